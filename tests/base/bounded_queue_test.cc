@@ -9,9 +9,9 @@
 namespace quire {
 namespace {
 
-TEST(BoundedQueueTest, IsFirstInFirstOutAndRefusesWhenFull) {
+TEST(BoundedQueueTest, IsFirstInFirstOutAndRejectsWhenFull) {
   BoundedQueue<int> queue(3);
-  for (int round = 0; round < 5; ++round) {  // goes round the ring
+  for (int round = 0; round < 5; ++round) {  // wraps around the ring
     EXPECT_TRUE(queue.TryPush(1));
     EXPECT_TRUE(queue.TryPush(2));
     EXPECT_TRUE(queue.TryPush(3));
@@ -26,7 +26,7 @@ TEST(BoundedQueueTest, IsFirstInFirstOutAndRefusesWhenFull) {
   }
 }
 
-TEST(BoundedQueueTest, RefusedValueStaysWithTheProducer) {
+TEST(BoundedQueueTest, RejectedValueStaysWithTheProducer) {
   BoundedQueue<std::unique_ptr<int>> queue(1);
   EXPECT_TRUE(queue.TryPush(std::make_unique<int>(1)));
   auto second = std::make_unique<int>(2);
@@ -44,7 +44,7 @@ TEST(BoundedQueueTest, PoppedSlotsReleaseTheirValue) {
   EXPECT_EQ(value.use_count(), 1);
 }
 
-TEST(BoundedQueueTest, PopAllTakesAtMostMaxAndAppends) {
+TEST(BoundedQueueTest, PopAllAppendsAtMostMax) {
   BoundedQueue<int> queue(8);
   for (int i = 0; i < 5; ++i) EXPECT_TRUE(queue.TryPush(i));
   std::vector<int> out = {-1};
@@ -54,7 +54,7 @@ TEST(BoundedQueueTest, PopAllTakesAtMostMaxAndAppends) {
   EXPECT_EQ(queue.PopAll(9, &out), 0u);
 }
 
-TEST(BoundedQueueTest, PopGivesUpAtItsDeadline) {
+TEST(BoundedQueueTest, PopTimesOutAtItsDeadline) {
   BoundedQueue<int> queue(1);
   const absl::Time start = MonotonicNow();
   EXPECT_EQ(queue.Pop(start + absl::Milliseconds(20)), std::nullopt);
@@ -64,7 +64,7 @@ TEST(BoundedQueueTest, PopGivesUpAtItsDeadline) {
   EXPECT_EQ(queue.Pop(absl::InfinitePast()), 1);
 }
 
-TEST(BoundedQueueTest, CloseWakesWaitersAndKeepsWhatIsInside) {
+TEST(BoundedQueueTest, CloseWakesWaitersAndKeepsItsValues) {
   BoundedQueue<int> queue(2);
   std::thread waiter([&] { EXPECT_EQ(queue.Pop(), std::nullopt); });
   queue.Close();
@@ -79,7 +79,7 @@ TEST(BoundedQueueTest, CloseWakesWaitersAndKeepsWhatIsInside) {
   EXPECT_EQ(full.Pop(), std::nullopt);
 }
 
-// Every value arrives once, and those of one producer in their order.
+// Every value arrives once, and values of one producer keep their order.
 TEST(BoundedQueueTest, ManyProducersManyConsumers) {
   constexpr int kThreads = 4, kValues = 5000;
   BoundedQueue<int> queue(16);
@@ -116,7 +116,7 @@ TEST(BoundedQueueTest, ManyProducersManyConsumers) {
   for (const int count : seen) EXPECT_EQ(count, 1);
 }
 
-TEST(BoundedQueueDeathTest, NeedsRoomForOne) {
+TEST(BoundedQueueDeathTest, RequiresCapacityForOne) {
   EXPECT_DEATH(BoundedQueue<int> queue(0), "check failed");
 }
 

@@ -7,7 +7,7 @@
 namespace quire {
 namespace {
 
-TEST(ClockTest, TheMonotonicTimelineBeginsAtTheWallClockAndNeverGoesBack) {
+TEST(ClockTest, MonotonicTimeStartsAtTheWallClockAndNeverDecreases) {
   const MachineClock clock;
   absl::Time last = clock.Now();
   EXPECT_LT(absl::AbsDuration(clock.WallNow() - last), absl::Hours(1));
@@ -18,7 +18,7 @@ TEST(ClockTest, TheMonotonicTimelineBeginsAtTheWallClockAndNeverGoesBack) {
   }
 }
 
-TEST(ClockTest, WallTimeIsConvertedByTheDistanceToNow) {
+TEST(ClockTest, ConvertsWallTimeByItsDistanceToNow) {
   testing::FakeClock clock;
   const absl::Time accepted = clock.Now();
   clock.Advance(absl::Seconds(10));

@@ -41,8 +41,8 @@ TEST(DeviceBufferTest, MovesKeepTheMemory) {
   EXPECT_EQ(assigned.size_bytes(), 100);
 }
 
-// A block that is gone is unmapped, so that the last line would end the process.
-TEST(DeviceBufferTest, PartsKeepTheBlock) {
+// A freed block is unmapped, so the last line would crash if the parts did not keep it.
+TEST(DeviceBufferTest, PartsKeepTheBlockAlive) {
   DeviceBuffer part;
   {
     auto whole = DeviceBuffer::Allocate(MemoryKind::kHost, 3 * DeviceBuffer::kAlignment);
@@ -50,7 +50,7 @@ TEST(DeviceBufferTest, PartsKeepTheBlock) {
     whole->bytes()[5000] = std::byte{7};
     part = whole->Part(4096, 1000);
     EXPECT_EQ(part.data(), whole->bytes().data() + 4096);
-    // A part of a part, and the end of the block.
+    // Uses a part of a part, and the end of the block.
     EXPECT_EQ(part.Part(1000, 0).size_bytes(), 0);
     EXPECT_EQ(whole->Part(whole->size_bytes() - 1, 1).kind(), MemoryKind::kHost);
     EXPECT_DEATH(part.Part(1, 1000), "size_bytes");
@@ -60,7 +60,7 @@ TEST(DeviceBufferTest, PartsKeepTheBlock) {
   EXPECT_EQ(part.bytes()[904], std::byte{7});
 }
 
-TEST(DeviceBufferTest, RefusesWhatItCannotGive) {
+TEST(DeviceBufferTest, RejectsImpossibleAllocations) {
   EXPECT_EQ(DeviceBuffer::Allocate(MemoryKind::kHost, -1).status().code(),
             absl::StatusCode::kInvalidArgument);
   for (const std::int64_t size :
@@ -73,9 +73,9 @@ TEST(DeviceBufferTest, RefusesWhatItCannotGive) {
   EXPECT_TRUE(empty->bytes().empty());
 }
 
-// What builds with CUDA do is in device_cuda_test.cc.
-TEST(DeviceBufferTest, OtherKindsNeedCuda) {
-  if (HasCuda()) GTEST_SKIP() << "a build with CUDA";
+// device_cuda_test.cc tests builds with CUDA.
+TEST(DeviceBufferTest, OtherKindsRequireCuda) {
+  if (HasCuda()) GTEST_SKIP() << "the build has CUDA";
   for (const MemoryKind kind : {MemoryKind::kPinned, MemoryKind::kDevice}) {
     const absl::Status status = DeviceBuffer::Allocate(kind, 10).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);

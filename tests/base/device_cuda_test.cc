@@ -1,5 +1,4 @@
-// The device layer on an emulated GPU: what is refused and how, when copies happen, captured work,
-// lost devices.
+// The device layer on an emulated GPU: errors, the time of copies, captured work, and lost devices.
 
 #include <cuda_runtime_api.h>
 #include <gmock/gmock.h>
@@ -39,7 +38,7 @@ class DeviceCudaTest : public ::testing::Test {
     change(options);
     cuda_emulator::SetOptions(options);
   }
-  // Expects the error and returns its message.
+  // Expects an error and returns its message.
   static std::string Refusal(std::int32_t ordinal = 0) {
     const absl::Status status = OpenCudaDevice(ordinal).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
@@ -50,7 +49,7 @@ class DeviceCudaTest : public ::testing::Test {
   }
 };
 
-TEST_F(DeviceCudaTest, OpensTheDeviceThatIsThere) {
+TEST_F(DeviceCudaTest, OpensTheExistingDevice) {
   Set([](EmulatorOptions& o) {
     o.num_sms = 5;
     o.memory_bytes = 3 << 20;
@@ -70,7 +69,7 @@ TEST_F(DeviceCudaTest, OpensTheDeviceThatIsThere) {
   EXPECT_TRUE(UseDevice(Device::Cpu()).ok());
 }
 
-TEST_F(DeviceCudaTest, RefusesWithNumbers) {
+TEST_F(DeviceCudaTest, RejectsWithFigures) {
   Set([](EmulatorOptions& o) { o.driver_version = 0; });
   EXPECT_EQ(Refusal(), "no CUDA driver is installed; this build needs a driver for CUDA 13.0");
   Set([](EmulatorOptions& o) { o.driver_version = 12040; });
@@ -90,7 +89,7 @@ TEST_F(DeviceCudaTest, RefusesWithNumbers) {
             "at least 8.0");
 }
 
-TEST_F(DeviceCudaTest, PassesOnWhatTheRuntimeSays) {
+TEST_F(DeviceCudaTest, PassesOnRuntimeErrors) {
   for (const char* call :
        {"cudaDriverGetVersion", "cudaGetDeviceCount", "cudaGetDeviceProperties", "cudaSetDevice"}) {
     InjectFault({.where = call, .error = cudaErrorSystemNotReady});
@@ -109,7 +108,7 @@ TEST_F(DeviceCudaTest, PassesOnWhatTheRuntimeSays) {
   EXPECT_EQ(Event::Create(device).status().code(), absl::StatusCode::kInternal);
   InjectFault({.where = "cudaMemGetInfo", .error = cudaErrorNotSupported});
   EXPECT_EQ(FreeDeviceMemory(device).status().code(), absl::StatusCode::kInternal);
-  EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess);  // nothing is left behind for others
+  EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess);  // no error is left for later calls
 }
 
 TEST_F(DeviceCudaTest, ErrorsByKind) {
@@ -138,7 +137,7 @@ TEST_F(DeviceCudaTest, BuffersOfEveryKindAreZero) {
     EXPECT_EQ(buffer.kind(), kind);
     EXPECT_EQ(buffer.size_bytes(), 5000);
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(buffer.data()) % 256, 0u);
-    // Memory of the emulated device is readable here.
+    // The test can read the emulated device's memory.
     const auto* const bytes = static_cast<const char*>(buffer.data());
     EXPECT_TRUE(std::all_of(bytes, bytes + 5000, [](char c) { return c == 0; }));
     DeviceBuffer moved = std::move(buffer);
@@ -149,7 +148,7 @@ TEST_F(DeviceCudaTest, BuffersOfEveryKindAreZero) {
   EXPECT_EQ(cuda_emulator::DeviceBytesAllocated(), before);
 }
 
-TEST_F(DeviceCudaTest, BuffersThatDoNotFit) {
+TEST_F(DeviceCudaTest, ReportsBuffersThatDoNotFit) {
   Set([](EmulatorOptions& o) { o.memory_bytes = 1 << 20; });
   ASSERT_TRUE(OpenCudaDevice(0).ok());
   const absl::Status status = DeviceBuffer::Allocate(MemoryKind::kDevice, 2 << 20).status();
@@ -158,7 +157,7 @@ TEST_F(DeviceCudaTest, BuffersThatDoNotFit) {
   InjectFault({.where = "cudaHostAlloc", .error = cudaErrorMemoryAllocation});
   EXPECT_EQ(DeviceBuffer::Allocate(MemoryKind::kPinned, 16).status().code(),
             absl::StatusCode::kResourceExhausted);
-  // A block whose zeros could not be written is given back.
+  // A block whose zeroing failed is freed.
   const std::uint64_t before = cuda_emulator::DeviceBytesAllocated();
   InjectFault({.where = "cudaMemset", .error = cudaErrorNotSupported});
   EXPECT_EQ(DeviceBuffer::Allocate(MemoryKind::kDevice, 16).status().code(),
@@ -190,7 +189,7 @@ TEST_F(StreamCudaTest, PinnedBytesAreReadWhenTheCopyRuns) {
   EXPECT_STREQ(memory(), "later");
 }
 
-TEST_F(StreamCudaTest, PageableBytesAreTakenAtOnce) {
+TEST_F(StreamCudaTest, PageableBytesAreReadAtOnce) {
   char host[6] = "early";
   ASSERT_TRUE(stream_->Copy(memory(), host, 6).ok());
   std::strcpy(host, "later");
@@ -201,7 +200,7 @@ TEST_F(StreamCudaTest, PageableBytesAreTakenAtOnce) {
   EXPECT_STREQ(back, "early");
 }
 
-TEST_F(StreamCudaTest, ZeroesAndRefusesWhatIsOutside) {
+TEST_F(StreamCudaTest, ZeroesAndRejectsRangesOutside) {
   std::memset(memory(), 1, 64);
   ASSERT_TRUE(stream_->Zero(memory() + 8, 4).ok());
   ASSERT_TRUE(stream_->Zero(memory(), 0).ok());
@@ -238,7 +237,7 @@ TEST_F(StreamCudaTest, EventsOrderStreamsAndCanBePolled) {
   EXPECT_TRUE(event.Synchronize().ok());
 }
 
-TEST_F(StreamCudaTest, ATimerSpansTheWorkBetweenItsMarks) {
+TEST_F(StreamCudaTest, TimerMeasuresTheWorkBetweenItsEvents) {
   DeviceTimer timer = DeviceTimer::Create(*stream_).value();
   EXPECT_EQ(timer.Elapsed().status().code(), absl::StatusCode::kInternal) << "never started";
   ASSERT_TRUE(timer.Start().ok());
@@ -263,7 +262,7 @@ TEST_F(StreamCudaTest, WorkHasEndedWhenAStreamIsDestroyed) {
   EXPECT_STREQ(memory(), "whole");
 }
 
-TEST_F(StreamCudaTest, OtherThreadsUseTheDeviceToo) {
+TEST_F(StreamCudaTest, OtherThreadsCanUseTheDevice) {
   std::thread([&] {
     ASSERT_TRUE(UseDevice(device_).ok());
     Stream stream = Stream::Create(device_).value();
@@ -296,12 +295,12 @@ TEST_F(StreamCudaTest, CapturedWorkRunsAtEachLaunchOnly) {
   ASSERT_TRUE(moved.Launch(*stream_).ok());
 }
 
-TEST_F(StreamCudaTest, CapturesThatFailLeaveTheStreamUsable) {
+TEST_F(StreamCudaTest, FailedCapturesLeaveTheStreamUsable) {
   const auto enqueue = [&] { return stream_->Zero(memory(), 4); };
-  // An error of the caller.
+  // The caller's function fails.
   EXPECT_EQ(DeviceGraph::Capture(*stream_, [] { return absl::AbortedError("no"); }).status().code(),
             absl::StatusCode::kAborted);
-  // A call that a capture does not survive.
+  // This call invalidates the capture.
   EXPECT_EQ(DeviceGraph::Capture(*stream_, [&] { return stream_->Synchronize(); }).status().code(),
             absl::StatusCode::kInternal);
   char host[4] = {};
@@ -321,7 +320,7 @@ TEST_F(StreamCudaTest, CapturesThatFailLeaveTheStreamUsable) {
   EXPECT_EQ(graph->num_nodes(), 1);
 }
 
-TEST_F(StreamCudaTest, ALostDeviceStaysLost) {
+TEST_F(StreamCudaTest, LostDeviceStaysLost) {
   ASSERT_TRUE(stream_->Zero(memory(), 4).ok());
   InjectFault(
       {.where = "cudaStreamSynchronize", .error = cudaErrorECCUncorrectable, .sticky = true});
@@ -334,7 +333,7 @@ TEST_F(StreamCudaTest, ALostDeviceStaysLost) {
   EXPECT_TRUE(IsDeviceLost(FreeDeviceMemory(device_).status()));
   EXPECT_TRUE(
       IsDeviceLost(DeviceGraph::Capture(*stream_, [] { return absl::OkStatus(); }).status()));
-  // Destructors run without a device.
+  // Destructors also run without a device.
   { const DeviceBuffer dropped = std::move(memory_); }
 }
 

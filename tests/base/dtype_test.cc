@@ -10,8 +10,8 @@
 namespace quire {
 namespace {
 
-// A small float format: `mantissa_bits` of fraction, `bias`, the largest finite value, computed in
-// double precision straight from the definition.
+// A small float format with `mantissa_bits` of fraction, `bias` and the largest finite value.
+// Decode computes values in double precision directly from the definition.
 struct Model {
   int exponent_bits;
   int mantissa_bits;
@@ -59,8 +59,8 @@ void DecodesEveryPattern(const Model& model) {
   }
 }
 
-// Checks FromFloat at every value, every midpoint between neighbours, and next to both: nearest,
-// ties to the even pattern.
+// Checks FromFloat at every value, every midpoint between neighbours, and next to both. The result
+// must be the nearest, with ties to the even pattern.
 template <typename T>
 void RoundsToNearestEven(const Model& model, std::uint32_t last_finite) {
   for (std::uint32_t bits = 0; bits < last_finite; ++bits) {

@@ -70,7 +70,7 @@ TEST(IntrusiveListTest, PopsFromBothEnds) {
   EXPECT_TRUE(list.empty());
 }
 
-TEST(IntrusiveListTest, AnItemMayBeInOneListPerNode) {
+TEST(IntrusiveListTest, ItemMayBeInOneListPerNode) {
   Item item;
   List list;
   IntrusiveList<Item, &Item::other> other;
@@ -89,7 +89,7 @@ TEST(IntrusiveListTest, CopiesOfItemsAreNotLinked) {
   EXPECT_TRUE(List::is_linked(&item));
 }
 
-TEST(IntrusiveListDeathTest, RefusesDoubleInsertAndStrayErase) {
+TEST(IntrusiveListDeathTest, RejectsDoubleInsertAndStrayErase) {
   Item item;
   List list;
   EXPECT_DEATH(list.erase(&item), "check failed");

@@ -23,9 +23,9 @@ std::vector<std::byte> Counting(std::size_t size) {
   return bytes;
 }
 
-// The published answers of HighwayHash-128 for this key and the bytes 0, 1, 2, ...; every length
-// modulo 4 with and without 16 bytes before it, and both sides of the packet size.
-TEST(KeyedHashTest, GivesThePublishedAnswers) {
+// The published HighwayHash-128 results for this key and the bytes 0, 1, 2, ... They cover every
+// length modulo 4 with and without 16 bytes before it, and both sides of the packet size.
+TEST(KeyedHashTest, EqualsThePublishedResults) {
   struct Answer {
     std::size_t size;
     Hash128 hash;
@@ -51,7 +51,7 @@ TEST(KeyedHashTest, GivesThePublishedAnswers) {
   }
 }
 
-TEST(KeyedHashTest, AnySplitGivesTheSameHash) {
+TEST(KeyedHashTest, SplittingDoesNotChangeTheHash) {
   const std::vector<std::byte> bytes = Counting(200);
   const Hash128 whole = KeyedHash(kKey, bytes);
   std::mt19937 random(3);
@@ -68,7 +68,7 @@ TEST(KeyedHashTest, AnySplitGivesTheSameHash) {
   }
 }
 
-// What a processor without the best instructions of this one computes.
+// Expects the result of each instruction set that this processor supports.
 template <highwayhash::TargetBits kTarget>
 struct ExpectHash {
   void operator()(const std::vector<std::byte>& bytes, const Hash128& want) const {
@@ -80,7 +80,7 @@ struct ExpectHash {
   }
 };
 
-TEST(KeyedHashTest, EveryInstructionSetGivesTheSameHash) {
+TEST(KeyedHashTest, InstructionSetDoesNotChangeTheHash) {
   std::mt19937 random(5);
   for (int trial = 0; trial < 500; ++trial) {
     std::vector<std::byte> bytes(random() % 300);

@@ -91,7 +91,7 @@ TEST_F(LoggingTest, EveryJsonLineParses) {
   EXPECT_THAT(second["time"].get<std::string>(), EndsWith("Z"));
 }
 
-// A terminal would obey the ones, and show the text after the others backwards.
+// A terminal would execute some of these characters, and reverse the text after others.
 TEST_F(LoggingTest, ControlCharactersAreEscapedInBothFormats) {
   const std::map<std::string, std::string> controls = {
       {"\x1b", "\\u001b"},         {"\x7f", "\\u007f"},
@@ -157,7 +157,7 @@ TEST_F(LoggingTest, ReopenFollowsARotatedFile) {
   EXPECT_THAT(Lines(), ElementsAre(HasSubstr("three")));
 }
 
-TEST_F(LoggingTest, AFileThatCannotBeOpenedChangesNothing) {
+TEST_F(LoggingTest, UnopenableFileChangesNothing) {
   const absl::Status status = log::Configure({.file = dir_.path()});
   EXPECT_FALSE(status.ok());
   EXPECT_THAT(std::string(status.message()), HasSubstr(dir_.path()));
@@ -172,11 +172,11 @@ TEST_F(LoggingTest, RateLimitCountsWhatItDrops) {
   log::Info("a", "another site");
   const std::size_t written = Lines().size() - 1;
   EXPECT_GE(written, 5u);
-  EXPECT_LT(written, 500u);  // a loop of 100 s would be needed for more
+  EXPECT_LT(written, 500u);  // more lines would require a loop of 100 s
   EXPECT_EQ(log::SuppressedLines() - before, 1000 - written);
 }
 
-// A pipe in place of standard error. It is read only when the test says so.
+// Replaces standard error by a pipe that is read only on request.
 class SlowReader {
  public:
   SlowReader() : standard_error_(dup(STDERR_FILENO)) {
@@ -193,7 +193,7 @@ class SlowReader {
     close(fd_);
   }
 
-  // Has the log begin with a line that the pipe cannot take whole, so that the writer is stuck.
+  // Starts the log with a line that does not fit the pipe, so that the writer blocks.
   void Stick() {
     log::Info("a", "long", {{"text", std::string(std::size_t{2} << 20, 'x')}});
     EXPECT_TRUE(quire::testing::WaitUntil([this] {
@@ -202,7 +202,7 @@ class SlowReader {
     }));
   }
 
-  // What comes until the `count`-th `last`.
+  // Reads up to the `count`-th occurrence of `last`.
   std::string ReadUntil(const std::string& last, int count = 1) {
     std::string text;
     std::size_t looked_at = 0;
@@ -224,7 +224,7 @@ class SlowReader {
   int fd_ = -1;
 };
 
-// Lines of 100 kB until one is dropped. Returns how many were not.
+// Writes lines of 100 kB until one is dropped. Returns the number of lines that were not.
 int FillQueue() {
   const std::uint64_t before = log::DroppedLines();
   const std::string text(100000, 'x');
@@ -235,7 +235,7 @@ int FillQueue() {
   }
 }
 
-TEST_F(LoggingTest, AReaderThatStopsHoldsUpNoThread) {
+TEST_F(LoggingTest, StalledReaderBlocksNoThread) {
   SlowReader reader;
   ASSERT_TRUE(log::Configure({}).ok());
   const std::uint64_t before = log::DroppedLines();
@@ -246,7 +246,7 @@ TEST_F(LoggingTest, AReaderThatStopsHoldsUpNoThread) {
   FillQueue();
   EXPECT_EQ(log::DroppedLines() - before, 2u);
   EXPECT_FALSE(log::Flush(absl::Milliseconds(10)));
-  // Levels and the place change meanwhile.
+  // Levels and the destination change meanwhile.
   ASSERT_TRUE(log::Configure({}).ok());
   EXPECT_EQ(log::SetLevel("", log::Level::kWarn), log::Level::kInfo);
   ASSERT_TRUE(log::Configure({.file = file_}).ok());
@@ -257,21 +257,21 @@ TEST_F(LoggingTest, AReaderThatStopsHoldsUpNoThread) {
   EXPECT_THAT(Lines(), ElementsAre(EndsWith(" info a: elsewhere")));
 }
 
-TEST_F(LoggingTest, LostLinesAreToldWhereTheyAreMissing) {
+TEST_F(LoggingTest, ReportsDroppedLinesAtTheirPosition) {
   SlowReader reader;
   ASSERT_TRUE(log::Configure({.format = log::Format::kJson, .file = ""}).ok());
   reader.Stick();
   FillQueue();
   log::Info("a", "there is room for a short one");
   FillQueue();
-  // The second time no line follows.
+  // The second gap is not followed by a line.
   const std::string told = "\"msg\":\"lines were dropped\",\"lines\":1}\n";
   const std::string read = reader.ReadUntil(told, 2);
   EXPECT_LT(read.find(told), read.find("there is room"));
 }
 
-// The size of files is limited in place of a disk that is full.
-TEST_F(LoggingTest, LinesThatAFullDiskDoesNotTakeAreToldWhenItHasRoom) {
+// A file size limit simulates a full disk.
+TEST_F(LoggingTest, ReportsLinesLostToAFullDisk) {
   log::Info("a", "first");
   ASSERT_EQ(Lines().size(), 1u);
   const std::uint64_t before = log::DroppedLines();
@@ -291,7 +291,7 @@ TEST_F(LoggingTest, LinesThatAFullDiskDoesNotTakeAreToldWhenItHasRoom) {
                                    EndsWith("fourth"), EndsWith("fifth")));
 }
 
-TEST(LoggingDeathTest, LinesBeforeTheEndOfAProcessComeOut) {
+TEST(LoggingDeathTest, FlushesLinesBeforeTheProcessEnds) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto write = [] {
     for (int i = 0; i < 2000; ++i) log::Info("a", "line");
@@ -300,7 +300,7 @@ TEST(LoggingDeathTest, LinesBeforeTheEndOfAProcessComeOut) {
   EXPECT_EXIT((write(), std::exit(3)), ::testing::ExitedWithCode(3), "last words");
   EXPECT_EXIT((log::FlushOnCrash(), write(), std::abort()), ::testing::KilledBySignal(SIGABRT),
               "last words");
-// The sanitizers end a process that faults themselves, with a report.
+// Sanitizers handle faults of the process themselves, with a report.
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
   EXPECT_EXIT((log::FlushOnCrash(), write(), raise(SIGSEGV)), ::testing::KilledBySignal(SIGSEGV),
               "last words");

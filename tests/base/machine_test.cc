@@ -20,10 +20,10 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-// Two packages of two cores of two threads, siblings 4 apart.
+// Two packages of two cores with two threads, whose siblings are 4 apart.
 constexpr char kEightCpus[] = "package:2 core:2 pu:2(indexes=0,4,1,5,2,6,3,7)";
 
-// A topology, a /proc and a /sys of the test's own.
+// Uses a fake topology, /proc and /sys.
 class FakeMachineTest : public ::testing::Test {
  protected:
   FakeMachineTest()
@@ -46,7 +46,7 @@ class FakeMachineTest : public ::testing::Test {
   std::filesystem::path root_;
 };
 
-TEST(MachineTest, NamesWhatThisProcessMayUse) {
+TEST(MachineTest, NamesTheUsableCpus) {
   const Machine machine = Machine::Detect();
   ASSERT_FALSE(machine.cpus().empty());
   EXPECT_EQ(std::set(machine.cpus().begin(), machine.cpus().end()).size(), machine.cpus().size());
@@ -102,14 +102,14 @@ TEST_F(FakeMachineTest, QuotaOfVersion2RoundsUp) {
   EXPECT_THAT(machine.CpusToBind(4), IsEmpty());
 }
 
-TEST_F(FakeMachineTest, AParentsQuotaCounts) {
+TEST_F(FakeMachineTest, AppliesTheQuotaOfAParent) {
   Write("proc/self/cgroup", "0::/pod/box");
   Write("sys/fs/cgroup/pod/box/cpu.max", "max 100000");
   Write("sys/fs/cgroup/pod/cpu.max", "100000 100000");
   EXPECT_EQ(EightCpus().physical_cores(), 1);
 }
 
-// Inside a container the names of the host's groups are shown, but only the own group is mounted.
+// In a container the paths of the host's cgroups are visible, but only the own cgroup is mounted.
 TEST_F(FakeMachineTest, QuotaAtTheMountOfAContainer) {
   Write("proc/self/cgroup", "0::/docker/0123");
   Write("sys/fs/cgroup/cpu.max", "200000 100000");
@@ -125,7 +125,7 @@ TEST_F(FakeMachineTest, QuotaOfVersion1) {
   EXPECT_EQ(EightCpus().physical_cores(), 1);
 }
 
-TEST_F(FakeMachineTest, AQuotaThatMakesNoSenseIsNone) {
+TEST_F(FakeMachineTest, IgnoresInvalidQuotas) {
   Write("proc/self/cgroup", "0::/");
   for (const char* bad : {"", "max", "abc 100000", "100000 0", "-5 100000", "1 2 3"}) {
     Write("sys/fs/cgroup/cpu.max", bad);
@@ -133,7 +133,7 @@ TEST_F(FakeMachineTest, AQuotaThatMakesNoSenseIsNone) {
   }
 }
 
-// As in a sandbox that shows no /sys.
+// Simulates a sandbox without /sys.
 TEST(MachineTest, WithoutATopologyEveryCpuIsACore) {
   setenv("HWLOC_COMPONENTS", "stop", /*overwrite=*/1);
   const Machine machine = Machine::Detect();

@@ -50,7 +50,7 @@ TEST(MappedFileTest, SpanSurvivesMoves) {
   EXPECT_EQ(other->text(), "abc");
 }
 
-// Pages of files that this process has touched and holds, in bytes (proc(5), statm).
+// Returns the bytes of file pages that are resident in this process (proc(5), statm).
 std::int64_t ResidentFileBytes() {
   std::ifstream file("/proc/self/statm");
   std::int64_t total = 0, resident = 0, shared = 0;
@@ -58,7 +58,7 @@ std::int64_t ResidentFileBytes() {
   return shared * sysconf(_SC_PAGESIZE);
 }
 
-TEST(MappedFileTest, ForgottenPagesTakeNoMemoryAndAreReadAgain) {
+TEST(MappedFileTest, ForgottenPagesUseNoMemoryAndAreReread) {
   constexpr std::int64_t kBytes = 32 << 20;
   quire::testing::TempDir dir;
   std::string content(kBytes, '\0');
@@ -68,11 +68,11 @@ TEST(MappedFileTest, ForgottenPagesTakeNoMemoryAndAreReadAgain) {
   const std::int64_t before = ResidentFileBytes();
   ASSERT_TRUE(file->text() == content);
   EXPECT_GT(ResidentFileBytes() - before, kBytes * 9 / 10);
-  // A page at each end belongs to a neighbour too.
+  // The first and the last page are shared with other data.
   MappedFile::Forget(file->bytes().subspan(100, kBytes - 200));
   EXPECT_LT(ResidentFileBytes() - before, kBytes / 10);
   EXPECT_TRUE(file->text() == content);
-  MappedFile::Forget(file->bytes().subspan(4000, 50));  // no whole page
+  MappedFile::Forget(file->bytes().subspan(4000, 50));  // contains no whole page
   MappedFile::Forget({});
   EXPECT_TRUE(file->text() == content);
 }
@@ -90,7 +90,7 @@ TEST(MappedFileTest, NamesWhatIsWrong) {
   expect_error(dir.path(), StatusCode::kInvalidArgument, "is a directory");
   expect_error(dir.Write("empty", ""), StatusCode::kInvalidArgument, "file is empty");
   expect_error("/dev/null", StatusCode::kInvalidArgument, "is not a regular file");
-  // Nothing writes to it: an open that waits would never return.
+  // Nothing writes to the FIFO, so a blocking open would never return.
   ASSERT_EQ(mkfifo((dir.path() + "/fifo").c_str(), 0600), 0);
   expect_error(dir.path() + "/fifo", StatusCode::kInvalidArgument, "is not a regular file");
   std::filesystem::create_symlink("nowhere", dir.path() + "/dangling");

@@ -7,10 +7,10 @@ namespace {
 
 using Words = std::array<std::uint32_t, 4>;
 
-// The known answers of the paper's library (Random123, kat_vectors, philox 4x32 10).
+// The known results of the paper's library (Random123, kat_vectors, philox 4x32 10).
 static_assert(Philox4x32({0, 0, 0, 0}, 0) == Words{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});
 
-TEST(PhiloxTest, GivesTheKnownAnswers) {
+TEST(PhiloxTest, EqualsTheKnownResults) {
   constexpr std::uint32_t kOnes = 0xffffffff;
   EXPECT_EQ(Philox4x32({kOnes, kOnes, kOnes, kOnes}, ~std::uint64_t{0}),
             (Words{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));

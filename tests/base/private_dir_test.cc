@@ -19,7 +19,7 @@ class PrivateDirTest : public ::testing::Test {
   const std::string path_ = absl::StrCat(dir_.path(), "/private");
 };
 
-TEST_F(PrivateDirTest, IsMadeAndFoundAgain) {
+TEST_F(PrivateDirTest, IsCreatedAndReused) {
   EXPECT_EQ(CheckPrivateDir(path_).code(), absl::StatusCode::kNotFound);
   for (int i = 0; i < 2; ++i) {
     const absl::Status made = MakePrivateDir(path_);
@@ -32,7 +32,7 @@ TEST_F(PrivateDirTest, IsMadeAndFoundAgain) {
             absl::StatusCode::kUnavailable);
 }
 
-TEST_F(PrivateDirTest, WhatOthersMayEnterIsRefused) {
+TEST_F(PrivateDirTest, RejectsFoldersAccessibleToOthers) {
   ASSERT_EQ(mkdir(path_.c_str(), 0700), 0);
   for (const unsigned mode : {0701u, 0710u, 0704u, 0720u, 0755u, 0777u, 01777u}) {
     ASSERT_EQ(chmod(path_.c_str(), mode), 0);
@@ -44,7 +44,7 @@ TEST_F(PrivateDirTest, WhatOthersMayEnterIsRefused) {
   EXPECT_TRUE(MakePrivateDir(path_).ok());
 }
 
-TEST_F(PrivateDirTest, LinksAndFilesAreRefused) {
+TEST_F(PrivateDirTest, RejectsLinksAndFiles) {
   const std::string target = absl::StrCat(dir_.path(), "/target");
   ASSERT_EQ(mkdir(target.c_str(), 0700), 0);
   ASSERT_EQ(symlink(target.c_str(), path_.c_str()), 0);
@@ -54,7 +54,7 @@ TEST_F(PrivateDirTest, LinksAndFilesAreRefused) {
   EXPECT_EQ(MakePrivateDir(path_).code(), absl::StatusCode::kFailedPrecondition);
 }
 
-TEST_F(PrivateDirTest, AnotherUsersIsRefused) {
+TEST_F(PrivateDirTest, RejectsTheFolderOfAnotherUser) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can make a folder of another user";
   ASSERT_EQ(mkdir(path_.c_str(), 0700), 0);
   ASSERT_EQ(chown(path_.c_str(), 12345, 12345), 0);

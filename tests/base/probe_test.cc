@@ -26,7 +26,7 @@ std::string Text(const Registry& registry) {
   return text.value_or("");
 }
 
-// The value of the line that starts with `series` and a space; NaN when there is none.
+// Returns the value of the line that starts with `series` and a space, or NaN if there is none.
 double ValueOf(const std::string& text, const std::string& series) {
   for (const absl::string_view part : absl::StrSplit(text, '\n')) {
     const std::string line(part);
@@ -67,7 +67,7 @@ TEST(ProbeTest, SameNameAndLabelsIsTheSameSeries) {
   EXPECT_EQ(other.value(), 0);
 }
 
-TEST(ProbeTest, HistogramBordersAreInclusiveAndInfinityIsTheCount) {
+TEST(ProbeTest, HistogramBoundsAreInclusiveAndInfinityIsTheCount) {
   Registry registry;
   Histogram seconds = registry.AddHistogram("quire_wait_seconds", "Wait.", kBorders, {{"m", "x"}});
   seconds.Observe(0.1);
@@ -101,8 +101,8 @@ TEST(ProbeTest, LabelValuesAreEscaped) {
   EXPECT_THAT(Text(registry), HasSubstr(R"(g{l="a\"b\\c\nd"} 1)"));
 }
 
-// Two counters that one Update moves together never differ in a scrape.
-TEST(ProbeTest, UpdatesAreSeenWholeOrNotAtAll) {
+// Two counters that one Update changes together never differ in a scrape.
+TEST(ProbeTest, UpdatesAreAtomic) {
   Registry registry;
   Counter accepted = registry.AddCounter("accepted_total", "A.");
   Counter finished = registry.AddCounter("finished_total", "F.");
@@ -132,7 +132,7 @@ TEST(ProbeTest, UpdatesAreSeenWholeOrNotAtAll) {
   EXPECT_EQ(finished.value(), 100000);
 }
 
-TEST(ProbeTest, AnUpdateThatNeverEndsIsAnErrorNotAHang) {
+TEST(ProbeTest, EndlessUpdateIsAnErrorInsteadOfAHang) {
   Registry registry;
   registry.AddGauge("g", "G.");
   Registry::Update update(&registry);
@@ -173,7 +173,7 @@ TEST(ProbeTest, PromtoolAcceptsTheText) {
   EXPECT_EQ(std::system(("promtool check metrics < " + file).c_str()), 0);
 }
 
-TEST(ProbeDeathTest, RefusesWhatPrometheusWould) {
+TEST(ProbeDeathTest, RejectsWhatPrometheusRejects) {
   Registry registry;
   registry.AddCounter("a_total", "A.");
   EXPECT_DEATH(registry.AddCounter("a", "A."), "check failed");

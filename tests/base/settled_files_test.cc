@@ -41,7 +41,7 @@ TEST_F(SettledFilesTest, WaitsOnlyForFilesThatHaveChanged) {
   EXPECT_NE(*settled, known);
 }
 
-TEST_F(SettledFilesTest, AFileThatIsWrittenInPlaceIsWaitedFor) {
+TEST_F(SettledFilesTest, WaitsForAFileWrittenInPlace) {
   constexpr int kLines = 30;
   absl::Duration longest_pause;
   std::thread writer([&] {
@@ -58,13 +58,13 @@ TEST_F(SettledFilesTest, AFileThatIsWrittenInPlaceIsWaitedFor) {
   const absl::StatusOr<FileStamps> settled = WaitUntilSettled(files_, {});
   const FileStamps whole = *StampFiles(files_);
   writer.join();
-  if (longest_pause >= kSettleTime) GTEST_SKIP() << "the machine kept the writer from writing";
+  if (longest_pause >= kSettleTime) GTEST_SKIP() << "the machine was too slow for the writer";
   ASSERT_TRUE(settled.ok()) << settled.status();
   EXPECT_EQ(*settled, whole);
   EXPECT_EQ(whole, *StampFiles(files_));
 }
 
-TEST_F(SettledFilesTest, AFileThatDoesNotStopChangingIsNamed) {
+TEST_F(SettledFilesTest, NamesAFileThatKeepsChanging) {
   std::atomic<bool> is_over{false};
   std::thread writer([&] {
     std::ofstream out(path_, std::ios::app);
@@ -81,7 +81,7 @@ TEST_F(SettledFilesTest, AFileThatDoesNotStopChangingIsNamed) {
               HasSubstr(absl::StrCat("auth.tokens_file: ", path_, " is being written")));
 }
 
-TEST_F(SettledFilesTest, AFileThatChangedWhileItWasReadIsNamed) {
+TEST_F(SettledFilesTest, NamesAFileThatChangedDuringTheRead) {
   const FileStamps before = *StampFiles(files_);
   EXPECT_TRUE(CheckUnchanged(files_, before).ok());
   dir_.Write("absent", "now there");

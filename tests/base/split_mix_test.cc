@@ -5,7 +5,7 @@
 namespace quire {
 namespace {
 
-// The numbers that the authors' program prints for the seed 1234567.
+// The output of the authors' program for the seed 1234567.
 TEST(SplitMixTest, KnownAnswers) {
   std::uint64_t state = 1234567;
   for (const std::uint64_t want :

@@ -36,9 +36,9 @@ TEST_P(ThreadPoolTest, RunsEveryPartOnceOnItsOwnThread) {
   EXPECT_EQ(std::set(first.begin(), first.end()).size(), first.size());
 }
 
-// Plain (not atomic) memory written by one part and read by another in the next Run: what a missing
-// barrier would break, and ThreadSanitizer would see.
-TEST_P(ThreadPoolTest, WritesOfOneRunAreSeenByTheNext) {
+// One part writes plain (non-atomic) memory that another part reads in the next Run. A missing
+// barrier would break this, and ThreadSanitizer would report it.
+TEST_P(ThreadPoolTest, WritesOfOneRunAreVisibleInTheNext) {
   ThreadPool pool(GetParam());
   const auto n = static_cast<std::size_t>(GetParam());
   std::vector<std::int64_t> now(n), next(n);
@@ -72,7 +72,7 @@ TEST_P(ThreadPoolTest, ParallelForCoversTheRangeOnce) {
   }
 }
 
-// Workers asleep, workers spinning, the caller last, the caller first: all the hand-overs.
+// Covers all hand-overs: workers asleep, workers spinning, the caller last, the caller first.
 TEST_P(ThreadPoolTest, SurvivesEveryKindOfPause) {
   for (const absl::Duration spin : {absl::ZeroDuration(), absl::Microseconds(20)}) {
     ThreadPool pool(GetParam(), {.spin = spin});
@@ -110,7 +110,7 @@ std::vector<int> MaskOfThisThread() {
 }
 
 TEST(ThreadPoolTest, BindsWorkersAndOnRequestTheCaller) {
-  // In a thread of its own, since a binding stays.
+  // Runs in a separate thread, since a binding is permanent.
   std::thread([] {
     const std::vector<int> all = MaskOfThisThread();
     const std::vector<int> cpus = {all.front(), all.back(), all.front()};
@@ -127,7 +127,7 @@ TEST(ThreadPoolTest, BindsWorkersAndOnRequestTheCaller) {
   }).join();
 }
 
-TEST(ThreadPoolTest, WithoutCpusNobodyIsBound) {
+TEST(ThreadPoolTest, BindsNoThreadWithoutCpus) {
   const std::vector<int> all = MaskOfThisThread();
   ThreadPool pool(2);
   pool.BindCaller();
@@ -136,9 +136,9 @@ TEST(ThreadPoolTest, WithoutCpusNobodyIsBound) {
   EXPECT_EQ(same.load(), 2);
 }
 
-// A library may switch the modes of the thread that loads it; then all parts must differ from the
-// usual in the same way.
-TEST(ThreadPoolTest, PartsComputeWithTheCallersModes) {
+// A library may change the floating-point modes of the thread that loads it. All parts must then
+// use the same modes.
+TEST(ThreadPoolTest, PartsUseTheFloatingPointModesOfTheCaller) {
   ThreadPool pool(3);
   const auto thirds = [&pool] {
     std::vector<double> result(3);
@@ -165,7 +165,7 @@ TEST(ThreadPoolTest, StartsAndStopsWithoutWork) {
   for (int i = 0; i < 50; ++i) ThreadPool pool(4);
 }
 
-TEST(ThreadPoolDeathTest, NeedsAThread) {
+TEST(ThreadPoolDeathTest, RequiresAThread) {
   EXPECT_DEATH(ThreadPool pool(0), "check failed");
   EXPECT_DEATH(ThreadPool pool(2, {.cpus = {0}}), "check failed");
 }

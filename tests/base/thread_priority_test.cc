@@ -39,9 +39,9 @@ TEST(ThreadPriorityTest, LowersOneThreadAndThoseThatItStarts) {
   EXPECT_EQ(Niceness(), before);
 }
 
-// Two low-priority threads share one processor. One wakes the other and keeps running, and without
-// the yield would do so for the rest of its time slice, which is milliseconds.
-TEST(ThreadPriorityTest, AThreadThatYieldsKeepsNoneWaiting) {
+// Two low-priority threads share one processor. One wakes the other and keeps running. Without the
+// yield it would run for the rest of its time slice, which is milliseconds.
+TEST(ThreadPriorityTest, YieldingThreadDelaysNoOther) {
   constexpr int kTurns = 20;
   absl::Duration used = {};
   std::thread([&] {

@@ -4,9 +4,9 @@
 
 namespace quire {
 
-// How often this process has called operator new; linking allocation_count.cc counts them.
+// Number of calls of operator new in this process. Linking allocation_count.cc enables the counter.
 std::uint64_t NumAllocations();
-// The bytes that all these calls asked for, those given back since included.
+// Bytes requested by all these calls, including memory freed since.
 std::uint64_t BytesAllocated();
 
 }  // namespace quire

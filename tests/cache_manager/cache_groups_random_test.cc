@@ -1,4 +1,5 @@
-// Random operations on caches of several layer groups, whose windows end at and beside pages.
+// Random operations on caches of several layer groups, whose windows end at page boundaries and
+// next to them.
 
 #include <initializer_list>
 
@@ -25,7 +26,7 @@ constexpr std::initializer_list<std::uint32_t> kWindowSets[] = {{1},
                                                                 {0, 0},
                                                                 {1, kP, kP + 1, 3 * kP}};
 
-// As many columns fit into the pool as in the tests of one group.
+// The pool fits as many columns as in the tests with one group.
 CacheManagerOptions OptionsOf(std::initializer_list<std::uint32_t> windows) {
   CacheManagerOptions options = WithWindows(StormOptions(), windows);
   options.geometry.num_blocks = 12 + 28 * static_cast<std::uint32_t>(windows.size());
@@ -85,7 +86,7 @@ TEST(CacheGroupsRandomTest, CollidingKeysNeverShareAWrongPage) {
   EXPECT_GT(seen.released, 100u);
 }
 
-TEST(CacheGroupsRandomTest, TinyPoolsWhoseNodesRunOut) {
+TEST(CacheGroupsRandomTest, TinyPoolsRunOutOfNodes) {
   const auto make_tiny = [](CacheManagerOptions& options) {
     options.geometry.num_blocks = 2 + 8 * static_cast<std::uint32_t>(options.groups.size());
     options.max_rows = 3;
@@ -103,8 +104,8 @@ TEST(CacheGroupsRandomTest, WithoutPrefixCaching) {
   EXPECT_GT(seen.released, 500u);
 }
 
-// Rows that publish and give back what they may, with as many tokens ahead as the options say.
-TEST(CacheGroupsRandomTest, RowsHoldNoMoreThanTheyAskFor) {
+// Rows publish and release all they may, with as many tokens ahead as the options allow.
+TEST(CacheGroupsRandomTest, RowsOwnAtMostTheirDemand) {
   Random random;
   SCOPED_TRACE(::testing::Message() << "seed " << random.seed());
   for (const std::initializer_list<std::uint32_t> windows : kWindowSets) {

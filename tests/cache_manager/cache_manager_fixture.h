@@ -1,6 +1,6 @@
 #pragma once
 
-// A tiny CacheManager and the few steps that most of its tests begin with.
+// A tiny CacheManager and the initial steps shared by most of its tests.
 
 #include <memory>
 #include <span>
@@ -29,7 +29,8 @@ class CacheManagerTest : public ::testing::Test {
   std::uint32_t MatchedTokens(const Tokens& tokens, const Hash128& root = kRoot) const {
     return Match(tokens, root).num_tokens;
   }
-  // Admits the tokens and runs one step over all that is not cached. Returns the cached tokens.
+  // Admits the tokens and runs one step over the tokens that are not cached. Returns the number of
+  // cached tokens.
   std::uint32_t Start(BatchRow row, const Tokens& tokens, const Hash128& root = kRoot) {
     const PrefixMatch match = Match(tokens, root);
     const auto size = static_cast<std::uint32_t>(tokens.size());
@@ -59,14 +60,14 @@ class CacheManagerTest : public ::testing::Test {
     cache_->FreeKeepingTail(row, tokens, KeysOf(options_, kRoot, tokens),
                             static_cast<std::uint32_t>(tokens.size()));
   }
-  // Of a row that holds its first column.
+  // REQUIRES: the row owns its first column.
   void Invalidate(BatchRow row, std::uint32_t first_token) {
     cache_->Invalidate(row, {}, {}, first_token);
   }
   BlockId PageOf(BatchRow row, std::uint32_t column, std::size_t group = 0) const {
     return CacheManagerPeer::page(*cache_, row, column, group);
   }
-  // Takes every available page for the row.
+  // Reserves every available page for the row.
   void Fill(BatchRow row) {
     ASSERT_TRUE(cache_->Reserve(row, cache_->available_pages() * kP).ok());
   }

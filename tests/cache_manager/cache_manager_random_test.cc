@@ -1,4 +1,5 @@
-// Random operations on a cache of one group without window; cache_groups_random_test.cc has others.
+// Random operations on a cache with one group and no window. cache_groups_random_test.cc covers
+// others.
 
 #include "gtest/gtest.h"
 #include "tests/cache_manager/cache_storm.h"

@@ -1,8 +1,8 @@
 #pragma once
 
-// What CacheManager must answer, written down as plainly as possible: histories are compared token
-// by token, references are counted by looking at every row, lists are vectors that are searched,
-// and whether a window reaches a page is asked for each page. It predicts the very page ids.
+// The simplest possible model of CacheManager. It compares histories token by token, counts
+// references by scanning every row, searches vectors linearly and evaluates window reach per page.
+// It predicts the exact page ids.
 
 #include <algorithm>
 #include <cstdint>
@@ -21,10 +21,10 @@ namespace quire::cache {
 class CacheModel {
  public:
   struct Row {
-    std::vector<std::vector<std::uint32_t>> pages;  // by group and column; 0: none
+    std::vector<std::vector<std::uint32_t>> pages;  // by group and column; 0 means none
     Hash128 root;
     bool attached = false, publishing = true, blocked = false;
-    std::uint32_t published = 0;  // columns
+    std::uint32_t published = 0;  // number of published columns
     std::uint64_t last_step = 0;
   };
   struct Match {
@@ -35,7 +35,7 @@ class CacheModel {
     bool collision = false;
   };
 
-  // `num_slots`: how many nodes and roots there can be.
+  // `num_slots` is the maximum number of nodes and roots.
   CacheModel(const CacheManagerOptions& options, std::size_t num_slots)
       : options_(options),
         num_slots_(num_slots),
@@ -51,11 +51,11 @@ class CacheModel {
   std::uint32_t available() const {
     return static_cast<std::uint32_t>(free_.size() + cached_.size());
   }
-  // By column; 0 where the row has no page.
+  // Returns the page ids by column, 0 where the row has no page.
   const std::vector<std::uint32_t>& columns(std::uint32_t row, std::size_t group = 0) const {
     return rows_[row].pages[group];
   }
-  // Of all groups.
+  // Returns the pages of all groups.
   std::vector<std::uint32_t> PagesOf(std::uint32_t row) const {
     std::vector<std::uint32_t> all;
     for (const auto& pages : rows_[row].pages) {
@@ -72,7 +72,7 @@ class CacheModel {
         PagesOf(row), [&](std::uint32_t page) { return Requests(page) == 1; }));
   }
 
-  // Whether a token at or after `position` reads a token of the column.
+  // Returns whether a token at or after `position` reads a token of the column.
   bool Reads(std::size_t group, std::size_t column, std::size_t position) const {
     const std::size_t window = options_.groups[group].window;
     return window == 0 || (column + 1) * size_ - 1 + window > position;
@@ -164,7 +164,8 @@ class CacheModel {
     return true;
   }
 
-  // `is_proven`: of a page, before the call. The same of FreeKeepingTail.
+  // `is_proven` tells for each page whether it was proven before the call. FreeKeepingTail takes
+  // the same argument.
   template <typename Predicate>
   void Publish(std::uint32_t row, std::span<const std::int32_t> tokens,
                std::span<const PageKey> keys, std::uint32_t computed, Predicate is_proven) {
@@ -246,7 +247,7 @@ class CacheModel {
     Free(row);
   }
 
-  // `is_proven`: of a page.
+  // `is_proven` tells for each page whether it is proven.
   template <typename Predicate>
   void Invalidate(std::uint32_t row, std::span<const std::int32_t> tokens,
                   std::span<const PageKey> keys, std::uint32_t first_token, Predicate is_proven) {
@@ -293,7 +294,7 @@ class CacheModel {
     steps_.erase(steps_.begin());
     if (steps_.empty()) Complete(taken_);
   }
-  // Whether a step in flight reads, writes or copies into the page.
+  // Returns whether a step in flight reads, writes or copies into the page.
   bool IsHeld(std::uint32_t page) const {
     return std::ranges::any_of(
         steps_, [&](const Step& step) { return std::ranges::count(step.held, page) > 0; });
@@ -326,7 +327,7 @@ class CacheModel {
   bool AwaitsCopy(std::uint32_t page) const {
     return std::ranges::any_of(waiting_, [&](const Copy& copy) { return copy.target == page; });
   }
-  // Whether a step in flight names a page that the row has.
+  // Returns whether a step in flight names a page of the row.
   bool IsNamed(const Row& row, std::uint32_t page) const {
     bool named = IsInFlight(row);
     for (const Step& step : steps_) {
@@ -335,7 +336,8 @@ class CacheModel {
     return named && !AwaitsCopy(page);
   }
 
-  // What was published when it was let go holds what its tokens say; the end of a history may not.
+  // A page that was published when it was released matches its tokens. The end of a
+  // history may not.
   void PoisonHeld(const Step& step) {
     for (const std::uint32_t page : step.held) {
       const std::uint32_t node = tree_.NodeOf(page);
@@ -379,7 +381,8 @@ class CacheModel {
                steps_, [&](const Step& step) { return std::ranges::any_of(step.copies, reads); });
   }
 
-  // The node of a column of the row, or that of its tokens where no group holds the column.
+  // Returns the node of a column of the row, or the node of its tokens if no group has a page for
+  // the column.
   std::uint32_t NodeAt(const Row& row, std::size_t column, std::span<const std::int32_t> tokens,
                        std::span<const PageKey> keys) const {
     for (const auto& pages : row.pages) {
@@ -396,7 +399,7 @@ class CacheModel {
     return node;
   }
 
-  // Those that the row holds; those of the node where it holds none.
+  // Returns the row's pages, or the node's page where the row has none.
   std::vector<std::uint32_t> PagesOfColumn(const Row& row, std::size_t column,
                                            std::uint32_t node) const {
     std::vector<std::uint32_t> held;
@@ -409,7 +412,7 @@ class CacheModel {
     return held;
   }
 
-  // Whether all groups can use the whole path.
+  // Returns whether all groups can use the whole path.
   bool IsUsable(const std::vector<std::uint32_t>& path) const {
     for (std::size_t column = 0; column < path.size(); ++column) {
       for (std::size_t group = 0; group < groups_; ++group) {
@@ -426,7 +429,7 @@ class CacheModel {
     if (row.published > 0 && ParentOf(row, row.published) == 0) row.blocked = true;
     return !row.blocked;
   }
-  // The node before a column; 0 when the row has no page there or it has none.
+  // Returns the node before a column, or 0 if the row has no page there or the page has no node.
   std::uint32_t ParentOf(const Row& row, std::uint32_t column) const {
     for (const auto& pages : row.pages) {
       if (column > 0 && column <= pages.size() && pages[column - 1] != 0) {
@@ -523,7 +526,7 @@ class CacheModel {
     return page;
   }
 
-  // For a root and a node. Only ends of histories without a reference make some.
+  // Makes room for a root and a node. Only unreferenced ends of histories are evicted.
   bool MakeRoom() {
     const auto makes_room = [&](std::uint32_t page) {
       const std::uint32_t node = tree_.NodeOf(page);
@@ -556,7 +559,7 @@ class CacheModel {
     }
   }
 
-  // Puts a page that may have lost its last reference where it belongs.
+  // Moves a page that may have lost its last reference to the right list.
   void Settle(std::uint32_t page) {
     if (IsReferenced(page)) return;
     if (poisoned_.contains(page)) {
@@ -565,10 +568,10 @@ class CacheModel {
       free_.push_back(page);
     } else {
       const std::size_t group = tree_.GroupOf(page);
-      // After everything that continues it, before everything that it continues.
+      // The page is inserted after all pages that continue it and before all that it continues.
       auto place = cached_.end();
       for (std::uint32_t up = tree_.at(id).parent; up != 0; up = tree_.at(up).parent) {
-        if (options_.groups[group].window > 0) break;  // but in the order of use with a window
+        if (options_.groups[group].window > 0) break;  // with a window the order is that of use
         place = std::min(place, std::ranges::find(cached_, tree_.at(up).pages[group]));
       }
       cached_.insert(place, page);
@@ -587,10 +590,10 @@ class CacheModel {
   const std::size_t groups_;
   std::vector<Row> rows_;
   PrefixModel tree_;
-  std::vector<std::uint32_t> free_;    // the last one is taken first
+  std::vector<std::uint32_t> free_;    // the last one is allocated first
   std::vector<std::uint32_t> cached_;  // the first one is evicted first
   std::vector<std::uint32_t> quarantined_;
-  std::size_t num_clearing_ = 0;  // the first of quarantined_
+  std::size_t num_clearing_ = 0;  // the first ones of quarantined_
   std::set<std::uint32_t> poisoned_;
   std::vector<Copy> waiting_;
   Step taken_;

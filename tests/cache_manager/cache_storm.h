@@ -1,9 +1,9 @@
 #pragma once
 
-// Random operations on a CacheManager beside CacheModel, with pages whose rows hold a hash of the
-// whole history up to that token: whatever the bookkeeping says, a row that reads a wrong history
-// is seen, and so is one that reads the page of another group. Each row of a page also knows
-// whether logits that were finite have read it: only then may its page be proven.
+// Random operations on a CacheManager next to CacheModel. Each page row stores a hash of the whole
+// history up to that token, so a row that reads a wrong history or another group's page is
+// detected. Each page row also records whether finite logits have read it, since only then may its
+// page be proven.
 
 #include <algorithm>
 #include <array>
@@ -26,12 +26,12 @@ struct Coverage {
   std::uint64_t exhausted = 0, outdated = 0, shared_pages = 0, partial_copies = 0, adopted = 0,
                 forks = 0, cleared = 0, cancelled_copies = 0, flushes = 0, kept_tails = 0, held = 0,
                 poisoned = 0;
-  std::uint64_t proven = 0;           // pages, each time that they are looked at
-  std::uint64_t released = 0;         // pages outside of windows
-  std::uint64_t short_matches = 0;    // a window group ended them
-  std::uint64_t empty_nodes = 0;      // that have no page at the moment
-  std::uint64_t completed_nodes = 0;  // that lacked pages and got them
-  std::uint64_t full_trees = 0;       // nodes and roots are as many as there can be
+  std::uint64_t proven = 0;           // number of pages, each time they are checked
+  std::uint64_t released = 0;         // number of pages outside of windows
+  std::uint64_t short_matches = 0;    // matches shortened by a window group
+  std::uint64_t empty_nodes = 0;      // nodes without any page at the moment
+  std::uint64_t completed_nodes = 0;  // nodes that got missing pages
+  std::uint64_t full_trees = 0;       // times that the node slots were exhausted
 
   Coverage& operator+=(const Coverage& other) {
     for (const auto member :
@@ -48,8 +48,8 @@ struct Coverage {
 
 class Storm {
  public:
-  // Up to `max_in_flight` steps run before the oldest completes. `slots_per_page`: nodes and roots
-  // of the prefix cache, at most; 0: as many as it makes.
+  // Up to `max_in_flight` steps run before the oldest completes. `slots_per_page` bounds the nodes
+  // and roots of the prefix cache, and 0 means no bound.
   Storm(const CacheManagerOptions& options, std::uint32_t seed, std::size_t max_in_flight = 1,
         std::size_t slots_per_page = 0)
       : options_(options),
@@ -79,18 +79,18 @@ class Storm {
 
   const Coverage& coverage() const { return coverage_; }
   CacheStats stats() const { return cache_->stats(); }
-  // What happened, in a form that two runs can compare.
+  // The operations in a form that two runs can compare.
   const std::vector<std::uint32_t>& trace() const { return trace_; }
 
  private:
   struct Sequence {
     bool live = false;
-    std::uint64_t serial = 0;  // differs between two sequences of one row
+    std::uint64_t serial = 0;  // distinguishes successive sequences of one row
     Hash128 root;
     Tokens tokens;
     std::vector<PageKey> keys;
     std::uint32_t computed = 0;
-    std::uint32_t launched = 0;  // computed when all steps in flight have completed
+    std::uint32_t launched = 0;  // tokens computed once all steps in flight have completed
   };
   struct LaunchedStep {
     std::vector<RowStep> plan;
@@ -143,7 +143,7 @@ class Storm {
     CheckMatch(sequence, match, expected, limit);
 
     const std::uint64_t removals = model_.tree().removals();
-    if (random_.OneIn(8)) Step();  // may evict what was matched
+    if (random_.OneIn(8)) Step();  // may evict matched pages
     const bool outdated = match.num_tokens > 0 && model_.tree().removals() != removals;
     const absl::Status status = cache_->Attach(BatchRow{row}, match, sequence.root);
     coverage_.outdated += outdated;
@@ -164,7 +164,7 @@ class Storm {
       cache_->SetPublish(BatchRow{row}, false);
       model_.SetPublish(row, false);
     }
-    if (random_.OneIn(3)) sequence.keys.clear();  // Publish computes the missing ones
+    if (random_.OneIn(3)) sequence.keys.clear();  // Publish computes the missing keys
     sequence.computed = sequence.launched = match.num_tokens;
     sequences_[row] = std::move(sequence);
   }
@@ -195,7 +195,7 @@ class Storm {
     ASSERT_EQ(match.proven_tokens, proven * kTestPageSize);
   }
 
-  // Whether the pages are proven that a row which goes on behind `columns` holds of a column.
+  // Returns whether the pages of a column are proven for a row that continues after `columns`.
   bool IsProvenIn(const PrefixMatch& match, std::uint32_t column, std::uint32_t columns) const {
     bool is_proven = true;
     for (std::size_t group = 0; group < num_groups(); ++group) {
@@ -205,7 +205,7 @@ class Storm {
     return is_proven;
   }
 
-  // One hash per token of everything up to it.
+  // Returns one hash per token, over everything up to it.
   static std::vector<std::uint64_t> Histories(const Sequence& sequence) {
     std::vector<std::uint64_t> histories;
     std::uint64_t history = sequence.root.lo * 977 + 1;
@@ -287,8 +287,8 @@ class Storm {
     }
   }
 
-  // Memory changes when a step is launched, since steps run one after the other; what the
-  // bookkeeping may believe of it changes when it completes.
+  // Memory changes when a step is launched, since steps run one after the other. The bookkeeping
+  // may rely on the change when the step completes.
   void Step() {
     const std::vector<RowStep> plan = PlanStep();
     LaunchedStep& launched = in_flight_.emplace_back();
@@ -384,7 +384,7 @@ class Storm {
   void Fork(std::uint32_t parent, std::uint32_t child) {
     if (parent == child || !sequences_[parent].live || sequences_[child].live) return;
     Sequence sequence = sequences_[parent];
-    // Mostly at the end of what the parent computed, sometimes earlier.
+    // The fork is usually at the end of the parent's computed tokens, sometimes earlier.
     if (random_.OneIn(3)) sequence.computed = random_.Below(sequence.computed + 1);
     const std::uint32_t computed = sequence.computed;
     if (computed >= options_.max_context_tokens || !model_.HoldsWindow(parent, computed)) return;
@@ -473,7 +473,7 @@ class Storm {
     }
   }
 
-  // Of the pages that are of use to anybody.
+  // Checks the pages that are still in use or cached.
   void VerifyProven() {
     const BlockPool& pool = CacheManagerPeer::pool(*cache_);
     PrefixCache& prefixes = CacheManagerPeer::prefixes(*cache_);

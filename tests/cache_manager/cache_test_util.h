@@ -1,7 +1,7 @@
 #pragma once
 
-// What the tests of the cache's host logic share: tiny geometries, token lists, a weak hash, and
-// the doors through which a test breaks an invariant on purpose.
+// Shared helpers of the host-side cache tests: tiny geometries, token lists, a weak hash, and
+// access to internals for breaking an invariant on purpose.
 
 #include <array>
 #include <cstdint>
@@ -28,7 +28,7 @@ using Tokens = std::vector<std::int32_t>;
 
 inline constexpr std::uint32_t kTestPageSize = 16;
 
-// Random numbers of a seed that a failing test prints.
+// Random numbers with a seed that a failing test prints.
 class Random {
  public:
   Random() : seed_(std::random_device{}()), engine_(seed_) {}
@@ -66,7 +66,7 @@ inline CacheManagerOptions TinyOptions(std::uint32_t num_blocks, std::uint32_t m
   return options;
 }
 
-// One group for each window; 0: a group without window.
+// Creates one group per window. 0 means a group without window.
 inline CacheManagerOptions WithWindows(CacheManagerOptions options,
                                        std::initializer_list<std::uint32_t> windows) {
   options.groups.clear();
@@ -81,7 +81,7 @@ inline std::unique_ptr<CacheManager> MakeCache(const CacheManagerOptions& option
   return *std::move(cache);
 }
 
-// first, first + 1, ...
+// Returns first, first + 1, ...
 inline Tokens Count(std::size_t size, std::int32_t first = 0) {
   Tokens tokens(size);
   std::iota(tokens.begin(), tokens.end(), first);
@@ -93,12 +93,12 @@ inline Tokens operator+(Tokens left, const Tokens& right) {
   return left;
 }
 
-// A page for each group, where there is one group.
+// Returns one page per group, for one group.
 inline std::array<BlockId, 1> Pages(BlockId page) {
   return {page};
 }
 
-// Sixteen keys for all the pages there are.
+// A hash with only sixteen keys, so that keys collide.
 inline PageKey WeakPageHash(const HashKey& key, const Hash128& parent,
                             std::span<const std::int32_t> tokens) {
   return {.lo = HashPage(key, parent, tokens).lo % 16, .hi = 0};
@@ -147,7 +147,7 @@ struct PrefixCachePeer {
   }
   static std::size_t num_unused(const PrefixCache& cache) { return cache.unused_.size(); }
   static std::size_t num_slots(const PrefixCache& cache) { return cache.nodes_.size(); }
-  // Of an empty cache.
+  // REQUIRES: the cache is empty.
   static void LimitSlots(PrefixCache& cache, std::size_t slots) {
     while (cache.nodes_.size() > slots) cache.nodes_.pop_back();
     std::erase_if(cache.unused_, [&](NodeId slot) { return slot.value() >= slots; });

@@ -54,7 +54,7 @@ TEST(KvGeometryTest, RowLimit) {
   EXPECT_THAT(Message(g.Validate()), HasSubstr("at most 134217712 blocks fit"));
   EXPECT_EQ(g.max_num_blocks(), 134217712);
 
-  // 2^31 - 255 = 26897 * 79841 + 16 rows, by pages 79841 rows apart.
+  // 2^31 - 255 = 26897 * 79841 + 16 rows, if pages are 79841 rows apart.
   KvGeometry odd = MakeGeometry(26898, 2, 1, 16, 1, 16);
   odd.page_stride = 79841 * 16;
   EXPECT_EQ(odd.num_kv_rows(), kLimit - 255);
@@ -62,14 +62,14 @@ TEST(KvGeometryTest, RowLimit) {
   --odd.num_blocks;
   EXPECT_TRUE(odd.Validate().ok()) << odd.Validate();
 
-  // The same bound holds for scales that lie further apart than the elements.
+  // The same bound applies to scales that are further apart than the elements.
   KvGeometry scales = WithScales(MakeGeometry(26898, 2, 1, 16, 1, 16), DType::kI8, 16);
   EXPECT_TRUE(scales.Validate().ok()) << scales.Validate();
   scales.scale_page_stride = 79841;
   EXPECT_THAT(Message(scales.Validate()), HasSubstr("at most 26897 blocks fit"));
 }
 
-TEST(KvGeometryTest, EachExtentAndTypeIsChecked) {
+TEST(KvGeometryTest, ChecksEachExtentAndType) {
   const KvGeometry good = MakeGeometry(4, 2, 2, 16, 2, 32);
   ASSERT_TRUE(good.Validate().ok());
   const auto broken = [&good](auto change) {
@@ -108,7 +108,7 @@ TEST(KvGeometryTest, EachExtentAndTypeIsChecked) {
       << "one scale per head, whatever its size";
 }
 
-// One pool and step inputs that every factory accepts; each test breaks one thing.
+// One pool and step inputs that every factory accepts. Each test breaks one thing.
 class CollectionTest : public ::testing::Test {
  protected:
   KvGeometry geometry_ = MakeGeometry(4, 2, 2, 16, 2, 32);
@@ -120,7 +120,7 @@ class CollectionTest : public ::testing::Test {
   StepArrays blocks_{3, 0};
 };
 
-TEST_F(CollectionTest, AcceptsWhatItWasMadeFor) {
+TEST_F(CollectionTest, AcceptsItsOwnGeometry) {
   const auto paged = Paged::Create(geometry_, {.blocks = pool_.data()}, steps_.inputs);
   ASSERT_TRUE(paged.ok()) << paged.status();
   EXPECT_EQ(paged->blocks_view().extents, (std::array<std::int64_t, 6>{4, 2, 2, 16, 2, 32}));
@@ -226,7 +226,7 @@ TEST_F(CollectionTest, RejectsStepInputsThatCannotHoldTheStep) {
               HasSubstr("max_cache_length is 17, a block holds 16 tokens"));
 }
 
-TEST_F(CollectionTest, ScalesMayHaveATableAndAPoolOfTheirOwn) {
+TEST_F(CollectionTest, ScalesMayHaveTheirOwnTableAndPool) {
   const StepArrays own(3, LookupStride(8));
   own.page(0, 0) = 6;
   steps_.page(0, 0) = 2;
@@ -246,7 +246,7 @@ TEST_F(CollectionTest, ScalesMayHaveATableAndAPoolOfTheirOwn) {
             6 * 256 + 64 + 3 * 4 + 1 * 2 + 1);
 }
 
-TEST_F(CollectionTest, LayersOutOfRangeEndACheckedBuild) {
+TEST_F(CollectionTest, ChecksLayersInACheckedBuild) {
   const auto paged = Paged::Create(geometry_, {.blocks = pool_.data()}, steps_.inputs);
   const auto continuous = Continuous::Create(geometry_, pool_.data(), blocks_.inputs);
   ASSERT_TRUE(paged.ok() && continuous.ok());

@@ -1,5 +1,5 @@
-// continuous.jsonl, operands.jsonl and remap.jsonl; the other files have a source of their own in
-// this program.
+// Covers continuous.jsonl, operands.jsonl and remap.jsonl. Other source files of this program cover
+// the other data files.
 
 #include <cstdint>
 #include <string>
@@ -67,7 +67,7 @@ struct ContinuousCase {
     }
     tally.Equal("sparse_tma_row of -1", cache.sparse_tma_row(0, -1),
                 result["sparse_tma_row_of_minus_1"]);
-    // The original answers zeros and does nothing; here there is nothing to call.
+    // The original returns zeros and does nothing. Here the member does not exist.
     EXPECT_EQ(result["load_scale"], 0.0);
     EXPECT_EQ(result["load_quantized"], 0.0);
     const auto has_load_scale = [](const auto& c) {
@@ -218,8 +218,8 @@ struct OperandCase {
     static_cast<void>(operand);
   }
 
-  // The positions are those of the fixture's `paged` entry; the last eight come from operands whose
-  // scales have a table of their own.
+  // The positions are those of the fixture's `paged` entry. The last eight come from operands whose
+  // scales have their own table.
   void Paged(const Collection& same, const Collection& own, const Json& e) {
     const std::uint32_t b = e[0], h = e[1], t = e[2], d = e[3], layer = input["layer_idx"];
     const auto signed_t = static_cast<std::int32_t>(t);
@@ -258,7 +258,7 @@ struct OperandCase {
     EXPECT_TRUE(known);
   }
 
-  // [b, base, rows of the paged tile of 128, of the contiguous one, of the ragged one]
+  // [b, base, rows of the paged tile of 128, of the contiguous tile, of the ragged tile]
   template <typename Contiguous, typename Ragged>
   void Tiles(const Values& o, const Contiguous& to, const Ragged& ro) {
     for (const Json& e : result["populate"]) {
@@ -270,7 +270,7 @@ struct OperandCase {
                         std::vector<std::uint32_t>(tile.rows, tile.rows + tile.num_pages()), e[2]);
           });
       EXPECT_TRUE(known);
-      // A tile of a plain tensor is one row; a base past the tensor breaks the contract here.
+      // A tile of a plain tensor is one row. A base past the tensor violates the contract here.
       if (base < to.max_tokens) {
         tally.Equal("contiguous populate", to.template populate<128, 16>(b, base).rows[0], e[3][0]);
       }

@@ -24,7 +24,7 @@ using DynamicCollection = PagedKVCacheCollection<T, DynamicParams, kDynamicExten
 using MlaCollection =
     PagedKVCacheCollection<float, KVCacheStaticParams<1, kDynamicExtent, true>, kDynamicExtent>;
 
-// One batch row that holds pages 1 .. N-1 in a shuffled order.
+// One batch row with pages 1 .. N-1 in shuffled order.
 StepArrays ShuffledRow(const KvGeometry& geometry, std::mt19937& random) {
   const std::uint32_t pages = geometry.num_blocks - 1;
   StepArrays steps(1, LookupStride(pages));
@@ -36,8 +36,8 @@ StepArrays ShuffledRow(const KvGeometry& geometry, std::mt19937& random) {
   return steps;
 }
 
-// Reads every element of one view and compares it with the linear index of the 6-D pool that plain
-// nested loops give.
+// Reads every element of one view and compares it with the linear index of the 6-D pool computed by
+// nested loops.
 template <typename Cache>
 void ExpectView(const Cache& cache, const KvGeometry& g, std::uint32_t kv, std::uint32_t layer,
                 const float* pool) {
@@ -79,7 +79,8 @@ void ExpectGeometry(const KvGeometry& g, std::mt19937& random) {
   }
 }
 
-// Extents are pairwise different, so that swapped ones cannot pass; f32 holds each index exactly.
+// Extents are pairwise different, so swapped extents are detected. f32 represents each index
+// exactly.
 TEST(KvCacheViewTest, ReadsTheWholePoolOfManyGeometries) {
   std::mt19937 random(20240607);
   const auto draw = [&random](std::uint32_t from, std::uint32_t to) {
@@ -108,7 +109,7 @@ TEST(KvCacheViewTest, ReadsTheWholePoolOfManyGeometries) {
   }
 }
 
-// A constant block stride of P*H*D would read the neighbouring layer.
+// A constant block stride of P*H*D would read the next layer.
 TEST(KvCacheViewTest, LayersAndKvDoNotAlias) {
   const KvGeometry g = MakeGeometry(4, 2, 3, 16, 2, 8);
   const AlignedArray<float> pool(PoolElements(g));
@@ -137,8 +138,7 @@ TEST(KvCacheViewTest, LayersAndKvDoNotAlias) {
   EXPECT_EQ(std::count_if(pool.begin(), pool.end(), [](float x) { return x != 0; }), 6 * 48);
 }
 
-// K scales of page B and V scales of page B-1 are neighbours; D mod G != 0 gives a short last
-// group.
+// K scales of page B and V scales of page B-1 are adjacent. D mod G != 0 gives a short last group.
 TEST(KvCacheViewTest, ScalesDoNotAlias) {
   using Params = KVCacheStaticParams<3, 80>;
   using Collection = PagedKVCacheCollection<F8E4M3, Params, 16, float, 32>;
@@ -183,9 +183,8 @@ TEST(KvCacheViewTest, ScalesDoNotAlias) {
   }
 }
 
-// Element offsets beyond 2^32 in memory that is mapped but never touched, except where it is
-// written.
-TEST(KvCacheViewTest, ReachesElementsBeyondFourGiga) {
+// Element offsets exceed 2^32, in mapped memory that is touched only where it is written.
+TEST(KvCacheViewTest, ReachesElementsBeyond4Gi) {
   const KvGeometry g = MakeGeometry(640, 2, 32, 128, 8, 128, DType::kBF16);
   const std::size_t bytes = PoolElements(g) * sizeof(BF16);
   ASSERT_GT(PoolElements(g), std::size_t{1} << 32);
@@ -227,7 +226,7 @@ TEST(KvCacheViewTest, StoresThroughNullPageChangeNoByte) {
   const AlignedArray<std::int8_t> pool(PoolElements(g));
   const AlignedArray<float> scales(PoolScales(g));
   StepArrays steps(3, LookupStride(2));
-  steps.page(0, 0) = 2;  // row 0: one page, then none; rows 1 and 2 are free
+  steps.page(0, 0) = 2;  // row 0 has one page, rows 1 and 2 are free
   steps.SetLength(0, 16);
   using Collection =
       PagedKVCacheCollection<std::int8_t, DynamicParams, kDynamicExtent, float, kDynamicExtent>;
@@ -252,7 +251,7 @@ TEST(KvCacheViewTest, StoresThroughNullPageChangeNoByte) {
   EXPECT_EQ(std::count(pool.begin(), pool.end(), 0), static_cast<std::int64_t>(pool.size()) - 16);
 }
 
-// Every run-time extent is the constant's, through all members that use one.
+// Every run-time extent equals the constant, through all members that use it.
 TEST(KvCacheViewTest, StaticAndDynamicFormsAgree) {
   using Static = PagedKVCache<F8E4M3, KVCacheStaticParams<3, 48>, 32, float, 16>;
   using Dynamic = PagedKVCache<const F8E4M3, DynamicParams, kDynamicExtent, float, kDynamicExtent>;
@@ -311,7 +310,7 @@ TEST(KvCacheViewTest, TypeNames) {
             "ContinuousBatchingKVCache<f16,h1,d576,mla>");
 }
 
-// Content and rope share a row of 640 bytes: neither may be read as the other.
+// Content and rope share a row of 640 bytes, and neither may be read as the other.
 TEST(KvCacheViewTest, RopeAwareRows) {
   using Params = KVCacheStaticParams<1, 640, true, 64>;
   using Collection = PagedKVCacheCollection<F8E4M3, Params, 64, float, 640>;
@@ -341,7 +340,7 @@ TEST(KvCacheViewTest, RopeAwareRows) {
             BF16::FromFloat(static_cast<float>(t) + static_cast<float>(d) + static_cast<float>(i));
       }
       cache.store_rope<8>(0, t, d, rope);
-      cache.store_rope<8>(1, t, d, rope);  // a free row: no page, no write
+      cache.store_rope<8>(1, t, d, rope);  // a free row has no page, so nothing is written
     }
   }
   for (std::uint32_t t = 0; t < 128; ++t) {
@@ -364,11 +363,11 @@ TEST(KvCacheViewTest, RopeAwareRows) {
   EXPECT_DEATH(cache.load_rope<8>(0, 0, 64), "check failed");
 }
 
-TEST(KvCacheViewTest, EmptyCacheIsAboutHistory) {
+TEST(KvCacheViewTest, EmptyMeansNoHistory) {
   const KvGeometry g = MakeGeometry(3, 2, 1, 16, 1, 16);
   const AlignedArray<float> pool(PoolElements(g));
   StepArrays steps(2, LookupStride(2));
-  steps.inputs.max_cache_length = 20;  // this step's tokens
+  steps.inputs.max_cache_length = 20;  // tokens of this step
   steps.inputs.max_seq_length = 20;
   auto collection = DynamicCollection<float>::Create(g, {.blocks = pool.data()}, steps.inputs);
   ASSERT_TRUE(collection.ok()) << collection.status();
@@ -382,7 +381,7 @@ TEST(KvCacheViewTest, EmptyCacheIsAboutHistory) {
   EXPECT_EQ(collection->cache_length(1), 3);
 }
 
-// Sizes as documented: a view is a kernel argument, copied with every launch.
+// Checks the documented sizes. A view is a kernel argument that is copied with every launch.
 template <typename T, std::uint32_t P = 64, typename Scale = Unquantized, std::uint32_t G = 1>
 using Static = PagedKVCache<T, KVCacheStaticParams<8, 128>, P, Scale, G>;
 using AllDynamic = PagedKVCache<F8E4M3, DynamicParams, kDynamicExtent, float, kDynamicExtent>;
@@ -395,7 +394,7 @@ static_assert(sizeof(ContinuousBatchingKVCache<float, DynamicParams>) == 64);
 static_assert(KvDevicePassable<Static<BF16>> && KvDevicePassable<AllDynamic> &&
               KvDevicePassable<ContinuousBatchingKVCache<float, DynamicParams>>);
 
-// A static view converts to a dynamic one and to a reader, never back.
+// A static view converts to a dynamic one and to a reader, but not back.
 static_assert(std::is_convertible_v<Static<BF16>, Static<const BF16>>);
 static_assert(!std::is_convertible_v<Static<const BF16>, Static<BF16>>);
 static_assert(std::is_convertible_v<Static<BF16>, PagedKVCache<BF16, DynamicParams, 64>>);

@@ -1,6 +1,6 @@
-// One test per row of tests/testdata/kv_cache/differences.md: where the original and
-// docs/kv_cache.md part, this is what quire does. The comparison with the original's own answers is
-// kv_cache_oracle_test. Rows D33 to D36 on descriptors are in kernels_tma_plan_test.
+// One test per row of tests/testdata/kv_cache/differences.md, which lists where quire differs from
+// the original or from docs/kv_cache.md. kv_cache_oracle_test compares with the original's recorded
+// results. kernels_tma_plan_test has rows D33 to D36 on descriptors.
 
 #include <array>
 #include <cstdint>
@@ -47,7 +47,7 @@ concept HasScales = requires(const C& c) {
   c.scale_row_idx(0u, 0u);
 };
 
-// Two batch rows over five pages, two layers: row 0 holds pages 3 and 1, row 1 is free.
+// Two batch rows over five pages and two layers. Row 0 has pages 3 and 1, row 1 is free.
 class KvDifferencesTest : public ::testing::Test {
  protected:
   KvDifferencesTest() {
@@ -218,7 +218,7 @@ TEST_F(KvDifferencesTest, D16EmptyMeansNoHistory) {
   EXPECT_TRUE(paged().get_key_cache(0).empty_cache());
 }
 
-TEST_F(KvDifferencesTest, D17TypeNamesHoldTheParameters) {
+TEST_F(KvDifferencesTest, D17TypeNamesContainTheParameters) {
   EXPECT_EQ(Paged::type_name(), "PagedKVCache<f32,h2,d32,p16>");
   EXPECT_EQ(Continuous::type_name(), "ContinuousBatchingKVCache<f32,h2,d32>");
 }
@@ -255,7 +255,7 @@ TEST_F(KvDifferencesTest, D21ContinuousCachesHaveNoScaleMembers) {
   static_assert(!HasScales<Continuous>);
 }
 
-TEST_F(KvDifferencesTest, D22MissingScalesAreRefused) {
+TEST_F(KvDifferencesTest, D22MissingScalesAreRejected) {
   const auto collection =
       QuantisedCollection::Create(quantised_, {.blocks = bytes_.data()}, steps_.inputs);
   EXPECT_EQ(collection.status().message(), "scales is null");
@@ -316,7 +316,7 @@ TEST_F(KvDifferencesTest, D30PairsReadTheirHalfThroughCtaRow) {
   EXPECT_EQ((k.populate<16, 16, true, false>(0, 0).cta_row(2)), k.row_idx(0, 10));
 }
 
-TEST_F(KvDifferencesTest, D31PoolsBeyondTheRowLimitAreRefused) {
+TEST_F(KvDifferencesTest, D31PoolsBeyondTheRowLimitAreRejected) {
   KvGeometry g = geometry_;
   g.num_blocks = 1u << 25;
   EXPECT_THAT(std::string(g.Validate().message()), HasSubstr("at most 33554428 blocks fit"));

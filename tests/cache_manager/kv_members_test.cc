@@ -1,5 +1,5 @@
-// The checks of members.json run when this program is compiled; this test adds that the compiled
-// source and the table on disk are one and the same.
+// The checks of members.json run when this program is compiled. This test adds that the compiled
+// source matches the table on disk.
 
 #include <fstream>
 #include <nlohmann/json.hpp>

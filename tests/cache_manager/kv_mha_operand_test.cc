@@ -16,8 +16,8 @@ namespace {
 
 using DynamicParams = KVCacheStaticParams<kDynamicExtent, kDynamicExtent>;
 
-// H, P and S are pairwise different, and each scale is its own coordinates: an operand that passed
-// head and token on in its own order would read another scale.
+// H, P and S are pairwise different and each scale encodes its coordinates. An operand that swapped
+// head and token would read another scale.
 TEST(KvMhaOperandTest, OperandTakesTokenBeforeHead) {
   using Collection = PagedKVCacheCollection<std::int8_t, KVCacheStaticParams<3, 80>, 16, float, 16>;
   const KvGeometry g = WithScales(MakeGeometry(4, 2, 1, 16, 3, 80), DType::kI8, 16);
@@ -56,8 +56,8 @@ TEST(KvMhaOperandTest, OperandTakesTokenBeforeHead) {
             "KVCacheScalesMHAOperand<PagedKVCache<int8,h3,d80,p16,q=f32/16>>");
 }
 
-// One query's attention over operands for K and V, in key order; the same arithmetic for every
-// operand.
+// Computes one query's attention over operands for K and V in key order, with the same arithmetic
+// for every operand.
 template <typename K, typename V>
 std::vector<float> Attend(const K& k, const V& v, std::uint32_t b, std::uint32_t h,
                           std::uint32_t num_new, const std::vector<float>& query) {
@@ -80,13 +80,13 @@ std::vector<float> Attend(const K& k, const V& v, std::uint32_t b, std::uint32_t
 }
 
 constexpr std::uint32_t kHeads = 3, kColumns = 20, kBatch = 3, kNew = 2;
-constexpr std::uint32_t kLengths[kBatch] = {35, 1, 62};  // cached; kNew tokens follow
+constexpr std::uint32_t kLengths[kBatch] = {35, 1, 62};  // cached tokens; kNew tokens follow
 
 float Value(std::uint32_t kv, std::uint32_t b, std::uint32_t t, std::uint32_t h, std::uint32_t d) {
   return std::sin(static_cast<float>(kv * 7 + b * 131 + t * 17 + h * 5 + d));
 }
 
-// Fills all keys of a cache, this step's included, through stores.
+// Fills all keys of a cache through stores, including those of this step.
 template <typename Cache>
 void FillCache(const Cache& k, const Cache& v) {
   for (std::uint32_t b = 0; b < kBatch; ++b) {
@@ -196,8 +196,8 @@ std::vector<float> AttendTensor(bool ragged) {
   return AttendAll(operand(k), operand(v));
 }
 
-// The same bits through every operand, page size and page order, with NaN in all memory that holds
-// no key.
+// Results are bitwise equal for every operand, page size and page order. All memory without a key
+// is NaN.
 TEST(KvMhaOperandTest, EveryOperandGivesTheSameAttention) {
   const std::vector<float> want = AttendContinuous();
   ASSERT_EQ(want.size(), kBatch * kHeads * kColumns);

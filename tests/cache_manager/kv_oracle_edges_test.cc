@@ -1,7 +1,7 @@
-// edges.jsonl: calls at and past the edges of the original's contract. Each edge is one of
-//   the same answer,
-//   another answer that a row of differences.md decides,
-//   a broken precondition, which a checked build refuses by ending the process,
+// edges.jsonl has calls at and past the limits of the original's contract. Each edge is one of
+//   the same result,
+//   another result, decided by a row of differences.md,
+//   a violated precondition, on which a checked build aborts,
 //   a member or argument that does not exist here.
 
 #include <array>
@@ -32,8 +32,8 @@ constexpr std::uint32_t kPages = 5;
 constexpr std::uint32_t kColumns = 24;
 constexpr std::size_t kPageElements = 2 * 2 * 16 * 2 * 16;
 
-// The pool of the recorded runs: N = 5 pages and a spare one behind them, 2 layers, K of layer 1.
-// Columns without a page hold N there, as in the original, and 0 in the tables of `zero`.
+// The pool of the recorded runs: N = 5 pages and a spare one after them, 2 layers, K of layer 1.
+// Columns without a page contain N, as in the original, and 0 in the tables of `zero`.
 struct EdgePool {
   AlignedArray<float> values{(kPages + 1) * kPageElements};
   AlignedArray<std::int8_t> bytes{(kPages + 1) * kPageElements};
@@ -95,7 +95,7 @@ struct EdgePool {
     return cache;
   }
   std::ptrdiff_t Offset(const float* p) const { return p - values.data(); }
-  // Elements of `array` that a store of -1 changed, in the wording of the record.
+  // Lists the elements of `array` that a store of -1 changed, in the wording of the record.
   static std::string Changed(const AlignedArray<float>& array) {
     std::string text = "changed";
     for (std::size_t i = 0; i < array.size(); ++i) {
@@ -105,7 +105,7 @@ struct EdgePool {
   }
 };
 
-// The text of a vector in the record: "[838.0, 839.0]".
+// The text of a vector in the record, for example "[838.0, 839.0]".
 template <typename T, int Width>
 std::string Text(const Vec<T, Width>& values) {
   std::string text = "[";
@@ -118,12 +118,12 @@ class Edges {
   Edges() : tally_("edges.jsonl") {
     for (const Json& line : ReadCases("edges.jsonl")) lines_[line["edge"]] = line;
   }
-  // Every line was one of the edges below; each that was not read is missing from the file.
+  // Lines left unread are edges that no test covers.
   ~Edges() {
     for (const auto& [edge, line] : lines_) ADD_FAILURE() << "edge " << edge << " is not tested";
   }
 
-  // The original's answer without asserts.
+  // Returns the original's result without asserts.
   std::string Take(const std::string& edge) {
     const auto it = lines_.find(edge);
     if (it == lines_.end()) {
@@ -142,7 +142,7 @@ class Edges {
   void Other(const std::string& row, const std::string& edge, const std::string& ours,
              const std::string& rule) {
     const std::string original = Take(edge);
-    EXPECT_NE(original, rule) << edge << " is no difference";
+    EXPECT_NE(original, rule) << edge << " is not a difference";
     tally_.Decided(row, edge, ours, rule);
   }
   void Refused(const std::string& row, const std::string& edge, const std::function<void()>& call) {
@@ -158,7 +158,7 @@ class Edges {
 
  private:
   std::map<std::string, Json> lines_;
-  bool asserted_ = false;  // the original refused the last edge too, when built with asserts
+  bool asserted_ = false;  // the original with asserts also rejected the last edge
   Tally tally_;
 };
 

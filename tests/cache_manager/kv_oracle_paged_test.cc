@@ -1,5 +1,5 @@
-// paged.jsonl against PagedKVCacheCollection and PagedKVCache: every case through the form whose
-// extents are fields, and through the form with constants where this program has that geometry.
+// Compares paged.jsonl with PagedKVCacheCollection and PagedKVCache. Every case uses run-time
+// extents, and constant extents if this program has that geometry.
 
 #include <cstdint>
 #include <string>
@@ -267,7 +267,7 @@ TEST(KvCacheOracleTest, PagedWithExtentsAsConstants) {
         RunStatic<float, 2, 128, 64>(line, tally) || RunStatic<float, 8, 128, 16>(line, tally) ||
         RunStatic<float, 8, 128, 128>(line, tally) || RunStatic<BF16, 2, 128, 16>(line, tally) ||
         RunStatic<float, 1, 576, 64, true>(line, tally);
-    // A geometry that this list lacks is covered by the test above.
+    // The test above covers geometries that this list lacks.
     if (!known) std::cout << "no constant form: " << line["id"] << "\n";
   }
 }

@@ -1,4 +1,5 @@
-// quant.jsonl against quantised PagedKVCacheCollection and PagedKVCache, all extents as fields.
+// Compares quant.jsonl with quantized PagedKVCacheCollection and PagedKVCache with run-time
+// extents.
 
 #include <bit>
 #include <cstdint>

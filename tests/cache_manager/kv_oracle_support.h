@@ -1,8 +1,8 @@
 #pragma once
 
-// Reads what the library behind the reference documents answered, case by case, and keeps score of
-// the comparison. The folder is QUIRE_KV_CASES, by default the copy in tests/testdata/kv_cache,
-// whose README names every field.
+// Reads the recorded results of the reference library case by case and counts the comparisons. The
+// folder is QUIRE_KV_CASES, by default the copy in tests/testdata/kv_cache. Its README documents
+// every field.
 
 #include <cstdint>
 #include <map>
@@ -19,18 +19,18 @@ namespace quire::cache::testing {
 
 using Json = nlohmann::json;
 
-// The lines of one file of the folder. Fails the test when there are none.
+// Returns the lines of one file of the folder. Fails the test if there are none.
 std::vector<Json> ReadCases(const std::string& file);
 
-// "float32" and so on; kInvalid when quire has no such element.
+// Parses "float32" and other names. Returns kInvalid if quire has no such element.
 DType OracleDType(const std::string& name);
 
-// Counts comparisons, and the answers that quire gives differently on purpose by their row in
+// Counts comparisons and intended differences by their row in
 // tests/testdata/kv_cache/differences.md.
 class Tally {
  public:
   explicit Tally(std::string file) : file_(std::move(file)) {}
-  // Prints the counts; fails the test when nothing was compared.
+  // Prints the counts. Fails the test if nothing was compared.
   ~Tally();
   Tally(const Tally&) = delete;
   Tally& operator=(const Tally&) = delete;
@@ -42,8 +42,8 @@ class Tally {
     ++equal_;
     EXPECT_EQ(Json(got), Json(want)) << id_ << ": " << what;
   }
-  // quire answers `rule` where the original answered `original`. The rows of kind decision need not
-  // differ in every case; that they are not one and the same everywhere is checked by the caller.
+  // Asserts that quire returns `rule` where the original returned `original`. Rows of kind decision
+  // need not differ in every case. The caller checks that they differ somewhere.
   template <typename Got, typename Rule>
   void Decided(absl::string_view row, absl::string_view what, const Got& got, const Rule& rule) {
     ++decided_[std::string(row)];
@@ -58,7 +58,7 @@ class Tally {
   std::map<std::string, std::int64_t> decided_;
 };
 
-// "(-1, 16, 2, 64)": the original's spelling of a static shape.
+// The original's spelling of a static shape, for example "(-1, 16, 2, 64)".
 template <typename Shape>
 std::string ShapeText(const Shape& shape) {
   std::string text = "(";
@@ -68,8 +68,8 @@ std::string ShapeText(const Shape& shape) {
   return text + ")";
 }
 
-// Calls f.template operator()<BN, Alignment>() for run-time values of both; false when this program
-// was not built for the pair.
+// Calls f.template operator()<BN, Alignment>() for run-time values of both. Returns false if this
+// program was not built for the pair.
 template <typename F>
 bool DispatchTile(std::uint32_t bn, std::uint32_t alignment, F&& f);
 

@@ -52,7 +52,7 @@ TEST(KvPoolTest, PagesAreZeroAlignedAndAdjacent) {
   EXPECT_TRUE(pool.CheckIntegrity().ok());
 }
 
-TEST(KvPoolTest, QuantizedPoolHasScalesOfItsOwn) {
+TEST(KvPoolTest, QuantizedPoolHasScales) {
   const KvPool pool = MakePool(QuantizedGeometry());
   ASSERT_NE(pool.scales(), nullptr);
   EXPECT_EQ(pool.page_blocks(BlockId{4}).size(), 2u * 3 * 16 * 2 * 8);
@@ -78,7 +78,7 @@ TEST(KvPoolTest, MoveKeepsAddresses) {
   EXPECT_TRUE(moved.CheckIntegrity().ok());
 }
 
-TEST(KvPoolTest, RefusesBadGeometry) {
+TEST(KvPoolTest, RejectsBadGeometry) {
   KvGeometry geometry = Geometry();
   geometry.page_size = 48;
   const auto pool = KvPool::Create(geometry);
@@ -86,7 +86,7 @@ TEST(KvPoolTest, RefusesBadGeometry) {
   EXPECT_THAT(pool.status().message(), HasSubstr("page_size is 48"));
 }
 
-TEST(KvPoolTest, PagesMayBeWritten) {
+TEST(KvPoolTest, PagesAreWritable) {
   const KvPool pool = MakePool(QuantizedGeometry());
   for (std::uint32_t id = 1; id < 5; ++id) {
     for (const auto bytes : {pool.page_blocks(BlockId{id}), pool.page_scales(BlockId{id})}) {
@@ -96,7 +96,7 @@ TEST(KvPoolTest, PagesMayBeWritten) {
   EXPECT_TRUE(pool.CheckIntegrity().ok());
 }
 
-// One byte written where no byte may be written, by which area it hits.
+// One byte written to a forbidden area, identified by the area.
 struct Damage {
   const char* area;
   bool in_scales;

@@ -17,13 +17,13 @@ namespace {
 template <typename Q>
 class KvQuantizeTest : public ::testing::Test {
  protected:
-  // Largest |x - dequantised| that section 7 of docs/kv_cache.md allows, and f32 rounding.
+  // Largest |x - dequantized| that section 7 of docs/kv_cache.md allows, plus f32 rounding.
   static double Bound(double x, double scale) {
     const double rounding = std::abs(x) * 0x1p-22;
     if (std::is_same_v<Q, std::int8_t>) return scale / 2 + rounding;
     return std::max(std::abs(x) * 0x1p-4, scale * 0x1p-10) + rounding;
   }
-  // Quantises x and checks scale and error bound.
+  // Quantizes x and checks scale and error bound.
   static void ExpectBounds(const std::vector<float>& x) {
     std::vector<Q> q(x.size());
     const GroupScale group =
@@ -68,7 +68,7 @@ TYPED_TEST(KvQuantizeTest, ZerosAndSubnormals) {
   this->ExpectBounds(x);
 }
 
-TYPED_TEST(KvQuantizeTest, GroupsThatAreNotFiniteBecomeZerosAndSaySo) {
+TYPED_TEST(KvQuantizeTest, NonFiniteGroupsBecomeZerosAndAreReported) {
   for (const float bad :
        {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
         std::numeric_limits<float>::quiet_NaN()}) {
@@ -93,7 +93,7 @@ TEST(KvQuantizeInt8Test, TiesGoToEvenAndTheEndsSaturate) {
   EXPECT_EQ(QuantizeValue<std::int8_t>(-1000.0f, 1.0f), -127) << "symmetric: -128 is unused";
 }
 
-TEST(KvQuantizeFp8Test, EveryFiniteByteIsItsOwnQuantisation) {
+TEST(KvQuantizeFp8Test, EveryFiniteByteRoundTrips) {
   for (int bits = 0; bits < 256; ++bits) {
     const F8E4M3 q{static_cast<std::uint8_t>(bits)};
     if ((bits & 0x7f) == 0x7f) continue;  // NaN
@@ -102,7 +102,7 @@ TEST(KvQuantizeFp8Test, EveryFiniteByteIsItsOwnQuantisation) {
   EXPECT_EQ(QuantizeValue<F8E4M3>(1e9f, 1.0f).ToFloat(), 448.0f);
 }
 
-// Quantise, store, copy the page and its scales elsewhere, load: what a move through a tier does.
+// Quantizes, stores, copies the page and its scales, and loads, like a move through a tier.
 TEST(KvQuantizeTest, SurvivesAMoveOfItsPage) {
   using Params = KVCacheStaticParams<2, 48>;
   using Collection = PagedKVCacheCollection<std::int8_t, Params, 16, float, 16>;

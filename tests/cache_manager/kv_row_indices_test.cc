@@ -22,12 +22,12 @@ static_assert(ValidTile(96, 16, true) && !ValidTile(48, 16, true) && ValidTile(4
 static_assert(!ValidTile(15, 0, true) && !ValidTile(0, 0, false));
 static_assert(ValidTileAlignment(128, 16, 16) && !ValidTileAlignment(128, 16, 8));
 static_assert(ValidTileAlignment(64, 128, 64) && !ValidTileAlignment(64, 128, 32));
-// 12 pages in three reads of four; eight in one; an alignment of one page reads entry by entry.
+// 12 pages take three reads of four and 8 pages one. An alignment of one page reads entry by entry.
 static_assert(internal::TableChunk(12, 16, 192) == 4 && internal::TableChunk(8, 16, 128) == 8);
 static_assert(internal::TableChunk(16, 16, 256) == 8 && internal::TableChunk(8, 16, 16) == 1);
 
-// A table of three rows, the middle one long: entry c of row b is page 100 * b + c + 1. Columns
-// past `columns` hold `filler`.
+// A table of three rows with a long middle row. Entry c of row b is page 100 * b + c + 1. Columns
+// past `columns` contain `filler`.
 struct Table {
   static constexpr std::uint32_t kColumns = 40;
   StepArrays steps{3, LookupStride(kColumns)};
@@ -50,8 +50,7 @@ struct Table {
   }
 };
 
-// Every base of every row, against row_idx; entries past the last page show the filler and nothing
-// before them does.
+// Compares every base of every row with row_idx. Only entries past the last page show the filler.
 template <std::uint32_t BN, std::uint32_t A, std::uint32_t P, typename View>
 std::int64_t Sweep(const View& view, std::uint32_t filler) {
   const std::uint32_t tokens = view.lookup_stride * P;
@@ -100,14 +99,14 @@ std::int64_t SweepPages() {
          SweepAlignments<BN, 128>();
 }
 
-TEST(KvRowIndicesTest, PopulateIsRowIdxForEveryTilePageAndBase) {
+TEST(KvRowIndicesTest, PopulateEqualsRowIdxForEveryTilePageAndBase) {
   const std::int64_t tiles = SweepPages<16>() + SweepPages<64>() + SweepPages<96>() +
                              SweepPages<128>() + SweepPages<192>() + SweepPages<256>();
   EXPECT_GT(tiles, 20000);
 }
 
-// The table's last row is the last memory that exists: a read of 16 entries from its last valid
-// column stays inside.
+// The table's last row is at the end of memory. A read of 16 entries from its last valid column
+// stays inside.
 TEST(KvRowIndicesTest, LastColumnOfLastRowStaysInTheTable) {
   for (const std::uint32_t max_pages : {1u, 7u, 8u, 9u, 23u}) {
     const std::uint32_t stride = LookupStride(max_pages);
@@ -159,7 +158,7 @@ TEST(KvRowIndicesTest, PairHalvesAndParts) {
   EXPECT_DEATH(dynamic_peer.sub_rows<32>(8), "check failed");
 }
 
-TEST(KvRowIndicesTest, DynamicPagesRefuseImpossibleTiles) {
+TEST(KvRowIndicesTest, DynamicPagesRejectImpossibleTiles) {
   Table table;
   const auto fixed = table.View<64>(0);
   const PagedKVCache<const float, DynamicParams, kDynamicExtent> view = fixed;

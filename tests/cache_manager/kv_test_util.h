@@ -15,8 +15,7 @@
 
 namespace quire::cache::testing {
 
-// `size` values on the alignment that a pool needs, zero-filled; nothing beyond them is
-// addressable.
+// `size` zeroed values with the alignment of a pool. Nothing beyond them is addressable.
 template <typename T>
 class AlignedArray {
  public:
@@ -39,13 +38,13 @@ class AlignedArray {
   std::unique_ptr<T, Free> data_;
 };
 
-// The step arrays of a batch, as the cache manager lays them out.
+// The step arrays of a batch, in the cache manager's layout.
 struct StepArrays {
   AlignedArray<std::uint32_t> lookup_table;
   AlignedArray<std::uint32_t> cache_lengths;
   KvStepInputs inputs;
 
-  // `stride` 0: one block id per row, as the continuous cache has it.
+  // `stride` 0 means one block id per row, as in the continuous cache.
   StepArrays(std::uint32_t rows, std::uint32_t stride)
       : lookup_table(std::size_t{rows} * std::max(stride, 1u)), cache_lengths(rows) {
     inputs.lookup_table = lookup_table.data();
@@ -58,7 +57,8 @@ struct StepArrays {
   std::uint32_t& page(std::uint32_t b, std::uint32_t column) const {
     return lookup_table[std::size_t{b} * inputs.lookup_stride + column];
   }
-  // Sets the length of row b and the exact history maximum; keys are at least the history.
+  // Sets the length of row b and the exact history maximum. There are at least as many keys as
+  // history tokens.
   void SetLength(std::uint32_t b, std::uint32_t tokens) {
     cache_lengths[b] = tokens;
     inputs.max_history_length = *std::max_element(cache_lengths.begin(), cache_lengths.end());
@@ -66,12 +66,13 @@ struct StepArrays {
   }
 };
 
-// Columns of a lookup table for max_pages pages.
+// Returns the columns of a lookup table for max_pages pages.
 inline std::uint32_t LookupStride(std::uint32_t max_pages) {
   return (max_pages + 7) / 8 * 8 + 16;
 }
 
-// A geometry of the given extents; page_size of a continuous cache is its max_block_tokens.
+// Returns a geometry with the given extents. page_size of a continuous cache is its
+// max_block_tokens.
 inline KvGeometry MakeGeometry(std::uint32_t num_blocks, std::uint32_t kv_dim,
                                std::uint32_t num_layers, std::uint32_t page_size,
                                std::uint32_t num_heads, std::uint32_t head_size,

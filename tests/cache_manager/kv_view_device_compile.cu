@@ -1,5 +1,5 @@
-// Compiled, never run: every member of the views and operands that kernels call is device code, and
-// a view is a kernel argument. Kernels live in kernels/cuda; this proves the header without a GPU.
+// This file is compiled but not run. It proves without a GPU that every member that kernels call is
+// device code and that a view is a kernel argument. Kernels are in kernels/cuda.
 
 #include "cache_manager/views/kv_cache_concepts.h"
 #include "cache_manager/views/kv_quantize.h"

@@ -7,7 +7,7 @@
 namespace quire::cache {
 namespace {
 
-TEST(PageDemandTest, GroupsWithoutWindowHaveAPageForEveryPageOfTokens) {
+TEST(PageDemandTest, GroupsWithoutWindowNeedAPagePerPageOfTokens) {
   const PageDemand one(16, std::vector<CacheGroup>{{0}}, 0);
   const PageDemand three(16, std::vector<CacheGroup>(3), 0);
   for (const auto& [tokens, pages] :
@@ -19,8 +19,8 @@ TEST(PageDemandTest, GroupsWithoutWindowHaveAPageForEveryPageOfTokens) {
   EXPECT_EQ(three.SharedPagesFor(47), 6u);
 }
 
-// The most pages that any run of tokens touches which a row holds, counted.
-TEST(PageDemandTest, WindowGroupsHaveThePagesOfTheWindowAndTheTokensAhead) {
+// Counts the maximum number of pages touched by any run of tokens that a row owns.
+TEST(PageDemandTest, WindowGroupsNeedPagesOfTheWindowAndTokensAhead) {
   constexpr std::uint32_t kPage = 16;
   for (const std::uint32_t window : {1u, 2u, 15u, 16u, 17u, 18u, 33u, 48u, 100u}) {
     for (const std::uint32_t ahead : {1u, 2u, 15u, 16u, 17u, 64u}) {

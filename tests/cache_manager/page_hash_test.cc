@@ -12,14 +12,15 @@ namespace {
 const HashKey kKey{{11, 22, 33, 44}};
 
 TEST(PageHashTest, KnownAnswers) {
-  // Recorded once: keys may outlive the process, so they must never change by accident.
+  // The answers were recorded once. Keys may outlive the process, so they must not change by
+  // accident.
   const Hash128 root = HashRoot(kKey, {.tenant = "a", .fingerprint = "f", .salt = "s"});
   const PageKey page = HashPage(kKey, root, Count(16));
   EXPECT_EQ(root, (Hash128{0x6ce5b54f8f1a4b4c, 0xbed682651af73875}));
   EXPECT_EQ(page, (Hash128{0xd66d2be887ed565a, 0x1524bf46308a0363}));
 }
 
-TEST(PageHashTest, RootDependsOnEveryFieldAndOnItsBorders) {
+TEST(PageHashTest, RootDependsOnEveryFieldAndItsBoundaries) {
   const PrefixScope scopes[] = {
       {"tenant", "model", "salt"}, {"tenan", "tmodel", "salt"}, {"tenantm", "odel", "salt"},
       {"tenant", "model", ""},     {"tenant", "modelsalt", ""}, {"", "model", "salt"},

@@ -1,7 +1,7 @@
 #pragma once
 
-// The tree of CacheModel: which histories can be found, and in which pages of which group they lie.
-// As plain as it can be: every question goes over all nodes.
+// The tree of CacheModel: the histories that can be matched, and their pages per group. Every query
+// scans all nodes.
 
 #include <algorithm>
 #include <cstdint>
@@ -20,12 +20,12 @@ class PrefixModel {
  public:
   struct Node {
     Hash128 root;
-    std::uint32_t parent = 0;          // 0: the root
-    std::optional<PageKey> key;        // none: a partial child
-    Tokens tokens;                     // of this page
-    std::vector<std::uint32_t> pages;  // by group; 0: none
+    std::uint32_t parent = 0;          // 0 is the root
+    std::optional<PageKey> key;        // nullopt for a partial child
+    Tokens tokens;                     // tokens of this page
+    std::vector<std::uint32_t> pages;  // by group; 0 means none
     std::uint64_t recency = 0;
-    std::uint64_t lost_page = 0;  // when it did so last
+    std::uint64_t lost_page = 0;  // time of the last lost page
   };
 
   const Node& at(std::uint32_t id) const { return nodes_.at(id); }
@@ -35,16 +35,16 @@ class PrefixModel {
         std::ranges::count_if(nodes_, [](const auto& node) { return IsEmpty(node.second); }));
   }
   bool IsLeaf(std::uint32_t id) const { return Children(nodes_.at(id).root, id).empty(); }
-  // Grows with every node and page that goes.
+  // Incremented with every removed node and page.
   std::uint64_t removals() const { return removals_; }
-  // With the roots.
+  // Includes the roots.
   std::size_t num_slots() const {
     std::set<std::uint64_t> roots;
     for (const auto& [id, node] : nodes_) roots.insert(node.root.lo);
     return nodes_.size() + roots.size();
   }
 
-  // 0: the page has none.
+  // Returns the page's node, or 0 if it has none.
   std::uint32_t NodeOf(std::uint32_t page) const {
     for (const auto& [id, node] : nodes_) {
       if (page != 0 && std::ranges::count(node.pages, page) > 0) return id;
@@ -69,7 +69,7 @@ class PrefixModel {
     return 0;
   }
 
-  // The node and the common rows.
+  // Returns the node and the number of common rows.
   std::pair<std::uint32_t, std::uint32_t> FindPartialMatch(
       const Hash128& root, std::uint32_t parent, std::span<const std::int32_t> tokens) const {
     std::uint32_t best = 0, best_rows = 0;
@@ -100,10 +100,10 @@ class PrefixModel {
     nodes_.at(id).pages[group] = page;
     ++num_completed_;
   }
-  // Pages that nodes got later than others.
+  // Number of pages that nodes got later than others.
   std::uint64_t num_completed() const { return num_completed_; }
 
-  // Takes the page out of its node.
+  // Removes the page from its node.
   void RemovePage(std::uint32_t page) {
     const std::uint32_t id = NodeOf(page);
     nodes_.at(id).pages[GroupOf(page)] = 0;
@@ -111,7 +111,7 @@ class PrefixModel {
     ++removals_;
     Prune(id);
   }
-  // Removes the node and what continues it. The pages that lose their node, in this order.
+  // Removes the node and its subtree. Returns the pages that lose their node, in this order.
   std::vector<std::uint32_t> Drop(std::uint32_t id) {
     std::vector<std::uint32_t> dropped;
     const Node node = nodes_.at(id);
@@ -119,7 +119,7 @@ class PrefixModel {
       for (const std::uint32_t page : Drop(child)) dropped.push_back(page);
     }
     dropped.insert(dropped.end(), node.pages.begin(), node.pages.end());
-    if (nodes_.erase(id) > 0) Prune(node.parent);  // else it went with its last child
+    if (nodes_.erase(id) > 0) Prune(node.parent);  // otherwise it was removed with its last child
     ++removals_;
     return dropped;
   }
@@ -134,7 +134,7 @@ class PrefixModel {
     for (const auto& [id, node] : nodes_) {
       if (node.parent == parent && node.root == root) children.push_back(id);
     }
-    // Those that lack pages come last, in the order in which they lost them.
+    // Nodes without some pages come last, in the order in which they lost them.
     std::ranges::sort(children, {}, [&](std::uint32_t id) {
       const Node& node = nodes_.at(id);
       const bool lacks_page = std::ranges::count(node.pages, 0u) > 0;
@@ -143,7 +143,7 @@ class PrefixModel {
     return children;
   }
 
-  // Removes the node if it has neither page nor child, and then those before it.
+  // Removes the node if it has neither page nor child, then its ancestors in the same way.
   void Prune(std::uint32_t id) {
     if (!nodes_.contains(id)) return;
     const Node node = nodes_.at(id);

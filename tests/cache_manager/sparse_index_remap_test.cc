@@ -49,7 +49,7 @@ TEST(SparseIndexRemapTest, NoPageIsMinusOne) {
 }
 
 TEST(SparseIndexRemapTest, EachQueryReadsItsOwnRow) {
-  // Row 0 has queries 0 and 1, row 1 none, row 2 query 2; query 3 belongs to no row.
+  // Row 0 has queries 0 and 1, row 1 none, row 2 query 2. Query 3 belongs to no row.
   Remap remap{{0, 2, 2, 3}, {1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0}};
   EXPECT_EQ(remap.Run(4, {5, 5, 5, 5}), (std::vector<std::int32_t>{21, 21, 53, -1}));
   Remap later{{1, 2}, {4, 0, 0, 0}};

@@ -9,7 +9,7 @@
 namespace quire::cache {
 namespace {
 
-// Begins a step over the tokens after `computed` of the row.
+// Starts a step over the tokens after `computed` of the row.
 class StepsInFlightTest : public CacheManagerTest {
  protected:
   void Launch(BatchRow row, std::uint32_t computed, std::uint32_t new_tokens) {
@@ -25,7 +25,7 @@ class StepsInFlightTest : public CacheManagerTest {
   }
 };
 
-TEST_F(StepsInFlightTest, PagesOfAnEndedRowComeBackWithTheLastStepThatNamesThem) {
+TEST_F(StepsInFlightTest, PagesOfAnEndedRowAreReleasedByTheLastStepNamingThem) {
   Start(kA, Count(20));
   Start(kB, Count(20, 100));
   Launch(kA, 20, 1);
@@ -33,7 +33,7 @@ TEST_F(StepsInFlightTest, PagesOfAnEndedRowComeBackWithTheLastStepThatNamesThem)
   cache_->Free(kA);
   EXPECT_EQ(cache_->num_pages(kA), 0u);
   ExpectAvailable(15);
-  cache_->Free(kB);  // no step names it
+  cache_->Free(kB);  // no step names the page
   ExpectAvailable(17);
   cache_->CompleteStep();
   EXPECT_EQ(cache_->steps_in_flight(), 1u);
@@ -42,7 +42,7 @@ TEST_F(StepsInFlightTest, PagesOfAnEndedRowComeBackWithTheLastStepThatNamesThem)
   ExpectAvailable(19);
 }
 
-TEST_F(StepsInFlightTest, HeldPagesAreFoundButNotHandedOut) {
+TEST_F(StepsInFlightTest, PinnedPagesAreMatchableButNotAllocated) {
   const Tokens prompt = Count(2 * kP + 5);
   StartAndPublish(kA, prompt);
   Launch(kA, 2 * kP + 5, 1);
@@ -54,7 +54,7 @@ TEST_F(StepsInFlightTest, HeldPagesAreFoundButNotHandedOut) {
   ExpectAvailable(3);
 }
 
-TEST_F(StepsInFlightTest, TargetOfACopyInFlightIsHeldThoughItsRowIsNot) {
+TEST_F(StepsInFlightTest, PinsTheTargetOfACopyInFlight) {
   Start(kA, Count(20));
   ASSERT_TRUE(cache_->Fork(kA, kB, 20).ok());
   Launch(kA, 20, 1);
@@ -64,7 +64,7 @@ TEST_F(StepsInFlightTest, TargetOfACopyInFlightIsHeldThoughItsRowIsNot) {
   ExpectAvailable(17);
 }
 
-TEST_F(StepsInFlightTest, AbandonedCopyThatNoStepCarriesIsNotHeld) {
+TEST_F(StepsInFlightTest, AbandonedCopyWithoutAStepIsNotPinned) {
   Start(kA, Count(20));
   Launch(kA, 20, 1);
   ASSERT_TRUE(cache_->Fork(kA, kB, 20).ok());
@@ -74,7 +74,7 @@ TEST_F(StepsInFlightTest, AbandonedCopyThatNoStepCarriesIsNotHeld) {
   cache_->CompleteStep();
 }
 
-TEST_F(StepsInFlightTest, AdoptedTwinKeepsTheOwnPageUntilTheStepHasRun) {
+TEST_F(StepsInFlightTest, AdoptionKeepsTheOwnPageUntilTheStepHasRun) {
   const Tokens tokens = Count(kP + 3);
   Start(kA, tokens);
   Start(kB, tokens);
@@ -89,7 +89,7 @@ TEST_F(StepsInFlightTest, AdoptedTwinKeepsTheOwnPageUntilTheStepHasRun) {
   ExpectAvailable(16);
 }
 
-TEST_F(StepsInFlightTest, AnAdoptedPageIsNotProvenByAStepThatReadTheOwnOne) {
+TEST_F(StepsInFlightTest, StepThatReadTheOwnPageDoesNotProveTheAdoptedOne) {
   const Tokens tokens = Count(kP + 3);
   Start(kA, tokens);
   Start(kB, tokens);
@@ -123,7 +123,7 @@ TEST_F(StepsInFlightTest, EachStepCompletesItsOwnCopiesAndClears) {
   ExpectAvailable(19);
 }
 
-TEST_F(StepsInFlightTest, PoisonedPagesAreClearedBeforeTheyComeBackAndOthersStay) {
+TEST_F(StepsInFlightTest, PoisonedPagesAreClearedBeforeReuse) {
   const Tokens prompt = Count(kP + 5);
   StartAndPublish(kA, prompt);
   Launch(kA, kP + 5, 1);
@@ -136,7 +136,7 @@ TEST_F(StepsInFlightTest, PoisonedPagesAreClearedBeforeTheyComeBackAndOthersStay
   ExpectAvailable(19);
 }
 
-TEST_F(StepsInFlightTest, PagesHeldForALaterStepArePoisonedByTheEarlierOne) {
+TEST_F(StepsInFlightTest, EarlierStepPoisonsPagesPinnedForALaterOne) {
   const Tokens prompt = Count(kP + 5);
   StartAndPublish(kA, prompt);
   Start(kB, Count(20, 100));
@@ -149,7 +149,7 @@ TEST_F(StepsInFlightTest, PagesHeldForALaterStepArePoisonedByTheEarlierOne) {
   EXPECT_EQ(cache_->TakeClears().size(), 1u);
 }
 
-// The nodes that placing the pages of an ended row in the eviction order visits.
+// Returns the number of nodes visited to insert the pages of an ended row into the eviction order.
 std::uint64_t VisitsToRelease(std::uint32_t pages) {
   const CacheManagerOptions options = TinyOptions(2 * pages, 8, (pages + 1) * kP);
   const auto cache = MakeCache(options);
@@ -168,7 +168,7 @@ std::uint64_t VisitsToRelease(std::uint32_t pages) {
   return prefixes.num_visited() - before;
 }
 
-TEST(HeldPagesTest, AreReleasedInTimeLinearInTheirNumber) {
+TEST(PinnedPagesTest, AreReleasedInLinearTime) {
   const std::uint64_t visits = VisitsToRelease(128);
   EXPECT_GE(visits, 127u);
   EXPECT_LE(visits, 256u);

@@ -18,13 +18,13 @@ KINDS = ("parameter", "field", "trait", "constant", "method", "argument")
 
 
 def used_names(check):
-    """Names that a check asks of its type."""
+    """Returns the names that a check requires of its type."""
     text = check.get("requires", "") + check.get("lacks", "") + check.get("that", "")
     return set(re.findall(r"(?:\bc\.(?:template )?|::)(\w+)", text))
 
 
 def table_errors(table):
-    """What is wrong with the table itself: a row without proof, or an absence that proves nothing."""
+    """Returns the errors of the table itself: rows without proof, or absences that prove nothing."""
     errors = []
     present = set()
     counts = {document: set() for document in table["documents"]}
@@ -88,7 +88,7 @@ static_assert(!Row_probe_missing<Paged>, "the probe for absent names does not se
 
 
 def check_source(identifier, label, check):
-    """C++ of one check of one row."""
+    """Returns the C++ of one check of one row."""
     message = json.dumps(label)
     if "that" in check:
         return "static_assert(%s, %s);\n" % (check["that"], message)

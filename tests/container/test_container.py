@@ -1,4 +1,4 @@
-"""The image that scripts/test_container has built, on the engine that it has started. Needs its environment."""
+"""Tests the image built by scripts/test_container on the engine that the script started. Requires its environment."""
 
 import contextlib
 import functools
@@ -53,7 +53,7 @@ def get(url):
 
 @contextlib.contextmanager
 def container(*options, arguments=()):
-    """Locked down as docs/operations.md says. Yields its name as soon as `docker run` has returned."""
+    """A container with the restrictions of docs/operations.md. Yields its name as soon as `docker run` has returned."""
     network = ["-p", "127.0.0.1:50051:50051", "-p", "127.0.0.1:9464:9464"] if HAS_BRIDGE else ["--network", "host"]
     docker("run", "--detach", "--name", "quire", *network, "--read-only", "--tmpfs", "/run/quire:uid=10001", "--cap-drop", "ALL",
            "--security-opt", "no-new-privileges", *options, IMAGE, *arguments)
@@ -70,7 +70,7 @@ def health(name):
 
 @pytest.fixture(scope="module")
 def api(tmp_path_factory):
-    """What protoc makes of the published schema, as the image carries it."""
+    """The modules that protoc generates from the published schema in the image."""
     out = tmp_path_factory.mktemp("generated")
     name = docker("create", IMAGE).strip()
     docker("cp", f"{name}:/usr/share/quire/proto", str(out / "proto"))
@@ -115,13 +115,13 @@ class Stream(threading.Thread):
         self.started.set()
 
 
-def test_size_of_the_image():
+def test_image_size():
     size = inspect(IMAGE)["Size"]
     print(f"image: {size / 1e6:.1f} MB")
     assert size <= LARGEST_BYTES
 
 
-def test_what_the_image_says_of_itself():
+def test_image_metadata():
     config = inspect(IMAGE)["Config"]
     assert config["User"] == "10001:10001" and config["StopSignal"] == "SIGTERM"
     assert config["Entrypoint"] == ["/usr/bin/quired"]
@@ -135,7 +135,7 @@ def test_what_the_image_says_of_itself():
     assert said.strip() == f"quired {version}"
 
 
-def test_contents_of_the_image():
+def test_image_contents():
     name = docker("create", IMAGE).strip()
     try:
         with subprocess.Popen([DOCKER, "export", name], stdout=subprocess.PIPE) as export:
@@ -155,12 +155,12 @@ def test_contents_of_the_image():
 
 
 def read_from(name, path):
-    """A file of a container, which need not run."""
+    """Reads a file of a container, which need not run."""
     with subprocess.Popen([DOCKER, "cp", f"{name}:{path}", "-"], stdout=subprocess.PIPE) as copy:
         return subprocess.run(["tar", "-xO"], stdin=copy.stdout, capture_output=True, text=True, check=True).stdout
 
 
-def test_serves_soon_and_is_healthy_at_the_first_probe(api):
+def test_serves_soon_and_passes_the_first_probe(api):
     with container() as name:
         start = time.monotonic()
         wait_for("quire health succeeds", lambda: health(name))
@@ -184,7 +184,7 @@ def test_serves_soon_and_is_healthy_at_the_first_probe(api):
             assert get(f"{HTTP}/{path}").strip() == "ok"
 
 
-def test_runs_without_any_privilege():
+def test_runs_without_privileges():
     with container() as name:
         wait_for("quire health succeeds", lambda: health(name))
         status = dict(re.findall(r"^(\w+):\s*(.*)$", docker("exec", name, "cat", "/proc/1/status"), re.MULTILINE))
@@ -196,7 +196,7 @@ def test_runs_without_any_privilege():
             docker("exec", name, "touch", path, code=1)
 
 
-def test_a_wrong_key_ends_the_container_with_the_reason():
+def test_wrong_key_ends_the_container_with_the_reason():
     with container("--env", "QUIRE__SCHEDULER__MAX_STEP_TOKEN=64") as name:
         wait_for("the container ends", lambda: not inspect(name)["State"]["Running"])
         assert inspect(name)["State"]["ExitCode"] == 78
@@ -204,7 +204,7 @@ def test_a_wrong_key_ends_the_container_with_the_reason():
 
 
 def test_sigterm_finishes_the_streams_in_flight(api):
-    """At a quarter of a processor the streams outlive the signal; each ends whole, and the exit code is 0."""
+    """At a quarter of a processor the streams outlive the signal. Each finishes completely, and the exit code is 0."""
     with container("--cpus", "0.25", arguments=("--set", "device.cpu.threads=1")) as name:
         wait_for("the daemon is ready", lambda: get(f"{HTTP}/readyz"))
         with grpc.insecure_channel(GRPC) as channel:
@@ -246,14 +246,14 @@ def query(expression):
     return json.loads(get(url))["data"]["result"]
 
 
-@pytest.mark.skipif(not HAS_BRIDGE, reason="the engine has no bridge here")
-def test_compose_brings_up_quired_with_a_prometheus_that_scrapes_it():
+@pytest.mark.skipif(not HAS_BRIDGE, reason="this engine has no bridge network")
+def test_compose_starts_quired_and_a_prometheus_that_scrapes_it():
     sys.path.insert(0, str(ROOT / "tests" / "deploy"))
     from test_monitoring import dashboard_queries, metric_names
 
     try:
         compose("up", "--detach", "--no-build")
-        # Waits by `depends_on` until quired is healthy, then asks over the network of the containers.
+        # Waits by `depends_on` until quired is healthy, then sends a request over the containers' network.
         assert len(compose("run", "--rm", "check").split()) > 8
         wait_for("the target of Prometheus is up", lambda: [
             1 for target in json.loads(get("http://127.0.0.1:9090/api/v1/targets"))["data"]["activeTargets"]
@@ -262,14 +262,14 @@ def test_compose_brings_up_quired_with_a_prometheus_that_scrapes_it():
         names = sorted(set().union(*(metric_names(expression) for _, expression in dashboard_queries())))
         assert len(names) > 40
         for name in names:
-            # A look between two scrapes may come too early for one of them.
+            # A query between two scrapes may come too early for one of them.
             wait_for(f"Prometheus has {name}", functools.partial(query, name), 15)
         wait_for("a rule is recorded", lambda: query("quire:tokens_generated:rate1m"), 60)
         rules = json.loads(get("http://127.0.0.1:9090/api/v1/rules"))["data"]["groups"]
         assert {group["name"] for group in rules} == {"quire-recording", "quire-alerts"}
         grafana = compose("ps", "--quiet", "grafana").strip()
         assert inspect(grafana)["State"]["Running"]
-        # A stand-in: that Grafana accepts the files is not shown, only that they are where it looks.
+        # A substitute container shows only that the files are where Grafana reads them, not that Grafana accepts them.
         for path, file in (("quire/dashboard.json", "dashboard.json"),
                            ("provisioning/datasources/prometheus.yaml", "provisioning/datasources/prometheus.yaml"),
                            ("provisioning/dashboards/quire.yaml", "provisioning/dashboards/quire.yaml")):

@@ -26,11 +26,11 @@ std::atomic<bool> some_thread_checks{false};
 
 namespace {
 
-constexpr std::uint32_t kBytes = 4;  // of memory, for each cell
+constexpr std::uint32_t kBytes = 4;  // bytes of memory per cell
 constexpr std::uint32_t kAllBytes = (1u << kBytes) - 1;
 constexpr std::uint32_t kMaxVector = 16;  // bytes of one lane's load or store
 
-// Who accessed which bytes of a cell, and when: 0 for no access.
+// Records which thread accessed which bytes of a cell, and when. 0 means no access.
 class Record {
  public:
   Record() = default;
@@ -54,7 +54,7 @@ class Record {
 
 struct Cell {
   Record write;
-  Record reads[2];  // the later first, of two threads
+  Record reads[2];  // of two threads, the later first
   // Offsets from the start of the program.
   std::uint32_t write_code = 0;
   std::uint32_t read_code = 0;
@@ -62,11 +62,11 @@ struct Cell {
 static_assert(sizeof(Cell) == 32);
 
 struct Launches {
-  // Block numbers: of the launch that runs, and of the oldest that it may overlap.
+  // Block numbers of the running launch, and of the oldest launch that it may overlap.
   std::uint32_t first = 1;
   std::uint32_t overlapped = 1;
   std::uint32_t next_block = 1;
-  // Names of those that may overlap, by their first block.
+  // Names of the launches that may overlap, by their first block.
   std::vector<std::pair<std::uint32_t, std::string>> names;
   std::unordered_map<const void*, OtherBlocks> published;  // by the address of the atomic
 };
@@ -129,7 +129,7 @@ const char* Verb(Access access) {
   return "";
 }
 
-// Who made the access of a record.
+// Describes the thread that made the access of a record.
 std::string Who(const Record& record, const Thread& thread) {
   if (record.block() < launches.first) {
     std::string name = "an earlier kernel";
@@ -154,7 +154,7 @@ std::string Missing(const Record& record, const Thread& thread, const void* p, A
   return "no barrier orders the two";
 }
 
-// What a thread does now.
+// The current action of a thread.
 struct Doing {
   const Thread& thread;
   Access access;
@@ -172,7 +172,7 @@ struct Doing {
                      Missing(earlier, now.thread, p, now.access)));
 }
 
-// What a cell knows of clusters whose shared memory lay there before.
+// Removes a cell's records of clusters whose shared memory was there before.
 void ForgetBefore(Cell* cell, std::uint32_t first_block) {
   if (cell->write.block() < first_block) cell->write = Record();
   for (Record& read : cell->reads) {
@@ -209,7 +209,7 @@ void CheckCell(Cell* cell, const void* p, std::uint32_t bytes, const Doing& now)
   cell->write = own;
 }
 
-// `visit(cell, first byte, mask)` of the cells behind [offset, offset + bytes).
+// Calls `visit(cell, first byte, mask)` for the cells of [offset, offset + bytes).
 template <typename Visit>
 void ForEachCell(Cell* cells, std::uint64_t offset, std::uint32_t bytes, Visit visit) {
   const std::uint64_t end = offset + bytes;

@@ -1,24 +1,24 @@
 #pragma once
 
-// What kernels do to memory, access by access: kernels are compiled with g++'s -fsanitize=thread,
-// whose calls arrive here (access_hooks.cc), and the models of asynchronous instructions tell
-// theirs. Ends the process, naming the kernel and the lines, for
+// Checks every memory access of kernels. Kernels are compiled with g++'s -fsanitize=thread, whose
+// calls arrive here (access_hooks.cc). The models of asynchronous instructions report their
+// accesses. The check aborts the process, naming the kernel and the lines, for
 //
-//   - two accesses of which one writes and no synchronisation orders them: threads of a block,
-//     blocks of a launch, a kernel and the one in front of it before DependencyWait;
-//   - shared memory that is read before it was written, or while a copy is under way to it;
-//   - what ordinary stores wrote, read by wgmma or a bulk copy without FenceAsyncShared;
-//   - registers of a wgmma product touched before WgmmaWait;
-//   - vector accesses that are not aligned; memory that is neither the device's nor the thread's.
+//   - two unsynchronized accesses of which at least one writes: by threads of a block, blocks of
+//     a launch, or a kernel and its predecessor before DependencyWait;
+//   - shared memory that is read before it was written, or during a copy to it;
+//   - ordinary stores that wgmma or a bulk copy reads without FenceAsyncShared;
+//   - registers of a wgmma product that are used before WgmmaWait;
+//   - misaligned vector accesses, and memory that belongs to neither the device nor the thread.
 //
-// Order is that of vector clocks, not of what happened to run first, so one run shows what some
-// order of threads, blocks and stores would do. Votes, shuffles and matrix instructions order
-// nothing. Of several accesses to one word of four bytes the last write and the last reads of two
-// threads are remembered: of two threads that wrote its halves, the later one.
+// The order is defined by vector clocks and not by the actual execution, so one run covers every
+// order of threads, blocks and stores. Votes, shuffles and matrix instructions synchronize nothing.
+// Each four-byte word records its last write and the last reads of two threads. If two threads
+// wrote its halves, the later one is recorded.
 //
-// A launch is checked or not as a whole (EmulatorOptions::check).
+// A launch is checked completely or not at all (EmulatorOptions::check).
 //
-// Threads: as simt.h.
+// Threads: as in simt.h.
 
 #include <atomic>
 #include <cstdint>
@@ -32,28 +32,29 @@ struct Thread;
 
 enum class Access : std::uint8_t { kRead, kWrite, kAtomic, kAsyncRead };
 
-// Whether the launch that runs now is checked. All below does nothing when it is not.
+// True while the running launch is checked. All functions below do nothing otherwise.
 extern constinit thread_local bool is_checking;
-// Whether some thread of the process checks: asked first, since it costs least.
+// True while any thread of the process checks. It is tested first, since it is the cheapest.
 extern std::atomic<bool> some_thread_checks;
 
-// A launch begins. `follows`: it may overlap the one before.
+// Starts a launch. `follows` means that it may overlap the previous one.
 void BeginChecks(const KernelLaunch& launch, bool follows);
 void EndChecks();
 
-// A block begins: its number, among all that were checked in this process.
+// Starts a block. Returns its number among all checked blocks of this process.
 std::uint32_t BeginBlockChecks();
 
-// The current thread accesses `bytes` bytes at p. `code`: where, an address in the kernel.
+// The current thread accesses `bytes` bytes at p. `code` is the address of the access in the
+// kernel.
 void CheckAccess(const void* p, std::uint32_t bytes, Access access, const void* code);
-// Ends the process if p, which is no multiple, is memory that threads share.
+// Aborts if p is not a multiple of `alignment` and is memory shared by threads.
 void CheckAlignment(const void* p, std::uint32_t alignment);
-// The same for bytes of the block's shared memory, by a thread of it.
+// The same for bytes of the block's shared memory that one of its threads accesses.
 void CheckShared(const Thread& thread, std::uint32_t address, std::uint32_t bytes, Access access,
                  const void* code);
 
-// Bytes of shared memory that a copy writes from BeginCopy to EndCopy. The copy is one of `thread`,
-// or of the member of the block that counts for the mbarrier, at its time `clock`.
+// A copy writes these bytes of shared memory between BeginCopy and EndCopy. It belongs to `thread`,
+// or at time `clock` to the block member that represents the mbarrier.
 void BeginCopy(std::uint32_t address, std::uint32_t bytes, const void* code);
 void EndCopy(std::uint32_t address, std::uint32_t bytes, std::uint32_t member, std::uint32_t clock,
              const void* code);
@@ -61,10 +62,10 @@ void EndCopy(std::uint32_t address, std::uint32_t bytes, std::uint32_t member, s
 // An atomic on device memory also releases and acquires.
 void CheckAtomic(const void* p, std::uint32_t bytes, const void* code);
 
-// Device memory that is freed, in whole pages: what is known of it takes no memory any more.
+// Device memory was freed, in whole pages. Its records are discarded.
 void ForgetAccesses(const void* p, std::uint64_t bytes);
 
-// Registers of products under way, which are memory of the thread here.
+// Registers of pending products, which are memory of the thread in the emulator.
 void CheckRegisters(const void* p, std::uint32_t bytes, bool writes);
 
 }  // namespace quire::cuda_emulator

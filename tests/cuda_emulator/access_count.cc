@@ -27,7 +27,7 @@ struct Instruction {
   std::uint64_t addresses[kWarpSize];
 };
 
-// What the lanes of a warp did at one place of the code.
+// The accesses of a warp's lanes at one place of the code.
 struct Place {
   std::uint32_t times[kWarpSize] = {};
   std::vector<Instruction> instructions;
@@ -38,7 +38,7 @@ using WarpPlaces = std::unordered_map<const void*, Place>;
 WarpPlaces places[kMaxResidentBlocks][kMaxWarps];
 AccessCounts* counts = nullptr;
 
-// By kernel. Written at the end of the process, before it is destroyed with it.
+// By kernel. Written at the end of the process, before its destructor runs.
 std::map<std::string, AccessCounts>& AllCounts() {
   static auto& all = *new std::map<std::string, AccessCounts>();
   return all;
@@ -113,8 +113,8 @@ void CountDevice(const Thread& thread, const void* p, std::uint32_t bytes, const
   Count(thread, reinterpret_cast<std::uintptr_t>(p), bytes, /*is_shared=*/false, code);
 }
 
-// Lanes of 8 bytes go in two halves of the warp, of 16 in four quarters; lanes of one pass that
-// want different words of one bank go one after the other.
+// Lanes of 8 bytes are served in two halves of the warp, lanes of 16 in four quarters. Lanes of one
+// pass that access different words of one bank are serialized.
 std::uint32_t SharedPasses(const std::uint64_t* addresses, std::uint32_t lanes, std::uint32_t bytes,
                            std::uint32_t* least) {
   const std::uint32_t words = std::max(1u, bytes / 4);

@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::uint32_t kAllLanes = 0xffffffffu;
 
-// Passes, and how many of them no order of the lanes saves; lane i has the address i * stride.
+// Returns the passes, and the passes due to conflicts. Lane i accesses address i * stride.
 std::pair<std::uint32_t, std::uint32_t> PassesOf(std::uint32_t stride, std::uint32_t bytes,
                                                  std::uint32_t lanes = kAllLanes) {
   std::uint64_t addresses[32];
@@ -23,14 +23,14 @@ std::pair<std::uint32_t, std::uint32_t> PassesOf(std::uint32_t stride, std::uint
 TEST(SharedPassesTest, CountsWordsOfOneBank) {
   using Counts = std::pair<std::uint32_t, std::uint32_t>;
   EXPECT_EQ(PassesOf(4, 4), Counts(1, 1));
-  EXPECT_EQ(PassesOf(0, 4), Counts(1, 1));     // all the same word
-  EXPECT_EQ(PassesOf(1, 1), Counts(1, 1));     // four lanes a word
+  EXPECT_EQ(PassesOf(0, 4), Counts(1, 1));     // all lanes read the same word
+  EXPECT_EQ(PassesOf(1, 1), Counts(1, 1));     // four lanes per word
   EXPECT_EQ(PassesOf(8, 4), Counts(2, 1));     // every second bank
   EXPECT_EQ(PassesOf(128, 4), Counts(32, 1));  // one bank
-  EXPECT_EQ(PassesOf(132, 4), Counts(1, 1));   // one word more a row
+  EXPECT_EQ(PassesOf(132, 4), Counts(1, 1));   // rows padded by one word
   EXPECT_EQ(PassesOf(8, 8), Counts(2, 2));
   EXPECT_EQ(PassesOf(16, 16), Counts(4, 4));
-  EXPECT_EQ(PassesOf(128, 16), Counts(32, 4));  // rows of a tile that is not swizzled
+  EXPECT_EQ(PassesOf(128, 16), Counts(32, 4));  // rows of an unswizzled tile
   EXPECT_EQ(PassesOf(144, 16), Counts(4, 4));
   EXPECT_EQ(PassesOf(128, 4, 0x3), Counts(2, 1));
   EXPECT_EQ(PassesOf(128, 4, 0), Counts(0, 0));

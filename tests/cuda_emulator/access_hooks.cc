@@ -1,5 +1,5 @@
-// What g++ calls before each access of code compiled with -fsanitize=thread. No other part of that
-// sanitizer is linked: this is its runtime. Names and meaning: gcc's sanitizer.def.
+// Functions that g++ calls before each access of code compiled with -fsanitize=thread. They replace
+// the runtime of that sanitizer. gcc's sanitizer.def defines their names and meaning.
 
 #include <cstddef>
 #include <cstdint>
@@ -12,7 +12,7 @@ using emulator::Access;
 
 namespace {
 
-// `alignment`: that of the type, as far as g++ says.
+// `alignment` is that of the type, if g++ passes it.
 inline void Observe(const void* p, std::uint32_t bytes, Access access, std::uint32_t alignment,
                     const void* code) {
   if (!emulator::some_thread_checks.load(std::memory_order_relaxed)) return;
@@ -53,7 +53,8 @@ void __tsan_write_range(void* p, std::size_t bytes) {
   Observe(p, static_cast<std::uint32_t>(bytes), Access::kWrite, 1, __builtin_return_address(0));
 }
 
-// Host code in the same files: reference counts. Atomics of kernels are those of thread.cuh.
+// Host code in the same files uses these for reference counts. Kernels use the atomics of
+// thread.cuh.
 std::uint32_t __tsan_atomic32_load(const volatile std::uint32_t* p, int) {
   return __atomic_load_n(p, __ATOMIC_SEQ_CST);
 }

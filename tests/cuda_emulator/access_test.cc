@@ -1,5 +1,5 @@
-// Mistakes that kernels make, each beside the same kernel without it: the check of accesses finds
-// the first, names the kernel and the line, and accepts the second.
+// Typical kernel errors, each next to the correct kernel. The access check must detect the error,
+// name the kernel and the line, and accept the correct kernel.
 
 #include <gtest/gtest.h>
 
@@ -25,7 +25,7 @@ using cuda_emulator::GetOptions;
 using cuda_emulator::KernelTest;
 using cuda_emulator::SetOptions;
 
-// What the process says when it ends: `what`, in a kernel at this line of this file.
+// Returns the text of the abort message: `what`, in a kernel at this line of this file.
 std::string Says(const std::string& what, int line) {
   return "kernel test_kernel, .*" + what +
          ".*, at tests/cuda_emulator/access_test.cc:" + std::to_string(line) + "\n";
@@ -57,7 +57,7 @@ TEST_F(AccessDeathTest, MissingBarrier) {
   const LaunchShape shape{.threads = 64, .shared_bytes = 256};
   const DeviceArray<std::uint32_t> out(64);
   Run(Reverse<true>, shape, out.data());
-  // Under every seed: which thread ran first does not matter.
+  // The error is detected under every seed, whichever thread runs first.
   for (std::uint64_t seed = 1; seed <= 4; ++seed) {
     UseSeed(seed);
     EXPECT_DEATH(
@@ -67,7 +67,7 @@ TEST_F(AccessDeathTest, MissingBarrier) {
   }
 }
 
-// A shuffle is no barrier, though all lanes meet in it.
+// A shuffle is not a barrier, although all lanes converge in it.
 template <bool kRight>
 __global__ void NeighbourOfAWarp(std::uint32_t* out) {
   std::uint32_t* const words = SharedWords();
@@ -77,7 +77,7 @@ __global__ void NeighbourOfAWarp(std::uint32_t* out) {
   out[Lane()] = words[Lane() ^ 1] + first;
 }
 
-TEST_F(AccessDeathTest, ShufflesOrderNothing) {
+TEST_F(AccessDeathTest, ShufflesDoNotSynchronize) {
   const LaunchShape shape{.threads = 32, .shared_bytes = 128};
   const DeviceArray<std::uint32_t> out(32);
   Run(NeighbourOfAWarp<true>, shape, out.data());
@@ -95,7 +95,7 @@ __global__ void ReuseTooEarly(std::uint32_t* out) {
   }
 }
 
-TEST_F(AccessDeathTest, BytesThatAreStillRead) {
+TEST_F(AccessDeathTest, BytesOverwrittenWhileRead) {
   const LaunchShape shape{.threads = 64, .shared_bytes = 256};
   const DeviceArray<std::uint32_t> out(64);
   Run(ReuseTooEarly<true>, shape, out.data());
@@ -121,7 +121,7 @@ TEST_F(AccessDeathTest, UninitialisedSharedMemory) {
                Says("byte 0 of shared memory, which no thread has written", kReadUnwritten));
 }
 
-// The block that comes last adds what all have left.
+// The block that arrives last adds the partial results of all.
 enum class Order { kRight, kNoFenceBefore, kNoFenceBehind, kNoAtomic };
 constexpr int kStorePart = __LINE__ + 5;
 constexpr int kLoadPart = __LINE__ + 21;
@@ -144,7 +144,7 @@ __global__ void AddOfBlocks(float* parts, std::uint32_t* counter, float* out) {
   if (*order + 1 != GridX()) return;
   float sum = 0;
   for (std::uint32_t block = 0; block < GridX(); ++block) {
-    // Written by another thread of another block.
+    // written by another thread of another block
     sum += LoadAtL2(parts + block * BlockThreads() + (ThreadIndex() ^ 1));
   }
   out[ThreadIndex()] = sum;
@@ -201,7 +201,7 @@ TEST_F(AccessDeathTest, ReadsBeforeDependencyWait) {
       Says("kernel produce in front wrote at .*: DependencyWait has not been called", kReadEarly));
 }
 
-// What an earlier kernel of the chain writes may be under way too.
+// An earlier kernel of the chain may also still be running.
 TEST_F(AccessDeathTest, ReadsBeforeDependencyWaitOverTwoKernels) {
   const DeviceArray<std::uint32_t> a(64);
   const DeviceArray<std::uint32_t> b(64);
@@ -225,7 +225,7 @@ __global__ void ReadCopied(const std::uint32_t* from, std::uint32_t* out) {
   CpAsyncWait<0>();
 }
 
-TEST_F(AccessDeathTest, CopiesThatAreNotWaitedFor) {
+TEST_F(AccessDeathTest, CopiesReadWithoutAWait) {
   const DeviceArray<std::uint32_t> from(64);
   const DeviceArray<std::uint32_t> out(64);
   const LaunchShape shape{.threads = 64, .shared_bytes = 256};
@@ -233,7 +233,7 @@ TEST_F(AccessDeathTest, CopiesThatAreNotWaitedFor) {
   EXPECT_DEATH(Run(ReadCopied<false>, shape, from.data(), out.data()), "a copy is under way");
 }
 
-// A ring of one stage: the consumer says when it has read.
+// A ring of one stage. The consumer signals when it has read.
 template <bool kRight>
 __global__ void Stages(const std::uint32_t* from, std::uint32_t* out) {
   std::byte* const stage = SharedMemory();
@@ -314,7 +314,7 @@ TEST_F(AccessDeathTest, OperandsOfWgmma) {
 
 enum class Pair { kRight, kNoClusterSync, kPeerStillReads, kEndsFirst };
 
-// Two blocks read the same rounds of two rows of 64 words, of which each copies one to both.
+// Two blocks read the same rounds of two rows of 64 words. Each copies one row to both.
 template <Pair kPair>
 __global__ void ReadPairs(const __grid_constant__ CUtensorMap map, std::uint32_t* out) {
   auto* const words = reinterpret_cast<std::uint32_t*>(SharedMemory());
@@ -347,7 +347,7 @@ __global__ void ReadPairs(const __grid_constant__ CUtensorMap map, std::uint32_t
   if (kPair != Pair::kEndsFirst) BarrierWait(empty, (kRounds - 1) % 2);
 }
 
-// In clusters of two, of which two run at a time.
+// Clusters of two blocks, of which two run at a time.
 TEST_F(AccessDeathTest, BlocksOfACluster) {
   const DeviceArray<std::uint32_t> rows(10 * 64);
   for (std::uint32_t i = 0; i < rows.size(); ++i) rows[i] = i + 1;
@@ -405,7 +405,7 @@ void TouchDeviceMemory(std::uint32_t* p) {
 }
 constexpr int kTouch = __LINE__ - 2;
 
-TEST_F(AccessDeathTest, TheHostInMemoryOfTheDevice) {
+TEST_F(AccessDeathTest, HostAccessToDeviceMemory) {
   EmulatorOptions options = GetOptions();
   options.host_may_touch = false;
   SetOptions(options);
@@ -416,15 +416,15 @@ TEST_F(AccessDeathTest, TheHostInMemoryOfTheDevice) {
                    std::to_string(kTouch));
 }
 
-// Nothing of the above is said of a launch that is not checked.
-TEST_F(AccessTest, LaunchesThatAreNotChecked) {
+// An unchecked launch reports none of the errors above.
+TEST_F(AccessTest, UncheckedLaunchesReportNothing) {
   CheckNoAccess();
   const DeviceArray<std::uint32_t> out(64);
   Run(Reverse<false>, {.threads = 64, .shared_bytes = 256}, out.data());
 }
 
-// Some are: the first of each kernel, and four in a row now and then.
-TEST_F(AccessDeathTest, SomeLaunchesAreChecked) {
+// A sample is checked: the first launch of each kernel, and four in a row from time to time.
+TEST_F(AccessDeathTest, ChecksASampleOfLaunches) {
   EmulatorOptions options = GetOptions();
   options.check = CheckedLaunches::kSome;
   SetOptions(options);

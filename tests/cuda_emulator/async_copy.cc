@@ -22,7 +22,7 @@ void Land(const PendingCopy& copy) {
   }
 }
 
-// `clock`: the time of the thread `member` at which the bytes are there.
+// `clock` is the time of the thread `member` at which the bytes arrive.
 void Finish(const PendingCopy& copy, std::uint32_t member, std::uint32_t clock) {
   Land(copy);
   EndCopy(copy.to, copy.bytes, member, clock, copy.code);

@@ -12,14 +12,14 @@ namespace quire::cuda_emulator {
 namespace {
 
 constexpr char kWaits[] = "mbarrier at shared address";
-constexpr std::uint32_t kMaxCount = (1u << 20) - 1;  // of arrivals and of bytes, PTX ISA
+constexpr std::uint32_t kMaxCount = (1u << 20) - 1;  // maximum of arrivals and of bytes, PTX ISA
 constexpr std::uint32_t kInitialised = 2;
 
-// 20 + 20 + 21 + 1 + 2 bits.
+// Encoded in 20 + 20 + 21 + 1 + 2 bits.
 struct State {
   std::uint32_t expected;  // arrivals per phase
   std::uint32_t missing;   // arrivals
-  std::int32_t bytes;      // announced and not landed; negative when they land first
+  std::int32_t bytes;      // announced bytes that have not arrived; negative if they arrive first
   std::uint32_t parity;
 };
 
@@ -36,7 +36,7 @@ State Load(std::uint32_t at) {
     Fatal("the mbarrier at shared address " + std::to_string(at) +
           " is not initialised, or was overwritten");
   }
-  // The shifts extend the sign of the 21 bits.
+  // The shifts sign-extend the 21 bits.
   const auto bytes = static_cast<std::int32_t>(static_cast<std::uint32_t>(bits >> 40) << 11) >> 11;
   return {.expected = static_cast<std::uint32_t>(bits & kMaxCount),
           .missing = static_cast<std::uint32_t>(bits >> 20 & kMaxCount),
@@ -56,7 +56,7 @@ void WakeWaiters(std::uint32_t at) {
   }
 }
 
-// Stores the state, in the next phase if this one is complete.
+// Stores the state and advances to the next phase if this one is complete.
 void Settle(std::uint32_t at, State state) {
   if (state.missing == 0 && state.bytes < 0) {
     Fatal("mbarrier at shared address " + std::to_string(at) + ": " + std::to_string(-state.bytes) +

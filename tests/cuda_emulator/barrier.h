@@ -1,8 +1,8 @@
 #pragma once
 
-// mbarrier, after the PTX ISA: arrivals still to come, bytes still to come, and the parity of the
-// phase, all in the 64 bits in shared memory, so that a kernel that overwrites or forgets to
-// initialise one is caught.
+// mbarrier according to the PTX ISA. Pending arrivals, pending bytes and the phase parity are
+// stored in the 64 bits in shared memory, so a kernel that overwrites a barrier or does not
+// initialize it is detected.
 
 #include <cstdint>
 
@@ -11,16 +11,16 @@
 namespace quire::cuda_emulator {
 
 void InitBarrier(void* barrier, std::uint32_t arrivals);
-// One arrival, after `bytes` were added to what this phase waits for.
+// Adds `bytes` to the bytes that this phase waits for, then arrives once.
 void ArriveBarrier(void* barrier, std::uint32_t bytes);
-// One arrival at the barrier at the same place in the block of this rank of the cluster.
+// Arrives once at the barrier at the same address in the block of this cluster rank.
 void ArriveBarrierIn(std::uint32_t rank, void* barrier);
-// Returns once the phase of this parity is complete.
+// Returns once the phase with this parity is complete.
 void WaitBarrier(void* barrier, std::uint32_t parity);
 
-// An arrival some time after a thread asked for it, which had seen `seen`.
+// A deferred arrival of a thread that had seen `seen` when it requested it.
 void ArriveBarrierFor(std::uint32_t barrier, const SeenRef& seen);
-// Bytes of a bulk copy have landed, at [address, address + bytes).
+// Bytes of a bulk copy have arrived at [address, address + bytes).
 void CompleteCopy(std::uint32_t barrier, std::uint32_t address, std::uint32_t bytes,
                   const void* code);
 std::uint32_t BarrierAddress(const void* barrier);

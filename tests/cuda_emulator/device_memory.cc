@@ -24,18 +24,18 @@ namespace {
 constexpr std::uint64_t kPage = 4096;
 constexpr std::uint64_t kAlignment = 256;
 constexpr int kPoison = 0xff;
-// Poisoned at each end of a block. What lies between costs no memory until it is written, and reads
-// as zeros.
+// Bytes poisoned at each end of a block. Memory between the ends takes no physical memory until it
+// is written, and reads as zeros.
 constexpr std::uint64_t kPoisonedBytes = std::uint64_t{512} << 20;
 
 struct Allocation {
   MemoryKind kind;
   std::uint64_t bytes;
-  std::byte* pages;          // the first usable page, a guard page lies before it
-  std::uint64_t page_bytes;  // usable pages, a guard page lies behind them
+  std::byte* pages;          // the first usable page; a guard page precedes it
+  std::uint64_t page_bytes;  // usable pages; a guard page follows them
 };
 
-// By address of the first byte. Never destroyed: buffers of static objects may outlive it.
+// By address of the first byte. Never destroyed, since buffers of static objects may outlive it.
 std::map<std::uintptr_t, Allocation>& Allocations() {
   static auto& allocations = *new std::map<std::uintptr_t, Allocation>();
   return allocations;
@@ -43,10 +43,10 @@ std::map<std::uintptr_t, Allocation>& Allocations() {
 
 std::uint64_t device_bytes = 0;
 
-// Of DeviceMemoryAccess, and one more while the host may touch device memory.
+// Number of DeviceMemoryAccess objects, plus one while the host may access device memory.
 int open_count = 0;
 bool host_may_touch = false;
-// Protection costs a walk over all pages, so it is not taken away and given back each time.
+// Changing the protection visits all pages, so it is not changed for every access.
 bool is_open = false;
 std::uint32_t closes = 0;
 std::uint32_t close_every = 1;
@@ -66,9 +66,9 @@ std::uint64_t RoundUp(std::uint64_t n, std::uint64_t to) {
   return (n + to - 1) / to * to;
 }
 
-// Where `bytes` bytes, whole pages, lie free in the arena: behind what was taken last, from the
-// start again when the end is reached, so that what was freed is used again as late as possible.
-// Null: no room.
+// Finds `bytes` free bytes (whole pages) in the arena. The search starts after the last allocation
+// and wraps around, so that freed memory is reused as late as possible. Returns null if there is no
+// room.
 std::byte* FindRoom(std::uint64_t bytes) {
   static std::uint64_t next = 0;
   MapArena();
@@ -100,7 +100,7 @@ void Open() {
   if (open_count++ > 0 || std::exchange(is_open, true)) return;
   for (const auto& [first, allocation] : Allocations()) Protect(allocation, /*may_touch=*/true);
 }
-// Rarer after a while: most code of the host has been run by then, and benchmarks run on.
+// Protects less often after a while. Most host code has run by then, and benchmarks continue.
 void Close() {
   constexpr std::uint32_t kOften = 4096;
   if (--open_count > 0) return;
@@ -110,10 +110,10 @@ void Close() {
   for (const auto& [first, allocation] : Allocations()) Protect(allocation, /*may_touch=*/false);
 }
 
-// What BlockBefore found last.
+// The last result of BlockBefore.
 const std::pair<const std::uintptr_t, Allocation>* last_block = nullptr;
 
-// The block at or before p, with its first byte; null without one.
+// Returns the block at or before p with its first byte, or null.
 const std::pair<const std::uintptr_t, Allocation>* BlockBefore(const void* p) {
   const auto at = reinterpret_cast<std::uintptr_t>(p);
   if (last_block != nullptr && at >= last_block->first &&
@@ -188,7 +188,7 @@ bool FreeMemory(MemoryKind kind, void* p) {
   CheckGuards(found->first, allocation);
   Allocations().erase(found);
   last_block = nullptr;
-  // Inaccessible and without memory again.
+  // Makes the pages inaccessible and releases their memory.
   if (mmap(allocation.pages, allocation.page_bytes, PROT_NONE,
            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED) {
     std::perror("memory of the emulated device");
@@ -267,7 +267,7 @@ std::string DescribeMemory(const void* p) {
 }
 
 void InstallFaultMessage() {
-  thread_local std::byte stack[64 * 1024];  // the fiber's own may be what overflowed
+  thread_local std::byte stack[64 * 1024];  // the fiber's own stack may have overflowed
   stack_t alternate{};
   alternate.ss_sp = stack;
   alternate.ss_size = sizeof(stack);

@@ -1,9 +1,8 @@
 #pragma once
 
-// Memory of the emulated device and page-locked host memory. Each block ends at a page that no
-// thread may touch, starts behind one, and is filled with 0xFF, so that a kernel that reads
-// unwritten bytes computes NaN and one that leaves its memory is caught. The host may touch memory
-// of the device through the runtime only.
+// Memory of the emulated device and page-locked host memory. Each block lies between inaccessible
+// guard pages and is filled with 0xFF. A kernel that reads unwritten bytes computes NaN, and one
+// that leaves its memory is detected. The host may access device memory through the runtime only.
 //
 // Threads: callers hold the runtime's lock, or run inside a kernel.
 
@@ -13,7 +12,7 @@
 
 namespace quire::cuda_emulator {
 
-// Both kinds lie in one range of addresses; null before the first block.
+// Both kinds are in one address range. Null before the first block.
 inline constexpr std::uint64_t kDeviceArenaBytes = std::uint64_t{64} << 30;
 extern std::byte* device_arena;
 inline bool IsInDeviceArena(const void* p) {
@@ -22,24 +21,24 @@ inline bool IsInDeviceArena(const void* p) {
 
 enum class MemoryKind : std::uint8_t { kPageable, kPinned, kDevice };
 
-// Null when the system refuses. Aligned to 256 bytes.
+// Allocates memory aligned to 256 bytes. Returns null if the system refuses.
 void* AllocateMemory(MemoryKind kind, std::uint64_t bytes);
-// False when p is no block of this kind. Ends the process when bytes around the block were written.
+// Returns false if p is not a block of this kind. Aborts if bytes around the block were written.
 bool FreeMemory(MemoryKind kind, void* p);
 
 MemoryKind KindOf(const void* p);
-// Whether [p, p + bytes) lies in one block of device or pinned memory.
+// Returns whether [p, p + bytes) is in one block of device or pinned memory.
 bool IsDeviceReadable(const void* p, std::uint64_t bytes);
-// The same for memory of any kind: true for pageable memory.
+// The same for memory of any kind. True for pageable memory.
 bool IsInsideBlock(const void* p, std::uint64_t bytes);
 
 std::uint64_t DeviceBytesInUse();
 // "0x7f..., 16 bytes behind a block of 4096 bytes of device memory".
 std::string DescribeAddress(const void* p);
-// The same for shared memory too.
+// The same, also for shared memory.
 std::string DescribeMemory(const void* p);
 
-// While one exists, memory of the device can be touched: kernels, copies and fills run.
+// Device memory is accessible while an object exists, so that kernels, copies and fills can run.
 class DeviceMemoryAccess {
  public:
   DeviceMemoryAccess();
@@ -47,12 +46,12 @@ class DeviceMemoryAccess {
   DeviceMemoryAccess(const DeviceMemoryAccess&) = delete;
   DeviceMemoryAccess& operator=(const DeviceMemoryAccess&) = delete;
 };
-// Behind one access of so many, the host cannot touch it until the next one begins.
+// After one access out of `times`, the host cannot access device memory until the next access.
 void CloseDeviceMemoryEvery(std::uint32_t times);
-// Whether the host may touch it at any time (EmulatorOptions).
+// Sets whether the host may access device memory at any time (EmulatorOptions).
 void LetHostTouchDeviceMemory(bool may);
 
-// Makes an access that hits a page that may not be touched end the process with DescribeAddress.
+// Makes an access to a protected page abort the process with the text of DescribeAddress.
 void InstallFaultMessage();
 
 }  // namespace quire::cuda_emulator

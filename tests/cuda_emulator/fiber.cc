@@ -13,7 +13,7 @@ namespace context = boost::context::detail;
 
 constexpr std::size_t kPage = 4096;
 constexpr std::size_t kStack = 256 * 1024;
-constexpr std::size_t kSlot = kStack + kPage;  // a page below each that no thread may touch
+constexpr std::size_t kSlot = kStack + kPage;  // an inaccessible page precedes each stack
 
 std::byte* Stacks() {
   static std::byte* const stacks = [] {
@@ -30,8 +30,8 @@ std::byte* Stacks() {
   return stacks;
 }
 
-// Frames of all threads would lie at the same offset of a page, and fight for the same lines of the
-// cache.
+// Without the offset, frames of all threads would be at the same page offset and compete for the
+// same cache lines.
 std::size_t Stagger(std::uint32_t index) {
   return (index * 7 % 32) * 320;
 }

@@ -1,7 +1,7 @@
 #pragma once
 
-// What the emulator's own tests share: a stream, arrays on the emulated device, a launch that
-// waits.
+// Shared helpers of the emulator's own tests: a stream, arrays on the emulated device, and a launch
+// that waits.
 
 #include <gtest/gtest.h>
 
@@ -19,7 +19,7 @@
 
 namespace quire::cuda_emulator {
 
-// n elements of device memory, which host code may touch here (EmulatorOptions::host_may_touch).
+// n elements of device memory, which host code may access here (EmulatorOptions::host_may_touch).
 template <typename T>
 class DeviceArray {
  public:
@@ -50,7 +50,7 @@ class KernelTest : public ::testing::Test {
     context_ = {.stream = &*stream_, .num_sms = 4, .compute_capability = 90};
   }
 
-  // Every launch is checked, and DeviceArray can be touched.
+  // Every launch is checked, and the test may access DeviceArray directly.
   void StartAnew() {
     Reset();
     EmulatorOptions options = GetOptions();
@@ -65,14 +65,14 @@ class KernelTest : public ::testing::Test {
     SetOptions(options);
   }
 
-  // For kernels that do on purpose what the check of accesses finds first (access_test.cc).
+  // For kernels that contain errors which the access check would find first (access_test.cc).
   void CheckNoAccess() {
     EmulatorOptions options = GetOptions();
     options.check = CheckedLaunches::kNone;
     SetOptions(options);
   }
 
-  // Runs kernel(args...) to its end.
+  // Runs kernel(args...) and waits for it.
   template <typename... P, typename... A>
   void Run(void (*kernel)(P...), const kernels::cuda::LaunchShape& shape, A&&... args) {
     const absl::Status launched =

@@ -99,8 +99,8 @@ void MultiplyAll(void* const* operands, std::uint32_t, std::uint64_t is_bf16) {
 
 }  // namespace
 
-// Wider registers where there are some; no instruction set fuses what is written apart, so the bits
-// are the same.
+// Uses wider registers if available. No instruction set fuses operations that are written
+// separately, so the bits are equal.
 __attribute__((target_clones("avx2", "default"), optimize("fp-contract=off"))) void AddProduct(
     double* sums, const float* a, const double* b, std::uint32_t rows, std::uint32_t columns) {
   for (std::size_t m = 0; m < rows; ++m) {

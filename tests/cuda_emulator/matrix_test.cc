@@ -1,4 +1,4 @@
-// Tensor core instructions of a warp, cp.async and conversions against values worked out here.
+// Tensor core instructions of a warp, cp.async and conversions, compared with values computed here.
 
 #include <cmath>
 #include <cstring>
@@ -10,7 +10,7 @@
 #include "kernels/cuda/mma.cuh"
 #include "tests/cuda_emulator/kernel_test.h"
 
-// Written as kernels are, in their namespace.
+// Kernels, in their usual namespace.
 namespace quire::kernels::cuda {
 namespace {
 
@@ -64,9 +64,9 @@ TEST_F(MatrixTest, LoadsAndTransposes) {
   }
 }
 
-// A [16][16] and B [16][8] row by row; d [16][8] is added to. The fragments are those of the PTX
-// ISA's tables: a0..a7 by (row, column) = (g + 8 for i in {2, 3, 6, 7}, 2 c + i % 2 + 8 for i >=
-// 4), b0..b3 alike, c0..c3.
+// A [16][16] and B [16][8] are row-major, and d [16][8] is accumulated. The fragments follow the
+// PTX ISA's tables: a0..a7 by (row, column) = (g + 8 for i in {2, 3, 6, 7}, 2 c + i % 2 + 8 for i
+// >= 4), with b0..b3 and c0..c3 alike.
 template <typename T>
 __global__ void Product(const T* a, const T* b, float* d) {
   const std::uint32_t g = Lane() / 4;
@@ -148,7 +148,8 @@ TYPED_TEST(ProductTest, IdentityAndNaN) {
   }
 }
 
-// Copies two groups, waits until `pending` are left, and reads both and what was copied as zeros.
+// Copies two groups, waits until `pending` are left, and reads both, and the bytes that were copied
+// as zeros.
 template <int kPending>
 __global__ void CopyGroups(const std::uint32_t* from, std::uint32_t* out) {
   auto* const shared = reinterpret_cast<std::uint32_t*>(SharedMemory16());
@@ -166,7 +167,7 @@ __global__ void CopyGroups(const std::uint32_t* from, std::uint32_t* out) {
   CpAsyncWait<0>();
 }
 
-TEST_F(MatrixTest, CopiesLandWhenTheirGroupIsWaitedFor) {
+TEST_F(MatrixTest, CopiesArriveWhenTheirGroupIsWaitedFor) {
   CheckNoAccess();
   DeviceArray<std::uint32_t> from(128);
   for (std::uint32_t i = 0; i < 128; ++i) from[i] = i;
@@ -178,7 +179,7 @@ TEST_F(MatrixTest, CopiesLandWhenTheirGroupIsWaitedFor) {
   EXPECT_EQ(out[3 * 9 + 2], 0u);
   Run(CopyGroups<1>, shape, from.data(), out.data());
   EXPECT_EQ(out[3 * 9], 36u);
-  EXPECT_EQ(out[3 * 9 + 1], 0xffffffffu);  // neither what was there nor what will be
+  EXPECT_EQ(out[3 * 9 + 1], 0xffffffffu);  // neither the old nor the new value
   EXPECT_EQ(out[3 * 9 + 2], 0u);
   Run(CopyGroups<2>, shape, from.data(), out.data());
   EXPECT_EQ(out[3 * 9], 0xffffffffu);
@@ -190,7 +191,7 @@ __global__ void CopyFrom(const std::byte* from, std::uint32_t to) {
   CpAsyncWait<0>();
 }
 
-TEST_F(MatrixDeathTest, CopiesThatNoDeviceMakes) {
+TEST_F(MatrixDeathTest, RejectsInvalidCopies) {
   const DeviceArray<std::byte> from(64);
   const LaunchShape shape{.threads = 1, .shared_bytes = 32};
   Run(CopyFrom, shape, from.data(), 16u);
@@ -219,7 +220,7 @@ TEST(ConvertTest, Pairs) {
 }
 
 TEST(ConvertTest, ArithmeticOfF16RoundsOnce) {
-  // 2049 is a tie between 2048 and 2050, to even; a little more is not.
+  // 2049 is a tie between 2048 and 2050 and rounds to even. A slightly larger value is not a tie.
   EXPECT_EQ(SubF16(PackF16(2048.0f, 2048.0f), PackF16(-1.0f, 1.0f)), PackF16(2048.0f, 2047.0f));
   EXPECT_EQ(FmaF16(PackF16(1.0f, 1.0009765625f), PackF16(1.0f, 1.0f), PackF16(2048.0f, 2048.0f)),
             PackF16(2048.0f, 2050.0f));

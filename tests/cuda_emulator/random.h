@@ -1,6 +1,6 @@
 #pragma once
 
-// The emulator's source of chance: small, fast, and the same on every machine.
+// The emulator's random numbers: small, fast, and equal on every machine.
 
 #include <cstdint>
 

@@ -1,6 +1,5 @@
-// The same tests on a real GPU: emulator.h without an emulator. Options that the GPU has by itself
-// are reported, others change nothing; a test that injects faults or counts launches asks
-// IsEmulated() first.
+// Implements emulator.h for the same tests on a real GPU. Options report the GPU's properties, and
+// changes have no effect. A test that injects faults or counts launches calls IsEmulated() first.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -63,7 +62,7 @@ void Reset() {}
 
 }  // namespace quire::cuda_emulator
 
-// CTest reads 77 as skipped.
+// CTest treats 77 as skipped.
 int main(int argc, char** argv) {
   testing::InitGoogleMock(&argc, argv);
   if (testing::GTEST_FLAG(list_tests)) return RUN_ALL_TESTS();

@@ -27,7 +27,8 @@ std::uint32_t SharedLimit(const Runtime& runtime) {
   return runtime.options.compute_capability >= 90 ? emulator::kMaxSharedBytes : 163 * 1024;
 }
 
-// A multiprocessor has as much as a block may have and a KiB for each of its blocks.
+// A multiprocessor has as much shared memory as a block may have, plus a KiB for each of its
+// blocks.
 constexpr std::uint32_t kReservedBytes = 1024;
 constexpr std::uint32_t kThreadsAtOnce = 2048;
 
@@ -37,7 +38,7 @@ struct ErrorText {
   const char* text;
 };
 
-// Those that the emulator returns, and those that tests inject.
+// Errors that the emulator returns, and those that tests inject.
 constexpr ErrorText kErrors[] = {
     {cudaSuccess, "cudaSuccess", "no error"},
     {cudaErrorInvalidValue, "cudaErrorInvalidValue", "invalid argument"},

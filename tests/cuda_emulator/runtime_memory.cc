@@ -18,7 +18,7 @@ using emulator::Runtime;
 
 namespace {
 
-// Rows of bytes; a plain copy has one.
+// Rows of bytes. A plain copy has one row.
 struct CopyShape {
   void* to;
   std::size_t to_pitch;
@@ -32,7 +32,7 @@ std::size_t Extent(std::size_t pitch, const CopyShape& copy) {
   return (copy.height - 1) * pitch + copy.width;
 }
 
-// No kernel behind it begins before it ends.
+// No later kernel may start before this operation ends.
 void CopyRows(const CopyShape& copy) {
   emulator::TheRuntime().last_checked = nullptr;
   for (std::size_t i = 0; i < copy.height; ++i) {
@@ -41,8 +41,8 @@ void CopyRows(const CopyShape& copy) {
   }
 }
 
-// What a copy kind says about one end. Page-locked memory counts as host memory, and as device
-// memory by its address.
+// Returns whether a copy kind permits a pointer at one end. Page-locked memory counts as host memory, and
+// by its address as device memory.
 bool FitsKind(MemoryKind memory, bool must_be_device) {
   return must_be_device ? memory != MemoryKind::kPageable : memory != MemoryKind::kDevice;
 }
@@ -64,7 +64,7 @@ cudaError_t CheckCopy(const CopyShape& copy, cudaMemcpyKind kind) {
   return fits ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-// Pinned and device ends are touched when the copy runs; pageable bytes are taken or delivered
+// Pinned and device memory is accessed when the copy runs. Pageable memory is read or written
 // before the call returns.
 cudaError_t EnqueueCopy(Runtime& runtime, const CopyShape& copy, cudaMemcpyKind kind,
                         cudaStream_t handle) {
@@ -134,7 +134,7 @@ cudaError_t Allocate(Runtime& runtime, MemoryKind kind, void** p, std::size_t by
   return cudaSuccess;
 }
 
-// Everything that is under way may still use the memory, so it is done first.
+// Pending work may still use the memory, so it is completed first.
 cudaError_t Free(Runtime& runtime, MemoryKind kind, void* p) {
   if (p == nullptr) return cudaSuccess;
   const cudaError_t error = emulator::DrainAll(runtime);

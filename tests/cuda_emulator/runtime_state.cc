@@ -55,7 +55,7 @@ cudaError_t RunOne(Runtime& runtime, CUstream_st* stream) {
   return error;
 }
 
-// Lets other devices go on, and other threads use the runtime. REQUIRES: no operation is under way.
+// Runs other devices and lets other threads use the runtime. REQUIRES: no operation is running.
 void GiveWay(Runtime& runtime, const CUstream_st* waiting) {
   for (CUstream_st* stream : runtime.streams) {
     if (stream->device != waiting->device && !stream->queue.empty()) (void)RunOne(runtime, stream);
@@ -65,8 +65,8 @@ void GiveWay(Runtime& runtime, const CUstream_st* waiting) {
   runtime.mutex.lock();
 }
 
-// Of some launches: those that a kernel has first, where most of its shapes are small, and four in
-// a row of 128.
+// Selects a sample of launches: the first ones of a kernel, which cover most of its small shapes,
+// and four in a row of 128.
 bool IsChecked(const Runtime& runtime, const KernelLaunch& launch) {
   constexpr std::uint64_t kFirst = 4;
   if (runtime.options.check != CheckedLaunches::kSome) {
@@ -124,7 +124,7 @@ cudaError_t CallAny(const char* name, bool needs_device,
   Runtime& runtime = TheRuntime();
   const std::lock_guard<std::mutex> lock(runtime.mutex);
   const cudaError_t error = Guarded(runtime, name, needs_device, body);
-  // Not an error, only an answer.
+  // This is a result and not an error.
   if (error != cudaSuccess && error != cudaErrorNotReady) LastError() = error;
   return error;
 }
@@ -194,7 +194,8 @@ cudaError_t Enqueue(Runtime& runtime, CUstream_st* stream, Operation operation) 
 cudaError_t Drain(Runtime& runtime, CUstream_st* stream, const Mark* mark) {
   const DeviceMemoryAccess access;
   if (stream == &runtime.default_stream) {
-    const std::set<cudaStream_t> others = runtime.streams;  // Drain lets other threads end some
+    // During Drain, other threads may destroy some.
+    const std::set<cudaStream_t> others = runtime.streams;
     for (CUstream_st* other : others) {
       if (!runtime.streams.contains(other) || !other->blocking) continue;
       const cudaError_t error = Drain(runtime, other);
@@ -214,7 +215,8 @@ cudaError_t Drain(Runtime& runtime, CUstream_st* stream, const Mark* mark) {
 }
 
 cudaError_t DrainAll(Runtime& runtime) {
-  const std::set<cudaStream_t> streams = runtime.streams;  // Drain lets other threads end some
+  // During Drain, other threads may destroy some.
+  const std::set<cudaStream_t> streams = runtime.streams;
   for (CUstream_st* stream : streams) {
     if (!runtime.streams.contains(stream) || stream->device != CurrentDevice()) continue;
     const cudaError_t error = Drain(runtime, stream);
@@ -358,7 +360,7 @@ void Reset() {
 
 }  // namespace quire::cuda_emulator
 
-// Of kernels/backend/proven.h.
+// Implements kernels/backend/proven.h.
 extern "C" bool QuireCudaIsEmulated() {
   return true;
 }

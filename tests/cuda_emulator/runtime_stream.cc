@@ -26,13 +26,13 @@ cudaError_t MakeEvent(Runtime& runtime, cudaEvent_t* event) {
   return cudaSuccess;
 }
 
-// Runs the stream of the mark up to it.
+// Runs the stream of the mark up to the mark.
 cudaError_t Reach(Runtime& runtime, const std::shared_ptr<emulator::Mark>& mark) {
   if (mark == nullptr || mark->done) return cudaSuccess;
   return emulator::Drain(runtime, mark->stream, mark.get());
 }
 
-// An event recorded in a capture belongs to the graph: only the same capture may wait for it.
+// An event recorded in a capture belongs to the graph, so only the same capture may wait for it.
 cudaError_t WaitInCapture(const CUstream_st* stream, const CUevent_st* event) {
   const bool same = event->mark != nullptr && event->mark->stream == stream;
   return same ? cudaSuccess : cudaErrorStreamCaptureIsolation;
@@ -239,7 +239,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t handle) {
   return Call("cudaGraphLaunch", [&](Runtime& runtime) {
     CUstream_st* const stream = emulator::FindStream(runtime, handle);
     if (stream == nullptr) return cudaErrorInvalidResourceHandle;
-    // One after the other, so that each may wait.
+    // Runs them one after the other, so that each may wait.
     for (std::size_t i = 0; i < exec->nodes->size(); ++i) {
       const cudaError_t error =
           emulator::Enqueue(runtime, stream, [nodes = exec->nodes, i] { return (*nodes)[i](); });

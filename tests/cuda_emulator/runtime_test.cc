@@ -1,4 +1,4 @@
-// The emulated runtime itself: when deferred work runs, what memory holds, which calls fail.
+// The emulated runtime itself: the time of deferred work, memory contents, and failing calls.
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
@@ -9,7 +9,7 @@
 #include "tests/cuda_emulator/kernel_test.h"
 #include "tests/cuda_emulator/tensor_map.h"
 
-// Written as kernels are, in their namespace.
+// Kernels, in their usual namespace.
 namespace quire::kernels::cuda {
 namespace {
 
@@ -36,7 +36,7 @@ __global__ void Add(std::uint32_t* p, std::uint32_t x) {
   *p += x;
 }
 
-TEST_F(RuntimeTest, WorkRunsWhenSomebodyWaits) {
+TEST_F(RuntimeTest, WorkRunsWhenTheHostWaits) {
   const DeviceArray<std::uint32_t> value(1);
   ASSERT_TRUE(Launch(context_, "add", Add, {.threads = 1}, value.data(), 5u).ok());
   EXPECT_EQ(value[0], 0u);
@@ -63,7 +63,7 @@ TEST_F(RuntimeTest, DefaultStreamDoesNotWaitForOthers) {
   EXPECT_EQ(host, 5u);
 }
 
-TEST_F(RuntimeTest, AllocationsAndFreesAreCounted) {
+TEST_F(RuntimeTest, CountsAllocationsAndFrees) {
   const std::uint64_t before = AllocationCount();
   const std::uint64_t pinned_before = PinnedBytesEverAllocated();
   void *device = nullptr, *pinned = nullptr, *none = nullptr;
@@ -71,7 +71,7 @@ TEST_F(RuntimeTest, AllocationsAndFreesAreCounted) {
   EXPECT_EQ(AllocationCount() - before, 1u);
   ASSERT_EQ(cudaMallocHost(&pinned, 1), cudaSuccess);
   EXPECT_EQ(AllocationCount() - before, 2u);
-  // What gives or takes no block does not count.
+  // Calls that neither allocate nor free are not counted.
   ASSERT_EQ(cudaMalloc(&none, 0), cudaSuccess);
   EXPECT_EQ(cudaMalloc(&none, std::size_t{1} << 40), cudaErrorMemoryAllocation);
   EXPECT_EQ(cudaFree(nullptr), cudaSuccess);
@@ -108,7 +108,7 @@ TEST_F(RuntimeTest, RowsOfBytes) {
   for (int i = 0; i < 24; ++i) from[i] = static_cast<char>(i);
   ASSERT_EQ(cudaMemcpy2DAsync(to.data(), 16, from, 8, 4, 3, cudaMemcpyHostToDevice, stream()),
             cudaSuccess);
-  std::memset(from, 0, sizeof(from));  // pageable: taken already
+  std::memset(from, 0, sizeof(from));  // pageable memory was read already
   ASSERT_EQ(cudaStreamSynchronize(stream()), cudaSuccess);
   for (std::size_t row = 0; row < 3; ++row) {
     EXPECT_EQ(to[row * 16 + 3], static_cast<char>(row * 8 + 3));
@@ -119,7 +119,7 @@ TEST_F(RuntimeTest, RowsOfBytes) {
   EXPECT_EQ(cudaMemcpy2DAsync(to.data(), 16, from, 2, 4, 3, cudaMemcpyHostToDevice, stream()),
             cudaErrorInvalidValue);
   EXPECT_EQ(cudaMemcpy2DAsync(to.data(), 32, from, 8, 4, 3, cudaMemcpyHostToDevice, stream()),
-            cudaErrorInvalidValue);  // ends 4 bytes behind the block
+            cudaErrorInvalidValue);  // ends 4 bytes after the block
 }
 
 TEST_F(RuntimeTest, EventsOrderStreams) {
@@ -128,7 +128,7 @@ TEST_F(RuntimeTest, EventsOrderStreams) {
   cudaEvent_t event = nullptr;
   ASSERT_EQ(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking), cudaSuccess);
   ASSERT_EQ(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), cudaSuccess);
-  EXPECT_EQ(cudaEventQuery(event), cudaSuccess);  // nothing recorded
+  EXPECT_EQ(cudaEventQuery(event), cudaSuccess);  // nothing was recorded
   ASSERT_TRUE(Launch(context_, "add", Add, {.threads = 1}, value.data(), 5u).ok());
   ASSERT_EQ(cudaEventRecord(event, stream()), cudaSuccess);
   ASSERT_TRUE(Launch(context_, "add", Add, {.threads = 1}, value.data(), 7u).ok());
@@ -136,23 +136,23 @@ TEST_F(RuntimeTest, EventsOrderStreams) {
   const DeviceArray<std::uint32_t> copy(1);
   ASSERT_EQ(cudaMemcpyAsync(copy.data(), value.data(), 4, cudaMemcpyDefault, other), cudaSuccess);
   ASSERT_EQ(cudaStreamSynchronize(other), cudaSuccess);
-  EXPECT_EQ(copy[0], 5u);   // what came before the event has run
-  EXPECT_EQ(value[0], 5u);  // and nothing more
+  EXPECT_EQ(copy[0], 5u);   // the work before the event has run
+  EXPECT_EQ(value[0], 5u);  // and no more
   EXPECT_EQ(cudaEventSynchronize(event), cudaSuccess);
   EXPECT_EQ(cudaStreamDestroy(other), cudaSuccess);
   EXPECT_EQ(cudaStreamSynchronize(other), cudaErrorInvalidResourceHandle);
   EXPECT_EQ(cudaEventDestroy(event), cudaSuccess);
 }
 
-// An operation that is not ready holds up its stream, and those that wait for an event behind it;
-// also inside a graph.
-TEST_F(RuntimeTest, AnOperationThatWaitsHoldsUpItsStreamOnly) {
+// An operation that is not ready blocks its stream and the streams that wait for a later event of
+// it, also inside a graph.
+TEST_F(RuntimeTest, WaitingOperationBlocksOnlyItsStream) {
   const DeviceArray<std::uint32_t> value(1);
   cudaStream_t other = nullptr;
   cudaEvent_t event = nullptr;
   ASSERT_EQ(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking), cudaSuccess);
   ASSERT_EQ(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), cudaSuccess);
-  bool is_open = false;  // touched by operations only
+  bool is_open = false;  // accessed by operations only
   const auto wait = [&] { return is_open ? cudaSuccess : cudaErrorNotReady; };
   for (const bool as_graph : {false, true}) {
     is_open = false;
@@ -191,7 +191,7 @@ TEST_F(RuntimeTest, AnOperationThatWaitsHoldsUpItsStreamOnly) {
   EXPECT_EQ(cudaStreamDestroy(other), cudaSuccess);
 }
 
-TEST_F(RuntimeTest, DevicesHaveTheirStreams) {
+TEST_F(RuntimeTest, DevicesHaveSeparateStreams) {
   EmulatorOptions options = GetOptions();
   options.num_devices = 2;
   SetOptions(options);
@@ -207,7 +207,7 @@ TEST_F(RuntimeTest, DevicesHaveTheirStreams) {
   ASSERT_TRUE(Launch(context_, "add", Add, {.threads = 1}, value.data(), 5u).ok());
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   EXPECT_EQ(value[0], 5u);
-  // What the other device waits for may be what this one does next.
+  // The other device may wait for work that this one does next.
   bool is_open = false;
   const auto open = [&] {
     is_open = true;
@@ -222,7 +222,7 @@ TEST_F(RuntimeTest, DevicesHaveTheirStreams) {
   EXPECT_EQ(cudaStreamDestroy(second), cudaSuccess);
 }
 
-TEST_F(RuntimeTest, CapturesForbidWhatTheRuntimeForbids) {
+TEST_F(RuntimeTest, CapturesForbidTheSameCallsAsTheRuntime) {
   const DeviceArray<std::uint32_t> value(1);
   cudaGraph_t graph = nullptr;
   void* p = nullptr;
@@ -243,7 +243,7 @@ TEST_F(RuntimeTest, CapturesForbidWhatTheRuntimeForbids) {
   EXPECT_EQ(cudaStreamEndCapture(stream(), &graph), cudaErrorStreamCaptureInvalidated);
 }
 
-TEST_F(RuntimeTest, DeviceThatIsAskedFor) {
+TEST_F(RuntimeTest, ReportsTheConfiguredDevice) {
   EmulatorOptions options = GetOptions();
   options.compute_capability = 80;
   options.num_sms = 7;
@@ -276,7 +276,7 @@ TEST_F(RuntimeTest, DriverEntryPoints) {
   EXPECT_EQ(function, nullptr);
 }
 
-TEST_F(RuntimeTest, FaultsStrikeOnce) {
+TEST_F(RuntimeTest, FaultsAreInjectedOnce) {
   void* p = nullptr;
   InjectFault({.where = "cudaMalloc", .error = cudaErrorMemoryAllocation, .after = 1});
   ASSERT_EQ(cudaMalloc(&p, 16), cudaSuccess);

@@ -17,8 +17,8 @@ namespace {
 
 constexpr std::uint32_t kWindow = kSharedWindow;
 constexpr std::uint32_t kPoison = 0xff;
-constexpr std::uint32_t kGuard = 4096;  // checked behind the block's bytes
-constexpr std::uint32_t kFirst = 1024;  // the block's bytes start behind this much guard
+constexpr std::uint32_t kGuard = 4096;  // checked after the block's bytes
+constexpr std::uint32_t kFirst = 1024;  // bytes of guard before the block's bytes
 
 struct Window {
   std::byte* base = nullptr;
@@ -28,7 +28,7 @@ struct Window {
 };
 
 Window* NewWindow() {
-  // The window, its alignment, and pages behind it that no thread may touch.
+  // The window, its alignment, and inaccessible pages after it.
   void* raw = mmap(nullptr, 3 * kWindow, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (raw == MAP_FAILED) {
     std::perror("shared memory of emulated blocks");
@@ -68,7 +68,7 @@ void PrepareShared(std::uint32_t bytes, std::uint32_t start_choice) {
 void CheckSharedGuards() {
   const Window& window = TheWindow();
   const auto check = [&](std::uint32_t begin, std::uint32_t end, const char* where) {
-    // Each byte equals the next one, and the first is right.
+    // Checks that each byte equals the next one and that the first is correct.
     if (begin == end ||
         (window.base[begin] == std::byte{kPoison} &&
          std::memcmp(window.base + begin, window.base + begin + 1, end - begin - 1) == 0)) {

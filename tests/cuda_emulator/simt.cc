@@ -24,20 +24,20 @@ namespace {
 constexpr std::uint32_t kNoDetail = ~0u;
 constexpr char kBlockBarrier[] = "SyncBlock";
 constexpr char kClusterBarrier[] = "the cluster";
-// A block gives way to others with chance 1 / kStayInBlock where its warps do.
+// Where a block's warps yield, another block is chosen with probability 1 / kStayInBlock.
 constexpr std::uint32_t kStayInBlock = 8;
 
 struct Warp {
-  std::uint32_t runnable = 0;  // lanes that could run now
+  std::uint32_t runnable = 0;  // lanes that can run now
   std::uint32_t live = 0;      // lanes that have not ended
   std::uint32_t joined = 0;    // lanes that wait in a collective
-  // Whether all of them wait in the same one, and the first lane there.
+  // Whether all of them wait in the same collective, and its first lane.
   bool same = true;
   std::uint32_t first_joined = 0;
 };
 
 struct NamedBarrierState {
-  std::uint32_t threads = 0;  // 0: no thread there
+  std::uint32_t threads = 0;  // 0 if no thread is there
   std::uint32_t arrived = 0;
   std::vector<Thread*> waiting;
   Meeting meeting;
@@ -48,14 +48,15 @@ struct LateWork {
   bool any_time = false;
 };
 
-// How the threads of one block take turns, drawn once per block.
+// Scheduling of the threads of one block, drawn once per block.
 struct Turns {
-  bool descending = false;  // lanes of a warp
-  std::uint32_t stay = 1;   // a warp goes on past a collective with chance 1 - 1 / stay; 1: never
+  bool descending = false;  // order of lanes of a warp
+  // A warp continues after a collective with probability 1 - 1 / stay; 1: never.
+  std::uint32_t stay = 1;
 };
 
 struct Block {
-  std::uint32_t number = 0;  // access_check.h
+  std::uint32_t number = 0;  // see access_check.h
   std::uint32_t x = 0;
   std::uint32_t y = 0;
   Random random;
@@ -65,8 +66,8 @@ struct Block {
   std::uint32_t ready = 0;  // warps with a runnable lane
   std::uint32_t live_threads = 0;
   std::uint32_t at_barrier = 0;
-  // The cluster: the number of its first block, where shared memory starts in all of them; in the
-  // first block, its barrier.
+  // The cluster: the number of its first block, the start of shared memory in all of them, and in
+  // the first block its barrier.
   std::uint32_t cluster = 0;
   std::uint32_t shared_start = 0;
   std::uint32_t at_cluster_barrier = 0;
@@ -74,23 +75,23 @@ struct Block {
   Meeting cluster_meeting;  // of the block's own threads
   SeenRef cluster_seen;     // at the end of the last phase
   NamedBarrierState named[16];
-  // Arrivals of threads of other blocks: of which block and thread, the last time.
+  // Arrivals of threads of other blocks: the block, the thread and the last time.
   std::map<std::pair<std::uint32_t, std::uint32_t>, std::uint32_t> from_outside;
   std::vector<LateWork> late;
   std::map<std::uint32_t, MbarrierClock> mbarriers;  // by shared address
   std::vector<Thread> threads;
 };
 
-// The launch that runs; null outside kernels.
+// The running launch. Null outside kernels.
 const KernelLaunch* launch = nullptr;
 Random launch_random;
 Block blocks[kMaxResidentBlocks];
-// That of current_thread, or the one whose late work runs.
+// The block of current_thread, or the block whose deferred work runs.
 Block* block = &blocks[0];
-// The thread that starts kernels, with an index that no other has.
+// The thread that starts kernels. Its index is unique.
 Thread main_thread;
 SimtCounters counters;
-// Whether a thread of the launch has waited for the kernel in front.
+// Whether a thread of the launch has waited for the preceding kernel.
 bool waited_in_front = false;
 
 void Select(Block* which) {
@@ -98,7 +99,7 @@ void Select(Block* which) {
   SelectSharedWindow(CurrentSlot());
 }
 
-// The block of this rank in the cluster of the current one.
+// Returns the block of this rank in the current block's cluster.
 Block& OfCluster(std::uint32_t rank) {
   return blocks[CurrentSlot() / launch->cluster_x * launch->cluster_x + rank];
 }
@@ -109,7 +110,8 @@ void MakeRunnable(Thread* thread) {
   block->ready |= 1u << thread->warp;
 }
 
-// The next set bit of `bits` at or above (below) `from`, in a circle. REQUIRES: bits is not 0.
+// Returns the next set bit of `bits` at or above (below) `from`, cyclically. REQUIRES: bits is not
+// 0.
 std::uint32_t NextBit(std::uint32_t bits, std::uint32_t from) {
   const std::uint32_t above = bits >> from << from;
   return static_cast<std::uint32_t>(std::countr_zero(above != 0 ? above : bits));
@@ -134,7 +136,7 @@ std::string Lanes(std::uint32_t mask) {
   return text;
 }
 
-// What every warp waits for.
+// Describes what every warp waits for.
 std::string Waiting() {
   std::string text;
   for (std::uint32_t w = 0; w < block->num_warps; ++w) {
@@ -175,8 +177,8 @@ void MaybeRunLateWork() {
   if (block->late[i].any_time) RunLateWork(i);
 }
 
-// Makes a block current that is there and `fits`; one that is drawn, or the next behind it. False
-// without one.
+// Makes an existing block current for which `fits` is true: a random one, or the next after it.
+// Returns false if there is none.
 template <typename Fits>
 bool PickBlock(Fits fits) {
   const std::uint32_t from = launch_random.Below(kMaxResidentBlocks);
@@ -189,11 +191,11 @@ bool PickBlock(Fits fits) {
   return false;
 }
 
-// A thread of any block, which becomes the current one.
+// Picks a thread of any block and makes it current.
 Thread* NextOfAny() {
   while (!PickBlock([](const Block& b) { return b.ready != 0; })) {
     if (!PickBlock([](const Block& b) { return !b.late.empty(); })) {
-      PickBlock([](const Block&) { return true; });  // one that waits, for the message
+      PickBlock([](const Block&) { return true; });  // a waiting block, for the message
       Fatal("deadlock" + Waiting());
     }
     RunLateWork(block->random.Below(static_cast<std::uint32_t>(block->late.size())));
@@ -201,7 +203,8 @@ Thread* NextOfAny() {
   return Take(NextBit(block->ready, block->random.Below(32)), block->random.Below(32));
 }
 
-// Who runs next, when the caller does not. Another block does sometimes, though this one could.
+// Picks the next thread instead of the caller. Sometimes another block is chosen although this one
+// could run.
 Thread* Next(const Thread& self, bool other_warp) {
   if (!other_warp && block->warps[self.warp].runnable != 0) {
     return Take(self.warp, self.lane);
@@ -219,7 +222,7 @@ void Leave(bool other_warp, bool ends) {
   SwitchFiber(self, next, ends);
 }
 
-// After a collective or a barrier: sometimes another warp goes on first.
+// After a collective or a barrier, sometimes lets another warp run first.
 void MaybeYield() {
   if (block->ready == 0 || block->random.Below(block->turns.stay + 1) != 0) return;
   MakeRunnable(current_thread);
@@ -231,7 +234,7 @@ bool SameCollective(const Thread& a, const Thread& b) {
          a.collective_argument == b.collective_argument;
 }
 
-// Ends the process when one of `lanes` has joined another collective than `self`.
+// Aborts if one of `lanes` has joined another collective than `self`.
 void CheckSameCollective(const Warp& warp, const Thread& self, std::uint32_t lanes) {
   for (std::uint32_t rest = lanes & warp.joined; rest != 0; rest &= rest - 1) {
     const auto lane = static_cast<std::uint32_t>(std::countr_zero(rest));
@@ -243,7 +246,7 @@ void CheckSameCollective(const Warp& warp, const Thread& self, std::uint32_t lan
   }
 }
 
-// Adds the lane to those that wait.
+// Adds the lane to the waiting ones.
 void Join(Warp* warp, const Thread& self) {
   if (warp->joined == 0) {
     warp->same = true;
@@ -255,7 +258,7 @@ void Join(Warp* warp, const Thread& self) {
   warp->joined |= 1u << self.lane;
 }
 
-// Runs the collective that `first` has joined if all lanes it needs are there.
+// Runs the collective that `first` has joined if all required lanes have arrived.
 bool CompleteCollective(const Thread& first) {
   Warp& warp = block->warps[first.warp];
   const std::uint32_t lanes = first.collective_mask & warp.live;
@@ -278,7 +281,7 @@ bool CompleteCollective(const Thread& first) {
   return true;
 }
 
-// The threads that `meet` see what all of them did.
+// Makes the actions of all `meet` threads visible to each of them.
 template <typename Meets>
 void Meet(std::uint32_t first, std::uint32_t count, Meets meets) {
   if (!is_checking) return;
@@ -330,7 +333,7 @@ void ReleaseCluster() {
   }
 }
 
-// An arrival that no thread waited for could have come after the block's end.
+// An arrival that no thread waited for could happen after the block's end.
 void CheckArrivalsFromOutside() {
   Meeting meeting;
   for (std::uint32_t i = 0; i < launch->threads; ++i) meeting.Arrive(block->threads[i].clock.seen);
@@ -346,7 +349,7 @@ void CheckArrivalsFromOutside() {
   }
 }
 
-// The end of a thread may be what others wait for.
+// Other threads may wait for the end of this one.
 void ThreadEnded() {
   Thread* const self = current_thread;
   if (!self->products.empty()) Fatal("a thread ends with wgmma products under way");
@@ -412,7 +415,7 @@ void StartThreads() {
   for (std::uint32_t i = 0; i < n; ++i) StartThread(i, nothing_seen);
 }
 
-// In the slot of the block that is current.
+// Starts a block in the slot that is current.
 void StartBlock(std::uint32_t x, std::uint32_t y) {
   block->number = is_checking ? BeginBlockChecks() : 0;
   block->cluster = x % launch->cluster_x == 0 ? block->number : OfCluster(0).cluster;
@@ -427,7 +430,7 @@ void StartBlock(std::uint32_t x, std::uint32_t y) {
   StartThreads();
 }
 
-// The blocks of a cluster, from this slot on.
+// Starts the blocks of a cluster, from this slot on.
 void StartCluster(std::uint32_t slot, std::uint32_t cluster) {
   const std::uint32_t x = cluster * launch->cluster_x;
   for (std::uint32_t rank = 0; rank < launch->cluster_x; ++rank) {
@@ -443,7 +446,8 @@ bool ClusterEnded() {
   return true;
 }
 
-// All clusters of the launch in `order`, some at a time; the next one starts where one has ended.
+// Runs all clusters of the launch in `order`, several at a time. The next one starts where one has
+// ended.
 void RunBlocks(const std::vector<std::uint32_t>& order) {
   const std::uint32_t cluster_x = launch->cluster_x;
   const std::size_t resident =
@@ -455,7 +459,7 @@ void RunBlocks(const std::vector<std::uint32_t>& order) {
   for (std::size_t ended = 0; ended < order.size() * cluster_x; ++ended) {
     current_thread = &main_thread;
     SwitchFiber(&main_thread, NextOfAny(), /*ends=*/false);
-    // Back here: the current block has ended.
+    // Control returns here when the current block has ended.
     current_thread = nullptr;
     CheckSharedGuards();
     if (is_counting) FinishWarps();
@@ -531,7 +535,7 @@ std::string Where() {
 }
 
 void Fatal(const std::string& message) {
-  is_checking = false;  // what follows is not the kernel's
+  is_checking = false;  // code after this is not the kernel's
   std::fprintf(stderr, "CUDA emulator: %s: %s, at %s\n", Where().c_str(), message.c_str(),
                LineHere().c_str());
   std::fflush(stderr);
@@ -593,7 +597,7 @@ void WarpCollective(const char* name, CollectiveFunction function, std::uint64_t
   self.operand = operand;
   Join(&warp, self);
   if (CompleteCollective(self)) {
-    // The caller is runnable again; it goes on, or another warp does.
+    // The caller is runnable again. It continues, or another warp does.
     if (block->random.Below(block->turns.stay) != 0) {
       warp.runnable &= ~(1u << self.lane);
       if (warp.runnable == 0) block->ready &= ~(1u << self.warp);

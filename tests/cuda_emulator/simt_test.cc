@@ -1,4 +1,4 @@
-// Threads, warps and barriers of the emulator, and what it must catch.
+// Threads, warps and barriers of the emulator, and the errors that it must detect.
 
 #include <chrono>
 #include <cstring>
@@ -7,7 +7,7 @@
 #include "kernels/cuda/mma.cuh"
 #include "tests/cuda_emulator/kernel_test.h"
 
-// Written as kernels are, in their namespace.
+// Kernels, in their usual namespace.
 namespace quire::kernels::cuda {
 namespace {
 
@@ -61,7 +61,7 @@ TEST_F(SimtTest, ShufflesAndVotes) {
   }
 }
 
-// Both halves of a warp shuffle on their own, one of them more often.
+// Both halves of a warp shuffle separately, one of them more often.
 __global__ void HalfWarps(std::uint32_t* out) {
   const std::uint32_t lane = Lane();
   const std::uint32_t mask = lane < 16 ? 0xffffu : 0xffff0000u;
@@ -89,7 +89,7 @@ __global__ void Exchange(std::uint32_t* out) {
   out[i] = shared[BlockThreads() - 1 - i];
 }
 
-TEST_F(SimtTest, MissingBarrierShowsUnderSomeSeed) {
+TEST_F(SimtTest, MissingBarrierChangesResultsUnderSomeSeed) {
   CheckNoAccess();
   std::uint32_t wrong = 0;
   for (std::uint64_t seed = 1; seed <= 4; ++seed) {
@@ -110,7 +110,7 @@ __global__ void WithinWarp(std::uint32_t* out) {
   out[Lane()] = shared[31 - Lane()];
 }
 
-TEST_F(SimtTest, MissingWarpBarrierShows) {
+TEST_F(SimtTest, MissingWarpBarrierChangesResults) {
   CheckNoAccess();
   DeviceArray<std::uint32_t> out(32);
   Run(WithinWarp, {.threads = 32, .shared_bytes = 128}, out.data());
@@ -119,7 +119,7 @@ TEST_F(SimtTest, MissingWarpBarrierShows) {
   EXPECT_GT(wrong, 0u);
 }
 
-// Warp 0 produces, warp 1 consumes, by two named barriers; warp 2 has ended long before.
+// Warp 0 produces and warp 1 consumes, with two named barriers. Warp 2 has ended long before.
 __global__ void Pipeline(std::uint32_t* out) {
   auto* const shared = reinterpret_cast<std::uint32_t*>(SharedMemory16());
   if (Warp() == 2) return;
@@ -166,7 +166,7 @@ __global__ void Turns(std::uint32_t* out) {
   out[AtomicAdd(out + 128, 1u)] = ThreadIndex();
 }
 
-TEST_F(SimtTest, SeedDecidesTheOrderAndNothingElse) {
+TEST_F(SimtTest, SeedDeterminesOnlyTheOrder) {
   std::set<std::vector<std::uint32_t>> orders;
   for (std::uint64_t seed = 1; seed <= 8; ++seed) {
     std::vector<std::uint32_t> runs[2];
@@ -183,7 +183,7 @@ TEST_F(SimtTest, SeedDecidesTheOrderAndNothingElse) {
   EXPECT_GT(orders.size(), 4u);
 }
 
-// Notes its number, waits for its other warp, and notes it again.
+// Records its number, waits for its other warp, and records it again.
 __global__ void NoteTwice(std::uint32_t* notes) {
   for (int i = 0; i < 2; ++i) {
     if (ThreadIndex() == 0) notes[1 + AtomicAdd(notes, 1u)] = BlockX();
@@ -191,7 +191,7 @@ __global__ void NoteTwice(std::uint32_t* notes) {
   }
 }
 
-TEST_F(SimtTest, BlocksTakeTurnsUnderSomeSeed) {
+TEST_F(SimtTest, BlocksInterleaveUnderSomeSeed) {
   int interleaved = 0;
   for (std::uint64_t seed = 1; seed <= 32; ++seed) {
     UseSeed(seed);
@@ -208,7 +208,7 @@ TEST_F(SimtTest, BlocksTakeTurnsUnderSomeSeed) {
     if (is_interleaved) ++interleaved;
   }
   EXPECT_GT(interleaved, 0);
-  EXPECT_LT(interleaved, 32);  // nor always
+  EXPECT_LT(interleaved, 32);  // but not always
 }
 
 __global__ void ReadShared(std::uint32_t* out, std::uint64_t* alignment) {
@@ -262,13 +262,13 @@ TEST_F(SimtDeathTest, DivergentCollective) {
                "kernel test_kernel.*different collectives.*SyncWarp|Ballot");
 }
 
-TEST_F(SimtDeathTest, DeadlockNamesWhoWaits) {
+TEST_F(SimtDeathTest, DeadlockNamesTheWaitingThreads) {
   EXPECT_DEATH(Run(OneWarpStays, {.threads = 64}),
                "kernel test_kernel, block \\(0, 0\\).*deadlock\n"
                "  warp 0 lanes ffffffff wait for named barrier 1\n"
                "  warp 1 lanes ffffffff wait for SyncBlock");
   EXPECT_DEATH(Run(LaneMissing, {.threads = 32}), "deadlock\n.*lanes 00000080 have ended");
-  // Whichever block ends last.
+  // Any block may end last.
   for (std::uint64_t seed = 1; seed <= 4; ++seed) {
     UseSeed(seed);
     EXPECT_DEATH(Run(OneBlockStays, {.blocks_x = 4, .threads = 64}),
@@ -287,7 +287,7 @@ TEST_F(SimtDeathTest, SharedMemoryOutOfBounds) {
 }
 
 TEST_F(SimtDeathTest, GlobalMemoryOutOfBounds) {
-  DeviceArray<std::uint32_t> out(64);  // 256 bytes: the next byte belongs to no block
+  DeviceArray<std::uint32_t> out(64);  // 256 bytes; the next byte belongs to no block
   EXPECT_DEATH(Run(WriteGlobal, {.threads = 1}, out.data(), 64u),
                "access to 0x.*0 bytes behind a block of 256 bytes of device memory");
   DeviceArray<std::uint32_t> odd(60);
@@ -305,14 +305,14 @@ __global__ void Overlaps(std::uint32_t waits) {
   DependencyWait();
 }
 
-TEST_F(SimtDeathTest, SomeThreadWaitsForTheKernelInFront) {
+TEST_F(SimtDeathTest, RequiresAWaitForThePrecedingKernel) {
   Run(Overlaps, {.blocks_x = 2, .threads = 32, .programmatic = true}, 1u);
   Run(Overlaps, {.blocks_x = 2, .threads = 32}, 0u);
   EXPECT_DEATH(Run(Overlaps, {.blocks_x = 2, .threads = 32, .programmatic = true}, 0u),
                "no thread has called DependencyWait");
 }
 
-TEST_F(SimtTest, LaunchesThatNoDeviceTakes) {
+TEST_F(SimtTest, RejectsInvalidLaunches) {
   const auto launch = [&](const LaunchShape& shape) {
     return Launch(context_, "test_kernel", OneWarpStays, shape).code();
   };
@@ -338,7 +338,7 @@ __global__ void TensorCoreLoop(float* out) {
   out[ThreadIndex()] = d[0] + d[3];
 }
 
-// The budget that kernels' tests count on, with room for a machine that does other work.
+// The time budget of the kernel tests, with a margin for a busy machine.
 TEST_F(SimtTest, ThousandsOfCollectivesAreCheap) {
   DeviceArray<float> out(128);
   const std::uint64_t before = CollectiveCount();

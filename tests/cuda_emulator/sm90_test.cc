@@ -14,7 +14,7 @@
 #include "kernels/cuda/sm90/wgmma.cuh"
 #include "tests/cuda_emulator/kernel_test.h"
 
-// Written as kernels are, in their namespace.
+// Kernels, in their usual namespace.
 namespace quire::kernels::cuda {
 namespace {
 
@@ -24,7 +24,7 @@ using cuda_emulator::KernelTest;
 
 class Sm90Test : public KernelTest {
  protected:
-  // The map of a tensor of 16-bit elements whose rows follow each other.
+  // The map of a tensor of 16-bit elements with adjacent rows.
   static CUtensorMap Encode(void* p, std::vector<cuuint64_t> dims, std::vector<cuuint32_t> box,
                             CUtensorMapSwizzle swizzle) {
     std::vector<cuuint64_t> strides;
@@ -75,7 +75,7 @@ __global__ void Ring(std::uint32_t* out, std::uint32_t steps) {
   }
 }
 
-TEST_F(Sm90Test, BarriersCarryARing) {
+TEST_F(Sm90Test, BarriersImplementARing) {
   for (std::uint64_t seed = 1; seed <= 8; ++seed) {
     UseSeed(seed);
     DeviceArray<std::uint32_t> out(7 * 64);
@@ -95,7 +95,7 @@ __global__ void Misuse(std::uint32_t how) {
   if (how == 2) BarrierArrive(barrier);
 }
 
-TEST_F(Sm90DeathTest, BarriersThatAreMisused) {
+TEST_F(Sm90DeathTest, DetectsMisusedBarriers) {
   CheckNoAccess();
   const LaunchShape shape{.threads = 1, .shared_bytes = 64};
   EXPECT_DEATH(Run(Misuse, shape, 0u), "not initialised");
@@ -112,7 +112,7 @@ __global__ void MisuseCluster(std::uint32_t how) {
   if (how == 0) BarrierArriveIn(2, barrier);
 }
 
-TEST_F(Sm90DeathTest, ClustersThatAreMisused) {
+TEST_F(Sm90DeathTest, DetectsMisusedClusters) {
   const auto launch = [this](const LaunchShape& shape) {
     return Launch(context_, "test_kernel", Nothing, shape).ok();
   };
@@ -169,7 +169,7 @@ TEST_F(Sm90Test, BoxesWithZerosOutside) {
   }
 }
 
-// Rows of the pattern are as long as its name says; the 16-byte chunk number is XORed with the
+// Rows of the pattern are as long as its name states. The 16-byte chunk number is XORed with the
 // number of the 128-byte line inside 1024 (512, 256) bytes.
 TEST_F(Sm90Test, SwizzledBoxes) {
   const struct {
@@ -181,7 +181,7 @@ TEST_F(Sm90Test, SwizzledBoxes) {
   for (const auto& c : cases) {
     const std::uint32_t columns = c.row_bytes / 2;
     constexpr std::uint32_t kRows = 32;
-    // [3, 16, columns], read as a box over two of the outermost.
+    // [3, 16, columns], read as a box over two of the outermost dimension.
     const DeviceArray<std::uint16_t> tensor = Numbered(3 * 16 * columns);
     const CUtensorMap map = Encode(tensor.data(), {columns, 16, 3}, {columns, 16, 2}, c.swizzle);
     DeviceArray<std::uint16_t> out(kRows * columns);
@@ -215,7 +215,7 @@ TEST_F(Sm90Test, MissingWaitReadsNaN) {
   EXPECT_TRUE(seen);
 }
 
-TEST_F(Sm90DeathTest, BoxesThatNoDeviceLoads) {
+TEST_F(Sm90DeathTest, DetectsInvalidBoxes) {
   CheckNoAccess();
   const DeviceArray<std::uint16_t> tensor = Numbered(256);
   const CUtensorMap map = Encode(tensor.data(), {64, 4}, {64, 4}, CU_TENSOR_MAP_SWIZZLE_128B);
@@ -227,7 +227,7 @@ TEST_F(Sm90DeathTest, BoxesThatNoDeviceLoads) {
   EXPECT_DEATH(Run(LoadTile<When::kWaited>, shape, map, 0, 0, -1, 640u, tensor.data()), "deadlock");
 }
 
-TEST(EncodeTest, RefusesWhatTheDriverRefuses) {
+TEST(EncodeTest, RejectsWhatTheDriverRejects) {
   alignas(64) static std::uint16_t memory[4096];
   struct Arguments {
     CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
@@ -255,8 +255,9 @@ TEST(EncodeTest, RefusesWhatTheDriverRefuses) {
   EXPECT_EQ(encode({.strides = {std::uint64_t{1} << 40}}), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(encode({.box = {64, 257}}), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(encode({.box = {64, 0}}), CUDA_ERROR_INVALID_VALUE);
-  EXPECT_EQ(encode({.box = {12, 8}}), CUDA_ERROR_INVALID_VALUE);   // 24 bytes
-  EXPECT_EQ(encode({.box = {128, 8}}), CUDA_ERROR_INVALID_VALUE);  // 256 bytes under 128
+  EXPECT_EQ(encode({.box = {12, 8}}), CUDA_ERROR_INVALID_VALUE);  // 24 bytes
+  // 256 bytes with a 128-byte swizzle.
+  EXPECT_EQ(encode({.box = {128, 8}}), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(encode({.steps = {1, 9}}), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(encode({.swizzle = CU_TENSOR_MAP_SWIZZLE_64B}), CUDA_ERROR_INVALID_VALUE);
 }
@@ -273,7 +274,7 @@ __global__ void LoadRun(const std::uint32_t* from, std::uint32_t* out) {
     BarrierExpect(barrier, 256);
     BulkLoad(shared, from, 256, barrier, L2Hint::kEvictFirst);
   }
-  // The other half by cp.async of all lanes, on the same barrier.
+  // All lanes copy the other half by cp.async, on the same barrier.
   CpAsync4(shared + 256 + 4 * Lane(), from + 64 + Lane());
   BarrierArriveAfterCpAsync(barrier);
   BarrierWait(barrier, 0);
@@ -295,16 +296,16 @@ TEST_F(Sm90Test, BulkRunsAndCopiesOnOneBarrier) {
 
 enum class Operands { kShared, kRegisters };
 
-// Element (row, column) of a tile of 64 16-bit columns under the 128-byte swizzle, further columns
-// `slab_bytes` on.
+// Offset of element (row, column) of a tile of 64 16-bit columns under the 128-byte swizzle.
+// Further columns are `slab_bytes` apart.
 __device__ __forceinline__ std::uint32_t SwizzledByte(std::uint32_t row, std::uint32_t column,
                                                       std::uint32_t slab_bytes) {
   const std::uint32_t chunk = column % 64 / 8 ^ row % 8;
   return column / 64 * slab_bytes + row * 128 + chunk * 16 + column % 8 * 2;
 }
 
-// d [64][kN] = a [64][64] b + d, b as [kN][64] (K-major) or [64][kN] (MN-major): four products of K
-// 16 in two groups.
+// d [64][kN] = a [64][64] b + d, with b as [kN][64] (K-major) or [64][kN] (MN-major): four products
+// of K 16 in two groups.
 template <typename T, int kN, int kTransB, Operands kOperands>
 __global__ void Warpgroup(const T* a, const T* b, float* d, std::uint32_t* poison) {
   std::byte* const tile_a = SharedMemory();
@@ -380,13 +381,13 @@ class WarpgroupTest : public Sm90Test {
         ASSERT_NEAR(device_d[m * kN + n], sum, 4e-6 * (1 + std::fabs(sum))) << m << " " << n;
       }
     }
-    // Accumulators that a product under way owns cannot be read.
+    // Accumulators owned by a pending product cannot be read.
     for (std::uint32_t t = 0; t < 128; ++t) EXPECT_EQ(poison[t], 2u);
   }
 };
 
 TEST_F(WarpgroupTest, MatchesDoublePrecision) {
-  CheckNoAccess();  // it reads accumulators under way
+  CheckNoAccess();  // it reads accumulators of pending products
   Check<BF16, 64, 0, Operands::kShared>();
   Check<BF16, 64, 1, Operands::kShared>();
   Check<F16, 64, 0, Operands::kRegisters>();
@@ -417,7 +418,7 @@ __global__ void MultiplyCodes(std::uint32_t a, std::uint32_t b, float* d) {
   if (ThreadIndex() == 77) *d = sums[13];
 }
 
-// Addends that reach below 2^-13 of the largest are cut.
+// Bits of addends below 2^-13 of the largest are truncated.
 TEST_F(WarpgroupTest, SumsOfE4M3KeepThirteenBitsOfTheLargestAddend) {
   const auto run = [this](float a, float b, float d) {
     const DeviceArray<float> sum(std::vector<float>{d});

@@ -17,21 +17,21 @@
 #include "absl/strings/str_split.h"
 #include "tests/cuda_emulator/simt.h"
 
-// Of the linker.
+// Symbols of the linker.
 extern "C" const std::byte __executable_start[];
 extern "C" const std::byte _end[];
 
 namespace quire::cuda_emulator {
 namespace {
 
-// What addr2line calls the code: an offset in a program that may lie anywhere.
+// The address of the code for addr2line: an offset in a program that may be loaded anywhere.
 std::uint64_t LinkedAddress(const void* code) {
   const auto* const header = reinterpret_cast<const Elf64_Ehdr*>(__executable_start);
   const auto at = reinterpret_cast<std::uintptr_t>(code);
   return header->e_type == ET_DYN ? at - reinterpret_cast<std::uintptr_t>(__executable_start) : at;
 }
 
-// The emulator's own files say nothing of what a kernel does.
+// Lines of the emulator's own files are skipped, since they do not describe the kernel.
 bool IsOfInterest(absl::string_view line) {
   if (absl::StartsWith(line, "?") || absl::EndsWith(line, ":?") || absl::EndsWith(line, ":0")) {
     return false;
@@ -43,7 +43,7 @@ bool IsOfInterest(absl::string_view line) {
          absl::StrContains(line, "/runtime/") || absl::StrContains(line, "/models/");
 }
 
-// From the folder of the project on, which is where one of these begins.
+// Cuts the path before the first folder of the project.
 std::string FromProject(absl::string_view line) {
   line = line.substr(0, line.find(" (discriminator"));
   std::size_t at = absl::string_view::npos;
@@ -53,7 +53,7 @@ std::string FromProject(absl::string_view line) {
   return std::string(at == absl::string_view::npos ? line : line.substr(at + 1));
 }
 
-// The lines of some calls, innermost first, each with what was inlined there.
+// Returns the lines of some calls, innermost first, with inlined functions.
 std::vector<std::string> Lines(const std::vector<const void*>& calls) {
   std::string command = "addr2line -i -e /proc/" + absl::StrCat(getpid()) + "/exe";
   for (const void* code : calls) {

@@ -1,28 +1,28 @@
 #pragma once
 
-// Where in the sources a piece of machine code comes from, by addr2line of binutils; for messages
-// that end the process.
+// Maps machine code to source lines with addr2line of binutils, for messages that abort the
+// process.
 
 #include <cstdint>
 #include <string>
 
 namespace quire::cuda_emulator {
 
-// Offsets from where the program was loaded.
+// Offsets from the load address of the program.
 std::uint32_t CodeOffset(const void* code);
 const void* CodeAt(std::uint32_t offset);
 
-// "kernels/norm/norm_cuda.cu:88" of the call that returns to `code`; of inlined code the innermost
-// line outside the emulator. "an unknown line" without debug information.
+// Returns "kernels/norm/norm_cuda.cu:88" for the call that returns to `code`. For inlined code it
+// is the innermost line outside the emulator. Without debug information it is "an unknown line".
 std::string LineOf(const void* code);
-// The line of a kernel, or of a test, that led to where the calling thread is.
+// Returns the line of a kernel or a test that led to the calling thread's position.
 std::string LineHere();
 
-// Whether the call is made by a kernel, not by an inline function of a library that the emulator's
+// Returns whether a kernel makes the call, and not an inline library function that the emulator's
 // own code shares with it.
 bool IsKernelCode(const void* code);
 
-// Whether p lies in the program's own code or data, where constants are.
+// Returns whether p is in the program's own code or data, where constants are.
 bool IsInProgram(const void* p);
 
 }  // namespace quire::cuda_emulator

@@ -19,12 +19,12 @@ namespace {
 constexpr std::uint32_t kMaxRank = 5;
 constexpr std::uint32_t kMagic = 0x70616d74;
 
-// What the 128 opaque bytes hold here.
+// The emulator's content of the 128 opaque bytes.
 struct Map {
   std::uint32_t magic = kMagic;
   std::uint8_t rank = 0;
   std::uint8_t element_bytes = 0;
-  std::uint8_t swizzle_bytes = 0;  // 0: none
+  std::uint8_t swizzle_bytes = 0;  // 0 means none
   std::uint8_t element_strides[kMaxRank] = {};
   const std::byte* address = nullptr;
   std::uint64_t strides[kMaxRank - 1] = {};  // bytes, from the second extent on
@@ -64,7 +64,7 @@ bool IsFloat(CUtensorMapDataType type) {
          type == CU_TENSOR_MAP_DATA_TYPE_TFLOAT32_FTZ;
 }
 
-// Bytes of a row of the pattern; ~0u for what is not emulated.
+// Returns the bytes of a row of the pattern, or ~0u for patterns that are not emulated.
 std::uint32_t SwizzleBytes(CUtensorMapSwizzle swizzle) {
   switch (swizzle) {
     case CU_TENSOR_MAP_SWIZZLE_NONE:
@@ -108,8 +108,8 @@ const Map& Decode(const CUtensorMap* map, std::uint32_t rank) {
   return decoded;
 }
 
-// Where byte `offset` of a box lands: the number of its 16-byte chunk inside the row of the
-// pattern, XOR the row's own number, as bits of the shared address.
+// Returns the destination of byte `offset` of a box: the number of its 16-byte chunk inside the
+// pattern row, XOR the row's number, as bits of the shared address.
 std::uint32_t Swizzle(std::uint32_t address, std::uint32_t swizzle_bytes) {
   if (swizzle_bytes == 0) return address;
   const std::uint32_t chunks = swizzle_bytes / 16;
@@ -118,7 +118,7 @@ std::uint32_t Swizzle(std::uint32_t address, std::uint32_t swizzle_bytes) {
 
 struct Box {
   Map map;
-  const void* code;  // that issued the copy
+  const void* code;  // code that issued the copy
   std::uint32_t to;
   std::uint32_t barrier;
   std::int64_t at[kMaxRank];
@@ -131,7 +131,7 @@ std::uint32_t BoxBytes(const Box& box) {
   return bytes;
 }
 
-// What one run along the fastest extent takes from the tensor: [begin, end) of its elements.
+// The elements that one run along the fastest extent reads from the tensor: [begin, end).
 struct RowSource {
   const std::byte* from = nullptr;
   std::int64_t begin = 0;
@@ -156,7 +156,7 @@ RowSource SourceOf(const Box& box, const std::array<std::uint32_t, kMaxRank>& in
   return source;
 }
 
-// `visit(index, to)` of each run, where `to` is where it lands before the swizzle.
+// Calls `visit(index, to)` for each run. `to` is its destination before the swizzle.
 template <typename Visit>
 void ForEachRow(const Box& box, Visit visit) {
   const std::uint32_t row_bytes = box.extent[0] * box.map.element_bytes;
@@ -195,7 +195,7 @@ void Land(const Box& box) {
   CompleteCopy(box.barrier, box.to, BoxBytes(box), box.code);
 }
 
-// What the copy reads, as accesses of the thread that issues it.
+// The copy's reads, as accesses of the thread that issues it.
 void CheckSource(const Box& box) {
   if (!is_checking) return;
   ForEachRow(box, [&](const auto& index, std::uint32_t) {
@@ -207,7 +207,7 @@ void CheckSource(const Box& box) {
   });
 }
 
-// The copy unit has to see the barrier's first state.
+// The barrier's initialization must be visible to the copy unit.
 void CheckBarrier(std::uint32_t barrier, const void* code) {
   CheckShared(*current_thread, barrier, 8, Access::kAsyncRead, code);
 }
@@ -225,8 +225,8 @@ Box BoxOf(void* shared, const CUtensorMap* map, std::uint32_t rank,
     Fatal("a box with rows of " + std::to_string(row_bytes) + " bytes under a swizzle of " +
           std::to_string(box.map.swizzle_bytes) + " bytes is not emulated");
   }
-  // The pattern repeats every 8 rows; a destination inside it would be legal, and read wrongly by
-  // wgmma.
+  // The pattern repeats every 8 rows. A destination inside it would be legal, but wgmma would read
+  // it incorrectly.
   const std::uint32_t alignment =
       std::max<std::uint32_t>(128, std::uint32_t{box.map.swizzle_bytes} * 8);
   box.to = SharedAddress(shared, BoxBytes(box), alignment, "bulk tensor copy");
@@ -257,7 +257,7 @@ CUresult EncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank
       (fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE && !IsFloat(type))) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  // Not emulated: kernels read zeros beyond the tensor.
+  // Not emulated, since kernels read zeros outside the tensor.
   if (fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) return CUDA_ERROR_INVALID_VALUE;
   Map encoded;
   encoded.rank = static_cast<std::uint8_t>(rank);

@@ -1,7 +1,7 @@
 #pragma once
 
-// Tensor maps: cuTensorMapEncodeTiled after the rules of cuda.h, and the boxes that copies load
-// through them.
+// Tensor maps: cuTensorMapEncodeTiled according to the rules of cuda.h, and the boxes that copies
+// load through them.
 
 #include <cuda.h>
 
@@ -9,23 +9,23 @@
 
 namespace quire::cuda_emulator {
 
-// The emulated cuTensorMapEncodeTiled. CUDA_ERROR_INVALID_VALUE for what the comments of cuda.h
-// forbid, and for what is not emulated: interleaved layouts, packed types below 8 bits, swizzles in
-// units other than 16 bytes.
+// The emulated cuTensorMapEncodeTiled. Returns CUDA_ERROR_INVALID_VALUE for values that the
+// comments of cuda.h forbid, and for unsupported ones: interleaved layouts, packed types below 8
+// bits, swizzles in units other than 16 bytes.
 CUresult EncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address,
                      const cuuint64_t* dims, const cuuint64_t* strides, const cuuint32_t* box,
                      const cuuint32_t* element_strides, CUtensorMapInterleave interleave,
                      CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
                      CUtensorMapFloatOOBfill fill);
 
-// Issues the load of the box at `coordinates` (fastest first, `rank` of them) to shared memory; its
-// bytes, zeros where the box leaves the tensor, land some time before a wait on the barrier at
-// shared address `barrier` returns.
+// Issues the load of the box at `coordinates` (`rank` of them, fastest first) to shared memory. Its
+// bytes, with zeros outside the tensor, arrive some time before a wait on the barrier at shared
+// address `barrier` returns.
 void LoadBox(void* shared, const CUtensorMap* map, std::uint32_t barrier, std::uint32_t rank,
              const std::int32_t* coordinates);
 
-// The same of two dimensions in every block of the cluster whose rank is a bit of `ranks`, for the
-// barrier at the same place there.
+// The same for two dimensions, in every block of the cluster whose rank is a bit of `ranks`, for
+// the barrier at the same address there.
 void MulticastBox(void* shared, const CUtensorMap* map, std::uint32_t barrier,
                   const std::int32_t* coordinates, std::uint32_t ranks);
 

@@ -19,8 +19,8 @@ bool Covers(const std::vector<std::uint32_t>& a, const std::vector<std::uint32_t
   return true;
 }
 
-// What is seen of another block holds what that block had seen of others: as deep as blocks have
-// told each other one after the other.
+// The view of another block contains that block's view of others, as deep as blocks have
+// synchronized with each other in sequence.
 // NOLINTBEGIN(misc-no-recursion)
 SeenRef Joined(const SeenRef& a, const SeenRef& b);
 
@@ -57,7 +57,8 @@ SeenRef Joined(const SeenRef& a, const SeenRef& b) {
 }
 // NOLINTEND(misc-no-recursion)
 
-// `change` of a copy of *seen. Most threads of a block ask for the same one after the other.
+// Applies `change` to a copy of *seen. Consecutive threads of a block usually request the same
+// change.
 template <typename Change>
 SeenRef Changed(const SeenRef& seen, Change change) {
   static SeenRef last, last_changed;
@@ -70,15 +71,15 @@ SeenRef Changed(const SeenRef& seen, Change change) {
   return last_changed;
 }
 
-// With the thread's own accesses.
+// Includes the thread's own accesses.
 boost::intrusive_ptr<Seen> Own(const ThreadClock& thread) {
   boost::intrusive_ptr<Seen> own(new Seen(*thread.seen));
   own->clocks[thread.index] = thread.now;
   return own;
 }
 
-// `to`, of block `here`, learns what block `from` has seen: of every block at the top, so that
-// blocks that tell each other all the time do not hold ever more.
+// `to`, a view of block `here`, learns what block `from` has seen. Views of all blocks are kept at
+// the top level, so that blocks that synchronize repeatedly do not grow their views without bound.
 void Learn(Seen* to, std::uint32_t here, std::uint32_t from, const Seen& seen) {
   for (const auto& [block, other] : seen.other_blocks) {
     if (block == here) {
@@ -135,7 +136,7 @@ SeenRef Meeting::Finish() {
 }
 
 void Acquire(ThreadClock* thread, const SeenRef& released) {
-  // The lanes of a warp mostly join the same two one after the other.
+  // The lanes of a warp usually join the same two views one after the other.
   static SeenRef last_a, last_b, last_joined;
   if (released == nullptr || thread->seen == released) return;
   if (thread->seen != last_a || released != last_b) {

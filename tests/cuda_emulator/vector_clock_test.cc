@@ -12,8 +12,8 @@ namespace {
 
 constexpr std::uint32_t kThreads = 6;
 
-// What vector clocks are said to be, by sets of events: an event is seen when a chain of releases
-// and acquires leads from it.
+// The definition of vector clocks by sets of events. An event is seen if a chain of releases and
+// acquires leads from it.
 class VectorClockTest : public testing::Test {
  protected:
   using Events = std::set<std::pair<std::uint32_t, std::uint32_t>>;  // thread, its time
@@ -45,7 +45,7 @@ class VectorClockTest : public testing::Test {
   Events all_;
 };
 
-TEST_F(VectorClockTest, SeesWhatChainsOfMeetingsLeadTo) {
+TEST_F(VectorClockTest, SeesEventsThroughChainsOfMeetings) {
   for (int step = 0; step < 300; ++step) {
     Access(Draw());
     const std::uint32_t from = Draw();
@@ -66,7 +66,7 @@ TEST_F(VectorClockTest, SeesWhatChainsOfMeetingsLeadTo) {
   }
 }
 
-// Release and acquire need a fence each, on the right side of the atomic.
+// Release and acquire each need a fence, on the right side of the atomic.
 TEST_F(VectorClockTest, BlocksSeeEachOtherThroughFenceAndAtomic) {
   const auto sees_other = [](const ThreadClock& clock) {
     return !clock.seen->other_blocks.empty();
@@ -79,16 +79,16 @@ TEST_F(VectorClockTest, BlocksSeeEachOtherThroughFenceAndAtomic) {
   Fence(&a);
   ExchangeThroughAtomic(&a, 1, &published);
   ExchangeThroughAtomic(&b, 2, &published);
-  EXPECT_FALSE(sees_other(b));  // no fence behind
+  EXPECT_FALSE(sees_other(b));  // no fence after
   Fence(&b);
   ASSERT_TRUE(sees_other(b));
   EXPECT_EQ(b.seen->other_blocks[0].first, 1u);
-  EXPECT_EQ(b.seen->other_blocks[0].second->clocks[0], 1u);  // not what came behind the fence
+  EXPECT_EQ(b.seen->other_blocks[0].second->clocks[0], 1u);  // not the accesses after the fence
 }
 
-// Thread 0 of block 1 arrives in block 2, a thread of that in block 1: both know what the first one
-// did, and of the other block no more than once.
-TEST_F(VectorClockTest, BlocksOfAClusterTellEachOther) {
+// Thread 0 of block 1 arrives in block 2, and a thread of block 2 in block 1. Both know what the
+// first one did, and nothing more of the other block.
+TEST_F(VectorClockTest, BlocksOfAClusterSynchronize) {
   ThreadClock& a = clocks_[0];
   ThreadClock& b = clocks_[1];
   ThreadClock& c = clocks_[2];  // of block 1
@@ -109,7 +109,7 @@ TEST_F(VectorClockTest, BlocksOfAClusterTellEachOther) {
   }
 }
 
-TEST_F(VectorClockTest, TheAsyncProxySeesWhatWasFenced) {
+TEST_F(VectorClockTest, AsyncProxySeesFencedWrites) {
   ThreadClock& clock = clocks_[0];
   EXPECT_EQ(clock.async_fenced, 0u);
   FenceAsync(&clock);

@@ -1,6 +1,6 @@
 #pragma once
 
-// Collectives of a warp: meeting, shuffles and votes.
+// Collectives of a warp: convergence, shuffles and votes.
 
 #include <cstdint>
 #include <cstring>
@@ -13,8 +13,8 @@ enum class ShuffleKind : std::uint8_t { kXor, kLane, kUp };
 
 void SyncWarp(const char* name, std::uint32_t mask);
 std::uint32_t Ballot(bool value, std::uint32_t mask);
-// The value of the lane that `kind` and `operand` name; a lane that did not take part gives all
-// bits set.
+// Returns the value of the lane selected by `kind` and `operand`. A lane that did not take part
+// gives all bits set.
 std::uint64_t ShuffleBits(std::uint64_t value, ShuffleKind kind, std::uint32_t operand,
                           std::uint32_t mask);
 

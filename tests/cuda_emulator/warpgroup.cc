@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::uint32_t kGroupThreads = 128;
 constexpr std::uint32_t kRows = 64;
-constexpr std::uint32_t kDepthBytes = 32;  // of K, of one instruction
+constexpr std::uint32_t kDepthBytes = 32;  // bytes of K per instruction
 constexpr std::uint32_t kMaxDepth = 32;
 constexpr char kWaits[] = "WgmmaWait of the warpgroup of thread";
 
@@ -39,8 +39,8 @@ Descriptor Decode(std::uint64_t bits) {
                      .stride_bytes = field(32),
                      .row_bytes = kRowBytes[bits >> 62]};
   if (d.row_bytes == 0) Fatal("a wgmma descriptor without swizzle is not emulated");
-  // "Base offset": 0 when the pattern starts at a multiple of its 8 rows; then only an advance
-  // inside the first row is left in the low bits of the start.
+  // "Base offset" is 0 if the pattern starts at a multiple of its 8 rows. The low bits of the start
+  // then contain only an advance inside the first row.
   if ((bits >> 49 & 7) != 0) Fatal("a wgmma descriptor with a base offset is not emulated");
   if (d.start % (8 * d.row_bytes) >= d.row_bytes) {
     Fatal("wgmma operand at shared address " + std::to_string(d.start) +
@@ -57,11 +57,11 @@ std::uint32_t DepthOf(DType type) {
   return kDepthBytes / SizeOf(type);
 }
 
-// The element at `mn` along M or N and `k`; MN-major is for elements of 16 bits. Canonical layouts
-// in bytes, before the swizzle:
+// Returns the element at `mn` along M or N and `k`. MN-major exists only for 16-bit elements.
+// Canonical layouts in bytes, before the swizzle:
 //   K-major    row mn % 8 of a pattern, patterns stride_bytes apart; k along the row
 //   MN-major   row k % 8 of a pattern, patterns stride_bytes apart; mn along the row, the next rows
-//              leading_bytes on
+//              leading_bytes further
 std::uint32_t ElementAddress(const Descriptor& d, bool mn_major, std::uint32_t size,
                              std::uint32_t mn, std::uint32_t k) {
   std::uint32_t at = d.start;
@@ -115,7 +115,7 @@ void GatherA(const PendingProduct* const* products, float* a) {
   }
 }
 
-// The row and the column of register i of thread t.
+// Returns the row and the column of register i of thread t.
 std::uint32_t RowOf(std::uint32_t t, std::uint32_t i) {
   return t / 32 * 16 + t % 32 / 4 + i / 2 % 2 * 8;
 }
@@ -130,7 +130,7 @@ struct CheckedOperand {
   std::uint32_t rows;  // along M or N
 };
 
-// Pieces of 16 bytes.
+// Chunks of 16 bytes.
 void CheckOperand(const Thread& thread, const CheckedOperand& operand, const void* code) {
   const Descriptor d = Decode(operand.descriptor);
   const std::uint32_t size = SizeOf(operand.type);
@@ -143,8 +143,8 @@ void CheckOperand(const Thread& thread, const CheckedOperand& operand, const voi
   }
 }
 
-// Both operands in shared memory, as accesses of one thread a warp: when the product is issued, and
-// when it is waited for, since they are read at some time between.
+// Records both operands in shared memory as accesses of one thread per warp, at the issue and at
+// the wait, since they are read at some time in between.
 void CheckOperands(const Thread& thread, const PendingProduct& product) {
   if (!is_checking || thread.lane != 0) return;
   if (!product.a_in_registers) {
@@ -163,17 +163,17 @@ void CheckSame(const PendingProduct& a, const PendingProduct& b) {
   Fatal("threads of one warpgroup issued different wgmma products");
 }
 
-// x without what is below `unit`, a power of two.
+// Truncates x to a multiple of `unit`, a power of two.
 double Cut(double x, double unit) {
   return std::trunc(x / unit) * unit;
 }
-// The last bit that a sum with a largest addend of x keeps.
+// Returns the last bit kept in a sum whose largest addend is x.
 double UnitOf(double x) {
   constexpr int kFraction = 13;
   return std::ldexp(1, std::ilogb(x) - kFraction);
 }
 
-// One sum of e4m3 products; `b` is `columns` apart.
+// Computes one sum of e4m3 products. Elements of `b` are `columns` apart.
 double AddE4M3(double sum, const float* a, const double* b, std::uint32_t columns) {
   double addends[kMaxDepth + 1] = {sum};
   double largest = std::fabs(sum);
@@ -192,7 +192,7 @@ double AddE4M3(double sum, const float* a, const double* b, std::uint32_t column
   return total == 0 ? 0 : Cut(total, UnitOf(total));
 }
 
-// products[t] of the 128 threads; `sums` [64][columns] holds the accumulators.
+// products[t] are those of the 128 threads. `sums` [64][columns] contains the accumulators.
 void Multiply(const PendingProduct* const* products, double* sums) {
   const PendingProduct& first = *products[0];
   const std::uint32_t n = first.columns;
@@ -217,8 +217,8 @@ void Multiply(const PendingProduct* const* products, double* sums) {
   }
 }
 
-// Computes product `index` of every thread of the group. A product that is the first on its
-// registers brings their values along; for the others an earlier one has just put them there.
+// Computes product `index` of every thread of the group. The first product on its registers uses
+// their saved values. For the others an earlier product has just stored them.
 void Compute(Thread* group, std::size_t index) {
   const PendingProduct* products[kGroupThreads];
   for (std::uint32_t t = 0; t < kGroupThreads; ++t) {
@@ -249,8 +249,8 @@ void PoisonRegisters(const PendingProduct& product) {
   std::fill_n(product.d, product.columns / 2, std::numeric_limits<float>::quiet_NaN());
 }
 
-// Computes the first `count` products. Registers that a later one still owns become NaN again,
-// their values move there.
+// Computes the first `count` products. Registers owned by a later product become NaN again, and
+// their values are saved in it.
 void ComputeFirst(Thread* group, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) Compute(group, i);
   for (std::uint32_t t = 0; t < kGroupThreads; ++t) {

@@ -1,4 +1,4 @@
-"""What the checks of deployment files share: the files, and what quired itself says of its configuration."""
+"""Shared helpers of the deployment checks: the files, and quired's own report of its configuration."""
 
 import functools
 import json
@@ -23,17 +23,17 @@ UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1, "min": 60, "m": 60, "h": 3600}
 
 
 def seconds(text):
-    """`45s`, `30min`, `1m30s`, or a plain number of seconds."""
+    """Parses `45s`, `30min`, `1m30s`, or a plain number of seconds."""
     if re.fullmatch(r"[0-9.]+", str(text)):
         return float(text)
     parts = re.findall(r"([0-9.]+)(us|ms|min|s|m|h)", text)
-    assert parts and "".join(a + b for a, b in parts) == text, f"no duration: {text}"
+    assert parts and "".join(a + b for a, b in parts) == text, f"not a duration: {text}"
     return sum(float(number) * UNITS[unit] for number, unit in parts)
 
 
 @functools.cache
 def effective(*files):
-    """The configuration that quired has with these files over the image's profile."""
+    """Returns quired's configuration from these files on top of the image's profile."""
     command = [str(QUIRED), "--print-effective-config=json", "--set", f"profile={ROOT}/configs/container.yaml"]
     for name in files:
         command += ["--config", str(ROOT / name)]
@@ -47,14 +47,14 @@ def port(address):
 
 
 def ports(config):
-    """(gRPC, HTTP), both reachable from other machines."""
+    """Returns (gRPC, HTTP). Both are reachable from other machines."""
     grpc, http = config["server"]["grpc"]["listen"], config["server"]["http"]["listen"]
     assert len(grpc) == 1 and grpc[0].startswith("0.0.0.0:") and http.startswith("0.0.0.0:")
     return port(grpc[0]), port(http)
 
 
 def stop_seconds(config):
-    """The longest until the process ends by itself: 2 s for the last steps, 10 s more for one that never ends."""
+    """Maximum time until the process ends by itself: 2 s for the last steps, plus 10 s for a step that never ends."""
     times = config["shutdown"]
     return sum(seconds(times[name]) for name in ("pre_drain_delay", "drain_timeout", "force_timeout")) + 2 + 10
 
@@ -64,7 +64,7 @@ def read_yaml(name):
 
 
 def dockerfile():
-    """[(stage, instruction, arguments)], lines that go on joined."""
+    """Returns [(stage, instruction, arguments)] with continuation lines joined."""
     text = re.sub(r"^#.*\n", "", (ROOT / "docker" / "Dockerfile").read_text(), flags=re.MULTILINE)
     stage, found = "", []
     for line in re.sub(r"\\\n\s*", " ", text).splitlines():
@@ -87,7 +87,7 @@ def image_user():
 
 
 def needs(program):
-    """Skips the test where the program is not installed."""
+    """Skips the test if the program is not installed."""
     if shutil.which(program) is None:
         pytest.skip(f"{program} is not installed")
     return program
@@ -106,7 +106,7 @@ def quire(daemon, *arguments, code=0):
 
 
 def metric_names(expression):
-    """Names of the metrics that a PromQL expression reads, recorded ones (with a colon) included."""
+    """Returns the metrics that a PromQL expression reads, including recorded ones (with a colon)."""
     without_strings = re.sub(r'"(?:\\.|[^"\\])*"', '""', expression)
     without_labels = re.sub(r"\{[^}]*\}|\b(?:by|on|without|ignoring)\s*\([^)]*\)", "", without_strings)
     return set(re.findall(r"\b(?:quire[:_]|process_)[a-z0-9_:]+", without_labels)) | set(
@@ -114,7 +114,7 @@ def metric_names(expression):
 
 
 def rules():
-    """[(file, rule)] of the rules for Prometheus."""
+    """Returns [(file, rule)] of the Prometheus rules."""
     return [(path.name, rule)
             for path in sorted((ROOT / "deploy" / "prometheus").glob("*.yml"))
             for group in yaml.safe_load(path.read_text())["groups"] for rule in group["rules"]]

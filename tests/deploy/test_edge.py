@@ -1,4 +1,4 @@
-"""The edge: Debian's nginx with the shipped configuration in front of a real daemon, and the files that deploy the two."""
+"""Debian's nginx with the shipped edge configuration in front of a real daemon, and the files that deploy both."""
 
 import os
 import re
@@ -21,7 +21,7 @@ CONF = (OVERLAY / "nginx.conf").read_text()
 
 
 def value(directive):
-    """What the configuration says of a directive that it has once."""
+    """Returns the value of a directive that occurs once in the configuration."""
     (found,) = re.findall(rf"^ *{directive} (.*);$", CONF, re.MULTILINE)
     return found
 
@@ -32,10 +32,10 @@ def replaced(text, old, new):
 
 
 class Edge:
-    """nginx on a port of its own, in front of the daemon at an address."""
+    """nginx on its own port, in front of the daemon at an address."""
 
     def __init__(self, folder, grpc_address):
-        # nginx takes over a socket that listens already, as when its program is replaced: so the port is ours.
+        # nginx adopts a listening socket, as after a binary upgrade, so the test owns the port.
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
         conf = replaced(CONF, "listen 8443 ", f"listen 127.0.0.1:{self.port} ")
@@ -61,7 +61,8 @@ class Edge:
 
 @pytest.fixture(scope="module")
 def deployed(tmp_path_factory):
-    """(daemon, edge, authority of the edge's certificate): as docs/security.md says, each side with its own authority."""
+    """Returns (daemon, edge, authority of the edge's certificate). Each side has its own authority, as docs/security.md
+    requires."""
     folder, beside = tmp_path_factory.mktemp("daemon"), tmp_path_factory.mktemp("edge")
     of_daemon, of_edge, outside = Authority("of the daemon"), Authority("of the edge"), Authority("outside")
     files, edge_files = Files(folder), Files(beside)
@@ -86,7 +87,7 @@ def channel_to(port, authority, host="localhost"):
     return grpc.secure_channel(f"127.0.0.1:{port}", grpc.ssl_channel_credentials(authority.pem), options=options)
 
 
-def test_calls_of_every_kind_go_through(api, deployed):  # noqa: F811
+def test_calls_of_every_kind_pass_the_edge(api, deployed):  # noqa: F811
     _, edge, outside = deployed
     with channel_to(edge.port, outside) as channel:
         stub = api.GenerationServiceStub(channel)
@@ -99,7 +100,7 @@ def test_calls_of_every_kind_go_through(api, deployed):  # noqa: F811
         assert answers[-1].HasField("done"), answers
 
 
-def test_the_command_line_goes_through(deployed, tmp_path):
+def test_command_line_client_passes_the_edge(deployed, tmp_path):
     _, edge, outside = deployed
     authority, token = Files(tmp_path).write("ca.crt", outside.pem), Files(tmp_path).write("token", "alice\n")
     done = subprocess.run([str(QUIRE), "--address", f"localhost:{edge.port}", "--tls-ca", str(authority), "--token-file", str(token),
@@ -107,8 +108,8 @@ def test_the_command_line_goes_through(deployed, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_errors_of_the_daemon_go_through(api, deployed):  # noqa: F811
-    """With the details that clients act on: they are in trailers."""
+def test_errors_of_the_daemon_pass_the_edge(api, deployed):  # noqa: F811
+    """The details that clients act on are in trailers."""
     _, edge, outside = deployed
     with channel_to(edge.port, outside) as channel:
         for metadata, reason in (((), "TOKEN_MISSING"), (bearer("mallory"), "TOKEN_INVALID")):
@@ -116,7 +117,7 @@ def test_errors_of_the_daemon_go_through(api, deployed):  # noqa: F811
             assert (error.code(), reason_of(error)[0]) == (grpc.StatusCode.UNAUTHENTICATED, reason)
 
 
-def test_only_the_edge_reaches_the_daemon(api, deployed):  # noqa: F811
+def test_only_the_edge_can_reach_the_daemon(api, deployed):  # noqa: F811
     daemon, edge, _ = deployed
     authority = Authority("of an attacker")
     port = int(daemon.grpc_address.rsplit(":", 1)[1])
@@ -129,7 +130,7 @@ def test_only_the_edge_reaches_the_daemon(api, deployed):  # noqa: F811
             assert failure(lambda channel=channel: generate(api, channel, bearer("alice"))).code() == grpc.StatusCode.UNAVAILABLE
 
 
-def test_what_is_not_for_callers_stays_inside(api, deployed):  # noqa: F811
+def test_internal_services_are_not_exposed(api, deployed):  # noqa: F811
     _, edge, outside = deployed
     with channel_to(edge.port, outside) as channel:
         error = failure(lambda: api.AdminServiceStub(channel).Drain(api.DrainRequest(), metadata=bearer("root"), timeout=30))
@@ -138,7 +139,7 @@ def test_what_is_not_for_callers_stays_inside(api, deployed):  # noqa: F811
         assert failure(lambda: list(reflection(iter([b""]), timeout=30))).code() == grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_what_is_too_large_ends_at_the_edge(api, deployed):  # noqa: F811
+def test_edge_rejects_oversized_requests(api, deployed):  # noqa: F811
     daemon, edge, outside = deployed
     lines = len(daemon.lines)
     with channel_to(edge.port, outside) as channel:
@@ -148,7 +149,7 @@ def test_what_is_too_large_ends_at_the_edge(api, deployed):  # noqa: F811
     assert not [line for line in daemon.lines[lines:] if "INPUT_TOO_LARGE" in line]
 
 
-def test_limits_are_those_of_the_daemon_or_below():
+def test_limits_do_not_exceed_those_of_the_daemon():
     of_grpc = effective()["server"]["grpc"]
     units = {"k": 1 << 10, "m": 1 << 20, "KiB": 1 << 10, "MiB": 1 << 20}
 
@@ -172,7 +173,7 @@ def dockerfile_says(instruction):
     return found
 
 
-def test_compose_files_have_no_key_that_compose_does_not_know(tmp_path):
+def test_compose_files_have_known_keys_only(tmp_path):
     command = [needs("docker-compose")]
     for name in COMPOSE:
         command += ["--file", str(ROOT / name)]
@@ -192,20 +193,20 @@ def test_compose_files_have_no_key_that_compose_does_not_know(tmp_path):
     assert f"{tmp_path}/daemon:{folder}:ro" in quired["volumes"]
 
 
-def test_the_overlay_puts_the_edge_in_front_of_the_base():
+def test_overlay_puts_the_edge_in_front_of_the_base():
     done = subprocess.run([needs("kubectl"), "kustomize", str(OVERLAY)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     by_name = {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(done.stdout) if one}
     quire, edge = by_name["Deployment", "quire"]["spec"], by_name["Deployment", "quire-edge"]["spec"]
     (quired,), (nginx,) = quire["template"]["spec"]["containers"], edge["template"]["spec"]["containers"]
-    # quired reads both files of one ConfigMap, and the certificates where edge.yaml names them.
+    # quired reads both files of one ConfigMap, and the certificates at the paths in edge.yaml.
     (config,) = [one for (kind, name), one in by_name.items() if kind == "ConfigMap" and name.startswith("quire-") and "edge.yaml" in one["data"]]
     assert set(config["data"]) == {"quire.yaml", "edge.yaml"}
     assert quired["args"] == [part for name in ("quire", "edge") for part in ("--config", f"/etc/quire/{name}.yaml")]
     mounts = {mount["name"]: mount["mountPath"] for mount in quired["volumeMounts"]}
     tls = read_yaml("deploy/k8s/overlays/edge/edge.yaml")["tls"]
     assert tls["require_client_cert"] and tls["cert_file"].startswith(mounts["tls"] + "/")
-    # nginx has every file that its configuration names beside it, its user and its port.
+    # nginx has every file that its configuration names, and the right user and port.
     (projected,) = [volume["projected"]["sources"] for volume in edge["template"]["spec"]["volumes"] if "projected" in volume]
     paths = {item["path"] for source in projected for item in source.get("secret", {}).get("items", [])}
     assert paths == set(re.findall(r"\b[a-z-]+\.(?:crt|key)\b", CONF))
@@ -218,7 +219,7 @@ def test_the_overlay_puts_the_edge_in_front_of_the_base():
     (outside,) = by_name["Service", "quire-edge"]["spec"]["ports"]
     assert outside["targetPort"] == port["name"] and by_name["Service", "quire-edge"]["spec"]["selector"] == edge["selector"]["matchLabels"]
     assert edge["template"]["spec"]["terminationGracePeriodSeconds"] >= quire["template"]["spec"]["terminationGracePeriodSeconds"]
-    # The daemon's gRPC port is the edge's alone.
+    # Only the edge can reach the daemon's gRPC port.
     policy = by_name["NetworkPolicy", "quire"]["spec"]
     assert policy["podSelector"]["matchLabels"] == quire["selector"]["matchLabels"]
     (rule,) = [rule for rule in policy["ingress"] if {"port": "grpc"} in rule["ports"]]

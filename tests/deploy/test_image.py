@@ -1,4 +1,5 @@
-"""The files that make the container image and compose, without an engine; scripts/test_container builds and runs them."""
+"""The files of the container image and of compose, checked without an engine. scripts/test_container builds and runs
+them."""
 
 import json
 import os
@@ -15,13 +16,14 @@ COMPOSE = "docker/compose.yaml"
 GPU = "docker/compose.gpu.yaml"
 
 
-def test_stages_stand_in_the_order_that_the_legacy_builder_needs():
+def test_stages_have_the_order_required_by_the_legacy_builder():
     stages = list(dict.fromkeys(stage for stage, _, _ in dockerfile() if stage))
     assert stages == ["sources", "build", "test", "runtime", "cpu", "cuda-build", "cuda"]
 
 
-def test_only_the_cuda_toolkit_is_fetched_over_tls_inside():
-    """A proxy that inspects TLS is unknown inside: sources come with the context, and pip gets the host's bundle."""
+def test_only_the_cuda_toolkit_is_downloaded_during_the_build():
+    """A TLS-inspecting proxy is unknown inside the image. Sources come with the context, and pip uses the host's
+    certificates."""
     fetched = re.search(r"^version=(\S+)$", (ROOT / "scripts" / "fetch_xgrammar").read_text(), re.M)[1]
     folder = f"build/xgrammar-{fetched}"
     steps = dockerfile()
@@ -37,7 +39,7 @@ def test_only_the_cuda_toolkit_is_fetched_over_tls_inside():
     assert all(text.startswith(("scripts/", "--from=")) for text in shipped), shipped
 
 
-def test_only_instructions_that_every_builder_knows():
+def test_uses_only_instructions_of_every_builder():
     text = (ROOT / "docker" / "Dockerfile").read_text()
     for unknown in (r"^#\s*syntax=", r"<<[A-Z]", r"--mount=", r"--link\b", r"--chmod="):
         assert not re.search(unknown, text, re.MULTILINE), unknown
@@ -45,7 +47,7 @@ def test_only_instructions_that_every_builder_knows():
     assert {instruction for _, instruction, _ in dockerfile()} <= known
 
 
-def test_every_layer_that_installs_leaves_no_package_lists():
+def test_installing_layers_remove_package_lists():
     installs = [arguments for _, what, arguments in dockerfile() if what == "RUN" and "apt-get install" in arguments]
     assert installs
     for arguments in installs:
@@ -53,7 +55,7 @@ def test_every_layer_that_installs_leaves_no_package_lists():
         assert "rm -rf /var/lib/apt/lists/*" in arguments
 
 
-def test_ports_profile_and_user_are_those_of_the_configuration():
+def test_ports_profile_and_user_match_the_configuration():
     grpc, http = ports(effective())
     openai = effective()["openai"]
     assert openai["listen"].startswith("0.0.0.0:") and not openai["enabled"]
@@ -65,16 +67,16 @@ def test_ports_profile_and_user_are_those_of_the_configuration():
     assert of_stage("runtime", "STOPSIGNAL") == ["SIGTERM"]
 
 
-def test_health_check_calls_the_client_itself():
+def test_health_check_runs_the_client_directly():
     (check,) = of_stage("runtime", "HEALTHCHECK")
     options, command = check.split(" CMD ")
     assert json.loads(command) == ["/usr/bin/quire", "health"]
     times = dict(re.findall(r"--([a-z-]+)=(\S+)", options))
-    # As the startup probe of deploy/k8s: the time that loading may take.
+    # As in the startup probe of deploy/k8s, this is the time allowed for loading.
     assert seconds(times["start-period"]) == 600 and seconds(times["interval"]) == 5
 
 
-def test_the_socket_of_health_is_where_the_image_can_write():
+def test_health_socket_is_in_a_writable_folder():
     (socket,) = effective()["server"]["admin"]["listen"]
     folder = os.path.dirname(socket.removeprefix("unix:"))
     assert any(f"-o 10001 -g 10001 -m 0750 {folder}" in run for run in of_stage("runtime", "RUN"))
@@ -86,7 +88,7 @@ def packages(group):
     return set(re.findall(rf"^{group} (\S+)$", (ROOT / "scripts" / "packages.txt").read_text(), re.MULTILINE))
 
 
-def test_runtime_packages_are_the_libraries_that_the_programs_name():
+def test_runtime_packages_match_the_linked_libraries():
     paths = set()
     for program in (QUIRED, QUIRE):
         named = subprocess.run(["readelf", "-d", str(program)], capture_output=True, text=True, check=True).stdout
@@ -95,7 +97,7 @@ def test_runtime_packages_are_the_libraries_that_the_programs_name():
         paths |= {path for name, path in re.findall(r"(\S+) => (/\S+)", loaded) if name in named}
     owners = set()
     for path in paths:
-        # dpkg knows a library by its name before or after /lib became a link to /usr/lib.
+        # dpkg knows a library by its path before or after /lib became a link to /usr/lib.
         for name in (os.path.realpath(path), os.path.realpath(path).removeprefix("/usr")):
             found = subprocess.run(["dpkg-query", "-S", name], capture_output=True, text=True)
             if found.returncode == 0:
@@ -161,12 +163,12 @@ def compose_config(*files):
 
 
 @pytest.mark.parametrize("files", [(COMPOSE,), (COMPOSE, GPU)])
-def test_compose_files_have_no_key_that_compose_does_not_know(files):
+def test_compose_files_have_known_keys_only(files):
     done = compose_config(*files)
     assert done.returncode == 0, done.stderr
 
 
-def test_compose_agrees_with_the_configuration():
+def test_compose_matches_the_configuration():
     services = read_yaml(COMPOSE)["services"]
     grpc, http = ports(effective())
     quired = services["quired"]
@@ -184,7 +186,7 @@ def test_compose_agrees_with_the_configuration():
     assert build["target"] == "cpu" and read_yaml(GPU)["services"]["quired"]["build"]["target"] == "cuda"
 
 
-def test_the_check_of_compose_generates_or_fails(tmp_path):
+def test_compose_check_generates_or_fails(tmp_path):
     program, *arguments = map(str, read_yaml(COMPOSE)["services"]["check"]["entrypoint"])
     assert program == "/usr/bin/quire"
     grpc, _ = ports(effective())
@@ -198,7 +200,7 @@ def test_the_check_of_compose_generates_or_fails(tmp_path):
     assert subprocess.run(command, capture_output=True, timeout=60).returncode == 3
 
 
-def test_files_that_compose_mounts_exist_where_others_look_for_them():
+def test_mounted_files_exist_at_their_expected_paths():
     services = read_yaml(COMPOSE)["services"]
     mounts = {}
     for service in ("prometheus", "grafana"):
@@ -209,7 +211,7 @@ def test_files_that_compose_mounts_exist_where_others_look_for_them():
                 mounts[target] = (ROOT / "docker" / source).resolve()
 
     def inside(path):
-        """The file of this repository at a path of the container."""
+        """Returns the file of this repository at a path of the container."""
         (target,) = [target for target in mounts if path == target or path.startswith(target + "/")]
         return mounts[target] / path[len(target):].lstrip("/") if path != target else mounts[target]
 
@@ -222,15 +224,15 @@ def test_files_that_compose_mounts_exist_where_others_look_for_them():
     assert source["url"] == "http://prometheus:9090" and "prometheus" in services
 
 
-def test_yaml_files_are_clean():
+def test_yaml_files_pass_the_linter():
     needs("yamllint")
     done = subprocess.run(["yamllint", "--strict", "--config-file", str(ROOT / "deploy" / "yamllint.yaml"), "docker", "deploy",
                            "configs", "tests/deploy"], capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_health_answers_soon_after_the_start(tmp_path):
-    """What the image's HEALTHCHECK runs, within a few seconds of the start of the embedded model."""
+def test_health_check_passes_soon_after_the_start(tmp_path):
+    """Runs the image's HEALTHCHECK command within a few seconds of the start with the embedded model."""
     socket = tmp_path / "admin.sock"
     start = time.monotonic()
     with subprocess.Popen([str(QUIRED), "--set", "server.grpc.listen=[127.0.0.1:0]", "--set", "server.http.listen=127.0.0.1:0",

@@ -1,4 +1,5 @@
-"""The manifests of deploy/k8s, as kubectl renders them, against the image, quired's configuration and its metrics."""
+"""The manifests of deploy/k8s as kubectl renders them, checked against the image, quired's configuration and metrics.
+"""
 
 import functools
 import re
@@ -38,10 +39,10 @@ def config():
     return effective("deploy/k8s/base/quire.yaml")
 
 
-def test_the_test_knows_every_overlay():
+def test_covers_every_overlay():
     found = {path.parent.relative_to(ROOT / "deploy" / "k8s").as_posix()
              for path in (ROOT / "deploy" / "k8s").rglob("kustomization.yaml")}
-    assert found == {*OVERLAYS, "overlays/edge"}  # the last one: test_edge.py
+    assert found == {*OVERLAYS, "overlays/edge"}  # test_edge.py covers the last one
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -61,7 +62,7 @@ def test_names_and_labels(overlay):
     for kind in ("PodDisruptionBudget", "InferencePool"):
         for document in of_kind(overlay, kind):
             assert is_of_pods(document["spec"]["selector"]["matchLabels"])
-    # Configuration is found under the name that it has after its content was hashed into it.
+    # The configuration is referenced by its name with the content hash.
     (config_map,) = of_kind(overlay, "ConfigMap")
     (volume,) = [volume for volume in pod(overlay)["volumes"] if "configMap" in volume]
     assert volume["configMap"]["name"] == config_map["metadata"]["name"]
@@ -85,14 +86,14 @@ def test_ports(overlay):
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_probes_ask_paths_that_quired_answers(overlay):
+def test_probes_use_existing_paths(overlay):
     probes = {name: container(overlay)[f"{name}Probe"] for name in ("startup", "readiness", "liveness")}
     assert all(probe["httpGet"]["port"] == "http" for probe in probes.values())
     paths = {name: probe["httpGet"]["path"] for name, probe in probes.items()}
     assert paths == {"startup": "/startupz", "readiness": "/readyz", "liveness": "/livez"}
     handlers = (ROOT / "server" / "http" / "ops_handlers.cc").read_text()
     assert all(f'"{path}"' in handlers for path in paths.values())
-    # A pod is taken out of service before it refuses requests, and restarted later than the daemon itself gives up.
+    # A pod is taken out of service before it rejects requests, and is restarted later than the daemon itself times out.
     readiness, liveness, startup = probes["readiness"], probes["liveness"], probes["startup"]
     assert readiness["periodSeconds"] * readiness["failureThreshold"] < seconds(config()["shutdown"]["pre_drain_delay"])
     assert liveness["periodSeconds"] * liveness["failureThreshold"] > seconds(config()["health"]["engine_stall_timeout"])
@@ -100,9 +101,9 @@ def test_probes_ask_paths_that_quired_answers(overlay):
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_times_of_the_end(overlay):
+def test_termination_times(overlay):
     assert pod(overlay)["terminationGracePeriodSeconds"] > stop_seconds(config())
-    # The daemon waits for load balancers itself.
+    # The daemon itself waits for load balancers.
     assert "lifecycle" not in container(overlay)
 
 
@@ -123,7 +124,7 @@ def test_mounts(overlay):
     mounts = {mount["name"]: mount for mount in container(overlay)["volumeMounts"]}
     assert all("subPath" not in mount for mount in mounts.values())
     assert set(mounts) == {volume["name"] for volume in pod(overlay)["volumes"]}
-    # The configuration that is named is the one that is mounted, and quired accepts it.
+    # The named configuration is the mounted one, and quired accepts it.
     (config_map,) = of_kind(overlay, "ConfigMap")
     (name,) = config_map["data"]
     assert container(overlay)["args"] == ["--config", f"{mounts['config']['mountPath']}/{name}"]
@@ -136,7 +137,7 @@ def test_mounts(overlay):
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_variables_are_keys_of_the_configuration(overlay):
+def test_variables_are_configuration_keys(overlay):
     for entry in container(overlay).get("env", []):
         section = config()
         for part in entry["name"].removeprefix("QUIRE__").lower().split("__"):
@@ -144,7 +145,7 @@ def test_variables_are_keys_of_the_configuration(overlay):
             section = section[part]
 
 
-def test_a_pod_with_the_only_gpu_is_replaced_not_joined():
+def test_gpu_pod_is_recreated_on_update():
     (deployment,) = of_kind("overlays/gpu", "Deployment")
     assert deployment["spec"]["strategy"] == {"type": "Recreate"}
     assert container("overlays/gpu")["resources"]["limits"]["nvidia.com/gpu"] == "1"
@@ -164,7 +165,7 @@ def test_scraping_and_scaling(overlay, tmp_path):
     (deployment,) = of_kind(overlay, "Deployment")
     assert scaler["spec"]["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": "Deployment",
                                                 "name": deployment["metadata"]["name"]}
-    assert "replicas" not in deployment["spec"], "the autoscaler says how many"
+    assert "replicas" not in deployment["spec"], "the autoscaler sets the number of replicas"
     metrics = {metric["pods"]["metric"]["name"] for metric in scaler["spec"]["metrics"]}
     assert metrics == {"quire_requests_waiting", "quire_kv_cache_usage_ratio"}
     with Daemon(tmp_path) as daemon:
@@ -172,7 +173,7 @@ def test_scraping_and_scaling(overlay, tmp_path):
     assert all(re.search(rf"^# TYPE {name} gauge$", text, re.MULTILINE) for name in metrics)
 
 
-def test_the_adapter_of_the_documentation_serves_the_metrics_of_the_autoscaler():
+def test_documented_adapter_serves_the_autoscaler_metrics():
     (adapter,) = [block for block in re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "operations.md").read_text(), re.DOTALL)
                   if "seriesQuery" in block]
     (rule,) = yaml.safe_load(adapter)["rules"]

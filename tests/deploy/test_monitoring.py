@@ -1,4 +1,4 @@
-"""Dashboard, alerts and recording rules against the metrics that a running quired really has."""
+"""Dashboard, alerts and recording rules, checked against the metrics of a running quired."""
 
 import json
 import re
@@ -20,7 +20,7 @@ DASHBOARD = ROOT / "deploy" / "grafana" / "dashboard.json"
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory):
-    """The embedded model after a request of each outcome that can be had at will."""
+    """The embedded model after a request of each outcome that can be produced on demand."""
     with Daemon(tmp_path_factory.mktemp("quired"), settings=["shutdown.pre_drain_delay=0s"]) as running:
         running.wait_serving()
         quire(running, "generate", "Once upon a time", "--max-tokens", "8", "--quiet")
@@ -30,7 +30,7 @@ def daemon(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def families(daemon):
-    """{name: type} of one scrape; histograms under the names of their series too."""
+    """Returns {name: type} of one scrape. Histograms are also listed under the names of their series."""
     found = dict(re.findall(r"^# TYPE (\S+) (\S+)$", scrape(daemon.http_address), re.MULTILINE))
     assert len(found) > 40
     return found
@@ -85,7 +85,7 @@ def test_labels_of_the_dashboard_exist(daemon):
     assert used <= known, used - known
 
 
-def test_panels_do_not_overlap_and_have_numbers_of_their_own():
+def test_panels_do_not_overlap_and_have_unique_ids():
     panels = json.loads(DASHBOARD.read_text())["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     taken = set()
@@ -106,8 +106,8 @@ def test_every_metric_of_the_rules_exists_in_a_scrape_or_is_recorded(families):
             assert is_served(name, families), f"{file}: {rule.get('alert', rule.get('record'))}: {name}"
 
 
-def test_hints_of_alerts_name_what_exists(families):
-    """Metrics and configuration keys in the texts that a person reads at night."""
+def test_alert_texts_name_existing_metrics_and_keys(families):
+    """Checks the metrics and configuration keys in the alert texts."""
     reference = (ROOT / "docs" / "reference" / "config.md").read_text()
     for _, rule in rules():
         text = " ".join(rule.get("annotations", {}).values())
@@ -148,7 +148,7 @@ def wait_for(what, question):
 
 
 def test_prometheus_evaluates_the_rules_of_a_live_daemon(daemon, tmp_path):
-    """The files as they are shipped, but for the target and the time between two looks."""
+    """Uses the shipped files, except for the target and the evaluation interval."""
     needs("prometheus")
     port = free_port()
     config = read_yaml("docker/prometheus.yml")
@@ -168,7 +168,7 @@ def test_prometheus_evaluates_the_rules_of_a_live_daemon(daemon, tmp_path):
                 target["health"] == "up" for target in ask(port, "targets")["activeTargets"]))
             wait_for("a rule is recorded", lambda: ask(
                 port, "query", query="quire:tokens_generated:rate1m")["result"])
-            # The second target does not answer: its alert waits for the minute that it must last.
+            # The second target is unreachable. Its alert stays pending for the required minute.
             pending = wait_for("the alert is raised", lambda: ask(port, "alerts")["alerts"])
             assert {(alert["labels"]["alertname"], alert["state"]) for alert in pending} == {("QuireDown", "pending")}
             evaluated = [rule for group in ask(port, "rules")["groups"] for rule in group["rules"]]

@@ -1,4 +1,4 @@
-"""deploy/systemd/quired.service, and quired under a supervisor that speaks systemd's protocol."""
+"""deploy/systemd/quired.service, and quired under a supervisor that implements systemd's notify protocol."""
 
 import configparser
 import re
@@ -20,25 +20,25 @@ def service():
     return dict(parser["Service"])
 
 
-def test_times_agree_with_the_configuration():
+def test_times_match_the_configuration():
     unit, config = service(), effective()
     assert seconds(unit["TimeoutStopSec"]) > stop_seconds(config)
-    # The daemon calls itself dead before the supervisor would.
+    # The daemon reports itself as failed before the supervisor would.
     assert seconds(unit["WatchdogSec"]) > seconds(config["health"]["engine_stall_timeout"])
     assert unit["Type"] == "notify" and unit["ExecReload"] == "/bin/kill -HUP $MAINPID"
 
 
-def test_exit_codes_that_another_start_does_not_change():
+def test_exit_codes_that_prevent_a_restart():
     codes = dict(re.findall(r"constexpr int kExit(\w+) = (\d+);", (ROOT / "server" / "daemon.h").read_text()))
     assert service()["RestartPreventExitStatus"].split() == [codes["Usage"], codes["Config"]]
 
 
-def test_the_admin_socket_is_in_the_runtime_directory():
+def test_admin_socket_is_in_the_runtime_directory():
     (socket_path,) = effective()["server"]["admin"]["listen"]
     assert socket_path.startswith(f"unix:/run/{service()['RuntimeDirectory']}/")
 
 
-def test_systemd_understands_the_unit(tmp_path):
+def test_systemd_accepts_the_unit(tmp_path):
     needs("systemd-analyze")
     text = UNIT.read_text()
     assert "/usr/bin/quired " in text
@@ -51,7 +51,7 @@ def test_systemd_understands_the_unit(tmp_path):
 
 @pytest.fixture(params=["path", "abstract"])
 def supervisor(request, tmp_path):
-    """(socket, value of NOTIFY_SOCKET)."""
+    """Returns (socket, value of NOTIFY_SOCKET)."""
     name = f"{tmp_path}/notify" if request.param == "path" else f"@quire-test/{tmp_path.name}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
         end.bind(name if request.param == "path" else "\0" + name[1:])
@@ -64,16 +64,16 @@ def read(end):
 
 
 def read_until(end, key):
-    """The messages up to the first that has `key`."""
+    """Reads messages up to the first one with `key`."""
     seen = []
     while not seen or key not in seen[-1]:
         seen.append(read(end))
     return seen
 
 
-def test_quired_tells_its_supervisor_where_it_is(supervisor, tmp_path):
+def test_quired_reports_its_state_to_the_supervisor(supervisor, tmp_path):
     end, name = supervisor
-    # The address of the embedded model's daemon, with a watchdog of one second.
+    # The daemon has the embedded model's address and a watchdog of one second.
     env = {"NOTIFY_SOCKET": name, "WATCHDOG_USEC": "1000000", "PATH": "/usr/bin:/bin"}
     with Daemon(tmp_path, settings=["shutdown.pre_drain_delay=1s"], env=env) as daemon:
         before = read_until(end, "READY")
@@ -88,13 +88,13 @@ def test_quired_tells_its_supervisor_where_it_is(supervisor, tmp_path):
         assert read_until(end, "READY")[-1] == {"READY": "1", "STATUS": "serving story"}
         daemon.terminate()
         assert read_until(end, "STOPPING")[-1] == {"STOPPING": "1", "STATUS": "draining"}
-        # Alive until the end, else the supervisor would kill what drains.
+        # Watchdog pings continue until the end, otherwise the supervisor would kill a draining process.
         assert read(end) == {"WATCHDOG": "1"}
         assert daemon.wait(30) == 0
 
 
-def test_a_process_that_stands_still_is_silent(tmp_path):
-    """What the watchdog is for; the supervisor then sends SIGABRT."""
+def test_stalled_process_sends_no_watchdog_pings(tmp_path):
+    """A stalled process sends no watchdog pings, so the supervisor would send SIGABRT."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
         end.bind(f"{tmp_path}/notify")
         end.settimeout(20)
@@ -105,7 +105,7 @@ def test_a_process_that_stands_still_is_silent(tmp_path):
             daemon.process.send_signal(signal.SIGSTOP)
             end.settimeout(0.8)
             with pytest.raises(socket.timeout):
-                for _ in range(4):  # those that were on their way
+                for _ in range(4):  # messages that were in flight
                     read(end)
             daemon.process.send_signal(signal.SIGCONT)
             end.settimeout(20)
@@ -114,7 +114,7 @@ def test_a_process_that_stands_still_is_silent(tmp_path):
             assert daemon.wait(30) == 0
 
 
-def test_a_configuration_that_is_refused_never_says_ready(tmp_path):
+def test_rejected_configuration_never_reports_ready(tmp_path):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
         end.bind(f"{tmp_path}/notify")
         end.settimeout(0.5)

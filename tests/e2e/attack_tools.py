@@ -1,4 +1,5 @@
-"""What the tests of security and of attacks share: calls, files, channels, and a neighbour to be left alone."""
+"""Helpers of the security and attack tests: calls, files, channels, and a concurrent stream that must not be disturbed.
+"""
 
 import hashlib
 import json
@@ -18,7 +19,7 @@ ENDLESS = 50000  # tokens
 
 @pytest.fixture(scope="session")
 def endless(tmp_path_factory):
-    """Settings of a model whose answers take many seconds: random weights, a long context."""
+    """Settings of a model whose answers take many seconds: random weights and a long context."""
     model = tmp_path_factory.mktemp("model") / "endless"
     subprocess.run([str(QUIRE), "make-model", "--shape", "tiny", "--out", str(model)], check=True, timeout=60)
     config = json.loads((model / "config.json").read_text())
@@ -45,7 +46,7 @@ def request_of(api, tokens=4, text=PROMPT, **fields):
 
 
 def generate(api, channel, metadata=(), **fields):
-    """The messages of a whole answer."""
+    """Returns the messages of a whole answer."""
     stub = api.GenerationServiceStub(channel)
     return list(stub.Generate(request_of(api, **fields), metadata=metadata, timeout=30))
 
@@ -61,7 +62,7 @@ def cached_tokens(messages):
 
 
 class Files:
-    """The files of one daemon, replaced as an operator would: written aside, then renamed."""
+    """The files of one daemon. write() replaces a file atomically, as an operator would."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -79,7 +80,7 @@ class Files:
 
 
 class Neighbour:
-    """A stream that runs while others attack; it must come to its whole end."""
+    """A stream that runs during an attack and must finish normally."""
 
     def __init__(self, api, channel, tokens=120):
         self.expected = self._text(generate(api, channel, tokens=tokens))
@@ -98,7 +99,7 @@ class Neighbour:
             while not self._stop.is_set():
                 assert self._text(generate(api, channel, tokens=tokens)) == self.expected
                 self.answers += 1
-        except BaseException as error:  # handed to the test by check()
+        except BaseException as error:  # check() raises it in the test
             self._error = error
 
     def check(self):

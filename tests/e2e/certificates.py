@@ -1,4 +1,4 @@
-"""Certificates of every kind that a test needs, made on the spot."""
+"""Creates the certificates that tests need."""
 
 import datetime
 import ipaddress
@@ -13,7 +13,7 @@ HOUR = datetime.timedelta(hours=1)
 
 
 class Authority:
-    """A certificate authority, or a certificate that signed itself."""
+    """A certificate authority, or a self-signed certificate."""
 
     def __init__(self, name="quire test authority"):
         self.key = ec.generate_private_key(ec.SECP256R1())
@@ -36,7 +36,7 @@ class Authority:
         )
 
     def issue(self, common_name, host="localhost", not_before=NOW - HOUR, not_after=NOW + HOUR):
-        """(certificate, key) in PEM."""
+        """Returns (certificate, key) in PEM."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
         names = [x509.DNSName(host)]
@@ -55,7 +55,7 @@ class Authority:
 
     @property
     def self_signed(self):
-        """(certificate, key) of the authority itself."""
+        """Returns (certificate, key) of the authority itself."""
         return self.pem, key_pem(self.key)
 
 

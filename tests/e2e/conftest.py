@@ -10,19 +10,19 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "testing")]
 from daemon import Daemon  # noqa: E402
 from generated_api import make_api  # noqa: E402
 
-# A shell starts what runs in the background with SIGINT ignored, and so would be all that tests start.
+# A shell starts background jobs with SIGINT ignored, and the processes that tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
 def api(tmp_path_factory):
-    """The modules that protoc makes of the published protos."""
+    """The modules that protoc generates from the published protos."""
     return make_api(tmp_path_factory.mktemp("generated"))
 
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory):
-    """The embedded model, shared by the tests of one file."""
+    """A daemon with the embedded model, shared by the tests of one file."""
     with Daemon(tmp_path_factory.mktemp("quired")) as running:
         yield running.wait_serving()
         assert running.process.poll() is None, "quired died:\n" + running.log

@@ -1,4 +1,4 @@
-"""A real quired on real ports, and the client that protoc generates for it."""
+"""Starts a real quired on real ports, and generates its client with protoc."""
 
 import contextlib
 import json
@@ -22,13 +22,13 @@ TESTDATA = (BUILD / "tests" / "testdata").resolve()
 
 
 def has_structured_output():
-    """Whether the build has the grammar library, without which constraints are refused."""
+    """Returns whether the build has the grammar library. Without it constraints are rejected."""
     return subprocess.run([SCHEMA_PROBE], stdin=subprocess.DEVNULL).returncode == 0
 
 
 @contextlib.contextmanager
 def probe(name):
-    """Asks a program of tests/engine/constraint, a line of JSON for a line of JSON."""
+    """Runs a program of tests/engine/constraint and returns a function that sends it one JSON line and reads one."""
     with subprocess.Popen([BUILD / "tests" / "engine" / "constraint" / name], text=True,
                           stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
 
@@ -45,7 +45,7 @@ def probe(name):
 
 
 def becomes_serving(channel, timeout=60):
-    """Whether the health stream says so before it ends; its errors are raised."""
+    """Returns whether the health stream reports SERVING before it ends. Its errors are raised."""
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
     for answer in health_pb2_grpc.HealthStub(channel).Watch(
@@ -57,7 +57,7 @@ def becomes_serving(channel, timeout=60):
 
 
 class Daemon:
-    """Starts quired with ports of its own and reads them from its log, unless that goes to a `stderr` of the test's."""
+    """Starts quired on its own ports and reads them from its log, unless the test redirects `stderr`."""
 
     def __init__(self, folder, *arguments, settings=(), env=None, prefix=(), format_in_file=False,
                  stderr=subprocess.PIPE):
@@ -117,7 +117,7 @@ class Daemon:
         return self
 
     def channel(self):
-        """With a connection of its own; else those of one process would share one."""
+        """Returns a channel with its own connection. By default gRPC shares one connection per process."""
         return grpc.insecure_channel(self.grpc_address, options=[("grpc.use_local_subchannel_pool", 1)])
 
     def admin_channel(self):
@@ -130,7 +130,7 @@ class Daemon:
         code = self.process.wait(timeout)
         self._reader.join(timeout)
         if code < 0 and code not in (-signal.SIGKILL, -signal.SIGTERM):
-            print(self.log)  # of a crash, for the report of the test
+            print(self.log)  # shows a crash in the test report
         return code
 
     def stop(self):
@@ -147,7 +147,7 @@ class Daemon:
 
 
 def reason_of(error):
-    """(reason, metadata, retry delay in seconds or None) of a failed call."""
+    """Returns (reason, metadata, retry delay in seconds or None) of a failed call."""
     status = rpc_status.from_call(error)
     reason, metadata, delay = "", {}, None
     if status is not None:

@@ -1,4 +1,4 @@
-"""The client that protoc makes of the published protos."""
+"""Generates a client from the published protos with protoc."""
 
 import importlib
 import pathlib
@@ -11,7 +11,7 @@ from grpc_tools import protoc
 
 
 def make_api(out):
-    """One namespace with every message and stub; the modules are written to the folder `out`."""
+    """Returns one namespace with every message and stub. The modules are written to the folder `out`."""
     protos = sorted((ROOT / "proto" / "quire" / "v1").glob("*.proto"))
     assert protos, "no published protos"
     well_known = pathlib.Path(grpc_tools.__file__).parent / "_proto"

@@ -1,4 +1,4 @@
-"""A client of HTTP/2 that keeps to the server's windows and does nothing else that it should (RFC 9113)."""
+"""An HTTP/2 client that respects the server's flow-control windows and no other rule (RFC 9113)."""
 
 import contextlib
 import socket
@@ -17,7 +17,7 @@ def frame(kind, flags=0, stream=0, payload=b"", length=None):
 
 
 class Http2Client:
-    """Reads on a thread of its own; `goaway` is (code, text) once the server has said it."""
+    """Reads on its own thread. `goaway` is (code, text) once the server has sent GOAWAY."""
 
     def __init__(self, address):
         host, port = address.rsplit(":", 1)
@@ -35,7 +35,7 @@ class Http2Client:
         self._reader.start()
 
     def send(self, data):
-        """False once the server has closed."""
+        """Returns False if the server has closed the connection."""
         try:
             self.socket.sendall(data)
             return True
@@ -48,7 +48,8 @@ class Http2Client:
         return self.send(frame(HEADERS, END_HEADERS, stream, block))
 
     def send_data(self, stream, data, timeout=30):
-        """As fast as the windows let it; False once the server has ended the stream, or when they stay shut."""
+        """Sends as fast as the windows allow. Returns False if the server ends the stream or the windows stay closed.
+        """
         while data:
             with self._changed:
                 def may_send():
@@ -64,12 +65,12 @@ class Http2Client:
         return True
 
     def wait_begun(self, timeout=30):
-        """The server has sent its settings."""
+        """Waits until the server has sent its settings."""
         with self._changed:
             return self._changed.wait_for(lambda: self._has_settings, timeout)
 
     def wait_ended(self, stream, timeout=30):
-        """The server has ended the stream, well or not."""
+        """Waits until the server has ended the stream, with or without an error."""
         with self._changed:
             return self._changed.wait_for(lambda: stream in self._ended, timeout)
 

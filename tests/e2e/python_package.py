@@ -1,6 +1,6 @@
-"""Builds tools/python as a user or a publisher would, from copies, so that the tree stays clean.
+"""Builds tools/python from copies, as a user or a publisher would, so that the source tree stays clean.
 
-A plugin of pytest with the fixtures `package` and `q`, the installed quire_client.
+This is a pytest plugin with the fixtures `package` and `q`, the installed quire_client.
 """
 
 import importlib
@@ -23,7 +23,7 @@ def run(*command, **options):
 
 
 def build_wheel(source, out):
-    """With the setuptools and grpcio-tools that are installed, so that nothing is downloaded."""
+    """Builds with the installed setuptools and grpcio-tools, so that nothing is downloaded."""
     flags = ["--quiet", "--no-build-isolation", "--no-deps", "--no-index", "--disable-pip-version-check"]
     run(sys.executable, "-m", "pip", "wheel", *flags, "--wheel-dir", out, source)
     (wheel,) = out.glob("*.whl")
@@ -31,9 +31,10 @@ def build_wheel(source, out):
 
 
 def build_all(folder):
-    """A source distribution, a wheel of the tree and one of the source distribution alone, and a venv with the first.
+    """Builds a source distribution, a wheel of the tree, a wheel of the source distribution, and a venv with the first
+    wheel.
 
-    The venv sees the packages of this Python behind its own, which stand for what pip would fetch.
+    The venv also sees the packages of this Python, which replace what pip would download.
     """
     ignored = shutil.ignore_patterns("build", "dist", "*.egg-info", "_proto", "__pycache__")
     tree = folder / "tree"
@@ -67,7 +68,7 @@ def package(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def q(package):
-    """The installed package, imported here."""
+    """Imports and returns the installed package."""
     sys.path.insert(0, str(package.site))
     module = importlib.import_module("quire_client")
     assert module.__file__.startswith(str(package.site))

@@ -1,4 +1,4 @@
-"""A daemon that is reloaded, under load, and the list of hot keys that tests cover."""
+"""A daemon that is reloaded under load, and the list of the hot keys that tests cover."""
 
 import importlib.util
 import json
@@ -12,7 +12,7 @@ import pytest
 from daemon import ROOT, Daemon, reason_of
 from waiting import pace, wait_until
 
-# Values at start. Pages and queues are small, so that limits are reached; deltas are one token each.
+# Values at start. Pages and queues are small so that the limits are reached. Each delta carries one token.
 START = {
     "scheduler.max_running_sequences": "16",
     "scheduler.max_step_tokens": "1024",
@@ -25,11 +25,11 @@ START = {
     "openai.enabled": "true",
     "openai.listen": "127.0.0.1:0",
 }
-# Hot keys whose effect is shown elsewhere.
+# Hot keys whose effect another test covers.
 ELSEWHERE = {
     "auth.tokens_file": "tests/e2e/test_security.py",
-    "limits.max_queued_bytes": "tests/engine/text_stage_test.cc",  # needs a text worker that stands still
-    "health.engine_stall_timeout": "tests/server/serving_state_test.cc",  # needs an engine that stalls
+    "limits.max_queued_bytes": "tests/engine/text_stage_test.cc",  # needs a stalled text worker
+    "health.engine_stall_timeout": "tests/server/serving_state_test.cc",  # needs a stalled engine
 }
 covered = set()
 
@@ -40,7 +40,7 @@ def covers(*keys):
 
 
 def hot_keys():
-    """The keys that the schema marks as hot."""
+    """Returns the keys that the schema marks as hot."""
     spec = importlib.util.spec_from_file_location("docs", ROOT / "tools" / "docs" / "write_reference_docs.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -49,7 +49,7 @@ def hot_keys():
 
 
 def to_yaml(values):
-    """{"a.b": "1"} as one flow mapping for each section."""
+    """Writes {"a.b": "1"} as one flow mapping per section."""
     tree = {}
     for path, value in values.items():
         node = tree
@@ -67,12 +67,12 @@ def to_yaml(values):
 
 
 class Load(threading.Thread):
-    """Streams the same greedy answer again and again; whatever is admitted must end whole and equal."""
+    """Streams the same greedy answer repeatedly. Every admitted request must finish with the same text."""
 
-    # A limit or a drain that a test sets may refuse the load like anybody else; it is then not admitted.
+    # A limit or a drain that a test sets may also reject the load's requests, which are then not admitted.
     REFUSALS = {"QUEUE_FULL", "QUEUE_TIMEOUT", "TENANT_LIMIT", "SERVER_DRAINING", "SERVER_SHUTDOWN"}
 
-    # Set by a test whose times may be too short for the load as well.
+    # Set by a test whose timeouts may be too short for the load.
     also_allowed = set()
 
     def __init__(self, api, daemon, tokens=20, priority=0):
@@ -112,7 +112,7 @@ class Load(threading.Thread):
 
 
 def greedy(api, text="Once upon a time", tokens=20, **output):
-    """Leaves nothing to the defaults that reloads change."""
+    """A greedy request that depends on no default that reloads change."""
     request = api.GenerateRequest(text=text)
     sampling = request.sampling
     sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p = 0, 1, 0, 0
@@ -129,7 +129,7 @@ def greedy(api, text="Once upon a time", tokens=20, **output):
 
 
 class Live:
-    """A daemon with a configuration file that the test writes again."""
+    """A daemon whose configuration file the test rewrites."""
 
     def __init__(self, api, folder, start=START):
         self.api, self.folder, self.start = api, pathlib.Path(folder), start
@@ -169,7 +169,7 @@ class Live:
         return answer
 
     def request(self, name):
-        """What the daemon says of a live request; None when it has none of that id."""
+        """Returns the daemon's record of a live request, or None if no live request has this id."""
         listed = self.admin.ListRequests(self.api.ListRequestsRequest(page_size=1000), timeout=30)
         return next((request for request in listed.requests if request.request_id == name), None)
 
@@ -227,19 +227,19 @@ def shared(api, tmp_path_factory):
 
 @pytest.fixture
 def live(shared):
-    """Under load; the values at start are in effect again afterwards."""
+    """The daemon under load. The values at start are restored afterwards."""
     yield shared
     shared.write({})
     assert not shared.reload().errors
 
 
 def slow_channel(daemon):
-    """Without probes the window stays at 64 KiB."""
+    """Disables bandwidth probes, so that the window stays at 64 KiB."""
     return grpc.insecure_channel(daemon.grpc_address, [("grpc.http2.bdp_probe", 0)])
 
 
 def unread_on(api, channel):
-    """A call with more output than its connection buffers; the client does not read it, so it does not end by itself."""
+    """A call that does not end by itself: the client does not read, and the output exceeds the connection's buffers."""
     request = greedy(api, tokens=450, logprobs=20)
     request.request_id, request.sampling.choice_count = "unread", 8
     call = api.GenerationServiceStub(channel).Generate(request)
@@ -253,7 +253,7 @@ def unread(live):
 
 
 def stalled(live):
-    """The same, once the connection takes no more: until then a full stream empties again and steps follow."""
+    """Like `unread`, once the connection is full. Before that a full stream drains again and more steps follow."""
     call = unread(live)
     seen = {}
 

@@ -1,5 +1,5 @@
-"""Models that say given texts: one Llama layer whose attention and MLP add nothing, so that the next token depends on
-the last one alone. Each text is cut into tokens that occur nowhere else, and the head leads from each to the next."""
+"""Models that generate given texts. In the one Llama layer attention and MLP add nothing, so the next token depends on
+the last one only. Each text is cut into tokens that occur nowhere else, and the head maps each token to the next."""
 
 import json
 import random
@@ -10,7 +10,7 @@ BASE = 256  # tokens of single bytes
 
 
 def _byte_letters():
-    """What byte-level BPE writes for each byte (GPT-2's table)."""
+    """The byte-to-character table of byte-level BPE (GPT-2)."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     letters = {byte: chr(byte) for byte in plain}
     for byte in range(256):
@@ -19,7 +19,7 @@ def _byte_letters():
 
 
 def _pieces(text, markers, taken, generator):
-    """Cuts the text at its markers, and the rest into a few characters each, none of which was cut before."""
+    """Cuts the text at its markers, and the rest into pieces of a few characters. No piece occurs twice."""
     while text:
         marker = next((m for m in markers if text.startswith(m)), None)
         if marker:
@@ -27,11 +27,11 @@ def _pieces(text, markers, taken, generator):
         else:
             end = min([at for at in (text.find(m) for m in markers) if at > 0] or [len(text)])
             size = min(end, generator.randint(3, 7))
-            # One character alone is a token of the vocabulary already.
+            # A single character already is a token of the vocabulary.
             while size < end and (text[:size] in taken or end - size == 1):
                 size += 1
             piece = text[:size]
-        assert piece not in taken, f"{piece!r} is there twice"
+        assert piece not in taken, f"{piece!r} occurs twice"
         taken.add(piece)
         yield piece
         text = text[len(piece) :]
@@ -70,9 +70,12 @@ def _write_weights(path, successor, vocabulary):
 
 
 def write_scripted_model(folder, scripts, *, template, special=(), plain=()):
-    """A model folder. `scripts`: opener -> text; a prompt that ends with the opener, a special token, is answered with
-    the text and the end of sequence. `special` and `plain` are markers with a token each, of which the former are left
-    out of text; a script may have each once, and a marker leads to one text."""
+    """Writes a model folder. `scripts` maps an opener (a special token) to a text.
+
+    A prompt that ends with an opener is answered with its text and the end of sequence. `special` and `plain` are
+    markers with one token each; special markers are not part of the text. A script may contain each marker once, and a
+    marker leads to one text.
+    """
     generator = random.Random(11)
     markers, end = [*special, *plain], "<|im_end|>"
     added = {end: True, **{opener: True for opener in scripts}, **{m: m in special for m in markers}}
@@ -84,7 +87,7 @@ def write_scripted_model(folder, scripts, *, template, special=(), plain=()):
         for piece in _pieces(text, markers, taken, generator):
             if piece in markers:
                 taken.discard(piece)
-                assert piece not in local, f"{piece!r} is there twice"
+                assert piece not in local, f"{piece!r} occurs twice"
                 local.add(piece)
             else:
                 added[piece] = False

@@ -1,9 +1,9 @@
-"""A real daemon under clients that misbehave, for as long as one likes: does anything grow, does anything stay?
+"""Runs a real daemon under misbehaving clients for a long time and checks for leaks.
 
-scripts/soak runs it. Half of the clients' calls end as they should, and their answers are compared; the others
-cancel, expire, disconnect, reset their connection, send damaged messages or stop reading. Now and then the
-configuration is changed and SIGHUP is sent. The report has resident memory, descriptors and threads over time, their
-slopes (least squares), and what stays when all clients have gone. Exit status 1 when a bound of BOUNDS is exceeded.
+scripts/soak runs it. Half of the calls end normally and their answers are compared. The others cancel, expire,
+disconnect, reset their connection, send damaged messages or stop reading. The configuration is changed and SIGHUP is
+sent from time to time. The report has resident memory, descriptors and threads over time, their slopes (least squares),
+and the remainder after all clients have left. Exit status 1 means that a bound of BOUNDS was exceeded.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import threading
 import time
 import traceback
 
-sys.dont_write_bytecode = True  # the source folder stays as it is
+sys.dont_write_bytecode = True  # do not write to the source folder
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "testing")]
 
@@ -33,9 +33,9 @@ from process_figures import process_status, resident_bytes  # noqa: E402
 from test_attacks import mutations, random_frames  # noqa: E402
 from waiting import comes_true, pace  # noqa: E402
 
-# What a daemon that loses nothing stays within. Slopes are those of the samples behind the first third of the time,
-# in which caches fill and the allocator's arenas come to their size; "more" is idle after minus idle before. gRPC keeps
-# some polling threads more or less, by cores and by chance.
+# Bounds that a daemon without leaks stays within. Slopes leave out the first third of the time, in which caches fill
+# and the allocator's arenas grow. "more" is idle after minus idle before. The number of polling threads that gRPC keeps
+# varies with the cores and by chance.
 BOUNDS = {
     "slope of resident memory, MiB/min": 4.0,
     "slope of descriptors, 1/min": 6.0,
@@ -52,7 +52,7 @@ BOUNDS = {
     "reloads that failed": 0,
     "exit status": 0,
 }
-MIN_SECONDS = 60  # below, a slope says nothing
+MIN_SECONDS = 60  # a slope over less time means nothing
 PROMPTS = ["Once upon a time", "The little dragon", "Lily and Tom went to the park. They " * 20]
 SETTINGS = [
     "kv_cache.page_size=16",
@@ -82,7 +82,7 @@ def ids_of(stream):
 
 
 class Soak:
-    """The daemon, what its clients know of it, and what they counted."""
+    """The daemon, the clients' view of it, and the counts of what they did."""
 
     def __init__(self, api, daemon, config):
         self.api, self.daemon, self.config = api, daemon, config
@@ -104,7 +104,7 @@ class Soak:
             self.counts[what] += 1
 
     def missing_faults(self):
-        """How many kinds of fault no client made, or the daemon took for something else."""
+        """Returns the number of fault kinds that no client caused or that the daemon classified differently."""
         made = [self.counts[fault] for fault in Client.FAULTS]
         cancelled = counters(self, "quire_requests_cancelled_total")
         for source in ("client", "deadline", "slow_client"):
@@ -118,7 +118,7 @@ class Soak:
 
 
 class Client(threading.Thread):
-    """One thing after the other, chosen at random."""
+    """Performs randomly chosen actions, one after the other."""
 
     FAULTS = ["cancel", "cancel_by_id", "expire", "disconnect", "malformed_message", "malformed_frames",
               "malformed_http", "reset_while_streaming", "stop_reading"]
@@ -133,7 +133,7 @@ class Client(threading.Thread):
                 what = "whole" if self.random.random() < 0.5 else self.random.choice(self.FAULTS)
                 getattr(self, what)()
                 self.soak.count(what)
-        except Exception:  # the report shows it
+        except Exception:  # listed in the report
             self.soak.failures.append(traceback.format_exc())
 
     def open(self):
@@ -175,7 +175,7 @@ class Client(threading.Thread):
             self.ends_as(self.api.GenerationServiceStub(channel).Generate(request), "TIMEOUT")
 
     def ends_as(self, stream, reason):
-        """To its end, or to the error that was asked for."""
+        """Reads to the end, or to the error with the expected reason."""
         try:
             ids_of(stream)
         except grpc.RpcError as error:
@@ -220,8 +220,8 @@ class Client(threading.Thread):
         reset(connection)
 
     def stop_reading(self):
-        """More than the window holds is not read, for longer than the daemon waits; or not quite."""
-        # Without probes the window stays at 64 KiB.
+        """Leaves more output unread than the window holds, for longer or shorter than the daemon waits."""
+        # Disables bandwidth probes, so that the window stays at 64 KiB.
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0)]
         request = generate_request(self.api, PROMPTS[0], seed=1, tokens=400)
         request.sampling.choice_count = 3
@@ -233,14 +233,14 @@ class Client(threading.Thread):
 
 
 def counters(soak, family):
-    """{labels: value} of one family of the daemon's metrics."""
+    """Returns {labels: value} of one metric family of the daemon."""
     lines = http_get(soak.daemon.http_address, "/metrics")[1].decode().splitlines()
     found = (line[len(family) :].rsplit(" ", 1) for line in lines if line.startswith(family + "{"))
     return {labels: float(value) for labels, value in found}
 
 
 def reloads(soak):
-    """[rejected, others] that the daemon has counted."""
+    """Returns the daemon's counts [rejected, others]."""
     counts = [0, 0]
     for labels, value in counters(soak, "quire_config_reloads_total").items():
         counts['result="rejected"' not in labels] += value
@@ -248,7 +248,7 @@ def reloads(soak):
 
 
 def reload_now_and_then(soak, seed):
-    """Another valid configuration, seldom a broken one, which must be refused; then SIGHUP."""
+    """Writes another valid configuration, or seldom a broken one that must be rejected, then sends SIGHUP."""
     choose = random.Random(seed)
     while not soak.stopping.wait(choose.uniform(2, 5)):
         is_broken = choose.random() < 0.2
@@ -264,20 +264,20 @@ def reload_now_and_then(soak, seed):
 
 
 def measure(pid):
-    """(resident MiB, descriptors, threads) of the process."""
+    """Returns (resident MiB, descriptors, threads) of the process."""
     resident = resident_bytes(pid) / (1 << 20)
     return resident, len(os.listdir(f"/proc/{pid}/fd")), int(process_status(pid)["Threads"])
 
 
 def settled(soak):
-    """What the process takes once no request is live and no page in use, or after 60 seconds."""
+    """Returns the resource use once no request is live and no page is in use, or after 60 seconds."""
 
     def is_idle():
         stats = soak.stats()
         return stats.used_kv_page_count == stats.running_count == stats.waiting_count == 0
 
     comes_true(is_idle, 60)
-    # The library closes what its peers have left a moment later.
+    # gRPC closes the connections of departed peers asynchronously.
     last = [measure(soak.daemon.process.pid)]
 
     def is_quiet():
@@ -290,7 +290,7 @@ def settled(soak):
 
 
 def slope(samples, column):
-    """Per minute, by least squares."""
+    """Returns the slope per minute, by least squares."""
     times = [sample[0] / 60 for sample in samples]
     values = [sample[column] for sample in samples]
     middle, mean = sum(times) / len(times), sum(values) / len(values)
@@ -299,7 +299,7 @@ def slope(samples, column):
 
 
 def run_clients(soak, seconds, clients, seed):
-    """The samples [(seconds, MiB, descriptors, threads)] of the time under load."""
+    """Returns the samples [(seconds, MiB, descriptors, threads)] taken under load."""
     soak.stopping.clear()
     threads = [Client(soak, seed * 1000 + number) for number in range(clients)]
     threads.append(threading.Thread(target=reload_now_and_then, args=(soak, seed), daemon=True))
@@ -319,7 +319,7 @@ def run_clients(soak, seconds, clients, seed):
 
 
 def judge(soak, before, samples, after):
-    """{what: value} for the keys of BOUNDS but the last."""
+    """Returns {name: value} for every key of BOUNDS except the last."""
     late = samples[len(samples) // 3 :]
     stats = soak.stats()
     values = [

@@ -1,4 +1,4 @@
-"""Single threads of a child stand still, as in a kernel that does not end."""
+"""Stops single threads of a child process, which simulates a kernel that does not end."""
 
 import contextlib
 import ctypes
@@ -15,19 +15,20 @@ def _ptrace(request, tid):
 
 
 def stop_thread(tid):
-    """For good."""
+    """Stops the thread permanently."""
     for request in (PTRACE_SEIZE, PTRACE_INTERRUPT):
         _ptrace(request, tid)
     assert os.waitpid(tid, WALL)[0] == tid
 
 
 def _waits(tid):
-    """Whether a stopped thread is in a call that waits: epoll_wait, epoll_pwait or futex of x86-64."""
+    """Returns whether a stopped thread is in a blocking call: epoll_wait, epoll_pwait or futex of x86-64."""
     return pathlib.Path(f"/proc/{tid}/syscall").read_text().split()[0] in ("232", "281", "202")
 
 
 def stop_waiting_thread(tid):
-    """Where it waits, and thus hardly holds a lock that others need, such as one of the allocator."""
+    """Stops the thread while it waits, when it is unlikely to own a lock that others need (for example of the
+    allocator)."""
     stop_thread(tid)
     for _ in range(10_000):
         if _waits(tid):

@@ -1,7 +1,7 @@
-"""The text of an answer begins where the text of its prompt ends.
+"""The text of an answer starts exactly where the text of its prompt ends.
 
-It is decode(prompt + answer) without decode(prompt), in tokenizers 0.23.3 and sentencepiece 0.2.3. A constrained
-answer is in the language of its constraint. text_offset counts the characters that begin before a token.
+The expected text is decode(prompt + answer) without decode(prompt), in tokenizers 0.23.3 and sentencepiece 0.2.3. A
+constrained answer is in the language of its constraint. text_offset counts the characters that start before a token.
 """
 
 import json
@@ -12,7 +12,7 @@ import urllib.request
 import pytest
 from daemon import TESTDATA, Daemon, has_structured_output
 
-needs_structured_output = pytest.mark.skipif(not has_structured_output(), reason="a build without structured output")
+needs_structured_output = pytest.mark.skipif(not has_structured_output(), reason="the build has no structured output")
 CASES = TESTDATA / "tokenizers" / "cases"
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
@@ -26,7 +26,7 @@ KINDS = {
     "unigram-byte-fallback": (269, 263),
     "llama2-sentencepiece": (261, 266),
 }
-# The ids of bytes in llama2-style.
+# The ids of the byte tokens in llama2-style.
 E2, X82, XAC, X80 = 229, 133, 175, 131
 
 
@@ -36,7 +36,7 @@ def kind(request):
 
 
 def start(name, folder):
-    """Random weights of the size of the tokenizer."""
+    """Starts a daemon with random weights in the size of the tokenizer."""
     config = json.loads((TESTDATA / "models/llama-gqa-tied-bf16/config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 1024, "eos_token_id": 2}))
     for path in (CASES / name).iterdir():
@@ -79,23 +79,23 @@ def complete(running, **body):
 
 
 def always(token):
-    """Only this token is sampled."""
+    """Forces every sample to this token."""
     return {"logit_bias": {str(token): 100}, "ignore_eos": True}
 
 
-def test_the_first_space_stays(served, kind):
+def test_first_space_is_kept(served, kind):
     the = always(KINDS[kind][1])
     assert [c["text"] for c in complete(served, prompt="a", n=2, **the)] == [" the the"] * 2
     assert complete(served, prompt="a", echo=True, **the)[0]["text"] == "a the the"
     chunks = complete(served, prompt="a", stream=True, **the)
     assert "".join(c["text"] for c in chunks) == " the the" and chunks[0]["text"].startswith(" ")
-    # Behind special tokens alone the text starts with the answer, unless they are shown.
+    # After special tokens only, the text starts with the answer, unless special tokens are shown.
     assert complete(served, prompt=[BOS], **the)[0]["text"] == "the the"
     if kind != "llama2-sentencepiece":
         assert complete(served, prompt=[BOS], skip_special_tokens=False, **the)[0]["text"] == " the the"
 
 
-def test_the_first_space_stays_over_grpc(api, served, kind):
+def test_first_space_is_kept_over_grpc(api, served, kind):
     request = api.GenerateRequest(text="a")
     request.sampling.temperature = 0
     request.sampling.logit_bias[KINDS[kind][1]] = 100
@@ -123,7 +123,7 @@ def test_stop_strings_see_the_first_space(served, kind):
 
 @needs_structured_output
 @pytest.mark.parametrize("prompt", ["a", [BOS]])
-def test_constrained_answers_are_in_their_language(served, prompt):
+def test_constrained_answers_match_their_constraint(served, prompt):
     def one(**constraint):
         return complete(served, prompt=prompt, max_tokens=60, structured_outputs=constraint)[0]["text"]
 
@@ -137,7 +137,7 @@ def test_constrained_answers_are_in_their_language(served, prompt):
 
 
 @needs_structured_output
-def test_a_continued_message_keeps_the_space_behind_it(served):
+def test_continued_message_keeps_the_space_after_it(served):
     messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "The answer is"}]
     body = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
     answer = {"structured_outputs": {"choice": [" 42"]}, "max_tokens": 20}
@@ -145,7 +145,7 @@ def test_a_continued_message_keeps_the_space_behind_it(served):
     assert choice["message"]["content"] == " 42"
 
 
-def test_offsets_are_those_of_the_text(served, kind):
+def test_text_offsets_match_the_text(served, kind):
     a, the = KINDS[kind]
 
     def offsets(**body):
@@ -159,7 +159,7 @@ def test_offsets_are_those_of_the_text(served, kind):
     assert offsets(prompt=[BOS], echo=True) == ("the the", [0, 0, 3])
 
 
-def test_offsets_count_replacement_characters(bytes_served):
+def test_text_offsets_count_replacement_characters(bytes_served):
     def offsets(token, **body):
         (choice,) = complete(bytes_served, logprobs=0, **always(token), **body)
         return choice["text"], choice["logprobs"]["text_offset"]
@@ -173,7 +173,7 @@ def test_offsets_count_replacement_characters(bytes_served):
     assert offsets(a, prompt=[a, E2, X82, XAC], echo=True, max_tokens=1) == ("a\u20ac a", [0, 1, 2, 2, 2])
 
 
-def test_a_character_that_the_prompt_cuts(bytes_served):
+def test_character_split_by_the_prompt_end(bytes_served):
     a = KINDS["llama2-style"][0]
     cut = [a, E2, X82]
 

@@ -95,7 +95,7 @@ def test_bad_field_is_named(api, generation, path, value, code, reason):
 
 
 @pytest.mark.parametrize("ids", [[], [-1], [4096], [2**31 - 1]])
-def test_bad_token_ids(api, generation, ids):
+def test_bad_token_ids_are_rejected(api, generation, ids):
     request = api.GenerateRequest()
     request.token_ids.ids.extend(ids)
     request.token_ids.SetInParent()
@@ -105,8 +105,8 @@ def test_bad_token_ids(api, generation, ids):
     assert reason_of(error.value)[0] == ("BAD_TOKEN_ID" if ids else "PROMPT_MISSING")
 
 
-def test_invalid_utf8_on_the_wire(api, daemon):
-    # Python refuses to build such a message, so the bytes are written by hand: field 3, two bytes.
+def test_invalid_utf8_on_the_wire_is_rejected(api, daemon):
+    # Python refuses to serialize such a message, so the bytes are written by hand: field 3, two bytes.
     with daemon.channel() as channel:
         call = channel.unary_stream(
             "/quire.v1.GenerationService/Generate",
@@ -120,7 +120,7 @@ def test_invalid_utf8_on_the_wire(api, daemon):
         assert reason_of(error.value)[0] == "BAD_UTF8"
 
 
-def test_id_of_a_live_request_is_refused(api, generation):
+def test_id_of_a_live_request_is_rejected(api, generation):
     def long(name):
         request = bad(api, lambda r: None)
         request.request_id = name
@@ -139,7 +139,7 @@ def test_id_of_a_live_request_is_refused(api, generation):
     first.cancel()
 
 
-def test_rpcs_of_later_stages_say_so(api, admin):
+def test_unimplemented_rpcs_report_it(api, admin):
     with pytest.raises(grpc.RpcError) as error:
         admin.LoadAdapter(api.LoadAdapterRequest(adapter_id="x"))
     assert error.value.code() == grpc.StatusCode.UNIMPLEMENTED

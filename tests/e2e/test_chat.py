@@ -1,4 +1,4 @@
-"""Chat templates: a served model with a template renders conversations, and one without says so."""
+"""Chat templates: a model with a template renders conversations, and a model without one reports that."""
 
 import json
 import struct
@@ -65,7 +65,7 @@ def greedy(api, **prompt):
     return request
 
 
-def test_rendering_shows_what_the_model_sees(api, service):
+def test_rendering_equals_the_prompt_of_the_model(api, service):
     chat = say(api, ("system", "Be brief."), ("user", "  Grüße {{ 1 }} \n"))
     rendered = service.RenderChat(api.RenderChatRequest(chat=chat))
     assert rendered.text == "System: Be brief.\nUser: Grüße {{ 1 }}\nAssistant:"
@@ -103,7 +103,7 @@ def test_tools_and_variables_reach_the_template(api, service):
     assert service.RenderChat(api.RenderChatRequest(chat=chat)).text == "User: hi\n"
 
 
-def test_bad_conversations_are_refused_by_name(api, service):
+def test_bad_conversations_are_rejected_with_their_field(api, service):
     def outcome(chat):
         call = refusal(lambda: service.RenderChat(api.RenderChatRequest(chat=chat)))
         assert call[:2] == refusal(lambda: list(service.Generate(greedy(api, chat=chat))))[:2]
@@ -120,11 +120,11 @@ def test_bad_conversations_are_refused_by_name(api, service):
     code, reason, text = outcome(say(api, ("user", "hi"), template_name="nosuch"))
     assert (code, reason) == (grpc.StatusCode.FAILED_PRECONDITION, "CHAT_TEMPLATE_MISSING")
     assert "default" in text
-    # No other call is disturbed.
+    # The next call succeeds.
     assert service.RenderChat(api.RenderChatRequest(chat=say(api, ("user", "ok")))).text
 
 
-def test_a_model_without_template_says_so(api, generation):
+def test_model_without_template_reports_it(api, generation):
     chat = say(api, ("user", "hi"))
     for call in (
         lambda: generation.RenderChat(api.RenderChatRequest(chat=chat)),
@@ -137,7 +137,7 @@ def test_a_model_without_template_says_so(api, generation):
     assert not generation.GetModel(api.GetModelRequest()).model.has_chat_template
 
 
-def test_the_template_of_a_gguf_file_is_used(api, tmp_path):
+def test_template_of_a_gguf_file_is_used(api, tmp_path):
     path = TESTDATA / "gguf" / "models" / "llama-f16" / "model.gguf"
     with Daemon(tmp_path, str(path), settings=["kv_cache.dtype=f32", "kv_cache.page_size=16"]) as daemon:
         daemon.wait_serving()
@@ -147,7 +147,7 @@ def test_the_template_of_a_gguf_file_is_used(api, tmp_path):
             assert service.RenderChat(api.RenderChatRequest(chat=chat)).text == "system: be\nuser: hi\n"
 
 
-def test_the_configuration_brings_a_template_and_a_reload_changes_it(api, tmp_path):
+def test_configured_template_is_used_and_reload_changes_it(api, tmp_path):
     template = tmp_path / "own.jinja"
     template.write_text("{{ greeting }} {{ messages[0].content }}")
     config = tmp_path / "quired.yaml"
@@ -163,7 +163,7 @@ def test_the_configuration_brings_a_template_and_a_reload_changes_it(api, tmp_pa
             template.write_text("{{ greeting }}, {{ messages[0].content }}")
             admin.ReloadConfig(api.ReloadConfigRequest())
             assert service.RenderChat(request).text == "Servus, you"
-            # A broken template does not replace one that works.
+            # A broken template does not replace a working one.
             template.write_text("{% if %}")
             errors = admin.ReloadConfig(api.ReloadConfigRequest()).errors
             assert len(errors) == 1 and "chat.template_file" in errors[0] and str(template) in errors[0], errors
@@ -176,7 +176,7 @@ def test_the_configuration_brings_a_template_and_a_reload_changes_it(api, tmp_pa
     [("{% if %}", "line 1, column 7"), ("a\n{{ x|nosuch }}", "line 2, column 6"), ("", "is empty"),
      (b"\xff", "not UTF-8"), ("{{ 'a'.encode() }}", "the method 'encode' is not supported")],
 )
-def test_a_broken_template_file_ends_the_start_and_fails_validation(tmp_path, source, place):
+def test_broken_template_file_fails_start_and_validation(tmp_path, source, place):
     template = tmp_path / "own.jinja"
     template.write_bytes(source if isinstance(source, bytes) else source.encode())
     setting = f"chat.template_file={template}"
@@ -191,7 +191,7 @@ def test_a_broken_template_file_ends_the_start_and_fails_validation(tmp_path, so
         assert "chat.template_file" in daemon.log and place in daemon.log
 
 
-def test_an_unsupported_filter_in_a_branch_is_a_warning_until_a_chat_takes_it(api, tmp_path):
+def test_unsupported_filter_warns_at_start_and_fails_when_reached(api, tmp_path):
     template = tmp_path / "own.jinja"
     template.write_text("{% if tools %}{{ tools|nosuch }}{% else %}{{ messages[0].content }}{% endif %}")
     with Daemon(tmp_path, settings=[f"chat.template_file={template}"]) as daemon:
@@ -231,7 +231,7 @@ def files_of_a_folder(folder):
 
 
 def named_keys_of_a_gguf_file(source, target):
-    """Adds metadata in front of a file's own. Its size is a multiple of the alignment of the data."""
+    """Inserts metadata before a file's own. Its size is a multiple of the data alignment."""
     def text(value):
         return struct.pack("<Q", len(value)) + value
 
@@ -316,7 +316,7 @@ def test_parts_of_content_reach_the_template_over_both_interfaces(api, model_dir
             assert answer.usage.prompt_tokens == len(rendered.token_ids)
 
 
-def test_a_missing_template_file_ends_the_start(tmp_path):
+def test_missing_template_file_fails_the_start(tmp_path):
     with Daemon(tmp_path, settings=["chat.template_file=/nowhere/x.jinja"]) as daemon:
         assert daemon.wait(30) != 0
         assert "chat.template_file" in daemon.log and "/nowhere/x.jinja" in daemon.log
@@ -327,7 +327,7 @@ def quire(daemon, *arguments, text=None):
     return subprocess.run(command, input=text, capture_output=True, text=True, timeout=90)
 
 
-def test_the_command_line_chats(api, chatty, service, tmp_path):
+def test_command_line_client_chats(api, chatty, service, tmp_path):
     rendered = quire(chatty, "render", "--system", "Be brief.", "hi", "--var", 'speaker="Bot"')
     assert (rendered.returncode, rendered.stdout) == (0, "System: Be brief.\nUser: hi\nBot:")
     messages = tmp_path / "messages.json"
@@ -343,7 +343,7 @@ def test_the_command_line_chats(api, chatty, service, tmp_path):
     expected.stopping.max_tokens = 8
     first = list(service.Generate(expected))[-1].completed.text
     assert (once.returncode, once.stdout) == (0, first + "\n")
-    # Line by line: the second answer knows the first.
+    # The chat runs line by line. The second answer depends on the first.
     turns = quire(chatty, "chat", *arguments, text="Tell me of a dog\n\nAnd a cat\n")
     expected = greedy(api, chat=say(api, ("user", "Tell me of a dog"), ("assistant", first), ("user", "And a cat")))
     expected.stopping.max_tokens = 8

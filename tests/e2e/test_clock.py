@@ -1,6 +1,7 @@
-"""The machine's wall clock is set while requests run: nothing expires and nothing hangs by it.
+"""Setting the machine's wall clock while requests run expires no request and blocks none.
 
-libfaketime moves what the daemon reads as wall time, as an operator or a time server would; its monotonic clock goes on.
+libfaketime shifts the wall time that the daemon reads, as an operator or a time server would. The monotonic clock is
+not changed.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ DAY = 86400
 
 @pytest.fixture
 def set_clock(tmp_path):
-    """set_clock(seconds): the daemon's wall clock reads so much more than the machine's."""
+    """set_clock(seconds) shifts the daemon's wall clock by `seconds` from the machine's."""
     file = tmp_path / "clock"
 
     def set_to(seconds):
@@ -38,7 +39,7 @@ def set_clock(tmp_path):
 
 @pytest.fixture
 def clocked(tmp_path, endless, set_clock):  # noqa: F811
-    """A daemon whose wall clock can be set, with settings of the test besides."""
+    """Starts a daemon whose wall clock can be set, with additional settings of the test."""
     assert LIBRARIES, "no libfaketime (scripts/packages.txt)"
     folder = tmp_path / "quired"
     folder.mkdir()
@@ -76,7 +77,7 @@ def daemon(clocked):
 
 
 class Reader(threading.Thread):
-    """Reads a call to its end, so that no full stream stalls it."""
+    """Reads a call to its end, so that a full stream does not stall it."""
 
     def __init__(self, call):
         super().__init__(daemon=True)
@@ -92,7 +93,7 @@ class Reader(threading.Thread):
 
 
 @pytest.mark.parametrize("jump", [2 * DAY, -2 * DAY])
-def test_a_clock_that_is_set_moves_no_deadline(api, daemon, set_clock, jump):
+def test_clock_change_moves_no_deadline(api, daemon, set_clock, jump):
     with daemon.channel() as channel, daemon.admin_channel() as admin_channel:
         stub = api.GenerationServiceStub(channel)
         admin = api.AdminServiceStub(admin_channel)
@@ -111,14 +112,14 @@ def test_a_clock_that_is_set_moves_no_deadline(api, daemon, set_clock, jump):
         before = shown_times()
         set_clock(jump)
         wait_until(lambda: abs(statistics().sample_time.seconds - time.time() - jump) < 60, "the new wall time")
-        # Two looks of everything that compares times: deadlines, the queue's timeout, liveness.
+        # Everything that compares times (deadlines, the queue's timeout, liveness) is checked at least twice.
         for _ in range(2):
             steps, messages = statistics().step_count, reader.messages
             wait_until(lambda: statistics().step_count > steps + 20, "twenty more steps")
             wait_until(lambda: reader.messages > messages, "more tokens")
             assert http_get(daemon.http_address, "/livez")[0] == 200
         assert waiting_count(api, daemon) == 1
-        # What is shown follows the wall clock.
+        # Displayed times follow the wall clock.
         def last_step():
             metrics = http_get(daemon.http_address, "/metrics")[1].decode()
             (shown,) = re.findall(r"^quire_engine_last_step_timestamp_seconds\S* (\S+)$", metrics, re.MULTILINE)
@@ -136,7 +137,7 @@ def test_a_clock_that_is_set_moves_no_deadline(api, daemon, set_clock, jump):
 
 
 @pytest.mark.parametrize("jump", [2 * DAY, -2 * DAY])
-def test_the_time_of_the_start_follows_the_wall_clock(api, daemon, set_clock, jump):
+def test_start_time_follows_the_wall_clock(api, daemon, set_clock, jump):
     with daemon.channel() as channel:
         stub = api.GenerationServiceStub(channel)
 
@@ -150,20 +151,20 @@ def test_the_time_of_the_start_follows_the_wall_clock(api, daemon, set_clock, ju
 
 
 @pytest.mark.parametrize("jump", [2 * DAY, -2 * DAY])
-def test_templates_print_the_day_of_the_wall_clock(api, daemon, set_clock, jump):
+def test_templates_print_the_wall_clock_date(api, daemon, set_clock, jump):
     set_clock(jump)
     with daemon.channel() as channel:
         stub = api.GenerationServiceStub(channel)
         chat = api.ChatPrompt(messages=[api.ChatMessage(role="user", content="Which day is it?")])
         rendered = stub.RenderChat(api.RenderChatRequest(chat=chat)).text
         pieces = stub.Tokenize(api.TokenizeRequest(chat=chat, with_pieces=True)).pieces
-        # A day more or less may be the time zone, or midnight.
+        # One day more or less may be due to the time zone or to midnight.
         expected = datetime.date.fromtimestamp(time.time() + jump)
         for text in (rendered, b"".join(piece.piece for piece in pieces).decode().strip()):
             assert abs(datetime.date.fromisoformat(text) - expected) <= datetime.timedelta(days=1), text
 
 
-def test_a_deadline_holds_after_the_clock_was_set_back(api, daemon, set_clock):
+def test_deadline_is_kept_after_the_clock_is_set_back(api, daemon, set_clock):
     with daemon.channel() as channel:
         stub = api.GenerationServiceStub(channel)
         request = request_of(api, tokens=ENDLESS)
@@ -180,8 +181,8 @@ def test_a_deadline_holds_after_the_clock_was_set_back(api, daemon, set_clock):
 
 
 @pytest.mark.parametrize("jump", [2 * DAY, -2 * DAY])
-def test_a_drain_lasts_as_long_as_it_is_told(api, clocked, set_clock, jump):
-    """A clock that is set ends no drain early, and holds none for ever."""
+def test_drain_duration_is_independent_of_the_wall_clock(api, clocked, set_clock, jump):
+    """Setting the clock neither shortens a drain nor makes it endless."""
     with clocked("shutdown.pre_drain_delay=0s", "shutdown.drain_timeout=4s") as daemon, daemon.channel() as channel:
         call = api.GenerationServiceStub(channel).Generate(request_of(api, tokens=ENDLESS), timeout=500)
         next(call)

@@ -1,4 +1,4 @@
-"""Completion of bash, zsh and fish, and the manual pages: whatever --help says is in all of them, and they work."""
+"""Shell completion of bash, zsh and fish and the manual pages contain everything that --help lists, and they work."""
 
 import os
 import pty
@@ -26,7 +26,7 @@ def options_of(help_text):
 
 @pytest.fixture(scope="module")
 def tree():
-    """{command: its options}, read from --help; "" is quire itself."""
+    """Returns {command: options} as --help lists them. "" is quire itself."""
     top = run(QUIRE, "--help")
     commands = re.findall(r"^  ([a-z-]+) ", top[top.index("Subcommands:"):], re.MULTILINE)
     assert {"generate", "bench", "completion"} <= set(commands)
@@ -38,7 +38,7 @@ def tree():
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """The folder of the files that the build makes."""
+    """The folder of the files that the build generates."""
     folder = tmp_path_factory.mktemp("manual")
     keys = ROOT / "configs" / "default.yaml"
     run(QUIRE, "manual", "--out", folder, "--date", "2026-01-31", "--keys", keys)
@@ -54,7 +54,7 @@ def made(tmp_path_factory):
 
 
 def bash(made, *words, program="quire"):
-    """What bash offers for the last of `words`, which are split as readline splits them."""
+    """Returns what bash offers for the last of `words`, which are split as readline splits them."""
     script = (
         f'source {made}/{program}.bash; COMP_WORDS=({program} "$@"); COMP_CWORD=$#; _{program}; '
         "printf '%s\\n' \"${COMPREPLY[@]}\""
@@ -62,7 +62,7 @@ def bash(made, *words, program="quire"):
     return run("bash", "-uc", script, "bash", *words).split()
 
 
-def test_bash_offers_all_of_help(made, tree):
+def test_bash_offers_everything_in_help(made, tree):
     assert set(bash(made, "")) == set(tree) - {""}
     assert set(bash(made, "-")) == tree[""]
     for command, options in tree.items():
@@ -75,7 +75,7 @@ def test_bash_offers_all_of_help(made, tree):
     [
         (["gen"], ["generate"]),
         (["generate", "--max"], ["--max-tokens"]),
-        (["generate", "--max-tokens", ""], []),  # then bash offers file names
+        (["generate", "--max-tokens", ""], []),  # bash then offers file names
         (["bench", "--arrival", ""], ["poisson", "gamma", "constant"]),
         (["bench", "--arrival", "g"], ["gamma"]),
         (["bench", "--arrival", "=", "g"], ["gamma"]),
@@ -83,15 +83,15 @@ def test_bash_offers_all_of_help(made, tree):
         (["bench", "--arrival", "gamma", "--burst"], ["--burstiness"]),
         (["completion", ""], ["bash", "zsh", "fish"]),
         (["completion", "zsh", "--program", "="], ["quire", "quired"]),
-        (["--address", "chat", "gen"], ["generate"]),  # the value of an option is no command
+        (["--address", "chat", "gen"], ["generate"]),  # the value of an option is not a command
         (["--address", "=", "127.0.0.1", ":", "1", "det"], ["detokenize"]),
         (["--json", "sta"], ["stats"]),
-        (["generate", "chat", "--pieces"], []),  # nor is a prompt
+        (["generate", "chat", "--pieces"], []),  # neither is a prompt
         (["tokenize", "some text", "--pi"], ["--pieces"]),
         (["nonsense", "--pi"], []),
     ],
 )
-def test_bash_knows_where_it_is(made, words, offered):
+def test_bash_completes_by_position(made, words, offered):
     assert bash(made, *words) == offered
 
 
@@ -103,7 +103,7 @@ def test_bash_completes_quired(made):
 
 def test_bash_registers_the_function(made):
     assert run("bash", "-c", f"source {made}/quire.bash; complete -p quire").split()[-3:] == ["-F", "_quire", "quire"]
-    # Into a shell without files, as docs/operations.md says.
+    # Registers the completion in a shell without startup files, as docs/operations.md describes.
     assert "_quire" in run("bash", "-c", f"source <({QUIRE} completion bash); complete -p quire")
 
 
@@ -117,14 +117,14 @@ def fish(made, line, tmp_path, program="quire"):
     return {line.split("\t")[0] for line in lines}
 
 
-def test_fish_offers_all_of_help(made, tree, tmp_path):
+def test_fish_offers_everything_in_help(made, tree, tmp_path):
     assert fish(made, "quire ", tmp_path) == set(tree) - {""}
     for command, options in tree.items():
         long_ones = {name for name in options | tree[""] if name.startswith("--")}
         assert fish(made, f"quire {command} --", tmp_path) == (long_ones if command else tree[""] - {"-h"}), command
 
 
-def test_fish_knows_values(made, tmp_path):
+def test_fish_completes_values(made, tmp_path):
     assert fish(made, "quire bench --arrival ", tmp_path) == {"poisson", "gamma", "constant"}
     assert fish(made, "quire completion ", tmp_path) >= {"bash", "zsh", "fish"}
     assert fish(made, "quired --val", tmp_path, program="quired") == {"--validate"}
@@ -133,7 +133,7 @@ def test_fish_knows_values(made, tmp_path):
 
 
 def zsh(made, typed, tmp_path, wanted, program="quire"):
-    """Types into a real zsh with a terminal, and reads until `wanted` has been shown."""
+    """Types into a real zsh with a terminal and reads until `wanted` is displayed."""
     child, terminal = pty.fork()
     if child == 0:
         os.chdir(tmp_path)
@@ -171,7 +171,7 @@ def test_zsh_completes(made, tmp_path, typed, wanted):
     zsh(made, typed, tmp_path, wanted)
 
 
-def test_zsh_reads_every_specification(made, tree):
+def test_zsh_accepts_every_specification(made, tree):
     for program in ("quire", "quired"):
         run("zsh", "-n", made / f"{program}.zsh")
     text = (made / "quire.zsh").read_text()
@@ -185,16 +185,16 @@ def test_zsh_reads_every_specification(made, tree):
 
 
 def page(path):
-    """As a terminal shows it, without overstriking."""
+    """Returns the page as a terminal displays it, without overstriking."""
     return re.sub(r".\x08", "", run("mandoc", "-T", "utf8", "-O", "width=400", path)).replace("\u2010", "-")
 
 
-def test_manual_pages_have_no_faults(made):
+def test_manual_pages_pass_mandoc_lint(made):
     for name in ("quire.1", "quired.8"):
         assert run("mandoc", "-T", "lint", "-W", "warning", made / name) == ""
 
 
-def test_manual_of_quire_has_all_of_help(made, tree):
+def test_quire_manual_has_everything_in_help(made, tree):
     text = page(made / "quire.1")
     parts = re.split(r"^   ([a-z-]+)$", text, flags=re.MULTILINE)
     sections = {"": parts[0], **dict(zip(parts[1::2], parts[2::2]))}
@@ -206,7 +206,7 @@ def test_manual_of_quire_has_all_of_help(made, tree):
         assert line in text
 
 
-def test_manual_of_quired_has_options_exit_codes_signals_and_keys(made):
+def test_quired_manual_has_options_exit_codes_signals_and_keys(made):
     text = page(made / "quired.8")
     for name in options_of(run(QUIRED, "--help")):
         assert re.search(rf"(^|[ ,]){name}\b", text), name
@@ -220,7 +220,7 @@ def test_manual_of_quired_has_options_exit_codes_signals_and_keys(made):
         assert line.strip() in shown, line
 
 
-def test_pages_do_not_depend_on_the_machine(made, tmp_path):
+def test_manual_pages_do_not_depend_on_the_machine(made, tmp_path):
     folder = tmp_path / "runtime" / "quire"
     for path in (folder.parent, folder, tmp_path / "out"):
         path.mkdir(mode=0o700)
@@ -235,7 +235,7 @@ def test_pages_do_not_depend_on_the_machine(made, tmp_path):
     }
 
 
-def test_the_hidden_writer_says_what_is_wrong(tmp_path):
+def test_hidden_writer_reports_errors(tmp_path):
     for folder, keys in ((tmp_path / "none", ROOT / "configs" / "default.yaml"), (tmp_path, tmp_path / "none")):
         command = [str(QUIRE), "manual", "--out", str(folder), "--date", "2026-01-31", "--keys", str(keys)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=30)

@@ -1,4 +1,4 @@
-"""Which device computes, what is said of it, and what happens when there is none; models without weights."""
+"""Device selection, its reporting, and the errors without a device. Models without weights."""
 
 import json
 import pathlib
@@ -25,9 +25,9 @@ def quire(*arguments, code=0):
 
 @without_driver
 @pytest.mark.parametrize("type", ["cuda", "auto"])
-def test_without_a_driver(api, tmp_path, type):
+def test_missing_driver_is_reported(api, tmp_path, type):
     with Daemon(tmp_path, settings=[f"device.type={type}"]) as daemon:
-        if type == "cuda":  # never the CPU
+        if type == "cuda":  # the daemon never falls back to the CPU
             assert daemon.wait(60) == (71 if has_cuda() else 78), daemon.log
             assert ("driver" if has_cuda() else "without CUDA") in daemon.log
             assert '"ready"' not in daemon.log
@@ -54,7 +54,7 @@ def test_validate_needs_no_gpu(tmp_path):
         assert done.returncode == code, done.stderr
 
 
-def test_instruction_sets_are_forced_or_refused(tmp_path):
+def test_instruction_sets_are_forced_or_rejected(tmp_path):
     flags = pathlib.Path("/proc/cpuinfo").read_text(encoding="ascii")
     lacking = "neon" if "sse4_2" in flags else "avx2"
     for folder in ("lacking", "scalar"):
@@ -67,12 +67,12 @@ def test_instruction_sets_are_forced_or_refused(tmp_path):
         assert '"isa":"scalar"' in daemon.log
 
 
-def test_a_model_without_weights_is_served(api, tmp_path):
+def test_model_without_weights_is_served(api, tmp_path):
     model = tmp_path / "tiny"
     quire("make-model", "--shape", "tiny", "--out", model)
     assert "exists" in quire("make-model", "--shape", "tiny", "--out", model, code=1)
     assert "llama-3.1-8b, tiny" in quire("make-model", "--shape", "large", "--out", tmp_path / "x", code=1)
-    with Daemon(tmp_path, str(model)) as daemon:  # weights are asked for and are not there
+    with Daemon(tmp_path, str(model)) as daemon:  # requests weights that do not exist
         assert daemon.wait(60) == 78, daemon.log
     with Daemon(tmp_path, str(model), settings=["model.load_mode=dummy"]) as daemon:
         daemon.wait_serving()
@@ -101,7 +101,7 @@ def test_cpu_plan_of_llama_8b(tmp_path):
     layers = 32 * (4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 14336)
     embedding = 128256 * 4096
     vectors = (2 * 32 + 1) * 4096 * 4
-    # Integers and one f16 scale for 32 of them; the head is int8_g32, the embedding stays bf16.
+    # Weights are integers with one f16 scale per 32. The head is int8_g32, the embedding stays bf16.
     for quantization, of_layers, of_head in (("auto", 2, 2), ("int8_g32", 34 / 32, 34 / 32), ("int4_g32", 18 / 32, 34 / 32)):
         plan = json.loads(quire("--json", *arguments, "--set", f"model.quantization={quantization}"))
         assert plan["weights_bytes"] == layers * of_layers + embedding * (2 + of_head) + vectors
@@ -124,7 +124,7 @@ def test_plan_of_llama_8b(tmp_path):
     page = 2 * 32 * 64 * 8 * 128 * 2  # K and V, layers, tokens, heads, head size, bf16
     assert plan["page_bytes"] == page and 0 <= left < page
     assert plan["pages"] * page < plan["kv_bytes"] < (plan["pages"] + 3) * page
-    # Two slots a page, each with the page's tokens, a node and its entry in a table.
+    # Two slots per page. Each has the page's tokens, a node and its table entry.
     assert 2 * 64 * 4 < plan["prefix_index_bytes"] / plan["pages"] < 2 * 64 * 4 + 600
     matrices = 2 * 128256 * 4096 + 32 * (4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 14336)
     assert 2 * matrices < plan["weights_bytes"] < 1.001 * 2 * matrices

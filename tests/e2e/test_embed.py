@@ -1,4 +1,4 @@
-"""Embeddings, classification and reranking, against what sentence-transformers and transformers give in float64."""
+"""Embeddings, classification and reranking, compared with float64 results of sentence-transformers and transformers."""
 
 import base64
 import concurrent.futures
@@ -25,7 +25,7 @@ def reference(name):
 
 
 def vectors(name):
-    """The tensors of a safetensors file, as lists."""
+    """Returns the tensors of a safetensors file as lists."""
     data = (FIXTURES / "reference" / f"{name}.safetensors").read_bytes()
     length = struct.unpack_from("<Q", data)[0]
     header = json.loads(data[8 : 8 + length])
@@ -40,7 +40,7 @@ def vectors(name):
 
 
 def difference(got, want):
-    """Relative by norm."""
+    """Returns the difference relative to the norm."""
     assert len(got) == len(want)
     return math.sqrt(sum((a - b) ** 2 for a, b in zip(got, want, strict=True)) / sum(b * b for b in want))
 
@@ -108,7 +108,7 @@ def test_vectors_equal_the_reference(api, tmp_path, name):
                 assert difference(scaled, want[f"{key}.dimensions{size}.normalized"]) < 2e-5, key
         check_prompts(api, stub, expected, want, texts)
         answers = [values(embed(api, stub, texts, pooling=pooling, normalize=False)) for pooling in modes.values()]
-    # Without a cache, and cut into chunks: the same bits.
+    # The result is bitwise equal without a cache and in chunks.
     chunked = [*F32, "scheduler.prefill_chunk_tokens=16", "kv_cache.prefix_caching=false"]
     with Served(tmp_path, name, chunked) as served, served.daemon.channel() as channel:
         stub = api.GenerationServiceStub(channel)
@@ -117,7 +117,7 @@ def test_vectors_equal_the_reference(api, tmp_path, name):
 
 
 def check_prompts(api, stub, expected, want, texts):
-    """A prompt is the client's to put before the text; none is left out of the pooling here."""
+    """The client puts the prompt before the text. No part of it is excluded from pooling here."""
     by_id = dict(zip([text["id"] for text in expected["texts"]], texts, strict=True))
     for prompt in expected.get("prompts", []):
         if prompt["tokens_left_out_of_pooling"] > 0:
@@ -133,14 +133,14 @@ def qwen(tmp_path_factory):
         assert served.daemon.process.poll() is None, "quired died:\n" + served.daemon.log
 
 
-def test_the_openai_package(qwen):
-    """Its examples, and what the answer says beside the vectors."""
+def test_openai_package_reads_embeddings(qwen):
+    """The examples of the package, and the fields next to the vectors in the answer."""
     client = openai.OpenAI(base_url=qwen.url + "/v1", api_key="not checked", max_retries=0)
     response = client.embeddings.create(input="Your text string goes here", model="fixture")
     assert len(response.data[0].embedding) == 64
     assert response.object == "list" and response.data[0].object == "embedding" and response.data[0].index == 0
     assert response.model == "fixture" and response.usage.prompt_tokens == response.usage.total_tokens > 1
-    # The package asks for base64 unless it is told otherwise.
+    # The package requests base64 by default.
     as_floats = client.embeddings.create(input="Your text string goes here", model="fixture", encoding_format="float")
     assert as_floats.data[0].embedding == response.data[0].embedding
     both = client.embeddings.create(input=["first phrase", "second phrase"], model="fixture", dimensions=16)
@@ -202,7 +202,7 @@ def test_bad_input_over_grpc_is_named(api, qwen):
                 embed(api, stub, inputs, **fields)
             got, metadata, _ = reason_of(caught.value)
             assert (got, metadata["field"]) == (reason, field)
-        # `truncate` keeps what the tokenizer adds behind the text.
+        # `truncate` keeps the tokens that the tokenizer appends to the text.
         cut = embed(api, stub, ["word " * 3000], truncate=True)
         assert cut.usage.prompt_tokens == 1024
         tokens = list(stub.Tokenize(api.TokenizeRequest(text="word " * 3000)).token_ids)
@@ -210,7 +210,7 @@ def test_bad_input_over_grpc_is_named(api, qwen):
 
 
 def test_generations_and_embeddings_share_the_engine(api, qwen):
-    """Each has the bits that it has alone, under a load of both; all pages come back."""
+    """Under a load of both, each result is bitwise equal to its result alone, and all pages are released."""
     with qwen.daemon.channel() as channel, qwen.daemon.admin_channel() as admin_channel:
         stub = api.GenerationServiceStub(channel)
         admin = api.AdminServiceStub(admin_channel)
@@ -234,7 +234,7 @@ def test_generations_and_embeddings_share_the_engine(api, qwen):
         assert admin.CheckIntegrity(api.CheckIntegrityRequest()).failures == []
 
 
-def test_a_model_without_a_head_only_embeds(api, tmp_path):
+def test_model_without_head_only_embeds(api, tmp_path):
     with Served(tmp_path, "mistral-embed-plain-f16") as served, served.daemon.channel() as channel:
         stub = api.GenerationServiceStub(channel)
         assert list(stub.GetModel(api.GetModelRequest()).model.capabilities) == ["embed", "batch_invariant"]
@@ -256,7 +256,7 @@ def test_classifiers_equal_the_reference(tmp_path, name):
         answer = served.post("/v1/classify", {"input": [text["text"] for text in expected["texts"]]})
         assert answer["usage"]["total_tokens"] == sum(len(text["token_ids"]) for text in expected["texts"])
         for text, got in zip(expected["texts"], answer["data"], strict=True):
-            # The head reads the last token; transformers looks for the last one that is not padding, by its id.
+            # The head reads the last token. transformers looks for the last token that is not the padding id.
             logits = text.get("logits_at_last_position", text["logits"])
             want = [1 / (1 + math.exp(-logits[0]))] if len(logits) == 1 else softmax(logits)
             assert got["probs"] == pytest.approx(want, abs=1e-5), text["id"]
@@ -269,7 +269,7 @@ def softmax(logits):
     return [power / sum(powers) for power in powers]
 
 
-def test_a_head_of_one_label_scores_pairs(tmp_path):
+def test_single_label_head_scores_pairs(tmp_path):
     expected = reference("qwen3-rerank1-bf16")
     text = next(text for text in expected["texts"] if text["text"].count("\n") >= 3)
     query, document = text["text"].split("\n", 1)
@@ -284,7 +284,7 @@ def test_a_head_of_one_label_scores_pairs(tmp_path):
         assert code == 400 and error["param"] == "text_1"
 
 
-def test_a_yes_no_reranker_equals_the_reference(api, tmp_path):
+def test_yes_no_reranker_equals_the_reference(api, tmp_path):
     expected = reference("qwen3-rerank-yesno-bf16")
     with Served(tmp_path, "qwen3-rerank-yesno-bf16") as served:
         for pair in expected["pairs"]:
@@ -334,7 +334,7 @@ def check_ranking(served, expected, ranking):
         assert param in error["message"], error
 
 
-def test_a_client_that_goes_away_ends_its_inputs(api, qwen):
+def test_disconnect_cancels_all_inputs(api, qwen):
     body = json.dumps({"input": [f"{i} " + "some words " * 60 for i in range(2000)]}).encode()
     host, port = qwen.url.removeprefix("http://").split(":")
     with qwen.daemon.admin_channel() as channel:
@@ -351,8 +351,8 @@ def test_a_client_that_goes_away_ends_its_inputs(api, qwen):
         wait_until(lambda: admin.GetStats(api.GetStatsRequest()).stats.used_kv_page_count == 0, "all pages back")
 
 
-def test_many_calls_at_once_are_all_answered(api, qwen):
-    """More than wait for a worker of the service at a time."""
+def test_concurrent_calls_are_all_answered(api, qwen):
+    """Sends more calls than can wait for a worker of the service at a time."""
     with qwen.daemon.channel() as channel:
         stub = api.GenerationServiceStub(channel)
         request = api.EmbedRequest()

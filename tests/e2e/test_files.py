@@ -1,4 +1,4 @@
-"""Files that operators name: half-written, empty, no files at all, and on a file system that does not answer."""
+"""Files that operators configure: half-written, empty, not regular, or on a file system that hangs."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from daemon import QUIRED, ROOT, Daemon, reason_of
 from process_figures import threads_named
 from waiting import pace, wait_until
 
-# As in base/settled_files.h, for the writer that a slow machine may stop for as long.
+# The settling time of base/settled_files.h, also used by the writer, which a slow machine may pause as long.
 SETTLE_SECONDS = 1
 
 
@@ -31,8 +31,8 @@ def token_settings(tokens):
 # --- half-written and empty files --------------------------------------------------------------------------------
 
 
-def test_a_tokens_file_that_is_written_in_place_revokes_nothing_meanwhile(api, tmp_path, endless):  # noqa: F811
-    """Every line is in order, so each beginning of the file looks like a whole one."""
+def test_tokens_file_written_in_place_revokes_no_token(api, tmp_path, endless):  # noqa: F811
+    """Every line is in order, so each prefix of the file is also a valid file."""
     tokens = tmp_path / "tokens"
     keep = token_line("keep", "k", "generate")
     tokens.write_text(keep)
@@ -62,7 +62,7 @@ def test_a_tokens_file_that_is_written_in_place_revokes_nothing_meanwhile(api, t
             daemon.process.send_signal(signal.SIGHUP)
             wait_until(lambda: not reason_of_call(api, channel, "new-0"), "the new tokens are in effect")
             if longest >= SETTLE_SECONDS:
-                pytest.skip("the machine kept the writer from writing")
+                pytest.skip("the machine was too slow for the writer")
             assert not any(refusals) and not ended, (refusals, ended)
             stream.cancel()
             reader.join(30)
@@ -76,7 +76,7 @@ def reason_of_call(api, channel, token):
     return ""
 
 
-def test_a_tokens_file_that_says_its_number_may_take_its_time(api, tmp_path):
+def test_tokens_file_with_a_count_may_be_written_slowly(api, tmp_path):
     tokens = tmp_path / "tokens"
     keep, new = token_line("keep", "k", "generate"), token_line("new", "n", "generate")
     tokens.write_text(keep)
@@ -138,7 +138,7 @@ def test_bad_files_never_replace_good_ones(api, tmp_path):
             still_serves()
 
 
-# --- what is no regular file -------------------------------------------------------------------------------------
+# --- files that are not regular -----------------------------------------------------------------------------------
 
 
 def fifo(path):
@@ -147,7 +147,7 @@ def fifo(path):
 
 
 def settings_with(key, folder):
-    """A FIFO that nothing writes to or reads from, as the file of this key; its path, and the settings for it."""
+    """Creates a FIFO without a reader or writer as the file of this key. Returns its path and the settings."""
     authority = Authority()
     certificate, private_key = authority.issue("server")
     files = Files(folder)
@@ -175,7 +175,7 @@ def settings_with(key, folder):
 
 @pytest.mark.parametrize("key", ["auth.tokens_file", "tls.cert_file", "tls.key_file", "tls.client_ca_file",
                                  "chat.template_file", "logging.file", "model.path"])
-def test_a_start_does_not_wait_for_what_is_no_file(tmp_path, key):
+def test_start_does_not_wait_for_irregular_files(tmp_path, key):
     path, settings = settings_with(key, tmp_path)
     with Daemon(tmp_path, settings=settings) as daemon:
         assert daemon.wait(30) == 78, daemon.log
@@ -184,7 +184,7 @@ def test_a_start_does_not_wait_for_what_is_no_file(tmp_path, key):
 
 
 @pytest.mark.parametrize("option", ["--config", "profile"])
-def test_a_start_does_not_wait_for_a_configuration_that_is_no_file(tmp_path, option):
+def test_start_does_not_wait_for_an_irregular_configuration_file(tmp_path, option):
     path = fifo(tmp_path / "fifo.yaml")
     arguments = ["--config", str(path)] if option == "--config" else ["--set", f"profile={path}"]
     done = subprocess.run([str(QUIRED), "--validate", *arguments], capture_output=True, text=True, timeout=30)
@@ -192,7 +192,7 @@ def test_a_start_does_not_wait_for_a_configuration_that_is_no_file(tmp_path, opt
     assert option in done.stderr and f"{path} cannot be read: it is not a regular file" in done.stderr
 
 
-def test_a_reload_does_not_wait_for_what_is_no_file(api, tmp_path):
+def test_reload_does_not_wait_for_irregular_files(api, tmp_path):
     tokens = tmp_path / "tokens"
     tokens.write_text(token_line("keep", "k", "generate"))
     with Daemon(tmp_path, settings=[*token_settings(tokens), "shutdown.pre_drain_delay=0s"]) as daemon:
@@ -206,7 +206,7 @@ def test_a_reload_does_not_wait_for_what_is_no_file(api, tmp_path):
         assert daemon.wait(30) == 0
 
 
-# --- a file system that does not answer ---------------------------------------------------------------------------
+# --- a file system that hangs --------------------------------------------------------------------------------------
 
 # Opening a file of this name never returns, as on a network mount whose server is gone.
 HANG = r"""
@@ -241,7 +241,7 @@ REPLACE(open64)
 
 @pytest.fixture(scope="module")
 def hanging(tmp_path_factory):
-    """Environment of a process for which each file called "hangs..." is on such a file system."""
+    """Environment of a process for which every file named "hangs..." is on a file system that hangs."""
     folder = tmp_path_factory.mktemp("hang")
     source, library = folder / "hang.c", folder / "hang.so"
     source.write_text(HANG)
@@ -249,7 +249,7 @@ def hanging(tmp_path_factory):
     return dict(os.environ, LD_PRELOAD=str(library))
 
 
-def test_sigterm_ends_a_start_whose_configuration_does_not_come(tmp_path, hanging):
+def test_sigterm_ends_a_start_blocked_on_the_configuration(tmp_path, hanging):
     path = tmp_path / "hangs.yaml"
     path.write_text("{}\n")
     with Daemon(tmp_path, "--config", str(path), env=hanging) as daemon:
@@ -258,7 +258,7 @@ def test_sigterm_ends_a_start_whose_configuration_does_not_come(tmp_path, hangin
         assert daemon.wait(30) == 128 + signal.SIGTERM
 
 
-def test_sigterm_ends_a_start_whose_tokens_do_not_come(tmp_path, hanging):
+def test_sigterm_ends_a_start_blocked_on_the_tokens_file(tmp_path, hanging):
     tokens = tmp_path / "hangs"
     tokens.write_text(token_line("keep", "k", "generate"))
     with Daemon(tmp_path, settings=token_settings(tokens), env=hanging) as daemon:
@@ -267,7 +267,7 @@ def test_sigterm_ends_a_start_whose_tokens_do_not_come(tmp_path, hanging):
         assert daemon.wait(30) == 0
 
 
-def test_a_start_whose_tokens_do_not_come_ends_by_itself(tmp_path, hanging):
+def test_start_blocked_on_the_tokens_file_times_out(tmp_path, hanging):
     tokens = tmp_path / "hangs"
     tokens.write_text(token_line("keep", "k", "generate"))
     with Daemon(tmp_path, settings=token_settings(tokens), env=hanging) as daemon:
@@ -275,7 +275,7 @@ def test_a_start_whose_tokens_do_not_come_ends_by_itself(tmp_path, hanging):
         assert f"auth.tokens_file: {tokens} cannot be read: its file system did not respond within 5s" in daemon.log
 
 
-def test_sigterm_ends_the_loading_of_a_model_that_does_not_come(tmp_path, hanging):
+def test_sigterm_ends_a_blocked_model_load(tmp_path, hanging):
     model = tmp_path / "model"
     model.mkdir()
     for file in (ROOT / "assets" / "story").iterdir():
@@ -290,8 +290,8 @@ def test_sigterm_ends_the_loading_of_a_model_that_does_not_come(tmp_path, hangin
         assert not pathlib.Path(daemon.admin.removeprefix("unix:")).exists()
 
 
-def test_sigterm_ends_a_reload_whose_tokens_do_not_come(api, tmp_path, hanging):
-    """The old ones stay in use meanwhile, and the process drains as always."""
+def test_sigterm_ends_a_reload_blocked_on_the_tokens_file(api, tmp_path, hanging):
+    """The old tokens stay in use until then, and the process drains normally."""
     config = tmp_path / "quired.yaml"
     for name in ("tokens", "hangs"):
         (tmp_path / name).write_text(token_line("keep", "k", "generate"))

@@ -1,7 +1,7 @@
-"""Forced tool calls: what random walks write is read back by the parser of answers, and judged by jsonschema; and
-models that know no tools call them, with the official openai client and over gRPC.
+"""Forced tool calls. The answer parser reads back what random walks write, and jsonschema validates it. Models that
+were not trained on tools call them, with the official openai client and over gRPC.
 
-A longer run, and another one:
+A longer run with another seed:
     QUIRE_TOOL_SETS=100 QUIRE_WALKS=100 QUIRE_SEED=2 build/venv/bin/python -m pytest tests/e2e/test_forced_calls.py -s
 """
 
@@ -20,14 +20,14 @@ from daemon import QUIRE, TESTDATA, Daemon, has_structured_output, probe
 from scripted_model import write_scripted_model
 from test_schemas import DEFS, any_schema, object_schema, read_exactly, readings
 
-pytestmark = pytest.mark.skipif(not has_structured_output(), reason="a build without structured output")
+pytestmark = pytest.mark.skipif(not has_structured_output(), reason="the build has no structured output")
 
-# With the tokens of which a model ends its answer, which no mask of the middle has.
+# Includes the tokens that end the model's answer, which no mask in the middle of the answer allows.
 ENDS = {"<|call|>", "<|return|>"}
 FORMATS = ["hermes", "llama3-json", "mistral-list", "mistral-name-args", "deepseek-v3", "deepseek-v31", "phi4-mini",
            "granite-list", "harmony", "kimi-k2", "qwen3-coder", "glm-4.5", "pythonic", "generic"]
-TOLD_BY_PLACE = {"llama3-json", "harmony", "pythonic"}  # no marker begins their calls
-MARKED = {"qwen3-coder", "glm-4.5"}  # strings are written as they are, in tags
+MARKERLESS = {"llama3-json", "harmony", "pythonic"}  # no marker starts their calls
+TAGGED = {"qwen3-coder", "glm-4.5"}  # strings are written unquoted, in tags
 NAMES = ["f", "fa", "get_weather", "now", "a-b_C9"]
 
 
@@ -37,8 +37,8 @@ def ask():
         yield asks
 
 
-def marked_schema(rng):
-    """Of arguments with names that are words, many of them strings."""
+def tagged_schema(rng):
+    """A schema of arguments whose names are words, many of them strings."""
     strings = [{"type": "string"}, {"type": "string", "enum": ["red", "", "a {b}"]}, {"const": 'q"', "type": "string"}]
     names = rng.sample(["city", "a", "b-2", "c.d", "unit"], rng.randint(0, 4))
     made = {"properties": {name: rng.choice([*strings, any_schema(rng, 2), any_schema(rng, 1)]) for name in names}}
@@ -46,14 +46,14 @@ def marked_schema(rng):
 
 
 def pythonic_schema(rng):
-    """Of arguments whose names Python takes as well."""
+    """A schema of arguments whose names Python accepts."""
     names = rng.sample(["city", "a", "b_2", "_", "unit"], rng.randint(0, 4))
     made = {"properties": {name: any_schema(rng, rng.randint(1, 2)) for name in names}}
     return {**made, "required": rng.sample(names, rng.randint(0, len(names)))}
 
 
 def check_python(text, calls):
-    """Python itself reads the same calls."""
+    """Python's own parser reads the same calls."""
     written = ast.parse(text, mode="eval").body
     assert isinstance(written, ast.List)
     for call, read in zip(written.elts, calls, strict=True):
@@ -66,14 +66,14 @@ def tool_schemas(rng, name):
     if name == "pythonic":
         tools = rng.sample(NAMES[:-1], rng.randint(1, 3))
         return {tool: {"type": "object", **pythonic_schema(rng), "$defs": DEFS} for tool in tools}
-    if name in MARKED:
-        return {tool: {"type": "object", **marked_schema(rng), "$defs": DEFS} for tool in rng.sample(NAMES, rng.randint(1, 2))}
+    if name in TAGGED:
+        return {tool: {"type": "object", **tagged_schema(rng), "$defs": DEFS} for tool in rng.sample(NAMES, rng.randint(1, 2))}
     names = rng.sample(NAMES, rng.randint(1, 3))
     return {name: {"type": "object", **object_schema(rng, 2), "$defs": DEFS} for name in names}
 
 
 def repeats_a_name(text):
-    """Names that a schema leaves free may repeat, which makes a call bad_arguments."""
+    """Returns whether a name that the schema leaves free is repeated, which makes a call bad_arguments."""
     for opening in (at for at, letter in enumerate(text) if letter == "{"):
         try:
             found = []
@@ -86,8 +86,8 @@ def repeats_a_name(text):
 
 
 def check(parts, schemas, one, thinks, optional):
-    """Calls, and reasoning before them, of declared tools, with arguments that their schemas allow; text where calls
-    are optional."""
+    """Asserts that the answer consists of calls of declared tools with arguments that their schemas allow, reasoning
+    before them, and text only where calls are optional."""
     kinds = [part["kind"] for part in parts]
     assert set(kinds) <= {"reasoning", "markup", "call", *(["content"] if optional else [])}, parts
     calls = [part for part in parts if part["kind"] == "call"]
@@ -104,11 +104,11 @@ def check(parts, schemas, one, thinks, optional):
 
 
 def take_walks(ask, name, optional):
-    """Random answers to random sets of tools, and what was counted."""
+    """Takes random walks through random sets of tools. Returns the counts."""
     sets, walks = int(os.environ.get("QUIRE_TOOL_SETS", 4)), int(os.environ.get("QUIRE_WALKS", 8))
     seed = int(os.environ.get("QUIRE_SEED", 1))
     rng = random.Random(f"{name} {seed}" + (" optional" if optional else ""))
-    # The generic format is written like that of Hermes.
+    # The generic format is written like the Hermes format.
     recorded = json.loads((TESTDATA / "tool_calls" / f"{'hermes' if name == 'generic' else name}.json").read_text())
     markers = [token for token in recorded["special_tokens"] if token not in ENDS]
     counts = collections.Counter()
@@ -130,11 +130,11 @@ def take_walks(ask, name, optional):
                 context = f"seed {seed}: {written['text']!r}"
                 assert written["whole"] == written["bytes"], context
                 counts["answers"] += 1
-                if name == "pythonic":  # where the last of two names counts
+                if name == "pythonic":  # Python uses the last of two equal names
                     check_python(written["text"], [part for part in written["whole"] if part["kind"] == "call"])
                 elif repeats_a_name(written["text"]):
                     counts["repeated names"] += 1
-                    assert optional or name in MARKED or any(part["kind"] == "failed" for part in written["whole"]), context
+                    assert optional or name in TAGGED or any(part["kind"] == "failed" for part in written["whole"]), context
                     continue
                 try:
                     counts["calls"] += check(written["whole"], schemas, one, bool(recorded["reasoning"]), optional)
@@ -151,12 +151,12 @@ def test_random_walks_are_read_back_as_calls(ask, name):
     take_walks(ask, name, optional=False)
 
 
-@pytest.mark.parametrize("name", [name for name in FORMATS if name not in TOLD_BY_PLACE])
+@pytest.mark.parametrize("name", [name for name in FORMATS if name not in MARKERLESS])
 def test_random_walks_with_calls_in_free_text(ask, name):
     assert take_walks(ask, name, optional=True) > 0
 
 
-# The markers of Hermes, with which its format is found.
+# The markers of Hermes, by which the format is detected.
 TEMPLATE = """\
 {%- for tool in tools or [] %}{{ tool | tojson }} <tool_call> </tool_call>
 {% endfor %}{% for m in messages %}{{ m.role }}: {{ m.content }}
@@ -208,7 +208,7 @@ def assert_valid(function):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_model_that_knows_no_tools_calls_them(client, seed):
+def test_model_without_tool_training_calls_tools(client, seed):
     one = call(client, tool_choice="required", parallel_tool_calls=False, seed=seed, temperature=1.5).choices[0]
     assert one.finish_reason == "tool_calls" and one.message.content is None and len(one.message.tool_calls) == 1
     named = call(client, tool_choice=NAMED, seed=seed, temperature=1.5).choices[0]
@@ -220,7 +220,7 @@ def test_a_model_that_knows_no_tools_calls_them(client, seed):
         assert_valid(made.function)
 
 
-def test_a_stream_of_a_forced_call(client):
+def test_forced_call_is_streamed(client):
     whole = call(client, tool_choice=NAMED, seed=5, temperature=1.5).choices[0]
     chunks = [chunk.choices[0] for chunk in call(client, tool_choice=NAMED, seed=5, temperature=1.5, stream=True)]
     assert not any(chunk.delta.content for chunk in chunks) and chunks[-1].finish_reason == "stop"
@@ -229,13 +229,13 @@ def test_a_stream_of_a_forced_call(client):
     assert "".join(part.function.arguments or "" for part in made) == whole.message.tool_calls[0].function.arguments
 
 
-def test_reasoning_comes_first_where_the_prompt_opened_it(client):
-    """A model of stories ends no section of its own accord: all of the answer is reasoning, and none of it a call."""
+def test_answer_is_reasoning_where_the_prompt_opened_it(client):
+    """A story model never closes a section, so all of the answer is reasoning and none of it a call."""
     thought = call(client, tool_choice="required", extra_body={"chat_template_kwargs": {"thinks": True}}).choices[0]
     assert thought.finish_reason == "length" and thought.message.reasoning_content and not thought.message.tool_calls
 
 
-def test_what_is_refused(client):
+def test_unsupported_combinations_are_rejected(client):
     deep = {"type": "object", "properties": {"a": {"contains": {}}}}
     bad = [{"type": "function", "function": {"name": "f", "parameters": deep}}]
     for more, param, words in (
@@ -270,11 +270,11 @@ def test_keywords_that_are_not_enforced_are_listed_by_the_tool(client):
     assert refused.value.param == "tools[0].function.parameters" and "/properties/a/not" in refused.value.message
     tools[0]["function"]["strict"] = False
     with pytest.raises(openai.BadRequestError) as refused:
-        call(client, tools=tools, extra_body=annotate)  # nothing is held to a schema
+        call(client, tools=tools, extra_body=annotate)  # no schema is enforced
     assert refused.value.param == "constraint_unenforced"
 
 
-def test_over_grpc_and_from_the_command_line(api, served, tmp_path):
+def test_forced_calls_over_grpc_and_command_line(api, served, tmp_path):
     request = api.GenerateRequest(output=api.OutputOptions(parse=True))
     request.chat.messages.add(role="user", content="Hi")
     request.chat.tools.add(name="now")
@@ -298,8 +298,8 @@ MISTRAL = """\
 {%- endfor %}<|say|>"""
 
 
-def test_markers_that_are_special_tokens(tmp_path):
-    """The tokens themselves, which no other constraint allows."""
+def test_special_token_markers_are_parsed(tmp_path):
+    """The markers are tokens that no other constraint allows."""
     model = write_scripted_model(tmp_path / "model", {"<|say|>": "No calls."}, template=MISTRAL, special=["[TOOL_CALLS]"])
     settings = ("openai.enabled=true", "openai.listen=127.0.0.1:0", "kv_cache.dtype=f32", f"model.path={model}")
     with Daemon(tmp_path, settings=settings) as running, client_of(running.wait_serving()) as client:

@@ -1,4 +1,4 @@
-"""GGUF files as model.path: tokens, text and greedy answers over gRPC, against the recorded reference."""
+"""GGUF files as model.path. Tokens, text and greedy answers over gRPC are compared with the recorded reference."""
 
 import json
 
@@ -6,7 +6,7 @@ import pytest
 from daemon import TESTDATA, Daemon
 
 MODELS = TESTDATA / "gguf" / "models"
-# One of each kind: plain weights, blocks, blocks of several types, rope factors, a SentencePiece vocabulary.
+# One file per kind: unquantized, quantized, mixed types, rope factors, a SentencePiece vocabulary.
 FOLDERS = ["llama-f16", "llama-q8_0", "llama-q4_k_m", "llama-rope-llama3", "llama-spm"]
 
 
@@ -30,7 +30,7 @@ def completed(call):
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_unquantised_answers_and_tokens_equal_the_reference(api, tmp_path, folder):
+def test_unquantized_answers_and_tokens_equal_the_reference(api, tmp_path, folder):
     reference = json.loads((MODELS / folder / "reference.json").read_text())
     with serve(tmp_path, folder, "model.quantization=none") as daemon:
         daemon.wait_serving()
@@ -46,7 +46,7 @@ def test_unquantised_answers_and_tokens_equal_the_reference(api, tmp_path, folde
                 assert list(got.token_ids) == case["ids_with_special"], case["text"]
 
 
-def test_integer_weights_are_the_default_and_the_name_is_that_of_the_file(api, tmp_path):
+def test_integer_weights_are_the_default_and_the_file_names_the_model(api, tmp_path):
     reference = json.loads((MODELS / "llama-q8_0" / "reference.json").read_text())
     with serve(tmp_path, "llama-q8_0") as daemon:
         daemon.wait_serving()
@@ -56,13 +56,13 @@ def test_integer_weights_are_the_default_and_the_name_is_that_of_the_file(api, t
             prompt = reference["prompts"][4]
             first = list(completed(ask(api, generation, prompt, 48)).token_ids)
             assert len(first) == 48
-            # Rounded activations leave the first choice as it is where it leads clearly.
+            # Activation quantization keeps the first choice where its margin is clear.
             assert prompt["margins"][0] > 1
             assert first[0] == prompt["greedy_token_ids"][0]
             assert list(completed(ask(api, generation, prompt, 48)).token_ids) == first
 
 
-def test_a_broken_file_is_refused_with_its_field(tmp_path):
+def test_broken_file_is_rejected_with_its_field(tmp_path):
     broken = MODELS.parent / "malformed" / "head-count-zero.gguf"
     with Daemon(tmp_path, str(broken)) as daemon:
         assert daemon.wait(30) != 0

@@ -1,4 +1,4 @@
-"""`quire inspect`: what the files of a model say, without a server."""
+"""`quire inspect` reports the content of a model's files without a server."""
 
 import json
 import re
@@ -25,7 +25,7 @@ def inspect_json(*arguments, code=0):
 
 @pytest.fixture
 def model(tmp_path):
-    """A copy of a small Llama model, to be changed."""
+    """A copy of a small Llama model that tests modify."""
     copy = tmp_path / "model"
     copy.mkdir()
     for path in (MODELS / "llama-gqa-tied-bf16").iterdir():
@@ -40,7 +40,7 @@ def edit(model, **keys):
     (model / "config.json").write_text(json.dumps(config))
 
 
-def test_report_of_a_model(model):
+def test_json_report_of_a_model(model):
     hidden, inner, layers, kv = 128, 160, 2, 32
     attention = layers * (2 * hidden * hidden + 2 * kv * hidden)
     groups = {
@@ -70,7 +70,7 @@ def test_report_of_a_model(model):
     assert report["plan"]["weights_bytes"] > 0 and "page_bytes" in report["plan"]
 
 
-def test_text_of_a_model(model):
+def test_text_report_of_a_model(model):
     text = inspect(model)
     assert re.search(r"^architecture +LlamaForCausalLM, family llama$", text, re.M)
     assert re.search(r"^parameters +254592 in 20 tensors, 0\.49 MiB in files$", text, re.M)
@@ -82,7 +82,7 @@ def test_text_of_a_model(model):
     assert "problem" not in text
 
 
-def test_plan_is_that_of_quire_plan(model):
+def test_plan_equals_that_of_quire_plan(model):
     report = inspect_json(model, "--device-memory", "2GiB", "--set", "kv_cache.dtype=int8")
     command = [QUIRE, "--json", "plan", "--model", model, "--device-memory", "2GiB", "--set", "kv_cache.dtype=int8"]
     assert report["plan"] == json.loads(subprocess.check_output(list(map(str, command)), timeout=60))
@@ -90,13 +90,13 @@ def test_plan_is_that_of_quire_plan(model):
 
 
 def refusal_of_the_server(model, *sets):
-    """What quired --validate says of the same configuration."""
+    """Returns the error of quired --validate for the same configuration."""
     command = [QUIRED, "--validate", "--set", f"model.path={model}", "--set", "device.type=cpu", *sets]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=60)
     return done.stderr + done.stdout if done.returncode else ""
 
 
-def test_a_context_beyond_the_model_is_refused_as_by_the_server(model):
+def test_context_beyond_the_model_is_rejected_as_by_the_server(model):
     own = json.loads((model / "config.json").read_text())["max_position_embeddings"]
     allowed = ("--set", f"model.max_context_tokens={own}")
     assert refusal_of_the_server(model, *allowed) == ""
@@ -109,7 +109,7 @@ def test_a_context_beyond_the_model_is_refused_as_by_the_server(model):
     assert report["problems"] == [text]
 
 
-def test_a_context_beyond_the_pool_is_refused(model):
+def test_context_beyond_the_pool_is_rejected(model):
     page = inspect_json(model)["plan"]
     tokens = 4 * page["page_tokens"]
     sets = ["--set", f"kv_cache.capacity_bytes={5 * page['page_bytes']}", "--set"]
@@ -118,7 +118,7 @@ def test_a_context_beyond_the_pool_is_refused(model):
     assert f"model.max_context_tokens is {tokens + 1}, the KV pool holds {tokens} tokens" in problem
 
 
-def test_the_context_chooses_the_longrope_table():
+def test_context_length_selects_the_longrope_table():
     def rope(*arguments):
         (line,) = (line for line in inspect_json(folder, *arguments)["spec"] if line.startswith("rope 0: "))
         return line
@@ -129,14 +129,14 @@ def test_the_context_chooses_the_longrope_table():
     assert rope() == rope("--set", f"model.max_context_tokens={original + 1}") != short
 
 
-def test_experts_have_a_group():
+def test_experts_and_router_have_their_groups():
     groups = inspect_json(MODELS / "qwen3-moe-bf16")["groups"]
     assert groups["experts"]["parameters"] == 2 * 8 * 3 * 64 * 32
     assert groups["router"] == {"tensors": 2, "parameters": 2 * 8 * 64, "stored_bytes": 2 * 2 * 8 * 64}
     assert "other" not in groups and "mlp" not in groups
 
 
-def test_bytes_of_quantised_weights_are_all_of_the_file():
+def test_quantized_weight_bytes_cover_the_whole_file():
     folder = MODELS / "gpt-oss-mxfp4"
     data = (folder / "model.safetensors").read_bytes()
     report = inspect_json(folder)
@@ -154,14 +154,14 @@ def test_gguf(name):
     assert report["problems"] == []
 
 
-def test_every_refused_key_is_named(model):
+def test_every_rejected_key_is_named(model):
     edit(model, alibi=True, clip_qkv=8.0, sliding_window=None, colour="red")
     report = inspect_json(model, code=1)
     assert report["keys"]["refused"] == ["alibi", "clip_qkv"]
     assert report["keys"]["unknown"] == ["colour"]
     assert "sliding_window" in report["keys"]["ignored"]
     assert any("alibi true is not supported" in problem for problem in report["problems"])
-    assert report["tokenizer"]["kind"] == "BPE (tokenizer.json)", "the rest is there all the same"
+    assert report["tokenizer"]["kind"] == "BPE (tokenizer.json)", "the rest is reported nevertheless"
     text = inspect(model, code=1)
     assert re.search(r"refused: alibi = true, clip_qkv = 8\.0$", text, re.M)
     assert re.search(r"^problem +.*alibi true is not supported", text, re.M)
@@ -174,7 +174,7 @@ def test_unknown_architecture(model):
     assert "spec" not in report and "keys" not in report
 
 
-def test_broken_parts_are_problems(model):
+def test_broken_parts_are_listed_as_problems(model):
     (model / "model.safetensors").write_bytes(b"\0" * 100)
     (model / "tokenizer.json").unlink()
     problems = inspect_json(model, code=1)["problems"]
@@ -192,7 +192,7 @@ def test_broken_parts_are_problems(model):
         ("unigram-nmt-nfkc", "Unigram (tokenizer.json)"),
     ],
 )
-def test_kinds_of_tokenizers(model, folder, kind):
+def test_tokenizer_kind_is_reported(model, folder, kind):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (model / name).unlink()
     for path in (TOKENIZERS / folder).iterdir():
@@ -213,6 +213,6 @@ def test_templates(model):
     assert "nonsense" in inspect_json(model)["templates"]["problem"]
 
 
-def test_wrong_usage():
+def test_wrong_usage_is_rejected():
     done = subprocess.run([str(QUIRE), "inspect"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and "model is required" in done.stderr + done.stdout

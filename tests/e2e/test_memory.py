@@ -1,4 +1,4 @@
-"""A daemon to which the system gives no more memory."""
+"""A daemon that gets no more memory from the system."""
 
 import re
 import resource

@@ -1,4 +1,4 @@
-"""The official openai client, and what lm-eval's local-completions sends, against a real daemon."""
+"""A real daemon under the official openai client and under the requests of lm-eval's local-completions."""
 
 import concurrent.futures
 import json
@@ -27,7 +27,7 @@ def served(tmp_path_factory):
 
 
 def listening(running):
-    """The addresses that the log names."""
+    """Returns the addresses in the log."""
     entries = (json.loads(line) for line in running.lines if line.startswith("{"))
     return next(entry for entry in entries if entry["msg"] == "listening")
 
@@ -60,7 +60,7 @@ def complete(client, model, **more):
     return client.completions.create(model=model, **arguments)
 
 
-def test_models(client, model):
+def test_models_are_listed(client, model):
     assert client.models.retrieve(model).id == model
     with pytest.raises(openai.NotFoundError) as caught:
         client.models.retrieve("none")
@@ -95,10 +95,10 @@ def test_choices_stop_and_seed(client, model):
     assert many.choices[0].text == many.choices[1].text == complete(client, model).choices[0].text
 
 
-def test_the_longest_list_of_prompts_is_served_with_the_default_limits(client, model, stats):
-    """Answers so long that none ends while the others are being accepted and tokenized."""
+def test_longest_prompt_list_fits_the_default_limits(client, model, stats):
+    """The answers are so long that none ends while the others are being accepted and tokenized."""
     with complete(client, model, prompt=[PROMPT] * 2048, max_tokens=400, stream=True) as stream:
-        assert next(iter(stream)).choices[0].index < 2048  # a refusal of one would be the answer
+        assert next(iter(stream)).choices[0].index < 2048  # a rejected prompt would be reported here
         wait_until(lambda: stats().running_count + stats().waiting_count == 2048, "all of them are there")
     wait_until(lambda: stats().running_count + stats().waiting_count == 0, "nothing is left of it")
 
@@ -110,11 +110,11 @@ def test_logprobs(client, model):
     assert answer.text and "".join(lists.tokens).startswith(answer.text.rstrip("\ufffd"))
     for logprob, top in zip(lists.token_logprobs, lists.top_logprobs, strict=True):
         assert len(top) == 3
-        assert max(top.values()) == logprob  # greedy
+        assert max(top.values()) == logprob  # in greedy decoding
 
 
-def test_loglikelihood_as_lm_eval_asks_for_it(api, served, client, model):
-    """Ids as prompt, echo, one token: the sums are those of prompt_logprobs over gRPC."""
+def test_loglikelihood_requests_of_lm_eval(api, served, client, model):
+    """Sends ids as prompt with echo and one token. The sums equal prompt_logprobs over gRPC."""
     texts = [PROMPT + " little girl", PROMPT + " green dog"]
     with served.channel() as channel:
         stub = api.GenerationServiceStub(channel)
@@ -130,7 +130,7 @@ def test_loglikelihood_as_lm_eval_asks_for_it(api, served, client, model):
             for message in stub.Generate(request, timeout=30):
                 rows.extend(message.prompt_logprobs.tokens)
             wanted.append([row.logprob for row in rows])
-    for _ in range(2):  # the second time from a warm cache
+    for _ in range(2):  # the second run uses a warm cache
         answer = client.completions.create(
             model=model, prompt=ids, temperature=0, max_tokens=1, logprobs=1, seed=1234, echo=True
         )
@@ -144,7 +144,7 @@ def test_loglikelihood_as_lm_eval_asks_for_it(api, served, client, model):
     assert only.choices[0].logprobs.token_logprobs[1:] == wanted[0] and only.usage.completion_tokens == 0
 
 
-def test_errors_have_the_clients_types(client, model):
+def test_errors_map_to_the_exception_types_of_the_client(client, model):
     cases = [
         ({"temperature": -1}, openai.BadRequestError, "BAD_SAMPLING_PARAM", "temperature"),
         ({"prompt": ""}, openai.BadRequestError, "PROMPT_MISSING", "prompt"),
@@ -163,7 +163,7 @@ def test_errors_have_the_clients_types(client, model):
     assert caught.value.status_code == 501 and caught.value.code == "FEATURE_UNSUPPORTED"
 
 
-def test_chat_without_a_template_is_refused_in_words(client, model):
+def test_chat_without_template_is_rejected_with_an_explanation(client, model):
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model=model, messages=[{"role": "user", "content": "Hi"}])
     assert caught.value.code == "CHAT_TEMPLATE_MISSING"
@@ -175,7 +175,7 @@ TEMPLATE = """{% for m in messages %}{{ m.role }}: {{ m.content }}
 {% endif %}assistant:"""
 
 
-def test_chat_is_the_completion_of_its_rendering(tmp_path):
+def test_chat_equals_the_completion_of_its_rendering(tmp_path):
     (tmp_path / "template.jinja").write_text(TEMPLATE)
     settings = ("openai.enabled=true", "openai.listen=127.0.0.1:0", f"chat.template_file={tmp_path}/template.jinja")
     messages = [
@@ -213,11 +213,11 @@ def test_chat_is_the_completion_of_its_rendering(tmp_path):
             assert "".join(c.choices[0].delta.content or "" for c in chunks[:-1]) == wanted.choices[0].text
             assert chunks[-1].usage == whole.usage
             assert chat(tool_choice="none").usage.prompt_tokens < whole.usage.prompt_tokens
-            with pytest.raises(openai.APIStatusError):  # the model has no format of calls
+            with pytest.raises(openai.APIStatusError):  # the model has no tool call format
                 chat(tool_choice="required")
 
 
-def test_a_closed_stream_ends_its_request(client, model, stats):
+def test_closed_stream_cancels_its_request(client, model, stats):
     stream = complete(client, model, stream=True, max_tokens=200, n=4, temperature=1)
     next(iter(stream))
     stream.close()
@@ -225,7 +225,7 @@ def test_a_closed_stream_ends_its_request(client, model, stats):
     assert stats().used_kv_page_count == 0
 
 
-def test_many_streams_at_once(client, model):
+def test_concurrent_streams_are_equal(client, model):
     wanted = complete(client, model, max_tokens=24).choices[0].text
 
     def one(_):
@@ -235,7 +235,7 @@ def test_many_streams_at_once(client, model):
         assert set(pool.map(one, range(48))) == {wanted}
 
 
-def test_slow_connections_keep_nobody_out(served, url, client, model):
+def test_slow_connections_do_not_block_others(served, url, client, model):
     host, port = url.removeprefix("http://").split(":")
     half_open = [socket.create_connection((host, int(port))) for _ in range(100)]
     try:
@@ -259,7 +259,7 @@ def test_bench_against_our_own_listener(served, url):
         assert ours["total_output_tokens"] == theirs["total_output_tokens"]
 
 
-def test_a_stream_in_flight_is_finished_when_the_daemon_ends(tmp_path):
+def test_drain_finishes_streams_in_flight(tmp_path):
     settings = ("openai.enabled=true", "openai.listen=127.0.0.1:0", "shutdown.pre_drain_delay=0s")
     with Daemon(tmp_path, settings=settings) as running:
         running.wait_serving()

@@ -1,4 +1,5 @@
-"""Errors of the OpenAI-compatible listener name the fields of the body; tools, roles and formats reach the engine whole."""
+"""Errors of the OpenAI-compatible listener name the body's fields. Tools, roles and formats reach the engine unchanged.
+"""
 
 import json
 import urllib.error
@@ -7,7 +8,7 @@ import urllib.request
 import pytest
 from daemon import Daemon, has_structured_output, reason_of
 
-# Prints every role, and the tools.
+# The template prints every role and the tools.
 TEMPLATE = (
     "{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}"
     "{% for m in messages %}{{ m.role }}: {{ m.thinking }}{{ m.content }}\n{% endfor %}assistant:"
@@ -107,13 +108,13 @@ WORDS = ("chat.messages", "chat.tool", "stopping.", "sampling.", "constraint.", 
 
 
 @pytest.mark.parametrize("path, body, param", PLAIN + CONSTRAINED)
-def test_errors_name_the_field_of_the_body(post, path, body, param):
+def test_errors_name_the_body_field(post, path, body, param):
     if (path, body, param) in CONSTRAINED and not has_structured_output():
-        pytest.skip("this build has no structured output")
+        pytest.skip("the build has no structured output")
     if path == COMPLETIONS:
         body = {"prompt": "x", **body}
     status, error, _ = post(path, body)
-    if status == 200 and body.get("stream"):  # another prompt of the list has begun its answer
+    if status == 200 and body.get("stream"):  # another prompt of the list has started its answer
         error = json.loads(error.strip().split("\n")[-1].removeprefix("data: "))["error"]
     else:
         assert status in (400, 404, 501), error
@@ -133,7 +134,7 @@ def rendered(post, text):
     return answer["usage"]["prompt_tokens"]
 
 
-# transformers 5.24 prints these tools with `t | tojson` as follows: json.dumps with ensure_ascii false.
+# Expected output of transformers 5.24 for these tools with `t | tojson`: json.dumps with ensure_ascii false.
 @pytest.mark.parametrize(
     "given, printed",
     [
@@ -144,7 +145,7 @@ def rendered(post, text):
          '{"type": "function", "function": {"name": "h", "description": "ü", "parameters": {"b": {}, "a": {}}}}'),
     ],
 )
-def test_tools_reach_the_template_as_they_were_sent(api, served, given, printed):
+def test_tools_reach_the_template_unchanged(api, served, given, printed):
     with served.channel() as channel:
         chat = api.ChatPrompt(messages=[api.ChatMessage(role="user", content="hi")])
         chat.tools.add(tool_json=given)
@@ -156,7 +157,7 @@ def test_tools_reach_the_template_as_they_were_sent(api, served, given, printed)
     assert started.prompt_text == f"{printed or given}\nuser: hi\nassistant:"
 
 
-def test_allowed_tools_are_the_only_ones_in_the_prompt(post):
+def test_prompt_contains_only_allowed_tools(post):
     names = ("a", "b" * 20, "c" * 50)
     tools = [{"type": "function", "function": {"name": name}} for name in names]
 
@@ -176,7 +177,7 @@ def test_allowed_tools_are_the_only_ones_in_the_prompt(post):
     assert tokens(tools, a, b, c) == wanted(*tools)
 
 
-@pytest.mark.skipif(not has_structured_output(), reason="this build has no structured output")
+@pytest.mark.skipif(not has_structured_output(), reason="the build has no structured output")
 @pytest.mark.parametrize("allowed", [["b"], ["a", "c"], ["c"]])
 def test_required_calls_are_of_allowed_tools(post, allowed):
     nothing = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -204,7 +205,7 @@ def test_reasoning_and_roles_reach_the_template(post):
         assert prompt_tokens(post, messages=messages) == wanted
 
 
-def test_dropped_roles_are_refused(tmp_path):
+def test_roles_that_the_template_drops_are_rejected(tmp_path):
     (tmp_path / "template.jinja").write_text(
         "{% for m in messages %}{% if m.role in ['user', 'system'] %}{{ m.content }}{% endif %}{% endfor %}"
     )
@@ -226,7 +227,7 @@ def test_dropped_roles_are_refused(tmp_path):
             assert error["message"].startswith(f'messages[1].role is "{role}"'), error
 
 
-def test_odd_request_ids_are_replaced(api, served, post):
+def test_invalid_request_ids_are_replaced(api, served, post):
     for odd in ("two words", "a/b?c", "x" * 200, '{"trace": 1}'):
         for path, body in ((COMPLETIONS, {"prompt": ["a", "b"]}), ("/v1/embeddings", {"input": ["a", "b"]})):
             status, _, headers = post(path, body, {"x-request-id": odd})
@@ -247,14 +248,14 @@ def test_odd_request_ids_are_replaced(api, served, post):
         status, _, headers = post(COMPLETIONS, body, {"x-request-id": "refused"})
         assert status == 400 and headers["x-request-id"] == "refused"
     with served.channel() as channel, pytest.raises(Exception) as caught:
-        # A field of the request itself is still checked.
+        # Fields of the request body are still validated.
         list(api.GenerationServiceStub(channel).Generate(api.GenerateRequest(text="a", request_id="a b"), timeout=60))
     assert reason_of(caught.value)[0] == "BAD_PARAMETER"
 
 
-# vLLM's protocol: usage in every chunk, of the chunk's own choice; include_usage is true where it is not given.
+# In vLLM's protocol every chunk has the usage of its own choice. include_usage defaults to true.
 @pytest.mark.parametrize("options", [{}, {"include_usage": True}])
-def test_every_chunk_has_the_counts(post, options):
+def test_every_chunk_has_the_usage(post, options):
     body = {"prompt": ["a", "b c"], "max_tokens": 6, "ignore_eos": True, "stream": True, "n": 2,
             "stream_options": {"continuous_usage_stats": True, **options}, "add_special_tokens": False}
     status, text, _ = post(COMPLETIONS, body)

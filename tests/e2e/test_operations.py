@@ -1,4 +1,4 @@
-"""Health, reflection, metrics with promtool and a real Prometheus, admin calls, the `quire` client."""
+"""Health, reflection, metrics with promtool and a real Prometheus, admin calls and the `quire` client."""
 
 import json
 import re
@@ -30,7 +30,7 @@ def quire(daemon, *arguments, code=0):
 
 
 def samples(text):
-    """{(name, labels): value} of a scrape."""
+    """Returns {(name, labels): value} of a scrape."""
     found = {}
     for line in text.splitlines():
         if line and not line.startswith("#"):
@@ -84,7 +84,7 @@ def test_promtool_accepts_a_live_scrape(daemon):
     assert "quire_generation_tokens_total" in text
 
 
-def test_counters_agree_with_what_was_done(daemon):
+def test_counters_match_the_requests_sent(daemon):
     before = samples(get(daemon, "/metrics")[1])
     quire(daemon, "generate", "The little dragon", "--max-tokens", "16", "--ignore-eos", "--quiet")
     after = samples(get(daemon, "/metrics")[1])
@@ -141,12 +141,13 @@ def query(port, expression):
     return float(found[0]["value"][1])
 
 
-def test_admin_calls(api, daemon, admin):
+def test_admin_calls_list_and_abort_requests(api, daemon, admin):
     request = api.GenerateRequest(text="Once upon a time", request_id="listed")
     request.stopping.max_tokens = 450
     request.stopping.ignore_eos = True
     request.output.stream = True
-    # More than a connection buffers whose window stays at 64 KiB, so it does not end while the client does not read.
+    # The output exceeds the buffers of a connection whose window stays at 64 KiB, so the call does not end while the
+    # client does not read.
     request.sampling.choice_count, request.output.logprobs = 8, 20
     channel = grpc.insecure_channel(daemon.grpc_address, [("grpc.http2.bdp_probe", 0)])
     stream = api.GenerationServiceStub(channel).Generate(request)
@@ -219,7 +220,7 @@ def test_command_line_client(daemon):
         assert json.loads(line)["requestId"]
 
 
-def test_bench_reports_in_the_usual_field_names(daemon):
+def test_bench_reports_standard_field_names(daemon):
     report = json.loads(
         quire(
             daemon, "--json", "bench", "--requests", "12", "--concurrency", "4", "--input-tokens", "32", "--output-tokens", "8"
@@ -250,7 +251,7 @@ def test_validate_and_effective_config(tmp_path):
 PROFILES = sorted(path.name for path in (ROOT / "configs").glob("*.yaml"))
 
 
-def test_there_are_profiles():
+def test_profiles_are_shipped():
     assert "default.yaml" in PROFILES
 
 
@@ -263,7 +264,7 @@ def test_every_shipped_profile_is_valid(tmp_path, profile):
 
 def test_sighup_reopens_the_log(tmp_path):
     log = tmp_path / "quired.log"
-    # The log goes to a file, so the ports are chosen here.
+    # The ports are fixed here, because the log goes to a file.
     grpc_port, http_port = free_port(), free_port()
     settings = [f"server.grpc.listen=[127.0.0.1:{grpc_port}]", f"server.http.listen=127.0.0.1:{http_port}", f"logging.file={log}"]
     with Daemon(tmp_path, settings=settings) as daemon:

@@ -1,4 +1,4 @@
-"""Greedy tokens and log-probabilities of a Hugging Face model over gRPC, against the recorded reference."""
+"""Greedy tokens and log-probabilities of a Hugging Face model over gRPC, compared with the recorded reference."""
 
 import json
 
@@ -6,19 +6,19 @@ import pytest
 from daemon import TESTDATA, Daemon
 
 MODELS = TESTDATA / "models"
-ANSWERED = 40  # tokens of the answer that the second prompt begins with
+ANSWERED = 40  # number of answer tokens that the second prompt contains
 FOLDERS = sorted(path.name for path in MODELS.iterdir() if (path / "reference.json").exists()) if MODELS.exists() else []
 
 
-def test_there_are_models():
+def test_models_are_found():
     assert len(FOLDERS) >= 35, FOLDERS
 
 
 def replays(folder, prompts):
-    """Settings of a daemon and the prompts that it is to be asked. The reference of a longrope model takes the one or
-    the other set of factors by the length of each sequence, quire by model.max_context_tokens."""
+    """Returns the settings and prompts of each daemon. The reference of a longrope model selects the factors by the
+    length of each sequence, quire by model.max_context_tokens."""
     config = json.loads((MODELS / folder / "config.json").read_text())
-    # Codes of mxfp4 are multiplied as integers unless they are asked for as numbers.
+    # By default mxfp4 weights are multiplied as integers. These settings multiply them as numbers.
     settings = ["model.quantization=none"] if "quantization_config" in config else []
     if "long_factor" not in (config.get("rope_scaling") or {}):
         return [(settings, prompts)]
@@ -30,7 +30,7 @@ def replays(folder, prompts):
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_greedy_tokens_and_logprobs_equal_the_reference(api, tmp_path, folder):
-    """And again from cached pages, some of them written by generated tokens: the same bits."""
+    """Also checks that answers from cached pages, some of them written by generated tokens, are bitwise equal."""
     reference = json.loads((MODELS / folder / "reference.json").read_text())
     for more, prompts in replays(folder, reference["prompts"]):
         settings = ["kv_cache.dtype=f32", "kv_cache.page_size=16", "model.id=fixture", *more]
@@ -65,7 +65,7 @@ def same_bits(prompt, cold, warm):
 
 
 def ask(api, prompt, answered=0):
-    """With the first `answered` tokens of the answer in the prompt."""
+    """A request whose prompt includes the first `answered` tokens of the answer."""
     request = api.GenerateRequest()
     request.token_ids.ids.extend(prompt["token_ids"] + prompt["greedy_token_ids"][:answered])
     request.sampling.temperature = 0

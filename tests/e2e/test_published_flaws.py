@@ -1,4 +1,4 @@
-"""Flaws that were published of the libraries' versions in use (docs/security.md): what they do to a daemon."""
+"""Reproduces published vulnerabilities of the library versions in use (docs/security.md) against a daemon."""
 
 import contextlib
 
@@ -7,11 +7,11 @@ from attack_tools import generate
 from attacks import GRPC_HEADERS, connect, is_closed, literal, send_quietly
 from http2_client import CONTINUATION, END_HEADERS, HEADERS, PREFACE, SETTINGS, frame
 
-MAX_FRAME = 16384  # bytes of a payload, before a peer has allowed more
+MAX_FRAME = 16384  # payload bytes, before a peer allows more
 
 
 def number(value, prefix_bits, first=0):
-    """An integer of RFC 7541, 5.1."""
+    """An HPACK integer (RFC 7541, 5.1)."""
     limit = (1 << prefix_bits) - 1
     if value < limit:
         return bytes([first | value])
@@ -27,7 +27,7 @@ def long_literal(name, value):
 
 
 def request(block, stream=1):
-    """The frames of one head, cut into CONTINUATIONs where it is long."""
+    """The frames of one header block, split into CONTINUATION frames if it is long."""
     parts = [block[at:at + MAX_FRAME] for at in range(0, len(block), MAX_FRAME)]
     frames = b""
     for index, part in enumerate(parts):
@@ -46,8 +46,8 @@ def serving(api, daemon):
 
 @pytest.mark.parametrize("name, value", [(b"te", b"x"), (b":scheme", b"x"), (b"grpclb_client_stats", b"x")])
 @pytest.mark.parametrize("kibibytes", [9, 40])
-def test_heads_whose_size_cannot_be_told_do_not_abort(serving, name, value, kibibytes):
-    """CVE-2023-1428: one of these headers, then so many that the limit of their size is passed."""
+def test_headers_with_unknown_size_do_not_abort(serving, name, value, kibibytes):
+    """CVE-2023-1428: sends one of these headers, then enough headers to exceed the size limit."""
     others = GRPC_HEADERS.replace(literal(b"te", b"trailers"), b"")
     if name == b":scheme":
         others = others.replace(literal(b":scheme", b"http"), b"")

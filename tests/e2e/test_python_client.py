@@ -1,4 +1,4 @@
-"""The package quire-client: built, installed, type-checked, and used against a real daemon."""
+"""The package quire-client is built, installed, type-checked and used against a real daemon."""
 
 import ast
 import asyncio
@@ -35,7 +35,7 @@ def client(q, daemon):
 # --- the package -----------------------------------------------------------------------------------
 
 
-def test_the_source_distribution_builds_alone_and_has_nothing_generated(package):
+def test_source_distribution_builds_alone_without_generated_files(package):
     contents = {}
     for wheel in (package.wheel, package.wheel_of_sdist):
         with zipfile.ZipFile(wheel) as archive:
@@ -51,7 +51,7 @@ def test_the_source_distribution_builds_alone_and_has_nothing_generated(package)
     assert not any("_pb2" in name for name in names)
 
 
-def test_the_metadata_is_right(package):
+def test_package_metadata_is_correct(package):
     show = "import importlib.metadata as m, json; d = m.metadata('quire-client');"
     show += "print(json.dumps([d['Version'], d['Requires-Python'], m.requires('quire-client')]))"
     version, python, wanted = json.loads(package.run(package.python, "-c", show))
@@ -94,7 +94,7 @@ MISTAKES = {
 }
 
 
-def test_everything_is_typed(package, tmp_path):
+def test_package_type_checks(package, tmp_path):
     (tmp_path / "good.py").write_text(GOOD)
     for number, (old, (new, _)) in enumerate(MISTAKES.items()):
         assert GOOD.count(old) == 1
@@ -134,7 +134,7 @@ def request_of(q, text=ONCE, max_tokens=20, **fields):
     return q.v1.GenerateRequest(text=text, stopping={"max_tokens": max_tokens}, **fields)
 
 
-def test_answers_keep_their_constraint(q, client):
+def test_answers_satisfy_their_constraint(q, client):
     schema = {"type": "object", "properties": {"legs": {"type": "integer", "minimum": 0, "maximum": 8}},
               "required": ["legs"], "additionalProperties": False}
     tags = {"triggers": [" "], "tags": [{"begin": " ", "regex": "[0-9]{2}", "end": "!"}], "at_least_one": True,
@@ -154,7 +154,7 @@ def test_answers_keep_their_constraint(q, client):
     assert text(regex="ab", start=q.v1.CONSTRAINT_START_AT_START) == "ab"
 
 
-def test_bad_constraints_are_refused(q, client):
+def test_bad_constraints_are_rejected(q, client):
     for constraint in ({"json_schema": '{"contains": {}}'}, {"choice": {}}, {"regex": "("}):
         with pytest.raises(q.QuireError) as error:
             client.complete(request_of(q, constraint=constraint))
@@ -167,7 +167,7 @@ def test_bad_constraints_are_refused(q, client):
 # --- answers ---------------------------------------------------------------------------------------
 
 
-def test_answers_are_those_of_a_generated_client(q, client, generation):
+def test_answers_equal_those_of_a_generated_client(q, client, generation):
     request = request_of(q, max_tokens=12, sampling={"temperature": 0.9, "seed": 7, "choice_count": 2, "top_k": 40})
     request.sampling.logit_bias[5] = -3.0
     request.output.text = request.output.token_ids = request.output.timings = request.output.echo_prompt = True
@@ -187,7 +187,7 @@ def test_answers_are_those_of_a_generated_client(q, client, generation):
     assert answer.started.HasField("schedule_time")
 
 
-def test_a_stream_joins_to_the_whole_answer(q, client):
+def test_stream_joins_to_the_whole_answer(q, client):
     request = request_of(q, max_tokens=40, sampling={"temperature": 0})
     request.output.MergeFrom(q.v1.OutputOptions(token_ids=True, text=True, logprobs=0))
     whole = client.complete(request)
@@ -203,14 +203,14 @@ def test_a_stream_joins_to_the_whole_answer(q, client):
     assert pieces and "".join(pieces) == whole.text == streamed.text and streamed.request_id == "mine"
     assert streamed.choices[0].token_ids == whole.choices[0].token_ids
     assert streamed.choices[0].logprobs == whole.choices[0].logprobs and len(whole.choices[0].logprobs) == 40
-    assert not sent.output.stream  # the caller's message is not changed
+    assert not sent.output.stream  # the caller's message is not modified
     request.stopping.stop.append(whole.text[3:6])
     stopped = client.complete(request)
     assert stopped.choices[0].finish_reason == q.v1.FINISH_REASON_STOP_TEXT
     assert stopped.choices[0].stop_text == whole.text[3:6] and whole.text.startswith(stopped.text)
 
 
-def test_deltas_join_by_choice(q):
+def test_deltas_are_joined_per_choice(q):
     def event(**fields):
         return q.v1.GenerateResponse(request_id="1", **fields)
 
@@ -221,7 +221,7 @@ def test_deltas_join_by_choice(q):
         completion.add(event(prompt_logprobs={"start_position": start, "tokens": [{"token_id": start}]}))
     completion.add(event(delta={"index": 1, "text": "x", "reasoning_text": "r", "token_ids": [1], "tool_calls": calls[0]}))
     completion.add(event(delta={"index": 0, "text": "y", "logprobs": [{"token_id": 2}]}))
-    completion.add(event())  # an event of a later version
+    completion.add(event())  # an event that a later version may send
     completion.add(event(delta={"index": 1, "text": "z", "token_ids": [3], "tool_calls": calls[1], "parse_error": "bad_call"}))
     completion.add(event(delta={"index": 1, "parse_error": "unfinished"}))
     end = event(completed={"index": 1, "finish_reason": "FINISH_REASON_EOS", "stop_token_id": 3})
@@ -235,10 +235,10 @@ def test_deltas_join_by_choice(q):
     assert completion.text == "y" and completion.message == q.v1.ChatMessage(role="assistant", content="y")
     turn = q.Completion(choices=[q.v1.Completed(**wanted)]).message
     assert turn == q.v1.ChatMessage(role="assistant", content="xz", reasoning_content="r", tool_calls=wanted["tool_calls"])
-    assert end.completed.text == ""  # the event itself is not changed
+    assert end.completed.text == ""  # the event itself is not modified
 
 
-def test_tokens_go_both_ways_and_in(q, client):
+def test_tokens_round_trip_and_serve_as_prompt(q, client):
     tokenized = client.tokenize(q.v1.TokenizeRequest(text=ONCE, with_pieces=True))
     assert b"".join(one.piece for one in tokenized.pieces if not one.special).decode().strip() == ONCE
     ids = tokenized.token_ids
@@ -274,7 +274,7 @@ def test_vectors_and_scores(q, client, generation, daemon):
     assert caught.value.metadata["field"] == "dimensions"
 
 
-def test_the_server_describes_itself(q, client, generation):
+def test_server_and_model_information(q, client, generation):
     mine = client.get_model(q.v1.GetModelRequest()).model
     assert mine == generation.GetModel(q.v1.GetModelRequest()).model and mine.state == q.v1.MODEL_STATE_READY
     assert mine == client.get_model(q.v1.GetModelRequest(model=mine.id)).model
@@ -288,7 +288,7 @@ def test_the_server_describes_itself(q, client, generation):
     assert error.value.code is grpc.StatusCode.NOT_FOUND
 
 
-def test_a_batch_reports_each_outcome(q, client):
+def test_batch_reports_each_outcome(q, client):
     good = request_of(q, max_tokens=6, sampling={"temperature": 0})
     bad = request_of(q, "A dog", sampling={"temperature": 101.0})
     items = sorted(client.batch([good, bad, request_of(q, "A cat")]), key=lambda one: one.index)
@@ -306,7 +306,7 @@ def test_a_batch_reports_each_outcome(q, client):
         client.batch("Once")
 
 
-def test_asyncio_gives_the_same(q, client, daemon):
+def test_asyncio_client_gives_equal_results(q, client, daemon):
     first, second = (request_of(q, max_tokens=12, sampling={"seed": seed}) for seed in (1, 2))
     model, models, info = q.v1.GetModelRequest(), q.v1.ListModelsRequest(), q.v1.GetServerInfoRequest()
 
@@ -390,7 +390,7 @@ ENDLESS = 50000  # tokens
 
 @pytest.fixture(scope="module")
 def endless(tmp_path_factory):
-    """A daemon whose answers take many seconds: random weights, a long context. Also on a Unix socket."""
+    """A daemon whose answers take many seconds (random weights, a long context). It also listens on a Unix socket."""
     folder = tmp_path_factory.mktemp("endless")
     subprocess.run([str(QUIRE), "make-model", "--shape", "tiny", "--out", str(folder / "m")], check=True, timeout=60)
     config = json.loads((folder / "m" / "config.json").read_text())
@@ -415,7 +415,7 @@ def quick_request(q, **fields):
 
 
 class Endings:
-    """What a daemon says of requests that come and go."""
+    """The daemon's counts of requests and how they ended."""
 
     def __init__(self, daemon):
         self._daemon = daemon
@@ -429,7 +429,7 @@ class Endings:
 
     @contextlib.contextmanager
     def one_more_cancelled(self):
-        """The server sees the client cancel one request, and nothing runs afterwards."""
+        """Waits until the server sees the client cancel one request and nothing is running."""
         name, label = "quire_requests_cancelled_total", 'source="client"'
         before = self.total(name, label)
         yield
@@ -489,13 +489,13 @@ def drop_batch(q, client, endings):
 @pytest.mark.parametrize(
     "end", [leave_with, drop_iterator, close_client, cancel_from_a_thread, close_from_a_thread, drop_batch]
 )
-def test_what_is_left_is_cancelled(q, endless, end):
+def test_abandoned_calls_are_cancelled(q, endless, end):
     endings = Endings(endless)
     with q.Client(endless.unix) as client, endings.one_more_cancelled():
         end(q, client, endings)
 
 
-def test_an_interrupt_cancels(package, endless):
+def test_keyboard_interrupt_cancels_the_request(package, endless):
     script = "import sys; from quire_client import Client, v1; c = Client(sys.argv[1]); print('on', flush=True); "
     script += f"c.complete(v1.GenerateRequest(text='a', stopping=dict(max_tokens={ENDLESS}, ignore_eos=True)))"
     endings = Endings(endless)
@@ -529,7 +529,7 @@ async def aio_drop_batch(q, client, endings):
 
 
 async def wait_cancelled(endings):
-    """While the client is open still."""
+    """Waits while the client is still open."""
     await asyncio.to_thread(wait_until, lambda: endings.total("quire_requests_running") == 0, "the cancel")
 
 
@@ -584,7 +584,7 @@ async def aio_cancel_by_id(q, client, endings):
         aio_cancel_stream_and_task, aio_cancel_by_id,
     ],
 )
-def test_asyncio_cancels(q, endless, end):
+def test_asyncio_client_cancels_abandoned_calls(q, endless, end):
     endings = Endings(endless)
 
     async def use():

@@ -1,4 +1,4 @@
-"""Retries of quire-client, the end of its pending calls, and to whom it sends its token."""
+"""Retries of quire-client, cancellation of its pending calls, and the peers to which it sends its token."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ def refusal(code, reason, delay=None, domain="quire"):
 
 
 class FakeServer:
-    """Refuses as often as `refusals` says, before or after its first message, then answers."""
+    """Rejects the first `refusals` attempts, before or after the first message, then answers."""
 
     def __init__(self, api):
         self.api = api
@@ -73,7 +73,7 @@ class FakeServer:
         refused = self.arrive(context)
         if refused is None or self.first_message:
             yield self.api.GenerateResponse(request_id="1", started=self.api.Started(model="fake"))
-            yield self.api.GenerateResponse(request_id="1")  # an event of a later version
+            yield self.api.GenerateResponse(request_id="1")  # an event that a later version may send
         if refused is not None:
             context.abort_with_status(refused)
         end = self.api.Completed(text="done", finish_reason=99, usage=self.api.Usage(completion_tokens=1))
@@ -107,7 +107,7 @@ def request_of(q, name):
 
 
 def call(q, fake, name, is_async, **options):
-    """The outcome of one call by either client."""
+    """Returns the outcome of one call by the sync or the asyncio client."""
     if not is_async:
         with q.Client(fake.address, **options) as client:
             return getattr(client, name)(request_of(q, name))
@@ -125,12 +125,12 @@ either_client = pytest.mark.parametrize("is_async", [False, True], ids=["blockin
 @either_client
 @pytest.mark.parametrize("name", ["complete", "tokenize"])
 @pytest.mark.parametrize("why, delays", [(QUEUE_FULL, [0.1, 0.3]), (LOADING, [0.2, 0.1]), (LOADING, [None, None])])
-def test_refused_calls_are_made_again_after_the_delay_that_the_server_names(q, fake, is_async, name, why, delays):
+def test_rejected_calls_are_retried_after_the_server_delay(q, fake, is_async, name, why, delays):
     fake.refusals = [refusal(*why, delay=delay) for delay in delays]
     answer = call(q, fake, name, is_async, retry=q.RetryPolicy(first_delay=0.1))
     assert answer.text == "done" if name == "complete" else answer.token_ids == [1, 2]
     if name == "complete":
-        assert answer.choices[0].finish_reason == 99  # of a later version
+        assert answer.choices[0].finish_reason == 99  # a finish reason of a later version
     waited = [later - earlier for earlier, later in zip(fake.times, fake.times[1:])]
     wanted = [0.1 * 2**i if delay is None else delay for i, delay in enumerate(delays)]
     assert len(waited) == 2
@@ -143,13 +143,13 @@ def test_refused_calls_are_made_again_after_the_delay_that_the_server_names(q, f
     [
         ((grpc.StatusCode.INTERNAL, "ENGINE_ERROR"), None, {}),
         ((grpc.StatusCode.INVALID_ARGUMENT, "BAD_PARAMETER"), 0.1, {}),
-        ((grpc.StatusCode.RESOURCE_EXHAUSTED, ""), None, {}),  # as gRPC says of a message that is too large
-        (QUEUE_FULL, 30.5, {}),  # more than max_delay
-        (QUEUE_FULL, 2, {"timeout": 1}),  # more than the time left
+        ((grpc.StatusCode.RESOURCE_EXHAUSTED, ""), None, {}),  # gRPC's own error for a message that is too large
+        (QUEUE_FULL, 30.5, {}),  # exceeds max_delay
+        (QUEUE_FULL, 2, {"timeout": 1}),  # exceeds the remaining time
         (QUEUE_FULL, 0.1, {"attempts": 1}),
     ],
 )
-def test_what_cannot_work_is_not_tried_again(q, fake, is_async, why, delay, options):
+def test_permanent_errors_are_not_retried(q, fake, is_async, why, delay, options):
     fake.refusals = [refusal(*why, delay=delay)] * 9
     timeout, attempts = options.get("timeout"), options.get("attempts", 4)
     with pytest.raises(q.QuireError) as error:
@@ -159,14 +159,14 @@ def test_what_cannot_work_is_not_tried_again(q, fake, is_async, why, delay, opti
 
 
 @either_client
-def test_a_stream_that_has_begun_is_not_tried_again(q, fake, is_async):
+def test_started_stream_is_not_retried(q, fake, is_async):
     fake.refusals, fake.first_message = [refusal(*LOADING, delay=0.1)], True
     with pytest.raises(q.QuireError, match="^UNAVAILABLE/MODEL_LOADING"):
         call(q, fake, "complete", is_async)
     assert len(fake.times) == 1
 
 
-def test_attempts_end_and_control_calls_have_one(q, fake):
+def test_attempts_are_limited_and_control_calls_have_one(q, fake):
     fake.refusals = [refusal(*QUEUE_FULL, delay=0.05)] * 9
     with q.Client(fake.address, retry=q.RetryPolicy(attempts=3)) as client:
         with pytest.raises(q.QuireError, match="QUEUE_FULL"):
@@ -183,7 +183,7 @@ def test_attempts_end_and_control_calls_have_one(q, fake):
     assert error.value.code is grpc.StatusCode.UNAVAILABLE and error.value.reason == ""
 
 
-def test_the_waits_between_attempts(q):
+def test_delays_between_attempts(q):
     from quire_client._connection import Attempts
 
     def waits(policy, error, count):
@@ -195,7 +195,7 @@ def test_the_waits_between_attempts(q):
     for number, wait in enumerate(doubling):
         wanted = min(7, 0.1 * 2 ** min(number, 100))
         assert wanted <= wait <= 1.25 * wanted, number
-    assert len(set(doubling[10:])) > 100  # by chance
+    assert len(set(doubling[10:])) > 100  # delays are random
     for delay, is_waited_for in ((7, True), (7.01, False)):
         full = q.QuireError(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", retry_delay=delay)
         found = waits(q.RetryPolicy(attempts=2000, max_delay=7), full, 100)
@@ -203,7 +203,7 @@ def test_the_waits_between_attempts(q):
 
 
 def begin(q, client, name):
-    """Begins a call. Returns a function that ends it, and one that waits for it."""
+    """Starts a call. Returns a function that cancels it and one that waits for it."""
     if name == "generate":
         stream = client.generate(request_of(q, name))
         return stream.cancel, stream.result
@@ -211,7 +211,7 @@ def begin(q, client, name):
 
 
 def fails_when_ended(q, fake, name, is_waiting):
-    """Ends a call of a Client and one of an AsyncClient; each ends once is_waiting(number of calls so far)."""
+    """Cancels a call of a Client and one of an AsyncClient, each once is_waiting(number of calls so far) is true."""
     with q.Client(fake.address) as client:
         end, call = begin(q, client, name)
         ended = threading.Thread(target=lambda: (wait_until(lambda: is_waiting(1), "a call"), end()))
@@ -236,7 +236,7 @@ def fails_when_ended(q, fake, name, is_waiting):
 
 
 @pytest.mark.parametrize("name", list(REQUESTS))
-def test_a_wait_for_the_next_attempt_ends_with_the_call(q, fake, name, monkeypatch):
+def test_cancelling_a_call_ends_the_retry_delay(q, fake, name, monkeypatch):
     fake.refusals = [refusal(*QUEUE_FULL, delay=25)] * 9
     attempts, refused = sys.modules["quire_client._connection"].Attempts, []
     delay_after = attempts.delay_after
@@ -252,7 +252,7 @@ def test_a_wait_for_the_next_attempt_ends_with_the_call(q, fake, name, monkeypat
 
 
 @pytest.mark.parametrize("name", list(REQUESTS))
-def test_a_wait_for_the_server_ends_with_the_call(q, fake, name):
+def test_cancelling_a_call_ends_the_wait_for_the_server(q, fake, name):
     fake.may_answer.clear()
     fails_when_ended(q, fake, name, lambda count: len(fake.times) == count)
 
@@ -280,7 +280,7 @@ def test_errors_can_be_copied_to_other_processes(q, fake):
         ("xds:///localhost", False),
     ],
 )
-def test_a_token_goes_over_plain_text_to_this_machine_only(q, address, is_safe):
+def test_token_is_sent_in_plain_text_to_localhost_only(q, address, is_safe):
     for make in (q.Client, q.AsyncClient):
         with contextlib.nullcontext() if is_safe else pytest.raises(ValueError, match="token"):
             make(address, token="secret")
@@ -289,7 +289,7 @@ def test_a_token_goes_over_plain_text_to_this_machine_only(q, address, is_safe):
 
 
 @either_client
-def test_a_token_file_is_read_for_each_call(q, fake, is_async, tmp_path):
+def test_token_file_is_read_for_each_call(q, fake, is_async, tmp_path):
     file = tmp_path / "token"
     for token in ("first", "second"):
         file.write_text(token + "\nnot this\n")

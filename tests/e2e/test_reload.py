@@ -1,4 +1,5 @@
-"""Reload: what it says and refuses, in every part of the daemon's life; and that no hot key lacks a test."""
+"""Configuration reload: its reports and rejections in every phase of the daemon, and the check that every hot key has a
+test."""
 
 import re
 import signal
@@ -22,10 +23,10 @@ def test_every_hot_key_is_covered():
     assert (covered | set(ELSEWHERE)) - keys == set(), "not hot"
 
 
-# --- what a reload says and refuses --------------------------------------------------------------------------
+# --- reports and rejections of a reload -----------------------------------------------------------------------
 
 
-def test_a_broken_file_changes_nothing(live, api):
+def test_broken_file_changes_nothing(live, api):
     config = live.admin.GetConfig(api.GetConfigRequest())
     rejected = live.sum("quire_config_reloads_total", "rejected")
     live.file.write_text("limits: {max_choices: 3\n")
@@ -45,7 +46,7 @@ def test_a_broken_file_changes_nothing(live, api):
     live.run(request)
 
 
-def test_a_key_that_is_not_hot_refuses_everything(live, api):
+def test_cold_key_rejects_the_whole_reload(live, api):
     live.write({"server.http.threads": "5", "limits.max_choices": "3", "scheduler.max_running_sequences": "17"})
     answer = live.reload()
     assert {change.path for change in answer.rejected} == {"server.http.threads", "scheduler.max_running_sequences"}
@@ -72,7 +73,7 @@ def test_dry_run_reports_only(live, api):
     assert live.sum("quire_config_reloads_total") == counts
 
 
-def test_config_in_effect_is_shown_with_its_origins(live, api):
+def test_effective_config_has_origins(live, api):
     answer = live.set(limits__max_choices="3")
     config = live.admin.GetConfig(api.GetConfigRequest())
     assert config.config_sha256 == answer.config_sha256
@@ -83,7 +84,7 @@ def test_config_in_effect_is_shown_with_its_origins(live, api):
     assert abs(live.sum("quire_config_last_reload_success_timestamp_seconds") - time.time()) < 60
 
 
-def test_the_client_reloads(live):
+def test_command_line_client_reloads(live):
     def quire(*arguments, code):
         command = [str(QUIRE), "--admin", live.daemon.admin, "reload", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -99,8 +100,8 @@ def test_the_client_reloads(live):
     assert "needs a restart: server.http.threads: 4 -> 5" in text and "no change was applied" in text
 
 
-def test_sighup_follows_a_link_that_moves(live):
-    """As the kubelet updates a ConfigMap: a link to a folder is renamed over the old one."""
+def test_sighup_follows_a_replaced_link(live):
+    """Simulates how the kubelet updates a ConfigMap: a link to a folder is renamed over the old link."""
     for name, choices in (("one", 2), ("two", 3)):
         (live.folder / name).mkdir(exist_ok=True)
         (live.folder / name / "quired.yaml").write_text(to_yaml({**START, "limits.max_choices": str(choices)}))
@@ -123,7 +124,7 @@ def test_sighup_follows_a_link_that_moves(live):
 
 
 def test_fifty_reloads_during_sixteen_streams(live, api):
-    """Each reader asks again until the last reload is done, so that there are streams at all of them."""
+    """Each reader repeats its request until the last reload is done, so that streams run during all of them."""
     failures, texts, reloaded = [], set(), threading.Event()
 
     def read():
@@ -166,7 +167,7 @@ def reload_fifty_times(live):
         assert not answer.errors and len(answer.changed) > 4
 
 
-def test_tenants_that_can_fill_the_queue_are_named_at_start_and_by_reloads(api, tmp_path):
+def test_tenants_that_can_fill_the_queue_are_reported(api, tmp_path):
     open_entries = "[{id: acme, max_running_requests: 2}, {id: fine, max_running_requests: 2, max_queued_requests: 4}]"
     live = Live(api, tmp_path, {**START, "tenants.entries": open_entries})
     try:
@@ -183,11 +184,11 @@ def test_tenants_that_can_fill_the_queue_are_named_at_start_and_by_reloads(api, 
         live.close()
 
 
-# --- life of the process -------------------------------------------------------------------------------------
+# --- phases of the process -----------------------------------------------------------------------------------
 
 
 @covers("shutdown.pre_drain_delay", "shutdown.drain_timeout")
-def test_times_of_the_drain_are_those_in_effect(api, tmp_path):
+def test_drain_uses_the_times_in_effect(api, tmp_path):
     live = Live(api, tmp_path)
     try:
         live.set(shutdown__pre_drain_delay="2s", shutdown__drain_timeout="1s")
@@ -209,11 +210,11 @@ def test_times_of_the_drain_are_those_in_effect(api, tmp_path):
 
 @covers("shutdown.force_timeout")
 @pytest.mark.parametrize("force", ["0s", "3s"])
-def test_time_to_close_is_the_one_in_effect(api, tmp_path, force):
+def test_close_timeout_is_the_one_in_effect(api, tmp_path, force):
     live = Live(api, tmp_path, {**START, "shutdown.force_timeout": "60s"})
     try:
         live.set(shutdown__force_timeout=force, shutdown__drain_timeout="0s")
-        call = stalled(live)  # its last write waits for a reader
+        call = stalled(live)  # its last write waits for the reader
         start = time.monotonic()
         live.daemon.terminate()
         assert live.daemon.wait(30) == 0
@@ -224,11 +225,12 @@ def test_time_to_close_is_the_one_in_effect(api, tmp_path, force):
         live.close()
 
 
-def test_reload_during_a_drain(api, tmp_path):
-    """It takes effect: the log, the limits after a Resume and the times of the next drain, not of this one."""
+def test_reload_takes_effect_during_a_drain(api, tmp_path):
+    """A reload during a drain changes the log, the limits after Resume and the times of the next drain, but not of this
+    one."""
     live = Live(api, tmp_path)
     try:
-        call = stalled(live)  # the drain waits for its reader
+        call = stalled(live)  # the drain waits for the reader
         live.admin.Drain(api.DrainRequest())
         live.set(limits__max_choices="3", shutdown__drain_timeout="0s", logging__access_log="false")
         assert sum(message.HasField("completed") for message in call) == 8
@@ -246,8 +248,8 @@ def test_reload_during_a_drain(api, tmp_path):
         live.close()
 
 
-def test_reload_while_the_model_loads(api, tmp_path):
-    """It is in effect when the first request comes."""
+def test_reload_takes_effect_while_the_model_loads(api, tmp_path):
+    """The reloaded configuration is in effect for the first request."""
     file = tmp_path / "quired.yaml"
     file.write_text(to_yaml({**START, "limits.max_choices": "2"}))
     with Daemon(tmp_path, "--config", str(file)) as daemon:

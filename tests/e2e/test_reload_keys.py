@@ -1,4 +1,4 @@
-"""Reload: every hot key of the schema changes the behaviour of a daemon under load."""
+"""Every hot key of the schema changes the behaviour of a daemon under load after a reload."""
 
 import json
 import pathlib
@@ -34,7 +34,7 @@ from waiting import comes_true, stays, wait_until
          lambda r: setattr(r.stopping, "max_tokens", 40), "BAD_PARAMETER"),
     ],
 )
-def test_limits_of_a_request(live, changes, change, reason):
+def test_request_limits(live, changes, change, reason):
     request = greedy(live.api, tokens=4)
     change(request)
     assert len(live.ids(request)) >= 4
@@ -55,7 +55,7 @@ def test_default_max_tokens(live):
 
 
 def refusals_of_six(live):
-    """The reasons of those of six calls at once that are refused."""
+    """Sends six calls at once and returns the rejection reasons."""
     calls = [live.generation.Generate(greedy(live.api, tokens=100)) for _ in range(6)]
     reasons = []
     for call in calls:
@@ -69,11 +69,11 @@ def refusals_of_six(live):
 @covers("limits.max_queued_requests", "limits.max_queued_tokens", "scheduler.max_running_sequences")
 def test_queue_and_running_limits(live):
     live.set(scheduler__max_running_sequences="1")
-    # Rows that were running may finish; afterwards one at a time.
+    # Rows that are running may finish. Afterwards one runs at a time.
     wait_until(lambda: live.sum("quire_requests_running") <= 1, "one request runs")
     for _ in range(30):
         assert live.sum("quire_requests_running") <= 1
-    tokens = str(live.run(greedy(live.api))[0].started.prompt_tokens)  # of one prompt, not of two
+    tokens = str(live.run(greedy(live.api))[0].started.prompt_tokens)  # tokens of one prompt, not of two
     for key, value in (("limits__max_queued_requests", "1"), ("limits__max_queued_tokens", tokens)):
         live.set(**{"scheduler__max_running_sequences": "1", key: value})
         assert set(refusals_of_six(live)) == {"QUEUE_FULL"}, key
@@ -92,11 +92,11 @@ def test_queue_timeout(live):
     "changes, reason",
     [
         ({"limits__max_request_duration": "1s"}, "TIMEOUT"),
-        # What the engine has ended can be read for so long, too.
+        # The same time limits how long output can be read after the engine has ended the request.
         ({"stream__slow_client_timeout": "4s"}, "SLOW_CLIENT"),
     ],
 )
-def test_times_of_a_reader_that_does_not_read(live, changes, reason):
+def test_timeouts_of_a_client_that_does_not_read(live, changes, reason):
     Load.also_allowed = {"TIMEOUT", "SLOW_CLIENT"}
     live.set(**changes)
     source = {"TIMEOUT": "deadline", "SLOW_CLIENT": "slow_client"}[reason]
@@ -109,7 +109,7 @@ def test_times_of_a_reader_that_does_not_read(live, changes, reason):
     assert reason_of(error.value)[0] == reason
     live.set(limits__max_choices="15")
     ended = [load.ended for load in live.load]
-    # What began under the short time has ended when the next has.
+    # Requests that started under the short timeout have ended when the next request ends.
     wait_until(lambda: all(load.ended >= before + 2 for load, before in zip(live.load, ended)), "two requests each", 60)
     Load.also_allowed = set()
 
@@ -127,7 +127,7 @@ def test_max_input_bytes(live):
 
 @covers("limits.max_json_bytes", "limits.max_json_depth", "limits.max_json_nodes")
 @pytest.mark.parametrize("key, limit", [("bytes", "1KiB"), ("depth", "8"), ("nodes", "1000")])
-def test_limits_of_free_json(live, key, limit):
+def test_unstructured_json_limits(live, key, limit):
     nested = {"value": [0] * 2000}
     for _ in range(10):
         nested = {"in": nested}
@@ -153,7 +153,7 @@ def long_prompt(number, words=60):
 
 
 def steps_above(live, border):
-    """Steps of more tokens than a border of quire_engine_step_tokens."""
+    """Returns the number of steps with more tokens than a bucket bound of quire_engine_step_tokens."""
     found = live.scrape()
     total = sum(value for name, value in found.items() if name.startswith("quire_engine_step_tokens_count"))
     within = sum(
@@ -180,13 +180,13 @@ def test_step_and_chunk_sizes(live):
     live.set(scheduler__step_time_target="10s")
     ask(4)
     assert steps_above(live, 128) > 0
-    # One prompt at a time: its chunks and the load's few rows.
+    # With one prompt at a time, a step has its chunk and the few rows of the load.
     live.set(scheduler__prefill_chunk_tokens="64", scheduler__step_time_target="10s")
     before = steps_above(live, 128)
     for _ in range(4):
         ask(1)
     assert steps_above(live, 128) == before
-    # Many together: still within the step.
+    # With many prompts, a step still stays within the limit.
     live.set(scheduler__prefill_chunk_tokens="64", scheduler__max_step_tokens="64", scheduler__step_time_target="10s")
     before = steps_above(live, 64)
     ask(6)
@@ -202,13 +202,13 @@ def test_step_time_target(live):
     numbers = iter(range(1000))
 
     def ask():
-        """Runs a prompt that is not cached; returns its steps of more than 128 tokens."""
+        """Runs a prompt that is not cached. Returns its number of steps with more than 128 tokens."""
         before = steps_above(live, 128)
         live.run(greedy(live.api, long_prompt(f"Target {next(numbers)}:", words=300), tokens=2))
         return steps_above(live, 128) - before
 
-    def ask_beside_a_stream():
-        """The same, or None where the stream did not wait for every step of the prompt."""
+    def ask_during_a_stream():
+        """Like ask(), but returns None if the stream did not wait for every step of the prompt."""
         request = greedy(live.api, tokens=480, stream=False)
         request.request_id = f"beside-{next(numbers)}"
         call = live.generation.Generate(request)
@@ -224,7 +224,7 @@ def test_step_time_target(live):
     live.set(scheduler__step_time_target="10s")
     assert ask() + ask() > 0
     live.set(scheduler__step_time_target="1ms")
-    found = [ask_beside_a_stream() for _ in range(20)]
+    found = [ask_during_a_stream() for _ in range(20)]
     assert any(steps is not None for steps in found)
     assert not any(found)
 
@@ -232,7 +232,7 @@ def test_step_time_target(live):
 @covers("scheduler.priority_aging_interval")
 @pytest.mark.parametrize("interval, first", [("1h", "urgent"), ("100ms", "old")])
 def test_priority_aging(live, interval, first):
-    # It holds its rows while its client does not read: nothing else starts until it is cancelled.
+    # The request keeps its rows while its client does not read, so nothing else starts until it is cancelled.
     live.set(stream__slow_client_timeout="1h")
     occupant = stalled(live)
     live.set(stream__slow_client_timeout="1h", scheduler__max_running_sequences="1",
@@ -245,20 +245,20 @@ def test_priority_aging(live, interval, first):
         scheduled[name] = live.run(request)[0].started.schedule_time.ToNanoseconds()
 
     def begin(name, priority):
-        """Its thread, and the time at which it was accepted, once it waits for its first step."""
+        """Returns its thread and the time of its acceptance, once it waits for its first step."""
         thread = threading.Thread(target=ask, args=(name, priority))
         thread.start()
         wait_until(lambda: live.state(name) == live.api.REQUEST_STATE_QUEUED, f"{name} waits")
         return thread, live.request(name).accept_time.ToNanoseconds()
 
-    old, accepted = begin("old", 3)  # greater numbers wait longer
-    # Eight intervals of 100 ms more than `urgent` will have waited, at whatever time the two are compared.
+    old, accepted = begin("old", 3)  # greater numbers are less urgent
+    # `old` waits eight intervals of 100 ms longer than `urgent`, whenever the two are compared.
     wait_until(lambda: time.time_ns() > accepted + 800_000_000, "`old` has waited")
     urgent, _ = begin("urgent", 0)
     assert not scheduled
     occupant.cancel()
     wait_until(lambda: first in scheduled, f"{first} ends", 60)
-    live.set(scheduler__priority_aging_interval="200ms")  # the load's are more urgent than `old` otherwise
+    live.set(scheduler__priority_aging_interval="200ms")  # otherwise the load's requests are more urgent than `old`
     for thread in (old, urgent):
         thread.join(60)
     assert min(scheduled, key=scheduled.get) == first and len(scheduled) == 2
@@ -293,7 +293,7 @@ def test_partial_page_reuse(live):
         {"sampling_defaults__temperature": "1", "sampling_defaults__min_p": "1"},
     ],
 )
-def test_defaults_that_leave_one_token(live, changes):
+def test_sampling_defaults_that_leave_one_token(live, changes):
     expected = live.ids(greedy(live.api, tokens=24))
 
     def answers():
@@ -332,9 +332,9 @@ def test_default_penalties(live, name, value):
 
 
 @covers("stream.interval_tokens")
-def test_interval_tokens(live):
+def test_stream_interval_tokens(live):
     def sizes():
-        """Tokens of each Delta but the last. A server that is behind sends more than the least."""
+        """Returns the token counts of all deltas but the last. A server that is late sends more than the minimum."""
         request = greedy(live.api, tokens=40)
         request.output.ClearField("stream_interval_tokens")
         return [len(m.delta.token_ids) for m in live.run(request) if m.HasField("delta")][:-1]
@@ -357,7 +357,7 @@ def test_aliases(live):
 @covers("logging.access_log", "logging.rate_limit_per_second", "logging.level")
 def test_access_log_level_and_rate(live):
     def lines_of(count):
-        """Access log lines of `count` requests with ids of their own."""
+        """Returns the access log lines of `count` requests with unique ids."""
         wanted = {f"line-{time.monotonic_ns()}-{i}" for i in range(count)}
         for name in wanted:
             request = greedy(live.api, tokens=1)
@@ -397,7 +397,7 @@ def test_log_format_and_file(live):
     live.run(greedy(live.api))
     wait_until(lambda: '"msg":"request finished"' in file.read_text(), "a line of JSON")
     assert json.loads(next(line for line in file.read_text().splitlines() if '"msg"' in line))["level"] == "info"
-    # As logrotate does it: renamed, then a reload opens the name again.
+    # Rotates like logrotate: renames the file, then a reload opens the name again.
     rotated = file.rename(live.folder / "quired.log.1")
     answer = live.reload()
     assert not answer.errors and not answer.changed
@@ -406,8 +406,8 @@ def test_log_format_and_file(live):
     size = rotated.stat().st_size
     live.run(greedy(live.api))
     assert rotated.stat().st_size == size
-    # A place that cannot be opened refuses the reload, with everything beside it.
-    nowhere = f"{live.file}/quired.log"  # below a file
+    # A path that cannot be opened rejects the reload with all its other changes.
+    nowhere = f"{live.file}/quired.log"  # a path below a file
     live.write({"logging.file": nowhere, "limits.max_choices": "1"})
     answer = live.reload()
     assert any(nowhere in error for error in answer.errors)
@@ -425,11 +425,11 @@ def test_log_format_and_file(live):
     "changes",
     [
         {"tenants.defaults.max_queued_requests": "1"},
-        {"tenants.defaults.max_queued_tokens": "TOKENS"},  # of one prompt, not of two
+        {"tenants.defaults.max_queued_tokens": "TOKENS"},  # tokens of one prompt, not of two
         {"tenants.entries": "[{id: default, max_queued_requests: 1}]"},
     ],
 )
-def test_limits_of_tenants(live, api, changes):
+def test_tenant_limits(live, api, changes):
     tokens = str(live.run(greedy(api))[0].started.prompt_tokens)
     changes = {key: value.replace("TOKENS", tokens) for key, value in changes.items()}
     live.set(tenants__defaults__max_running_requests="1")
@@ -444,7 +444,7 @@ def test_limits_of_tenants(live, api, changes):
 
 
 @covers("tenants.defaults.most_urgent_priority")
-def test_most_urgent_priority_of_tenants(live, api):
+def test_most_urgent_tenant_priority(live, api):
     request = greedy(api, tokens=2)
     request.priority = -6
     assert len(live.ids(request)) == 2
@@ -503,7 +503,7 @@ def test_chat(api, tmp_path):
         assert render().text == "S hi"
         live.set(chat__template_file=str(file))
         assert render().text == "F hi"
-        file.write_text("G {{ messages[0].content }}")  # no key changes, the file does
+        file.write_text("G {{ messages[0].content }}")  # no key changes, but the file does
         assert not live.reload().errors
         assert render().text == "G hi"
         assert len(render("a" * 2000).text) > 2000
@@ -518,7 +518,7 @@ def test_chat(api, tmp_path):
         assert reason_of(error.value)[0] == "BAD_CHAT_TEMPLATE_INPUT"
         assert not {"tools", "reasoning"} & capabilities()
         live.set(chat__tool_format="hermes")
-        assert {"tools", "reasoning"} & capabilities() == {"tools"}  # the template has no markers of reasoning
+        assert {"tools", "reasoning"} & capabilities() == {"tools"}  # the template has no reasoning markers
         file.write_text("G {{ messages[0].content }}{% if false %}<think>{% endif %}")
         live.set(chat__tool_format="hermes", chat__template_file=str(file))
         assert {"tools", "reasoning"} <= capabilities()
@@ -557,7 +557,7 @@ def test_openai_listener(live):
 
 
 def constrained(api, name):
-    """A request whose constraint takes some 100 ms to compile, once for each `name`."""
+    """A request whose constraint takes about 100 ms to compile. Each `name` gives a different constraint."""
     request = greedy(api, tokens=2)
     request.stopping.ClearField("ignore_eos")
     properties = {f"{name}{i}": {"type": "string", "format": "date-time"} for i in range(60)}
@@ -569,7 +569,7 @@ def constrained(api, name):
 @pytest.mark.parametrize(
     "key, value", [("max_schema_bytes", "1KiB"), ("max_compiled_bytes", "64KiB")]
 )
-def test_limits_of_constraints(live, key, value):
+def test_constraint_limits(live, key, value):
     before, after = constrained(live.api, f"{key}_a"), constrained(live.api, f"{key}_b")
     assert len(live.ids(before)) == 2
     live.set(**{f"structured__{key}": value})
@@ -577,12 +577,12 @@ def test_limits_of_constraints(live, key, value):
     with pytest.raises(grpc.RpcError) as error:
         live.run(after)
     assert reason_of(error.value)[0] == "BAD_CONSTRAINT" and f"structured.{key}" in error.value.details()
-    live.set(limits__max_choices="15")  # which is no limit of constraints; that one is as at start again
+    live.set(limits__max_choices="15")  # this key does not limit constraints; the tested key has its start value again
     assert len(live.ids(after)) == 2
 
 
 @covers("structured.cache_bytes")
-def test_kept_constraints(live):
+def test_constraint_cache_size(live):
     request = constrained(live.api, "kept")
     found = lambda: [live.sum("quire_constraint_cache_total", result) for result in ("hit", "miss")]
     live.run(request)

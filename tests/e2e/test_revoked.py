@@ -1,4 +1,4 @@
-"""A token that is taken out of the file ends whatever its holder has under way, and nothing else."""
+"""Removing a token from the file ends all calls of its owner and no others."""
 
 import json
 import signal
@@ -25,7 +25,7 @@ from waiting import wait_until
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
 
 
-def test_a_revoked_token_ends_its_streams(api, tmp_path, endless):
+def test_revoked_token_ends_its_streams(api, tmp_path, endless):
     files = Files(tmp_path)
     keep = token_line("keep", "k", "generate")
     tokens = files.write("tokens", keep + token_line("revoke", "r", "generate"))
@@ -56,14 +56,14 @@ def test_a_revoked_token_ends_its_streams(api, tmp_path, endless):
                     if item.HasField("error"):
                         reasons.append(item.error.reason)
 
-            # Its item, the one that may still come in time, and the stream itself.
+            # Only its item, one item that may still arrive in time, and the stream itself can end.
             error = failure(read_items)
             assert (error.code(), reason_of(error)[0]) == (UNAUTHENTICATED, "TOKEN_INVALID")
             assert set(reasons) == {"TOKEN_INVALID"}
             is_over.set()
             assert reason_of(failure(lambda: generate(api, channel, bearer("revoke"))))[0] == "TOKEN_INVALID"
-            assert list(keeps)[-1].completed.usage.completion_tokens == 3000  # undisturbed
-            # A file that does not parse changes nothing, and is not shown.
+            assert list(keeps)[-1].completed.usage.completion_tokens == 3000  # not disturbed
+            # A file that does not parse changes nothing, and its content is not reported.
             files.write("tokens", "keep k generate\n")
             daemon.process.send_signal(signal.SIGHUP)
             wait_until(lambda: "auth.tokens_file" in daemon.log, "the log names the file")
@@ -71,8 +71,8 @@ def test_a_revoked_token_ends_its_streams(api, tmp_path, endless):
             assert "keep k" not in daemon.log
 
 
-def test_a_revoked_token_ends_silent_and_other_streams(api, tmp_path, endless):
-    """A batch stream without any item, WatchStats, and a stream over OpenAI's API."""
+def test_revoked_token_ends_silent_and_http_streams(api, tmp_path, endless):
+    """A batch stream without items, WatchStats, and a stream over the OpenAI-compatible API."""
     files = Files(tmp_path)
     keep = token_line("keep", "k", "generate,admin")
     tokens = files.write("tokens", keep + token_line("revoke", "r", "generate,admin"))
@@ -110,8 +110,8 @@ def test_a_revoked_token_ends_silent_and_other_streams(api, tmp_path, endless):
             rest = read_until(posts["revoke"], None)
             assert time.monotonic() - start < 5
             assert b'"code":"TOKEN_INVALID"' in rest and b"[DONE]" not in rest
-            assert not rest.endswith(b"0\r\n\r\n"), "the body ended as if it were whole"
-            # Those of the other token go on.
+            assert not rest.endswith(b"0\r\n\r\n"), "the body was terminated like a complete one"
+            # Streams of the other token continue.
             assert next(kept[1]).stats.total_kv_page_count > 0
             read_until(posts["keep"], b"data: ")
             is_over.set()
@@ -131,7 +131,7 @@ def post_stream(address, token):
 
 
 def read_until(connection, text):
-    """What comes until `text` was read, or until the end."""
+    """Reads until `text` or the end of the stream. Returns what was read."""
     data = b""
     while text is None or text not in data:
         chunk = connection.recv(65536)
@@ -143,7 +143,7 @@ def read_until(connection, text):
 
 
 def batch_commands(api, is_revoked, is_over):
-    """One item before the token is revoked, one after; the client does not end the stream."""
+    """Sends one item before the token is revoked and one after. The client does not end the stream."""
     yield api.BatchGenerateRequest(generate=request_of(api, tokens=ENDLESS // 3, request_id="before"))
     is_revoked.wait(60)
     yield api.BatchGenerateRequest(generate=request_of(api, tokens=2, request_id="after"))

@@ -1,6 +1,6 @@
-"""Schemas against others' judgement: the JSON-Schema-Test-Suite, and jsonschema for what random walks write.
+"""Checks schemas against the JSON-Schema-Test-Suite, and the documents that random walks write against jsonschema.
 
-A longer run, and another one:
+A longer run with another seed:
     QUIRE_SCHEMAS=500 QUIRE_WALKS=200 QUIRE_SEED=2 build/venv/bin/python -m pytest tests/e2e/test_schemas.py -k walks -s
 """
 
@@ -15,17 +15,17 @@ import jsonschema
 import pytest
 from daemon import TESTDATA, has_structured_output, probe
 
-pytestmark = pytest.mark.skipif(not has_structured_output(), reason="a build without structured output")
+pytestmark = pytest.mark.skipif(not has_structured_output(), reason="the build has no structured output")
 
 SUITE = TESTDATA / "json_schema_suite" / "cases.jsonl"
-MAX_ORDERS = 1000  # of the keys of one instance
-MAX_EXACT = 2**53  # an integer up to here has one spelling with a fraction of zero
+MAX_ORDERS = 1000  # maximum number of key orders per instance
+MAX_EXACT = 2**53  # an integer up to here has one spelling with a zero fraction
 NO_VALUE = "no value is valid"
-# Files of the suite that have keywords as assertions which are annotations here.
+# Files of the suite whose keywords assert there and are annotations here.
 ANNOTATIONS = ["format.json", "optional/content.json", "optional/format/regex.json", "optional/format/ecmascript-regex.json"]
 
-# By draft: schemas that are enforced and refused; instances that were accepted and rejected as the suite says, and
-# valid ones that docs/structured_output.md leaves out.
+# Counts per draft: schemas enforced and refused, instances accepted and rejected as the suite expects, and valid
+# instances that docs/structured_output.md excludes.
 SUITE_COUNTS = {
     "draft2020-12": {"enforced": 248, "refused": 169, "accepted": 676, "rejected": 520, "left out": 56},
     "draft2019-09": {"enforced": 254, "refused": 154, "accepted": 682, "rejected": 520, "left out": 51},
@@ -42,7 +42,7 @@ def ask():
 
 
 def forms(value, spellings):
-    """The value with its keys in every order and, if `spellings`, whole numbers with and without a fraction."""
+    """Yields the value with its keys in every order and, if `spellings`, whole numbers with and without a fraction."""
     if isinstance(value, list):
         return map(list, itertools.product(*(forms(item, spellings) for item in value)))
     if isinstance(value, dict):
@@ -55,12 +55,12 @@ def forms(value, spellings):
 
 
 def texts_of(value, valid):
-    """Any may be the canonical form of a valid instance; none of an invalid one may be accepted."""
+    """Any text may be the canonical form of a valid instance. No text of an invalid instance may be accepted."""
     return [json.dumps(form, ensure_ascii=False) for form in itertools.islice(forms(value, valid), MAX_ORDERS)]
 
 
 def left_out(schema, value):
-    """Whether the documentation says that a schema does not produce the valid value."""
+    """Returns whether the documentation states that the schema does not produce this valid value."""
     if "anyOf" in schema and ("unevaluatedProperties" in schema or "unevaluatedItems" in schema):
         return True
     if "patternProperties" in schema and ("properties" in schema or schema.get("additionalProperties") is not False):
@@ -75,13 +75,13 @@ def left_out(schema, value):
     return form in ("time", "date-time") and (":60" in value or value != value.upper())
 
 
-def test_the_suite_is_enforced_or_refused(ask):
+def test_suite_schemas_are_enforced_or_refused(ask):
     counts = collections.defaultdict(collections.Counter)
     wrong = []
     for line in SUITE.read_text().splitlines():
         file, about, schema, instances = json.loads(line)
         draft, _, name = file.partition("/")
-        # Here most formats are enforced, and contents are annotations, as the newest draft has them.
+        # Most formats are enforced here, and contents are annotations, as in the newest draft.
         if name in ANNOTATIONS:
             continue
         texts = [texts_of(value, valid) for value, valid in instances]
@@ -196,22 +196,22 @@ def any_schema(rng, depth):
 
 
 def read_exactly(text, object_of=dict):
-    """With the digits of numbers as they are: doubles would round what lies close to a bound onto it."""
+    """Parses numbers with all their digits. Doubles would round a value close to a bound onto the bound."""
     return json.loads(text, parse_float=decimal.Decimal, object_pairs_hook=object_of)
 
 
 def readings(text):
-    """What readers take it for: of a name that is repeated the last value, or the first."""
+    """Returns the possible readings: a parser keeps the last or the first value of a repeated name."""
     return [read_exactly(text), read_exactly(text, lambda pairs: dict(reversed(pairs)))]
 
 
-def test_documents_of_random_walks_are_valid(ask):
+def test_random_walks_write_valid_documents(ask):
     schemas = int(os.environ.get("QUIRE_SCHEMAS", 60))
     walks = int(os.environ.get("QUIRE_WALKS", 10))
     seed = int(os.environ.get("QUIRE_SEED", 1))
     rng = random.Random(seed)
     counts = collections.Counter()
-    # Remainders of long numbers are exact as well.
+    # Remainders of long numbers are also exact.
     with decimal.localcontext(decimal.Context(prec=2000, traps=[decimal.InvalidOperation])):
         while counts["schemas"] < schemas:
             schema = any_schema(rng, 3)

@@ -1,4 +1,5 @@
-"""Score: log-probabilities of given continuations, against lm_eval's pairs computed in float64."""
+"""Score returns log-probabilities of given continuations. They are compared with lm_eval's pairs computed in float64.
+"""
 
 import json
 import threading
@@ -13,7 +14,7 @@ SCORING = TESTDATA / "scoring"
 MODELS = sorted(path.stem for path in SCORING.glob("*.json"))
 
 
-def test_there_are_pairs():
+def test_pairs_are_found():
     assert len(MODELS) == 3, MODELS
 
 
@@ -33,9 +34,9 @@ def check(pair, result):
     assert [token.token_id for token in result.tokens] == pair["continuation_token_ids"]
     got = [token.logprob for token in result.tokens]
     assert got == pytest.approx(pair["token_logprobs"], rel=1e-5, abs=2e-4), pair["id"]
-    # Ids without text, which padded vocabularies have, are not among the ranks here.
+    # Padded vocabularies have ids without text, which are not part of the ranks here.
     assert all(token.rank - 1 <= rank for token, rank in zip(result.tokens, pair["token_ranks"], strict=True)), pair["id"]
-    assert result.total_logprob == sum(got)  # in double, in the order of the tokens
+    assert result.total_logprob == sum(got)  # summed in double, in token order
 
 
 def bits(response):
@@ -43,7 +44,7 @@ def bits(response):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_equals_the_reference_cold_cached_and_in_chunks(api, tmp_path, model):
+def test_scores_equal_the_reference_cold_cached_and_chunked(api, tmp_path, model):
     reference = json.loads((SCORING / f"{model}.json").read_text())
     pairs = reference["pairs"]
     folder = str(TESTDATA / "models" / model)
@@ -71,7 +72,7 @@ def test_equals_the_reference_cold_cached_and_in_chunks(api, tmp_path, model):
             assert bits(api.GenerationServiceStub(channel).Score(ask(api, pairs), timeout=60)) == bits(cold)
 
 
-def test_a_common_context_is_computed_once(api, daemon, generation):
+def test_common_context_is_computed_once(api, daemon, generation):
     request = api.ScoreRequest()
     for word in (" cat", " dog", " bird", " fish"):
         request.items.add(context_text="Once upon a time there was a little girl. " * 8, text=word)
@@ -80,8 +81,8 @@ def test_a_common_context_is_computed_once(api, daemon, generation):
     assert response.usage.cached_tokens > 3 * (context - 70)
 
 
-def test_equals_a_forced_generation(api, generation):
-    """The sum is that of the log-probabilities that Generate reports when it draws those tokens."""
+def test_scores_equal_a_forced_generation(api, generation):
+    """The sum equals that of the log-probabilities that Generate reports when it draws the same tokens."""
     request = api.GenerateRequest(text="Once upon a time")
     request.stopping.max_tokens = 12
     request.sampling.seed = 3
@@ -127,7 +128,7 @@ def test_bad_input_is_named(api, generation):
     refused(score(good, model="other"), grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND")
 
 
-def test_a_long_call_can_be_cancelled_and_has_a_deadline(api, generation, admin):
+def test_long_call_can_be_cancelled_and_has_a_deadline(api, generation, admin):
     request = api.ScoreRequest()
     for i in range(256):
         request.items.add(context_text=f"{i} " + "word " * 300, text="b")
@@ -155,9 +156,12 @@ def test_a_long_call_can_be_cancelled_and_has_a_deadline(api, generation, admin)
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_completions_give_the_sums_of_lm_eval(tmp_path, model):
-    """What its local-completions sends: context and continuation as ids, echoed with log-probabilities, one token more.
-    The sums of transformers' own model, and its flags, come out of what the answer says."""
+def test_completions_reproduce_the_sums_of_lm_eval(tmp_path, model):
+    """Sends the requests of lm-eval's local-completions: context and continuation as ids, echo, log-probabilities, one
+    token.
+
+    The sums and flags of transformers' model are derived from the answer.
+    """
     reference = json.loads((SCORING / f"{model}.json").read_text())
     settings = ["kv_cache.dtype=f32", "openai.enabled=true", "openai.listen=127.0.0.1:0", "model.id=fixture"]
     with Daemon(tmp_path, str(TESTDATA / "models" / model), settings=settings) as daemon:

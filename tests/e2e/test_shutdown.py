@@ -1,4 +1,4 @@
-"""Start and end of the process."""
+"""Start and shutdown of the process."""
 
 import contextlib
 import json
@@ -50,16 +50,16 @@ class Stream(threading.Thread):
         self.started.set()
 
 
-def test_sigterm_during_eight_streams_finishes_them_whole(api, tmp_path):
+def test_sigterm_finishes_eight_running_streams(api, tmp_path):
     with Daemon(tmp_path, settings=["shutdown.pre_drain_delay=0s"]) as daemon:
         daemon.wait_serving()
         with daemon.channel() as channel, slow_channel(daemon) as slow:
-            unread = unread_on(api, slow)  # the drain waits for its reader, so that the refusal is seen
+            unread = unread_on(api, slow)  # the drain waits for its reader, so that the rejection is visible
             streams = [Stream(api, channel, 300) for _ in range(8)]
             for stream in streams:
                 assert stream.started.wait(30)
             daemon.terminate()
-            wait_for_refusal(api, channel)
+            wait_for_rejection(api, channel)
             assert sum(message.HasField("completed") for message in unread) == 8
             for stream in streams:
                 stream.join(60)
@@ -69,8 +69,8 @@ def test_sigterm_during_eight_streams_finishes_them_whole(api, tmp_path):
         assert daemon.wait(60) == 0, daemon.log
 
 
-def wait_for_refusal(api, channel):
-    """The first UNAVAILABLE of a new request; admission may go on for the moment that the signal takes."""
+def wait_for_rejection(api, channel):
+    """Returns the first UNAVAILABLE error of a new request. Requests are admitted until the signal is handled."""
     def refusal():
         try:
             for _ in api.GenerationServiceStub(channel).Generate(stream_request(api, 1)):
@@ -113,7 +113,7 @@ def test_pre_drain_delay_still_admits_while_not_ready(api, tmp_path):
         assert daemon.wait(30) == 1
 
 
-def test_drain_timeout_ends_what_is_left_with_a_reason(api, tmp_path):
+def test_drain_timeout_ends_remaining_requests_with_a_reason(api, tmp_path):
     settings = ["shutdown.pre_drain_delay=0s", "shutdown.drain_timeout=0s", "device.cpu.threads=1"]
     with Daemon(tmp_path, settings=settings) as daemon:
         daemon.wait_serving()
@@ -136,7 +136,7 @@ def test_drain_timeout_ends_what_is_left_with_a_reason(api, tmp_path):
     ["SIGUSR2"],
     ["SIGALRM", "SIGVTALRM", "SIGPROF", "SIGIO", "SIGPWR", "SIGSTKFLT", "SIGPIPE", "SIGXFSZ", "SIGRTMIN", "SIGRTMAX"],
 ], ids=["SIGUSR2", "others"])
-def test_signals_without_meaning_change_nothing(tmp_path, meaningless):
+def test_unused_signals_are_ignored(tmp_path, meaningless):
     numbers = {"SIGSTKFLT": 16, **{name: getattr(signal, name) for name in meaningless if hasattr(signal, name)}}
     with Daemon(tmp_path, settings=["shutdown.pre_drain_delay=0s"]) as daemon:
         daemon.wait_serving()
@@ -152,7 +152,7 @@ def test_signals_without_meaning_change_nothing(tmp_path, meaningless):
 
 @contextlib.contextmanager
 def unread_daemon(folder, *settings):
-    """A daemon whose standard error is a pipe that is full before its first line, and that no process reads."""
+    """A daemon whose standard error is a pipe that is full before its first line and that no process reads."""
     reading, writing = os.pipe()
     try:
         os.set_blocking(writing, False)
@@ -169,7 +169,7 @@ def unread_daemon(folder, *settings):
         os.close(reading)
 
 
-def test_a_log_without_a_reader_holds_up_neither_requests_nor_the_end(api, tmp_path):
+def test_unread_log_blocks_neither_requests_nor_shutdown(api, tmp_path):
     settings = ["shutdown.pre_drain_delay=0s", "shutdown.drain_timeout=5s", "logging.level=debug"]
     with unread_daemon(tmp_path, *settings) as daemon:
         with daemon.channel() as channel:
@@ -184,7 +184,7 @@ def test_a_log_without_a_reader_holds_up_neither_requests_nor_the_end(api, tmp_p
         assert daemon.wait(30) == 0
 
 
-def test_second_sigterm_exits_at_once_when_the_log_has_no_reader(tmp_path):
+def test_second_sigterm_exits_at_once_with_an_unread_log(tmp_path):
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
     with unread_daemon(tmp_path, "shutdown.pre_drain_delay=60s") as daemon:
@@ -198,13 +198,13 @@ def test_second_sigterm_exits_at_once_when_the_log_has_no_reader(tmp_path):
 
 
 def thread_named(pid, name):
-    """The one thread of a process with that name."""
+    """Returns the only thread of a process with that name."""
     [tid] = threads_named(pid, name)
     return tid
 
 
 def reap(daemon, tid, timeout):
-    """The exit code of a process one of whose threads is traced: its end is seen once that thread's is."""
+    """Returns the exit code of a process with a traced thread. Its end is visible once that thread has been reaped."""
     gone = False
 
     def has_ended():
@@ -219,10 +219,11 @@ def reap(daemon, tid, timeout):
 
 
 @pytest.mark.parametrize("over", ["grpc", "openai"])
-def test_a_step_that_never_ends_does_not_keep_the_process(api, tmp_path, over):
-    """Listeners, calls and the engine's thread all wait for the step; the process ends with 70 all the same.
+def test_process_exits_during_a_step_that_never_ends(api, tmp_path, over):
+    """Listeners, calls and the engine thread all wait for the step, yet the process exits with 70.
 
-    Over gRPC no process reads the log besides."""
+    In the gRPC case no process reads the log either.
+    """
     settings = ["shutdown.pre_drain_delay=0s", "shutdown.drain_timeout=0s", "shutdown.force_timeout=1s",
                 "device.cpu.threads=1", "openai.enabled=true", "openai.listen=127.0.0.1:0"]
     start_daemon = unread_daemon(tmp_path, *settings) if over == "grpc" else Daemon(tmp_path, settings=settings)
@@ -242,15 +243,15 @@ def test_a_step_that_never_ends_does_not_keep_the_process(api, tmp_path, over):
                 connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
                                    b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
                 assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
-            # With one thread to compute, the engine's is that one; of 128 choices there is seconds of work, so that it
-            # has not ended and nearly all its time is spent in steps.
+            # With one compute thread, that thread is the engine's. The 128 choices take seconds, so the work has not
+            # ended and nearly all its time is spent in steps.
             tid = thread_named(daemon.process.pid, "engine")
             stop_thread(tid)
             start = time.monotonic()
             daemon.terminate()
             code = reap(daemon, tid, 60)
             took = time.monotonic() - start
-        # The second that connections have, the last steps' two, ten more, and the log's one.
+        # The sum of the timeouts: one second for connections, two for the last steps, ten more, and one for the log.
         assert code == 70, daemon.log
         assert 10 < took < 40, took
         assert over == "grpc" or "graceful shutdown timed out" in daemon.log

@@ -1,4 +1,5 @@
-"""SmolLM2-135M-Instruct, a real model: greedy chat answers equal to those of transformers, tool calls, JSON of a schema."""
+"""SmolLM2-135M-Instruct, a real model: greedy chat answers equal those of transformers, tool calls, JSON of a schema.
+"""
 
 import json
 import re
@@ -13,7 +14,7 @@ MODEL = ROOT / "build" / f"smollm2-{VERSION}" / "SmolLM2-135M-Instruct.Q4_1.gguf
 RECORDED = json.loads((TESTDATA / "smollm2" / "answers.json").read_text())
 
 pytestmark = pytest.mark.skipif(not MODEL.exists(), reason=f"{MODEL} is missing; scripts/fetch_smollm2 gets it")
-constrained = pytest.mark.skipif(not has_structured_output(), reason="a build without structured output")
+constrained = pytest.mark.skipif(not has_structured_output(), reason="the build has no structured output")
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +69,7 @@ def test_greedy_answers_equal_those_of_transformers(api, served):
 
 
 @pytest.mark.parametrize("name", ["greeting", "fruit"])
-def test_streamed_and_whole_answers_over_openai_equal_the_recorded_one(ask, name):
+def test_openai_answers_equal_the_recorded_ones(ask, name):
     case = next(case for case in RECORDED["answers"] if case["id"] == name)
     whole = ask(case["messages"], max_tokens=RECORDED["max_tokens"]).choices[0]
     assert (whole.message.content, whole.finish_reason) == (case["text"], "stop")
@@ -91,7 +92,7 @@ SCHEMAS = {
 @constrained
 @pytest.mark.parametrize("name", SCHEMAS)
 @pytest.mark.parametrize("temperature", [0, 1])
-def test_json_is_valid_under_its_schema(ask, name, temperature):
+def test_json_satisfies_its_schema(ask, name, temperature):
     schema = SCHEMAS[name]
     wanted = {"type": "json_schema", "json_schema": {"name": name, "strict": True, "schema": schema}}
     answer = ask("Describe Alice, a student from Paris who likes red and blue, as JSON.", temperature=temperature,
@@ -118,7 +119,7 @@ TOOLS = [
     ("What is the weather in Paris?", "get_weather", {"city": "Paris"}, '{"temperature": 21, "sky": "clear"}'),
     ("What is 2 + 3?", "add", {"a": 2, "b": 3}, "5"),
 ])
-def test_a_tool_is_called_and_its_result_continues_the_chat(ask, question, name, expected, result):
+def test_tool_call_and_its_result_continue_the_chat(ask, question, name, expected, result):
     messages = [{"role": "user", "content": question}]
     called = ask(messages, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, max_tokens=80).choices[0]
     assert called.finish_reason == "tool_calls", called

@@ -1,4 +1,4 @@
-"""Many clients that cancel, expire and disconnect at random; the daemon comes back to where it was."""
+"""Many clients cancel, expire and disconnect at random, and the daemon returns to its initial resource use."""
 
 import os
 import random
@@ -29,7 +29,7 @@ def ids_of(stream):
 
 
 class Client(threading.Thread):
-    """Sends its requests one after another, each with a random end."""
+    """Sends its requests one after another, each with a randomly chosen ending."""
 
     def __init__(self, api, daemon, number, expected):
         super().__init__()
@@ -43,7 +43,7 @@ class Client(threading.Thread):
         try:
             for i in range(REQUESTS_PER_CLIENT):
                 self.one(i)
-        except Exception as failure:  # shown by the test
+        except Exception as failure:  # reported by the test
             self.failure = failure
 
     def one(self, i):
@@ -70,7 +70,7 @@ class Client(threading.Thread):
                         ids_of(stream)
             except (grpc.RpcError, StopIteration) as error:
                 self.check(end, error)
-        # Leaving the block closes the connection: the "disconnect" of a stream that still runs.
+        # Leaving the block closes the connection, which is the "disconnect" of a stream that still runs.
         self.ends[end] += 1
 
     def check(self, end, error):
@@ -82,7 +82,7 @@ def threads_and_files(pid):
     return len(os.listdir(f"/proc/{pid}/task")), len(os.listdir(f"/proc/{pid}/fd"))
 
 
-def test_storm_leaves_nothing_behind(api, tmp_path):
+def test_storm_leaks_no_threads_or_descriptors(api, tmp_path):
     settings = ["kv_cache.page_size=16", "kv_cache.capacity_bytes=4MiB", "scheduler.admission=overcommit"]
     with Daemon(tmp_path, settings=settings) as daemon:
         daemon.wait_serving()
@@ -90,14 +90,14 @@ def test_storm_leaves_nothing_behind(api, tmp_path):
             stub = api.GenerationServiceStub(channel)
             expected = {(p, s): ids_of(stub.Generate(make(api, p, s))) for p in PROMPTS for s in range(3)}
         warm = [Client(api, daemon, 100 + n, expected) for n in range(CLIENTS)]
-        run_all(warm)  # threads and connections of the library reach their usual number
+        run_all(warm)  # the number of gRPC's threads and connections settles
         before = settled(api, daemon)
         clients = [Client(api, daemon, n, expected) for n in range(CLIENTS)]
         run_all(clients)
         after = settled(api, daemon)
         ends = {end: sum(client.ends[end] for client in clients) for end in clients[0].ends}
         assert min(ends.values()) >= 20, ends
-        # The library may keep a polling thread more or less; nothing may grow with the requests.
+        # gRPC may keep one polling thread more or less. Nothing may grow with the number of requests.
         assert after[0] <= before[0] + 4 and after[1] <= before[1] + 4, (before, after)
         with daemon.channel() as channel:
             stub = api.GenerationServiceStub(channel)
@@ -114,7 +114,7 @@ def run_all(clients):
 
 
 def settled(api, daemon):
-    """Threads and file descriptors once no request is live and no page in use."""
+    """Returns the numbers of threads and descriptors once no request is live and no page is in use."""
     with daemon.admin_channel() as channel:
         admin = api.AdminServiceStub(channel)
 

@@ -1,4 +1,4 @@
-"""Constraints against a real daemon: every document that comes out is valid, and what cannot be enforced is refused."""
+"""Constraints in a real daemon: every document is valid, and constraints that cannot be enforced are rejected."""
 
 import concurrent.futures
 import enum
@@ -18,7 +18,7 @@ from daemon import QUIRE, QUIRED, Daemon, has_structured_output, reason_of
 from process_figures import resident_bytes
 from waiting import wait_until
 
-pytestmark = pytest.mark.skipif(not has_structured_output(), reason="a build without structured output")
+pytestmark = pytest.mark.skipif(not has_structured_output(), reason="the build has no structured output")
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 PROMPT = "Once upon a time, there was a"
@@ -76,14 +76,14 @@ def test_every_document_is_valid(generate, api, schema):
     for seed in range(3):
         for choice in generate(of_schema(schema), seed=seed, choices=2):
             if choice.finish_reason == api.FINISH_REASON_LENGTH:
-                continue  # a document that max_tokens cuts is none
+                continue  # a document that max_tokens cuts is incomplete
             assert choice.finish_reason in (api.FINISH_REASON_CONSTRAINT_DONE, api.FINISH_REASON_EOS)
             judge.validate(json.loads(choice.text))
             whole += 1
     assert whole >= 3
 
 
-def test_the_other_kinds(generate, api):
+def test_other_constraint_kinds(generate, api):
     choices = generate(lambda c: setattr(c, "regex", "[ab]{3}-\\d{2}"), choices=4)
     assert all(re.fullmatch("[ab]{3}-[0-9]{2}", choice.text) for choice in choices)
     assert all(choice.finish_reason == api.FINISH_REASON_CONSTRAINT_DONE for choice in choices)
@@ -98,7 +98,7 @@ def test_the_other_kinds(generate, api):
             assert isinstance(json.loads(choice.text), dict)
 
 
-def test_compact_json_is_as_json_dumps_writes_it(api, generate):
+def test_compact_json_equals_json_dumps(api, generate):
     for schema in (SCHEMAS[1], SCHEMAS[3]):
         for policy in (api.WHITESPACE_POLICY_COMPACT, api.WHITESPACE_POLICY_BOUNDED):
 
@@ -133,7 +133,7 @@ def test_equal_seeds_give_equal_answers_in_any_batch(generate):
         ({"enum": []}, "", ""),
     ],
 )
-def test_what_cannot_be_enforced_is_refused(generate, schema, pointer, keyword):
+def test_unenforceable_schemas_are_rejected(generate, schema, pointer, keyword):
     with pytest.raises(grpc.RpcError) as error:
         generate(of_schema(schema))
     reason, metadata, _ = reason_of(error.value)
@@ -151,7 +151,7 @@ def ref(i):
 
 LONG = "n" * 100_000
 WAYS = [{"title": str(i)} for i in range(1024)]
-# Made to end the daemon, to hold its threads or to fill its memory: each is refused, or served.
+# Requests that try to crash the daemon, block its threads or fill its memory. Each is rejected or served.
 HOSTILE = {
     "brackets": ("json_schema", "[" * 100_000),
     "nested": ("json_schema", '{"not":' * 1000),
@@ -186,18 +186,18 @@ HOSTILE = {
 }
 
 
-MOST_KEPT = 400 << 20  # bytes: structured.cache_bytes, and what the allocator keeps
+MOST_KEPT = 400 << 20  # bytes: structured.cache_bytes plus what the allocator retains
 
 
-def test_hostile_constraints_are_answered_and_neighbours_served(generate, served):
-    """All at once, beside a neighbour; then the daemon is as it was."""
+def test_hostile_constraints_do_not_disturb_other_clients(generate, served):
+    """Sends all of them at once, next to a normal client. Afterwards the daemon's memory is as before."""
     def attack(item):
         kind, text = item
         try:
             generate(lambda c: setattr(c, kind, text), max_tokens=64)
         except grpc.RpcError as error:
             reason, metadata, _ = reason_of(error)
-            # QUEUE_FULL: late builds have taken all places.
+            # QUEUE_FULL: slow compiles occupy all slots.
             assert reason == "QUEUE_FULL" or metadata["stage"] in ("compile", "limit"), (reason, error.details())
             return reason
         return "served"
@@ -216,11 +216,11 @@ def test_hostile_constraints_are_answered_and_neighbours_served(generate, served
     for name in ("properties", "chain", "many optional parts"):
         wait_until(lambda: attack(HOSTILE[name]) == "BAD_CONSTRAINT", f"{name}: an answer to it alone", 120)
     assert served.process.poll() is None
-    # Late builds end by themselves; what is kept is bounded by structured.cache_bytes.
+    # Slow compiles finish by themselves. structured.cache_bytes bounds what is cached.
     wait_until(lambda: resident_bytes(served.process.pid) < memory + MOST_KEPT, "what the attacks took is given back", 60)
 
 
-def test_the_command_line_has_all_forms(served, tmp_path):
+def test_command_line_offers_all_constraint_kinds(served, tmp_path):
     def quire(*options, code=0):
         command = [str(QUIRE), "--address", served.grpc_address, "generate", PROMPT, "--quiet", *options]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -248,7 +248,7 @@ def test_the_command_line_has_all_forms(served, tmp_path):
     assert "constraint.whitespace" in quire("--regex", "a", "--constraint-whitespace", "compact", code=1)
     assert "no kind is set" in quire("--constraint-whitespace", "compact", code=1)
     assert "--constraint-whitespace" in quire("--regex", "a", "--constraint-whitespace", "behind", code=2)
-    assert "--constraint-start" in quire("--regex", "a", "--constraint-start", "at_start", code=2), "it is of chats"
+    assert "--constraint-start" in quire("--regex", "a", "--constraint-start", "at_start", code=2), "the option applies to chats only"
 
 
 UNENFORCED = {"type": "object", "properties": {"a": {"type": "integer", "minimum": 10, "maximum": 99, "not": {"const": 50}},
@@ -262,7 +262,7 @@ def is_valid_but_for_what_is_listed(text):
     return list(document) == ["a", "b"] and 10 <= document["a"] <= 99 and len(document["b"]) <= 2
 
 
-def test_keywords_that_are_not_enforced_are_listed(api, generate, served):
+def test_unenforced_keywords_are_listed(api, generate, served):
     request = api.GenerateRequest(text=PROMPT)
     request.constraint.json_schema = json.dumps(UNENFORCED)
     request.constraint.unenforced = api.UNENFORCED_POLICY_ANNOTATE
@@ -312,7 +312,7 @@ def client(served):
         yield made
 
 
-def test_the_openai_package_parses_models(client):
+def test_openai_package_parses_models(client):
     messages = [{"role": "user", "content": "An animal"}]
     parsed = 0
     for seed in range(5):
@@ -342,7 +342,7 @@ def test_the_openai_package_parses_models(client):
     assert error.value.param == "constraint_start" and '"x", must be at_start or after_reasoning' in error.value.message
 
 
-def test_keywords_that_are_not_enforced_are_listed_over_openai(client):
+def test_unenforced_keywords_are_listed_over_openai(client):
     messages = [{"role": "user", "content": "A"}]
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": UNENFORCED}}
     asked = {"model": "", "messages": messages, "response_format": form, "max_tokens": 200, "seed": 3}
@@ -369,14 +369,14 @@ def test_keywords_that_are_not_enforced_are_listed_over_openai(client):
         assert param == "response_format" or error.value.param == param
 
 
-def test_models_say_that_they_can(api, served):
+def test_models_list_structured_output_as_capability(api, served):
     with served.channel() as channel:
         answer = api.GenerationServiceStub(channel).ListModels(api.ListModelsRequest(), timeout=10)
     assert "constraint" in answer.models[0].capabilities
 
 
 def the_tags(constraint):
-    """The word `the`, which stories have in every sentence, begins a tag."""
+    """A tag starts at the word `the`, which occurs in every sentence of a story."""
     tags = constraint.structural_tags
     tags.triggers.append(" the")
     tags.tags.add(begin=" the", regex="[a-z ]{1,8}", end="!")
@@ -401,7 +401,7 @@ def test_free_text_with_tags(api, generate, seed):
     assert done.text.count(" the") == 1 and re.search(TAG.pattern + "$", done.text), done.text
 
 
-def test_tags_that_are_refused(generate):
+def test_bad_tags_are_rejected(generate):
     for change, words in (
         (lambda tags: tags.triggers.append("x"), "constraint.structural_tags.triggers[1]"),
         (lambda tags: tags.tags.add(begin=" the", json_schema='{"minimun": 1}'), "constraint.structural_tags.tags[2]: /minimun"),
@@ -412,7 +412,7 @@ def test_tags_that_are_refused(generate):
         assert caught.value.code() == INVALID and words in caught.value.details()
 
 
-def test_tags_in_the_spelling_of_vllm(client):
+def test_tags_in_vllm_syntax(client):
     tag = {"type": "structural_tag", "triggers": [" the"], "structures": [
         {"begin": " the", "schema": {"type": "integer", "minimum": 10, "maximum": 99}, "end": "!"}]}
     messages = [{"role": "user", "content": "Tell a story."}]
@@ -428,14 +428,15 @@ PRELOADED = SCHEMAS[0]
 
 
 def preloads(folder, entries, *settings):
-    """A daemon whose configuration lists constraints."""
+    """A daemon whose configuration lists constraints to preload."""
     (folder / "preload.yaml").write_text(json.dumps({"structured": {"preload": entries}}))
     openai_settings = ("openai.enabled=true", "openai.listen=127.0.0.1:0")
     return Daemon(folder, "--config", folder / "preload.yaml", settings=(*openai_settings, *settings))
 
 
-def test_constraints_that_are_compiled_at_start(api, tmp_path):
-    """A request finds them: over HTTP, whose schemas come without white space, and over gRPC, as a client spells them."""
+def test_preloaded_constraints_are_compiled_at_start(api, tmp_path):
+    """Requests hit the preloaded constraints over HTTP, which sends schemas without whitespace, and over gRPC with the
+    client's spelling."""
 
     def found():
         lines = http_get(running.http_address, "/metrics")[1].decode().splitlines()
@@ -471,7 +472,7 @@ def test_constraints_that_are_compiled_at_start(api, tmp_path):
         ({"regex": "a"}, ("structured.cache_bytes=1",), "the cache holds only 0; increase structured.cache_bytes"),
     ],
 )
-def test_constraints_that_keep_a_daemon_from_starting(tmp_path, entry, settings, words):
+def test_bad_preloaded_constraints_fail_the_start(tmp_path, entry, settings, words):
     with preloads(tmp_path, [{"regex": "b"}, entry], *settings) as running:
         assert running.wait() == 78
         assert words in "".join(json.loads(line).get("error", "") for line in running.lines), running.log

@@ -17,7 +17,7 @@ def kind(request):
 
 @pytest.fixture(scope="module")
 def served(kind, tmp_path_factory):
-    """Random weights of the size of the tokenizer, and a template that prints a special token."""
+    """A model with random weights in the size of the tokenizer, and a template that prints a special token."""
     folder = tmp_path_factory.mktemp(kind)
     config = json.loads((TESTDATA / "models/llama-gqa-tied-bf16/config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 1024}))
@@ -37,7 +37,7 @@ def service(api, served):
         yield api.GenerationServiceStub(channel)
 
 
-def test_ids_and_text_are_the_recorded_ones(api, service, kind):
+def test_ids_and_text_equal_the_recorded_ones(api, service, kind):
     cases = [json.loads(line) for line in (CASES / kind / "cases.jsonl").read_text().splitlines()]
     texts = [case for case in cases if case.get("text") and not case.get("unicode_data_differs")]
     for case in texts[::9]:
@@ -47,7 +47,7 @@ def test_ids_and_text_are_the_recorded_ones(api, service, kind):
         assert answer.text == case.get("decode", case["text"]), case["name"]
 
 
-def test_special_tokens_of_a_template_are_tokens(api, service, kind):
+def test_special_tokens_of_a_template_are_single_tokens(api, service, kind):
     chat = api.ChatPrompt()
     chat.messages.add(role="user", content="hello")
     (special, *rest) = service.Tokenize(api.TokenizeRequest(chat=chat)).token_ids
@@ -58,7 +58,7 @@ def test_special_tokens_of_a_template_are_tokens(api, service, kind):
     assert list(service.RenderChat(api.RenderChatRequest(chat=chat)).token_ids) == [special, *rest]
 
 
-def test_streamed_text_is_that_of_the_ids(api, service):
+def test_streamed_text_decodes_the_ids(api, service):
     prompt = list(service.Tokenize(api.TokenizeRequest(text="The cat")).token_ids)
     request = api.GenerateRequest(text="The cat")
     request.stopping.max_tokens = 24

@@ -1,5 +1,5 @@
-"""Tools of templates that have none, text that only looks like a call, and arguments without JSON, with the official
-openai client. Expected texts are those that the model writes; expected arguments are judged by jsonschema."""
+"""Tools with templates that ignore them, text that resembles a call, and arguments that are not JSON, with the official
+openai client. Expected texts are those that the model writes. jsonschema validates expected arguments."""
 
 import json
 
@@ -9,7 +9,7 @@ import pytest
 from daemon import Daemon, has_structured_output
 from scripted_model import write_scripted_model
 
-# The opener of the answer is the text of the last message; tools are printed where PRINT_TOOLS stands for that.
+# The last message's text selects the opener of the answer. PRINT_TOOLS is replaced by the markup that prints tools.
 TEMPLATE = """\
 PRINT_TOOLS{%- for m in messages %}{{ m.role }}: {{ m.content }}
 {% endfor %}{{ '<|' + messages[-1].content.split('|')[-1] + '|>' }}"""
@@ -33,7 +33,7 @@ TOOLS = [{"type": "function", "function": {"name": name, "parameters": schema}} 
 
 
 def served(folder, scripts, *settings, prints_tools=True):
-    """A daemon whose answers are `scripts`, by the last word of the question."""
+    """A daemon whose answers are `scripts`, selected by the last word of the question."""
     template = TEMPLATE.replace("PRINT_TOOLS", PRINT_TOOLS if prints_tools else "")
     scripts = {f"<|{name}|>": text for name, text in scripts.items()}
     model = write_scripted_model(folder / "model", scripts, template=template)
@@ -61,7 +61,7 @@ def streamed(client, question):
 CALL = '<tool_call>\n{"name": "find", "arguments": {"query": "rain"}}\n</tool_call>'
 
 
-def test_tools_that_the_template_ignores(tmp_path):
+def test_tools_ignored_by_the_template(tmp_path):
     with served(tmp_path, {"call": CALL}, prints_tools=False) as running, client_of(running) as client:
         for more in ({}, {"tools": TOOLS[:1]}, {"tool_choice": "auto", "stream": True}):
             with pytest.raises(openai.BadRequestError) as caught:
@@ -72,7 +72,7 @@ def test_tools_that_the_template_ignores(tmp_path):
             assert ask(client, "call", **more).choices[0].message.content == CALL
 
 
-def test_the_generic_format(tmp_path):
+def test_generic_format_calls_tools(tmp_path):
     scripts = {"call": CALL, "text": "No call is needed.", "odd": '<tool_call>{"name": "nope"}</tool_call>\n'}
     settings = ("chat.tool_format=generic",)
     with served(tmp_path, scripts, *settings, prints_tools=False) as running, client_of(running) as client:
@@ -84,13 +84,13 @@ def test_the_generic_format(tmp_path):
         for name in ("text", "odd"):
             assert ask(client, name).choices[0].message.content == scripts[name]
             assert streamed(client, name) == (scripts[name], [])
-        # The history of a call, in a template that has no such roles.
+        # The history contains a call, and the template has no roles for calls.
         messages = [{"role": "user", "content": "|call"}, called.message,
                     {"role": "tool", "tool_call_id": made.id, "content": "none"}, {"role": "user", "content": "|text"}]
         assert ask(client, "", messages=messages).choices[0].message.content == scripts["text"]
 
 
-@pytest.mark.skipif(not has_structured_output(), reason="a build without structured output")
+@pytest.mark.skipif(not has_structured_output(), reason="the build has no structured output")
 def test_forced_calls_in_the_generic_format(tmp_path):
     scripts = {"text": "No call is needed."}
     with served(tmp_path, scripts, "chat.tool_format=generic", prints_tools=False) as running, client_of(running) as client:
@@ -108,7 +108,7 @@ def test_forced_calls_in_the_generic_format(tmp_path):
         assert num_calls > 0
 
 
-# Format -> answers without a call of a declared tool.
+# Maps a format to answers without a call of a declared tool.
 TEXTS = {
     "pythonic": ["[1, 2] are two.", "[see(here), there]", " [nope(a=1)]\n"],
     "mistral-list": ["[TOOL_CALLS] [1, 2]", "So [TOOL_CALLS]{\"a\": 1}!", "[TOOL_CALLS] [{\"name\": \"nope\", \"arguments\": {}}]"],
@@ -122,9 +122,9 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_text_that_is_no_call_keeps_every_byte(tmp_path, name):
+def test_text_without_a_call_is_unchanged(tmp_path, name):
     scripts = {f"q{index}": text for index, text in enumerate(TEXTS[name])}
-    # Texts of one model share no pieces, so each has a model of its own.
+    # Texts of one model must not share pieces, so each text has its own model.
     for question, text in scripts.items():
         with served(tmp_path / question, {question: text}, f"chat.tool_format={name}") as running, client_of(running) as client:
             choice = ask(client, question).choices[0]

@@ -1,4 +1,5 @@
-"""Tool calls and reasoning with the official openai client and over gRPC, from models that say given answers."""
+"""Tool calls and reasoning with the official openai client and over gRPC, from models that generate scripted answers.
+"""
 
 import json
 import re
@@ -14,9 +15,9 @@ from waiting import wait_until
 
 pytest_plugins = ["python_package"]
 
-needs_structured_output = pytest.mark.skipif(not has_structured_output(), reason="a build without structured output")
+needs_structured_output = pytest.mark.skipif(not has_structured_output(), reason="the build has no structured output")
 
-# What the user says -> what the model answers.
+# Maps the user's message to the model's answer.
 ANSWERS = {
     "What is the weather like in Paris today?":
         'Let me look.\n<tool_call>\n{"name": "get_weather", "arguments": {"location": "Paris, France"}}\n</tool_call>',
@@ -30,7 +31,7 @@ ANSWERS = {
 AFTER_TOOL = "It is 14 degrees in Paris."
 QUESTIONS = list(ANSWERS)
 
-# As Qwen's: the tools, calls and results of the conversation, then the opener of the answer.
+# Follows Qwen's template: the tools, calls and results of the conversation, then the opener of the answer.
 TEMPLATE = """\
 {%- if tools %}<|im_start|>system
 {% for tool in tools %}{{ tool | tojson }}
@@ -116,7 +117,7 @@ def ask(client, question, **more):
 
 
 def joined(chunks):
-    """Content, reasoning, calls and the word of the end, as the documentation of OpenAI joins a stream."""
+    """Returns content, reasoning, calls and finish reason of a stream, joined as OpenAI documents it."""
     content, reasoning, calls, word = "", "", {}, None
     for chunk in chunks:
         choice = chunk.choices[0]
@@ -131,7 +132,7 @@ def joined(chunks):
     return content, reasoning, [calls[index] for index in sorted(calls)], word
 
 
-def test_the_documented_round_trip(client):
+def test_documented_round_trip(client):
     """OpenAI's function-calling example: a call, its result, the answer."""
     messages = [{"role": "user", "content": QUESTIONS[0]}]
     completion = client.chat.completions.create(model="", messages=messages, tools=TOOLS)
@@ -149,7 +150,7 @@ def test_the_documented_round_trip(client):
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_a_stream_has_what_the_whole_answer_has(client, question):
+def test_stream_equals_the_whole_answer(client, question):
     whole = ask(client, question, n=2)
     assert len({call.id for choice in whole.choices for call in choice.message.tool_calls or []}) == sum(
         len(choice.message.tool_calls or []) for choice in whole.choices)
@@ -162,7 +163,7 @@ def test_a_stream_has_what_the_whole_answer_has(client, question):
             (c.function.name, c.function.arguments) for c in message.tool_calls or []]
 
 
-def test_what_is_in_the_answers(client):
+def test_answers_have_calls_and_reasoning(client):
     both = ask(client, QUESTIONS[1]).choices[0]
     assert both.message.content is None and both.finish_reason == "tool_calls"
     assert [json.loads(call.function.arguments)["location"] for call in both.message.tool_calls] == [
@@ -179,15 +180,15 @@ def test_what_is_in_the_answers(client):
     assert without.message.content == ANSWERS[QUESTIONS[0]] and without.finish_reason == "stop"
 
 
-def test_reasoning_that_the_template_has_opened(client):
+def test_reasoning_opened_by_the_template(client):
     answer = ask(client, QUESTIONS[0], extra_body={"chat_template_kwargs": {"opens": True}}).choices[0].message
     assert answer.reasoning_content == "Rain needs clouds, and </thin air has none."
     assert answer.content == "It stays dry."
 
 
 @needs_structured_output
-def test_strict_tools_that_need_not_be_called(client):
-    """What the model writes as its format has it stays as it is; what it would not is not written."""
+def test_optional_strict_tools(client):
+    """Output that fits the format is unchanged. Output that does not fit is never generated."""
     for question in (QUESTIONS[0], QUESTIONS[1], QUESTIONS[3]):
         for more in ({}, {"extra_body": {"chat_template_kwargs": {"opens": True}}}):
             free, held = (ask(client, question, tools=tools, **more).choices[0] for tools in (TOOLS, STRICT))
@@ -214,7 +215,7 @@ def test_strict_tools_that_need_not_be_called(client):
 
 
 @needs_structured_output
-def test_a_constraint_begins_behind_the_reasoning_or_before_it(api, service):
+def test_constraint_starts_after_or_before_the_reasoning(api, service):
     def answer(question, regex, start, **chat):
         request = api.GenerateRequest(output=api.OutputOptions(parse=True))
         request.constraint.MergeFrom(api.Constraint(regex=regex, start=start))
@@ -232,7 +233,7 @@ def test_a_constraint_begins_behind_the_reasoning_or_before_it(api, service):
 
 @needs_structured_output
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_format_of_the_answer_holds_what_is_behind_the_reasoning(client, stream):
+def test_response_format_applies_after_the_reasoning(client, stream):
     def answer(question, regex, **chat):
         more = {"extra_body": {"guided_regex": regex, "chat_template_kwargs": chat}, "stream": stream, "max_tokens": 40}
         if stream:
@@ -242,7 +243,7 @@ def test_a_format_of_the_answer_holds_what_is_behind_the_reasoning(client, strea
         return getattr(choice.message, "reasoning_content", None) or "", choice.message.content, choice.finish_reason
 
     thought = "Rain needs clouds, and </thin air has none."
-    # The prompt opens a section; the model does; the prompt closes it.
+    # The section is opened by the prompt, opened by the model, or closed by the prompt.
     assert answer(QUESTIONS[0], "It stays (?:dry|wet)\\.", opens=True) == (thought, "It stays dry.", "stop")
     assert answer(QUESTIONS[3], "It stays (?:dry|wet)\\.") == (thought, "It stays dry.", "stop")
     reasoning, content, word = answer(QUESTIONS[3], "[0-9<]{3}", closes=True)
@@ -250,13 +251,13 @@ def test_a_format_of_the_answer_holds_what_is_behind_the_reasoning(client, strea
     schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"const": "It stays dry."}}}
     opened = {"chat_template_kwargs": {"opens": True}}
     held = ask(client, QUESTIONS[0], response_format=schema, extra_body=opened, max_tokens=40, tools=[])
-    # What it says behind the reasoning is no JSON, so it goes on to reason.
+    # The text after the reasoning is not JSON, so the model continues to reason.
     assert held.choices[0].message.reasoning_content.startswith(thought) and not held.choices[0].message.content
 
 
 @needs_structured_output
 @pytest.mark.parametrize("more", [{"tool_choice": "required"}, {"tools": STRICT}])
-def test_held_calls_have_no_reasoning_behind_a_prompt_that_closed_it(client, more):
+def test_forced_calls_have_no_reasoning_after_a_closed_section(client, more):
     first = ask(client, QUESTIONS[3], max_tokens=60, **more).choices[0].message
     assert first.reasoning_content.startswith("Rain needs clouds, and </thin air has none.")
     closed = {"chat_template_kwargs": {"closes": True}}
@@ -265,7 +266,7 @@ def test_held_calls_have_no_reasoning_behind_a_prompt_that_closed_it(client, mor
 
 
 @needs_structured_output
-def test_preloaded_forms_are_ready_behind_reasoning(model, tmp_path):
+def test_preloaded_formats_are_ready_after_reasoning(model, tmp_path):
     preload = json.dumps([{"regex": "It stays (?:dry|wet)\\."}])
     with started(tmp_path, f"model.path={model}", f"structured.preload={preload}") as running:
         with client_of(running.wait_serving()) as client:
@@ -276,7 +277,7 @@ def test_preloaded_forms_are_ready_behind_reasoning(model, tmp_path):
         found = {result: sum(float(line.split()[-1]) for line in lines
                              if line.startswith("quire_constraint_cache_total") and f'"{result}"' in line)
                  for result in ("hit", "miss")}
-        assert found == {"hit": 3, "miss": 3}  # misses: the forms that were compiled at start
+        assert found == {"hit": 3, "miss": 3}  # the misses are the formats compiled at start
         compiled = next(json.loads(line) for line in running.lines if '"constraints compiled"' in line)
     command = [QUIRED, "--validate", f"--set=model.path={model}", f"--set=structured.preload={preload}"]
     for part, code, words in ((2, 0, ""), (0.5, 78, "the cache holds only 1; increase structured.cache_bytes")):
@@ -286,10 +287,10 @@ def test_preloaded_forms_are_ready_behind_reasoning(model, tmp_path):
 
 
 @needs_structured_output
-def test_where_the_form_of_an_answer_begins_is_the_callers_choice(client, served):
+def test_caller_selects_where_the_constraint_starts(client, served):
     more = {"guided_regex": "[0-9]{3}", "constraint_start": "at_start", "chat_template_kwargs": {"opens": True}}
     first = ask(client, QUESTIONS[0], extra_body=more).choices[0].message
-    # The prompt has opened the section, so what the constraint holds is reasoning.
+    # The prompt has opened the section, so the constraint applies to the reasoning.
     assert re.fullmatch("[0-9]{3}", first.reasoning_content) and not first.content
     more = {"guided_regex": "It stays dry.", "constraint_start": "after_reasoning"}
     assert ask(client, QUESTIONS[3], extra_body=more).choices[0].message.content == "It stays dry."
@@ -311,8 +312,8 @@ def test_where_the_form_of_an_answer_begins_is_the_callers_choice(client, served
     assert caught.value.param == "constraint_start"
 
 
-@needs_structured_output  # for the tool is strict
-def test_the_helpers_of_the_package(client):
+@needs_structured_output  # the tool is strict
+def test_openai_stream_helpers(client):
     class GetWeather(pydantic.BaseModel):
         location: str
 
@@ -326,7 +327,7 @@ def test_the_helpers_of_the_package(client):
     assert [event.parsed_arguments.location for event in done] == ["Bogotá, Colombia", "Oslo </tool_call> Norway"]
 
 
-def test_one_call_at_most(client):
+def test_parallel_tool_calls_can_be_disabled(client):
     for stream in (False, True):
         answer = ask(client, QUESTIONS[1], parallel_tool_calls=False, stream=stream)
         if stream:
@@ -336,7 +337,7 @@ def test_one_call_at_most(client):
         assert len(calls) == 1 and word == "tool_calls"
 
 
-def test_ends_in_the_middle_of_a_call(client):
+def test_answer_ends_in_the_middle_of_a_call(client):
     raw = ANSWERS[QUESTIONS[0]]
     for more, word in (({"max_tokens": 12}, "length"), ({"stop": ["France"]}, "stop")):
         choice = ask(client, QUESTIONS[0], **more).choices[0]
@@ -345,7 +346,7 @@ def test_ends_in_the_middle_of_a_call(client):
         assert joined(ask(client, QUESTIONS[0], stream=True, **more))[::3] == (choice.message.content, word)
 
 
-def test_choices_of_tools(api, client, service, served):
+def test_tool_choice(api, client, service, served):
     none = ask(client, QUESTIONS[0], tool_choice="none")
     assert none.choices[0].message.content == ANSWERS[QUESTIONS[0]]
     assert none.usage.prompt_tokens < ask(client, QUESTIONS[0], tool_choice="auto").usage.prompt_tokens
@@ -357,7 +358,7 @@ def test_choices_of_tools(api, client, service, served):
     assert caught.value.param == "tools" and "get_weather" in caught.value.message
 
 
-def test_a_closed_stream_frees_its_call(api, client, served):
+def test_closed_stream_cancels_its_request(api, client, served):
     stream = ask(client, QUESTIONS[1], stream=True, n=4)
     next(iter(stream))
     stream.close()
@@ -373,7 +374,7 @@ def grpc_request(api, question, **output):
     return request
 
 
-def test_over_grpc(api, service):
+def test_tool_calls_over_grpc(api, service):
     model = service.GetModel(api.GetModelRequest()).model
     assert {"tools", "reasoning"} <= set(model.capabilities)
     whole = list(service.Generate(grpc_request(api, QUESTIONS[1])))[-1].completed
@@ -393,7 +394,7 @@ def test_over_grpc(api, service):
     one.chat.parallel_tool_calls = False
     ended = list(service.Generate(one))[-1].completed
     assert ended.finish_reason == api.FINISH_REASON_TOOL_CALL and len(ended.tool_calls) == 1
-    one.stopping.min_tokens = one.stopping.max_tokens = 4000  # the end of its one call wins
+    one.stopping.min_tokens = one.stopping.max_tokens = 4000  # generation ends with its only call before that limit
     again = list(service.Generate(one))[-1].completed
     assert again.finish_reason == ended.finish_reason and again.usage == ended.usage and len(again.tool_calls) == 1
 
@@ -405,12 +406,12 @@ def test_calls_are_counted(api, served, service):
         return sum(float(line.removeprefix(labels)) for line in lines if line.startswith(labels))
 
     calls, failed = count("call"), count("failed")
-    for question in (QUESTIONS[1], QUESTIONS[2]):  # two calls, and one of a tool that is not declared
+    for question in (QUESTIONS[1], QUESTIONS[2]):  # two calls, and one of an undeclared tool
         list(service.Generate(grpc_request(api, question)))
     wait_until(lambda: (count("call"), count("failed")) == (calls + 2, failed + 1), "calls are counted")
 
 
-def test_quire_chat_shows_calls_and_reasoning(served, tmp_path):
+def test_quire_chat_prints_calls_and_reasoning(served, tmp_path):
     tools = tmp_path / "tools.json"
     tools.write_text(json.dumps([{"name": "get_weather", "parametersJsonSchema": '{"type": "object"}'}]))
 
@@ -426,7 +427,7 @@ def test_quire_chat_shows_calls_and_reasoning(served, tmp_path):
     assert (thought.stdout, thought.stderr) == ("It stays dry.\n", "Rain needs clouds, and </thin air has none.")
 
 
-def test_the_python_client_has_the_parts(q, served):
+def test_python_client_returns_the_parts(q, served):
     tool = {"name": "get_weather", "parameters_json_schema": '{"type": "object"}'}
     with q.Client(served.grpc_address, timeout=60) as client:
         for question, text, reasoning, count, error in (
@@ -450,7 +451,7 @@ def test_the_python_client_has_the_parts(q, served):
                 (c.name, c.arguments_json) for c in whole.tool_calls]
 
 
-def test_what_parse_needs(api, service):
+def test_requirements_of_parse(api, service):
     plain = api.GenerateRequest(text="x", output=api.OutputOptions(parse=True))
     no_text = grpc_request(api, QUESTIONS[0], token_ids=True)
     no_parse = grpc_request(api, QUESTIONS[0])
@@ -468,8 +469,9 @@ MISTRAL = """\
 {%- endfor %}<|say|>"""
 
 
-def test_markers_that_are_special_tokens(tmp_path):
-    """Left out of text, but for the parser; chat.tool_format none leaves all of it to the text."""
+def test_special_token_markers_are_parsed(tmp_path):
+    """The parser reads the markers although they are not part of the text. With chat.tool_format none the whole answer
+    is text."""
     text = 'Looking.[TOOL_CALLS]get_weather[ARGS]{"location": "Rome"}'
     model = write_scripted_model(tmp_path / "model", {"<|say|>": text}, template=MISTRAL, special=["[TOOL_CALLS]", "[ARGS]"])
     with started(tmp_path, f"model.path={model}") as running, client_of(running.wait_serving()) as client:

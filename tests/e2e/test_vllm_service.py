@@ -1,4 +1,4 @@
-"""vllm.grpc.engine.VllmEngine as a gateway uses it: its own published client, against quire.v1 on the same engine."""
+"""vllm.grpc.engine.VllmEngine as a gateway uses it. Compares its published client with quire.v1 on the same engine."""
 
 import itertools
 import json
@@ -16,7 +16,7 @@ from grpc_tools import protoc
 from test_attacks import mutations
 from waiting import wait_until
 
-# The gateway's own package: names, numbers and types that quire's proto must agree with.
+# The gateway's own package. quire's proto must have the same names, numbers and types.
 from smg_grpc_proto import vllm_engine_pb2 as wire
 from smg_grpc_proto import vllm_engine_pb2_grpc as wire_grpc
 from smg_grpc_proto.generated import common_pb2 as common
@@ -47,7 +47,7 @@ def prompt_ids(api, daemon):
 
 
 def params(**fields):
-    """As the gateway fills them for a chat: what has no presence is sent with its neutral value."""
+    """Fills fields as the gateway does for a chat: fields without presence are sent with their neutral value."""
     values = dict(temperature=0, top_p=1, repetition_penalty=1, max_tokens=24, n=1, skip_special_tokens=True,
                   spaces_between_special_tokens=True)
     return wire.SamplingParams(**{**values, **fields})
@@ -60,7 +60,7 @@ def request(ids, stream=True, request_id="", **fields):
 
 
 def run(worker, made, **options):
-    """({index: ids}, {index: complete}, chunks), with the rules of every answer checked."""
+    """Returns ({index: ids}, {index: complete}, chunks) and checks the rules of every answer."""
     ids, completes, chunks = {}, {}, []
     for message in worker.Generate(made, timeout=60, **options):
         kind = message.WhichOneof("response")
@@ -97,7 +97,7 @@ def greedy_of_quire_v1(api, daemon, tokens=24, **stopping):
 
 
 def elements(files):
-    """{"message vllm...SamplingParams top_k": (number, label, type, oneof), ...} of file descriptors."""
+    """Returns {"message vllm...SamplingParams top_k": (number, label, type, oneof), ...} of file descriptors."""
     found = {}
 
     def message(scope, one):
@@ -129,7 +129,7 @@ def elements(files):
     return found
 
 
-def test_the_schema_is_the_published_one(tmp_path):
+def test_schema_equals_the_published_one(tmp_path):
     out = tmp_path / "descriptors"
     proto = ROOT / "proto"
     names = ["smg/grpc/common/common.proto", "vllm/grpc/engine/vllm_engine.proto"]
@@ -142,7 +142,7 @@ def test_the_schema_is_the_published_one(tmp_path):
     published = elements(files)
     assert len([name for name in ours if "/" in name]) == 12
     assert {name: published.get(name) for name in ours} == ours
-    # Nothing is missing but what SubscribeKvEvents would send.
+    # Only the messages of SubscribeKvEvents are missing.
     missing = [name for name in published if name not in ours]
     assert not [name for name in missing if not name.startswith(".smg.grpc.common.")]
 
@@ -151,7 +151,7 @@ def test_the_schema_is_the_published_one(tmp_path):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_greedy_tokens_are_those_of_quire_v1(api, daemon, worker, prompt_ids, stream):
+def test_greedy_tokens_equal_quire_v1(api, daemon, worker, prompt_ids, stream):
     expected = list(greedy_of_quire_v1(api, daemon).token_ids)
     ids, completes, chunks = run(worker, request(prompt_ids, stream=stream))
     assert ids == {0: expected}
@@ -162,7 +162,7 @@ def test_greedy_tokens_are_those_of_quire_v1(api, daemon, worker, prompt_ids, st
     assert run(worker, text)[0] == ids
 
 
-def test_a_second_call_finds_its_prompt_cached(worker, prompt_ids):
+def test_second_call_hits_the_prompt_cache(worker, prompt_ids):
     long = (prompt_ids * 40)[:150]
     made = request(long, max_tokens=2)
     run(worker, made)
@@ -172,7 +172,7 @@ def test_a_second_call_finds_its_prompt_cached(worker, prompt_ids):
     assert {chunk.prompt_tokens for chunk in chunks} == {len(long)}
 
 
-def test_choices_interleave_and_each_is_its_own(worker, prompt_ids):
+def test_choices_interleave_and_differ(worker, prompt_ids):
     made = request(prompt_ids, temperature=1, seed=3, n=3)
     ids, completes, _ = run(worker, made)
     assert sorted(ids) == sorted(completes) == [0, 1, 2]
@@ -184,7 +184,7 @@ def test_choices_interleave_and_each_is_its_own(worker, prompt_ids):
     assert run(worker, made)[0] != ids
 
 
-def test_stop_strings_and_ids(api, daemon, worker, prompt_ids):
+def test_stop_strings_and_stop_ids(api, daemon, worker, prompt_ids):
     expected = greedy_of_quire_v1(api, daemon, stop=[" was"])
     assert expected.stop_text == " was"
     for stream in (True, False):
@@ -196,12 +196,12 @@ def test_stop_strings_and_ids(api, daemon, worker, prompt_ids):
     ids, completes, _ = run(worker, request(prompt_ids, stop_token_ids=[stop]))
     assert ids[0] == whole[: whole.index(stop) + 1]
     assert completes[0].finish_reason == "stop" and completes[0].matched_token_id == stop
-    # Not before min_tokens.
+    # Stop conditions do not apply before min_tokens.
     ids, completes, _ = run(worker, request(prompt_ids, stop_token_ids=[stop], min_tokens=20))
     assert len(ids[0]) >= 20
 
 
-def test_the_models_own_end_is_a_plain_stop(worker, prompt_ids):
+def test_end_of_sequence_is_a_plain_stop(worker, prompt_ids):
     info = worker.GetModelInfo(wire.GetModelInfoRequest())
     eos = info.eos_token_ids[0]
     ids, completes, _ = run(worker, request(prompt_ids, logit_bias={eos: 100}))
@@ -263,14 +263,14 @@ def test_truncation_keeps_the_last_ids(worker, prompt_ids):
         ("sampling_params.logit_bias[5]", "101", dict(logit_bias={5: 101})),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(worker, prompt_ids, field, value, fields):
+def test_unsupported_fields_are_rejected_by_name(worker, prompt_ids, field, value, fields):
     error = failure(lambda: run(worker, request(prompt_ids, **fields)))
     _, metadata, _ = reason_of(error)
     assert (error.code(), metadata["field"], metadata["value"]) == (INVALID, field, value), error.details()
     assert error.details().startswith(f"{field} is {value}")
 
 
-def test_media_transfers_and_ranks_are_refused_by_name(worker, prompt_ids):
+def test_media_transfers_and_ranks_are_rejected_by_name(worker, prompt_ids):
     for field, value, change in (
         ("mm_inputs", "set", lambda made: made.mm_inputs.SetInParent()),
         ("extra_mm_inputs", "1 entries long", lambda made: made.extra_mm_inputs.add()),
@@ -290,7 +290,7 @@ def test_media_transfers_and_ranks_are_refused_by_name(worker, prompt_ids):
         assert reason_of(failure(lambda ids=ids: run(worker, request(ids))))[0] == "BAD_TOKEN_ID"
 
 
-# --- ends and the rest of the service ------------------------------------------------------------
+# --- endings and the rest of the service -----------------------------------------------------------
 
 
 def endless(prompt_ids, request_id):
@@ -310,14 +310,14 @@ def test_abort_from_another_connection_ends_the_stream(api, daemon, worker, prom
         gateway.Abort(wire.AbortRequest(request_ids=["never-was", "to-abort"]))
         error = failure(lambda: list(stream))
         assert (error.code(), reason_of(error)[0]) == (grpc.StatusCode.CANCELLED, "CANCELLED_BY_CALLER")
-        # As a gateway does that drops a stream: abort once more, of what is over.
+        # A gateway that drops a stream aborts it once more after it has ended.
         gateway.Abort(wire.AbortRequest(request_ids=["to-abort"]))
         bad = failure(lambda: gateway.Abort(wire.AbortRequest(request_ids=["ok", "a b"])))
         assert (bad.code(), reason_of(bad)[1]["field"]) == (INVALID, "request_ids[1]")
     wait_until(lambda: live(api, daemon) == 0, "nothing is live")
 
 
-def test_a_dropped_stream_ends_its_request(api, daemon, prompt_ids):
+def test_dropped_stream_cancels_its_request(api, daemon, prompt_ids):
     with daemon.channel() as channel:
         stream = wire_grpc.VllmEngineStub(channel).Generate(endless(prompt_ids, "dropped"))
         next(stream)
@@ -368,7 +368,7 @@ def test_health_model_and_server(api, daemon, worker, prompt_ids):
     attempts = itertools.count()
 
     def told_while_one_runs():
-        """Nothing if a fast machine ends it before the questions arrive."""
+        """Returns nothing if a fast machine ends the request before the questions arrive."""
         stream = worker.Generate(endless(prompt_ids, f"active-{next(attempts)}"))
         next(stream)
         active = worker.GetServerInfo(wire.GetServerInfoRequest()).active_requests
@@ -383,7 +383,7 @@ def test_health_model_and_server(api, daemon, worker, prompt_ids):
                "the time since the start grows")
 
 
-def test_what_is_not_served_says_so(worker):
+def test_unsupported_methods_report_it(worker):
     for call, name in (
         (lambda: worker.Embed(wire.EmbedRequest()), "VllmEngine.Embed"),
         (lambda: worker.FlushCache(common.FlushCacheRequest()), "AdminService.FlushCache"),
@@ -397,8 +397,9 @@ def test_what_is_not_served_says_so(worker):
         assert name in error.details()
 
 
-def test_two_thousand_damaged_messages(api, daemon, prompt_ids):
-    """To every method, while a neighbour streams over quire.v1: answers and errors, no crash, no internal error."""
+def test_survives_two_thousand_damaged_messages(api, daemon, prompt_ids):
+    """Sends them to every method while a client streams over quire.v1. There are answers and errors, but no crash or
+    internal error."""
     random_ = random.Random(6)
     full = request(prompt_ids, temperature=0.5, n=2, logprobs=2, prompt_logprobs=1, stop=["dog"], stop_token_ids=[7],
                    logit_bias={5: 1}, max_tokens=2, seed=1)
@@ -423,7 +424,7 @@ def test_two_thousand_damaged_messages(api, daemon, prompt_ids):
     assert not [line for line in daemon.lines if "incident_id" in line]
 
 
-def test_off_by_default(tmp_path):
+def test_service_is_off_by_default(tmp_path):
     with Daemon(tmp_path) as daemon:
         daemon.wait_serving()
         with daemon.channel() as channel:
@@ -448,7 +449,7 @@ def access_lines(daemon, request_id):
             if line["logger"] == "access" and line["request_id"] == request_id]
 
 
-def test_requests_are_logged_as_those_of_quire_v1(daemon, worker, prompt_ids):
+def test_requests_are_logged_like_quire_v1(daemon, worker, prompt_ids):
     ids = run(worker, request(prompt_ids, request_id="logged"))[0][0]
     failure(lambda: run(worker, request(prompt_ids, request_id="not-read", structural_tag="{}")))
     failure(lambda: run(worker, request(prompt_ids, request_id="out-of-range", top_p=2)))
@@ -464,7 +465,7 @@ def test_requests_are_logged_as_those_of_quire_v1(daemon, worker, prompt_ids):
     assert PROMPT not in daemon.log
 
 
-def test_every_method_but_health_asks_for_a_token(guarded):
+def test_every_method_but_health_requires_a_token(guarded):
     methods = wire.DESCRIPTOR.services_by_name["VllmEngine"].methods
     assert len(methods) >= 12
     with guarded.channel() as channel:
@@ -479,7 +480,7 @@ def test_every_method_but_health_asks_for_a_token(guarded):
                 assert reason_of(error)[0] == reason, method.name
 
 
-def test_scopes_and_callers_are_those_of_quire_v1(guarded):
+def test_scopes_and_callers_match_quire_v1(guarded):
     made = wire.GenerateRequest(request_id="mine", text=PROMPT, stream=True,
                                 sampling_params=params(max_tokens=480, ignore_eos=True))
     with guarded.channel() as channel:
@@ -492,7 +493,7 @@ def test_scopes_and_callers_are_those_of_quire_v1(guarded):
         stream = stub.Generate(made, metadata=bearer("gateway"))
         next(stream)
         abort = wire.AbortRequest(request_ids=["mine"])
-        stub.Abort(abort, metadata=bearer("plain"))  # another caller's: nothing there
+        stub.Abort(abort, metadata=bearer("plain"))  # another caller's request is not visible
         assert stub.GetServerInfo(wire.GetServerInfoRequest(), metadata=bearer("plain")).active_requests == 1
         next(stream)
         stub.Abort(abort, metadata=bearer("gateway"))

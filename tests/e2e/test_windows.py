@@ -1,4 +1,4 @@
-"""Models with windows: memory at long context stays at the window, through the daemon and over gRPC."""
+"""Models with sliding windows: memory at long context is bounded by the window, in the daemon and over gRPC."""
 
 import json
 import random
@@ -31,7 +31,7 @@ def ask(api, prompt):
 
 
 def answers(api, folder, path, pages, page_bytes, prompts):
-    """Of a daemon whose pool has so many pages, the prompts asked together."""
+    """Returns the answers of a daemon whose pool has `pages` pages. The prompts are sent together."""
     settings = [*SETTINGS, f"kv_cache.capacity_bytes={(pages + 1) * page_bytes}"]
     with Daemon(path, str(MODELS / folder), settings=settings) as daemon:
         daemon.wait_serving()
@@ -44,17 +44,17 @@ def answers(api, folder, path, pages, page_bytes, prompts):
 
 
 @pytest.mark.parametrize("folder, share", [("mistral-window-bf16", 0.16), ("gpt-oss-bf16", 0.45)])
-def test_a_long_context_runs_in_the_pages_of_its_windows(api, tmp_path, folder, share):
+def test_long_context_fits_the_pages_of_its_windows(api, tmp_path, folder, share):
     plan = plan_of(folder)
     context = plan["max_context_tokens"]
     assert context == 512
-    # What the layers of this model would hold without windows.
+    # The bytes that the layers of this model would use without windows.
     whole = len(plan["layer_groups"]) * context // 16
     assert plan["sequence_pages"] <= share * whole
     random.seed(3)
     prompts = [[random.randrange(5, 250) for _ in range(PROMPT)] for _ in range(3)]
     expected, _ = answers(api, folder, tmp_path, 4 * whole, plan["page_bytes"], prompts)
-    # Room for one sequence: the others wait, and use its pages after it.
+    # The pool fits one sequence. The others wait and then use its pages.
     got, log = answers(api, folder, tmp_path, plan["sequence_pages"], plan["page_bytes"], prompts)
     assert got == expected
     assert all(len(tokens) == OUTPUT for tokens, _ in got)
@@ -62,7 +62,7 @@ def test_a_long_context_runs_in_the_pages_of_its_windows(api, tmp_path, folder, 
     assert "context cut" not in log
 
 
-def test_a_smaller_pool_cuts_the_context_of_layers_without_windows(api, tmp_path):
+def test_small_pool_limits_context_of_unwindowed_layers(api, tmp_path):
     plan = plan_of("gpt-oss-bf16")
     pages = plan["sequence_pages"] - 10
     smaller = plan_of("gpt-oss-bf16", f"kv_cache.capacity_bytes={(pages + 1) * plan['page_bytes']}")
@@ -77,7 +77,7 @@ def test_a_smaller_pool_cuts_the_context_of_layers_without_windows(api, tmp_path
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_validate_shows_the_groups(device):
+def test_validate_reports_the_groups(device):
     command = [str(QUIRED), "--validate", "--set", f"model.path={MODELS / 'gemma3-text-bf16'}", "--set",
                f"device.type={device}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -85,7 +85,7 @@ def test_validate_shows_the_groups(device):
     assert "1 layer a page: 1 for all tokens, 6 for a window of 24 tokens in 6 groups" in done.stdout + done.stderr
 
 
-def test_a_pool_without_a_page_for_every_group_is_refused():
+def test_pool_without_a_page_for_every_group_is_rejected():
     larger = ["kv_cache.page_size=128", "scheduler.prefill_chunk_tokens=128"]  # a capacity has at least 64 KiB
     capacity = 5 * plan_of("gemma3-text-bf16", *larger)["page_bytes"]
     sets = [*SETTINGS, *larger, f"model.path={MODELS / 'gemma3-text-bf16'}", f"kv_cache.capacity_bytes={capacity}"]

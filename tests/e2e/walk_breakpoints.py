@@ -1,6 +1,7 @@
-"""Runs inside gdb: a breakpoint on each function of WALK_FUNCTIONS, which writes every hit and its thread to WALK_HITS.
+"""Runs inside gdb and sets a breakpoint on each function of WALK_FUNCTIONS, which writes every hit and its thread to
+WALK_HITS.
 
-gdb finds the functions by their symbols; one that does not exist, or of which the compiler left no body, is an error.
+gdb finds the functions by their symbols. A function that does not exist or was inlined everywhere is an error.
 """
 
 import os

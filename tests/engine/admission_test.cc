@@ -1,4 +1,4 @@
-// Who gets in, who is aborted, and what happens when the workers behind the engine are slow.
+// Admission, aborts, and behaviour while the workers after the engine are slow.
 
 #include <atomic>
 #include <functional>
@@ -26,7 +26,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-// An engine over the fake runner, whose steps pass `steps_`.
+// An engine on the fake runner. Each step passes the gate `steps_`.
 class AdmissionTest : public ::testing::Test {
  protected:
   void Start(const std::function<void(EngineOptions&)>& change) {
@@ -61,7 +61,7 @@ class AdmissionTest : public ::testing::Test {
   std::unique_ptr<Engine> engine_;
 };
 
-// One that runs until something ends it.
+// A request that runs until it is cancelled.
 Request Endless(std::string id, std::string tenant) {
   Request request = MakeRequest(std::move(id), {1, 2, 3}, 500);
   request.tenant = std::move(tenant);
@@ -71,7 +71,7 @@ Request Endless(std::string id, std::string tenant) {
 
 class AbortTest : public AdmissionTest {
  protected:
-  // An old and a young request of each of two tenants, none of which has taken a step.
+  // Creates an old and a young request for each of two tenants. None has taken a step.
   void SetUp() override {
     Start([](EngineOptions&) {});
     steps_.Set(/*closed=*/true);
@@ -84,7 +84,7 @@ class AbortTest : public AdmissionTest {
     }
   }
 
-  // The ids of the requests that the abort ended.
+  // Returns the ids of the requests that the abort ended.
   std::vector<std::string> Abort(const AbortSelection& selection) {
     const absl::StatusOr<AbortResult> result = engine_->Abort(selection);
     EXPECT_TRUE(result.ok()) << result.status();
@@ -109,42 +109,42 @@ class AbortTest : public AdmissionTest {
   std::vector<std::string> unknown_ids_;
 };
 
-TEST_F(AbortTest, AllWithATenantEndsOnlyThatTenant) {
+TEST_F(AbortTest, AllWithATenantAbortsOnlyThatTenant) {
   EXPECT_THAT(Abort({.all = true, .tenant = "x"}), ElementsAre("old x", "young x"));
 }
 
-TEST_F(AbortTest, AllWithAnAgeEndsOnlyTheOld) {
+TEST_F(AbortTest, AllWithAnAgeAbortsOnlyOlderRequests) {
   EXPECT_THAT(Abort({.all = true, .older_than = absl::Seconds(15)}), ElementsAre("old x", "old y"));
 }
 
-TEST_F(AbortTest, AllOfThemMustBeMet) {
+TEST_F(AbortTest, AllConditionsMustMatch) {
   EXPECT_THAT(Abort({.all = true, .older_than = absl::Seconds(15), .tenant = "y"}),
               ElementsAre("old y"));
 }
 
-TEST_F(AbortTest, IdsAreNarrowedToo) {
+TEST_F(AbortTest, ConditionsAlsoRestrictIds) {
   EXPECT_THAT(Abort({.ids = {"old x", "old y", "none"}, .tenant = "y"}), ElementsAre("old y"));
   EXPECT_THAT(unknown_ids_, ElementsAre("none")) << "an id of another tenant is not unknown";
 }
 
-TEST_F(AbortTest, IdsAreNotWidenedByAll) {
+TEST_F(AbortTest, AllDoesNotExtendTheListedIds) {
   EXPECT_THAT(Abort({.ids = {"young y"}, .all = true}), ElementsAre("young y"));
 }
 
-TEST_F(AbortTest, AllAloneEndsEverybody) {
+TEST_F(AbortTest, AllAloneAbortsEveryRequest) {
   EXPECT_THAT(Abort({.all = true}), ElementsAre("old x", "old y", "young x", "young y"));
 }
 
-TEST_F(AbortTest, ATenantOrAnAgeAloneSelectsNothing) {
+TEST_F(AbortTest, TenantOrAgeAloneSelectsNothing) {
   const absl::Status by_tenant = engine_->Abort({.tenant = "x"}).status();
   EXPECT_EQ(ReasonOf(by_tenant), "SELECTION_EMPTY");
   EXPECT_EQ(ReasonOf(engine_->Abort({.older_than = absl::Seconds(1)}).status()), "SELECTION_EMPTY");
   EXPECT_THAT(Abort({.ids = {"none"}}), IsEmpty());
 }
 
-// A client that loops Generate and Cancel on a full queue: what is refused was never there to be
-// cancelled, and no place is given back that no request took.
-TEST_F(AdmissionTest, ARefusedRequestIsNeverSeen) {
+// A client loops Generate and Cancel on a full queue. A rejected request never became visible to
+// Cancel, and no queue slot is released that no request occupied.
+TEST_F(AdmissionTest, RejectedRequestIsNeverVisible) {
   Start([](EngineOptions& options) {
     options.max_queued_requests = 1;
     options.max_running_sequences = 1;
@@ -175,10 +175,10 @@ TEST_F(AdmissionTest, ARefusedRequestIsNeverSeen) {
   EXPECT_TRUE(engine_->CheckIntegrity().ok());
 }
 
-// Each request puts 18 items into the ring of the only worker, which stands still: admission has to
-// end before the ring is full. None is refused, though what has ended and is not read takes places
-// of the queue.
-TEST_F(AdmissionTest, AFullRingStallsAdmission) {
+// Each request puts 18 items into the ring of the only worker, which is stopped. Admission has to
+// stop before the ring is full. No request is rejected, although finished and unread answers occupy
+// slots of the queue.
+TEST_F(AdmissionTest, FullRingStallsAdmission) {
   Start([](EngineOptions& options) {
     options.text_threads = 1;
     options.max_queued_requests = 1000;
@@ -186,8 +186,8 @@ TEST_F(AdmissionTest, AFullRingStallsAdmission) {
   Gate worker;
   worker.Set(/*closed=*/true);
   std::vector<std::shared_ptr<TokenStream>> streams;
-  // A callback that is set when there is something to read already runs here, and holds no worker;
-  // then that of another request does.
+  // The ready callback may run here at once and then does not occupy a worker. In that case the
+  // callback of another request does.
   const std::thread::id here = std::this_thread::get_id();
   bool ran_here = true;
   while (ran_here) {
@@ -206,7 +206,7 @@ TEST_F(AdmissionTest, AFullRingStallsAdmission) {
     Request request = MakeRequest(absl::StrCat("r", i), {1, 2, 3}, 1);
     request.sampling.choice_count = 16;
     streams.push_back(Accept(std::move(request)));
-    // Each call lets the engine make a plan.
+    // Each call makes the engine plan a step.
     ASSERT_TRUE(engine_->CheckIntegrity().ok());
   }
   for (int passes = 0; passes < 200; ++passes) ASSERT_TRUE(engine_->CheckIntegrity().ok());
@@ -221,9 +221,9 @@ TEST_F(AdmissionTest, AFullRingStallsAdmission) {
   EXPECT_TRUE(engine_->CheckIntegrity().ok());
 }
 
-// The worker stands still, and more ends than its ring has room for: none is lost, in the order in
-// which they were pushed, and nothing more may be made until they are gone.
-TEST(OutputStageTest, WhatFindsTheRingFullWaitsInOrder) {
+// The worker is stopped, and more items arrive than its ring has room for. None is lost, their
+// order is kept, and no further item may be created until they are delivered.
+TEST(OutputStageTest, ItemsForAFullRingWaitInOrder) {
   const std::unique_ptr<text::Tokenizer> tokenizer = MakeByteTokenizer();
   const testing::FakeClock clock;
   RequestTable table(100);
@@ -239,7 +239,7 @@ TEST(OutputStageTest, WhatFindsTheRingFullWaitsInOrder) {
   Gate worker;
   worker.Set(/*closed=*/true);
   std::vector<std::shared_ptr<AcceptedRequest>> requests;
-  std::vector<std::string> ended;  // by the worker
+  std::vector<std::string> ended;  // in the worker's order
   std::vector<OutputItem> items;
   for (int i = 0; i < 40; ++i) {
     const auto live = std::make_shared<AcceptedRequest>(MakeRequest(absl::StrCat(i), {1}, 4),
@@ -256,7 +256,7 @@ TEST(OutputStageTest, WhatFindsTheRingFullWaitsInOrder) {
     item.request = live;
     item.status = absl::CancelledError("over");
     if (i > 0) continue;
-    stage.Push(&items);  // alone, so that the worker has it and no other one
+    stage.Push(&items);  // pushed alone, so that the worker takes only this item
     worker.AwaitArrival();
   }
   stage.Push(&items);
@@ -266,7 +266,7 @@ TEST(OutputStageTest, WhatFindsTheRingFullWaitsInOrder) {
   worker.Set(/*closed=*/false);
   while (!stage.IsReady(*requests.front())) {
     inbox->Wait(absl::InfiniteDuration());
-    Signals signals;
+    std::vector<Signal> signals;
     ASSERT_TRUE(inbox->Drain(&signals));
     stage.Push(&items);
   }

@@ -1,6 +1,6 @@
-// What the engine itself costs a step: the device is null, every sample is the same token. One
-// iteration serves `rows` requests of 512 tokens; `step` is the time of one step, of which a
-// device's time would be added to or overlapped with.
+// Measures the engine's own cost per step. The device does nothing and every sample is the same
+// token. One iteration serves `rows` requests of 512 tokens. `step` is the time of one step, to
+// which a device's time would be added or overlapped.
 
 #include <benchmark/benchmark.h>
 
@@ -48,7 +48,7 @@ class NullRunner final : public runtime::StepRunner {
   runtime::StepResult result_;
 };
 
-// Read by the output worker itself, as fast as it writes.
+// The output worker itself reads the stream as fast as it is written.
 std::shared_ptr<TokenStream> Start(Engine& engine, const std::string& id,
                                    std::atomic<std::int64_t>* num_finished) {
   auto stream = engine.Accept(MakeRequest(id, MakePrompt(1, 32), kTokens));
@@ -95,8 +95,8 @@ BENCHMARK(BM_EngineStep)
     ->UseRealTime()
     ->Unit(benchmark::kMillisecond);
 
-// What a mask thread does of a token with DRY: `context` tokens, of which the last `period` come
-// again and again (period 1: each place of the window is a match), or random ones (period 0).
+// Work of a mask thread for one token with DRY. Of `context` tokens the last `period` repeat (with
+// period 1 every position of the window matches), or all are random (period 0).
 void BM_RepeatPenalty(benchmark::State& state) {
   constexpr std::size_t kVocab = 32000;
   const auto context = static_cast<std::size_t>(state.range(0));
@@ -128,7 +128,7 @@ BENCHMARK(BM_RepeatPenalty)
     ->ArgsProduct({{1000, 100000}, {0, 1, 2, 1000}})
     ->Unit(benchmark::kMicrosecond);
 
-// The prompt of the same, by a text worker.
+// The same for a prompt, which a text worker processes.
 void BM_RepeatPenaltyOfPrompt(benchmark::State& state) {
   const auto texts = std::make_shared<const TokenTexts>(std::vector<std::string>(1, "x"));
   const std::vector<std::int32_t> tokens(static_cast<std::size_t>(state.range(0)), 0);

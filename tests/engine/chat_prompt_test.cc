@@ -1,4 +1,4 @@
-// Conversations as prompts: what Accept counts and admits.
+// Conversations as prompts: how Accept estimates their tokens and admits them.
 
 #include <cstdint>
 #include <memory>
@@ -48,7 +48,7 @@ class ChatPromptTest : public ::testing::Test {
     return reading;
   }
 
-  // The end of a request for two tokens, and how many the prompt had.
+  // Finish of a request for two tokens, and the number of its prompt tokens.
   std::pair<absl::Status, std::int32_t> Run(text::ChatInput chat, const std::string& source,
                                             const text::jinja::RenderLimits& limits = {}) {
     Request request = MakeRequest("a", {}, 2);
@@ -57,7 +57,7 @@ class ChatPromptTest : public ::testing::Test {
     return {reading.status, reading.usage.prompt_tokens};
   }
 
-  // The score of the continuation "y".
+  // Returns the score of the continuation "y".
   Reading Score(ScorePrompt prompt) {
     Request request = MakeRequest("s", {}, 0);
     request.task = Task::kScore;
@@ -74,7 +74,7 @@ class ChatPromptTest : public ::testing::Test {
   std::unique_ptr<Engine> engine_;
 };
 
-TEST_F(ChatPromptTest, MessagesWithoutTextMayPrintSome) {
+TEST_F(ChatPromptTest, MessagesWithoutTextMayRenderToTokens) {
   text::ChatInput empty;
   empty.messages.emplace_back();
   const auto [status, tokens] = Run(empty, "{{ messages|length }} turn");
@@ -83,7 +83,7 @@ TEST_F(ChatPromptTest, MessagesWithoutTextMayPrintSome) {
   EXPECT_EQ(ReasonOf(Run(empty, "{{ messages[0].content }}").first), "PROMPT_MISSING");
 }
 
-TEST_F(ChatPromptTest, TheDoorCountsToolsAndTheirCalls) {
+TEST_F(ChatPromptTest, AcceptCountsToolsAndCalls) {
   const std::string json = absl::StrCat("[\"", std::string(1000, 'x'), "\"]");
   text::ChatInput chat;
   chat.messages.push_back({.role = "user", .content = "x"});
@@ -96,7 +96,7 @@ TEST_F(ChatPromptTest, TheDoorCountsToolsAndTheirCalls) {
   EXPECT_EQ(ReasonOf(Run(tools, "fixed").first), "INPUT_TOO_LARGE");
 }
 
-TEST_F(ChatPromptTest, AConversationIsTheContextOfAScore) {
+TEST_F(ChatPromptTest, ConversationCanBeTheContextOfAScore) {
   text::ChatInput chat;
   chat.messages.push_back({.role = "query", .content = "x"});
   ScorePrompt ids, conversation;

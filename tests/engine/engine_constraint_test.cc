@@ -1,5 +1,5 @@
-// Constrained choices in the engine: their answers depend on the constraint and on nothing else,
-// and late masks hold up nothing but their own rows.
+// Constrained choices in the engine. Answers depend on the constraint only, and a late mask delays
+// only its own row.
 
 #include <algorithm>
 #include <atomic>
@@ -34,7 +34,7 @@ using ::testing::Contains;
 using ::testing::ElementsAre;
 using Answers = std::vector<std::vector<std::int32_t>>;
 
-// Calls a function before each mask, and fails from a number of tokens on.
+// Calls a function before each mask, and fails from a given number of tokens on.
 struct MatcherHooks {
   std::function<void(std::uint32_t accepted)> before_mask = [](std::uint32_t) {};
   std::uint32_t fails_at = ~0u;
@@ -87,7 +87,8 @@ std::vector<std::int32_t> Bytes(absl::string_view text) {
   return {text.begin(), text.end()};
 }
 
-// Answers with common beginnings, some of which continue others. A function of the seed.
+// Answers with common prefixes, some of which continue others. The result is a function of the
+// seed.
 Answers RandomAnswers(std::uint64_t seed) {
   std::mt19937_64 random(seed);
   Answers answers;
@@ -130,7 +131,8 @@ HarnessOptions Small(int steps_in_flight, std::uint32_t usable_pages = 40) {
   return options;
 }
 
-// Prompts, choices, penalties and limits of all kinds; two thirds of them are constrained.
+// Requests with prompts, choices, penalties and limits of all kinds. Two thirds of them are
+// constrained.
 std::vector<Request> MixedRequests(std::uint64_t seed, int count) {
   std::mt19937_64 random(seed);
   std::vector<Request> requests;
@@ -152,7 +154,7 @@ std::vector<Request> MixedRequests(std::uint64_t seed, int count) {
   return requests;
 }
 
-// Holds mask threads until the engine has made so many steps without them.
+// Blocks mask threads until the engine has made a number of steps without them.
 class Turnstile {
  public:
   void Pass() {
@@ -205,7 +207,7 @@ struct LateHarness {
   Harness harness;
 };
 
-// A harness of constraints with one answer, whose mask after so many tokens waits at a gate.
+// A harness whose constraints have one answer. The mask after a number of tokens waits at a gate.
 struct HeldHarness {
   HeldHarness(int in_flight, absl::string_view answer, std::uint32_t held_after)
       : harness(WithoutEnds(in_flight)) {
@@ -255,8 +257,8 @@ double MasksLate(const Harness& harness) {
                      "quire_constraint_masks_total{model_name=\"m\",result=\"late\"}");
 }
 
-// QUIRE_CONSTRAINT_ROUNDS (8) makes it longer.
-TEST(EngineConstraintTest, AnswersAreTheSameAloneInBatchesAheadAndPreempted) {
+// QUIRE_CONSTRAINT_ROUNDS (default 8) sets the number of rounds.
+TEST(EngineConstraintTest, AnswersAreEqualAloneBatchedOverlappedAndPreempted) {
   const char* const asked = std::getenv("QUIRE_CONSTRAINT_ROUNDS");
   int rounds = 8;
   ASSERT_TRUE(asked == nullptr || absl::SimpleAtoi(asked, &rounds));
@@ -304,12 +306,12 @@ TEST(EngineConstraintTest, AnswersAreTheSameAloneInBatchesAheadAndPreempted) {
   EXPECT_GT(finishes[FinishReason::kEos], 5);
   EXPECT_GT(finishes[FinishReason::kLength], 5);
   EXPECT_GT(finishes[FinishReason::kConstraintDone], 50);
-  EXPECT_GT(late, 20) << "hardly a mask was late";
+  EXPECT_GT(late, 20) << "too few masks were late";
   EXPECT_GT(preemptions, 0);
 }
 
-// Tokens computed are those of prompts, those of answers but first ones, and what was in vain.
-TEST(EngineConstraintTest, EveryTokenOfAStepIsCountedOnce) {
+// Computed tokens are the tokens of prompts, those of answers except the first, and wasted ones.
+TEST(EngineConstraintTest, CountsEveryTokenOfAStepOnce) {
   for (const int in_flight : {1, 2}) {
     LateHarness late_harness(Small(in_flight));
     Harness& harness = late_harness.harness;
@@ -340,7 +342,7 @@ TEST(EngineConstraintTest, EveryTokenOfAStepIsCountedOnce) {
   }
 }
 
-TEST(EngineConstraintTest, ALateMaskHoldsUpItsOwnRowAlone) {
+TEST(EngineConstraintTest, LateMaskDelaysOnlyItsRow) {
   for (const int in_flight : {1, 2}) {
     HeldHarness held(in_flight, "abcde", /*held_after=*/2);
     Harness& harness = held.harness;
@@ -349,7 +351,7 @@ TEST(EngineConstraintTest, ALateMaskHoldsUpItsOwnRowAlone) {
     harness.Submit(slow);
     const auto& tokens = harness.output("slow").tokens;
     while (tokens.empty() || tokens.at(0).size() < 2) ASSERT_TRUE(harness.Step());
-    // The step that the mask is late for; on a machine that is busy, others were late as well.
+    // The mask is late for this step. On a busy machine others were late as well.
     for (int step = 0; step < 3; ++step) EXPECT_TRUE(harness.Step());
     const double late = MasksLate(harness);
     EXPECT_GE(late, 1);
@@ -357,11 +359,11 @@ TEST(EngineConstraintTest, ALateMaskHoldsUpItsOwnRowAlone) {
     while (!harness.output("other").ended) ASSERT_TRUE(harness.Step());
     EXPECT_EQ(harness.output("other").tokens.at(0).size(), 200);
     EXPECT_THAT(tokens.at(0), ElementsAre('a', 'b'));
-    EXPECT_EQ(MasksLate(harness), late) << "it is not computed again before its mask is there";
+    EXPECT_EQ(MasksLate(harness), late) << "the row is not computed again before its mask is ready";
     EXPECT_EQ(MetricValue(harness.registry,
                           "quire_discarded_tokens_total{cause=\"late_mask\",model_name=\"m\"}"),
               late);
-    // Nothing else runs: the engine waits for the mask, and sees what else there is between.
+    // Nothing else runs. The engine waits for the mask and still handles other events.
     EXPECT_TRUE(harness.Step());
     held.gate.Set(false);
     harness.RunUntilIdle();
@@ -392,8 +394,8 @@ TEST(EngineConstraintTest, CanBeCancelledWhileItsMaskIsLate) {
   EXPECT_EQ(harness.cache->stats().used_pages, 0);
 }
 
-// Its mask ends a choice after its last step, which still showed its pages as used.
-TEST(EngineConstraintTest, MetricsShowAChoiceThatEndedWithoutAStep) {
+// The mask ends the choice after its last step, whose metrics still counted its pages as used.
+TEST(EngineConstraintTest, MetricsIncludeAChoiceThatEndedWithoutAStep) {
   HeldHarness held(/*in_flight=*/2, "abc", /*held_after=*/3);
   Harness& harness = held.harness;
   Request request = MakeRequest("a", MakePrompt(1, 20), 50);
@@ -404,7 +406,7 @@ TEST(EngineConstraintTest, MetricsShowAChoiceThatEndedWithoutAStep) {
   };
   const auto& tokens = harness.output("a").tokens;
   while (tokens.empty() || tokens.at(0).size() < 3) ASSERT_TRUE(harness.Step());
-  // The step that the mask is late for, and one that waits for it.
+  // The first step misses its mask, the second one waits for it.
   for (int step = 0; step < 3; ++step) EXPECT_TRUE(harness.Step());
   EXPECT_GT(used_pages(), 0);
   held.gate.Set(false);
@@ -414,7 +416,7 @@ TEST(EngineConstraintTest, MetricsShowAChoiceThatEndedWithoutAStep) {
   EXPECT_EQ(used_pages(), 0);
 }
 
-TEST(EngineConstraintTest, FailuresOfAConstraintEndItsRequestAlone) {
+TEST(EngineConstraintTest, ConstraintFailureEndsOnlyItsRequest) {
   const auto run = [](Answers answers, std::uint32_t fails_at, std::int32_t min_tokens) {
     Harness harness(Small(2));
     MatcherHooks hooks;
@@ -437,17 +439,17 @@ TEST(EngineConstraintTest, FailuresOfAConstraintEndItsRequestAlone) {
     return reason->metadata.at(0).second;
   };
   EXPECT_EQ(stage(run({Bytes("abcdef")}, /*fails_at=*/3, 0)), "limit");
-  EXPECT_EQ(stage(run({}, ~0u, 0)), "decode") << "no token is allowed, and no end";
-  // Where only the end may come, it comes before min_tokens.
+  EXPECT_EQ(stage(run({}, ~0u, 0)), "decode") << "neither a token nor the end is allowed";
+  // Where only the end is allowed, it is accepted before min_tokens.
   const Harness::Output done = run({Bytes("ab")}, ~0u, /*min_tokens=*/10);
   EXPECT_EQ(done.tokens.at(0), Bytes("ab"));
   EXPECT_EQ(done.finish.at(0), FinishReason::kConstraintDone);
-  // The end is held back while the text may go on.
+  // The end is masked while the text may continue.
   const Harness::Output longer = run({Bytes("a"), Bytes("ab"), Bytes("abc")}, ~0u, 3);
   EXPECT_EQ(longer.tokens.at(0), Bytes("abc"));
 }
 
-TEST(EngineConstraintTest, BannedTextIsInNoAnswerAndChangesNoOther) {
+TEST(EngineConstraintTest, BannedTextNeverOccursAndAffectsNoOtherRequest) {
   const std::vector<std::string> strings = {"a", "b", "c", "d", "ee", "\x01\x02", "zz"};
   for (const int in_flight : {1, 2}) {
     Harness together(Small(in_flight));
@@ -479,7 +481,7 @@ TEST(EngineConstraintTest, BannedTextIsInNoAnswerAndChangesNoOther) {
   }
 }
 
-TEST(EngineConstraintTest, ABanThatContradictsTheConstraintEndsTheRequest) {
+TEST(EngineConstraintTest, BanThatContradictsTheConstraintEndsTheRequest) {
   Harness harness(Small(2));
   harness.compile = [](const ConstraintSpec&) {
     return MakeTableConstraint(kByteVocab, {Bytes("abc"), Bytes("abd")});
@@ -496,7 +498,7 @@ TEST(EngineConstraintTest, ABanThatContradictsTheConstraintEndsTheRequest) {
   EXPECT_THAT(harness.output("none left").tokens.at(0), ElementsAre('a'));
 }
 
-// An engine whose constraints are compiled beside it; builds wait at the gate.
+// An engine whose constraint compiler runs next to it. Builds wait at the gate.
 class EngineCompileTest : public ::testing::Test {
  protected:
   EngineCompileTest()
@@ -554,7 +556,7 @@ class EngineCompileTest : public ::testing::Test {
   std::unique_ptr<Engine> engine_;
 };
 
-TEST_F(EngineCompileTest, ARequestWaitsForItsConstraintAndOthersGoOn) {
+TEST_F(EngineCompileTest, RequestWaitsForItsConstraintWithoutBlockingOthers) {
   gate_.Set(true);
   auto stream = engine_->Accept(Constrained("a"));
   ASSERT_TRUE(stream.ok()) << stream.status();
@@ -567,7 +569,7 @@ TEST_F(EngineCompileTest, ARequestWaitsForItsConstraintAndOthersGoOn) {
   EXPECT_EQ(reading.order_errors, "");
   EXPECT_EQ(reading.choices.at(0).finish, FinishReason::kConstraintDone);
   EXPECT_THAT((std::vector<std::string>{"yes", "no"}), Contains(reading.choices.at(0).text));
-  // From the cache, and without a stream.
+  // The second request hits the cache and needs no stream.
   Request again = Constrained("again");
   again.output.stream = false;
   EXPECT_EQ(Run(again).choices.at(0).text, reading.choices.at(0).text);
@@ -575,7 +577,7 @@ TEST_F(EngineCompileTest, ARequestWaitsForItsConstraintAndOthersGoOn) {
   ExpectIdle();
 }
 
-TEST_F(EngineCompileTest, ARefusedConstraintEndsItsRequest) {
+TEST_F(EngineCompileTest, RejectedConstraintEndsItsRequest) {
   const Reading reading = Run(Constrained("a", "bad"));
   EXPECT_EQ(ReasonOf(reading.status), "BAD_CONSTRAINT");
   EXPECT_FALSE(reading.got_started);
@@ -600,7 +602,7 @@ TEST_F(EngineCompileTest, CancelAndDeadlineEndARequestWhileItCompiles) {
   ExpectIdle();
 }
 
-TEST_F(EngineCompileTest, WithoutACompilerItIsRefusedByName) {
+TEST_F(EngineCompileTest, RejectsConstraintsWithoutACompiler) {
   HarnessOptions options = MakeHarnessOptions(
       {.usable_pages = 20, .page_size = 16, .max_rows = 2, .max_context_tokens = 100});
   FakeRunner runner(options.runner);
@@ -610,8 +612,8 @@ TEST_F(EngineCompileTest, WithoutACompilerItIsRefusedByName) {
   EXPECT_EQ(ReasonOf((*engine)->Accept(Constrained("a")).status()), "FEATURE_UNSUPPORTED");
 }
 
-// Random vocabularies over two letters against a search in the whole text.
-TEST(BannedTextTest, ExcludesExactlyWhatWouldCompleteAString) {
+// Compares random vocabularies over two letters with a search in the whole text.
+TEST(BannedTextTest, ExcludesExactlyTokensThatCompleteAString) {
   std::mt19937_64 random(9);
   const auto word = [&](std::size_t max) {
     std::string text(1 + random() % max, 'a');
@@ -651,13 +653,13 @@ TEST(BannedTextTest, ExcludesExactlyWhatWouldCompleteAString) {
   EXPECT_GT(allowed, 10000);
 }
 
-// The pool alone: random choices that go on, are dropped and are looked at in any order.
-TEST(MaskPoolTest, MasksAreThoseOfTheMatcherWhateverTheOrder) {
+// Tests the pool alone: random choices advance, are dropped and are read in any order.
+TEST(MaskPoolTest, MasksEqualTheMatcherInAnyOrder) {
   const MachineClock clock;
   MaskPool pool(3, &clock, {});
   struct Pair {
     std::shared_ptr<ChoiceMask> choice;
-    std::unique_ptr<ConstraintMatcher> matcher;  // asked here, beside the pool
+    std::unique_ptr<ConstraintMatcher> matcher;  // queried directly, next to the pool
   };
   std::vector<Pair> pairs;
   std::mt19937_64 random(5);
@@ -700,10 +702,10 @@ TEST(MaskPoolTest, MasksAreThoseOfTheMatcherWhateverTheOrder) {
   EXPECT_GT(compared, 1000);
 }
 
-// One thread, which a gate holds while others queue up.
+// A pool with one thread, which a gate blocks while others queue up.
 class FairMasksTest : public ::testing::Test {
  protected:
-  // Its masks take `time` of the clock.
+  // Each mask takes `time` of the clock.
   void Start(absl::Duration time) {
     MatcherHooks hooks;
     hooks.before_mask = [this, time, name = static_cast<int>(choices_.size())](std::uint32_t) {
@@ -719,14 +721,14 @@ class FairMasksTest : public ::testing::Test {
         pool_.Start({.constraint = constraint, .end_tokens = {}, .banned = nullptr}));
   }
   void Advance(int name) { pool_.Advance(choices_[static_cast<std::size_t>(name)], 'a'); }
-  // The mask of this choice is begun, and held.
+  // Starts the mask of this choice and blocks it.
   void Hold(int name) {
     gate_.Set(true);
     const int before = begun_.load();
     Advance(name);
     ASSERT_TRUE(WaitUntil([&] { return begun_.load() > before; }));
   }
-  // In which order they were made since the last call.
+  // Returns the order of completion since the last call.
   std::vector<int> AwaitAll() {
     gate_.Set(false);
     std::vector<const ChoiceMask*> all;
@@ -749,7 +751,7 @@ class FairMasksTest : public ::testing::Test {
   MaskPool pool_{1, &clock_, {}, [this] { return clock_.Now() - absl::Time(); }};
 };
 
-TEST_F(FairMasksTest, ACheapMaskWaitsForTheOneThatIsBeingMade) {
+TEST_F(FairMasksTest, CheapMaskWaitsOnlyForTheCurrentOne) {
   for (int i = 0; i < 5; ++i) Start(kDear);
   Start(absl::ZeroDuration());
   EXPECT_THAT(AwaitAll(), ElementsAre(0, 1, 2, 3, 4, 5));
@@ -760,7 +762,7 @@ TEST_F(FairMasksTest, ACheapMaskWaitsForTheOneThatIsBeingMade) {
   }
 }
 
-TEST_F(FairMasksTest, WhatAChoiceHasNotAskedForIsNotKeptForIt) {
+TEST_F(FairMasksTest, UnusedTurnsDoNotAccumulate) {
   for (int i = 0; i < 3; ++i) Start(kDear);
   EXPECT_THAT(AwaitAll(), ElementsAre(0, 1, 2));
   for (int i = 0; i < 10; ++i) {
@@ -768,7 +770,7 @@ TEST_F(FairMasksTest, WhatAChoiceHasNotAskedForIsNotKeptForIt) {
     Advance(1);
     EXPECT_THAT(AwaitAll(), ElementsAre(0, 1));
   }
-  // 2 has used the time of one mask, the others that of eleven; yet it has one turn, as they have.
+  // Choice 2 used the time of one mask, the others that of eleven. Each has one turn nevertheless.
   Hold(0);
   Advance(2);
   Advance(1);

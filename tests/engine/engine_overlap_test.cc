@@ -1,4 +1,5 @@
-// Overlap scheduling (docs/scheduling.md, section 7): what a step in flight may and may not change.
+// Overlap scheduling (docs/scheduling.md, section 7): allowed and forbidden effects of a step in
+// flight.
 
 #include <algorithm>
 #include <random>
@@ -33,8 +34,8 @@ std::int64_t OverlapSteps(const Harness& harness) {
   return harness.core.Stats(harness.clock.Now()).overlap_steps;
 }
 
-// Prompt tokens computed, tokens computed again, and tokens sampled but for first ones are what
-// steps have computed; surplus rows among them.
+// Tokens computed by steps are prompt tokens, recomputed tokens and sampled tokens except first
+// ones. Surplus rows are included.
 void ExpectBalance(Harness& harness) {
   std::int64_t kept = 0, choices = 0;
   for (const auto& [id, output] : harness.outputs()) {
@@ -52,7 +53,7 @@ void ExpectBalance(Harness& harness) {
   EXPECT_EQ(harness.cache->stats().used_pages, 0);
 }
 
-// A bit of everything that can end a choice or be asked of a sample.
+// Requests with every kind of ending and of sampling option.
 std::vector<Request> MixedRequests(std::uint64_t seed, int count) {
   std::mt19937_64 random(seed);
   std::vector<Request> requests;
@@ -80,7 +81,7 @@ std::vector<Request> MixedRequests(std::uint64_t seed, int count) {
   return requests;
 }
 
-TEST(EngineOverlapTest, AnswersAreThoseOfOneStepAtATime) {
+TEST(EngineOverlapTest, AnswersEqualThoseWithoutOverlap) {
   std::int64_t surplus = 0;
   for (int round = 0; round < 12; ++round) {
     const std::vector<Request> requests = MixedRequests(static_cast<unsigned>(round), 40);
@@ -118,7 +119,7 @@ TEST(EngineOverlapTest, AnswersAreThoseOfOneStepAtATime) {
   EXPECT_GT(surplus, 100) << "no choice ended while a row of it was in flight";
 }
 
-TEST(EngineOverlapTest, KnownEndsHaveNoSurplusRow) {
+TEST(EngineOverlapTest, PredictableEndsHaveNoSurplusRow) {
   HarnessOptions options = Small(kOverlapped);
   options.runner.end_period = 0;
   Harness harness(options);
@@ -131,7 +132,7 @@ TEST(EngineOverlapTest, KnownEndsHaveNoSurplusRow) {
   EXPECT_EQ(MetricSum(harness.registry, "quire_discarded_tokens_total"), 0);
 }
 
-TEST(EngineOverlapTest, EndOfSequenceLeavesOneSurplusRow) {
+TEST(EngineOverlapTest, EndOfSequenceCausesOneSurplusRow) {
   HarnessOptions options = Small(kOverlapped);
   options.runner.end_period = 1;
   Harness harness(options);
@@ -148,7 +149,7 @@ TEST(EngineOverlapTest, EndOfSequenceLeavesOneSurplusRow) {
   ExpectBalance(harness);
 }
 
-TEST(EngineOverlapTest, PagesOfAnEndedChoiceWaitForItsSurplusRow) {
+TEST(EngineOverlapTest, PagesOfAnEndedChoiceStayUntilItsSurplusRow) {
   HarnessOptions options = Small(kOverlapped);
   options.runner.end_period = 1;
   Harness harness(options);
@@ -164,7 +165,7 @@ TEST(EngineOverlapTest, PagesOfAnEndedChoiceWaitForItsSurplusRow) {
   EXPECT_FALSE(harness.Step());
 }
 
-TEST(EngineOverlapTest, APenaltyMakesNoRowWaitForTheStepInFlight) {
+TEST(EngineOverlapTest, PenaltiesDoNotPreventOverlap) {
   std::map<std::string, Harness::Output> expected;
   for (const int in_flight : {1, kOverlapped}) {
     HarnessOptions options = Small(in_flight);
@@ -178,12 +179,13 @@ TEST(EngineOverlapTest, APenaltyMakesNoRowWaitForTheStepInFlight) {
     }
     harness.RunUntilIdle();
     ExpectBalance(harness);
-    // The prompts are one step, each further token is one, and all but the first are ahead.
+    // The prompts take one step and each further token takes one. All steps except the first are
+    // launched ahead.
     EXPECT_EQ(harness.runner.steps().size(), 30);
     EXPECT_EQ(OverlapSteps(harness), in_flight == 1 ? 0 : 29);
     if (in_flight == 1) {
       expected = harness.outputs();
-      EXPECT_NE(expected["r1"].tokens, expected["r0"].tokens) << "the penalty does nothing";
+      EXPECT_NE(expected["r1"].tokens, expected["r0"].tokens) << "the penalty has no effect";
       continue;
     }
     for (const auto& [id, output] : harness.outputs()) {
@@ -200,13 +202,13 @@ TEST(EngineOverlapTest, ForksWaitForTheStepInFlight) {
   forked.sampling.choice_count = 3;
   harness.Submit(forked);
   harness.RunUntilIdle();
-  EXPECT_EQ(OverlapSteps(harness), 8);  // all but the prompt's and the first after the fork
+  EXPECT_EQ(OverlapSteps(harness), 8);  // all except the prompt's step and the first after the fork
 }
 
-TEST(EngineOverlapTest, SurplusRowThatIsNotFinitePoisonsWhatItWroteOnly) {
+TEST(EngineOverlapTest, NonFiniteSurplusRowPoisonsOnlyItsPages) {
   HarnessOptions options = Small(kOverlapped);
   options.runner.end_period = 1;
-  options.runner.poison_token = kEosToken;  // computing the end gives NaN
+  options.runner.poison_token = kEosToken;  // computing the end token gives NaN
   Harness harness(options);
   const Request request = MakeRequest("a", MakePrompt(1, 40), 50);
   harness.Submit(request);
@@ -214,7 +216,7 @@ TEST(EngineOverlapTest, SurplusRowThatIsNotFinitePoisonsWhatItWroteOnly) {
   EXPECT_TRUE(harness.output("a").status.ok()) << harness.output("a").status;
   EXPECT_THAT(harness.output("a").tokens.at(0), ElementsAre(kEosToken));
   EXPECT_EQ(MetricSum(harness.registry, "quire_engine_non_finite_total"), 0);
-  EXPECT_TRUE(harness.cache->has_step_work()) << "the pages wait to be cleared";
+  EXPECT_TRUE(harness.cache->has_step_work()) << "the pages are queued for clearing";
   const auto evicted = [&](absl::string_view cause) {
     return MetricValue(harness.registry, absl::StrCat("quire_kv_cache_evicted_pages_total{cause=\"",
                                                       cause, "\",model_name=\"m\"}"));
@@ -225,11 +227,12 @@ TEST(EngineOverlapTest, SurplusRowThatIsNotFinitePoisonsWhatItWroteOnly) {
   again.id = "again";
   harness.Submit(again);
   harness.RunUntilIdle();
-  EXPECT_EQ(harness.output("again").cached_tokens, 32) << "full pages stay, the end does not";
+  EXPECT_EQ(harness.output("again").cached_tokens, 32)
+      << "full pages stay, the partial page is removed";
   EXPECT_EQ(harness.output("again").tokens, harness.output("a").tokens);
 }
 
-TEST(EngineOverlapTest, CancelledPromptThatIsNotFiniteLeavesNoPoisonedPage) {
+TEST(EngineOverlapTest, CancelledNonFinitePromptLeavesNoPoisonedPage) {
   HarnessOptions options = Small(kOverlapped);
   options.engine.prefill_chunk_tokens = 16;
   Harness harness(options);
@@ -240,7 +243,7 @@ TEST(EngineOverlapTest, CancelledPromptThatIsNotFiniteLeavesNoPoisonedPage) {
   const auto live = harness.Submit(MakeRequest("sick", sick, 10));
   harness.Step();
   harness.Step();
-  // The page of the poisoned token is published, and the step in flight will show it.
+  // The page of the poisoned token is published, and the step in flight will reveal it.
   harness.Cancel(live, CancelSource::kApi);
   harness.RunUntilIdle();
   EXPECT_EQ(ReasonOf(harness.output("sick").status), "CANCELLED_BY_CALLER");
@@ -250,7 +253,7 @@ TEST(EngineOverlapTest, CancelledPromptThatIsNotFiniteLeavesNoPoisonedPage) {
   EXPECT_LE(harness.output("as sick").cached_tokens, 40);
 }
 
-// The pages of a cancelled request are found to be poisoned when another has been launched whose
+// Pages of a cancelled request turn out to be poisoned after another request was launched whose
 // choices need copies of a page.
 TEST(EngineOverlapTest, SafeForkWaitsForPagesThatAreBeingCleared) {
   for (const bool skips : {false, true}) {
@@ -280,7 +283,7 @@ TEST(EngineOverlapTest, SafeForkWaitsForPagesThatAreBeingCleared) {
   }
 }
 
-// Harness::Step proves the reservations after each step.
+// Harness::Step checks the reservations after each step.
 TEST(EngineOverlapTest, SafeModeNeverPreempts) {
   std::mt19937_64 random(11);
   for (int round = 0; round < 40; ++round) {
@@ -307,7 +310,7 @@ TEST(EngineOverlapTest, SafeModeNeverPreempts) {
   }
 }
 
-TEST(EngineOverlapTest, NonFiniteRowsEndTheirRequestAndNoOther) {
+TEST(EngineOverlapTest, NonFiniteRowsEndOnlyTheirRequest) {
   for (int round = 0; round < 4; ++round) {
     Harness harness(Small(kOverlapped));
     std::vector<Request> requests = MixedRequests(static_cast<unsigned>(round), 20);
@@ -348,12 +351,12 @@ TEST(EngineOverlapTest, CancelsWithRowsInFlightKeepTheBalance) {
   }
 }
 
-// (steps in flight, whether the launch fails or the collecting)
+// Parameters: steps in flight, and whether the launch or the collection fails.
 class FailedStepTest : public ::testing::TestWithParam<std::tuple<int, bool>> {};
 INSTANTIATE_TEST_SUITE_P(Steps, FailedStepTest,
                          ::testing::Combine(::testing::Values(1, kOverlapped), ::testing::Bool()));
 
-TEST_P(FailedStepTest, EndsItsRequestsAndNoOther) {
+TEST_P(FailedStepTest, EndsOnlyItsRequests) {
   const auto [in_flight, at_launch] = GetParam();
   for (int at = 1; at < 30; ++at) {
     SCOPED_TRACE(at);
@@ -436,7 +439,7 @@ TEST_P(FailedStepTest, LostDeviceStopsTheCoreWithEverythingAccountedFor) {
   EXPECT_EQ(MetricSum(harness.registry, "quire_requests_rejected_total"), 1);
 }
 
-TEST(EngineOverlapTest, RowsSayWhichTokensAreOfThePrompt) {
+TEST(EngineOverlapTest, RowsDistinguishPromptTokens) {
   for (const int in_flight : {1, kOverlapped}) {
     HarnessOptions options = Small(in_flight, /*usable_pages=*/22);
     options.engine.admission = AdmissionMode::kOvercommit;

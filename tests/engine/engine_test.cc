@@ -24,7 +24,7 @@ using ::testing::ContainsRegex;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// An engine over the fake runner; the runner can be held between two steps.
+// An engine on the fake runner, which can be blocked between two steps.
 class EngineTest : public ::testing::TestWithParam<int> {
  protected:
   void Start(const std::function<void(EngineOptions&, FakeRunnerOptions&)>& change = {}) {
@@ -134,7 +134,7 @@ TEST_P(EngineTest, StopStringsCutAcrossTokensLikeNaiveSearch) {
     const Reading free_run = Run(request);
     ASSERT_TRUE(free_run.status.ok()) << free_run.status;
     const std::string text = free_run.choices.at(0).text;
-    // A stop string that occurs, at character borders.
+    // Uses a stop string that occurs, at character boundaries.
     std::size_t begin = random() % text.size();
     while ((static_cast<unsigned char>(text[begin]) & 0xC0) == 0x80) --begin;
     std::size_t end = std::min(text.size(), begin + 1 + random() % 6);
@@ -159,7 +159,7 @@ TEST_P(EngineTest, StopStringsCutAcrossTokensLikeNaiveSearch) {
   }
   EXPECT_EQ(stopped, 60);
   ExpectIdle();
-  // generation = what clients were told; the rest is accounted for as discarded.
+  // `generation` counts tokens sent to clients. The others are counted as discarded.
   EXPECT_EQ(
       MetricSum(registry_, "quire_engine_step_tokens_sum"),
       MetricValue(registry_, "quire_prompt_tokens_total{model_name=\"m\",source=\"compute\"}") +
@@ -203,8 +203,8 @@ TEST_P(EngineTest, EchoAndPromptLogprobsComeFirst) {
   EXPECT_EQ(reading.prompt_bytes, "ello <eos>");
 }
 
-// The lower a priority, the more urgent.
-TEST_P(EngineTest, ATenantMayBeBoundInTheUrgencyThatItsCallersAskFor) {
+// A lower priority value is more urgent.
+TEST_P(EngineTest, TenantPriorityLimitApplies) {
   Start([](EngineOptions& options, FakeRunnerOptions&) {
     options.tenants.defaults.most_urgent_priority = -10;
     options.tenants.entries["trusted"] = {};
@@ -225,7 +225,7 @@ TEST_P(EngineTest, ATenantMayBeBoundInTheUrgencyThatItsCallersAskFor) {
   EXPECT_TRUE(Run(urgent).status.ok());
 }
 
-TEST_P(EngineTest, RefusesAtTheDoor) {
+TEST_P(EngineTest, RejectsAtAdmission) {
   Start([](EngineOptions& options, FakeRunnerOptions&) {
     options.max_queued_requests = 3;
     options.max_running_sequences = 2;
@@ -274,7 +274,7 @@ TEST_P(EngineTest, RefusesAtTheDoor) {
                 MetricSum(registry_, "quire_requests_rejected_total"));
 }
 
-TEST_P(EngineTest, CancelAbortAndListSeeLiveRequests) {
+TEST_P(EngineTest, CancelAbortAndListCoverLiveRequests) {
   Start();
   Gate(true);
   std::map<std::string, std::shared_ptr<TokenStream>> streams;
@@ -307,8 +307,8 @@ TEST_P(EngineTest, CancelAbortAndListSeeLiveRequests) {
   ExpectIdle();
 }
 
-// Two requests with a page in common, one alone, and what a finished one left in the cache.
-TEST_P(EngineTest, TheSnapshotOfThePagesNamesWhoUsesThem) {
+// There are two requests with a shared page, one alone, and cached pages of a finished one.
+TEST_P(EngineTest, PageSnapshotNamesTheOwners) {
   Start([](EngineOptions& options, FakeRunnerOptions&) { options.stream_queue_tokens = 16; });
   EXPECT_TRUE(ReadAll(**engine_->Accept(MakeRequest("done", MakePrompt(7, 40), 4))).status.ok());
   const std::int32_t cached = static_cast<std::int32_t>(engine_->GetStats().cache.cached_pages);
@@ -318,7 +318,8 @@ TEST_P(EngineTest, TheSnapshotOfThePagesNamesWhoUsesThem) {
     Request request = MakeRequest(id, MakePrompt(*id == 'c' ? 3 : 1, *id == 'b' ? 47 : 40), 500);
     request.stopping.ignore_eos = true;
     streams.push_back(*engine_->Accept(std::move(request)));
-    // b begins as a does and leaves it. No client reads, so each stops and keeps its pages.
+    // b shares a prefix with a and then differs. No client reads, so each stalls and keeps its
+    // pages.
     const auto last = [this] { return engine_->ListRequests().back().state; };
     while (last() != RequestState::kStalled) std::this_thread::yield();
   }
@@ -336,13 +337,13 @@ TEST_P(EngineTest, TheSnapshotOfThePagesNamesWhoUsesThem) {
   const absl::StatusOr<IntegrityReport> report = engine_->InspectIntegrity();
   ASSERT_TRUE(report.ok());
   EXPECT_TRUE(report->failures.empty());
-  EXPECT_EQ(report->num_checks, 4 + 3);  // one for each stream
+  EXPECT_EQ(report->num_checks, 4 + 3);  // one per stream
   for (const char* id : {"a", "b", "c"}) engine_->Cancel({"default", "p"}, id, CancelSource::kApi);
   for (const auto& stream : streams) ReadAll(*stream);
   ExpectIdle();
 }
 
-TEST_P(EngineTest, PagesOfTheLastRequestLeaveTheGaugeWhenItIsCancelled) {
+TEST_P(EngineTest, CancellingTheLastRequestResetsThePageGauge) {
   Start();
   Gate(true);
   Request request = MakeRequest("a", MakePrompt(1, 40), 500);
@@ -358,7 +359,7 @@ TEST_P(EngineTest, PagesOfTheLastRequestLeaveTheGaugeWhenItIsCancelled) {
               ContainsRegex("quire_kv_cache_pages\\{[^}]*state=\"used\"[^}]*\\} 0"));
 }
 
-TEST_P(EngineTest, DrainRefusesNewRequestsAndFinishesLiveOnes) {
+TEST_P(EngineTest, DrainRejectsNewRequestsAndFinishesLiveOnes) {
   Start();
   Gate(true);
   const auto stream = *engine_->Accept(MakeRequest("a", {1, 2, 3}, 20));
@@ -396,7 +397,7 @@ TEST_P(EngineTest, ShutdownEndsEveryStream) {
   }
 }
 
-TEST_P(EngineTest, FlushForgetsPrefixesWhenIdle) {
+TEST_P(EngineTest, FlushEvictsPrefixesWhenIdle) {
   Start();
   EXPECT_EQ(Run(MakeRequest("a", MakePrompt(1, 100), 1)).choices.at(0).usage.cached_tokens, 0);
   EXPECT_GE(Run(MakeRequest("b", MakePrompt(1, 100), 1)).choices.at(0).usage.cached_tokens, 96);
@@ -426,7 +427,7 @@ TEST_P(EngineTest, SaltAndTenantSeparatePrefixes) {
   EXPECT_GE(cached("t1", "s"), 96);
 }
 
-TEST_P(EngineTest, SlowReaderStopsAndGoesOnWithoutPolling) {
+TEST_P(EngineTest, SlowReaderPausesAndResumesWithoutPolling) {
   Start([](EngineOptions& options, FakeRunnerOptions&) { options.stream_queue_tokens = 16; });
   Request request = MakeRequest("slow", {1, 2, 3}, 200);
   request.stopping.ignore_eos = true;
@@ -440,7 +441,7 @@ TEST_P(EngineTest, SlowReaderStopsAndGoesOnWithoutPolling) {
   ExpectIdle();
 }
 
-// Rules 1, 3 and 4 of docs/metrics.md, for a pool of 200 pages.
+// Checks rules 1, 3 and 4 of docs/metrics.md for a pool of 200 pages.
 void ExpectConservation(const std::string& scrape) {
   const auto value = [&](const char* family, const char* label = "") {
     return SumOfFamily(scrape, absl::StrCat("quire_", family), label);
@@ -457,7 +458,7 @@ void ExpectConservation(const std::string& scrape) {
   ASSERT_LE(hits, value("prefix_cache_queries_tokens_total"));
 }
 
-TEST_P(EngineTest, ScrapeKeepsTheConservationRules) {
+TEST_P(EngineTest, ScrapesObeyTheConservationRules) {
   Start([](EngineOptions& options, FakeRunnerOptions&) {
     options.admission = AdmissionMode::kOvercommit;
   });
@@ -497,7 +498,7 @@ TEST_P(EngineTest, ScrapeKeepsTheConservationRules) {
   EXPECT_EQ(SumOfFamily(*text, "quire_kv_cache_pages", "state=\"used\""), 0);
 }
 
-// What happens to an engine that cannot go on, in order.
+// Records the failure handling of an engine, in order.
 struct Failure {
   std::string order;
   absl::Status status;
@@ -533,10 +534,10 @@ class EngineFailureTest : public EngineTest {
     }
   }
 
-  // A request that the engine thread has not taken yet when it fails counts as rejected.
+  // A request that the engine thread has not taken when it fails counts as rejected.
   bool HasAcceptedAll() { return MetricSum(registry_, "quire_requests_accepted_total") == 4; }
 
-  // Every stream has tokens, then an end that says when to come back.
+  // Every stream has tokens, then an end with a retry delay.
   void ExpectAnswered() {
     {
       MutexLock lock(&failure_mutex_);
@@ -600,18 +601,19 @@ TEST_P(EngineFailureTest, DeviceLostAtCollect) {
   });
   Gate(false);
   ExpectAnswered();
-  EXPECT_EQ(losses, 1) << "a lost device is not asked again";
+  EXPECT_EQ(losses, 1) << "a lost device is not used again";
   MutexLock lock(&failure_mutex_);
   EXPECT_EQ(failure_.status, LostDevice());
   EXPECT_TRUE(engine_->CheckIntegrity().ok());
   EXPECT_EQ(engine_->GetStats().cache.used_pages, 0);
 }
 
-TEST_P(EngineFailureTest, EngineThreadDies) {
+TEST_P(EngineFailureTest, EngineThreadThrows) {
   StartFailing();
   int collects = 0;
   runner_->SetCollectHook([&]() -> absl::Status {
-    if (++collects >= 20 && HasAcceptedAll()) std::string().at(0);  // as a library might throw
+    // Simulates an exception of a library.
+    if (++collects >= 20 && HasAcceptedAll()) std::string().at(0);
     return absl::OkStatus();
   });
   Gate(false);
@@ -623,7 +625,7 @@ TEST_P(EngineFailureTest, EngineThreadDies) {
   EXPECT_EQ(ReasonOf(engine_->FlushCache(absl::ZeroDuration()).status()), "DEVICE_ERROR");
 }
 
-TEST(EngineCreateTest, RefusesOptionsThatCannotMakeProgress) {
+TEST(EngineCreateTest, RejectsOptionsThatCannotMakeProgress) {
   const PoolOptions pool;
   const auto tokenizer = MakeByteTokenizer();
   FakeRunner runner(MakeHarnessOptions(pool).runner);

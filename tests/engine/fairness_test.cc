@@ -1,4 +1,4 @@
-// Between tenants the queue is fair whatever priorities their callers ask for; a priority orders
+// The queue is fair between tenants, whatever priorities their callers request. A priority orders
 // the requests of its own tenant.
 
 #include <map>
@@ -43,7 +43,7 @@ class FairnessTest : public ::testing::TestWithParam<int> {
     request.stopping.ignore_eos = true;
     harness_.Submit(std::move(request));
   }
-  // Takes a step, and adds the ids of the requests that it started to `starts_`.
+  // Runs a step, and adds the ids of the requests that it started to `starts_`.
   void Step() {
     ASSERT_TRUE(harness_.Step());
     for (const ScheduledRequest* live : harness_.core.last_plan().started) {
@@ -56,8 +56,8 @@ class FairnessTest : public ::testing::TestWithParam<int> {
 };
 INSTANTIATE_TEST_SUITE_P(StepsInFlight, FairnessTest, ::testing::Values(1, 2));
 
-// Twelve callers of one tenant who always have a request of the highest urgency waiting.
-TEST_P(FairnessTest, AnUrgentTenantDoesNotKeepAnotherOneWaiting) {
+// Twelve callers of one tenant always have a request of the highest priority waiting.
+TEST_P(FairnessTest, UrgentTenantDoesNotStarveAnother) {
   int next = 0;
   const auto fill = [&] {
     while (harness_.core.scheduler().waiting() < 12) Submit("urgent", next++, -100);
@@ -65,7 +65,7 @@ TEST_P(FairnessTest, AnUrgentTenantDoesNotKeepAnotherOneWaiting) {
   fill();
   Step();
   Submit("other", 0, 100);
-  // The rows are taken; the first that is free is the other tenant's.
+  // All rows are taken. The first free row goes to the other tenant.
   for (int steps = 0; !harness_.output("other0").started; ++steps) {
     ASSERT_LT(steps, 12) << starts_.size() << " requests of the urgent tenant were started";
     fill();
@@ -73,7 +73,7 @@ TEST_P(FairnessTest, AnUrgentTenantDoesNotKeepAnotherOneWaiting) {
   }
 }
 
-TEST_P(FairnessTest, TenantsThatWaitShareTheRows) {
+TEST_P(FairnessTest, WaitingTenantsShareTheRows) {
   for (int i = 0; i < 40; ++i) Submit("urgent", i, -100);
   Step();
   for (int i = 0; i < 20; ++i) Submit("other", i, 0);
@@ -99,11 +99,11 @@ TEST_P(FairnessTest, TenantsThatWaitShareTheRows) {
   for (int i = 0; i < 20; ++i) of_other += harness_.output(absl::StrCat("other", i)).started;
   int of_urgent = 0;
   for (int i = 0; i < 40; ++i) of_urgent += harness_.output(absl::StrCat("urgent", i)).started;
-  // The urgent one had all four rows before the other one came.
+  // The urgent tenant had all four rows before the other one arrived.
   EXPECT_NEAR(of_urgent - static_cast<int>(kRows), of_other, 4);
 }
 
-TEST_P(FairnessTest, APriorityOrdersTheRequestsOfItsTenant) {
+TEST_P(FairnessTest, PriorityOrdersTheRequestsOfItsTenant) {
   Submit("a", 0, 5);
   Submit("a", 1, -5);
   Submit("b", 0, 0);
@@ -112,8 +112,8 @@ TEST_P(FairnessTest, APriorityOrdersTheRequestsOfItsTenant) {
   EXPECT_THAT(starts_, ElementsAre("a1", "b1", "a0", "b0"));
 }
 
-// Prompts that are being computed share the steps in the same way.
-TEST_P(FairnessTest, AnUrgentPromptLeavesRoomForThatOfAnotherTenant) {
+// Prompts in progress share the steps in the same way.
+TEST_P(FairnessTest, UrgentPromptLeavesTokensForAnotherTenant) {
   for (int i = 0; i < 3; ++i) Submit("urgent", i, -100, 4000, 1);
   Step();
   Submit("other", 0, 0, 2000, 1);

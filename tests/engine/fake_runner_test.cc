@@ -1,5 +1,5 @@
-// What the fake runner must refuse from an engine with overlap scheduling; else its silence means
-// nothing.
+// Errors that the fake runner must detect in an engine with overlap scheduling. Otherwise tests
+// that pass on it would prove nothing.
 
 #include "tests/engine/fake_runner.h"
 
@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::uint32_t kP = 16;
 
-// Two rows of a tiny cache: row 0 computes 20 tokens and samples the next one, in flight.
+// Two rows of a tiny cache. Row 0 computes 20 tokens and samples the next one, which is in flight.
 class FakeRunnerDeathTest : public ::testing::Test {
  protected:
   FakeRunnerDeathTest() {
@@ -43,47 +43,47 @@ class FakeRunnerDeathTest : public ::testing::Test {
   runtime::StepBatch first_, second_;
 };
 
-TEST_F(FakeRunnerDeathTest, TakesTheTokenOfTheStepBefore) {
+TEST_F(FakeRunnerDeathTest, AcceptsTheTokenOfThePreviousStep) {
   RunSecond(BatchRow{0}, 20, {-1});
   EXPECT_TRUE(runner_.Collect().ok());
   EXPECT_TRUE(runner_.Collect().ok());
 }
 
-TEST_F(FakeRunnerDeathTest, RefusesASampleThatIsNotThere) {
+TEST_F(FakeRunnerDeathTest, RejectsAMissingSample) {
   EXPECT_DEATH(RunSecond(BatchRow{0}, 20, {-2}), "index < before.samples.size");
 }
 
-TEST_F(FakeRunnerDeathTest, RefusesTheTokenOfAnotherPlace) {
+TEST_F(FakeRunnerDeathTest, RejectsATokenOfAnotherPosition) {
   EXPECT_DEATH(RunSecond(BatchRow{0}, 20, {4, -1}), "sample.row.position == row.cache_length");
 }
 
-TEST_F(FakeRunnerDeathTest, RefusesTheTokenOfAnotherRow) {
+TEST_F(FakeRunnerDeathTest, RejectsATokenOfAnotherRow) {
   EXPECT_TRUE(cache_->Reserve(BatchRow{1}, 2 * kP).ok());
   EXPECT_DEATH(RunSecond(BatchRow{1}, 20, {-1}), "sampled_for->batch_row == row.batch_row");
 }
 
-TEST_F(FakeRunnerDeathTest, RefusesATokenThatNothingSamples) {
+TEST_F(FakeRunnerDeathTest, RejectsATokenThatWasNotSampled) {
   EXPECT_TRUE(runner_.Collect().ok());
   EXPECT_DEATH(RunSecond(BatchRow{0}, 20, {-1}), "in_flight_.empty");
 }
 
-TEST_F(FakeRunnerDeathTest, RefusesAPageThatChangesHandsInFlight) {
-  cache_->CompleteStep();  // a lie: the step is still in flight
+TEST_F(FakeRunnerDeathTest, RejectsAPageWithANewOwnerInFlight) {
+  cache_->CompleteStep();  // not true: the step is still in flight
   cache_->Free(BatchRow{0});
   EXPECT_TRUE(cache_->Reserve(BatchRow{1}, 2 * kP).ok());
   EXPECT_DEATH(RunSecond(BatchRow{1}, 0, {5, 6}), "writes");
 }
 
-TEST_F(FakeRunnerDeathTest, RefusesAPageThatGoesOnAtTheWrongPlace) {
+TEST_F(FakeRunnerDeathTest, RejectsAPageContinuedAtTheWrongPosition) {
   EXPECT_DEATH(RunSecond(BatchRow{0}, 19, {5}), "continues");
 }
 
-TEST_F(FakeRunnerDeathTest, RefusesABatchThatChangesInFlight) {
+TEST_F(FakeRunnerDeathTest, RejectsABatchThatChangesInFlight) {
   first_.token_ids[3] = 6;
   EXPECT_DEATH(runner_.Collect().IgnoreError(), "batch.token_ids == launch.tokens");
 }
 
-TEST_F(FakeRunnerDeathTest, RefusesASampleThatChangesInFlight) {
+TEST_F(FakeRunnerDeathTest, RejectsASampleThatChangesInFlight) {
   first_.samples[0].row.position = 3;
   EXPECT_DEATH(runner_.Collect().IgnoreError(), "FingerprintOf");
 }

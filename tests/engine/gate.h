@@ -5,7 +5,7 @@
 
 namespace quire::engine {
 
-// Holds a thread that passes until it is opened. Open at first.
+// Blocks threads that pass while it is closed. It is open at first.
 class Gate {
  public:
   void Set(bool closed) {
@@ -19,7 +19,7 @@ class Gate {
     changed_.NotifyAll();
     while (closed_) changed_.Wait(&mutex_);
   }
-  // Waits until a thread has come to the gate.
+  // Waits until a thread has arrived at the gate.
   void AwaitArrival() {
     MutexLock lock(&mutex_);
     while (arrivals_ == 0) changed_.Wait(&mutex_);

@@ -1,7 +1,7 @@
 #pragma once
 
-// What the engine's tests share: a byte-level tokenizer, a pool, requests, and an EngineCore that a
-// test drives step by step.
+// Shared helpers of the engine tests: a byte-level tokenizer, a pool, requests, and an EngineCore
+// that a test drives step by step.
 
 #include <cstdint>
 #include <functional>
@@ -38,17 +38,17 @@ struct PoolOptions {
 };
 std::unique_ptr<cache::CacheManager> MakeCache(const PoolOptions& options);
 
-// Options for a pool, with the byte tokenizer's vocabulary and no prompt cap.
+// Returns options for a pool, with the byte tokenizer's vocabulary and no prompt limit.
 EngineOptions MakeOptions(const PoolOptions& pool);
 
 Request MakeRequest(std::string id, std::vector<std::int32_t> prompt, std::int32_t max_tokens);
-// `length` tokens of the alphabet below 256, a function of `seed`.
+// Returns `length` tokens below 256. They are a function of `seed`.
 std::vector<std::int32_t> MakePrompt(std::uint64_t seed, std::size_t length);
 
-// The value of a series in the exposition, such as `quire_requests_waiting{model_name="m"}`; 0 if
-// absent.
+// Returns the value of a series in the exposition, such as
+// `quire_requests_waiting{model_name="m"}`, or 0 if it is absent.
 double MetricValue(const probe::Registry& registry, const std::string& series);
-// The sum over all series of a family.
+// Returns the sum over all series of a family.
 double MetricSum(const probe::Registry& registry, const std::string& family);
 
 struct HarnessOptions {
@@ -58,7 +58,7 @@ struct HarnessOptions {
 };
 HarnessOptions MakeHarnessOptions(const PoolOptions& pool, int max_steps_in_flight = 1);
 
-// Requests are prepared on the spot, and items are kept, not written to streams.
+// Prepares requests synchronously and records items instead of writing them to streams.
 class Harness {
  public:
   struct Output {
@@ -77,19 +77,19 @@ class Harness {
   explicit Harness(const HarnessOptions& options);
 
   std::shared_ptr<AcceptedRequest> Submit(Request request);
-  // Only the arrival: the request stays in PREPARING.
+  // Processes the arrival only. The request stays in PREPARING.
   std::shared_ptr<AcceptedRequest> Arrive(Request request);
   void Prepare(const std::shared_ptr<AcceptedRequest>& live);
   void Cancel(const std::shared_ptr<AcceptedRequest>& live, CancelSource source);
-  // Expires, then runs one step, and checks the integrity of everything.
+  // Expires deadlines, runs one step and checks the integrity of everything.
   bool Step();
   void RunUntilIdle();
-  // Collects what is in flight.
+  // Collects the steps in flight.
   void Settle();
   const Output& output(const std::string& id) { return outputs_[id]; }
   const std::map<std::string, Output>& outputs() const { return outputs_; }
 
-  // What the constraint of a request is compiled to, on the spot.
+  // The compiled constraint of a request, which is built synchronously.
   std::function<std::shared_ptr<const CompiledConstraint>(const ConstraintSpec&)> compile;
 
   std::unique_ptr<cache::CacheManager> cache;

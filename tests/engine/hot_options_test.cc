@@ -25,7 +25,7 @@ Request Endless(std::string id, unsigned seed, std::size_t prompt, std::int32_t 
   return request;
 }
 
-// Between two steps, on one thread: Harness::options are those of the core.
+// Changes options between two steps on one thread. Harness::options are those of the core.
 class HotStepTest : public ::testing::TestWithParam<int> {
  protected:
   HotStepTest() : harness_(MakeHarnessOptions({.usable_pages = 400, .max_rows = 16}, GetParam())) {}
@@ -37,9 +37,9 @@ class HotStepTest : public ::testing::TestWithParam<int> {
 
 INSTANTIATE_TEST_SUITE_P(StepsInFlight, HotStepTest, ::testing::Values(1, 2));
 
-TEST_P(HotStepTest, FewerRunningSequencesTakeEffectAsTheyEnd) {
+TEST_P(HotStepTest, LoweredSequenceLimitTakesEffectAsSequencesEnd) {
   for (unsigned i = 0; i < 24; ++i) {
-    // Ends are spread over time, so that the running ones thin out.
+    // The ends are spread over time, so that the number of running requests decreases gradually.
     harness_.Submit(Endless(absl::StrCat("r", i), i, 20, 20 + 10 * static_cast<int>(i % 8)));
   }
   for (int i = 0; i < 4; ++i) harness_.Step();
@@ -66,8 +66,8 @@ TEST_P(HotStepTest, FewerRunningSequencesTakeEffectAsTheyEnd) {
   }
 }
 
-// Accepted under the old limit, so it runs, alone.
-TEST_P(HotStepTest, MoreChoicesThanTheNewLimitStillRun) {
+// The request was accepted under the old limit, so it runs, alone.
+TEST_P(HotStepTest, RequestAboveTheNewChoiceLimitStillRuns) {
   harness_.Submit(Endless("a", 1, 20, 30));
   harness_.Step();
   Request request = Endless("four", 2, 20, 30);
@@ -80,9 +80,9 @@ TEST_P(HotStepTest, MoreChoicesThanTheNewLimitStillRun) {
   EXPECT_EQ(harness_.output("four").tokens.at(3).size(), 30);
 }
 
-// It waits for the rows of all that run, not for those that come: a request behind it lets it
-// pass, and follows as soon as there is room.
-TEST_P(HotStepTest, MoreChoicesThanTheNewLimitWaitForWhoRunsAndNobodyStarves) {
+// The request waits for all running rows but not for new ones. A request after it lets it pass and
+// follows once there is room.
+TEST_P(HotStepTest, RequestAboveTheNewChoiceLimitWaitsWithoutStarvation) {
   for (unsigned i = 0; i < 2; ++i) {
     harness_.Submit(Endless(absl::StrCat("before", i), i, 20, 30 + 20 * static_cast<int>(i)));
   }
@@ -91,17 +91,17 @@ TEST_P(HotStepTest, MoreChoicesThanTheNewLimitWaitForWhoRunsAndNobodyStarves) {
   harness_.options.max_running_sequences = 2;
   harness_.Step();
   harness_.Submit(std::move(request));
-  // New requests come all the time.
+  // New requests arrive all the time.
   int steps = 0;
   unsigned submitted = 0;
   while (!harness_.output("four").ended) {
-    ASSERT_LT(++steps, 200) << "it starves";
+    ASSERT_LT(++steps, 200) << "the request starves";
     harness_.Submit(Endless(absl::StrCat("behind", submitted), 10 + submitted, 20, 5));
     ++submitted;
     ASSERT_TRUE(harness_.Step());
     EXPECT_LE(Running(), 4);
     if (!harness_.output("four").started) {
-      EXPECT_FALSE(harness_.output("behind0").started) << "one that came later passed it";
+      EXPECT_FALSE(harness_.output("behind0").started) << "a later request passed it";
     }
   }
   EXPECT_TRUE(harness_.output("four").status.ok()) << harness_.output("four").status;
@@ -113,7 +113,7 @@ TEST_P(HotStepTest, MoreChoicesThanTheNewLimitWaitForWhoRunsAndNobodyStarves) {
   }
 }
 
-TEST_P(HotStepTest, StepAndChunkSizesHoldFromTheNextPlanOn) {
+TEST_P(HotStepTest, StepAndChunkSizesApplyFromTheNextPlan) {
   harness_.options.max_step_prompt_tokens = 1024;
   harness_.Submit(Endless("decoding", 1, 16, 60));
   for (int i = 0; i < 3; ++i) harness_.Step();
@@ -146,7 +146,7 @@ TEST_P(HotStepTest, StepAndChunkSizesHoldFromTheNextPlanOn) {
   harness_.RunUntilIdle();
 }
 
-// An engine with its threads over the fake runner, which can be held between two steps.
+// An engine with its threads on the fake runner, which can be blocked between two steps.
 class HotOptionsTest : public ::testing::TestWithParam<int> {
  protected:
   void Start(const std::function<void(EngineOptions&)>& change = {}) {
@@ -210,7 +210,7 @@ class HotOptionsTest : public ::testing::TestWithParam<int> {
 
 INSTANTIATE_TEST_SUITE_P(StepsInFlight, HotOptionsTest, ::testing::Values(1, 2));
 
-TEST_P(HotOptionsTest, WhatCannotBeIsRefusedByName) {
+TEST_P(HotOptionsTest, RejectsInvalidOptionsByName) {
   Start();
   EXPECT_THAT(
       RefusalOf([](HotOptions& o) { o.max_running_sequences = 17; }),
@@ -227,7 +227,7 @@ TEST_P(HotOptionsTest, WhatCannotBeIsRefusedByName) {
   EXPECT_EQ(RefusalOf([](HotOptions& o) { o.max_running_sequences = 1; }), "");
 }
 
-TEST_P(HotOptionsTest, LimitsOfRequestsHoldAtTheDoor) {
+TEST_P(HotOptionsTest, RequestLimitsApplyAtAdmission) {
   Start();
   Request request = MakeRequest("a", MakePrompt(1, 20), 10);
   request.sampling.choice_count = 3;
@@ -248,7 +248,7 @@ TEST_P(HotOptionsTest, LimitsOfRequestsHoldAtTheDoor) {
   EXPECT_TRUE(Run(request).status.ok());
 }
 
-TEST_P(HotOptionsTest, QueuesGrowAboveTheirSizeAtStartAndShrinkWithoutEndingAnybody) {
+TEST_P(HotOptionsTest, QueuesGrowAndShrinkWithoutEndingRequests) {
   Start([](EngineOptions& o) { o.max_queued_requests = 4; });
   Gate(true);
   std::vector<std::shared_ptr<TokenStream>> streams;
@@ -281,7 +281,7 @@ TEST_P(HotOptionsTest, QueuesGrowAboveTheirSizeAtStartAndShrinkWithoutEndingAnyb
   EXPECT_TRUE(Run(Endless("tokens", 7, 8, 4)).status.ok());
 }
 
-TEST_P(HotOptionsTest, TimesHoldForRequestsFromThenOn) {
+TEST_P(HotOptionsTest, TimeoutsApplyToLaterRequests) {
   Start();
   Gate(true);
   auto old = engine_->Accept(Endless("old", 1, 20, 50));
@@ -304,9 +304,9 @@ TEST_P(HotOptionsTest, TimesHoldForRequestsFromThenOn) {
   EXPECT_EQ(ReasonOf(Run(Endless("short", 3, 20, 900)).status), "TIMEOUT");
 }
 
-TEST_P(HotOptionsTest, PartialPagesAreReusedOrNot) {
+TEST_P(HotOptionsTest, PartialPageReuseCanBeSwitched) {
   Start();
-  const std::vector<std::int32_t> shared = MakePrompt(1, 28);  // a page and most of another
+  const std::vector<std::int32_t> shared = MakePrompt(1, 28);  // one page and most of another
   const auto cached = [&](unsigned tail) {
     std::vector<std::int32_t> prompt = shared;
     for (const std::int32_t token : MakePrompt(tail, 8)) prompt.push_back(token);
@@ -320,8 +320,9 @@ TEST_P(HotOptionsTest, PartialPagesAreReusedOrNot) {
   EXPECT_GT(cached(4), 16);
 }
 
-// Many clients, and options that change all the time: answers have the tokens that they have alone.
-TEST_P(HotOptionsTest, AStormOfChangesDropsAndChangesNothing) {
+// Many clients run while options change all the time. Answers equal the tokens of each request
+// alone.
+TEST_P(HotOptionsTest, FrequentChangesDropAndChangeNothing) {
   Start();
   const auto request = [](int i) {
     Request made = Endless(absl::StrCat("s", i), static_cast<unsigned>(i % 23),

@@ -1,4 +1,4 @@
-// What counts as a sign of life: steps that run, layers of long ones, and having nothing to run.
+// Signs of life: running steps, layers of long steps, and an empty queue.
 
 #include <functional>
 #include <memory>
@@ -24,7 +24,7 @@ Request Endless(const std::string& id) {
   return request;
 }
 
-// An engine over the fake runner, with time that stands still.
+// An engine on the fake runner, with a fake clock.
 class LivenessTest : public ::testing::TestWithParam<int> {
  protected:
   void Start(const std::function<void(EngineOptions&)>& change = {}) {
@@ -48,13 +48,13 @@ class LivenessTest : public ::testing::TestWithParam<int> {
     return stream.ok() ? *std::move(stream) : nullptr;
   }
 
-  // The engine thread wakes up, settles what is in flight, and looks for work.
+  // Makes the engine thread wake up, settle the steps in flight and look for work.
   void PassOnce() {
     const absl::Status status = engine_->CheckIntegrity();
     EXPECT_TRUE(status.ok()) << status;
   }
 
-  // The engine thread has slept since, with nothing to do.
+  // Advances the clock while the engine thread sleeps with nothing to do.
   void Idle(absl::Duration time) {
     clock_.Advance(time);
     PassOnce();
@@ -71,9 +71,9 @@ class LivenessTest : public ::testing::TestWithParam<int> {
 
 INSTANTIATE_TEST_SUITE_P(StepsInFlight, LivenessTest, ::testing::Values(1, 2));
 
-// The output worker stands still, so the only sequence can never be planned again. That the engine
-// wakes up now and then is no progress.
-TEST_P(LivenessTest, WorkThatCanNeverRunIsAStall) {
+// The output worker is stopped, so the only sequence can never be planned again. Periodic wake-ups
+// of the engine do not count as progress.
+TEST_P(LivenessTest, UnrunnableWorkIsAStall) {
   Start([](EngineOptions& options) { options.text_threads = 1; });
   Gate steps;
   steps.Set(/*closed=*/true);
@@ -101,8 +101,8 @@ TEST_P(LivenessTest, WorkThatCanNeverRunIsAStall) {
   EXPECT_TRUE(engine_->IsAlive(kStall));
 }
 
-// It keeps the only row, so the second request waits for the reader of the first, too.
-TEST_P(LivenessTest, AClientThatDoesNotReadIsNoStall) {
+// The request keeps the only row, so the second request also waits for the first one's reader.
+TEST_P(LivenessTest, SlowClientIsNotAStall) {
   Start([](EngineOptions& options) { options.max_running_sequences = 1; });
   const auto running = Accept(Endless("a"));
   while (running->unread_tokens() < kStreamTokens) std::this_thread::yield();
@@ -116,7 +116,7 @@ TEST_P(LivenessTest, AClientThatDoesNotReadIsNoStall) {
   EXPECT_TRUE(ReadAll(*waiting).status.ok());
 }
 
-TEST_P(LivenessTest, AStepThatBeatsMayTakeLong) {
+TEST_P(LivenessTest, LongStepWithHeartbeatsIsNotAStall) {
   Start();
   bool beats = true;
   std::vector<bool> alive;
@@ -138,7 +138,7 @@ TEST_P(LivenessTest, AStepThatBeatsMayTakeLong) {
   EXPECT_EQ(alive, std::vector<bool>({true, false, false, false}));
 }
 
-TEST_P(LivenessTest, AnIdleEngineIsAliveAndItsNextRequestHasAllTheTime) {
+TEST_P(LivenessTest, IdleEngineIsAliveAndIdleTimeDoesNotCount) {
   Start();
   std::vector<bool> alive;
   runner_->SetHook([&](const runtime::StepBatch&) {

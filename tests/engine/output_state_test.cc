@@ -1,4 +1,4 @@
-// Where the tokens of an answer begin in its text.
+// Offsets of an answer's tokens in its text.
 
 #include "engine/output/output_state.h"
 
@@ -18,7 +18,7 @@
 namespace quire::engine {
 namespace {
 
-// The text of an answer, and where each of its tokens begins in it. The tokens are bytes.
+// The text of an answer and the offset of each of its tokens. The tokens are bytes.
 struct Offsets {
   std::string text;
   std::vector<std::int32_t> offsets;
@@ -59,8 +59,8 @@ Offsets OffsetsOf(const std::string& answer, text::DetokenizerState start) {
   return result;
 }
 
-// Every offset is the number of characters of Decode(tokens before it), U+FFFD included.
-TEST(OutputStateTest, OffsetsCountTheCharactersThatBeginBeforeAToken) {
+// Every offset is the number of characters of Decode(previous tokens), U+FFFD included.
+TEST(OutputStateTest, OffsetsCountCharactersStartedBeforeTheToken) {
   using Expected = std::vector<std::int32_t>;
   Offsets got = OffsetsOf(
       "a\xC3\xA9"
@@ -72,7 +72,7 @@ TEST(OutputStateTest, OffsetsCountTheCharactersThatBeginBeforeAToken) {
   EXPECT_EQ(got.offsets, (Expected{0, 1, 2, 2}));
   got = OffsetsOf("\xF0\x9F\x98\x80!", {});
   EXPECT_EQ(got.offsets, (Expected{0, 1, 1, 1, 1}));
-  // Lone continuation bytes, a surrogate (three parts), a character that is broken off.
+  // Covers lone continuation bytes, a surrogate (three parts) and a truncated character.
   got = OffsetsOf("\xA9\x80x", {});
   EXPECT_EQ(got.text, "\xEF\xBF\xBD\xEF\xBF\xBDx");
   EXPECT_EQ(got.offsets, (Expected{0, 1, 2}));
@@ -80,7 +80,7 @@ TEST(OutputStateTest, OffsetsCountTheCharactersThatBeginBeforeAToken) {
   EXPECT_EQ(OffsetsOf("\xE2\x82xy", {}).offsets, (Expected{0, 1, 1, 2}));
 }
 
-TEST(OutputStateTest, TheStartOfTheTextIsThePromptsEnd) {
+TEST(OutputStateTest, TextStartsAtTheEndOfThePrompt) {
   using Expected = std::vector<std::int32_t>;
   const std::unique_ptr<text::Tokenizer> tokenizer = MakeByteTokenizer();
   const std::vector<std::int32_t> prompt = {'a', 0xE2, 0x82};
@@ -97,7 +97,7 @@ TEST(OutputStateTest, TheStartOfTheTextIsThePromptsEnd) {
                 .offsets,
             (Expected{0, 1}));
   EXPECT_EQ(OffsetsOf("bc", cut).text, "bc");
-  cut.owns_cut = true;  // behind an echo
+  cut.owns_cut = true;  // after an echo
   EXPECT_EQ(OffsetsOf("bc", cut).text,
             "\xEF\xBF\xBD"
             "bc");

@@ -1,4 +1,4 @@
-// Who loses its pages when a running sequence cannot grow.
+// Victim selection when a running sequence cannot grow.
 
 #include "engine/scheduler/preemption.h"
 
@@ -14,7 +14,7 @@ namespace {
 
 class PreemptionTest : public ::testing::Test {
  protected:
-  // Three requests that decode, admitted one after the other.
+  // Three decoding requests, admitted one after the other.
   PreemptionTest() {
     for (std::uint64_t i = 1; i <= 3; ++i) {
       requests_.push_back(std::make_unique<ScheduledRequest>(
@@ -30,7 +30,7 @@ class PreemptionTest : public ::testing::Test {
       running_.push_back(&sequence);
     }
   }
-  // The index of the victim, when those of `frees` alone free pages.
+  // Returns the index of the victim if only the requests marked in `frees` free pages.
   std::ptrdiff_t Victim(std::array<bool, 3> frees) {
     const auto index = [&](const Sequence* sequence) {
       return std::ranges::find(running_, sequence) - running_.begin();
@@ -46,30 +46,31 @@ class PreemptionTest : public ::testing::Test {
   std::vector<Sequence*> running_;
 };
 
-TEST_F(PreemptionTest, TakesPagesWhereThereAreSome) {
+TEST_F(PreemptionTest, PreemptsARequestThatFreesPages) {
   EXPECT_EQ(Victim({true, true, true}), 2) << "the latest admission";
   EXPECT_EQ(Victim({true, true, false}), 1) << "the latest shares all its pages";
   EXPECT_EQ(Victim({false, true, false}), 1);
 }
 
-TEST_F(PreemptionTest, SparesTheOldestEvenIfItAloneHasPagesOfItsOwn) {
-  EXPECT_EQ(Victim({true, false, false}), 2) << "the pages that the others share come back too";
+TEST_F(PreemptionTest, SparesTheOldestEvenIfOnlyItFreesPages) {
+  EXPECT_EQ(Victim({true, false, false}), 2)
+      << "preempting the others also frees the pages that they share";
 }
 
-TEST_F(PreemptionTest, TakesFromOneNearItsEndBeforeOneThatFreesNothing) {
+TEST_F(PreemptionTest, PrefersARequestNearItsEndToOneThatFreesNothing) {
   running_[1]->computed = 990;
   EXPECT_EQ(Victim({true, true, true}), 2);
   EXPECT_EQ(Victim({true, true, false}), 1);
 }
 
-// A priority saves from its own tenant's requests only.
-TEST_F(PreemptionTest, TakesFromTheTenantThatRunsMost) {
+// A priority protects only from requests of the same tenant.
+TEST_F(PreemptionTest, PreemptsTheTenantWithMostRows) {
   requests_[2]->of_tenant = &two_;
   EXPECT_EQ(Victim({true, true, true}), 1);
   two_.running = 3;
   EXPECT_EQ(Victim({true, true, true}), 2);
   two_.running = 2;
-  EXPECT_EQ(Victim({true, true, true}), 2) << "its turn was the last";
+  EXPECT_EQ(Victim({true, true, true}), 2) << "it was admitted last";
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Whose prompt is computed first (docs/scheduling.md, section 6): short ones pass long ones, and a
-// long one gets on whatever comes.
+// Order of prefill (docs/scheduling.md, section 6): short prompts overtake long ones, and long ones
+// always make progress.
 
 #include <map>
 #include <string>
@@ -27,7 +27,7 @@ Request PromptRequest(const std::string& id, std::uint64_t seed, std::size_t tok
   return MakeRequest(id, MakePrompt(seed, tokens), 1);
 }
 
-// Steps until the request has its token.
+// Runs steps until the request has its token.
 int StepsUntilEnd(Harness& harness, const std::string& id) {
   int steps = 0;
   for (; !harness.output(id).ended; ++steps) EXPECT_TRUE(harness.Step());
@@ -44,20 +44,20 @@ std::map<std::string, std::uint32_t> Chunks(const Harness& harness) {
 
 using ChunkMap = std::map<std::string, std::uint32_t>;
 
-TEST(PromptOrderTest, AShortPromptPassesALongOne) {
+TEST(PromptOrderTest, ShortPromptOvertakesALongOne) {
   Harness harness(PromptOptions());
   harness.Submit(PromptRequest("long", 1, 3000));
   ASSERT_TRUE(harness.Step());
   EXPECT_EQ(Chunks(harness), (ChunkMap{{"long", 512}}));
   harness.Submit(PromptRequest("short", 2, 100));
   ASSERT_TRUE(harness.Step());
-  // What the short one leaves goes to the long one, up to the border of a page.
+  // The long prompt gets the rest of the budget, rounded to a page boundary.
   EXPECT_EQ(Chunks(harness), (ChunkMap{{"short", 100}, {"long", 384}}));
   EXPECT_TRUE(harness.output("short").ended);
   EXPECT_FALSE(harness.output("long").ended);
 }
 
-// The order in which they were admitted does not matter: those that run compete with one another.
+// The order of admission does not matter. Running requests compete with each other.
 TEST(PromptOrderTest, TheShortestRemainderComesFirst) {
   Harness harness(PromptOptions());
   harness.Submit(PromptRequest("a", 1, 4000));
@@ -67,12 +67,12 @@ TEST(PromptOrderTest, TheShortestRemainderComesFirst) {
   EXPECT_EQ(Chunks(harness), (ChunkMap{{"b", 512}}));
   harness.Submit(PromptRequest("c", 3, 100));
   ASSERT_TRUE(harness.Step());
-  // 188 tokens of b are left, 100 of c, 3488 of a.
+  // b has 188 tokens left, c 100, a 3488.
   EXPECT_EQ(Chunks(harness), (ChunkMap{{"b", 188}, {"c", 100}, {"a", 192}}));
 }
 
 // Prompts of about the same length keep the order of their arrival.
-TEST(PromptOrderTest, EqualPromptsAreServedInTurn) {
+TEST(PromptOrderTest, EqualPromptsKeepArrivalOrder) {
   Harness harness(PromptOptions());
   for (int i = 0; i < 6; ++i) {
     harness.Submit(PromptRequest(absl::StrCat("r", i), static_cast<std::uint64_t>(i),
@@ -90,8 +90,8 @@ TEST(PromptOrderTest, EqualPromptsAreServedInTurn) {
   EXPECT_LE(last, 12);
 }
 
-// Two long prompts, one that runs and one that waits, hold up no short one behind them.
-TEST(PromptOrderTest, AShortPromptPassesALongOneThatWaits) {
+// Two long prompts, one running and one waiting, do not delay a short one behind them.
+TEST(PromptOrderTest, ShortPromptOvertakesAWaitingLongOne) {
   Harness harness(PromptOptions());
   harness.Submit(PromptRequest("long0", 1, 3000));
   ASSERT_TRUE(harness.Step());
@@ -100,7 +100,7 @@ TEST(PromptOrderTest, AShortPromptPassesALongOneThatWaits) {
   EXPECT_LE(StepsUntilEnd(harness, "short"), 2);
 }
 
-TEST(PromptOrderTest, PriorityComesBeforeLength) {
+TEST(PromptOrderTest, PriorityPrecedesLength) {
   Harness harness(PromptOptions());
   Request first = PromptRequest("first", 1, 2000);
   first.priority = -1;
@@ -111,9 +111,9 @@ TEST(PromptOrderTest, PriorityComesBeforeLength) {
   EXPECT_FALSE(harness.output("short").ended);
 }
 
-// Short prompts that fill every step by themselves, for as long as the long one is there. In every
-// fourth step the oldest prompt comes first, so n chunks take at most 4 n steps.
-TEST(PromptOrderTest, ALongPromptGetsOnWhileShortOnesFillEveryStep) {
+// Short prompts fill every step while the long one waits. In every fourth step the oldest prompt
+// comes first, so n chunks take at most 4 n steps.
+TEST(PromptOrderTest, LongPromptProgressesWhileShortOnesFillEveryStep) {
   Harness harness(PromptOptions());
   harness.Submit(PromptRequest("long", 1, 5000));
   ASSERT_TRUE(harness.Step());
@@ -129,12 +129,12 @@ TEST(PromptOrderTest, ALongPromptGetsOnWhileShortOnesFillEveryStep) {
     harness.clock.Advance(absl::Milliseconds(100));
     ASSERT_TRUE(harness.Step());
   }
-  EXPECT_GT(steps, 3 * chunks) << "the short ones left time enough";
+  EXPECT_GT(steps, 3 * chunks) << "the short prompts left too much time";
 }
 
-// The same for one that has not started: it is admitted once it has waited for an interval longer
-// than those that come.
-TEST(PromptOrderTest, ALongPromptStartsWhileShortOnesFillEveryStep) {
+// Here the long prompt has not started. It is admitted once it has waited one interval longer than
+// the new ones.
+TEST(PromptOrderTest, LongPromptStartsWhileShortOnesFillEveryStep) {
   HarnessOptions options = PromptOptions();
   options.engine.priority_aging_interval = absl::Seconds(10);
   Harness harness(options);
@@ -157,7 +157,7 @@ TEST(PromptOrderTest, ALongPromptStartsWhileShortOnesFillEveryStep) {
     waited += absl::Milliseconds(100);
     ASSERT_TRUE(harness.Step());
   }
-  EXPECT_GE(waited, absl::Seconds(9)) << "the short ones left room enough";
+  EXPECT_GE(waited, absl::Seconds(9)) << "the short prompts left too much room";
 }
 
 }  // namespace

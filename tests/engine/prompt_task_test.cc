@@ -1,5 +1,4 @@
-// Requests that end with their prompts: the log-probabilities of a continuation, and sums of hidden
-// states.
+// Requests that end with their prompts: scores of a continuation, and pooled hidden states.
 
 #include <cmath>
 #include <random>
@@ -32,7 +31,7 @@ Request MakeEmbed(std::string id, std::vector<std::int32_t> prompt, Pooling pool
   return request;
 }
 
-// The answer of the request by itself, in one step, without a cache.
+// Returns the answer of the request alone, in one step, without a cache.
 Harness::Output Alone(Request request) {
   Harness harness(MakeHarnessOptions({}));
   const std::string id = request.id;
@@ -51,7 +50,7 @@ TEST(PromptTaskTest, ScoresThePositionsOfTheContinuationAndSamplesNothing) {
   EXPECT_TRUE(score.ended && score.status.ok()) << score.status;
   EXPECT_THAT(score.prompt_positions, ::testing::ElementsAre(40, 41, 42));
   EXPECT_TRUE(score.tokens.empty() && score.finish.empty());
-  // The same rows as a generation's that asks for the log-probabilities of its prompt.
+  // A generation with prompt log-probabilities computes the same rows.
   auto whole = context;
   whole.insert(whole.end(), continuation.begin(), continuation.end());
   Request generation = MakeRequest("g", whole, 1);
@@ -61,7 +60,7 @@ TEST(PromptTaskTest, ScoresThePositionsOfTheContinuationAndSamplesNothing) {
                                                       expected.prompt_logprobs.end()));
 }
 
-TEST(PromptTaskTest, ScoresBehindCachedContextPages) {
+TEST(PromptTaskTest, ScoresAfterCachedContextPages) {
   Harness harness(MakeHarnessOptions({}));
   const auto context = MakePrompt(1, 64);
   for (int i = 0; i < 3; ++i) {
@@ -71,12 +70,12 @@ TEST(PromptTaskTest, ScoresBehindCachedContextPages) {
     const Harness::Output cold = Alone(MakeScore("c", context, MakePrompt(10 + i, 5)));
     EXPECT_EQ(cached.prompt_logprobs, cold.prompt_logprobs);
     EXPECT_EQ(cached.prompt_positions, cold.prompt_positions);
-    // The row of the context's last token is computed, since its logits are wanted.
+    // The row of the context's last token is computed, since its logits are needed.
     EXPECT_EQ(cached.cached_tokens, i == 0 ? 0 : 63);
   }
 }
 
-TEST(PromptTaskTest, PoolsTheLastTokenTheFirstOrTheMean) {
+TEST(PromptTaskTest, PoolsLastFirstOrMean) {
   const auto prompt = MakePrompt(3, 100);
   const Harness::Output first = Alone(MakeEmbed("c", prompt, Pooling::kCls));
   const Harness::Output last = Alone(MakeEmbed("l", prompt, Pooling::kLast));
@@ -93,7 +92,7 @@ TEST(PromptTaskTest, PoolsTheLastTokenTheFirstOrTheMean) {
   EXPECT_EQ(mean.pooled, sum);
 }
 
-TEST(PromptTaskTest, ReadsTheCacheForTheLastTokenOnly) {
+TEST(PromptTaskTest, UsesTheCacheForLastTokenPoolingOnly) {
   Harness harness(MakeHarnessOptions({}));
   const auto prompt = MakePrompt(3, 64);
   harness.Submit(MakeEmbed("first", prompt, Pooling::kLast));
@@ -107,7 +106,7 @@ TEST(PromptTaskTest, ReadsTheCacheForTheLastTokenOnly) {
   }
 }
 
-TEST(PromptTaskTest, FailsAloneOnStatesThatAreNotFinite) {
+TEST(PromptTaskTest, NonFiniteStatesFailOnlyTheirRequest) {
   HarnessOptions options = MakeHarnessOptions({});
   options.runner.poison_token = kPoisonToken;
   Harness harness(options);
@@ -124,7 +123,7 @@ TEST(PromptTaskTest, FailsAloneOnStatesThatAreNotFinite) {
   EXPECT_TRUE(harness.output("good").status.ok());
 }
 
-TEST(PromptTaskTest, AWholeContextMayBeComputed) {
+TEST(PromptTaskTest, ComputesAPromptOfTheWholeContext) {
   PoolOptions pool;
   pool.max_context_tokens = 96;
   Harness harness(MakeHarnessOptions(pool));
@@ -139,7 +138,7 @@ TEST(PromptTaskTest, AWholeContextMayBeComputed) {
   EXPECT_EQ(harness.output("cut").pooled, harness.output("all").pooled);
 }
 
-TEST(PromptTaskTest, AnEmptyContextIsTheBeginningOfSequence) {
+TEST(PromptTaskTest, EmptyContextIsTheBeginOfSequenceToken) {
   Harness without(MakeHarnessOptions({}));
   without.Submit(MakeScore("s", {}, {1, 2}));
   without.RunUntilIdle();
@@ -163,7 +162,7 @@ struct Drawn {
   bool is_cancelled = false;
 };
 
-// Of a few contexts, so that pages are shared.
+// Draws from a few contexts, so that pages are shared.
 Drawn Draw(std::mt19937_64& random, int index) {
   auto prompt = MakePrompt(random() % 4, 1 + random() % 90);
   const auto own = MakePrompt(1000 + static_cast<std::uint64_t>(index), 1 + random() % 20);
@@ -180,9 +179,9 @@ Drawn Draw(std::mt19937_64& random, int index) {
   }
 }
 
-// Whatever runs beside them, however they are cut into chunks, and with pages taken away: the bits
-// of a request alone. Harness::Step checks the integrity of everything.
-TEST(PromptTaskTest, GivesTheSameBitsInAnyCompany) {
+// The result is bitwise equal to the request alone in any batch, with any chunking and with
+// preemption. Harness::Step checks the integrity of everything.
+TEST(PromptTaskTest, ResultIsBitwiseEqualInAnyBatch) {
   const std::uint64_t seed = std::random_device()();
   SCOPED_TRACE(absl::StrCat("seed ", seed));
   std::mt19937_64 random(seed);

@@ -48,7 +48,7 @@ void ExpectPenalties(RepeatPenalty& repeats, const std::map<std::int32_t, double
   }
 }
 
-// The definition: each token that occurs, each place of it, each length.
+// The definition: iterates over each occurring token, each of its positions and each length.
 class Definition {
  public:
   Definition(const DryParams& params, Texts texts) : params_(params), texts_(std::move(texts)) {}
@@ -79,7 +79,7 @@ class Definition {
   }
 
  private:
-  // Whether a breaker ends in the text of the token at a place.
+  // Returns whether a breaker ends in the text of the token at a position.
   bool Breaks(const Tokens& all, std::size_t place) const {
     std::string text;
     for (std::size_t i = 0; i < place; ++i) text += texts_[static_cast<std::size_t>(all[i])];
@@ -97,7 +97,7 @@ class Definition {
   const Texts texts_;
 };
 
-TEST(RepeatPenaltyTest, TakesWhatLlamaCppTakes) {
+TEST(RepeatPenaltyTest, AgreesWithLlamaCpp) {
   std::ifstream file(paths::TestData("sampling/llama_cpp.json"));
   ASSERT_TRUE(file.good());
   const nlohmann::json cases = nlohmann::json::parse(file);
@@ -116,7 +116,7 @@ TEST(RepeatPenaltyTest, TakesWhatLlamaCppTakes) {
     }
     penalised += !expected.empty();
     const auto tokens = of.at("tokens").get<Tokens>();
-    // All of it as a prompt, as output, and one half of each.
+    // Uses the whole text as prompt, as output, and half of it as each.
     for (const std::size_t prompt : {tokens.size(), std::size_t{0}, tokens.size() / 2}) {
       RepeatPenalty repeats(params, Share(texts), std::span(tokens).first(prompt));
       for (const std::int32_t token : std::span(tokens).subspan(prompt)) repeats.Append(token);
@@ -126,8 +126,8 @@ TEST(RepeatPenaltyTest, TakesWhatLlamaCppTakes) {
   EXPECT_GT(penalised, 150);
 }
 
-// QUIRE_REPEAT_ROUNDS (60) makes it longer.
-TEST(RepeatPenaltyTest, IsItsDefinitionOnRandomTexts) {
+// QUIRE_REPEAT_ROUNDS (default 60) sets the number of rounds.
+TEST(RepeatPenaltyTest, AgreesWithTheDefinitionOnRandomTexts) {
   const char* const asked = std::getenv("QUIRE_REPEAT_ROUNDS");
   const std::uint64_t rounds = asked == nullptr ? 60 : std::strtoull(asked, nullptr, 10);
   const std::uint64_t first = std::random_device{}();
@@ -154,7 +154,7 @@ TEST(RepeatPenaltyTest, IsItsDefinitionOnRandomTexts) {
     const Definition definition(params, texts);
     Tokens tokens;
     const auto more = [&] {
-      // Half of them as they were so many places before.
+      // Half of the tokens repeat those at a fixed distance before.
       const std::size_t back = 1 + below(7);
       const bool repeats = back <= tokens.size() && below(4) != 0;
       tokens.push_back(repeats ? tokens[tokens.size() - back]
@@ -162,7 +162,7 @@ TEST(RepeatPenaltyTest, IsItsDefinitionOnRandomTexts) {
     };
     for (std::size_t i = below(50); i > 0; --i) more();
     const RepeatPenalty of_prompt(params, Share(texts), tokens);
-    RepeatPenalty repeats = of_prompt;  // as a choice has it
+    RepeatPenalty repeats = of_prompt;  // the copy that a choice starts with
     for (int i = 0; i < 40; ++i) {
       const std::map<std::int32_t, double> expected = definition.Penalties(tokens);
       penalised += expected.size();
@@ -175,7 +175,7 @@ TEST(RepeatPenaltyTest, IsItsDefinitionOnRandomTexts) {
   EXPECT_GT(penalised, 10 * rounds);
 }
 
-TEST(RepeatPenaltyTest, BreakersAreBytesWhateverTokensSpellThem) {
+TEST(RepeatPenaltyTest, BreakersMatchBytesAcrossTokens) {
   //                    0    1    2    3     4    5
   const Texts texts = {"a", "b", "c", "x:", "x", ": "};
   const DryParams params{.multiplier = 1, .base = 2, .allowed_length = 2, .breakers = {"x:"}};
@@ -188,18 +188,18 @@ TEST(RepeatPenaltyTest, BreakersAreBytesWhateverTokensSpellThem) {
   using ::testing::Pair;
   EXPECT_THAT(after({0, 1, 2, 0, 1}), ElementsAre(Pair(2, 1)));
   EXPECT_THAT(after({2, 0, 1, 2, 2, 0, 1}), ElementsAre(Pair(2, 2)));
-  // One token, or the second of two, ends the breaker: the match begins behind it.
+  // One token, or the second of two, ends the breaker. The match starts after it.
   EXPECT_THAT(after({3, 1, 2, 3, 1}), IsEmpty());
   EXPECT_THAT(after({4, 5, 1, 2, 4, 5, 1}), IsEmpty());
   EXPECT_THAT(after({4, 5, 1, 2, 0, 4, 5, 1, 2}), ElementsAre(Pair(0, 1)));
-  // The beginning of one that does not come is text.
+  // The start of a breaker without its end is ordinary text.
   EXPECT_THAT(after({4, 1, 2, 4, 1}), ElementsAre(Pair(2, 1)));
-  // What ends a breaker is never penalised, and the same token elsewhere is.
+  // The token that ends a breaker is never penalized. Elsewhere the same token is.
   EXPECT_THAT(after({0, 4, 5, 0, 4}), IsEmpty());
   EXPECT_THAT(after({0, 1, 5, 0, 1}), ElementsAre(Pair(5, 1)));
 }
 
-TEST(RepeatPenaltyTest, TokensWithoutTextBreakAndAreNotPenalised) {
+TEST(RepeatPenaltyTest, TokensWithoutTextBreakAndAreNotPenalized) {
   const Texts texts = {"a", "b", "", "c"};
   const DryParams params{.multiplier = 1, .base = 2, .allowed_length = 2, .breakers = {}};
   const Tokens breaking = {0, 2, 1, 3, 0, 2, 1};
@@ -210,7 +210,7 @@ TEST(RepeatPenaltyTest, TokensWithoutTextBreakAndAreNotPenalised) {
   EXPECT_THAT(Read(spared), ::testing::IsEmpty());
 }
 
-TEST(RepeatPenaltyTest, AVeryLongMatchHasAFinitePenalty) {
+TEST(RepeatPenaltyTest, VeryLongMatchHasAFinitePenalty) {
   const DryParams params{.multiplier = 100, .base = 100, .breakers = {}};
   const Tokens tokens(5000, 0);
   RepeatPenalty repeats(params, Share({"a"}), tokens);
@@ -218,9 +218,9 @@ TEST(RepeatPenaltyTest, AVeryLongMatchHasAFinitePenalty) {
                                  0, static_cast<double>(RepeatPenalty::kMaxPenalty))));
 }
 
-// "a b x" and "c a b y" for far more tokens than may have a penalty: those with the longer match
-// come first, then lower ids.
-TEST(RepeatPenaltyTest, KeepsTheLongestMatchesWhereThereAreTooMany) {
+// "a b x" and "c a b y" occur for far more tokens than may have a penalty. Longer matches come
+// first, then lower ids.
+TEST(RepeatPenaltyTest, KeepsTheLongestMatchesAboveTheLimit) {
   constexpr std::int32_t kOfEach = 3000;
   const Texts texts(3 + 2 * kOfEach, "x");
   Tokens tokens;

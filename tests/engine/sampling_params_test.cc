@@ -27,7 +27,7 @@ void ExpectField(const absl::Status& status, const std::string& reason, const st
   EXPECT_THAT(std::string(status.message()), HasSubstr(field));
 }
 
-TEST(SamplingParamsTest, FloatsOutsideTheirRangeAreRefusedByName) {
+TEST(SamplingParamsTest, RejectsFloatsOutsideTheirRangeByName) {
   struct Case {
     const char* field;
     float SamplingParams::*member;
@@ -65,7 +65,7 @@ TEST(SamplingParamsTest, FloatsOutsideTheirRangeAreRefusedByName) {
   }
 }
 
-TEST(SamplingParamsTest, CountsAndBiasesAreChecked) {
+TEST(SamplingParamsTest, ChecksCountsAndBiases) {
   SamplingParams params;
   params.top_k = -1;
   ExpectField(Validate(params, Limits()), "BAD_SAMPLING_PARAM", "sampling.top_k is -1");
@@ -92,7 +92,7 @@ TEST(SamplingParamsTest, CountsAndBiasesAreChecked) {
   ExpectField(Validate(params, Limits()), "BAD_SAMPLING_PARAM", "1025 entries");
 }
 
-TEST(SamplingParamsTest, StoppingIsChecked) {
+TEST(SamplingParamsTest, ChecksStopping) {
   StoppingParams params;
   params.max_tokens = 10;
   params.min_tokens = 10;
@@ -121,7 +121,7 @@ TEST(SamplingParamsTest, StoppingIsChecked) {
   ExpectField(Validate(params, Limits()), "TOO_MANY_STOPS", "65 ids");
 }
 
-TEST(SamplingParamsTest, OutputIsChecked) {
+TEST(SamplingParamsTest, ChecksOutput) {
   OutputParams params;
   params.logprobs = 20;
   params.prompt_logprobs = 0;

@@ -1,4 +1,4 @@
-// Golden traces: rows and chunks of every step, docs/scheduling.md.
+// Golden traces of the rows and chunks of every step (docs/scheduling.md).
 
 #include <vector>
 
@@ -81,7 +81,7 @@ TEST(SchedulerTraceTest, ThirdRequestWaitsForPages) {
   EXPECT_EQ(harness.probe.preemptions(), 0);
 }
 
-TEST(SchedulerTraceTest, RefusesWhatCanNeverFit) {
+TEST(SchedulerTraceTest, RejectsRequestsThatCanNeverFit) {
   Harness harness(TraceOptions(40, 2048));
   harness.Submit(MakeRequest("a", MakePrompt(1, 3000), 100));
   const absl::Status status = harness.output("a").status;
@@ -102,24 +102,24 @@ TEST(SchedulerTraceTest, PromptCapBoundsAStep) {
   harness.Submit(MakeRequest("a", MakePrompt(1, 700), 2));
   harness.Submit(MakeRequest("b", MakePrompt(2, 700), 2));
   harness.RunUntilIdle();
-  // 188 complete a; b gets 5 pages of the rest.
+  // 188 tokens complete a. b gets 5 pages of the rest.
   EXPECT_THAT(NewTokens(harness.runner.steps()[1]), ElementsAre(188, 320));
   EXPECT_THAT(NewTokens(harness.runner.steps()[2]), ElementsAre(1, 380));
 }
 
-// A request that finds its prefix but no room for the rest is tried again in every step.
-TEST(SchedulerTraceTest, AdmissionsTriedAgainCountTheirHitsOnce) {
+// A request that finds its prefix but no room for the rest is retried in every step.
+TEST(SchedulerTraceTest, RetriedAdmissionsCountTheirHitsOnce) {
   HarnessOptions options = TraceOptions(8, 2048);
   options.engine.admission = AdmissionMode::kOvercommit;
   Harness harness(options);
   std::vector<std::int32_t> prompt = MakePrompt(1, 321);
-  harness.Submit(MakeRequest("a", prompt, 20));  // 6 pages
+  harness.Submit(MakeRequest("a", prompt, 20));  // takes 6 pages
   ASSERT_TRUE(harness.Step());
   ASSERT_TRUE(harness.Step());
   const std::vector<std::int32_t> rest = MakePrompt(2, 128);
   prompt.resize(320);
   prompt.insert(prompt.end(), rest.begin(), rest.end());
-  harness.Submit(MakeRequest("b", prompt, 20));  // 7 pages of its own, and one to grow
+  harness.Submit(MakeRequest("b", prompt, 20));  // needs 7 pages of its own, and one to grow
   for (int step = 0; step < 10; ++step) {
     ASSERT_TRUE(harness.Step());
     ASSERT_FALSE(harness.output("b").started);
@@ -131,7 +131,7 @@ TEST(SchedulerTraceTest, AdmissionsTriedAgainCountTheirHitsOnce) {
   EXPECT_EQ(harness.cache->stats().queried_tokens, 321 + 448);
 }
 
-TEST(SchedulerTraceTest, PriorityRunsFirstAndAgeCatchesUp) {
+TEST(SchedulerTraceTest, PriorityRunsFirstAndAgeingCatchesUp) {
   HarnessOptions options = TraceOptions(128, 2048);
   options.engine.max_running_sequences = 1;
   Harness harness(options);
@@ -140,7 +140,7 @@ TEST(SchedulerTraceTest, PriorityRunsFirstAndAgeCatchesUp) {
   Request old = MakeRequest("old", MakePrompt(2, 64), 1);
   old.priority = 2;
   harness.Submit(std::move(old));
-  harness.clock.Advance(absl::Seconds(25));  // two steps of ageing: priority 0
+  harness.clock.Advance(absl::Seconds(25));  // two ageing intervals give priority 0
   Request late = MakeRequest("late", MakePrompt(3, 64), 1);
   late.priority = 0;
   harness.Submit(std::move(late));

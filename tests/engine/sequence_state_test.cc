@@ -1,4 +1,4 @@
-// The states of a sequence: the table allows what happens and nothing else.
+// The states of a sequence. The table allows exactly the transitions that occur.
 
 #include <algorithm>
 #include <array>
@@ -38,7 +38,7 @@ State StateOf(const Sequence& sequence) {
   return {sequence.state(), sequence.wait_cause()};
 }
 
-// For each state that a new sequence can come to, the transitions that lead there.
+// Maps each state that a new sequence can reach to the transitions that lead there.
 std::map<State, std::vector<State>> Paths() {
   std::map<State, std::vector<State>> paths{{StateOf(Sequence()), {}}};
   std::deque<State> open{StateOf(Sequence())};
@@ -56,7 +56,7 @@ std::map<State, std::vector<State>> Paths() {
   return paths;
 }
 
-TEST(SequenceStateTest, ACauseIsThereExactlyWhileItWaits) {
+TEST(SequenceStateTest, HasAWaitCauseExactlyWhileWaiting) {
   const std::map<State, std::vector<State>> paths = Paths();
   EXPECT_EQ(paths.size(), 7u) << "two causes of waiting, and five states without one";
   for (const auto& [state, path] : paths) {
@@ -64,7 +64,7 @@ TEST(SequenceStateTest, ACauseIsThereExactlyWhileItWaits) {
   }
 }
 
-TEST(SequenceStateDeathTest, WhatIsNotInTheTableIsRefused) {
+TEST(SequenceStateDeathTest, RejectsTransitionsOutsideTheTable) {
   for (const auto& [from, path] : Paths()) {
     for (const State& to : AllStates()) {
       Sequence sequence;
@@ -87,8 +87,8 @@ TEST(SequenceStateDeathTest, WhatIsNotInTheTableIsRefused) {
   }
 }
 
-// Requests with several choices, long prompts in small chunks, which no cache holds, and a pool
-// that is too small for them; some are cancelled before they are prepared, some at any later time.
+// Requests with several choices, long prompts in small chunks without cache reuse, and a pool that
+// is too small for them. Some are cancelled before they are prepared, some later.
 class RandomRun {
  public:
   RandomRun(AdmissionMode admission, int max_steps_in_flight, unsigned seed)
@@ -102,11 +102,11 @@ class RandomRun {
         preparing_.pop_front();
       }
       if (!accepted_.empty() && Below(4) == 0) {
-        // One of the last, since earlier ones have ended.
+        // a recent request, since earlier ones have ended
         const std::size_t back = 1 + Below(std::min<std::size_t>(accepted_.size(), 10));
         harness_.Cancel(accepted_[accepted_.size() - back], CancelSource::kApi);
       }
-      harness_.Step();  // and checks the integrity of everything
+      harness_.Step();  // also checks the integrity of everything
     }
     for (const auto& request : preparing_) harness_.Prepare(request);
     harness_.RunUntilIdle();
@@ -140,7 +140,7 @@ class RandomRun {
   std::deque<std::shared_ptr<AcceptedRequest>> preparing_;
 };
 
-TEST(SequenceStateTest, EveryTransitionHappens) {
+TEST(SequenceStateTest, EveryTransitionOccurs) {
   Scheduler::TransitionCounts sum{};
   for (unsigned seed = 0; seed < 8; ++seed) {
     SCOPED_TRACE(seed);

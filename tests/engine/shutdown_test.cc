@@ -1,4 +1,4 @@
-// The end of the engine: everything that came before it is answered, and what comes later is told.
+// Shutdown of the engine: earlier requests are answered and later ones are rejected.
 
 #include <atomic>
 #include <memory>
@@ -17,9 +17,9 @@
 namespace quire::engine {
 namespace {
 
-TEST(InboxTest, ClosedInboxGivesWhatCameBeforeAndRefusesTheRest) {
+TEST(InboxTest, ClosedInboxReturnsEarlierItemsAndRejectsLaterOnes) {
   Inbox inbox;
-  Signals signals;
+  std::vector<Signal> signals;
   EXPECT_TRUE(inbox.Post({.kind = Signal::Kind::kCall, .choice = 1}));
   EXPECT_TRUE(inbox.Drain(&signals));
   EXPECT_EQ(signals.size(), 1);
@@ -35,12 +35,12 @@ TEST(InboxTest, ClosedInboxGivesWhatCameBeforeAndRefusesTheRest) {
   EXPECT_TRUE(signals.empty());
 }
 
-// The engine thread's first look at the time, which comes right after it has emptied its inbox,
-// waits for Release.
+// Blocks the engine thread's first read of the clock until Release. That read comes right after the
+// thread has emptied its inbox.
 class HoldingClock final : public Clock {
  public:
-  // Called by the engine thread.
-  void Hold() {
+  // Arms the block. Called by the engine thread.
+  void Arm() {
     MutexLock lock(&mutex_);
     held_thread_ = std::this_thread::get_id();
     is_closed_ = true;
@@ -55,7 +55,7 @@ class HoldingClock final : public Clock {
     return absl::FromUnixSeconds(1'000'000'000);
   }
   absl::Time WallNow() const override { return absl::FromUnixSeconds(1'000'000'000); }
-  void AwaitHeld() {
+  void AwaitBlocked() {
     MutexLock lock(&mutex_);
     while (!is_held_) changed_.Wait(&mutex_);
   }
@@ -73,29 +73,29 @@ class HoldingClock final : public Clock {
   bool is_closed_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-// Accepted, prepared and followed by the end of the engine, all between a drain of the inbox and
-// what comes after it.
-TEST(EngineShutdownTest, RequestThatComesJustBeforeTheEndIsAnswered) {
+// A request is accepted and prepared, and the engine is shut down, all between a drain of the inbox
+// and the next action of the engine thread.
+TEST(EngineShutdownTest, AnswersARequestThatArrivesJustBeforeShutdown) {
   const PoolOptions pool;
   HarnessOptions options = MakeHarnessOptions(pool);
   const auto tokenizer = MakeByteTokenizer();
   FakeRunner runner(options.runner);
   HoldingClock clock;
-  options.engine.on_engine_thread = [&clock] { clock.Hold(); };
+  options.engine.on_engine_thread = [&clock] { clock.Arm(); };
   auto created =
       Engine::Create(options.engine, MakeCache(pool), &runner, tokenizer.get(), &clock, nullptr);
   ASSERT_TRUE(created.ok()) << created.status();
   std::unique_ptr<Engine> engine = *std::move(created);
-  clock.AwaitHeld();
+  clock.AwaitBlocked();
   const auto accepted = engine->Accept(MakeRequest("a", {1, 2, 3}, 5));
   ASSERT_TRUE(accepted.ok()) << accepted.status();
   while (engine->ListRequests().at(0).prompt_tokens == 0) std::this_thread::yield();
 
-  Engine& ending = *engine;  // it lives until its thread is released
+  Engine& ending = *engine;  // valid until its thread is released
   std::thread ender([&engine] { engine.reset(); });
   while (ending.GetStats().state != EngineState::kStopped) std::this_thread::yield();
-  // Refused as soon as the inbox is closed, which it mostly is now; a call before that takes a
-  // second to be given up.
+  // The call is rejected as soon as the inbox is closed, which is usually the case by now. An
+  // earlier call times out after a second.
   for (int i = 0; i < 10000; ++i) std::this_thread::yield();
   while (!absl::IsUnavailable(ending.GetPageSnapshot().status())) std::this_thread::yield();
   EXPECT_EQ(ReasonOf(ending.GetPageSnapshot().status()), "SERVER_SHUTDOWN");
@@ -111,9 +111,9 @@ TEST(EngineShutdownTest, RequestThatComesJustBeforeTheEndIsAnswered) {
   EXPECT_EQ(ReasonOf(stream.status()), "SERVER_SHUTDOWN");
 }
 
-// The engine thread has died while the output worker hung, which goes on only when the engine is
-// being destroyed.
-TEST(EngineShutdownTest, AWorkerThatIsFreeLateStillWritesTheEnds) {
+// The engine thread has failed while the output worker was blocked. The worker continues only when
+// the engine is being destroyed.
+TEST(EngineShutdownTest, LateWorkerStillWritesTheEnds) {
   const PoolOptions pool;
   HarnessOptions options = MakeHarnessOptions(pool);
   Gate start, worker;
@@ -128,8 +128,8 @@ TEST(EngineShutdownTest, AWorkerThatIsFreeLateStillWritesTheEnds) {
   int collects = 0;
   runner.SetCollectHook([&]() -> absl::Status {
     if (++collects < 3) return absl::OkStatus();
-    worker.AwaitArrival();  // with what the steps before have given
-    std::string().at(0);    // as a library might throw
+    worker.AwaitArrival();  // the worker has the output of the earlier steps
+    std::string().at(0);    // simulates an exception of a library
     return absl::OkStatus();
   });
   const MachineClock clock;

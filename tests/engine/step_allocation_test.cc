@@ -1,5 +1,5 @@
-// What steps allocate on the engine thread once their buffers have grown: counted without what the
-// fake runner takes.
+// Allocations of the engine thread per step after its buffers have grown, without those of the fake
+// runner.
 
 #include <memory>
 #include <string>
@@ -105,7 +105,7 @@ class StepAllocationTest : public ::testing::TestWithParam<int> {
     core_.Handle(prepared, harness_.clock.Now());
   }
 
-  // Runs `steps` steps and returns how many allocations they made outside the runner.
+  // Runs `steps` steps and returns the number of allocations outside the runner.
   std::uint64_t Allocations(std::int32_t steps) {
     const std::uint64_t before = NumAllocations() - runner_.allocations();
     for (std::int32_t i = 0; i < steps; ++i) {
@@ -127,7 +127,7 @@ class StepAllocationTest : public ::testing::TestWithParam<int> {
   std::uint64_t submitted_ = 0;
 };
 
-TEST_P(StepAllocationTest, PenaltiesAllocateNothingForATokenOfTheOutput) {
+TEST_P(StepAllocationTest, PenaltiesAllocateNothingPerOutputToken) {
   for (const Case& kind : Cases()) {
     SCOPED_TRACE(kind.name);
     for (const bool is_counted : {false, true}) {
@@ -135,7 +135,7 @@ TEST_P(StepAllocationTest, PenaltiesAllocateNothingForATokenOfTheOutput) {
       Allocations(kWarmUp);
       const std::uint64_t allocations = Allocations(kCounted);
       if (is_counted) {
-        // A few are made as lists grow, in steps of any kind; none for each token.
+        // A few allocations occur as lists grow, in steps of any kind, but none per token.
         EXPECT_LT(allocations, kCounted / 8u);
       }
       Finish();

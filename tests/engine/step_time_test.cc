@@ -1,5 +1,5 @@
-// The step-time model against times that follow a known rule, and the scheduler that plans by it on
-// a clock that the runner moves.
+// The step-time model with times that follow a known rule, and the scheduler that plans with it on
+// a clock driven by the runner.
 
 #include <algorithm>
 #include <cmath>
@@ -22,7 +22,7 @@
 namespace quire::engine {
 namespace {
 
-// Seconds for a step, per unit of work.
+// Seconds of a step per unit of work.
 struct Truth {
   double constant = 0.015, decode_row = 0.0004, decode_key = 2e-7, prompt_token = 0.0006,
          prompt_pair = 4e-8;
@@ -62,7 +62,7 @@ StepTimeModel Trained(const Truth& truth, int steps = 200, std::uint32_t outlier
   return model;
 }
 
-// The largest relative error over steps of both kinds.
+// Returns the largest relative error over steps of both kinds.
 double WorstError(const StepTimeModel& model, const Truth& truth) {
   std::mt19937 random(11);
   double worst = 0;
@@ -74,21 +74,21 @@ double WorstError(const StepTimeModel& model, const Truth& truth) {
   return worst;
 }
 
-TEST(StepTimeModelTest, KnowsNothingAtFirst) {
+TEST(StepTimeModelTest, HasNoEstimateAtFirst) {
   StepTimeModel model;
   std::mt19937 random(1);
   EXPECT_EQ(model.Predict(MixedWork(random)), absl::ZeroDuration());
   EXPECT_EQ(model.PromptTokensWithin(absl::Seconds(10), 0), 0u);
   EXPECT_FALSE(model.Knows(MixedWork(random)));
   EXPECT_FALSE(model.Knows(DecodeWork(random)));
-  // Steps without prompts do not say what prompts cost.
+  // Steps without prompts carry no information about the cost of prompts.
   for (int i = 0; i < 20; ++i) model.Learn(DecodeWork(random), absl::Milliseconds(5));
   EXPECT_TRUE(model.Knows(DecodeWork(random)));
   EXPECT_FALSE(model.Knows(MixedWork(random)));
   EXPECT_EQ(model.PromptTokensWithin(absl::Seconds(10), 0), 0u);
 }
 
-TEST(StepTimeModelTest, FindsTheRuleBehindTheTimes) {
+TEST(StepTimeModelTest, LearnsTheRuleOfTheTimes) {
   const Truth truth;
   EXPECT_LT(WorstError(Trained(truth), truth), 0.03);
 }
@@ -98,16 +98,16 @@ TEST(StepTimeModelTest, OneStepWithAPromptBoundsTheNextChunk) {
   StepWork work;
   work.AddPrompt(0, 512);
   model.Learn(work, absl::Milliseconds(400));
-  // The whole time is taken for that of the tokens.
+  // The whole time is attributed to the tokens.
   EXPECT_NEAR(model.PromptTokensWithin(absl::Milliseconds(100), 0), 128, 8);
 }
 
-TEST(StepTimeModelTest, HiccupsOfTheMachineMoveItLittle) {
+TEST(StepTimeModelTest, IsRobustToOutliers) {
   const Truth truth;
   EXPECT_LT(WorstError(Trained(truth, 400, /*outlier_period=*/20), truth), 0.5);
 }
 
-TEST(StepTimeModelTest, FollowsAMachineThatHasBecomeSlower) {
+TEST(StepTimeModelTest, AdaptsToASlowerMachine) {
   StepTimeModel model = Trained(Truth());
   const Truth slow{.constant = 0.15,
                    .decode_row = 0.004,
@@ -122,7 +122,7 @@ TEST(StepTimeModelTest, FollowsAMachineThatHasBecomeSlower) {
   EXPECT_LT(WorstError(model, slow), 0.15);
 }
 
-TEST(StepTimeModelTest, DecodingForLongDoesNotForgetPrompts) {
+TEST(StepTimeModelTest, LongDecodingKeepsThePromptEstimate) {
   const Truth truth;
   StepTimeModel model = Trained(truth);
   const std::uint32_t before = model.PromptTokensWithin(absl::Milliseconds(100), 1000);
@@ -134,8 +134,8 @@ TEST(StepTimeModelTest, DecodingForLongDoesNotForgetPrompts) {
   EXPECT_NEAR(model.PromptTokensWithin(absl::Milliseconds(100), 1000), before, 0.1 * before);
 }
 
-// Where the weights take longer to read than the rows to compute, small chunks are free.
-TEST(StepTimeModelTest, SmallChunksThatCostNothingDoNotMakeAnyChunkFree) {
+// Where reading the weights takes longer than computing the rows, small chunks are free.
+TEST(StepTimeModelTest, FreeSmallChunksDoNotMakeLargeOnesFree) {
   StepTimeModel model;
   for (int i = 0; i < 200; ++i) {
     StepWork work;
@@ -143,7 +143,7 @@ TEST(StepTimeModelTest, SmallChunksThatCostNothingDoNotMakeAnyChunkFree) {
     if (i % 2 == 1) work.AddPrompt(0, 8);
     model.Learn(work, absl::Milliseconds(40));
   }
-  // 8 tokens in 40 ms are the fastest that was seen.
+  // 8 tokens in 40 ms is the fastest rate observed.
   EXPECT_LE(model.PromptTokensWithin(absl::Milliseconds(80), 0), 32u);
   EXPECT_GE(model.PromptTokensWithin(absl::Milliseconds(80), 0), 16u);
 }
@@ -165,7 +165,7 @@ TEST(StepTimeModelTest, ChunksAreTheLargestThatFit) {
   }
 }
 
-TEST(StepTimeModelTest, StaysFiniteWhateverItIsTold) {
+TEST(StepTimeModelTest, StaysFiniteForAnyInput) {
   std::mt19937 random(17);
   StepTimeModel model;
   constexpr std::uint32_t kMax = 0xffffffff;
@@ -193,8 +193,8 @@ StepSeconds Rule(const Truth& truth) {
   return [truth](const StepWork& work) { return truth.Seconds(work); };
 }
 
-// A pool of pages of 64 tokens, and a runner whose steps take what `seconds` says, give or take
-// `noise`.
+// A pool with pages of 64 tokens, and a runner whose steps take the time that `seconds` returns,
+// plus or minus `noise`.
 class TimedEngine {
  public:
   TimedEngine(StepSeconds seconds, std::optional<absl::Duration> target, bool is_auto = false,
@@ -226,7 +226,7 @@ class TimedEngine {
     return options;
   }
 
-  // Four streams that run to the end, and a long prompt every 40 steps.
+  // Runs four streams to their end, and a long prompt every 40 steps.
   void ServeStreamsAndPrompts() {
     for (int i = 0; i < 4; ++i) {
       harness.Submit(MakeRequest(absl::StrCat("stream", i),
@@ -251,7 +251,7 @@ class TimedEngine {
   }
 
   Harness harness;
-  // Each is a gap in every running stream.
+  // Each step time is a gap in every running stream.
   std::vector<absl::Duration> decode_steps, mixed_steps;
 
  private:
@@ -274,13 +274,13 @@ TEST(StepTimeTargetTest, GapsOfStreamsStayBelowTheTargetWhilePromptsArrive) {
   timed.ServeStreamsAndPrompts();
   ASSERT_GT(timed.mixed_steps.size(), 100u);
   EXPECT_LE(Longest(timed.mixed_steps), target);
-  // The time is used, too.
+  // The streams also use most of the allowed time.
   EXPECT_GT(Mean(timed.mixed_steps), 0.6 * target);
 
   TimedEngine free(Rule(Truth()), std::nullopt);
   free.ServeStreamsAndPrompts();
   EXPECT_GT(Longest(free.mixed_steps), 8 * target);
-  // Who gets which token does not depend on the target.
+  // The target does not change the tokens of any request.
   ASSERT_EQ(timed.harness.outputs().size(), free.harness.outputs().size());
   for (const auto& [id, output] : free.harness.outputs()) {
     EXPECT_EQ(timed.harness.output(id).tokens, output.tokens) << id;
@@ -289,7 +289,7 @@ TEST(StepTimeTargetTest, GapsOfStreamsStayBelowTheTargetWhilePromptsArrive) {
   EXPECT_GT(MetricSum(timed.harness.registry, "quire_engine_step_prediction_ratio_count"), 200);
 }
 
-// `streams` that run, then prompts of 3000 tokens that come together.
+// Starts `streams` streams, then prompts of 3000 tokens that arrive together.
 void ServeStreamsThenPrompts(TimedEngine& timed, int streams, int prompts,
                              const std::string& tenant_of_prompts = "default") {
   Harness& harness = timed.harness;
@@ -316,7 +316,7 @@ TEST(StepTimeTargetTest, AutoIsThreeStepsWithoutPrompts) {
   EXPECT_GT(Mean(timed.mixed_steps), 0.6 * target);
 }
 
-TEST(StepTimeTargetTest, AutoIsFourStepsWhereMoreWaitForTheirFirstToken) {
+TEST(StepTimeTargetTest, AutoIsFourStepsIfMoreWaitForTheirFirstToken) {
   TimedEngine timed(Rule(Truth()), std::nullopt, /*is_auto=*/true);
   ServeStreamsThenPrompts(timed, /*streams=*/2, /*prompts=*/6);
   const absl::Duration step = Mean(timed.decode_steps);
@@ -331,9 +331,9 @@ constexpr Truth kFastest{.constant = 0.0003,
                          .prompt_token = 5e-5,
                          .prompt_pair = 1e-9};
 
-// A tenant that has just had an answer comes again, into steps in which another one alone has
+// A tenant that has just received an answer sends another request, while only another tenant has
 // streams.
-TEST(StepTimeTargetTest, AutoStaysLowForATenantThatComesAgain) {
+TEST(StepTimeTargetTest, AutoStaysLowForAReturningTenant) {
   TimedEngine timed(Rule(kFastest), std::nullopt, /*is_auto=*/true);
   Harness& harness = timed.harness;
   for (std::uint64_t i = 0; i < 4; ++i) {
@@ -358,7 +358,7 @@ TEST(StepTimeTargetTest, AutoStaysLowForATenantThatComesAgain) {
 }
 
 TEST(StepTimeTargetTest, AutoHasBounds) {
-  // A step without prompts takes 1.1 ms: 20 ms are aimed at.
+  // A step without prompts takes 1.1 ms, so the target is 20 ms.
   const Truth fast{.constant = 0.001,
                    .decode_row = 2e-5,
                    .decode_key = 1e-8,
@@ -368,12 +368,12 @@ TEST(StepTimeTargetTest, AutoHasBounds) {
   low.ServeStreamsAndPrompts();
   EXPECT_LE(Longest(low.mixed_steps), absl::Milliseconds(20));
   EXPECT_GT(Mean(low.mixed_steps), absl::Milliseconds(15));
-  // 3 steps without prompts where the prompts are another tenant's.
+  // The target is 3 steps without prompts if the prompts belong to another tenant.
   TimedEngine shared(Rule(kFastest), std::nullopt, /*is_auto=*/true);
   ServeStreamsThenPrompts(shared, /*streams=*/4, /*prompts=*/2, "another");
   EXPECT_LE(Longest(shared.mixed_steps), absl::Milliseconds(1.2));
   EXPECT_GT(Mean(shared.mixed_steps), absl::Milliseconds(0.7));
-  // It takes 300 ms: 500 ms are.
+  // A step takes 300 ms, so the target is 500 ms.
   const Truth slow{.constant = 0.3,
                    .decode_row = 2e-4,
                    .decode_key = 1e-8,
@@ -403,8 +403,8 @@ TEST(StepTimeTargetTest, TheOldestPromptGetsEightTokensInEveryStep) {
   }
 }
 
-// The CPU computes 8 rows together, be they of streams or of prompts.
-TEST(StepTimeTargetTest, StepsThatTimeBoundsHaveMultiplesOfEightRows) {
+// The CPU computes 8 rows together, whether of streams or of prompts.
+TEST(StepTimeTargetTest, TimeLimitedStepsHaveMultiplesOfEightRows) {
   TimedEngine timed(Rule(Truth()), absl::Milliseconds(150));
   Harness& harness = timed.harness;
   for (int i = 0; i < 3; ++i) {
@@ -428,7 +428,7 @@ TEST(StepTimeTargetTest, StepsThatTimeBoundsHaveMultiplesOfEightRows) {
   EXPECT_GT(bounded, 15);
 }
 
-TEST(StepTimeTargetTest, WithoutARunningStreamNothingIsShrunk) {
+TEST(StepTimeTargetTest, DoesNotShrinkStepsWithoutARunningStream) {
   TimedEngine timed(Rule(Truth()), absl::Milliseconds(1));
   timed.harness.Submit(MakeRequest("a", MakePrompt(1, 5000), 3));
   timed.harness.RunUntilIdle();
@@ -437,8 +437,8 @@ TEST(StepTimeTargetTest, WithoutARunningStreamNothingIsShrunk) {
   EXPECT_THAT(tokens, ::testing::ElementsAre(2048, 2048, 904, 1, 1));
 }
 
-// Who comes while prompts alone are computed waits for no more than a step of theirs.
-TEST(StepTimeTargetTest, AutoBoundsStepsOfPromptsAlone) {
+// A request that arrives during prompt-only steps waits at most for one such step.
+TEST(StepTimeTargetTest, AutoBoundsPromptOnlySteps) {
   const auto run = [](TimedEngine& timed, const char* id, std::uint64_t seed) {
     const absl::Time start = timed.harness.clock.Now();
     timed.harness.Submit(MakeRequest(id, MakePrompt(seed, 6000), 10));
@@ -454,7 +454,7 @@ TEST(StepTimeTargetTest, AutoBoundsStepsOfPromptsAlone) {
   };
   TimedEngine timed(Rule(Truth()), std::nullopt, /*is_auto=*/true);
   TimedEngine free(Rule(Truth()), std::nullopt);
-  // What a step without prompts takes is not known yet, so nothing bounds those with prompts.
+  // The time of a step without prompts is still unknown, so it does not limit steps with prompts.
   EXPECT_EQ(run(timed, "first", 1), run(free, "first", 1));
   const auto [longest, total] = run(timed, "second", 2);
   const auto [longest_free, total_free] = run(free, "second", 2);
@@ -463,7 +463,7 @@ TEST(StepTimeTargetTest, AutoBoundsStepsOfPromptsAlone) {
   EXPECT_LE(total, 1.1 * total_free);
 }
 
-TEST(StepTimeTargetTest, AStreamWhoseTextIsNotMadeYetWaitsForTheStep) {
+TEST(StepTimeTargetTest, StreamWithPendingTextCountsAsWaiting) {
   TimedEngine timed(Rule(Truth()), absl::Milliseconds(1));
   Harness& harness = timed.harness;
   bool is_ready = true;
@@ -473,7 +473,7 @@ TEST(StepTimeTargetTest, AStreamWhoseTextIsNotMadeYetWaitsForTheStep) {
       harness.Submit(MakeRequest("stream", MakePrompt(1, 100), 300));
   timed.Step();
   timed.Step();
-  // The tokens of the next step, which has a prompt more.
+  // Returns the number of tokens of the next step, which has one more prompt.
   const auto step_tokens = [&](std::uint64_t seed) {
     harness.Submit(MakeRequest(absl::StrCat("prompt", seed), MakePrompt(seed, 1000), 1));
     timed.Step();
@@ -482,7 +482,7 @@ TEST(StepTimeTargetTest, AStreamWhoseTextIsNotMadeYetWaitsForTheStep) {
   };
   is_ready = false;
   EXPECT_EQ(step_tokens(2), 8u);
-  // A client that does not read waits for nothing.
+  // A client that does not read is not waiting for the step.
   stream->stream->Write(DeltaEvent{.index = 0,
                                    .text = {},
                                    .parsed = {},
@@ -493,8 +493,8 @@ TEST(StepTimeTargetTest, AStreamWhoseTextIsNotMadeYetWaitsForTheStep) {
   EXPECT_EQ(step_tokens(3), 992u + 1000);
 }
 
-// A machine that reads its weights in `stream` seconds, or computes for `row` seconds with each
-// row, whichever takes longer: no straight line, as the model takes it for.
+// A machine that reads its weights in `stream` seconds or computes each row in `row` seconds,
+// whichever takes longer. This is not the straight line that the model assumes.
 struct Machine {
   const char* name;
   double overhead, stream, row, key;
@@ -518,8 +518,8 @@ double Quantile(std::vector<double> values, double share) {
   return values.at(static_cast<std::size_t>(share * static_cast<double>(values.size() - 1)));
 }
 
-// `clients` that each ask again as soon as they have their answer: prompts of 128 to 512 tokens,
-// half of them with a common beginning of 256, and answers of 64 tokens.
+// `clients` clients that each send the next request as soon as they have an answer. Prompts have
+// 128 to 512 tokens, half of them share a prefix of 256, and answers have 64 tokens.
 class ClosedLoop {
  public:
   ClosedLoop(TimedEngine* timed, int clients, std::uint32_t seed)
@@ -581,8 +581,8 @@ class ClosedLoop {
   Latencies latencies_;
 };
 
-// Two cores with 0.5 B and 1.1 B parameters at int8, without integer dot products, with plain
-// weights; and a large machine.
+// Two cores with 0.5 B and 1.1 B parameters at int8, without integer dot products, and with plain
+// weights. Also a large machine.
 constexpr Machine kMachines[] = {{"0.5 B int8", 0.002, 0.015, 0.0011, 1e-7},
                                  {"1.1 B int8", 0.004, 0.036, 0.0025, 2e-7},
                                  {"0.5 B int8 without dot products", 0.002, 0.017, 0.004, 2e-7},
@@ -590,11 +590,11 @@ constexpr Machine kMachines[] = {{"0.5 B int8", 0.002, 0.015, 0.0011, 1e-7},
                                  {"0.5 B int8, slow memory", 0.003, 0.038, 0.0025, 4e-7},
                                  {"0.5 B int8 on 32 cores", 0.001, 0.004, 0.0001, 1e-8}};
 
-// The least gap that is aimed at: a machine that is faster than any target has gaps of it.
+// The smallest gap that the target allows. A machine that is faster than any target has this gap.
 constexpr double kMinGap = 0.020;
 
 struct Served {
-  Latencies without, with;  // a target
+  Latencies without, with;  // without and with a target
 };
 
 Served Serve(const Machine& machine, int clients, int requests, std::uint32_t seed) {
@@ -603,8 +603,8 @@ Served Serve(const Machine& machine, int clients, int requests, std::uint32_t se
   Served served{.without = ClosedLoop(&free, clients, seed).Run(requests),
                 .with = ClosedLoop(&timed, clients, seed).Run(requests)};
   EXPECT_EQ(served.with.gaps.size(), static_cast<std::size_t>(requests) * 63);
-  // Without a target streams stand still behind prompts; with it little of the time is lost, and
-  // the last first token comes later by as much as short prompts pass long ones.
+  // Without a target, streams stall during prompts. The target costs little time, and the last
+  // first token is delayed by the short prompts that overtake long ones.
   EXPECT_GT(Quantile(served.without.gaps, 0.99), 2 * Quantile(served.with.gaps, 0.99));
   EXPECT_LE(served.with.total, 1.1 * served.without.total);
   EXPECT_LE(Quantile(served.with.first_tokens, 0.99),
@@ -612,8 +612,8 @@ Served Serve(const Machine& machine, int clients, int requests, std::uint32_t se
   return served;
 }
 
-// Of one load the median is that of steps with prompts, of another that of steps without, as they
-// are a little more or less than half of all. So the ratio is that of most loads.
+// Steps with prompts are slightly more or less than half of all steps, so the median of a load
+// belongs to one kind or the other. The test therefore uses the ratio of most loads.
 TEST(StepTimeTargetTest, EightClientsHaveGapsOfThreeTimesTheirMedianOnEveryMachine) {
   for (const Machine& machine : kMachines) {
     SCOPED_TRACE(machine.name);
@@ -626,8 +626,8 @@ TEST(StepTimeTargetTest, EightClientsHaveGapsOfThreeTimesTheirMedianOnEveryMachi
   }
 }
 
-// With many clients the rows of a step vary, and so do their gaps where a machine computes for
-// longer than it reads. 99 in 100 are no longer than the target of a step with all rows.
+// With many clients the rows of a step vary, and so do the gaps where computing takes longer than
+// reading. 99 of 100 gaps are no longer than the target of a step with all rows.
 TEST(StepTimeTargetTest, ManyClientsHaveGapsOfFourStepsOnEveryMachine) {
   constexpr int kClients = 32;
   for (const Machine& machine : kMachines) {
@@ -640,8 +640,8 @@ TEST(StepTimeTargetTest, ManyClientsHaveGapsOfFourStepsOnEveryMachine) {
   }
 }
 
-// A machine whose speed jumps about makes the model wrong; it must cost time only.
-TEST(StepTimeTargetTest, AWrongModelChangesNoToken) {
+// A machine whose speed varies makes the model wrong, which may cost time only.
+TEST(StepTimeTargetTest, WrongEstimatesChangeNoToken) {
   TimedEngine steady(Rule(Truth()), absl::Milliseconds(150));
   steady.ServeStreamsAndPrompts();
   TimedEngine wild(Rule(Truth()), absl::Milliseconds(150), /*is_auto=*/false, /*noise=*/0.98);

@@ -1,6 +1,6 @@
 #pragma once
 
-// Reads a TokenStream to its end, and checks the order of events on the way.
+// Reads a TokenStream to its end and checks the order of its events.
 
 #include <cstdint>
 #include <map>
@@ -29,7 +29,7 @@ struct Reading {
   std::string prompt_bytes;
   std::vector<float> prompt_logprobs;
   int num_deltas = 0;
-  std::string order_errors;  // breaches of S1 to S6
+  std::string order_errors;  // violations of S1 to S6
   absl::Status status;
   Usage usage;
   bool got_started = false;
@@ -37,10 +37,10 @@ struct Reading {
   void Add(OutputEvent event);
 };
 
-// Waits for events through the ready callback; no polling.
+// Waits for events through the ready callback, without polling.
 Reading ReadAll(TokenStream& stream);
 
-// The sum over all series of `family` in an exposition whose line holds `label`.
+// Returns the sum over all series of `family` whose line contains `label`.
 double SumOfFamily(const std::string& exposition, const std::string& family,
                    absl::string_view label = "");
 

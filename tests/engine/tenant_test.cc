@@ -1,4 +1,4 @@
-// Limits of tenants: who is refused, who waits, and that no other tenant notices.
+// Limits of tenants: rejections, waiting, and isolation of other tenants.
 
 #include <algorithm>
 #include <map>
@@ -30,7 +30,7 @@ void ExpectRefusal(const absl::Status& status, absl::string_view tenant, absl::s
   EXPECT_TRUE(reason->retry_delay.has_value());
 }
 
-TEST(TenantQueueTest, OneTenantIsRefusedAndOthersEnter) {
+TEST(TenantQueueTest, RejectsOneTenantAndAdmitsOthers) {
   AdmissionLimiter queue(100, 1000);
   TenantOptions tenants;
   tenants.defaults.max_queued_requests = 3;
@@ -41,7 +41,7 @@ TEST(TenantQueueTest, OneTenantIsRefusedAndOthersEnter) {
   EXPECT_TRUE(queue.AddTokens("small", 30).ok());
   ExpectRefusal(queue.AddTokens("small", 21), "small", "50", "30", "max_queued_tokens");
   EXPECT_TRUE(queue.AddTokens("small", 20).ok());
-  // Longer than all that may ever wait: no invitation to try again.
+  // The request is larger than everything that may ever wait, so no retry is suggested.
   const absl::Status too_long = queue.AddTokens("small", 51);
   EXPECT_EQ(too_long.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(GetErrorReason(too_long)->name(), "EXCEEDS_CAPACITY");
@@ -83,7 +83,7 @@ class TenantSchedulerTest : public ::testing::TestWithParam<int> {
     }
   }
 
-  // Requests with a row, by tenant.
+  // Returns the number of requests with a row, by tenant.
   std::map<std::string, int> Running() {
     std::map<std::string, std::set<std::string>> ids;
     for (const Sequence* sequence : harness_.core.scheduler().running()) {
@@ -109,7 +109,7 @@ class TenantSchedulerTest : public ::testing::TestWithParam<int> {
 };
 INSTANTIATE_TEST_SUITE_P(StepsInFlight, TenantSchedulerTest, ::testing::Values(1, 2));
 
-TEST_P(TenantSchedulerTest, ATenantAtItsLimitWaitsAndLetsOthersPass) {
+TEST_P(TenantSchedulerTest, TenantAtItsLimitWaitsWithoutBlockingOthers) {
   Submit("greedy", 6);
   Submit("other", 3);
   harness_.Step();
@@ -122,7 +122,7 @@ TEST_P(TenantSchedulerTest, ATenantAtItsLimitWaitsAndLetsOthersPass) {
   ExpectAllDone();
 }
 
-TEST_P(TenantSchedulerTest, ACancelledRequestMakesRoomForTheNext) {
+TEST_P(TenantSchedulerTest, CancelledRequestMakesRoomForTheNext) {
   Submit("greedy", 3);
   harness_.Step();
   harness_.Cancel(live_[0], CancelSource::kApi);
@@ -132,7 +132,7 @@ TEST_P(TenantSchedulerTest, ACancelledRequestMakesRoomForTheNext) {
   ExpectAllDone();
 }
 
-TEST_P(TenantSchedulerTest, NewLimitsHoldFromTheNextPlanAndEndNobody) {
+TEST_P(TenantSchedulerTest, NewLimitsApplyFromTheNextPlanAndEndNoRequest) {
   Submit("greedy", 6);
   harness_.Step();
   EXPECT_EQ(Running()["greedy"], 2);

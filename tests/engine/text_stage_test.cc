@@ -1,5 +1,5 @@
-// Prompts wait for tokenization by tenant, in a room of limited size, and those that are too long
-// whatever their tokens are cost nothing.
+// Prompts wait for tokenization per tenant in a queue of limited size. Prompts that are too long
+// for any tokenization are rejected without cost.
 
 #include "engine/request/text_stage.h"
 
@@ -23,7 +23,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// Holds every thread but the one that made it, each time it asks for the time.
+// Blocks every thread except its creator at each read of the clock.
 class GateClock final : public Clock {
  public:
   absl::Time Now() const override {
@@ -61,12 +61,12 @@ class TextStageTest : public ::testing::Test {
     return stage_->Submit(std::make_shared<AcceptedRequest>(std::move(request), ++arrivals_, 0,
                                                             std::make_shared<TokenStream>()));
   }
-  // The ids of the next prepared requests, in their order.
+  // Returns the ids of the next prepared requests, in order.
   std::vector<std::string> Prepared(std::size_t count) {
     std::vector<std::string> ids;
     while (ids.size() < count) {
       inbox_->Wait(absl::InfiniteDuration());
-      Signals signals;
+      std::vector<Signal> signals;
       EXPECT_TRUE(inbox_->Drain(&signals));
       for (const Signal& signal : signals) ids.push_back(signal.request->request.id);
     }
@@ -92,7 +92,7 @@ class TextStageTest : public ::testing::Test {
 TEST_F(TextStageTest, TenantsAreServedInTurn) {
   Start();
   ASSERT_TRUE(Submit("first", 0).ok());
-  clock_.gate.AwaitArrival();  // the only worker has it
+  clock_.gate.AwaitArrival();  // the only worker has taken it
   for (int i = 0; i < 4; ++i) ASSERT_TRUE(Submit("a", i).ok());
   for (int i = 0; i < 2; ++i) ASSERT_TRUE(Submit("b", i).ok());
   ASSERT_TRUE(Submit("c", 0).ok());
@@ -100,10 +100,10 @@ TEST_F(TextStageTest, TenantsAreServedInTurn) {
   EXPECT_THAT(Prepared(8), ElementsAre("first0", "a0", "b0", "c0", "a1", "b1", "a2", "a3"));
 }
 
-TEST_F(TextStageTest, BytesThatWaitAreBounded) {
+TEST_F(TextStageTest, BoundsWaitingBytes) {
   Start([](EngineOptions& options) { options.max_queued_bytes = 1000; });
   ASSERT_TRUE(Submit("first", 0, std::string(900, 'a')).ok());
-  clock_.gate.AwaitArrival();  // the only worker has it, so it does not wait
+  clock_.gate.AwaitArrival();  // the only worker has taken it, so it does not wait
   ASSERT_TRUE(Submit("a", 0, std::string(600, 'a')).ok());
   ASSERT_TRUE(Submit("b", 0, std::string(400, 'a')).ok());
   const absl::Status refused = Submit("b", 1, "a");
@@ -122,11 +122,11 @@ TEST_F(TextStageTest, BytesThatWaitAreBounded) {
   EXPECT_TRUE(Submit("b", 1, "a").ok());
   clock_.gate.Set(/*closed=*/false);
   EXPECT_THAT(Prepared(4), ElementsAre("first0", "a0", "b0", "b1"));
-  EXPECT_TRUE(Submit("b", 2, std::string(1001, 'a')).ok()) << "all have left";
+  EXPECT_TRUE(Submit("b", 2, std::string(1001, 'a')).ok()) << "the queue is empty again";
   EXPECT_THAT(Prepared(1), ElementsAre("b2"));
 }
 
-TEST_F(TextStageTest, PromptsThatWaitAreBounded) {
+TEST_F(TextStageTest, BoundsWaitingPrompts) {
   Start([](EngineOptions& options) { options.max_queued_requests = 2; });
   ASSERT_TRUE(Submit("first", 0).ok());
   clock_.gate.AwaitArrival();
@@ -143,7 +143,7 @@ TEST_F(TextStageTest, PromptsThatWaitAreBounded) {
 }
 
 // The longest token of the byte tokenizer is "<poison>".
-TEST(TextLengthTest, ATextThatNoTokensMakeShortEnoughIsNotTokenized) {
+TEST(TextLengthTest, DoesNotTokenizeATextThatIsTooLongForAnyTokens) {
   Harness harness(MakeHarnessOptions({.max_context_tokens = 1024}));
   Request request = MakeRequest("long", {}, 4);
   request.prompt = TextPrompt{.text = std::string(8 * 1024, 'a')};
@@ -152,7 +152,7 @@ TEST(TextLengthTest, ATextThatNoTokensMakeShortEnoughIsNotTokenized) {
   EXPECT_EQ(status.message(), "prompt has at least 1024 tokens, model context is 1024");
   EXPECT_EQ(GetErrorReason(status)->name(), "PROMPT_TOO_LONG");
   EXPECT_EQ(GetErrorReason(status)->Find("prompt_tokens"), "1024");
-  // One byte less could be 1023 tokens, so they are counted.
+  // With one byte less it could be 1023 tokens, so the tokens are counted.
   request.id = "shorter";
   request.prompt = TextPrompt{.text = std::string(8 * 1023, 'a')};
   harness.Submit(request);
@@ -162,7 +162,7 @@ TEST(TextLengthTest, ATextThatNoTokensMakeShortEnoughIsNotTokenized) {
   request.prompt = TextPrompt{.text = absl::StrCat("<poison>", std::string(99, 'a'))};
   const auto live = harness.Submit(request);
   EXPECT_EQ(live->progress.prompt_tokens.load(), 100);
-  // What is cut may have any length.
+  // Text that will be truncated may have any length.
   request.id = "cut";
   request.truncate_prompt = true;
   request.prompt = TextPrompt{.text = std::string(9 * 1024, 'a')};

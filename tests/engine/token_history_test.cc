@@ -12,7 +12,7 @@
 namespace quire::engine {
 namespace {
 
-// Counts of a plain map, and the order in which its tokens came first.
+// A plain map of counts, and its tokens in order of first occurrence.
 class PlainHistory {
  public:
   void Add(std::int32_t token, std::int32_t count) {
@@ -33,7 +33,7 @@ class PlainHistory {
   std::vector<std::int32_t> order_;
 };
 
-TEST(TokenHistoryTest, CountsAsAMapDoes) {
+TEST(TokenHistoryTest, AgreesWithAPlainMap) {
   const std::uint32_t seed = std::random_device()();
   SCOPED_TRACE(absl::StrCat("seed ", seed));
   std::mt19937 random(seed);
@@ -62,7 +62,7 @@ TEST(TokenHistoryTest, CountsAsAMapDoes) {
   }
 }
 
-TEST(TokenHistoryTest, AllocatesNothingWhereItHasRoom) {
+TEST(TokenHistoryTest, AllocatesNothingWithinItsCapacity) {
   const std::vector<std::int32_t> prompt = {7, 8, 7, 9};
   TokenHistory history, copy;
   history.SetPrompt(prompt, 1000);
@@ -71,7 +71,7 @@ TEST(TokenHistoryTest, AllocatesNothingWhereItHasRoom) {
     const std::uint64_t before = NumAllocations();
     for (std::int32_t token = 0; token < 1000; ++token) one->AddOutput(3 * token);
     EXPECT_EQ(NumAllocations() - before, 0u);
-    EXPECT_EQ(one->entries().size(), 1000 + 2);  // 9 is one of both
+    EXPECT_EQ(one->entries().size(), 1000 + 2);  // 9 occurs in both
   }
 }
 

@@ -1,4 +1,4 @@
-// Answers that are finished and not read: they count in a limit, and end.
+// Finished answers that are not read count towards a limit and expire.
 
 #include "engine/output/unread_answers.h"
 
@@ -36,8 +36,8 @@ class UnreadAnswersTest : public ::testing::Test {
     engine_ = *std::move(engine);
   }
 
-  // A whole answer, which lies in its stream when this returns: the engine is idle a moment before
-  // that.
+  // Returns the stream of a finished answer. The engine becomes idle slightly before the answer is
+  // in the stream.
   std::shared_ptr<TokenStream> Finished(const std::string& id, const std::string& tenant = "t") {
     Request request = MakeRequest(id, {1, 2, 3}, 5);
     request.tenant = tenant;
@@ -48,7 +48,7 @@ class UnreadAnswersTest : public ::testing::Test {
     EXPECT_TRUE(testing::WaitUntil([&] { return (*stream)->is_complete(); }));
     return *std::move(stream);
   }
-  // Makes the engine thread look at the time.
+  // Makes the engine thread read the clock.
   void Look() { EXPECT_TRUE(engine_->CheckIntegrity().ok()); }
   bool EndsAsSlow(const TokenStream& stream) {
     return testing::WaitUntil([&] {
@@ -63,7 +63,7 @@ class UnreadAnswersTest : public ::testing::Test {
   std::unique_ptr<Engine> engine_;
 };
 
-TEST_F(UnreadAnswersTest, OneThatNobodyReadsEnds) {
+TEST_F(UnreadAnswersTest, UnreadAnswerExpires) {
   Start([](EngineOptions& options) { options.slow_client_timeout = absl::Seconds(5); });
   const auto stream = Finished("a");
   clock_.Advance(absl::Seconds(4));
@@ -72,12 +72,12 @@ TEST_F(UnreadAnswersTest, OneThatNobodyReadsEnds) {
   clock_.Advance(absl::Seconds(7));
   ASSERT_TRUE(EndsAsSlow(*stream));
   EXPECT_THAT(std::string(stream->status().message()), HasSubstr("5000 ms"));
-  EXPECT_FALSE(stream->Take().has_value()) << "its memory is free";
+  EXPECT_FALSE(stream->Take().has_value()) << "the answer's memory is released";
   EXPECT_TRUE(stream->finished());
   EXPECT_TRUE(stream->CheckIntegrity().ok());
 }
 
-TEST_F(UnreadAnswersTest, TheyCountInTheQueueUntilTheyAreRead) {
+TEST_F(UnreadAnswersTest, CountInTheQueueUntilRead) {
   Start([](EngineOptions& options) { options.max_queued_requests = 3; });
   std::vector<std::shared_ptr<TokenStream>> streams;
   for (int i = 0; i < 3; ++i) streams.push_back(Finished(absl::StrCat("a", i)));
@@ -86,14 +86,14 @@ TEST_F(UnreadAnswersTest, TheyCountInTheQueueUntilTheyAreRead) {
   EXPECT_THAT(std::string(refused.message()), HasSubstr("3 unread finished answers"));
   EXPECT_EQ(ReadAll(*streams[0]).usage.completion_tokens, 5);
   EXPECT_TRUE(ReadAll(*Finished("c")).status.ok());
-  // And after they have ended.
+  // They also count after they have ended.
   clock_.Advance(absl::Minutes(2));
   ASSERT_TRUE(EndsAsSlow(*streams[1]));
   ASSERT_TRUE(EndsAsSlow(*streams[2]));
   for (int i = 0; i < 3; ++i) streams.push_back(Finished(absl::StrCat("d", i)));
 }
 
-TEST_F(UnreadAnswersTest, TheyCountInTheLimitOfTheirTenant) {
+TEST_F(UnreadAnswersTest, CountInTheLimitOfTheirTenant) {
   Start([](EngineOptions& options) { options.tenants.defaults.max_queued_requests = 2; });
   const auto one = Finished("a", "x"), two = Finished("b", "x");
   Request request = MakeRequest("c", {1}, 5);
@@ -109,7 +109,7 @@ std::shared_ptr<AcceptedRequest> MakeAccepted(std::uint64_t arrival) {
                                            arrival, /*worker=*/0, std::make_shared<TokenStream>());
 }
 
-TEST(UnreadAnswersOnlyTest, ThePromptIsNotKept) {
+TEST(UnreadAnswersOnlyTest, DoesNotKeepThePrompt) {
   UnreadAnswers answers;
   auto request = MakeAccepted(1);
   const std::weak_ptr<AcceptedRequest> whole = request;
@@ -119,7 +119,7 @@ TEST(UnreadAnswersOnlyTest, ThePromptIsNotKept) {
   EXPECT_EQ(answers.CountsOf("").total, 1);
 }
 
-TEST(UnreadAnswersOnlyTest, OnePassEndsAFewOnly) {
+TEST(UnreadAnswersOnlyTest, OnePassExpiresOnlyAFew) {
   UnreadAnswers answers;
   constexpr int kMore = 3;
   for (int i = 0; i < UnreadAnswers::kMaxLooks + kMore; ++i) {

@@ -1,5 +1,5 @@
-// The order of admission against its definition: the first tenant of those that may start, and its
-// least key, sought anew each time.
+// Compares the admission order with its definition: a linear search for the first tenant that may
+// start and its smallest key.
 
 #include "engine/scheduler/waiting_requests.h"
 
@@ -99,7 +99,7 @@ class Queue {
   WaitingRequests requests_{interval_};
 };
 
-TEST(WaitingRequestsTest, TheBestIsTheLeastOfAll) {
+TEST(WaitingRequestsTest, BestEqualsALinearSearch) {
   const std::uint32_t seed = std::random_device{}();
   SCOPED_TRACE(::testing::Message() << "seed " << seed);
   Queue queue(seed);

@@ -1,5 +1,5 @@
-// Models whose layers read windows: a sequence holds the pages that its windows reach and no more,
-// and its tokens are those of a pool that holds everything.
+// Models with windowed layers. A sequence owns only the pages that its windows reach, and its
+// tokens equal those of an unlimited pool.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -45,7 +45,7 @@ HarnessOptions OptionsFor(const Setting& setting) {
   return options;
 }
 
-// The tokens of a request that runs alone where nothing is short.
+// Returns the tokens of a request that runs alone with ample resources.
 std::map<std::int32_t, std::vector<std::int32_t>> Alone(const Groups& groups, Request request) {
   Harness calm(OptionsFor({.groups = groups, .usable_pages = 1000}));
   request.id = "alone";
@@ -60,7 +60,7 @@ std::uint32_t UsedPages(const Harness& harness) {
   return harness.cache->stats().used_pages;
 }
 
-// Runs to the end and returns the most pages in use.
+// Runs to the end and returns the maximum number of pages in use.
 std::uint32_t RunCounting(Harness* harness) {
   std::uint32_t most = 0;
   while (!harness->core.idle()) {
@@ -71,13 +71,13 @@ std::uint32_t RunCounting(Harness* harness) {
   return most;
 }
 
-TEST(WindowTest, AContextOfManyPoolsRunsInItsWindow) {
+TEST(WindowTest, ContextOfManyPoolsRunsInItsWindow) {
   for (const int steps_in_flight : {1, 2}) {
     for (const AdmissionMode mode : {AdmissionMode::kSafe, AdmissionMode::kOvercommit}) {
       const Groups groups = {{.window = 24}};
       const cache::PageDemand demand(kPage, groups,
                                      kChunk * static_cast<std::uint32_t>(steps_in_flight));
-      // Not one page more than the request asks for, an eighth of its tokens.
+      // The number of pages is exactly what the request needs, an eighth of its tokens.
       const std::uint32_t pages = demand.PagesFor(900);
       ASSERT_LE(8 * pages * kPage, 900u);
       Harness harness(OptionsFor({groups, pages, steps_in_flight, mode}));
@@ -92,7 +92,7 @@ TEST(WindowTest, AContextOfManyPoolsRunsInItsWindow) {
   }
 }
 
-TEST(WindowTest, AMixedModelHoldsAllTokensInItsFullGroupsOnly) {
+TEST(WindowTest, MixedModelKeepsAllTokensInFullGroupsOnly) {
   const Groups groups = {{.window = 24}, {.window = 0}, {.window = 24}, {.window = 24}};
   Harness harness(OptionsFor({groups, 80}));
   const Request request = MakeRequest("long", MakePrompt(2, 600), 100);
@@ -103,10 +103,10 @@ TEST(WindowTest, AMixedModelHoldsAllTokensInItsFullGroupsOnly) {
   const std::uint32_t full = (699 + kPage - 1) / kPage;
   EXPECT_GE(most, full);
   EXPECT_LE(most, harness.cache->demand().PagesFor(699));
-  EXPECT_LT(most, 2 * full) << "four groups without windows would hold " << 4 * full;
+  EXPECT_LT(most, 2 * full) << "four groups without windows would use " << 4 * full;
 }
 
-TEST(WindowTest, ARequestIsRefusedWhenItsPagesNeverFitAndOnlyThen) {
+TEST(WindowTest, RejectsExactlyRequestsWhosePagesNeverFit) {
   const Groups groups = {{.window = 0}, {.window = 16}};
   const std::uint32_t pages = cache::PageDemand(kPage, groups, kChunk).PagesFor(400);
   Harness harness(OptionsFor({groups, pages}));
@@ -123,8 +123,8 @@ TEST(WindowTest, ARequestIsRefusedWhenItsPagesNeverFitAndOnlyThen) {
               HasSubstr("pages of 16 tokens over 2 layer groups, the pool has"));
 }
 
-// A chunk is cut to the pages that there are before anybody loses any.
-TEST(WindowTest, AShorterChunkIsBetterThanAVictim) {
+// A chunk is reduced to the available pages before any sequence is preempted.
+TEST(WindowTest, PrefersAShorterChunkToPreemption) {
   const Groups groups = {{.window = 24}};
   ASSERT_EQ(cache::PageDemand(kPage, groups, kChunk).PagesFor(200), 5u);
   Harness harness(OptionsFor({groups, 7, 1, AdmissionMode::kOvercommit}));
@@ -138,7 +138,7 @@ TEST(WindowTest, AShorterChunkIsBetterThanAVictim) {
   EXPECT_EQ(harness.output("second").tokens, Alone(groups, second));
 }
 
-TEST(WindowTest, APrefixIsFoundAgainAfterItsPagesWereGivenBack) {
+TEST(WindowTest, ReusesAPrefixAfterItsPagesWereReleased) {
   const Groups groups = {{.window = 0}, {.window = 24}};
   Harness harness(OptionsFor({groups, 200}));
   std::vector<std::int32_t> prompt = MakePrompt(4, 320);
@@ -152,7 +152,7 @@ TEST(WindowTest, APrefixIsFoundAgainAfterItsPagesWereGivenBack) {
   EXPECT_EQ(harness.output("second").tokens, Alone(groups, second));
 }
 
-TEST(WindowTest, WithoutTheCacheWindowsLetPagesGoToo) {
+TEST(WindowTest, WindowsReleasePagesWithoutTheCache) {
   const Groups groups = {{.window = 40}};
   Harness harness(OptionsFor({groups, cache::PageDemand(kPage, groups, kChunk).PagesFor(700)}));
   Request request = MakeRequest("unseen", MakePrompt(5, 600), 90);
@@ -163,7 +163,7 @@ TEST(WindowTest, WithoutTheCacheWindowsLetPagesGoToo) {
   EXPECT_EQ(harness.output("unseen").tokens, Alone(groups, request));
 }
 
-TEST(WindowTest, ChoicesPartWithinTheirWindows) {
+TEST(WindowTest, ChoicesDivergeWithinTheirWindows) {
   const Groups groups = {{.window = 24}, {.window = 0}};
   Harness harness(OptionsFor({groups, 120}));
   Request request = MakeRequest("fork", MakePrompt(6, 200), 80);
@@ -176,8 +176,9 @@ TEST(WindowTest, ChoicesPartWithinTheirWindows) {
   EXPECT_EQ(harness.output("fork").tokens, Alone(groups, request));
 }
 
-// A lowered and a raised chunk: rows of windowed models never ask for more than was counted.
-TEST(WindowTest, ChunksDoNotGrowBeyondTheirSizeAtTheStart) {
+// Lowers and raises the chunk size. Rows of windowed models never need more pages than was
+// reserved.
+TEST(WindowTest, ChunksNeverExceedTheirInitialSize) {
   const Groups groups = {{.window = 24}};
   Harness harness(OptionsFor({groups, cache::PageDemand(kPage, groups, kChunk).PagesFor(600)}));
   harness.options.prefill_chunk_tokens = 512;
@@ -189,10 +190,10 @@ TEST(WindowTest, ChunksDoNotGrowBeyondTheirSizeAtTheStart) {
   for (const FakeStep& step : harness.runner.steps()) EXPECT_LE(step.num_tokens, kChunk);
 }
 
-// Requests of all kinds in pools that are too small for them together.
-class Storm {
+// Requests of all kinds, in pools that are too small for all of them together.
+class RandomLoad {
  public:
-  explicit Storm(std::uint32_t seed) : random_(seed) {}
+  explicit RandomLoad(std::uint32_t seed) : random_(seed) {}
 
   void Run() {
     Setting setting = RandomSetting();
@@ -237,7 +238,7 @@ class Storm {
     }
     setting.steps_in_flight = 1 + static_cast<int>(Below(2));
     setting.mode = Below(3) == 0 ? AdmissionMode::kSafe : AdmissionMode::kOvercommit;
-    // The longest request with two choices, and a little more.
+    // The pool fits the longest request with two choices, and a little more.
     const cache::PageDemand demand(kPage, setting.groups,
                                    kChunk * static_cast<std::uint32_t>(setting.steps_in_flight));
     setting.usable_pages = 2 * demand.PagesFor(260) + Below(8);
@@ -245,7 +246,8 @@ class Storm {
   }
 
   Request RandomRequest(int number) {
-    std::vector<std::int32_t> prompt = MakePrompt(Below(3), 20 + Below(160));  // many begin alike
+    std::vector<std::int32_t> prompt =
+        MakePrompt(Below(3), 20 + Below(160));  // many share a prefix
     const std::vector<std::int32_t> own = MakePrompt(100 + random_() % 1000, Below(30));
     prompt.insert(prompt.end(), own.begin(), own.end());
     Request request = MakeRequest(absl::StrCat("r", number), std::move(prompt),
@@ -263,12 +265,12 @@ class Storm {
   std::mt19937_64 random_;
 };
 
-TEST(WindowTest, AStormOverRandomGroupsChangesNoToken) {
+TEST(WindowTest, RandomLoadOnRandomGroupsChangesNoToken) {
   std::int64_t preemptions = 0;
   std::uint64_t hit_tokens = 0;
   for (std::uint32_t seed = 1; seed <= 40; ++seed) {
     SCOPED_TRACE(absl::StrCat("seed ", seed));
-    Storm storm(seed);
+    RandomLoad storm(seed);
     storm.Run();
     if (HasFailure()) return;
     preemptions += storm.preemptions;

@@ -1,4 +1,5 @@
-// Certificates, their key and the authorities for clients: all three files have the input's bytes.
+// Fuzzes certificates, their key and the client authorities. All three files contain the input's
+// bytes.
 
 #include "server/auth/certificate_store.h"
 #include "tests/fuzz/fuzz_target.h"

@@ -1,4 +1,4 @@
-// A configuration file, through every rule to the options of the daemon.
+// Fuzzes a configuration file through every rule to the options of the daemon.
 
 #include "server/config/layered_config.h"
 #include "server/config/options.h"
@@ -16,7 +16,7 @@ void Load(absl::string_view yaml) {
   (void)ToOptions(*config);
   const std::string printed = config->Print(Spelling::kYaml, /*include_defaults=*/false);
   if (absl::string_view(printed).find("<redacted>") != absl::string_view::npos) return;
-  // What is printed loads again and means the same.
+  // The printed configuration loads again with the same values.
   const fuzz::MemoryFile again(printed);
   const auto reloaded = LayeredConfig::Load({.files = {again.path()}}, &errors);
   QUIRE_CHECK(reloaded != nullptr && reloaded->Sha256() == config->Sha256());

@@ -1,6 +1,6 @@
-// Constraints: the first byte chooses the kind, and whether the rest is its text or is what a text
-// is written by (constraint_writer.h); the second chooses a walk. What stands for the constraint is
-// compiled, and what its masks allow is accepted.
+// Fuzzes constraints. The first byte selects the kind, and whether the rest is its text or the
+// input of a generator (constraint_writer.h). The second selects a walk. The constraint is
+// compiled, and the tokens that its masks allow are accepted.
 
 #include <string>
 #include <vector>
@@ -19,7 +19,7 @@ using quire::engine::ConstraintKind;
 using quire::engine::GrammarLibrary;
 
 constexpr std::int32_t kEnd = 256;
-// So that a run is short.
+// The limits keep a run short.
 constexpr quire::engine::GrammarLimits kLimits{
     .compile_steps = 1 << 20, .compile_bytes = 16 << 20, .token_steps = 1 << 16, .states = 1 << 16};
 
@@ -34,7 +34,7 @@ const GrammarLibrary* Library() {
   return library;
 }
 
-// A refusal is the client's, and names a reason.
+// A rejection is the client's error and names a reason.
 void CheckRefusal(const absl::Status& status) {
   const auto reason = quire::GetErrorReason(status);
   QUIRE_CHECK(reason.has_value() && reason->reason == quire::Reason::kBadConstraint);
@@ -50,7 +50,7 @@ void Walk(const std::string& grammar, std::uint8_t step) {
     const auto summary = matcher->FillMask(words);
     QUIRE_CHECK(matcher->CheckIntegrity().ok());
     if (!summary.ok()) return CheckRefusal(summary.status());
-    // No allowed token leads to where none is.
+    // No allowed token leads to a state without allowed tokens.
     QUIRE_CHECK(summary->may_end || summary->may_continue);
     if (!summary->may_continue) return;
     std::vector<std::int32_t> allowed;

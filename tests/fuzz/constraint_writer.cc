@@ -39,7 +39,7 @@ class ConstraintWriter {
   }
 
  private:
-  // 0 once the bytes have run out, so that everything comes to its end.
+  // Returns 0 once the bytes are used up, so that all recursion ends.
   std::size_t Below(std::size_t n) {
     if (at_ == bytes_.size()) return 0;
     return static_cast<unsigned char>(bytes_[at_++]) % n;
@@ -152,7 +152,7 @@ class ConstraintWriter {
     return absl::StrCat("{", out, "}");
   }
 
-  // An expression as a string of JSON.
+  // Writes an expression as a JSON string.
   std::string Pattern() {
     std::string out = "\"^";
     for (const char c : Regex(2))

@@ -1,10 +1,10 @@
 #pragma once
 
-// Writes schemas, expressions and grammars that are nearly always well-formed, each choice by one
-// byte of the input: a fuzzer that changes bytes meets what stands behind the parsers.
+// Writes schemas, expressions and grammars that are nearly always well-formed. One byte of the
+// input makes each choice, so a fuzzer that changes bytes reaches the code after the parsers.
 //
-// Place:      of constraint_fuzz.cc.
-// Invariants: the same bytes write the same text; it is bounded, whatever the bytes.
+// Place:      used by constraint_fuzz.cc.
+// Invariants: equal bytes write equal text, whose size is bounded for any bytes.
 // Threads:    pure.
 
 #include <string>

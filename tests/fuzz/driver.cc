@@ -1,12 +1,12 @@
-// What calls a fuzz target where there is no libFuzzer: every file of a corpus as it is, then
-// random changes of them until the time is over.
+// Runs a fuzz target without libFuzzer: every file of a corpus unchanged, then random mutations
+// until the time is over.
 //
 //   TARGET [-seconds=N] [-runs=N] [-seed=N] FILE|FOLDER...
 //
-// Without -seconds and -runs only the files are run, which is how a found input is looked at again.
-// The bytes of the run under way stand in TARGET.input in the current folder, so that a crash
-// leaves them there; the file is removed at a good end. It knows nothing of coverage: hours belong
-// to clang's libFuzzer (scripts/fuzz).
+// Without -seconds and -runs it runs the files only, which reproduces a found input. The current
+// input is stored in TARGET.input in the current folder, so that a crash leaves it there. The file
+// is removed after success. The driver has no coverage feedback. Use clang's libFuzzer
+// (scripts/fuzz) for long runs.
 
 #include <fcntl.h>
 #include <sys/resource.h>
@@ -33,12 +33,12 @@ namespace quire::fuzz {
 namespace {
 
 constexpr std::size_t kMaxInputBytes = std::size_t{64} << 10;
-constexpr unsigned kMaxSecondsOfARun = 20;  // a hang is a crash, too; generous under a sanitizer
+constexpr unsigned kMaxSecondsOfARun = 20;  // a hang counts as a crash; generous for sanitizers
 constexpr std::int64_t kMaxResidentBytes = std::int64_t{2} << 30;
 
 struct Options {
   std::int64_t seconds = 0;
-  std::int64_t runs = 0;  // 0: as many as the time allows
+  std::int64_t runs = 0;  // 0 means as many as the time allows
   std::uint64_t seed = std::random_device()();
   std::vector<std::string> paths;
 };
@@ -75,7 +75,7 @@ std::string ReadFile(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
-// The contents of all files, in the order of their names, which a seed is worth nothing without.
+// Returns the contents of all files in the order of their names, which makes a seed reproducible.
 std::vector<std::string> ReadCorpus(const std::vector<std::string>& paths) {
   std::vector<std::string> names;
   for (const std::string& path : paths) {
@@ -99,7 +99,7 @@ std::vector<std::string> ReadCorpus(const std::vector<std::string>& paths) {
   return corpus;
 }
 
-// Makes inputs of those of the corpus.
+// Derives inputs from those of the corpus.
 class Mutator {
  public:
   Mutator(const std::vector<std::string>* corpus, std::uint64_t seed)
@@ -113,10 +113,10 @@ class Mutator {
   }
 
  private:
-  // Below `n`, which may be 0.
+  // Returns a number below `n`, or 0 if `n` is 0.
   std::size_t Below(std::size_t n) { return n == 0 ? 0 : random_() % n; }
   const std::string& Any() { return corpus_[Below(corpus_.size())]; }
-  // A few bytes, seldom many.
+  // Returns a few bytes, seldom many.
   std::size_t Length() { return 1 + Below(Below(8) == 0 ? 512 : 12); }
 
   std::string PartOfAny() {
@@ -154,7 +154,7 @@ class Mutator {
     }
   }
 
-  // Numbers in text: the next one behind `at`.
+  // Replaces a number in text, the next one after `at`.
   void ReplaceDigits(std::string* input, std::size_t at) {
     static constexpr const char* kNumbers[] = {
         "0",          "-1",         "-0",          "1",
@@ -169,7 +169,7 @@ class Mutator {
                    kNumbers[Below(std::size(kNumbers))]);
   }
 
-  // Numbers of files, little endian, in 1, 2, 4 or 8 bytes.
+  // Overwrites a binary number, little endian, of 1, 2, 4 or 8 bytes.
   void OverwriteInteger(std::string* input, std::size_t at) {
     const std::size_t bytes = std::size_t{1} << Below(4);
     std::uint64_t value = std::numeric_limits<std::uint64_t>::max() >> Below(64);
@@ -184,7 +184,7 @@ class Mutator {
   std::mt19937_64 random_;
 };
 
-// Runs inputs, each of which stands in a file while it runs.
+// Runs inputs. Each is stored in a file while it runs.
 class Runner {
  public:
   explicit Runner(const std::string& file) : file_(file) {
@@ -197,7 +197,7 @@ class Runner {
         ftruncate(fd_, static_cast<off_t>(input.size())) != 0) {
       Fail(absl::StrCat(file_, ": cannot be written"));
     }
-    // Exactly as much memory as there are bytes, so that a sanitizer sees the first one behind.
+    // The memory has exactly the input's size, so that a sanitizer detects reads after its end.
     const std::vector<std::uint8_t> bytes(input.begin(), input.end());
     alarm(kMaxSecondsOfARun);
     LLVMFuzzerTestOneInput(bytes.data(), bytes.size());

@@ -1,4 +1,4 @@
-"""driver.cc finds a planted fault, leaves the input that shows it, and says the same for the same seed."""
+"""driver.cc finds an injected fault, leaves the input that triggers it, and is deterministic for a seed."""
 
 import pathlib
 import subprocess
@@ -23,7 +23,7 @@ class DriverTest(unittest.TestCase):
             [str(PROGRAM), *arguments], cwd=self.folder, capture_output=True, text=True, timeout=60, check=False
         )
 
-    def test_finds_the_fault_and_leaves_its_input(self):
+    def test_finds_the_fault_and_keeps_its_input(self):
         self.assertLess(self.run_driver("-runs=1000000", "-seed=1", "corpus").returncode, 0)
         found = self.input.read_bytes()
         self.assertGreater(int(found), 1000)
@@ -32,13 +32,13 @@ class DriverTest(unittest.TestCase):
         self.assertLess(self.run_driver("-runs=1000000", "-seed=1", "corpus").returncode, 0)
         self.assertEqual(self.input.read_bytes(), found)
 
-    def test_a_corpus_without_fault_passes_and_leaves_nothing(self):
+    def test_corpus_without_fault_passes_and_leaves_no_files(self):
         done = self.run_driver("corpus")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("1 runs in", done.stdout)
         self.assertFalse(self.input.exists())
 
-    def test_what_it_cannot_do_is_an_error(self):
+    def test_bad_arguments_are_errors(self):
         (self.folder / "empty").mkdir()
         for arguments in (["-secnds=1", "corpus"], ["-seconds=x", "corpus"], ["empty"], ["nothing"], []):
             self.assertEqual(self.run_driver(*arguments).returncode, 2, arguments)

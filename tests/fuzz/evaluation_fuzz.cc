@@ -1,4 +1,4 @@
-// A body of the calls that have no stream, read as each of them, and the answer to what was read.
+// Fuzzes the bodies of unary calls, parsed as each of them, and the answers.
 
 #include <string>
 #include <utility>
@@ -13,8 +13,7 @@ namespace {
 
 constexpr std::int32_t kWidth = 4;
 
-// A classifier of one label, which embeds and scores pairs; nothing is tokenized while a body is
-// read.
+// A single-label classifier that embeds and scores pairs. Parsing a body tokenizes nothing.
 const ServedModel& Model() {
   static const std::vector<float> kWeights(kWidth, 0.5f);
   static const ServedModel* const kModel = [] {

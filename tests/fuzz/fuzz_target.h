@@ -1,11 +1,11 @@
 #pragma once
 
-// What a fuzz target is: one function that reads bytes as one of the daemon's readers would.
+// A fuzz target is one function that parses bytes like one of the daemon's readers.
 //
-// Place:      between a target (NAME_fuzz.cc) and what calls it: libFuzzer under clang, driver.cc
+// Place:      between a target (NAME_fuzz.cc) and its caller: libFuzzer under clang, driver.cc
 //             under g++.
-// Invariants: a target returns for any bytes, quickly, and keeps nothing of them. What must not
-//             happen ends the process: a signal, a sanitizer, QUIRE_CHECK.
+// Invariants: a target returns quickly for any bytes and keeps no state. Errors abort the process:
+//             a signal, a sanitizer, QUIRE_CHECK.
 // Threads:    one.
 
 #include <sys/mman.h>
@@ -20,7 +20,7 @@
 #include "absl/strings/string_view.h"
 #include "base/check.h"
 
-// Returns 0, as libFuzzer wants.
+// Returns 0, as libFuzzer requires.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
 
 namespace quire::fuzz {
@@ -32,14 +32,15 @@ inline std::span<const std::byte> AsBytes(const std::uint8_t* data, std::size_t 
   return std::as_bytes(std::span(data, size));
 }
 
-// What stands in front of the next `separator`, taken off `rest`; all of it where there is none.
+// Removes and returns the part of `rest` before the next `separator`, or all of it if there is
+// none.
 inline absl::string_view TakePart(absl::string_view* rest, char separator) {
   const absl::string_view part = rest->substr(0, rest->find(separator));
   rest->remove_prefix(part.size() + (part.size() < rest->size() ? 1 : 0));
   return part;
 }
 
-// A file in memory, for readers that want a path. Lives as long as the object.
+// A file in memory, for readers that need a path. It exists as long as the object.
 class MemoryFile {
  public:
   explicit MemoryFile(absl::string_view content) : fd_(memfd_create("fuzz", MFD_CLOEXEC)) {
@@ -56,7 +57,7 @@ class MemoryFile {
   const int fd_;
 };
 
-// Reads every byte, so that a sanitizer sees a span that leaves its memory.
+// Reads every byte, so that a sanitizer detects a span outside its memory.
 inline void TouchAll(std::span<const std::byte> bytes) {
   unsigned sum = 0;
   for (const std::byte byte : bytes) sum += std::to_integer<unsigned>(byte);

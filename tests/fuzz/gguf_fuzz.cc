@@ -1,4 +1,4 @@
-// A GGUF file: the container, the table of tensors, the tokenizer in its metadata.
+// Fuzzes a GGUF file: the container, the table of tensors, and the tokenizer in its metadata.
 
 #include "formats/gguf.h"
 #include "formats/model_files.h"

@@ -1,4 +1,4 @@
-// Messages of the gRPC services as bytes; the first byte says which message the others are.
+// Fuzzes serialized messages of the gRPC services. The first byte selects the message type.
 
 #include <grpcpp/support/slice.h>
 
@@ -15,7 +15,7 @@
 namespace quire::server {
 namespace {
 
-// False for bytes that are no such message.
+// Returns false for bytes that are not such a message.
 bool Parse(absl::string_view bytes, google::protobuf::Message* message) {
   const grpc::Slice slice(bytes.data(), bytes.size());
   const absl::Status status = ParseMessage(grpc::ByteBuffer(&slice, 1), message);

@@ -1,5 +1,5 @@
-// What a peer sends on one connection of an HTTP listener. The first byte says in how large pieces
-// the others arrive.
+// Fuzzes the bytes that a peer sends on one connection of an HTTP listener. The first byte selects
+// the size of the pieces.
 
 #include <boost/asio/error.hpp>
 #include <boost/asio/io_context.hpp>
@@ -17,13 +17,13 @@
 namespace quire::server {
 namespace {
 
-// The peer: sends its pieces and then its end, and reads whatever it is sent.
+// The peer. It sends its pieces, then the end of the stream, and reads everything it receives.
 class Peer {
  public:
   Peer(absl::string_view bytes, std::size_t piece) : rest_(bytes), piece_(piece) {}
 
-  // Ends one operation of the session; false when none is under way. A peer of large pieces sends
-  // before it reads.
+  // Completes one operation of the session. Returns false if none is pending. A peer of large
+  // pieces sends before it reads.
   bool Move() {
     if (write_ != nullptr && (read_ == nullptr || piece_ < 128 || rest_.empty())) {
       std::exchange(write_, nullptr)({}, written_);
@@ -49,7 +49,7 @@ class Peer {
     written_ = buffer.size();
     write_ = std::move(done);
   }
-  // Both operations, which end with an error.
+  // Takes both operations, which end with an error.
   std::pair<Transport::Done, Transport::Done> TakeOperations() {
     return {std::exchange(read_, nullptr), std::exchange(write_, nullptr)};
   }
@@ -103,7 +103,7 @@ class Host final : public HttpSessionHost {
   void Left(std::uint64_t) override { has_left_ = true; }
   bool has_left() const { return has_left_; }
 
-  // As the listeners do: who calls, from which page, and an answer at once or in pieces.
+  // Handles requests like the listeners: client, page, and an answer at once or in pieces.
   void Handle(const std::shared_ptr<HttpExchange>& exchange) override {
     const HttpRequest& request = exchange->request();
     QUIRE_CHECK(request.body.size() <= 4096);
@@ -136,7 +136,7 @@ void Serve(std::size_t piece, absl::string_view bytes) {
   } while (peer.Move());
   io.restart();
   io.poll();
-  // The peer has ended and reads everything, so nothing may hold the connection but a timer's end.
+  // The peer has ended and reads everything, so only a timer may keep the connection open.
   QUIRE_CHECK(host.has_left());
 }
 

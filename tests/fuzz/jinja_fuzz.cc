@@ -1,4 +1,4 @@
-// Chat templates: the source up to the first NUL; behind it the variables, as a JSON object.
+// Fuzzes chat templates: the source up to the first NUL, then the variables as a JSON object.
 
 #include "base/utf8.h"
 #include "tests/fuzz/fuzz_target.h"
@@ -18,7 +18,7 @@ constexpr absl::string_view kVariables = R"({
   "numbers": [3, -1, 2], "text": "a b", "nested": {"k": {"k": [[]]}}})";
 
 void Run(absl::string_view source, absl::string_view variables_json) {
-  if (FirstInvalidUtf8(source).has_value()) return;  // as the chat templates refuse it
+  if (FirstInvalidUtf8(source).has_value()) return;  // chat templates reject it as well
   const absl::StatusOr<ParsedTemplate> parsed = Parse(source);
   const absl::StatusOr<Value> values = FromJson(variables_json);
   if (!parsed.ok() || !values.ok() || !values->is_map()) return;

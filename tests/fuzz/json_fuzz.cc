@@ -1,4 +1,4 @@
-// JSON of others, by both readers: that of files and requests, and that of chat templates.
+// Fuzzes foreign JSON with both readers: that of files and requests, and that of chat templates.
 
 #include <nlohmann/json.hpp>
 
@@ -12,7 +12,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const auto value = quire::text::jinja::FromJson(text, {}, &budget);
   const auto document = quire::formats::JsonDocument::Parse(text);
   if (!document.ok()) return 0;
-  // What is printed of a document is the same document.
+  // A printed document parses to the same document.
   const std::string printed = document->root().raw().dump();
   const auto again = quire::formats::JsonDocument::Parse(printed);
   QUIRE_CHECK(again.ok() && again->root().raw().dump() == printed);

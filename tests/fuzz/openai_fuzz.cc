@@ -1,4 +1,4 @@
-// A body of OpenAI's API, read as a call for completions and as one for a chat.
+// Fuzzes bodies of the OpenAI-compatible API, parsed as a completion and as a chat call.
 
 #include "server/openai/openai_request.h"
 #include "tests/fuzz/fuzz_target.h"

@@ -1,4 +1,4 @@
-// Packed weights of an earlier start.
+// Fuzzes the cached packed weights of an earlier start.
 
 #include <array>
 

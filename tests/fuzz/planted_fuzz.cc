@@ -1,4 +1,4 @@
-// A reader with a planted fault, for driver_test.py: it ends the process at a number above 1000.
+// A reader with an injected fault, for driver_test.py. It aborts at a number above 1000.
 
 #include <cstdlib>
 

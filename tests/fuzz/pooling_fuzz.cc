@@ -1,6 +1,5 @@
-// The files of sentence-transformers beside a model: modules.json, 1_Pooling/config.json,
-// sentence_bert_config.json and config_sentence_transformers.json, with a NUL behind each but the
-// last.
+// Fuzzes the sentence-transformers files of a model: modules.json, 1_Pooling/config.json,
+// sentence_bert_config.json and config_sentence_transformers.json, separated by NUL.
 
 #include <utility>
 #include <vector>
@@ -25,7 +24,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const auto config = quire::models::ReadPoolingConfig(
       quire::formats::ModelFiles::FromMemory("fuzz", std::move(files)), kHidden, kVocab);
   if (!config.ok()) {
-    // Every refusal begins with a file's name.
+    // Every rejection starts with a file's name.
     QUIRE_CHECK(config.status().message().substr(0, 5) == "fuzz/");
     return 0;
   }

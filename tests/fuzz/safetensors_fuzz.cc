@@ -1,4 +1,4 @@
-// The header of a safetensors file.
+// Fuzzes the header of a safetensors file.
 
 #include "formats/tensors/safetensors.h"
 #include "tests/fuzz/fuzz_target.h"

@@ -1,4 +1,4 @@
-// tokenizer.model of SentencePiece.
+// Fuzzes a tokenizer.model of SentencePiece.
 
 #include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/tokenizer_exercise.h"

@@ -1,6 +1,6 @@
 #pragma once
 
-// What must hold of any tokenizer that was loaded, whatever its file said.
+// Invariants of any loaded tokenizer, whatever its file contains.
 //
 // Place:      targets that read tokenizers.
 // Threads:    one.
@@ -9,7 +9,7 @@
 
 namespace quire::fuzz {
 
-// Encodes, decodes and streams a text of many scripts; ends the process when the ways differ.
+// Encodes, decodes and streams a text of many scripts. Aborts if the results differ.
 void ExerciseTokenizer(const text::Tokenizer& tokenizer);
 
 }  // namespace quire::fuzz

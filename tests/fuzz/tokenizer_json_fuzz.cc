@@ -1,4 +1,4 @@
-// tokenizer.json up to the first NUL; behind it tokenizer_config.json, if there is one.
+// Fuzzes tokenizer.json up to the first NUL, then tokenizer_config.json, if there is one.
 
 #include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/tokenizer_exercise.h"

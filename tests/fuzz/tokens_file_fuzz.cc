@@ -1,4 +1,4 @@
-// The file of auth.tokens_file.
+// Fuzzes the file of auth.tokens_file.
 
 #include "server/auth/authenticator.h"
 #include "tests/fuzz/fuzz_target.h"
@@ -13,7 +13,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     QUIRE_CHECK(authenticator.status().code() == absl::StatusCode::kInvalidArgument);
     return 0;
   }
-  // A token that the file does not have opens nothing.
+  // A token that is not in the file grants nothing.
   const std::string token(quire::server::BearerToken(content));
   QUIRE_CHECK(!(*authenticator)->Authenticate({.bearer_token = token}, Scope::kAdmin).ok());
   return 0;

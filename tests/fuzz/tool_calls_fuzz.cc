@@ -1,5 +1,5 @@
-// Answers of models, by every format of tool calls: the first byte chooses the format and whether
-// the prompt opened the reasoning, the second how the rest is cut.
+// Fuzzes model answers in every tool call format. The first byte selects the format and whether the
+// prompt opened the reasoning, the second how the rest is split.
 
 #include <algorithm>
 #include <memory>
@@ -23,7 +23,7 @@ const std::vector<quire::text::ChatTool>& Tools() {
   return tools;
 }
 
-// What a client would get, piece by piece.
+// Returns the client's view, piece by piece.
 std::string ShownOf(const std::vector<OutputPart>& parts) {
   std::string content, reasoning, calls;
   for (const OutputPart& part : parts) {

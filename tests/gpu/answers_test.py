@@ -1,4 +1,4 @@
-"""The runner's comparison of two daemons: real ones on the emulated device, and answers that differ."""
+"""The runner's comparison of two daemons, with real ones on the emulated device and with answers that differ."""
 
 import pathlib
 import subprocess
@@ -33,7 +33,7 @@ class AnswersTest(unittest.TestCase):
         stage = next(stage for stage in results["stages"] if stage["name"] == "runner")
         return status, output, {item["name"]: item for item in stage["items"]}, names
 
-    def test_overlap_changes_no_answer_of_a_daemon(self):
+    def test_overlap_changes_no_answer(self):
         (self.folder / "testdata" / FIXTURE).symlink_to(TESTDATA / FIXTURE)
         status, output, items, names = self.run_runner()
         self.assertEqual(status, 0, output)
@@ -42,16 +42,16 @@ class AnswersTest(unittest.TestCase):
             "overlap off start", "answers-one-step", "overlap off stop", "overlap on and off"])
         self.assertIn("results/answers-overlap.txt", names)
         lines = self.bundle.result("answers-overlap.txt").splitlines()
-        # A fifth of the requests has three choices, some choices end at a stop token.
+        # A fifth of the requests has three choices, and some choices end at a stop token.
         self.assertEqual(len(lines), PROMPTS + 2 * sum(i % 5 == 2 for i in range(PROMPTS)))
-        # Each token has its own log-probability and those of the two best.
+        # Each token has its own log-probability and those of the two best tokens.
         tokens = [token for line in lines for token in line.split()[3:]]
         self.assertGreater(len(tokens), len(lines))
         self.assertEqual({token.count(",") for token in tokens}, {2})
         reasons = {line.split()[2] for line in lines}
         self.assertLessEqual({"FINISH_REASON_LENGTH", "FINISH_REASON_STOP_TOKEN"}, reasons)
 
-    def test_without_its_fixture_it_is_skipped(self):
+    def test_is_skipped_without_its_fixture(self):
         status, output, items, _ = self.run_runner()
         self.assertEqual(items["overlap on and off"]["verdict"], "skipped", output)
         self.assertEqual(status, 0, output)
@@ -63,7 +63,7 @@ class AnswersTest(unittest.TestCase):
         return subprocess.run([ANSWERS, "--compare", *paths], capture_output=True, text=True,
                               check=False)
 
-    def test_one_bit_of_a_log_probability_is_a_difference(self):
+    def test_detects_one_bit_of_a_log_probability(self):
         line = "0 0 FINISH_REASON_LENGTH 5:bf800000,5:bf800000,6:c0000000\n"
         self.assertEqual(self.compare(line, line).returncode, 0)
         done = self.compare(line, line.replace("c0000000", "c0000001"))

@@ -1,4 +1,4 @@
-"""bench_kernels_cuda on the emulated device, which has 1 GiB: a shape without memory ends itself, not the others."""
+"""bench_kernels_cuda on the emulated device, which has 1 GiB. A shape that does not fit fails alone, not the others."""
 
 import json
 import pathlib
@@ -10,7 +10,7 @@ PROGRAM = pathlib.Path(sys.argv.pop(1))
 
 
 class BenchTest(unittest.TestCase):
-    def test_a_shape_without_memory_ends_itself_alone(self):
+    def test_shape_without_memory_fails_alone(self):
         done = subprocess.run(
             [PROGRAM, "--benchmark_filter=^BM_DeviceCopy/(2147483648|tiny/4096)/",
              "--benchmark_min_time=0.001", "--benchmark_format=json"],

@@ -1,4 +1,4 @@
-"""A folder like a bundle of scripts/gpu_bundle, of shell scripts, for tests of its runner."""
+"""A folder of shell scripts in the form of a bundle of scripts/gpu_bundle, for tests of its runner."""
 
 import json
 import pathlib
@@ -39,7 +39,7 @@ class Bundle:
             esac""")
 
     def tests(self, suites):
-        """{suite: what its process does}."""
+        """Maps each suite to the shell command of its process."""
         listing = "\n".join(f"echo {name}.; echo '  Test'" for name in suites)
         cases = "\n".join(f"--gtest_filter={name}.*) {text} ;;" for name, text in suites.items())
         self.program("quire_gpu_tests",

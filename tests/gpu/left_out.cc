@@ -1,5 +1,5 @@
-// Takes the place of two things in the programs of a bundle, which has at most 24 MiB: the embedded
-// model (10 MiB), and libcurl with its forty libraries, which the client needs for HTTP only.
+// Replaces two parts in the programs of a bundle, which has at most 24 MiB: the embedded model (10
+// MiB), and libcurl with its forty libraries, which the client needs for HTTP only.
 
 #include <curl/curl.h>
 
@@ -20,7 +20,7 @@ extern "C" {
 CURLcode curl_global_init(long /*flags*/) {
   return CURLE_OK;
 }
-// "out of memory" to the caller: a bundle's client speaks gRPC.
+// The caller reports "out of memory". A bundle's client uses gRPC only.
 CURL* curl_easy_init() {
   return nullptr;
 }

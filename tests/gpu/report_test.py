@@ -1,4 +1,4 @@
-"""tools/bench/gpu_report.py: from an archive of results to data that docs/benchmarks may hold."""
+"""tools/bench/gpu_report.py converts an archive of results to data for docs/benchmarks."""
 
 import io
 import json
@@ -52,7 +52,7 @@ class GpuReportTest(unittest.TestCase):
                     entry = tarfile.TarInfo(f"results/{name}")
                     entry.size = len(text)
                     archive.addfile(entry, io.BytesIO(text))
-                # Of processes that were killed: before and behind a whole entry.
+                # Output of killed processes, before and after a complete entry.
                 whole = json.dumps(bench("BM_Whole", [4], 2e12), indent=2)
                 for name, text in (("BM_Cut", ""), ("BM_CutLate", whole[:-8] + "    },\n    {\n      \"na")):
                     cut = tarfile.TarInfo(f"results/speed-{name}.json")
@@ -64,7 +64,7 @@ class GpuReportTest(unittest.TestCase):
             data = {path.name: json.loads(path.read_text()) for path in folder.glob("*.json")}
         return done, data
 
-    def test_data_have_their_schema_and_the_figures_of_the_run(self):
+    def test_data_match_the_schema_and_the_run(self):
         done, data = self.report()
         self.assertEqual(done.returncode, 0, done.stderr)
         document = data["2026-11-26-nvidia-h100.json"]
@@ -80,19 +80,19 @@ class GpuReportTest(unittest.TestCase):
         self.assertEqual(rows["daemon"], [[32, 4000.0, 12, 8, 0]])
         self.assertIn("| BM_Linear/n:1 | 20.0 | 1.5 | 0.5 | 200.0 | 0.25 | 10.0 | 2.0 |", done.stdout)
 
-    def test_a_probe_that_was_cut_leaves_g_unknown(self):
+    def test_truncated_probe_leaves_g_unknown(self):
         cut = {"facts-BM_DeviceMatmul-1.json": b""}
         self.assertEqual(gpu_report.product_library(cut), "unknown")
         self.assertEqual(gpu_report.kernel_rows(cut)[:2], (0, 0))
 
-    def test_emulated_times_are_printed_and_never_written(self):
+    def test_emulated_times_are_printed_but_not_written(self):
         done, data = self.report(is_emulated=True)
         self.assertEqual((done.returncode, data), (1, {}))
         self.assertIn("EMULATED", done.stdout)
         done, data = self.report("--print", is_emulated=True)
         self.assertEqual((done.returncode, data), (0, {}))
 
-    def test_without_a_device_nothing_is_written(self):
+    def test_nothing_is_written_without_a_device(self):
         done, data = self.report(device=None)
         self.assertEqual((done.returncode, data), (1, {}))
 

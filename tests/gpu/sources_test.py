@@ -1,4 +1,4 @@
-"""The sources of a bundle: nvcc compiles a unit from them alone, into the kernels of the build."""
+"""nvcc compiles a unit from the sources of a bundle alone, and the kernels equal those of the build."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-// Counts heap allocations of this program: ops must not allocate once their scratch memory has
+// Counts heap allocations of this program. Ops must not allocate once their scratch memory has
 // grown.
 
 #include <algorithm>
@@ -124,7 +124,7 @@ TEST(AllocationTest, OpsReuseTheirScratchMemory) {
   EXPECT_EQ(allocations, before);
 }
 
-TEST(AllocationTest, IntegerLinearUsesWhatWasReserved) {
+TEST(AllocationTest, IntegerLinearStaysWithinItsReservation) {
   constexpr std::uint32_t kRows = 40, kInputs = 512, kFeatures = 96;
   const auto x = RandomFloats(kRows * kInputs, 1);
   std::vector<float> y(kRows * kFeatures);
@@ -152,8 +152,8 @@ TEST(AllocationTest, IntegerLinearUsesWhatWasReserved) {
   }
 }
 
-// Few inputs, where rows fill the memory in several passes, and more of them.
-TEST(AllocationTest, Fp8LinearUsesWhatWasReserved) {
+// Covers few inputs, where rows fill the memory in several passes, and more inputs.
+TEST(AllocationTest, Fp8LinearStaysWithinItsReservation) {
   constexpr std::uint32_t kFeatures = 33;
   for (const std::uint32_t most : {512u, 140000u}) {
     for (const std::uint32_t inputs : {512u, 1008u, 140000u}) {

@@ -1,5 +1,5 @@
-// The AMX kernel against the AVX-512 VNNI kernel, whose bits it has. Where the CPU or the operating
-// system refuses tile instructions, the same machine code runs on the tiles of software_tiles.h.
+// Compares the AMX kernel bitwise with the AVX-512 VNNI kernel. If the CPU or the operating system
+// rejects tile instructions, the same machine code runs on the tiles of software_tiles.h.
 
 #include <sys/mman.h>
 
@@ -87,7 +87,7 @@ std::vector<float> RunLinear(const Backend& backend, const IntLinearKernels& ker
   return y.Packed();
 }
 
-TEST_P(AmxTest, HasTheBitsOfAvx512Vnni) {
+TEST_P(AmxTest, EqualsAvx512VnniBitwise) {
   const TestBackend one(1);
   const TestBackend three(3);
   const TestMatrix matrix = MakeMatrix(*one, GetParam(), 20);
@@ -106,7 +106,7 @@ TEST_P(AmxTest, HasTheBitsOfAvx512Vnni) {
 INSTANTIATE_TEST_SUITE_P(Shapes, AmxTest, testing::ValuesIn(AmxShapes()),
                          [](const auto& info) { return NameOf(info.param); });
 
-// Memory that ends at a page that cannot be read.
+// Memory directly before an unreadable page.
 class GuardedBytes {
  public:
   explicit GuardedBytes(std::size_t size) : mapped_((size + kPage - 1) / kPage * kPage + kPage) {
@@ -128,7 +128,7 @@ class GuardedBytes {
   std::uint8_t* data_;
 };
 
-TEST_F(AmxKernelTest, ReadsNothingBeyondTheLastRowAndPanel) {
+TEST_F(AmxKernelTest, ReadsNothingAfterTheLastRowAndPanel) {
   constexpr std::uint32_t kPanels = 5, kInputs = 128, kRows = 17;
   for (const bool is_int4 : {false, true}) {
     const std::size_t panel_bytes = kInputs * 16 / (is_int4 ? 2 : 1);
@@ -150,7 +150,7 @@ TEST_F(AmxKernelTest, ReadsNothingBeyondTheLastRowAndPanel) {
     args.y = y.data();
     args.y_stride = args.n;
     internal::kIntLinearAmx.linear(args, 0, kPanels);
-    // As two 4-bit weights a byte of 3 is 3 and 0.
+    // As two 4-bit weights, the byte 3 is 3 and 0.
     const float expected = is_int4 ? 3.0f * (64 * 3 - 8 * 128) : 3.0f * 128 * (3 - 128);
     EXPECT_THAT(y, testing::Each(expected));
   }
@@ -171,7 +171,7 @@ std::array<std::uint8_t, 64> SmallConfig() {
 TEST(SoftwareTilesTest, MultipliesSignedByUnsignedBytes) {
   Tiles tiles;
   tiles.Configure(SmallConfig().data());
-  // Rows lie 9 bytes apart; the bytes between them are not read.
+  // Rows are 9 bytes apart, and the bytes between them are not read.
   const std::array<std::int8_t, 17> a = {-128, 127, -1, 0,  1, 2, 3, 4, 99,
                                          5,    -5,  7,  -7, 0, 0, 0, -9};
   const std::array<std::uint8_t, 24> b = {255, 255, 255, 255, 1, 2, 3, 4, 0, 0, 0, 1,
@@ -184,7 +184,7 @@ TEST(SoftwareTilesTest, MultipliesSignedByUnsignedBytes) {
   std::array<std::int32_t, 8> sums;
   sums.fill(7);
   tiles.Store(0, reinterpret_cast<std::uint8_t*>(sums.data()), 16);
-  // By hand. The last sum wraps around: -2^31 - 7 * 1 - 9 * 255 + 2^32.
+  // The sums were computed by hand. The last one wraps around: -2^31 - 7 * 1 - 9 * 255 + 2^32.
   EXPECT_THAT(sums, testing::ElementsAre(1000 + 255 * (-128 + 127 - 1) + 1 + 2 + 3 + 4,
                                          -128 + 127 * 2 - 3 + 9, 4 * 255, 7,  //
                                          -9, 5 - 5 * 2 + 7 * 3 - 7 * 4, INT32_MAX - 2301, 7));
@@ -193,7 +193,7 @@ TEST(SoftwareTilesTest, MultipliesSignedByUnsignedBytes) {
   EXPECT_THAT(sums, testing::ElementsAre(0, 0, 0, 7, 0, 0, 0, 7));
 }
 
-TEST(SoftwareTilesDeathTest, FaultsWhereHardwareDoes) {
+TEST(SoftwareTilesDeathTest, FaultsLikeHardware) {
   const auto configure = [](std::size_t offset, std::uint8_t value) {
     auto config = SmallConfig();
     config[offset] = value;
@@ -205,8 +205,8 @@ TEST(SoftwareTilesDeathTest, FaultsWhereHardwareDoes) {
   EXPECT_DEATH(configure(56, 1), "config.i. == 0");
   EXPECT_DEATH(configure(16, 65), "row_bytes <= ");
   EXPECT_DEATH(configure(48, 17), "rows <= ");
-  EXPECT_DEATH(configure(50, 0), "row_bytes == 0");  // a tile with bytes and no rows
-  // One operand that does not fit the other two.
+  EXPECT_DEATH(configure(50, 0), "row_bytes == 0");  // a tile with bytes and without rows
+  // One operand does not match the other two.
   const auto multiply = [](std::size_t offset, std::uint8_t value) {
     auto config = SmallConfig();
     config[offset] = value;
@@ -219,7 +219,7 @@ TEST(SoftwareTilesDeathTest, FaultsWhereHardwareDoes) {
   EXPECT_DEATH(multiply(18, 7), "% 4 == 0");
   EXPECT_DEATH(multiply(49, 3), "c.rows == a.rows");
   Tiles tiles;
-  EXPECT_DEATH(tiles.Zero(0), "rows > 0");  // never configured
+  EXPECT_DEATH(tiles.Zero(0), "rows > 0");  // not configured
   tiles.Configure(SmallConfig().data());
   EXPECT_DEATH(tiles.Zero(3), "rows > 0");
   EXPECT_DEATH(tiles.MultiplyAdd(0, 1, 1), "signed_bytes != unsigned_bytes");

@@ -30,7 +30,7 @@ DType ScaleDType(DType kv) {
   return kv == DType::kF8E4M3 || kv == DType::kI8 ? DType::kF32 : DType::kInvalid;
 }
 
-// What a step's arrays hold.
+// The arrays of a step.
 struct StepArrays {
   std::vector<std::uint32_t> offsets{0};
   std::vector<std::uint32_t> cached;
@@ -55,7 +55,7 @@ std::vector<std::byte> Poison(std::size_t elements, DType dtype) {
                                 std::byte{0xff});
 }
 
-// What pages of T make of a row of a head.
+// Returns the values of a row of a head as pages of T represent them.
 template <typename T>
 std::vector<float> Products(const float* row, std::uint32_t columns) {
   std::vector<T> elements(columns);
@@ -65,7 +65,7 @@ std::vector<float> Products(const float* row, std::uint32_t columns) {
   return products;
 }
 
-// One row of a head from f32 values, quantised where the pages are.
+// Stores one row of a head from f32 values, quantized if the pages are.
 template <typename View>
 void StoreRow(const View& view, std::uint32_t b, std::uint32_t t, std::uint32_t h,
               const float* row) {
@@ -90,7 +90,7 @@ std::vector<float> SinksOf(const AttentionShape& shape) {
   return sinks;
 }
 
-// One row and query head: softmax in two passes.
+// Computes one row and query head with a two-pass softmax.
 template <typename View>
 void ExactHead(const AttentionShape& shape, const View& keys, const View& values, std::uint32_t b,
                std::uint32_t query_head, std::uint32_t position, const float* q, double* out) {
@@ -128,13 +128,13 @@ float AttentionShape::scale() const {
 AttentionBackend::AttentionBackend(int num_sms, std::uint64_t seed) : pool_(1) {
   cuda_emulator::EmulatorOptions options = cuda_emulator::GetOptions();
   options.num_sms = num_sms;
-  // QUIRE_EMULATOR_SEED moves every order that the tests ask for.
+  // QUIRE_EMULATOR_SEED changes every thread and block order of the tests.
   static const std::uint64_t first = options.seed;
   options.seed = first - 1 + seed;
   cuda_emulator::SetOptions(options);
   stream_ = std::make_unique<Stream>(*Stream::Create(*OpenCudaDevice(0)));
   backend_.emplace(*Backend::CreateCuda(*stream_, Determinism::kBatchInvariant, &pool_));
-  // A real GPU takes no options, but plans and grids follow from this figure.
+  // A real GPU takes no options, but plans and grids use this figure.
   const_cast<CudaContext*>(backend_->cuda())->num_sms = static_cast<std::uint32_t>(num_sms);
 }
 
@@ -158,7 +158,7 @@ AttentionRig::AttentionRig(const AttentionShape& shape, std::vector<std::uint32_
   if (geometry_.quantized()) {
     geometry_.granularity = shape.granularity != 0 ? shape.granularity : shape.head_size;
   }
-  // 0xff is NaN in every floating-point type; a one-byte integer gets its NaN from the scale.
+  // 0xff is NaN in every floating-point type. A one-byte integer gets its NaN from the scale.
   const auto block_bytes = static_cast<std::size_t>(geometry_.block_stride() * DTypeSize(shape.kv));
   const auto scale_bytes =
       geometry_.quantized() ? static_cast<std::size_t>(geometry_.scale_block_stride()) * 4 : 0;
@@ -176,7 +176,7 @@ AttentionRig::AttentionRig(const AttentionShape& shape, std::vector<std::uint32_
     for (std::uint32_t i = 0; i < PagesOf(s); ++i) pages_.back().push_back(ids[next++]);
     queries_.push_back(
         Rounded(RandomFloats(lengths_[s] * row_size(), seed + 100 + s), shape.activations));
-    // Scores must be equal, and the keys are not zero then.
+    // The scores must be equal although the keys are not zero.
     if (shape.cancelling && shape.value_columns != 0) {
       queries_.back().assign(queries_.back().size(), 0.0f);
     }
@@ -341,8 +341,8 @@ DeviceStep::DeviceStep(const AttentionRig& rig, const AttentionBackend& cuda,
   Set(step);
 }
 
-// The null page at the front, the others behind first_page pages that stay as the allocator left
-// them.
+// The null page is at the front. The other pages follow first_page pages that keep the allocator's
+// content.
 void DeviceStep::UploadPool() {
   const auto page =
       static_cast<std::size_t>(rig_.geometry_.block_stride() * DTypeSize(rig_.shape_.kv));
@@ -454,7 +454,7 @@ std::vector<float> DeviceStep::Read() {
     if (i < num_rows_ * stride && i % stride < rig_.row_size()) {
       if (rig_.IsWanted(i % stride)) result.push_back(x);
     } else {
-      EXPECT_TRUE(std::isnan(x)) << "written between or behind the rows, at element " << i;
+      EXPECT_TRUE(std::isnan(x)) << "written between or after the rows, at element " << i;
     }
   }
   return result;

@@ -1,8 +1,8 @@
 #pragma once
 
-// Paged attention on the emulated GPU: sequences of random K, V and queries in a pool whose every
-// other byte is NaN, steps over them, and the same attention in double precision over the values
-// that the pages hold.
+// Paged attention on the emulated GPU. Sequences of random K, V and queries are stored in a pool
+// whose other bytes are NaN. Steps over them are compared with double precision over the stored
+// values.
 
 #include <cstdint>
 #include <memory>
@@ -26,8 +26,8 @@ namespace quire::kernels {
 // An emulated device with a stream and a backend.
 class AttentionBackend {
  public:
-  // A device of so many multiprocessors, or a real one that is used as if it had so many; emulated
-  // threads and blocks run in the order of `seed`.
+  // A device with `num_sms` multiprocessors, or a real one that is used as if it had so many.
+  // Emulated threads and blocks run in the order of `seed`.
   explicit AttentionBackend(int num_sms = 4, std::uint64_t seed = 1);
   const Backend& operator*() const { return *backend_; }
   const Stream& stream() const { return *stream_; }
@@ -48,7 +48,7 @@ class AttentionArray {
     EXPECT_TRUE(cuda.stream().Copy(buffer_.data(), values.data(), Bytes(values)).ok());
   }
   T* data() const { return static_cast<T*>(buffer_.data()); }
-  // REQUIRES: no more values than at first.
+  // REQUIRES: `values` has at most the initial size.
   void Write(const AttentionBackend& cuda, const std::vector<T>& values) const {
     EXPECT_TRUE(cuda.stream().Copy(buffer_.data(), values.data(), Bytes(values)).ok());
   }
@@ -72,27 +72,27 @@ struct AttentionShape {
   std::uint32_t page_size = 16;
   DType kv = DType::kBF16;
   DType activations = DType::kBF16;
-  std::uint32_t granularity = 0;  // of one-byte pages; 0: the head
+  std::uint32_t granularity = 0;  // of one-byte pages; 0 means the whole head
   bool tensor_maps = false;
   std::uint32_t out_gap = 8;  // columns between rows of the output
-  // All keys are zero, values differ by powers of two from token to token, and those of a
-  // sequence's second half undo those of its first. The row of the last of these is left with the
-  // rounding of its sums, so that any change of their order shows, even in bf16. A token more, in
-  // sequences of odd length, is larger than all. Rows that are keys and values are as values, and
-  // the queries are zero.
+  // If set, all keys are zero and values differ by powers of two from token to token. The values of
+  // a sequence's second half cancel those of its first half. The result is then the rounding error
+  // of the sums, so that a changed order is visible even in bf16. The extra token of an odd length
+  // is larger than all others. Rows that serve as keys and values contain the values, and the
+  // queries are zero.
   bool cancelling = false;
   std::uint32_t first_page =
-      0;  // added to the page ids on the device, behind pages that no step names
+      0;  // added to the page ids on the device; no step names the pages before
   std::uint32_t window = 0;
-  std::optional<std::uint32_t> plan_window = std::nullopt;  // of the plan, instead of the above
+  std::optional<std::uint32_t> plan_window = std::nullopt;  // replaces the plan's window
   float softcap = 0;
-  bool sinks = false;            // one for each head, 2 to 10
-  float loudness = 1;            // factor on q . k beside the usual scale
-  std::uint32_t nan_tokens = 0;  // tokens at the front of every sequence that stay NaN
-  // Of bf16 pages: they hold what pages of this type of one byte hold, times its scale. kInvalid:
-  // the values themselves.
+  bool sinks = false;            // one per head, 2 to 10
+  float loudness = 1;            // factor on q . k in addition to the usual scale
+  std::uint32_t nan_tokens = 0;  // leading tokens of every sequence that stay NaN
+  // Applies to bf16 pages. They contain the elements of pages of this one-byte type times their
+  // scale. kInvalid means the values themselves.
   DType products_of = DType::kInvalid;
-  // The keys are the values too, of which so many columns are wanted. 0: they are not.
+  // If not 0, the keys are also the values, and this is the number of value columns.
   std::uint32_t value_columns = 0;
 
   float scale() const;
@@ -111,13 +111,12 @@ class DeviceStep;
 
 class AttentionRig {
  public:
-  // Sequences of these many tokens, all stored.
+  // Creates sequences with these numbers of tokens, all stored.
   AttentionRig(const AttentionShape& shape, std::vector<std::uint32_t> lengths, std::uint32_t seed);
 
-  // One step: what PagedAttention writes, row after row, [heads, columns] each, with as many
-  // columns as are wanted.
+  // Runs one step and returns the output of PagedAttention row by row, [heads, value columns] each.
   std::vector<float> Run(const AttentionBackend& cuda, const std::vector<StepRows>& step) const;
-  // The same in double precision.
+  // Computes the same in double precision.
   std::vector<double> Exact(const std::vector<StepRows>& step) const;
 
   const AttentionShape& shape() const { return shape_; }
@@ -127,42 +126,41 @@ class AttentionRig {
   friend class DeviceStep;
 
   std::uint32_t PagesOf(std::uint32_t sequence) const;
-  // Column of a row of the output.
+  // Columns per row of the output.
   bool IsWanted(std::size_t column) const;
   std::vector<double> Wanted(const std::vector<double>& rows) const;
   std::vector<std::uint32_t> Table(const std::vector<StepRows>& step) const;
-  // The views of the pool in host memory, one row per sequence.
+  // Views of the pool in host memory, one row per sequence.
   AnyKvCollection HostCollection() const;
   void Fill(const AnyKvView& view, bool is_values, std::uint32_t seed);
-  // Token t of a sequence in x, a row to a token.
+  // Row of token t of a sequence in x, one row per token.
   void Cancel(std::uint32_t sequence, bool is_values, std::vector<float>* x) const;
 
   AttentionShape shape_;
   std::vector<std::uint32_t> lengths_;
   cache::KvGeometry geometry_;
   std::uint32_t lookup_stride_ = 0;
-  std::vector<std::vector<std::uint32_t>> pages_;  // of each sequence
+  std::vector<std::vector<std::uint32_t>> pages_;  // by sequence
   mutable std::vector<std::uint32_t> host_table_;
   std::vector<std::uint32_t> zeros_;
   std::vector<std::byte> blocks_;
   std::vector<std::byte> scales_;
-  std::vector<std::vector<float>> queries_;  // of each sequence, as the activations hold them
+  std::vector<std::vector<float>> queries_;  // by sequence, as the activations represent them
 };
 
-// A rig's pool in device memory, and steps of one batch size over it whose inputs lie at fixed
-// addresses.
+// A rig's pool in device memory, and steps of one batch size whose inputs have fixed addresses.
 class DeviceStep {
  public:
-  // Room for steps of `max_rows` rows, 0: those of `step`.
+  // Reserves room for steps of `max_rows` rows, or of the rows of `step` if it is 0.
   DeviceStep(const AttentionRig& rig, const AttentionBackend& cuda,
              const std::vector<StepRows>& step, std::uint32_t max_rows = 0);
-  // Other rows for the same addresses; the output becomes NaN.
+  // Writes other rows to the same addresses. The output becomes NaN.
   void Set(const std::vector<StepRows>& step);
-  // The planner and the op, or another in its place.
+  // Runs the planner and the op, or a replacement of the op.
   absl::Status Enqueue() const;
   absl::Status Enqueue(
       absl::FunctionRef<absl::Status(const Backend&, const AttentionParams&)> op) const;
-  // What was written; all else is checked to be NaN still.
+  // Returns the output, and checks that all other memory is still NaN.
   std::vector<float> Read();
 
  private:

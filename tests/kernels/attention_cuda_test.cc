@@ -1,5 +1,5 @@
-// Attention on the emulated GPU: against double precision over the same pages, and its bits against
-// themselves under every change that must not show.
+// Attention on the emulated GPU. Results are compared with double precision over the same pages,
+// and must be bitwise invariant to batching, chunking and scheduling.
 
 #include <algorithm>
 #include <cmath>
@@ -14,7 +14,7 @@
 namespace quire::kernels {
 namespace {
 
-// Bit by bit, NaN included.
+// Compares bit by bit, NaN included.
 bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() &&
          (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
@@ -41,7 +41,7 @@ void ExpectExact(const AttentionBackend& cuda, const AttentionShape& shape,
   const AttentionRig rig(shape, lengths, 11);
   const std::vector<float> once = rig.Run(cuda, step);
   EXPECT_LE(RelativeError(once, rig.Exact(step)), tolerance);
-  EXPECT_TRUE(SameBits(once, rig.Run(cuda, step))) << "another run has other bits";
+  EXPECT_TRUE(SameBits(once, rig.Run(cuda, step))) << "a second run differs";
 }
 
 struct Heads {
@@ -53,9 +53,9 @@ constexpr std::uint32_t kHeadSizes[] = {64, 128, 80, 96};
 constexpr std::uint32_t kPageSizes[] = {16, 32, 64, 128};
 constexpr DType kElements[] = {DType::kBF16, DType::kF16, DType::kF8E4M3, DType::kI8};
 
-// Lengths at and around pages, tiles, spans and groups; every value of the other axes with each
-// other in turn.
-TEST(AttentionCudaTest, GeneratedRowsEqualDoublePrecision) {
+// Lengths at and around pages, tiles, spans and groups. Every pair of values of the other axes
+// occurs.
+TEST(AttentionCudaTest, DecodeRowsEqualDoublePrecision) {
   const AttentionBackend cuda(1);
   const std::uint32_t lengths[] = {1,   15,  16,  17,  63,   64,   65,   127, 129,
                                    511, 512, 513, 577, 1000, 2047, 2049, 4097};
@@ -117,8 +117,7 @@ TEST(AttentionCudaTest, PromptRowsEqualDoublePrecision) {
   }
 }
 
-// Prefill tokens and decode tokens of one sequence, sequences without rows, and both classes in one
-// step.
+// Prefill and decode tokens of one sequence, sequences without rows, and both classes in one step.
 TEST(AttentionCudaTest, MixedStepsEqualDoublePrecision) {
   const AttentionBackend cuda;
   const AttentionShape shape;
@@ -141,13 +140,13 @@ TEST(AttentionCudaTest, ScalarKernelEqualsDoublePrecision) {
       ExpectExact(cuda, shape, {{0, 40, 3, 1}, {1, 0, 0, 0}, {2, 0, 1, 0}}, 1e-5);
     }
   }
-  // What bf16 activations cannot do elsewhere.
+  // Covers combinations that bf16 activations do not support elsewhere.
   ExpectExact(cuda, {4, 2, 40, 16, DType::kBF16, DType::kBF16, 0}, {{0, 30, 5, 2}}, 4e-3);
   ExpectExact(cuda, {4, 2, 64, 16, DType::kF32, DType::kBF16, 0}, {{0, 30, 5, 2}}, 4e-3);
   ExpectExact(cuda, {4, 2, 64, 16, DType::kI8, DType::kBF16, 16}, {{0, 30, 5, 2}}, 4e-3);
 }
 
-// The bits of a sequence's rows in a step of its own.
+// Returns the output of a sequence's rows in a step of their own.
 std::vector<float> Alone(const AttentionBackend& cuda, const AttentionRig& rig,
                          const StepRows& rows) {
   return rig.Run(cuda, {rows});
@@ -170,9 +169,8 @@ TEST(AttentionBitsTest, RowsDoNotDependOnTheBatch) {
   }
 }
 
-// Decode tokens one step after the other, as they were first made, and all in one step, as after
-// preemption.
-TEST(AttentionBitsTest, GeneratedRowsDoNotDependOnTheirStep) {
+// Decode tokens one step at a time, as first generated, and all in one step, as after preemption.
+TEST(AttentionBitsTest, DecodeRowsDoNotDependOnTheStep) {
   const AttentionBackend cuda;
   for (const DType kv : kElements) {
     for (const bool cancelling : {false, true}) {
@@ -190,7 +188,7 @@ TEST(AttentionBitsTest, GeneratedRowsDoNotDependOnTheirStep) {
   }
 }
 
-TEST(AttentionBitsTest, ChunksOfAPromptDoNotShow) {
+TEST(AttentionBitsTest, ChunkingDoesNotChangeBits) {
   const AttentionBackend cuda;
   for (const DType kv : {DType::kBF16, DType::kI8}) {
     for (const bool cancelling : {false, true}) {
@@ -209,9 +207,9 @@ TEST(AttentionBitsTest, ChunksOfAPromptDoNotShow) {
   }
 }
 
-// More multiprocessors cut the same rows into single spans, fewer into groups, one into none at
-// all.
-TEST(AttentionBitsTest, CutsOfARowDoNotShow) {
+// With more multiprocessors the same rows are cut into single spans, with fewer into groups, and
+// with one not at all.
+TEST(AttentionBitsTest, CutsOfARowDoNotChangeBits) {
   for (const bool cancelling : {false, true}) {
     AttentionShape shape{8, 1, 64, 64, DType::kBF16, DType::kBF16, 0};
     shape.cancelling = cancelling;
@@ -233,7 +231,7 @@ TEST(AttentionBitsTest, CutsOfARowDoNotShow) {
   }
 }
 
-TEST(AttentionBitsTest, OrderOfThreadsDoesNotShow) {
+TEST(AttentionBitsTest, ThreadOrderDoesNotChangeBits) {
   for (const DType kv : {DType::kBF16, DType::kI8}) {
     AttentionShape shape{8, 2, 128, 16, kv, DType::kBF16, 0};
     const AttentionRig rig(shape, {530, 90}, 6);
@@ -244,7 +242,7 @@ TEST(AttentionBitsTest, OrderOfThreadsDoesNotShow) {
   }
 }
 
-// Planner and attention captured once follow the lengths that they find in device memory.
+// Planner and attention are captured once and then follow the lengths in device memory.
 TEST(AttentionBitsTest, CapturedStepsFollowTheLengths) {
   const AttentionBackend cuda;
   const AttentionRig rig({8, 2, 64, 16, DType::kBF16, DType::kBF16, 0}, {900, 200, 60}, 12);
@@ -263,8 +261,8 @@ TEST(AttentionBitsTest, CapturedStepsFollowTheLengths) {
   }
 }
 
-// Pages more than 2^32 bytes, and 2^31 elements, behind the first.
-TEST(AttentionBitsTest, PagesBeyondFourGigabytes) {
+// Pages are more than 2^32 bytes and 2^31 elements after the first.
+TEST(AttentionBitsTest, AddressesPagesBeyond4GiB) {
   AttentionShape shape{8, 8, 128, 128, DType::kBF16, DType::kBF16, 0};
   const std::vector<StepRows> step = {{0, 150, 0, 1}, {1, 20, 30, 0}};
   const AttentionBackend cuda;
@@ -289,7 +287,7 @@ TEST(AttentionErrorTest, NamesWhatIsWrong) {
             "attention has queries in f16 and output in f16, supported are f32 or bf16 for both");
 }
 
-TEST(AttentionErrorTest, ANegativeSoftCapIsRefused) {
+TEST(AttentionErrorTest, RejectsANegativeSoftCap) {
   const AttentionBackend cuda;
   AttentionShape shape;
   shape.softcap = -1;
@@ -298,9 +296,9 @@ TEST(AttentionErrorTest, ANegativeSoftCapIsRefused) {
   EXPECT_EQ(status.message(), "attention has softcap -1, it must be at least 0");
 }
 
-// As many blocks as the shared memory of their device has room for take the items of a plan, and
-// how many does not show. A real GPU is of one capability.
-TEST(AttentionBitsTest, BlocksOfAMultiprocessorDoNotShow) {
+// The items of a plan are distributed over as many blocks as shared memory allows. Their number
+// must not change the result. A real GPU has only one capability.
+TEST(AttentionBitsTest, BlocksPerMultiprocessorDoNotChangeBits) {
   if (!cuda_emulator::IsEmulated()) GTEST_SKIP() << "needs devices of two capabilities";
   cuda_emulator::EmulatorOptions options = cuda_emulator::GetOptions();
   const struct {

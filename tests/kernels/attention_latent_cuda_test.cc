@@ -1,5 +1,6 @@
-// Attention over latent rows, K and V in one, on the emulated GPU: against double precision over
-// the same pages, and bits against themselves under every change that must not show.
+// Attention over MLA cache rows, which contain K and V, on the emulated GPU. Results are compared
+// with double precision over the same pages, and must be bitwise invariant to batching, chunking
+// and scheduling.
 
 #include <algorithm>
 #include <cmath>
@@ -17,7 +18,7 @@
 namespace quire::kernels {
 namespace {
 
-// Of the GPUs before Hopper, and what runs with tensor maps.
+// The kernel for GPUs before Hopper, and the kernel with tensor maps.
 constexpr char kKernel[] = "attention latent";
 constexpr char kHopperKernel[] = "attention latent sm_90a";
 
@@ -34,7 +35,7 @@ bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
          std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
-// `kernel`: which of the two is to run; null: another.
+// `kernel` names the kernel that must run. Null means neither of the two.
 void ExpectExact(const AttentionBackend& cuda, const AttentionShape& shape,
                  const std::vector<StepRows>& step, const char* kernel) {
   SCOPED_TRACE(absl::StrCat(shape.heads, " heads of ", shape.head_size, " columns, pages of ",
@@ -56,10 +57,10 @@ void ExpectExact(const AttentionBackend& cuda, const AttentionShape& shape,
   }
 }
 
-// Of a row: 512 values, a maximum, a sum.
+// A partial row has 512 values, a maximum and a sum.
 constexpr std::size_t kPartialFloats = 514;
 
-// A step, and how many rows of partial results it writes.
+// Runs a step and returns the number of rows of partial results written.
 std::vector<float> RunAndCount(const AttentionRig& rig, const AttentionBackend& cuda,
                                const std::vector<StepRows>& step, std::size_t* partial_rows) {
   DeviceStep device(rig, cuda, step);
@@ -83,7 +84,7 @@ std::vector<float> RunAndCount(const AttentionRig& rig, const AttentionBackend& 
   return device.Read();
 }
 
-// With tensor maps and without them.
+// Parameter: with or without tensor maps.
 class AttentionLatentTest : public testing::TestWithParam<bool> {
  protected:
   static AttentionShape WithMaps(AttentionShape shape) {
@@ -96,7 +97,7 @@ INSTANTIATE_TEST_SUITE_P(Maps, AttentionLatentTest, testing::Bool());
 
 TEST_P(AttentionLatentTest, TensorCoreKernelEqualsDoublePrecision) {
   const AttentionBackend cuda(2);
-  // Prompt and decode tokens, a border of tiles and one of spans, sequences without rows.
+  // Prompt and decode tokens, a tile boundary and a span boundary, sequences without rows.
   const std::vector<StepRows> step = {{0, 2047, 3, 0}, {1, 33, 0, 1}, {2, 9, 0, 0}, {3, 0, 5, 1}};
   for (const auto& [rank, rope] : {std::pair{512u, 64u}, {128u, 16u}, {320u, 32u}, {256u, 128u}}) {
     ExpectExact(cuda, WithMaps(Latent(3, rank, rope)), step, Kernel());
@@ -109,8 +110,8 @@ TEST_P(AttentionLatentTest, TensorCoreKernelEqualsDoublePrecision) {
   }
 }
 
-// Warps, the two halves of a block and the copies take turns in other orders.
-TEST_P(AttentionLatentTest, OrdersOfThreadsDoNotShow) {
+// Warps, the two halves of a block and the copies run in different orders.
+TEST_P(AttentionLatentTest, ThreadOrderDoesNotChangeBits) {
   const AttentionRig rig(WithMaps(Latent(16, 512, 64)), {1100, 130, 64}, 4);
   const std::vector<StepRows> step = {{0, 1098, 0, 2}, {1, 100, 30, 0}, {2, 63, 0, 1}};
   const std::vector<float> first = rig.Run(AttentionBackend(3, 1), step);
@@ -120,7 +121,7 @@ TEST_P(AttentionLatentTest, OrdersOfThreadsDoNotShow) {
   }
 }
 
-TEST(AttentionLatentDispatchTest, OtherShapesAndTypesRunInTheOtherKernels) {
+TEST(AttentionLatentDispatchTest, OtherShapesAndTypesUseOtherKernels) {
   const AttentionBackend cuda(2);
   const std::vector<StepRows> step = {{0, 70, 2, 0}, {1, 33, 0, 1}};
   ExpectExact(cuda, Latent(2, 32, 16), step, nullptr);
@@ -131,8 +132,8 @@ TEST(AttentionLatentDispatchTest, OtherShapesAndTypesRunInTheOtherKernels) {
   ExpectExact(cuda, Latent(2, 512, 64, DType::kF32, DType::kF32), step, nullptr);
 }
 
-// What the kernel of Hopper lacks runs in the other, with maps, too.
-TEST(AttentionLatentDispatchTest, RowsThatAreNotAlignedRunInThePortableKernel) {
+// Shapes that the Hopper kernel does not support run in the portable one, also with maps.
+TEST(AttentionLatentDispatchTest, UnalignedRowsUseThePortableKernel) {
   const AttentionBackend cuda(2);
   AttentionShape shape = Latent(3, 512, 64);
   shape.tensor_maps = true;
@@ -141,7 +142,7 @@ TEST(AttentionLatentDispatchTest, RowsThatAreNotAlignedRunInThePortableKernel) {
   ExpectExact(cuda, shape, {{0, 70, 2, 0}}, kKernel);
 }
 
-TEST(AttentionLatentDispatchTest, MoreValueColumnsThanAHeadHasAreRefused) {
+TEST(AttentionLatentDispatchTest, RejectsMoreValueColumnsThanTheHeadSize) {
   const AttentionBackend cuda;
   AttentionShape shape = Latent(2, 32, 16);
   shape.value_columns = 49;
@@ -150,7 +151,7 @@ TEST(AttentionLatentDispatchTest, MoreValueColumnsThanAHeadHasAreRefused) {
             "attention has value_columns 49, must be at most the head size 48");
 }
 
-TEST_P(AttentionLatentTest, ChunksAndClassesDoNotShow) {
+TEST_P(AttentionLatentTest, ChunksAndClassesDoNotChangeBits) {
   const AttentionBackend cuda;
   const AttentionRig rig(WithMaps(Latent(3, 128, 32)), {2100}, 9);
   const std::vector<float> once = rig.Run(cuda, {{0, 2030, 70, 0}});
@@ -163,16 +164,16 @@ TEST_P(AttentionLatentTest, ChunksAndClassesDoNotShow) {
   EXPECT_TRUE(SameBits(once, chunks));
 }
 
-// Spans as items of their own, or one after the other in one block, and whatever else the step has.
-TEST_P(AttentionLatentTest, TheCutDoesNotShow) {
+// Spans are separate items, or run in sequence in one block, whatever else the step contains.
+TEST_P(AttentionLatentTest, TheCutDoesNotChangeBits) {
   const std::vector<std::uint32_t> lengths = {4200, 40, 2049};
   const std::vector<StepRows> alone = {{0, 4199, 0, 1}};
   const std::vector<StepRows> step = {{0, 4199, 0, 1}, {1, 39, 0, 1}, {2, 2048, 0, 1}};
   const AttentionBackend many(64);
   const AttentionBackend one(1, 3);
-  // Has room for 145 rows of partial results; 4200 tokens have five spans of 32.
+  // The plan fits 145 rows of partial results. 4200 tokens have five spans of 32.
   const AttentionBackend two(2);
-  // Cancelling values show the order of the reductions, loud queries their factors.
+  // Cancelling values reveal the order of the reductions, large queries their factors.
   for (const bool cancelling : {true, false}) {
     SCOPED_TRACE(cancelling);
     AttentionShape shape = WithMaps(Latent(32, 128, 16));
@@ -189,9 +190,9 @@ TEST_P(AttentionLatentTest, TheCutDoesNotShow) {
   }
 }
 
-// Ten blocks of Hopper's kernel, 20 of the other, by three spans, of which rows of the first eight
-// tokens see two: their third item has no tiles.
-TEST_P(AttentionLatentTest, BlocksOfASequenceAreCutEachForItself) {
+// There are ten blocks of the Hopper kernel (20 of the other) times three spans. Rows of the first
+// eight tokens see two spans, so their third item has no tiles.
+TEST_P(AttentionLatentTest, CutsBlocksOfASequenceSeparately) {
   const AttentionRig rig(WithMaps(Latent(32, 128, 16)), {2060}, 8);
   const std::vector<StepRows> step = {{0, 2040, 20, 0}};
   const AttentionBackend many(64);
@@ -202,15 +203,15 @@ TEST_P(AttentionLatentTest, BlocksOfASequenceAreCutEachForItself) {
   EXPECT_TRUE(SameBits(cut, rig.Run(AttentionBackend(1, 3), step)));
 }
 
-// Partial results take the rows that a block has, up to the last of 290 for which there is room.
-TEST_P(AttentionLatentTest, AStepIsCutWhileItsRowsFitThePlansMemory) {
+// Partial results take the rows of a block, up to the limit of 290.
+TEST_P(AttentionLatentTest, CutsAStepWhileItsRowsFitThePlanMemory) {
   const struct {
     std::uint32_t heads;
     std::vector<StepRows> step;
     std::size_t partial_rows;
   } cases[] = {
       {29, {{0, 4198, 2, 0}}, std::size_t{5} * 58},
-      // 320 rows do not fit. Blocks that go over all spans keep theirs.
+      // 320 rows do not fit. Blocks that process all spans keep theirs.
       {32, {{0, 4198, 2, 0}}, 64},
       {16, {{0, 4199, 0, 1}, {1, 4198, 0, 1}, {2, 4197, 0, 1}}, std::size_t{5} * 48},
   };
@@ -226,8 +227,8 @@ TEST_P(AttentionLatentTest, AStepIsCutWhileItsRowsFitThePlansMemory) {
   }
 }
 
-// More sequences than are counted at once.
-TEST_P(AttentionLatentTest, LongBatchesAreCountedThrough) {
+// There are more sequences than are counted in one pass.
+TEST_P(AttentionLatentTest, CountsAllSequencesOfLongBatches) {
   std::vector<std::uint32_t> lengths;
   std::vector<StepRows> step;
   for (std::uint32_t s = 0; s < 300; ++s) {

@@ -1,5 +1,5 @@
-// Windows, soft caps and sinks of attention on the CPU, against double precision and bit for bit
-// over every way of cutting a step.
+// Windows, soft caps and sinks of attention on the CPU. Results are compared with double precision
+// and bitwise between all divisions of a step.
 
 #include <sys/mman.h>
 
@@ -15,7 +15,7 @@
 namespace quire::kernels {
 namespace {
 
-// Sinks around the scores, one far above and one far below them all.
+// The sinks are near the scores, one is far above and one far below all of them.
 std::vector<float> Sinks(std::uint32_t heads) {
   std::vector<float> sinks = RandomFloats(heads, 99, 2.0f);
   sinks[0] = 40.0f;
@@ -37,7 +37,7 @@ Sequences MaskedSequences(const MaskCase& c, std::vector<std::uint32_t> lengths,
   return s;
 }
 
-// Rows [from, to) of sequence b.
+// Appends rows [from, to) of sequence b.
 void AppendExact(const Sequences& s, std::uint32_t b, std::uint32_t from, std::uint32_t to,
                  std::vector<double>* exact) {
   const float scale = 1.0f / std::sqrt(static_cast<float>(s.shape.head_size));
@@ -90,8 +90,8 @@ class AttentionMaskTypeTest : public testing::TestWithParam<DType> {};
 INSTANTIATE_TEST_SUITE_P(Types, AttentionMaskTypeTest, testing::Values(DType::kBF16, DType::kI8),
                          [](const auto& info) { return std::string(DTypeName(info.param)); });
 
-// Windows that begin in the first, in a middle and in the last span of their rows.
-TEST_P(AttentionMaskTypeTest, WindowsOverSpansAreRight) {
+// The windows start in the first, a middle and the last span of their rows.
+TEST_P(AttentionMaskTypeTest, WindowsAcrossSpansEqualDoublePrecision) {
   for (const std::uint32_t window : {20u, 600u, 1099u, 1200u}) {
     const MaskCase c{{GetParam(), 4, 2, 16, 16, 1}, window, 0, window == 600};
     const Sequences s = MaskedSequences(c, {1700, 1100}, 5);
@@ -108,7 +108,7 @@ TEST_P(AttentionMaskTypeTest, WindowsOverSpansAreRight) {
   }
 }
 
-// The rows of all steps of `chunk` tokens equal the rows of `whole` bit for bit.
+// The rows of all steps of `chunk` tokens must equal the rows of `whole` bitwise.
 void ExpectSameBits(const Sequences& s, const std::vector<float>& whole, std::uint32_t first,
                     std::uint32_t chunk, int threads, std::uint32_t seed) {
   const TestBackend backend(threads);
@@ -156,7 +156,8 @@ TEST_P(AttentionMaskTypeTest, BitsDoNotDependOnChunksBatchPagesOrThreads) {
       for (const int threads : {1, 7}) {
         for (const std::uint32_t chunk : {1u, 100u, 513u}) {
           SCOPED_TRACE(absl::StrCat(isa, " window ", c.window));
-          // Single tokens take long: from the first span's end on, over the second's begin.
+          // Single tokens take long, so they start at the end of the first span and cross into the
+          // second.
           ExpectSameBits(s, whole, chunk == 1 ? 640 : 0, chunk, threads, ++seed);
         }
       }
@@ -164,7 +165,7 @@ TEST_P(AttentionMaskTypeTest, BitsDoNotDependOnChunksBatchPagesOrThreads) {
   }
 }
 
-// A long window and no window are one, and so are a sink that weighs nothing and none.
+// A long window equals no window, and a sink of weight zero equals no sink.
 TEST_P(AttentionMaskTypeTest, NeutralMasksChangeNoBit) {
   const TestBackend backend(3);
   Sequences s({GetParam(), 4, 2, 32, 16, 1}, {700, 65}, 60);
@@ -183,7 +184,7 @@ TEST_P(AttentionMaskTypeTest, NeutralMasksChangeNoBit) {
   EXPECT_NE(std::memcmp(shorter.data() + last, plain.data() + last, s.q_columns() * 4), 0);
 }
 
-TEST(AttentionMaskedTest, NotANumberOutsideTheWindowStaysThere) {
+TEST(AttentionMaskedTest, NanOutsideTheWindowHasNoEffect) {
   Sequences clean({DType::kF32, 2, 1, 16, 16, 1}, {120}, 30);
   clean.mask.window = 10;
   Sequences poisoned = clean;
@@ -208,16 +209,16 @@ TEST(AttentionMaskedTest, NotANumberOutsideTheWindowStaysThere) {
   }
 }
 
-// A pool of one sequence whose first pages cannot be read at all: a step that touched them would
-// end the test program.
-class ClosedPages {
+// A pool of one sequence whose first pages are unreadable. A step that reads them crashes the test
+// program.
+class UnreadablePages {
  public:
   static constexpr std::uint32_t kPageSize = 16, kHeadSize = 64, kPages = 90;
-  // A page of K and V is two pages of the machine.
+  // A page of K and V takes two pages of the machine.
   static constexpr std::size_t kPageBytes = 2 * kPageSize * kHeadSize * sizeof(float);
   static_assert(kPageBytes % 4096 == 0);
 
-  ClosedPages() {
+  UnreadablePages() {
     void* const memory = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
                               /*fd=*/-1, /*offset=*/0);
     EXPECT_NE(memory, MAP_FAILED);
@@ -232,14 +233,14 @@ class ClosedPages {
     const auto values = RandomFloats(kBytes / sizeof(float), 70);
     std::memcpy(memory_, values.data(), kBytes);
   }
-  ~ClosedPages() { munmap(memory_, kBytes); }
+  ~UnreadablePages() { munmap(memory_, kBytes); }
 
-  // Pages of the first `tokens` tokens, a multiple of the page size.
+  // Makes the pages of the first `tokens` tokens unreadable. REQUIRES: a multiple of the page size.
   void CloseBefore(std::uint32_t tokens) {
     EXPECT_EQ(mprotect(memory_ + kPageBytes, tokens / kPageSize * kPageBytes, PROT_NONE), 0);
   }
 
-  // Attention of `rows` rows whose K and V are in the pages already.
+  // Runs attention of `rows` rows whose K and V already are in the pages.
   std::vector<float> Run(const Backend& backend, std::uint32_t cached, std::uint32_t rows,
                          std::uint32_t window) {
     const std::uint32_t room = kPages * kPageSize;
@@ -274,13 +275,14 @@ class ClosedPages {
   cache::KvGeometry geometry_;
 };
 
-TEST(AttentionMaskedTest, PagesBeforeTheWindowAreNotRead) {
+TEST(AttentionMaskedTest, DoesNotReadPagesBeforeTheWindow) {
   for (const std::string& isa : AvailableIsas()) {
     const ScopedIsa scoped(isa);
     for (const int threads : {1, 5}) {
       const TestBackend backend(threads);
-      ClosedPages pages;
-      // One decode token, then 100 prefill tokens; the first key of the first row is 1100 - 40 + 1.
+      UnreadablePages pages;
+      // Runs one decode token, then 100 prefill tokens. The first key of the first row is 1100 - 40
+      // + 1.
       const auto one = pages.Run(*backend, 1100, 1, 40);
       const auto many = pages.Run(*backend, 1100, 100, 40);
       pages.CloseBefore(1061 / 16 * 16);
@@ -290,7 +292,7 @@ TEST(AttentionMaskedTest, PagesBeforeTheWindowAreNotRead) {
   }
 }
 
-TEST(AttentionMaskedTest, ANegativeSoftcapIsRefused) {
+TEST(AttentionMaskedTest, RejectsANegativeSoftcap) {
   const TestBackend backend(1);
   TestPool pool({DType::kF32, 1, 1, 16, 16}, {0}, {1}, 34);
   const AnyKvView keys = pool.keys();

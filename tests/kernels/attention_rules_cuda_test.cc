@@ -1,5 +1,6 @@
-// Windows, soft caps and sinks of attention on the emulated GPU: against double precision over the
-// same pages, and bits against themselves under every change that must not show.
+// Windows, soft caps and sinks of attention on the emulated GPU. Results are compared with double
+// precision over the same pages, and must be bitwise invariant to batching, chunking and
+// scheduling.
 
 #include <algorithm>
 #include <cmath>
@@ -15,8 +16,8 @@ namespace {
 
 constexpr DType kElements[] = {DType::kBF16, DType::kF16, DType::kF8E4M3, DType::kI8};
 
-// What a layer may ask beside the causal mask. With the loudness scores reach 15 or so, and caps
-// and sinks change what comes out by far more than a tolerance.
+// The score rules of a layer in addition to the causal mask. The loudness gives scores up to about
+// 15, so that caps and sinks change the result by far more than the tolerance.
 struct Rules {
   std::uint32_t window;
   float softcap;
@@ -54,7 +55,7 @@ void ExpectExact(const AttentionBackend& cuda, const AttentionShape& shape,
   const AttentionRig rig(shape, lengths, 11);
   const std::vector<float> out = rig.Run(cuda, step);
   EXPECT_LE(RelativeError(out, rig.Exact(step)), Tolerance(shape));
-  // The rules show: without them the result is another.
+  // The rules have an effect: without them the result differs.
   AttentionShape plain = shape;
   plain.window = 0;
   plain.softcap = 0;
@@ -71,14 +72,14 @@ TEST(AttentionRulesTest, EveryTileKernelEqualsDoublePrecision) {
         const Rules& rules = kRules[i % std::size(kRules)];
         AttentionShape shape{6, 2, head_size, i % 2 == 0 ? 16u : 64u, kv, DType::kBF16, 0};
         shape = With(shape, rules);
-        // Beyond every window, and inside of it; prefill tokens beside decode tokens.
+        // Covers lengths outside of and inside every window, and prefill next to decode tokens.
         ExpectExact(cuda, shape, {{0, 690, 0, 3}, {1, 130, 75, 2}, {2, 9, 0, 1}});
       }
     }
   }
 }
 
-// A window at the borders of tiles, spans and groups, whatever the cut.
+// The window ends at boundaries of tiles, spans and groups, for any cut.
 TEST(AttentionRulesTest, WindowsEndAnywhere) {
   for (const int sms : {1, 8, 64}) {
     const AttentionBackend cuda(sms);
@@ -103,8 +104,8 @@ TEST(AttentionRulesTest, ScalarKernelEqualsDoublePrecision) {
   }
 }
 
-// Pages before the windows may hold anything.
-TEST(AttentionRulesTest, TilesBeforeTheWindowsAreNotRead) {
+// Pages before the windows may contain anything.
+TEST(AttentionRulesTest, DoesNotReadTilesBeforeTheWindows) {
   const AttentionBackend cuda;
   for (const DType activations : {DType::kBF16, DType::kF32}) {
     for (const bool maps : {false, true}) {
@@ -123,7 +124,7 @@ TEST(AttentionRulesTest, TilesBeforeTheWindowsAreNotRead) {
   }
 }
 
-TEST(AttentionRulesTest, HopperDecodeHasTheBitsOfThePortableKernel) {
+TEST(AttentionRulesTest, HopperDecodeEqualsThePortableKernelBitwise) {
   const AttentionBackend cuda;
   for (const Rules& rules : kRules) {
     AttentionShape shape{8, 2, 64, 16, DType::kBF16, DType::kBF16, 0, true};
@@ -139,7 +140,7 @@ TEST(AttentionRulesTest, HopperDecodeHasTheBitsOfThePortableKernel) {
   }
 }
 
-TEST(AttentionRulesTest, APlanOfAShorterWindowIsRefused) {
+TEST(AttentionRulesTest, RejectsAPlanOfAShorterWindow) {
   const AttentionBackend cuda;
   for (const std::uint32_t window : {0u, 65u}) {
     AttentionShape shape{4, 2, 64, 16, DType::kBF16, DType::kBF16, 0};
@@ -156,7 +157,7 @@ constexpr char kHopper[] = "attention prefill sm_90a";
 constexpr char kHopperBytes[] = "attention prefill bytes sm_90a";
 constexpr char kPortable[] = "attention prefill";
 
-TEST(AttentionRulesSm90Test, PromptRowsRunInTheKernelOfTheirDevice) {
+TEST(AttentionRulesSm90Test, PromptRowsUseTheKernelOfTheirDevice) {
   const AttentionBackend cuda;
   for (const Rules& rules : kRules) {
     for (const bool maps : {true, false}) {
@@ -173,8 +174,8 @@ TEST(AttentionRulesSm90Test, PromptRowsRunInTheKernelOfTheirDevice) {
   }
 }
 
-// Windows that end in the first tile, between tiles of 128 and far behind, each rule alone and with
-// the others, prompts at and around the borders of tiles, behind a cached prefix and without.
+// Windows end in the first tile, between tiles of 128 and far back. Each rule is tested alone and
+// with the others. Prompts are at and around tile boundaries, with and without a cached prefix.
 TEST(AttentionRulesSm90Test, PromptRowsEqualDoublePrecision) {
   const AttentionBackend cuda(2);
   const struct {
@@ -202,7 +203,7 @@ TEST(AttentionRulesSm90Test, PromptRowsEqualDoublePrecision) {
   }
 }
 
-// Of several items a block, with decode tokens beside them.
+// Each block has several items, with decode tokens next to them.
 TEST(AttentionRulesSm90Test, MixedStepsEqualDoublePrecision) {
   for (const DType kv : {DType::kBF16, DType::kF8E4M3}) {
     AttentionShape shape{6, 2, 64, 16, kv, DType::kBF16, 0, true};
@@ -211,8 +212,8 @@ TEST(AttentionRulesSm90Test, MixedStepsEqualDoublePrecision) {
   }
 }
 
-// A product beyond every number has the cap as its score.
-TEST(AttentionRulesSm90Test, InfiniteScoresAreCapped) {
+// An infinite product has the cap as its score.
+TEST(AttentionRulesSm90Test, CapsInfiniteScores) {
   const AttentionBackend cuda;
   AttentionShape shape{4, 2, 64, 16, DType::kBF16, DType::kBF16, 0, true};
   shape.softcap = 3;
@@ -222,8 +223,8 @@ TEST(AttentionRulesSm90Test, InfiniteScoresAreCapped) {
   EXPECT_LE(RelativeError(rig.Run(cuda, step), rig.Exact(step)), Tolerance(shape));
 }
 
-// Rows that see a token of NaN are NaN, whatever the maximum, the cap and the sink make of it.
-TEST(AttentionRulesSm90Test, NanIsNotHidden) {
+// Rows that see a NaN token are NaN, whatever the maximum, the cap and the sink.
+TEST(AttentionRulesSm90Test, PropagatesNan) {
   const AttentionBackend cuda;
   for (const DType kv : {DType::kBF16, DType::kF8E4M3, DType::kI8}) {
     for (const bool all : {false, true}) {
@@ -240,7 +241,7 @@ TEST(AttentionRulesSm90Test, NanIsNotHidden) {
   }
 }
 
-TEST(AttentionRulesSm90Test, AWindowBeyondThePromptDoesNotShow) {
+TEST(AttentionRulesSm90Test, WindowBeyondThePromptDoesNotChangeBits) {
   const AttentionBackend cuda;
   AttentionShape shape{6, 2, 128, 16, DType::kBF16, DType::kBF16, 0, true};
   const std::vector<StepRows> step = {{0, 30, 270, 0}, {1, 0, 5, 0}};
@@ -275,7 +276,7 @@ TEST(AttentionRulesBitsTest, HopperRowsDoNotDependOnChunksAndBatch) {
   }
 }
 
-TEST(AttentionRulesBitsTest, ChunksOfAPromptDoNotShow) {
+TEST(AttentionRulesBitsTest, ChunkingDoesNotChangeBits) {
   const AttentionBackend cuda;
   for (const DType kv : {DType::kBF16, DType::kI8}) {
     AttentionShape shape{6, 2, 64, 16, kv, DType::kBF16, 0};
@@ -291,8 +292,8 @@ TEST(AttentionRulesBitsTest, ChunksOfAPromptDoNotShow) {
   }
 }
 
-// Decode tokens one by one and together, over windows that begin in different tiles and spans.
-TEST(AttentionRulesBitsTest, GeneratedRowsDoNotDependOnTheirStep) {
+// Decode tokens run one by one and together, with windows that start in different tiles and spans.
+TEST(AttentionRulesBitsTest, DecodeRowsDoNotDependOnTheStep) {
   const AttentionBackend cuda;
   for (const DType kv : kElements) {
     AttentionShape shape{7, 1, 64, 16, kv, DType::kBF16, 0};
@@ -307,7 +308,7 @@ TEST(AttentionRulesBitsTest, GeneratedRowsDoNotDependOnTheirStep) {
   }
 }
 
-TEST(AttentionRulesBitsTest, CutsOfARowDoNotShow) {
+TEST(AttentionRulesBitsTest, CutsOfARowDoNotChangeBits) {
   AttentionShape shape{8, 1, 64, 64, DType::kBF16, DType::kBF16, 0};
   shape = With(shape, {1500, 3, false});
   std::vector<std::uint32_t> lengths = {2700};
@@ -322,8 +323,8 @@ TEST(AttentionRulesBitsTest, CutsOfARowDoNotShow) {
   EXPECT_TRUE(SameBits(spans, rig.Run(AttentionBackend(1), step)));
 }
 
-// Leaving out the spans before a window, in any cut, is no other reduction than passing over them.
-TEST(AttentionRulesBitsTest, AWindowThatThePlanKnowsDoesNotShow) {
+// Omitting the spans before a window gives the same reduction as skipping them, for any cut.
+TEST(AttentionRulesBitsTest, PlanningWithTheWindowDoesNotChangeBits) {
   for (const std::uint32_t window : {1u, 100u, 513u, 1500u, 2600u}) {
     AttentionShape shape{8, 1, 64, 64, DType::kBF16, DType::kBF16, 0};
     shape = With(shape, {window, 0, window == 100});

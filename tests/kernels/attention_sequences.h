@@ -1,7 +1,7 @@
 #pragma once
 
-// Random sequences for the tests of attention on the CPU: the exact answer in double, and one step
-// of the op over a paged pool.
+// Random sequences for CPU attention tests: the exact result in double, and one step of the op over
+// a paged pool.
 
 #include <algorithm>
 #include <cmath>
@@ -25,14 +25,14 @@ struct AttentionCase {
   int threads;
 };
 
-// What limits the scores of a row.
+// Score rules of a row.
 struct AttentionMask {
   std::uint32_t window = 0;
   float softcap = 0;
-  std::vector<float> sinks;  // [heads], or none
+  std::vector<float> sinks;  // [heads], or empty
 };
 
-// Random K, V and Q of whole sequences; rows of q are found by (sequence, position).
+// Random K, V and Q of whole sequences. Rows of q are indexed by (sequence, position).
 struct Sequences {
   Sequences(const AttentionCase& c, std::vector<std::uint32_t> token_counts, std::uint32_t seed)
       : shape(c), lengths(std::move(token_counts)) {
@@ -52,12 +52,12 @@ struct Sequences {
   AttentionCase shape;
   std::vector<std::uint32_t> lengths;
   std::vector<float> k, v, q;
-  std::vector<float> stored_k, stored_v;  // as the pages hold them
+  std::vector<float> stored_k, stored_v;  // as the pages represent them
   AttentionMask mask = {};
 };
 
-// Softmax in two passes in double, from the values as the pages hold them. The rule of a window is
-// written out here: the row sees the token itself and the window - 1 before it.
+// Two-pass softmax in double from the stored values. The window rule is written out: the row sees
+// the token itself and the window - 1 tokens before it.
 inline std::vector<double> ExactRow(const Sequences& s, std::uint32_t b, std::uint32_t position,
                                     float scale) {
   const AttentionCase& c = s.shape;
@@ -94,8 +94,8 @@ inline std::vector<double> ExactRow(const Sequences& s, std::uint32_t b, std::ui
   return out;
 }
 
-// Everything before cached[b] is in the pages; rows cached[b] .. + fresh[b] are stored and attended
-// in one step. Returns the packed output rows.
+// Tokens before cached[b] are in the pages. Stores and attends rows cached[b] .. + fresh[b] in one
+// step. Returns the packed output rows.
 inline std::vector<float> RunStep(const Backend& backend, TestPool& pool, const Sequences& s,
                                   const std::vector<std::uint32_t>& cached,
                                   const std::vector<std::uint32_t>& fresh, bool fast = true) {

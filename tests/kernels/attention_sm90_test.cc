@@ -1,6 +1,6 @@
-// Prefill and decode of compute capability 9.0 on the emulated GPU, or a real one: against double
-// precision over the same pages, and its bits against themselves under every change that must not
-// show. All bytes of the pool that no sequence owns are NaN.
+// Prefill and decode of compute capability 9.0 on the emulated GPU or a real one. Results are
+// compared with double precision over the same pages, and must be bitwise invariant to batching,
+// chunking and scheduling. All bytes of the pool that no sequence owns are NaN.
 
 #include <cstring>
 
@@ -13,7 +13,8 @@
 namespace quire::kernels {
 namespace {
 
-// P is rounded to 16 bits, and so is the output; of one-byte pages also an element times its scale.
+// P and the output are rounded to 16 bits. With one-byte pages, an element times its scale is also
+// rounded.
 double Tolerance(DType kv) {
   return kv == DType::kF8E4M3 || kv == DType::kI8 ? 6e-3 : 4e-3;
 }
@@ -57,14 +58,14 @@ void ExpectExact(const AttentionBackend& cuda, const AttentionShape& shape,
     generated |= r.generated > 0;
   }
   if (cuda_emulator::IsEmulated()) {
-    // Decode tokens meet one-byte pages in the portable kernel.
+    // Decode tokens over one-byte pages use the portable kernel.
     const bool has_decode = shape.kv == DType::kBF16 || shape.kv == DType::kF16;
     EXPECT_EQ(launches(), before + (prompt ? 1 : 0) + (generated && has_decode ? 1 : 0));
   }
   EXPECT_LE(RelativeError(out, rig.Exact(step)), Tolerance(shape.kv));
 }
 
-// Lengths and chunks at and around the borders of tiles, pages and blocks of rows, over 16-bit and
+// Lengths and chunks at and around the boundaries of tiles, pages and row blocks, over 16-bit and
 // one-byte pages.
 TEST(AttentionSm90Test, PromptRowsEqualDoublePrecision) {
   const AttentionBackend cuda(2);
@@ -95,7 +96,8 @@ TEST(AttentionSm90Test, EveryKernelEqualsDoublePrecision) {
   }
 }
 
-// Several items for each block, sequences without rows, decode tokens beside prefill tokens.
+// Each block has several items. Some sequences have no rows, and decode tokens run next to prefill
+// tokens.
 TEST(AttentionSm90Test, MixedStepsEqualDoublePrecision) {
   for (const DType kv : {DType::kBF16, DType::kF8E4M3}) {
     ExpectExact(
@@ -104,9 +106,9 @@ TEST(AttentionSm90Test, MixedStepsEqualDoublePrecision) {
   }
 }
 
-// A prompt meets one-byte pages with the bits of bf16 pages that hold each element times its scale,
-// whatever the rules of scores are: what differs is how tiles get to shared memory.
-TEST(AttentionSm90Test, OneBytePagesHaveTheBitsOfTheirProducts) {
+// A prompt over one-byte pages equals one over bf16 pages with each element times its scale,
+// bitwise and for all score rules. Only the way of tiles into shared memory differs.
+TEST(AttentionSm90Test, OneBytePagesEqualTheirProductsBitwise) {
   struct {
     std::uint32_t head_size, page_size, window;
     float softcap;
@@ -139,7 +141,7 @@ TEST(AttentionSm90Test, FewerItemsThanBlocks) {
   ExpectExact(AttentionBackend(16), Shape(2, 1, 64, 64), {{0, 0, 3, 0}});
 }
 
-TEST(AttentionSm90Test, ChunksOfAPromptDoNotShow) {
+TEST(AttentionSm90Test, ChunkingDoesNotChangeBits) {
   const AttentionBackend cuda;
   for (const DType kv : {DType::kBF16, DType::kF8E4M3, DType::kI8}) {
     for (const bool cancelling : {false, true}) {
@@ -173,8 +175,8 @@ TEST(AttentionSm90Test, RowsDoNotDependOnTheBatch) {
   }
 }
 
-// Boxes of other sizes bring the same tile.
-TEST(AttentionSm90Test, OrderOfThreadsAndMultiprocessorsDoNotShow) {
+// Boxes of other sizes load the same tile.
+TEST(AttentionSm90Test, ThreadOrderAndMultiprocessorsDoNotChangeBits) {
   for (const DType kv : {DType::kBF16, DType::kF8E4M3}) {
     const AttentionRig rig(Shape(8, 2, 128, 16, kv), {140, 90}, 6);
     const std::vector<StepRows> step = {{0, 0, 140, 0}, {1, 20, 70, 0}};
@@ -184,8 +186,8 @@ TEST(AttentionSm90Test, OrderOfThreadsAndMultiprocessorsDoNotShow) {
   }
 }
 
-// Lengths at and around pages, tiles, spans and groups, as the kernel without tensor maps has them.
-TEST(AttentionSm90Test, GeneratedRowsHaveTheBitsOfThePortableKernel) {
+// Lengths at and around pages, tiles, spans and groups, as in the kernel without tensor maps.
+TEST(AttentionSm90Test, DecodeRowsEqualThePortableKernelBitwise) {
   const std::uint32_t lengths[] = {1, 16, 17, 63, 64, 65, 127, 129, 511, 512, 513, 577, 1000, 2049};
   constexpr std::uint32_t kPages[] = {16, 64, 128, 32};
   constexpr std::uint32_t kHeadSizes[] = {64, 128, 96, 80};
@@ -208,8 +210,8 @@ TEST(AttentionSm90Test, GeneratedRowsHaveTheBitsOfThePortableKernel) {
   }
 }
 
-// Rows that are not aligned to 16 bytes run in the portable kernels, tensor maps or not.
-TEST(AttentionSm90Test, OtherRowsRunInThePortableKernels) {
+// Rows that are not aligned to 16 bytes use the portable kernels, with or without tensor maps.
+TEST(AttentionSm90Test, OtherRowsUseThePortableKernels) {
   const AttentionBackend cuda;
   AttentionShape shape = Shape(4, 2, 64, 16);
   shape.out_gap = 4;
@@ -222,7 +224,7 @@ TEST(AttentionSm90Test, OtherRowsRunInThePortableKernels) {
   EXPECT_TRUE(SameBits(out, AttentionRig(shape, {92}, 3).Run(cuda, step)));
 }
 
-// Of three layers.
+// Creates the maps of three layers.
 std::unique_ptr<cuda::KvTensorMaps> CreateMaps(std::int32_t capability, std::uint32_t head_size,
                                                DType dtype, std::uint32_t granularity = 0,
                                                std::uint32_t num_heads = 2) {
@@ -250,7 +252,7 @@ std::unique_ptr<cuda::KvTensorMaps> CreateMaps(std::int32_t capability, std::uin
   return *std::move(maps);
 }
 
-TEST(KvTensorMapsTest, OnlyWhereAKernelReadsThem) {
+TEST(KvTensorMapsTest, CreatedOnlyIfAKernelReadsThem) {
   const AttentionBackend cuda;
   const auto maps = CreateMaps(90, 64, DType::kBF16);
   ASSERT_NE(maps, nullptr);
@@ -277,8 +279,8 @@ TEST(KvTensorMapsTest, OnlyWhereAKernelReadsThem) {
   }
 }
 
-// Two layers to one of the collection.
-TEST(KvTensorMapsTest, OfLatentRows) {
+// The collection has two layers per layer of the model.
+TEST(KvTensorMapsTest, MapsOfMlaRows) {
   const AttentionBackend cuda;
   const auto latent = CreateMaps(90, 576, DType::kBF16, 0, 1);
   ASSERT_NE(latent, nullptr);

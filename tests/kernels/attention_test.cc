@@ -61,14 +61,14 @@ INSTANTIATE_TEST_SUITE_P(Types, AttentionTypeTest,
                          testing::Values(DType::kBF16, DType::kI8, DType::kF8E4M3),
                          [](const auto& info) { return std::string(DTypeName(info.param)); });
 
-TEST_P(AttentionTypeTest, ReducesSpansRight) {
+TEST_P(AttentionTypeTest, ReducesSpansCorrectly) {
   const AttentionCase c{GetParam(), 4, 2, 16, 16, 1};
   const Sequences s(c, {1100, 600}, 5);
   for (const int threads : {1, 7}) {
     const TestBackend backend(threads);
     TestPool pool = MakePool(s, 6);
     RunStep(*backend, pool, s, {0, 0}, {1090, 599});
-    // Ten rows and one: few enough blocks that several threads cut them along their spans.
+    // Ten rows and one: so few blocks that several threads cut them along their spans.
     const auto out = RunStep(*backend, pool, s, {1090, 599}, {10, 1});
     std::vector<double> exact;
     for (std::uint32_t t = 1090; t < 1100; ++t) {
@@ -81,7 +81,7 @@ TEST_P(AttentionTypeTest, ReducesSpansRight) {
   }
 }
 
-// Row (b, t) of the one-shot output against the same row computed in any other way.
+// Compares row (b, t) of the one-shot output with the same row computed in any other way.
 TEST_P(AttentionTypeTest, BitsDoNotDependOnChunksBatchPagesOrThreads) {
   const AttentionCase c{GetParam(), 6, 2, 48, 16, 1};
   const Sequences s(c, {700, 40, 129}, 7);
@@ -98,7 +98,8 @@ TEST_P(AttentionTypeTest, BitsDoNotDependOnChunksBatchPagesOrThreads) {
     for (const int threads : {1, 2, 3, 7}) {
       const TestBackend backend(threads);
       for (const std::uint32_t chunk : {1u, 16u, 100u, 513u}) {
-        // A single token per step would take long for the first sequences' 700: start at 500.
+        // A single token per step would take long for the first sequences' 700 tokens, so start at
+        // 500.
         const std::uint32_t first = chunk == 1 ? 500 : 0;
         TestPool pool = MakePool(s, ++seed);
         std::vector<std::uint32_t> done(3, 0);
@@ -130,12 +131,12 @@ TEST_P(AttentionTypeTest, BitsDoNotDependOnChunksBatchPagesOrThreads) {
   }
 }
 
-TEST_P(AttentionTypeTest, WidthsWithFusedMultiplyAddGiveTheSameBits) {
+TEST_P(AttentionTypeTest, FusedMultiplyAddWidthsGiveEqualBits) {
   const auto isas = AvailableIsas();
   if (std::count(isas.begin(), isas.end(), "avx512") == 0) {
     GTEST_SKIP() << "needs a machine with AVX-512";
   }
-  // f16 stands in for bf16: both are widened in registers, f16 by more steps.
+  // f16 represents bf16 here: both are widened in registers, f16 by more steps.
   const DType dtype = GetParam() == DType::kBF16 ? DType::kF16 : GetParam();
   const Sequences s({dtype, 4, 2, 48, 16, 1}, {600}, 20);
   const TestBackend backend(2);
@@ -148,7 +149,7 @@ TEST_P(AttentionTypeTest, WidthsWithFusedMultiplyAddGiveTheSameBits) {
   EXPECT_EQ(std::memcmp(out[0].data(), out[1].data(), out[0].size() * 4), 0);
 }
 
-// `fresh` rows of each of `sequences` sequences that then have 8192 tokens, 16 spans, on 7 threads.
+// `fresh` rows of each of `sequences` sequences of 8192 tokens (16 spans) on 7 threads.
 internal::AttentionShares SharesOf(const TestPool::Shape& shape, std::uint32_t num_heads,
                                    std::uint32_t sequences, std::uint32_t fresh) {
   const TestPool pool(shape, std::vector<std::uint32_t>(sequences, 8192 - fresh),
@@ -168,7 +169,7 @@ internal::AttentionShares SharesOf(const TestPool::Shape& shape, std::uint32_t n
                                   7);
 }
 
-TEST(AttentionSharesTest, FewLongSequencesAreCutForAllThreads) {
+TEST(AttentionSharesTest, CutsFewLongSequencesForAllThreads) {
   const TestPool::Shape grouped{.dtype = DType::kI8, .heads = 8, .head_size = 128};
   for (const std::uint32_t sequences : {1u, 2u}) {
     const auto shares = SharesOf(grouped, 32, sequences, 1);
@@ -177,9 +178,9 @@ TEST(AttentionSharesTest, FewLongSequencesAreCutForAllThreads) {
   }
 }
 
-// Latent attention: one KV head with a group of many. 20 rows are too few for the share that a
-// thread should find, but their states would take 100 MB.
-TEST(AttentionSharesTest, StatesThatWaitAreBounded) {
+// MLA has one KV head with a large group. 20 rows are fewer than a thread's share, but their states
+// would take 100 MB.
+TEST(AttentionSharesTest, BoundsTheMemoryOfStates) {
   const TestPool::Shape latent{.dtype = DType::kI8, .heads = 1, .head_size = 576};
   constexpr std::size_t kRowBytes = std::size_t{16} * 128 * (576 + 32) * sizeof(float);
   constexpr std::size_t kListBytes = 64 << 10;
@@ -187,15 +188,15 @@ TEST(AttentionSharesTest, StatesThatWaitAreBounded) {
   EXPECT_GT(20 * kRowBytes, internal::kAttentionPartialBytes + kRowBytes);
   EXPECT_LE(chunk.bytes, internal::kAttentionPartialBytes + kRowBytes + kListBytes);
   EXPECT_GE(chunk.items, 20);
-  // Fewer fit.
+  // Fewer rows fit.
   EXPECT_EQ(SharesOf(latent, 128, 1, 8).reduces, 8);
-  // Decode tokens are cut whatever they take.
+  // Decode tokens are cut whatever their states take.
   const auto generated = SharesOf(latent, 1024, 2, 1);
   EXPECT_EQ(generated.reduces, 2);
   EXPECT_GT(generated.bytes, internal::kAttentionPartialBytes);
 }
 
-TEST(AttentionTest, NotANumberInALaterTokenStaysThere) {
+TEST(AttentionTest, NanInALaterTokenHasNoEffect) {
   const Sequences clean({DType::kF32, 2, 1, 16, 16, 1}, {20}, 30);
   Sequences poisoned = clean;
   poisoned.v[10 * 16 + 3] = std::numeric_limits<float>::quiet_NaN();
@@ -209,7 +210,7 @@ TEST(AttentionTest, NotANumberInALaterTokenStaysThere) {
   for (std::size_t row = 10; row < 20; ++row) EXPECT_TRUE(std::isnan(out[row * columns + 3]));
 }
 
-TEST(AttentionTest, NotANumberInAKeyMakesTheRowNotANumber) {
+TEST(AttentionTest, NanInAKeyMakesTheRowNan) {
   Sequences s({DType::kF32, 1, 1, 16, 16, 1}, {40}, 32);
   s.k[5 * 16] = std::numeric_limits<float>::quiet_NaN();
   const TestBackend backend(1);
@@ -223,9 +224,9 @@ TEST(AttentionTest, NotANumberInAKeyMakesTheRowNotANumber) {
   }
 }
 
-// Few rows go through registers, many through widened copies, in blocks of 8, 4, 2 and 1: one row
-// must not notice. Also whatever else is in the step, and where its page ends.
-TEST_P(AttentionTypeTest, BitsDoNotDependOnHeadsOfOtherBlocks) {
+// Few rows use registers, many use widened copies in blocks of 8, 4, 2 and 1. A row must not depend
+// on that, on the rest of the step, or on the end of its page.
+TEST_P(AttentionTypeTest, BitsDoNotDependOnOtherHeadBlocks) {
   for (const std::string& isa : AvailableIsas()) {
     const ScopedIsa scoped(isa);
     for (const std::uint32_t group : {1u, 3u, 5u, 8u, 15u}) {
@@ -243,7 +244,7 @@ TEST_P(AttentionTypeTest, BitsDoNotDependOnHeadsOfOtherBlocks) {
   }
 }
 
-// A long sequence among short ones is cut along its spans, the others are not.
+// Only the long sequence among short ones is cut along its spans.
 TEST_P(AttentionTypeTest, LongAndShortSequencesShareAStep) {
   const AttentionCase c{GetParam(), 4, 1, 32, 64, 1};
   const Sequences s(c, {2100, 5, 600, 1}, 50);
@@ -266,8 +267,8 @@ TEST_P(AttentionTypeTest, LongAndShortSequencesShareAStep) {
   }
 }
 
-// Against values that were never quantised: what int8 and fp8 pages cost by themselves.
-TEST(AttentionErrorBoundTest, QuantisedPagesLoseWhatTheirElementsLose) {
+// Compares with unquantized values, which measures the error of int8 and fp8 pages alone.
+TEST(AttentionErrorBoundTest, QuantizedPagesLoseAtMostTheirElementError) {
   for (const auto& [dtype, bound] : {std::pair{DType::kI8, 0.012}, {DType::kF8E4M3, 0.04}}) {
     Sequences s({dtype, 8, 2, 64, 16, 1}, {300}, 60);
     const TestBackend backend(2);

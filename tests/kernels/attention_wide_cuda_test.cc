@@ -1,6 +1,6 @@
-// Heads of more than 128 columns on the emulated GPU, or a real one: against double precision over
-// the same pages, and bits against themselves under every change that must not show. All bytes of
-// the pool that no sequence owns are NaN.
+// Heads of more than 128 columns on the emulated GPU or a real one. Results are compared with
+// double precision over the same pages, and must be bitwise invariant to batching, chunking and
+// scheduling. All bytes of the pool that no sequence owns are NaN.
 
 #include <algorithm>
 #include <cstring>
@@ -58,8 +58,8 @@ void ExpectExact(const AttentionBackend& cuda, const AttentionShape& shape,
   }
 }
 
-// Lengths at and around the borders of halves of tiles, tiles and spans; every size of a head.
-TEST(AttentionWideTest, GeneratedRowsEqualDoublePrecision) {
+// Lengths at and around the boundaries of half tiles, tiles and spans, for every head size.
+TEST(AttentionWideTest, DecodeRowsEqualDoublePrecision) {
   const AttentionBackend cuda(2);
   constexpr std::uint32_t kHeadSizes[] = {256, 144, 192, 240};
   constexpr std::uint32_t kPages[] = {16, 64, 128, 32};
@@ -101,8 +101,8 @@ TEST(AttentionWideTest, RulesEqualDoublePrecision) {
   }
 }
 
-// Rows over f16 pages, and those that are wider still, run without tensor cores.
-TEST(AttentionWideTest, OtherPagesAndSizesRunInTheScalarKernel) {
+// Rows over f16 pages and wider heads run without tensor cores.
+TEST(AttentionWideTest, OtherPagesAndSizesUseTheScalarKernel) {
   const AttentionBackend cuda;
   for (const auto& [head_size, kv] : {std::pair{256u, DType::kF16}, {272u, DType::kBF16}}) {
     AttentionShape shape = Wide(2, 1, head_size);
@@ -117,7 +117,7 @@ TEST(AttentionWideTest, OtherPagesAndSizesRunInTheScalarKernel) {
   }
 }
 
-TEST(AttentionWideBitsTest, ChunksAndBatchDoNotShow) {
+TEST(AttentionWideBitsTest, ChunksAndBatchDoNotChangeBits) {
   const AttentionBackend cuda;
   for (const bool cancelling : {false, true}) {
     AttentionShape shape = Wide(6, 2);
@@ -136,8 +136,8 @@ TEST(AttentionWideBitsTest, ChunksAndBatchDoNotShow) {
   }
 }
 
-// Decode tokens together and one by one, in whole rows, groups and spans.
-TEST(AttentionWideBitsTest, StepsAndCutsDoNotShow) {
+// Decode tokens run together and one by one, in whole rows, groups and spans.
+TEST(AttentionWideBitsTest, StepsAndCutsDoNotChangeBits) {
   AttentionShape shape = Wide(8, 1, 256, 64);
   shape.cancelling = true;
   std::vector<std::uint32_t> lengths = {1100};

@@ -18,7 +18,7 @@
 namespace quire::kernels {
 namespace {
 
-TEST(BackendTest, ACudaBackendNeedsAStreamOfAGpu) {
+TEST(BackendTest, CudaBackendRequiresAStreamOfAGpu) {
   const Stream stream = *Stream::Create(Device::Cpu());
   ThreadPool pool(1);
   const auto backend = Backend::CreateCuda(stream, Determinism::kBatchInvariant, &pool);
@@ -26,8 +26,8 @@ TEST(BackendTest, ACudaBackendNeedsAStreamOfAGpu) {
   EXPECT_THAT(backend.status().message(), testing::HasSubstr("device cpu has no CUDA kernels"));
 }
 
-// This test links the CUDA runtime, where the build has one, and not the emulator.
-TEST(BackendTest, KernelsAreProvenInTheEmulatorOnly) {
+// This test links the CUDA runtime, if the build has one, and not the emulator.
+TEST(BackendTest, ProvesKernelsOnlyInTheEmulator) {
   EXPECT_FALSE(IsCudaEmulated());
   EXPECT_FALSE(AreKernelsProven());
 }
@@ -41,7 +41,7 @@ TEST(BackendTest, WorkspaceGrowsAndKeepsItsMemory) {
   EXPECT_NE(workspace.Reserve(100000), nullptr);
 }
 
-TEST(BackendTest, EveryIndexIsVisitedOnceForAnyThreadCount) {
+TEST(BackendTest, VisitsEveryIndexOnceForAnyThreadCount) {
   for (const int threads : {1, 2, 3, 7}) {
     const TestBackend backend(threads);
     for (const std::int64_t n : {0, 1, 2, 6, 7, 8, 1000}) {
@@ -74,9 +74,9 @@ TEST(BackendTest, EveryIndexIsVisitedOnceForAnyThreadCount) {
   }
 }
 
-// Packing and computing cut the panels of a matrix alike, so that on a machine of several nodes a
-// thread computes with the memory that it was the first to touch.
-TEST(BackendTest, EveryThreadBeginsWithItsOwnShare) {
+// Packing and computing divide the panels of a matrix equally, so that on a NUMA machine a thread
+// computes on memory that it touched first.
+TEST(BackendTest, EveryThreadStartsWithItsOwnShare) {
   const TestBackend backend(3);
   for (const std::int64_t n : {3, 7, 64, 1001}) {
     std::vector<std::int64_t> begins(3, -1);
@@ -94,11 +94,11 @@ TEST(BackendTest, EveryThreadBeginsWithItsOwnShare) {
   }
 }
 
-TEST(BackendTest, AThreadThatIsHeldUpIsHelped) {
+TEST(BackendTest, OtherThreadsTakeTheWorkOfABlockedThread) {
   constexpr std::int64_t kItems = 100;
   const TestBackend backend(2);
   std::atomic<std::int64_t> done{0};
-  std::int64_t held = 0;  // items of the piece that the caller is held up in
+  std::int64_t held = 0;  // items of the chunk in which the caller is blocked
   (*backend).ParallelFor(kItems, 1e9, [&](std::int64_t begin, std::int64_t end, int part) {
     if (part == 0 && held == 0) {
       held = end - begin;
@@ -112,7 +112,7 @@ TEST(BackendTest, AThreadThatIsHeldUpIsHelped) {
   EXPECT_LT(held, kItems / 4);
 }
 
-TEST(IsaTest, SelectsByNameAndRefusesTheRest) {
+TEST(IsaTest, SelectsByNameAndRejectsOthers) {
   const TestBackend backend(1);
   for (const std::string& isa : AvailableIsas()) {
     const ScopedIsa scoped(isa);
@@ -120,14 +120,14 @@ TEST(IsaTest, SelectsByNameAndRefusesTheRest) {
   }
   EXPECT_EQ((*backend).isa(), AvailableIsas().front());
   EXPECT_EQ(SelectCpuIsa("mmx").code(), absl::StatusCode::kInvalidArgument);
-  // A machine is x86 or Arm, never both.
+  // A machine is either x86 or Arm.
   EXPECT_TRUE(!SelectCpuIsa("sse4").ok() || !SelectCpuIsa("neon").ok());
   EXPECT_TRUE(SelectCpuIsa("auto").ok());
 }
 
-// The errnos of an operating system without support for the tiles of AMX, of a filter of system
-// calls, and of a signal stack that is too small for the tiles.
-TEST(IsaTest, ADenialOfRegistersIsReportedAndAutoSkipsTheLevel) {
+// The errno values of an operating system without AMX tile support, of a system call filter, and of
+// a signal stack that is too small for the tiles.
+TEST(IsaTest, ReportsDeniedRegistersAndAutoSkipsTheLevel) {
   constexpr auto kTrue = [] { return true; };
   for (const internal::IsaLevel& amx :
        {internal::IsaLevel{"amx", HWY_AVX3, kTrue, [] { return EINVAL; }},
@@ -145,7 +145,7 @@ TEST(IsaTest, ADenialOfRegistersIsReportedAndAutoSkipsTheLevel) {
   }
 }
 
-TEST(IsaTest, RegistersAreRequestedOnlyIfTheLevelCanBeChosen) {
+TEST(IsaTest, RequestsRegistersOnlyIfTheLevelCanBeSelected) {
   static int requests;
   requests = 0;
   const auto request = [] {

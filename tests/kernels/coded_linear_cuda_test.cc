@@ -1,5 +1,5 @@
-// Weights of 8 and 4 bits in Linear on the emulated GPU, against double precision and against the
-// CPU.
+// Linear with quantized weights of 8 and 4 bits on the emulated GPU, compared with double precision
+// and with the CPU.
 
 #include <algorithm>
 #include <cmath>
@@ -17,8 +17,8 @@
 namespace quire::kernels {
 namespace {
 
-// Each format with a scale per output feature, in each size of groups that the kernels tell apart,
-// and with zero points; whole tiles, and parts of them.
+// Each format with a scale per output feature, with every group size that the kernels distinguish,
+// and with zero points. Shapes have whole and partial tiles.
 const QuantizedShape kCodedShapes[] = {
     {.format = WeightFormat::kInt8, .n = 130, .k = 584, .group = 584},
     {.format = WeightFormat::kInt8, .n = 5, .k = 8, .group = 8},
@@ -74,7 +74,7 @@ std::string NameOf(const QuantizedShape& shape) {
                       "x", shape.k);
 }
 
-TEST(CodedLinearCudaTest, CodedWeightsAgreeWithDouble) {
+TEST(CodedLinearCudaTest, QuantizedWeightsAgreeWithDouble) {
   const CudaBackend cuda;
   for (const QuantizedShape& shape : kCodedShapes) {
     SCOPED_TRACE(NameOf(shape));
@@ -98,9 +98,9 @@ TEST(CodedLinearCudaTest, CodedWeightsAgreeWithDouble) {
   }
 }
 
-// Plain and coded matrices in one allocation, which is gone but for what they hold of it, have the
-// bits of those in allocations of their own.
-TEST(CodedLinearCudaTest, MatricesThatShareAnAllocationKeepTheirBits) {
+// Plain and quantized matrices in a shared allocation are bitwise equal to those in separate ones.
+// The allocation's owner is destroyed before.
+TEST(CodedLinearCudaTest, SharedAllocationDoesNotChangeBits) {
   const CudaBackend cuda;
   constexpr std::uint32_t kPlainN = 7, kPlainK = 24, kRows = 3;
   const auto plain = Encode(RandomFloats(std::size_t{kPlainN} * kPlainK, 3), DType::kF32);
@@ -139,8 +139,8 @@ TEST(CodedLinearCudaTest, MatricesThatShareAnAllocationKeepTheirBits) {
   }
 }
 
-// Rows that the workspace of ordered inputs does not hold at once: 64 of bf16 and 32 of f32.
-TEST(CodedLinearCudaTest, OrderedRowsInSeveralPassesKeepTheirBits) {
+// The workspace of act-order permuted rows holds fewer rows at once: 64 of bf16 or 32 of f32.
+TEST(CodedLinearCudaTest, PermutedRowsInSeveralPassesKeepTheirBits) {
   const CudaBackend cuda;
   constexpr std::uint32_t kRows = 70;
   const QuantizedShape shape = {
@@ -160,8 +160,8 @@ TEST(CodedLinearCudaTest, OrderedRowsInSeveralPassesKeepTheirBits) {
   }
 }
 
-// Scales below the normal numbers of their type: 2^-127, the smallest of mxfp4, is subnormal in
-// bf16 and f32, those of integers up to 2^-15 are in f16.
+// Scales below the normal numbers of their type. 2^-127, the smallest of mxfp4, is subnormal in
+// bf16 and f32. Integer scales up to 2^-15 are subnormal in f16.
 TEST(CodedLinearCudaTest, SubnormalScalesAreExact) {
   struct Case {
     QuantizedShape shape;
@@ -178,7 +178,7 @@ TEST(CodedLinearCudaTest, SubnormalScalesAreExact) {
     const std::uint32_t k = c.shape.k, groups = c.shape.num_groups();
     Quantized made = MakeQuantized(c.shape);
     for (std::size_t i = 0; i < made.worth.size(); ++i) {
-      // One exponent for all of a feature.
+      // All groups of a feature have one exponent.
       const float scale = std::ldexp(1.0f, c.smallest + static_cast<int>(i / k) % c.exponents);
       const std::size_t group = i / k * groups + i % k / c.shape.group;
       made.worth[i] = made.worth[i] / made.scales[group] * scale;
@@ -207,8 +207,9 @@ TEST(CodedLinearCudaTest, SubnormalScalesAreExact) {
   }
 }
 
-// With f32 activations codes are f32 weights: the same bits as of their values on the CPU.
-TEST(CodedLinearCudaTest, CodedWeightsOfF32ActivationsAreTheirValues) {
+// With f32 activations, quantized weights are widened to f32. Results equal those of the values on
+// the CPU bitwise.
+TEST(CodedLinearCudaTest, QuantizedWeightsWithF32ActivationsEqualTheirValues) {
   const CudaBackend cuda;
   const TestBackend cpu(1);
   const auto isas = AvailableIsas();
@@ -238,16 +239,16 @@ TEST(CodedLinearCudaTest, CodedWeightsOfF32ActivationsAreTheirValues) {
                               .y_stride = shape.n,
                               .num_rows = kRows})
                     .ok());
-    // Another order of inputs is another order of sums.
+    // Another act-order permutation changes the order of the sums.
     if (fused && !shape.has_order) {
       EXPECT_EQ(std::memcmp(y.data(), expected.data(), y.size() * 4), 0);
     }
   }
 }
 
-// Rows of the identity read a matrix back: what a device holds is what a host holds, integer by
-// integer and scale by scale.
-TEST(CodedLinearCudaTest, QuantisesToTheIntegersOfTheCpu) {
+// Multiplying by the identity reads a matrix back. Device and host must agree in every integer and
+// scale.
+TEST(CodedLinearCudaTest, QuantizesToTheIntegersOfTheCpu) {
   const CudaBackend cuda;
   const TestBackend cpu(2);
   constexpr std::uint32_t kN = 40, kK = 128;

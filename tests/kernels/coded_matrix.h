@@ -1,6 +1,6 @@
 #pragma once
 
-// Matrices of codes for the tests of Linear on an emulated GPU.
+// Quantized matrices for the tests of Linear on an emulated GPU.
 
 #include <algorithm>
 #include <cmath>
@@ -17,13 +17,13 @@
 
 namespace quire::kernels {
 
-// A matrix of codes, sampled at random, and what it is worth.
+// A random quantized matrix and the values that it represents.
 struct Quantized {
   QuantizedShape shape;
   std::vector<std::int8_t> q;
   std::vector<float> scales, mins;
   std::vector<std::uint32_t> order;
-  std::vector<float> worth;  // each one f32 product
+  std::vector<float> worth;  // values, each one f32 product
 
   absl::StatusOr<PackedLinear> Pack(const Backend& backend, WeightMemory* memory = nullptr) const {
     const std::size_t groups = shape.num_groups();
@@ -57,7 +57,7 @@ inline Quantized MakeQuantized(const QuantizedShape& shape, std::uint32_t seed =
     made.scales.push_back(scale);
     if (shape.has_min) {
       auto zero = random() % (four_bits ? 17 : 256);
-      if (four_bits && zero == 16) zero = 128;  // the largest that GPUs hold
+      if (four_bits && zero == 16) zero = 128;  // the largest zero point that GPUs support
       made.mins.push_back(-static_cast<float>(zero));
     }
   }

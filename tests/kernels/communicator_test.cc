@@ -31,14 +31,14 @@ Ranks MustCreate(std::uint32_t size) {
   return ranks.ok() ? *std::move(ranks) : Ranks();
 }
 
-// Runs fn(rank) on a thread for each rank and waits for all of them.
+// Runs fn(rank) on one thread per rank and waits for all of them.
 void OnEachRank(std::uint32_t size, const std::function<void(std::uint32_t rank)>& fn) {
   std::vector<std::thread> threads;
   for (std::uint32_t rank = 0; rank < size; ++rank) threads.emplace_back(fn, rank);
   for (std::thread& thread : threads) thread.join();
 }
 
-// Values of sizes so different that another order of sums gives other bits.
+// Returns values of very different magnitudes, so that another order of sums gives other bits.
 float ValueOf(std::uint32_t seed, std::uint32_t round, std::uint32_t rank, std::size_t i) {
   std::mt19937 random(seed + 7919 * round + 131 * rank + static_cast<std::uint32_t>(i));
   const float exponent = static_cast<float>(static_cast<int>(random() % 24) - 12);
@@ -61,9 +61,9 @@ std::vector<std::uint32_t> Upwards(std::uint32_t size) {
 
 class CommunicatorTest : public ::testing::TestWithParam<std::uint32_t> {};
 
-// Rounds of random sizes and operations, at which ranks arrive as the scheduler lets them after
-// random work of their own.
-TEST_P(CommunicatorTest, SumsAreInTheOrderOfRanksNotOfArrivals) {
+// Rounds of random sizes and operations. Each rank does random work first, so that they arrive in
+// any order.
+TEST_P(CommunicatorTest, SumsInRankOrderNotArrivalOrder) {
   const std::uint32_t size = GetParam();
   const std::uint32_t seed = std::random_device{}();
   std::printf("seed %u\n", seed);
@@ -72,7 +72,7 @@ TEST_P(CommunicatorTest, SumsAreInTheOrderOfRanksNotOfArrivals) {
   std::atomic<std::size_t> wrong{0};
   OnEachRank(size, [&](std::uint32_t rank) {
     HostCommunicator& comm = *ranks[rank];
-    std::mt19937 shared(seed);  // what all ranks agree on
+    std::mt19937 shared(seed);  // the sequence shared by all ranks
     std::mt19937 own(seed + rank + 1);
     for (std::uint32_t round = 0; round < kRounds; ++round) {
       const std::size_t count = shared() % 40;
@@ -105,7 +105,7 @@ TEST_P(CommunicatorTest, SumsAreInTheOrderOfRanksNotOfArrivals) {
   EXPECT_EQ(wrong, 0u);
 }
 
-TEST_P(CommunicatorTest, AFailedRankReachesAllThatWait) {
+TEST_P(CommunicatorTest, FailedRankFailsAllWaitingRanks) {
   const std::uint32_t size = GetParam();
   for (std::uint32_t failing = 0; failing < size; ++failing) {
     const Ranks ranks = MustCreate(size);
@@ -127,7 +127,7 @@ TEST_P(CommunicatorTest, AFailedRankReachesAllThatWait) {
   }
 }
 
-TEST_P(CommunicatorTest, ARankThatLeavesReachesAllThatWait) {
+TEST_P(CommunicatorTest, DestroyedRankFailsAllWaitingRanks) {
   const std::uint32_t size = GetParam();
   if (size == 1) return;
   Ranks ranks = MustCreate(size);
@@ -149,9 +149,9 @@ TEST_P(CommunicatorTest, ARankThatLeavesReachesAllThatWait) {
   }
 }
 
-// Abort comes at any moment of a round: each rank sees some rounds done and then the error, no rank
-// more than one round more than another, and what was done is right.
-TEST_P(CommunicatorTest, AbortsAtRandomMomentsEndEveryRank) {
+// Abort happens at a random moment of a round. Each rank completes some rounds and then gets the
+// error. Ranks differ by at most one round, and completed rounds are correct.
+TEST_P(CommunicatorTest, AbortAtAnyMomentEndsEveryRank) {
   const std::uint32_t size = GetParam();
   const std::uint32_t seed = std::random_device{}();
   std::printf("seed %u\n", seed);
@@ -187,7 +187,7 @@ TEST_P(CommunicatorTest, AbortsAtRandomMomentsEndEveryRank) {
 INSTANTIATE_TEST_SUITE_P(Sizes, CommunicatorTest, ::testing::Values(1u, 2u, 4u, 8u),
                          ::testing::PrintToStringParamName());
 
-// The values would show it if ranks were added in another order.
+// Proves that adding the ranks in another order changes the bits.
 TEST(CommunicatorValuesTest, AnotherOrderGivesOtherBits) {
   std::size_t different = 0;
   for (std::size_t i = 0; i < 100; ++i) {
@@ -196,7 +196,7 @@ TEST(CommunicatorValuesTest, AnotherOrderGivesOtherBits) {
   EXPECT_GT(different, 10u);
 }
 
-TEST(CommunicatorErrorsTest, RanksThatDifferAreToldSo) {
+TEST(CommunicatorErrorsTest, ReportsRanksThatDiffer) {
   for (const bool other_operation : {false, true}) {
     const Ranks ranks = MustCreate(2);
     std::vector<absl::Status> results(2);
@@ -220,7 +220,7 @@ TEST(CommunicatorErrorsTest, RanksThatDifferAreToldSo) {
   }
 }
 
-TEST(CommunicatorErrorsTest, SizesOutOfRangeAreRefused) {
+TEST(CommunicatorErrorsTest, RejectsSizesOutOfRange) {
   for (const std::uint32_t size : {0u, 9u}) {
     const auto ranks = HostCommunicator::CreateGroup(size);
     EXPECT_EQ(ranks.status().code(), absl::StatusCode::kInvalidArgument);

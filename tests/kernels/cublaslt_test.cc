@@ -1,4 +1,4 @@
-// What quire asks of cuBLASLt: a library that computes naively stands in for it and keeps a record.
+// Tests quire's calls of cuBLASLt on a fake library that computes naively and records its calls.
 
 #include "kernels/linear/cublaslt.h"
 
@@ -26,16 +26,16 @@ struct Product {
   std::int32_t transpose_a = CUBLAS_OP_N;
 };
 
-// What the stand-in was asked, and how it answers.
+// The recorded calls, and the configured answers.
 struct Fake {
   int handles = 0;
-  int objects = 0;  // descriptors alive
+  int objects = 0;  // live descriptors
   int heuristic_calls = 0;
   std::uint64_t heuristic_rows = 0;
   std::map<int, std::uint64_t> preferences;
-  std::vector<std::uint64_t> used;            // algorithms of products
-  std::vector<std::int32_t> splits = {4, 1};  // of the candidates, the best first
-  std::uint64_t refused_rows = 0;             // by the first unsplit candidate
+  std::vector<std::uint64_t> used;            // algorithms used by products
+  std::vector<std::int32_t> splits = {4, 1};  // of the candidates, best first
+  std::uint64_t refused_rows = 0;             // row count rejected by the first unsplit candidate
   bool refuse_product = false;
 };
 Fake fake;
@@ -205,7 +205,7 @@ class CublasLtTest : public testing::Test {
  protected:
   CublasLtTest() {
     fake = Fake{};
-    // It multiplies on the host.
+    // The fake multiplies on the host.
     cuda_emulator::EmulatorOptions options = cuda_emulator::GetOptions();
     options.host_may_touch = true;
     cuda_emulator::SetOptions(options);
@@ -218,7 +218,7 @@ class CublasLtTest : public testing::Test {
     EXPECT_EQ(fake.handles, 0);
   }
 
-  // Memory of the device with these values in it.
+  // Returns device memory that contains the values.
   template <typename T>
   T* Place(std::span<const float> values) {
     auto buffer = DeviceBuffer::Allocate(MemoryKind::kDevice,
@@ -241,7 +241,7 @@ class CublasLtTest : public testing::Test {
 constexpr std::uint32_t kN = 24, kK = 16, kRows = 3;
 constexpr std::int64_t kXStride = 24, kYStride = 32, kResidualStride = 40;
 
-TEST_F(CublasLtTest, PinsOneUnsplitAlgorithmPerShapeAndTypeAndUsesItForAllRows) {
+TEST_F(CublasLtTest, PinsOneUnsplitAlgorithmPerShapeAndType) {
   const auto plans = library_->Pin(kN, kK);
   ASSERT_TRUE(plans.ok()) << plans.status();
   EXPECT_EQ(fake.heuristic_calls, 2);  // y f32 and y bf16
@@ -294,8 +294,8 @@ TEST_F(CublasLtTest, PinsOneUnsplitAlgorithmPerShapeAndTypeAndUsesItForAllRows) 
   EXPECT_LE(RelativeError(got16, exact16), 3e-3);
 }
 
-// What a memory plan counts for products is what a backend and its library take.
-TEST_F(CublasLtTest, TakesWhatThePlanCounts) {
+// The memory plan's figure for products equals the allocations of backend and library.
+TEST_F(CublasLtTest, AllocatesWhatThePlanCounts) {
   for (const Determinism determinism : {Determinism::kFast, Determinism::kStrict}) {
     const std::uint64_t before = cuda_emulator::DeviceBytesAllocated();
     const auto backend = Backend::CreateCuda(stream_, determinism, &pool_);
@@ -307,7 +307,7 @@ TEST_F(CublasLtTest, TakesWhatThePlanCounts) {
   }
 }
 
-TEST_F(CublasLtTest, AsksForWholeSumsInAFixedWorkspace) {
+TEST_F(CublasLtTest, RequestsUnsplitSumsInAFixedWorkspace) {
   ASSERT_TRUE(library_->Pin(kN, kK).ok());
   EXPECT_EQ(fake.preferences[CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES],
             std::uint64_t{CublasLt::kWorkspaceBytes});
@@ -319,7 +319,7 @@ TEST_F(CublasLtTest, AsksForWholeSumsInAFixedWorkspace) {
   }
 }
 
-TEST_F(CublasLtTest, PassesOverAlgorithmsThatRefuseANumberOfRows) {
+TEST_F(CublasLtTest, SkipsAlgorithmsThatRejectARowCount) {
   fake.splits = {4, 1, 1};
   fake.refused_rows = 7;
   EXPECT_TRUE(library_->Pin(kN, kK).ok());
@@ -329,7 +329,7 @@ TEST_F(CublasLtTest, PassesOverAlgorithmsThatRefuseANumberOfRows) {
   EXPECT_THAT(status.message(), HasSubstr("[24, 32]"));
 }
 
-TEST_F(CublasLtTest, NamesWhatItCannotCompute) {
+TEST_F(CublasLtTest, NamesUnsupportedProducts) {
   const auto plans = library_->Pin(kN, kK);
   ASSERT_TRUE(plans.ok());
   const auto bytes = Encode(RandomFloats(kN * kK, 1), DType::kBF16);
@@ -356,8 +356,8 @@ TEST_F(CublasLtTest, NamesWhatItCannotCompute) {
   EXPECT_THAT(status.message(), HasSubstr("product [24, 16] of 3 rows: refused"));
 }
 
-TEST_F(CublasLtTest, LinearUsesItForWhatItComputes) {
-  // As Backend::CreateCuda does in kFast, with the stand-in for the library.
+TEST_F(CublasLtTest, LinearUsesItForSupportedProducts) {
+  // Sets the fake library in the way of Backend::CreateCuda with kFast.
   const_cast<CudaContext*>(backend_.cuda())->cublaslt = library_.get();
   const auto w = RandomFloats(kN * kK, 1);
   const auto pack = [&](std::uint32_t n, std::uint32_t k) {
@@ -395,11 +395,11 @@ TEST_F(CublasLtTest, LinearUsesItForWhatItComputes) {
   EXPECT_TRUE(stream_.Synchronize().ok());
 }
 
-TEST_F(CublasLtTest, MissingLibraryIsNamed) {
+TEST_F(CublasLtTest, NamesAMissingLibrary) {
   const absl::Status status = CublasLt::Open(stream_, "libquire-absent.so.13").status();
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound) << "not a reason to take the CPU";
   EXPECT_THAT(status.message(), HasSubstr("libquire-absent.so.13"));
-  // The C library is there, without the functions.
+  // The C library exists but lacks the functions.
   EXPECT_THAT(CublasLt::Open(stream_, "libc.so.6").status().message(), HasSubstr("cublasLtCreate"));
 }
 

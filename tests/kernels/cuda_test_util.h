@@ -1,6 +1,6 @@
 #pragma once
 
-// What the tests of CUDA ops share: a backend on the emulated device, and arrays in its memory.
+// Shared helpers of the CUDA op tests: a backend on the emulated device, and arrays in its memory.
 
 #include <algorithm>
 #include <cstdint>
@@ -20,7 +20,7 @@
 
 namespace quire::kernels {
 
-// An emulated device with a stream and a backend; threads and copies in the order of `seed`.
+// An emulated device with a stream and a backend. Threads and copies run in the order of `seed`.
 class EmulatedBackend {
  public:
   explicit EmulatedBackend(std::uint64_t seed = 1)
@@ -50,7 +50,7 @@ class EmulatedBackend {
   Backend backend_;
 };
 
-// An array in device memory, every byte 0xff (NaN in each float type) until it is Put.
+// An array in device memory. Every byte is 0xff (NaN in each float type) until Put.
 template <typename T>
 class DeviceArray {
  public:
@@ -72,7 +72,7 @@ class DeviceArray {
     ASSERT_EQ(values.size(), count_);
     PutBytes(values.data());
   }
-  // Waits for the stream.
+  // Waits for the stream and returns the values.
   std::vector<T> Get() const {
     std::vector<T> values(count_);
     EXPECT_TRUE(cuda_.stream()

@@ -1,4 +1,4 @@
-// The sampler of a GPU against that of the CPU, row by row and to the bit.
+// Compares the GPU sampler with the CPU sampler, row by row and bitwise.
 
 #include "kernels/sampling/device_sampler.h"
 
@@ -23,14 +23,14 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr std::int32_t kMaxLogprobs = 24;
 
-// Bits are equal where the CPU's exp has a fused multiply-add.
+// Bits are equal if the CPU's exp uses fused multiply-adds.
 bool CpuHasFma() {
   const TestBackend cpu(1);
   const absl::string_view isa = (*cpu).isa();
   return isa != "sse4" && isa != "scalar";
 }
 
-// A random row with everything that it points at; logits are host memory.
+// A random row with all data that it points to. Logits are in host memory.
 struct HostRow {
   HostRow(std::uint32_t seed, std::uint32_t vocab) {
     std::mt19937 rng(seed);
@@ -43,14 +43,14 @@ struct HostRow {
     const auto token = [&] { return static_cast<std::int32_t>(rng() % vocab); };
     logits = RandomFloats(vocab, seed + 1, uniform(0.3f, 7.0f));
     if (one_in(3)) {
-      for (float& z : logits) z = std::round(z);  // many ties, 0 and -0 among them
+      for (float& z : logits) z = std::round(z);  // gives many ties, including 0 and -0
     }
     if (one_in(4)) {
       const bool most = one_in(2);
       for (float& z : logits) z = one_in(3) != most ? -kInfinity : z;
     }
     if (one_in(8)) {
-      for (float& z : logits) z *= 4e37f;  // the temperature takes it out of range
+      for (float& z : logits) z *= 4e37f;  // the temperature makes them overflow
     }
     if (one_in(10)) std::fill(logits.begin(), logits.end(), 1.25f);
     if (one_in(12)) logits[rng() % vocab] = std::numeric_limits<float>::quiet_NaN();
@@ -73,7 +73,7 @@ struct HostRow {
     for (const auto& [id, count] : seen) history.push_back({id, count});
     std::shuffle(history.begin(), history.end(), rng);
     for (int i = 0; i < 8; ++i) bias.push_back({token(), uniform(-10.0f, 10.0f)});
-    bias.push_back({bias[0].token, 0.1f});  // one token twice, apart
+    bias.push_back({bias[0].token, 0.1f});  // the same token twice, not adjacent
     for (int i = 0; i < 4; ++i) banned.push_back(token());
     row.history = history.data();
     row.history_size = static_cast<std::uint32_t>(history.size());
@@ -91,7 +91,7 @@ struct HostRow {
     row.wants_processed_logprob = seed % 2 == 0;
   }
 
-  // Half, few or most of the tokens, or no mask.
+  // Allows half, few or most of the tokens, or has no mask.
   void MakeMask(std::uint32_t seed, std::uint32_t vocab) {
     std::mt19937 rng(seed);
     allowed.resize(MaskWords(vocab));
@@ -112,7 +112,7 @@ struct HostRow {
   SamplingRow row;
 };
 
-// A vocabulary and the sampler for it.
+// A vocabulary and its sampler.
 class SamplerSetup {
  public:
   SamplerSetup(std::uint64_t emulator_seed, std::uint32_t vocab, std::uint32_t text_vocab,
@@ -146,7 +146,7 @@ class SamplerSetup {
     return row;
   }
 
-  // Rows with their logits one after the other in device memory.
+  // Returns rows with consecutive logits in device memory.
   std::vector<SamplingRow> OnDevice(const std::vector<HostRow>& rows,
                                     DeviceArray<float>& logits) const {
     std::vector<float> all;
@@ -169,7 +169,7 @@ class SamplerSetup {
   std::unique_ptr<DeviceSampler> sampler_;
 };
 
-// What the CPU samples of rows whose logits are host memory.
+// The CPU's samples of rows whose logits are in host memory.
 struct Expected {
   Expected(const SamplerSetup& setup, const std::vector<HostRow>& hosts)
       : tops(hosts.size() * kMaxLogprobs) {
@@ -229,7 +229,7 @@ INSTANTIATE_TEST_SUITE_P(Vocabularies, DeviceSamplerTest,
                                          Case{1, 5000, 5000, true, 64},
                                          Case{2, 9001, 9001, false, 40}));
 
-TEST_P(DeviceSamplerTest, SamplesWhatTheCpuSamples) {
+TEST_P(DeviceSamplerTest, SamplesLikeTheCpu) {
   const Case& of = GetParam();
   const SamplerSetup setup(of.emulator_seed, of.vocab, of.text_vocab, of.with_table);
   std::vector<HostRow> hosts;
@@ -241,7 +241,7 @@ TEST_P(DeviceSamplerTest, SamplesWhatTheCpuSamples) {
   DeviceArray<float> logits(setup.cuda(), hosts.size() * of.vocab);
   const std::vector<SamplingRow> rows = setup.OnDevice(hosts, logits);
   DeviceArray<std::int32_t> tokens(setup.cuda(), rows.size());
-  // Two calls of one slot.
+  // Runs two calls on one slot.
   const std::size_t first = rows.size() / 8;
   const std::span<const SamplingRow> all(rows);
   ASSERT_TRUE(setup.sampler().Sample(all.first(first), tokens.data(), 1).ok());
@@ -257,7 +257,7 @@ TEST_P(DeviceSamplerTest, SamplesWhatTheCpuSamples) {
   EXPECT_EQ(setup.sampler().samples(0).size(), 0u);
 }
 
-TEST_P(DeviceSamplerTest, ComputesTheLogprobsOfTheCpu) {
+TEST_P(DeviceSamplerTest, ComputesLogprobsLikeTheCpu) {
   const Case& of = GetParam();
   const SamplerSetup setup(of.emulator_seed, of.vocab, of.text_vocab, of.with_table);
   std::vector<HostRow> hosts;
@@ -287,7 +287,7 @@ TEST_P(DeviceSamplerTest, ComputesTheLogprobsOfTheCpu) {
   }
 }
 
-// Tokens that the step before left in device memory, -1 among them.
+// The previous step left these tokens in device memory, among them -1.
 TEST(DeviceSamplerUseTest, CountsTheSampleInFlight) {
   constexpr std::uint32_t kVocab = 90;
   const SamplerSetup setup(2, kVocab, kVocab, true);
@@ -299,7 +299,7 @@ TEST(DeviceSamplerUseTest, CountsTheSampleInFlight) {
     host.row.repetition_penalty = 3.0f;
     host.row.presence_penalty = 2.0f;
     host.row.num_logprobs = -1;
-    // The best token is the one that a penalty moves.
+    // The penalty changes which token is best.
     const auto best = std::max_element(host.logits.begin(), host.logits.end());
     std::int32_t token = static_cast<std::int32_t>(best - host.logits.begin());
     if (i % 3 == 1) token = host.history[i % host.history.size()].token;
@@ -325,7 +325,7 @@ TEST(DeviceSamplerUseTest, CountsTheSampleInFlight) {
   EXPECT_GT(changed, 5) << "the sample in flight changes nothing";
 }
 
-TEST(DeviceSamplerUseTest, SlotsAreIndependentAndCanBeUsedAgain) {
+TEST(DeviceSamplerUseTest, SlotsAreIndependentAndReusable) {
   const SamplerSetup setup(3, 200, 200, false);
   std::vector<HostRow> hosts;
   for (std::uint32_t i = 0; i < 9; ++i) hosts.emplace_back(90 + i, 200);
@@ -337,7 +337,7 @@ TEST(DeviceSamplerUseTest, SlotsAreIndependentAndCanBeUsedAgain) {
     SCOPED_TRACE(step);
     const int slot = step % 2;
     setup.sampler().Reset(slot);
-    // The next step is enqueued before the results of this one are read.
+    // The next step is enqueued before this one's results are read.
     ASSERT_TRUE(setup.sampler().Sample(rows, tokens.data(), slot).ok());
     setup.cuda().Wait();
     setup.sampler().Reset(1 - slot);
@@ -349,7 +349,7 @@ TEST(DeviceSamplerUseTest, SlotsAreIndependentAndCanBeUsedAgain) {
   }
 }
 
-TEST(DeviceSamplerUseTest, LogitsAtTheEndsOfTheRange) {
+TEST(DeviceSamplerUseTest, HandlesLogitsAtTheEndsOfTheRange) {
   constexpr std::uint32_t kVocab = 70;
   const SamplerSetup setup(1, kVocab, kVocab, false);
   std::vector<HostRow> hosts;
@@ -379,8 +379,9 @@ TEST(DeviceSamplerUseTest, LogitsAtTheEndsOfTheRange) {
   }
 }
 
-// A row by itself is read by 40 blocks, one among 16 by 8, and each is the CPU's. Neither 16 bytes
-// nor blocks nor what a thread reads at a time divide the vocabulary, so most rows are not aligned.
+// A single row is read by 40 blocks and one of 16 rows by 8, and each equals the CPU's. The
+// vocabulary is no multiple of 16 bytes, of the blocks or of a thread's reads, so most rows are
+// unaligned.
 TEST(DeviceSamplerUseTest, BitsDoNotDependOnTheBlocksOfARow) {
   if (!CpuHasFma()) GTEST_SKIP() << "the CPU's exp has no fused multiply-add";
   constexpr std::uint32_t kVocab = 40003;
@@ -391,7 +392,7 @@ TEST(DeviceSamplerUseTest, BitsDoNotDependOnTheBlocksOfARow) {
   hosts[2].row.temperature = 0.7f;
   hosts[2].row.top_k = 0;
   hosts[2].row.top_p = 0.99f;
-  // Moments of a part are not those of the row.
+  // The moments of a part differ from those of the row.
   hosts[3].logits = RandomFloats(kVocab, 5, 2.0f);
   std::fill(hosts[3].logits.begin() + kVocab / 3, hosts[3].logits.end(), 0.0f);
   hosts[3].row = {.top_n_sigma = 2.5f, .wants_processed_logprob = true};
@@ -414,8 +415,8 @@ TEST(DeviceSamplerUseTest, BitsDoNotDependOnTheBlocksOfARow) {
   EXPECT_GT(sampled, 8);
 }
 
-// Equal logits side by side, where one thread reads on, and in other threads and blocks.
-TEST(DeviceSamplerUseTest, TheFirstOfEqualLogitsWins) {
+// Equal logits are adjacent within one thread's reads, and in other threads and blocks.
+TEST(DeviceSamplerUseTest, FirstOfEqualLogitsWins) {
   constexpr std::uint32_t kVocab = 30000;
   const SamplerSetup setup(1, kVocab, kVocab, false);
   std::vector<HostRow> hosts;
@@ -436,8 +437,8 @@ TEST(DeviceSamplerUseTest, TheFirstOfEqualLogitsWins) {
   EXPECT_EQ(tokens.Get(), firsts);
 }
 
-// Kernels of one row by itself: what finds its token writes it, without a launch for that.
-TEST(DeviceSamplerUseTest, LaunchesOfARowAreHeld) {
+// A single row needs no extra launch: the kernel that finds its token writes it.
+TEST(DeviceSamplerUseTest, LaunchCountsOfARowAreFixed) {
   constexpr std::uint32_t kVocab = 3000;
   const SamplerSetup setup(1, kVocab, kVocab, false);
   HostRow host(5, kVocab);
@@ -478,9 +479,9 @@ TEST(DeviceSamplerUseTest, LaunchesOfARowAreHeld) {
   EXPECT_EQ(setup.sampler().samples(0)[5].rank, 1);
 }
 
-// Lists that do not fit together: the samples are those of the CPU all the same, and results of
-// earlier calls stay.
-TEST(DeviceSamplerUseTest, SamplesInPiecesWhatDoesNotFitAtOnce) {
+// The lists do not fit at once. The samples still equal the CPU's, and results of earlier calls are
+// kept.
+TEST(DeviceSamplerUseTest, SamplesOversizedListsInPieces) {
   constexpr std::uint32_t kVocab = 300;
   const SamplerSetup setup(1, kVocab, kVocab, false);
   std::vector<TokenCount> history;
@@ -530,9 +531,9 @@ TEST(DeviceSamplerUseTest, SamplesInPiecesWhatDoesNotFitAtOnce) {
   }
 }
 
-// The mask is read where the logits are, so a greedy row with one still takes one kernel; one
-// without takes no room for masks.
-TEST(DeviceSamplerUseTest, AMaskDecidesAndIsReadWhereThereIsOne) {
+// The mask is read together with the logits, so a greedy row with one still takes one kernel. A row
+// without a mask needs no mask memory.
+TEST(DeviceSamplerUseTest, AppliesMasksWithoutExtraLaunches) {
   constexpr std::uint32_t kVocab = 70;
   const SamplerSetup setup(1, kVocab, kVocab, false);
   HostRow host(3, kVocab);
@@ -559,7 +560,7 @@ TEST(DeviceSamplerUseTest, AMaskDecidesAndIsReadWhereThereIsOne) {
   EXPECT_TRUE(setup.sampler().samples(0)[2].no_survivor);
 }
 
-TEST(DeviceSamplerUseTest, RefusesWhatExceedsItsLimits) {
+TEST(DeviceSamplerUseTest, RejectsRowsBeyondItsLimits) {
   const SamplerSetup setup(1, 50, 50, false);
   HostRow host(5, 50);
   host.logits.assign(50, 1.0f);
@@ -599,7 +600,7 @@ TEST(DeviceSamplerUseTest, RefusesWhatExceedsItsLimits) {
   EXPECT_TRUE(absl::IsInvalidArgument(setup.sampler().ComputeLogprobs(logprobs, 0)));
   const TokenLogprob outside{.token = 50, .logits = logits.data()};
   EXPECT_TRUE(absl::IsInvalidArgument(setup.sampler().ComputeLogprobs({&outside, 1}, 0)));
-  // Nothing of that was kept.
+  // No state of the rejected calls was kept.
   EXPECT_TRUE(setup.sampler().samples(0).empty());
   const TestBackend cpu(1);
   EXPECT_TRUE(
@@ -607,8 +608,8 @@ TEST(DeviceSamplerUseTest, RefusesWhatExceedsItsLimits) {
   EXPECT_GT(DeviceSampler::BytesFor(setup.limits()), 32 * 50 * 12);
 }
 
-// exact_math.h against f64, and against the CPU's exp.
-TEST(ExactMathTest, ExpIsTheCpusToTheBit) {
+// Compares exact_math.h with f64 and with the CPU's exp.
+TEST(ExactMathTest, ExpEqualsTheCpuBitwise) {
   std::vector<float> x = RandomFloats(20000, 1, 30.0f);
   for (const float special : {0.0f, -0.0f, -86.0f, -86.00001f, -200.0f, -kInfinity, 80.0f, 89.0f}) {
     x.push_back(special);
@@ -627,7 +628,7 @@ TEST(ExactMathTest, ExpIsTheCpusToTheBit) {
   EXPECT_TRUE(std::isnan(ExactExp(std::numeric_limits<float>::quiet_NaN())));
 }
 
-TEST(ExactMathTest, VariateIsMinusLogOfTheWord) {
+TEST(ExactMathTest, VariateIsNegativeLogOfTheWord) {
   std::mt19937 rng(3);
   std::vector<std::uint32_t> words = {0, 1, 2, 0x7fffffff, 0x80000000, 0xfffffffe, 0xffffffff};
   for (int i = 0; i < 100000; ++i) words.push_back(static_cast<std::uint32_t>(rng()));

@@ -1,4 +1,4 @@
-// Norm, gated product and rope angles on the emulated GPU against double precision.
+// Norm, gated product and rope angles on the emulated GPU, compared with double precision.
 
 #include <algorithm>
 #include <cmath>
@@ -28,12 +28,12 @@ bool IsPoison(const void* value, std::size_t bytes) {
   return std::memcmp(value, poison.data(), bytes) == 0;
 }
 
-// One norm: sizes and what is there.
+// One norm: its sizes and optional inputs.
 struct NormCase {
   std::uint32_t hidden;
   bool residual;
   bool weight;
-  std::uint32_t gap;  // elements between rows; odd ones leave no row aligned
+  std::uint32_t gap;  // elements between rows; an odd gap makes all rows unaligned
   bool gather;
 };
 
@@ -88,7 +88,7 @@ void CheckNorm(const EmulatedBackend& cuda, const NormCase& of) {
     for (std::uint32_t i = 0; i < of.hidden; ++i) {
       s[i] = x[from + i];
       if (of.residual) {
-        s[i] = x[from + i] + residual[from + i];  // in f32, as the residual is kept
+        s[i] = x[from + i] + residual[from + i];  // in f32, like the stored residual
         EXPECT_EQ(run.sum[from + i], static_cast<float>(s[i]));
       }
       squares += s[i] * s[i];
@@ -105,7 +105,7 @@ void CheckNorm(const EmulatedBackend& cuda, const NormCase& of) {
   if (!of.gather && !of.residual) {
     EXPECT_TRUE(std::equal(run.sum.begin(), run.sum.end(), residual.begin()));
   }
-  // A row alone, elsewhere in memory and with other strides, has the same bits.
+  // A single row at another address with other strides gives the same bits.
   NormCase alone = of;
   alone.gap = of.gap + 1;
   alone.gather = false;
@@ -128,7 +128,7 @@ INSTANTIATE_TEST_SUITE_P(
                     NormCase{4096, true, true, 8, true}, NormCase{8192, false, false, 0, false},
                     NormCase{9004, true, true, 4, false}, NormCase{10001, false, true, 0, true}));
 
-TEST_P(NormCudaTest, IsTheExactNormRoundedOnce) {
+TEST_P(NormCudaTest, EqualsTheExactNormRoundedOnce) {
   const EmulatedBackend cuda;
   CheckNorm<float>(cuda, GetParam());
   CheckNorm<BF16>(cuda, GetParam());
@@ -204,7 +204,7 @@ template <typename T>
 void CheckSilu(const EmulatedBackend& cuda, std::uint32_t columns, std::uint32_t gap) {
   constexpr std::uint32_t kRows = 3;
   const std::uint32_t stride = 2 * columns + gap;
-  // gate and up side by side, as the fused product leaves them.
+  // gate and up are adjacent, as the fused product writes them.
   auto values = RandomFloats(kRows * stride, columns, 6.0f);
   values[0] = -90.0f;
   values[columns - 1] = 95.0f;

@@ -23,13 +23,13 @@ struct Gather {
 };
 
 struct Rank {
-  bool arrived = false;  // at a gather
-  bool has_all = false;  // that gather is done
+  bool arrived = false;  // waits at a gather
+  bool has_all = false;  // its gather is complete
   Gather gather;
   bool aborted = false;
 };
 
-// Shared by its communicators and by what lies on their streams.
+// Shared by its communicators and the operations on their streams.
 struct Clique {
   std::mutex mutex;
   std::vector<Rank> ranks;
@@ -38,7 +38,7 @@ struct Clique {
 }  // namespace
 }  // namespace quire::kernels
 
-// As NCCL calls it.
+// The struct has NCCL's name.
 struct ncclComm {
   std::shared_ptr<quire::kernels::Clique> clique;
   int rank;
@@ -85,7 +85,7 @@ NcclResult InitAll(NcclComm* comms, int num_devices, const int* devices) {
   return kNcclSuccess;
 }
 
-// Gives every rank all parts. The last rank's first: who comes first must not matter.
+// Gives every rank all parts, starting with the last rank, since the order must not matter.
 void Deliver(Clique* clique) {
   for (auto to = clique->ranks.rbegin(); to != clique->ranks.rend(); ++to) {
     auto* all = static_cast<std::byte*>(to->gather.all);
@@ -98,7 +98,7 @@ void Deliver(Clique* clique) {
   }
 }
 
-// A rank's operation, whose stream has come to it.
+// Runs when a rank's stream has reached the operation.
 cudaError_t Meet(Clique* clique, std::size_t rank, const Gather& gather) {
   const std::lock_guard<std::mutex> lock(clique->mutex);
   Rank& self = clique->ranks[rank];
@@ -118,7 +118,7 @@ cudaError_t Meet(Clique* clique, std::size_t rank, const Gather& gather) {
 
 NcclResult AllGather(const void* part, void* all, std::size_t bytes, int type, NcclComm comm,
                      CUstream_st* stream) {
-  EXPECT_TRUE(IsAlive(comm)) << "a gather after the end of its communicator";
+  EXPECT_TRUE(IsAlive(comm)) << "a gather after its communicator was aborted";
   EXPECT_EQ(type, kNcclInt8);
   if (const NcclResult fault = TakeFault("ncclAllGather", comm->rank); fault != kNcclSuccess) {
     return fault;
@@ -150,7 +150,7 @@ NcclResult Abort(NcclComm comm) {
     const std::lock_guard<std::mutex> lock(comm->clique->mutex);
     Rank& self = comm->clique->ranks[static_cast<std::size_t>(comm->rank)];
     self.aborted = true;
-    self.arrived = false;  // its memory may go now
+    self.arrived = false;  // its memory may be released from now on
   }
   delete comm;
   return kNcclSuccess;

@@ -1,8 +1,8 @@
 #pragma once
 
-// NCCL, as far as quire calls it, over the GPUs of the emulator: an operation lies on its stream
-// until those of all ranks are at it, while no call of the host waits. Misuse that NCCL itself does
-// not notice, as sizes that differ or calls on what was aborted, fails the test.
+// NCCL as far as quire calls it, on the GPUs of the emulator. An operation waits on its stream
+// until those of all ranks have reached it, and no host call blocks. Misuse that NCCL itself does
+// not detect, such as different sizes or calls on aborted communicators, fails the test.
 
 #include <cstdint>
 #include <memory>
@@ -19,24 +19,24 @@ namespace quire::kernels {
 
 NcclApi EmulatedNccl();
 
-// Of ncclResult_t.
+// Values of ncclResult_t.
 inline constexpr NcclResult kNcclUnhandledCudaError = 1;
 inline constexpr NcclResult kNcclRemoteError = 6;
 
-// A failure to come, once, of the function's next call for a rank.
+// A fault that is injected once into the function's next call for a rank.
 struct NcclFault {
   std::string function;  // "ncclCommInitAll", "ncclAllGather" or "ncclCommGetAsyncError"
   int rank = 0;
   NcclResult result = kNcclUnhandledCudaError;
-  std::string detail;  // what ncclGetLastError says from then on
+  std::string detail;  // the result of ncclGetLastError from then on
 };
 void InjectNcclFault(const NcclFault& fault);
 
-// Communicators that were made and not aborted.
+// Returns the number of communicators that were created and not aborted.
 std::uint32_t NumNcclComms();
 
-// A group of ranks, each with an emulated GPU and a backend of its own. The options of the emulator
-// get as many devices.
+// A group of ranks, each with its own emulated GPU and backend. The emulator options get as many
+// devices.
 class EmulatedRanks {
  public:
   explicit EmulatedRanks(std::uint32_t size);

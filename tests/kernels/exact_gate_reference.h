@@ -1,6 +1,6 @@
 #pragma once
 
-// The gated product in double precision, from its formula.
+// The gated product in double precision, computed from its formula.
 
 #include <algorithm>
 #include <cmath>

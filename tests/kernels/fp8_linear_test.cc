@@ -15,7 +15,7 @@
 namespace quire::kernels {
 namespace {
 
-// Codes and scales of a matrix, sampled at random; no code is a NaN.
+// Random fp8 weights and scales of a matrix. No value is NaN.
 struct Matrix {
   Matrix(const Fp8Shape& shape_in, std::uint32_t seed)
       : shape(shape_in),
@@ -36,7 +36,7 @@ struct Matrix {
                   out.scales.begin());
     });
   }
-  // One product of exact factors.
+  // Returns one product of exact factors.
   float At(std::size_t n, std::size_t k) const {
     return F8E4M3{codes[n * shape.k + k]}.ToFloat() *
            scales[n * shape.num_groups() + k / shape.group];
@@ -83,7 +83,7 @@ TEST_P(Fp8LinearTest, EqualsDoubleOnEveryInstructionSet) {
       exact.push_back(sum);
     }
   }
-  std::vector<float> fused;  // of the levels that have fused multiply-add
+  std::vector<float> fused;  // of the levels with fused multiply-add
   for (const std::string& isa : AvailableIsas()) {
     const ScopedIsa scoped(isa);
     const std::vector<float> got = Multiply(*backend, *packed, x, rows);
@@ -114,9 +114,9 @@ INSTANTIATE_TEST_SUITE_P(
                           std::get<1>(info.param));
     });
 
-// Every code, and the largest and smallest scales: a product with one input that is 1 is the value
-// itself, to the bit.
-TEST(Fp8LinearExactTest, EveryCodeHasItsValue) {
+// Multiplying every fp8 value, with the largest and smallest scales, by one input of 1 returns the
+// value bitwise.
+TEST(Fp8LinearExactTest, EveryFp8ValueIsExact) {
   const TestBackend backend(1);
   const Fp8Shape shape{256, 4, 4};
   Matrix matrix(shape, 3);
@@ -141,8 +141,8 @@ TEST(Fp8LinearExactTest, EveryCodeHasItsValue) {
   }
 }
 
-// Of so many inputs 8 rows at a time fit the scratch memory; y is the residual.
-TEST(Fp8LinearManyInputsTest, RowsOfSeveralPassesEqualEachAlone) {
+// With this number of inputs, 8 rows at a time fit the scratch memory. y is the residual.
+TEST(Fp8LinearManyInputsTest, SeveralPassesEqualSingleRows) {
   constexpr std::uint32_t kRows = 19, kInputs = 70000, kOutputs = 5;
   const TestBackend backend(2);
   const Matrix matrix({kOutputs, kInputs, 128}, 7);
@@ -180,8 +180,9 @@ TEST(Fp8LinearManyInputsTest, RowsOfSeveralPassesEqualEachAlone) {
   }
 }
 
-// Rows of every magnitude, with ties, zeros and subnormals, against all codes in double precision.
-TEST(RoundRowTest, IsTheNearestCodeByTheSmallestScale) {
+// Compares rows of every magnitude, with ties, zeros and subnormals, with all fp8 values in double
+// precision.
+TEST(RoundRowTest, RoundsToTheNearestValueWithTheSmallestScale) {
   constexpr std::size_t kColumns = 64;
   std::mt19937 random(11);
   std::vector<float> x;
@@ -190,7 +191,7 @@ TEST(RoundRowTest, IsTheNearestCodeByTheSmallestScale) {
         RandomFloats(kColumns, static_cast<std::uint32_t>(exponent + 200));
     for (std::size_t i = 0; i < kColumns; ++i) {
       float value = std::ldexp(std::fmod(row[i], 2.0f), exponent - 1);
-      // Half way between two codes of some scale.
+      // The midpoint between two fp8 values of some scale.
       if (i % 4 == 0) value = std::ldexp(static_cast<float>(random() % 32), exponent - 5);
       if (i % 16 == 1) value = 0;
       x.push_back(value);
@@ -204,7 +205,7 @@ TEST(RoundRowTest, IsTheNearestCodeByTheSmallestScale) {
   for (std::size_t i = 0; i < x.size(); ++i) ASSERT_EQ(got[i], want[i]) << x[i] << " at " << i;
 }
 
-TEST(RoundRowTest, ScalesArePowersOfTwoAndTheirInversesExact) {
+TEST(RoundRowTest, ScalesArePowersOfTwoWithExactInverses) {
   EXPECT_EQ(Fp8RowScale(MagnitudeBits(448)), 1.0f);
   EXPECT_EQ(Fp8RowScale(MagnitudeBits(std::nextafter(448.0f, 1e9f))), 2.0f);
   EXPECT_EQ(Fp8RowScale(MagnitudeBits(-225)), 1.0f);
@@ -224,7 +225,7 @@ TEST(RoundRowTest, ScalesArePowersOfTwoAndTheirInversesExact) {
   }
 }
 
-// Rows are rounded, and nothing else changes: the bits of rows that were rounded before.
+// Only the rows are rounded. The result equals that of rows rounded before, bitwise.
 TEST(RoundedFp8LinearTest, EqualsTheProductOfRoundedRows) {
   const TestBackend backend(2);
   for (Fp8Shape shape : {Fp8Shape{17, 255, 128}, Fp8Shape{80, 600, 600}, Fp8Shape{48, 700, 300}}) {
@@ -279,7 +280,7 @@ TEST(RoundedFp8LinearTest, EqualsTheProductOfRoundedRows) {
   }
 }
 
-TEST(Fp8ShapeTest, RefusesWhatKernelsDoNotHave) {
+TEST(Fp8ShapeTest, RejectsUnsupportedShapes) {
   EXPECT_TRUE(CheckFp8Shape({16, 33, 33}).ok());
   EXPECT_TRUE(CheckFp8Shape({16, 33, 32}).ok());
   for (const Fp8Shape& shape : {Fp8Shape{0, 8, 8}, Fp8Shape{8, 0, 0}, Fp8Shape{16, 33, 6},

@@ -1,5 +1,5 @@
-// Products whose halves gate each other, on the emulated GPU: the bits of Linear and GatedProduct
-// one after the other, and near double precision.
+// Fused gated linear layers on the emulated GPU. Results equal Linear followed by GatedProduct
+// bitwise and are near double precision.
 
 #include <gtest/gtest.h>
 
@@ -39,8 +39,8 @@ struct GateInputs {
   DeviceRows bias;
 };
 
-// The rows of `in`, by the product alone; nothing beside its N / 2 columns is written. An even
-// number of rows lies so that four columns can be stored at a time, an odd one does not.
+// Returns the rows of `in` computed by the fused op, which writes only its N / 2 columns. With an
+// even number of rows four columns can be stored at a time, with an odd one not.
 std::vector<float> Fused(const CudaBackend& cuda, const PackedLinear& weight, const GateInputs& in,
                          const GateShape& shape, bool has_bias) {
   const auto rows = static_cast<std::uint32_t>(in.host.x.size() / weight.k());
@@ -91,7 +91,7 @@ void ExpectSameBits(const std::vector<float>& got, const std::vector<float>& wan
   EXPECT_EQ(std::memcmp(got.data(), want.data(), got.size() * sizeof(float)), 0);
 }
 
-// `worth`: the matrix as f32.
+// `worth` is the matrix as f32.
 void Check(const CudaBackend& cuda, const PackedLinear& weight, std::span<const float> worth,
            std::uint32_t rows, const GateShape& shape) {
   SCOPED_TRACE(absl::StrCat(weight.n(), "x", weight.k(), " rows ", rows, " activation ",
@@ -111,14 +111,14 @@ void Check(const CudaBackend& cuda, const PackedLinear& weight, std::span<const 
         exact.push_back(ExactProduct(shape, both[m * n + j], both[m * n + inner + j]));
       }
     }
-    // Gate, up and y are rounded to bf16, and an activation is at most some times as steep.
+    // Gate, up and y are rounded to bf16, and the slope of an activation is at most a small factor.
     EXPECT_LE(RelativeError(got, exact), 8e-3);
   }
 }
 
-// A tile, half of it beyond the first half of the matrix; tiles that begin in the middle of one; K
-// in one sub-range, in several, and no multiple of a tile; every tile of rows, and sub-ranges that
-// blocks of their own add and that one block adds.
+// Covers a partial tile past the first half of the matrix and tiles that start in the middle of
+// one. K has one sub-range, several, or is no multiple of a tile. Every row tile occurs, with
+// sub-ranges summed by separate blocks and by one block.
 TEST(GatedLinearCudaTest, PlainWeights) {
   const CudaBackend cuda;
   for (const auto& [n, k] : {std::pair(128u, 72u), std::pair(384u, 584u)}) {
@@ -140,12 +140,12 @@ TEST(GatedLinearCudaTest, EveryActivation) {
         GateShape{.act = Activation::kGeluTanh}, GateShape{.act = Activation::kGeluErf},
         GateShape{.act = Activation::kRelu2}}) {
     Check(cuda, packed, w, 3, shape);
-    Check(cuda, packed, w, 66, shape);  // on 9.0 by wgmma
+    Check(cuda, packed, w, 66, shape);  // uses wgmma on capability 9.0
   }
 }
 
-// e4m3 by rows of x that are rounded, in the portable kernel and on 9.0 in that of codes by codes.
-TEST(GatedLinearCudaTest, RoundedRows) {
+// e4m3 with dynamic activation quantization, in the portable kernel and on 9.0 in the fp8 kernel.
+TEST(GatedLinearCudaTest, DynamicActivationQuantization) {
   const CudaBackend cuda;
   for (const bool by_rows : {false, true}) {
     for (const std::uint32_t group : {128u, 584u}) {
@@ -167,7 +167,7 @@ TEST(GatedLinearCudaTest, RoundedRows) {
   }
 }
 
-TEST(GatedLinearCudaTest, CodedWeights) {
+TEST(GatedLinearCudaTest, QuantizedWeights) {
   const CudaBackend cuda;
   using enum WeightFormat;
   const QuantizedShape shapes[] = {
@@ -185,14 +185,14 @@ TEST(GatedLinearCudaTest, CodedWeights) {
     const auto packed = made.Pack(*cuda);
     ASSERT_TRUE(packed.ok()) << packed.status();
     for (const std::uint32_t rows : {1u, 9u, 70u}) {
-      // The products of these matrices are large: what a gate lets through is near a step.
+      // The products of these matrices are so large that the gate is almost a step function.
       Check(cuda, *packed, made.worth, rows, {.act = Activation::kRelu2});
     }
     Check(cuda, *packed, made.worth, 2, {});
   }
 }
 
-// Each group has the bits of its own product, by the tile of 8 rows and by that of 64.
+// Each group equals its own product bitwise, with tiles of 8 and of 64 rows.
 TEST(GatedLinearCudaTest, Groups) {
   const CudaBackend cuda;
   constexpr std::uint32_t kGroups = 3;
@@ -250,7 +250,7 @@ TEST(GatedLinearCudaTest, Groups) {
   }
 }
 
-TEST(GatedLinearCudaTest, WhatTakesNoGateIsRefused) {
+TEST(GatedLinearCudaTest, RejectsUnsupportedGates) {
   const CudaBackend cuda;
   const auto w = RandomFloats(256 * 64, 1, 0.05f);
   const PackedLinear whole = Pack(cuda, {w.data(), 128 * 64}, kBF16, 128, 64);

@@ -1,5 +1,5 @@
-// Products of groups of rows on the emulated GPU: against double precision, and bit for bit against
-// Linear of each group.
+// Grouped products on the emulated GPU, compared with double precision and bitwise with Linear of
+// each group.
 
 #include <gtest/gtest.h>
 
@@ -24,11 +24,11 @@
 namespace quire::kernels {
 namespace {
 
-// Matrices of one layer in one memory, each beside another one, as gate-up lies beside down.
+// The matrices of one layer in one allocation, interleaved with others, like gate-up and down.
 struct Experts {
   static constexpr std::int64_t kBiasGap = 3;  // floats between biases
 
-  // Plain.
+  // Unquantized matrices.
   Experts(const CudaBackend& cuda, std::uint32_t count, std::uint32_t n, std::uint32_t k,
           DType dtype = DType::kBF16, DType activations = DType::kBF16) {
     const std::int64_t room = CudaPlainRoom(dtype, n, k, activations);
@@ -42,7 +42,7 @@ struct Experts {
       beside.push_back(memory.Take(room));
     }
   }
-  // Of codes, each with scales, zero points and an order of its own.
+  // Quantized matrices, each with its own scales, zero points and act-order permutation.
   Experts(const CudaBackend& cuda, std::uint32_t count, const QuantizedShape& shape) {
     const std::int64_t room = CudaQuantizedRoom(shape);
     auto memory = *WeightMemory::Allocate(2 * count * room);
@@ -64,7 +64,7 @@ struct Experts {
     return device_bias ? device_bias->f32() + static_cast<std::int64_t>(e) * device_bias->stride()
                        : nullptr;
   }
-  // In a launch of their own.
+  // Returns whether a separate launch rewrites the rows.
   bool RewritesRows() const { return matrices[0].order() != nullptr || matrices[0].rounds_rows(); }
   std::optional<LinearGroups> Groups() const {
     auto groups =
@@ -94,10 +94,10 @@ DeviceBuffer Upload(const CudaBackend& cuda, const std::vector<std::uint32_t>& v
 struct Types {
   DType x = DType::kBF16;
   DType y = DType::kF32;
-  bool by_number = false;  // the rows of x lie in another order, found by their numbers
+  bool by_number = false;  // rows of x are permuted and found by their numbers
 };
 
-// Rows from the last to the first, with one behind each that is nowhere asked for.
+// The rows in reverse order, each followed by a row that no number refers to.
 struct RowsByNumber {
   RowsByNumber(const CudaBackend& cuda, const std::vector<float>& values, DType dtype,
                std::uint32_t k)
@@ -117,13 +117,13 @@ struct RowsByNumber {
   DeviceBuffer numbers;
 };
 
-// What a matrix multiplies of its rows.
+// Returns the rows as the matrix multiplies them.
 std::vector<float> Multiplied(const PackedLinear& weight, std::span<const float> x) {
   if (weight.rounds_rows()) return RoundedRows(x, weight.k());
   return {x.begin(), x.end()};
 }
 
-// GroupedLinear of all rows against Linear of each group, and against double precision.
+// Compares GroupedLinear of all rows with Linear of each group and with double precision.
 void CheckGroups(const CudaBackend& cuda, const Experts& experts,
                  const std::vector<std::uint32_t>& counts, const Types& types) {
   SCOPED_TRACE(absl::StrCat("x ", DTypeName(types.x), " y ", DTypeName(types.y)));
@@ -186,9 +186,9 @@ void CheckGroups(const CudaBackend& cuda, const Experts& experts,
   EXPECT_EQ(std::memcmp(got.data(), bits.data(), got.size() * sizeof(float)), 0);
 }
 
-TEST(GroupedLinearCudaTest, RowsHaveTheBitsOfLinearAndAreNearDoublePrecision) {
+TEST(GroupedLinearCudaTest, RowsEqualLinearBitwiseAndAreNearDoublePrecision) {
   const CudaBackend cuda;
-  // K in one sub-range and no multiple of a tile, and in several; N beyond a tile.
+  // K has one sub-range, several, or is no multiple of a tile. N exceeds a tile.
   const std::pair<std::uint32_t, std::uint32_t> shapes[] = {{136, 72}, {40, 584}};
   for (const auto& [n, k] : shapes) {
     const Experts experts(cuda, 5, n, k);
@@ -204,7 +204,7 @@ TEST(GroupedLinearCudaTest, RowsHaveTheBitsOfLinearAndAreNearDoublePrecision) {
   }
 }
 
-TEST(GroupedLinearCudaTest, GroupsAreFoundAmongMoreThanAWarpOfThem) {
+TEST(GroupedLinearCudaTest, FindsGroupsAmongMoreThanAWarp) {
   const CudaBackend cuda;
   const Experts experts(cuda, 70, 8, 64);
   std::vector<std::uint32_t> counts(70);
@@ -218,9 +218,9 @@ TEST(GroupedLinearCudaTest, GroupsAreFoundAmongMoreThanAWarpOfThem) {
   CheckGroups(cuda, one, {33}, {});
 }
 
-// Every form that Linear takes, in one sub-range of K and in several, by the tile of 8 rows and by
-// that of 64; with biases and without.
-TEST(GroupedLinearCudaTest, CodesBiasesAndF32HaveTheBitsOfLinear) {
+// Covers every form that Linear accepts, with one and several sub-ranges of K, tiles of 8 and of 64
+// rows, with and without biases.
+TEST(GroupedLinearCudaTest, QuantizedWeightsBiasesAndF32EqualLinearBitwise) {
   const CudaBackend cuda;
   using enum WeightFormat;
   const QuantizedShape shapes[] = {
@@ -252,14 +252,14 @@ TEST(GroupedLinearCudaTest, CodesBiasesAndF32HaveTheBitsOfLinear) {
     experts.AddBiases(cuda);
     CheckGroups(cuda, experts, {0, 1, 0}, {.x = DType::kF32});
   }
-  // K that tensor cores do not take.
+  // Tensor cores do not support this K.
   const Experts uneven(cuda, 2, 16, 60);
   CheckGroups(cuda, uneven, {3, 34}, {.y = DType::kBF16});
 }
 
-// Rows that the workspace of ordered inputs does not hold at once, which are 64; one group lies
-// across the border, others on one side of it.
-TEST(GroupedLinearCudaTest, OrderedRowsInSeveralPassesKeepTheirBits) {
+// The workspace of permuted rows holds 64 rows at once. One group crosses that boundary, the others
+// do not.
+TEST(GroupedLinearCudaTest, PermutedRowsInSeveralPassesKeepTheirBits) {
   const CudaBackend cuda;
   const Experts experts(
       cuda, 4,
@@ -288,7 +288,7 @@ TEST(GroupedLinearCudaTest, OrderedRowsInSeveralPassesKeepTheirBits) {
                     .ok());
   }
   EXPECT_EQ(y.Get(), want.Get());
-  // All of them row 7 of x, by number, in several passes too.
+  // All rows are row 7 of x by number, also in several passes.
   const DeviceBuffer numbers = Upload(cuda, std::vector<std::uint32_t>(66, 7));
   ASSERT_TRUE(GroupedLinear(*cuda, {.x = x.ptr(),
                                     .weights = *experts.Groups(),
@@ -306,8 +306,8 @@ TEST(GroupedLinearCudaTest, OrderedRowsInSeveralPassesKeepTheirBits) {
   }
 }
 
-// Rows of a caller that each chose `top_k` of the groups: where each group begins among the
-// choices, and the place of each choice.
+// Each caller's row chose `top_k` of the groups. Holds the start of each group among the choices,
+// and the position of each choice.
 struct Choices {
   Choices(const CudaBackend& cuda, std::uint32_t rows, std::uint32_t top_k, std::uint32_t groups)
       : num_rows(rows), top_k(top_k), offsets(groups + 1), places(std::size_t{rows} * top_k) {
@@ -331,8 +331,8 @@ struct Choices {
   DeviceBuffer device_places;
 };
 
-// A product and its sums in one launch, and one for an order, against GroupedLinear and
-// SumChosenRows.
+// Compares a product with its sums in one launch (plus one for a permutation) with GroupedLinear
+// followed by SumChosenRows.
 void CheckSums(const CudaBackend& cuda, const Experts& experts, const Choices& choices) {
   SCOPED_TRACE(absl::StrCat(choices.num_rows, " rows"));
   const std::uint32_t n = experts.matrices[0].n();
@@ -391,8 +391,9 @@ void CheckSums(const CudaBackend& cuda, const Experts& experts, const Choices& c
   }
 }
 
-// Features beyond a tile, K in one sub-range and in several, one row and as many as there may be.
-TEST(GroupedLinearCudaTest, SumsOfChosenRowsHaveTheBitsOfALaunchOfTheirOwn) {
+// More features than a tile, K in one and several sub-ranges, one row and the maximum number of
+// rows.
+TEST(GroupedLinearCudaTest, FusedSumsEqualASeparateLaunchBitwise) {
   const CudaBackend cuda;
   const Choices one(cuda, 1, 3, 7), few(cuda, 5, 3, 7), most(cuda, 16, 3, 7);
   for (const Choices* choices : {&one, &few, &most}) {
@@ -406,7 +407,7 @@ TEST(GroupedLinearCudaTest, SumsOfChosenRowsHaveTheBitsOfALaunchOfTheirOwn) {
   CheckSums(cuda, biased, few);
 }
 
-TEST(GroupedLinearCudaTest, SumsOfCodesHaveThoseBitsToo) {
+TEST(GroupedLinearCudaTest, FusedSumsOfQuantizedWeightsEqualASeparateLaunchBitwise) {
   const CudaBackend cuda;
   using enum WeightFormat;
   const Choices one(cuda, 1, 3, 7), most(cuda, 16, 3, 7);
@@ -430,7 +431,7 @@ TEST(GroupedLinearCudaTest, SumsOfCodesHaveThoseBitsToo) {
   }
 }
 
-TEST(GroupedLinearCudaTest, SumsThatNoLaunchMakesAreRefused) {
+TEST(GroupedLinearCudaTest, RejectsUnsupportedSums) {
   const CudaBackend cuda;
   const Experts experts(cuda, 33, 16, 64);
   const Choices choices(cuda, 4, 3, 33);
@@ -452,12 +453,12 @@ TEST(GroupedLinearCudaTest, SumsThatNoLaunchMakesAreRefused) {
                        .num_rows = 4,
                        .top_k = 3};
   EXPECT_TRUE(GroupsTakeSum(good, *good.sum));
-  // Whose inputs are put in order 32 rows at a time.
+  // Its inputs are permuted 32 rows at a time.
   const PackedLinear ordered =
       *MakeQuantized(
            {.format = WeightFormat::kInt4, .n = 4, .k = 65536, .group = 128, .has_order = true})
            .Pack(*cuda);
-  const Experts uneven(cuda, 33, 18, 64);  // whose rows end within four floats
+  const Experts uneven(cuda, 33, 18, 64);  // its rows end within four floats
   const DeviceRows wide_y(cuda, DType::kF32, 12, 20, 20), wide_sums(cuda, DType::kF32, 4, 20, 20);
   std::vector<GroupedLinearParams> bad(10, good);
   bad[9].weights = *uneven.Groups();
@@ -483,7 +484,7 @@ TEST(GroupedLinearCudaTest, SumsThatNoLaunchMakesAreRefused) {
   EXPECT_TRUE(absl::IsInvalidArgument(GroupedLinear(*cuda, good)));
 }
 
-TEST(GroupedLinearCudaTest, OtherFormsAndDistancesAreNoGroups) {
+TEST(GroupedLinearCudaTest, OtherFormsAndDistancesAreNotGroups) {
   const CudaBackend cuda;
   Experts experts(cuda, 3, 16, 64);
   EXPECT_TRUE(experts.Groups().has_value());
@@ -502,7 +503,7 @@ TEST(GroupedLinearCudaTest, OtherFormsAndDistancesAreNoGroups) {
                }).has_value());
 }
 
-TEST(GroupedLinearCudaTest, StridesTypesAndAlignmentAreChecked) {
+TEST(GroupedLinearCudaTest, ChecksStridesTypesAndAlignment) {
   const CudaBackend cuda;
   const Experts experts(cuda, 2, 16, 64);
   const DeviceRows x(cuda, DType::kBF16, 3, 64, 64);

@@ -1,5 +1,4 @@
-// What latent attention needs beside the ops of other attention: columns of heads copied, and rows
-// that are K and V in one.
+// Ops that only MLA needs: copies of head columns, and rows that contain K and V.
 
 #include "kernels/kv_store/head_columns.h"
 
@@ -12,10 +11,10 @@
 namespace quire::kernels {
 namespace {
 
-TEST(CopyHeadColumnsTest, CopiesTheseColumnsAndNoOther) {
+TEST(CopyHeadColumnsTest, CopiesOnlyTheGivenColumns) {
   for (const int threads : {1, 3}) {
     const TestBackend backend(threads);
-    constexpr std::uint32_t kRows = 1000;  // enough that threads share them
+    constexpr std::uint32_t kRows = 1000;  // large enough for several threads
     constexpr std::uint32_t kHeads = 5;
     const auto x = RandomFloats(kRows * kHeads * 48, 31);
     std::vector<float> y(kRows * kHeads * 80, 7.0f);
@@ -40,7 +39,7 @@ TEST(CopyHeadColumnsTest, CopiesTheseColumnsAndNoOther) {
   }
 }
 
-TEST(CopyHeadColumnsTest, ColumnsMustFit) {
+TEST(CopyHeadColumnsTest, RejectsColumnsThatDoNotFit) {
   const TestBackend backend(1);
   float value = 0;
   CopyHeadColumnsParams params{.x = &value,
@@ -62,8 +61,8 @@ TEST(CopyHeadColumnsTest, ColumnsMustFit) {
   EXPECT_EQ(CopyHeadColumns(*backend, params).code(), absl::StatusCode::kInvalidArgument);
 }
 
-// Layers 0 and 1 are the K and the V of what the collection calls layer 0, and so on.
-TEST(LatentRowsTest, EveryLayerHasRowsOfItsOwn) {
+// Layers 0 and 1 are the K and V of the collection's layer 0, and so on.
+TEST(LatentRowsTest, EveryLayerHasItsOwnRows) {
   const TestBackend backend(1);
   constexpr std::uint32_t kColumns = 48;
   TestPool pool({.layers = 2, .heads = 1, .head_size = kColumns}, {0, 3}, {5, 17}, 3);

@@ -1,4 +1,5 @@
-// Products of heads on the emulated GPU: the bits of Linear, head by head, and double precision.
+// Per-head products on the emulated GPU, compared bitwise with Linear of each head and with double
+// precision.
 
 #include <cmath>
 #include <cstring>
@@ -30,7 +31,7 @@ std::vector<BF16> Narrow(const std::vector<float>& x) {
   return out;
 }
 
-// Heads with gaps between them, and rows with gaps behind.
+// Heads with gaps between them, and rows with gaps after them.
 struct Heads {
   explicit Heads(const HeadsCase& c)
       : x_head(c.k + 8),
@@ -54,12 +55,12 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(HeadsCase{3, 512, 128, 5, true}, HeadsCase{2, 128, 512, 64, true},
                     HeadsCase{128, 32, 32, 1, true}, HeadsCase{2, 80, 48, 9, true},
                     HeadsCase{2, 64, 32, 65, true}, HeadsCase{5, 512, 128, 200, true},
-                    // Two sub-ranges of K; one row of a second tile.
+                    // two sub-ranges of K; one row of a second tile
                     HeadsCase{3, 128, 512, 129, true}, HeadsCase{128, 16, 16, 70, true},
                     HeadsCase{2, 208, 80, 128, true}, HeadsCase{2, 24, 16, 3, false},
                     HeadsCase{2, 24, 16, 70, false}));
 
-TEST_P(HeadLinearCudaTest, HasTheBitsOfLinearAndTheValuesOfDoublePrecision) {
+TEST_P(HeadLinearCudaTest, EqualsLinearBitwiseAndDoublePrecision) {
   const HeadsCase& c = GetParam();
   const EmulatedBackend cuda(c.k);
   const Heads heads(c);
@@ -98,7 +99,7 @@ TEST_P(HeadLinearCudaTest, HasTheBitsOfLinearAndTheValuesOfDoublePrecision) {
                     .ok());
   }
   const std::vector<BF16> got = y.Get();
-  // What lies between heads and rows is as poisoned in both.
+  // The gaps between heads and rows keep the same poison in both.
   EXPECT_EQ(std::memcmp(got.data(), one_by_one.Get().data(), count * sizeof(BF16)), 0);
   for (std::uint32_t m = 0; m < c.rows; ++m) {
     for (std::uint32_t h = 0; h < c.heads; ++h) {
@@ -120,8 +121,8 @@ TEST_P(HeadLinearCudaTest, HasTheBitsOfLinearAndTheValuesOfDoublePrecision) {
   }
 }
 
-// The kernel for few rows reads pairs; that of tiles, and Linear, 16 bytes.
-TEST(HeadLinearTest, ManyRowsMustBeAligned) {
+// The kernel for few rows reads pairs. The tiled kernel and Linear read 16 bytes.
+TEST(HeadLinearTest, RejectsManyUnalignedRows) {
   const EmulatedBackend cuda(1);
   constexpr std::uint32_t kColumns = 32;
   const std::vector<BF16> w(std::size_t{16} * kColumns, BF16::FromFloat(1));
@@ -149,7 +150,7 @@ TEST(HeadLinearTest, ManyRowsMustBeAligned) {
   EXPECT_EQ(y.Get()[31].ToFloat(), 32.0f);
 }
 
-TEST(HeadLinearTest, ShapesAndStridesMustFit) {
+TEST(HeadLinearTest, RejectsShapesAndStridesThatDoNotFit) {
   const TestBackend cpu(1);
   const std::vector<float> w(64, 1.0f);
   const auto four = PackLinearWeight(*cpu, w.data(), DType::kF32, 4, 8);

@@ -1,4 +1,4 @@
-"""The hot tiles of AVX-512 VNNI keep their sums in registers; a compiler that does not halves their speed:
+"""Checks that the compiler keeps the sums of the hot AVX-512 VNNI tiles in registers. Spilling halves their speed.
 
   hot_tiles_check.py OBJDUMP OBJECT...
 """
@@ -11,12 +11,12 @@ UNIT = re.compile(r"int_linear_avx512vnni\.cc\.o$")
 # The tiles of many rows and 3 panels, one per format: 8 rows with one scale per feature, 4 with groups.
 TILE = re.compile(r"<(_ZN.*(PerFeatureTileI\w*VnniELi8|PerGroupTileI\w*VnniELi4)ELi3E.*)>:$")
 TILES = 5
-# Nothing in the loops; a few values around them.
+# No spills in the loops, and a few around them.
 MOST_STACK_MOVES = 8
 
 
 def stack_moves(disassembly):
-    """Per hot tile, how many instructions move a 512-bit register to or from the stack."""
+    """Returns, per hot tile, the number of instructions that move a 512-bit register to or from the stack."""
     moves = {}
     tile = None
     for line in disassembly.splitlines():

@@ -110,7 +110,7 @@ bool GuardedRows::GuardsIntact() const {
 
 std::vector<std::string> AvailableIsas() {
   std::vector<std::string> isas;
-  // Best first; amx is never chosen by itself.
+  // Best first. amx is never selected automatically.
   for (const char* isa :
        {"avx512_vnni", "avx512", "avx_vnni", "avx2", "sse4", "neon", "scalar", "amx"}) {
     if (SelectCpuIsa(isa).ok()) isas.push_back(isa);
@@ -181,7 +181,7 @@ TestPool::TestPool(const Shape& shape, std::vector<std::uint32_t> cached,
 }
 
 void TestPool::SetStep(std::vector<std::uint32_t> cached, std::vector<std::uint32_t> fresh) {
-  // The views hold a pointer to cached_.
+  // The views store a pointer to cached_.
   std::copy(cached.begin(), cached.end(), cached_.begin());
   row_offsets_ = {0};
   for (const std::uint32_t rows : fresh) row_offsets_.push_back(row_offsets_.back() + rows);

@@ -1,7 +1,7 @@
 #pragma once
 
-// What the kernel tests share: seeded data, guarded buffers, error measures, backends by thread
-// count, and a paged pool with shuffled pages and NaN wherever nothing may be read.
+// Shared helpers of the kernel tests: seeded data, guarded buffers, error measures, backends by
+// thread count, and a paged pool with shuffled pages and NaN in all memory that must not be read.
 
 #include <cstdint>
 #include <memory>
@@ -34,22 +34,23 @@ class TestBackend {
   Backend backend_;
 };
 
-// Normal values with the given deviation.
+// Returns normally distributed values with the given deviation.
 std::vector<float> RandomFloats(std::size_t count, std::uint32_t seed, float deviation = 1.0f);
 
-// `values` rounded to dtype, as bytes. One extra byte in front makes the data misaligned when asked
-// for.
+// Returns `values` rounded to dtype, as bytes. On request one extra leading byte misaligns the
+// data.
 std::vector<std::byte> Encode(std::span<const float> values, DType dtype);
-// What the encoded values are worth.
+// Returns the values that the encoding represents.
 std::vector<float> Rounded(std::span<const float> values, DType dtype);
-// What pages of that type make of the values: rounded, or quantised and back in groups of `group`.
+// Returns the values as pages of that type represent them: rounded, or quantized and dequantized in
+// groups of `group`.
 std::vector<float> AsStored(std::span<const float> values, DType dtype, std::uint32_t group);
 
-// |a - b| / |b| by norm; infinity when a is not finite.
+// Returns |a - b| / |b| by norm, or infinity if a is not finite.
 double RelativeError(std::span<const float> a, std::span<const double> b);
 
-// A matrix of rows `stride` apart filled with NaN, so that an op that skips an element or leaves
-// its rows is seen.
+// A matrix with rows `stride` apart, filled with NaN to detect skipped elements and writes outside
+// its rows.
 class GuardedRows {
  public:
   GuardedRows(std::uint32_t rows, std::uint32_t columns, std::uint32_t gap = 3);
@@ -59,7 +60,7 @@ class GuardedRows {
     return {data() + m * stride_, static_cast<std::size_t>(columns_)};
   }
   std::vector<float> Packed();
-  // True while all guards, gaps included, still hold NaN.
+  // Returns true while all guards, including gaps, still contain NaN.
   bool GuardsIntact() const;
 
  private:
@@ -70,18 +71,18 @@ class GuardedRows {
   std::vector<float> values_;
 };
 
-// Instruction sets that this machine can run.
+// Returns the instruction sets that this machine supports.
 std::vector<std::string> AvailableIsas();
 
-// Selects an instruction set and goes back to the best one.
+// Selects an instruction set and restores the best one.
 class ScopedIsa {
  public:
   explicit ScopedIsa(const std::string& isa) { EXPECT_TRUE(SelectCpuIsa(isa).ok()) << isa; }
   ~ScopedIsa() { EXPECT_TRUE(SelectCpuIsa("auto").ok()); }
 };
 
-// One layer group of `layers` layers, its pages in shuffled order, all elements and scales NaN
-// except page 0. One-byte types have a scale per token and head.
+// One layer group of `layers` layers with pages in shuffled order. All elements and scales are NaN
+// except in page 0. One-byte types have a scale per token and head.
 class TestPool {
  public:
   struct Shape {
@@ -106,10 +107,10 @@ class TestPool {
   std::span<std::byte> bytes() { return {blocks(), blocks_bytes_}; }
   std::span<std::byte> scale_bytes() { return {scales(), scales_bytes_}; }
 
-  // Writes token t of sequence b, [heads, head_size] each.
+  // Writes token t of sequence b, with [heads, head_size] values for K and V.
   void Put(std::uint32_t b, std::uint32_t t, const float* k, const float* v,
            std::uint32_t layer = 0);
-  // Other lengths for the same pages: a later step.
+  // Sets other lengths for the same pages, as in a later step.
   void SetStep(std::vector<std::uint32_t> cached, std::vector<std::uint32_t> fresh);
 
  private:

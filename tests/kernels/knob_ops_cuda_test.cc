@@ -1,4 +1,4 @@
-// The ops behind knobs that few families turn, on the emulated GPU: against double precision.
+// Ops of options that few families use, on the emulated GPU, compared with double precision.
 
 #include <cmath>
 #include <cstring>
@@ -38,7 +38,7 @@ std::vector<T> As(const std::vector<float>& values) {
 template <typename T>
 constexpr double kUnit = std::is_same_v<T, float> ? 1e-6 : 0x1p-8 * 1.001;
 
-// Gate and up side by side, as the fused product leaves them; one row of every shape.
+// Gate and up are adjacent, as the fused product writes them. There is one row of every shape.
 template <typename T>
 void CheckProduct(const EmulatedBackend& cuda, const GateShape& shape, std::uint32_t columns) {
   constexpr std::uint32_t kRows = 2;
@@ -55,7 +55,7 @@ void CheckProduct(const EmulatedBackend& cuda, const GateShape& shape, std::uint
       const double gate = ToFloat(both[m * stride + i]);
       const double up = ToFloat(both[m * stride + columns + i]);
       const double want = ExactProduct(shape, gate, up);
-      // Far left a gelu is the difference of nearly equal numbers.
+      // Far below zero, gelu is the difference of nearly equal numbers.
       ASSERT_NEAR(ToFloat(got[m * stride + i]), want,
                   kUnit<T> * std::abs(want) + 4e-7 * std::abs(gate * (std::abs(up) + 1)))
           << m << " " << i << " " << gate << " " << up;
@@ -74,7 +74,7 @@ TEST(GatedProductCudaTest, EveryShapeEqualsDoublePrecision) {
   }
 }
 
-TEST(GatedProductCudaTest, KeepsNotANumber) {
+TEST(GatedProductCudaTest, PropagatesNan) {
   const EmulatedBackend cuda;
   for (const GateShape& shape : kShapes) {
     const DeviceArray<float> gate(cuda, std::vector<float>{kNaN, 1, 1, 1});
@@ -128,8 +128,8 @@ TEST(SoftcapCudaTest, EqualsDoublePrecisionAndKeepsInfinity) {
   }
 }
 
-// The bits of a loop on the host, in one call or in several, of either type.
-TEST(SumRowsCudaTest, AddsTheRowsOneAfterTheOther) {
+// Compares with a loop on the host, bitwise, in one call or in several, for either type.
+TEST(SumRowsCudaTest, AddsRowsInOrder) {
   const EmulatedBackend cuda;
   constexpr std::uint32_t kRows = 37, kColumns = 300;
   const std::vector<float> x = RandomFloats(kRows * kColumns, 5);
@@ -197,7 +197,8 @@ TEST(RoundRowsCudaTest, RoundsToNearestEven) {
       RoundRows(*cuda, {dx.data(), dy.data(), kColumns - 1, kY, kRows, kColumns})));
 }
 
-// Heads of q or k in place, side by side in wider rows; one group is the whole row.
+// Heads of q or k are adjacent in wider rows and normalized in place. With one group it is the
+// whole row.
 template <typename T>
 void CheckHeads(const EmulatedBackend& cuda, std::uint32_t heads, std::uint32_t size,
                 std::uint32_t gap) {

@@ -1,5 +1,5 @@
-// The ops behind knobs that few families turn: activations, clamps, soft caps, factors of the
-// residual sum, norms of heads. Each against its plain reference and double precision.
+// Ops of options that few families use: activations, clamps, soft caps, factors of the residual
+// sum, and head norms. Each is compared with its plain reference and with double precision.
 
 #include <algorithm>
 #include <cmath>
@@ -40,7 +40,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST_P(GatedProductTest, EqualsReferenceAndDouble) {
   const GateShape shape = GetParam();
-  constexpr std::uint32_t kRows = 20, kColumns = 2051;  // enough that threads share them
+  constexpr std::uint32_t kRows = 20, kColumns = 2051;  // large enough for several threads
   const auto gate = RandomFloats(kRows * kColumns, 4, 4.0f);
   const auto up = RandomFloats(kRows * kColumns, 5, 4.0f);
   std::vector<double> exact;
@@ -70,8 +70,8 @@ TEST_P(GatedProductTest, EqualsReferenceAndDouble) {
   }
 }
 
-// Element by element: of what is near 0 below zero, silu keeps its digits, gelu is a difference.
-TEST_P(GatedProductTest, EveryValueIsWithinItsBound) {
+// Checks element by element. Near 0 below zero, silu keeps its digits and gelu is a difference.
+TEST_P(GatedProductTest, EveryValueIsWithinTheErrorBound) {
   const GateShape shape = GetParam();
   std::vector<float> gate;
   for (float x = -30; x < 30; x += 0.0037f) gate.push_back(x);
@@ -95,7 +95,7 @@ TEST_P(GatedProductTest, EveryValueIsWithinItsBound) {
   }
 }
 
-TEST_P(GatedProductTest, KeepsNotANumberAndEndsInTheLimits) {
+TEST_P(GatedProductTest, PropagatesNanAndSaturatesAtTheLimits) {
   const GateShape shape = GetParam();
   const std::vector<float> gate = {kNaN, 1.0f, 100.0f, -100.0f, 0.0f};
   const std::vector<float> up = {1.0f, kNaN, 2.0f, 2.0f, 2.0f};
@@ -113,7 +113,7 @@ TEST_P(GatedProductTest, KeepsNotANumberAndEndsInTheLimits) {
   }
 }
 
-TEST(GatedProductErrorTest, ANegativeLimitIsRefused) {
+TEST(GatedProductErrorTest, RejectsANegativeLimit) {
   const TestBackend backend(1);
   float x[4] = {};
   const absl::Status status = GatedProduct(*backend, {x, x, x, 4, 4, 4, 1, 4, {.limit = -1}});
@@ -156,7 +156,7 @@ TEST(SoftcapTest, EqualsReferenceAndDouble) {
   }
 }
 
-// With cap 1 and scale 1 the op is the tanh of all kernels.
+// With cap 1 and scale 1 the op equals the tanh of all kernels.
 TEST(SoftcapTest, TanhIsWithinThreeUnitsAndKeepsSpecialValues) {
   std::vector<float> x;
   for (float v = -12.0f; v <= 12.0f; v += 0.00037f) x.push_back(v);
@@ -180,9 +180,9 @@ TEST(SoftcapTest, TanhIsWithinThreeUnitsAndKeepsSpecialValues) {
   }
 }
 
-// The sampler flags a row with +infinity; a cap must leave it one, in whole registers and behind
-// them.
-TEST(SoftcapTest, InfinityStaysSo) {
+// The sampler flags a row with +infinity. A cap must preserve infinity, in full registers and in
+// the remainder.
+TEST(SoftcapTest, PreservesInfinity) {
   constexpr std::uint32_t kColumns = 37;
   std::vector<float> logits(kColumns, 1.0f);
   for (const std::uint32_t i : {3u, 36u}) logits[i] = kInfinity;
@@ -210,7 +210,7 @@ TEST(SoftcapTest, InfinityStaysSo) {
   }
 }
 
-TEST(SumRowsTest, AddsTheRowsOneAfterTheOtherInAnyNumberOfCalls) {
+TEST(SumRowsTest, AddsRowsInOrderInAnyNumberOfCalls) {
   const TestBackend backend(3);
   constexpr std::uint32_t kRows = 50, kColumns = 203;
   std::vector<float> x(kRows * kColumns);
@@ -245,7 +245,7 @@ TEST(SoftcapTest, NamesWhatIsWrong) {
 }
 
 TEST(ResidualAddTest, RoundsEveryStep) {
-  constexpr std::uint32_t kRows = 200, kColumns = 517;  // enough that threads share them
+  constexpr std::uint32_t kRows = 200, kColumns = 517;  // large enough for several threads
   const auto stream = RandomFloats(kRows * kColumns, 8);
   const auto branch = RandomFloats(kRows * kColumns, 9);
   for (const int threads : {1, 3}) {
@@ -276,12 +276,12 @@ TEST(ResidualAddTest, RoundsEveryStep) {
   EXPECT_FALSE(ResidualAdd(*backend, {x, x, 3, 4, 1, 4}).ok());
 }
 
-// A row of heads in one call has the bits of every head in a call of its own, in place.
-TEST(HeadNormTest, GroupsAreRowsOfTheirOwn) {
+// Heads normalized together equal heads normalized in separate calls, bitwise and in place.
+TEST(HeadNormTest, GroupsEqualSeparateRows) {
   constexpr std::uint32_t kHeads = 3;
   for (const std::uint32_t size : {7u, 16u, 64u, 100u}) {
     const std::uint32_t columns = kHeads * size;
-    const std::uint32_t rows = 150000 / columns;  // enough that threads share them
+    const std::uint32_t rows = 150000 / columns;  // large enough for several threads
     const auto x = RandomFloats(std::size_t{rows} * columns, 10);
     const auto weight = RandomFloats(size, 11);
     for (const std::string& isa : AvailableIsas()) {
@@ -320,8 +320,8 @@ TEST(HeadNormTest, GroupsAreRowsOfTheirOwn) {
   }
 }
 
-TEST(HeadNormTest, EqualsDoubleAndRefusesAResidual) {
-  constexpr std::uint32_t kRows = 1200, kHeads = 5, kSize = 24;  // enough that threads share them
+TEST(HeadNormTest, EqualsDoubleAndRejectsAResidual) {
+  constexpr std::uint32_t kRows = 1200, kHeads = 5, kSize = 24;  // large enough for several threads
   const auto x = RandomFloats(kRows * kHeads * kSize, 12);
   const auto weight = RandomFloats(kSize, 13);
   std::vector<double> exact;

@@ -1,4 +1,4 @@
-// The vector forms of what writes KV pages against the definitions in base/dtype.h and
+// Compares the vectorized KV page writers with the definitions in base/dtype.h and
 // cache_manager/views/kv_quantize.h, byte for byte.
 
 #include "kernels/kv_store/kv_store.h"
@@ -14,7 +14,7 @@
 namespace quire::kernels {
 namespace {
 
-// Heads of ordinary, tiny, huge and special values, odd lengths among them.
+// Heads of ordinary, tiny, huge and special values, some of odd length.
 std::vector<std::vector<float>> Heads() {
   constexpr float kInf = std::numeric_limits<float>::infinity();
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -25,7 +25,7 @@ std::vector<std::vector<float>> Heads() {
       heads.push_back(RandomFloats(count, ++seed, deviation));
     }
   }
-  // Values that a wide range of magnitudes quantises to every code, subnormals and ties too.
+  // The magnitudes cover every quantized value, subnormals and ties.
   for (int i = 0; i < 200; ++i) {
     std::vector<float> head = RandomFloats(64, ++seed);
     for (std::size_t j = 0; j < head.size(); ++j) {
@@ -73,14 +73,14 @@ void ExpectQuantizeGroup() {
   }
 }
 
-TEST(KvStoreTest, Int8HeadsAreThoseOfQuantizeGroup) {
+TEST(KvStoreTest, Int8HeadsEqualQuantizeGroup) {
   ExpectQuantizeGroup<std::int8_t>();
 }
-TEST(KvStoreTest, Fp8HeadsAreThoseOfQuantizeGroup) {
+TEST(KvStoreTest, Fp8HeadsEqualQuantizeGroup) {
   ExpectQuantizeGroup<F8E4M3>();
 }
 
-TEST(KvStoreTest, Bf16IsThatOfFromFloat) {
+TEST(KvStoreTest, Bf16EqualsFromFloat) {
   for (const std::string& isa : AvailableIsas()) {
     const ScopedIsa scoped(isa);
     for (std::vector<float> head : Heads()) {
@@ -94,8 +94,9 @@ TEST(KvStoreTest, Bf16IsThatOfFromFloat) {
   }
 }
 
-// Through the op: values and scales of the right token and head, and nothing for the null page.
-TEST(KvStoreTest, ScalesLieWithTheirTokensAndHeads) {
+// Through the op, values and scales belong to the right token and head, and the null page is not
+// written.
+TEST(KvStoreTest, ScalesBelongToTheirTokensAndHeads) {
   const TestBackend backend(2);
   TestPool pool({DType::kI8, 1, 3, 20, 16}, {5, 0}, {30, 4}, 2);
   const auto k = RandomFloats(34 * 60, 3);

@@ -1,7 +1,7 @@
 #pragma once
 
-// What the tests of Linear on an emulated GPU share: rows in device memory, exact results, and the
-// bits of a row among others.
+// Shared helpers of the Linear tests on an emulated GPU: rows in device memory, exact results, and
+// bitwise comparison of rows in different batches.
 
 #include <gtest/gtest.h>
 
@@ -37,7 +37,7 @@ class CudaBackend {
   Backend backend_;
 };
 
-// A matrix in device memory, its rows stride apart, everything that Put did not write NaN.
+// A matrix in device memory with rows stride apart. Everything that Put did not write is NaN.
 class DeviceRows {
  public:
   DeviceRows(const CudaBackend& cuda, DType dtype, std::uint32_t rows, std::uint32_t columns,
@@ -82,7 +82,7 @@ class DeviceRows {
     }
     return values;
   }
-  // True while all bytes outside the rows, as of the last Get, are untouched.
+  // Returns true if all bytes outside the rows were untouched at the last Get.
   bool GuardsIntact() {
     std::vector<std::byte> copy = bytes_;
     bytes_.swap(copy);
@@ -121,7 +121,7 @@ class DeviceRows {
   DeviceBuffer device_;
 };
 
-// sum_k x[m][k] w[n][k] + bias[n] + residual[m][n]; empty: none.
+// Returns sum_k x[m][k] w[n][k] + bias[n] + residual[m][n]. Bias and residual may be empty.
 inline std::vector<double> Exact(std::span<const float> x, std::span<const float> w,
                                  std::span<const float> bias, std::span<const float> residual,
                                  std::uint32_t rows, std::uint32_t n, std::uint32_t k) {
@@ -141,7 +141,7 @@ struct Run {
   DType x_dtype = DType::kBF16;
   DType y_dtype = DType::kF32;
   bool extras = false;    // bias and residual
-  bool in_place = false;  // residual is y
+  bool in_place = false;  // the residual is y
 };
 
 struct Inputs {
@@ -152,8 +152,8 @@ struct Inputs {
   std::vector<float> x, bias, residual;
 };
 
-// y of rows first .. first + rows of the inputs, with everything around them NaN. Rows of 8, 16 ..
-// columns lie so that four can be stored at a time, others do not.
+// Returns y of rows first .. first + rows of the inputs, with NaN around them. If the number of
+// columns is a multiple of 8, four columns can be stored at a time.
 inline std::vector<float> Compute(const CudaBackend& cuda, const PackedLinear& weight,
                                   const Inputs& inputs, const Run& run, std::uint32_t first,
                                   std::uint32_t rows) {
@@ -196,13 +196,13 @@ inline PackedLinear Pack(const CudaBackend& cuda, std::span<const float> w, DTyp
   return *std::move(packed);
 }
 
-// What storing as y's type costs on top.
+// Additional error of storing in y's type.
 inline double Tolerance(DType y_dtype) {
   return y_dtype == DType::kBF16 ? 2.5e-3 : 1e-5;
 }
 
-// Bits of one row, whatever is beside it and however the work is cut: the tiles for 8, 16, 32, 64
-// and 128 rows, sub-ranges in blocks of their own and in one.
+// Compares one row bitwise in any batch and with any division of the work: the tiles for 8, 16, 32,
+// 64 and 128 rows, sub-ranges in separate blocks and in one.
 inline void ExpectRowsInvariant(const CudaBackend& cuda, const PackedLinear& packed, const Run& run,
                                 std::uint32_t all, std::span<const std::uint32_t> counts) {
   const std::uint32_t n = packed.n();

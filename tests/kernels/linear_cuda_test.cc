@@ -1,4 +1,4 @@
-// Linear on the emulated GPU against double precision, and its bits against themselves.
+// Linear on the emulated GPU, compared with double precision and bitwise between batches.
 
 #include <algorithm>
 #include <cmath>
@@ -23,10 +23,10 @@ struct Case {
   std::vector<std::uint32_t> rows;
 };
 
-TEST(LinearCudaTest, TensorCoresAgreeWithDouble) {
+TEST(LinearCudaTest, TensorCoresAgreeWithDoublePrecision) {
   const CudaBackend cuda;
-  // One tile and less; K of a piece of a tile; two sub-ranges, the second shorter; several feature
-  // tiles.
+  // One tile and less, K smaller than a tile, two sub-ranges with a shorter second one, several
+  // feature tiles.
   for (const Case& c : std::vector<Case>{
            {5, 8, {1, 9}}, {128, 64, {8, 33}}, {130, 584, {1, 7, 17, 60, 130}}, {300, 264, {65}}}) {
     const auto w = RandomFloats(std::size_t{c.n} * c.k, 1, 0.05f);
@@ -68,7 +68,7 @@ TEST(LinearCudaTest, BitsOfARowDoNotDependOnTheOthers) {
   ASSERT_EQ(cuda::LinearReductionOf(136, 600).splits, 2u);
   ASSERT_EQ(cuda::LinearReductionOf(136, 200).splits, 1u);
   const std::uint32_t counts[] = {1, 7, 8, 9, 32, 33, 64, 65};
-  // The emulated device has 4 SMs: 65 rows still split K over blocks, 130 do not.
+  // The emulated device has 4 SMs, so 65 rows still split K over blocks and 130 do not.
   ExpectRowsInvariant(cuda, Pack(cuda, w, DType::kBF16, 136, 600), {.extras = true}, 130, counts);
   ExpectRowsInvariant(cuda, Pack(cuda, w, DType::kBF16, 136, 200), {}, 130, counts);
   const std::uint32_t few[] = {1, 31, 33};
@@ -86,7 +86,7 @@ TEST(LinearCudaTest, BitsDoNotDependOnTheOrderOfThreadsAndBlocks) {
     const CudaBackend cuda;
     const PackedLinear packed = Pack(cuda, {w.data(), 40 * 1096}, DType::kBF16, 40, 1096);
     ASSERT_EQ(cuda::LinearReductionOf(40, 1096).splits, 4u);
-    // Twice: the counters of the blocks must be as before.
+    // The second run proves that the block counters were reset.
     for (int i = 0; i < 2; ++i) {
       const auto y = Compute(cuda, packed, in, {}, 0, 9);
       if (reference.empty()) reference = y;
@@ -99,7 +99,7 @@ TEST(LinearCudaTest, BitsDoNotDependOnTheOrderOfThreadsAndBlocks) {
             1e-5);
 }
 
-TEST(LinearCudaTest, ScalarPathHasTheBitsOfTheCpu) {
+TEST(LinearCudaTest, ScalarPathEqualsTheCpuBitwise) {
   const CudaBackend cuda;
   const TestBackend cpu(1);
   const auto isas = AvailableIsas();
@@ -187,7 +187,7 @@ TEST(LinearCudaTest, JoinsMatricesAndReadsMisalignedRows) {
             1e-6);
 }
 
-TEST(LinearCudaTest, KeepsNotANumberOfOneRowOutOfTheOthers) {
+TEST(LinearCudaTest, NanInOneRowDoesNotAffectOthers) {
   const CudaBackend cuda;
   constexpr std::uint32_t kN = 40, kK = 72;
   const PackedLinear packed = Pack(cuda, RandomFloats(kN * kK, 1), DType::kBF16, kN, kK);
@@ -220,7 +220,7 @@ TEST(LinearCudaTest, NamesWhatIsWrong) {
   ASSERT_TRUE(cuda.stream().Synchronize().ok());
 }
 
-TEST(LinearReductionTest, FillsTheDeviceFromShapesAlone) {
+TEST(LinearReductionTest, SplitDependsOnShapesOnly) {
   const auto splits = [](std::uint32_t n, std::uint32_t k) {
     return cuda::LinearReductionOf(n, k).splits;
   };
@@ -242,7 +242,7 @@ TEST(LinearReductionTest, FillsTheDeviceFromShapesAlone) {
   }
 }
 
-TEST(LinearReductionTest, PackedOrderHoldsEveryWeightOnce) {
+TEST(LinearReductionTest, PackedOrderContainsEveryWeightOnce) {
   for (const WeightFormat format :
        {WeightFormat::kInt8, WeightFormat::kInt4, WeightFormat::kFp8E4M3, WeightFormat::kFp4E2M1}) {
     std::set<std::pair<std::uint32_t, std::uint32_t>> places;

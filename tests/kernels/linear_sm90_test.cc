@@ -1,5 +1,5 @@
-// Linear of compute capability 9.0 on the emulated GPU, or a real one: against double precision,
-// and its bits against those of the portable kernel.
+// Linear of compute capability 9.0 on the emulated GPU or a real one, compared with double
+// precision and bitwise with the portable kernel.
 
 #include <gtest/gtest.h>
 
@@ -27,7 +27,7 @@ namespace {
 
 constexpr DType kBF16 = DType::kBF16;
 constexpr char kKernel[] = "linear sm_90a";
-using Options = Run;  // testing::Test has a Run, too
+using Options = Run;  // testing::Test also has a member Run
 
 bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
@@ -42,15 +42,15 @@ struct Case {
   bool splits;  // whether K has several sub-ranges
 };
 
-// One sub-range: tiles of 64 and 128 tokens, one block of rows and two, and where the 4 emulated
-// multiprocessors have no room for these, that of 256. Several sub-ranges, the last one shorter. K
-// and N that end inside a tile; more tiles of K than stages.
+// One sub-range: tiles of 64 and 128 tokens with one row block and two, and the tile of 256 where
+// the 4 emulated multiprocessors have no room for these. Several sub-ranges with a shorter last
+// one. K and N end inside a tile, and K has more tiles than there are stages.
 constexpr Case kCases[] = {{5, 8, 17, false},      {200, 440, 64, false},  {5, 8, 65, false},
                            {200, 136, 127, false}, {130, 440, 128, false}, {136, 440, 129, false},
                            {648, 440, 129, false}, {300, 72, 385, false},  {130, 584, 200, true},
                            {300, 1032, 129, true}};
 
-TEST(LinearSm90Test, RowsAreNearDoublePrecisionAndHaveThePortableBits) {
+TEST(LinearSm90Test, RowsAreNearDoublePrecisionAndEqualThePortableKernel) {
   const CudaBackend cuda;
   for (const Case& c : kCases) {
     ASSERT_EQ(cuda::LinearReductionOf(c.n, c.k).splits > 1, c.splits);
@@ -74,10 +74,10 @@ TEST(LinearSm90Test, RowsAreNearDoublePrecisionAndHaveThePortableBits) {
   }
 }
 
-// More tiles of 128 rows than two for each multiprocessor, so that on every GPU pairs of blocks,
-// of 256 rows and of 128, have them. Rows alone are the portable kernel's, and 64 by one sub-range
-// those of the tile of 64.
-TEST(LinearSm90Test, RowsAloneHaveTheBitsOfThoseInManyBlocks) {
+// There are more than two tiles of 128 rows per multiprocessor, so that on every GPU pairs of
+// blocks of 256 and of 128 rows process them. Single rows use the portable kernel, and 64 rows of
+// one sub-range the tile of 64.
+TEST(LinearSm90Test, SingleRowsEqualThoseInManyBlocksBitwise) {
   const CudaBackend cuda;
   constexpr std::uint32_t kN = 136;
   for (const std::uint32_t k : {200u, 600u}) {
@@ -100,7 +100,7 @@ TEST(LinearSm90Test, RowsAloneHaveTheBitsOfThoseInManyBlocks) {
   }
 }
 
-TEST(LinearSm90Test, OrderOfThreadsAndBlocksDoesNotShow) {
+TEST(LinearSm90Test, ThreadAndBlockOrderDoNotChangeBits) {
   constexpr std::uint32_t kN = 129, kK = 584, kRows = 130;
   const auto w = RandomFloats(kN * kK, 1, 0.05f);
   const Inputs in(kRows, kN, kK, kBF16);
@@ -118,7 +118,7 @@ TEST(LinearSm90Test, OrderOfThreadsAndBlocksDoesNotShow) {
   cuda_emulator::Reset();
 }
 
-TEST(LinearSm90Test, KeepsWhatIsNotFiniteInItsRow) {
+TEST(LinearSm90Test, NonFiniteValuesStayInTheirRow) {
   const CudaBackend cuda;
   constexpr std::uint32_t kN = 40, kK = 72, kRows = 130;
   const PackedLinear packed = Pack(cuda, RandomFloats(kN * kK, 1), kBF16, kN, kK);
@@ -131,7 +131,7 @@ TEST(LinearSm90Test, KeepsWhatIsNotFiniteInItsRow) {
   }
 }
 
-// A captured launch keeps its tensor maps, and reads what lies there when it runs.
+// A captured launch keeps its tensor maps and reads the current memory when it runs.
 TEST(LinearSm90Test, CapturedLaunchesReadNewRows) {
   const CudaBackend cuda;
   constexpr std::uint32_t kN = 128, kK = 64, kRows = 129;
@@ -155,8 +155,8 @@ TEST(LinearSm90Test, CapturedLaunchesReadNewRows) {
   EXPECT_TRUE(SameBits(y.Get(), Compute(cuda, packed, in, {}, 0, kRows)));
 }
 
-// And the log says so, once.
-TEST(LinearSm90Test, WithoutMapsOrClustersThePortableKernelRuns) {
+// The fallback is logged once.
+TEST(LinearSm90Test, UsesThePortableKernelWithoutMapsOrClusters) {
   if (!cuda_emulator::IsEmulated()) GTEST_SKIP() << "needs an emulated driver";
   const CudaBackend cuda;
   constexpr std::uint32_t kN = 600, kK = 80, kRows = 129;

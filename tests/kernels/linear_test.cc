@@ -22,7 +22,7 @@ struct LinearCase {
 
 class LinearParityTest : public testing::TestWithParam<LinearCase> {};
 
-// y in double from the rounded weights.
+// Computes y in double from the rounded weights.
 std::vector<double> Exact(const std::vector<float>& x, const std::vector<float>& w,
                           const float* bias, const float* residual, const LinearCase& c) {
   std::vector<double> y;
@@ -98,7 +98,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, LinearParityTest, testing::ValuesIn(LinearCases
                                                c.rows, "_t", c.threads);
                          });
 
-// One row's output for a fixed input, whatever stands around it.
+// Compares one row's output for a fixed input in different batches.
 TEST(LinearInvarianceTest, BitsDoNotDependOnRowsThreadsOrOrder) {
   constexpr std::uint32_t kN = 200, kK = 700, kRows = 64;
   const auto w = Encode(RandomFloats(std::size_t{kN} * kK, 5, 0.05f), DType::kBF16);
@@ -141,7 +141,7 @@ TEST(LinearInvarianceTest, BitsDoNotDependOnRowsThreadsOrOrder) {
   }
 }
 
-TEST(LinearInvarianceTest, WidthsWithFusedMultiplyAddGiveTheSameBits) {
+TEST(LinearInvarianceTest, FusedMultiplyAddWidthsGiveEqualBits) {
   const TestBackend backend(2);
   const auto isas = AvailableIsas();
   if (std::count(isas.begin(), isas.end(), "avx512") == 0) {
@@ -167,7 +167,7 @@ TEST(LinearInvarianceTest, WidthsWithFusedMultiplyAddGiveTheSameBits) {
   }
 }
 
-// x = 1 and K = 1 make y the widened weight itself.
+// With x = 1 and K = 1, y is the widened weight itself.
 TEST(LinearWideningTest, EveryHalfPrecisionValueIsExact) {
   std::vector<std::uint16_t> bits(65536);
   std::iota(bits.begin(), bits.end(), std::uint16_t{0});
@@ -219,7 +219,7 @@ TEST(LinearPackingTest, JoinsMatricesAndReadsMisalignedRows) {
   }
 }
 
-TEST(LinearPackingTest, RowByRowIsTheSame) {
+TEST(LinearPackingTest, PackingRowByRowIsEqual) {
   const TestBackend backend(3);
   for (const DType dtype : {DType::kBF16, DType::kF32}) {
     for (const auto& [n, k] : {std::pair{37u, 33u}, {16u, 8u}, {1u, 1u}, {200u, 5u}}) {
@@ -264,7 +264,7 @@ TEST(LinearErrorTest, NamesWhatIsWrong) {
             absl::StatusCode::kInvalidArgument);
 }
 
-TEST(LinearErrorTest, KeepsNotANumberOfOneRowOutOfTheOthers) {
+TEST(LinearErrorTest, NanInOneRowDoesNotAffectOthers) {
   const TestBackend backend(1);
   const auto w = RandomFloats(32 * 16, 11);
   const auto packed = PackLinearWeight(*backend, w.data(), DType::kF32, 32, 16);

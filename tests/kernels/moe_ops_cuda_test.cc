@@ -1,5 +1,5 @@
-// The ops around a mixture's experts on the emulated GPU: the router against the plain one of the
-// CPU, the way of rows to their experts and back against its definition.
+// Ops around the experts of a mixture of experts on the emulated GPU. The router is compared with
+// the CPU's plain one, the permutation of rows to experts and back with its definition.
 
 #include <algorithm>
 #include <cmath>
@@ -62,14 +62,14 @@ RouterParams ParamsOf(const RouterCase& c, std::uint32_t rows, std::uint32_t str
   return params;
 }
 
-TEST(RouterCudaTest, ChoosesAndWeighsAsTheCpu) {
+TEST(RouterCudaTest, ChoosesAndWeighsLikeTheCpu) {
   const EmulatedBackend cuda;
   constexpr std::uint32_t kRows = 9;
   for (const RouterCase& c : kCases) {
     SCOPED_TRACE(Describe(c));
     const std::uint32_t stride = c.experts + 3;
     std::vector<float> logits = RandomFloats(kRows * stride, c.experts, 4.0f);
-    // Ties go to the lower number: one row of equal logits, of either sign of zero.
+    // Ties select the lower number: one row has equal logits, including zeros of either sign.
     for (std::uint32_t e = 0; e < c.experts; ++e) logits[stride + e] = e % 2 == 0 ? -0.0f : 0.0f;
     const auto bias = RandomFloats(c.experts, 5, 0.3f);
     std::vector<std::uint32_t> experts(kRows * c.top_k);
@@ -99,7 +99,7 @@ TEST(RouterCudaTest, ChoosesAndWeighsAsTheCpu) {
   }
 }
 
-TEST(RouterCudaTest, NotANumberNeverMakesAnExpertAppearTwice) {
+TEST(RouterCudaTest, NanNeverSelectsAnExpertTwice) {
   const EmulatedBackend cuda;
   for (const RouterCase& c : kCases) {
     SCOPED_TRACE(Describe(c));
@@ -124,13 +124,13 @@ TEST(RouterCudaTest, NotANumberNeverMakesAnExpertAppearTwice) {
   }
 }
 
-TEST(RouterCudaTest, MoreExpertsThanSharedMemoryHoldsAreRefused) {
+TEST(RouterCudaTest, RejectsMoreExpertsThanFitSharedMemory) {
   const EmulatedBackend cuda;
   const RouterCase large{4096, 2, RouterScore::kSoftmaxAll, false};
   EXPECT_TRUE(absl::IsInvalidArgument(Router(*cuda, ParamsOf(large, 1, 4096))));
 }
 
-// What Route writes, and in how many launches.
+// The outputs of Route and its number of launches.
 struct Routed {
   std::vector<float> logits;
   std::vector<std::uint32_t> experts;
@@ -142,7 +142,7 @@ struct Routed {
   std::uint64_t launches = 0;
 };
 
-// One matrix of bf16, the rows in bf16, a bias on the logits, choices as of `c`.
+// One bf16 matrix, rows in bf16, a bias on the logits, and the choices of `c`.
 class Routing {
  public:
   Routing(const EmulatedBackend& cuda, const RouterCase& c, std::uint32_t k, std::uint32_t rows)
@@ -152,7 +152,7 @@ class Routing {
     matrix_ =
         *PackLinearWeights(*cuda, {&source, 1}, DType::kBF16, k, {.activations = DType::kBF16});
     std::vector<float> values = RandomFloats(std::size_t{rows} * k, 12);
-    // Rows that are equal choose alike, of zeros by the bias alone.
+    // Equal rows choose equally, and zero rows by the bias alone.
     if (rows > 2) std::copy_n(values.begin(), k, values.begin() + 2 * std::ptrdiff_t{k});
     if (rows > 5) std::fill_n(values.begin() + 5 * std::ptrdiff_t{k}, k, 0.0f);
     const auto bytes = Encode(values, DType::kBF16);
@@ -163,7 +163,7 @@ class Routing {
     choice_bias_.emplace(cuda, RandomFloats(c.experts, 14, 0.3f));
   }
 
-  // Of `count` rows from `first` on: by Route, or by the three ops that it is made of.
+  // Runs `count` rows from `first` on, by Route or by the three ops that it fuses.
   Routed Run(std::uint32_t first, std::uint32_t count, bool at_once) const {
     const std::size_t choices = std::size_t{count} * case_.top_k;
     const DeviceArray<float> logits(cuda_, std::size_t{count} * case_.experts);
@@ -226,8 +226,8 @@ void ExpectSameRoute(const Routed& got, const Routed& want) {
   EXPECT_EQ(got.places, want.places);
 }
 
-// K in one sub-range and in several, experts in one tile of features and in two.
-TEST(RouteCudaTest, OneLaunchHasTheBitsOfThree) {
+// K in one sub-range and in several, experts in one feature tile and in two.
+TEST(RouteCudaTest, OneLaunchEqualsThreeBitwise) {
   for (const std::uint64_t seed : {1u, 7u}) {
     const EmulatedBackend cuda(seed);
     for (const RouterCase& c : kCases) {
@@ -246,7 +246,7 @@ TEST(RouteCudaTest, OneLaunchHasTheBitsOfThree) {
   }
 }
 
-TEST(RouteCudaTest, ARowIsRoutedAsItIsAlone) {
+TEST(RouteCudaTest, RoutingIsBatchInvariant) {
   const EmulatedBackend cuda;
   const RouterCase& c = kCases[5];
   const Routing routing(cuda, c, 1088, 17);
@@ -264,7 +264,7 @@ TEST(RouteCudaTest, ARowIsRoutedAsItIsAlone) {
   }
 }
 
-// More scores than a block has room for go the long way.
+// If a block has no room for all scores, the three-launch path is used.
 TEST(RouteCudaTest, ManyExpertsTakeThreeLaunches) {
   const EmulatedBackend cuda;
   const RouterCase many{1500, 2, RouterScore::kSoftmaxAll, false};
@@ -274,7 +274,7 @@ TEST(RouteCudaTest, ManyExpertsTakeThreeLaunches) {
   EXPECT_EQ(got.launches, cuda_emulator::IsEmulated() ? 3u : 0u);
 }
 
-TEST(RouteCudaTest, WhatRouterRefusesIsRefused) {
+TEST(RouteCudaTest, RejectsWhatRouterRejects) {
   const EmulatedBackend cuda;
   RouterCase c = kCases[0];
   c.top_k = 9;
@@ -287,7 +287,7 @@ TEST(RouteCudaTest, WhatRouterRefusesIsRefused) {
   EXPECT_EQ(cuda_emulator::LaunchCount(), before);
 }
 
-TEST(RouteCudaTest, AMatrixOfMoreExpertsIsRefusedForAnyNumberOfRows) {
+TEST(RouteCudaTest, RejectsAMatrixOfMoreExpertsForAnyRowCount) {
   const EmulatedBackend cuda;
   const RouterCase& c = kCases[0];
   const std::uint32_t k = 64;
@@ -310,7 +310,7 @@ TEST(RouteCudaTest, AMatrixOfMoreExpertsIsRefusedForAnyNumberOfRows) {
   }
 }
 
-TEST(ExpertRowsCudaTest, RowsAreSortedByExpertAscending) {
+TEST(ExpertRowsCudaTest, SortsRowsByAscendingExpert) {
   const EmulatedBackend cuda;
   const TestBackend cpu(1);
   for (const auto& [rows, top_k, num_experts] :
@@ -342,7 +342,7 @@ TEST(ExpertRowsCudaTest, RowsAreSortedByExpertAscending) {
   }
 }
 
-TEST(ExpertRowsCudaTest, RowsComeBackWeighted) {
+TEST(ExpertRowsCudaTest, ReturnsWeightedRows) {
   const EmulatedBackend cuda;
   constexpr std::uint32_t kColumns = 300, kStride = 301;
   const auto x = RandomFloats(2 * kColumns, 7);
@@ -369,8 +369,9 @@ TEST(ExpertRowsCudaTest, RowsComeBackWeighted) {
   }
 }
 
-// A row's results lie at its places in any order of its choices, and add up in order of places.
-TEST(ExpertRowsCudaTest, ChosenRowsAddUpAsExpertAfterExpert) {
+// A row's results are at its positions in any order of its choices, and are summed in order of
+// positions.
+TEST(ExpertRowsCudaTest, SumsChosenRowsInExpertOrder) {
   const EmulatedBackend cuda;
   const TestBackend cpu(1);
   constexpr std::uint32_t kRows = 33, kTopK = 4, kExperts = 9, kColumns = 300, kStride = 301;
@@ -414,7 +415,7 @@ TEST(ExpertRowsCudaTest, ChosenRowsAddUpAsExpertAfterExpert) {
     }
     EXPECT_TRUE(std::isnan(got[m * kStride + kColumns]));
   }
-  // The same sums on top of what is there.
+  // The same sums are added to existing values.
   const auto before = RandomFloats(got.size(), 4);
   const DeviceArray<float> stream(cuda, before);
   ASSERT_TRUE(SumChosenRows(*cuda, {device_x.data(), places.data(), device_weights.data(),
@@ -430,8 +431,8 @@ TEST(ExpertRowsCudaTest, ChosenRowsAddUpAsExpertAfterExpert) {
   }
 }
 
-// A shared expert's result is added to the sum, and both to what is there.
-TEST(ExpertRowsCudaTest, AResultOfAllRowsIsAddedToTheSum) {
+// A shared expert's result is added to the sum, and both to the existing values.
+TEST(ExpertRowsCudaTest, AddsASharedResultToTheSum) {
   const EmulatedBackend cuda;
   const TestBackend cpu(1);
   constexpr std::uint32_t kRows = 3, kTopK = 2, kColumns = 300, kStride = 301;

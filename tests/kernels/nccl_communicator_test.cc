@@ -32,7 +32,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Runs fn(rank) on a thread for each rank, whose device is the rank's, and waits for all of them.
+// Runs fn(rank) on one thread per rank, with the rank's device, and waits for all of them.
 void OnEachRank(const EmulatedRanks& ranks, const std::function<void(std::uint32_t rank)>& fn) {
   std::vector<std::thread> threads;
   for (std::uint32_t rank = 0; rank < ranks.size(); ++rank) {
@@ -61,7 +61,7 @@ class DeviceFloats {
   void Set(const std::vector<float>& values) const {
     ASSERT_TRUE(stream_.Copy(buffer_.data(), values.data(), buffer_.size_bytes()).ok());
   }
-  // REQUIRES: the stream was waited for.
+  // REQUIRES: the stream has been synchronized.
   std::vector<float> Get() const {
     std::vector<float> values(count_);
     EXPECT_TRUE(stream_.Copy(values.data(), buffer_.data(), buffer_.size_bytes()).ok());
@@ -74,15 +74,15 @@ class DeviceFloats {
   DeviceBuffer buffer_;
 };
 
-// What the rank's communicator says of what is enqueued now.
+// Returns the status of the operations enqueued so far, as the rank's communicator reports it.
 absl::Status WaitForAll(const EmulatedRanks& ranks, std::uint32_t rank) {
   auto event = Event::Create(ranks.backend(rank).device());
   EXPECT_TRUE(event.ok() && event->Record(StreamOf(ranks, rank)).ok());
   return ranks.comm(rank).Wait(*event);
 }
 
-// Values of sizes so different that another order of sums gives other bits; some are zeros of
-// either sign on all ranks.
+// Returns values of very different magnitudes, so that another order of sums gives other bits. Some
+// are zeros of either sign on all ranks.
 float ValueOf(std::uint32_t seed, std::uint32_t rank, std::size_t i) {
   if (i % 16 == 3) return seed % 2 == 0 ? 0.0f : -0.0f;
   std::mt19937 random(seed + 131 * rank + 7919 * static_cast<std::uint32_t>(i));
@@ -119,12 +119,12 @@ class NcclCommunicatorTest : public ::testing::TestWithParam<std::uint32_t> {
   NcclCommunicatorTest() { cuda_emulator::Reset(); }
 };
 
-TEST_P(NcclCommunicatorTest, SumsAreInTheOrderOfRanksNotOfArrivals) {
+TEST_P(NcclCommunicatorTest, SumsInRankOrderNotArrivalOrder) {
   const EmulatedRanks ranks(GetParam());
   const std::uint32_t seed = std::random_device{}();
   std::printf("seed %u\n", seed);
   OnEachRank(ranks, [&](std::uint32_t rank) {
-    std::mt19937 shared(seed);  // what all ranks agree on
+    std::mt19937 shared(seed);  // the sequence shared by all ranks
     std::mt19937 own(seed + rank + 1);
     for (std::uint32_t round = 0; round < 10; ++round) {
       const std::size_t count = 1 + shared() % 700;
@@ -138,7 +138,7 @@ TEST_P(NcclCommunicatorTest, SumsAreInTheOrderOfRanksNotOfArrivals) {
   });
 }
 
-TEST_P(NcclCommunicatorTest, PartsAreGatheredInTheOrderOfRanks) {
+TEST_P(NcclCommunicatorTest, GathersPartsInRankOrder) {
   const EmulatedRanks ranks(GetParam());
   constexpr std::size_t kCount = 100;
   OnEachRank(ranks, [&](std::uint32_t rank) {
@@ -157,8 +157,8 @@ TEST_P(NcclCommunicatorTest, PartsAreGatheredInTheOrderOfRanks) {
   });
 }
 
-// One thread enqueues for all ranks, one after the other: the first does not wait for the others.
-TEST_P(NcclCommunicatorTest, OperationsAreEnqueuedWithoutAWait) {
+// One thread enqueues for all ranks in turn. The first operation does not wait for the others.
+TEST_P(NcclCommunicatorTest, EnqueuesOperationsWithoutBlocking) {
   const EmulatedRanks ranks(GetParam());
   std::vector<std::unique_ptr<DeviceFloats>> values;
   for (std::uint32_t rank = 0; rank < ranks.size(); ++rank) {
@@ -174,8 +174,8 @@ TEST_P(NcclCommunicatorTest, OperationsAreEnqueuedWithoutAWait) {
   }
 }
 
-// NCCL wants all ranks to launch what they captured, or none.
-TEST_P(NcclCommunicatorTest, GraphsHoldOperations) {
+// NCCL requires that all ranks launch what they captured, or none.
+TEST_P(NcclCommunicatorTest, GraphsContainOperations) {
   const EmulatedRanks ranks(GetParam());
   constexpr std::size_t kCount = 50;
   OnEachRank(ranks, [&](std::uint32_t rank) {
@@ -193,7 +193,7 @@ TEST_P(NcclCommunicatorTest, GraphsHoldOperations) {
   });
 }
 
-TEST_P(NcclCommunicatorTest, AFailedRankReachesAllThatWait) {
+TEST_P(NcclCommunicatorTest, FailedRankFailsAllWaitingRanks) {
   const std::uint32_t failing = GetParam() - 1;
   const EmulatedRanks ranks(GetParam());
   std::vector<absl::Status> results(ranks.size());
@@ -208,7 +208,7 @@ TEST_P(NcclCommunicatorTest, AFailedRankReachesAllThatWait) {
       EXPECT_TRUE(testing::WaitUntil([&] { return done == ranks.size(); }));
       ranks.comm(rank).Abort(absl::DataLossError("its memory is gone"));
     } else {
-      // Enqueued before or after the other's word.
+      // The operation is enqueued before or after the other rank reports its failure.
       ranks.comm(rank).AllReduceSum(values.span()).IgnoreError();
     }
     results[rank] = WaitForAll(ranks, rank);
@@ -216,7 +216,7 @@ TEST_P(NcclCommunicatorTest, AFailedRankReachesAllThatWait) {
       EXPECT_EQ(ranks.comm(rank).AllReduceSum(values.span()), results[rank]);
       EXPECT_EQ(ranks.comm(rank).BeginStep(1), results[rank]);
     }
-    // What was cut off has ended.
+    // The aborted operations have ended.
     EXPECT_TRUE(StreamOf(ranks, rank).Synchronize().ok());
   });
   for (std::uint32_t rank = 0; rank < ranks.size(); ++rank) {
@@ -225,7 +225,7 @@ TEST_P(NcclCommunicatorTest, AFailedRankReachesAllThatWait) {
   }
 }
 
-TEST_P(NcclCommunicatorTest, ARankThatLeavesReachesAllThatWait) {
+TEST_P(NcclCommunicatorTest, DestroyedRankFailsAllWaitingRanks) {
   EmulatedRanks ranks(GetParam());
   std::vector<absl::Status> results(ranks.size());
   OnEachRank(ranks, [&](std::uint32_t rank) {
@@ -250,7 +250,7 @@ class NcclErrorsTest : public ::testing::Test {
  protected:
   NcclErrorsTest() { cuda_emulator::Reset(); }
 
-  // What a sum gives on each rank, or else the wait for it.
+  // Returns each rank's status of a sum, or of the wait for it.
   static std::vector<absl::Status> SumOnce(const EmulatedRanks& ranks) {
     std::vector<absl::Status> results(ranks.size());
     OnEachRank(ranks, [&](std::uint32_t rank) {
@@ -263,7 +263,7 @@ class NcclErrorsTest : public ::testing::Test {
 };
 
 // A sum that is gathered in two pieces.
-TEST_F(NcclErrorsTest, LongSumsAreGatheredInPieces) {
+TEST_F(NcclErrorsTest, GathersLongSumsInPieces) {
   const EmulatedRanks ranks(2);
   const std::size_t count = NcclCommunicator::kChunk + 3;
   OnEachRank(ranks, [&](std::uint32_t rank) {
@@ -280,7 +280,7 @@ TEST_F(NcclErrorsTest, LongSumsAreGatheredInPieces) {
   });
 }
 
-TEST_F(NcclErrorsTest, AnErrorOfNcclEndsAllRanksWithItsText) {
+TEST_F(NcclErrorsTest, NcclErrorEndsAllRanksWithItsText) {
   for (const char* const function : {"ncclAllGather", "ncclCommGetAsyncError"}) {
     const EmulatedRanks ranks(4);
     InjectNcclFault({.function = function,
@@ -289,7 +289,7 @@ TEST_F(NcclErrorsTest, AnErrorOfNcclEndsAllRanksWithItsText) {
                      .detail = "rank 1 has lost its cable"});
     std::size_t failed = 0;
     for (const absl::Status& result : SumOnce(ranks)) {
-      // Those whose sum was done before the error came have it.
+      // Ranks whose sum was complete before the error have it.
       if (result.ok()) continue;
       ++failed;
       EXPECT_EQ(result.code(), absl::StatusCode::kInternal);
@@ -302,7 +302,7 @@ TEST_F(NcclErrorsTest, AnErrorOfNcclEndsAllRanksWithItsText) {
   }
 }
 
-TEST_F(NcclErrorsTest, StepsThatDifferAreRefused) {
+TEST_F(NcclErrorsTest, RejectsStepsThatDiffer) {
   const EmulatedRanks ranks(2);
   EXPECT_TRUE(ranks.comm(0).BeginStep(7).ok());
   EXPECT_TRUE(ranks.comm(0).BeginStep(4).ok());
@@ -313,7 +313,7 @@ TEST_F(NcclErrorsTest, StepsThatDifferAreRefused) {
   EXPECT_EQ(SumOnce(ranks), std::vector<absl::Status>(2, differ));
 }
 
-TEST_F(NcclErrorsTest, NoRankRunsAhead) {
+TEST_F(NcclErrorsTest, RanksDoNotRunAhead) {
   const EmulatedRanks ranks(3);
   EXPECT_TRUE(ranks.comm(0).BeginStep(1).ok());
   for (std::uint64_t i = 0; i < NcclCommunicator::kStepsAhead; ++i) {
@@ -323,7 +323,7 @@ TEST_F(NcclErrorsTest, NoRankRunsAhead) {
             absl::FailedPreconditionError("rank 1 is 5 steps ahead of rank 2, the limit is 4"));
 }
 
-TEST_F(NcclErrorsTest, GroupsThatCannotBeAreRefused) {
+TEST_F(NcclErrorsTest, RejectsInvalidGroups) {
   const EmulatedRanks ranks(2);
   const std::uint32_t before = NumNcclComms();
   EXPECT_EQ(before, 2u);
@@ -348,7 +348,7 @@ TEST_F(NcclErrorsTest, GroupsThatCannotBeAreRefused) {
   }
 }
 
-TEST_F(NcclErrorsTest, AMissingLibraryIsNamed) {
+TEST_F(NcclErrorsTest, NamesAMissingLibrary) {
   const auto absent = NcclCommunicator::Open("libquire-absent.so.2");
   EXPECT_EQ(absent.status().code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(std::string(absent.status().message()), HasSubstr("libquire-absent.so.2"));

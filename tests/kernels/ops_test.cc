@@ -1,4 +1,5 @@
-// The element-wise ops over shape x threads, each against its plain reference and double precision.
+// Element-wise ops over shapes and thread counts, each compared with its plain reference and with
+// double precision.
 
 #include <cmath>
 #include <cstring>
@@ -125,7 +126,7 @@ TEST_P(RowOpsTest, EmbeddingGathersExactly) {
     tokens.push_back(static_cast<std::int32_t>(m * 7 % kVocab));
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     auto bytes = Encode(table, dtype);
-    bytes.insert(bytes.begin(), std::byte{0});  // a mapped file promises no alignment
+    bytes.insert(bytes.begin(), std::byte{0});  // a mapped file guarantees no alignment
     const auto rounded = Rounded(table, dtype);
     GuardedRows y(c.rows, c.columns);
     ASSERT_TRUE(Embedding(*backend, {.table = bytes.data() + 1,
@@ -153,7 +154,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, RowOpsTest,
                                          RowCase{5, 17, 3}, RowCase{7, 64, 2}, RowCase{4, 255, 7},
                                          RowCase{64, 768, 3}, RowCase{9, 4099, 2}));
 
-// Bits of a row alone against the same row inside a batch, over threads and widths.
+// Compares a single row bitwise with the same row in a batch, over threads and widths.
 TEST(RowOpsInvarianceTest, BitsDoNotDependOnRowsThreadsOrWidth) {
   constexpr std::uint32_t kRows = 64, kColumns = 1000;
   const auto x = RandomFloats(std::size_t{kRows} * kColumns, 7, 3.0f);
@@ -166,7 +167,7 @@ TEST(RowOpsInvarianceTest, BitsDoNotDependOnRowsThreadsOrWidth) {
       const TestBackend backend(threads[i]);
       norm[i].resize(x.size());
       silu[i].resize(x.size());
-      // 1, 7 and 64 rows per call.
+      // Uses 1, 7 and 64 rows per call.
       const std::uint32_t step = i == 0 ? 1 : i == 1 ? 7 : 64;
       for (std::uint32_t m = 0; m < kRows; m += step) {
         const std::uint32_t rows = std::min(step, kRows - m);
@@ -220,8 +221,8 @@ struct RopeCase {
   int threads;
 };
 
-// Rotated in double, times 1.25. The angle is an f32 by contract; only its functions are taken in
-// double.
+// Rotates in double, times 1.25. The contract defines the angle as f32, so only its functions are
+// computed in double.
 std::vector<double> ExactRope(const std::vector<float>& x, std::span<const std::int32_t> positions,
                               const std::vector<float>& inv_freq, std::uint32_t heads,
                               const RopeCase& c) {
@@ -245,7 +246,7 @@ std::vector<double> ExactRope(const std::vector<float>& x, std::span<const std::
 
 class RopeTest : public testing::TestWithParam<RopeCase> {};
 
-TEST_P(RopeTest, RotatesPairsAndPassesTheRest) {
+TEST_P(RopeTest, RotatesPairsAndKeepsTheRest) {
   const RopeCase c = GetParam();
   constexpr std::uint32_t kRows = 5, kHeads = 3;
   const TestBackend backend(c.threads);
@@ -330,7 +331,7 @@ TEST(RowOpsErrorTest, NamesWhatIsWrong) {
   EXPECT_FALSE(GatedProduct(*backend, {x, x, x, 4, 3, 4, 1, 4}).ok());
 }
 
-TEST(RowOpsErrorTest, RefusesBadRotations) {
+TEST(RowOpsErrorTest, RejectsBadRotations) {
   const TestBackend backend(1);
   float x[16] = {};
   EXPECT_FALSE(Rope(*backend, {.x = x,

@@ -43,7 +43,7 @@ TEST_P(PageOpsTest, KvStoreWritesItsRowsRoundedAndNothingElse) {
   }
 }
 
-TEST_P(PageOpsTest, KvStoreLeavesTheNullPageAlone) {
+TEST_P(PageOpsTest, KvStoreDoesNotWriteTheNullPage) {
   const TestBackend backend(1);
   TestPool pool({GetParam(), 1, 1, 16, 16}, {0}, {4}, 4);
   const std::vector<std::byte> before(pool.bytes().begin(), pool.bytes().end());
@@ -91,7 +91,7 @@ TEST_P(PageOpsTest, ZeroPageClearsOnePage) {
   EXPECT_TRUE(std::ranges::equal(pool.bytes(), expected));
 }
 
-TEST_P(PageOpsTest, ListsGoItemByItem) {
+TEST_P(PageOpsTest, ProcessesListsItemByItem) {
   const TestBackend backend(2);
   TestPool pool({GetParam(), 2, 1, 16, 16}, {0}, {64}, 12);
   auto* const bytes = reinterpret_cast<unsigned char*>(pool.bytes().data());
@@ -107,7 +107,7 @@ TEST_P(PageOpsTest, ListsGoItemByItem) {
   }
   ASSERT_TRUE(CopyPages(*backend, pool.collection(), items).ok());
   EXPECT_EQ(std::memcmp(expected.data(), bytes, expected.size()), 0);
-  // One bad item: nothing happens at all.
+  // One bad item prevents all of them.
   const std::vector<PageCopyItem> bad = {{1, 4, 16}, {1, 0, 1}};
   EXPECT_TRUE(absl::IsInvalidArgument(CopyPages(*backend, pool.collection(), bad)));
   EXPECT_EQ(std::memcmp(expected.data(), bytes, expected.size()), 0);
@@ -117,7 +117,7 @@ TEST_P(PageOpsTest, ListsGoItemByItem) {
   EXPECT_EQ(std::memcmp(expected.data(), bytes, expected.size()), 0);
 }
 
-TEST(PageOpsErrorTest, RefusesPagesOutsideThePool) {
+TEST(PageOpsErrorTest, RejectsPagesOutsideThePool) {
   const TestBackend backend(1);
   TestPool pool({DType::kF32, 1, 1, 16, 16}, {0}, {16}, 8);
   const std::uint32_t blocks = pool.geometry().num_blocks;
@@ -130,7 +130,7 @@ TEST(PageOpsErrorTest, RefusesPagesOutsideThePool) {
   EXPECT_FALSE(ZeroPage(*backend, pool.collection(), blocks).ok());
 }
 
-TEST(KvDispatchTest, RefusesElementsWithoutKernels) {
+TEST(KvDispatchTest, RejectsElementsWithoutKernels) {
   TestPool pool({DType::kF32, 1, 1, 16, 16}, {0}, {16}, 9);
   cache::KvGeometry geometry = pool.geometry();
   geometry.dtype = DType::kI32;
@@ -139,8 +139,8 @@ TEST(KvDispatchTest, RefusesElementsWithoutKernels) {
                                  "int8"));
 }
 
-// Scales go with their values, and a page that was zeroed has none left.
-TEST(PageOpsTest, ScalesAreCopiedAndZeroed) {
+// Scales are copied with their values, and a zeroed page has zero scales.
+TEST(PageOpsTest, CopiesAndZeroesScales) {
   const TestBackend backend(2);
   for (const DType dtype : {DType::kI8, DType::kF8E4M3}) {
     TestPool pool({dtype, 2, 3, 16, 16}, {0}, {48}, 8);
@@ -159,7 +159,7 @@ TEST(PageOpsTest, ScalesAreCopiedAndZeroed) {
     ASSERT_TRUE(CopyPage(*backend, {&pool.collection(), 1, 2, 16}).ok());
     EXPECT_EQ(std::memcmp(expected.data(), pool.scale_bytes().data(), expected.size()), 0);
     EXPECT_EQ(std::memcmp(&pool.bytes()[2 * page], &pool.bytes()[page], page), 0);
-    // Five tokens: the first five rows of scales in K and V of both layers.
+    // Five tokens use the first five rows of scales in K and V of both layers.
     const std::size_t part = scales / 4;
     for (std::size_t i = 0; i < 4; ++i) {
       std::memmove(&expected[3 * scales + i * part], &expected[scales + i * part], 5 * 3 * 4);
@@ -172,8 +172,8 @@ TEST(PageOpsTest, ScalesAreCopiedAndZeroed) {
   }
 }
 
-// One scale per token and head is what the kernels read.
-TEST(KvDispatchTest, CpuOpsRefuseFinerScales) {
+// The kernels read one scale per token and head.
+TEST(KvDispatchTest, CpuOpsRejectFinerScales) {
   const TestBackend backend(1);
   TestPool pool({DType::kI8, 1, 1, 32, 16}, {0}, {16}, 9);
   cache::KvGeometry geometry = pool.geometry();
@@ -200,7 +200,7 @@ TEST(KvDispatchTest, CpuOpsRefuseFinerScales) {
               refusal);
 }
 
-TEST(KvDispatchTest, RefusesStepsThatBreakTheTable) {
+TEST(KvDispatchTest, RejectsStepsThatViolateTheTable) {
   TestPool pool({DType::kF32, 1, 1, 16, 16}, {0}, {16}, 10);
   TestPool other({DType::kBF16, 1, 1, 16, 16}, {0}, {16}, 10);
   const std::uint32_t falling[] = {3, 2};

@@ -7,7 +7,7 @@
 
 namespace quire::kernels {
 
-// A device of capability 8.0, so that the portable kernels run; not on a real GPU.
+// A device of capability 8.0 that selects the portable kernels. It is not available on a real GPU.
 class PortableDevice {
  public:
   PortableDevice() {

@@ -1,5 +1,5 @@
-// The fused stores of heads and of latent rows, and page copies, on the emulated GPU: every byte of
-// the pool against an image that the test makes.
+// Fused stores of heads and MLA rows, and page copies, on the emulated GPU. Every byte of the pool
+// is compared with an image that the test computes.
 
 #include <algorithm>
 #include <cmath>
@@ -41,8 +41,8 @@ cache::KvGeometry Geometry(DType dtype, std::uint32_t heads, std::uint32_t head_
   return geometry;
 }
 
-// A pool in device memory, page 0 zero and all else poison, with a lookup table; and its bytes on
-// the host.
+// A pool in device memory with a lookup table, and a host copy of its bytes. Page 0 is zero and all
+// else poison.
 class DevicePool {
  public:
   DevicePool(const EmulatedBackend& cuda, const cache::KvGeometry& geometry,
@@ -84,7 +84,7 @@ class DevicePool {
     EXPECT_EQ(DeviceBytes(), bytes_);
     EXPECT_EQ(DeviceScales(), scales_);
   }
-  // Element (page, kv, layer, token, head, 0), and its group's scale.
+  // Returns element (page, kv, layer, token, head, 0), and its group's scale.
   std::byte* Head(std::uint32_t page, std::uint32_t kv, std::uint32_t layer, std::uint32_t token,
                   std::uint32_t head) {
     return bytes_.data() + (Row(page, kv, layer, token) * geometry_.num_heads + head) *
@@ -117,7 +117,7 @@ class DevicePool {
 };
 
 struct QkvCase {
-  DType dtype;  // of the pages; activations are f32 for f32 pages and bf16 for all others
+  DType dtype;  // type of the pages; activations are f32 for f32 pages and bf16 for all others
   std::uint32_t heads;
   std::uint32_t kv_heads;
   std::uint32_t head_size;
@@ -147,8 +147,8 @@ INSTANTIATE_TEST_SUITE_P(
                     QkvCase{DType::kBF16, 2, 1, 256, 0, 0, RopeStyle::kHalf, true},
                     QkvCase{DType::kI8, 2, 2, 64, 32, 32, RopeStyle::kHalf, true}));
 
-// Column d of a head after rope, products rounded one by one; d and its partner by the definition
-// of a pair.
+// Returns column d of a head after rope, with products rounded one by one. The definition of a pair
+// determines the partner of d.
 float Rotate(const QkvCase& of, const std::vector<float>& head, const float* cosines,
              const float* sines, std::uint32_t d) {
   const std::uint32_t pairs = of.rotary_size / 2;
@@ -183,8 +183,8 @@ void PutHead(const std::vector<float>& x, std::byte* to, float* scale) {
   std::memcpy(to, out.data(), out.size() * sizeof(E));
 }
 
-// A step's inputs: sequence 0 writes tokens 14..18 over two pages, 1 writes token 3, 2 a token
-// without a page; rows 1 and 6 are padding with positions that mean nothing.
+// The inputs of a step. Sequence 0 writes tokens 14..18 over two pages, sequence 1 token 3, and
+// sequence 2 a token without a page. Rows 1 and 6 are padding with meaningless positions.
 const std::vector<std::int32_t> kTokenRows = {0, -1, 0, 1, 0, 0, -1, 2, 0};
 const std::vector<std::int32_t> kPositions = {14, 77777, 15, 3, 16, 17, 0, 5, 18};
 
@@ -205,7 +205,7 @@ struct QkvInputs {
         cosines(kTokenRows.size() * pairs),
         sines(cosines.size()) {
     auto values = RandomFloats(kTokenRows.size() * stride, 3, 2.0f);
-    // A head of zeros, one with an infinity, and one of tiny values.
+    // One head is zero, one contains an infinity, and one has tiny values.
     std::fill_n(&values[2 * stride + of.heads * of.head_size], of.head_size, 0.0f);
     values[4 * stride + of.heads * of.head_size + 1] = std::numeric_limits<float>::infinity();
     for (std::uint32_t d = 0; d < of.head_size; ++d) {
@@ -227,7 +227,7 @@ struct QkvInputs {
 
 constexpr float kNormEpsilon = 1e-6f;
 
-// qkv with its heads of q and k normed by the op that has a group for each head.
+// Returns qkv with its heads of q and k normalized by the op with one group per head.
 template <typename T>
 std::vector<T> NormHeads(const EmulatedBackend& cuda, const QkvCase& of, const QkvInputs<T>& in,
                          const DeviceArray<float>& q_norm, const DeviceArray<float>& k_norm) {
@@ -250,7 +250,7 @@ std::vector<T> NormHeads(const EmulatedBackend& cuda, const QkvCase& of, const Q
   return qkv.Get();
 }
 
-// T: activations, E: pages.
+// T is the type of activations, E the type of page elements.
 template <typename T, typename E>
 void CheckQkvStore(const QkvCase& of) {
   const auto rows = static_cast<std::uint32_t>(kTokenRows.size());
@@ -286,7 +286,7 @@ void CheckQkvStore(const QkvCase& of) {
                                                .k_norm = of.norm ? k_norm.data() : nullptr,
                                                .norm_epsilon = kNormEpsilon});
   ASSERT_TRUE(status.ok()) << status;
-  // What must come out: q heads in place, k and v in the image of the pool.
+  // Expected result: q heads in place, k and v in the image of the pool.
   for (std::uint32_t m = 0; m < rows; ++m) {
     if (kTokenRows[m] < 0) continue;
     const auto t = static_cast<std::uint32_t>(kPositions[m]);
@@ -313,7 +313,7 @@ void CheckQkvStore(const QkvCase& of) {
   pool.ExpectDeviceIsAsHere();
 }
 
-TEST_P(QkvStoreCudaTest, WritesItsBytesAndNoOthers) {
+TEST_P(QkvStoreCudaTest, WritesExactlyItsBytes) {
   switch (GetParam().dtype) {
     case DType::kF32:
       return CheckQkvStore<float, float>(GetParam());
@@ -328,7 +328,7 @@ TEST_P(QkvStoreCudaTest, WritesItsBytesAndNoOthers) {
   }
 }
 
-TEST(QkvStoreCudaRefusalTest, OtherCombinations) {
+TEST(QkvStoreCudaRefusalTest, RejectsOtherCombinations) {
   const EmulatedBackend cuda;
   const std::vector<std::uint32_t> table(kLookupStride, 0);
   DeviceArray<float> qkv(cuda, 3 * 288);
@@ -354,7 +354,7 @@ TEST(QkvStoreCudaRefusalTest, OtherCombinations) {
     return absl::IsInvalidArgument(QkvStore(*cuda, params));
   };
   const auto as_is = [](QkvStoreParams&) {};
-  EXPECT_TRUE(refused(DType::kBF16, 16, as_is));  // f32 activations
+  EXPECT_TRUE(refused(DType::kBF16, 16, as_is));  // with f32 activations
   EXPECT_TRUE(refused(DType::kI8, 16, as_is));
   EXPECT_TRUE(refused(DType::kF32, 288, as_is));
   EXPECT_TRUE(refused(DType::kF32, 18, as_is));
@@ -364,7 +364,7 @@ TEST(QkvStoreCudaRefusalTest, OtherCombinations) {
   EXPECT_TRUE(refused(DType::kF32, 16, [](auto& p) { p.token_rows = nullptr; }));
 }
 
-// The first `count` rows of a step from the input of attention on, into a pool of its own.
+// The first `count` rows of a step, from the input of attention to a separate pool.
 struct QkvResult {
   std::vector<BF16> qkv;
   std::vector<std::byte> bytes;
@@ -399,7 +399,7 @@ class QkvProjection {
         *PackLinearWeights(*cuda, {&source, 1}, DType::kBF16, k, {.activations = DType::kBF16});
   }
 
-  // Status of the op, and in `result` what it left.
+  // Returns the status of the op, and its output in `result`.
   absl::Status Run(std::uint32_t count, bool at_once, QkvResult* result) const {
     DevicePool pool(cuda_, Geometry(case_.dtype, case_.kv_heads, case_.head_size), StepTable());
     const DeviceArray<BF16> qkv(cuda_, std::size_t{count} * in_.stride);
@@ -459,9 +459,9 @@ class QkvProjection {
   PackedLinear matrix_;
 };
 
-// A product with its store in one op, in so many launches, against one after the other.
-void ExpectTheBytesOfTwo(const QkvProjection& projection, std::uint32_t rows,
-                         std::uint64_t launches) {
+// Compares a product fused with its store, in the given number of launches, with separate ops.
+void ExpectFusedEqualsSeparate(const QkvProjection& projection, std::uint32_t rows,
+                               std::uint64_t launches) {
   SCOPED_TRACE(rows);
   QkvResult got, want;
   ASSERT_TRUE(projection.Run(rows, /*at_once=*/true, &got).ok());
@@ -472,9 +472,9 @@ void ExpectTheBytesOfTwo(const QkvProjection& projection, std::uint32_t rows,
   EXPECT_EQ(got.scales, want.scales);
 }
 
-// Pages that are not bf16 and heads that a tile does not hold take two launches, K in one sub-range
-// and in several.
-TEST(QkvLinearCudaTest, OneLaunchHasTheBytesOfTwo) {
+// Pages of other types and heads wider than a tile take two launches, with K in one sub-range and
+// in several.
+TEST(QkvLinearCudaTest, OneLaunchEqualsTwoBitwise) {
   for (const std::uint64_t seed : {1u, 5u}) {
     const EmulatedBackend cuda(seed);
     for (const QkvCase& of : {QkvCase{DType::kBF16, 8, 2, 128, 128, 0, RopeStyle::kHalf},
@@ -489,15 +489,15 @@ TEST(QkvLinearCudaTest, OneLaunchHasTheBytesOfTwo) {
         const QkvProjection projection(cuda, of, k);
         const bool fits = of.dtype == DType::kBF16 && 128 % of.head_size == 0;
         for (const std::uint32_t rows : {1u, 5u, 8u, 9u}) {
-          ExpectTheBytesOfTwo(projection, rows, fits && rows <= 8 ? 1 : 2);
+          ExpectFusedEqualsSeparate(projection, rows, fits && rows <= 8 ? 1 : 2);
         }
       }
     }
   }
 }
 
-// Of every form, by way of an order too, which has a launch.
-TEST(QkvLinearCudaTest, CodesTakeOneLaunchToo) {
+// Covers every format, and an act-order permutation, which takes a separate launch.
+TEST(QkvLinearCudaTest, QuantizedWeightsTakeOneLaunch) {
   const EmulatedBackend cuda;
   const QkvCase of{DType::kBF16, 5, 2, 64, 64, 0, RopeStyle::kHalf, true};
   using enum WeightFormat;
@@ -512,12 +512,12 @@ TEST(QkvLinearCudaTest, CodesTakeOneLaunchToo) {
     SCOPED_TRACE(absl::StrCat(WeightFormatName(codes.format), codes.has_order ? " order" : ""));
     const QkvProjection projection(cuda, of, codes.k, 0, &codes);
     for (const std::uint32_t rows : {1u, 8u, 9u}) {
-      ExpectTheBytesOfTwo(projection, rows, (rows <= 8 ? 1 : 2) + (codes.has_order ? 1 : 0));
+      ExpectFusedEqualsSeparate(projection, rows, (rows <= 8 ? 1 : 2) + (codes.has_order ? 1 : 0));
     }
   }
 }
 
-TEST(QkvLinearCudaTest, WhatQkvStoreRefusesIsRefused) {
+TEST(QkvLinearCudaTest, RejectsWhatQkvStoreRejects) {
   const EmulatedBackend cuda;
   const QkvProjection odd(cuda, {DType::kBF16, 2, 1, 64, 66, 0, RopeStyle::kHalf}, 64);
   QkvResult result;
@@ -525,7 +525,7 @@ TEST(QkvLinearCudaTest, WhatQkvStoreRefusesIsRefused) {
   EXPECT_TRUE(absl::IsInvalidArgument(odd.Run(9, /*at_once=*/true, &result)));
 }
 
-TEST(QkvLinearCudaTest, AMatrixOfMoreFeaturesThanARowHoldsIsRefused) {
+TEST(QkvLinearCudaTest, RejectsAMatrixWithMoreFeaturesThanARow) {
   const EmulatedBackend cuda;
   const QkvProjection wide(cuda, {DType::kBF16, 2, 1, 64, 64, 0, RopeStyle::kHalf}, 64,
                            /*more_features=*/128);
@@ -555,7 +555,7 @@ INSTANTIATE_TEST_SUITE_P(
                     LatentCase{DType::kI8, 2, 512, 128, 64, RopeStyle::kInterleaved},
                     LatentCase{DType::kF8E4M3, 2, 32, 32, 16, RopeStyle::kInterleaved}));
 
-// Rows of `width` values with no gaps.
+// Returns rows of `width` values without gaps.
 template <typename T>
 std::vector<T> RandomRows(std::uint32_t width, std::uint32_t seed) {
   std::vector<T> out;
@@ -565,7 +565,7 @@ std::vector<T> RandomRows(std::uint32_t width, std::uint32_t seed) {
   return out;
 }
 
-// The last `rope` columns of the head at `from`, rotated.
+// Returns the last `rope` columns of the head at `from`, rotated.
 template <typename T>
 std::vector<float> TransposedHead(const LatentCase& of, const T* from, std::uint32_t size,
                                   const float* cosines, const float* sines) {
@@ -576,7 +576,7 @@ std::vector<float> TransposedHead(const LatentCase& of, const T* from, std::uint
   return out;
 }
 
-// A step's inputs.
+// The inputs of a step.
 template <typename T>
 struct LatentInputs {
   explicit LatentInputs(const LatentCase& of)
@@ -604,7 +604,7 @@ struct LatentInputs {
   std::vector<std::uint32_t> table;
 };
 
-// What must come out: the ends of the queries, and the rows in the V half of layer 1.
+// Expected result: the ends of the queries, and the rows in the V half of layer 1.
 template <typename T, typename E>
 void StoreLatentsOnHost(const LatentCase& of, LatentInputs<T>& in, DevicePool& pool) {
   for (std::size_t m = 0; m < kTokenRows.size(); ++m) {
@@ -662,7 +662,7 @@ void CheckLatentStore(const LatentCase& of) {
   pool.ExpectDeviceIsAsHere();
 }
 
-TEST_P(LatentStoreCudaTest, WritesItsBytesAndNoOthers) {
+TEST_P(LatentStoreCudaTest, WritesExactlyItsBytes) {
   switch (GetParam().dtype) {
     case DType::kF32:
       return CheckLatentStore<float, float>(GetParam());
@@ -677,7 +677,7 @@ TEST_P(LatentStoreCudaTest, WritesItsBytesAndNoOthers) {
   }
 }
 
-TEST(LatentStoreCudaRefusalTest, ShapesAndTypes) {
+TEST(LatentStoreCudaRefusalTest, RejectsOtherShapesAndTypes) {
   const EmulatedBackend cuda;
   const std::vector<std::uint32_t> table(kLookupStride, 0);
   DeviceArray<float> values(cuda, 640);
@@ -704,7 +704,7 @@ TEST(LatentStoreCudaRefusalTest, ShapesAndTypes) {
     return absl::IsInvalidArgument(LatentStore(*cuda, params));
   };
   const auto as_is = [](LatentStoreParams&) {};
-  EXPECT_TRUE(refused(DType::kBF16, 1, 48, as_is));  // f32 activations
+  EXPECT_TRUE(refused(DType::kBF16, 1, 48, as_is));  // with f32 activations
   EXPECT_TRUE(refused(DType::kF32, 2, 48, as_is));
   EXPECT_TRUE(refused(DType::kF32, 1, 580, as_is));
   EXPECT_TRUE(refused(DType::kF32, 1, 46, as_is));
@@ -722,7 +722,7 @@ INSTANTIATE_TEST_SUITE_P(Elements, PageCopyCudaTest,
                                          DType::kF8E4M3),
                          [](const auto& info) { return std::string(DTypeName(info.param)); });
 
-// The first rows of K and V of both layers, bytes and scales, on the image.
+// Copies the first rows of K and V of both layers in the image, with their scales.
 void CopyOnHost(DevicePool& pool, const cache::KvGeometry& geometry, const PageCopyItem& item) {
   for (std::uint32_t kv = 0; kv < 2; ++kv) {
     for (std::uint32_t layer = 0; layer < 2; ++layer) {
@@ -750,15 +750,15 @@ void FillRandom(DevicePool& pool, std::uint32_t num_blocks) {
 }
 
 TEST_P(PageCopyCudaTest, CopiesListsInOrder) {
-  // Head sizes whose rows are whole 16-byte, 4-byte and single-byte units.
+  // The head sizes give rows of whole 16-byte, 4-byte and single-byte units.
   for (const std::uint32_t head_size : {32u, 12u, 3u}) {
     SCOPED_TRACE(head_size);
     const EmulatedBackend cuda(head_size);
     const cache::KvGeometry geometry = Geometry(GetParam(), head_size == 3 ? 1 : 3, head_size);
     DevicePool pool(cuda, geometry, std::vector<std::uint32_t>(kLookupStride, 0));
     FillRandom(pool, geometry.num_blocks);
-    // Chains, a swap through a third page, equal destinations, the null page, nothing, a page onto
-    // itself.
+    // Covers chains, a swap through a third page, equal destinations, the null page, empty copies,
+    // and a page copied to itself.
     std::vector<PageCopyItem> items = {{1, 2, 16}, {2, 3, 7},  {4, 5, 1}, {5, 6, 16}, {6, 4, 16},
                                        {7, 8, 3},  {3, 8, 16}, {0, 7, 2}, {1, 2, 0},  {3, 3, 16}};
     std::mt19937 rng(head_size);
@@ -783,7 +783,7 @@ TEST_P(PageCopyCudaTest, CopiesListsInOrder) {
   }
 }
 
-TEST_P(PageCopyCudaTest, OneLaunchForManyPagesAndNoneForBadOnes) {
+TEST_P(PageCopyCudaTest, CopiesManyPagesInOneLaunchAndRejectsBadOnes) {
   const EmulatedBackend cuda;
   cache::KvGeometry geometry = Geometry(GetParam(), 1, 16);
   geometry.num_blocks = 80;

@@ -46,7 +46,7 @@ std::vector<QuantizedShape> Shapes() {
 
 class QuantizedLinearTest : public testing::TestWithParam<QuantizedShape> {};
 
-TEST_P(QuantizedLinearTest, StoresWhatTheSourceGave) {
+TEST_P(QuantizedLinearTest, StoresTheSourceValues) {
   const TestBackend backend(3);
   const TestMatrix matrix = MakeMatrix(*backend, GetParam(), 1);
   const PackedLinear& packed = matrix.packed;
@@ -64,7 +64,7 @@ TEST_P(QuantizedLinearTest, StoresWhatTheSourceGave) {
   }
 }
 
-TEST_P(QuantizedLinearTest, ScalarReferenceEqualsDoubleOverTheQuantisedValues) {
+TEST_P(QuantizedLinearTest, ScalarReferenceEqualsDoubleOnQuantizedValues) {
   const TestBackend backend(2);
   const ScopedIsa scalar("scalar");
   const TestMatrix matrix = MakeMatrix(*backend, GetParam(), 2);
@@ -73,20 +73,20 @@ TEST_P(QuantizedLinearTest, ScalarReferenceEqualsDoubleOverTheQuantisedValues) {
   EXPECT_LE(RelativeError(Multiply(*backend, matrix.packed, x), exact), 1e-6);
 }
 
-TEST_P(QuantizedLinearTest, QuantisingActivationsCostsLittle) {
+TEST_P(QuantizedLinearTest, ActivationQuantizationErrorIsSmall) {
   const TestBackend backend(1);
   const TestMatrix matrix = MakeMatrix(*backend, GetParam(), 4);
   const auto x = RandomFloats(std::size_t{8} * GetParam().k, 5);
   const std::vector<double> wide(x.begin(), x.end());
-  // Half a step of 1/127 of the largest of a group, evenly spread: sqrt(1/12) * 4 / 127 at 4
-  // deviations. Steps that are powers of two are up to twice that.
+  // Rounding error of half a step, uniformly distributed: sqrt(1/12) * 4 / 127 for a largest value
+  // of 4 deviations. Steps that are powers of two are up to twice that.
   const double limit = GetParam().format == WeightFormat::kInt4 ? 0.018 : 0.012;
   EXPECT_LE(RelativeError(Multiply(*backend, matrix.packed, x), Product(wide, matrix)), limit);
 }
 
-// A row's bits are those of the scalar reference on every level with fused multiply-adds, and on
-// every level the same whatever the number of rows and threads.
-TEST_P(QuantizedLinearTest, BitsDependOnNothingButTheRow) {
+// A row equals the scalar reference bitwise on every level with fused multiply-add. On every level
+// it does not depend on the number of rows and threads.
+TEST_P(QuantizedLinearTest, BitsDependOnTheRowOnly) {
   constexpr std::uint32_t kRows = 71;
   const QuantizedShape& shape = GetParam();
   const std::int64_t x_stride = shape.k + 3;
@@ -142,11 +142,11 @@ TEST_P(QuantizedLinearTest, BitsDependOnNothingButTheRow) {
   }
 }
 
-TEST_P(QuantizedLinearTest, ARowThatIsNotFiniteIsNanAndDisturbsNoOther) {
+TEST_P(QuantizedLinearTest, NonFiniteRowIsNanAndAffectsNoOther) {
   const QuantizedShape& shape = GetParam();
   const TestBackend backend(2);
   const TestMatrix matrix = MakeMatrix(*backend, shape, 10);
-  constexpr std::size_t kRows = 15;  // blocks of 8, 4, 2 and 1
+  constexpr std::size_t kRows = 15;  // uses blocks of 8, 4, 2 and 1
   const auto x = RandomFloats(kRows * shape.k, 11);
   auto broken = x;
   broken[1 * shape.k + 3] = kNan;
@@ -175,7 +175,7 @@ TEST_P(QuantizedLinearTest, RowsOfExtremeMagnitudes) {
   const QuantizedShape& shape = GetParam();
   const TestBackend backend(2);
   const TestMatrix matrix = MakeMatrix(*backend, shape, 12);
-  // Blocks of 8 and 4 rows: zeros and next to nothing by turns, alone and beside numbers.
+  // Blocks of 8 and 4 rows alternate zeros and almost zeros, alone and next to numbers.
   constexpr std::size_t kRows = 12;
   auto x = RandomFloats(kRows * shape.k, 13);
   const auto vanishes = [](std::size_t row) { return row < 6 || row == 9; };
@@ -212,9 +212,9 @@ TEST_P(QuantizedLinearTest, RowsOfExtremeMagnitudes) {
 INSTANTIATE_TEST_SUITE_P(Shapes, QuantizedLinearTest, testing::ValuesIn(Shapes()),
                          [](const auto& info) { return NameOf(info.param); });
 
-// Kernels of 4-bit weights add the exponents of scales, so the ends of both ranges matter: all
-// levels against double, and a scale of 0 whose integers are not.
-TEST(QuantizedScalesTest, EndsOfTheRangesOf4Bits) {
+// Kernels of 4-bit weights add the exponents of scales, so both ends of the ranges matter. All
+// levels are compared with double, including a scale of 0 with nonzero integers.
+TEST(QuantizedScalesTest, Handles4BitRangeEnds) {
   using enum WeightFormat;
   constexpr std::array<float, 8> kScales = {0.0f,     -0x1p-24f, 0x1p-24f, -0x3p-20f,
                                             65504.0f, 1.0f,      -2.5f,    -65504.0f};
@@ -259,8 +259,9 @@ TEST(QuantizedScalesTest, EndsOfTheRangesOf4Bits) {
   }
 }
 
-// Where the scale of a group of inputs changes: around 127 times a power of two, and at the ends.
-TEST(QuantizedScalesTest, EdgesOfTheScalesOfInputs) {
+// Inputs at the values where the scale of an input group changes: around 127 times a power of two,
+// and at the ends.
+TEST(QuantizedScalesTest, HandlesInputScaleBoundaries) {
   using enum WeightFormat;
   std::vector<float> largest;
   for (const float edge : {0x1p-96f, 127 * 0x1p-20f, 1.0f, 127.0f, 254.0f, 0x1p117f}) {
@@ -294,7 +295,7 @@ TEST(QuantizedScalesTest, EdgesOfTheScalesOfInputs) {
   }
 }
 
-TEST(QuantizedScalesTest, ScalesOf4BitsAreFinite) {
+TEST(QuantizedScalesTest, RejectsNonFinite4BitScales) {
   const TestBackend backend(1);
   const QuantizedShape shape{WeightFormat::kInt4, 20, 64, 32};
   for (const float scale : {kNan, kInfinity, 65520.0f}) {
@@ -308,9 +309,9 @@ TEST(QuantizedScalesTest, ScalesOf4BitsAreFinite) {
   }
 }
 
-// Inputs in an order of their own: the bits of a product whose inputs were brought into it before,
-// one that is not finite included.
-TEST(QuantizedOrderTest, IsTheProductOfInputsInThatOrder) {
+// With an act-order permutation the result equals that of inputs permuted before, bitwise,
+// including a non-finite input.
+TEST(QuantizedOrderTest, EqualsTheProductOfPermutedInputs) {
   using enum WeightFormat;
   for (QuantizedShape shape :
        {QuantizedShape{kInt4, 37, 352, 32}, QuantizedShape{kInt4, 50, 640, 128, true, true},
@@ -346,7 +347,7 @@ TEST(QuantizedOrderTest, IsTheProductOfInputsInThatOrder) {
   }
 }
 
-TEST(QuantizedShapeTest, RefusesWhatKernelsDoNotHave) {
+TEST(QuantizedShapeTest, RejectsUnsupportedShapes) {
   using enum WeightFormat;
   const std::vector<std::pair<QuantizedShape, std::string>> refused = {
       {{kPlain, 16, 64, 32}, "plain"},
@@ -400,7 +401,7 @@ TEST(QuantizeRowTest, Int8IsWithinHalfAStep) {
     const Quantized quantized = QuantizeOne(WeightFormat::kInt8, group, row);
     for (std::uint32_t i = 0; i < kInputs; ++i) {
       const float scale = quantized.scales[i / group];
-      // f16 scales are off by up to 2^-11 of themselves, which 127 steps multiply.
+      // f16 scales have a relative error of up to 2^-11, which 127 steps multiply.
       EXPECT_LE(std::fabs(row[i] - scale * static_cast<float>(quantized.q[i])), 0.57f * scale);
       if (group != kInputs) {
         EXPECT_EQ(F16::FromFloat(scale).ToFloat(), scale);
@@ -409,7 +410,7 @@ TEST(QuantizeRowTest, Int8IsWithinHalfAStep) {
   }
 }
 
-TEST(QuantizeRowTest, Int4IsBetterThanTheScaleOfTheLargestValue) {
+TEST(QuantizeRowTest, Int4BeatsMaxAbsScaling) {
   constexpr std::uint32_t kInputs = 4096;
   const auto row = RandomFloats(kInputs, 21, 0.02f);
   for (const std::uint32_t group : {32u, 64u, 128u}) {
@@ -433,9 +434,10 @@ TEST(QuantizeRowTest, Int4IsBetterThanTheScaleOfTheLargestValue) {
   }
 }
 
-// From groups whose scale is a normal number of f16 down to those that it cannot tell from zero.
+// Covers groups whose scale is a normal f16 number down to groups whose scale rounds to zero.
 TEST(QuantizeRowTest, Int8OfTinyValuesIsWithinItsBound) {
-  const auto unit = RandomFloats(256, 22);  // more than a group, or the scale would be f32
+  // More than one group, since the scale would otherwise be f32.
+  const auto unit = RandomFloats(256, 22);
   for (const std::uint32_t group : {16u, 32u, 128u}) {
     for (double size = 1e-2; size > 1e-9; size *= 0.7) {
       std::vector<float> row(unit.size());
@@ -459,7 +461,7 @@ TEST(QuantizeRowTest, Int8OfTinyValuesIsWithinItsBound) {
   }
 }
 
-// Against all scales that f16 has for such values.
+// Compares with all f16 scales for such values.
 TEST(QuantizeRowTest, Int4OfTinyValuesIsNearTheBestScale) {
   constexpr std::uint32_t kGroup = 32;
   const auto unit = RandomFloats(kGroup, 23);
@@ -486,7 +488,7 @@ TEST(QuantizeRowTest, Int4OfTinyValuesIsNearTheBestScale) {
   }
 }
 
-TEST(QuantizeRowTest, KeepsWhatItsIntegersCanSay) {
+TEST(QuantizeRowTest, KeepsRepresentableValues) {
   std::vector<float> row(64);
   for (std::size_t i = 0; i < row.size(); ++i) row[i] = (static_cast<float>(i % 16) - 8) * 0.25f;
   const Quantized int4 = QuantizeOne(WeightFormat::kInt4, 32, row);
@@ -497,7 +499,7 @@ TEST(QuantizeRowTest, KeepsWhatItsIntegersCanSay) {
   EXPECT_EQ(SquaredError(row, int8, 64), 0);
 }
 
-TEST(QuantizeRowTest, ZerosAndValuesThatAreNotFinite) {
+TEST(QuantizeRowTest, HandlesZerosAndNonFiniteValues) {
   for (const WeightFormat format : {WeightFormat::kInt8, WeightFormat::kInt4}) {
     std::vector<float> row(96, 0.0f);
     row[40] = kNan;

@@ -1,6 +1,6 @@
 #pragma once
 
-// Matrices of integer weights for tests, and what their products are in double.
+// Matrices of integer weights for tests, and their products in double.
 
 #include <algorithm>
 #include <cmath>
@@ -29,7 +29,7 @@ inline std::string NameOf(const QuantizedShape& shape) {
                       "_n", shape.n, "_k", shape.k);
 }
 
-// A matrix with every integer that its format has, and what it is worth in double.
+// A matrix with every integer of its format, and the values that it represents in double.
 struct TestMatrix {
   QuantizedShape shape;
   PackedLinear packed;
@@ -79,8 +79,8 @@ inline TestMatrix MakeMatrix(const Backend& backend, const QuantizedShape& shape
   return matrix;
 }
 
-// What the activations are worth after their quantisation for weights of this shape, in double; NaN
-// for a group that has a value that is not finite.
+// Returns the activations after their quantization for weights of this shape, in double. A group
+// with a non-finite value is NaN.
 inline std::vector<double> QuantizedInputs(std::span<const float> x, const QuantizedShape& shape) {
   const std::uint32_t k = shape.k;
   const std::uint32_t wide = std::max(shape.group, 32u);
@@ -100,7 +100,8 @@ inline std::vector<double> QuantizedInputs(std::span<const float> x, const Quant
           const double step = std::exp2(std::ceil(std::log2(double{largest} / 127)));
           values[i] = std::nearbyint(x[i] / step) * step;
         } else {
-          // The factor is the one of the contract, rounded once to f32, or ties could differ.
+          // The factor is that of the contract, rounded once to f32, since ties could otherwise
+          // differ.
           values[i] = std::nearbyint(x[i] * (127.0f / largest)) * double{largest / 127.0f};
         }
       }

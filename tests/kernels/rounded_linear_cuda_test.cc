@@ -1,5 +1,5 @@
-// Products of e4m3 weights whose rows of x are rounded to e4m3, on the emulated GPU or a real one,
-// against double precision on the rounded rows.
+// Products of e4m3 weights with dynamic activation quantization to e4m3, on the emulated GPU or a
+// real one, compared with double precision on the rounded rows.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -31,17 +31,17 @@ namespace quire::kernels {
 namespace {
 
 constexpr DType kBF16 = DType::kBF16;
-using Options = Run;  // testing::Test has a Run, too
+using Options = Run;  // testing::Test also has a member Run
 
 QuantizedShape Fp8(std::uint32_t n, std::uint32_t k, std::uint32_t group) {
   return {.format = WeightFormat::kFp8E4M3, .n = n, .k = k, .group = group, .rounds_rows = true};
 }
 
-// A scale per feature and groups that the portable kernel takes.
+// A scale per feature, and groups that the portable kernel supports.
 const QuantizedShape kShapes[] = {Fp8(130, 584, 584), Fp8(130, 584, 128), Fp8(9, 200, 64),
                                   Fp8(5, 8, 8)};
 
-TEST(RoundedLinearCudaTest, PortableRowsAreNearDoublePrecisionOfRoundedRows) {
+TEST(RoundedLinearCudaTest, PortableRowsAreNearDoublePrecision) {
   if (!cuda_emulator::IsEmulated()) GTEST_SKIP() << "needs a device of capability 8.0";
   const PortableDevice portable;
   const CudaBackend& cuda = *portable;
@@ -66,8 +66,9 @@ TEST(RoundedLinearCudaTest, PortableRowsAreNearDoublePrecisionOfRoundedRows) {
   }
 }
 
-// The bits of rows that were rounded before, by weights that round nothing.
-TEST(RoundedLinearCudaTest, PortableBitsAreThoseOfRoundedRows) {
+// Rounding in the op equals rounding before, with weights that do not quantize activations,
+// bitwise.
+TEST(RoundedLinearCudaTest, PortableKernelEqualsPreroundedRowsBitwise) {
   if (!cuda_emulator::IsEmulated()) GTEST_SKIP() << "needs a device of capability 8.0";
   const PortableDevice portable;
   const CudaBackend& cuda = *portable;
@@ -90,7 +91,7 @@ TEST(RoundedLinearCudaTest, PortableBitsAreThoseOfRoundedRows) {
   }
 }
 
-TEST(RoundedLinearCudaTest, WhatIsNotFiniteMakesItsRowNaN) {
+TEST(RoundedLinearCudaTest, NonFiniteValueMakesItsRowNan) {
   for (const bool is_portable : {false, true}) {
     if (is_portable && !cuda_emulator::IsEmulated()) continue;
     std::optional<PortableDevice> portable;
@@ -114,7 +115,7 @@ TEST(RoundedLinearCudaTest, WhatIsNotFiniteMakesItsRowNaN) {
   }
 }
 
-// The kernel of codes by codes; on a device that has none the portable one.
+// The fp8 by fp8 kernel, or the portable one on a device without it.
 constexpr char kKernel[] = "linear fp8 sm_90a";
 
 QuantizedShape ByRows(std::uint32_t n, std::uint32_t k, std::uint32_t group) {
@@ -128,20 +129,21 @@ struct Case {
   std::uint32_t rows;
 };
 
-// One sub-range and several, in blocks of their own and in one; tiles of 64, 128 and, where the 4
-// emulated multiprocessors leave it, 256 tokens; a scale per feature and groups whose borders are
-// not those of sub-ranges; N and K that end inside a tile; more tiles of K than stages.
+// Covers one sub-range and several, in separate blocks and in one. Tiles have 64, 128 and, where
+// the 4 emulated multiprocessors allow it, 256 tokens. Scales are per feature and per group with
+// boundaries different from those of sub-ranges. N and K end inside a tile, and K has more tiles
+// than there are stages.
 const Case kCases[] = {
     {ByRows(5, 8, 8), 1},          {ByRows(200, 440, 440), 9},    {ByRows(130, 584, 128), 64},
     {ByRows(300, 1032, 256), 33},  {ByRows(200, 136, 128), 127},  {ByRows(300, 72, 72), 385},
     {ByRows(648, 1032, 384), 130}, {ByRows(130, 1672, 128), 600}, {ByRows(300, 200, 128), 517}};
 
-// What the accumulation of the device leaves, 2.5e-4 in the emulator, and the store.
+// The error of the device's accumulation, 2.5e-4 in the emulator, and of the store.
 double Fp8Tolerance(DType y_dtype) {
   return 1e-3 + (y_dtype == kBF16 ? Tolerance(kBF16) : 0);
 }
 
-TEST(LinearFp8Sm90Test, RowsAreNearDoublePrecisionOfRoundedRows) {
+TEST(LinearFp8Sm90Test, RowsAreNearDoublePrecision) {
   const CudaBackend cuda;
   for (const Case& c : kCases) {
     const Quantized made = MakeQuantized(c.shape);
@@ -171,9 +173,9 @@ TEST(LinearFp8Sm90Test, RowsAreNearDoublePrecisionOfRoundedRows) {
   }
 }
 
-// What is summed to 14 bits is added up in f32 behind 128 inputs: small products behind large ones
-// are not lost, whatever their sub-range.
-TEST(LinearFp8Sm90Test, SmallSumsBehindLargeOnesCount) {
+// Sums of 14 bits are added up in f32 after 128 inputs, so small products after large ones are not
+// lost, in any sub-range.
+TEST(LinearFp8Sm90Test, KeepsSmallProductsAfterLargeOnes) {
   const CudaBackend cuda;
   constexpr std::uint32_t kN = 8, kK = 640;
   Quantized made = MakeQuantized(ByRows(kN, kK, kK));
@@ -193,8 +195,8 @@ TEST(LinearFp8Sm90Test, SmallSumsBehindLargeOnesCount) {
   }
 }
 
-// A row has its bits in every tile, however K is divided among blocks.
-TEST(LinearFp8Sm90Test, RowsAloneHaveTheBitsOfThoseInManyBlocks) {
+// A row is bitwise equal in every tile, for any division of K among blocks.
+TEST(LinearFp8Sm90Test, SingleRowsEqualThoseInManyBlocksBitwise) {
   const CudaBackend cuda;
   constexpr std::uint32_t kN = 136;
   for (const std::uint32_t k : {200u, 600u}) {
@@ -216,7 +218,7 @@ TEST(LinearFp8Sm90Test, RowsAloneHaveTheBitsOfThoseInManyBlocks) {
   }
 }
 
-TEST(LinearFp8Sm90Test, OrderOfThreadsAndBlocksDoesNotShow) {
+TEST(LinearFp8Sm90Test, ThreadAndBlockOrderDoNotChangeBits) {
   const Quantized made = MakeQuantized(ByRows(129, 584, 128));
   for (const std::uint32_t rows : {7u, 260u}) {
     const Inputs in(rows, 129, 584, kBF16);
@@ -236,8 +238,8 @@ TEST(LinearFp8Sm90Test, OrderOfThreadsAndBlocksDoesNotShow) {
   cuda_emulator::Reset();
 }
 
-// The workspace has room for 127 rows of so many inputs beside partial sums.
-TEST(LinearFp8Sm90Test, RowsOfSeveralLaunchesHaveTheBitsOfOne) {
+// The workspace has room for 127 rows of this many inputs next to partial sums.
+TEST(LinearFp8Sm90Test, SeveralLaunchesEqualOneBitwise) {
   const CudaBackend cuda;
   constexpr std::uint32_t kK = 32768, kRows = 130;
   static_assert(cuda::Fp8RowsRoomOf(kK, true).rows == 127);
@@ -257,9 +259,9 @@ TEST(LinearFp8Sm90Test, RowsOfSeveralLaunchesHaveTheBitsOfOne) {
   }
 }
 
-// Launches that exchange no partial sums have rows where others have those: the counters of the
-// launch behind them are still zero. So many rows are whole-K blocks for 4 multiprocessors.
-TEST(LinearFp8Sm90Test, RowsOverThePartialSumsLeaveTheCountersZero) {
+// Launches without partial sums store rows where others store partial sums, and leave the counters
+// of the next launch zero. With this number of rows, 4 multiprocessors use whole-K blocks.
+TEST(LinearFp8Sm90Test, WholeKLaunchesLeaveTheCountersZero) {
   const CudaBackend cuda;
   constexpr std::uint32_t kK = 65536, kN = 3, kRows = 385;
   constexpr std::uint32_t kRoom = cuda::Fp8RowsRoomOf(kK, false).rows;
@@ -279,8 +281,8 @@ TEST(LinearFp8Sm90Test, RowsOverThePartialSumsLeaveTheCountersZero) {
   EXPECT_EQ(std::memcmp(last.data(), all.data() + all.size() - kN, kN * sizeof(float)), 0);
 }
 
-// Decided while the matrix is packed, since it lies in another order then.
-TEST(LinearFp8Sm90Test, WithoutMapsOrClustersThePortableKernelRuns) {
+// The fallback is decided at packing, since the matrix then has another layout.
+TEST(LinearFp8Sm90Test, UsesThePortableKernelWithoutMapsOrClusters) {
   if (!cuda_emulator::IsEmulated()) GTEST_SKIP() << "needs an emulated driver";
   const CudaBackend cuda;
   const Quantized made = MakeQuantized(ByRows(130, 584, 128));
@@ -295,8 +297,8 @@ TEST(LinearFp8Sm90Test, WithoutMapsOrClustersThePortableKernelRuns) {
   }
 }
 
-// Groups that tiles of 128 inputs do not divide stay with the portable kernel.
-TEST(LinearFp8Sm90Test, OtherGroupsArePortable) {
+// Groups that tiles of 128 inputs do not divide use the portable kernel.
+TEST(LinearFp8Sm90Test, OtherGroupsUseThePortableKernel) {
   const CudaBackend cuda;
   const Quantized made = MakeQuantized(ByRows(9, 200, 64));
   const auto packed = made.Pack(*cuda);
@@ -308,7 +310,7 @@ TEST(LinearFp8Sm90Test, OtherGroupsArePortable) {
             Tolerance(DType::kF32));
 }
 
-TEST(LinearFp8Sm90Test, TakesBF16Only) {
+TEST(LinearFp8Sm90Test, SupportsBF16Only) {
   const CudaBackend cuda;
   if (!(*cuda).cuda()->has_sm90a()) GTEST_SKIP() << "needs a device of capability 9.0";
   const auto packed = MakeQuantized(ByRows(8, 64, 64)).Pack(*cuda);
@@ -324,13 +326,13 @@ TEST(LinearFp8Sm90Test, TakesBF16Only) {
               testing::HasSubstr("x f32, weights that lie by rows take bf16"));
 }
 
-// Magnitudes of rows that differ in their scale: subnormals of bf16, the least scale and the first
-// above it, 448 and the next value of bf16, the largest.
+// Magnitudes at which the row scale changes: bf16 subnormals, the smallest scale and the next one,
+// 448 and the next bf16 value, the largest.
 constexpr float kLargest[] = {0x1p-133f, 0x1p-126f, 0x1.cp-92f, 0x1.c2p-92f, 0x1.5p-3f,
                               448,       450,       0x1p30f,    0x1.fep78f};
 
-// Every finite bf16 of less than 2^79, which has all ties between codes, and the values of f32 on
-// either side; those above `largest` are `largest`.
+// Every finite bf16 below 2^79, which includes all ties, and the f32 values on both sides. Values
+// above `largest` are clamped to it.
 std::vector<float> RowUpTo(float largest, bool is_f32) {
   std::vector<float> row;
   for (std::uint32_t bits = 0; bits < 2 * 0x6700u; ++bits) {
@@ -345,8 +347,8 @@ std::vector<float> RowUpTo(float largest, bool is_f32) {
   return row;
 }
 
-// The CPU's function says what is right: codes, scales and values have its bits.
-TEST(RoundedRowsCudaTest, EveryValueHasTheBitsOfTheCpu) {
+// The CPU function is the reference: values, fp8 values and scales must be bitwise equal.
+TEST(RoundedRowsCudaTest, EveryValueEqualsTheCpuBitwise) {
   const CudaBackend cuda;
   const CudaContext& context = *(*cuda).cuda();
   constexpr std::uint32_t kRows = std::size(kLargest);

@@ -1,7 +1,7 @@
 #pragma once
 
-// What rounding rows to e4m3 means (kernels/linear/fp8_rows.h), by comparing with every code in
-// double precision; it shares nothing with the code under test.
+// Defines rounding rows to e4m3 (kernels/linear/fp8_rows.h) by comparing with every e4m3 value in
+// double precision. It shares no code with the tested function.
 
 #include <algorithm>
 #include <cmath>
@@ -13,7 +13,7 @@
 
 namespace quire::kernels {
 
-// The magnitudes of codes 0 .. 126, ascending.
+// Returns the magnitudes of e4m3 values 0 .. 126, ascending.
 inline const std::vector<double>& E4M3Magnitudes() {
   static const std::vector<double> magnitudes = [] {
     std::vector<double> values;
@@ -27,7 +27,7 @@ inline const std::vector<double>& E4M3Magnitudes() {
   return magnitudes;
 }
 
-// The nearest of them, of two the one with an even code.
+// Returns the nearest magnitude. Ties select the even value.
 inline double NearestE4M3(double x) {
   const std::vector<double>& all = E4M3Magnitudes();
   std::size_t best = 0;
@@ -39,7 +39,7 @@ inline double NearestE4M3(double x) {
   return std::copysign(all[best], x);
 }
 
-// Rows of `columns` values each.
+// Rounds rows of `columns` values each.
 inline std::vector<float> RoundedRows(std::span<const float> x, std::size_t columns) {
   std::vector<float> rounded;
   for (std::size_t first = 0; first < x.size(); first += columns) {

@@ -1,5 +1,5 @@
-// The router against double precision and a sort, against numbers worked out by hand, and the way
-// of rows to their experts and back.
+// The router compared with double precision and a sort, and with numbers computed by hand, and the
+// permutation of rows to experts and back.
 
 #include "kernels/moe/router.h"
 
@@ -91,7 +91,7 @@ std::vector<double> SoftmaxOf(std::vector<double> x) {
   return x;
 }
 
-// One row, by sorting.
+// Routes one row by sorting.
 void ExactRoute(const RouterCase& c, const float* logits, const float* bias,
                 std::vector<std::uint32_t>* experts, std::vector<double>* weights) {
   std::vector<double> scores(logits, logits + c.experts);
@@ -141,7 +141,7 @@ void ExactRoute(const RouterCase& c, const float* logits, const float* bias,
 
 class RouterTest : public testing::TestWithParam<RouterCase> {};
 
-// Half of the rows have logits in steps of a half, so that many are equal.
+// Half of the rows have logits in steps of 0.5, so that many are equal.
 TEST_P(RouterTest, EqualsDoublePrecisionWithTiesToTheLowerNumber) {
   const RouterCase& c = GetParam();
   constexpr std::uint32_t kRows = 64;
@@ -165,9 +165,9 @@ TEST_P(RouterTest, EqualsDoublePrecisionWithTiesToTheLowerNumber) {
   }
 }
 
-TEST_P(RouterTest, BitsOfARowDependOnThatRowAlone) {
+TEST_P(RouterTest, RowsAreBatchInvariant) {
   const RouterCase& c = GetParam();
-  constexpr std::uint32_t kRows = 600;  // enough that threads share them, with one expert too
+  constexpr std::uint32_t kRows = 600;  // large enough for several threads, also with one expert
   const auto logits = RandomFloats(std::size_t{kRows} * c.experts, 13, 2.0f);
   const auto bias = RandomFloats(c.experts, 14, 0.2f);
   const float* const used_bias = c.bias ? bias.data() : nullptr;
@@ -190,7 +190,7 @@ TEST_P(RouterTest, BitsOfARowDependOnThatRowAlone) {
   }
 }
 
-TEST_P(RouterTest, NoExpertIsChosenTwiceWhateverTheLogits) {
+TEST_P(RouterTest, NeverChoosesAnExpertTwice) {
   const RouterCase& c = GetParam();
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -210,7 +210,7 @@ INSTANTIATE_TEST_SUITE_P(Families, RouterTest, testing::ValuesIn(kCases),
                          [](const auto& info) { return std::string(info.param.name); });
 
 // softmax(1 2 3 4) = 0.0320586 0.0871443 0.2368828 0.6439143.
-TEST(RouterByHandTest, SoftmaxThenChoiceThenRenormalise) {
+TEST(RouterByHandTest, SoftmaxThenChoiceThenRenormalization) {
   RouterCase c{"by_hand", 4, 2, RouterScore::kSoftmaxAll};
   const std::vector<float> logits = {1, 4, 3, 2};
   Routed got = Route(c, logits, nullptr, 1);
@@ -227,9 +227,9 @@ TEST(RouterByHandTest, SoftmaxThenChoiceThenRenormalise) {
   EXPECT_NEAR(got.weights[0], 0.7310586, 1e-6);
 }
 
-// Sigmoids 0.5 0.7310586 0.5 0.8807971; the bias makes the choice scores 0.9 0.7310586 0.9
-// 0.3807971, and takes no part in the weights.
-TEST(RouterByHandTest, BiasChoosesButDoesNotWeigh) {
+// Sigmoids 0.5 0.7310586 0.5 0.8807971. With the bias, the choice scores are 0.9 0.7310586 0.9
+// 0.3807971. The bias does not enter the weights.
+TEST(RouterByHandTest, BiasAffectsChoiceButNotWeights) {
   const RouterCase c{"by_hand", 4, 2, RouterScore::kSigmoid};
   const std::vector<float> bias = {0.4f, 0, 0.4f, -0.5f};
   const Routed got = Route(c, {0, 1, 0, 2}, bias.data(), 1);
@@ -237,9 +237,9 @@ TEST(RouterByHandTest, BiasChoosesButDoesNotWeigh) {
   EXPECT_EQ(got.weights, (std::vector<float>{0.5f, 0.5f}));
 }
 
-// Groups (5 0) (4 4) (3 3): the best two experts of the second and third add up to 8 and 6, those
-// of the first to 5, although it has the best expert.
-TEST(RouterByHandTest, GroupsAreKeptByTheirScore) {
+// Groups (5 0) (4 4) (3 3). The best two experts of the second and third group add up to 8 and 6,
+// those of the first to 5, although it has the best expert.
+TEST(RouterByHandTest, SelectsGroupsByScore) {
   RouterCase c{"by_hand", 6, 2, RouterScore::kSoftmaxChosen};
   c.groups = 3;
   c.groups_kept = 2;
@@ -250,7 +250,7 @@ TEST(RouterByHandTest, GroupsAreKeptByTheirScore) {
   EXPECT_EQ(Route(c, logits, nullptr, 1).experts, (std::vector<std::uint32_t>{0, 2}));
 }
 
-TEST(RouterByHandTest, WhatCannotBeIsRefused) {
+TEST(RouterByHandTest, RejectsInvalidParameters) {
   const TestBackend backend(1);
   const std::vector<float> logits(8, 0.0f);
   const auto status_of = [&](std::uint32_t experts, std::uint32_t top_k, std::uint32_t groups,
@@ -273,8 +273,8 @@ TEST(RouterByHandTest, WhatCannotBeIsRefused) {
   }
 }
 
-// Experts of three rows: (2 0) (2 3) (0 2).
-TEST(ExpertRowsTest, RowsAreSortedByExpertInTheirOwnOrder) {
+// The experts of three rows: (2 0) (2 3) (0 2).
+TEST(ExpertRowsTest, SortsRowsByExpertStably) {
   const TestBackend backend(1);
   const std::vector<std::uint32_t> experts = {2, 0, 2, 3, 0, 2};
   const std::vector<float> weights = {0.1f, 0.2f, 0.3f, 0.4f, 0.5f, 0.6f};
@@ -293,10 +293,10 @@ TEST(ExpertRowsTest, RowsAreSortedByExpertInTheirOwnOrder) {
   EXPECT_NE(beyond.message().find("row 1"), std::string::npos) << beyond;
 }
 
-TEST(ExpertRowsTest, RowsGoThereAndComeBackWeighted) {
+TEST(ExpertRowsTest, GathersRowsAndReturnsThemWeighted) {
   for (const int threads : {1, 3}) {
     const TestBackend backend(threads);
-    constexpr std::uint32_t kRows = 200;  // enough that threads share them
+    constexpr std::uint32_t kRows = 200;  // large enough for several threads
     constexpr std::uint32_t kColumns = 1030;
     const auto x = RandomFloats(std::size_t{kRows} * kColumns, 21);
     std::vector<std::uint32_t> rows;
@@ -333,7 +333,7 @@ TEST(ExpertRowsTest, RowsGoThereAndComeBackWeighted) {
   }
 }
 
-TEST(ExpertRowsTest, StridesMustHoldARow) {
+TEST(ExpertRowsTest, RejectsStridesShorterThanARow) {
   const TestBackend backend(1);
   float value = 0;
   const std::uint32_t row = 0;

@@ -30,7 +30,7 @@ class SamplingEdgeTest : public testing::Test {
     EXPECT_TRUE(status.ok()) << status;
     return sampled;
   }
-  // Tokens that 4000 seeds sample.
+  // Returns the tokens that 4000 seeds sample.
   std::set<std::int32_t> Sampled(SamplingRow row) {
     std::set<std::int32_t> tokens;
     for (row.seed = 0; row.seed < 4000; ++row.seed) tokens.insert(Run(row).token);
@@ -42,7 +42,7 @@ class SamplingEdgeTest : public testing::Test {
   TopLogprob top_[16];
 };
 
-TEST_F(SamplingEdgeTest, GreedyTakesTheLowestIdOfTies) {
+TEST_F(SamplingEdgeTest, GreedySelectsTheLowestIdOfTies) {
   const std::vector<float> logits = {1, 3, 2, 3, 3};
   SamplingRow row = Row(logits);
   row.temperature = 0.0f;
@@ -57,7 +57,7 @@ TEST_F(SamplingEdgeTest, NonFiniteRowsAreFlagged) {
       std::vector<float> logits(41, 0.5f);
       logits[at] = bad;
       SamplingRow row = Row(logits);
-      // Masks must not hide it.
+      // Masks must not hide non-finite logits.
       const std::int32_t banned[] = {static_cast<std::int32_t>(at)};
       row.banned = banned;
       row.banned_size = 1;
@@ -70,7 +70,7 @@ TEST_F(SamplingEdgeTest, NonFiniteRowsAreFlagged) {
   EXPECT_TRUE(Run(Row(nothing)).non_finite);
 }
 
-TEST_F(SamplingEdgeTest, MasksThatLeaveNothingAreReported) {
+TEST_F(SamplingEdgeTest, ReportsMasksThatAllowNothing) {
   const std::vector<float> logits = {1, 2, -kInfinity, 0};
   SamplingRow row = Row(logits);
   const std::int32_t banned[] = {0, 1};
@@ -99,17 +99,17 @@ TEST_F(SamplingEdgeTest, MaskedTokensAreNeverSampled) {
   EXPECT_EQ(Sampled(row), (std::set<std::int32_t>{0, 4, 7, 8, 9, 10, 11}));
 }
 
-TEST_F(SamplingEdgeTest, AMaskComesAfterPenaltiesAndBias) {
+TEST_F(SamplingEdgeTest, MaskAppliesAfterPenaltiesAndBias) {
   std::vector<float> logits(70, 0.0f);
   logits[69] = 9;
   SamplingRow row = Row(logits);
-  std::vector<std::uint32_t> allowed = {0, 0, 1u << 4 | 1u << 5};  // 68, 69
+  std::vector<std::uint32_t> allowed = {0, 0, 1u << 4 | 1u << 5};  // 68 and 69
   row.allowed = allowed.data();
   for (const float temperature : {0.0f, 1.0f}) {
     row.temperature = temperature;
     row.bias_size = 0;
     EXPECT_EQ(Run(row).token, 69);
-    // No bias brings a masked token back; that of an allowed one counts.
+    // No bias makes a masked token eligible. The bias of an allowed token applies.
     const LogitBias bias[] = {{3, 100.0f}, {68, 60.0f}};
     row.bias = bias;
     row.bias_size = 2;
@@ -146,7 +146,7 @@ TEST_F(SamplingEdgeTest, TopKKeepsLowIdsAmongEqualOnes) {
 }
 
 TEST_F(SamplingEdgeTest, TopPKeepsTheShortestPrefixThatReachesIt) {
-  // Masses 1/2, 1/4, 1/8, 1/8 up to rounding.
+  // The probabilities are 1/2, 1/4, 1/8, 1/8 up to rounding.
   const std::vector<float> logits = {std::log(0.125f), std::log(0.5f), std::log(0.25f),
                                      std::log(0.125f)};
   SamplingRow row = Row(logits);
@@ -154,7 +154,7 @@ TEST_F(SamplingEdgeTest, TopPKeepsTheShortestPrefixThatReachesIt) {
   EXPECT_EQ(Sampled(row), (std::set<std::int32_t>{1}));
   row.top_p = 0.51f;
   EXPECT_EQ(Sampled(row), (std::set<std::int32_t>{1, 2}));
-  row.top_p = 0.8f;  // one of the equal ones: the lower id
+  row.top_p = 0.8f;  // one of the equal ones, with the lower id
   EXPECT_EQ(Sampled(row), (std::set<std::int32_t>{0, 1, 2}));
   row.top_p = 0.9f;
   EXPECT_EQ(Sampled(row), (std::set<std::int32_t>{0, 1, 2, 3}));
@@ -162,7 +162,7 @@ TEST_F(SamplingEdgeTest, TopPKeepsTheShortestPrefixThatReachesIt) {
   EXPECT_EQ(Sampled(row), (std::set<std::int32_t>{1}));
 }
 
-TEST_F(SamplingEdgeTest, TopPSeesWhatTopKLeft) {
+TEST_F(SamplingEdgeTest, TopPAppliesAfterTopK) {
   const std::vector<float> logits = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
   SamplingRow row = Row(logits);
   row.top_k = 4;
@@ -170,7 +170,7 @@ TEST_F(SamplingEdgeTest, TopPSeesWhatTopKLeft) {
   EXPECT_EQ(Sampled(row), (std::set<std::int32_t>{0, 1}));
 }
 
-TEST_F(SamplingEdgeTest, MinPKeepsItsBorder) {
+TEST_F(SamplingEdgeTest, MinPKeepsItsThreshold) {
   const std::vector<float> logits = {0.0f, std::log(0.5f), std::log(0.25f)};
   SamplingRow row = Row(logits);
   row.min_p = 0.5f;
@@ -191,17 +191,17 @@ TEST_F(SamplingEdgeTest, HugeLogitsStayFinite) {
   EXPECT_EQ(Sampled(row), (std::set<std::int32_t>{4}));
   logits[4] = -3e38f;
   row.repetition_penalty = 1.0f;
-  EXPECT_GT(Sampled(row).size(), 10u);  // all equal again
+  EXPECT_GT(Sampled(row).size(), 10u);  // all are equal again
 }
 
-TEST_F(SamplingEdgeTest, MinusZeroTiesWithZero) {
+TEST_F(SamplingEdgeTest, NegativeZeroTiesWithZero) {
   const std::vector<float> logits = {-0.0f, 0.0f, -1.0f, -0.0f};
   SamplingRow row = Row(logits);
   row.top_k = 2;
   EXPECT_EQ(Sampled(row), (std::set<std::int32_t>{0, 1}));
 }
 
-TEST_F(SamplingEdgeTest, TopNSigmaMeasuresFromTheBest) {
+TEST_F(SamplingEdgeTest, TopNSigmaIsRelativeToTheBest) {
   const std::vector<float> logits = {-2, 4, 3, 0, 0, -kInfinity};
   SamplingRow row = Row(logits);
   constexpr float kSigma = 2.1908902f;  // of -2, 4, 3, 0, 0: mean 1, variance 24 / 5
@@ -211,12 +211,12 @@ TEST_F(SamplingEdgeTest, TopNSigmaMeasuresFromTheBest) {
   EXPECT_EQ(Sampled(row), (std::set<std::int32_t>{1, 2}));
   row.top_n_sigma = 4.01f / kSigma;
   EXPECT_EQ(Sampled(row), (std::set<std::int32_t>{1, 2, 3, 4}));
-  // The same tokens at any temperature: the border scales with the logits.
+  // The tokens are the same at any temperature, since the threshold scales with the logits.
   row.temperature = 8;
   EXPECT_EQ(Sampled(row), (std::set<std::int32_t>{1, 2, 3, 4}));
   row.top_n_sigma = 1.01f / kSigma;
   EXPECT_EQ(Sampled(row), (std::set<std::int32_t>{1, 2}));
-  // It comes before top-p: of the two that are left, the best has 73 % of the mass.
+  // The filter precedes top-p. Of the two remaining tokens, the best has 73 % of the probability.
   row.temperature = 1;
   row.top_p = 0.72f;
   EXPECT_EQ(Sampled(row), (std::set<std::int32_t>{1}));
@@ -229,8 +229,8 @@ TEST_F(SamplingEdgeTest, TopNSigmaOfEqualLogitsKeepsAll) {
   EXPECT_EQ(Sampled(row).size(), 40u);
 }
 
-TEST_F(SamplingEdgeTest, XtcLeavesTheLastOfTheTop) {
-  // Probabilities 0.4, 0.3, 0.2 and 0.1.
+TEST_F(SamplingEdgeTest, XtcKeepsTheLeastLikelyOfTheTop) {
+  // Probabilities are 0.4, 0.3, 0.2 and 0.1.
   const std::vector<float> logits = {std::log(0.3f), std::log(0.4f), std::log(0.1f),
                                      std::log(0.2f)};
   SamplingRow row = Row(logits);
@@ -239,23 +239,23 @@ TEST_F(SamplingEdgeTest, XtcLeavesTheLastOfTheTop) {
   EXPECT_EQ(Sampled(row), (std::set<std::int32_t>{3, 2}));
   row.xtc_threshold = 0.25f;
   EXPECT_EQ(Sampled(row), (std::set<std::int32_t>{0, 3, 2}));
-  row.xtc_threshold = 0.35f;  // one token alone is the last of the top
+  row.xtc_threshold = 0.35f;  // a single token is the last of the top
   EXPECT_EQ(Sampled(row).size(), 4u);
   row.xtc_threshold = 0.45f;
   EXPECT_EQ(Sampled(row).size(), 4u);
   row.xtc_threshold = 0;
   EXPECT_EQ(Sampled(row), (std::set<std::int32_t>{2}));
-  // What min-p leaves has probabilities of its own: 4/7 and 3/7.
+  // After min-p the probabilities are renormalized to 4/7 and 3/7.
   row.min_p = 0.7f;
   row.xtc_threshold = 0.42f;
   EXPECT_EQ(Sampled(row), (std::set<std::int32_t>{0}));
-  // Greedy rows have no filters.
+  // Filters do not apply to greedy rows.
   row.temperature = 0;
   EXPECT_EQ(Run(row).token, 1);
 }
 
-// The coin is keyed as the sample is, and falls as often as its probability says.
-TEST_F(SamplingEdgeTest, XtcHappensAsOftenAsAsked) {
+// The random decision uses the sample's key and is true as often as configured.
+TEST_F(SamplingEdgeTest, XtcHasTheConfiguredProbability) {
   const std::vector<float> logits = {0, 0};
   SamplingRow row = Row(logits);
   row.xtc_threshold = 0.3f;
@@ -265,7 +265,7 @@ TEST_F(SamplingEdgeTest, XtcHappensAsOftenAsAsked) {
     for (row.position = 0; row.position < 10000; ++row.position) {
       happened += internal::HasXtc(row) ? 1 : 0;
     }
-    // Five standard deviations of 10000 coins are at most 250.
+    // Five standard deviations of 10000 decisions are at most 250.
     EXPECT_NEAR(happened, 10000 * static_cast<double>(probability), probability < 1 ? 250 : 0);
   }
   row.xtc_probability = 1;
@@ -274,7 +274,7 @@ TEST_F(SamplingEdgeTest, XtcHappensAsOftenAsAsked) {
 }
 
 TEST_F(SamplingEdgeTest, PenaltiesFollowTheirOrder) {
-  // Repetition on prompt and output, the others on output only, bias last.
+  // Repetition applies to prompt and output, the others to output only, bias last.
   const std::vector<float> logits = {4.0f, 4.0f, 4.0f, -1.0f};
   SamplingRow row = Row(logits);
   row.temperature = 0.0f;
@@ -289,7 +289,7 @@ TEST_F(SamplingEdgeTest, PenaltiesFollowTheirOrder) {
   row.history = history.data();
   row.history_size = 3;
   EXPECT_EQ(Run(row).token, 0);
-  const LogitBias bias[] = {{1, 0.75f}};  // 2.0: a tie, the lower id wins
+  const LogitBias bias[] = {{1, 0.75f}};  // 2.0 is a tie, so the lower id wins
   row.bias = bias;
   row.bias_size = 1;
   EXPECT_EQ(Run(row).token, 0);
@@ -308,7 +308,7 @@ TEST_F(SamplingEdgeTest, ChoiceAndPositionChangeTheSample) {
   EXPECT_GT(tokens.size(), 80u);
 }
 
-TEST_F(SamplingEdgeTest, TopLogprobsLeaveOutIdsWithoutText) {
+TEST_F(SamplingEdgeTest, TopLogprobsExcludeIdsWithoutText) {
   const std::vector<float> logits = {5, 4, 3, 2, -kInfinity};
   SamplingRow row = Row(logits);
   const std::uint8_t has_text[] = {0, 1, 1, 1, 1};
@@ -321,13 +321,13 @@ TEST_F(SamplingEdgeTest, TopLogprobsLeaveOutIdsWithoutText) {
   ASSERT_EQ(sampled.num_top, 3u);
   EXPECT_EQ(top_[0].token, 1);
   EXPECT_EQ(top_[2].token, 3);
-  // The sum is over all rows of the matrix, text or not.
+  // The sum is over all rows of the matrix, with or without text.
   EXPECT_NEAR(top_[0].logprob, -std::log(std::exp(1.0) + 1 + std::exp(-1.0) + std::exp(-2.0)),
               1e-6);
   EXPECT_EQ(sampled.logprob, top_[0].logprob);
 }
 
-TEST_F(SamplingEdgeTest, RefusesParametersOutOfRange) {
+TEST_F(SamplingEdgeTest, RejectsParametersOutOfRange) {
   const std::vector<float> logits(8, 0.0f);
   const auto message = [&](auto change) {
     SamplingRow row = Row(logits);
@@ -372,7 +372,7 @@ TEST_F(SamplingEdgeTest, RefusesParametersOutOfRange) {
   EXPECT_THAT(message([&](auto& r) { r.num_logprobs = 2; }), HasSubstr("room"));
 }
 
-TEST_F(SamplingEdgeTest, ScoreFlagsAndRefuses) {
+TEST_F(SamplingEdgeTest, ScoreFlagsNonFiniteAndRejectsBadRows) {
   std::vector<float> logits = {1, kInfinity, 0};
   TokenLogprob token{.token = 0, .num_logprobs = 0, .logits = logits.data()};
   ASSERT_TRUE(ComputeLogprobs(*backend_, {{&token, 1}, 3, 3, nullptr}).ok());

@@ -1,5 +1,5 @@
-// Which tokens top-n-sigma and XTC leave, against what llama.cpp leaves of the same rows
-// (tests/testdata/sampling).
+// Compares the tokens that top-n-sigma and XTC keep with those that llama.cpp keeps for the same
+// rows (tests/testdata/sampling).
 
 #include <cmath>
 #include <fstream>
@@ -23,7 +23,7 @@ Json Cases(const char* kind) {
   return Json::parse(file).at(kind);
 }
 
-// `set` gives a row the parameters of its case.
+// `set` writes the parameters of a case to a row.
 template <typename Set>
 void ExpectThatTheSameAreLeft(const char* kind, Set set) {
   const TestBackend backend(1);
@@ -51,13 +51,13 @@ void ExpectThatTheSameAreLeft(const char* kind, Set set) {
   EXPECT_GT(cut, 60);
 }
 
-TEST(SamplingPeerTest, TopNSigmaLeavesWhatLlamaCppLeaves) {
+TEST(SamplingPeerTest, TopNSigmaKeepsTheTokensOfLlamaCpp) {
   ExpectThatTheSameAreLeft("top_n_sigma", [](const Json& of, SamplingRow& row) {
     row.top_n_sigma = of.at("n").get<float>();
   });
 }
 
-TEST(SamplingPeerTest, XtcLeavesWhatLlamaCppLeaves) {
+TEST(SamplingPeerTest, XtcKeepsTheTokensOfLlamaCpp) {
   ExpectThatTheSameAreLeft("xtc", [](const Json& of, SamplingRow& row) {
     row.xtc_probability = 1;
     row.xtc_threshold = of.at("threshold").get<float>();

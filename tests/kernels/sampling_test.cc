@@ -25,7 +25,7 @@ SamplingRow PlainRow(const float* logits, std::uint32_t vocab) {
   return row;
 }
 
-// One random row with everything that it points at.
+// A random row with all data that it points to.
 struct RandomRow {
   RandomRow(std::uint32_t seed, std::uint32_t vocab_size) : vocab(vocab_size) {
     std::mt19937 rng(seed);
@@ -41,7 +41,7 @@ struct RandomRow {
     };
     logits = RandomFloats(vocab, seed + 1, uniform(0.5f, 6.0f));
     if (coin(3)) {
-      for (float& z : logits) z = std::round(z * 2) / 2;  // many ties
+      for (float& z : logits) z = std::round(z * 2) / 2;  // gives many ties
     }
     if (coin(4)) {
       for (float& z : logits) {
@@ -84,7 +84,7 @@ struct RandomRow {
     row.wants_processed_logprob = coin(2);
   }
 
-  // Few, most or half of the tokens, or no mask; bits from the vocabulary on mean nothing.
+  // Allows few, most or half of the tokens, or has no mask. Bits past the vocabulary are undefined.
   void MakeMask(std::uint32_t mask_seed) {
     std::mt19937 rng(mask_seed);
     allowed.resize(MaskWords(vocab));
@@ -111,7 +111,7 @@ bool HasText(const SamplingRow& row, std::uint32_t id) {
   return id < row.text_vocab && (row.has_text == nullptr || row.has_text[id] != 0);
 }
 
-// logprob, rank and top of a sampled row against the sorted row in double.
+// Compares logprob, rank and top of a sampled row with the sorted row in double.
 void CheckLogprobs(const RandomRow& r, const SampledRow& sampled,
                    const internal::ReferenceSample& exact) {
   if (r.row.num_logprobs < 0) {
@@ -140,7 +140,7 @@ void CheckLogprobs(const RandomRow& r, const SampledRow& sampled,
   }
 }
 
-// The history as it is once the sample in flight is known.
+// Returns the history once the sample in flight is known.
 std::vector<TokenCount> Completed(std::vector<TokenCount> history, std::int32_t token) {
   for (TokenCount& seen : history) {
     if (seen.token != token) continue;
@@ -151,7 +151,7 @@ std::vector<TokenCount> Completed(std::vector<TokenCount> history, std::int32_t 
   return history;
 }
 
-TEST(SamplingTest, ASampleInFlightIsOneMoreTokenOfTheOutput) {
+TEST(SamplingTest, SampleInFlightCountsAsOutputToken) {
   const TestBackend backend(1);
   constexpr std::uint32_t kVocab = 60;
   int changed = 0;
@@ -163,8 +163,8 @@ TEST(SamplingTest, ASampleInFlightIsOneMoreTokenOfTheOutput) {
       r.row.repetition_penalty = 3.0f;
       r.row.presence_penalty = 2.0f;
     }
-    // The token that the row would have again, one of the history, or what a step without a sample
-    // leaves.
+    // The token is the one that the row would sample again, one of the history, or the placeholder
+    // of a step without a sample.
     SampledRow again{};
     ASSERT_TRUE(Sample(*backend, {{&r.row, 1}, {&again, 1}, kVocab}).ok());
     std::int32_t in_flight = again.token;
@@ -229,7 +229,7 @@ TEST(SamplingParityTest, EqualsTheSortedReferenceOnRandomRows) {
       sum_of_processed += processed;
     }
   }
-  // The comparison must not have been skipped or trivial.
+  // Asserts that the comparison was neither skipped nor trivial.
   EXPECT_LE(near_decisions, 20);
   EXPECT_GE(greedy, 500);
   EXPECT_GE(xtc, 200);
@@ -273,7 +273,7 @@ TEST(SamplingParityTest, RowsDoNotInfluenceEachOther) {
   }
 }
 
-TEST(SamplingParityTest, LogprobsHaveTheBitsOfSample) {
+TEST(SamplingParityTest, LogprobsEqualSampleBitwise) {
   const TestBackend backend(2);
   constexpr std::uint32_t kVocab = 5000;
   const auto logits = RandomFloats(kVocab, 40, 3.0f);
@@ -297,7 +297,7 @@ TEST(SamplingParityTest, LogprobsHaveTheBitsOfSample) {
   }
 }
 
-// Samples over positions follow the distribution that the filters leave.
+// Samples over positions must follow the distribution that the filters leave.
 void ExpectDistribution(SamplingRow row, std::uint32_t vocab, int samples) {
   const TestBackend backend(2);
   std::vector<int> counts(vocab, 0);
@@ -325,9 +325,9 @@ void ExpectDistribution(SamplingRow row, std::uint32_t vocab, int samples) {
     chi2 += std::pow(counts[static_cast<std::size_t>(id)] - expected, 2) / expected;
     ++freedom;
   }
-  EXPECT_EQ(inside, samples);  // nothing outside the survivors
+  EXPECT_EQ(inside, samples);  // nothing outside the remaining tokens
   ASSERT_GE(freedom, 2);
-  // Wilson and Hilferty: the cube root of chi2 / freedom is nearly normal; 3.72 is p = 1e-4.
+  // By Wilson and Hilferty, the cube root of chi2 / freedom is nearly normal, and 3.72 is p = 1e-4.
   const double f = 2.0 / (9.0 * freedom);
   EXPECT_LT((std::cbrt(chi2 / freedom) - (1 - f)) / std::sqrt(f), 3.72);
 }

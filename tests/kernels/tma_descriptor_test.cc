@@ -1,5 +1,5 @@
-// Tensor maps encoded by the emulated driver, and copies through them in a kernel of the emulator
-// against what the views load. Compiled as kernels are, against the emulator's headers.
+// Tensor maps encoded by the emulated driver, and copies through them in an emulator kernel,
+// compared with loads through the views. Compiled like kernels, with the emulator's headers.
 
 #include "kernels/cuda/tma_descriptor.h"
 
@@ -26,7 +26,7 @@ using ::testing::HasSubstr;
 
 constexpr std::uint32_t kMaxBoxes = 32;
 
-// Coordinates of up to kMaxBoxes boxes and the byte of shared memory where each goes.
+// Coordinates of up to kMaxBoxes boxes and their destinations in shared memory.
 struct Boxes {
   std::uint32_t count = 0;
   std::int32_t at[kMaxBoxes][3];
@@ -62,7 +62,7 @@ __global__ void LoadTile(const __grid_constant__ CUtensorMap map, const Boxes bo
 
 class TmaDescriptorTest : public cuda_emulator::KernelTest {
  protected:
-  // A pool in device memory with distinct bytes, one sequence of two pages.
+  // Creates a pool in device memory with distinct bytes and one sequence of two pages.
   template <typename C>
   C Collection(const cache::KvGeometry& geometry) {
     const auto guard = static_cast<std::size_t>(cache::kGuardRows * geometry.row_elements() *
@@ -104,7 +104,7 @@ class TmaDescriptorTest : public cuda_emulator::KernelTest {
         tile.map(), boxes, static_cast<std::uint32_t>(tile.bytes), out.data());
     return {out.data(), out.data() + out.size()};
   }
-  // Bits of element (row, column) of a tile of 16-bit elements.
+  // Returns the bits of element (row, column) of a tile of 16-bit elements.
   static std::uint16_t At(const std::vector<std::byte>& bytes, const TmaTile& tile,
                           TmaSwizzle swizzle, std::uint32_t row, std::uint32_t column) {
     const std::int64_t unit = tile.box_shape[0];

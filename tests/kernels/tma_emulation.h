@@ -1,7 +1,7 @@
 #pragma once
 
-// What a tensor map copy does, byte by byte, from the rules of the PTX ISA ("Tensors", "Swizzling
-// modes"): for tests of plans, written apart from the code that makes them.
+// A tensor map copy byte by byte, from the rules of the PTX ISA ("Tensors", "Swizzling modes"). It
+// is written independently of the code that plans the copies.
 
 #include <array>
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace quire::kernels::cuda::testing {
 
-// Shared memory with its address 0 on a 1024-byte boundary, and how often each byte was written.
+// Shared memory with address 0 on a 1024-byte boundary, and the number of writes of each byte.
 struct SharedTile {
   std::vector<std::byte> bytes;
   std::vector<int> writes;
@@ -21,8 +21,8 @@ struct SharedTile {
         writes(static_cast<std::size_t>(size), 0) {}
 };
 
-// Byte b of a swizzled span of 32, 64 or 128 bytes: the 16-byte piece is XORed with the number of
-// the 128-byte line, as far as the span has pieces.
+// Returns the position of byte b in a swizzled span of 32, 64 or 128 bytes. The 16-byte chunk
+// number is XORed with the number of the 128-byte line, modulo the span's chunks.
 inline std::int64_t SwizzleByte(std::int64_t address, TmaSwizzle swizzle) {
   const std::int64_t pieces = std::int64_t{1} << static_cast<int>(swizzle);
   const std::int64_t line = address / 128;
@@ -31,8 +31,8 @@ inline std::int64_t SwizzleByte(std::int64_t address, TmaSwizzle swizzle) {
   return (piece - in_span + (in_span ^ (line % pieces))) * 16 + address % 16;
 }
 
-// Calls fn(shared byte, global address or 0 when it lies outside the tensor) for each byte of a
-// copy.
+// Calls fn(shared byte, global address) for each byte of a copy. The address is 0 outside the
+// tensor.
 inline void ForEachByte(const TmaPlan& plan, const std::vector<std::int64_t>& at,
                         std::int64_t shared,
                         const std::function<void(std::int64_t, std::uintptr_t)>& fn) {
@@ -57,7 +57,7 @@ inline void ForEachByte(const TmaPlan& plan, const std::vector<std::int64_t>& at
   }
 }
 
-// A load of one box to `shared`.
+// Loads one box to `shared`.
 inline void LoadBox(const TmaPlan& plan, const std::vector<std::int64_t>& at, std::int64_t shared,
                     SharedTile* tile) {
   ForEachByte(plan, at, shared, [&](std::int64_t to, std::uintptr_t from) {

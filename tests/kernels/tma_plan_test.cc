@@ -36,7 +36,7 @@ std::uint32_t ElementBytes(const std::string& dtype) {
   return dtype == "float32" ? 4 : dtype == "bfloat16" ? 2 : 1;
 }
 
-// What the library behind the reference documents evaluates at compile time, line by line.
+// Compares each line with the compile-time results of the reference library.
 TEST(TmaTables, EveryLine) {
   std::ifstream file(paths::TestData("kv_cache/tma_tables.jsonl"));
   std::string line;
@@ -79,7 +79,7 @@ TEST(TmaTables, EveryLine) {
       EXPECT_EQ(TmaBoxRows(rows, j["page_size"]), j["sub_tile_rows"]);
       EXPECT_EQ(rows / TmaBoxRows(rows, j["page_size"]), j["num_sub_tiles"]);
     } else if (table == "fold_chunks") {
-      // The original also asks that the box lies in one page; a box of quire always does.
+      // The original also requires that the box is in one page. In quire it always is.
       const std::uint32_t page = j["page_size"];
       const std::uint32_t box = TmaBoxRows(j["box_rows"], page);
       EXPECT_EQ(TmaFoldChunks(e, j["row_major"].get<bool>() ? TmaFold::kRows : TmaFold::kTile,
@@ -94,7 +94,7 @@ TEST(TmaTables, EveryLine) {
   EXPECT_EQ(lines, 140);
 }
 
-TEST(TmaSwizzle, IsABijectionAndTheOneOfTheInstruction) {
+TEST(TmaSwizzle, IsABijectionAndMatchesTheInstruction) {
   for (const TmaSwizzle swizzle : kSwizzles) {
     std::set<std::uint32_t> seen;
     for (std::uint32_t i = 0; i < 4096; ++i) {
@@ -128,7 +128,7 @@ T At(const SharedTile& tile, std::int64_t byte) {
   return value;
 }
 
-// Issues the copies of a tile as tma_plan.h says.
+// Issues the copies of a tile as tma_plan.h defines.
 template <typename View>
 void IssueTile(const View& view, const TmaPlan& plan, TmaFold fold, std::uint32_t b,
                std::uint32_t base, std::uint32_t head, bool paged, SharedTile* tile) {
@@ -171,7 +171,7 @@ void ExpectTile(const View& view, const TmaPlan& plan, TmaFold fold, std::uint32
 
 constexpr std::uint32_t kHeadSizes[] = {64, 72, 80, 96, 128, 256, 576, 640};
 
-TEST(TmaTile, BringsWhatTheViewLoads) {
+TEST(TmaTile, LoadsTheSameAsTheView) {
   for (const std::uint32_t d : kHeadSizes) {
     for (const std::uint32_t page : {16u, 64u, 128u}) {
       const auto pool = Pool<DynamicPaged<BF16>>::Make(
@@ -257,7 +257,7 @@ TEST(TmaTile, TensorsWithoutPages) {
   check(ragged, 2, 60);
 }
 
-// Rows from n on are outside for loads and stores, for each n.
+// For each n, rows from n on are outside for loads and stores.
 TEST(RaggedTmaTile, FirstRowsOnly) {
   constexpr std::uint32_t kRows = 16;
   for (const std::uint32_t d : {64u, 80u}) {
@@ -299,7 +299,7 @@ TEST(RaggedTmaTile, FirstRowsOnly) {
   }
 }
 
-// Four rows per copy; a row of -1 reads as zero.
+// Copies four rows at a time. A row of -1 reads as zero.
 void Gather(const TmaPlan& plan, const std::vector<std::int64_t>& rows, SharedTile* tile) {
   const std::int64_t width = plan.box[0] * DTypeSize(plan.dtype);
   for (std::uint32_t j = 0; j < plan.tile[2] / plan.box[0]; ++j) {
@@ -357,7 +357,7 @@ TEST(RopeTmaTile, RopeValuesOfRopeAwareRows) {
   const auto plan = PlanRopeTmaTile(TmaSourceOf(view),
                                     {.tile_rows = 128, .tile_columns = 64, .padded_depth = 512});
   ASSERT_TRUE(plan.ok()) << plan.status();
-  // The last row ends where the view does.
+  // The last row ends where the view ends.
   EXPECT_EQ(reinterpret_cast<std::uintptr_t>(plan->base) +
                 (plan->extents[2] - 1) * plan->strides[1] + 128,
             reinterpret_cast<std::uintptr_t>(view.blocks + view.num_kv_rows() * 640));

@@ -13,7 +13,7 @@
 
 namespace quire::kernels::cuda::testing {
 
-// A pool of one layer group with distinct elements, between guards; two sequences over shuffled
+// A pool of one layer group with distinct elements between guards, and two sequences over shuffled
 // pages.
 template <typename C>
 struct Pool {
@@ -25,7 +25,7 @@ struct Pool {
   cache::testing::StepArrays arrays;
   C collection;
 
-  // REQUIRES: the geometry is the collection's.
+  // REQUIRES: `geometry` belongs to the collection.
   static Pool Make(const cache::KvGeometry& geometry) {
     const std::size_t guard = cache::kGuardRows * static_cast<std::size_t>(geometry.row_elements());
     cache::testing::AlignedArray<Element> memory(2 * guard +

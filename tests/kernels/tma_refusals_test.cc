@@ -1,5 +1,4 @@
-// What no tensor map can hold, and where the plans differ from the library behind the reference
-// documents.
+// Plans that no tensor map can represent, and differences from the reference library.
 
 #include <string>
 #include <utility>
@@ -29,7 +28,7 @@ Device Gpu(std::int32_t capability) {
   return device;
 }
 
-TEST(TmaRefusals, GenerationOfTheDevice) {
+TEST(TmaRefusals, ChecksTheDeviceGeneration) {
   TmaPlan plan;
   plan.builder = "CreateTmaTile";
   EXPECT_TRUE(CheckTmaDevice(Gpu(90), plan).ok());
@@ -48,7 +47,7 @@ TEST(TmaRefusals, GenerationOfTheDevice) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("10.0, the device is a GPU of 9.0"));
 }
 
-TEST(TmaRefusals, RulesOfTheEncoder) {
+TEST(TmaRefusals, EnforcesTheRulesOfTheEncoder) {
   alignas(16) static std::byte memory[32];
   TmaPlan good;
   good.builder = "x";
@@ -86,7 +85,7 @@ TEST(TmaRefusals, RulesOfTheEncoder) {
   EXPECT_TRUE(CheckTmaPlan(edge).ok());
 }
 
-TEST(TmaRefusals, ArgumentsOfTheBuilders) {
+TEST(TmaRefusals, ChecksArgumentsOfTheBuilders) {
   const auto pool = Pool<DynamicPaged<BF16>>::Make(MakeGeometry(5, 2, 1, 64, 2, 72, DType::kBF16));
   const TmaSource source = TmaSourceOf(pool.collection.get_key_cache(0));
   const auto refused = [](const absl::StatusOr<TmaPlan>& plan, const char* text) {

@@ -1,7 +1,7 @@
 #pragma once
 
-// Counts every operator new of a program that links allocation_counter.cc, to prove that something
-// makes none, or holds little at a time.
+// Counts every operator new of a program that links allocation_counter.cc. Tests use it to prove
+// that code allocates nothing or uses little memory at a time.
 
 #include <cstdint>
 
@@ -9,8 +9,8 @@ namespace quire::models {
 
 std::int64_t AllocationCount();
 
-// The most bytes that the heap held since it was made, beyond those it held then. Memory of
-// DeviceBuffer is not from the heap. One at a time.
+// Measures the peak of heap bytes above the level at construction. Memory of DeviceBuffer is not on
+// the heap. Only one instance may exist at a time.
 class HeapPeak {
  public:
   HeapPeak();

@@ -1,6 +1,6 @@
 #pragma once
 
-// A model of an embedding in blocks and a final norm, to load without any file.
+// A model without files: an embedding in GGML quantization blocks and a final norm.
 
 #include <cstddef>
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace quire::models {
 
-// The embedding [rows, kInputs], which is the head too, is Q8_0: blocks of an f16 scale and 32
+// The embedding [rows, kInputs] is also the head. Its type is Q8_0: blocks of an f16 scale and 32
 // signed bytes.
 struct BlockModel {
   static constexpr std::int64_t kInputs = 1024;

@@ -39,7 +39,7 @@ TEST(SafetensorsTest, ReadsTensorsInOrderOfTheirData) {
   EXPECT_EQ((*tensors)[2].num_elements(), 0);
 }
 
-TEST(SafetensorsTest, ReadsTypesThatNoWeightMayHave) {
+TEST(SafetensorsTest, ReadsTypesInvalidForWeights) {
   const std::string file =
       SafetensorsFile(R"({"a":{"dtype":"F4","shape":[4],"data_offsets":[0,2]}})", "ab");
   const auto tensors = formats::ReadSafetensors(std::as_bytes(std::span(file)), "x");
@@ -51,14 +51,14 @@ TEST(SafetensorsTest, ReadsTypesThatNoWeightMayHave) {
               HasSubstr("no whole number of bytes"));
 }
 
-TEST(SafetensorsTest, RefusesMoreDimensionsThanAnyTensorHas) {
+TEST(SafetensorsTest, RejectsTooManyDimensions) {
   const std::string file = SafetensorsFile(
       R"({"a":{"dtype":"F32","shape":[1,1,1,1,1,1,1,1,1],"data_offsets":[0,4]}})", "abcd");
   EXPECT_THAT(MessageOf(formats::ReadSafetensors(std::as_bytes(std::span(file)), "x").status()),
               HasSubstr("9 dimensions, it may have at most 8"));
 }
 
-// A folder that is removed at the end.
+// Uses a temporary folder that TearDown removes.
 class CheckpointTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -81,8 +81,8 @@ class CheckpointTest : public testing::Test {
   fs::path directory_;
 };
 
-// Only memory of files may be given back while loading: there is no other copy of the rest.
-TEST(CheckpointMappingTest, KnowsWhichBytesLieInFiles) {
+// Only file-backed memory may be released while loading, because the rest has no other copy.
+TEST(CheckpointMappingTest, DistinguishesFileBackedBytes) {
   const auto files = formats::ModelFiles::FromDirectory(TestDataPath("models/llama-sharded-bf16"));
   ASSERT_TRUE(files.ok()) << files.status();
   const auto mapped = Checkpoint::Open(*files);
@@ -119,7 +119,7 @@ TEST_F(CheckpointTest, NamesADanglingLink) {
   EXPECT_THAT(MessageOf(OpenAt("snapshots/rev").status()), HasSubstr("rev/model.safetensors"));
 }
 
-TEST_F(CheckpointTest, RefusesOtherFormatsWithAHint) {
+TEST_F(CheckpointTest, RejectsOtherFormatsWithAHint) {
   const std::pair<const char*, const char*> cases[] = {
       {"pytorch_model.bin", "convert them to safetensors"},
       {"consolidated.00.pth", "convert them to safetensors"},
@@ -137,7 +137,7 @@ TEST_F(CheckpointTest, RefusesOtherFormatsWithAHint) {
   }
 }
 
-TEST_F(CheckpointTest, RefusesAPathThatIsNoDirectory) {
+TEST_F(CheckpointTest, RejectsAPathThatIsNotADirectory) {
   Write("model.gguf", "x");
   Write("model.bin", "x");
   EXPECT_THAT(MessageOf(OpenAt("model.gguf").status()), HasSubstr("or a .gguf file"));
@@ -145,7 +145,7 @@ TEST_F(CheckpointTest, RefusesAPathThatIsNoDirectory) {
   EXPECT_EQ(OpenAt("nowhere").status().code(), absl::StatusCode::kNotFound);
 }
 
-TEST(ModelFilesTest, RefusesNamesThatLeaveTheDirectory) {
+TEST(ModelFilesTest, RejectsNamesThatLeaveTheDirectory) {
   const auto files = formats::ModelFiles::FromDirectory(TestDataPath("models/tiny_base"));
   ASSERT_TRUE(files.ok());
   EXPECT_TRUE(files->Open("config.json").ok());
@@ -172,7 +172,7 @@ std::string FingerprintOf(const formats::ModelFiles& files) {
   return *fingerprint;
 }
 
-TEST(FingerprintTest, NamesTheContentAndNotItsPackaging) {
+TEST(FingerprintTest, DependsOnContentAndNotOnPackaging) {
   EditableFiles files("models/tiny_base");
   const std::string original = FingerprintOf(files.Files());
   EXPECT_EQ(original.size(), 32u);
@@ -189,7 +189,7 @@ TEST(FingerprintTest, ChangesWithEveryPart) {
   for (const char* name : {"config.json", "tokenizer.json", "model.safetensors"}) {
     EditableFiles changed = files;
     std::string text = files.Get(name);
-    // Behind every structure: a space, or the lowest bit of the last weight.
+    // Changes a byte that no structure covers: a space, or the lowest bit of the last weight.
     if (std::string(name) == "model.safetensors") {
       text[text.size() - 2] = static_cast<char>(text[text.size() - 2] ^ 1);
     } else {

@@ -1,5 +1,5 @@
-// Random edits of the fixtures' config.json end in a model that computes or in a refusal that names
-// the file: never in a crash, a hang or a key that is dropped without a word.
+// Random edits of the fixtures' config.json give a model that computes, or a rejection that names
+// the file. They never cause a crash, a hang or a silently ignored key.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -35,7 +35,7 @@ constexpr absl::string_view kFixtures[] = {
     "ministral-bf16",   "phi4-mini-bf16",         "deepseek-v2-lite-bf16"};
 constexpr absl::string_view kUnknownKey = "an_unheard_of_key";
 
-// Values that readers of numbers, flags, names and lists get wrong.
+// Values that parsers of numbers, flags, names and lists often mishandle.
 const Json& Values() {
   static const Json& values = *new Json(Json::parse(R"([
     null, true, false, 0, 1, 2, 3, 7, 64, 128, -1, -2147483649, 2147483648, 4294967296,
@@ -56,7 +56,7 @@ class Fuzzer {
     }
   }
 
-  // A fixture whose config.json has one to three edits, valid until the next.
+  // Returns a fixture whose config.json has one to three edits. It is valid until the next call.
   const EditableFiles& Next() {
     const std::size_t fixture = Below(files_.size());
     Json config = configs_[fixture];
@@ -65,20 +65,20 @@ class Fuzzer {
     std::string text = config.dump(Below(2) == 0 ? -1 : 1);
     if (Below(12) == 0) {
       Damage(&text);
-      has_unknown_ = false;  // it may be what was damaged
+      has_unknown_ = false;  // the unknown key may be the damaged one
     }
     EditableFiles& files = files_[fixture];
     files.Set("config.json", std::move(text));
     return files;
   }
-  // Whether it holds a key that the reader does not know.
+  // Returns whether the config contains a key that the reader does not know.
   bool has_unknown() const { return has_unknown_; }
 
  private:
   std::size_t Below(std::size_t n) { return random_() % n; }
 
-  // The object itself or, now and then, one that lies in it, at a key where a fixture has one: what
-  // an edit has put elsewhere, say into transformers_version, sets nothing.
+  // Returns the object itself or sometimes a nested object that a fixture also has. A key that an
+  // edit adds elsewhere, for example inside transformers_version, has no effect.
   Json* Somewhere(Json* object) {
     std::vector<Json*> inner;
     for (auto& [key, value] : object->items()) {
@@ -109,7 +109,7 @@ class Fuzzer {
         object->erase(entry.key());
         return;
       case 3:
-        // Not the first, null, which is as good as absent.
+        // Skips the first value, null, which is equivalent to an absent key.
         (*object)[std::string(kUnknownKey)] = Values()[1 + Below(Values().size() - 1)];
         return;
       default:
@@ -118,7 +118,7 @@ class Fuzzer {
     }
   }
 
-  // A number becomes a neighbour, a list longer or shorter.
+  // Changes a number by one, or the length of a list.
   void Nudge(Json* value) {
     if (value->is_number_integer()) {
       const auto old = value->get<std::uint64_t>();  // wraps around where the signed type must not
@@ -138,7 +138,7 @@ class Fuzzer {
     }
   }
 
-  // One key of any fixture, which may be of another family.
+  // Copies one key of any fixture, possibly of another family.
   void Borrow(Json* config) {
     const Json& other = configs_[Below(configs_.size())];
     auto entry = other.begin();
@@ -175,7 +175,7 @@ bool HasWarningOf(const runtime::Model& model, absl::string_view key) {
                      [&](const std::string& warning) { return absl::StrContains(warning, key); });
 }
 
-TEST(ConfigFuzzTest, EveryEditIsServedOrRefusedByName) {
+TEST(ConfigFuzzTest, EveryEditIsAcceptedOrRejectedByName) {
   Fuzzer fuzzer(20261122);
   TestBackend cpu;
   std::map<absl::StatusCode, int> ends;
@@ -185,7 +185,7 @@ TEST(ConfigFuzzTest, EveryEditIsServedOrRefusedByName) {
     const auto model = runtime::LoadModel(files.Files(), cpu.backend, {});
     ++ends[model.status().code()];
     if (model.ok()) {
-      // Edited factors may make numbers overflow, which is what was asked for.
+      // Edited factors may make numbers overflow, which is legitimate.
       ExpectWorks(**model, cpu.backend, /*sound=*/false);
       EXPECT_TRUE(!fuzzer.has_unknown() || HasWarningOf(**model, kUnknownKey));
     } else {
@@ -193,12 +193,12 @@ TEST(ConfigFuzzTest, EveryEditIsServedOrRefusedByName) {
       EXPECT_THAT(message, testing::StartsWith("edited"));
       EXPECT_LT(message.size(), 700u) << message;
     }
-    if (testing::Test::HasFailure()) return;  // the first says enough
+    if (testing::Test::HasFailure()) return;  // the first failure is enough
   }
   for (const auto& [code, count] : ends) {
     std::printf("%s: %d\n", absl::StatusCodeToString(code).c_str(), count);
   }
-  // Neither half of the claim is empty, and a refusal is never an accident of memory or of our own.
+  // Both outcomes must occur, and a rejection must not be caused by memory or an internal error.
   EXPECT_GT(ends[absl::StatusCode::kOk], kRuns / 10);
   EXPECT_GT(ends[absl::StatusCode::kInvalidArgument], kRuns / 10);
   EXPECT_GT(ends[absl::StatusCode::kUnimplemented], kRuns / 100);

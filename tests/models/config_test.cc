@@ -40,7 +40,7 @@ std::string ErrorOf(const json& config) {
   return std::string(read.status().message());
 }
 
-TEST(ModelConfigTest, SpecOfAFixtureIsTheGoldenText) {
+TEST(ModelConfigTest, SpecEqualsTheGoldenText) {
   const auto files = formats::ModelFiles::FromDirectory(TestDataPath("models/llama-newstyle-bf16"));
   const auto checked = runtime::ReadModelSpec(*files, DeviceKind::kCpu);
   ASSERT_TRUE(checked.ok()) << checked.status();
@@ -61,7 +61,7 @@ TEST(ModelConfigTest, BiasesAppearInTheSpec) {
   EXPECT_THAT(DumpOf(config), HasSubstr("gate_bias up_bias down_bias"));
 }
 
-// Both forms of each rope kind give one and the same spec.
+// Both forms of each rope kind give the same spec.
 TEST(ModelConfigTest, OldAndNewRopeFormsAgree) {
   const json kinds[] = {
       {{"rope_type", "linear"}, {"factor", 2.5}},
@@ -93,17 +93,17 @@ TEST(ModelConfigTest, OldAndNewRopeFormsAgree) {
     EXPECT_EQ(DumpOf(both), dumps.back()) << kind;
     EXPECT_EQ(Read(old_form)->rope, Read(new_form)->rope);
   }
-  // 50000 reaches the table, and kinds differ.
+  // The theta of 50000 reaches the table, and the kinds differ.
   EXPECT_NE(dumps[0], dumps[2]);
   EXPECT_NE(dumps[2], dumps[3]);
 }
 
-TEST(ModelConfigTest, RopeFormsThatContradictEachOtherAreRefused) {
+TEST(ModelConfigTest, RejectsContradictingRopeForms) {
   json config = BaseConfig();
   config["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 2.0}};
   config["rope_parameters"] = {{"rope_type", "linear"}, {"factor", 4.0}};
   EXPECT_THAT(ErrorOf(config), HasSubstr("rope_scaling"));
-  // A theta that only rope_parameters has would be lost.
+  // A theta in rope_parameters only would otherwise be lost.
   config["rope_parameters"] = {{"rope_type", "linear"}, {"factor", 2.0}, {"rope_theta", 777.0}};
   EXPECT_THAT(ErrorOf(config), HasSubstr("mean different things"));
   config["rope_scaling"] = {{"rope_type", "linear"}, {"type", "yarn"}, {"factor", 2.0}};
@@ -201,7 +201,7 @@ TEST(ModelConfigTest, GenerationConfigWinsKeyByKey) {
   }
 }
 
-TEST(ModelConfigTest, EosBehindTheVocabularyIsAWarning) {
+TEST(ModelConfigTest, EosOutsideTheVocabularyWarns) {
   json config = BaseConfig();
   config["eos_token_id"] = {267, 9999};
   const auto read = Read(config);
@@ -223,7 +223,7 @@ TEST(ModelConfigTest, FamilyIsFoundByEitherName) {
   EXPECT_THAT(ErrorOf(config), HasSubstr("model_type \"mistral\""));
 }
 
-TEST(ModelConfigTest, OtherFamiliesAreRefusedByName) {
+TEST(ModelConfigTest, RejectsOtherFamiliesByName) {
   std::size_t count = 0;
   for (const auto& entry :
        std::filesystem::directory_iterator(TestDataPath("models/other_families"))) {
@@ -239,7 +239,7 @@ TEST(ModelConfigTest, OtherFamiliesAreRefusedByName) {
 }
 
 // Keys that would change the mathematics are never ignored.
-TEST(ModelConfigTest, ForeignKeysAreRefusedUnlessNeutral) {
+TEST(ModelConfigTest, RejectsForeignKeysUnlessNeutral) {
   const std::pair<const char*, json> refused[] = {
       {"sliding_window", 4096},
       {"logit_scale", 0.0625},
@@ -282,7 +282,7 @@ TEST(ModelConfigTest, ForeignKeysAreRefusedUnlessNeutral) {
   }
 }
 
-TEST(ModelConfigTest, UnknownKeysAreNamedOnce) {
+TEST(ModelConfigTest, WarnsOnceAboutUnknownKeys) {
   json config = BaseConfig();
   config["colour"] = "blue";
   config["pretraining_tp"] = 2;
@@ -291,7 +291,7 @@ TEST(ModelConfigTest, UnknownKeysAreNamedOnce) {
   EXPECT_THAT(read->warnings, testing::ElementsAre(HasSubstr("not read: colour")));
 }
 
-TEST(ModelConfigTest, RopeKeysOfOtherKindsAreRefused) {
+TEST(ModelConfigTest, RejectsRopeKeysOfOtherKinds) {
   json config = BaseConfig();
   config["rope_scaling"] = {
       {"rope_type", "linear"}, {"factor", 2.0}, {"short_factor", json::array({1.0})}};
@@ -300,7 +300,7 @@ TEST(ModelConfigTest, RopeKeysOfOtherKindsAreRefused) {
   EXPECT_THAT(ErrorOf(config), HasSubstr("\"axial\" is not supported by llama (supported: "));
 }
 
-TEST(ModelConfigTest, MissingFileIsNamed) {
+TEST(ModelConfigTest, NamesAMissingFile) {
   EditableFiles files;
   const auto message = [&] {
     return std::string(ReadModelConfig(files.Files()).status().message());

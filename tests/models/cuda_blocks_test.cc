@@ -1,4 +1,4 @@
-// Blocks of GGUF files on their way to a GPU, which is emulated.
+// Upload of GGML quantization blocks to an emulated GPU.
 
 #include <gtest/gtest.h>
 
@@ -13,7 +13,7 @@
 namespace quire::models {
 namespace {
 
-// The embedding takes 16 MiB as f16, more than is converted and uploaded at once.
+// The embedding takes 16 MiB as f16, more than one conversion and upload piece.
 TEST(CudaBlocksTest, EmbeddingArrivesInSeveralPieces) {
   constexpr std::int64_t kRows = 8192;
   ThreadPool threads(2);

@@ -1,5 +1,5 @@
-// Steps of every kind on an emulated GPU, ten thousand of them: no memory of the device, and
-// none that is page-locked, is allocated or freed by any.
+// Ten thousand steps of every kind on an emulated GPU. None allocates or frees device memory or
+// pinned host memory.
 
 #include <gtest/gtest.h>
 
@@ -32,10 +32,10 @@ constexpr std::uint32_t kPageSize = 16;
 constexpr std::uint32_t kContext = 48;
 constexpr std::int32_t kVocab = 48;
 constexpr int kSteps = 10000;
-// A step of a mixture differs in how its experts are computed; everything else is the same.
+// A mixture-of-experts step differs from a dense one only in the computation of its experts.
 constexpr int kMixtureSteps = 2500;
 
-// One layer, few columns: what a step costs here is the number of its launches.
+// One layer and few columns, because the cost of a step here is its number of launches.
 constexpr char kDense[] = R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama",
     "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
     "num_key_value_heads": 1, "head_dim": 8, "vocab_size": 48, "max_position_embeddings": 48,
@@ -48,23 +48,22 @@ constexpr char kMixture[] = R"({"architectures": ["MixtralForCausalLM"], "model_
     "num_local_experts": 4, "num_experts_per_tok": 2, "tie_word_embeddings": true,
     "torch_dtype": "bfloat16"})";
 
-// What the steps did, so that a test sees that they were of every kind.
+// Counts of the steps' features, which prove that every kind occurred.
 struct Counts {
   int prefills = 0;  // rows with prompt tokens
   int decodes = 0;   // rows with a generated token
-  int fed_back = 0;  // of these, how many of a token that was still in flight
-  int begun = 0;     // sequences
+  int fed_back = 0;  // decodes whose token was still in flight
+  int begun = 0;     // number of started sequences
   int forks = 0;
-  int clears = 0;     // pages
-  int penalties = 0;  // samples, as the next two
+  int clears = 0;     // number of cleared pages
+  int penalties = 0;  // number of samples, as are the next two
   int filters = 0;
   int logprobs = 0;
   int prompt_logprobs = 0;
-  int two_in_flight = 0;  // steps that were launched behind another
+  int two_in_flight = 0;  // steps launched while another one was in flight
 };
 
-// A model on an emulated GPU and sequences that come, run and end at random, as an engine would
-// have them.
+// A model on an emulated GPU and sequences that start, run and end at random, as in an engine.
 //
 // Invariants: at most one step is launched and not collected when a step is filled.
 class Traffic {
@@ -98,7 +97,7 @@ class Traffic {
     return absl::OkStatus();
   }
 
-  // Launches one step and, once two are in flight, waits for the older one; now and then for both.
+  // Launches one step. Once two are in flight it waits for the older one, sometimes for both.
   absl::Status Step() {
     EndAndBegin();
     Fill();
@@ -120,15 +119,15 @@ class Traffic {
   struct Row {
     bool is_live = false;
     std::uint32_t prompt = 0;     // tokens
-    std::uint32_t end = 0;        // tokens at which it ends
-    std::uint32_t cached = 0;     // tokens, those of the step in flight included
-    int serial = 0;               // of the sequence
-    std::int32_t last_token = 0;  // the newest that is known
-    std::int32_t in_flight = -1;  // its sample of the step in flight; -1: none
+    std::uint32_t end = 0;        // number of tokens at which it ends
+    std::uint32_t cached = 0;     // number of tokens, including the step in flight
+    int serial = 0;               // sequence number
+    std::int32_t last_token = 0;  // the newest known token
+    std::int32_t in_flight = -1;  // its sample of the step in flight, or -1
     std::vector<kernels::TokenCount> history;
   };
   static constexpr int kNoSequence = 0;
-  // Of a sample.
+  // The row and serial number of a sample's owner.
   struct Owner {
     std::uint32_t row;
     int serial;
@@ -144,7 +143,7 @@ class Traffic {
     for (std::uint32_t i = 0; i < kRows; ++i) {
       Row& row = rows_[i];
       if (row.is_live && (row.cached >= row.end || Chance(0.01))) {
-        // As after a flag of the sampler: pages that are cleared before they are used again.
+        // Clears pages before their reuse, as after a non-finite flag of the sampler.
         if (row.cached > 0 && Chance(0.2)) {
           cache_->Invalidate(BatchRow{i}, {}, {}, 0);
         } else {
@@ -161,7 +160,7 @@ class Traffic {
     row.is_live = true;
     row.serial = ++counts_.begun;
     row.history = {{1, 0}, {2, 1}, {5, 3}};
-    // Another choice of a sequence that runs, from its last token on.
+    // Starts another choice of a running sequence from its last token on.
     const std::uint32_t from = Between(0, kRows - 1);
     const Row& parent = rows_[from];
     if (from != index && parent.is_live && parent.cached >= parent.prompt && Chance(0.7) &&
@@ -178,7 +177,7 @@ class Traffic {
     rows_[index] = std::move(row);
   }
 
-  // A step over some of the rows: chunks of prompts, and one token of each answer.
+  // Builds a step over some of the rows: chunks of prompts, and one token of each answer.
   void Fill() {
     runtime::StepBatch& batch = batches_[next_batch_];
     std::vector<Owner>& owners = owners_[next_batch_];
@@ -245,7 +244,7 @@ class Traffic {
     if (!is_prompt) sample.sample_in_flight = row.in_flight;
     batch->samples.push_back(sample);
     owners->push_back({index, row.serial});
-    // Another choice of the same request, which goes no further.
+    // Adds another choice of the same request, which ends at once.
     if (is_prompt && Chance(0.2)) {
       sample.row = AnySampling(row);
       batch->samples.push_back(sample);
@@ -322,11 +321,11 @@ class Traffic {
 };
 
 struct Moved {
-  int step = -1;  // the first one after which the count was another; -1: none
+  int step = -1;  // the first step after which the count changed, or -1
   absl::Status status;
 };
 
-// Runs `steps` steps; before step `planted` a block of `kind` is allocated, never for -1.
+// Runs `steps` steps. Before step `planted` a block of `kind` is allocated (-1: never).
 Moved StepsUntilAllocation(Traffic* traffic, int steps, int planted = -1,
                            MemoryKind kind = MemoryKind::kDevice) {
   const std::uint64_t before = cuda_emulator::AllocationCount();
@@ -355,7 +354,7 @@ TEST_P(CudaSteadyTest, StepsAllocateNothing) {
   ASSERT_TRUE(moved.status.ok()) << "step " << moved.step << ": " << moved.status;
   EXPECT_EQ(moved.step, -1);
 
-  // All of this was among them.
+  // The steps covered all of these features.
   const Counts& counts = traffic.counts();
   for (const int count :
        {counts.prefills, counts.decodes, counts.fed_back, counts.begun, counts.forks, counts.clears,
@@ -368,7 +367,7 @@ TEST_P(CudaSteadyTest, StepsAllocateNothing) {
   EXPECT_TRUE(traffic.pool().CheckIntegrity().ok()) << traffic.pool().CheckIntegrity();
   EXPECT_TRUE(traffic.cache().CheckIntegrity().ok()) << traffic.cache().CheckIntegrity();
 
-  // One that is planted is seen, in the step in which it happens.
+  // An injected allocation is detected in the step in which it happens.
   EXPECT_EQ(StepsUntilAllocation(&traffic, 9, 5, MemoryKind::kDevice).step, 5);
   EXPECT_EQ(StepsUntilAllocation(&traffic, 9, 3, MemoryKind::kPinned).step, 3);
 }

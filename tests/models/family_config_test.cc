@@ -1,6 +1,5 @@
-// What each family makes of its configuration: the spec as a golden text, one and the same for
-// every form in which the configuration may be written, what absent, null and zero mean, and what
-// is refused, by name.
+// Configurations of each family: the spec as a golden text, equal specs for every form of the
+// configuration, the meaning of absent, null and zero, and rejections by name.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -177,15 +176,15 @@ const Golden kGoldens[] = {
      "none; group 0\n"
      "final norm rms eps 1e-05\n"}};
 
-TEST(FamilyConfigTest, SpecsAreTheGoldenTexts) {
+TEST(FamilyConfigTest, SpecsEqualTheGoldenTexts) {
   for (const Golden& golden : kGoldens) {
     SCOPED_TRACE(golden.folder);
     EXPECT_EQ(DumpSpec(SpecOf(ConfigOf(golden.folder))), golden.text);
   }
 }
 
-// The configuration as transformers 5 writes it: dtype, and rope_parameters that hold theta and the
-// partial factor, for each kind of layer where the family tells them apart.
+// The configuration in the form of transformers 5: dtype, and rope_parameters with theta and the
+// partial factor, per kind of layer where the family distinguishes them.
 json NewForm(const json& old_form) {
   json config = Without(old_form, {"torch_dtype", "rope_theta", "rope_scaling",
                                    "partial_rotary_factor", "rope_local_base_freq"});
@@ -211,14 +210,14 @@ json NewForm(const json& old_form) {
   return config;
 }
 
-TEST(FamilyConfigTest, OldAndNewFormsGiveTheSameSpec) {
+TEST(FamilyConfigTest, OldAndNewFormsGiveEqualSpecs) {
   for (const char* folder : kFolders) {
     SCOPED_TRACE(folder);
     const json old_form = ConfigOf(folder);
     const json new_form = NewForm(old_form);
     ASSERT_NE(old_form, new_form);
     EXPECT_EQ(SpecOf(old_form), SpecOf(new_form));
-    // Both at once, as long as they agree.
+    // Both forms together are valid if they agree.
     json both = old_form;
     both.update(new_form);
     EXPECT_EQ(SpecOf(old_form), SpecOf(both));
@@ -242,7 +241,7 @@ TEST(FamilyConfigTest, LayerTypesGiveTheSameSpecAsTheRule) {
   EXPECT_EQ(other.layers[1].heads.rope, 1);
 }
 
-TEST(FamilyConfigTest, WindowsLieWhereEachRulePutsThem) {
+TEST(FamilyConfigTest, WindowsFollowEachRule) {
   const auto windows = [](const json& config) {
     std::vector<std::uint32_t> found;
     for (const LayerSpec& layer : SpecOf(config).layers) found.push_back(layer.heads.window);
@@ -261,7 +260,7 @@ TEST(FamilyConfigTest, WindowsLieWhereEachRulePutsThem) {
   EXPECT_EQ(windows(Without(ministral, {"layer_types"})), (Windows(5, 24)));
   EXPECT_EQ(windows(Without(ministral, {"layer_types", "sliding_window"})), (Windows(5, 0)))
       << "4096 when absent, which is above all positions";
-  // A Mistral with layer_types is a Ministral, as for AutoConfig.
+  // A Mistral with layer_types is a Ministral, as in AutoConfig.
   ministral["architectures"] = {"MistralForCausalLM"};
   ministral["model_type"] = "mistral";
   EXPECT_EQ(windows(ministral), (Windows{0, 24, 24, 24, 0}));
@@ -295,7 +294,7 @@ TEST(FamilyConfigTest, WindowsLieWhereEachRulePutsThem) {
   EXPECT_EQ(windows(Without(phi, {"sliding_window"})), (Windows{0, 0, 0}));
 }
 
-TEST(FamilyConfigTest, AbsentAndNullKeysAreWhatEachFamilySays) {
+TEST(FamilyConfigTest, AbsentAndNullKeysHaveTheDefaultsOfTheFamily) {
   const auto heads = [](const std::string& folder, const char* key, const json& value) {
     json config = ConfigOf(folder);
     config["num_attention_heads"] = 64;
@@ -349,7 +348,8 @@ TEST(FamilyConfigTest, AbsentAndNullKeysAreWhatEachFamilySays) {
   EXPECT_EQ(SpecOf(smollm).layers[3].heads.rope, -1);
 }
 
-// sqrt(hidden_size) takes the type of the weights before it multiplies: published sizes.
+// sqrt(hidden_size) is rounded to the type of the weights before it multiplies. The sizes are
+// published ones.
 TEST(FamilyConfigTest, EmbeddingScaleIsRoundedToTheTrainedType) {
   json config = ConfigOf("gemma2-bf16");
   const auto scale = [&](std::uint32_t hidden, const char* dtype) {
@@ -364,7 +364,7 @@ TEST(FamilyConfigTest, EmbeddingScaleIsRoundedToTheTrainedType) {
   EXPECT_FLOAT_EQ(scale(3584, "float32"), 59.866518f);
 }
 
-TEST(FamilyConfigTest, LongropeSetIsChosenByTheContext) {
+TEST(FamilyConfigTest, ContextSelectsTheLongropeFactors) {
   const json config = ConfigOf("phi3-longrope-bf16");
   const auto table = [&](std::uint32_t context) { return SpecOf(config, context).rope_tables[0]; };
   EXPECT_EQ(table(140), table(1)) << "the original length itself is short";
@@ -381,7 +381,7 @@ TEST(FamilyConfigTest, LongropeSetIsChosenByTheContext) {
   }
 }
 
-TEST(FamilyConfigTest, FingerprintHoldsTheLongropeSet) {
+TEST(FamilyConfigTest, FingerprintIncludesTheLongropeFactors) {
   const TestBackend cpu;
   const auto files = formats::ModelFiles::FromDirectory(TestDataPath("models/phi3-longrope-bf16"));
   const auto fingerprint = [&](std::uint32_t context) {
@@ -394,8 +394,8 @@ TEST(FamilyConfigTest, FingerprintHoldsTheLongropeSet) {
   EXPECT_NE(fingerprint(140), fingerprint(141));
 }
 
-// Made-up weights are those that the names and shapes of a family ask for.
-TEST(FamilyConfigTest, DummyWeightsAreAsLargeAsRealOnes) {
+// Random weights have the names and shapes that the family defines.
+TEST(FamilyConfigTest, DummyWeightsHaveRealSizes) {
   const TestBackend cpu;
   std::vector<const char*> folders(std::begin(kFolders), std::end(kFolders));
   folders.insert(folders.end(),
@@ -421,7 +421,7 @@ struct Refusal {
   const char* folder;
   const char* key;
   json value;
-  std::vector<std::string> names;  // what the message must name
+  std::vector<std::string> names;  // names that the message must contain
 };
 
 std::vector<Refusal> OfKeysNotRead() {
@@ -521,7 +521,7 @@ std::vector<Refusal> OfRope() {
            {"rope_scaling.rope_type \"mrope\"", "qwen2", "supported: default"}}};
 }
 
-TEST(FamilyConfigTest, UnsupportedAndContradictingValuesAreNamed) {
+TEST(FamilyConfigTest, NamesUnsupportedAndContradictingValues) {
   for (const auto& refusals : {OfKeysNotRead(), OfValues(), OfLayers(), OfRope()}) {
     for (const Refusal& refusal : refusals) {
       json config = ConfigOf(refusal.folder);
@@ -535,7 +535,7 @@ TEST(FamilyConfigTest, UnsupportedAndContradictingValuesAreNamed) {
   }
 }
 
-TEST(FamilyConfigTest, RopeFormsThatContradictEachOtherAreRefused) {
+TEST(FamilyConfigTest, RejectsContradictingRopeForms) {
   json config = ConfigOf("gemma3-text-bf16");
   config["rope_parameters"] = NewForm(config)["rope_parameters"];
   EXPECT_TRUE(Read(config).ok());
@@ -551,7 +551,7 @@ TEST(FamilyConfigTest, RopeFormsThatContradictEachOtherAreRefused) {
   EXPECT_THAT(ErrorOf(config), HasSubstr("short_factor has 24"));
 }
 
-// A name that is in one family alone, and tensor names that FindWeights can use.
+// Names must belong to one family only, and FindWeights must be able to use the tensor names.
 TEST(FamilyConfigTest, FamiliesDoNotOverlap) {
   std::vector<absl::string_view> names;
   for (const Family* family : AllFamilies()) {
@@ -570,7 +570,7 @@ TEST(FamilyConfigTest, FamiliesDoNotOverlap) {
                                             "granite", "gemma2", "gemma3", "phi3", "olmo2"}));
 }
 
-TEST(FamilyConfigTest, GpusTakeEveryFamily) {
+TEST(FamilyConfigTest, GpusAcceptEveryFamily) {
   for (const char* folder :
        {"qwen2-bf16", "mistral-window-bf16", "qwen3-hd128-bf16", "smollm3-bf16", "granite-bf16",
         "gemma2-bf16", "gemma3-text-bf16", "phi3-bf16", "phi3-longrope-bf16", "olmo2-bf16",

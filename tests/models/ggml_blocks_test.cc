@@ -1,4 +1,4 @@
-// GGML's block formats against vectors that gguf-py and ggml's C code agree on in every bit.
+// GGML's block formats, compared with vectors on which gguf-py and ggml's C code agree bit for bit.
 
 #include "formats/tensors/ggml_blocks.h"
 
@@ -47,7 +47,7 @@ class GgmlBlocksTest : public testing::TestWithParam<BlockCase> {
   std::string file_;
   formats::StoredTensor blocks_;
   std::vector<float> expected_;
-  std::size_t elements_ = 0;  // of a block
+  std::size_t elements_ = 0;  // elements per block
 };
 
 TEST_P(GgmlBlocksTest, DequantizesToTheSameBits) {
@@ -68,8 +68,9 @@ TEST_P(GgmlBlocksTest, DequantizesToTheSameBits) {
   }
 }
 
-// What the integer kernels are given means the same values: scale * q + min in f64, rounded once.
-TEST_P(GgmlBlocksTest, IntegerFormMeansTheSameValues) {
+// The input of the integer kernels represents the same values: scale * q + min in f64, rounded
+// once.
+TEST_P(GgmlBlocksTest, IntegerFormRepresentsTheSameValues) {
   const auto k = static_cast<std::uint32_t>(expected_.size());
   const QuantizedShape shape = formats::IntegerShapeOf(GetParam().type, 5, k);
   EXPECT_EQ(shape.format, GetParam().format);
@@ -130,7 +131,7 @@ TEST(GgmlFormatTest, IndexAgreesOnNumbersAndSizes) {
   }
 }
 
-TEST(GgmlFormatTest, OthersAreKnownByNameOrNotAtAll) {
+TEST(GgmlFormatTest, OtherTypesAreReportedByNameIfKnown) {
   for (const auto& [number, name] :
        {std::pair(9u, "Q8_1"), {15u, "Q8_K"}, {21u, "IQ3_S"}, {34u, "TQ1_0"}, {26u, "I32"}}) {
     const formats::GgmlFormat* format = formats::FindGgmlFormat(number);

@@ -1,5 +1,5 @@
-// Every broken file of tests/testdata/gguf/malformed is refused with the field that its index says;
-// controls load; and files cut or changed at any place never do more than fail.
+// Every broken file of tests/testdata/gguf/malformed is rejected with the field in its index, and
+// control files load. Files truncated or changed at any position at most fail to load.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ namespace {
 
 struct Case {
   std::string file;
-  std::string field;   // empty: none
+  std::string field;   // empty if none
   std::string accept;  // "no", "either", "yes"
 };
 
@@ -45,7 +45,7 @@ struct Loaded {
   std::unique_ptr<text::Tokenizer> tokenizer;
 };
 
-// What a daemon reads of a file before it serves.
+// Loads everything that a daemon reads of a file before it serves.
 absl::StatusOr<Loaded> Load(const formats::ModelFiles& files, const kernels::Backend& backend) {
   Loaded loaded;
   QUIRE_ASSIGN_OR_RETURN(loaded.model, runtime::LoadModel(files, backend, {}));
@@ -66,7 +66,7 @@ void ExpectWorks(const Loaded& loaded, const kernels::Backend& backend, bool sou
 
 class GgufMalformedTest : public testing::TestWithParam<Case> {};
 
-TEST_P(GgufMalformedTest, IsRefusedWithTheField) {
+TEST_P(GgufMalformedTest, IsRejectedWithTheField) {
   const Case& test_case = GetParam();
   const std::string path = TestDataPath("gguf/malformed/" + test_case.file);
   TestBackend cpu;
@@ -85,7 +85,7 @@ TEST_P(GgufMalformedTest, IsRefusedWithTheField) {
   const std::string message(loaded.status().message());
   std::printf("%s\n", message.substr(std::min(message.size(), TestDataPath("").size())).c_str());
   EXPECT_THAT(message, testing::HasSubstr(test_case.field));
-  // One sentence that begins with the place, not a dump.
+  // The message is one sentence that starts with the position, not a dump.
   EXPECT_LT(message.size(), 500u);
   EXPECT_THAT(message, testing::StartsWith(path));
 }
@@ -106,7 +106,7 @@ TEST(GgufMalformedListTest, HasEveryCase) {
 TEST(GgufTruncationTest, NoPrefixLoads) {
   const std::string whole = ReadTestFile("gguf/malformed/good.gguf");
   TestBackend cpu;
-  constexpr std::size_t kPadding = 16;  // behind the last tensor; a file without it is whole
+  constexpr std::size_t kPadding = 16;  // after the last tensor; a file without padding is complete
   for (std::size_t length = 0; length < whole.size() - kPadding; ++length) {
     EditableFiles files;
     files.Set("model.gguf", whole.substr(0, length));
@@ -114,8 +114,8 @@ TEST(GgufTruncationTest, NoPrefixLoads) {
   }
 }
 
-// One changed bit anywhere: loading fails with a message or gives a model and a tokenizer that
-// work. A weight whose exponent changed may be so large that the logits overflow.
+// Flips one bit anywhere. Loading fails with a message, or gives a working model and tokenizer. A
+// weight with a changed exponent may be so large that the logits overflow.
 TEST(GgufBitFlipTest, FailsOrWorks) {
   const std::string whole = ReadTestFile("gguf/malformed/good.gguf");
   TestBackend cpu;

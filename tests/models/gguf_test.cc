@@ -1,5 +1,5 @@
-// GGUF files: the container, the configuration and the tensors of every fixture against what
-// tests/testdata/gguf/models/*/reference.json says of them.
+// GGUF files: the container, the configuration and the tensors of every fixture, compared with
+// tests/testdata/gguf/models/*/reference.json.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -53,7 +53,7 @@ nlohmann::json ReferenceOf(absl::string_view folder) {
       ReadTestFile(absl::StrCat("gguf/models/", folder, "/reference.json")));
 }
 
-// CRC-32 of ISO 3309, as zlib computes it.
+// CRC-32 of ISO 3309, as in zlib.
 std::uint32_t Crc32(std::span<const std::byte> bytes) {
   std::uint32_t crc = 0xffffffffu;
   for (const std::byte byte : bytes) {
@@ -63,7 +63,7 @@ std::uint32_t Crc32(std::span<const std::byte> bytes) {
   return ~crc;
 }
 
-// What DequantizeRow calls the elements of a tensor.
+// Returns the element type of a tensor for DequantizeRow.
 formats::GgmlType TypeOf(const formats::StoredTensor& tensor) {
   if (tensor.blocks != formats::GgmlType::kNone) return tensor.blocks;
   if (tensor.dtype == DType::kF32) return formats::GgmlType::kF32;
@@ -98,8 +98,8 @@ TEST_P(GgufModelTest, Header) {
   EXPECT_EQ(gguf().data_offset(), header["data_offset"].get<std::uint64_t>());
 }
 
-// A value as the reference writes it: numbers as such, floats as big-endian bits, long strings and
-// arrays by what can be compared.
+// Compares a value with the reference's notation. Numbers are written directly, floats as
+// big-endian bits, long strings and arrays as digests.
 void ExpectValue(const formats::GgufFile& gguf, const nlohmann::json& want) {
   const auto key = want["key"].get<std::string>();
   const auto type = want["type"].get<std::string>();
@@ -164,8 +164,8 @@ TEST_P(GgufModelTest, TensorsDequantizeToTheSameBits) {
   }
 }
 
-// The file's configuration is that of the equivalent config.json.
-TEST_P(GgufModelTest, ConfigEqualsThatOfConfigJson) {
+// The file's configuration equals that of the equivalent config.json.
+TEST_P(GgufModelTest, ConfigEqualsTheOneOfConfigJson) {
   EditableFiles json;
   json.Set("config.json", reference_["config"].dump());
   const auto want = ReadModelConfig(json.Files());
@@ -197,13 +197,13 @@ TEST_P(GgufModelTest, ConfigEqualsThatOfConfigJson) {
   ASSERT_TRUE(got_table.ok() && want_table.ok());
   EXPECT_EQ(got_table->attention_factor, want_table->attention_factor);
   for (std::size_t i = 0; i < want_table->inv_freq.size(); ++i) {
-    // llama3 files hold rounded factors, which divide.
+    // llama3 files store rounded factors, which are divisors.
     const float near = want->rope.kind == RopeKind::kLlama3 ? 4e-7f : 0.0f;
     EXPECT_NEAR(got_table->inv_freq[i], want_table->inv_freq[i], near * want_table->inv_freq[i]);
   }
 }
 
-TEST_P(GgufModelTest, RowsOfQAndKAreThoseOfHuggingFace) {
+TEST_P(GgufModelTest, RowsOfQAndKEqualHuggingFace) {
   const auto stored = formats::ReadGgufTensors(*opened_);
   const auto loaded = formats::LoadGgufTensors(*opened_);
   ASSERT_TRUE(stored.ok() && loaded.ok());
@@ -304,14 +304,14 @@ TEST(GgufFileTest, ModelPathIsAFileOrADirectory) {
   EXPECT_TRUE(directory->gguf().empty());
   EXPECT_EQ(formats::ModelFiles::FromPath(TestDataPath("none.gguf")).status().code(),
             absl::StatusCode::kNotFound);
-  // A directory that only holds a GGUF file is no model; the message says what to do.
+  // A directory with only a GGUF file is not a model directory. The message tells the remedy.
   const auto holder = formats::ModelFiles::FromPath(TestDataPath("gguf/models/llama-tied"));
   ASSERT_TRUE(holder.ok());
   EXPECT_THAT(std::string(ReadModelConfig(*holder).status().message()),
               testing::HasSubstr("model.gguf"));
 }
 
-// A changed byte of the header, of rope_freqs.weight and of a weight gives another fingerprint.
+// A changed byte of the header, of rope_freqs.weight or of a weight gives another fingerprint.
 TEST(GgufFileTest, FingerprintCoversTheWholeFile) {
   const std::string whole = ReadTestFile("gguf/models/llama-rope-llama3/model.gguf");
   const auto fingerprint = [](std::string bytes) {
@@ -331,7 +331,7 @@ TEST(GgufFileTest, FingerprintCoversTheWholeFile) {
   }
 }
 
-// A change of one key, and what the message must hold.
+// A change of one key, and the required text of the message.
 struct EditedKey {
   const char* name;
   std::string from;

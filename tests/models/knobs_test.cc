@@ -1,6 +1,6 @@
-// Every knob of a dense layer through blocks and head, against the formulas of layer_spec.h in
-// double precision, and bit for bit however a sequence is cut into steps. Each knob alone must move
-// the logits, so that none passes because it is dead.
+// Tests every option of a dense layer in blocks and head. Results are compared with the formulas of
+// layer_spec.h in double precision, and bitwise between chunkings. Each option alone must change
+// the logits, so that none passes because it has no effect.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -64,7 +64,7 @@ struct Knob {
   std::function<void(ModelSpec&)> turn;
 };
 
-// In one layer of the two, so that what is per layer is seen to be.
+// The option is set in only one of two layers, to prove that it is per layer.
 AttentionSpec& Heads(ModelSpec& spec) {
   return spec.layers[1].heads;
 }
@@ -160,7 +160,7 @@ struct Tensors {
       const bool is_norm = tensor.shape.size() == 1 && absl::EndsWith(tensor.name, ".weight");
       const double inputs = static_cast<double>(tensor.shape.back());
       const double deviation = tensor.shape.size() == 1 ? 0.3 : 1.3 / std::sqrt(inputs);
-      // By name, so that a tensor is the same whatever else a spec has.
+      // Seeds by name, so that a tensor does not depend on the rest of the spec.
       std::mt19937 random(static_cast<std::uint32_t>(std::hash<std::string>()(tensor.name)));
       std::normal_distribution<float> normal(is_norm ? 1 : 0, static_cast<float>(deviation));
       std::vector<float>& values = all[tensor.name];
@@ -176,12 +176,12 @@ struct Tensors {
   std::vector<formats::StoredTensor> stored;
 };
 
-// The formulas, token by token.
+// Evaluates the formulas token by token.
 class Reference {
  public:
   Reference(const ModelSpec& spec, const Tensors& tensors) : spec_(spec), tensors_(tensors) {}
 
-  // Logits of all tokens.
+  // Returns the logits of all tokens.
   Doubles Logits(const std::vector<std::int32_t>& tokens) {
     const std::vector<float>& table = tensors_.At("model.embed_tokens.weight");
     std::vector<Doubles> x;
@@ -219,7 +219,7 @@ class Reference {
     return y;
   }
 
-  // Groups as wide as the weights.
+  // Norm groups are as wide as the weights.
   Doubles Norm(const std::string& name, const NormSpec& norm, Doubles x) const {
     if (norm.kind == NormKind::kNone) return x;
     const std::vector<float>& w = tensors_.At(prefix_ + name + ".weight");
@@ -240,7 +240,7 @@ class Reference {
     const bool half = heads.rope_style == RopeStyle::kHalf;
     for (std::size_t head = 0; head < x->size(); head += heads.head_size) {
       for (std::size_t i = 0; i < heads.rotary_size / 2; ++i) {
-        // The angle is a product in float by contract.
+        // The contract defines the angle as a product in float.
         const double angle = static_cast<float>(position) * table.inv_freq[i];
         const double c = std::cos(angle) * double{table.attention_factor};
         const double s = std::sin(angle) * double{table.attention_factor};
@@ -253,7 +253,7 @@ class Reference {
     }
   }
 
-  // Of one head over keys [begin, end).
+  // Attention of one head over keys [begin, end).
   void Attend(const AttentionSpec& heads, std::size_t head, const Doubles& q,
               const std::vector<Doubles>& k, const std::vector<Doubles>& v, Doubles* out) const {
     const std::size_t d = heads.head_size;
@@ -343,7 +343,7 @@ std::vector<std::int32_t> Tokens() {
   return tokens;
 }
 
-// A model of a spec behind the cache manager.
+// A model of a spec with the cache manager.
 class Runs {
  public:
   Runs(const ModelSpec& spec, const Tensors& tensors, int threads) : cpu_(threads) {
@@ -371,7 +371,7 @@ class Runs {
                                            .max_row_overlap_tokens = kTokens});
   }
 
-  // Logits of all tokens, `chunk` of them in a step.
+  // Returns the logits of all tokens, with `chunk` tokens per step.
   std::vector<float> Logits(const std::vector<std::int32_t>& tokens, std::uint32_t chunk) {
     std::vector<float> logits(tokens.size() * kVocab);
     for (std::uint32_t cached = 0; cached < tokens.size();) {
@@ -416,7 +416,7 @@ double Relative(const auto& a, const Doubles& b) {
   return std::sqrt(difference / norm);
 }
 
-TEST(KnobsTest, EveryKnobIsItsFormula) {
+TEST(KnobsTest, EveryOptionEqualsItsFormula) {
   const std::vector<std::int32_t> tokens = Tokens();
   const ModelSpec base = BaseSpec();
   const Tensors base_tensors(base);

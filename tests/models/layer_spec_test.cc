@@ -38,14 +38,14 @@ ModelSpec LlamaSpec() {
 
 constexpr DeviceKind kDevices[] = {DeviceKind::kCpu, DeviceKind::kCuda};
 
-TEST(LayerSpecTest, LlamaIsValidAndBuilt) {
+TEST(LayerSpecTest, LlamaIsValidAndSupported) {
   EXPECT_TRUE(ValidateSpec(LlamaSpec()).ok()) << ValidateSpec(LlamaSpec());
   for (const DeviceKind device : kDevices) {
     EXPECT_TRUE(CheckBuilt(LlamaSpec(), device).ok()) << CheckBuilt(LlamaSpec(), device);
   }
 }
 
-TEST(LayerSpecTest, ContradictionsAreRefused) {
+TEST(LayerSpecTest, RejectsContradictions) {
   const std::pair<const char*, std::function<void(ModelSpec&)>> cases[] = {
       {"num_heads is 3", [](ModelSpec& s) { s.layers[1].heads.num_heads = 3; }},
       {"rotary_size 3", [](ModelSpec& s) { s.layers[1].heads.rotary_size = 3; }},
@@ -83,7 +83,7 @@ TEST(LayerSpecTest, ContradictionsAreRefused) {
   }
 }
 
-// A knob on some layer, or of the whole model, and its name.
+// An option of some layer or of the whole model, and its name.
 struct Knob {
   const char* name;
   std::function<void(ModelSpec&)> turn;
@@ -95,8 +95,8 @@ absl::Status Checked(const Knob& knob, DeviceKind device) {
   return CheckBuilt(spec, device);
 }
 
-// Each knob that is listed but not built is refused by its name, on whichever layer it stands.
-TEST(LayerSpecTest, UnbuiltKnobsAreRefusedByName) {
+// Each listed option that is not implemented is rejected by name, on any layer.
+TEST(LayerSpecTest, RejectsUnimplementedOptionsByName) {
   const Knob knobs[] = {
       {"parallel", [](ModelSpec& s) { s.layers[2].order = LayerOrder::kParallel; }},
       {"attn_in LayerNorm", [](ModelSpec& s) { s.layers[2].attn_in.kind = NormKind::kLayer; }},
@@ -138,8 +138,8 @@ TEST(LayerSpecTest, UnbuiltKnobsAreRefusedByName) {
   }
 }
 
-// What the CPU computes and CUDA does not: refused there by its name, never computed wrongly.
-TEST(LayerSpecTest, KnobsOfTheCpuAloneAreRefusedOnAGpu) {
+// CUDA rejects by name the options that only the CPU implements, and never computes them wrongly.
+TEST(LayerSpecTest, RejectsCpuOnlyOptionsOnAGpu) {
   const auto heads_of = [](ModelSpec& s, std::uint32_t size) {
     for (LayerSpec& layer : s.layers) layer.heads.head_size = layer.heads.v_head_size = size;
   };
@@ -179,8 +179,8 @@ TEST(LayerSpecTest, KnobsOfTheCpuAloneAreRefusedOnAGpu) {
   }
 }
 
-// What few families need and both devices compute.
-TEST(LayerSpecTest, KnobsOfBothDevicesAreAccepted) {
+// Rare options that both devices implement.
+TEST(LayerSpecTest, AcceptsOptionsOfBothDevices) {
   const NormSpec norm = LlamaSpec().final_norm;
   const Knob knobs[] = {
       {"a mixture of experts", [](ModelSpec& s) { s.layers[2].mlp = MlpKind::kMoe; }},
@@ -218,8 +218,8 @@ TEST(LayerSpecTest, KnobsOfBothDevicesAreAccepted) {
   }
 }
 
-// Offsets of norms are in the weights by then.
-TEST(LayerSpecTest, AWeightOffsetIsBuiltEverywhere) {
+// Offsets of norms are folded into the weights.
+TEST(LayerSpecTest, WeightOffsetIsSupportedEverywhere) {
   ModelSpec spec = LlamaSpec();
   spec.layers[2].mlp_in.weight_offset = 1;
   for (const DeviceKind device : kDevices) EXPECT_TRUE(CheckBuilt(spec, device).ok());

@@ -1,4 +1,4 @@
-// Loading blocks holds no wide copy of a tensor beside the weights themselves.
+// Loading GGML quantization blocks makes no wide copy of a tensor next to the weights.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ using testing::HasSubstr;
 
 constexpr std::int64_t kRows = 2048;
 
-TEST(LoadMemoryTest, BlocksAreConvertedRowByRow) {
+TEST(LoadMemoryTest, ConvertsBlocksRowByRow) {
   const TestBackend cpu(2);
   BlockModel model(kRows);
   for (const Quantization quantization : {Quantization::kNone, Quantization::kAuto}) {
@@ -25,7 +25,7 @@ TEST(LoadMemoryTest, BlocksAreConvertedRowByRow) {
     const HeapPeak peak;
     const auto weights = Weights::Load(model.slots, cpu.backend, target);
     ASSERT_TRUE(weights.ok()) << weights.status();
-    // A copy of the tensor in f32 would take 8 MiB, in f16 4.
+    // A copy of the tensor would take 8 MiB in f32 and 4 MiB in f16.
     EXPECT_LT(peak.bytes(), 1 << 20);
     EXPECT_EQ(weights->size_bytes(), WeightBytes(model.slots, target));
     ASSERT_EQ(weights->embedding_dtype(),
@@ -47,8 +47,8 @@ TEST(LoadMemoryTest, BlocksAreConvertedRowByRow) {
   }
 }
 
-// The lowest element is named, however rows are shared among threads.
-TEST(LoadMemoryTest, EmbeddingBeyondF16IsRefused) {
+// The message names the lowest element, however rows are distributed over threads.
+TEST(LoadMemoryTest, RejectsEmbeddingOutsideTheRangeOfF16) {
   const TestBackend cpu(3);
   BlockModel model(kRows);
   for (const std::int64_t row : {std::int64_t{1}, std::int64_t{700}, kRows - 1}) {

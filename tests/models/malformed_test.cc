@@ -1,5 +1,5 @@
-// Every broken file of tests/testdata/{safetensors,config} is refused with the field that its index
-// says; controls load; and files cut or changed at any place never do more than fail.
+// Every broken file of tests/testdata/{safetensors,config} is rejected with the field in its index,
+// and control files load. Files truncated or changed at any position at most fail to load.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ namespace {
 struct Case {
   std::string folder;  // "config" or "safetensors"
   std::string file;
-  std::string field;   // empty: none
+  std::string field;   // empty if none
   std::string accept;  // "no", "either", "yes"
 };
 
@@ -41,7 +41,7 @@ std::vector<Case> Cases(const std::string& folder) {
   return cases;
 }
 
-// The base model with the case in place of the file that it replaces.
+// The base model with the case's file in place of the original.
 EditableFiles FilesOf(const Case& test_case) {
   EditableFiles files("models/tiny_base");
   const std::string path = absl::StrCat(test_case.folder, "/", test_case.file);
@@ -61,7 +61,7 @@ EditableFiles FilesOf(const Case& test_case) {
 
 class MalformedTest : public testing::TestWithParam<Case> {};
 
-TEST_P(MalformedTest, IsRefusedWithTheField) {
+TEST_P(MalformedTest, IsRejectedWithTheField) {
   const Case& test_case = GetParam();
   const EditableFiles files = FilesOf(test_case);
   TestBackend cpu;
@@ -77,7 +77,7 @@ TEST_P(MalformedTest, IsRefusedWithTheField) {
   }
   std::printf("%s: %s\n", test_case.file.c_str(), std::string(model.status().message()).c_str());
   EXPECT_THAT(std::string(model.status().message()), testing::HasSubstr(test_case.field));
-  // One sentence that begins with the place, not a dump.
+  // The message is one sentence that starts with the position, not a dump.
   EXPECT_LT(model.status().message().size(), 500u);
   EXPECT_THAT(std::string(model.status().message()), testing::StartsWith("edited"));
 }
@@ -98,7 +98,7 @@ TEST(MalformedListTest, HasEveryCase) {
   EXPECT_EQ(Cases("config").size(), 75u);
 }
 
-// Weights cut at every length are refused: each byte of the format matters.
+// Weights truncated at any length are rejected, since each byte of the format matters.
 TEST(TruncationTest, NoPrefixOfTheWeightsLoads) {
   EditableFiles files("models/tiny_base");
   const std::string whole = files.Get("model.safetensors");
@@ -118,8 +118,8 @@ TEST(TruncationTest, NoPrefixOfTheConfigurationLoads) {
   }
 }
 
-// One changed bit anywhere: loading fails with a message or gives a model that runs. A weight whose
-// exponent changed may be so large that the logits overflow.
+// Flips one bit anywhere. Loading fails with a message, or gives a working model. A weight with a
+// changed exponent may be so large that the logits overflow.
 void FlipBits(const std::string& name, std::size_t first_byte, std::size_t last_byte) {
   EditableFiles files("models/tiny_base");
   const std::string whole = files.Get(name);

@@ -25,7 +25,7 @@ void ExpectWorks(const runtime::Model& model, const kernels::Backend& backend, b
   struct alignas(64) Table {
     std::uint32_t pages[32] = {};
   };
-  std::vector<Table> tables(num_groups);  // a page for each group
+  std::vector<Table> tables(num_groups);  // one page for each group
   const std::uint32_t length = 0;
   const std::uint32_t tokens = std::min({3u, model.spec.max_position, model.spec.vocab_size});
   std::vector<cache::KvStepInputs> inputs;

@@ -1,4 +1,4 @@
-// docs/models.md names what the registry has, and nothing is in the registry without a fixture.
+// docs/models.md lists exactly the families of the registry, and each one has a fixture.
 
 #include <gtest/gtest.h>
 
@@ -33,7 +33,7 @@ std::string RowOf(const Family& family) {
                       Quoted(family.model_types), " | ", gguf, " | ", Quoted(family.keys), " |");
 }
 
-TEST(ModelsPageTest, TableOfFamiliesIsThatOfTheRegistry) {
+TEST(ModelsPageTest, TableOfFamiliesEqualsTheRegistry) {
   std::ifstream stream(paths::Source("docs/models.md"));
   std::stringstream text;
   text << stream.rdbuf();
@@ -48,10 +48,10 @@ TEST(ModelsPageTest, TableOfFamiliesIsThatOfTheRegistry) {
   EXPECT_EQ(got, want) << "write in docs/models.md:\n" << absl::StrJoin(want, "\n");
 }
 
-// An architecture that was never compared with transformers is refused, so one that is listed has a
+// An architecture without a comparison with transformers is rejected, so each listed one has a
 // folder with recorded logits.
 TEST(ModelsPageTest, EveryArchitectureHasAFixture) {
-  // Made of that of Gemma3ForCausalLM, by putting it inside (text_config_test.cc).
+  // This fixture is derived from that of Gemma3ForCausalLM by wrapping it (text_config_test.cc).
   std::set<std::string> found = {"Gemma3ForConditionalGeneration"};
   for (const auto& entry : std::filesystem::directory_iterator(TestDataPath("models"))) {
     if (!std::filesystem::exists(entry.path() / "reference.json")) continue;

@@ -1,5 +1,5 @@
-// A mixture of experts with every knob set: its block against double precision, the bits of a row
-// whatever is beside it, what it costs, and the tensors and keys that are refused.
+// A mixture of experts with every option set: its block in double precision, batch invariance,
+// cost, and rejections of tensors and keys.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -85,7 +85,7 @@ ModelSpec TestSpec() {
   return spec;
 }
 
-// The tensors of a spec with random values, to be changed before they are found.
+// The tensors of a spec with random values, which tests modify before FindWeights.
 struct Tensors {
   explicit Tensors(const ModelSpec& spec) {
     ModelConfig config;
@@ -96,7 +96,7 @@ struct Tensors {
     for (const formats::StoredTensor& tensor : dummy->tensors()) {
       const double inputs = static_cast<double>(tensor.shape.back());
       double deviation = tensor.shape.size() == 1 ? 0.3 : 1.6 / std::sqrt(inputs);
-      // Small enough that every expert has rows.
+      // The values are small enough that every expert gets rows.
       if (absl::EndsWith(tensor.name, "correction_bias")) deviation = 0.05;
       std::normal_distribution<float> normal(0, static_cast<float>(deviation));
       std::vector<float> values(static_cast<std::size_t>(tensor.num_elements()));
@@ -112,7 +112,7 @@ struct Tensors {
   }
   const std::vector<float>& operator[](const std::string& name) const { return *all.at(name); }
 
-  // Stored as bf16 of whatever value, in the first half of its memory.
+  // Stores the tensor as bf16 in the first half of its memory.
   void MakeHalf(const std::string& name) { halves.insert(name); }
 
   Checkpoint Make() const {
@@ -157,13 +157,13 @@ struct Loaded {
     EXPECT_EQ(allocated->Sections().size(), weights->Sections().size());
   }
 
-  // The stream behind the block of layer 1, rows of x being what is before it.
+  // Returns the residual stream after the block of layer 1. The rows of x are its input.
   std::vector<float> Run(const std::vector<float>& x) {
     const auto rows = static_cast<std::uint32_t>(x.size() / kHidden);
     const StepLimits limits{.max_rows = 1, .max_step_tokens = rows + 3, .head_rows = 1};
     auto buffers = StepBuffers::Allocate(spec, limits);
     EXPECT_TRUE(buffers.ok()) << buffers.status();
-    // Nothing may be read that was not written.
+    // Unwritten memory must not be read.
     std::memset(buffers->memory.data(), 0xff,
                 static_cast<std::size_t>(buffers->memory.size_bytes()));
     std::copy(x.begin(), x.end(), buffers->x);
@@ -189,7 +189,7 @@ struct Loaded {
 
 using Doubles = std::vector<double>;
 
-// W x + b; without a bias, `bias` is empty.
+// Returns W x + b. `bias` is empty without a bias.
 Doubles Product(const Tensors& tensors, const std::string& name, const Doubles& x, bool has_bias) {
   const std::vector<float>& w = tensors[Layer1(name + ".weight")];
   const std::size_t rows = w.size() / x.size();
@@ -212,7 +212,7 @@ Doubles Mlp(const Tensors& tensors, const std::string& name, const Doubles& x, b
   return Product(tensors, name + ".down_proj", gate, has_bias);
 }
 
-// The experts of a row, best first.
+// Returns the experts of a row, best first.
 std::vector<std::size_t> Choose(const Doubles& choice) {
   constexpr std::size_t kPerGroup = 2;
   std::vector<std::size_t> groups = {0, 1, 2, 3};
@@ -229,7 +229,7 @@ std::vector<std::size_t> Choose(const Doubles& choice) {
   return experts;
 }
 
-// One row of the block in double precision; `hit` counts the rows of each expert.
+// Computes one row of the block in double precision. `hit` counts the rows of each expert.
 Doubles ExactRow(const Tensors& tensors, const float* x, std::vector<int>* hit) {
   Doubles n(x, x + kHidden);
   double squares = 0;
@@ -274,7 +274,7 @@ TEST(MoeBlockTest, EqualsDoublePrecision) {
     Tensors tensors(spec);
     Loaded loaded(spec, tensors, 2);
     if (!shared_gate) {
-      // What an open gate would be, for the reference.
+      // For the reference this is an open gate.
       tensors.Set(Layer1("mlp.shared_expert_gate.weight"), {1, kHidden},
                   std::vector<float>(kHidden, 0.0f));
     }
@@ -288,7 +288,7 @@ TEST(MoeBlockTest, EqualsDoublePrecision) {
       const float* const row = x.data() + m * kHidden;
       Doubles want = ExactRow(tensors, row, &hit);
       if (!shared_gate) {
-        // The gate of zeros let half of the shared expert through; all of it is wanted.
+        // The gate of zeros passed half of the shared expert, and the reference passes all of it.
         std::vector<int> ignored(kExperts, 0);
         Tensors without = tensors;
         without.Set(Layer1("mlp.shared_experts.down_proj.weight"), {kHidden, 32},
@@ -306,7 +306,7 @@ TEST(MoeBlockTest, EqualsDoublePrecision) {
   }
 }
 
-TEST(MoeBlockTest, BitsOfARowDependOnThatRowAlone) {
+TEST(MoeBlockTest, RowsAreBatchInvariant) {
   const ModelSpec spec = TestSpec();
   const Tensors tensors(spec);
   constexpr std::uint32_t kRows = 33;
@@ -328,8 +328,8 @@ TEST(MoeBlockTest, BitsOfARowDependOnThatRowAlone) {
   }
 }
 
-// The matrices of experts that no row chose may hold anything: they are not read.
-TEST(MoeBlockTest, OnlyExpertsThatAreHitAreComputed) {
+// The matrices of experts that no row chose are not read, so they may contain anything.
+TEST(MoeBlockTest, ComputesOnlyChosenExperts) {
   const ModelSpec spec = TestSpec();
   const Tensors tensors(spec);
   Loaded loaded(spec, tensors, 1);
@@ -358,7 +358,7 @@ absl::Status FindError(const ModelSpec& spec, const Tensors& tensors) {
   return FindWeights(spec, kNames, checkpoint, {}).status();
 }
 
-TEST(MoeWeightsTest, MissingSurplusAndMisshapenExpertsAreRefusedByName) {
+TEST(MoeWeightsTest, RejectsMissingSurplusAndMisshapenExpertsByName) {
   const ModelSpec spec = TestSpec();
   const std::string expert = Layer1("mlp.experts.5.up_proj.weight");
   Tensors missing(spec);
@@ -390,8 +390,8 @@ TEST(MoeWeightsTest, MissingSurplusAndMisshapenExpertsAreRefusedByName) {
               HasSubstr("mlp.gate_proj.weight has no place"));
 }
 
-// A GPU would compute them at once; elements of both types are bf16 for activations of bf16.
-TEST(MoeWeightsTest, ExpertsOfDifferentFormsAreRefusedForGpus) {
+// A GPU computes all experts at once. With bf16 activations elements of both types become bf16.
+TEST(MoeWeightsTest, RejectsExpertsOfDifferentFormsOnGpus) {
   const ModelSpec spec = TestSpec();
   Tensors tensors(spec);
   const auto status_for = [&](const WeightTarget& target) {
@@ -412,7 +412,7 @@ TEST(MoeWeightsTest, ExpertsOfDifferentFormsAreRefusedForGpus) {
   EXPECT_TRUE(status_for({.cuda = true, .quantization = Quantization::kInt8G32}).ok());
 }
 
-TEST(MoeWeightsTest, RouterAndSharedGateAreNeverConverted) {
+TEST(MoeWeightsTest, NeverConvertsRouterAndSharedGate) {
   const ModelSpec spec = TestSpec();
   const Tensors tensors(spec);
   Loaded loaded(spec, tensors, 1, Quantization::kInt4G32);
@@ -423,7 +423,7 @@ TEST(MoeWeightsTest, RouterAndSharedGateAreNeverConverted) {
   EXPECT_EQ(moe.shared_down.matrices[0].format(), WeightFormat::kInt4);
 }
 
-TEST(MoeSpecTest, BothDevicesComputeItAndRefuseOthersByName) {
+TEST(MoeSpecTest, BothDevicesSupportItAndRejectOthersByName) {
   ModelSpec spec = TestSpec();
   EXPECT_TRUE(ValidateSpec(spec).ok()) << ValidateSpec(spec);
   EXPECT_TRUE(CheckBuilt(spec, DeviceKind::kCpu).ok()) << CheckBuilt(spec, DeviceKind::kCpu);
@@ -436,7 +436,7 @@ TEST(MoeSpecTest, BothDevicesComputeItAndRefuseOthersByName) {
   }
 }
 
-TEST(MoeSpecTest, MoreExpertsThanTheRouterOfAGpuHoldsAreRefusedThere) {
+TEST(MoeSpecTest, GpuRejectsMoreExpertsThanItsRouterSupports) {
   ModelSpec spec = TestSpec();
   MoeSpec& moe = spec.layers[1].moe;
   moe.num_experts = (3072 - moe.groups) / 2;
@@ -458,7 +458,7 @@ absl::StatusOr<ModelSpec> QwenSpec(const json& changes) {
   return std::move(checked->spec);
 }
 
-TEST(MoeConfigTest, LayersAreDenseWhereTheConfigurationSaysSo) {
+TEST(MoeConfigTest, ConfigurationSelectsDenseLayers) {
   auto spec = QwenSpec({{"num_hidden_layers", 6},
                         {"max_window_layers", 6},
                         {"decoder_sparse_step", 2},
@@ -493,7 +493,7 @@ TEST(MoeConfigTest, AliasesMustAgreeAndNumbersMustFit) {
   }
 }
 
-TEST(MoeConfigTest, SpecsOfTheFixturesAreTheGoldenTexts) {
+TEST(MoeConfigTest, FixtureSpecsEqualTheGoldenTexts) {
   const auto moe_line = [](const char* folder) {
     const auto files = formats::ModelFiles::FromDirectory(TestDataPath(folder));
     const auto checked = runtime::ReadModelSpec(*files, DeviceKind::kCpu);
@@ -508,7 +508,7 @@ TEST(MoeConfigTest, SpecsOfTheFixturesAreTheGoldenTexts) {
             "experts 2 of 8 softmax_all gated silu 32 renormalise eps 0");
 }
 
-TEST(MoeWeightsTest, PackedFilesHoldExpertsAndLatentHeads) {
+TEST(MoeWeightsTest, PackedFilesContainExpertsAndMlaHeads) {
   const std::string folder = testing::TempDir() + "/moe_packed";
   std::filesystem::remove_all(folder);
   std::filesystem::create_directories(folder);

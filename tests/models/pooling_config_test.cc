@@ -1,4 +1,4 @@
-// What the files of sentence-transformers beside a model mean, case by case as it was recorded.
+// Reading of the sentence-transformers files of a model, compared with recorded cases.
 
 #include <gtest/gtest.h>
 
@@ -44,7 +44,7 @@ EditableFiles FilesOf(const json& one) {
   return files;
 }
 
-TEST(PoolingConfigTest, MakesOfTheFilesWhatWasRecordedOrNamesWhatItCannot) {
+TEST(PoolingConfigTest, EqualsTheRecordingOrNamesTheUnsupportedPart) {
   const json cases = ReadJson("pooling_configs.json")["cases"];
   EXPECT_EQ(cases.size(), 34u);
   for (const json& one : cases) {
@@ -66,7 +66,7 @@ TEST(PoolingConfigTest, MakesOfTheFilesWhatWasRecordedOrNamesWhatItCannot) {
   }
 }
 
-TEST(PoolingConfigTest, RefusesWhatWouldChangeTheTexts) {
+TEST(PoolingConfigTest, RejectsSettingsThatChangeTheText) {
   json one = {{"files", {{"1_Pooling/config.json", {{"pooling_mode", "mean"}}}}}};
   EXPECT_TRUE(ReadModelConfig(FilesOf(one).Files()).ok());
   one["files"]["config_sentence_transformers.json"] = {{"default_prompt_name", "query"}};
@@ -95,7 +95,7 @@ TEST(PoolingConfigTest, ReadsTheTokensOfAYesNoReranker) {
                                 "false_token_id null is not supported"));
 }
 
-TEST(PoolingConfigTest, KnowsDecodersWithoutAHeadAndClassifiers) {
+TEST(PoolingConfigTest, SupportsHeadlessDecodersAndClassifiers) {
   const auto read = [](const std::string& folder) {
     return runtime::ReadModelSpec(EditableFiles("embeddings/models/" + folder).Files(),
                                   DeviceKind::kCpu);
@@ -111,7 +111,7 @@ TEST(PoolingConfigTest, KnowsDecodersWithoutAHeadAndClassifiers) {
   EXPECT_FALSE(labels->spec.has_head);
 }
 
-TEST(PoolingConfigTest, RefusesLabelsThatDoNotAddUp) {
+TEST(PoolingConfigTest, RejectsInconsistentLabels) {
   const auto error_with = [](const json& changes) {
     EditableFiles files;
     json config = ReadJson("models/llama-classify3-bf16/config.json");

@@ -1,4 +1,4 @@
-// Keys of published models that the families' own libraries take lightly: what they mean here.
+// Keys of published models that the families' own libraries handle loosely, and their meaning here.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -38,8 +38,8 @@ std::string ErrorOf(const json& config) {
   return std::string(read.status().message());
 }
 
-// Phi-3-mini-128k states a window of 262144 for 131072 positions.
-TEST(PublishedKeysTest, WindowsThatNeverBindAreNone) {
+// Phi-3-mini-128k has a window of 262144 for 131072 positions.
+TEST(PublishedKeysTest, WindowsBeyondTheContextCountAsNone) {
   json phi = ConfigOf("phi3-bf16");
   const auto heads = [](const json& config, std::size_t layer) {
     return SpecOf(config).layers[layer].heads;
@@ -51,14 +51,14 @@ TEST(PublishedKeysTest, WindowsThatNeverBindAreNone) {
     phi["sliding_window"] = window;
     EXPECT_EQ(heads(phi, 0).window, 0u);
   }
-  // What windowed layers have besides stays: a rope table, and what the rule says of others.
+  // Other properties of windowed layers remain: a rope table, and the rule for other layers.
   json gemma = ConfigOf("gemma3-text-bf16");
   gemma["sliding_window"] = gemma["max_position_embeddings"];
   EXPECT_EQ(heads(gemma, 0).window, 0u);
   EXPECT_EQ(heads(gemma, 0).rope, 1);
   EXPECT_EQ(heads(gemma, 5).rope, 0);
   EXPECT_EQ(SpecOf(gemma).layers[0].cache_group, SpecOf(gemma).layers[5].cache_group);
-  // yarn stretches the positions.
+  // yarn extends the positions.
   json qwen = ConfigOf("qwen2-bf16");
   qwen["use_sliding_window"] = true;
   qwen["max_window_layers"] = 0;
@@ -69,8 +69,8 @@ TEST(PublishedKeysTest, WindowsThatNeverBindAreNone) {
   EXPECT_EQ(heads(qwen, 0).window, 1024u);
 }
 
-// Qwen3-Coder-30B-A3B and DeepSeek-R1-0528-Qwen3-8B.
-TEST(PublishedKeysTest, PublishedQwen3KeysAreRead) {
+// The keys occur in Qwen3-Coder-30B-A3B and DeepSeek-R1-0528-Qwen3-8B.
+TEST(PublishedKeysTest, ReadsPublishedQwen3Keys) {
   for (const char* folder : {"qwen3-hd128-bf16", "qwen3-moe-bf16"}) {
     json config = ConfigOf(folder);
     const ModelSpec plain = SpecOf(config);

@@ -22,7 +22,7 @@ double Ulps(float got, double want) {
   return std::abs(static_cast<double>(got) - want) / (std::abs(want) * 0x1p-23);
 }
 
-// The fixture carries the tables that transformers computed.
+// The fixture contains the tables computed by transformers.
 TEST(RopeTableTest, EqualsTheTableStoredByUpstream) {
   const auto files =
       formats::ModelFiles::FromDirectory(TestDataPath("models/llama-extra-buffers-bf16"));
@@ -88,9 +88,9 @@ TEST(RopeTableTest, LongropeFollowsTheFormulaOfTheChosenList) {
   EXPECT_EQ(MustBuild(config, 96).attention_factor, 1.0f);
 }
 
-// A base that moved with the length would contradict cached keys: up to the trained length it is
-// default.
-TEST(RopeTableTest, DynamicIsDefault) {
+// A base that changed with the length would invalidate cached keys. Up to the trained length,
+// dynamic equals default.
+TEST(RopeTableTest, DynamicEqualsDefault) {
   RopeConfig config;
   config.kind = RopeKind::kDynamic;
   config.factor = 4;
@@ -128,7 +128,7 @@ TEST(RopeTableTest, Llama3StretchesLongWavelengthsOnly) {
   EXPECT_GT(stretched, 0);
 }
 
-// The published values for Qwen long context: factor 4 over 32768, head size 128, theta 1e6.
+// Uses the published values for Qwen long context: factor 4 over 32768, head size 128, theta 1e6.
 TEST(RopeTableTest, YarnRampsBetweenKeptAndStretched) {
   RopeConfig config;
   config.kind = RopeKind::kYarn;
@@ -168,7 +168,7 @@ TEST(RopeTableTest, YarnAttentionFactorHasThreeSources) {
   EXPECT_FLOAT_EQ(MustBuild(config, 64).attention_factor, 0.85f);
 }
 
-// truncate false moves the borders of the ramp: 1.3466 and other frequencies for factor 32.
+// truncate false moves the ends of the ramp. Factor 32 then gives 1.3466 and other frequencies.
 TEST(RopeTableTest, YarnTruncationMovesTheRamp) {
   RopeConfig config;
   config.kind = RopeKind::kYarn;
@@ -182,7 +182,7 @@ TEST(RopeTableTest, YarnTruncationMovesTheRamp) {
   EXPECT_NEAR(exact.attention_factor, 1.3466, 5e-5);
 }
 
-TEST(RopeTableTest, RefusesOddSizes) {
+TEST(RopeTableTest, RejectsOddSizes) {
   EXPECT_FALSE(BuildRopeTable({}, 0).ok());
   EXPECT_FALSE(BuildRopeTable({}, 3).ok());
 }

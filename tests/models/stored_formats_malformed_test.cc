@@ -1,4 +1,4 @@
-// Quantised checkpoints that are broken, contradict themselves or are of a kind that is not read.
+// Quantized checkpoints that are broken, contradictory or of an unsupported kind.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -34,7 +34,7 @@ std::string Bytes(const std::vector<T>& values) {
   return bytes;
 }
 
-// A change to the tensors or to quantization_config, and the words that the refusal must have.
+// A change to the tensors or to quantization_config, and the required words of the rejection.
 struct Refusal {
   std::string vectors;
   std::function<void(Vectors*)> change;
@@ -126,7 +126,7 @@ std::vector<Refusal> Refusals() {
   };
 }
 
-TEST(StoredFormatsTest, BrokenPartsAreRefusedByName) {
+TEST(StoredFormatsTest, RejectsBrokenPartsByName) {
   for (const Refusal& refusal : Refusals()) {
     Vectors vectors = ReadVectors(refusal.vectors);
     refusal.change(&vectors);
@@ -141,7 +141,7 @@ TEST(StoredFormatsTest, BrokenPartsAreRefusedByName) {
   }
 }
 
-TEST(StoredFormatsTest, NanCodesOfFp8AreFoundAtLoad) {
+TEST(StoredFormatsTest, DetectsNanInFp8WeightsAtLoad) {
   const TestBackend cpu(2);
   Vectors vectors = ReadVectors("fp8-tensor");
   Patch(".weight", 256 * 5 + 7, std::string("\xff", 1))(&vectors);
@@ -151,14 +151,14 @@ TEST(StoredFormatsTest, NanCodesOfFp8AreFoundAtLoad) {
               AllOf(HasSubstr("proj.weight"), HasSubstr("element 1287 of 16384 is nan")));
 }
 
-TEST(StoredFormatsTest, WithoutAConfigPartsAreRefused) {
+TEST(StoredFormatsTest, RejectsPartsWithoutAConfig) {
   Vectors vectors = ReadVectors("awq-int4-g32");
   std::vector<std::string> warnings;
   EXPECT_THAT(std::string(JoinQuantized({}, &vectors.tensors, &warnings).message()),
               AllOf(HasSubstr("proj."), HasSubstr("config.json has no quantization_config")));
 }
 
-TEST(StoredFormatsTest, WhatChangesNothingIsAWarning) {
+TEST(StoredFormatsTest, WarnsAboutSettingsWithoutEffect) {
   Vectors vectors = ReadVectors("ct-fp8-tensor");
   formats::StoredTensor input = *Named(&vectors, ".weight_scale");
   input.name = "proj.input_scale";
@@ -176,8 +176,7 @@ TEST(StoredFormatsTest, WhatChangesNothingIsAWarning) {
                                    AllOf(HasSubstr("proj.input_scale"), HasSubstr("not rounded"))));
 }
 
-// A random change of a tensor's bytes, type or shape, of its being there, or of a number of the
-// configuration.
+// Randomly changes a tensor's bytes, type, shape or existence, or a number of the configuration.
 void ChangeSomething(std::mt19937* random, Vectors* vectors) {
   const auto below = [&](std::size_t n) { return static_cast<std::size_t>((*random)() % n); };
   formats::StoredTensor& tensor = vectors->tensors[below(vectors->tensors.size())];
@@ -213,7 +212,7 @@ void ChangeSomething(std::mt19937* random, Vectors* vectors) {
   }
 }
 
-// Keeps what the header reader promises: bytes for every element.
+// Preserves the guarantee of the header reader: bytes for every element.
 bool HoldsItsShapes(const Vectors& vectors) {
   return std::all_of(vectors.tensors.begin(), vectors.tensors.end(), [](const auto& tensor) {
     const std::int64_t size = tensor.type == "I64"                            ? 8
@@ -224,7 +223,7 @@ bool HoldsItsShapes(const Vectors& vectors) {
   });
 }
 
-TEST(StoredFormatsTest, RandomEditsEndInARefusalOrInValues) {
+TEST(StoredFormatsTest, RandomEditsAreRejectedOrGiveValues) {
   constexpr std::size_t kTurns = 1200;
   std::mt19937 random(17);
   const std::vector<std::string> names = VectorNames();
@@ -254,7 +253,7 @@ TEST(StoredFormatsTest, RandomEditsEndInARefusalOrInValues) {
   EXPECT_GT(read, kTurns / 10);
 }
 
-// A quantization_config that is refused, and words of the message.
+// A rejected quantization_config, and words of the message.
 using ConfigRefusals = std::vector<std::pair<json, std::vector<std::string>>>;
 
 json With(json config, const std::string& pointer, const json& value) {
@@ -325,7 +324,7 @@ ConfigRefusals RefusedCompressedTensors() {
   };
 }
 
-TEST(StoredFormatsTest, ConfigsThatAreNotReadAreRefusedByKeyAndValue) {
+TEST(StoredFormatsTest, RejectsUnsupportedConfigsByKeyAndValue) {
   ConfigRefusals cases = RefusedMethods();
   for (auto& refused : RefusedCompressedTensors()) cases.push_back(std::move(refused));
   for (const auto& [config, words] : cases) {

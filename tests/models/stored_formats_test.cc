@@ -1,5 +1,5 @@
-// Quantised formats of safetensors files against vectors that their own libraries agree on, and
-// what is refused.
+// Quantized formats of safetensors files, compared with vectors on which their own libraries agree,
+// and rejections.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -44,7 +44,7 @@ bool SameBits(float a, float b) {
 
 struct FormatCase {
   std::string name;
-  std::string form;  // in memory, as FormName
+  std::string form;  // the format in memory, as FormName prints it
 };
 
 void PrintTo(const FormatCase& format, std::ostream* stream) {
@@ -53,7 +53,7 @@ void PrintTo(const FormatCase& format, std::ostream* stream) {
 
 class StoredFormatTest : public testing::TestWithParam<FormatCase> {
  protected:
-  // The one matrix of the file.
+  // Returns the only matrix of the file.
   const formats::StoredTensor& Join() {
     vectors_ = ReadVectors(GetParam().name);
     const auto config = ReadConfig(vectors_.config);
@@ -91,8 +91,8 @@ TEST_P(StoredFormatTest, DequantizesToTheSameBits) {
   }
 }
 
-// What lies in memory means the same values, bit for bit.
-TEST_P(StoredFormatTest, MemoryHoldsTheSameValues) {
+// The format in memory represents the same values, bit for bit.
+TEST_P(StoredFormatTest, MemoryRepresentsTheSameValues) {
   const formats::StoredTensor& matrix = Join();
   const MatrixForm form = StoredForm(matrix);
   EXPECT_EQ(FormName(form), GetParam().form);
@@ -124,8 +124,8 @@ TEST_P(StoredFormatTest, MemoryHoldsTheSameValues) {
   }
 }
 
-// A pack of sources is what the fingerprint and the log of loading see.
-TEST_P(StoredFormatTest, NoTensorOfTheFileIsLost) {
+// The fingerprint and the load log see a bundle of source tensors.
+TEST_P(StoredFormatTest, KeepsEveryTensorOfTheFile) {
   const formats::StoredTensor& matrix = Join();
   std::vector<std::string> names, sources;
   for (const formats::StoredTensor& tensor : vectors_.tensors) names.push_back(tensor.name);
@@ -134,8 +134,9 @@ TEST_P(StoredFormatTest, NoTensorOfTheFileIsLost) {
   EXPECT_THAT(sources, testing::UnorderedElementsAreArray(names));
 }
 
-// Vectors hold scales that f16 lacks (1e-39) where they are bf16 or f32, and those of mxfp4 every
-// exponent from 2^-127 on whose products f32 has: values of bf16, the smallest subnormal.
+// The vectors contain bf16 or f32 scales that f16 cannot represent (1e-39). Those of mxfp4 contain
+// every exponent from 2^-127 on with products representable in f32, including the smallest bf16
+// subnormal.
 INSTANTIATE_TEST_SUITE_P(
     Formats, StoredFormatTest,
     testing::Values(
@@ -226,8 +227,8 @@ TEST(StoredFormatsTest, EveryCodeOfTheTables) {
     EXPECT_TRUE(SameBits(row[i], FloatAt(tables.at("fp8_e4m3"), i))) << i;
   }
 
-  // Sixteen codes twice, and every exponent with the code of 1; 253 and above have products that
-  // f32 lacks.
+  // All sixteen codes twice, and every exponent with the code of 1. Products for 253 and above are
+  // not representable in f32.
   constexpr int kExponents = 253;
   Made e2m1;
   std::string blocks, exponents;
@@ -253,8 +254,8 @@ TEST(StoredFormatsTest, EveryCodeOfTheTables) {
   }
 }
 
-// An order whose groups have different sizes has no form of integers.
-TEST(StoredFormatsTest, GroupsOfDifferentSizesAreHeldAsFloats) {
+// An act-order permutation with groups of different sizes has no integer form.
+TEST(StoredFormatsTest, GroupsOfDifferentSizesBecomeFloats) {
   const auto form = [](std::int32_t group_of_first) {
     Made made;
     std::vector<std::int32_t> order(64);
@@ -275,8 +276,8 @@ TEST(StoredFormatsTest, GroupsOfDifferentSizesAreHeldAsFloats) {
   EXPECT_EQ(form(1), "f32");
 }
 
-// Exponents of ordinary size make integers of e2m1 blocks; the values stay.
-TEST(StoredFormatsTest, PowersOfTwoTakeLessMemory) {
+// Ordinary exponents turn e2m1 blocks into integers with the same values.
+TEST(StoredFormatsTest, PowerOfTwoScalesTakeLessMemory) {
   std::vector<std::string> warnings;
   const Vectors vectors = ReadVectors("gpt-oss-mxfp4");
   Made made;
@@ -298,7 +299,7 @@ TEST(StoredFormatsTest, PowersOfTwoTakeLessMemory) {
   EXPECT_EQ(FormName(StoredForm(*stack)), "int8_g32");
   EXPECT_EQ(FormName(PlainForm(*stack)), "bf16");
   EXPECT_EQ(stack->shape, (std::vector<std::int64_t>{2, 32, 128}));
-  // A piece of the stack, as an expert is.
+  // A piece of the stack is one expert.
   formats::StoredTensor piece = *stack;
   piece.shape = {32, 128};
   piece.first_row = 32;

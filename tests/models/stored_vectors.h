@@ -1,6 +1,6 @@
 #pragma once
 
-// Vectors of quantised formats (testdata/formats), as the tests of models read and change them.
+// Vectors of quantized formats (testdata/formats) for the tests of models.
 
 #include <map>
 #include <nlohmann/json.hpp>
@@ -14,11 +14,11 @@
 
 namespace quire::models {
 
-// The quantization_config alone, as config.json would have it.
+// Reads a quantization_config alone, as it would appear in config.json.
 absl::StatusOr<formats::StoredQuantization> ReadConfig(
     const nlohmann::json& quantization, std::vector<std::string>* warnings = nullptr);
 
-// A file of vectors: the tensors that a checkpoint has, and what they mean.
+// A file of vectors: the tensors of a checkpoint and the values that they represent.
 struct Vectors {
   nlohmann::json config;
   std::string file;
@@ -26,10 +26,10 @@ struct Vectors {
   std::map<std::string, formats::StoredTensor> expected;  // by the name of the matrix
 };
 Vectors ReadVectors(const std::string& name);
-// Names of all files with a quantization_config.
+// Returns the names of all files with a quantization_config.
 std::vector<std::string> VectorNames();
 
-// The first tensor whose name ends so; a failure of the test when there is none.
+// Returns the first tensor whose name has this suffix. Fails the test if there is none.
 formats::StoredTensor* Named(Vectors* vectors, absl::string_view suffix);
 
 }  // namespace quire::models

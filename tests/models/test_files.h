@@ -1,6 +1,6 @@
 #pragma once
 
-// Model files in memory that a test can change, and a small backend.
+// In-memory model files that a test can change, and a small backend.
 
 #include <memory>
 #include <string>
@@ -14,7 +14,7 @@
 
 namespace quire::models {
 
-// "<tests/testdata>/<path>"
+// Returns "<tests/testdata>/<path>".
 std::string TestDataPath(absl::string_view path);
 std::string ReadTestFile(absl::string_view path);  // relative to tests/testdata
 
@@ -28,7 +28,7 @@ class EditableFiles {
   void Set(absl::string_view name, std::string text);
   void Remove(absl::string_view name);
   const std::string& Get(absl::string_view name) const;
-  // Valid until the next change.
+  // The result is valid until the next change.
   formats::ModelFiles Files() const;
 
  private:
@@ -42,7 +42,7 @@ struct TestBackend {
   kernels::Backend backend;
 };
 
-// A safetensors file: length, header, data.
+// Returns a safetensors file: length, header, data.
 std::string SafetensorsFile(absl::string_view header, absl::string_view data);
 
 }  // namespace quire::models

@@ -19,7 +19,7 @@ class UploaderTest : public testing::TestWithParam<int> {
   Stream stream_;
 };
 
-TEST_P(UploaderTest, BytesArriveUnchangedWhateverTheirSize) {
+TEST_P(UploaderTest, BytesOfAnySizeArriveUnchanged) {
   constexpr std::int64_t kPiece = 1024;
   std::mt19937_64 random(7);
   std::vector<std::byte> source(200000);
@@ -29,12 +29,12 @@ TEST_P(UploaderTest, BytesArriveUnchangedWhateverTheirSize) {
   ASSERT_TRUE(buffer.ok()) << buffer.status();
   auto uploader = Uploader::Create(stream_, &pool_, kPiece, 0);
   ASSERT_TRUE(uploader.ok()) << uploader.status();
-  // Sizes around a piece and around what all staging buffers hold, one after the other, from odd
+  // Uploads sizes around one piece and around the total of all staging buffers in turn, from odd
   // addresses.
   std::int64_t at = 0;
   for (const std::int64_t bytes : {std::int64_t{0}, std::int64_t{1}, kPiece - 1, kPiece, kPiece + 1,
                                    2 * kPiece * GetParam() + 5, std::int64_t{100001}}) {
-    // The host may change its copy as soon as Copy has returned.
+    // The host may modify its copy as soon as Copy has returned.
     std::vector<std::byte> host(source.begin() + at, source.begin() + at + bytes);
     const absl::Status status =
         (*uploader)->Copy(static_cast<std::byte*>(buffer->data()) + at, host.data(), bytes);
@@ -50,7 +50,7 @@ TEST_P(UploaderTest, BytesArriveUnchangedWhateverTheirSize) {
   EXPECT_EQ(std::memcmp(back.data(), source.data(), back.size()), 0);
 }
 
-TEST_P(UploaderTest, AFailedCopyIsReported) {
+TEST_P(UploaderTest, ReportsAFailedCopy) {
   auto buffer = DeviceBuffer::Allocate(MemoryKind::kDevice, 8192);
   auto uploader = Uploader::Create(stream_, &pool_, 1024, 0);
   ASSERT_TRUE(buffer.ok() && uploader.ok());

@@ -1,6 +1,6 @@
-// Weights of 8 and 4 bits on an emulated GPU: one small model in every stored format against logits
-// that a program of its own computed from the exact values, and fixtures whose weights are
-// converted against the CPU and against Hugging Face transformers.
+// Quantized weights of 8 and 4 bits on an emulated GPU. One small model in every stored format is
+// compared with logits that a separate program computed from the exact values. Fixtures with
+// converted weights are compared with the CPU and with Hugging Face transformers.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -34,8 +34,8 @@ void ExpectSameBits(const ReplayedPrompt& a, const ReplayedPrompt& b) {
   EXPECT_EQ(std::memcmp(a.logits.data(), b.logits.data(), a.logits.size() * sizeof(float)), 0);
 }
 
-// Memory of the device is taken as the plan says: in one allocation for the matrices of each layer
-// and of the head, one for the embedding and one for the vectors.
+// Device memory must be allocated as planned: one allocation for the matrices of each layer and of
+// the head, one for the embedding and one for the vectors.
 void ExpectHeldAsPlanned(const formats::ModelFiles& files, Quantization quantization,
                          bool fp8_activations = false) {
   const auto plan =
@@ -62,7 +62,7 @@ void ExpectHeldAsPlanned(const formats::ModelFiles& files, Quantization quantiza
   if (!cuda_emulator::IsEmulated()) return;
   EXPECT_EQ(cuda_emulator::DeviceBytesAllocated() - bytes,
             static_cast<std::uint64_t>(plan->weight_bytes));
-  // The staging of the upload is allocated and freed.
+  // The staging memory of the upload is allocated and freed.
   EXPECT_EQ(cuda_emulator::AllocationCount() - allocations, (*model)->spec.layers.size() + 3 + 2);
 }
 
@@ -84,8 +84,8 @@ class FormatCudaTest : public testing::TestWithParam<FormatCase> {
   }
 };
 
-// With f32 activations nothing is rounded; with bf16 only they are.
-TEST_P(FormatCudaTest, LogitsAreThoseOfTheExactValues) {
+// With f32 activations nothing is rounded, with bf16 only the activations.
+TEST_P(FormatCudaTest, LogitsEqualTheExactValues) {
   const FormatModel model(GetParam().name);
   const auto exact = Run(model, DType::kF32, Quantization::kAuto);
   ASSERT_TRUE(exact.ok()) << exact.status();
@@ -104,10 +104,10 @@ TEST_P(FormatCudaTest, LogitsAreThoseOfTheExactValues) {
   for (std::size_t i = 0; i < half->size(); ++i) ExpectSameBits((*half)[i], (*chunked)[i]);
 }
 
-// model.fp8_activations against the CPU, which rounds the same rows, and against double precision
-// with the same rounding; with bf16 on 9.0 codes are multiplied by codes. A value near the border
-// between two codes may fall on either side (stored_formats_test.cc).
-TEST_P(FormatCudaTest, RoundedRowsGiveTheLogitsOfTheCpu) {
+// model.fp8_activations compared with the CPU, which rounds the same rows, and with double
+// precision and the same rounding. With bf16 on capability 9.0 the product is fp8 by fp8. A value
+// near a rounding boundary may be rounded either way (stored_formats_test.cc).
+TEST_P(FormatCudaTest, DynamicQuantizationGivesTheLogitsOfTheCpu) {
   if (std::string_view(GetParam().form).substr(0, 3) != "fp8") return;
   const FormatModel model(GetParam().name);
   ReplayOptions options{.chunk = 64, .generated = 1, .logprobs = false, .fp8_activations = true};
@@ -119,7 +119,7 @@ TEST_P(FormatCudaTest, RoundedRowsGiveTheLogitsOfTheCpu) {
   const auto half = Replay(model.Files(), model.reference(), options);
   const bool has_fp8 = cuda_emulator::LaunchCount("linear fp8 sm_90a") > before;
   if (cuda_emulator::IsEmulated()) {
-    EXPECT_TRUE(has_fp8) << "the portable kernel ran";
+    EXPECT_TRUE(has_fp8) << "the portable kernel ran instead";
   }
   options.compute_capability = 80;
   const auto portable = Replay(model.Files(), model.reference(), options);
@@ -132,7 +132,7 @@ TEST_P(FormatCudaTest, RoundedRowsGiveTheLogitsOfTheCpu) {
     EXPECT_LT(relative, 0.02) << i;
   }
   EXPECT_GE(alike, 5);
-  // bf16 moves more values over a border, with codes multiplied by codes or without.
+  // bf16 moves more values across a rounding boundary, with fp8 products or without.
   const double of_codes = Divergence(*half, model.rounded());
   const double of_portable = Divergence(*portable, model.rounded());
   std::printf(
@@ -149,7 +149,7 @@ TEST_P(FormatCudaTest, RoundedRowsGiveTheLogitsOfTheCpu) {
   ExpectHeldAsPlanned(model.Files(), Quantization::kAuto, /*fp8_activations=*/true);
 }
 
-TEST_P(FormatCudaTest, ThePlanIsWhatIsHeld) {
+TEST_P(FormatCudaTest, PlanEqualsTheAllocations) {
   ExpectHeldAsPlanned(FormatModel(GetParam().name).Files(), Quantization::kAuto);
 }
 
@@ -160,7 +160,8 @@ INSTANTIATE_TEST_SUITE_P(Formats, FormatCudaTest, testing::ValuesIn(kFormatCases
                            return name;
                          });
 
-// Warnings of a load of rows that are rounded for nothing, on the device or one like 8.0.
+// Returns the warnings of a load with activation quantization that has no effect, on the device or
+// one like 8.0.
 std::vector<std::string> VainRounding(const formats::ModelFiles& files, DType activation,
                                       bool is_portable) {
   ThreadPool threads(2);
@@ -180,7 +181,7 @@ std::vector<std::string> VainRounding(const formats::ModelFiles& files, DType ac
   return found;
 }
 
-TEST(RoundedModelCudaTest, RowsRoundedForNothingAreAWarning) {
+TEST(RoundedModelCudaTest, WarnsAboutActivationQuantizationWithoutEffect) {
   cuda_emulator::Reset();
   const FormatModel model("fp8-block128");
   const auto all = testing::ElementsAre(testing::HasSubstr(
@@ -191,9 +192,9 @@ TEST(RoundedModelCudaTest, RowsRoundedForNothingAreAWarning) {
   EXPECT_THAT(VainRounding(model.Files(), DType::kBF16, /*is_portable=*/false), testing::IsEmpty());
 }
 
-// Experts have their rows rounded and are widened, what is beside them is multiplied as codes. A
-// row near the border between two codes, or between two experts, may differ from the CPU's.
-TEST(RoundedModelCudaTest, ExpertsAreWidenedBesideMatricesOfCodes) {
+// The activations of experts are quantized and widened again, while the other matrices use fp8
+// products. A row near a rounding boundary, or between two experts, may differ from the CPU's.
+TEST(RoundedModelCudaTest, WidensExpertsNextToFp8Products) {
   cuda_emulator::Reset();
   const std::string folder = "qwen3-moe-bf16";
   EditedFixture fp8(folder), exact(folder);
@@ -215,7 +216,7 @@ TEST(RoundedModelCudaTest, ExpertsAreWidenedBesideMatricesOfCodes) {
   const auto half = Replay(fp8.Files(), *reference, options);
   const bool has_codes = cuda_emulator::LaunchCount("linear fp8 sm_90a") > before;
   if (cuda_emulator::IsEmulated()) {
-    EXPECT_TRUE(has_codes) << "the portable kernel ran";
+    EXPECT_TRUE(has_codes) << "the portable kernel ran instead";
   }
   options.chunk = 5;
   const auto chunked = Replay(fp8.Files(), *reference, options);
@@ -234,7 +235,7 @@ TEST(RoundedModelCudaTest, ExpertsAreWidenedBesideMatricesOfCodes) {
   }
   ExpectHeldAsPlanned(fp8.Files(), Quantization::kAuto, /*fp8_activations=*/true);
   if (OpenCudaDevice(0)->compute_capability != 90) return;
-  // Gate and up are held as one; beside experts there are q, k and v, and o, of two layers.
+  // Gate and up are one matrix. Besides the experts, there are q, k and v, and o, of two layers.
   const auto held = experts / 3 * 2;
   EXPECT_THAT(VainRounding(fp8.Files(), DType::kBF16, /*is_portable=*/false),
               testing::ElementsAre(testing::HasSubstr(
@@ -258,9 +259,9 @@ class ConvertedCudaTest : public testing::TestWithParam<ConvertedCase> {
   void SetUp() override { cuda_emulator::Reset(); }
 };
 
-// The integers are those of the CPU, which rounds activations to int8 besides: 0.03 to 0.04, 0.08
-// where a rounded router input picks another expert.
-TEST_P(ConvertedCudaTest, LogitsAreCloseToTheCpusAndToTheReference) {
+// The integers equal the CPU's, which also quantizes activations to int8: 0.03 to 0.04, or 0.08
+// where a rounded router input selects another expert.
+TEST_P(ConvertedCudaTest, LogitsAreCloseToTheCpuAndTheReference) {
   const auto read = ReadReference(GetParam().folder);
   ASSERT_TRUE(read.ok()) << read.status();
   Reference some = *read;
@@ -299,7 +300,7 @@ TEST_P(ConvertedCudaTest, LogitsAreCloseToTheCpusAndToTheReference) {
   for (std::size_t i = 0; i < half->size(); ++i) ExpectSameBits((*half)[i], (*chunked)[i]);
 }
 
-TEST_P(ConvertedCudaTest, ThePlanIsWhatIsHeld) {
+TEST_P(ConvertedCudaTest, PlanEqualsTheAllocations) {
   const auto files = formats::ModelFiles::FromDirectory(FixturePath(GetParam().folder));
   ASSERT_TRUE(files.ok()) << files.status();
   ExpectHeldAsPlanned(*files, GetParam().quantization);
@@ -321,8 +322,8 @@ INSTANTIATE_TEST_SUITE_P(
       return name + "_" + std::string(QuantizationName(info.param.quantization));
     });
 
-// The CPU, unquantised, with the weights that the integers stand for.
-TEST(ConvertedExactCudaTest, LogitsAreThoseOfTheIntegersValues) {
+// The reference is the unquantized CPU path with the values that the integers represent.
+TEST(ConvertedExactCudaTest, LogitsEqualTheValuesOfTheIntegers) {
   const auto read = ReadReference("llama-mha-f32");
   ASSERT_TRUE(read.ok()) << read.status();
   const auto original = formats::ModelFiles::FromDirectory(FixturePath("llama-mha-f32"));
@@ -378,7 +379,7 @@ class BlocksCudaTest : public testing::TestWithParam<BlocksCase> {
   void SetUp() override { cuda_emulator::Reset(); }
 };
 
-// Nothing is rounded but the embedding of blocks, to f16.
+// Only the embedding in GGML quantization blocks is rounded, to f16.
 TEST_P(BlocksCudaTest, BlocksOfGgufFilesGiveTheReferenceLogits) {
   const auto read = ReadGgufReference(GetParam().folder);
   ASSERT_TRUE(read.ok()) << read.status();

@@ -34,7 +34,7 @@ void EditValues(const formats::StoredTensor& tensor, const EditedFixture::Edit& 
   edit(values);
   QUIRE_CHECK(values.size() == stored.size());
   for (std::size_t i = 0; i < values.size(); ++i) stored[i] = from_float(values[i]);
-  // The bytes are those of EditedFixture's own text.
+  // The bytes belong to EditedFixture's own text.
   std::memcpy(const_cast<std::byte*>(tensor.bytes.data()), stored.data(), tensor.bytes.size());
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// A model fixture in memory, to be changed before it is loaded.
+// An in-memory model fixture that tests modify before loading.
 
 #include <cstddef>
 #include <functional>
@@ -12,30 +12,31 @@
 
 namespace quire::models::parity {
 
-// Threads: one. Lifetime: outlives the ModelFiles that it gives and what is loaded from them.
+// Threads: one. Lifetime: must outlive the ModelFiles that it returns and everything loaded from
+// them.
 class EditedFixture {
  public:
-  // `folder` is a name under tests/testdata/models. The reference's files are left out.
+  // `folder` is a name under tests/testdata/models. The reference's files are excluded.
   explicit EditedFixture(const std::string& folder);
 
   nlohmann::json& config() { return config_; }
-  // The text of another file; config.json is written from config().
+  // Returns the text of another file. config.json is written from config().
   std::string& Text(const std::string& name);
-  // Changes the values of every tensor in whose name `pattern`, a regular expression, is found.
-  // They are stored rounded to the tensor's type. REQUIRES: there is one.
+  // Changes the values of every tensor whose name contains a match of the regular expression
+  // `pattern`. Values are rounded to the tensor's type. REQUIRES: at least one tensor matches.
   using Edit = std::function<void(std::vector<float>& values)>;
   void EditTensors(const std::string& pattern, const Edit& edit);
 
-  // Gives every tensor of model.safetensors another name, and adds one of 4 bytes for each of
-  // `more`.
+  // Renames every tensor of model.safetensors, and adds one of 4 bytes for each of `more`.
   void RenameTensors(const std::function<std::string(const std::string&)>& rename,
                      const std::vector<std::string>& more);
 
-  // Adds a tensor to model.safetensors: the rows of another one, in this order. REQUIRES: as many.
+  // Adds a tensor to model.safetensors: the rows of another one in this order. REQUIRES: the same
+  // number of rows.
   void AddCopy(const std::string& from, const std::string& to,
                const std::vector<std::size_t>& rows);
 
-  // As edited so far.
+  // Returns the files as edited so far.
   formats::ModelFiles Files();
 
  private:

@@ -1,6 +1,7 @@
-// One fixture of every family beside Llama, and all of DeepSeek, on an emulated GPU: judged against
-// Hugging Face transformers, and against itself where bits must not change. The fixtures and limits
-// are those of families_parity_test.cc; a few prompts stand for all, since emulation is slow.
+// One fixture of every other family than Llama, and all DeepSeek fixtures, on an emulated GPU.
+// Results are compared with Hugging Face transformers, and bitwise where bits must not change.
+// Fixtures and limits are those of families_parity_test.cc. Only a few prompts are used, since
+// emulation is slow.
 
 #include <gtest/gtest.h>
 
@@ -17,7 +18,7 @@ namespace {
 
 struct Fixture {
   const char* folder;
-  std::uint32_t border = 1u << 30;  // as in families_parity_test.cc
+  std::uint32_t border = 1u << 30;  // see families_parity_test.cc
 };
 
 void PrintTo(const Fixture& fixture, std::ostream* stream) {
@@ -44,7 +45,7 @@ constexpr Fixture kFixtures[] = {{"mistral-window-bf16"},
                                  {"deepseek-v3-bf16"},
                                  {"deepseek-v3-noqlora-bf16"}};
 
-// A prompt of 37 tokens, one beyond every window and border.
+// A prompt of 37 tokens, and one longer than every window and border.
 const std::vector<std::size_t> kSome = {10, 9};
 constexpr std::uint32_t kGenerated = 8;
 
@@ -75,7 +76,7 @@ class FamiliesCudaParityTest : public testing::TestWithParam<Fixture> {
   }
 
   Reference reference_;
-  Reference some_;  // the prompts of kSome alone
+  Reference some_;  // contains only the prompts of kSome
   formats::ModelFiles files_ = formats::ModelFiles::FromMemory("", {});
 };
 
@@ -109,9 +110,9 @@ TEST_P(FamiliesCudaParityTest, HalfPathStaysWithinTwiceTheRecordedError) {
   std::printf("%s: bf16 logits differ by %.2e relative, recorded %.2e\n", GetParam().folder,
               deviation.relative, reference_.half_error);
   EXPECT_LE(deviation.relative, 2 * reference_.half_error);
-  // Rounding must show, else the activations were not bf16.
+  // Rounding must have an effect, otherwise the activations were not bf16.
   EXPECT_GT(deviation.relative, kMaxRelative);
-  // Alone, in other chunks, over other pages, without graphs.
+  // The prompt alone, in other chunks, over other pages, without graphs.
   options.only = {kSome[0]};
   options.chunk = 19;
   options.seed = 8;
@@ -129,9 +130,9 @@ TEST_P(FamiliesCudaParityTest, HiddenStatesOfEveryLayerAgree) {
   EXPECT_LE(Compare(*hidden, prompt.hidden).relative, kMaxRelative);
 }
 
-// Windows and soft caps over heads of 128 columns, which no small fixture has: given to the spec of
-// one that has such heads, and judged by the CPU in f32, which got the same.
-TEST(RulesCudaParityTest, WideHeadsRunInTheKernelOfTheirDevice) {
+// Windows and soft caps over heads of 128 columns, which no small fixture has. They are added to
+// the spec of a fixture with such heads and compared with the CPU in f32 for the same spec.
+TEST(RulesCudaParityTest, WideHeadsUseTheKernelOfTheirDevice) {
   const char* const folder = "qwen3-hd128-bf16";
   const auto files = formats::ModelFiles::FromDirectory(FixturePath(folder));
   ASSERT_TRUE(files.ok()) << files.status();
@@ -149,7 +150,7 @@ TEST(RulesCudaParityTest, WideHeadsRunInTheKernelOfTheirDevice) {
                         }};
   const auto exact = Replay(*files, *reference, options);
   ASSERT_TRUE(exact.ok()) << exact.status();
-  // Without the rules it is another model.
+  // Without these options the logits differ.
   ReplayOptions plain = options;
   plain.edit_spec = nullptr;
   const auto other = Replay(*files, *reference, plain);
@@ -166,7 +167,7 @@ TEST(RulesCudaParityTest, WideHeadsRunInTheKernelOfTheirDevice) {
       EXPECT_LE(Compare((*got)[i].logits, (*exact)[i].logits).relative, 2 * reference->half_error);
       EXPECT_GT(Compare((*got)[i].logits, (*other)[i].logits).relative, 4 * reference->half_error);
     }
-    // A tile that a window ends in has the null page in front.
+    // A tile in which a window ends has the null page before it.
     EXPECT_GT(counters.released_pages, 0u);
     if (!cuda_emulator::IsEmulated()) continue;
     EXPECT_EQ(cuda_emulator::LaunchCount("attention prefill sm_90a") > 0, capability == 0);

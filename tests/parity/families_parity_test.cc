@@ -1,6 +1,6 @@
 // Numeric parity with Hugging Face transformers for one fixture of every special feature of the
-// families beside Llama, read from the runner that the daemon uses. Tolerances and the figures that
-// they come from: tests/testdata/models/README.md.
+// other families than Llama, read from the runner that the daemon uses.
+// tests/testdata/models/README.md derives the tolerances.
 
 #include <gtest/gtest.h>
 
@@ -17,10 +17,10 @@ namespace {
 
 struct Fixture {
   const char* folder;
-  // Of a longrope model: prompts that need more context than this are replayed by themselves, since
-  // they rotate by another table.
+  // For longrope models: prompts that need more context than this are replayed separately, since
+  // they use another rope table.
   std::uint32_t border = 1u << 30;
-  // Of codes: kAuto keeps them as integers and rounds activations to match, kNone does not.
+  // For quantized weights: kAuto keeps integers and quantizes activations to match, kNone does not.
   Quantization quantization = Quantization::kAuto;
 };
 
@@ -99,12 +99,12 @@ TEST_P(FamiliesParityTest, Bf16PagesStayWithinTwiceTheRecordedError) {
   std::printf("%s: bf16 pages differ by %.2e relative, recorded %.2e\n", GetParam().folder,
               deviation.relative, reference_.bf16_cache_error);
   EXPECT_LE(deviation.relative, 2 * reference_.bf16_cache_error);
-  // Rounded pages must show, else the pages were not bf16.
+  // Rounded pages must have an effect, otherwise the pages were not bf16.
   EXPECT_GT(deviation.relative, kMaxRelative);
 }
 
-// As in llama_parity_test.cc: int8 loses four times, fp8_e4m3 sixteen times what bf16 loses.
-TEST_P(FamiliesParityTest, QuantisedPagesLoseWhatTheirElementsLose) {
+// As in llama_parity_test.cc, int8 loses four times and fp8_e4m3 sixteen times as much as bf16.
+TEST_P(FamiliesParityTest, QuantizedPagesLoseAtMostTheirElementError) {
   for (const auto& [dtype, times] : {std::pair{DType::kI8, 4}, {DType::kF8E4M3, 16}}) {
     const auto got = MustReplay({.kv_dtype = dtype, .threads = 2, .feed_reference = true});
     ASSERT_EQ(got.size(), reference_.prompts.size());
@@ -117,7 +117,7 @@ TEST_P(FamiliesParityTest, QuantisedPagesLoseWhatTheirElementsLose) {
   }
 }
 
-TEST_P(FamiliesParityTest, BitsDependOnNothingButTheSequence) {
+TEST_P(FamiliesParityTest, BitsDependOnTheSequenceOnly) {
   const auto together = MustReplay({.threads = 1, .seed = 3});
   const auto threaded = MustReplay({.threads = 3, .chunk = 7, .seed = 4, .preempt_at = 9});
   ASSERT_EQ(together.size(), reference_.prompts.size());
@@ -128,7 +128,7 @@ TEST_P(FamiliesParityTest, BitsDependOnNothingButTheSequence) {
     ExpectSameBits(together[i].logits, threaded[i].logits);
     ExpectSameBits(together[i].logprobs, threaded[i].logprobs);
   }
-  // One short prompt, one beyond every window and border.
+  // One short prompt, and one longer than every window and border.
   for (const std::size_t i : {std::size_t{4}, std::size_t{9}}) {
     SCOPED_TRACE(reference_.prompts[i].id);
     const auto alone = MustReplay({.threads = 2, .chunk = 256, .seed = 5, .only = {i}});
@@ -146,7 +146,7 @@ TEST_P(FamiliesParityTest, HiddenStatesOfEveryLayerAgree) {
       ReplayHidden(files_, prompt, {.threads = 2, .quantization = GetParam().quantization});
   ASSERT_TRUE(hidden.ok()) << hidden.status();
   EXPECT_LE(Compare(*hidden, prompt.hidden).relative, kMaxRelative);
-  // By itself for each plane: a large one must not hide a small one.
+  // Each plane is compared separately, so that a large one does not hide a small one.
   ASSERT_EQ(hidden->size(), prompt.hidden.size());
   const std::size_t planes = reference_.num_layers + 2;
   const std::size_t plane = hidden->size() / planes;

@@ -1,7 +1,7 @@
-// Every special feature of a fixture, switched off alone, moves the logits by as much as it does in
-// Hugging Face transformers: no comparison passes because a knob is dead. The figures are those of
-// `feature_checks` in a fixture's reference.json: |changed - unchanged| / |unchanged| over the
-// logits of all tokens of all prompts and of the 64 greedy tokens behind each.
+// Switching off each special feature of a fixture alone changes the logits by as much as in Hugging
+// Face transformers. This proves that no comparison passes because an option has no effect. The
+// expected figures are `feature_checks` in a fixture's reference.json: |changed - unchanged| /
+// |unchanged| over the logits of all tokens of all prompts and of the 64 greedy tokens after each.
 
 #include <gtest/gtest.h>
 
@@ -41,7 +41,7 @@ Change SetConfig(const std::string& key, const nlohmann::json& value) {
   return [=](EditedFixture& fixture) { fixture.config()[key] = value; };
 }
 
-// Of the rope dictionary, whichever form the file has.
+// Sets a key of the rope dictionary, whichever form the file has.
 Change SetRope(const std::string& key, const nlohmann::json& value) {
   return [=](EditedFixture& fixture) {
     nlohmann::json& config = fixture.config();
@@ -97,13 +97,13 @@ SpecChange EachExpert(const std::function<void(MlpSpec&)>& change) {
   return EachLayer([=](LayerSpec& layer) { change(layer.moe.expert); });
 }
 
-// The router says nothing, and every token goes to the first two of four experts. The reference's
-// topk takes the last two of four equal ones, so the experts change places.
+// The router has no preference, and every token uses the first two of four experts. The reference's
+// topk selects the last two of four equal ones, so the experts are swapped.
 void EqualExperts(EditedFixture& fixture) {
   fixture.EditTensors("block_sparse_moe\\.gate", [](std::vector<float>& values) {
     std::fill(values.begin(), values.end(), 0.0f);
   });
-  // The names stand in the header; the data is not looked at for text of such a length.
+  // The names are in the header. The data is not searched for text of this length.
   std::string& text = fixture.Text("model.safetensors");
   for (std::size_t at = text.find(".experts."); at != std::string::npos;
        at = text.find(".experts.", at + 1)) {
@@ -112,7 +112,7 @@ void EqualExperts(EditedFixture& fixture) {
   }
 }
 
-// The two values of every byte of mxfp4 blocks.
+// Swaps the two values of every byte of mxfp4 blocks.
 void SwapNibbles(EditedFixture& fixture) {
   std::string& text = fixture.Text("model.safetensors");
   const auto tensors = formats::ReadSafetensors(std::as_bytes(std::span(text.data(), text.size())),
@@ -120,7 +120,7 @@ void SwapNibbles(EditedFixture& fixture) {
   QUIRE_CHECK(tensors.ok());
   for (const formats::StoredTensor& tensor : *tensors) {
     if (!absl::EndsWith(tensor.name, "_blocks")) continue;
-    // The bytes are those of the fixture's own text.
+    // The bytes belong to the fixture's own text.
     auto* const bytes = const_cast<std::byte*>(tensor.bytes.data());
     for (std::size_t i = 0; i < tensor.bytes.size(); ++i) {
       bytes[i] = bytes[i] >> 4 | bytes[i] << 4;
@@ -128,8 +128,8 @@ void SwapNibbles(EditedFixture& fixture) {
   }
 }
 
-// The head is no longer the embedding but a copy with its rows shuffled, as torch.randperm shuffles
-// them with a generator of seed 1.
+// The head becomes a copy of the embedding with its rows shuffled, like torch.randperm with a
+// generator of seed 1.
 void ShuffledHead(EditedFixture& fixture) {
   nlohmann::json& config = fixture.config();
   std::vector<std::size_t> rows(config["vocab_size"].get<std::size_t>());
@@ -154,7 +154,7 @@ Change LayerTypes(const std::string& type) {
   };
 }
 
-// A key that takes the value of another.
+// Sets a key to the value of another key.
 Change Copy(const std::string& from, const std::string& to) {
   return [=](EditedFixture& fixture) { fixture.config()[to] = fixture.config()[from]; };
 }
@@ -175,7 +175,7 @@ void RopeEverywhere(EditedFixture& fixture) {
   for (nlohmann::json& flag : fixture.config()["no_rope_layers"]) flag = 1;
 }
 
-// By fixture. A feature of a fixture's feature_checks that is missing here fails the test.
+// By fixture. A feature in a fixture's feature_checks that is missing here fails the test.
 using ExperimentMap = std::map<std::string, std::vector<Experiment>>;
 
 ExperimentMap LlamaExperiments() {
@@ -280,7 +280,7 @@ ExperimentMap PreNormExperiments() {
           {"phi3-longrope-bf16", Longrope()}};
 }
 
-// Families with norms behind them.
+// Families with norms after them.
 ExperimentMap PostNormExperiments() {
   return {
       {"gemma2-bf16",
@@ -350,7 +350,7 @@ void RotateHalves(MlaSpec& mla) {
   mla.rope_style = RopeStyle::kHalf;
 }
 
-// Latent attention.
+// MLA.
 ExperimentMap LatentExperiments() {
   return {{"deepseek-v2-bf16",
            {{"rope scaling", PlainRope},
@@ -400,7 +400,7 @@ const ExperimentMap& Experiments() {
   return kExperiments;
 }
 
-// feature -> relative change.
+// Maps a feature to its relative change.
 std::map<std::string, double> RecordedChanges(const std::string& folder) {
   std::ifstream stream(FixturePath(folder) + "/reference.json");
   const nlohmann::json json = nlohmann::json::parse(stream);
@@ -411,8 +411,8 @@ std::map<std::string, double> RecordedChanges(const std::string& folder) {
   return changes;
 }
 
-// Prompts with their greedy tokens, as prompts whose logits are wanted everywhere. Nothing of what
-// follows them is compared.
+// Prompts with their greedy tokens, as prompts with logits at all positions. Tokens generated after
+// them are not compared.
 Reference WholeSequences(const Reference& reference) {
   Reference whole = reference;
   for (ReferencePrompt& prompt : whole.prompts) {
@@ -425,7 +425,7 @@ Reference WholeSequences(const Reference& reference) {
 
 class FeatureOffTest : public testing::TestWithParam<std::string> {
  protected:
-  // Context from which on a longrope model uses its other table.
+  // Context length from which a longrope model uses its other table.
   static std::uint32_t Border(const nlohmann::json& config) {
     constexpr std::uint32_t kNone = 1u << 30;
     const auto scaling = config.find("rope_scaling");

@@ -1,6 +1,6 @@
 #pragma once
 
-// The small model of testdata/formats/models in every quantised format, and its recorded logits.
+// The small model of testdata/formats/models in every quantized format, and its recorded logits.
 
 #include <cstddef>
 #include <nlohmann/json.hpp>
@@ -14,23 +14,23 @@
 
 namespace quire::models::parity {
 
-// A file of that folder.
+// Returns a file of that folder.
 std::string ReadFormatFile(const std::string& name);
 
 std::span<const std::byte> BytesOf(const std::string& text);
 
-// The model in one format: what all formats share in one shard, the matrices in another.
+// The model in one format. One shard has the tensors common to all formats, another the matrices.
 class FormatModel {
  public:
-  // `more` is a third shard, with a tensor of the name given.
+  // `more` is a third shard that contains a tensor with the given name.
   explicit FormatModel(const std::string& name, const std::string& more = "",
                        const std::string& more_tensor = "");
 
   formats::ModelFiles Files() const;
-  // Logits from the exact values of the format, and from those before they were rounded to it.
+  // Logits from the exact values of the format, and from the values before they were rounded to it.
   const Reference& reference() const { return reference_; }
   const Reference& original() const { return original_; }
-  // As reference(), with rows rounded to e4m3 before each matrix of fp8; else empty.
+  // Like reference(), with rows rounded to e4m3 before each fp8 matrix. Otherwise empty.
   const Reference& rounded() const { return rounded_; }
 
  private:
@@ -44,13 +44,13 @@ class FormatModel {
   Reference reference_, original_, rounded_;
 };
 
-// Mean Kullback-Leibler divergence of the prompts.
+// Returns the mean Kullback-Leibler divergence of the prompts.
 double Divergence(const std::vector<ReplayedPrompt>& got, const Reference& want);
 
 struct FormatCase {
   const char* name;
   const char* form;  // in memory with model.quantization auto, as Model::quantization
-  // Divergence from the model before it was rounded, as make_models.py prints it: the accuracy of
+  // Divergence from the model before rounding, as make_models.py prints it. It is the accuracy of
   // the format on random weights.
   double of_original;
 };

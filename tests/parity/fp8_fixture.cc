@@ -32,7 +32,7 @@ std::string SafetensorsOf(const std::vector<FileTensor>& tensors) {
 
 namespace {
 
-// A matrix in fp8 with blocks of 128, and the f32 values that this means.
+// Adds a matrix in fp8 with blocks of 128, and the f32 values that it represents.
 void AddFp8(const formats::StoredTensor& tensor, std::vector<FileTensor>* fp8,
             std::vector<FileTensor>* exact) {
   constexpr std::int64_t kBlock = 128;

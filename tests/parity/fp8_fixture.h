@@ -1,6 +1,6 @@
 #pragma once
 
-// Fixtures whose matrices are rounded to fp8, and files that tests put together.
+// Fixtures whose matrices are rounded to fp8, and files that tests assemble.
 
 #include <cstdint>
 #include <cstring>
@@ -16,7 +16,7 @@ struct FileTensor {
   std::vector<std::int64_t> shape;
 };
 
-// The bytes of a safetensors file.
+// Returns the bytes of a safetensors file.
 std::string SafetensorsOf(const std::vector<FileTensor>& tensors);
 
 template <typename T>
@@ -26,9 +26,9 @@ std::string BytesOfValues(const std::vector<T>& values) {
   return bytes;
 }
 
-// Gives one of two fixtures of the same bf16 model its matrices, but for routers, embeddings and
-// heads, in fp8 with blocks of 128, and the other the f32 values that this means. Returns their
-// names.
+// Takes two fixtures of the same bf16 model. Stores the matrices of one, except routers, embeddings
+// and heads, in fp8 with blocks of 128, and the f32 values that they represent in the other.
+// Returns the names of the matrices.
 std::vector<std::string> MakeFp8(EditedFixture* fp8, EditedFixture* exact);
 
 }  // namespace quire::models::parity

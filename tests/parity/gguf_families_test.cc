@@ -1,6 +1,6 @@
-// Families beside Llama as GGUF files: the fixtures of tests/testdata/models, written anew with the
-// keys and tensor names that llama.cpp's converter gives them, must compute what Hugging Face
-// transformers computes from the originals.
+// Other families than Llama as GGUF files. The fixtures of tests/testdata/models are rewritten with
+// the keys and tensor names of llama.cpp's converter. They must compute the same as Hugging Face
+// transformers with the originals.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -33,7 +33,7 @@ namespace {
 
 using nlohmann::json;
 
-// What the part of a name behind "model.layers.N." becomes behind "blk.N.".
+// Maps the part of a name after "model.layers.N." to the part after "blk.N.".
 const std::map<std::string, std::string>& LayerNames(const std::string& architecture) {
   static const std::map<std::string, std::string> kPreNorm = {
       {"input_layernorm", "attn_norm"},
@@ -85,7 +85,7 @@ std::string GgufName(const std::string& name, const std::string& architecture) {
                       LayerNames(architecture).at(part), name.substr(ending));
 }
 
-// Vectors are stored as F32, and the weights of Gemma's norms with their 1.
+// Vectors are stored as F32, and the weights of Gemma's norms include the added 1.
 void AddTensor(GgufWriter* writer, const formats::StoredTensor& tensor,
                const std::string& architecture) {
   const std::string name = GgufName(tensor.name, architecture);
@@ -103,8 +103,8 @@ void AddTensor(GgufWriter* writer, const formats::StoredTensor& tensor,
   writer->Floats(name, values);
 }
 
-// Rows of q and k as files of the architecture llama hold them: those of the halves of each head
-// take turns.
+// Returns the rows of q and k in the order of llama files, which interleave the halves of each
+// head.
 std::string Interleaved(const formats::StoredTensor& tensor, std::size_t head_size) {
   const std::size_t row = tensor.bytes.size() / static_cast<std::size_t>(tensor.shape[0]);
   std::string bytes(tensor.bytes.size(), '\0');
@@ -116,7 +116,7 @@ std::string Interleaved(const formats::StoredTensor& tensor, std::size_t head_si
   return bytes;
 }
 
-// The experts of a layer as three stacks.
+// Writes the experts of a layer as three stacks.
 void AddExperts(GgufWriter* writer, const Checkpoint& checkpoint, const std::string& root,
                 const std::vector<std::string>& parts, std::uint32_t num_experts,
                 std::size_t layer) {
@@ -158,9 +158,9 @@ void AddAllExperts(GgufWriter* writer, const Checkpoint& checkpoint, const json&
   }
 }
 
-// Output `row` of expert `e`, of a stack in bf16 [experts, inputs, outputs] or in mxfp4 [experts,
-// outputs, inputs]: as bf16, or as blocks of 17 bytes, the exponent and then inputs i and i + 16 in
-// one byte where the original has neighbours.
+// Appends output `row` of expert `e`. The stack is bf16 [experts, inputs, outputs] or mxfp4
+// [experts, outputs, inputs]. The result is bf16, or blocks of 17 bytes: the exponent, then inputs
+// i and i + 16 in one byte, where the original stores neighbours.
 void AppendExpertRow(const formats::StoredTensor& stack, std::int64_t e, std::int64_t row,
                      std::string* bytes) {
   if (stack.quantized == nullptr) {
@@ -183,7 +183,7 @@ void AppendExpertRow(const formats::StoredTensor& stack, std::int64_t e, std::in
   }
 }
 
-// Outputs first, first + step, ... of all experts and their biases as one stack.
+// Adds outputs first, first + step, ... of all experts and their biases as one stack.
 void AddExpertStack(GgufWriter* writer, const Checkpoint& checkpoint, const std::string& from,
                     const std::string& to, std::int64_t first, std::int64_t step) {
   const formats::StoredTensor* const stack = checkpoint.Find(from);
@@ -250,7 +250,7 @@ void AddCommonKeys(GgufWriter* writer, const json& config, const std::string& ar
 void AddGemmaKeys(GgufWriter* writer, const json& config, const std::string& architecture) {
   writer->Integer(architecture + ".attention.sliding_window",
                   config["sliding_window"].get<std::uint32_t>());
-  // Converters leave it out: published models follow a rule, this one does not.
+  // Converters omit it, since published models follow a rule. This one does not.
   writer->Number(architecture + ".attention.scale",
                  1 / std::sqrt(config["query_pre_attn_scalar"].get<double>()));
   if (architecture == "gemma2") {
@@ -322,7 +322,7 @@ formats::ModelFiles FilesOf(const std::string& file) {
 struct Case {
   const char* folder;
   const char* architecture;
-  std::uint32_t border = 1u << 30;  // as in families_parity_test.cc
+  std::uint32_t border = 1u << 30;  // see families_parity_test.cc
 };
 
 void PrintTo(const Case& fixture, std::ostream* stream) {
@@ -335,7 +335,7 @@ constexpr Case kCases[] = {{"qwen2-bf16", "qwen2"},     {"qwen3-hd128-bf16", "qw
                            {"mixtral-bf16", "llama"},   {"qwen3-moe-bf16", "qwen3moe"},
                            {"gpt-oss-bf16", "gpt-oss"}, {"gpt-oss-mxfp4", "gpt-oss"}};
 
-// No key says where products of experts are clamped: files mean what the published models have.
+// No key stores the clamp of expert products. Files imply the published models' value.
 void SetSwigluLimit(const json& config, ModelSpec* spec) {
   if (!config.contains("swiglu_limit")) return;
   for (LayerSpec& layer : spec->layers) {
@@ -346,7 +346,7 @@ void SetSwigluLimit(const json& config, ModelSpec* spec) {
 
 class GgufFamiliesTest : public testing::TestWithParam<Case> {};
 
-TEST_P(GgufFamiliesTest, ComputesWhatTheOriginalDoes) {
+TEST_P(GgufFamiliesTest, ComputesTheSameAsTheOriginal) {
   const auto reference = ReadReference(GetParam().folder);
   ASSERT_TRUE(reference.ok()) << reference.status();
   EditedFixture fixture(GetParam().folder);
@@ -366,7 +366,7 @@ TEST_P(GgufFamiliesTest, ComputesWhatTheOriginalDoes) {
   EXPECT_EQ(CountTokenMismatches(*got, *reference), 0u);
 }
 
-TEST_P(GgufFamiliesTest, SpecIsThatOfTheOriginal) {
+TEST_P(GgufFamiliesTest, SpecEqualsTheOriginal) {
   EditedFixture fixture(GetParam().folder);
   const std::string file = Convert(fixture, GetParam().architecture).File();
   auto got = runtime::ReadModelSpec(FilesOf(file), DeviceKind::kCpu);
@@ -375,8 +375,8 @@ TEST_P(GgufFamiliesTest, SpecIsThatOfTheOriginal) {
   const auto original = runtime::ReadModelSpec(fixture.Files(), DeviceKind::kCpu);
   ASSERT_TRUE(original.ok()) << original.status();
   ModelSpec want = original->spec;
-  // Norms hold their 1 already; ids stand with the tokenizer, which this file lacks; factors went
-  // through float32.
+  // Norms already include their 1, ids belong to the tokenizer, which this file lacks, and factors
+  // were rounded to float32.
   for (NormSpec* norm : {&want.final_norm}) norm->weight_offset = 0;
   for (LayerSpec& layer : want.layers) {
     for (NormSpec* norm :
@@ -397,8 +397,8 @@ INSTANTIATE_TEST_SUITE_P(Families, GgufFamiliesTest, testing::ValuesIn(kCases),
                            return name;
                          });
 
-// Blocks of both files become the same integers, whichever way their codes lie.
-TEST(GgufFamiliesMxfp4Test, AutoComputesTheBitsOfTheOriginal) {
+// Blocks of both files become the same integers, whatever their layout.
+TEST(GgufFamiliesMxfp4Test, AutoEqualsTheOriginalBitwise) {
   const auto reference = ReadReference("gpt-oss-mxfp4");
   ASSERT_TRUE(reference.ok()) << reference.status();
   EditedFixture fixture("gpt-oss-mxfp4");
@@ -414,7 +414,7 @@ TEST(GgufFamiliesMxfp4Test, AutoComputesTheBitsOfTheOriginal) {
     EXPECT_EQ((*got)[i].logits, (*want)[i].logits);
     EXPECT_EQ((*got)[i].sampled, (*want)[i].sampled);
   }
-  // Rounded activations leave a trace; without one this would not be the integer path.
+  // Activation quantization must have an effect, otherwise this would not be the integer path.
   EXPECT_GT(CompareLogits(*got, *reference).relative, kMaxRelative);
 }
 
@@ -429,7 +429,7 @@ std::string ErrorOf(const std::string& folder, const std::string& architecture,
   return std::string(read.status().message());
 }
 
-TEST(GgufFamiliesRefusalTest, KeysOfOtherFamiliesAndBrokenFactorsAreNamed) {
+TEST(GgufFamiliesRefusalTest, NamesKeysOfOtherFamiliesAndBrokenFactors) {
   EXPECT_THAT(
       ErrorOf("qwen2-bf16", "qwen2",
               [](GgufWriter* writer) { writer->Integer("qwen2.attention.sliding_window", 32); }),
@@ -459,7 +459,7 @@ TEST(GgufFamiliesRefusalTest, KeysOfOtherFamiliesAndBrokenFactorsAreNamed) {
       testing::HasSubstr("gpt-oss.expert_shared_count 1 is not supported by gpt_oss"));
 }
 
-// Files of before the key are known by their sizes: Phi-3-mini and medium with 4k and 128k.
+// Files older than the key are recognised by their sizes: Phi-3-mini and medium with 4k and 128k.
 TEST(GgufFamiliesRuleTest, WindowOfPhi3WithoutItsKey) {
   const auto read = [](std::uint32_t context, std::uint32_t blocks, int window) {
     GgufWriter writer;
@@ -483,7 +483,7 @@ TEST(GgufFamiliesRuleTest, WindowOfPhi3WithoutItsKey) {
   };
   const struct {
     std::uint32_t context, blocks;
-    int window;  // of the key; -1: absent
+    int window;  // of the key; -1 if absent
     std::uint32_t want;
   } cases[] = {{4096, 32, -1, 2047},   {4096, 40, -1, 2047}, {131072, 32, -1, 0},
                {131072, 40, -1, 0},    {4096, 32, 0, 0},     {4096, 32, 100, 100},
@@ -504,14 +504,15 @@ TEST(GgufFamiliesRuleTest, WindowOfPhi3WithoutItsKey) {
   }
 }
 
-// Made-up weights have the names and shapes of the files, those of experts, too.
-TEST(GgufFamiliesRuleTest, DummyWeightsAreAsLargeAsRealOnes) {
+// Random weights have the names and shapes of the files, including experts.
+TEST(GgufFamiliesRuleTest, DummyWeightsHaveRealSizes) {
   ThreadPool threads(2);
   const auto backend = kernels::Backend::Create(Device::Cpu(), &threads);
   ASSERT_TRUE(backend.ok());
   for (const Case& each : kCases) {
     SCOPED_TRACE(each.folder);
-    if (each.folder == std::string("gpt-oss-mxfp4")) continue;  // made-up weights are no blocks
+    // Random weights have no mxfp4 blocks.
+    if (each.folder == std::string("gpt-oss-mxfp4")) continue;
     EditedFixture fixture(each.folder);
     const std::string file = Convert(fixture, each.architecture).File();
     const auto real = runtime::LoadModel(FilesOf(file), *backend, {});
@@ -524,7 +525,7 @@ TEST(GgufFamiliesRuleTest, DummyWeightsAreAsLargeAsRealOnes) {
   }
 }
 
-// What files leave out: the scale of scores follows the head size, but in one published size.
+// A value that files omit: the score scale follows the head size, except in one published size.
 TEST(GgufFamiliesRuleTest, ScoreScaleOfPublishedGemmas) {
   const auto scale = [](std::uint32_t blocks) {
     GgufWriter writer;

@@ -1,5 +1,5 @@
-// Numeric parity of GGUF files with what Hugging Face transformers computes from their dequantised
-// weights in float32, for every fixture of tests/testdata/gguf/models.
+// Numeric parity of GGUF files with Hugging Face transformers on the dequantized weights in
+// float32, for every fixture of tests/testdata/gguf/models.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -46,13 +46,13 @@ constexpr Fixture kFixtures[] = {{"llama-align64", false},
                                  {"llama-spm", false},
                                  {"llama-tied", false}};
 
-// Tokens that the references have.
+// Number of tokens in the references.
 constexpr std::uint32_t kGenerated = 48;
-// What rounding activations to 8 bits per group may cost: llama.cpp's figure on these files, where
-// weights are random and logits far apart, is 1e-3 to 6e-3.
+// Allowed error of quantizing activations to 8 bits per group. llama.cpp has 1e-3 to 6e-3 on these
+// files, whose random weights give widely spread logits.
 constexpr double kMaxMeanKl = 1e-2;
 
-// Of softmax(want) against softmax(got), in nats.
+// Divergence of softmax(got) from softmax(want), in nats.
 double KlDivergence(std::span<const float> want, std::span<const float> got) {
   const auto log_sum = [](std::span<const float> logits) {
     const double top = *std::max_element(logits.begin(), logits.end());
@@ -97,7 +97,7 @@ class GgufParityTest : public testing::TestWithParam<Fixture> {
   formats::ModelFiles files_ = formats::ModelFiles::FromMemory("", {});
 };
 
-TEST_P(GgufParityTest, UnquantisedGivesTheReferenceTokensAndLogits) {
+TEST_P(GgufParityTest, UnquantizedGivesTheReferenceTokensAndLogits) {
   const auto got = MustReplay(files_, {.quantization = Quantization::kNone});
   ASSERT_EQ(got.size(), reference_.prompts.size());
   const Deviation deviation = CompareLogits(got, reference_);
@@ -115,7 +115,7 @@ TEST_P(GgufParityTest, UnquantisedGivesTheReferenceTokensAndLogits) {
   }
 }
 
-TEST_P(GgufParityTest, AsStoredIsCloseAndTheSameForAllThreadsAndChunks) {
+TEST_P(GgufParityTest, StoredFormatIsCloseAndInvariantToThreadsAndChunks) {
   const auto got = MustReplay(files_, {.feed_reference = true});
   ASSERT_EQ(got.size(), reference_.prompts.size());
   double total = 0;
@@ -126,7 +126,7 @@ TEST_P(GgufParityTest, AsStoredIsCloseAndTheSameForAllThreadsAndChunks) {
   std::printf("%s: mean KL divergence %.2e\n", GetParam().folder, mean);
   if (GetParam().has_blocks) {
     EXPECT_LE(mean, kMaxMeanKl);
-    // Rounded activations leave a trace; without one this would not be the integer path.
+    // Activation quantization must have an effect, otherwise this would not be the integer path.
     EXPECT_GT(CompareLogits(got, reference_).relative, kMaxRelative);
   } else {
     EXPECT_LE(CompareLogits(got, reference_).relative, kMaxRelative);
@@ -147,7 +147,7 @@ INSTANTIATE_TEST_SUITE_P(Fixtures, GgufParityTest, testing::ValuesIn(kFixtures),
                            return name;
                          });
 
-// The comparison sees what a reader could leave out: a file with such a fault must not pass.
+// Injected faults prove that the comparison detects what a reader could omit.
 struct Fault {
   const char* name;
   const char* folder;
@@ -160,7 +160,7 @@ void PrintTo(const Fault& fault, std::ostream* stream) {
 
 class GgufFaultTest : public testing::TestWithParam<Fault> {};
 
-TEST_P(GgufFaultTest, IsSeen) {
+TEST_P(GgufFaultTest, IsDetected) {
   const auto reference = ReadGgufReference(GetParam().folder);
   ASSERT_TRUE(reference.ok()) << reference.status();
   std::ifstream stream(GgufFixturePath(GetParam().folder) + "/model.gguf", std::ios::binary);
@@ -180,7 +180,7 @@ TEST_P(GgufFaultTest, IsSeen) {
 INSTANTIATE_TEST_SUITE_P(
     Keys, GgufFaultTest,
     testing::Values(
-        // Keys under names that the reader does not know.
+        // Renames keys to names that the reader does not know.
         Fault{"LinearFactor", "llama-rope-linear", "llama.rope.scaling.factor",
               "other.rope.scaling.factor"},
         Fault{"RotationBase", "llama-rope-llama3", "llama.rope.freq_base", "other.rope.freq_base"}),

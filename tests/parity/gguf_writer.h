@@ -1,6 +1,6 @@
 #pragma once
 
-// Makes GGUF files in memory.
+// Writes GGUF files in memory.
 
 #include <cstdint>
 #include <string>
@@ -23,7 +23,7 @@ class GgufWriter {
     Key(key, 6);
     Put(&header_, static_cast<float>(value));
   }
-  // Shape slowest dimension first. `type` as ggml numbers it: 0 F32, 30 BF16.
+  // Shapes have the slowest dimension first. `type` uses ggml's numbers: 0 is F32, 30 is BF16.
   void Tensor(const std::string& name, const std::vector<std::int64_t>& shape, std::uint32_t type,
               const void* bytes, std::size_t size) {
     String(&table_, name);

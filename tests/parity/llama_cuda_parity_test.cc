@@ -1,5 +1,5 @@
-// The Llama fixtures on an emulated GPU: the same kernels and the same host code as on a real one,
-// judged against Hugging Face transformers, and against each other where bits must not change.
+// The Llama fixtures on an emulated GPU, with the kernels and host code of a real one. Results are
+// compared with Hugging Face transformers, and bitwise where bits must not change.
 
 #include <gtest/gtest.h>
 
@@ -30,7 +30,7 @@ const char* const kFolders[] = {"llama-bias-bf16",
                                 "llama-vocab-padded-bf16",
                                 "qwen2-bf16"};
 
-// Indices of prompts of 2, 17, 65 and 37 tokens: what a test of equal bits replays.
+// Indices of prompts of 2, 17, 65 and 37 tokens, which the bitwise tests replay.
 const std::vector<std::size_t> kSome = {1, 4, 6, 10};
 
 class LlamaCudaParityTest : public testing::TestWithParam<const char*> {
@@ -71,10 +71,11 @@ void ExpectSameBits(const std::vector<ReplayedPrompt>& a, const std::vector<Repl
 }
 
 TEST_P(LlamaCudaParityTest, ScalarPathGivesTheReferenceTokensAndLogits) {
-  // A step takes milliseconds on an emulated GPU: enough for a sequence to begin a page or two.
+  // A step takes milliseconds on an emulated GPU. The length lets a sequence start one or two new
+  // pages.
   constexpr std::uint32_t kGenerated = 24;
   for (ReferencePrompt& prompt : reference_.prompts) prompt.greedy.resize(kGenerated);
-  // Graphs compute their padding, too; that they change no bit is a test of its own.
+  // Graphs also compute their padding. Another test checks that they change no bit.
   const auto got = MustReplay({.generated = kGenerated, .logprobs = false, .graphs = false});
   const Deviation deviation = CompareLogits(got, reference_);
   std::printf("%s: f32 logits differ by %.2e relative, %.2e at most\n", GetParam(),
@@ -84,7 +85,7 @@ TEST_P(LlamaCudaParityTest, ScalarPathGivesTheReferenceTokensAndLogits) {
 }
 
 TEST_P(LlamaCudaParityTest, HalfPathStaysWithinTwiceTheRecordedError) {
-  // Recorded logits are those of prompts, so nothing needs to be generated behind them.
+  // Recorded logits belong to prompts, so nothing is generated after them.
   const auto got = MustReplay({.kv_dtype = DType::kBF16,
                                .feed_reference = true,
                                .generated = 4,
@@ -93,10 +94,10 @@ TEST_P(LlamaCudaParityTest, HalfPathStaysWithinTwiceTheRecordedError) {
   const Deviation deviation = CompareLogits(got, reference_);
   std::printf("%s: bf16 logits differ by %.2e relative, recorded %.2e\n", GetParam(),
               deviation.relative, reference_.half_error);
-  // The figure was recorded in the fixture's own half type; a step of bf16 is eight of f16.
+  // The figure was recorded in the fixture's own half type. A step of bf16 equals eight of f16.
   const double steps = absl::EndsWith(GetParam(), "-f16") ? 8 : 1;
   EXPECT_LE(deviation.relative, 2 * steps * reference_.half_error);
-  // Rounding must show, else the activations were not bf16.
+  // Rounding must have an effect, otherwise the activations were not bf16.
   EXPECT_GT(deviation.relative, kMaxRelative);
   const std::string folder = GetParam();
   if (folder == "llama-rope-llama3-bf16") {
@@ -127,7 +128,7 @@ class LlamaCudaBitsTest : public LlamaCudaParityTest {
   static constexpr DType kTypes[] = {DType::kF32, DType::kBF16};
 };
 
-TEST_P(LlamaCudaBitsTest, BatchChunksPagesAndThreadOrderDoNotMatter) {
+TEST_P(LlamaCudaBitsTest, BatchChunksPagesAndThreadOrderDoNotChangeBits) {
   for (const DType dtype : kTypes) {
     const auto together = MustReplay(With(dtype));
     ReplayOptions options = With(dtype);
@@ -145,7 +146,8 @@ TEST_P(LlamaCudaBitsTest, BatchChunksPagesAndThreadOrderDoNotMatter) {
   }
 }
 
-// What runs below compute capability 9.0, on any device: no kernel reads pages through tensor maps.
+// Uses the kernels for devices below compute capability 9.0 on any device. They do not read pages
+// through tensor maps.
 TEST_P(LlamaCudaBitsTest, PortableKernelsStayWithinTwiceTheRecordedError) {
   const auto got = MustReplay({.kv_dtype = DType::kBF16,
                                .feed_reference = true,
@@ -162,7 +164,7 @@ TEST_P(LlamaCudaBitsTest, PortableKernelsStayWithinTwiceTheRecordedError) {
   }
 }
 
-TEST_P(LlamaCudaBitsTest, GraphsDoNotMatter) {
+TEST_P(LlamaCudaBitsTest, GraphsDoNotChangeBits) {
   for (const DType dtype : kTypes) {
     ReplayCounters with;
     ReplayCounters without;
@@ -177,7 +179,7 @@ TEST_P(LlamaCudaBitsTest, GraphsDoNotMatter) {
   }
 }
 
-TEST_P(LlamaCudaBitsTest, StepsInFlightDoNotMatter) {
+TEST_P(LlamaCudaBitsTest, StepsInFlightDoNotChangeBits) {
   for (const DType dtype : kTypes) {
     const auto one = MustReplay(With(dtype));
     ReplayOptions options = With(dtype);
@@ -188,12 +190,12 @@ TEST_P(LlamaCudaBitsTest, StepsInFlightDoNotMatter) {
   }
 }
 
-TEST_P(LlamaCudaBitsTest, RecomputationAfterPreemptionDoesNotMatter) {
+TEST_P(LlamaCudaBitsTest, RecomputationAfterPreemptionDoesNotChangeBits) {
   for (const DType dtype : kTypes) {
     const auto undisturbed = MustReplay(With(dtype));
     ReplayOptions options = With(dtype);
     options.preempt_at = 10;
-    options.chunk = 24;  // so that a step holds both classes of rows of one sequence
+    options.chunk = 24;  // a step contains both row classes of one sequence
     ExpectSameBits(undisturbed, MustReplay(options));
   }
 }
@@ -206,7 +208,7 @@ TEST_P(LlamaCudaBitsTest, HiddenStatesOfEveryLayerAgree) {
   EXPECT_LE(Compare(*hidden, prompt.hidden).relative, kMaxRelative);
 }
 
-TEST_P(LlamaCudaBitsTest, OneChangedPageIdIsSeen) {
+TEST_P(LlamaCudaBitsTest, DetectsOneChangedPageId) {
   const auto untouched = MustReplay(With(DType::kF32));
   ReplayOptions options = With(DType::kF32);
   options.swap_one_page = true;
@@ -216,7 +218,7 @@ TEST_P(LlamaCudaBitsTest, OneChangedPageIdIsSeen) {
   EXPECT_NE(got.back().sampled, untouched.back().sampled) << "the prompt with the wrong page";
 }
 
-TEST_P(LlamaCudaBitsTest, QuantisedPagesAreCloseAndKeepTheirBits) {
+TEST_P(LlamaCudaBitsTest, QuantizedPagesAreCloseAndInvariant) {
   for (const DType kv : {DType::kI8, DType::kF8E4M3}) {
     ReplayOptions options = With(DType::kBF16);
     options.kv_dtype = kv;
@@ -230,8 +232,8 @@ TEST_P(LlamaCudaBitsTest, QuantisedPagesAreCloseAndKeepTheirBits) {
     const Deviation deviation = CompareLogits(got, some);
     std::printf("%s: %s pages differ by %.2e relative\n", GetParam(),
                 std::string(DTypeName(kv)).c_str(), deviation.relative);
-    // On top of bf16 activations an element is off by at most 2^-4 of itself (e4m3) or 1/254 of the
-    // largest of its row (int8).
+    // In addition to bf16 activations, an element has an error of at most 2^-4 of itself (e4m3) or
+    // 1/254 of the largest of its row (int8).
     EXPECT_LE(deviation.relative,
               2 * reference_.half_error + (kv == DType::kI8 ? 1.0 / 127 : 0.0625));
     EXPECT_GT(deviation.relative, kMaxRelative);

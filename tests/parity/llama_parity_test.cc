@@ -1,5 +1,5 @@
 // Numeric parity with Hugging Face transformers for every Llama fixture, read from the runner that
-// the daemon uses. Tolerances and the figures that they come from: tests/testdata/models/README.md.
+// the daemon uses. tests/testdata/models/README.md derives the tolerances.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -91,12 +91,13 @@ TEST_P(LlamaParityTest, Bf16PagesStayWithinTwiceTheRecordedError) {
   std::printf("%s: bf16 pages differ by %.2e relative, recorded %.2e\n", GetParam(),
               deviation.relative, reference_.bf16_cache_error);
   EXPECT_LE(deviation.relative, 2 * reference_.bf16_cache_error);
-  // Rounded pages must show, else the pages were not bf16.
+  // Rounded pages must have an effect, otherwise the pages were not bf16.
   EXPECT_GT(deviation.relative, kMaxRelative);
   for (std::size_t i = 0; i < got.size(); ++i) {
     const ReferencePrompt& want = reference_.prompts[i];
     for (std::size_t step = 0; step < want.greedy.size(); ++step) {
-      // A log-probability moves by its own logit and by the sum: at most twice the largest change.
+      // A log-probability changes by its own logit and by the sum, at most twice the largest
+      // change.
       EXPECT_NEAR(got[i].logprobs[step], want.greedy_logprobs[step],
                   4 * reference_.bf16_cache_max_abs)
           << want.id << " step " << step;
@@ -104,10 +105,10 @@ TEST_P(LlamaParityTest, Bf16PagesStayWithinTwiceTheRecordedError) {
   }
 }
 
-// A rounded element is off by 0.16 % of itself in bf16 (all in the mean square), by 0.6 % of what
-// is typical of its head in int8 (steps of 1/127 of the largest) and by 2.5 % of itself in
-// fp8_e4m3: 4 and 16 times as much. The bounds leave a factor of 2, as that of bf16 does.
-TEST_P(LlamaParityTest, QuantisedPagesLoseWhatTheirElementsLose) {
+// The relative error of an element is 0.16 % in bf16 (root mean square) and 2.5 % in fp8_e4m3, 16
+// times as much. In int8 it is 0.6 % of the typical value of its head (steps of 1/127 of the
+// largest), 4 times as much. The bounds have a margin of 2, like that of bf16.
+TEST_P(LlamaParityTest, QuantizedPagesLoseAtMostTheirElementError) {
   for (const auto& [dtype, times] : {std::pair{DType::kI8, 4}, {DType::kF8E4M3, 16}}) {
     const auto got = MustReplay(files_, {.kv_dtype = dtype, .threads = 2, .feed_reference = true});
     const Deviation deviation = CompareLogits(got, reference_);
@@ -119,7 +120,7 @@ TEST_P(LlamaParityTest, QuantisedPagesLoseWhatTheirElementsLose) {
   }
 }
 
-TEST_P(LlamaParityTest, BitsOfQuantisedPagesDependOnNothingButTheSequence) {
+TEST_P(LlamaParityTest, QuantizedPageBitsDependOnTheSequenceOnly) {
   for (const DType dtype : {DType::kI8, DType::kF8E4M3}) {
     const auto one = MustReplay(files_, {.kv_dtype = dtype, .threads = 1, .seed = 3});
     const auto other = MustReplay(files_, {.kv_dtype = dtype, .threads = 3, .chunk = 7, .seed = 8});
@@ -135,7 +136,7 @@ TEST_P(LlamaParityTest, BitsOfQuantisedPagesDependOnNothingButTheSequence) {
   }
 }
 
-TEST_P(LlamaParityTest, BitsDependOnNothingButTheSequence) {
+TEST_P(LlamaParityTest, BitsDependOnTheSequenceOnly) {
   const auto together = MustReplay(files_, {.threads = 1, .seed = 3});
   const auto threaded = MustReplay(files_, {.threads = 3, .chunk = 7, .seed = 4});
   for (std::size_t i = 0; i < reference_.prompts.size(); ++i) {
@@ -162,11 +163,10 @@ TEST_P(LlamaParityTest, HiddenStatesOfEveryLayerAgree) {
   EXPECT_LE(Compare(*hidden, prompt.hidden).relative, kMaxRelative);
 }
 
-// A comparison that passes whatever is computed proves nothing: three small lies, each must be
-// seen.
-TEST_P(LlamaParityTest, OneChangedWeightIsSeen) {
+// Three small injected faults prove that the comparison can fail. Each must be detected.
+TEST_P(LlamaParityTest, DetectsOneChangedWeight) {
   EditedFixture edited(GetParam());
-  // The sign of one element of 0.1 or more.
+  // Flips the sign of one element of at least 0.1.
   bool changed = false;
   edited.EditTensors("model\\.layers\\.1\\.mlp\\.down_proj\\.weight$",
                      [&](std::vector<float>& values) {
@@ -183,7 +183,7 @@ TEST_P(LlamaParityTest, OneChangedWeightIsSeen) {
   EXPECT_GT(CompareLogits(got, reference_).relative, kMaxRelative);
 }
 
-TEST_P(LlamaParityTest, OneChangedRopeFactorIsSeen) {
+TEST_P(LlamaParityTest, DetectsOneChangedRopeFactor) {
   EditedFixture edited(GetParam());
   nlohmann::json& config = edited.config();
   const auto scale = [](nlohmann::json& value) { value = value.get<double>() * 1.01; };
@@ -199,7 +199,7 @@ TEST_P(LlamaParityTest, OneChangedRopeFactorIsSeen) {
   EXPECT_GT(CompareLogits(got, reference_).relative, kMaxRelative);
 }
 
-TEST_P(LlamaParityTest, OneChangedPageIdIsSeen) {
+TEST_P(LlamaParityTest, DetectsOneChangedPageId) {
   const auto untouched = MustReplay(files_, {});
   EXPECT_TRUE(Passes(untouched, reference_));
   const auto got = MustReplay(files_, {.swap_one_page = true});

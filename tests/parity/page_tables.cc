@@ -57,7 +57,7 @@ absl::StatusOr<std::span<const cache::KvStepInputs>> PageTables::Inputs(
   return inputs_;
 }
 
-// For tokens [cached, end): the first of them reads furthest back.
+// Considers tokens [cached, end). The first of them reads furthest back.
 absl::Status PageTables::HoldPages(std::size_t row, std::size_t group, std::uint32_t cached,
                                    std::uint32_t end) {
   const std::uint32_t window = options_.groups[group].window;
@@ -65,7 +65,7 @@ absl::Status PageTables::HoldPages(std::size_t row, std::size_t group, std::uint
   const std::uint32_t first = first_token / options_.page_size;
   Held& held = held_[row * options_.groups.size() + group];
   std::uint32_t* const pages = columns(row, group);
-  // A row that is computed again from the start needs once more what it gave back.
+  // A row that is recomputed from the start needs its released pages again.
   const bool starts_again = first < held.first;
   std::vector<std::uint32_t> released;
   const std::uint32_t kept = starts_again ? held.end : first;

@@ -1,8 +1,8 @@
 #pragma once
 
-// The lookup tables of a replay, over shuffled page ids: what the cache manager would provide, kept
-// as simply as possible. A row holds the pages that its tokens read and write and no others; a page
-// that no window reaches any more goes back at once, is poisoned and handed out again.
+// The lookup tables of a replay over shuffled page ids, a minimal replacement of the cache manager.
+// A row owns exactly the pages that its tokens read and write. A page that no window reaches any
+// more is released at once, poisoned and reused.
 
 #include <cstdint>
 #include <functional>
@@ -27,10 +27,10 @@ class PageTables {
   struct Options {
     std::vector<LayerGroup> groups;
     std::uint32_t page_size = 0;
-    std::uint32_t num_blocks = 0;  // of the pool, the null page included
+    std::uint32_t num_blocks = 0;  // of the pool, including the null page
     std::uint32_t max_rows = 0;    // of the tables
-    std::uint32_t num_rows = 0;    // that are used
-    std::uint32_t row_pages = 0;   // most of one row and group
+    std::uint32_t num_rows = 0;    // number of used rows
+    std::uint32_t row_pages = 0;   // maximum per row and group
     std::uint32_t seed = 0;
     Poison poison = nullptr;
   };
@@ -39,7 +39,7 @@ class PageTables {
   static absl::StatusOr<PageTables> Create(Options options);
 
   BatchRow batch_row(std::size_t i) const { return BatchRow{rows_[i]}; }
-  // The arrays for a step in which row i has `cached[i]` tokens, one entry per layer group.
+  // Returns the arrays for a step in which row i has `cached[i]` tokens, one entry per layer group.
   absl::StatusOr<std::span<const cache::KvStepInputs>> Inputs(
       const std::vector<std::uint32_t>& cached, const std::vector<std::uint32_t>& fresh);
   std::uint64_t released_pages() const { return released_pages_; }
@@ -55,7 +55,7 @@ class PageTables {
 
   explicit PageTables(Options options) : options_(std::move(options)), random_(options_.seed) {}
 
-  // The row's part of a group's table.
+  // Returns the row's part of a group's table.
   std::uint32_t* columns(std::size_t row, std::size_t group) {
     return static_cast<std::uint32_t*>(table_.data()) +
            (group * options_.max_rows + rows_[row]) * inputs_[0].lookup_stride;
@@ -65,7 +65,7 @@ class PageTables {
 
   Options options_;
   std::mt19937 random_;
-  std::vector<std::uint32_t> rows_;  // batch row of each
+  std::vector<std::uint32_t> rows_;  // the batch row of each
   std::vector<std::uint32_t> free_pages_;
   std::vector<Held> held_;  // [rows, groups]
   std::uint64_t released_pages_ = 0;

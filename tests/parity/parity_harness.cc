@@ -39,7 +39,7 @@ std::vector<float> Floats(const formats::StoredTensor& tensor) {
   return values;
 }
 
-// A model with everything around it that the engine would provide: pool, page tables, backend.
+// A model with everything that the engine would provide: pool, page tables, backend.
 class Stage {
  public:
   static absl::StatusOr<std::unique_ptr<Stage>> Create(const formats::ModelFiles& files,
@@ -62,8 +62,7 @@ class Stage {
                          ? RankPart{}
                          : RankPart{options.comm->rank(), options.comm->size()}}));
     if (options.edit_spec) options.edit_spec(&stage->model_->spec);
-    // Twice the rows and pages that are needed, so that tables have gaps and most ids are
-    // elsewhere.
+    // Uses twice the rows and pages needed, so that tables have gaps and most ids belong to nobody.
     const std::uint32_t max_rows = 2 * num_rows;
     const std::uint32_t row_pages = (row_tokens + kPageSize - 1) / kPageSize;
     const LayerGroups layers = PlanLayerGroups(stage->model_->spec);
@@ -140,8 +139,8 @@ class Stage {
     return absl::OkStatus();
   }
 
-  // Bytes 0xff are NaN in f32, bf16 and fp8_e4m3: a sequence that reads an unwritten row gets NaN
-  // logits.
+  // Bytes of 0xff are NaN in f32, bf16 and fp8_e4m3, so a sequence that reads an unwritten row gets
+  // NaN logits.
   absl::Status PoisonPages(const std::vector<std::uint32_t>& pages) {
     for (const std::uint32_t page : pages) {
       for (const std::span<std::byte> bytes :
@@ -217,8 +216,8 @@ class Replayer {
   // One row of logits_tokens.
   struct Wanted {
     std::size_t prompt;
-    bool recorded;  // the reference has its logits
-    bool samples;   // it has a sample and a prompt logprob
+    bool recorded;  // the reference contains its logits
+    bool samples;   // it has a sample and a prompt log-probability
   };
 
   struct Launched {
@@ -228,15 +227,15 @@ class Replayer {
   };
 
   const ReferencePrompt& prompt(std::size_t i) const { return reference_.prompts[which_[i]]; }
-  // Samples of prompt i, with those under way.
+  // Number of samples of prompt i, including those in flight.
   std::size_t Sampled(std::size_t i) const {
     return results_[i].sampled.size() + (pending_[i] >= 0 ? 1 : 0);
   }
-  // Tokens of prompt i that a step may hold, with one that is under way.
+  // Number of tokens of prompt i that a step may contain, including one in flight.
   std::uint32_t Known(std::size_t i) const {
     return static_cast<std::uint32_t>(tokens_[i].size()) + (pending_[i] >= 0 ? 1 : 0);
   }
-  // Nothing more to launch.
+  // Returns whether there is nothing left to launch.
   bool Done() const {
     for (std::size_t i = 0; i < which_.size(); ++i) {
       if (Sampled(i) < options_.generated) return false;
@@ -249,7 +248,8 @@ class Replayer {
     }
     return true;
   }
-  // New tokens of prompt i in this step. With a swap to come, finished prompts wait for the others.
+  // Number of new tokens of prompt i in this step. Before a swap, finished prompts wait for the
+  // others.
   std::uint32_t Fresh(std::size_t i) {
     if (Sampled(i) == options_.generated) return 0;
     if (Sampled(i) == options_.preempt_at && options_.preempt_at > 0 && !preempted_[i]) {
@@ -277,7 +277,7 @@ class Replayer {
     step.logits.assign(step.batch.logits_tokens.size() * reference_.vocab_size, 0);
     step.batch.logits_out = step.logits.data();
     QUIRE_RETURN_IF_ERROR(stage_.runner().Run(step.batch));
-    // What the next step may name; the step before is collected first.
+    // Prepares what the next step may name. The previous step is collected first.
     std::int32_t sample = 0;
     for (const Wanted& wanted : step.wanted) {
       if (!wanted.samples) continue;
@@ -323,7 +323,7 @@ class Replayer {
     }
   }
 
-  // Takes the results of the oldest step.
+  // Collects the results of the oldest step.
   absl::Status Collect() {
     const std::uint64_t index = steps_ - launched_;
     QUIRE_ASSIGN_OR_RETURN(const runtime::StepResult* result, stage_.runner().Collect());
@@ -368,17 +368,17 @@ class Replayer {
   const std::vector<std::size_t> which_;
   std::mt19937 random_;
   std::vector<std::uint32_t> cached_;
-  std::vector<std::vector<std::int32_t>> tokens_;  // prompt and what followed
-  std::vector<std::uint32_t> recorded_;            // positions whose logits were taken
-  // Sample of the step launched last that gives the next token of a prompt, while that is not
-  // collected; or -1.
+  std::vector<std::vector<std::int32_t>> tokens_;  // prompt and generated tokens
+  std::vector<std::uint32_t> recorded_;            // positions whose logits were read
+  // Index of the sample in the last launched step that gives a prompt's next token, or -1 if that
+  // step is collected.
   std::vector<std::int32_t> pending_;
   std::vector<std::uint64_t> pending_step_;
   std::vector<bool> preempted_;
   std::vector<ReplayedPrompt> results_;
   std::array<Launched, 2> steps_in_flight_;
   std::uint64_t steps_ = 0;
-  std::uint64_t launched_ = 0;  // steps that are not collected
+  std::uint64_t launched_ = 0;  // steps not yet collected
 };
 
 std::vector<std::size_t> Selected(const Reference& reference, const ReplayOptions& options) {
@@ -561,7 +561,7 @@ Deviation Compare(const std::vector<float>& got, const std::vector<float>& want)
     const double delta = double{got[i]} - double{want[i]};
     difference += delta * delta;
     norm += double{want[i]} * double{want[i]};
-    // Written so that a NaN is kept.
+    // The comparison is written so that NaN propagates.
     if (!(std::abs(delta) <= deviation.max_abs)) deviation.max_abs = std::abs(delta);
   }
   deviation.relative = std::sqrt(difference / norm);

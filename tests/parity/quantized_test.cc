@@ -1,5 +1,5 @@
-// Llama fixtures with weights as integers: bits depend on the sequence alone, tokens are the same
-// in every run, and logits stay as close to the unquantised reference as the format allows.
+// Llama fixtures with weights quantized to integers. Bits depend on the sequence alone, tokens are
+// equal in every run, and logits stay as close to the unquantized reference as the format allows.
 
 #include <gtest/gtest.h>
 
@@ -13,12 +13,12 @@ namespace {
 struct Case {
   const char* folder;
   Quantization quantization;
-  // A rounded router input now and then picks another expert, which changes a token entirely.
+  // A rounded router input occasionally selects another expert, which changes a token entirely.
   bool has_experts = false;
 };
 
-// A head size of 80, biases, f16 and f32 files, several shards, fused tensors, norms behind
-// branches, experts, latent attention.
+// Covers a head size of 80, biases, f16 and f32 files, several shards, fused tensors, norms after
+// branches, experts and MLA.
 const Case kCases[] = {{"llama-bias-bf16", Quantization::kInt8},
                        {"llama-bias-bf16", Quantization::kInt4G32},
                        {"llama-gqa-hd80-bf16", Quantization::kInt8G32},
@@ -69,7 +69,7 @@ void ExpectSameBits(const ReplayedPrompt& a, const ReplayedPrompt& b) {
             0);
 }
 
-TEST_P(QuantizedTest, BitsDependOnNothingButTheSequence) {
+TEST_P(QuantizedTest, BitsDependOnTheSequenceOnly) {
   const auto together = MustReplay({.threads = 1, .seed = 3, .generated = 24});
   const auto threaded =
       MustReplay({.threads = 3, .chunk = 7, .seed = 4, .generated = 24, .preempt_at = 9});
@@ -85,9 +85,9 @@ TEST_P(QuantizedTest, BitsDependOnNothingButTheSequence) {
   }
 }
 
-// The fixtures' weights are random: nothing averages out as in trained models, and rounding shows
-// at full size. The bounds are a third above what was measured (8 bits 0.023 to 0.076, 4 bits 0.25
-// to 0.41); a scale at the wrong group gives 1 and more.
+// The fixtures' weights are random, so errors do not average out as in trained models. The bounds
+// are a third above the measurements (8 bits 0.023 to 0.076, 4 bits 0.25 to 0.41). A scale of the
+// wrong group gives 1 and more.
 TEST_P(QuantizedTest, LogitsAreCloseToTheReference) {
   const auto got = MustReplay({.threads = 2, .feed_reference = true, .generated = 8});
   const double relative = CompareLogits(got, reference_).relative;

@@ -1,5 +1,5 @@
-// Models that several emulated GPUs share: the logits of all of them together against those of
-// transformers, and against each other where bits must not change.
+// Tensor-parallel models on several emulated GPUs. The joint logits are compared with transformers,
+// and bitwise where bits must not change.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@
 namespace quire::models::parity {
 namespace {
 
-// Indices of prompts of 2, 17, 65 and 37 tokens; emulation is slow.
+// Indices of prompts of 2, 17, 65 and 37 tokens, since emulation is slow.
 constexpr std::size_t kSome[] = {1, 4, 6, 10};
 constexpr std::uint32_t kGenerated = 6;
 
@@ -46,7 +46,7 @@ void ExpectSameBits(const ReplayedPrompt& a, const ReplayedPrompt& b) {
   EXPECT_TRUE(SameBits(a.logprobs, b.logprobs));
 }
 
-// The prompts of kSome.
+// Reads the prompts of kSome.
 Reference MustRead(const std::string& folder) {
   auto reference = ReadReference(folder);
   EXPECT_TRUE(reference.ok()) << reference.status();
@@ -74,7 +74,7 @@ class RankPartsCudaTest : public testing::TestWithParam<Case> {
     ASSERT_FALSE(reference_.prompts.empty());
   }
 
-  // Of rank 0, after all ranks were found to agree.
+  // Returns the result of rank 0 after asserting that all ranks agree.
   std::vector<ReplayedPrompt> MustReplay(const ReplayOptions& options,
                                          ReplayCounters* counters = nullptr) {
     const RankReplays results = ReplayOnGpus(
@@ -97,7 +97,7 @@ class RankPartsCudaTest : public testing::TestWithParam<Case> {
   Reference reference_;
 };
 
-TEST_P(RankPartsCudaTest, LogitsAreThoseOfTheReferenceOnEveryRank) {
+TEST_P(RankPartsCudaTest, LogitsEqualTheReferenceOnEveryRank) {
   const auto got = MustReplay(With(DType::kF32));
   ASSERT_EQ(got.size(), reference_.prompts.size());
   const Deviation deviation = CompareLogits(got, reference_);
@@ -122,7 +122,7 @@ TEST_P(RankPartsCudaTest, HalfPathStaysWithinTwiceTheRecordedError) {
   EXPECT_GT(deviation.relative, kMaxRelative);
 }
 
-TEST_P(RankPartsCudaTest, BitsDependOnNothingButTheSequence) {
+TEST_P(RankPartsCudaTest, BitsDependOnTheSequenceOnly) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     const auto together = MustReplay(With(dtype));
     ASSERT_EQ(together.size(), reference_.prompts.size());
@@ -140,14 +140,15 @@ TEST_P(RankPartsCudaTest, BitsDependOnNothingButTheSequence) {
   }
 }
 
-// 4 ranks share 2 KV heads; biases on o and down are added once; branches with a norm behind them.
+// 4 ranks share 2 KV heads. Biases on o and down are added once. Some branches have a norm after
+// them.
 INSTANTIATE_TEST_SUITE_P(Fixtures, RankPartsCudaTest,
                          testing::Values(Case{"llama-bias-bf16", 2}, Case{"llama-bias-bf16", 4},
                                          Case{"llama-rope-llama3-bf16", 2},
                                          Case{"gemma2-bf16", 2}));
 
-// One rank's step is refused; the other waits for its sums and gets the same error.
-TEST(RankPartsCudaErrorsTest, AStepThatFailsOnOneRankEndsOnAll) {
+// One rank's step is rejected. The other rank waits for its sums and gets the same error.
+TEST(RankPartsCudaErrorsTest, StepThatFailsOnOneRankEndsOnAll) {
   cuda_emulator::Reset();
   const Reference good = MustRead("llama-bias-bf16");
   ASSERT_FALSE(good.prompts.empty());
@@ -159,7 +160,7 @@ TEST(RankPartsCudaErrorsTest, AStepThatFailsOnOneRankEndsOnAll) {
   EXPECT_EQ(kernels::NumNcclComms(), 0u);
 }
 
-TEST(RankPartsCudaErrorsTest, RanksWithOtherStepsAreToldSo) {
+TEST(RankPartsCudaErrorsTest, ReportsRanksWithDifferentSteps) {
   cuda_emulator::Reset();
   const Reference good = MustRead("llama-bias-bf16");
   ASSERT_FALSE(good.prompts.empty());
@@ -171,7 +172,7 @@ TEST(RankPartsCudaErrorsTest, RanksWithOtherStepsAreToldSo) {
   EXPECT_EQ(results[0].status(), results[1].status());
 }
 
-TEST(RankPartsCudaErrorsTest, DecodeGraphsAreRefused) {
+TEST(RankPartsCudaErrorsTest, RejectsDecodeGraphs) {
   cuda_emulator::Reset();
   const Reference good = MustRead("llama-bias-bf16");
   for (const auto& result : ReplayOnGpus("llama-bias-bf16", {good, good}, {.graphs = true})) {

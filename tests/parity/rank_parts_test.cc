@@ -1,4 +1,4 @@
-// Models that several ranks share: the logits of all ranks together against those of transformers.
+// Tensor-parallel models on several CPU ranks. The joint logits are compared with transformers.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@
 namespace quire::models::parity {
 namespace {
 
-// A group of references.size().
+// Replays on a group of references.size() ranks.
 RankReplays ReplayOnCpus(const std::string& folder, const std::vector<Reference>& references,
                          const ReplayOptions& options) {
   const auto files = formats::ModelFiles::FromDirectory(FixturePath(folder));
@@ -64,7 +64,7 @@ class RankPartsTest : public testing::TestWithParam<Case> {
     ASSERT_FALSE(reference_.prompts.empty());
   }
 
-  // Of rank 0, after all ranks were found to agree.
+  // Returns the result of rank 0 after asserting that all ranks agree.
   std::vector<ReplayedPrompt> MustReplay(const ReplayOptions& options) {
     const RankReplays results = ReplayOnCpus(
         GetParam().folder, std::vector<Reference>(GetParam().ranks, reference_), options);
@@ -83,7 +83,7 @@ class RankPartsTest : public testing::TestWithParam<Case> {
   Reference reference_;
 };
 
-TEST_P(RankPartsTest, LogitsAreThoseOfTheReferenceOnEveryRank) {
+TEST_P(RankPartsTest, LogitsEqualTheReferenceOnEveryRank) {
   const auto got = MustReplay({});
   const Deviation deviation = CompareLogits(got, reference_);
   std::printf("%s on %u ranks: logits differ by %.2e relative, %.2e at most\n", GetParam().folder,
@@ -91,7 +91,7 @@ TEST_P(RankPartsTest, LogitsAreThoseOfTheReferenceOnEveryRank) {
   EXPECT_TRUE(Passes(got, reference_));
 }
 
-TEST_P(RankPartsTest, BitsDependOnNothingButTheSequence) {
+TEST_P(RankPartsTest, BitsDependOnTheSequenceOnly) {
   const auto together = MustReplay({.generated = 8});
   const auto cut = MustReplay({.threads = 2, .chunk = 5, .seed = 9, .generated = 8});
   ASSERT_EQ(together.size(), reference_.prompts.size());
@@ -108,7 +108,7 @@ TEST_P(RankPartsTest, BitsDependOnNothingButTheSequence) {
   }
 }
 
-// 4 ranks share 2 KV heads, or 1; biases on o and down are added once.
+// 4 ranks share 2 KV heads, or 1. Biases on o and down are added once.
 INSTANTIATE_TEST_SUITE_P(Fixtures, RankPartsTest,
                          testing::Values(Case{"llama-bias-bf16", 2}, Case{"llama-bias-bf16", 4},
                                          Case{"llama-newstyle-bf16", 2},
@@ -125,7 +125,7 @@ absl::StatusOr<std::unique_ptr<runtime::Model>> LoadPart(const std::string& fold
   return runtime::LoadModel(FixturePath(folder), *backend, options);
 }
 
-TEST(RankPartsLoadTest, ARankHoldsItsPartOfTheLayers) {
+TEST(RankPartsLoadTest, RankLoadsItsPartOfTheLayers) {
   const auto whole = LoadPart("llama-newstyle-bf16", {});
   ASSERT_TRUE(whole.ok()) << whole.status();
   std::int64_t last = (*whole)->weight_bytes;
@@ -141,7 +141,7 @@ TEST(RankPartsLoadTest, ARankHoldsItsPartOfTheLayers) {
   }
 }
 
-TEST(RankPartsLoadTest, WhatIsNotDividedIsRefusedByName) {
+TEST(RankPartsLoadTest, RejectsIndivisibleModelsByName) {
   const struct {
     const char* folder;
     std::uint32_t size;
@@ -170,7 +170,7 @@ TEST(RankPartsLoadTest, WhatIsNotDividedIsRefusedByName) {
   EXPECT_THAT(std::string(packed.status().message()), testing::HasSubstr("model.packed_dir"));
 }
 
-TEST(RankPartsLoadTest, TheCommunicatorIsThatOfThePart) {
+TEST(RankPartsLoadTest, CommunicatorMustMatchThePart) {
   const auto group = kernels::HostCommunicator::CreateGroup(2);
   ASSERT_TRUE(group.ok());
   ThreadPool pool(1);
@@ -187,8 +187,8 @@ TEST(RankPartsLoadTest, TheCommunicatorIsThatOfThePart) {
   EXPECT_FALSE(runtime::CheckCommunicator({}, {.comm = (*group)[0].get()}, *cpu).ok());
 }
 
-// One rank's step is refused; the other waits for its sums and gets the same error.
-TEST(RankPartsErrorsTest, AStepThatFailsOnOneRankEndsOnAll) {
+// One rank's step is rejected. The other rank waits for its sums and gets the same error.
+TEST(RankPartsErrorsTest, StepThatFailsOnOneRankEndsOnAll) {
   const Reference good = MustRead("llama-bias-bf16");
   ASSERT_FALSE(good.prompts.empty());
   Reference bad = good;

@@ -1,5 +1,5 @@
-// One small model in every quantised format, from checkpoint to logits, against logits that a
-// program of its own computed from its own dequantised values (testdata/formats/make_models.py).
+// One small model in every quantized format from checkpoint to logits, compared with logits that a
+// separate program computed from its own dequantized values (testdata/formats/make_models.py).
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -49,7 +49,7 @@ class StoredFormatModelTest : public testing::TestWithParam<FormatCase> {
 };
 
 // With model.quantization none every format computes with its exact values.
-TEST_P(StoredFormatModelTest, UnquantisedLogitsAreThoseOfTheExactValues) {
+TEST_P(StoredFormatModelTest, UnquantizedLogitsEqualTheExactValues) {
   const FormatModel model(GetParam().name);
   const auto got = MustReplay(model, Quantization::kNone);
   ASSERT_EQ(got.size(), model.reference().prompts.size());
@@ -58,9 +58,9 @@ TEST_P(StoredFormatModelTest, UnquantisedLogitsAreThoseOfTheExactValues) {
   EXPECT_LT(deviation.max_abs, kMaxAbsolute);
 }
 
-// With auto weights lie in memory as FormName says, without loss. Integer products round
-// activations to int8, which is all that may differ; those of fp8 round nothing.
-TEST_P(StoredFormatModelTest, AutoKeepsTheValuesAndTheSpeed) {
+// With auto, weights are stored as FormName describes, without loss. Integer products quantize
+// activations to int8, which is the only source of error. fp8 products round nothing.
+TEST_P(StoredFormatModelTest, AutoKeepsValuesAndIntegerFormats) {
   const FormatModel model(GetParam().name);
   const auto got = MustReplay(model, Quantization::kAuto);
   ASSERT_EQ(got.size(), model.reference().prompts.size());
@@ -82,10 +82,10 @@ TEST_P(StoredFormatModelTest, AutoKeepsTheValuesAndTheSpeed) {
   for (std::size_t i = 0; i < got.size(); ++i) EXPECT_EQ(chunked[i].logits, got[i].logits);
 }
 
-// model.fp8_activations, against logits in double precision with the same rounding. The border
-// between two codes may lie between a value in f32 and the same in f64, which moves a prompt by far
-// more than the last bits; in most prompts none does.
-TEST_P(StoredFormatModelTest, RoundedRowsGiveTheLogitsOfRoundedRows) {
+// model.fp8_activations compared with double precision and the same rounding. A rounding boundary
+// may separate a value in f32 from the same value in f64, which changes a prompt by far more than
+// the last bits. In most prompts that does not happen.
+TEST_P(StoredFormatModelTest, DynamicQuantizationGivesTheReferenceLogits) {
   const FormatModel model(GetParam().name);
   const ReplayOptions options{
       .threads = 2, .chunk = 16, .generated = 1, .logprobs = false, .fp8_activations = true};
@@ -120,7 +120,7 @@ TEST_P(StoredFormatModelTest, RoundedRowsGiveTheLogitsOfRoundedRows) {
   for (std::size_t i = 0; i < got->size(); ++i) EXPECT_EQ((*chunked)[i].logits, (*got)[i].logits);
 }
 
-TEST_P(StoredFormatModelTest, PlanAndWarningsSayWhatIsHeld) {
+TEST_P(StoredFormatModelTest, PlanAndWarningsMatchTheLoadedFormat) {
   const FormatModel model(GetParam().name);
   ThreadPool threads(2);
   const auto backend = kernels::Backend::Create(Device::Cpu(), &threads);
@@ -163,8 +163,8 @@ TEST(StoredFormatModelsTest, EveryFormatOfTheFolderIsTested) {
   EXPECT_THAT(tested, testing::UnorderedElementsAreArray(stored));
 }
 
-// The message names the key that is to be changed.
-TEST(StoredFormatModelsTest, RefusalsOfRoundedRowsSayWhy) {
+// The message names the key to change.
+TEST(StoredFormatModelsTest, RejectionOfActivationQuantizationNamesTheReason) {
   const FormatModel model("ct-fp8-channel");
   ThreadPool threads(1);
   const auto backend = kernels::Backend::Create(Device::Cpu(), &threads);
@@ -205,8 +205,8 @@ TEST(StoredFormatModelsTest, RefusalsOfRoundedRowsSayWhy) {
   }
 }
 
-// A CPU rounds all of them for nothing: q, k and v, o, gate and up, down.
-TEST(StoredFormatModelsTest, RowsRoundedForNothingAreAWarning) {
+// On a CPU no activation quantization has an effect: q, k and v, o, gate and up, down.
+TEST(StoredFormatModelsTest, WarnsAboutActivationQuantizationWithoutEffect) {
   const FormatModel model("ct-fp8-channel");
   ThreadPool threads(1);
   const auto backend = kernels::Backend::Create(Device::Cpu(), &threads);
@@ -226,8 +226,8 @@ TEST(StoredFormatModelsTest, RowsRoundedForNothingAreAWarning) {
   }
 }
 
-// The reference itself: what it says of the model before rounding is what that model gives.
-TEST(StoredFormatModelsTest, TheReferenceComputesTheOriginalModel) {
+// Checks the reference itself: its record of the model before rounding equals that model's output.
+TEST(StoredFormatModelsTest, ReferenceEqualsTheOriginalModel) {
   const FormatModel model("awq-int4-g32");
   std::ifstream stream(paths::TestData("models/llama-gqa-tied-bf16/model.safetensors"),
                        std::ios::binary);
@@ -242,10 +242,10 @@ TEST(StoredFormatModelsTest, TheReferenceComputesTheOriginalModel) {
   EXPECT_LT(CompareLogits(*got, model.original()).relative, kMaxRelative);
 }
 
-// Latent attention reads columns of kv_b_proj, and experts are many matrices: DeepSeek-V3 in the
-// fp8 that its publisher uses computes what its exact values in f32 compute; bit for bit where fp8
-// becomes f32, too, and but for the order of sums where codes are multiplied.
-TEST(StoredFormatModelsTest, DeepSeekInFp8IsItsExactValues) {
+// MLA reads columns of kv_b_proj, and experts are many matrices. DeepSeek-V3 in its publisher's fp8
+// must compute the same as its exact values in f32. Results are bitwise equal if fp8 is widened to
+// f32, and differ by the order of sums if fp8 is multiplied.
+TEST(StoredFormatModelsTest, DeepSeekInFp8EqualsItsExactValues) {
   const std::string folder = "deepseek-v3-bf16";
   EditedFixture fp8(folder), exact(folder);
   const std::vector<std::string> coded = MakeFp8(&fp8, &exact);
@@ -273,8 +273,8 @@ TEST(StoredFormatModelsTest, DeepSeekInFp8IsItsExactValues) {
   EXPECT_LT(rounding.relative, 0.5);
 }
 
-// Shards are cut by size: the parts of a matrix may lie in several.
-TEST(StoredFormatModelsTest, PartsMayLieInDifferentShards) {
+// Shards are split by size, so the parts of a matrix may be in several.
+TEST(StoredFormatModelsTest, PartsMayBeInDifferentShards) {
   const std::string whole = ReadFormatFile("awq-int4-g32.safetensors");
   const auto tensors = formats::ReadSafetensors(BytesOf(whole), "whole");
   ASSERT_TRUE(tensors.ok());
@@ -312,8 +312,8 @@ TEST(StoredFormatModelsTest, PartsMayLieInDifferentShards) {
   for (std::size_t i = 0; i < want->size(); ++i) EXPECT_EQ(got->at(i).logits, want->at(i).logits);
 }
 
-// As old GPTQ programs leave them; one that is not zero belongs somewhere.
-TEST(StoredFormatModelsTest, BiasesOfZerosAreLetBe) {
+// Old GPTQ programs write zero biases. A nonzero bias has a meaning and is not ignored.
+TEST(StoredFormatModelsTest, IgnoresZeroBiases) {
   ThreadPool threads(2);
   const auto backend = kernels::Backend::Create(Device::Cpu(), &threads);
   ASSERT_TRUE(backend.ok());
@@ -329,8 +329,8 @@ TEST(StoredFormatModelsTest, BiasesOfZerosAreLetBe) {
   }
 }
 
-// Forms with zero points, orders of inputs and e4m3 go into packed files and come back, and compute
-// the same.
+// Formats with zero points, act-order permutations and e4m3 are written to packed files, read back,
+// and compute the same.
 TEST(StoredFormatModelsTest, PackedFilesKeepEveryForm) {
   ThreadPool threads(2);
   const auto backend = kernels::Backend::Create(Device::Cpu(), &threads);
@@ -352,7 +352,7 @@ TEST(StoredFormatModelsTest, PackedFilesKeepEveryForm) {
     const auto written = file.last_write_time();
     const auto read = runtime::LoadModel(model.Files(), *backend, options);
     ASSERT_TRUE(read.ok()) << read.status();
-    EXPECT_EQ(std::filesystem::last_write_time(file.path()), written) << "it was made again";
+    EXPECT_EQ(std::filesystem::last_write_time(file.path()), written) << "the file was rebuilt";
     const auto a = (*made)->weights->Sections(), b = (*read)->weights->Sections();
     ASSERT_EQ(a.size(), b.size());
     std::size_t found = 0;
@@ -370,8 +370,8 @@ TEST(StoredFormatModelsTest, PackedFilesKeepEveryForm) {
   std::filesystem::remove_all(directory);
 }
 
-// A weight, a scale or a zero point that changes is another model to the cache of pages.
-TEST(StoredFormatModelsTest, FingerprintSeesEveryPart) {
+// For the page cache, a changed weight, scale or zero point is another model.
+TEST(StoredFormatModelsTest, FingerprintCoversEveryPart) {
   const FormatModel awq("awq-int4-g32"), gptq("gptq-v1-int4-g32");
   ThreadPool threads(1);
   const auto backend = kernels::Backend::Create(Device::Cpu(), &threads);

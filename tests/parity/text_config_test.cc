@@ -1,5 +1,5 @@
-// A model of text inside one of several kinds of input computes what it computes by itself: a
-// fixture, its keys moved into text_config and its tensors renamed as published files have them.
+// A text model wrapped in a multimodal configuration computes the same as the text model alone. The
+// fixture's keys are moved into text_config and its tensors renamed as in published files.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ namespace {
 using nlohmann::json;
 using testing::HasSubstr;
 
-// The wrapper of Gemma 3 around gemma3-text-bf16.
+// Wraps gemma3-text-bf16 as Gemma 3 does.
 void Wrap(EditedFixture* fixture) {
   json inner = fixture->config();
   inner.erase("architectures");
@@ -42,7 +42,7 @@ void Wrap(EditedFixture* fixture) {
        "multi_modal_projector.mm_soft_emb_norm.weight"});
 }
 
-TEST(TextConfigTest, ComputesWhatTheModelOfTextDoes) {
+TEST(TextConfigTest, ComputesTheSameAsTheTextModel) {
   const auto reference = ReadReference("gemma3-text-bf16");
   ASSERT_TRUE(reference.ok()) << reference.status();
   EditedFixture fixture("gemma3-text-bf16");
@@ -52,7 +52,7 @@ TEST(TextConfigTest, ComputesWhatTheModelOfTextDoes) {
   EXPECT_TRUE(Passes(*got, *reference));
 }
 
-TEST(TextConfigTest, SpecIsThatOfTheModelOfText) {
+TEST(TextConfigTest, SpecEqualsTheTextModel) {
   EditedFixture plain("gemma3-text-bf16");
   EditedFixture wrapped("gemma3-text-bf16");
   Wrap(&wrapped);
@@ -61,7 +61,7 @@ TEST(TextConfigTest, SpecIsThatOfTheModelOfText) {
   ASSERT_TRUE(want.ok()) << want.status();
   ASSERT_TRUE(got.ok()) << got.status();
   EXPECT_EQ(got->spec, want->spec);
-  // Published files leave out what they do not change.
+  // Published files omit unchanged values.
   json& inner = wrapped.config()["text_config"];
   for (const char* key : {"num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size",
                           "query_pre_attn_scalar"}) {
@@ -76,7 +76,7 @@ TEST(TextConfigTest, SpecIsThatOfTheModelOfText) {
   EXPECT_EQ(defaulted->spec.layers[0].heads.scale, 1.0f / 16);
 }
 
-TEST(TextConfigTest, BrokenWrappersAreRefusedByName) {
+TEST(TextConfigTest, RejectsBrokenWrappersByName) {
   const auto error = [](const auto& edit) {
     EditedFixture fixture("gemma3-text-bf16");
     Wrap(&fixture);

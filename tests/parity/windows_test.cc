@@ -1,5 +1,5 @@
-// Models with windows keep the pages that a window reaches, and compute the same: the harness takes
-// every other page away, fills it with NaN and hands it out again.
+// Models with windows keep only the pages that a window reaches and compute the same. The harness
+// releases every other page, fills it with NaN and reuses it.
 
 #include <gtest/gtest.h>
 
@@ -46,13 +46,13 @@ TEST_P(WindowsTest, LayersOfOneWindowShareGroups) {
   EXPECT_EQ(layers.slots, GetParam().slots);
 }
 
-TEST_P(WindowsTest, ReleasedPagesAreNeverRead) {
+TEST_P(WindowsTest, NeverReadsReleasedPages) {
   ReplayCounters counters;
   const auto got = Replay(files_, reference_, {.logprobs = false}, &counters);
   ASSERT_TRUE(got.ok()) << got.status();
   EXPECT_TRUE(Passes(*got, reference_));
   EXPECT_GT(counters.released_pages, 0u);
-  // Whatever the chunks, the pages and what was computed twice: the same bits.
+  // Results are bitwise equal for all chunks, pages and recomputations.
   const auto other = Replay(
       files_, reference_,
       {.threads = 2, .chunk = 40, .seed = 5, .logprobs = false, .preempt_at = 30}, &counters);

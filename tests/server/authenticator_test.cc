@@ -44,7 +44,7 @@ class AuthenticatorTest : public ::testing::Test {
   std::unique_ptr<Authenticator> authenticator_;
 };
 
-TEST_F(AuthenticatorTest, WithoutAuthenticationEverybodyIsOnePrincipal) {
+TEST_F(AuthenticatorTest, AllCallersShareOnePrincipalWithoutAuthentication) {
   Start({});
   for (const Scope scope : {Scope::kGenerate, Scope::kAdmin, Scope::kMetrics}) {
     const auto who = Ask({.bearer_token = "whatever", .tenant_metadata = "t"}, scope);
@@ -54,7 +54,7 @@ TEST_F(AuthenticatorTest, WithoutAuthenticationEverybodyIsOnePrincipal) {
   }
 }
 
-TEST_F(AuthenticatorTest, ATokenNamesItsTenantAndItsScopes) {
+TEST_F(AuthenticatorTest, TokenDeterminesTenantAndScopes) {
   Start(Options(absl::StrCat("# tokens of the day\n\n", kOne, " acme generate,metrics\n", kTwo,
                              "\tops\tadmin\r\n")));
   const auto one = Ask({.bearer_token = "one"}, Scope::kGenerate);
@@ -70,7 +70,7 @@ TEST_F(AuthenticatorTest, ATokenNamesItsTenantAndItsScopes) {
   EXPECT_EQ(GetErrorReason(scope)->Find("scope"), "generate");
 }
 
-TEST_F(AuthenticatorTest, AbsentAndWrongTokensAreTwoErrors) {
+TEST_F(AuthenticatorTest, DistinguishesAbsentFromWrongTokens) {
   Start(Options(absl::StrCat(kOne, " acme generate\n")));
   const absl::Status missing = Ask({}, Scope::kGenerate).status();
   EXPECT_EQ(missing.code(), absl::StatusCode::kUnauthenticated);
@@ -84,17 +84,17 @@ TEST_F(AuthenticatorTest, AbsentAndWrongTokensAreTwoErrors) {
   }
 }
 
-TEST_F(AuthenticatorTest, AnonymousCallersHoldWhatTheConfigurationGivesThem) {
+TEST_F(AuthenticatorTest, AnonymousCallersGetTheConfiguredScopes) {
   AuthOptions options = Options(absl::StrCat(kOne, " acme generate\n"));
   options.anonymous_scopes.Add(Scope::kMetrics);
   Start(options);
   EXPECT_TRUE(Ask({}, Scope::kMetrics).ok());
   EXPECT_EQ(ReasonOf(Ask({}, Scope::kGenerate).status()), "TOKEN_MISSING");
-  // Not a way around a wrong token.
+  // An anonymous caller cannot use a wrong token instead.
   EXPECT_EQ(ReasonOf(Ask({.bearer_token = "x"}, Scope::kMetrics).status()), "TOKEN_INVALID");
 }
 
-TEST_F(AuthenticatorTest, TheAdminSocketIsGuardedByItsModeAlone) {
+TEST_F(AuthenticatorTest, AdminSocketIsProtectedByItsModeOnly) {
   Start(Options(absl::StrCat(kOne, " acme generate\n")));
   const auto local = Ask({.is_local_socket = true}, Scope::kAdmin);
   ASSERT_TRUE(local.ok()) << local.status();
@@ -103,7 +103,7 @@ TEST_F(AuthenticatorTest, TheAdminSocketIsGuardedByItsModeAlone) {
   EXPECT_EQ(ReasonOf(Ask({}, Scope::kAdmin).status()), "TOKEN_MISSING");
 }
 
-TEST_F(AuthenticatorTest, ACertificateNamesItsTenant) {
+TEST_F(AuthenticatorTest, CertificateDeterminesTheTenant) {
   Start({.mode = AuthMode::kMtls});
   const auto who = Ask({.certificate_name = "acme corp"}, Scope::kGenerate);
   ASSERT_TRUE(who.ok()) << who.status();
@@ -117,7 +117,7 @@ TEST_F(AuthenticatorTest, ACertificateNamesItsTenant) {
   EXPECT_TRUE(Ask({}, Scope::kMetrics).ok());
 }
 
-TEST_F(AuthenticatorTest, MetadataNamesTheTenantOnlyWhereItIsTrusted) {
+TEST_F(AuthenticatorTest, MetadataDeterminesTheTenantOnlyIfTrusted) {
   AuthOptions options = Options(absl::StrCat(kOne, " acme generate\n"));
   Start(options);
   EXPECT_EQ(Ask({.bearer_token = "one", .tenant_metadata = "evil"}, Scope::kGenerate)->tenant,
@@ -130,7 +130,7 @@ TEST_F(AuthenticatorTest, MetadataNamesTheTenantOnlyWhereItIsTrusted) {
   EXPECT_EQ(ReasonOf(Ask(bad, Scope::kGenerate).status()), "BAD_PARAMETER");
 }
 
-TEST_F(AuthenticatorTest, AReloadRevokesAndGrants) {
+TEST_F(AuthenticatorTest, ReloadRevokesAndGrantsTokens) {
   const AuthOptions options = Options(absl::StrCat(kOne, " a generate\n", kTwo, " b generate\n"));
   Start(options);
   const std::string one = Ask({.bearer_token = "one"}, Scope::kGenerate)->principal;
@@ -154,7 +154,7 @@ TEST_F(AuthenticatorTest, AReloadRevokesAndGrants) {
   EXPECT_TRUE(Ask({.bearer_token = "three"}, Scope::kGenerate).ok());
 }
 
-TEST_F(AuthenticatorTest, BadLinesAreNamedAndTokensInThemAreNotShown) {
+TEST_F(AuthenticatorTest, NamesBadLinesWithoutTheirTokens) {
   const std::string good = absl::StrCat(kOne, " acme generate\n");
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"secret acme generate", ":2: the first word is not a SHA-256 in 64 hex digits"},
@@ -178,8 +178,9 @@ TEST_F(AuthenticatorTest, BadLinesAreNamedAndTokensInThemAreNotShown) {
               HasSubstr("auth.tokens_file: /nowhere cannot be read"));
 }
 
-// Each line of a file that was cut off is in order: the rest would be revoked without a word.
-TEST_F(AuthenticatorTest, AFileThatShowsThatItIsNotWholeIsRefused) {
+// Each line of a truncated file is valid, so the tokens of the missing lines would be revoked
+// silently.
+TEST_F(AuthenticatorTest, RejectsTruncatedFiles) {
   const std::string good = absl::StrCat(kOne, " acme generate\n", kTwo, " b generate,metrics\n");
   const auto error = [&](const std::string& content) {
     const absl::Status status = Authenticator::Create(Options(content)).status();
@@ -193,7 +194,7 @@ TEST_F(AuthenticatorTest, AFileThatShowsThatItIsNotWholeIsRefused) {
                                         "\"# tokens: 0\" in it"));
   }
   EXPECT_EQ(error("# tokens: 0\n"), "");
-  // "generate,metrics" without its end is a scope as well.
+  // "generate,metrics" without its last characters is also a scope.
   EXPECT_THAT(error(good.substr(0, good.size() - 9)), HasSubstr("/tokens ends within a line"));
   EXPECT_THAT(error(absl::StrCat("# tokens: 2\n", kOne, " acme generate\n")),
               HasSubstr("/tokens has 1 tokens, and says \"# tokens: 2\""));
@@ -202,7 +203,7 @@ TEST_F(AuthenticatorTest, AFileThatShowsThatItIsNotWholeIsRefused) {
               HasSubstr("/tokens:1: \"# tokens:\" is not followed by a number up to 10000"));
 }
 
-TEST_F(AuthenticatorTest, WhatCannotBeReadNeverReplacesATable) {
+TEST_F(AuthenticatorTest, UnreadableFileKeepsTheOldTable) {
   const AuthOptions options = Options(absl::StrCat(kOne, " acme generate\n"));
   Start(options);
   dir_.Write("tokens", "");
@@ -216,7 +217,7 @@ TEST_F(AuthenticatorTest, WhatCannotBeReadNeverReplacesATable) {
   EXPECT_TRUE(Ask({.bearer_token = "one"}, Scope::kGenerate).ok());
 }
 
-TEST(BearerTokenTest, TakesTheTokenOutOfTheHeader) {
+TEST(BearerTokenTest, ParsesTheAuthorizationHeader) {
   EXPECT_EQ(BearerToken("Bearer abc"), "abc");
   EXPECT_EQ(BearerToken("bearer  abc "), "abc");
   EXPECT_EQ(BearerToken("BEARER abc"), "abc");

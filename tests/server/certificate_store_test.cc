@@ -39,7 +39,7 @@ class CertificateStoreTest : public ::testing::Test {
   TlsOptions options_;
 };
 
-TEST_F(CertificateStoreTest, TakesAGoodPair) {
+TEST_F(CertificateStoreTest, AcceptsAGoodPair) {
   const auto read = ReadCertificates(options_, absl::Now());
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_EQ(read->chain, good_.certificate_pem());
@@ -48,7 +48,7 @@ TEST_F(CertificateStoreTest, TakesAGoodPair) {
   EXPECT_EQ(read->client_ca, "");
 }
 
-TEST_F(CertificateStoreTest, SaysWhichFileIsWrongAndHow) {
+TEST_F(CertificateStoreTest, NamesTheBadFileAndItsFault) {
   const absl::Time now = absl::Now();
   const TestCertificate expired(
       {.not_before = now - absl::Hours(48), .not_after = now - absl::Hours(24)});
@@ -66,7 +66,7 @@ TEST_F(CertificateStoreTest, SaysWhichFileIsWrongAndHow) {
                                  " is not the key of the certificate in "));
   Write(weak, weak);
   EXPECT_THAT(Error(), HasSubstr("is refused by the TLS library: ee key too small"));
-  // In the chain: every handshake would fail for it.
+  // A bad certificate in the chain would fail every handshake.
   WriteText(good_.certificate_pem() + weak.certificate_pem(), good_.key_pem());
   EXPECT_THAT(Error(), HasSubstr("is refused by the TLS library: ca key too small"));
   WriteText(good_.key_pem(), good_.certificate_pem());
@@ -88,7 +88,7 @@ TEST_F(CertificateStoreTest, SaysWhichFileIsWrongAndHow) {
               HasSubstr("tls.key_file: " + options_.key_file + " cannot be read: No such"));
 }
 
-TEST_F(CertificateStoreTest, OneGoodAuthorityIsEnough) {
+TEST_F(CertificateStoreTest, AcceptsOneGoodAuthority) {
   const absl::Time now = absl::Now();
   const TestCertificate expired(
       {.not_before = now - absl::Hours(48), .not_after = now - absl::Hours(24)});
@@ -101,7 +101,7 @@ TEST_F(CertificateStoreTest, OneGoodAuthorityIsEnough) {
   EXPECT_THAT(Error(), HasSubstr("contains no PEM certificate"));
 }
 
-TEST_F(CertificateStoreTest, NewFilesReplaceOldOnesAndBadOnesDoNot) {
+TEST_F(CertificateStoreTest, GoodFilesReplaceOldOnesAndBadFilesDoNot) {
   options_.refresh_interval = absl::Milliseconds(20);
   const auto made = CertificateStore::Create(options_);
   ASSERT_TRUE(made.ok()) << made.status();
@@ -109,7 +109,7 @@ TEST_F(CertificateStoreTest, NewFilesReplaceOldOnesAndBadOnesDoNot) {
   EXPECT_EQ(store.current()->version, 1);
   const TestCertificate next({.common_name = "next"});
 
-  // A new certificate before its key: for a moment the two do not belong together.
+  // A new certificate is written before its key, so the two do not match for a moment.
   dir_.Write("cert.pem", next.certificate_pem());
   EXPECT_FALSE(store.Refresh().ok());
   EXPECT_EQ(store.current()->chain, good_.certificate_pem());
@@ -120,14 +120,14 @@ TEST_F(CertificateStoreTest, NewFilesReplaceOldOnesAndBadOnesDoNot) {
   EXPECT_EQ(store.current()->private_key, next.key_pem());
 
   EXPECT_TRUE(store.Refresh().ok());
-  EXPECT_EQ(store.current()->version, 2);  // the same files are nothing new
+  EXPECT_EQ(store.current()->version, 2);  // rereading the same files is no new version
   unlink(options_.key_file.c_str());
   EXPECT_FALSE(store.Refresh().ok());
   EXPECT_EQ(store.current()->version, 2);
 }
 
-// A chain that was cut off between two certificates parses, and clients would miss the rest.
-TEST_F(CertificateStoreTest, AChainThatIsWrittenInPlaceIsReadWhenItIsWhole) {
+// A chain truncated between two certificates parses, and clients would miss the rest.
+TEST_F(CertificateStoreTest, ReadsChainWrittenInPlaceOnceComplete) {
   options_.refresh_interval = absl::Seconds(1);
   const auto made = CertificateStore::Create(options_);
   ASSERT_TRUE(made.ok()) << made.status();
@@ -147,23 +147,23 @@ TEST_F(CertificateStoreTest, AChainThatIsWrittenInPlaceIsReadWhenItIsWhole) {
   const bool is_untouched = store.current()->version == 1;
   dir_.Write("cert.pem", whole);
   longest_pause = std::max(longest_pause, MonotonicNow() - last);
-  if (longest_pause >= kSettleTime) GTEST_SKIP() << "the machine kept the writer from writing";
+  if (longest_pause >= kSettleTime) GTEST_SKIP() << "the machine was too slow for the writer";
   EXPECT_TRUE(is_untouched);
   ASSERT_TRUE(testing::WaitUntil([&] { return store.current()->version != 1; }));
   EXPECT_EQ(store.current()->version, 2);
   EXPECT_EQ(store.current()->chain, whole);
 }
 
-TEST_F(CertificateStoreTest, AFileThatBlocksIsRefused) {
+TEST_F(CertificateStoreTest, RejectsBlockingFiles) {
   unlink(options_.cert_file.c_str());
   ASSERT_EQ(mkfifo(options_.cert_file.c_str(), 0600), 0);
   EXPECT_EQ(Error(),
             "tls.cert_file: " + options_.cert_file + " cannot be read: it is not a regular file");
 }
 
-// As when a reload has read them, and the store's own clock reads newer ones before the reload has
-// prepared all else.
-TEST_F(CertificateStoreTest, WhatWasReadBeforeDoesNotReplaceWhatWasReadLater) {
+// The store's own clock reads newer files while a reload that read older ones still prepares its
+// other parts.
+TEST_F(CertificateStoreTest, EarlierReadDoesNotReplaceALaterOne) {
   options_.refresh_interval = absl::Hours(1);
   const auto made = CertificateStore::Create(options_);
   ASSERT_TRUE(made.ok()) << made.status();
@@ -179,7 +179,7 @@ TEST_F(CertificateStoreTest, WhatWasReadBeforeDoesNotReplaceWhatWasReadLater) {
   store.Publish(*std::move(slow));
   EXPECT_EQ(store.current()->chain, third.certificate_pem());
   EXPECT_EQ(store.current()->version, 2);
-  // The order counts, not the time: what is read now is newer again.
+  // The order of the reads counts, not the time. Files read now are newer again.
   Write(second, second);
   auto fresh = store.Read();
   ASSERT_TRUE(fresh.ok()) << fresh.status();

@@ -19,7 +19,7 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-// The defaults with `yaml` laid over them.
+// The defaults with `yaml` applied on top.
 struct Loaded {
   explicit Loaded(absl::string_view yaml) {
     ApplyDefaults(&config, &origins, &errors);
@@ -38,7 +38,7 @@ struct Case {
 
 class ConfigReaderErrorTest : public ::testing::TestWithParam<Case> {};
 
-TEST_P(ConfigReaderErrorTest, NamesPlaceValueAndRule) {
+TEST_P(ConfigReaderErrorTest, NamesPositionValueAndRule) {
   EXPECT_THAT(Loaded(GetParam().yaml).errors, ElementsAre(GetParam().error)) << GetParam().yaml;
 }
 
@@ -115,24 +115,24 @@ TEST(ConfigReaderTest, ReportsEveryErrorOfAFile) {
   EXPECT_EQ(loaded.errors.size(), 3u);
 }
 
-TEST(ConfigReaderTest, RefusedValueLeavesItsFieldAlone) {
+TEST(ConfigReaderTest, RejectedValueLeavesItsFieldUnchanged) {
   const Loaded loaded("limits:\n  max_choices: 1000\n");
   EXPECT_EQ(loaded.config.limits().max_choices(), 16);
   EXPECT_EQ(loaded.origins.at("limits.max_choices").ToString(), "default");
 }
 
-TEST(ConfigReaderTest, BrokenYamlNamesThePlace) {
+TEST(ConfigReaderTest, BrokenYamlNamesThePosition) {
   const Loaded loaded("limits: {max_choices: 2\n");
   ASSERT_EQ(loaded.errors.size(), 1u);
   EXPECT_THAT(loaded.errors[0], HasSubstr("prod.yaml:2:1: "));
 }
 
-TEST(ConfigReaderTest, DeepNestingIsAnErrorNotACrash) {
+TEST(ConfigReaderTest, RejectsDeepNesting) {
   const Loaded loaded(std::string(100000, '['));
   EXPECT_EQ(loaded.errors.size(), 1u);
 }
 
-TEST(ConfigReaderTest, RefusesAFileOverOneMebibyte) {
+TEST(ConfigReaderTest, RejectsFilesOverOneMebibyte) {
   const Loaded loaded("# " + std::string(1 << 20, 'x') + "\n");
   ASSERT_EQ(loaded.errors.size(), 1u);
   EXPECT_THAT(loaded.errors[0], HasSubstr("at most 1048576 are read"));
@@ -170,7 +170,7 @@ TEST(ConfigReaderTest, ReadsEverySpelling) {
   EXPECT_EQ(loaded.origins.at("limits.max_queued_tokens").ToString(), "prod.yaml:10:22");
 }
 
-TEST(ConfigReaderTest, OverridesNameTheirLayer) {
+TEST(ConfigReaderTest, ErrorsOfOverridesNameTheirLayer) {
   Loaded loaded("");
   const Origin env{.layer = "env QUIRE__SCHEDULER__MAX_STEP_TOKENS"};
   const Origin set{.layer = "--set"};
@@ -193,7 +193,7 @@ TEST(ConfigReaderTest, OverridesNameTheirLayer) {
                           "\"limits\"?"));
 }
 
-TEST(ConfigReaderTest, OverrideOfAListTakesAScalarOrAFlowList) {
+TEST(ConfigReaderTest, ListOverrideAcceptsAScalarOrAFlowList) {
   Loaded loaded("");
   const Origin set{.layer = "--set"};
   ReadOverride("server.grpc.listen", "127.0.0.1:0", set, &loaded.config, &loaded.origins,
@@ -206,9 +206,9 @@ TEST(ConfigReaderTest, OverrideOfAListTakesAScalarOrAFlowList) {
   EXPECT_THAT(loaded.errors, IsEmpty());
 }
 
-// `[` begins a flow sequence and `*` an alias (YAML 1.2.2, sections 7.4.1 and 7.1); an IPv6 address
-// stands in brackets (RFC 3986, section 3.2.2).
-TEST(ConfigReaderTest, AnOverrideThatNeedsQuotesShowsThem) {
+// `[` starts a flow sequence and `*` an alias (YAML 1.2.2, sections 7.4.1 and 7.1). An IPv6 address
+// is written in brackets (RFC 3986, section 3.2.2).
+TEST(ConfigReaderTest, ErrorOfAnUnquotedOverrideShowsTheQuotes) {
   struct Override {
     const char* path;
     const char* value;
@@ -246,7 +246,7 @@ TEST(ConfigReaderTest, AnOverrideThatNeedsQuotesShowsThem) {
   EXPECT_THAT(loaded.errors, ElementsAre(EndsWith(R"(: QUIRE__OPENAI__LISTEN='"[::1]:1"')")));
 }
 
-TEST(ConfigReaderTest, WhatAHintShowsIsRead) {
+TEST(ConfigReaderTest, SpellingInAHintIsAccepted) {
   Loaded loaded("");
   const Origin set{.layer = "--set"};
   ReadOverride("server.grpc.listen", R"(["[::1]:50051", "[::]:0"])", set, &loaded.config,
@@ -261,7 +261,7 @@ TEST(ConfigReaderTest, WhatAHintShowsIsRead) {
   EXPECT_EQ(loaded.config.server().http().listen(), "*:9464");
 }
 
-TEST(ConfigReaderTest, TextBehindTheValueOfAnOverrideIsNotDropped) {
+TEST(ConfigReaderTest, RejectsTextAfterTheValueOfAnOverride) {
   for (const auto& [path, value] :
        {std::pair("limits.max_choices", "\"4\" 5"), std::pair("limits.max_choices", "[4] 5"),
         std::pair("model.id", "\"a\" b"), std::pair("tls.key_file", "\"a\" secret")}) {
@@ -272,7 +272,7 @@ TEST(ConfigReaderTest, TextBehindTheValueOfAnOverrideIsNotDropped) {
   }
 }
 
-TEST(ConfigReaderTest, ABracketInAFileIsExplained) {
+TEST(ConfigReaderTest, ExplainsABracketInAFile) {
   const Loaded list("server: {grpc: {listen: [[::1]:50051]}}\n");
   EXPECT_THAT(list.errors, ElementsAre(HasSubstr(R"(in quotes, as in ["[::1]:50051"])")));
   const Loaded text("openai: {listen: [::1]}\n");

@@ -1,5 +1,5 @@
-// The whole daemon on the emulated GPU: listeners, model, engine and the CUDA runner in the test's
-// own process.
+// Runs the whole daemon on the emulated GPU: listeners, model, engine and the CUDA runner in the
+// test's process.
 
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
@@ -41,7 +41,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// A daemon from its configuration to its exit code.
+// A daemon, from reading its configuration to its exit code.
 class RunningDaemon {
  public:
   RunningDaemon(const std::string& folder, const std::vector<std::string>& sets)
@@ -145,7 +145,7 @@ class RunningDaemon {
     return response;
   }
 
-  // Waits for an end that comes by itself.
+  // Waits for the daemon to end by itself.
   int Wait() {
     if (thread_.joinable()) thread_.join();
     return exit_code_;
@@ -174,7 +174,7 @@ class CudaDaemonTest : public ::testing::Test {
     QUIRE_CHECK(log::Configure({}).ok());
   }
 
-  // The tiny model with weights that are made up.
+  // The tiny model with random weights.
   std::vector<std::string> Tiny(std::vector<std::string> sets) const {
     sets.push_back(absl::StrCat("model.path=", dir_.path(), "/tiny"));
     sets.push_back("model.load_mode=dummy");
@@ -187,7 +187,7 @@ class CudaDaemonTest : public ::testing::Test {
     return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
   }
 
-  // Starts a daemon that cannot start, and returns its exit code.
+  // Starts a daemon whose start must fail, and returns its exit code.
   int Refused(const std::vector<std::string>& sets) const {
     RunningDaemon daemon(dir_.path(), Tiny(sets));
     return daemon.Wait();
@@ -196,7 +196,7 @@ class CudaDaemonTest : public ::testing::Test {
   const testing::TempDir dir_;
 };
 
-TEST_F(CudaDaemonTest, ServesTheStoryModelWithTheTokensOfTheCpu) {
+TEST_F(CudaDaemonTest, StoryModelGeneratesTheTokensOfTheCpu) {
   constexpr int kTokens = 6;
   const std::string prompt = "Once upon a time";
   std::vector<std::int32_t> expected;
@@ -232,7 +232,7 @@ std::string ReadFile(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
-// An embedder of the fixtures and its recorded vectors.
+// An embedding model of the fixtures and its recorded vectors.
 struct Embedder {
   explicit Embedder(const std::string& name)
       : path(paths::TestData("embeddings/models/" + name)),
@@ -245,7 +245,7 @@ struct Embedder {
     for (const auto& text : reference["texts"]) texts.push_back(text["text"]);
     return texts;
   }
-  // `what` behind the number of the text, such as "mean".
+  // Returns the recorded vector `what` (for example "mean") of the text with this number.
   std::vector<float> Vector(std::size_t text, const std::string& what) const {
     std::uint64_t length = 0;
     std::memcpy(&length, bytes.data(), sizeof(length));
@@ -263,7 +263,7 @@ struct Embedder {
   const std::string bytes;
 };
 
-// By norm.
+// Returns the difference relative to the norm.
 double RelativeDifference(const std::vector<float>& got, const std::vector<float>& want) {
   double difference = 0, length = 0;
   for (std::size_t i = 0; i < want.size(); ++i) {
@@ -273,9 +273,9 @@ double RelativeDifference(const std::vector<float>& got, const std::vector<float
   return std::sqrt(difference / length);
 }
 
-// Vectors of sentence-transformers in float64; prompts are cut into chunks. The first is a bare
-// decoder.
-TEST_F(CudaDaemonTest, EmbedsAsTheReferenceDoes) {
+// Compares with float64 vectors of sentence-transformers. Prompts are cut into chunks. The first
+// model is a bare decoder.
+TEST_F(CudaDaemonTest, EmbeddingsEqualTheReference) {
   const std::pair<v1::Pooling, std::string> modes[] = {
       {v1::POOLING_LAST, "last"}, {v1::POOLING_MEAN, "mean"}, {v1::POOLING_CLS, "cls"}};
   for (const char* name : {"llama-embed-mean-f32", "qwen3-embed-last-bf16"}) {
@@ -291,15 +291,15 @@ TEST_F(CudaDaemonTest, EmbedsAsTheReferenceDoes) {
         EXPECT_LT(RelativeDifference(vectors[i], embedder.Vector(i, mode)), 2e-5)
             << name << " " << mode << " " << i;
       }
-      // Alone, and so cut into other chunks than in company: the same bits.
+      // A prompt alone is cut into other chunks than in a batch. The vectors are bitwise equal.
       EXPECT_EQ(gpu.Embed({texts.back()}, pooling).front(), vectors.back()) << name << " " << mode;
     }
     EXPECT_EQ(gpu.Stop(), kExitOk);
   }
 }
 
-// Twice the error that torch has in bfloat16 throughout.
-TEST_F(CudaDaemonTest, EmbedsInBfloat16NearTheReference) {
+// The tolerance is twice the error of torch in bfloat16 throughout.
+TEST_F(CudaDaemonTest, Bfloat16EmbeddingsAreCloseToTheReference) {
   const Embedder embedder("qwen3-embed-last-bf16");
   RunningDaemon gpu(dir_.path(), {"device.type=cuda", "kv_cache.dtype=bf16",
                                   absl::StrCat("model.path=", embedder.path)});
@@ -311,7 +311,7 @@ TEST_F(CudaDaemonTest, EmbedsInBfloat16NearTheReference) {
   EXPECT_EQ(gpu.Stop(), kExitOk);
 }
 
-TEST_F(CudaDaemonTest, ScoresAsTheCpuDoes) {
+TEST_F(CudaDaemonTest, ScoresEqualThoseOfTheCpu) {
   v1::ScoreRequest request;
   request.set_return_token_logprobs(true);
   for (const char* text : {" there was a little girl", " green", " time"}) {
@@ -334,12 +334,12 @@ TEST_F(CudaDaemonTest, ScoresAsTheCpuDoes) {
     EXPECT_NEAR(got.results(i).total_logprob(), expected.results(i).total_logprob(), 1e-3);
     EXPECT_EQ(got.results(i).is_greedy(), expected.results(i).is_greedy());
   }
-  // From cached pages.
+  // This run reads cached pages.
   EXPECT_EQ(gpu.Score(request).results(1).SerializeAsString(), got.results(1).SerializeAsString());
   EXPECT_EQ(gpu.Stop(), kExitOk);
 }
 
-TEST_F(CudaDaemonTest, GivesTheSameTokensWithAndWithoutGraphsAndOverlap) {
+TEST_F(CudaDaemonTest, GraphsAndOverlapDoNotChangeTokens) {
   std::vector<std::int32_t> first;
   for (const char* pages : {"bf16", "int8"}) {
     for (const char* on : {"true", "false"}) {
@@ -358,7 +358,7 @@ TEST_F(CudaDaemonTest, GivesTheSameTokensWithAndWithoutGraphsAndOverlap) {
   }
 }
 
-// Weights of any stored type become bf16 on their way to the GPU, in the plan and in memory.
+// Weights of every stored type are converted to bf16 for the GPU, in the plan and in memory.
 TEST_F(CudaDaemonTest, ServesCheckpointsOfEveryType) {
   const std::string path = dir_.path() + "/tiny/config.json";
   std::ifstream file(path);
@@ -375,7 +375,7 @@ TEST_F(CudaDaemonTest, ServesCheckpointsOfEveryType) {
   }
 }
 
-TEST_F(CudaDaemonTest, StrictFindsNoPagesOfGeneratedTokens) {
+TEST_F(CudaDaemonTest, StrictModeReusesNoPagesOfGeneratedTokens) {
   std::vector<std::int32_t> turn;
   for (int i = 0; i < 20; ++i) turn.push_back(100 + i);
   std::vector<std::int32_t> warm;
@@ -405,7 +405,7 @@ TEST_F(CudaDaemonTest, StrictFindsNoPagesOfGeneratedTokens) {
   EXPECT_EQ(cold.Stop(), kExitOk);
 }
 
-TEST_F(CudaDaemonTest, ADeviceThatCannotBeOpenedEndsWith71AndItsNumbers) {
+TEST_F(CudaDaemonTest, UnopenableDeviceExitsWith71AndReportsFigures) {
   const auto refused = [this](const cuda_emulator::EmulatorOptions& options, const char* text,
                               const std::vector<std::string>& sets = {"device.type=cuda"}) {
     cuda_emulator::SetOptions(options);
@@ -421,7 +421,7 @@ TEST_F(CudaDaemonTest, ADeviceThatCannotBeOpenedEndsWith71AndItsNumbers) {
   refused({.compute_capability = 75}, "has compute capability 7.5; this build needs at least 8.0");
 }
 
-TEST_F(CudaDaemonTest, AutoTakesTheGpuWhenThereIsOneAndTheCpuOtherwise) {
+TEST_F(CudaDaemonTest, AutoSelectsTheGpuIfPresent) {
   for (const int devices : {1, 0}) {
     cuda_emulator::SetOptions({.num_devices = devices});
     RunningDaemon daemon(dir_.path(), Tiny({"device.type=auto"}));
@@ -432,8 +432,8 @@ TEST_F(CudaDaemonTest, AutoTakesTheGpuWhenThereIsOneAndTheCpuOtherwise) {
   EXPECT_THAT(Log(), HasSubstr("no GPU will do: CUDA device 0 does not exist"));
 }
 
-// More pages than the emulated GPU has memory, and fewer than a host may be asked for.
-TEST_F(CudaDaemonTest, ValidationPlansTheDeviceThatAutoWouldTake) {
+// The pages exceed the emulated GPU's memory but not what a host may be configured for.
+TEST_F(CudaDaemonTest, ValidationPlansTheDeviceOfAuto) {
   for (const int devices : {1, 0}) {
     cuda_emulator::SetOptions({.num_devices = devices});
     std::vector<std::string> errors;
@@ -449,28 +449,28 @@ TEST_F(CudaDaemonTest, ValidationPlansTheDeviceThatAutoWouldTake) {
   }
 }
 
-TEST_F(CudaDaemonTest, APlanThatDoesNotFitIsRefusedBeforeAnythingIsLoaded) {
-  // More pages than the emulated GPU has memory.
+TEST_F(CudaDaemonTest, RejectsAPlanThatDoesNotFitBeforeLoading) {
+  // The pages exceed the emulated GPU's memory.
   EXPECT_EQ(Refused({"device.type=cuda", "kv_cache.capacity_bytes=2GiB"}), kExitConfig);
   EXPECT_THAT(Log(), AllOf(HasSubstr("device memory: "), HasSubstr("weights "), HasSubstr("limit "),
                            Not(HasSubstr("memory plan"))));
   EXPECT_EQ(cuda_emulator::LaunchCount(), 0u);
 }
 
-TEST_F(CudaDaemonTest, MemoryThatIsGoneAfterThePlanIsNamed) {
+TEST_F(CudaDaemonTest, ReportsMemoryLostAfterThePlan) {
   cuda_emulator::InjectFault(
       {.where = "cudaMalloc", .error = cudaErrorMemoryAllocation, .after = 3});
   EXPECT_EQ(Refused({"device.type=cuda"}), kExitConfig);
   EXPECT_THAT(Log(), HasSubstr("out of memory"));
 }
 
-TEST_F(CudaDaemonTest, ADefectEndsWith70) {
+TEST_F(CudaDaemonTest, InternalErrorExitsWith70) {
   cuda_emulator::InjectFault({.where = "cudaMalloc", .error = cudaErrorInvalidValue, .after = 3});
   EXPECT_EQ(Refused({"device.type=cuda"}), kExitEngine);
   EXPECT_THAT(Log(), HasSubstr("invalid argument"));
 }
 
-TEST_F(CudaDaemonTest, ALostDeviceAnswersRequestsAndEndsWith71) {
+TEST_F(CudaDaemonTest, LostDeviceFailsRequestsAndExitsWith71) {
   RunningDaemon daemon(dir_.path(), Tiny({"device.type=cuda"}));
   daemon.WaitUntilReady();
   ASSERT_TRUE(daemon.Generate("some words", 2).status.ok());

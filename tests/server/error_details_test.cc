@@ -26,13 +26,13 @@ namespace {
 
 using google::protobuf::UnknownFieldSet;
 
-// The bytes are read without any declaration of google.rpc, as fields by number. Parsed anew at
-// each look: UnknownFieldSet cannot be copied.
+// Reads the bytes as fields by number, without any declaration of google.rpc. Each access parses
+// them again, since UnknownFieldSet cannot be copied.
 class Fields {
  public:
   explicit Fields(std::string bytes = "") : bytes_(std::move(bytes)) {}
 
-  // All length-delimited values of a field.
+  // Returns all length-delimited values of a field.
   std::vector<std::string> Texts(int number) const {
     std::vector<std::string> texts;
     UnknownFieldSet fields;
@@ -59,7 +59,7 @@ class Fields {
   std::string bytes_;
 };
 
-// Type name -> value of the details of a serialized google.rpc.Status.
+// Maps type names to the values of the details in a serialized google.rpc.Status.
 std::map<std::string, Fields> Details(const std::string& status) {
   std::map<std::string, Fields> details;
   for (const std::string& bytes : Fields(status).Texts(3)) {
@@ -69,7 +69,7 @@ std::map<std::string, Fields> Details(const std::string& status) {
   return details;
 }
 
-TEST(ErrorDetailsTest, StatusHoldsCodeMessageAndErrorInfo) {
+TEST(ErrorDetailsTest, StatusContainsCodeMessageAndErrorInfo) {
   const grpc::Status status = ToGrpcStatus(WithReason(
       absl::InvalidArgumentError("prompt has 9000 tokens, context is 8192"), Reason::kPromptTooLong,
       {{"prompt_tokens", "9000"}, {"max_context_tokens", "8192"}}));
@@ -128,7 +128,7 @@ TEST(ErrorDetailsTest, EveryReasonStaysBelowFourKibibytes) {
   }
 }
 
-// What a caller learns of each reason, whichever way it came: field, value and limit, too.
+// Every interface reports the reason of an error with its field, value and limit.
 TEST(ErrorDetailsTest, EveryReasonReachesGrpcHttpAndTheLog) {
   const testing::TempDir dir;
   const std::string file = dir.path() + "/log";
@@ -140,7 +140,7 @@ TEST(ErrorDetailsTest, EveryReasonReachesGrpcHttpAndTheLog) {
     const absl::Status status = WithReason(absl::Status(row.code, "sampling.top_k is -1"),
                                            row.reason, {metadata.begin(), metadata.end()});
     EXPECT_EQ(GetErrorReason(NameVllmFields(status))->reason, row.reason);
-    // A defect of ours: the log has it under the incident that the caller is told.
+    // An internal error is logged with its details under the incident number that the caller gets.
     const bool is_told = row.code != absl::StatusCode::kInternal;
     const std::string name = is_told ? std::string(row.name) : "ENGINE_ERROR";
 

@@ -1,4 +1,4 @@
-// Calls of many requests that generate nothing, over gRPC.
+// Multi-request calls without generation, over gRPC.
 
 #include <string>
 
@@ -25,14 +25,14 @@ class EvaluationTest : public ServiceTest {
   }
 };
 
-TEST_F(EvaluationTest, MoreItemsThanTheQueueHoldsWaitForEachOther) {
+TEST_F(EvaluationTest, ServesMoreItemsThanTheQueueHolds) {
   grpc::ClientContext context;
   v1::ScoreResponse response;
   const v1::ScoreRequest request = Items(100);
   const grpc::Status status = generation_->Score(&context, request, &response);
   ASSERT_TRUE(status.ok()) << status.error_message();
   ASSERT_EQ(response.results_size(), 100);
-  // In the order of the items, with the same bits as each by itself.
+  // Results are in item order and bitwise equal to each item alone.
   for (int i = 0; i < 100; i += 33) {
     grpc::ClientContext alone_context;
     v1::ScoreRequest alone;
@@ -44,7 +44,7 @@ TEST_F(EvaluationTest, MoreItemsThanTheQueueHoldsWaitForEachOther) {
   EXPECT_EQ(UsedPagesWhenIdle(), 0);
 }
 
-TEST_F(EvaluationTest, OneBadItemIsTheAnswerAndEndsTheOthers) {
+TEST_F(EvaluationTest, OneBadItemFailsTheWholeCall) {
   v1::ScoreRequest request = Items(60);
   request.mutable_items(40)->mutable_token_ids()->add_ids(-1);
   grpc::ClientContext context;
@@ -56,8 +56,8 @@ TEST_F(EvaluationTest, OneBadItemIsTheAnswerAndEndsTheOthers) {
   EXPECT_EQ(UsedPagesWhenIdle(), 0);
 }
 
-// 123 characters leave room for the number of an item.
-TEST_F(EvaluationTest, IdsThatAreTooLongWithTheirNumbersAreReplaced) {
+// An id of 123 characters leaves room for the item's number.
+TEST_F(EvaluationTest, ReplacesIdsThatAreTooLongWithTheItemNumber) {
   for (const std::size_t size : {123, 124, 128}) {
     const std::string id(size, 'i');
     v1::ScoreResponse response;
@@ -71,7 +71,7 @@ TEST_F(EvaluationTest, IdsThatAreTooLongWithTheirNumbersAreReplaced) {
   }
 }
 
-TEST_F(EvaluationTest, VectorsAreInTheOrderOfTheInputs) {
+TEST_F(EvaluationTest, ReturnsVectorsInInputOrder) {
   v1::EmbedRequest request;
   for (int i = 0; i < 70; ++i) request.add_inputs()->set_text(absl::StrCat("text ", i % 35));
   grpc::ClientContext context;

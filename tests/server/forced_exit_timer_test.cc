@@ -8,7 +8,7 @@
 namespace quire::server {
 namespace {
 
-TEST(ForcedExitTimerTest, EndsAProcessThatDoesNotEndByItself) {
+TEST(ForcedExitTimerTest, ExitsAProcessThatDoesNotEnd) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(
       {
@@ -19,7 +19,7 @@ TEST(ForcedExitTimerTest, EndsAProcessThatDoesNotEndByItself) {
       ::testing::ExitedWithCode(70), "graceful shutdown timed out");
 }
 
-TEST(ForcedExitTimerTest, IsSilentWhereTheEndComes) {
+TEST(ForcedExitTimerTest, DoesNothingIfTheProcessEndsInTime) {
   const absl::Time begin = MonotonicNow();
   {
     ForcedExitTimer never;

@@ -38,7 +38,7 @@ using ::testing::IsEmpty;
 
 const absl::Time kNow = absl::FromUnixSeconds(1000);
 
-// A message of gRPC of which `sent` bytes of `size` are there.
+// A gRPC message that declares `size` bytes and contains `sent` of them.
 std::string Message(std::uint32_t size, std::size_t sent) {
   std::string message(1, '\0');
   for (int i = 3; i >= 0; --i) message.push_back(static_cast<char>(size >> (8 * i)));
@@ -74,7 +74,7 @@ class FrameGuardTest : public ::testing::Test {
   FrameGuard guard_{Limits()};
 };
 
-TEST_F(FrameGuardTest, OtherProtocolsAreNoHttp2) {
+TEST_F(FrameGuardTest, RejectsOtherProtocols) {
   FrameGuard guard(Limits());
   EXPECT_TRUE(guard.OnClientBytes(Bytes("PRI * "), kNow).ok());
   EXPECT_FALSE(guard.has_preface());
@@ -93,8 +93,8 @@ TEST_F(FrameGuardTest, BoundsStreamsUntilTheyEnd) {
   EXPECT_THAT(fifth.message(), HasSubstr("5 streams at once, server.grpc.max_concurrent_streams"));
 }
 
-// Until then a client may not know how many the server takes.
-TEST(FrameGuardLimitsTest, FewerStreamsAreOpenBeforeSettingsAreAcknowledged) {
+// Before the acknowledgement, a client may not know how many streams the server accepts.
+TEST(FrameGuardLimitsTest, AllowsFewerStreamsBeforeSettingsAreAcknowledged) {
   FrameLimits limits = Limits();
   limits.max_early_streams = 2;
   for (const bool acknowledges : {false, true}) {
@@ -117,28 +117,28 @@ TEST(FrameGuardLimitsTest, FewerStreamsAreOpenBeforeSettingsAreAcknowledged) {
   }
 }
 
-// A client that ends its half still waits for an answer.
-TEST_F(FrameGuardTest, AHalfClosedStreamCounts) {
+// A client that half-closes its stream still waits for an answer.
+TEST_F(FrameGuardTest, CountsHalfClosedStreams) {
   EXPECT_TRUE(Client(Frame(kHeaders, kEndHeaders | kEndStream, 1, "h")).ok());
   EXPECT_EQ(guard_.num_streams(), 1u);
   Server(Frame(kData, kEndStream, 1, ""));
   EXPECT_EQ(guard_.num_streams(), 0u);
 }
 
-TEST_F(FrameGuardTest, TrailersOfTheClientOpenNoStream) {
+TEST_F(FrameGuardTest, ClientTrailersOpenNoStream) {
   EXPECT_TRUE(Open(1).ok());
   EXPECT_TRUE(Client(Frame(kHeaders, kEndHeaders | kEndStream, 1, "trailers")).ok());
   EXPECT_EQ(guard_.num_streams(), 1u);
 }
 
-TEST_F(FrameGuardTest, BoundsAHeaderBlockOverItsFrames) {
+TEST_F(FrameGuardTest, BoundsAHeaderBlockAcrossFrames) {
   EXPECT_TRUE(Client(Frame(kHeaders, 0, 1, std::string(60, 'h'))).ok());
   EXPECT_TRUE(Client(Frame(kMore, 0, 1, std::string(40, 'h'))).ok());
   const absl::Status over = Client(Frame(kMore, kEndHeaders, 1, "h"));
   EXPECT_THAT(over.message(), HasSubstr("101 bytes or more, limit 100"));
 }
 
-TEST_F(FrameGuardTest, APaddedMessageCountsAsAReset) {
+TEST_F(FrameGuardTest, CountsAPaddedMessageAsAReset) {
   absl::Status status;
   std::uint32_t stream = 1;
   for (; status.ok() && stream < 100; stream += 2) {
@@ -149,13 +149,13 @@ TEST_F(FrameGuardTest, APaddedMessageCountsAsAReset) {
   EXPECT_THAT(status.message(), HasSubstr("11 resets of streams in a second, limit 10"));
 }
 
-TEST_F(FrameGuardTest, EmptyContinuationsAreControlFrames) {
+TEST_F(FrameGuardTest, CountsEmptyContinuationsAsControlFrames) {
   EXPECT_TRUE(Client(Frame(kHeaders, 0, 1, "h")).ok());
   for (int i = 0; i < 20; ++i) EXPECT_TRUE(Client(Frame(kMore, 0, 1, "")).ok());
   EXPECT_TRUE(absl::IsResourceExhausted(Client(Frame(kMore, 0, 1, ""))));
 }
 
-TEST_F(FrameGuardTest, BoundsWhatASecondBrings) {
+TEST_F(FrameGuardTest, BoundsFramesPerSecond) {
   const struct {
     Type type;
     std::int64_t limit;
@@ -177,12 +177,12 @@ TEST_F(FrameGuardTest, BoundsWhatASecondBrings) {
         ASSERT_TRUE(guard.OnClientBytes(Bytes(frame), now).ok()) << kind.what;
       }
     }
-    now -= absl::Milliseconds(1);  // the last second is not over
+    now -= absl::Milliseconds(1);  // less than a second has passed
     EXPECT_THAT(guard.OnClientBytes(Bytes(frame), now).message(), HasSubstr(kind.what));
   }
 }
 
-TEST_F(FrameGuardTest, BoundsHeadersOfASecond) {
+TEST_F(FrameGuardTest, BoundsHeadersPerSecond) {
   std::uint32_t stream = 1;
   absl::Status status;
   for (; status.ok() && stream < 200; stream += 2) {
@@ -198,18 +198,18 @@ TEST_F(FrameGuardTest, CountsMessagesUntilTheyAreComplete) {
   EXPECT_TRUE(Client(Frame(kData, 0, 1, Message(300, 200))).ok());
   EXPECT_TRUE(Client(Frame(kData, 0, 3, Message(900, 400))).ok());
   EXPECT_EQ(guard_.unfinished_bytes(), 205 + 405);
-  // The end of one message and the beginning of the next.
+  // The frame contains the end of one message and the start of the next.
   EXPECT_TRUE(Client(Frame(kData, 0, 1, std::string(100, 'x') + Message(50, 10))).ok());
   EXPECT_EQ(guard_.unfinished_bytes(), 15 + 405);
   const absl::Status over = Client(Frame(kData, 0, 3, std::string(600, 'x')));
-  EXPECT_TRUE(over.ok()) << "500 bytes complete a message, 100 begin one";
+  EXPECT_TRUE(over.ok()) << "500 bytes complete a message, 100 start the next";
   EXPECT_EQ(guard_.unfinished_bytes(), 15 + 100);
   EXPECT_TRUE(Open(5).ok());
   EXPECT_THAT(Client(Frame(kData, 0, 5, Message(2000, 900))).message(),
               HasSubstr("have 1020 bytes, limit 1000"));
 }
 
-TEST_F(FrameGuardTest, AResetForgetsTheStreamsMessage) {
+TEST_F(FrameGuardTest, ResetDropsTheStreamsMessage) {
   EXPECT_TRUE(Open(1).ok());
   EXPECT_TRUE(Client(Frame(kData, 0, 1, Message(300, 200))).ok());
   Server(Frame(kReset, 0, 1, "code"));
@@ -218,7 +218,7 @@ TEST_F(FrameGuardTest, AResetForgetsTheStreamsMessage) {
   EXPECT_EQ(guard_.unfinished_bytes(), 0) << "gRPC drops it";
 }
 
-TEST_F(FrameGuardTest, AMessageHasATime) {
+TEST_F(FrameGuardTest, MessagesHaveATimeout) {
   EXPECT_TRUE(Open(1).ok());
   EXPECT_TRUE(Client(Frame(kData, 0, 1, Message(300, 0))).ok());
   now_ += absl::Seconds(4);
@@ -236,11 +236,11 @@ TEST_F(FrameGuardTest, AMessageHasATime) {
   EXPECT_TRUE(guard_.CheckIntegrity().ok());
 }
 
-TEST_F(FrameGuardTest, NothingMayStandInsideAFrameOrAHeaderBlock) {
+TEST_F(FrameGuardTest, AllowsNoFrameInsideAFrameOrHeaderBlock) {
   EXPECT_TRUE(Open(1).ok());
   EXPECT_TRUE(guard_.is_between_client_frames());
   EXPECT_TRUE(Client(Frame(kHeaders, 0, 3, "abc")).ok());
-  EXPECT_FALSE(guard_.is_between_client_frames()) << "a CONTINUATION comes";
+  EXPECT_FALSE(guard_.is_between_client_frames()) << "a CONTINUATION frame must follow";
   EXPECT_TRUE(Client(Frame(kMore, kEndHeaders, 3, "abc")).ok());
   EXPECT_TRUE(guard_.is_between_client_frames());
   Server(Frame(kHeaders, 0, 1, "abc"));
@@ -249,7 +249,7 @@ TEST_F(FrameGuardTest, NothingMayStandInsideAFrameOrAHeaderBlock) {
   EXPECT_TRUE(guard_.is_between_server_frames());
 }
 
-TEST_F(FrameGuardTest, KnowsWhereTheServersFramesEnd) {
+TEST_F(FrameGuardTest, TracksTheEndOfServerFrames) {
   const std::string frame = Frame(kData, 0, 1, "abc");
   for (std::size_t size = 1; size < frame.size(); ++size) {
     FrameGuard guard(Limits());
@@ -260,16 +260,16 @@ TEST_F(FrameGuardTest, KnowsWhereTheServersFramesEnd) {
   }
 }
 
-TEST_F(FrameGuardTest, SaysWhyInAFrameThatClientsRead) {
+TEST_F(FrameGuardTest, SendsTheReasonInAGoawayFrame) {
   EXPECT_EQ(GoAwayFrame(5, Http2Code::kEnhanceYourCalm, "why"),
             Frame(kGoAway, 0, 0, absl::string_view("\0\0\0\5\0\0\0\x0bwhy", 11)));
   EXPECT_EQ(EmptySettingsFrame(), Frame(kSettings, 0, 0, ""));
 }
 
-// What the guard counts, without any byte: the model of the random test.
+// The model of the random test. It has the guard's counts and no bytes.
 struct Model {
   struct Stream {
-    std::int64_t size = 0, there = 0;  // of the message that has begun, with its prefix
+    std::int64_t size = 0, there = 0;  // of the current message, including its prefix
   };
   std::map<std::uint32_t, Stream> open;
   std::int64_t unfinished() const {
@@ -279,7 +279,7 @@ struct Model {
   }
 };
 
-// Frames in random order, and the model's view of each.
+// Generates random frames and applies each to the model.
 class RandomClient {
  public:
   explicit RandomClient(std::uint32_t seed) : random_(seed) {}
@@ -335,8 +335,8 @@ class RandomClient {
   Model model_;
 };
 
-// The frames are cut at random places.
-TEST(FrameGuardRandomTest, CountsAsAModelOfFrames) {
+// The frames are split at random positions.
+TEST(FrameGuardRandomTest, CountsMatchAModelOfFrames) {
   const std::uint32_t seed = std::random_device()();
   SCOPED_TRACE(::testing::Message() << "seed " << seed);
   FrameLimits limits = Limits();

@@ -1,4 +1,4 @@
-// A generation without a transport: what its reader can do to others.
+// A generation without a transport. The tests show how its reader can affect other requests.
 
 #include "server/api/generation.h"
 
@@ -14,7 +14,7 @@ namespace {
 
 class GenerationTest : public ServiceTest {
  protected:
-  // A streamed request named "same".
+  // Starts a streamed request with the id "same".
   std::unique_ptr<Generation> Start(int max_tokens) {
     const HandlerContext context{.state = state_.get(),
                                  .probe = probe_.get(),
@@ -33,7 +33,7 @@ class GenerationTest : public ServiceTest {
 
   bool IsIdle() const { return served().engine->WaitIdle(MonotonicNow() + absl::Seconds(20)); }
 
-  // An idle engine may still be handing over the end of a request that never reached a step.
+  // An idle engine may still be delivering the end of a request that never reached a step.
   static bool ReadToTheEnd(Generation* generation) {
     return testing::WaitUntil([generation] {
       v1::GenerateResponse message;
@@ -43,9 +43,9 @@ class GenerationTest : public ServiceTest {
   }
 };
 
-// A slow client reads the last messages of a request that the engine is done with. Its id is free
-// then, and without authentication the next one to use it may be anybody.
-TEST_F(GenerationTest, AReaderThatLeavesLateEndsNobodyElse) {
+// A slow client reads the last messages of a request that the engine has finished. Its id is then
+// free, and without authentication any caller may reuse it.
+TEST_F(GenerationTest, LateDisconnectCancelsNoOtherRequest) {
   const std::unique_ptr<Generation> over = Start(2);
   ASSERT_TRUE(over != nullptr && IsIdle());
   const std::unique_ptr<Generation> next = Start(400);
@@ -57,7 +57,7 @@ TEST_F(GenerationTest, AReaderThatLeavesLateEndsNobodyElse) {
   EXPECT_TRUE(next->Close().ok());
 }
 
-TEST_F(GenerationTest, OneThatIsDroppedEndsItsRequest) {
+TEST_F(GenerationTest, DroppedGenerationCancelsItsRequest) {
   ASSERT_NE(Start(480), nullptr);
   ASSERT_TRUE(IsIdle());
   const engine::EndCounts ends = served().engine->GetStats().early_ends;
@@ -68,7 +68,7 @@ TEST_F(GenerationTest, OneThatIsDroppedEndsItsRequest) {
   EXPECT_EQ(cancelled, 1);
 }
 
-TEST_F(GenerationTest, AReaderThatLeavesEndsItsOwn) {
+TEST_F(GenerationTest, DisconnectCancelsItsRequest) {
   const std::unique_ptr<Generation> live = Start(480);
   ASSERT_NE(live, nullptr);
   live->Cancel();

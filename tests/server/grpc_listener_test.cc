@@ -37,14 +37,14 @@ bool Connects(const std::string& address) {
       ->WaitForConnected(std::chrono::system_clock::now() + std::chrono::seconds(5));
 }
 
-TEST(GrpcListenerTest, TakesAFreePortAndSaysWhich) {
+TEST(GrpcListenerTest, ReportsTheFreePortItChose) {
   const auto listener = GrpcListener::Start(Options("127.0.0.1:0"), {});
   ASSERT_TRUE(listener.ok()) << listener.status();
   EXPECT_THAT((*listener)->addresses()[0], ::testing::Not(::testing::EndsWith(":0")));
   EXPECT_TRUE(Connects((*listener)->addresses()[0]));
 }
 
-TEST(GrpcListenerTest, APortIsNeverShared) {
+TEST(GrpcListenerTest, NeverSharesAPort) {
   const auto first = GrpcListener::Start(Options("127.0.0.1:0"), {});
   ASSERT_TRUE(first.ok());
   const std::string address = (*first)->addresses()[0];
@@ -53,7 +53,7 @@ TEST(GrpcListenerTest, APortIsNeverShared) {
   EXPECT_THAT(second.status().message(), HasSubstr(absl::StrCat(address, " is in use")));
 }
 
-TEST(GrpcListenerTest, ReplacesAStaleSocketAndRefusesALiveOne) {
+TEST(GrpcListenerTest, ReplacesStaleSocketsOnly) {
   const std::string path = absl::StrCat("/tmp/quire_listener_test_", getpid(), ".sock");
   const std::string address = absl::StrCat("unix:", path);
   const int fd = socket(AF_UNIX, SOCK_STREAM, 0);
@@ -61,7 +61,7 @@ TEST(GrpcListenerTest, ReplacesAStaleSocketAndRefusesALiveOne) {
   name.sun_family = AF_UNIX;
   std::strncpy(name.sun_path, path.c_str(), sizeof(name.sun_path) - 1);
   ASSERT_EQ(bind(fd, reinterpret_cast<const sockaddr*>(&name), sizeof(name)), 0);
-  close(fd);  // the file stays: a stale socket
+  close(fd);  // the file remains as a stale socket
   GrpcListenerOptions options = Options(address);
   options.socket_mode = 0600;
   {
@@ -78,7 +78,7 @@ TEST(GrpcListenerTest, ReplacesAStaleSocketAndRefusesALiveOne) {
   EXPECT_NE(access(path.c_str(), F_OK), 0) << "the socket file outlives the listener";
 }
 
-TEST(GrpcListenerTest, APlainFileIsNotReplaced) {
+TEST(GrpcListenerTest, DoesNotReplaceAPlainFile) {
   const std::string path = ::testing::TempDir() + "/not_a_socket";
   close(creat(path.c_str(), 0600));
   const auto listener = GrpcListener::Start(Options(absl::StrCat("unix:", path)), {});
@@ -86,8 +86,8 @@ TEST(GrpcListenerTest, APlainFileIsNotReplaced) {
   EXPECT_EQ(access(path.c_str(), F_OK), 0);
 }
 
-// gRPC's callback threads end with the last channel, which none of them may give up itself.
-TEST(GrpcListenerTest, EndsWhileItCallsItself) {
+// gRPC's callback threads end with the last channel, and none of them may release it.
+TEST(GrpcListenerTest, StopsDuringACallToItself) {
   for (int i = 0; i < 100; ++i) {
     const auto listener = GrpcListener::Start(Options("127.0.0.1:0"), {});
     ASSERT_TRUE(listener.ok()) << listener.status();
@@ -96,11 +96,11 @@ TEST(GrpcListenerTest, EndsWhileItCallsItself) {
   }
 }
 
-TEST(HealthCallsTest, TheLastChannelGoesWithItsOwner) {
+TEST(HealthCallsTest, OwnerReleasesTheLastChannel) {
   const auto listener = GrpcListener::Start(Options("127.0.0.1:0"), {});
   ASSERT_TRUE(listener.ok()) << listener.status();
   HealthCalls calls;
-  int num_answers = 0;  // read behind End
+  int num_answers = 0;  // read after End
   const auto count = [&](const grpc::Status& status) {
     num_answers += status.error_code() == grpc::StatusCode::OK ||
                    status.error_code() == grpc::StatusCode::CANCELLED;

@@ -1,6 +1,6 @@
 #pragma once
 
-// Frames of HTTP/2 (RFC 9113, section 4.1), as tests send them.
+// HTTP/2 frames as tests send them (RFC 9113, section 4.1).
 
 #include <cstdint>
 #include <string>

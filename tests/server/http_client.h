@@ -1,6 +1,6 @@
 #pragma once
 
-// A client over a plain socket, so that a test decides about every byte and about when they come.
+// A client over a plain socket. The test controls every byte and its timing.
 
 #include <string>
 
@@ -10,34 +10,34 @@ namespace quire::server {
 
 struct HttpReply {
   int status = 0;
-  std::string head;       // with its last line feed
+  std::string head;       // including its last line feed
   std::string body;       // chunks joined
-  bool is_whole = false;  // the framing says that nothing is missing
+  bool is_whole = false;  // the framing shows that nothing is missing
 };
 
 class HttpClient {
  public:
-  // `address` is 127.0.0.1:port. Reads give up after 20 s. `source`, if any, is the client's
-  // own address.
+  // `address` is 127.0.0.1:port. Reads time out after 20 s. `source`, if set, is the client's own
+  // address.
   explicit HttpClient(const std::string& address, const std::string& source = "");
   ~HttpClient() { Close(); }
   HttpClient(const HttpClient&) = delete;
   HttpClient& operator=(const HttpClient&) = delete;
 
-  // False when the peer does not take it any more.
+  // Returns false if the peer no longer accepts data.
   bool Send(absl::string_view bytes);
   bool SendRequest(absl::string_view method, absl::string_view path, absl::string_view body,
                    absl::string_view more_headers = "");
-  // The next answer of this connection; status 0 when it is closed first.
+  // Reads the next answer of this connection. Its status is 0 if the connection is closed first.
   HttpReply Read();
-  // SendRequest and Read.
+  // Calls SendRequest, then Read.
   HttpReply Ask(absl::string_view method, absl::string_view path, absl::string_view body = "",
                 absl::string_view more_headers = "");
-  // Everything until the peer closes.
+  // Reads until the peer closes the connection.
   std::string ReadAll();
-  // Until `text` was received; false when the peer closes before.
+  // Reads until `text` was received. Returns false if the peer closes the connection first.
   bool ReadUntil(absl::string_view text);
-  // With a reset instead of a farewell.
+  // Closes the connection with a reset.
   void Reset();
   void Close();
 

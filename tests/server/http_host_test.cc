@@ -7,11 +7,11 @@
 namespace quire::server {
 namespace {
 
-TEST(HttpHostTest, AuthoritiesAreTakenApart) {
+TEST(HttpHostTest, ParsesAuthorities) {
   struct Case {
     const char* text;
-    const char* host;  // empty: refused
-    int port;          // -1: none
+    const char* host;  // empty if rejected
+    int port;          // -1 if there is none
   };
   for (const Case& wanted : {Case{"a.example", "a.example", -1},
                              Case{"a.example:80", "a.example", 80},
@@ -43,7 +43,7 @@ TEST(HttpHostTest, AuthoritiesAreTakenApart) {
   }
 }
 
-TEST(HttpHostTest, APageIsOwnAtItsPortOfTheSameLocalHostOnly) {
+TEST(HttpHostTest, PageIsOwnOnlyOnTheSameLocalHostAndPort) {
   const auto is_own = [](const char* origin, const char* host, int port) {
     HttpRequest request;
     request.headers = {{"host", host}};
@@ -57,7 +57,7 @@ TEST(HttpHostTest, APageIsOwnAtItsPortOfTheSameLocalHostOnly) {
   EXPECT_FALSE(is_own("https://localhost", "localhost:8000", 80));
   EXPECT_FALSE(is_own("http://127.0.0.1:9465", "127.0.0.1:8000", 9464));
   EXPECT_FALSE(is_own("http://localhost:9464", "127.0.0.1:8000", 9464));
-  // The owner of the name can make it lead here.
+  // The owner of the name can let it resolve to this host.
   EXPECT_FALSE(is_own("http://evil.example:9464", "evil.example:8000", 9464));
   EXPECT_FALSE(is_own("null", "127.0.0.1:8000", 9464));
   EXPECT_FALSE(is_own("file://127.0.0.1:9464", "127.0.0.1:8000", 9464));

@@ -22,7 +22,7 @@ HttpListenerOptions Options(const std::string& address = "127.0.0.1:0") {
   return {.address = address, .num_threads = 2, .max_connections = 8};
 }
 
-// The operators' listener closes after each answer.
+// The operators' listener closes the connection after each answer.
 std::string Ask(const std::string& address, const std::string& request) {
   HttpClient client(address);
   EXPECT_TRUE(client.Send(request));
@@ -33,7 +33,7 @@ std::string Get(const std::string& address, const std::string& path) {
   return Ask(address, absl::StrCat("GET ", path, " HTTP/1.1\r\nHost: x\r\n\r\n"));
 }
 
-TEST(HttpListenerTest, ServesPathsAndRefusesTheRest) {
+TEST(HttpListenerTest, ServesKnownPathsOnly) {
   auto listener = HttpListener::Start(
       Options(), {{"/page", [](const HttpRequest&) { return HttpAnswer{.body = "hello\n"}; }}});
   ASSERT_TRUE(listener.ok()) << listener.status();
@@ -48,7 +48,7 @@ TEST(HttpListenerTest, ServesPathsAndRefusesTheRest) {
               StartsWith("HTTP/1.1 405"));
 }
 
-TEST(HttpListenerTest, APortThatIsTakenIsAnErrorThatNamesIt) {
+TEST(HttpListenerTest, NamesAPortThatIsInUse) {
   auto first = HttpListener::Start(Options(), {});
   ASSERT_TRUE(first.ok());
   const auto second = HttpListener::Start(Options((*first)->address()), {});
@@ -56,8 +56,8 @@ TEST(HttpListenerTest, APortThatIsTakenIsAnErrorThatNamesIt) {
   EXPECT_THAT(second.status().message(), HasSubstr((*first)->address()));
 }
 
-// Nothing here takes a body, so a client cannot hold a connection by not sending it.
-TEST(HttpListenerTest, BodiesAreRefusedUnread) {
+// No path accepts a body, so a client cannot keep a connection open by withholding one.
+TEST(HttpListenerTest, RejectsBodiesUnread) {
   auto listener = HttpListener::Start(Options(), {});
   ASSERT_TRUE(listener.ok()) << listener.status();
   const std::string& address = (*listener)->address();
@@ -68,7 +68,7 @@ TEST(HttpListenerTest, BodiesAreRefusedUnread) {
   }
 }
 
-TEST(HttpListenerTest, HealthAndMetricsAreAnsweredWhileAllConnectionsAreInUse) {
+TEST(HttpListenerTest, AnswersHealthAndMetricsWhileAllConnectionsAreInUse) {
   HttpHandlers handlers;
   for (const char* const path : {"/livez", "/readyz", "/startupz", "/metrics", "/page"}) {
     handlers[path] = [path](const HttpRequest&) { return HttpAnswer{.body = path}; };
@@ -76,7 +76,8 @@ TEST(HttpListenerTest, HealthAndMetricsAreAnsweredWhileAllConnectionsAreInUse) {
   auto listener = HttpListener::Start(Options(), std::move(handlers));
   ASSERT_TRUE(listener.ok()) << listener.status();
   const std::string& address = (*listener)->address();
-  // They linger behind a refusal: the listener waits for the rest that they owe.
+  // These connections linger after a rejection, since the listener waits for the rest of their
+  // bodies.
   std::vector<std::unique_ptr<HttpClient>> held;
   for (int i = 0; i < 8; ++i) {
     held.push_back(std::make_unique<HttpClient>(address));
@@ -88,7 +89,7 @@ TEST(HttpListenerTest, HealthAndMetricsAreAnsweredWhileAllConnectionsAreInUse) {
   }
 }
 
-TEST(OpsHandlersTest, AnswersFollowTheState) {
+TEST(OpsHandlersTest, AnswersMatchTheState) {
   ServingState state(absl::Seconds(1));
   probe::Registry registry;
   registry.AddCounter("quire_test_total", "A test.").Increment();
@@ -115,8 +116,8 @@ TEST(OpsHandlersTest, AnswersFollowTheState) {
   EXPECT_EQ(MakeOpsHandlers(&state, nullptr, authenticator->get()).count("/metrics"), 0u);
 }
 
-// SHA-256 of "good": the metrics token, and of "other": one that may only generate.
-TEST(OpsHandlersTest, MetricsNeedTheirScopeAndHealthNeedsNone) {
+// SHA-256 of "good", the metrics token, and of "other", which may only generate.
+TEST(OpsHandlersTest, MetricsRequireAScopeAndHealthNone) {
   const testing::TempDir folder;
   const std::string tokens = folder.Write(
       "tokens",

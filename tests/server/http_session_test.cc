@@ -1,4 +1,4 @@
-// A session over a transport whose writes end when the test says so.
+// A session on a transport whose writes complete when the test completes them.
 
 #include "server/http/http_session.h"
 
@@ -24,10 +24,10 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::StartsWith;
 
-// What the test sees of the other end.
+// The test's view of the peer.
 struct Peer {
-  std::vector<std::string> writes;  // that have begun
-  Transport::Done write, read;      // under way
+  std::vector<std::string> writes;  // that have started
+  Transport::Done write, read;      // pending operations
   boost::asio::mutable_buffer buffer;
   int max_writes_at_once = 0;
   bool is_closed = false;
@@ -83,7 +83,7 @@ class HttpSessionTest : public ::testing::Test, public HttpSessionHost {
         ->Begin();
     Work();
   }
-  // Everything that can go on without the peer.
+  // Runs everything that does not depend on the peer.
   void Work() {
     io_.restart();
     io_.poll();
@@ -111,19 +111,19 @@ class HttpSessionTest : public ::testing::Test, public HttpSessionHost {
 constexpr char kHeadOfThree[] =
     "POST /b HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n";
 
-TEST_F(HttpSessionTest, ATimeThatRunsOutDuringTheContinueWritesNothingMore) {
+TEST_F(HttpSessionTest, TimeoutDuringContinueWritesNothingMore) {
   options_.body_time = absl::Milliseconds(20);
   Begin();
   Feed(kHeadOfThree);
   EXPECT_THAT(peer_.writes, ElementsAre(StartsWith("HTTP/1.1 100 ")));
   io_.restart();
-  io_.run_for(std::chrono::seconds(20));  // ends with the session
+  io_.run_for(std::chrono::seconds(20));  // returns when the session ends
   EXPECT_EQ(peer_.max_writes_at_once, 1);
   EXPECT_TRUE(peer_.is_closed);
   EXPECT_TRUE(is_removed_);
 }
 
-TEST_F(HttpSessionTest, TheSameTimeBehindTheContinueIsAnswered) {
+TEST_F(HttpSessionTest, TimeoutAfterContinueIsAnswered) {
   options_.body_time = absl::Milliseconds(200);
   Begin();
   Feed(kHeadOfThree);
@@ -137,9 +137,9 @@ TEST_F(HttpSessionTest, TheSameTimeBehindTheContinueIsAnswered) {
   EXPECT_EQ(peer_.max_writes_at_once, 1);
 }
 
-// The read that looks for the peer's end while a handler works may bring a body that was not asked
-// for yet.
-TEST_F(HttpSessionTest, ABodyThatComesDuringTheContinueWaitsForItsEnd) {
+// While a handler works, a read waits for the peer to close the connection. It may return body
+// bytes that were not requested yet.
+TEST_F(HttpSessionTest, BodyDuringContinueWaitsForTheContinue) {
   Begin();
   Feed("GET /a HTTP/1.1\r\nHost: x\r\n\r\n");
   ASSERT_NE(handled_, nullptr);
@@ -161,8 +161,9 @@ TEST_F(HttpSessionTest, ABodyThatComesDuringTheContinueWaitsForItsEnd) {
   EXPECT_EQ(peer_.writes.size(), 3u);
 }
 
-// Headers of the request before are not those of one whose head cannot be read.
-TEST_F(HttpSessionTest, ARefusalSeesTheHeadThatItRefuses) {
+// A request whose header cannot be parsed must not be attributed the headers of the previous
+// request.
+TEST_F(HttpSessionTest, RejectionSeesTheRejectedHead) {
   std::vector<std::string> origins;
   options_.refuse = [&](Reason reason, absl::string_view, const HttpRequest& request) {
     origins.emplace_back(request.Header("origin"));

@@ -77,7 +77,7 @@ TEST_F(LayeredConfigTest, LaterLayersWin) {
             "env QUIRE__LIMITS__MAX_STOP_SEQUENCES");
 }
 
-TEST_F(LayeredConfigTest, UnknownVariablesFilesAndProfilesAreErrors) {
+TEST_F(LayeredConfigTest, RejectsUnknownVariablesFilesAndProfiles) {
   EXPECT_EQ(Load({.environment = {{"QUIRE__LIMITS__MAX_CHOICE", "1"}}}), nullptr);
   EXPECT_THAT(errors_[0], HasSubstr("did you mean \"max_choices\""));
   EXPECT_EQ(Load({.files = {dir_ + "/none.yaml"}}), nullptr);
@@ -88,7 +88,7 @@ TEST_F(LayeredConfigTest, UnknownVariablesFilesAndProfilesAreErrors) {
   EXPECT_THAT(errors_[0], HasSubstr("write PATH=VALUE"));
 }
 
-TEST_F(LayeredConfigTest, TextThatIsNotUtf8IsRefusedWithItsPlace) {
+TEST_F(LayeredConfigTest, RejectsInvalidUtf8WithItsPosition) {
   EXPECT_EQ(Load({.environment = {{"QUIRE__MODEL__PATH", "/models/\xff"}}}), nullptr);
   EXPECT_EQ(errors_[0], "env QUIRE__MODEL__PATH: the value is not valid UTF-8 at byte 9");
   EXPECT_EQ(Load({.sets = {"model.path=\xc3"}}), nullptr);
@@ -97,7 +97,7 @@ TEST_F(LayeredConfigTest, TextThatIsNotUtf8IsRefusedWithItsPlace) {
   EXPECT_THAT(errors_[0], Not(HasSubstr("UTF-8")));
 }
 
-TEST_F(LayeredConfigTest, AProfileCannotNameAnother) {
+TEST_F(LayeredConfigTest, ProfileCannotNameAnotherProfile) {
   File("one.yaml", "profile: two\n");
   EXPECT_EQ(Load({.sets = {"profile=one"}, .profile_dirs = {dir_}}), nullptr);
   EXPECT_THAT(errors_, ElementsAre(HasSubstr("a profile cannot name another profile")));
@@ -119,7 +119,7 @@ TEST_F(LayeredConfigTest, CrossFieldRulesNameBothSides) {
                                    "scheduler.max_step_tokens (2048, from --set)"));
 }
 
-TEST_F(LayeredConfigTest, RefusesWhatThisVersionDoesNotServe) {
+TEST_F(LayeredConfigTest, RejectsUnsupportedValues) {
   const std::pair<const char*, const char*> cases[] = {
       {"model.dtype=bf16", "bf16 activations need a GPU"},
       {"device.tensor_parallel=2",
@@ -149,11 +149,11 @@ TEST_F(LayeredConfigTest, RefusesWhatThisVersionDoesNotServe) {
   }
 }
 
-TEST_F(LayeredConfigTest, ActivationsAndPagesGoTogetherOnGpus) {
+TEST_F(LayeredConfigTest, GpuActivationAndPageTypesMustMatch) {
   const struct {
     const char* pages;
     const char* activations;
-    const char* error;  // null: served
+    const char* error;  // null if accepted
   } cases[] = {{"bf16", "auto", nullptr},
                {"bf16", "bf16", nullptr},
                {"f16", "bf16", nullptr},
@@ -176,7 +176,7 @@ TEST_F(LayeredConfigTest, ActivationsAndPagesGoTogetherOnGpus) {
   }
 }
 
-TEST_F(LayeredConfigTest, KeysOfDevicesReachTheOptions) {
+TEST_F(LayeredConfigTest, DeviceKeysReachTheOptions) {
   const auto defaults = Load({});
   ASSERT_NE(defaults, nullptr);
   DaemonOptions options = ToOptions(*defaults);
@@ -205,7 +205,7 @@ TEST_F(LayeredConfigTest, KeysOfDevicesReachTheOptions) {
   EXPECT_EQ(options.device.determinism, "fast");
 }
 
-TEST_F(LayeredConfigTest, HowWeightsAreHeldReachesTheOptions) {
+TEST_F(LayeredConfigTest, WeightFormatsReachTheOptions) {
   for (const models::Quantization quantization : models::kAllQuantizations) {
     const auto config =
         Load({.sets = {absl::StrCat("model.quantization=", models::QuantizationName(quantization)),
@@ -231,7 +231,7 @@ TEST_F(LayeredConfigTest, HowWeightsAreHeldReachesTheOptions) {
       ElementsAre(HasSubstr(absl::StrCat("model.packed_dir: \"", file, "\" is not a directory"))));
 }
 
-TEST_F(LayeredConfigTest, PrintedConfigurationIsInputThatGivesTheSameOne) {
+TEST_F(LayeredConfigTest, PrintedConfigurationReadsBackUnchanged) {
   const auto config = Load({.sets = {"limits.max_request_duration=90m", "model.id=\"a \\\"b\\\"\"",
                                      "sampling_defaults.temperature=0.1",
                                      "kv_cache.capacity_bytes=3000000", "device.ids=[2]"}});
@@ -246,7 +246,7 @@ TEST_F(LayeredConfigTest, PrintedConfigurationIsInputThatGivesTheSameOne) {
               ::testing::Not(HasSubstr("max_logprobs")));
 }
 
-TEST_F(LayeredConfigTest, EveryShippedFileIsValidAndDefaultYamlSetsNothing) {
+TEST_F(LayeredConfigTest, ShippedFilesAreValidAndDefaultYamlSetsNothing) {
   const std::string configs = paths::Source("configs");
   const auto defaults = Load({});
   ASSERT_NE(defaults, nullptr);
@@ -263,7 +263,7 @@ TEST_F(LayeredConfigTest, EveryShippedFileIsValidAndDefaultYamlSetsNothing) {
   EXPECT_EQ(files, 4);
 }
 
-// The rules of the schema itself, for every key.
+// Checks the rules of the schema for every key.
 void CheckSchema(const Descriptor* section) {
   for (int i = 0; i < section->field_count(); ++i) {
     const FieldDescriptor* field = section->field(i);
@@ -295,7 +295,7 @@ void CheckSchema(const Descriptor* section) {
       EXPECT_TRUE(rule.absent_word() == "auto" || rule.absent_word() == "none")
           << field->full_name();
     }
-    // Lists hold groups, texts, names or 32-bit integers: the reader knows no other.
+    // Lists contain groups, texts, names or 32-bit integers. The reader supports no other type.
     if (field->is_repeated()) {
       EXPECT_TRUE(type == FieldDescriptor::CPPTYPE_STRING ||
                   type == FieldDescriptor::CPPTYPE_ENUM || type == FieldDescriptor::CPPTYPE_INT32)
@@ -308,7 +308,7 @@ TEST(ConfigSchemaTest, EveryKeyHasItsRule) {
   CheckSchema(config::v1::Config::descriptor());
 }
 
-// Sixty seconds of nanoseconds times 1e-9 are a little more than 60.
+// Sixty seconds in nanoseconds times 1e-9 is slightly more than 60.
 void CheckLimitsOfDurations(const Descriptor* section) {
   const std::unique_ptr<google::protobuf::Message> message(
       google::protobuf::MessageFactory::generated_factory()->GetPrototype(section)->New());
@@ -324,7 +324,7 @@ void CheckLimitsOfDurations(const Descriptor* section) {
   }
 }
 
-TEST(ConfigSchemaTest, TheLongestDurationIsTaken) {
+TEST(ConfigSchemaTest, AcceptsTheLongestDuration) {
   CheckLimitsOfDurations(config::v1::Config::descriptor());
 }
 
@@ -346,7 +346,8 @@ TEST(OptionsTest, InstructionSetsKeepTheirNames) {
     ASSERT_NE(config, nullptr) << errors[0];
     EXPECT_EQ(ToOptions(*config).device.isa, isa);
   }
-  EXPECT_EQ(config::v1::CpuIsa_descriptor()->value_count(), 10) << "one more to name above";
+  EXPECT_EQ(config::v1::CpuIsa_descriptor()->value_count(), 10)
+      << "the list above misses a new value";
 }
 
 const std::vector<std::string> kEverySection = {"server.grpc.listen=127.0.0.1:1",
@@ -426,7 +427,7 @@ TEST(OptionsTest, CarriesValuesOfEverySection) {
   EXPECT_EQ(options.logging.level, log::Level::kWarn);
 }
 
-TEST_F(LayeredConfigTest, ConstraintsOfPreloadReachTheOptions) {
+TEST_F(LayeredConfigTest, PreloadedConstraintsReachTheOptions) {
   const std::string yaml = R"(structured:
   preload:
     - json_schema: |
@@ -452,7 +453,7 @@ TEST_F(LayeredConfigTest, ConstraintsOfPreloadReachTheOptions) {
   check(ToOptions(*printed));
 }
 
-TEST_F(LayeredConfigTest, EntriesOfPreloadThatAreNotServedAreNamed) {
+TEST_F(LayeredConfigTest, NamesUnsupportedPreloadEntries) {
   const std::pair<const char*, const char*> cases[] = {
       {"structured.preload=[{regex: a}, {regex: a, json_schema: 'true'}]",
        "--set: structured.preload[1]: has 2 of json_schema, regex and ebnf_grammar, exactly 1 is "
@@ -474,8 +475,8 @@ TEST_F(LayeredConfigTest, EntriesOfPreloadThatAreNotServedAreNamed) {
                                    "structured.cache_bytes (0, from --set)"));
 }
 
-// The compiler and the daemon without configuration, as in tests, agree on what is usual.
-TEST(OptionsTest, DefaultsOfStructuredOutputAreThoseOfTheCompiler) {
+// The compiler's defaults equal those of a daemon without configuration.
+TEST(OptionsTest, StructuredOutputDefaultsMatchTheCompiler) {
   std::vector<std::string> errors;
   const auto config = LayeredConfig::Load({}, &errors);
   ASSERT_NE(config, nullptr) << errors[0];
@@ -488,7 +489,7 @@ TEST(OptionsTest, DefaultsOfStructuredOutputAreThoseOfTheCompiler) {
   EXPECT_TRUE(options.mask_threads_auto);
 }
 
-TEST(ListenAddressTest, TakesAddressesApart) {
+TEST(ListenAddressTest, ParsesAddresses) {
   ListenAddress address;
   EXPECT_TRUE(ParseListenAddress("unix:/tmp/a", &address));
   EXPECT_TRUE(address.is_unix && address.is_loopback());
@@ -501,10 +502,10 @@ TEST(ListenAddressTest, TakesAddressesApart) {
   }
 }
 
-TEST_F(LayeredConfigTest, AnIpv6AddressWithoutBracketsOrPortIsShownWithThem) {
+TEST_F(LayeredConfigTest, HintShowsIpv6AddressWithBracketsAndPort) {
   struct Case {
     const char* set;
-    const char* hint;  // nullptr: the address is none of IPv6
+    const char* hint;  // nullptr if the address is not IPv6
   };
   const Case cases[] = {
       {"server.grpc.listen=::1:50051", R"(--set 'server.grpc.listen=["[::1]:50051"]')"},

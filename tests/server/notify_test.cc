@@ -1,4 +1,4 @@
-// A supervisor's end of the socket: what systemd would read.
+// A supervisor's end of the socket, which receives what systemd would.
 
 #include "server/notify.h"
 
@@ -23,7 +23,7 @@ namespace {
 using ::testing::MatchesRegex;
 using ::testing::StartsWith;
 
-// Bound to a path, or to an abstract name that begins with '@'.
+// Binds to a path, or to an abstract name that starts with '@'.
 class Supervisor {
  public:
   explicit Supervisor(const std::string& name)
@@ -43,7 +43,7 @@ class Supervisor {
     if (name_[0] == '/') unlink(name_.c_str());
   }
 
-  // The next datagram, or "" when none comes.
+  // Returns the next datagram, or "" if none arrives.
   std::string Read() {
     char buffer[1024];
     const ssize_t size = recv(fd_, buffer, sizeof(buffer), 0);
@@ -59,7 +59,7 @@ std::string Path() {
   return absl::StrCat("/tmp/quire_notify_test_", getpid(), ".sock");
 }
 
-TEST(NotifyTest, SaysEveryStateToASocketInTheFileSystem) {
+TEST(NotifyTest, ReportsEveryStateToAFileSystemSocket) {
   Supervisor supervisor(Path());
   Notifier notifier({.socket = Path()});
   notifier.Status("loading\nthe model");
@@ -72,7 +72,7 @@ TEST(NotifyTest, SaysEveryStateToASocketInTheFileSystem) {
   EXPECT_EQ(supervisor.Read(), "STOPPING=1\nSTATUS=draining");
 }
 
-TEST(NotifyTest, SpeaksToAnAbstractSocket) {
+TEST(NotifyTest, ReportsToAnAbstractSocket) {
   const std::string name = absl::StrCat("@quire/notify_test/", getpid());
   Supervisor supervisor(name);
   Notifier notifier({.socket = name});
@@ -80,7 +80,7 @@ TEST(NotifyTest, SpeaksToAnAbstractSocket) {
   EXPECT_THAT(supervisor.Read(), StartsWith("READY=1\n"));
 }
 
-TEST(NotifyTest, ANameOfTheFullLengthIsReached) {
+TEST(NotifyTest, SupportsNamesOfMaximumLength) {
   std::string name = absl::StrCat("@quire/", getpid(), "/");
   name.resize(sizeof(sockaddr_un::sun_path), 'x');
   Supervisor supervisor(name);
@@ -91,7 +91,7 @@ TEST(NotifyTest, ANameOfTheFullLengthIsReached) {
   EXPECT_THAT(supervisor.Read(), StartsWith("READY=1\n"));
 }
 
-TEST(NotifyTest, SignsOfLifeComeOncePerHalfOfTheWatchdog) {
+TEST(NotifyTest, SendsWatchdogPingsAtHalfTheInterval) {
   Supervisor supervisor(Path());
   Notifier notifier({.socket = Path(), .watchdog = absl::Seconds(10)});
   const absl::Time start = absl::UnixEpoch() + absl::Hours(1000);
@@ -103,25 +103,26 @@ TEST(NotifyTest, SignsOfLifeComeOncePerHalfOfTheWatchdog) {
   EXPECT_EQ(supervisor.Read(), "WATCHDOG=1");
 }
 
-TEST(NotifyTest, WithoutAWatchdogThereAreNoSignsOfLife) {
+TEST(NotifyTest, SendsNoPingsWithoutAWatchdog) {
   Supervisor supervisor(Path());
   Notifier notifier({.socket = Path()});
   notifier.KeepAlive(MonotonicNow());
   EXPECT_EQ(supervisor.Read(), "");
 }
 
-TEST(NotifyTest, ASupervisorThatIsGoneHoldsNobodyUp) {
+TEST(NotifyTest, DeadSupervisorDoesNotBlock) {
   Notifier gone({.socket = "/tmp/quire_notify_test_nobody"});
   gone.Ready("no supervisor hears it");
   Notifier none(NotifyTarget{});
   none.Ready("no supervisor is there");
 }
 
-TEST(NotifyTest, ASupervisorThatDoesNotReadHoldsNobodyUpForLong) {
+TEST(NotifyTest, UnreadSupervisorSocketBlocksOnlyBriefly) {
   Supervisor supervisor(Path());
   Notifier notifier({.socket = Path()});
   const absl::Time start = MonotonicNow();
-  // The queue of datagrams fills up at once; the first that finds no room waits for its second.
+  // The datagram queue fills up at once. The first datagram without room waits for its one-second
+  // timeout.
   int sent = 0;
   while (MonotonicNow() - start < absl::Seconds(1)) {
     notifier.Status(absl::StrCat("line ", ++sent));
@@ -150,14 +151,14 @@ TEST_F(NotifyEnvironmentTest, ReadsSocketAndWatchdog) {
   EXPECT_EQ(target.watchdog, absl::Seconds(60));
 }
 
-TEST_F(NotifyEnvironmentTest, AWatchdogOfAnotherProcessIsNotOurs) {
+TEST_F(NotifyEnvironmentTest, IgnoresTheWatchdogOfAnotherProcess) {
   setenv("NOTIFY_SOCKET", "/run/systemd/notify", 1);
   setenv("WATCHDOG_USEC", "60000000", 1);
   setenv("WATCHDOG_PID", absl::StrCat(getpid() + 1).c_str(), 1);
   EXPECT_EQ(NotifyTargetFromEnvironment().watchdog, absl::InfiniteDuration());
 }
 
-TEST_F(NotifyEnvironmentTest, NonsenseCountsAsAbsent) {
+TEST_F(NotifyEnvironmentTest, IgnoresInvalidValues) {
   for (const char* bad : {"vsock:2:1234", "relative/path", "/", "@"}) {
     setenv("NOTIFY_SOCKET", bad, 1);
     EXPECT_EQ(NotifyTargetFromEnvironment().socket, "") << bad;

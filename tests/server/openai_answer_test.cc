@@ -29,7 +29,7 @@ OpenAiRequest Parse(const std::string& body) {
 }
 
 // Ids 0 to 6: a, C3, A9, b, FF, a space, the special token <s>. The decoder strips a space at the
-// start of a text.
+// start of the text.
 const text::Tokenizer& TestTokenizer() {
   static const auto tokenizer = text::Tokenizer::FromJson(
       R"({"model": {"type": "BPE", "merges": [],
@@ -51,7 +51,7 @@ OpenAiAnswer Answer(const OpenAiRequest& request) {
        .detokenizer = [](bool skips) { return text::Detokenizer(TestTokenizer(), skips); }});
 }
 
-// The offsets of an echo with these prompt tokens.
+// Returns the offsets of an echo of these prompt tokens.
 json EchoOffsets(const std::string& prompt_json, const std::string& echoed,
                  const std::vector<std::int32_t>& ids, const std::string& completed) {
   OpenAiAnswer answer =
@@ -71,7 +71,7 @@ json EchoOffsets(const std::string& prompt_json, const std::string& echoed,
   return json::parse(answer.TakeBody())["choices"][0]["logprobs"]["text_offset"];
 }
 
-// The data of all events; every event is one line of data and an empty line.
+// Returns the data of all events. Each event is one line of data and an empty line.
 std::vector<std::string> Events(const std::string& bytes) {
   std::vector<std::string> data;
   EXPECT_TRUE(absl::EndsWith(bytes, "\n\n"));
@@ -112,7 +112,8 @@ TEST(OpenAiAnswerTest, CompletionsOfSeveralPromptsAndChoices) {
                                            "prompt_tokens_details": {"cached_tokens": 4}})"));
 }
 
-// a "é" in two tokens: halves have no text of their own, and together they are one character.
+// Decodes a, then "é" in two tokens. Each half alone has no text, and both together are one
+// character.
 constexpr const char* kEchoed[] = {
     R"(started { prompt_tokens: 3 prompt_text: "a\303\251" prompt_token_ids: [0, 1, 2] })",
     R"(prompt_logprobs { start_position: 1
@@ -142,44 +143,45 @@ TEST(OpenAiAnswerTest, EchoWithLogprobsPutsThePromptFirst) {
           R"([null, {"z": -0.25, "bytes:\\xc3": -0.5}, {"bytes:\\xa9": -2.0}, {"b": -1.0}])"));
 }
 
-// Every offset is the number of characters of the decoded tokens before it, U+FFFD included.
+// Every offset is the number of decoded characters before the token, U+FFFD included.
 TEST(OpenAiAnswerTest, OffsetsCountReplacementCharacters) {
   constexpr const char* kEnd =
       R"(completed { text: "b" logprobs { token_id: 3 token_bytes: "b" } })";
   constexpr const char* kBroken = "\xEF\xBF\xBD";
   const std::string x = kBroken;
-  // A lone continuation byte, a byte that no character has, a lead byte without its continuation.
+  // The bytes are a lone continuation byte, a byte that occurs in no character, and a lead byte
+  // without its continuation.
   EXPECT_EQ(EchoOffsets("[0, 2, 3]", "a" + x + "b", {0, 2, 3}, kEnd), json({0, 1, 2, 3}));
   EXPECT_EQ(EchoOffsets("[4, 4, 2, 0]", x + x + x + "a", {4, 4, 2, 0}, kEnd),
             json({0, 1, 2, 3, 4}));
   EXPECT_EQ(EchoOffsets("[1, 3, 1, 1, 2]", x + "b" + x + "\xC3\xA9", {1, 3, 1, 1, 2}, kEnd),
             json({0, 1, 2, 3, 4, 4}));
-  // The prompt ends inside a character, which the answer completes.
+  // The prompt ends inside a character that the answer completes.
   EXPECT_EQ(EchoOffsets("[0, 1]", "a", {0, 1}, R"(completed { text: "\303\251b"
               logprobs { token_id: 2 token_bytes: "\251" text_offset: 1 }
               logprobs { token_id: 3 token_bytes: "b" text_offset: 1 } })"),
             json({0, 1, 2, 2}));
 }
 
-// The decoder strips the first space, and the text of the client may have more or fewer.
-TEST(OpenAiAnswerTest, OffsetsOfAPromptAreThoseOfItsText) {
+// The decoder strips the first space. The client's text may have more or fewer spaces.
+TEST(OpenAiAnswerTest, PromptOffsetsMatchItsText) {
   constexpr const char* kEnd =
       R"(completed { text: " b" logprobs { token_id: 5 token_bytes: " " }
                      logprobs { token_id: 3 token_bytes: "b" text_offset: 1 } })";
   EXPECT_EQ(EchoOffsets("[5, 0, 5, 3]", "a b", {5, 0, 5, 3}, kEnd), json({0, 0, 1, 2, 3, 4}));
   EXPECT_EQ(EchoOffsets(R"("a b")", "a b", {6, 5, 0, 5, 3}, kEnd), json({0, 0, 0, 1, 2, 3, 4}));
   EXPECT_EQ(EchoOffsets(R"(" a")", " a", {6, 5, 5, 0}, kEnd), json({0, 0, 0, 1, 2, 3}));
-  // A space behind a special token, which the text does not have.
+  // The text does not contain the space after a special token.
   EXPECT_EQ(EchoOffsets(R"("a<s>b")", "a<s>b", {6, 5, 0, 6, 5, 3}, kEnd),
             json({0, 0, 0, 1, 4, 4, 5, 6}));
-  // The normalizer has dropped spaces, or has changed the text.
+  // The normalizer dropped spaces or changed the text.
   EXPECT_EQ(EchoOffsets(R"("a   b")", "a   b", {0, 5, 3}, kEnd), json({0, 1, 2, 5, 6}));
   EXPECT_EQ(EchoOffsets(R"("AB")", "AB", {0, 3}, kEnd), json({0, 1, 2, 3}));
 }
 
-// A special token that the template put before the prompt is not in the text; one that the caller
-// wrote is.
-TEST(OpenAiAnswerTest, OffsetsCountOnlyWhatTheTextShows) {
+// The text excludes a special token that the template put before the prompt and includes one that
+// the caller wrote.
+TEST(OpenAiAnswerTest, OffsetsCountOnlyVisibleText) {
   for (const bool is_written : {false, true}) {
     OpenAiAnswer answer = Answer(Parse(R"({"prompt": "x", "echo": true, "logprobs": 1})"));
     auto started = Message("started { prompt_tokens: 3 prompt_token_ids: [6, 0, 3] }");
@@ -234,7 +236,7 @@ TEST(OpenAiAnswerTest, CallsAndReasoningOfAStream) {
   EXPECT_EQ(json::parse(events[2])["choices"][0]["finish_reason"], "tool_calls");
 }
 
-TEST(OpenAiAnswerTest, AHiddenOutputLeavesThePromptAlone) {
+TEST(OpenAiAnswerTest, HiddenOutputDoesNotChangeThePrompt) {
   OpenAiAnswer answer =
       Answer(Parse(R"({"prompt": "x", "echo": true, "logprobs": 1, "max_tokens": 0})"));
   for (const char* const message : kEchoed) answer.Take(0, Message(message), nullptr);
@@ -244,15 +246,15 @@ TEST(OpenAiAnswerTest, AHiddenOutputLeavesThePromptAlone) {
   EXPECT_EQ(body["usage"]["completion_tokens"], 0);
 }
 
-// The character that the prompt cuts would be part of the output.
-TEST(OpenAiAnswerTest, AHiddenOutputLeavesACutPromptItsReplacementCharacter) {
+// The character split by the prompt's end would be part of the output.
+TEST(OpenAiAnswerTest, HiddenOutputKeepsTheReplacementCharacterOfASplitPrompt) {
   OpenAiAnswer answer = Answer(Parse(R"({"prompt": [0, 1], "echo": true, "max_tokens": 0})"));
   answer.Take(0, Message(R"(started { prompt_text: "a" prompt_token_ids: [0, 1] })"), nullptr);
   answer.Take(0, Message(R"(completed { text: "\303\251" })"), nullptr);
   EXPECT_EQ(json::parse(answer.TakeBody())["choices"][0]["text"], "a\xEF\xBF\xBD");
 }
 
-TEST(OpenAiAnswerTest, AStreamedEchoComesOnceAndOffsetsGoOn) {
+TEST(OpenAiAnswerTest, StreamedEchoIsSentOnceAndOffsetsContinue) {
   OpenAiAnswer answer =
       Answer(Parse(R"({"prompt": "x", "echo": true, "logprobs": 1, "stream": true})"));
   std::string bytes;
@@ -303,7 +305,7 @@ TEST(OpenAiAnswerTest, ChatBodyWithLogprobs) {
                              "top_logprobs": [{"token": "b", "logprob": -1.0, "bytes": [98]}]}])"));
 }
 
-TEST(OpenAiAnswerTest, ChatStreamBeginsWithTheRoleAndEndsWithTheCounts) {
+TEST(OpenAiAnswerTest, ChatStreamStartsWithTheRoleAndEndsWithTheUsage) {
   OpenAiAnswer answer = Answer(Parse(
       R"({"messages": [], "n": 2, "stream": true, "stream_options": {"include_usage": true}})"));
   std::string bytes;
@@ -342,8 +344,8 @@ TEST(OpenAiAnswerTest, ChatStreamBeginsWithTheRoleAndEndsWithTheCounts) {
   EXPECT_EQ(events[6], "[DONE]");
 }
 
-// vLLM: each chunk has the counts of its own choice so far, the last one those of all.
-TEST(OpenAiAnswerTest, EveryChunkHasTheCountsWhereAsked) {
+// As in vLLM, each chunk has the usage of its own choice so far, and the last one the total.
+TEST(OpenAiAnswerTest, EveryChunkHasTheUsageIfRequested) {
   OpenAiAnswer answer = Answer(Parse(R"({"messages": [], "n": 2, "stream": true,
       "stream_options": {"include_usage": true, "continuous_usage_stats": true}})"));
   std::string bytes;
@@ -374,7 +376,7 @@ TEST(OpenAiAnswerTest, EveryChunkHasTheCountsWhereAsked) {
                         {0, 0}, {0, 0}, {5, 2}, {2, 0}, {6, 2}, {2, 0}, {8, 2}}));
 }
 
-TEST(OpenAiAnswerTest, WhatIsKeptIsCounted) {
+TEST(OpenAiAnswerTest, CountsBufferedBytes) {
   OpenAiAnswer whole = Answer(Parse(R"({"prompt": "x", "n": 2})"));
   auto message = Message("completed { finish_reason: FINISH_REASON_EOS }");
   message.mutable_completed()->set_text(std::string(1000, 't'));

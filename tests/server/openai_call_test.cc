@@ -1,4 +1,4 @@
-// One call over an exchange that the test is, on the embedded model.
+// One call on the embedded model. The test implements the exchange.
 
 #include "server/openai/openai_call.h"
 
@@ -21,7 +21,7 @@ using nlohmann::json;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// The sequence is the test's own thread, in RunUntilEnd.
+// The test's own thread runs the sequence, in RunUntilEnd.
 class TestExchange final : public HttpExchange {
  public:
   const HttpRequest& request() const override { return request_; }
@@ -47,7 +47,7 @@ class TestExchange final : public HttpExchange {
   }
   void OnGone(std::function<void()> callback) override { gone_ = std::move(callback); }
 
-  // One piece of work, or false when none comes for a while.
+  // Runs one piece of work. Returns false if none arrives for a while.
   bool RunOne() {
     std::function<void()> work;
     {
@@ -67,12 +67,12 @@ class TestExchange final : public HttpExchange {
     }
     return true;
   }
-  // The peer goes, before whatever waits to run.
+  // Disconnects the peer before any waiting work runs.
   void Leave() {
     const std::function<void()> gone = std::exchange(gone_, nullptr);
     if (gone) gone();
   }
-  // Nothing more runs.
+  // Discards all waiting work.
   void Close() {
     Leave();
     std::deque<std::function<void()>> dropped;
@@ -94,13 +94,13 @@ class TestExchange final : public HttpExchange {
   std::deque<std::function<void()>> work_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Of TokensThatThrow: whether they do by now.
+// Switches the exceptions of TokensThatThrow on.
 std::atomic<bool> throws{false};
 
 OpenAiTokens TokensThatThrow(const ServedModel& served) {
   OpenAiTokens tokens = MakeTokens(served);
   tokens.is_special = [inner = tokens.is_special](std::int32_t id) {
-    if (throws) (void)std::string().at(1);  // what a library may do
+    if (throws) (void)std::string().at(1);  // simulates an exception of a library
     return inner(id);
   };
   return tokens;
@@ -108,7 +108,7 @@ OpenAiTokens TokensThatThrow(const ServedModel& served) {
 
 class OpenAiCallTest : public ServiceTest {
  protected:
-  // A call and its exchange hold each other until the exchange lets go.
+  // A call and its exchange own each other until the exchange ends.
   ~OpenAiCallTest() override { exchange_->Close(); }
 
   void Begin(const json& body, OpenAiTokens (*tokens)(const ServedModel&) = &MakeTokens,
@@ -128,7 +128,8 @@ class OpenAiCallTest : public ServiceTest {
         ->Begin(body.dump(), &worker_);
   }
   bool BecomesIdle() const { return served().engine->WaitIdle(MonotonicNow() + absl::Seconds(20)); }
-  // Holds a worker, or waits for one, until the lock is gone; false when no more may wait.
+  // Occupies a worker, or waits for one, until the lock is released. Returns false if no more work
+  // may wait.
   bool HoldWorker() {
     return worker_.Run([gate = gate_] { MutexLock wait(gate.get()); }).ok();
   }
@@ -143,7 +144,7 @@ class OpenAiCallTest : public ServiceTest {
 
 constexpr int kManyTokens = 400;
 
-TEST_F(OpenAiCallTest, AnExceptionBeforeTheFirstByteIsA500AndEndsTheGenerations) {
+TEST_F(OpenAiCallTest, ExceptionBeforeTheFirstByteIsA500AndCancelsTheGenerations) {
   for (const bool stream : {false, true}) {
     throws = true;
     exchange_->has_ended_ = false;
@@ -157,7 +158,7 @@ TEST_F(OpenAiCallTest, AnExceptionBeforeTheFirstByteIsA500AndEndsTheGenerations)
     ASSERT_TRUE(exchange_->RunUntilEnd());
     EXPECT_EQ(exchange_->answer_.status, 500);
     EXPECT_EQ(json::parse(exchange_->answer_.body)["error"]["code"], "ENGINE_ERROR");
-    // What a library said is for the log.
+    // The exception's text appears in the log only.
     EXPECT_THAT(exchange_->answer_.body, Not(HasSubstr("string")));
     EXPECT_EQ(exchange_->writes_, 0);
     EXPECT_TRUE(BecomesIdle());
@@ -165,9 +166,9 @@ TEST_F(OpenAiCallTest, AnExceptionBeforeTheFirstByteIsA500AndEndsTheGenerations)
   }
 }
 
-TEST_F(OpenAiCallTest, AnExceptionWithinAStreamIsItsLastEventAndEndsTheGenerations) {
+TEST_F(OpenAiCallTest, ExceptionInAStreamIsItsLastEventAndCancelsTheGenerations) {
   throws = false;
-  // More prompts than run at a time, so that some are echoed behind the first write.
+  // There are more prompts than run at a time, so that some are echoed after the first write.
   Begin({{"prompt", std::vector<std::string>(40, "Once")},
          {"max_tokens", kManyTokens},
          {"ignore_eos", true},
@@ -175,7 +176,7 @@ TEST_F(OpenAiCallTest, AnExceptionWithinAStreamIsItsLastEventAndEndsTheGeneratio
          {"echo", true},
          {"stream", true}},
         &TokensThatThrow);
-  // Run until something has left, then fail.
+  // Runs until something was sent, then throws.
   std::thread failing([&] {
     EXPECT_TRUE(testing::WaitUntil([&] { return exchange_->writes_ > 0; }));
     throws = true;
@@ -190,7 +191,7 @@ TEST_F(OpenAiCallTest, AnExceptionWithinAStreamIsItsLastEventAndEndsTheGeneratio
   EXPECT_EQ(RpcsOf("INTERNAL"), 1);
 }
 
-TEST_F(OpenAiCallTest, AnswersThatAreKeptAreBounded) {
+TEST_F(OpenAiCallTest, BoundsBufferedAnswers) {
   const json body = {{"prompt", {"Once", "The dog", "A cat"}},
                      {"max_tokens", 100},
                      {"ignore_eos", true},
@@ -207,8 +208,8 @@ TEST_F(OpenAiCallTest, AnswersThatAreKeptAreBounded) {
   EXPECT_GT(exchange_->answer_.body.size(), 15000u);
 }
 
-// A large body is read by a worker; its call may have lost its peer when it comes back.
-TEST_F(OpenAiCallTest, LargeBodiesAreReadElsewhere) {
+// A worker reads a large body. Its call may have lost its peer when the body comes back.
+TEST_F(OpenAiCallTest, WorkersReadLargeBodies) {
   const json body = {{"prompt", "Once"},
                      {"max_tokens", 8},
                      {"ignore_eos", true},
@@ -226,9 +227,9 @@ TEST_F(OpenAiCallTest, LargeBodiesAreReadElsewhere) {
   EXPECT_EQ(exchange_->answer_.status, 400);
 }
 
-TEST_F(OpenAiCallTest, APeerThatGoesWhileItsBodyIsReadEndsItsGenerations) {
+TEST_F(OpenAiCallTest, DisconnectDuringBodyParsingCancelsTheGenerations) {
   {
-    // The only worker is busy until the peer has gone.
+    // The only worker is busy until the peer has left.
     MutexLock lock(gate_.get());
     ASSERT_TRUE(HoldWorker());
     Begin({{"prompt", "Once"},
@@ -245,10 +246,11 @@ TEST_F(OpenAiCallTest, APeerThatGoesWhileItsBodyIsReadEndsItsGenerations) {
   EXPECT_EQ(exchange_->writes_, 0);
 }
 
-TEST_F(OpenAiCallTest, MoreLargeBodiesThanMayWaitAreRefused) {
+TEST_F(OpenAiCallTest, RejectsLargeBodiesBeyondTheQueue) {
   {
     MutexLock lock(gate_.get());
-    // One at work, four that wait: once no more may wait, the worker has one, or will have soon.
+    // One body is being read and four wait. Once no more may wait, the worker has one or will take
+    // one soon.
     int held = 0;
     while (held < 5) held += HoldWorker() ? 1 : 0;
     ASSERT_FALSE(HoldWorker());
@@ -258,7 +260,7 @@ TEST_F(OpenAiCallTest, MoreLargeBodiesThanMayWaitAreRefused) {
     EXPECT_EQ(json::parse(exchange_->answer_.body)["error"]["code"], "QUEUE_FULL");
   }
   exchange_->has_ended_ = false;
-  Begin({{"prompt", "Once"}, {"max_tokens", 1}});  // small ones need no worker
+  Begin({{"prompt", "Once"}, {"max_tokens", 1}});  // small bodies need no worker
   ASSERT_TRUE(exchange_->RunUntilEnd());
   EXPECT_EQ(exchange_->answer_.status, 200);
 }

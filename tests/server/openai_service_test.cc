@@ -1,4 +1,4 @@
-// The OpenAI-compatible listener on the embedded model: what it answers is what gRPC answers.
+// The OpenAI-compatible listener on the embedded model gives the same answers as gRPC.
 
 #include "server/openai/openai_service.h"
 
@@ -49,7 +49,7 @@ class OpenAiServiceTest : public ServiceTest {
   }
   HttpReply Complete(const json& body) const { return Post("/v1/completions", body); }
 
-  // Waits until nothing runs or waits, and returns the pages that are used then.
+  // Waits until nothing runs or waits.
   bool BecomesIdle() const { return served().engine->WaitIdle(MonotonicNow() + absl::Seconds(20)); }
 
   std::unique_ptr<OpenAiListener> openai_;
@@ -59,7 +59,7 @@ json Parsed(const HttpReply& reply) {
   return json::parse(reply.body, nullptr, false);
 }
 
-TEST_F(OpenAiServiceTest, ACompletionIsTheGenerationOfTheSameRequest) {
+TEST_F(OpenAiServiceTest, CompletionEqualsTheGrpcGeneration) {
   v1::GenerateRequest request = Request("Once upon a time", 12);
   request.mutable_output()->set_logprobs(2);
   const Answer wanted = Generate(request);
@@ -85,9 +85,9 @@ TEST_F(OpenAiServiceTest, ACompletionIsTheGenerationOfTheSameRequest) {
   }
 }
 
-// What lm-eval's local-completions sends: log-probabilities of a prompt of ids, also when all of it
-// is cached.
-TEST_F(OpenAiServiceTest, EchoedLogprobsAreThePromptsOwnAlsoFromAWarmCache) {
+// lm-eval's local-completions requests the log-probabilities of a prompt of ids, also when it is
+// cached completely.
+TEST_F(OpenAiServiceTest, EchoedLogprobsArePromptLogprobsAlsoWithAWarmCache) {
   v1::GenerateRequest request = Request("Once upon a time there was a little girl", 1);
   request.mutable_output()->set_prompt_logprobs(1);
   request.mutable_output()->set_echo_prompt(true);
@@ -127,7 +127,7 @@ TEST_F(OpenAiServiceTest, EchoedLogprobsAreThePromptsOwnAlsoFromAWarmCache) {
   }
 }
 
-TEST_F(OpenAiServiceTest, StreamsAddUpToTheWholeAnswer) {
+TEST_F(OpenAiServiceTest, StreamsJoinToTheWholeAnswer) {
   json body = {{"prompt", {"Once", "The dog"}},
                {"max_tokens", 20},
                {"temperature", 0},
@@ -146,7 +146,7 @@ TEST_F(OpenAiServiceTest, StreamsAddUpToTheWholeAnswer) {
   EXPECT_EQ(events.back(), "data: [DONE]");
   events.pop_back();
   const json last = json::parse(events.back().substr(6));
-  // The second time some of the prompt is cached.
+  // In the second iteration part of the prompt is cached.
   EXPECT_EQ(last["usage"]["total_tokens"], whole["usage"]["total_tokens"]);
   events.pop_back();
   for (const std::string& event : events) {
@@ -162,7 +162,7 @@ TEST_F(OpenAiServiceTest, StreamsAddUpToTheWholeAnswer) {
   }
 }
 
-TEST_F(OpenAiServiceTest, ErrorsAreObjectsInTheWordsOfThisApi) {
+TEST_F(OpenAiServiceTest, ErrorsAreObjectsWithTheNamesOfThisApi) {
   struct Bad {
     json body;
     int status;
@@ -218,7 +218,7 @@ TEST_F(OpenAiServiceTest, EndpointsAndMethods) {
   EXPECT_EQ(Parsed(unknown)["error"]["code"], "UNKNOWN_ENDPOINT");
 }
 
-TEST_F(OpenAiServiceTest, PagesOfOtherSitesAreRefused) {
+TEST_F(OpenAiServiceTest, RejectsPagesOfOtherSites) {
   const json body = {{"prompt", "Once"}, {"max_tokens", 1}};
   const HttpReply refused = Post("/v1/completions", body, "Origin: https://evil.example\r\n");
   EXPECT_EQ(refused.status, 403);
@@ -245,15 +245,15 @@ class GuardedOpenAiTest : private testing::TempDir, public OpenAiServiceTest {
                            "openai.max_body_bytes=1KiB", "openai.max_connections=16"}) {}
 };
 
-// A page can tell its user what is wrong only if it may read the refusal.
-TEST_F(GuardedOpenAiTest, PagesThatAreAllowedCanReadRefusals) {
+// A page can show the error to its user only if it may read the rejection.
+TEST_F(GuardedOpenAiTest, AllowedPagesCanReadRejections) {
   const std::string allowed = "Access-Control-Allow-Origin: https://chat.example\r\n";
   struct Case {
     const char* request;
     int status;
   };
   const Case cases[] = {
-      // Refused for its head, while a body is still to come.
+      // The request is rejected for its header, while its body is still to come.
       {"POST /v1/completions HTTP/1.1\r\nContent-Length: 5\r\n", 401},
       {"POST /v1/completions HTTP/1.1\r\nContent-Length: 0\r\n", 401},
       {"POST /v1/completions HTTP/1.1\r\nContent-Length: 5000\r\n", 413},
@@ -274,7 +274,7 @@ TEST_F(GuardedOpenAiTest, PagesThatAreAllowedCanReadRefusals) {
     EXPECT_TRUE(Parsed(reply)["error"].is_object()) << reply.body;
     EXPECT_THAT(ask(one, "https://evil.example").head, Not(HasSubstr("Access-Control")));
   }
-  // More connections than there may be, all of them about to send a body.
+  // Opens more connections than allowed. Each is about to send a body.
   std::vector<std::unique_ptr<HttpClient>> clients;
   HttpReply full;
   for (int i = 0; i < 400 && full.status != 503; ++i) {
@@ -289,15 +289,15 @@ TEST_F(GuardedOpenAiTest, PagesThatAreAllowedCanReadRefusals) {
   EXPECT_THAT(full.head, HasSubstr(allowed));
 }
 
-TEST_F(OpenAiServiceTest, RequestIdsComeBackAndAreUnique) {
+TEST_F(OpenAiServiceTest, RequestIdsAreReturnedAndUnique) {
   const json body = {{"prompt", {"Once", "Twice"}}, {"max_tokens", 1}};
   const HttpReply reply = Post("/v1/completions", body, "X-Request-Id: mine\r\n");
   EXPECT_THAT(reply.head, HasSubstr("x-request-id: mine\r\n"));
   EXPECT_EQ(Parsed(reply)["id"], "cmpl-mine");
-  // An id that cannot be used is replaced.
+  // An unusable id is replaced.
   const std::string longest(128, 'i');
   for (const std::string& odd : {std::string("not good"), std::string("a/b"), longest}) {
-    // With the second prompt's number behind it the longest id is too long.
+    // The longest id becomes too long when the second prompt's number is appended.
     const HttpReply other = Post("/v1/completions", body, "X-Request-Id: " + odd + "\r\n");
     EXPECT_EQ(other.status, 200) << odd;
     EXPECT_THAT(other.head, Not(HasSubstr("x-request-id: " + odd))) << odd;
@@ -310,9 +310,9 @@ TEST_F(OpenAiServiceTest, RequestIdsComeBackAndAreUnique) {
   EXPECT_TRUE(BecomesIdle());
 }
 
-// A name of another site that leads to 127.0.0.1 would let its page read the answers. The host of
-// an absolute-form target counts, not Host (RFC 9112, section 3.2.2).
-TEST_F(OpenAiServiceTest, ANameThatLeadsHereIsRefused) {
+// A foreign host name that resolves to 127.0.0.1 would let its page read the answers. The host of
+// an absolute-form target takes precedence over Host (RFC 9112, section 3.2.2).
+TEST_F(OpenAiServiceTest, RejectsForeignHostNames) {
   const auto status = [&](absl::string_view target, absl::string_view host) {
     HttpClient client(openai_->address());
     EXPECT_TRUE(client.Send(absl::StrCat("GET ", target, " HTTP/1.1\r\nHost: ", host, "\r\n\r\n")));
@@ -334,7 +334,7 @@ TEST_F(OpenAiServiceTest, ANameThatLeadsHereIsRefused) {
   EXPECT_EQ(old.Read().status, 200);
 }
 
-TEST_F(OpenAiServiceTest, WhatHttpForbidsIsAnErrorObject) {
+TEST_F(OpenAiServiceTest, HttpViolationsAreErrorObjects) {
   const auto ask = [&](const std::string& head) {
     HttpClient client(openai_->address());
     EXPECT_TRUE(client.Send(head + "Content-Length: 2\r\n\r\n{}"));
@@ -361,7 +361,7 @@ TEST_F(OpenAiServiceTest, WhatHttpForbidsIsAnErrorObject) {
   }
 }
 
-TEST_F(OpenAiServiceTest, PeersThatGoAwayEndTheirRequests) {
+TEST_F(OpenAiServiceTest, DisconnectCancelsRequests) {
   for (const bool stream : {true, false}) {
     for (const bool reset : {true, false}) {
       HttpClient client(openai_->address());
@@ -385,8 +385,9 @@ TEST_F(OpenAiServiceTest, PeersThatGoAwayEndTheirRequests) {
   EXPECT_EQ(UsedPagesWhenIdle(), 0);
 }
 
-// Mutated bodies over real connections: each gets an answer, and a neighbour's stream stays whole.
-TEST_F(OpenAiServiceTest, MalformedBodiesDisturbNobody) {
+// Sends mutated bodies over real connections. Each gets an answer, and another client's stream
+// stays complete.
+TEST_F(OpenAiServiceTest, MalformedBodiesDisturbNoOtherClient) {
   HttpClient neighbour(openai_->address());
   const json story = {{"prompt", "Once"},
                       {"max_tokens", 200},
@@ -433,7 +434,7 @@ class ShortQueueTest : public OpenAiServiceTest {
   ShortQueueTest() : OpenAiServiceTest({"limits.max_queued_requests=3"}) {}
 };
 
-TEST_F(ShortQueueTest, AListThatCouldNeverWaitAsAWholeIsNoInvitationToTryAgain) {
+TEST_F(ShortQueueTest, OversizedPromptListIsRejectedWithoutRetryAdvice) {
   const HttpReply reply = Complete({{"prompt", {"a", "b", "c", "d"}}, {"max_tokens", 1}});
   EXPECT_EQ(reply.status, 400);
   EXPECT_THAT(reply.body, HasSubstr("prompt is 4 entries long, it must be at most 3 entries "
@@ -448,15 +449,15 @@ class SlowReaderTest : public OpenAiServiceTest {
       : OpenAiServiceTest({"stream.queue_tokens=16", "stream.slow_client_timeout=1s"}) {}
 };
 
-TEST_F(SlowReaderTest, AStalledReaderIsGivenUpWithoutHoldingTheEngine) {
+TEST_F(SlowReaderTest, StalledReaderIsClosedWithoutBlockingTheEngine) {
   HttpClient client(openai_->address());
-  // Log-probabilities of many candidates fill the buffers of the sockets soon.
+  // Log-probabilities of many candidates soon fill the buffers of the sockets.
   const json body = {{"prompt", "Once"},   {"max_tokens", 400}, {"n", 8},
                      {"ignore_eos", true}, {"stream", true},    {"logprobs", 20}};
   ASSERT_TRUE(client.SendRequest("POST", "/v1/completions", body.dump()));
   ASSERT_TRUE(client.ReadUntil("data: "));
   EXPECT_TRUE(BecomesIdle());
-  // What was written is there, then the error, and no [DONE].
+  // The client gets what was written, then the error, and no [DONE].
   const std::string rest = client.ReadAll();
   EXPECT_TRUE(absl::StrContains(rest, "\"code\":\"SLOW_CLIENT\""));
   EXPECT_FALSE(absl::StrContains(rest, "[DONE]"));

@@ -12,7 +12,7 @@
 namespace quire::server {
 namespace {
 
-TEST(PreloadedConstraintsTest, AreCompiledOnceEachAndKept) {
+TEST(PreloadedConstraintsTest, CompilesEachOnceAndCachesIt) {
   std::atomic<int> count{0};
   const auto build = [&](const engine::ConstraintSpec&,
                          const std::stop_token&) -> engine::ConstraintCompiler::Result {

@@ -1,5 +1,5 @@
-// What RFC 9110 and RFC 9112 ask of a server for the head of a request, over a socket. Each case
-// names the section that the expected status comes from.
+// Requirements of RFC 9110 and RFC 9112 for the head of a request, tested over a socket. Each case
+// names the section that defines the expected status.
 
 #include "server/http/request_head.h"
 
@@ -27,10 +27,10 @@ struct Case {
   const char* section;
   std::string request;
   int status;
-  std::string body;  // of the answer if it is 200, else a part of the message
+  std::string body;  // the answer's body if the status is 200, else a part of the message
 };
 
-// Answers what it understood: method, path, query, host and body.
+// Answers with the parsed method, path, query, host and body.
 class RequestHeadTest : public ::testing::Test {
  protected:
   explicit RequestHeadTest(absl::Duration idle_time = absl::Seconds(60)) {
@@ -57,7 +57,7 @@ class RequestHeadTest : public ::testing::Test {
       EXPECT_EQ(reply.body, one.body);
     } else {
       EXPECT_THAT(reply.body, HasSubstr(one.body));
-      // Whatever follows a request that was not understood is not read as a request.
+      // Bytes after a request that could not be parsed are not read as another request.
       EXPECT_THAT(reply.head, HasSubstr("Connection: close"));
     }
   }
@@ -98,7 +98,7 @@ TEST_F(RequestHeadTest, TargetsHaveFourForms) {
   for (const Case& one : cases) Check(one);
 }
 
-TEST_F(RequestHeadTest, HostIsSentOnceAndIsHostAndPort) {
+TEST_F(RequestHeadTest, RequiresOneValidHostHeader) {
   const std::string get = "GET /a HTTP/1.1\r\n";
   for (const char* const host :
        {"here", "here:80", "a-b_c.example", "127.0.0.1:65535", "[::1]", "[::ffff:1.2.3.4]:80", "",
@@ -132,7 +132,7 @@ TEST_F(RequestHeadTest, HostIsSentOnceAndIsHostAndPort) {
   for (const Case& one : cases) Check(one);
 }
 
-TEST_F(RequestHeadTest, EmptyLinesBeforeARequestAreSkipped) {
+TEST_F(RequestHeadTest, SkipsEmptyLinesBeforeARequest) {
   const std::string get = "GET /a HTTP/1.1\r\nHost: here\r\n\r\n";
   Check({"9112 2.2", "\r\n" + get, 200, "GET /a  here "});
   Check({"9112 2.2", "\r\n\r\n\r\n" + get, 200, "GET /a  here "});
@@ -141,7 +141,7 @@ TEST_F(RequestHeadTest, EmptyLinesBeforeARequestAreSkipped) {
   HttpClient slow(server_->address());
   for (const char c : "\r\n\r\n" + get) ASSERT_TRUE(slow.Send(absl::string_view(&c, 1)));
   EXPECT_EQ(slow.Read().body, "GET /a  here ");
-  // An old client ends its body with an empty line that the length does not count.
+  // An old client appends an empty line to its body that Content-Length does not count.
   const std::string post = "POST /b HTTP/1.1\r\nHost: here\r\nContent-Length: 1\r\n\r\nx\r\n";
   ASSERT_TRUE(slow.Send(post + post + get));
   EXPECT_EQ(slow.Read().body, "POST /b  here x");
@@ -154,9 +154,8 @@ class IdleRequestHeadTest : public RequestHeadTest {
   IdleRequestHeadTest() : RequestHeadTest(absl::Milliseconds(300)) {}
 };
 
-// An empty line begins no request, so the connection is closed as an idle one, without an answer
-// 408.
-TEST_F(IdleRequestHeadTest, AnEmptyLineLeavesTheConnectionIdle) {
+// An empty line starts no request, so the connection is closed as idle, without a 408 answer.
+TEST_F(IdleRequestHeadTest, EmptyLineLeavesTheConnectionIdle) {
   HttpClient client(server_->address());
   ASSERT_TRUE(client.Send("GET /a HTTP/1.1\r\nHost: here\r\n\r\n"));
   EXPECT_EQ(client.Read().body, "GET /a  here ");
@@ -165,7 +164,7 @@ TEST_F(IdleRequestHeadTest, AnEmptyLineLeavesTheConnectionIdle) {
   EXPECT_EQ(client.ReadAll(), "");
 }
 
-TEST_F(RequestHeadTest, ContentCodingsAreRefused) {
+TEST_F(RequestHeadTest, RejectsContentCodings) {
   const auto post = [](const char* headers) {
     return absl::StrCat("POST /a HTTP/1.1\r\nHost: here\r\nContent-Length: 2\r\n", headers,
                         "\r\nxy");
@@ -192,7 +191,7 @@ TEST_F(RequestHeadTest, ContentCodingsAreRefused) {
   EXPECT_THAT(refused.head, HasSubstr("Accept-Encoding: identity\r\n")) << "9110 12.5.3";
 }
 
-TEST_F(RequestHeadTest, OnlyChunkedIsAFraming) {
+TEST_F(RequestHeadTest, AcceptsOnlyChunkedTransferCoding) {
   const std::string post = "POST /a HTTP/1.1\r\nHost: here\r\nTransfer-Encoding: ";
   const std::string body = "\r\n\r\n2\r\nxy\r\n0\r\n\r\n";
   const Case cases[] = {
@@ -222,7 +221,7 @@ TEST_F(RequestHeadTest, OnlyChunkedIsAFraming) {
   for (const Case& one : cases) Check(one);
 }
 
-TEST_F(RequestHeadTest, LinesOfHeadersAreStrict) {
+TEST_F(RequestHeadTest, ParsesHeaderLinesStrictly) {
   const std::string get = "GET /a HTTP/1.1\r\n";
   const Case cases[] = {
       {"9112 5.1: white space before the colon", get + "Host : here\r\n\r\n", 400, ""},
@@ -241,9 +240,9 @@ TEST_F(RequestHeadTest, LinesOfHeadersAreStrict) {
   for (const Case& one : cases) Check(one);
 }
 
-// RFC 9110, section 6.5.1: a trailer is not merged into the headers, whether it comes with them in
-// one piece or later.
-TEST_F(RequestHeadTest, TrailersAreNoHeaders) {
+// A trailer is not merged into the headers, whether it arrives with them or later (RFC 9110,
+// section 6.5.1).
+TEST_F(RequestHeadTest, TrailersAreNotMergedIntoHeaders) {
   const std::string head = "POST /a HTTP/1.1\r\nHost: here\r\nTransfer-Encoding: chunked\r\n\r\n";
   for (const char* const trailer :
        {"Host: there", "Content-Encoding: gzip", "X: y\r\nHost: here\r\nHost: there"}) {
@@ -256,7 +255,7 @@ TEST_F(RequestHeadTest, TrailersAreNoHeaders) {
 }
 
 // RFC 9110, section 10.1.1.
-TEST_F(RequestHeadTest, ContinueIsForAClientOfHttp11ThatWaits) {
+TEST_F(RequestHeadTest, SendsContinueToWaitingHttp11ClientsOnly) {
   const std::string rest = "Host: here\r\nContent-Length: 2\r\nExpect: 100-Continue\r\n\r\n";
   HttpClient old(server_->address());
   ASSERT_TRUE(old.Send("POST /a HTTP/1.0\r\n" + rest));

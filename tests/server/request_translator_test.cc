@@ -59,7 +59,7 @@ TEST(RequestTranslatorTest, UnsetFieldsTakeTheirDefaults) {
   EXPECT_EQ(request->id.size(), 36u);
   EXPECT_FLOAT_EQ(request->sampling.temperature, 0.7f);
   EXPECT_FLOAT_EQ(request->sampling.top_p, 1);
-  EXPECT_EQ(request->stopping.max_tokens, 512);  // 1024, cut to the limit
+  EXPECT_EQ(request->stopping.max_tokens, 512);  // 1024, reduced to the limit
   EXPECT_TRUE(request->output.text);
   EXPECT_FALSE(request->output.stream || request->output.token_ids);
   EXPECT_EQ(request->output.logprobs, -1);
@@ -70,7 +70,7 @@ TEST(RequestTranslatorTest, UnsetFieldsTakeTheirDefaults) {
   EXPECT_EQ(request->tenant, "default");
 }
 
-TEST(RequestTranslatorTest, EveryFieldArrives) {
+TEST(RequestTranslatorTest, EveryFieldReachesTheRequest) {
   const auto request = Translate(R"(
       model: 'default' request_id: 'A-z_0.9:' token_ids { ids: [5, 6] }
       sampling { temperature: 0 top_p: 0.5 top_k: 7 min_p: 0.1 repetition_penalty: 1.5
@@ -121,7 +121,7 @@ TEST(RequestTranslatorTest, EveryFieldArrives) {
   EXPECT_TRUE(request->truncate_prompt);
 }
 
-TEST(RequestTranslatorTest, SamplersThatAreOffUnlessAskedForArrive) {
+TEST(RequestTranslatorTest, OptionalSamplersReachTheRequest) {
   const auto plain = Translate("text: 'a'");
   ASSERT_TRUE(plain.ok()) << plain.status();
   EXPECT_EQ(plain->sampling.top_n_sigma, 0);
@@ -155,7 +155,7 @@ struct Bad {
   const char* field;
 };
 
-TEST(RequestTranslatorTest, ConversationsAreReadWhole) {
+TEST(RequestTranslatorTest, TranslatesWholeConversations) {
   const auto request = Translate(R"(
       parse_special_tokens: false
       chat { messages { role: 'user' content: 'hi' name: 'ann' }
@@ -190,12 +190,12 @@ TEST(RequestTranslatorTest, ConversationsAreReadWhole) {
   EXPECT_EQ(chat.tools[0].parameters_json, R"({"type": "object"})");
   EXPECT_EQ(chat.template_name, "tool_use");
   EXPECT_EQ(chat.template_vars_json, R"({"a":[2.5,null,{"x":true}],"b":3})");
-  // Unset, it follows from continue_final_message.
+  // If unset, it is derived from continue_final_message.
   EXPECT_TRUE(chat.continue_final_message);
   EXPECT_FALSE(chat.add_generation_prompt);
 }
 
-TEST(RequestTranslatorTest, AToolMayComeAsOneDocument) {
+TEST(RequestTranslatorTest, AcceptsAToolAsOneDocument) {
   const auto request = Translate(R"(
       chat { messages { role: 'user' }
              tools { tool_json: '{"function": {"return": 1, "strict": true, "description": "d", '
@@ -213,7 +213,7 @@ TEST(RequestTranslatorTest, AToolMayComeAsOneDocument) {
             R"("parameters": {"b": 1.50, "a": [1, "]}"]} }})");
 }
 
-TEST(RequestTranslatorTest, AnswersAreParsedWhereAFormatIsKnown) {
+TEST(RequestTranslatorTest, ParsesAnswersOfKnownFormats) {
   const std::string chat =
       "output { parse: true } chat { messages { role: 'user' } tools { name: 'f' } ";
   TranslatorOptions options = Options();
@@ -299,7 +299,7 @@ TEST(RequestTranslatorTest, ForcedCallsBecomeAConstraint) {
   ASSERT_EQ(named->constraint->tags.size(), 1u);
   EXPECT_EQ(named->constraint->tags[0].begin, "g");
   EXPECT_FALSE(translate("hermes", "tool_choice: TOOL_CHOICE_AUTO")->constraint.has_value());
-  // Options has no reasoning, of which the generic format needs to be told.
+  // Options sets no reasoning option, which the generic format requires.
   const auto generic = translate("generic", "tool_choice: TOOL_CHOICE_REQUIRED");
   ASSERT_TRUE(generic.ok()) << generic.status();
   EXPECT_FALSE(generic->constraint->starts_after_reasoning);
@@ -310,7 +310,7 @@ TEST(RequestTranslatorTest, ForcedCallsBecomeAConstraint) {
   }
 }
 
-TEST(RequestTranslatorTest, StrictToolsHoldCallsThatNeedNotBe) {
+TEST(RequestTranslatorTest, StrictToolsConstrainOptionalCalls) {
   const auto translate = [](const char* format, const std::string& tools,
                             const std::string& more = "output { parse: true }") {
     TranslatorOptions options = Options();
@@ -337,7 +337,7 @@ TEST(RequestTranslatorTest, StrictToolsHoldCallsThatNeedNotBe) {
   const std::string forced = both + " tool_choice: TOOL_CHOICE_NAMED tool_name: 'g'";
   EXPECT_FALSE(translate("hermes", forced)->constraint->calls_are_optional);
   EXPECT_FALSE(translate("hermes", "tools { name: 'f' }")->constraint.has_value());
-  // No calls, none that break a schema.
+  // If no calls are allowed, no call can violate a schema.
   EXPECT_FALSE(
       translate("hermes", both + " tool_choice: TOOL_CHOICE_NONE")->constraint.has_value());
   for (const char* none : {"no such", "think"}) {
@@ -365,7 +365,7 @@ TEST(RequestTranslatorTest, StrictToolsHoldCallsThatNeedNotBe) {
       "constraint");
 }
 
-TEST(RequestTranslatorTest, WhereAConstraintBeginsAndItsWhiteSpace) {
+TEST(RequestTranslatorTest, ParsesConstraintStartAndWhitespace) {
   const auto translate = [](const char* format, const std::string& constraint, bool parse = true) {
     TranslatorOptions options = Options();
     options.tool_format = text::FindToolFormat(format);
@@ -417,7 +417,7 @@ TEST(RequestTranslatorTest, WhereAConstraintBeginsAndItsWhiteSpace) {
   EXPECT_EQ(GetErrorReason(refused)->Find("field"), "constraint.start");
 }
 
-TEST(RequestTranslatorTest, AConstraintOfAModelThatReasonsBeginsByThePrompt) {
+TEST(RequestTranslatorTest, PromptDeterminesConstraintStartOfReasoningModels) {
   const auto begins = [](const char* format, const char* start, bool parse = true) {
     TranslatorOptions options = Options();
     options.tool_format = text::FindToolFormat(format);
@@ -441,7 +441,7 @@ TEST(RequestTranslatorTest, AConstraintOfAModelThatReasonsBeginsByThePrompt) {
   EXPECT_EQ(begins("harmony", ""), std::pair(false, false));
 }
 
-TEST(RequestTranslatorTest, ForcedCallsThatCannotBeAreRefusedByField) {
+TEST(RequestTranslatorTest, RejectsImpossibleForcedCallsByField) {
   TranslatorOptions options = Options();
   options.tool_format = text::FindToolFormat("hermes");
   const RequestTranslator translator(options);
@@ -466,7 +466,7 @@ TEST(RequestTranslatorTest, ForcedCallsThatCannotBeAreRefusedByField) {
   }
 }
 
-TEST(RequestTranslatorTest, TemplateVariablesAreBoundedAsTheyAreRead) {
+TEST(RequestTranslatorTest, BoundsTemplateVariablesWhileReading) {
   const v1::GenerateRequest message = Message(R"(
       chat { messages { role: 'user' }
              template_vars { fields { key: 'a' value { list_value {
@@ -486,7 +486,7 @@ TEST(RequestTranslatorTest, TemplateVariablesAreBoundedAsTheyAreRead) {
 
 class BadFieldTest : public ::testing::TestWithParam<Bad> {};
 
-TEST_P(BadFieldTest, IsRefusedByName) {
+TEST_P(BadFieldTest, IsRejectedByName) {
   const std::string text = GetParam().message;
   const bool has_prompt = text.find("PROMPT") == 0;
   const auto request = Translate(has_prompt ? text.substr(6) : "text: 'Once' " + text);
@@ -586,7 +586,7 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"timeout { seconds: 1 nanos: 2000000000 }", "BAD_PARAMETER", "timeout"},
         Bad{"queue_timeout { seconds: 400000000000 }", "BAD_PARAMETER", "queue_timeout"}));
 
-TEST(RequestTranslatorTest, LongFieldsAreRefusedWithTheirLimit) {
+TEST(RequestTranslatorTest, RejectsLongFieldsWithTheirLimit) {
   v1::GenerateRequest message = Message("text: 'x'");
   message.mutable_cache()->set_salt(std::string(129, 's'));
   RequestTranslator translator(Options());
@@ -602,12 +602,12 @@ TEST(RequestTranslatorTest, LongFieldsAreRefusedWithTheirLimit) {
   EXPECT_FALSE(translator.ToRequest(message, Call()).ok());
 }
 
-TEST(RequestTranslatorTest, IdsComeFromTheFieldThenTheMetadataThenTheServer) {
+TEST(RequestTranslatorTest, IdsComeFromFieldThenMetadataThenServer) {
   CallInfo call = Call();
   call.metadata_request_id = "from-metadata";
   EXPECT_EQ(Translate("text: 'x' request_id: 'own'", call)->id, "own");
   EXPECT_EQ(Translate("text: 'x'", call)->id, "from-metadata");
-  // What gateways set is replaced where it cannot be used.
+  // An unusable id from a gateway is replaced.
   for (const std::string& odd :
        {std::string("bad id"), std::string("a/b"), std::string("{\"id\": 1}"),
         std::string("\303\244"), std::string(129, 'x')}) {

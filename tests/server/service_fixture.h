@@ -1,7 +1,7 @@
 #pragma once
 
-// The services of quired in the test's own process: the embedded model, real listeners on free
-// ports, a client for each service.
+// The services of quired in the test's process: the embedded model, real listeners on free ports,
+// and a client for each service.
 
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -30,34 +30,34 @@ struct Answer {
   grpc::Status status;
   std::multimap<std::string, std::string> initial, trailers;
 
-  // The joined output of a choice, from deltas and its completion.
+  // Returns the joined output of a choice, from its deltas and its completion.
   std::string Text(int index = 0) const;
   std::vector<std::int32_t> Ids(int index = 0) const;
   const v1::Started* started() const;
   const v1::Completed* completed(int index = 0) const;
   int CountDeltas() const;
-  // ErrorInfo.reason, found in the bytes of the details.
+  // Returns ErrorInfo.reason, found in the bytes of the details.
   bool HasReason(const std::string& reason) const;
 };
 
 class ServiceTest : public ::testing::Test {
  protected:
-  // Keys over a small default: f32 pages of 16 tokens, one compute thread.
+  // `sets` override small defaults: f32 pages of 16 tokens, one compute thread.
   explicit ServiceTest(std::vector<std::string> sets = {});
   ~ServiceTest() override;
 
-  // A greedy request for `max_tokens` tokens after `text`.
+  // Returns a greedy request for `max_tokens` tokens after `text`.
   static v1::GenerateRequest Request(const std::string& text, int max_tokens);
 
   Answer Generate(const v1::GenerateRequest& request, grpc::ClientContext* context) const;
   Answer Generate(const v1::GenerateRequest& request) const;
 
   v1::Stats Stats() const;
-  // Waits until nothing is live and returns the pages that are still used.
+  // Waits until nothing is live and returns the number of pages still in use.
   int UsedPagesWhenIdle() const;
   double Metric(const std::string& line_start) const;
-  // Waits, for what the server counts after the client has its status: a call is done on its side
-  // later.
+  // Waits until a counter has the value. The server finishes a call after the client has its
+  // status.
   bool MetricBecomes(const std::string& line_start, double value) const;
 
   const ServedModel& served() const { return stack_->served(); }

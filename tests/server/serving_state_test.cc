@@ -13,8 +13,8 @@
 namespace quire::server {
 namespace {
 
-// health.engine_stall_timeout, which a reload changes: what is a stall is asked anew each time.
-TEST(ServingStateTest, StallTimeoutCountsAtOnce) {
+// A reload changes health.engine_stall_timeout, so the check reads it each time.
+TEST(ServingStateTest, StallTimeoutChangeTakesEffectAtOnce) {
   const engine::PoolOptions pool;
   engine::HarnessOptions options = engine::MakeHarnessOptions(pool);
   options.engine.limits.max_tokens_per_request = 100;
@@ -46,7 +46,7 @@ TEST(ServingStateTest, StallTimeoutCountsAtOnce) {
     MutexLock lock(&mutex);
     while (!is_inside) changed.Wait(&mutex);
   }
-  clock.Advance(absl::Seconds(5));  // the engine stands in its step
+  clock.Advance(absl::Seconds(5));  // the engine is stalled in its step
   EXPECT_TRUE(state.is_live());
   state.SetStallTimeout(absl::Seconds(4));
   EXPECT_FALSE(state.is_live());

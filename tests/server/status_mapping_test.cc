@@ -22,7 +22,7 @@
 namespace quire::server {
 namespace {
 
-// HTTP statuses that a code may have (docs/api.md, Errors).
+// Returns the HTTP statuses allowed for a code (docs/api.md, Errors).
 const std::set<int>& HttpOf(absl::StatusCode code) {
   static const auto* table = new std::map<absl::StatusCode, std::set<int>>{
       {absl::StatusCode::kInvalidArgument, {400, 413, 415, 431}},
@@ -41,7 +41,7 @@ const std::set<int>& HttpOf(absl::StatusCode code) {
   return table->at(code);
 }
 
-TEST(StatusMappingTest, EveryReasonKeepsItsCodeAndStatus) {
+TEST(StatusMappingTest, ReasonsMapToTheirCodeAndStatus) {
   for (const ReasonRow& row : ReasonTable()) {
     SCOPED_TRACE(row.name);
     EXPECT_TRUE(HttpOf(row.code).contains(row.http_status));
@@ -54,7 +54,7 @@ TEST(StatusMappingTest, EveryReasonKeepsItsCodeAndStatus) {
     EXPECT_EQ(error.message, "what went wrong");
     EXPECT_EQ(error.Find("field"), "a.b");
     EXPECT_EQ(error.retry_delay.has_value(), row.detail == ErrorDetail::kRetryInfo);
-    // Overload must not look like UNAVAILABLE: blind retries would amplify it.
+    // Overload must not be reported as UNAVAILABLE, because blind retries would amplify it.
     EXPECT_EQ(row.http_status == 429, row.code == absl::StatusCode::kResourceExhausted);
     EXPECT_EQ(row.detail == ErrorDetail::kPrecondition,
               row.code == absl::StatusCode::kFailedPrecondition);
@@ -80,12 +80,12 @@ std::string RetryCell(Retry retry) {
   return "";
 }
 
-// docs/api.md has the table, with what the metadata holds in a column of its own.
-TEST(StatusMappingTest, TheApiPageHasTheTableOfReasons) {
+// The table of docs/api.md also has a column for the metadata.
+TEST(StatusMappingTest, ApiPageListsAllReasons) {
   std::ifstream file(paths::Source("docs/api.md"));
   std::string line;
   while (std::getline(file, line) && !absl::StartsWith(line, "| Code | Reason |")) continue;
-  std::getline(file, line);  // the rule below the head
+  std::getline(file, line);  // the line below the table head
   std::string code;
   for (const ReasonRow& row : ReasonTable()) {
     SCOPED_TRACE(row.name);
@@ -104,7 +104,7 @@ TEST(StatusMappingTest, TheApiPageHasTheTableOfReasons) {
   EXPECT_EQ(line, "") << "a row without a reason";
 }
 
-TEST(StatusMappingTest, WhatCarriesNoReasonIsInternalAndKeepsItsTextToItself) {
+TEST(StatusMappingTest, ErrorsWithoutReasonAreInternalAndHideTheirText) {
   for (const absl::Status& status :
        {absl::InternalError("secret"), absl::UnknownError("secret"), absl::AbortedError("secret"),
         absl::UnavailableError("secret"), absl::NotFoundError("secret"),
@@ -119,8 +119,8 @@ TEST(StatusMappingTest, WhatCarriesNoReasonIsInternalAndKeepsItsTextToItself) {
   EXPECT_EQ(ToWireError(absl::DeadlineExceededError("x")).reason, Reason::kTimeout);
 }
 
-// Before min_tokens the stop ids are banned; here they are the whole vocabulary.
-TEST(StatusMappingTest, ARequestThatExcludesEveryTokenIsTheClientsMistake) {
+// Before min_tokens the stop ids are banned. Here they are the whole vocabulary.
+TEST(StatusMappingTest, ExcludingEveryTokenIsInvalidArgument) {
   engine::Harness harness(engine::MakeHarnessOptions({}));
   engine::Request request = engine::MakeRequest("a", {1, 2, 3}, 5);
   request.stopping.min_tokens = 2;
@@ -143,7 +143,7 @@ TEST(StatusMappingTest, SanitizedStatusesKeepTheirIncident) {
   EXPECT_TRUE(SanitizeInternalError(absl::OkStatus()).ok());
 }
 
-TEST(StatusMappingTest, LongTextsAreCutBetweenCharacters) {
+TEST(StatusMappingTest, CutsLongTextsBetweenCharacters) {
   std::string text;
   for (int i = 0; i < 2000; ++i) text += "\xC3\xA4";  // two bytes each
   std::vector<std::pair<std::string, std::string>> metadata;
@@ -158,7 +158,7 @@ TEST(StatusMappingTest, LongTextsAreCutBetweenCharacters) {
   EXPECT_FALSE(error.metadata.empty());
 }
 
-TEST(StatusMappingTest, CodesAreSpelledAsGrpcDoes) {
+TEST(StatusMappingTest, CodesAreSpelledLikeGrpc) {
   EXPECT_EQ(GrpcCodeName(0), "OK");
   EXPECT_EQ(GrpcCodeName(8), "RESOURCE_EXHAUSTED");
   EXPECT_EQ(GrpcCodeName(16), "UNAUTHENTICATED");

@@ -1,4 +1,4 @@
-// S12 of the stream contract, and the calls beside Generate.
+// S12 of the stream contract, and the other calls of the service.
 
 #include <gmock/gmock.h>
 
@@ -24,7 +24,7 @@ using ::testing::HasSubstr;
 
 class BatchTest : public ServiceTest {};
 
-// S12: every item of a batch equals its own call; half-close lets them finish.
+// S12: every item of a batch equals its own call, and half-close lets the items finish.
 TEST_F(BatchTest, S12ItemsAreIndependent) {
   grpc::ClientContext context;
   const auto stream = generation_->BatchGenerate(&context);
@@ -76,7 +76,7 @@ TEST_F(BatchTest, S12ItemsAreIndependent) {
   EXPECT_EQ(UsedPagesWhenIdle(), 0);
 }
 
-TEST_F(BatchTest, AnItemCanBeCancelledAndItsIdCannotBeUsedTwice) {
+TEST_F(BatchTest, ItemsCanBeCancelledAndIdsAreUnique) {
   grpc::ClientContext context;
   const auto stream = generation_->BatchGenerate(&context);
   v1::BatchGenerateRequest command;
@@ -158,20 +158,21 @@ class TokenBatchTest : protected testing::TempDir, public ServiceTest {
   };
 };
 
-// Also the stream of one that says nothing ends with its token; another's does not notice.
-TEST_F(TokenBatchTest, StreamsOfARevokedTokenEnd) {
+// The stream of a client that sends nothing also ends with its token. Another client's stream is
+// not affected.
+TEST_F(TokenBatchTest, RevokedTokenEndsItsStreams) {
   Stream idle(generation_.get(), "one"), busy(generation_.get(), "one");
   Stream other(generation_.get(), "two");
   v1::BatchGenerateResponse response;
   const AuthOptions options = config_->start_options().auth;
   ASSERT_TRUE(MetricBecomes("quire_grpc_streams_active", 3));
   ASSERT_TRUE(authenticator_->Reload(options).ok());
-  // Each stream looks at its token four times a second. Another reload ends no call.
+  // Each stream checks its token four times a second. Another reload ends no call.
   const auto all_live = [this] { return Metric("quire_grpc_streams_active") == 3; };
   EXPECT_TRUE(testing::Stays(all_live, absl::Milliseconds(600)));
   ASSERT_TRUE(other.Send("short", 2));
   ASSERT_TRUE(other.stream->Read(&response));
-  // More than run at once, so that some wait.
+  // There are more items than run at once, so that some wait.
   for (int i = 0; i < 40; ++i) ASSERT_TRUE(busy.Send(absl::StrCat("long-", i), 480));
   ASSERT_TRUE(testing::WaitUntil([this] { return served().engine->ListRequests().size() >= 20; }));
   Write("tokens", kTwo);
@@ -199,7 +200,7 @@ TEST_F(TokenBatchTest, StreamsOfARevokedTokenEnd) {
       MetricBecomes("quire_rpcs_total{code=\"UNAUTHENTICATED\",method=\"BatchGenerate\"}", 2));
 }
 
-// Asked for the time at first, it does something.
+// Runs a hook at the first call of Now().
 class HookClock final : public Clock {
  public:
   explicit HookClock(std::function<void()> hook) : hook_(std::move(hook)) {}
@@ -214,14 +215,15 @@ class HookClock final : public Clock {
   mutable std::once_flag once_;
 };
 
-// The time is asked for between the check of an item's caller and the engine: the token goes then,
-// and the stream sees that before the item is there.
-TEST_F(TokenBatchTest, AnItemThatBeginsWhileItsTokenGoesHasAnEndToo) {
+// The hook revokes the token between the check of an item's caller and the submission. The stream
+// notices this before the item exists.
+TEST_F(TokenBatchTest, ItemStartedDuringRevocationEnds) {
   const AuthOptions options = config_->start_options().auth;
   const HookClock clock([&] {
     Write("tokens", kTwo);
     EXPECT_TRUE(authenticator_->Reload(options).ok());
-    // The stream looks four times a second; while an item begins, what it sees does not end it.
+    // The stream checks its token four times a second. A check while an item starts does not end
+    // the item.
     const auto is_live = [this] { return Metric("quire_grpc_streams_active") == 1; };
     EXPECT_TRUE(testing::Stays(is_live, absl::Milliseconds(800)));
   });
@@ -251,7 +253,7 @@ TEST_F(TokenBatchTest, AnItemThatBeginsWhileItsTokenGoesHasAnEndToo) {
   EXPECT_EQ(stream.stream->Finish().error_code(), grpc::StatusCode::UNAUTHENTICATED);
 }
 
-TEST_F(BatchTest, AnEmptyCommandEndsTheStream) {
+TEST_F(BatchTest, EmptyCommandEndsTheStream) {
   grpc::ClientContext context;
   const auto stream = generation_->BatchGenerate(&context);
   ASSERT_TRUE(stream->Write(v1::BatchGenerateRequest()));
@@ -262,7 +264,7 @@ TEST_F(BatchTest, AnEmptyCommandEndsTheStream) {
   EXPECT_THAT(status.error_details(), HasSubstr("PROMPT_MISSING"));
 }
 
-TEST_F(BatchTest, TokenizeAndDetokenizeGoBothWays) {
+TEST_F(BatchTest, TokenizeAndDetokenizeRoundTrip) {
   grpc::ClientContext context;
   v1::TokenizeRequest request;
   v1::TokenizeResponse response;
@@ -288,7 +290,7 @@ TEST_F(BatchTest, TokenizeAndDetokenizeGoBothWays) {
 
 class InputBytesTest : protected testing::TempDir, public ServiceTest {
  protected:
-  // The template prints nothing of what it is given, so only the input itself can be too large.
+  // The template prints none of its input, so only the input itself can be too large.
   InputBytesTest()
       : ServiceTest({"tokenizer.max_input_bytes=1KiB",
                      "chat.template_file=" + Write("template.jinja", "{{ messages | length }}")}) {}
@@ -307,7 +309,7 @@ class InputBytesTest : protected testing::TempDir, public ServiceTest {
   }
 };
 
-TEST_F(InputBytesTest, WhatIsRenderedOrTokenizedIsBounded) {
+TEST_F(InputBytesTest, BoundsRenderedAndTokenizedInput) {
   const auto with = [](std::size_t bytes, int field) {
     v1::ChatPrompt chat;
     v1::ChatMessage* const message = chat.add_messages();
@@ -385,7 +387,7 @@ TEST_F(BatchTest, ListRequestsPagesThroughLiveOnes) {
   EXPECT_EQ(UsedPagesWhenIdle(), 0);
 }
 
-TEST_F(BatchTest, DrainRefusesAndResumeAdmits) {
+TEST_F(BatchTest, DrainRejectsAndResumeAdmits) {
   grpc::ClientContext drain_context;
   v1::DrainRequest drain;
   v1::DrainResponse drained;
@@ -402,7 +404,7 @@ TEST_F(BatchTest, DrainRefusesAndResumeAdmits) {
   EXPECT_TRUE(Generate(Request("Once", 1)).status.ok());
 }
 
-TEST_F(BatchTest, ADrainThatRunsOutOfTimeEndsTheRest) {
+TEST_F(BatchTest, DrainTimeoutEndsRemainingRequests) {
   v1::GenerateRequest request = Request("Once", 480);
   request.mutable_output()->set_stream(true);
   request.mutable_sampling()->set_choice_count(4);
@@ -426,7 +428,7 @@ TEST_F(BatchTest, ADrainThatRunsOutOfTimeEndsTheRest) {
   EXPECT_THAT(resume.error_details(), HasSubstr("SHUTTING_DOWN"));
 }
 
-TEST_F(BatchTest, ModelLoadingIsSaidBeforeThereIsAModel) {
+TEST_F(BatchTest, ReportsModelLoadingBeforeTheModelIsReady) {
   state_->Publish(nullptr);
   const Answer answer = Generate(Request("Once", 1));
   EXPECT_EQ(answer.status.error_code(), grpc::StatusCode::UNAVAILABLE);

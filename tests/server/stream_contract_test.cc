@@ -1,4 +1,5 @@
-// The stream contract, rule by rule (docs/api.md, Stream contract): embedded model, greedy.
+// Tests each rule of the stream contract (docs/api.md, Stream contract) on the embedded model with
+// greedy decoding.
 
 #include <gmock/gmock.h>
 #include <grpcpp/generic/generic_stub.h>
@@ -106,10 +107,10 @@ TEST_F(StreamContractTest, S3DeltasJoinToTheWholeOutput) {
   }
 }
 
-// S4: every text is UTF-8, also where tokens end inside a character.
+// S4: every text is valid UTF-8, even if a token ends inside a character.
 TEST_F(StreamContractTest, S4EveryTextIsUtf8) {
   v1::GenerateRequest request = Streaming(Request("Zo\xC3\xAB said \xE2\x80\x9C", 40));
-  // Single-byte tokens of characters, so that a token is often half a character.
+  // The allowed tokens are single bytes of characters, so that a token is often half a character.
   request.mutable_sampling()->set_temperature(5);
   request.mutable_sampling()->set_seed(11);
   const Answer answer = Generate(request);
@@ -120,7 +121,7 @@ TEST_F(StreamContractTest, S4EveryTextIsUtf8) {
   EXPECT_EQ(answer.Ids().size(), 40u);
 }
 
-// S5: with stream, completed carries no output; without, there is no delta.
+// S5: with streaming, completed has no output. Without streaming there is no delta.
 TEST_F(StreamContractTest, S5OutputComesOnce) {
   const Answer streamed = Generate(Streaming(Request(kPrompt, 10)));
   EXPECT_GT(streamed.CountDeltas(), 0);
@@ -132,7 +133,8 @@ TEST_F(StreamContractTest, S5OutputComesOnce) {
   EXPECT_EQ(whole.completed()->finish_reason(), v1::FINISH_REASON_LENGTH);
 }
 
-// S6: choices interleave, and each is in order: seeded choices equal themselves without streaming.
+// S6: choices interleave and each keeps its order. Seeded choices equal themselves without
+// streaming.
 TEST_F(StreamContractTest, S6ChoicesKeepTheirOwnOrder) {
   v1::GenerateRequest request = Request(kPrompt, 30);
   request.mutable_sampling()->set_temperature(1);
@@ -148,14 +150,15 @@ TEST_F(StreamContractTest, S6ChoicesKeepTheirOwnOrder) {
   EXPECT_GT(texts.size(), 1u);
 }
 
-// S7: while a client does not read and the transport is full, tokens collect in fewer messages, and
-// none is lost.
-TEST_F(StreamContractTest, S7TokensMergeWhileAWriteIsUnderWay) {
+// S7: while a client does not read and the transport is full, tokens are merged into fewer messages
+// and none is lost.
+TEST_F(StreamContractTest, S7TokensMergeWhileAWriteIsPending) {
   constexpr int kChoices = 2, kTokens = 300;
   v1::GenerateRequest request = Streaming(Request(kPrompt, kTokens));
   request.mutable_sampling()->set_choice_count(kChoices);
-  // Some 400 bytes a token, 240 KB in all. Windows and buffers on the way hold about 175 KB.
-  // Without the probes the window does not grow on a slow machine.
+  // The output is about 240 KB at 400 bytes per token. Windows and buffers on the way take about
+  // 175 KB.
+  // Bandwidth probes are off, so that the window does not grow on a slow machine.
   request.mutable_output()->set_logprobs(20);
   grpc::ChannelArguments fixed_window;
   fixed_window.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
@@ -177,7 +180,7 @@ TEST_F(StreamContractTest, S7TokensMergeWhileAWriteIsUnderWay) {
   EXPECT_EQ(answer.Ids(), Generate(Request(kPrompt, kTokens)).Ids());
 }
 
-// S8: cached_tokens is told in started and stays.
+// S8: cached_tokens is reported in started and does not change.
 TEST_F(StreamContractTest, S8CachedTokensAreFinal) {
   const std::string prompt =
       "Once upon a time there was a little dragon who lived in a big cave near the sea and liked "
@@ -197,7 +200,7 @@ TEST_F(StreamContractTest, S8CachedTokensAreFinal) {
   EXPECT_EQ(warm.completed()->usage().completion_tokens(), 4);
 }
 
-// S9: the same bytes alone and in a crowd, with a cold and a warm cache.
+// S9: the bytes are equal alone and under load, with a cold and a warm cache.
 TEST_F(StreamContractTest, S9SameRequestSameBytes) {
   v1::GenerateRequest request = Request(kPrompt, 50);
   request.mutable_sampling()->set_temperature(1);
@@ -216,12 +219,12 @@ TEST_F(StreamContractTest, S9SameRequestSameBytes) {
   EXPECT_EQ(alone.completed()->token_ids().size(), 50);
   v1::Completed first = *alone.completed();
   v1::Completed second = *crowded.completed();
-  first.clear_usage();  // the second run finds cached tokens
+  first.clear_usage();  // the second run has cached tokens
   second.clear_usage();
   EXPECT_EQ(first.SerializeAsString(), second.SerializeAsString());
 }
 
-// S10: cancel, deadline and disconnect give all pages back.
+// S10: cancel, deadline and disconnect release all pages.
 TEST_F(StreamContractTest, S10EveryEndFreesPages) {
   {  // the client cancels
     grpc::ClientContext context;
@@ -255,7 +258,7 @@ TEST_F(StreamContractTest, S10EveryEndFreesPages) {
   EXPECT_TRUE(MetricBecomes("quire_grpc_streams_active", 0));
 }
 
-// S11: an expired request is DEADLINE_EXCEEDED, never a short answer.
+// S11: an expired request fails with DEADLINE_EXCEEDED and never returns a short answer.
 TEST_F(StreamContractTest, S11ExpiryIsNotALength) {
   v1::GenerateRequest request = Request(kPrompt, 480);
   request.mutable_sampling()->set_choice_count(8);
@@ -273,7 +276,8 @@ TEST_F(StreamContractTest, S11ExpiryIsNotALength) {
 }
 
 TEST_F(StreamContractTest, InvalidUtf8IsNamedWithFieldAndByte) {
-  // No client library would send this, so the bytes are written by hand: field 3, two bytes.
+  // No client library would send this message, so the bytes are written by hand: field 3, two
+  // bytes.
   grpc::GenericStub stub(ConnectTo(listener_->addresses()[0]));
   grpc::ClientContext context;
   const grpc::Slice slice(std::string("\x1a\x02\xc3\x28"));
@@ -293,7 +297,7 @@ TEST_F(StreamContractTest, InvalidUtf8IsNamedWithFieldAndByte) {
   EXPECT_TRUE(absl::StrContains(status.error_message(), "byte 0"));
 }
 
-TEST_F(StreamContractTest, MetricsOfTheEdgeAddUp) {
+TEST_F(StreamContractTest, EdgeMetricsAddUp) {
   EXPECT_TRUE(Generate(Request(kPrompt, 3)).status.ok());
   EXPECT_EQ(Generate(Request("", 3)).status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   v1::GenerateRequest bad = Request(kPrompt, 3);

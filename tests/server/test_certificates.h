@@ -1,6 +1,6 @@
 #pragma once
 
-// Certificates for tests, made on the spot.
+// Creates certificates for tests.
 
 #include <openssl/evp.h>
 #include <openssl/x509.h>
@@ -17,10 +17,10 @@ struct CertificateRequest {
   std::string common_name = "localhost";
   absl::Time not_before = absl::Now() - absl::Hours(1);
   absl::Time not_after = absl::Now() + absl::Hours(1);
-  int rsa_bits = 0;  // 0: an elliptic curve
+  int rsa_bits = 0;  // 0 selects an elliptic curve
 };
 
-// A key and a certificate that it signs itself.
+// A key and its self-signed certificate.
 class TestCertificate {
  public:
   explicit TestCertificate(const CertificateRequest& request = {});

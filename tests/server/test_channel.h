@@ -10,8 +10,8 @@
 
 namespace quire::server {
 
-// A connected channel. gRPC 1.51 now and then takes a first attempt for failed that is merely under
-// way (https://github.com/grpc/grpc/pull/35064), which would fail the first call.
+// Returns a connected channel. gRPC 1.51 sometimes reports a pending first attempt as failed
+// (https://github.com/grpc/grpc/pull/35064), which would fail the first call.
 inline std::shared_ptr<grpc::Channel> ConnectTo(const std::string& address,
                                                 const grpc::ChannelArguments& arguments = {}) {
   std::shared_ptr<grpc::Channel> channel =

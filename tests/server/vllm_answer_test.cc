@@ -1,4 +1,4 @@
-// Events -> messages of the protocol.
+// Translation of generation events to protocol messages.
 
 #include "server/vllm/vllm_answer.h"
 
@@ -60,7 +60,7 @@ bool IsSilent(VllmAnswer* answer, const v1::GenerateResponse& event) {
   return !answer->Take(event, &message);
 }
 
-TEST(VllmAnswerTest, ChunksCountWhatIsNewAndTheCompleteEverything) {
+TEST(VllmAnswerTest, ChunksCountNewTokensAndCompleteCountsAll) {
   VllmAnswer answer;
   EXPECT_TRUE(IsSilent(&answer, Started()));
   const wire::GenerateResponse chunk = Take(&answer, Delta(1, {3, 5}));
@@ -81,7 +81,7 @@ TEST(VllmAnswerTest, ChunksCountWhatIsNewAndTheCompleteEverything) {
   EXPECT_EQ(end.complete().matched_stop_case(), wire::GenerateComplete::MATCHED_STOP_NOT_SET);
 }
 
-TEST(VllmAnswerTest, WholeAnswersHaveTheirIds) {
+TEST(VllmAnswerTest, WholeAnswersContainAllIds) {
   VllmAnswer answer;
   EXPECT_TRUE(IsSilent(&answer, Started()));
   v1::GenerateResponse event = Completed(0, v1::FINISH_REASON_CONTEXT_FULL);
@@ -93,7 +93,7 @@ TEST(VllmAnswerTest, WholeAnswersHaveTheirIds) {
   EXPECT_THAT(end.complete().output_logprobs().token_logprobs(), ElementsAre(-1.0F));
 }
 
-TEST(VllmAnswerTest, WhatStoppedIsToldForStopsOnly) {
+TEST(VllmAnswerTest, ReportsTheMatchedStopForStopsOnly) {
   const auto end = [](v1::FinishReason reason) {
     VllmAnswer answer;
     v1::GenerateResponse event = Completed(0, reason);
@@ -127,9 +127,9 @@ TEST(VllmAnswerTest, OutputLogprobs) {
   EXPECT_THAT(output.top_logprobs(1).values(), ElementsAre(-1.5F, -2.0F));
 }
 
-// One entry per prompt token, the first without a value; in the first message of every choice,
-// though the engine tells them once and in parts.
-TEST(VllmAnswerTest, InputLogprobsBeginEveryChoice) {
+// Each prompt token has one entry, and the first has no value. The first message of every choice
+// has the list, although the engine reports it once and in parts.
+TEST(VllmAnswerTest, EveryChoiceStartsWithInputLogprobs) {
   VllmAnswer answer;
   EXPECT_TRUE(IsSilent(&answer, Started({20, 21, 22})));
   for (const int id : {21, 22}) {

@@ -1,4 +1,4 @@
-// Each field of the protocol's request: what it becomes, or how it is refused.
+// Translation or rejection of each field of the protocol's request.
 
 #include "server/vllm/vllm_request.h"
 
@@ -42,7 +42,7 @@ std::string Metadata(const absl::Status& status, absl::string_view key) {
   return reason ? reason->Find(key).value_or("") : "";
 }
 
-// INVALID_ARGUMENT that names field and value, in metadata and text.
+// Expects INVALID_ARGUMENT that names field and value, in metadata and text.
 void ExpectRefused(const wire::GenerateRequest& message, const std::string& field,
                    const std::string& value) {
   v1::GenerateRequest request;
@@ -71,9 +71,9 @@ TEST(VllmRequestTest, Text) {
   EXPECT_FALSE(request.has_add_special_tokens());
 }
 
-// The servicer for vLLM: temperature 1, top_p 1, repetition_penalty 1 and n 1 where nothing is
-// said, and no default of the model. A default left unset here would be the configuration's.
-TEST(VllmRequestTest, WhatIsNotSaidIsNeutral) {
+// vLLM's servicer uses temperature 1, top_p 1, repetition_penalty 1 and n 1 for unset fields, and
+// no default of the model. A field left unset here would take the configuration's default.
+TEST(VllmRequestTest, UnsetFieldsAreNeutral) {
   const v1::GenerateRequest request = Translate(Tokens());
   const v1::SamplingParams& sampling = request.sampling();
   EXPECT_EQ(sampling.temperature(), 1);
@@ -146,7 +146,7 @@ TEST(VllmRequestTest, Stopping) {
   const v1::GenerateRequest request = Translate(message);
   const v1::StoppingParams& stopping = request.stopping();
   EXPECT_TRUE(stopping.has_max_tokens());
-  EXPECT_EQ(stopping.max_tokens(), 0);  // said, so it is not the default; Generation refuses it
+  EXPECT_EQ(stopping.max_tokens(), 0);  // explicitly set, so not the default; Generation rejects it
   EXPECT_EQ(stopping.min_tokens(), 4);
   EXPECT_THAT(stopping.stop(), ElementsAre("dog", "cat"));
   EXPECT_THAT(stopping.stop_token_ids(), ElementsAre(9, 2147483647));
@@ -222,7 +222,7 @@ TEST(VllmRequestTest, StructuredOutput) {
           "true");
 }
 
-TEST(VllmRequestTest, MediaAndTransfersAreRefused) {
+TEST(VllmRequestTest, RejectsMediaAndTransfers) {
   const auto refused = [](auto set, const std::string& field, const std::string& value) {
     wire::GenerateRequest message = Tokens();
     set(&message);
@@ -241,7 +241,7 @@ TEST(VllmRequestTest, MediaAndTransfersAreRefused) {
   Translate(message);
 }
 
-TEST(VllmRequestTest, NumbersBeyondTheEnginesAreRefusedNotWrapped) {
+TEST(VllmRequestTest, RejectsNumbersOutsideTheRangeOfTheEngine) {
   const auto refused = [](auto set, const std::string& field) {
     wire::GenerateRequest message = Tokens();
     set(message.mutable_sampling_params());
@@ -254,7 +254,7 @@ TEST(VllmRequestTest, NumbersBeyondTheEnginesAreRefusedNotWrapped) {
   refused([](Params p) { p->set_min_tokens(4294967295U); }, "min_tokens");
 }
 
-TEST(VllmRequestTest, IdsBeyondEveryVocabulary) {
+TEST(VllmRequestTest, RejectsIdsOutsideEveryVocabulary) {
   v1::GenerateRequest request;
   absl::Status status = ToGenerateRequest(Tokens({1, 2147483648U}), &request);
   EXPECT_EQ(GetErrorReason(status)->name(), "BAD_TOKEN_ID");
@@ -269,7 +269,7 @@ TEST(VllmRequestTest, IdsBeyondEveryVocabulary) {
               HasSubstr("sampling_params.stop_token_ids[0] is token id 4294967295"));
 }
 
-TEST(VllmRequestTest, NoInput) {
+TEST(VllmRequestTest, RejectsMissingInput) {
   v1::GenerateRequest request;
   const absl::Status status = ToGenerateRequest(wire::GenerateRequest(), &request);
   EXPECT_EQ(GetErrorReason(status)->name(), "PROMPT_MISSING");
@@ -277,7 +277,7 @@ TEST(VllmRequestTest, NoInput) {
 }
 
 // A field of a later version: number 99 of each message that is read.
-TEST(VllmRequestTest, UnknownFieldsAreRefusedByNumber) {
+TEST(VllmRequestTest, RejectsUnknownFieldsByNumber) {
   const auto add = [](google::protobuf::Message* message) {
     message->GetReflection()->MutableUnknownFields(message)->AddVarint(99, 1);
   };
@@ -292,8 +292,8 @@ TEST(VllmRequestTest, UnknownFieldsAreRefusedByNumber) {
   ExpectRefused(message, "tokenized.#99", "set");
 }
 
-// What Generation refuses is named as the gateway knows it.
-TEST(VllmRequestTest, ErrorsOfTheEngineGetTheNamesOfTheProtocol) {
+// Rejections by Generation use the gateway's field names.
+TEST(VllmRequestTest, EngineErrorsUseTheNamesOfTheProtocol) {
   const engine::ParamLimits limits{.max_choices = 4, .max_logprobs = 5, .vocab_size = 100};
   const auto expect = [](const absl::Status& ours, const std::string& field,
                          const std::string& text) {

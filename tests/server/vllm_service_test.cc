@@ -1,4 +1,4 @@
-// vllm.grpc.engine.VllmEngine over a real listener, held against quire.v1 on the same engine.
+// vllm.grpc.engine.VllmEngine over a real listener, compared with quire.v1 on the same engine.
 
 #include "server/vllm/vllm_service.h"
 
@@ -86,7 +86,7 @@ class VllmServiceTest : public ServiceTest {
     vllm_listener_->Shutdown(MonotonicNow() + absl::Seconds(5));
   }
 
-  // A connection of its own.
+  // Returns a channel with its own connection.
   std::shared_ptr<grpc::Channel> Connect() const {
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
@@ -113,14 +113,14 @@ class VllmServiceTest : public ServiceTest {
     return reply;
   }
 
-  // What a gateway is told while `request` runs. A fast machine may have ended it before the
-  // questions arrive; then it runs once more.
-  struct Told {
+  // The answers that a gateway gets while `request` runs. A fast machine may end the request before
+  // the questions arrive, so it then runs once more.
+  struct GatewayAnswers {
     wire::GetLoadsResponse loads;
     wire::GetServerInfoResponse server;
   };
-  Told AskWhile(const wire::GenerateRequest& request) const {
-    Told told;
+  GatewayAnswers AskWhile(const wire::GenerateRequest& request) const {
+    GatewayAnswers told;
     const auto asked_in_time = [&] {
       grpc::ClientContext context, loads_context, server_context;
       const auto reader = stub_->Generate(&context, request);
@@ -144,7 +144,7 @@ class VllmServiceTest : public ServiceTest {
   std::unique_ptr<wire::VllmEngine::Stub> stub_;
 };
 
-TEST_F(VllmServiceTest, TokensAreThoseOfQuireV1) {
+TEST_F(VllmServiceTest, TokensEqualQuireV1) {
   const Answer ours = Generate(Request(kPrompt, 40));
   ASSERT_TRUE(ours.status.ok());
   grpc::ClientContext context;
@@ -210,7 +210,7 @@ TEST_F(VllmServiceTest, ChoicesSeedsAndParametersReachTheEngine) {
   EXPECT_NE(reply.Ids(0), reply.Ids(1));
 }
 
-TEST_F(VllmServiceTest, StopsAreThoseOfQuireV1) {
+TEST_F(VllmServiceTest, StopsEqualQuireV1) {
   const std::vector<std::int32_t> ids = Generate(Request(kPrompt, 30)).Ids();
   wire::GenerateRequest request = Greedy(30, /*stream=*/true);
   request.mutable_sampling_params()->add_stop_token_ids(static_cast<std::uint32_t>(ids[6]));
@@ -234,7 +234,7 @@ TEST_F(VllmServiceTest, StopsAreThoseOfQuireV1) {
   }
 }
 
-TEST_F(VllmServiceTest, LogprobsAreThoseOfQuireV1) {
+TEST_F(VllmServiceTest, LogprobsEqualQuireV1) {
   v1::GenerateRequest ours = Request(kPrompt, 6);
   ours.mutable_output()->set_logprobs(3);
   ours.mutable_output()->set_prompt_logprobs(2);
@@ -270,7 +270,7 @@ TEST_F(VllmServiceTest, LogprobsAreThoseOfQuireV1) {
   }
 }
 
-TEST_F(VllmServiceTest, AbortEndsAStreamOfAnotherConnection) {
+TEST_F(VllmServiceTest, AbortCancelsAStreamOfAnotherConnection) {
   wire::GenerateRequest request = Greedy(480, /*stream=*/true);
   request.set_request_id("long");
   grpc::ClientContext context;
@@ -285,7 +285,7 @@ TEST_F(VllmServiceTest, AbortEndsAStreamOfAnotherConnection) {
     wire::AbortResponse response;
     return other->Abort(&abort_context, aborted, &response);
   };
-  // All or nothing: a bad id cancels no request.
+  // A bad id rejects the whole call and cancels no request.
   const grpc::Status bad = abort({"long", "not an id"});
   EXPECT_EQ(bad.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_TRUE(absl::StrContains(bad.error_details(), "request_ids[1]"));
@@ -304,7 +304,7 @@ TEST_F(VllmServiceTest, AbortEndsAStreamOfAnotherConnection) {
   EXPECT_TRUE(abort({"long"}).ok());
 }
 
-TEST_F(VllmServiceTest, AClientThatLeavesCancelsItsRequest) {
+TEST_F(VllmServiceTest, DisconnectCancelsTheRequest) {
   {
     grpc::ClientContext context;
     const auto reader = stub_->Generate(&context, Greedy(480, /*stream=*/true));
@@ -335,7 +335,7 @@ TEST_F(VllmServiceTest, ErrorsNameTheFieldsOfTheProtocol) {
   request.mutable_sampling_params()->set_logprobs(-1);
   refused(request, "BAD_PARAMETER", "sampling_params.logprobs");
   request = Greedy(4, false);
-  request.mutable_sampling_params()->set_regex("a*");  // beside ignore_eos
+  request.mutable_sampling_params()->set_regex("a*");  // conflicts with ignore_eos
   refused(request, "BAD_PARAMETER", "sampling_params.ignore_eos");
   request = Greedy(4, false);
   request.mutable_sampling_params()->set_ignore_eos(false);
@@ -352,7 +352,7 @@ TEST_F(VllmServiceTest, ErrorsNameTheFieldsOfTheProtocol) {
   refused(request, "PROMPT_MISSING", "input");
 }
 
-TEST_F(VllmServiceTest, BadUtf8IsFoundInTheBytes) {
+TEST_F(VllmServiceTest, BadUtf8IsReportedWithItsPosition) {
   // GenerateRequest{3: text "a\xFF"}.
   const grpc::Slice slice(
       std::string("\x1A\x02"
@@ -375,7 +375,7 @@ TEST_F(VllmServiceTest, BadUtf8IsFoundInTheBytes) {
   EXPECT_THAT(status.error_message(), HasSubstr("text is not valid UTF-8 at byte 1"));
 }
 
-TEST_F(VllmServiceTest, DeadlinesAndDrainsAreThoseOfQuireV1) {
+TEST_F(VllmServiceTest, DeadlinesAndDrainsEqualQuireV1) {
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(1));
   wire::GenerateRequest request = Greedy(480, /*stream=*/true);
@@ -435,8 +435,8 @@ TEST_F(VllmServiceTest, HealthModelAndServer) {
   EXPECT_FALSE(server.is_paused());
 }
 
-// The longest prompt that GetModelInfo tells is accepted, one token more is not.
-TEST_F(VllmServiceTest, TheLongestPromptIsAsTold) {
+// The longest prompt that GetModelInfo reports is accepted. One more token is rejected.
+TEST_F(VllmServiceTest, AcceptsTheLongestReportedPrompt) {
   grpc::ClientContext context;
   wire::GetModelInfoResponse info;
   ASSERT_TRUE(stub_->GetModelInfo(&context, {}, &info).ok());
@@ -456,8 +456,8 @@ class VllmTwoGroupsTest : public VllmServiceTest {
                          "kv_cache.capacity_bytes=2MiB"}) {}
 };
 
-// A token has a place in a page of each of two layer groups.
-TEST_F(VllmTwoGroupsTest, GatewaysAreToldTokensAndNotPlaces) {
+// A token occupies one slot in a page of each of two layer groups.
+TEST_F(VllmTwoGroupsTest, ReportsTokensAndNotSlots) {
   const std::int32_t pages = Stats().total_kv_page_count();
   ASSERT_GT(pages, 8);
   wire::GenerateRequest request = Greedy(400, /*stream=*/true);
@@ -467,10 +467,10 @@ TEST_F(VllmTwoGroupsTest, GatewaysAreToldTokensAndNotPlaces) {
   ASSERT_EQ(loads.loads_size(), 1);
   EXPECT_EQ(loads.loads(0).max_total_num_tokens(), pages * 16 / 2);
   EXPECT_GE(loads.loads(0).num_used_tokens(), 2 * 16);   // 17 tokens and more
-  EXPECT_LE(loads.loads(0).num_used_tokens(), 27 * 16);  // 417 at most
+  EXPECT_LE(loads.loads(0).num_used_tokens(), 27 * 16);  // 417 tokens at most
 }
 
-TEST_F(VllmServiceTest, LoadsAreThoseOfTheEngine) {
+TEST_F(VllmServiceTest, LoadsEqualThoseOfTheEngine) {
   wire::GetLoadsResponse loads = AskWhile(Greedy(480, /*stream=*/true)).loads;
   ASSERT_EQ(loads.loads_size(), 1);
   const wire::SchedulerLoad& load = loads.loads(0);
@@ -493,7 +493,7 @@ TEST_F(VllmServiceTest, LoadsAreThoseOfTheEngine) {
             grpc::StatusCode::INVALID_ARGUMENT);
 }
 
-TEST_F(VllmServiceTest, WhatIsNotServedSaysSo) {
+TEST_F(VllmServiceTest, UnsupportedMethodsReportIt) {
   const auto check = [](const grpc::Status& status, const std::string& name) {
     EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED) << name;
     EXPECT_TRUE(absl::StrContains(status.error_details(), "FEATURE_UNSUPPORTED")) << name;
@@ -517,7 +517,7 @@ TEST_F(VllmServiceTest, WhatIsNotServedSaysSo) {
   check(events->Finish(), "VllmEngine.SubscribeKvEvents");
 }
 
-TEST_F(VllmServiceTest, CallsAreCountedUnderTheirOwnNames) {
+TEST_F(VllmServiceTest, CallsAreCountedByMethod) {
   ASSERT_TRUE(Ask(Greedy(3, true)).status.ok());
   wire::GenerateRequest bad = Greedy(3, true);
   bad.clear_input();

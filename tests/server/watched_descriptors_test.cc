@@ -8,7 +8,7 @@
 namespace quire::server {
 namespace {
 
-TEST(WatchedDescriptorsTest, HasBlocksForWhatIsCounted) {
+TEST(WatchedDescriptorsTest, HasBlocksForCountedDescriptors) {
   boost::asio::io_context io;
   WatchedDescriptors watched(&io);
   std::mt19937 random(1);

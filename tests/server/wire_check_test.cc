@@ -23,7 +23,7 @@ TEST(WireCheckTest, NamesTheTextAndTheByte) {
   EXPECT_EQ(reason->Find("byte_offset"), "2");
 }
 
-TEST(WireCheckTest, LooksIntoMessagesAndLists) {
+TEST(WireCheckTest, ChecksNestedMessagesAndLists) {
   v1::GenerateRequest message;
   message.set_text("good");
   message.mutable_stopping()->add_stop("good");
@@ -36,13 +36,13 @@ TEST(WireCheckTest, LooksIntoMessagesAndLists) {
   EXPECT_EQ(reason->Find("byte_offset"), "3");
 }
 
-TEST(WireCheckTest, GarbageIsABadParameter) {
+TEST(WireCheckTest, ReportsGarbageAsABadParameter) {
   const absl::Status status = Explain("\xff\xff\xff");
   EXPECT_EQ(GetErrorReason(status)->name(), "BAD_PARAMETER");
   EXPECT_EQ(GetErrorReason(status)->Find("field"), "request");
 }
 
-TEST(WireCheckTest, EveryTruncationIsExplained) {
+TEST(WireCheckTest, ExplainsEveryTruncation) {
   v1::GenerateRequest message;
   message.set_text("some text");
   message.mutable_sampling()->set_temperature(1);

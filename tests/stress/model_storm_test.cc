@@ -6,7 +6,7 @@
 namespace quire::engine {
 namespace {
 
-// The real model costs a hundred times as much as the fake one, so it gets a tenth of the requests.
+// A real model costs a hundred times as much as the fake one, so it gets a tenth of the requests.
 TEST(ModelStormTest, StoryModel) {
   const auto model = MakeStoryModel(2);
   RunStorm(*model, *model, StormRequests() / 10);

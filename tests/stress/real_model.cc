@@ -21,7 +21,7 @@
 namespace quire::engine {
 namespace {
 
-// A stress test without its model has nothing to say.
+// A stress test without its model proves nothing.
 template <typename T>
 T OrDie(absl::StatusOr<T> value, const char* what) {
   if (!value.ok()) {
@@ -126,7 +126,7 @@ class RealModel : public StressModel {
   std::optional<cache::KvPool> pool_;
 };
 
-// Bytes 0xff are NaN: a sequence that reads a page that was given back gets NaN logits.
+// Bytes of 0xff are NaN, so a sequence that reads a released page gets NaN logits.
 class FixtureModel : public RealModel {
  public:
   using RealModel::RealModel;
@@ -165,7 +165,7 @@ class FixtureModel : public RealModel {
     }
   }
 
-  const cache::CacheManager* cache_ = nullptr;  // of the engine made last
+  const cache::CacheManager* cache_ = nullptr;  // of the last created engine
 };
 
 }  // namespace

@@ -1,6 +1,6 @@
-// 64 prompts, half greedy and half seeded at temperature 1: alone, then all at once in random order
-// from 16 clients in a tiny pool with overcommit. A quarter of them is constrained. Tokens and
-// log-probabilities must be the same bits.
+// Runs 64 prompts, half greedy and half seeded at temperature 1. Each runs alone, then all run in
+// random order from 16 clients in a tiny pool with overcommit. A quarter is constrained. Tokens and
+// log-probabilities must be bitwise equal.
 
 #include <algorithm>
 #include <bit>
@@ -60,8 +60,8 @@ std::vector<Request> MakeRequests(std::int32_t vocab) {
   return requests;
 }
 
-// A language without an end, that differs from place to place: after each token a quarter of the
-// vocabulary.
+// A language without an end that depends on the position. After each token it allows a quarter of
+// the vocabulary.
 class StripesMatcher final : public ConstraintMatcher {
  public:
   StripesMatcher(std::uint32_t vocab, std::span<const std::int32_t> ends)
@@ -153,7 +153,7 @@ std::vector<Reading> RunAlone(StressModel& model, const std::vector<Request>& re
 struct PooledRun {
   std::uint32_t usable_pages = 52;
   std::optional<absl::Duration> step_time_target = std::nullopt;
-  // Pages of windows are short-lived: what is found again of them depends on who is admitted when.
+  // Pages of windows are short-lived, so reuse depends on the order of admission.
   std::uint64_t min_hit_tokens = 500;
 };
 
@@ -211,7 +211,7 @@ void ExpectSameBits(StressModel& alone, StressModel& pooled, const PooledRun& ru
     EXPECT_EQ(a.text, b.text);
     EXPECT_EQ(Bits(a.logprobs), Bits(b.logprobs));
   }
-  // What the pooled run must have gone through to mean anything.
+  // The events that the pooled run must have had for the test to be meaningful.
   EXPECT_GE(stats.preemptions, 20);
   EXPECT_GE(stats.chunked_prefills, run.step_time_target.has_value() ? 200 : 100);
   EXPECT_GE(stats.cache.hit_tokens, run.min_hit_tokens);
@@ -233,7 +233,7 @@ TEST(SameBitsTest, FakeModelOverlapped) {
   ExpectSameBits(*alone, *pooled);
 }
 
-// No step is that short: prompts beside decode rows run in chunks of half a page.
+// Steps are so short that prompts next to decode rows run in chunks of half a page.
 constexpr absl::Duration kNoTime = absl::Nanoseconds(1);
 
 TEST(SameBitsTest, FakeModelInChunksBelowAPage) {
@@ -259,7 +259,7 @@ TEST(SameBitsTest, StoryModelAloneOnOneThreadPooledOnThree) {
   ExpectSameBits(*alone, *pooled);
 }
 
-// Windows that the requests outgrow, over pages that others give back meanwhile.
+// The requests outgrow the windows, over pages that others release meanwhile.
 TEST(SameBitsTest, FakeModelWithWindows) {
   const std::vector<cache::CacheGroup> groups = {{.window = 24}, {.window = 0}, {.window = 40}};
   const auto alone = MakeFakeModel(1, groups);

@@ -41,7 +41,7 @@ class Client {
     is_reading_ = true;
     stream_->SetReadyCallback([this] { TakeAll(); });
   }
-  // What has come until now, all of it once the engine is idle.
+  // Returns the output so far, which is complete once the engine is idle.
   Reading Collect() {
     stream_->SetReadyCallback(nullptr);
     TakeAll();
@@ -57,7 +57,8 @@ class Client {
   void TakeAll() {
     MutexLock lock(&mutex_);
     while (std::optional<OutputEvent> event = stream_->Take()) reading_.Add(*std::move(event));
-    (void)stream_->finished();  // a reader asks whether that was the end, or the answer is unread
+    // Marks the answer as read, as a client that checks for the end does.
+    (void)stream_->finished();
   }
 
   const std::size_t variant_;
@@ -73,7 +74,7 @@ class Storm {
     std::mt19937_64 random(99);
     const auto vocab = static_cast<std::uint64_t>(model.prompt_vocab());
     for (std::size_t v = 0; v < kVariants; ++v) {
-      std::mt19937_64 shared(v % 5);  // some begin alike
+      std::mt19937_64 shared(v % 5);  // some share a prefix
       std::vector<std::int32_t> prompt;
       for (int i = 0; i < 40; ++i) prompt.push_back(static_cast<std::int32_t>(shared() % vocab));
       for (std::size_t i = 20 + random() % 80; i > 0; --i) {
@@ -95,7 +96,7 @@ class Storm {
     }
   }
 
-  // What survives must be what `calm_model` answers, undisturbed.
+  // Surviving requests must have the answers of `calm_model`, undisturbed.
   void Run(StressModel& calm_model, std::uint32_t usable_pages);
 
  private:
@@ -110,7 +111,7 @@ class Storm {
   void Turn() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Submit(std::int64_t number);
   Plan Choose();
-  bool IsShort(std::int64_t submitted) const;  // of ends
+  bool IsShort(std::int64_t submitted) const;  // number of finished requests
   void Stir();
   void CheckEnd();
   void CheckSurvivors(StressModel& calm_model);
@@ -125,7 +126,7 @@ class Storm {
   std::mt19937_64 random_{20261121};
   testing::FakeClock clock_;
   probe::Registry registry_;
-  // A turn runs before each step, on the engine thread, so that every state is seen; and on the
+  // A turn runs before each step on the engine thread, so that every state occurs, and on the
   // test's thread when the engine has nothing to run.
   Mutex mutex_;
   bool is_storming_ ABSL_GUARDED_BY(mutex_) = false;
@@ -178,7 +179,8 @@ void Storm::Turn() {
   clock_.Advance(absl::Milliseconds(1));
 }
 
-// Some state or cause has not had its share yet; chance is given three times the requests at most.
+// Returns whether some state or cause has not reached its quota. Three times the requests is the
+// limit for chance.
 bool Storm::IsShort(std::int64_t submitted) const {
   if (submitted >= 3 * wanted_) return false;
   bool is_short = false;
@@ -189,7 +191,8 @@ bool Storm::IsShort(std::int64_t submitted) const {
   return is_short;
 }
 
-// A random fate; half of the time the state and the cause that are behind.
+// Draws a random ending. Half of the time it is the state and the cause that are furthest below
+// their quota.
 Storm::Plan Storm::Choose() {
   Plan plan;
   plan.survives = random_() % 8 == 0;
@@ -232,25 +235,25 @@ void Storm::Submit(std::int64_t number) {
   plans_[id] = plan;
 }
 
-// Ends the live requests whose hour has come.
+// Ends the live requests that are due.
 void Storm::Stir() {
   for (const RequestInfo& info : engine_->ListRequests()) {
     const auto it = plans_.find(info.id);
     if (it == plans_.end() || it->second.survives) continue;
     Plan& plan = it->second;
-    // Those that slipped through their state end in the next one.
+    // Requests that left their planned state end in the next one.
     const bool is_late = plan.state == RequestState::kQueued ||
                          plan.state == RequestState::kPrefill || info.output_tokens > 20;
     if (is_late && info.state == RequestState::kDecode) plan.state = RequestState::kDecode;
     if (info.state != plan.state) continue;
     if (plan.state == RequestState::kDecode && info.output_tokens < plan.min_output) continue;
-    // A prefill is over soon.
+    // A prefill ends soon.
     const bool now = plan.state == RequestState::kPrefill || random_() % 2 == 0;
     switch (plan.source) {
       case CancelSource::kDeadline:
       case CancelSource::kSlowClient:
       case CancelSource::kQueueTimeout:
-        break;  // the engine's clock does it
+        break;  // the engine's clock ends it
       case CancelSource::kAdmin:
         if (now) {
           AbortSelection selection;
@@ -270,7 +273,7 @@ void Storm::Stir() {
 
 void Storm::Run(StressModel& calm_model, std::uint32_t usable_pages) {
   usable_pages_ = usable_pages;
-  // A sanitizer starts a thread of its own with the first one of the process.
+  // A sanitizer starts its own thread with the first thread of the process.
   std::thread([] {}).join();
   const std::size_t threads_before = EntriesOf("/proc/self/task");
   const std::size_t files_before = EntriesOf("/proc/self/fd");
@@ -382,7 +385,7 @@ void Storm::CheckCounters() {
   for (auto& [id, client] : clients_) {
     told += client->usage().completion_tokens;
   }
-  EXPECT_EQ(generated, told) << "usage that clients were told";
+  EXPECT_EQ(generated, told) << "usage reported to clients";
 }
 
 }  // namespace

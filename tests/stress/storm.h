@@ -1,8 +1,8 @@
 #pragma once
 
-// Requests that are cancelled, expired, disconnected, aborted, or left unread in every state of
-// their life, in a pool that is far too small. Each cause and each state must have ended at least
-// one request in twenty; a survivor must have the tokens of an undisturbed run.
+// Requests are cancelled, expired, disconnected, aborted, or left unread in every state, in a pool
+// that is far too small. Each cause and each state must have ended at least one request in twenty.
+// A survivor must have the tokens of an undisturbed run.
 
 #include <cstdint>
 
@@ -10,10 +10,10 @@
 
 namespace quire::engine {
 
-// QUIRE_STORM_REQUESTS, or 10 000.
+// Returns QUIRE_STORM_REQUESTS, or 10 000.
 std::int64_t StormRequests();
 
-// What survives must be what `calm_model` answers, undisturbed.
+// Surviving requests must have the answers of `calm_model`, undisturbed.
 void RunStorm(StressModel& model, StressModel& calm_model, std::int64_t num_requests,
               std::uint32_t usable_pages = 36);
 

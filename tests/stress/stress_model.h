@@ -1,6 +1,6 @@
 #pragma once
 
-// What stress tests run on, and the fake runner as such a model; real_model.h has real ones.
+// Models of the stress tests, and the fake runner as such a model. real_model.h has real ones.
 
 #include <cstdint>
 #include <functional>
@@ -24,7 +24,7 @@ struct StressPool {
 inline constexpr std::uint32_t kStressPageSize = 16;
 inline constexpr std::uint32_t kStressChunkTokens = 16;
 
-// Everything an engine needs; the engine must go first.
+// Everything an engine needs. The engine must be destroyed first.
 class StressModel {
  public:
   virtual ~StressModel() = default;
@@ -39,7 +39,7 @@ class StressModel {
 std::unique_ptr<StressModel> MakeFakeModel(int max_steps_in_flight = 1,
                                            std::vector<cache::CacheGroup> groups = {
                                                cache::CacheGroup{}});
-// Of all models: sizes of steps, and threads.
+// Sets options common to all models: step sizes and threads.
 void SetCommonOptions(EngineOptions& options);
 
 // Calls a function before each step.

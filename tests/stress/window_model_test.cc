@@ -1,6 +1,5 @@
-// Fixtures of models with windows, in pools that hold what their windows need and not their
-// context, on the CPU and on an emulated GPU, overlapped there. Pages without a reference are
-// NaN (MakeFixtureModel).
+// Fixtures of windowed models in pools that fit their windows but not their context, on the CPU and
+// overlapped on an emulated GPU. Unreferenced pages are NaN (MakeFixtureModel).
 
 #include <gtest/gtest.h>
 
@@ -20,7 +19,7 @@ namespace {
 
 constexpr std::uint32_t kPromptTokens = 320;
 
-// A step takes milliseconds on an emulated GPU: enough for windows to leave three pages.
+// A step takes milliseconds on an emulated GPU. The length lets windows leave three pages.
 std::uint32_t OutputTokens(DeviceKind device) {
   return device == DeviceKind::kCpu ? 100 : 50;
 }
@@ -71,7 +70,7 @@ struct Place {
 
 class WindowModelTest : public testing::TestWithParam<std::tuple<const char*, Place>> {};
 
-TEST_P(WindowModelTest, ALongContextRunsInThePagesOfItsWindows) {
+TEST_P(WindowModelTest, LongContextFitsThePagesOfItsWindows) {
   const auto& [folder, place] = GetParam();
   const auto model = MakeFixtureModel(folder, 2, place.device, place.kv_dtype);
   const auto cache = model->MakeCacheManager({.usable_pages = 1000});
@@ -93,12 +92,12 @@ TEST_P(WindowModelTest, ALongContextRunsInThePagesOfItsWindows) {
   ASSERT_EQ(expected.choices.at(0).token_ids.size(), output_tokens);
   EXPECT_EQ(got.choices.at(0).token_ids, expected.choices.at(0).token_ids);
   EXPECT_EQ(got.choices.at(0).logprobs, expected.choices.at(0).logprobs);
-  // Without a cache of prefixes pages are free, and so NaN, as soon as no window reaches them.
+  // Without prefix caching, pages are free and thus NaN as soon as no window reaches them.
   const Reading poisoned = Answer(*model, output_tokens, pages, /*prefix_caching=*/false);
   ASSERT_TRUE(poisoned.status.ok()) << poisoned.status;
   EXPECT_EQ(poisoned.choices.at(0).token_ids, expected.choices.at(0).token_ids);
   EXPECT_EQ(poisoned.choices.at(0).logprobs, expected.choices.at(0).logprobs);
-  // One page less, and the request is told so.
+  // With one page less, the request is rejected.
   const Reading refused = Answer(*model, output_tokens, pages - 1);
   EXPECT_EQ(refused.status.code(), absl::StatusCode::kInvalidArgument) << refused.status;
 }

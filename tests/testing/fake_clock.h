@@ -1,6 +1,6 @@
 #pragma once
 
-// Time that stands still until a test moves it.
+// A clock that advances only when a test calls Advance.
 
 #include "absl/time/time.h"
 #include "base/clock.h"
@@ -25,7 +25,7 @@ class FakeClock final : public Clock {
     MutexLock lock(&mutex_);
     now_ += by;
   }
-  // As when the machine's clock is set.
+  // Simulates that the machine's wall clock is set.
   void SetWallJump(absl::Duration jump) {
     MutexLock lock(&mutex_);
     wall_jump_ = jump;

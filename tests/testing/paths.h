@@ -1,6 +1,6 @@
 #pragma once
 
-// Where tests find the repository's files.
+// Finds the repository's files for tests.
 
 #include <string>
 
@@ -8,11 +8,11 @@
 
 namespace quire::paths {
 
-// Of the repository's root, "docs/api.md".
+// Returns the full path of a file that is named relative to the repository root ("docs/api.md").
 std::string Source(absl::string_view path);
-// Below the folder that the environment's QUIRE_TESTDATA names; else testdata/ beside the program,
-// where scripts/gpu_bundle puts it; else the test data of the build folder
-// (tests/testdata/README.md).
+// Returns a path below the test data folder: QUIRE_TESTDATA if the environment sets it, else
+// testdata/ next to the executable (scripts/gpu_bundle installs it there), else the test data of
+// the build folder (tests/testdata/README.md).
 std::string TestData(absl::string_view path);
 
 }  // namespace quire::paths

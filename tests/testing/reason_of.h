@@ -1,6 +1,6 @@
 #pragma once
 
-// What tests compare of an error.
+// Helper for tests that compare the reason of an error.
 
 #include <string>
 
@@ -9,7 +9,7 @@
 
 namespace quire {
 
-// The name of the reason that an error carries, or "".
+// Returns the name of the error's reason, or "" if it has none.
 inline std::string ReasonOf(const absl::Status& status) {
   const auto reason = GetErrorReason(status);
   return reason.has_value() ? reason->name() : "";

@@ -1,6 +1,6 @@
 #pragma once
 
-// A fresh folder for a test's files, removed with everything in it at the end of the scope.
+// A fresh folder for a test's files. The destructor removes it with its content.
 
 #include <cstdlib>
 #include <filesystem>

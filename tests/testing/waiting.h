@@ -1,6 +1,6 @@
 #pragma once
 
-// How tests wait. No other file of tests/ pauses: style_check.py refuses sleeps elsewhere
+// Waiting helpers of tests. style_check.py refuses sleeps in all other files of tests/
 // (docs/style.md, section 5).
 
 #include "absl/functional/function_ref.h"
@@ -12,7 +12,7 @@ namespace quire::testing {
 
 inline constexpr absl::Duration kBetweenLooks = absl::Milliseconds(1);
 
-// Whether `condition` holds before `timeout` is over.
+// Polls `condition` and returns true once it is true, or false after `timeout`.
 [[nodiscard]] inline bool WaitUntil(absl::FunctionRef<bool()> condition,
                                     absl::Duration timeout = absl::Seconds(20)) {
   const absl::Time deadline = MonotonicNow() + timeout;
@@ -23,9 +23,8 @@ inline constexpr absl::Duration kBetweenLooks = absl::Milliseconds(1);
   return true;
 }
 
-// Shows that something does not happen: whether `condition` holds whenever it is looked at for
-// `duration`. It can miss what a slow machine does later, so a test that can wait for something
-// calls WaitUntil.
+// Polls `condition` for `duration` and returns false as soon as it is false. It misses what a slow
+// machine does later, so a test that can wait for an event calls WaitUntil instead.
 [[nodiscard]] inline bool Stays(absl::FunctionRef<bool()> condition, absl::Duration duration) {
   const absl::Time end = MonotonicNow() + duration;
   while (MonotonicNow() < end) {
@@ -35,7 +34,7 @@ inline constexpr absl::Duration kBetweenLooks = absl::Milliseconds(1);
   return true;
 }
 
-// The pause of a peer that takes its time, or of a thread that does not ask as fast as it can.
+// Pauses a peer that is slow on purpose, or a thread that polls.
 inline void Pace(absl::Duration duration) {
   absl::SleepFor(duration);
 }

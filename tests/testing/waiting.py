@@ -1,4 +1,4 @@
-"""How tests wait. No other file of tests/ pauses: style_check.py refuses sleeps elsewhere (docs/style.md, section 5)."""
+"""Waiting helpers of tests. style_check.py refuses sleeps in all other files of tests/ (docs/style.md, section 5)."""
 
 import time
 
@@ -6,9 +6,10 @@ SECONDS_BETWEEN_LOOKS = 0.02
 
 
 def comes_true(condition, timeout=20, not_yet=()):
-    """The first true answer of `condition`, or its last one after `timeout` seconds.
+    """Returns the first true result of `condition`, or its last result after `timeout` seconds.
 
-    An exception of a type in `not_yet` counts as a false answer."""
+    An exception of a type in `not_yet` counts as a false result.
+    """
     deadline = time.monotonic() + timeout
     while True:
         is_last = time.monotonic() >= deadline
@@ -22,17 +23,18 @@ def comes_true(condition, timeout=20, not_yet=()):
 
 
 def wait_until(condition, what, timeout=20, not_yet=()):
-    """The first true answer of `condition`; the test fails when there is none within `timeout` seconds."""
+    """Returns the first true result of `condition`; fails the test if there is none within `timeout` seconds."""
     answer = comes_true(condition, timeout, not_yet)
     assert answer, f"not in {timeout} s: {what}"
     return answer
 
 
 def stays(condition, seconds, why):
-    """Shows that something does not happen: `condition` holds whenever it is looked at for `seconds`.
+    """Asserts that `condition` is true at every poll for `seconds`.
 
-    `why` says what must not happen. It can miss what a slow machine does later, so a test that can
-    wait for something calls wait_until()."""
+    `why` says what must not happen. The check misses what a slow machine does later, so a test that can wait for an
+    event calls wait_until().
+    """
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         assert condition(), f"not for {seconds} s: {why}"
@@ -40,5 +42,5 @@ def stays(condition, seconds, why):
 
 
 def pace(seconds):
-    """The pause of a client between two sends: one that is slow, or that does not ask as fast as it can."""
+    """Pauses a client that is slow on purpose, or one that polls."""
     time.sleep(seconds)

@@ -1,6 +1,5 @@
-// Values written as text, as formats without JSON have them. The expected values follow the rule of
-// argument_schema.h, with validity under JSON Schema 2020-12 as the Python package jsonschema 4.26
-// judges it.
+// Reads values written as text, for formats without JSON. Expected values follow the rule in
+// argument_schema.h. The Python package jsonschema 4.26 determines validity (JSON Schema 2020-12).
 
 #include "text/tools/argument_schema.h"
 
@@ -146,7 +145,7 @@ constexpr Case kCases[] = {
     {R"(true)", R"(5)", R"(5)"},
 };
 
-TEST(ArgumentSchemaTest, TheReadingThatIsValidIsChosen) {
+TEST(ArgumentSchemaTest, ChoosesTheValidReading) {
   for (const auto& [schema, text, json] : kCases) {
     EXPECT_EQ(
         JsonOf(absl::StrCat("{\"properties\": {\"a\": ", schema, "}, ", kDefinitions, "}"), text),
@@ -155,8 +154,8 @@ TEST(ArgumentSchemaTest, TheReadingThatIsValidIsChosen) {
   }
 }
 
-// The schema of all arguments may declare one in other ways than `properties`.
-TEST(ArgumentSchemaTest, TheArgumentIsFoundWhereverItIsDeclared) {
+// The schema of all arguments may declare an argument in other ways than `properties`.
+TEST(ArgumentSchemaTest, FindsTheArgumentWhereverItIsDeclared) {
   constexpr char kInteger[] = R"({"properties": {"a": {"type": "integer"}}})";
   EXPECT_EQ(JsonOf(kInteger, "5"), "5");
   EXPECT_EQ(JsonOf(absl::StrCat(R"({"allOf": [{}, )", kInteger, "]}"), "5"), "5");
@@ -167,7 +166,7 @@ TEST(ArgumentSchemaTest, TheArgumentIsFoundWhereverItIsDeclared) {
             "5");
   EXPECT_EQ(JsonOf(R"({"additionalProperties": {"type": "boolean"}})", "true"), "true");
   EXPECT_EQ(JsonOf(R"({"properties": {"a/b": {}}, "$ref": "#/properties/a~1b"})", "5"), "\"5\"");
-  // Not declared.
+  // The argument is not declared.
   for (const char* schema :
        {"{}", R"({"properties": {"b": {"type": "integer"}}})", R"({"additionalProperties": true})",
         R"({"additionalProperties": false})", R"({"$ref": "https://example.org/schema"})"}) {
@@ -175,7 +174,7 @@ TEST(ArgumentSchemaTest, TheArgumentIsFoundWhereverItIsDeclared) {
   }
 }
 
-// Beyond the range of doubles, which the reader of JSON refuses.
+// The number is outside the range of doubles, which the JSON reader rejects.
 TEST(ArgumentSchemaTest, LargeNumbersAreNumbers) {
   const std::string digits(400, '7');
   const auto read = [](const std::string& schema, const std::string& text) {
@@ -193,8 +192,8 @@ TEST(ArgumentSchemaTest, LargeNumbersAreNumbers) {
   EXPECT_EQ(read(R"({"type": ["integer", "string"], "maximum": 5})", digits), "\"" + digits + "\"");
 }
 
-// A string with the text is right where nothing else is known.
-TEST(ArgumentSchemaTest, ReferencesThatLeadNowhereAllowEverything) {
+// If nothing else is known, a string with the text is correct.
+TEST(ArgumentSchemaTest, DanglingReferencesAllowEverything) {
   for (const char* reference : {"#/$defs/none", "other.json", "#anchor", "#/properties/a/x/9"}) {
     const std::string schema =
         absl::StrCat(R"({"properties": {"a": {"$ref": ")", reference, "\"}}}");
@@ -203,8 +202,8 @@ TEST(ArgumentSchemaTest, ReferencesThatLeadNowhereAllowEverything) {
   }
 }
 
-TEST(ArgumentSchemaTest, EvaluationIsBounded) {
-  // Each reference leads to two more; and one leads to itself.
+TEST(ArgumentSchemaTest, BoundsEvaluation) {
+  // Each reference leads to two more, and one leads to itself.
   std::string schema = R"({"properties": {"a": {"$ref": "#/$defs/0"}}, "$defs": {)";
   for (int i = 0; i < 60; ++i) {
     absl::StrAppend(&schema, "\"", i, "\": {\"allOf\": [{\"$ref\": \"#/$defs/", i + 1,
@@ -217,7 +216,7 @@ TEST(ArgumentSchemaTest, EvaluationIsBounded) {
   EXPECT_LT(std::clock() - begin, 5 * CLOCKS_PER_SEC);
 }
 
-TEST(DeclaredToolsTest, AToolWithoutParametersHasStrings) {
+TEST(DeclaredToolsTest, ToolWithoutParametersHasStrings) {
   const auto tools = DeclaredTools::Create(std::vector<ChatTool>{{.name = "now"}});
   EXPECT_EQ(tools->JsonOfValue("now", "a", "5"), "\"5\"");
 }

@@ -32,7 +32,7 @@ Ids Encode(const Bpe& bpe, absl::string_view piece, BpeScratch& scratch) {
   return ids;
 }
 
-// A random vocabulary over a few letters: merges of random known tokens, in random order of rank.
+// A random vocabulary over a few letters: merges of random known tokens, with random ranks.
 json RandomModel(std::mt19937& random) {
   json vocabulary;
   std::vector<std::string> tokens = {"a", "b", "c", "d"};
@@ -51,8 +51,8 @@ json RandomModel(std::mt19937& random) {
   return {{"type", "BPE"}, {"vocab", vocabulary}, {"merges", merges}};
 }
 
-// The definition: again and again the pair of lowest rank, leftmost first; of equal pairs the last
-// rank.
+// The definition: repeatedly merges the leftmost pair of lowest rank. Of duplicate merges the last
+// rank counts.
 Ids MergeByDefinition(const json& model, absl::string_view piece) {
   std::vector<std::string> parts;
   for (const char c : piece) parts.emplace_back(1, c);
@@ -79,7 +79,7 @@ Ids MergeByDefinition(const json& model, absl::string_view piece) {
   return ids;
 }
 
-// Short pieces are merged by scanning, long ones by the heap; a second call comes from the cache.
+// Short pieces are merged by scanning and long ones with the heap. A second call hits the cache.
 TEST(BpeTest, ScanHeapAndCacheEqualTheDefinition) {
   std::mt19937 random(11);
   int merged = 0;
@@ -103,7 +103,7 @@ TEST(BpeTest, ScanHeapAndCacheEqualTheDefinition) {
   EXPECT_GT(merged, 300);
 }
 
-TEST(BpeTest, FullCacheForgetsAndGoesOn) {
+TEST(BpeTest, FullCacheEvictsAndContinues) {
   std::mt19937 random(12);
   const json model = RandomModel(random);
   const auto bpe = MakeBpe(model);
@@ -144,7 +144,7 @@ TEST(BpeTest, ReadsBothFormsOfMergesAndTheVersionLine) {
   EXPECT_EQ(Encode(*MakeBpe(model), "ab", scratch), (Ids{2}));
 }
 
-TEST(BpeTest, RefusesByteFallbackWithoutAllBytesOrUnk) {
+TEST(BpeTest, RejectsByteFallbackWithoutAllBytesOrUnk) {
   json model = {{"type", "BPE"},
                 {"vocab", {{"a", 0}, {"<0x00>", 1}}},
                 {"merges", json::array()},
@@ -157,7 +157,7 @@ TEST(BpeTest, RefusesByteFallbackWithoutAllBytesOrUnk) {
   EXPECT_TRUE(MakeBpe(model).ok());
 }
 
-TEST(BpeTest, RefusesDropoutButTakesZero) {
+TEST(BpeTest, AcceptsOnlyZeroDropout) {
   json model = {
       {"type", "BPE"}, {"vocab", {{"a", 0}}}, {"merges", json::array()}, {"dropout", 0.0}};
   EXPECT_TRUE(MakeBpe(model).ok());

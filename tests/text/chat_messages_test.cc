@@ -1,4 +1,4 @@
-// What reaches a template of the tools, roles, reasoning and calls in a conversation.
+// The tools, roles, reasoning and calls of a conversation as templates see them.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -20,9 +20,9 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-// The rendering, or "ERROR " and the message.
+// Returns the rendering, or "ERROR " and the message.
 std::string Render(const std::string& source, ChatInput chat) {
-  // A vocabulary is needed, but nothing is tokenized.
+  // A vocabulary is required although nothing is tokenized.
   static const auto* const tokenizer = new auto(Tokenizer::FromJson(
       R"({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "added_tokens": []})", "{}"));
   EXPECT_TRUE(tokenizer->ok()) << tokenizer->status();
@@ -42,8 +42,9 @@ ChatInput Conversation(std::vector<std::pair<std::string, std::string>> messages
   return chat;
 }
 
-// Printed by transformers 5.24 (jinja2 3.1.6), render_jinja_template with tools=[json.loads(..)].
-TEST(ChatMessagesTest, ToolsArePrintedAsTheyWereSent) {
+// Expected output of transformers 5.24 (jinja2 3.1.6), render_jinja_template with
+// tools=[json.loads(..)].
+TEST(ChatMessagesTest, PrintsToolsAsSent) {
   const std::pair<const char*, const char*> cases[] = {
       {R"({"type": "function", "function": {"name": "f"}})",
        R"({"type": "function", "function": {"name": "f"}})"},
@@ -69,7 +70,7 @@ TEST(ChatMessagesTest, ToolsArePrintedAsTheyWereSent) {
   }
 }
 
-TEST(ChatMessagesTest, FieldsOfAToolThatAreNotSetAreNotPrinted) {
+TEST(ChatMessagesTest, DoesNotPrintUnsetToolFields) {
   const std::string source = "{% for t in tools %}{{ t | tojson }}{% endfor %}";
   ChatInput chat = Conversation({{"user", "x"}});
   chat.tools = {{.name = "f"}};
@@ -82,7 +83,7 @@ TEST(ChatMessagesTest, FieldsOfAToolThatAreNotSetAreNotPrinted) {
             R"({"type": "function", "function": {"name": "f", "description": "d"}})");
 }
 
-TEST(ChatMessagesTest, ParametersThatCannotBeReadAreNamed) {
+TEST(ChatMessagesTest, NamesUnreadableParameters) {
   ChatInput chat = Conversation({{"user", "x"}});
   const std::string big = R"({"maximum": 18446744073709551615})";
   chat.tools.push_back({.name = "f",
@@ -94,7 +95,7 @@ TEST(ChatMessagesTest, ParametersThatCannotBeReadAreNamed) {
   EXPECT_THAT(Render("{{ tools }}", chat), StartsWith("ERROR chat.tools[0] is "));
 }
 
-TEST(ChatMessagesTest, ReasoningHasEveryNameThatTemplatesRead) {
+TEST(ChatMessagesTest, ReasoningHasEveryNameUsedByTemplates) {
   ChatInput chat = Conversation({{"user", "q"}, {"assistant", "a"}, {"user", "r"}});
   chat.messages[1].reasoning_content = "why";
   for (const char* const name : {"reasoning_content", "reasoning", "thinking"}) {
@@ -116,7 +117,7 @@ constexpr char kKnownRoles[] =
     "{% elif m.role == 'assistant' %}A:{{ m.content }};{% endif %}{% endfor %}"
     "{% if tools and tools[0].type == 'function' %}{{ tools[0].name }}{% endif %}";
 
-TEST(ChatMessagesTest, DevelopersAreSystemWhereTheTemplateDoesNotNameThem) {
+TEST(ChatMessagesTest, DeveloperBecomesSystemUnlessTheTemplateNamesIt) {
   const ChatInput chat = Conversation({{"developer", "d"}, {"user", "u"}});
   EXPECT_EQ(Render(kAnyRole, chat), "<system>d<user>u");
   EXPECT_EQ(Render(kKnownRoles, chat), "S:d;U:u;");
@@ -124,16 +125,16 @@ TEST(ChatMessagesTest, DevelopersAreSystemWhereTheTemplateDoesNotNameThem) {
                    "{{ m.role | upper }}{% endif %}{{ m.content }}{% endfor %}",
                    chat),
             "DEVELOPERdu");
-  // The role as a part of a longer text is no name.
+  // A role inside a longer text does not count as named.
   EXPECT_EQ(Render(absl::StrCat("{{ 'the developer says' }}", kAnyRole), chat),
             "the developer says<system>d<user>u");
 }
 
-TEST(ChatMessagesTest, RolesThatTheTemplateDropsAreRefusedByName) {
+TEST(ChatMessagesTest, RejectsRolesThatTheTemplateDrops) {
   const auto refused = [](const std::string& source, const char* role) {
     return Render(source, Conversation({{"user", "u"}, {role, "u"}, {"user", "v"}}));
   };
-  // `function` and `content` are literals of the template, but no roles.
+  // `function` and `content` are literals of the template but not roles.
   for (const char* const role : {"critic", "function", "content", "User", "ipython"}) {
     EXPECT_EQ(refused(kKnownRoles, role),
               absl::StrCat("ERROR chat.messages[1].role is \"", role,
@@ -147,12 +148,12 @@ TEST(ChatMessagesTest, RolesThatTheTemplateDropsAreRefusedByName) {
                       "developer"),
               AllOf(HasSubstr("chat.messages[1].role is \"developer\""),
                     HasSubstr("send the text in a user message")));
-  // Of two, the second is dropped.
+  // The second of two is dropped.
   EXPECT_THAT(Render("{{ messages[0].content }}{% for m in messages[1:] if m.role == 'user' %}"
                      "{{ m.content }}{% endfor %}",
                      Conversation({{"critic", "a"}, {"user", "b"}, {"critic", "c"}})),
               HasSubstr("chat.messages[2].role is \"critic\""));
-  // An error of the template's own has the role beside it.
+  // An error of the template itself also names the role.
   EXPECT_THAT(refused("{% for m in messages %}{% if m.role not in ['user', 'assistant'] %}"
                       "{{ raise_exception('Bad role!') }}{% endif %}{% endfor %}",
                       "developer"),
@@ -161,12 +162,12 @@ TEST(ChatMessagesTest, RolesThatTheTemplateDropsAreRefusedByName) {
                               "system")));
 }
 
-// Common roles are the template's own affair, as with transformers.
+// Templates may drop common roles, as in transformers.
 TEST(ChatMessagesTest, CommonRolesMayBeDropped) {
   EXPECT_EQ(Render(kKnownRoles, Conversation({{"user", "u"}, {"tool", "t"}})), "U:u;");
 }
 
-TEST(ChatMessagesTest, MalformedArgumentsGoOnAsTextWhereTheTemplatePrintsIt) {
+TEST(ChatMessagesTest, MalformedArgumentsArePassedAsText) {
   const auto render = [](const std::string& arguments, const std::string& call) {
     ChatInput chat = Conversation({{"user", "u"}, {"assistant", ""}, {"tool", "t"}});
     chat.messages[1].tool_calls.push_back({.id = "1", .name = "f", .arguments_json = arguments});
@@ -185,7 +186,7 @@ TEST(ChatMessagesTest, MalformedArgumentsGoOnAsTextWhereTheTemplatePrintsIt) {
     EXPECT_THAT(render(malformed, mapping_only),
                 StartsWith("ERROR chat.messages[1].tool_calls[0].arguments_json is not JSON"));
   }
-  // Well-formed ones are a mapping where the template takes one.
+  // Well-formed arguments are a mapping if the template expects one.
   EXPECT_EQ(render(R"({"a":1.0})", either), R"(u{"a": 1.0}t)");
   EXPECT_EQ(render(R"({"a":1.0})", text_only), R"(u{"a":1.0}t)");
 }

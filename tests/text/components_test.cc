@@ -1,4 +1,5 @@
-// Normalizer, added tokens, decoder, post-processor: what the recorded cases do not reach.
+// Cases of normalizer, added tokens, decoder and post-processor that the recorded cases do not
+// cover.
 
 #include <gtest/gtest.h>
 
@@ -28,7 +29,7 @@ formats::JsonDocument Parsed(const json& value) {
   return *std::move(document);
 }
 
-// Text and the input span of each character, as "é[0,3)".
+// Prints each character with its input span, for example "é[0,3)".
 std::string Spans(const AlignedText& text) {
   std::string out;
   for (std::size_t i = 0; i < text.text().size(); ++i) {
@@ -48,7 +49,7 @@ AlignedText Normalized(const json& config, absl::string_view input, std::int32_t
   return text;
 }
 
-TEST(NormalizerTest, CharactersKeepTheirPlaceInTheInput) {
+TEST(NormalizerTest, CharactersKeepTheirInputSpans) {
   AlignedText text = Normalized({{"type", "NFC"}}, "ae\xCC\x81z", 10);
   EXPECT_EQ(text.text(), "a\xC3\xA9z");
   EXPECT_EQ(Spans(text), "10-11 11-14 14-15");
@@ -71,8 +72,8 @@ TEST(NormalizerTest, HangulAndHalfWidthMarksComposeAcrossCharacters) {
   EXPECT_EQ(Normalized({{"type", "NFKC"}}, "\xEF\xBD\xB6\xEF\xBE\x9E").text(), "\xE3\x82\xAC");
 }
 
-// Marks of two classes in turn: reordering by neighbour swaps would take minutes.
-TEST(NormalizerTest, EndlessRunsOfMarksTakeNoQuadraticTime) {
+// Marks of two classes alternate. Reordering them by swapping neighbours would take minutes.
+TEST(NormalizerTest, LongRunsOfMarksTakeLinearTime) {
   std::string marks = "a";
   for (int i = 0; i < 300000; ++i) marks += "\xCC\x81\xCC\xA3";  // U+0301 U+0323
   for (const NormalForm form :
@@ -104,11 +105,11 @@ TEST(PrecompiledMapTest, EqualsTheReference) {
   EXPECT_GT(changed, 150);
 }
 
-TEST(PrecompiledMapTest, HostileMapsStayInside) {
+TEST(PrecompiledMapTest, HostileMapsStayInBounds) {
   EXPECT_FALSE(PrecompiledMap::FromBase64("****").ok());
   EXPECT_FALSE(PrecompiledMap::FromBase64("AAAA").ok());
   EXPECT_FALSE(PrecompiledMap::FromBase64("/////w==").ok());
-  // One unit of all ones: every offset points outside.
+  // The map has one unit of all ones, so every offset points outside.
   const auto map = PrecompiledMap::FromBase64("BAAAAP////8=");
   ASSERT_TRUE(map.ok()) << map.status();
   EXPECT_EQ(map->Apply(AlignedText("abc", 0, false)).text(), "abc");
@@ -161,27 +162,27 @@ json StripOf(absl::string_view content, int start, int stop) {
   return {{"type", "Strip"}, {"content", std::string(content)}, {"start", start}, {"stop", stop}};
 }
 
-TEST(DecoderTest, StripsAWideCharacterAcrossTokens) {
-  // The sign U+2581 as three byte tokens, stripped once; the second sign stays.
+TEST(DecoderTest, StripsAMultiByteCharacterAcrossTokens) {
+  // U+2581 is three byte tokens and is stripped once. The second one stays.
   const formats::JsonDocument config = Parsed(
       Sequence({{{"type", "ByteFallback"}}, {{"type", "Fuse"}}, StripOf("\xE2\x96\x81", 1, 0)}));
   const std::vector<std::string> sign = {"<0xE2>", "<0x96>", "<0x81>"};
   std::vector<std::string> twice = sign;
   twice.insert(twice.end(), sign.begin(), sign.end());
   EXPECT_EQ(DecodeAll(*Decoder::FromJson(config.root(), Tokens(twice))), "\xE2\x96\x81");
-  // A prefix of the sign that does not become one is given back.
+  // An incomplete prefix of U+2581 is emitted after all.
   EXPECT_EQ(DecodeAll(*Decoder::FromJson(config.root(), Tokens({"<0xE2>", "<0x96>", "x"}))),
             "\xE2\x96x");
   EXPECT_EQ(DecodeAll(*Decoder::FromJson(config.root(), Tokens({"<0xE2>", "<0x96>"}))), "\xE2\x96");
 }
 
-TEST(DecoderTest, StripPerTokenTakesBothEnds) {
+TEST(DecoderTest, StripPerTokenStripsBothEnds) {
   const formats::JsonDocument config = Parsed(Sequence({StripOf("_", 1, 2)}));
   EXPECT_EQ(DecodeAll(*Decoder::FromJson(config.root(), Tokens({"__a___", "_", "", "b_"}))),
             "_a_b");
 }
 
-TEST(DecoderTest, RefusesWhatCannotBeStreamed) {
+TEST(DecoderTest, RejectsDecodersThatCannotBeStreamed) {
   const json replace = {{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", "b"}};
   for (const auto& [parts, field] : std::vector<std::pair<std::vector<json>, std::string>>{
            {{{{"type", "Fuse"}}, replace}, "decoder.decoders[1].type"},
@@ -197,7 +198,7 @@ TEST(DecoderTest, RefusesWhatCannotBeStreamed) {
   }
 }
 
-TEST(PostProcessorTest, RefusesASecondTemplate) {
+TEST(PostProcessorTest, RejectsASecondTemplate) {
   const json one = {{"type", "TemplateProcessing"},
                     {"single", json::array({{{"Sequence", {{"id", "A"}, {"type_id", 0}}}}})},
                     {"special_tokens", json::object()}};
@@ -209,13 +210,13 @@ TEST(PostProcessorTest, RefusesASecondTemplate) {
       << processor.status();
 }
 
-TEST(SplitterTest, OldFormWithoutPrefixDemandsNever) {
+TEST(SplitterTest, OldFormWithoutPrefixMeansNever) {
   const formats::JsonDocument document =
       Parsed({{"type", "Metaspace"}, {"replacement", "_"}, {"add_prefix_space", false}});
   EXPECT_FALSE(Splitter::FromJson(document.root()).ok());
 }
 
-TEST(JsonValueTest, BoundsDepthAndRefusesDuplicates) {
+TEST(JsonValueTest, BoundsDepthAndRejectsDuplicates) {
   const std::string deep(100, '[');
   EXPECT_TRUE(absl::StrContains(formats::JsonDocument::Parse(deep).status().message(),
                                 "nests more than 64"));
@@ -230,7 +231,7 @@ TEST(JsonValueTest, BoundsDepthAndRefusesDuplicates) {
   EXPECT_FALSE(formats::JsonDocument::Parse("[1] x").ok());
 }
 
-TEST(JsonValueTest, BoundsKeysAndValuesButNumbers) {
+TEST(JsonValueTest, BoundsKeysAndValuesExceptNumbers) {
   const auto parse = [](const char* text) {
     return formats::JsonDocument::Parse(text, {.max_nodes = 4}).status();
   };

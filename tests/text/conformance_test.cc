@@ -1,4 +1,5 @@
-// Every recorded case of every tokenizer: ids, decoded text and stream equal the reference.
+// Compares ids, decoded text and stream of every recorded case of every tokenizer with the
+// reference.
 
 #include <gtest/gtest.h>
 
@@ -27,7 +28,7 @@ std::vector<std::string> AllEscaped(const std::vector<std::string>& texts) {
   return escaped;
 }
 
-// What quire does with one case, as one value to compare and to print.
+// quire's results for one case, as one value to compare and print.
 struct Outcome {
   Ids ids;
   std::string decode;
@@ -80,7 +81,7 @@ class ConformanceTest : public testing::TestWithParam<std::string> {
     tokenizer_ = *std::move(loaded);
   }
 
-  // An id that the tokenizer does not know is an error, whatever the package does with it.
+  // An unknown id is an error, whatever the reference package does with it.
   void CheckError(const json& recorded) {
     const auto ids = recorded.at("ids").get<std::vector<std::int64_t>>();
     Ids narrow;
@@ -100,7 +101,7 @@ class ConformanceTest : public testing::TestWithParam<std::string> {
     } else {
       actual.ids = recorded.at("ids").get<Ids>();
     }
-    // Decoding starts from the recorded ids, so that one mistake shows once.
+    // Decoding starts from the recorded ids, so that one error is reported once.
     const Ids ids = recorded.at("ids").get<Ids>();
     auto decode = tokenizer_->Decode(ids, false);
     auto decode_skip = tokenizer_->Decode(ids, true);
@@ -152,7 +153,7 @@ TEST_P(ConformanceTest, EqualsReference) {
   }
 }
 
-// Tokens that stand for input text cover it from left to right with whole characters.
+// Tokens that represent input text cover it from left to right with whole characters.
 TEST_P(ConformanceTest, PiecesHaveTheIdsAndOrderedSpans) {
   for (const json& recorded : ReadJsonLines(folder_ / "cases.jsonl")) {
     if (!recorded.contains("text")) continue;
@@ -192,11 +193,11 @@ INSTANTIATE_TEST_SUITE_P(Tokenizers, ConformanceTest,
                            return name;
                          });
 
-TEST(ConformanceFoldersTest, AllTokenizersAreThere) {
+TEST(ConformanceFoldersTest, AllTokenizersExist) {
   EXPECT_EQ(FolderNames(TokenizerData() / "cases").size(), kTokenizers);
 }
 
-TEST(ConformanceFoldersTest, EveryKindIsThere) {
+TEST(ConformanceFoldersTest, EveryKindExists) {
   const std::vector<std::pair<std::string, std::string>> kinds = {
       {"gpt2-bytelevel", "BPE (tokenizer.json)"},
       {"unigram-byte-fallback", "Unigram (tokenizer.json)"},

@@ -1,5 +1,6 @@
-// Templates that print no tools: requests with tools are refused, or written in the format generic.
-// kInstructions repeats the instructions that text/chat/generic_tools.cc writes.
+// Templates that do not print tools: requests with tools are rejected, or the tools are added in
+// the generic format. kInstructions repeats the instructions that text/chat/generic_tools.cc
+// writes.
 
 #include "text/chat/generic_tools.h"
 
@@ -24,7 +25,7 @@ namespace {
 constexpr char kChatMl[] =
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
-// Raises for a system role, and where user and assistant do not alternate.
+// This template raises an error for a system role and for user and assistant that do not alternate.
 constexpr char kAlternating[] =
     "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
     "{{ raise_exception('roles must alternate') }}{% endif %}[{{ m.role }}]{{ m.content }}"
@@ -79,7 +80,7 @@ constexpr char kInstructions[] =
     "tool "
     "is needed.";
 
-TEST(GenericToolsTest, ToolsStandInASystemMessage) {
+TEST(GenericToolsTest, AddsToolsInASystemMessage) {
   const auto templates = Load(kChatMl, true);
   EXPECT_EQ(TextOf(*templates, Conversation({{.role = "user", .content = "Hi"}})),
             absl::StrCat("<|im_start|>system\n", kInstructions,
@@ -93,18 +94,18 @@ TEST(GenericToolsTest, ToolsStandInASystemMessage) {
   EXPECT_EQ(
       TextOf(*templates, Conversation({{.role = "system", .content = ""}})),
       absl::StrCat("<|im_start|>system\n", kInstructions, "<|im_end|>\n<|im_start|>assistant\n"));
-  // Nothing is added to a conversation without tools.
+  // A conversation without tools is unchanged.
   EXPECT_EQ(TextOf(*templates, Conversation({{.role = "user", .content = "Hi"}}, false)),
             "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
 }
 
-TEST(GenericToolsTest, ATemplateWithoutASystemRoleHasThemInTheFirstUserMessage) {
+TEST(GenericToolsTest, AddsToolsInTheFirstUserMessageWithoutASystemRole) {
   EXPECT_EQ(
       TextOf(*Load(kAlternating, true), Conversation({{.role = "user", .content = "Hi"},
                                                       {.role = "assistant", .content = "Yes?"},
                                                       {.role = "user", .content = "Go"}})),
       absl::StrCat("[user]", kInstructions, "\n\nHi[assistant]Yes?[user]Go"));
-  // A system message that the template would drop does not take them.
+  // The tools are not added to a system message that the template would drop.
   const auto silent =
       Load("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", true);
   EXPECT_EQ(TextOf(*silent, Conversation({{.role = "system", .content = "Be brief."},
@@ -114,8 +115,8 @@ TEST(GenericToolsTest, ATemplateWithoutASystemRoleHasThemInTheFirstUserMessage) 
             absl::StrCat("[user]", kInstructions));
 }
 
-// The instructions come as a message before the others, which errors do not count.
-TEST(GenericToolsTest, ErrorsNameTheMessagesThatTheClientSent) {
+// The instructions are inserted as a first message, which error indices do not count.
+TEST(GenericToolsTest, ErrorIndicesCountTheMessagesOfTheClient) {
   const auto templates = Load(
       "{% for m in messages if m.role in ['system', 'user'] %}{{ m.content }}{% endfor %}", true);
   EXPECT_THAT(TextOf(*templates, Conversation({{.role = "user", .content = "Hi"},
@@ -123,9 +124,9 @@ TEST(GenericToolsTest, ErrorsNameTheMessagesThatTheClientSent) {
               ::testing::HasSubstr("chat.messages[1].role is \"critic\""));
 }
 
-// Calls and results of the history, in a template that refuses the role `tool` and roles that do
-// not alternate.
-TEST(GenericToolsTest, HistoryIsWrittenAsTheModelWritesIt) {
+// The history has calls and results. The template rejects the role `tool` and roles that do not
+// alternate.
+TEST(GenericToolsTest, WritesHistoryInTheFormatOfTheModel) {
   const ChatMessage calls{
       .role = "assistant",
       .content = "Let me look.",
@@ -148,7 +149,7 @@ TEST(GenericToolsTest, HistoryIsWrittenAsTheModelWritesIt) {
   messages.back() = {.role = "assistant", .content = "Rain."};
   EXPECT_EQ(TextOf(*templates, Conversation(messages, false)), asked + "[assistant]Rain.");
 
-  // What was written is read back as the same calls.
+  // The written text parses back to the same calls.
   const ChatInput written = WithGenericTools(Conversation({calls}), "", true);
   EXPECT_TRUE(written.tools.empty());
   const std::vector<ChatTool> tools = Conversation({}).tools;
@@ -165,8 +166,8 @@ TEST(GenericToolsTest, HistoryIsWrittenAsTheModelWritesIt) {
   EXPECT_EQ(read, (std::vector<std::string>{R"({"city":"Oslo",  "n": 1.0})", "{}"}));
 }
 
-// Content in parts is joined by newlines where text is added to it.
-TEST(GenericToolsTest, PartsAreJoined) {
+// If text is added to content with several parts, the parts are joined by newlines.
+TEST(GenericToolsTest, JoinsContentParts) {
   const ChatInput written = WithGenericTools(
       Conversation({{.role = "system", .parts = {"a", "b"}},
                     {.role = "assistant", .tool_calls = {{.name = "now"}}, .parts = {"c", "d"}},
@@ -183,8 +184,8 @@ TEST(GenericToolsTest, PartsAreJoined) {
   EXPECT_EQ(written.messages[3].parts.size(), 2u);
 }
 
-// A text that cannot be parsed reaches the model as it is.
-TEST(GenericToolsTest, MalformedArgumentsOfTheHistoryArePassedOn) {
+// Text that cannot be parsed is passed to the model unchanged.
+TEST(GenericToolsTest, PassesOnMalformedArgumentsOfTheHistory) {
   const ChatInput written = WithGenericTools(
       Conversation(
           {{.role = "assistant",
@@ -194,12 +195,12 @@ TEST(GenericToolsTest, MalformedArgumentsOfTheHistoryArePassedOn) {
             "<tool_call>\n{\"name\": \"a\\\"b\", \"arguments\": {\"city\": }\n</tool_call>");
 }
 
-TEST(GenericToolsTest, ATemplateWithToolsGetsThemAsTextToo) {
+TEST(GenericToolsTest, TemplateWithToolsAlsoGetsThemAsText) {
   EXPECT_EQ(TextOf(*Load(kWithTools, true), Conversation({{.role = "user", .content = "Hi"}})),
             absl::StrCat(kInstructions, "\n\nHi"));
 }
 
-TEST(IgnoredToolsTest, AreRefusedWithTheRemedy) {
+TEST(IgnoredToolsTest, AreRejectedWithARemedy) {
   for (const std::string& source :
        {std::string(kChatMl), std::string("{{ messages[-1].content }}"),
         std::string("{% if tools %}You have tools.{% endif %}{{ messages[-1].content }}"),
@@ -226,14 +227,15 @@ TEST(IgnoredToolsTest, AreRefusedWithTheRemedy) {
   }
 }
 
-TEST(IgnoredToolsTest, AreNotThoseOfTemplatesThatPrintThemSometimes) {
+TEST(IgnoredToolsTest, ExcludeTemplatesThatPrintToolsSometimes) {
   const auto is_refused = [](const std::string& source, ChatInput chat) {
     const absl::Status status = Load(source, false)->Render(chat, absl::UnixEpoch()).status();
     return ReasonOf(status) == "CHAT_TEMPLATE_MISSING";
   };
   const ChatInput alone = Conversation({{.role = "user", .content = "Hi"}});
   EXPECT_FALSE(is_refused(kWithTools, alone));
-  // Names only; only behind a system message; only with a variable; only in long conversations.
+  // Prints names only; only after a system message; only with a variable; only in long
+  // conversations.
   EXPECT_FALSE(
       is_refused("{{ tools | map(attribute='function') | map(attribute='name') | join }}", alone));
   const std::string led =
@@ -248,7 +250,7 @@ TEST(IgnoredToolsTest, AreNotThoseOfTemplatesThatPrintThemSometimes) {
   const std::string later = "{% if messages | length > 2 %}{{ tools | tojson }}{% endif %}";
   EXPECT_TRUE(is_refused(later, alone));
   EXPECT_FALSE(is_refused(later, Conversation({{.role = "user"}, {.role = "a"}, {.role = "b"}})));
-  // A template that fails says so itself.
+  // A failing template reports its own error.
   EXPECT_FALSE(is_refused("{{ raise_exception('no') }}", alone));
 }
 

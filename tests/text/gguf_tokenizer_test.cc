@@ -1,5 +1,5 @@
-// Tokenizers from GGUF metadata: the recorded ids of llama.cpp and Hugging Face for vocabularies in
-// GGUF form, the ids of tokenizer.json files turned into that form, and every refusal by name.
+// Tokenizers from GGUF metadata: the recorded ids of llama.cpp and Hugging Face for GGUF
+// vocabularies, the ids of tokenizer.json files converted to GGUF, and every rejection by name.
 
 #include "text/tokenizer/gguf_tokenizer.h"
 
@@ -123,7 +123,7 @@ void AddTokens(const json& file, Converted* c) {
   c->vocabulary.token_types = std::move(types);
 }
 
-// The BOS token of the post-processor's template, wherever it is nested.
+// Returns the BOS token of the post-processor's template at any nesting depth.
 std::optional<std::int32_t> BosOf(const json& processor) {
   if (!processor.is_object()) return std::nullopt;
   if (processor["type"] == "Sequence") {
@@ -152,8 +152,8 @@ std::unique_ptr<Converted> Convert(const json& file, absl::string_view model,
     v.merges.emplace(c->merges.begin(), c->merges.end());
     return c;
   }
-  // A piece's score is the rank of the first merge that makes it, negated; in files that were made
-  // from scores, all merges of one piece follow each other.
+  // A piece's score is the negated rank of the first merge that creates it. In files made from
+  // scores, all merges of one piece are consecutive.
   std::vector<float> scores(c->tokens.size());
   std::string last;
   for (std::size_t i = 0; i < c->merges.size(); ++i) {
@@ -184,7 +184,7 @@ TEST_P(GgufConvertedTest, IdsEqualThoseOfTokenizerJson) {
   const auto converted = Convert(file, family.model, family.pre);
   const auto tokenizer = BuildOrFail(converted->vocabulary);
   ASSERT_NE(tokenizer, nullptr);
-  // A GGUF file does not say that text is brought into NFC.
+  // A GGUF file does not record that text is normalized to NFC.
   const bool drops_nfc = file["normalizer"] == json{{"type", "NFC"}};
   if (drops_nfc) file["normalizer"] = nullptr;
   const auto twin = Tokenizer::FromJson(file.dump(), "");
@@ -236,7 +236,7 @@ INSTANTIATE_TEST_SUITE_P(Families, GgufConvertedTest,
                            return name;
                          });
 
-TEST(GgufSplitsTest, EveryNameOfTheListIsFound) {
+TEST(GgufSplitsTest, FindsEveryListedName) {
   const std::string names = formats::GgufSplitNames();
   int count = 0;
   for (std::size_t begin = 0; begin < names.size(); ++count) {
@@ -249,7 +249,7 @@ TEST(GgufSplitsTest, EveryNameOfTheListIsFound) {
   EXPECT_FALSE(formats::FindGgufSplit("").has_value());
 }
 
-// ---- a SentencePiece model's own scores ---------------------------------------------------------
+// ---- scores of a SentencePiece model ------------------------------------------------------------
 
 std::uint64_t ReadVarint(absl::string_view& bytes) {
   std::uint64_t value = 0;
@@ -295,13 +295,13 @@ std::unique_ptr<Converted> ReadSentencePiece(absl::string_view model) {
   v.model = "llama";
   v.tokens.assign(c->tokens.begin(), c->tokens.end());
   v.scores = std::move(scores);
-  v.token_types = std::move(types);  // both formats number types alike
+  v.token_types = std::move(types);  // both formats use the same type numbers
   v.bos_id = 1;
   v.eos_id = 2;
   return c;
 }
 
-TEST(GgufSentencePieceTest, ScoresOfTheModelFileGiveTheRecordedIds) {
+TEST(GgufSentencePieceTest, ModelFileScoresGiveTheRecordedIds) {
   const auto converted = ReadSentencePiece(
       ReadTestFile(TokenizerData() / "cases/llama2-sentencepiece/tokenizer.model"));
   ASSERT_EQ(converted->tokens.size(), 1000U);
@@ -354,7 +354,7 @@ Ids Encoded(const GgufVocabulary& v, absl::string_view text,
   return tokenizer->Encode(text, options).value_or(Ids{-1});
 }
 
-// "ab" and "bc" have one score, so the left one is merged, whatever their ids.
+// "ab" and "bc" have equal scores, so the left one is merged, whatever their ids.
 TEST(GgufSmallTest, EqualScoresMergeLeftmostFirst) {
   EXPECT_EQ(Encoded(SmallLlama(), "abc"), (Ids{8}));
   EXPECT_EQ(Encoded(SmallLlama(), "abcabcbc"), (Ids{8, 8, 7}));
@@ -372,7 +372,7 @@ TEST(GgufSmallTest, EqualScoresMergeLeftmostFirst) {
 }
 
 TEST(GgufSmallTest, DefaultsOfAbsentKeys) {
-  // llama adds BOS, gpt2 does where its pre-tokenizer says so and the file names a BOS token.
+  // llama adds BOS. gpt2 adds it if its pre-tokenizer demands it and the file names a BOS token.
   EXPECT_EQ(Encoded(SmallLlama(), "a", {}), (Ids{1, 3}));
   EXPECT_EQ(Encoded(SmallGpt2(), "abc", {}), (Ids{5, 4}));
   GgufVocabulary v = SmallGpt2();
@@ -394,7 +394,7 @@ TEST(GgufSmallTest, TypesOfTokens) {
   ASSERT_NE(tokenizer, nullptr);
   EXPECT_EQ(Encoded(v, "a<x>b<s>"), (Ids{0, 7, 1, 5}));
   EXPECT_EQ(Encoded(v, "a<x>b<s>", {.add_special_tokens = false, .parse_special_tokens = false}),
-            (Ids{0, 7, 1}));  // the bytes of "<s>" are no tokens of this vocabulary
+            (Ids{0, 7, 1}));  // the bytes of "<s>" are not tokens of this vocabulary
   EXPECT_TRUE(tokenizer->IsSpecial(5));
   EXPECT_FALSE(tokenizer->IsSpecial(7));
   EXPECT_FALSE(tokenizer->HasText(8));
@@ -403,7 +403,7 @@ TEST(GgufSmallTest, TypesOfTokens) {
   EXPECT_EQ(tokenizer->TokenToId("<x>"), 7);
 }
 
-// Runs of spaces, as converters write them now and as they did before.
+// Runs of spaces, as current and earlier converters write them.
 TEST(GgufSmallTest, UserDefinedSpaces) {
   GgufVocabulary v = SmallLlama();
   v.tokens[6] = "\xE2\x96\x81";
@@ -415,8 +415,8 @@ TEST(GgufSmallTest, UserDefinedSpaces) {
   }
 }
 
-// A whole piece that is a control token's text is plain text where special tokens are not parsed.
-TEST(GgufSmallTest, ControlTokensAreNotFoundAsPieces) {
+// If special tokens are not parsed, a piece that equals a control token's text is plain text.
+TEST(GgufSmallTest, ControlTokensAreNotMatchedAsPieces) {
   GgufVocabulary v = SmallGpt2();
   v.tokens[7] = "ba";
   (*v.token_types)[7] = 3;
@@ -425,7 +425,7 @@ TEST(GgufSmallTest, ControlTokensAreNotFoundAsPieces) {
             (Ids{1, 0}));
 }
 
-TEST(GgufSmallTest, DigestFollowsWhateverDecidesIds) {
+TEST(GgufSmallTest, DigestCoversEverythingThatDeterminesIds) {
   const std::string digest = BuildOrFail(SmallLlama())->sha256();
   EXPECT_EQ(digest.size(), 64U);
   EXPECT_EQ(digest, BuildOrFail(SmallLlama())->sha256());
@@ -438,7 +438,7 @@ TEST(GgufSmallTest, DigestFollowsWhateverDecidesIds) {
   for (const GgufVocabulary& other : others) EXPECT_NE(digest, BuildOrFail(other)->sha256());
 }
 
-// ---- refusals -----------------------------------------------------------------------------------
+// ---- rejections ---------------------------------------------------------------------------------
 
 void ExpectRefused(const GgufVocabulary& v, absl::string_view field,
                    absl::StatusCode code = absl::StatusCode::kInvalidArgument) {

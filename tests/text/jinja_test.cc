@@ -1,5 +1,5 @@
-// The template engine against what jinja2 printed (tests/testdata/templates), its limits, and
-// broken templates.
+// Compares the template engine with the recorded output of jinja2 (tests/testdata/templates), and
+// tests its limits and broken templates.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -45,7 +45,7 @@ Variables ReadVariables(const std::string& json) {
   return variables;
 }
 
-// The output, or the error with its place.
+// Returns the output, or the error with its position.
 absl::StatusOr<std::string> RunTemplate(absl::string_view source, const Variables& variables = {},
                                         const RenderLimits& limits = {}) {
   const absl::StatusOr<ParsedTemplate> parsed = Parse(source);
@@ -68,7 +68,7 @@ class JinjaTest : public ::testing::Test {
   static void SetUpTestSuite() { setenv("TZ", "UTC", 1); }
 };
 
-TEST_F(JinjaTest, PrintsWhatJinja2Printed) {
+TEST_F(JinjaTest, PrintsTheSameAsJinja2) {
   const Variables variables = ReadVariables(ReadTestFile(TemplateData() / "variables.json"));
   int errors = 0;
   int outputs = 0;
@@ -86,7 +86,7 @@ TEST_F(JinjaTest, PrintsWhatJinja2Printed) {
     }
     EXPECT_FALSE(got.ok()) << "printed " << Message(got) << ", jinja2 failed with "
                            << test.at("error");
-    // Other messages of ours say the same in other words.
+    // quire's other messages report the same error in different words.
     const std::string message = test.value("message", "");
     if (absl::StartsWith(message, "stop:")) {
       EXPECT_THAT(Message(got), HasSubstr(message));
@@ -185,8 +185,8 @@ TEST_F(JinjaTest, LimitsEndRenderings) {
               HasSubstr("too large to be a key"));
 }
 
-// What takes work counts, also where no statement, call or filter stands.
-TEST_F(JinjaTest, ExpressionsKeysAndNamesTakeSteps) {
+// Work counts as steps even without a statement, call or filter.
+TEST_F(JinjaTest, ExpressionsKeysAndNamesCountAsSteps) {
   const RenderLimits small{.max_bytes = 1 << 20, .max_steps = 10000};
   const auto repeat = [](absl::string_view piece, int count) {
     std::string text;
@@ -209,7 +209,7 @@ TEST_F(JinjaTest, ExpressionsKeysAndNamesTakeSteps) {
     EXPECT_THAT(Message(RunTemplate(source, {}, small)), HasSubstr("steps"))
         << source.substr(0, 200);
   }
-  // 400 names, compared by each of 600 loop rounds.
+  // 400 names are compared in each of 600 loop iterations.
   std::string names;
   for (int i = 0; i < 400; ++i) absl::StrAppend(&names, "{% set n", i, " = 1 %}");
   const std::string rounds = "{% for i in range(600) %}{% set a = n399 %}{% endfor %}";
@@ -217,7 +217,7 @@ TEST_F(JinjaTest, ExpressionsKeysAndNamesTakeSteps) {
   EXPECT_TRUE(RunTemplate("{% set n399 = 1 %}" + rounds, {}, small).ok());
 }
 
-TEST_F(JinjaTest, NamespacesThatShareOthersPrintWithinTheLimits) {
+TEST_F(JinjaTest, NestedNamespacesPrintWithinTheLimits) {
   std::string source = "{% set n0 = namespace(a=1) %}";
   for (int i = 1; i < 60; ++i) {
     absl::StrAppend(&source, "{% set n", i, " = namespace(a=n", i - 1, ", b=n", i - 1, ") %}");
@@ -228,13 +228,13 @@ TEST_F(JinjaTest, NamespacesThatShareOthersPrintWithinTheLimits) {
                           "{{ n59 is lower }}", "{{ raise_exception(n59) }}", "{{ 1[n59] }}"}) {
     EXPECT_THAT(Message(RunTemplate(source + use)), HasSubstr("chat.max_render_bytes")) << use;
   }
-  // What fits the bytes is charged each time.
+  // Output within the byte limit is charged each time.
   EXPECT_THAT(Message(RunTemplate(source + "{% for i in range(1000) %}"
                                            "{% set a = n15|string %}{% endfor %}")),
               HasSubstr("steps"));
 }
 
-// Each takes hours where a search or a set of characters costs their product.
+// Each case takes hours if a search or a character set costs the product of the lengths.
 TEST_F(JinjaTest, SearchesTakeLinearTime) {
   const std::string part = absl::StrCat(std::string(300000, 'a'), "b", std::string(300000, 'a'));
   std::string strip;
@@ -263,8 +263,8 @@ TEST_F(JinjaTest, SearchesTakeLinearTime) {
   EXPECT_LT(absl::Now() - start, absl::Seconds(20));
 }
 
-// The last place, against the standard library's.
-TEST_F(JinjaTest, LastPlacesAreFound) {
+// The last position is compared with that of the standard library.
+TEST_F(JinjaTest, FindsLastPositions) {
   std::mt19937 random(20261122);
   const auto any = [&random](std::size_t size) {
     std::string text;
@@ -302,8 +302,8 @@ TEST_F(JinjaTest, WidthsAndPrecisionsAreBounded) {
               HasSubstr("more than 10000 bytes"));
 }
 
-// Where jinja2 finds the name when it compiles, the template is refused, with the place.
-TEST_F(JinjaTest, UnsupportedPartsOutsideOfBranchesRefuseTheTemplate) {
+// If jinja2 resolves the name at compile time, the template is rejected with the position.
+TEST_F(JinjaTest, UnsupportedPartsOutsideBranchesRejectTheTemplate) {
   for (const auto& [source, message] :
        {std::pair("\n{{ x|nosuch }}", "line 2, column 6: the filter 'nosuch' is not supported"),
         std::pair("{{ x is nosuch }}", "line 1, column 9: the test 'nosuch' is not supported"),
@@ -315,7 +315,7 @@ TEST_F(JinjaTest, UnsupportedPartsOutsideOfBranchesRefuseTheTemplate) {
   }
 }
 
-TEST_F(JinjaTest, UnsupportedPartsInsideOfBranchesFailWhenTheyAreExecuted) {
+TEST_F(JinjaTest, UnsupportedPartsInsideBranchesFailWhenExecuted) {
   const struct {
     const char* source;
     const char* when_taken;
@@ -340,7 +340,7 @@ TEST_F(JinjaTest, UnsupportedPartsInsideOfBranchesFailWhenTheyAreExecuted) {
   EXPECT_THAT(Parse("{% if x %}{{ x|upper }}{% endif %}")->warnings, ElementsAre());
 }
 
-// Names that are values are looked up for each element.
+// Names that are values are resolved for each element.
 TEST_F(JinjaTest, UnknownNamesInMapAndSelectFailForTheFirstElement) {
   for (const char* filter : {"map('nosuch')", "select('nosuch')", "rejectattr('a', 'nosuch')"}) {
     EXPECT_EQ(*RunTemplate(absl::StrCat("{{ []|", filter, "|list }}")), "[]");
@@ -351,11 +351,11 @@ TEST_F(JinjaTest, UnknownNamesInMapAndSelectFailForTheFirstElement) {
 }
 
 // A mapping may have a member of that name.
-TEST_F(JinjaTest, AMemberNamedAsAMethodIsRead) {
+TEST_F(JinjaTest, ReadsAMemberNamedLikeAMethod) {
   EXPECT_EQ(*RunTemplate("{{ {'encode': 'mine'}.encode }}"), "mine");
 }
 
-TEST_F(JinjaTest, DeepTemplatesAreRefused) {
+TEST_F(JinjaTest, RejectsDeepTemplates) {
   std::string loops, ends, ifs, ends_if;
   for (int i = 0; i < 17; ++i) {
     loops += "{% for a in b %}";
@@ -376,7 +376,7 @@ TEST_F(JinjaTest, DeepTemplatesAreRefused) {
   for (const char* link : {".a", "[0]", "|list", "()", " + 1", " and 1", " ~ 1"}) {
     std::string source = "{{ a";
     for (int i = 0; i < 100000; ++i) source += link;
-    // Joined texts are one level, however many they are.
+    // Any number of joined texts is one level.
     const bool may_run = absl::string_view(link) == " ~ 1";
     EXPECT_TRUE(may_run || !RunTemplate(source + " }}").ok()) << link;
   }
@@ -395,8 +395,8 @@ TEST_F(JinjaTest, RangesEndAtTheEdgeOfIntegers) {
   EXPECT_EQ(absl::StrCat(print("5, 5"), print("5, 1"), print("1, 5, -1")), "[][][]");
 }
 
-// A program of the most levels that the limits allow runs on a thread's usual stack.
-TEST_F(JinjaTest, TheDeepestProgramRuns) {
+// A program with the maximum number of levels runs on a thread's default stack.
+TEST_F(JinjaTest, RunsTheDeepestProgram) {
   std::string sum = "1";
   for (int i = 0; i < 190; ++i) sum += " + 1";
   const std::string source = absl::StrCat("{% macro m(n) %}{% if n %}{{ m(n - 1) }}{% endif %}{{ ",
@@ -407,9 +407,9 @@ TEST_F(JinjaTest, TheDeepestProgramRuns) {
   EXPECT_TRUE(absl::StartsWith(*got, "191 191 "));
 }
 
-// Every template of the recorded cases, changed at random places: whatever happens, it ends, within
-// the limits, and what is printed is UTF-8.
-TEST_F(JinjaTest, BrokenTemplatesDoNoHarm) {
+// Mutates every template of the recorded cases at random positions. Each run ends within the
+// limits, and its output is UTF-8.
+TEST_F(JinjaTest, BrokenTemplatesStayWithinTheLimits) {
   const Variables variables = ReadVariables(ReadTestFile(TemplateData() / "variables.json"));
   std::vector<std::string> sources;
   for (const nlohmann::json& test : ReadJsonLines(TemplateData() / "expressions.jsonl")) {
@@ -450,7 +450,7 @@ TEST_F(JinjaTest, BrokenTemplatesDoNoHarm) {
           source += sources[below(sources.size())].substr(0, 200);
       }
     }
-    if (FirstInvalidUtf8(source)) continue;  // such templates are refused before they are read
+    if (FirstInvalidUtf8(source)) continue;  // such templates are rejected before parsing
     const absl::StatusOr<ParsedTemplate> parsed = Parse(source);
     if (!parsed.ok()) continue;
     const RenderResult result = Render(parsed->body, variables, limits, kNow);
@@ -482,7 +482,7 @@ TEST_F(JinjaTest, LongConversationsFitTheDefaultLimits) {
   EXPECT_EQ(families, 7);
 }
 
-TEST_F(JinjaTest, RenderingsOfOneTreeDoNotMeet) {
+TEST_F(JinjaTest, ConcurrentRenderingsAreIndependent) {
   const absl::StatusOr<ParsedTemplate> parsed = Parse(
       "{% set ns = namespace(n=0) %}{% for i in range(200) %}{% set ns.n = ns.n + x %}"
       "{% endfor %}{{ ns.n }}{{ d|tojson }}");
@@ -503,7 +503,7 @@ TEST_F(JinjaTest, RenderingsOfOneTreeDoNotMeet) {
   }
 }
 
-TEST_F(JinjaTest, JsonIsReadStrictly) {
+TEST_F(JinjaTest, ReadsJsonStrictly) {
   for (const char* json : {"", "{", "[1,]", "{\"a\" 1}", "nul", "1 2", "'a'", "[1e999]",
                            "99999999999999999999", "18446744073709551615", "\"\xff\""}) {
     EXPECT_FALSE(FromJson(json).ok()) << json;

@@ -1,5 +1,5 @@
-// Text of an answer that is no call reaches the client byte by byte, whole and streamed, in every
-// format. Markup is dropped only beside calls that were read.
+// Text of an answer that is not a call reaches the client unchanged, whole and streamed, in every
+// format. Markup is dropped only next to parsed calls.
 
 #include <gtest/gtest.h>
 
@@ -34,11 +34,11 @@ struct Answer {
   std::string content;
   std::string reasoning;
   std::vector<std::string> calls;   // "name arguments"
-  std::vector<std::string> markup;  // what no client gets
+  std::vector<std::string> markup;  // markup that no client receives
   friend bool operator==(const Answer&, const Answer&) = default;
 };
 
-// `next_size`: the length of the next piece.
+// `next_size` returns the length of the next piece.
 template <typename NextSize>
 Answer Read(const ToolFormat& format, const std::string& text, bool opens, NextSize next_size) {
   OutputParser parser(format, Tools(), opens);
@@ -80,9 +80,9 @@ struct TextCase {
   const char* text;
 };
 
-// Nothing here is a call of a declared tool.
+// None of these texts is a call of a declared tool.
 constexpr TextCase kTexts[] = {
-    // Lists of Python that are no calls, or calls of something else.
+    // Python lists that are not calls, or calls of something else.
     {"pythonic", "[1, 2, 3] are the first three."},
     {"pythonic", "[link](https://example.org) has it."},
     {"pythonic", " \n[see figure(2), or page 3]"},
@@ -96,7 +96,7 @@ constexpr TextCase kTexts[] = {
     {"pythonic", "<|python_start|>print(1)<|python_end|>"},
     {"pythonic", "<|python_start|>[nope()]<|python_end|> \n"},
     {"pythonic", "<|python_start|>"},
-    // Lists behind a marker.
+    // Lists after a marker.
     {"mistral-list", "[TOOL_CALLS] [1, 2]"},
     {"mistral-list", "[TOOL_CALLS] []"},
     {"mistral-list", "[TOOL_CALLS] [ "},
@@ -111,7 +111,7 @@ constexpr TextCase kTexts[] = {
     {"phi4-mini", "<|tool_call|>[{\"name\": \"nope\", \"arguments\": {}}]<|/tool_call|>"},
     {"phi4-mini", "<|tool_call|>[ ]<|/tool_call|> \n"},
     {"phi4-mini", "<|tool_call|>none<|/tool_call|>"},
-    // Sections.
+    // Reasoning and call sections.
     {"deepseek-v3", "<｜tool▁calls▁begin｜>none<｜tool▁calls▁end｜>"},
     {"deepseek-v3", "<｜tool▁calls▁begin｜> \n<｜tool▁calls▁end｜>"},
     {"deepseek-v3",
@@ -127,7 +127,7 @@ constexpr TextCase kTexts[] = {
     {"kimi-k2",
      "<|tool_calls_section_begin|><|tool_call_begin|>functions.nope:0<|tool_call_argument_begin|>"
      "{}<|tool_call_end|> <|tool_calls_section_end|> "},
-    // Objects at the start.
+    // Objects at the start of the answer.
     {"llama3-json", "{\"answer\": 42}\n"},
     {"llama3-json", "{\"name\": \"nope\", \"parameters\": {}}; "},
     {"llama3-json", " {\"name\": \"now\", \"parameters\": 1} \n"},
@@ -136,7 +136,7 @@ constexpr TextCase kTexts[] = {
     {"llama3-json", "<|python_tag|> \n"},
     {"llama3-json", "<|python_tag|>{\"answer\": 42};"},
     {"llama3-json", "{\"name\": \"now\", \"parameters\": {\"}\": "},
-    // White space alone.
+    // Whitespace only.
     {"hermes", "\n \n"},
     {"hermes", "\n<tool_call>no</tool_call>\n"},
     {"generic", " <tool_call>{\"name\": \"nope\", \"arguments\": {}}</tool_call> "},
@@ -145,7 +145,7 @@ constexpr TextCase kTexts[] = {
     {"mistral-name-args", "\n[TOOL_CALLS]nope[ARGS]{}\n"},
 };
 
-TEST(KeptTextTest, AnAnswerWithoutCallsIsItsContent) {
+TEST(KeptTextTest, AnswerWithoutCallsIsContent) {
   for (const auto& [format, text] : kTexts) {
     const Answer answer = Whole(format, text);
     EXPECT_EQ(answer.content, text) << format;
@@ -153,8 +153,8 @@ TEST(KeptTextTest, AnAnswerWithoutCallsIsItsContent) {
   }
 }
 
-// A section of reasoning changes nothing of what follows it.
-TEST(KeptTextTest, TextBehindReasoningIsKept) {
+// A reasoning section does not change the text after it.
+TEST(KeptTextTest, KeepsTextAfterReasoning) {
   for (const auto& [format, text] : std::vector<TextCase>{
            {"hermes", "\n\n"},
            {"deepseek-v3", "\n<｜tool▁calls▁begin｜>\n"},
@@ -165,7 +165,7 @@ TEST(KeptTextTest, TextBehindReasoningIsKept) {
   }
 }
 
-TEST(KeptTextTest, TextBesideCallsIsKept) {
+TEST(KeptTextTest, KeepsTextNextToCalls) {
   const auto expect = [](absl::string_view format, const std::string& text,
                          const std::string& content, std::vector<std::string> calls) {
     const Answer answer = Whole(format, text);
@@ -264,7 +264,7 @@ std::vector<std::string> PiecesOf(const ToolFormat& format) {
   return pieces;
 }
 
-// What may stay with the format: its own markers, brackets, separators and white space.
+// Removes what may stay with the format: its own markers, brackets, separators and whitespace.
 std::string WithoutMarkers(const ToolFormat& format, std::string markup) {
   for (const absl::string_view marker :
        {format.section_begin, format.section_end, format.call_begin[0], format.call_begin[1],
@@ -275,8 +275,8 @@ std::string WithoutMarkers(const ToolFormat& format, std::string markup) {
                              {{"[", ""}, {"]", ""}, {",", ""}, {";", ""}, {" ", ""}, {"\n", ""}});
 }
 
-// Headers of harmony are always markup, whatever follows them.
-TEST(KeptTextTest, RandomTextIsKeptHoweverItIsCut) {
+// Harmony headers are always markup, whatever follows them.
+TEST(KeptTextTest, KeepsRandomTextAtAnySplit) {
   const unsigned seed = std::random_device()();
   SCOPED_TRACE(absl::StrCat("seed ", seed));
   std::mt19937 random(seed);
@@ -301,7 +301,7 @@ TEST(KeptTextTest, RandomTextIsKeptHoweverItIsCut) {
       }
       (whole.calls.empty() ? num_without : num_with)++;
       if (!whole.calls.empty()) continue;
-      // Without calls only the markers of reasoning are missing, and white space before the first.
+      // Without calls, only the reasoning markers and whitespace before the first one are missing.
       std::string expected = text;
       if (whole.content != expected && !format.reasoning_begin.empty()) {
         if (!opens) {

@@ -1,4 +1,4 @@
-// What hostile models and long texts may cost in memory.
+// Bounds the memory that hostile models and long texts may use.
 
 #include <gtest/gtest.h>
 #include <malloc.h>
@@ -29,18 +29,18 @@ Loaded FromModel(absl::string_view model) {
   return Tokenizer::FromSentencePiece(model, "");
 }
 
-// 'a' becomes 512 times "b".
+// Maps 'a' to 512 times "b".
 std::string GrowingMap() {
   std::string map("\x00\x04\x00\x00", 4);
   for (std::uint32_t unit = 0; unit < 256; ++unit) {
-    // The unit of 'a' has its label, a leaf, and the offset 1 to the value 0.
+    // The unit of 'a' has its label, a leaf flag, and the offset 1 to the value 0.
     const std::uint32_t bits = unit == 0x61 ? 0x61U | 1U << 8 | 1U << 10 : 0U;
     for (int k = 0; k < 4; ++k) map.push_back(static_cast<char>(bits >> (8 * k)));
   }
   return map + std::string(512, 'b') + std::string(1, '\0');
 }
 
-TEST(RewrittenTextTest, HasALimit) {
+TEST(RewrittenTextTest, IsLimited) {
   const std::string map = GrowingMap();
   const json vocabulary = json::array({{"<unk>", 0.0}, {"b", -1.0}});
   const auto from_json = [&](const char* key, const json& component) {
@@ -68,7 +68,8 @@ TEST(RewrittenTextTest, HasALimit) {
     EXPECT_TRUE(absl::StrContains(many.status().message(), "more than 589824 bytes"))
         << many.status();
   }
-  // The forms of added tokens that are searched in normalized text are no longer than others.
+  // Forms of added tokens that are searched in normalized text have the same length limit as
+  // others.
   const json token = {
       {"id", 2},          {"content", "aa"},    {"lstrip", false},     {"rstrip", false},
       {"special", false}, {"normalized", true}, {"single_word", false}};
@@ -79,7 +80,7 @@ TEST(RewrittenTextTest, HasALimit) {
   const absl::Status refused = Tokenizer::FromJson(file.dump(), "").status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << refused;
   EXPECT_TRUE(absl::StrContains(refused.message(), "added_tokens[0] has content")) << refused;
-  // A splitter doubles bytes above ASCII each time.
+  // A splitter doubles non-ASCII bytes each time.
   const Loaded doubling =
       from_json("pre_tokenizer",
                 {{"type", "Sequence"}, {"pretokenizers", json(std::vector<json>(24, byte_level))}});
@@ -89,7 +90,7 @@ TEST(RewrittenTextTest, HasALimit) {
 }
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kCountsMemory = false;  // their allocators keep what is freed
+constexpr bool kCountsMemory = false;  // the allocators of sanitizers retain freed memory
 #else
 constexpr bool kCountsMemory = true;
 #endif
@@ -99,7 +100,7 @@ std::size_t UsedBytes() {
   return info.uordblks + info.hblkhd;
 }
 
-TEST(ScratchTest, OneLongTextKeepsNoMemory) {
+TEST(ScratchTest, LongTextRetainsNoMemory) {
   if (!kCountsMemory) GTEST_SKIP() << "memory is not counted here";
   const std::string text(1 << 20, 'b');
   for (const Loaded& tokenizer :
@@ -112,7 +113,8 @@ TEST(ScratchTest, OneLongTextKeepsNoMemory) {
   }
 }
 
-// The greatest resident size while `run` goes on, less that before; -1: the system does not say.
+// Returns the maximum resident size during `run`, minus the size before, or -1 if the system does
+// not report it.
 template <typename Run>
 std::int64_t PeakBytesOf(Run run) {
   const auto field = [](const std::string& name) -> std::int64_t {
@@ -132,7 +134,7 @@ std::int64_t PeakBytesOf(Run run) {
   return before < 0 || peak < 0 ? -1 : peak - before;
 }
 
-TEST(PrefixTrieTest, IsBuiltInLittleMoreThanItsOwnMemory) {
+TEST(PrefixTrieTest, ConstructionNeedsLittleExtraMemory) {
   std::mt19937 random(3);
   std::vector<std::string> strings(4096);
   for (std::string& text : strings) {
@@ -142,11 +144,11 @@ TEST(PrefixTrieTest, IsBuiltInLittleMoreThanItsOwnMemory) {
   for (const std::string& text : strings) entries.emplace_back(text, 1);
   const std::int64_t peak = PeakBytesOf([&] { EXPECT_FALSE(PrefixTrie(entries).empty()); });
   if (peak < 0 || !kCountsMemory) GTEST_SKIP() << "memory is not counted here";
-  // 13 bytes for each of two million nodes, in vectors that double.
+  // Each of the two million nodes takes 13 bytes, in vectors that double.
   EXPECT_LT(peak, std::int64_t{64} << 20);
 }
 
-TEST(SentencePieceFileTest, TheFileHasALimit) {
+TEST(SentencePieceFileTest, FileSizeIsLimited) {
   const Loaded tokenizer = FromModel(std::string((std::size_t{64} << 20) + 1, '\x0A'));
   ASSERT_FALSE(tokenizer.ok());
   EXPECT_TRUE(absl::StrContains(tokenizer.status().message(),
@@ -154,7 +156,7 @@ TEST(SentencePieceFileTest, TheFileHasALimit) {
       << tokenizer.status();
 }
 
-TEST(SentencePieceFileTest, PiecesAreCountedBeforeTheyAreBuilt) {
+TEST(SentencePieceFileTest, CountsPiecesBeforeBuildingThem) {
   std::string pieces;
   for (int i = 0; i <= kMaxTokenIds; ++i) pieces += std::string("\x0A\x00", 2);
   const std::int64_t peak = PeakBytesOf([&] {
@@ -168,7 +170,7 @@ TEST(SentencePieceFileTest, PiecesAreCountedBeforeTheyAreBuilt) {
   EXPECT_LT(peak, std::int64_t{16} << 20);  // built, they take 80 bytes each
 }
 
-TEST(SentencePieceFileTest, PiecesTogetherHaveALimit) {
+TEST(SentencePieceFileTest, TotalPieceSizeIsLimited) {
   std::string pieces;
   for (int i = 0; i < (1 << 16); ++i) {
     pieces += Piece(absl::StrCat(i, std::string(500, 'x')), -1, 1);

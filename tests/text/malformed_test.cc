@@ -1,5 +1,5 @@
-// Broken tokenizer.json files: refused with a message that names the field; truncations and flipped
-// bits of good files end in an error or in a tokenizer that works.
+// Broken tokenizer.json files are rejected with a message that names the field. Truncations and
+// flipped bits of good files give an error or a working tokenizer.
 
 #include <gtest/gtest.h>
 
@@ -25,7 +25,7 @@ std::filesystem::path Malformed() {
 
 constexpr absl::string_view kSample = "Hello world, 123 \xE6\xBC\xA2\xF0\x9F\x98\x80 <s>A\n";
 
-// A loaded tokenizer must encode, decode and stream without harm.
+// A loaded tokenizer must encode, decode and stream without a crash.
 void Exercise(const Tokenizer& tokenizer) {
   const auto ids = tokenizer.Encode(kSample, {});
   if (!ids.ok()) return;
@@ -44,7 +44,7 @@ void Exercise(const Tokenizer& tokenizer) {
 
 class MalformedTest : public testing::TestWithParam<std::string> {};
 
-TEST_P(MalformedTest, IsRefusedWithTheField) {
+TEST_P(MalformedTest, IsRejectedWithTheField) {
   const json index = json::parse(ReadTestFile(Malformed() / "index.json"));
   const std::string config = ReadTestFile(Malformed() / "base" / "tokenizer_config.json");
   for (const json& entry : index.at("cases")) {
@@ -82,7 +82,7 @@ INSTANTIATE_TEST_SUITE_P(Files, MalformedTest, testing::ValuesIn(MalformedFiles(
                            return name;
                          });
 
-TEST(MalformedFilesTest, AllAreThereAndTheBaseLoads) {
+TEST(MalformedFilesTest, AllFilesExistAndTheBaseLoads) {
   EXPECT_EQ(MalformedFiles().size(), 52U);
   const auto loaded = Tokenizer::Load(Malformed() / "base");
   ASSERT_TRUE(loaded.ok()) << loaded.status();
@@ -106,11 +106,11 @@ TEST(MalformedFilesTest, FolderWithoutTokenizerIsNotFound) {
   EXPECT_EQ(loaded.status().code(), absl::StatusCode::kNotFound);
 }
 
-// The smallest file of each style of component.
+// Uses the smallest file of each style of component.
 const char* const kReaders[] = {"llama2-style", "deepseek-style", "metaspace-first-normalized",
                                 "template-many-ids", "decoder-strip-per-token"};
 
-TEST(MalformedFilesTest, EveryTruncationIsRefused) {
+TEST(MalformedFilesTest, RejectsEveryTruncation) {
   for (const char* name : kReaders) {
     const std::string good = ReadTestFile(TokenizerData() / "cases" / name / "tokenizer.json");
     const std::size_t end = good.find_last_of('}');
@@ -120,13 +120,13 @@ TEST(MalformedFilesTest, EveryTruncationIsRefused) {
   }
 }
 
-TEST(MalformedFilesTest, FlippedBitsNeverDoHarm) {
+TEST(MalformedFilesTest, SurvivesFlippedBits) {
   std::mt19937 random(20240607);
   int refused = 0;
   int loaded_count = 0;
   for (const char* name : kReaders) {
     const std::string good = ReadTestFile(TokenizerData() / "cases" / name / "tokenizer.json");
-    // Most of a file is vocabulary; half of the flips go to the pipeline in front of it.
+    // Most of a file is vocabulary, so half of the flips go to the pipeline before it.
     const std::size_t pipeline = good.find("\"vocab\"");
     for (int round = 0; round < 120; ++round) {
       std::string bad = good;
@@ -143,8 +143,8 @@ TEST(MalformedFilesTest, FlippedBitsNeverDoHarm) {
   EXPECT_GT(loaded_count, 10);
 }
 
-// Random pieces of JSON in place of each component.
-TEST(MalformedFilesTest, SwappedValuesNeverDoHarm) {
+// Replaces each component by random pieces of JSON.
+TEST(MalformedFilesTest, SurvivesSwappedValues) {
   const json good =
       json::parse(ReadTestFile(TokenizerData() / "cases" / "llama2-style" / "tokenizer.json"));
   const std::vector<json> values = {nullptr,
@@ -158,7 +158,7 @@ TEST(MalformedFilesTest, SwappedValuesNeverDoHarm) {
                                     json::object(),
                                     json::array({json::object()}),
                                     18446744073709551615ULL};
-  std::vector<json::json_pointer> places;  // of every value outside vocabulary and merges
+  std::vector<json::json_pointer> places;  // all values outside vocabulary and merges
   const json flat = good.flatten();
   for (const auto& [path, value] : flat.items()) {
     if (absl::StrContains(path, "/vocab/") || absl::StrContains(path, "/merges/")) continue;

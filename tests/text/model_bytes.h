@@ -37,7 +37,8 @@ inline std::string Piece(absl::string_view text, float score, int type) {
   return Bytes(1, Bytes(1, text) + Float(2, score) + Number(3, static_cast<std::uint64_t>(type)));
 }
 
-// <unk>, <s>, "a", "b" and their pair; `trainer` and `normalizer` are fields of the two messages.
+// A model of <unk>, <s>, "a", "b" and their pair. `trainer` and `normalizer` are fields of the two
+// messages.
 inline std::string SmallModel(absl::string_view pieces = "", absl::string_view trainer = "",
                               absl::string_view normalizer = "") {
   return absl::StrCat(Piece("<unk>", 0, 2), Piece("<s>", 0, 3), Piece("a", -1, 1),

@@ -38,7 +38,7 @@ void ExpectError(const Loaded& loaded, absl::string_view words) {
   EXPECT_TRUE(absl::StrContains(loaded.status().message(), words)) << loaded.status();
 }
 
-// A loaded tokenizer must encode, decode and stream without harm.
+// A loaded tokenizer must encode, decode and stream without a crash.
 void Exercise(const Tokenizer& tokenizer) {
   for (const absl::string_view text :
        {"Hello world, 123 \xE6\xBC\xA2\xF0\x9F\x98\x80 <s>A\n", "  "}) {
@@ -91,14 +91,14 @@ INSTANTIATE_TEST_SUITE_P(Variants, SentencePieceVariantTest,
                            return name;
                          });
 
-TEST(SentencePieceVariantsTest, AllAreThere) {
+TEST(SentencePieceVariantsTest, AllVariantsExist) {
   EXPECT_EQ(FolderNames(TokenizerData() / "sentencepiece").size(), 7U);
 }
 
 TEST(SentencePieceFileTest, SmallestModelWorks) {
   const Loaded tokenizer = FromModel(SmallModel());
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
-  EXPECT_EQ(*(*tokenizer)->Encode("abba", {}), (Ids{1, 0, 4, 3, 2}));  // the sign is unknown
+  EXPECT_EQ(*(*tokenizer)->Encode("abba", {}), (Ids{1, 0, 4, 3, 2}));  // U+2581 is unknown
   EXPECT_EQ((*tokenizer)->bos_token_id(), 1);
   EXPECT_EQ((*tokenizer)->eos_token_id(), std::nullopt);
   EXPECT_TRUE((*tokenizer)->IsSpecial(1));
@@ -106,7 +106,7 @@ TEST(SentencePieceFileTest, SmallestModelWorks) {
 
 TEST(SentencePieceFileTest, BrokenFilesNameTheField) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  // Where SmallModel puts further pieces, and how it begins one that ends too early.
+  // Positions where SmallModel inserts further pieces, and the start of a piece that is truncated.
   const std::size_t at = SmallModel().find(Bytes(2, Number(3, 2)));
   const std::string cut_piece = Bytes(1, Number(9, 1) + "\x0A\x05" + "ab");
   const std::vector<std::pair<std::string, std::string>> files = {
@@ -144,7 +144,7 @@ TEST(SentencePieceFileTest, BrokenFilesNameTheField) {
   }
 }
 
-TEST(SentencePieceFileTest, WhatIsNotFollowedIsRefusedByName) {
+TEST(SentencePieceFileTest, RejectsUnsupportedSettingsByName) {
   const std::vector<std::pair<std::string, std::string>> files = {
       {SmallModel("", Number(3, 4)), "trainer_spec.model_type is 4"},
       {SmallModel("", Number(24, 1)), "trainer_spec.treat_whitespace_as_suffix is true"},
@@ -174,8 +174,8 @@ TEST(SentencePieceFileTest, ConfigurationIsChecked) {
   EXPECT_EQ(*(*without)->Encode("b", {}), (Ids{0, 3}));
 }
 
-// Special tokens of the text are plain text unless a template printed them.
-TEST(TemplateTextTest, ControlTokensAreTakenFromTemplatesOnly) {
+// Text that spells a special token is plain text unless a template printed it.
+TEST(TemplateTextTest, OnlyTemplatesCreateControlTokens) {
   for (const char* folder :
        {"llama2-sentencepiece", "unigram-nmt-nfkc-sentencepiece", "tekken-file"}) {
     const Loaded tokenizer = Tokenizer::Load(TokenizerData() / "cases" / folder);
@@ -340,7 +340,7 @@ TEST(UnigramTest, BrokenModelsNameTheField) {
   EXPECT_EQ(*(*tokenizer)->Encode("abxyb<unk>a", {}), (Ids{3, 0, 2, 0, 1}));
 }
 
-TEST(UnigramTest, AddedTokensHaveALimit) {
+TEST(UnigramTest, AddedTokensAreLimited) {
   const auto load = [](std::size_t size) {
     const json token = {{"id", 4},
                         {"content", std::string(size, 'x')},
@@ -358,8 +358,8 @@ TEST(UnigramTest, AddedTokensHaveALimit) {
   EXPECT_EQ(*(*tokenizer)->Encode("a" + std::string(512, 'x'), {}), (Ids{1, 4}));
 }
 
-// All ways to cut a text, each sum from left to right; the first of the best in the order in which
-// the original meets them is not defined for equal sums, so scores are random numbers.
+// Tries all segmentations of a text and sums each from left to right. Scores are random, because
+// the choice among equal sums is not defined.
 double BestSum(const std::vector<std::pair<std::string, double>>& vocabulary, double unknown,
                absl::string_view text) {
   std::vector<double> best(text.size() + 1, -std::numeric_limits<double>::infinity());
@@ -433,7 +433,7 @@ TEST(PrefixTrieTest, FindsEveryPrefixAndTheLastOfEqualStrings) {
   EXPECT_EQ(PrefixTrie().Longest("a").second, -1);
 }
 
-// Broken at random: an error, or a tokenizer that works.
+// Random damage gives an error or a working tokenizer.
 
 Loaded LoadAs(absl::string_view file, absl::string_view contents, absl::string_view config) {
   if (file == "tokenizer.model") return Tokenizer::FromSentencePiece(contents, config);
@@ -450,7 +450,7 @@ const std::pair<const char*, const char*> kReaders[] = {
     {"tiktoken-cl100k", "tokenizer.tiktoken"},
 };
 
-TEST(BrokenKindsTest, TruncationsAndFlippedBitsNeverDoHarm) {
+TEST(BrokenKindsTest, SurvivesTruncationsAndFlippedBits) {
   std::mt19937 random(8);
   int refused = 0;
   int loaded_count = 0;
@@ -480,22 +480,22 @@ TEST(BrokenKindsTest, TruncationsAndFlippedBitsNeverDoHarm) {
   EXPECT_GT(loaded_count, 50);
 }
 
-// Nested tokens of the longest kind, a map that goes round in circles, text without any border.
-TEST(BrokenKindsTest, HostileSizesTakeNoQuadraticTime) {
+// Nested tokens of maximum length, a cyclic map, and text without any boundary.
+TEST(BrokenKindsTest, HostileSizesTakeLinearTime) {
   json vocabulary = json::array({{"<unk>", 0.0}});
   for (int size = 1; size <= 512; ++size)
     vocabulary.push_back({std::string(size, 'a'), -1.0 * size});
   const json file = {{"model", {{"type", "Unigram"}, {"unk_id", 0}, {"vocab", vocabulary}}}};
   std::string pieces;
   for (int size = 3; size <= 512; ++size) pieces += Piece(std::string(size, 'a'), -1, 1);
-  // Two units: every look-up of 'a' leads back to itself, without an entry.
+  // With these two units every lookup of 'a' returns to itself without an entry.
   std::string map("\x00\x04\x00\x00", 4);
   for (int unit = 0; unit < 256; ++unit) {
     const std::uint32_t bits = unit == 0 ? 0x61U << 10 | 0x61U : 0x61U;
     for (int k = 0; k < 4; ++k) map.push_back(static_cast<char>(bits >> (8 * k)));
   }
   const std::string text(1 << 17, 'a');
-  // A control token that the text seems to begin at each of its places.
+  // The text seems to start a control token at each position.
   const std::string control = std::string(511, 'a') + "b";
   ExpectError(FromModel(SmallModel(Piece(std::string(1 << 20, 'a'), 0, 3))),
               "pieces[5].piece has 1048576 bytes, the limit is 512");
@@ -510,7 +510,7 @@ TEST(BrokenKindsTest, HostileSizesTakeNoQuadraticTime) {
   }
 }
 
-TEST(LoadTest, RefusesWhatIsBesideTheOtherKindsOnly) {
+TEST(LoadTest, RejectsAuxiliaryFilesWithoutATokenizer) {
   const std::filesystem::path folder =
       std::filesystem::path(testing::TempDir()) / "quire-model-kinds";
   std::filesystem::create_directories(folder);

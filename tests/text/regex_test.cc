@@ -55,7 +55,7 @@ TEST(RegexTest, IntervalPlusIsNotPossessive) {
   EXPECT_EQ(MatchTexts("a++ab|c", "aaabc"), Texts({"c"}));  // plain ++ stays possessive
 }
 
-// As the Rust crate fancy-regex, which tiktoken uses.
+// The expected behaviour is that of the Rust crate fancy-regex, which tiktoken uses.
 TEST(RegexTest, RustPatternsArePossessiveAndEndWithTheText) {
   const auto texts = [](absl::string_view pattern, absl::string_view text) {
     const auto regex = Regex::FromRust(pattern);
@@ -79,13 +79,13 @@ TEST(RegexTest, DollarAndCaretMatchAtLines) {
   EXPECT_EQ(MatchTexts("^b", "b\nb"), Texts({"b", "b"}));
 }
 
-TEST(RegexTest, OtherMeaningsAreRewritten) {
+TEST(RegexTest, RewritesDifferingSyntax) {
   EXPECT_EQ(MatchTexts(R"(\h+)", "zz09af zz"), Texts({"09af"}));
   EXPECT_EQ(MatchTexts(R"(\v)", "\n\x0B"), Texts({"\x0B"}));
   EXPECT_EQ(MatchTexts(R"(\p{Han}+)", "\xE3\x80\x81\xE6\xBC\xA2"), Texts({"\xE6\xBC\xA2"}));
   EXPECT_EQ(MatchTexts(R"(\p{^Han}+)", "ab\xE6\xBC\xA2"), Texts({"ab"}));
   EXPECT_EQ(MatchTexts(R"(\u0041)", "A"), Texts({"A"}));
-  // U+2460 is no word character, U+0301 is one, U+00B2 is one outside of brackets only.
+  // U+2460 is not a word character, U+0301 is one, and U+00B2 is one outside of brackets only.
   EXPECT_EQ(MatchTexts(R"(\w+)", "a\xE2\x91\xA0 e\xCC\x81"), Texts({"a", "e\xCC\x81"}));
   EXPECT_EQ(MatchTexts(R"(\w+)", "a\xC2\xB2"), Texts({"a\xC2\xB2"}));
   EXPECT_EQ(MatchTexts(R"([\w]+)", "a\xC2\xB2"), Texts({"a"}));
@@ -110,13 +110,13 @@ TEST(RegexTest, EmptyMatchesAreNotRepeated) {
   EXPECT_EQ(AllMatches(*nothing, ""), Matches({{0, 0}}));
 }
 
-TEST(RegexTest, LiteralsAreLiteral) {
+TEST(RegexTest, EscapesLiterals) {
   const auto dot = Regex::FromLiteral("a.[");
   ASSERT_TRUE(dot.ok());
   EXPECT_EQ(AllMatches(*dot, "axa.["), Matches({{2, 5}}));
 }
 
-TEST(RegexTest, RefusesWhatItCannotTranslate) {
+TEST(RegexTest, RejectsUntranslatablePatterns) {
   for (const char* pattern : {"[a&&b]",
                               "[[:punct:]]",
                               "[a[bc]]",
@@ -157,7 +157,7 @@ TEST(RegexTest, BoundsNestingAndLength) {
   EXPECT_FALSE(Regex::FromOniguruma(std::string(100000, 'a')).ok());
 }
 
-// Needs more than the largest JIT stack, so the interpreter takes over; nothing overflows.
+// The pattern exceeds the largest JIT stack, so the interpreter takes over without an overflow.
 TEST(RegexTest, DeepBacktrackingFallsBackToTheInterpreter) {
   const auto regex = Regex::FromOniguruma("(?:a|b|ab)*c");
   ASSERT_TRUE(regex.ok());
@@ -165,8 +165,8 @@ TEST(RegexTest, DeepBacktrackingFallsBackToTheInterpreter) {
   EXPECT_EQ(AllMatches(*regex, text), Matches({{0, text.size()}}));
 }
 
-// PCRE2's built-in match limit of ten million would end this.
-TEST(RegexTest, LongRunsStayBelowNoLimit) {
+// PCRE2's default match limit of ten million would end this.
+TEST(RegexTest, LongRunsExceedNoLimit) {
   const auto regex = Regex::FromOniguruma(R"(\s*[\r\n]+|\s+(?!\S)|\s+)");
   ASSERT_TRUE(regex.ok());
   const std::string text = std::string(12000000, ' ') + "x";
@@ -175,7 +175,7 @@ TEST(RegexTest, LongRunsStayBelowNoLimit) {
   EXPECT_EQ(AllMatches(*regex, text, false), expected);
 }
 
-// All texts of the recorded cases under each family's own pattern.
+// Matches all texts of the recorded cases with each family's own pattern.
 TEST(RegexTest, JitEqualsInterpreter) {
   std::vector<std::string> texts;
   for (const auto& recorded :

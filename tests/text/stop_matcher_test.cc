@@ -12,7 +12,7 @@ struct Found {
   std::optional<std::int32_t> stop;
 };
 
-// Earliest end, then longest, by looking at every end and every string.
+// Finds the earliest end, then the longest string, by checking every end and every string.
 Found NaiveCut(const std::string& text, const std::vector<std::string>& stops,
                std::size_t first_end, bool include) {
   for (std::size_t end = first_end; end <= text.size(); ++end) {
@@ -52,7 +52,7 @@ TEST(StopMatcherTest, EqualsNaiveSearchForRandomTextsAndPieces) {
     Found found;
     std::size_t longest = 0;
     for (const std::string& stop : stops) longest = std::max(longest, stop.size());
-    // Pieces end at `first_end` - 1, since a push is wholly before or wholly after min_tokens.
+    // Pieces end at `first_end` - 1, since a push is entirely before or entirely after min_tokens.
     for (std::size_t at = 0; at < text.size() && !found.stop.has_value();) {
       std::size_t length = std::min<std::size_t>(1 + random() % 6, text.size() - at);
       if (at + 1 < first_end) length = std::min(length, first_end - 1 - at);
@@ -60,7 +60,7 @@ TEST(StopMatcherTest, EqualsNaiveSearchForRandomTextsAndPieces) {
                                 include, &found.text);
       at += length;
       if (!found.stop.has_value()) {
-        ASSERT_LT(at - found.text.size(), longest) << "holds back too much";
+        ASSERT_LT(at - found.text.size(), longest) << "too much text is buffered";
       }
     }
     if (!found.stop.has_value()) matcher.Finish(&found.text);
@@ -76,7 +76,7 @@ TEST(StopMatcherTest, EqualsNaiveSearchForRandomTextsAndPieces) {
   EXPECT_GT(matches, 5000);
 }
 
-TEST(StopMatcherTest, HoldsBackOnlyWhatMayMatch) {
+TEST(StopMatcherTest, BuffersOnlyPossibleMatches) {
   const StopAutomaton automaton({"STOP", "TOP!"});
   StopMatcher matcher(&automaton);
   std::string out;

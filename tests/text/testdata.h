@@ -20,16 +20,16 @@ inline std::filesystem::path TokenizerData() {
   return paths::TestData("tokenizers");
 }
 
-// Sorted names of the folders in `directory`.
+// Returns the sorted names of the folders in `directory`.
 std::vector<std::string> FolderNames(const std::filesystem::path& directory);
 
-// The whole file; ends the test program if it is not there.
+// Returns the whole file. Ends the test program if the file does not exist.
 std::string ReadTestFile(const std::filesystem::path& path);
 
-// One JSON value per line.
+// Returns one JSON value per line.
 std::vector<nlohmann::json> ReadJsonLines(const std::filesystem::path& path);
 
-// For messages: text with everything outside printable ASCII as \xHH.
+// Returns text for messages, with everything outside printable ASCII as \xHH.
 std::string Escaped(absl::string_view text);
 
 }  // namespace quire::text

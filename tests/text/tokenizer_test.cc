@@ -43,7 +43,7 @@ Ids EncodeOk(const Tokenizer& tokenizer, absl::string_view text,
   return ids.value_or(Ids{});
 }
 
-// Any scalar value, with those that matter more often than by chance.
+// Any scalar value. Significant ones are more frequent.
 std::string RandomText(std::mt19937& random, std::size_t characters) {
   static const char32_t kOften[] = {U' ',  U'\n',  U'\r',   U'\t',  U'\'',  U's',   U'1',   U'.',
                                     0x301, 0x200D, 0x1F600, 0x6F22, 0xAC00, 0x180E, 0x2029, 0xE9};
@@ -78,7 +78,7 @@ TEST(TokenizerTest, NamesTheByteOfInvalidUtf8) {
             "text is not valid UTF-8 at byte 0");
 }
 
-TEST(TokenizerTest, SpecialTokensAreTextWhenNotParsed) {
+TEST(TokenizerTest, SpecialTokensAreTextUnlessParsed) {
   const auto tokenizer = LoadCase("llama3-style");
   const std::string text = "a<|begin_of_text|>b";
   const auto bos = tokenizer->TokenToId("<|begin_of_text|>");
@@ -92,7 +92,7 @@ TEST(TokenizerTest, SpecialTokensAreTextWhenNotParsed) {
   EXPECT_EQ(*tokenizer->Decode(literal, false), text);
 }
 
-TEST(TokenizerTest, PiecesOfAPromptCarryBytesAndPlaces) {
+TEST(TokenizerTest, PromptPiecesHaveBytesAndPositions) {
   const auto tokenizer = LoadCase("llama3-style");
   const auto pieces = tokenizer->EncodeWithPieces("\xE6\xBC\xA2 <|begin_of_text|>", {});
   ASSERT_TRUE(pieces.ok());
@@ -118,7 +118,7 @@ TEST(TokenizerTest, IdsWithoutTextAreErrorsOfDecode) {
   }
 }
 
-TEST(TokenizerTest, HolesInTheVocabularyHaveNoText) {
+TEST(TokenizerTest, VocabularyGapsHaveNoText) {
   const auto tokenizer = Tokenizer::FromJson(
       R"({"model":{"type":"BPE","vocab":{"a":0,"b":2},"merges":[]},"decoder":{"type":"Fuse"}})",
       "");
@@ -150,7 +150,7 @@ TEST(TokenizerTest, FingerprintDependsOnBothFiles) {
   EXPECT_NE((*a)->sha256(), (*c)->sha256());
 }
 
-// Prompts of the small Llama models and of the embedded one, with the ids of Hugging Face
+// Prompts of the small Llama models and of the embedded model, with the ids of Hugging Face
 // tokenizers.
 TEST(TokenizerTest, ModelPromptsHaveTheRecordedIds) {
   const std::filesystem::path story = paths::Source("assets/story");
@@ -158,7 +158,7 @@ TEST(TokenizerTest, ModelPromptsHaveTheRecordedIds) {
   for (const std::string& name : FolderNames(TokenizerData() / "models")) {
     const std::filesystem::path prompts = TokenizerData() / "models" / name;
     const std::filesystem::path folder = name == "story" ? story : prompts;
-    // The embedded model lives in assets/; a source tree without it tests the others.
+    // The embedded model is in assets/. A source tree without it tests the others.
     if (!std::filesystem::exists(folder / "tokenizer.json")) continue;
     const auto tokenizer = LoadFrom(folder);
     for (const json& prompt : ReadJsonLines(prompts / "prompts.jsonl")) {
@@ -171,7 +171,7 @@ TEST(TokenizerTest, ModelPromptsHaveTheRecordedIds) {
   EXPECT_GE(models, 2);
 }
 
-TEST(TokenizerPropertyTest, ByteLevelModelsGiveTheTextBack) {
+TEST(TokenizerPropertyTest, ByteLevelModelsRoundTrip) {
   std::mt19937 random(31);
   for (const char* name : {"gpt2-bytelevel", "llama3-style", "deepseek-style", "o200k-style",
                            "tekken-style", "cl100k-pattern"}) {
@@ -184,8 +184,8 @@ TEST(TokenizerPropertyTest, ByteLevelModelsGiveTheTextBack) {
   }
 }
 
-// Where a token may stand for any number of bytes, as one of unknown characters or one that
-// swallows spaces, the length of a text says nothing about its tokens.
+// If a token may represent any number of bytes (unknown characters, swallowed spaces), the length
+// of a text does not bound its tokens.
 TEST(TokenizerTest, ByteLevelModelsKnowTheLongestToken) {
   for (const char* name : {"gpt2-bytelevel", "llama3-style", "tekken-style"}) {
     const auto tokenizer = LoadCase(name);
@@ -247,9 +247,9 @@ TEST(TokenizerPropertyTest, CacheAndThreadsDoNotChangeIds) {
   }
 }
 
-// 256 KiB cost 68 billion steps in a stage with quadratic time, and some milliseconds in a good
-// one. The bound tells these apart on any machine.
-TEST(TokenizerTimeTest, LongRunsOfOneKindTakeNoQuadraticTime) {
+// 256 KiB cost 68 billion steps in a stage with quadratic time, and some milliseconds in a linear
+// one. The bound distinguishes them on any machine.
+TEST(TokenizerTimeTest, LongRunsOfOneKindTakeLinearTime) {
   constexpr std::size_t kBytes = 1 << 18;
   std::vector<std::string> texts;
   for (const absl::string_view unit : {"a", " ", "!", "\n", "\xE6\xBC\xA2", "Aa", "1", "a ",
@@ -277,8 +277,8 @@ TEST(TokenizerTimeTest, LongRunsOfOneKindTakeNoQuadraticTime) {
   }
 }
 
-// SentencePiece-style models see the whole text as one piece.
-TEST(TokenizerTimeTest, AWordOfAMegabyteIsFine) {
+// SentencePiece-style models process the whole text as one piece.
+TEST(TokenizerTimeTest, TokenizesAWordOfAMegabyte) {
   const auto tokenizer = LoadCase("llama2-style");
   std::mt19937 random(35);
   std::string word;

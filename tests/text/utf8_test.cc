@@ -9,7 +9,7 @@
 namespace quire::text {
 namespace {
 
-// Table 3-7 of the Unicode standard, row by row; slow and obvious.
+// Table 3-7 of the Unicode standard, row by row. It is slow and obviously correct.
 std::size_t WellFormedLength(absl::string_view text) {
   struct Row {
     int low[4];
@@ -48,7 +48,7 @@ std::optional<std::size_t> SlowFirstInvalid(absl::string_view text) {
   return std::nullopt;
 }
 
-// Bytes that matter at the borders of table 3-7, so that random strings meet every rule.
+// Bytes at the boundaries of table 3-7, so that random strings exercise every rule.
 std::string RandomBytes(std::mt19937& random, std::size_t size) {
   static const unsigned char kBytes[] = {'a',  0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF,
                                          0xC1, 0xC2, 0xDF, 0xE0, 0xE1, 0xED, 0xEE, 0xEF,
@@ -70,7 +70,7 @@ TEST(Utf8Test, FirstInvalidAgreesWithTheTable) {
   EXPECT_LT(invalid, 19000);
 }
 
-TEST(Utf8Test, NamesTheByteWhereACharacterIsCut) {
+TEST(Utf8Test, NamesTheByteOfATruncatedCharacter) {
   EXPECT_EQ(FirstInvalidUtf8("ab\xE2\x82"), 2U);
   EXPECT_EQ(FirstInvalidUtf8("ab\xE2\x82\xAC"), std::nullopt);
   EXPECT_EQ(FirstInvalidUtf8("\xED\xA0\x80"), 0U);
@@ -104,7 +104,7 @@ std::string Repair(absl::string_view text, std::mt19937* random) {
 
 TEST(Utf8RepairerTest, SubstitutesMaximalParts) {
   const std::string r(kReplacementCharacter);
-  // Table 3-8 of the Unicode standard, and neighbours.
+  // Table 3-8 of the Unicode standard, and similar cases.
   EXPECT_EQ(Repair("\xC0\xAF\xE0\x80\xBF\xF0\x81\x82\x41", nullptr),
             r + r + r + r + r + r + r + r + "A");
   EXPECT_EQ(Repair("\xED\xA0\x80\xED\xBF\xBF\x41", nullptr), r + r + r + r + r + r + "A");

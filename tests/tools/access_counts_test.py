@@ -1,4 +1,4 @@
-"""The comparison of what accesses cost finds every kernel whose figures, or presence, changed."""
+"""The comparison of access costs detects every kernel whose figures or presence changed."""
 
 import pathlib
 import sys

@@ -1,4 +1,4 @@
-"""What scripts/bench_cpu writes of rows that were measured; the measuring itself is tested in tests/e2e/test_bench.py."""
+"""The output of scripts/bench_cpu for measured rows. tests/e2e/test_bench.py tests the measurement itself."""
 
 import contextlib
 import importlib.machinery
@@ -37,7 +37,7 @@ class ReportTest(unittest.TestCase):
         self.session.options.shape = "tiny"
 
     def reports(self):
-        """(report.md, measurements.json) of a prefill with a peer, a decode without, and one load."""
+        """Returns (report.md, measurements.json) of a prefill with a peer, a decode without one, and one load."""
         kernels = list(bench_cpu.kernel_rows(self.session, "int8", "Q8_0", {"prefill": (300.0, 100.0), 1: (50.0, None)},
                                              {"B": 1e9, "V": 1e12}))
         medians = {"ours": {"output_throughput": 10.0, "p99_ttft_ms": 500.0, "peak_pss_bytes": 1 << 20},
@@ -47,7 +47,7 @@ class ReportTest(unittest.TestCase):
             bench_cpu.write_reports(self.session, kernels, served, ["a note"])
         return (self.out / "report.md").read_text(), json.loads((self.out / "measurements.json").read_text())
 
-    def test_the_page(self):
+    def test_report_page(self):
         page, _ = self.reports()
         lines = page.splitlines()
         self.assertIn("| model | format, ours / peer | what | quire | peer | ratio | share_of_probe |", lines)
@@ -59,7 +59,7 @@ class ReportTest(unittest.TestCase):
         self.assertIn("| tiny | int8 / Q8_0 | 8 | peak memory, MiB | 1.0 | not measured | not measured |", lines)
         self.assertIn("- a note", lines)
 
-    def test_the_data_are_those_of_docs_benchmarks(self):
+    def test_data_match_docs_benchmarks(self):
         _, document = self.reports()
         self.assertEqual(list(benchmark_data.faults("measurements.json", document)), [])
         kernels, served = document["measurements"]
@@ -70,7 +70,7 @@ class ReportTest(unittest.TestCase):
         self.assertEqual(served["versions"], {"quire": "quired 1.0, commit abc, 2 threads"})
         self.assertIn("bench_cpu --smoke", served["commands"][0])
 
-    def test_data_without_a_version_are_refused(self):
+    def test_data_without_a_version_are_rejected(self):
         self.session.machine = ["- a processor", "- 24 GiB", ""]
         with self.assertRaisesRegex(SystemExit, "versions does not contain quire"):
             self.reports()

@@ -46,7 +46,7 @@ TEST(LengthsTest, Fixed) {
   EXPECT_THAT(Lengths("128", 10), ::testing::Each(128.0));
 }
 
-TEST(LengthsTest, UniformHasItsEndsMeanAndDeviation) {
+TEST(LengthsTest, UniformHasItsBoundsMeanAndDeviation) {
   const std::vector<double> values = Lengths("uniform:10:19", 20'000);
   EXPECT_EQ(*std::min_element(values.begin(), values.end()), 10);
   EXPECT_EQ(*std::max_element(values.begin(), values.end()), 19);
@@ -55,7 +55,7 @@ TEST(LengthsTest, UniformHasItsEndsMeanAndDeviation) {
   EXPECT_NEAR(moments.deviation, std::sqrt(99.0 / 12), 0.05);
 }
 
-TEST(LengthsTest, LogNormalHasItsMedianAndSpreadAndEnd) {
+TEST(LengthsTest, LogNormalHasItsMedianSpreadAndBound) {
   const std::vector<double> values = Lengths("lognormal:1000:0.5:100000", 20'000);
   std::vector<double> logarithms;
   for (const double value : values) logarithms.push_back(std::log(value));
@@ -67,7 +67,7 @@ TEST(LengthsTest, LogNormalHasItsMedianAndSpreadAndEnd) {
   EXPECT_THAT(Lengths("lognormal:30:0:50", 3), ::testing::Each(30.0));
 }
 
-TEST(LengthsTest, WrongTextIsNamed) {
+TEST(LengthsTest, NamesWrongText) {
   for (const char* const text :
        {"", "0", "-3", "x", "uniform:5", "uniform:5:4", "uniform:0:4", "normal:3:4",
         "lognormal:5:1", "lognormal:0.5:1:9", "lognormal:5:-1:9", "lognormal:50:1:9",
@@ -175,7 +175,7 @@ TEST(WorkloadTest, CancelsItsShareBeforeTheLastToken) {
   EXPECT_THAT(after, ::testing::ElementsAre(1, 2, 3, 4, 5, 6, 7, 8, 9));
 }
 
-TEST(WorkloadTest, ConstrainsItsShareAndChangesNothingElse) {
+TEST(WorkloadTest, ConstrainsItsShareWithoutOtherChanges) {
   LoadOptions free;
   free.output = *ParseLengths("uniform:1:20");
   free.cancel_ratio = 0.3;
@@ -233,7 +233,7 @@ TEST(TraceTest, MooncakeBlocksAreSharedPrefixes) {
             1024);
 }
 
-TEST(TraceTest, WrongLinesAreNamed) {
+TEST(TraceTest, NamesWrongLines) {
   const char* const wrong[] = {
       "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,x,1\n",
       "\n{\"timestamp\": 1, \"input_length\": 5}\n",

@@ -1,4 +1,4 @@
-// What `quire bench` understands of other servers, and of our server's counters.
+// How `quire bench` parses other servers' answers and quired's counters.
 
 #include <nlohmann/json.hpp>
 #include <string>
@@ -27,7 +27,7 @@ std::vector<std::string> Events(absl::string_view stream, std::size_t piece) {
   return events;
 }
 
-TEST(SseTest, EventsWhereverTheStreamIsCut) {
+TEST(SseTest, ParsesEventsAtAnySplit) {
   constexpr char kStream[] =
       ": a comment\n\nevent: x\ndata: {\"a\":1}\n\ndata:two\ndata:  lines\nid: 3\n\r\n"
       "database: no\n\ndata\n\ndata: [DONE]\r\n\r\ndata: not ended\n";
@@ -88,7 +88,7 @@ TEST(PeerTest, OpenAiEvents) {
   EXPECT_EQ(end->total_tokens, 5);
 }
 
-TEST(PeerTest, ErrorsAndNonsense) {
+TEST(PeerTest, ReportsErrorsAndInvalidAnswers) {
   EXPECT_EQ(ParsePeerEvent(Kind::kOpenAi, R"({"error":{"message":"too long"}})")->error,
             "too long");
   EXPECT_EQ(ParsePeerEvent(Kind::kLlamaCpp, R"({"error":"x"})")->error, "\"x\"");
@@ -97,7 +97,7 @@ TEST(PeerTest, ErrorsAndNonsense) {
   }
 }
 
-TEST(PeerTest, RequestsAskForTheSame) {
+TEST(PeerTest, RequestsAreEquivalent) {
   LoadRequest request;
   request.prompt = {5, 6, 7};
   request.output_tokens = 9;
@@ -153,7 +153,7 @@ RequestSample Completed(std::int64_t input, std::int64_t output) {
   return sample;
 }
 
-TEST(CountersTest, WhatAddsUp) {
+TEST(CountersTest, AcceptsConsistentCounts) {
   const ServerCounters before = ParseCounters(kMetrics);
   ServerCounters after = before;
   after.accepted += 2;
@@ -175,7 +175,7 @@ TEST(CountersTest, WhatAddsUp) {
   EXPECT_THAT(CheckConservation(before, wrong, samples), ElementsAre(HasSubstr("3 and 2")));
 }
 
-TEST(CountersTest, OnlyWhatIsTooMuchStaysWrong) {
+TEST(CountersTest, ReportsOnlyExcessCounts) {
   ServerCounters after;
   after.accepted = after.completed = 1;
   after.prompt_tokens = 10;
@@ -188,7 +188,7 @@ TEST(CountersTest, OnlyWhatIsTooMuchStaysWrong) {
   EXPECT_FALSE(IsPermanentMismatch({}, after, {Completed(10, 7), RequestSample{}}));
 }
 
-TEST(CountersTest, CancelledRequestsMayHaveCostMore) {
+TEST(CountersTest, CancelledRequestsMayExceedTheCounts) {
   ServerCounters after;
   after.accepted = 2;
   after.completed = 1;

@@ -56,7 +56,7 @@ TEST(BenchReportTest, DefinitionsAndFieldNames) {
 TEST(BenchReportTest, ItlPerTokenIsCountedOncePerToken) {
   BenchRun run{.model_id = "m", .concurrency = 1, .duration_seconds = 1, .samples = {}};
   RequestSample sample = Sample(0.1, 0.5, 5, {0.4, 0.1});
-  sample.itl_tokens = {4, 1};  // 0.1 a token, four times, and 0.1
+  sample.itl_tokens = {4, 1};  // 0.1 per token four times, and 0.1
   sample.messages = 3;
   run.samples = {sample};
   const auto json = nlohmann::json::parse(ReportJson(run));
@@ -69,7 +69,7 @@ TEST(BenchReportTest, ItlPerTokenIsCountedOncePerToken) {
 
 TEST(BenchReportTest, GoodputCountsRequestsThatMeetEveryLimit) {
   BenchRun run{.model_id = "m", .concurrency = 1, .duration_seconds = 2, .samples = {}};
-  // TPOT 0.1, 0.3 and 0.1; the third is too late with its first token.
+  // The TPOTs are 0.1, 0.3 and 0.1. The third request's first token is too late.
   run.samples = {Sample(0.1, 0.2, 3, {}), Sample(0.1, 0.6, 3, {}), Sample(0.6, 0.2, 3, {})};
   run.service_level = *ParseServiceLevel("ttft=500ms,tpot=200ms");
   EXPECT_NEAR(nlohmann::json::parse(ReportJson(run))["request_goodput"].get<double>(), 0.5, 1e-9);
@@ -81,9 +81,9 @@ TEST(BenchReportTest, GoodputCountsRequestsThatMeetEveryLimit) {
   }
 }
 
-TEST(BenchReportTest, WhatNoMessageShowedHasNoLatency) {
+TEST(BenchReportTest, TokensWithoutMessagesHaveNoLatency) {
   BenchRun run{.model_id = "m", .concurrency = 1, .duration_seconds = 1, .samples = {}};
-  RequestSample silent = Sample(0, 0, 5, {});  // counted by the server alone
+  RequestSample silent = Sample(0, 0, 5, {});  // counted by the server only
   silent.messages = 0;
   RequestSample at_once = Sample(0.2, 0, 5, {});
   at_once.messages = 1;
@@ -94,11 +94,11 @@ TEST(BenchReportTest, WhatNoMessageShowedHasNoLatency) {
   EXPECT_EQ(json["total_output_tokens"], 15);
   EXPECT_NEAR(json["median_ttft_ms"].get<double>(), 300, 1e-9);
   EXPECT_NEAR(json["median_tpot_ms"].get<double>(), 100, 1e-9);
-  // The first has a TPOT of 100 ms and the second no first token.
+  // The first has a TPOT of 100 ms and the second has no first token.
   EXPECT_NEAR(json["request_goodput"].get<double>(), 1, 1e-9);
 }
 
-TEST(BenchReportTest, InterruptedIsMarked) {
+TEST(BenchReportTest, MarksInterruptedRuns) {
   BenchRun run{.model_id = "a\xff", .concurrency = 1, .duration_seconds = 1, .samples = {{}}};
   EXPECT_FALSE(nlohmann::json::parse(ReportJson(run)).contains("interrupted"));
   run.interrupted = true;

@@ -10,7 +10,7 @@
 namespace quire::client {
 namespace {
 
-// Answers after a while, and then wants the load to stop.
+// Answers after a delay, and then requests that the load stops.
 class StoppingTarget : public Target {
  public:
   explicit StoppingTarget(std::atomic<bool>* stop) : stop_(stop) {}
@@ -35,13 +35,13 @@ std::size_t SentUntilStopped(const LoadOptions& load, std::int64_t count,
   return result.samples.size();
 }
 
-TEST(RunLoadTest, StopDropsWhatWaitsForAConnection) {
-  // All are due long before the one connection has its first answer.
+TEST(RunLoadTest, StopDropsRequestsWaitingForAConnection) {
+  // All requests are due long before the only connection has its first answer.
   EXPECT_EQ(SentUntilStopped({.arrival = Arrival::kConstant, .rate = 1e5}, 20), 1u);
   EXPECT_EQ(SentUntilStopped({}, 20), 1u);
 }
 
-TEST(RunLoadTest, TimesBeyondTheClockAreWaitedFor) {
+TEST(RunLoadTest, WaitsForTimesBeyondTheClock) {
   EXPECT_EQ(SentUntilStopped({.arrival = Arrival::kConstant, .rate = 1e-12}, 2, 2), 1u);
 }
 

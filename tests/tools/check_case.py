@@ -1,4 +1,4 @@
-"""What the tests of the checks share: a temporary tree, and running a check on it."""
+"""Shared base of the tests of checks: a temporary tree, and running a check on it."""
 
 import pathlib
 import subprocess
@@ -10,14 +10,13 @@ TOOLS = pathlib.Path(__file__).resolve().parents[2] / "tools" / "checks"
 
 
 class CheckCase(unittest.TestCase):
-    """Subclasses set `tool`, and `clean`: file name -> content of a tree without violations."""
+    """Subclasses set `tool`, and `clean`, which maps file names to the content of a tree without violations."""
 
     tool = ""
     clean = {}
 
     def run_on(self, changes, *arguments):
-        """Runs the check on `clean` with `changes` laid over it (None deletes); returns
-        (exit status, output)."""
+        """Runs the check on `clean` with `changes` applied on top (None deletes). Returns (exit status, output)."""
         with tempfile.TemporaryDirectory() as root:
             self.write(pathlib.Path(root), {**self.clean, **changes})
             return self.run_in(root, *arguments)
@@ -39,7 +38,7 @@ class CheckCase(unittest.TestCase):
         self.assertEqual(status, 0, output)
 
     def refuses(self, changes, *parts):
-        """The check fails, and one line of its output has every part."""
+        """Asserts that the check fails and that one line of its output contains every part."""
         status, output = self.run_on(changes)
         self.assertEqual(status, 1, output)
         self.assertTrue(any(all(part in line for part in parts) for line in output.splitlines()),

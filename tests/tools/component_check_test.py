@@ -1,4 +1,4 @@
-"""Breaks each rule of tools/checks/component_check.py once."""
+"""Violates each rule of tools/checks/component_check.py once."""
 
 import unittest
 
@@ -35,7 +35,7 @@ class ComponentCheckTest(CheckCase):
         status, _ = self.run_on({name: None for name in self.clean})
         self.assertEqual(status, 1)
 
-    def test_a_dep_that_nothing_reaches(self):
+    def test_unused_dep(self):
         self.refuses({"text/chat/chat.h": PRAGMA},
                      "text/chat/CMakeLists.txt:1", "text_chat lists base")
         self.refuses({"server/grpc/service.cc": "#include <grpcpp/grpcpp.h>\n"},
@@ -43,10 +43,10 @@ class ComponentCheckTest(CheckCase):
         self.refuses({"tools/quire/main.cc": '#include "base/status.h"\n'},
                      "binary quire lists engine")
 
-    def test_a_dep_that_a_header_of_another_reaches_is_needed(self):
+    def test_dep_used_by_a_header_is_needed(self):
         self.accepts({"engine/engine.cc": '#include "text/chat/chat.h"\n'})
 
-    def test_a_dep_that_is_missing(self):
+    def test_missing_dep(self):
         self.refuses({"text/chat/chat.h": PRAGMA + '#include "engine/engine.h"\n'},
                      "text_chat reaches a header of engine and does not list it")
 

@@ -1,12 +1,12 @@
-"""Every key of configs/default.yaml is read into the options or refused by the validator (server/config): no key that
-nothing reads."""
+"""Every key of configs/default.yaml is read into the options or rejected by the validator (server/config), so no key is
+unused."""
 
 import pathlib
 import re
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# Read by LayeredConfig itself.
+# Keys that LayeredConfig itself reads.
 ELSEWHERE = {"profile", "schema_version"}
 
 
@@ -23,7 +23,7 @@ class ConfigKeysTest(unittest.TestCase):
         source = (config / "options.cc").read_text() + (config / "validator.cc").read_text()
         self.assertEqual(unread(yaml, source), [])
 
-    def test_a_key_that_nothing_reads_is_found(self):
+    def test_unread_key_is_found(self):
         self.assertEqual(unread("a:\n  b: 1\n  c: 2\n", "x.a().b();"), ["c"])
 
 

@@ -1,4 +1,4 @@
-"""What scripts/count_results.py makes of the files that the test runs leave."""
+"""How scripts/count_results.py summarizes the files that the test runs write."""
 
 import pathlib
 import subprocess
@@ -44,23 +44,23 @@ class CountResultsTest(unittest.TestCase):
         self.assertEqual((status, last), (0, "6 passed, 0 failed"))
         self.assertIn("1 skipped", output)
 
-    def test_a_failed_case_is_named(self):
+    def test_failed_case_is_named(self):
         status, last, output = self.count({"ctest.xml": self.ctest(a="fail"), "a_test.xml":
                                            GTEST.format(child="<failure/>")})
         self.assertEqual((status, last), (1, "3 passed, 1 failed"))
         self.assertIn("A.Three", output)
 
-    def test_a_process_that_fails_after_its_cases_counts(self):
+    def test_process_failure_after_its_cases_counts(self):
         status, last, output = self.count({"ctest.xml": self.ctest(a="fail"),
                                            "a_test.xml": GTEST.format(child="")})
         self.assertEqual((status, last), (1, "4 passed, 1 failed"))
         self.assertIn("a_test (the process)", output)
 
-    def test_a_binary_that_left_nothing_counts(self):
+    def test_binary_without_results_counts(self):
         status, last, _ = self.count({"ctest.xml": self.ctest(b="fail", b_child="<failure/>")})
         self.assertEqual((status, last), (1, "2 passed, 1 failed"))
 
-    def test_a_binary_that_was_not_built_counts(self):
+    def test_unbuilt_binary_counts(self):
         child = '<skipped message="Unable to find executable"/>'
         status, last, _ = self.count({"ctest.xml": self.ctest(b="notrun", b_child=child)})
         self.assertEqual((status, last), (1, "2 passed, 1 failed"))
@@ -74,7 +74,7 @@ class CountResultsTest(unittest.TestCase):
         status, last, _ = self.count({"ctest.xml": self.ctest()}, failed_steps=2)
         self.assertEqual((status, last), (1, "3 passed, 2 failed"))
 
-    def test_nothing_is_not_success(self):
+    def test_no_results_is_a_failure(self):
         self.assertEqual(self.count({})[:2], (1, "0 passed, 0 failed"))
 
 

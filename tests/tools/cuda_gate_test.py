@@ -1,4 +1,4 @@
-"""The gate over compiled CUDA kernels finds what it is there for, on reports that are written here."""
+"""The gate over compiled CUDA kernels detects each violation in reports that this test writes."""
 
 import contextlib
 import io
@@ -24,7 +24,7 @@ ptxas info    : Used {registers} registers, used 1 barriers, {shared} bytes smem
 """
 CLEAN = {"stack": 0, "spills": 0, "registers": 32, "shared": 16}
 TABLE = {"x_cuda.cu": {"instructions": ["HMMA"], "kernels": {"K": {"sm_90": [32, 16]}}}}
-# What g++ makes of launches: K(), and L<T> of a class of its own and a number.
+# Launches as g++ compiles them: K(), and L<T> with its own class and a number.
 HOST = """
 struct cudaLaunchConfig_st;
 namespace quire {
@@ -47,7 +47,7 @@ int Launch(const cudaLaunchConfig_st& config) {
   return kernels::cuda::Enqueue<>(config, K) + kernels::cuda::Enqueue<sizeof(args), 4>(config, L<BF16>, args, 1u);
 }
 """
-# What cuobjdump -elf says of K().
+# Output of cuobjdump -elf for K().
 ELF = "Fatbin elf code:\narch = sm_90\n.nv.info\n.nv.info._Z1Kv\n\tAttribute:\tEIATTR_PARAM_CBANK\n"
 
 
@@ -69,7 +69,7 @@ class GateCase(unittest.TestCase):
         self.table = self.build / "resources.json"
 
     def write_object(self, listing, elf=ELF):
-        """An object, and a cuobjdump that shows `listing` and `elf` of it. Returns the tool's path."""
+        """Writes an object, and a cuobjdump that prints `listing` and `elf` for it. Returns the tool's path."""
         (self.objects / "x_cuda.cu.o").write_bytes(self.object)
         tool = self.build / "cuobjdump"
         tool.write_text(f"#!/bin/sh\ncat <<'END'\n{elf}{listing}\nEND\n")
@@ -108,7 +108,7 @@ class CudaGateTest(GateCase):
         self.assertEqual(status, 1)
         self.assertIn("L for sm_90 is in the table but not compiled", output)
 
-    def test_a_report_without_figures_fails(self):
+    def test_report_without_figures_fails(self):
         status, output = self.gate(REPORT.format(**CLEAN).splitlines()[0])
         self.assertEqual(status, 1)
         self.assertIn("ptxas reported nothing", output)
@@ -137,11 +137,11 @@ class CudaGateTest(GateCase):
 
 
 class ArgumentsTest(GateCase):
-    # L<BF16>(Args<BF16>, unsigned int), whose class is in an unnamed namespace, as nvcc names it.
+    # L<BF16>(Args<BF16>, unsigned int) in nvcc's mangling, with a class in an unnamed namespace.
     NAME = "_ZN5quire12_GLOBAL__N_11LINS_4BF16EEEvNS0_4ArgsIT_EEj"
 
     def arguments(self, *sizes, name=NAME):
-        """The gate's answer where the machine code takes arguments of these sizes."""
+        """Returns the gate's result for machine code with arguments of these sizes."""
         elf = ELF.replace("_Z1Kv", name) + "".join(
             f"\tValue:\tIndex : 0x0\tOrdinal : {ordinal:#x}\tOffset  : 0x0\tSize    : {size:#x}\n"
             for ordinal, size in reversed(list(enumerate(sizes))))
@@ -153,30 +153,30 @@ class ArgumentsTest(GateCase):
         status, output = self.arguments(288, 4)
         self.assertEqual(status, 0, output)
 
-    def test_a_class_of_two_layouts_is_named_with_both_sizes(self):
+    def test_class_with_two_layouts_is_named_with_both_sizes(self):
         status, output = self.arguments(464, 4)
         self.assertEqual(status, 1)
         self.assertIn("x_cuda.cu: void quire::(anonymous namespace)::L<quire::BF16>(quire::(anonymous namespace)::Args<"
                       "quire::BF16>, unsigned int) for sm_90: takes arguments of [464, 4] bytes, the host passes "
                       "[288, 4]", output)
 
-    def test_the_order_of_arguments_counts(self):
+    def test_argument_order_counts(self):
         self.assertIn("takes arguments of [4, 288] bytes", self.arguments(4, 288)[1])
 
-    def test_a_kernel_without_a_launch_fails(self):
+    def test_kernel_without_a_launch_fails(self):
         status, output = self.arguments(4, name="_Z1Kj")
         self.assertEqual(status, 1)
         self.assertIn("x_cuda.cu: K(unsigned int) for sm_90: the host launches nothing with these arguments", output)
 
-    def test_machine_code_without_a_word_of_arguments_fails(self):
+    def test_machine_code_without_argument_sizes_fails(self):
         tool = self.write_object("Function : K\n HMMA.1 R1\n" + PTX, "arch = sm_90\n")
         status, output = self.gate(REPORT.format(**CLEAN), None, "--cuobjdump", tool)
         self.assertEqual(status, 1)
         self.assertIn("x_cuda.cu: the machine code tells the arguments of 0 kernels of 1", output)
 
 
-# A kernel whose tile loop branches over a copy, has a wait behind the kernel's end, and a rare path. Addresses are 16
-# apart; `{extra}` is one more instruction of every tile.
+# A kernel whose tile loop branches over a copy, has a wait after the kernel's end, and a rare path. Addresses are 16
+# apart. `{extra}` is one more instruction of every tile.
 LOOP = """	code for sm_90
 		Function : _Z1Kv
         /*0000*/                   S2R R0, SR_TID.X ;
@@ -202,7 +202,8 @@ LOOP = """	code for sm_90
         /*0140*/                   BRA 0x40 ;
 """
 PTX = ".version 9.0\n mma.sync.aligned\n"
-# Wait, branch, branch, copy, extra, LDSM, HMMA, branch, UIADD3, branch: ten; neither the wait behind the end nor the sums.
+# Wait, branch, branch, copy, extra, LDSM, HMMA, branch, UIADD3, branch: ten instructions, without the wait after the
+# end and the sums.
 TILE = {"all": 10, "tensor": 1, "shared": 1, "global": 1, "integer": 2, "control": 5}
 LOOPS = {"K": {"tile_bytes": 40, "warps": 8, "instructions_per_tile": {"sm_90": TILE},
                "instructions_per_byte": {"sm_90": 2.0}}}
@@ -214,29 +215,29 @@ class LoopTest(GateCase):
         table = {"x_cuda.cu": TABLE["x_cuda.cu"] | {"loops": loops}}
         return self.gate(REPORT.format(**CLEAN), table, "--cuobjdump", tool, *arguments)
 
-    def test_a_loop_as_in_the_table_passes(self):
+    def test_loop_as_in_the_table_passes(self):
         self.assertEqual(self.loop()[0], 0, self.loop()[1])
 
-    def test_an_instruction_more_fails(self):
+    def test_additional_instruction_fails(self):
         twice = "MOV R1, R2 ;\n        /*0068*/                   MOV R1, R3"
         status, output = self.loop(twice)
         self.assertEqual(status, 1)
         self.assertIn("x_cuda.cu: loop of K for sm_90: instructions a tile: all 11, the table has 10; "
                       "integer 3, the table has 2", output)
 
-    def test_another_class_at_the_same_length_fails(self):
+    def test_other_instruction_class_of_equal_length_fails(self):
         self.assertIn("float 1, the table has 0", self.loop("FADD R1, R2, R3")[1])
 
-    def test_an_instruction_less_fails_too(self):
+    def test_missing_instruction_fails(self):
         longer = {"K": LOOPS["K"] | {"instructions_per_tile": {"sm_90": TILE | {"all": 11, "control": 6}}}}
         self.assertIn("all 10, the table has 11; control 5, the table has 6", self.loop(loops=longer)[1])
 
-    def test_tensor_cores_need_a_row(self):
+    def test_tensor_core_kernel_requires_a_row(self):
         status, output = self.loop(loops={})
         self.assertEqual(status, 1)
         self.assertIn("K for sm_90: tensor cores, and no loop in resources.json", output)
 
-    def test_a_row_without_its_loop_fails(self):
+    def test_row_without_its_loop_fails(self):
         straight = LOOP.replace("@P3 BRA 0x20", "@P3 BRA 0x100")
         self.assertIn("K for sm_90: no loop with products", self.loop(listing=straight)[1])
 
@@ -244,7 +245,7 @@ class LoopTest(GateCase):
         wrong = {"K": LOOPS["K"] | {"instructions_per_byte": {"sm_90": 1.0}}}
         self.assertIn("2.0 instructions a byte, the table has another figure", self.loop(loops=wrong)[1])
 
-    def test_what_is_not_known_is_said(self):
+    def test_unknown_instruction_is_reported(self):
         self.assertIn("TCGEN05 is in no class", self.loop("TCGEN05 R1")[1])
         table = LOOP.replace("@P3 BRA 0x20", "BRX R2 -0x20")
         self.assertIn("BRX at 0xe0, a jump through a table", self.loop(listing=table)[1])
@@ -255,23 +256,23 @@ class LoopTest(GateCase):
         self.assertEqual(self.loop(loops=bare, arguments=["--update"])[0], 0)
         self.assertEqual(json.loads(self.table.read_text())["x_cuda.cu"]["loops"], LOOPS)
 
-    def test_a_number_of_loads_names_the_path(self):
+    def test_load_count_identifies_the_path(self):
         without = {"K": LOOPS["K"] | {"loads": 0, "instructions_per_tile": {"sm_90": {
             "all": 9, "tensor": 1, "shared": 1, "integer": 2, "control": 5}}, "instructions_per_byte": {"sm_90": 1.8}}}
         self.assertEqual(self.loop(loops=without)[0], 0, self.loop(loops=without)[1])
         self.assertIn("2 loads in one iteration, possible are [0, 1]",
                       self.loop(loops={"K": LOOPS["K"] | {"loads": 2}})[1])
 
-    def test_a_loop_inside_counts_as_often_as_it_runs(self):
-        inner = LOOP.replace("@!P2 BRA 0xd0", "@P2 BRA 0x80")  # the product, twice
+    def test_inner_loop_counts_per_iteration(self):
+        inner = LOOP.replace("@!P2 BRA 0xd0", "@P2 BRA 0x80")  # the product runs twice
         twice = {"K": LOOPS["K"] | {"trips": 2, "instructions_per_tile": {"sm_90": {
             "all": 15, "tensor": 2, "shared": 1, "global": 1, "float": 3, "integer": 2, "control": 6}},
             "instructions_per_byte": {"sm_90": 3.0}}}
         status, output = self.loop(loops=twice, listing=inner)
         self.assertEqual(status, 0, output)
 
-    def test_a_loop_beside_the_products(self):
-        # Other warps: a loop of two conversions around one of three that runs twice.
+    def test_loop_of_other_warps(self):
+        # Other warps run a loop of two conversions around one of three that runs twice.
         others = LOOP.replace("        /*0110*/                   BRA 0x110;\n", "") + """
         /*0150*/                   LDG.E R0, desc[UR4][R2.64] ;
         /*0160*/                   F2FP.BF16.F32.PACK_AB R1, R2, R3 ;
@@ -294,7 +295,7 @@ class LoopTest(GateCase):
         self.assertIn("loop of K for sm_90: instructions a tile beside the products: all 10, the table has 8; "
                       "float 4, the table has 2", output)
 
-    def test_a_barrier_of_divergence_leads_where_its_bssy_says(self):
+    def test_bsync_continues_at_the_target_of_its_bssy(self):
         code = machine_code.functions("""	code for sm_90
 		Function : K
         /*0000*/                   BSSY B0, 0x40 ;
@@ -321,14 +322,14 @@ class LauncherTest(unittest.TestCase):
                                     cwd=folder, capture_output=True, text=True)
             return result.returncode, result.stderr, os.path.exists(f"{folder}/x.o")
 
-    def test_information_is_kept_and_not_shown(self):
+    def test_information_is_kept_but_not_printed(self):
         self.assertEqual(self.launch("ptxas info    : Used 3 registers"), (0, "", True))
 
     def test_warnings_and_status_pass_through(self):
         status, shown, _ = self.launch("ptxas warning : bad", 2)
         self.assertEqual((status, shown), (2, "ptxas warning : bad\n"))
 
-    def test_the_two_remarks_fail(self):
+    def test_both_remarks_fail(self):
         for remark in ("ptxas info    : (C7508) Potential Performance Loss: 'setmaxnreg' ignored to "
                        "maintain minimum register requirements.",
                        "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async "

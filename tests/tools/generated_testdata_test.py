@@ -1,4 +1,4 @@
-"""What tests/testdata/generate.py --check says of folders that are not what it made."""
+"""Output of tests/testdata/generate.py --check for folders that differ from the generated ones."""
 
 import hashlib
 import pathlib
@@ -28,7 +28,7 @@ class GeneratedTestdataTest(unittest.TestCase):
         (self.out / "models/a/config.json").symlink_to(__file__)  # links are not generated
         self.assertEqual(self.found(), "")
 
-    def test_one_bit(self):
+    def test_one_changed_bit(self):
         (self.out / "gguf/b/model.gguf").write_bytes(b"ggug/b/model.gguf")
         self.assertIn("gguf/b/model.gguf: SHA-256 ", self.found())
 
@@ -36,13 +36,13 @@ class GeneratedTestdataTest(unittest.TestCase):
         (self.out / "models/a/model.safetensors").unlink()
         self.assertEqual(self.found(), "models/a/model.safetensors: not generated")
 
-    def test_linked_in_place_of_generated(self):
+    def test_link_instead_of_a_generated_file(self):
         path = self.out / "models/a/model.safetensors"
         path.rename(self.out / "kept")
         path.symlink_to(self.out / "kept")
         self.assertIn("models/a/model.safetensors: not generated", self.found())
 
-    def test_file_without_sum(self):
+    def test_file_without_checksum(self):
         (self.out / "models/a/more.safetensors").write_bytes(b"")
         self.assertIn("more.safetensors: generated and not in generated.sha256", self.found())
 

@@ -1,7 +1,7 @@
-"""Removing a DEP from a component's target makes its build fail, in a throw-away copy of the tree.
+"""Removing a DEP from a component's target makes its build fail. Uses a temporary copy of the tree.
 
-Usage: missing_dep_test.py SOURCE CMAKE. Each object is compiled twice: as it is, which must work,
-and without the DEP, which must fail for want of that component's header.
+Usage: missing_dep_test.py SOURCE CMAKE. Each object is compiled twice. The unchanged one must compile. Without the DEP,
+compilation must fail because that component's header is missing.
 """
 
 import pathlib
@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 
-# (component's folder, DEP, a source that reaches it, a header that the compiler then misses)
+# (component's folder, DEP, a source that uses it, a header that the compiler then misses)
 CASES = [
     ("text/subword", "formats", "bpe.cc", "formats/"),
     ("cache_manager/prefix", "cache_manager_pool", "prefix_cache.cc", "cache_manager/pool/"),

@@ -1,4 +1,5 @@
-"""The data of docs/benchmarks have their schema, and plots, table and figures of docs/performance.md are theirs."""
+"""The data of docs/benchmarks match their schema, and plots, tables and figures of docs/performance.md match the data.
+"""
 
 import copy
 import json
@@ -28,11 +29,11 @@ class SchemaTest(unittest.TestCase):
                 del document["measurements"][0][key]
         return list(benchmark_data.faults("f.json", document))
 
-    def test_a_good_file_has_no_faults(self):
+    def test_good_file_has_no_faults(self):
         self.assertEqual(self.faults(), [])
         self.assertEqual(self.faults(commands=None, program="a loop, not kept"), [])
 
-    def test_each_field_is_demanded(self):
+    def test_each_field_is_required(self):
         for key in ("id", "title", "machine", "date", "method", "versions", "commands", "columns", "rows"):
             self.assertTrue(any(key.rstrip("s") in fault for fault in self.faults(**{key: None})), key)
 
@@ -53,7 +54,7 @@ class SchemaTest(unittest.TestCase):
 
 
 class PlotTest(unittest.TestCase):
-    """Runs the tool on the tree, and on copies in which one thing differs."""
+    """Runs the tool on the tree, and on copies with one difference."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -69,14 +70,14 @@ class PlotTest(unittest.TestCase):
         return done.returncode, done.stdout + done.stderr
 
     def change(self, identity, what):
-        """One more in the first row of a measurement of the served load with this text."""
+        """Adds one to the first row of a measurement of the served load with this text."""
         path = self.root / "docs" / "benchmarks" / "served_load.json"
         document = json.loads(path.read_text(encoding="utf-8"))
         rows = next(m["rows"] for m in document["measurements"] if m["id"] == identity)
         next(row for row in rows if what in row)[4] += 1
         path.write_text(json.dumps(document), encoding="utf-8")
 
-    def test_what_is_committed_is_what_the_data_say(self):
+    def test_committed_files_match_the_data(self):
         self.assertEqual(self.run_tool("--check"), (0, ""))
 
     def test_writing_twice_gives_the_same_bytes(self):
@@ -86,7 +87,7 @@ class PlotTest(unittest.TestCase):
         for name, contents in committed.items():
             self.assertEqual((self.root / "docs" / "images" / name).read_bytes(), contents, name)
 
-    def test_a_changed_figure_is_seen_in_its_plots(self):
+    def test_changed_figure_is_detected_in_its_plots(self):
         self.change("zen5-later", "output tokens/s")
         status, output = self.run_tool("--check")
         self.assertEqual(status, 1)
@@ -94,7 +95,7 @@ class PlotTest(unittest.TestCase):
         self.assertIn("served_throughput_dark.svg", output)
         self.assertNotIn("latency", output)
 
-    def test_a_figure_without_data_is_seen(self):
+    def test_figure_without_data_is_detected(self):
         page = self.root / "docs" / "performance.md"
         page.write_text(page.read_text(encoding="utf-8") + "\n98.76 times as fast\n", encoding="utf-8")
         status, output = self.run_tool("--check")
@@ -108,13 +109,13 @@ class PlotTest(unittest.TestCase):
             self.assertEqual(status, 1)
             self.assertIn("x.json", output)
 
-    def test_a_row_that_a_plot_needs_is_demanded(self):
+    def test_row_used_by_a_plot_is_required(self):
         (self.root / "docs" / "benchmarks" / "served_load.json").unlink()
         status, output = self.run_tool("--check")
         self.assertEqual(status, 1)
         self.assertIn("served_load.json: no measurement", output)
 
-    def test_the_folder_holds_data_and_the_list_of_predictions(self):
+    def test_folder_contains_data_and_the_list_of_predictions(self):
         names = {path.name for path in (ROOT / "docs" / "benchmarks").iterdir()
                  if path.is_file() and path.suffix != ".json"}
         self.assertLessEqual(names, {"gpu_queue.md"})

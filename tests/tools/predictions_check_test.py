@@ -1,4 +1,4 @@
-"""The check of the page of predictions finds names that nothing has, and rows that say too little."""
+"""The check of the predictions page detects names that do not exist and incomplete rows."""
 
 import contextlib
 import io
@@ -57,7 +57,7 @@ class PredictionsCheckTest(unittest.TestCase):
             status, output = self.check(ROW.replace("BM_Linear/n:1/", name))
             self.assertEqual((status, output), (0, "predictions_check: 1 rows, 0 violations\n"), name)
 
-    def test_counts_are_those_of_the_table(self):
+    def test_counts_match_the_table(self):
         self.assertEqual(self.check(ROW.replace("B / C", "8 n / f, n = 455"))[0], 0)
         for formula in ("8 n / f, n = 456", "6 instructions beside 45"):
             status, output = self.check(ROW.replace("B / C", formula))
@@ -74,7 +74,7 @@ class PredictionsCheckTest(unittest.TestCase):
         status, output = self.check(ROW.replace("`BM_Linear/n:1/`", "`BM_Linear/n:1/`, `BM_Linear/n:2/`"))
         self.assertEqual(status, 1, output)
 
-    def test_a_row_says_what_measures_it_how_and_what_is_expected(self):
+    def test_row_requires_measurement_formula_and_expectation(self):
         for text, fault in (("| a rate | by hand | B / C | 3 us |", "names nothing that measures it"),
                             ("| a rate | `free memory` | B / C | 3 us |", "names nothing that measures it"),
                             ("| a rate | `BM_Linear` |  | 3 us |", "has no formula"),
@@ -83,7 +83,7 @@ class PredictionsCheckTest(unittest.TestCase):
             self.assertEqual(status, 1, text)
             self.assertIn(f"gpu_queue.md:9: {fault}\n", output)
 
-    def test_a_page_without_rows_fails(self):
+    def test_page_without_rows_fails(self):
         self.assertEqual(self.check("")[0], 1)
 
 

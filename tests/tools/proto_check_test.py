@@ -1,4 +1,4 @@
-"""Breaks each rule of tools/checks/proto_check.py once."""
+"""Violates each rule of tools/checks/proto_check.py once."""
 
 import pathlib
 import tempfile
@@ -99,8 +99,8 @@ class ProtoCheckTest(CheckCase):
             with self.subTest(new):
                 self.refuses_change(old, new, *parts)
 
-    def test_names_of_another_project_are_its_own(self):
-        """Comments and what is published are checked all the same."""
+    def test_names_of_another_project_are_not_checked(self):
+        """Comments and published elements are still checked."""
         schema = CLEAN.replace("acme.v1", "vllm.grpc.engine").replace("PetService", "Pets")
         schema = schema.replace("int32 page_size", "uint32 num_pets").replace("KIND_", "").replace("ListPets", "Show")
         name = "vllm/grpc/engine/pet.proto"
@@ -116,7 +116,7 @@ class ProtoCheckTest(CheckCase):
                 self.assertEqual(status, 1, output)
                 self.assertIn(expected, output)
 
-    def test_published_elements_stay(self):
+    def test_published_elements_may_not_change(self):
         gone = "published element changed or gone"
         for old, new, element in (
                 ("string good = 4", "string good = 6", "good 4"),
@@ -128,7 +128,7 @@ class ProtoCheckTest(CheckCase):
             with self.subTest(new):
                 self.refuses_change(old, new, gone, element)
 
-    def test_a_removed_field_must_reserve_number_and_name(self):
+    def test_removed_field_must_reserve_number_and_name(self):
         names = "  // Names.\n  repeated string names = 1;\n"
         status, output = self.publish_then(names, '  reserved 1;\n  reserved "names";\n')
         self.assertNotIn("changed or gone", output)
@@ -138,7 +138,7 @@ class ProtoCheckTest(CheckCase):
         self.refuses_change("string page_token = 2;", "string page_token = 2;\n  // X.\n  bool x = 7;",
                             "not in published.txt: field acme.v1.ListPetsRequest.x 7 single bool")
 
-    def test_the_api_page_names_fields_as_they_are(self):
+    def test_api_page_names_existing_fields(self):
         schema = CLEAN.replace("acme", "quire")
         for row, expected in (("| `string page_token = 2` | x |", 0),
                               ("| `_CAT = 1` | x |", 0), ("| `_CAT = 2` | x |", 1),

@@ -41,7 +41,7 @@ class SizeCheckTest(CheckCase):
         self.assertIn("2 files, no git checkout: 40.00 MiB", output)
         self.assertIn("  a: 40.00 MiB", output)
 
-    def test_checkout_counts_what_is_tracked(self):
+    def test_checkout_counts_tracked_files(self):
         self.git("init")
         self.add("a", 40 * MIB)
         self.add("untracked", 50 * MIB)
@@ -60,7 +60,7 @@ class SizeCheckTest(CheckCase):
         self.git("init")
         self.assertEqual(self.check()[0], 1)
 
-    def test_git_that_fails_is_a_failure(self):
+    def test_failing_git_is_a_failure(self):
         self.add("a", 1)
         (self.root / ".git").write_text("gitdir: nowhere\n", encoding="utf-8")
         self.assertNotEqual(self.check()[0], 0)

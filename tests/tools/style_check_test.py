@@ -1,4 +1,4 @@
-"""Breaks each rule of tools/checks/style_check.py once."""
+"""Violates each rule of tools/checks/style_check.py once."""
 
 import unittest
 
@@ -6,7 +6,7 @@ from check_case import CheckCase
 
 
 def function(lines, head="void F(int a = 1) {"):
-    """A function whose braces span `lines` lines."""
+    """Returns a function whose braces span `lines` lines."""
     return head + "\n" + "  G();\n" * (lines - 2) + "}\n"
 
 
@@ -39,7 +39,7 @@ class StyleCheckTest(CheckCase):
         status, _ = self.run_on({name: None for name in self.clean})
         self.assertEqual(status, 1)
 
-    def test_no_two_types_of_one_full_name(self):
+    def test_duplicate_type_names(self):
         def in_two(first, second=None):
             return {"base/a.cc": '#include "base/a.h"\n' + first, "tests/util.h": "#pragma once\n" + (second or first)}
 

@@ -1,5 +1,5 @@
-// What a thread does on its own in registers, and branches. f32 is the host's IEEE arithmetic; f16
-// pairs are computed in f64 and rounded once.
+// Register operations of one thread, and branches. f32 uses the host's IEEE arithmetic. f16 pairs
+// are computed in f64 and rounded once.
 
 #include <algorithm>
 #include <bit>
@@ -19,15 +19,15 @@ std::int64_t Signed(Bits value, const Type& type) {
   return static_cast<std::int64_t>(value << (64 - type.bits)) >> (64 - type.bits);
 }
 
-// The nearest number with `digits` binary digits and no smaller step than that at 2^min_exponent,
-// ties to even.
+// Rounds to `digits` binary digits with ties to even. The step is at least that at 2^min_exponent.
 double RoundTo(double x, int digits, int min_exponent) {
   if (x == 0.0 || !std::isfinite(x)) return x;
   const double step = std::ldexp(1.0, std::max(std::ilogb(x), min_exponent) + 1 - digits);
   return std::nearbyint(x / step) * step;
 }
 
-// Bits of the f16 nearest to x; from the middle between the largest and 2^16 on they are infinite.
+// Returns the bits of the f16 nearest to x. Values from the midpoint between the largest and 2^16
+// on are infinite.
 Bits ToF16(double x) {
   if (std::isnan(x)) return 0x7fff;
   const double y = RoundTo(x, 11, -14);
@@ -89,7 +89,7 @@ Step FloatBinary(Form* form, const Op& op) {
   return Binary(form, {"f32", 32},
                 [=](Bits a, Bits b) { return FromFloat(op(ToFloat(a), ToFloat(b))); });
 }
-// Half by half.
+// Computes each half separately.
 template <typename Op>
 Step PairBinary(Form* form, const Op& op) {
   return Binary(form, {"f16x2", 32}, [=](Bits a, Bits b) {
@@ -176,7 +176,8 @@ Step DecodeFma(Form* form) {
     });
   }
   if (type.name != "f16x2") return Unknown(form, type);
-  // The product has 22 bits; where c reaches below what f64 keeps of the sum, it decides no tie.
+  // The product has 22 bits. Where c extends below the precision of the sum in f64, it decides no
+  // tie.
   return Ternary(form, type, type, [](Bits a, Bits b, Bits c) {
     return ToF16(FromF16(a) * FromF16(b) + FromF16(c)) |
            ToF16(FromF16(a >> 16) * FromF16(b >> 16) + FromF16(c >> 16)) << 16;
@@ -211,7 +212,7 @@ Step DecodeSqrt(Form* form) {
   return Unary(form, {"f32", 32}, [](Bits a) { return FromFloat(std::sqrt(ToFloat(a))); });
 }
 
-// Subnormals count as zeros of their sign.
+// Subnormals are flushed to zeros of their sign.
 double Flush(double x) {
   return std::fabs(x) < 0x1p-126 ? std::copysign(0.0, x) : x;
 }
@@ -256,7 +257,7 @@ Step DecodeNeg(Form* form) {
   return Unary(form, type, [=](Bits a) { return (0 - a) & mask; });
 }
 
-// Amounts of the width and more shift everything out.
+// Shift amounts of the width and more shift out all bits.
 template <typename Op>
 Step Shift(Form* form, const Type& type, const Op& op) {
   const std::uint32_t to = form->TakeRegister();
@@ -279,7 +280,7 @@ Step DecodeShr(Form* form) {
   });
 }
 
-// Bits [at, at + length) of b are the low ones of a.
+// Bits [at, at + length) of b become the low bits of a.
 Step DecodeInsert(Form* form) {
   const Type type = form->TakeType();
   const std::uint32_t to = form->TakeRegister();
@@ -305,7 +306,7 @@ Step DecodePopc(Form* form) {
   form->Expect("b32");
   return Unary(form, {"b32", 32}, [](Bits a) { return static_cast<Bits>(std::popcount(a)); });
 }
-// Default mode: nibble i of c picks byte i out of b:a, or its sign eight times.
+// Default mode: nibble i of c selects a byte of b:a, or its sign bit eight times.
 Step DecodePermute(Form* form) {
   const Type type = form->TakeType();
   if (type.name != "b32") return Unknown(form, type);
@@ -339,7 +340,7 @@ bool Compare(std::size_t how, T a, T b) {
       return a >= b;
   }
 }
-// Comparisons of floats with NaN are false, that of `ne` too (`neu` would be true).
+// Comparisons of floats with NaN are false, also for `ne` (`neu` would be true).
 Step DecodeSetp(Form* form) {
   const std::size_t how = form->TakeOneOf({"eq", "ne", "lt", "le", "gt", "ge"});
   const Type type = form->TakeType();
@@ -360,7 +361,7 @@ Step DecodeSelp(Form* form) {
   return Ternary(form, type, {"pred", 1}, [](Bits a, Bits b, Bits p) { return p != 0 ? a : b; });
 }
 
-// Also the parts of a register, low ones first, as a vector.
+// Also supports the parts of a register as a vector, low part first.
 Step DecodeMov(Form* form) {
   const Type type = form->TakeType();
   const bool unpacks = form->Peek() != nullptr && form->Peek()->kind == Operand::Kind::kVector;
@@ -430,7 +431,7 @@ Step DecodeCvt(Form* form) {
   });
 }
 
-// Bit i of the table is the result where the bits of a, b and c make the number i.
+// Bit i of the table is the result if the bits of a, b and c form the number i.
 Step DecodeLogic(Form* form) {
   const Type type = form->TakeType();
   const std::uint32_t to = form->TakeRegister();

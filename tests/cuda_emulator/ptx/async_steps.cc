@@ -1,5 +1,5 @@
-// Copies and products that go on beside the thread, and what waits for them. The models of the
-// emulator (async_copy.h, barrier.h, tensor_map.h, warpgroup.h) decide when bytes land and when
+// Asynchronous copies and products, and the instructions that wait for them. The models of the
+// emulator (async_copy.h, barrier.h, tensor_map.h, warpgroup.h) decide when bytes arrive and when
 // products are computed.
 
 #include <algorithm>
@@ -29,7 +29,7 @@ std::byte* BarrierAt(std::uint64_t address) {
   return SharedPointer(static_cast<std::uint32_t>(address), 8, 8, "mbarrier");
 }
 
-// cp.async.cg.shared.global [to], [from], bytes, bytes that are read; the others are zeros.
+// cp.async.cg.shared.global [to], [from], bytes, bytes to read. The other bytes are zeros.
 Step DecodeCopy(Form* form) {
   const bool skips_l1 = form->TakeOneOf({"cg", "ca"}) == 0;
   form->Expect({"shared", "global"});
@@ -112,8 +112,8 @@ Step DecodeCp(Form* form) {
   return [=](Frame& frame) { ArriveAfterCopies(BarrierAt(barrier.Read(frame))); };
 }
 
-// mbarrier.try_wait.parity.shared::cta.b64 p, [barrier], parity. A device may give up before the
-// phase is complete, so this does by chance: the caller must try again.
+// mbarrier.try_wait.parity.shared::cta.b64 p, [barrier], parity. A device may time out before the
+// phase is complete, and this does so at random, so the caller must retry.
 Step DecodeTryWait(Form* form) {
   form->Expect({"parity", "shared::cta", "b64"});
   const std::uint32_t done = form->TakeRegister();
@@ -126,7 +126,8 @@ Step DecodeTryWait(Form* form) {
   };
 }
 
-// An address of the cluster's shared memory, as mapa makes it: the rank + 1 above the block's own.
+// An address of the cluster's shared memory as mapa creates it: the rank + 1 in the bits above the
+// block's own address.
 constexpr std::uint32_t kRankAt = 24;
 
 // mbarrier.arrive.shared::cluster.b64 _, [barrier]
@@ -193,8 +194,8 @@ void Load(const Frame& frame, HeldRegisters* held) {
   }
 }
 
-// Where the product keeps its accumulators, which a device leaves in the registers. The model holds
-// on to the address of `values`, which does not change when other entries come and go.
+// Storage of the product's accumulators, which a device keeps in registers. The model keeps the
+// address of `values`, which is stable when other entries are added or removed.
 HeldRegisters& Accumulators(Frame& frame, const std::vector<std::uint32_t>& registers) {
   for (HeldRegisters& held : frame.accumulators) {
     if (held.registers == registers) return held;
@@ -218,8 +219,8 @@ void Store(Frame& frame) {
 
 struct Product {
   std::vector<std::uint32_t> d{};
-  std::vector<Value> a_registers{};  // empty when A lies in shared memory
-  Value a{};                         // its descriptor there
+  std::vector<Value> a_registers{};  // empty if A is in shared memory
+  Value a{};                         // the descriptor of A in shared memory
   Value b{};
   Value accumulate{};
   DType type = DType::kInvalid;
@@ -261,7 +262,7 @@ void Wait(Frame& frame, std::uint32_t pending) {
 }
 
 // wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 d, a, b, accumulate, scale of a, scale of
-// b, transposition of a (when that lies in shared memory), transposition of b; of e4m3 k32 and no
+// b, transposition of a (if it is in shared memory), transposition of b. For e4m3 it is k32 without
 // transpositions.
 Step DecodeProduct(Form* form) {
   form->Expect({"sync", "aligned"});
@@ -321,7 +322,7 @@ Step DecodeGridDependency(Form* form) {
   return [](Frame&) { WaitForKernelInFront(); };
 }
 
-// setmaxnreg.inc.sync.aligned.u32 n: a budget grows by .inc and shrinks by .dec.
+// setmaxnreg.inc.sync.aligned.u32 n: the budget grows with .inc and shrinks with .dec.
 Step DecodeRegisterBudget(Form* form) {
   const bool grows = form->TakeOneOf({"inc", "dec"}) == 0;
   form->Expect({"sync", "aligned", "u32"});

@@ -1,10 +1,10 @@
 #pragma once
 
-// What decoding an instruction needs: its modifiers and operands taken one by one, and the state of
-// a thread that the decoded step works on. A modifier or an operand that is not taken is a problem,
-// so nothing in the text of an instruction goes unread.
+// Decoding of an instruction: its modifiers and operands are taken one by one, and the decoded step
+// works on the state of a thread. A modifier or operand that is not taken is a problem, so no text
+// of an instruction is ignored.
 //
-// Threads: one; a Frame belongs to one emulated thread.
+// Threads: one. A Frame belongs to one emulated thread.
 
 #include <cstddef>
 #include <cstdint>
@@ -20,30 +20,31 @@
 
 namespace quire::cuda_emulator::ptx {
 
-// Accumulators of warpgroup products from the first issue to the wait for the last, where the
-// product keeps them; and registers that hold A until then.
+// Accumulators of warpgroup products from the first issue until the last wait, in the product's
+// storage, and registers with A until then.
 struct HeldRegisters {
   std::vector<std::uint32_t> registers{};
-  std::vector<float> values{};  // bits that the registers must still have
+  std::vector<float> values{};  // bits that the registers must not change
   std::uint32_t group = 0;      // the commit that closes the last product on them
 };
 
 // One emulated thread inside a kernel.
 struct Frame {
   const Kernel* kernel = nullptr;
-  std::vector<std::uint64_t> registers{};  // values in the low bits, zeros above; predicates 0 or 1
+  // Values in the low bits, zeros above; predicates are 0 or 1.
+  std::vector<std::uint64_t> registers{};
   const std::byte* parameters = nullptr;
-  std::vector<bool>* executed = nullptr;   // instructions that some thread has got to
-  std::set<std::string>* hints = nullptr;  // as Program::TakeHints
-  std::uint32_t at = 0;                    // the instruction that runs
-  std::uint32_t next = 0;                  // the one that runs after it
+  std::vector<bool>* executed = nullptr;   // instructions reached by any thread
+  std::set<std::string>* hints = nullptr;  // see Program::TakeHints
+  std::uint32_t at = 0;                    // the running instruction
+  std::uint32_t next = 0;                  // the next instruction
   std::uint32_t register_budget = 0;       // of setmaxnreg
   std::uint32_t product_groups = 0;        // committed so far
   std::vector<HeldRegisters> accumulators{};
   std::vector<HeldRegisters> fragments{};
 };
 
-// What an instruction does.
+// The effect of an instruction.
 using Step = std::function<void(Frame&)>;
 
 // u32, s64, b16, f32, f16x2, pred.
@@ -56,7 +57,7 @@ struct Type {
   std::uint64_t Mask() const { return bits >= 64 ? ~std::uint64_t{0} : (1ull << bits) - 1; }
 };
 
-// A source: a register, a constant, or what a special register or symbol is at run time.
+// A source: a register, a constant, or the run-time value of a special register or symbol.
 struct Value {
   std::uint32_t reg = kNoRegister;
   std::uint64_t bits = 0;
@@ -86,18 +87,18 @@ class Form {
   const Kernel& kernel() const { return kernel_; }
   absl::string_view opcode() const { return instruction_.opcode; }
 
-  // Takes the next modifier if it is this one.
+  // Takes the next modifier if it equals this one.
   bool Take(absl::string_view modifier);
-  // The same where no other is possible.
+  // Takes the next modifier, which must be this one.
   void Expect(absl::string_view modifier);
   void Expect(std::initializer_list<absl::string_view> modifiers);
-  // The index of the next modifier in `modifiers`.
+  // Takes the next modifier and returns its index in `modifiers`.
   std::size_t TakeOneOf(std::initializer_list<absl::string_view> modifiers);
   Type TakeType();
 
-  // Operands, in order.
+  // The following functions take operands, in order.
   std::uint32_t TakeRegister();
-  // d or d|p; kNoRegister for a p that is not there.
+  // Takes d or d|p. An absent p is kNoRegister.
   std::pair<std::uint32_t, std::uint32_t> TakeRegisterAndPredicate();
   std::vector<std::uint32_t> TakeRegisters(std::size_t count);  // a vector
   Value TakeValue(const Type& type);
@@ -106,15 +107,15 @@ class Form {
   Value TakePredicate() { return TakeValue({.name = "pred", .bits = 1}); }
   std::vector<Value> TakeValues(const Type& type, std::size_t count);  // a vector
   Address TakeAddress(std::size_t coordinates = 0);
-  // An immediate, as wgmma and wait_group want it.
+  // Takes an immediate, as wgmma and wait_group require.
   std::uint64_t TakeConstant();
   void TakeSink();
   std::uint32_t TakeLabel();
   const Operand* Peek() const;
 
-  // The first problem is kept.
+  // Reports a problem. The first one is kept.
   void Fail(const std::string& problem);
-  // Whether something was not taken is a problem, too. Empty when there is none.
+  // Returns the problem, or "". Operands and modifiers that were not taken also are a problem.
   const std::string& Problem();
 
  private:

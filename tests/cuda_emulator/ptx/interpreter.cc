@@ -14,7 +14,7 @@
 namespace quire::cuda_emulator::ptx {
 namespace {
 
-// The threads that are inside a kernel, by slot of their block and index.
+// The threads inside a kernel, by slot of their block and index.
 std::array<const Frame*, kMaxFibers> frames;
 
 const Frame*& FrameOf(const Thread& thread) {
@@ -25,9 +25,9 @@ std::string Describe(const Instruction& instruction) {
   return absl::StrCat(instruction.source.ToString(), ": ", instruction.text);
 }
 
-// Where threads stand when the emulator ends the process, and which inline assembly has run by
-// then: abort() comes from Fatal, on the stack of the thread that it is about or, in a deadlock, of
-// the last one that could run.
+// Prints where threads are when the emulator aborts, and which inline assembly has run. abort() is
+// called by Fatal, on the stack of the thread at fault or, in a deadlock, of the last one that
+// could run.
 void OnAbort(int) {
   std::set<std::string> places;
   for (const Frame* const frame : frames) {
@@ -51,8 +51,8 @@ void OnAbort(int) {
   std::fflush(stderr);
 }
 
-// As the launch bounds give it (CUDA C++ Programming Guide, "Launch Bounds"): the registers of a
-// multiprocessor for the threads that must fit, in units of 8.
+// Computes the register limit from the launch bounds (CUDA C++ Programming Guide, "Launch Bounds"):
+// the registers of a multiprocessor divided by the threads that must fit, in units of 8.
 std::uint32_t RegisterBudget(const Kernel& kernel) {
   constexpr std::uint32_t kRegisters = 65536;
   if (kernel.max_threads == 0) return 255;

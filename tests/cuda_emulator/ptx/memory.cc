@@ -1,6 +1,6 @@
 // Loads, stores, atomics, addresses and fences. A generic address is the host's pointer: the
 // emulated device shares the address space, and its shared memory is a window in it. One thread
-// runs at a time, so a fence has no effect here; its text is read all the same.
+// runs at a time, so a fence has no effect here, but its text is still parsed.
 
 #include <cstddef>
 #include <cstdint>
@@ -28,7 +28,7 @@ std::byte* ToPointer(std::uint64_t address) {
   return reinterpret_cast<std::byte*>(address);
 }
 
-// Where `bytes` bytes at `address` lie, checked as a device does.
+// Returns the host location of `bytes` bytes at `address`, with a device's checks.
 std::byte* Locate(Space space, std::uint64_t address, std::uint32_t bytes, const char* what) {
   std::byte* p = ToPointer(address);
   if (space == Space::kShared) p = AtShared(address);
@@ -46,12 +46,12 @@ std::uint32_t TakeVectorLength(Form* form) {
   return form->Take("v4") ? 4 : 1;
 }
 
-// Policies of L2 as createpolicy encodes them for all addresses (CUTLASS, TMA::CacheHintSm90).
+// L2 policies as createpolicy encodes them for all addresses (CUTLASS, TMA::CacheHintSm90).
 constexpr std::uint64_t kNormal = 0x1000000000000000;
 constexpr std::uint64_t kEvictFirst = 0x12F0000000000000;
 constexpr std::uint64_t kEvictLast = 0x14F0000000000000;
 
-// Null where the compiler chose what caches a plain load may use.
+// Null if the compiler selected the cache operator of a plain load.
 const char* TakeCacheOperator(Form* form) {
   if (form->Take("cg")) return "ld.cg";
   if (form->Take("L1::no_allocate")) return "ld.L1::no_allocate";
@@ -125,7 +125,7 @@ std::uint64_t Exchange(std::size_t operation, std::byte* p, std::uint64_t x) {
   return before;
 }
 
-// atom.global.max.u32 d, [a], b; red without d.
+// atom.global.max.u32 d, [a], b. `red` has no d.
 Step DecodeAtomic(Form* form) {
   const Space space = TakeSpace(form);
   const std::size_t operation = form->TakeOneOf({"add", "max", "min", "or"});
@@ -142,7 +142,7 @@ Step DecodeAtomic(Form* form) {
   };
 }
 
-// cvta.SPACE d, a: from the space to generic; cvta.to.SPACE back.
+// cvta.SPACE d, a converts from the space to generic, cvta.to.SPACE back.
 Step DecodeAddressConversion(Form* form) {
   const bool to_space = form->Take("to");
   const Space space = TakeSpace(form);

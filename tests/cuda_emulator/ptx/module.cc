@@ -23,7 +23,7 @@ bool IsNameCharacter(char c) {
          c == '.';
 }
 
-// Parts between commas that no bracket encloses.
+// Splits at commas that no bracket encloses.
 std::vector<absl::string_view> SplitOperands(absl::string_view text) {
   std::vector<absl::string_view> parts;
   int depth = 0;
@@ -67,8 +67,8 @@ class Parser {
 
   static std::ptrdiff_t Signed(std::size_t n) { return static_cast<std::ptrdiff_t>(n); }
 
-  // To the next statement; false at the end. The comments around inline assembly are statements of
-  // the compiler's: an empty asm has no other trace.
+  // Advances to the next statement and returns false at the end. The compiler's comments around
+  // inline assembly count as statements, since an empty asm has no other trace.
   bool SkipBlanks() {
     for (;;) {
       while (at_ < text_.size() && absl::ascii_isspace(static_cast<unsigned char>(text_[at_])))
@@ -81,7 +81,7 @@ class Parser {
     return at_ < text_.size();
   }
 
-  // What lies before the next `end`, and goes behind that.
+  // Returns the text before the next `end`, and advances past it.
   absl::string_view TakeUntil(char end) {
     const std::size_t found = std::min(text_.find(end, at_), text_.size());
     const absl::string_view taken = text_.substr(at_, found - at_);
@@ -122,7 +122,7 @@ class Parser {
       return absl::OkStatus();
     }
     if (word == ".loc" || word == ".file") return ParseLine(TakeUntil('\n'));
-    if (word == ".section") {  // of the debugger
+    if (word == ".section") {  // of debug information
       TakeUntil('}');
       return absl::OkStatus();
     }
@@ -147,7 +147,7 @@ class Parser {
       files_[number] = std::string(statement.substr(quote, statement.rfind('"') - quote));
       return absl::OkStatus();
     }
-    source_.file = std::string(words[1]);  // its name comes last in the text
+    source_.file = std::string(words[1]);  // the file's name appears last in the text
     if (!absl::SimpleAtoi(words[2], &source_.line)) {
       return absl::InvalidArgumentError(absl::StrCat("not a line: ", statement));
     }
@@ -329,7 +329,7 @@ class Parser {
     const bool is_float = absl::StartsWith(text, "0f") || absl::StartsWith(text, "0d");
     const char* const begin = digits.c_str() + (is_float ? 2 : 0);
     char* end = nullptr;
-    // strtoull takes a sign and gives the two's complement.
+    // strtoull accepts a sign and returns the two's complement.
     const std::uint64_t bits = std::strtoull(begin, &end, is_float ? 16 : 0);
     if (!is_float && end != begin && *end == 'U') ++end;  // an unsigned number
     if (end == begin || *end != '\0') {
@@ -342,9 +342,9 @@ class Parser {
   std::size_t at_ = 0;
   std::size_t statement_ = 0;
   Module module_;
-  std::vector<Scope> scopes_;  // of registers; the kernel's and those of blocks inside
+  std::vector<Scope> scopes_;  // of registers: the kernel's, and those of its inner blocks
   std::map<std::uint32_t, std::string> files_;
-  SourceLine source_;  // the file as its number
+  SourceLine source_;  // with the file as its number
 };
 
 }  // namespace

@@ -1,10 +1,10 @@
 #pragma once
 
-// PTX as the compiler writes it, read into instructions with resolved registers and labels. What an
-// instruction means is not known here (form.h, decode.h).
+// PTX as the compiler writes it, parsed into instructions with resolved registers and labels. The
+// semantics of instructions are defined elsewhere (form.h, decode.h).
 //
 // Source: PTX ISA, "Syntax" and "Directives"; the subset that nvcc writes for kernels without local
-//         memory, calls and tables of branches. Anything else is an error with its line.
+//         memory, calls and branch tables. Anything else is an error with its line.
 
 #include <cstdint>
 #include <string>
@@ -19,7 +19,7 @@ namespace quire::cuda_emulator::ptx {
 
 inline constexpr std::uint32_t kNoRegister = ~0u;
 
-// Where the compiler found what it translated (.loc): a file of the build machine and a line.
+// The source position of a translated statement (.loc): a file of the build machine and a line.
 struct SourceLine {
   std::string file{};
   std::uint32_t line = 0;
@@ -41,15 +41,15 @@ struct Operand {
   };
   Kind kind = Kind::kSink;
   std::uint32_t reg = kNoRegister;
-  std::uint32_t second = kNoRegister;  // the predicate behind |
+  std::uint32_t second = kNoRegister;  // the predicate after |
   bool negated = false;
-  std::uint64_t bits = 0;  // of an immediate, or what is added to an address
+  std::uint64_t bits = 0;  // of an immediate, or the offset of an address
   std::string name{};
   std::vector<Operand> elements{};  // of a vector; of an address: its base, then coordinates
 };
 
 struct Instruction {
-  std::string opcode{};                  // "ld"; "" where an inline assembly statement begins
+  std::string opcode{};                  // "ld", or "" at the start of an inline assembly statement
   std::vector<std::string> modifiers{};  // "global", "L1::no_allocate", "v4", "u32"
   std::vector<Operand> operands{};
   std::uint32_t guard = kNoRegister;
@@ -69,16 +69,16 @@ struct Kernel {
   std::vector<Parameter> parameters{};
   std::uint32_t parameter_bytes = 0;
   std::uint32_t num_registers = 0;
-  std::uint32_t max_threads = 0;  // .maxntid, 0 without
-  std::uint32_t min_blocks = 0;   // .minnctapersm, 0 without
+  std::uint32_t max_threads = 0;  // .maxntid, or 0
+  std::uint32_t min_blocks = 0;   // .minnctapersm, or 0
   std::vector<Instruction> instructions{};
-  // The index of the instruction behind each label.
+  // Maps each label to the index of the instruction after it.
   std::vector<std::pair<std::string, std::uint32_t>> labels{};
 };
 
 struct Module {
   std::vector<Kernel> kernels{};
-  std::string dynamic_shared{};  // the symbol of the dynamic shared memory, if there is one
+  std::string dynamic_shared{};  // the symbol of the dynamic shared memory, if any
 };
 
 // Returns INVALID_ARGUMENT with the line of the text.

@@ -1,5 +1,5 @@
-// The units over wrappers with mistakes, one in each; ptx_wrappers_test.cc says how each is found.
-// Three sets, for mistakes that would hide each other.
+// The units with wrappers that contain one injected fault each. ptx_wrappers_test.cc lists how each
+// is detected. There are three sets, because some faults would hide each other.
 
 #include <cstddef>
 #include <cstdint>
@@ -21,7 +21,7 @@ __device__ __forceinline__ std::uint32_t At(const void* shared) {
 
 #if QUIRE_PLANTED_SET == 1
 
-// Rows and columns of A exchanged: a[1] and a[2].
+// Swaps rows and columns of A: a[1] and a[2].
 __device__ __forceinline__ void MmaBF16(float (&d)[4], const std::uint32_t (&a)[4],
                                         const std::uint32_t (&b)[2]) {
   asm volatile(
@@ -30,7 +30,7 @@ __device__ __forceinline__ void MmaBF16(float (&d)[4], const std::uint32_t (&a)[
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-// The type of the other one.
+// Uses the other type.
 __device__ __forceinline__ void MmaF16(float (&d)[4], const std::uint32_t (&a)[4],
                                        const std::uint32_t (&b)[2]) {
   asm volatile(
@@ -39,58 +39,58 @@ __device__ __forceinline__ void MmaF16(float (&d)[4], const std::uint32_t (&a)[4
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-// Source and destination exchanged.
+// Swaps source and destination.
 __device__ __forceinline__ void CpAsync16(void* shared, const void* global, bool valid = true) {
   asm volatile("cp.async.cg.shared.global [%1], [%0], 16, %2;" ::"r"(At(shared)), "l"(global),
                "r"(valid ? 16 : 0)
                : "memory");
 }
-// Too many bytes read.
+// Reads too many bytes.
 __device__ __forceinline__ void CpAsync4(void* shared, const void* global, bool valid = true) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(At(shared)), "l"(global),
                "r"(valid ? 16 : 0)
                : "memory");
 }
-// Not transposed.
+// Does not transpose.
 __device__ __forceinline__ void LdMatrixX4Trans(std::uint32_t (&r)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(At(row))
                : "memory");
 }
-// Registers exchanged.
+// Swaps registers.
 __device__ __forceinline__ void LdMatrixX2(std::uint32_t (&r)[2], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%1, %0}, [%2];"
                : "=r"(r[0]), "=r"(r[1])
                : "r"(At(row))
                : "memory");
 }
-// Identifier and number of threads exchanged.
+// Swaps identifier and number of threads.
 __device__ __forceinline__ void NamedArrive(std::uint32_t id, std::uint32_t threads) {
   asm volatile("barrier.cta.arrive %1, %0;" ::"r"(id), "r"(threads) : "memory");
 }
-// Another function.
+// Computes another function.
 __device__ __forceinline__ float Exp2Approx(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-// Another format of eight bits.
+// Uses another eight-bit format.
 __device__ __forceinline__ std::uint32_t E4M3ToF16(std::uint32_t two) {
   std::uint32_t pair;
   asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(pair) : "h"(static_cast<std::uint16_t>(two)));
   return pair;
 }
-// A budget that is lowered by what raises it.
+// Lowers the budget with the instruction that raises it.
 template <int kRegisters>
 __device__ __forceinline__ void LowerRegisters() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
-// At the caller's own barrier.
+// Arrives at the caller's own barrier.
 __device__ __forceinline__ void BarrierArriveIn(std::uint32_t, Barrier* barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(At(barrier)) : "memory");
 }
-// Coordinates in the order of the extents of C.
+// Orders the coordinates like the extents of C.
 __device__ __forceinline__ void TmaLoad3D(void* shared, const CUtensorMap* map, Barrier* barrier,
                                           std::int32_t x, std::int32_t y, std::int32_t z,
                                           L2Hint hint) {
@@ -100,7 +100,7 @@ __device__ __forceinline__ void TmaLoad3D(void* shared, const CUtensorMap* map, 
       "l"(map), "r"(At(barrier)), "r"(x), "r"(y), "r"(z), "l"(static_cast<std::uint64_t>(hint))
       : "memory");
 }
-// Transpositions of A and B exchanged.
+// Swaps the transpositions of A and B.
 template <typename T, int kN, int kTransB = 0>
 __device__ __forceinline__ void WgmmaShared(float (&d)[kN / 2], std::uint64_t a, std::uint64_t b,
                                             bool accumulate) {
@@ -125,7 +125,7 @@ __device__ __forceinline__ void WgmmaShared(float (&d)[kN / 2], std::uint64_t a,
 
 #elif QUIRE_PLANTED_SET == 2
 
-// The parity of the phase behind.
+// Waits for the parity of the previous phase.
 __device__ __forceinline__ void BarrierWait(Barrier* barrier, std::uint32_t parity) {
   asm volatile(
       "{\n"
@@ -139,16 +139,16 @@ __device__ __forceinline__ void BarrierWait(Barrier* barrier, std::uint32_t pari
       "r"(parity ^ 1)
       : "memory");
 }
-// One arrival more than the barrier expects.
+// Arrives once more than the barrier expects.
 __device__ __forceinline__ void BarrierArriveAfterCpAsync(Barrier* barrier) {
   asm volatile("cp.async.mbarrier.arrive.shared::cta.b64 [%0];" ::"r"(At(barrier)) : "memory");
 }
-// Without a wait.
+// Does not wait.
 template <int kPending>
 __device__ __forceinline__ void CpAsyncWait() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
-// Words of 16 bytes in another order.
+// Orders the words of 16 bytes differently.
 __device__ __forceinline__ uint4 LoadStreaming(const void* p) {
   uint4 v;
   asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %2, %1, %3}, [%4];"
@@ -157,7 +157,7 @@ __device__ __forceinline__ uint4 LoadStreaming(const void* p) {
                : "memory");
   return v;
 }
-// The negative of B.
+// Negates B.
 template <typename T, int kN, int kTransB = 0>
 __device__ __forceinline__ void WgmmaRegisters(float (&d)[kN / 2], const std::uint32_t (&a)[4],
                                                std::uint64_t b, bool accumulate) {
@@ -182,7 +182,7 @@ __device__ __forceinline__ void WgmmaRegisters(float (&d)[kN / 2], const std::ui
 
 #else
 
-// No second try.
+// Does not retry.
 __device__ __forceinline__ void BarrierWait(Barrier* barrier, std::uint32_t parity) {
   asm volatile(
       "{\n"
@@ -192,7 +192,7 @@ __device__ __forceinline__ void BarrierWait(Barrier* barrier, std::uint32_t pari
       "r"(parity)
       : "memory");
 }
-// The barrier counts the arrival and is told of no bytes.
+// Counts the arrival but announces no bytes.
 __device__ __forceinline__ void BarrierExpect(Barrier* barrier, std::uint32_t) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(At(barrier)) : "memory");
 }
@@ -200,7 +200,7 @@ __device__ __forceinline__ void BarrierExpect(Barrier* barrier, std::uint32_t) {
 
 }  // namespace quire::kernels::cuda::planted
 
-// The units below this line call these.
+// The units below this line call these wrappers.
 #if QUIRE_PLANTED_SET == 1
 #define MmaBF16 planted::MmaBF16
 #define MmaF16 planted::MmaF16

@@ -49,7 +49,7 @@ std::uint32_t NormalPair(std::mt19937& random) {
   return low | static_cast<std::uint32_t>(T::FromFloat(normal(random)).bits) << 16;
 }
 
-// Numbers of all sizes, subnormals, infinities and both zeros; no NaN.
+// Numbers of all magnitudes, subnormals, infinities and both zeros, but no NaN.
 template <std::size_t kN>
 Words AnyFloats(std::mt19937& random) {
   Words words = AnyWords<kN>(random);
@@ -73,7 +73,7 @@ Words AnyHalves(std::mt19937& random) {
   }
   return words;
 }
-// Where an exponential and a reciprocal are finite, and a little further.
+// Values whose exponential and reciprocal are finite, and slightly larger ones.
 Words Exponents(std::mt19937& random) {
   Words words(64);
   for (std::uint32_t& word : words) {
@@ -85,7 +85,7 @@ Words Exponents(std::mt19937& random) {
   words[3] = 0xff800000u;
   words[4] = 0x00000001u;
   words[5] = 0x7f7fffffu;
-  words[6] = 0x80400000u;  // -2^-127: the reciprocal would be finite
+  words[6] = 0x80400000u;  // -2^-127, whose reciprocal would be finite
   return words;
 }
 
@@ -106,7 +106,7 @@ Words MmaInput(std::mt19937& random) {
   return words;
 }
 
-// Of A and B.
+// Values of A and B.
 template <std::size_t kN>
 inline constexpr std::size_t kTileRows = 64 + std::max<std::size_t>(kN, 128);
 template <typename T, std::size_t kN>
@@ -120,7 +120,7 @@ Words WgmmaInput(std::mt19937& random) {
   return words;
 }
 
-// Four e4m3, of magnitudes from 2^-3 to 2.
+// Four e4m3 values of magnitudes from 2^-3 to 2.
 std::uint32_t FourE4M3(std::mt19937& random) {
   return (static_cast<std::uint32_t>(random()) & 0x9f9f9f9fu) + 0x20202020u;
 }
@@ -261,8 +261,8 @@ Words MovMatrixExpected(const Words& in) {
   return out;
 }
 
-// Row and column of the 16-bit elements of a fragment A, PTX ISA, "Matrix fragments for
-// mma.m16n8k16": a0, a1 | a2, a3 (row + 8) | a4, a5 (column + 8) | a6, a7 (both).
+// Row and column of the 16-bit elements of a fragment A (PTX ISA, "Matrix fragments for
+// mma.m16n8k16"): a0, a1 | a2, a3 (row + 8) | a4, a5 (column + 8) | a6, a7 (both).
 template <typename T>
 double ElementA(const std::uint32_t* lanes, std::size_t stride, std::size_t row, std::size_t k) {
   const std::size_t lane = row % 8 * 4 + k % 8 / 2;
@@ -287,7 +287,8 @@ Words MmaExpected(const Words& in) {
   return out;
 }
 
-// f64 holds products and enough of sums and quotients of two f32 to round to f32 once.
+// f64 represents products exactly, and sums and quotients of two f32 precisely enough to round to
+// f32 once.
 Words ArithmeticExpected(const Words& in) {
   Words out;
   for (std::size_t i = 0; i < in.size(); i += 3) {
@@ -314,11 +315,11 @@ Words ApproxExpected(const Words& in) {
   return out;
 }
 
-// A format of floats: magnitudes are e m, without a sign: (1 + m 2^-digits) 2^(e - bias), or
-// m 2^(1 - bias - digits) for e = 0.
+// A float format. The magnitude bits are e m, without a sign: (1 + m 2^-digits) 2^(e - bias), or m
+// 2^(1 - bias - digits) for e = 0.
 struct Format {
   int exponent_bits;
-  int digits;  // of m
+  int digits;  // number of bits of m
   int bias;
   std::uint32_t largest;  // finite magnitude
 
@@ -328,7 +329,8 @@ struct Format {
     if (exponent == 0) return std::ldexp(mantissa, 1 - bias - digits);
     return std::ldexp((1 << digits) + mantissa, exponent - bias - digits);
   }
-  // The magnitude nearest to |x|, ties to even. Infinity is what follows the largest.
+  // Returns the magnitude nearest to |x|, with ties to even. Infinity follows the largest
+  // magnitude.
   std::uint32_t Nearest(double x) const {
     std::uint32_t low = 0;
     std::uint32_t high = largest + 1;
@@ -369,8 +371,8 @@ Words FloatPairExpected(const Words& in) {
   return out;
 }
 
-// The inputs are finite, so f64 has the product of two f16, and the sum with a third is rounded to
-// f64 only where that decides nothing.
+// The inputs are finite, so f64 represents the product of two f16. The sum with a third value is
+// rounded to f64 only where that does not change the result.
 Words HalfPairExpected(const Words& in) {
   Words out;
   for (std::size_t i = 0; i < in.size(); i += 3) {
@@ -421,7 +423,7 @@ Words BitsExpected(const Words& in) {
   return out;
 }
 
-// Element (x, y, z) of the tensor has its own index; boxes of two dimensions lie in plane 0.
+// Element (x, y, z) of the tensor has its own index. Boxes of two dimensions are in plane 0.
 template <std::uint32_t kRank>
 Words TmaExpected(const Words& in) {
   const std::int64_t box[] = {16, kRank == 2 ? 16 : 8, kRank == 2 ? 1 : 2};
@@ -448,8 +450,8 @@ Words ClusterExpected(const Words& in) {
   return out;
 }
 
-// Element k of a row of the tile under the 128-byte swizzle: the 16-byte chunk is XORed with the
-// row's number below 8.
+// Element k of a row of the tile under the 128-byte swizzle: the 16-byte chunk number is XORed with
+// the row number modulo 8.
 template <typename T>
 double TileElement(const Words& in, std::size_t row, std::size_t k) {
   return Half<T>(in[row * 32 + ((k / 8) ^ (row % 8)) * 4 + k % 8 / 2], k % 2);

@@ -1,5 +1,5 @@
 // Kernels that call each wrapper of kernels/cuda/sm90/*.cuh, and those that are empty below compute
-// capability 9.0; compiled twice, as units.cu.
+// capability 9.0. The file is compiled twice, like units.cu.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,7 +15,7 @@
 namespace quire::kernels::cuda {
 namespace {
 
-// The first `words` words of shared memory, behind them a barrier of `arrivals`.
+// The first `words` words of shared memory, followed by a barrier of `arrivals`.
 __device__ Barrier* InitBehind(std::uint32_t words, std::uint32_t arrivals) {
   auto* const barrier = reinterpret_cast<Barrier*>(SharedMemory() + 4 * words);
   if (ThreadIndex() == 0) {
@@ -38,8 +38,8 @@ struct Operands {
   std::uint64_t columns;
 };
 
-// Words of A and B, which lie in shared memory under the 128-byte swizzle as `in` has them: B as
-// 128 rows of 64 elements, of which 256 columns have 256.
+// Words of A and B. They are in shared memory under the 128-byte swizzle in the order of `in`. B
+// has 128 rows of 64 elements, or twice that for 256 columns.
 template <int kN>
 inline constexpr std::uint32_t kTileWords = (64 + (kN > 128 ? kN : 128)) * 32;
 
@@ -54,8 +54,8 @@ __device__ Operands LoadOperands(const std::uint32_t* in) {
           WgmmaDescriptor(tile + 64 * 32, 64 * 128, 1024, SharedSwizzle::k128B)};
 }
 
-// Two steps of K, K-major B in the first group, MN-major in the second, which ends with a product
-// that does not accumulate.
+// Two steps of K, with K-major B in the first group and MN-major B in the second, which ends with a
+// product that does not accumulate.
 template <typename T, int kN, bool kShared>
 __device__ void Multiply(const std::uint32_t* in, std::uint32_t* out) {
   auto [a, rows, columns] = LoadOperands<kN>(in);
@@ -93,7 +93,7 @@ __device__ void Multiply(const std::uint32_t* in, std::uint32_t* out) {
   for (int i = 0; i < kN / 2; ++i) out[kN / 2 + i] = FloatBits(others[i]);
 }
 
-// The same from shared memory one after the other: both sets of sums do not fit in registers.
+// The same from shared memory in sequence, since both sets of sums do not fit in registers.
 template <typename T, int kN>
 __device__ void MultiplyInTurn(const std::uint32_t* in, std::uint32_t* out) {
   const auto [a, rows, columns] = LoadOperands<kN>(in);
@@ -119,7 +119,7 @@ __device__ void MultiplyInTurn(const std::uint32_t* in, std::uint32_t* out) {
   for (int i = 0; i < kN / 2; ++i) out[kN / 2 + i] = FloatBits(sums[i]);
 }
 
-// Of e4m3, whose B is K-major: two steps of K from sums that are added to, two from none.
+// e4m3 with K-major B: two steps of K that accumulate, and two that do not.
 template <int kN>
 __device__ void MultiplyE4M3(const std::uint32_t* in, std::uint32_t* out) {
   const auto [a, rows, columns] = LoadOperands<kN>(in);
@@ -175,7 +175,7 @@ __global__ void BarrierRingUnit(const std::uint32_t* in, std::uint32_t* out) {
   }
 }
 
-// 256 bytes by a bulk copy, and as many by cp.async of the 32 lanes, on one barrier.
+// Copies 256 bytes by a bulk copy, and as many by cp.async of the 32 lanes, on one barrier.
 __global__ void BulkLoadUnit(const std::uint32_t* in, std::uint32_t* out) {
   Barrier* const barrier = InitBehind(128, 33);
   std::byte* const shared = SharedMemory();
@@ -190,7 +190,7 @@ __global__ void BulkLoadUnit(const std::uint32_t* in, std::uint32_t* out) {
   CopyOut(out, 128);
 }
 
-// Boxes of 1024 bytes whose coordinates, which may lie outside, are the first words of `in`.
+// Boxes of 1024 bytes. Their coordinates, which may be outside, are the first words of `in`.
 __global__ void TmaLoad2DUnit(const __grid_constant__ CUtensorMap map, const std::uint32_t* in,
                               std::uint32_t* out) {
   Barrier* const barrier = InitBehind(256, 1);
@@ -216,7 +216,7 @@ __global__ void TmaLoad3DUnit(const __grid_constant__ CUtensorMap map, const std
   CopyOut(out, 256);
 }
 
-// Two blocks have two boxes of 1024 bytes, a row apart, of which each copies one to both. No block
+// Two blocks have two boxes of 1024 bytes, one row apart. Each block copies one to both. No block
 // ends before both have them.
 __global__ void ClusterUnit(const __grid_constant__ CUtensorMap map, const std::uint32_t* in,
                             std::uint32_t* out) {
@@ -245,7 +245,7 @@ __global__ void DependencyUnit(const std::uint32_t* in, std::uint32_t* out) {
   out[ThreadIndex()] = in[ThreadIndex()];
 }
 
-// Three warpgroups: the first gives registers to the others.
+// Three warpgroups. The first gives registers to the others.
 __global__ void __launch_bounds__(384, 1)
     RegistersUnit(const std::uint32_t* in, std::uint32_t* out) {
   if (Warp() < 4) {

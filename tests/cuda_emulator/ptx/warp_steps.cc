@@ -1,5 +1,6 @@
-// Where the lanes of a warp or the threads of a block meet. The models of the emulator compute
-// (warp.h, matrix.h, simt.h); here lies which registers and which form an instruction names.
+// Instructions in which the lanes of a warp or the threads of a block meet. The models of the
+// emulator compute (warp.h, matrix.h, simt.h). This file maps registers and forms of the
+// instructions.
 
 #include <bit>
 #include <cstdint>
@@ -13,8 +14,8 @@
 namespace quire::cuda_emulator::ptx {
 namespace {
 
-// shfl.sync.bfly.b32 d|p, a, lane, clamp, lanes of the warp. `clamp` is the last lane of a segment:
-// 31, for `up` the first, 0. Segments of less than a warp are in its bits from 8 on.
+// shfl.sync.bfly.b32 d|p, a, lane, clamp, lanes of the warp. `clamp` is the last lane of a segment
+// (31), or for `up` the first (0). Its bits from 8 on encode segments shorter than a warp.
 Step DecodeShuffle(Form* form) {
   form->Expect("sync");
   constexpr ShuffleKind kKinds[] = {ShuffleKind::kXor, ShuffleKind::kLane, ShuffleKind::kUp};
@@ -51,9 +52,9 @@ Step DecodeVote(Form* form) {
   };
 }
 
-// barrier.cluster.arrive.relaxed.aligned, barrier.cluster.wait.acquire.aligned;
-// barrier.cta.sync id, threads; barrier.cta.arrive; bar.sync without `threads` for all; .aligned is
-// what `bar` says without words, and no more is checked of it.
+// barrier.cluster.arrive.relaxed.aligned, barrier.cluster.wait.acquire.aligned; barrier.cta.sync
+// id, threads; barrier.cta.arrive; bar.sync without `threads` for all threads. `bar` implies
+// .aligned, and nothing more is checked for it.
 Step DecodeBarrier(Form* form) {
   if (form->opcode() == "bar" && form->Take("warp")) {
     form->Expect("sync");

@@ -1,14 +1,15 @@
-// Forces tool calls: reads a question a line from standard input, and writes an answer a line.
+// Generates forced tool calls. Reads one question per line from standard input and writes one
+// answer per line.
 //
 //   {"format": NAME, "tools": [{"name": NAME, "schema": TEXT}, ...], "one": BOOL, "opens": BOOL,
-//    "optional": BOOL: whether calls stand in free text,
+//    "optional": BOOL: whether calls are embedded in free text,
 //    "special": [markers that are special tokens], "plain": [markers that are other tokens],
 //    "walks": COUNT, "seed": NUMBER}
 //   {"refused": MESSAGE}, or
 //   {"answers": [{"text": TEXT, "whole": PARTS, "bytes": PARTS}, ...], "unfinished": COUNT}
 //
-// A walk takes random tokens that the masks allow, until the text ends. PARTS are what the parser
-// of answers makes of the text, at once and byte by byte. tests/e2e has its tests.
+// A walk takes random tokens that the masks allow, until the text ends. PARTS are the answer
+// parser's output for the text, at once and byte by byte. The tests are in tests/e2e.
 
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -31,11 +32,11 @@ using Json = nlohmann::json;
 
 constexpr std::size_t kVocabulary = 900;
 constexpr std::int32_t kEnd = static_cast<std::int32_t>(kVocabulary) - 1;
-constexpr int kMaxSteps = 600;  // of one walk
+constexpr int kMaxSteps = 600;  // per walk
 
 struct Tokens {
   ConstraintVocabulary vocabulary;
-  WalkTokens walk;  // special ones too
+  WalkTokens walk;  // includes special tokens
 };
 
 Tokens MakeTokens(const Json& question, const text::ToolFormat& format) {
@@ -70,7 +71,7 @@ Json PartsOf(text::OutputParser parser, absl::string_view text, std::size_t step
   Json written = Json::array();
   for (const text::OutputPart& part : parts) {
     Json one = {{"kind", kKinds[static_cast<int>(part.kind)]}};
-    // Of these the source may be cut within a character.
+    // The source of these parts may be cut inside a character.
     if (part.kind == text::OutputPart::Kind::kCall) {
       one.update({{"name", part.call.name}, {"arguments", part.call.arguments_json}});
     } else if (part.kind == text::OutputPart::Kind::kFailed) {
@@ -111,7 +112,7 @@ Json Answer(const Json& question) {
   if (!constraint.ok()) return {{"refused", std::string(constraint.status().message())}};
   std::mt19937 random(question.at("seed").get<std::uint32_t>());
   Json answers = Json::array();
-  const unsigned ends_in = spec.calls_are_optional ? 16 : 2;  // so that free text has calls
+  const unsigned ends_in = spec.calls_are_optional ? 16 : 2;  // makes free text contain calls
   int unfinished = 0;
   for (int walk = question.at("walks").get<int>(); walk > 0; --walk) {
     const auto text = RandomWalk(**constraint, tokens.walk, kMaxSteps, ends_in, &random);

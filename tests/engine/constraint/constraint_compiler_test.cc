@@ -1,5 +1,5 @@
-// The compiler of constraints with builds that the tests hold up, beside a plain count of what was
-// asked for.
+// The constraint compiler with builds that the tests block, compared with simple counts of the
+// requests.
 
 #include "engine/constraint/constraint_compiler.h"
 
@@ -35,7 +35,7 @@ ConstraintSpec Regex(std::string text) {
   return spec;
 }
 
-// What `done` was told, from any thread.
+// Records the calls of `done`, from any thread.
 class Answer {
  public:
   ConstraintCompiler::Done Taker() {
@@ -55,7 +55,8 @@ class Answer {
   std::atomic<int> calls_{0};
 };
 
-// Builds that pass a gate first, if their text names one; "bad..." is refused, "large..." is large.
+// Builds that first pass a gate if one exists for their text. "bad..." is rejected, "large..." is
+// large.
 class Builds {
  public:
   ConstraintCompiler::Build Function() {
@@ -71,7 +72,7 @@ class Builds {
       return MakeTableConstraint(64, {{1}}, spec.text.starts_with("large") ? 5000 : 100);
     };
   }
-  // Before the compiler is made.
+  // Call this before the compiler is constructed.
   Gate& Hold(const std::string& text) {
     gates[text].Set(true);
     return gates[text];
@@ -96,7 +97,7 @@ TEST(ConstraintCompilerTest, BuildsOnceAndThenAnswersFromTheCache) {
   EXPECT_EQ(compiler.GetCounts().misses, 1);
 }
 
-TEST(ConstraintCompilerTest, TellsSpecsApartThatConcatenateToTheSame) {
+TEST(ConstraintCompilerTest, DistinguishesSpecsWithEqualConcatenation) {
   Builds builds;
   ConstraintCompiler compiler({}, builds.Function(), nullptr);
   ConstraintSpec ab, a_b, compact = Regex("x");
@@ -118,8 +119,8 @@ TEST(ConstraintCompilerTest, TellsSpecsApartThatConcatenateToTheSame) {
   EXPECT_EQ(builds.count, 8);
 }
 
-// Of white space in schemas, that between two tokens of JSON alone does not count.
-TEST(ConstraintCompilerTest, TakesSchemasForTheSameWhateverStandsBetweenTheirTokens) {
+// In schemas, whitespace between two JSON tokens is ignored, and no other whitespace.
+TEST(ConstraintCompilerTest, IgnoresWhitespaceBetweenSchemaTokens) {
   Builds builds;
   ConstraintCompiler compiler({}, builds.Function(), nullptr);
   const auto count = [&](const std::string& text, ConstraintKind kind, bool is_tag) {
@@ -154,7 +155,7 @@ TEST(ConstraintCompilerTest, TakesSchemasForTheSameWhateverStandsBetweenTheirTok
   }
 }
 
-TEST(ConstraintCompilerTest, EqualSpecsThatAreAskedForTogetherAreBuiltOnce) {
+TEST(ConstraintCompilerTest, ConcurrentEqualSpecsAreBuiltOnce) {
   Builds builds;
   Gate& gate = builds.Hold("slow");
   ConstraintCompiler compiler({}, builds.Function(), nullptr);
@@ -193,7 +194,7 @@ TEST(ConstraintCompilerTest, DestructionStopsABuildAndAnswersItsCallers) {
   EXPECT_EQ(ReasonOf(answer.Await().status()), "SERVER_SHUTDOWN");
 }
 
-TEST(ConstraintCompilerTest, RefusesByBytesOfInputAndOfOutput) {
+TEST(ConstraintCompilerTest, RejectsByInputAndOutputBytes) {
   Builds builds;
   ConstraintOptions options;
   options.max_schema_bytes = 10;
@@ -210,10 +211,10 @@ TEST(ConstraintCompilerTest, RefusesByBytesOfInputAndOfOutput) {
   EXPECT_EQ(compiler.GetCounts().cached, 0);
 }
 
-TEST(ConstraintCompilerTest, TheCacheKeepsWhatWasUsedLastWithinItsBytes) {
+TEST(ConstraintCompilerTest, CacheEvictsLeastRecentlyUsedByBytes) {
   Builds builds;
   ConstraintOptions options;
-  options.cache_bytes = 3 * 5000;  // two large ones and what their texts take
+  options.cache_bytes = 3 * 5000;  // two large ones and the memory of their texts
   ConstraintCompiler compiler(options, builds.Function(), nullptr);
   const auto ask = [&](const char* text) {
     Answer answer;
@@ -223,13 +224,13 @@ TEST(ConstraintCompilerTest, TheCacheKeepsWhatWasUsedLastWithinItsBytes) {
   };
   for (const char* text : {"large1", "large2", "large1", "large3"}) ask(text);
   EXPECT_EQ(builds.count, 3);
-  ask("large1");  // was used after large2
+  ask("large1");  // used more recently than large2
   EXPECT_EQ(builds.count, 3);
   ask("large2");
   EXPECT_EQ(builds.count, 4);
 }
 
-TEST(ConstraintCompilerTest, CancelKeepsDoneFromBeingCalledAndDropsWhatWaits) {
+TEST(ConstraintCompilerTest, CancelPreventsDoneAndDropsQueuedBuilds) {
   Builds builds;
   Gate& gate = builds.Hold("slow");
   ConstraintOptions options;
@@ -252,7 +253,7 @@ TEST(ConstraintCompilerTest, CancelKeepsDoneFromBeingCalledAndDropsWhatWaits) {
   EXPECT_EQ(builds.count, 2);
 }
 
-TEST(ConstraintCompilerTest, TheEndAnswersThoseThatWait) {
+TEST(ConstraintCompilerTest, DestructionAnswersWaitingCallers) {
   Builds builds;
   Gate& gate = builds.Hold("slow");
   Answer running, waiting;
@@ -269,7 +270,8 @@ TEST(ConstraintCompilerTest, TheEndAnswersThoseThatWait) {
   EXPECT_EQ(waiting.calls(), 1);
 }
 
-// Random calls from one thread: each ends in one answer or a Cancel that was said to be in time.
+// Makes random calls from one thread. Each ends in one answer, or in a Cancel that reported to be
+// in time.
 TEST(ConstraintCompilerTest, EveryCallEndsOnce) {
   const std::uint32_t seed = std::random_device()();
   SCOPED_TRACE(absl::StrCat("seed ", seed));
@@ -284,7 +286,7 @@ TEST(ConstraintCompilerTest, EveryCallEndsOnce) {
     Answer answer;
     bool cancelled = false;
   };
-  std::map<int, Call> calls;  // nodes keep their place
+  std::map<int, Call> calls;  // nodes are stable in a std::map
   for (int i = 0; i < 2000; ++i) {
     Call& call = calls[i];
     const char* kind = random() % 8 == 0 ? "bad" : random() % 8 == 0 ? "large" : "x";

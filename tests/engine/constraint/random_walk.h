@@ -1,6 +1,6 @@
 #pragma once
 
-// What a constraint lets a model write that chooses at random.
+// Random walks: texts that a constraint allows, sampled at random.
 
 #include <cstdint>
 #include <optional>
@@ -13,15 +13,16 @@
 
 namespace quire::engine {
 
-// The tokens of a walk: their texts, which of them lead to the end of a text, and the end token.
+// The tokens of a walk: their texts, the tokens that lead to the end of a text, and the end token.
 struct WalkTokens {
   std::vector<std::string> texts;
   std::vector<bool> closes;
   std::int32_t end = 0;
 };
 
-// Takes random tokens that the masks allow, until the text ends: where it may, one time in
-// `ends_in`. Half of the steps go where texts close, so that most do. None: not in `max_steps`.
+// Takes random tokens that the masks allow, until the text ends. Where it may end, it does so one
+// time in `ends_in`. Half of the steps prefer closing tokens, so that most walks end. Returns
+// nullopt after `max_steps`.
 inline std::optional<std::string> RandomWalk(const CompiledConstraint& constraint,
                                              const WalkTokens& tokens, int max_steps,
                                              unsigned ends_in, std::mt19937* random) {
@@ -52,7 +53,7 @@ inline std::optional<std::string> RandomWalk(const CompiledConstraint& constrain
   return std::nullopt;
 }
 
-// Whether a text closes a value of JSON.
+// Returns whether a text closes a JSON value.
 inline bool ClosesJson(const std::string& text) {
   return text == "\"" || text == "}" || text == "]" || text == ",";
 }

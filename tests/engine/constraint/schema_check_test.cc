@@ -1,6 +1,6 @@
-// Schemas as generators of them write them: what is enforced, and what is named where it is not.
-// jsonschema 4.26.0 judged which texts are valid, with formats checked as the named
-// specification has them; schemas named after Pydantic are those of Pydantic 2.14.
+// Schemas as common generators write them: which keywords are enforced, and how unenforced ones are
+// reported. jsonschema 4.26.0 determined the valid texts, with formats checked by the named
+// specification. Schemas named after Pydantic are those of Pydantic 2.14.
 
 #include "engine/constraint/schema_check.h"
 
@@ -45,7 +45,7 @@ class SchemaCheckTest : public ::testing::Test {
     build_ = new ConstraintCompiler::Build(*std::move(build));
   }
   void SetUp() override {
-    if (GrammarLibrary::Version().empty()) GTEST_SKIP() << "a build without structured output";
+    if (GrammarLibrary::Version().empty()) GTEST_SKIP() << "the build has no structured output";
   }
 
   static ConstraintCompiler::Result Compiled(const ConstraintSpec& spec) {
@@ -82,7 +82,7 @@ class SchemaCheckTest : public ::testing::Test {
 };
 ConstraintCompiler::Build* SchemaCheckTest::build_ = nullptr;
 
-TEST_F(SchemaCheckTest, FormatsOfIntegersAreRanges) {
+TEST_F(SchemaCheckTest, IntegerFormatsAreRanges) {
   ExpectEnforced({
       {R"({"type":"integer","format":"int8"})", {"-128", "0", "127"}, {"-129", "128", "1.5"}},
       {R"({"type":"integer","format":"int32"})",
@@ -95,7 +95,7 @@ TEST_F(SchemaCheckTest, FormatsOfIntegersAreRanges) {
       {R"({"type":"integer","format":"uint64","minimum":5})",
        {"5", "18446744073709551615"},
        {"4", "18446744073709551616"}},
-      // Bounds of 64 bits themselves.
+      // The bounds are the limits of 64-bit integers.
       {R"({"type":"integer","minimum":-9223372036854775808,
            "exclusiveMaximum":18446744073709551615})",
        {"18446744073709551614", "-9223372036854775808"},
@@ -103,7 +103,7 @@ TEST_F(SchemaCheckTest, FormatsOfIntegersAreRanges) {
   });
 }
 
-// RFC 4648 for byte and base64, RFC 9562 for versions of UUIDs.
+// RFC 4648 defines byte and base64, RFC 9562 the versions of UUIDs.
 TEST_F(SchemaCheckTest, FormatsOfStrings) {
   ExpectEnforced({
       {R"({"type":"string","format":"byte"})",
@@ -120,7 +120,7 @@ TEST_F(SchemaCheckTest, FormatsOfStrings) {
   });
 }
 
-// JSON Schema 2020-12, validation, section 7.2.3: unknown formats are annotations.
+// Unknown formats are annotations (JSON Schema 2020-12, validation, section 7.2.3).
 TEST_F(SchemaCheckTest, OtherFormatsAreAnnotations) {
   ExpectEnforced({
       {R"({"type":"string","format":"password","minLength":2,"maxLength":3})",
@@ -134,7 +134,7 @@ TEST_F(SchemaCheckTest, OtherFormatsAreAnnotations) {
   });
 }
 
-TEST_F(SchemaCheckTest, UrlsOfPydanticHaveTheirLength) {
+TEST_F(SchemaCheckTest, PydanticUrlsHaveALengthLimit) {
   const std::string url = "\"https://example.com/";
   const auto constraint =
       Compiled(SchemaSpec(R"({"format":"uri","maxLength":2083,"minLength":1,"type":"string"})"));
@@ -173,7 +173,7 @@ TEST_F(SchemaCheckTest, UniqueItemsOfFiniteSets) {
            "uniqueItems":true,"type":"array","minItems":1,"maxItems":2})",
        {"[-2,2]", "[0]"},
        {"[0,0]", "[]", "[-2,0,2]", "[1]"}},
-      // Positions with sets of their own; the third position cannot be met.
+      // Each position has its own set, and the third position cannot be satisfied.
       {R"({"prefixItems":[{"const":1},{"enum":[1,2]},{"enum":[1,2]}],"items":{"enum":[5]},
            "uniqueItems":true,"type":"array"})",
        {"[1,2]", "[1]", "[]"},
@@ -191,7 +191,7 @@ TEST_F(SchemaCheckTest, NamesOfProperties) {
            "additionalProperties":{"type":"integer"}})",
        {"{}", R"({"y":1})", R"({"x":1,"y":2})"},
        {R"({"z":1})", R"({"x":"1"})", R"({"x":1,"x":2})"}},
-      // A record of zod: keys of an enum, all of them required.
+      // A zod record whose keys are an enum, all of them required.
       {R"({"type":"object","propertyNames":{"type":"string","enum":["b","a"]},
            "additionalProperties":{"type":"boolean"},"required":["a","b"]})",
        {R"({"a":true,"b":false})"},
@@ -200,7 +200,7 @@ TEST_F(SchemaCheckTest, NamesOfProperties) {
            "additionalProperties":{}})",
        {R"({"ab":1,"abc":2})", "{}"},
        {R"({"a":1})", R"({"abcd":1})"}},
-      // Other names beside a declared one that has the pattern, too: never that name again.
+      // The pattern also matches the declared name, which must not be repeated.
       {R"({"type":"object","properties":{"kind":{"const":"k"}},"required":["kind"],
            "propertyNames":{"pattern":"^[a-z]+$"},"additionalProperties":{"type":"integer"}})",
        {R"({"kind":"k"})", R"({"kind":"k","size":1})"},
@@ -253,7 +253,7 @@ TEST_F(SchemaCheckTest, MultiplesAgreeWithArithmetic) {
         const bool inside = x >= low && x < high && x % unit == 0;
         any |= inside;
         if (!constraint.ok()) continue;
-        // Whole multiples alone are written without a fraction.
+        // Multiples of whole numbers are written without a fraction.
         const std::string written =
             unit % 100 == 0 && x % 100 == 0 ? absl::StrCat(x / 100) : text(x);
         ASSERT_EQ(Accepts(**constraint, written), inside) << written << " of " << divisor;
@@ -269,7 +269,7 @@ struct Unenforced {
   std::vector<const char*> valid, invalid;
 };
 
-TEST_F(SchemaCheckTest, KeywordsThatAreNotEnforcedAreListed) {
+TEST_F(SchemaCheckTest, ListsUnenforcedKeywords) {
   const std::vector<Unenforced> cases = {
       {R"({"type":"object","properties":{"a":{"type":"integer","not":{"const":3}}},
            "required":["a"],"additionalProperties":false})",
@@ -321,14 +321,14 @@ TEST_F(SchemaCheckTest, KeywordsThatAreNotEnforcedAreListed) {
     for (const char* text : c.invalid) {
       EXPECT_FALSE(Accepts(**constraint, text)) << text << c.schema;
     }
-    // Formats are annotations by themselves.
+    // Formats are annotations by default.
     const bool is_refused = c.keywords != std::vector<std::string>{"#/format"};
     EXPECT_EQ(ReasonOf(Compiled(SchemaSpec(c.schema)).status()), is_refused ? "BAD_CONSTRAINT" : "")
         << c.schema;
   }
 }
 
-TEST_F(SchemaCheckTest, MalformedSchemasAreRefusedEitherWay) {
+TEST_F(SchemaCheckTest, MalformedSchemasAreRejectedUnderEitherPolicy) {
   for (const char* schema :
        {R"({"type":"strin"})", R"({"minLength":-1})", R"({"multipleOf":0})", R"({"$ref":"#"})",
         R"({"enum":3})", R"({"format":["uri"]})", R"({"uniqueItems":1})",
@@ -339,8 +339,8 @@ TEST_F(SchemaCheckTest, MalformedSchemasAreRefusedEitherWay) {
   }
 }
 
-// The schema of a tag is named by its field.
-TEST_F(SchemaCheckTest, KeywordsOfTagsAreListedByTheirField) {
+// Errors in a tag's schema name the tag's field.
+TEST_F(SchemaCheckTest, ListsUnenforcedKeywordsOfTagsByField) {
   ConstraintSpec spec;
   spec.kind = ConstraintKind::kStructuralTags;
   spec.unenforced = UnenforcedPolicy::kAnnotate;
@@ -352,8 +352,8 @@ TEST_F(SchemaCheckTest, KeywordsOfTagsAreListedByTheirField) {
   EXPECT_EQ(grammar->unenforced, (std::vector<std::string>{"f[0]#/not", "f[1]#/contains"}));
 }
 
-// Parameters of a tool, in a format that writes strings as they are.
-TEST_F(SchemaCheckTest, KeywordsOfParametersAreListedByTheTool) {
+// These are parameters of a tool in a format that writes strings unquoted.
+TEST_F(SchemaCheckTest, ListsUnenforcedKeywordsOfParametersByTool) {
   ConstraintSpec spec;
   spec.kind = ConstraintKind::kToolCalls;
   spec.unenforced = UnenforcedPolicy::kAnnotate;
@@ -389,8 +389,8 @@ std::string ManyNames(int count) {
   return out + "]";
 }
 
-// Refused by name, and soon, whatever the numbers are.
-TEST_F(SchemaCheckTest, HostileKeywordsAreRefusedByTheirSize) {
+// Rejections name the keyword and are fast for any numbers.
+TEST_F(SchemaCheckTest, RejectsHostileKeywordsBySize) {
   const auto unique = [](int count, const char* more) {
     return absl::StrCat(R"({"type":"array","uniqueItems":true,"items":{"enum":)", Numbers(count),
                         "}", more, "}");
@@ -432,7 +432,7 @@ TEST_F(SchemaCheckTest, HostileKeywordsAreRefusedByTheirSize) {
       << many.status();
 }
 
-TEST_F(SchemaCheckTest, FlagsAndNamesOfGroups) {
+TEST_F(SchemaCheckTest, RegexFlagsAndNamedGroups) {
   const auto regex = [](const char* pattern) {
     ConstraintSpec spec;
     spec.kind = ConstraintKind::kRegex;
@@ -443,7 +443,7 @@ TEST_F(SchemaCheckTest, FlagsAndNamesOfGroups) {
     const char* pattern;
     std::vector<const char*> matches, others;
   } cases[] = {
-      // Expected values are those of re.fullmatch of Python.
+      // Expected values come from Python's re.fullmatch.
       {"(?i)yes|No!", {"yes", "YES", "yEs", "no!", "NO!"}, {"ye", "no"}},
       {"(?i)[a-c][^x-z0]\\d", {"Ab1", "cQ9"}, {"dA1", "aX1", "az1", "a01"}},
       {"a(?i:b|c)d", {"aBd", "aCd", "abd"}, {"ABd", "abD"}},
@@ -451,7 +451,7 @@ TEST_F(SchemaCheckTest, FlagsAndNamesOfGroups) {
       {"(?P<year>\\d{4})-(?P<month>\\d\\d)", {"2024-05"}, {"2024-5"}},
       {"(?<a>x)(?<b_2>y)+", {"xyy"}, {"x"}},
       {"^(?i:(?P<w>ab)+)$", {"aBAb"}, {"aba"}},
-      // U+017F and U+212A match s and k where case is ignored, so that they are not in [^sk].
+      // U+017F and U+212A match s and k if case is ignored, so [^sk] does not match them.
       {"(?i)[^sk]", {"a", "é"}, {"S", "k", "\u017f", "\u212a"}},
   };
   for (const auto& [pattern, matches, others] : cases) {

@@ -1,14 +1,15 @@
-// Asks schemas: reads a question a line from standard input, and writes an answer a line.
+// Evaluates schemas. Reads one question per line from standard input and writes one answer per
+// line.
 //
 //   {"schema": TEXT, "texts": [TEXT, ...], "walks": COUNT, "seed": NUMBER,
-//    "annotate": whether keywords that are not enforced are listed; absent: they are refused}
+//    "annotate": whether unenforced keywords are listed (they are rejected if absent)}
 //   {"refused": MESSAGE}, or
-//   {"accepted": [whether each text is in the language], "documents": [what the walks wrote],
-//    "unfinished": walks that were given up, "unenforced": [keywords]}
+//   {"accepted": [whether each text is in the language], "documents": [texts of the walks],
+//    "unfinished": number of walks that did not end, "unenforced": [keywords]}
 //
-// In a build without structured output it ends at once with 77.
+// A build without structured output exits at once with 77.
 //
-// A walk takes random tokens that the masks allow, until the text ends. tests/e2e has its tests.
+// A walk takes random tokens that the masks allow, until the text ends. The tests are in tests/e2e.
 
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -29,7 +30,7 @@ using Json = nlohmann::json;
 
 constexpr std::size_t kVocabulary = 900;
 constexpr std::int32_t kEnd = static_cast<std::int32_t>(kVocabulary) - 1;
-constexpr int kMaxSteps = 400;  // of one walk
+constexpr int kMaxSteps = 400;  // per walk
 
 bool Accepts(const CompiledConstraint& constraint, const std::string& text) {
   const auto matcher = constraint.NewMatcher({&kEnd, 1});

@@ -1,7 +1,7 @@
 #pragma once
 
-// A vocabulary whose tokens meet the borders that grammars have: all bytes, and random pieces of
-// JSON, also such as begin or end within a character.
+// A vocabulary that exercises the boundaries of grammars: all bytes, and random pieces of JSON,
+// some of which start or end inside a character.
 
 #include <cstdint>
 #include <random>
@@ -11,7 +11,7 @@
 
 namespace quire::engine {
 
-// The last token has no text: an end token.
+// The last token has no text and is the end token.
 inline std::vector<std::string> SmallVocabulary(std::size_t size, std::uint32_t seed) {
   static const std::vector<std::string> kParts = {
       "\"", "\\", "a", "b",  ",", ":", "{", "}", "[", "]", "0",  "1",  "5", "9",

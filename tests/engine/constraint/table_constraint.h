@@ -1,6 +1,6 @@
 #pragma once
 
-// A constraint that knows no grammar: the answers are listed, token by token. For tests of what
+// A constraint that lists its answers token by token instead of a grammar, for tests of code that
 // handles constraints.
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 
 namespace quire::engine {
 
-// Its matchers allow the tokens that continue one of `answers`, and end tokens where one is whole.
-// REQUIRES: tokens are below `vocab_size`.
+// Its matchers allow the tokens that continue one of `answers`, and end tokens where an answer is
+// complete. REQUIRES: tokens are below `vocab_size`.
 std::shared_ptr<const CompiledConstraint> MakeTableConstraint(
     std::uint32_t vocab_size, std::vector<std::vector<std::int32_t>> answers,
     std::int64_t memory_bytes = 100);

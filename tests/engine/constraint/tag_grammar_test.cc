@@ -1,5 +1,5 @@
-// Free text with constrained sections, against a reader of such texts that tries everything; and
-// special tokens, which stand where they are markers and nowhere else.
+// Free text with constrained sections, compared with an exhaustive reader of such texts. Special
+// tokens are allowed as markers and nowhere else.
 
 #include "engine/constraint/tag_grammar.h"
 
@@ -22,7 +22,7 @@
 namespace quire::engine {
 namespace {
 
-// All bytes, then an end token, then these.
+// The vocabulary has all bytes, then an end token, then these special tokens.
 constexpr std::int32_t kEnd = 256;
 const std::vector<std::string> kSpecial = {"<s>", "<s>a", "</s>", "<other>"};
 const std::vector<std::string> kPlain = {"ab", "ba", "aab", "abb", "bab", "xa", "b<", "[ab", "]a"};
@@ -47,7 +47,7 @@ class TagGrammarTest : public ::testing::Test {
     build_ = new ConstraintCompiler::Build(*std::move(build));
   }
   void SetUp() override {
-    if (GrammarLibrary::Version().empty()) GTEST_SKIP() << "a build without structured output";
+    if (GrammarLibrary::Version().empty()) GTEST_SKIP() << "the build has no structured output";
   }
 
   static std::unique_ptr<ConstraintMatcher> Matcher(const ConstraintSpec& spec) {
@@ -86,7 +86,7 @@ ConstraintTag Tag(std::string begin, std::string regex, std::string end) {
           .end = std::move(end)};
 }
 
-// Where the first trigger in `text` ends; npos: it has none.
+// Returns where the first trigger in `text` ends, or npos if there is none.
 std::size_t EndOfFreeText(absl::string_view text, const std::vector<std::string>& triggers) {
   for (std::size_t end = 1; end <= text.size(); ++end) {
     for (const std::string& trigger : triggers) {
@@ -96,7 +96,8 @@ std::size_t EndOfFreeText(absl::string_view text, const std::vector<std::string>
   return absl::string_view::npos;
 }
 
-// Whether `text` is free text and tags, whose contents are [x] and any number of x.
+// Returns whether `text` consists of free text and of tags whose contents are [x] and any number of
+// x.
 bool IsTagged(absl::string_view text, const ConstraintSpec& spec, bool needs_tag) {
   const std::size_t end = EndOfFreeText(text, spec.triggers);
   if (end == absl::string_view::npos) return !needs_tag;
@@ -119,7 +120,7 @@ bool IsTagged(absl::string_view text, const ConstraintSpec& spec, bool needs_tag
   return false;
 }
 
-TEST_F(TagGrammarTest, TextsAreThoseOfAReaderThatTriesEverything) {
+TEST_F(TagGrammarTest, TextsAgreeWithAnExhaustiveReader) {
   const std::uint32_t seed = std::random_device()();
   SCOPED_TRACE(absl::StrCat("seed ", seed));
   std::mt19937 random(seed);
@@ -203,14 +204,14 @@ TEST_F(TagGrammarTest, MasksAllowExactlyTheTokensThatAreAccepted) {
   }
 }
 
-TEST_F(TagGrammarTest, SpecialTokensStandWhereTheyAreMarkers) {
+TEST_F(TagGrammarTest, SpecialTokensAreAllowedAsMarkersOnly) {
   const ConstraintSpec spec = TagSpec({"<s>"}, {Tag("<s>", "[^z]*", "</s>")});
   const auto matcher = Matcher(spec);
   ASSERT_NE(matcher, nullptr);
   ASSERT_TRUE(Accept(*matcher, "free </s> <"));
   EXPECT_FALSE(matcher->Fork()->Accept(Special("<other>")).ok());
   EXPECT_FALSE(matcher->Fork()->Accept(Special("</s>")).ok());
-  // Written in letters the marker begins a tag as well; its end is the token.
+  // The marker spelled in letters also starts a tag. Its end is the token.
   for (const bool is_token : {false, true}) {
     const auto tag = matcher->Fork();
     ASSERT_TRUE(is_token ? tag->Accept(Special("<s>")).ok() : Accept(*tag, "s>"));
@@ -224,7 +225,7 @@ TEST_F(TagGrammarTest, SpecialTokensStandWhereTheyAreMarkers) {
   }
 }
 
-TEST_F(TagGrammarTest, WhatIsWrongIsRefusedByField) {
+TEST_F(TagGrammarTest, RejectsBadTagsByField) {
   const std::string long_text(kMaxMarkerBytes + 1, 'a');
   struct Bad {
     ConstraintSpec spec;
@@ -252,7 +253,7 @@ TEST_F(TagGrammarTest, WhatIsWrongIsRefusedByField) {
   }
 }
 
-TEST_F(TagGrammarTest, ArgumentsInTagsThatCannotBeReadBackAreRefused) {
+TEST_F(TagGrammarTest, RejectsTagArgumentsThatCannotBeReadBack) {
   struct Bad {
     const char *schema, *words;
   };
@@ -283,8 +284,8 @@ TEST_F(TagGrammarTest, ArgumentsInTagsThatCannotBeReadBackAreRefused) {
   }
 }
 
-// Arguments that are strings, perhaps with null, however the schema says so.
-TEST_F(TagGrammarTest, StringsInTagsAreWrittenWithoutQuotes) {
+// Arguments are strings, perhaps with null, in every form a schema can express that.
+TEST_F(TagGrammarTest, WritesStringsInTagsWithoutQuotes) {
   ConstraintSpec spec;
   spec.kind = ConstraintKind::kToolCalls;
   spec.tool_format = text::FindToolFormat("qwen3-coder");
@@ -312,7 +313,7 @@ TEST_F(TagGrammarTest, StringsInTagsAreWrittenWithoutQuotes) {
   for (const char* value : {"red", "a\nb", "", "null"})
     EXPECT_TRUE(allows(kListed, value)) << value;
   for (const char* value : {"\"red\"", "blue", "5"}) EXPECT_FALSE(allows(kListed, value)) << value;
-  // Values that would not be read back as they are.
+  // These values would not read back unchanged.
   for (const char* lost : {R"({"enum": ["a\n", null]})", R"({"enum": ["\na", null]})",
                            R"({"enum": ["null", "b", null]})"}) {
     set_schema(lost);
@@ -325,13 +326,13 @@ TEST_F(TagGrammarTest, StringsInTagsAreWrittenWithoutQuotes) {
   constexpr char kDate[] = R"({"anyOf": [{"type": "string", "format": "date"}, {"type": "null"}]})";
   for (const char* value : {"2026-11-28", "null"}) EXPECT_TRUE(allows(kDate, value)) << value;
   for (const char* value : {"\"2026-11-28\"", "today"}) EXPECT_FALSE(allows(kDate, value)) << value;
-  // With other types beside it, a string is JSON.
+  // If other types are also allowed, a string is written as JSON.
   constexpr char kMixed[] = R"({"anyOf": [{"type": "string"}, {"type": "integer"}]})";
   for (const char* value : {"\"a\"", "5", "\"5\""}) EXPECT_TRUE(allows(kMixed, value)) << value;
   EXPECT_FALSE(allows(kMixed, "a"));
 }
 
-TEST_F(TagGrammarTest, ReferencesInArgumentsInTagsAreThoseOfTheWholeSchema) {
+TEST_F(TagGrammarTest, ReferencesInTagArgumentsResolveInTheWholeSchema) {
   ConstraintSpec spec;
   spec.kind = ConstraintKind::kToolCalls;
   spec.tool_format = text::FindToolFormat("qwen3-coder");
@@ -349,7 +350,8 @@ TEST_F(TagGrammarTest, ReferencesInArgumentsInTagsAreThoseOfTheWholeSchema) {
   EXPECT_TRUE(allows(R"({"n": 1})"));
   EXPECT_TRUE(allows(R"({"whole": {"a": {"n": 2}}})"));
   EXPECT_FALSE(allows(R"({"n": true})"));
-  EXPECT_FALSE(allows(R"({"whole": {"whole": {}}})")) << "that is of a, not of all";
+  EXPECT_FALSE(allows(R"({"whole": {"whole": {}}})"))
+      << "the reference points into a, not to the whole schema";
 }
 
 ConstraintSpec PythonicCalls(std::string schema) {
@@ -360,7 +362,7 @@ ConstraintSpec PythonicCalls(std::string schema) {
   return spec;
 }
 
-// Arguments of the next test.
+// Arguments for the next test.
 constexpr const char* kWritten[] = {R"(s="")",
                                     R"(s='')",
                                     R"(s="it's")",
@@ -452,10 +454,10 @@ TEST_F(TagGrammarTest, PythonicArgumentsOfSeveralShapesAndOfListedObjects) {
   for (const char* written : {"a=1", "b=2", "b=2, c=3", "c=3"}) EXPECT_TRUE(allows(two, written));
   for (const char* other : {"", "a=1, b=2", "c=3, b=2"}) EXPECT_FALSE(allows(two, other)) << other;
   EXPECT_TRUE(allows(R"({"type": "object", "required": ["x"]})", "x=[None]"));
-  EXPECT_FALSE(allows(R"({"type": "object"})", "x=1")) << "a free name could come twice";
+  EXPECT_FALSE(allows(R"({"type": "object"})", "x=1")) << "a free name could be repeated";
 }
 
-TEST_F(TagGrammarTest, PythonicArgumentsThatCannotBeWrittenAreRefused) {
+TEST_F(TagGrammarTest, RejectsUnwritablePythonicArguments) {
   for (const auto& [schema, words] :
        {std::pair(R"({"properties": {"a b": {}}})", "/properties/a b: a name must be"),
         std::pair(R"({"properties": {"": {}}})", "/properties/: a name must be"),
@@ -471,7 +473,7 @@ TEST_F(TagGrammarTest, PythonicArgumentsThatCannotBeWrittenAreRefused) {
   }
 }
 
-TEST_F(TagGrammarTest, AConstraintMayBeginBehindReasoning) {
+TEST_F(TagGrammarTest, ConstraintMayStartAfterReasoning) {
   ConstraintSpec spec;
   spec.kind = ConstraintKind::kRegex;
   spec.text = "ab?";
@@ -495,7 +497,7 @@ TEST_F(TagGrammarTest, AConstraintMayBeginBehindReasoning) {
   for (const char* answer : {"a", "", "x</think>", "x</think>x"}) EXPECT_FALSE(allows(answer));
 }
 
-TEST_F(TagGrammarTest, CallsMayBeginBehindReasoning) {
+TEST_F(TagGrammarTest, CallsMayStartAfterReasoning) {
   ConstraintSpec spec;
   spec.kind = ConstraintKind::kToolCalls;
   spec.tool_format = text::FindToolFormat("hermes");

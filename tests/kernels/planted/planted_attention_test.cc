@@ -1,7 +1,7 @@
-// Mistakes planted in copies of attention kernels. In the Hopper prefill kernel where it follows
-// windows, soft caps and sinks: what comes out is no longer what double precision says. In that of
-// one-byte pages and those of wide heads where parts of tiles change hands: the emulator ends the
-// process. In that of latent rows both. Which text is which mistake: CMakeLists.txt.
+// Injected faults in copies of attention kernels. CMakeLists.txt lists the text of each fault. With
+// faults in the Hopper prefill kernel's windows, soft caps and sinks, the result differs from
+// double precision. With faults in the synchronization of one-byte pages and wide heads, the
+// emulator aborts. Faults in MLA rows show in both ways.
 
 #include <gtest/gtest.h>
 
@@ -103,8 +103,8 @@ using LatentLaunch = absl::Status (*)(const CudaContext&, const attention::Laten
 using WideLaunch = absl::Status (*)(const CudaContext&, const attention::TileArgs<BF16>&,
                                     std::uint32_t);
 
-// Of 150 prompt tokens behind 300, by three query heads to a KV head, so that the second half of an
-// item's rows begins with another head than the first.
+// 150 prompt tokens after 300 cached ones with three query heads per KV head, so that the second
+// half of an item's rows starts with another head than the first.
 class PlantedAttentionTest : public testing::Test {
  protected:
   static AttentionShape Shape() { return {6, 2, 64, 16, DType::kBF16, DType::kBF16, 0, true, 8}; }
@@ -142,14 +142,14 @@ class PlantedAttentionTest : public testing::Test {
     options.check = cuda_emulator::CheckedLaunches::kAll;
     cuda_emulator::SetOptions(options);
   }
-  // Over fp8_e4m3 pages, every launch checked.
+  // Runs over fp8_e4m3 pages with every launch checked.
   static double BytesErrorOf(Launch<F8E4M3> launch) {
     CheckAllLaunches();
     AttentionShape shape = Shape();
     shape.kv = DType::kF8E4M3;
     return ErrorOf<F8E4M3>(shape, launch);
   }
-  // Of a wide head's step of one class, every launch checked.
+  // Runs a wide-head step of one row class with every launch checked.
   static double WideErrorOf(const StepRows& rows, WideLaunch launch) {
     CheckAllLaunches();
     const AttentionBackend cuda(1);
@@ -165,8 +165,8 @@ class PlantedAttentionTest : public testing::Test {
     EXPECT_TRUE(status.ok()) << status;
     return RelativeError(device.Read(), rig.Exact({rows}));
   }
-  // Of decode tokens behind two spans of latent rows, whose last tile is short, every launch
-  // checked. One block has both sequences, so that the ring goes on from one to the other.
+  // Runs decode tokens after two spans of MLA rows with a short last tile, with every launch
+  // checked. One block processes both sequences, so that the ring continues from one to the other.
   static double LatentErrorOf(LatentLaunch launch) {
     cuda_emulator::EmulatorOptions options = cuda_emulator::GetOptions();
     options.check = cuda_emulator::CheckedLaunches::kAll;
@@ -202,36 +202,36 @@ class PlantedAttentionTest : public testing::Test {
   static constexpr double kTolerance = 6e-3;
 };
 
-TEST_F(PlantedAttentionTest, TheEdgeOfAWindow) {
+TEST_F(PlantedAttentionTest, DetectsAWrongWindowEdge) {
   AttentionShape shape = Shape();
   shape.window = 100;
   EXPECT_LE(ErrorOf(shape, attention::LaunchPrefillSm90<BF16>), kTolerance);
   EXPECT_GT(ErrorOf(shape, attention::LaunchPrefillSm90WindowEdge<BF16>), 0.02);
 }
 
-TEST_F(PlantedAttentionTest, ACapIsBeforeTheMask) {
+TEST_F(PlantedAttentionTest, DetectsACapAppliedAfterTheMask) {
   AttentionShape shape = Shape();
   shape.softcap = 1;
   EXPECT_LE(ErrorOf(shape, attention::LaunchPrefillSm90<BF16>), kTolerance);
   EXPECT_GT(ErrorOf(shape, attention::LaunchPrefillSm90CapOverMask<BF16>), 0.02);
 }
 
-TEST_F(PlantedAttentionTest, TheSinkOfAHead) {
+TEST_F(PlantedAttentionTest, DetectsTheSinkOfAnotherHead) {
   AttentionShape shape = Shape();
   shape.sinks = true;
   EXPECT_LE(ErrorOf(shape, attention::LaunchPrefillSm90<BF16>), kTolerance);
   EXPECT_GT(ErrorOf(shape, attention::LaunchPrefillSm90SinkOfAnotherHead<BF16>), 0.02);
 }
 
-// The producer brings tiles that no consumer takes.
-TEST_F(PlantedAttentionTest, TilesBeforeAWindow) {
+// The producer loads tiles that no consumer reads.
+TEST_F(PlantedAttentionTest, DetectsTilesLoadedBeforeAWindow) {
   AttentionShape shape = Shape();
   shape.window = 100;
   EXPECT_DEATH(ErrorOf(shape, attention::LaunchPrefillSm90TilesBeforeWindow<BF16>),
                "kernel attention prefill sm_90a");
 }
 
-TEST_F(PlantedAttentionTest, TilesOfOneBytePagesChangeHands) {
+TEST_F(PlantedAttentionTest, DetectsUnsynchronizedOneByteTiles) {
   using attention::LaunchPrefillSm90;
   EXPECT_LE(BytesErrorOf(LaunchPrefillSm90<F8E4M3>), kTolerance);
   EXPECT_DEATH(BytesErrorOf(attention::LaunchPrefillSm90WidenedNotFenced<F8E4M3>),
@@ -244,19 +244,19 @@ TEST_F(PlantedAttentionTest, TilesOfOneBytePagesChangeHands) {
   EXPECT_DEATH(BytesErrorOf(attention::LaunchPrefillSm90RowsNotWhole<F8E4M3>), kRace);
 }
 
-TEST_F(PlantedAttentionTest, ScalesOfOneBytePages) {
+TEST_F(PlantedAttentionTest, DetectsWrongScalesOfOneBytePages) {
   EXPECT_GT(BytesErrorOf(attention::LaunchPrefillSm90ScalesOfAnotherKey<F8E4M3>), 0.02);
   EXPECT_GT(BytesErrorOf(attention::LaunchPrefillSm90ScalesOfKeysForValues<F8E4M3>), 0.02);
 }
 
-TEST_F(PlantedAttentionTest, RowsBehindTheLastKeyAreZeros) {
+TEST_F(PlantedAttentionTest, DetectsUnclearedRowsAfterTheLastKey) {
   EXPECT_GT(BytesErrorOf(attention::LaunchPrefillSm90RowsBehindTheLastKey<F8E4M3>), 0.02);
 }
 
-TEST_F(PlantedAttentionTest, LatentRows) {
+TEST_F(PlantedAttentionTest, DetectsFaultsInMlaRows) {
   EXPECT_LE(LatentErrorOf(attention::LaunchLatentSm90), kTolerance);
   EXPECT_GT(LatentErrorOf(attention::LaunchLatentSm90SpanNotReduced), 0.02);
-  // Of what lies behind the last token nothing is a number.
+  // All memory after the last token is NaN.
   EXPECT_FALSE(LatentErrorOf(attention::LaunchLatentSm90TailNotCleared) <= 0.02);
   constexpr char kFound[] =
       "kernel attention latent sm_90a.*(no barrier orders the two|under way|FenceAsyncShared|"
@@ -270,7 +270,7 @@ TEST_F(PlantedAttentionTest, LatentRows) {
   }
 }
 
-TEST_F(PlantedAttentionTest, PartsOfWideTiles) {
+TEST_F(PlantedAttentionTest, DetectsUnsynchronizedWideTiles) {
   constexpr char kRace[] = "kernel attention .* wide, .*(no barrier orders the two|under way)";
   const StepRows prompt{0, 200, 20, 0};
   const StepRows generated{0, 200, 0, 1};

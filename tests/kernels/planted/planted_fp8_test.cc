@@ -1,6 +1,6 @@
-// Mistakes planted in copies of the product of e4m3 by e4m3 (CMakeLists.txt says which text is
-// which): the emulator ends the process and says what is wrong, or the result is far from that of
-// the kernel as it is.
+// Injected faults in copies of the e4m3 by e4m3 product (CMakeLists.txt lists the texts). Either
+// the emulator aborts with the fault's description, or the result is far from the unmodified
+// kernel's.
 
 #include <gtest/gtest.h>
 
@@ -36,8 +36,8 @@ absl::Status LinearFp8Sm90CudaFlagInTile(const CudaContext& context, const Linea
 
 namespace {
 
-// Groups of two tiles of 128 inputs, sub-ranges of three, so that one begins inside a group; 9 rows
-// in blocks of their own for each, 130 in pairs of blocks that have all of K.
+// Groups of two tiles of 128 inputs and sub-ranges of three, so that one starts inside a group. 9
+// rows run in separate blocks per sub-range, 130 in pairs of blocks over all of K.
 class PlantedFp8DeathTest : public testing::Test {
  protected:
   static constexpr std::uint32_t kFeatures = 600, kInputs = 1032, kRows = 130;
@@ -55,7 +55,7 @@ class PlantedFp8DeathTest : public testing::Test {
                            .rounds_rows = true,
                            .by_rows = true});
     weight_ = *made_.Pack(**cuda_);
-    // Rows of different scales.
+    // Rows with different scales.
     for (std::uint32_t m = 0; m < kRows; ++m) {
       for (const float value : RandomFloats(kInputs, m, m % 3 == 0 ? 0.3f : 5.0f)) {
         x_.push_back(BF16::FromFloat(value));
@@ -68,7 +68,7 @@ class PlantedFp8DeathTest : public testing::Test {
     cuda_emulator::Reset();
   }
 
-  // Every feature and every row the same, with scales of 1.
+  // Makes all features and all rows equal, with scales of 1.
   template <typename ValueOf>
   void Fill(ValueOf value_of) {
     made_.shape.group = kInputs;
@@ -99,7 +99,7 @@ class PlantedFp8DeathTest : public testing::Test {
     return values;
   }
 
-  // How far that is from double precision of the rounded rows.
+  // Returns the difference from double precision on the rounded rows.
   double Error(const std::vector<float>& y) const {
     std::vector<float> x;
     for (const BF16 value : x_) x.push_back(value.ToFloat());
@@ -123,26 +123,26 @@ class PlantedFp8DeathTest : public testing::Test {
   std::vector<BF16> x_;
 };
 
-TEST_F(PlantedFp8DeathTest, ResultsShowWhatIsWrong) {
+TEST_F(PlantedFp8DeathTest, ResultsRevealTheFaults) {
   for (const std::uint32_t rows : {9u, kRows}) {
     EXPECT_LT(Error(Run(internal::LinearFp8Sm90Cuda, rows)), 3e-3);
     EXPECT_GT(Error(Run(internal::LinearFp8Sm90CudaSumsGoOn, rows)), 0.1) << rows;
     EXPECT_GT(Error(Run(internal::LinearFp8Sm90CudaScaleOfOneRow, rows)), 0.1) << rows;
   }
-  // One block has all sub-ranges of many rows.
+  // With many rows one block processes all sub-ranges.
   EXPECT_GT(Error(Run(internal::LinearFp8Sm90CudaScaleOfRangeBegin, 9)), 0.1);
 }
 
-// 128 products of 448 and 448, then many of a half and a half: summed to 14 bits alone, these would
-// be lost.
-TEST_F(PlantedFp8DeathTest, SmallSumsBehindLargeOnesShowWhereSumsAreAddedUp) {
+// 128 products of 448 by 448 are followed by many of 0.5 by 0.5, which a sum of only 14 bits would
+// lose.
+TEST_F(PlantedFp8DeathTest, SmallProductsRevealMissingPromotionToF32) {
   Fill([](std::uint32_t k) { return k < 128 ? 448.0f : 0.5f; });
   const float right = 128.0f * 448 * 448 + (kInputs - 128) * 0.25f;
   for (const float y : Run(internal::LinearFp8Sm90Cuda, 9)) ASSERT_EQ(y, right);
   for (const float y : Run(internal::LinearFp8Sm90CudaNoPromotion, 9)) ASSERT_LT(y, right - 32);
 }
 
-TEST_F(PlantedFp8DeathTest, TheEmulatorSaysWhatIsWrong) {
+TEST_F(PlantedFp8DeathTest, EmulatorReportsTheFaults) {
   const std::string kernel = "kernel linear fp8 sm_90a, .*";
   EXPECT_DEATH(Run(internal::LinearFp8Sm90CudaProductNotWaited, kRows),
                absl::StrCat(kernel, "an accumulator of a wgmma product is touched before"));

@@ -1,6 +1,6 @@
-// Mistakes planted in copies of the kernels that go on behind a product, and of the product of
-// Hopper: the emulator ends the process, says what is wrong, and accepts the kernel as it is. Which
-// text is which mistake: CMakeLists.txt.
+// Injected faults in copies of the kernels that are fused behind a product, and of the Hopper
+// product. The emulator aborts with the fault's description and accepts the unmodified kernel.
+// CMakeLists.txt lists the text of each fault.
 
 #include <gtest/gtest.h>
 
@@ -77,7 +77,8 @@ namespace {
 constexpr char kBlocks[] = "no fence and atomic order the blocks";
 constexpr char kThreads[] = "no barrier orders the two";
 
-// What the process says when it ends: where the copy of this name has its mistake, and which.
+// Returns the text that the process prints when it aborts: the place of the fault in the copy of
+// this name, and its description.
 std::string Says(const std::string& kernel, const std::string& name, const std::string& what) {
   return absl::StrCat("kernel ", kernel, ", .*planted/", name, "/.*: ", what);
 }
@@ -117,8 +118,8 @@ class PlantedDeathTest : public testing::Test {
 
 using Route = absl::Status (*)(const CudaContext&, const RouteParams&);
 
-// Two tiles of features, of four sub-ranges of K each.
-TEST_F(PlantedDeathTest, RoutesBehindTheirProduct) {
+// Two tiles of features with four sub-ranges of K each.
+TEST_F(PlantedDeathTest, DetectsFaultsInFusedRouting) {
   constexpr std::uint32_t kExperts = 256, kInputs = 1024, kRows = 2, kTopK = 2;
   const PackedLinear weight = Pack(kExperts, kInputs, 1);
   const DeviceArray<BF16> x(cuda(), RandomRows(kRows * kInputs, 2));
@@ -162,7 +163,7 @@ TEST_F(PlantedDeathTest, RoutesBehindTheirProduct) {
 }
 
 // Two heads of q and one each of k and v.
-TEST_F(PlantedDeathTest, HeadsAreStoredBehindTheirProduct) {
+TEST_F(PlantedDeathTest, DetectsFaultsInFusedHeadStores) {
   constexpr std::uint32_t kHeadSize = 64, kFeatures = 4 * kHeadSize, kInputs = 64, kRows = 2;
   cache::KvGeometry geometry;
   geometry.num_blocks = 3;
@@ -212,9 +213,9 @@ TEST_F(PlantedDeathTest, HeadsAreStoredBehindTheirProduct) {
                "kernel linear, .*: no barrier orders the two, at .*planted/HeadsNotWhole/");
 }
 
-// More tiles of K than stages, the last in one that the output tile covers; scales and zero points
-// arrive beside the codes.
-TEST_F(PlantedDeathTest, ProductOfCodes) {
+// K has more tiles than there are stages, and the output tile overlaps the last one's stage. Scales
+// and zero points arrive with the quantized weights.
+TEST_F(PlantedDeathTest, DetectsFaultsInQuantizedProducts) {
   constexpr std::uint32_t kInputs = 448, kRows = 64;
   const QuantizedShape shape{.format = WeightFormat::kInt4,
                              .n = 128,
@@ -246,8 +247,8 @@ TEST_F(PlantedDeathTest, ProductOfCodes) {
                Says("linear", "SumsOverRing", kThreads));
 }
 
-// Codes of four bits, two groups to a tile of K, four sub-ranges of K in blocks of their own.
-TEST_F(PlantedDeathTest, CodesInSubRanges) {
+// Four-bit weights with two groups per tile of K and four sub-ranges of K in separate blocks.
+TEST_F(PlantedDeathTest, DetectsFaultsInQuantizedSubRanges) {
   constexpr std::uint32_t kFeatures = 640, kInputs = 1024, kRows = 3;
   ASSERT_EQ(cuda::LinearReductionOf(kFeatures, kInputs).splits, 4u);
   const Quantized made =
@@ -281,14 +282,15 @@ TEST_F(PlantedDeathTest, CodesInSubRanges) {
   const std::vector<float> right = run(internal::LinearTensorCoreCuda);
   EXPECT_LE(RelativeError(right, exact), 1e-5);
   EXPECT_EQ(run(internal::LinearTensorCoreCuda), right);
-  // As near to double precision, but no longer the bits of any other number of rows.
+  // The result is as close to double precision, but no longer bitwise equal to that of other row
+  // counts.
   const std::vector<float> by_arrival = run(internal::LinearTensorCoreCudaSumsByArrival);
   EXPECT_LE(RelativeError(by_arrival, exact), 1e-5);
   EXPECT_NE(by_arrival, right);
 }
 
-// Four rows that chose twice, and whose places do not ascend.
-TEST_F(PlantedDeathTest, SumsBehindTheirProduct) {
+// Four rows with two choices each, whose positions are not ascending.
+TEST_F(PlantedDeathTest, DetectsFaultsInFusedSums) {
   constexpr std::uint32_t kFeatures = 128, kInputs = 64, kRows = 4, kTopK = 2;
   const PackedLinear weight = Pack(kFeatures, kInputs, 1);
   const auto weights =
@@ -324,9 +326,9 @@ TEST_F(PlantedDeathTest, SumsBehindTheirProduct) {
                Says("grouped_linear", "PlacesNotWhole", kThreads));
 }
 
-// More tiles of K than stages, one sub-range, more tiles of rows than the device has room for, so
-// that two blocks are a cluster.
-TEST_F(PlantedDeathTest, ProductOfHopper) {
+// K has more tiles than there are stages and one sub-range. There are more row tiles than the
+// device has room for, so that two blocks form a cluster.
+TEST_F(PlantedDeathTest, DetectsFaultsInTheHopperProduct) {
   constexpr std::uint32_t kFeatures = 640, kInputs = 384, kRows = 130;
   const PackedLinear weight = Pack(kFeatures, kInputs, 1);
   const DeviceArray<BF16> x(cuda(), RandomRows(kRows * kInputs, 2));
@@ -363,8 +365,8 @@ TEST_F(PlantedDeathTest, ProductOfHopper) {
   EXPECT_DEATH(run(internal::LinearSm90CudaSumsNotWhole), says("SumsNotWhole", kThreads));
 }
 
-// Three blocks, of which not the one with the last ids goes on, but the one that comes last.
-TEST_F(PlantedDeathTest, TokensBehindTheirSearch) {
+// Three blocks. The block that arrives last continues, whatever its id.
+TEST_F(PlantedDeathTest, DetectsFaultsInTheSampler) {
   constexpr std::uint32_t kVocab = 2500;
   const DeviceArray<float> logits(cuda(), RandomFloats(kVocab, 1, 2.0f)), x(cuda(), kVocab);
   const DeviceArray<std::uint64_t> buckets(cuda(), internal::kSamplerBuckets), keys(cuda(), kVocab);
@@ -406,7 +408,8 @@ TEST_F(PlantedDeathTest, TokensBehindTheirSearch) {
   row.top_k = 300;
   const internal::SamplerNeeds draws{.samples = true, .filters = true};
   run(internal::LaunchSamples, draws);
-  // The list's length is written by a header, which is no copy; who reads it too early is.
+  // A header function that has no faulty copy writes the list's length. A premature read is
+  // detected.
   EXPECT_DEATH(run(internal::LaunchSamplesListNotWhole, draws),
                absl::StrCat("kernel sampler_keep, .*: ", kBlocks, ", at .*planted/ListNotWhole/"));
   EXPECT_DEATH(run(internal::LaunchSamplesMassNotWhole, draws),
