@@ -3,8 +3,8 @@
 // Tool calling for chat templates that do not render tools (chat.tool_format: generic). Tools,
 // earlier calls and results are written into the content of system, user and assistant messages.
 //
-// Place:      part of chat_template.h. docs/structured_output.md describes it; the format `generic` of
-//             text/tools/tool_format.h parses the calls in the output.
+// Place:      part of chat_template.h. docs/structured_output.md describes it. The format `generic`
+//             of text/tools/tool_format.h parses the calls in the output.
 // Invariants: returned messages have no role `tool` and no tool_calls. Successive `tool` messages
 //             become one user message, so that user and assistant still alternate.
 // Threads:    pure functions.
