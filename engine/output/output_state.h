@@ -71,6 +71,7 @@ class OutputState {
     Timings timings;
   };
 
+  void CountToken(const OutputItem& item, const Clock& clock, EngineProbe& probe);
   void AddLogprob(Choice& choice, const OutputItem& item);
   void PushText(Choice& choice, const OutputItem& item);
   void Flush(Choice& choice);
