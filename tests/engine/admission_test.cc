@@ -266,7 +266,7 @@ TEST(OutputStageTest, WhatFindsTheRingFullWaitsInOrder) {
   worker.Set(/*closed=*/false);
   while (!stage.IsReady(*requests.front())) {
     inbox->Wait(absl::InfiniteDuration());
-    Signals signals;
+    std::vector<Signal> signals;
     ASSERT_TRUE(inbox->Drain(&signals));
     stage.Push(&items);
   }

@@ -19,7 +19,7 @@ namespace {
 
 TEST(InboxTest, ClosedInboxGivesWhatCameBeforeAndRefusesTheRest) {
   Inbox inbox;
-  Signals signals;
+  std::vector<Signal> signals;
   EXPECT_TRUE(inbox.Post({.kind = Signal::Kind::kCall, .choice = 1}));
   EXPECT_TRUE(inbox.Drain(&signals));
   EXPECT_EQ(signals.size(), 1);

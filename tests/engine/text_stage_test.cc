@@ -66,7 +66,7 @@ class TextStageTest : public ::testing::Test {
     std::vector<std::string> ids;
     while (ids.size() < count) {
       inbox_->Wait(absl::InfiniteDuration());
-      Signals signals;
+      std::vector<Signal> signals;
       EXPECT_TRUE(inbox_->Drain(&signals));
       for (const Signal& signal : signals) ids.push_back(signal.request->request.id);
     }
