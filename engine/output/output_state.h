@@ -1,15 +1,15 @@
 #pragma once
 
-// Turns the tokens of one request into the events of its stream: text, stop strings, what is parsed
-// of the text, log-probabilities, usage and times.
+// Turns the tokens of one request into the events of its stream: text, stop strings, parsed
+// reasoning and tool calls, log-probabilities, usage and timings.
 //
 // Place:      on an output worker, between the engine's items and the TokenStream.
-// Invariants: the stream contract (docs/api.md, section 5): joined texts and ids of a choice are
-//             those of the same request without streaming; nothing of a choice follows its
-//             completed event; tokens behind a stop string are dropped and counted.
+// Invariants: the stream contract (docs/api.md, section 5): the joined texts and ids of a choice
+//             equal those of the same request without streaming. Nothing of a choice follows its
+//             completed event. Tokens after a stop string are dropped and counted.
 // Threads:    one output worker.
-// Lifetime:   in its worker, from the first item of its request to the last; the tokenizer outlives
-//             it.
+// Lifetime:   owned by its worker from the first item of its request to the last. The tokenizer
+//             outlives it.
 
 #include <cstdint>
 #include <memory>
@@ -32,20 +32,20 @@ namespace quire::engine {
 
 class OutputState {
  public:
-  // `id_key`: of the ids of tool calls.
+  // `id_key` is the key of the hash that gives the ids of tool calls.
   OutputState(std::shared_ptr<const AcceptedRequest> accepted, const text::Tokenizer& tokenizer,
               const HashKey& id_key);
 
   void Start(const OutputItem& item);
   void AddPromptLogprobs(const OutputItem& item);
-  // True when a stop string matched with this token, or the one call that is allowed is complete:
-  // the engine must end the choice. The clock says when the first token reached the stream's side.
+  // Returns true if a stop string matched with this token, or if the only allowed call is complete.
+  // The engine must then end the choice. The clock measures when the first token is passed on.
   bool AddToken(const OutputItem& item, const Clock& clock, EngineProbe& probe);
-  // After the choice's last token, or kChoiceEnd.
+  // Called after the choice's last token, or for kChoiceEnd.
   void EndChoice(const OutputItem& item);
-  // Counts the request's end; the stream is left to the caller.
+  // Counts the end of the request. The caller finishes the stream.
   void EndRequest(const OutputItem& item, absl::Time now, EngineProbe& probe);
-  // Sum over all choices.
+  // Returns the sum over all choices.
   Usage TotalUsage() const;
 
  private:
@@ -55,15 +55,15 @@ class OutputState {
 
     text::Detokenizer detokenizer;
     text::StopMatcher matcher;
-    std::unique_ptr<text::OutputParser> parser;  // null: all of the text is content
+    std::unique_ptr<text::OutputParser> parser;  // null: the whole text is content
     std::int32_t num_calls = 0;
-    std::int32_t num_failed = 0;  // parts that began as a call and are none
+    std::int32_t num_failed = 0;  // parts that began like a call but are not valid calls
     std::int32_t reasoning_tokens = 0;
-    bool is_reasoning = false;    // the text that came out last was
+    bool is_reasoning = false;    // whether the last emitted part was reasoning
     std::int64_t characters = 0;  // code points that the detokenizer has emitted
     DeltaEvent pending;           // not written yet; the whole output without streaming
-    std::int32_t tokens = 0;      // kept
-    bool ended = false;           // no token counts any more
+    std::int32_t tokens = 0;      // tokens of the output
+    bool ended = false;           // later tokens are discarded
     std::optional<FinishReason> reason;
     std::optional<std::int32_t> stop_token;
     std::optional<std::int32_t> stop_string;  // index
@@ -75,7 +75,7 @@ class OutputState {
   void AddLogprob(Choice& choice, const OutputItem& item);
   void PushText(Choice& choice, const OutputItem& item);
   void Flush(Choice& choice);
-  // Text that is certain to belong to the answer; `is_last`: nothing follows.
+  // Adds text that certainly belongs to the output. `is_last` means that nothing follows.
   void AddText(Choice& choice, std::string text, bool is_last);
   void AddParts(Choice& choice, std::vector<text::OutputPart> parts);
   std::string CallId(const Choice& choice) const;

@@ -450,8 +450,8 @@ TEST_P(EngineCoreTest, ABrokenInvariantIsReportedWithItsClass) {
   harness.cache->PrepareStep({});  // of which the core knows nothing
   const IntegrityReport report = harness.core.CheckIntegrity();
   ASSERT_EQ(report.failures.size(), 1);
-  EXPECT_EQ(report.failures[0], "EngineCore: 0 steps are in flight, the cache knows 1");
-  EXPECT_EQ(report.num_checks, 4);
+  EXPECT_EQ(report.failures[0], "StepPipeline: 0 steps are in flight, the cache knows 1");
+  EXPECT_EQ(report.num_checks, 7);
   EXPECT_EQ(report.status().message(), report.failures[0]);
 }
 

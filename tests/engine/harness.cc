@@ -247,6 +247,7 @@ void Harness::TakeItems() {
         output.pooled = item.pooled;
         break;
       case OutputItem::Kind::kToken:
+        item.request->in_ring_tokens.fetch_sub(1);  // as an output worker does
         output.tokens[item.choice].push_back(item.token.token);
         output.logprobs[item.choice].push_back(item.token.logprob);
         if (item.finish.has_value()) output.finish[item.choice] = *item.finish;

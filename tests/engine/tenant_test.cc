@@ -136,11 +136,11 @@ TEST_P(TenantSchedulerTest, NewLimitsHoldFromTheNextPlanAndEndNobody) {
   harness_.Step();
   EXPECT_EQ(Running()["greedy"], 2);
   harness_.options.tenants.entries["greedy"].max_running_requests = 4;
-  harness_.core.scheduler().OptionsChanged();
+  harness_.ApplyOptions();
   harness_.Step();
   EXPECT_EQ(Running()["greedy"], 4);
   harness_.options.tenants.entries["greedy"].max_running_requests = 1;
-  harness_.core.scheduler().OptionsChanged();
+  harness_.ApplyOptions();
   harness_.Step();
   EXPECT_EQ(Running()["greedy"], 4);
   ExpectAllDone();

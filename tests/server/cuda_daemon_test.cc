@@ -480,7 +480,7 @@ TEST_F(CudaDaemonTest, ALostDeviceAnswersRequestsAndEndsWith71) {
   EXPECT_THAT(answer.status.error_details(), HasSubstr("DEVICE_ERROR"));
   EXPECT_EQ(answer.trailers.count("quire-usage-bin"), 1u);
   EXPECT_EQ(daemon.Wait(), kExitDevice);
-  EXPECT_THAT(Log(), HasSubstr("the engine cannot go on"));
+  EXPECT_THAT(Log(), HasSubstr("the engine has failed"));
 }
 
 }  // namespace
