@@ -224,9 +224,9 @@ bool EngineThread::EndWithoutCore() {
     const bool has_ended =
         progress.state.exchange(RequestState::kFinished) == RequestState::kFinished;
     if (progress.is_prepared.load() && !has_ended) {
-      parts_.probe->Failed(progress.is_counted_running.load(), status.code());
+      parts_.probe->requests.Failed(progress.is_counted_running.load(), status.code());
     } else if (!has_ended) {
-      parts_.probe->Rejected(Reason::kDeviceError);
+      parts_.probe->requests.Rejected(Reason::kDeviceError);
     }
     OutputItem& item = items_.emplace_back();
     item.kind = OutputItem::Kind::kRequestEnd;

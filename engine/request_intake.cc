@@ -56,15 +56,15 @@ RequestIntake::RequestIntake(const EngineOptions& options, bool can_pool, Parts 
 
 absl::StatusOr<std::shared_ptr<TokenStream>> RequestIntake::Accept(Request request,
                                                                    QueueFullPolicy when_full) {
-  if (when_full == QueueFullPolicy::kReject) parts_.probe->Received();
+  if (when_full == QueueFullPolicy::kReject) parts_.probe->requests.Received();
   absl::StatusOr<std::shared_ptr<TokenStream>> stream = TryAccept(std::move(request));
   if (when_full == QueueFullPolicy::kRetryLater) {
     if (IsFull(stream.status())) return stream;
-    parts_.probe->Received();
+    parts_.probe->requests.Received();
   }
   if (!stream.ok()) {
     const auto reason = GetErrorReason(stream.status());
-    parts_.probe->Rejected(reason.has_value() ? reason->reason : Reason::kEngineError);
+    parts_.probe->requests.Rejected(reason.has_value() ? reason->reason : Reason::kEngineError);
   }
   return stream;
 }

@@ -30,6 +30,13 @@ enum class OutputStall : std::uint8_t {
   kClient   // its stream is full of tokens that the client has not read
 };
 
+// Numbers of the first and the last step, of those not completed, that carry page copies for a
+// request.
+struct CopySteps {
+  std::uint64_t first = 0;
+  std::uint64_t last = 0;
+};
+
 struct ScheduledRequest {
   explicit ScheduledRequest(std::shared_ptr<AcceptedRequest> shared)
       : accepted(std::move(shared)), request(accepted->request), arrival(accepted->arrival) {
@@ -53,9 +60,7 @@ struct ScheduledRequest {
   bool was_scheduled = false;
   bool forked = false;  // the prompt is computed, and the choices run separately
   bool ended = false;
-  // Numbers of the first and the last step not completed that carry page copies for the request.
-  std::uint64_t first_copy_step = 0;
-  std::uint64_t last_copy_step = 0;
+  CopySteps copy_steps;
   std::uint32_t reserved_pages = 0;
   TenantRequests* of_tenant = nullptr;  // owned by TenantTurns; null outside the scheduler
   // Prompt tokens that no cache holds, counted while the request waits for its first step.

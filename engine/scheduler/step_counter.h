@@ -26,11 +26,11 @@ class StepCounter {
 
   // Page copies were queued for the request. They run in the step that is launched next.
   void NoteCopy(ScheduledRequest& request) const {
-    if (!HasPendingCopy(request)) request.first_copy_step = launched_ + 1;
-    request.last_copy_step = launched_ + 1;
+    if (!HasPendingCopy(request)) request.copy_steps.first = launched_ + 1;
+    request.copy_steps.last = launched_ + 1;
   }
   bool HasPendingCopy(const ScheduledRequest& request) const {
-    return request.last_copy_step > completed_;
+    return request.copy_steps.last > completed_;
   }
 
  private:

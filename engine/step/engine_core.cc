@@ -130,7 +130,7 @@ IntegrityReport EngineCore::CheckIntegrity() const {
   for (const ScheduledRequest* request : live) {
     note("TokenStream", request->accepted->stream->CheckIntegrity());
   }
-  if (!report.failures.empty()) probe_->InvariantViolated();
+  if (!report.failures.empty()) probe_->steps.InvariantViolated();
   report.pause = clock_->Now() - start;
   return report;
 }

@@ -25,7 +25,7 @@ EngineMeter::EngineMeter(const Parts& parts)
       last_step_(clock_->Now()) {}
 
 void EngineMeter::Accepted() {
-  probe_->Accepted();
+  probe_->requests.Accepted();
   ++waiting_;
 }
 
@@ -37,9 +37,9 @@ void EngineMeter::RefreshGauge(ScheduledRequest& live) {
   running_ += runs ? 1 : -1;
   waiting_ += runs ? -1 : 1;
   if (runs) {
-    probe_->MoveToRunning();
+    probe_->requests.MoveToRunning();
   } else {
-    probe_->MoveToWaiting();
+    probe_->requests.MoveToWaiting();
   }
 }
 
@@ -65,15 +65,15 @@ absl::Duration EngineMeter::StepEnded(const InFlightStep& flight, absl::Time col
   const std::size_t sequences = plan.decodes.size() + plan.prefills.size();
   max_step_sequences_ = std::max(max_step_sequences_, static_cast<std::int32_t>(sequences));
   const absl::Duration wall = now - std::max(flight.start, last_step_);
-  probe_->StepRan({.kind = kind,
-                   .num_tokens = plan.num_tokens,
-                   .num_sequences = static_cast<std::uint32_t>(sequences),
-                   .wall = wall,
-                   .schedule = flight.planned - flight.start,
-                   .prepare = flight.launched - flight.planned,
-                   .output = now - collected,
-                   .expected = flight.expected},
-                  now + WallOffset(now));
+  probe_->steps.StepRan({.kind = kind,
+                         .num_tokens = plan.num_tokens,
+                         .num_sequences = static_cast<std::uint32_t>(sequences),
+                         .wall = wall,
+                         .schedule = flight.planned - flight.start,
+                         .prepare = flight.launched - flight.planned,
+                         .output = now - collected,
+                         .expected = flight.expected},
+                        now + WallOffset(now));
   prompt_rate_.Add(now, plan.prompt_tokens());
   generation_rate_.Add(now, static_cast<std::int64_t>(flight.sample_owners.size()));
   ShowWork(now);
@@ -84,7 +84,7 @@ absl::Duration EngineMeter::StepEnded(const InFlightStep& flight, absl::Time col
 void EngineMeter::ShowWork(absl::Time now) {
   ShowCache(EvictionCause::kAllocation);
   const std::int64_t waiting_tokens = scheduler_->admission().waiting_work().uncached_tokens;
-  probe_->ShowWaitingTokens(waiting_tokens);
+  probe_->requests.ShowWaitingTokens(waiting_tokens);
   // Nothing is left to count after the last step before a pause, so that one is always counted.
   if (now >= limiter_updated_ + kBetweenLimiterUpdates || running_ + waiting_ == 0) {
     limiter_updated_ = now;
@@ -134,7 +134,7 @@ EngineStats EngineMeter::Stats(absl::Time now) const {
   stats.cache = cache_->stats();
   stats.prompt_tokens_per_second = prompt_rate_.PerSecond(now);
   stats.generation_tokens_per_second = generation_rate_.PerSecond(now);
-  stats.preemptions = probe_->preemptions();
+  stats.preemptions = probe_->steps.preemptions();
   stats.max_step_sequences = max_step_sequences_;
   stats.last_step_age = now - last_step_;
   stats.early_ends = early_ends_;

@@ -34,7 +34,7 @@ bool CanSample(const Sequence& sequence) {
 MaskGate::MaskGate(std::int32_t num_threads, const Clock* clock, EngineProbe* probe)
     : clock_(clock),
       probe_(probe),
-      masks_(num_threads, clock, [probe](absl::Duration time) { probe->MaskMade(time); }) {}
+      masks_(num_threads, clock, [probe](absl::Duration time) { probe->steps.MaskMade(time); }) {}
 
 void MaskGate::Start(ScheduledRequest& live) {
   if (live.prompt.mask_rules.empty()) return;
@@ -79,7 +79,7 @@ void MaskGate::CompleteLateSamples(const BatchBuilder& builder, InFlightStep* st
       continue;
     }
     Sequence& computed = sequence.request->forked ? sequence : sequence.request->first();
-    if (!computed.awaits_mask) probe_->MaskLate();
+    if (!computed.awaits_mask) probe_->steps.MaskLate();
     computed.awaits_mask = true;
   }
 }

@@ -66,7 +66,7 @@ void RequestLifecycle::Prepare(Signal& signal, absl::Time now) {
       queue_->RemoveTokens(live.request.tenant, signal.prompt->queued_tokens);
     }
     const auto reason = GetErrorReason(signal.status);
-    probe_->Rejected(reason.has_value() ? reason->reason : Reason::kEngineError);
+    probe_->requests.Rejected(reason.has_value() ? reason->reason : Reason::kEngineError);
     scheduler_->Remove(live, /*invalidate=*/false);
     End(live, std::move(signal.status), /*was_accepted=*/false, now);
     return;
@@ -120,7 +120,7 @@ void RequestLifecycle::ReportStalls(absl::Time now) {
 
 void RequestLifecycle::PublishPlan(const StepPlan& plan, absl::Time now) {
   for (const Sequence* sequence : plan.preempted) {
-    probe_->Preempted();
+    probe_->steps.Preempted();
     meter_->RefreshGauge(*sequence->request);
   }
   for (ScheduledRequest* live : plan.started) Start(*live, now);
@@ -131,7 +131,7 @@ void RequestLifecycle::PublishPlan(const StepPlan& plan, absl::Time now) {
   };
   for (const PlannedDecode& decode : plan.decodes) check(*decode.sequence, decode.num_tokens);
   for (const PlannedPrefill& prefill : plan.prefills) check(*prefill.sequence, prefill.num_tokens);
-  if (expired > 0) probe_->ExpiredTokens(expired);
+  if (expired > 0) probe_->steps.ExpiredTokens(expired);
 }
 
 // The request was admitted for the first time.
@@ -141,8 +141,8 @@ void RequestLifecycle::Start(ScheduledRequest& live, absl::Time now) {
   queue_->RemoveTokens(live.request.tenant, live.prompt.queued_tokens);
   const std::int32_t queried =
       live.request.reads_cache() ? static_cast<std::int32_t>(live.first().prompt_tokens) : 0;
-  probe_->PrefixLookup(queried, live.cached_tokens);
-  probe_->ObserveQueue(now - live.request.accept_time);
+  probe_->cache.PrefixLookup(queried, live.cached_tokens);
+  probe_->answers.ObserveQueue(now - live.request.accept_time);
   masks_->Start(live);
   const auto& constraint = live.prompt.mask_rules.constraint;
   OutputItem& item = output_->Add(OutputItem::Kind::kStarted, live, now);
@@ -190,7 +190,7 @@ void RequestLifecycle::FinishChoice(Sequence& sequence, absl::Time now) {
 
 void RequestLifecycle::FinishRequest(ScheduledRequest& live, absl::Time now) {
   scheduler_->Remove(live, /*invalidate=*/false);
-  probe_->Completed(live.is_counted_running());
+  probe_->requests.Completed(live.is_counted_running());
   End(live, absl::OkStatus(), /*was_accepted=*/true, now);
 }
 
@@ -215,9 +215,9 @@ void RequestLifecycle::EndEarly(ScheduledRequest& live, CancelSource source, abs
   scheduler_->Remove(live, /*invalidate=*/false);
   meter_->ShowCache(EvictionCause::kAllocation);
   if (live.is_prepared()) {
-    probe_->Cancelled(live.is_counted_running(), source);
+    probe_->requests.Cancelled(live.is_counted_running(), source);
   } else {
-    probe_->CancelledInPreparation(source);
+    probe_->requests.CancelledInPreparation(source);
   }
   End(live, status, /*was_accepted=*/true, now);
 }
@@ -232,7 +232,7 @@ void RequestLifecycle::Fail(ScheduledRequest& live, absl::Status status, bool in
   if (invalidate) meter_->ShowCache(EvictionCause::kAllocation);
   scheduler_->Remove(live, invalidate);
   meter_->ShowCache(invalidate ? EvictionCause::kInvalidate : EvictionCause::kAllocation);
-  probe_->Failed(live.is_counted_running(), status.code());
+  probe_->requests.Failed(live.is_counted_running(), status.code());
   End(live, std::move(status), /*was_accepted=*/true, now);
 }
 
@@ -250,7 +250,7 @@ void RequestLifecycle::FailAll(absl::Time now) {
     if (live.is_prepared()) {
       Fail(live, DeviceError(), /*invalidate=*/false, now);
     } else {
-      probe_->Rejected(Reason::kDeviceError);
+      probe_->requests.Rejected(Reason::kDeviceError);
       scheduler_->Remove(live, /*invalidate=*/false);
       End(live, DeviceError(), /*was_accepted=*/false, now);
     }

@@ -83,7 +83,7 @@ StepCollector::StepCollector(std::vector<std::int32_t> eos_token_ids, const Part
 
 bool StepCollector::InvalidateEnded(const InFlightStep& flight, const models::StepResult& result) {
   const std::vector<const Sequence*> poisoned = PoisonedAndEnded(flight, result);
-  if (!poisoned.empty()) probe_->ShowCache(cache_->stats(), EvictionCause::kAllocation);
+  if (!poisoned.empty()) probe_->cache.Show(cache_->stats(), EvictionCause::kAllocation);
   for (const Sequence* sequence : poisoned) {
     cache_->Invalidate(sequence->request->prompt.root, sequence->cache_tokens(), sequence->keys,
                        sequence->proven);
@@ -112,7 +112,7 @@ void StepCollector::Collect(const InFlightStep& flight, const models::StepResult
 }
 
 void StepCollector::FailNonFinite(ScheduledRequest& live, absl::string_view what, absl::Time now) {
-  probe_->NonFinite();
+  probe_->steps.NonFinite();
   lifecycle_->Fail(
       live,
       WithReason(absl::DataLossError(absl::StrCat(what, " hold NaN or infinity")),
@@ -163,10 +163,10 @@ void StepCollector::Advance(Sequence& sequence, const models::StepRow& row) {
       std::min(end, sequence.prompt_tokens) -
       std::min(std::max(begin, sequence.high_water), sequence.prompt_tokens);
   if (again > 0) {
-    probe_->Recomputed(again);
+    probe_->steps.Recomputed(again);
     sequence.recomputed_tokens += static_cast<std::int32_t>(again);
   }
-  if (end > sequence.high_water && in_prompt > 0) probe_->PromptComputed(in_prompt);
+  if (end > sequence.high_water && in_prompt > 0) probe_->steps.PromptComputed(in_prompt);
   sequence.in_flight -= row.num_tokens;
   sequence.high_water = std::max(sequence.high_water, end);
   if (sequence.finished()) return;
@@ -229,14 +229,14 @@ void StepCollector::CollectSamples(const InFlightStep& flight, const models::Ste
     Sequence& sequence = *owners[i].sequence;
     ScheduledRequest& live = *sequence.request;
     if (result.samples[i].unsampled && !sequence.finished()) {
-      probe_->AddDiscarded(DiscardCause::kLateMask, 1);
+      probe_->steps.AddDiscarded(DiscardCause::kLateMask, 1);
       i += live.forked ? 1 : live.sequences.size();
       continue;
     }
     if (sequence.finished()) {
       // Balances the sum of step tokens (docs/metrics.md), in which a first token is not counted.
       if (flight.batch.samples[i].row.position > sequence.prompt_tokens) {
-        probe_->AddDiscarded(
+        probe_->steps.AddDiscarded(
             sequence.completed ? DiscardCause::kAfterStop : DiscardCause::kCancelled, 1);
       }
       ++i;
@@ -265,7 +265,7 @@ void StepCollector::Fork(ScheduledRequest& live) {
   }
   scheduler_->Fork(live);
   for (const auto& choice : live.sequences) {
-    if (choice->state() == SequenceState::kPreempted) probe_->Preempted();
+    if (choice->state() == SequenceState::kPreempted) probe_->steps.Preempted();
   }
 }
 

@@ -173,7 +173,7 @@ void StepPipeline::FailStep(const InFlightStep& flight, const absl::Status& erro
   for (const SampleOwner& owner : flight.sample_owners) --owner.sequence->samples_in_flight;
   for (const auto& [arrival, live] : lifecycle_->live()) {
     const bool is_copied =
-        live->first_copy_step <= flight.number && flight.number <= live->last_copy_step;
+        live->copy_steps.first <= flight.number && flight.number <= live->copy_steps.last;
     if (is_copied) to_fail_.push_back(live.get());
   }
   lifecycle_->FailEach(&to_fail_, error.message(), now);

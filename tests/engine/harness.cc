@@ -162,7 +162,7 @@ std::shared_ptr<AcceptedRequest> Harness::Arrive(Request request) {
   if (request.accept_time == absl::Time()) request.accept_time = clock.Now();
   const auto live = std::make_shared<AcceptedRequest>(std::move(request), next_arrival_++, 0,
                                                       std::make_shared<TokenStream>());
-  probe.Received();
+  probe.requests.Received();
   EXPECT_TRUE(queue.EnterRequest(live->request.tenant, {}).ok());
   Signal signal{.kind = Signal::Kind::kArrived, .request = live};
   core.Handle(signal, clock.Now());
