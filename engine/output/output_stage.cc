@@ -12,15 +12,15 @@
 
 namespace quire::engine {
 
-// One worker's. The batch and the states are its alone.
+// The ring of one worker. The batch and the states belong to the worker thread.
 struct OutputStage::Ring {
   static constexpr std::size_t kBatch = 256;
 
   explicit Ring(std::size_t items) : queue(items) { batch.reserve(kBatch); }
   BoundedQueue<OutputItem> queue;
-  std::deque<OutputItem> late;  // pushed when it was full, in order; the pushing thread's
+  std::deque<OutputItem> overflow;  // belongs to the engine thread
   std::atomic<bool> engine_waits{false};
-  std::uint64_t pushed = 0;  // items, without the late ones
+  std::uint64_t pushed = 0;  // items, without the overflow
   std::atomic<std::uint64_t> done{0};
   std::vector<OutputItem> batch;
   absl::flat_hash_map<std::uint64_t, std::unique_ptr<OutputState>> states;  // by arrival
@@ -49,52 +49,54 @@ OutputStage::~OutputStage() {
 
 void OutputStage::Reserve(std::size_t ring_items) {
   for (const auto& ring : rings_) ring->queue.Reserve(ring_items);
-  // Only now: what the engine makes up to here must have its room.
+  // After the rings have grown, because the engine may fill them up to this.
   half_.store(rings_.front()->queue.capacity() / 2);
 }
 
 void OutputStage::Push(std::vector<OutputItem>* items) {
   for (OutputItem& item : *items) {
     Ring& ring = *rings_[item.request->output_worker];
-    if (ring.late.empty() && ring.queue.TryPush(std::move(item))) {
+    if (ring.overflow.empty() && ring.queue.TryPush(std::move(item))) {
       ++ring.pushed;
     } else {
-      ring.late.push_back(std::move(item));
+      ring.overflow.push_back(std::move(item));
     }
   }
   items->clear();
+  RetryOverflow();
+}
+
+void OutputStage::RetryOverflow() {
   for (const auto& ring : rings_) {
-    PushLate(*ring);
-    if (ring->late.empty()) continue;
+    PushOverflow(*ring);
+    if (ring->overflow.empty()) continue;
     ring->engine_waits.store(true);
-    // The worker may have emptied it in between and seen no flag.
-    PushLate(*ring);
+    // The worker may have emptied the ring before it saw the flag.
+    PushOverflow(*ring);
   }
 }
 
-void OutputStage::PushLate(Ring& ring) {
-  while (!ring.late.empty() && ring.queue.TryPush(std::move(ring.late.front()))) {
-    ring.late.pop_front();
+void OutputStage::PushOverflow(Ring& ring) {
+  while (!ring.overflow.empty() && ring.queue.TryPush(std::move(ring.overflow.front()))) {
+    ring.overflow.pop_front();
     ++ring.pushed;
   }
 }
 
 bool OutputStage::IsDone(Ring& ring) {
-  PushLate(ring);
-  return ring.late.empty() && ring.done.load(std::memory_order_acquire) == ring.pushed;
+  PushOverflow(ring);
+  return ring.overflow.empty() && ring.done.load(std::memory_order_acquire) == ring.pushed;
 }
 
-bool OutputStage::HasRoom(const Ring& ring) const {
-  return ring.late.empty() && ring.queue.size() < half_;
+bool OutputStage::HasRoom(std::size_t worker) const {
+  const Ring& ring = *rings_[worker];
+  return ring.overflow.empty() && ring.queue.size() < half_;
 }
 
-bool OutputStage::IsReady(const AcceptedRequest& request) {
-  if (request.in_ring_tokens.load(std::memory_order_acquire) >= stream_queue_tokens_) return false;
-  Ring& ring = *rings_[request.output_worker];
-  if (HasRoom(ring)) return true;
-  ring.engine_waits.store(true);
-  // The worker may have emptied it in between and seen no flag.
-  return HasRoom(ring);
+void OutputStage::WakeWhenRoom(std::size_t worker) {
+  rings_[worker]->engine_waits.store(true);
+  // The worker may have emptied the ring before it saw the flag.
+  if (HasRoom(worker)) inbox_->Wake();
 }
 
 bool OutputStage::WaitDone(absl::Duration timeout) {
@@ -132,7 +134,7 @@ void OutputStage::Work(Ring& ring) {
 void OutputStage::Process(Ring& ring, OutputItem& item) {
   AcceptedRequest& request = *item.request;
   if (item.kind == OutputItem::Kind::kToken) {
-    // The engine passes over a request with that many tokens on their way.
+    // The engine stalls a request with that many tokens on their way.
     const std::int32_t in_ring = request.in_ring_tokens.fetch_sub(1, std::memory_order_acq_rel);
     if (in_ring == stream_queue_tokens_) inbox_->Wake();
   }
@@ -174,7 +176,7 @@ void OutputStage::MakeEvents(Ring& ring, OutputItem& item) {
   }
 }
 
-// A client that sees the end finds it counted, and the id free.
+// Frees the id before the end becomes visible to the client.
 void OutputStage::FinishStream(Ring& ring, OutputItem& item) {
   AcceptedRequest& request = *item.request;
   Usage usage = {.prompt_tokens = request.progress.prompt_tokens.load(std::memory_order_relaxed)};

@@ -5,11 +5,11 @@
 //
 // Place:      between the engine thread and the TokenStreams.
 // Invariants: all items of a request go to one worker, in order. The engine neither runs rows nor
-//             starts requests whose ring is half full; what it adds all the same, for steps in
-//             flight and requests that end, waits behind a full ring, and the ring counts as full
-//             until that is gone.
-// Threads:    Push, IsReady and WaitDone from the engine thread; Stop once that has ended; owns
-//             `num_workers` threads.
+//             starts requests of a worker whose ring is half full. Steps in flight and requests
+//             that end add items all the same. Items that find the ring full overflow into a list,
+//             and the worker has no room until the list is empty.
+// Threads:    Stop after the engine thread has ended; Reserve from any thread; everything else from
+//             the engine thread. Owns `num_workers` threads.
 // Lifetime:   tokenizer, table and probe outlive it.
 
 #include <atomic>
@@ -31,8 +31,9 @@ namespace quire::engine {
 struct OutputStageOptions {
   std::int32_t num_workers = 1;
   std::size_t ring_items = 0;
-  std::int32_t stream_queue_tokens = 0;  // of one request that may be on their way
-  HashKey id_key;                        // of the ids of tool calls
+  // The engine is woken when the tokens of a request on their way to its worker fall below this.
+  std::int32_t stream_queue_tokens = 0;
+  HashKey id_key;  // makes the ids of tool calls
 };
 
 class OutputStage {
@@ -43,25 +44,28 @@ class OutputStage {
   ~OutputStage();
 
   std::size_t num_workers() const { return rings_.size(); }
-  // Every ring holds at least so many items. From any thread.
+  // Raises the capacity of every ring to at least `ring_items`.
   void Reserve(std::size_t ring_items);
-  // Hands all items over and leaves the vector empty. When a ring is full the engine is woken once
-  // it has room, and must call this again, if with no items.
+  // Hands the items to their workers and leaves the vector empty. If items overflow, the engine is
+  // woken when their worker has room, and has to call RetryOverflow.
   void Push(std::vector<OutputItem>* items);
-  // Whether items of this request may be made. After false the engine is woken when that changes.
-  bool IsReady(const AcceptedRequest& request);
-  // Waits until the workers have done everything that was pushed; false when `timeout` passes
-  // first. From the pushing thread.
+  // Hands over items that overflowed, as far as their rings have room. If some are left, the engine
+  // is woken as after Push.
+  void RetryOverflow();
+  // Returns whether the engine may make items for requests of this worker.
+  bool HasRoom(std::size_t worker) const;
+  // Wakes the engine as soon as the worker has room.
+  void WakeWhenRoom(std::size_t worker);
+  // Waits until the workers have processed everything that was pushed. Returns false on timeout.
   bool WaitDone(absl::Duration timeout);
-  // Finishes everything that was pushed and joins the workers.
+  // Processes everything that was pushed and joins the workers.
   void Stop();
 
  private:
   struct Ring;
 
-  static void PushLate(Ring& ring);
+  static void PushOverflow(Ring& ring);
   static bool IsDone(Ring& ring);
-  bool HasRoom(const Ring& ring) const;
   void Work(Ring& ring);
   void Process(Ring& ring, OutputItem& item);
   void MakeEvents(Ring& ring, OutputItem& item);
@@ -72,7 +76,7 @@ class OutputStage {
   RequestTable* const table_;
   EngineProbe* const probe_;
   const std::shared_ptr<Inbox> inbox_;
-  std::atomic<std::size_t> half_;  // of a ring's items
+  std::atomic<std::size_t> half_;  // half the capacity of a ring
   const std::int32_t stream_queue_tokens_;
   const HashKey id_key_;
   std::vector<std::unique_ptr<Ring>> rings_;

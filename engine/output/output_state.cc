@@ -103,17 +103,17 @@ void OutputState::AddPromptLogprobs(const OutputItem& item) {
 
 void OutputState::CountToken(const OutputItem& item, const Clock& clock, EngineProbe& probe) {
   Choice& choice = choices_[static_cast<std::size_t>(item.choice)];
-  if (choice.ended) return probe.AddDiscarded(DiscardCause::kAfterStop, 1);
+  if (choice.ended) return probe.steps.AddDiscarded(DiscardCause::kAfterStop, 1);
   if (choice.tokens == 0) {
     first_handed_over_ = std::min(first_handed_over_, clock.Now());
     choice.first_token_time = item.time;
-    probe.FirstTokenOfChoice();
+    probe.answers.FirstTokenOfChoice();
   } else {
-    probe.ObserveInterToken(item.time - choice.last_token_time);
+    probe.answers.ObserveInterToken(item.time - choice.last_token_time);
   }
   choice.last_token_time = item.time;
   ++choice.tokens;
-  probe.AddGenerated(1);
+  probe.answers.AddGenerated(1);
 }
 
 bool OutputState::AddToken(const OutputItem& item, const Clock& clock, EngineProbe& probe) {
@@ -307,10 +307,10 @@ void OutputState::EndRequest(const OutputItem& item, absl::Time now, EngineProbe
   const Usage usage = TotalUsage();
   for (const Choice& choice : choices_) {
     if (choice.parser == nullptr) continue;
-    probe.ToolsParsed(request_.parsing->format->name, choice.num_calls, choice.num_failed);
+    probe.answers.ToolsParsed(request_.parsing->format->name, choice.num_calls, choice.num_failed);
   }
   if (item.was_accepted) {
-    probe.ObserveEnd(now - request_.accept_time);
+    probe.answers.ObserveEnd(now - request_.accept_time);
     if (usage.completion_tokens > 0) {
       absl::Time first = absl::InfiniteFuture();
       absl::Time last = absl::InfinitePast();
@@ -319,17 +319,17 @@ void OutputState::EndRequest(const OutputItem& item, absl::Time now, EngineProbe
         first = std::min(first, choice.first_token_time);
         last = std::max(last, choice.last_token_time);
       }
-      probe.ObservePhases({.time_to_first_token = first_handed_over_ - request_.accept_time,
-                           .prefill = first - schedule_time_,
-                           .decode = last - first});
+      probe.answers.ObservePhases({.time_to_first_token = first_handed_over_ - request_.accept_time,
+                                   .prefill = first - schedule_time_,
+                                   .decode = last - first});
     }
   }
   if (item.status.ok()) {
-    probe.ObserveCompleted(usage.prompt_tokens, request_.deadline - now);
+    probe.answers.ObserveCompleted(usage.prompt_tokens, request_.deadline - now);
     if (!request_.generates()) return;
     for (const Choice& choice : choices_) {
-      probe.ObserveChoice(*choice.reason, choice.tokens,
-                          choice.last_token_time - choice.first_token_time);
+      probe.answers.ObserveChoice(*choice.reason, choice.tokens,
+                                  choice.last_token_time - choice.first_token_time);
     }
   }
 }

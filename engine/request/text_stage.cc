@@ -468,7 +468,7 @@ void TextStage::Work() {
     if (!next->cancel_requested.load(std::memory_order_acquire)) {
       const absl::Time start = clock_->Now();
       absl::StatusOr<std::unique_ptr<PreparedPrompt>> prompt = Prepare(*next);
-      probe_->ObserveTokenize(clock_->Now() - start);
+      probe_->answers.ObserveTokenize(clock_->Now() - start);
       signal.status = prompt.status();
       if (prompt.ok() && next->request.constraint.has_value()) {
         AwaitConstraint(next, *std::move(prompt));

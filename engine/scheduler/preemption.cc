@@ -5,18 +5,19 @@
 namespace quire::engine {
 namespace {
 
-bool IsSpared(const Sequence& sequence, std::uint32_t page_size) {
+bool IsSpared(const Sequence& sequence, std::uint32_t page_size, std::int32_t max_preemptions) {
   const std::int64_t left = std::int64_t{sequence.request->prompt.limit_tokens} - sequence.computed;
-  return left <= page_size || sequence.preemptions >= kMaxPreemptions;
+  return left <= page_size || sequence.preemptions >= max_preemptions;
 }
 
 }  // namespace
 
 Sequence* ChooseVictim(std::span<Sequence* const> running, std::uint32_t page_size,
+                       std::int32_t max_preemptions,
                        absl::FunctionRef<bool(const Sequence&)> frees_pages) {
   const Sequence* exempt = nullptr;
   for (const Sequence* sequence : running) {
-    if (sequence->active() && !sequence->skips) {
+    if (sequence->active() && !sequence->is_stalled) {
       exempt = sequence;
       break;
     }
@@ -24,8 +25,9 @@ Sequence* ChooseVictim(std::span<Sequence* const> running, std::uint32_t page_si
   Sequence* victim = nullptr;
   auto rank = [&](const Sequence& sequence) {
     const ScheduledRequest& request = *sequence.request;
-    return std::tuple(frees_pages(sequence), !IsSpared(sequence, page_size), sequence.skips,
-                      request.of_tenant->order(), request.request.priority, sequence.admission);
+    return std::tuple(frees_pages(sequence), !IsSpared(sequence, page_size, max_preemptions),
+                      sequence.is_stalled, request.of_tenant->order(), request.request.priority,
+                      sequence.admission);
   };
   for (Sequence* sequence : running) {
     if (sequence == exempt || !sequence->active() || sequence->pages == 0) continue;

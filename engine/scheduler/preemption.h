@@ -1,11 +1,12 @@
 #pragma once
 
-// Whose pages are taken when a running sequence cannot grow; overcommit mode only.
+// Chooses the sequence that loses its pages when a running sequence cannot grow; overcommit mode
+// only.
 //
-// Place:      asked by Scheduler, which then frees the pages; the sequence is computed again later.
-// Invariants: the oldest admitted sequence that can run is never chosen, so it always reaches its
-//             end: a lone request fits (EXCEEDS_CAPACITY), and everything else can be taken
-//             from the others.
+// Place:      called by RowPool, which frees the pages; the sequence is computed again later.
+// Invariants: the oldest admitted sequence that can run is never chosen. So it always reaches its
+//             end: a single request fits (EXCEEDS_CAPACITY), and all other sequences can be
+//             preempted.
 // Threads:    engine thread only.
 // Lifetime:   none.
 
@@ -18,16 +19,17 @@
 
 namespace quire::engine {
 
-inline constexpr std::int32_t kMaxPreemptions = 3;
-
-// The victim among `running`, which is sorted by admission: one whose preemption `frees_pages`
-// before those that share all of theirs; of these one whose stream is full first, since it makes no
-// progress anyway; then one of the tenant that comes last in TenantRequests::order; of its own the
-// highest priority number; then the latest admission.
-// Sequences with at most `page_size` tokens left, or preempted kMaxPreemptions times, are spared
-// while there is another. The one that needs the page may be the answer itself. Null when there is
-// no sequence to choose.
+// Returns the victim among `running`, which is sorted by admission, or null if there is none. The
+// candidates are compared by these criteria, in this order:
+//   1. preempting it frees pages (`frees_pages`), rather than only pages that others share;
+//   2. it has more than `page_size` tokens left, and fewer than `max_preemptions` preemptions;
+//   3. it is stalled, so that it makes no progress anyway;
+//   4. its tenant is the last by TenantRequests::order;
+//   5. it has the highest priority number;
+//   6. it was admitted last.
+// The sequence that needs the page may be the victim itself.
 Sequence* ChooseVictim(std::span<Sequence* const> running, std::uint32_t page_size,
+                       std::int32_t max_preemptions,
                        absl::FunctionRef<bool(const Sequence&)> frees_pages);
 
 }  // namespace quire::engine

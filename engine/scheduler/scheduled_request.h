@@ -1,9 +1,9 @@
 #pragma once
 
-// The engine thread's state of a request: its prompt, its choices, and what it holds of the
-// scheduler's and the cache's.
+// The engine thread's state of a request: its prompt, its choices, and its share of the queue and
+// of the pages.
 //
-// Place:      between EngineCore, Scheduler and BatchBuilder.
+// Place:      between RequestLifecycle, Scheduler and StepPipeline.
 // Invariants: live_choices counts the sequences that are not kFinished, until the request has
 //             ended; reserved_pages > 0 only in safe mode while it runs.
 // Threads:    engine thread only.
@@ -23,6 +23,20 @@
 
 namespace quire::engine {
 
+// Why the output of a request can take no further tokens.
+enum class OutputStall : std::uint8_t {
+  kNone,
+  kWorker,  // too many of its tokens are on their way to the output worker
+  kClient   // its stream is full of tokens that the client has not read
+};
+
+// Numbers of the first and the last step, of those not completed, that carry page copies for a
+// request.
+struct CopySteps {
+  std::uint64_t first = 0;
+  std::uint64_t last = 0;
+};
+
 struct ScheduledRequest {
   explicit ScheduledRequest(std::shared_ptr<AcceptedRequest> shared)
       : accepted(std::move(shared)), request(accepted->request), arrival(accepted->arrival) {
@@ -37,28 +51,27 @@ struct ScheduledRequest {
   ScheduledRequest& operator=(const ScheduledRequest&) = delete;
 
   const std::shared_ptr<AcceptedRequest> accepted;
-  const Request& request;       // of `accepted`
-  const std::uint64_t arrival;  // of `accepted`
+  const Request& request;       // accepted->request
+  const std::uint64_t arrival;  // accepted->arrival
 
-  PreparedPrompt prompt;  // once it is prepared; tokens and keys are in the first sequence
+  PreparedPrompt prompt;  // set when prepared; tokens and keys move to the first sequence
   std::vector<std::unique_ptr<Sequence>> sequences;  // one per choice
   bool holds_queue_slot = true;                      // counts against limits.max_queued_requests
   bool was_scheduled = false;
-  bool forked = false;  // the choices run on their own
+  bool forked = false;  // the prompt is computed, and the choices run separately
   bool ended = false;
-  // Numbers of the first and the last step, of those not completed, that carry page copies for it.
-  std::uint64_t first_copy_step = 0;
-  std::uint64_t last_copy_step = 0;
+  CopySteps copy_steps;
   std::uint32_t reserved_pages = 0;
-  TenantRequests* of_tenant = nullptr;  // the scheduler's, while it has the request
-  // In requests_waiting_tokens while it waits for its first step.
+  TenantRequests* of_tenant = nullptr;  // owned by TenantTurns; null outside the scheduler
+  // Prompt tokens that no cache holds, counted while the request waits for its first step.
   std::uint32_t uncached_tokens = 0;
   std::int32_t cached_tokens = 0;
-  // Prompt positions whose log-probability is out, or is not wanted; 0 has none.
+  // Prompt positions whose log-probability was emitted or is not wanted. Position 0 has none.
   std::uint32_t prompt_logprob_tokens = 1;
-  std::vector<float> pooled;  // of kEmbed: what the runner gave, once it has
+  std::vector<float> pooled;  // Task::kEmbed: the result of the runner
   std::int32_t live_choices = 0;
-  absl::Time full_since = absl::InfiniteFuture();  // the stream has been full from here on
+  OutputStall output_stall = OutputStall::kNone;
+  absl::Time full_since = absl::InfiniteFuture();  // start of the present kClient stall
 
   RequestProgress& progress() const { return accepted->progress; }
   bool is_prepared() const { return progress().is_prepared.load(std::memory_order_relaxed); }
@@ -67,7 +80,7 @@ struct ScheduledRequest {
   }
   Sequence& first() { return *sequences.front(); }
   std::uint32_t choices() const { return request.choices(); }
-  // Most pages of all choices at a time.
+  // Most pages that all choices have at a time.
   std::uint32_t worst_pages() const { return prompt.WorstPages(choices()); }
   bool uses_history() const { return request.sampling.uses_history(); }
 };

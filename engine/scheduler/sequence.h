@@ -5,14 +5,15 @@
 //   0 ........ computed ........ launched() ........ tokens.size() ........ known()
 //   K and V in pages    in a step in flight    known, not launched    sampled by a step in flight
 //
-// With nothing in flight computed = launched() < tokens.size() = known(): the last token is always
-// still to be computed. An overlapped step computes a token that it does not know yet.
+// With nothing in flight, computed = launched() < tokens.size() = known(): the last token is not
+// computed yet. An overlapped step computes a token that the host does not know yet.
 //
 // A sequence in kDecode has exactly one token to compute; one in kPrefill has more, or has just
-// been admitted. After a preemption computed is 0 (or what the cache still holds) and high_water
-// remembers how far it had come, so that work done twice is counted apart.
+// been admitted. After a preemption, computed is 0 or what the cache still holds, and high_water
+// keeps the earlier value, so that recomputed tokens are counted separately.
 //
-// Place:      part of its ScheduledRequest; written by Scheduler, EngineCore and BatchBuilder.
+// Place:      part of its ScheduledRequest; written by Scheduler, BatchBuilder, StepCollector and
+//             MaskGate.
 // Invariants: computed <= high_water or computed > every earlier value; computed < tokens.size();
 //             row is set exactly in kPrefill, kDecode and while it waits for the first choice.
 // Threads:    engine thread only.
@@ -36,7 +37,7 @@ struct ScheduledRequest;
 class ChoiceMask;
 
 enum class SequenceState : std::uint8_t {
-  kWaiting,  // for something that must finish elsewhere first: its WaitCause
+  kWaiting,  // for its WaitCause
   kQueued,   // never admitted, or a choice whose request is not in prefill
   kPrefill,
   kDecode,
@@ -44,7 +45,7 @@ enum class SequenceState : std::uint8_t {
   kFinished
 };
 
-// What a sequence in kWaiting waits for.
+// Event that a sequence in kWaiting waits for.
 enum class WaitCause : std::uint8_t {
   kNone,        // it is in another state
   kPrompt,      // a text worker prepares the prompt
@@ -58,7 +59,7 @@ struct SequenceTransition {
   WaitCause to_cause;
 };
 
-// Every way from one state to another that there is.
+// All allowed transitions.
 inline constexpr std::array<SequenceTransition, 16> kSequenceTransitions = {{
     // The prompt is prepared, or its request ends before.
     {SequenceState::kWaiting, WaitCause::kPrompt, SequenceState::kQueued, WaitCause::kNone},
@@ -67,7 +68,7 @@ inline constexpr std::array<SequenceTransition, 16> kSequenceTransitions = {{
     {SequenceState::kQueued, WaitCause::kNone, SequenceState::kPrefill, WaitCause::kNone},
     {SequenceState::kQueued, WaitCause::kNone, SequenceState::kWaiting, WaitCause::kFirstChoice},
     {SequenceState::kQueued, WaitCause::kNone, SequenceState::kFinished, WaitCause::kNone},
-    // The prompt is computed and the choices part: with a page for its own tokens, or without one.
+    // The prompt is computed and the request forks: with a page for its own tokens, or without.
     {SequenceState::kWaiting, WaitCause::kFirstChoice, SequenceState::kDecode, WaitCause::kNone},
     {SequenceState::kWaiting, WaitCause::kFirstChoice, SequenceState::kPreempted, WaitCause::kNone},
     // The first choice has lost its pages.
@@ -82,7 +83,7 @@ inline constexpr std::array<SequenceTransition, 16> kSequenceTransitions = {{
     {SequenceState::kPreempted, WaitCause::kNone, SequenceState::kFinished, WaitCause::kNone},
 }};
 
-// The index of a transition in the table; absent when it is not allowed.
+// Returns the index of a transition in the table, or nothing if it is not allowed.
 std::optional<std::size_t> FindTransition(SequenceState from, WaitCause from_cause,
                                           SequenceState to, WaitCause to_cause);
 
@@ -97,30 +98,30 @@ struct Sequence {
   std::uint32_t in_flight = 0;          // tokens that steps in flight compute, from `computed` on
   std::uint32_t samples_in_flight = 0;  // tokens that they sample
   std::uint32_t sample_index = 0;       // of the last one, in its step
-  // CacheManager::proven_tokens of its row when it gave that back.
+  // CacheManager::proven_tokens of its row when the row was released.
   std::uint32_t proven = 0;
   std::uint32_t high_water = 0;   // greatest computed so far; the parent's for a fork
-  std::uint32_t pages = 0;        // as the cache manager says
+  std::uint32_t pages = 0;        // CacheManager::pages_of its row
   std::uint64_t admission = 0;    // number of the first admission; smaller is older
   std::uint32_t prompt_turn = 0;  // among its tenant's prompts, in the step that is planned
   std::int32_t preemptions = 0;
   std::int32_t recomputed_tokens = 0;
-  // Its stream or output ring is full, or it awaits its mask: not scheduled, pages kept.
-  bool skips = false;
-  // Its last step gave no sample, because the mask was late. Once the mask is there, the last token
+  // Its output is stalled or its mask is late: it is left out of steps and keeps its pages.
+  bool is_stalled = false;
+  // Its last step made no sample because the mask was late. When the mask is ready, the last token
   // is computed again.
   bool awaits_mask = false;
   bool completed = false;    // kFinished because it came to its own end
   bool invalidated = false;  // kFinished because of its logits
 
-  // Without EngineOptions::share_generated_pages, what the cache is told instead of `tokens`:
+  // Without EngineOptions::share_generated_pages, the cache gets these instead of `tokens`:
   // generated tokens carry kGeneratedMark. So page keys, comparisons of tokens and partial matches
-  // tell the classes apart, and the cache needs to know nothing of them. Empty otherwise.
+  // distinguish the classes, and the cache needs to know nothing of them. Empty otherwise.
   std::vector<std::int32_t> marked_tokens;
 
-  std::shared_ptr<ChoiceMask> mask;  // of a constrained choice that has started; else null
+  std::shared_ptr<ChoiceMask> mask;  // null unless the choice is constrained and has started
 
-  TokenHistory history;  // of `tokens`, where a penalty asks for it; else empty
+  TokenHistory history;  // counts of `tokens` if a penalty needs them; else empty
 
   const std::vector<std::int32_t>& cache_tokens() const {
     return marked_tokens.empty() ? tokens : marked_tokens;
@@ -142,8 +143,8 @@ struct Sequence {
     return state_ == SequenceState::kPrefill || state_ == SequenceState::kDecode;
   }
   bool finished() const { return state_ == SequenceState::kFinished; }
-  // The only way to another state. Returns its index in kSequenceTransitions. REQUIRES: it is in
-  // there.
+  // Changes the state. Returns the index of the transition in kSequenceTransitions. REQUIRES: the
+  // table has it.
   std::size_t Enter(SequenceState to, WaitCause cause = WaitCause::kNone);
 
  private:

@@ -1,6 +1,7 @@
 #pragma once
 
-// Who computes how much in the coming step: the scheduler's answer, and what golden traces compare.
+// The result of planning: how many tokens of which sequences the coming step computes. Golden
+// traces compare it.
 
 #include <cstdint>
 #include <vector>
@@ -11,12 +12,9 @@
 
 namespace quire::engine {
 
-// What a decode row computes in a step: the token that was sampled last. Everything that counts
-// on it takes it from here.
-inline constexpr std::uint32_t kDecodeTokens = 1;
-
 struct PlannedDecode {
   Sequence* sequence;
+  std::uint32_t num_tokens;  // from sequence->launched() on
 };
 
 struct PlannedPrefill {
@@ -26,7 +24,7 @@ struct PlannedPrefill {
 
 // The vectors keep their capacity from step to step.
 struct StepPlan {
-  std::vector<PlannedDecode> decodes;      // by admission
+  std::vector<PlannedDecode> decodes;      // in order of admission
   std::vector<PlannedPrefill> prefills;    // in the order in which they got tokens
   std::vector<ScheduledRequest*> started;  // admitted for the first time
   std::vector<Sequence*> preempted;        // lost their pages while this plan was made
@@ -34,6 +32,11 @@ struct StepPlan {
   StepWork work;                           // the same, as the step-time model counts it
 
   bool empty() const { return decodes.empty() && prefills.empty(); }
+  std::uint32_t prompt_tokens() const {
+    std::uint32_t tokens = 0;
+    for (const PlannedPrefill& prefill : prefills) tokens += prefill.num_tokens;
+    return tokens;
+  }
   void Clear() {
     decodes.clear();
     prefills.clear();

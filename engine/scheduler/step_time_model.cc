@@ -7,38 +7,40 @@
 namespace quire::engine {
 namespace {
 
-// The terms in units of about one, which keeps the fit well conditioned.
+// Units that scale the terms to about one, which keeps the fit well conditioned.
 constexpr double kRowUnit = 8;
 constexpr double kKeyUnit = 8192;
 constexpr double kTokenUnit = 256;
 constexpr double kPairUnit = 256.0 * 1024;
 
-// What a step weighs after the next one of its kind. Prompts are rarer and differ more.
+// Factor of a step's weight after each further step of its kind. Prompts are rarer and differ more.
 constexpr double kKeepDecodes = 0.98;
 constexpr double kKeepPrompts = 0.95;
 
-// Times beyond this factor of the expected one are cut, once kTrusted steps of the kind are known.
-// A machine that has really changed is followed all the same: steps that surprise make the earlier
-// ones weigh less, which matters where those were faster and so weigh more.
+// Times beyond this factor of the expected one are clamped, once kTrusted steps of the kind are
+// known. The model still follows a machine that has changed: a surprising step reduces the weight
+// of earlier steps, which matters if those were faster and so weigh more.
 constexpr double kOutlier = 3;
 constexpr double kSurprise = 1.5;
 constexpr double kKeepSurprised = 0.7;
 constexpr std::uint64_t kTrusted = 4;
 
-// A few prompt tokens cost nothing where the step reads weights for longer than it computes, and
-// the fit would have any number of them cost nothing. No chunk is sized for more than so many times
-// the speed of the fastest step, which keeps this share of its speed with each step.
+// If a step reads weights for longer than it computes, a few prompt tokens cost nothing, and the
+// fit would predict that any number of them costs nothing. So no chunk is sized for more than this
+// multiple of the speed of the fastest step, which decays by the second factor with each step.
 constexpr double kMaxSpeedUp = 2;
 constexpr double kKeepFastest = 0.99;
 
-// What the data leave open goes to the prompt tokens, which makes chunks smaller rather than
-// larger, then to the constant: the first in the order of the fit, and with the least ridge.
+// Time that the data leave unexplained is attributed to the prompt tokens, which makes chunks
+// smaller rather than larger, and then to the constant. These come first in the order of the fit
+// and have the smallest ridge.
 constexpr std::array<std::size_t, 5> kOrder = {3, 0, 1, 2, 4};
 constexpr std::array<double, 5> kRidge = {1e-4, 1e-3, 1e-3, 1e-6, 1e-3};
 constexpr int kSweeps = 32;
-// After a step without prompts, of which there are many: the next fit goes on where this one ends.
+// Sweeps after a step without prompts. Such steps are frequent, and the next fit continues from
+// here.
 constexpr int kSweepsWithoutPrompts = 8;
-constexpr double kSettled = 1e-4;  // of a coefficient
+constexpr double kSettled = 1e-4;  // relative change of a coefficient
 
 constexpr double kMinSeconds = 1e-6;
 constexpr double kMaxSeconds = 1e4;
@@ -78,7 +80,7 @@ void StepTimeModel::Learn(const StepWork& work, absl::Duration time) {
     if (ratio > kSurprise || ratio < 1 / kSurprise) keep = kKeepSurprised;
   }
   if (has_prompt) fastest_ = std::max(fastest_ * kKeepFastest, work.prompt_tokens / seconds);
-  // Both sides are divided by the time: every step counts by its relative error.
+  // Both sides are divided by the time, so every step counts by its relative error.
   for (std::size_t i = 0; i < kTerms; ++i) {
     for (std::size_t j = 0; j < kTerms; ++j) {
       double& product = history.products[i][j];
@@ -90,8 +92,8 @@ void StepTimeModel::Learn(const StepWork& work, absl::Duration time) {
   Fit(has_prompt ? kSweeps : kSweepsWithoutPrompts);
 }
 
-// Coordinate descent from the last fit: each coefficient in turn takes its best value that is not
-// negative, given the others.
+// Coordinate descent from the last fit: each coefficient in turn is set to its best non-negative
+// value, given the others.
 void StepTimeModel::Fit(int max_sweeps) {
   std::array<Terms, kTerms> products;
   Terms targets, inverses;
@@ -122,8 +124,8 @@ void StepTimeModel::Fit(int max_sweeps) {
 std::uint32_t StepTimeModel::PromptTokensWithin(absl::Duration time, std::uint32_t stored) const {
   const double seconds = absl::ToDoubleSeconds(time);
   if (prompts_.steps == 0 || !(seconds > 0)) return 0;
-  // pair / 2 * q^2 + (token + pair * (stored + 1/2)) * q = seconds, in the form that also holds for
-  // pair = 0.
+  // Solves pair / 2 * q^2 + (token + pair * (stored + 1/2)) * q = seconds for q, in the form that
+  // is also valid for pair = 0.
   const double pair = coefficients_[4] / kPairUnit;
   const double slope = coefficients_[3] / kTokenUnit + pair * (stored + 0.5);
   const double fitted = 2 * seconds / (slope + std::sqrt(slope * slope + 2 * pair * seconds));

@@ -1,22 +1,22 @@
 #pragma once
 
-// How long a step takes, learned from the steps that ran. It decides how many prompt tokens join a
-// step, never what is computed.
+// Learns from the steps that ran how long a step takes. The prediction decides how many prompt
+// tokens join a step, never what is computed.
 //
-//   t(step) = a_0 + a_r * decode rows + a_k * tokens they look back on
-//                 + a_t * prompt tokens + a_h * sum over prefill tokens of q * (h + (q + 1) / 2)
+//   t(step) = a_0 + a_r * decode rows + a_k * tokens stored before them
+//                 + a_t * prompt tokens + a_h * sum over chunks of q * (h + (q + 1) / 2)
 //
-// for q tokens behind h that are stored already. The fit minimises the squared relative error with
-// coefficients that are not negative. Steps with and without prompt tokens are forgotten
-// separately, each by the coming of its own kind, so that an hour of decoding does not wipe out
-// what prompts cost. A time far from what was expected is cut at a factor of it, and makes earlier
-// ones count less.
+// for chunks of q tokens after h stored tokens. The fit minimises the squared relative error with
+// non-negative coefficients. The weights of steps with and without prompt tokens decay separately,
+// each with new steps of its own kind, so that an hour of decoding does not erase the cost of
+// prompts. A time far from the expected one is clamped to a factor of it, and reduces the weight of
+// earlier steps.
 //
 // xLLM's time predictor fits a quadratic in the prompt's length and an affine decode term and
 // inverts it for chunks (github.com/jd-opensource/xllm, core/scheduler/profile): the idea, not the
 // code.
 //
-// Place:      in Scheduler; fed by EngineCore after every step.
+// Place:      part of Scheduler; StepPipeline reports every step to it.
 // Invariants: coefficients, predictions and token counts are finite and not negative. A function of
 //             its calls. Allocates nothing.
 // Threads:    one.
@@ -30,12 +30,12 @@
 
 namespace quire::engine {
 
-// What a step has to do, as far as its time depends on it.
+// The work of a step, as far as its time depends on it.
 struct StepWork {
   double decode_rows = 0;
-  double decode_keys = 0;  // tokens stored before them
+  double decode_keys = 0;  // tokens stored before these rows
   double prompt_tokens = 0;
-  double prompt_pairs = 0;  // of a token and one that it looks at
+  double prompt_pairs = 0;  // (prompt token, token that it attends to)
 
   void AddDecode(std::uint32_t stored) {
     decode_rows += 1;
@@ -49,24 +49,28 @@ struct StepWork {
 
 class StepTimeModel {
  public:
-  // A step of `work` took `time`. Times that are not positive say nothing.
+  // A step of `work` took `time`. Times that are not positive are ignored.
   void Learn(const StepWork& work, absl::Duration time);
 
-  // Zero before the first step.
+  // Returns zero before the first step.
   absl::Duration Predict(const StepWork& work) const;
-  // Whether there were enough steps of the kind of `work` to hold a prediction against the truth.
+  // Returns whether there were enough steps of the kind of `work` for predictions to be useful.
   bool Knows(const StepWork& work) const;
+  // Returns Predict, or zero if the model does not know the kind of `work`.
+  absl::Duration Expect(const StepWork& work) const {
+    return Knows(work) ? Predict(work) : absl::ZeroDuration();
+  }
 
-  // The most prompt tokens of a sequence with `stored` tokens whose share of a step's time is
-  // within `time`, and not more than at twice the speed of the fastest step. 0 while no step with
-  // prompt tokens has been seen, and for times below zero.
+  // Returns the most prompt tokens of a sequence with `stored` tokens that take at most `time` of a
+  // step, at no more than twice the speed of the fastest step. Returns 0 before the first step with
+  // prompt tokens, and for negative times.
   std::uint32_t PromptTokensWithin(absl::Duration time, std::uint32_t stored) const;
 
  private:
   static constexpr std::size_t kTerms = 5;
   using Terms = std::array<double, kTerms>;
 
-  // Sums over the steps of one kind, with falling weights.
+  // Sums over the steps of one kind, with decaying weights.
   struct History {
     std::array<Terms, kTerms> products{};
     Terms targets{};
@@ -78,8 +82,8 @@ class StepTimeModel {
   void Fit(int max_sweeps);
 
   History decodes_, prompts_;
-  Terms coefficients_{};  // seconds per unit of kUnits
-  double fastest_ = 0;    // prompt tokens per second of a whole step; forgotten slowly
+  Terms coefficients_{};  // seconds per unit of each term
+  double fastest_ = 0;    // prompt tokens per second of a whole step; decays slowly
 };
 
 }  // namespace quire::engine

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "engine/scheduler/prompt_rank.h"
 
 namespace quire::engine {
 
@@ -95,7 +96,7 @@ absl::Status WaitingRequests::CheckIntegrity() const {
         !ages() || timers_.contains({entry.ages_at, entry.place.arrival, entry.place.request});
     if (is_placed && is_timed && entry.place.request == request) continue;
     return absl::InternalError(
-        absl::StrCat("waiting request ", entry.place.arrival, " is not where its entry says"));
+        absl::StrCat("waiting request ", entry.place.arrival, " is not at the place of its entry"));
   }
   return absl::OkStatus();
 }

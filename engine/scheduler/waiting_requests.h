@@ -1,6 +1,5 @@
 #pragma once
 
-#include <bit>
 #include <compare>
 #include <cstdint>
 #include <map>
@@ -15,20 +14,15 @@
 
 namespace quire::engine {
 
-// By powers of four: prompts of about the same length keep the order of their arrival.
-inline std::uint32_t LengthClass(std::uint32_t tokens) {
-  return static_cast<std::uint32_t>(std::bit_width(tokens)) / 2;
-}
-
-// The requests that were never admitted, in order of admission: the tenants by
-// TenantRequests::order, the requests of each by (priority minus one for each aging interval
-// waited, deadline, LengthClass of the tokens to compute, arrival). So a priority or a deadline
-// orders the requests of its own tenant only. Where requests do not age their length does not
-// count, or a long one could wait for ever.
+// The requests that were never admitted, in order of admission. Tenants are ordered by
+// TenantRequests::order. The requests of one tenant are ordered by priority minus one for each
+// aging interval waited, deadline, LengthClass of the tokens to compute, and arrival. So a priority
+// or a deadline orders only the requests of its own tenant. Without aging the length is ignored,
+// because a long request could otherwise wait forever.
 //
-// Each request is moved when it ages, by a timer, so that nothing goes over all that wait.
+// A timer moves each request when it ages, so no operation scans all waiting requests.
 //
-// Place:      part of Scheduler.
+// Place:      part of Admission.
 // Invariants: CheckIntegrity(). A function of its calls; each request is in the order of its tenant
 //             and, while requests age, has one timer.
 // Threads:    engine thread only.
@@ -38,27 +32,28 @@ class WaitingRequests {
   // Zero: no request ages.
   explicit WaitingRequests(absl::Duration aging_interval) : aging_interval_(aging_interval) {}
 
-  // O(requests), where it changes.
+  // O(requests) if the interval changes.
   void SetAgingInterval(absl::Duration interval);
-  // REQUIRES: it is not in here, and of_tenant is set. O(log requests), as is Remove.
+  // O(log requests), like Remove. REQUIRES: the request is not waiting, and of_tenant is set.
   void Add(ScheduledRequest* request);
-  // False when it was not in here.
+  // Returns false if the request is not waiting.
   bool Remove(const ScheduledRequest* request);
-  // Null when no tenant that waits may start one. O(tenants), and O(log requests) for each request
-  // that has aged since the last call. `now` never goes back.
+  // Returns the head of the queue, or null if no tenant with waiting requests may start one.
+  // O(tenants), and O(log requests) for each request that has aged since the last call. `now` never
+  // decreases.
   ScheduledRequest* Best(absl::Time now);
-  // Its priority minus the intervals that it has waited, as of the last call of Best. REQUIRES: it
-  // is in here.
+  // Returns the priority minus the intervals that the request has waited, as of the last call of
+  // Best. REQUIRES: the request is waiting.
   std::int64_t LevelOf(const ScheduledRequest* request) const {
     return places_.at(request).place.level;
   }
-  // O(tenants).
+  // Returns whether Best would return a request. O(tenants).
   bool AnyMayStart() const;
 
   bool empty() const { return places_.empty(); }
   std::size_t size() const { return places_.size(); }
 
-  // INTERNAL naming the first invariant that does not hold.
+  // Returns INTERNAL with the first invariant that is violated.
   absl::Status CheckIntegrity() const;
 
  private:
@@ -95,7 +90,7 @@ class WaitingRequests {
 
   absl::Duration aging_interval_;
   absl::flat_hash_map<const ScheduledRequest*, Entry> places_;  // never iterated for a decision
-  std::map<TenantRequests*, std::set<Place>> by_tenant_;        // those with requests here
+  std::map<TenantRequests*, std::set<Place>> by_tenant_;        // without empty sets
   std::set<Timer> timers_;
 };
 

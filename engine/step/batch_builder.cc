@@ -10,7 +10,7 @@
 namespace quire::engine {
 namespace {
 
-// limits.max_logit_bias_entries is at most that.
+// Upper bound of limits.max_logit_bias_entries.
 constexpr std::size_t kMaxRequestBias = 65536;
 static_assert(kMaxRequestBias + kMaxDryTokens <= runtime::kMaxBias);
 
@@ -27,7 +27,9 @@ void BatchBuilder::Begin(InFlightStep* flight) {
 
 void BatchBuilder::Fill(InFlightStep* flight) {
   Begin(flight);
-  for (const PlannedDecode& decode : flight->plan.decodes) AddRow(*decode.sequence, kDecodeTokens);
+  for (const PlannedDecode& decode : flight->plan.decodes) {
+    AddRow(*decode.sequence, decode.num_tokens);
+  }
   for (const PlannedPrefill& prefill : flight->plan.prefills) {
     AddRow(*prefill.sequence, prefill.num_tokens);
   }
@@ -66,7 +68,7 @@ void BatchBuilder::AddRow(Sequence& sequence, std::uint32_t num_tokens) {
                          sequence.tokens.begin() + static_cast<std::ptrdiff_t>(begin),
                          sequence.tokens.begin() + static_cast<std::ptrdiff_t>(end_in_tokens));
   if (end > end_in_tokens) {
-    QUIRE_CHECK(end == end_in_tokens + kDecodeTokens && sequence.samples_in_flight == 1);
+    QUIRE_CHECK(end == end_in_tokens + 1 && sequence.samples_in_flight == 1);
     batch.token_ids.push_back(-static_cast<std::int32_t>(sequence.sample_index) - 1);
   }
   const std::uint32_t prompt_tokens =
@@ -90,8 +92,8 @@ void BatchBuilder::AddRow(Sequence& sequence, std::uint32_t num_tokens) {
   }
 }
 
-// Token i of the prompt predicts token i + 1; positions that are out already are not with prompt
-// logprobs again.
+// Token i of the prompt predicts token i + 1. Positions whose log-probability was emitted already
+// are skipped.
 void BatchBuilder::AddPromptLogprobRows(Sequence& sequence, std::uint32_t first_token,
                                         std::uint32_t num_tokens) {
   ScheduledRequest& request = *sequence.request;
@@ -132,8 +134,8 @@ void BatchBuilder::AddPool(const Sequence& sequence, std::uint32_t first_token,
   flight_->pool_owners.push_back({sequence.request});
 }
 
-// Samples the token at `position`. What is banned follows from the position. The history lacks the
-// token before it while that is in flight, so the sample names it.
+// Samples the token at `position`. The banned tokens follow from the position. While the token
+// before it is in flight the history lacks that token, so the sample names it.
 void BatchBuilder::AddSample(Sequence& sequence, std::uint32_t position) {
   const ScheduledRequest& live = *sequence.request;
   const Sequence& known = live.forked ? sequence : *live.sequences.front();

@@ -1,10 +1,10 @@
 #pragma once
 
-// Writes the plan of an InFlightStep into the ragged arrays of its StepBatch, and remembers which
-// sample and which prompt logprob belongs to whom. A token that the step before samples is named by
-// its sample.
+// Writes the plan of an InFlightStep into the ragged arrays of its StepBatch, and records the owner
+// of each sample and prompt log-probability. A token that the previous step samples is named by its
+// sample.
 //
-// Place:      between EngineCore and StepRunner.
+// Place:      part of StepPipeline, between it and StepRunner.
 // Invariants: pointers in the samples stay valid while the requests live, those to histories until
 //             the sequences get their next token.
 // Threads:    engine thread only.
@@ -24,14 +24,15 @@ class BatchBuilder {
  public:
   explicit BatchBuilder(cache::CacheManager* cache) : cache_(cache) {}
 
-  // From flight->plan on; the sequences count what they have in flight.
+  // Fills everything but the plan from flight->plan. The sequences count what they have in flight.
   void Fill(InFlightStep* flight);
-  // Gives a late sample its mask and penalties, and the history as it is now that all tokens before
-  // it are known.
+  // Completes a late sample with its mask, its penalties and its history, now that all tokens
+  // before it are known.
   void CompleteSample(InFlightStep* flight, std::size_t index) const;
-  // Only what the cache wants copied and cleared; no rows. False when there is nothing.
+  // Fills a step without rows with the queued copies and clears of the cache. Returns false if
+  // there are none.
   bool FillCacheWork(InFlightStep* flight);
-  // The step did not run: its clears must precede the next one.
+  // The step did not run, so its clears are added to the next step.
   void KeepClears(const InFlightStep& flight);
 
  private:
@@ -44,7 +45,7 @@ class BatchBuilder {
   void TakeCacheWork();
 
   cache::CacheManager* const cache_;
-  InFlightStep* flight_ = nullptr;  // that is being filled
+  InFlightStep* flight_ = nullptr;  // being filled
   std::vector<cache::RowStep> row_steps_;
   std::vector<BlockId> kept_clears_;
 };

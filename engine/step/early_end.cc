@@ -11,7 +11,7 @@ std::string Millis(absl::Duration time) {
   return absl::StrCat(absl::ToInt64Milliseconds(time));
 }
 
-// The stage that an early end is reported with.
+// Returns the stage that the status names.
 absl::string_view StageOf(const ScheduledRequest& live) {
   if (!live.was_scheduled) return "queue";
   return live.forked ? "decode" : "prefill";

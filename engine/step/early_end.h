@@ -1,6 +1,6 @@
 #pragma once
 
-// What a request is told that ends before its answer does.
+// The status of a request that ends before its answer is complete.
 
 #include <string>
 
@@ -14,12 +14,13 @@ namespace quire::engine {
 struct EarlyEnd {
   CancelSource source = CancelSource::kClient;
   absl::Time time;
-  absl::Duration slow_client_timeout;  // of the options, for kSlowClient
-  absl::Duration retry_delay;          // of the queue, for kQueueTimeout
-  std::string text = {};               // of the operator, for kAdmin
+  absl::Duration slow_client_timeout;  // kSlowClient: the option
+  absl::Duration retry_delay;          // kQueueTimeout: the delay of the queue
+  std::string text = {};               // kAdmin: the operator's text
 };
 
-// With the reason of its source, the stage that the request had reached and what it has output.
+// Returns a status with the reason of the source, the stage that the request had reached and its
+// output tokens.
 absl::Status EarlyEndStatus(const ScheduledRequest& live, const EarlyEnd& end);
 
 }  // namespace quire::engine

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the engine thread shows of itself between two steps. Plain values.
+// The state that the engine thread shows between two steps. Plain values.
 
 #include <array>
 #include <cstdint>
@@ -24,7 +24,7 @@ struct EngineStats {
   EngineState state = EngineState::kReady;
   std::int32_t running = 0, waiting = 0;
   std::int64_t waiting_uncached_tokens = 0;
-  std::int64_t blocked_admissions = 0;  // the first in line asked for pages in vain
+  std::int64_t blocked_admissions = 0;  // attempts for the head of the queue that found no pages
   cache::CacheStats cache;
   double prompt_tokens_per_second = 0, generation_tokens_per_second = 0;  // mean of the last 10 s
   std::int64_t steps = 0, preemptions = 0;
@@ -35,23 +35,23 @@ struct EngineStats {
   EndCounts early_ends{};
 };
 
-// What the checks of all stateful classes say, between two steps.
+// Results of the checks of all stateful classes, between two steps.
 struct IntegrityReport {
   std::vector<std::string> failures;  // "Class: text"
   std::int32_t num_checks = 0;
-  absl::Duration pause;  // for which no step ran
+  absl::Duration pause;  // during which no step ran
 
-  // OK, or INTERNAL with the first failure.
+  // Returns OK, or INTERNAL with the first failure.
   absl::Status status() const;
 };
 
-// Who uses which page between two steps: entry i is page i + 1.
+// The owners of pages between two steps: entry i is page i + 1.
 struct PageSnapshot {
   static constexpr std::int32_t kFree = 0;
   static constexpr std::int32_t kCached = 1;
-  static constexpr std::int32_t kShared = 2;      // by several sequences
-  static constexpr std::int32_t kWork = 3;        // by copies and clears of steps
-  static constexpr std::int32_t kFirstOwner = 4;  // + index into owners: by one sequence
+  static constexpr std::int32_t kShared = 2;      // used by several sequences
+  static constexpr std::int32_t kWork = 3;        // used by copies and clears of steps
+  static constexpr std::int32_t kFirstOwner = 4;  // + index into owners: used by one sequence
   std::vector<std::int32_t> pages;
   // Ids of requests; one with several choices may occur repeatedly.
   std::vector<std::string> owners;

@@ -1,9 +1,8 @@
 #pragma once
 
-// A step on its way: what was planned, what the runner was given, and to whom the results belong.
+// A step in flight: its plan, the batch that the runner got, and the owners of the results.
 
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -19,18 +18,19 @@ struct SampleOwner {
 
 struct PromptLogprobOwner {
   ScheduledRequest* request;
-  std::uint32_t position;  // of the prompt token whose logprob it is
+  std::uint32_t position;  // of the prompt token that has the log-probability
 };
 
 struct PoolOwner {
   ScheduledRequest* request;
 };
 
-// Place:      filled by BatchBuilder, launched and collected by EngineCore, which keeps one for
-//             each step that may be in flight.
-// Invariants: batch.rows are the plan's decodes, then its chunks; batch.samples and sample_owners
-//             run in parallel, and so do prompt logprobs and pools. What it points to lives until
-//             it is collected: requests that end meanwhile are kept in `ended`.
+// Place:      filled by BatchBuilder, launched by StepPipeline, which has one for each step that
+//             may be in flight, and read by StepCollector.
+// Invariants: batch.rows are the decodes of the plan, then its chunks. batch.samples and
+//             sample_owners run in parallel, and so do prompt log-probabilities and pools. Requests
+//             that end while the step is in flight stay alive until it has completed
+//             (RequestLifecycle::FreeEnded).
 // Threads:    engine thread only.
 // Lifetime:   the vectors keep their capacity from step to step.
 struct InFlightStep {
@@ -40,10 +40,9 @@ struct InFlightStep {
   std::vector<SampleOwner> sample_owners;
   std::vector<PromptLogprobOwner> prompt_logprob_owners;
   std::vector<PoolOwner> pool_owners;
-  std::vector<std::unique_ptr<ScheduledRequest>> ended;
-  absl::Status launch_error;  // not OK: the runner refused it, there is nothing to collect
+  absl::Status launch_error;  // not OK: the runner refused the step, and there is no result
   absl::Time start, planned, launched;
-  absl::Duration expected;  // wall time by the step-time model; zero: nothing is known yet
+  absl::Duration expected;  // wall time by the step-time model; zero: not known yet
 };
 
 }  // namespace quire::engine

@@ -1,9 +1,9 @@
 #pragma once
 
-// When requests run out of time: at their deadline, and when they have waited too long for their
-// first step.
+// The times at which requests expire: their deadlines, and the ends of their waits for a first
+// step.
 //
-// Place:      part of EngineCore, which ends the requests.
+// Place:      part of RequestLifecycle, which ends the requests.
 // Invariants: a request has a timer of each kind for which it has a time.
 // Threads:    engine thread only.
 // Lifetime:   a value; names requests by their arrival.
@@ -33,11 +33,11 @@ class RequestTimers {
 
   void Add(const AcceptedRequest& request);
   void Remove(const AcceptedRequest& request);
-  // The request was scheduled, or that does not matter any more.
+  // The request was scheduled or has ended.
   void RemoveQueueTimer(const AcceptedRequest& request);
-  // The first timer whose time has come; it stays until it is removed.
+  // Returns the first timer that is due, if any. It stays until it is removed.
   std::optional<Timer> FindDue(absl::Time now) const;
-  // The time of the first one.
+  // Returns the time of the first timer, or the infinite future.
   absl::Time next() const;
 
  private:

@@ -156,12 +156,12 @@ bool Evaluation::SubmitNext(std::size_t index) {
   if (part.item.copies_context) TakeContext(items_[*part.item.after], &request);
   // If a request of this call is live, retry when it ends; otherwise fail.
   const auto when_full =
-      num_live_ > 0 ? engine::WhenFull::kComesAgain : engine::WhenFull::kIsRefused;
+      num_live_ > 0 ? engine::QueueFullPolicy::kRetryLater : engine::QueueFullPolicy::kReject;
   absl::StatusOr<std::shared_ptr<engine::TokenStream>> stream =
       served_->engine->Accept(std::move(request), when_full);
   if (!stream.ok()) {
     const bool waits =
-        when_full == engine::WhenFull::kComesAgain && engine::IsFull(stream.status());
+        when_full == engine::QueueFullPolicy::kRetryLater && engine::IsFull(stream.status());
     if (!waits) Fail(NameItem(part.item, stream.status()), engine::CancelSource::kClient);
     return false;
   }

@@ -261,20 +261,21 @@ TEST(OutputStageTest, ItemsForAFullRingWaitInOrder) {
   }
   stage.Push(&items);
   EXPECT_THAT(items, IsEmpty());
-  EXPECT_FALSE(stage.IsReady(*requests.front()));
+  EXPECT_FALSE(stage.HasRoom(/*worker=*/0));
   EXPECT_EQ(table.All().size(), 39);
   worker.Set(/*closed=*/false);
-  while (!stage.IsReady(*requests.front())) {
+  while (!stage.HasRoom(/*worker=*/0)) {
     inbox->Wait(absl::InfiniteDuration());
     std::vector<Signal> signals;
     ASSERT_TRUE(inbox->Drain(&signals));
-    stage.Push(&items);
+    stage.RetryOverflow();
+    stage.WakeWhenRoom(/*worker=*/0);
   }
   ASSERT_TRUE(stage.WaitDone(absl::InfiniteDuration()));
   ASSERT_EQ(ended.size(), requests.size());
   for (std::size_t i = 0; i < ended.size(); ++i) EXPECT_EQ(ended[i], absl::StrCat(i));
   EXPECT_THAT(table.All(), IsEmpty());
-  EXPECT_TRUE(stage.IsReady(*requests.front()));
+  EXPECT_TRUE(stage.HasRoom(/*worker=*/0));
 }
 
 }  // namespace

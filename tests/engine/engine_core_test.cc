@@ -96,9 +96,9 @@ TEST_P(EngineCoreTest, OutputDoesNotDependOnPoolOrNeighbours) {
     }
     harness.RunUntilIdle();
     if (options.engine.admission == AdmissionMode::kOvercommit) {
-      EXPECT_GT(harness.probe.preemptions(), 5) << "the pool was too large to test anything";
+      EXPECT_GT(harness.probe.steps.preemptions(), 5) << "the pool was too large to test anything";
     } else {
-      EXPECT_EQ(harness.probe.preemptions(), 0);
+      EXPECT_EQ(harness.probe.steps.preemptions(), 0);
     }
     for (const Request& request : requests) {
       SCOPED_TRACE(absl::StrCat("round ", round, ", request ", request.id));
@@ -450,8 +450,8 @@ TEST_P(EngineCoreTest, ABrokenInvariantIsReportedWithItsClass) {
   harness.cache->PrepareStep({});  // of which the core knows nothing
   const IntegrityReport report = harness.core.CheckIntegrity();
   ASSERT_EQ(report.failures.size(), 1);
-  EXPECT_EQ(report.failures[0], "EngineCore: 0 steps are in flight, the cache knows 1");
-  EXPECT_EQ(report.num_checks, 4);
+  EXPECT_EQ(report.failures[0], "StepPipeline: 0 steps are in flight, the cache knows 1");
+  EXPECT_EQ(report.num_checks, 7);
   EXPECT_EQ(report.status().message(), report.failures[0]);
 }
 
@@ -669,7 +669,7 @@ TEST_P(EngineCoreTest, StrictRowClassesLetPreemptedSequencesFindTheirOwnPages) {
     harness.Submit(requests.back());
   }
   harness.RunUntilIdle();
-  EXPECT_GT(harness.probe.preemptions(), 5);
+  EXPECT_GT(harness.probe.steps.preemptions(), 5);
   EXPECT_GT(resumed, 0);
   for (const Request& request : requests) {
     ExpectSameOutput(harness.output(request.id), RunAlone(request));

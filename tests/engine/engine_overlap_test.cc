@@ -459,7 +459,7 @@ TEST(EngineOverlapTest, RowsDistinguishPromptTokens) {
           MakeRequest(absl::StrCat("r", i), MakePrompt(static_cast<unsigned>(i), 40), 100));
     }
     harness.RunUntilIdle();
-    EXPECT_GT(harness.probe.preemptions(), 3);
+    EXPECT_GT(harness.probe.steps.preemptions(), 3);
     EXPECT_GT(mixed, 0) << "no preempted sequence was computed again";
   }
 }

@@ -337,7 +337,7 @@ TEST_P(EngineTest, PageSnapshotNamesTheOwners) {
   const absl::StatusOr<IntegrityReport> report = engine_->InspectIntegrity();
   ASSERT_TRUE(report.ok());
   EXPECT_TRUE(report->failures.empty());
-  EXPECT_EQ(report->num_checks, 4 + 3);  // one per stream
+  EXPECT_EQ(report->num_checks, 7 + 3);  // one for each stream
   for (const char* id : {"a", "b", "c"}) engine_->Cancel({"default", "p"}, id, CancelSource::kApi);
   for (const auto& stream : streams) ReadAll(*stream);
   ExpectIdle();

@@ -162,7 +162,7 @@ std::shared_ptr<AcceptedRequest> Harness::Arrive(Request request) {
   if (request.accept_time == absl::Time()) request.accept_time = clock.Now();
   const auto live = std::make_shared<AcceptedRequest>(std::move(request), next_arrival_++, 0,
                                                       std::make_shared<TokenStream>());
-  probe.Received();
+  probe.requests.Received();
   EXPECT_TRUE(queue.EnterRequest(live->request.tenant, {}).ok());
   Signal signal{.kind = Signal::Kind::kArrived, .request = live};
   core.Handle(signal, clock.Now());
@@ -247,6 +247,7 @@ void Harness::TakeItems() {
         output.pooled = item.pooled;
         break;
       case OutputItem::Kind::kToken:
+        item.request->in_ring_tokens.fetch_sub(1);  // as an output worker does
         output.tokens[item.choice].push_back(item.token.token);
         output.logprobs[item.choice].push_back(item.token.logprob);
         if (item.finish.has_value()) output.finish[item.choice] = *item.finish;

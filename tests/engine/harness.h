@@ -86,6 +86,8 @@ class Harness {
   void RunUntilIdle();
   // Collects the steps in flight.
   void Settle();
+  // The coming steps use `options`, as changed by the test.
+  void ApplyOptions() { core.SetHotOptions(std::make_shared<const HotOptions>(options)); }
   const Output& output(const std::string& id) { return outputs_[id]; }
   const std::map<std::string, Output>& outputs() const { return outputs_; }
 

@@ -45,6 +45,7 @@ TEST_P(HotStepTest, LoweredSequenceLimitTakesEffectAsSequencesEnd) {
   for (int i = 0; i < 4; ++i) harness_.Step();
   EXPECT_EQ(Running(), 16);
   harness_.options.max_running_sequences = 3;
+  harness_.ApplyOptions();
   std::size_t least = Running();
   while (Running() > 3) {
     ASSERT_TRUE(harness_.Step());
@@ -57,6 +58,7 @@ TEST_P(HotStepTest, LoweredSequenceLimitTakesEffectAsSequencesEnd) {
     EXPECT_LE(Running(), 3);
   }
   harness_.options.max_running_sequences = 16;
+  harness_.ApplyOptions();
   harness_.Step();
   harness_.Step();
   EXPECT_GT(Running(), 3);
@@ -73,6 +75,7 @@ TEST_P(HotStepTest, RequestAboveTheNewChoiceLimitStillRuns) {
   Request request = Endless("four", 2, 20, 30);
   request.sampling.choice_count = 4;
   harness_.options.max_running_sequences = 2;
+  harness_.ApplyOptions();
   harness_.Submit(std::move(request));
   harness_.RunUntilIdle();
   EXPECT_TRUE(harness_.output("four").status.ok()) << harness_.output("four").status;
@@ -89,6 +92,7 @@ TEST_P(HotStepTest, RequestAboveTheNewChoiceLimitWaitsWithoutStarvation) {
   Request request = Endless("four", 2, 20, 30);
   request.sampling.choice_count = 4;
   harness_.options.max_running_sequences = 2;
+  harness_.ApplyOptions();
   harness_.Step();
   harness_.Submit(std::move(request));
   // New requests arrive all the time.
@@ -115,6 +119,7 @@ TEST_P(HotStepTest, RequestAboveTheNewChoiceLimitWaitsWithoutStarvation) {
 
 TEST_P(HotStepTest, StepAndChunkSizesApplyFromTheNextPlan) {
   harness_.options.max_step_prompt_tokens = 1024;
+  harness_.ApplyOptions();
   harness_.Submit(Endless("decoding", 1, 16, 60));
   for (int i = 0; i < 3; ++i) harness_.Step();
   const auto largest_chunk = [&](std::size_t from) {
@@ -130,12 +135,14 @@ TEST_P(HotStepTest, StepAndChunkSizesApplyFromTheNextPlan) {
   harness_.Settle();
   std::size_t from = harness_.runner.steps().size();
   harness_.options.prefill_chunk_tokens = 64;
+  harness_.ApplyOptions();
   harness_.Submit(Endless("second", 3, 600, 2));
   for (int i = 0; i < 16; ++i) harness_.Step();
   EXPECT_EQ(largest_chunk(from), 64);
   harness_.Settle();
   from = harness_.runner.steps().size();
   harness_.options.max_step_tokens = 33;
+  harness_.ApplyOptions();
   harness_.Submit(Endless("third", 4, 600, 2));
   for (int i = 0; i < 16; ++i) harness_.Step();
   harness_.Settle();

@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "engine/scheduler/scheduler_policy.h"
 #include "gtest/gtest.h"
 
 namespace quire::engine {
@@ -35,9 +36,11 @@ class PreemptionTest : public ::testing::Test {
     const auto index = [&](const Sequence* sequence) {
       return std::ranges::find(running_, sequence) - running_.begin();
     };
-    return index(ChooseVictim(running_, /*page_size=*/16, [&](const Sequence& sequence) {
-      return frees[static_cast<std::size_t>(index(&sequence))];
-    }));
+    const std::int32_t max_preemptions = SchedulerPolicy().max_preemptions;
+    return index(
+        ChooseVictim(running_, /*page_size=*/16, max_preemptions, [&](const Sequence& sequence) {
+          return frees[static_cast<std::size_t>(index(&sequence))];
+        }));
   }
 
   TenantRequests one_{.live = 2, .running = 2, .turn = 2};

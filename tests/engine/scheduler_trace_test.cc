@@ -78,7 +78,7 @@ TEST(SchedulerTraceTest, ThirdRequestWaitsForPages) {
   EXPECT_TRUE(harness.output("r2").started);
   harness.RunUntilIdle();
   EXPECT_EQ(harness.output("r2").tokens.at(0).size(), 200);
-  EXPECT_EQ(harness.probe.preemptions(), 0);
+  EXPECT_EQ(harness.probe.steps.preemptions(), 0);
 }
 
 TEST(SchedulerTraceTest, RejectsRequestsThatCanNeverFit) {

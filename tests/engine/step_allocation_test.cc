@@ -83,7 +83,7 @@ class StepAllocationTest : public ::testing::TestWithParam<int> {
     request.accept_time = harness_.clock.Now();
     const auto live = std::make_shared<AcceptedRequest>(std::move(request), ++submitted_, 0,
                                                         std::make_shared<TokenStream>());
-    harness_.probe.Received();
+    harness_.probe.requests.Received();
     ASSERT_TRUE(harness_.queue.EnterRequest(live->request.tenant, {}).ok());
     Signal arrived{.kind = Signal::Kind::kArrived, .request = live};
     core_.Handle(arrived, harness_.clock.Now());

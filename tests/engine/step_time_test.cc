@@ -466,9 +466,6 @@ TEST(StepTimeTargetTest, AutoBoundsPromptOnlySteps) {
 TEST(StepTimeTargetTest, StreamWithPendingTextCountsAsWaiting) {
   TimedEngine timed(Rule(Truth()), absl::Milliseconds(1));
   Harness& harness = timed.harness;
-  bool is_ready = true;
-  harness.core.scheduler().SetOutputReady(
-      [&](const AcceptedRequest& live) { return live.request.id != "stream" || is_ready; });
   const std::shared_ptr<AcceptedRequest> stream =
       harness.Submit(MakeRequest("stream", MakePrompt(1, 100), 300));
   timed.Step();
@@ -480,7 +477,7 @@ TEST(StepTimeTargetTest, StreamWithPendingTextCountsAsWaiting) {
     EXPECT_TRUE(harness.core.last_plan().decodes.empty());
     return harness.core.last_plan().num_tokens;
   };
-  is_ready = false;
+  stream->in_ring_tokens += harness.options.stream_queue_tokens;
   EXPECT_EQ(step_tokens(2), 8u);
   // A client that does not read is not waiting for the step.
   stream->stream->Write(DeltaEvent{.index = 0,

@@ -137,11 +137,11 @@ TEST_P(TenantSchedulerTest, NewLimitsApplyFromTheNextPlanAndEndNoRequest) {
   harness_.Step();
   EXPECT_EQ(Running()["greedy"], 2);
   harness_.options.tenants.entries["greedy"].max_running_requests = 4;
-  harness_.core.scheduler().OptionsChanged();
+  harness_.ApplyOptions();
   harness_.Step();
   EXPECT_EQ(Running()["greedy"], 4);
   harness_.options.tenants.entries["greedy"].max_running_requests = 1;
-  harness_.core.scheduler().OptionsChanged();
+  harness_.ApplyOptions();
   harness_.Step();
   EXPECT_EQ(Running()["greedy"], 4);
   ExpectAllDone();

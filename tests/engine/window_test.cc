@@ -183,7 +183,7 @@ TEST(WindowTest, ChunksNeverExceedTheirInitialSize) {
   Harness harness(OptionsFor({groups, cache::PageDemand(kPage, groups, kChunk).PagesFor(600)}));
   harness.options.prefill_chunk_tokens = 512;
   harness.options.max_step_prompt_tokens = 512;
-  harness.core.scheduler().OptionsChanged();
+  harness.ApplyOptions();
   harness.Submit(MakeRequest("long", MakePrompt(7, 500), 20));
   harness.RunUntilIdle();
   EXPECT_TRUE(harness.output("long").status.ok()) << harness.output("long").status;

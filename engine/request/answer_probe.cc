@@ -1,0 +1,113 @@
+#include "engine/request/answer_probe.h"
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/request/probe_labels.h"
+
+namespace quire::engine {
+namespace {
+
+constexpr double kTtft[] = {.001, .005, .01, .02, .04, .06, .08, .1, .15, .2, .25, .3,  .4,
+                            .5,   .75,  1,   2.5, 5,   7.5, 10,  20, 40,  80, 160, 640, 2560};
+constexpr double kInterToken[] = {.001,  .002, .003, .004, .005, .006, .008, .01,
+                                  .0125, .015, .02,  .025, .03,  .04,  .05,  .075,
+                                  .1,    .15,  .25,  .5,   1,    2.5,  10};
+constexpr double kQueue[] = {.001, .005, .01, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120};
+constexpr double kLatency[] = {.05, .1, .2, .3, .5, .8, 1,   1.5, 2,   2.5, 5,
+                               10,  15, 20, 30, 40, 60, 120, 240, 480, 960};
+
+std::vector<double> Sizes(std::int32_t max) {
+  std::vector<double> borders;
+  for (double decade = 1;; decade *= 10) {
+    for (const double step : {1., 2., 5.}) {
+      borders.push_back(decade * step);
+      if (borders.back() >= max) return borders;
+    }
+  }
+}
+
+}  // namespace
+
+AnswerProbe::AnswerProbe(probe::Registry* registry, const probe::Labels& model,
+                         std::int32_t max_context_tokens)
+    : registry_(registry) {
+  for (int i = 0; i < kNumFinishReasons; ++i) {
+    const auto reason = static_cast<FinishReason>(i);
+    choices_[static_cast<std::size_t>(i)] =
+        registry_->AddCounter("quire_choices_finished_total", "Choices of completed requests.",
+                              With(model, "finish_reason", FinishReasonName(reason)));
+  }
+  generation_ =
+      registry_->AddCounter("quire_generation_tokens_total", "Tokens sampled and kept.", model);
+  auto histogram = [&](absl::string_view name, absl::string_view help,
+                       std::span<const double> borders) {
+    return registry_->AddHistogram(name, help, borders, model);
+  };
+  e2e_ = histogram("quire_request_e2e_seconds", "Accept to the last output.", kLatency);
+  ttft_ = histogram("quire_request_ttft_seconds", "Accept to the first token handed over.", kTtft);
+  inter_token_ = histogram("quire_request_inter_token_seconds",
+                           "Gaps between tokens of a choice, at the engine.", kInterToken);
+  tpot_ =
+      histogram("quire_request_tpot_seconds", "Mean gap between tokens of a choice.", kInterToken);
+  queue_ = histogram("quire_request_queue_seconds", "Accept to first schedule.", kQueue);
+  prefill_ = histogram("quire_request_prefill_seconds", "First schedule to first token.", kLatency);
+  decode_ = histogram("quire_request_decode_seconds", "First token to last token.", kLatency);
+  tokenize_ =
+      registry_->AddHistogram("quire_request_tokenize_seconds", "Tokenizing a prompt.", kMicros);
+  prompt_tokens_ = histogram("quire_request_prompt_tokens", "Prompt tokens of completed requests.",
+                             Sizes(max_context_tokens));
+  output_tokens_ = histogram("quire_request_output_tokens", "Output tokens of completed choices.",
+                             Sizes(max_context_tokens));
+  deadline_margin_ = histogram("quire_request_deadline_margin_seconds",
+                               "Time left at completion, of requests with a deadline.", kLatency);
+}
+
+void AnswerProbe::ObserveTokenize(absl::Duration time) {
+  tokenize_.Observe(Seconds(time));
+}
+
+void AnswerProbe::ObserveQueue(absl::Duration time) {
+  queue_.Observe(Seconds(time));
+}
+
+void AnswerProbe::ObserveInterToken(absl::Duration time) {
+  inter_token_.Observe(Seconds(time));
+}
+
+void AnswerProbe::ObserveEnd(absl::Duration e2e) {
+  e2e_.Observe(Seconds(e2e));
+}
+
+void AnswerProbe::ToolsParsed(absl::string_view format, std::int32_t calls, std::int32_t failures) {
+  const auto add = [&](absl::string_view outcome, std::int32_t count) {
+    if (count == 0) return;
+    registry_
+        ->AddCounter("quire_tool_parse_total",
+                     "Calls of tools that answers hold, by what they are.",
+                     {{"format", std::string(format)}, {"outcome", std::string(outcome)}})
+        .Increment(static_cast<std::uint64_t>(count));
+  };
+  add("call", calls);
+  add("failed", failures);
+}
+
+void AnswerProbe::ObservePhases(const PhaseTimes& times) {
+  ttft_.Observe(Seconds(times.time_to_first_token));
+  prefill_.Observe(Seconds(times.prefill));
+  decode_.Observe(Seconds(times.decode));
+}
+
+void AnswerProbe::ObserveCompleted(std::int32_t prompt_tokens, absl::Duration margin) {
+  prompt_tokens_.Observe(prompt_tokens);
+  if (margin != absl::InfiniteDuration()) deadline_margin_.Observe(Seconds(margin));
+}
+
+void AnswerProbe::ObserveChoice(FinishReason reason, std::int32_t tokens, absl::Duration decode) {
+  choices_[static_cast<std::size_t>(reason)].Increment();
+  output_tokens_.Observe(tokens);
+  if (tokens >= 2) tpot_.Observe(Seconds(decode) / (tokens - 1));
+}
+
+}  // namespace quire::engine

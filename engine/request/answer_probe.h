@@ -1,0 +1,53 @@
+#pragma once
+
+// The metric families of answers: their lengths, their latencies and their tool calls.
+//
+// Place:      part of EngineProbe.
+// Threads:    every method from any thread; lock-free.
+// Lifetime:   the registry outlives it.
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "base/probe.h"
+#include "engine/request/request.h"
+
+namespace quire::engine {
+
+struct PhaseTimes {
+  absl::Duration time_to_first_token, prefill, decode;
+};
+
+class AnswerProbe {
+ public:
+  AnswerProbe(probe::Registry* registry, const probe::Labels& model,
+              std::int32_t max_context_tokens);
+
+  void ObserveTokenize(absl::Duration time);
+  void ObserveQueue(absl::Duration time);
+  void FirstTokenOfChoice() { first_tokens_.fetch_add(1, std::memory_order_relaxed); }
+  void ObserveInterToken(absl::Duration time);
+  void ObserveEnd(absl::Duration e2e);
+  void ObservePhases(const PhaseTimes& times);
+  void ObserveCompleted(std::int32_t prompt_tokens, absl::Duration margin);
+  // A choice was parsed in `format`.
+  void ToolsParsed(absl::string_view format, std::int32_t calls, std::int32_t failures);
+  void ObserveChoice(FinishReason reason, std::int32_t tokens, absl::Duration decode);
+  void AddGenerated(std::int32_t tokens) { generation_.Increment(tokens); }
+
+  // Choices that have a first token. With the counters it closes the token balance (rule 7).
+  std::int64_t first_tokens() const { return first_tokens_.load(std::memory_order_relaxed); }
+
+ private:
+  probe::Registry* const registry_;
+  std::atomic<std::int64_t> first_tokens_{0};
+  std::array<probe::Counter, kNumFinishReasons> choices_;
+  probe::Counter generation_;
+  probe::Histogram e2e_, ttft_, inter_token_, tpot_, queue_, prefill_, decode_, tokenize_;
+  probe::Histogram prompt_tokens_, output_tokens_, deadline_margin_;
+};
+
+}  // namespace quire::engine

@@ -1,0 +1,58 @@
+#include "engine/request/cache_probe.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "engine/request/probe_labels.h"
+
+namespace quire::engine {
+
+CacheProbe::CacheProbe(probe::Registry* registry, const probe::Labels& model,
+                       const Options& options)
+    : registry_(registry) {
+  prompt_device_ = registry_->AddCounter(kPromptTokensFamily, kPromptTokensHelp,
+                                         With(model, "source", "device"));
+  queries_ = registry_->AddCounter("quire_prefix_cache_queries_tokens_total",
+                                   "Prompt tokens looked up in the prefix cache.", model);
+  hits_ = registry_->AddCounter("quire_prefix_cache_hits_tokens_total",
+                                "Prompt tokens found in the prefix cache.", model);
+  usage_ = registry_->AddGauge("quire_kv_cache_usage_ratio", "Used pages over all pages.", model);
+  constexpr absl::string_view kPages = "quire_kv_cache_pages";
+  constexpr absl::string_view kPagesHelp = "Pages by state, the null page not counted.";
+  pages_used_ = registry_->AddGauge(kPages, kPagesHelp, With(model, "state", "used"));
+  pages_cached_ = registry_->AddGauge(kPages, kPagesHelp, With(model, "state", "cached"));
+  pages_free_ = registry_->AddGauge(kPages, kPagesHelp, With(model, "state", "free"));
+  pages_free_.Set(options.num_pages);
+  constexpr absl::string_view kCauses[] = {"allocation", "flush", "invalidate"};
+  for (std::size_t i = 0; i < evicted_.size(); ++i) {
+    evicted_[i] = registry_->AddCounter("quire_kv_cache_evicted_pages_total",
+                                        "Findable pages that were given up.",
+                                        With(model, "cause", kCauses[i]));
+  }
+  probe::Labels info = With(model, "block_size", absl::StrCat(options.page_size));
+  info = With(info, "num_gpu_blocks", absl::StrCat(options.num_pages));
+  registry_
+      ->AddGauge("quire_kv_cache_info", "Page size in tokens and number of pages.",
+                 With(info, "dtype", options.kv_dtype))
+      .Set(1);
+}
+
+void CacheProbe::PrefixLookup(std::int32_t prompt_tokens, std::int32_t cached_tokens) {
+  const probe::Registry::Update update(registry_);
+  queries_.Increment(prompt_tokens);
+  hits_.Increment(cached_tokens);
+  prompt_device_.Increment(cached_tokens);
+}
+
+void CacheProbe::Show(const cache::CacheStats& stats, EvictionCause since_last) {
+  const probe::Registry::Update update(registry_);
+  pages_used_.Set(stats.used_pages);
+  pages_cached_.Set(stats.cached_pages);
+  pages_free_.Set(stats.free_pages);
+  usage_.Set(stats.usable_pages == 0 ? 0
+                                     : static_cast<double>(stats.used_pages) / stats.usable_pages);
+  evicted_[static_cast<std::size_t>(since_last)].Increment(
+      static_cast<double>(stats.evicted_pages - evicted_pages_));
+  evicted_pages_ = stats.evicted_pages;
+}
+
+}  // namespace quire::engine

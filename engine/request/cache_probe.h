@@ -1,0 +1,44 @@
+#pragma once
+
+// The metric families of the prefix cache and of its pages.
+//
+// Place:      part of EngineProbe.
+// Invariants: page states add up to all pages; cached prompt tokens move together with the hits.
+// Threads:    every method from any thread; lock-free.
+// Lifetime:   the registry outlives it.
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "base/probe.h"
+#include "cache_manager/cache_manager.h"
+
+namespace quire::engine {
+
+enum class EvictionCause : std::uint8_t { kAllocation, kFlush, kInvalidate };
+
+class CacheProbe {
+ public:
+  struct Options {
+    std::uint32_t page_size = 0;
+    std::uint32_t num_pages = 0;
+    std::string kv_dtype;
+  };
+  CacheProbe(probe::Registry* registry, const probe::Labels& model, const Options& options);
+
+  // The first admission of a request: `prompt_tokens` were looked up (0: not asked), and
+  // `cached_tokens` of them found.
+  void PrefixLookup(std::int32_t prompt_tokens, std::int32_t cached_tokens);
+  // Shows the pages. Pages evicted since the last call count under `since_last`. From one thread.
+  void Show(const cache::CacheStats& stats, EvictionCause since_last);
+
+ private:
+  probe::Registry* const registry_;
+  probe::Counter queries_, hits_, prompt_device_;
+  probe::Gauge usage_, pages_used_, pages_cached_, pages_free_;
+  std::array<probe::Counter, 3> evicted_;
+  std::uint64_t evicted_pages_ = 0;  // counted by the last Show
+};
+
+}  // namespace quire::engine

@@ -1,0 +1,34 @@
+#pragma once
+
+// Labels, names and borders that several probes register.
+//
+// Place:      included by the sources of the probes.
+// Threads:    pure.
+
+#include <string>
+
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "base/probe.h"
+
+namespace quire::engine {
+
+inline constexpr absl::string_view kPromptTokensFamily = "quire_prompt_tokens_total";
+inline constexpr absl::string_view kPromptTokensHelp =
+    "Prompt tokens of admitted requests by origin.";
+
+// Borders of histograms of host times, in seconds.
+inline constexpr double kMicros[] = {1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, .001,
+                                     .002, .005, .01,  .02,  .05,  .1,   1};
+
+// Returns the labels with one more.
+inline probe::Labels With(probe::Labels labels, absl::string_view key, absl::string_view value) {
+  labels.emplace_back(std::string(key), std::string(value));
+  return labels;
+}
+
+inline double Seconds(absl::Duration time) {
+  return absl::ToDoubleSeconds(time);
+}
+
+}  // namespace quire::engine

@@ -1,0 +1,98 @@
+#include "engine/request/request_probe.h"
+
+#include "absl/strings/string_view.h"
+#include "engine/request/arrival_counters.h"
+#include "engine/request/probe_labels.h"
+
+namespace quire::engine {
+namespace {
+
+std::string CodeName(absl::StatusCode code) {
+  return absl::StatusCodeToString(code);
+}
+
+}  // namespace
+
+RequestProbe::RequestProbe(probe::Registry* registry, const probe::Labels& model,
+                           const std::string& model_name)
+    : registry_(registry), model_(model) {
+  received_ = ReceivedCounter(registry_, model_name);
+  accepted_ = registry_->AddCounter("quire_requests_accepted_total",
+                                    "Requests admitted to the queue.", model);
+  completed_ = registry_->AddCounter("quire_requests_completed_total",
+                                     "Requests whose choices all finished, or whose prompt is "
+                                     "scored or embedded.",
+                                     model);
+  // Other reasons and codes are added when they occur (Rejected, Failed). The usual ones are 0 from
+  // the start, because a rate over a series that appears with its first event misses that event.
+  RejectedCounter(registry_, Reason::kQueueFull);
+  for (const auto code : {absl::StatusCode::kInternal, absl::StatusCode::kUnavailable}) {
+    registry_->AddCounter("quire_requests_failed_total",
+                          "Accepted requests that ended with an error.",
+                          With(model, "code", CodeName(code)));
+  }
+  for (int i = 0; i < kNumCancelSources; ++i) {
+    const auto source = static_cast<CancelSource>(i);
+    cancelled_[static_cast<std::size_t>(i)] = registry_->AddCounter(
+        "quire_requests_cancelled_total", "Accepted requests that were ended early.",
+        With(model, "source", CancelSourceName(source)));
+  }
+  running_ = registry_->AddGauge("quire_requests_running",
+                                 "Requests that hold a place in the running batch.", model);
+  waiting_ =
+      registry_->AddGauge("quire_requests_waiting",
+                          "Accepted requests that do not run, preempted ones included.", model);
+  waiting_tokens_ = registry_->AddGauge("quire_requests_waiting_tokens",
+                                        "Waiting prompt tokens that no cache holds.", model);
+}
+
+void RequestProbe::Rejected(Reason reason) {
+  RejectedCounter(registry_, reason).Increment();
+}
+
+void RequestProbe::Accepted() {
+  const probe::Registry::Update update(registry_);
+  accepted_.Increment();
+  waiting_.Add(1);
+}
+
+void RequestProbe::MoveToRunning() {
+  const probe::Registry::Update update(registry_);
+  waiting_.Add(-1);
+  running_.Add(1);
+}
+
+void RequestProbe::MoveToWaiting() {
+  const probe::Registry::Update update(registry_);
+  running_.Add(-1);
+  waiting_.Add(1);
+}
+
+void RequestProbe::Completed(bool was_running) {
+  const probe::Registry::Update update(registry_);
+  completed_.Increment();
+  GaugeOf(was_running).Add(-1);
+}
+
+void RequestProbe::Failed(bool was_running, absl::StatusCode code) {
+  probe::Counter failed = registry_->AddCounter("quire_requests_failed_total",
+                                                "Accepted requests that ended with an error.",
+                                                With(model_, "code", CodeName(code)));
+  const probe::Registry::Update update(registry_);
+  failed.Increment();
+  GaugeOf(was_running).Add(-1);
+}
+
+void RequestProbe::Cancelled(bool was_running, CancelSource source) {
+  const probe::Registry::Update update(registry_);
+  cancelled_[static_cast<std::size_t>(source)].Increment();
+  GaugeOf(was_running).Add(-1);
+}
+
+void RequestProbe::CancelledInPreparation(CancelSource source) {
+  const probe::Registry::Update update(registry_);
+  accepted_.Increment();
+  cancelled_[static_cast<std::size_t>(source)].Increment();
+}
+
+}  // namespace quire::engine

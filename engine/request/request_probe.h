@@ -1,0 +1,51 @@
+#pragma once
+
+// The metric families that count requests, and the order of their updates that keeps the
+// conservation rules true in every scrape.
+//
+// Place:      part of EngineProbe.
+// Invariants: accepted = completed + failed + cancelled + running + waiting.
+// Threads:    every method from any thread; lock-free.
+// Lifetime:   the registry outlives it.
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "base/error_reason.h"
+#include "base/probe.h"
+#include "engine/request/request.h"
+
+namespace quire::engine {
+
+class RequestProbe {
+ public:
+  RequestProbe(probe::Registry* registry, const probe::Labels& model,
+               const std::string& model_name);
+
+  void Received() { received_.Increment(); }
+  void Rejected(Reason reason);
+  // The request waits from now on.
+  void Accepted();
+  void MoveToRunning();
+  void MoveToWaiting();
+  // The end of an accepted request. `was_running` selects the gauge that it leaves.
+  void Completed(bool was_running);
+  void Failed(bool was_running, absl::StatusCode code);
+  void Cancelled(bool was_running, CancelSource source);
+  // The request ended early during its preparation, so it is accepted and cancelled at once.
+  void CancelledInPreparation(CancelSource source);
+  void ShowWaitingTokens(std::int64_t tokens) { waiting_tokens_.Set(static_cast<double>(tokens)); }
+
+ private:
+  probe::Gauge& GaugeOf(bool is_running) { return is_running ? running_ : waiting_; }
+
+  probe::Registry* const registry_;
+  const probe::Labels model_;
+  probe::Counter received_, accepted_, completed_;
+  std::array<probe::Counter, kNumCancelSources> cancelled_;
+  probe::Gauge running_, waiting_, waiting_tokens_;
+};
+
+}  // namespace quire::engine

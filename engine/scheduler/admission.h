@@ -1,0 +1,117 @@
+#pragma once
+
+// Decides which waiting or preempted request starts next, and proves that its pages fit.
+//
+// Order: preempted sequences by age, then the head of WaitingRequests. A head that is blocked by
+// missing rows or pages blocks the queue, so that a large request cannot starve. So does a head
+// whose output worker is stalled. A preempted sequence that is stalled is skipped, and so is a
+// tenant that has as many running requests as it may.
+//
+//   safe:        a request is admitted when the pages of all admitted requests at their limits, its
+//                own included, fit together. No sequence ever loses a page.
+//   overcommit:  a request is admitted when its prompt and one more page fit. A row that cannot
+//                grow later takes the pages of a victim (preemption.h), which is computed again.
+//
+// Place:      part of Scheduler; called by PrefillPlanner between the chunks of running prompts.
+// Invariants: CheckIntegrity(). A function of its calls.
+// Threads:    engine thread only.
+// Lifetime:   everything that it points to outlives it; requests stay alive while they are in it.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "cache_manager/cache_manager.h"
+#include "engine/request/engine_options.h"
+#include "engine/scheduler/output_stalls.h"
+#include "engine/scheduler/row_pool.h"
+#include "engine/scheduler/scheduled_request.h"
+#include "engine/scheduler/step_draft.h"
+#include "engine/scheduler/tenant_turns.h"
+#include "engine/scheduler/waiting_requests.h"
+
+namespace quire::engine {
+
+// Sums over the requests that wait.
+struct WaitingWork {
+  std::int64_t uncached_tokens = 0;  // prompt tokens that no cache holds
+  std::int64_t choices = 0;
+  std::int64_t max_output_tokens = 0;  // of all choices
+};
+
+class Admission {
+ public:
+  struct Parts {
+    cache::CacheManager* cache;
+    RowPool* rows;
+    StepDraft* draft;
+    const OutputStalls* stalls;
+  };
+  Admission(AdmissionMode mode, std::shared_ptr<const HotOptions> options, const Parts& parts);
+
+  void SetOptions(std::shared_ptr<const HotOptions> options);
+  // A request that is prepared and fits the pool begins to wait.
+  void Add(ScheduledRequest* request);
+  // Starts the planning of a step.
+  void BeginStep() { stuck_ = nullptr; }
+  // Admits requests in order while they come before the prompt `next`, or all if that is null.
+  // Returns false if no further request can be admitted in this step.
+  bool AdmitBefore(const Sequence* next, absl::Time now);
+  // A choice has ended by itself. Its reserved pages that no other choice shares are returned.
+  // REQUIRES: live_choices does not count it any more.
+  void EndChoice(ScheduledRequest& request);
+  // The request has ended, in any state.
+  void Leave(ScheduledRequest& request);
+
+  std::size_t num_waiting() const { return waiting_.size(); }
+  const WaitingWork& waiting_work() const { return waiting_work_; }
+  bool AnyMayStart() const { return waiting_.AnyMayStart(); }
+  bool has_several_tenants() const { return tenants_.size() > 1; }
+  // The request that is blocked although no sequence runs, or null. That is a defect, which should
+  // cost one request only.
+  ScheduledRequest* stuck() const { return stuck_; }
+  // Number of times admission of the head of the queue failed for lack of pages.
+  std::int64_t blocked_admissions() const { return blocked_admissions_; }
+
+  absl::Status CheckIntegrity() const;
+
+ private:
+  enum class Result : std::uint8_t { kAdmitted, kNoTokens, kBlocked };
+  // The last attempt that found no pages. It is repeated when the cache has changed, or when the
+  // step has room for fewer tokens of the prompt, which need fewer pages.
+  struct Blocked {
+    const Sequence* sequence = nullptr;
+    std::uint64_t cache_changes = 0;
+    std::uint32_t matched_tokens = 0;
+    std::uint32_t chunk = 0;
+    std::uint32_t fork_pages = 0;
+  };
+
+  void CountWaiting(const ScheduledRequest& request, std::int64_t sign);
+  bool HasRows(std::size_t rows) const;
+  bool IsStillBlocked(const Sequence& sequence) const;
+  Result TryAdmit(Sequence& sequence);
+  void Start(Sequence& sequence, const cache::PrefixMatch& match);
+  bool TakePages(Sequence& sequence, const cache::PrefixMatch& match, std::uint32_t chunk);
+  bool FitsBesides(const Sequence& sequence) const;
+  absl::Status CheckReservations() const;
+
+  const AdmissionMode mode_;
+  std::shared_ptr<const HotOptions> options_;
+  cache::CacheManager* const cache_;
+  RowPool* const rows_;
+  StepDraft* const draft_;
+  const OutputStalls* const stalls_;
+  WaitingRequests waiting_;
+  WaitingWork waiting_work_;
+  TenantTurns tenants_;
+  std::uint64_t next_admission_ = 1;
+  std::uint32_t reserved_pages_ = 0;  // safe mode
+  ScheduledRequest* stuck_ = nullptr;
+  Blocked blocked_;
+  std::int64_t blocked_admissions_ = 0;
+};
+
+}  // namespace quire::engine

@@ -1,0 +1,78 @@
+#include "engine/scheduler/decode_planner.h"
+
+#include <algorithm>
+
+#include "engine/scheduler/scheduled_request.h"
+
+namespace quire::engine {
+namespace {
+
+// Returns the tokens of the sequence that are known, or will be sampled by a step in flight, and
+// are not launched.
+std::uint32_t NextTokens(const Sequence& sequence) {
+  return sequence.known() - sequence.launched();
+}
+
+// The prompt is computed or in flight, and the next token is not the last one.
+bool CanDecode(const Sequence& sequence) {
+  if (sequence.state() != SequenceState::kDecode && sequence.samples_in_flight == 0) return false;
+  return sequence.active() && NextTokens(sequence) > 0 &&
+         sequence.output_tokens() + static_cast<std::int32_t>(sequence.samples_in_flight) <
+             sequence.request->prompt.max_tokens;
+}
+
+bool NeedsOutcome(const Sequence& sequence) {
+  const ScheduledRequest& request = *sequence.request;
+  return sequence.samples_in_flight > 0 && !request.forked && request.choices() > 1;
+}
+
+}  // namespace
+
+bool DecodePlanner::Select() {
+  selected_.clear();
+  has_waiting_stream_ = false;
+  num_prompts_ = rows_->preempted().size();
+  bool needs_outcome = false;
+  for (Sequence* sequence : rows_->running()) {
+    if (sequence->state() == SequenceState::kPrefill && sequence->launched() < sequence->total()) {
+      ++num_prompts_;
+    }
+    needs_outcome |= NeedsOutcome(*sequence);
+    if (!CanDecode(*sequence)) continue;
+    if (!sequence->is_stalled) selected_.push_back(sequence);
+    has_waiting_stream_ |= sequence->request->full_since == absl::InfiniteFuture();
+  }
+  return !needs_outcome;
+}
+
+bool DecodePlanner::TakePages(bool ahead) {
+  ready_.clear();
+  bool needs_outcome = false;
+  for (Sequence* sequence : selected_) {
+    if (!sequence->active()) continue;  // preempted for an earlier row
+    const std::uint32_t end = sequence->launched() + NextTokens(*sequence);
+    const GrowResult result = rows_->Grow(*sequence, end, ahead, &draft_->plan().preempted);
+    if (result == GrowResult::kGrown) ready_.push_back(sequence);
+    needs_outcome |= result == GrowResult::kNeedsOutcome;
+  }
+  return !needs_outcome;
+}
+
+void DecodePlanner::AddRows(const Admission& admission) {
+  std::uint32_t tokens = 0;
+  std::erase_if(ready_, [](const Sequence* sequence) { return !sequence->active(); });
+  for (const Sequence* sequence : ready_) tokens += NextTokens(*sequence);
+  std::uint32_t limit = draft_->budget();
+  const std::uint32_t without_page = limit > page_size_ ? limit - page_size_ : limit;
+  // Whether prompts exist matters only if the page for them would cost rows.
+  if (tokens > without_page && (num_prompts_ > 0 || admission.AnyMayStart())) {
+    limit = without_page;
+  }
+  for (Sequence* sequence : ready_) {
+    const std::uint32_t next = NextTokens(*sequence);
+    if (draft_->plan().num_tokens + next > limit) break;
+    draft_->AddDecode(*sequence, next);
+  }
+}
+
+}  // namespace quire::engine

@@ -1,0 +1,55 @@
+#pragma once
+
+// Plans the decode rows of a step.
+//
+// Pages are taken for all rows before any row is planned, so that a planned row cannot become the
+// victim of a later one.
+//
+// Place:      part of Scheduler; the first planner of a step.
+// Invariants: what it remembers is of the step being planned, and is replaced by Select.
+// Threads:    engine thread only.
+// Lifetime:   everything that it points to outlives it.
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "engine/scheduler/admission.h"
+#include "engine/scheduler/row_pool.h"
+#include "engine/scheduler/sequence.h"
+#include "engine/scheduler/step_draft.h"
+
+namespace quire::engine {
+
+class DecodePlanner {
+ public:
+  DecodePlanner(std::uint32_t page_size, RowPool* rows, StepDraft* draft)
+      : page_size_(page_size), rows_(rows), draft_(draft) {}
+
+  // Finds the rows that can decode. Returns false if the step in flight must be collected first:
+  // the choices of a request part with its sample, and no page may be missing then.
+  bool Select();
+  // Takes the pages for the next tokens of these rows. A row without them is left out. Returns
+  // false if the step in flight must be collected first.
+  bool TakePages(bool ahead);
+  // Adds the rows that still have their pages to the draft. One page of the budget is left for
+  // prompts if there are any.
+  void AddRows(const Admission& admission);
+
+  // A stream besides those whose prompts are in the step waits for its next token. A stream that
+  // is stalled by its own output counts. One whose client leaves its tokens unread does not.
+  bool has_waiting_stream() const { return has_waiting_stream_; }
+  // Sequences that run or were preempted before this step, with prompt tokens left to compute.
+  std::size_t num_prompts() const { return num_prompts_; }
+
+ private:
+  const std::uint32_t page_size_;
+  RowPool* const rows_;
+  StepDraft* const draft_;
+  std::vector<Sequence*> selected_;
+  std::vector<Sequence*> ready_;  // the selected rows that have their pages
+  bool has_waiting_stream_ = false;
+  std::size_t num_prompts_ = 0;
+};
+
+}  // namespace quire::engine

@@ -1,0 +1,106 @@
+#include "engine/scheduler/prefill_planner.h"
+
+#include <algorithm>
+#include <tuple>
+
+#include "engine/scheduler/prompt_rank.h"
+#include "engine/scheduler/scheduled_request.h"
+
+namespace quire::engine {
+
+PrefillPlanner::PrefillPlanner(const SchedulerPolicy& policy, const Parts& parts)
+    : steps_per_oldest_first_(policy.steps_per_oldest_first),
+      cache_(parts.cache),
+      rows_(parts.rows),
+      admission_(parts.admission),
+      draft_(parts.draft) {}
+
+bool PrefillPlanner::TakePages(bool ahead) {
+  needs_outcome_ = false;
+  OrderPrompts();
+  std::uint32_t left = std::min(draft_->budget(), draft_->prompt_budget());
+  for (Sequence* sequence : prompts_) {
+    if (left == 0 || needs_outcome_) break;
+    if (!sequence->active()) continue;  // preempted for an earlier prompt
+    const std::uint32_t remaining = sequence->total() - sequence->launched();
+    left -= TakeChunkPages(*sequence, std::min({remaining, draft_->max_chunk(), left}), ahead);
+  }
+  return !needs_outcome_;
+}
+
+// Takes the pages of as much of the chunk as there are pages for, and returns the tokens that have
+// pages. A victim is preempted only if the row could compute nothing otherwise.
+std::uint32_t PrefillPlanner::TakeChunkPages(Sequence& sequence, std::uint32_t chunk, bool ahead) {
+  const std::uint32_t begin = sequence.launched();
+  std::uint32_t reserved = cache_->reserved_tokens(*sequence.row);
+  while (reserved < begin + chunk) {
+    std::uint32_t columns = cache_->available_pages() / cache_->demand().num_window_groups();
+    if (reserved == begin) columns = std::max(columns, 1u);
+    if (columns == 0) break;
+    const std::uint64_t end = std::min<std::uint64_t>(
+        begin + chunk, reserved + std::uint64_t{columns} * cache_->page_size());
+    const GrowResult result =
+        rows_->Grow(sequence, static_cast<std::uint32_t>(end), ahead, &draft_->plan().preempted);
+    needs_outcome_ |= result == GrowResult::kNeedsOutcome;
+    if (result != GrowResult::kGrown) {
+      if (!sequence.active()) return 0;
+      break;
+    }
+    reserved = cache_->reserved_tokens(*sequence.row);
+  }
+  return std::min(reserved - begin, chunk);
+}
+
+void PrefillPlanner::OrderPrompts() {
+  prompts_.clear();
+  for (Sequence* sequence : rows_->running()) {
+    if (sequence->state() != SequenceState::kPrefill || sequence->is_stalled) continue;
+    if (sequence->launched() < sequence->total()) prompts_.push_back(sequence);
+  }
+  if (prompts_.empty()) return;
+  const auto begin = prompts_.begin() + (serves_oldest_first() ? 1 : 0);
+  const auto sort_by = [&](const auto& key) {
+    std::sort(begin, prompts_.end(),
+              [&key](const Sequence* a, const Sequence* b) { return key(*a) < key(*b); });
+  };
+  sort_by([](const Sequence& sequence) {
+    return std::tuple(RankOf(sequence), sequence.admission, sequence.choice);
+  });
+  // With one tenant its turns change nothing.
+  const bool has_one_tenant = std::all_of(begin, prompts_.end(), [&](const Sequence* sequence) {
+    return sequence->request->of_tenant == prompts_.back()->request->of_tenant;
+  });
+  if (has_one_tenant) return;
+  for (Sequence* sequence : prompts_) sequence->request->of_tenant->num_prompts = 0;
+  for (auto it = begin; it != prompts_.end(); ++it) {
+    (*it)->prompt_turn = (*it)->request->of_tenant->num_prompts++;
+  }
+  sort_by([](const Sequence& sequence) {
+    return std::tuple(sequence.prompt_turn, RankOf(sequence).length_class, sequence.admission,
+                      sequence.choice);
+  });
+}
+
+void PrefillPlanner::Plan(absl::Time now) {
+  OrderPrompts();
+  bool is_oldest = serves_oldest_first();
+  bool admits = true;
+  for (Sequence* sequence : prompts_) {
+    // Waiting requests pass longer prompts, but not the oldest one when it is served first.
+    if (!is_oldest && admits) admits = admission_->AdmitBefore(sequence, now);
+    is_oldest = false;
+    const std::uint32_t room = cache_->reserved_tokens(*sequence->row) - sequence->launched();
+    const std::uint32_t chunk = draft_->ChunkTokens(sequence->launched(), sequence->total(), room);
+    if (chunk == 0) {
+      admits = false;  // no waiting request passes this prompt
+      break;
+    }
+    const std::uint32_t fork_pages = draft_->ForkPages(*sequence, sequence->launched() + chunk);
+    if (fork_pages > 0 && draft_->fork_pages() + fork_pages > cache_->available_pages()) continue;
+    draft_->AddChunk(*sequence, chunk);
+  }
+  if (admits) admission_->AdmitBefore(/*next=*/nullptr, now);
+  if (!draft_->plan().prefills.empty()) ++prompt_steps_;
+}
+
+}  // namespace quire::engine

@@ -1,0 +1,63 @@
+#pragma once
+
+// Plans the prompt chunks of a step: which prompts share what the decode rows leave of the budget,
+// in which order, and which requests are admitted between them.
+//
+// The prompts of one tenant are ordered by PromptRank: short prompts pass long ones. The first
+// prompts of all tenants precede the second ones, so that the priorities of one tenant do not delay
+// another. In every SchedulerPolicy::steps_per_oldest_first'th step the oldest prompt is served
+// first, so that it progresses whatever else arrives.
+//
+// Place:      part of Scheduler; the last planner of a step.
+// Invariants: a function of its calls.
+// Threads:    engine thread only.
+// Lifetime:   everything that it points to outlives it.
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "cache_manager/cache_manager.h"
+#include "engine/scheduler/admission.h"
+#include "engine/scheduler/row_pool.h"
+#include "engine/scheduler/scheduler_policy.h"
+#include "engine/scheduler/sequence.h"
+#include "engine/scheduler/step_draft.h"
+
+namespace quire::engine {
+
+class PrefillPlanner {
+ public:
+  struct Parts {
+    const cache::CacheManager* cache;
+    RowPool* rows;
+    Admission* admission;
+    StepDraft* draft;
+  };
+  PrefillPlanner(const SchedulerPolicy& policy, const Parts& parts);
+
+  // Takes pages in layer groups with a window for the chunks that the step may have room for; these
+  // groups never hold a whole prompt. Called before any row is planned, like
+  // DecodePlanner::TakePages, and with the same result.
+  bool TakePages(bool ahead);
+  // Adds chunks and admissions to the draft.
+  void Plan(absl::Time now);
+
+ private:
+  void OrderPrompts();
+  std::uint32_t TakeChunkPages(Sequence& sequence, std::uint32_t chunk, bool ahead);
+  bool serves_oldest_first() const {
+    return prompt_steps_ % steps_per_oldest_first_ == steps_per_oldest_first_ - 1;
+  }
+
+  const std::uint64_t steps_per_oldest_first_;
+  const cache::CacheManager* const cache_;
+  RowPool* const rows_;
+  Admission* const admission_;
+  StepDraft* const draft_;
+  std::vector<Sequence*> prompts_;  // that are being computed, in the order of the step
+  std::uint64_t prompt_steps_ = 0;  // steps so far that computed prompts
+  bool needs_outcome_ = false;      // TakePages: of the step being planned
+};
+
+}  // namespace quire::engine

@@ -1,0 +1,44 @@
+#pragma once
+
+// The order in which the prompts of one step are served.
+//
+// Place:      between Admission and PrefillPlanner, which compare waiting requests with prompts
+//             that are being computed.
+// Threads:    values.
+
+#include <bit>
+#include <compare>
+#include <cstdint>
+
+#include "engine/scheduler/scheduled_request.h"
+#include "engine/scheduler/sequence.h"
+
+namespace quire::engine {
+
+// The class of a length, by powers of four, so that prompts of about the same length are served in
+// order of arrival.
+inline std::uint32_t LengthClass(std::uint32_t tokens) {
+  return static_cast<std::uint32_t>(std::bit_width(tokens)) / 2;
+}
+
+// Among the prompts of one tenant, the lesser rank is served first.
+struct PromptRank {
+  std::int64_t level = 0;          // priority minus the intervals waited before admission
+  std::uint32_t length_class = 0;  // of the tokens left to compute
+  auto operator<=>(const PromptRank&) const = default;
+};
+
+inline PromptRank RankOf(const Sequence& sequence) {
+  return {sequence.request->request.priority, LengthClass(sequence.total() - sequence.launched())};
+}
+
+// Returns whether a request of that rank, which is not admitted yet, is served before a prompt that
+// is being computed. Between tenants only the length counts, since their order was decided before.
+inline bool ComesBefore(const ScheduledRequest& request, const PromptRank& rank,
+                        const Sequence& sequence) {
+  const PromptRank other = RankOf(sequence);
+  const bool is_same_tenant = request.of_tenant == sequence.request->of_tenant;
+  return is_same_tenant ? rank < other : rank.length_class < other.length_class;
+}
+
+}  // namespace quire::engine

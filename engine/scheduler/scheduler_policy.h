@@ -1,0 +1,47 @@
+#pragma once
+
+// The constants of the scheduler's decisions as one value, so that a simulator can replay the same
+// requests under another policy.
+//
+// Place:      given to Scheduler when it is made; its parts keep copies.
+// Invariants: every count is at least 1, and every minimum is at most the maximum.
+// Threads:    a value.
+
+#include <cstdint>
+
+#include "absl/time/time.h"
+
+namespace quire::engine {
+
+struct SchedulerPolicy {
+  // The automatic step-time target of a step that a stream waits for: this many times the expected
+  // time of its decode rows alone.
+  int target_steps = 3;
+  // The same while the prompts are more than half as many as the decode rows. Rows that start
+  // sooner share the reading of the weights.
+  int target_steps_with_many_prompts = 4;
+  // The automatic target of a step that no stream waits for: this many times the expected time of
+  // one decode row. Reading the weights again then takes at most this fraction of the time.
+  int target_steps_of_prompts_alone = 16;
+  absl::Duration min_target = absl::Milliseconds(20);
+  absl::Duration max_target = absl::Milliseconds(500);
+  absl::Duration min_target_of_prompts_alone = absl::Milliseconds(5);
+  // The minimum while several tenants have requests: the prompts of one tenant should not delay the
+  // streams of another.
+  absl::Duration min_target_of_tenants = absl::Milliseconds(1);
+  // Two tenants count as concurrent for this long after both had requests. The next request of the
+  // second tenant is expected to arrive within a step that was planned without it.
+  absl::Duration tenant_return_time = absl::Seconds(10);
+  // Steps are planned for this fraction of the target, since some take longer than expected.
+  double planned_share_of_target = 0.9;
+  // When a target bounds a chunk, the number of rows in the step is a multiple of this, because the
+  // integer tiles of the CPU compute so many rows together. The first prompt of a step gets at
+  // least this many tokens.
+  std::uint32_t row_tile = 8;
+  // One of this many steps with prompts serves the oldest prompt first, the others the shortest.
+  std::uint64_t steps_per_oldest_first = 4;
+  // A sequence that was preempted this often is preempted again only if no other can be.
+  std::int32_t max_preemptions = 3;
+};
+
+}  // namespace quire::engine

@@ -1,0 +1,77 @@
+#pragma once
+
+// The step that is being planned: its rows so far, what is left of its token budgets, and how many
+// tokens the next chunk may have.
+//
+// Place:      part of Scheduler; filled by DecodePlanner, PrefillPlanner and Admission.
+// Invariants: CheckIntegrity(). The budgets shrink by the tokens of every row that is added.
+// Threads:    engine thread only.
+// Lifetime:   the cache and the model outlive it.
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "cache_manager/cache_manager.h"
+#include "engine/request/engine_options.h"
+#include "engine/scheduler/scheduler_policy.h"
+#include "engine/scheduler/sequence.h"
+#include "engine/scheduler/step_plan.h"
+#include "engine/scheduler/step_time_model.h"
+
+namespace quire::engine {
+
+class StepDraft {
+ public:
+  StepDraft(const EngineOptions& options, const SchedulerPolicy& policy,
+            const cache::CacheManager* cache, const StepTimeModel* model);
+
+  // Starts an empty plan with the budgets of `options`, without a time target.
+  void Begin(const HotOptions& options);
+  // Bounds the chunks that are added from now on. Infinite: no bound.
+  void SetTimeTarget(absl::Duration target) { time_target_ = target; }
+
+  void AddDecode(Sequence& sequence, std::uint32_t num_tokens);
+  void AddChunk(Sequence& sequence, std::uint32_t num_tokens);
+
+  // Most tokens of one row in one step.
+  std::uint32_t max_chunk() const { return max_chunk_; }
+  // Returns the length of the next chunk of a prompt with `computed` of `total` tokens computed, 0
+  // if the step has no room for it. `room`: tokens after those computed that have pages, or may get
+  // them.
+  std::uint32_t ChunkTokens(std::uint32_t computed, std::uint32_t total, std::uint32_t room) const;
+  // Returns the pages that the choices of a request copy after the chunk that ends at `end`; 0
+  // unless that chunk completes the prompt. Only in safe mode: the reservation of the request has
+  // room for these pages, but free pages may still have to be cleared, so the chunk waits until
+  // enough are available. No row takes pages between a plan and the fork after its step, because
+  // the next plan waits for it (DecodePlanner::Select).
+  std::uint32_t ForkPages(const Sequence& sequence, std::uint32_t end) const;
+
+  const StepPlan& plan() const { return plan_; }
+  StepPlan& plan() { return plan_; }
+  std::uint32_t budget() const { return budget_; }  // tokens left
+  // Of these, for prompts.
+  std::uint32_t prompt_budget() const { return prompt_budget_; }
+  // Pages that the forks after this step take.
+  std::uint32_t fork_pages() const { return fork_pages_; }
+
+  // The tokens of the plan add up.
+  absl::Status CheckIntegrity() const;
+
+ private:
+  const SchedulerPolicy policy_;
+  const AdmissionMode admission_;
+  const cache::CacheManager* const cache_;
+  const StepTimeModel* const model_;
+  const std::uint32_t page_size_;
+  // Layer groups with a window reserve pages for chunks of this length at the start of the process.
+  const std::uint32_t max_window_chunk_;
+  StepPlan plan_;
+  std::uint32_t budget_ = 0;
+  std::uint32_t prompt_budget_ = 0;
+  std::uint32_t max_chunk_ = 0;
+  std::uint32_t fork_pages_ = 0;
+  absl::Duration time_target_ = absl::InfiniteDuration();
+};
+
+}  // namespace quire::engine

@@ -1,0 +1,29 @@
+#include "engine/scheduler/step_time_target.h"
+
+#include <algorithm>
+
+namespace quire::engine {
+
+absl::Duration StepTimeTarget::Choose(const HotOptions& options, const StepLoad& load,
+                                      absl::Time now) {
+  if (load.has_several_tenants) shared_until_ = now + policy_.tenant_return_time;
+  const bool is_set = options.step_time_target.has_value();
+  if (is_set && load.has_waiting_stream) return *options.step_time_target;
+  if (is_set || !options.auto_step_time_target) return absl::InfiniteDuration();
+  if (!load.has_waiting_stream) {
+    StepWork row;
+    row.AddDecode(/*stored=*/0);
+    if (!model_->Knows(row)) return absl::InfiniteDuration();
+    return std::clamp(policy_.target_steps_of_prompts_alone * model_->Predict(row),
+                      policy_.min_target_of_prompts_alone, policy_.max_target);
+  }
+  const bool has_many_prompts = 2 * load.num_prompts > load.num_decodes;
+  const int steps =
+      has_many_prompts ? policy_.target_steps_with_many_prompts : policy_.target_steps;
+  const bool is_shared = now < shared_until_;
+  return std::clamp(steps * model_->Predict(load.decodes),
+                    is_shared ? policy_.min_target_of_tenants : policy_.min_target,
+                    policy_.max_target);
+}
+
+}  // namespace quire::engine

@@ -1,0 +1,45 @@
+#pragma once
+
+// Chooses how long the step that is being planned may take.
+//
+// Place:      part of Scheduler; reads the StepTimeModel.
+// Invariants: a function of its calls.
+// Threads:    engine thread only.
+// Lifetime:   the model outlives it.
+
+#include <cstddef>
+
+#include "absl/time/time.h"
+#include "engine/request/engine_options.h"
+#include "engine/scheduler/scheduler_policy.h"
+#include "engine/scheduler/step_time_model.h"
+
+namespace quire::engine {
+
+// What the step has to serve, as far as its target depends on it.
+struct StepLoad {
+  // A stream besides those whose prompts are in the step waits for its next token.
+  bool has_waiting_stream = false;
+  bool has_several_tenants = false;
+  std::size_t num_prompts = 0;  // running or waiting, with tokens left to compute
+  std::size_t num_decodes = 0;  // rows of the step
+  StepWork decodes;             // the work of these rows
+};
+
+class StepTimeTarget {
+ public:
+  StepTimeTarget(const SchedulerPolicy& policy, const StepTimeModel* model)
+      : policy_(policy), model_(model) {}
+
+  // A configured target bounds only steps that a stream waits for. The automatic target bounds the
+  // other steps too, once the model knows steps without prompts. Infinite: there is no target.
+  // Step times are never below zero and `now` never goes back.
+  absl::Duration Choose(const HotOptions& options, const StepLoad& load, absl::Time now);
+
+ private:
+  const SchedulerPolicy policy_;
+  const StepTimeModel* const model_;
+  absl::Time shared_until_ = absl::InfinitePast();  // several tenants count as concurrent
+};
+
+}  // namespace quire::engine

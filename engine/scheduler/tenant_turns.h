@@ -1,0 +1,48 @@
+#pragma once
+
+// The tenants that have requests in the scheduler: how many run, and whose turn it is.
+//
+// Place:      part of Admission.
+// Invariants: CheckIntegrity(). A tenant is here while it has a live request; no two tenants have
+//             the same turn.
+// Threads:    engine thread only.
+// Lifetime:   requests point to their entry (of_tenant) until they leave.
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "engine/request/engine_options.h"
+#include "engine/request/tenant_limits.h"
+#include "engine/scheduler/scheduled_request.h"
+
+namespace quire::engine {
+
+class TenantTurns {
+ public:
+  explicit TenantTurns(std::shared_ptr<const HotOptions> options) : options_(std::move(options)) {}
+
+  // Applies the limits of `options` to all tenants. Requests that run go on.
+  void SetOptions(std::shared_ptr<const HotOptions> options);
+  // The request begins to wait. Sets its of_tenant.
+  void Join(ScheduledRequest& request);
+  // The request was admitted for the first time.
+  void Start(ScheduledRequest& request);
+  // The request has ended. Does nothing if it never joined or has left already.
+  void Leave(ScheduledRequest& request);
+
+  std::size_t size() const { return tenants_.size(); }
+  absl::Status CheckIntegrity() const;
+
+ private:
+  std::int32_t MaxRunning(const std::string& tenant) const;
+
+  std::shared_ptr<const HotOptions> options_;
+  std::map<std::string, TenantRequests> tenants_;
+  std::uint64_t next_turn_ = 1;
+};
+
+}  // namespace quire::engine

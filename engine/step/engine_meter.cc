@@ -1,0 +1,153 @@
+#include "engine/step/engine_meter.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+
+namespace quire::engine {
+namespace {
+
+// Retry delays are seconds, so the work ahead is counted less often than once per step.
+constexpr absl::Duration kBetweenLimiterUpdates = absl::Milliseconds(10);
+constexpr absl::Duration kBetweenWallReads = absl::Milliseconds(10);
+// Weight of the mean against one new length.
+constexpr double kAnswersInMean = 16;
+
+}  // namespace
+
+EngineMeter::EngineMeter(const Parts& parts)
+    : cache_(parts.cache),
+      scheduler_(parts.scheduler),
+      clock_(parts.clock),
+      queue_(parts.queue),
+      probe_(parts.probe),
+      last_step_(clock_->Now()) {}
+
+void EngineMeter::Accepted() {
+  probe_->requests.Accepted();
+  ++waiting_;
+}
+
+void EngineMeter::RefreshGauge(ScheduledRequest& live) {
+  const bool runs = std::any_of(live.sequences.begin(), live.sequences.end(),
+                                [](const auto& sequence) { return sequence->row.has_value(); });
+  if (runs == live.is_counted_running()) return;
+  live.progress().is_counted_running.store(runs, std::memory_order_relaxed);
+  running_ += runs ? 1 : -1;
+  waiting_ += runs ? -1 : 1;
+  if (runs) {
+    probe_->requests.MoveToRunning();
+  } else {
+    probe_->requests.MoveToWaiting();
+  }
+}
+
+void EngineMeter::Left(const ScheduledRequest& live) {
+  --(live.is_counted_running() ? running_ : waiting_);
+}
+
+void EngineMeter::EndedEarly(RequestState state, CancelSource source) {
+  ++early_ends_[static_cast<std::size_t>(state)][static_cast<std::size_t>(source)];
+}
+
+void EngineMeter::ChoiceEnded(std::int32_t output_tokens) {
+  const double mean = mean_answer_tokens_.value_or(output_tokens);
+  mean_answer_tokens_ = mean + (output_tokens - mean) / kAnswersInMean;
+}
+
+absl::Duration EngineMeter::StepEnded(const InFlightStep& flight, absl::Time collected) {
+  const absl::Time now = clock_->Now();
+  const StepPlan& plan = flight.plan;
+  const StepKind kind = plan.prefills.empty()  ? StepKind::kDecode
+                        : plan.decodes.empty() ? StepKind::kPrefill
+                                               : StepKind::kMixed;
+  const std::size_t sequences = plan.decodes.size() + plan.prefills.size();
+  max_step_sequences_ = std::max(max_step_sequences_, static_cast<std::int32_t>(sequences));
+  const absl::Duration wall = now - std::max(flight.start, last_step_);
+  probe_->steps.StepRan({.kind = kind,
+                         .num_tokens = plan.num_tokens,
+                         .num_sequences = static_cast<std::uint32_t>(sequences),
+                         .wall = wall,
+                         .schedule = flight.planned - flight.start,
+                         .prepare = flight.launched - flight.planned,
+                         .output = now - collected,
+                         .expected = flight.expected},
+                        now + WallOffset(now));
+  prompt_rate_.Add(now, plan.prompt_tokens());
+  generation_rate_.Add(now, static_cast<std::int64_t>(flight.sample_owners.size()));
+  ShowWork(now);
+  last_step_ = now;
+  return wall;
+}
+
+void EngineMeter::ShowWork(absl::Time now) {
+  ShowCache(EvictionCause::kAllocation);
+  const std::int64_t waiting_tokens = scheduler_->admission().waiting_work().uncached_tokens;
+  probe_->requests.ShowWaitingTokens(waiting_tokens);
+  // Nothing is left to count after the last step before a pause, so that one is always counted.
+  if (now >= limiter_updated_ + kBetweenLimiterUpdates || running_ + waiting_ == 0) {
+    limiter_updated_ = now;
+    queue_->Update({.prompt_tokens = waiting_tokens,
+                    .output_tokens = ExpectedOutputTokens(),
+                    .prompt_tokens_per_second = prompt_rate_.PerSecond(now),
+                    .output_tokens_per_second = generation_rate_.PerSecond(now)});
+  }
+}
+
+// Returns the wall clock minus the monotonic clock, at most 10 ms old. Reading both clocks at every
+// step would take more than 1 % of a short step.
+absl::Duration EngineMeter::WallOffset(absl::Time now) {
+  if (now >= wall_asked_ + kBetweenWallReads) {
+    wall_asked_ = now;
+    wall_offset_ = clock_->ToWall(now) - now;
+  }
+  return wall_offset_;
+}
+
+// Returns the tokens that running and waiting choices are expected to need. A choice is expected to
+// become as long as earlier ones on average, and at most as long as it may be.
+std::int64_t EngineMeter::ExpectedOutputTokens() const {
+  std::int64_t expected = 0;
+  const auto add = [&](const Sequence* sequence) {
+    if (sequence->finished()) return;
+    const double most = sequence->request->prompt.max_tokens;
+    const double length =
+        mean_answer_tokens_.has_value() ? std::min(*mean_answer_tokens_, most) : most;
+    expected += std::max(std::llround(length) - sequence->output_tokens(), 0LL);
+  };
+  for (const Sequence* sequence : scheduler_->running()) add(sequence);
+  for (const Sequence* sequence : scheduler_->preempted()) add(sequence);
+  const WaitingWork& waiting = scheduler_->admission().waiting_work();
+  const std::int64_t most = waiting.max_output_tokens;
+  if (!mean_answer_tokens_.has_value()) return expected + most;
+  const double choices = static_cast<double>(waiting.choices);
+  return expected + std::min<std::int64_t>(std::llround(choices * *mean_answer_tokens_), most);
+}
+
+EngineStats EngineMeter::Stats(absl::Time now) const {
+  EngineStats stats;
+  stats.running = running_;
+  stats.waiting = waiting_;
+  stats.waiting_uncached_tokens = scheduler_->admission().waiting_work().uncached_tokens;
+  stats.blocked_admissions = scheduler_->admission().blocked_admissions();
+  stats.cache = cache_->stats();
+  stats.prompt_tokens_per_second = prompt_rate_.PerSecond(now);
+  stats.generation_tokens_per_second = generation_rate_.PerSecond(now);
+  stats.preemptions = probe_->steps.preemptions();
+  stats.max_step_sequences = max_step_sequences_;
+  stats.last_step_age = now - last_step_;
+  stats.early_ends = early_ends_;
+  return stats;
+}
+
+absl::Status EngineMeter::CheckIntegrity(std::size_t live_requests) const {
+  if (running_ >= 0 && waiting_ >= 0 &&
+      static_cast<std::size_t>(running_ + waiting_) <= live_requests) {
+    return absl::OkStatus();
+  }
+  return absl::InternalError(absl::StrCat(running_, " requests run and ", waiting_, " wait, of ",
+                                          live_requests, " live ones"));
+}
+
+}  // namespace quire::engine

@@ -1,0 +1,81 @@
+#pragma once
+
+// Counts the requests and steps of the engine, and shows them as metrics, as EngineStats and as the
+// work ahead from which AdmissionLimiter computes its retry delays.
+//
+// Place:      told by RequestLifecycle and StepPipeline; part of EngineCore.
+// Invariants: CheckIntegrity(). running + waiting are the accepted requests that have not ended.
+// Threads:    engine thread only.
+// Lifetime:   everything that it points to outlives it.
+
+#include <cstdint>
+#include <optional>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "cache_manager/cache_manager.h"
+#include "engine/request/admission_limiter.h"
+#include "engine/request/engine_probe.h"
+#include "engine/scheduler/scheduled_request.h"
+#include "engine/scheduler/scheduler.h"
+#include "engine/step/engine_stats.h"
+#include "engine/step/in_flight_step.h"
+
+namespace quire::engine {
+
+class EngineMeter {
+ public:
+  struct Parts {
+    const cache::CacheManager* cache;
+    const Scheduler* scheduler;
+    const Clock* clock;
+    AdmissionLimiter* queue;
+    EngineProbe* probe;
+  };
+  explicit EngineMeter(const Parts& parts);
+
+  // A request is prepared, and so accepted; it waits.
+  void Accepted();
+  // Moves the request between the running and the waiting ones as its rows say.
+  void RefreshGauge(ScheduledRequest& live);
+  // An accepted request has ended.
+  void Left(const ScheduledRequest& live);
+  void EndedEarly(RequestState state, CancelSource source);
+  // A choice has ended by itself after so many tokens.
+  void ChoiceEnded(std::int32_t output_tokens);
+  // A step has been collected since `collected`. Returns the time that it took. An overlapped step
+  // starts when the step before it has ended.
+  absl::Duration StepEnded(const InFlightStep& flight, absl::Time collected);
+  // Shows the pages and the work ahead, after a step or after choices that ended without one.
+  void ShowWork(absl::Time now);
+  // Shows the pages, so that the pages evicted since the last call count under `since_last`.
+  void ShowCache(EvictionCause since_last) { probe_->cache.Show(cache_->stats(), since_last); }
+
+  // Without the counts of StepCollector and StepPipeline.
+  EngineStats Stats(absl::Time now) const;
+  absl::Status CheckIntegrity(std::size_t live_requests) const;
+
+ private:
+  absl::Duration WallOffset(absl::Time now);
+  std::int64_t ExpectedOutputTokens() const;
+
+  const cache::CacheManager* const cache_;
+  const Scheduler* const scheduler_;
+  const Clock* const clock_;
+  AdmissionLimiter* const queue_;
+  EngineProbe* const probe_;
+  RateMeter prompt_rate_, generation_rate_;
+  // Exponential moving average of output lengths, over choices that finished normally.
+  std::optional<double> mean_answer_tokens_;
+  EndCounts early_ends_{};
+  std::int32_t running_ = 0;  // accepted requests with a row
+  std::int32_t waiting_ = 0;  // the others
+  std::int32_t max_step_sequences_ = 0;
+  absl::Time last_step_;
+  absl::Time limiter_updated_ = absl::InfinitePast();
+  absl::Time wall_asked_ = absl::InfinitePast();
+  absl::Duration wall_offset_;
+};
+
+}  // namespace quire::engine

@@ -1,0 +1,144 @@
+#include "engine/step/mask_gate.h"
+
+#include <algorithm>
+
+namespace quire::engine {
+namespace {
+
+// A late mask may delay the step of other rows by this share of its expected time, or this long.
+constexpr double kPatienceShare = 0.05;
+constexpr absl::Duration kMinPatience = absl::Microseconds(200);
+// Masks may take this share of the expected time of a step, counted from its launch.
+constexpr double kStepShare = 0.8;
+// Limit if the step has no other rows, and if nothing else can run.
+constexpr absl::Duration kLonePatience = absl::Milliseconds(20);
+
+// REQUIRES: the mask is ready.
+bool IsComplete(const Sequence& sequence) {
+  return sequence.mask->is_finished() && sequence.output_tokens() > 0;
+}
+
+// Returns whether the choice can be sampled. Before the fork all choices are sampled together. A
+// mask that ends its choice and became ready after FindEnds is left to the next call of FindEnds.
+bool CanSample(const Sequence& sequence) {
+  const auto has_mask = [](const Sequence& choice) {
+    return choice.mask->is_ready() && choice.mask->status().ok() && !IsComplete(choice);
+  };
+  const ScheduledRequest& live = *sequence.request;
+  if (live.forked) return has_mask(sequence);
+  return std::ranges::all_of(live.sequences, [&](const auto& choice) { return has_mask(*choice); });
+}
+
+}  // namespace
+
+MaskGate::MaskGate(std::int32_t num_threads, const Clock* clock, EngineProbe* probe)
+    : clock_(clock),
+      probe_(probe),
+      masks_(num_threads, clock, [probe](absl::Duration time) { probe->steps.MaskMade(time); }) {}
+
+void MaskGate::Start(ScheduledRequest& live) {
+  if (live.prompt.mask_rules.empty()) return;
+  ++num_masked_;
+  for (const auto& choice : live.sequences) choice->mask = masks_.Start(live.prompt.mask_rules);
+}
+
+void MaskGate::Drop(const ScheduledRequest& live) {
+  if (live.sequences.front()->mask != nullptr) --num_masked_;
+}
+
+void MaskGate::AwaitLateSamples(const InFlightStep& step) {
+  awaited_.clear();
+  bool has_others = false;
+  std::size_t sampled_rows = 0;
+  const std::vector<runtime::StepSample>& samples = step.batch.samples;
+  for (std::size_t i = 0; i < samples.size(); ++i) {
+    const Sequence& sequence = *step.sample_owners[i].sequence;
+    const bool waits = samples[i].is_late && !sequence.finished() && !sequence.mask->is_ready();
+    if (waits) awaited_.push_back(sequence.mask.get());
+    has_others |= !waits && !sequence.finished();
+    const bool is_next_row = i == 0 || samples[i].logits_index != samples[i - 1].logits_index;
+    sampled_rows += is_next_row ? 1 : 0;
+  }
+  has_others |= step.batch.rows.size() > sampled_rows;  // prompts that do not sample in this step
+  if (awaited_.empty()) return;
+  absl::Duration patience = kLonePatience;
+  if (has_others) {
+    patience = std::max({kMinPatience, step.expected * kPatienceShare,
+                         step.expected * kStepShare - (clock_->Now() - step.launched)});
+  }
+  masks_.WaitAll(awaited_, patience);
+}
+
+void MaskGate::CompleteLateSamples(const BatchBuilder& builder, InFlightStep* step) {
+  for (std::size_t i = 0; i < step->batch.samples.size(); ++i) {
+    if (!step->batch.samples[i].is_late) continue;
+    Sequence& sequence = *step->sample_owners[i].sequence;
+    if (sequence.finished()) continue;
+    if (CanSample(sequence)) {
+      builder.CompleteSample(step, i);
+      continue;
+    }
+    Sequence& computed = sequence.request->forked ? sequence : sequence.request->first();
+    if (!computed.awaits_mask) probe_->steps.MaskLate();
+    computed.awaits_mask = true;
+  }
+}
+
+std::span<Sequence* const> MaskGate::FindEnds(std::span<Sequence* const> running,
+                                              std::span<Sequence* const> preempted) {
+  ends_.clear();
+  if (num_masked_ == 0) return ends_;
+  const auto look_at = [&](Sequence* sequence) {
+    if (sequence->mask == nullptr || !sequence->mask->is_ready()) return;
+    if (!sequence->mask->status().ok() || IsComplete(*sequence)) {
+      ends_.push_back(sequence);
+    } else if (sequence->awaits_mask && sequence->in_flight == 0 && CanSample(*sequence)) {
+      sequence->awaits_mask = false;
+    }
+  };
+  std::ranges::for_each(running, look_at);
+  std::ranges::for_each(preempted, look_at);
+  return ends_;
+}
+
+bool MaskGate::AwaitAny(std::span<Sequence* const> running, std::span<Sequence* const> preempted) {
+  awaited_.clear();
+  bool is_any_stalled = false;
+  const auto add = [&](const Sequence* sequence) {
+    if (!sequence->awaits_mask) return;
+    is_any_stalled = true;
+    for (const auto& choice : sequence->request->sequences) {
+      if (choice->mask != nullptr && !choice->mask->is_ready()) {
+        awaited_.push_back(choice->mask.get());
+      }
+    }
+  };
+  std::ranges::for_each(running, add);
+  std::ranges::for_each(preempted, add);
+  if (!awaited_.empty()) masks_.WaitAny(awaited_, kLonePatience);
+  return is_any_stalled;
+}
+
+absl::Status MaskGate::CheckIntegrity(std::span<const ScheduledRequest* const> live) const {
+  std::vector<const ChoiceMask*> masks;
+  std::int32_t masked = 0;
+  for (const ScheduledRequest* request : live) {
+    const bool has_masks = !request->prompt.mask_rules.empty() && request->was_scheduled;
+    masked += has_masks ? 1 : 0;
+    for (const auto& choice : request->sequences) {
+      if ((choice->mask != nullptr) != has_masks) {
+        return absl::InternalError("a choice has a mask without rules, or lacks one");
+      }
+      if (choice->awaits_mask && choice->mask == nullptr) {
+        return absl::InternalError("a choice without a mask awaits one");
+      }
+      if (has_masks) masks.push_back(choice->mask.get());
+    }
+  }
+  if (masked != num_masked_) {
+    return absl::InternalError("requests with masks are miscounted");
+  }
+  return masks_.CheckIntegrity(masks);
+}
+
+}  // namespace quire::engine

@@ -1,0 +1,70 @@
+#pragma once
+
+// The masks of choices with a constraint, banned text or repetition penalties, as far as they hold
+// up steps: starts them, waits for them before a step samples, and stalls rows whose mask is late.
+//
+// The masks are made on threads of their own (MaskPool) while the device computes the logits of the
+// same step. A row whose mask is late gets no sample, is left out of steps until the mask is ready,
+// and then computes its last token again.
+//
+// Place:      between StepPipeline and MaskPool. Ends no request itself.
+// Invariants: CheckIntegrity(). Exactly the choices of requests with rules that have started have
+//             masks.
+// Threads:    engine thread only; the pool has threads of its own.
+// Lifetime:   clock and probe outlive it.
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "engine/masks/mask_pool.h"
+#include "engine/request/engine_probe.h"
+#include "engine/scheduler/scheduled_request.h"
+#include "engine/scheduler/sequence.h"
+#include "engine/step/batch_builder.h"
+#include "engine/step/in_flight_step.h"
+
+namespace quire::engine {
+
+class MaskGate {
+ public:
+  MaskGate(std::int32_t num_threads, const Clock* clock, EngineProbe* probe);
+
+  // Starts the first masks of the choices of a request, if it has rules.
+  void Start(ScheduledRequest& live);
+  // The choice goes on with `token`. Does nothing without a mask.
+  void Advance(const Sequence& sequence, std::int32_t token) {
+    if (sequence.mask != nullptr) masks_.Advance(sequence.mask, token);
+  }
+  // The request has ended.
+  void Drop(const ScheduledRequest& live);
+
+  // Waits for the masks of late samples, as long as the other rows of the step can spare.
+  void AwaitLateSamples(const InFlightStep& step);
+  // Completes the late samples whose masks are ready, and stalls the rows of the others.
+  void CompleteLateSamples(const BatchBuilder& builder, InFlightStep* step);
+
+  // Returns the choices that their masks end: the constraint is complete, or the mask could not be
+  // made (its status). Stalled rows whose masks are ready run again. Valid until the next call.
+  std::span<Sequence* const> FindEnds(std::span<Sequence* const> running,
+                                      std::span<Sequence* const> preempted);
+  // Waits until the mask of a stalled row is ready, or for a while. Returns false if no row is
+  // stalled by its mask.
+  bool AwaitAny(std::span<Sequence* const> running, std::span<Sequence* const> preempted);
+
+  // `live`: every live request.
+  absl::Status CheckIntegrity(std::span<const ScheduledRequest* const> live) const;
+
+ private:
+  const Clock* const clock_;
+  EngineProbe* const probe_;
+  MaskPool masks_;
+  std::int32_t num_masked_ = 0;  // live requests that have masks
+  std::vector<Sequence*> ends_;
+  std::vector<const ChoiceMask*> awaited_;
+};
+
+}  // namespace quire::engine

@@ -1,0 +1,48 @@
+#pragma once
+
+// The output items that the engine thread has made and not yet handed to the output workers.
+//
+// Place:      filled by RequestLifecycle and StepCollector, emptied by EngineCore::TakeOutput.
+// Invariants: items are in the order in which they were made; kRequestEnd is the last of its
+//             request.
+// Threads:    engine thread only.
+// Lifetime:   the vector keeps its capacity.
+
+#include <vector>
+
+#include "absl/time/time.h"
+#include "base/check.h"
+#include "engine/output/output_item.h"
+#include "engine/scheduler/scheduled_request.h"
+
+namespace quire::engine {
+
+class OutputBuffer {
+ public:
+  // Appends an item and returns it. REQUIRES: the request has not ended, or `kind` is its end.
+  OutputItem& Add(OutputItem::Kind kind, const ScheduledRequest& live, absl::Time now) {
+    QUIRE_CHECK(!live.ended || kind == OutputItem::Kind::kRequestEnd);
+    OutputItem& item = items_.emplace_back();
+    item.kind = kind;
+    item.request = live.accepted;
+    item.time = now;
+    return item;
+  }
+  // Swaps the items with the cleared `out`, so that both keep their capacity.
+  void Take(std::vector<OutputItem>* out) {
+    out->clear();
+    out->swap(items_);
+  }
+
+ private:
+  std::vector<OutputItem> items_;
+};
+
+// Writes what the choice went through into its last item.
+inline void FillEnd(const Sequence& sequence, OutputItem* item) {
+  item->choice = sequence.choice;
+  item->preemptions = sequence.preemptions;
+  item->recomputed_tokens = sequence.recomputed_tokens;
+}
+
+}  // namespace quire::engine

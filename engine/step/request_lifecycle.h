@@ -1,0 +1,129 @@
+#pragma once
+
+// The live requests: how they arrive, start, stall, expire and end.
+//
+// Place:      part of EngineCore. Takes requests into and out of Scheduler and MaskGate, and writes
+//             their first and last output items.
+// Invariants: CheckIntegrity(). A request ends exactly once, as kRequestEnd, and has no page by
+//             then but those that steps in flight name. A failing request ends no other request.
+// Threads:    engine thread only.
+// Lifetime:   everything that it points to outlives it.
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "engine/request/admission_limiter.h"
+#include "engine/request/engine_options.h"
+#include "engine/request/engine_probe.h"
+#include "engine/request/signal.h"
+#include "engine/scheduler/scheduled_request.h"
+#include "engine/scheduler/scheduler.h"
+#include "engine/step/engine_meter.h"
+#include "engine/step/mask_gate.h"
+#include "engine/step/output_buffer.h"
+#include "engine/step/request_timers.h"
+
+namespace quire::engine {
+
+// Errors that are not the request's fault tell the client when the process may be back.
+inline constexpr absl::Duration kRetryAfterFailure = absl::Seconds(10);
+// Returns UNAVAILABLE / DEVICE_ERROR with that delay.
+absl::Status DeviceError();
+
+class RequestLifecycle {
+ public:
+  struct Parts {
+    Scheduler* scheduler;
+    MaskGate* masks;
+    EngineMeter* meter;
+    OutputBuffer* output;
+    AdmissionLimiter* queue;
+    EngineProbe* probe;
+    const Clock* clock;
+  };
+  using LiveRequests = std::map<std::uint64_t, std::unique_ptr<ScheduledRequest>>;  // by arrival
+
+  RequestLifecycle(const EngineOptions& options, const Parts& parts);
+
+  // Requests that stall from now on, or are stalled, end after this time.
+  void SetSlowClientTimeout(absl::Duration timeout) { slow_client_timeout_ = timeout; }
+
+  // Signals. Those of one request come from several threads, so the first one counts as the
+  // arrival. Arrive returns null if the request has ended already.
+  ScheduledRequest* Arrive(const std::shared_ptr<AcceptedRequest>& accepted);
+  void Prepare(Signal& signal, absl::Time now);
+  void Cancel(const Signal& signal, absl::Time now);
+  void EndStoppedChoice(const Signal& signal, absl::Time now);
+
+  // Ends every request that is past its deadline, its queue timeout or the patience with its
+  // client.
+  void Expire(absl::Time now);
+  // Returns when Expire has something to do next.
+  absl::Time NextWake() const;
+
+  // Reports to the scheduler which requests with rows are stalled by their output.
+  void ReportStalls(absl::Time now);
+  // Publishes the plan's admissions and preemptions to metrics and output streams before the step
+  // runs.
+  void PublishPlan(const StepPlan& plan, absl::Time now);
+  // Ends choices that are complete by their constraint, and requests whose masks cannot be made.
+  // Returns whether something has ended.
+  bool EndMasked(absl::Time now);
+
+  // The choice has ended by itself: its pages are freed, and the request ends with its last choice.
+  void FinishChoice(Sequence& sequence, absl::Time now);
+  // The request has ended by itself.
+  void FinishRequest(ScheduledRequest& live, absl::Time now);
+  // `invalidate`: see Scheduler::Remove. Does nothing if the request has ended.
+  void Fail(ScheduledRequest& live, absl::Status status, bool invalidate, absl::Time now);
+  // Fails requests with internal errors of their own. They may occur repeatedly; sorts the vector.
+  void FailEach(std::vector<ScheduledRequest*>* requests, absl::string_view what, absl::Time now);
+  // Ends every live request because of an error that is not its own. Accepted requests count as
+  // failed, others as rejected.
+  void FailAll(absl::Time now);
+  // Ends every live request because the engine stops.
+  void EndAll(absl::Time now);
+  // Frees ended requests that no step in flight names.
+  void FreeEnded();
+
+  const LiveRequests& live() const { return live_; }
+  absl::Status CheckIntegrity() const;
+
+ private:
+  // Kept until the step with this number has completed.
+  struct Ended {
+    std::uint64_t last_step;
+    std::unique_ptr<ScheduledRequest> request;
+  };
+
+  void Start(ScheduledRequest& live, absl::Time now);
+  void EndEarly(ScheduledRequest& live, CancelSource source, absl::Time now,
+                const std::string& text = "");
+  void End(ScheduledRequest& live, absl::Status status, bool was_accepted, absl::Time now);
+  void CancelCompile(const ScheduledRequest& live);
+  absl::Status InternalError(absl::string_view what);
+
+  const EngineOptions& options_;
+  absl::Duration slow_client_timeout_;
+  Scheduler* const scheduler_;
+  MaskGate* const masks_;
+  EngineMeter* const meter_;
+  OutputBuffer* const output_;
+  AdmissionLimiter* const queue_;
+  EngineProbe* const probe_;
+  const Clock* const clock_;
+  LiveRequests live_;
+  std::vector<Ended> ended_;
+  RequestTimers timers_;
+  std::vector<ScheduledRequest*> slow_;  // scratch of Expire
+  std::uint64_t next_incident_ = 1;
+};
+
+}  // namespace quire::engine

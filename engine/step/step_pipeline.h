@@ -1,0 +1,104 @@
+#pragma once
+
+// Runs steps: has each one planned, launches it, and has the oldest one collected.
+//
+// With a runner that allows it, step n + 1 is planned and launched while step n is in flight, on
+// the assumption that nothing ends in n. Then n is collected. A sequence that did end has a surplus
+// row in n + 1, whose result is dropped. Tokens, log-probabilities and finish reasons are those of
+// one step at a time.
+//
+// Place:      part of EngineCore; between Scheduler and StepRunner.
+// Invariants: CheckIntegrity(). Steps launched minus steps collected are the steps in flight,
+//             between 0 and kMaxStepsInFlight.
+// Threads:    engine thread only.
+// Lifetime:   everything that it points to outlives it.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "base/heartbeat.h"
+#include "cache_manager/cache_manager.h"
+#include "engine/request/engine_options.h"
+#include "engine/scheduler/scheduler.h"
+#include "engine/step/batch_builder.h"
+#include "engine/step/engine_meter.h"
+#include "engine/step/in_flight_step.h"
+#include "engine/step/mask_gate.h"
+#include "engine/step/request_lifecycle.h"
+#include "engine/step/step_collector.h"
+#include "runtime/step/step_runner.h"
+
+namespace quire::engine {
+
+class StepPipeline {
+ public:
+  static constexpr std::size_t kMaxStepsInFlight = 2;
+
+  struct Parts {
+    cache::CacheManager* cache;
+    runtime::StepRunner* runner;
+    Scheduler* scheduler;
+    RequestLifecycle* lifecycle;
+    StepCollector* collector;
+    MaskGate* masks;
+    EngineMeter* meter;
+    const Clock* clock;
+  };
+  StepPipeline(std::int32_t max_steps_in_flight, const Parts& parts);
+
+  // Plans and launches one step if there is work for it. Collects the oldest step if no more steps
+  // may be in flight or nothing was launched. Returns false if there was nothing to do.
+  bool Step(absl::Time now);
+  // Collects every step in flight.
+  void Settle();
+
+  // Not OK after the device was lost: no step runs any more.
+  const absl::Status& fatal() const { return fatal_; }
+  // Beats with every step that has run, on the CPU with each of its layers.
+  Heartbeat& heartbeat() { return heartbeat_; }
+  const Heartbeat& heartbeat() const { return heartbeat_; }
+  const StepPlan& last_plan() const { return *plan_; }
+  std::size_t num_in_flight() const { return num_in_flight_; }
+  std::int64_t overlap_steps() const { return overlap_steps_; }  // launched with one in flight
+
+  absl::Status CheckIntegrity() const;
+
+ private:
+  InFlightStep& flight(std::size_t index) {
+    return flights_[(oldest_ + index) % kMaxStepsInFlight];
+  }
+  void Launch(absl::Time start, absl::Time planned);
+  void FinishSampling();
+  bool RunCacheWork(absl::Time now);
+  void CollectOldest();
+  void LoseDevice(const absl::Status& error);
+  void FailStep(const InFlightStep& flight, const absl::Status& error, absl::Time now);
+
+  cache::CacheManager* const cache_;
+  runtime::StepRunner* const runner_;
+  Scheduler* const scheduler_;
+  RequestLifecycle* const lifecycle_;
+  StepCollector* const collector_;
+  MaskGate* const masks_;
+  EngineMeter* const meter_;
+  const Clock* const clock_;
+  Heartbeat heartbeat_;
+  BatchBuilder builder_;
+  const std::size_t max_in_flight_;
+  std::array<InFlightStep, kMaxStepsInFlight> flights_;  // a ring
+  std::size_t oldest_ = 0;
+  std::size_t num_in_flight_ = 0;
+  bool has_late_samples_ = false;  // the step that was launched last has samples to be made
+  StepPlan empty_plan_;
+  const StepPlan* plan_ = &empty_plan_;
+  std::vector<ScheduledRequest*> to_fail_;  // scratch of FailStep
+  std::int64_t overlap_steps_ = 0;
+  absl::Status fatal_;
+};
+
+}  // namespace quire::engine
