@@ -98,7 +98,8 @@ std::span<const kernels::LogitBias> RepeatPenalty::Penalties() {
   const DryParams& params = rules_->params;
   const auto allowed = static_cast<std::size_t>(params.allowed_length);
   const std::size_t begin = WindowBegin(tokens_.size());
-  longest_.clear();
+  // Unlike clear(), erase() keeps the memory of a large table.
+  longest_.erase(longest_.begin(), longest_.end());
   std::int32_t token = -1;
   std::size_t longest = 0;
   for (std::uint32_t at = previous_.back(); at != kNone && at >= begin; at = previous_[at]) {

@@ -245,7 +245,7 @@ void GrpcAcceptor::CloseLargest() {
 // it does not listen.
 absl::StatusOr<GuardedConnectionHost::ToGrpc> GrpcAcceptor::Connect(
     std::uint64_t number, const net::any_io_executor& executor, const Peer& peer) {
-  if (is_closing_) return absl::UnavailableError("the process is ending");
+  if (is_closing_) return absl::UnavailableError("the process is exiting");
   const std::string name = absl::StrCat(nonce_, number);
   std::string grpc_name = absl::StrCat("unix-abstract:", name);
   Local::socket ours(executor), theirs(executor);

@@ -41,8 +41,8 @@ void CopyRows(const CopyShape& copy) {
   }
 }
 
-// Returns whether a copy kind permits a pointer at one end. Page-locked memory counts as host memory, and
-// by its address as device memory.
+// Returns whether a copy kind permits a pointer at one end. Page-locked memory counts as host
+// memory, and by its address as device memory.
 bool FitsKind(MemoryKind memory, bool must_be_device) {
   return must_be_device ? memory != MemoryKind::kPageable : memory != MemoryKind::kDevice;
 }

@@ -361,7 +361,7 @@ TEST(ChatTemplateTest, ContentHasTheFormThatTheTemplateExpects) {
       "'+') }}{% endif %};{% endfor %}";
   const struct {
     absl::string_view source;
-    // The output for a system and a user message with two parts each, and one message with a string.
+    // The output for a system and a user message with two parts each, and a message with a string.
     const char* output;
   } cases[] = {
       {kEither, "s:a|b|;u:c|d|;u:e;"},
