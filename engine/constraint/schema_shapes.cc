@@ -148,7 +148,7 @@ bool ShapeBuilder::AppliesUnevaluated(std::size_t index, const char* keyword) {
     document_.LeaveOut(*nodes_[index], keyword, "is not supported within an intersection");
     return false;
   }
-  // Another node with such a keyword evaluates items or properties too, and that keyword is ignored.
+  // Another node with such a keyword evaluates items or properties too. Its keyword is ignored.
   const bool is_known = std::ranges::none_of(nodes_, [&](const Node* node) {
     const OwnKeywords& keywords = document_.OwnKeywordsOf(*node);
     const bool evaluates_rest =
