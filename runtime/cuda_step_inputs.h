@@ -78,8 +78,8 @@ class CudaStepInputs {
   DeviceBuffer pinned_;
   DeviceBuffer device_;
   std::vector<std::uint32_t> mirror_;  // [num_groups, max_rows, lookup_stride]
-  std::vector<std::uint32_t>
-      mirror_used_;  // [num_groups, max_rows]: leading entries that may be nonzero
+  // [num_groups, max_rows]: leading entries that may be nonzero
+  std::vector<std::uint32_t> mirror_used_;
 };
 
 }  // namespace quire::runtime
