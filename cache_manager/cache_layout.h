@@ -37,13 +37,13 @@ class CacheLayout {
     const std::uint32_t window = groups_[group].window;
     return window == 0 || position < window ? 0 : (position - window + 1) / page_size_;
   }
-  // Returns the first column that a query at `position` reads from its first token on.
+  // Returns the first column of which a query at `position` reads every token.
   std::uint32_t FirstReadWhole(std::size_t group, std::uint32_t position) const {
     return FirstRead(group, position + page_size_ - 1);
   }
   // Returns the first column that a row holds if its next query is at `position` and its first
-  // `published` columns have nodes. The last of these columns is always held, because the next page
-  // continues it.
+  // `published` columns are published. The last published column is always held, because the next
+  // page is published as its child.
   std::uint32_t FirstHeld(std::size_t group, std::uint32_t position,
                           std::uint32_t published) const {
     return std::min(FirstRead(group, position), std::max(published, 1u) - 1);

@@ -9,9 +9,9 @@
 namespace quire::cache {
 namespace {
 
-// Returns the maximum number of nodes without pages that rows keep alive, which exist only if every
-// group has a window. A row with such nodes of its own also has its own pages for the windows after
-// them, which limits the number of these rows.
+// Returns the maximum number of prefix-cache nodes without pages that rows keep alive. Such nodes
+// exist only if every group has a window. A row that keeps such nodes also holds the pages of its
+// windows, so the pool size limits the number of these rows.
 std::uint32_t MaxEmptyNodes(const CacheManagerOptions& options) {
   std::uint32_t pages_of_row = 0;
   for (const CacheGroup& group : options.groups) {
@@ -51,9 +51,11 @@ absl::StatusOr<std::unique_ptr<CacheManager>> CacheManager::Create(
   const auto has_window = [](const CacheGroup& group) { return group.window > 0; };
   if (options.groups.empty() ||
       (std::ranges::any_of(options.groups, has_window) && options.max_row_overlap_tokens == 0)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "groups are ", options.groups.size(), " and max_row_overlap_tokens is ",
-        options.max_row_overlap_tokens, ", both must be at least 1, the second with a window"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("the number of groups is ", options.groups.size(),
+                     " and max_row_overlap_tokens is ", options.max_row_overlap_tokens,
+                     "; at least 1 group is needed, and max_row_overlap_tokens must be at least 1 "
+                     "if a group has a window"));
   }
   const std::uint32_t max_pages = CeilDiv(options.max_context_tokens, options.geometry.page_size);
   std::vector<LookupTable> tables;
@@ -147,16 +149,17 @@ std::vector<PageUse> CacheManager::DescribePages() const {
 
 absl::Status CacheManager::CheckReferences() const {
   std::vector<std::uint32_t> requests(pool_.num_blocks());
-  std::vector<std::uint32_t> transfers(pool_.num_blocks());
+  std::vector<std::uint32_t> holds(pool_.num_blocks());
   QUIRE_RETURN_IF_ERROR(rows_.CountRequests(requests));
-  step_work_.CountTransfers(transfers);
+  step_work_.CountHolds(holds);
   for (std::uint32_t page = 1; page < pool_.num_blocks(); ++page) {
     const std::uint32_t counted = pool_.requests(BlockId{page});
-    const std::uint32_t copying = pool_.transfers(BlockId{page});
-    if (counted != requests[page] || copying != transfers[page]) {
-      return absl::InternalError(absl::StrCat(
-          "page ", page, " counts ", counted, " requests and ", copying, " transfers, but ",
-          requests[page], " columns and ", transfers[page], " copies and steps in flight name it"));
+    const std::uint32_t copying = pool_.holds(BlockId{page});
+    if (counted != requests[page] || copying != holds[page]) {
+      return absl::InternalError(absl::StrCat("page ", page, " counts ", counted, " requests and ",
+                                              copying, " holds, but ", requests[page],
+                                              " columns and ", holds[page],
+                                              " copies and steps in flight reference it"));
     }
   }
   return absl::OkStatus();

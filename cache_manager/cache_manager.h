@@ -1,16 +1,16 @@
 #pragma once
 
 // The facade of the KV cache: which row holds which pages, which prefixes are shared, and the
-// arrays that kernels read. It knows token ids and rows, not requests, and page ids, not their
-// bytes. An operation that needs a page copied or cleared queues that work for the runner of the
-// next step.
+// arrays that kernels read. It handles token ids, rows and page ids, but neither requests nor the
+// bytes of pages. An operation that needs a page copied or cleared queues that work for the runner
+// of the next step.
 //
 //   match = cache->Match(tokens, keys, root, limit);   changes nothing
 //   cache->Attach(row, match, root);                   adds references
 //   cache->Reserve(row, all_tokens, step_tokens);      allocates pages, all or nothing
 //   cache->CountLookup(match, prompt_tokens);          once per request, after its admission
 //   inputs = cache->PrepareStep(rows);                 lookup tables and lengths for the kernels
-//   clears, copies = cache->TakeClears(), TakeCopies() the runner does both, then computes
+//   clears, copies = cache->TakeClears(), TakeCopies() the runner executes both, then computes
 //   cache->CompleteStep();                             the oldest step in flight has run
 //   cache->Publish(row, tokens, &keys, computed);      full pages can be matched
 //   cache->ReleaseOutsideWindow(row, computed);        frees pages that no later token reads
@@ -20,12 +20,12 @@
 // has one page per column in each group without window. In a window group it has the pages that its
 // next token and the tokens being computed read.
 //
-// RowPages has the pages of rows, PrefixIndex the published ones, StepWork the work of steps, and
-// FiniteProof the knowledge which pages are finite.
+// RowPages manages the pages of rows, PrefixIndex the published pages, and StepWork the copies and
+// clears of steps. FiniteProof records which pages contain only finite values.
 //
 // Place:      above the pool and the prefix cache; below the scheduler.
-// Invariants: docs/kv_cache.md, I1 to I11 as far as they concern one tier, and those of the four
-//             classes. CheckIntegrity().
+// Invariants: I1 to I11 of docs/kv_cache.md, except for parts about several tiers, and those of the
+//             four classes. CheckIntegrity().
 // Threads:    engine thread only. HashPages (page_hash.h) may run on any thread.
 // Lifetime:   must outlive every step that reads its arrays.
 
@@ -85,17 +85,18 @@ class CacheManager {
   CacheManager& operator=(const CacheManager&) = delete;
 
   // Returns the longest published prefix of `tokens`, of at most `max_tokens` tokens. The caller
-  // leaves out at least one token, and more if it needs logits of prompt positions. `keys` are the
-  // keys of the full pages of `tokens` under `root`. Adds no references and counts nothing.
+  // chooses `max_tokens` so that at least one token is left to compute, or all tokens whose logits
+  // it needs. `keys` are the keys of the full pages of `tokens` under `root`. Adds no references
+  // and counts nothing.
   PrefixMatch Match(std::span<const std::int32_t> tokens, std::span<const PageKey> keys,
                     const Hash128& root, std::uint32_t max_tokens) const {
     return index_.Match(tokens, keys, root, max_tokens);
   }
-  // Makes the matched pages, perhaps none, the first columns of `row`, which will publish under
+  // Makes the matched pages (possibly none) the first columns of `row`. The row will publish under
   // `root`. If the match has partial sources, a new page is allocated in each group and a PageCopy
-  // is queued. The sources stay referenced until that copy has completed. Returns
-  // RESOURCE_EXHAUSTED, without any change, if these pages are missing, and ABORTED if the match is
-  // outdated. REQUIRES: the row has no pages.
+  // is queued. The sources stay referenced until the copy has completed. If too few pages are
+  // available, returns RESOURCE_EXHAUSTED. If the match is outdated, returns ABORTED. Neither error
+  // changes anything. REQUIRES: the row has no pages.
   absl::Status Attach(BatchRow row, const PrefixMatch& match, const Hash128& root);
   // Adds a lookup of `queried_tokens` tokens to the hit statistics. The caller counts only the
   // first successful admission of a request.
@@ -104,8 +105,8 @@ class CacheManager {
   }
 
   // Allocates the pages that the row lacks: for `total_tokens` tokens in groups without window, and
-  // for the first `step_tokens` of them in window groups. All or nothing over the groups: if pages
-  // are missing, nothing is evicted and the status is RESOURCE_EXHAUSTED "needs N pages, M
+  // for the first `step_tokens` of them in window groups. If too few pages are available for all
+  // groups together, allocates and evicts nothing and returns RESOURCE_EXHAUSTED "needs N pages, M
   // available". REQUIRES: step_tokens <= total_tokens <= max_context_tokens.
   absl::Status Reserve(BatchRow row, std::uint32_t total_tokens, std::uint32_t step_tokens) {
     return rows_.Reserve(row, total_tokens, step_tokens);
@@ -129,26 +130,28 @@ class CacheManager {
 
   // Reports that the logits of token `tokens` - 1 of the row were finite, in the step that
   // completed last. Every full page that these logits read completely is proven finite. A page of a
-  // window group that begins before the window is not. A page that the row adopted (Publish) is
-  // proven only by steps launched after the adoption. REQUIRES: the row has pages for these tokens;
-  // tokens > 0.
+  // window group is not proven if it begins before the window. A page that the row adopted
+  // (Publish) is proven only by steps launched after the adoption. REQUIRES: the row has pages for
+  // these tokens; tokens > 0.
   void SetProven(BatchRow row, std::uint32_t tokens) { proof_.SetProven(row, tokens); }
-  // Returns the number of leading tokens that are proven finite, so they cannot be the cause of
-  // non-finite logits. SetProven and Attach raise it. Adopting a page that is not proven lowers it.
+  // Returns the number of leading tokens whose K and V are proven finite. These tokens cannot be
+  // the cause of non-finite logits. SetProven and Attach raise it. Adopting a page that is not
+  // proven lowers it.
   std::uint32_t proven_tokens(BatchRow row) const { return proof_.proven_tokens(row); }
 
   // Frees the pages of window groups that no token at or after `computed_tokens` reads. A row that
-  // can publish keeps its last published page and all later ones, because its next page continues
-  // them. Released pages stay cached if they are published. A row that releases unpublished pages
-  // publishes no more. REQUIRES: the steps that computed the tokens have completed.
+  // can publish keeps its last published page and all later ones, because the next page to publish
+  // continues them. Released pages stay cached if they are published. A row that releases
+  // unpublished pages publishes no more. REQUIRES: the steps that computed the tokens have
+  // completed.
   void ReleaseOutsideWindow(BatchRow row, std::uint32_t computed_tokens) {
     rows_.ReleaseOutsideWindow(row, computed_tokens, index_.FirstKeptColumn(row));
   }
 
-  // The empty row `child` shares the full pages of `parent` within [0, computed_tokens) and gets a
-  // queued copy of the rest, in each group. Returns RESOURCE_EXHAUSTED, without any change, if
-  // pages for the copies are missing. REQUIRES: the parent has the pages that tokens from
-  // computed_tokens on read; the child has no pages.
+  // Makes the empty row `child` share the full pages of `parent` within [0, computed_tokens), and
+  // queues a copy of the partial page after them, in each group. If too few pages are available for
+  // the copies, changes nothing and returns RESOURCE_EXHAUSTED. REQUIRES: the parent has the pages
+  // that tokens from computed_tokens on read; the child has no pages.
   absl::Status Fork(BatchRow parent, BatchRow child, std::uint32_t computed_tokens);
 
   // Frees all pages of the row, the last page first, and forgets the row's scope. Copies into these
@@ -161,37 +164,38 @@ class CacheManager {
 
   // Frees the row after a step reported non-finite values. Unpublishes the first page of its
   // history at or after `first_token` that is not proven finite, and every page that continues it.
-  // Pages that the row's windows have released are found by `tokens` and `keys`. As soon as no row
-  // references the row's own pages among them, they are quarantined: a later step clears them
-  // (TakeClears) before they are allocated again.
+  // Pages that the row's windows have released are found by `tokens` and `keys`. Those of these
+  // pages that the row holds are quarantined as soon as no row references them: a later step clears
+  // them (TakeClears) before they are allocated again.
   void Invalidate(BatchRow row, std::span<const std::int32_t> tokens, std::span<const PageKey> keys,
                   std::uint32_t first_token);
-  // Unpublishes the same pages of a history whose row has ended already. Called before the
+  // Unpublishes the same pages for a history whose row has already been freed. Called before the
   // CompleteStep of the step that reported non-finite values.
   void Invalidate(const Hash128& root, std::span<const std::int32_t> tokens,
                   std::span<const PageKey> keys, std::uint32_t first_token) {
     index_.Invalidate(root, tokens, keys, first_token);
   }
 
-  // Fills the step arrays, one group after the other: the cache lengths of the scheduled rows, 0
-  // for all other rows, and the three maxima. REQUIRES (checked): every row is scheduled once, with
-  // at least one new token; it holds the pages that these tokens read and write; the pages that it
+  // Fills and returns the step inputs of each group: the cache lengths of the scheduled rows, 0 for
+  // all other rows, and the three maxima. REQUIRES (checked): every row is scheduled once, with at
+  // least one new token; it holds the pages that these tokens read and write; the pages that it
   // writes are private and unpublished.
   std::span<const KvStepInputs> PrepareStep(std::span<const RowStep> rows);
 
-  // The work of the runner before the next forward pass. It does the clears first and then the
-  // copies in order, because a copy may read what an earlier one wrote. Taking the work removes it
-  // from the queue. Sources stay referenced and cleared pages stay quarantined until the step has
+  // TakeClears and TakeCopies return the work of the runner before the next forward pass, and
+  // remove it from the queue. The runner does the clears first and then the copies in order,
+  // because a copy may read what an earlier copy wrote. Sources of copies stay referenced and
+  // cleared pages stay quarantined until the step has completed.
+  //
+  // A step is in flight from its PrepareStep to its CompleteStep; the oldest completes first. The
+  // work belongs to the step that is prepared next. If at most one step is in flight, the work may
+  // also be taken after PrepareStep. A page that a row frees while a step in flight uses it is
+  // pinned: it may be published, but it is not allocated before every step launched until then has
   // completed.
   //
-  // A step is in flight from its PrepareStep to its CompleteStep; the oldest completes first. Work
-  // belongs to the step that is prepared next. If at most one step is in flight, it may also be
-  // taken after PrepareStep. A page that a row frees while a step in flight uses it is pinned: it
-  // may be published, but it is not allocated before every step launched until then has completed.
-  //
   // `is_poisoned` means that the completing step wrote NaN or infinity for a row that has ended
-  // since. The pinned pages that steps in flight write are then quarantined. Pages published before
-  // are not; the caller invalidates them.
+  // since. The pinned pages that steps in flight write are then quarantined. Pages that are already
+  // published are not quarantined; the caller invalidates them.
   std::vector<PageCopy> TakeCopies() { return step_work_.TakeCopies(); }
   std::vector<BlockId> TakeClears() { return step_work_.TakeClears(); }
   void CompleteStep(bool is_poisoned = false) { step_work_.Complete(is_poisoned); }

@@ -15,8 +15,8 @@ struct CacheManagerOptions {
   std::vector<CacheGroup> groups = {CacheGroup{}};
   std::uint32_t max_rows = 0;            // rows of a lookup table
   std::uint32_t max_context_tokens = 0;  // maximum tokens of a row, including planned steps
-  // Maximum number of tokens of a row that are planned or in flight at a time. It only bounds
-  // demand(). At least 1 if any group has a window.
+  // Maximum number of tokens of a row that are planned or in flight at a time. Only demand()
+  // depends on it. At least 1 if any group has a window.
   std::uint32_t max_row_overlap_tokens = 0;
   bool prefix_caching = true;
   bool partial_page_reuse = true;          // initial value, see SetPartialPageReuse

@@ -16,11 +16,11 @@ namespace quire::cache {
 // the page contains neither NaN nor infinity. If the logits of a row are not finite, only pages
 // after its proven tokens can be the cause, and only these are invalidated.
 //
-// Adoption. Publish may replace a page of a row by an equal page of another history. If that page
-// is not proven, the row's proof ends before it. Steps launched before the replacement read the old
-// page, so their logits prove nothing about the new one.
+// Adoption: Publish may replace a page of a row by a published page with the same tokens. If the
+// published page is not proven, the row's proof ends before that page. Steps launched before the
+// replacement read the old page, so their logits prove nothing about the new one.
 //
-// Place:      above RowPages, below PrefixIndex. The flags of pages are in BlockPool.
+// Place:      above RowPages, below PrefixIndex. BlockPool stores the flag of each page.
 // Invariants: a row has pages for its proven tokens. In groups without window every full page of
 //             them is proven finite. CheckIntegrity().
 // Threads:    engine thread only.
@@ -29,9 +29,10 @@ class FiniteProof {
  public:
   FiniteProof(BlockPool* pool, const RowPages* rows, const StepWork* step_work);
 
-  // The row was attached to pages whose first `proven_tokens` tokens are proven.
+  // Records that the row was attached to pages whose first `proven_tokens` tokens are proven.
   void Attach(BatchRow row, std::uint32_t proven_tokens);
-  // The row `child` was forked and shares the first `shared_tokens` tokens of `parent`.
+  // Records that the row `child` was forked and shares the first `shared_tokens` tokens of
+  // `parent`.
   void Fork(BatchRow parent, BatchRow child, std::uint32_t shared_tokens);
   void ForgetRow(BatchRow row);
 
@@ -41,7 +42,7 @@ class FiniteProof {
   // Marks the pages of a partial column proven if the row's proof covers `computed_tokens`, which
   // end in that column.
   void SetTailProven(BatchRow row, std::uint32_t computed_tokens, std::span<const BlockId> pages);
-  // A page of the row's column is about to be replaced by `page`.
+  // Called before a page of the row's column is replaced by `page`.
   void OnReplace(BatchRow row, std::uint32_t column, BlockId page);
 
   // True if every page is proven finite. Null pages are ignored.
@@ -53,8 +54,8 @@ class FiniteProof {
   // True if replacing the row's pages of the column by `pages` would replace a proven page by one
   // that is not proven.
   bool WouldLoseProof(BatchRow row, std::uint32_t column, std::span<const BlockId> pages) const;
-  // Returns the number of leading columns, of `pages` [columns, groups], in which every page that
-  // an attached row would hold is proven finite.
+  // Returns the number of leading columns of `pages` [columns, groups] in which every page that an
+  // attached row would hold is proven finite.
   std::uint32_t ProvenColumns(std::span<const BlockId> pages) const;
 
   absl::Status CheckIntegrity() const;
@@ -64,8 +65,9 @@ class FiniteProof {
 
   struct Row {
     std::uint32_t proven_tokens = 0;
-    // The first token of the first page that was replaced by an unproven one, and the number of
-    // steps launched by then. Logits of these steps prove only the tokens before.
+    // The first token of the first page that was replaced by an unproven page, and the number of
+    // steps launched before the last such replacement. Logits of these steps prove only the tokens
+    // before `adopted_from`.
     std::uint32_t adopted_from = 0;
     std::uint64_t adoption_step = 0;  // 0: no page was replaced
   };

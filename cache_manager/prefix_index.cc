@@ -10,10 +10,10 @@
 namespace quire::cache {
 namespace {
 
-// A shorter common prefix than this part of a page is computed again instead of copied.
+// A common prefix shorter than 1 / kMinPartialShare of a page is computed again instead of copied.
 constexpr std::uint32_t kMinPartialShare = 8;
 
-// Returns the child of `node` that is the node of `column` of a history, or kNoNode.
+// Returns the child of `node` for `column` of the history `tokens`, or kNoNode.
 NodeId ChildAt(const PrefixCache& prefixes, NodeId node, std::uint32_t column,
                std::span<const std::int32_t> tokens, std::span<const PageKey> keys,
                std::uint32_t page_size) {
@@ -22,7 +22,7 @@ NodeId ChildAt(const PrefixCache& prefixes, NodeId node, std::uint32_t column,
   return prefixes.FindChild(node, keys[column], page_tokens).node;
 }
 
-// Returns the node of `column` of a history, or kNoNode.
+// Returns the node for `column` of the history `tokens`, or kNoNode.
 NodeId FindNode(const PrefixCache& prefixes, const Hash128& root, std::uint32_t column,
                 std::span<const std::int32_t> tokens, std::span<const PageKey> keys,
                 std::uint32_t page_size) {
@@ -91,7 +91,8 @@ NodeId PrefixIndex::MatchPages(std::span<const std::int32_t> tokens, std::span<c
   const CacheLayout& layout = rows_->layout();
   const std::size_t num_keys = std::min<std::size_t>(keys.size(), tokens.size() / page_size_);
   std::vector<BlockId>& pages = match->pages;
-  std::vector<std::uint32_t> present_from(layout.num_groups());  // the column after the last gap
+  std::vector<std::uint32_t> present_from(
+      layout.num_groups());  // the column after the last missing page
   NodeId node = prefixes_->FindRoot(root);
   NodeId last = node;
   std::uint32_t usable = 0;

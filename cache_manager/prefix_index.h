@@ -32,8 +32,8 @@ struct LookupCounts {
 //
 // Place:      above PrefixCache, RowPages and FiniteProof; below CacheManager.
 // Invariants: in each row and group the pages with nodes come first, and each of their nodes is a
-//             child of the node before it. The pages of one column have the same node. So a row
-//             that references a page references its whole prefix, in groups without window.
+//             child of the node before it. The pages of one column have the same node. So in groups
+//             without window, a row that references a page references its whole prefix.
 //             CheckIntegrity().
 // Threads:    engine thread only.
 // Lifetime:   destroyed before the objects passed to the constructor.
@@ -56,9 +56,10 @@ class PrefixIndex {
 
   // Returns ABORTED if the match is outdated.
   absl::Status CheckCurrent(const PrefixMatch& match) const;
-  // The row was attached to `columns` published columns. It publishes under `root`.
+  // Records that the row was attached to `columns` published columns. It publishes under `root`.
   void Attach(BatchRow row, const Hash128& root, std::uint32_t columns);
-  // The row `child` was forked and shares the first `shared_columns` columns of `parent`.
+  // Records that the row `child` was forked and shares the first `shared_columns` columns of
+  // `parent`.
   void Fork(BatchRow parent, BatchRow child, std::uint32_t shared_columns);
   void ForgetRow(BatchRow row);
   // Publishes the full pages that have keys, and the rest of [0, computed_tokens) as a partial
@@ -70,7 +71,8 @@ class PrefixIndex {
   std::uint32_t Invalidate(BatchRow row, std::span<const std::int32_t> tokens,
                            std::span<const PageKey> keys, std::uint32_t first_token);
   // Returns the column from which the row keeps its pages even if its windows do not reach them:
-  // the last published one, which its next page continues. No limit if the row cannot publish.
+  // the last published one, which its next page continues. If the row cannot publish, returns the
+  // maximum value.
   std::uint32_t FirstKeptColumn(BatchRow row);
 
   const LookupCounts& lookup_counts() const { return counts_; }
@@ -89,8 +91,8 @@ class PrefixIndex {
 
   Row& at(BatchRow row);
   bool CanPublish(BatchRow row);
-  // Returns the node that a page at `column` continues. kNoNode if that is a root without node, or
-  // if the row does not hold the column before.
+  // Returns the parent of a node for `column`. Returns kNoNode if the parent is a root that does
+  // not exist yet, or if the row does not hold the previous column.
   NodeId NodeBefore(BatchRow row, std::uint32_t column) const;
   // Appends to match->pages the longest run of pages that every group can use. Returns its last
   // node.
@@ -101,7 +103,7 @@ class PrefixIndex {
   bool PublishColumn(BatchRow row, std::uint32_t column, std::span<const std::int32_t> page_tokens,
                      const PageKey& key);
   // Replaces the column's pages by those of `node`, which has the same history. In groups where the
-  // node has no page, the column's page is added to it.
+  // node has no page, adds the column's page to the node.
   void Merge(BatchRow row, std::uint32_t column, NodeId node);
   // Publishes the partial page that follows the row's full ones, if the row can publish.
   void PublishTail(BatchRow row, std::span<const std::int32_t> tokens,

@@ -69,14 +69,14 @@ void RowPages::AttachCopies(BatchRow row, std::span<const BlockId> sources,
                             std::uint32_t num_rows) {
   prefixes_->Touch(pool_->node(sources.front()));
   // The allocation below must not evict a source.
-  for (const BlockId source : sources) pool_->AddTransfer(source);
+  for (const BlockId source : sources) pool_->AddHold(source);
   fresh_.resize(sources.size());
   const absl::Status allocated = pool_->Allocate(fresh_);
   QUIRE_CHECK(allocated.ok());
   for (std::size_t group = 0; group < sources.size(); ++group) {
     tables_[group].Append(row, fresh_[group]);
     step_work_->QueueCopy(sources[group], fresh_[group], num_rows);
-    prefixes_->DropTransfer(sources[group]);
+    prefixes_->DropHold(sources[group]);
   }
 }
 
@@ -148,7 +148,7 @@ void RowPages::Free(BatchRow row) {
       if (!table.has_page(row, column)) continue;
       const BlockId page = table.PopBack(row);
       // No launched step reads or writes a page that still awaits its copy.
-      if ((is_in_flight || step_work_->IsBeingCopied(page)) && !step_work_->AwaitsCopy(page)) {
+      if ((is_in_flight || step_work_->IsCopyTarget(page)) && !step_work_->AwaitsCopy(page)) {
         step_work_->Pin(page);
       }
       DropRequest(page);

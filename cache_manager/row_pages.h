@@ -24,7 +24,8 @@ namespace quire::cache {
 //             columns and pages, not tokens.
 // Invariants: in a group without window every row begins at column 0. No group begins before the
 //             widest one. All groups without window end at the same column. All groups with window
-//             end at the same column, and no later. CheckIntegrity().
+//             end at the same column, which is not after the end of the other groups.
+//             CheckIntegrity().
 // Threads:    engine thread only.
 // Lifetime:   destroyed before the pool, the prefix cache and the step work.
 class RowPages {
@@ -33,8 +34,8 @@ class RowPages {
   RowPages(const CacheLayout* layout, std::vector<LookupTable> tables, BlockPool* pool,
            PrefixCache* prefixes, StepWork* step_work);
 
-  // Makes the matched pages the first columns of `row`, and queues the copies of a partial page.
-  // Returns RESOURCE_EXHAUSTED, without any change, if the pages to copy into are missing.
+  // Makes the matched pages the first columns of `row`, and queues the copies of a partial page. If
+  // too few pages to copy into are available, changes nothing and returns RESOURCE_EXHAUSTED.
   // REQUIRES: the row has no pages; the match is not outdated.
   absl::Status Attach(BatchRow row, const PrefixMatch& match);
   // CacheManager::Reserve, Fork, ReleaseOutsideWindow and Free describe the functions below.
@@ -64,8 +65,8 @@ class RowPages {
   std::uint32_t end_column(BatchRow row) const;
   std::uint32_t num_pages(BatchRow row) const;
   std::uint32_t num_private_pages(BatchRow row) const;  // pages that no other row references
-  // True if the row has the column's page in every group, and each page contains what its tokens
-  // say: it is not poisoned and awaits no copy.
+  // True if the row has the column's page in every group, and each page contains the K and V of its
+  // tokens: it is not poisoned and awaits no copy.
   bool HasValidColumn(BatchRow row, std::uint32_t column) const;
   // Writes the pages of one column, by group, into `pages`. REQUIRES: all groups have a page;
   // pages.size() is the number of groups.

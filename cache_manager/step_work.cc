@@ -16,7 +16,7 @@ StepWork::StepWork(std::uint32_t max_rows, const CacheLayout* layout, BlockPool*
 }
 
 void StepWork::QueueCopy(BlockId source, BlockId target, std::uint32_t num_rows) {
-  pool_->AddTransfer(source);
+  pool_->AddHold(source);
   queued_copies_.push_back({.source = source, .target = target, .num_rows = num_rows});
 }
 
@@ -26,14 +26,14 @@ void StepWork::CancelCopyInto(BlockId page) {
   if (copy == queued_copies_.end()) return;
   const BlockId source = copy->source;
   queued_copies_.erase(copy);
-  DropTransfer(source);
+  DropHold(source);
 }
 
 bool StepWork::AwaitsCopy(BlockId page) const {
   return std::ranges::find(queued_copies_, page, &PageCopy::target) != queued_copies_.end();
 }
 
-bool StepWork::IsBeingCopied(BlockId page) const {
+bool StepWork::IsCopyTarget(BlockId page) const {
   return std::ranges::any_of(in_flight_, [&](const Step& step) {
     return std::ranges::find(step.copies, page, &PageCopy::target) != step.copies.end();
   });
@@ -47,11 +47,11 @@ std::vector<PageCopy> StepWork::TakeCopies() {
 }
 
 std::vector<BlockId> StepWork::TakeClears() {
-  if (pool_->num_quarantined() == num_clears_taken_) return {};
+  if (pool_->num_quarantined() == num_pages_being_cleared_) return {};
   const std::vector<BlockId> all = pool_->quarantined_pages();
-  std::vector<BlockId> clears(all.begin() + static_cast<std::ptrdiff_t>(num_clears_taken_),
+  std::vector<BlockId> clears(all.begin() + static_cast<std::ptrdiff_t>(num_pages_being_cleared_),
                               all.end());
-  num_clears_taken_ = all.size();
+  num_pages_being_cleared_ = all.size();
   taken_.clears.insert(taken_.clears.end(), clears.begin(), clears.end());
   return clears;
 }
@@ -67,8 +67,8 @@ void StepWork::AddRow(BatchRow row) {
 }
 
 void StepWork::Complete(bool is_poisoned) {
-  // A row that this step poisoned may have ended after later steps were launched, so the pages
-  // pinned by all steps are considered.
+  // A row that the completing step poisoned may have been freed after later steps were launched.
+  // The last of these steps then pins the row's pages, so pages pinned by any step are poisoned.
   for (const Step& step : in_flight_) {
     if (is_poisoned) PoisonPinned(step);
   }
@@ -77,12 +77,13 @@ void StepWork::Complete(bool is_poisoned) {
     in_flight_.erase(in_flight_.begin());
     Release(step);
   }
-  // A caller with one step at a time may take the work after the start of the step.
+  // A caller that runs one step at a time may take work after Start. That work is then in taken_
+  // and is also complete.
   if (in_flight_.empty()) Release(taken_);
 }
 
 void StepWork::Pin(BlockId page) {
-  pool_->AddTransfer(page);
+  pool_->AddHold(page);
   in_flight_.back().pinned.push_back(page);
 }
 
@@ -96,11 +97,11 @@ void StepWork::ForgetRow(BatchRow row) {
 }
 
 bool StepWork::has_work() const {
-  return !queued_copies_.empty() || pool_->num_quarantined() > num_clears_taken_;
+  return !queued_copies_.empty() || pool_->num_quarantined() > num_pages_being_cleared_;
 }
 
-void StepWork::DropTransfer(BlockId page) {
-  prefixes_->DropTransfer(page);
+void StepWork::DropHold(BlockId page) {
+  prefixes_->DropHold(page);
   CancelCopyInto(page);
 }
 
@@ -113,26 +114,27 @@ void StepWork::PoisonPinned(const Step& step) {
   }
 }
 
-// Pages were pinned from the tail of a row to its head and are released from head to tail. A page
-// is inserted into the eviction order just before its parent; releasing the parent first makes that
-// O(1). Sources of copies are ends of histories and are released last.
+// Releases pages in the reverse order of pinning, so that the first page of a row comes first. A
+// released page is inserted into the eviction order directly before its parent, which takes O(1) if
+// the parent was released first. The source of a copy is the last page of a matched prefix, so it
+// is released after the pinned pages.
 void StepWork::Release(Step& step) {
   for (auto pinned = step.pinned.rbegin(); pinned != step.pinned.rend(); ++pinned) {
-    DropTransfer(*pinned);
+    DropHold(*pinned);
   }
-  for (const PageCopy& copy : step.copies) DropTransfer(copy.source);
+  for (const PageCopy& copy : step.copies) DropHold(copy.source);
   for (const BlockId page : step.clears) pool_->FreeQuarantined(page);
-  num_clears_taken_ -= step.clears.size();
+  num_pages_being_cleared_ -= step.clears.size();
   step.copies.clear();
   step.pinned.clear();
   step.clears.clear();
 }
 
-void StepWork::CountTransfers(std::span<std::uint32_t> transfers) const {
-  for (const PageCopy& copy : queued_copies_) ++transfers[copy.source.value()];
+void StepWork::CountHolds(std::span<std::uint32_t> holds) const {
+  for (const PageCopy& copy : queued_copies_) ++holds[copy.source.value()];
   const auto count = [&](const Step& step) {
-    for (const PageCopy& copy : step.copies) ++transfers[copy.source.value()];
-    for (const BlockId page : step.pinned) ++transfers[page.value()];
+    for (const PageCopy& copy : step.copies) ++holds[copy.source.value()];
+    for (const BlockId page : step.pinned) ++holds[page.value()];
   };
   count(taken_);
   for (const Step& step : in_flight_) count(step);
@@ -150,17 +152,17 @@ absl::Status StepWork::CheckIntegrity() const {
   }
   clears.insert(clears.end(), taken_.clears.begin(), taken_.clears.end());
   const std::vector<BlockId> quarantined = pool_->quarantined_pages();
-  if (clears.size() != num_clears_taken_ || clears.size() > quarantined.size() ||
+  if (clears.size() != num_pages_being_cleared_ || clears.size() > quarantined.size() ||
       !std::equal(clears.begin(), clears.end(), quarantined.begin())) {
-    return absl::InternalError(absl::StrCat(clears.size(),
-                                            " pages are being cleared that are not the first of ",
-                                            quarantined.size(), " quarantined ones"));
+    return absl::InternalError(
+        absl::StrCat(clears.size(), " pages are being cleared, but they are not the first of ",
+                     quarantined.size(), " quarantined pages"));
   }
   for (const PageCopy& copy : queued_copies_) {
     if (!pool_->is_referenced(copy.target) || copy.num_rows == 0 ||
         copy.num_rows > layout_->page_size()) {
-      return absl::InternalError(absl::StrCat("a copy of ", copy.num_rows, " rows into page ",
-                                              copy.target.value(), " has no purpose"));
+      return absl::InternalError(absl::StrCat("invalid queued copy: ", copy.num_rows,
+                                              " rows into page ", copy.target.value()));
     }
   }
   return absl::OkStatus();

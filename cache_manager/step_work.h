@@ -39,9 +39,9 @@ struct RowStep {
 //
 // Place:      above BlockPool and PrefixCache, below RowPages. Knows pages and row numbers, not the
 //             columns of rows.
-// Invariants: each source of a copy that has not completed has a transfer reference, and each
-//             pinned page has one. The target of a copy that is queued or in flight is referenced.
-//             Pages being cleared are the first quarantined ones. CheckIntegrity().
+// Invariants: each source of a copy that has not completed has a hold, and each pinned page has
+//             one. The target of a copy that is queued or in flight is referenced. The pages being
+//             cleared are the first of BlockPool::quarantined_pages(). CheckIntegrity().
 // Threads:    engine thread only.
 // Lifetime:   destroyed before the pool and the prefix cache.
 class StepWork {
@@ -54,10 +54,11 @@ class StepWork {
   // Removes the queued copy into `page` if the page is no longer referenced: the page may soon
   // belong to another row.
   void CancelCopyInto(BlockId page);
-  // True if a copy into the page is queued, so its contents are not those of its tokens yet.
+  // True if a copy into the page is queued, so the page does not contain the K and V of its tokens
+  // yet.
   bool AwaitsCopy(BlockId page) const;
-  // True if a copy into the page was launched and has not completed.
-  bool IsBeingCopied(BlockId page) const;
+  // True if a step in flight copies into the page.
+  bool IsCopyTarget(BlockId page) const;
 
   std::vector<PageCopy> TakeCopies();
   std::vector<BlockId> TakeClears();
@@ -65,8 +66,8 @@ class StepWork {
   void Start();
   // Adds a row to the step that was started last. REQUIRES: the row is not in this step.
   void AddRow(BatchRow row);
-  // Completes the oldest step in flight. If `is_poisoned`, pages that steps in flight wrote and
-  // that ended rows have pinned are quarantined, except for pages of full nodes.
+  // Completes the oldest step in flight. If `is_poisoned`, quarantines the pages that are pinned by
+  // steps in flight, except for pages of full nodes.
   void Complete(bool is_poisoned);
 
   // Pins the page, which a row is about to free, until the steps in flight have completed.
@@ -74,7 +75,8 @@ class StepWork {
   void Pin(BlockId page);
   // True if a step in flight reads or writes the row.
   bool IsInFlight(BatchRow row) const;
-  // The row was freed: steps in flight do not concern the row's next use.
+  // Called when the row is freed, so that IsInFlight ignores earlier steps when the row is used
+  // again.
   void ForgetRow(BatchRow row);
 
   bool has_work() const;  // copies or clears are queued
@@ -82,8 +84,8 @@ class StepWork {
   std::uint64_t num_started() const { return num_started_; }
   std::uint64_t num_completed() const { return num_started_ - in_flight_.size(); }
 
-  // Adds the transfer references of this object to `transfers`, which is indexed by page.
-  void CountTransfers(std::span<std::uint32_t> transfers) const;
+  // Adds the holds of this object to `holds`, which is indexed by page.
+  void CountHolds(std::span<std::uint32_t> holds) const;
   absl::Status CheckIntegrity() const;
 
  private:
@@ -96,7 +98,7 @@ class StepWork {
     std::vector<BlockId> pinned;
   };
 
-  void DropTransfer(BlockId page);
+  void DropHold(BlockId page);
   void PoisonPinned(const Step& step);
   void Release(Step& step);
 
@@ -104,11 +106,11 @@ class StepWork {
   BlockPool* const pool_;
   PrefixCache* const prefixes_;
   std::vector<PageCopy> queued_copies_;
-  Step taken_;                            // work of the step that starts next
-  std::vector<Step> in_flight_;           // oldest first
-  std::size_t num_clears_taken_ = 0;      // the first quarantined pages are being cleared
-  std::uint64_t num_started_ = 0;         // steps
-  std::vector<std::uint64_t> last_step_;  // by row: num_started_ at its last step, 0 if none
+  Step taken_;                               // work of the step that starts next
+  std::vector<Step> in_flight_;              // oldest first
+  std::size_t num_pages_being_cleared_ = 0;  // the first of the quarantined pages
+  std::uint64_t num_started_ = 0;            // steps
+  std::vector<std::uint64_t> last_step_;     // by row: num_started_ at its last step, 0 if none
 };
 
 }  // namespace quire::cache

@@ -15,7 +15,7 @@ namespace quire::runtime {
 namespace {
 
 absl::Status DeviceError(const absl::Status& status) {
-  // The operator's choice of a build without CUDA is not a device error.
+  // A build without CUDA is the operator's choice and not a device error.
   if (GetErrorReason(status) || absl::IsUnimplemented(status)) return status;
   return WithReason(status, Reason::kDeviceError);
 }
@@ -24,7 +24,7 @@ std::string CapabilityName(std::int32_t capability) {
   return absl::StrCat(capability / 10, ".", capability % 10);
 }
 
-// Returns NOT_FOUND for kFast without cuBLASLt.
+// If cuBLASLt is missing, returns NOT_FOUND for kFast.
 absl::StatusOr<kernels::Backend> OpenBackend(const Stream& stream, kernels::Determinism determinism,
                                              ThreadPool* threads) {
   QUIRE_ASSIGN_OR_RETURN(kernels::Backend backend,
@@ -96,7 +96,7 @@ absl::StatusOr<std::unique_ptr<ComputeDevice>> ComputeDevice::Open(const DeviceO
       return opened;
     }
     if (choice == DeviceChoice::kCuda || !IsNoGpu(status)) return status;
-    why = absl::StrCat("device.type is auto and no GPU will do: ", status.message());
+    why = absl::StrCat("device.type is auto and no GPU is usable: ", status.message());
   }
   QUIRE_RETURN_IF_ERROR(SelectIsa(options));
   QUIRE_ASSIGN_OR_RETURN(kernels::Backend backend,

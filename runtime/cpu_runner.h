@@ -49,7 +49,7 @@ class CpuRunner : public StepRunner, private RunnerBase {
   absl::StatusOr<const StepResult*> Collect() override;
   bool can_pool() const override { return true; }
 
-  // Number of bytes of its activations and of the scratch memory that it reserved.
+  // Number of bytes of the activations and of the reserved scratch memory.
   std::int64_t workspace_bytes() const;
 
  private:
@@ -57,7 +57,7 @@ class CpuRunner : public StepRunner, private RunnerBase {
             const RunnerOptions& options);
 
   absl::Status Allocate();
-  // Runs a step by the functions below, in their order.
+  // Runs a step by calling the functions below in order.
   absl::Status Step(const StepBatch& batch);
   absl::Status MakeCollections(const StepBatch& batch);
   absl::Status PreparePages(const StepBatch& batch);

@@ -51,7 +51,7 @@ struct CudaRunner::State : RunnerBase {
     Event done;
     std::int32_t* tokens = nullptr;  // device [max_step_samples]
     std::uint32_t num_samples = 0;
-    // The indices in StepBatch::samples of the sampler's results, in the order of the sampler.
+    // places[i] is the index in StepBatch::samples of the sampler's result i.
     std::vector<std::uint32_t> places;
     absl::Status late_error;
     StepResult result;
@@ -122,12 +122,12 @@ struct CudaRunner::State : RunnerBase {
   std::uint32_t next_slot = 0;
   std::uint32_t in_flight = 0;
   std::uint32_t previous_samples = 0;  // number of samples of the step in the other slot
-  // Page work of the current step, kept to avoid allocations.
+  // Pages that the current step clears and copies; members to avoid allocations.
   std::vector<std::uint32_t> clears;
   std::vector<kernels::PageCopyItem> copies;
 };
 
-// The share of graphs is included, because they are allocated later.
+// Includes the memory reserved for graphs, although graphs are captured later.
 absl::Status CudaRunner::State::CheckRoom() const {
   QUIRE_ASSIGN_OR_RETURN(const std::int64_t free, FreeDeviceMemory(backend.device()));
   // The backend has allocated its scratch memory already.
@@ -323,7 +323,7 @@ absl::Status CudaRunner::State::Finish(const StepBatch& batch, std::uint32_t beg
                                        std::uint32_t end, std::uint32_t slot) {
   if (batch.logits_out != nullptr) {
     const std::size_t vocab = model.spec.vocab_size;
-    // A copy to pageable memory would wait, too.
+    // A copy to pageable memory would also wait for the stream.
     QUIRE_RETURN_IF_ERROR(Synchronize());
     QUIRE_RETURN_IF_ERROR(
         stream().Copy(batch.logits_out + begin * vocab, buffers.logits,

@@ -25,10 +25,10 @@ constexpr std::int64_t kOtherNodes = 16;
 // the store of heads after a product.
 constexpr std::int64_t kActivationQuantNodes = 8;
 
-// Maximum number of entries that the sampler holds at a time. Only samples with penalties have a
-// history, so this limit is rarely reached. A step that exceeds it is sampled in pieces. One sample
-// always fits, because a history has at most as many entries as a context or a vocabulary, and
-// there are at most kMaxBias biases.
+// Maximum number of history entries that the sampler holds at a time. Only samples with penalties
+// have a history, so this limit is rarely reached. A step that exceeds it is sampled in pieces. One
+// sample always fits, because a history has at most as many entries as a context or a vocabulary,
+// and there are at most kMaxBias biases.
 constexpr std::int64_t kMaxHistory = std::int64_t{1} << 22;
 constexpr std::int64_t kMaxBiasPerSample = 64;
 constexpr std::int64_t kMaxBannedPerSample = 64;
@@ -60,9 +60,9 @@ std::uint32_t NumBuckets(std::uint32_t max_rows) {
   return buckets;
 }
 
-// Returns the additional nodes of a layer of a divided model. Each of its two branches has a gather
-// and a sum per piece. The norm and the residual sum are separate nodes, which are otherwise fused
-// into a product.
+// Returns the additional nodes of a layer of a divided model. Each of the two branches of a layer
+// has a gather and a sum per piece. The norm and the residual sum are separate nodes, which are
+// otherwise fused into a product.
 std::int64_t RankNodes(const models::ModelSpec& spec, const CudaSizes& sizes) {
   constexpr std::int64_t kPiece = kernels::NcclCommunicator::kChunk;
   if (!sizes.buffers.is_part) return 0;
@@ -177,7 +177,7 @@ absl::Status CheckActivation(DType activation, DType kv_dtype) {
   if ((activation == DType::kF32) == (kv_dtype == DType::kF32)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("activations are ", DTypeName(activation),
                                                  " and the kv cache ", DTypeName(kv_dtype),
-                                                 ": f32 goes with f32 only"));
+                                                 ": both must be f32, or neither"));
 }
 
 }  // namespace quire::runtime

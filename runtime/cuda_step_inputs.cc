@@ -12,8 +12,8 @@ namespace {
 
 constexpr std::uint32_t kUnknown = std::numeric_limits<std::uint32_t>::max();
 
-// Returns the size of the largest step: tokens, head tokens, rows, and one range with all its
-// entries per row and group. The size is a multiple of 256 bytes.
+// Returns the number of 32-bit words of the largest step: tokens, head tokens, rows, and, per row
+// and group, one range with all its entries. The number is a multiple of 64.
 std::int64_t BlockWords(const models::StepLimits& limits) {
   const std::int64_t rows = limits.max_rows;
   const std::int64_t words = 4 * std::int64_t{limits.max_step_tokens} + 3 * rows + 1 +
@@ -60,7 +60,7 @@ void CudaStepInputs::PackRow(const StepBatch& batch, std::uint32_t group, const 
       batch.kv[group].lookup_table + std::size_t{row.batch_row.value()} * stride;
   const std::uint32_t index = group * limits_.max_rows + row.batch_row.value();
   std::uint32_t* const mirror = mirror_.data() + std::size_t{index} * stride;
-  // The columns of the step's tokens, and of any pages that follow them.
+  // The number of columns with pages: those of the step's tokens, and any after them.
   std::uint32_t used = (row.cache_length + row.num_tokens + page_size_ - 1) / page_size_;
   while (used < stride && table[used] != 0) ++used;
   const std::uint32_t compared = std::max(used, mirror_used_[index]);

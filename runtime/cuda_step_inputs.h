@@ -77,8 +77,9 @@ class CudaStepInputs {
   std::uint32_t page_size_ = 0;
   DeviceBuffer pinned_;
   DeviceBuffer device_;
-  std::vector<std::uint32_t> mirror_;       // [num_groups, max_rows, lookup_stride]
-  std::vector<std::uint32_t> mirror_used_;  // [num_groups, max_rows] entries that may not be 0
+  std::vector<std::uint32_t> mirror_;  // [num_groups, max_rows, lookup_stride]
+  // [num_groups, max_rows]: leading entries that may be nonzero
+  std::vector<std::uint32_t> mirror_used_;
 };
 
 }  // namespace quire::runtime

@@ -42,8 +42,8 @@ struct DevicePlan {
 
 // Plans a GPU with `free_bytes` of free memory and `num_sms` multiprocessors. options.steps are
 // those of a GPU. Returns RESOURCE_EXHAUSTED with every part if weights, workspace and the smallest
-// pool do not fit. Returns INVALID_ARGUMENT that names the key if options contradict each other or
-// the model. Returns other errors of PlanDeviceMemory.
+// pool do not fit. If options contradict each other or the model, returns INVALID_ARGUMENT with the
+// key. Also returns the errors of PlanDeviceMemory.
 absl::StatusOr<DevicePlan> PlanDevice(const RuntimeOptions& options,
                                       const formats::ModelFiles& files, std::int64_t free_bytes,
                                       std::uint32_t num_sms);
@@ -63,9 +63,9 @@ struct CpuPool {
 };
 
 // Plans the pool of a host with `free_bytes` of free memory after weights are loaded. The pool
-// takes kv_cache.capacity_bytes, or else, together with its prefix index,
-// device.cpu.kv_memory_share of the free memory. Returns RESOURCE_EXHAUSTED if that is less than
-// two pages, and INVALID_ARGUMENT in the same cases as PlanDevice.
+// takes kv_cache.capacity_bytes. If that key is not set, the pool and its prefix index together
+// take device.cpu.kv_memory_share of the free memory. Returns RESOURCE_EXHAUSTED if fewer than two
+// pages fit, and INVALID_ARGUMENT in the same cases as PlanDevice.
 absl::StatusOr<CpuPool> PlanCpuPool(const RuntimeOptions& options, const models::ModelSpec& spec,
                                     std::int64_t free_bytes);
 

@@ -48,8 +48,8 @@ absl::StatusOr<cache::KvGeometry> KvGeometryFor(const models::ModelSpec& spec,
   geometry.num_heads = spec.layers[0].heads.num_kv_heads;
   geometry.head_size = spec.layers[0].heads.head_size;
   if (spec.layers[0].attention == models::AttentionKind::kMla) {
-    // MLA has one row per token and layer, so two layers use the room of K and V of one
-    // (LatentView).
+    // An MLA row serves as K and V, so the space for K and V of one layer holds the rows of two
+    // layers (LatentView).
     geometry.num_layers = (geometry.num_layers + 1) / 2;
     geometry.num_heads = 1;
     geometry.head_size = LatentColumns(spec.layers[0]);
@@ -184,7 +184,7 @@ absl::StatusOr<std::int64_t> DeviceWeightBytes(const formats::ModelFiles& files,
   return models::WeightBytes(slots, target);
 }
 
-absl::Status DoesNotFit(const DeviceMemoryPlan& plan, absl::string_view why) {
+absl::Status DoesNotFitError(const DeviceMemoryPlan& plan, absl::string_view why) {
   std::string parts;
   for (const auto& [name, bytes] : plan.Lines()) absl::StrAppend(&parts, ", ", name, " ", bytes);
   return absl::ResourceExhaustedError(
@@ -203,13 +203,14 @@ absl::Status PlanPool(cache::KvGeometry geometry, std::uint32_t num_blocks,
   plan->num_blocks = static_cast<std::uint32_t>(std::max<std::int64_t>(blocks, 0));
   plan->pool_bytes = guards + plan->num_blocks * geometry.page_bytes();
   if (plan->num_blocks < 2) {
-    return DoesNotFit(*plan,
-                      absl::StrCat("at least 2 pages of ", plan->page_bytes,
-                                   " bytes are needed, there is room for ", plan->num_blocks));
+    return DoesNotFitError(*plan,
+                           absl::StrCat("at least 2 pages of ", plan->page_bytes,
+                                        " bytes are needed, there is room for ", plan->num_blocks));
   }
   if (plan->total_bytes() > plan->device_memory_bytes) {
-    return DoesNotFit(*plan, absl::StrCat(plan->total_bytes(), " bytes are needed, the limit is ",
-                                          plan->device_memory_bytes));
+    return DoesNotFitError(*plan,
+                           absl::StrCat(plan->total_bytes(), " bytes are needed, the limit is ",
+                                        plan->device_memory_bytes));
   }
   geometry.num_blocks = plan->num_blocks;
   return geometry.Validate();

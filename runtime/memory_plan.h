@@ -27,8 +27,8 @@ namespace quire::runtime {
 
 // Returns the geometry of a model's pages. A page has the number of layers that PlanLayerGroups
 // chooses. int8 and fp8_e4m3 pages have one f32 scale per token and head. num_blocks includes the
-// null page. Returns UNIMPLEMENTED that names the layer if rows of layers differ, and errors of
-// KvGeometry::Validate.
+// null page. If the rows of layers differ, returns UNIMPLEMENTED with the layer. Also returns the
+// errors of KvGeometry::Validate.
 absl::StatusOr<cache::KvGeometry> KvGeometryFor(const models::ModelSpec& spec,
                                                 std::uint32_t page_size, DType kv_dtype,
                                                 std::uint32_t num_blocks);
@@ -39,8 +39,8 @@ absl::StatusOr<cache::KvGeometry> KvGeometryFor(const models::ModelSpec& spec,
 absl::StatusOr<std::uint32_t> NumBlocksForBytes(const cache::KvGeometry& geometry,
                                                 std::int64_t bytes);
 
-// Returns the same where `bytes` also include the prefix index of a cache manager with these
-// options, which is in host memory. options.geometry.num_blocks is ignored.
+// Returns the maximum number of pages that fit into `bytes` of host memory together with the prefix
+// index of a cache manager with these options. options.geometry.num_blocks is ignored.
 absl::StatusOr<std::uint32_t> NumBlocksWithIndex(cache::CacheManagerOptions options,
                                                  std::int64_t bytes);
 

@@ -37,7 +37,7 @@ void ChooseLongrope(std::uint32_t max_context_tokens, models::ModelConfig* confi
   config->rope.uses_long_factors = context > config->rope.original_max_position;
 }
 
-// Returns the text of choices that are part of the fingerprint but in no file, and logs them.
+// Returns and logs the choices that are part of the fingerprint but are in no file.
 std::string ChoicesOf(const models::ModelConfig& config) {
   if (config.rope.kind != models::RopeKind::kLongrope) return "";
   const absl::string_view set = config.rope.uses_long_factors ? "long" : "short";
@@ -89,7 +89,7 @@ absl::StatusOr<models::Weights> LoadWeights(const models::WeightSlots& slots,
   return weights;
 }
 
-// Returns the weights of the packed file, or nothing if there is no valid one.
+// Returns the weights of the packed file, or nullopt if there is no valid packed file.
 std::optional<models::Weights> ReadPacked(const std::string& path, const PackedFileKey& key,
                                           const models::WeightSlots& slots,
                                           models::Quantization quantization,

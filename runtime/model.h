@@ -106,7 +106,7 @@ absl::StatusOr<CheckedSpec> ReadModelSpec(const formats::ModelFiles& files, Devi
 absl::StatusOr<std::unique_ptr<Model>> LoadModel(const formats::ModelFiles& files,
                                                  const kernels::Backend& backend,
                                                  const LoadOptions& options);
-// The same for a path, which ModelFiles::FromPath opens.
+// Loads a model from a path that ModelFiles::FromPath opens.
 absl::StatusOr<std::unique_ptr<Model>> LoadModel(absl::string_view path,
                                                  const kernels::Backend& backend,
                                                  const LoadOptions& options);

@@ -144,8 +144,8 @@ std::string HeadOf(const Layout& layout, std::span<const std::uint64_t> checksum
 }
 
 // Returns the error of a text that differs from the expected one, with its first different line.
-absl::Status WrongText(const std::string& path, absl::string_view found,
-                       absl::string_view expected) {
+absl::Status WrongTextError(const std::string& path, absl::string_view found,
+                            absl::string_view expected) {
   const std::vector<absl::string_view> have = absl::StrSplit(found, '\n');
   const std::vector<absl::string_view> want = absl::StrSplit(expected, '\n');
   std::size_t line = 0;
@@ -173,7 +173,7 @@ absl::StatusOr<std::vector<std::uint64_t>> ReadHead(int fd, const std::string& p
   std::string text(text_bytes, '\0');
   const auto text_at = static_cast<std::int64_t>(start.size());
   QUIRE_RETURN_IF_ERROR(ReadAt(fd, text_at, std::as_writable_bytes(std::span(text)), path));
-  if (text != layout.text) return WrongText(path, text, layout.text);
+  if (text != layout.text) return WrongTextError(path, text, layout.text);
   if (info.st_size != layout.file_bytes) {
     return damaged("is ", info.st_size, " bytes long, expected are ", layout.file_bytes);
   }
@@ -189,7 +189,7 @@ absl::StatusOr<std::vector<std::uint64_t>> ReadHead(int fd, const std::string& p
   return sums;
 }
 
-// The file that all writers of `path` write, locked by this one.
+// Opens and locks the temporary file, which all writers of one packed file share.
 absl::StatusOr<FileDescriptor> OpenTemporary(const std::string& temporary) {
   FileDescriptor file(open(temporary.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644));
   if (file.fd < 0) return SystemError("create", temporary);
@@ -197,7 +197,7 @@ absl::StatusOr<FileDescriptor> OpenTemporary(const std::string& temporary) {
   }, named{};
   const bool locked = flock(file.fd, LOCK_EX | LOCK_NB) == 0;
   if (!locked && errno != EWOULDBLOCK) return SystemError("lock", temporary);
-  // Another writer may have renamed it between the opening and the lock.
+  // Another writer may have renamed the file between open and flock.
   const bool still_there = locked && fstat(file.fd, &ours) == 0 &&
                            stat(temporary.c_str(), &named) == 0 && ours.st_ino == named.st_ino &&
                            ours.st_dev == named.st_dev;

@@ -24,11 +24,12 @@ struct RunnerOptions {
   std::uint32_t max_step_tokens = 0;  // tokens of a step; determines the workspace size
   // Maximum number of samples, and of prompt log-probabilities, of one step; 0: 4 * max_rows.
   std::uint32_t max_step_samples = 0;
-  std::uint32_t max_logprobs = 20;  // maximum number of most likely tokens that each reports
+  std::uint32_t max_logprobs = 20;  // maximum number of most likely tokens to report for each
   // [vocab_size], 0 for ids that the tokenizer cannot decode. These are never sampled and never
   // reported as likely tokens. If empty, every id below text_vocab has text.
   std::vector<std::uint8_t> has_text = {};
-  // Ids from here on have no text; 0: vocab_size. A tokenizer may have more ids than the model.
+  // This and all larger ids have no text; 0: vocab_size. A tokenizer may have more ids than the
+  // model.
   std::uint32_t text_vocab = 0;
   // The communicator of the ranks that share the model. Each rank has its own runner, which gets
   // the same steps. It must outlive the runner. Null if the model is not divided.
@@ -50,7 +51,7 @@ struct RunnerOptions {
 // Returns the sizes in `options` with defaults filled in.
 models::StepLimits LimitsOf(const RunnerOptions& options);
 
-// Returns INVALID_ARGUMENT that names the option, its value and the limits.
+// If an option is out of range, returns INVALID_ARGUMENT with its name, its value and the limits.
 absl::Status CheckRunnerOptions(const models::ModelSpec& spec, const RunnerOptions& options);
 
 // Returns INVALID_ARGUMENT unless the communicator has the rank of the model's part and exchanges

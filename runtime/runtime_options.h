@@ -20,7 +20,7 @@ enum class DeviceChoice : std::uint8_t { kAuto, kCpu, kCuda };
 // The keys device.*, and the keys of engine.* that say how the device computes.
 struct DeviceOptions {
   DeviceChoice type = DeviceChoice::kAuto;
-  std::int32_t cuda_ordinal = 0;        // ordinal of the only GPU
+  std::int32_t cuda_ordinal = 0;        // ordinal of the GPU to use
   std::int64_t reserve_bytes = 0;       // GPU memory left free if the pool is sized automatically
   std::optional<std::int32_t> threads;  // number of compute threads; absent: physical cores
   bool pin_threads = true;              // binds threads to cores if there is a core for each

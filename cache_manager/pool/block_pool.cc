@@ -49,7 +49,7 @@ PageState BlockPool::StateOf(const Page& page) const {
   const bool has_node = page.node != kNoNode;
   if (&page == pages_.data()) return PageState::kNull;
   if (page.requests > 0) return has_node ? PageState::kPublished : PageState::kActive;
-  if (page.transfers > 0) return PageState::kInTransit;
+  if (page.holds > 0) return PageState::kInTransit;
   if (page.is_poisoned) return PageState::kQuarantined;
   return has_node ? PageState::kCached : PageState::kFree;
 }
@@ -111,13 +111,13 @@ BlockId BlockPool::FindCached(absl::FunctionRef<bool(BlockId page)> is_wanted) c
 }
 
 void BlockPool::Unlink(Page& page) {
-  if (page.requests + page.transfers > 0) return;
+  if (page.requests + page.holds > 0) return;
   QUIRE_CHECK(StateOf(page) == PageState::kCached);
   cached_.erase(&page);
 }
 
 void BlockPool::Link(Page& page, BlockId before) {
-  if (page.requests + page.transfers > 0) return;
+  if (page.requests + page.holds > 0) return;
   const PageState state = StateOf(page);
   if (state != PageState::kQuarantined) ++num_returned_;
   if (state == PageState::kFree) {
@@ -135,9 +135,9 @@ void BlockPool::AddRequest(BlockId page) {
   ++at(page).requests;
 }
 
-void BlockPool::AddTransfer(BlockId page) {
+void BlockPool::AddHold(BlockId page) {
   Unlink(at(page));
-  ++at(page).transfers;
+  ++at(page).holds;
 }
 
 void BlockPool::DropRequest(BlockId page, BlockId before) {
@@ -146,9 +146,9 @@ void BlockPool::DropRequest(BlockId page, BlockId before) {
   Link(at(page), before);
 }
 
-void BlockPool::DropTransfer(BlockId page, BlockId before) {
-  QUIRE_CHECK(at(page).transfers > 0);
-  --at(page).transfers;
+void BlockPool::DropHold(BlockId page, BlockId before) {
+  QUIRE_CHECK(at(page).holds > 0);
+  --at(page).holds;
   Link(at(page), before);
 }
 
@@ -238,7 +238,7 @@ absl::Status BlockPool::CheckIntegrity() const {
     QUIRE_RETURN_IF_ERROR(CheckList(state, seen));
   }
   const Page& null_page = pages_.front();
-  if (null_page.requests + null_page.transfers > 0 || null_page.node != kNoNode || seen[0]) {
+  if (null_page.requests + null_page.holds > 0 || null_page.node != kNoNode || seen[0]) {
     return absl::InternalError("the null page is referenced, has a node or is in a list");
   }
   for (std::uint32_t page = 1; page < pages_.size(); ++page) {

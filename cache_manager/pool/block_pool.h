@@ -25,7 +25,7 @@ enum class PageState : std::uint8_t {
   kCached,       // no references, but a node: can be matched; evicted coldest first
   kActive,       // referenced by rows, no node: being filled, or private
   kPublished,    // referenced by rows, with a node
-  kInTransit,    // referenced only by page copies that have not completed
+  kInTransit,    // only held: a copy still reads it, or a step in flight pins it
   kQuarantined,  // no references, poisoned: zero-filled before it becomes free
 };
 
@@ -40,8 +40,8 @@ absl::string_view PageStateName(PageState state);
 //       +------------------- eviction ---------------------- cached
 //
 // A page has two reference counts. `requests` counts the (row, column) entries that name the page;
-// a page with more than one of them is shared. `transfers` counts the page copies that still read
-// the page and the steps in flight that pin it.
+// a page with more than one of them is shared. `holds` counts the page copies that still read the
+// page and the steps in flight that pin the page.
 //
 // Place:      below PrefixCache and CacheManager, beside KvPool, which owns the bytes. Knows page
 //             ids, not memory.
@@ -76,12 +76,12 @@ class BlockPool {
   // All functions below REQUIRE: 0 < page.value() < num_blocks.
   // REQUIRES: the page is neither free nor quarantined.
   void AddRequest(BlockId page);
-  void AddTransfer(BlockId page);
+  void AddHold(BlockId page);
   // If the page becomes cached, it is inserted in eviction order directly before the cached page
   // `before`, or at the most recently used end if `before` is the null page. REQUIRES: the count is
   // not 0.
   void DropRequest(BlockId page, BlockId before = kNullBlock);
-  void DropTransfer(BlockId page, BlockId before = kNullBlock);
+  void DropHold(BlockId page, BlockId before = kNullBlock);
 
   // REQUIRES: the page is referenced, not poisoned, and has no node.
   void AttachNode(BlockId page, NodeId node);
@@ -102,8 +102,8 @@ class BlockPool {
   PageState state(BlockId page) const;
   NodeId node(BlockId page) const { return at(page).node; }
   std::uint32_t requests(BlockId page) const { return at(page).requests; }
-  std::uint32_t transfers(BlockId page) const { return at(page).transfers; }
-  bool is_referenced(BlockId page) const { return requests(page) + transfers(page) > 0; }
+  std::uint32_t holds(BlockId page) const { return at(page).holds; }
+  bool is_referenced(BlockId page) const { return requests(page) + holds(page) > 0; }
   bool is_poisoned(BlockId page) const { return at(page).is_poisoned; }
   bool is_proven_finite(BlockId page) const { return at(page).is_proven_finite; }
 
@@ -132,7 +132,7 @@ class BlockPool {
     IntrusiveNode<Page> link;  // free, cached or quarantined list
     NodeId node = kNoNode;
     std::uint32_t requests = 0;
-    std::uint32_t transfers = 0;
+    std::uint32_t holds = 0;
     bool is_poisoned = false;
     bool is_proven_finite = false;
   };

@@ -15,8 +15,7 @@ namespace quire::cache {
 
 struct KvPoolOptions {
   // Fills the guards with 0xff bytes, which are NaN in every floating-point type. A read of a guard
-  // then shows in the results, and CheckIntegrity finds a write. Without canary the guards are
-  // zero.
+  // then shows in the results, and CheckIntegrity finds a write. Otherwise the guards are zero.
   bool guard_canary = false;
   // The pages are allocated on the device of this CUDA stream, or in host memory if it is null.
   const Stream* stream = nullptr;
@@ -60,7 +59,7 @@ class KvPool {
   MemoryKind memory_kind() const { return blocks_.buffer.kind(); }
 
   // Checks that the null page is zero and that the guards are untouched. O(page + guards). Device
-  // memory is copied to the host after the stream has finished.
+  // memory is first copied to the host, after the work that is queued on the stream.
   absl::Status CheckIntegrity() const;
 
  private:

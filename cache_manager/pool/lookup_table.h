@@ -32,7 +32,8 @@ class LookupTable {
   // Readers may touch this many columns after the last page.
   static constexpr std::uint32_t kPaddingColumns = 16;
 
-  // Returns RESOURCE_EXHAUSTED if the arrays do not fit into memory. REQUIRES: both at least 1.
+  // Returns RESOURCE_EXHAUSTED if the arrays do not fit into memory. REQUIRES: both arguments are
+  // at least 1.
   static absl::StatusOr<LookupTable> Create(std::uint32_t max_rows, std::uint32_t max_pages);
 
   std::uint32_t max_rows() const { return max_rows_; }

@@ -15,25 +15,25 @@ PageDemand::PageDemand(std::uint32_t page_size, std::span<const CacheGroup> grou
       ++num_full_groups_;
       continue;
     }
-    // After c computed tokens the row holds the pages of tokens c - window + 1 to
-    // c + max_overlap_tokens - 1, and its last full page. A run of tokens touches the most pages if
-    // it begins with the last token of a page.
+    // After c computed tokens, the row holds its last full page and the pages of tokens c - window
+    // + 1 to c + max_overlap_tokens - 1. These tokens span the most pages if the first of them is
+    // the last token of a page.
     const std::uint64_t before = std::max(group.window - 1, page_size);
     const std::uint64_t pages = (before + max_overlap_tokens + page_size - 2) / page_size + 1;
     window_pages_.push_back(static_cast<std::uint32_t>(pages));
   }
 }
 
-std::uint32_t PageDemand::Columns(std::uint32_t tokens) const {
+std::uint32_t PageDemand::PagesPerGroup(std::uint32_t tokens) const {
   return static_cast<std::uint32_t>((std::uint64_t{tokens} + page_size_ - 1) / page_size_);
 }
 
 std::uint64_t PageDemand::HistoryPages(std::uint32_t tokens) const {
-  return std::uint64_t{num_groups()} * Columns(tokens);
+  return std::uint64_t{num_groups()} * PagesPerGroup(tokens);
 }
 
 std::uint32_t PageDemand::PagesFor(std::uint32_t tokens) const {
-  const std::uint32_t pages = Columns(tokens);
+  const std::uint32_t pages = PagesPerGroup(tokens);
   std::uint32_t total = num_full_groups_ * pages;
   for (const std::uint32_t window_pages : window_pages_) total += std::min(pages, window_pages);
   return total;

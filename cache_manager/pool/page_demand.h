@@ -6,8 +6,8 @@
 
 namespace quire::cache {
 
-// Layers of equal window that share one lookup table. A page holds the keys and values of all
-// layers of one group.
+// The layers that have the same window. They share one lookup table. A page holds the keys and
+// values of all layers of one group.
 struct CacheGroup {
   // Number of tokens that a query reads, including its own; 0 if it reads all tokens before it.
   std::uint32_t window = 0;
@@ -19,8 +19,8 @@ struct CacheGroup {
 // pages that the window of its next token reaches, the pages of the tokens being computed, and its
 // last full page, which its next page continues.
 //
-// Place:      beside CacheManager, which returns the one of its options. Memory planning makes one
-//             from the same groups before the cache exists.
+// Place:      beside CacheManager, whose demand() returns an object for its options. Memory
+//             planning creates another object for the same groups before the cache exists.
 // Threads:    any; a value type.
 class PageDemand {
  public:
@@ -31,8 +31,8 @@ class PageDemand {
   // Returns the maximum number of pages that a row holds at a time while it grows to `tokens`
   // tokens.
   std::uint32_t PagesFor(std::uint32_t tokens) const;
-  // Returns the number of prompt pages that forks of a row share until they end: the full pages of
-  // the groups without window.
+  // Returns the number of prompt pages that all forks of a row share as long as they run: the full
+  // pages of the groups without window.
   std::uint32_t SharedPagesFor(std::uint32_t prompt_tokens) const;
   // Returns the number of pages of all groups for `tokens` tokens, including the pages that windows
   // release.
@@ -45,7 +45,7 @@ class PageDemand {
   bool has_windows() const { return !window_pages_.empty(); }
 
  private:
-  std::uint32_t Columns(std::uint32_t tokens) const;
+  std::uint32_t PagesPerGroup(std::uint32_t tokens) const;
 
   std::uint32_t page_size_;
   std::uint32_t num_full_groups_ = 0;

@@ -282,14 +282,14 @@ void PrefixCache::DropSubtree(NodeId top) {
 
 void PrefixCache::DropRequest(BlockId page) {
   const bool becomes_cached =
-      pool_->node(page) != kNoNode && pool_->requests(page) == 1 && pool_->transfers(page) == 0;
+      pool_->node(page) != kNoNode && pool_->requests(page) == 1 && pool_->holds(page) == 0;
   pool_->DropRequest(page, becomes_cached ? EvictedBefore(page) : kNullBlock);
 }
 
-void PrefixCache::DropTransfer(BlockId page) {
+void PrefixCache::DropHold(BlockId page) {
   const bool becomes_cached =
-      pool_->node(page) != kNoNode && pool_->requests(page) == 0 && pool_->transfers(page) == 1;
-  pool_->DropTransfer(page, becomes_cached ? EvictedBefore(page) : kNullBlock);
+      pool_->node(page) != kNoNode && pool_->requests(page) == 0 && pool_->holds(page) == 1;
+  pool_->DropHold(page, becomes_cached ? EvictedBefore(page) : kNullBlock);
 }
 
 BlockId PrefixCache::EvictedBefore(BlockId page) const {

@@ -46,12 +46,12 @@ struct PrefixCacheOptions {
 // Threads:    engine thread only.
 // Lifetime:   destroyed before its BlockPool.
 // Invariants (CheckIntegrity):
-//   1. pool.node(p) == n exactly if node n owns page p.
+//   1. pool.node(p) == n if and only if node n owns page p.
 //   2. Every parent chain ends at a root, and every root has a child.
 //   3. A partial child owns a page in every group.
 //   4. Among siblings, those that own all their pages come first, most recently used first.
 //   5. Groups without window evict leaves first: no descendant of a cached page is referenced, and
-//      none is evicted after it.
+//      none is evicted after that page.
 //   6. The index holds exactly the full nodes, each under the hash of its tokens.
 class PrefixCache {
  public:
@@ -116,7 +116,7 @@ class PrefixCache {
   // Drops one reference to `page`. A page that loses its last reference and has a node becomes
   // cached. In eviction order it comes directly before its nearest cached ancestor.
   void DropRequest(BlockId page);
-  void DropTransfer(BlockId page);
+  void DropHold(BlockId page);
 
   // The node's pages by group. A group without a page has the null page.
   std::span<const BlockId> pages(NodeId node) const {

@@ -34,7 +34,7 @@ inline constexpr std::uintptr_t kPoolAlignment = 256;
 // Alignment of a lookup table row, with which eight entries are one or two vector reads.
 inline constexpr std::uintptr_t kLookupTableAlignment = 32;
 
-// The addresses of a pool. `blocks` is page 0 of layer 0's K. Scales have the page ids of the
+// The addresses of a pool. `blocks` is page 0 of layer 0's K. The scales use the page ids of the
 // values unless they have their own table and page count.
 template <typename T, typename Scale = Unquantized>
 struct KvPoolPointers {
@@ -164,7 +164,7 @@ class PagedKVCacheCollection : public internal::CollectionScaleMembers<
   std::uint32_t max_cache_length() const { return layer0_.max_cache_length; }
   typename Cache::ScalePointer scales() const requires kQuantized { return layer0_.scales; }
 
-  // Returns the pool as a tensor. Its first stride may be larger than packed.
+  // Returns the pool as a tensor. Its first stride may exceed that of a packed tensor.
   BlocksView blocks_view() const {
     const std::int64_t row = layer0_.row_elements();
     const std::int64_t layer = row * layer0_.page_size();

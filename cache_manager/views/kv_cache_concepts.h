@@ -1,6 +1,6 @@
 #pragma once
 
-// The members that kernels may use of a cache, a collection and an operand, whatever its layout.
+// The members of a cache, a collection or an operand that kernels may use, whatever its layout.
 
 #include <concepts>
 #include <cstdint>

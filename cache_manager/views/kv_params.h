@@ -125,10 +125,10 @@ struct KvGeometry {
            1;
   }
 
-  // Returns INVALID_ARGUMENT that names the field, its value and the limit.
+  // If a field is invalid, returns INVALID_ARGUMENT with the field, its value and the limit.
   absl::Status Validate() const;
-  // The same for a cache with one block of page_size tokens per sequence, where any page_size from
-  // 1 on is valid.
+  // Validate for a cache with one block of page_size tokens per sequence, where any page_size of at
+  // least 1 is valid.
   absl::Status ValidateContinuous() const;
 
  private:

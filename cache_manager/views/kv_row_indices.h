@@ -88,8 +88,9 @@ struct PagedRowIndices {
     QUIRE_DCHECK(offset < BN / kCtaGroup);
     return get_row(offset + (IsLeader ? 0 : BN / 2));
   }
-  // Returns the table of the SubBN rows from `offset` on. A part of one entry may start anywhere,
-  // and its entry is valid up to the end of that page. A part of several entries starts at a page.
+  // Returns the table of the SubBN rows from `offset` on. If the result has one entry, that entry
+  // is valid up to the end of its page. REQUIRES: if the result has several entries, `offset` is a
+  // multiple of eff_page().
   template <std::uint32_t SubBN>
   requires(SubBN <= BN && ValidTile(SubBN, P, false))
       QUIRE_HOST_DEVICE constexpr PagedRowIndices<SubBN, P> sub_rows(std::uint32_t offset) const {
@@ -150,8 +151,8 @@ constexpr std::uint32_t PowerOfTwoIn(std::uint32_t x) {
   return x & (~x + 1);
 }
 
-// Returns the number of entries of one table read. The tile, the alignment of its base and 32 bytes
-// limit it.
+// Returns the number of table entries that one read loads. It is limited by the size of the tile,
+// the alignment of its base, and the 32 bytes of a read.
 constexpr std::uint32_t TableChunk(std::uint32_t num_pages, std::uint32_t p,
                                    std::uint32_t alignment) {
   return std::min({PowerOfTwoIn(num_pages), PowerOfTwoIn(alignment / p), std::uint32_t{8}});

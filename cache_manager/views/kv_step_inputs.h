@@ -10,8 +10,8 @@ namespace quire::cache {
 // for the life of the process. The continuous cache reads lookup_table as [max_rows], one block per
 // row, with lookup_stride 1.
 struct KvStepInputs {
-  // [max_rows, lookup_stride] page ids. Unassigned columns and free rows are 0. So are the leading
-  // columns that no query of a window group reads.
+  // [max_rows, lookup_stride] page ids. Unassigned columns, free rows, and the leading columns that
+  // no query of a window group reads are 0.
   const std::uint32_t* lookup_table = nullptr;
   // [max_rows] tokens cached before this step; new token i of row b has position
   // cache_lengths[b] + i.

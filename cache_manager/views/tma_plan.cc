@@ -46,7 +46,8 @@ std::uint64_t Unsigned(std::int64_t value) {
   return static_cast<std::uint64_t>(value);
 }
 
-// Columns of a tile, 0 meaning all of the content: whole units.
+// Returns the number of columns of a tile, which must be whole units. If `columns` is 0, the tile
+// has all columns of the content.
 absl::StatusOr<std::uint32_t> TileColumns(absl::string_view builder, const TmaSource& source,
                                           std::uint32_t columns, TmaSwizzle swizzle) {
   const std::uint32_t unit = TmaUnit(source.element_bytes(), swizzle);
@@ -96,7 +97,8 @@ absl::StatusOr<TmaPlan> ReducedTile(TmaPlan plan, const TmaSource& source, const
   return Checked(std::move(plan));
 }
 
-// Scales of a cache are one per row; of a tensor a flat list that fills whole 16-byte units.
+// A cache must have one scale per row. The scales of a tensor are a flat list, which must fill
+// whole 16-byte units.
 absl::Status CheckScales(absl::string_view builder, const TmaSource& source) {
   if (source.scales == nullptr) return Refuse(builder, source.name, " has no f32 scales");
   if (source.scales_are_paged && source.scales_per_row != 1) {
@@ -199,8 +201,8 @@ absl::StatusOr<TmaPlan> PlanRaggedTmaTile(const TmaSource& source, const RaggedT
                          TileColumns(plan.builder, source, spec.tile_columns, spec.swizzle));
   const std::uint32_t e = source.element_bytes();
   const std::int64_t before = spec.tile_rows * source.row_bytes();
-  // An address that may lie before the allocation's first element, so it is not formed as a pointer
-  // into it.
+  // This address may lie before the first element of the allocation, so it is computed as an
+  // integer.
   plan.base = reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(source.base) -
                                             static_cast<std::uintptr_t>(before));
   plan.tile = {spec.tile_rows, 1, columns};

@@ -6,7 +6,7 @@
 //
 // Place:      above the views of cache_manager, below the kernels that issue copies.
 // Invariants: a returned plan obeys every rule of the encoder (cuTensorMapEncodeTiled, CUDA 13.0).
-//             It depends on base, rows and types only, so maps are made once, at start.
+//             A plan depends only on base, rows and types, so maps are made once, at start.
 // Threads:    any; values.
 // Lifetime:   `base` must stay mapped while a map of the plan is in use.
 //
@@ -37,8 +37,8 @@ enum class TmaL2Promotion : std::uint8_t { kNone, k64B, k128B, k256B };
 //   kRows: groups of 8 rows, [row / 8][chunk][row % 8][unit], so that one copy loads a whole page.
 enum class TmaFold : std::uint8_t { kNone, kTile, kRows };
 
-// Returns the number of elements of one swizzle span, or of 16 bytes, the minimum box row, without
-// a swizzle.
+// Returns the number of elements in one swizzle span. Without a swizzle, returns the number in 16
+// bytes, the minimum row of a box.
 constexpr std::uint32_t TmaUnit(std::uint32_t element_bytes, TmaSwizzle swizzle) {
   return (16u << static_cast<std::uint32_t>(swizzle)) / element_bytes;
 }
@@ -58,8 +58,8 @@ constexpr std::uint32_t TmaBoxRows(std::uint32_t tile_rows, std::uint32_t page_s
   return cache::TileEffPage(tile_rows, page_size);
 }
 // Returns the number of chunks that a folded copy loads, or 1 if the copy cannot be folded. Folding
-// requires whole chunks per tile and whole tiles per head. The boxes of a tile must have the places
-// of unfolded boxes, or with kRows be whole groups of 8 rows.
+// requires whole chunks per tile and whole tiles per head. With kTile, one box must have all rows
+// of the tile; with kRows, a box must have whole groups of 8 rows.
 constexpr std::uint32_t TmaFoldChunks(std::uint32_t element_bytes, TmaFold fold,
                                       std::uint32_t tile_columns, std::uint32_t head_size,
                                       std::uint32_t box_rows, std::uint32_t tile_rows) {
@@ -71,14 +71,16 @@ constexpr std::uint32_t TmaFoldChunks(std::uint32_t element_bytes, TmaFold fold,
                                                : false;
   return whole && placed ? tile_columns / unit : 1;
 }
-// Returns the swizzled offset of byte `offset` of a box, from the same 1024-byte aligned address.
+// Returns the swizzled offset of byte `offset` of a box. Both offsets start at the same 1024-byte
+// aligned address.
 constexpr std::uint32_t TmaSwizzledByte(std::uint32_t offset, TmaSwizzle swizzle) {
   const std::uint32_t mask = (1u << static_cast<std::uint32_t>(swizzle)) - 1;
   return offset ^ (((offset >> 7) & mask) << 4);
 }
-// Returns the length of the box of `tile` scales. Its start is rounded down to 16 bytes, so it is
-// 16 bytes longer.
+// The start of a box of scales is rounded down to this number of scales (16 bytes).
 inline constexpr std::uint32_t kScaleAlignment = 16 / sizeof(float);
+
+// Returns the number of scales in a box that contains any `tile` consecutive scales.
 constexpr std::uint32_t TmaScaleWindow(std::uint32_t tile) {
   return tile + kScaleAlignment;
 }
@@ -152,7 +154,7 @@ struct TmaPlan {
   absl::string_view builder;             // for messages
   std::int32_t compute_capability = 90;  // minimum, 90 for 9.0
   const void* base = nullptr;
-  DType dtype = DType::kInvalid;  // of the map; one-byte types are unsigned bytes there
+  DType dtype = DType::kInvalid;  // element type of the map; one-byte types are mapped as bytes
   std::uint32_t rank = 0;
   std::array<std::uint64_t, kMaxTmaRank> extents{};
   std::array<std::uint64_t, kMaxTmaRank - 1> strides{};  // bytes, of extents 1, 2, ...
@@ -166,15 +168,15 @@ struct TmaPlan {
   std::int64_t tile_bytes() const;
 };
 
-// Plans K and V of attention: a tile is tile_rows rows of one head. The map has extents {D, H,
-// rows} and box {unit, 1, TmaBoxRows}. Columns after the content read as zero, not as the next
-// head. For page entry p and chunk j the copy has coordinates (j * unit, head, row of p). Its
+// Plans tiles of K or V for attention. A tile is tile_rows rows of one head. The map has extents
+// {D, H, rows} and box {unit, 1, TmaBoxRows}. Columns after the content read as zero, not as the
+// next head. For page entry p and chunk j the copy has coordinates (j * unit, head, row of p). Its
 // destination is element (j * tile_rows + p * box rows) * unit of the stage.
 struct TmaTileSpec {
   std::uint32_t tile_rows = 0;
   std::uint32_t tile_columns = 0;  // whole units; 0: all of the content
   TmaSwizzle swizzle = TmaSwizzle::k128B;
-  TmaFold fold = TmaFold::kNone;  // not kNone: the 128-byte swizzle
+  TmaFold fold = TmaFold::kNone;  // kTile and kRows require k128B
   TmaL2Promotion l2 = TmaL2Promotion::kNone;
 };
 absl::StatusOr<TmaPlan> PlanTmaTile(const TmaSource& source, const TmaTileSpec& spec);

@@ -3,15 +3,15 @@
 // Structured output as the engine sees it: what a request asks for, the compiled form, and the
 // state of one choice, which computes the mask of allowed next tokens.
 //
-//   ConstraintSpec -> ConstraintCompiler -> CompiledConstraint -> ConstraintMatcher, one a choice
+//   ConstraintSpec -> ConstraintCompiler -> CompiledConstraint -> ConstraintMatcher, one per choice
 //
 // Place:      between the API, which creates specs, and the engine, which gets masks from matchers.
 //             Does not depend on the scheduler, requests or a grammar library.
-// Invariants: a mask has one bit per row of the output matrix: token t is bit t % 32 of word t /
-//             32, 1 = allowed. Bits at and above the vocabulary size are 0. The mask depends only
-//             on the spec, the tokenizer, the end tokens and the tokens accepted so far. A special
-//             token is allowed only where the constraint contains it, and end tokens exactly where
-//             the text may end.
+// Invariants: a mask has one bit per token id: bit t % 32 of word t / 32 is 1 if token t is
+//             allowed. Bits at and above the vocabulary size are 0. The mask depends only on the
+//             spec, the tokenizer, the end tokens and the tokens accepted so far. A special token
+//             is allowed only where the constraint contains it, and end tokens exactly where the
+//             text may end.
 // Threads:    a CompiledConstraint is immutable. A matcher is used by one thread at a time; several
 //             matchers of one constraint may run in parallel.
 // Lifetime:   a matcher keeps its compiled constraint alive.
@@ -78,14 +78,15 @@ struct ConstraintSpec {
   std::vector<std::string> triggers;  // free text ends at a trigger, with which a tag begins
   bool at_least_one_tag = false;
   bool stop_after_first_tag = false;
-  // kToolCalls: the model's format, which must be enforceable; whether the prompt ends inside a
-  // reasoning section, which comes first; and whether free text is allowed until the trigger of the
-  // format.
+  // For kToolCalls. tool_format: the format of the model, which must be enforceable.
+  // opens_reasoning: the prompt ends inside a reasoning section, with whose rest the output begins.
+  // calls_are_optional: free text is allowed until the trigger of the format.
   const text::ToolFormat* tool_format = nullptr;
   bool opens_reasoning = false;
   bool calls_are_optional = false;
-  // With tool_format: whether the constraint begins after the reasoning section, and whether that
-  // depends on the prompt. The latter is resolved, and then false, before anything is compiled.
+  // With tool_format. starts_after_reasoning: the constraint begins after the reasoning section.
+  // start_follows_prompt: starts_after_reasoning depends on the end of the prompt; before
+  // compilation the dependency is resolved and this field is reset.
   bool starts_after_reasoning = false;
   bool start_follows_prompt = false;
 
@@ -93,7 +94,7 @@ struct ConstraintSpec {
   friend bool operator==(const ConstraintSpec&, const ConstraintSpec&) = default;
 };
 
-// Returns the number of words of a mask for `vocab_size` rows.
+// Returns the number of words of a mask for `vocab_size` tokens.
 constexpr std::uint32_t MaskWords(std::uint32_t vocab_size) {
   return (vocab_size + 31) / 32;
 }
@@ -115,7 +116,7 @@ class ConstraintMatcher {
   // accepted after it. Errors: INVALID_ARGUMENT for a token that the mask excludes, which leaves
   // the state unchanged; RESOURCE_EXHAUSTED / BAD_CONSTRAINT, stage `limit`, when the state or the
   // work for the token exceeds its limit. Both grow with the number of parses of the tokens so far.
-  // After the second error all later calls fail as well.
+  // After RESOURCE_EXHAUSTED, all later calls fail as well.
   virtual absl::Status Accept(std::int32_t token) = 0;
 
   // Writes the mask of the next token. Errors: RESOURCE_EXHAUSTED as in Accept. REQUIRES:
@@ -145,8 +146,8 @@ class CompiledConstraint {
   virtual std::unique_ptr<ConstraintMatcher> NewMatcher(
       std::span<const std::int32_t> end_tokens) const = 0;
 
-  virtual std::uint32_t vocab_size() const = 0;  // rows of the output matrix
-  virtual std::int64_t MemoryBytes() const = 0;  // memory that is used to keep it
+  virtual std::uint32_t vocab_size() const = 0;  // number of token ids, including padding
+  virtual std::int64_t MemoryBytes() const = 0;  // memory that the object uses
   std::uint32_t mask_words() const { return MaskWords(vocab_size()); }
 
   // Returns JSON pointers, as URI fragments such as "#/properties/a/not", to the schema keywords
@@ -162,8 +163,8 @@ class CompiledConstraint {
 // because they may quote client input.
 absl::Status BadConstraint(absl::string_view stage, absl::string_view message);
 
-// Returns the whole characters in the first `max_bytes` of the text, followed by "..." if it is
-// longer. REQUIRES: `text` is UTF-8.
+// Returns the whole characters in the first `max_bytes` of the text, followed by "..." if the text
+// is longer. REQUIRES: `text` is UTF-8.
 std::string Shorten(absl::string_view text, std::size_t max_bytes);
 
 }  // namespace quire::engine

@@ -25,7 +25,7 @@ struct ConstraintVocabulary {
 };
 
 // Returns UNIMPLEMENTED / FEATURE_UNSUPPORTED in a build without the library. REQUIRES: ids of
-// special tokens are rows of `tokens`, and those rows are empty.
+// special tokens are indices into `tokens`, and the texts there are empty.
 absl::StatusOr<ConstraintCompiler::Build> MakeConstraintBuild(ConstraintVocabulary vocabulary);
 
 }  // namespace quire::engine

@@ -65,7 +65,8 @@ std::string WithoutJsonSpace(absl::string_view text) {
   return out;
 }
 
-// Returns different keys for specs of different languages. Every string is preceded by its length.
+// Returns the cache key of the spec. Specs of different languages have different keys. Every string
+// is preceded by its length.
 std::string KeyOf(const ConstraintSpec& spec) {
   std::string key =
       absl::StrCat(static_cast<int>(spec.kind), " ", static_cast<int>(spec.whitespace), " ",

@@ -12,7 +12,6 @@
 //             `done` must not block.
 // Lifetime:   the destructor rejects waiting specs, asks running builds to stop, and joins the
 //             threads. The registry must outlive the compiler.
-//             threads. The registry outlives the compiler.
 
 #include <cstdint>
 #include <functional>

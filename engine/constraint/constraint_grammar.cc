@@ -74,7 +74,8 @@ absl::StatusOr<Expression> WriteChoice(const std::vector<std::string>& choices) 
   return GrammarText::Choice(options);
 }
 
-// Writes a spec without tags. `field` is the field of a schema within a tag, else empty.
+// Writes a spec without tags. `field` is the request field of a schema within a tag, or empty
+// without a tag.
 absl::StatusOr<Expression> WritePlainSpec(const ConstraintSpec& spec, absl::string_view field,
                                           GrammarText* grammar,
                                           std::vector<std::string>* unenforced) {
@@ -103,7 +104,7 @@ absl::StatusOr<Expression> WritePlainSpec(const ConstraintSpec& spec, absl::stri
   return Bad(spec.kind, "tags cannot be nested");
 }
 
-// Adds the field in which the client wrote the content of a tag to the status.
+// Adds to the status the request field that contains the content of the tag.
 absl::Status WithTagField(const absl::Status& status, absl::string_view field,
                           absl::string_view kind) {
   const auto reason = GetErrorReason(status);

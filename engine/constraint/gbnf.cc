@@ -109,7 +109,7 @@ class GbnfParser {
     return entry->second;
   }
 
-  // Returns whether a rule definition begins here, and not an element.
+  // Returns whether a rule definition, rather than an element, begins here.
   bool AtRule() {
     const std::size_t start = at_;
     while (!AtEnd() && IsNameChar(static_cast<unsigned char>(Peek()))) ++at_;
@@ -166,8 +166,8 @@ class GbnfParser {
       bool optional = false;
       QUIRE_ASSIGN_OR_RETURN(Expression repeated, ParseCount(element, &optional));
       parts.push_back(std::move(repeated));
-      // A group with several alternatives needs none of them for certain. It is recorded as a rule
-      // of its own, under a name that no rule can have.
+      // A group with several alternatives does not need the rules of any single one. It is
+      // therefore recorded as a rule of its own, under a name that no rule of the grammar can have.
       if (optional || ways.empty()) continue;
       if (ways.size() == 1) {
         needs->insert(ways[0].begin(), ways[0].end());
@@ -341,8 +341,8 @@ class GbnfParser {
   const absl::string_view text_;
   GrammarText& grammar_;
   std::size_t at_ = 0;
-  std::map<std::string, Rule> rules_;  // also has groups, see ParseSequence
-  int num_names_ = 0;                  // number of rules without the groups
+  std::map<std::string, Rule> rules_;  // and the groups that ParseSequence records
+  int num_names_ = 0;                  // number of rules, without these groups
   int num_repeats_ = 0;
 };
 

@@ -72,7 +72,8 @@ struct OverBudget {
   const char* unit;
 };
 
-// Activates the budget for a scope and stores the remaining budget at its end.
+// Makes `budget` the budget of the current thread until the end of the scope, and then stores what
+// is left in it.
 class BudgetScope {
  public:
   explicit BudgetScope(LibraryBudget* budget) : budget_(*budget) {
@@ -99,7 +100,7 @@ void TakeFrom(Allowance* allowance, std::int64_t amount, const char* unit) {
   }
 }
 
-// Grants more steps to a call that has used its steps, possibly exceeding them.
+// Grants more steps to a call that has used up, or slightly exceeded, the steps granted so far.
 void GrantSteps() {
   if (library_budget.stop != nullptr) {
     if (library_budget.stop->stop_requested()) {
@@ -316,8 +317,8 @@ class GrammarLibrary::Impl {
           std::make_shared<XgrammarConstraint>(compiler_.CompileGrammar(std::string(grammar)),
                                                limits_, vocab_size_, std::move(unenforced));
     }));
-    // Creating a matcher costs as much for every output as it does here, so an expensive constraint
-    // is rejected now.
+    // Every output creates a matcher. A constraint for which this exceeds the limit is rejected
+    // now.
     budget.steps = {limits_.token_steps};
     QUIRE_RETURN_IF_ERROR(CatchErrors(&budget, [&] { constraint->NewMatcher({}); }));
     return constraint;

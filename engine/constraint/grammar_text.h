@@ -3,10 +3,10 @@
 // Writes a grammar in the EBNF of the grammar library, using only forms whose masks are exact.
 //
 //   GrammarText grammar;
-//   const std::string digit = grammar.Class(CodePoints({{'0', '9'}}));
-//   grammar.DefineRoot(GrammarText::Sequence({grammar.Literal("["), digit, grammar.Literal("]")}));
+//   const std::string digit = grammar.Character(CodePoints({{'0', '9'}}), Spelling::kPlain);
+//   const auto text = grammar.Finish(GrammarText::Sequence({GrammarText::Literal("["), digit}));
 //
-// Place:      below the code that translates specs to grammars. Expressions are texts.
+// Place:      below the code that translates specs to grammars. An expression is a string of EBNF.
 // Invariants: all names are generated here, so no name of a client equals one of the library's
 //             macros. Only rules are repeated with a count: with a repeated character class the
 //             library (0.2.8) allows tokens that it then rejects.
@@ -51,7 +51,8 @@ class GrammarText {
   // REQUIRES: `options` is not empty.
   static Expression Choice(const std::vector<Expression>& options);
 
-  // Removes these characters from all later character sets, unless a set would become empty.
+  // Removes these characters from all character sets passed later, except from sets that would
+  // become empty.
   void Omit(CodePoints set) { omitted_ = std::move(set); }
 
   // Matches one character of the set. REQUIRES: the set is not empty.
@@ -81,7 +82,7 @@ class GrammarText {
   Expression Share(const Expression& body);
   static Expression Reference(Rule rule);
 
-  // Marks the grammar as rejected, so that Finish fails. The first reason counts.
+  // Marks the grammar as rejected, so that Finish fails. Finish returns the first reason.
   void Refuse(std::string why);
   bool is_refused() const { return !refused_.empty(); }
 

@@ -20,9 +20,9 @@ namespace {
 using Expression = GrammarText::Expression;
 using nlohmann::ordered_json;
 
-constexpr absl::string_view kOfArguments[] = {
+constexpr absl::string_view kArgumentKeywords[] = {
     "type", "properties", "required", "additionalProperties", "$schema", "$id"};
-constexpr absl::string_view kOfStrings[] = {"type", "enum", "const"};
+constexpr absl::string_view kStringKeywords[] = {"type", "enum", "const"};
 // Keywords whose languages may need an omitted character.
 constexpr absl::string_view kPatternKeywords[] = {"pattern", "patternProperties", "propertyNames"};
 
@@ -78,7 +78,7 @@ class MarkedWriter {
         grammar_(*grammar) {}
 
   absl::StatusOr<Expression> Arguments() {
-    QUIRE_RETURN_IF_ERROR(CheckKeywords(schema_, "", kOfArguments));
+    QUIRE_RETURN_IF_ERROR(CheckKeywords(schema_, "", kArgumentKeywords));
     // Only declared arguments can be written.
     const auto found = schema_.find("properties");
     const ordered_json declared = found == schema_.end() ? ordered_json::object() : *found;
@@ -186,8 +186,8 @@ class MarkedWriter {
     return absl::OkStatus();
   }
 
-  // Writes such values without quotes. Strings with a bounded length or a format do not contain
-  // `<`.
+  // Writes the values of shapes for which AreTexts is true, without quotes. Strings with a bounded
+  // length or a format do not contain `<`.
   Expression Texts(const std::vector<Shape>& shapes) {
     std::vector<Expression> options;
     const auto add = [&](const ordered_json& value) {
@@ -243,7 +243,7 @@ class MarkedWriter {
 
   absl::StatusOr<Expression> String(const ordered_json& schema, const std::string& pointer) {
     if (spec_.unenforced == nullptr) {
-      QUIRE_RETURN_IF_ERROR(CheckKeywords(schema, pointer, kOfStrings));
+      QUIRE_RETURN_IF_ERROR(CheckKeywords(schema, pointer, kStringKeywords));
     } else {
       ListKeywords(schema, pointer);
     }
@@ -272,7 +272,7 @@ class MarkedWriter {
   // Lists the keywords of a string that are not enforced, unless they are already listed.
   void ListKeywords(const ordered_json& schema, const std::string& pointer) const {
     for (const auto& [keyword, value] : schema.items()) {
-      if (IsAmong(keyword, kOfStrings) || IsSchemaAnnotation(keyword)) continue;
+      if (IsAmong(keyword, kStringKeywords) || IsSchemaAnnotation(keyword)) continue;
       std::string listed =
           absl::StrCat(spec_.field, PointerFragment(absl::StrCat(pointer, PointerStep(keyword))));
       if (std::ranges::find(*spec_.unenforced, listed) != spec_.unenforced->end()) continue;

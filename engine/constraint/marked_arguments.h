@@ -6,8 +6,8 @@
 // Place:      next to tag_grammar; above the reader of schemas and free_text.
 // Invariants: text/tools reads the written values back as the same values. Schemas for which this
 //             cannot be ensured are rejected: strings with keywords other than `enum` and `const`,
-//             strings mixed with other types, names with other characters than words have, and JSON
-//             values that need `<` or a pattern.
+//             strings mixed with other types, names with characters other than [A-Za-z0-9_.-], and
+//             JSON values that need `<` or a pattern.
 // Threads:    pure functions.
 
 #include <string>

@@ -22,7 +22,7 @@ using AutomatonState = NumberAutomaton::State;
 constexpr std::size_t kMinus = 10, kPoint = 11;  // positions in NumberAutomaton::kSymbols
 // Maximum number of states before minimization, and the number of schema steps that one state
 // costs.
-constexpr std::size_t kMaxReadStates = 1 << 14;
+constexpr std::size_t kMaxUnminimizedStates = 1 << 14;
 constexpr std::int64_t kStepsOfState = 64;
 
 std::int64_t PowerOfTen(std::int32_t exponent) {
@@ -45,8 +45,8 @@ enum class Phase : std::uint8_t { kStart, kMinus, kWhole, kPoint, kFraction };
 
 // Result of comparing the digits read so far with the same number of digits of a bound.
 struct Comparison {
-  // The number of digits read of the current part: first the whole part, then the fraction. It
-  // saturates at the number of the bound's digits.
+  // Number of digits read of the current part, which is the whole part or the fraction. The count
+  // stops growing once the bound has no more digits in this part.
   std::int32_t digits = 0;
   std::int32_t order = 0;  // less than, equal to or greater than zero
 
@@ -84,8 +84,8 @@ class Comparator {
     return so_far;
   }
 
-  // Returns the order of the numbers when no digit follows. `so_far` is a result of AfterWhole or
-  // later.
+  // Returns the order of the numbers if no digit follows. REQUIRES: `so_far` is a result of
+  // AfterWhole or AfterFractionDigit.
   std::int32_t AtEnd(const Comparison& so_far) const {
     const bool is_shorter =
         so_far.order == 0 && static_cast<std::size_t>(so_far.digits) < bound_.fraction.size();
@@ -114,8 +114,8 @@ std::optional<Side> SideOf(const NumberRange& range, bool negative) {
   const std::optional<Bound>& near = negative ? range.high : range.low;
   const std::optional<Bound>& far = negative ? range.low : range.high;
   if (far && far->value.negative != negative) return std::nullopt;
-  // The bound near zero is zero unless it has the same sign. Zero itself is written without a
-  // minus.
+  // Magnitudes start at zero unless the bound nearer to zero has this sign. With a minus, zero
+  // itself is excluded, because it is written without a minus.
   Bound from{.value = {.negative = false, .whole = "0", .fraction = ""}, .exclusive = negative};
   if (near && near->value.negative == negative) from = magnitude(*near);
   Side side(from);
@@ -126,8 +126,9 @@ std::optional<Side> SideOf(const NumberRange& range, bool negative) {
   return side;
 }
 
-// Moore's algorithm: splits classes of states until all states of a class agree. Classes are
-// numbered in the order of their first states. Returns nullopt when the steps run out.
+// Minimizes with Moore's algorithm: splits classes of states until all states of a class have
+// transitions to the same classes and agree on acceptance. Classes are numbered in the order of
+// their first states. Returns nullopt when the steps run out.
 std::optional<std::vector<std::int32_t>> ClassesOf(const std::vector<AutomatonState>& states,
                                                    std::int64_t* steps) {
   constexpr std::size_t kAccepts = NumberAutomaton::kNumSymbols, kOwn = kAccepts + 1;
@@ -167,8 +168,8 @@ NumberAutomaton Merged(const std::vector<AutomatonState>& states,
   return merged;
 }
 
-// Returns an automaton that reads digits. Its states are classes of residues, and it accepts
-// residue 0.
+// Returns an automaton that reads the digits of an integer and accepts the multiples of `units`.
+// Its states are classes of residues modulo `units`.
 std::optional<NumberAutomaton> ResiduesOf(std::int64_t units, std::int64_t* steps) {
   std::vector<AutomatonState> states(static_cast<std::size_t>(units));
   for (std::int64_t residue = 0; residue < units; ++residue) {
@@ -184,20 +185,20 @@ std::optional<NumberAutomaton> ResiduesOf(std::int64_t units, std::int64_t* step
   return classes ? std::optional(Merged(states, *classes)) : std::nullopt;
 }
 
-class MultiplesReader {
+class MultiplesBuilder {
  public:
-  MultiplesReader(const MultipleOf& multiple, const NumberRange& range, std::int64_t* steps)
+  MultiplesBuilder(const MultipleOf& multiple, const NumberRange& range, std::int64_t* steps)
       : multiple_(multiple), sides_{SideOf(range, false), SideOf(range, true)}, steps_(*steps) {}
 
-  std::optional<NumberAutomaton> Read() {
+  std::optional<NumberAutomaton> Build() {
     auto residues = ResiduesOf(multiple_.units, &steps_);
     if (!residues) return std::nullopt;
     residues_ = *std::move(residues);
     IndexOf(State{});
-    for (std::size_t at = 0; at < read_.size(); ++at) {
+    for (std::size_t at = 0; at < found_states_.size(); ++at) {
       steps_ -= kStepsOfState;
-      if (steps_ < 0 || read_.size() > kMaxReadStates) return std::nullopt;
-      const State state = read_[at];
+      if (steps_ < 0 || found_states_.size() > kMaxUnminimizedStates) return std::nullopt;
+      const State state = found_states_[at];
       NumberAutomaton::State edges{.next = {}, .accepts = Accepts(state)};
       for (std::size_t symbol = 0; symbol < edges.next.size(); ++symbol) {
         const std::optional<State> next = Next(state, symbol);
@@ -227,7 +228,7 @@ class MultiplesReader {
 
   std::int32_t IndexOf(const State& state) {
     const auto [entry, added] = index_.emplace(state, static_cast<std::int32_t>(index_.size()));
-    if (added) read_.push_back(state);
+    if (added) found_states_.push_back(state);
     return entry->second;
   }
 
@@ -300,7 +301,7 @@ class MultiplesReader {
     return residues_.states[static_cast<std::size_t>(residue)].next[digit];
   }
 
-  // Removes the edges to states from which no number is accepted.
+  // Removes the edges to states from which no accepting state can be reached.
   void RemoveDeadEnds() {
     std::vector<NumberAutomaton::State>& states = automaton_.states;
     std::vector<std::vector<std::int32_t>> before(states.size());
@@ -335,7 +336,7 @@ class MultiplesReader {
   std::int64_t& steps_;
   NumberAutomaton residues_;
   std::map<State, std::int32_t> index_;
-  std::vector<State> read_;  // by index_
+  std::vector<State> found_states_;  // each at its index in index_
   NumberAutomaton automaton_;
 };
 
@@ -365,7 +366,8 @@ MultipleOf MultipleOf::Integers() const {
 }
 
 std::optional<MultipleOf> MultipleOf::Intersect(const MultipleOf& other) const {
-  // Units of kMaxPlaces places can still be reduced.
+  // The product may exceed kMaxUnits by a factor of 10^kMaxPlaces, because Reduced removes trailing
+  // zeros.
   constexpr std::int64_t kMost = kMaxUnits * 1'000'000'000;
   const std::int32_t most = std::max(places, other.places);
   const std::int64_t own = units * PowerOfTen(most - places);
@@ -378,7 +380,7 @@ std::optional<MultipleOf> MultipleOf::Intersect(const MultipleOf& other) const {
 std::optional<NumberAutomaton> MultiplesWithin(const MultipleOf& multiple, const NumberRange& range,
                                                std::int64_t* steps) {
   if (range.empty()) return NumberAutomaton{};
-  return MultiplesReader(multiple, range, steps).Read();
+  return MultiplesBuilder(multiple, range, steps).Build();
 }
 
 Expression WriteNumbers(const NumberAutomaton& automaton, GrammarText* grammar) {

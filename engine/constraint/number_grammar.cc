@@ -43,8 +43,8 @@ std::optional<Expression> ChoiceOf(const std::vector<Expression>& options) {
   return GrammarText::Choice(options);
 }
 
-// Returns texts of `count` digits between the bounds; a nullopt bound is no restriction. REQUIRES:
-// the bounds have `count` digits.
+// Matches exactly `count` digits whose value is between the bounds. A bound of nullopt does not
+// restrict. REQUIRES: the bounds have `count` digits.
 std::optional<Expression> SameLength(std::optional<absl::string_view> low,
                                      std::optional<absl::string_view> high, std::size_t count) {
   if (!low && !high) return Digits(count);
@@ -75,8 +75,8 @@ std::optional<Expression> SameLength(std::optional<absl::string_view> low,
   return ChoiceOf(options);
 }
 
-// Returns natural numbers from `low` to `high`, which have no leading zeros; nullopt: no upper
-// limit.
+// Matches natural numbers without leading zeros from `low` to `high`. If `high` is nullopt, there
+// is no upper limit.
 std::optional<Expression> NaturalsWithin(const std::string& low,
                                          const std::optional<std::string>& high) {
   std::vector<Expression> options;
@@ -131,8 +131,8 @@ struct FractionBound {
 };
 using Limit = std::optional<FractionBound>;
 
-// Returns the rest of a fraction between bounds. The digits so far equal those of the given bounds.
-// The text may end if `may_end` is set and the bounds allow it.
+// Matches the rest of a fraction whose digits so far equal those of each given bound. The fraction
+// may end here if `may_end` is set and the bounds allow it.
 std::optional<Expression> FractionRest(const Limit& low, const Limit& high, bool may_end) {
   if (!low && !high) return may_end ? "[0-9]*" : "[0-9] [0-9]*";
   const bool low_zero = !low || AllZero(low->digits), high_zero = high && AllZero(high->digits);
@@ -176,7 +176,7 @@ std::optional<Expression> FractionRest(const Limit& low, const Limit& high, bool
   return ChoiceOf(options);
 }
 
-// Returns a fraction with its point, or nothing where the bounds allow it.
+// Matches a fraction with its decimal point. Also matches the empty text if the bounds allow it.
 std::optional<Expression> Fraction(const Limit& low, const Limit& high) {
   if (!low && !high) return kAnyFraction;
   std::vector<Expression> options;
@@ -187,7 +187,7 @@ std::optional<Expression> Fraction(const Limit& low, const Limit& high) {
   return ChoiceOf(options);
 }
 
-// Returns non-negative numbers from `low` to `high`. REQUIRES: neither is negative.
+// Matches non-negative numbers from `low` to `high`. REQUIRES: neither is negative.
 std::optional<Expression> MagnitudesWithin(const Bound& low, const std::optional<Bound>& high) {
   const Limit low_fraction = FractionBound{low.value.fraction, low.exclusive};
   const Limit high_fraction =

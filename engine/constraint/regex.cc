@@ -63,7 +63,7 @@ Regex Repeat(Regex body, std::int64_t min, std::optional<std::int64_t> max) {
       .kind = Regex::Kind::kRepeat, .set = {}, .parts = {std::move(body)}, .min = min, .max = max};
 }
 
-// An alternative whose anchors are known, because they are only at its ends.
+// An alternative and whether it has anchors, which can only be at its ends.
 struct AnchoredSequence {
   std::vector<Regex> parts;
   bool begins = false, ends = false;
@@ -209,7 +209,8 @@ class Parser {
     return options;
   }
 
-  // Returns several alternatives if it consists of one group with its own anchors, as in ^(a$|b).
+  // Parses an alternative. If it consists of one group with its own anchors, as in ^(a$|b), returns
+  // the alternatives of the group.
   absl::StatusOr<std::vector<AnchoredSequence>> ParseAlternative(int depth) {
     AnchoredSequence here;
     std::vector<AnchoredSequence>
@@ -512,8 +513,8 @@ std::int64_t Bounded(std::int64_t value) {
   return std::min(value, kLongest);
 }
 
-// Returns the ends of matches that begin at one of `starts`. The result is invalid if the steps run
-// out.
+// Returns the positions where matches that begin at one of `starts` end. The result is invalid if
+// the steps run out.
 std::set<std::size_t> EndsFrom(const Regex& regex, const std::vector<char32_t>& text,
                                const std::set<std::size_t>& starts, std::int64_t* steps) {
   std::set<std::size_t> ends;

@@ -48,20 +48,22 @@ absl::StatusOr<Regex> ParseRegex(absl::string_view pattern, RegexMeaning meaning
 
 GrammarText::Expression WriteRegex(const Regex& regex, Spelling spelling, GrammarText* grammar);
 
-// Minimum and maximum number of characters of the texts; `max` is nullopt if there is no maximum.
+// Minimum and maximum number of characters of the strings that match; `max` is nullopt if there is
+// no maximum.
 struct TextLength {
   std::int64_t min = 0;
   std::optional<std::int64_t> max;
 };
 TextLength LengthOf(const Regex& regex);
 
-// Returns the texts of the language that do not begin with a character of `taken`. The empty text
-// is included if the language contains it and `may_be_empty` is set. If many leading parts may be
-// empty, texts that begin with a later part are lost. Returns nullopt if no text remains.
+// Returns an expression for those matches of `regex` that do not begin with a character of `taken`.
+// It matches the empty string if `regex` does and `may_be_empty` is set. If many leading parts can
+// be empty, matches that begin with a later part are left out. Returns nullopt if no match remains.
 std::optional<Regex> ExcludeFirst(const Regex& regex, const CodePoints& taken, bool may_be_empty);
 
-// Returns whether the language contains the whole text. Subtracts the used steps from `steps`,
-// about the product of both lengths. Returns nullopt when they run out.
+// Returns whether the expression matches the whole text. Subtracts the used steps from `steps`;
+// their number is about the product of the sizes of expression and text. Returns nullopt if the
+// steps run out.
 std::optional<bool> Matches(const Regex& regex, absl::string_view text, std::int64_t* steps);
 
 }  // namespace quire::engine

@@ -22,17 +22,17 @@ namespace quire::engine {
 
 namespace {
 
-constexpr std::size_t kMaxSchemas = 8192;  // that one document refers to, intersections included
+constexpr std::size_t kMaxSchemas = 8192;  // per document, including intersections
 constexpr std::size_t kMaxWays = 1024;     // alternatives of one schema
 constexpr std::size_t kMaxQuoted = 200;    // bytes of the document that one reason quotes
 constexpr std::size_t kMaxReasons = 1200;  // total size of all reasons in bytes
-// Number of steps that a schema or a shape costs, because it uses memory too.
+// Number of steps charged for a schema or a shape, because these also use memory.
 constexpr std::int64_t kStepsOfSchema = 64;
 constexpr std::int64_t kStepsUntilYield = 1 << 12;  // about 0.1 ms
 
-// Returns why the text must not be parsed, or "" if it may be. The limits bound the recursion over
-// containers and linear searches for members.
-std::string TooLarge(absl::string_view text) {
+// Returns the reason why the text is too large to be parsed, or "" if it is not. The limits bound
+// the recursion over containers and linear searches for members.
+std::string WhyTooLarge(absl::string_view text) {
   std::vector<std::size_t> members;  // number of members so far, per open container
   bool in_string = false;
   for (std::size_t i = 0; i < text.size(); ++i) {
@@ -56,7 +56,7 @@ std::string TooLarge(absl::string_view text) {
   return "";
 }
 
-// Decodes %41 as in a URI, then ~0 and ~1 as in a JSON pointer.
+// Decodes a step of a JSON pointer in a URI: first escapes such as %41, then ~0 and ~1.
 std::string DecodedStep(absl::string_view step) {
   std::string out;
   for (std::size_t i = 0; i < step.size(); ++i) {
@@ -122,7 +122,7 @@ absl::StatusOr<std::unique_ptr<SchemaDocument>> SchemaDocument::Parse(absl::stri
     return BadConstraint("compile", absl::StrCat("constraint.json_schema: ", why));
   };
   if (FirstInvalidUtf8(text)) return bad("is not UTF-8");
-  if (const std::string why = TooLarge(text); !why.empty()) return bad(why);
+  if (const std::string why = WhyTooLarge(text); !why.empty()) return bad(why);
   std::unique_ptr<SchemaDocument> document(new SchemaDocument);
   document->json_ = OrderedJson::parse(text.begin(), text.end(), nullptr, false);
   const OrderedJson& json = document->json_;
@@ -305,15 +305,15 @@ const SchemaDocument::Node* SchemaDocument::Resolve(const Node&, absl::string_vi
   return NodeAt(*at, nullptr, std::move(pointer));
 }
 
-const SchemaDocument::Local& SchemaDocument::LocalOf(const Node& node) {
+const SchemaDocument::OwnKeywords& SchemaDocument::OwnKeywordsOf(const Node& node) {
   Node& own = *nodes_.at(node.json);
-  if (own.local == nullptr) {
-    // Reading can reach this node again through oneOf; Expand does not recurse into it then.
+  if (own.keywords == nullptr) {
+    // Reading can reach this node again through oneOf. Expand then returns without recursing.
     own.is_being_read = true;
-    own.local = NodeReader(this, own).Read();
+    own.keywords = NodeReader(this, own).Read();
     own.is_being_read = false;
   }
-  return *own.local;
+  return *own.keywords;
 }
 
 SchemaId SchemaDocument::Intern(Nodes nodes) {
@@ -415,10 +415,10 @@ std::vector<SchemaDocument::Nodes> SchemaDocument::Expand(const Node& node,
   }
   if (!Spend(1) || !Descend(&node)) return {};
   path->push_back(&node);
-  const Local& local = LocalOf(node);
+  const OwnKeywords& keywords = OwnKeywordsOf(node);
   std::vector<Nodes> ways = {{&node}};
-  for (const Node* other : local.all) ways = Combine(node, ways, Expand(*other, path));
-  for (const auto& branches : local.unions) {
+  for (const Node* other : keywords.all) ways = Combine(node, ways, Expand(*other, path));
+  for (const auto& branches : keywords.unions) {
     std::vector<Nodes> any;
     for (const Node* branch : branches) {
       for (Nodes& way : Expand(*branch, path)) any.push_back(std::move(way));
@@ -512,7 +512,7 @@ bool SchemaDocument::AddValues(SchemaId id, std::size_t max,
 bool SchemaDocument::AcceptsObject(const ObjectShape& shape, const OrderedJson& value) {
   const auto size = static_cast<std::int64_t>(value.size());
   if (size < shape.min || (shape.max && size > *shape.max)) return false;
-  // The cost of looking up each name among the names of the other side.
+  // The cost of looking up each name of one side among the names of the other side.
   if (!Spend(static_cast<std::int64_t>(2 * value.size() * shape.properties.size()))) return false;
   for (const auto& property : shape.properties) {
     if (property.required && !value.contains(property.name)) return false;
@@ -542,7 +542,7 @@ bool SchemaDocument::Accepts(const Shape& shape, const OrderedJson& value) {
   return shape.object && AcceptsObject(*shape.object, value);
 }
 
-// Returns whether no value satisfies both. Returns false if this is unknown.
+// Returns true only if it is certain that no value satisfies both shapes.
 bool SchemaDocument::Disjoint(const Shape& a, const Shape& b, int depth) {
   if (!Spend(1)) return false;
   for (const OrderedJson& value : a.values) {

@@ -7,12 +7,12 @@
 // errors.
 //
 // Place:      above regex and number_grammar; below schema_grammar, which writes the shapes.
-// Invariants: a SchemaId names the intersection of a list of nodes of the document. References and
-//             allOf add nodes to it; anyOf and similar keywords multiply its shapes. Equal
-//             intersections, even recursive ones, have one SchemaId, so there are finitely many.
-//             Nothing is fetched. Reading takes at most kMaxSchemaSteps and recurses at most
-//             kMaxSchemaNesting deep, for any references. Its memory is proportional to the
-//             document and the steps.
+// Invariants: a SchemaId identifies an intersection: a list of nodes of the document, all of which
+//             a value must satisfy. $ref and allOf add nodes to the list. anyOf and similar
+//             keywords add alternative shapes. Equal intersections, even recursive ones, have one
+//             SchemaId, so there are finitely many. Other documents are not fetched. Reading takes
+//             at most kMaxSchemaSteps and recurses at most kMaxSchemaNesting deep, for any
+//             references. Its memory is proportional to the document and the steps.
 // Threads:    one at a time.
 // Lifetime:   owns the document.
 
@@ -43,13 +43,13 @@ inline constexpr std::size_t kMaxSchemaMembers = 4096;    // of one object of th
 inline constexpr std::size_t kMaxSchemaProperties = 512;  // that one schema declares
 inline constexpr std::size_t kMaxSchemaAnchors = 256;
 inline constexpr int kMaxSchemaNesting = 256;  // nesting of references, branches and values
-// Names, values and nodes that are visited.
+// Maximum number of names, values and nodes that are visited.
 inline constexpr std::int64_t kMaxSchemaSteps = 8 << 20;
 inline constexpr std::size_t kMaxSchemaReasons = 20;
 inline constexpr std::size_t kMaxUnenforcedKeywords = 256;    // of one constraint
 inline constexpr std::size_t kMaxUnenforcedBytes = 16 << 10;  // total size of their pointers
 
-// Returns whether a keyword does not restrict values.
+// Returns whether the keyword is an annotation, which does not restrict values.
 bool IsSchemaAnnotation(absl::string_view keyword);
 
 // The reason why a schema is rejected.
@@ -74,7 +74,7 @@ enum class SchemaId : std::int32_t {};
 struct StringShape {
   std::int64_t min = 0;  // in code points
   std::optional<std::int64_t> max;
-  std::shared_ptr<const Regex> pattern;  // its texts have the lengths above; null: none
+  std::shared_ptr<const Regex> pattern;  // matches only strings of these lengths; null: none
 };
 
 struct NumberShape {
@@ -117,7 +117,7 @@ struct ObjectShape {
   std::optional<std::int64_t> max;
 };
 
-// A set of values: the listed ones, and those of any of the kinds below.
+// A set of values: those in `values`, and those of every kind that is set below.
 struct Shape {
   std::vector<OrderedJson> values;
   bool null = false, boolean = false;
@@ -136,15 +136,15 @@ class SchemaDocument {
   ~SchemaDocument();
 
   // Reads everything that the root refers to. Returns BAD_CONSTRAINT with `pointer` and `keyword`
-  // of the first reason, and `reasons` with all of them, at most kMaxSchemaReasons. Quotes of the
-  // document are truncated.
+  // of the first reason, and `reasons` with all of them, at most kMaxSchemaReasons. Excerpts of the
+  // document in the message are truncated.
   absl::Status Check(UnenforcedPolicy policy = UnenforcedPolicy::kRefuse);
 
-  // Valid after Check. The values of a schema are those of any of its shapes; without shapes it has
-  // none.
+  // Valid after Check. A schema accepts the values of each of its shapes. A schema without shapes
+  // accepts no value.
   SchemaId root() const { return root_; }
   const std::vector<Shape>& ShapesOf(SchemaId id) const;
-  // Returns whether the schema has any value.
+  // Returns whether the schema accepts any value.
   bool HasValue(SchemaId id) const;
 
   const std::vector<SchemaReason>& reasons() const { return reasons_; }
@@ -155,7 +155,7 @@ class SchemaDocument {
 
  private:
   struct Node;
-  struct Local;
+  struct OwnKeywords;
   using Nodes = std::vector<const Node*>;
   friend class NodeReader;  // NodeReader and ShapeBuilder are in schema_nodes.h
   friend class ShapeBuilder;
@@ -163,14 +163,15 @@ class SchemaDocument {
   SchemaDocument();
 
   const Node* NodeAt(const OrderedJson& json, const Node* parent, std::string path);
-  // Subtracts steps that are about to be taken. Returns false, and rejects the schema, if too few
-  // are left.
+  // Subtracts `steps` from the remaining steps. If too few are left, rejects the schema and returns
+  // false.
   bool Spend(std::int64_t steps);
   bool is_spent() const { return steps_left_ < 0; }
-  // Enters one more level. Returns false, and rejects the schema, if the limit is exceeded.
+  // Enters one more level of nesting. If the limit is exceeded, rejects the schema and returns
+  // false.
   bool Descend(const Node* node);
   const Node* Resolve(const Node& from, absl::string_view reference);
-  const Local& LocalOf(const Node& node);
+  const OwnKeywords& OwnKeywordsOf(const Node& node);
   SchemaId Intern(Nodes nodes);
   // Returns null if the schema is being read, refers to a node that is being read, or is rejected.
   const std::vector<Shape>* Read(SchemaId id);
@@ -189,23 +190,23 @@ class SchemaDocument {
   bool AcceptsArray(const ArrayShape& shape, const OrderedJson& value);
   bool AcceptsObject(const ObjectShape& shape, const OrderedJson& value);
   bool AcceptsString(const StringShape& shape, const OrderedJson& value);
-  // Adds the values of the schema to `values`, without duplicates. Returns false if there are more
-  // than `max` or not finitely many.
+  // Adds all values that the schema accepts to `values`. Returns false if there are more than `max`
+  // values or infinitely many.
   bool AddValues(SchemaId id, std::size_t max, std::map<nlohmann::json, OrderedJson>* values);
   bool Matches(const Regex& regex, const std::string& text);
   void FindValues();
   void IndexAnchors(const OrderedJson& json, std::string* pointer);
   void Refuse(const Node& node, absl::string_view keyword, std::string text);
-  // Handles a keyword that cannot be enforced exactly. With kAnnotate it is listed, and the caller
-  // ignores it; with kRefuse the schema is rejected.
+  // Called for a keyword that cannot be enforced exactly. With kAnnotate, lists the keyword, which
+  // the caller then ignores. With kRefuse, rejects the schema.
   void LeaveOut(const Node& node, absl::string_view keyword, std::string why);
-  // Lists the keyword as not enforced with kAnnotate. Does nothing with kRefuse.
+  // With kAnnotate, lists the keyword as not enforced. With kRefuse, does nothing.
   void Note(const Node& node, absl::string_view keyword);
 
   OrderedJson json_;
   bool references_stand_alone_ = false;  // up to draft 7, siblings of a $ref are ignored
   std::string root_uri_;
-  // Anchors by name; null if two nodes have the same anchor.
+  // The node and the JSON pointer of each anchor. The node is null if two nodes have the anchor.
   std::map<std::string, std::pair<const OrderedJson*, std::string>, std::less<>> anchors_;
   std::map<const OrderedJson*, std::unique_ptr<Node>> nodes_;
   std::vector<std::unique_ptr<OrderedJson>> made_;  // nodes created by rewriting

@@ -1,5 +1,5 @@
-// Regular expressions and integer ranges of the values of `format`. They only contain texts that
-// the specification allows. For URIs and email addresses they do not contain all of them
+// Regular expressions and integer ranges of the values of `format`. They match only strings that
+// the specification allows, but for URIs and email addresses not all of these
 // (docs/structured_output.md).
 
 #include <algorithm>
@@ -29,7 +29,7 @@ std::string Date() {
 constexpr char kTime[] =
     "(?:[01]\\d|2[0-3]):[0-5]\\d:[0-5]\\d(?:\\.\\d+)?(?:Z|[+-](?:[01]\\d|2[0-3]):[0-5]\\d)";
 constexpr char kLabel[] = "[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?";
-// Excludes two consecutive hyphens, which start the ASCII form of other labels.
+// Excludes two consecutive hyphens, which mark the ASCII form of non-ASCII labels.
 constexpr char kIdnLabel[] = "[a-z0-9](?:-?[a-z0-9]){0,31}";
 constexpr char kByte[] = "(?:25[0-5]|2[0-4]\\d|1\\d\\d|[1-9]?\\d)";
 

@@ -170,7 +170,7 @@ class Writer {
     }
   }
 
-  // Returns the schema's rule, which Write defines. REQUIRES: the schema has a value.
+  // Returns the schema's rule, which WriteWaiting defines. REQUIRES: the schema has a value.
   Expression Schema(SchemaId id) {
     const auto found = schemas_.find(id);
     if (found != schemas_.end()) return found->second;

@@ -57,7 +57,7 @@ std::uint8_t TypeBit(const std::string& name) {
   return found == kTypes.end() ? 0 : found->second;
 }
 
-// Returns the number of edits between two words: letters that differ, are missing or surplus.
+// Returns the number of edits between two words: letters that differ, are missing or are extra.
 std::size_t EditDistance(const std::string& a, const std::string& b) {
   std::vector<std::size_t> row(b.size() + 1);
   for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
@@ -145,16 +145,16 @@ const std::map<std::string, NodeReader::Keyword, std::less<>>& NodeReader::Keywo
   return *keywords;
 }
 
-std::unique_ptr<NodeReader::Local> NodeReader::Read() {
+std::unique_ptr<NodeReader::OwnKeywords> NodeReader::Read() {
   const OrderedJson& json = *node_.json;
   if (json.is_boolean()) {
-    local_->never = !json.get<bool>();
+    keywords_->never = !json.get<bool>();
   } else if (json.is_object()) {
     ReadObject();
   } else {
     Refuse("a schema must be an object or a boolean");
   }
-  return std::move(local_);
+  return std::move(keywords_);
 }
 
 void NodeReader::ReadObject() {
@@ -172,7 +172,7 @@ void NodeReader::ReadObject() {
       Unknown(keyword);
     } else if (found->second.refuse != nullptr) {
       LeaveOut(found->second.refuse);
-      local_->hides_evaluation = true;
+      keywords_->hides_evaluation = true;
     } else if (found->second.read != nullptr) {
       (this->*found->second.read)(value);
     }
@@ -261,10 +261,10 @@ void NodeReader::Type(const OrderedJson& value) {
     numbers |= name == "number";
   }
   if (types == 0) return Refuse("must be a type, or a list of types with at least one");
-  local_->integers |= integers && !numbers;  // a format of integers may also set it
+  keywords_->integers |= integers && !numbers;  // a format of integers may also set it
   const OrderedJson* nullable = Sibling("nullable");
   if (nullable != nullptr && nullable->is_boolean() && nullable->get<bool>()) types |= kNull;
-  local_->types &= types;
+  keywords_->types &= types;
 }
 
 void NodeReader::Nullable(const OrderedJson& value) {
@@ -277,14 +277,14 @@ void NodeReader::Enum(const OrderedJson& value) {
     return Refuse(absl::StrCat("has ", value.size(), " values, the limit is ", kMaxValues));
   }
   std::set<OrderedJson> values(value.begin(), value.end());
-  if (local_->values) {  // `enum` and `const` occur together
-    std::erase_if(*local_->values, [&](const OrderedJson& v) { return !values.contains(v); });
-    std::erase_if(local_->value_set, [&](const OrderedJson& v) { return !values.contains(v); });
+  if (keywords_->values) {  // `enum` and `const` occur together
+    std::erase_if(*keywords_->values, [&](const OrderedJson& v) { return !values.contains(v); });
+    std::erase_if(keywords_->value_set, [&](const OrderedJson& v) { return !values.contains(v); });
   } else {
-    local_->values.emplace(value.begin(), value.end());
-    local_->value_set = std::move(values);
+    keywords_->values.emplace(value.begin(), value.end());
+    keywords_->value_set = std::move(values);
   }
-  local_->value_steps = StepsOf(value);
+  keywords_->value_steps = StepsOf(value);
 }
 
 void NodeReader::Const(const OrderedJson& value) {
@@ -294,13 +294,13 @@ void NodeReader::Const(const OrderedJson& value) {
 }
 
 void NodeReader::AtLeast(const Bound& bound) {
-  const int order = local_->range.low ? Compare(bound.value, local_->range.low->value) : 1;
-  if (order > 0 || (order == 0 && bound.exclusive)) local_->range.low = bound;
+  const int order = keywords_->range.low ? Compare(bound.value, keywords_->range.low->value) : 1;
+  if (order > 0 || (order == 0 && bound.exclusive)) keywords_->range.low = bound;
 }
 
 void NodeReader::AtMost(const Bound& bound) {
-  const int order = local_->range.high ? Compare(bound.value, local_->range.high->value) : -1;
-  if (order < 0 || (order == 0 && bound.exclusive)) local_->range.high = bound;
+  const int order = keywords_->range.high ? Compare(bound.value, keywords_->range.high->value) : -1;
+  if (order < 0 || (order == 0 && bound.exclusive)) keywords_->range.high = bound;
 }
 
 void NodeReader::AtLeast(const OrderedJson& value, bool exclusive) {
@@ -336,8 +336,8 @@ void NodeReader::MultipleOf(const OrderedJson& value) {
     return Refuse(absl::StrCat("is ", divisor->ToString(), ", must be above 0"));
   }
   using Multiple = engine::MultipleOf;
-  local_->multiple = Multiple::Parse(*divisor);
-  if (local_->multiple) return;
+  keywords_->multiple = Multiple::Parse(*divisor);
+  if (keywords_->multiple) return;
   LeaveOut(absl::StrCat("is ", divisor->ToString(), "; the supported numbers have at most ",
                         Multiple::kMaxPlaces, " decimal places and are at most ",
                         Multiple::kMaxUnits, " units of the last place"));
@@ -350,11 +350,11 @@ void NodeReader::MinLength(const OrderedJson& value) {
   if (*count > kMost) {
     return LeaveOut(absl::StrCat("is ", *count, ", the limit is ", kMost));
   }
-  local_->min_length = *count;
+  keywords_->min_length = *count;
 }
 
 void NodeReader::MaxLength(const OrderedJson& value) {
-  local_->max_length = ReadCount(value);
+  keywords_->max_length = ReadCount(value);
 }
 
 void NodeReader::Pattern(const OrderedJson& value) {
@@ -362,7 +362,7 @@ void NodeReader::Pattern(const OrderedJson& value) {
   const auto text = value.get<std::string>();
   auto regex = ParseRegex(text, RegexMeaning::kContains);
   if (!regex.ok()) return LeaveOut(std::string(regex.status().message()));
-  local_->patterns.emplace_back(text, std::make_shared<const Regex>(*std::move(regex)));
+  keywords_->patterns.emplace_back(text, std::make_shared<const Regex>(*std::move(regex)));
 }
 
 // As the standard requires, formats without an expression or a range are annotations.
@@ -372,7 +372,7 @@ void NodeReader::Format(const OrderedJson& value) {
   if (const std::optional<NumberRange> range = FormatRange(name)) {
     AtLeast(*range->low);
     AtMost(*range->high);
-    local_->integers = true;
+    keywords_->integers = true;
     const OrderedJson* type = Sibling("type");
     if (type != nullptr && *type == "string") document_.Note(node_, keyword_);
     return;
@@ -384,50 +384,50 @@ void NodeReader::Format(const OrderedJson& value) {
   }
   auto regex = ParseRegex(pattern, RegexMeaning::kWhole);
   if (!regex.ok()) return Refuse(std::string(regex.status().message()));
-  local_->patterns.emplace_back(absl::StrCat("format ", name),
-                                std::make_shared<const Regex>(*std::move(regex)));
+  keywords_->patterns.emplace_back(absl::StrCat("format ", name),
+                                   std::make_shared<const Regex>(*std::move(regex)));
 }
 
 void NodeReader::Items(const OrderedJson& value) {
   if (!value.is_array()) {
-    local_->items = Child(value);
+    keywords_->items = Child(value);
     return;
   }
   for (std::size_t i = 0; i < value.size(); ++i) {  // up to draft 2019-09
-    local_->prefix.push_back(Child(value[i], absl::StrCat(i)));
+    keywords_->prefix.push_back(Child(value[i], absl::StrCat(i)));
   }
 }
 
 void NodeReader::PrefixItems(const OrderedJson& value) {
-  local_->prefix = Children(value);
+  keywords_->prefix = Children(value);
 }
 
 void NodeReader::AdditionalItems(const OrderedJson& value) {
   const OrderedJson* items = Sibling("items");
-  if (items != nullptr && items->is_array()) local_->items = Child(value);
+  if (items != nullptr && items->is_array()) keywords_->items = Child(value);
 }
 
 void NodeReader::UnevaluatedItems(const OrderedJson& value) {
-  local_->unevaluated_items = Child(value);
+  keywords_->unevaluated_items = Child(value);
 }
 
 void NodeReader::MinItems(const OrderedJson& value) {
-  local_->min_items = ReadCount(value).value_or(0);
+  keywords_->min_items = ReadCount(value).value_or(0);
 }
 
 void NodeReader::MaxItems(const OrderedJson& value) {
-  local_->max_items = ReadCount(value);
+  keywords_->max_items = ReadCount(value);
 }
 
 void NodeReader::UniqueItems(const OrderedJson& value) {
   if (!value.is_boolean()) return Refuse("must be true or false");
-  local_->unique_items = value.get<bool>();
+  keywords_->unique_items = value.get<bool>();
 }
 
 void NodeReader::Properties(const OrderedJson& value) {
   if (!value.is_object()) return Refuse("must be an object of schemas");
   for (const auto& [name, schema] : value.items()) {
-    local_->properties.emplace_back(name, Child(schema, name));
+    keywords_->properties.emplace_back(name, Child(schema, name));
   }
 }
 
@@ -436,20 +436,20 @@ void NodeReader::Required(const OrderedJson& value) {
   if (!value.is_array()) return Refuse("must be a list of names");
   for (const OrderedJson& name : value) {
     if (!name.is_string()) return Refuse("must be a list of names");
-    local_->required.push_back(name.get<std::string>());
+    keywords_->required.push_back(name.get<std::string>());
   }
 }
 
 void NodeReader::AdditionalProperties(const OrderedJson& value) {
-  local_->additional = Child(value);
+  keywords_->additional = Child(value);
 }
 
 void NodeReader::UnevaluatedProperties(const OrderedJson& value) {
-  local_->unevaluated = Child(value);
+  keywords_->unevaluated = Child(value);
 }
 
 void NodeReader::PropertyNames(const OrderedJson& value) {
-  local_->names = Child(value);
+  keywords_->names = Child(value);
 }
 
 void NodeReader::PatternProperties(const OrderedJson& value) {
@@ -457,40 +457,40 @@ void NodeReader::PatternProperties(const OrderedJson& value) {
   for (const auto& [pattern, schema] : value.items()) {
     auto regex = ParseRegex(pattern, RegexMeaning::kContains);
     if (!regex.ok()) {
-      local_->leaves_out_patterns = local_->hides_evaluation = true;
+      keywords_->leaves_out_patterns = keywords_->hides_evaluation = true;
       LeaveOut(std::string(regex.status().message()));
       continue;
     }
-    local_->pattern_properties.emplace_back(std::make_shared<const Regex>(*std::move(regex)),
-                                            Child(schema, pattern));
+    keywords_->pattern_properties.emplace_back(std::make_shared<const Regex>(*std::move(regex)),
+                                               Child(schema, pattern));
   }
 }
 
 void NodeReader::MinProperties(const OrderedJson& value) {
-  local_->min_properties = ReadCount(value).value_or(0);
+  keywords_->min_properties = ReadCount(value).value_or(0);
 }
 
 void NodeReader::MaxProperties(const OrderedJson& value) {
-  local_->max_properties = ReadCount(value);
+  keywords_->max_properties = ReadCount(value);
 }
 
 void NodeReader::AllOf(const OrderedJson& value) {
-  for (const Node* child : Children(value)) local_->all.push_back(child);
+  for (const Node* child : Children(value)) keywords_->all.push_back(child);
 }
 
 void NodeReader::AnyOf(const OrderedJson& value) {
-  local_->unions.push_back(Children(value));
+  keywords_->unions.push_back(Children(value));
 }
 
 void NodeReader::OneOf(const OrderedJson& value) {
-  local_->unions.push_back(Children(value));
-  document_.CheckDisjoint(node_, local_->unions.back());
+  keywords_->unions.push_back(Children(value));
+  document_.CheckDisjoint(node_, keywords_->unions.back());
 }
 
-// Only supports types, `true` and {}; anything else would need a complement.
+// Supports only types, `true` and {}. Anything else would need the complement of a language.
 void NodeReader::Not(const OrderedJson& value) {
   if (value.is_boolean() || (value.is_object() && value.empty())) {
-    local_->never |= value.is_object() || value.get<bool>();
+    keywords_->never |= value.is_object() || value.get<bool>();
     return;
   }
   const auto type = value.is_object() ? value.find("type") : value.end();
@@ -504,7 +504,7 @@ void NodeReader::Not(const OrderedJson& value) {
     if (TypeBit(text) == 0) return Refuse(absl::StrCat("there is no type \"", text, "\""));
     types |= TypeBit(text);
   }
-  local_->types &= static_cast<std::uint8_t>(~types);
+  keywords_->types &= static_cast<std::uint8_t>(~types);
 }
 
 void NodeReader::Dialect(const OrderedJson& value) {
@@ -520,12 +520,12 @@ void NodeReader::Ref(const OrderedJson& value) {
   const auto text = value.get<std::string>();
   const Node* target = document_.Resolve(node_, text);
   if (target == nullptr) {
-    local_->hides_evaluation = true;
+    keywords_->hides_evaluation = true;
     return LeaveOut(absl::StrCat("\"", text.substr(0, 80),
                                  "\" is not in this document, or is an anchor that occurs twice "
                                  "in it; other documents are not fetched"));
   }
-  local_->all.push_back(target);
+  keywords_->all.push_back(target);
 }
 
 void NodeReader::Id(const OrderedJson& value) {
@@ -542,7 +542,7 @@ void NodeReader::DependentRequired(const OrderedJson& value) {
   const bool has_names_alone =
       std::ranges::all_of(value, [](const OrderedJson& names) { return names.is_array(); });
   if (!has_names_alone) {
-    local_->hides_evaluation = true;
+    keywords_->hides_evaluation = true;
     return LeaveOut("is supported only with lists of names");
   }
   for (const auto& [trigger, names] : value.items()) {
@@ -556,7 +556,7 @@ void NodeReader::DependentRequired(const OrderedJson& value) {
       ways.push_back(Child(*document_.made_.back(), trigger));
     }
     // Both alternatives only restrict objects; the first one accepts all other values.
-    local_->unions.push_back(std::move(ways));
+    keywords_->unions.push_back(std::move(ways));
   }
 }
 

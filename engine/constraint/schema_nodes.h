@@ -4,7 +4,7 @@
 // read them.
 //
 // Place:      only for the sources of schema_check.
-// Invariants: a Local describes a single node; nodes that it refers to are not included.
+// Invariants: OwnKeywords describes the keywords of one node, without the nodes that it refers to.
 // Threads:    those of SchemaDocument.
 // Lifetime:   nodes live as long as their document.
 
@@ -29,15 +29,15 @@ enum SchemaType : std::uint8_t {
 
 struct SchemaDocument::Node {
   const OrderedJson* json = nullptr;
-  const Node* parent = nullptr;  // null: `path` starts at the root of the document
-  std::string path;              // relative to the parent; the end of a JSON pointer
-  std::unique_ptr<Local> local;  // null until the node has been read
+  const Node* parent = nullptr;           // null: `path` starts at the root of the document
+  std::string path;                       // relative to the parent; the end of a JSON pointer
+  std::unique_ptr<OwnKeywords> keywords;  // null until the node has been read
   bool is_being_read = false;
 
   std::string Pointer() const;
 };
 
-struct SchemaDocument::Local {
+struct SchemaDocument::OwnKeywords {
   bool never = false;
   std::uint8_t types = kAllTypes;
   bool integers = false;
@@ -48,7 +48,7 @@ struct SchemaDocument::Local {
   std::optional<MultipleOf> multiple;
   std::int64_t min_length = 0;
   std::optional<std::int64_t> max_length;
-  // Each with its text, or the name of its format.
+  // Expressions, each with its text or the name of its format.
   std::vector<std::pair<std::string, std::shared_ptr<const Regex>>> patterns;
   std::vector<const Node*> prefix;
   const Node* items = nullptr;
@@ -63,7 +63,8 @@ struct SchemaDocument::Local {
   const Node* names = nullptr;
   std::vector<std::pair<std::shared_ptr<const Regex>, const Node*>> pattern_properties;
   bool leaves_out_patterns = false;  // a pattern of patternProperties is not supported
-  // A keyword that may apply schemas is ignored, so it is unknown what the node evaluates.
+  // A keyword that may apply schemas is ignored, so it is unknown which items and properties the
+  // node evaluates.
   bool hides_evaluation = false;
   std::int64_t min_properties = 0;
   std::optional<std::int64_t> max_properties;
@@ -77,11 +78,11 @@ struct SchemaDocument::Local {
 class NodeReader {
  public:
   using Node = SchemaDocument::Node;
-  using Local = SchemaDocument::Local;
+  using OwnKeywords = SchemaDocument::OwnKeywords;
 
   NodeReader(SchemaDocument* document, const Node& node)
-      : document_(*document), node_(node), local_(std::make_unique<Local>()) {}
-  std::unique_ptr<Local> Read();
+      : document_(*document), node_(node), keywords_(std::make_unique<OwnKeywords>()) {}
+  std::unique_ptr<OwnKeywords> Read();
 
  private:
   using Handler = void (NodeReader::*)(const OrderedJson& value);
@@ -146,7 +147,7 @@ class NodeReader {
 
   SchemaDocument& document_;
   const Node& node_;
-  std::unique_ptr<Local> local_;
+  std::unique_ptr<OwnKeywords> keywords_;
   std::string keyword_;  // the keyword that is being read
 };
 
@@ -154,10 +155,10 @@ class NodeReader {
 class ShapeBuilder {
  public:
   using Node = SchemaDocument::Node;
-  using Local = SchemaDocument::Local;
+  using OwnKeywords = SchemaDocument::OwnKeywords;
   using Nodes = SchemaDocument::Nodes;
 
-  // With `one_seed`, all nodes are part of the first.
+  // If `one_seed` is true, all nodes result from expanding the first one.
   ShapeBuilder(SchemaDocument* document, const Nodes& nodes, bool one_seed)
       : document_(*document), nodes_(nodes), one_seed_(one_seed) {}
   // Returns nullopt when no value satisfies all nodes.
@@ -166,30 +167,32 @@ class ShapeBuilder {
  private:
   void AddNumber(bool integers, Shape* shape);
   void AddString(Shape* shape);
-  // Restricts the expression to the lengths of the shape. Returns false if no text has them.
+  // Restricts the pattern to the lengths of the shape. Returns false if no string matches both.
   bool CutPattern(StringShape* string);
   void AddArray(Shape* shape);
-  // Sets `unique`, or ignores uniqueItems. Returns false if no array is valid.
+  // Sets `unique`, or leaves out uniqueItems if it cannot be enforced. Returns false if no array is
+  // valid.
   bool AddUniqueItems(const Node& node, ArrayShape* array);
   void AddObject(Shape* shape);
   // Returns the values that all nodes list and the shape accepts.
   std::optional<Shape> ShapeOfListed(const std::vector<OrderedJson>& listed, const Shape& shape);
   ObjectShape::Property PropertyNamed(const std::string& name);
   void SetOtherNames(const std::vector<std::string>& declared, ObjectShape* object);
-  // Restricts other names to texts of the expression whose first character differs from that of
-  // every declared name that matches it. Returns false if there is none.
+  // Restricts undeclared names to matches of `names` whose first character differs from that of
+  // every declared name that matches `names`. Returns false if there is no such name.
   bool RestrictNames(const Regex& names, const std::vector<std::string>& declared,
                      ObjectShape* object);
-  // Restricts other names to those that propertyNames of the node allows. Returns false if there is
-  // none.
+  // Restricts undeclared names to those that propertyNames of the node allows. Returns false if
+  // there is no such name.
   bool ReadNames(const Node& node, const std::vector<std::string>& declared, ObjectShape* object);
   // Returns the names that propertyNames of the node lists, or nullopt if it does not list names.
-  std::optional<std::vector<std::string>> ListedNames(const Local& local);
+  std::optional<std::vector<std::string>> ListedNames(const OwnKeywords& keywords);
   std::vector<std::string> DeclaredNames();
   void SetCounts(std::int64_t required, std::int64_t declared, ObjectShape* object);
   SchemaId ItemsAt(std::size_t index);
-  // Returns whether `unevaluated...` of the node is enforced. This requires that the node is the
-  // seed and that it is known what the other nodes evaluate. Otherwise the keyword is ignored.
+  // Returns whether `keyword`, unevaluatedItems or unevaluatedProperties, of the node is enforced.
+  // This requires that the node is the only seed and that it is known what the other nodes
+  // evaluate. Otherwise the keyword is ignored.
   bool AppliesUnevaluated(std::size_t index, const char* keyword);
   // Returns the first node that has the keyword.
   const Node& NodeWith(const char* keyword) const;
@@ -199,9 +202,10 @@ class ShapeBuilder {
   const bool one_seed_;
 };
 
-// Restricts the lengths of the language to `length` if it has one repetition of one character that
-// can be shortened. Otherwise divides the maximum length among several repetitions; texts in which
-// a repetition exceeds its share are lost. Returns false if neither is possible.
+// Restricts `regex` to matches of the given lengths. If its only part of variable length repeats
+// one character, the result is exact. Otherwise divides the maximum length among the repetitions;
+// matches in which a repetition exceeds its share are left out. Returns false if neither is
+// possible.
 bool ClampLength(const TextLength& length, Regex* regex);
 
 // Returns the regular expression of a string `format`, or "" if it has none.

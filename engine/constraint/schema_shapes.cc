@@ -11,9 +11,9 @@ namespace quire::engine {
 
 namespace {
 
-constexpr std::int64_t kMaxPropertyStates = 8192;  // of counted properties
+constexpr std::int64_t kMaxPropertyStates = 8192;  // states for counting properties
 constexpr std::int64_t kStepsOfCopiedPart = 64;    // for each part of a copied expression
-// A move adds one item to the set of items so far.
+// Maximum number of moves in UniqueItems. A move adds one item to the set of items so far.
 constexpr std::size_t kMaxUniqueMoves = 1 << 14;
 // Minimum number of characters for each of several repetitions that share a maximum length.
 constexpr std::int64_t kMinShare = 24;
@@ -53,7 +53,7 @@ bool ShareLength(std::int64_t max, Regex* regex);
 
 // Gives each part its minimum length, and divides the rest among the parts that can be longer.
 bool ShareAmong(std::int64_t max, std::vector<Regex>* parts) {
-  // Sorted by the length that they can take beyond the minimum.
+  // The parts that can exceed their minimum length, sorted by how much.
   std::vector<std::pair<std::int64_t, Regex*>> longer;
   for (Regex& part : *parts) {
     const TextLength own = LengthOf(part);
@@ -148,11 +148,12 @@ bool ShapeBuilder::AppliesUnevaluated(std::size_t index, const char* keyword) {
     document_.LeaveOut(*nodes_[index], keyword, "is not supported within an intersection");
     return false;
   }
-  // Another node with such a keyword evaluates items or properties too, and its keyword is ignored.
+  // Another node with such a keyword evaluates items or properties too. Its keyword is ignored.
   const bool is_known = std::ranges::none_of(nodes_, [&](const Node* node) {
-    const Local& local = document_.LocalOf(*node);
-    const bool evaluates_rest = local.unevaluated != nullptr || local.unevaluated_items != nullptr;
-    return local.hides_evaluation || (node != nodes_[index] && evaluates_rest);
+    const OwnKeywords& keywords = document_.OwnKeywordsOf(*node);
+    const bool evaluates_rest =
+        keywords.unevaluated != nullptr || keywords.unevaluated_items != nullptr;
+    return keywords.hides_evaluation || (node != nodes_[index] && evaluates_rest);
   });
   if (!is_known) document_.Note(*nodes_[index], keyword);
   return is_known;
@@ -163,12 +164,12 @@ std::optional<Shape> ShapeBuilder::Build() {
   bool integers = false;
   const std::vector<OrderedJson>* listed = nullptr;
   for (const Node* node : nodes_) {
-    const Local& local = document_.LocalOf(*node);
-    if (local.never) return std::nullopt;
-    types &= local.types;
-    integers |= local.integers;
-    if (local.values && (listed == nullptr || local.values->size() < listed->size())) {
-      listed = &*local.values;
+    const OwnKeywords& keywords = document_.OwnKeywordsOf(*node);
+    if (keywords.never) return std::nullopt;
+    types &= keywords.types;
+    integers |= keywords.integers;
+    if (keywords.values && (listed == nullptr || keywords.values->size() < listed->size())) {
+      listed = &*keywords.values;
     }
   }
   Shape shape;
@@ -184,14 +185,14 @@ std::optional<Shape> ShapeBuilder::Build() {
 std::optional<Shape> ShapeBuilder::ShapeOfListed(const std::vector<OrderedJson>& listed,
                                                  const Shape& shape) {
   std::int64_t steps = 0;
-  for (const Node* node : nodes_) steps += document_.LocalOf(*node).value_steps;
+  for (const Node* node : nodes_) steps += document_.OwnKeywordsOf(*node).value_steps;
   if (!document_.Spend(steps)) return std::nullopt;
   Shape values;
   std::set<OrderedJson> known;
   for (const OrderedJson& value : listed) {
     const bool in_all = std::all_of(nodes_.begin(), nodes_.end(), [&](const Node* node) {
-      const Local& local = document_.LocalOf(*node);
-      return !local.values || local.value_set.contains(value);
+      const OwnKeywords& keywords = document_.OwnKeywordsOf(*node);
+      return !keywords.values || keywords.value_set.contains(value);
     });
     if (in_all && known.insert(value).second && document_.Accepts(shape, value)) {
       values.values.push_back(value);
@@ -204,18 +205,18 @@ std::optional<Shape> ShapeBuilder::ShapeOfListed(const std::vector<OrderedJson>&
 void ShapeBuilder::AddNumber(bool integers, Shape* shape) {
   NumberShape number{.integers = integers, .range = {}, .multiple = {}, .multiples = {}};
   for (const Node* node : nodes_) {
-    const Local& local = document_.LocalOf(*node);
+    const OwnKeywords& keywords = document_.OwnKeywordsOf(*node);
     const auto tighter = [](const std::optional<Bound>& a, const std::optional<Bound>& b,
                             int sign) {
       if (!a || !b) return a ? a : b;
       const int order = sign * Compare(a->value, b->value);
       return order > 0 || (order == 0 && a->exclusive) ? a : b;
     };
-    number.range.low = tighter(number.range.low, local.range.low, 1);
-    number.range.high = tighter(number.range.high, local.range.high, -1);
-    if (!local.multiple) continue;
+    number.range.low = tighter(number.range.low, keywords.range.low, 1);
+    number.range.high = tighter(number.range.high, keywords.range.high, -1);
+    if (!keywords.multiple) continue;
     const auto both =
-        number.multiple ? number.multiple->Intersect(*local.multiple) : local.multiple;
+        number.multiple ? number.multiple->Intersect(*keywords.multiple) : keywords.multiple;
     if (both) {
       number.multiple = both;
     } else {
@@ -253,10 +254,10 @@ void ShapeBuilder::AddString(Shape* shape) {
   StringShape string;
   const std::pair<std::string, std::shared_ptr<const Regex>>* pattern = nullptr;
   for (const Node* node : nodes_) {
-    const Local& local = document_.LocalOf(*node);
-    string.min = std::max(string.min, local.min_length);
-    string.max = Least(string.max, local.max_length);
-    for (const auto& own : local.patterns) {
+    const OwnKeywords& keywords = document_.OwnKeywordsOf(*node);
+    string.min = std::max(string.min, keywords.min_length);
+    string.max = Least(string.max, keywords.max_length);
+    for (const auto& own : keywords.patterns) {
       if (pattern != nullptr && pattern->first != own.first) {
         document_.LeaveOut(*node, own.first.starts_with("format ") ? "format" : "pattern",
                            "cannot be combined with another expression");
@@ -302,18 +303,18 @@ bool ShapeBuilder::CutPattern(StringShape* string) {
 SchemaId ShapeBuilder::ItemsAt(std::size_t index) {
   Nodes nodes;
   for (std::size_t n = 0; n < nodes_.size(); ++n) {
-    const Local& local = document_.LocalOf(*nodes_[n]);
-    if (index < local.prefix.size()) {
-      nodes.push_back(local.prefix[index]);
-    } else if (local.items != nullptr) {
-      nodes.push_back(local.items);
-    } else if (local.unevaluated_items != nullptr) {
+    const OwnKeywords& keywords = document_.OwnKeywordsOf(*nodes_[n]);
+    if (index < keywords.prefix.size()) {
+      nodes.push_back(keywords.prefix[index]);
+    } else if (keywords.items != nullptr) {
+      nodes.push_back(keywords.items);
+    } else if (keywords.unevaluated_items != nullptr) {
       const bool evaluated = std::any_of(nodes_.begin(), nodes_.end(), [&](const Node* other) {
-        const Local& its = document_.LocalOf(*other);
-        return its.items != nullptr || index < its.prefix.size();
+        const OwnKeywords& other_keywords = document_.OwnKeywordsOf(*other);
+        return other_keywords.items != nullptr || index < other_keywords.prefix.size();
       });
       if (AppliesUnevaluated(n, "unevaluatedItems") && !evaluated) {
-        nodes.push_back(local.unevaluated_items);
+        nodes.push_back(keywords.unevaluated_items);
       }
     }
   }
@@ -326,11 +327,11 @@ void ShapeBuilder::AddArray(Shape* shape) {
   bool unique = false;
   const Node* where = nodes_.empty() ? nullptr : nodes_[0];
   for (const Node* node : nodes_) {
-    const Local& local = document_.LocalOf(*node);
-    prefix = std::max(prefix, local.prefix.size());
-    array.min = std::max(array.min, local.min_items);
-    array.max = Least(array.max, local.max_items);
-    if (local.unique_items) {
+    const OwnKeywords& keywords = document_.OwnKeywordsOf(*node);
+    prefix = std::max(prefix, keywords.prefix.size());
+    array.min = std::max(array.min, keywords.min_items);
+    array.max = Least(array.max, keywords.max_items);
+    if (keywords.unique_items) {
       unique = true;
       where = node;
     }
@@ -438,8 +439,8 @@ bool ShapeBuilder::AddUniqueItems(const Node& node, ArrayShape* array) {
   return true;
 }
 
-std::optional<std::vector<std::string>> ShapeBuilder::ListedNames(const Local& local) {
-  const std::vector<Shape>* shapes = document_.Read(document_.Intern({local.names}));
+std::optional<std::vector<std::string>> ShapeBuilder::ListedNames(const OwnKeywords& keywords) {
+  const std::vector<Shape>* shapes = document_.Read(document_.Intern({keywords.names}));
   if (shapes == nullptr) return std::nullopt;
   std::vector<std::string> names;
   for (const Shape& shape : *shapes) {
@@ -456,21 +457,22 @@ std::vector<std::string> ShapeBuilder::DeclaredNames() {
   std::vector<std::string> names;
   std::set<std::string> known;
   for (const Node* node : nodes_) {
-    for (const auto& [name, schema] : document_.LocalOf(*node).properties) {
+    for (const auto& [name, schema] : document_.OwnKeywordsOf(*node).properties) {
       if (known.insert(name).second) names.push_back(name);
     }
   }
   for (const Node* node : nodes_) {
-    const Local& local = document_.LocalOf(*node);
-    document_.Spend(static_cast<std::int64_t>(local.properties.size() + local.required.size()));
-    for (const std::string& name : local.required) {
+    const OwnKeywords& keywords = document_.OwnKeywordsOf(*node);
+    document_.Spend(
+        static_cast<std::int64_t>(keywords.properties.size() + keywords.required.size()));
+    for (const std::string& name : keywords.required) {
       if (known.insert(name).second) names.push_back(name);
     }
   }
   for (const Node* node : nodes_) {
-    const Local& local = document_.LocalOf(*node);
-    if (local.names == nullptr) continue;
-    for (const std::string& name : ListedNames(local).value_or(std::vector<std::string>())) {
+    const OwnKeywords& keywords = document_.OwnKeywordsOf(*node);
+    if (keywords.names == nullptr) continue;
+    for (const std::string& name : ListedNames(keywords).value_or(std::vector<std::string>())) {
       if (known.insert(name).second) names.push_back(name);
     }
   }
@@ -480,49 +482,49 @@ std::vector<std::string> ShapeBuilder::DeclaredNames() {
 ObjectShape::Property ShapeBuilder::PropertyNamed(const std::string& name) {
   ObjectShape::Property property{.name = name, .schema = {}};
   Nodes nodes;
-  const auto declares = [&](const Local& local) -> const Node* {
-    for (const auto& [own, schema] : local.properties) {
+  const auto declares = [&](const OwnKeywords& keywords) -> const Node* {
+    for (const auto& [own, schema] : keywords.properties) {
       if (own == name) return schema;
     }
     return nullptr;
   };
   if (!document_.Spend(4 + static_cast<std::int64_t>(name.size() / 8))) return property;
   for (std::size_t n = 0; n < nodes_.size(); ++n) {
-    const Local& local = document_.LocalOf(*nodes_[n]);
+    const OwnKeywords& keywords = document_.OwnKeywordsOf(*nodes_[n]);
     if (!document_.Spend(
-            1 + static_cast<std::int64_t>(local.properties.size() + local.required.size()))) {
+            1 + static_cast<std::int64_t>(keywords.properties.size() + keywords.required.size()))) {
       return property;
     }
-    property.required |=
-        std::find(local.required.begin(), local.required.end(), name) != local.required.end();
-    const Node* own = declares(local);
+    property.required |= std::find(keywords.required.begin(), keywords.required.end(), name) !=
+                         keywords.required.end();
+    const Node* own = declares(keywords);
     bool evaluated = own != nullptr;
     if (own != nullptr) nodes.push_back(own);
-    for (const auto& [regex, schema] : local.pattern_properties) {
+    for (const auto& [regex, schema] : keywords.pattern_properties) {
       if (!document_.Matches(*regex, name)) continue;
       nodes.push_back(schema);
       evaluated = true;
     }
-    if (!evaluated && local.additional != nullptr) {
-      if (local.leaves_out_patterns) {
+    if (!evaluated && keywords.additional != nullptr) {
+      if (keywords.leaves_out_patterns) {
         document_.Note(*nodes_[n], "additionalProperties");
       } else {
-        nodes.push_back(local.additional);
+        nodes.push_back(keywords.additional);
       }
     }
-    if (local.unevaluated != nullptr && AppliesUnevaluated(n, "unevaluatedProperties")) {
+    if (keywords.unevaluated != nullptr && AppliesUnevaluated(n, "unevaluatedProperties")) {
       const bool elsewhere = std::any_of(nodes_.begin(), nodes_.end(), [&](const Node* other) {
-        const Local& its = document_.LocalOf(*other);
-        document_.Spend(static_cast<std::int64_t>(its.properties.size()));
-        return declares(its) != nullptr || its.additional != nullptr ||
-               !its.pattern_properties.empty();
+        const OwnKeywords& other_keywords = document_.OwnKeywordsOf(*other);
+        document_.Spend(static_cast<std::int64_t>(other_keywords.properties.size()));
+        return declares(other_keywords) != nullptr || other_keywords.additional != nullptr ||
+               !other_keywords.pattern_properties.empty();
       });
-      if (!elsewhere) nodes.push_back(local.unevaluated);
+      if (!elsewhere) nodes.push_back(keywords.unevaluated);
     }
-    if (local.names != nullptr &&
-        !document_.Accepts(document_.Intern({local.names}), OrderedJson(name))) {
+    if (keywords.names != nullptr &&
+        !document_.Accepts(document_.Intern({keywords.names}), OrderedJson(name))) {
       document_.made_.push_back(std::make_unique<OrderedJson>(false));
-      nodes.push_back(document_.NodeAt(*document_.made_.back(), local.names, ""));
+      nodes.push_back(document_.NodeAt(*document_.made_.back(), keywords.names, ""));
     }
   }
   property.schema = document_.Intern(std::move(nodes));
@@ -554,9 +556,9 @@ bool ShapeBuilder::RestrictNames(const Regex& names, const std::vector<std::stri
 
 bool ShapeBuilder::ReadNames(const Node& node, const std::vector<std::string>& declared,
                              ObjectShape* object) {
-  const Local& local = document_.LocalOf(node);
-  if (ListedNames(local)) return false;  // the names are declared
-  const std::vector<Shape>* shapes = document_.Read(document_.Intern({local.names}));
+  const OwnKeywords& keywords = document_.OwnKeywordsOf(node);
+  if (ListedNames(keywords)) return false;  // the names are declared
+  const std::vector<Shape>* shapes = document_.Read(document_.Intern({keywords.names}));
   const StringShape* own = shapes != nullptr && shapes->size() == 1 && (*shapes)[0].string
                                ? &*(*shapes)[0].string
                                : nullptr;
@@ -583,40 +585,40 @@ bool ShapeBuilder::ReadNames(const Node& node, const std::vector<std::string>& d
 // match the pattern are generated, although the schema may allow others.
 void ShapeBuilder::SetOtherNames(const std::vector<std::string>& declared, ObjectShape* object) {
   Nodes nodes;
-  const auto closed = [](const Local& local) {
-    return local.additional != nullptr && local.additional->json->is_boolean() &&
-           !local.additional->json->get<bool>();
+  const auto closed = [](const OwnKeywords& keywords) {
+    return keywords.additional != nullptr && keywords.additional->json->is_boolean() &&
+           !keywords.additional->json->get<bool>();
   };
   const bool any_closed = std::any_of(nodes_.begin(), nodes_.end(), [&](const Node* node) {
-    const Local& local = document_.LocalOf(*node);
-    return closed(local) && local.pattern_properties.empty() && !local.leaves_out_patterns;
+    const OwnKeywords& keywords = document_.OwnKeywordsOf(*node);
+    return closed(keywords) && keywords.pattern_properties.empty() && !keywords.leaves_out_patterns;
   });
   bool has_others = true;
   for (std::size_t n = 0; n < nodes_.size(); ++n) {
-    const Local& local = document_.LocalOf(*nodes_[n]);
-    if (local.unevaluated != nullptr && AppliesUnevaluated(n, "unevaluatedProperties")) {
+    const OwnKeywords& keywords = document_.OwnKeywordsOf(*nodes_[n]);
+    if (keywords.unevaluated != nullptr && AppliesUnevaluated(n, "unevaluatedProperties")) {
       const bool evaluated = std::any_of(nodes_.begin(), nodes_.end(), [&](const Node* other) {
-        const Local& its = document_.LocalOf(*other);
-        return its.additional != nullptr || !its.pattern_properties.empty();
+        const OwnKeywords& other_keywords = document_.OwnKeywordsOf(*other);
+        return other_keywords.additional != nullptr || !other_keywords.pattern_properties.empty();
       });
-      if (!evaluated) nodes.push_back(local.unevaluated);
+      if (!evaluated) nodes.push_back(keywords.unevaluated);
     }
-    if (local.leaves_out_patterns) {
-      if (local.additional != nullptr) document_.Note(*nodes_[n], "additionalProperties");
-    } else if (local.pattern_properties.empty()) {
-      if (local.additional != nullptr) nodes.push_back(local.additional);
+    if (keywords.leaves_out_patterns) {
+      if (keywords.additional != nullptr) document_.Note(*nodes_[n], "additionalProperties");
+    } else if (keywords.pattern_properties.empty()) {
+      if (keywords.additional != nullptr) nodes.push_back(keywords.additional);
     } else if (any_closed) {
       // Undeclared names are forbidden, so the pattern allows no more names.
-    } else if (local.pattern_properties.size() > 1 || object->names) {
+    } else if (keywords.pattern_properties.size() > 1 || object->names) {
       document_.LeaveOut(*nodes_[n], "patternProperties",
                          object->names ? "cannot be combined with another set of names"
                                        : "is supported only with one expression");
-      if (local.additional != nullptr) document_.Note(*nodes_[n], "additionalProperties");
+      if (keywords.additional != nullptr) document_.Note(*nodes_[n], "additionalProperties");
     } else {
-      has_others &= RestrictNames(*local.pattern_properties[0].first, declared, object);
-      nodes.push_back(local.pattern_properties[0].second);
+      has_others &= RestrictNames(*keywords.pattern_properties[0].first, declared, object);
+      nodes.push_back(keywords.pattern_properties[0].second);
     }
-    if (local.names != nullptr && !any_closed) {
+    if (keywords.names != nullptr && !any_closed) {
       has_others &= ReadNames(*nodes_[n], declared, object);
     }
   }
@@ -650,9 +652,9 @@ void ShapeBuilder::SetCounts(std::int64_t required, std::int64_t declared, Objec
 void ShapeBuilder::AddObject(Shape* shape) {
   ObjectShape object{.properties = {}, .additional = {}, .names = {}, .max = {}};
   for (const Node* node : nodes_) {
-    const Local& local = document_.LocalOf(*node);
-    object.min = std::max(object.min, local.min_properties);
-    object.max = Least(object.max, local.max_properties);
+    const OwnKeywords& keywords = document_.OwnKeywordsOf(*node);
+    object.min = std::max(object.min, keywords.min_properties);
+    object.max = Least(object.max, keywords.max_properties);
   }
   const std::vector<std::string> declared = DeclaredNames();
   if (declared.size() > kMaxSchemaProperties) {

@@ -1,7 +1,7 @@
 #pragma once
 
-// The special tokens that a constraint may contain. They are identified by their text, as a
-// tokenizer splits text at them.
+// The special tokens that a constraint may contain. A special token is identified by its text,
+// because a tokenizer splits text at special tokens.
 //
 // Place:      below the writers of grammars. A marker that is a special token is written as that
 //             token, because no other token contains its bytes.

@@ -89,7 +89,7 @@ absl::Status CheckTags(const ConstraintSpec& spec) {
   return absl::OkStatus();
 }
 
-// Returns what may follow a trigger, or the special token with which tags begin.
+// Returns what may follow `beginning`, which is a trigger or a special token with which tags begin.
 Expression TextAfterTrigger(const ConstraintSpec& spec, const SpecialTokens& special,
                             const std::vector<Expression>& contents, absl::string_view beginning,
                             const Expression& after) {

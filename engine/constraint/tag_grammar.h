@@ -19,7 +19,7 @@
 namespace quire::engine {
 
 inline constexpr std::size_t kMaxTags = 256;
-inline constexpr std::size_t kMaxMarkerBytes = 1024;  // of a begin or an end
+inline constexpr std::size_t kMaxMarkerBytes = 1024;  // of a tag's begin or end
 // Total size of the triggers of a spec. Each byte is a state of the automaton.
 inline constexpr std::size_t kMaxTriggerBytes = 256;
 

@@ -52,7 +52,7 @@ std::int32_t BannedText::Next(std::int32_t state, std::int32_t token) const {
 }
 
 // excluded_at_start_ has the tokens that contain a banned string. A string that began in an earlier
-// token can only be completed by a token whose first byte continues it.
+// token can only be completed by a token whose first byte continues that string.
 void BannedText::Exclude(std::int32_t state, std::span<std::uint32_t> words) const {
   QUIRE_CHECK(words.size() == excluded_at_start_.size());
   for (std::size_t i = 0; i < words.size(); ++i) words[i] &= ~excluded_at_start_[i];

@@ -1,11 +1,11 @@
 #pragma once
 
 // Determines which tokens would complete a banned string in an output. The comparison uses bytes,
-// so it does not matter which tokens spell the string or where in them it begins and ends.
+// so the division of the string into tokens does not matter.
 //
 // Place:      a text worker creates it for a request, and mask threads use it.
-// Invariants: a token is excluded exactly if a banned string ends inside or at the end of its text,
-//             given the preceding text of the output.
+// Invariants: a token is excluded if and only if a banned string ends inside or at the end of its
+//             text, given the preceding text of the output.
 // Threads:    immutable: any.
 // Lifetime:   shared by the choices of a request.
 

@@ -2,7 +2,7 @@
 
 // Computes the masks and logit biases of choices with a constraint, banned text or repetition
 // penalties on its own threads, one position ahead. While the device computes the logits of a
-// position, a mask thread advances by the token before it and fills the mask.
+// position, a mask thread advances by the previous token and fills the mask.
 //
 //   engine thread   Start                  | is_ready, mask | Advance(token)        | is_ready ...
 //   mask thread           matcher, FillMask|                | Accept, FillMask      |
@@ -16,7 +16,7 @@
 //             for masks in progress, and not for all expensive ones.
 // Threads:    the engine thread calls Start, Advance and the waits; owns `num_threads` threads.
 // Lifetime:   a choice may be dropped at any time, and its queued mask is then skipped. Choices may
-//             outlive the pool. choices outlive the pool when their owner keeps them.
+//             outlive the pool.
 
 #include <atomic>
 #include <cstdint>
@@ -43,11 +43,11 @@ class ChoiceMask {
 
   // The following methods require is_ready().
   //
-  // The error if there is no mask: one of ConstraintMatcher, or INTERNAL for a token that an
-  // earlier mask had excluded.
+  // If there is no mask, the error: an error of ConstraintMatcher, or INTERNAL if the matcher
+  // rejected a token that its mask had allowed.
   const absl::Status& status() const { return status_; }
-  // One bit for each row of the output matrix; all bits are 0 if there is no mask. Empty if nothing
-  // may be excluded, that is, without a constraint and banned text.
+  // One bit for each token id; all bits are 0 if there is no mask. Empty if the choice has neither
+  // a constraint nor banned text.
   const std::vector<std::uint32_t>& words() const { return words_; }
   // With repetition penalties: the penalties and the biases of the request, ordered by token id. If
   // an id has both, the penalty comes first.
@@ -75,7 +75,7 @@ class ChoiceMask {
   // the masks take. When a choice is queued, its turn is raised to that of the first choice in the
   // queue, so that idle time gives no advantage.
   absl::Duration turn_ = absl::ZeroDuration();
-  // The time of its last mask, used as the estimate for the next one.
+  // The time that the last mask took, used as the estimate for the next one.
   absl::Duration took_ = absl::ZeroDuration();
   std::uint64_t arrival_ = 0;  // orders choices that are due at the same time
 };
@@ -105,11 +105,11 @@ class MaskPool {
   // Returns when one of `choices` is ready, or after `timeout`.
   void WaitAny(std::span<const ChoiceMask* const> choices, absl::Duration timeout);
 
-  // Checks the queue, and the matchers of choices that are ready. REQUIRES: the engine thread.
+  // Checks the queue, and the matchers of choices that are ready. Called on the engine thread.
   absl::Status CheckIntegrity(std::span<const ChoiceMask* const> choices) const;
 
  private:
-  // The order of the queue.
+  // Orders the queue: true if the expected finish time of `a` is later than that of `b`.
   static bool IsDueLater(const std::shared_ptr<ChoiceMask>& a,
                          const std::shared_ptr<ChoiceMask>& b);
   void Work();
@@ -125,7 +125,7 @@ class MaskPool {
   CondVar queued_;
   CondVar made_;
   std::vector<std::shared_ptr<ChoiceMask>> queue_ ABSL_GUARDED_BY(mutex_);  // a heap
-  // The turn of the choice that was taken last.
+  // The turn of the choice that was last taken from the queue.
   absl::Duration turn_ ABSL_GUARDED_BY(mutex_) = absl::ZeroDuration();
   std::uint64_t arrivals_ ABSL_GUARDED_BY(mutex_) = 0;
   bool stops_ ABSL_GUARDED_BY(mutex_) = false;

@@ -106,10 +106,10 @@ std::span<const kernels::LogitBias> RepeatPenalty::Penalties() {
     const std::size_t length = std::min<std::size_t>(matches_[at], at - begin + 1);
     const std::int32_t next = tokens_[at + 1];
     if (length < allowed || (next == token && length <= longest)) continue;
-    std::uint32_t& of_next = longest_[next];
-    of_next = std::max(of_next, static_cast<std::uint32_t>(length));
+    std::uint32_t& longest_for_next = longest_[next];
+    longest_for_next = std::max(longest_for_next, static_cast<std::uint32_t>(length));
     token = next;
-    longest = of_next;
+    longest = longest_for_next;
   }
   std::vector<std::pair<std::uint32_t, std::int32_t>> kept;  // length, token
   for (const auto& [next, length] : longest_) {

@@ -1,12 +1,11 @@
 #pragma once
 
-// DRY: a penalty for tokens that would continue a repetition. If the last n tokens also occur
-// earlier, the token that followed them there is penalised. With the largest such n, and if n is at
-// least allowed_length, its logit is reduced by multiplier * base^(n - allowed_length). If it
-// followed several matches, the longest one counts. A match contains no token that breaks matches,
-// and it lies in the last window_tokens tokens of prompt and output. A token in which a breaker
-// ends, wherever the breaker begins, breaks matches and is not penalised. The same applies to a
-// token without text.
+// DRY: a penalty for tokens that would continue a repetition. A match of length n is an earlier
+// occurrence of the last n tokens. Let n be the length of the longest match that a token followed.
+// If n is at least allowed_length, the logit of that token is reduced by multiplier * base^(n -
+// allowed_length). A match contains no token that breaks matches, and lies in the last
+// window_tokens tokens of prompt and output. A token in which a breaker ends, wherever the breaker
+// begins, breaks matches and is not penalised. The same applies to a token without text.
 //
 // Place:      a text worker creates it from a prompt. The mask thread that fills the first mask of
 //             a choice copies it.
@@ -73,11 +72,11 @@ class RepeatPenalty {
   std::int32_t node_ = 0;     // state of the breakers after the last token
   std::size_t unbroken_ = 0;  // number of tokens since the last one that breaks matches
   std::vector<std::int32_t> tokens_;
-  // Position of the same token before; kNone if there is none.
+  // For each position, the previous position of the same token; kNone if there is none.
   std::vector<std::uint32_t> previous_;
   absl::flat_hash_map<std::int32_t, std::uint32_t> latest_;  // last position of each token
-  // For a position in the window that has the last token: the number of tokens, at most unbroken_,
-  // that end there and equal the last tokens. Undefined for other positions.
+  // For each position in the window whose token equals the last token: the length, at most
+  // unbroken_, of the match that ends there. Undefined for other positions.
   std::vector<std::uint32_t> matches_;
   absl::flat_hash_map<std::int32_t, std::uint32_t> longest_;  // scratch of Penalties
   std::vector<kernels::LogitBias> penalties_;

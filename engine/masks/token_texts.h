@@ -20,8 +20,8 @@ class TokenTexts {
  public:
   // `texts` is indexed by id; tokens without text have empty strings.
   explicit TokenTexts(const std::vector<std::string>& texts);
-  // Has the ids below `vocab_size`. Special tokens have no text, because output that omits them
-  // joins the text before and after them.
+  // Contains the texts of the ids below `vocab_size`. Special tokens have no text, because output
+  // that omits them joins the text before and after them.
   TokenTexts(const text::Tokenizer& tokenizer, std::int32_t vocab_size);
 
   absl::string_view TextOf(std::int32_t token) const {

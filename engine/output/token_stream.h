@@ -128,7 +128,7 @@ using OutputEvent =
 
 class TokenStream {
  public:
-  // For the producer. After Finish both are ignored.
+  // Write and Finish are for the producer. After Finish, both do nothing.
   void Write(OutputEvent event);
   // Ends the request: with OK after the last CompletedEvent, otherwise with the status and its
   // reason. `usage` is the usage so far, for the trailers of a failed call.
@@ -143,9 +143,9 @@ class TokenStream {
   absl::Status status() const;
   Usage usage() const;
   // Sets a callback that the writing thread calls, without holding a lock, once whenever an event
-  // or the end becomes available after Take returned nothing. It is called at once if one is
-  // already available. There is one callback at a time. Null removes it and returns after a running
-  // call has ended. Must not be called from inside the callback.
+  // or the end becomes available after Take returned nothing. If an event or the end is already
+  // available, the callback is called at once. There is one callback at a time. Null removes it and
+  // returns after a running call has ended. Must not be called from inside the callback.
   void SetReadyCallback(std::function<void()> callback);
 
   // Sets a callback for Abandon, which the abandoning thread calls. Null removes it and returns

@@ -4,8 +4,8 @@
 // single thread is elsewhere: PreparedPrompt belongs to the text worker and later to the engine
 // thread, ScheduledRequest to the engine thread, and OutputState to the output worker.
 //
-// Place:      in the RequestTable, the signals to the engine thread and the items to the output
-//             workers.
+// Place:      referenced by the RequestTable, by signals to the engine thread and by items to the
+//             output workers.
 // Invariants: `request` and the constants never change.
 // Threads:    any; a comment at each atomic names its writers.
 // Lifetime:   shared; freed when no thread needs it.

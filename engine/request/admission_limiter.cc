@@ -155,11 +155,11 @@ void AdmissionLimiter::Update(const WorkAhead& ahead) {
 }
 
 absl::Duration AdmissionLimiter::RetryDelayLocked() const {
-  const double of_all = ahead_.prompt_tokens_per_second + ahead_.output_tokens_per_second;
-  if (of_all <= 0) return absl::Seconds(RateMeter::kWindowSeconds);
+  const double total_rate = ahead_.prompt_tokens_per_second + ahead_.output_tokens_per_second;
+  if (total_rate <= 0) return absl::Seconds(RateMeter::kWindowSeconds);
   // A rate of zero only means that there was no work of that kind recently.
-  const auto time = [of_all](std::int64_t tokens, double rate) {
-    return absl::Seconds(static_cast<double>(tokens) / (rate > 0 ? rate : of_all));
+  const auto time = [total_rate](std::int64_t tokens, double rate) {
+    return absl::Seconds(static_cast<double>(tokens) / (rate > 0 ? rate : total_rate));
   };
   const absl::Duration longest =
       std::max(time(ahead_.prompt_tokens, ahead_.prompt_tokens_per_second),

@@ -42,7 +42,7 @@ class RateMeter {
   absl::Time start_ = absl::InfiniteFuture();  // time of the first event
 };
 
-// The work of the requests that the engine has, and the rate at which it does such work.
+// The remaining work of the engine's requests, and the rate at which the engine does such work.
 struct WorkAhead {
   std::int64_t prompt_tokens = 0;  // prompt tokens of waiting requests, without those in the cache
   std::int64_t output_tokens = 0;  // expected output tokens of running and waiting requests

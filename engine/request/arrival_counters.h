@@ -1,8 +1,8 @@
 #pragma once
 
 // The two metric families of incoming requests. The engine counts the requests that reach Accept,
-// and the network edge counts those that it rejects earlier. received = accepted + rejected holds
-// over both.
+// and the network edge counts those that it rejects earlier. In total, received = accepted +
+// rejected.
 //
 // Place:      between the registry and its two users, EngineProbe and the network edge.
 // Threads:    any.

@@ -55,8 +55,7 @@ absl::Status CheckOptions(const EngineOptions& options, std::uint32_t page_token
   }
   if (options.vocab_size > kGeneratedMark) {
     return absl::InvalidArgumentError(absl::StrCat("the vocabulary has ", options.vocab_size,
-                                                   " tokens, the limit is ", kGeneratedMark,
-                                                   " are possible"));
+                                                   " tokens, the limit is ", kGeneratedMark));
   }
   for (const std::int32_t token : options.eos_token_ids) {
     if (token >= 0 && token < options.vocab_size) continue;

@@ -39,9 +39,9 @@ struct HotOptions {
   // While rows decode, prompts are added to a step only while its expected time is below this
   // target. If absent, there is no target, unless auto_step_time_target is set. The target is then
   // 3 times the expected time of the decoding rows alone, or 4 times if there are more than half as
-  // many prompts as rows. It lies between 20 ms (5 ms with several tenants) and 500 ms. For steps
-  // with only prompts it is 16 times the expected time of one row, between 5 and 500 ms. tenants;
-  // and for steps of prompts alone 16 times what one row is, within 5 and 500 ms.
+  // many prompts as rows, and lies between 20 ms (5 ms with several tenants) and 500 ms. For steps
+  // with only prompts, the automatic target is 16 times the expected time of one row, between 5 and
+  // 500 ms.
   std::optional<absl::Duration> step_time_target;
   bool auto_step_time_target = false;
   std::int32_t max_running_sequences = 64;  // must not exceed its value at Create
@@ -67,7 +67,7 @@ struct EngineOptions : HotOptions {
   std::string model_id;
   std::string fingerprint;      // part of the root of prefix keys
   std::string kv_dtype;         // shown in quire_kv_cache_info
-  std::int32_t vocab_size = 0;  // rows of the output matrix
+  std::int32_t vocab_size = 0;  // number of token ids, including padding
   std::int32_t max_context_tokens = 0;
   std::vector<std::int32_t> eos_token_ids;
   std::optional<std::int32_t> bos_token_id;  // used as the empty context of Task::kScore

@@ -37,9 +37,9 @@ struct ChatPrompt {
   bool parse_special_tokens = true;
 };
 
-// A context and its continuation, tokenized separately. The continuation is scored, or the whole is
-// embedded. If text is present, the ids are ignored. A context without text and ids is the
-// beginning-of-sequence token. A conversation replaces both forms of context.
+// A context and its continuation, tokenized separately. Task::kScore scores the continuation, and
+// Task::kEmbed embeds both. If text is present, the ids are ignored. A context without text and ids
+// is the beginning-of-sequence token. A conversation replaces both forms of context.
 struct ScorePrompt {
   std::optional<ChatPrompt> context_chat = std::nullopt;
   std::string context_text;

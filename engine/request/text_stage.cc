@@ -210,7 +210,7 @@ absl::Status FitContext(const EngineOptions& options, const Request& request,
   std::vector<std::int32_t>& tokens = prompt.tokens;
   const auto prompt_tokens = static_cast<std::int64_t>(tokens.size());
   if (TruncatesPrompt(options, request) && prompt_tokens > max_prompt) {
-    tokens.erase(tokens.begin(), tokens.end() - room);
+    tokens.erase(tokens.begin(), tokens.end() - max_prompt);
   }
   if (tokens.size() >= static_cast<std::size_t>(context)) {
     return TooLongError("", tokens.size(), context);
@@ -267,8 +267,8 @@ void CollectEndIds(const EngineOptions& options, const text::Tokenizer& tokenize
   }
 }
 
-// The answer continues the decoded prompt. The text of a constrained answer is that of its masks,
-// which do not know where a text starts.
+// The text of an answer continues the decoded prompt. The text of a constrained answer joins the
+// unchanged texts of its tokens, as its masks assume.
 text::DetokenizerState ComputeAnswerStart(const text::Tokenizer& tokenizer, const Request& request,
                                           std::span<const std::int32_t> prompt) {
   if (!request.generates()) return {};
@@ -294,8 +294,8 @@ absl::Status FillEcho(const text::Tokenizer& tokenizer, const Request& request,
   }
   QUIRE_ASSIGN_OR_RETURN(prompt.echo_text,
                          tokenizer.Decode(prompt.tokens, output.skip_special_tokens));
-  // Each choice emits the character that the prompt truncates, so that the echo followed by the
-  // text of a choice equals the decoded whole.
+  // If the prompt ends inside a character, each choice emits this character, so that the echo
+  // followed by the text of a choice equals the decoded concatenation.
   text::DetokenizerState& start = prompt.answer_start;
   if (start.is_cut() && absl::EndsWith(prompt.echo_text, kReplacementCharacter)) {
     prompt.echo_text.resize(prompt.echo_text.size() - kReplacementCharacter.size());

@@ -61,7 +61,7 @@ struct GroupedLinearParams {
   std::optional<ChosenSum> sum = {};    // sums over all rows of y; requires GroupsTakeSum
 };
 
-// TakesGate for groups, whose products cuBLASLt never computes.
+// CanFuseGate for groups, whose products cuBLASLt never computes.
 bool GroupsTakeGate(const LinearGroups& weights, DType x, DType y);
 
 // True if a product of all rows can compute the sum: on tensor cores, with f32 y and without a

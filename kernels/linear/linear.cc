@@ -289,7 +289,7 @@ void LogPortable(const absl::Status& why) {
 
 }  // namespace internal
 
-bool TakesGate(const Backend& backend, const PackedLinear& weight, DType x, DType y) {
+bool CanFuseGate(const Backend& backend, const PackedLinear& weight, DType x, DType y) {
   return backend.cuda() != nullptr && internal::OnTensorCores(weight, x) && y == DType::kBF16 &&
          weight.n() % cuda::kLinearTileN == 0 && weight.library_plans() == nullptr;
 }
@@ -298,7 +298,7 @@ absl::Status Linear(const Backend& backend, const LinearParams& params) {
   const std::int64_t n = params.weight->n();
   const std::int64_t k = params.weight->k();
   if (params.gate && (params.residual != nullptr ||
-                      !TakesGate(backend, *params.weight, params.x.dtype(), params.y.dtype()))) {
+                      !CanFuseGate(backend, *params.weight, params.x.dtype(), params.y.dtype()))) {
     return absl::InvalidArgumentError(
         absl::StrCat("linear [", n, ", ", k, "] of x ", DTypeName(params.x.dtype()), " and y ",
                      DTypeName(params.y.dtype()),

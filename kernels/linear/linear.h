@@ -169,7 +169,7 @@ struct LinearParams {
   std::int64_t residual_stride = 0;  // elements, at least N when there is a residual
   std::int64_t y_stride;             // elements, at least N; with a gate at least N / 2
   std::uint32_t num_rows;
-  // Features 0 .. N / 2 - 1 gate the others, and y is [num_rows, N / 2]. REQUIRES: TakesGate is
+  // Features 0 .. N / 2 - 1 gate the others, and y is [num_rows, N / 2]. REQUIRES: CanFuseGate is
   // true and there is no residual.
   std::optional<GateShape> gate = {};
   const QkvStoreParams* store = nullptr;  // QkvStore after the product: store->qkv is y; null: none
@@ -177,7 +177,7 @@ struct LinearParams {
 
 // True if the product itself can apply a gate: on the tensor cores of a GPU, with bf16 x and y, if
 // N is a multiple of 128 and cuBLASLt does not compute the product.
-bool TakesGate(const Backend& backend, const PackedLinear& weight, DType x, DType y);
+bool CanFuseGate(const Backend& backend, const PackedLinear& weight, DType x, DType y);
 
 // y[m][n] = (sum_k x[m][k] W[n][k] + bias[n]) + residual[m][n], with weights widened to f32. The
 // bits of an output do not depend on num_rows, the position of the row and the number of threads.

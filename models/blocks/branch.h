@@ -24,9 +24,9 @@ struct BranchOutput {
   const NormSpec* norm;
   const float* norm_weight;
   float scale;
-  float output_scale;  // the layer's, applied with its last branch; else 1
+  float output_scale;  // LayerSpec::output_scale for a layer's last branch, else 1
 
-  // True if the branch is added as it is, which its last linear layer does itself.
+  // True if the branch is added unchanged, so that its last linear layer can add it.
   bool is_sum() const { return norm->kind == NormKind::kNone && scale == 1 && output_scale == 1; }
 };
 BranchOutput AttentionOutput(const LayerSpec& layer, const LayerWeights& weights);
@@ -36,8 +36,8 @@ BranchOutput MlpOutput(const LayerSpec& layer, const LayerWeights& weights);
 // output is a plain sum. Rows of input, which is not the buffer normed, are input_stride apart.
 // With a communicator W and input are a rank's part, and the branch is the sum over the ranks.
 absl::Status AddProduct(const StepContext& step, const BranchOutput& output,
-                         const LinearWeights& weights, kernels::ConstFloatPtr input,
-                         std::int64_t input_stride);
+                        const LinearWeights& weights, kernels::ConstFloatPtr input,
+                        std::int64_t input_stride);
 
 // Adds the branch [num_tokens, hidden] to the residual stream. Overwrites the branch if there is a
 // norm.

@@ -36,7 +36,7 @@ struct DecoderStep {
   // Hidden states in host memory, [layers + 2, num_tokens, hidden], in the order of StepBatch;
   // null: not wanted. On a GPU the host then waits after every layer.
   float* hidden_out = nullptr;
-  std::span<const std::uint32_t> batch_index = {};  // of StepOrder, for hidden_out
+  std::span<const std::uint32_t> batch_index = {};  // StepOrder::batch_index(), for hidden_out
   kernels::Communicator* comm = nullptr;  // set if the model is divided (divided_checkpoint.h)
 };
 

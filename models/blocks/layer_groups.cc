@@ -28,8 +28,8 @@ std::uint32_t CountGroups(const Classes& classes, std::uint32_t slots) {
   return groups;
 }
 
-// Starts with the most slots that the share of unused ones allows, which gives the fewest groups.
-// Then removes slots while the number of groups does not grow.
+// Starts with the largest number of slots whose share of unused slots is allowed, which gives the
+// fewest groups. Then removes slots while the number of groups does not grow.
 std::uint32_t SlotsOf(const Classes& classes, std::uint32_t num_layers) {
   std::uint32_t slots = num_layers;
   std::uint32_t groups = CountGroups(classes, slots);
@@ -84,11 +84,11 @@ std::string DescribeLayerGroups(const LayerGroups& layers) {
     ++classes[group.window].groups;
   }
   std::vector<std::string> parts;
-  for (const auto& [window, of] : classes) {
+  for (const auto& [window, counts] : classes) {
     parts.push_back(absl::StrCat(
-        of.layers, " for ",
+        counts.layers, " for ",
         window == 0 ? std::string("all tokens") : absl::StrCat("a window of ", window, " tokens"),
-        of.groups == 1 ? std::string() : absl::StrCat(" in ", of.groups, " groups")));
+        counts.groups == 1 ? std::string() : absl::StrCat(" in ", counts.groups, " groups")));
   }
   return absl::StrCat(layers.slots, layers.slots == 1 ? " layer" : " layers",
                       " a page: ", absl::StrJoin(parts, ", "));

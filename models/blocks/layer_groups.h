@@ -4,7 +4,7 @@
 // model have the same number of layer slots, so all groups allocate from one pool. Each group has
 // its own lookup table and window.
 //
-//   layers          w w f w w f       w: windowed, f: full; 2 slots a page
+//   layers          w w f w w f       w: windowed, f: full; 2 slots per page
 //   group, slot     0,0 0,1 1,0 2,0 2,1 1,1
 //
 // Layers with equal windows are assigned to groups in their order. The plan has the fewest groups

@@ -18,7 +18,8 @@
 namespace quire::models {
 namespace {
 
-// Columns of a query: as projected, and in the latent space, where cached rows have the same width.
+// Number of columns of a query: `query` as projected, and `latent` in the latent space, like a
+// cached row.
 struct Sizes {
   explicit Sizes(const MlaSpec& mla)
       : query(mla.nope_size + mla.rope_size),
@@ -56,7 +57,8 @@ absl::Status NormLatent(const StepContext& step, float eps, const float* weight,
                                           .epsilon = eps});
 }
 
-// Computes heads, the queries, and rows = [norm(c), k_pe] of the step's tokens, all before rope.
+// For the step's tokens, computes the queries (MlaBuffers::heads) and the cache rows [norm(c),
+// k_pe] (MlaBuffers::rows), both before rope.
 absl::Status Project(const StepContext& step, const LayerSpec& layer, const LayerWeights& weights,
                      const Sizes& sizes) {
   const MlaSpec& mla = layer.mla;
@@ -113,8 +115,8 @@ absl::Status ApplyHeads(const StepContext& step, const std::vector<LinearWeights
   return absl::OkStatus();
 }
 
-// Writes the rotated columns of the queries, and the rows of the step to their pages. Then computes
-// found = attention(queries, cache).
+// Writes the rotated columns of the queries, and writes the step's rows to their pages. Then
+// computes found = attention(queries, cache).
 absl::Status StoreAndAttend(const StepContext& step, const MlaSpec& mla, const Sizes& sizes,
                             const LayerPlace& place) {
   const StepBuffers& b = *step.buffers;
@@ -162,7 +164,7 @@ absl::Status MlaBlock(const StepContext& step, const LayerSpec& layer, const Lay
   const Sizes sizes(mla);
   const MlaBuffers& b = step.buffers->mla;
   QUIRE_RETURN_IF_ERROR(Project(step, layer, weights, sizes));
-  // The columns without rope of every query: UK_h^T q_nope.
+  // Computes the columns without rope of every latent query: UK_h^T q_nope.
   QUIRE_RETURN_IF_ERROR(
       ApplyHeads(step, weights.mla.to_latent,
                  {.x = b.heads, .y = b.queries, .x_head = sizes.query, .y_head = sizes.latent}));

@@ -10,10 +10,10 @@
 namespace quire::models {
 
 // Adds the branch of multi-head latent attention, in its absorbed form, to the residual stream
-// (branch.h). The cached row of a token is [norm(c), rope(k_pe)]. The key part of kv_b maps a query
-// head into the latent space, where it attends to the cached rows as to one KV head. The value part
-// of kv_b maps the result, a weighted mean of latents, back. Prefill and decode run the same
-// computation, so chunking does not change bits.
+// (branch.h). The cached row of a token is [norm(c), rope(k_pe)]. The key part of kv_b maps each
+// query head into the latent space. There all heads attend to the cached rows, which act as a
+// single KV head. The value part of kv_b maps the results, weighted means of latents, to the values
+// of each head. Prefill and decode run the same computation, so chunking does not change bits.
 //
 // Writes the rows of the step's tokens to `place` in the cache. Uses the buffers normed and mla.
 // REQUIRES: CheckBuilt is OK for the backend's device.

@@ -48,7 +48,7 @@ absl::Status GatedProjection(const StepContext& step, const MlpSpec& mlp,
                                 .y_stride = 2 * std::int64_t{mlp.intermediate},
                                 .num_rows = rows.num_rows};
   if (gate_up.matrices.size() == 1 &&
-      kernels::TakesGate(*step.backend, gate_up.matrices[0], rows.x.dtype(), rows.y.dtype())) {
+      kernels::CanFuseGate(*step.backend, gate_up.matrices[0], rows.x.dtype(), rows.y.dtype())) {
     product.gate = GateShapeOf(mlp);
     return ApplyLinear(*step.backend, gate_up, product);
   }

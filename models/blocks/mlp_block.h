@@ -11,7 +11,7 @@
 
 namespace quire::models {
 
-// Returns the activation, clamp and offset of an MLP for GatedProduct.
+// Returns the activation parameters of an MLP for GatedProduct: function, clamp and offset.
 kernels::GateShape GateShapeOf(const MlpSpec& mlp);
 
 // Writes act(first half) * second half to the first half of each row of 2 * intermediate elements.
@@ -26,7 +26,7 @@ struct GatedRows {
 };
 
 // Writes act(gate(x)) * up(x) to the first half of the rows of y, and may overwrite the second
-// half. One fused operation where kernels::TakesGate is true.
+// half. If kernels::CanFuseGate is true, this is one fused operation.
 absl::Status GatedProjection(const StepContext& step, const MlpSpec& mlp,
                              const LinearWeights& gate_up, const GatedRows& rows);
 

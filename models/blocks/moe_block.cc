@@ -73,7 +73,7 @@ absl::Status Inner(const StepContext& step, const MlpSpec& mlp, const LinearWeig
                          {.x = x, .y = step.buffers->moe.gate_up, .num_rows = num_rows});
 }
 
-// The same for the `num_rows` rows of all experts, sorted by expert.
+// Inner for the `num_rows` rows of all experts, sorted by expert.
 absl::Status InnerOfGroups(const StepContext& step, const MlpSpec& mlp,
                            std::span<const kernels::LinearGroups> gate_up, kernels::ConstFloatPtr x,
                            std::uint32_t num_rows) {
@@ -182,8 +182,8 @@ absl::Status RunExperts(const StepContext& step, const MoeSpec& moe, const MoeWe
 
 // Computes outputs = down(gate_up) of all experts and the weighted sum of each row. The sum is
 // added to the residual stream if `into_stream` is true, else written to MoeBuffers::sum. If
-// `with_sum` is true, the previous value of MoeBuffers::sum is added. One launch if the product can
-// add the sums.
+// `with_sum` is true, the previous value of MoeBuffers::sum is added. If the product can add the
+// sums, this is one launch.
 absl::Status DownOfGroups(const StepContext& step, const MoeSpec& moe, const MoeWeights& weights,
                           bool into_stream, bool with_sum) {
   const MoeBuffers& b = step.buffers->moe;

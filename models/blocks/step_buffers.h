@@ -67,7 +67,7 @@ bool HasBranches(const LayerSpec& layer);
 //             2. If activations are f32, branch is normed. Otherwise branch is null, unless some
 //                branch of the model is not a plain sum or is summed over ranks.
 // Threads:    the engine thread and the ops it runs.
-// Lifetime:   movable, addresses stay.
+// Lifetime:   movable; addresses do not change.
 struct StepBuffers {
   static absl::StatusOr<StepBuffers> Allocate(const ModelSpec& spec, const StepLimits& limits);
   // Bytes that Allocate allocates.

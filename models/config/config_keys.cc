@@ -84,7 +84,7 @@ constexpr absl::string_view kHarmlessKeys[] = {"_name_or_path",
                                                "use_cache"};
 
 // Keys that change the computation, with their neutral values as JSON text; null and false are
-// always neutral. Families read some of them: Family::keys.
+// always neutral. Some families read some of these keys (Family::keys).
 struct ForeignKey {
   absl::string_view key;
   absl::string_view neutral[2];
@@ -158,7 +158,7 @@ bool IsNeutral(const ForeignKey& foreign, const std::string& value) {
 }
 
 KeyUse UseOf(const ConfigReader& reader, const Family& family, const std::string& key) {
-  // The only other value that is known makes attention bidirectional.
+  // The only other known value, false, makes attention bidirectional.
   if (key == "is_causal" && !reader.IsNull(key)) {
     return reader.ValueText(key) == "true" ? KeyUse::kIgnored : KeyUse::kRefused;
   }

@@ -29,7 +29,7 @@ class ConfigReader {
   bool Has(absl::string_view key) const { return object_.Find(key).has_value(); }
   bool IsNull(absl::string_view key) const;  // present and null
   std::vector<std::string> Keys() const;
-  // The value as JSON text, for messages. REQUIRES: Has(key).
+  // Returns the value as JSON text, for messages. REQUIRES: Has(key).
   std::string ValueText(absl::string_view key) const;
   // "rope_scaling.factor", as in the file.
   std::string PathOf(absl::string_view key) const { return object_.PathOf(key); }
@@ -54,9 +54,9 @@ class ConfigReader {
   absl::StatusOr<std::optional<std::vector<std::string>>> OptionalStrings(
       absl::string_view key) const;
 
-  // INVALID_ARGUMENT "<file>: <key> <problem>".
+  // Returns INVALID_ARGUMENT "<file>: <key> <problem>".
   absl::Status Error(absl::string_view key, absl::string_view problem) const;
-  // UNIMPLEMENTED "<file>: <key> <value> is not supported <reason>".
+  // Returns UNIMPLEMENTED "<file>: <key> <value> is not supported <reason>".
   absl::Status Unsupported(absl::string_view key, absl::string_view reason) const;
 
  private:

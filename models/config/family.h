@@ -15,8 +15,9 @@
 
 namespace quire::models {
 
-// A family's defaults for absent keys of config.json. A null key means something else: the quotient
-// for head_dim, num_attention_heads for num_key_value_heads, no window and no cap.
+// A family's defaults for absent keys of config.json. A null value has another meaning: hidden_size
+// / num_attention_heads for head_dim, num_attention_heads for num_key_value_heads, no window for
+// sliding_window, and no cap for the softcapping keys.
 struct ConfigDefaults {
   double rope_theta = 10000;
   double rope_local_base_freq = 10000;

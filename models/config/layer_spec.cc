@@ -12,7 +12,7 @@
 namespace quire::models {
 namespace {
 
-// Prefix of messages: "layer 3".
+// Returns an error whose message begins with the layer, such as "layer 3".
 absl::Status Invalid(std::size_t layer, absl::string_view problem) {
   return absl::InvalidArgumentError(absl::StrCat("layer ", layer, ": ", problem));
 }
@@ -132,7 +132,7 @@ bool Has(const NormSpec& norm) {
   return norm.kind != NormKind::kNone;
 }
 
-// Offsets are added to the weights at load time, so kernels do not support them.
+// Offsets are not checked, because they are added to the weights at load time.
 std::string UnbuiltNorm(absl::string_view slot, const NormSpec& norm) {
   if (norm.kind == NormKind::kLayer) return absl::StrCat(slot, " LayerNorm");
   if (Has(norm) && (!norm.has_weight || norm.has_bias)) {
@@ -141,7 +141,8 @@ std::string UnbuiltNorm(absl::string_view slot, const NormSpec& norm) {
   return "";
 }
 
-// GPU kernels write columns of a head four at a time (kernels/kv_store/qkv_store.h).
+// Maximum number of columns of a head on a GPU, whose kernels write four columns at a time
+// (kernels/kv_store/qkv_store.h).
 constexpr std::uint32_t kMaxGpuColumns = 256;
 
 std::string UnbuiltAttention(const AttentionSpec& heads, DeviceKind device) {
@@ -188,7 +189,8 @@ std::string UnbuiltMlp(const MlpSpec& mlp, DeviceKind device) {
   return FirstUnbuilt(knobs, device);
 }
 
-// The router on GPUs keeps two floats per expert and one per group in shared memory.
+// Maximum number of floats that the router keeps in shared memory of a GPU: two per expert and one
+// per group.
 constexpr std::uint32_t kMaxRouterFloats = 3072;
 
 std::string UnbuiltMoe(const MoeSpec& moe, DeviceKind device) {
@@ -226,7 +228,7 @@ std::string UnbuiltLayer(const LayerSpec& layer, DeviceKind device) {
   return unbuilt;
 }
 
-// The same for knobs of the model outside its layers.
+// Returns the first unsupported knob of the model outside its layers, or an empty string.
 std::string UnbuiltEnds(const ModelSpec& spec, DeviceKind device) {
   const Knob knobs[] = {
       {"no final norm", !Has(spec.final_norm)},
@@ -236,7 +238,8 @@ std::string UnbuiltEnds(const ModelSpec& spec, DeviceKind device) {
   return unbuilt.empty() ? UnbuiltNorm("final", spec.final_norm) : unbuilt;
 }
 
-// Suffix of the message: names the device if another device supports the knob.
+// Returns the end of the message about an unsupported knob. It names the device if another device
+// supports the knob.
 absl::string_view Where(DeviceKind device) {
   return device == DeviceKind::kCpu ? "by this version" : "on a GPU by this version";
 }

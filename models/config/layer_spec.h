@@ -216,9 +216,9 @@ absl::Status ValidateSpec(const ModelSpec& spec);
 // CPU. Returns UNIMPLEMENTED that names the layer, the field and its value.
 absl::Status CheckBuilt(const ModelSpec& spec, DeviceKind device);
 
-// Prints a spec: one line per group of equal layers, without fields at their defaults. Of a rope
-// table it prints the first and the last entry, so specs with equal dumps may differ in rounding of
-// the tables only.
+// Prints a spec: one line per group of equal layers, without fields at their defaults. Prints only
+// the first and the last entry of a rope table, so specs with equal dumps may still differ in the
+// rounding of their tables.
 std::string DumpSpec(const ModelSpec& spec);
 
 }  // namespace quire::models

@@ -69,8 +69,8 @@ absl::Status ReadPositive(const ConfigReader& reader, const Family& family, absl
   return reader.Error(key, absl::StrCat("is ", *value, ", it must be above 0 and at most 1e6"));
 }
 
-// Layers after the first_k_dense_replace dense ones are sparse, or those that mlp_layer_types lists
-// as sparse.
+// If mlp_layer_types is given, the layers that it lists as sparse are sparse. Otherwise the layers
+// after the first first_k_dense_replace are sparse.
 absl::Status ReadDenseLayers(const ConfigReader& reader, const Family& family,
                              std::vector<bool>* sparse) {
   if (!Reads(family, "first_k_dense_replace")) return absl::OkStatus();

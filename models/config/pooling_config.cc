@@ -120,7 +120,7 @@ absl::StatusOr<LogitScore> ReadLogitScore(const formats::ModelFiles& files, absl
   return score;
 }
 
-// A module of modules.json: its class without the package, and the path of its files.
+// A module of modules.json: its class and the path of its files.
 struct Module {
   std::string type;  // as in the file
   std::string path;
@@ -156,8 +156,8 @@ absl::StatusOr<std::vector<Module>> ReadModules(const formats::ModelFiles& files
   return modules;
 }
 
-absl::Status UnsupportedModules(const formats::ModelFiles& files,
-                                const std::vector<Module>& modules) {
+absl::Status UnsupportedModulesError(const formats::ModelFiles& files,
+                                     const std::vector<Module>& modules) {
   std::vector<std::string> types;
   for (const Module& module : modules) types.push_back(module.type);
   return absl::UnimplementedError(absl::StrCat(
@@ -171,7 +171,7 @@ absl::StatusOr<PoolingConfig> FromModules(const formats::ModelFiles& files,
   QUIRE_ASSIGN_OR_RETURN(const std::vector<Module> modules, ReadModules(files));
   const bool is_known = modules.size() >= 2 && modules.size() <= 3 &&
                         modules[0].Is("Transformer") && modules[0].path.empty();
-  if (!is_known) return UnsupportedModules(files, modules);
+  if (!is_known) return UnsupportedModulesError(files, modules);
   PoolingConfig config;
   if (modules.size() == 2 && modules[1].Is("LogitScore")) {
     QUIRE_ASSIGN_OR_RETURN(config.logit_score,
@@ -180,7 +180,7 @@ absl::StatusOr<PoolingConfig> FromModules(const formats::ModelFiles& files,
   }
   config.normalize = modules.size() == 3;
   if (!modules[1].Is("Pooling") || (config.normalize && !modules[2].Is("Normalize"))) {
-    return UnsupportedModules(files, modules);
+    return UnsupportedModulesError(files, modules);
   }
   QUIRE_ASSIGN_OR_RETURN(config.mode, ReadMode(files, modules[1].ConfigName(), hidden_size));
   return config;

@@ -252,8 +252,8 @@ absl::StatusOr<RopeConfig> Interpret(const ConfigReader& config, const ConfigRea
   return result;
 }
 
-absl::Status Contradiction(const ConfigReader& config, absl::string_view key,
-                           absl::string_view other) {
+absl::Status ContradictionError(const ConfigReader& config, absl::string_view key,
+                                absl::string_view other) {
   return config.Error(key, absl::StrCat(config.ValueText(key), " and ", other, " ",
                                         config.ValueText(other), " mean different things"));
 }
@@ -300,7 +300,7 @@ absl::StatusOr<RopeSettings> ReadFlat(const ConfigReader& config, const RopeCont
   QUIRE_ASSIGN_OR_RETURN(const std::uint32_t other_size,
                          ReadRotarySize(config, &*parameters, context));
   if (!(settings.rope == other) || settings.rotary_size != other_size) {
-    return Contradiction(config, "rope_scaling", "rope_parameters");
+    return ContradictionError(config, "rope_scaling", "rope_parameters");
   }
   return settings;
 }
@@ -340,13 +340,13 @@ absl::StatusOr<RopeSettings> ReadNestedParameters(const ConfigReader& config,
     QUIRE_ASSIGN_OR_RETURN(const RopeConfig old_form,
                            Interpret(config, &*scaling, context, FullTheta(family), warnings));
     if (!(old_form == settings.rope)) {
-      return Contradiction(config, "rope_scaling", "rope_parameters");
+      return ContradictionError(config, "rope_scaling", "rope_parameters");
     }
   }
   const absl::string_view local_key = LocalTheta(family).key;
   QUIRE_ASSIGN_OR_RETURN(const std::optional<double> local_base, config.OptionalNumber(local_key));
   if (local_base && *local_base != settings.local->theta) {
-    return Contradiction(config, local_key, "rope_parameters");
+    return ContradictionError(config, local_key, "rope_parameters");
   }
   return settings;
 }

@@ -34,7 +34,7 @@ struct RopeContext {
 };
 
 struct RopeSettings {
-  RopeConfig rope;                  // for all layers, or without `local` for full layers only
+  RopeConfig rope;                  // for all layers, or for full layers only if `local` is set
   std::optional<RopeConfig> local;  // for windowed layers, if they differ
   std::uint32_t rotary_size = 0;    // rotated columns of a head; even
 };

@@ -7,7 +7,7 @@
 namespace quire::models {
 namespace {
 
-// A member that holds nothing: the tables are read for their rows alone.
+// An empty member type, to iterate over the rows of the tables without weights.
 struct NoMemory {};
 using NoLayer = LayerTensors<NoMemory, NoMemory>;
 

@@ -80,8 +80,8 @@ struct TensorNames {
   absl::string_view shared_gate = "";
 };
 
-// What a layer is built of. Every layer has the norms of its branches, a block of attention and a
-// block of an MLP.
+// The parts of a layer. Every layer has the norms of its branches, an attention block and an MLP
+// block.
 enum class BlockKind : std::uint8_t { kNorms, kAttention, kMla, kMlp, kMoe };
 inline constexpr int kNumBlockKinds = 5;
 
@@ -126,7 +126,7 @@ enum class TensorKind : std::uint8_t {
   kNorm,           // NAME.weight [rows], where the layer has the norm
   kVector,         // NAME [rows]
   kMatrix,         // NAME.weight [rows, columns], NAME.bias [rows]
-  kUnconverted,    // the same, and model.quantization does not apply to it
+  kUnconverted,    // like kMatrix, but model.quantization does not apply
   kHeadMatrices,   // NAME.weight [heads * rows of a head, columns], cut into one matrix per head
   kExpertMatrices  // one matrix per expert, stored as TensorNames states
 };
@@ -164,13 +164,14 @@ struct TensorInfo {
   HeadRows head = {};
   Split split = Split::kReplicated;
   NormSpec (*norm)(const LayerSpec&) = nullptr;  // kNorm
-  // Null: in every layer that has the block. A kVector is then in the families that name it.
+  // Null: in every layer that has the block. A kVector is then present in the families that name
+  // it.
   LayerPredicate is_present = nullptr;
-  absl::string_view undivided = "";              // spec field that refuses to be divided
+  absl::string_view undivided = "";  // spec field that refuses to be divided
 
   bool IsIn(const LayerSpec& layer) const;
-  // The tensors that a family's checkpoints hold. Of kExpertMatrices, `fused` is a stack of all
-  // experts.
+  // Returns the tensors that a family's checkpoints contain. For kExpertMatrices, `fused` is a
+  // stack of all experts.
   std::span<const PartInfo> PartsIn(const TensorNames& names) const;
   // Inputs of one matrix. REQUIRES: not a vector.
   Dim inputs() const { return head.is_transposed ? head.rows : columns; }
@@ -329,7 +330,7 @@ constexpr bool HasQueryRank(const LayerSpec& layer) {
 constexpr bool HasNoQueryRank(const LayerSpec& layer) {
   return !HasQueryRank(layer);
 }
-// Checkpoints hold the weights of these norms even where latent_eps turns them off.
+// Checkpoints hold the weights of these norms even if latent_eps disables the norms.
 constexpr NormSpec MlaNorm(const LayerSpec& layer) {
   return {.kind = NormKind::kRms, .eps = layer.mla.latent_eps};
 }
@@ -505,17 +506,18 @@ void ForEachRow(Layer& layer, Fn&& fn) {
   for (const auto& row : kMoeTable<decltype(Whole::moe)>) fn(BlockKind::kMoe, row, layer.moe);
 }
 
-// The same without memory, for the rows that a layer has.
+// Calls fn(block kind, info) for the rows that a layer has.
 void ForEachTensor(const LayerSpec& layer,
                    absl::FunctionRef<void(BlockKind, const TensorInfo&)> fn);
-// The same for all rows.
+// Calls fn(block kind, info) for all rows.
 void ForEachTensor(absl::FunctionRef<void(BlockKind, const TensorInfo&)> fn);
 
-// "model.layers.3."
+// Returns "model.layers.3." for layer 3.
 std::string LayerPrefix(const TensorNames& names, std::size_t layer);
-// What precedes the names of a block's tensors: the prefix of the layer, for MoE with names.moe.
+// Returns the prefix of the names of a block's tensors: the prefix of the layer and, for MoE,
+// names.moe.
 std::string BlockPrefix(const TensorNames& names, BlockKind block, std::size_t layer);
-// The name of a part, without ".weight".
+// Returns the name of a part, without ".weight".
 std::string PartName(const TensorNames& names, const TensorInfo& info, const PartInfo& part,
                      absl::string_view block_prefix);
 

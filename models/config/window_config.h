@@ -24,8 +24,8 @@ enum class WindowRule : std::uint8_t {
   kPattern,    // all but every sliding_window_pattern-th: (i + 1) % pattern != 0
 };
 
-// Returns which of `num_layers` layers have a window by kAll, kEvery, kEven or kPattern. The other
-// rules need more than `pattern`, and no layer has a window by them here.
+// Returns which of `num_layers` layers have a window by kAll, kEvery, kEven or kPattern. For the
+// other rules, which need more inputs, no layer has a window.
 std::vector<bool> WindowedByRule(WindowRule rule, std::uint32_t num_layers, std::int64_t pattern);
 
 // Default of sliding_window_pattern.
@@ -33,8 +33,8 @@ inline constexpr std::int64_t kDefaultWindowPattern = 6;
 
 // Returns the window of each of `num_layers` layers, 0 for full attention; empty if no layer has a
 // window. `rope_layers` is ModelConfig::rope_layers. Returns INVALID_ARGUMENT that names the key if
-// layer_types has another length or has windows whose size no key gives; UNIMPLEMENTED for other
-// kinds of layers.
+// layer_types does not have num_layers entries, or has windows whose size no key gives. Returns
+// UNIMPLEMENTED for other kinds of layers.
 absl::StatusOr<std::vector<std::uint32_t>> ReadWindows(const ConfigReader& reader,
                                                        const Family& family,
                                                        std::uint32_t num_layers,

@@ -3,8 +3,8 @@
 // Reads the metadata of a GGUF file into the configuration that the equivalent config.json gives.
 // It is as strict: an error names file, key, value and limit.
 //
-// Families state the supported architectures (Family::gguf_architecture). Presence of tensors
-// decides about biases and a tied head. llama3 rope scaling is stored as rope_freqs.weight,
+// Families state the supported architectures (Family::gguf_architecture). Biases and a tied head
+// are detected by the presence of tensors. llama3 rope scaling is stored as rope_freqs.weight,
 // longrope as two such tensors. Norm weights already include their offset. Keys of the architecture
 // that would change the computation are refused; unknown keys are named in one warning. Keys of
 // other groups are ignored. Sources: docs/gguf.md of github.com/ggml-org/ggml and llama.cpp's

@@ -37,7 +37,7 @@ absl::StatusOr<formats::JsonDocument> ParseObject(const formats::ModelFile& file
   return document;
 }
 
-absl::Status NoConfig(const formats::ModelFiles& files) {
+absl::Status NoConfigError(const formats::ModelFiles& files) {
   const auto gguf =
       std::find_if(files.names().begin(), files.names().end(),
                    [](const std::string& name) { return absl::EndsWithIgnoreCase(name, ".gguf"); });
@@ -260,8 +260,8 @@ struct NumberKey {
   bool null_is_off;  // null means 0; otherwise null is refused
 };
 
-// All are factors, divisors or limits. The range ensures that a float holds them and their
-// inverses.
+// All these numbers are factors, divisors or limits. The range ensures that they and their inverses
+// are representable as float.
 absl::Status ReadNumbers(const ConfigReader& reader, const Family& family, ModelConfig* config) {
   constexpr double kMin = 1e-6;
   constexpr double kMax = 1e6;
@@ -438,7 +438,7 @@ absl::StatusOr<std::optional<formats::JsonDocument>> TextConfig(const ConfigRead
 
 absl::StatusOr<ModelConfig> ReadModelConfig(const formats::ModelFiles& files) {
   if (!files.gguf().empty()) return ReadGgufConfig(files);
-  if (!files.Has("config.json")) return NoConfig(files);
+  if (!files.Has("config.json")) return NoConfigError(files);
   QUIRE_ASSIGN_OR_RETURN(const formats::ModelFile file, files.Open("config.json"));
   QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document, ParseObject(file));
   const ConfigReader top(file.label(), document.root());

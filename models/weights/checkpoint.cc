@@ -72,7 +72,7 @@ absl::StatusOr<ShardIndex> ReadIndex(const formats::ModelFile& file) {
 }
 
 // Returns the error for a model without safetensors files, with a hint about the files it has.
-absl::Status NoWeights(const formats::ModelFiles& files) {
+absl::Status NoWeightsError(const formats::ModelFiles& files) {
   for (const std::string& name : files.names()) {
     const bool pickled = absl::EndsWith(name, ".bin") || absl::EndsWith(name, ".pth") ||
                          absl::EndsWith(name, ".pt") || absl::EndsWith(name, ".ckpt");
@@ -118,7 +118,7 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const formats::ModelFiles& files,
   } else if (files.Has(kIndexFile)) {
     QUIRE_RETURN_IF_ERROR(checkpoint.AddShards(files));
   } else {
-    return NoWeights(files);
+    return NoWeightsError(files);
   }
   if (files.gguf().empty()) {
     QUIRE_RETURN_IF_ERROR(JoinQuantized(quantization, &checkpoint.tensors_, &checkpoint.warnings_));

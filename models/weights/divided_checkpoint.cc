@@ -39,14 +39,14 @@ absl::Status CheckDivided(std::size_t layer, const LayerSpec& spec) {
       absl::StrCat("layer ", layer, ": ", refused, " is not divided among devices"));
 }
 
-absl::Status DoesNotDivide(std::size_t layer, absl::string_view field, std::uint32_t value,
-                           std::uint32_t size) {
+absl::Status DoesNotDivideError(std::size_t layer, absl::string_view field, std::uint32_t value,
+                                std::uint32_t size) {
   return absl::InvalidArgumentError(absl::StrCat("layer ", layer, ": ", field, " ", value,
                                                  " cannot be divided among ", size, " devices"));
 }
 
 // Returns the elements of a dimension that a rank holds, given the sizes in the whole model and in
-// the rank's part. If the parts of all ranks exceed the whole, ranks share KV heads.
+// the rank's part. If there are more ranks than KV heads, several ranks hold the same KV head.
 Range RangeOf(std::int64_t whole, std::int64_t own, RankPart part) {
   const std::int64_t begin = part.rank * whole / part.size / own * own;
   return {begin, begin + own, whole};
@@ -159,13 +159,13 @@ absl::StatusOr<ModelSpec> SpecOfPart(const ModelSpec& whole, RankPart part) {
     QUIRE_RETURN_IF_ERROR(CheckDivided(i, layer));
     AttentionSpec& heads = layer.heads;
     if (heads.num_heads % part.size != 0) {
-      return DoesNotDivide(i, "num_attention_heads", heads.num_heads, part.size);
+      return DoesNotDivideError(i, "num_attention_heads", heads.num_heads, part.size);
     }
     if (heads.num_kv_heads % part.size != 0 && part.size % heads.num_kv_heads != 0) {
-      return DoesNotDivide(i, "num_key_value_heads", heads.num_kv_heads, part.size);
+      return DoesNotDivideError(i, "num_key_value_heads", heads.num_kv_heads, part.size);
     }
     if (layer.dense.intermediate % part.size != 0) {
-      return DoesNotDivide(i, "intermediate_size", layer.dense.intermediate, part.size);
+      return DoesNotDivideError(i, "intermediate_size", layer.dense.intermediate, part.size);
     }
     heads.num_heads /= part.size;
     heads.num_kv_heads = std::max(heads.num_kv_heads / part.size, 1u);

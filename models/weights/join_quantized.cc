@@ -77,7 +77,7 @@ constexpr absl::string_view kPartSuffixes[] = {
     ".qweight",       ".qzeros",       ".scales",           ".g_idx",
     ".weight_packed", ".weight_scale", ".weight_scale_inv", ".weight_zero_point",
     ".weight_shape",  ".weight_g_idx", "_blocks",           "_scales"};
-// Parameters of static activation quantization.
+// Suffixes of the parameters of static activation quantization, which are not used.
 constexpr absl::string_view kUnusedSuffixes[] = {".input_scale", ".activation_scale",
                                                  ".input_zero_point"};
 

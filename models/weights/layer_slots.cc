@@ -128,7 +128,7 @@ class RowFinder {
     return slot;
   }
 
-  // A stack per part, NAME.weight [experts, rows, columns] with NAME.bias.
+  // Finds one stack per part: NAME.weight [experts, rows, columns] and NAME.bias.
   absl::StatusOr<std::vector<LinearSlot>> FindStacks(BlockKind block,
                                                      const TensorInfo& info) const {
     const Extent experts = ExtentOf(Dim::kExperts), columns = ExtentOf(info.columns);
@@ -157,7 +157,7 @@ class RowFinder {
     return slots;
   }
 
-  // One stack for all parts, whose columns alternate if there are several.
+  // Finds one stack for all parts. If there are several parts, their columns alternate.
   absl::StatusOr<std::vector<LinearSlot>> FindTransposedStack(BlockKind block,
                                                               const TensorInfo& info) const {
     const Extent experts = ExtentOf(Dim::kExperts), columns = ExtentOf(info.columns);
@@ -215,7 +215,8 @@ class RowFinder {
   absl::StatusOr<LinearSlot> CutHead(const formats::StoredTensor& whole, const HeadRows& head,
                                      std::uint32_t number, std::int64_t first) const {
     const std::int64_t rows = ExtentOf(head.rows).size;
-    // For quantized weights these are not the bytes of the rows, but as many.
+    // For quantized weights, only the number of these bytes is right; they are not the bytes of the
+    // rows.
     const std::int64_t row_bytes = static_cast<std::int64_t>(whole.bytes.size()) / whole.shape[0];
     first += ExtentOf(head.first).size;
     formats::StoredTensor piece = whole;

@@ -33,7 +33,7 @@ std::span<const std::byte> RowBytes(const formats::StoredTensor& tensor, std::in
 }
 
 // Returns the stored index of row `row` of a matrix, or of element `row` of a vector.
-std::int64_t StoredPlace(const formats::StoredTensor& tensor, std::int64_t row) {
+std::int64_t StoredIndex(const formats::StoredTensor& tensor, std::int64_t row) {
   if (!tensor.is_interleaved) return row;
   const std::int64_t half = tensor.shape[0] / 2;
   return row < half ? 2 * row : 2 * (row - half) + 1;
@@ -101,14 +101,15 @@ std::int64_t FirstBad(const kernels::Backend& backend, std::int64_t units, doubl
   return first.load();
 }
 
-absl::Status NotFinite(const formats::StoredTensor& tensor, std::int64_t element, float value) {
+absl::Status NotFiniteError(const formats::StoredTensor& tensor, std::int64_t element,
+                            float value) {
   return absl::InvalidArgumentError(
       absl::StrCat(tensor.file, ": tensor ", tensor.name, ": element ", element, " of ",
                    tensor.num_elements(), " is ", value, ", weights must be finite"));
 }
 
-// Error for a row with an element beyond f16. REQUIRES: the row has such an element.
-absl::Status BeyondF16(const formats::StoredTensor& tensor, std::int64_t row) {
+// Returns the error for a row with an element beyond f16. REQUIRES: the row has such an element.
+absl::Status BeyondF16Error(const formats::StoredTensor& tensor, std::int64_t row) {
   std::vector<float> wide(static_cast<std::size_t>(RowElements(tensor)));
   WidenRow(tensor, row, wide);
   const auto at = std::find_if(wide.begin(), wide.end(), [](float value) {
@@ -123,7 +124,7 @@ absl::Status BeyondF16(const formats::StoredTensor& tensor, std::int64_t row) {
 
 bool IsFiniteRow(const formats::StoredTensor& tensor, std::int64_t row) {
   if (tensor.quantized != nullptr && !tensor.is_transposed) {
-    return tensor.quantized->IsFiniteRow(tensor.first_row + StoredPlace(tensor, row));
+    return tensor.quantized->IsFiniteRow(tensor.first_row + StoredIndex(tensor, row));
   }
   std::vector<float> values(static_cast<std::size_t>(RowElements(tensor)));
   WidenRow(tensor, row, values);
@@ -142,13 +143,13 @@ absl::Status CheckFiniteCoded(const formats::StoredTensor& tensor,
   const std::int64_t column =
       std::find_if(values.begin(), values.end(), [](float x) { return !std::isfinite(x); }) -
       values.begin();
-  return NotFinite(tensor, bad * k + column, values[static_cast<std::size_t>(column)]);
+  return NotFiniteError(tensor, bad * k + column, values[static_cast<std::size_t>(column)]);
 }
 
 }  // namespace
 
 void WidenRow(const formats::StoredTensor& tensor, std::int64_t row, std::span<float> out) {
-  const std::int64_t stored = StoredPlace(tensor, row);
+  const std::int64_t stored = StoredIndex(tensor, row);
   if (tensor.quantized != nullptr && !tensor.is_transposed) {
     return tensor.quantized->Row(tensor.first_row + stored, out);
   }
@@ -162,7 +163,7 @@ void WidenRow(const formats::StoredTensor& tensor, std::int64_t row, std::span<f
     for (std::size_t i = 0; i < out.size(); ++i) {
       const auto column = static_cast<std::int64_t>(i);
       out[i] = Element(tensor, tensor.is_transposed ? column * tensor.shape[0] + stored
-                                                    : StoredPlace(tensor, column));
+                                                    : StoredIndex(tensor, column));
     }
     return;
   }
@@ -206,7 +207,7 @@ absl::Status ConvertRows(const formats::StoredTensor& tensor, DType dtype, std::
     }
     return is_bad;
   });
-  return bad == end - begin ? absl::OkStatus() : BeyondF16(tensor, begin + bad);
+  return bad == end - begin ? absl::OkStatus() : BeyondF16Error(tensor, begin + bad);
 }
 
 MatrixForm StoredForm(const formats::StoredTensor& tensor) {
@@ -280,12 +281,12 @@ void CodedRow(const formats::StoredTensor& tensor, const MatrixForm& form, std::
   };
   if (form.is_fp8()) return Fp8Row(tensor, row, {codes(), out.scales});
   if (form.format == WeightFormat::kFp4E2M1) {
-    return tensor.quantized->E2M1Row(tensor.first_row + StoredPlace(tensor, row), codes(),
+    return tensor.quantized->E2M1Row(tensor.first_row + StoredIndex(tensor, row), codes(),
                                      out.scales);
   }
   if (tensor.is_coded() && form == StoredForm(tensor)) {
     if (tensor.quantized != nullptr) {
-      return tensor.quantized->IntegerRow(tensor.first_row + StoredPlace(tensor, row), out);
+      return tensor.quantized->IntegerRow(tensor.first_row + StoredIndex(tensor, row), out);
     }
     return formats::DecodeRow(tensor.blocks, RowBytes(tensor, row), out);
   }
@@ -296,7 +297,7 @@ void CodedRow(const formats::StoredTensor& tensor, const MatrixForm& form, std::
 }
 
 void Fp8Row(const formats::StoredTensor& tensor, std::int64_t row, const quire::Fp8Row& out) {
-  tensor.quantized->Fp8Row(tensor.first_row + StoredPlace(tensor, row), out);
+  tensor.quantized->Fp8Row(tensor.first_row + StoredIndex(tensor, row), out);
 }
 
 absl::Status CheckFinite(const formats::StoredTensor& tensor, const kernels::Backend& backend) {
@@ -310,7 +311,7 @@ absl::Status CheckFinite(const formats::StoredTensor& tensor, const kernels::Bac
       });
   for (std::int64_t i = bad * kScanElements; i < elements; ++i) {
     const float value = Element(tensor, i);
-    if (!std::isfinite(value)) return NotFinite(tensor, i, value);
+    if (!std::isfinite(value)) return NotFiniteError(tensor, i, value);
   }
   return absl::OkStatus();
 }

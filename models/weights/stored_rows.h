@@ -29,8 +29,8 @@ absl::Status ConvertRows(const formats::StoredTensor& tensor, DType dtype, std::
 // Returns the form that holds a matrix as stored: its dtype, or the integers or e4m3 values of its
 // quantized weights. Returns PlainForm if no kernel holds the quantized weights without loss.
 MatrixForm StoredForm(const formats::StoredTensor& tensor);
-// The same for GPUs, which have a form for e2m1, and use PlainForm for GGML blocks with minimums or
-// in groups of 16. Returns UNIMPLEMENTED that names the tensor for quantized weights that no GPU
+// StoredForm for GPUs, which have a form for e2m1 and use PlainForm for GGML blocks with minimums
+// or in groups of 16. Returns UNIMPLEMENTED that names the tensor for quantized weights that no GPU
 // kernel supports.
 absl::StatusOr<MatrixForm> CudaStoredForm(const formats::StoredTensor& tensor);
 // Returns the unquantized form that holds every value of a quantized matrix without loss.
@@ -49,8 +49,8 @@ void CodedRow(const formats::StoredTensor& tensor, const MatrixForm& form, std::
 // Reads one row of e4m3 values and scales. REQUIRES: StoredForm is fp8, and `out` has its sizes.
 void Fp8Row(const formats::StoredTensor& tensor, std::int64_t row, const quire::Fp8Row& out);
 
-// Returns INVALID_ARGUMENT that names the tensor, the element and its value if one is NaN or
-// infinite.
+// If an element is NaN or infinite, returns INVALID_ARGUMENT with the tensor, the element and its
+// value.
 absl::Status CheckFinite(const formats::StoredTensor& tensor, const kernels::Backend& backend);
 
 }  // namespace quire::models

@@ -273,8 +273,8 @@ absl::Status RoundFp8Rows(const WeightTarget& target, WeightSlots* slots) {
   return has_fp8 ? absl::OkStatus() : NoFp8Error(target);
 }
 
-void WarnOfVainRounding(const WeightTarget& target, WeightSlots* slots) {
-  std::int64_t rounded = 0, vain = 0;
+void WarnOfUselessRounding(const WeightTarget& target, WeightSlots* slots) {
+  std::int64_t rounded = 0, useless = 0;
   const MatrixSlot* first = nullptr;
   ForEachMatrix(*slots, [&](const MatrixSlot& slot, bool) {
     if (!slot.form.rounds_rows) return;
@@ -282,12 +282,12 @@ void WarnOfVainRounding(const WeightTarget& target, WeightSlots* slots) {
     if (target.multiplies_fp8 && kernels::HasProductOfCodes(slot.form.ShapeOf(slot.n, slot.k))) {
       return;
     }
-    ++vain;
+    ++useless;
     if (first == nullptr) first = &slot;
   });
-  if (vain == 0) return;
+  if (useless == 0) return;
   slots->warnings.push_back(absl::StrCat(
-      "model.fp8_activations rounds the inputs of ", rounded, " matrices, and ", vain,
+      "model.fp8_activations rounds the inputs of ", rounded, " matrices, and ", useless,
       " of them, such as ", first->parts[0]->name, ", are not multiplied as codes by codes, which ",
       "costs accuracy and gains nothing; GPUs of compute capability 9.0 do that with bf16 ",
       "activations for all but experts, with scales of whole rows or multiples of 128 inputs"));
@@ -325,8 +325,8 @@ void ForEachVector(const WeightSlots& slots, Fn&& fn) {
   linear(slots.head);
 }
 
-// Names in files of a bare "...Model", and of embedding models made from one, have no prefix
-// "model.".
+// Files of a bare "...Model", and of embedding models made from one, omit the prefix "model." in
+// tensor names.
 TensorNames NamesIn(const Checkpoint& checkpoint, TensorNames names) {
   constexpr absl::string_view kPrefix = "model.";
   if (checkpoint.Find(absl::StrCat(names.embedding, ".weight")) != nullptr) return names;
@@ -365,7 +365,7 @@ absl::StatusOr<WeightSlots> FindWeights(const ModelSpec& spec, const TensorNames
   WarnOfSecondRounding(target, &slots);
   WarnOfWidening(target, &slots);
   if (target.fp8_activations) QUIRE_RETURN_IF_ERROR(RoundFp8Rows(target, &slots));
-  WarnOfVainRounding(target, &slots);
+  WarnOfUselessRounding(target, &slots);
   return slots;
 }
 

@@ -86,11 +86,12 @@ struct WeightTarget {
 absl::StatusOr<WeightSlots> FindWeights(const ModelSpec& spec, const TensorNames& names,
                                         const Checkpoint& checkpoint, const WeightTarget& target);
 
-// Floats that a norm or bias occupies. Each starts at a multiple of 256 bytes.
+// Returns the number of floats that a norm or bias occupies. Each norm or bias starts at a multiple
+// of 256 bytes.
 constexpr std::int64_t PaddedVector(std::int64_t elements) {
   return (elements + 63) / 64 * 64;
 }
-// Floats of all norms and biases together.
+// Returns the number of floats of all norms and biases together.
 std::int64_t VectorFloats(const WeightSlots& slots);
 
 // Returns the dtype of the embedding in memory: the stored one, and for GGML blocks f16, or f32
@@ -121,7 +122,7 @@ struct LinearWeights {
 // and bias. REQUIRES: params.store is null, unless there is one matrix.
 absl::Status ApplyLinear(const kernels::Backend& backend, const LinearWeights& weights,
                          kernels::LinearParams params);
-// The same for the rows of every group. `params` are those of kernels::GroupedLinear without
+// ApplyLinear for the rows of every group. `params` are those of kernels::GroupedLinear without
 // weights.
 absl::Status ApplyGroups(const kernels::Backend& backend,
                          std::span<const kernels::LinearGroups> weights,
@@ -130,8 +131,7 @@ absl::Status ApplyGroups(const kernels::Backend& backend,
 using MlaWeights = MlaTensors<const float*, LinearWeights>;
 
 // On a GPU the matrices of one kind have equal distances from expert to expert, and so have their
-// biases. There the groups describe the matrices of all experts: the first group the first matrix
-// of each expert, and so on.
+// biases. There group i describes matrix i of every expert.
 struct MoeWeights : MoeTensors<const float*, LinearWeights> {
   std::vector<kernels::LinearGroups> gate_up_groups;
   std::vector<kernels::LinearGroups> down_groups;
@@ -157,7 +157,7 @@ auto LinearsOf(Layer& layer) {
   ForEachRow(layer, [&](BlockKind, const auto& row, auto& block) {
     if (row.linear != nullptr) {
       Linear* const linear = &(block.*row.linear);
-      // Alternative rows of one member.
+      // Skips alternative rows of the same member.
       if (!linears.empty() && linears.back().linear == linear) return;
       linears.push_back({std::string(row.info.label), linear});
     }

@@ -112,14 +112,14 @@ TEST_F(BlockPoolTest, PageCanBeCachedBeforeAnother) {
   EXPECT_THAT(pool_.EvictionOrder(), ElementsAre(second, first));
 }
 
-TEST_F(BlockPoolTest, TransferAloneKeepsPageInTransit) {
+TEST_F(BlockPoolTest, HoldAloneKeepsPageInTransit) {
   const BlockId page = Take();
-  pool_.AddTransfer(page);
+  pool_.AddHold(page);
   EXPECT_EQ(pool_.state(page), PageState::kActive);
   pool_.DropRequest(page);
   EXPECT_EQ(pool_.state(page), PageState::kInTransit);
   EXPECT_EQ(pool_.available(), 4u);
-  pool_.DropTransfer(page);
+  pool_.DropHold(page);
   EXPECT_EQ(pool_.state(page), PageState::kFree);
 }
 
@@ -155,9 +155,9 @@ class BlockPoolModelTest : public ::testing::Test {
  protected:
   static constexpr std::uint32_t kBlocks = 12;
   struct Page {
-    std::uint32_t requests = 0, transfers = 0;
+    std::uint32_t requests = 0, holds = 0;
     bool node = false, poisoned = false;
-    bool is_referenced() const { return requests + transfers > 0; }
+    bool is_referenced() const { return requests + holds > 0; }
   };
 
   BlockPoolModelTest() : pool_(kBlocks) {
@@ -209,8 +209,8 @@ class BlockPoolModelTest : public ::testing::Test {
       pool_.AddRequest(BlockId{page});
       ++model_[page].requests;
     } else {
-      pool_.AddTransfer(BlockId{page});
-      ++model_[page].transfers;
+      pool_.AddHold(BlockId{page});
+      ++model_[page].holds;
     }
   }
 
@@ -221,10 +221,10 @@ class BlockPoolModelTest : public ::testing::Test {
     Settle(page, before);
   }
 
-  void DropTransfer(std::uint32_t page, std::uint32_t before) {
-    if (model_[page].transfers == 0) return;
-    pool_.DropTransfer(BlockId{page}, BlockId{before});
-    --model_[page].transfers;
+  void DropHold(std::uint32_t page, std::uint32_t before) {
+    if (model_[page].holds == 0) return;
+    pool_.DropHold(BlockId{page}, BlockId{before});
+    --model_[page].holds;
     Settle(page, before);
   }
 
@@ -269,7 +269,7 @@ class BlockPoolModelTest : public ::testing::Test {
       case 4:
         return DropRequest(page, before);
       case 5:
-        return DropTransfer(page, before);
+        return DropHold(page, before);
       case 6:
         return AttachNode(page);
       case 7:
@@ -321,7 +321,7 @@ TEST(BlockPoolIntegrityTest, ReportsBrokenInvariants) {
               HasSubstr("page 2 is cached but in no list"));
   EXPECT_THAT(broken([](BlockPool& pool) { Peer::page(pool, 3).node = kNoNode; }),
               HasSubstr("page 3 is free but in the cached list"));
-  EXPECT_THAT(broken([](BlockPool& pool) { Peer::page(pool, 4).transfers = 1; }),
+  EXPECT_THAT(broken([](BlockPool& pool) { Peer::page(pool, 4).holds = 1; }),
               HasSubstr("page 4 is in transit but in the free list"));
   EXPECT_THAT(broken([](BlockPool& pool) { Peer::page(pool, 2).is_poisoned = true; }),
               HasSubstr("page 2 is poisoned but has a node"));
@@ -347,7 +347,7 @@ TEST(BlockPoolDeathTest, BrokenContracts) {
   EXPECT_DEATH(pool.AddRequest(BlockId{4}), "check failed");
   EXPECT_DEATH(pool.AddRequest(BlockId{3}), "check failed");  // free
   EXPECT_DEATH(pool.DropRequest(BlockId{3}), "check failed");
-  EXPECT_DEATH(pool.DropTransfer(page[0]), "check failed");
+  EXPECT_DEATH(pool.DropHold(page[0]), "check failed");
   EXPECT_DEATH(pool.AttachNode(BlockId{3}, NodeId{0}), "check failed");
   EXPECT_DEATH(pool.DetachNode(page[0]), "check failed");
   EXPECT_DEATH(pool.FreeQuarantined(page[0]), "check failed");

@@ -491,7 +491,7 @@ TEST(CacheGroupsMatchTest, WindowsDecideWhichBoundariesAreHit) {
       std::vector<BlockId> pages;
       for (std::uint32_t column = 0; column < kPages; ++column) {
         pages.push_back(CacheManagerPeer::page(*cache, kA, column));
-        if ((present >> column & 1) != 0) pool.AddTransfer(pages.back());
+        if ((present >> column & 1) != 0) pool.AddHold(pages.back());
       }
       cache->Free(kA);
       while (pool.num_cached() > 0) pool.EvictColdest();
@@ -508,7 +508,7 @@ TEST(CacheGroupsMatchTest, WindowsDecideWhichBoundariesAreHit) {
       ASSERT_EQ(cache->Match(tokens, keys, kRoot, kPages * kP).num_tokens, expected * kP)
           << "window " << window << " pages " << present;
       for (std::uint32_t column = 0; column < kPages; ++column) {
-        if ((present >> column & 1) != 0) pool.DropTransfer(pages[column]);
+        if ((present >> column & 1) != 0) pool.DropHold(pages[column]);
       }
     }
   }

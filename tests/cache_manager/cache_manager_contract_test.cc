@@ -33,17 +33,17 @@ TEST_F(CacheManagerIntegrityTest, SoundBeforehand) {
 TEST_F(CacheManagerIntegrityTest, RequestCount) {
   pool().AddRequest(PageOf(kA, 0));
   ExpectReport(
-      "counts 3 requests and 0 transfers, but 2 columns and 0 copies and steps in flight name it");
+      "counts 3 requests and 0 holds, but 2 columns and 0 copies and steps in flight reference it");
 }
 
-TEST_F(CacheManagerIntegrityTest, TransferCount) {
-  pool().AddTransfer(PageOf(kA, 0));
-  ExpectReport("1 transfers");
+TEST_F(CacheManagerIntegrityTest, HoldCount) {
+  pool().AddHold(PageOf(kA, 0));
+  ExpectReport("1 holds");
 }
 
 TEST_F(CacheManagerIntegrityTest, ColumnWithoutReference) {
   table().Append(kC, PageOf(kA, 2));
-  ExpectReport("counts 1 requests and 0 transfers, but 2 columns");
+  ExpectReport("counts 1 requests and 0 holds, but 2 columns");
 }
 
 TEST_F(CacheManagerIntegrityTest, PageOutOfRange) {
@@ -74,15 +74,15 @@ TEST_F(CacheManagerIntegrityTest, PublishedPageAfterAPrivateOne) {
 
 TEST_F(CacheManagerIntegrityTest, CopyIntoAFreePage) {
   work().QueueCopy(PageOf(kA, 0), BlockId{19}, 3);
-  ExpectReport("a copy of 3 rows into page 19 has no purpose");
+  ExpectReport("invalid queued copy: 3 rows into page 19");
 }
 
 TEST_F(CacheManagerIntegrityTest, ClearOfAPageThatIsNotQuarantined) {
   StepWorkPeer::taken(work()).clears.push_back(PageOf(kA, 2));
-  ExpectReport("1 pages are being cleared that are not the first of 0 quarantined ones");
+  ExpectReport("1 pages are being cleared, but they are not the first of 0 quarantined pages");
   StepWorkPeer::taken(work()).clears.clear();
   StepWorkPeer::num_clears_taken(work()) = 1;
-  ExpectReport("0 pages are being cleared that are not the first of 0 quarantined ones");
+  ExpectReport("0 pages are being cleared, but they are not the first of 0 quarantined pages");
 }
 
 TEST_F(CacheManagerIntegrityTest, PagesOfStepsInFlight) {
@@ -90,9 +90,9 @@ TEST_F(CacheManagerIntegrityTest, PagesOfStepsInFlight) {
   cache_->PrepareStep(std::span(&step, 1));
   const BlockId page = PageOf(kA, 2);
   StepWorkPeer::in_flight(work())[0].pinned.push_back(page);
-  ExpectReport("counts 1 requests and 0 transfers, but 1 columns and 1 copies and steps in flight");
+  ExpectReport("counts 1 requests and 0 holds, but 1 columns and 1 copies and steps in flight");
   StepWorkPeer::in_flight(work())[0].pinned.clear();
-  pool().AddTransfer(PageOf(kA, 0));
+  pool().AddHold(PageOf(kA, 0));
   StepWorkPeer::in_flight(work())[0].copies.push_back({PageOf(kA, 0), BlockId{19}, 3});
   ExpectReport("page 19 was freed while a step in flight copies into it");
 }

@@ -154,12 +154,12 @@ TEST_F(PrefixCacheTest, EvictionIsLeafFirstWhateverTheOrderOfRelease) {
   const NodeId third = Add(second, second_key, Count(4, 8));
   const std::vector<BlockId> pages = {PageOf(first), PageOf(second), PageOf(third)};
   // In-transit pages may outlive the references to their parents.
-  for (const BlockId page : pages) pool_.AddTransfer(page);
+  for (const BlockId page : pages) pool_.AddHold(page);
   for (const BlockId page : pages) pool_.DropRequest(page);
-  cache_.DropTransfer(pages[0]);
-  cache_.DropTransfer(pages[2]);
+  cache_.DropHold(pages[0]);
+  cache_.DropHold(pages[2]);
   EXPECT_EQ(cache_.CheckIntegrity(), absl::OkStatus());
-  cache_.DropTransfer(pages[1]);
+  cache_.DropHold(pages[1]);
   EXPECT_THAT(pool_.EvictionOrder(), ElementsAre(pages[2], pages[1], pages[0]));
 }
 

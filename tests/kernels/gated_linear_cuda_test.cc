@@ -96,7 +96,7 @@ void Check(const CudaBackend& cuda, const PackedLinear& weight, std::span<const 
            std::uint32_t rows, const GateShape& shape) {
   SCOPED_TRACE(absl::StrCat(weight.n(), "x", weight.k(), " rows ", rows, " activation ",
                             static_cast<int>(shape.act), " alpha ", shape.alpha));
-  ASSERT_TRUE(TakesGate(*cuda, weight, kBF16, kBF16));
+  ASSERT_TRUE(CanFuseGate(*cuda, weight, kBF16, kBF16));
   const std::uint32_t n = weight.n(), inner = n / 2;
   const GateInputs in(cuda, rows, n, weight.k());
   for (const bool has_bias : {false, true}) {
@@ -157,7 +157,7 @@ TEST(GatedLinearCudaTest, DynamicActivationQuantization) {
                                             .by_rows = by_rows});
       const auto packed = made.Pack(*cuda);
       ASSERT_TRUE(packed.ok()) << packed.status();
-      ASSERT_TRUE(TakesGate(*cuda, *packed, kBF16, kBF16));
+      ASSERT_TRUE(CanFuseGate(*cuda, *packed, kBF16, kBF16));
       for (const std::uint32_t rows : {1u, 70u, 515u}) {
         SCOPED_TRACE(absl::StrCat(rows, " rows, group ", group, by_rows ? " by rows" : ""));
         const GateInputs in(cuda, rows, 384, 584);
@@ -256,11 +256,11 @@ TEST(GatedLinearCudaTest, RejectsUnsupportedGates) {
   const PackedLinear whole = Pack(cuda, {w.data(), 128 * 64}, kBF16, 128, 64);
   const PackedLinear part = Pack(cuda, {w.data(), 64 * 64}, kBF16, 64, 64);
   const PackedLinear uneven = Pack(cuda, {w.data(), 128 * 60}, kBF16, 128, 60);
-  EXPECT_TRUE(TakesGate(*cuda, whole, kBF16, kBF16));
-  EXPECT_FALSE(TakesGate(*cuda, whole, kBF16, DType::kF32));
-  EXPECT_FALSE(TakesGate(*cuda, part, kBF16, kBF16));
-  EXPECT_FALSE(TakesGate(*cuda, uneven, kBF16, kBF16));
-  EXPECT_FALSE(TakesGate(*TestBackend(1), whole, kBF16, kBF16));
+  EXPECT_TRUE(CanFuseGate(*cuda, whole, kBF16, kBF16));
+  EXPECT_FALSE(CanFuseGate(*cuda, whole, kBF16, DType::kF32));
+  EXPECT_FALSE(CanFuseGate(*cuda, part, kBF16, kBF16));
+  EXPECT_FALSE(CanFuseGate(*cuda, uneven, kBF16, kBF16));
+  EXPECT_FALSE(CanFuseGate(*TestBackend(1), whole, kBF16, kBF16));
   const DeviceRows x(cuda, kBF16, 1, 64, 64);
   const DeviceRows y(cuda, kBF16, 1, 128, 128);
   const DeviceRows residual(cuda, DType::kF32, 1, 128, 128);

@@ -429,7 +429,7 @@ TEST_F(CudaDaemonTest, AutoSelectsTheGpuIfPresent) {
     EXPECT_EQ(daemon.Info().devices(0).kind(), devices == 1 ? "cuda" : "cpu");
     EXPECT_EQ(daemon.Stop(), kExitOk);
   }
-  EXPECT_THAT(Log(), HasSubstr("no GPU will do: CUDA device 0 does not exist"));
+  EXPECT_THAT(Log(), HasSubstr("no GPU is usable: CUDA device 0 does not exist"));
 }
 
 // The pages exceed the emulated GPU's memory but not what a host may be configured for.

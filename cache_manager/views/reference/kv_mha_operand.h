@@ -98,8 +98,9 @@ struct KVCacheMHAOperand {
 template <typename C>
 KVCacheMHAOperand(C) -> KVCacheMHAOperand<C>;
 
-// An operand whose elements are the scales of a quantised cache. Rows and tiles are those of the
-// scales' lookup table. Sparse rows are those of the values, because sparse indices are.
+// An operand whose elements are the scales of a quantised cache. Rows and tiles come from the
+// lookup table of the scales. Sparse rows are rows of the values, because sparse indices refer to
+// the values.
 template <typename C>
 requires(C::kQuantized) struct KVCacheScalesMHAOperand {
   using Cache = C;
