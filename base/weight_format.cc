@@ -36,8 +36,12 @@ absl::Status CheckQuantizedShape(const QuantizedShape& shape) {
                                                    shape.k, "], at most [", INT32_MAX, ", ",
                                                    kMaxInputs, "] and neither 0"));
   }
-  if (shape.min_in_steps && !shape.has_min) {
-    return absl::InvalidArgumentError("quantised weights have minimums in steps but no minimums");
+  if (shape.has_zero_points && !shape.has_min) {
+    return absl::InvalidArgumentError("quantised weights have zero points but no minimums");
+  }
+  if (shape.has_act_order && shape.has_min && !shape.has_zero_points) {
+    return absl::InvalidArgumentError(
+        "quantised weights have an act-order permutation and minimums, supported are zero points");
   }
   if (shape.scale_per_feature()) return absl::OkStatus();
   const bool known = shape.group == 32 || shape.group == 64 || shape.group == 128 ||

@@ -37,15 +37,15 @@ struct QuantizedShape {
   bool has_min = false;
   // With has_min: mins are whole steps, minus the zero points of formats that have them, and a
   // weight is scale * (q + min), without loss where f16 holds the scale.
-  bool min_in_steps = false;
+  bool has_zero_points = false;
   // Groups are of inputs in an order of their own, which lies beside the weights: what is packed as
   // input j multiplies input order[j] of x.
-  bool has_order = false;
+  bool has_act_order = false;
   // kFp8E4M3: rows of x are rounded to e4m3 before the product (kernels/linear/fp8_rows.h).
-  bool rounds_rows = false;
-  // With rounds_rows, on GPUs: Linear alone multiplies, with bf16 x only, so that the matrix may
+  bool quantizes_activations = false;
+  // With quantizes_activations, on GPUs: Linear alone multiplies, with bf16 x only, so that the matrix may
   // lie row by row where the device multiplies codes by codes.
-  bool by_rows = false;
+  bool allows_row_major = false;
 
   // One f32 scale per feature instead of scales per group.
   bool scale_per_feature() const {
@@ -65,7 +65,7 @@ struct QuantizedRow {
   std::span<std::int8_t> q;
   // [num_groups]. Of groups rounded to f16, those of kFp4E2M1 to bf16.
   std::span<float> scales;
-  // Likewise; empty without has_min. With min_in_steps integers of -2048 .. 2048, which f16 holds,
+  // Likewise; empty without has_min. With has_zero_points integers of -2048 .. 2048, which f16 holds,
   // on GPUs of -255 .. 0.
   std::span<float> mins;
 };
@@ -75,7 +75,7 @@ struct Fp8Shape {
   std::uint32_t k;  // inputs
   // Inputs that share a scale: k, or a multiple of 4; the last group may be short.
   std::uint32_t group;
-  bool rounds_rows = false;  // as of QuantizedShape
+  bool quantizes_activations = false;  // as of QuantizedShape
 
   std::uint32_t num_groups() const { return (k + group - 1) / group; }
 };

@@ -184,7 +184,7 @@ CodedMatrices CodedMatricesOf(const Weights& weights) {
     for (const kernels::PackedLinear& matrix : linear.matrices) {
       coded.integers |=
           matrix.format() == WeightFormat::kInt8 || matrix.format() == WeightFormat::kInt4;
-      coded.orders |= matrix.order() != nullptr;
+      coded.act_orders |= matrix.act_order() != nullptr;
       coded.fp8 |= matrix.format() == WeightFormat::kFp8E4M3;
     }
   };
@@ -200,7 +200,7 @@ std::int64_t LinearScratchBytes(const CodedMatrices& coded, std::uint32_t num_ro
                                 std::uint32_t inputs) {
   std::int64_t bytes = 0;
   if (coded.integers) {
-    bytes = kernels::QuantizedLinearScratchBytes(num_rows, inputs, coded.orders);
+    bytes = kernels::QuantizedLinearScratchBytes(num_rows, inputs, coded.act_orders);
   }
   if (coded.fp8) bytes = std::max(bytes, kernels::Fp8LinearScratchBytes(num_rows, inputs));
   return bytes;

@@ -68,12 +68,12 @@ std::int64_t RankNodes(const ModelSpec& spec, const CudaSizes& sizes) {
   return 4 * ((elements + kPiece - 1) / kPiece) + kBranchNodes;
 }
 
-std::int64_t NodesOf(const ModelSpec& spec, const CudaSizes& sizes, bool rounds_rows) {
+std::int64_t NodesOf(const ModelSpec& spec, const CudaSizes& sizes, bool quantizes_activations) {
   std::int64_t nodes = kOtherNodes + static_cast<std::int64_t>(sizes.attention.size());
   const std::int64_t rank_nodes = RankNodes(spec, sizes);
   for (const LayerSpec& layer : spec.layers) {
     nodes += kNodesPerLayer + rank_nodes;
-    if (rounds_rows) nodes += layer.mlp == MlpKind::kMoe ? 2 * kRoundingNodes : kRoundingNodes;
+    if (quantizes_activations) nodes += layer.mlp == MlpKind::kMoe ? 2 * kRoundingNodes : kRoundingNodes;
     if (layer.heads.qk_norm.kind != NormKind::kNone) nodes += kQkNormNodes;
     if (HasBranches(layer)) nodes += kBranchNodes;
     if (layer.mlp == MlpKind::kMoe) nodes += kMixtureNodes;

@@ -99,9 +99,9 @@ class QuantizedTensor {
   //
   //   symmetric int8 with a scale per output feature   int8, any scale
   //   symmetric integers in groups                     int4 or int8, groups of at most 128
-  //   with zero points                                 the same with min_in_steps
+  //   with zero points                                 the same with has_zero_points
   //   e2m1 blocks                                      int8 groups of 32, twice the values
-  //   inputs whose groups follow no order              any of these in groups, with has_order
+  //   inputs whose groups follow no order              any of these in groups, with has_act_order
   const std::optional<QuantizedShape>& integer_shape() const { return integer_shape_; }
   // Inputs group by group, those of a group ascending; empty unless integer_shape() has an order.
   std::span<const std::uint32_t> order() const { return order_; }

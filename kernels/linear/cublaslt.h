@@ -42,8 +42,8 @@ class CublasLt {
                                                           const CublasLtApi& api);
   ~CublasLt();
 
-  // Whether products with this weight go to the library: bf16, N and K multiples of 8.
-  static bool Computes(const PackedLinear& weight);
+  // True if the library computes products with such a weight: bf16, N and K multiples of 8.
+  static bool Computes(DType dtype, std::uint32_t n, std::uint32_t k);
 
   // Returns FAILED_PRECONDITION when the library knows no algorithm that serves every number of
   // rows.

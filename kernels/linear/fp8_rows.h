@@ -1,7 +1,7 @@
 #pragma once
 
 // Rows of x rounded to e4m3 with one scale a row, for matrices that ask for it
-// (PackedLinear::rounds_rows). CPUs and GPUs compute the same bits.
+// (PackedLinear::quantizes_activations). CPUs and GPUs compute the same bits.
 //
 // The scale is the smallest power of two that brings the largest magnitude of the row to 448 or
 // less, at least 2^-100; 1 for a row of zeros. So x / scale is exact, or below half the smallest

@@ -19,13 +19,13 @@ namespace quire::kernels {
 // Threads:  immutable.
 // Lifetime: a view; the matrices outlive it.
 struct LinearGroups {
-  const PackedLinear* first;       // [N, K], of group 0
-  std::int64_t data_distance;      // bytes from the elements of a matrix to those of the next
-  std::int64_t scale_distance;     // likewise of scales; 0 where there are none
-  std::int64_t order_distance;     // likewise of orders
-  std::uint32_t count;             // of groups
-  const float* bias = nullptr;     // [N], of group 0; null: none
-  std::int64_t bias_distance = 0;  // floats from a bias to the next
+  const PackedLinear* first;        // [N, K], of group 0
+  std::int64_t data_distance;       // bytes from the elements of a matrix to those of the next
+  std::int64_t scale_distance;      // likewise of scales; 0 where there are none
+  std::int64_t act_order_distance;  // likewise of orders
+  std::uint32_t count;              // of groups
+  const float* bias = nullptr;      // [N], of group 0; null: none
+  std::int64_t bias_distance = 0;   // floats from a bias to the next
 };
 
 // The matrices matrix_of(0) .. matrix_of(count - 1) as groups without biases, or none where their

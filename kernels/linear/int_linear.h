@@ -38,7 +38,7 @@ struct IntRows {
 //   groups, ascending:     total = fma(float(I - O * sum), a * s, total); with mins then
 //                          total = fma(float(sum), a * min, total)
 //
-// where total starts at 0 and fma rounds once; with min_in_steps a min is what is stored times s,
+// where total starts at 0 and fma rounds once; with has_zero_points a min is what is stored times s,
 // which is exact. Levels without fma (sse4) round twice and are levels of their own. With 4-bit
 // weights no s is 0, subnormal in f32 or not finite, and what a row with a scale NaN gives is
 // unspecified: LinearQuantized overwrites it.
@@ -53,7 +53,7 @@ struct IntLinearArgs {
   bool scale_per_feature;  // then neither is_int4 nor has_min
   bool is_int4;
   bool has_min;
-  bool min_in_steps;  // only with has_min
+  bool has_zero_points;  // only with has_min
   IntRows x;
   std::uint32_t num_rows;
   const float* bias;      // [n] or null

@@ -123,7 +123,7 @@ constexpr std::uint32_t EvenRows(std::uint32_t rows, std::uint32_t most) {
 // Value v of lane l is feature l / 4 + (v & 2 ? 8 : 0), input 2 (l % 4) + (v & 1) + (v & 4 ? 8 : 0)
 // of the step. Integers without zero points are stored with 128 and 8 added. What lies beyond N and
 // K is finite and meets inputs of zero, or is not stored. e4m3 that meets codes of x
-// (PackedLinear::lies_by_rows) takes the same bytes as [padded N][padded K].
+// (PackedLinear::is_row_major) takes the same bytes as [padded N][padded K].
 //
 // Scales: one per feature f32 [padded N]; of groups [groups][padded N], f16 of integers, f32 of
 // e4m3 and bf16 of e2m1. Then zero points of integers, if there are any: bytes [groups][padded N],

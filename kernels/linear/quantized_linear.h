@@ -36,7 +36,7 @@ std::int64_t QuantizedBytes(const QuantizedShape& shape);
 struct CudaQuantizedParts {
   std::int64_t codes = 0;
   std::int64_t scales = 0;  // and zero points
-  std::int64_t order = 0;
+  std::int64_t act_order = 0;
 };
 CudaQuantizedParts CudaQuantizedPartsOf(const QuantizedShape& shape);
 // Of all parts.
@@ -45,20 +45,20 @@ std::int64_t CudaQuantizedBytes(const QuantizedShape& shape);
 std::int64_t CudaQuantizedRoom(const QuantizedShape& shape);
 
 // Packs a matrix row by row. `source` fills row `row` of [0, n) and is called once for each, from
-// several threads; with has_order its values lie in the order given. Returns INVALID_ARGUMENT as
+// several threads; with has_act_order its values lie in the order given. Returns INVALID_ARGUMENT as
 // CheckQuantizedShape or CheckCudaQuantizedShape, for a min that GPUs do not hold, or on the CPU
 // for a scale of kInt4 that is not finite in f16; RESOURCE_EXHAUSTED. `memory`, which the CPU
 // ignores, is where a GPU's matrix is put; null: in allocations of its own. REQUIRES: `order` is a
-// permutation of [0, k) with has_order, else empty; `memory` is null or has CudaQuantizedRoom left.
+// permutation of [0, k) with has_act_order, else empty; `memory` is null or has CudaQuantizedRoom left.
 absl::StatusOr<PackedLinear> PackQuantizedRows(
     const Backend& backend, const QuantizedShape& shape,
     absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)> source,
-    std::span<const std::uint32_t> order = {}, WeightMemory* memory = nullptr);
+    std::span<const std::uint32_t> act_order = {}, WeightMemory* memory = nullptr);
 
 // What PackQuantizedRows allocates, all bytes but those of the order zero, for bytes that it once
 // made of such a shape. Errors as there.
 absl::StatusOr<PackedLinear> AllocateQuantizedLinear(const QuantizedShape& shape,
-                                                     std::span<const std::uint32_t> order = {});
+                                                     std::span<const std::uint32_t> act_order = {});
 
 // Quantises one row without a min. kInt8: scale = largest magnitude M / 127, and every value is
 // within half its scale. kInt4: the scale, of those tried, with the least sum of squared errors of
@@ -71,13 +71,16 @@ void QuantizeRow(WeightFormat format, std::uint32_t group, std::span<const float
                  const QuantizedRow& out);
 
 // Grows the backend's scratch memory to what Linear needs for up to `num_rows` rows of up to `k`
-// inputs in any integer format, in orders of their own only with `has_order`, so that no later call
+// inputs in any integer format, in orders of their own only with `has_act_order`, so that no later call
 // allocates. REQUIRES: the backend is the CPU.
 void ReserveQuantizedLinear(const Backend& backend, std::uint32_t num_rows, std::uint32_t k,
-                            bool has_order = false);
+                            bool has_act_order = false);
 // What that takes of a backend without scratch memory.
 std::int64_t QuantizedLinearScratchBytes(std::uint32_t num_rows, std::uint32_t k,
-                                         bool has_order = false);
+                                         bool has_act_order = false);
+
+// Returns the encoding of integers in this shape. `act_order` is empty without has_act_order.
+WeightEncoding IntegerEncodingOf(const QuantizedShape& shape, DeviceBuffer act_order);
 
 namespace internal {
 

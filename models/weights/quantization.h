@@ -42,20 +42,23 @@ std::optional<Quantization> QuantizationFromName(absl::string_view name);
 // How one matrix lies in memory.
 struct MatrixForm {
   WeightFormat format = WeightFormat::kPlain;
-  DType dtype = DType::kInvalid;  // kPlain
-  std::uint32_t group = 0;        // inputs that share a scale; 0: one scale per output feature
-  bool has_min = false;           // a weight is scale * q + min
-  bool min_in_steps = false;      // a weight is scale * (q + min); only with has_min
-  bool has_order = false;         // groups are of inputs in an order of their own
-  bool rounds_rows = false;       // is_fp8(): x is rounded to e4m3 row by row
-  bool by_rows = false;           // as of QuantizedShape
+  DType dtype = DType::kInvalid;       // kPlain
+  std::uint32_t group = 0;             // inputs that share a scale; 0: one scale per output feature
+  bool has_min = false;                // a weight is scale * q + min
+  bool has_zero_points = false;        // a weight is scale * (q + min); only with has_min
+  bool has_act_order = false;          // groups are of inputs in an order of their own
+  bool quantizes_activations = false;  // is_fp8(): x is rounded to e4m3 row by row
+  bool allows_row_major = false;       // as of QuantizedShape
 
   bool is_plain() const { return format == WeightFormat::kPlain; }
   bool is_fp8() const { return format == WeightFormat::kFp8E4M3; }
   bool is_integer() const { return format == WeightFormat::kInt8 || format == WeightFormat::kInt4; }
   // REQUIRES: is_fp8().
   Fp8Shape Fp8ShapeOf(std::uint32_t n, std::uint32_t k) const {
-    return {.n = n, .k = k, .group = group == 0 ? k : group, .rounds_rows = rounds_rows};
+    return {.n = n,
+            .k = k,
+            .group = group == 0 ? k : group,
+            .quantizes_activations = quantizes_activations};
   }
   // REQUIRES: is_integer(), or not is_plain() for a GPU.
   QuantizedShape ShapeOf(std::uint32_t n, std::uint32_t k) const {
@@ -64,16 +67,16 @@ struct MatrixForm {
             .k = k,
             .group = group == 0 ? k : group,
             .has_min = has_min,
-            .min_in_steps = min_in_steps,
-            .has_order = has_order,
-            .rounds_rows = rounds_rows,
-            .by_rows = by_rows};
+            .has_zero_points = has_zero_points,
+            .has_act_order = has_act_order,
+            .quantizes_activations = quantizes_activations,
+            .allows_row_major = allows_row_major};
   }
   friend bool operator==(const MatrixForm&, const MatrixForm&) = default;
 };
 
 // "bf16", "fp8_e4m3", "fp8_e4m3_g128", "fp4_e2m1_g32", "int8", "int4_g32", "int4_g32_min", with
-// min_in_steps "int4_g32_zero", with has_order "int4_g32_order" or "int4_g32_zero_order".
+// has_zero_points "int4_g32_zero", with has_act_order "int4_g32_order" or "int4_g32_zero_order".
 std::string FormName(const MatrixForm& form);
 
 // The output head is converted differently from the matrices of layers.

@@ -34,7 +34,11 @@ constexpr DType kBF16 = DType::kBF16;
 using Options = Run;  // testing::Test has a Run, too
 
 QuantizedShape Fp8(std::uint32_t n, std::uint32_t k, std::uint32_t group) {
-  return {.format = WeightFormat::kFp8E4M3, .n = n, .k = k, .group = group, .rounds_rows = true};
+  return {.format = WeightFormat::kFp8E4M3,
+          .n = n,
+          .k = k,
+          .group = group,
+          .quantizes_activations = true};
 }
 
 // A scale per feature and groups that the portable kernel takes.
@@ -50,7 +54,7 @@ TEST(RoundedLinearCudaTest, PortableRowsAreNearDoublePrecisionOfRoundedRows) {
     const Quantized made = MakeQuantized(shape);
     const auto packed = made.Pack(*cuda);
     ASSERT_TRUE(packed.ok()) << packed.status();
-    EXPECT_TRUE(packed->rounds_rows());
+    EXPECT_TRUE(packed->quantizes_activations());
     for (const DType x_dtype : {kBF16, DType::kF32}) {
       for (const std::uint32_t rows : {1u, 9u, 70u}) {
         const Inputs in(rows, shape.n, shape.k, x_dtype);
@@ -73,7 +77,7 @@ TEST(RoundedLinearCudaTest, PortableBitsAreThoseOfRoundedRows) {
   const CudaBackend& cuda = *portable;
   QuantizedShape shape = Fp8(130, 584, 128);
   const auto packed = MakeQuantized(shape).Pack(*cuda);
-  shape.rounds_rows = false;
+  shape.quantizes_activations = false;
   const auto exact = MakeQuantized(shape).Pack(*cuda);
   ASSERT_TRUE(packed.ok() && exact.ok()) << packed.status();
   constexpr std::uint32_t kRows = 66;
@@ -98,7 +102,7 @@ TEST(RoundedLinearCudaTest, WhatIsNotFiniteMakesItsRowNaN) {
     if (is_portable) portable.emplace();
     const CudaBackend& cuda = is_portable ? **portable : own.emplace();
     QuantizedShape shape = Fp8(40, 200, 200);
-    shape.by_rows = !is_portable;
+    shape.allows_row_major = !is_portable;
     const auto packed = MakeQuantized(shape).Pack(*cuda);
     ASSERT_TRUE(packed.ok()) << packed.status();
     constexpr std::uint32_t kRows = 130;
@@ -119,7 +123,7 @@ constexpr char kKernel[] = "linear fp8 sm_90a";
 
 QuantizedShape ByRows(std::uint32_t n, std::uint32_t k, std::uint32_t group) {
   QuantizedShape shape = Fp8(n, k, group);
-  shape.by_rows = true;
+  shape.allows_row_major = true;
   return shape;
 }
 
@@ -148,7 +152,7 @@ TEST(LinearFp8Sm90Test, RowsAreNearDoublePrecisionOfRoundedRows) {
     const auto packed = made.Pack(*cuda);
     ASSERT_TRUE(packed.ok()) << packed.status();
     EXPECT_EQ(packed->size_bytes(), CudaQuantizedBytes(c.shape));
-    EXPECT_EQ(packed->lies_by_rows(), (*cuda).cuda()->has_sm90a());
+    EXPECT_EQ(packed->is_row_major(), (*cuda).cuda()->has_sm90a());
     const Inputs in(c.rows, c.shape.n, c.shape.k, kBF16);
     const std::vector<float> rounded = RoundedRows(in.x, c.shape.k);
     for (const Options& run : {Options{}, Options{.y_dtype = kBF16, .extras = true}}) {
@@ -290,7 +294,7 @@ TEST(LinearFp8Sm90Test, WithoutMapsOrClustersThePortableKernelRuns) {
     cuda_emulator::InjectFault({.where = call, .error = cudaErrorInvalidValue});
     const auto packed = made.Pack(*cuda);
     ASSERT_TRUE(packed.ok()) << packed.status();
-    EXPECT_FALSE(packed->lies_by_rows()) << call;
+    EXPECT_FALSE(packed->is_row_major()) << call;
     EXPECT_LE(RelativeError(Compute(cuda, *packed, in, {}, 0, 9), exact), Tolerance(DType::kF32));
   }
 }
@@ -301,7 +305,7 @@ TEST(LinearFp8Sm90Test, OtherGroupsArePortable) {
   const Quantized made = MakeQuantized(ByRows(9, 200, 64));
   const auto packed = made.Pack(*cuda);
   ASSERT_TRUE(packed.ok()) << packed.status();
-  EXPECT_FALSE(packed->lies_by_rows());
+  EXPECT_FALSE(packed->is_row_major());
   const Inputs in(3, 9, 200, kBF16);
   EXPECT_LE(RelativeError(Compute(cuda, *packed, in, {}, 0, 3),
                           Exact(RoundedRows(in.x, 200), made.worth, {}, {}, 3, 9, 200)),
@@ -401,14 +405,14 @@ TEST(RoundedRowsCudaTest, EveryValueHasTheBitsOfTheCpu) {
 TEST(RoundedLinearCudaTest, NamesWhatIsWrong) {
   const CudaBackend cuda;
   QuantizedShape shape{
-      .format = WeightFormat::kInt8, .n = 4, .k = 64, .group = 64, .rounds_rows = true};
+      .format = WeightFormat::kInt8, .n = 4, .k = 64, .group = 64, .quantizes_activations = true};
   EXPECT_THAT(std::string(CheckCudaQuantizedShape(shape).message()),
               testing::HasSubstr("int8 weights round rows of 64 inputs, GPUs have fp8_e4m3"));
   shape = Fp8(4, 65544, 65544);
   EXPECT_THAT(std::string(CheckCudaQuantizedShape(shape).message()),
               testing::HasSubstr("rows of 65544 inputs, GPUs have fp8_e4m3 with up to 65536"));
   shape = ByRows(4, 64, 64);
-  shape.rounds_rows = false;
+  shape.quantizes_activations = false;
   EXPECT_THAT(std::string(CheckCudaQuantizedShape(shape).message()),
               testing::HasSubstr("fp8_e4m3 weights [4, 64] lie by rows and round none of x"));
 }
