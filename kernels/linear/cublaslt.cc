@@ -139,9 +139,8 @@ CublasLt::~CublasLt() {
   if (handle_ != nullptr) api_->destroy(static_cast<cublasLtHandle_t>(handle_));
 }
 
-bool CublasLt::Computes(const PackedLinear& weight) {
-  return weight.format() == WeightFormat::kPlain && weight.dtype() == DType::kBF16 &&
-         weight.n() % 8 == 0 && weight.k() % 8 == 0;
+bool CublasLt::Computes(DType dtype, std::uint32_t n, std::uint32_t k) {
+  return dtype == DType::kBF16 && n % 8 == 0 && k % 8 == 0;
 }
 
 absl::Status CublasLt::Describe(LtPlans* plans) const {

@@ -42,8 +42,8 @@ class CublasLt {
                                                           const CublasLtApi& api);
   ~CublasLt();
 
-  // True if the library computes products with this weight: bf16, N and K multiples of 8.
-  static bool Computes(const PackedLinear& weight);
+  // True if the library computes products with such weights: bf16, N and K multiples of 8.
+  static bool Computes(DType dtype, std::uint32_t n, std::uint32_t k);
 
   // Returns the plans of a shape. Returns FAILED_PRECONDITION if the library has no algorithm that
   // supports every number of rows.

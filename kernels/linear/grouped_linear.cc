@@ -14,7 +14,8 @@ std::int64_t Distance(const void* from, const void* to) {
 bool SameForm(const PackedLinear& a, const PackedLinear& b) {
   return a.format() == b.format() && a.dtype() == b.dtype() && a.n() == b.n() && a.k() == b.k() &&
          a.group() == b.group() && a.has_min() == b.has_min() &&
-         a.rounds_rows() == b.rounds_rows() && (a.order() != nullptr) == (b.order() != nullptr);
+         a.quantizes_activations() == b.quantizes_activations() &&
+         (a.act_order() != nullptr) == (b.act_order() != nullptr);
 }
 
 bool HasAlignedRows(const float* rows, std::int64_t stride) {
@@ -30,21 +31,21 @@ std::optional<LinearGroups> LinearGroupsOf(
   LinearGroups groups{.first = &first,
                       .data_distance = 0,
                       .scale_distance = 0,
-                      .order_distance = 0,
+                      .act_order_distance = 0,
                       .count = count};
   if (count > 1) {
     const PackedLinear& second = matrix_of(1);
     if (!SameForm(first, second)) return std::nullopt;
     groups.data_distance = Distance(first.data(), second.data());
     groups.scale_distance = Distance(first.scales(), second.scales());
-    groups.order_distance = Distance(first.order(), second.order());
+    groups.act_order_distance = Distance(first.act_order(), second.act_order());
   }
   for (std::uint32_t group = 1; group < count; ++group) {
     const PackedLinear& matrix = matrix_of(group);
     if (!SameForm(first, matrix) ||
         Distance(first.data(), matrix.data()) != group * groups.data_distance ||
         Distance(first.scales(), matrix.scales()) != group * groups.scale_distance ||
-        Distance(first.order(), matrix.order()) != group * groups.order_distance) {
+        Distance(first.act_order(), matrix.act_order()) != group * groups.act_order_distance) {
       return std::nullopt;
     }
   }
@@ -61,7 +62,7 @@ bool GroupsTakeSum(const GroupedLinearParams& params, const ChosenSum& sum) {
   return internal::OnTensorCores(weight, params.x.dtype()) && params.y.is_f32() && !params.gate &&
          params.first_row == 0 && weight.n() % 4 == 0 &&
          // Rows that are permuted or quantized first must fit in one launch.
-         ((weight.order() == nullptr && !weight.rounds_rows()) ||
+         ((weight.act_order() == nullptr && !weight.quantizes_activations()) ||
           params.num_rows <= cuda::LinearOrderedRows(weight.k(), params.x.dtype())) &&
          cuda::LinearTilesN(weight.n()) <= cuda::kLinearMaxPartials &&
          cuda::HasFewGroupRows(params.num_rows, params.weights.count) &&

@@ -155,7 +155,7 @@ void AddGroup(Block& block, std::size_t g) {
             ? _mm512_loadu_ps(static_cast<const float*>(args.scales) + panel * kPanel)
             : LoadF16(scales);
     __m512 min = args.has_min ? LoadF16(scales + kPanel) : _mm512_setzero_ps();
-    if (args.min_in_steps) min = _mm512_mul_ps(min, scale);
+    if (args.has_zero_points) min = _mm512_mul_ps(min, scale);
     for (std::size_t r = 0; r < block.num_rows; ++r) {
       float* const total = block.totals[panel - block.begin][r];
       const std::size_t row = block.row + r;

@@ -351,7 +351,7 @@ __attribute__((noinline)) void PerGroupTile(const IntLinearArgs& args, const Gro
                  groups.wide_count,
                  args.x.sums + static_cast<std::int64_t>(at.row) * groups.count,
                  groups.count,
-                 static_cast<__mmask16>(args.min_in_steps ? 0xffff : 0)};
+                 static_cast<__mmask16>(args.has_zero_points ? 0xffff : 0)};
   const std::uint8_t* w = args.panels + at.panel * args.panel_bytes;
   const std::int64_t ahead[P] = {kAheadBytes};
   auto next = NextPanels<P>::Of(args, groups, at, kGroupScales);

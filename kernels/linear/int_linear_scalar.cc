@@ -130,7 +130,7 @@ float Total(const IntLinearArgs& args, const Output& at) {
     if (args.has_min) {
       const std::int32_t sum = args.x.sums[row * groups + g];
       float min = scale[kPanel].ToFloat();
-      if (args.min_in_steps) min *= scale->ToFloat();
+      if (args.has_zero_points) min *= scale->ToFloat();
       total = std::fma(static_cast<float>(sum), activation * min, total);
     }
   }

@@ -115,7 +115,7 @@ QUIRE_OP void GroupTile(const Chunk<B>& chunk, const std::uint8_t* w, const std:
     if (!args.has_min) continue;
     for (std::size_t c = 0; c < kColumns; ++c) {
       const F min = LoadF16(scale + kPanel + c * kLanes);
-      s[c] = args.min_in_steps ? Multiply(min, s[c]) : min;
+      s[c] = args.has_zero_points ? Multiply(min, s[c]) : min;
     }
     for (std::size_t r = 0; r < R; ++r) {
       const F a = BroadcastF(factors + r * wide_groups + (g >> chunk.wide_shift));

@@ -342,16 +342,16 @@ absl::Status LaunchRows(const CudaContext& context, Fp8Product product, bool spl
   return LaunchTile<256, false, kPair>(context, product);
 }
 
-linear_sm90::MappedRows WeightRowsOf(const PackedLinear& weight) {
-  return {weight.data(), DType::kF8E4M3, weight.n(), weight.k(),
-          std::int64_t{cuda::LinearTilesK(weight.k())} * cuda::kLinearTileK};
+linear_sm90::MappedRows WeightRowsOf(const internal::Fp8RowsShape& weight) {
+  return {weight.data, DType::kF8E4M3, weight.n, weight.k,
+          std::int64_t{cuda::LinearTilesK(weight.k)} * cuda::kLinearTileK};
 }
 
 }  // namespace
 
 namespace internal {
 
-absl::Status CheckFp8RowsSm90(const CudaContext& context, const PackedLinear& weight) {
+absl::Status CheckFp8RowsSm90(const CudaContext& context, const Fp8RowsShape& weight) {
   QUIRE_RETURN_IF_ERROR(linear_sm90::CheckClusters(context));
   return MapOf(WeightRowsOf(weight), kHalfTile).status();
 }
@@ -385,7 +385,7 @@ absl::Status LinearFp8Sm90Cuda(const CudaContext& context, const LinearParams& p
                    {.args = {.linear = args,
                              .row_scales = scales,
                              .tiles_per_scale = (group + kFp8TileK - 1) / kFp8TileK},
-                    .weights = WeightRowsOf(weight),
+                    .weights = WeightRowsOf({weight.data(), weight.n(), weight.k()}),
                     .codes = {codes, DType::kF8E4M3, rows.num_rows, weight.k(), room.stride}},
                    splits_grid));
   }

@@ -336,7 +336,7 @@ absl::Status GroupedLinearScalarCuda(const CudaContext& context,
 absl::Status OrderInputsCuda(const CudaContext& context, const LinearParams& params, FloatPtr y) {
   const PackedLinear& weight = *params.weight;
   const OrderArgs args{.x = static_cast<const std::byte*>(params.x.data()),
-                       .order = weight.order(),
+                       .order = weight.act_order(),
                        .y = static_cast<std::byte*>(y.data()),
                        .x_stride = params.x_stride,
                        .k = weight.k(),
@@ -348,12 +348,12 @@ absl::Status GroupedOrderInputsCuda(const CudaContext& context, const GroupedLin
                                     FloatPtr y) {
   const PackedLinear& weight = *params.weights.first;
   OrderArgs args{.x = static_cast<const std::byte*>(params.x.data()),
-                 .order = weight.order(),
+                 .order = weight.act_order(),
                  .y = static_cast<std::byte*>(y.data()),
                  .x_stride = params.x_stride,
                  .k = weight.k(),
                  .groups = cuda::RowGroupsOf(params)};
-  args.groups.data_distance = params.weights.order_distance;
+  args.groups.data_distance = params.weights.act_order_distance;
   return LaunchOrder(context, args, params.x.dtype(), params.num_rows);
 }
 

@@ -238,12 +238,12 @@ HWY_INLINE void StorePanel(const float* HWY_RESTRICT total, const float* bias,
   }
 }
 
-// Returns the end of the part of K that begins at k0.
+// Returns the end of the part of K that begins at k0. Parts of scaled weights end where groups end.
 template <class Read>
-HWY_INLINE std::size_t PartEnd(const PackedLinear& weight, std::size_t k0) {
-  const std::size_t end = std::min<std::size_t>(weight.k(), k0 + internal::kLinearPart);
+HWY_INLINE std::size_t PartEnd(std::size_t k, std::size_t group, std::size_t k0) {
+  const std::size_t end = std::min<std::size_t>(k, k0 + internal::kLinearPart);
   if constexpr (!Read::kScaled) return end;
-  return std::min(end, (k0 / weight.group() + 1) * weight.group());
+  return std::min(end, (k0 / group + 1) * group);
 }
 
 // Computes R rows from `row` on times P panels from `panel` on, over all of K.
@@ -256,15 +256,17 @@ HWY_INLINE void Tile(const LinearParams& params, std::int64_t row, std::int64_t 
                         static_cast<std::size_t>(panel) * panel_stride;
   const float* const x = params.x.f32() + row * params.x_stride;
   const float* scales = nullptr;
+  std::size_t group = 0;
   std::size_t scale_stride = 0;
   if constexpr (Read::kScaled) {
-    scale_stride = (k + weight.group() - 1) / weight.group() * kPanel;
+    group = weight.group();
+    scale_stride = (k + group - 1) / group * kPanel;
     scales =
         static_cast<const float*>(weight.scales()) + static_cast<std::size_t>(panel) * scale_stride;
   }
   HWY_ALIGN float totals[R * P * kPanel];
   for (std::size_t k0 = 0, k1 = 0; k0 < k; k0 = k1) {
-    k1 = PartEnd<Read>(weight, k0);
+    k1 = PartEnd<Read>(k, group, k0);
     // From the second block of rows on the panels are in L2. With few rows the hardware prefetcher
     // suffices.
     const typename Read::Unit* next = nullptr;
@@ -272,7 +274,7 @@ HWY_INLINE void Tile(const LinearParams& params, std::int64_t row, std::int64_t 
       next = k1 < k ? w + k1 / Read::kInputs * Read::kUnit : w + P * panel_stride;
     }
     const float* scale = nullptr;
-    if constexpr (Read::kScaled) scale = scales + k0 / weight.group() * kPanel;
+    if constexpr (Read::kScaled) scale = scales + k0 / group * kPanel;
     AddPart<Read, R, P>(x + k0, params.x_stride, w + k0 / Read::kInputs * Read::kUnit, panel_stride,
                         k1 - k0, k0 == 0, next, scale, scale_stride, totals);
   }
