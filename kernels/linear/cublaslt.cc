@@ -30,7 +30,8 @@ struct LtPlans {
 
 namespace {
 
-// Required alignment of rows and pointers, which allows all algorithms the widest loads.
+// Required alignment of rows and pointers in bytes, with which every algorithm may use the widest
+// loads.
 constexpr std::uint32_t kAlignment = 16;
 
 absl::Status LtStatus(const CublasLtApi& api, cublasStatus_t status, absl::string_view what) {

@@ -22,6 +22,8 @@ namespace quire::kernels::cuda {
 
 struct CublasLtApi;
 
+// The opened library, its workspace and the algorithms of all shapes.
+//
 // Place:      owned by a Backend in kFast, used by Linear and PackLinearWeights.
 // Invariants: one algorithm per (N, K, type of y), chosen by Pin with the library's heuristic for
 //             kPinnedRows rows and used for every number of rows, without a split of K. Matmul

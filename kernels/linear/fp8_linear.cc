@@ -25,12 +25,12 @@ std::int64_t ScaleBytes(const Fp8Shape& shape) {
   return std::int64_t{shape.num_groups()} * kPanel * static_cast<std::int64_t>(sizeof(float));
 }
 
-// Scratch memory for x. More is used only if kTileRows rows need it.
+// Floats of scratch memory for x. More are used only if kTileRows rows need more.
 constexpr std::int64_t kScratchFloats = 1 << 20;
 constexpr std::int64_t kTileRows = 8;
 
-// Floats between rows of the scratch memory. Not a multiple of 4 KB, since such rows evict each
-// other from L1.
+// Returns the number of floats between rows of the scratch memory. It is not a multiple of 4 KB,
+// since rows at such distances evict each other from L1.
 std::int64_t ScratchStride(std::int64_t k) {
   const std::int64_t stride = (k + kPanel - 1) / kPanel * kPanel + kPanel;
   return stride % 1024 == 0 ? stride + kPanel : stride;
@@ -60,7 +60,8 @@ std::int64_t Fp8Bytes(const Fp8Shape& shape) {
 }
 
 std::int64_t Fp8LinearScratchBytes(std::uint32_t num_rows, std::uint32_t k) {
-  // The maximum over all products with at most k inputs, which may use more of kScratchFloats.
+  // The maximum over all products with at most k inputs: shorter rows may use all of
+  // kScratchFloats.
   const std::int64_t stride = ScratchStride(k);
   return std::min(num_rows * stride, std::max(kTileRows * stride, kScratchFloats)) *
          static_cast<std::int64_t>(sizeof(float));

@@ -47,9 +47,9 @@ std::int64_t CudaPlainRoom(DType dtype, std::uint32_t n, std::uint32_t k, DType 
 absl::StatusOr<PackedLinear> PackLinearWeights(const Backend& backend,
                                                std::span<const WeightRows> sources, DType dtype,
                                                std::uint32_t k, const CudaPacking& cuda = {});
-// The same for rows that are generated one by one. `source` writes the K elements of a row, and is
-// called once for each row in [0, n), from several threads. `out` is 64-byte aligned. REQUIRES: the
-// backend is the CPU.
+// Packs a matrix whose rows are generated one by one. `source` writes the K elements of a row, and
+// is called once for each row in [0, n), from several threads. `out` is 64-byte aligned. Errors are
+// those of PackLinearWeights. REQUIRES: the backend is the CPU.
 absl::StatusOr<PackedLinear> PackPlainRows(
     const Backend& backend, DType dtype, std::uint32_t n, std::uint32_t k,
     absl::FunctionRef<void(std::uint32_t row, std::byte* out)> source);
@@ -130,7 +130,7 @@ constexpr DType CudaPlainType(DType dtype, DType activations) {
   return activations == DType::kBF16 ? DType::kBF16 : dtype;
 }
 
-// The plain reference, one thread.
+// The reference implementation, with one thread.
 void LinearCpu(const LinearParams& params);
 absl::StatusOr<PackedLinear> PackLinearCuda(const Backend& backend,
                                             std::span<const WeightRows> sources, DType dtype,
@@ -159,9 +159,9 @@ struct RoundedCodes {
 absl::Status RoundFp8CodesCuda(const CudaContext& context, const RowsToRound& rows,
                                const RoundedCodes& to);
 absl::Status LinearTensorCoreCuda(const CudaContext& context, const LinearParams& params);
-// The same bits for unquantized weights on compute capability 9.0. Returns false without a launch
-// if the driver has no tensor map of x or of the weights, or no clusters. Then the portable kernel
-// runs. Ignores store.
+// LinearTensorCoreCuda for unquantized weights on compute capability 9.0, with the same bits.
+// Returns false without a launch if the driver has no tensor map of x or of the weights, or no
+// clusters. The caller then runs the portable kernel. Ignores store.
 absl::StatusOr<bool> LinearSm90Cuda(const CudaContext& context, const LinearParams& params);
 // Row-major e4m3 weights and bf16 x on compute capability 9.0. Ignores store.
 absl::Status LinearFp8Sm90Cuda(const CudaContext& context, const LinearParams& params);

@@ -82,7 +82,7 @@ class TilePacker {
     }
   }
 
-  // Bytes of one K tile, and of all K tiles of a feature tile.
+  // Bytes of one K tile. row_bytes() is the size of all K tiles of a feature tile.
   std::int64_t tile_bytes() const {
     return std::int64_t{cuda::kLinearTileN} * cuda::kLinearTileK * Bits() / 8;
   }

@@ -113,9 +113,10 @@ struct ReadF16 {
 #endif
 };
 
-// e4m3 moved under an f32 exponent, which means 2^-120 of the value, subnormals included: x comes
-// multiplied by 2^48 (LinearFp8), sums are multiplied by 2^72. So sums are subnormal below 2^-54
-// only, in steps of 2^-77, and x is finite below 2^80. `unit` points at [16][4] bytes.
+// Converts e4m3 values to f32 by shifting their bits into place, which gives 2^-120 of the value,
+// for subnormals too. To compensate, LinearFp8 multiplies x by 2^48, and sums are multiplied by
+// 2^72. Sums therefore are subnormal only below 2^-54, in steps of 2^-77, and x must be below 2^80.
+// `unit` points to [16][4] bytes.
 struct ReadE4M3 {
   using Unit = std::uint8_t;
   static constexpr bool kScaled = true;
@@ -125,12 +126,12 @@ struct ReadE4M3 {
   template <std::size_t kInput>
   static HWY_INLINE VF Get(const Unit* unit, std::size_t lane) {
     const VU codes = hn::Load(DU(), reinterpret_cast<const std::uint32_t*>(unit) + lane);
-    // A shift to the right leaves the sign in place.
+    // An arithmetic shift to the right keeps the sign.
 #if HWY_TARGET == HWY_SCALAR
     const auto top = hn::BitCast(DI(), hn::ShiftLeft<24 - 8 * kInput>(codes));
     const VU at_top = hn::BitCast(DU(), hn::ShiftRight<4>(top));
 #else
-    // Two codes at once, those in the upper bytes of halves.
+    // Shifts two values at a time, those in the upper bytes of 16-bit halves.
     const hn::Repartition<std::int16_t, DF> d16;
     const auto halves = hn::BitCast(d16, codes);
     const auto upper = kInput % 2 == 0 ? hn::ShiftLeft<8>(halves) : halves;
@@ -153,9 +154,10 @@ HWY_INLINE void Fetch(const typename Read::Unit* unit) {
   }
 }
 
-// totals[R][P * 16] (+)= x[R][k0 .. k0 + count) times P panels, times `scales` where codes have
-// some: [16] for each panel, scale_stride apart. Unless null, `next` is what this tile reads
-// afterwards, fetched meanwhile.
+// Multiplies `count` inputs of R rows of x by P panels, and by `scales` for scaled weights. Writes
+// the result to totals[R][P * 16] if `first`, else adds it. `scales` are [16] per panel,
+// scale_stride apart. `next` is the memory that this tile reads afterwards, which is prefetched;
+// null: none.
 template <class Read, std::size_t R, std::size_t P>
 HWY_INLINE void AddPart(const float* HWY_RESTRICT x, std::int64_t x_stride,
                         const typename Read::Unit* HWY_RESTRICT w, std::size_t panel_stride,
@@ -168,7 +170,7 @@ HWY_INLINE void AddPart(const float* HWY_RESTRICT x, std::int64_t x_stride,
   for (std::size_t r = 0; r < R; ++r) {
     for (std::size_t c = 0; c < kColumns; ++c) acc[r][c] = hn::Zero(d);
   }
-  // Always inlined; as calls these would keep the sums in memory.
+  // These lambdas must be inlined, since calls would keep the sums in memory.
   const auto add = [&](auto input, const typename Read::Unit* unit, std::size_t at) HWY_ATTR
       __attribute__((always_inline)) {
     VF weight[kColumns];

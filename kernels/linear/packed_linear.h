@@ -18,8 +18,8 @@ namespace cuda {
 struct LtPlans;
 }
 
-// The types below state how the elements of a matrix are encoded. A group is the number of inputs
-// that share a scale; a group of K means one scale per output feature.
+// The types below state how the elements of a matrix are encoded. `group` is the number of inputs
+// that share a scale; K means one scale per output feature.
 
 // Unquantized f32, bf16 or f16.
 struct PlainWeights {
@@ -50,7 +50,7 @@ struct GgmlWeights {
 enum class Fp8Product : std::uint8_t {
   kWeightOnly,            // activations keep their dtype
   kQuantizedActivations,  // activations are first quantized to e4m3, row by row (fp8_rows.h)
-  kTensorCores,           // the same on fp8 tensor cores, which need row-major weights; CUDA only
+  kTensorCores,           // likewise, on fp8 tensor cores, which need row-major weights; CUDA only
 };
 
 // A weight is an e4m3 value times a scale.

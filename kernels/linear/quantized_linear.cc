@@ -367,13 +367,13 @@ float ErrorOf(std::span<const float> x, float scale) {
   return Sum(error);
 }
 
-// Candidates for the quantized extreme value, near -8, which has no positive counterpart; beyond it
-// values are clipped. For normal weights the error of these four candidates is 0.5 % above the best
-// of eight, in half the time.
+// Candidates for the quantized extreme value. They are near -8, which has no positive counterpart;
+// values below -8 are clipped. For normally distributed weights the error with these four
+// candidates is 0.5 % above that of the best eight, and takes half the time.
 constexpr std::array<float, 4> kExtremes = {-7.2f, -7.8f, -8.5f, -9.3f};
 
-// Rounds to f16, and upwards if the nearest value would clip the extreme value by more than half a
-// step. This happens for subnormal scales only.
+// Returns magnitude / 127 rounded to f16. It is rounded up if the nearest f16 would clip the
+// extreme value by more than half a step, which happens for subnormal scales only.
 float GroupScaleOfInt8(float magnitude) {
   F16 scale = F16::FromFloat(magnitude / 127.0f);
   if (magnitude > 127.5f * scale.ToFloat()) ++scale.bits;
@@ -534,7 +534,7 @@ void LinearQuantized(const Backend& backend, const LinearParams& params,
                      const IntLinearKernels& kernels) {
   IntLinearArgs args = ArgsOf(params);
   const std::uint32_t rows = params.num_rows;
-  // A thread streams weights at about 20 GB/s, and computes about 200 multiply-adds per nanosecond.
+  // A thread reads weights at about 20 GB/s, and computes about 200 multiply-adds per nanosecond.
   const double work = static_cast<double>(args.panel_bytes) * 0.05 +
                       static_cast<double>(args.k) * rows * (kPanel * 0.005);
   const bool has_act_order = params.weight->act_order() != nullptr;

@@ -45,12 +45,13 @@ std::int64_t CudaQuantizedBytes(const QuantizedShape& shape);
 std::int64_t CudaQuantizedRoom(const QuantizedShape& shape);
 
 // Packs a matrix row by row. `source` fills a row, and is called once for each row in [0, n), from
-// several threads. With has_act_order its values are permuted by `order`. `memory` is the memory of
-// a GPU's matrix; null: separate allocations. Returns INVALID_ARGUMENT like CheckQuantizedShape or
-// CheckCudaQuantizedShape, for a zero point that GPUs do not support, or on the CPU for a kInt4
-// scale that is not finite in f16; RESOURCE_EXHAUSTED if memory cannot be allocated. REQUIRES:
-// `order` is a permutation of [0, k) with has_act_order, else empty; `memory` is null or has
-// CudaQuantizedRoom left.
+// several threads. With has_act_order its values are permuted by `act_order`. `memory` provides the
+// memory of a GPU's matrix; null: separate allocations.
+//
+// Returns INVALID_ARGUMENT like CheckQuantizedShape or CheckCudaQuantizedShape, for a zero point
+// that GPUs do not support, or on the CPU for a kInt4 scale that is not finite in f16. Returns
+// RESOURCE_EXHAUSTED if memory cannot be allocated. REQUIRES: `act_order` is a permutation of [0,
+// k) with has_act_order, else empty; `memory` is null or has CudaQuantizedRoom left.
 absl::StatusOr<PackedLinear> PackQuantizedRows(
     const Backend& backend, const QuantizedShape& shape,
     absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)> source,
@@ -81,7 +82,8 @@ void ReserveQuantizedLinear(const Backend& backend, std::uint32_t num_rows, std:
 std::int64_t QuantizedLinearScratchBytes(std::uint32_t num_rows, std::uint32_t k,
                                          bool has_act_order = false);
 
-// Returns the encoding of integers in this shape. `act_order` is empty without has_act_order.
+// Returns the encoding of integer weights of this shape. `act_order` is empty without
+// has_act_order.
 WeightEncoding IntegerEncodingOf(const QuantizedShape& shape, DeviceBuffer act_order);
 
 namespace internal {
