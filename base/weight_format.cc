@@ -38,12 +38,13 @@ absl::Status CheckQuantizedShape(const QuantizedShape& shape) {
                      "], both must be at least 1 and at most [", INT32_MAX, ", ", kMaxInputs, "]"));
   }
   if (shape.has_zero_points && !shape.has_min) {
-    return absl::InvalidArgumentError("quantized weights have has_zero_points without has_min");
+    return absl::InvalidArgumentError("quantized weights have zero points without has_min");
   }
   if (shape.has_act_order && shape.has_min && !shape.has_zero_points) {
     return absl::InvalidArgumentError(
-        "quantized weights have has_act_order and has_min without has_zero_points, weights with an "
-        "act-order permutation support zero points only");
+        "quantized weights have an act-order permutation and minimums that are not zero points, "
+        "only "
+        "zero points are supported with it");
   }
   if (shape.scale_per_feature()) return absl::OkStatus();
   const bool known = shape.group == 32 || shape.group == 64 || shape.group == 128 ||

@@ -206,7 +206,7 @@ absl::Status CublasLt::Choose(LtPlans* plans, bool y_is_bf16) const {
   return absl::FailedPreconditionError(
       absl::StrCat("cuBLASLt has no algorithm for [", plans->n, ", ", plans->k, "] and ",
                    y_is_bf16 ? "bf16" : "f32", " results among ", candidates.size(),
-                   " that serves every number of rows"));
+                   " that supports every number of rows"));
 }
 
 absl::StatusOr<const LtPlans*> CublasLt::Pin(std::uint32_t n, std::uint32_t k) {
@@ -240,15 +240,15 @@ absl::Status CublasLt::Matmul(const LtPlans& plans, const LinearParams& params) 
   const bool adds = params.residual != nullptr;
   if (params.x.dtype() != DType::kBF16 || params.bias != nullptr || (adds && y_is_bf16)) {
     return absl::InvalidArgumentError(
-        "cuBLASLt is used for bf16 x without a bias, and with a residual when y is f32");
+        "cuBLASLt supports bf16 x without a bias, and a residual only with f32 y");
   }
   if (!IsAligned(params.x.data(), params.x_stride * 2) ||
       !IsAligned(params.y.data(), params.y_stride * DTypeSize(params.y.dtype())) ||
       (adds && !IsAligned(params.residual, params.residual_stride * 4))) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "linear [", plans.n, ", ", plans.k, "] by cuBLASLt has strides x ", params.x_stride, ", y ",
-        params.y_stride, ", residual ", params.residual_stride, ", needed are rows aligned to ",
-        kAlignment, " bytes"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("linear [", plans.n, ", ", plans.k, "] by cuBLASLt has strides x ",
+                     params.x_stride, ", y ", params.y_stride, ", residual ",
+                     params.residual_stride, ", rows must be aligned to ", kAlignment, " bytes"));
   }
   QUIRE_RETURN_IF_ERROR(SetRows(plans, params.num_rows, params.x_stride, params.y_stride,
                                 adds ? params.residual_stride : params.y_stride));

@@ -156,8 +156,8 @@ absl::Status CheckAligned(const internal::RowsToRound& rows) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(
-      absl::StrCat("rows of ", rows.k, " inputs to round lie at byte ", at % 16, " of 16, ",
-                   rows.x_stride, " elements apart, needed are 16-byte aligned rows"));
+      absl::StrCat("rows of ", rows.k, " inputs to quantize start at byte ", at % 16, " of 16, ",
+                   rows.x_stride, " elements apart, rows must be 16-byte aligned"));
 }
 
 }  // namespace

@@ -76,7 +76,7 @@ absl::Status GroupedLinear(const Backend& backend, const GroupedLinearParams& pa
   if (params.gate && !GroupsTakeGate(params.weights, params.x.dtype(), params.y.dtype())) {
     return absl::InvalidArgumentError(absl::StrCat(
         "grouped linear [", weight.n(), ", ", weight.k(), "] of x ", DTypeName(params.x.dtype()),
-        " and y ", DTypeName(params.y.dtype()), " takes no gate"));
+        " and y ", DTypeName(params.y.dtype()), " cannot apply a gate"));
   }
   const std::int64_t columns = params.gate ? weight.n() / 2 : weight.n();
   if (params.x_stride < std::int64_t{weight.k()} || params.y_stride < columns) {
@@ -88,8 +88,8 @@ absl::Status GroupedLinear(const Backend& backend, const GroupedLinearParams& pa
       (params.sum->y_stride < std::int64_t{weight.n()} || !GroupsTakeSum(params, *params.sum))) {
     return absl::InvalidArgumentError(
         absl::StrCat("grouped linear [", weight.n(), ", ", weight.k(), "] of ", params.num_rows,
-                     " rows takes no sum of ", params.sum->num_rows, " rows of ", params.sum->top_k,
-                     " choices, ", params.sum->y_stride, " elements apart"));
+                     " rows cannot compute a sum of ", params.sum->num_rows, " rows of ",
+                     params.sum->top_k, " choices, ", params.sum->y_stride, " elements apart"));
   }
   if (backend.cuda() == nullptr) {
     return absl::InvalidArgumentError("grouped linear is for GPUs, the backend is the CPU");
@@ -97,8 +97,8 @@ absl::Status GroupedLinear(const Backend& backend, const GroupedLinearParams& pa
   if (params.rows != nullptr && internal::OnTensorCores(weight, params.x.dtype()) &&
       params.x_stride % 8 != 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("grouped linear has rows by number ", params.x_stride,
-                     " elements apart, needed are 16-byte aligned rows"));
+        absl::StrCat("grouped linear has indexed rows of x ", params.x_stride,
+                     " elements apart, rows must be 16-byte aligned"));
   }
   if (params.num_rows == 0) return absl::OkStatus();
   if constexpr (kHasCuda) return internal::GroupedLinearCuda(*backend.cuda(), params);

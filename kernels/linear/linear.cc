@@ -226,7 +226,7 @@ absl::Status Linear(const Backend& backend, const LinearParams& params) {
     return absl::InvalidArgumentError(
         absl::StrCat("linear [", n, ", ", k, "] of x ", DTypeName(params.x.dtype()), " and y ",
                      DTypeName(params.y.dtype()),
-                     params.residual == nullptr ? "" : " with a residual", " takes no gate"));
+                     params.residual == nullptr ? "" : " with a residual", " cannot apply a gate"));
   }
   if (params.x_stride < k || params.y_stride < (params.gate ? n / 2 : n) ||
       (params.residual != nullptr && params.residual_stride < n)) {

@@ -252,7 +252,7 @@ class CudaLinearPacker {
       return absl::InvalidArgumentError(
           absl::StrCat(WeightFormatName(shape.format), " weights [", shape.n, ", ", shape.k,
                        "] have in row ", packer.bad_zero()->row, " the zero point ",
-                       packer.bad_zero()->zero, ", GPUs hold 0 to ", packer.most_zero()));
+                       packer.bad_zero()->zero, ", GPUs support 0 to ", packer.most_zero()));
     }
     QUIRE_RETURN_IF_ERROR(Upload(backend, scales.data(), packer.scales().data(), parts.scales));
     if (shape.has_act_order) {
@@ -390,7 +390,7 @@ absl::Status GroupedLinearCuda(const CudaContext& context, const GroupedLinearPa
   if (weight.is_row_major()) {
     return absl::InvalidArgumentError(absl::StrCat("grouped linear [", weight.n(), ", ", weight.k(),
                                                    "] has row-major weights, which only "
-                                                   "linear multiplies"));
+                                                   "linear supports"));
   }
   if (!RewritesRows(weight)) return GroupsInOrder(context, params);
   const FloatPtr ordered(context.linear_workspace + cuda::kLinearOrderedAt, x);

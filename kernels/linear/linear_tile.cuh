@@ -720,7 +720,7 @@ inline absl::StatusOr<LinearArgs> ArgsOf(const PackedLinear& weight, ConstFloatP
   if (at % kChunk != 0 || (x_stride % 8 != 0 && num_rows > 1)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "linear [", weight.n(), ", ", weight.k(), "] has x at byte ", at % kChunk,
-        " of 16 with rows ", x_stride, " elements apart, needed are 16-byte aligned rows"));
+        " of 16 with rows ", x_stride, " elements apart, rows must be 16-byte aligned"));
   }
   const bool by_group = weight.format() != WeightFormat::kPlain &&
                         (weight.group() != weight.k() || weight.dtype() != DType::kF32);

@@ -55,7 +55,7 @@ absl::Status CheckCudaQuantizedShape(const QuantizedShape& shape) {
   const bool is_integer = is_int8 || is_int4;
   if (shape.has_min && !(shape.has_zero_points && is_integer)) {
     return absl::InvalidArgumentError(
-        absl::StrCat(name, " weights have minimums, GPUs have integers with zero points at most"));
+        absl::StrCat(name, " weights have minimums, GPUs support only zero points, of integers"));
   }
   if (shape.has_act_order && (!is_integer || shape.k > cuda::kLinearMaxOrderedInputs)) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -76,17 +76,18 @@ absl::Status CheckCudaQuantizedShape(const QuantizedShape& shape) {
   if (shape.scale_per_feature()) return absl::OkStatus();
   const std::uint32_t group = shape.group;
   bool known = (group == 32 || group == 64 || group == 128) && shape.k % group == 0;
-  absl::string_view groups = "32, 64 or 128 that divide the inputs";
+  absl::string_view groups = "32, 64 or 128 that divide the number of inputs";
   if (shape.format == WeightFormat::kFp8E4M3) {
     known = group != 0 && group % cuda::kLinearTileK == 0 && group < shape.k;
-    groups = "a multiple of 64, or all inputs";
+    groups = "a multiple of 64, or of all inputs";
   } else if (shape.format == WeightFormat::kFp4E2M1) {
     known = group == 32 && shape.k % 32 == 0;
-    groups = "32 that divide the inputs";
+    groups = "32 that divide the number of inputs";
   }
   if (known) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(name, " weights have groups of ", group, " of ",
-                                                 shape.k, " inputs, GPUs have ", groups));
+                                                 shape.k, " inputs, GPUs support groups of ",
+                                                 groups));
 }
 
 bool HasProductOfCodes(const QuantizedShape& shape) {
@@ -271,7 +272,7 @@ absl::StatusOr<PackedLinear> PackOnCpu(
                       });
   if (is_finite) return packed;
   return absl::InvalidArgumentError(absl::StrCat("int4 weights [", shape.n, ", ", shape.k,
-                                                 "] have a scale that f16 does not hold"));
+                                                 "] have a scale that f16 cannot represent"));
 }
 
 }  // namespace

@@ -290,19 +290,23 @@ TEST(CodedLinearCudaTest, NamesWhatIsWrong) {
   QuantizedShape shape{.format = WeightFormat::kInt4, .n = 4, .k = 128, .group = 32};
   EXPECT_EQ(pack(shape), "");
   shape.group = 48;
-  EXPECT_THAT(pack(shape), testing::HasSubstr("groups of 48 of 128 inputs, GPUs have 32, 64"));
+  EXPECT_THAT(pack(shape),
+              testing::HasSubstr("groups of 48 of 128 inputs, GPUs support groups of 32, 64"));
   shape.format = WeightFormat::kFp8E4M3;
-  EXPECT_THAT(pack(shape), testing::HasSubstr("a multiple of 64, or all inputs"));
+  EXPECT_THAT(pack(shape), testing::HasSubstr("groups of a multiple of 64, or of all inputs"));
   shape.format = WeightFormat::kFp4E2M1;
-  EXPECT_THAT(pack(shape), testing::HasSubstr("GPUs have 32 that divide"));
+  EXPECT_THAT(pack(shape), testing::HasSubstr("GPUs support groups of 32 that divide"));
   shape.group = 32;
   shape.has_min = shape.has_zero_points = true;
-  EXPECT_THAT(pack(shape), testing::HasSubstr("minimums, GPUs have integers with zero points"));
+  EXPECT_THAT(pack(shape),
+              testing::HasSubstr("minimums, GPUs support only zero points, of integers"));
   shape.format = WeightFormat::kInt8;
-  EXPECT_THAT(pack(shape), testing::HasSubstr("in row 0 the zero point 256, GPUs hold 0 to 255"));
+  EXPECT_THAT(pack(shape),
+              testing::HasSubstr("in row 0 the zero point 256, GPUs support 0 to 255"));
   shape.format = WeightFormat::kInt4;
   zero = 129;
-  EXPECT_THAT(pack(shape), testing::HasSubstr("in row 0 the zero point 129, GPUs hold 0 to 128"));
+  EXPECT_THAT(pack(shape),
+              testing::HasSubstr("in row 0 the zero point 129, GPUs support 0 to 128"));
   shape = {.format = WeightFormat::kInt4, .n = 4, .k = 65568, .group = 32, .has_act_order = true};
   EXPECT_THAT(pack(shape),
               testing::HasSubstr("65568 inputs with an act-order permutation, GPUs support"));

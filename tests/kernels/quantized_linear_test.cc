@@ -305,7 +305,7 @@ TEST(QuantizedScalesTest, RejectsNonFinite4BitScales) {
           std::fill(out.scales.begin(), out.scales.end(), row == 17 ? scale : 1.0f);
         });
     EXPECT_EQ(packed.status().code(), absl::StatusCode::kInvalidArgument) << scale;
-    EXPECT_THAT(packed.status().message(), HasSubstr("f16 does not hold")) << scale;
+    EXPECT_THAT(packed.status().message(), HasSubstr("f16 cannot represent")) << scale;
   }
 }
 
@@ -358,7 +358,8 @@ TEST(QuantizedShapeTest, RejectsUnsupportedShapes) {
       {{kInt8, 16, 96, 48}, "groups of 48"},
       {{kInt8, 16, 80, 32}, "of 80 inputs"},
       {{kInt8, 16, 80, 80, true}, "with minimums"},
-      {{kInt8, 16, 64, 32, false, true}, "no minimums"},
+      {{kInt8, 16, 64, 32, false, true}, "zero points without has_min"},
+      {{kInt4, 16, 64, 32, true, false, true}, "an act-order permutation and minimums"},
       {{kInt4, 16, 64, 16}, "32, 64 or 128"},
       {{kInt4, 16, 256, 256}, "groups of 256"}};
   const TestBackend backend(1);
