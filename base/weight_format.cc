@@ -37,8 +37,14 @@ absl::Status CheckQuantizedShape(const QuantizedShape& shape) {
         absl::StrCat("quantized weights are [", shape.n, ", ", shape.k,
                      "], both must be at least 1 and at most [", INT32_MAX, ", ", kMaxInputs, "]"));
   }
-  if (shape.min_in_steps && !shape.has_min) {
-    return absl::InvalidArgumentError("quantized weights have min_in_steps without has_min");
+  if (shape.has_zero_points && !shape.has_min) {
+    return absl::InvalidArgumentError("quantized weights have zero points without has_min");
+  }
+  if (shape.has_act_order && shape.has_min && !shape.has_zero_points) {
+    return absl::InvalidArgumentError(
+        "quantized weights have an act-order permutation and minimums that are not zero points, "
+        "only "
+        "zero points are supported with it");
   }
   if (shape.scale_per_feature()) return absl::OkStatus();
   const bool known = shape.group == 32 || shape.group == 64 || shape.group == 128 ||

@@ -38,15 +38,15 @@ struct QuantizedShape {
   bool has_min = false;
   // Only with has_min: mins are integers (scaled zero points), and a weight is scale * (q + min).
   // This is exact if the scale is exact in f16.
-  bool min_in_steps = false;
+  bool has_zero_points = false;
   // Groups follow an act-order permutation that is stored with the weights: packed input j
-  // multiplies x[order[j]].
-  bool has_order = false;
+  // multiplies x[act_order[j]].
+  bool has_act_order = false;
   // kFp8E4M3: rows of x are quantized to e4m3 before the product (kernels/linear/fp8_rows.h).
-  bool rounds_rows = false;
-  // Only with rounds_rows on GPUs: the matrix is row-major, for the device's fp8 matrix product.
-  // Only Linear can then multiply it, with bf16 x.
-  bool by_rows = false;
+  bool quantizes_activations = false;
+  // Only with quantizes_activations on GPUs: the matrix may be row-major, which the device's fp8
+  // matrix product needs. Only Linear can then multiply it, with bf16 x.
+  bool allows_row_major = false;
 
   // Returns whether there is one f32 scale per feature instead of one scale per group.
   bool scale_per_feature() const {
@@ -66,8 +66,8 @@ struct QuantizedRow {
   std::span<std::int8_t> q;
   // [num_groups]. Group scales are rounded to f16, those of kFp4E2M1 to bf16.
   std::span<float> scales;
-  // [num_groups], rounded like scales; empty without has_min. With min_in_steps, integers in -2048
-  // .. 2048, which f16 represents exactly; on GPUs in -255 .. 0.
+  // [num_groups], rounded like scales; empty without has_min. With has_zero_points, integers in
+  // -2048 .. 2048, which f16 represents exactly; on GPUs in -255 .. 0.
   std::span<float> mins;
 };
 
@@ -76,7 +76,7 @@ struct Fp8Shape {
   std::uint32_t k;  // inputs
   // Number of inputs that share a scale: k, or a multiple of 4. The last group may be shorter.
   std::uint32_t group;
-  bool rounds_rows = false;  // as in QuantizedShape
+  bool quantizes_activations = false;  // as in QuantizedShape
 
   std::uint32_t num_groups() const { return (k + group - 1) / group; }
 };

@@ -45,7 +45,7 @@ models::CodedMatrices CodedMatricesOf(const models::Weights& weights) {
     for (const kernels::PackedLinear& matrix : linear.matrices) {
       coded.integers |=
           matrix.format() == WeightFormat::kInt8 || matrix.format() == WeightFormat::kInt4;
-      coded.orders |= matrix.order() != nullptr;
+      coded.act_orders |= matrix.act_order() != nullptr;
       coded.fp8 |= matrix.format() == WeightFormat::kFp8E4M3;
     }
   };
@@ -61,7 +61,7 @@ std::int64_t LinearScratchBytes(const models::CodedMatrices& coded, std::uint32_
                                 std::uint32_t inputs) {
   std::int64_t bytes = 0;
   if (coded.integers) {
-    bytes = kernels::QuantizedLinearScratchBytes(num_rows, inputs, coded.orders);
+    bytes = kernels::QuantizedLinearScratchBytes(num_rows, inputs, coded.act_orders);
   }
   if (coded.fp8) bytes = std::max(bytes, kernels::Fp8LinearScratchBytes(num_rows, inputs));
   return bytes;

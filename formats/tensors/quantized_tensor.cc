@@ -269,8 +269,8 @@ std::optional<QuantizedShape> QuantizedTensor::ChooseShape(const ScaleTraits& tr
       .k = static_cast<std::uint32_t>(parts_.columns),
       .group = static_cast<std::uint32_t>(parts_.columns),
       .has_min = !are_zeros_symmetric_,
-      .min_in_steps = !are_zeros_symmetric_,
-      .has_order = !order_.empty()};
+      .has_zero_points = !are_zeros_symmetric_,
+      .has_act_order = !order_.empty()};
   // With one scale per output feature, scales are f32 and need not fit f16.
   if (NumGroups() == 1 && shape.scale_per_feature()) return shape;
   if (!traits.fit_f16) return std::nullopt;

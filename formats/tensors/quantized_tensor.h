@@ -101,12 +101,12 @@ class QuantizedTensor {
   // for more than 65536 inputs.
   //   symmetric int8 with a scale per output feature   int8, any scale
   //   symmetric integers in groups                     int4 or int8, groups of at most 128
-  //   with zero points                                 as above, with min_in_steps
+  //   with zero points                                 as above, with has_zero_points
   //   e2m1 blocks                                      int8 groups of 32, twice the values
-  //   act-order                                        any of these with groups, with has_order
+  //   act-order                                        any of these with groups, with has_act_order
   const std::optional<QuantizedShape>& integer_shape() const { return integer_shape_; }
   // Act-order permutation: the inputs sorted by group, ascending within a group. Empty unless
-  // integer_shape()->has_order.
+  // integer_shape()->has_act_order.
   std::span<const std::uint32_t> order() const { return order_; }
   // Returns one row in that shape. REQUIRES: integer_shape() is set and `out` has its sizes.
   void IntegerRow(std::int64_t row, const QuantizedRow& out) const;

@@ -30,7 +30,8 @@ struct LtPlans {
 
 namespace {
 
-// Required alignment of rows and pointers, which allows all algorithms the widest loads.
+// Required alignment of rows and pointers in bytes, with which every algorithm may use the widest
+// loads.
 constexpr std::uint32_t kAlignment = 16;
 
 absl::Status LtStatus(const CublasLtApi& api, cublasStatus_t status, absl::string_view what) {
@@ -139,9 +140,8 @@ CublasLt::~CublasLt() {
   if (handle_ != nullptr) api_->destroy(static_cast<cublasLtHandle_t>(handle_));
 }
 
-bool CublasLt::Computes(const PackedLinear& weight) {
-  return weight.format() == WeightFormat::kPlain && weight.dtype() == DType::kBF16 &&
-         weight.n() % 8 == 0 && weight.k() % 8 == 0;
+bool CublasLt::Computes(DType dtype, std::uint32_t n, std::uint32_t k) {
+  return dtype == DType::kBF16 && n % 8 == 0 && k % 8 == 0;
 }
 
 absl::Status CublasLt::Describe(LtPlans* plans) const {
@@ -206,7 +206,7 @@ absl::Status CublasLt::Choose(LtPlans* plans, bool y_is_bf16) const {
   return absl::FailedPreconditionError(
       absl::StrCat("cuBLASLt has no algorithm for [", plans->n, ", ", plans->k, "] and ",
                    y_is_bf16 ? "bf16" : "f32", " results among ", candidates.size(),
-                   " that serves every number of rows"));
+                   " that supports every number of rows"));
 }
 
 absl::StatusOr<const LtPlans*> CublasLt::Pin(std::uint32_t n, std::uint32_t k) {
@@ -240,15 +240,15 @@ absl::Status CublasLt::Matmul(const LtPlans& plans, const LinearParams& params) 
   const bool adds = params.residual != nullptr;
   if (params.x.dtype() != DType::kBF16 || params.bias != nullptr || (adds && y_is_bf16)) {
     return absl::InvalidArgumentError(
-        "cuBLASLt is used for bf16 x without a bias, and with a residual when y is f32");
+        "cuBLASLt supports bf16 x without a bias, and a residual only with f32 y");
   }
   if (!IsAligned(params.x.data(), params.x_stride * 2) ||
       !IsAligned(params.y.data(), params.y_stride * DTypeSize(params.y.dtype())) ||
       (adds && !IsAligned(params.residual, params.residual_stride * 4))) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "linear [", plans.n, ", ", plans.k, "] by cuBLASLt has strides x ", params.x_stride, ", y ",
-        params.y_stride, ", residual ", params.residual_stride, ", needed are rows aligned to ",
-        kAlignment, " bytes"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("linear [", plans.n, ", ", plans.k, "] by cuBLASLt has strides x ",
+                     params.x_stride, ", y ", params.y_stride, ", residual ",
+                     params.residual_stride, ", rows must be aligned to ", kAlignment, " bytes"));
   }
   QUIRE_RETURN_IF_ERROR(SetRows(plans, params.num_rows, params.x_stride, params.y_stride,
                                 adds ? params.residual_stride : params.y_stride));

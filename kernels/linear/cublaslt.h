@@ -22,6 +22,8 @@ namespace quire::kernels::cuda {
 
 struct CublasLtApi;
 
+// The opened library, its workspace and the algorithms of all shapes.
+//
 // Place:      owned by a Backend in kFast, used by Linear and PackLinearWeights.
 // Invariants: one algorithm per (N, K, type of y), chosen by Pin with the library's heuristic for
 //             kPinnedRows rows and used for every number of rows, without a split of K. Matmul
@@ -42,8 +44,8 @@ class CublasLt {
                                                           const CublasLtApi& api);
   ~CublasLt();
 
-  // True if the library computes products with this weight: bf16, N and K multiples of 8.
-  static bool Computes(const PackedLinear& weight);
+  // True if the library computes products with such weights: bf16, N and K multiples of 8.
+  static bool Computes(DType dtype, std::uint32_t n, std::uint32_t k);
 
   // Returns the plans of a shape. Returns FAILED_PRECONDITION if the library has no algorithm that
   // supports every number of rows.

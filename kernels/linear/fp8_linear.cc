@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -24,15 +25,31 @@ std::int64_t ScaleBytes(const Fp8Shape& shape) {
   return std::int64_t{shape.num_groups()} * kPanel * static_cast<std::int64_t>(sizeof(float));
 }
 
-// Scratch memory for x. More is used only if kTileRows rows need it.
+// Floats of scratch memory for x. More are used only if kTileRows rows need more.
 constexpr std::int64_t kScratchFloats = 1 << 20;
 constexpr std::int64_t kTileRows = 8;
 
-// Floats between rows of the scratch memory. Not a multiple of 4 KB, since such rows evict each
-// other from L1.
+// Returns the number of floats between rows of the scratch memory. It is not a multiple of 4 KB,
+// since rows at such distances evict each other from L1.
 std::int64_t ScratchStride(std::int64_t k) {
   const std::int64_t stride = (k + kPanel - 1) / kPanel * kPanel + kPanel;
   return stride % 1024 == 0 ? stride + kPanel : stride;
+}
+
+void PutRow(const Fp8Shape& shape, std::int64_t row, std::span<const std::uint8_t> codes,
+            std::span<const float> scales, const PackedLinear& packed) {
+  const std::int64_t panel = row / kPanel;
+  const std::size_t lane = static_cast<std::size_t>(row % kPanel);
+  auto* const to = reinterpret_cast<std::uint8_t*>(packed.element_memory().data()) +
+                   panel * packed.panel_bytes();
+  for (std::size_t k = 0; k < codes.size(); ++k) {
+    to[(k / 4 * kPanel + lane) * 4 + k % 4] = codes[k];
+  }
+  auto* const scale_to = reinterpret_cast<float*>(packed.scale_memory().data()) +
+                         panel * static_cast<std::int64_t>(shape.num_groups()) * kPanel;
+  for (std::size_t g = 0; g < scales.size(); ++g) {
+    scale_to[g * kPanel + lane] = scales[g];
+  }
 }
 
 }  // namespace
@@ -43,76 +60,45 @@ std::int64_t Fp8Bytes(const Fp8Shape& shape) {
 }
 
 std::int64_t Fp8LinearScratchBytes(std::uint32_t num_rows, std::uint32_t k) {
-  // The maximum over all products with at most k inputs, which may use more of kScratchFloats.
+  // The maximum over all products with at most k inputs: shorter rows may use all of
+  // kScratchFloats.
   const std::int64_t stride = ScratchStride(k);
   return std::min(num_rows * stride, std::max(kTileRows * stride, kScratchFloats)) *
          static_cast<std::int64_t>(sizeof(float));
 }
 
-// Writes the panels and scales of one PackedLinear.
-class Fp8Packer {
- public:
-  static absl::StatusOr<PackedLinear> Allocate(const Fp8Shape& shape) {
-    QUIRE_RETURN_IF_ERROR(CheckFp8Shape(shape));
-    PackedLinear packed;
-    packed.n_ = shape.n;
-    packed.k_ = shape.k;
-    packed.group_ = shape.group;
-    packed.format_ = WeightFormat::kFp8E4M3;
-    packed.rounds_rows_ = shape.rounds_rows;
-    packed.dtype_ = DType::kF32;
-    QUIRE_ASSIGN_OR_RETURN(
-        packed.data_,
-        DeviceBuffer::Allocate(MemoryKind::kHost, packed.num_panels() * packed.panel_bytes()));
-    QUIRE_ASSIGN_OR_RETURN(
-        packed.scales_,
-        DeviceBuffer::Allocate(MemoryKind::kHost, packed.num_panels() * ScaleBytes(shape)));
-    return packed;
-  }
-
-  static absl::StatusOr<PackedLinear> Pack(
-      const Backend& backend, const Fp8Shape& shape,
-      absl::FunctionRef<void(std::uint32_t row, const Fp8Row& out)> source) {
-    QUIRE_CHECK(backend.cuda() == nullptr);
-    QUIRE_ASSIGN_OR_RETURN(PackedLinear packed, Allocate(shape));
-    backend.ParallelFor(packed.num_panels(), static_cast<double>(shape.k) * kPanel,
-                        [&](std::int64_t begin, std::int64_t end, int) {
-                          std::vector<std::uint8_t> codes(shape.k);
-                          std::vector<float> scales(shape.num_groups());
-                          const std::int64_t last = std::min<std::int64_t>(shape.n, end * kPanel);
-                          for (std::int64_t row = begin * kPanel; row < last; ++row) {
-                            source(static_cast<std::uint32_t>(row), {codes, scales});
-                            PutRow(shape, row, codes, scales, packed);
-                          }
-                        });
-    return packed;
-  }
-
- private:
-  static void PutRow(const Fp8Shape& shape, std::int64_t row, std::span<const std::uint8_t> codes,
-                     std::span<const float> scales, const PackedLinear& packed) {
-    const std::int64_t panel = row / kPanel;
-    const std::size_t lane = static_cast<std::size_t>(row % kPanel);
-    auto* const to = static_cast<std::uint8_t*>(packed.data_.data()) + panel * packed.panel_bytes();
-    for (std::size_t k = 0; k < codes.size(); ++k) {
-      to[(k / 4 * kPanel + lane) * 4 + k % 4] = codes[k];
-    }
-    auto* const scale_to = static_cast<float*>(packed.scales_.data()) +
-                           panel * static_cast<std::int64_t>(shape.num_groups()) * kPanel;
-    for (std::size_t g = 0; g < scales.size(); ++g) {
-      scale_to[g * kPanel + lane] = scales[g];
-    }
-  }
-};
+absl::StatusOr<PackedLinear> AllocateFp8Linear(const Fp8Shape& shape) {
+  QUIRE_RETURN_IF_ERROR(CheckFp8Shape(shape));
+  QUIRE_ASSIGN_OR_RETURN(
+      DeviceBuffer data,
+      DeviceBuffer::Allocate(MemoryKind::kHost,
+                             NumPanels(shape) * PackedLinear::PanelBytes(WeightFormat::kFp8E4M3,
+                                                                         DType::kF32, shape.k)));
+  QUIRE_ASSIGN_OR_RETURN(
+      DeviceBuffer scales,
+      DeviceBuffer::Allocate(MemoryKind::kHost, NumPanels(shape) * ScaleBytes(shape)));
+  const Fp8Product product =
+      shape.quantizes_activations ? Fp8Product::kQuantizedActivations : Fp8Product::kWeightOnly;
+  return PackedLinear(shape.n, shape.k, Fp8Weights{.group = shape.group, .product = product},
+                      std::move(data), std::move(scales));
+}
 
 absl::StatusOr<PackedLinear> PackFp8Rows(
     const Backend& backend, const Fp8Shape& shape,
     absl::FunctionRef<void(std::uint32_t row, const Fp8Row& out)> source) {
-  return Fp8Packer::Pack(backend, shape, source);
-}
-
-absl::StatusOr<PackedLinear> AllocateFp8Linear(const Fp8Shape& shape) {
-  return Fp8Packer::Allocate(shape);
+  QUIRE_CHECK(backend.cuda() == nullptr);
+  QUIRE_ASSIGN_OR_RETURN(PackedLinear packed, AllocateFp8Linear(shape));
+  backend.ParallelFor(packed.num_panels(), static_cast<double>(shape.k) * kPanel,
+                      [&](std::int64_t begin, std::int64_t end, int) {
+                        std::vector<std::uint8_t> codes(shape.k);
+                        std::vector<float> scales(shape.num_groups());
+                        const std::int64_t last = std::min<std::int64_t>(shape.n, end * kPanel);
+                        for (std::int64_t row = begin * kPanel; row < last; ++row) {
+                          source(static_cast<std::uint32_t>(row), {codes, scales});
+                          PutRow(shape, row, codes, scales, packed);
+                        }
+                      });
+  return packed;
 }
 
 void RoundRowFp8(const float* from, std::int64_t k, float factor, float* to) {
@@ -141,12 +127,12 @@ void LinearFp8(const Backend& backend, const LinearParams& params) {
         backend.op_workspace().Reserve(static_cast<std::size_t>(rows * stride) * sizeof(float)));
     const float* const x = params.x.f32() + row * params.x_stride;
     // Rounding a value takes about 4 ns.
-    backend.ParallelFor(rows, static_cast<double>(k) * (weight.rounds_rows() ? 4 : 0.15),
+    backend.ParallelFor(rows, static_cast<double>(k) * (weight.quantizes_activations() ? 4 : 0.15),
                         [&](std::int64_t begin, std::int64_t end, int) {
                           for (std::int64_t m = begin; m < end; ++m) {
                             const float* const from = x + m * params.x_stride;
                             float* const to = scaled + m * stride;
-                            if (weight.rounds_rows()) {
+                            if (weight.quantizes_activations()) {
                               RoundRowFp8(from, k, kFp8InputScale, to);
                               continue;
                             }

@@ -1,7 +1,7 @@
 #pragma once
 
 // Dynamic activation quantization to e4m3 with one scale per row, for matrices with
-// PackedLinear::rounds_rows. CPUs and GPUs compute the same bits.
+// PackedLinear::quantizes_activations. CPUs and GPUs compute the same bits.
 //
 // The scale is the smallest power of two that brings the largest magnitude of the row to at most
 // 448, but at least 2^-100. It is 1 for a row of zeros. So x / scale is exact, or below half the

@@ -1,6 +1,7 @@
-// Quantizes rows of x to e4m3, one block per row: first the largest magnitude, then the values. The
-// row is read twice, the second time from the cache, since long rows do not fit in registers. Per
-// bf16 element 2 bytes are read from memory, and 1 byte of e4m3 or 2 bytes of bf16 are written.
+// Quantizes rows of x to e4m3, one block per row. A block first finds the largest magnitude and
+// then quantizes the values. It reads the row twice, the second time from the cache, since long
+// rows do not fit in registers. Per bf16 element 2 bytes are read from memory, and 1 byte of e4m3
+// or 2 bytes of bf16 are written.
 
 #include <cstdint>
 
@@ -20,16 +21,16 @@ namespace {
 constexpr std::uint32_t kThreads = 256;
 constexpr std::uint32_t kWarps = kThreads / cuda::kWarpSize;
 
-// Elements per load of a thread: 16 bytes of bf16, whose rows are 16-byte aligned. f32 rows have
-// any alignment.
+// Elements per load of a thread: 16 bytes of bf16, or one f32. bf16 rows are 16-byte aligned, f32
+// rows need not be.
 template <typename T>
 inline constexpr std::uint32_t kWidth = sizeof(T) == 2 ? 8 : 1;
 
 struct RoundArgs {
   const std::byte* x;
-  std::byte* y;           // [rows, k] of x's type, code times scale; null: codes
+  std::byte* y;           // [rows, k] of x's type, e4m3 value times scale; null: writes codes
   std::uint8_t* codes;    // [rows, k], rows code_stride apart
-  float* scales;          // [rows] of codes
+  float* scales;          // [rows], scales of `codes`
   std::int64_t x_stride;  // elements
   std::int64_t code_stride;
   std::uint32_t k;
@@ -155,8 +156,8 @@ absl::Status CheckAligned(const internal::RowsToRound& rows) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(
-      absl::StrCat("rows of ", rows.k, " inputs to round lie at byte ", at % 16, " of 16, ",
-                   rows.x_stride, " elements apart, needed are 16-byte aligned rows"));
+      absl::StrCat("rows of ", rows.k, " inputs to quantize start at byte ", at % 16, " of 16, ",
+                   rows.x_stride, " elements apart, rows must be 16-byte aligned"));
 }
 
 }  // namespace

@@ -14,7 +14,8 @@ std::int64_t Distance(const void* from, const void* to) {
 bool SameForm(const PackedLinear& a, const PackedLinear& b) {
   return a.format() == b.format() && a.dtype() == b.dtype() && a.n() == b.n() && a.k() == b.k() &&
          a.group() == b.group() && a.has_min() == b.has_min() &&
-         a.rounds_rows() == b.rounds_rows() && (a.order() != nullptr) == (b.order() != nullptr);
+         a.quantizes_activations() == b.quantizes_activations() &&
+         (a.act_order() != nullptr) == (b.act_order() != nullptr);
 }
 
 bool HasAlignedRows(const float* rows, std::int64_t stride) {
@@ -30,21 +31,21 @@ std::optional<LinearGroups> LinearGroupsOf(
   LinearGroups groups{.first = &first,
                       .data_distance = 0,
                       .scale_distance = 0,
-                      .order_distance = 0,
+                      .act_order_distance = 0,
                       .count = count};
   if (count > 1) {
     const PackedLinear& second = matrix_of(1);
     if (!SameForm(first, second)) return std::nullopt;
     groups.data_distance = Distance(first.data(), second.data());
     groups.scale_distance = Distance(first.scales(), second.scales());
-    groups.order_distance = Distance(first.order(), second.order());
+    groups.act_order_distance = Distance(first.act_order(), second.act_order());
   }
   for (std::uint32_t group = 1; group < count; ++group) {
     const PackedLinear& matrix = matrix_of(group);
     if (!SameForm(first, matrix) ||
         Distance(first.data(), matrix.data()) != group * groups.data_distance ||
         Distance(first.scales(), matrix.scales()) != group * groups.scale_distance ||
-        Distance(first.order(), matrix.order()) != group * groups.order_distance) {
+        Distance(first.act_order(), matrix.act_order()) != group * groups.act_order_distance) {
       return std::nullopt;
     }
   }
@@ -61,7 +62,7 @@ bool GroupsTakeSum(const GroupedLinearParams& params, const ChosenSum& sum) {
   return internal::OnTensorCores(weight, params.x.dtype()) && params.y.is_f32() && !params.gate &&
          params.first_row == 0 && weight.n() % 4 == 0 &&
          // Rows that are permuted or quantized first must fit in one launch.
-         ((weight.order() == nullptr && !weight.rounds_rows()) ||
+         ((weight.act_order() == nullptr && !weight.quantizes_activations()) ||
           params.num_rows <= cuda::LinearOrderedRows(weight.k(), params.x.dtype())) &&
          cuda::LinearTilesN(weight.n()) <= cuda::kLinearMaxPartials &&
          cuda::HasFewGroupRows(params.num_rows, params.weights.count) &&
@@ -75,7 +76,7 @@ absl::Status GroupedLinear(const Backend& backend, const GroupedLinearParams& pa
   if (params.gate && !GroupsTakeGate(params.weights, params.x.dtype(), params.y.dtype())) {
     return absl::InvalidArgumentError(absl::StrCat(
         "grouped linear [", weight.n(), ", ", weight.k(), "] of x ", DTypeName(params.x.dtype()),
-        " and y ", DTypeName(params.y.dtype()), " takes no gate"));
+        " and y ", DTypeName(params.y.dtype()), " cannot apply a gate"));
   }
   const std::int64_t columns = params.gate ? weight.n() / 2 : weight.n();
   if (params.x_stride < std::int64_t{weight.k()} || params.y_stride < columns) {
@@ -87,8 +88,8 @@ absl::Status GroupedLinear(const Backend& backend, const GroupedLinearParams& pa
       (params.sum->y_stride < std::int64_t{weight.n()} || !GroupsTakeSum(params, *params.sum))) {
     return absl::InvalidArgumentError(
         absl::StrCat("grouped linear [", weight.n(), ", ", weight.k(), "] of ", params.num_rows,
-                     " rows takes no sum of ", params.sum->num_rows, " rows of ", params.sum->top_k,
-                     " choices, ", params.sum->y_stride, " elements apart"));
+                     " rows cannot compute a sum of ", params.sum->num_rows, " rows of ",
+                     params.sum->top_k, " choices, ", params.sum->y_stride, " elements apart"));
   }
   if (backend.cuda() == nullptr) {
     return absl::InvalidArgumentError("grouped linear is for GPUs, the backend is the CPU");
@@ -96,8 +97,8 @@ absl::Status GroupedLinear(const Backend& backend, const GroupedLinearParams& pa
   if (params.rows != nullptr && internal::OnTensorCores(weight, params.x.dtype()) &&
       params.x_stride % 8 != 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("grouped linear has rows by number ", params.x_stride,
-                     " elements apart, needed are 16-byte aligned rows"));
+        absl::StrCat("grouped linear has indexed rows of x ", params.x_stride,
+                     " elements apart, rows must be 16-byte aligned"));
   }
   if (params.num_rows == 0) return absl::OkStatus();
   if constexpr (kHasCuda) return internal::GroupedLinearCuda(*backend.cuda(), params);

@@ -19,13 +19,13 @@ namespace quire::kernels {
 // Threads:  immutable.
 // Lifetime: a view; the matrices outlive it.
 struct LinearGroups {
-  const PackedLinear* first;       // [N, K], the matrix of group 0
-  std::int64_t data_distance;      // bytes between the elements of consecutive matrices
-  std::int64_t scale_distance;     // the same for scales; 0 without scales
-  std::int64_t order_distance;     // the same for act-order permutations
-  std::uint32_t count;             // number of groups
-  const float* bias = nullptr;     // [N], the bias of group 0; null: none
-  std::int64_t bias_distance = 0;  // floats between consecutive biases
+  const PackedLinear* first;        // [N, K], the matrix of group 0
+  std::int64_t data_distance;       // bytes between the elements of consecutive matrices
+  std::int64_t scale_distance;      // bytes between their scales; 0 without scales
+  std::int64_t act_order_distance;  // bytes between their act-order permutations
+  std::uint32_t count;              // number of groups
+  const float* bias = nullptr;      // [N], the bias of group 0; null: none
+  std::int64_t bias_distance = 0;   // floats between consecutive biases
 };
 
 // Returns matrix_of(0) .. matrix_of(count - 1) as groups without biases, or nullopt if their

@@ -1,6 +1,6 @@
 #pragma once
 
-// A product per head, each with its own matrix: MLA with the parts of kv_b.
+// A product per head, each with a separate matrix. MLA uses it for the two parts of kv_b.
 
 #include <cstdint>
 #include <span>
@@ -12,16 +12,17 @@
 
 namespace quire::kernels {
 
+// Largest number of heads.
 inline constexpr std::uint32_t kMaxHeadsALaunch = 128;
 // The largest number of rows of the kernel for few rows. More rows run in a tiled kernel.
 inline constexpr std::uint32_t kHeadLinearRows = 64;
 
 struct HeadLinearParams {
-  std::span<const PackedLinear* const> weights;  // one a head, all [N, K], at most
-                                                 // kMaxHeadsALaunch
+  // One matrix per head, all [N, K], at most kMaxHeadsALaunch.
+  std::span<const PackedLinear* const> weights;
   ConstFloatPtr x;        // [num_rows, heads, K], rows x_stride apart, heads x_head_stride
   FloatPtr y;             // [num_rows, heads, N], rows y_stride apart, heads y_head_stride
-  std::int64_t x_stride;  // elements, likewise the next three
+  std::int64_t x_stride;  // all strides are in elements
   std::int64_t y_stride;
   std::int64_t x_head_stride;  // at least K
   std::int64_t y_head_stride;  // at least N

@@ -38,7 +38,7 @@ struct HeadLinearArgs {
   std::uint32_t split;  // inputs of a sub-range
 };
 
-// Columns 2 (lane % 4) .. + 1 and those 8 further on.
+// Loads columns c and c + 1 to `low` and columns c + 8 and c + 9 to `high`, with c = 2 (lane % 4).
 __device__ __forceinline__ void LoadPairs(const BF16* from, std::uint32_t* low,
                                           std::uint32_t* high) {
   const auto* const pairs = reinterpret_cast<const std::uint32_t*>(from) + cuda::Lane() % 4;
@@ -97,15 +97,15 @@ __global__ void __launch_bounds__(kThreads)
 constexpr std::uint32_t kTileRows = 128;
 
 struct HeadTileArgs {
-  linear_tile::LinearArgs linear;  // of every head, x and y those of the first
+  linear_tile::LinearArgs linear;  // for all heads, with x and y of the first
   const BF16* weights[kMaxHeadsALaunch];
   std::int64_t x_head_stride;
   std::int64_t y_head_stride;
   std::uint32_t row_tiles;
 };
 
-// A block has 128 rows of one head, neighbours the same rows and matrix. It adds all sub-ranges of
-// K itself: there are heads enough for all multiprocessors.
+// A block computes 128 rows of one head. Adjacent blocks have the same rows and matrix. A block
+// computes all sub-ranges of K, since there are enough heads for all multiprocessors.
 __global__ void __launch_bounds__(linear_tile::kThreads, 1)
     HeadTileKernel(const __grid_constant__ HeadTileArgs args) {
   cuda::DependencyLaunch();

@@ -38,9 +38,9 @@ struct IntRows {
 //   groups, ascending:     total = fma(float(I - O * sum), a * s, total); with mins then
 //                          total = fma(float(sum), a * min, total)
 //
-// where total starts at 0 and fma rounds once. With min_in_steps, a min is the stored value times
-// s, which is exact. sse4 has no fma and rounds twice, so its bits differ. With 4-bit weights no s
-// is 0, subnormal in f32 or non-finite. Rows with a scale NaN are unspecified; LinearQuantized
+// where total starts at 0 and fma rounds once. With has_zero_points, a min is the stored value
+// times s, which is exact. sse4 has no fma and rounds twice, so its bits differ. With 4-bit weights
+// no s is 0, subnormal in f32 or non-finite. Rows with a scale NaN are unspecified; LinearQuantized
 // overwrites them.
 struct IntLinearArgs {
   const std::uint8_t* panels;  // panels of 16 features (PackedLinear); aligned to 64 bytes
@@ -53,7 +53,7 @@ struct IntLinearArgs {
   bool scale_per_feature;  // excludes is_int4 and has_min
   bool is_int4;
   bool has_min;
-  bool min_in_steps;  // only with has_min
+  bool has_zero_points;  // only with has_min
   IntRows x;
   std::uint32_t num_rows;
   const float* bias;      // [n] or null

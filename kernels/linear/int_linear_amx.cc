@@ -34,7 +34,7 @@ std::size_t ActivationGroups(std::size_t k, std::size_t group) {
   return (k + wide - 1) / wide;
 }
 
-// Row by row: each is a block of its own to the other level.
+// Quantizes to row-major activations: the AVX-512 VNNI level gets each row as a separate block.
 void Quantize(const float* x, std::int64_t x_stride, const RowQuantization& how,
               std::uint32_t num_rows, std::uint32_t row_begin, std::uint32_t row_end,
               const IntRows& rows) {
@@ -92,7 +92,7 @@ QUIRE_OP const std::uint8_t* StepWeights(const IntLinearArgs& args, std::size_t 
   return buffer;
 }
 
-// Up to 16 rows from `row` on, panels begin .. end, at most kGroupPanels.
+// Up to 16 rows from `row` on, and panels [begin, end), at most kGroupPanels.
 struct Block {
   const IntLinearArgs& args;
   std::size_t row, num_rows, begin, end;
@@ -100,7 +100,7 @@ struct Block {
   alignas(64) float totals[kGroupPanels][kTileRows][kPanel];
 };
 
-// block.sums = the inputs [k0, k1) times the stored weights.
+// Sets block.sums to the products of the inputs [k0, k1) and the stored weights.
 void Multiply(Block& block, std::size_t k0, std::size_t k1, std::size_t step) {
   const IntLinearArgs& args = block.args;
   const std::size_t panels = block.end - block.begin;
@@ -135,7 +135,7 @@ void Multiply(Block& block, std::size_t k0, std::size_t k1, std::size_t step) {
   _tile_stored(3, block.sums[3], 64);
 }
 
-// Masked forms with all lanes, since g++ 12 warns about the others.
+// Uses masked intrinsics with all lanes, since g++ 12 warns about the unmasked ones.
 QUIRE_OP __m512 LoadF16(const std::uint16_t* from) {
   return _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
 }
@@ -155,7 +155,7 @@ void AddGroup(Block& block, std::size_t g) {
             ? _mm512_loadu_ps(static_cast<const float*>(args.scales) + panel * kPanel)
             : LoadF16(scales);
     __m512 min = args.has_min ? LoadF16(scales + kPanel) : _mm512_setzero_ps();
-    if (args.min_in_steps) min = _mm512_mul_ps(min, scale);
+    if (args.has_zero_points) min = _mm512_mul_ps(min, scale);
     for (std::size_t r = 0; r < block.num_rows; ++r) {
       float* const total = block.totals[panel - block.begin][r];
       const std::size_t row = block.row + r;

@@ -1,5 +1,5 @@
-// Registers of 256 bits for int_linear_tiles-inl.h: what AVX2, FMA and F16C have. Included by the
-// units of the levels that use them.
+// Operations on 256-bit registers for int_linear_tiles-inl.h, with AVX2, FMA and F16C. Included by
+// the units of the levels that use them.
 
 #pragma once
 
@@ -70,7 +70,7 @@ QUIRE_OP I ShiftLeft32(I v) {
 QUIRE_OP I Subtract32(I a, I b) {
   return _mm256_sub_epi32(a, b);
 }
-// Sums of two neighbouring products, of 16-bit lanes and of unsigned by signed bytes.
+// Return sums of two adjacent products, of 16-bit lanes or of unsigned by signed bytes.
 QUIRE_OP I MultiplyPairs16(I a, I b) {
   return _mm256_madd_epi16(a, b);
 }

@@ -1,16 +1,16 @@
 // The integer linear of the AVX-512 levels, with or without dot product instructions. Included by
-// one unit per level; everything here has internal linkage, see int_linear.h. `Isa` says how 4
+// one unit per level. Everything here has internal linkage, see int_linear.h. `Isa` defines how 4
 // bytes are multiplied:
 //
 //   Weights Widen(__m512i u);                              64 unsigned bytes, prepared for Dot
 //   Inputs Spread(const std::int8_t* a);                   4 signed bytes, in every lane
 //   void Dot(__m512i& acc, Weights w, Inputs a);           acc += sum of 4 products, per lane
-//   kTilePanels                                            of a tile of many rows, 2 or 3
-//   ForInt4                                                the Isa of 4-bit weights
+//   kTilePanels                                            panels of a tile with many rows, 2 or 3
+//   ForInt4                                                the Isa for 4-bit weights
 //
-// Few rows: one panel after the other, all rows in one tile, so that memory is one stream per
-// thread. More: kTilePanels panels at a time; of them 64 rows; with one scale per feature, of those
-// a part of K, small enough for the first cache; of that the tiles of rows.
+// Few rows: panels are multiplied one after the other, with all rows in one tile, so that each
+// thread reads one stream of memory. More rows: the loops are, from the outside, over kTilePanels
+// panels, over 64 rows, with one scale per feature over parts of K that fit in L1, and over tiles.
 
 #pragma once
 
@@ -36,8 +36,8 @@ constexpr bool HasMin(Form form) {
   return form == Form::kInt8Min || form == Form::kInt4Min;
 }
 
-// R rows and P panels. With one scale per feature `memory` is [R][P][16] and the same for all parts
-// of K.
+// Computes R rows and P panels. With one scale per feature, `memory` is [R][P][16] and keeps the
+// sums between parts of K.
 template <class Isa, int R, int P, Form kForm>
 QUIRE_INLINE void Tile(const IntLinearArgs& args, const Groups& groups, const Place& at,
                        float* memory) {
@@ -48,7 +48,7 @@ QUIRE_INLINE void Tile(const IntLinearArgs& args, const Groups& groups, const Pl
   }
 }
 
-// All rows of one panel, up to 8 in a tile.
+// Computes all rows of one panel, up to 8 in a tile.
 template <class Isa, Form kForm>
 QUIRE_INLINE void OnePanel(const IntLinearArgs& args, const Groups& groups, std::int64_t panel) {
   alignas(64) float memory[8 * kPanel];
@@ -84,7 +84,7 @@ QUIRE_INLINE void OnePanel(const IntLinearArgs& args, const Groups& groups, std:
   }
 }
 
-// The rows [row_begin, row_end) of the part of K and the P panels that `at` names.
+// Computes rows [row_begin, row_end) for the part of K and the P panels of `at`.
 template <class Isa, int P, Form kForm>
 QUIRE_INLINE void Rows(const IntLinearArgs& args, const Groups& groups, Place at,
                        std::uint32_t row_begin, std::uint32_t row_end, float* memory) {
@@ -107,7 +107,7 @@ QUIRE_INLINE void Rows(const IntLinearArgs& args, const Groups& groups, Place at
   }
 }
 
-// All rows of P panels.
+// Computes all rows of P panels.
 template <class Isa, int P, Form kForm>
 QUIRE_INLINE void ManyRows(const IntLinearArgs& args, const Groups& groups, std::int64_t panel) {
   constexpr bool kFeature = kForm == Form::kFeature;
@@ -135,7 +135,7 @@ void Panels(const IntLinearArgs& args, std::int64_t panel, std::int64_t panel_en
   const Groups groups = Groups::Of(args);
   if (args.num_rows > kFewRows) {
     constexpr int kMax = Isa::kTilePanels;
-    // 4 are 2 and 2, not 3 and 1.
+    // The last 4 panels are computed as 2 and 2 instead of 3 and 1.
     for (; panel_end - panel >= kMax && panel_end - panel != 4; panel += kMax) {
       ManyRows<Isa, kMax, kForm>(args, groups, panel);
     }

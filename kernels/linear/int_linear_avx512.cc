@@ -1,6 +1,7 @@
-// AVX-512 without dot products: 8-bit weights are widened to 16 bits, even and odd ones apart, and
-// multiplied and added in pairs, which cannot overflow. A pair of products of 4-bit weights, at
-// most 2 * 15 * 127, fits 16 bits, so these are multiplied as bytes.
+// The integer linear with AVX-512 without dot product instructions. 8-bit weights are split into
+// even and odd bytes in 16-bit lanes, and multiplied and added in pairs, which cannot overflow. A
+// pair of products of 4-bit weights is at most 2 * 15 * 127 and fits in 16 bits, so these are
+// multiplied as bytes.
 
 #include "kernels/linear/int_linear.h"
 
@@ -23,8 +24,8 @@ struct Nibbles {
   static inline __attribute__((always_inline)) void Dot(__m512i& acc, Weights w, Inputs a) {
     const __m512i pairs = _mm512_maddubs_epi16(w, a);
     acc = _mm512_add_epi32(acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
-    // Keeps the compiler from adding products up before they reach acc, for which it would hold
-    // more of them than there are registers.
+    // Keeps the compiler from adding products to each other before acc, which needs more registers
+    // than there are.
     asm("" : "+v"(acc));
   }
 };
@@ -36,7 +37,7 @@ struct Pairs {
   };
   using Weights = Halves;
   using Inputs = Halves;
-  // 16 accumulators, 4 halves of weights, 2 of inputs.
+  // Registers: 16 accumulators, 4 halves of weights, 2 of inputs.
   static constexpr int kTilePanels = 2;
 
   static inline __attribute__((always_inline)) Weights Widen(__m512i u) {

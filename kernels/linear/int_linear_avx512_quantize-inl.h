@@ -24,7 +24,7 @@ QUIRE_INLINE std::uint32_t LargestBits(const float* x, std::uint32_t count) {
 }
 
 // Quantizes `count` inputs and writes 4 bytes every `step` bytes. Returns the sum of the quantized
-// values. kWhole means that count is a multiple of 16. If `inverse` is 0 all values become 0, also
+// values. kWhole means that count is a multiple of 16. If `inverse` is 0, all values become 0, even
 // NaN.
 template <bool kWhole>
 QUIRE_INLINE std::int32_t PutInputs(const float* x, std::uint32_t count, float inverse,
@@ -79,7 +79,7 @@ QUIRE_INLINE __mmask16 FactorsOf(__m512i largest_bits, bool is_int4, float* scal
   return used;
 }
 
-// Inputs that share a scale of activations (IntRows), for groups of weights of this size.
+// Returns the number of activations that share a scale (IntRows), for this group of weights.
 QUIRE_INLINE std::uint32_t ActivationGroup(std::uint32_t group) {
   return group < 32 ? 32 : group;
 }
@@ -159,7 +159,7 @@ QUIRE_INLINE void PutRows(const float* x, std::int64_t x_stride, const float* in
       v[j] = _mm512_cvtps_epi32(
           _mm512_mul_ps(_mm512_loadu_ps(x + r * x_stride), _mm512_set1_ps(inverses[r])));
     }
-    // Each 128-bit lane has 4 inputs of 4 rows, row by row.
+    // Each 128-bit lane has 4 inputs of row 0, then of rows 1, 2 and 3.
     four[i] = _mm512_packs_epi16(_mm512_packs_epi32(v[0], v[1]), _mm512_packs_epi32(v[2], v[3]));
     const __m512i pairs = _mm512_maddubs_epi16(_mm512_set1_epi8(1), four[i]);
     sums[i] = _mm512_add_epi32(sums[i], _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));

@@ -1,10 +1,10 @@
 // Tiles of the integer linear on AVX-512: some rows of activations by some panels of weights.
-// Included by int_linear_avx512-inl.h, which defines `Isa`.
+// Included by int_linear_avx512-inl.h, which describes `Isa`.
 //
-// One scale per feature: a tile keeps the integer sums of a part of K in registers, 8 rows by up to
-// 3 panels. Groups: 4 rows by up to 3 panels, or up to 8 rows by one, so that integer sums and
-// totals both stay in registers, over all K: on Zen 4 a store of 512 bits displaces 1.2 to 1.6
-// products.
+// With one scale per feature, a tile keeps the integer sums of a part of K in registers, 8 rows by
+// up to 3 panels. With groups it has 4 rows by up to 3 panels, or up to 8 rows by one. Integer sums
+// and totals then both stay in registers over all of K. On Zen 4 a 512-bit store costs as much as
+// 1.2 to 1.6 dot product instructions.
 
 #pragma once
 
@@ -22,13 +22,13 @@ constexpr std::uint32_t kPart = 512;
 constexpr std::int64_t kAheadBytes = 4096;
 constexpr std::int64_t kAheadScaleBytes = 512;
 
-// Numbers about groups, computed once per call: a division costs as much as the products of a
-// group.
+// Numbers and sizes of groups. They are computed once per call, since a division costs as much as
+// the products of a group.
 struct Groups {
-  std::uint32_t count;       // of weights in a row
-  std::uint32_t wide_count;  // of activations
-  std::uint32_t wide_shift;  // group of weights >> wide_shift is that of activations
-  std::uint32_t lines;       // of 64 bytes in a group of a panel
+  std::uint32_t count;       // groups of weights in a row
+  std::uint32_t wide_count;  // groups of activations in a row
+  std::uint32_t wide_shift;  // activation group = weight group >> wide_shift
+  std::uint32_t lines;       // 64-byte lines of one group in a panel
 
   static Groups Of(const IntLinearArgs& args) {
     const std::uint32_t count = args.k / args.group;
@@ -39,22 +39,23 @@ struct Groups {
 
 // The position of a tile.
 struct Place {
-  std::uint32_t row;         // first
-  std::uint32_t block;       // first row of the block that it lies in
-  std::uint32_t block_rows;  // of that block
+  std::uint32_t row;         // first row
+  std::uint32_t block;       // first row of the block of rows that has `row` (IntRows)
+  std::uint32_t block_rows;  // rows of that block
   std::uint32_t k0, k1;      // part of K
-  std::int64_t panel;        // first
-  std::uint32_t pass;        // of the tiles of rows over the same weights
-  std::uint32_t passes;      // how many there are
-  // Groups: lines of the next panels that each of these tiles fetches, in all and in a group.
+  std::int64_t panel;        // first panel
+  std::uint32_t pass;        // index among the tiles that multiply different rows by these panels
+  std::uint32_t passes;      // number of such tiles
+  // With groups: lines of the next panels that each of these tiles prefetches, in total and per
+  // group.
   std::uint32_t next_lines, next_lines_of_group;
 };
 
-// The quantised inputs of R rows, which are one block of 8, 4 rows of one of 8 or 4, or a block of
-// 4, one of 2 and one of 1 as R has them.
+// The quantized inputs of R rows in the blocks of IntRows. The rows are a block of 8, or 4 rows of
+// a block of 8 or 4. For other R they are the blocks of 4, 2 and 1 that add up to R.
 template <int R>
 struct Inputs {
-  const std::int8_t* block;  // of 8 or 4 rows
+  const std::int8_t* block;  // the block of 8 or 4 rows
   std::int64_t block_step;
   const std::int8_t* two;
   const std::int8_t* one;
@@ -85,7 +86,7 @@ QUIRE_INLINE void Fetch(const void* at) {
   _mm_prefetch(static_cast<const char*>(at), _MM_HINT_T0);
 }
 
-// acc[R][P] += 4 inputs.
+// Adds the products of 4 inputs to acc[R][P].
 template <class Isa, int R, int P>
 QUIRE_INLINE void AddUnit(__m512i (&acc)[R * P], const typename Isa::Weights (&weights)[P],
                           Inputs<R>& inputs) {
@@ -98,8 +99,8 @@ QUIRE_INLINE void AddUnit(__m512i (&acc)[R * P], const typename Isa::Weights (&w
   inputs.Advance();
 }
 
-// acc[R][P] += `lines` lines of each panel, of 4 inputs or, of 4-bit weights, 8. The line ahead[p]
-// bytes on is fetched with each, if kFetch.
+// Adds the products of `lines` lines of each panel to acc[R][P]. A line has 4 inputs, or 8 with
+// 4-bit weights. With kFetch, the line ahead[p] bytes after each line is prefetched.
 template <class Isa, int R, int P, bool kInt4, bool kFetch>
 QUIRE_INLINE void AddLines(__m512i (&acc)[R * P], const std::uint8_t* w, std::int64_t panel_bytes,
                            const std::int64_t (&ahead)[P], Inputs<R>& inputs, std::uint32_t lines) {
@@ -169,9 +170,10 @@ QUIRE_INLINE void Finish(const IntLinearArgs& args, const Place& at, __m512 (&to
   }
 }
 
-// What is fetched while a tile reads the bytes from `offset` on of its panels. One panel: what
-// follows it in memory. More: the next part of the same panel, beyond its end the beginning of the
-// same panel of the next ones; the tiles of rows share the panels out.
+// Computes the prefetch distances of a tile that reads its panels from byte `offset` on. A tile of
+// one panel prefetches the memory that follows. A tile of P panels prefetches the next part of each
+// panel, or after the last part the first part of the panel that is P panels further on. The tiles
+// of different rows each prefetch some of the panels.
 template <int P>
 QUIRE_INLINE void FindAhead(const IntLinearArgs& args, const Place& at, std::int64_t offset,
                             std::int64_t (&ahead)[P]) {
@@ -229,15 +231,15 @@ QUIRE_INLINE __m512 LoadF16(const std::uint16_t* values) {
   return _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(values)));
 }
 
-// What the tiles of rows over some panels fetch of the next ones, which follow in memory: a share
-// each, evenly and in order.
+// Prefetches the next P panels, which follow in memory. The tiles of different rows over the same
+// panels each prefetch an equal share, in order.
 template <int P>
 struct NextPanels {
   const std::uint8_t* line;
-  std::uint32_t lines;  // a group
+  std::uint32_t lines;  // lines per group
   const std::uint16_t* scales;
   std::int64_t panel_scales, group_scales;
-  std::uint32_t turn, turns;  // whose scales are fetched, of so many tiles
+  std::uint32_t turn, turns;  // this tile prefetches the scales of every `turns`-th group
 
   static QUIRE_INLINE NextPanels Of(const IntLinearArgs& args, const Groups& groups,
                                     const Place& at, std::uint32_t group_scales) {
@@ -266,15 +268,15 @@ struct NextPanels {
   }
 };
 
-// The scales of a group.
+// The scales and sums of a group.
 struct Group {
-  const std::uint16_t* scales;  // of the weights, first panel; then their mins
-  std::int64_t panel_scales;
-  const float* row_scales;  // of the inputs, first row
+  const std::uint16_t* scales;  // scales of the weights in the first panel, then their mins
+  std::int64_t panel_scales;    // distance between panels
+  const float* row_scales;      // scale of the activations in the first row
   std::int64_t row_scales_stride;
   const std::int32_t* sums;
   std::int64_t sums_stride;
-  __mmask16 steps;  // all lanes when mins are in steps of the scale, else none
+  __mmask16 steps;  // all lanes with has_zero_points, else none
 };
 
 // Prepares the scale of a weight for ScaleProduct.
@@ -285,9 +287,9 @@ QUIRE_INLINE __m512 PrepareScale(__m512 scale) {
   return _mm512_castsi512_ps(_mm512_sub_epi32(_mm512_castps_si512(scale), one));
 }
 
-// a * scale. kPowers: a is a power of two, as inputs of 4-bit weights have them (IntRows), and the
-// exponents are added, which every pipe does; a multiplication takes the place of a product of
-// integers.
+// Returns a * scale. With kPowers, `a` is a power of two, as for activations of 4-bit weights
+// (IntRows). Then the exponents are added as integers, since every port adds integers, and a
+// multiplication would delay a dot product.
 template <bool kPowers>
 QUIRE_INLINE __m512 ScaleProduct(__m512 a, __m512 prepared) {
   if constexpr (!kPowers) return _mm512_mul_ps(a, prepared);
@@ -325,7 +327,7 @@ QUIRE_INLINE void AddGroup(const Group& group, const __m512i (&acc)[R * P],
   }
 }
 
-// -O * sum, where the integer sums of a group start.
+// Sets the integer sums of a group to their initial value, -O * sum (int_linear.h).
 template <int R, int P, bool kInt4, bool kMin>
 QUIRE_INLINE void StartGroup(const Group& group, __m512i (&acc)[R * P]) {
 #pragma GCC unroll 8
@@ -351,7 +353,7 @@ __attribute__((noinline)) void PerGroupTile(const IntLinearArgs& args, const Gro
                  groups.wide_count,
                  args.x.sums + static_cast<std::int64_t>(at.row) * groups.count,
                  groups.count,
-                 static_cast<__mmask16>(args.min_in_steps ? 0xffff : 0)};
+                 static_cast<__mmask16>(args.has_zero_points ? 0xffff : 0)};
   const std::uint8_t* w = args.panels + at.panel * args.panel_bytes;
   const std::int64_t ahead[P] = {kAheadBytes};
   auto next = NextPanels<P>::Of(args, groups, at, kGroupScales);

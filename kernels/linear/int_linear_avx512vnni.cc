@@ -1,6 +1,6 @@
-// AVX-512 with VNNI: a dot product of unsigned and signed bytes in one instruction, without
-// saturation. It is written as assembly because g++ 12, given the intrinsic, copies accumulators to
-// and from the stack.
+// The integer linear with AVX-512 VNNI, which has a dot product of unsigned and signed bytes
+// without saturation. The instruction is written as assembly, because with the intrinsic g++ 12
+// copies accumulators to and from the stack.
 
 #include "kernels/linear/int_linear.h"
 
@@ -15,7 +15,7 @@ struct Vnni {
   using ForInt4 = Vnni;
   using Weights = __m512i;
   using Inputs = __m512i;
-  // 24 accumulators, 3 weights, 1 input.
+  // Registers: 24 accumulators, 3 weights, 1 input.
   static constexpr int kTilePanels = 3;
 
   static inline __attribute__((always_inline)) Weights Widen(__m512i u) { return u; }

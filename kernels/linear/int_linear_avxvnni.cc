@@ -1,8 +1,8 @@
-// The integer linear with AVX2 and AVX-VNNI, which processors without AVX-512 have too (Intel's
-// from Alder Lake on); see int_linear_tiles-inl.h.
+// The integer linear with AVX2 and AVX-VNNI; see int_linear_tiles-inl.h. Intel processors without
+// AVX-512 have AVX-VNNI from Alder Lake on.
 //
-// A tile of 4 rows x 2 registers: 8 accumulators, 2 weights of each half, 1 broadcast, 1 constant
-// of 16 registers. Assembly for the reason that int_linear_avx512vnni.cc gives.
+// A tile of 4 rows x 2 registers of features uses 14 of 16 registers: 8 accumulators, 2 weights of
+// each half, 1 broadcast, 1 constant. The reason for the assembly is in int_linear_avx512vnni.cc.
 
 #include "kernels/linear/int_linear.h"
 
@@ -37,7 +37,7 @@ QUIRE_OP void AddDot(I& acc, W u, I inputs) {
 }  // namespace quire::kernels::internal
 
 #include "kernels/linear/int_linear_dots-inl.h"
-// Needs what is above.
+// These headers use the definitions above.
 #include "kernels/linear/int_linear_tiles-inl.h"
 
 namespace quire::kernels::internal {

@@ -29,7 +29,7 @@ bool Always() {
 
 struct Entry {
   const IntLinearKernels* kernels;
-  bool (*is_available)() = Always;  // besides what the level itself needs
+  bool (*is_available)() = Always;  // checked in addition to the level
 };
 
 // Sorted by CpuLevel.

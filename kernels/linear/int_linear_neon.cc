@@ -1,7 +1,8 @@
 // The integer linear with the dot product instructions of ARMv8.2; see int_linear_tiles-inl.h.
 //
-// They multiply signed by signed bytes: an 8-bit weight u is read as u - 128, a 4-bit one as
-// stored. A tile is 4 rows x 16 features: 16 accumulators, 4 weights, 1 broadcast of 32 registers.
+// These instructions multiply signed by signed bytes. An 8-bit weight u is read as u - 128, a 4-bit
+// weight as stored. A tile of 4 rows x 16 features uses 21 of 32 registers: 16 accumulators, 4
+// weights, 1 broadcast.
 
 #include "kernels/linear/int_linear.h"
 
@@ -113,7 +114,7 @@ QUIRE_OP void AddDot(I& acc, W u, I inputs) {
 }  // namespace quire::kernels::internal
 
 #include "kernels/linear/int_linear_dots-inl.h"
-// Needs what is above.
+// These headers use the definitions above.
 #include "kernels/linear/int_linear_tiles-inl.h"
 
 namespace quire::kernels::internal {

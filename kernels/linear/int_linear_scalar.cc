@@ -18,7 +18,8 @@ std::uint32_t BlockRows(std::uint32_t rows_left) {
   return std::bit_floor(std::min(rows_left, 8u));
 }
 
-// Where input k of row `lane` of the block of `block` rows at `first_row` lies.
+// Returns the offset of input k of row `lane`, in the block of `block` rows that starts at
+// `first_row`.
 std::size_t Place(std::uint32_t first_row, std::uint32_t block, std::uint32_t lane, std::uint32_t k,
                   std::uint32_t k_padded) {
   return std::size_t{first_row} * k_padded + (std::size_t{k} / 4 * block + lane) * 4 + k % 4;
@@ -89,7 +90,7 @@ struct Output {
   std::uint32_t n;
 };
 
-// I - O * sum of the inputs [k0, k1).
+// Returns I - O * sum for the inputs [k0, k1) (int_linear.h).
 std::int32_t Dot(const IntLinearArgs& args, const Output& at, std::uint32_t k0, std::uint32_t k1) {
   const std::uint8_t* const panel = args.panels + at.n / kPanel * args.panel_bytes;
   const std::uint32_t feature = at.n % kPanel;
@@ -130,7 +131,7 @@ float Total(const IntLinearArgs& args, const Output& at) {
     if (args.has_min) {
       const std::int32_t sum = args.x.sums[row * groups + g];
       float min = scale[kPanel].ToFloat();
-      if (args.min_in_steps) min *= scale->ToFloat();
+      if (args.has_zero_points) min *= scale->ToFloat();
       total = std::fma(static_cast<float>(sum), activation * min, total);
     }
   }

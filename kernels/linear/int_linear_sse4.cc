@@ -1,5 +1,5 @@
-// The integer linear with SSE4.2; see int_linear_tiles-inl.h. No fused multiply-add, so the bits
-// are this level's own.
+// The integer linear with SSE4.2; see int_linear_tiles-inl.h. SSE4.2 has no fused multiply-add, so
+// the bits differ from those of other levels.
 
 #include "kernels/linear/int_linear.h"
 
@@ -74,7 +74,7 @@ QUIRE_OP I ShiftLeft32(I v) {
 QUIRE_OP I Subtract32(I a, I b) {
   return _mm_sub_epi32(a, b);
 }
-// Sums of two neighbouring products, of 16-bit lanes and of unsigned by signed bytes.
+// Return sums of two adjacent products, of 16-bit lanes or of unsigned by signed bytes.
 QUIRE_OP I MultiplyPairs16(I a, I b) {
   return _mm_madd_epi16(a, b);
 }
@@ -100,8 +100,8 @@ QUIRE_OP F ToFloat(I v) {
 QUIRE_OP I Round(F v) {
   return _mm_cvtps_epi32(v);
 }
-// Moved under an f32 exponent and scaled by 2^112, which is exact for subnormals too; what was
-// infinite or NaN gets the f32 exponent of such values.
+// Converts f16 by shifting the bits into place and multiplying by 2^112, which is exact for
+// subnormals too. Infinity and NaN then get the largest f32 exponent.
 QUIRE_OP F LoadF16(const std::uint16_t* from) {
   const I halves = _mm_cvtepu16_epi32(_mm_loadl_epi64(reinterpret_cast<const I*>(from)));
   const I magnitude = _mm_slli_epi32(_mm_and_si128(halves, _mm_set1_epi32(0x7fff)), 13);
@@ -129,7 +129,7 @@ QUIRE_OP std::uint32_t NarrowQuad(const std::int32_t* from) {
 }  // namespace quire::kernels::internal
 
 #include "kernels/linear/int_linear_x86-inl.h"
-// Needs what is above.
+// These headers use the definitions above.
 #include "kernels/linear/int_linear_tiles-inl.h"
 
 namespace quire::kernels::internal {

@@ -1,11 +1,11 @@
-// The integer linear of the instruction sets with 128 or 256 bits, included by their units. Each
-// has named before: kLanes, I, F and operations on them, kColumns, kCentredBytes, Inputs, Prepare,
+// The integer linear of the instruction sets with 128 or 256 bits, included by their units. A unit
+// must first define kLanes, I, F and operations on them, kColumns, kCentredBytes, Inputs, Prepare,
 // Dot8 and Dot4.
 //
-// Traffic: every weight is read from memory once for all rows of the call; a group of panels stays
-// in L2 while all rows pass over it, a chunk of 256 inputs of a panel in L1 while a block of 8 rows
-// does. Lanes run along the features. Tiles of up to 4 rows keep the integers of a group in
-// registers; the running totals of groups live in L1.
+// Every weight is read from memory once for all rows of the call. A group of panels stays in L2
+// while all rows are multiplied by it. A chunk of 256 inputs of a panel stays in L1 for a block of
+// 8 rows. Lanes are consecutive features. A tile of up to 4 rows keeps the integer sums of a group
+// in registers, and the totals over groups in L1.
 
 #pragma once
 
@@ -19,12 +19,12 @@ namespace {
 
 constexpr std::size_t kPanel = 16;
 constexpr std::size_t kChunk = 256;         // inputs
-constexpr std::size_t kQuads = kChunk / 4;  // of a chunk: 4 inputs are what a 32-bit lane holds
+constexpr std::size_t kQuads = kChunk / 4;  // quads of a chunk; a quad is 4 inputs of 8 bits
 constexpr std::int64_t kGroupPanels = 4;
 // Number of features per tile.
 constexpr std::size_t kPieceLanes = kColumns * kLanes;
 
-// kGroups4x32: groups of 32.
+// Width of weights, and one scale per feature or per group. kGroups4x32 has groups of 32 inputs.
 enum class Kind { kFeature8, kGroups8, kGroups4, kGroups4x32 };
 constexpr bool Is4(Kind kind) {
   return kind == Kind::kGroups4 || kind == Kind::kGroups4x32;
@@ -34,7 +34,7 @@ constexpr std::size_t Least(std::size_t a, std::size_t b) {
   return a < b ? a : b;
 }
 
-// Corrects a sum of Dot8 or Dot4 to I - O * sum (int_linear.h).
+// Returns the initial value of a sum, with which Dot8 or Dot4 gives I - O * sum (int_linear.h).
 template <Kind K>
 QUIRE_OP I Start(bool has_min, const std::int32_t* sum) {
   const bool centred = !Is4(K) && kCentredBytes;
@@ -47,13 +47,14 @@ QUIRE_OP I Start(bool has_min, const std::int32_t* sum) {
 template <std::size_t B>
 struct Chunk {
   const IntLinearArgs* args;
-  std::size_t row;           // of the block
+  std::size_t row;           // first row of the block
   std::size_t k0;            // first input
-  std::size_t count;         // inputs, the last chunk's padding included
+  std::size_t count;         // number of inputs, with the padding of the last chunk
   const std::int8_t* q;      // [count / 4][B][4]
   Inputs<B, kQuads> inputs;  // for 8-bit weights
-  // Groups of weights in a row, those of activations; the group of weights that k0 starts; g >>
-  // wide_shift is the group of activations of g. Unused with one scale per feature.
+  // Unused with one scale per feature. `groups` and `wide_groups` are the numbers of groups of
+  // weights and of activations in a row. first_group is the group of weights that starts at k0.
+  // Group g of weights is in group g >> wide_shift of activations.
   std::size_t groups, wide_groups, first_group, wide_shift;
 };
 
@@ -71,8 +72,8 @@ QUIRE_OP void FeatureTile(const Chunk<B>& chunk, const std::uint8_t* w, const st
   }
 }
 
-// Groups of the chunk of rows first .. first + R of the block: adds them to the floats
-// totals[R][16]. `scales` are those of the panel, at its first group and feature `lane`.
+// Adds the groups of the chunk to the floats totals[R][16], for rows [first, first + R) of the
+// block. `scales` points to the panel's first group at feature `lane`.
 template <Kind K, std::size_t B, std::size_t R>
 QUIRE_OP void GroupTile(const Chunk<B>& chunk, const std::uint8_t* w, const std::uint8_t* next,
                         const std::uint16_t* scales, std::size_t lane, std::size_t first,
@@ -115,7 +116,7 @@ QUIRE_OP void GroupTile(const Chunk<B>& chunk, const std::uint8_t* w, const std:
     if (!args.has_min) continue;
     for (std::size_t c = 0; c < kColumns; ++c) {
       const F min = LoadF16(scale + kPanel + c * kLanes);
-      s[c] = args.min_in_steps ? Multiply(min, s[c]) : min;
+      s[c] = args.has_zero_points ? Multiply(min, s[c]) : min;
     }
     for (std::size_t r = 0; r < R; ++r) {
       const F a = BroadcastF(factors + r * wide_groups + (g >> chunk.wide_shift));
@@ -156,7 +157,7 @@ QUIRE_OP void ScaleFeatures(const IntLinearArgs& args, std::size_t row, std::siz
   }
 }
 
-// Rows row .. row + B of panels begin .. end, at most kGroupPanels.
+// Computes rows [row, row + B) for panels [begin, end), at most kGroupPanels.
 template <Kind K, std::size_t B>
 void Block(const IntLinearArgs& args, std::size_t row, std::size_t begin, std::size_t end) {
   constexpr std::size_t kRows = Least(B, 4);
@@ -186,8 +187,8 @@ void Block(const IntLinearArgs& args, std::size_t row, std::size_t begin, std::s
     for (std::size_t panel = begin; panel < end; ++panel) {
       const std::uint8_t* const w =
           args.panels + panel * panel_bytes + chunk.k0 / kChunk * chunk_bytes;
-      // What is wanted next: this chunk of the next panel, the next chunk of the first panel, or
-      // the next group of panels.
+      // The memory that is read next, to be prefetched: this chunk of the next panel, the next
+      // chunk of the first panel, or the next group of panels.
       const std::uint8_t* next = w + panel_bytes;
       if (panel + 1 == end && chunk.k0 + kChunk < k_padded) {
         next = w - (end - begin - 1) * panel_bytes + chunk_bytes;
@@ -276,7 +277,7 @@ QUIRE_OP std::uint32_t LargestBits(const float* x, std::size_t count) {
   return static_cast<std::uint32_t>(result);
 }
 
-// Rounds `count` values, at most 32, into whole quads; returns their sum.
+// Quantizes at most 32 values and writes them as whole quads. Returns their sum.
 QUIRE_OP std::int32_t RoundQuads(const float* x, std::size_t count, float inverse,
                                  std::size_t quad_step, std::int8_t* q) {
   alignas(64) float padded[32] = {};
@@ -308,7 +309,7 @@ QUIRE_OP float PowerOfTwoFrom(float x) {
   return __builtin_bit_cast(float, bits);
 }
 
-// `q` is the row's first quad, quad_step bytes lie between two of its quads.
+// Quantizes a row. `q` is the row's first quad; consecutive quads are quad_step bytes apart.
 void QuantizeOne(const float* x, const RowQuantization& how, std::size_t quad_step, std::int8_t* q,
                  float* scales, std::int32_t* sums) {
   const std::size_t k = how.k;

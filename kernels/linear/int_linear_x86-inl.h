@@ -1,13 +1,16 @@
 // Sums of products of bytes with AVX2 and SSE4, for int_linear_tiles-inl.h.
 //
-// Neither level multiplies bytes u x s without saturating. 8-bit weights are split into even and
-// odd bytes, each a 16-bit lane, and multiplied by activations widened likewise (pmaddwd, exact):
-// 2 multiplications and 2 additions per 4 inputs, widening shared by the rows and panels of a tile.
-// Splitting into |w| and a sign, or into two nibbles, takes as many multiplications and more
-// additions. 4-bit weights need no widening: a pair is at most 2 * 15 * 127 = 3810, so the 8
-// products of 32 inputs are added in 16 bits (30480) before one widening multiplication.
+// These levels multiply unsigned by signed bytes with saturation only. 8-bit weights are therefore
+// split into even and odd bytes in 16-bit lanes, and multiplied by activations that are split in
+// the same way (pmaddwd, which is exact). This takes 2 multiplications and 2 additions per 4
+// inputs; the rows and panels of a tile share the splitting. Splitting into |w| and a sign, or into
+// two nibbles, takes as many multiplications and more additions.
 //
-// A tile of 4 rows x 2 registers: 8 accumulators, 2 weights, 1 broadcast, 1 product, 1 constant.
+// 4-bit weights are not widened. A pair of products is at most 2 * 15 * 127 = 3810, so the 8 pairs
+// of 32 inputs are added in 16 bits (30480) before one widening multiplication.
+//
+// Registers of a tile of 4 rows x 2 registers of features: 8 accumulators, 2 weights, 1 broadcast,
+// 1 product, 1 constant.
 
 #pragma once
 
@@ -22,8 +25,8 @@ constexpr bool kCentredBytes = false;
 // Registers of features in a tile.
 constexpr std::size_t kColumns = 2;
 
-// sum += v, at this place of the order: left alone, g++ 12 regroups such sums and keeps all
-// products of an unrolled loop on the stack.
+// Adds v to sum, in program order. Otherwise g++ 12 reorders such sums and keeps all products of an
+// unrolled loop on the stack.
 QUIRE_OP void Accumulate16(I& sum, I v) {
   sum = Add16(sum, v);
   asm("" : "+x"(sum));
@@ -33,7 +36,8 @@ QUIRE_OP void Accumulate32(I& sum, I v) {
   asm("" : "+x"(sum));
 }
 
-// Activations of a chunk in 16 bits: inputs 4j and 4j + 2 in even[j][row], the others in odd.
+// Activations of a chunk in 16 bits. even[j][row] has inputs 4j and 4j + 2; odd[j][row] has inputs
+// 4j + 1 and 4j + 3.
 template <std::size_t B, std::size_t Q>
 struct Inputs {
   alignas(64) std::int32_t even[Q * B];
@@ -59,8 +63,9 @@ QUIRE_OP void Prepare(const std::int8_t* q, std::size_t quads, Inputs<B, Q>& out
   }
 }
 
-// acc += weights x activations of rows `row` .. row + R of the block of B and of `quads` quads from
-// `first` on; a line of `next` is fetched per quad. w: at the tile's features of quad `first`.
+// Adds products of weights and activations to acc, for rows [row, row + R) of a block of B rows and
+// `quads` quads from `first` on. A line of `next` is prefetched per quad. `w` points to the tile's
+// features at quad `first`.
 template <std::size_t R, std::size_t B, std::size_t Q>
 QUIRE_OP void Dot8(const std::uint8_t* w, const Inputs<B, Q>& in, std::size_t row,
                    std::size_t first, std::size_t quads, const std::uint8_t* next,
@@ -92,7 +97,7 @@ QUIRE_OP void Dot8(const std::uint8_t* w, const Inputs<B, Q>& in, std::size_t ro
   }
 }
 
-// acc += 32 inputs of 4-bit weights; q: of the tile's first row in [8][B][4].
+// Adds the products of 32 inputs of 4-bit weights to acc. `q` is the tile's first row in [8][B][4].
 template <std::size_t R, std::size_t B>
 QUIRE_OP void Dot4(const std::uint8_t* w, const std::int8_t* q, const std::uint8_t* next,
                    I (&acc)[R][kColumns]) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <utility>
 #include <variant>
 
 #include "absl/strings/str_cat.h"
@@ -37,70 +38,54 @@ absl::Status CheckExtents(std::int64_t n, std::int64_t k) {
       absl::StrCat("linear weights are [", n, ", ", k, "], both must be 1 to ", INT32_MAX));
 }
 
-}  // namespace
+// A null row is a feature beyond N.
+using PanelRows = const std::byte * [PackedLinear::kPanel];
 
-// Writes the panels of a PackedLinear.
-class LinearPacker {
- public:
-  static absl::StatusOr<PackedLinear> Allocate(DType dtype, std::uint32_t n, std::uint32_t k);
-  static absl::StatusOr<PackedLinear> Pack(const Backend& backend,
-                                           std::span<const WeightRows> sources, DType dtype,
-                                           std::uint32_t k, const CudaPacking& cuda);
-  static absl::StatusOr<PackedLinear> PackRows(
-      const Backend& backend, DType dtype, std::uint32_t n, std::uint32_t k,
-      absl::FunctionRef<void(std::uint32_t row, std::byte* out)> source);
-
- private:
-  // A null row is a feature beyond N.
-  using PanelRows = const std::byte * [PackedLinear::kPanel];
-
-  // Transposes 16 rows of 32-bit units, one f32 or two 16-bit values, to dst[unit][16]. Rows are
-  // read one cache line at a time, since rows that are a power of two apart evict each other.
-  static void TransposeUnits(const PanelRows& rows, std::size_t units, std::byte* dst) {
-    constexpr std::size_t kLine = 16;
-    std::uint32_t tile[PackedLinear::kPanel][kLine] = {};
-    for (std::size_t unit = 0; unit < units; unit += kLine) {
-      const std::size_t count = std::min(kLine, units - unit);
-      for (std::size_t r = 0; r < PackedLinear::kPanel; ++r) {
-        if (rows[r] != nullptr) std::memcpy(tile[r], rows[r] + unit * 4, count * 4);
-      }
-      auto* const out = reinterpret_cast<std::uint32_t*>(dst) + unit * PackedLinear::kPanel;
-      for (std::size_t i = 0; i < count; ++i) {
-        for (std::size_t r = 0; r < PackedLinear::kPanel; ++r) {
-          out[i * PackedLinear::kPanel + r] = tile[r][i];
-        }
-      }
-    }
-  }
-
-  static void PackPanel(const PanelRows& rows, std::size_t row_bytes, std::byte* dst) {
-    TransposeUnits(rows, row_bytes / 4, dst);
-    if (row_bytes % 4 == 0) return;
-    // With an odd K of a 16-bit type the last unit has one value.
+// Transposes 16 rows of 32-bit units, one f32 or two 16-bit values, to dst[unit][16]. Rows are read
+// one cache line at a time, since rows that are a power of two apart evict each other.
+void TransposeUnits(const PanelRows& rows, std::size_t units, std::byte* dst) {
+  constexpr std::size_t kLine = 16;
+  std::uint32_t tile[PackedLinear::kPanel][kLine] = {};
+  for (std::size_t unit = 0; unit < units; unit += kLine) {
+    const std::size_t count = std::min(kLine, units - unit);
     for (std::size_t r = 0; r < PackedLinear::kPanel; ++r) {
-      if (rows[r] == nullptr) continue;
-      std::memcpy(dst + (row_bytes / 4 * PackedLinear::kPanel + r) * 4, rows[r] + row_bytes - 2, 2);
+      if (rows[r] != nullptr) std::memcpy(tile[r], rows[r] + unit * 4, count * 4);
+    }
+    auto* const out = reinterpret_cast<std::uint32_t*>(dst) + unit * PackedLinear::kPanel;
+    for (std::size_t i = 0; i < count; ++i) {
+      for (std::size_t r = 0; r < PackedLinear::kPanel; ++r) {
+        out[i * PackedLinear::kPanel + r] = tile[r][i];
+      }
     }
   }
-};
-
-absl::StatusOr<PackedLinear> LinearPacker::Allocate(DType dtype, std::uint32_t n, std::uint32_t k) {
-  QUIRE_RETURN_IF_ERROR(CheckTypes(dtype, DType::kF32));
-  QUIRE_RETURN_IF_ERROR(CheckExtents(n, k));
-  PackedLinear packed;
-  packed.n_ = n;
-  packed.k_ = k;
-  packed.group_ = k;
-  packed.dtype_ = dtype;
-  QUIRE_ASSIGN_OR_RETURN(
-      packed.data_,
-      DeviceBuffer::Allocate(MemoryKind::kHost, packed.num_panels() * packed.panel_bytes()));
-  return packed;
 }
 
-absl::StatusOr<PackedLinear> LinearPacker::Pack(const Backend& backend,
-                                                std::span<const WeightRows> sources, DType dtype,
-                                                std::uint32_t k, const CudaPacking& cuda) {
+void PackPanel(const PanelRows& rows, std::size_t row_bytes, std::byte* dst) {
+  TransposeUnits(rows, row_bytes / 4, dst);
+  if (row_bytes % 4 == 0) return;
+  // With an odd K of a 16-bit type the last unit has one value.
+  for (std::size_t r = 0; r < PackedLinear::kPanel; ++r) {
+    if (rows[r] == nullptr) continue;
+    std::memcpy(dst + (row_bytes / 4 * PackedLinear::kPanel + r) * 4, rows[r] + row_bytes - 2, 2);
+  }
+}
+
+absl::StatusOr<PackedLinear> Allocate(DType dtype, std::uint32_t n, std::uint32_t k) {
+  QUIRE_RETURN_IF_ERROR(CheckTypes(dtype, DType::kF32));
+  QUIRE_RETURN_IF_ERROR(CheckExtents(n, k));
+  const std::int64_t panels = (std::int64_t{n} + PackedLinear::kPanel - 1) / PackedLinear::kPanel;
+  QUIRE_ASSIGN_OR_RETURN(
+      DeviceBuffer data,
+      DeviceBuffer::Allocate(MemoryKind::kHost,
+                             panels * PackedLinear::PanelBytes(WeightFormat::kPlain, dtype, k)));
+  return PackedLinear(n, k, PlainWeights{.dtype = dtype}, std::move(data));
+}
+
+}  // namespace
+
+absl::StatusOr<PackedLinear> PackLinearWeights(const Backend& backend,
+                                               std::span<const WeightRows> sources, DType dtype,
+                                               std::uint32_t k, const CudaPacking& cuda) {
   std::int64_t n = 0;
   for (const WeightRows& source : sources) n += source.num_rows;
   QUIRE_RETURN_IF_ERROR(CheckTypes(dtype, cuda.activations));
@@ -114,7 +99,7 @@ absl::StatusOr<PackedLinear> LinearPacker::Pack(const Backend& backend,
 
   const std::size_t element = static_cast<std::size_t>(DTypeSize(dtype));
   const std::size_t row_bytes = k * element;
-  std::byte* const base = static_cast<std::byte*>(packed.data_.data());
+  std::byte* const base = packed.element_memory().data();
   const auto row_of = [&](std::uint32_t feature) -> const std::byte* {
     for (const WeightRows& source : sources) {
       if (feature < source.num_rows) {
@@ -138,7 +123,7 @@ absl::StatusOr<PackedLinear> LinearPacker::Pack(const Backend& backend,
   return packed;
 }
 
-absl::StatusOr<PackedLinear> LinearPacker::PackRows(
+absl::StatusOr<PackedLinear> PackPlainRows(
     const Backend& backend, DType dtype, std::uint32_t n, std::uint32_t k,
     absl::FunctionRef<void(std::uint32_t row, std::byte* out)> source) {
   QUIRE_CHECK(backend.cuda() == nullptr);
@@ -150,7 +135,7 @@ absl::StatusOr<PackedLinear> LinearPacker::PackRows(
       const DeviceBuffer scratch,
       DeviceBuffer::Allocate(MemoryKind::kHost,
                              backend.num_threads() * PackedLinear::kPanel * stride));
-  std::byte* const base = static_cast<std::byte*>(packed.data_.data());
+  std::byte* const base = packed.element_memory().data();
   backend.ParallelFor(packed.num_panels(), static_cast<double>(row_bytes) * 4,
                       [&](std::int64_t begin, std::int64_t end, int part) {
                         std::byte* const own = scratch.bytes().data() +
@@ -169,80 +154,19 @@ absl::StatusOr<PackedLinear> LinearPacker::PackRows(
   return packed;
 }
 
-absl::StatusOr<PackedLinear> PackLinearWeights(const Backend& backend,
-                                               std::span<const WeightRows> sources, DType dtype,
-                                               std::uint32_t k, const CudaPacking& cuda) {
-  return LinearPacker::Pack(backend, sources, dtype, k, cuda);
-}
-
 std::int64_t CudaPlainRoom(DType dtype, std::uint32_t n, std::uint32_t k, DType activations) {
   return WeightMemory::RoomFor(std::int64_t{n} * k *
                                DTypeSize(internal::CudaPlainType(dtype, activations)));
 }
 
-absl::StatusOr<PackedLinear> PackPlainRows(
-    const Backend& backend, DType dtype, std::uint32_t n, std::uint32_t k,
-    absl::FunctionRef<void(std::uint32_t row, std::byte* out)> source) {
-  return LinearPacker::PackRows(backend, dtype, n, k, source);
-}
-
 absl::StatusOr<PackedLinear> AllocatePackedLinear(DType dtype, std::uint32_t n, std::uint32_t k) {
-  return LinearPacker::Allocate(dtype, n, k);
+  return Allocate(dtype, n, k);
 }
 
 absl::StatusOr<PackedLinear> PackLinearWeight(const Backend& backend, const void* w, DType dtype,
                                               std::uint32_t n, std::uint32_t k) {
   const WeightRows source{w, n};
-  return LinearPacker::Pack(backend, {&source, 1}, dtype, k, {});
-}
-
-float PackedLinear::QuantizedAt(std::uint32_t n, std::uint32_t k) const {
-  const auto* const panel =
-      static_cast<const std::uint8_t*>(data_.data()) + n / kPanel * panel_bytes();
-  const std::size_t r = n % kPanel;
-  if (order() != nullptr) {
-    k = static_cast<std::uint32_t>(std::find(order(), order() + k_, k) - order());
-  }
-  int q = 0;
-  if (format_ == WeightFormat::kInt4) {
-    const int both = panel[(std::size_t{k} / 8 * kPanel + r) * 4 + k % 4];
-    q = (k % 8 < 4 ? both & 15 : both >> 4) - (has_min_ ? 0 : 8);
-  } else {
-    q = panel[(std::size_t{k} / 4 * kPanel + r) * 4 + k % 4] - (has_min_ ? 0 : 128);
-  }
-  const auto value = static_cast<float>(q);
-  if (dtype_ == DType::kF32) return value * static_cast<const float*>(scales_.data())[n];
-  const std::size_t parts = has_min_ ? 2 : 1;
-  const F16* const scale =
-      static_cast<const F16*>(scales_.data()) +
-      ((std::size_t{n} / kPanel * (k_ / group_) + k / group_) * parts) * kPanel + r;
-  if (!has_min_) return value * scale->ToFloat();
-  const float min = scale[kPanel].ToFloat();
-  return min_in_steps_ ? (value + min) * scale->ToFloat() : value * scale->ToFloat() + min;
-}
-
-float PackedLinear::Fp8At(std::uint32_t n, std::uint32_t k) const {
-  const auto* const panel =
-      static_cast<const std::uint8_t*>(data_.data()) + n / kPanel * panel_bytes();
-  const std::size_t r = n % kPanel;
-  const std::size_t groups = (k_ + group_ - 1) / group_;
-  const float scale =
-      static_cast<const float*>(scales_.data())[(n / kPanel * groups + k / group_) * kPanel + r];
-  return F8E4M3{panel[(std::size_t{k} / 4 * kPanel + r) * 4 + k % 4]}.ToFloat() * scale;
-}
-
-float PackedLinear::At(std::uint32_t n, std::uint32_t k) const {
-  if (format_ == WeightFormat::kFp8E4M3) return Fp8At(n, k);
-  if (format_ != WeightFormat::kPlain) return QuantizedAt(n, k);
-  const std::byte* const panel =
-      static_cast<const std::byte*>(data_.data()) + n / kPanel * panel_bytes();
-  const std::size_t r = n % kPanel;
-  if (dtype_ == DType::kF32) {
-    return reinterpret_cast<const float*>(panel)[std::size_t{k} * kPanel + r];
-  }
-  const std::uint16_t bits =
-      reinterpret_cast<const std::uint16_t*>(panel)[(std::size_t{k} / 2 * kPanel + r) * 2 + k % 2];
-  return dtype_ == DType::kBF16 ? BF16{bits}.ToFloat() : F16{bits}.ToFloat();
+  return PackLinearWeights(backend, {&source, 1}, dtype, k, {});
 }
 
 namespace {
@@ -263,7 +187,7 @@ static_assert(std::int64_t{internal::kMaxStoredRows} * cuda::kLinearMaxOrderedIn
 bool StoresAtOnce(const LinearParams& params) {
   const QkvStoreParams& store = *params.store;
   return internal::OnTensorCores(*params.weight, params.x.dtype()) &&
-         !params.weight->lies_by_rows() && params.weight->library_plans() == nullptr &&
+         !params.weight->is_row_major() && params.weight->library_plans() == nullptr &&
          !params.gate && params.num_rows <= internal::kMaxStoredRows &&
          params.residual == nullptr && params.y.dtype() == DType::kBF16 &&
          store.qkv.data() == params.y.data() && store.qkv.dtype() == DType::kBF16 &&
@@ -302,7 +226,7 @@ absl::Status Linear(const Backend& backend, const LinearParams& params) {
     return absl::InvalidArgumentError(
         absl::StrCat("linear [", n, ", ", k, "] of x ", DTypeName(params.x.dtype()), " and y ",
                      DTypeName(params.y.dtype()),
-                     params.residual == nullptr ? "" : " with a residual", " takes no gate"));
+                     params.residual == nullptr ? "" : " with a residual", " cannot apply a gate"));
   }
   if (params.x_stride < k || params.y_stride < (params.gate ? n / 2 : n) ||
       (params.residual != nullptr && params.residual_stride < n)) {

@@ -27,7 +27,8 @@ __device__ __forceinline__ std::uint32_t OffsetOf(std::uint32_t zeros, std::uint
   return BytePermute(zeros, kMagicPairBits, 0x5050u + 0x0101u * index);
 }
 
-// Converts the eight e2m1 values of a word to pairs of bf16. Tables of eight give their two bytes.
+// Converts the eight e2m1 values of a word to pairs of bf16. The two bytes of a magnitude come from
+// tables with eight entries.
 __device__ __forceinline__ void WidenE2M1(std::uint32_t (&a)[4], std::uint32_t word) {
 #pragma unroll
   for (std::uint32_t half = 0; half < 2; ++half) {
@@ -44,8 +45,8 @@ __device__ __forceinline__ void WidenE2M1(std::uint32_t (&a)[4], std::uint32_t w
   }
 }
 
-// The A fragment of one MMA step from eight (four) bytes of the packed order. `offsets`: of the two
-// features of this lane, with integers.
+// Returns the A fragment of one MMA step, from eight bytes of packed weights, or four with 4 bits.
+// `offsets` are those of the lane's two features; integers only.
 template <WeightFormat kFormat>
 __device__ __forceinline__ void Dequantize(std::uint32_t (&a)[4], std::uint32_t low,
                                            std::uint32_t high, const std::uint32_t (&offsets)[2]) {
@@ -71,8 +72,8 @@ __device__ __forceinline__ void Dequantize(std::uint32_t (&a)[4], std::uint32_t 
   }
 }
 
-// Of the features of a lane in blocks of 16 features from `first` on; `zeros`: of a tile, of one
-// group.
+// Loads the offsets of the lane's features in kBlocks blocks of 16 features from `first` on.
+// `zeros` are the zero points of a tile for one group.
 template <WeightFormat kFormat, std::uint32_t kBlocks>
 __device__ __forceinline__ void LoadOffsets(std::uint32_t (&offsets)[kBlocks][2],
                                             const std::byte* zeros, std::uint32_t first) {

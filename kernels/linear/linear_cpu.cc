@@ -15,7 +15,7 @@ void LinearCpu(const LinearParams& params) {
     const float* const row = params.x.f32() + m * params.x_stride;  // [K]
     float* const y = params.y.f32() + m * params.y_stride;          // [N]
     std::vector<float> x(row, row + w.k());
-    if (w.rounds_rows()) RoundRowFp8(row, w.k(), 1, x.data());
+    if (w.quantizes_activations()) RoundRowFp8(row, w.k(), 1, x.data());
     for (std::uint32_t n = 0; n < w.n(); ++n) {
       float total = 0;
       for (std::uint32_t k0 = 0; k0 < w.k(); k0 += kLinearPart) {

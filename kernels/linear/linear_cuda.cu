@@ -44,19 +44,19 @@ using linear_tile::WorkOf;
 constexpr std::uint32_t kFewRows = 8;
 static_assert(internal::kMaxStoredRows <= kFewRows);
 
-// What comes behind a product in its own launch: the store of the heads of all rows of y. Not a
-// part of LinearArgs, whose address it would take: then the loop would read its own arguments from
-// memory.
+// Arguments of the QKV store that runs after a product in the same launch, for all rows of y. They
+// are not a member of LinearArgs: StoreHeads takes their address, and the main loop would then read
+// LinearArgs from memory.
 struct NextArgs {
-  kv_head::QkvStoreArgs<BF16, BF16> store;  // qkv null: nothing
+  kv_head::QkvStoreArgs<BF16, BF16> store;  // qkv null: no store
   std::uint32_t num_rows;
   std::uint32_t grid_splits;
 };
 
-// By the block that stored a tile: it has whole heads of every row, rounded to bf16 as on their way
-// through memory, a warp each. Attention reads the pages in the next launch, never through TMA what
-// its own kernel wrote. A function of its own, since the loop of codes issued a tenth more
-// instructions with it inlined.
+// Stores the heads of a tile, one warp per head. Run by the block that stored the tile, which has
+// whole heads of every row, rounded to bf16 as in a separate launch. Attention reads the pages in
+// the next launch, so TMA never reads what its own kernel wrote. Not inlined, because the main loop
+// for quantized weights would then issue 10 % more instructions.
 __attribute__((noinline)) __device__ void StoreHeads(const NextArgs& next) {
   cuda::SyncBlock();
   const std::uint32_t heads = cuda::kLinearTileN / next.store.keys.head_size();
@@ -77,11 +77,12 @@ __global__ void __launch_bounds__(kThreads, kPromote ? 1 : 2)
 }
 
 struct GroupedArgs {
-  LinearArgs linear;  // of group 0, and all rows
+  LinearArgs linear;  // with the matrix of group 0 and all rows
   cuda::RowGroups groups;
 };
 
-// A sum of what the product of groups stored; for the reason of NextArgs no part of GroupedArgs.
+// Arguments of the ChosenSum that runs after a grouped product. They are not a member of
+// GroupedArgs, for the reason that NextArgs gives.
 struct ChosenArgs {
   ChosenSum sum;
   const float* x;  // null: no sum
@@ -90,9 +91,9 @@ struct ChosenArgs {
   std::uint32_t* counters;
 };
 
-// The sums of the features of this block, by the last of those that compute them: every choice goes
-// to its place among those of its row, then a thread has four features of a row. A function of its
-// own, as StoreHeads is.
+// Computes the chosen sums of the block's features. Only the last block of these features runs it
+// to the end. It first sorts the choices of each row by place. Then each thread adds four features
+// of a row. Not inlined, like StoreHeads.
 __attribute__((noinline)) __device__ void AddChosen(const ChosenArgs& args) {
   const ChosenSum& sum = args.sum;
   auto* const places = reinterpret_cast<std::uint32_t*>(cuda::SharedMemory());
@@ -137,8 +138,8 @@ __attribute__((noinline)) __device__ void AddChosen(const ChosenArgs& args) {
 template <std::uint32_t kTokens>
 inline constexpr bool kAddsChosen = kTokens == kFewGroupRows;
 
-// Linear for the rows of each group. A block waits before it knows its matrix, and adds all
-// sub-ranges of K itself: there are blocks enough, of several groups.
+// Linear for the rows of each group. A block waits for the previous kernel before it can find its
+// matrix. It computes all sub-ranges of K, since several groups give enough blocks.
 template <WeightFormat kFormat, std::uint32_t kTokens>
 __global__ void __launch_bounds__(kThreads, 1)
     GroupedLinearKernel(const __grid_constant__ GroupedArgs args,
@@ -187,12 +188,13 @@ absl::Status LaunchTile(const CudaContext& context, LinearArgs args, NextArgs ne
                       args, next);
 }
 
-// Rows, a multiple of kLinearSmallRows, whose partial sums fit in the workspace.
+// Returns the number of rows whose partial sums fit in the workspace, a multiple of
+// kLinearSmallRows.
 std::uint32_t MaxSplitRows(std::uint32_t n, std::uint32_t splits) {
   return cuda::kLinearSmallRows * (cuda::kLinearMaxPartials / (cuda::LinearTilesN(n) * splits));
 }
 
-// Of `params`, whose arguments are `args`.
+// Launches a product with unquantized weights. `args` are the kernel arguments of `params`.
 absl::Status LaunchPlain(const CudaContext& context, const LinearParams& params,
                          const LinearArgs& args, const NextArgs& next) {
   constexpr WeightFormat kFormat = WeightFormat::kPlain;
@@ -203,7 +205,7 @@ absl::Status LaunchPlain(const CudaContext& context, const LinearParams& params,
     return args.num_rows <= 32 ? LaunchTile<kFormat, 32>(context, args)
                                : LaunchTile<kFormat, 64>(context, args);
   }
-  // Blocks that do not split K, if they would leave SMs idle.
+  // Splits K over blocks if blocks that compute all of K would leave multiprocessors idle.
   const std::uint32_t whole_blocks = cuda::LinearTilesN(args.n) * ((args.num_rows + 127) / 128);
   if (splits > 1 && whole_blocks < context.num_sms &&
       args.num_rows <= MaxSplitRows(args.n, splits)) {

@@ -1,19 +1,23 @@
-// Linear on compute capability 9.0, e4m3 by e4m3: codes of the weights, which lie row by row, times
-// codes of rows of x that are rounded in a launch before (fp8_rows.h). See README.md, "Hopper".
+// Linear on compute capability 9.0, e4m3 by e4m3: row-major weights times rows of x that a previous
+// launch quantized (fp8_rows.h). See README.md, "Hopper".
 //
-// Tiles, ring, warp roles and pairs of blocks are those of linear_sm90.cuh; a stage is 128 inputs,
-// as many bytes as 64 of bf16. wgmma keeps about 14 bits of a sum of e4m3 products, so the sum of a
-// stage starts from zero and is added to f32 sums in a multiply-add with the scale of its weights:
-// 64 sums of a product and kTokens / 2 of f32. 256 tokens are multiplied 128 at a time for that,
-// with the weights read twice from shared memory. While one warpgroup adds, the other's products
-// are under way. Several sub-ranges of K (Fp8ReductionOf) take a third set of sums, and leave room
-// for 128 tokens; while rows are few each sub-range has its own block, and the last one adds their
-// sums in order. All tiles have one order of sums, so a row has the same bits in each.
+// Tiles, ring, warp roles and pairs of blocks are those of linear_sm90.cuh. A stage has 128 inputs,
+// the same bytes as 64 bf16 inputs.
 //
-// Per stage of 256 tokens 48 KB arrive and 16 products read 96 KB, in 1024 cycles of the tensor
-// cores: half of what bf16 takes for as many inputs.
+// wgmma keeps about 14 bits of a sum of e4m3 products. The sum of a stage therefore starts at zero
+// and is added to an f32 total by an FMA with the scale of its weights. A thread has at most 64
+// wgmma sums and kTokens / 2 totals. To fit, 256 tokens are multiplied 128 at a time, and the
+// weights are read twice from shared memory. While one warpgroup adds, the tensor cores work for
+// the other.
 //
-// Ideas: promotion behind each 128 inputs, DeepGEMM.
+// Several sub-ranges of K (Fp8ReductionOf) need a third set of sums, which leaves registers for 128
+// tokens. With few rows each sub-range has its own block, and the last block adds the partial sums
+// in order. The order of sums is the same in all tiles, so a row has the same bits in each.
+//
+// In a stage of 256 tokens 48 KB are copied, and 16 wgmmas read 96 KB in 1024 tensor core cycles.
+// bf16 takes twice as long for the same number of inputs.
+//
+// Ideas: promotion after each 128 inputs, DeepGEMM.
 
 #include <cuda.h>
 
@@ -55,15 +59,15 @@ using linear_tile::kRowBytes;
 using linear_tile::LinearArgs;
 using linear_tile::Work;
 
-constexpr std::uint32_t kSteps = kFp8TileK / 32;  // products of a stage
+constexpr std::uint32_t kSteps = kFp8TileK / 32;  // wgmmas per stage
 
 struct Fp8Args {
-  LinearArgs linear;              // tiles_per_split: of 128 inputs
+  LinearArgs linear;              // its tiles_per_split counts tiles of 128 inputs
   const float* row_scales;        // [num_rows]
-  std::uint32_t tiles_per_scale;  // of 128 inputs
+  std::uint32_t tiles_per_scale;  // tiles of 128 inputs that share a scale
 };
 
-// What a block of a pair, or of a split of K, computes.
+// Returns the part of the product that this block computes.
 template <std::uint32_t kTokens, std::uint32_t kBlocks>
 __device__ __forceinline__ Work WorkOf(const LinearArgs& args) {
   const std::uint32_t tiles = (args.k + kFp8TileK - 1) / kFp8TileK;
@@ -82,7 +86,7 @@ __device__ __forceinline__ Work WorkOf(const LinearArgs& args) {
   }
 }
 
-// The scales of the two features of a thread, a stage after the other, read one ahead.
+// Reads the scales of a thread's two features stage by stage, one scale ahead.
 class FeatureScales {
  public:
   __device__ __forceinline__ FeatureScales(const Fp8Args& args, const Work& work)
@@ -91,7 +95,7 @@ class FeatureScales {
     const std::uint32_t tiles_n = (args.linear.n + kLinearTileN - 1) / kLinearTileN;
     const std::uint32_t feature = cuda::Warp() * 16 + cuda::Lane() / 4;
     padded_n_ = tiles_n * kLinearTileN;
-    // A block of a pair may have no features; it reads some scales all the same.
+    // The second block of a pair may have no features. It then reads valid scales that are unused.
     const std::uint32_t first =
         work.feature_tile < tiles_n ? work.n0 + linear_tile::GapBefore(args.linear, feature) : 0;
     at_ = reinterpret_cast<const float*>(args.linear.scales) + first + feature +
@@ -100,7 +104,7 @@ class FeatureScales {
     next_[1] = at_[8];
   }
 
-  // Of the next stage; `is_last`: there is none behind it.
+  // Returns the scales of the next stage. `is_last` means that no stage follows it.
   __device__ __forceinline__ void Take(float (&scales)[2], bool is_last) {
     scales[0] = next_[0];
     scales[1] = next_[1];
@@ -114,18 +118,19 @@ class FeatureScales {
  private:
   const float* at_;
   float next_[2];
-  std::uint32_t left_;  // stages of this scale
+  std::uint32_t left_;  // remaining stages of this scale
   std::uint32_t tiles_per_scale_;
   std::uint32_t padded_n_;
 };
 
-// The sums of a block, 64 features a warpgroup, as in linear_sm90.cu: total[4 j + i] of a thread is
-// feature 16 warp + lane / 4 + 8 (i / 2), token 8 j + 2 (lane % 4) + i % 2 of the tile.
+// Computes the sums of a block, with 64 features per warpgroup. As in linear_sm90.cu, total[4 j +
+// i] of a thread is the sum of feature 16 warp + lane / 4 + 8 (i / 2) and token 8 j + 2 (lane % 4)
+// + i % 2 of the tile.
 template <std::uint32_t kTokens, bool kSubRanges, std::uint32_t kBlocks>
 __device__ __forceinline__ void Consume(const Fp8Args& args, const Ring<kTokens, kBlocks>& ring,
                                         const Work& work, float (&total)[kTokens / 2]) {
   using R = Ring<kTokens, kBlocks>;
-  constexpr std::uint32_t kWidth = kTokens < 128 ? kTokens : 128;  // tokens of a product
+  constexpr std::uint32_t kWidth = kTokens < 128 ? kTokens : 128;  // tokens per wgmma
   constexpr std::uint32_t kSums = kWidth / 2;
   const std::uint32_t group = cuda::Warp() / 4;
   const std::uint64_t first_a = cuda::WgmmaDescriptor(ring.weights(0) + group * kBoxBytes, 0, 1024,
@@ -186,8 +191,8 @@ __device__ __forceinline__ void Consume(const Fp8Args& args, const Ring<kTokens,
   }
 }
 
-// Adds the sums of the sub-ranges of an output tile in order, in the block that comes last; false
-// in the others. By all threads of a block; those that produce have no sums.
+// Adds the sums of the sub-ranges of an output tile in order, in the last block that arrives.
+// Returns false in the other blocks. All threads call it; producer threads have no sums.
 template <std::uint32_t kCount>
 __device__ __forceinline__ bool AddSplits(const LinearArgs& args, const Work& work,
                                           float (&total)[kCount], std::uint32_t* flag) {
@@ -213,8 +218,8 @@ __device__ __forceinline__ bool AddSplits(const LinearArgs& args, const Work& wo
   return true;
 }
 
-// By the threads that consume: sums times the scales of their rows, through shared memory to y.
-// Every stage has been read, so the ring becomes the output tile.
+// Multiplies sums by the scales of their rows and stores them to y through shared memory. Run by
+// consumer threads. All stages have been read, so the output tile can overwrite the ring.
 template <std::uint32_t kTokens>
 __device__ __forceinline__ void Store(const Fp8Args& args, std::byte* shared, const Work& work,
                                       const float (&total)[kTokens / 2]) {
@@ -238,8 +243,8 @@ __device__ __forceinline__ void Store(const Fp8Args& args, std::byte* shared, co
   }
 }
 
-// 192 sums and what is around them take more registers than every thread of a block has: those of
-// the producing warp, which is a warpgroup for that, go to the others.
+// In a cluster a consumer thread has 192 sums, which need more than an equal share of the
+// registers. The producer therefore is a whole warpgroup, which gives registers to the consumers.
 template <std::uint32_t kBlocks>
 inline constexpr std::uint32_t kThreadsOf = kBlocks == 1 ? kBlockThreads : kConsumerThreads + 128;
 
@@ -271,9 +276,10 @@ __global__ void __launch_bounds__(kThreadsOf<kBlocks>, kBlocks == 1 ? 2 : 1)
     } else if (cuda::Lane() == 0) {
       linear_sm90::Produce<kFp8TileK>(args.linear, &weights, &tokens, ring, work);
     }
-    // Partial sums, scales of rows and residuals are what kernels in front wrote, y what they read.
+    // Earlier kernels may write partial sums, row scales and residuals, and may read y.
     cuda::DependencyWait();
-    // Behind the output tile, which others may write before the producing warp has read it.
+    // The flag is after the output tile, since consumers may write that before the producer warp
+    // has read the flag.
     auto* const flag = reinterpret_cast<std::uint32_t*>(ring.full(0)) - 1;
     if (args.linear.grid_splits > 1 && !AddSplits(args.linear, work, total, flag)) return;
     if (!produces) Store<kTokens>(args, ring.shared, work, total);
@@ -291,7 +297,7 @@ __global__ void __launch_bounds__(kThreadsOf<kBlocks>, kBlocks == 1 ? 2 : 1)
   }
 }
 
-// Codes of the rows of a launch, and the args of the launch.
+// The arguments of a launch, and the matrices of which it needs tensor maps.
 struct Fp8Product {
   Fp8Args args;
   linear_sm90::MappedRows weights;
@@ -320,8 +326,8 @@ absl::Status LaunchTile(const CudaContext& context, const Fp8Product& product) {
                       weights.map(), tokens.map());
 }
 
-// Whether each sub-range has a block of its own: while rows are few, or whole blocks would leave
-// multiprocessors idle.
+// Returns whether each sub-range has a separate block: for few rows, or if blocks that compute all
+// of K would leave multiprocessors idle.
 bool SplitsGrid(const CudaContext& context, std::uint32_t n, std::uint32_t splits,
                 std::uint32_t rows) {
   if (rows <= cuda::kLinearSmallRows) return true;
@@ -342,16 +348,16 @@ absl::Status LaunchRows(const CudaContext& context, Fp8Product product, bool spl
   return LaunchTile<256, false, kPair>(context, product);
 }
 
-linear_sm90::MappedRows WeightRowsOf(const PackedLinear& weight) {
-  return {weight.data(), DType::kF8E4M3, weight.n(), weight.k(),
-          std::int64_t{cuda::LinearTilesK(weight.k())} * cuda::kLinearTileK};
+linear_sm90::MappedRows WeightRowsOf(const internal::Fp8RowsShape& weight) {
+  return {weight.data, DType::kF8E4M3, weight.n, weight.k,
+          std::int64_t{cuda::LinearTilesK(weight.k)} * cuda::kLinearTileK};
 }
 
 }  // namespace
 
 namespace internal {
 
-absl::Status CheckFp8RowsSm90(const CudaContext& context, const PackedLinear& weight) {
+absl::Status CheckFp8RowsSm90(const CudaContext& context, const Fp8RowsShape& weight) {
   QUIRE_RETURN_IF_ERROR(linear_sm90::CheckClusters(context));
   return MapOf(WeightRowsOf(weight), kHalfTile).status();
 }
@@ -385,7 +391,7 @@ absl::Status LinearFp8Sm90Cuda(const CudaContext& context, const LinearParams& p
                    {.args = {.linear = args,
                              .row_scales = scales,
                              .tiles_per_scale = (group + kFp8TileK - 1) / kFp8TileK},
-                    .weights = WeightRowsOf(weight),
+                    .weights = WeightRowsOf({weight.data(), weight.n(), weight.k()}),
                     .codes = {codes, DType::kF8E4M3, rows.num_rows, weight.k(), room.stride}},
                    splits_grid));
   }

@@ -13,12 +13,12 @@ namespace quire::kernels::cuda {
 // The groups of a launch, passed to kernels by value.
 struct RowGroups {
   const std::uint32_t* offsets;  // [count + 1]; null: all rows have one matrix
-  std::int64_t data_distance;    // bytes, from group to group
-  std::int64_t scale_distance;   // bytes
-  std::int64_t bias_distance;    // floats
-  const std::uint32_t* x_rows;   // [rows of the launch] of x; null: rows of x are those
-  std::uint32_t count;
-  std::uint32_t first_row;  // of the launch, as offsets count
+  std::int64_t data_distance;    // bytes between the matrices of consecutive groups
+  std::int64_t scale_distance;   // bytes between their scales
+  std::int64_t bias_distance;    // floats between their biases
+  const std::uint32_t* x_rows;   // [rows of the launch]: row m is x[x_rows[m]]; null: x[m]
+  std::uint32_t count;           // number of groups
+  std::uint32_t first_row;       // first row of the launch among those that offsets count
 };
 
 inline RowGroups RowGroupsOf(const GroupedLinearParams& params) {
@@ -31,8 +31,8 @@ inline RowGroups RowGroupsOf(const GroupedLinearParams& params) {
           .first_row = params.first_row};
 }
 
-// Tiles along rows for the worst case: each of the groups that can have rows ends in a tile with
-// one row.
+// Returns the largest number of tiles along rows. In the worst case each group that can have rows
+// ends in a tile with one row.
 constexpr std::uint32_t MostGroupTiles(std::uint32_t rows, std::uint32_t groups,
                                        std::uint32_t tile) {
   const std::uint32_t used = rows < groups ? rows : groups;
@@ -41,9 +41,9 @@ constexpr std::uint32_t MostGroupTiles(std::uint32_t rows, std::uint32_t groups,
 
 // A tile of kTokens rows of one group. Rows are numbered from the first row of the launch.
 struct GroupTile {
-  std::uint32_t group;  // at least `count`: there is no such tile
-  std::uint32_t begin;
-  std::uint32_t end;  // of the rows of the group
+  std::uint32_t group;  // `count` if there is no such tile
+  std::uint32_t begin;  // first row of the tile
+  std::uint32_t end;    // end of the group's rows
 };
 
 // Returns the row of x for row `row` of the launch.
@@ -71,12 +71,12 @@ __device__ __forceinline__ GroupTile GroupTileOf(const RowGroups& groups, std::u
     const std::uint32_t begin = exists ? GroupBegin(groups, group, rows) : 0;
     const std::uint32_t end = exists ? GroupBegin(groups, group + 1, rows) : 0;
     const std::uint32_t tiles = (end - begin + kTokens - 1) / kTokens;
-    std::uint32_t sum = tiles;  // of this lane and those below
+    std::uint32_t sum = tiles;  // tiles of this lane and lower lanes
     for (std::uint32_t delta = 1; delta < kWarpSize; delta *= 2) {
       const std::uint32_t below = ShuffleUp(sum, delta);
       if (lane >= delta) sum += below;
     }
-    // How many groups end in front of the wanted tile.
+    // Number of these groups that end before the wanted tile.
     const std::uint32_t passed = CountBits(Ballot(before + sum <= wanted));
     if (passed < kWarpSize) {
       const std::uint32_t skipped = before + Shuffle(sum - tiles, passed);
@@ -91,7 +91,7 @@ __device__ __forceinline__ GroupTile GroupTileOf(const RowGroups& groups, std::u
 // Returns the group of row `row` of the launch by binary search. REQUIRES: it has a group.
 __device__ __forceinline__ std::uint32_t GroupOfRow(const RowGroups& groups, std::uint32_t row) {
   std::uint32_t low = 0;
-  std::uint32_t high = groups.count;  // the first group that begins behind the row
+  std::uint32_t high = groups.count;  // the first group that begins after the row
   while (high - low > 1) {
     const std::uint32_t middle = low + (high - low) / 2;
     if (groups.offsets[middle] <= groups.first_row + row) {

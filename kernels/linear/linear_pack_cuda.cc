@@ -5,6 +5,7 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -68,10 +69,10 @@ class TilePacker {
  public:
   using Source = absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)>;
 
-  // With by_rows the e4m3 values are [padded N][padded K], in the memory of the tiles.
-  TilePacker(const QuantizedShape& shape, bool by_rows, Source source)
+  // Row-major e4m3 values are [padded N][padded K], in the memory of the tiles.
+  TilePacker(const QuantizedShape& shape, bool is_row_major, Source source)
       : shape_(shape),
-        by_rows_(by_rows),
+        is_row_major_(is_row_major),
         source_(source),
         padded_n_(std::size_t{cuda::LinearTilesN(shape.n)} * cuda::kLinearTileN),
         scale_bytes_(shape.scale_per_feature() || shape.format == WeightFormat::kFp8E4M3 ? 4 : 2),
@@ -81,7 +82,7 @@ class TilePacker {
     }
   }
 
-  // Bytes of one K tile, and of all K tiles of a feature tile.
+  // Bytes of one K tile. row_bytes() is the size of all K tiles of a feature tile.
   std::int64_t tile_bytes() const {
     return std::int64_t{cuda::kLinearTileN} * cuda::kLinearTileK * Bits() / 8;
   }
@@ -119,7 +120,7 @@ class TilePacker {
   std::uint32_t Bits() const { return cuda::HasFourBits(shape_.format) ? 4 : 8; }
 
   void PutCodes(std::span<const std::int8_t> q, std::uint32_t feature, std::uint8_t* to) const {
-    if (by_rows_) {
+    if (is_row_major_) {
       std::memcpy(to + std::int64_t{feature} * cuda::LinearTilesK(shape_.k) * cuda::kLinearTileK,
                   q.data(), q.size());
       return;
@@ -172,7 +173,7 @@ class TilePacker {
   }
 
   const QuantizedShape shape_;
-  const bool by_rows_;
+  const bool is_row_major_;
   const Source source_;
   const std::size_t padded_n_;
   const std::size_t scale_bytes_;
@@ -184,6 +185,8 @@ class TilePacker {
 
 }  // namespace
 
+namespace {
+
 // Packs matrices for CUDA.
 class CudaLinearPacker {
  public:
@@ -192,17 +195,13 @@ class CudaLinearPacker {
                                             std::uint32_t k, const CudaPacking& packing) {
     std::uint32_t n = 0;
     for (const WeightRows& source : sources) n += source.num_rows;
-    PackedLinear packed;
-    packed.n_ = n;
-    packed.k_ = k;
-    packed.group_ = k;
-    packed.dtype_ = internal::CudaPlainType(dtype, packing.activations);
-    const std::int64_t row_bytes = std::int64_t{k} * DTypeSize(packed.dtype_);
-    QUIRE_ASSIGN_OR_RETURN(packed.data_, TakeOrAllocate(n * row_bytes, packing.memory));
-    auto* to = static_cast<std::byte*>(packed.data_.data());
+    PlainWeights plain{.dtype = internal::CudaPlainType(dtype, packing.activations)};
+    const std::int64_t row_bytes = std::int64_t{k} * DTypeSize(plain.dtype);
+    QUIRE_ASSIGN_OR_RETURN(DeviceBuffer data, TakeOrAllocate(n * row_bytes, packing.memory));
+    auto* to = static_cast<std::byte*>(data.data());
     for (const WeightRows& source : sources) {
       const std::int64_t elements = std::int64_t{source.num_rows} * k;
-      if (packed.dtype_ != dtype) {
+      if (plain.dtype != dtype) {
         QUIRE_RETURN_IF_ERROR(
             UploadRounded(backend, reinterpret_cast<BF16*>(to), source.data, dtype, elements));
       } else {
@@ -210,10 +209,10 @@ class CudaLinearPacker {
       }
       to += source.num_rows * row_bytes;
     }
-    if (backend.cuda()->cublaslt != nullptr && cuda::CublasLt::Computes(packed)) {
-      QUIRE_ASSIGN_OR_RETURN(packed.library_plans_, backend.cuda()->cublaslt->Pin(n, k));
+    if (backend.cuda()->cublaslt != nullptr && cuda::CublasLt::Computes(plain.dtype, n, k)) {
+      QUIRE_ASSIGN_OR_RETURN(plain.library_plans, backend.cuda()->cublaslt->Pin(n, k));
     }
-    return packed;
+    return PackedLinear(n, k, plain, std::move(data));
   }
 
   // Packs a few feature tiles at a time, at least one per thread, to limit temporary host memory.
@@ -224,27 +223,16 @@ class CudaLinearPacker {
     constexpr std::int64_t kPieceBytes = std::int64_t{8} << 20;
     const CudaQuantizedParts parts = CudaQuantizedPartsOf(shape);
     const std::int64_t tiles = cuda::LinearTilesN(shape.n);
-    PackedLinear packed;
-    packed.n_ = shape.n;
-    packed.k_ = shape.k;
-    packed.group_ = shape.group;
-    packed.has_min_ = shape.has_min;
-    packed.min_in_steps_ = shape.min_in_steps;
-    packed.format_ = shape.format;
-    packed.rounds_rows_ = shape.rounds_rows;
-    packed.dtype_ = shape.scale_per_feature() || shape.format == WeightFormat::kFp8E4M3
-                        ? DType::kF32
-                    : shape.format == WeightFormat::kFp4E2M1 ? DType::kBF16
-                                                             : DType::kF16;
-    QUIRE_ASSIGN_OR_RETURN(packed.data_, TakeOrAllocate(parts.codes, memory));
-    QUIRE_ASSIGN_OR_RETURN(packed.scales_, TakeOrAllocate(parts.scales, memory));
-    QUIRE_ASSIGN_OR_RETURN(packed.order_, TakeOrAllocate(parts.order, memory));
-    packed.lies_by_rows_ = HasProductOfCodes(shape) && MultipliesCodes(*backend.cuda(), packed);
-    TilePacker packer(shape, packed.lies_by_rows_, source);
+    QUIRE_ASSIGN_OR_RETURN(DeviceBuffer data, TakeOrAllocate(parts.codes, memory));
+    QUIRE_ASSIGN_OR_RETURN(DeviceBuffer scales, TakeOrAllocate(parts.scales, memory));
+    QUIRE_ASSIGN_OR_RETURN(DeviceBuffer act_order, TakeOrAllocate(parts.act_order, memory));
+    const bool is_row_major = HasProductOfCodes(shape) &&
+                              MultipliesCodes(*backend.cuda(), {data.data(), shape.n, shape.k});
+    TilePacker packer(shape, is_row_major, source);
     const std::int64_t row_bytes = packer.row_bytes();
     QUIRE_CHECK(parts.codes == tiles * row_bytes &&
                 parts.scales == static_cast<std::int64_t>(packer.scales().size()));
-    auto* const to = static_cast<std::byte*>(packed.data_.data());
+    auto* const to = static_cast<std::byte*>(data.data());
     const std::int64_t most =
         std::min(std::max<std::int64_t>(kPieceBytes / row_bytes, backend.num_threads()), tiles);
     std::vector<std::uint8_t> piece(static_cast<std::size_t>(most * row_bytes));
@@ -264,18 +252,31 @@ class CudaLinearPacker {
       return absl::InvalidArgumentError(
           absl::StrCat(WeightFormatName(shape.format), " weights [", shape.n, ", ", shape.k,
                        "] have in row ", packer.bad_zero()->row, " the zero point ",
-                       packer.bad_zero()->zero, ", GPUs hold 0 to ", packer.most_zero()));
+                       packer.bad_zero()->zero, ", GPUs support 0 to ", packer.most_zero()));
     }
-    QUIRE_RETURN_IF_ERROR(
-        Upload(backend, packed.scales_.data(), packer.scales().data(), parts.scales));
-    if (!shape.has_order) return packed;
-    QUIRE_RETURN_IF_ERROR(Upload(backend, packed.order_.data(), order.data(), parts.order));
-    return packed;
+    QUIRE_RETURN_IF_ERROR(Upload(backend, scales.data(), packer.scales().data(), parts.scales));
+    if (shape.has_act_order) {
+      QUIRE_RETURN_IF_ERROR(Upload(backend, act_order.data(), order.data(), parts.act_order));
+    }
+    return PackedLinear(shape.n, shape.k, EncodingOf(shape, is_row_major, std::move(act_order)),
+                        std::move(data), std::move(scales));
   }
 
  private:
+  static WeightEncoding EncodingOf(const QuantizedShape& shape, bool is_row_major,
+                                   DeviceBuffer act_order) {
+    if (shape.format == WeightFormat::kFp4E2M1) return Fp4Weights{};
+    if (shape.format != WeightFormat::kFp8E4M3) {
+      return IntegerEncodingOf(shape, std::move(act_order));
+    }
+    return Fp8Weights{.group = shape.group,
+                      .product = is_row_major                  ? Fp8Product::kTensorCores
+                                 : shape.quantizes_activations ? Fp8Product::kQuantizedActivations
+                                                               : Fp8Product::kWeightOnly};
+  }
+
   // True if the device multiplies such a matrix by e4m3 activations.
-  static bool MultipliesCodes(const CudaContext& context, const PackedLinear& weight) {
+  static bool MultipliesCodes(const CudaContext& context, const internal::Fp8RowsShape& weight) {
     if (!context.has_sm90a()) return false;
     const absl::Status status = internal::CheckFp8RowsSm90(context, weight);
     if (!status.ok()) internal::LogPortable(status);
@@ -288,6 +289,8 @@ class CudaLinearPacker {
     return DeviceBuffer::Allocate(MemoryKind::kDevice, bytes);
   }
 };
+
+}  // namespace
 
 namespace internal {
 
@@ -314,16 +317,16 @@ absl::Status CheckActivations(DType x, DType y) {
 }
 
 // Row-major matrices have one kernel, for bf16.
-absl::Status CheckByRows(const PackedLinear& weight, DType x) {
+absl::Status CheckRowMajor(const PackedLinear& weight, DType x) {
   if (x == DType::kBF16) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("linear [", weight.n(), ", ", weight.k(),
                                                  "] has x ", DTypeName(x),
-                                                 ", weights that lie by rows take bf16"));
+                                                 ", row-major weights need bf16"));
 }
 
 // True if x is permuted or quantized before the product. No weights need both.
 bool RewritesRows(const PackedLinear& weight) {
-  return weight.order() != nullptr || weight.rounds_rows();
+  return weight.act_order() != nullptr || weight.quantizes_activations();
 }
 
 // Linear for x that was permuted or quantized if the weights need it.
@@ -350,8 +353,8 @@ absl::Status LinearCuda(const CudaContext& context, const LinearParams& params) 
   const PackedLinear& weight = *params.weight;
   const DType x = params.x.dtype();
   QUIRE_RETURN_IF_ERROR(CheckActivations(x, params.y.dtype()));
-  if (weight.lies_by_rows()) {
-    QUIRE_RETURN_IF_ERROR(CheckByRows(weight, x));
+  if (weight.is_row_major()) {
+    QUIRE_RETURN_IF_ERROR(CheckRowMajor(weight, x));
     return LinearFp8Sm90Cuda(context, params);
   }
   if (!RewritesRows(weight)) return LinearInOrder(context, params);
@@ -362,13 +365,14 @@ absl::Status LinearCuda(const CudaContext& context, const LinearParams& params) 
     rows.num_rows = std::min(params.num_rows - first, most);
     rows.x = params.x + first * params.x_stride;
     rows.x_stride = params.x_stride;
-    QUIRE_RETURN_IF_ERROR(weight.rounds_rows() ? RoundFp8RowsCuda(context,
-                                                                  {.x = rows.x,
-                                                                   .x_stride = rows.x_stride,
-                                                                   .k = weight.k(),
-                                                                   .num_rows = rows.num_rows},
-                                                                  ordered)
-                                               : OrderInputsCuda(context, rows, ordered));
+    QUIRE_RETURN_IF_ERROR(weight.quantizes_activations()
+                              ? RoundFp8RowsCuda(context,
+                                                 {.x = rows.x,
+                                                  .x_stride = rows.x_stride,
+                                                  .k = weight.k(),
+                                                  .num_rows = rows.num_rows},
+                                                 ordered)
+                              : OrderInputsCuda(context, rows, ordered));
     rows.x = ordered;
     rows.x_stride = weight.k();
     rows.y = params.y + first * params.y_stride;
@@ -383,10 +387,10 @@ absl::Status GroupedLinearCuda(const CudaContext& context, const GroupedLinearPa
   const PackedLinear& weight = *params.weights.first;
   const DType x = params.x.dtype();
   QUIRE_RETURN_IF_ERROR(CheckActivations(x, params.y.dtype()));
-  if (weight.lies_by_rows()) {
+  if (weight.is_row_major()) {
     return absl::InvalidArgumentError(absl::StrCat("grouped linear [", weight.n(), ", ", weight.k(),
-                                                   "] has weights that lie by rows, which only "
-                                                   "linear multiplies"));
+                                                   "] has row-major weights, which only "
+                                                   "linear supports"));
   }
   if (!RewritesRows(weight)) return GroupsInOrder(context, params);
   const FloatPtr ordered(context.linear_workspace + cuda::kLinearOrderedAt, x);
@@ -398,14 +402,15 @@ absl::Status GroupedLinearCuda(const CudaContext& context, const GroupedLinearPa
     rows.x = params.rows == nullptr ? params.x + first * params.x_stride : params.x;
     rows.rows = params.rows == nullptr ? nullptr : params.rows + first;
     rows.x_stride = params.x_stride;
-    QUIRE_RETURN_IF_ERROR(weight.rounds_rows() ? RoundFp8RowsCuda(context,
-                                                                  {.x = rows.x,
-                                                                   .x_stride = rows.x_stride,
-                                                                   .k = weight.k(),
-                                                                   .num_rows = rows.num_rows,
-                                                                   .x_rows = rows.rows},
-                                                                  ordered)
-                                               : GroupedOrderInputsCuda(context, rows, ordered));
+    QUIRE_RETURN_IF_ERROR(weight.quantizes_activations()
+                              ? RoundFp8RowsCuda(context,
+                                                 {.x = rows.x,
+                                                  .x_stride = rows.x_stride,
+                                                  .k = weight.k(),
+                                                  .num_rows = rows.num_rows,
+                                                  .x_rows = rows.rows},
+                                                 ordered)
+                              : GroupedOrderInputsCuda(context, rows, ordered));
     rows.x = ordered;
     rows.rows = nullptr;
     rows.x_stride = weight.k();

@@ -122,7 +122,7 @@ constexpr std::uint32_t EvenRows(std::uint32_t rows, std::uint32_t most) {
 // in a fragment are 16 bits apart. Value v of lane l is feature l / 4 + (v & 2 ? 8 : 0), input 2 (l
 // % 4) + (v & 1) + (v & 4 ? 8 : 0) of the step. Integers without zero points are stored with 128 or
 // 8 added. Padding beyond N and K is finite and multiplied by inputs of zero, or its outputs are
-// not stored. Row-major e4m3 weights (PackedLinear::lies_by_rows) use the same memory as [padded
+// not stored. Row-major e4m3 weights (PackedLinear::is_row_major) use the same memory as [padded
 // N][padded K].
 //
 // Scales: f32 [padded N] with one per feature, else [groups][padded N] in f16 for integers, f32 for

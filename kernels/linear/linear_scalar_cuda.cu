@@ -31,7 +31,7 @@ struct CodedWeights {
   const std::uint8_t* zeros;  // null: none
   std::uint32_t n;
   std::uint32_t k;
-  std::uint32_t group;  // inputs of a scale; k: one per feature
+  std::uint32_t group;  // inputs that share a scale; k: one scale per feature
   WeightFormat format;
   DType scale_dtype;
 };
@@ -79,7 +79,7 @@ __device__ __forceinline__ float ValueAt(const CodedWeights& w, std::uint32_t n,
   return cuda::Mul(value, ScaleAt(w, group + n));
 }
 
-// W is BF16*, F16*, float*, to [n, k], or CodedWeights.
+// Kernel arguments. W is a pointer to BF16, F16 or float [n, k], or CodedWeights.
 template <typename X, typename W>
 struct ScalarArgs {
   const X* x;
@@ -113,8 +113,8 @@ __device__ __forceinline__ CodedWeights OfGroup(CodedWeights w, const cuda::RowG
   return w;
 }
 
-// to[32][kPitch] <- rows first .. of from [rows, k], inputs k0 .., zeros outside. `groups` say
-// which rows of `from` they are.
+// Loads 32 inputs from k0 on of 32 rows from `first` on to to[32][kPitch], with zeros beyond the
+// matrix `from`, [rows, k]. `groups` maps the rows to rows of `from`.
 template <typename T>
 __device__ __forceinline__ void LoadTile(float* to, const T* from, std::int64_t stride,
                                          std::uint32_t first, std::uint32_t rows, std::uint32_t k0,
@@ -210,7 +210,7 @@ struct OrderArgs {
   std::byte* y;                // [rows, k]
   std::int64_t x_stride;
   std::uint32_t k;
-  cuda::RowGroups groups;  // data_distance is that of orders
+  cuda::RowGroups groups;  // data_distance is the distance of permutations
 };
 
 template <typename T>
@@ -336,7 +336,7 @@ absl::Status GroupedLinearScalarCuda(const CudaContext& context,
 absl::Status OrderInputsCuda(const CudaContext& context, const LinearParams& params, FloatPtr y) {
   const PackedLinear& weight = *params.weight;
   const OrderArgs args{.x = static_cast<const std::byte*>(params.x.data()),
-                       .order = weight.order(),
+                       .order = weight.act_order(),
                        .y = static_cast<std::byte*>(y.data()),
                        .x_stride = params.x_stride,
                        .k = weight.k(),
@@ -348,12 +348,12 @@ absl::Status GroupedOrderInputsCuda(const CudaContext& context, const GroupedLin
                                     FloatPtr y) {
   const PackedLinear& weight = *params.weights.first;
   OrderArgs args{.x = static_cast<const std::byte*>(params.x.data()),
-                 .order = weight.order(),
+                 .order = weight.act_order(),
                  .y = static_cast<std::byte*>(y.data()),
                  .x_stride = params.x_stride,
                  .k = weight.k(),
                  .groups = cuda::RowGroupsOf(params)};
-  args.groups.data_distance = params.weights.order_distance;
+  args.groups.data_distance = params.weights.act_order_distance;
   return LaunchOrder(context, args, params.x.dtype(), params.num_rows);
 }
 

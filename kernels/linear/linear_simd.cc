@@ -113,9 +113,10 @@ struct ReadF16 {
 #endif
 };
 
-// e4m3 moved under an f32 exponent, which means 2^-120 of the value, subnormals included: x comes
-// multiplied by 2^48 (LinearFp8), sums are multiplied by 2^72. So sums are subnormal below 2^-54
-// only, in steps of 2^-77, and x is finite below 2^80. `unit` points at [16][4] bytes.
+// Converts e4m3 values to f32 by shifting their bits into place, which gives 2^-120 of the value,
+// for subnormals too. To compensate, LinearFp8 multiplies x by 2^48, and sums are multiplied by
+// 2^72. Sums therefore are subnormal only below 2^-54, in steps of 2^-77, and x must be below 2^80.
+// `unit` points to [16][4] bytes.
 struct ReadE4M3 {
   using Unit = std::uint8_t;
   static constexpr bool kScaled = true;
@@ -125,12 +126,12 @@ struct ReadE4M3 {
   template <std::size_t kInput>
   static HWY_INLINE VF Get(const Unit* unit, std::size_t lane) {
     const VU codes = hn::Load(DU(), reinterpret_cast<const std::uint32_t*>(unit) + lane);
-    // A shift to the right leaves the sign in place.
+    // An arithmetic shift to the right keeps the sign.
 #if HWY_TARGET == HWY_SCALAR
     const auto top = hn::BitCast(DI(), hn::ShiftLeft<24 - 8 * kInput>(codes));
     const VU at_top = hn::BitCast(DU(), hn::ShiftRight<4>(top));
 #else
-    // Two codes at once, those in the upper bytes of halves.
+    // Shifts two values at a time, those in the upper bytes of 16-bit halves.
     const hn::Repartition<std::int16_t, DF> d16;
     const auto halves = hn::BitCast(d16, codes);
     const auto upper = kInput % 2 == 0 ? hn::ShiftLeft<8>(halves) : halves;
@@ -153,9 +154,10 @@ HWY_INLINE void Fetch(const typename Read::Unit* unit) {
   }
 }
 
-// totals[R][P * 16] (+)= x[R][k0 .. k0 + count) times P panels, times `scales` where codes have
-// some: [16] for each panel, scale_stride apart. Unless null, `next` is what this tile reads
-// afterwards, fetched meanwhile.
+// Multiplies `count` inputs of R rows of x by P panels, and by `scales` for scaled weights. Writes
+// the result to totals[R][P * 16] if `first`, else adds it. `scales` are [16] per panel,
+// scale_stride apart. `next` is the memory that this tile reads afterwards, which is prefetched;
+// null: none.
 template <class Read, std::size_t R, std::size_t P>
 HWY_INLINE void AddPart(const float* HWY_RESTRICT x, std::int64_t x_stride,
                         const typename Read::Unit* HWY_RESTRICT w, std::size_t panel_stride,
@@ -168,7 +170,7 @@ HWY_INLINE void AddPart(const float* HWY_RESTRICT x, std::int64_t x_stride,
   for (std::size_t r = 0; r < R; ++r) {
     for (std::size_t c = 0; c < kColumns; ++c) acc[r][c] = hn::Zero(d);
   }
-  // Always inlined; as calls these would keep the sums in memory.
+  // These lambdas must be inlined, since calls would keep the sums in memory.
   const auto add = [&](auto input, const typename Read::Unit* unit, std::size_t at) HWY_ATTR
       __attribute__((always_inline)) {
     VF weight[kColumns];
@@ -238,12 +240,12 @@ HWY_INLINE void StorePanel(const float* HWY_RESTRICT total, const float* bias,
   }
 }
 
-// Returns the end of the part of K that begins at k0.
+// Returns the end of the part of K that begins at k0. Parts of scaled weights end where groups end.
 template <class Read>
-HWY_INLINE std::size_t PartEnd(const PackedLinear& weight, std::size_t k0) {
-  const std::size_t end = std::min<std::size_t>(weight.k(), k0 + internal::kLinearPart);
+HWY_INLINE std::size_t PartEnd(std::size_t k, std::size_t group, std::size_t k0) {
+  const std::size_t end = std::min<std::size_t>(k, k0 + internal::kLinearPart);
   if constexpr (!Read::kScaled) return end;
-  return std::min(end, (k0 / weight.group() + 1) * weight.group());
+  return std::min(end, (k0 / group + 1) * group);
 }
 
 // Computes R rows from `row` on times P panels from `panel` on, over all of K.
@@ -256,15 +258,17 @@ HWY_INLINE void Tile(const LinearParams& params, std::int64_t row, std::int64_t 
                         static_cast<std::size_t>(panel) * panel_stride;
   const float* const x = params.x.f32() + row * params.x_stride;
   const float* scales = nullptr;
+  std::size_t group = 0;
   std::size_t scale_stride = 0;
   if constexpr (Read::kScaled) {
-    scale_stride = (k + weight.group() - 1) / weight.group() * kPanel;
+    group = weight.group();
+    scale_stride = (k + group - 1) / group * kPanel;
     scales =
         static_cast<const float*>(weight.scales()) + static_cast<std::size_t>(panel) * scale_stride;
   }
   HWY_ALIGN float totals[R * P * kPanel];
   for (std::size_t k0 = 0, k1 = 0; k0 < k; k0 = k1) {
-    k1 = PartEnd<Read>(weight, k0);
+    k1 = PartEnd<Read>(k, group, k0);
     // From the second block of rows on the panels are in L2. With few rows the hardware prefetcher
     // suffices.
     const typename Read::Unit* next = nullptr;
@@ -272,7 +276,7 @@ HWY_INLINE void Tile(const LinearParams& params, std::int64_t row, std::int64_t 
       next = k1 < k ? w + k1 / Read::kInputs * Read::kUnit : w + P * panel_stride;
     }
     const float* scale = nullptr;
-    if constexpr (Read::kScaled) scale = scales + k0 / weight.group() * kPanel;
+    if constexpr (Read::kScaled) scale = scales + k0 / group * kPanel;
     AddPart<Read, R, P>(x + k0, params.x_stride, w + k0 / Read::kInputs * Read::kUnit, panel_stride,
                         k1 - k0, k0 == 0, next, scale, scale_stride, totals);
   }

@@ -1,20 +1,24 @@
-// Linear on compute capability 9.0, bf16 by bf16: tiles of x and of the weights by TMA, products by
-// wgmma. See README.md, "Hopper".
+// Linear on compute capability 9.0, bf16 by bf16, with TMA copies and wgmma. See README.md,
+// "Hopper".
 //
-// Weights are the row operand and tokens the column operand, as in the portable tile, whose bits
-// this one has: MMA steps of 16 inputs ascend from zero in each sub-range, sub-ranges are added in
-// index order (linear_reduction.h). A block computes 128 features x kTokens rows over all of K. A
-// warp produces: a ring of stages of 64 inputs, weights and tokens on one barrier. Two warpgroups
-// consume, 64 features each; with a gate those are 64 features of the first half of the matrix and
-// the 64 that they gate. One sub-range: 256 tokens, whose products take as long as reading their
-// operands, 128 sums a thread. Several: 128 tokens, since sub-ranges need a second set of sums.
-// Per stage of 256 tokens 48 KB arrive and 8 products read 80 KB.
+// As in the portable tile, weights are the row operand and tokens the column operand. The bits are
+// the same too: MMA steps of 16 inputs are summed in ascending order from zero in each sub-range,
+// and sub-ranges are added in index order (linear_reduction.h).
 //
-// Two blocks with the same tokens and neighbouring features are a cluster: each copies half of the
-// tokens to both, so that L2 gives 32 of the 48 KB.
+// A block computes 128 features x kTokens rows over all of K. A producer warp fills a ring of
+// stages of 64 inputs, with one barrier for the weights and tokens of a stage. Two consumer
+// warpgroups compute 64 features each. With a gate, the first has 64 features of the first half of
+// the matrix and the second the 64 features that they gate.
 //
-// While rows are few, reading the weights is the work: two blocks of 64 or 128 tokens share a
-// multiprocessor, and the copies of one go on while the other starts or stores.
+// With one sub-range a block has 256 tokens and 128 sums per thread, so that the wgmmas take as
+// long as reading their operands. With several sub-ranges it has 128 tokens, since it needs a
+// second set of sums. In a stage of 256 tokens 48 KB are copied, and 8 wgmmas read 80 KB.
+//
+// Two blocks with the same tokens and adjacent features are a cluster. Each block copies half of
+// the tokens to both, so that only 32 of the 48 KB come from L2.
+//
+// With few rows, reading the weights takes most of the time. Then two blocks of 64 or 128 tokens
+// share a multiprocessor, so that one block copies while the other starts or stores.
 //
 // Ideas: swapped operands, TensorRT-LLM; warp roles, promotion and multicast, CUTLASS and DeepGEMM;
 // blocks in groups of tiles that share operands in L2, Triton's tutorial.
@@ -57,8 +61,9 @@ using linear_tile::kSteps;
 using linear_tile::LinearArgs;
 using linear_tile::Work;
 
-// The sums of a block, 64 features a warpgroup; sums[4 j + i] of a thread is feature
-// 16 warp + lane / 4 + 8 (i / 2), token 8 j + 2 (lane % 4) + i % 2 of the tile.
+// Computes and stores the sums of a block, with 64 features per warpgroup. sums[4 j + i] of a
+// thread is the sum of feature 16 warp + lane / 4 + 8 (i / 2) and token 8 j + 2 (lane % 4) + i % 2
+// of the tile.
 template <std::uint32_t kTokens, bool kPromote, std::uint32_t kBlocks>
 __device__ __forceinline__ void Consume(const LinearArgs& args, const Ring<kTokens, kBlocks>& ring,
                                         const Work& work) {
@@ -73,7 +78,7 @@ __device__ __forceinline__ void Consume(const LinearArgs& args, const Ring<kToke
   [[maybe_unused]] float total[kPromote ? kSums : 1];
   std::uint32_t stage = 0;
   std::uint32_t parity = 0;
-  std::uint32_t before = 0;  // the stage in front
+  std::uint32_t before = 0;  // the previous stage
   std::uint32_t tile = 0;
   while (tile < work.tile_end) {
     const bool is_first = tile == 0;
@@ -83,7 +88,7 @@ __device__ __forceinline__ void Consume(const LinearArgs& args, const Ring<kToke
 #pragma unroll
     for (std::uint32_t i = 0; i < kSums; ++i) sums[i] = 0;
     cuda::WgmmaPin(sums);
-    // Not unrolled: the products of a stage hide what a turn of the loop costs.
+    // Not unrolled, since the wgmmas of a stage hide the overhead of an iteration.
 #pragma unroll 1
     for (; tile < end; ++tile) {
       cuda::BarrierWait(ring.full(stage), parity);
@@ -96,7 +101,7 @@ __device__ __forceinline__ void Consume(const LinearArgs& args, const Ring<kToke
       }
       cuda::WgmmaCommit();
       cuda::WgmmaWait<1>();
-      // The products of the stage before are done once at most these are under way.
+      // At most the wgmmas of this stage are pending now, so those of the previous stage are done.
       if (tile != begin) Release(ring, before);
       before = stage;
       if (++stage == R::kStages) {
@@ -114,8 +119,8 @@ __device__ __forceinline__ void Consume(const LinearArgs& args, const Ring<kToke
       }
     }
   }
-  // Both warpgroups are past their last stage, and every copy has arrived: the ring becomes the
-  // output tile.
+  // After this, both warpgroups have finished their last stage and every copy has arrived, so the
+  // output tile can overwrite the ring.
   cuda::NamedSync(kConsumerBarrier, kConsumerThreads);
   auto* const out = reinterpret_cast<float*>(ring.shared);
   const std::uint32_t feature = cuda::Warp() * 16 + cuda::Lane() / 4;
@@ -131,7 +136,7 @@ __device__ __forceinline__ void Consume(const LinearArgs& args, const Ring<kToke
     out[token * kOutPitch + feature + i / 2 % 2 * 8] = sum;
   }
   cuda::NamedSync(kConsumerBarrier, kConsumerThreads);
-  // y may be what the kernel in front reads, and a residual what it wrote.
+  // The previous kernel may read y, and may write the residual.
   cuda::DependencyWait();
   if (work.feature_tile * kLinearTileN < args.n) linear_tile::StoreRows<kTokens>(out, args, work);
 }
@@ -164,7 +169,7 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocks == 1 ? 2 : 1)
   }
 }
 
-// False, and the log says why, where the device has not what the kernel needs.
+// Returns false, and logs the reason, if the device or driver lacks what the kernel needs.
 template <std::uint32_t kTokens, bool kPromote, std::uint32_t kBlocks>
 absl::StatusOr<bool> LaunchTile(const CudaContext& context, const LinearArgs& args) {
   using R = Ring<kTokens, kBlocks>;

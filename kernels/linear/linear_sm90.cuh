@@ -34,8 +34,8 @@ using linear_tile::Work;
 inline constexpr std::uint32_t kConsumerThreads = linear_tile::kThreads;
 inline constexpr std::uint32_t kConsumerWarps = kConsumerThreads / cuda::kWarpSize;
 inline constexpr std::uint32_t kBlockThreads = kConsumerThreads + cuda::kWarpSize;
-inline constexpr std::uint32_t kConsumerBarrier = 1;  // named; of both warpgroups
-// Rows of weights in a TMA box: the 64 features of a warpgroup.
+inline constexpr std::uint32_t kConsumerBarrier = 1;  // named barrier of both consumer warpgroups
+// Bytes of a TMA box of weights, which has the 64 features of a warpgroup.
 inline constexpr std::uint32_t kBoxBytes = kHalfTile * kRowBytes;
 // Number of tokens for which consecutive blocks share weights. Their rows of x stay in L2 while the
 // weights are read once.
@@ -44,14 +44,15 @@ inline constexpr std::uint32_t kGroupTokens = 2048;
 inline constexpr std::uint32_t kPair = 2;
 inline constexpr std::uint16_t kBothRanks = 3;
 
-// Shared memory: stages of 128 features and kTokens rows of x, rows of 128 bytes under the 128-byte
-// swizzle, then barriers. Behind the last stage the sums lie there on their way out. kBlocks: of a
-// cluster; a block alone leaves half of the multiprocessor to another.
+// Shared memory of a block: stages, then barriers. A stage has 128 features of the weights and
+// kTokens rows of x, as rows of 128 bytes in the 128-byte swizzle. After the last stage the output
+// tile overwrites the stages. kBlocks is the number of blocks in a cluster. A block without a
+// cluster uses at most half of the multiprocessor's shared memory, so that two blocks fit.
 template <std::uint32_t kTokens, std::uint32_t kBlocks>
 struct Ring {
-  static constexpr std::uint32_t kTokensAt = kLinearTileN * kRowBytes;  // in a stage
+  static constexpr std::uint32_t kTokensAt = kLinearTileN * kRowBytes;  // offset in a stage
   static constexpr std::uint32_t kStageBytes = kTokensAt + kTokens * kRowBytes;
-  static constexpr std::uint32_t kOwnTokens = kTokens / kBlocks;  // that a block copies to all
+  static constexpr std::uint32_t kOwnTokens = kTokens / kBlocks;  // tokens that each block copies
   static constexpr std::uint32_t kStages = 96 * kBlocks * 1024 / kStageBytes;
   static constexpr std::uint32_t kBarriersAt = kStages * kStageBytes;
   static constexpr std::uint32_t kBytes = kBarriersAt + 2 * kStages * sizeof(cuda::Barrier);
@@ -77,8 +78,9 @@ __host__ __device__ constexpr std::uint32_t FeaturePairs(std::uint32_t n) {
   return (n + kPair * kLinearTileN - 1) / (kPair * kLinearTileN);
 }
 
-// Clusters in groups of kGroupTokens, in a group all tiles of tokens for each pair of tiles of
-// features, the second of which may have none. `tiles`: of K.
+// Returns the work of a block of a cluster. Clusters are ordered by groups of kGroupTokens tokens,
+// in a group by pairs of feature tiles, and for each pair by token tiles. The second feature tile
+// of the last pair may be beyond N. `tiles` is the number of tiles of K.
 template <std::uint32_t kTokens>
 __device__ __forceinline__ Work PairWork(const LinearArgs& args, std::uint32_t tiles) {
   constexpr std::uint32_t kGroupTiles = kGroupTokens / kTokens;
@@ -130,8 +132,8 @@ __device__ __forceinline__ void Produce(const LinearArgs& args, const CUtensorMa
   for (std::uint32_t i = 0; i < at_once; ++i) load_tokens(work.tile_begin + i, i);
   std::uint32_t stage = 0;
   std::uint32_t parity = 0;
-  // In a cluster the last turns only wait: then both blocks are done with what this one copies and
-  // counts.
+  // In a cluster the last iterations only wait, until both blocks have consumed all stages. A block
+  // must not exit while the other still uses its copies and barriers.
   const std::uint32_t turns_end = kBlocks == 1 ? work.tile_end : work.tile_end + at_once;
 #pragma unroll 1
   for (std::uint32_t tile = work.tile_begin + at_once; tile < turns_end; ++tile) {
@@ -157,7 +159,8 @@ __device__ __forceinline__ void InitBarriers(const R& ring, std::uint32_t blocks
   cuda::BarrierInitFence();
 }
 
-// Releases a stage after its products, for the copies of all blocks. Run by every consumer warp.
+// Releases a stage to the producers of all blocks of the cluster. Run by every consumer warp after
+// its wgmmas of the stage.
 template <std::uint32_t kTokens, std::uint32_t kBlocks>
 __device__ __forceinline__ void Release(const Ring<kTokens, kBlocks>& ring, std::uint32_t stage) {
   if (cuda::Lane() != 0) return;

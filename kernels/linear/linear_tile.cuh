@@ -1,21 +1,26 @@
 #pragma once
 
 // A tile of Linear on tensor cores, for any number of rows and weights of 16, 8 and 4 bits. The
-// kernels of Linear share it with those that process a product further.
+// kernels of Linear, GroupedLinear and HeadLinear share it.
 //
-// Weights are the row operand of the MMA and tokens the column operand, so that a batch of one row
-// wastes seven columns and not fifteen, and one reduction order serves every batch
-// (linear_reduction.h). A block of 8 warps computes 128 features x kTokens rows; cp.async fills a
-// ring of stages of 64 inputs each. bf16 tiles are swizzled by 16-byte chunks and read with
-// ldmatrix; weights of 8 and 4 bits lie in fragment order already and become bf16, exactly, in
-// registers: integers less their zero points, 0 to 255, of 4 bits 0 to 128. While rows are few each
-// sub-range of K has a block of its own, and the last block of an output tile to arrive adds their
-// sums in index order; otherwise a block adds its sub-ranges itself, in the same order. Weights of
-// the first stages are requested before the wait for the previous kernel.
+// Weights are the row operand of the MMA and tokens the column operand. A batch of one row then
+// wastes seven columns instead of fifteen, and every batch has the same reduction order
+// (linear_reduction.h).
 //
-// With a gate a tile is 64 features of the first half of the matrix and the 64 that they gate, so
-// that the gated product is left to the block's store: neither a launch nor 6 bytes for each of its
-// elements. Which tile has a feature changes no sum, and the matrix lies as without.
+// A block of 8 warps computes 128 features x kTokens rows. cp.async fills a ring of stages of 64
+// inputs each. The first stages of weights are requested before the wait for the previous kernel.
+// bf16 tiles are swizzled by 16-byte chunks and read with ldmatrix. Weights of 8 and 4 bits are
+// stored in fragment order and converted to bf16 in registers, without loss. Zero points, which are
+// 0 to 255 for 8 bits and 0 to 128 for 4 bits, are subtracted first.
+//
+// With few rows each sub-range of K has a separate block. The last block of an output tile that
+// arrives adds their sums in index order. With more rows a block computes all sub-ranges and adds
+// them in the same order.
+//
+// With a gate, a tile has 64 features of the first half of the matrix and the 64 features that they
+// gate, so that the block's store computes the gated product. This saves a launch, and 6 bytes of
+// memory traffic per element. Sums do not depend on the tile that has a feature, and the layout of
+// the matrix is the same as without a gate.
 //
 // Ideas: swapped operands, Marlin and TensorRT-LLM; weights packed in fragment order, Marlin and
 // Machete; second accumulator, DeepGEMM; last block adds, the threadFenceReduction sample of CUDA.
@@ -46,13 +51,14 @@ using cuda::kLinearTileN;
 
 inline constexpr std::uint32_t kThreads = 256;
 inline constexpr std::uint32_t kWarps = kThreads / cuda::kWarpSize;
-inline constexpr std::uint32_t kRowBytes = kLinearTileK * 2;  // of a bf16 tile
+inline constexpr std::uint32_t kRowBytes = kLinearTileK * 2;  // row of a bf16 tile
 inline constexpr std::uint32_t kChunk = 16;
 inline constexpr std::uint32_t kSteps = kLinearTileK / 16;
 inline constexpr std::uint32_t kHalfTile = kLinearTileN / 2;  // features
-inline constexpr std::uint32_t kRowTilePass = kThreads / 8;  // rows copied at once: swizzles repeat
-// Floats between tokens in the output tile: 4 more than a multiple of 32, so that the fragments of
-// a warp go to 32 different banks.
+// Rows that a block copies at a time. It is a multiple of 8, after which the swizzle repeats.
+inline constexpr std::uint32_t kRowTilePass = kThreads / 8;
+// Floats between tokens in the output tile. It is 4 more than a multiple of 32, so that a warp
+// writes its fragments to 32 different banks.
 inline constexpr std::uint32_t kOutPitch = kLinearTileN + 4;
 
 struct LinearArgs {
@@ -73,18 +79,19 @@ struct LinearArgs {
   std::uint32_t num_rows;
   std::uint32_t tiles_per_split;
   std::uint32_t grid_splits;  // blocks along K
-  std::uint32_t group;        // inputs of a scale; 0: one per feature
+  std::uint32_t group;        // inputs that share a scale; 0: one scale per feature
   bool y_is_bf16;
-  // With a gate tile t has features t * kHalfTile .. and, `up_distance` behind them, those that
-  // they gate; without one up_distance is 0.
+  // With a gate, the first half of tile t has the kHalfTile features from t * kHalfTile on. The
+  // second half has the features that these gate, after a gap of up_distance features. Without a
+  // gate up_distance is 0.
   bool has_gate;
   bool gate_is_silu;  // gate == GateShape{}
   std::uint32_t up_distance;
-  std::int64_t up_elements;  // up_distance rows of plain weights
+  std::int64_t up_elements;  // elements of up_distance rows of unquantized weights
   GateShape gate;
 };
 
-// Features that are left out in front of feature `feature` of a tile.
+// Returns the number of features that a tile skips before its feature `feature`.
 __device__ __forceinline__ std::uint32_t GapBefore(const LinearArgs& args, std::uint32_t feature) {
   return feature < kHalfTile ? 0 : args.up_distance;
 }
@@ -96,15 +103,15 @@ struct Shape {
   static constexpr bool kFourBits =
       kFormat == WeightFormat::kInt4 || kFormat == WeightFormat::kFp4E2M1;
   static constexpr bool kInteger = kFormat == WeightFormat::kInt8 || kFormat == WeightFormat::kInt4;
-  // Warps along features and along tokens, MMA tiles of a warp.
+  // Numbers of warps along features (N) and tokens (M), and of MMA tiles of a warp.
   static constexpr std::uint32_t kWarpsN = kTokens >= 32 ? 4 : 8;
   static constexpr std::uint32_t kWarpsM = kWarps / kWarpsN;
   static constexpr std::uint32_t kTilesN = kLinearTileN / 16 / kWarpsN;
   static constexpr std::uint32_t kTilesM = kTokens / 8 / kWarpsM;
   static constexpr std::uint32_t kBits = kFourBits ? 4 : kPlain ? 16 : 8;
   static constexpr std::uint32_t kWeightBytes = kLinearTileN * kLinearTileK * kBits / 8;
-  // Scales of one group of inputs, and of all groups in a tile: groups of e4m3 are no smaller than
-  // a tile, others may be half of one.
+  // Bytes of the scales of one group of inputs, and the number of groups in a K tile. A group of
+  // e4m3 weights is at least a tile; other groups may be half a tile.
   static constexpr std::uint32_t kScaleRow =
       kLinearTileN * (kFormat == WeightFormat::kFp8E4M3 ? 4 : 2);
   static constexpr std::uint32_t kGroups = kFormat == WeightFormat::kFp8E4M3 ? 1 : 2;
@@ -118,7 +125,7 @@ struct Shape {
   static constexpr std::uint32_t kOutBytes = kTokens * kOutPitch * 4;
   static constexpr std::uint32_t kSharedBytes =
       std::max(kStages * kStageBytes, kOutBytes) + cuda::kSharedAlignment;
-  // What a block may have on the smallest of the GPUs that are supported, 8.6 and 8.9.
+  // The limit per block on compute capability 8.6 and 8.9, the smallest of all supported GPUs.
   static_assert(kSharedBytes <= 99 * 1024);
   using Sums = float[kTilesN][kTilesM][4];
 };
@@ -126,7 +133,7 @@ struct Shape {
 // The part of the product that this block computes.
 struct Work {
   std::uint32_t feature_tile;
-  std::uint32_t split;  // of the grid
+  std::uint32_t split;  // index of the sub-range, with grid_splits > 1
   std::uint32_t n0;
   std::uint32_t m0;
   std::uint32_t tile_begin;
@@ -152,13 +159,13 @@ __device__ __forceinline__ std::uint32_t Swizzled(std::uint32_t row, std::uint32
   return row * kRowBytes + (chunk ^ (row % 8)) * kChunk;
 }
 
-// Copies rows of a bf16 matrix, a K tile after the other, zeros outside. What a thread has to know
-// is computed once.
+// Copies rows of a bf16 matrix, one K tile after the other, with zeros beyond the matrix. The
+// constructor computes the addresses of the thread once.
 template <std::uint32_t kRows, std::uint32_t kGapAt>
 class RowTiles {
  public:
-  // Rows first .. below `rows`, from K tile `tile` on; `gap` elements are left out in front of row
-  // kGapAt of a tile.
+  // Copies rows [first, rows), from K tile `tile` on. `gap` elements are skipped before row kGapAt
+  // of a tile.
   __device__ __forceinline__ RowTiles(const BF16* from, std::int64_t stride, std::uint32_t first,
                                       std::uint32_t rows, std::uint32_t tile, std::uint32_t k,
                                       std::int64_t gap = 0)
@@ -171,7 +178,7 @@ class RowTiles {
     source_ = from + (first + Row()) * stride + input_;
   }
 
-  // What was row r is row_of(r), of the rows from `first` on.
+  // Replaces row r by row row_of(r), for the rows from `first` on.
   template <typename RowOf>
   __device__ __forceinline__ void Rename(std::uint32_t first, const RowOf& row_of) {
     static_assert(kPasses <= 2 && kGapAt == kRowsPerPass);
@@ -206,19 +213,19 @@ class RowTiles {
   }
 
   const BF16* from_;
-  const BF16* source_;  // of the next tile and this thread's first row
+  const BF16* source_;  // this thread's first row in the next tile
   std::int64_t stride_;
   std::int64_t gap_;
   std::uint32_t rows_;
   std::uint32_t input_;
-  std::uint32_t end_;  // of the inputs; 0: of a row that there is not
+  std::uint32_t end_;  // end of the inputs; 0 if the row is beyond the matrix
 };
 
 // Copies quantized weights, one K tile after the other.
 template <std::uint32_t kBytes>
 class CodeTiles {
  public:
-  // `from`: this warp's block of 16 features in the first tile.
+  // `from` is this warp's block of 16 features in the first tile.
   __device__ __forceinline__ explicit CodeTiles(const std::byte* from)
       : source_(from + cuda::Lane() * kChunk) {}
 
@@ -237,7 +244,7 @@ class CodeTiles {
 };
 static_assert(kWarps * 16 == kLinearTileN);  // a warp copies 16 features
 
-// Scales of the groups of inputs in a tile, then their zero points.
+// Copies the scales of the groups of inputs in a tile, then their zero points.
 template <typename S>
 __device__ __forceinline__ void CopyScales(std::byte* to, const LinearArgs& args, const Work& work,
                                            std::uint32_t tile) {
@@ -246,7 +253,7 @@ __device__ __forceinline__ void CopyScales(std::byte* to, const LinearArgs& args
   const std::uint32_t groups = (args.k + args.group - 1) / args.group;
   const std::int64_t padded_n =
       static_cast<std::int64_t>((args.n + kLinearTileN - 1) / kLinearTileN) * kLinearTileN;
-  // Inputs beyond K are zeros, and their scales those of the last group.
+  // Inputs beyond K are zeros. They use the scales of the last group.
   const auto group_of = [&](std::uint32_t part) {
     const std::uint32_t group = (tile * kLinearTileK + part * (kLinearTileK / 2)) / args.group;
     return group < groups ? group : groups - 1;
@@ -335,7 +342,7 @@ __device__ __forceinline__ void MultiplyStep(typename S::Sums& sums,
   }
 }
 
-// total += sums * scale of each feature; sums = 0. scale_of(feature of the tile).
+// Adds sums * scale_of(feature of the tile) to total, and sets sums to 0.
 template <typename S, typename ScaleOf>
 __device__ __forceinline__ void Reduce(typename S::Sums& total, typename S::Sums& sums,
                                        std::uint32_t warp, const ScaleOf& scale_of) {
@@ -354,12 +361,12 @@ __device__ __forceinline__ void Reduce(typename S::Sums& total, typename S::Sums
   }
 }
 
-// What is subtracted from integers, of the features of a thread; without zero points the same for
-// all tiles.
+// Values that are subtracted from integers, for the features of a thread. Without zero points they
+// are the same in all tiles.
 template <WeightFormat kFormat, std::uint32_t kTokens>
 using Offsets = std::uint32_t[Shape<kFormat, kTokens>::kTilesN][2];
 
-// One K tile. Groups that have scales leave their result in `scaled`, all else is in `sums`.
+// Multiplies one K tile. Sums of groups with scales are added to `scaled`, all others to `sums`.
 template <WeightFormat kFormat, std::uint32_t kTokens>
 __device__ __forceinline__ void MultiplyTile(typename Shape<kFormat, kTokens>::Sums& sums,
                                              typename Shape<kFormat, kTokens>::Sums& scaled,
@@ -372,7 +379,8 @@ __device__ __forceinline__ void MultiplyTile(typename Shape<kFormat, kTokens>::S
   const std::uint32_t first = warp % S::kWarpsN * S::kTilesN;  // block of 16 features
   std::uint32_t a[S::kTilesN][4];
   if constexpr (S::kPlain) {
-    // Not wholly unrolled for the largest tile: fragments loaded ahead would not fit in registers.
+    // The largest tile is not fully unrolled: fragments that are loaded ahead would not fit in
+    // registers.
     [[maybe_unused]] constexpr std::uint32_t kUnroll = kTokens == 128 ? 2 : kSteps;
 #pragma unroll kUnroll
     for (std::uint32_t step = 0; step < kSteps; ++step) {
@@ -418,7 +426,7 @@ __device__ __forceinline__ void MultiplyTile(typename Shape<kFormat, kTokens>::S
           }
         }
         MultiplyStep<S>(sums, a, tokens, step, warp);
-        // Half a tile is a group, or a tile is of one.
+        // A group ends after this step: it is half a tile, or at least a tile.
         if (args.group != 0 && (step == 3 || (step == 1 && args.group == kLinearTileK / 2))) {
           const std::byte* const own = scales + step / 2 % S::kGroups * S::kScaleRow;
           Reduce<S>(scaled, sums, warp, [own](std::uint32_t feature) {
@@ -430,8 +438,8 @@ __device__ __forceinline__ void MultiplyTile(typename Shape<kFormat, kTokens>::S
   }
 }
 
-// Adds the sums of all sub-ranges of this output tile in index order, in the block that comes last;
-// returns false in the others. `flag` is shared memory.
+// Adds the sums of all sub-ranges of this output tile in index order, in the last block that
+// arrives. Returns false in the other blocks. `flag` is in shared memory.
 template <typename S>
 __device__ bool AddPartials(typename S::Sums& sums, const LinearArgs& args, const Work& work,
                             std::uint32_t* flag) {
@@ -458,7 +466,7 @@ __device__ bool AddPartials(typename S::Sums& sums, const LinearArgs& args, cons
   return true;
 }
 
-// kWidth floats that lie side by side.
+// kWidth consecutive floats.
 template <std::uint32_t kWidth>
 struct Values {
   float at[kWidth];
@@ -491,7 +499,7 @@ struct Values {
   }
 };
 
-// Stores gated products of the rows of a tile of sums, kWidth features per thread.
+// Stores the gated products of a tile of sums as rows of y, kWidth features per thread.
 template <std::uint32_t kTokens, std::uint32_t kWidth>
 __device__ __forceinline__ void StoreGated(const float* tile, const LinearArgs& args,
                                            const Work& work) {
@@ -530,7 +538,7 @@ __device__ __forceinline__ void StoreGated(const float* tile, const LinearArgs& 
   }
 }
 
-// Stores rows of y of a tile of sums, kWidth features per thread.
+// Stores a tile of sums as rows of y, kWidth features per thread.
 template <std::uint32_t kTokens, std::uint32_t kWidth>
 __device__ __forceinline__ void StorePlain(const float* tile, const LinearArgs& args,
                                            const Work& work) {
@@ -571,8 +579,9 @@ __device__ __forceinline__ bool HasWideRows(const LinearArgs& args) {
          (address(args.residual) & 15) == 0;
 }
 
-// Rows of y of a tile of sums in shared memory, so that y, bias and residual are touched in whole
-// lines. By the first kThreads threads of a block. REQUIRES: work.m0 < args.num_rows.
+// Stores a tile of sums in shared memory as rows of y, so that y, bias and residual are accessed in
+// whole cache lines. Run by the first kThreads threads of a block. REQUIRES: work.m0 <
+// args.num_rows.
 template <std::uint32_t kTokens>
 __device__ __forceinline__ void StoreRows(const float* tile, const LinearArgs& args,
                                           const Work& work) {
@@ -618,12 +627,12 @@ __device__ __forceinline__ void Promote(typename S::Sums& total, typename S::Sum
   }
 }
 
-// The identity: row m of the launch is row m of x.
+// A `row_of` for which row m of the launch is row m of x.
 struct SameRow {};
 
-// What the block has to do; false in a block that left its sums to another, true in the one that
-// stored the output tile. kPromote: it adds several sub-ranges itself. row_of: which row of x each
-// row is.
+// Computes the block's work. Returns true in the block that stored the output tile, and false in a
+// block that left its sums to another one. kPromote means that a block computes several sub-ranges.
+// Row m of the launch is row row_of(m) of x.
 template <WeightFormat kFormat, std::uint32_t kTokens, bool kPromote, typename RowOf>
 __device__ __forceinline__ bool Multiply(const LinearArgs& args, const Work& work,
                                          const RowOf& row_of) {
@@ -655,16 +664,16 @@ __device__ __forceinline__ bool Multiply(const LinearArgs& args, const Work& wor
     });
   };
   typename S::Sums sums = {};
-  typename S::Sums scaled = {};  // of codes: of a sub-range
-  typename S::Sums total = {};   // of several sub-ranges
-  // Without zero points the middle of the range is zero.
+  typename S::Sums scaled = {};  // with quantized weights: scaled sums of a sub-range
+  typename S::Sums total = {};   // sums of several sub-ranges
+  // Without zero points, half the range is subtracted.
   [[maybe_unused]] Offsets<kFormat, kTokens> offsets;
 #pragma unroll
   for (std::uint32_t n = 0; n < S::kTilesN; ++n) {
     offsets[n][0] = offsets[n][1] = cuda::OffsetOf<kFormat>(S::kFourBits ? 8 : 128, 0);
   }
-  std::uint32_t at = 0;                                    // of the tile's stage in the ring
-  std::uint32_t free = (S::kStages - 1) * S::kStageBytes;  // of the stage before it
+  std::uint32_t at = 0;                                    // offset of the tile's stage
+  std::uint32_t free = (S::kStages - 1) * S::kStageBytes;  // offset of the stage before it
   const std::uint32_t copies_end = work.tile_end - work.tile_begin < S::kStages
                                        ? work.tile_begin
                                        : work.tile_end - (S::kStages - 1);
@@ -687,7 +696,8 @@ __device__ __forceinline__ bool Multiply(const LinearArgs& args, const Work& wor
       }
     }
   }
-  // Every thread is past its last stage, so the ring becomes the output tile.
+  // After this, every thread has finished its last stage, so the output tile can overwrite the
+  // ring.
   cuda::CpAsyncWait<0>();
   cuda::SyncBlock();
   if constexpr (!S::kPlain && !kPromote) scale_features(scaled, sums);
@@ -703,14 +713,14 @@ __device__ __forceinline__ bool Multiply(const LinearArgs& args, const Work& wor
   return true;
 }
 
-// Returns the arguments that depend on x and the matrix. Those that depend on the rows are zero.
+// Returns the arguments that depend on x and the matrix. The others, such as y and bias, are zero.
 inline absl::StatusOr<LinearArgs> ArgsOf(const PackedLinear& weight, ConstFloatPtr x,
                                          std::int64_t x_stride, std::uint32_t num_rows) {
   const auto at = reinterpret_cast<std::uintptr_t>(x.data());
   if (at % kChunk != 0 || (x_stride % 8 != 0 && num_rows > 1)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "linear [", weight.n(), ", ", weight.k(), "] has x at byte ", at % kChunk,
-        " of 16 with rows ", x_stride, " elements apart, needed are 16-byte aligned rows"));
+        " of 16 with rows ", x_stride, " elements apart, rows must be 16-byte aligned"));
   }
   const bool by_group = weight.format() != WeightFormat::kPlain &&
                         (weight.group() != weight.k() || weight.dtype() != DType::kF32);
@@ -747,7 +757,7 @@ inline void UseWorkspace(std::byte* workspace, LinearArgs* args) {
   args->counters = reinterpret_cast<std::uint32_t*>(workspace);
 }
 
-// Runs a whole product without store.
+// Returns the arguments of Linear, without those of the QKV store.
 inline absl::StatusOr<LinearArgs> ArgsOf(const CudaContext& context, const LinearParams& params) {
   QUIRE_ASSIGN_OR_RETURN(LinearArgs args,
                          ArgsOf(*params.weight, params.x, params.x_stride, params.num_rows));

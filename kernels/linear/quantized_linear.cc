@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -52,43 +53,45 @@ absl::Status CheckCudaQuantizedShape(const QuantizedShape& shape) {
   const bool is_int8 = shape.format == WeightFormat::kInt8;
   const bool is_int4 = shape.format == WeightFormat::kInt4;
   const bool is_integer = is_int8 || is_int4;
-  if (shape.has_min && !(shape.min_in_steps && is_integer)) {
+  if (shape.has_min && !(shape.has_zero_points && is_integer)) {
     return absl::InvalidArgumentError(
-        absl::StrCat(name, " weights have minimums, GPUs have integers with zero points at most"));
+        absl::StrCat(name, " weights have minimums, GPUs support only zero points, of integers"));
   }
-  if (shape.has_order && (!is_integer || shape.k > cuda::kLinearMaxOrderedInputs)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, " weights have ", shape.k, " inputs in an order of their own, GPUs ",
-                     "have integers with up to ", cuda::kLinearMaxOrderedInputs));
+  if (shape.has_act_order && (!is_integer || shape.k > cuda::kLinearMaxOrderedInputs)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        name, " weights have ", shape.k, " inputs with an act-order permutation, GPUs ",
+        "support that for integers with up to ", cuda::kLinearMaxOrderedInputs));
   }
-  if (shape.rounds_rows &&
+  if (shape.quantizes_activations &&
       (shape.format != WeightFormat::kFp8E4M3 || shape.k > cuda::kLinearMaxOrderedInputs)) {
-    return absl::InvalidArgumentError(absl::StrCat(name, " weights round rows of ", shape.k,
-                                                   " inputs, GPUs have fp8_e4m3 with ", "up to ",
-                                                   cuda::kLinearMaxOrderedInputs));
+    return absl::InvalidArgumentError(absl::StrCat(
+        name, " weights quantize activations of ", shape.k,
+        " inputs, GPUs support that for fp8_e4m3 with up to ", cuda::kLinearMaxOrderedInputs));
   }
-  if (shape.by_rows && !shape.rounds_rows) {
-    return absl::InvalidArgumentError(absl::StrCat(name, " weights [", shape.n, ", ", shape.k,
-                                                   "] lie by rows and round none of x"));
+  if (shape.allows_row_major && !shape.quantizes_activations) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, " weights [", shape.n, ", ", shape.k,
+                     "] allow row-major storage, which needs activation quantization"));
   }
   if (shape.scale_per_feature()) return absl::OkStatus();
   const std::uint32_t group = shape.group;
   bool known = (group == 32 || group == 64 || group == 128) && shape.k % group == 0;
-  absl::string_view groups = "32, 64 or 128 that divide the inputs";
+  absl::string_view groups = "32, 64 or 128 that divide the number of inputs";
   if (shape.format == WeightFormat::kFp8E4M3) {
     known = group != 0 && group % cuda::kLinearTileK == 0 && group < shape.k;
-    groups = "a multiple of 64, or all inputs";
+    groups = "a multiple of 64, or of all inputs";
   } else if (shape.format == WeightFormat::kFp4E2M1) {
     known = group == 32 && shape.k % 32 == 0;
-    groups = "32 that divide the inputs";
+    groups = "32 that divide the number of inputs";
   }
   if (known) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(name, " weights have groups of ", group, " of ",
-                                                 shape.k, " inputs, GPUs have ", groups));
+                                                 shape.k, " inputs, GPUs support groups of ",
+                                                 groups));
 }
 
 bool HasProductOfCodes(const QuantizedShape& shape) {
-  return shape.by_rows && shape.rounds_rows &&
+  return shape.allows_row_major && shape.quantizes_activations &&
          (shape.scale_per_feature() || shape.group % cuda::kFp8TileK == 0);
 }
 
@@ -101,18 +104,18 @@ CudaQuantizedParts CudaQuantizedPartsOf(const QuantizedShape& shape) {
       shape.scale_per_feature() || shape.format == WeightFormat::kFp8E4M3 ? 4 : 2;
   return {.codes = padded_n * padded_k / (four_bits ? 2 : 1),
           .scales = shape.num_groups() * padded_n * (scale + (shape.has_min ? 1 : 0)),
-          .order = shape.has_order ? std::int64_t{shape.k} * 4 : 0};
+          .act_order = shape.has_act_order ? std::int64_t{shape.k} * 4 : 0};
 }
 
 std::int64_t CudaQuantizedBytes(const QuantizedShape& shape) {
   const CudaQuantizedParts parts = CudaQuantizedPartsOf(shape);
-  return parts.codes + parts.scales + parts.order;
+  return parts.codes + parts.scales + parts.act_order;
 }
 
 std::int64_t CudaQuantizedRoom(const QuantizedShape& shape) {
   const CudaQuantizedParts parts = CudaQuantizedPartsOf(shape);
   return WeightMemory::RoomFor(parts.codes) + WeightMemory::RoomFor(parts.scales) +
-         WeightMemory::RoomFor(parts.order);
+         WeightMemory::RoomFor(parts.act_order);
 }
 
 std::int64_t QuantizedBytes(const QuantizedShape& shape) {
@@ -120,39 +123,20 @@ std::int64_t QuantizedBytes(const QuantizedShape& shape) {
   const std::int64_t row = shape.format == WeightFormat::kInt4
                                ? std::int64_t{shape.k} / 2
                                : (std::int64_t{shape.k} + 3) / 4 * 4;
-  const std::int64_t order = shape.has_order ? std::int64_t{shape.k} * 4 : 0;
+  const std::int64_t order = shape.has_act_order ? std::int64_t{shape.k} * 4 : 0;
   return panels * (row * kPanel + ScaleBytes(shape)) + order;
 }
 
-// Writes the panels and scales of one PackedLinear.
-class QuantizedPacker {
- public:
-  static absl::StatusOr<PackedLinear> Allocate(const QuantizedShape& shape,
-                                               std::span<const std::uint32_t> order);
-  static absl::StatusOr<PackedLinear> Pack(
-      const Backend& backend, const QuantizedShape& shape,
-      absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)> source,
-      std::span<const std::uint32_t> order);
+namespace {
 
- private:
-  // Temporary memory for one row.
-  struct Scratch {
-    std::vector<std::int8_t> q;
-    std::vector<float> scales, mins;
-  };
-  // Packs one panel. Returns false if it has a scale that the kernels do not support.
-  static bool PackPanel(const QuantizedShape& shape, std::int64_t panel,
-                        absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)> source,
-                        Scratch& scratch, const PackedLinear& packed);
-  static void PutValues(const QuantizedShape& shape, const std::int8_t* q, std::uint32_t lane,
-                        std::uint8_t* panel);
-  static void PutScales(const QuantizedShape& shape, const Scratch& scratch, std::uint32_t lane,
-                        std::byte* scales);
-  static bool MakeScalesNormal(const QuantizedShape& shape, Scratch& scratch);
+// Temporary memory for one row.
+struct Scratch {
+  std::vector<std::int8_t> q;
+  std::vector<float> scales, mins;
 };
 
-void QuantizedPacker::PutValues(const QuantizedShape& shape, const std::int8_t* q,
-                                std::uint32_t lane, std::uint8_t* panel) {
+void PutValues(const QuantizedShape& shape, const std::int8_t* q, std::uint32_t lane,
+               std::uint8_t* panel) {
   if (shape.format == WeightFormat::kInt4) {
     const int offset = shape.has_min ? 0 : 8;
     for (std::uint32_t k = 0; k < shape.k; k += 8) {
@@ -174,8 +158,8 @@ void QuantizedPacker::PutValues(const QuantizedShape& shape, const std::int8_t* 
   }
 }
 
-void QuantizedPacker::PutScales(const QuantizedShape& shape, const Scratch& scratch,
-                                std::uint32_t lane, std::byte* scales) {
+void PutScales(const QuantizedShape& shape, const Scratch& scratch, std::uint32_t lane,
+               std::byte* scales) {
   if (shape.scale_per_feature()) {
     reinterpret_cast<float*>(scales)[lane] = scratch.scales[0];
     return;
@@ -190,7 +174,7 @@ void QuantizedPacker::PutScales(const QuantizedShape& shape, const Scratch& scra
 
 // 4-bit weights have no scale of 0 (internal::IntLinearArgs). A group with scale 0 gets the
 // smallest scale and integers that are 0. Returns false for a scale that is not finite in f16.
-bool QuantizedPacker::MakeScalesNormal(const QuantizedShape& shape, Scratch& scratch) {
+bool MakeScalesNormal(const QuantizedShape& shape, Scratch& scratch) {
   constexpr float kMinF16 = 0x1p-24f;
   for (std::size_t g = 0; g < scratch.scales.size(); ++g) {
     const float scale = RoundToF16(scratch.scales[g]);
@@ -199,19 +183,18 @@ bool QuantizedPacker::MakeScalesNormal(const QuantizedShape& shape, Scratch& scr
     scratch.scales[g] = kMinF16;
     std::fill_n(scratch.q.begin() + static_cast<std::ptrdiff_t>(g * shape.group), shape.group,
                 std::int8_t{0});
-    if (shape.min_in_steps) scratch.mins[g] = 0;
+    if (shape.has_zero_points) scratch.mins[g] = 0;
   }
   return true;
 }
 
-bool QuantizedPacker::PackPanel(
-    const QuantizedShape& shape, std::int64_t panel,
-    absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)> source, Scratch& scratch,
-    const PackedLinear& packed) {
-  auto* const values =
-      static_cast<std::uint8_t*>(packed.data_.data()) + panel * packed.panel_bytes();
-  std::byte* const scales =
-      static_cast<std::byte*>(packed.scales_.data()) + panel * ScaleBytes(shape);
+// Packs a panel row by row. Returns false if it has a scale that the kernels do not support.
+bool PackPanel(const QuantizedShape& shape, std::int64_t panel,
+               absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)> source,
+               Scratch& scratch, const PackedLinear& packed) {
+  auto* const values = reinterpret_cast<std::uint8_t*>(packed.element_memory().data()) +
+                       panel * packed.panel_bytes();
+  std::byte* const scales = packed.scale_memory().data() + panel * ScaleBytes(shape);
   for (std::uint32_t lane = 0; lane < kPanel; ++lane) {
     const std::int64_t row = panel * kPanel + lane;
     if (row < shape.n) {
@@ -228,38 +211,52 @@ bool QuantizedPacker::PackPanel(
   return true;
 }
 
-absl::StatusOr<PackedLinear> QuantizedPacker::Allocate(const QuantizedShape& shape,
-                                                       std::span<const std::uint32_t> order) {
-  QUIRE_RETURN_IF_ERROR(CheckQuantizedShape(shape));
-  QUIRE_CHECK(order.size() == (shape.has_order ? shape.k : 0));
-  PackedLinear packed;
-  packed.n_ = shape.n;
-  packed.k_ = shape.k;
-  packed.group_ = shape.group;
-  packed.has_min_ = shape.has_min;
-  packed.min_in_steps_ = shape.min_in_steps;
-  packed.format_ = shape.format;
-  packed.dtype_ = shape.scale_per_feature() ? DType::kF32 : DType::kF16;
-  QUIRE_ASSIGN_OR_RETURN(
-      packed.data_,
-      DeviceBuffer::Allocate(MemoryKind::kHost, packed.num_panels() * packed.panel_bytes()));
-  QUIRE_ASSIGN_OR_RETURN(
-      packed.scales_,
-      DeviceBuffer::Allocate(MemoryKind::kHost, packed.num_panels() * ScaleBytes(shape)));
-  if (!shape.has_order) return packed;
-  QUIRE_ASSIGN_OR_RETURN(
-      packed.order_,
-      DeviceBuffer::Allocate(MemoryKind::kHost, static_cast<std::int64_t>(order.size_bytes())));
-  std::memcpy(packed.order_.data(), order.data(), order.size_bytes());
-  return packed;
+}  // namespace
+
+WeightEncoding IntegerEncodingOf(const QuantizedShape& shape, DeviceBuffer act_order) {
+  if (shape.has_min && !shape.has_zero_points) {
+    return GgmlWeights{.format = shape.format, .group = shape.group};
+  }
+  if (shape.format == WeightFormat::kInt8) {
+    return Int8Weights{.group = shape.group,
+                       .has_zero_points = shape.has_zero_points,
+                       .act_order = std::move(act_order)};
+  }
+  return Int4Weights{.group = shape.group,
+                     .has_zero_points = shape.has_zero_points,
+                     .act_order = std::move(act_order)};
 }
 
-absl::StatusOr<PackedLinear> QuantizedPacker::Pack(
+absl::StatusOr<PackedLinear> AllocateQuantizedLinear(const QuantizedShape& shape,
+                                                     std::span<const std::uint32_t> act_order) {
+  QUIRE_RETURN_IF_ERROR(CheckQuantizedShape(shape));
+  QUIRE_CHECK(act_order.size() == (shape.has_act_order ? shape.k : 0));
+  const std::int64_t panels = (std::int64_t{shape.n} + kPanel - 1) / kPanel;
+  QUIRE_ASSIGN_OR_RETURN(
+      DeviceBuffer data,
+      DeviceBuffer::Allocate(
+          MemoryKind::kHost,
+          panels * PackedLinear::PanelBytes(shape.format, DType::kInvalid, shape.k)));
+  QUIRE_ASSIGN_OR_RETURN(DeviceBuffer scales,
+                         DeviceBuffer::Allocate(MemoryKind::kHost, panels * ScaleBytes(shape)));
+  DeviceBuffer order;
+  if (shape.has_act_order) {
+    const auto bytes = static_cast<std::int64_t>(act_order.size_bytes());
+    QUIRE_ASSIGN_OR_RETURN(order, DeviceBuffer::Allocate(MemoryKind::kHost, bytes));
+    std::memcpy(order.data(), act_order.data(), act_order.size_bytes());
+  }
+  return PackedLinear(shape.n, shape.k, IntegerEncodingOf(shape, std::move(order)), std::move(data),
+                      std::move(scales));
+}
+
+namespace {
+
+absl::StatusOr<PackedLinear> PackOnCpu(
     const Backend& backend, const QuantizedShape& shape,
     absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)> source,
-    std::span<const std::uint32_t> order) {
+    std::span<const std::uint32_t> act_order) {
   QUIRE_CHECK(backend.cuda() == nullptr);
-  QUIRE_ASSIGN_OR_RETURN(PackedLinear packed, Allocate(shape, order));
+  QUIRE_ASSIGN_OR_RETURN(PackedLinear packed, AllocateQuantizedLinear(shape, act_order));
   std::atomic<bool> is_finite = true;
   backend.ParallelFor(packed.num_panels(), static_cast<double>(shape.k) * kPanel,
                       [&](std::int64_t begin, std::int64_t end, int) {
@@ -275,26 +272,23 @@ absl::StatusOr<PackedLinear> QuantizedPacker::Pack(
                       });
   if (is_finite) return packed;
   return absl::InvalidArgumentError(absl::StrCat("int4 weights [", shape.n, ", ", shape.k,
-                                                 "] have a scale that f16 does not hold"));
+                                                 "] have a scale that f16 cannot represent"));
 }
+
+}  // namespace
 
 absl::StatusOr<PackedLinear> PackQuantizedRows(
     const Backend& backend, const QuantizedShape& shape,
     absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)> source,
-    std::span<const std::uint32_t> order, WeightMemory* memory) {
+    std::span<const std::uint32_t> act_order, WeightMemory* memory) {
   if constexpr (kHasCuda) {
     if (backend.cuda() != nullptr) {
       QUIRE_RETURN_IF_ERROR(CheckCudaQuantizedShape(shape));
-      QUIRE_CHECK(order.size() == (shape.has_order ? shape.k : 0));
-      return internal::PackQuantizedCuda(backend, shape, source, order, memory);
+      QUIRE_CHECK(act_order.size() == (shape.has_act_order ? shape.k : 0));
+      return internal::PackQuantizedCuda(backend, shape, source, act_order, memory);
     }
   }
-  return QuantizedPacker::Pack(backend, shape, source, order);
-}
-
-absl::StatusOr<PackedLinear> AllocateQuantizedLinear(const QuantizedShape& shape,
-                                                     std::span<const std::uint32_t> order) {
-  return QuantizedPacker::Allocate(shape, order);
+  return PackOnCpu(backend, shape, source, act_order);
 }
 
 namespace {
@@ -374,13 +368,13 @@ float ErrorOf(std::span<const float> x, float scale) {
   return Sum(error);
 }
 
-// Candidates for the quantized extreme value, near -8, which has no positive counterpart; beyond it
-// values are clipped. For normal weights the error of these four candidates is 0.5 % above the best
-// of eight, in half the time.
+// Candidates for the quantized extreme value. They are near -8, which has no positive counterpart;
+// values below -8 are clipped. For normally distributed weights the error with these four
+// candidates is 0.5 % above that of the best eight, and takes half the time.
 constexpr std::array<float, 4> kExtremes = {-7.2f, -7.8f, -8.5f, -9.3f};
 
-// Rounds to f16, and upwards if the nearest value would clip the extreme value by more than half a
-// step. This happens for subnormal scales only.
+// Returns magnitude / 127 rounded to f16. It is rounded up if the nearest f16 would clip the
+// extreme value by more than half a step, which happens for subnormal scales only.
 float GroupScaleOfInt8(float magnitude) {
   F16 scale = F16::FromFloat(magnitude / 127.0f);
   if (magnitude > 127.5f * scale.ToFloat()) ++scale.bits;
@@ -457,19 +451,19 @@ struct RowsLayout {
 };
 
 // Scratch memory of `num_rows` quantized rows: q, scales, sums, then the permuted x.
-RowsLayout LayoutOf(std::int64_t num_rows, std::int64_t k, std::int64_t group, bool has_order) {
+RowsLayout LayoutOf(std::int64_t num_rows, std::int64_t k, std::int64_t group, bool has_act_order) {
   const std::int64_t wide = std::max<std::int64_t>(group, 32);
   const std::int64_t q = Padded(num_rows * ((k + 3) / 4 * 4));
   const std::int64_t scales = q + Padded(num_rows * ((k + wide - 1) / wide) * 4);
   const std::int64_t sums = scales + Padded(num_rows * (k / group) * 4);
-  return {q, scales, sums, sums + (has_order ? num_rows * k * 4 : 0)};
+  return {q, scales, sums, sums + (has_act_order ? num_rows * k * 4 : 0)};
 }
 
 // Applies the act-order permutation to rows [row_begin, row_end): y[m][j] = x[m][order[j]].
 void TakeInOrder(const LinearParams& params, std::uint32_t row_begin, std::uint32_t row_end,
                  float* y) {
   const std::size_t k = params.weight->k();
-  const std::uint32_t* const order = params.weight->order();
+  const std::uint32_t* const order = params.weight->act_order();
   for (std::size_t m = row_begin; m < row_end; ++m) {
     const float* const x = params.x.f32() + static_cast<std::int64_t>(m) * params.x_stride;
     for (std::size_t j = 0; j < k; ++j) y[m * k + j] = x[order[j]];
@@ -492,7 +486,7 @@ internal::IntLinearArgs ArgsOf(const LinearParams& params) {
           .scale_per_feature = weight.dtype() == DType::kF32,
           .is_int4 = weight.format() == WeightFormat::kInt4,
           .has_min = weight.has_min(),
-          .min_in_steps = weight.min_in_steps(),
+          .has_zero_points = weight.has_zero_points(),
           .x = {},
           .num_rows = params.num_rows,
           .bias = params.bias,
@@ -522,15 +516,16 @@ void OverwriteNanRows(const internal::IntLinearArgs& args) {
 
 }  // namespace
 
-std::int64_t QuantizedLinearScratchBytes(std::uint32_t num_rows, std::uint32_t k, bool has_order) {
+std::int64_t QuantizedLinearScratchBytes(std::uint32_t num_rows, std::uint32_t k,
+                                         bool has_act_order) {
   // Groups of 16 need the most scales and sums.
-  return LayoutOf(num_rows, (std::int64_t{k} + 15) / 16 * 16, 16, has_order).bytes;
+  return LayoutOf(num_rows, (std::int64_t{k} + 15) / 16 * 16, 16, has_act_order).bytes;
 }
 
 void ReserveQuantizedLinear(const Backend& backend, std::uint32_t num_rows, std::uint32_t k,
-                            bool has_order) {
+                            bool has_act_order) {
   QUIRE_CHECK(backend.cuda() == nullptr);
-  const std::int64_t bytes = QuantizedLinearScratchBytes(num_rows, k, has_order);
+  const std::int64_t bytes = QuantizedLinearScratchBytes(num_rows, k, has_act_order);
   backend.op_workspace().Reserve(static_cast<std::size_t>(bytes));
 }
 
@@ -540,11 +535,11 @@ void LinearQuantized(const Backend& backend, const LinearParams& params,
                      const IntLinearKernels& kernels) {
   IntLinearArgs args = ArgsOf(params);
   const std::uint32_t rows = params.num_rows;
-  // A thread streams weights at about 20 GB/s, and computes about 200 multiply-adds per nanosecond.
+  // A thread reads weights at about 20 GB/s, and computes about 200 multiply-adds per nanosecond.
   const double work = static_cast<double>(args.panel_bytes) * 0.05 +
                       static_cast<double>(args.k) * rows * (kPanel * 0.005);
-  const bool has_order = params.weight->order() != nullptr;
-  const RowsLayout layout = LayoutOf(rows, args.k, args.group, has_order);
+  const bool has_act_order = params.weight->act_order() != nullptr;
+  const RowsLayout layout = LayoutOf(rows, args.k, args.group, has_act_order);
   std::byte* const scratch = backend.op_workspace().Reserve(static_cast<std::size_t>(layout.bytes));
   args.x = RowsAt(scratch, layout);
   auto* const ordered = reinterpret_cast<float*>(scratch + layout.sums);
@@ -552,13 +547,13 @@ void LinearQuantized(const Backend& backend, const LinearParams& params,
   std::atomic<bool> has_nan = false;
   // Rows are packed eight at a time (IntRows).
   backend.ParallelFor(
-      (rows + 7) / 8, static_cast<double>(args.k) * 8 * (has_order ? 0.8 : 0.3),
+      (rows + 7) / 8, static_cast<double>(args.k) * 8 * (has_act_order ? 0.8 : 0.3),
       [&](std::int64_t begin, std::int64_t end, int) {
         const std::uint32_t first = static_cast<std::uint32_t>(begin) * 8;
         const std::uint32_t last = std::min(rows, static_cast<std::uint32_t>(end) * 8);
-        if (has_order) TakeInOrder(params, first, last, ordered);
-        kernels.quantize(has_order ? ordered : params.x.f32(), has_order ? args.k : params.x_stride,
-                         how, rows, first, last, args.x);
+        if (has_act_order) TakeInOrder(params, first, last, ordered);
+        kernels.quantize(has_act_order ? ordered : params.x.f32(),
+                         has_act_order ? args.k : params.x_stride, how, rows, first, last, args.x);
         if (args.is_int4 && HasNan(args, first, last)) {
           has_nan.store(true, std::memory_order_relaxed);
         }

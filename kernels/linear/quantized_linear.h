@@ -36,7 +36,7 @@ std::int64_t QuantizedBytes(const QuantizedShape& shape);
 struct CudaQuantizedParts {
   std::int64_t codes = 0;
   std::int64_t scales = 0;  // and zero points
-  std::int64_t order = 0;
+  std::int64_t act_order = 0;
 };
 CudaQuantizedParts CudaQuantizedPartsOf(const QuantizedShape& shape);
 // Bytes of all parts.
@@ -45,21 +45,22 @@ std::int64_t CudaQuantizedBytes(const QuantizedShape& shape);
 std::int64_t CudaQuantizedRoom(const QuantizedShape& shape);
 
 // Packs a matrix row by row. `source` fills a row, and is called once for each row in [0, n), from
-// several threads. With has_order its values are permuted by `order`. `memory` is the memory of a
-// GPU's matrix; null: separate allocations. Returns INVALID_ARGUMENT like CheckQuantizedShape or
-// CheckCudaQuantizedShape, for a zero point that GPUs do not support, or on the CPU for a kInt4
-// scale that is not finite in f16; RESOURCE_EXHAUSTED if memory cannot be allocated. REQUIRES:
-// `order` is a permutation of [0, k) with has_order, else empty; `memory` is null or has
-// CudaQuantizedRoom left.
+// several threads. With has_act_order its values are permuted by `act_order`. `memory` provides the
+// memory of a GPU's matrix; null: separate allocations.
+//
+// Returns INVALID_ARGUMENT like CheckQuantizedShape or CheckCudaQuantizedShape, for a zero point
+// that GPUs do not support, or on the CPU for a kInt4 scale that is not finite in f16. Returns
+// RESOURCE_EXHAUSTED if memory cannot be allocated. REQUIRES: `act_order` is a permutation of [0,
+// k) with has_act_order, else empty; `memory` is null or has CudaQuantizedRoom left.
 absl::StatusOr<PackedLinear> PackQuantizedRows(
     const Backend& backend, const QuantizedShape& shape,
     absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)> source,
-    std::span<const std::uint32_t> order = {}, WeightMemory* memory = nullptr);
+    std::span<const std::uint32_t> act_order = {}, WeightMemory* memory = nullptr);
 
 // Allocates the matrix of PackQuantizedRows with all bytes zero except those of the permutation,
 // for bytes that PackQuantizedRows made of such a shape. Errors are those of PackQuantizedRows.
 absl::StatusOr<PackedLinear> AllocateQuantizedLinear(const QuantizedShape& shape,
-                                                     std::span<const std::uint32_t> order = {});
+                                                     std::span<const std::uint32_t> act_order = {});
 
 // Quantizes one row without minimums. kInt8: the scale is the largest magnitude M divided by 127,
 // and the error of every value is at most half the scale. kInt4: the candidate scale with the least
@@ -73,13 +74,17 @@ void QuantizeRow(WeightFormat format, std::uint32_t group, std::span<const float
                  const QuantizedRow& out);
 
 // Reserves the backend's scratch memory for Linear with up to `num_rows` rows of up to `k` inputs
-// in any integer format, so that later calls do not allocate. `has_order` includes act-order
+// in any integer format, so that later calls do not allocate. `has_act_order` includes act-order
 // permutations. REQUIRES: the backend is the CPU.
 void ReserveQuantizedLinear(const Backend& backend, std::uint32_t num_rows, std::uint32_t k,
-                            bool has_order = false);
+                            bool has_act_order = false);
 // Bytes that ReserveQuantizedLinear allocates for a backend without scratch memory.
 std::int64_t QuantizedLinearScratchBytes(std::uint32_t num_rows, std::uint32_t k,
-                                         bool has_order = false);
+                                         bool has_act_order = false);
+
+// Returns the encoding of integer weights of this shape. `act_order` is empty without
+// has_act_order.
+WeightEncoding IntegerEncodingOf(const QuantizedShape& shape, DeviceBuffer act_order);
 
 namespace internal {
 

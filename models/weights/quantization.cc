@@ -39,8 +39,8 @@ std::string FormName(const MatrixForm& form) {
   if (form.is_plain()) return std::string(DTypeName(form.dtype));
   std::string name(WeightFormatName(form.format));
   if (form.group != 0) absl::StrAppend(&name, "_g", form.group);
-  if (form.has_min) name += form.min_in_steps ? "_zero" : "_min";
-  if (form.has_order) name += "_order";
+  if (form.has_min) name += form.has_zero_points ? "_zero" : "_min";
+  if (form.has_act_order) name += "_order";
   return name;
 }
 

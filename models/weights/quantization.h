@@ -42,20 +42,23 @@ std::optional<Quantization> QuantizationFromName(absl::string_view name);
 // The format of a matrix in memory.
 struct MatrixForm {
   WeightFormat format = WeightFormat::kPlain;
-  DType dtype = DType::kInvalid;  // with kPlain
-  std::uint32_t group = 0;        // inputs that share a scale; 0: one scale per output feature
-  bool has_min = false;           // a weight is scale * q + min
-  bool min_in_steps = false;      // a weight is scale * (q + min); only with has_min
-  bool has_order = false;         // has an act-order permutation of its inputs
-  bool rounds_rows = false;       // with is_fp8(): activations are quantized to e4m3
-  bool by_rows = false;           // QuantizedShape::by_rows
+  DType dtype = DType::kInvalid;       // with kPlain
+  std::uint32_t group = 0;             // inputs that share a scale; 0: one scale per output feature
+  bool has_min = false;                // a weight is scale * q + min
+  bool has_zero_points = false;        // a weight is scale * (q + min); only with has_min
+  bool has_act_order = false;          // has an act-order permutation of its inputs
+  bool quantizes_activations = false;  // with is_fp8(): activations are quantized to e4m3
+  bool allows_row_major = false;       // QuantizedShape::allows_row_major
 
   bool is_plain() const { return format == WeightFormat::kPlain; }
   bool is_fp8() const { return format == WeightFormat::kFp8E4M3; }
   bool is_integer() const { return format == WeightFormat::kInt8 || format == WeightFormat::kInt4; }
   // REQUIRES: is_fp8().
   Fp8Shape Fp8ShapeOf(std::uint32_t n, std::uint32_t k) const {
-    return {.n = n, .k = k, .group = group == 0 ? k : group, .rounds_rows = rounds_rows};
+    return {.n = n,
+            .k = k,
+            .group = group == 0 ? k : group,
+            .quantizes_activations = quantizes_activations};
   }
   // REQUIRES: is_integer(), or on a GPU not is_plain().
   QuantizedShape ShapeOf(std::uint32_t n, std::uint32_t k) const {
@@ -64,16 +67,16 @@ struct MatrixForm {
             .k = k,
             .group = group == 0 ? k : group,
             .has_min = has_min,
-            .min_in_steps = min_in_steps,
-            .has_order = has_order,
-            .rounds_rows = rounds_rows,
-            .by_rows = by_rows};
+            .has_zero_points = has_zero_points,
+            .has_act_order = has_act_order,
+            .quantizes_activations = quantizes_activations,
+            .allows_row_major = allows_row_major};
   }
   friend bool operator==(const MatrixForm&, const MatrixForm&) = default;
 };
 
 // Returns a name such as "bf16", "fp8_e4m3", "fp8_e4m3_g128", "fp4_e2m1_g32", "int8", "int4_g32" or
-// "int4_g32_min". min_in_steps gives "int4_g32_zero", has_order "int4_g32_order" or
+// "int4_g32_min". has_zero_points gives "int4_g32_zero", has_act_order "int4_g32_order" or
 // "int4_g32_zero_order".
 std::string FormName(const MatrixForm& form);
 

@@ -222,8 +222,8 @@ MatrixForm StoredForm(const formats::StoredTensor& tensor) {
     return {.format = shape->format,
             .group = shape->scale_per_feature() ? 0 : shape->group,
             .has_min = shape->has_min,
-            .min_in_steps = shape->min_in_steps,
-            .has_order = shape->has_order};
+            .has_zero_points = shape->has_zero_points,
+            .has_act_order = shape->has_act_order};
   }
   const auto shape =
       formats::IntegerShapeOf(tensor.blocks, static_cast<std::uint32_t>(tensor.shape[0]),

@@ -242,13 +242,13 @@ absl::Status NoFp8Error(const WeightTarget& target) {
 // row-major, since GroupedLinear does not run on fp8 tensor cores.
 absl::Status RoundFp8Rows(const WeightTarget& target, WeightSlots* slots) {
   bool has_fp8 = false;
-  const bool by_rows = target.cuda && target.activation == DType::kBF16;
+  const bool allows_row_major = target.cuda && target.activation == DType::kBF16;
   const auto round = [&](LinearSlot* slot) {
     for (MatrixSlot& matrix : slot->matrices) {
       if (!matrix.form.is_fp8()) continue;
       has_fp8 = true;
-      matrix.form.rounds_rows = true;
-      matrix.form.by_rows = by_rows;
+      matrix.form.quantizes_activations = true;
+      matrix.form.allows_row_major = allows_row_major;
       if (!target.cuda) continue;
       const absl::Status checked =
           kernels::CheckCudaQuantizedShape(matrix.form.ShapeOf(matrix.n, matrix.k));
@@ -266,7 +266,7 @@ absl::Status RoundFp8Rows(const WeightTarget& target, WeightSlots* slots) {
   for (LayerSlots& layer : slots->layers) {
     for (std::vector<LinearSlot>* const experts : ExpertsOf(layer)) {
       for (LinearSlot& expert : *experts) {
-        for (MatrixSlot& matrix : expert.matrices) matrix.form.by_rows = false;
+        for (MatrixSlot& matrix : expert.matrices) matrix.form.allows_row_major = false;
       }
     }
   }
@@ -277,7 +277,7 @@ void WarnOfUselessRounding(const WeightTarget& target, WeightSlots* slots) {
   std::int64_t rounded = 0, useless = 0;
   const MatrixSlot* first = nullptr;
   ForEachMatrix(*slots, [&](const MatrixSlot& slot, bool) {
-    if (!slot.form.rounds_rows) return;
+    if (!slot.form.quantizes_activations) return;
     ++rounded;
     if (target.multiplies_fp8 && kernels::HasProductOfCodes(slot.form.ShapeOf(slot.n, slot.k))) {
       return;
@@ -385,7 +385,7 @@ CodedMatrices CodedMatricesOf(const WeightSlots& slots) {
   CodedMatrices coded;
   ForEachMatrix(slots, [&](const MatrixSlot& slot, bool) {
     coded.integers |= slot.form.is_integer();
-    coded.orders |= slot.form.has_order;
+    coded.act_orders |= slot.form.has_act_order;
     coded.fp8 |= slot.form.is_fp8();
   });
   return coded;

@@ -181,7 +181,7 @@ absl::StatusOr<std::vector<float>> ReadVectors(std::span<const VectorPlace> plac
 
 // Returns the act-order permutation of a matrix, or an empty span.
 std::span<const std::uint32_t> OrderOf(const MatrixSlot& slot) {
-  if (!slot.form.has_order) return {};
+  if (!slot.form.has_act_order) return {};
   return slot.parts.front()->quantized->order();
 }
 
@@ -531,8 +531,8 @@ std::vector<Weights::Section> Weights::Sections() const {
                             .dtype = matrix.dtype(),
                             .group = matrix.group() == matrix.k() ? 0 : matrix.group(),
                             .has_min = matrix.has_min(),
-                            .min_in_steps = matrix.min_in_steps(),
-                            .has_order = matrix.order() != nullptr};
+                            .has_zero_points = matrix.has_zero_points(),
+                            .has_act_order = matrix.act_order() != nullptr};
       const std::string what =
           absl::StrCat(name, " ", FormName(form), " [", matrix.n(), ", ", matrix.k(), "]");
       sections.push_back({what, matrix.element_memory()});

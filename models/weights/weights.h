@@ -101,7 +101,7 @@ DType EmbeddingDType(const formats::StoredTensor& embedding, Quantization quanti
 // The kinds of quantized matrices that a model has, the head included.
 struct CodedMatrices {
   bool integers = false;
-  bool orders = false;  // integers with an act-order permutation
+  bool act_orders = false;  // integers with an act-order permutation
   bool fp8 = false;
 };
 CodedMatrices CodedMatricesOf(const WeightSlots& slots);

@@ -31,9 +31,9 @@ std::vector<QuantizedShape> AmxShapes() {
   for (const WeightFormat format : {kInt8, kInt4}) {
     for (const std::uint32_t group : {16u, 32u, 64u, 128u}) {
       if (format == kInt4 && group == 16) continue;
-      for (const auto& [has_min, in_steps] :
+      for (const auto& [has_min, has_zero_points] :
            {std::pair{false, false}, {true, false}, {true, true}}) {
-        shapes.push_back({format, n, group == 128 ? 384u : 320u, group, has_min, in_steps});
+        shapes.push_back({format, n, group == 128 ? 384u : 320u, group, has_min, has_zero_points});
         n = n % 131 + 13;
       }
     }

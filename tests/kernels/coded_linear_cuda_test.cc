@@ -30,13 +30,13 @@ const QuantizedShape kCodedShapes[] = {
      .k = 544,
      .group = 32,
      .has_min = true,
-     .min_in_steps = true},
+     .has_zero_points = true},
     {.format = WeightFormat::kInt8,
      .n = 40,
      .k = 128,
      .group = 128,
      .has_min = true,
-     .min_in_steps = true},
+     .has_zero_points = true},
     {.format = WeightFormat::kFp8E4M3, .n = 130, .k = 584, .group = 584},
     {.format = WeightFormat::kFp8E4M3, .n = 130, .k = 584, .group = 128},
     {.format = WeightFormat::kFp8E4M3, .n = 9, .k = 200, .group = 64},
@@ -49,28 +49,28 @@ const QuantizedShape kCodedShapes[] = {
      .k = 544,
      .group = 32,
      .has_min = true,
-     .min_in_steps = true},
+     .has_zero_points = true},
     {.format = WeightFormat::kInt4,
      .n = 70,
      .k = 256,
      .group = 128,
      .has_min = true,
-     .min_in_steps = true},
+     .has_zero_points = true},
     {.format = WeightFormat::kInt4,
      .n = 130,
      .k = 544,
      .group = 32,
      .has_min = true,
-     .min_in_steps = true,
-     .has_order = true},
-    {.format = WeightFormat::kInt8, .n = 24, .k = 256, .group = 128, .has_order = true},
+     .has_zero_points = true,
+     .has_act_order = true},
+    {.format = WeightFormat::kInt8, .n = 24, .k = 256, .group = 128, .has_act_order = true},
     {.format = WeightFormat::kFp4E2M1, .n = 130, .k = 544, .group = 32},
     {.format = WeightFormat::kFp4E2M1, .n = 7, .k = 32, .group = 32},
 };
 
 std::string NameOf(const QuantizedShape& shape) {
   return absl::StrCat(WeightFormatName(shape.format), " group ", shape.group,
-                      shape.has_min ? " zeros" : "", shape.has_order ? " order " : " ", shape.n,
+                      shape.has_min ? " zeros" : "", shape.has_act_order ? " order " : " ", shape.n,
                       "x", shape.k);
 }
 
@@ -144,7 +144,7 @@ TEST(CodedLinearCudaTest, PermutedRowsInSeveralPassesKeepTheirBits) {
   const CudaBackend cuda;
   constexpr std::uint32_t kRows = 70;
   const QuantizedShape shape = {
-      .format = WeightFormat::kInt8, .n = 8, .k = 32768, .group = 128, .has_order = true};
+      .format = WeightFormat::kInt8, .n = 8, .k = 32768, .group = 128, .has_act_order = true};
   const Quantized made = MakeQuantized(shape);
   const auto packed = made.Pack(*cuda);
   ASSERT_TRUE(packed.ok()) << packed.status();
@@ -240,7 +240,7 @@ TEST(CodedLinearCudaTest, QuantizedWeightsWithF32ActivationsEqualTheirValues) {
                               .num_rows = kRows})
                     .ok());
     // Another act-order permutation changes the order of the sums.
-    if (fused && !shape.has_order) {
+    if (fused && !shape.has_act_order) {
       EXPECT_EQ(std::memcmp(y.data(), expected.data(), y.size() * 4), 0);
     }
   }
@@ -290,21 +290,26 @@ TEST(CodedLinearCudaTest, NamesWhatIsWrong) {
   QuantizedShape shape{.format = WeightFormat::kInt4, .n = 4, .k = 128, .group = 32};
   EXPECT_EQ(pack(shape), "");
   shape.group = 48;
-  EXPECT_THAT(pack(shape), testing::HasSubstr("groups of 48 of 128 inputs, GPUs have 32, 64"));
+  EXPECT_THAT(pack(shape),
+              testing::HasSubstr("groups of 48 of 128 inputs, GPUs support groups of 32, 64"));
   shape.format = WeightFormat::kFp8E4M3;
-  EXPECT_THAT(pack(shape), testing::HasSubstr("a multiple of 64, or all inputs"));
+  EXPECT_THAT(pack(shape), testing::HasSubstr("groups of a multiple of 64, or of all inputs"));
   shape.format = WeightFormat::kFp4E2M1;
-  EXPECT_THAT(pack(shape), testing::HasSubstr("GPUs have 32 that divide"));
+  EXPECT_THAT(pack(shape), testing::HasSubstr("GPUs support groups of 32 that divide"));
   shape.group = 32;
-  shape.has_min = shape.min_in_steps = true;
-  EXPECT_THAT(pack(shape), testing::HasSubstr("minimums, GPUs have integers with zero points"));
+  shape.has_min = shape.has_zero_points = true;
+  EXPECT_THAT(pack(shape),
+              testing::HasSubstr("minimums, GPUs support only zero points, of integers"));
   shape.format = WeightFormat::kInt8;
-  EXPECT_THAT(pack(shape), testing::HasSubstr("in row 0 the zero point 256, GPUs hold 0 to 255"));
+  EXPECT_THAT(pack(shape),
+              testing::HasSubstr("in row 0 the zero point 256, GPUs support 0 to 255"));
   shape.format = WeightFormat::kInt4;
   zero = 129;
-  EXPECT_THAT(pack(shape), testing::HasSubstr("in row 0 the zero point 129, GPUs hold 0 to 128"));
-  shape = {.format = WeightFormat::kInt4, .n = 4, .k = 65568, .group = 32, .has_order = true};
-  EXPECT_THAT(pack(shape), testing::HasSubstr("65568 inputs in an order of their own, GPUs have"));
+  EXPECT_THAT(pack(shape),
+              testing::HasSubstr("in row 0 the zero point 129, GPUs support 0 to 128"));
+  shape = {.format = WeightFormat::kInt4, .n = 4, .k = 65568, .group = 32, .has_act_order = true};
+  EXPECT_THAT(pack(shape),
+              testing::HasSubstr("65568 inputs with an act-order permutation, GPUs support"));
   shape = {.format = WeightFormat::kInt8, .n = 4, .k = 15, .group = 15};
   EXPECT_THAT(pack(shape), testing::HasSubstr("the second a multiple of 8"));
 }

@@ -81,7 +81,7 @@ inline Quantized MakeQuantized(const QuantizedShape& shape, std::uint32_t seed =
     made.q.push_back(static_cast<std::int8_t>(code));
     made.worth.push_back(value * made.scales[group]);
   }
-  if (!shape.has_order) return made;
+  if (!shape.has_act_order) return made;
   for (std::uint32_t j = 0; j < shape.k; ++j) made.order.push_back(j);
   std::shuffle(made.order.begin(), made.order.end(), random);
   const std::vector<float> packed = made.worth;

@@ -230,11 +230,11 @@ TEST(RoundedFp8LinearTest, EqualsTheProductOfRoundedRows) {
   const TestBackend backend(2);
   for (Fp8Shape shape : {Fp8Shape{17, 255, 128}, Fp8Shape{80, 600, 600}, Fp8Shape{48, 700, 300}}) {
     const auto exact = Matrix(shape, 1).Pack(*backend);
-    shape.rounds_rows = true;
+    shape.quantizes_activations = true;
     const Matrix matrix(shape, 1);
     const auto packed = matrix.Pack(*backend);
     ASSERT_TRUE(exact.ok() && packed.ok()) << packed.status();
-    EXPECT_TRUE(packed->rounds_rows() && !exact->rounds_rows());
+    EXPECT_TRUE(packed->quantizes_activations() && !exact->quantizes_activations());
     constexpr std::uint32_t kRows = 9;
     auto x = RandomFloats(std::size_t{kRows} * shape.k, 2);
     for (std::uint32_t k = 0; k < shape.k; ++k) {

@@ -147,19 +147,20 @@ TEST(GatedLinearCudaTest, EveryActivation) {
 // e4m3 with dynamic activation quantization, in the portable kernel and on 9.0 in the fp8 kernel.
 TEST(GatedLinearCudaTest, DynamicActivationQuantization) {
   const CudaBackend cuda;
-  for (const bool by_rows : {false, true}) {
+  for (const bool allows_row_major : {false, true}) {
     for (const std::uint32_t group : {128u, 584u}) {
       const Quantized made = MakeQuantized({.format = WeightFormat::kFp8E4M3,
                                             .n = 384,
                                             .k = 584,
                                             .group = group,
-                                            .rounds_rows = true,
-                                            .by_rows = by_rows});
+                                            .quantizes_activations = true,
+                                            .allows_row_major = allows_row_major});
       const auto packed = made.Pack(*cuda);
       ASSERT_TRUE(packed.ok()) << packed.status();
       ASSERT_TRUE(CanFuseGate(*cuda, *packed, kBF16, kBF16));
       for (const std::uint32_t rows : {1u, 70u, 515u}) {
-        SCOPED_TRACE(absl::StrCat(rows, " rows, group ", group, by_rows ? " by rows" : ""));
+        SCOPED_TRACE(
+            absl::StrCat(rows, " rows, group ", group, allows_row_major ? " row-major" : ""));
         const GateInputs in(cuda, rows, 384, 584);
         ExpectSameBits(Fused(cuda, *packed, in, {}, true), InTwoSteps(cuda, *packed, in, {}, true));
       }
@@ -172,12 +173,12 @@ TEST(GatedLinearCudaTest, QuantizedWeights) {
   using enum WeightFormat;
   const QuantizedShape shapes[] = {
       {.format = kInt8, .n = 384, .k = 584, .group = 584},
-      {.format = kInt8, .n = 128, .k = 96, .group = 32, .has_min = true, .min_in_steps = true},
-      {.format = kInt8, .n = 384, .k = 128, .group = 128, .has_order = true},
+      {.format = kInt8, .n = 128, .k = 96, .group = 32, .has_min = true, .has_zero_points = true},
+      {.format = kInt8, .n = 384, .k = 128, .group = 128, .has_act_order = true},
       {.format = kFp8E4M3, .n = 384, .k = 584, .group = 128},
       {.format = kFp8E4M3, .n = 128, .k = 584, .group = 584},
       {.format = kInt4, .n = 384, .k = 576, .group = 64},
-      {.format = kInt4, .n = 384, .k = 544, .group = 32, .has_min = true, .min_in_steps = true},
+      {.format = kInt4, .n = 384, .k = 544, .group = 32, .has_min = true, .has_zero_points = true},
       {.format = kFp4E2M1, .n = 384, .k = 544, .group = 32}};
   for (const QuantizedShape& shape : shapes) {
     SCOPED_TRACE(absl::StrCat(WeightFormatName(shape.format), " by ", shape.group));

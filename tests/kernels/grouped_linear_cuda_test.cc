@@ -65,7 +65,9 @@ struct Experts {
                        : nullptr;
   }
   // Returns whether a separate launch rewrites the rows.
-  bool RewritesRows() const { return matrices[0].order() != nullptr || matrices[0].rounds_rows(); }
+  bool RewritesRows() const {
+    return matrices[0].act_order() != nullptr || matrices[0].quantizes_activations();
+  }
   std::optional<LinearGroups> Groups() const {
     auto groups =
         LinearGroupsOf(static_cast<std::uint32_t>(matrices.size()),
@@ -119,7 +121,7 @@ struct RowsByNumber {
 
 // Returns the rows as the matrix multiplies them.
 std::vector<float> Multiplied(const PackedLinear& weight, std::span<const float> x) {
-  if (weight.rounds_rows()) return RoundedRows(x, weight.k());
+  if (weight.quantizes_activations()) return RoundedRows(x, weight.k());
   return {x.begin(), x.end()};
 }
 
@@ -225,19 +227,19 @@ TEST(GroupedLinearCudaTest, QuantizedWeightsBiasesAndF32EqualLinearBitwise) {
   using enum WeightFormat;
   const QuantizedShape shapes[] = {
       {.format = kInt8, .n = 136, .k = 584, .group = 584},
-      {.format = kInt8, .n = 24, .k = 544, .group = 32, .has_min = true, .min_in_steps = true},
+      {.format = kInt8, .n = 24, .k = 544, .group = 32, .has_min = true, .has_zero_points = true},
       {.format = kFp8E4M3, .n = 136, .k = 584, .group = 128},
       {.format = kFp8E4M3, .n = 24, .k = 584, .group = 584},
-      {.format = kFp8E4M3, .n = 136, .k = 584, .group = 128, .rounds_rows = true},
+      {.format = kFp8E4M3, .n = 136, .k = 584, .group = 128, .quantizes_activations = true},
       {.format = kInt4, .n = 136, .k = 576, .group = 64},
-      {.format = kInt4, .n = 24, .k = 544, .group = 32, .has_min = true, .min_in_steps = true},
-      {.format = kInt4, .n = 24, .k = 640, .group = 128, .has_order = true},
+      {.format = kInt4, .n = 24, .k = 544, .group = 32, .has_min = true, .has_zero_points = true},
+      {.format = kInt4, .n = 24, .k = 640, .group = 128, .has_act_order = true},
       {.format = kFp4E2M1, .n = 136, .k = 544, .group = 32},
       {.format = kFp4E2M1, .n = 24, .k = 96, .group = 32}};
   for (const QuantizedShape& shape : shapes) {
     SCOPED_TRACE(absl::StrCat(WeightFormatName(shape.format), " ", shape.n, "x", shape.k, " by ",
-                              shape.group, shape.has_order ? " order" : "",
-                              shape.rounds_rows ? " rounded" : ""));
+                              shape.group, shape.has_act_order ? " order" : "",
+                              shape.quantizes_activations ? " rounded" : ""));
     Experts experts(cuda, 3, shape);
     CheckGroups(cuda, experts, {1, 0, 2}, {});
     experts.AddBiases(cuda);
@@ -263,7 +265,7 @@ TEST(GroupedLinearCudaTest, PermutedRowsInSeveralPassesKeepTheirBits) {
   const CudaBackend cuda;
   const Experts experts(
       cuda, 4,
-      {.format = WeightFormat::kInt8, .n = 8, .k = 32768, .group = 128, .has_order = true});
+      {.format = WeightFormat::kInt8, .n = 8, .k = 32768, .group = 128, .has_act_order = true});
   DeviceRows x(cuda, DType::kBF16, 66, 32768, 32768);
   x.Put(Rounded(RandomFloats(std::size_t{66} * 32768, 2), DType::kBF16));
   const std::vector<std::uint32_t> offsets = {0, 3, 3, 65, 66};
@@ -413,19 +415,24 @@ TEST(GroupedLinearCudaTest, FusedSumsOfQuantizedWeightsEqualASeparateLaunchBitwi
   const Choices one(cuda, 1, 3, 7), most(cuda, 16, 3, 7);
   for (const QuantizedShape& shape :
        {QuantizedShape{.format = kInt8, .n = 136, .k = 584, .group = 584},
-        QuantizedShape{
-            .format = kInt8, .n = 40, .k = 64, .group = 32, .has_min = true, .min_in_steps = true},
+        QuantizedShape{.format = kInt8,
+        .n = 40,
+        .k = 64,
+        .group = 32,
+        .has_min = true,
+        .has_zero_points = true},
         QuantizedShape{.format = kFp8E4M3, .n = 136, .k = 584, .group = 128},
-        QuantizedShape{.format = kFp8E4M3, .n = 136, .k = 584, .group = 128, .rounds_rows = true},
+        QuantizedShape{
+            .format = kFp8E4M3, .n = 136, .k = 584, .group = 128, .quantizes_activations = true},
         QuantizedShape{.format = kInt4,
         .n = 136,
         .k = 576,
         .group = 64,
         .has_min = true,
-        .min_in_steps = true},
+        .has_zero_points = true},
         QuantizedShape{.format = kFp4E2M1, .n = 24, .k = 544, .group = 32},
-        QuantizedShape{.format = kInt4, .n = 24, .k = 640, .group = 128, .has_order = true}}) {
-    SCOPED_TRACE(absl::StrCat(WeightFormatName(shape.format), shape.has_order ? " order" : ""));
+        QuantizedShape{.format = kInt4, .n = 24, .k = 640, .group = 128, .has_act_order = true}}) {
+    SCOPED_TRACE(absl::StrCat(WeightFormatName(shape.format), shape.has_act_order ? " order" : ""));
     const Experts experts(cuda, 7, shape);
     for (const Choices* choices : {&one, &most}) CheckSums(cuda, experts, *choices);
   }
@@ -456,7 +463,7 @@ TEST(GroupedLinearCudaTest, RejectsUnsupportedSums) {
   // Its inputs are permuted 32 rows at a time.
   const PackedLinear ordered =
       *MakeQuantized(
-           {.format = WeightFormat::kInt4, .n = 4, .k = 65536, .group = 128, .has_order = true})
+           {.format = WeightFormat::kInt4, .n = 4, .k = 65536, .group = 128, .has_act_order = true})
            .Pack(*cuda);
   const Experts uneven(cuda, 33, 18, 64);  // its rows end within four floats
   const DeviceRows wide_y(cuda, DType::kF32, 12, 20, 20), wide_sums(cuda, DType::kF32, 4, 20, 20);

@@ -503,16 +503,21 @@ TEST(QkvLinearCudaTest, QuantizedWeightsTakeOneLaunch) {
   using enum WeightFormat;
   for (const QuantizedShape& codes :
        {QuantizedShape{.format = kInt8, .n = 576, .k = 584, .group = 584},
-        QuantizedShape{
-            .format = kInt8, .n = 576, .k = 64, .group = 32, .has_min = true, .min_in_steps = true},
+        QuantizedShape{.format = kInt8,
+        .n = 576,
+        .k = 64,
+        .group = 32,
+        .has_min = true,
+        .has_zero_points = true},
         QuantizedShape{.format = kFp8E4M3, .n = 576, .k = 584, .group = 128},
         QuantizedShape{.format = kInt4, .n = 576, .k = 640, .group = 64},
         QuantizedShape{.format = kFp4E2M1, .n = 576, .k = 544, .group = 32},
-        QuantizedShape{.format = kInt4, .n = 576, .k = 640, .group = 64, .has_order = true}}) {
-    SCOPED_TRACE(absl::StrCat(WeightFormatName(codes.format), codes.has_order ? " order" : ""));
+        QuantizedShape{.format = kInt4, .n = 576, .k = 640, .group = 64, .has_act_order = true}}) {
+    SCOPED_TRACE(absl::StrCat(WeightFormatName(codes.format), codes.has_act_order ? " order" : ""));
     const QkvProjection projection(cuda, of, codes.k, 0, &codes);
     for (const std::uint32_t rows : {1u, 8u, 9u}) {
-      ExpectFusedEqualsSeparate(projection, rows, (rows <= 8 ? 1 : 2) + (codes.has_order ? 1 : 0));
+      ExpectFusedEqualsSeparate(projection, rows,
+                                (rows <= 8 ? 1 : 2) + (codes.has_act_order ? 1 : 0));
     }
   }
 }

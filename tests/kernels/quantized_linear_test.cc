@@ -55,7 +55,7 @@ TEST_P(QuantizedLinearTest, StoresTheSourceValues) {
   EXPECT_EQ(packed.k(), GetParam().k);
   EXPECT_EQ(packed.group(), GetParam().group);
   EXPECT_EQ(packed.has_min(), GetParam().has_min);
-  EXPECT_EQ(packed.min_in_steps(), GetParam().min_in_steps);
+  EXPECT_EQ(packed.has_zero_points(), GetParam().has_zero_points);
   for (std::uint32_t n = 0; n < packed.n(); ++n) {
     for (std::uint32_t k = 0; k < packed.k(); ++k) {
       const double value = matrix.values[std::size_t{n} * packed.k() + k];
@@ -241,7 +241,7 @@ TEST(QuantizedScalesTest, Handles4BitRangeEnds) {
         const double scale = kScales[(n + i / shape.group) % kScales.size()];
         const double q = (n * 5 + i * 7) % 16 - (shape.has_min ? 0.0 : 8.0);
         const double min = shape.has_min ? -static_cast<double>(i / shape.group % 8) : 0.0;
-        values.push_back(shape.min_in_steps ? scale * (q + min) : scale * q + min);
+        values.push_back(shape.has_zero_points ? scale * (q + min) : scale * q + min);
         ASSERT_EQ(packed->At(n, i), static_cast<float>(values.back())) << NameOf(shape);
       }
     }
@@ -305,7 +305,7 @@ TEST(QuantizedScalesTest, RejectsNonFinite4BitScales) {
           std::fill(out.scales.begin(), out.scales.end(), row == 17 ? scale : 1.0f);
         });
     EXPECT_EQ(packed.status().code(), absl::StatusCode::kInvalidArgument) << scale;
-    EXPECT_THAT(packed.status().message(), HasSubstr("f16 does not hold")) << scale;
+    EXPECT_THAT(packed.status().message(), HasSubstr("f16 cannot represent")) << scale;
   }
 }
 
@@ -321,7 +321,7 @@ TEST(QuantizedOrderTest, EqualsTheProductOfPermutedInputs) {
     std::vector<std::uint32_t> order(shape.k);
     for (std::uint32_t i = 0; i < shape.k; ++i) order[i] = i;
     std::shuffle(order.begin(), order.end(), std::mt19937(6));
-    shape.has_order = true;
+    shape.has_act_order = true;
     const TestMatrix ordered = MakeMatrix(*backend, shape, 5, order);
     EXPECT_EQ(ordered.packed.size_bytes(), QuantizedBytes(shape));
     for (std::uint32_t n = 0; n < shape.n; n += 7) {
@@ -358,7 +358,8 @@ TEST(QuantizedShapeTest, RejectsUnsupportedShapes) {
       {{kInt8, 16, 96, 48}, "groups of 48"},
       {{kInt8, 16, 80, 32}, "of 80 inputs"},
       {{kInt8, 16, 80, 80, true}, "with minimums"},
-      {{kInt8, 16, 64, 32, false, true}, "no minimums"},
+      {{kInt8, 16, 64, 32, false, true}, "zero points without has_min"},
+      {{kInt4, 16, 64, 32, true, false, true}, "an act-order permutation and minimums"},
       {{kInt4, 16, 64, 16}, "32, 64 or 128"},
       {{kInt4, 16, 256, 256}, "groups of 256"}};
   const TestBackend backend(1);

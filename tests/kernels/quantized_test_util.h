@@ -23,9 +23,9 @@ inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 inline std::string NameOf(const QuantizedShape& shape) {
   return absl::StrCat(WeightFormatName(shape.format), "_g", shape.group,
-                      shape.min_in_steps ? "_zero"
-                      : shape.has_min    ? "_min"
-                                         : "",
+                      shape.has_zero_points ? "_zero"
+                      : shape.has_min       ? "_min"
+                                            : "",
                       "_n", shape.n, "_k", shape.k);
 }
 
@@ -50,7 +50,7 @@ inline TestMatrix MakeMatrix(const Backend& backend, const QuantizedShape& shape
   for (float& value : scales) value = scale(rng);
   std::vector<float> mins(shape.has_min ? scales.size() : 0);
   for (float& value : mins) {
-    value = shape.min_in_steps ? -static_cast<float>(integer(rng) + 1) : -8 * scale(rng);
+    value = shape.has_zero_points ? -static_cast<float>(integer(rng) + 1) : -8 * scale(rng);
   }
   auto packed = PackQuantizedRows(
       backend, shape,
@@ -73,8 +73,8 @@ inline TestMatrix MakeMatrix(const Backend& backend, const QuantizedShape& shape
   for (std::size_t i = 0; i < q.size(); ++i) {
     const std::size_t g = i / shape.k * groups + i % shape.k / shape.group;
     const double min = shape.has_min ? stored(mins[g]) : 0.0;
-    matrix.values.push_back(shape.min_in_steps ? (q[i] + min) * stored(scales[g])
-                                               : q[i] * stored(scales[g]) + min);
+    matrix.values.push_back(shape.has_zero_points ? (q[i] + min) * stored(scales[g])
+                                                  : q[i] * stored(scales[g]) + min);
   }
   return matrix;
 }

@@ -34,7 +34,11 @@ constexpr DType kBF16 = DType::kBF16;
 using Options = Run;  // testing::Test also has a member Run
 
 QuantizedShape Fp8(std::uint32_t n, std::uint32_t k, std::uint32_t group) {
-  return {.format = WeightFormat::kFp8E4M3, .n = n, .k = k, .group = group, .rounds_rows = true};
+  return {.format = WeightFormat::kFp8E4M3,
+          .n = n,
+          .k = k,
+          .group = group,
+          .quantizes_activations = true};
 }
 
 // A scale per feature, and groups that the portable kernel supports.
@@ -50,7 +54,7 @@ TEST(RoundedLinearCudaTest, PortableRowsAreNearDoublePrecision) {
     const Quantized made = MakeQuantized(shape);
     const auto packed = made.Pack(*cuda);
     ASSERT_TRUE(packed.ok()) << packed.status();
-    EXPECT_TRUE(packed->rounds_rows());
+    EXPECT_TRUE(packed->quantizes_activations());
     for (const DType x_dtype : {kBF16, DType::kF32}) {
       for (const std::uint32_t rows : {1u, 9u, 70u}) {
         const Inputs in(rows, shape.n, shape.k, x_dtype);
@@ -74,7 +78,7 @@ TEST(RoundedLinearCudaTest, PortableKernelEqualsPreroundedRowsBitwise) {
   const CudaBackend& cuda = *portable;
   QuantizedShape shape = Fp8(130, 584, 128);
   const auto packed = MakeQuantized(shape).Pack(*cuda);
-  shape.rounds_rows = false;
+  shape.quantizes_activations = false;
   const auto exact = MakeQuantized(shape).Pack(*cuda);
   ASSERT_TRUE(packed.ok() && exact.ok()) << packed.status();
   constexpr std::uint32_t kRows = 66;
@@ -99,7 +103,7 @@ TEST(RoundedLinearCudaTest, NonFiniteValueMakesItsRowNan) {
     if (is_portable) portable.emplace();
     const CudaBackend& cuda = is_portable ? **portable : own.emplace();
     QuantizedShape shape = Fp8(40, 200, 200);
-    shape.by_rows = !is_portable;
+    shape.allows_row_major = !is_portable;
     const auto packed = MakeQuantized(shape).Pack(*cuda);
     ASSERT_TRUE(packed.ok()) << packed.status();
     constexpr std::uint32_t kRows = 130;
@@ -118,9 +122,9 @@ TEST(RoundedLinearCudaTest, NonFiniteValueMakesItsRowNan) {
 // The fp8 by fp8 kernel, or the portable one on a device without it.
 constexpr char kKernel[] = "linear fp8 sm_90a";
 
-QuantizedShape ByRows(std::uint32_t n, std::uint32_t k, std::uint32_t group) {
+QuantizedShape RowMajor(std::uint32_t n, std::uint32_t k, std::uint32_t group) {
   QuantizedShape shape = Fp8(n, k, group);
-  shape.by_rows = true;
+  shape.allows_row_major = true;
   return shape;
 }
 
@@ -133,10 +137,11 @@ struct Case {
 // the 4 emulated multiprocessors allow it, 256 tokens. Scales are per feature and per group with
 // boundaries different from those of sub-ranges. N and K end inside a tile, and K has more tiles
 // than there are stages.
-const Case kCases[] = {
-    {ByRows(5, 8, 8), 1},          {ByRows(200, 440, 440), 9},    {ByRows(130, 584, 128), 64},
-    {ByRows(300, 1032, 256), 33},  {ByRows(200, 136, 128), 127},  {ByRows(300, 72, 72), 385},
-    {ByRows(648, 1032, 384), 130}, {ByRows(130, 1672, 128), 600}, {ByRows(300, 200, 128), 517}};
+const Case kCases[] = {{RowMajor(5, 8, 8), 1},          {RowMajor(200, 440, 440), 9},
+                       {RowMajor(130, 584, 128), 64},   {RowMajor(300, 1032, 256), 33},
+                       {RowMajor(200, 136, 128), 127},  {RowMajor(300, 72, 72), 385},
+                       {RowMajor(648, 1032, 384), 130}, {RowMajor(130, 1672, 128), 600},
+                       {RowMajor(300, 200, 128), 517}};
 
 // The error of the device's accumulation, 2.5e-4 in the emulator, and of the store.
 double Fp8Tolerance(DType y_dtype) {
@@ -150,7 +155,7 @@ TEST(LinearFp8Sm90Test, RowsAreNearDoublePrecision) {
     const auto packed = made.Pack(*cuda);
     ASSERT_TRUE(packed.ok()) << packed.status();
     EXPECT_EQ(packed->size_bytes(), CudaQuantizedBytes(c.shape));
-    EXPECT_EQ(packed->lies_by_rows(), (*cuda).cuda()->has_sm90a());
+    EXPECT_EQ(packed->is_row_major(), (*cuda).cuda()->has_sm90a());
     const Inputs in(c.rows, c.shape.n, c.shape.k, kBF16);
     const std::vector<float> rounded = RoundedRows(in.x, c.shape.k);
     for (const Options& run : {Options{}, Options{.y_dtype = kBF16, .extras = true}}) {
@@ -178,7 +183,7 @@ TEST(LinearFp8Sm90Test, RowsAreNearDoublePrecision) {
 TEST(LinearFp8Sm90Test, KeepsSmallProductsAfterLargeOnes) {
   const CudaBackend cuda;
   constexpr std::uint32_t kN = 8, kK = 640;
-  Quantized made = MakeQuantized(ByRows(kN, kK, kK));
+  Quantized made = MakeQuantized(RowMajor(kN, kK, kK));
   // 128 x 448 x 448, then 512 x 0.5 x 0.5.
   for (std::uint32_t i = 0; i < kN * kK; ++i) {
     made.q[i] = static_cast<std::int8_t>(F8E4M3::FromFloat(i % kK < 128 ? 448.0f : 0.5f).bits);
@@ -201,7 +206,7 @@ TEST(LinearFp8Sm90Test, SingleRowsEqualThoseInManyBlocksBitwise) {
   constexpr std::uint32_t kN = 136;
   for (const std::uint32_t k : {200u, 600u}) {
     const std::uint32_t rows = (*cuda).cuda()->num_sms * 128 + 2;
-    const auto packed = MakeQuantized(ByRows(kN, k, 128)).Pack(*cuda);
+    const auto packed = MakeQuantized(RowMajor(kN, k, 128)).Pack(*cuda);
     ASSERT_TRUE(packed.ok()) << packed.status();
     const Inputs in(rows, kN, k, kBF16);
     const Options run{.extras = true};
@@ -219,7 +224,7 @@ TEST(LinearFp8Sm90Test, SingleRowsEqualThoseInManyBlocksBitwise) {
 }
 
 TEST(LinearFp8Sm90Test, ThreadAndBlockOrderDoNotChangeBits) {
-  const Quantized made = MakeQuantized(ByRows(129, 584, 128));
+  const Quantized made = MakeQuantized(RowMajor(129, 584, 128));
   for (const std::uint32_t rows : {7u, 260u}) {
     const Inputs in(rows, 129, 584, kBF16);
     std::vector<float> reference;
@@ -245,7 +250,7 @@ TEST(LinearFp8Sm90Test, SeveralLaunchesEqualOneBitwise) {
   static_assert(cuda::Fp8RowsRoomOf(kK, true).rows == 127);
   static_assert(cuda::EvenRows(130, 127) == 127 && cuda::EvenRows(4096, 1462) == 1408 &&
                 cuda::EvenRows(300, 300) == 300 && cuda::EvenRows(1409, 1408) == 768);
-  const auto packed = MakeQuantized(ByRows(3, kK, kK)).Pack(*cuda);
+  const auto packed = MakeQuantized(RowMajor(3, kK, kK)).Pack(*cuda);
   ASSERT_TRUE(packed.ok()) << packed.status();
   const Inputs in(kRows, 3, kK, kBF16);
   const std::uint64_t before = cuda_emulator::LaunchCount(kKernel);
@@ -266,7 +271,7 @@ TEST(LinearFp8Sm90Test, WholeKLaunchesLeaveTheCountersZero) {
   constexpr std::uint32_t kK = 65536, kN = 3, kRows = 385;
   constexpr std::uint32_t kRoom = cuda::Fp8RowsRoomOf(kK, false).rows;
   static_assert(kRoom == 319 && cuda::EvenRows(kRows, kRoom) == 256);
-  const auto packed = MakeQuantized(ByRows(kN, kK, kK)).Pack(*cuda);
+  const auto packed = MakeQuantized(RowMajor(kN, kK, kK)).Pack(*cuda);
   ASSERT_TRUE(packed.ok()) << packed.status();
   const Inputs in(kRows, kN, kK, kBF16);
   const Options run{.extras = true};
@@ -285,14 +290,14 @@ TEST(LinearFp8Sm90Test, WholeKLaunchesLeaveTheCountersZero) {
 TEST(LinearFp8Sm90Test, UsesThePortableKernelWithoutMapsOrClusters) {
   if (!cuda_emulator::IsEmulated()) GTEST_SKIP() << "needs an emulated driver";
   const CudaBackend cuda;
-  const Quantized made = MakeQuantized(ByRows(130, 584, 128));
+  const Quantized made = MakeQuantized(RowMajor(130, 584, 128));
   const Inputs in(9, 130, 584, kBF16);
   const auto exact = Exact(RoundedRows(in.x, 584), made.worth, {}, {}, 9, 130, 584);
   for (const char* const call : {"cudaGetDriverEntryPointByVersion", "cudaDeviceGetAttribute"}) {
     cuda_emulator::InjectFault({.where = call, .error = cudaErrorInvalidValue});
     const auto packed = made.Pack(*cuda);
     ASSERT_TRUE(packed.ok()) << packed.status();
-    EXPECT_FALSE(packed->lies_by_rows()) << call;
+    EXPECT_FALSE(packed->is_row_major()) << call;
     EXPECT_LE(RelativeError(Compute(cuda, *packed, in, {}, 0, 9), exact), Tolerance(DType::kF32));
   }
 }
@@ -300,10 +305,10 @@ TEST(LinearFp8Sm90Test, UsesThePortableKernelWithoutMapsOrClusters) {
 // Groups that tiles of 128 inputs do not divide use the portable kernel.
 TEST(LinearFp8Sm90Test, OtherGroupsUseThePortableKernel) {
   const CudaBackend cuda;
-  const Quantized made = MakeQuantized(ByRows(9, 200, 64));
+  const Quantized made = MakeQuantized(RowMajor(9, 200, 64));
   const auto packed = made.Pack(*cuda);
   ASSERT_TRUE(packed.ok()) << packed.status();
-  EXPECT_FALSE(packed->lies_by_rows());
+  EXPECT_FALSE(packed->is_row_major());
   const Inputs in(3, 9, 200, kBF16);
   EXPECT_LE(RelativeError(Compute(cuda, *packed, in, {}, 0, 3),
                           Exact(RoundedRows(in.x, 200), made.worth, {}, {}, 3, 9, 200)),
@@ -313,7 +318,7 @@ TEST(LinearFp8Sm90Test, OtherGroupsUseThePortableKernel) {
 TEST(LinearFp8Sm90Test, SupportsBF16Only) {
   const CudaBackend cuda;
   if (!(*cuda).cuda()->has_sm90a()) GTEST_SKIP() << "needs a device of capability 9.0";
-  const auto packed = MakeQuantized(ByRows(8, 64, 64)).Pack(*cuda);
+  const auto packed = MakeQuantized(RowMajor(8, 64, 64)).Pack(*cuda);
   ASSERT_TRUE(packed.ok()) << packed.status();
   DeviceRows x(cuda, DType::kF32, 1, 64, 64), y(cuda, DType::kF32, 1, 8, 8);
   EXPECT_THAT(std::string(Linear(*cuda, {.x = x.ptr(),
@@ -323,7 +328,7 @@ TEST(LinearFp8Sm90Test, SupportsBF16Only) {
                                          .y_stride = 8,
                                          .num_rows = 1})
                               .message()),
-              testing::HasSubstr("x f32, weights that lie by rows take bf16"));
+              testing::HasSubstr("x f32, row-major weights need bf16"));
 }
 
 // Magnitudes at which the row scale changes: bf16 subnormals, the smallest scale and the next one,
@@ -403,16 +408,21 @@ TEST(RoundedRowsCudaTest, EveryValueEqualsTheCpuBitwise) {
 TEST(RoundedLinearCudaTest, NamesWhatIsWrong) {
   const CudaBackend cuda;
   QuantizedShape shape{
-      .format = WeightFormat::kInt8, .n = 4, .k = 64, .group = 64, .rounds_rows = true};
-  EXPECT_THAT(std::string(CheckCudaQuantizedShape(shape).message()),
-              testing::HasSubstr("int8 weights round rows of 64 inputs, GPUs have fp8_e4m3"));
+      .format = WeightFormat::kInt8, .n = 4, .k = 64, .group = 64, .quantizes_activations = true};
+  EXPECT_THAT(
+      std::string(CheckCudaQuantizedShape(shape).message()),
+      testing::HasSubstr(
+          "int8 weights quantize activations of 64 inputs, GPUs support that for fp8_e4m3"));
   shape = Fp8(4, 65544, 65544);
   EXPECT_THAT(std::string(CheckCudaQuantizedShape(shape).message()),
-              testing::HasSubstr("rows of 65544 inputs, GPUs have fp8_e4m3 with up to 65536"));
-  shape = ByRows(4, 64, 64);
-  shape.rounds_rows = false;
-  EXPECT_THAT(std::string(CheckCudaQuantizedShape(shape).message()),
-              testing::HasSubstr("fp8_e4m3 weights [4, 64] lie by rows and round none of x"));
+              testing::HasSubstr(
+                  "activations of 65544 inputs, GPUs support that for fp8_e4m3 with up to 65536"));
+  shape = RowMajor(4, 64, 64);
+  shape.quantizes_activations = false;
+  EXPECT_THAT(
+      std::string(CheckCudaQuantizedShape(shape).message()),
+      testing::HasSubstr(
+          "fp8_e4m3 weights [4, 64] allow row-major storage, which needs activation quantization"));
 }
 
 }  // namespace

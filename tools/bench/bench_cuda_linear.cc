@@ -172,7 +172,7 @@ class Codes {
 // Products of `rows` rows with matrices of synthetic quantized weights. bf16 input and output.
 absl::Status MeasureCodes(benchmark::State& state, Gpu& gpu, const QuantizedShape& shape,
                           std::uint32_t rows) {
-  std::vector<std::uint32_t> order(shape.has_order ? shape.k : 0);
+  std::vector<std::uint32_t> order(shape.has_act_order ? shape.k : 0);
   std::iota(order.begin(), order.end(), 0u);
   std::shuffle(order.begin(), order.end(), std::mt19937(2));
   const Codes codes(shape);
@@ -203,8 +203,8 @@ absl::Status CodedLinear(benchmark::State& state, Gpu& gpu) {
                              .k = k,
                              .group = group == 0 ? k : group,
                              .has_min = state.range(2) != 0,
-                             .min_in_steps = state.range(2) != 0,
-                             .has_order = state.range(3) != 0};
+                             .has_zero_points = state.range(2) != 0,
+                             .has_act_order = state.range(3) != 0};
   state.SetLabel(std::string(WeightFormatName(shape.format)));
   return MeasureCodes(state, gpu, shape, static_cast<std::uint32_t>(state.range(6)));
 }
@@ -248,8 +248,8 @@ absl::Status RoundedLinear(benchmark::State& state, Gpu& gpu) {
                        .n = static_cast<std::uint32_t>(state.range(1)),
                        .k = k,
                        .group = group == 0 ? k : group,
-                       .rounds_rows = true,
-                       .by_rows = true},
+                       .quantizes_activations = true,
+                       .allows_row_major = true},
                       static_cast<std::uint32_t>(state.range(3)));
 }
 BENCHMARK(Run<RoundedLinear>)

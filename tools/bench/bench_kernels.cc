@@ -163,8 +163,8 @@ void IntLinear(benchmark::State& state, bool zeros, bool ordered = false) {
                              .k = k,
                              .group = group,
                              .has_min = zeros,
-                             .min_in_steps = zeros,
-                             .has_order = ordered};
+                             .has_zero_points = zeros,
+                             .has_act_order = ordered};
   std::vector<std::uint32_t> order(ordered ? k : 0);
   std::iota(order.begin(), order.end(), 0u);
   std::shuffle(order.begin(), order.end(), std::mt19937(1));

@@ -52,8 +52,8 @@ class PlantedFp8DeathTest : public testing::Test {
                            .n = kFeatures,
                            .k = kInputs,
                            .group = 256,
-                           .rounds_rows = true,
-                           .by_rows = true});
+                           .quantizes_activations = true,
+                           .allows_row_major = true});
     weight_ = *made_.Pack(**cuda_);
     // Rows with different scales.
     for (std::uint32_t m = 0; m < kRows; ++m) {

@@ -222,7 +222,7 @@ TEST_F(PlantedDeathTest, DetectsFaultsInQuantizedProducts) {
                              .k = kInputs,
                              .group = 64,
                              .has_min = true,
-                             .min_in_steps = true};
+                             .has_zero_points = true};
   const absl::StatusOr<PackedLinear> weight = MakeQuantized(shape).Pack(*cuda());
   ASSERT_TRUE(weight.ok()) << weight.status();
   const DeviceArray<BF16> x(cuda(), RandomRows(kRows * kInputs, 2));

@@ -1,0 +1,147 @@
+#pragma once
+
+// A weight matrix in the layout of a backend, with one type per weight format.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <variant>
+
+#include "base/device_buffer.h"
+#include "base/dtype.h"
+#include "base/weight_format.h"
+
+namespace quire::kernels {
+
+namespace cuda {
+struct LtPlans;
+}
+
+// The types below state how the elements of a matrix are encoded. `group` is the number of inputs
+// that share a scale; K means one scale per output feature.
+
+// Unquantized f32, bf16 or f16.
+struct PlainWeights {
+  DType dtype = DType::kInvalid;
+  // cuBLASLt algorithms for this shape; null unless determinism is kFast.
+  const cuda::LtPlans* library_plans = nullptr;
+};
+
+// A weight is scale * q, or scale * (q - zero point).
+template <WeightFormat kFormat>
+struct IntWeights {
+  std::uint32_t group = 0;
+  bool has_zero_points = false;
+  // The act-order permutation, [K] of uint32: packed input j is input act_order[j] of x. Empty
+  // without a permutation.
+  DeviceBuffer act_order = {};
+};
+using Int8Weights = IntWeights<WeightFormat::kInt8>;
+using Int4Weights = IntWeights<WeightFormat::kInt4>;
+
+// Integers of GGML blocks with minimums, such as Q4_K: a weight is scale * q + min. CPU only.
+struct GgmlWeights {
+  WeightFormat format = WeightFormat::kInt4;  // kInt8 or kInt4
+  std::uint32_t group = 0;
+};
+
+// How Linear multiplies by fp8 weights.
+enum class Fp8Product : std::uint8_t {
+  kWeightOnly,            // activations keep their dtype
+  kQuantizedActivations,  // activations are first quantized to e4m3, row by row (fp8_rows.h)
+  kTensorCores,           // likewise, on fp8 tensor cores, which need row-major weights; CUDA only
+};
+
+// A weight is an e4m3 value times a scale.
+struct Fp8Weights {
+  std::uint32_t group = 0;
+  Fp8Product product = Fp8Product::kWeightOnly;
+};
+
+// mxfp4: a weight is an e2m1 value times a power of two per 32 inputs. CUDA only.
+struct Fp4Weights {
+  static constexpr std::uint32_t kGroup = 32;
+};
+
+using WeightEncoding =
+    std::variant<PlainWeights, Int8Weights, Int4Weights, GgmlWeights, Fp8Weights, Fp4Weights>;
+
+// A weight matrix [N, K] in the layout of the backend that it was packed for.
+//
+// CPU: panels of 16 output features, so that a thread streams whole panels and vector lanes run
+// along N. The bytes are the same for every instruction set.
+//   16-bit types:  [ceil(K/2)][16][2]   features p*16 ..., inputs 2j and 2j + 1 side by side
+//   f32:           [ceil(K/2)*2][16]
+//   kInt8:         [ceil(K/4)][16][4]   bytes u = q + 128; with zero points or mins u = q
+//   kInt4:         [K/8][16][4]         bytes; the low half has inputs 8j .. 8j + 3, the high half
+//                                       8j + 4 .. 8j + 7, each q + 8; with zero points or mins q
+//     scales       [panels * 16] f32 with one per feature, else [panels][K/group][16] f16; with
+//                  zero points or mins [panels][K/group][2][16], scales first
+//   kFp8E4M3:      [ceil(K/4)][16][4]   bytes
+//     scales       [panels][ceil(K/group)][16] f32
+//
+// CUDA, in device memory: PlainWeights are [N, K], row-major. Other formats are stored in the order
+// in which the lanes of a warp hold them, with their scales and zero points (linear_reduction.h).
+//
+// Place:      made at load by PackLinearWeights, PackQuantizedRows and PackFp8Rows; read by Linear.
+// Invariants: in panels, features beyond N and inputs beyond K have the value zero.
+// Threads:    immutable.
+// Lifetime:   owns its memory, or shares that of the WeightMemory it was packed into; movable.
+class PackedLinear {
+ public:
+  static constexpr std::uint32_t kPanel = 16;
+
+  PackedLinear() = default;
+  // `scales` is empty for PlainWeights.
+  PackedLinear(std::uint32_t n, std::uint32_t k, WeightEncoding encoding, DeviceBuffer data,
+               DeviceBuffer scales = {})
+      : n_(n),
+        k_(k),
+        encoding_(std::move(encoding)),
+        data_(std::move(data)),
+        scales_(std::move(scales)) {}
+
+  std::uint32_t n() const { return n_; }
+  std::uint32_t k() const { return k_; }
+  const WeightEncoding& encoding() const { return encoding_; }
+  WeightFormat format() const;
+  // The dtype of elements if the format is kPlain, else of scales.
+  DType dtype() const;
+  // Inputs that share a scale.
+  std::uint32_t group() const;
+  // True if there is a zero point or a minimum per group.
+  bool has_min() const;
+  bool has_zero_points() const;
+  bool quantizes_activations() const;
+  bool is_row_major() const;
+  // [K], or null without an act-order permutation.
+  const std::uint32_t* act_order() const;
+  const cuda::LtPlans* library_plans() const;
+
+  std::uint32_t num_panels() const { return (n_ + kPanel - 1) / kPanel; }
+  // Bytes of the elements of one panel. CPU only.
+  static std::int64_t PanelBytes(WeightFormat format, DType dtype, std::uint32_t k);
+  std::int64_t panel_bytes() const { return PanelBytes(format(), dtype(), k_); }
+  std::int64_t size_bytes() const;
+  const void* data() const { return data_.data(); }
+  const void* scales() const { return scales_.data(); }  // null for PlainWeights
+  // The memory of elements and scales, which packed files hold. REQUIRES: made for the CPU.
+  std::span<std::byte> element_memory() const { return data_.bytes(); }
+  std::span<std::byte> scale_memory() const { return scales_.bytes(); }
+  // W[n][k] as f32, for references and tests. REQUIRES: made for the CPU.
+  float At(std::uint32_t n, std::uint32_t k) const;
+
+ private:
+  float PlainAt(std::uint32_t n, std::uint32_t k) const;
+  float Fp8At(std::uint32_t n, std::uint32_t k) const;
+  float IntegerAt(std::uint32_t n, std::uint32_t k) const;
+
+  std::uint32_t n_ = 0;
+  std::uint32_t k_ = 0;
+  WeightEncoding encoding_;
+  DeviceBuffer data_;
+  DeviceBuffer scales_;
+};
+
+}  // namespace quire::kernels
