@@ -56,9 +56,9 @@ HWY_INLINE void StoreQuantized(VF y, std::int8_t* to) {
   hn::StoreU(hn::DemoteTo(D8S(), hn::ConvertTo(DI(), rounded)), D8S(), to);
 }
 
-// |y| <= 448 except for rounding errors. Normal results (from 2^-6 on) are rounded to 3 bits of
-// mantissa, ties to even, in integers. Smaller results are rounded to multiples of 2^-9 by adding
-// 2^14.
+// Stores y as e4m3. |y| is at most 448, except for rounding errors. Normal results (from 2^-6 on)
+// are rounded to 3 bits of mantissa, ties to even, in integers. Smaller results are rounded to
+// multiples of 2^-9 by adding 2^14.
 HWY_INLINE void StoreQuantized(VF y, F8E4M3* to) {
   const DF d;
   const DU du;
