@@ -7,8 +7,8 @@
 //             AttentionParams::maps points to it.
 // Invariants: maps are host values that a launch copies into the kernel's arguments, so a captured
 //             graph keeps them.
-// Threads:    read-only. Lifetime:   the pool outlives the maps; the maps outlive every launch and
-// every captured graph.
+// Threads:    read-only.
+// Lifetime:   the pool outlives the maps; the maps outlive every launch and every captured graph.
 
 #include <cstdint>
 #include <memory>

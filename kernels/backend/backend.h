@@ -42,10 +42,10 @@ class Workspace {
 
 // The device on which ops run. It never falls back to another device.
 //
-// Place:      the first argument of every op; used by models, uses ThreadPool. Invariants: results
-// of an op depend on its params only, not on the number of threads. Threads:    one op at a time;
-// the op itself uses the pool. Lifetime:   the thread pool outlives the backend. Movable, except
-// while an op runs.
+// Place:      the first argument of every op; used by models, uses ThreadPool.
+// Invariants: results of an op depend only on its params, not on the number of threads.
+// Threads:    one op at a time; the op itself uses the pool.
+// Lifetime:   the thread pool outlives the backend. Movable, except while an op runs.
 class Backend {
  public:
   // Creates the CPU backend. REQUIRES: device is the CPU, pool is not null.

@@ -18,10 +18,11 @@
 namespace quire::kernels {
 
 // Place:      created by LoadModel while loading; PackLinearWeights gets the uploader from the
-// Backend. Invariants: pins at most 2 * threads * piece_bytes. Threads:    one call at a time; the
-// call uses the pool. Lifetime:   stream and pool outlive the uploader. Call Finish before the
-// copied memory is used outside of
-//             the stream.
+//             Backend.
+// Invariants: pins at most 2 * threads * piece_bytes.
+// Threads:    one call at a time; the call uses the pool.
+// Lifetime:   stream and pool outlive the uploader. Call Finish before the copied memory is used
+//             outside of the stream.
 class Uploader {
  public:
   // The default piece size, large enough to keep a link busy while the next piece is staged.

@@ -4,10 +4,11 @@
 // ranks, best ids and log-probabilities equal those of the CPU, bit for bit if the CPU has fused
 // multiply-add.
 //
-// Place:      beside the ops; used by runners with a GPU backend. Invariants: nothing is allocated
-// after Create. Results of a row depend only on that row. Threads:    one call at a time. Lifetime:
-// backend and has_text outlive the sampler. Enqueued work has completed before it is
-//             destroyed.
+// Place:      beside the ops; used by runners with a GPU backend.
+// Invariants: nothing is allocated after Create. Results of a row depend only on that row.
+// Threads:    one call at a time.
+// Lifetime:   backend and has_text outlive the sampler. Enqueued work has completed before the
+//             sampler is destroyed.
 //
 // A slot holds the results of one step, so that one slot can be read while the other is filled.
 // Call Reset, then Sample and ComputeLogprobs any number of times, then wait for the stream, then
