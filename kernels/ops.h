@@ -8,20 +8,20 @@
 #include "kernels/backend/backend.h"         // Backend: where the ops run
 #include "kernels/elementwise/activation.h"  // GatedProduct: act(gate) * up
 #include "kernels/elementwise/embedding.h"   // Embedding: rows of the token table
-#include "kernels/elementwise/residual.h"    // ResidualAdd: sum with factors
-#include "kernels/elementwise/softcap.h"     // Softcap: factor and cap of logits
-#include "kernels/elementwise/sum_rows.h"    // SumRows: rows added up in their order
+#include "kernels/elementwise/residual.h"    // ResidualAdd: scaled sum
+#include "kernels/elementwise/softcap.h"     // Softcap: scales and caps logits
+#include "kernels/elementwise/sum_rows.h"    // SumRows: sums rows in order
 #include "kernels/kv_store/head_columns.h"   // CopyHeadColumns
-#include "kernels/kv_store/kv_dispatch.h"    // the one list of KV element types
-#include "kernels/kv_store/kv_store.h"       // KvStore: K and V rows into their pages
+#include "kernels/kv_store/kv_dispatch.h"    // the list of KV element types
+#include "kernels/kv_store/kv_store.h"       // KvStore: K and V rows into pages
 #include "kernels/kv_store/latent_store.h"   // LatentStore: rope and pages of latent attention
 #include "kernels/kv_store/page_copy.h"      // CopyPage, ZeroPage
 #include "kernels/kv_store/qkv_store.h"      // QkvStore: rope, then K and V into pages
 #include "kernels/linear/head_linear.h"      // HeadLinear: Linear for every head
 #include "kernels/linear/linear.h"           // Linear: x W^T + bias + residual
-#include "kernels/moe/expert_rows.h"         // rows to their experts and back, summed
-#include "kernels/moe/route.h"               // Route: product, Router and sort in one
-#include "kernels/moe/router.h"              // Router: the experts of a row, and weights
-#include "kernels/norm/norm.h"               // RmsNorm: of rows or of their heads
-#include "kernels/rope/rope.h"               // RopeAngles once per step, Rope once per layer
+#include "kernels/moe/expert_rows.h"         // moves rows to experts and back
+#include "kernels/moe/route.h"               // Route: router product, Router and sort
+#include "kernels/moe/router.h"              // Router: selects experts and weights
+#include "kernels/norm/norm.h"               // RmsNorm: normalizes rows or heads
+#include "kernels/rope/rope.h"               // RopeAngles (per step), Rope (per layer)
 #include "kernels/sampling/sampling.h"       // Sample, ComputeLogprobs

@@ -13,8 +13,9 @@ namespace quire::kernels {
 namespace internal {
 namespace {
 
-// Packed rows of an item, over its KV heads. There must be enough to amortize transposing and
-// widening a tile, and few enough that the states stay in L2. The value does not affect results.
+// Limits of the packed rows of an item, counted over its KV heads. There must be enough rows to
+// amortize transposing and widening a tile, and few enough that the states stay in L2. The limits
+// do not affect results.
 constexpr std::uint32_t kMaxPackedRows = 128;
 constexpr std::uint32_t kMinPackedRows = 16;
 // Minimum number of items per thread, so that all threads finish at about the same time.
@@ -41,15 +42,17 @@ class Plan {
     while (heads_per_item_ > 1 && CountSpans() < wanted) {
       heads_per_item_ = (heads_per_item_ + 1) / 2;
     }
-    // Reduces rows rather than splitting spans, because a block that is split by spans keeps a
-    // state of all its rows per span.
+    // Makes blocks smaller before splitting any by spans, because a split block keeps one state per
+    // row and span.
     while (rows_per_item_ > 1 && rows_per_item_ * group_ > kMinPackedRows &&
            CountBlocks() < wanted) {
       rows_per_item_ = (rows_per_item_ + 1) / 2;
     }
-    ForEachBlock([&](const AttentionItem& block) { total_ += Cost(block); });
-    longest_ = num_threads == 1 ? total_ : std::max<std::int64_t>(total_ / wanted, 1);
-    while (longest_ < total_ && CountPartialFloats() > MaxPartialFloats()) longest_ *= 2;
+    ForEachBlock([&](const AttentionItem& block) { total_cost_ += Cost(block); });
+    max_item_cost_ =
+        num_threads == 1 ? total_cost_ : std::max<std::int64_t>(total_cost_ / wanted, 1);
+    while (max_item_cost_ < total_cost_ && CountPartialFloats() > MaxPartialFloats())
+      max_item_cost_ *= 2;
     ForEachBlock([&](const AttentionItem& block) {
       max_rows_ = std::max(max_rows_, PackedRows(block));
       const std::uint32_t run = SpansPerRun(block);
@@ -70,8 +73,8 @@ class Plan {
   }
   std::size_t memory_bytes() const { return list_bytes() + partial_floats_ * sizeof(float); }
 
-  // Fills items[num_items()], longest first, and reduces[num_reductions()].
-  void Fill(AttentionItem* items, AttentionItem* reduces, float* partial) const {
+  // Fills items[num_items()], longest first, and reductions[num_reductions()].
+  void Fill(AttentionItem* items, AttentionItem* reductions, float* partial) const {
     AttentionItem* item = items;
     ForEachBlock([&](AttentionItem block) {
       const std::uint32_t run = SpansPerRun(block);
@@ -80,7 +83,7 @@ class Plan {
         return;
       }
       block.partial = partial;
-      *reduces++ = block;
+      *reductions++ = block;
       for (std::uint32_t span = block.span_begin; span < block.span_end; span += run) {
         *item = block;
         item->span_begin = span;
@@ -90,7 +93,8 @@ class Plan {
       }
       partial += NumSpans(block) * block.partial_stride;
     });
-    // Heads of the same tokens stay adjacent, so that a thread's reads help another.
+    // Items for different heads of the same tokens stay adjacent, so that threads share what they
+    // load into the cache.
     std::sort(items, item, [&](const AttentionItem& a, const AttentionItem& b) {
       const std::int64_t cost_a = Cost(a), cost_b = Cost(b);
       if (cost_a != cost_b) return cost_a > cost_b;
@@ -100,8 +104,8 @@ class Plan {
   }
 
   // Approximate cost of an average item in nanoseconds.
-  double work() const {
-    return static_cast<double>(total_) /
+  double item_nanoseconds() const {
+    return static_cast<double>(total_cost_) /
            static_cast<double>(std::max<std::int64_t>(num_items_, 1)) * shape_.head_size * 0.02;
   }
 
@@ -119,7 +123,8 @@ class Plan {
     return params_.window == 0 ? 0 : WindowBegin(cache_lengths_[b] + row, params_.window);
   }
 
-  // Number of tokens times the cost per token: its rows, plus reading it.
+  // Returns the number of tokens times the cost per token. A token costs 1 per row, plus
+  // kReadAsRows for reading it.
   std::int64_t Cost(const AttentionItem& item) const {
     constexpr std::int64_t kReadAsRows = 8;
     const std::uint32_t keys = cache_lengths_[item.sequence] + item.row_begin + item.num_rows;
@@ -130,11 +135,12 @@ class Plan {
            (std::int64_t{item.num_rows} * group_ + kReadAsRows);
   }
 
-  // Spans per item of this block: all of them, unless that would take too long.
+  // Returns the number of spans per item of this block: all spans, unless their cost exceeds
+  // max_item_cost_.
   std::uint32_t SpansPerRun(const AttentionItem& block) const {
     const std::int64_t cost = Cost(block);
-    if (cost <= longest_) return NumSpans(block);
-    const std::int64_t runs = (cost + longest_ - 1) / longest_;
+    if (cost <= max_item_cost_) return NumSpans(block);
+    const std::int64_t runs = (cost + max_item_cost_ - 1) / max_item_cost_;
     return static_cast<std::uint32_t>((NumSpans(block) + runs - 1) / runs);
   }
 
@@ -150,7 +156,8 @@ class Plan {
     return floats;
   }
 
-  // One row per sequence is always allowed, because few long sequences need many threads each.
+  // Always allows the states of one row per sequence, because a few long sequences must be divided
+  // among many threads.
   std::size_t MaxPartialFloats() const {
     std::size_t spans = 0;
     for (std::uint32_t b = 0; b < params_.batch_size; ++b) {
@@ -207,8 +214,8 @@ class Plan {
   std::uint32_t heads_per_item_;
   std::size_t max_rows_ = 0;
   std::size_t partial_floats_ = 0;
-  std::int64_t total_ = 0;
-  std::int64_t longest_ = 0;
+  std::int64_t total_cost_ = 0;
+  std::int64_t max_item_cost_ = 0;
   std::int64_t num_items_ = 0;
   std::int64_t num_reductions_ = 0;
 };
@@ -227,8 +234,8 @@ AttentionShares ShareAttention(const AttentionParams& params, int num_threads) {
 
 std::size_t AttentionScratchBytes(std::uint32_t head_size, std::size_t packed_rows) {
   const std::size_t columns = PaddedColumns(head_size);
-  // Transposed keys, widened values and a staged strip; weights of a block and scales of a tile;
-  // queries, and two states per row: the span's and the reduced one.
+  // The three terms are: transposed keys, widened values and a staged strip; weights of a block and
+  // scales of a tile; queries and two states per row (the state of the span and the reduced state).
   return ((2 * kAttentionTile + kAttentionStrip) * columns +
           (kAttentionBlockRows + 2) * kAttentionTile +
           packed_rows * (columns + 2 * StateFloats(head_size))) *
@@ -287,20 +294,20 @@ absl::Status PagedAttention(const Backend& backend, const AttentionParams& param
                             backend.num_threads());
   std::byte* const memory = backend.op_workspace().Reserve(plan.memory_bytes());
   auto* const items = reinterpret_cast<internal::AttentionItem*>(memory);
-  auto* const reduces = items + plan.num_items();
-  plan.Fill(items, reduces, reinterpret_cast<float*>(memory + plan.list_bytes()));
+  auto* const reductions = items + plan.num_items();
+  plan.Fill(items, reductions, reinterpret_cast<float*>(memory + plan.list_bytes()));
 
   const std::size_t scratch = internal::AttentionScratchBytes(shape.head_size, plan.packed_rows());
   backend.ReserveWorkspaces(scratch);
-  backend.ParallelItems(plan.num_items(), plan.work(), [&](std::int64_t i, int part) {
+  backend.ParallelItems(plan.num_items(), plan.item_nanoseconds(), [&](std::int64_t i, int part) {
     // Assumes that threads take items in turn, which holds while items cost about the same.
-    // Otherwise another thread takes that item; it is still prefetched only once.
+    // Otherwise another thread processes the prefetched item.
     const std::int64_t next = i + backend.num_threads();
     internal::AttentionSimd(params, items[i], next < plan.num_items() ? &items[next] : nullptr,
                             backend.workspace(part).Reserve(scratch));
   });
-  backend.ParallelItems(plan.num_reductions(), plan.work(), [&](std::int64_t i, int) {
-    internal::AttentionReductionSimd(params, reduces[i]);
+  backend.ParallelItems(plan.num_reductions(), plan.item_nanoseconds(), [&](std::int64_t i, int) {
+    internal::AttentionReductionSimd(params, reductions[i]);
   });
   return absl::OkStatus();
 }

@@ -22,7 +22,7 @@ struct AttentionParams {
   const AnyKvView* values;           // the same layer
   ConstFloatPtr q;                   // [num_rows, num_heads, head_size], rows q_stride apart
   FloatPtr out;                      // [num_rows, num_heads, head_size], rows out_stride apart
-  const std::uint32_t* row_offsets;  // [batch_size + 1]: sequence b owns rows [b] .. [b + 1] - 1
+  const std::uint32_t* row_offsets;  // [batch_size + 1]: first row of each sequence, then the total
   std::int64_t q_stride;
   std::int64_t out_stride;
   std::uint32_t batch_size;
@@ -31,8 +31,8 @@ struct AttentionParams {
   // CUDA: the plan that PlanAttention made for this step's rows and for this window or a longer
   // one. Null on the CPU.
   const AttentionPlan* plan = nullptr;
-  // CUDA: the tensor maps of the pool (kv_tensor_maps.h) and the layer of the views; for MLA the
-  // layer of LatentView. Null: the kernels without tensor maps run.
+  // CUDA: the tensor maps of the pool (kv_tensor_maps.h); null: kernels without tensor maps run.
+  // `layer` is the layer of the views, for MLA the layer argument of LatentView.
   const cuda::KvTensorMaps* maps = nullptr;
   std::uint32_t layer = 0;
   std::uint32_t window = 0;      // number of tokens that a row sees, including itself; 0: all
@@ -43,24 +43,26 @@ struct AttentionParams {
   std::uint32_t value_columns = 0;
 };
 
-// Row i of sequence b has position p = cache_length(b) + i and sees the keys j of 0 .. p, with a
-// window only those with p - window < j (attention_mask.h):
+// Row i of sequence b has position p = cache_length(b) + i and sees keys 0 .. p; with a window only
+// keys j > p - window (attention_mask.h):
 //   s_j = scale * q[h] . k_j, with a soft cap c tanh(s_j / c)
-//   out[h] = sum_j e^s_j v_j / (sum_j e^s_j + e^sink[h]), with KV head h / (num_heads / kv_heads),
-// the last term with sinks only.
+//   out[h] = sum_j e^s_j v_j / (sum_j e^s_j + e^sink[h])
+// Query head h reads KV head h / (num_heads / kv_heads). The term e^sink[h] is added only with
+// sinks.
 //
-// CPU: f32 throughout. The reduction order depends only on p and the window, so chunks, batch, page
-// ids and threads do not change any bit. A score is one ascending chain of FMAs over the columns of
-// q * (scale / ln 2) and k. A tile of 64 tokens at a multiple of 64 is one online-softmax step in
-// powers of 2: token j adds its weight to part j mod 16 of the sum, ascending, and its value to
-// each column, ascending. A span of 512 tokens has a state of its own. Spans are reduced left to
-// right; at the end the parts of the sum are added, and then the sink. Keys beyond p are never
-// read. Strips of 16 keys at multiples of 16 are not read if they precede the windows of all rows
-// of a sequence.
+// CPU: f32 throughout. The reduction order depends only on p and the window, so chunking, batching,
+// page ids and threads do not change any bit. A score is one ascending chain of FMAs over the
+// columns of q * (scale / ln 2) and k. A tile of 64 tokens at a multiple of 64 is one
+// online-softmax step in powers of 2: token j adds its weight to part j mod 16 of the sum,
+// ascending, and its value to each column, ascending. A span of 512 tokens has a state of its own.
+// Spans are reduced left to right. At the end the parts of the sum are added, then the sink. Keys
+// beyond p are never read. Strips of 16 keys at multiples of 16 are not read if they precede the
+// windows of all rows of a sequence.
 //
 // int8 and fp8_e4m3 pages have one scale per token and head. The K scale multiplies the score, the
-// V scale multiplies the weight. Returns INVALID_ARGUMENT as CheckKvStep does, for head counts that
-// do not divide, a stride below the heads, or a negative soft cap.
+// V scale multiplies the weight. Returns INVALID_ARGUMENT if CheckKvStep does, if num_heads is not
+// a multiple of the number of KV heads, if a stride is less than the size of all heads, or if the
+// soft cap is negative.
 //
 // CUDA: lengths are in device memory and are not checked. q and out have the same type, f32 or
 // bf16.
@@ -69,10 +71,12 @@ struct AttentionParams {
 // head. Head sizes are 16 to 128 in steps of 16, over bf16 pages up to 256. Products of 16-bit
 // values are summed in f32, in the orders of attention_work.h, which differ between prefill and
 // decode tokens. Rows of q and out are aligned to 8 bytes. With tensor maps, compute capability
-// 9.0, head sizes 64 to 128 (or MLA) and rows aligned to 16 bytes, other kernels run: prefill over
-// all of these pages in another order, decode over bf16 and f16 pages with the same bits.
+// 9.0, head sizes 64 to 128 (or MLA) and rows aligned to 16 bytes, other kernels run. They process
+// prefill over all of these pages in another order, and decode over bf16 and f16 pages with the
+// same bits.
 //
-// The scalar kernel runs everything else. It supports heads of up to 576 columns and needs no plan.
+// The scalar kernel serves all other cases. It supports heads of up to 576 columns and needs no
+// plan.
 //
 // Tiles of 64 keys (128 in prefill with tensor maps) are not read if they precede the windows of
 // all rows of a work item. Keys before the windows in the first tile that is read are multiplied by
@@ -81,8 +85,8 @@ struct AttentionParams {
 // MLA cache rows have a tensor-core kernel: bf16 over one KV head of 144 to 576 columns of bf16 in
 // steps of 16. `values` equals `keys`, and the first value_columns, a multiple of 8 up to 512, are
 // the values. Windows, soft caps and sinks are not supported. On 9.0, with tensor maps and rows
-// aligned to 16 bytes, another kernel runs. Each has one reduction order for prefill and decode
-// tokens. They use the memory of the plan.
+// aligned to 16 bytes, another kernel runs. Each of the two kernels uses one reduction order for
+// prefill and decode tokens. Both use the memory of the plan.
 absl::Status PagedAttention(const Backend& backend, const AttentionParams& params);
 
 namespace internal {
@@ -90,10 +94,10 @@ namespace internal {
 inline constexpr std::uint32_t kAttentionTile = 64;
 inline constexpr std::uint32_t kAttentionStrip = 16;  // tokens whose keys are transposed together
 inline constexpr std::uint32_t kAttentionSpan = 512;
-// Maximum number of query rows that share registers.
+// Maximum number of query rows whose sums are in registers at the same time.
 inline constexpr std::uint32_t kAttentionBlockRows = 8;
 
-// A block of rows of one sequence on some KV heads, over some spans.
+// A work item: a block of rows of one sequence, for some KV heads, over some spans.
 struct AttentionItem {
   std::uint32_t sequence;
   std::uint32_t kv_head;
@@ -102,9 +106,9 @@ struct AttentionItem {
   std::uint32_t num_rows;
   std::uint32_t span_begin;
   std::uint32_t span_end;
-  // Destination of the states of these spans if they are reduced later. Spans are partial_stride
-  // floats apart, each [KV head][row][head in group][StateFloats]. Null: the item reduces them and
-  // writes the output.
+  // If not null, the states of the item's spans are stored here and reduced later. Spans are
+  // partial_stride floats apart, each [KV head][row][head in group][StateFloats]. Null: the item
+  // reduces its states and writes the output.
   float* partial;
   std::size_t partial_stride;
 };
@@ -123,10 +127,10 @@ std::size_t AttentionScratchBytes(std::uint32_t head_size, std::size_t packed_ro
 
 absl::Status PagedAttentionCuda(const CudaContext& context, const AttentionParams& params);
 
-// Plain reference of the whole op: one thread, two-pass softmax.
+// Reference implementation of the whole op: one thread, two-pass softmax.
 void AttentionCpu(const AttentionParams& params);
-// `next` is the item that this thread will probably process next; its first tokens may be
-// prefetched. Null: none. It does not affect results.
+// `next` is the item that this thread will probably process next, or null. Its first tokens may be
+// prefetched, which does not affect results.
 void AttentionSimd(const AttentionParams& params, const AttentionItem& item,
                    const AttentionItem* next, std::byte* scratch);
 // Reduces the states at item.partial for spans [span_begin, span_end) and writes the output.

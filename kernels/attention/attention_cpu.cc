@@ -1,5 +1,6 @@
-// Plain reference of attention. For each row and head it computes all scores, their maximum, their
-// exponentials, and the sum of values. Elements are read with the view's load.
+// Reference implementation of attention. For each row and head it computes all scores, their
+// maximum, their exponentials, and the weighted sum of values. Elements are read with the view's
+// load.
 
 #include <algorithm>
 #include <cmath>
@@ -12,8 +13,8 @@
 namespace quire::kernels::internal {
 namespace {
 
-// Computes the weights of query q at the last of `count` keys (0 for keys that it does not see).
-// Returns their sum, including the sink of head h.
+// Computes the weights of `count` keys for query q, whose position is that of the last key. Keys
+// outside the window have weight 0. Returns the sum of the weights, including the sink of head h.
 template <typename View>
 float Weigh(const AttentionParams& params, const View& keys, std::uint32_t b, std::uint32_t h,
             const float* q, std::uint32_t count, std::vector<float>& p) {

@@ -13,7 +13,7 @@ namespace quire::kernels {
 namespace attention {
 namespace {
 
-// Some kernel supports every MLA cache row that LatentStore can write.
+// The scalar kernel supports every MLA cache row that LatentStore can write.
 static_assert(kernels::kMaxLatentColumns <= kMaxScalarHead);
 
 }  // namespace
@@ -24,7 +24,7 @@ namespace {
 
 constexpr std::uint32_t kMaxHead = 128;  // limit of the tile kernels for all element types
 
-// True if the tensor-core kernels support such pages.
+// True if the tensor-core kernels support pages of this shape.
 bool HasTileKernels(const KvShape& shape) {
   const bool wide = shape.dtype == DType::kBF16 || shape.dtype == DType::kF16;
   const bool scaled = (shape.dtype == DType::kF8E4M3 || shape.dtype == DType::kI8) &&
@@ -33,7 +33,8 @@ bool HasTileKernels(const KvShape& shape) {
   return (wide || scaled) && shape.head_size % 16 == 0 && shape.head_size <= most;
 }
 
-// True if the MLA kernels support such pages, which are wider than those of the other kernels.
+// True if an MLA kernel supports these parameters. MLA pages are wider than those of the other
+// kernels.
 bool HasLatentKernel(const AttentionParams& params, const KvShape& shape) {
   const bool is_plain = params.window == 0 && params.softcap == 0 && params.sinks == nullptr;
   const std::uint32_t values = params.value_columns;
@@ -53,7 +54,7 @@ absl::Status CheckActivations(const AttentionParams& params) {
   return absl::OkStatus();
 }
 
-// Requirements of the tensor-core kernels for rows and plan.
+// Checks the requirements of the tensor-core kernels for rows and plan.
 absl::Status CheckTiles(const AttentionParams& params, const KvShape& shape) {
   const auto aligned = [](const void* p, std::int64_t stride) {
     return reinterpret_cast<std::uintptr_t>(p) % 8 == 0 && stride % 4 == 0;
@@ -95,7 +96,8 @@ bool UsesTensorMaps(const CudaContext& context, const AttentionParams& params) {
          aligned(params.q.data(), params.q_stride) && aligned(params.out.data(), params.out_stride);
 }
 
-// The same if K and V have separate maps; MLA cache rows have one map for both.
+// True if the kernels of compute capability 9.0 run with separate maps for K and V. MLA cache rows
+// have one map for both.
 bool UsesLayerMaps(const CudaContext& context, const AttentionParams& params) {
   return params.keys != params.values && UsesTensorMaps(context, params);
 }
@@ -147,7 +149,7 @@ absl::Status LaunchTiles(const CudaContext& context, const AttentionParams& para
                                     params.num_heads / keys.num_heads(),
                                     attention::ScoreScale(params),
                                     attention::RulesOf(params)};
-  // Blocks beyond the work of a step find no item and exit.
+  // Blocks without an item exit.
   if (plan.params().has_prompt_rows) {
     QUIRE_RETURN_IF_ERROR(
         LaunchPrefillKernel(context, params, args, std::min(bounds.prefill, context.num_sms)));

@@ -1,23 +1,23 @@
 #pragma once
 
-// Decode: eight packed rows of one KV head against a run of keys. See README.md.
+// Decode: eight packed rows of one KV head attend to a range of keys. See README.md.
 //
-//   S^T [16 tokens, 8 rows] = K Q^T      K through ldmatrix is A, Q^T stays in registers as B
-//   O^T [16 columns, 8 rows] += V^T P^T  V through ldmatrix.trans is A, P^T through movmatrix is B
+//   S^T [16 tokens, 8 rows] = K Q^T      A: K by ldmatrix; B: Q^T in registers
+//   O^T [16 columns, 8 rows] += V^T P^T  A: V by ldmatrix.trans; B: P^T by movmatrix
 //
-// The padded dimension of the MMA is then 8 instead of 16, and heads that share K and V share their
-// loads. Each of four warps processes 16 tokens of a tile and keeps its own state over a span of
-// eight tiles. The states are reduced in warp order at the end of the span. Memory traffic is K and
-// V once; cp.async keeps kStages - 1 tiles in flight.
+// With these operands rows are padded to 8 instead of 16. Query heads that share a KV head share
+// its loads. Each of four warps processes 16 tokens of a tile and keeps its own state over a span
+// of eight tiles. The states are reduced in warp order at the end of the span. K and V are read
+// from memory once; cp.async keeps kStages - 1 tiles in flight.
 //
 // One-byte pages: elements are converted to f16 and multiplied without their scales. K's scale
-// multiplies a token's scores. V's scale multiplies P after the sum of weights is computed. It is
-// divided by s, the largest of the tile's scales rounded up to a power of two, so that P stays
-// within f16; s is included in the rescaling of O. ldmatrix permutes bytes. The permutation of K is
-// undone by the order in which Q's columns are loaded, that of V by the order in which O's columns
-// are stored.
+// multiplies a token's scores. V's scale multiplies P after the sum of weights is computed. V's
+// scale is first divided by s, the largest scale of the tile rounded up to a power of two, so that
+// P stays within f16. The rescaling of O includes s. For one-byte elements, ldmatrix permutes
+// columns. The order in which Q's columns are loaded undoes the permutation of K. The order in
+// which O's columns are stored undoes the permutation of V.
 //
-// Swapped operands are an idea of XQA (TensorRT-LLM), scale folding and split KV of FlashInfer and
+// Swapped operands are from XQA (TensorRT-LLM); scale folding and split KV are from FlashInfer and
 // FlashAttention.
 
 #include <algorithm>
@@ -41,7 +41,7 @@ struct DecodeShape {
   static constexpr std::uint32_t kStageBytes = 2 * Tile::kBytes + 2 * kScaleBytes;
   static constexpr std::uint32_t kStages = Tile::kBytes >= 16384 ? 3 : 4;
   static constexpr std::uint32_t kSharedBytes = kStages * kStageBytes;
-  // States of the warps at the end of a span reuse the stage that was read last.
+  // At the end of a span, the warps' states overwrite the stage that was read last.
   static constexpr std::uint32_t kWarpFloats = kColumns * kDecodeRows;
   static_assert(4 * kDecodeWarps * (kWarpFloats + 2 * kDecodeRows) <= kStageBytes);
 };
@@ -51,7 +51,8 @@ __device__ __forceinline__ float PowerOfTwoFrom(float x) {
   const std::uint32_t bits = cuda::FloatBits(x);
   return cuda::BitsFloat((bits + 0x007fffffu) & 0x7f800000u);
 }
-// Reciprocal of a power of two from 2^-126 to 2^127; that of 2^127 is subnormal.
+// Returns the reciprocal of a power of two in [2^-126, 2^127]. The reciprocal of 2^127 is
+// subnormal.
 __device__ __forceinline__ float ReciprocalOfPower(float x) {
   return cuda::Div(1.0f, x);
 }
@@ -70,8 +71,8 @@ __device__ __forceinline__ std::uint32_t WidenPair(std::uint32_t bytes) {
   }
 }
 
-// State of one thread for its warp's 16 tokens of a tile: rows 2 (lane % 4) .. + 1 of the item, and
-// its MMA fragment of every 16 columns.
+// State of one thread, whose warp has 16 tokens of each tile. The thread has rows 2 (lane % 4) and
+// 2 (lane % 4) + 1 of the item, and its MMA fragment of every 16 columns.
 template <typename T, std::uint32_t kColumns>
 struct DecodeWarp {
   using Shape = DecodeShape<T, kColumns>;
@@ -126,7 +127,7 @@ struct DecodeWarp {
     for (std::uint32_t j = 0; j < 2; ++j) position[j] = rows.Position(2 * lane_column + j);
   }
 
-  // s = q . k for the warp's tokens.
+  // Computes s = q . k for the warp's tokens.
   __device__ __forceinline__ void Scores(const std::byte* keys, float (&s)[4]) const {
     const std::uint32_t lane = cuda::Lane();
     const std::uint32_t row = cuda::Warp() * 16 + lane % 16;
@@ -186,7 +187,8 @@ struct DecodeWarp {
     Tile64(stage, tile, scale_log2, rules, [stage] { return stage + Tile::kBytes; });
   }
   // Processes one tile of 64 tokens. K and scales are at `stage`; values_of returns the address of
-  // V and is called when V is needed. s[2 t + j] is token lane / 4 + 8 t of the warp, row j.
+  // V and is called when V is needed. s[2 t + j] is the score of token lane / 4 + 8 t of the warp
+  // for row j of the thread.
   template <typename ValuesOf>
   __device__ __forceinline__ void Tile64(const std::byte* stage, std::uint32_t tile,
                                          float scale_log2, const ScoreRules& rules,
@@ -336,13 +338,14 @@ __device__ __forceinline__ void CopyStage(const TileArgs<T>& args, const Attenti
   }
 }
 
-// Counts a partial result that all threads have written. Returns true in the block that writes the
-// last partial result of `merge`; that block sees the others. `flag` is shared memory that no
-// thread uses before `sync`, which synchronizes all threads that wrote.
+// Counts a partial result of `merge` that all threads of the block have written. Returns true in
+// the block that counts the last one; that block sees all partial results of `merge`. `flag` is
+// shared memory that no thread uses before `sync`, which synchronizes all threads that wrote.
 template <typename Sync>
 __device__ __forceinline__ bool IsLastPartial(AttentionMerge* merge, std::uint32_t* flag,
                                               const Sync& sync) {
-  // The thread that does the atomic also does the fences; the barriers extend their ordering.
+  // The thread that does the atomic also does the fences; the barriers extend the ordering to all
+  // threads.
   sync();
   if (cuda::ThreadIndex() == 0) {
     cuda::DeviceFence();
@@ -387,8 +390,8 @@ __device__ __forceinline__ void MergePartials(const ItemRows<T>& rows,
                rows.Sink(row));
 }
 
-// Finishes an item: writes the output, or a partial result. The block with the last partial result
-// of the rows also writes their output. For `flag` and `sync` see IsLastPartial.
+// Finishes an item: writes the output, or a partial result. The block that writes the last partial
+// result of the rows also merges them into the output. For `flag` and `sync` see IsLastPartial.
 template <typename T, std::uint32_t kColumns, typename Sync>
 __device__ __forceinline__ void FinishItem(const ItemRows<T>& rows,
                                            const RowReduction<kColumns>& reduce,
@@ -419,8 +422,8 @@ __device__ __forceinline__ void FinishItem(const ItemRows<T>& rows,
   MergePartials<T, kColumns>(rows, *merge);
 }
 
-// The tiles of an item that exist and that its rows see. If there are none, end <= first, and the
-// item writes the state of no keys.
+// The tiles of an item that contain keys that its rows see. If there are none, end <= first, and
+// the item writes an empty state.
 struct TileRange {
   std::uint32_t first;
   std::uint32_t end;
@@ -434,8 +437,8 @@ __device__ __forceinline__ TileRange TilesOf(const ItemRows<T>& rows, std::uint3
   return {planned > seen ? planned : seen, planned_end < existing ? planned_end : existing};
 }
 
-// Called after the tile left.first of an item whose tiles end at left.end. At the end of a span,
-// adds the span to the row through `scratch`, which no pending copy writes.
+// Called after tile left.first of an item whose tiles end at left.end. At the end of a span,
+// reduces the warps' states into `reduce` through `scratch`, which no pending copy writes.
 template <typename T, std::uint32_t kColumns>
 __device__ __forceinline__ void EndTile(const TileRange& left, float* scratch,
                                         DecodeWarp<T, kColumns>* warp,
@@ -478,7 +481,7 @@ __device__ __forceinline__ void DecodeItem(const TileArgs<T>& args, const Attent
     std::byte* const now = shared + stage * Shape::kStageBytes;
     const std::uint32_t free_stage = stage == 0 ? kStages - 1 : stage - 1;
     stage = stage + 1 == kStages ? 0 : stage + 1;
-    // After the barrier the tile has arrived for all threads, and no thread reads the previous one.
+    // After the barrier all threads see the tile, and no thread reads the previous tile any longer.
     cuda::CpAsyncWait<kStages - 2>();
     cuda::SyncBlock();
     if (tile + kStages - 1 < end) {
@@ -519,7 +522,7 @@ absl::Status LaunchDecodeColumns(const CudaContext& context, const TileArgs<T>& 
   return cuda::Launch(context, kName, DecodeKernel<T, kColumns>, shape, args);
 }
 
-// Each unit instantiates this for one element type, to limit compile time per unit.
+// Each translation unit instantiates this for one element type, to limit its compile time.
 template <typename T>
 absl::Status LaunchDecode(const CudaContext& context, const TileArgs<T>& args,
                           std::uint32_t max_blocks) {

@@ -1,6 +1,7 @@
 // Decode over bf16 and f16 pages on compute capability 9.0: the arithmetic of attention_decode.cuh
-// with its bits, and TMA loads. Four warps consume. The fifth warp is the producer and runs ahead
-// across items, so that the pipeline does not drain between them. See README.md.
+// with K and V loaded by TMA; results are bitwise equal. Four warps consume. The fifth warp is the
+// producer and runs ahead across items, so that the pipeline does not drain between items. See
+// README.md.
 
 #include <cuda.h>
 
@@ -52,7 +53,7 @@ struct Pipeline {
   }
 };
 
-// The producer warp: of the lanes with a box, the lower half loads K, the upper half V.
+// Body of the producer warp. Of the lanes with a box, the lower half loads K, the upper half V.
 template <typename T, std::uint32_t kColumns>
 __device__ __forceinline__ void Produce(const TileArgs<T>& args, const CUtensorMap* keys,
                                         const CUtensorMap* values, Pipeline<T, kColumns> pipeline) {

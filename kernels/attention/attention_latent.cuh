@@ -2,9 +2,9 @@
 
 // Code shared by the MLA kernels: the division into items and their partial results. An item is a
 // block of packed rows (row and query head; attention_work.h) with all keys that they see, or with
-// one span of them if the step is split. Lengths are known on the device only, so items are found
-// by counting through the sequences. Every warp counts for itself, so that warps of different roles
-// need not wait for each other.
+// one span of them if the step is split. Lengths are known only on the device, so every warp finds
+// its items by counting through the sequences. Warps of different roles then need not wait for each
+// other.
 
 #include <cstdint>
 
@@ -19,7 +19,7 @@ __device__ __forceinline__ std::uint32_t CeilDiv(std::uint32_t a, std::uint32_t 
   return (a + b - 1) / b;
 }
 
-// Number of packed rows of a sequence, of their blocks, and of the spans of its keys.
+// Numbers of packed rows, row blocks and spans of keys of a sequence.
 struct LatentCount {
   __device__ __forceinline__ LatentCount(const LatentArgs& args, std::uint32_t sequence) {
     if (sequence >= args.batch_size) return;
@@ -35,8 +35,8 @@ struct LatentCount {
   std::uint32_t spans = 0;
 };
 
-// True if every span is an item of its own: there are fewer row blocks than multiprocessors, and
-// the partial results fit. All lanes of a warp must call it together.
+// True if every span is a separate item. This is so if there are fewer row blocks than
+// multiprocessors and the partial results fit. All lanes of a warp must call it together.
 __device__ __forceinline__ bool IsSplit(const LatentArgs& args) {
   std::uint32_t blocks = 0;
   std::uint32_t partials = 0;  // rows of partial results
@@ -63,14 +63,14 @@ struct LatentPlace {
   std::uint32_t first_partial;  // row of the block's partial results, if the step is split
 };
 
-// Enumerates `per_block` items per block of rows (0: one per span), in ascending order.
+// Finds items by number. Each block of rows has `per_block` items (0: one per span).
 class LatentFinder {
  public:
   __device__ LatentFinder(const LatentArgs& args, std::uint32_t per_block)
       : args_(args), per_block_(per_block) {}
 
-  // Finds the item with this number; returns false if there are not so many. All lanes of a warp
-  // must call it together and get the same result.
+  // Finds item number `wanted`, which must not decrease between calls. Returns false if there are
+  // fewer items. All lanes of a warp must call it together and get the same result.
   __device__ __forceinline__ bool Find(std::uint32_t wanted, LatentPlace* place) {
     for (; first_ < args_.batch_size; first_ += cuda::kWarpSize) {
       const LatentCount count(args_, first_ + cuda::Lane());
@@ -87,7 +87,7 @@ class LatentFinder {
           partials_end += more_partials;
         }
       }
-      // The lanes whose sequence contains the item or a later one.
+      // Number of lanes whose sequence contains the item or later items.
       const std::uint32_t lanes_left = cuda::CountBits(cuda::Ballot(wanted - before_ < items_end));
       if (lanes_left != 0) {
         const std::uint32_t lane = cuda::kWarpSize - lanes_left;
@@ -144,8 +144,8 @@ struct LatentRows {
   std::uint32_t cached;
 };
 
-// The tiles of kTokens tokens of an item. There are none (first >= end) if a span is an item and
-// only later rows of the sequence see it.
+// The tiles of an item, with kTokens tokens each. There are none (first >= end) if the item is a
+// span that only later rows of the sequence see.
 template <std::uint32_t kTokens>
 struct LatentTiles {
   static constexpr std::uint32_t kPerSpan = kLatentSpan / kTokens;
@@ -176,7 +176,7 @@ __device__ __forceinline__ float* LatentPartialOf(const LatentRows& rows, const 
          std::int64_t{place.first_partial + span * rows.count} * kLatentPartialFloats;
 }
 // Returns the partial result of an item. If the step is not split, each block of the grid has one
-// for all rows.
+// partial result for all its rows.
 __device__ __forceinline__ float* LatentPartial(const LatentRows& rows, const LatentPlace& place,
                                                 bool is_split) {
   if (is_split) return LatentPartialOf(rows, place, place.index);

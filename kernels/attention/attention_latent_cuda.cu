@@ -2,17 +2,18 @@
 // columns, up to 512, are V. Prefill and decode tokens have the same reduction order.
 //
 // A block processes 32 packed rows (row and query head; attention_work.h) and iterates over their
-// keys in tiles of 32 tokens, each loaded once for K and V. The eight warps are two halves of the
-// rows by four groups of columns. Scores: a warp multiplies its 16 rows with a quarter of the
-// columns for all tokens. The quarters are added in order through shared memory, where 8 threads
-// per row compute the softmax. Values: a warp multiplies its 16 rows of P with 128 columns of V. So
-// two warps instead of eight read a tile from shared memory, and queries and output stay in
-// registers. cp.async loads a tile while the previous one is multiplied.
+// keys in tiles of 32 tokens, each loaded once for K and V. The eight warps divide the work into
+// two halves of the rows by four groups of columns. Scores: a warp multiplies its 16 rows with a
+// quarter of the columns for all tokens. The quarters are added in order through shared memory,
+// where 8 threads per row compute the softmax. Values: a warp multiplies its 16 rows of P with 128
+// columns of V. Each part of a tile is thus read from shared memory by two warps instead of eight,
+// and queries and output stay in registers. cp.async loads a tile while the previous one is
+// multiplied.
 //
-// A span of 1024 tokens has a state of its own. Spans are reduced left to right in global memory,
-// by the block itself. If there are fewer row blocks than multiprocessors, every span is an item of
-// its own and a second kernel reduces them. Both run the same steps, so the split does not change
-// any bit. Tiles that a row does not see do not change its bits either.
+// Each span of 1024 tokens has a separate state. Spans are reduced left to right in global memory,
+// by the block itself. If there are fewer row blocks than multiprocessors, every span is a separate
+// item and a second kernel reduces them. The order is the same in both cases, so the split does not
+// change any bit. Tiles that a row does not see do not change the row's bits.
 
 #include <algorithm>
 
@@ -32,7 +33,7 @@ constexpr std::uint32_t kSteps = kColumns / 16 / kGroups;     // MMA steps of a 
 constexpr std::uint32_t kValueTiles = kValues / 8 / kGroups;  // MMA tiles of a warp along V
 constexpr std::uint32_t kRowBytes = kColumns * 2;
 constexpr std::uint32_t kTileBytes = kTile * kRowBytes;
-// floats; avoids bank conflicts between pairs of a half warp
+// in floats; avoids bank conflicts between pairs of a half warp
 constexpr std::uint32_t kScorePitch = 40;
 constexpr std::uint32_t kWeightPitch = 40;  // bf16; avoids bank conflicts of ldmatrix rows
 static_assert(kThreads / cuda::kWarpSize == kRows / 16 * kGroups);
@@ -48,7 +49,7 @@ struct Shared {
   float row_max[kRows];  // maximum and sum of the preceding spans
   float row_sum[kRows];
 };
-// Shared memory limit per block on 8.6 and 8.9, the smallest of the supported GPUs.
+// 99 KB is the shared memory limit per block on 8.6 and 8.9, the lowest of all supported GPUs.
 static_assert(sizeof(Shared) <= 99 * 1024);
 
 // Byte offset of 16-byte piece `piece` of token `row` in a tile. Eight rows at one piece are in
@@ -87,7 +88,7 @@ __device__ __forceinline__ std::uint32_t Half() {
 __device__ __forceinline__ std::uint32_t Group() {
   return cuda::Warp() / 2;
 }
-// The row of registers 2 * half .. 2 * half + 1.
+// Returns the row of accumulator registers 2 * half and 2 * half + 1.
 __device__ __forceinline__ std::uint32_t FragmentRow(std::uint32_t half) {
   return Half() * 16 + cuda::Lane() / 4 + 8 * half;
 }
@@ -112,7 +113,7 @@ __device__ __forceinline__ void LoadQueries(const LatentRows& rows, Fragments& f
   }
 }
 
-// Computes this warp's share of the products of queries and keys.
+// Computes the products of queries and keys over this warp's columns.
 __device__ __forceinline__ void Scores(const Fragments& f, const std::byte* tile, Shared& shared) {
   const std::uint32_t lane = cuda::Lane();
   const std::uint32_t row = lane / 16 * 8 + lane % 8;
@@ -138,13 +139,13 @@ __device__ __forceinline__ void Scores(const Fragments& f, const std::byte* tile
   }
 }
 
-// State of a row that eight threads share; `state.sum` is the share of this thread.
+// State of a row that eight threads share; `state.sum` is the partial sum of this thread.
 struct Softmax {
   std::uint32_t position;
   State state;
 };
 
-// Converts the shares of the products to weights, four tokens per thread.
+// Adds the products of the column groups and converts them to weights, four tokens per thread.
 __device__ __forceinline__ void Weigh(float scale_log2, std::uint32_t first, Shared& shared,
                                       Softmax& softmax) {
   constexpr std::uint32_t kTokens = kTile / 8;
@@ -250,8 +251,8 @@ __device__ __forceinline__ void WriteOutput(const LatentRows& rows, const Fragme
   });
 }
 
-// Here and in ReducePartial, rows beyond the item's count are skipped; with 16 heads they are half
-// of the rows.
+// Writes the span's state to `partial`. Here and in ReducePartial, rows beyond the item's count are
+// skipped; with 16 heads half of the rows are.
 __device__ __forceinline__ void StorePartial(const LatentRows& rows, const Shared& shared,
                                              const Fragments& f, float* partial) {
   ForEachPair([&](std::uint32_t half, std::uint32_t row, std::uint32_t i, std::uint32_t column) {
@@ -266,8 +267,8 @@ __device__ __forceinline__ void StorePartial(const LatentRows& rows, const Share
   }
 }
 
-// Reduces the values at `partial` (left) and f into f, and the states into row_max and row_sum. A
-// row that sees no key of the span keeps the values at `partial`.
+// Reduces the state at `partial` (left) and the span's state (right): values into f, maximum and
+// sum into row_max and row_sum. A row that sees no key of the span keeps the values at `partial`.
 __device__ __forceinline__ void ReducePartial(const LatentRows& rows, Shared& shared, Fragments& f,
                                               const float* partial) {
   ForEachPair([&](std::uint32_t half, std::uint32_t row, std::uint32_t i, std::uint32_t column) {
@@ -321,7 +322,7 @@ __device__ void LatentItem(const LatentArgs& args, const LatentPlace& place, boo
         for (std::uint32_t j = 0; j < 4; ++j) f.o[i][j] = 0;
       }
     }
-    // After the barrier the tile has arrived for all threads, and no thread reads the previous one.
+    // After the barrier all threads see the tile, and no thread reads the previous tile any longer.
     cuda::CpAsyncWait<0>();
     cuda::SyncBlock();
     if (tile + 1 < tiles.end) {
@@ -370,7 +371,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-// Merges the spans of a packed row that were items of their own. Each thread has two columns.
+// Merges the partial results of a packed row's spans. Each thread has two columns.
 __device__ void MergeRow(const LatentArgs& args, const LatentPlace& place) {
   const LatentRows rows(args, place);
   const std::uint32_t row = place.index;

@@ -3,16 +3,16 @@
 // README.md.
 //
 // One warp is the producer. It loads one box per page and slab of 64 columns into a ring of two
-// tiles of 72 KB. Two warpgroups consume. For scores each has half of the tile's tokens, for values
-// half of the columns of V. Weights (8 KB) and row maxima are exchanged through shared memory;
-// scores, states and output stay in registers. So a tile is read once for K and V, and no product
-// is computed twice.
+// tiles of 72 KB. Two warpgroups consume. Each computes the scores of half of the tile's tokens,
+// and half of the output columns. Weights (8 KB) and row maxima are exchanged through shared
+// memory; scores, states and output stay in registers. A tile is thus read once for K and V, and no
+// product is computed twice.
 //
-// Items, spans of 1024 tokens and their reduction are those of attention_latent_cuda.cu, whose
-// merge kernel reduces split rows. Tiles are at absolute multiples of 64. Neither chunk, batch nor
-// split changes the bits of a row.
+// Items, spans of 1024 tokens and their reduction are those of attention_latent_cuda.cu; its merge
+// kernel also reduces rows that are split here. Tiles are at absolute multiples of 64. The bits of
+// a row depend neither on the chunk nor on the batch nor on the split.
 //
-// Two warpgroups with half of V's columns each are an idea of FlashMLA.
+// Two warpgroups with half of V's columns each are from FlashMLA.
 
 #include <cuda.h>
 
@@ -71,7 +71,7 @@ struct RingCursor {
   static_assert(kStages == 2);
 };
 
-// The producer warp. Its lanes issue the boxes of a tile in turn. Columns beyond a row are
+// Body of the producer warp. Its lanes issue the boxes of a tile in turn. Columns beyond a row are
 // zero-filled.
 __device__ __forceinline__ void Produce(const LatentArgs& args, const CUtensorMap* map,
                                         bool is_split, Shared& shared) {

@@ -1,7 +1,8 @@
 #pragma once
 
-// One launcher per kernel, defined in the unit that instantiates the kernel, because the host stub
-// of a kernel is internal to its unit. The suffix of a unit is the page element type.
+// One launcher per kernel. A launcher is defined in the translation unit that instantiates its
+// kernel, because the host stub of a kernel has internal linkage. The name of such a file contains
+// the page element type.
 
 #include "absl/status/status.h"
 #include "kernels/attention/attention.h"
@@ -10,7 +11,7 @@
 
 namespace quire::kernels::attention {
 
-// Converts the parameters to ScoreRules and the factor of q . k.
+// RulesOf returns the score rules of a layer, ScoreScale the factor of q . k.
 inline ScoreRules RulesOf(const AttentionParams& params) {
   ScoreRules rules;
   if (params.window != 0) rules.window = params.window;
@@ -31,20 +32,20 @@ template <typename T>
 absl::Status LaunchPrefill(const CudaContext& context, const TileArgs<T>& args,
                            std::uint32_t blocks);
 
-// The same for heads of 129 to kMaxWideHead columns over bf16 pages.
+// LaunchDecode and LaunchPrefill for heads of 129 to kMaxWideHead columns over bf16 pages.
 inline constexpr std::uint32_t kMaxWideHead = 256;
 absl::Status LaunchDecodeWide(const CudaContext& context, const TileArgs<BF16>& args,
                               std::uint32_t blocks);
 absl::Status LaunchPrefillWide(const CudaContext& context, const TileArgs<BF16>& args,
                                std::uint32_t blocks);
 
-// One warp per row and head: any head size up to kMaxScalarHead, any pages, f32 or bf16
-// activations.
+// Launches the scalar kernel, with one warp per row and head. It supports any head size up to
+// kMaxScalarHead, any pages, and f32 or bf16 activations.
 inline constexpr std::uint32_t kMaxScalarHead = 576;
 absl::Status LaunchScalar(const CudaContext& context, const AttentionParams& params);
 
-// MLA cache rows, which are both K and V. `partials` has room for the partial results of
-// `partial_rows` packed rows, kLatentPartialFloats each.
+// Limits and arguments of the MLA kernels, whose cache rows are both K and V. `partials` has room
+// for the partial results of `partial_rows` packed rows, kLatentPartialFloats each.
 inline constexpr std::uint32_t kMaxLatentColumns = 576;
 inline constexpr std::uint32_t kMaxLatentValues = 512;
 inline constexpr std::uint32_t kLatentBlockRows = 32;
@@ -67,7 +68,8 @@ struct LatentArgs {
 };
 // REQUIRES: block_rows is kLatentBlockRows.
 absl::Status LaunchLatent(const CudaContext& context, const LatentArgs& args);
-// Merges the spans that the preceding MLA kernel wrote as items of their own.
+// Merges the partial results that the preceding MLA kernel wrote if it processed each span as a
+// separate item.
 absl::Status LaunchLatentMerge(const CudaContext& context, const LatentArgs& args);
 
 }  // namespace quire::kernels::attention

@@ -17,13 +17,15 @@ template <typename T>
 absl::Status LaunchPrefillSm90(const CudaContext& context, const TileArgs<T>& args,
                                const cuda::KvLayerMaps& maps, std::uint32_t blocks);
 
-// Runs the decode work list over bf16 or f16 pages, with the bits of LaunchDecode.
+// Runs the decode work list over bf16 or f16 pages. The results are bitwise equal to those of
+// LaunchDecode.
 template <typename T>
 absl::Status LaunchDecodeSm90(const CudaContext& context, const TileArgs<T>& args,
                               const cuda::KvLayerMaps& maps, std::uint32_t max_blocks);
 
-// Does the same as LaunchLatent with different bits. REQUIRES: block_rows is kLatentBlockRowsSm90,
-// scale_log2 is positive, rows of q and out are 16-byte aligned.
+// LaunchLatent for compute capability 9.0. The results are not bitwise equal to those of
+// LaunchLatent. REQUIRES: block_rows is kLatentBlockRowsSm90, scale_log2 is positive, rows of q and
+// out are 16-byte aligned.
 inline constexpr std::uint32_t kLatentBlockRowsSm90 = 64;
 absl::Status LaunchLatentSm90(const CudaContext& context, const LatentArgs& args,
                               const cuda::TmaTile& rows);

@@ -107,8 +107,8 @@ struct Sequence {
   std::uint32_t DecodeBlocks(std::uint32_t group) const {
     return CeilDiv(decode_tokens * group, kDecodeRows);
   }
-  // Number of runs of `per_run` keys that contain all keys of the decode tokens. A run consists of
-  // whole groups or spans.
+  // A run is `per_run` consecutive keys: whole spans or groups. FirstRun returns the first run with
+  // keys of the decode tokens, Runs the number of such runs.
   std::uint32_t FirstRun(std::uint32_t window, std::uint32_t per_run) const {
     return FirstKey(keys, decode_tokens, window) / per_run;
   }
@@ -169,7 +169,7 @@ void PlanDecode(const Sequence& s, const AttentionWorkShape& shape, std::uint32_
   }
 }
 
-// Plans the prefill items of one sequence, last rows first, because they see most keys.
+// Plans the prefill items of one sequence, last rows first, because the last rows see most keys.
 void PlanPrefill(const Sequence& s, const AttentionWorkShape& shape,
                  const AttentionWorkLists& lists) {
   const std::uint32_t packed = s.prefill_tokens * shape.group;

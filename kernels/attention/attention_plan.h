@@ -1,7 +1,8 @@
 #pragma once
 
-// Divides a step's attention into work items. The CPU does that inside PagedAttention. On a GPU the
-// device makes the list once per step and window, and all layers with that window read it.
+// Divides a step's attention into work items. The CPU divides a step inside PagedAttention. On a
+// GPU the planner kernel makes the lists once per step and window, and all layers with that window
+// read them.
 //
 // The rows of a sequence have two classes: prefill tokens come first, then decode tokens. A row
 // keeps its class when it is recomputed, because the classes use different kernels with different
@@ -18,7 +19,7 @@
 
 namespace quire::kernels {
 
-// The largest step that a plan supports, and the shape of the layers that read it.
+// The largest step that a plan supports, and the shape of the layers that read the plan.
 struct AttentionPlanLimits {
   std::uint32_t max_rows = 0;         // sequences of a step
   std::uint32_t max_step_tokens = 0;  // tokens of a step
@@ -26,20 +27,20 @@ struct AttentionPlanLimits {
   std::uint32_t num_heads = 0;
   std::uint32_t num_kv_heads = 0;
   std::uint32_t head_size = 0;
-  // Number of tokens that a query of those layers sees, including itself; 0: all. Decode items
-  // start at the window.
+  // Number of tokens that a query of those layers sees, including itself; 0: all. Decode items may
+  // skip keys before the window.
   std::uint32_t window = 0;
 };
 
-// Lengths of a step. All pointers are device memory with addresses that are fixed for the life of
-// the plan, so that the planner can be captured in a graph.
+// Lengths of a step. All pointers point to device memory and stay the same for the life of the
+// plan, so that the planner can be captured in a graph.
 struct AttentionPlanParams {
   const std::uint32_t* row_offsets;     // [batch_size + 1]
   const std::uint32_t* cache_lengths;   // [batch_size] tokens cached before the step
   const std::uint32_t* prefill_tokens;  // [batch_size] rows of the step that are prefill tokens
   std::uint32_t batch_size;
-  // True if any sequence of the step has prefill (decode) rows. The host sets these, so that
-  // kernels of an empty class are not launched.
+  // True if any sequence of the step has prefill or decode rows, respectively. The host sets these
+  // fields, so that kernels of an empty class are not launched.
   bool has_prompt_rows;
   bool has_generated_rows;
 };
@@ -56,8 +57,9 @@ class AttentionPlan {
  public:
   // Bytes of device memory that Create allocates.
   static std::int64_t BytesFor(const AttentionPlanLimits& limits, std::uint32_t num_sms);
-  // Returns INVALID_ARGUMENT for limits of 0 or heads that do not divide, and RESOURCE_EXHAUSTED
-  // without memory. REQUIRES: a CUDA backend.
+  // Returns INVALID_ARGUMENT if a limit other than `window` is 0 or num_heads is not a multiple of
+  // num_kv_heads. Returns RESOURCE_EXHAUSTED if device memory cannot be allocated. REQUIRES: a CUDA
+  // backend.
   static absl::StatusOr<std::unique_ptr<AttentionPlan>> Create(const Backend& backend,
                                                                const AttentionPlanLimits& limits);
 
@@ -68,7 +70,7 @@ class AttentionPlan {
  private:
   friend absl::Status PlanAttention(const Backend& backend, const AttentionPlanParams& params,
                                     AttentionPlan* plan);
-  friend struct AttentionPlanAccess;  // attention_cuda.cc and its tests
+  friend struct AttentionPlanAccess;  // used by the CUDA kernels and tests
 
   AttentionPlan() = default;
 
@@ -78,8 +80,8 @@ class AttentionPlan {
   DeviceBuffer memory_;
 };
 
-// Enqueues the planner: before the first layer's PagedAttention of the step. Returns
-// INVALID_ARGUMENT for a batch beyond the plan's limits.
+// Enqueues the planner. Call it before the first PagedAttention of the step. Returns
+// INVALID_ARGUMENT if batch_size is 0 or exceeds the plan's limit.
 absl::Status PlanAttention(const Backend& backend, const AttentionPlanParams& params,
                            AttentionPlan* plan);
 

@@ -1,17 +1,18 @@
 #pragma once
 
-// Prefill: 128 packed rows of one KV head against all keys that they see. See README.md.
+// Prefill: 128 packed rows of one KV head attend to all keys that they see. See README.md.
 //
 // Each of eight warps has 16 rows; queries and output stay in registers. S has the accumulator
-// layout of m16n8k16. Converted to 16 bits, that is the A operand of P V. Tiles of 64 tokens at
-// absolute multiples of 64 ascend from the first to the last key that a row sees. A tile that a row
-// does not see does not change its bits, so a row's bits do not depend on the chunk or block.
+// layout of m16n8k16. After conversion to 16 bits, this is the layout of operand A of P V. Tiles of
+// 64 tokens at absolute multiples of 64 ascend from the first to the last key that a row sees. A
+// tile that a row does not see does not change its bits, so a row's bits do not depend on the chunk
+// or block.
 //
 // 16-bit pages are loaded by cp.async, kStages - 1 tiles ahead. One-byte pages are loaded through
-// registers: each element is multiplied by its scale, rounded to bf16 and stored into the same kind
-// of tile. Loading and arithmetic do not overlap there.
+// registers: each element is multiplied by its scale, rounded to bf16 and stored into a tile of
+// bf16. Loading one-byte pages does not overlap with arithmetic.
 //
-// The loop is that of FlashAttention-2; packing a group's heads into rows is an idea of FlashInfer.
+// The loop is from FlashAttention-2; packing a group's heads into rows is from FlashInfer.
 
 #include "kernels/attention/attention_launch.h"
 #include "kernels/attention/attention_tile.cuh"
@@ -33,7 +34,7 @@ struct PrefillShape {
   static_assert(kPrefillThreads / cuda::kWarpSize * 16 == kPrefillRows);
 };
 
-// Converts a piece of 16 elements of a page to bf16 in a tile; writes zeros if it is not valid.
+// Converts a piece of 16 elements of a page to bf16 in a tile; writes zeros if `valid` is false.
 template <typename T, std::uint32_t kColumns>
 __device__ __forceinline__ void ConvertPiece(const KvView<T>& view, const AttentionWork& item,
                                              std::uint32_t token, std::uint32_t column, bool valid,
@@ -86,7 +87,7 @@ struct PrefillWarp {
   std::uint32_t q[kSteps][4];
   float o[2 * kSteps][4];
   float max[2];
-  float sum[2];  // share of this lane
+  float sum[2];  // partial sum of this lane
   std::uint32_t position[2];
   std::uint32_t first_position;  // of the warp's rows
   std::uint32_t last_position;
@@ -132,7 +133,7 @@ struct PrefillWarp {
     last_position = rows.Position(first + 15);
   }
 
-  // Computes s[n], the products of tokens 8 n .. 8 n + 7.
+  // Computes s[n], the products q . k of tokens 8 n .. 8 n + 7.
   __device__ __forceinline__ void Scores(const std::byte* keys, float (&s)[kTokens][4]) const {
     const std::uint32_t lane = cuda::Lane();
     const std::uint32_t row = lane / 16 * 8 + lane % 8;
@@ -153,7 +154,7 @@ struct PrefillWarp {
     }
   }
 
-  // Converts products q . k to scores in units of log2.
+  // Converts products q . k to scores times log2(e).
   static __device__ __forceinline__ void ScaleScores(float scale_log2, float cap_log2,
                                                      float (&s)[kTokens][4]) {
 #pragma unroll
@@ -231,7 +232,7 @@ struct PrefillWarp {
     }
   }
 
-  // Skips tiles that none of the warp's rows sees, which would change nothing.
+  // Processes a tile of 64 tokens, unless none of the warp's rows sees it.
   __device__ __forceinline__ void Tile64(const std::byte* stage, std::uint32_t tile,
                                          float scale_log2, const ScoreRules& rules) {
     const std::uint32_t first = tile * kKvTile;
@@ -299,8 +300,8 @@ __device__ __forceinline__ void PrefillItem(const TileArgs<T>& args, const Atten
     } else {
       const std::uint32_t free_stage = stage == 0 ? kStages - 1 : stage - 1;
       stage = stage + 1 == kStages ? 0 : stage + 1;
-      // After the barrier the tile has arrived for all threads, and no thread reads the previous
-      // one.
+      // After the barrier all threads see the tile, and no thread reads the previous tile any
+      // longer.
       cuda::CpAsyncWait<kStages - 2>();
       cuda::SyncBlock();
       std::byte* const to = shared + free_stage * Shape::kStageBytes;
@@ -338,7 +339,7 @@ absl::Status LaunchPrefillColumns(const CudaContext& context, const TileArgs<T>&
                       args);
 }
 
-// Each unit instantiates this for one element type, to limit compile time per unit.
+// Each translation unit instantiates this for one element type, to limit its compile time.
 template <typename T>
 absl::Status LaunchPrefill(const CudaContext& context, const TileArgs<T>& args,
                            std::uint32_t blocks) {

@@ -4,10 +4,9 @@
 // TMA loads the bytes of a tile, 16 KB of K followed by 16 KB of V, into two stages in addition to
 // the two bf16 stages. Each thread of the widening warpgroup has one key of a tile. It loads the
 // key's two scales while the previous tile is widened. Then it reads 16 bytes of the row at a time
-// and writes each element times the scale, rounded to bf16, to the place where TMA would store a
-// 16-bit page. This is the arithmetic of the portable kernel (ScaledPair), and the consumers are
-// those of 16-bit pages. The output therefore has the bits of bf16 pages that contain these
-// products.
+// and writes each element times the scale, rounded to bf16, to the place where TMA would store the
+// element of a 16-bit page. This is the arithmetic of the portable kernel (ScaledPair). The output
+// is bitwise equal to that of bf16 pages that contain these products.
 
 #include "kernels/attention/attention_prefill_sm90.cuh"
 
@@ -52,7 +51,7 @@ struct BlockTiles {
 // Scales of a thread's key of a tile.
 struct KeyScales {
   bool exists;
-  float of[2];  // scale of K, scale of V
+  float k_and_v[2];  // scale of K, scale of V
 };
 
 // Starts copying a tile's bytes with one warp: lane l issues box l of K and of V.
@@ -141,7 +140,8 @@ __device__ __forceinline__ void WidenRow(const std::byte* narrow, bool exists, f
   }
 }
 
-// There are as many stages of bytes as of bf16, so one pipeline position serves both.
+// Body of the widening warpgroup. There are as many stages of bytes as of bf16, so one cursor
+// serves both.
 template <typename T, std::uint32_t kColumns>
 __device__ __forceinline__ void Widen(const TileArgs<T>& args, const CUtensorMap* keys,
                                       const CUtensorMap* values,
@@ -164,13 +164,13 @@ __device__ __forceinline__ void Widen(const TileArgs<T>& args, const CUtensorMap
       next_scales = LoadScales(next);
     }
     cuda::BarrierWait(&layout.narrow_pipeline()->full[cursor.stage], cursor.parity);
-    // Not unrolled, so that K and V share the code.
+    // Not unrolled, so that K and V share instructions.
 #pragma unroll 1
     for (std::uint32_t part = 0; part < 2; ++part) {
       PrefillPipeline* const pipeline = layout.key_pipeline() + part;
       cuda::BarrierWait(&pipeline->empty[cursor.stage], cursor.parity ^ 1);
       WidenRow<T, kColumns>(layout.narrow(cursor.stage) + part * Shape::kNarrowTile, scales.exists,
-                            part == 0 ? scales.of[0] : scales.of[1],
+                            part == 0 ? scales.k_and_v[0] : scales.k_and_v[1],
                             layout.keys(cursor.stage) + part * (Shape::kValuesAt - Shape::kKeysAt));
       // wgmma reads through the async proxy.
       cuda::FenceAsyncShared();

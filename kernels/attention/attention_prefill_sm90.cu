@@ -1,8 +1,8 @@
-// Prefill over bf16 and f16 pages on compute capability 9.0: 128 packed rows of one KV head against
-// all keys that they see. K and V are loaded by TMA, products use wgmma. See README.md.
+// Prefill over bf16 and f16 pages on compute capability 9.0: 128 packed rows of one KV head attend
+// to all keys that they see. K and V are loaded by TMA, products use wgmma. See README.md.
 //
-// One warpgroup is the producer: one of its warps issues one box per page and 128-byte slab. The
-// two consumer warpgroups are in attention_prefill_sm90.cuh.
+// One warpgroup is the producer; one of its warps issues one TMA box per page and 128-byte slab.
+// attention_prefill_sm90.cuh defines the two consumer warpgroups.
 
 #include "kernels/attention/attention_prefill_sm90.cuh"
 

@@ -4,12 +4,12 @@
 // two consumer warpgroups with 64 packed rows each. The kernels differ in how tiles of K and V are
 // loaded. See README.md.
 //
-// S = Q K^T is computed from shared memory, P V with P in registers. K and V have separate
-// pipelines. Tiles of 128 keys at absolute multiples of 128 descend from the last one that a row of
-// the item sees to the first. A tile that a row does not see does not change its bits, so a row's
-// bits depend neither on the chunk nor on the block. A window removes tiles at the low end and
-// masks its edge. A soft cap is a pass over the scores behind a uniform branch. A sink is added to
-// the sum when a row is written.
+// S = Q K^T has both operands in shared memory; P V has P in registers. K and V have separate
+// pipelines. Tiles of 128 keys at absolute multiples of 128 are processed in descending order, from
+// the last tile that a row of the item sees to the first. A tile that a row does not see does not
+// change its bits, so a row's bits depend neither on the chunk nor on the block. With a window,
+// earlier tiles are skipped and the first tiles are masked. A soft cap is a separate pass over the
+// scores in a uniform branch. A sink is added to the sum when a row is written.
 //
 // Warp roles, separate K and V stages, the overlap of S(n) with P V(n + 1) and the alternation of
 // the two warpgroups are from FlashAttention-3; packed rows are from FlashInfer.
@@ -80,7 +80,7 @@ struct PrefillLayout {
   __device__ __forceinline__ std::byte* values(std::uint32_t stage) const {
     return shared + kValuesAt + stage * kTileBytes;
   }
-  // The bytes of K of a stage, followed by those of V.
+  // One-byte elements of K in a stage, followed by those of V.
   __device__ __forceinline__ std::byte* narrow(std::uint32_t stage) const {
     return shared + kNarrowAt + stage * 2 * kNarrowTile;
   }
@@ -114,7 +114,8 @@ __device__ __forceinline__ std::uint32_t FirstTile(const ItemRows<T>& rows) {
   return rows.FirstTile() / (kPrefillKeys / kKvTile);
 }
 
-// State of one thread of a consumer warpgroup: rows lane / 4 and lane / 4 + 8 of its warp's 16.
+// State of one thread of a consumer warpgroup: rows lane / 4 and lane / 4 + 8 of the 16 rows of its
+// warp.
 template <typename T, std::uint32_t kColumns>
 struct PrefillConsumer {
   static constexpr int kScores = kPrefillKeys / 2;
@@ -133,13 +134,13 @@ struct PrefillConsumer {
   const std::uint32_t thread;  // index in the group
   const float scale_log2;
   const ScoreRules rules;
-  // Factor of the exponent in Softmax: that of q . k, or of its share of the cap.
+  // Factor of s in the exponent of Softmax: scale_log2, or cap_log2 with a soft cap.
   const float unit_log2;
   PrefillCursor key_cursor;
   PrefillCursor value_cursor;
   std::uint32_t position[2];
   float max[2];
-  float sum[2];  // share of this lane
+  float sum[2];  // partial sum of this lane
   float rescale[2];
   float s[kScores];
   float o[kColumns / 2];
@@ -165,7 +166,7 @@ struct PrefillConsumer {
     return piece / 8 * Shape::kQuerySlab + row * 128 + ((piece ^ row) & 7) * 16;
   }
 
-  // Copies queries to shared memory. Rows and columns that do not exist are zeros.
+  // Copies queries to shared memory. Rows and columns that do not exist are zero-filled.
   __device__ __forceinline__ void Start(const ItemRows<T>& rows) {
     std::byte* const to = layout.queries(group);
     constexpr std::uint32_t kPieces = kColumns / 8;
@@ -235,7 +236,7 @@ struct PrefillConsumer {
     value_cursor.Advance();
   }
 
-  // Converts products q . k to scores in units of their cap.
+  // Converts products q . k to capped scores divided by the cap.
   __device__ __forceinline__ void Cap() {
 #pragma unroll
     for (std::uint32_t i = 0; i < kScores; ++i) {
@@ -299,9 +300,9 @@ struct PrefillConsumer {
     for (std::uint32_t i = 0; i < kColumns / 2; ++i) o[i] = cuda::Mul(o[i], rescale[i / 2 % 2]);
   }
 
-  // Processes the last tile: its scores and weights. V rows from keys_end on are set to zero,
-  // because a page may contain another sequence's old bytes, and 0 x NaN is NaN. In widened tiles
-  // they are zero already.
+  // Computes scores and weights of the tile with the last keys, which is processed first. V rows
+  // from keys_end on are set to zero, because a page may contain another sequence's old bytes, and
+  // 0 x NaN is NaN. In widened tiles these rows are already zero.
   __device__ __forceinline__ void First(std::uint32_t first_key, std::uint32_t keys_end) {
     cuda::BarrierWait(&layout.key_pipeline()->full[key_cursor.stage], key_cursor.parity);
     cuda::WgmmaPin(s);
@@ -327,7 +328,8 @@ struct PrefillConsumer {
     Softmax<true>(first_key);
     Convert();
   }
-  // Processes the tile at first_key while the values of the tile above it are added.
+  // Computes scores and weights of the tile at first_key while the values of the preceding tile are
+  // added.
   template <bool kMasked>
   __device__ __forceinline__ void Next(std::uint32_t first_key) {
     cuda::BarrierWait(&layout.key_pipeline()->full[key_cursor.stage], key_cursor.parity);
@@ -401,8 +403,8 @@ struct PrefillConsumer {
     Start(rows);
     const std::uint32_t keys_end = rows.KeysEnd();
     const std::uint32_t first = FirstTile(rows);
-    // Within their windows all rows see the tiles from `whole` on entirely; causally they see those
-    // before whole_end entirely.
+    // No window masks a key in tiles from `whole` on. The causal mask hides no key in tiles before
+    // `whole_end`.
     const std::uint32_t whole = TilesUpTo(WindowBegin(keys_end - 1, rules.window));
     const std::uint32_t whole_end = (rows.Position(0) + 1) / kPrefillKeys;
     std::uint32_t n = TilesUpTo(keys_end) - 1;
@@ -430,7 +432,8 @@ __device__ __forceinline__ void Consume(const TileArgs<T>& args,
   // No code follows the loop, because ptxas would otherwise limit the registers of the whole loop
   // to those of the launch.
   for (std::uint32_t i = cuda::BlockX(); i < count; i += cuda::GridX()) {
-    // The first group goes first; the second group's last arrival is consumed at the end.
+    // Gives the first turn to group 0. Group 0 consumes the last arrival of group 1 after its last
+    // item.
     if (group == 1 && i < cuda::GridX()) {
       cuda::NamedArrive(Consumer::kTurnBarrier, kConsumerThreads);
     }
@@ -441,7 +444,7 @@ __device__ __forceinline__ void Consume(const TileArgs<T>& args,
   }
 }
 
-// The factor of the exponent in Softmax, in units of log2.
+// Returns the value of PrefillConsumer::unit_log2.
 template <typename T>
 float UnitLog2(const TileArgs<T>& args) {
   return args.rules.cap_log2 > 0 ? args.rules.cap_log2 : args.scale_log2;

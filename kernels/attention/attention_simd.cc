@@ -1,8 +1,8 @@
 // Memory traffic: K and V of a sequence are read once per KV head and block of query rows. With few
 // query rows (decode) values are widened in registers. With many rows a tile is transposed and
 // widened once into scratch memory in L2, which all rows and heads of the group read
-// (attention_tile-inl.h). Rescaling is skipped while the maximum is unchanged, which is exact
-// (factor 1).
+// (attention_tile-inl.h). A state is not rescaled while its maximum is unchanged, because the
+// factor would be 1.
 
 #include <algorithm>
 #include <cstddef>
@@ -25,13 +25,13 @@ HWY_INLINE void ClearState(float* state, std::size_t columns) {
   state[columns] = kNoMaximum;
 }
 
-// True if a state has no keys. A NaN counts as a key.
+// True if a state has no keys. A state with a NaN score is not empty.
 HWY_INLINE bool IsEmpty(const float* state, std::size_t columns) {
   return state[columns] == kNoMaximum && state[columns + kStrip] == 0.0f;
 }
 
-// Reduces `span` into `reduced`. A state without keys changes nothing, so a row's bits do not
-// depend on the number of spans before its window.
+// Reduces `span` into `reduced`. An empty `span` changes nothing, so a row's bits do not depend on
+// the number of spans before its window.
 HWY_INLINE void Reduce(float* HWY_RESTRICT reduced, const float* HWY_RESTRICT span,
                        std::size_t columns) {
   const DF d;
@@ -52,11 +52,11 @@ HWY_INLINE void Reduce(float* HWY_RESTRICT reduced, const float* HWY_RESTRICT sp
   reduced[columns] = max;
 }
 
-// Powers of two are cheaper than powers of e, so scores are in units of ln 2.
+// Scores are multiplied by log2(e), because 2^x is cheaper to compute than e^x.
 constexpr float kLog2E = 1.44269504f;
 
-// Positions of an item's rows on one KV head in q and out, and the keys that each row sees. Packed
-// row i is query row i / group and head i mod group of the KV head.
+// The packed rows of an item for one KV head: their offsets in q and out, and the keys that each
+// row sees. Packed row i is query row i / group and query head i mod group of the KV head.
 struct Rows {
   Rows(const AttentionParams& p, const internal::AttentionItem& item, const KvShape& shape,
        std::uint32_t cached)
@@ -71,7 +71,7 @@ struct Rows {
         keys(cached + item.row_begin + 1),
         cap(p.softcap * kLog2E) {}
 
-  // The same rows for the head-th KV head of the item.
+  // Returns the rows for KV head number `head` of the item.
   Rows OfHead(std::uint32_t head) const {
     Rows rows = *this;
     rows.column += std::int64_t{head} * group * head_size;
@@ -81,17 +81,17 @@ struct Rows {
     return column + static_cast<std::int64_t>(i % group) * head_size;
   }
   std::int64_t Row(std::size_t i) const { return first + static_cast<std::int64_t>(i / group); }
-  // End of the keys that row i sees.
-  std::uint32_t KeysOf(std::size_t i) const { return keys + static_cast<std::uint32_t>(i / group); }
+  // Row i sees only keys before this position.
+  std::uint32_t KeysEnd(std::size_t i) const {
+    return keys + static_cast<std::uint32_t>(i / group);
+  }
   // First key that row i sees.
-  std::uint32_t FirstKeyOf(std::size_t i) const {
-    return params.window == 0 ? 0 : WindowBegin(KeysOf(i) - 1, params.window);
+  std::uint32_t FirstKey(std::size_t i) const {
+    return params.window == 0 ? 0 : WindowBegin(KeysEnd(i) - 1, params.window);
   }
-  std::size_t HeadOf(std::size_t i) const {
-    return static_cast<std::size_t>(Column(i) / head_size);
-  }
+  std::size_t Head(std::size_t i) const { return static_cast<std::size_t>(Column(i) / head_size); }
   std::size_t query_floats() const { return packed * columns; }
-  std::size_t states_floats() const { return packed * state_floats; }
+  std::size_t total_state_floats() const { return packed * state_floats; }
 
   const AttentionParams& params;
   std::uint32_t head_size;
@@ -101,18 +101,19 @@ struct Rows {
   std::size_t packed;
   std::int64_t first;
   std::int64_t column;
-  std::uint32_t keys;  // end of the keys of the first row
+  std::uint32_t keys;  // KeysEnd(0)
   float cap;           // soft cap of scores; 0: none
 };
 
-// Rows of the next block if `left` packed rows remain.
+// Returns the number of rows of the next block when `left` packed rows remain.
 HWY_INLINE std::size_t BlockRows(std::size_t left) {
   std::size_t rows = kMaxBlockRows;
   while (rows > left) rows /= 2;
   return rows;
 }
 
-// Queries times the score factor, in blocks of [columns][rows], zero-padded beyond the head.
+// Stores the queries, multiplied by the score factor, in blocks of [columns][rows]. Columns beyond
+// the head are zero.
 void PackQueries(const Rows& rows, float* HWY_RESTRICT to) {
   const float factor = rows.params.scale * kLog2E;
   for (std::size_t i = 0; i < rows.packed;) {
@@ -129,11 +130,12 @@ void PackQueries(const Rows& rows, float* HWY_RESTRICT to) {
   }
 }
 
-// Factor of the columns of a state: one over the sum of weights, including a sink's.
+// Returns the factor that converts the columns of a state to output: the reciprocal of the sum of
+// weights, including the weight of a sink.
 float InverseSum(const Rows& rows, std::size_t i, const float* state) {
   const float sum = SumLanes(state + rows.columns + kStrip);
   if (rows.params.sinks == nullptr) return 1.0f / sum;
-  const float sink = rows.params.sinks[rows.HeadOf(i)] * kLog2E;
+  const float sink = rows.params.sinks[rows.Head(i)] * kLog2E;
   const float max = state[rows.columns];
   if (sink <= max) return 1.0f / (sum + ScalarExp2(sink - max));
   const float left = ScalarExp2(max - sink);
@@ -157,7 +159,7 @@ void WriteHead(const Rows& rows, const float* states) {
 
 void WriteOutput(const Rows& rows, std::uint32_t kv_heads, const float* states) {
   for (std::uint32_t head = 0; head < kv_heads; ++head) {
-    WriteHead(rows.OfHead(head), states + head * rows.states_floats());
+    WriteHead(rows.OfHead(head), states + head * rows.total_state_floats());
   }
 }
 
@@ -172,12 +174,12 @@ struct Scratch {
         v_scales(k_scales + kTile),
         queries(v_scales + kTile),
         reduced(queries + kv_heads * rows.query_floats()),
-        span(reduced + kv_heads * rows.states_floats()) {}
+        span(reduced + kv_heads * rows.total_state_floats()) {}
 
-  float* transposed;  // [strips][words or columns][16], transposed keys
+  float* transposed;  // transposed keys, [strips][words, or columns if widened][16]
   float* values;      // [64][columns], widened
-  float* staging;  // [16][columns] elements of a strip that is incomplete or needs padded columns
-  float* weights;  // [rows of a block][64]
+  float* staging;     // [16][columns], copy of a strip that is incomplete or needs padded columns
+  float* weights;     // [rows of a block][64]
   float* k_scales;
   float* v_scales;
   float* queries;  // [KV heads][blocks][columns][rows]
@@ -186,7 +188,7 @@ struct Scratch {
 };
 static_assert(kMaxBlockRows <= internal::kAttentionBlockRows);
 
-// A tile in the form that row blocks read: elements E and pointers to the rows of values.
+// A loaded tile: transposed keys and pointers to the rows of values, both with elements of type E.
 template <typename E>
 struct Tile {
   const float* transposed;
@@ -197,8 +199,8 @@ struct Tile {
   std::uint32_t begin;  // position of the tile's first token
 };
 
-// Computes which tokens of the tile at `begin` each of kRows rows from `first` on sees. Both ends
-// ascend with the row.
+// For each of kRows rows, starting with row `first`, computes which tokens of the tile at `begin`
+// the row sees. Later rows never have a smaller `from` or `to`.
 template <std::size_t kRows>
 HWY_INLINE void FindVisible(const Rows& rows, std::uint32_t begin, std::size_t first,
                             VisibleRange* seen) {
@@ -206,17 +208,17 @@ HWY_INLINE void FindVisible(const Rows& rows, std::uint32_t begin, std::size_t f
     return key <= begin ? 0 : std::min<std::size_t>(kTile, key - begin);
   };
   for (std::size_t r = 0; r < kRows; ++r) seen[r] = {0, kTile};
-  if (rows.KeysOf(first) < begin + kTile) {
-    for (std::size_t r = 0; r < kRows; ++r) seen[r].to = in_tile(rows.KeysOf(first + r));
+  if (rows.KeysEnd(first) < begin + kTile) {
+    for (std::size_t r = 0; r < kRows; ++r) seen[r].to = in_tile(rows.KeysEnd(first + r));
   }
-  if (rows.FirstKeyOf(first + kRows - 1) > begin) {
-    for (std::size_t r = 0; r < kRows; ++r) seen[r].from = in_tile(rows.FirstKeyOf(first + r));
+  if (rows.FirstKey(first + kRows - 1) > begin) {
+    for (std::size_t r = 0; r < kRows; ++r) seen[r].from = in_tile(rows.FirstKey(first + r));
   }
 }
 
-// Adds the values of a tile to the states of a block. Tokens that all rows see are added for all
-// rows together, the others row by row, in ascending order for each row. A row never multiplies a
-// token that it does not see.
+// Adds the values of a tile to the states of a block of rows. Tokens that all rows see are added
+// for all rows at once, other tokens row by row. Each row adds its tokens in ascending order and
+// skips tokens that it does not see.
 template <typename E, std::size_t kRows, typename Fetch>
 HWY_INLINE void AddVisibleValues(const Rows& rows, const Tile<E>& tile, const VisibleRange* seen,
                                  const float* p, Fetch& fetch, float* state) {
@@ -237,12 +239,12 @@ HWY_INLINE void AddVisibleValues(const Rows& rows, const Tile<E>& tile, const Vi
   for (std::size_t r = 1; r < kRows; ++r) add(r, to, seen[r].to);
 }
 
-// One online-softmax step of kRows packed rows from `first` on.
+// Does one online-softmax step for kRows packed rows, starting with row `first`.
 template <typename E, bool kScaled, std::size_t kRows, typename Fetch>
 HWY_NOINLINE void AttendBlock(const Rows& rows, const Tile<E>& tile, std::size_t first,
                               const float* queries, Fetch& fetch, float* p, float* states) {
-  if (rows.KeysOf(first + kRows - 1) <= tile.begin) return;
-  if (rows.FirstKeyOf(first) >= tile.begin + kTile) return;
+  if (rows.KeysEnd(first + kRows - 1) <= tile.begin) return;
+  if (rows.FirstKey(first) >= tile.begin + kTile) return;
   VisibleRange seen[kRows];
   FindVisible<kRows>(rows, tile.begin, first, seen);
   constexpr std::size_t kWidth = kBlockWidth<kRows>;
@@ -302,7 +304,7 @@ struct Pages {
   std::uint32_t first_head;
   std::uint32_t num_heads;
 
-  // Returns 16 rows, row_elements() apart.
+  // Returns the first of 16 rows, which are row_elements() apart.
   const T* RowsAt(const KvView<const T>& view, std::uint32_t t, std::uint32_t head) const {
     return view.template block_paged_ptr<kStrip>(sequence, t, first_head + head);
   }
@@ -328,9 +330,9 @@ ItemTokens<T> TokensOf(const AttentionParams& params, const internal::AttentionI
                        item.sequence, item.kv_head, item.num_kv_heads};
   const Rows rows(params, item, KvShapeOf(*params.keys), pages.keys.cache_length(item.sequence));
   const std::uint32_t first =
-      std::max(item.span_begin * internal::kAttentionSpan, rows.FirstKeyOf(0));
+      std::max(item.span_begin * internal::kAttentionSpan, rows.FirstKey(0));
   return {pages, first / internal::kAttentionStrip * internal::kAttentionStrip,
-          std::min(item.span_end * internal::kAttentionSpan, rows.KeysOf(rows.packed - 1))};
+          std::min(item.span_end * internal::kAttentionSpan, rows.KeysEnd(rows.packed - 1))};
 }
 
 // Prefetches tokens into L2, two cache lines per step, because the hardware prefetcher cannot
@@ -342,18 +344,18 @@ class TileFetch {
  public:
   TileFetch(const ItemTokens<T>& item, const ItemTokens<T>& next) : item_(item), next_(next) {}
 
-  // Starts prefetching for the time in which the tile at t is computed.
+  // Selects the tile to prefetch while the tile at t is computed.
   void StartAfter(std::uint32_t t) {
     const std::uint32_t after = t + static_cast<std::uint32_t>(kTile);
     if (after < item_.end) {
       Start(item_, after);
-    } else if (of_ != &next_) {
+    } else if (source_ != &next_) {
       Start(next_, next_.begin);
     }
   }
   HWY_INLINE void Step() {
     if (at_ >= stop_) return;
-    // Locality 2 of 3 means: not into L1.
+    // Locality 2 prefetches into L2 but not into L1.
     __builtin_prefetch(at_, 0, 2);
     __builtin_prefetch(at_ + 64, 0, 2);
     at_ += 128;
@@ -361,38 +363,38 @@ class TileFetch {
   }
 
  private:
-  // Prefetches the tokens from t to the end of their tile.
-  void Start(const ItemTokens<T>& of, std::uint32_t t) {
-    of_ = &of;
+  // Selects the tokens of `source` from t to the end of the tile.
+  void Start(const ItemTokens<T>& source, std::uint32_t t) {
+    source_ = &source;
     token_ = t;
-    end_ = std::min(of.end, (t / internal::kAttentionTile + 1) * internal::kAttentionTile);
-    of_values_ = false;
+    end_ = std::min(source.end, (t / internal::kAttentionTile + 1) * internal::kAttentionTile);
+    is_fetching_values_ = false;
     Next();
   }
   HWY_NOINLINE void Next() {
     at_ = stop_ = nullptr;
     if (token_ >= end_) {
-      if (of_ == &item_ && end_ == item_.end) Start(next_, next_.begin);
+      if (source_ == &item_ && end_ == item_.end) Start(next_, next_.begin);
       return;
     }
-    const Pages<T>& pages = of_->pages;
-    const KvView<const T>& view = of_values_ ? pages.values : pages.keys;
+    const Pages<T>& pages = source_->pages;
+    const KvView<const T>& view = is_fetching_values_ ? pages.values : pages.keys;
     const T* const row = view.template block_paged_ptr<1>(pages.sequence, token_, pages.first_head);
-    // Adjacent rows are prefetched as one.
+    // If the item has all KV heads, the rows of a strip are contiguous and are prefetched together.
     const std::uint32_t most = pages.num_heads == view.num_heads() ? kStrip : 1;
     const std::uint32_t tokens = std::min(most, end_ - token_);
     at_ = reinterpret_cast<const std::uint8_t*>(row);
     stop_ = at_ + std::size_t{tokens} * pages.num_heads * view.head_size() * sizeof(T);
-    if (of_values_) token_ += tokens;
-    of_values_ = !of_values_;
+    if (is_fetching_values_) token_ += tokens;
+    is_fetching_values_ = !is_fetching_values_;
   }
 
   const ItemTokens<T>& item_;
   const ItemTokens<T>& next_;
-  const ItemTokens<T>* of_ = nullptr;  // item that is being prefetched
+  const ItemTokens<T>* source_ = nullptr;  // item that is being prefetched
   std::uint32_t token_ = 0;
   std::uint32_t end_ = 0;
-  bool of_values_ = false;
+  bool is_fetching_values_ = false;
   const std::uint8_t* at_ = nullptr;
   const std::uint8_t* stop_ = nullptr;
 };
@@ -421,15 +423,16 @@ HWY_INLINE void WidenStrip(const T* HWY_RESTRICT from, std::int64_t stride, std:
   }
 }
 
-// Loads the tokens [t, min(t + 64, end)) of one head into `tile` and scratch memory, except for
-// strips before token `first`. kWide: as widened copies, which the rows of many blocks share.
+// Loads tokens [t, min(t + 64, end)) of one head into `tile` and scratch memory, except strips that
+// precede token `first`. With kWide, K and V are widened into scratch memory, which saves work if
+// many blocks of rows read them.
 template <typename T, bool kWide, typename E, typename Fetch>
 HWY_INLINE void LoadTile(const Rows& rows, const Pages<T>& pages, std::uint32_t head,
                          std::uint32_t t, std::uint32_t first, std::uint32_t end,
                          const Scratch& scratch, Fetch& fetch, Tile<E>* tile) {
   const std::int64_t stride = pages.keys.row_elements();
   const auto padded = static_cast<std::int64_t>(rows.columns);
-  const bool odd = rows.head_size != rows.columns;
+  const bool needs_padding = rows.head_size != rows.columns;
   tile->begin = t;
   tile->value_stride = kWide ? padded : stride;
   const std::uint32_t skipped = first > t ? (first - t) / internal::kAttentionStrip : 0;
@@ -438,7 +441,7 @@ HWY_INLINE void LoadTile(const Rows& rows, const Pages<T>& pages, std::uint32_t 
     const std::uint32_t count = std::min<std::uint32_t>(kStrip, end - at);
     const T* const k = pages.RowsAt(pages.keys, at, head);
     float* const transposed = scratch.transposed + s * tile->strip_floats;
-    if (count < kStrip || odd) {
+    if (count < kStrip || needs_padding) {
       TransposeStrip<T, kWide>(StageStrip(k, stride, count, rows, scratch.staging), padded,
                                rows.columns, fetch, transposed);
     } else {
@@ -447,7 +450,7 @@ HWY_INLINE void LoadTile(const Rows& rows, const Pages<T>& pages, std::uint32_t 
     const T* const v = pages.RowsAt(pages.values, at, head);
     if constexpr (kWide) {
       float* const wide = scratch.values + s * kStrip * rows.columns;
-      if (odd) {
+      if (needs_padding) {
         WidenStrip(StageStrip(v, stride, count, rows, scratch.staging), padded, count, rows, wide);
       } else {
         WidenStrip(v, stride, count, rows, wide);
@@ -478,7 +481,8 @@ void AttendSpan(const Rows& rows, const Pages<T>& pages, std::uint32_t first, st
     for (std::uint32_t head = 0; head < pages.num_heads; ++head) {
       LoadTile<T, kWide>(rows, pages, head, t, first, end, scratch, fetch, &tile);
       AttendTile<E, kQuantizedKv<T>>(rows, tile, scratch.queries + head * rows.query_floats(),
-                                     fetch, scratch.weights, states + head * rows.states_floats());
+                                     fetch, scratch.weights,
+                                     states + head * rows.total_state_floats());
     }
   }
 }
@@ -488,8 +492,8 @@ void Attend(const AttentionParams& params, const internal::AttentionItem& item,
             const internal::AttentionItem* next, float* memory) {
   const ItemTokens<T> tokens = TokensOf<T>(params, item);
   const Pages<T>& pages = tokens.pages;
-  // For some heads only, rows have a constant stride, which the hardware prefetcher handles at
-  // lower cost.
+  // If the next item has only some KV heads, its rows have a constant stride, and the hardware
+  // prefetcher loads them at lower cost.
   const bool fetches_next = next != nullptr && next->num_kv_heads == pages.keys.num_heads();
   const ItemTokens<T> next_tokens = fetches_next ? TokensOf<T>(params, *next) : ItemTokens<T>();
   NoFetch no_fetch;
@@ -499,8 +503,9 @@ void Attend(const AttentionParams& params, const internal::AttentionItem& item,
   for (std::uint32_t head = 0; head < item.num_kv_heads; ++head) {
     PackQueries(rows.OfHead(head), scratch.queries + head * rows.query_floats());
   }
-  // With two blocks, widening twice is still cheaper than writing and reading widened copies.
-  const bool wide = rows.packed > 2 * kMaxBlockRows || rows.head_size != rows.columns;
+  // With at most two blocks of rows, widening twice in registers is cheaper than writing and
+  // reading widened copies.
+  const bool is_widened = rows.packed > 2 * kMaxBlockRows || rows.head_size != rows.columns;
   const std::size_t num_states = item.num_kv_heads * rows.packed;
   for (std::uint32_t span = item.span_begin; span < item.span_end; ++span) {
     float* const states = item.partial != nullptr
@@ -513,7 +518,7 @@ void Attend(const AttentionParams& params, const internal::AttentionItem& item,
     const std::uint32_t begin = span * internal::kAttentionSpan;
     const std::uint32_t end = std::min(tokens.end, begin + internal::kAttentionSpan);
     const std::uint32_t first = std::max(tokens.begin, begin);
-    if (wide) {
+    if (is_widened) {
       AttendSpan<T, true>(rows, pages, first, end, scratch, no_fetch, states);
     } else {
       AttendSpan<T, false>(rows, pages, first, end, scratch, fetch, states);

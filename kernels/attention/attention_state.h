@@ -4,10 +4,10 @@
 // across the items of a row, so splitting a row does not change its bits. The fixed order of
 // kernels/cuda/README.md (tiles, spans, groups) is a chain of such reductions.
 //
-// The state of a set of keys has the maximum of their scores, the sum of 2^(score - max), and per
-// column the values weighted by the same powers, not divided by the sum. Scores are in units of
-// log2, so that a power is one ex2. The state of no keys has max -inf, sum 0 and values 0; reducing
-// with it is exact.
+// The state of a set of keys consists of the maximum of their scores, the sum of 2^(score - max),
+// and per column the sum of the values weighted by these powers, not yet divided by the sum. Scores
+// are multiplied by log2(e), so that a power is one ex2 instruction. The state of an empty set has
+// max -inf, sum 0 and values 0. Reducing it into another state does not change that state.
 //
 // The merge of partial softmax states is by Milakov and Gimelshein (2018) and is used by
 // FlashAttention's split KV.
@@ -31,22 +31,22 @@ struct AttentionState {
   Real sum = 0;
 };
 
-// Factors of the values of the left and of the right state.
+// Factors of the left and the right state in a reduction.
 template <typename Math>
 struct AttentionReduction {
   typename Math::Real left;
   typename Math::Real right;
 };
 
-// Value to subtract from scores with maximum `max`: 0 if there is no key, so that -inf minus it is
-// not NaN.
+// Returns the value to subtract from scores with maximum `max`. It is 0 if there is no key, because
+// -inf minus -inf is NaN.
 template <typename Math>
 QUIRE_STATE_INLINE typename Math::Real ScoreBase(typename Math::Real max) {
   return max == -std::numeric_limits<typename Math::Real>::infinity() ? typename Math::Real{0}
                                                                       : max;
 }
 
-// Reduces `right` into *left.
+// Reduces maximum and sum of `right` into *left. Returns the factors for ReduceValue.
 template <typename Math>
 QUIRE_STATE_INLINE AttentionReduction<Math> ReduceState(AttentionState<Math>* left,
                                                         const AttentionState<Math>& right) {
@@ -58,7 +58,7 @@ QUIRE_STATE_INLINE AttentionReduction<Math> ReduceState(AttentionState<Math>* le
   return reduce;
 }
 
-// Reduces one column.
+// Returns the reduced value of one column.
 template <typename Math>
 QUIRE_STATE_INLINE typename Math::Real ReduceValue(const AttentionReduction<Math>& reduce,
                                                    typename Math::Real left,

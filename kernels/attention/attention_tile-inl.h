@@ -1,14 +1,14 @@
 // The inner loops of CPU attention, compiled once per instruction set; Highway's toggle replaces
 // the include guard. attention.h documents the reduction order.
 //
-// Keys: a strip of 16 tokens is transposed, so that a register holds one column of all tokens. A
-// score is then one chain of FMAs whose lanes are tokens, without a horizontal sum. Elements
-// narrower than 32 bits are transposed as 32-bit words of several columns. They are widened in
-// registers if few rows use them, otherwise once into scratch memory. Values: lanes run along the
-// columns.
+// Keys: a strip of 16 tokens is transposed, so that a register holds one column of all tokens.
+// Scores are then one chain of FMAs with one token per lane, without a horizontal sum. Elements
+// narrower than 32 bits are transposed as 32-bit words of several columns. These words are widened
+// in registers if few rows use them, otherwise once into scratch memory. Values: each lane has one
+// column.
 //
-// A block of query rows keeps its sums in registers for a tile. Its queries are stored as
-// [columns][rows], so that one address serves all rows.
+// The sums of a block of query rows stay in registers for a whole tile. The queries of a block are
+// stored as [columns][rows], so that a column of all rows is contiguous.
 //
 // Every loop calls fetch.Step() once per iteration to prefetch a small part of the next tile.
 // Issuing all prefetches at once would fill the core's queues and stall it.
@@ -40,22 +40,23 @@ inline constexpr std::size_t kStrips = kTile / kStrip;
 static_assert(kStrip == kVirtualLanes);
 inline constexpr float kNoMaximum = -std::numeric_limits<float>::infinity();
 
-// Query rows of the largest block, and the number of strips (scores) or runs of 16 columns (values)
-// that it processes at a time. The sums must fit into the registers of the instruction set.
+// kMaxBlockRows is the number of query rows of the largest block. kBlockWidth is the number of
+// strips (scores) or groups of 16 columns (values) that a block processes at a time. The sums must
+// fit into the registers of the instruction set.
 inline constexpr std::size_t kMaxBlockRows = kRegisters == 1 ? 8 : kRegisters == 2 ? 4 : 1;
 template <std::size_t kRows>
 inline constexpr std::size_t kBlockWidth = kRegisters == 1   ? (kRows == 8 ? 2 : 4)
                                            : kRegisters == 2 ? 4 / kRows
                                                              : 1;
 
-// 2^x for x <= 0: 0 below -126.5, NaN for NaN; within 2 units in the last place otherwise. x = n +
-// r with |r| <= 1/2; the polynomial for 2^r interpolates at Chebyshev nodes (error 1e-8) and is 1
-// at 0.
+// Returns 2^x for x <= 0, within 2 units in the last place; 0 for x below -126.5 and NaN for NaN. x
+// = n + r with |r| <= 1/2; the polynomial for 2^r interpolates at Chebyshev nodes (error 1e-8) and
+// is 1 at 0.
 HWY_INLINE VF Exp2(VF x) {
   const DF d;
   const DI di;
   const VF low = hn::Set(d, -127.0f);
-  // NaN is kept, because the comparison is false for it.
+  // The comparison is false for NaN, so NaN is kept.
   const VF clamped = hn::IfThenElse(hn::Lt(x, low), low, x);
   const VF n = hn::Round(clamped);
   const VF r = hn::Sub(clamped, n);
@@ -74,8 +75,8 @@ HWY_INLINE float ScalarExp2(float x) {
   return hn::GetLane(Exp2(hn::Set(DF(), x)));
 }
 
-// Widens the e4m3 bits at the top of each lane. They are placed under an f32 exponent, which gives
-// 2^-120 of the value, also for subnormals. The format's NaN reads as 480; no store writes it.
+// Widens the e4m3 bits at the top of each lane. Moved to the exponent and mantissa of an f32, the
+// bits give the value times 2^-120, also for subnormals. NaN becomes 480, but no store writes NaN.
 HWY_INLINE VF WidenF8(VU top) {
   const DI di;
   const auto moved = hn::ShiftRight<4>(hn::BitCast(di, top));
@@ -83,7 +84,7 @@ HWY_INLINE VF WidenF8(VU top) {
   return hn::Mul(hn::BitCast(DF(), bits), hn::Set(DF(), 0x1p120f));
 }
 
-// Column `kElement` of the T elements in a 32-bit word.
+// Returns element kElement of each 32-bit word, widened.
 template <typename T, std::size_t kElement>
 HWY_INLINE VF FromWords(VU words) {
   if constexpr (std::is_same_v<T, float>) {
@@ -121,14 +122,14 @@ HWY_INLINE void ForColumnsOfWord(Fn&& fn) {
   }
 }
 
-// For tiles that are used so often that prefetching them does not matter.
+// Replaces TileFetch where a tile is read so often that prefetching it does not matter.
 struct NoFetch {
   HWY_INLINE void StartAfter(std::uint32_t) {}
   HWY_INLINE void Step() {}
 };
 
 #if HWY_TARGET == HWY_SCALAR
-// out[c][t] = word c of token t; with kWide all columns of the words, widened.
+// Stores word c of token t at out[c][t]. With kWide, c is a column and the element is widened.
 template <typename T, bool kWide, typename Fetch>
 void TransposeStrip(const T* rows, std::int64_t stride, std::size_t columns, Fetch& fetch,
                     float* HWY_RESTRICT out) {
@@ -152,7 +153,8 @@ void TransposeStrip(const T* rows, std::int64_t stride, std::size_t columns, Fet
 #else
 using D4U = hn::FixedTag<std::uint32_t, 4>;
 
-// Loads four words of tokens i, i + 4, ... of a register's worth of tokens, one token per 128 bits.
+// Loads four words of each of the tokens 0, 4, 8, ... that fit into a register, one token per 128
+// bits.
 HWY_INLINE VU LoadBlocks(const std::uint8_t* from, std::int64_t bytes) {
   const D4U d4;
   const auto load = [&](std::int64_t token) HWY_ATTR {
@@ -168,8 +170,8 @@ HWY_INLINE VU LoadBlocks(const std::uint8_t* from, std::int64_t bytes) {
 #endif
 }
 
-// out[c][t] = word c of token t; with kWide all columns of the words, widened. Rows have `columns`
-// elements, a multiple of 16 bytes.
+// Stores word c of token t at out[c][t]. With kWide, c is a column and the element is widened. Rows
+// have `columns` elements, a multiple of 16 bytes.
 template <typename T, bool kWide, typename Fetch>
 HWY_INLINE void TransposeStrip(const T* HWY_RESTRICT rows, std::int64_t stride, std::size_t columns,
                                Fetch& fetch, float* HWY_RESTRICT out) {
@@ -211,7 +213,8 @@ HWY_INLINE void TransposeStrip(const T* HWY_RESTRICT rows, std::int64_t stride, 
 }
 #endif  // HWY_TARGET
 
-// p[row][token] = q[row] . k[token] for kWidth strips of transposed keys, `strip_floats` apart.
+// Computes p[row][token] = q[row] . k[token] for kWidth strips of transposed keys, `strip_floats`
+// apart.
 template <typename T, std::size_t kRows, std::size_t kWidth, typename Fetch>
 HWY_INLINE void ScoreStrips(const float* HWY_RESTRICT q, const float* HWY_RESTRICT transposed,
                             std::size_t strip_floats, std::size_t columns, Fetch& fetch,
@@ -247,7 +250,7 @@ HWY_INLINE void ScoreStrips(const float* HWY_RESTRICT q, const float* HWY_RESTRI
   }
 }
 
-// state *= factor: the columns and the 16 parts of the sum.
+// Multiplies the columns of a state and the 16 parts of its sum by `factor`.
 HWY_INLINE void Rescale(float* state, std::size_t columns, float factor) {
   const DF d;
   const VF f = hn::Set(d, factor);
@@ -266,13 +269,14 @@ struct TileScales {
   const float* v;
 };
 
-// Tokens [from, to) of a tile, which a row sees.
+// The tokens [from, to) of a tile that a row sees.
 struct VisibleRange {
   std::size_t from;
   std::size_t to;
 };
 
-// Applies scales and soft cap to the scores p of the strips of `seen`: p = cap tanh(p / cap).
+// Multiplies the scores p of the strips that overlap `seen` by the K scales, then applies the soft
+// cap: p = cap tanh(p / cap).
 template <bool kScaled>
 HWY_NOINLINE void CapScores(const VisibleRange& seen, const TileScales& scales, float cap,
                             float* HWY_RESTRICT p) {
@@ -285,9 +289,9 @@ HWY_NOINLINE void CapScores(const VisibleRange& seen, const TileScales& scales, 
   }
 }
 
-// Converts the scores of the tokens of `seen` (at least one) to weights, multiplied by the V scale
-// if there are scales. Updates the state's maximum, sum and columns. scales.k is null if the scores
-// already include the K scales.
+// Converts the scores of the tokens in `seen` (at least one) to weights. If there are scales,
+// multiplies each weight by the token's V scale. Updates the state's maximum, sum and columns.
+// scales.k is null if the scores already include the K scales.
 template <bool kScaled>
 HWY_INLINE void SoftmaxTile(const VisibleRange& seen, std::size_t columns, const TileScales& scales,
                             float* HWY_RESTRICT p, float* HWY_RESTRICT state) {
@@ -329,8 +333,8 @@ HWY_INLINE void SoftmaxTile(const VisibleRange& seen, std::size_t columns, const
   }
 }
 
-// states[row][0 .. kWidth * 16) += p[row][j] v[j][..] for j in [begin, end) ascending. Token j is
-// at strips[j / 16] + (j mod 16) * stride.
+// Adds p[row][j] * v[j] to kWidth * 16 columns of each state, from `column` on, for j in [begin,
+// end) in ascending order. Token j is at strips[j / 16] + (j mod 16) * stride.
 template <typename T, std::size_t kRows, std::size_t kWidth, typename Fetch>
 HWY_INLINE void AddColumns(const float* HWY_RESTRICT p, const T* const* strips, std::size_t column,
                            std::int64_t stride, std::size_t begin, std::size_t end, Fetch& fetch,
@@ -378,7 +382,7 @@ HWY_INLINE void AddValues(const float* HWY_RESTRICT p, const T* const* strips, s
   }
 }
 
-// The same for one row of a block, for tokens that its neighbours do not see.
+// AddValues for one row of a block, used for tokens that not all rows of the block see.
 template <typename T, typename Fetch>
 HWY_NOINLINE void AddValuesOfRow(const float* p, const T* const* strips, std::size_t columns,
                                  std::int64_t stride, std::size_t begin, std::size_t end,

@@ -5,8 +5,8 @@
 //
 // A row of a tile holds a token's columns of one head, in 16-byte pieces. Pieces are permuted
 // inside 128 bytes (piece XOR row mod 8, the 128-byte swizzle of TMA and wgmma). Eight rows at one
-// piece are then in different banks, so ldmatrix has no bank conflicts. Rows above 128 bytes
-// consist of several such slabs.
+// piece are then in different banks, so ldmatrix has no bank conflicts. Rows of more than 128 bytes
+// consist of several 128-byte slabs.
 
 #include <cstdint>
 
@@ -22,12 +22,12 @@
 
 namespace quire::kernels::attention {
 
-// Rules of a layer for scores, in addition to their scale.
+// A layer's window, soft cap and sinks.
 struct ScoreRules {
   // Number of tokens that a row sees, including itself; kAllTokens exceeds every sequence.
   static constexpr std::uint32_t kAllTokens = 0xffffffffu;
   std::uint32_t window = kAllTokens;
-  // Soft cap in units of log2; scores are then scaled to units of the cap. 0: no cap.
+  // Soft cap times log2(e); 0: no cap. With a cap, TileArgs::scale_log2 yields score / cap.
   float cap_log2 = 0;
   const float* sinks = nullptr;  // [query heads]; null: no sinks
 
@@ -48,7 +48,7 @@ struct TileArgs {
   const std::uint32_t* row_offsets;
   AttentionWorkLists lists;
   std::uint32_t group;  // query heads per KV head
-  float scale_log2;     // converts q . k to units of log2, or of the cap
+  float scale_log2;     // factor of q . k: scale * log2(e), or scale / cap
   ScoreRules rules;
 };
 
@@ -73,7 +73,7 @@ __device__ __forceinline__ float TanhApprox(float x) {
   const float rest = cuda::ReciprocalApprox(cuda::Add(power, 1.0f));
   return cuda::Fma(-2.0f, rest, 1.0f);
 }
-// Applies the soft cap to a score in units of the cap; returns it in units of log2.
+// Returns the capped score times log2(e), where x is score / cap.
 __device__ __forceinline__ float CapScore(float x, float cap_log2) {
   return cuda::Mul(cap_log2, TanhApprox(x));
 }
@@ -226,7 +226,7 @@ __device__ __forceinline__ std::uint32_t QueryPair(std::uint32_t pair) {
 }
 
 // States of kDecodeRows rows, distributed over a block of 128 threads: thread t has row t % 8 and
-// columns t / 8 + 16 j. Spans are added to a group in order, groups of four spans are added to the
+// columns t / 8 + 16 j. Spans are reduced into a group in order, and groups of four spans into the
 // row.
 template <std::uint32_t kColumns>
 struct RowReduction {

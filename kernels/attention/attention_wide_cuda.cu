@@ -26,7 +26,7 @@ __device__ __forceinline__ std::uint32_t PieceAt(std::uint32_t row, std::uint32_
 }
 
 // Starts copying kRows tokens of K or V from `first` on. Unlike in CopyTile, eight threads copy 128
-// bytes of a row, so that a thread looks up only every kThreads / 8-th row.
+// bytes of a row, so that a thread looks up only one in kThreads / 8 rows.
 template <std::uint32_t kRows, std::uint32_t kThreads>
 __device__ __forceinline__ void CopyRows(const KvView<BF16>& view, const AttentionWork& item,
                                          std::uint32_t first, std::uint32_t keys_end,
@@ -76,7 +76,7 @@ struct Ring {
     const std::uint32_t free_slot = slot == 0 ? kSlots - 1 : slot - 1;
     std::byte* const now = shared + slot * kSlotBytes;
     slot = slot + 1 == kSlots ? 0 : slot + 1;
-    // After the barrier the part has arrived for all threads, and no thread reads the previous one.
+    // After the barrier all threads see the part, and no thread reads the previous part any longer.
     cuda::CpAsyncWait<kSlots - 2>();
     cuda::SyncBlock();
     if (part + kSlots - 1 < num_parts) copy(part + kSlots - 1, shared + free_slot * kSlotBytes);

@@ -3,9 +3,9 @@
 // The work lists of attention on a GPU, which the planner writes and the kernels read, and the
 // fixed boundaries at which rows may be split (README.md, "The planner").
 //
-// The rows of a sequence are numbered per KV head as packed rows. With group query heads per KV
+// The rows of a sequence are numbered per KV head as packed rows. With `group` query heads per KV
 // head, packed row p of a class is row p / group of that class and query head kv_head * group + p %
-// group. So all packed rows of a block share a KV head, for any group size.
+// group. All packed rows of a block therefore share a KV head, for any group size.
 
 #include <cstddef>
 #include <cstdint>
@@ -33,7 +33,7 @@ constexpr std::uint32_t MaxPartials(std::uint32_t num_sms) {
   return 32 * num_sms;
 }
 
-// An item of either list. Prefill items cover all keys that their rows see.
+// A work item of the prefill or the decode list. Prefill items cover all keys that their rows see.
 struct AttentionWork {
   static constexpr std::uint32_t kNoPartial = 0xffffffffu;
 
@@ -42,19 +42,20 @@ struct AttentionWork {
   std::uint32_t base_row;   // row of the step that contains packed rows 0 .. group - 1 of the class
   std::uint32_t first_row;  // packed
   std::uint32_t num_rows;   // packed
-  // Decode: keys [first_span * 512, (first_span + num_spans) * 512), as far as they exist.
+  // Decode: keys [first_span * 512, (first_span + num_spans) * 512), up to the end of the sequence.
   std::uint32_t first_span;
   std::uint32_t num_spans;
-  // Decode: index of the partial result for the state. kNoPartial: the item covers all keys of its
-  // rows and writes the output.
+  // Decode: index of the partial result that the item writes. kNoPartial: the item covers all keys
+  // of its rows and writes the output.
   std::uint32_t partial;
-  std::uint32_t merge;  // index of the merge that the partial result belongs to; 0 without one
+  std::uint32_t merge;  // index of the merge that the partial result belongs to; 0 if there is none
   friend bool operator==(const AttentionWork&, const AttentionWork&) = default;
 };
 
-// The partial results of the decode items that share packed rows: `num_partials` from
-// `first_partial` on, in key order. Each covers `spans_per_partial` spans (1, or 4: a group); the
-// first one starts at span `first_span`. The block that writes the last of them merges all.
+// A merge of the partial results of all decode items that share packed rows. The results have
+// `num_partials` consecutive indices from `first_partial` on, in key order. Each covers
+// `spans_per_partial` spans (1, or kSpansPerGroup); the first one starts at span `first_span`. The
+// thread block that writes its result last merges all of them.
 struct AttentionMerge {
   std::uint32_t first_partial;
   std::uint32_t num_partials;
@@ -64,7 +65,7 @@ struct AttentionMerge {
   friend bool operator==(const AttentionMerge&, const AttentionMerge&) = default;
 };
 
-// Lengths of the three lists.
+// Lengths of the three lists, and the number of partial results.
 struct AttentionWorkCounts {
   std::uint32_t prefill;
   std::uint32_t decode;
@@ -76,8 +77,8 @@ struct AttentionWorkCounts {
 // The part of a row that one decode item covers.
 enum class AttentionSplit : std::uint32_t { kSpan, kGroup, kWholeRow };
 
-// Few items: single spans. So many groups that their partial results would not fit: whole rows.
-// `groups` is the number of items if every group were one.
+// Splits rows into spans if there are few items, into groups if the partial results fit, and
+// otherwise not at all. `groups` is the number of items if each item were a group.
 QUIRE_HOST_DEVICE constexpr AttentionSplit ChooseSplit(std::uint32_t groups,
                                                        std::uint32_t num_sms) {
   if (groups < 2 * num_sms) return AttentionSplit::kSpan;
@@ -121,12 +122,12 @@ namespace internal {
 // Maximum number of entries of each list.
 AttentionWorkCounts WorkBounds(const AttentionPlanLimits& limits, std::uint32_t num_sms);
 
-// Makes the lists in host memory from lengths in host memory. This is the definition; tests compare
-// the device form with it. REQUIRES: the lists have WorkBounds entries.
+// Makes the lists in host memory from lengths in host memory. This function defines the lists;
+// tests compare the device planner with it. REQUIRES: the lists have WorkBounds entries.
 void PlanWorkHost(const AttentionPlanParams& params, const AttentionWorkShape& shape,
                   const AttentionWorkLists& lists);
 
-// Enqueues the device form.
+// Enqueues the device planner, which makes the same lists.
 absl::Status PlanWorkCuda(const CudaContext& context, const AttentionPlanParams& params,
                           const AttentionWorkShape& shape, const AttentionWorkLists& lists);
 

@@ -9,7 +9,7 @@
 
 namespace quire::kernels::cuda {
 
-bool KvTensorMaps::IsUseful(const Device& device, const AnyKvCollection& collection) {
+bool KvTensorMaps::IsSupported(const Device& device, const AnyKvCollection& collection) {
   if (device.is_cpu() || device.compute_capability != 90) return false;
   const KvShape shape = KvShapeOf(KeyView(collection, 0));
   if (shape.dtype == DType::kBF16 && shape.num_heads == 1 && shape.head_size > 128) {
@@ -24,7 +24,7 @@ bool KvTensorMaps::IsUseful(const Device& device, const AnyKvCollection& collect
 
 absl::StatusOr<std::unique_ptr<KvTensorMaps>> KvTensorMaps::Create(
     const Device& device, const AnyKvCollection& collection) {
-  if (!IsUseful(device, collection)) return nullptr;
+  if (!IsSupported(device, collection)) return nullptr;
   std::unique_ptr<KvTensorMaps> maps(new KvTensorMaps());
   const auto create = [&device](const AnyKvView& view) {
     return std::visit(

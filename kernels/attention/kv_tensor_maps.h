@@ -8,7 +8,7 @@
 // Invariants: maps are host values that a launch copies into the kernel's arguments, so a captured
 //             graph keeps them.
 // Threads:    read-only.
-// Lifetime:   the pool outlives it; it outlives every launch and every captured graph.
+// Lifetime:   the pool outlives the maps; the maps outlive every launch and every captured graph.
 
 #include <cstdint>
 #include <memory>
@@ -32,12 +32,12 @@ struct KvLayerMaps {
 
 class KvTensorMaps {
  public:
-  // True if kernels may read such a pool through maps. REQUIRES compute capability 9.0 and head
+  // True if kernels can read `collection` through maps. This needs compute capability 9.0 and head
   // sizes from 64 to 128: multiples of 8 for bf16 and f16 pages, multiples of 16 for one-byte pages
   // with one scale per token and head. MLA pools qualify with bf16 pages and one head of 144 to 576
-  // columns, a multiple of 16. A pool does not know whether such a head is an MLA cache row.
-  static bool IsUseful(const Device& device, const AnyKvCollection& collection);
-  // Returns null if IsUseful is false; AttentionParams::maps is then null and the portable kernels
+  // columns, a multiple of 16. The pool does not record whether such a head is an MLA cache row.
+  static bool IsSupported(const Device& device, const AnyKvCollection& collection);
+  // Returns null if IsSupported is false; AttentionParams::maps is then null and portable kernels
   // run. Errors are those of CreateTmaTile.
   static absl::StatusOr<std::unique_ptr<KvTensorMaps>> Create(const Device& device,
                                                               const AnyKvCollection& collection);

@@ -15,7 +15,7 @@
 namespace quire::kernels {
 namespace {
 
-// If all work takes less time than this (in nanoseconds), one thread is faster than many.
+// If all work takes less time than this number of nanoseconds, one thread is faster than many.
 constexpr double kMinSharedWork = 10000;
 
 constexpr std::align_val_t kAlign{64};

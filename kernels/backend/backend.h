@@ -42,19 +42,19 @@ class Workspace {
 
 // The device on which ops run. It never falls back to another device.
 //
-// Place:      the first argument of every op; below models, above ThreadPool.
-// Invariants: results of an op depend on its params only, not on the number of threads.
+// Place:      the first argument of every op; used by models, uses ThreadPool.
+// Invariants: results of an op depend only on its params, not on the number of threads.
 // Threads:    one op at a time; the op itself uses the pool.
-// Lifetime:   the thread pool outlives it. Movable; not while an op runs.
+// Lifetime:   the thread pool outlives the backend. Movable, except while an op runs.
 class Backend {
  public:
-  // The CPU. REQUIRES: device is the CPU, pool is not null.
+  // Creates the CPU backend. REQUIRES: device is the CPU, pool is not null.
   static absl::StatusOr<Backend> Create(const Device& device, ThreadPool* pool);
 
-  // Enqueues every op on the GPU of `stream`. The pool serves the host part of loading. Returns
-  // UNIMPLEMENTED in a build without CUDA, and FAILED_PRECONDITION if the kernels of this build
-  // have not been proven on such a device and QUIRE_UNPROVEN=1 is not in the environment. With
-  // kFast the caller must call UseCublasLt before the first op.
+  // Creates a backend that enqueues every op on `stream`. The pool is used by the host part of
+  // loading. With kFast the caller must call UseCublasLt before the first op. Returns UNIMPLEMENTED
+  // in a build without CUDA. Returns FAILED_PRECONDITION if the kernels of this build are not
+  // proven on such a device, unless QUIRE_UNPROVEN=1 is in the environment.
   static absl::StatusOr<Backend> CreateCuda(const Stream& stream, Determinism determinism,
                                             ThreadPool* pool);
 
@@ -66,11 +66,11 @@ class Backend {
   Backend& operator=(Backend&&) = default;
 
   const Device& device() const { return device_; }
-  // Null on the CPU. On a GPU every op only enqueues work and never allocates. Its pointers are
-  // device or pinned memory unless its header states otherwise.
+  // Null on the CPU. On a GPU every op only enqueues work and never allocates. Pointers in its
+  // parameters point to device or pinned memory unless the op's header states otherwise.
   const CudaContext* cuda() const { return cuda_ ? &*cuda_ : nullptr; }
-  // Copies weights to the device (kernels/cuda/uploader.h). LoadModel sets it while loading and
-  // resets it to null.
+  // Copies weights to the device (kernels/cuda/uploader.h). LoadModel sets the uploader while
+  // loading and resets it to null.
   Uploader* uploader() const { return uploader_; }
   void SetUploader(Uploader* uploader) const { uploader_ = uploader; }
 
@@ -84,7 +84,7 @@ class Backend {
   // `grain`. `work` is the approximate cost of one item in nanoseconds. If the total cost is small,
   // the calling thread runs everything. Each thread processes its own share in shrinking pieces and
   // then steals from the others, so that an interrupted thread does not delay the call. Ops whose
-  // bits depend on the range boundaries must not use it. REQUIRES: n < 2^32.
+  // bits depend on the range boundaries must not use ParallelFor. REQUIRES: n < 2^32.
   void ParallelFor(std::int64_t n, double work,
                    absl::FunctionRef<void(std::int64_t begin, std::int64_t end, int part)> fn,
                    std::int64_t grain = 1) const;
@@ -93,7 +93,8 @@ class Backend {
   void ParallelItems(std::int64_t n, double work,
                      absl::FunctionRef<void(std::int64_t item, int part)> fn) const;
 
-  // Scratch memory of one thread inside ParallelFor and ParallelItems, and of the op outside them.
+  // Scratch memory: workspace(part) is for one thread inside ParallelFor and ParallelItems,
+  // op_workspace() for code outside of them.
   Workspace& workspace(int part) const { return (*workspaces_)[static_cast<std::size_t>(part)]; }
   Workspace& op_workspace() const { return workspaces_->back(); }
   // Grows the scratch memory of every thread, because any thread may take any item.
@@ -111,7 +112,7 @@ class Backend {
 
   Device device_;
   std::optional<CudaContext> cuda_;
-  // Memory that cuda_ points to.
+  // Memory and library that cuda_ points to.
   DeviceBuffer linear_workspace_;
   std::shared_ptr<cuda::CublasLt> cublaslt_;
   ThreadPool* pool_;

@@ -10,8 +10,8 @@
 
 namespace quire::kernels {
 
-// Within 3 units in the last place; NaN for NaN. |x| < 0.625 uses x + x^3 P(x^2), because 1 - 2 /
-// (e^2x + 1) would lose digits there.
+// Returns tanh(x) within 3 units in the last place; NaN for NaN. Uses x + x^3 P(x^2) for |x| <
+// 0.625, where 1 - 2 / (e^2x + 1) would lose digits.
 QUIRE_HOST_DEVICE inline float ExactTanh(float x) {
   const float size = fabsf(x);
   if (size < 0.625f) {
@@ -27,8 +27,8 @@ QUIRE_HOST_DEVICE inline float ExactTanh(float x) {
   return copysignf(1.0f - 2.0f / (power + 1.0f), x);
 }
 
-// The error function, within 4 units in the last place; NaN for NaN. |x| < 1 uses x P(x^2), larger
-// values 1 - e^Q(x), which is 1 from 4 on.
+// Returns erf(x) within 4 units in the last place; NaN for NaN. Uses x P(x^2) for |x| < 1 and 1 -
+// e^Q(x) for larger values, which is 1 from 4 on.
 QUIRE_HOST_DEVICE inline float ExactErf(float x) {
   const float size = fabsf(x);
   if (size < 1.0f) {
@@ -41,7 +41,7 @@ QUIRE_HOST_DEVICE inline float ExactErf(float x) {
     p = fmaf(p, z, 1.12837911f);
     return x * p;
   }
-  // NaN is kept, because the comparison is false for it.
+  // The comparison is false for NaN, so NaN is kept.
   const float clamped = size > 4.0f ? 4.0f : size;
   float q = -1.32723617e-5f;
   q = fmaf(q, clamped, 3.16937017e-4f);

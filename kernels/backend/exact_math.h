@@ -1,7 +1,7 @@
 #pragma once
 
 // Elementary functions with the same bits on host and device. Every operation is an IEEE operation
-// and every fused multiply-add is explicit, so the compiler has no choice.
+// and every fused multiply-add is explicit, so compilers cannot produce different results.
 
 #include <bit>
 #include <cmath>
@@ -11,8 +11,8 @@
 
 namespace quire::kernels {
 
-// e^x by the polynomial of cpu/simd_math-inl.h with fused multiply-adds. 0 below -86, infinity from
-// 88.73 on, NaN for NaN; within 2 units in the last place.
+// Returns e^x within 2 units in the last place: 0 below -86, infinity from 88.73 on, NaN for NaN.
+// Uses the polynomial of cpu/simd_math-inl.h with fused multiply-adds.
 QUIRE_HOST_DEVICE inline float ExactExp(float x) {
   if (!(x >= -86.0f)) return x != x ? x : 0.0f;
   const float clamped = x < 89.0f ? x : 89.0f;
@@ -67,9 +67,9 @@ struct CosSin {
   float sin;
 };
 
-// Cosine and sine of any |angle| below 2^31, each within 1.5e-7. Multiples of pi / 2 are subtracted
-// in f64, with pi / 2 split into two pieces. The remainder, at most pi / 4, is evaluated by Taylor
-// polynomials in f32 (truncation error 2e-9).
+// Returns cosine and sine of any angle with |angle| < 2^31, each within 1.5e-7. Multiples of pi / 2
+// are subtracted in f64, with pi / 2 split into two pieces. The remainder, at most pi / 4, is
+// evaluated by Taylor polynomials in f32 (truncation error 2e-9).
 QUIRE_HOST_DEVICE inline CosSin ExactCosSin(float angle) {
   const auto a = static_cast<double>(angle);
   const double n = rint(a * 0.6366197723675814);

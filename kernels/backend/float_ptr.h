@@ -10,7 +10,7 @@
 
 namespace quire::kernels {
 
-// Elements that an op only reads.
+// Pointer to elements that an op only reads.
 class ConstFloatPtr {
  public:
   constexpr ConstFloatPtr() = default;
@@ -47,7 +47,7 @@ class ConstFloatPtr {
   DType dtype_ = DType::kF32;
 };
 
-// Elements that an op writes, or reads and writes.
+// Pointer to elements that an op writes, or reads and writes.
 class FloatPtr {
  public:
   constexpr FloatPtr() = default;

@@ -1,7 +1,7 @@
 #pragma once
 
-// The activation of a feed-forward block and its parameters, for GatedProduct and for products with
-// a fused gate.
+// The activation of a feed-forward block and its parameters, used by GatedProduct and by matrix
+// products with a fused gate.
 
 #include <cstdint>
 
@@ -14,8 +14,8 @@ enum class Activation : std::uint8_t {
   kRelu2,     // max(x, 0)^2
 };
 
-// Combines a gate and an up value: act(gate) * up. If limit or up_offset is set, act(g) * (u +
-// up_offset) with g = min(gate, limit) and u = clamp(up, -limit, limit).
+// Parameters of the product act(gate) * up. If limit or up_offset is set, the product is act(g) *
+// (u + up_offset) with g = min(gate, limit) and u = clamp(up, -limit, limit).
 struct GateShape {
   Activation act = Activation::kSilu;
   float alpha = 1;  // used by kSilu

@@ -43,7 +43,7 @@ bool HasAmx() {
   return false;
 #endif
 }
-// Linux enables the tile registers on request only, for all threads of the process.
+// Linux enables the tile registers only on request, for all threads of the process.
 int RequestTiles() {
 #if defined(__x86_64__) && defined(__linux__)
   constexpr int kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
@@ -57,8 +57,8 @@ bool Always() {
   return true;
 }
 
-// In the order of CpuLevel, best first. A level may use itself and everything after it. AMX is not
-// automatic, because its speed has not been measured.
+// Levels in the order of CpuLevel, best first. A CPU that supports a level may also use the levels
+// after it. AMX is not automatic, because its speed has not been measured.
 constexpr std::array<IsaLevel, kNumCpuLevels> kLevels = {{
     {"amx", HWY_AVX3, HasAmx, RequestTiles, false},
     {"avx512_vnni", HWY_AVX3, HasVnni},

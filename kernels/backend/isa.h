@@ -28,9 +28,9 @@ inline constexpr std::size_t kNumCpuLevels = 8;
 struct IsaLevel {
   absl::string_view name;
   std::int64_t target;     // the Highway target that the level needs
-  bool (*has_features)();  // true if the CPU and the build have what the level needs besides it
-  // Requests registers that Linux enables for a process on request only. Returns 0 or the errno of
-  // the denial. Null if the level needs no such registers.
+  bool (*has_features)();  // true if the CPU and the build have all other features
+  // Requests registers that Linux enables for a process only on request. Returns 0, or an errno if
+  // Linux denies the request. Null if the level needs no such registers.
   int (*request_registers)() = nullptr;
   bool is_automatic = true;  // "auto" may choose the level
 };
@@ -41,7 +41,7 @@ absl::Status CheckLevel(const IsaLevel& level, std::int64_t targets);
 // Returns the index of the first automatic level that CheckLevel accepts, else of the last level.
 std::size_t BestLevel(std::span<const IsaLevel> levels, std::int64_t targets);
 
-// Place:      below backend.h, which documents all of these.
+// Place:      used by backend.cc; backend.h documents these functions.
 absl::string_view ChosenIsa();
 CpuLevel ChosenLevel();
 absl::Status ChooseIsa(absl::string_view isa);

@@ -1,13 +1,13 @@
 #pragma once
 
-// Whether the CUDA kernels of this build are known to be right where they would run.
+// Decides whether the CUDA kernels of this build may run on the present device.
 
 #include <cstdlib>
 
 #include "absl/strings/string_view.h"
 
-// Defined by the emulator of the tests alone (tests/cuda_emulator), which a program links in place
-// of the CUDA runtime: a device's name, which a driver gives, says nothing about that.
+// Defined only by the emulator of the tests (tests/cuda_emulator), which a program links instead of
+// the CUDA runtime. The device name that a driver reports would not be reliable.
 extern "C" [[gnu::weak]] bool QuireCudaIsEmulated();
 
 namespace quire::kernels {
@@ -16,14 +16,14 @@ inline bool IsCudaEmulated() {
   return QuireCudaIsEmulated != nullptr && QuireCudaIsEmulated();
 }
 
-// The tests passed on an H100, of an earlier state: no GPU has compared the store of products as it
-// is and the tile of 256 tokens in pairs yet (docs/benchmarks/gpu_queue.md). The emulator is where
-// all kernels are proven.
+// Kernels are proven only on the emulator. An earlier state of the kernels passed the tests on an
+// H100. The current store of products and the paired tile of 256 tokens have not been tested on a
+// GPU (docs/benchmarks/gpu_queue.md).
 inline bool AreKernelsProven() {
   return IsCudaEmulated();
 }
 
-// Whether they may run: they are proven, or QUIRE_UNPROVEN=1 is in the environment.
+// True if the kernels are proven or QUIRE_UNPROVEN=1 is in the environment.
 inline bool MayKernelsRun() {
   const char* const unproven = std::getenv("QUIRE_UNPROVEN");
   return AreKernelsProven() || (unproven != nullptr && absl::string_view(unproven) == "1");

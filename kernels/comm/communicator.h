@@ -26,8 +26,8 @@ class Backend;
 //             arrival order, and is the same bit for bit on all ranks. After the first error every
 //             operation of the group fails, and no rank waits for another.
 // Threads:    Each rank's operations run on one thread at a time; Abort runs on any thread.
-// Lifetime:   Ranks share their state and may be destroyed in any order; destroying one aborts the
-//             group. No operation of a rank runs while it is destroyed.
+// Lifetime:   Ranks share their state and may be destroyed in any order; destroying a rank
+//             aborts the group. No operation of a rank runs while it is destroyed.
 class Communicator {
  public:
   static constexpr std::uint32_t kMaxRanks = 8;
@@ -38,15 +38,15 @@ class Communicator {
 
   std::uint32_t rank() const { return rank_; }
   std::uint32_t size() const { return size_; }
-  // The backend whose stream and memory the operations use. Null for host memory.
+  // The backend whose stream and memory the operations use. Null if they use host memory.
   virtual const Backend* backend() const = 0;
 
-  // Begins a step with this number of rows; its operations follow. Returns INVALID_ARGUMENT on all
-  // ranks if the numbers differ, or the status that was passed to Abort.
+  // Begins a step with `num_rows` rows. The operations of the step follow. Returns INVALID_ARGUMENT
+  // on all ranks if the numbers differ, or the status that was passed to Abort.
   virtual absl::Status BeginStep(std::uint32_t num_rows) = 0;
 
   // Computes values[i] = ((0 + values_0[i]) + values_1[i]) + ... over the ranks in order, in f32.
-  // Allocates nothing up to the reserved size. Returns the status that was passed to Abort.
+  // Allocates nothing if the size was reserved. Returns the status that was passed to Abort.
   // HostCommunicator also returns INVALID_ARGUMENT on all ranks if operations or sizes differ;
   // `values` are then unchanged.
   virtual absl::Status AllReduceSum(std::span<float> values) = 0;
@@ -59,13 +59,13 @@ class Communicator {
   // Allocates memory for sums of this many elements.
   virtual void Reserve(std::size_t elements) = 0;
 
-  // Waits for an event on the stream of backend(), or until the group is aborted. After an abort
-  // this rank's pending operations end without a result. Returns OK only if no operation ended that
-  // way.
+  // Waits for an event on the stream of backend(), or until the group is aborted. An abort ends
+  // this rank's pending operations without a result. Returns OK only if no operation was aborted.
   virtual absl::Status Wait(const Event& event) = 0;
 
   // Makes current and later calls on every rank return `why`; only the first call has an effect. A
-  // rank calls it if it cannot take part in an operation that others wait for. REQUIRES: !why.ok().
+  // rank calls Abort if it cannot take part in an operation that other ranks wait for. REQUIRES:
+  // !why.ok().
   virtual void Abort(const absl::Status& why) = 0;
 
  protected:

@@ -80,7 +80,8 @@ class HostCommunicator::Group {
 
   absl::Status CheckIntegrity() const {
     const MutexLock lock(&mutex_);
-    // All ranks can have arrived only if their contributions differ.
+    // After all ranks have arrived, the round is still unfinished only if their contributions
+    // differ.
     const bool arrival = arrived_ < size_ || (arrived_ == size_ && !aborted_.ok());
     const bool between = begun_ == finished_ && reading_ == 0;
     const bool inside =
@@ -145,8 +146,8 @@ absl::Status HostCommunicator::Wait(const Event& event) {
   return event.Synchronize();
 }
 
-// Every rank adds up all elements. Sharing the additions would need one more synchronization, which
-// costs more between threads of one machine.
+// Every rank adds up all elements. Dividing the additions among the ranks would need one more
+// synchronization, which costs more than it saves within one machine.
 absl::Status HostCommunicator::AllReduceSum(std::span<float> values) {
   Reserve(values.size());
   QUIRE_ASSIGN_OR_RETURN(const Contributions parts,

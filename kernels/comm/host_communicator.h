@@ -1,7 +1,7 @@
 #pragma once
 
-// The communicator within one process: one thread per rank, over host memory. The CPU backend uses
-// it.
+// The communicator of the CPU backend, between the threads of one process: one thread per rank,
+// over host memory.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,8 +1,8 @@
 #pragma once
 
-// The functions of NCCL 2 that quire calls, as a table. The library is opened at run time, and
-// tests insert functions of their own. The CUDA toolkit does not include NCCL's header, so the
-// types are declared here.
+// The table of the NCCL 2 functions that quire calls. The library is opened at run time, and tests
+// supply other functions. The CUDA toolkit does not include NCCL's header, so the types are
+// declared here.
 
 #include <cstddef>
 
@@ -21,7 +21,7 @@ struct NcclApi {
   NcclResult (*init_all)(NcclComm* comms, int num_devices, const int* devices);
   NcclResult (*all_gather)(const void* part, void* all, std::size_t part_elements, int type,
                            NcclComm comm, CUstream_st* stream);
-  // Calls between start and end may be for several ranks of one thread.
+  // One thread may call operations of several ranks between group_start and group_end.
   NcclResult (*group_start)();
   NcclResult (*group_end)();
   NcclResult (*async_error)(NcclComm comm, NcclResult* error);

@@ -89,7 +89,7 @@ class NcclCommunicator::Group {
   }
 
  private:
-  // The values of the first rank that began the step.
+  // The arguments of the first rank that began the step.
   struct Step {
     std::uint32_t num_rows = 0;
     std::uint32_t rank = 0;
@@ -172,7 +172,7 @@ NcclCommunicator::NcclCommunicator(std::shared_ptr<Group> group, const Backend* 
 
 NcclCommunicator::~NcclCommunicator() {
   Abort(absl::UnavailableError(absl::StrCat("rank ", rank(), " of ", size(), " has left")));
-  End();
+  AbortPending();
 }
 
 absl::Status NcclCommunicator::BeginStep(std::uint32_t num_rows) {
@@ -219,7 +219,7 @@ absl::Status NcclCommunicator::Wait(const Event& event) {
       Check(asked != kNcclSuccess ? asked : error, "asynchronous error").IgnoreError();
     }
     if (const absl::Status aborted = group_->status(); !aborted.ok()) {
-      End();
+      AbortPending();
       return aborted;
     }
     std::this_thread::yield();
@@ -237,7 +237,7 @@ absl::Status NcclCommunicator::Check(NcclResult result, absl::string_view call) 
   return status;
 }
 
-void NcclCommunicator::End() {
+void NcclCommunicator::AbortPending() {
   if (comm_ != nullptr) (void)group_->api().abort(std::exchange(comm_, nullptr));
 }
 

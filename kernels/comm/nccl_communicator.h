@@ -1,14 +1,14 @@
 #pragma once
 
-// The communicator between GPUs of one machine, over NCCL, with the same bits as HostCommunicator.
-// It uses ncclAllGather, which only moves bytes, and SumRows, which adds the parts in rank order.
-// ncclAllReduce is not used, because its algorithm and so the order of its sums depend on size and
-// topology. Both are enqueued, so the host does not wait inside a step. It has run on emulated GPUs
-// only (tests/kernels/emulated_nccl.h).
+// The communicator between the GPUs of one machine. It uses NCCL and gives the same bits as
+// HostCommunicator. It combines ncclAllGather, which only moves bytes, with SumRows, which adds the
+// parts in rank order. ncclAllReduce is not used, because its algorithm and so the order of its
+// sums depend on size and topology. Both operations are enqueued, so the host does not wait inside
+// a step. This class has run only on emulated GPUs (tests/kernels/emulated_nccl.h).
 //
 // Steps of models on several GPUs are not captured as graphs. NCCL requires all ranks to capture
-// and launch alike, cannot abort a communicator that a graph uses, and warns of deadlocks if one
-// process drives several GPUs.
+// and launch the same operations, cannot abort a communicator that a graph uses, and warns of
+// deadlocks if one process drives several GPUs.
 
 #include <cstddef>
 #include <cstdint>
@@ -27,29 +27,29 @@ namespace quire::kernels {
 
 // Invariants: A rank's NCCL communicator is used and aborted on the rank's own thread only. Abort
 //             records the status, and the other ranks see it at their next wait or call. NCCL does
-//             not detect ranks with different sizes, so BeginStep compares the number of rows, from
-//             which sizes follow.
+//             not detect ranks with different sizes, so BeginStep compares the number of rows,
+//             which determines all sizes.
 // Threads:    CreateGroup on any thread; then one thread per rank with the device of its backend.
-// Lifetime:   The backends outlive it.
+// Lifetime:   The backends outlive the communicators.
 class NcclCommunicator final : public Communicator {
  public:
   static constexpr absl::string_view kLibrary = "libnccl.so.2";
-  // Elements of a sum that are gathered at a time from each rank.
+  // Maximum number of elements of a sum that are gathered from each rank at a time.
   static constexpr std::size_t kChunk = std::size_t{1} << 20;
   // Number of steps that a rank may begin ahead of the slowest rank.
   static constexpr std::uint64_t kStepsAhead = 4;
 
   using Ranks = std::vector<std::unique_ptr<NcclCommunicator>>;
 
-  // Opens the library. It is never linked, because it is hundreds of megabytes. Returns NOT_FOUND
-  // and names the library or function that is missing.
+  // Opens the library at run time; it is never linked, because its size is hundreds of megabytes.
+  // If the library or a function is missing, returns NOT_FOUND and names it.
   static absl::StatusOr<NcclApi> Open(absl::string_view library = kLibrary);
 
   // Returns one communicator per backend, in order. Runs the smallest and the largest gather, so
-  // that NCCL has set up its resources: its lazy setup waits for all ranks and does not notice an
-  // abort. Leaves the last backend's device current. Returns INVALID_ARGUMENT unless there are 1 to
-  // kMaxRanks backends of different GPUs, RESOURCE_EXHAUSTED without memory, and INTERNAL with
-  // NCCL's message.
+  // that NCCL sets up its resources here. The lazy setup of NCCL waits for all ranks and does not
+  // notice an abort. Leaves the last backend's device current. Returns INVALID_ARGUMENT unless
+  // there are 1 to kMaxRanks backends of different GPUs. Returns RESOURCE_EXHAUSTED if device
+  // memory cannot be allocated, and INTERNAL with NCCL's message for other errors.
   static absl::StatusOr<Ranks> CreateGroup(std::span<const Backend* const> backends,
                                            const NcclApi& api);
   ~NcclCommunicator() override;
@@ -67,12 +67,13 @@ class NcclCommunicator final : public Communicator {
   class Group;
   NcclCommunicator(std::shared_ptr<Group> group, const Backend* backend, std::uint32_t rank);
 
-  // Runs the first gathers of all ranks, of the smallest and of the largest size.
+  // Runs one gather of the smallest and one of the largest size on all ranks.
   static absl::Status Connect(const Ranks& ranks);
-  // Returns OK, or aborts the group with NCCL's message for `call`.
+  // Returns OK if `result` is success. Otherwise aborts the group with NCCL's message for `call`
+  // and returns that status.
   absl::Status Check(NcclResult result, absl::string_view call);
   // Aborts this rank's pending operations.
-  void End();
+  void AbortPending();
 
   const std::shared_ptr<Group> group_;
   const Backend* const backend_;

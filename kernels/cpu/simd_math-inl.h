@@ -1,9 +1,9 @@
 // Vector math shared by the *_simd.cc units. It is compiled once per instruction set, so Highway's
 // toggle replaces the include guard.
 //
-// Every sum over a row has 16 virtual lanes, with element i in lane i mod 16. They take one, two,
-// four or 16 registers, so AVX2 and AVX-512 give the same bits. SSE4 and the scalar level have no
-// fused multiply-add and give different bits.
+// Every sum over a row has 16 virtual lanes, with element i in lane i mod 16. The lanes take one,
+// two, four or 16 registers, so AVX2 and AVX-512 give the same bits. SSE4 and the scalar level have
+// no fused multiply-add and give different bits.
 
 #if defined(QUIRE_KERNELS_CPU_SIMD_MATH_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef QUIRE_KERNELS_CPU_SIMD_MATH_INL_H_
@@ -36,9 +36,8 @@ inline constexpr std::size_t kLanes = HWY_MIN(16, HWY_LANES(float));
 // Registers that hold the virtual lanes.
 inline constexpr std::size_t kRegisters = kVirtualLanes / kLanes;
 
-// e^x: 0 below -86, infinity from 88.73 on, NaN for NaN; within 2 units in the last place
-// otherwise. x = n ln 2 + r with |r| <= ln 2 / 2; e^r is its Taylor polynomial of degree 7
-// (remainder 6e-9).
+// Returns e^x within 2 units in the last place: 0 below -86, infinity from 88.73 on, NaN for NaN. x
+// = n ln 2 + r with |r| <= ln 2 / 2; e^r is its Taylor polynomial of degree 7 (remainder 6e-9).
 HWY_INLINE VF Exp(VF x) {
   const DF d;
   const DI di;
@@ -63,8 +62,9 @@ HWY_INLINE VF Exp(VF x) {
   return hn::IfThenElse(hn::Eq(x, x), y, x);
 }
 
-// Within 3 units in the last place; NaN for NaN. The polynomials interpolate at Chebyshev nodes.
-// |x| < 0.625 uses x + x^3 P(x^2), because 1 - 2 / (e^2x + 1) would lose digits there.
+// Returns tanh(x) within 3 units in the last place; NaN for NaN. The polynomials interpolate at
+// Chebyshev nodes. |x| < 0.625 uses x + x^3 P(x^2), because 1 - 2 / (e^2x + 1) would lose digits
+// there.
 HWY_INLINE VF Tanh(VF x) {
   const DF d;
   const VF one = hn::Set(d, 1.0f);
@@ -81,8 +81,8 @@ HWY_INLINE VF Tanh(VF x) {
   return hn::IfThenElse(hn::Lt(size, hn::Set(d, 0.625f)), small, hn::CopySign(large, x));
 }
 
-// The error function, within 4 units in the last place; NaN for NaN. |x| < 1 uses x P(x^2), larger
-// values 1 - e^Q(x), which is 1 from 4 on.
+// Returns erf(x) within 4 units in the last place; NaN for NaN. Uses x P(x^2) for |x| < 1 and 1 -
+// e^Q(x) for larger values, which is 1 from 4 on.
 HWY_INLINE VF Erf(VF x) {
   const DF d;
   const VF one = hn::Set(d, 1.0f);
@@ -95,7 +95,7 @@ HWY_INLINE VF Erf(VF x) {
   p = hn::MulAdd(p, z, hn::Set(d, -3.76123428e-1f));
   p = hn::MulAdd(p, z, hn::Set(d, 1.12837911f));
   const VF four = hn::Set(d, 4.0f);
-  // NaN is kept, because the comparison is false for it.
+  // The comparison is false for NaN, so NaN is kept.
   const VF clamped = hn::IfThenElse(hn::Gt(size, four), four, size);
   VF q = hn::Set(d, -1.32723617e-5f);
   q = hn::MulAdd(q, clamped, hn::Set(d, 3.16937017e-4f));
@@ -109,7 +109,8 @@ HWY_INLINE VF Erf(VF x) {
   return hn::IfThenElse(hn::Lt(size, one), hn::Mul(x, p), hn::CopySign(large, x));
 }
 
-// Adds the 16 virtual lanes in a fixed order: i and i + 8, then + 4, + 2, + 1.
+// Adds the 16 virtual lanes in a fixed order: first lanes i and i + 8, then i and i + 4, i + 2, i +
+// 1.
 HWY_INLINE float SumLanes(const float* HWY_RESTRICT lanes) {
   float s[8];
   for (std::size_t i = 0; i < 8; ++i) s[i] = lanes[i] + lanes[i + 8];
@@ -117,8 +118,8 @@ HWY_INLINE float SumLanes(const float* HWY_RESTRICT lanes) {
   return (s[0] + s[2]) + (s[1] + s[3]);
 }
 
-// Widens the even (odd) one of the two bf16 or f16 values of every 32-bit lane. bf16 is the upper
-// half of an f32.
+// Widens the even or the odd one of the two bf16 or f16 values in every 32-bit lane. bf16 is the
+// upper half of an f32.
 HWY_INLINE VF EvenBF16(VU pairs) {
   return hn::BitCast(DF(), hn::ShiftLeft<16>(pairs));
 }
@@ -126,9 +127,9 @@ HWY_INLINE VF OddBF16(VU pairs) {
   return hn::BitCast(DF(), hn::And(pairs, hn::Set(DU(), 0xffff0000u)));
 }
 
-// Widens the f16 in the low half of each lane. The bits are placed under an f32 exponent and scaled
-// by 2^112, which is exact for subnormals too. Infinity and NaN get the f32 exponent of such
-// values.
+// Widens the f16 in the low half of each lane. The bits are moved to the exponent and mantissa of
+// an f32 and scaled by 2^112, which is exact for subnormals too. Infinity and NaN get the f32
+// exponent of infinity.
 HWY_INLINE VF WidenF16(VU low_halves) {
   const DF d;
   const DU du;

@@ -1,6 +1,6 @@
 #pragma once
 
-// Values that an op needs to run on a GPU, chosen once in Backend::Create.
+// Values that an op needs to run on a GPU, set once when the backend is created.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,7 +16,7 @@ class CublasLt;
 }
 
 // True if this build contains CUDA kernels. Dispatch is `if constexpr (kHasCuda)`, so a build
-// without them needs no stubs.
+// without CUDA needs no stubs.
 #ifdef QUIRE_HAS_CUDA
 inline constexpr bool kHasCuda = true;
 #else
@@ -31,18 +31,18 @@ inline constexpr std::int64_t kCublasLtWorkspaceBytes = std::int64_t{32} << 20;
 
 // How far a row's bits may depend on the rest of the step (README.md, "Numerics").
 enum class Determinism : std::uint8_t {
-  kFast,  // library matrix products with algorithms that the library chooses
+  kFast,            // library matrix products with algorithms that the library chooses
   kBatchInvariant,  // fixed reduction orders
   kStrict,          // fixed reduction orders, and the row class is part of a page's key
 };
 
-// Device memory that a backend allocates for matrix products: its own workspace, and in kFast that
-// of cuBLASLt.
+// Returns the bytes of device memory that a backend allocates for matrix products: its own
+// workspace and, in kFast, the workspace of cuBLASLt.
 constexpr std::int64_t LinearWorkspaceBytes(Determinism determinism) {
   return kLinearWorkspaceBytes + (determinism == Determinism::kFast ? kCublasLtWorkspaceBytes : 0);
 }
 
-// Threads: read-only. Lifetime: the stream outlives it.
+// Threads: read-only. Lifetime: the stream outlives the context.
 struct CudaContext {
   const Stream* stream = nullptr;
   std::uint32_t num_sms = 0;

@@ -11,7 +11,8 @@
 
 namespace quire::kernels::cuda {
 
-// The compiler neither fuses nor splits these, so masked and unmasked loops give the same bits.
+// The compiler neither fuses nor splits these operations, so masked and unmasked loops give the
+// same bits.
 __device__ __forceinline__ float Fma(float a, float b, float c) {
   return __fmaf_rn(a, b, c);
 }
@@ -79,8 +80,8 @@ __device__ __forceinline__ std::uint32_t E4M3ToF16(std::uint32_t two) {
   asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(low));
   return pair;
 #else
-  // The sign moves to bit 15, exponent and mantissa to bits 13..7. That f16 is 2^-8 times the
-  // value, also for subnormals. Pages never hold NaN.
+  // The sign moves to bit 15, exponent and mantissa to bits 13..7. The resulting f16 is 2^-8 times
+  // the value, also for subnormals. Pages never hold NaN.
   const std::uint32_t wide = (two & 0xffu) | ((two & 0xff00u) << 8);
   const std::uint32_t bits = ((wide & 0x00800080u) << 8) | ((wide & 0x007f007fu) << 7);
   const __half2 scale = __floats2half2_rn(256.0f, 256.0f);
@@ -113,7 +114,8 @@ __device__ __forceinline__ std::uint32_t BytePermute(std::uint32_t a, std::uint3
                                                      std::uint32_t selector) {
   return __byte_perm(a, b, selector);
 }
-// a & mask | bits in one instruction. The compiler would use two for two constants.
+// Computes (a & mask) | bits in one instruction. With two constants the compiler would use two
+// instructions.
 __device__ __forceinline__ std::uint32_t AndOr(std::uint32_t a, std::uint32_t mask,
                                                std::uint32_t bits) {
   std::uint32_t y;

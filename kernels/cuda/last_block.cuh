@@ -1,6 +1,6 @@
 #pragma once
 
-// Lets the last block of a launch to finish continue with the results of the others.
+// Lets the block of a launch that finishes last continue with the results of the other blocks.
 
 #include <cstdint>
 
@@ -8,14 +8,15 @@
 
 namespace quire::kernels::last_block {
 
-// Counts the arrival of this block. Returns true in the last of `count` blocks, which then sees the
-// writes of the others, and resets the counter to 0. `flag` is in shared memory and may be reused
-// after the next barrier.
+// Counts the arrival of this block. In the last of `count` blocks, resets the counter to 0 and
+// returns true; that block sees the writes of all other blocks. `flag` is in shared memory and may
+// be reused after the next barrier.
 __device__ __forceinline__ bool ArrivesLast(std::uint32_t* counter, std::uint32_t count,
                                             std::uint32_t* flag) {
-  // The thread that does the atomic also does the fences. The barrier in front orders the block's
-  // writes before the first fence, and the barrier behind passes on what the second fence acquires.
-  // Fences of all threads before the barrier would not be followed by an atomic of the same thread.
+  // The thread that does the atomic also does the fences. The barrier before it orders the block's
+  // writes before the first fence. The barrier after it makes the writes that the second fence
+  // acquired visible to all threads. A fence in every other thread would have no effect, because no
+  // atomic of the same thread follows it.
   cuda::SyncBlock();
   if (cuda::ThreadIndex() == 0) {
     cuda::DeviceFence();

@@ -1,6 +1,6 @@
 #pragma once
 
-// The checked launch. Every kernel is launched through it.
+// Launch with error checks. Every kernel is launched through it.
 
 #include <cuda_runtime.h>
 
@@ -25,8 +25,8 @@ struct LaunchShape {
   // Dynamic shared memory. A kernel that calls SharedMemory() needs kSharedAlignment more.
   std::uint32_t shared_bytes = 0;
   // The kernel may start before the preceding kernel on the stream has ended. It must call
-  // DependencyWait before it reads results of that kernel. Has an effect on compute capability 9.0
-  // only: later GPUs run the PTX of 8.0, in which DependencyWait is empty.
+  // DependencyWait before it reads results of that kernel. This has an effect only on compute
+  // capability 9.0: later GPUs run the PTX of 8.0, in which DependencyWait is empty.
   bool programmatic = false;
 };
 
@@ -63,8 +63,9 @@ absl::StatusOr<std::uint32_t> MaxBlocksPerSm(const char* name, void (*kernel)(P.
   return blocks < 1 ? 1u : static_cast<std::uint32_t>(blocks);
 }
 
-// Enqueues kernel(args...) on the context's stream. `name` is used in messages. Returns CudaStatus
-// of a failed launch; errors inside the kernel are reported when the stream is synchronized.
+// Enqueues kernel(args...) on the context's stream. `name` is used in messages. If the launch
+// fails, returns its CudaStatus; errors inside the kernel are reported when the stream is
+// synchronized.
 template <typename... P, typename... A>
 absl::Status Launch(const CudaContext& context, const char* name, void (*kernel)(P...),
                     const LaunchShape& shape, A&&... args) {

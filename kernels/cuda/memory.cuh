@@ -8,8 +8,8 @@
 
 namespace quire::kernels::cuda {
 
-// Loads 16 bytes that are read once: not cached in L1, evicted first from L2. `p` is 16-byte
-// aligned.
+// Loads 16 bytes that are read only once: they are not cached in L1 and are evicted first from L2.
+// `p` is 16-byte aligned.
 __device__ __forceinline__ uint4 LoadStreaming(const void* p) {
   uint4 v;
   asm volatile(
@@ -29,8 +29,9 @@ __device__ __forceinline__ float LoadAtL2(const float* p) {
   return __ldcg(p);
 }
 
-// Copies 16 (4) bytes to shared memory; both addresses are aligned to that size. If `valid` is
-// false the destination is zero-filled and `global` is not read, but it must be a valid address.
+// Copies 16 bytes (CpAsync4: 4 bytes) to shared memory; both addresses are aligned to the size. If
+// `valid` is false the destination is zero-filled and `global` is not read, but it must be a valid
+// address.
 __device__ __forceinline__ void CpAsync16(void* shared, const void* global, bool valid = true) {
   const auto to = static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global),
@@ -43,7 +44,7 @@ __device__ __forceinline__ void CpAsync4(void* shared, const void* global, bool 
                "r"(valid ? 4 : 0)
                : "memory");
 }
-// Closes a group of the calling thread's copies.
+// Ends the current group of the calling thread's copies.
 __device__ __forceinline__ void CpAsyncCommit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }

@@ -14,9 +14,9 @@
 
 namespace quire::kernels::cuda {
 
-// Loads four (two) 8x8 matrices of 16-bit elements. Lane l passes the shared address of row l % 8
-// of matrix l / 8, 16-byte aligned. Register i receives row lane / 4, columns 2 (lane % 4) .. + 1
-// of matrix i.
+// Loads four 8x8 matrices (X2: two) of 16-bit elements. Lane l passes the shared address of row l %
+// 8 of matrix l / 8, 16-byte aligned. Register i receives row lane / 4, columns 2 (lane % 4) and 2
+// (lane % 4) + 1 of matrix i.
 __device__ __forceinline__ void LdMatrixX4(std::uint32_t (&r)[4], const void* row) {
   const auto from = static_cast<std::uint32_t>(__cvta_generic_to_shared(row));
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -31,7 +31,7 @@ __device__ __forceinline__ void LdMatrixX2(std::uint32_t (&r)[2], const void* ro
                : "r"(from)
                : "memory");
 }
-// The same with each matrix transposed.
+// LdMatrixX4 and LdMatrixX2 with each matrix transposed.
 __device__ __forceinline__ void LdMatrixX4Trans(std::uint32_t (&r)[4], const void* row) {
   const auto from = static_cast<std::uint32_t>(__cvta_generic_to_shared(row));
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -53,7 +53,7 @@ __device__ __forceinline__ std::uint32_t MovMatrixTrans(std::uint32_t a) {
   return d;
 }
 
-// d += A B, with f32 sums of bf16 (f16) products.
+// Computes d += A B, with f32 sums of bf16 or f16 products.
 __device__ __forceinline__ void MmaBF16(float (&d)[4], const std::uint32_t (&a)[4],
                                         const std::uint32_t (&b)[2]) {
   asm volatile(

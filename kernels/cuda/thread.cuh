@@ -34,7 +34,7 @@ __device__ __forceinline__ std::uint32_t GridY() {
 __device__ __forceinline__ std::uint32_t Lane() {
   return threadIdx.x % kWarpSize;
 }
-// The shuffle lets the compiler know that all lanes have the same value.
+// The shuffle tells the compiler that all lanes of a warp have the same value.
 __device__ __forceinline__ std::uint32_t Warp() {
   return __shfl_sync(kFullMask, threadIdx.x / kWarpSize, 0);
 }
@@ -47,7 +47,7 @@ __device__ __forceinline__ std::byte* SharedMemory() {
   const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(quire_shared_memory));
   return quire_shared_memory + ((kSharedAlignment - address % kSharedAlignment) % kSharedAlignment);
 }
-// The same with 16-byte alignment only.
+// SharedMemory with only 16-byte alignment.
 __device__ __forceinline__ std::byte* SharedMemory16() {
   extern __shared__ __align__(16) std::byte quire_shared_memory[];
   return quire_shared_memory;
@@ -59,8 +59,8 @@ __device__ __forceinline__ void SyncBlock() {
 __device__ __forceinline__ void SyncWarp(std::uint32_t mask = kFullMask) {
   __syncwarp(mask);
 }
-// Named barriers 1 to 15 (0 is SyncBlock's) for `threads` threads, a multiple of 32. Sync waits for
-// all, Arrive counts without waiting.
+// Named barriers 1 to 15 (SyncBlock uses 0) for `threads` threads, a multiple of 32. NamedSync
+// waits for all of them; NamedArrive counts the caller without waiting.
 __device__ __forceinline__ void NamedSync(std::uint32_t id, std::uint32_t threads) {
   asm volatile("barrier.cta.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -68,7 +68,7 @@ __device__ __forceinline__ void NamedArrive(std::uint32_t id, std::uint32_t thre
   asm volatile("barrier.cta.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// All lanes of `mask` must call these together. T has 4 or 8 bytes.
+// All lanes of `mask` must call these functions together. T has 4 or 8 bytes.
 template <typename T>
 __device__ __forceinline__ T ShuffleXor(T value, std::uint32_t lane_mask,
                                         std::uint32_t mask = kFullMask) {
@@ -109,14 +109,15 @@ __device__ __forceinline__ std::uint64_t AtomicMin(std::uint64_t* p, std::uint64
 __device__ __forceinline__ std::uint32_t AtomicOr(std::uint32_t* p, std::uint32_t x) {
   return atomicOr(p, x);
 }
-// Orders the writes before it with the writes after it for all threads of the device.
+// Orders the caller's writes before the fence before its writes after the fence, as seen by all
+// threads of the device.
 __device__ __forceinline__ void DeviceFence() {
   __threadfence();
 }
 
-// Programmatic dependent launch. After Wait all writes of the preceding kernel are visible; Launch
-// allows the next kernel to start. Both do nothing for an ordinary launch and below compute
-// capability 9.0.
+// Programmatic dependent launch. After DependencyWait all writes of the preceding kernel are
+// visible. DependencyLaunch allows the next kernel to start. Both do nothing for an ordinary launch
+// and below compute capability 9.0.
 __device__ __forceinline__ void DependencyWait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -73,7 +73,7 @@ absl::StatusOr<TmaTile> EncodeTma(const TmaPlan& plan) {
   }
   CUtensorMap map;
   static_assert(sizeof(map) == sizeof(TmaTile::descriptor) && alignof(CUtensorMap) <= 128);
-  // The enumerators of swizzle and promotion equal the encoder's values.
+  // The enumerators of swizzle and promotion have the same values as those of the driver API.
   const CUresult result =
       encode(&map, type, plan.rank, const_cast<void*>(plan.base), extents.data(), strides.data(),
              box.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,

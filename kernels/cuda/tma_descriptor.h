@@ -3,15 +3,15 @@
 // Tensor maps of KV caches, encoded by the driver. tma_plan.h documents the content of each map and
 // how a kernel addresses it.
 //
-// Place:      as tma_plan.h. The functions exist in builds with CUDA only; the header needs no
-//             CUDA.
+// Place:      as tma_plan.h. The functions exist only in builds with CUDA; the header needs no CUDA
+//             headers.
 // Invariants: the encoder is looked up in the driver by name, so nothing links against libcuda.
 // Threads:    any, on a machine whose device is open (base/device.h).
 // Lifetime:   tiles are values; the memory that they describe must remain mapped.
 //
-// Every builder returns FAILED_PRECONDITION on a device without TMA and names both compute
-// capabilities. It returns INVALID_ARGUMENT and names the violated rule for a geometry that no map
-// can describe.
+// Every Create function returns FAILED_PRECONDITION on a device without TMA and names both compute
+// capabilities. For a geometry that no map can describe, it returns INVALID_ARGUMENT and names the
+// violated rule.
 
 #include <array>
 #include <cstddef>
@@ -56,7 +56,7 @@ struct RaggedTmaTile {
 
 // Encodes a plan for `device`.
 absl::StatusOr<TmaTile> EncodeTma(const Device& device, const TmaPlan& plan);
-// The same for a device that is known to support the plan.
+// EncodeTma for a device that is known to support the plan.
 absl::StatusOr<TmaTile> EncodeTma(const TmaPlan& plan);
 
 template <TmaReadable C>

@@ -90,7 +90,7 @@ void Uploader::LogProgress(bool finished) {
   const double seconds = absl::ToDoubleSeconds(now - start_);
   log::Info("model", finished ? "weights uploaded" : "uploading weights",
             {{"bytes", bytes_},
-             {"of", total_bytes_},
+             {"total_bytes", total_bytes_},
              {"seconds", seconds},
              {"gb_per_second", seconds > 0 ? static_cast<double>(bytes_) / seconds / 1e9 : 0.0}});
 }

@@ -17,27 +17,27 @@
 
 namespace quire::kernels {
 
-// Place:      created by LoadModel while loading; PackLinearWeights gets it from the Backend.
+// Place:      created by LoadModel while loading; PackLinearWeights gets the uploader from the
+//             Backend.
 // Invariants: pins at most 2 * threads * piece_bytes.
-// Threads:    one call at a time; it uses the pool.
-// Lifetime:   stream and pool outlive it. Call Finish before the copied memory is used outside of
-//             the stream.
+// Threads:    one call at a time; the call uses the pool.
+// Lifetime:   stream and pool outlive the uploader. Call Finish before the copied memory is used
+//             outside of the stream.
 class Uploader {
  public:
   // The default piece size, large enough to keep a link busy while the next piece is staged.
   static constexpr std::int64_t kPieceBytes = std::int64_t{8} << 20;
 
-  // Returns RESOURCE_EXHAUSTED without pinned memory. `total_bytes` is used in progress lines; 0
-  // means unknown.
-  // REQUIRES: a CUDA stream, piece_bytes > 0.
+  // Returns RESOURCE_EXHAUSTED if pinned memory cannot be allocated. `total_bytes` is used in
+  // progress lines; 0 means unknown. REQUIRES: a CUDA stream, piece_bytes > 0.
   static absl::StatusOr<std::unique_ptr<Uploader>> Create(const Stream& stream, ThreadPool* pool,
                                                           std::int64_t piece_bytes,
                                                           std::int64_t total_bytes);
 
-  // Reads the host bytes before it returns. They arrive in stream order.
+  // Reads all host bytes before it returns. The bytes arrive on the device in stream order.
   absl::Status Copy(void* device_to, const void* host_from, std::int64_t bytes);
 
-  // Waits until everything has arrived and logs the throughput.
+  // Waits until all copied bytes have arrived and logs the throughput.
   absl::Status Finish();
 
   std::int64_t bytes() const { return bytes_; }
@@ -60,9 +60,9 @@ class Uploader {
   const std::int64_t piece_bytes_;
   const std::int64_t total_bytes_;
   DeviceBuffer pinned_;
-  std::vector<Staging> stagings_;  // two per thread, adjacent
-  std::vector<std::uint8_t> turn_;  // per thread: which of its two buffers is next
-  Mutex stream_mutex_;  // serializes enqueues on stream_
+  std::vector<Staging> stagings_;   // two per thread, adjacent
+  std::vector<std::uint8_t> turn_;  // per thread: index of the next of its two buffers
+  Mutex stream_mutex_;              // serializes enqueues on stream_
   std::int64_t bytes_ = 0;
   absl::Time start_;
   absl::Time last_line_;

@@ -23,9 +23,9 @@ struct GatedProductParams {
   GateShape shape = {};
 };
 
-// y = act(gate) * up, element by element in f32, with the exp that all kernels share. NaN stays
-// NaN. On a GPU all three are f32 or all are bf16. Returns INVALID_ARGUMENT for a stride below
-// columns, a negative limit or other element types.
+// Computes y = act(gate) * up, element by element in f32, with the exp that all kernels share. NaN
+// stays NaN. On a GPU gate, up and y are all f32 or all bf16. Returns INVALID_ARGUMENT if a stride
+// is less than columns, limit is negative, or element types are unsupported.
 absl::Status GatedProduct(const Backend& backend, const GatedProductParams& params);
 
 namespace internal {

@@ -1,4 +1,4 @@
-// Plain reference of the gated product.
+// Reference implementation of the gated product.
 
 #include <cmath>
 

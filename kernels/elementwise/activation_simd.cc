@@ -1,6 +1,6 @@
-// Memory traffic: 8 bytes in and 4 out per element. Bound by exp and the division, about 30
-// instructions per register (60 for erf gelu). The tail of a row uses a padded register, so that
-// every element is computed by the same exp.
+// Memory traffic: 8 bytes in and 4 out per element. The exp and the division dominate the time,
+// with about 30 instructions per register (60 for erf gelu). The tail of a row uses a padded
+// register, so that every element is computed by the same exp.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,7 +15,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace quire::kernels::HWY_NAMESPACE {
 
-// kShaped: alpha may differ from 1.
+// Returns act(x). With kShaped, alpha may differ from 1.
 template <Activation kAct, bool kShaped>
 HWY_INLINE VF Activate(VF x, VF alpha) {
   const DF d;
@@ -23,8 +23,7 @@ HWY_INLINE VF Activate(VF x, VF alpha) {
     const VF scaled = kShaped ? hn::Mul(alpha, x) : x;
     return hn::Div(x, hn::Add(hn::Set(d, 1.0f), Exp(hn::Neg(scaled))));
   } else if constexpr (kAct == Activation::kGeluTanh) {
-    // 0.5 (1 + tanh u) is computed as 1 / (1 + e^-2u), which keeps its digits where the tanh is
-    // near -1.
+    // 0.5 (1 + tanh u) is computed as 1 / (1 + e^-2u), which is accurate where the tanh is near -1.
     const VF cubic = hn::MulAdd(hn::Mul(hn::Set(d, 0.044715f), hn::Mul(x, x)), x, x);
     const VF power = Exp(hn::Mul(hn::Set(d, -2.0f * 0.7978845608f), cubic));
     return hn::Div(x, hn::Add(hn::Set(d, 1.0f), power));
@@ -32,13 +31,13 @@ HWY_INLINE VF Activate(VF x, VF alpha) {
     const VF error = Erf(hn::Mul(x, hn::Set(d, 0.7071067812f)));
     return hn::Mul(hn::Mul(hn::Set(d, 0.5f), x), hn::Add(hn::Set(d, 1.0f), error));
   } else {
-    // NaN is kept, because the comparison is false for it.
+    // The comparison is false for NaN, so NaN is kept.
     const VF positive = hn::IfThenElse(hn::Lt(x, hn::Zero(d)), hn::Zero(d), x);
     return hn::Mul(positive, positive);
   }
 }
 
-// kShaped: alpha, limit and up_offset apply.
+// Returns the gated product. With kShaped, applies alpha, limit and up_offset.
 template <Activation kAct, bool kShaped>
 HWY_INLINE VF Product(const GateShape& shape, VF gate, VF up) {
   const DF d;

@@ -22,8 +22,9 @@ struct EmbeddingParams {
   float scale = 1;
 };
 
-// y[m] = table[tokens[m]] * scale, widened to f32. Returns INVALID_ARGUMENT for a token outside [0,
-// vocab) (not checked on a GPU), another dtype, or a stride below hidden.
+// Computes y[m] = table[tokens[m]] * scale, widened to f32. Returns INVALID_ARGUMENT if a token is
+// outside [0, vocab) (not checked on a GPU), the dtype is unsupported, or the stride is less than
+// hidden.
 absl::Status Embedding(const Backend& backend, const EmbeddingParams& params);
 
 namespace internal {

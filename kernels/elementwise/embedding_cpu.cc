@@ -1,4 +1,5 @@
-// A gather, bound by the latency of one uncached row per token, so auto-vectorization is enough.
+// The gather is bound by the latency of reading one uncached row per token, so auto-vectorization
+// is enough.
 
 #include <cstddef>
 #include <cstring>

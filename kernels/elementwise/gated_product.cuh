@@ -1,6 +1,6 @@
 #pragma once
 
-// Combines a gate and an up value on the device, with the bits of the CPU kernels.
+// Computes act(gate) * up on the device, with the same bits as the CPU kernels.
 
 #include "kernels/backend/exact_gate.h"
 #include "kernels/backend/exact_math.h"
@@ -17,7 +17,7 @@ struct SiluProduct {
   }
 };
 
-// The product for any GateShape. Every step is rounded; comparisons are written so that NaN is
+// The product for any GateShape. Every step is rounded, and comparisons are written so that NaN is
 // kept.
 struct ShapedProduct {
   GateShape shape;

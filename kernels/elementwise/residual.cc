@@ -1,4 +1,5 @@
-// Moves 12 bytes per element to and from L2 and is bound by that, so auto-vectorization is enough.
+// ResidualAdd moves 12 bytes per element to and from L2, which bounds its speed, so
+// auto-vectorization is enough.
 
 #include "kernels/elementwise/residual.h"
 

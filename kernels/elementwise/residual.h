@@ -1,8 +1,8 @@
 #pragma once
 
-// Adds a branch to the residual stream when one of them has a factor, and converts the stream to
-// the activation type of a GPU. Without factors the addition is part of the branch's last product
-// (kernels/linear/linear.h).
+// ResidualAdd adds a branch to the residual stream if the branch or the sum has a factor. RoundRows
+// converts the stream to the activation type of a GPU. Without factors the addition is part of the
+// branch's last product (kernels/linear/linear.h).
 
 #include <cstdint>
 
@@ -23,8 +23,8 @@ struct ResidualAddParams {
   float output_scale = 1;  // factor of the sum
 };
 
-// x = (x + scale * branch) * output_scale, element by element, with every step rounded to f32.
-// Returns INVALID_ARGUMENT for a stride below columns.
+// Computes x = (x + scale * branch) * output_scale, element by element, with every step rounded to
+// f32. Returns INVALID_ARGUMENT if a stride is less than columns.
 absl::Status ResidualAdd(const Backend& backend, const ResidualAddParams& params);
 
 struct RoundRowsParams {
@@ -36,8 +36,9 @@ struct RoundRowsParams {
   std::uint32_t columns;
 };
 
-// y = x, rounded to nearest even. A branch without a norm reads the stream in this form. Returns
-// INVALID_ARGUMENT for a stride below columns. REQUIRES: a GPU; CPU kernels read the f32 stream.
+// Sets y = x, rounded to nearest even. A branch without a norm reads the stream in this form.
+// Returns INVALID_ARGUMENT if a stride is less than columns. REQUIRES: a GPU; CPU kernels read the
+// f32 stream.
 absl::Status RoundRows(const Backend& backend, const RoundRowsParams& params);
 
 namespace internal {

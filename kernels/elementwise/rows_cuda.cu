@@ -1,8 +1,8 @@
 // Small ops over f32 rows: residual addition with factors, soft cap of logits, and conversion of
-// the stream to bf16. Bound by memory: 12, 8 and 6 bytes per element. Grid: rows by blocks of
-// columns, one element per thread. SumRows (f32 or bf16) has one thread per column, which adds the
-// rows in order. It uses few blocks, but its order is that of the tokens, and only requests for
-// mean pooling use it.
+// the stream to bf16. These three are bound by memory: 12, 8 and 6 bytes per element. Grid: rows by
+// blocks of columns, one element per thread. SumRows (f32 or bf16) has one thread per column, which
+// adds the rows in token order. SumRows uses few blocks, which is acceptable because only requests
+// for mean pooling use it.
 
 #include <cmath>
 #include <cstdint>
@@ -22,7 +22,7 @@ namespace {
 constexpr std::uint32_t kThreads = 256;
 constexpr float kLargest = std::numeric_limits<float>::max();
 
-// Column of this thread; may be beyond the row.
+// Returns the column of this thread, which may be beyond the row.
 __device__ __forceinline__ std::uint32_t Column() {
   return cuda::BlockY() * kThreads + cuda::ThreadIndex();
 }
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kThreads) RoundRowsKernel(const RoundRowsParam
   params.y[row * params.y_stride + i] = BF16::FromFloat(params.x[row * params.x_stride + i]);
 }
 
-// SumRowsParams in the form that the kernel reads.
+// SumRowsParams as kernel arguments.
 struct RowsToSum {
   const void* x;  // [num_rows, columns]
   float* sum;

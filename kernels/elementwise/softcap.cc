@@ -5,7 +5,8 @@
 namespace quire::kernels {
 namespace {
 
-// Columns of one work item, small enough that one row of a large vocabulary uses all threads.
+// Number of columns of a work item, small enough that one row of a large vocabulary uses all
+// threads.
 constexpr std::int64_t kGrain = 1024;
 
 }  // namespace

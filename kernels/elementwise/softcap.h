@@ -18,15 +18,15 @@ struct SoftcapParams {
   float cap = 0;  // 0: no cap
 };
 
-// x = cap tanh(scale x / cap), or scale x without a cap, element by element in f32. Infinite and
-// NaN values of scale x are kept, so that the sampler still detects a broken row. Returns
-// INVALID_ARGUMENT for a stride below columns or a negative cap.
+// Computes x = cap tanh(scale x / cap), or scale x without a cap, element by element in f32.
+// Infinite and NaN values of scale x are kept, so that the sampler still detects a row with such
+// values. Returns INVALID_ARGUMENT if the stride is less than columns or the cap is negative.
 absl::Status Softcap(const Backend& backend, const SoftcapParams& params);
 
 namespace internal {
 
 absl::Status SoftcapCuda(const CudaContext& context, const SoftcapParams& params);
-// Columns [begin, end) of all rows: plain reference and fast path.
+// Process columns [begin, end) of all rows: reference implementation and fast path.
 void SoftcapCpu(const SoftcapParams& params, std::int64_t begin, std::int64_t end);
 void SoftcapSimd(const SoftcapParams& params, std::int64_t begin, std::int64_t end);
 

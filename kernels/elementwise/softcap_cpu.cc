@@ -1,4 +1,4 @@
-// Plain reference of the soft cap.
+// Reference implementation of the soft cap.
 
 #include <cmath>
 

@@ -1,6 +1,6 @@
 // Memory traffic: 4 bytes in and out per element. Bound by exp and two divisions, about 40
-// instructions per register. The preceding product reads a row of weights per element, so this cost
-// is negligible.
+// instructions per register. The cost is negligible, because the preceding product reads a row of
+// weights per element.
 
 #include <algorithm>
 #include <cstddef>
@@ -22,7 +22,7 @@ HWY_INLINE VF Capped(VF x, float scale, float cap) {
   if (cap == 0) return scaled;
   const VF limit = hn::Set(d, cap);
   const VF capped = hn::Mul(limit, Tanh(hn::Div(scaled, limit)));
-  // Infinity is kept, so that the sampler detects that the row is broken.
+  // Infinity is kept, so that the sampler detects it.
   return hn::IfThenElse(hn::IsInf(scaled), scaled, capped);
 }
 

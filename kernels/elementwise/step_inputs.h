@@ -1,7 +1,8 @@
 #pragma once
 
-// The arrays of a step on the device. The host packs them into one block, which is copied once. A
-// kernel then scatters the arrays to fixed addresses, so that captured graphs can read them.
+// Copies the input arrays of a step to the device. The host packs the arrays into one block and
+// copies the block once. A kernel then scatters the arrays to fixed addresses, so that captured
+// graphs can read them.
 
 #include <cstdint>
 
@@ -10,7 +11,7 @@
 
 namespace quire::kernels {
 
-// A changed range of a lookup table row.
+// A changed range of entries in a row of a lookup table.
 struct LookupRange {
   std::uint32_t to;     // index of the first entry in the tables
   std::uint32_t from;   // index of the first word in the block
@@ -20,20 +21,20 @@ struct LookupRange {
 // The block has these arrays of words, in order: tokens, positions and token rows, [num_tokens]
 // each; head tokens [num_head_tokens]; row offsets [batch_size + 1]; cache lengths and prefill
 // tokens, [batch_size] each; ranges [num_ranges], three words each; then the entries that ranges
-// point to. All pointers are device memory.
+// point to. All pointers point to device memory.
 struct StepInputsParams {
   const std::uint32_t* block;
   std::uint32_t num_tokens;
   std::uint32_t num_head_tokens;
   std::uint32_t batch_size;
   std::uint32_t num_ranges;
-  // Padded sizes, at least the numbers above. Padding tokens have id 0, position 0 and no row.
-  // Padding head tokens are token 0, padding rows are empty.
+  // Padded sizes, at least the numbers above. Padding tokens have id 0, position 0 and row -1.
+  // Padding head tokens are token 0, and padding rows are empty.
   std::uint32_t padded_tokens;
   std::uint32_t padded_head_tokens;
   std::uint32_t padded_rows;
-  // A token id below 0 means sample -(id + 1) of the previous step. A sample without a token (below
-  // 0) is replaced by 0.
+  // A token id below 0 means sample -(id + 1) of the previous step. If that sample is below 0 (no
+  // token), the token is 0.
   const std::int32_t* previous_tokens;  // [num_previous]
   std::uint32_t num_previous;
   // Output arrays.

@@ -1,4 +1,4 @@
-// Scatters the packed arrays of a step. All threads of the grid copy each array, then each changed
+// Scatters the packed arrays of a step. All threads of the grid copy each array. Then each changed
 // range of the lookup tables is copied by one block. The data is a few KB, so launch latency
 // dominates.
 

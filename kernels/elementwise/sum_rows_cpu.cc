@@ -1,4 +1,4 @@
-// Plain sum of rows; the compiler vectorizes over columns.
+// Sums rows with a simple loop; the compiler vectorizes it over columns.
 
 #include "kernels/elementwise/sum_rows.h"
 

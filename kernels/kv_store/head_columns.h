@@ -23,9 +23,9 @@ struct CopyHeadColumnsParams {
   std::uint32_t columns;
 };
 
-// y[m][h][y_first + i] = x[m][h][x_first + i] for i < columns. Returns INVALID_ARGUMENT for columns
-// beyond a head or a stride below the heads. Always returns it on a GPU, where LatentStore does
-// this.
+// Sets y[m][h][y_first + i] = x[m][h][x_first + i] for i < columns. Returns INVALID_ARGUMENT if the
+// columns exceed a head or a stride is less than the size of all heads. On a GPU always returns
+// INVALID_ARGUMENT: LatentStore copies the columns there.
 absl::Status CopyHeadColumns(const Backend& backend, const CopyHeadColumnsParams& params);
 
 }  // namespace quire::kernels

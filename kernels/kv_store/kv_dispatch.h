@@ -1,8 +1,8 @@
 #pragma once
 
 // The list of KV element types that kernels support, and the views and collections with an element
-// type chosen at run time. Heads, head size and page size are run-time fields, so only the element
-// type multiplies template instantiations.
+// type chosen at run time. The number of heads, head size and page size are run-time fields, so
+// templates are instantiated only per element type.
 
 #include <cstdint>
 #include <type_traits>
@@ -37,16 +37,16 @@ template <typename T>
 using KvCollection = cache::PagedKVCacheCollection<T, KvParams, cache::kDynamicExtent, KvScale<T>,
                                                    kKvGranularity<T>>;
 
-// The list of element types. New types are added here only.
+// The list of element types. A new type needs to be added only here.
 template <template <typename> typename Of>
 using OverKvElements = std::variant<Of<float>, Of<BF16>, Of<F16>, Of<F8E4M3>, Of<std::int8_t>>;
 
 using AnyKvView = OverKvElements<KvView>;
 using AnyKvCollection = OverKvElements<KvCollection>;
 
-// Creates the collection of geometry.dtype over the pool at `blocks` (page 0 of layer 0's K) and,
-// if quantized, its `scales`. Returns INVALID_ARGUMENT for a dtype that is not in the list, or the
-// error of the collection's own checks.
+// Creates the collection with elements of geometry.dtype over the pool at `blocks` (page 0 of layer
+// 0's K). A quantized pool also has `scales`. Returns INVALID_ARGUMENT for a dtype that is not in
+// the list, or the error of the collection's checks.
 inline absl::StatusOr<AnyKvCollection> MakeKvCollection(const cache::KvGeometry& geometry,
                                                         void* blocks,
                                                         const cache::KvStepInputs& inputs,
@@ -85,8 +85,8 @@ inline AnyKvView ValueView(const AnyKvCollection& collection, std::uint32_t laye
   return std::visit([&](const auto& c) { return AnyKvView(c.get_value_cache(layer)); }, collection);
 }
 
-// Returns the view of MLA cache rows, which are K and V in one. L layers share a collection of L /
-// 2 layers: even layers use the K half, odd layers the V half. REQUIRES: the collection has layer /
+// Returns the view of MLA cache rows, which are both K and V. L layers share a collection of L / 2
+// layers: even layers use the K half, odd layers the V half. REQUIRES: the collection has layer /
 // 2.
 inline AnyKvView LatentView(const AnyKvCollection& collection, std::uint32_t layer) {
   return layer % 2 == 0 ? KeyView(collection, layer / 2) : ValueView(collection, layer / 2);
@@ -116,10 +116,10 @@ inline KvShape KvShapeOf(const AnyKvView& view) {
       view);
 }
 
-// Checks a step on the CPU; reads the step's lengths. Returns INVALID_ARGUMENT unless both views
-// have the same shape, quantized ones with one scale per token and head. Every row b < batch_size
-// must also fit its lookup table with its cached tokens and its row_offsets[b + 1] - row_offsets[b]
-// new ones.
+// Checks a step on the CPU. Returns INVALID_ARGUMENT if the views have different shapes, or
+// quantized views do not have one scale per token and head. Also returns it if the lookup table of
+// a sequence b < batch_size is too small for its cached tokens and its row_offsets[b + 1] -
+// row_offsets[b] new tokens.
 absl::Status CheckKvStep(const AnyKvView& keys, const AnyKvView& values,
                          const std::uint32_t* row_offsets, std::uint32_t batch_size);
 

@@ -1,10 +1,10 @@
 #pragma once
 
-// One head in the registers of a warp: it is loaded, normalized, rotated in f32 and written into
-// its page. A lane owns four adjacent columns of each piece of 128 columns. It also reads the other
-// column of each of its pairs (from L1), so a head may be written back in place only after all
-// lanes have read. A quantized page has one scale per head, so the maximum magnitude is a butterfly
-// reduction over the warp.
+// A warp loads one head into registers, normalizes it, rotates it in f32 and writes it into its
+// page. A lane owns four adjacent columns of each piece of 128 columns. The lane also reads the
+// other column of each of its rope pairs (from L1), so a head may be written back in place only
+// after all lanes have read. A quantized page has one scale per head, so the maximum magnitude is a
+// butterfly reduction over the warp.
 
 #include <cstdint>
 #include <limits>
@@ -35,7 +35,7 @@ struct Rotation {
   RopeStyle style;
 };
 
-// RMSNorm of a head before its rotation.
+// RMSNorm that is applied to a head before rotation.
 struct HeadNorm {
   const float* weight;  // [head_size]; null: no norm
   float epsilon;
@@ -45,7 +45,7 @@ __device__ __forceinline__ std::uint32_t FirstColumn(std::uint32_t piece) {
   return kColumns * (cuda::Lane() + piece * cuda::kWarpSize);
 }
 
-// 1 / rms of a head, in the reduction order of RmsNorm's group kernel.
+// Returns 1 / rms of a head, in the reduction order of RmsNorm's group kernel.
 template <std::uint32_t kPieces>
 __device__ __forceinline__ float InverseRms(const HeadValues<kPieces>& x, std::uint32_t head_size,
                                             float epsilon) {
@@ -63,7 +63,7 @@ __device__ __forceinline__ float InverseRms(const HeadValues<kPieces>& x, std::u
   return cuda::Div(1.0f, cuda::Sqrt(cuda::Add(mean, epsilon)));
 }
 
-// A head as loaded, or normalized and rounded to its type.
+// Reads columns of a head, normalized and rounded to the head's type if there is a norm.
 template <typename T>
 struct NormedHead {
   const T* head;

@@ -13,11 +13,11 @@ namespace quire::kernels {
 
 struct KvStoreParams {
   const AnyKvView* keys;  // one layer
-  // The same layer. If equal to `keys`, rows are both K and V, and v is not read.
+  // The same layer. If `values` equals `keys`, rows are both K and V, and v is not read.
   const AnyKvView* values;
   const float* k;  // [num_rows, kv_heads, head_size], rotated; rows k_stride apart
   const float* v;  // [num_rows, kv_heads, head_size], rows v_stride apart
-  const std::uint32_t* row_offsets;  // [batch_size + 1]: sequence b owns rows [b] .. [b + 1] - 1
+  const std::uint32_t* row_offsets;  // [batch_size + 1]: first row of each sequence, then the total
   std::int64_t k_stride;
   std::int64_t v_stride;
   std::uint32_t batch_size;
@@ -26,7 +26,7 @@ struct KvStoreParams {
 // Row i of sequence b is written to position cache_length(b) + i. Values are rounded to the page
 // type (to nearest, ties to even), or quantized with one scale per head with the same bits as
 // QuantizeGroup of cache_manager/views/kv_quantize.h. A token without a page is not written.
-// Returns INVALID_ARGUMENT as CheckKvStep does, or for a stride below the heads.
+// Returns INVALID_ARGUMENT if CheckKvStep does, or if a stride is less than the size of all heads.
 absl::Status KvStore(const Backend& backend, const KvStoreParams& params);
 
 namespace internal {
@@ -37,7 +37,7 @@ float QuantizeHeadSimd(const float* x, std::size_t count, F8E4M3* q);
 // Applies BF16::FromFloat to each element.
 void NarrowSimd(const float* x, std::size_t count, BF16* to);
 
-// Rows [row_begin, row_end) of the whole step.
+// Stores rows [row_begin, row_end) of the step.
 void KvStoreCpu(const KvStoreParams& params, std::int64_t row_begin, std::int64_t row_end);
 
 }  // namespace internal

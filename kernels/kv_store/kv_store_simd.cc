@@ -1,5 +1,6 @@
-// Reads 4 bytes and writes 1 to 4 per element of K and V, about 1 % of a layer. Quantization reads
-// a head twice, the second time from L1. The bytes equal those of FromFloat and QuantizeGroup.
+// The store reads 4 bytes and writes 1 to 4 bytes per element of K and V, about 1 % of the time of
+// a layer. Quantization reads a head twice, the second time from L1. The bytes equal those of
+// FromFloat and QuantizeGroup.
 
 #include <algorithm>
 #include <cmath>
@@ -55,9 +56,9 @@ HWY_INLINE void StoreQuantized(VF y, std::int8_t* to) {
   hn::StoreU(hn::DemoteTo(D8S(), hn::ConvertTo(DI(), rounded)), D8S(), to);
 }
 
-// |y| <= 448 except for rounding errors. Normal results (from 2^-6 on) are rounded to 3 bits of
-// mantissa, ties to even, in integers. Smaller results are multiples of 2^-9, to which adding 2^14
-// rounds.
+// Stores y as e4m3. |y| is at most 448, except for rounding errors. Normal results (from 2^-6 on)
+// are rounded to 3 bits of mantissa, ties to even, in integers. Smaller results are rounded to
+// multiples of 2^-9 by adding 2^14.
 HWY_INLINE void StoreQuantized(VF y, F8E4M3* to) {
   const DF d;
   const DU du;

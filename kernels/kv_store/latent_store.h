@@ -2,7 +2,7 @@
 
 // Runs between the projections of MLA and its attention. Applies rope to the last columns of every
 // query head and of the row to be cached, stores the row into its page, and copies the rotated
-// query columns behind those that were projected into the latent space. On a GPU this is one
+// query columns after the columns that were projected into the latent space. On a GPU this is one
 // kernel.
 
 #include <cstdint>
@@ -25,8 +25,8 @@ struct LatentStoreParams {
   FloatPtr queries;      // [num_rows, num_heads, R]; the last rope_size columns are written
   const float* cosines;  // [num_rows, rope_size / 2]
   const float* sines;    // likewise
-  const std::uint32_t* row_offsets;  // [batch_size + 1]: sequence b owns rows [b] .. [b + 1] - 1
-  // CUDA only. Null on the CPU, which derives both from row_offsets.
+  const std::uint32_t* row_offsets;  // [batch_size + 1]: first row of each sequence, then the total
+  // CUDA only. Both are null on the CPU, which derives them from row_offsets.
   const std::int32_t* token_rows;  // [num_rows] batch row of each token; -1: padding, not stored
   const std::int32_t* positions;   // [num_rows] absolute
   std::uint32_t batch_size;
@@ -37,14 +37,14 @@ struct LatentStoreParams {
   RopeStyle style = RopeStyle::kInterleaved;
 };
 
-// Maximum number of columns of a cached row and of its rope part on a GPU.
+// Maximum number of columns of a cached row, and of its rope columns, on a GPU.
 inline constexpr std::uint32_t kMaxLatentColumns = 576;
 inline constexpr std::uint32_t kMaxLatentRope = 128;
 
 // Formulas are those of Rope and KvStore; types, padding and unchecked arguments are as in
-// QkvStore. Returns INVALID_ARGUMENT as Rope, KvStore and CheckKvStep do, for pages with several
-// heads, or for another combination of types. CUDA: nope_size, rope_size and R must be multiples of
-// 4 within the limits above.
+// QkvStore. Returns INVALID_ARGUMENT if Rope, KvStore or CheckKvStep would, if pages have several
+// heads, or if the combination of types is unsupported. CUDA: nope_size, rope_size and R must be
+// multiples of 4 within the limits above.
 absl::Status LatentStore(const Backend& backend, const LatentStoreParams& params);
 
 namespace internal {

@@ -1,6 +1,6 @@
-// Rope and page writes of MLA: one warp per query head (its rope columns) and one per cached row
-// (kv_head.cuh). It is a separate launch for the reason given in qkv_store_cuda.cu. Bound by
-// memory: the rope columns in and out, the row in and out.
+// Rope and page writes of MLA: one warp per query head, for its rope columns, and one warp per
+// cached row (kv_head.cuh). It is a separate launch for the reason given in qkv_store_cuda.cu.
+// Bound by memory: the rope columns in and out, the row in and out.
 
 #include <cstdint>
 #include <variant>
@@ -26,7 +26,7 @@ struct LatentStoreArgs {
   const T* heads;
   const T* latents;
   T* queries;
-  kv_head::Rotation rope;  // rotation of the rope columns, as if they were a head of their own
+  kv_head::Rotation rope;  // rotation of the rope columns, which are treated as a separate head
   const std::int32_t* token_rows;
   const std::int32_t* positions;
   std::uint32_t num_heads;

@@ -23,7 +23,7 @@ const cache::KvGeometry& GeometryOf(const AnyKvCollection& pool) {
 }
 
 // Calls fn(view) for K and V of each layer. Row 0 of the view's lookup table is `source`, row 1 is
-// `destination`, so copies use views as all kernels do.
+// `destination`, so copies access pages through views, as all kernels do.
 template <typename Fn>
 void ForEachView(const Backend& backend, const AnyKvCollection& pool, std::uint32_t source,
                  std::uint32_t destination, Fn&& fn) {

@@ -18,10 +18,10 @@ struct PageCopyItem {
   std::uint32_t num_rows;     // first tokens of the page to copy, at most the page size
 };
 
-// For each item, in order, copies the first num_rows tokens of a page, K and V of all layers. The
-// rest of the destination is unchanged. An item reads the results of earlier items. Returns
-// INVALID_ARGUMENT and copies nothing for a page outside the pool, the null page as destination, or
-// too many rows.
+// For each item, in order, copies the first num_rows tokens of a page: K and V of all layers. The
+// rest of the destination is unchanged. An item reads the results of earlier items. If a page is
+// outside the pool, a destination is the null page, or num_rows exceeds the page size, copies
+// nothing and returns INVALID_ARGUMENT.
 absl::Status CopyPages(const Backend& backend, const AnyKvCollection& pool,
                        std::span<const PageCopyItem> items);
 
@@ -36,7 +36,7 @@ struct PageCopyParams {
   std::uint32_t num_rows;
 };
 
-// The same for one page.
+// CopyPages and ZeroPages for one page.
 absl::Status CopyPage(const Backend& backend, const PageCopyParams& params);
 absl::Status ZeroPage(const Backend& backend, const AnyKvCollection& pool, std::uint32_t page);
 

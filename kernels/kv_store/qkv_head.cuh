@@ -30,7 +30,7 @@ struct QkvStoreArgs {
   std::uint32_t num_heads;
 };
 
-// Converts the parameters of QkvStore.
+// Converts QkvStoreParams to kernel arguments.
 template <typename T, typename E>
 QkvStoreArgs<T, E> QkvArgsOf(const QkvStoreParams& params, const KvView<E>& keys,
                              const KvView<E>& values) {

@@ -1,8 +1,8 @@
 #pragma once
 
-// Runs between the QKV product and attention: optional norm (GPU only) and rope on q and k, then k
-// and v are written into their pages. On a GPU this is one kernel and the only writer of KV values;
-// on the CPU it calls Rope and KvStore.
+// Runs between the QKV product and attention: applies an optional norm (GPU only) and rope to q and
+// k, then writes k and v into their pages. On a GPU this is one kernel and the only writer of KV
+// values. On the CPU QkvStore calls Rope and KvStore.
 
 #include <cstdint>
 
@@ -17,13 +17,13 @@ namespace quire::kernels {
 struct QkvStoreParams {
   const AnyKvView* keys;    // one layer
   const AnyKvView* values;  // the same layer
-  // [num_rows, num_heads + 2 * kv_heads, head_size] q, k, v. q is rotated in place, k may be.
+  // [num_rows, num_heads + 2 * kv_heads, head_size]: q, k, v. q is rotated in place; k may also be.
   FloatPtr qkv;
   std::int64_t qkv_stride;
   const float* cosines;              // [num_rows, rotary_size / 2]; unused when rotary_size is 0
   const float* sines;                // likewise
-  const std::uint32_t* row_offsets;  // [batch_size + 1]: sequence b owns rows [b] .. [b + 1] - 1
-  // CUDA only. Null on the CPU, which derives both from row_offsets.
+  const std::uint32_t* row_offsets;  // [batch_size + 1]: first row of each sequence, then the total
+  // CUDA only. Both are null on the CPU, which derives them from row_offsets.
   const std::int32_t* token_rows;  // [num_rows] batch row of each token; -1: padding, not stored
   const std::int32_t* positions;   // [num_rows] absolute
   std::uint32_t batch_size;
@@ -40,17 +40,17 @@ struct QkvStoreParams {
 };
 
 // Formulas are those of RmsNorm, Rope and KvStore. CPU: qkv is f32, pages have any type. CUDA: qkv
-// is f32 or bf16; it is normalized and rounded, then rotated in f32 and rounded. Pages are f32 with
-// f32 activations. With bf16 activations they are bf16, f16, or quantized (int8, fp8_e4m3) with one
-// scale per token and head as by QuantizeGroup of cache_manager/views/kv_quantize.h.
-// Returns INVALID_ARGUMENT as Rope, KvStore and CheckKvStep do, or for another combination of
-// types. CUDA: the step's lengths are not checked, padding rows are not touched, and head sizes
-// must be multiples of 4 up to 256.
+// is f32 or bf16; heads are normalized and rounded, then rotated in f32 and rounded. Pages are f32
+// with f32 activations. With bf16 activations they are bf16, f16, or quantized (int8, fp8_e4m3)
+// with one scale per token and head as by QuantizeGroup of cache_manager/views/kv_quantize.h.
+// Returns INVALID_ARGUMENT if Rope, KvStore or CheckKvStep would, or if the combination of types is
+// unsupported. CUDA: the step's lengths are not checked, padding rows are not touched, and head
+// sizes must be multiples of 4 up to 256.
 absl::Status QkvStore(const Backend& backend, const QkvStoreParams& params);
 
 namespace internal {
 
-// The checks of QkvStoreCuda, except for types.
+// Does the checks of QkvStoreCuda, except for types.
 absl::Status CheckQkvStore(const QkvStoreParams& params);
 absl::Status QkvStoreCuda(const CudaContext& context, const QkvStoreParams& params);
 

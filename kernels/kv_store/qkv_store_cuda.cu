@@ -1,7 +1,7 @@
 // Runs between the QKV product and attention: one warp per (token, head) (qkv_head.cuh).
 //
-// It is a separate launch from attention, which would otherwise read through TMA what the same
-// kernel wrote. Bound by memory: a token's QKV row in, its q row and its page rows out.
+// It is a separate launch from attention, because TMA reads would not see writes of the same
+// kernel. Bound by memory: a token's QKV row in, its q row and its page rows out.
 
 #include <cstdint>
 #include <variant>

@@ -1,12 +1,12 @@
 #pragma once
 
-// Moves rows to their experts and back. Rows are sorted by expert, so that the rows of one expert
-// are adjacent, and the results are added to the original rows.
+// Sorts rows by expert, so that the rows of one expert are adjacent, and adds the results of the
+// experts to the original rows.
 //
-// MoE computes y[row] += weight * expert(x[row]), one expert after the other in ascending order. So
-// the sum of a row has the order of its own experts, whatever other rows there are, and memory is
-// needed for the rows of one expert only. Where all experts are computed at once, SumChosenRows
-// adds in the same order.
+// MoE computes y[row] += weight * expert(x[row]), one expert after the other in ascending order.
+// The order of a row's sum therefore does not depend on other rows, and memory is needed only for
+// the rows of one expert. If all experts are computed at once, SumChosenRows adds in the same
+// order.
 
 #include <cstdint>
 
@@ -27,10 +27,10 @@ struct SortByExpertParams {
   std::uint32_t* places = nullptr;  // [num_rows, top_k]; null: not computed
 };
 
-// Expert e computes rows[offsets[e]] .. rows[offsets[e + 1] - 1], ascending; row_weights has their
-// weights at the same indices. places[m][j] is the index of choice j of row m. Returns
-// INVALID_ARGUMENT and names the row if an expert is not below num_experts. A GPU does not check
-// this, because its router never produces such experts.
+// The rows of expert e are rows[offsets[e]] to rows[offsets[e + 1] - 1], in ascending order;
+// row_weights has their weights at the same indices. places[m][j] is the index in `rows` of choice
+// j of row m. Returns INVALID_ARGUMENT and names the row if an expert is not less than num_experts.
+// A GPU does not check this, because its router never produces such experts.
 absl::Status SortByExpert(const Backend& backend, const SortByExpertParams& params);
 
 struct GatherRowsParams {
@@ -43,8 +43,8 @@ struct GatherRowsParams {
   std::uint32_t columns;
 };
 
-// y[i] = x[rows[i]]. Returns INVALID_ARGUMENT for a stride below columns. REQUIRES: the CPU; on a
-// GPU GroupedLinear gathers rows itself.
+// Sets y[i] = x[rows[i]]. Returns INVALID_ARGUMENT if a stride is less than columns. REQUIRES: the
+// CPU; on a GPU GroupedLinear gathers the rows.
 absl::Status GatherRows(const Backend& backend, const GatherRowsParams& params);
 
 struct AddWeightedRowsParams {
@@ -58,8 +58,8 @@ struct AddWeightedRowsParams {
   std::uint32_t columns;
 };
 
-// y[rows[i]] += weights[i] * x[i] in f32; the product is rounded before the addition. Errors are
-// those of GatherRows.
+// Computes y[rows[i]] += weights[i] * x[i] in f32; the product is rounded before the addition.
+// Errors are those of GatherRows.
 absl::Status AddWeightedRows(const Backend& backend, const AddWeightedRowsParams& params);
 
 struct SumChosenRowsParams {
@@ -73,18 +73,18 @@ struct SumChosenRowsParams {
   std::uint32_t top_k;
   std::uint32_t columns;
   bool add = false;  // true: add to y instead of overwriting it
-  // [num_rows, columns], rows y_stride apart; added to the sum; null: none
+  // If not null: [num_rows, columns], rows y_stride apart, which are added to the sum.
   const float* also = nullptr;
 };
 
-// y[m] = sum over the choices j of row m, in ascending order of places, of weights[m][j] *
-// x[places[m][j]]. The sum starts at zero in f32, and each product is rounded before the addition.
-// These are the bits of AddWeightedRows on zeros, expert by expert. Then `also` is added, and with
-// `add` the sum is added to y as by ResidualAdd. Returns INVALID_ARGUMENT for a stride below
+// Sets y[m] to the sum of weights[m][j] * x[places[m][j]] over the choices j of row m, in ascending
+// order of places. The sum starts at zero in f32, and each product is rounded before the addition.
+// The bits equal those of AddWeightedRows on zeros, expert by expert. Then `also` is added. With
+// `add`, the sum is added to y as by ResidualAdd. Returns INVALID_ARGUMENT if a stride is less than
 // columns.
 absl::Status SumChosenRows(const Backend& backend, const SumChosenRowsParams& params);
 
-// x[i] = 1 / (1 + exp(-x[i])) for `count` f32 values in the backend's memory.
+// Sets x[i] = 1 / (1 + exp(-x[i])) for `count` f32 values in the backend's memory.
 absl::Status SigmoidInPlace(const Backend& backend, float* x, std::uint32_t count);
 
 namespace internal {

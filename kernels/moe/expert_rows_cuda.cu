@@ -1,6 +1,6 @@
-// Moves rows to their experts and back: sorts rows by expert and adds their results. One warp per
-// expert finds the expert's rows by scanning all choices in order. The other kernels are bound by
-// memory. Their grid is rows by blocks of columns.
+// Sorts rows by expert and adds the results of the experts to the rows. One warp per expert finds
+// the expert's rows by scanning all choices in order. The other kernels are bound by memory. Their
+// grid is rows by blocks of columns.
 
 #include <cstdint>
 
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kThreads)
   *y = cuda::Add(*y, cuda::Mul(params.weights[row], params.x[row * params.x_stride + i]));
 }
 
-// A row has few choices, so each step scans all of them for the next place.
+// A row has few choices, so each step scans all choices for the next place.
 __global__ void __launch_bounds__(kThreads) SumChosenRowsKernel(const SumChosenRowsParams params) {
   cuda::DependencyLaunch();
   cuda::DependencyWait();

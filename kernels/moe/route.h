@@ -26,10 +26,10 @@ struct RouteParams {
   std::int64_t x_stride;            // elements, at least K
 };
 
-// Runs Linear into logits, Router and SortByExpert, with their bits and errors. On a GPU this is
-// one launch if the product uses tensor cores and bf16 weights, is not computed by cuBLASLt, and
-// has at most kMaxRouteRows rows. With more rows, the single block that routes all of them takes
-// longer than two launches.
+// Runs Linear into `logits`, then Router and SortByExpert, with the bits and errors of these ops.
+// On a GPU this is one launch if the product uses tensor cores and bf16 weights, is not computed by
+// cuBLASLt, and has at most kMaxRouteRows rows. With more rows, the single block that routes all of
+// them takes longer than two launches.
 absl::Status Route(const Backend& backend, const RouteParams& params);
 
 namespace internal {

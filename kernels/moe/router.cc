@@ -41,7 +41,7 @@ absl::Status Router(const Backend& backend, const RouterParams& params) {
   }
   const std::size_t scratch =
       (2 * std::size_t{params.num_experts} + params.groups) * sizeof(float) + params.num_experts;
-  // Cost: an exponential per expert, and a scan over all experts per selected one.
+  // Cost: an exponential per expert, and a scan over all experts per selected expert.
   const double work = static_cast<double>(params.num_experts) * (20.0 + params.top_k);
   backend.ParallelFor(params.num_rows, work, [&](std::int64_t begin, std::int64_t end, int part) {
     internal::RouterCpu(params, begin, end, backend.workspace(part).Reserve(scratch));

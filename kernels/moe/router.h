@@ -13,10 +13,10 @@ enum class RouterScore : std::uint8_t {
   kSoftmaxAll,     // softmax over the logits of all experts
   kSoftmaxChosen,  // selects by the logit; weights are a softmax over the selected logits
   kSigmoid,        // 1 / (1 + exp(-logit))
-  kSigmoidChosen,  // selects by the logit; weights are as kSigmoid
+  kSigmoidChosen,  // selects by the logit; weights are 1 / (1 + exp(-logit))
 };
 
-// How the choice scores of the experts of a group are combined into the group's score.
+// How the choice scores of a group's experts are combined into the group's score.
 enum class RouterGroupScore : std::uint8_t { kMax, kTop2Sum };
 
 struct RouterParams {
@@ -39,26 +39,26 @@ struct RouterParams {
   float weight_scale = 1;
 };
 
-// Row by row in f32: score[e] of each expert; choice[e] = score[e] + choice_bias[e]; experts of
-// groups that are not kept are excluded. experts[m] are the top_k experts with the largest choice,
-// best first. weights[m] are their scores without the bias, renormalized if requested, times
-// weight_scale. Ties between experts or groups go to the lower number.
-// Sums over experts or selected experts run in ascending index order; on a GPU, sums over all
-// experts have the order of router_choice.cuh. exp is ExactExp. A NaN among the logits never
-// selects an expert twice.
-// Returns INVALID_ARGUMENT for a stride below a row, no experts, or groups that do not divide them.
-// Also returns it for a top_k, groups_kept or kTop2Sum that needs more than there are, or for more
-// experts than fit in a GPU's shared memory (about 1500).
-// Source of the order of operations: modeling_mixtral.py, modeling_deepseek_v3.py and
-// modeling_gpt_oss.py of Hugging Face transformers.
+// Computes for each row, in f32, score[e] and choice[e] = score[e] + choice_bias[e] of each expert.
+// Experts of groups that are not kept are excluded. experts[m] are the top_k experts with the
+// largest choice, best first. weights[m] are the scores of these experts without the bias,
+// renormalized if requested, times weight_scale. Ties between experts or groups go to the lower
+// number. Sums over experts or selected experts run in ascending index order; on a GPU, sums over
+// all experts have the order of router_choice.cuh. exp is ExactExp. Even if logits contain NaN, no
+// expert is selected twice. Returns INVALID_ARGUMENT if the stride is less than a row, there are no
+// experts, or num_experts is not a multiple of groups. Also returns it if top_k, groups_kept or
+// kTop2Sum needs more experts or groups than there are, or if the experts do not fit in a GPU's
+// shared memory (about 1500). Source of the order of operations: modeling_mixtral.py,
+// modeling_deepseek_v3.py and modeling_gpt_oss.py of Hugging Face transformers.
 absl::Status Router(const Backend& backend, const RouterParams& params);
 
 namespace internal {
 
-// The checks of Router, except for shared memory.
+// Does the checks of Router, except for shared memory.
 absl::Status CheckRouter(const RouterParams& params);
 absl::Status RouterCuda(const CudaContext& context, const RouterParams& params);
-// Rows [row_begin, row_end). `scratch` holds 2 * num_experts + groups floats and num_experts bytes.
+// Processes rows [row_begin, row_end). `scratch` holds 2 * num_experts + groups floats and
+// num_experts bytes.
 void RouterCpu(const RouterParams& params, std::int64_t row_begin, std::int64_t row_end,
                std::byte* scratch);
 

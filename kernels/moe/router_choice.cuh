@@ -1,10 +1,10 @@
 #pragma once
 
 // One warp selects the experts of a row, with the row's scores in shared memory. Lane l owns
-// experts l, l + 32, ... The best expert has the largest key of (score, descending index), so ties
-// go to the lower number and all lanes agree, even with NaN. Sums over all experts add each lane's
-// own values in ascending order, then reduce by a butterfly. One lane processes the selected
-// experts in their order.
+// experts l, l + 32, ... The best expert has the largest key (score, complement of the index), so
+// ties go to the lower number and all lanes agree, even with NaN. For sums over all experts, each
+// lane adds its own values in ascending order; a butterfly then adds the lanes. One lane processes
+// the selected experts in order of selection.
 
 #include <cstdint>
 #include <limits>
@@ -17,12 +17,12 @@
 namespace quire::kernels::router_choice {
 
 // Number of floats in shared memory per warp: scores and choice scores of the experts, and group
-// scores. Closed() replaces a choice score that can no longer be selected.
+// scores. Closed() replaces the choice score of an expert that can no longer be selected.
 constexpr std::uint32_t WarpFloats(std::uint32_t num_experts, std::uint32_t groups) {
   return 2 * num_experts + groups;
 }
 
-// Closed entries have the smallest key, NaN the next one. REQUIRES: index < 2^32 - 1.
+// Closed entries have the smallest key, and NaN the next larger key. REQUIRES: index < 2^32 - 1.
 inline constexpr std::uint64_t kClosedKey = 0;
 __device__ __forceinline__ std::uint64_t KeyOf(float score, std::uint32_t index) {
   const std::uint32_t bits = cuda::FloatBits(cuda::Add(score, 0.0f));  // -0 is treated as 0
@@ -31,7 +31,7 @@ __device__ __forceinline__ std::uint64_t KeyOf(float score, std::uint32_t index)
   return std::uint64_t{rank} << 32 | (0xffffffffu - index);
 }
 
-// Marks closed entries: a NaN that no arithmetic produces.
+// The marker of closed entries: a NaN that no arithmetic produces.
 inline constexpr std::uint32_t kClosedBits = 0xffffabcdu;
 __device__ __forceinline__ float Closed() {
   return cuda::BitsFloat(kClosedBits);
@@ -53,7 +53,7 @@ __device__ __forceinline__ std::uint32_t Best(const float* values, std::uint32_t
   return 0xffffffffu - static_cast<std::uint32_t>(best);
 }
 
-// The same, and closes that entry.
+// Returns Best and closes that entry.
 __device__ __forceinline__ std::uint32_t TakeBest(float* values, std::uint32_t count) {
   const std::uint32_t best = Best(values, count);
   cuda::SyncWarp();
@@ -114,7 +114,7 @@ __device__ __forceinline__ float GroupScoreOf(RouterGroupScore kind, const float
   return kind == RouterGroupScore::kMax ? best : cuda::Add(best, second);
 }
 
-// Closes the experts of all but the best groups.
+// Closes the experts of all groups except the best ones.
 __device__ __forceinline__ void KeepGroups(const RouterParams& params, float* choice,
                                            float* groups) {
   const std::uint32_t per_group = params.num_experts / params.groups;
@@ -129,7 +129,7 @@ __device__ __forceinline__ void KeepGroups(const RouterParams& params, float* ch
   cuda::SyncWarp();
 }
 
-// Called by one lane.
+// Converts the scores of the selected experts to weights. One lane calls it.
 __device__ __forceinline__ void Weigh(const RouterParams& params, float* weights) {
   const std::uint32_t count = params.top_k;
   if (params.score == RouterScore::kSoftmaxChosen) {
@@ -156,8 +156,8 @@ __device__ __forceinline__ void Weigh(const RouterParams& params, float* weights
   }
 }
 
-// Selects experts and weights of row `row`, by one warp. `scratch` is shared memory of WarpFloats
-// floats.
+// Selects experts and weights of row `row`. One warp calls it. `scratch` is shared memory for
+// WarpFloats floats.
 __device__ __forceinline__ void ChooseExperts(const RouterParams& params, std::uint32_t row,
                                               float* scratch) {
   float* const scores = scratch;

@@ -1,5 +1,5 @@
-// The router, row by row. A row of 128 experts takes a few microseconds and the selected experts a
-// few milliseconds, so a faster version would not pay.
+// The router, row by row. Routing a row to 128 experts takes a few microseconds and computing the
+// selected experts a few milliseconds, so a faster router would not pay.
 
 #include <algorithm>
 #include <cstddef>
@@ -26,7 +26,7 @@ float Sigmoid(float x) {
   return 1.0f / (1.0f + ExactExp(-x));
 }
 
-// values <- softmax(values), sums in ascending order.
+// Replaces `values` by their softmax. The sum is in ascending order.
 void Softmax(std::span<float> values) {
   float largest = values[0];
   for (const float value : values) largest = std::max(largest, value);
@@ -65,8 +65,8 @@ float GroupScore(RouterGroupScore kind, std::span<const float> choice) {
   return best + second;
 }
 
-// Returns the open index with the largest value, the lowest index among equal values. The first
-// open value is the initial best, so there is a result even with NaN.
+// Returns the open index with the largest value; of equal values, the lowest index. The first open
+// value is the initial best, so a result exists even if all values are NaN.
 std::uint32_t Best(std::span<const float> values, std::span<const std::uint8_t> open) {
   std::uint32_t best = kNoExpert;
   for (std::uint32_t i = 0; i < values.size(); ++i) {
@@ -75,7 +75,7 @@ std::uint32_t Best(std::span<const float> values, std::span<const std::uint8_t> 
   return best;
 }
 
-// Closes the experts of all but the best groups.
+// Closes the experts of all groups except the best ones.
 void KeepGroups(const RouterParams& params, const Row& row) {
   const std::size_t per_group = params.num_experts / params.groups;
   for (std::uint32_t g = 0; g < params.groups; ++g) {

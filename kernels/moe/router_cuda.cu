@@ -1,6 +1,6 @@
 // The router: one warp per row (router_choice.cuh).
 //
-// The launch takes a few microseconds; the experts take hundreds. It is not optimized.
+// The kernel is not optimized: its launch takes a few microseconds, and the experts take hundreds.
 
 #include <cstdint>
 

@@ -1,4 +1,4 @@
-// Plain reference of the norm: rows and groups in index order.
+// Reference implementation of the norm: rows and groups in index order.
 
 #include <cmath>
 #include <cstddef>

@@ -1,13 +1,15 @@
 // The norm: one block per row. The row stays in registers between the two passes.
 //
-// Thread t owns elements 4 (t + 256 j) .. + 3 for j = 0, 1, ... It adds their squares in that
-// order. Each warp then adds its lanes by a butterfly, and the eight warp sums are added in order.
-// The order does not depend on the batch, on addresses or on how many elements fit into registers.
+// Thread t owns elements 4 (t + 256 j) to 4 (t + 256 j) + 3 for j = 0, 1, ... and adds their
+// squares in that order. Each warp then adds its lanes by a butterfly, and the eight warp sums are
+// added in order. The order does not depend on the batch, on addresses or on how many elements fit
+// into registers.
 //
-// Each group (head) has one warp: lane l owns elements 4 (l + 32 j) .. + 3.
+// With groups (heads), each group has one warp: lane l owns elements 4 (l + 32 j) to 4 (l + 32 j) +
+// 3.
 //
-// Bound by memory. Bytes per element: 8 in and 6 out (8 for f32 results) with a residual, 4 in and
-// 2 (4) out without.
+// Bound by memory. Bytes per element with a residual: 8 in and 6 out (8 out for f32 results).
+// Without a residual: 4 in and 2 out (4 out for f32 results).
 
 #include <cstdint>
 #include <type_traits>
@@ -40,7 +42,7 @@ struct RmsNormArgs {
   std::uint32_t hidden;
   float epsilon;
   float weight_offset;
-  bool aligned;  // every 4-element vector may be one access
+  bool aligned;  // every 4-element vector is aligned and complete
 };
 
 __device__ __forceinline__ float4 Load4(const float* from, std::uint32_t valid, bool aligned) {
@@ -104,7 +106,8 @@ struct NormRow {
   }
 };
 
-// Returns 4 elements of x + residual and writes them back. Returns zeros past the end of the row.
+// Returns 4 elements of x + residual and writes them back to residual. Returns zeros past the end
+// of the row.
 template <typename X, typename Y>
 __device__ __forceinline__ float4 ReadGroup(const RmsNormArgs<X, Y>& args, const NormRow<X, Y>& row,
                                             std::uint32_t at) {
@@ -141,7 +144,7 @@ __device__ __forceinline__ void WriteGroup(const RmsNormArgs<X, Y>& args, const 
   Store4(row.y + at, v, valid, args.aligned);
 }
 
-// Sum over the block, with the same bits in every thread.
+// Returns the sum over the block, with the same bits in every thread.
 __device__ __forceinline__ float BlockSum(float sum) {
   auto* const sums = reinterpret_cast<float*>(cuda::SharedMemory16());
 #pragma unroll

@@ -15,7 +15,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace quire::kernels::HWY_NAMESPACE {
 
-// y = x + residual, written back to residual; returns the sum of squares.
+// Computes y = x + residual, writes it back to residual, and returns the sum of squares.
 HWY_INLINE float AddAndSquare(const float* x, float* residual, float* y, std::size_t hidden) {
   const DF d;
   VF sum[kRegisters];
@@ -51,12 +51,12 @@ HWY_INLINE float AddAndSquare(const float* x, float* residual, float* y, std::si
   return SumLanes(lanes);
 }
 
-// Normalizes `hidden` elements, with the residual of the only group.
+// Normalizes the `hidden` elements of one group. A residual is allowed only if a row has one group.
 HWY_NOINLINE void NormGroup(const RmsNormParams& params, const float* x, float* residual,
                             float* y) {
   const DF d;
   const std::size_t hidden = params.hidden;
-  // Local copies, because for the compiler a store to y might change params.
+  // Local copies, because the compiler must assume that a store to y changes params.
   const float* const weights = params.weight;
   const float weight_offset = params.weight_offset;
   const VF offset = hn::Set(d, weight_offset);

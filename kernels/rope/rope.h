@@ -1,7 +1,7 @@
 #pragma once
 
-// Rotary position embedding: angles are computed once per step, rotation once per layer. Scaling is
-// already included in inv_freq and the attention factor, so kernels do not know its kind.
+// Rotary position embedding: angles are computed once per step, rotation once per layer. inv_freq
+// and attention_factor already include any rope scaling, so kernels do not depend on its kind.
 
 #include <cstdint>
 
@@ -42,8 +42,8 @@ struct RopeParams {
 };
 
 // For each pair: y0 = x0 cos - x1 sin, y1 = x1 cos + x0 sin, with every product rounded in f32.
-// Returns INVALID_ARGUMENT for an odd or too large rotary size, or a stride below the heads. Always
-// returns it on a GPU, where QkvStore rotates.
+// Returns INVALID_ARGUMENT if the rotary size is odd or too large, or the stride is less than the
+// size of all heads. On a GPU always returns INVALID_ARGUMENT: QkvStore rotates there.
 absl::Status Rope(const Backend& backend, const RopeParams& params);
 
 namespace internal {

@@ -1,5 +1,5 @@
-// 8 bytes read and written per rotated element, from L1. This is less than 1 % of a layer, so
-// auto-vectorization is enough.
+// Rotation reads and writes 8 bytes per element, in L1. This is less than 1 % of the time of a
+// layer, so auto-vectorization is enough.
 
 #include <cmath>
 #include <cstddef>
@@ -9,8 +9,8 @@
 namespace quire::kernels::internal {
 namespace {
 
-// Rotates the pairs of one head. First columns of adjacent pairs are `stride` apart; the second
-// column of a pair is `other` after its first.
+// Rotates the pairs of one head. The first columns of adjacent pairs are `stride` apart. The second
+// column of a pair is `other` columns after the first.
 void RotateHead(float* x, const float* cosines, const float* sines, std::size_t pairs,
                 std::size_t stride, std::size_t other) {
   for (std::size_t i = 0; i < pairs; ++i) {

@@ -1,5 +1,5 @@
 // Angles of a step: one thread per (row, pair). A step has at most a few thousand rows of 64 pairs,
-// so launch latency dominates. f64 is used for the reduction of the angle only.
+// so launch latency dominates. f64 is used only for the reduction of the angle.
 
 #include <cstdint>
 

@@ -21,8 +21,8 @@ using internal::DeviceRow;
 using internal::DeviceSampled;
 using internal::SamplerState;
 
-// Offsets in bytes. The slots are at the start of both device and pinned memory; everything else is
-// on the device only.
+// Memory layout as offsets in bytes. The slots are at the start of both device and pinned memory;
+// all other parts exist only on the device.
 struct Layout {
   std::int64_t results;  // in a slot
   std::int64_t tops;     // in a slot
@@ -124,7 +124,7 @@ bool HasPenalties(const SamplingRow& row) {
          row.presence_penalty != 0.0f;
 }
 
-// List entries that a row needs. Disabled penalties need none.
+// Returns the number of list entries that a row needs. Disabled penalties need no history.
 ListSizes ListsOf(const SamplingRow& row) {
   return {.history = HasPenalties(row) ? row.history_size : 0,
           .bias = row.bias_size,
@@ -133,7 +133,8 @@ ListSizes ListsOf(const SamplingRow& row) {
           .tops = static_cast<std::uint32_t>(std::max(row.num_logprobs, 0))};
 }
 
-// Makes equal tokens adjacent and keeps their order: the first of them adds all biases.
+// Copies the biases with equal tokens adjacent and otherwise in order. On the device, the first of
+// equal tokens adds all their biases.
 void StageBias(const SamplingRow& row, LogitBias* to) {
   std::copy_n(row.bias, row.bias_size, to);
   const auto below = [](const LogitBias& a, const LogitBias& b) { return a.token < b.token; };
@@ -239,7 +240,7 @@ std::size_t DeviceSampler::State::CountFitting(std::span<const SamplingRow> rows
   return count;
 }
 
-// Waits until the lists of earlier calls have been read, so that their memory can be reused.
+// Waits until the device has read the lists of earlier calls, so that their memory can be reused.
 absl::Status DeviceSampler::State::FreeLists(Slot* slot) const {
   QUIRE_RETURN_IF_ERROR(backend.cuda()->stream->Synchronize());
   slot->input_used = 0;
@@ -248,9 +249,9 @@ absl::Status DeviceSampler::State::FreeLists(Slot* slot) const {
 }
 
 Staged DeviceSampler::State::Reserve(std::size_t num_rows, const ListSizes& sizes, int slot) {
-  Slot& of = slots[static_cast<std::size_t>(slot)];
+  Slot& slot_data = slots[static_cast<std::size_t>(slot)];
   Staged staged{};
-  staged.begin = host(slot) + of.input_used;
+  staged.begin = host(slot) + slot_data.input_used;
   staged.bytes = ListBytes(static_cast<std::int64_t>(num_rows), sizes, limits.vocab);
   staged.rows = reinterpret_cast<DeviceRow*>(staged.begin);
   staged.states = reinterpret_cast<SamplerState*>(staged.rows + num_rows);
@@ -259,8 +260,8 @@ Staged DeviceSampler::State::Reserve(std::size_t num_rows, const ListSizes& size
   staged.bias = reinterpret_cast<LogitBias*>(staged.history + sizes.history);
   staged.banned = reinterpret_cast<std::int32_t*>(staged.bias + sizes.bias);
   staged.masks = reinterpret_cast<std::uint32_t*>(staged.banned + sizes.banned);
-  of.input_used += staged.bytes;
-  QUIRE_CHECK(of.input_used <= layout.results);
+  slot_data.input_used += staged.bytes;
+  QUIRE_CHECK(slot_data.input_used <= layout.results);
   return staged;
 }
 
@@ -382,14 +383,14 @@ absl::Status DeviceSampler::State::Enqueue(const Staged& staged, std::span<const
 
 template <typename Result>
 void DeviceSampler::State::Finish(int slot, std::size_t index, Result& result) {
-  Slot& of = slots[static_cast<std::size_t>(slot)];
-  const LogprobRequest& request = of.requests[index];
+  Slot& slot_data = slots[static_cast<std::size_t>(slot)];
+  const LogprobRequest& request = slot_data.requests[index];
   const DeviceSampled& sampled = Sampled(slot, index);
   result.logprob = 0;
   result.rank = 0;
   result.num_top = 0;
   result.non_finite = sampled.non_finite != 0;
-  result.top = of.tops.data() + request.first_top;
+  result.top = slot_data.tops.data() + request.first_top;
   if (sampled.token < 0 || request.num_logprobs < 0) return;
   const double log_sum = std::log(sampled.sum);
   const auto logprob = [&](float logit) {
@@ -462,20 +463,20 @@ absl::StatusOr<std::unique_ptr<DeviceSampler>> DeviceSampler::Create(
 absl::Status DeviceSampler::State::SampleFitting(std::span<const SamplingRow> rows,
                                                  const ListSizes& sizes, std::int32_t* tokens,
                                                  int slot, std::span<const std::uint32_t> places) {
-  Slot& of = slots[static_cast<std::size_t>(slot)];
+  Slot& slot_data = slots[static_cast<std::size_t>(slot)];
   const Staged staged = Reserve(rows.size(), sizes, slot);
   ListSizes at;
   for (std::size_t i = 0; i < rows.size(); ++i) {
     DeviceRow& to = staged.rows[i];
-    const std::uint32_t top = of.used.tops + at.tops;
+    const std::uint32_t top = slot_data.used.tops + at.tops;
     StageSample(rows[i], to, at, staged);
     to.token = tokens + (places.empty() ? i : places[i]);
-    to.result = static_cast<std::uint32_t>(of.samples.size());
+    to.result = static_cast<std::uint32_t>(slot_data.samples.size());
     to.top = top;
-    of.requests[to.result] = {to.top, to.num_logprobs, to.processed};
-    of.samples.emplace_back();
+    slot_data.requests[to.result] = {to.top, to.num_logprobs, to.processed};
+    slot_data.samples.emplace_back();
   }
-  of.used = Sum(of.used, sizes);
+  slot_data.used = Sum(slot_data.used, sizes);
   return Enqueue(staged, {staged.rows, rows.size()}, sizes, slot);
 }
 
@@ -483,13 +484,13 @@ absl::Status DeviceSampler::Sample(std::span<const SamplingRow> rows, std::int32
                                    int slot, std::span<const std::uint32_t> places) {
   QUIRE_CHECK(slot >= 0 && slot < kSlots);
   QUIRE_CHECK(places.empty() || places.size() == rows.size());
-  State::Slot& of = state_->slots[static_cast<std::size_t>(slot)];
-  QUIRE_RETURN_IF_ERROR(state_->CheckRows(rows, of));
+  State::Slot& slot_data = state_->slots[static_cast<std::size_t>(slot)];
+  QUIRE_RETURN_IF_ERROR(state_->CheckRows(rows, slot_data));
   while (!rows.empty()) {
     ListSizes sizes;
-    const std::size_t count = state_->CountFitting(rows, of, &sizes);
+    const std::size_t count = state_->CountFitting(rows, slot_data, &sizes);
     if (count == 0) {
-      QUIRE_RETURN_IF_ERROR(state_->FreeLists(&of));
+      QUIRE_RETURN_IF_ERROR(state_->FreeLists(&slot_data));
       continue;
     }
     const std::span<const std::uint32_t> of_these = places.first(places.empty() ? 0 : count);
@@ -503,7 +504,7 @@ absl::Status DeviceSampler::Sample(std::span<const SamplingRow> rows, std::int32
 
 absl::Status DeviceSampler::ComputeLogprobs(std::span<const TokenLogprob> tokens, int slot) {
   QUIRE_CHECK(slot >= 0 && slot < kSlots);
-  State::Slot& of = state_->slots[static_cast<std::size_t>(slot)];
+  State::Slot& slot_data = state_->slots[static_cast<std::size_t>(slot)];
   const DeviceSamplerLimits& limits = state_->limits;
   ListSizes sizes;
   for (const TokenLogprob& token : tokens) {
@@ -512,11 +513,11 @@ absl::Status DeviceSampler::ComputeLogprobs(std::span<const TokenLogprob> tokens
     QUIRE_RETURN_IF_ERROR(CheckLimit("log-probabilities of a row", best, limits.max_logprobs));
     sizes.tops += best;
   }
-  QUIRE_RETURN_IF_ERROR(
-      CheckLimit("logprobs", of.logprobs.size() + tokens.size(), limits.max_prompt_logprobs));
+  QUIRE_RETURN_IF_ERROR(CheckLimit("logprobs", slot_data.logprobs.size() + tokens.size(),
+                                   limits.max_prompt_logprobs));
   if (tokens.empty()) return absl::OkStatus();
   const Staged staged = state_->Reserve(tokens.size(), sizes, slot);
-  std::uint32_t top = of.used.tops;
+  std::uint32_t top = slot_data.used.tops;
   for (std::size_t i = 0; i < tokens.size(); ++i) {
     DeviceRow& to = staged.rows[i];
     to = {};
@@ -525,23 +526,23 @@ absl::Status DeviceSampler::ComputeLogprobs(std::span<const TokenLogprob> tokens
     to.mask = -1;
     to.token_logprob = tokens[i].token;
     to.num_logprobs = tokens[i].num_logprobs;
-    to.result = limits.max_samples + static_cast<std::uint32_t>(of.logprobs.size());
+    to.result = limits.max_samples + static_cast<std::uint32_t>(slot_data.logprobs.size());
     to.top = top;
-    of.requests[to.result] = {top, to.num_logprobs, false};
+    slot_data.requests[to.result] = {top, to.num_logprobs, false};
     top += static_cast<std::uint32_t>(to.num_logprobs);
-    of.logprobs.push_back(tokens[i]);
+    slot_data.logprobs.push_back(tokens[i]);
   }
-  of.used.tops = top;
+  slot_data.used.tops = top;
   return state_->Enqueue(staged, {staged.rows, tokens.size()}, sizes, slot);
 }
 
 void DeviceSampler::Reset(int slot) {
   QUIRE_CHECK(slot >= 0 && slot < kSlots);
-  State::Slot& of = state_->slots[static_cast<std::size_t>(slot)];
-  of.input_used = 0;
-  of.used = {};
-  of.samples.clear();
-  of.logprobs.clear();
+  State::Slot& slot_data = state_->slots[static_cast<std::size_t>(slot)];
+  slot_data.input_used = 0;
+  slot_data.used = {};
+  slot_data.samples.clear();
+  slot_data.logprobs.clear();
 }
 
 std::span<const SampledRow> DeviceSampler::samples(int slot) {

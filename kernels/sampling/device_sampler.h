@@ -5,10 +5,10 @@
 // multiply-add.
 //
 // Place:      beside the ops; used by runners with a GPU backend.
-// Invariants: nothing is allocated after Create. Results of a row depend on that row only.
+// Invariants: nothing is allocated after Create. Results of a row depend only on that row.
 // Threads:    one call at a time.
-// Lifetime:   backend and has_text outlive it; its enqueued work has completed before it is
-//             destroyed.
+// Lifetime:   backend and has_text outlive the sampler. Enqueued work has completed before the
+//             sampler is destroyed.
 //
 // A slot holds the results of one step, so that one slot can be read while the other is filled.
 // Call Reset, then Sample and ComputeLogprobs any number of times, then wait for the stream, then
@@ -25,14 +25,14 @@
 
 namespace quire::kernels {
 
-// Capacity of a slot between two Resets. For the four lists it is the capacity at any one time:
-// every single row must fit, and a step whose rows do not fit together is sampled in parts, with a
-// wait for the stream between them.
+// Capacity of a slot between two Resets. The limits of the four lists apply to work in flight: the
+// lists of each single row must fit. Rows whose lists do not fit together are sampled in parts,
+// with a wait for the stream between parts.
 struct DeviceSamplerLimits {
   std::uint32_t max_samples = 0;
   std::uint32_t max_prompt_logprobs = 0;
-  std::uint32_t vocab = 0;         // rows of the output matrix
-  std::uint32_t max_logprobs = 0;  // best ids of one row, at most 1024
+  std::uint32_t vocab = 0;         // number of token ids
+  std::uint32_t max_logprobs = 0;  // number of best ids per row, at most 1024
   std::uint32_t max_history = 0;   // TokenCount entries
   std::uint32_t max_bias = 0;      // LogitBias entries
   std::uint32_t max_banned = 0;    // banned ids
@@ -51,26 +51,27 @@ class DeviceSampler {
   static std::int64_t PinnedBytesFor(const DeviceSamplerLimits& limits);
 
   // `has_text` [vocab] is host memory; if it is empty every id below text_vocab has text. Returns
-  // INVALID_ARGUMENT for a CPU backend, an empty vocabulary, too many log-probabilities, or a
-  // has_text of another size. Also returns errors of allocation and copy.
+  // INVALID_ARGUMENT if the backend is the CPU, the vocabulary is empty, max_logprobs is too large,
+  // or the size of has_text is wrong. Also returns errors of allocation and copy.
   static absl::StatusOr<std::unique_ptr<DeviceSampler>> Create(
       const Backend& backend, const DeviceSamplerLimits& limits,
       std::span<const std::uint8_t> has_text, std::uint32_t text_vocab);
 
-  // Enqueues samples. `logits` of a row are device memory. History, bias, banned ids and masks are
+  // Enqueues samples. `logits` of a row is device memory. History, bias, banned ids and masks are
   // host memory and are read before the call returns. tokens [rows.size()] is device memory and
   // receives the ids, or -1 if a row has no token. If `places` is not empty, the token of row i is
-  // written to tokens[places[i]]. Returns INVALID_ARGUMENT and enqueues nothing for the reasons of
-  // Sample, if a limit is exceeded, or if text_vocab or has_text differ from those of Create.
+  // written to tokens[places[i]]. Returns INVALID_ARGUMENT and enqueues nothing if kernels::Sample
+  // would, if a limit is exceeded, or if text_vocab or has_text differ from those of Create.
   absl::Status Sample(std::span<const SamplingRow> rows, std::int32_t* tokens, int slot,
                       std::span<const std::uint32_t> places = {});
-  // The same for tokens that are already known. `top` of a token is ignored.
+  // Enqueues the log-probabilities of tokens that are already known. Memory and errors are as for
+  // Sample. `top` of a token is ignored.
   absl::Status ComputeLogprobs(std::span<const TokenLogprob> tokens, int slot);
 
   // Discards the results of the slot. REQUIRES: work enqueued in the slot has completed.
   void Reset(int slot);
-  // Results since the slot's Reset, in the order of the calls. `top` points into the sampler. Valid
-  // until the slot's Reset. REQUIRES: work enqueued in the slot has completed.
+  // Return the results since the slot's Reset, in the order of the calls. `top` points into the
+  // sampler. Valid until the slot's Reset. REQUIRES: work enqueued in the slot has completed.
   std::span<const SampledRow> samples(int slot);
   std::span<const TokenLogprob> logprobs(int slot);
 

@@ -21,11 +21,11 @@ namespace {
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 constexpr float kLargest = std::numeric_limits<float>::max();
 
-// A token this far below the best candidate has mass 0 in top-p and cannot win the sample: its
-// weight is at most 7e-13, the smallest e is 2^-33, and the best candidate's e is at most 23.
+// A token this far below the best candidate has mass 0 in top-p and cannot be sampled: its weight
+// is at most 7e-13, the smallest e is 2^-33, and the best candidate's e is at most 23.
 constexpr float kReach = 28.0f;
 
-// With at most this many tokens a cutoff is searched token by token.
+// If at most this many tokens remain, the cutoff is searched token by token.
 constexpr std::size_t kFewTokens = 256;
 // Each round reduces the range of values to a quarter. More rounds do not help where values are
 // equal.
@@ -50,12 +50,12 @@ float ValueOfKey(std::uint32_t key) {
   return std::bit_cast<float>((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key);
 }
 
-// floor(w * 2^40): integer sums do not depend on order.
+// Returns floor(w * 2^40). Sums of integers do not depend on order.
 std::uint64_t Mass(float w) {
   return static_cast<std::uint64_t>(w * 0x1p40f);
 }
 
-// Key in order of (x descending, id ascending): a larger key comes first.
+// Returns a key for the order (x descending, id ascending): larger keys come first.
 std::uint64_t OrderKey(float x, std::int32_t id) {
   return std::uint64_t{OrderedKey(x)} << 32 | ~static_cast<std::uint32_t>(id);
 }
@@ -77,7 +77,7 @@ internal::Prefix KeepFirst(Candidates& c, std::size_t k) {
           static_cast<std::int32_t>(~static_cast<std::uint32_t>(last))};
 }
 
-// Step 7. The running k-th best value rejects nearly all tokens while the row is read.
+// Does step 7 (top-k). The k-th best value so far rejects nearly all tokens while the row is read.
 internal::Prefix FirstTokens(const float* x, std::size_t vocab, std::size_t k,
                              internal::Prefix reach, Candidates& c) {
   constexpr std::size_t kChunk = 512;
@@ -92,9 +92,10 @@ internal::Prefix FirstTokens(const float* x, std::size_t vocab, std::size_t k,
   return c.count >= k ? KeepFirst(c, k) : reach;
 }
 
-// Finds the token at which the mass of the first candidates reaches a target, by radix digits of
-// the ordered key, so that results do not depend on the order of additions. `above` is the mass of
-// the tokens before all candidates. REQUIRES: the mass of all candidates reaches the target.
+// Finds the token at which the mass of the first candidates reaches a target. Searches by radix
+// digits of the ordered key, so that results do not depend on the order of additions. `above` is
+// the mass of the tokens before all candidates. REQUIRES: the mass of all candidates reaches the
+// target.
 internal::Prefix FindCutoff(const Candidates& c, double target, std::uint64_t above) {
   constexpr int kBits = 11;
   const auto reached = [target](std::uint64_t mass) { return static_cast<double>(mass) >= target; };
@@ -123,9 +124,10 @@ internal::Prefix FindCutoff(const Candidates& c, double target, std::uint64_t ab
   return cutoff;
 }
 
-// Step 8 over the values of `from` that are at least `low`; `max` is the largest. `c` receives the
-// tokens around the cutoff and may alias `from`. Sets of tokens above a value are nested and masses
-// are order-independent, so the cutoff is narrowed by values before anything is sorted.
+// Does step 8 over the values of `from` that are at least values.low; values.high is the largest of
+// them. `c` receives the tokens around the cutoff and may alias `from`. Sets {x >= cut} are nested
+// and masses do not depend on order, so the range of values around the cutoff is narrowed before
+// tokens are sorted.
 internal::Prefix ReachMass(float top_p, internal::ValueRange values,
                            const internal::IdsAndValues& from, Candidates& c) {
   const float max = values.high;
@@ -135,7 +137,7 @@ internal::Prefix ReachMass(float top_p, internal::ValueRange values,
   const double target = static_cast<double>(top_p) * static_cast<double>(masses.back());
   std::uint64_t above = 0;
   internal::ValueRange range{-kLargest};
-  // The first set that reaches the target contains the cutoff, the set before it does not.
+  // The first set that reaches the target contains the cutoff; the preceding set does not.
   const auto narrow = [&] {
     std::size_t set = 0;
     while (set + 1 < cuts.size() && static_cast<double>(above + masses[set]) < target) ++set;
@@ -163,7 +165,7 @@ bool HasFilter(const SamplingRow& row) {
   return row.top_n_sigma > 0.0f || row.top_k > 0 || row.top_p < 1.0f || row.min_p > 0.0f;
 }
 
-// Steps 7 to 9 without XTC.
+// Does steps 7 to 9, except XTC.
 internal::Prefix Filter(const SamplingRow& row, const float* x, std::size_t vocab, float max,
                         Candidates& c) {
   internal::Prefix prefix{std::max(max - kReach, -kLargest)};
@@ -186,7 +188,7 @@ internal::Prefix Filter(const SamplingRow& row, const float* x, std::size_t voca
   return prefix;
 }
 
-// Mass of the tokens of the prefix.
+// Returns the mass of the tokens of the prefix.
 std::uint64_t MassOf(const internal::Prefix& prefix, const float* x, std::size_t vocab, float max) {
   internal::MassCuts cuts;
   cuts.fill(prefix.x);
@@ -203,7 +205,8 @@ struct Drawn {
   float processed_logprob = 0;
 };
 
-// XTC of step 9. `c` receives the remaining tokens of the prefix. Returns their largest x.
+// Does XTC of step 9. `c` receives the remaining tokens of the prefix. Returns the largest x of
+// these tokens.
 float ExcludeTop(const SamplingRow& row, const internal::Prefix& prefix,
                  const internal::IdsAndValues& from, float max, Candidates& c) {
   c.count = internal::CollectBetween(from, {prefix.x}, c.ids, c.x);
@@ -235,7 +238,7 @@ float ExcludeTop(const SamplingRow& row, const internal::Prefix& prefix,
   return ValueOfKey(static_cast<std::uint32_t>(first >> 32));
 }
 
-// Step 10 after XTC.
+// Does step 10 after XTC.
 Drawn SampleBelowTop(const SamplingRow& row, float max, const internal::RaceKey& key,
                      Candidates& c) {
   const internal::IdsAndValues left{c.ids, 0, c.x, c.count};
@@ -250,7 +253,7 @@ Drawn SampleBelowTop(const SamplingRow& row, float max, const internal::RaceKey&
   return drawn;
 }
 
-// Steps 7 to 10.
+// Does steps 7 to 10.
 Drawn Sample(const SamplingRow& row, const float* x, std::size_t vocab, float max, Candidates& c) {
   const internal::RaceKey key{row.seed, row.position, row.choice};
   const internal::Prefix prefix = Filter(row, x, vocab, max, c);
@@ -258,7 +261,7 @@ Drawn Sample(const SamplingRow& row, const float* x, std::size_t vocab, float ma
     return SampleBelowTop(row, ExcludeTop(row, prefix, {nullptr, 0, x, vocab}, max, c), key, c);
   }
   const auto race = [&] {
-    // Without a filter nearly all tokens are included.
+    // Without a filter nearly all tokens take part.
     if (HasFilter(row)) {
       c.count = internal::CollectBetween({nullptr, 0, x, vocab}, {prefix.x}, c.ids, c.x);
       if (c.count < vocab / 4) {
@@ -279,8 +282,8 @@ bool HasText(std::uint32_t token, std::uint32_t text_vocab, const std::uint8_t* 
   return token < text_vocab && (has_text == nullptr || has_text[token] != 0);
 }
 
-// Calls `act` for the ids below `count` that have no text. There are few, so the mask is searched
-// with memchr.
+// Calls `act` for the ids below `count` that have no text. Such ids are few, so `has_text` is
+// searched with memchr.
 template <typename Act>
 void ForEachWithoutText(const std::uint8_t* has_text, std::size_t count, Act act) {
   if (has_text == nullptr) return;
@@ -298,7 +301,7 @@ bool HasPenalties(const SamplingRow& row) {
                          row.presence_penalty != 0.0f);
 }
 
-// Steps 2 and 3 for one token.
+// Does steps 2 and 3 for one token.
 void Penalise(const SamplingRow& row, const TokenCount& seen, float* z) {
   float& value = z[seen.token];
   value = value > 0.0f ? value / row.repetition_penalty : value * row.repetition_penalty;
@@ -310,7 +313,7 @@ void Penalise(const SamplingRow& row, const TokenCount& seen, float* z) {
   value = std::min(value, kLargest);
 }
 
-// Steps 2 and 3 for the whole history.
+// Does steps 2 and 3 for the whole history.
 void PenaliseHistory(const SamplingRow& row, std::uint32_t vocab, float* z) {
   const std::int32_t in_flight = internal::SampleInFlight(row, vocab);
   bool is_new = in_flight >= 0;
@@ -325,7 +328,7 @@ void PenaliseHistory(const SamplingRow& row, std::uint32_t vocab, float* z) {
   if (is_new) Penalise(row, {.token = in_flight, .output_count = 1}, z);
 }
 
-// Most words are all ones or all zeros.
+// Handles 32 ids per word, because most words are all ones or all zeros.
 void ApplyMask(const std::uint32_t* allowed, std::uint32_t vocab, float* z) {
   for (std::uint32_t begin = 0; begin < vocab; begin += 32) {
     const std::uint32_t size = std::min(32u, vocab - begin);
@@ -339,7 +342,7 @@ void ApplyMask(const std::uint32_t* allowed, std::uint32_t vocab, float* z) {
   }
 }
 
-// Steps 2 to 5, in place.
+// Does steps 2 to 5 in place.
 void Adjust(const SamplingRow& row, std::uint32_t vocab, float* z) {
   if (HasPenalties(row)) PenaliseHistory(row, vocab, z);
   for (std::uint32_t i = 0; i < row.bias_size; ++i) {
@@ -353,7 +356,8 @@ void Adjust(const SamplingRow& row, std::uint32_t vocab, float* z) {
                      [z](std::size_t token) { z[token] = kMinusInfinity; });
 }
 
-// Inserts into the n best so far, by logit. Among equal logits the lower id stays first.
+// Inserts `entry` into the n best entries so far, which are sorted by logit. Among equal logits the
+// lower id stays first.
 void InsertTop(TopLogprob entry, std::uint32_t n, TopLogprob* top, std::uint32_t* count) {
   if (*count == n && !(entry.logprob > top[n - 1].logprob)) return;
   std::uint32_t at = *count < n ? (*count)++ : n - 1;
@@ -361,7 +365,7 @@ void InsertTop(TopLogprob entry, std::uint32_t n, TopLogprob* top, std::uint32_t
   top[at] = entry;
 }
 
-// Raw log-probabilities of one row (step 1).
+// Computes raw log-probabilities of one row (step 1).
 class RawRow {
  public:
   RawRow(const float* logits, std::uint32_t vocab, float max, std::uint32_t text_vocab,
@@ -418,8 +422,8 @@ class RawRow {
   const double log_sum_;
 };
 
-// Returns the greedy token without copying the row: the best logit, if only masks apply and they
-// allow it. Otherwise returns -1.
+// If only masks apply and they allow the token with the best logit, returns that token without
+// copying the row. Otherwise returns -1.
 std::int32_t BestUnmasked(const SamplingRow& row, std::uint32_t vocab, float max) {
   if (HasPenalties(row) || row.bias_size > 0) return -1;
   const auto best = static_cast<std::int32_t>(internal::FindFirst(row.logits, vocab, max));
@@ -431,7 +435,7 @@ std::int32_t BestUnmasked(const SamplingRow& row, std::uint32_t vocab, float max
   return best;
 }
 
-// Steps 2 to 10. Returns token -1 if nothing survives. `x` [vocab] and `c` have room for all
+// Does steps 2 to 10. Returns token -1 if no token survives. `x` [vocab] and `c` have room for all
 // tokens; `max` is the best logit.
 Drawn Choose(const SamplingRow& row, std::uint32_t vocab, float max, float* x, Candidates& c) {
   const bool greedy = row.temperature < 0.001f;
@@ -451,7 +455,7 @@ Drawn Choose(const SamplingRow& row, std::uint32_t vocab, float max, float* x, C
   return Sample(row, x, vocab, best, c);
 }
 
-// Keys, a copy of the logits, and ids, x and w of at most all tokens.
+// Returns the bytes for keys, a copy of the logits, and ids, x and w of all tokens.
 std::size_t SampleScratchBytes(std::uint32_t vocab) {
   return std::size_t{vocab} * (8 + 4 * 4);
 }

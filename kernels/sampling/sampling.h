@@ -1,8 +1,8 @@
 #pragma once
 
-// From logits to tokens: penalties, bias, masks, temperature, top-n-sigma, top-k, top-p, min-p,
-// XTC, the sample, and raw log-probabilities. A sampled token is a pure function of its SamplingRow
-// and does not depend on other rows of the call.
+// Samples tokens from logits: penalties, bias, masks, temperature, top-n-sigma, top-k, top-p,
+// min-p, XTC, the sample, and raw log-probabilities. A sampled token is a pure function of its
+// SamplingRow and does not depend on other rows of the call.
 //
 // Steps of one row, in f32 unless stated otherwise; z starts as the logits:
 //   0 check        NaN or +inf anywhere, or all -inf: non_finite, and no token
@@ -19,17 +19,17 @@
 //                  p * total, compared in f64. 1: off
 //                  Masses are floor(exp(x - max x) * 2^40) in u64, so sums have no order
 //   9 min-p        x >= max x + ln(min_p). 0: off
-//     XTC          with its probability, removes tokens without mass and, of the tokens whose mass
-//                  is at least threshold * total, all but the last in the order of step 8; max x
-//                  becomes the largest survivor
+//     XTC          with its probability, removes tokens with mass 0. Also removes the tokens whose
+//                  mass is at least threshold * total, except the last one in the order of step 8;
+//                  max x becomes the x of the largest survivor
 //  10 sample         smallest e(i) / exp(x(i) - max x), e = -ln u, ties by lower id
 //                  u = (r + 0.5) / 2^32; r is word token % 4 of Philox4x32 with the seed as key and
 //                  {token / 4, position, choice, 0} as counter. XTC applies if u of the first word
 //                  of {0, position, choice, 1} is below its probability
 //
-// Sums of exponentials run in parts of 4096 logits with 16 virtual lanes each; parts are added in
-// order in f64. exp is the polynomial of cpu/simd_math-inl.h for every instruction set. sigma.h has
-// the sums for sigma.
+// Sums of exponentials are computed in parts of 4096 logits with 16 virtual lanes each; parts are
+// added in order in f64. exp is the polynomial of cpu/simd_math-inl.h for every instruction set.
+// sigma.h has the sums for sigma.
 //
 // Sources: Minh et al., "Turning Up the Heat: Min-p Sampling", ICLR 2025; Tang et al., "Top-nsigma:
 // Not All Logits Are You Need", 2024; XTC is by P. E. Weidmann (oobabooga/text-generation-webui,
@@ -54,7 +54,7 @@ struct LogitBias {
   float bias;
 };
 
-// Number of words of a mask with one bit per token.
+// Returns the number of 32-bit words of a mask with one bit per token.
 constexpr std::uint32_t MaskWords(std::uint32_t vocab) {
   return vocab / 32 + (vocab % 32 != 0);
 }
@@ -68,7 +68,7 @@ struct SamplingRow {
   float min_p = 0;                // [0, 1]; 0: off
   float top_n_sigma = 0;          // >= 0 and finite; 0: off
   float xtc_probability = 0;      // [0, 1]; 0: off
-  float xtc_threshold = 0;        // [0, 1]; off above 0.5, which no two tokens reach
+  float xtc_threshold = 0;        // [0, 1]; off above 0.5: only one token can exceed it
   float repetition_penalty = 1;   // > 0; 1: off
   float presence_penalty = 0;     // 0: off
   float frequency_penalty = 0;    // 0: off
@@ -78,9 +78,9 @@ struct SamplingRow {
   std::uint32_t position = 0;           // absolute index of the token being sampled
   const TokenCount* history = nullptr;  // [history_size] distinct tokens of prompt and output
   std::uint32_t history_size = 0;
-  // One more output token that the history does not count yet, in the backend's memory. It is read
-  // when the row is computed, so the step that samples it may still be in flight. Null, or a value
-  // outside [0, vocab): none.
+  // One more output token that the history does not count yet, in the backend's memory. The token
+  // is read when the row is computed, so the step that samples it may still be in flight. A null
+  // pointer or a value outside [0, vocab) means that there is no such token.
   const std::int32_t* sample_in_flight = nullptr;
   const LogitBias* bias = nullptr;  // [bias_size], a token may occur more than once
   std::uint32_t bias_size = 0;
@@ -89,10 +89,11 @@ struct SamplingRow {
   // [MaskWords(vocab)] host memory: token t is allowed where bit t % 32 of word t / 32 is 1. Bits
   // from vocab on are ignored. Null: every id is allowed.
   const std::uint32_t* allowed = nullptr;
-  std::uint32_t text_vocab = 0;  // ids from here on have no text and are masked; usually vocab
+  std::uint32_t text_vocab = 0;  // ids from this one on have no text and are masked; usually vocab
   // [vocab], 0: masked; null: every id below text_vocab has text.
   const std::uint8_t* has_text = nullptr;
-  // -1: none; 0: the token only; n: also the n best ids with text and a finite logit.
+  // Log-probabilities to return. -1: none; 0: of the token only; n: also of the n best ids with
+  // text and a finite logit.
   std::int32_t num_logprobs = -1;
   bool wants_processed_logprob = false;
 };
@@ -109,7 +110,8 @@ struct SampledRow {
   // ln P(token) among the survivors of step 9; 0 when greedy or not requested. Masses are added as
   // in step 8.
   float processed_logprob = 0;
-  // 1 + number of ids with text that are likelier, ties by lower id; 0 unless requested.
+  // 1 + number of ids with text that rank before the token: a larger logit, or an equal logit and a
+  // lower id. 0 unless requested.
   std::int32_t rank = 0;
   bool non_finite = false;    // the logits contain NaN or +inf, or are all -inf
   bool no_survivor = false;   // penalties, bias and masks left no finite value
@@ -120,7 +122,7 @@ struct SampledRow {
 struct SampleParams {
   std::span<const SamplingRow> rows;
   std::span<SampledRow> sampled;  // same size as rows
-  std::uint32_t vocab;            // rows of the output matrix
+  std::uint32_t vocab;            // number of token ids
 };
 
 // Samples one token per row. Returns INVALID_ARGUMENT and writes nothing if sizes differ, a token
@@ -131,7 +133,7 @@ absl::Status Sample(const Backend& backend, const SampleParams& params);
 struct TokenLogprob {
   // Input.
   std::int32_t token = 0;         // [0, vocab)
-  std::int32_t num_logprobs = 0;  // n best to report
+  std::int32_t num_logprobs = 0;  // number of best ids to report
   const float* logits = nullptr;  // [vocab], the row that predicts the token
   TopLogprob* top = nullptr;      // room for num_logprobs entries
   // Output, as in SampledRow; 0 when non_finite.
@@ -154,9 +156,10 @@ absl::Status ComputeLogprobs(const Backend& backend, const LogprobParams& params
 
 namespace internal {
 
-// True if XTC applies to the row. The decision is a function of seed, position and choice.
+// True if XTC applies to the row. The decision depends only on seed, position, choice and the XTC
+// parameters.
 bool HasXtc(const SamplingRow& row);
-// The checks of Sample for a row, except for the size of its results.
+// Does the checks of Sample for one row, except for the size of its results.
 absl::Status CheckSamplingRow(const SamplingRow& row, std::uint32_t vocab);
 // Returns the sample in flight of a row in host memory, or -1.
 inline std::int32_t SampleInFlight(const SamplingRow& row, std::uint32_t vocab) {
@@ -164,10 +167,10 @@ inline std::int32_t SampleInFlight(const SamplingRow& row, std::uint32_t vocab) 
   const std::int32_t token = *row.sample_in_flight;
   return static_cast<std::uint32_t>(token) < vocab ? token : -1;
 }
-// Log-probability of a token with the adjusted and scaled logit x. Among the survivors, max is the
-// largest x and mass * 2^-40 the sum of exp(x - max).
+// Returns the log-probability of a token with adjusted and scaled logit x. `max` is the largest x
+// of the survivors, and mass * 2^-40 is their sum of exp(x - max).
 float ProcessedLogprob(float x, float max, std::uint64_t mass);
-// The checks of ComputeLogprobs for a token.
+// Does the checks of ComputeLogprobs for one token.
 absl::Status CheckTokenLogprob(const TokenLogprob& token, std::uint32_t vocab);
 
 }  // namespace internal

@@ -1,5 +1,5 @@
-// Plain reference: every step runs over the whole vocabulary, with one sort, and with exponentials
-// and logarithms in f64.
+// Reference sampler: every step runs over the whole vocabulary, with one sort, and with
+// exponentials and logarithms in f64.
 
 #include <algorithm>
 #include <cmath>
@@ -28,7 +28,7 @@ std::vector<TokenCount> WholeHistory(const SamplingRow& row, std::uint32_t vocab
   return history;
 }
 
-// Steps 2 to 5.
+// Does steps 2 to 5.
 std::vector<float> Adjusted(const SamplingRow& row, std::uint32_t vocab) {
   std::vector<float> z(row.logits, row.logits + vocab);
   for (const TokenCount& seen : WholeHistory(row, vocab)) {
@@ -64,7 +64,7 @@ double RelativeDistance(double value, double cutoff) {
   return std::abs(value - cutoff) / std::max(std::abs(cutoff), 1e-300);
 }
 
-// The first part of step 7, over survivors in order.
+// Does top-n-sigma of step 7 over sorted survivors.
 void KeepTopNSigma(float n, const std::vector<float>& x, ReferenceSample& sample) {
   const auto x_of = [&](std::int32_t id) { return double{x[static_cast<std::size_t>(id)]}; };
   const auto count = static_cast<double>(sample.survivors.size());
@@ -83,7 +83,7 @@ void KeepTopNSigma(float n, const std::vector<float>& x, ReferenceSample& sample
   std::erase_if(sample.survivors, [&](std::int32_t id) { return x_of(id) < cutoff; });
 }
 
-// Step 8, over survivors in order.
+// Does step 8 over sorted survivors.
 void KeepTopP(float top_p, const std::vector<double>& w, ReferenceSample& sample) {
   std::uint64_t total = 0;
   for (const std::int32_t id : sample.survivors) total += Mass(w[static_cast<std::size_t>(id)]);
@@ -99,14 +99,14 @@ void KeepTopP(float top_p, const std::vector<double>& w, ReferenceSample& sample
   sample.survivors.resize(kept);
 }
 
-// Step 9.
+// Does min-p of step 9.
 void KeepMinP(float min_p, const std::vector<float>& x, float max, ReferenceSample& sample) {
   const float threshold = max + std::log(min_p);
   std::erase_if(sample.survivors,
                 [&](std::int32_t id) { return !(x[static_cast<std::size_t>(id)] >= threshold); });
 }
 
-// The second part of step 9, over survivors in order. Returns the largest remaining x.
+// Does XTC of step 9 over sorted survivors. Returns the largest remaining x.
 float ExcludeTop(float threshold, const std::vector<double>& w, const std::vector<float>& x,
                  ReferenceSample& sample) {
   const auto w_of = [&](std::int32_t id) { return w[static_cast<std::size_t>(id)]; };
@@ -132,7 +132,7 @@ float ExcludeTop(float threshold, const std::vector<double>& w, const std::vecto
   return x[static_cast<std::size_t>(sample.survivors.front())];
 }
 
-// Step 10.
+// Does step 10.
 void Race(const SamplingRow& row, const std::vector<double>& w, ReferenceSample& sample) {
   double best = std::numeric_limits<double>::infinity();
   double second = best;

@@ -1,7 +1,8 @@
-// Samples: steps 0 and 2 to 10 of sampling.h without a sort. Several blocks share a row where all
-// of it is read, with 16-byte loads and four pending loads per thread. Their results are combined
-// in SamplerState by maxima and integer sums, so they depend neither on the number nor on the order
-// of blocks. The last block of a row to finish does the single-block part, which saves a launch.
+// Does steps 0 and 2 to 10 of sampling.h without a sort. Passes over a whole row use several blocks
+// per row, with 16-byte loads and four pending loads per thread. The results of the blocks are
+// combined in SamplerState by maxima and integer sums, so they depend neither on the number nor on
+// the order of the blocks. The last block of a row to finish does the single-block part, which
+// saves a launch.
 //
 //   scan       reads the logits once: flags, maximum, masks, scaled x to scratch (L2); then applies
 //              penalties, bias and banned ids
@@ -47,7 +48,7 @@ struct MassWeight {
   }
 };
 
-// The smallest (score, id) that this thread has seen.
+// Finds the smallest (score, id) among the ids of this thread, then among those of the row.
 class Race {
  public:
   __device__ __forceinline__ Race(const DeviceRow& row, float max)
@@ -92,7 +93,7 @@ class Race {
   std::uint64_t mass_ = 0;
 };
 
-// Steps 2 to 4 for one token. NaN can result from infinite penalties only and is never sampled.
+// Does steps 2 and 3 for one token. Only infinite penalties can give NaN, which is never sampled.
 __device__ __forceinline__ float Penalised(const DeviceRow& row, const TokenCount& seen, float z) {
   z = z > 0.0f ? cuda::Div(z, row.repetition_penalty) : cuda::Mul(z, row.repetition_penalty);
   if (seen.output_count > 0) {
@@ -182,7 +183,7 @@ __global__ void __launch_bounds__(kSamplerThreads)
   const bool edited = row.edited;
   const bool greedy = row.greedy;
   const float factor = row.factor;
-  // Edits keep a masked logit at -infinity, so the mask may be applied before them.
+  // Edits keep a masked logit at -infinity, so the mask may be applied before the edits.
   const std::uint32_t* const mask =
       row.mask < 0 ? nullptr : args.masks + std::int64_t{row.mask} * args.mask_words;
   const LogitLoads logits(args, row.logits);
@@ -215,7 +216,7 @@ __global__ void __launch_bounds__(kSamplerThreads)
     if (!greedy || edited) *reinterpret_cast<float4*>(x + i) = {z[0], z[1], z[2], z[3]};
   });
   if (row.filtered) ClearBuckets(args.buckets + std::int64_t{cuda::BlockY()} * kSamplerBuckets);
-  // NaN beside larger logits does not show in the maximum, so it is passed on as the largest key.
+  // The maximum may hide a NaN, so a NaN or +infinity is passed on as the largest key.
   const std::uint64_t largest = BlockMax(reduction, bad ? ~0u : OrderedKey(raw_max));
   const std::uint64_t order =
       BlockMax(reduction, best > kMinusInfinity ? OrderKey(best, best_id) : std::uint64_t{0});
@@ -318,8 +319,8 @@ __global__ void __launch_bounds__(kSamplerThreads)
   if (cuda::ThreadIndex() == 0) FinishRow(args, row, state);
 }
 
-// The lowest key that can be sampled, given kReach and the cutoff of top-n-sigma. REQUIRES: there
-// are survivors.
+// Returns the lowest key that can be sampled, given kReach and the cutoff of top-n-sigma. REQUIRES:
+// there are survivors.
 __device__ __forceinline__ std::uint32_t LowestKey(const DeviceRow& row,
                                                    const SamplerState& state) {
   const float max = KeyValue(state.best);
@@ -367,12 +368,12 @@ __global__ void __launch_bounds__(kSamplerThreads)
   PublishBuckets(search, args.buckets + std::int64_t{cuda::BlockY()} * kSamplerBuckets);
 }
 
-// Mass that top-p must reach, given the total.
+// Returns the mass that top-p must reach, given the total.
 __device__ __forceinline__ double TopPTarget(const DeviceRow& row, std::uint64_t total) {
   return row.top_p * static_cast<double>(total);
 }
 
-// Sum of the row's buckets. All threads must call it.
+// Returns the sum of the row's buckets. All threads must call it.
 __device__ __forceinline__ std::uint64_t SumOfBuckets(DigitSearch& search,
                                                       const std::uint64_t* buckets) {
   std::uint64_t own = 0;
@@ -386,15 +387,15 @@ __device__ __forceinline__ std::uint32_t MinPKey(const DeviceRow& row, float max
   return row.log_min_p == kMinusInfinity ? 0 : OrderedKey(cuda::Add(max, row.log_min_p));
 }
 
-// Rows without filters: runs the race over all keys from `lowest` on.
+// For rows without filters, runs the race over all keys of at least `lowest`.
 __device__ __forceinline__ void RaceOverStripe(const SamplerArgs& args, const DeviceRow& row,
                                                SamplerState& state, BlockReduction& reduction,
                                                std::uint32_t lowest) {
   const float* const x = args.x + cuda::BlockY() * args.x_stride;
   Race race(row, KeyValue(state.best));
   const auto load = [x](std::uint32_t i) { return LoadX(x, i); };
-  // Two loads at once instead of four, because the code of the race is long and is unrolled as
-  // often.
+  // Uses two pending loads instead of four, because the long code of the race is unrolled once per
+  // load.
   VisitStripe<2>(args.vocab, load, [&](std::uint32_t i, const FourValues& four) {
     bool takes_part[4];
     bool any = false;
@@ -414,7 +415,7 @@ __device__ __forceinline__ void RaceOverStripe(const SamplerArgs& args, const De
   race.Publish(reduction, state);
 }
 
-// Rows with filters: appends the keys from the cutoff's bucket on to the row's list.
+// For rows with filters, appends the keys in and above the cutoff's bucket to the row's list.
 __device__ __forceinline__ void KeepKeys(const SamplerArgs& args, const DeviceRow& row,
                                          SamplerState& state, DigitSearch& search,
                                          std::uint32_t lowest) {
@@ -441,8 +442,8 @@ __device__ __forceinline__ void KeepKeys(const SamplerArgs& args, const DeviceRo
   });
 }
 
-// XTC over the keys of the list that are at least `cutoff`: returns the largest key that is kept.
-// All threads must call it.
+// Applies XTC to the keys of the list that are at least `cutoff`. Returns the largest key that is
+// kept. All threads must call it.
 __device__ __forceinline__ std::uint64_t XtcKey(DigitSearch& search, const std::uint64_t* keys,
                                                 std::uint32_t count, std::uint64_t cutoff,
                                                 const MassWeight& mass, float threshold) {
@@ -456,8 +457,8 @@ __device__ __forceinline__ std::uint64_t XtcKey(DigitSearch& search, const std::
   cuda::SyncBlock();
   std::uint64_t last = 0;  // complement of the smallest key that reaches the target
   for (std::uint32_t i = cuda::ThreadIndex(); i < count; i += kSamplerThreads) {
-    const std::uint64_t of_key = keys[i] >= cutoff ? mass(keys[i]) : 0;
-    if (of_key > 0 && Reached(of_key, target) && ~keys[i] > last) last = ~keys[i];
+    const std::uint64_t key_mass = keys[i] >= cutoff ? mass(keys[i]) : 0;
+    if (key_mass > 0 && Reached(key_mass, target) && ~keys[i] > last) last = ~keys[i];
   }
   cuda::SyncWarp();
   last = WarpMax(last);
@@ -466,8 +467,8 @@ __device__ __forceinline__ std::uint64_t XtcKey(DigitSearch& search, const std::
   return search.above == 0 ? ~std::uint64_t{0} : ~search.above;
 }
 
-// Rows with filters: finds the exact cutoffs on the list and runs the race over the remaining keys.
-// One block calls it.
+// For rows with filters, finds the exact cutoffs on the list and runs the race over the remaining
+// keys. One block calls it.
 __device__ __forceinline__ void Choose(const SamplerArgs& args, const DeviceRow& row,
                                        SamplerState& state, DigitSearch& search) {
   const std::uint64_t* const keys = args.keys + std::int64_t{cuda::BlockY()} * args.vocab;
@@ -522,7 +523,7 @@ __global__ void __launch_bounds__(kSamplerThreads)
   const bool can_sample = CanSample(state);
   if (can_sample) {
     std::uint32_t lowest = LowestKey(row, state);
-    // A token below min-p contributes to the total mass of top-p only.
+    // A token below min-p contributes only to the total mass of top-p.
     if (row.top_p >= 1.0) {
       const std::uint32_t min_p = MinPKey(row, KeyValue(state.best));
       lowest = lowest < min_p ? min_p : lowest;

@@ -29,7 +29,7 @@ __device__ __forceinline__ std::uint32_t OrderedKey(float x) {
 __device__ __forceinline__ float KeyValue(std::uint32_t key) {
   return cuda::BitsFloat((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key);
 }
-// Key in order of (x descending, id ascending): a larger key comes first.
+// Returns a key for the order (x descending, id ascending): larger keys come first.
 __device__ __forceinline__ std::uint64_t OrderKey(float x, std::uint32_t id) {
   return std::uint64_t{OrderedKey(x)} << 32 | ~id;
 }
@@ -64,13 +64,13 @@ struct FourValues {
   std::uint32_t text = 0x01010101;  // bytes of has_text for the four ids
   std::uint32_t mask = ~0u;         // mask word that contains the bits of the four ids
 };
-// Replaces the id in threads beyond the end of the block's stripe.
+// The id that VisitStripe passes to threads beyond the end of the block's stripe.
 inline constexpr std::uint32_t kNoId = ~0u;
 
 // Calls visit(i, load(i)) in all lanes together for every fourth id of the block's stripe; ids of a
-// thread ascend. Threads with fewer ids get kNoId and FourValues{} until the longest thread has
-// finished. The loads of kAtOnce calls are pending at the same time, so `load` must not use the
-// loaded values.
+// thread ascend. Threads with fewer ids get kNoId and FourValues{} until the thread with the most
+// ids has finished. The loads of kAtOnce calls are pending at the same time, so `load` must not use
+// the loaded values.
 template <std::uint32_t kAtOnce = 4, typename Load, typename Visit>
 __device__ __forceinline__ void VisitStripe(std::uint32_t vocab, Load load, Visit visit) {
   constexpr std::uint32_t kStep = 4 * kSamplerThreads;
@@ -127,13 +127,13 @@ class LogitLoads {
   const bool aligned_;
 };
 
-// HasText for id i + c of the four.
+// HasText for id i + c, read from `four`.
 __device__ __forceinline__ bool HasText(const SamplerArgs& args, const FourValues& four,
                                         std::uint32_t i, std::uint32_t c) {
   return i + c < args.text_vocab && (four.text >> (8 * c) & 0xff) != 0;
 }
 
-// Maximum over the warp, in all lanes.
+// Returns the maximum over the warp, in all lanes.
 template <typename T>
 __device__ __forceinline__ T WarpMax(T value) {
 #pragma unroll
@@ -144,7 +144,7 @@ __device__ __forceinline__ T WarpMax(T value) {
   return value;
 }
 
-// Sum over the warp, in all lanes. For f64 the order is that of sigma.h.
+// Returns the sum over the warp, in all lanes. For f64 the order is that of sigma.h.
 template <typename T>
 __device__ __forceinline__ T WarpSum(T value) {
 #pragma unroll
@@ -160,7 +160,7 @@ struct BlockReduction {
   std::uint32_t flag;  // used by ArrivesLast
 };
 
-// Maximum over the block, in all threads. All threads must call it.
+// Returns the maximum over the block, in all threads. All threads must call it.
 __device__ __forceinline__ std::uint64_t BlockMax(BlockReduction& reduction, std::uint64_t value) {
   value = WarpMax(value);
   cuda::SyncBlock();
@@ -200,8 +200,8 @@ __device__ __forceinline__ void ClearSums(DigitSearch& search) {
 __device__ __forceinline__ void CountInBucket(DigitSearch& search, std::uint32_t bucket) {
   cuda::AtomicAdd(&search.low[bucket], 1u);
 }
-// The second atomic is rare, because most masses are below 2^32. In any order of additions, the low
-// word wraps once per 2^32 of the sum of the low words.
+// The second atomic is rare, because most masses are below 2^32. How often the low word wraps does
+// not depend on the order of additions.
 __device__ __forceinline__ void AddToBucket(DigitSearch& search, std::uint32_t bucket,
                                             std::uint64_t mass) {
   const auto low = static_cast<std::uint32_t>(mass);
@@ -228,7 +228,7 @@ __device__ __forceinline__ void ClearBuckets(std::uint64_t* buckets) {
   }
 }
 
-// Sum of `value` over the preceding threads, and over all threads. All threads must call it.
+// Sums of `value` over the preceding threads and over all threads. All threads must call it.
 struct ScanResult {
   std::uint64_t before;
   std::uint64_t total;
@@ -258,10 +258,10 @@ __device__ __forceinline__ bool Reached(std::uint64_t sum, double target) {
   return static_cast<double>(sum) >= target;
 }
 
-// Finds the largest bucket at which `above` plus the sums from the top bucket down to it reach the
-// target, and the sum above it. Returns bucket 0 if the target is never reached. `sums` has
-// kSamplerBuckets entries: the search itself, or a pointer to device memory. All threads must call
-// it.
+// Finds the largest bucket b for which `above` plus the sums of all buckets from the top down to b
+// reach the target, and the sum above b. Returns bucket 0 if the target is never reached. `sums`
+// has kSamplerBuckets entries: the search itself, or a pointer to device memory. All threads must
+// call it.
 struct Bucket {
   std::uint64_t above;
   std::uint64_t sum;
@@ -319,8 +319,8 @@ __device__ __forceinline__ void AppendKeys(const bool (&keep)[4], const std::uin
 struct CountWeight {};
 
 // Returns the smallest key of the shortest prefix whose weights reach the target, among the keys of
-// the list that are at least `lowest`. Returns 0 if all of them do not reach it. Searches six
-// digits: three of the value, three of the id. All threads must call it.
+// the list that are at least `lowest`. Returns 0 if all these keys together do not reach the
+// target. Searches six digits: three of the value, three of the id. All threads must call it.
 template <typename Weight>
 __device__ __forceinline__ std::uint64_t FindCutoff(DigitSearch& search, const std::uint64_t* keys,
                                                     std::uint32_t count, std::uint64_t lowest,
@@ -348,8 +348,8 @@ __device__ __forceinline__ std::uint64_t FindCutoff(DigitSearch& search, const s
     above = bucket.above;
     prefix |= std::uint64_t{bucket.index} << shift;
     mask |= digit << shift;
-    // When counting, all keys with this prefix are included if their number equals the target. The
-    // remaining digits are then 0.
+    // When counting, if exactly the target number of keys have at least this digit prefix, all of
+    // them are included and the remaining digits are 0.
     if (std::is_same_v<Weight, CountWeight> && static_cast<double>(above + bucket.sum) == target)
       break;
   }

@@ -1,7 +1,7 @@
 #pragma once
 
-// Definitions that the host side of DeviceSampler and its kernels share: rows in the form that the
-// device reads, scratch memory, results, and the launches.
+// Definitions that the host code and the kernels of DeviceSampler share: rows as the device reads
+// them, scratch memory, results, and launch functions.
 
 #include <algorithm>
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace quire::kernels::internal {
 
-// Rows that are processed at a time; scratch memory is per row.
+// Number of rows that are processed at a time. Scratch memory is per row.
 inline constexpr std::uint32_t kSamplerRows = 32;
 // Number of buckets of the first digit of the ordered key.
 inline constexpr std::uint32_t kSamplerBuckets = 2048;
@@ -21,7 +21,8 @@ inline constexpr std::uint32_t kSamplerBuckets = 2048;
 inline constexpr std::uint32_t kSamplerSumPart = 4096;
 inline constexpr std::uint32_t kMaxDeviceLogprobs = 1024;
 
-// A sample, or a prompt logprob when token_logprob is not -1.
+// A row to sample. If token_logprob is not -1, a row whose token is known and whose log-probability
+// is computed.
 struct DeviceRow {
   const float* logits;  // [vocab]
   std::int32_t* token;  // destination of the sampled token; null for a prompt logprob
@@ -44,7 +45,7 @@ struct DeviceRow {
   std::uint32_t bias_size;
   std::uint32_t banned_begin;
   std::uint32_t banned_size;
-  std::int32_t mask;  // index of its mask; -1: none
+  std::int32_t mask;  // index of the row's mask; -1: none
   std::int32_t token_logprob;
   std::int32_t num_logprobs;
   std::uint32_t result;  // index of the result
@@ -122,8 +123,8 @@ struct SamplerNeeds {
   bool tops = false;
 };
 
-// Number of blocks per row in kernels that read the whole row: enough to fill a GPU with few rows,
-// but at least one 16-byte load for each of the 256 threads.
+// Returns the number of blocks per row in kernels that read the whole row: enough to fill a GPU
+// with few rows, but with at least one 16-byte load for each of the 256 threads.
 inline std::uint32_t BlocksOfRow(const SamplerArgs& args) {
   constexpr std::uint32_t kBlocks = 128, kFewest = 8, kMost = 64;
   const std::uint32_t wanted = std::clamp(kBlocks / args.num_rows, kFewest, kMost);

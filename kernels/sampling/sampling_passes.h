@@ -13,7 +13,7 @@
 namespace quire::kernels::internal {
 
 struct LogitScan {
-  float max;        // -infinity if all logits are; unspecified if non_finite
+  float max;        // -infinity if all logits are -infinity; unspecified if non_finite
   bool non_finite;  // true if there is a NaN or +infinity
 };
 LogitScan ScanLogits(const float* z, std::size_t count);
@@ -22,7 +22,7 @@ LogitScan ScanLogits(const float* z, std::size_t count);
 // f64.
 double SumOfExp(const float* z, std::size_t count, float max);
 
-// x = x * factor, clamped to finite values unless x is -infinity. Returns the maximum.
+// Computes x = x * factor, clamped to finite values unless x is -infinity. Returns the maximum.
 float ScaleLogits(float* x, std::size_t count, float factor);
 
 // Computes the moments in the order of sigma.h.
@@ -57,11 +57,11 @@ using MassCuts = std::array<float, kMassCuts>;
 using Masses = std::array<std::uint64_t, kMassCuts>;
 Masses MassesAtLeast(const float* x, std::size_t count, float max, const MassCuts& cuts);
 
-// w = exp(x - max).
+// Computes w = exp(x - max).
 void ExpMinus(const float* x, std::size_t count, float max, float* w);
 
-// The first tokens in order of (x descending, id ascending): all with a larger x, and those with an
-// equal x up to last_tie.
+// The first tokens in the order (x descending, id ascending): tokens with a value above `x`, and
+// tokens with a value equal to `x` and an id of at most last_tie.
 struct Prefix {
   float x;
   std::int32_t last_tie = std::numeric_limits<std::int32_t>::max();
@@ -76,8 +76,9 @@ struct RaceKey {
 };
 std::int32_t Race(const float* x, std::size_t count, float max, const Prefix& prefix,
                   const RaceKey& key);
-// The same among `from`, which has ascending ids (not null) and contains the whole prefix. A token
-// costs four times as much here, because four adjacent tokens of a row share their random words.
+// Runs step 10 like Race, but reads only the tokens of `from`, which has ascending ids (not null)
+// and contains the whole prefix. A token costs four times as much as in Race, where four adjacent
+// tokens share a block of random words.
 std::int32_t RaceAmong(const IdsAndValues& from, float max, const Prefix& prefix,
                        const RaceKey& key);
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// Reference sampler with a full sort and double precision, for tests of the fast one.
+// Reference sampler with a full sort and double precision, for tests of the fast sampler.
 
 #include <cstdint>
 #include <vector>
@@ -14,8 +14,9 @@ struct ReferenceSample {
   bool non_finite = false;
   bool no_survivor = false;
   std::vector<std::int32_t> survivors;  // after step 9, best first
-  // Relative distance of the closest decision (top-p and min-p thresholds, the race). If it is
-  // within the rounding error of exp, 1e-6, the fast sampler may differ.
+  // Smallest relative distance between a value and the threshold that decided about it (top-p,
+  // min-p, the race). If the margin is within the rounding error of exp, 1e-6, the fast sampler may
+  // decide differently.
   double margin = 1;
   std::vector<double> logprobs;  // [vocab] raw
   double processed_logprob = 0;  // log-probability of the token among the survivors; 0 when greedy

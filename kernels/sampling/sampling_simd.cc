@@ -1,5 +1,5 @@
-// Each pass reads the row once, 4 bytes per token. After the first pass it is in L2 for
-// vocabularies up to about 128 000.
+// Each pass reads the row once, 4 bytes per token. After the first pass the row is in L2 for
+// vocabularies of up to about 128 000 tokens.
 
 #include <algorithm>
 #include <cstddef>
@@ -25,7 +25,7 @@ constexpr std::size_t kSumPart = 4096;
 internal::LogitScan Scan(const float* z, std::size_t count) {
   const DF d;
   VF max = hn::Set(d, -kInfinity);
-  // NaN compares false, too.
+  // All lanes start false. Below, Not(Le) is also true for NaN, which compares false.
   auto bad = hn::Lt(max, max);
   std::size_t i = 0;
   for (; i + kLanes <= count; i += kLanes) {
@@ -97,8 +97,8 @@ float Scale(float* x, std::size_t count, float factor) {
   return hn::GetLane(hn::MaxOfLanes(d, hn::Max(max, y)));
 }
 
-// Adjacent lanes of a stripe, which the compiler vectorizes. The product of two floats is exact in
-// f64, so fused and separate operations give the same sum.
+// Computes the moments of a stripe. The compiler vectorizes the loop over adjacent lanes. The
+// product of two floats is exact in f64, so fused and separate operations give the same sum.
 internal::Moments StripeMoments(const float* x, std::size_t count) {
   constexpr std::size_t kStep = internal::kSigmaLanes;
   constexpr std::size_t kGroupLanes = internal::kSigmaGroup;
@@ -169,8 +169,8 @@ std::size_t Before(const float* x, std::size_t count, float value, std::size_t b
   return found;
 }
 
-// Writes the lanes in `keep` and returns their number. May overwrite the kLanes elements after
-// them.
+// Writes the lanes in `keep` and returns their number. May overwrite up to kLanes elements after
+// the written ones.
 HWY_INLINE std::size_t AppendLanes(VF x, hn::Vec<DI> id, hn::Mask<DF> keep, std::int32_t* ids,
                                    float* values) {
   const DF d;
@@ -235,8 +235,8 @@ HWY_INLINE hn::Vec<DI> ToInteger(VF whole) {
   return hn::And(hn::BitCast(di, hn::Add(whole, hn::Set(DF(), 0x1p23f))), hn::Set(di, 0x7fffff));
 }
 
-// Handles at most kSumPart values. floor(w * 2^40) = a * 2^22 + b with a = floor(w * 2^18), in
-// 32-bit lanes.
+// Adds the masses of at most kSumPart values. floor(w * 2^40) = a * 2^22 + b with a = floor(w *
+// 2^18), in 32-bit lanes.
 HWY_INLINE void AddMasses(const float* x, std::size_t count, float max,
                           const internal::MassCuts& cuts, internal::Masses& masses) {
   constexpr std::size_t kCarry =
@@ -336,7 +336,7 @@ HWY_INLINE void MultiplyWide(VU a, std::uint32_t factor, VU& high, VU& low) {
   low = hn::OddEven(hn::BitCast(du, hn::ShiftLeft<32>(odd)), hn::BitCast(du, even));
 }
 
-// base/philox.h with one counter per lane; c0 is the first word of the counter.
+// Computes Philox (base/philox.h) with one counter per lane; c0 is the first word of the counter.
 HWY_INLINE void PhiloxLanes(const internal::RaceKey& key, VU& c0, VU& c1, VU& c2, VU& c3) {
   const DU du;
   c1 = hn::Set(du, key.position);
@@ -382,8 +382,9 @@ struct Best {
   std::int32_t token = -1;
 };
 
-// Runs the race for one vector of tokens. -ln u >= 1 - u, so most tokens lose without a logarithm.
-// The bound is lowered by 0.1 %, which covers all rounding errors of the bound and of the score.
+// Runs the race for one vector of tokens. Because -ln u >= 1 - u, most tokens lose without
+// computing a logarithm. The bound is lowered by 0.1 %, which covers all rounding errors of bound
+// and score.
 HWY_INLINE void RaceLanes(const float* HWY_RESTRICT x, const std::uint32_t* HWY_RESTRICT tokens,
                           VU words, float max, const internal::Prefix& prefix, Best& best) {
   const DF d;

@@ -1,7 +1,7 @@
 #pragma once
 
 // The threshold of top-n-sigma, with the same bits on host and device. Sums of a row have an order
-// that both can follow, and each fused multiply-add is explicit.
+// that host and device can follow, and each fused multiply-add is explicit.
 //
 // A row is split into kSigmaStripes stripes of kSigmaLanes lanes. Lane l adds, in f64, the finite
 // values at l, l + kSigmaLanes, ... of its stripe, and their squares, which f64 represents exactly.

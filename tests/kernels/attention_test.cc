@@ -174,7 +174,7 @@ TEST(AttentionSharesTest, CutsFewLongSequencesForAllThreads) {
   for (const std::uint32_t sequences : {1u, 2u}) {
     const auto shares = SharesOf(grouped, 32, sequences, 1);
     EXPECT_GE(shares.items, 14) << sequences;
-    EXPECT_GE(shares.reduces, sequences) << sequences;
+    EXPECT_GE(shares.reductions, sequences) << sequences;
   }
 }
 
@@ -189,10 +189,10 @@ TEST(AttentionSharesTest, BoundsTheMemoryOfStates) {
   EXPECT_LE(chunk.bytes, internal::kAttentionPartialBytes + kRowBytes + kListBytes);
   EXPECT_GE(chunk.items, 20);
   // Fewer rows fit.
-  EXPECT_EQ(SharesOf(latent, 128, 1, 8).reduces, 8);
+  EXPECT_EQ(SharesOf(latent, 128, 1, 8).reductions, 8);
   // Decode tokens are cut whatever their states take.
   const auto generated = SharesOf(latent, 1024, 2, 1);
-  EXPECT_EQ(generated.reduces, 2);
+  EXPECT_EQ(generated.reductions, 2);
   EXPECT_GT(generated.bytes, internal::kAttentionPartialBytes);
 }
 

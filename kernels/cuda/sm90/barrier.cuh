@@ -1,8 +1,8 @@
 #pragma once
 
-// mbarrier: counts arrivals of threads and bytes of bulk copies, per phase. A barrier starts in
-// phase 0. BarrierWait(b, p) returns once the phase with parity p is complete, so the first wait on
-// an "empty" barrier uses parity 1 and returns at once.
+// Wrappers of mbarrier, which counts arrivals of threads and bytes of bulk copies, per phase. A
+// barrier starts in phase 0. BarrierWait(b, p) returns once the phase with parity p is complete, so
+// a first wait with parity 1, as on an "empty" barrier of a pipeline, returns at once.
 
 #include <cuda_runtime.h>
 
@@ -28,7 +28,7 @@ __device__ __forceinline__ void BarrierArrive(Barrier* barrier) {
   const auto at = static_cast<std::uint32_t>(__cvta_generic_to_shared(barrier));
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
 }
-// Arrives once and adds `bytes` to what this phase expects.
+// Arrives once and adds `bytes` to the number of bytes that this phase expects.
 __device__ __forceinline__ void BarrierExpect(Barrier* barrier, std::uint32_t bytes) {
   const auto at = static_cast<std::uint32_t>(__cvta_generic_to_shared(barrier));
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes)
@@ -55,7 +55,7 @@ __device__ __forceinline__ void BarrierWait(Barrier* barrier, std::uint32_t pari
       : "memory");
 }
 // Makes ordinary writes of this thread to shared memory visible to bulk copies and wgmma. A barrier
-// between the threads must follow.
+// between writing and reading threads must follow.
 __device__ __forceinline__ void FenceAsyncShared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

@@ -1,8 +1,8 @@
 #pragma once
 
 // Clusters: adjacent blocks along x (LaunchShape::cluster_x) that run at the same time. Each block
-// accesses barriers and shared memory of the others by their rank, BlockX() % cluster_x. A block
-// must not exit before the others have finished with its memory.
+// accesses barriers and shared memory of the other blocks by their rank, BlockX() % cluster_x. A
+// block must not exit while other blocks still access its shared memory.
 
 #include <cuda.h>
 #include <cuda_runtime.h>
@@ -14,16 +14,16 @@
 
 namespace quire::kernels::cuda {
 
-// Synchronizes all threads of the cluster. It publishes only barriers that were initialized before
-// a BarrierInitFence. Releasing all writes would wait for device memory.
+// Synchronizes all threads of the cluster. The only writes that it publishes are barriers that were
+// initialized before a BarrierInitFence. Publishing all writes would wait for device memory.
 __device__ __forceinline__ void ClusterSync() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
 // BarrierArrive on the barrier of block `rank` at the same offset as `barrier` in the caller.
-// `rank` may be the caller's. It orders the caller's earlier reads, but does not publish its writes
-// to other blocks.
+// `rank` may be the caller's. The arrival orders the caller's earlier reads, but does not publish
+// the caller's writes to other blocks.
 __device__ __forceinline__ void BarrierArriveIn(std::uint32_t rank, Barrier* barrier) {
   const auto at = static_cast<std::uint32_t>(__cvta_generic_to_shared(barrier));
   asm volatile(
@@ -36,7 +36,7 @@ __device__ __forceinline__ void BarrierArriveIn(std::uint32_t rank, Barrier* bar
       : "memory");
 }
 
-// TmaLoad2D to every block whose bit is set in `ranks`. Destination and barrier have the same
+// TmaLoad2D into every block whose bit is set in `ranks`. Destination and barrier have the same
 // offsets in each block.
 __device__ __forceinline__ void TmaMulticast2D(void* shared, const CUtensorMap* map,
                                                Barrier* barrier, std::int32_t x, std::int32_t y,

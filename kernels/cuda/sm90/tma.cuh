@@ -1,6 +1,6 @@
 #pragma once
 
-// Copies by the tensor memory accelerator and by the bulk copy engine. One thread issues them.
+// Copies by the tensor memory accelerator and by the bulk copy engine. One thread issues a copy.
 // Completion is counted in bytes on a Barrier in shared memory. Parts of a box outside of the
 // tensor are zero-filled and count their full bytes.
 

@@ -1,13 +1,14 @@
 #pragma once
 
 // Warpgroup matrix products of compute capability 9.0a. A warpgroup is four adjacent warps; the
-// index of the first is a multiple of 4. For d [64, N] f32, warp w of the group holds rows 16 w ..
-// 16 w + 15. With g = lane / 4, c = lane % 4, register 4 j + {0, 1} is row g, columns 8 j + 2 c ..
-// + 1, and 4 j + {2, 3} are the same columns of row g + 8 (PTX ISA, "wgmma.mma_async m64nNk16
-// register fragments"). A from registers has the layout of mma.m16n8k16, per warp.
+// index of the first is a multiple of 4. The accumulator d is [64, N] in f32; warp w of the group
+// holds rows 16w to 16w + 15. With g = lane / 4 and c = lane % 4, registers 4j and 4j + 1 hold row
+// g, columns 8j + 2c and 8j + 2c + 1. Registers 4j + 2 and 4j + 3 hold the same columns of row g +
+// 8 (PTX ISA, "wgmma.mma_async m64nNk16 register fragments"). When operand A is in registers, each
+// warp has the A layout of mma.m16n8k16.
 //
-// Required sequence: WgmmaPin, WgmmaFence, products, WgmmaCommit, WgmmaWait, WgmmaPin. Accumulators
-// and A in registers must not be touched in between.
+// Required sequence: WgmmaPin, WgmmaFence, products, WgmmaCommit, WgmmaWait, WgmmaPin. Between the
+// two pins nothing else may access the accumulators and the registers of A.
 
 #include <cuda_runtime.h>
 
@@ -20,11 +21,11 @@ namespace quire::kernels::cuda {
 enum class SharedSwizzle : std::uint64_t { k128B = 1, k64B = 2, k32B = 3 };
 
 // Descriptor of a matrix in shared memory (PTX ISA, "Matrix descriptor"): start address, byte
-// offsets between core matrices, swizzle. K-major operand with 128-byte rows (64 elements of 16
-// bits) and 128-byte swizzle: stride_bytes is 1024 (between groups of 8 rows), leading_bytes is not
-// used, and the next 16 columns of K start 32 bytes later in the row. MN-major operand with
-// 128-byte swizzle: leading_bytes is the distance between groups of 64 columns of MN, stride_bytes
-// between groups of 8 rows of K.
+// offsets between core matrices, swizzle. For a K-major operand with 128-byte rows (64 elements of
+// 16 bits) and 128-byte swizzle, stride_bytes is 1024, the distance between groups of 8 rows.
+// leading_bytes is not used, and the next 16 columns of K start 32 bytes later in the row. For an
+// MN-major operand with 128-byte swizzle, leading_bytes is the distance between groups of 64
+// columns of MN, and stride_bytes the distance between groups of 8 rows of K.
 __device__ __forceinline__ std::uint64_t WgmmaDescriptor(const void* shared,
                                                          std::uint32_t leading_bytes,
                                                          std::uint32_t stride_bytes,
@@ -46,9 +47,9 @@ __device__ __forceinline__ void WgmmaWait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Keeps every use of the registers on its side of this statement. Before a fence it ensures that
-// they are written; after a wait it ensures that no instruction touches them while a product is
-// pending.
+// The compiler may not move any use of the registers across this statement. Before WgmmaFence the
+// pin ensures that the registers have been written. After WgmmaWait it ensures that no instruction
+// accesses the registers while a product is pending.
 template <int kN>
 __device__ __forceinline__ void WgmmaPin(float (&registers)[kN]) {
 #pragma unroll
@@ -66,9 +67,9 @@ __device__ __forceinline__ void WgmmaPin(std::uint64_t& descriptor) {
   asm volatile("" : "+l"(descriptor)::"memory");
 }
 
-// d = A B, plus d when `accumulate`. A [64, 16] and B [16, kN] are in shared memory; A is K-major.
-// kN is 64 or 128, for bf16 also 32 or 256. kTransB 0: B is K-major (rows of N, K contiguous); 1: B
-// is MN-major (rows of K, N contiguous).
+// Computes d = A B, or d += A B if `accumulate` is true. A [64, 16] and B [16, kN] are in shared
+// memory; A is K-major. kN is 64 or 128, for bf16 also 32 or 256. With kTransB = 0, B is K-major (K
+// is contiguous); with kTransB = 1, B is MN-major (N is contiguous).
 template <typename T, int kN, int kTransB = 0>
 __device__ __forceinline__ void WgmmaShared(float (&d)[kN / 2], std::uint64_t a, std::uint64_t b,
                                             bool accumulate) {
@@ -192,8 +193,8 @@ __device__ __forceinline__ void WgmmaShared(float (&d)[kN / 2], std::uint64_t a,
   }
 }
 
-// The same for e4m3: A [64, 32] and B [32, kN], both K-major, with the same number of bytes. The
-// sums keep about 14 bits relative to the largest addend.
+// WgmmaShared for e4m3: A is [64, 32] and B is [32, kN], both K-major, so rows have the same number
+// of bytes as for 16-bit operands. The sums keep about 14 bits relative to the largest addend.
 template <int kN>
 __device__ __forceinline__ void WgmmaE4M3(float (&d)[kN / 2], std::uint64_t a, std::uint64_t b,
                                           bool accumulate) {
@@ -236,7 +237,7 @@ __device__ __forceinline__ void WgmmaE4M3(float (&d)[kN / 2], std::uint64_t a, s
   }
 }
 
-// WgmmaShared with A [64, 16] in registers.
+// WgmmaShared with operand A, [64, 16], in registers.
 template <typename T, int kN, int kTransB = 0>
 __device__ __forceinline__ void WgmmaRegisters(float (&d)[kN / 2], const std::uint32_t (&a)[4],
                                                std::uint64_t b, bool accumulate) {
