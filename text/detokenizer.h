@@ -52,7 +52,7 @@ class Detokenizer {
   std::string Finish();
 
   // Returns 1 if the ids so far end inside a character that Push or Finish will emit, else 0.
-  std::int64_t open_characters() const { return owns_cut_ && repairer_.is_waiting() ? 1 : 0; }
+  std::int64_t open_characters() const { return owns_cut_ && repairer_.has_incomplete() ? 1 : 0; }
 
  private:
   std::string Repair(absl::string_view bytes, bool is_last);

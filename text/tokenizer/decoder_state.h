@@ -37,7 +37,7 @@ struct DecoderState {
 // The state at which a Detokenizer begins; by default the start of a text.
 struct DetokenizerState {
   // Returns whether the text so far ends inside a character.
-  bool is_cut() const { return repairer.is_waiting() || !decoder.strip_prefix.empty(); }
+  bool is_cut() const { return repairer.has_incomplete() || !decoder.strip_prefix.empty(); }
 
   DecoderState decoder = {};
   Utf8Repairer repairer = {};
