@@ -16,7 +16,8 @@ namespace quire::formats {
 namespace {
 
 constexpr std::int64_t kMaxIntegerInputs = 65536;
-// Output (0 to 7) whose code is in each nibble of a word, lowest nibble first.
+// Element i is the output (0 to 7) whose code is in nibble i of a word. Nibble 0 has the lowest
+// bits.
 constexpr std::array<int, 8> kInterleaved = {0, 2, 4, 6, 1, 3, 5, 7};
 constexpr std::array<float, 16> kE2M1Values = {0,     0.5f,  1,     1.5f,  2,  3,  4,  6,
                                                -0.0f, -0.5f, -1.0f, -1.5f, -2, -3, -4, -6};
@@ -62,10 +63,10 @@ bool IsF16(float value) {
   return F16::FromFloat(value).ToFloat() == value;
 }
 
-// Returns whether every value of `codes` times `scale` is exact in bf16. Scale must be a power of
-// two. The values have at most 4 significant bits, which bf16 holds, so only the exponent range
-// matters. For e2m1 (0.5 to 6) the smallest e8m0 scale, 2^-127, gives subnormals of bf16, and the
-// largest accepted scale, 2^125, does not overflow.
+// Returns whether every value of `codes` times `scale` is exact in bf16. REQUIRES: `scale` is a
+// power of two. The values have at most 4 significant bits, which fit in bf16, so only the exponent
+// range matters. For e2m1 (0.5 to 6) the smallest e8m0 scale, 2^-127, gives subnormals of bf16, and
+// the largest accepted scale, 2^125, does not overflow.
 bool KeepsBF16(float scale, CodeLayout codes) {
   const bool is_e2m1 = codes == CodeLayout::kE2M1Blocks;
   const int least = is_e2m1 ? -126 : -119;  // exponents of frexp, whose significand is 0.5
@@ -175,7 +176,8 @@ absl::StatusOr<QuantizedTensor::ScaleTraits> QuantizedTensor::CheckScales() cons
     return std::fabs(scale) <= most;
   };
   if (DTypeSize(scales.dtype) <= 1) {
-    // Exponent bytes are monotonic, so checking the smallest and the largest is enough.
+    // A scale grows with its exponent byte, so checking the smallest and the largest byte is
+    // enough.
     const auto [least, largest] = std::minmax_element(scales.bytes.begin(), scales.bytes.end());
     // Both calls are needed, because they update the traits.
     const bool is_least_good = is_good(Scale(least - scales.bytes.begin()));
@@ -195,7 +197,7 @@ absl::Status QuantizedTensor::CheckZeros() {
   if (parts_.zero_layout == ZeroLayout::kNone) return absl::OkStatus();
   const std::int32_t half = 1 << (parts_.bits - 1);
   const std::int32_t top = (1 << parts_.bits) - 1;
-  // The byte that repeats if all zero points are half of the range.
+  // If all zero points are half of the range, every stored byte equals `symmetric`.
   const std::int32_t stored_half =
       parts_.zero_layout == ZeroLayout::kSignedBytes ? 0 : half - parts_.zero_offset;
   const auto symmetric = static_cast<std::byte>(parts_.bits == 4 ? stored_half * 17 : stored_half);
@@ -331,7 +333,8 @@ float QuantizedTensor::Value(std::int64_t row, std::int64_t column) const {
 }
 
 void QuantizedTensor::Codes(std::int64_t row, std::span<std::uint8_t> out) const {
-  // Copies members to locals, because byte writes may alias members and would force reloads.
+  // Copies members to locals. The compiler would otherwise reload them after each byte write, which
+  // may alias them.
   const std::uint32_t bits = parts_.bits;
   const std::int64_t rows = parts_.rows;
   const std::int64_t k = parts_.columns;
