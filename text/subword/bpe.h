@@ -64,7 +64,7 @@ struct BpeMerge {
   std::uint32_t rank;  // lower ranks merge first; among equal ranks, the leftmost pair
 };
 
-// The parts of a model from another source than tokenizer.json.
+// The parts of a model that does not come from tokenizer.json.
 struct BpeParts {
   absl::flat_hash_map<std::string, std::int32_t> ids;  // unique ids below kMaxTokenIds
   std::vector<BpeMerge> merges;                        // with ids of the vocabulary

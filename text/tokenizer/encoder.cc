@@ -69,7 +69,7 @@ struct Encoder::Call {
   const EncodeOptions& options;
   bool parses_special;
   bool with_spans;
-  bool tracked;  // the stages need spans, even if the caller does not
+  bool tracked;  // the caller or a stage needs spans
   Scratch& scratch;
   std::vector<EncodedToken> tokens;
 

@@ -72,7 +72,7 @@ class PipelineBuilder {
   }
 
   GgufTokenType TypeOf(std::size_t id) const {
-    // A token without text is never read and never written.
+    // A token without text is never encoded and never decoded.
     if (v_.tokens[id].empty()) return GgufTokenType::kUnused;
     if (!v_.token_types) return GgufTokenType::kNormal;
     return static_cast<GgufTokenType>((*v_.token_types)[id]);
@@ -193,7 +193,8 @@ absl::Status PipelineBuilder::ReadMerges() {
 }
 
 // As in tokenizer.json, added tokens are not in the model's vocabulary unless merges name them.
-// Otherwise their text would become the token even where special tokens must be read as plain text.
+// Otherwise the model would encode their text as the token even where special tokens must be plain
+// text.
 void PipelineBuilder::AddVocabulary(const std::vector<bool>& in_merges) {
   parts_.ids.reserve(v_.tokens.size());
   for (std::size_t id = 0; id < v_.tokens.size(); ++id) {

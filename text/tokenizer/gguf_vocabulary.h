@@ -33,7 +33,7 @@ enum class GgufTokenType : std::int32_t {
 struct GgufVocabulary {
   std::string label;                                     // prefix of every message
   absl::string_view model;                               // "gpt2", "llama"
-  std::optional<absl::string_view> pre;                  // name of the pre-tokenizer of gpt2
+  std::optional<absl::string_view> pre;                  // name of the pre-tokenizer, for gpt2
   std::vector<absl::string_view> tokens;                 // indexed by id
   std::optional<std::vector<float>> scores;              // indexed by id
   std::optional<std::vector<std::int32_t>> token_types;  // GgufTokenType, indexed by id

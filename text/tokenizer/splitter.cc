@@ -173,7 +173,7 @@ absl::Status Splitter::FindRanges(const Step& step, const AlignedText& text, con
   return absl::OkStatus();
 }
 
-// Applies `behavior`, so that the remaining ranges are the pieces.
+// Joins and removes ranges as `behavior` specifies. The remaining ranges are the pieces.
 void Splitter::JoinRanges(Behavior behavior, std::vector<Range>& ranges) {
   std::vector<Range> joined;
   bool previous_matched = false;

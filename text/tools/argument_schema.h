@@ -3,7 +3,7 @@
 // Converts argument values that a model wrote as bare text (formats without JSON) to JSON, using
 // the schema of their tool.
 //
-// Text can be read as a string or as the JSON value that it spells. The reading that is valid under
+// Text can be a string, or the JSON value that it spells. The interpretation that is valid under
 // the schema is chosen. If both are valid:
 //   - the schema allows no type but string and null: a string, except that `null` is null where the
 //     schema allows it;

@@ -16,7 +16,7 @@ bool ObjectCallEnd::Push(absl::string_view call) {
          absl::EndsWith(call, format_->call_end);
 }
 
-bool ObjectCallEnd::IsHopeless(absl::string_view call) const {
+bool ObjectCallEnd::CannotBecomeCall(absl::string_view call) const {
   if (!format_->call_end.empty() || json_.is_inside()) return false;
   return call.back() == '\n' || call.size() > format_->call_begin[0].size() + kMaxNameBytes;
 }

@@ -72,16 +72,16 @@ ToolCall ReadNameThenJson(absl::string_view text, const ToolFormat& format,
   return ReadNamedCall(*name, Trimmed(arguments), tools);
 }
 
-// Removes one newline at each end of a value, which belongs to the tags.
+// Removes one newline at each end of a value. These newlines belong to the tags.
 absl::string_view WithoutEdgeNewlines(absl::string_view value) {
   absl::ConsumePrefix(&value, "\n");
   absl::ConsumeSuffix(&value, "\n");
   return value;
 }
 
-// Removes and returns a value. It ends at a closing tag that another parameter or the end of the
-// function follows, because the value itself may contain the tag. If the model omitted the closing
-// tag, the value ends at the next parameter.
+// Removes and returns a value. The value itself may contain the closing tag. It therefore ends only
+// at a closing tag before another parameter or before the end of the function. If the model omitted
+// the closing tag, the value ends at the next parameter.
 absl::string_view TakeParameterValue(absl::string_view* text) {
   for (std::size_t at = 0; (at = text->find('<', at)) != absl::string_view::npos; ++at) {
     absl::string_view rest = text->substr(at);

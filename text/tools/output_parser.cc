@@ -73,7 +73,7 @@ void OutputParser::PushByte(char byte, PartSink& sink) {
   }
   pending_ += byte;
   const MarkerMatch match = MatchMarkers(pending_, {format_.reasoning_begin});
-  if (match.may_come) return;
+  if (match.is_prefix) return;
   if (!match.marker.empty()) {
     section_ = Section::kReasoning;
     sink.Markup(std::exchange(space_, {}));
@@ -88,7 +88,7 @@ void OutputParser::PushByte(char byte, PartSink& sink) {
 void OutputParser::PushReasoning(PartSink& sink) {
   while (!pending_.empty()) {
     const MarkerMatch match = MatchMarkers(pending_, {format_.reasoning_end});
-    if (match.may_come) return;
+    if (match.is_prefix) return;
     if (!match.marker.empty()) {
       section_ = Section::kRest;
       sink.Markup(std::exchange(pending_, {}));

@@ -116,7 +116,7 @@ absl::StatusOr<Regex> Regex::Compile(absl::string_view pattern, std::uint32_t op
                                                    " at offset ", offset, " of ", pattern));
   }
   compiled->source = std::string(pattern);
-  // Fails where writable code is forbidden; pcre2_match then uses the interpreter.
+  // On machines that forbid JIT compilation this fails, and pcre2_match uses the interpreter.
   (void)pcre2_jit_compile_8(compiled->code, PCRE2_JIT_COMPLETE);
   return Regex(std::move(compiled));
 }
