@@ -20,7 +20,8 @@ namespace quire::text::jinja {
 struct FilterRow;  // filters.h
 struct TestRow;    // tests.h
 
-// Position of the first character of a token or node. Both count from 1; columns count characters.
+// Position of the first character of a token or node. Lines and columns count from 1; a column is
+// one character.
 struct Position {
   std::int32_t line = 0;
   std::int32_t column = 0;

@@ -26,7 +26,7 @@ namespace {
 using Result = absl::StatusOr<Value>;
 using Bound = std::vector<std::optional<Value>>;
 
-// Converts to text as filters do: undefined becomes "", other values are printed.
+// Converts the input of a text filter to text: undefined becomes "", other values are printed.
 absl::StatusOr<std::string> PrintAsText(Runtime& runtime, const Value& value) {
   return runtime.Print(value);
 }

@@ -234,7 +234,7 @@ absl::StatusOr<std::string> FormatFloat(const Value& value, const Spec& spec) {
     text = FloatTextAs(number, type.front(), spec.precision < 0 ? 6 : spec.precision,
                        spec.is_alternate);
   } else {
-    // Without a type, prints repr, or with a precision a variant of g with a digit after the point.
+    // Without a type, prints repr. With a precision but no type, prints a variant of g (see below).
     text = FloatTextAs(number, 'r', spec.precision, spec.is_alternate);
   }
   const auto is_zero = [](absl::string_view digits) {
@@ -280,8 +280,9 @@ NumberText SplitFloat(absl::string_view text) {
   return number;
 }
 
-// Prints a float with a precision and without a type. In CPython this differs from g: exponents are
-// used from one digit less on, and plain notation has at least one digit after the point.
+// Prints a float with a precision and without a type. In CPython this differs from g in two ways:
+// the switch to exponents comes one digit earlier, and plain notation has at least one digit after
+// the point.
 std::string GeneralWithPoint(double value, std::int64_t precision, bool is_alternate) {
   const int digits = static_cast<int>(std::max<std::int64_t>(precision, 1));
   const std::string scientific = absl::StrFormat("%.*e", digits - 1, value);

@@ -31,7 +31,7 @@ bool ContinuesName(char c) {
   return StartsName(c) || IsDigit(c);
 }
 
-// Converts line ends to "\n" and removes one at the end.
+// Converts line ends to "\n", and removes a line end at the end of the template.
 std::string Normalize(absl::string_view source) {
   std::string text = absl::StrReplaceAll(source, {{"\r\n", "\n"}, {"\r", "\n"}});
   if (absl::EndsWith(text, "\n")) text.pop_back();
@@ -87,9 +87,9 @@ class Lexer {
     return at <= text_.size() && absl::StartsWith(text_.substr(at), wanted);
   }
 
-  // Returns the offset after the end `close` of a block or comment, including the white space that
-  // its sign removes. `at` is the offset of the sign or of `close`. Returns kNone if no end is
-  // there.
+  // If `close`, the closing delimiter of a block or comment, is at `at`, with or without a sign
+  // before it, returns the offset after the delimiter and after the white space that the sign
+  // removes. Otherwise returns kNone.
   std::size_t EndOfTag(std::size_t at, absl::string_view close) const {
     if (Has(at, absl::StrCat("+", close))) return at + 1 + close.size();
     if (Has(at, absl::StrCat("-", close))) return SkipSpace(at + 1 + close.size());
@@ -156,8 +156,8 @@ class Lexer {
     return absl::OkStatus();
   }
 
-  // Returns the offset of the content of a raw block if its opening tag contains `inside`, else
-  // kNone.
+  // If a tag whose content starts at `inside` opens a raw block, returns the offset of the content
+  // of the block. Otherwise returns kNone.
   std::size_t EndOfRawTag(std::size_t inside) const {
     std::size_t at = SkipSpace(inside);
     if (!Has(at, "raw")) return kNone;

@@ -244,7 +244,8 @@ Result Justify(const Call& call) {
   QUIRE_RETURN_IF_ERROR(call.runtime.ChargeText(
       call.text().size() + fill.size() * static_cast<std::size_t>(std::min(
                                              missing, call.runtime.limits().max_bytes + 1))));
-  // In CPython, center puts an odd fill character on the left if the width is odd.
+  // As in CPython, if the number of fill characters is odd, center puts the extra one on the left
+  // if the width is odd.
   const std::int64_t left = call.name == "ljust"   ? 0
                             : call.name == "rjust" ? missing
                                                    : missing / 2 + (missing & width & 1);

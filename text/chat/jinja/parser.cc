@@ -52,8 +52,8 @@ class Parser {
     return absl::OkStatus();
   }
 
-  // Returns an error if the current name closes a block, or starts a branch of one, that is not the
-  // innermost open block. `ends` are the names that the innermost open block allows.
+  // Returns an error if the current name closes a block other than the innermost open block, or
+  // starts a branch of such a block. `ends` are the names that the innermost open block allows.
   absl::Status CheckNoStrayEnd(std::initializer_list<absl::string_view> ends) const {
     if (!IsOneOf({"elif", "else", "endif", "endfor", "endset", "endmacro", "endcall", "endfilter",
                   "endwith", "endgeneration"})) {
@@ -220,7 +220,8 @@ class Parser {
     return in_.ExpectOperator(")");
   }
 
-  // Parses the body of a macro. break and continue cannot leave it for a loop outside.
+  // Parses the body of a macro. break and continue in the body cannot apply to a loop outside the
+  // macro.
   absl::Status ParseMacroBody(absl::string_view end, Stmt* macro) {
     const int loops = std::exchange(loops_, 0);
     std::vector<std::string> outer;

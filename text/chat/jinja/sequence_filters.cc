@@ -280,7 +280,7 @@ Result Reverse(Runtime& runtime, const Value& value, const Arguments& arguments)
   return Value::String(std::move(text));
 }
 
-// Returns whether `value` passes the named test, or whether it is true if there is no name.
+// Returns whether `value` passes the named test. Without a name, returns whether `value` is true.
 absl::StatusOr<bool> PassesTest(Runtime& runtime, const Value& value, const Arguments& rest) {
   QUIRE_RETURN_IF_ERROR(runtime.Charge(1));
   if (rest.positional.empty()) {

@@ -171,7 +171,7 @@ absl::StatusOr<Machine::Flow> Machine::ExecFor(const Stmt& stmt) {
   loop.source = std::move(source);
   absl::StatusOr<Flow> flow = RunLoop(stmt, Value::Of(object.get()), loop);
   if (loop.escaped) {
-    // Values that still refer to it can read its attributes, but not fetch elements.
+    // Values that still refer to the loop can read its attributes, but not fetch elements.
     loop.outer = nullptr;
     loop.source = Iteration();
     runtime_.Adopt(std::move(object));
@@ -328,17 +328,18 @@ absl::Status Machine::BindMacro(const Macro& macro, const Arguments& arguments) 
                                                                   "' was not provided")));
     }
   }
-  return BindSurplus(definition, arguments);
+  return BindExtraArguments(definition, arguments);
 }
 
-// Sets varargs, kwargs and caller if the macro uses them. Any other surplus argument is an error.
-absl::Status Machine::BindSurplus(const Stmt& macro, const Arguments& arguments) {
+// Sets varargs, kwargs and caller if the macro uses them. Any other argument without a parameter is
+// an error.
+absl::Status Machine::BindExtraArguments(const Stmt& macro, const Arguments& arguments) {
   const std::size_t count = macro.parameters.size();
-  std::vector<Value> surplus;
+  std::vector<Value> extra;
   for (std::size_t i = count; i < arguments.positional.size(); ++i) {
-    surplus.push_back(arguments.positional[i]);
+    extra.push_back(arguments.positional[i]);
   }
-  if (!surplus.empty() && !macro.uses_varargs) {
+  if (!extra.empty() && !macro.uses_varargs) {
     return absl::InvalidArgumentError(
         absl::StrCat("macro '", macro.text, "' takes at most ", count, " arguments"));
   }
@@ -359,7 +360,7 @@ absl::Status Machine::BindSurplus(const Stmt& macro, const Arguments& arguments)
     QUIRE_RETURN_IF_ERROR(named.Set(name, value));
   }
   if (macro.uses_varargs) {
-    QUIRE_ASSIGN_OR_RETURN(Value rest, MakeSequence(SequenceKind::kTuple, std::move(surplus)));
+    QUIRE_ASSIGN_OR_RETURN(Value rest, MakeSequence(SequenceKind::kTuple, std::move(extra)));
     Assign("varargs", std::move(rest));
   }
   if (macro.uses_kwargs) Assign("kwargs", std::move(named).Build());

@@ -27,7 +27,7 @@ void AppendEscape(char32_t c, std::string& out) {
   }
 }
 
-// Returns whether str.splitlines ends a line at `c`. It also treats "\r\n" as one line end.
+// Returns whether str.splitlines ends a line at `c`. The method also treats "\r\n" as one line end.
 bool EndsLine(char32_t c) {
   return (c >= 0x0A && c <= 0x0D) || (c >= 0x1C && c <= 0x1E) || c == 0x85 || c == 0x2028 ||
          c == 0x2029;
@@ -158,8 +158,8 @@ std::size_t FindLast(absl::string_view text, absl::string_view part) {
   const std::size_t size = part.size();
   if (size > text.size()) return kAll;
   if (size <= kShortPart) return text.rfind(part);
-  // Both are read backwards. borders[i] is the length of the longest proper border of the last i +
-  // 1 bytes of `part`.
+  // Searches backwards. borders[i] is the length of the longest proper border of the last i + 1
+  // bytes of `part`.
   const auto back = [&part, size](std::size_t i) { return part[size - 1 - i]; };
   std::vector<std::size_t> borders(size, 0);
   for (std::size_t i = 1, length = 0; i < size; ++i) {
