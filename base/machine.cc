@@ -120,7 +120,7 @@ std::optional<int> QuotaOf(absl::string_view quota, absl::string_view period) {
 // 2, otherwise cpu.cfs_quota_us of version 1.
 std::optional<int> CgroupQuota(const std::string& root) {
   std::optional<int> least;
-  const auto consider = [&least](std::optional<int> quota) {
+  const auto update_least = [&least](std::optional<int> quota) {
     if (quota && (!least || *quota < *least)) least = quota;
   };
   std::ifstream groups(root + "/proc/self/cgroup");
@@ -138,10 +138,10 @@ std::optional<int> CgroupQuota(const std::string& root) {
       if (is_v2) {
         const std::string max = ReadFirstLine(base + "/cpu.max").value_or("");
         const std::vector<std::string> words = absl::StrSplit(max, ' ');
-        if (words.size() == 2) consider(QuotaOf(words[0], words[1]));
+        if (words.size() == 2) update_least(QuotaOf(words[0], words[1]));
       } else {
-        consider(QuotaOf(ReadFirstLine(base + "/cpu.cfs_quota_us").value_or(""),
-                         ReadFirstLine(base + "/cpu.cfs_period_us").value_or("")));
+        update_least(QuotaOf(ReadFirstLine(base + "/cpu.cfs_quota_us").value_or(""),
+                             ReadFirstLine(base + "/cpu.cfs_period_us").value_or("")));
       }
       if (group.empty() || group == "/") break;
       group.resize(group.rfind('/') == 0 ? 1 : group.rfind('/'));

@@ -132,14 +132,14 @@ void ThreadPool::Run(absl::FunctionRef<void(int part)> fn) {
 
 void ThreadPool::WorkerLoop(int part) {
   std::uint32_t seen = 0;
-  const auto has_news = [this, &seen] {
+  const auto has_new_work = [this, &seen] {
     return generation_.load() != seen || stopping_.load(std::memory_order_relaxed);
   };
   while (true) {
-    if (!SpinUntil(options_.spin, has_news)) {
+    if (!SpinUntil(options_.spin, has_new_work)) {
       MutexLock lock(&mutex_);
       sleeping_workers_.fetch_add(1);
-      while (!has_news()) work_ready_.Wait(&mutex_);
+      while (!has_new_work()) work_ready_.Wait(&mutex_);
       sleeping_workers_.fetch_sub(1);
     }
     if (stopping_.load()) return;

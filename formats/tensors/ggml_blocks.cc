@@ -184,8 +184,8 @@ void DecodeQ3_K(const std::byte* block, const BlockOut& out) {
   }
   ReadTwoBits(block + 32, out.q);
   for (int i = 0; i < kLargeBlock; ++i) {
-    const int third = Byte(block + i % 32) >> (i / 32) & 1;
-    out.q[i] = static_cast<std::int8_t>(out.q[i] - 4 * (1 - third));
+    const int third_bit = Byte(block + i % 32) >> (i / 32) & 1;
+    out.q[i] = static_cast<std::int8_t>(out.q[i] - 4 * (1 - third_bit));
   }
 }
 

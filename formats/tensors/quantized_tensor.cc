@@ -67,7 +67,7 @@ bool IsF16(float value) {
 // power of two. The values have at most 4 significant bits, which fit in bf16, so only the exponent
 // range matters. For e2m1 (0.5 to 6) the smallest e8m0 scale, 2^-127, gives subnormals of bf16, and
 // the largest accepted scale, 2^125, does not overflow.
-bool KeepsBF16(float scale, CodeLayout codes) {
+bool FitsBF16(float scale, CodeLayout codes) {
   const bool is_e2m1 = codes == CodeLayout::kE2M1Blocks;
   const int least = is_e2m1 ? -126 : -119;  // exponents of frexp, whose significand is 0.5
   const int largest = is_e2m1 ? 126 : 118;
@@ -170,9 +170,9 @@ absl::StatusOr<QuantizedTensor::ScaleTraits> QuantizedTensor::CheckScales() cons
   // The integers of an e2m1 block are twice its values, so its integer scales are halved.
   const float factor = parts_.code_layout == CodeLayout::kE2M1Blocks ? 0.5f : 1.0f;
   ScaleTraits traits;
-  const auto is_good = [&](float scale) {
+  const auto check_scale = [&](float scale) {
     traits.fit_f16 &= IsF16(scale * factor);
-    if (!IsInteger()) traits.are_powers_of_two &= KeepsBF16(scale, parts_.code_layout);
+    if (!IsInteger()) traits.are_powers_of_two &= FitsBF16(scale, parts_.code_layout);
     return std::fabs(scale) <= most;
   };
   if (DTypeSize(scales.dtype) <= 1) {
@@ -180,13 +180,13 @@ absl::StatusOr<QuantizedTensor::ScaleTraits> QuantizedTensor::CheckScales() cons
     // enough.
     const auto [least, largest] = std::minmax_element(scales.bytes.begin(), scales.bytes.end());
     // Both calls are needed, because they update the traits.
-    const bool is_least_good = is_good(Scale(least - scales.bytes.begin()));
-    const bool is_largest_good = is_good(Scale(largest - scales.bytes.begin()));
-    if (is_least_good && is_largest_good) return traits;
+    const bool is_least_valid = check_scale(Scale(least - scales.bytes.begin()));
+    const bool is_largest_valid = check_scale(Scale(largest - scales.bytes.begin()));
+    if (is_least_valid && is_largest_valid) return traits;
   }
   for (std::int64_t i = 0; i < elements; ++i) {
     const float scale = Scale(i);
-    if (is_good(scale)) continue;
+    if (check_scale(scale)) continue;
     return Refuse(scales, "element ", i, " of ", elements, " is ", scale,
                   ", a scale must be finite and at most ", most);
   }
@@ -349,10 +349,10 @@ void QuantizedTensor::Codes(std::int64_t row, std::span<std::uint8_t> out) const
   switch (parts_.code_layout) {
     case CodeLayout::kWordsOfInputs:
     case CodeLayout::kWordsOfRows: {
-      const bool of_rows = parts_.code_layout == CodeLayout::kWordsOfRows;
+      const bool is_by_rows = parts_.code_layout == CodeLayout::kWordsOfRows;
       const std::int64_t words = (k + per_word - 1) / per_word;
-      const std::int64_t first = of_rows ? row * words : row;
-      const std::int64_t step = of_rows ? 1 : rows;
+      const std::int64_t first = is_by_rows ? row * words : row;
+      const std::int64_t step = is_by_rows ? 1 : rows;
       for (std::int64_t i = 0; i < words; ++i) {
         const std::uint32_t word = word_at(first + i * step);
         const std::int64_t count = std::min(per_word, k - i * per_word);
@@ -438,16 +438,16 @@ void QuantizedTensor::IntegerRow(std::int64_t row, const QuantizedRow& out) cons
   const QuantizedShape& shape = *integer_shape_;
   std::vector<std::uint8_t> codes(out.q.size());
   Codes(row, codes);
-  const bool is_blocks = parts_.code_layout == CodeLayout::kE2M1Blocks;
+  const bool is_e2m1_blocks = parts_.code_layout == CodeLayout::kE2M1Blocks;
   const int half = shape.has_min ? 0 : 1 << (parts_.bits - 1);
   for (std::size_t i = 0; i < codes.size(); ++i) {
     const std::uint8_t code = codes[order_.empty() ? i : order_[i]];
-    out.q[i] =
-        static_cast<std::int8_t>(is_blocks ? static_cast<int>(2 * kE2M1Values[code]) : code - half);
+    out.q[i] = static_cast<std::int8_t>(is_e2m1_blocks ? static_cast<int>(2 * kE2M1Values[code])
+                                                       : code - half);
   }
   for (std::size_t i = 0; i < out.scales.size(); ++i) {
     const std::int64_t group = static_cast<std::int64_t>(i) * shape.group / parts_.group;
-    out.scales[i] = ScaleOf(row, group) * (is_blocks ? 0.5f : 1.0f);
+    out.scales[i] = ScaleOf(row, group) * (is_e2m1_blocks ? 0.5f : 1.0f);
     if (shape.has_min) out.mins[i] = -static_cast<float>(ZeroOf(row, group));
   }
 }

@@ -190,7 +190,7 @@ absl::StatusOr<Value> ToolValue(const ChatTool& tool, std::size_t index,
   if (!tool.json.empty()) {
     absl::StatusOr<Value> value = jinja::FromJson(tool.json, literal, &context.budget);
     if (value.ok()) return value;
-    // If the parameters cannot be parsed separately, the error names them.
+    // If the parameters alone cannot be parsed either, the error names the parameters.
     const absl::Status alone = tool.parameters_json.empty()
                                    ? absl::OkStatus()
                                    : jinja::FromJson(tool.parameters_json).status();
@@ -218,8 +218,8 @@ bool ContinuesFinalMessage(const ChatInput& chat) {
   return chat.continue_final_message && !chat.messages.empty();
 }
 
-// Marks the end of the final message in the rendered text. Its trailing space shows whether the
-// template keeps spaces at the end of a content.
+// Marks the end of the final message in the rendered text. The trailing space of this marker shows
+// whether the template keeps spaces at the end of a content.
 constexpr absl::string_view kEndOfFinal = "END_OF_FINAL_MESSAGE ";
 
 absl::Status CheckCanContinue(const ChatInput& chat) {
@@ -239,9 +239,9 @@ absl::StatusOr<ChatMessage> MarkFinalMessage(const ChatInput& chat) {
   return last;
 }
 
-// Truncates `text` at kEndOfFinal, as Hugging Face transformers does. Spaces before it are removed
-// unless the template keeps them. `content` is the content of the final message, and the remaining
-// text must end with it.
+// Truncates `text` at kEndOfFinal, as Hugging Face transformers does. Spaces before kEndOfFinal are
+// removed unless the template keeps trailing spaces. `content` is the content of the final message,
+// and the remaining text must end with it.
 absl::Status TruncateAfterFinal(absl::string_view content, std::size_t num_messages,
                                 std::string* text) {
   using jinja::Side;
@@ -249,8 +249,8 @@ absl::Status TruncateAfterFinal(absl::string_view content, std::size_t num_messa
   const std::size_t at = jinja::FindLast(*text, mark);
   const absl::string_view before = absl::string_view(*text).substr(0, at);
   const absl::string_view trimmed = jinja::StripChars(before, Side::kRight, std::nullopt);
-  const absl::string_view bare = jinja::StripChars(content, Side::kBoth, std::nullopt);
-  if (at == std::string::npos || !absl::EndsWith(trimmed, bare)) {
+  const absl::string_view trimmed_content = jinja::StripChars(content, Side::kBoth, std::nullopt);
+  if (at == std::string::npos || !absl::EndsWith(trimmed, trimmed_content)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "continue_final_message is true, but the chat template does not print the content of "
         "messages[",

@@ -186,16 +186,16 @@ absl::StatusOr<bool> AddedTokens::StandsAlone(absl::string_view text,
                                               const StringTrie::Match& match,
                                               RegexScratch& scratch) const {
   bool is_word = false;
-  const auto look = [&](std::size_t begin, std::size_t size) {
+  const auto check = [&](std::size_t begin, std::size_t size) {
     return word_.ForEachMatch(text.substr(begin, size), scratch,
                               [&](std::size_t, std::size_t) { is_word = true; });
   };
   if (match.begin > 0) {
     const std::size_t size = DecodeUtf8Before(text, match.begin).size_bytes;
-    QUIRE_RETURN_IF_ERROR(look(match.begin - size, size));
+    QUIRE_RETURN_IF_ERROR(check(match.begin - size, size));
   }
   if (match.end < text.size()) {
-    QUIRE_RETURN_IF_ERROR(look(match.end, Utf8Length(text[match.end])));
+    QUIRE_RETURN_IF_ERROR(check(match.end, Utf8Length(text[match.end])));
   }
   return !is_word;
 }

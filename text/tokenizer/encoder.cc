@@ -78,9 +78,9 @@ struct Encoder::Call {
     if (!parses_special) return false;
     const auto begin = static_cast<std::size_t>(span.begin);
     const auto end = static_cast<std::size_t>(span.end);
-    const auto reaches = [begin](const ByteRange& range) { return range.end <= begin; };
+    const auto ends_before = [begin](const ByteRange& range) { return range.end <= begin; };
     const auto range =
-        std::partition_point(options.literal.begin(), options.literal.end(), reaches);
+        std::partition_point(options.literal.begin(), options.literal.end(), ends_before);
     return range == options.literal.end() || range->begin >= end;
   }
 

@@ -51,12 +51,12 @@ absl::StatusOr<Splitter::Behavior> Splitter::BehaviorOf(const formats::JsonValue
 }
 
 bool Splitter::maps_every_byte() const {
-  const auto maps = [](const Step& step) { return step.kind == Kind::kByteLevel; };
-  const auto drops = [](const Step& step) {
+  const auto maps_bytes = [](const Step& step) { return step.kind == Kind::kByteLevel; };
+  const auto drops_bytes = [](const Step& step) {
     return step.kind == Kind::kMetaspace || step.behavior == Behavior::kRemoved;
   };
-  return std::any_of(steps_.begin(), steps_.end(), maps) &&
-         std::none_of(steps_.begin(), steps_.end(), drops);
+  return std::any_of(steps_.begin(), steps_.end(), maps_bytes) &&
+         std::none_of(steps_.begin(), steps_.end(), drops_bytes);
 }
 
 absl::Status Splitter::AddStep(const formats::JsonValue& config) {

@@ -398,7 +398,8 @@ void PythonParser::PushClosed(PartSink& sink) {
   }
 }
 
-// The buffered text is not a call. Inside a list of calls it is a failed call, otherwise content.
+// Emits the buffered text, which is not a call: inside a list of calls as a failed call, otherwise
+// as content.
 void PythonParser::BecomeText(PartSink& sink) {
   const std::string text = TakeAll(prefix_) + TakeAll(buffered_);
   if (has_calls_) {

@@ -42,7 +42,7 @@ std::optional<absl::string_view> TakeUntil(absl::string_view mark, absl::string_
 }
 
 // Converts functions.NAME:INDEX to NAME; either of the other parts may be missing.
-absl::string_view WithoutIndex(absl::string_view name) {
+absl::string_view FunctionName(absl::string_view name) {
   absl::ConsumePrefix(&name, "functions.");
   const std::size_t colon = name.rfind(':');
   if (colon == absl::string_view::npos || colon + 1 == name.size()) return name;
@@ -66,7 +66,7 @@ ToolCall ReadNameThenJson(absl::string_view text, const ToolFormat& format,
   if (!name) return Error("bad_call");
   if (!format.id_marker.empty()) name = name->substr(0, name->find(format.id_marker));
   name = Trimmed(*name);
-  if (format.has_function_index) name = WithoutIndex(*name);
+  if (format.has_function_index) name = FunctionName(*name);
   arguments = Trimmed(arguments);
   if (!absl::ConsumeSuffix(&arguments, format.arguments_suffix)) return Error("bad_call", *name);
   return ReadNamedCall(*name, Trimmed(arguments), tools);

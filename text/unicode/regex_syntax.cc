@@ -292,9 +292,9 @@ class Translator {
     }
     absl::string_view name = in_.substr(pos_ + 3, close - pos_ - 3);
     const absl::string_view whole = in_.substr(begin, close + 1 - begin);
-    absl::string_view caret;
+    absl::string_view negation;
     if (!name.empty() && name[0] == '^') {
-      caret = "^";
+      negation = "^";
       name.remove_prefix(1);
     }
     const bool is_name = !name.empty() && std::all_of(name.begin(), name.end(), [](char d) {
@@ -305,7 +305,7 @@ class Translator {
     }
     const bool is_script = !Contains(kCategories, name) && !Contains(kBinaryProperties, name);
     return Replace(whole.size(),
-                   absl::StrCat(in_.substr(begin, 3), caret, is_script ? "sc:" : "", name, "}"));
+                   absl::StrCat(in_.substr(begin, 3), negation, is_script ? "sc:" : "", name, "}"));
   }
 
   absl::Status Class() {

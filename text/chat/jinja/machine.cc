@@ -257,8 +257,8 @@ absl::StatusOr<Value> Machine::EvalCompare(const Expr& expr) {
   QUIRE_ASSIGN_OR_RETURN(Value left, Eval(*expr.children[0]));
   for (std::size_t i = 0; i < expr.operators.size(); ++i) {
     QUIRE_ASSIGN_OR_RETURN(Value right, Eval(*expr.children[i + 1]));
-    QUIRE_ASSIGN_OR_RETURN(const bool holds, Compare(expr.operators[i], left, right, runtime_));
-    if (!holds) return Value::Bool(false);
+    QUIRE_ASSIGN_OR_RETURN(const bool is_true, Compare(expr.operators[i], left, right, runtime_));
+    if (!is_true) return Value::Bool(false);
     left = std::move(right);
   }
   return Value::Bool(true);
@@ -282,9 +282,9 @@ absl::StatusOr<Value> Machine::EvalConcat(const Expr& expr) {
 
 absl::StatusOr<Value> Machine::EvalLogic(const Expr& expr) {
   QUIRE_ASSIGN_OR_RETURN(Value left, Eval(*expr.children[0]));
-  const bool holds = IsTrue(left);
-  if (expr.kind == ExprKind::kNot) return Value::Bool(!holds);
-  if (holds == (expr.kind == ExprKind::kOr)) return left;
+  const bool is_true = IsTrue(left);
+  if (expr.kind == ExprKind::kNot) return Value::Bool(!is_true);
+  if (is_true == (expr.kind == ExprKind::kOr)) return left;
   return Eval(*expr.children[1]);
 }
 

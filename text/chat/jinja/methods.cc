@@ -190,8 +190,8 @@ Result Replace(const Call& call) {
   QUIRE_ASSIGN_OR_RETURN(const std::string to, TextArgument(call, bound[1]));
   QUIRE_ASSIGN_OR_RETURN(const std::int64_t count, IntegerArgument(call, bound[2], -1));
   // A text of n bytes has at most n + 1 matches.
-  const std::size_t places = call.text().size() / std::max<std::size_t>(from.size(), 1) + 1;
-  QUIRE_RETURN_IF_ERROR(call.runtime.ChargeBytes(places * to.size()));
+  const std::size_t max_matches = call.text().size() / std::max<std::size_t>(from.size(), 1) + 1;
+  QUIRE_RETURN_IF_ERROR(call.runtime.ChargeBytes(max_matches * to.size()));
   std::string result = ReplaceText(call.text(), from, to, count);
   QUIRE_RETURN_IF_ERROR(call.runtime.ChargeText(result.size()));
   return Value::String(std::move(result));

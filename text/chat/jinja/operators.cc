@@ -56,8 +56,8 @@ absl::StatusOr<Value> FloorDivide(std::int64_t left, std::int64_t right) {
 Value Modulo(std::int64_t left, std::int64_t right) {
   if (right == -1) return Value::Int(0);
   const std::int64_t remainder = left % right;
-  const bool wrong_sign = remainder != 0 && (remainder < 0) != (right < 0);
-  return Value::Int(wrong_sign ? remainder + right : remainder);
+  const bool has_wrong_sign = remainder != 0 && (remainder < 0) != (right < 0);
+  return Value::Int(has_wrong_sign ? remainder + right : remainder);
 }
 
 absl::StatusOr<Value> IntegerPower(std::int64_t base, std::int64_t exponent) {
@@ -244,13 +244,13 @@ absl::StatusOr<Range> ResolveSlice(const SliceParts& parts, std::int64_t length)
   const bool forward = range.step > 0;
   const std::int64_t low = forward ? 0 : -1;
   const std::int64_t high = forward ? length : length - 1;
-  const auto adjust = [&](std::optional<std::int64_t> part, std::int64_t absent) {
+  const auto clamp_index = [&](std::optional<std::int64_t> part, std::int64_t absent) {
     if (!part) return absent;
     const std::int64_t place = *part < 0 ? *part + length : *part;
     return std::clamp(place, low, high);
   };
-  range.start = adjust(start, forward ? low : high);
-  range.stop = adjust(stop, forward ? high : low);
+  range.start = clamp_index(start, forward ? low : high);
+  range.stop = clamp_index(stop, forward ? high : low);
   if (forward && range.start < range.stop) {
     range.count = (range.stop - range.start - 1) / range.step + 1;
   } else if (!forward && range.stop < range.start) {

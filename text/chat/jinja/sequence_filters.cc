@@ -66,9 +66,9 @@ struct KeyedItem {
   Value item;
 };
 
-absl::StatusOr<std::vector<KeyedItem>> KeyAll(Runtime& runtime, std::vector<Value> items,
-                                              const std::optional<Value>& attribute,
-                                              bool case_sensitive) {
+absl::StatusOr<std::vector<KeyedItem>> ComputeKeys(Runtime& runtime, std::vector<Value> items,
+                                                   const std::optional<Value>& attribute,
+                                                   bool case_sensitive) {
   std::vector<KeyedItem> keyed;
   keyed.reserve(items.size());
   for (Value& item : items) {
@@ -173,7 +173,7 @@ Result Unique(Runtime& runtime, const Value& value, const Arguments& arguments) 
 }
 
 template <bool wants_max>
-Result Extreme(Runtime& runtime, const Value& value, const Arguments& arguments) {
+Result FindExtreme(Runtime& runtime, const Value& value, const Arguments& arguments) {
   QUIRE_ASSIGN_OR_RETURN(const Bound bound, BindArguments(wants_max ? "max" : "min", arguments,
                                                           {"case_sensitive", "attribute"}));
   QUIRE_ASSIGN_OR_RETURN(std::vector<Value> items, Elements(runtime, value));
@@ -181,7 +181,7 @@ Result Extreme(Runtime& runtime, const Value& value, const Arguments& arguments)
     return Value::UndefinedBecause("No aggregated item, sequence was empty.");
   }
   QUIRE_ASSIGN_OR_RETURN(std::vector<KeyedItem> keyed,
-                         KeyAll(runtime, std::move(items), bound[1], IsGiven(bound[0])));
+                         ComputeKeys(runtime, std::move(items), bound[1], IsGiven(bound[0])));
   std::size_t best = 0;
   for (std::size_t i = 1; i < keyed.size(); ++i) {
     QUIRE_RETURN_IF_ERROR(runtime.ChargeWalk(keyed[i].key));
@@ -370,8 +370,8 @@ constexpr FilterRow kFilters[] = {
     {"sort", Sort},
     {"dictsort", DictSort},
     {"unique", Unique},
-    {"min", Extreme<false>},
-    {"max", Extreme<true>},
+    {"min", FindExtreme<false>},
+    {"max", FindExtreme<true>},
     {"sum", Sum},
 };
 

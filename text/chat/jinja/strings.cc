@@ -129,17 +129,17 @@ absl::string_view StripChars(absl::string_view text, Side side,
                              std::optional<absl::string_view> chars) {
   absl::flat_hash_set<char32_t> set;
   if (chars) ForEachChar(*chars, [&set](char32_t c) { set.insert(c); });
-  const auto goes = [&](char32_t c) { return chars ? set.contains(c) : IsPythonSpace(c); };
+  const auto is_stripped = [&](char32_t c) { return chars ? set.contains(c) : IsPythonSpace(c); };
   std::size_t begin = 0;
   std::size_t end = text.size();
   while (side != Side::kRight && begin < end) {
     const Utf8Char c = DecodeUtf8At(text, begin);
-    if (!goes(c.code_point)) break;
+    if (!is_stripped(c.code_point)) break;
     begin += c.size_bytes;
   }
   while (side != Side::kLeft && end > begin) {
     const Utf8Char c = DecodeUtf8Before(text, end);
-    if (!goes(c.code_point)) break;
+    if (!is_stripped(c.code_point)) break;
     end -= c.size_bytes;
   }
   return text.substr(begin, end - begin);
@@ -184,11 +184,11 @@ std::vector<std::string> SplitText(absl::string_view text,
                                          : SplitSpaces(text, max_splits);
   }
   std::vector<std::string> parts;
-  const auto may_go_on = [&] {
+  const auto may_split = [&] {
     return max_splits < 0 || static_cast<std::int64_t>(parts.size()) < max_splits;
   };
   if (from_right) {
-    while (may_go_on()) {
+    while (may_split()) {
       const std::size_t at = FindLast(text, *separator);
       if (at == kAll) break;
       parts.emplace_back(text.substr(at + separator->size()));
@@ -198,7 +198,7 @@ std::vector<std::string> SplitText(absl::string_view text,
     std::reverse(parts.begin(), parts.end());
     return parts;
   }
-  while (may_go_on()) {
+  while (may_split()) {
     const std::size_t at = FindFirst(text, *separator);
     if (at == kAll) break;
     parts.emplace_back(text.substr(0, at));
