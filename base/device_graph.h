@@ -13,7 +13,8 @@ struct CUgraphExec_st;
 
 namespace quire {
 
-// Threads: one at a time. Lifetime: move-only; the memory that its kernels access must outlive it.
+// Threads: one at a time. Lifetime: move-only; the memory that the captured kernels access must
+// outlive the graph.
 class DeviceGraph {
  public:
   // Calls `enqueue` and records the work that it enqueues, without running the work. `enqueue` may

@@ -2,8 +2,8 @@
 
 // Machine-readable error reasons: an enum of all reasons, and a table of how each is reported to
 // clients. A reason is a payload of an absl::Status, with metadata and a retry delay, so every
-// layer can pass it on without parsing it. The server turns it into gRPC's ErrorInfo and RetryInfo,
-// or into an HTTP status (docs/api.md, Errors).
+// layer can pass the reason on without parsing it. The server turns it into gRPC's ErrorInfo and
+// RetryInfo, or into an HTTP status (docs/api.md, Errors).
 //
 //   return WithReason(absl::InvalidArgumentError("prompt has 9216 tokens, context is 8192"),
 //                     Reason::kPromptTooLong, {{"prompt_tokens", "9216"}, {"max_context_tokens",

@@ -103,8 +103,8 @@ Level SetLevel(absl::string_view logger, Level level);
 bool IsEnabled(absl::string_view logger, Level level);
 
 // Queues a line, or returns at once when its level is disabled. `message` must be a constant,
-// because the rate limit identifies the call site by it. Must not be called on the engine's step
-// path.
+// because the rate limit identifies the call site by its message. Must not be called on the
+// engine's step path.
 void Write(Level level, absl::string_view logger, absl::string_view message, Fields fields = {});
 
 inline void Trace(absl::string_view logger, absl::string_view message, Fields fields = {}) {

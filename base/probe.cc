@@ -205,7 +205,8 @@ std::vector<MetricFamily> Registry::State::Copy() const {
 absl::StatusOr<std::string> Registry::Expose() const {
   const absl::Time give_up = MonotonicNow() + absl::Seconds(1);
   do {
-    // A copy is consistent when no update was open before or after it and none ended in between.
+    // A copy is consistent if no update was open before or after copying, and none ended in
+    // between.
     const std::uint64_t done_before = updates_done_.load();
     if (updates_open_.load() != 0) {
       std::this_thread::yield();

@@ -132,8 +132,8 @@ class Registry {
   void AddCallbackGauge(absl::string_view name, absl::string_view help, const Labels& labels,
                         std::function<double()> read);
 
-  // Makes the changes in its scope visible to scrapes all together or not at all. Scrapes wait for
-  // open updates; updates never wait. Only store values in the scope.
+  // A scrape sees either all changes made in the scope of an Update or none of them. Scrapes wait
+  // for open updates; updates never wait. Only store values in the scope.
   class Update {
    public:
     explicit Update(Registry* registry);

@@ -27,7 +27,7 @@ namespace {
 // Number of abandoned threads in this process.
 std::atomic<int> g_num_abandoned{0};
 
-// State of one call, shared by the caller and the thread so that it outlives both.
+// State of one call. The caller and the thread share ownership, because either may finish first.
 struct Task {
   Mutex mutex;
   CondVar changed;

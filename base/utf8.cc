@@ -5,7 +5,7 @@
 namespace quire {
 namespace {
 
-// The number of continuation bytes after a lead byte, and the range of the first of them.
+// The number of continuation bytes after a lead byte, and the valid range of the first one.
 struct LeadByte {
   std::uint8_t continuation_bytes;  // 0: the byte is not the lead byte of a longer character
   std::uint8_t low;

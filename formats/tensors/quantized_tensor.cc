@@ -167,7 +167,7 @@ absl::StatusOr<QuantizedTensor::ScaleTraits> QuantizedTensor::CheckScales() cons
                               : parts_.code_layout == CodeLayout::kE4M3 ? 448.0f
                                                                         : 6.0f;
   const float most = std::numeric_limits<float>::max() / largest_value;
-  // The integers of an e2m1 block are twice its values, so its integer scales are halved.
+  // IntegerRow returns e2m1 values times two, so its scales are halved.
   const float factor = parts_.code_layout == CodeLayout::kE2M1Blocks ? 0.5f : 1.0f;
   ScaleTraits traits;
   const auto check_scale = [&](float scale) {

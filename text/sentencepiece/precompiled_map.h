@@ -49,7 +49,7 @@ class PrecompiledMap {
 
   // Returns the replacement of the shortest entry that is a prefix of `text`.
   std::optional<absl::string_view> Find(absl::string_view text) const;
-  // Calls `use(entry)` for the entries that are prefixes of `text`, shortest first, until it
+  // Calls `use(entry)` for the entries that are prefixes of `text`, shortest first, until `use`
   // returns false.
   template <typename Use>
   void ForEachEntry(absl::string_view text, Use use) const;

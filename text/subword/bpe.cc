@@ -237,8 +237,8 @@ std::int32_t Bpe::CharacterId(absl::string_view character, bool is_first, bool i
 }
 
 // Splits a piece into its initial symbols. An unknown character is buffered until the next known
-// character or the end, because fuse_unk may fuse it with the next one. Byte-fallback tokens are
-// therefore added before the buffered character, as in the Hugging Face implementation.
+// character or the end, because fuse_unk may fuse it with the next unknown character. Byte-fallback
+// tokens are therefore added before the buffered character, as in the Hugging Face implementation.
 void Bpe::SplitCharacters(absl::string_view piece, BpeScratch& scratch) const {
   auto& symbols = scratch.symbols_;
   symbols.clear();

@@ -24,8 +24,8 @@ namespace quire::text {
 
 class Bpe;
 
-// Working memory and result cache of one thread. The first Encode binds it to its Bpe, because
-// cached results are only valid for that Bpe; Encode with another Bpe fails a check.
+// Working memory and result cache of one thread. The first Encode binds the scratch to its Bpe,
+// because cached results are only valid for that Bpe. Encode with another Bpe fails a check.
 class BpeScratch {
  public:
   // The cache has at most `cache_entries` pieces and is cleared when it is full.

@@ -108,7 +108,7 @@ absl::StatusOr<AddedTokens> AddedTokens::FromJson(const formats::JsonValue& conf
   for (std::size_t i = 0; i < config.size(); ++i) {
     QUIRE_RETURN_IF_ERROR(added.Add(config.At(i), model));
   }
-  // If two contents have the same normalized form, the lower id counts, because the trie keeps the
+  // If two contents have the same normalized form, the lower id wins, because the trie keeps the
   // first value.
   std::vector<std::size_t> order(added.tokens_.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;

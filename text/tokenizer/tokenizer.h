@@ -78,8 +78,8 @@ class Tokenizer {
       absl::string_view tokenizer_json, absl::string_view tokenizer_config_json,
       const TokenizerOptions& options = {});
 
-  // Like FromJson, for the other kinds of file. tiktoken's configuration has its pattern and
-  // special tokens.
+  // Like FromJson, for the other kinds of file. For tiktoken, the configuration also has the
+  // pattern and the special tokens.
   static absl::StatusOr<std::unique_ptr<Tokenizer>> FromSentencePiece(
       absl::string_view tokenizer_model, absl::string_view tokenizer_config_json,
       const TokenizerOptions& options = {});
@@ -127,8 +127,8 @@ class Tokenizer {
   bool IsSpecial(std::int32_t id) const;
   std::optional<std::int32_t> TokenToId(absl::string_view token) const;
 
-  // The ids of the tokens that tokenizer_config.json or the GGUF file names; nullopt if it names
-  // none or the tokenizer does not know it.
+  // The ids of the tokens that tokenizer_config.json or the GGUF file names; nullopt if the file
+  // names no such token, or one that the tokenizer does not know.
   std::optional<std::int32_t> bos_token_id() const;
   std::optional<std::int32_t> eos_token_id() const;
   std::optional<std::int32_t> pad_token_id() const;

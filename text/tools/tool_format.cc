@@ -172,11 +172,11 @@ constexpr ToolFormat kFormats[] = {
     {.name = "think", .reasoning_begin = kThink, .reasoning_end = kEndThink},
 };
 
-// The first detection whose marks a template contains wins. A detection with more marks therefore
-// precedes those whose marks are a subset of its own, which IsMostSpecificFirst checks: hermes
-// follows the other formats with <tool_call>, mistral-list follows mistral-name-args, and
-// granite-list follows phi4-mini. Two more orders matter: templates of deepseek-v3 also contain the
-// marks of deepseek-v31, and templates of models that reason contain those of `think`.
+// The first detection whose marks a template contains wins. A detection therefore precedes all
+// others whose marks are a subset of its marks, which IsMostSpecificFirst checks: hermes follows
+// the other formats with <tool_call>, mistral-list follows mistral-name-args, and granite-list
+// follows phi4-mini. Two more orders matter: templates of deepseek-v3 also contain the marks of
+// deepseek-v31, and templates of models that reason contain those of `think`.
 constexpr Detection kDetections[] = {
     {"harmony", {"<|channel|>", "<|message|>"}},
     {"qwen3-coder", {kToolCall, "<function="}},

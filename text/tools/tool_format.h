@@ -17,7 +17,7 @@
 namespace quire::text {
 
 // The format for models whose chat template does not render tools. text/chat/generic_tools.h adds a
-// description of it to the prompt, so it is never detected from a template.
+// description of this format to the prompt. The format is never detected from a template.
 inline constexpr absl::string_view kGenericFormat = "generic";
 
 // The syntax of a call between its markers.

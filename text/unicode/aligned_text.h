@@ -7,8 +7,8 @@
 // Invariants: text() never exceeds its limit: an append that would exceed it is dropped, and
 //             CheckSize() fails from then on. Code that rewrites a text must call CheckSize()
 //             before it uses the result. If the text is tracked, spans().size() == text().size(),
-//             and all bytes of a character have the span of the input characters that it
-//             represents.
+//             and all bytes of a character have the span of the input characters that this
+//             character represents.
 // Threads:    a value.
 // Source:     NormalizedString of huggingface/tokenizers 0.23.
 

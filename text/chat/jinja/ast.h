@@ -3,8 +3,8 @@
 // The syntax tree of a template.
 //
 // Place:      between parser and interpreter.
-// Invariants: depths are within the parser's limits. A null filter or test is unknown, and the
-//             parser accepts it only inside a branch.
+// Invariants: depths are within the parser's limits. If `filter` or `test` is null, its name is
+// unknown. The parser accepts this only inside a branch.
 // Threads:    immutable after parsing.
 
 #include <cstdint>

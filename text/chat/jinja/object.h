@@ -5,8 +5,8 @@
 //
 // Place:      between the values and the interpreter.
 // Threads:    the rendering thread.
-// Lifetime:   the Runtime of the rendering owns them; the templates that they refer to must outlive
-//             it.
+// Lifetime:   the Runtime of the rendering owns them; the templates that the objects refer to must
+//             outlive the Runtime.
 
 #include <cstddef>
 #include <cstdint>

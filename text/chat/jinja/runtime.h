@@ -52,8 +52,8 @@ class Runtime {
   absl::Status ChargeBytes(std::size_t bytes) {
     return Charge(static_cast<std::int64_t>(bytes) / kBytesPerStep);
   }
-  // Charges for a text before it is created. Returns RESOURCE_EXHAUSTED if it is longer than
-  // max_bytes; the caller must then not allocate it.
+  // Charges for a text before it is created. If the text is longer than max_bytes, returns
+  // RESOURCE_EXHAUSTED, and the caller must not allocate the text.
   absl::Status ChargeText(std::size_t bytes);
   // Charges for a traversal of the whole value.
   absl::Status ChargeWalk(const Value& value) { return Charge(WeightOf(value)); }
