@@ -142,7 +142,8 @@ absl::Status RestoreRows(const GgufFile& gguf, GgufTensors* result) {
     if (rows % (2 * heads) != 0) {
       return Refuse(
           gguf, tensor.name,
-          absl::StrCat("has ", rows, " rows, each of ", heads, " heads must have an even number"));
+          absl::StrCat("has ", rows, " rows, must have an even number of rows for each of ", heads,
+                       " heads"));
     }
     moved.push_back({&tensor, rows / heads});
     total += tensor.bytes.size();

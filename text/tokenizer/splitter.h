@@ -90,7 +90,7 @@ class Splitter {
   static absl::Status SplitPieces(const Step& step, PieceList& list, RegexScratch& scratch);
   static void AddPrefixSpaces(PieceList& list);
   static void MapBytes(PieceList& list);
-  static void PlaceSigns(const Step& step, PieceList& list);
+  static void InsertSigns(const Step& step, PieceList& list);
 
   std::vector<Step> steps_;
   bool needs_tracking_ = false;

@@ -45,7 +45,7 @@ Machine::Machine(const Variables& variables, const RenderLimits& limits, absl::T
 }
 
 Scope* Machine::OpenScope(Scope* parent) {
-  Scope* const back = scope_;
+  Scope* const previous = scope_;
   if (free_scopes_.empty()) {
     scopes_.push_back(std::make_unique<Scope>());
     scope_ = scopes_.back().get();
@@ -54,23 +54,23 @@ Scope* Machine::OpenScope(Scope* parent) {
     free_scopes_.pop_back();
   }
   scope_->parent = parent;
-  return back;
+  return previous;
 }
 
-void Machine::CloseScope(Scope* back) {
+void Machine::CloseScope(Scope* previous) {
   if (!scope_->captured) {
     scope_->names.clear();
     free_scopes_.push_back(scope_);
   }
-  scope_ = back;
+  scope_ = previous;
 }
 
-void Machine::NoteSearch(std::size_t names) {
+void Machine::AddSearchCost(std::size_t names) {
   work_ += static_cast<std::int64_t>(names) * Runtime::kEvalsPerStep / Runtime::kNamesPerStep;
 }
 
 void Machine::Assign(const std::string& name, Value value) {
-  NoteSearch(scope_->names.size());
+  AddSearchCost(scope_->names.size());
   for (auto& [known, value_slot] : scope_->names) {
     if (known != name) continue;
     value_slot = std::move(value);
@@ -81,7 +81,7 @@ void Machine::Assign(const std::string& name, Value value) {
 
 Value Machine::Lookup(const std::string& name) {
   for (const Scope* scope = scope_; scope != nullptr; scope = scope->parent) {
-    NoteSearch(scope->names.size());
+    AddSearchCost(scope->names.size());
     for (const auto& [known, value] : scope->names) {
       if (known == name) return value;
     }
@@ -100,20 +100,20 @@ Value Machine::MakeMacro(const Stmt& stmt) {
 
 absl::StatusOr<Value> Machine::Eval(const Expr& expr) {
   if (++depth_ > kMaxStackDepth) {
-    NoteError(expr.position);
+    RecordErrorPosition(expr.position);
     return absl::InvalidArgumentError("the template recurses too deeply");
   }
   if (++work_ >= Runtime::kEvalsPerStep) {
     const absl::Status charged = runtime_.Charge(work_ / Runtime::kEvalsPerStep);
     work_ %= Runtime::kEvalsPerStep;
     if (!charged.ok()) {
-      NoteError(expr.position);
+      RecordErrorPosition(expr.position);
       return charged;
     }
   }
   Result result = EvalNode(expr);
   --depth_;
-  if (!result.ok()) NoteError(expr.position);
+  if (!result.ok()) RecordErrorPosition(expr.position);
   return result;
 }
 

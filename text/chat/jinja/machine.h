@@ -90,17 +90,17 @@ class Machine {
   absl::StatusOr<bool> HasNext(Loop& loop);
 
   // Keeps only the first reported position, which is that of the innermost failed node.
-  void NoteError(Position position) {
+  void RecordErrorPosition(Position position) {
     if (error_position_.line == 0) error_position_ = position;
   }
 
-  // Opens a block inside `parent` and returns the previous scope, to which CloseScope returns.
+  // Opens a scope inside `parent` and returns the previous scope, for CloseScope.
   Scope* OpenScope(Scope* parent);
-  void CloseScope(Scope* back);
+  void CloseScope(Scope* previous);
   void Assign(const std::string& name, Value value);
   Value Lookup(const std::string& name);
   // Adds the cost of comparing this number of names to work_. The next expression charges for it.
-  void NoteSearch(std::size_t names);
+  void AddSearchCost(std::size_t names);
   // The macro looks up names in the current scope and its parents.
   Value MakeMacro(const Stmt& stmt);
 
