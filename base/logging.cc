@@ -51,7 +51,8 @@ struct Destination {
 
 // A queue of lines for a destination that may be slow or may have stopped accepting lines.
 //
-// Invariants: at most kMaxQueuedBytes, or one line, are queued. Push never waits for a destination:
+// Invariants: the queue has at most kMaxQueuedBytes, or one longer line. Push never waits for a
+// destination:
 //             it drops a line that does not fit, counts it, and queues a report of the loss.
 // Threads:    Next and Finish are for the writer thread; the others are for any thread.
 class LineQueue {
@@ -138,8 +139,7 @@ class LineQueue {
   CondVar changed_;
   std::deque<Item> items_ ABSL_GUARDED_BY(mutex_);
   std::size_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::uint64_t unreported_ ABSL_GUARDED_BY(mutex_) =
-      0;  // lines dropped since the newest of items_
+  std::uint64_t unreported_ ABSL_GUARDED_BY(mutex_) = 0;  // dropped lines without a report
   std::shared_ptr<const Destination> report_destination_ ABSL_GUARDED_BY(mutex_);
   std::atomic<std::uint64_t> queued_{0};    // items since the start
   std::atomic<std::uint64_t> finished_{0};  // items that were written or lost
@@ -230,8 +230,8 @@ bool IsWithinRate(State& state, absl::string_view logger, absl::string_view mess
   return true;
 }
 
-// Returns whether a terminal obeys the character or reorders text because of it: C0 and C1
-// controls, delete, line and paragraph separators, and bidirectional controls.
+// Returns whether a terminal interprets the character as a command or reorders text because of it:
+// C0 and C1 controls, delete, line and paragraph separators, and bidirectional controls.
 bool IsControl(char32_t c) {
   return c < 0x20 || (c >= 0x7F && c <= 0x9F) || c == 0x061C || c == 0x200E || c == 0x200F ||
          (c >= 0x2028 && c <= 0x202E) || (c >= 0x2066 && c <= 0x2069);

@@ -111,10 +111,10 @@ class ChatTemplates {
     TemplateTraits traits;
   };
 
-  // Returns the name of the template for a request. `asked` is the name in the request; empty:
+  // Returns the name of the template for a request. `requested` is the name in the request; empty:
   // none.
-  std::string NameFor(const std::string& asked, bool has_tools) const;
-  absl::StatusOr<const LoadedTemplate*> Choose(const std::string& asked, bool has_tools) const;
+  std::string NameFor(const std::string& requested, bool has_tools) const;
+  absl::StatusOr<const LoadedTemplate*> Choose(const std::string& requested, bool has_tools) const;
   // Returns FAILED_PRECONDITION unless the template prints the tools of this conversation.
   absl::Status CheckTools(const std::string& name, const LoadedTemplate& chosen,
                           const ChatInput& chat) const;

@@ -227,7 +227,7 @@ class Lexer {
 
   // Returns the end of a run of digits with single underscores between them.
   template <typename IsOne>
-  std::size_t Digits(std::size_t at, IsOne is_one) const {
+  std::size_t SkipDigits(std::size_t at, IsOne is_one) const {
     while (at < text_.size()) {
       if (is_one(text_[at])) {
         ++at;
@@ -242,12 +242,12 @@ class Lexer {
 
   absl::Status LexNumber() {
     const std::size_t begin = at_;
-    std::size_t end = Digits(at_, IsDigit);
+    std::size_t end = SkipDigits(at_, IsDigit);
     bool is_float = false;
     const bool after_dot = begin > 0 && text_[begin - 1] == '.';
     if (!after_dot) {
       if (Has(end, ".") && end + 1 < text_.size() && IsDigit(text_[end + 1])) {
-        end = Digits(end + 1, IsDigit);
+        end = SkipDigits(end + 1, IsDigit);
         is_float = true;
       }
       std::size_t exponent = end;
@@ -255,7 +255,7 @@ class Lexer {
         exponent = end + 1;
         if (Has(exponent, "+") || Has(exponent, "-")) ++exponent;
         if (exponent < text_.size() && IsDigit(text_[exponent])) {
-          end = Digits(exponent, IsDigit);
+          end = SkipDigits(exponent, IsDigit);
           is_float = true;
         }
       }
@@ -283,7 +283,7 @@ class Lexer {
                               : 99;
         return digit < wanted;
       };
-      const std::size_t past = Digits(at_ + 2, is_one);
+      const std::size_t past = SkipDigits(at_ + 2, is_one);
       if (past > at_ + 2) {
         base = wanted;
         first = at_ + 2;
