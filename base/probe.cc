@@ -203,7 +203,7 @@ std::vector<MetricFamily> Registry::State::Copy() const {
 }
 
 absl::StatusOr<std::string> Registry::Expose() const {
-  const absl::Time give_up = MonotonicNow() + absl::Seconds(1);
+  const absl::Time deadline = MonotonicNow() + absl::Seconds(1);
   do {
     // A copy is consistent if no update was open before or after copying, and none ended in
     // between.
@@ -217,7 +217,7 @@ absl::StatusOr<std::string> Registry::Expose() const {
     std::ostringstream text;
     prometheus::TextSerializer().Serialize(text, copy);
     return std::move(text).str();
-  } while (MonotonicNow() < give_up);
+  } while (MonotonicNow() < deadline);
   return absl::UnavailableError("a metrics update stayed open for more than 1 s; scrape again");
 }
 

@@ -64,7 +64,8 @@ struct Entry {
   std::int64_t end = 0;
 };
 
-// Returns the size of a tensor in bytes, or -1 if it exceeds 63 bits or is not a whole number.
+// Returns the size of a tensor in bytes, or -1 if the size exceeds 63 bits or is not a whole
+// number.
 std::int64_t TensorBytes(const std::vector<std::int64_t>& shape, std::int64_t bits) {
   std::int64_t elements = 1;
   for (const std::int64_t extent : shape) {

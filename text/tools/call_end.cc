@@ -22,7 +22,7 @@ bool ObjectCallEnd::CannotBecomeCall(absl::string_view call) const {
 }
 
 // A value may contain the closing tags. The closing marker therefore only counts after the end of
-// the function, and that end only after the end of a parameter.
+// the function, and the end of the function only counts after the end of a parameter.
 bool XmlCallEnd::Push(absl::string_view call) {
   has_function_ |= absl::EndsWith(call, format_->call_begin[1]);
   has_parameter_ |= absl::EndsWith(call, "<parameter=");

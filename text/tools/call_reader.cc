@@ -31,8 +31,8 @@ absl::string_view Trimmed(absl::string_view text) {
   return absl::StripAsciiWhitespace(text);
 }
 
-// Removes the text before `mark`, and `mark` itself, and returns that text. Returns nullopt if
-// there is no `mark`.
+// Removes the text up to and including `mark`, and returns the part before `mark`. Returns nullopt
+// if there is no `mark`.
 std::optional<absl::string_view> TakeUntil(absl::string_view mark, absl::string_view* text) {
   const std::size_t at = text->find(mark);
   if (at == absl::string_view::npos) return std::nullopt;
@@ -41,7 +41,7 @@ std::optional<absl::string_view> TakeUntil(absl::string_view mark, absl::string_
   return before;
 }
 
-// Converts functions.NAME:INDEX to NAME; either of the other parts may be missing.
+// Converts functions.NAME:INDEX to NAME. The parts `functions.` and `:INDEX` may be missing.
 absl::string_view FunctionName(absl::string_view name) {
   absl::ConsumePrefix(&name, "functions.");
   const std::size_t colon = name.rfind(':');
@@ -179,7 +179,7 @@ ToolCall ReadNamedCall(absl::string_view name, absl::string_view arguments,
 ToolCall ReadMarkedCall(absl::string_view call, const ToolFormat& format,
                         const DeclaredTools& tools) {
   if (!absl::ConsumePrefix(&call, format.call_begin[0])) {
-    // The second marker of an XML call is also its first tag, so it is kept.
+    // In an XML call, the second marker is the tag <function=, which ReadXmlParameters needs.
     if (format.shape != CallShape::kXmlParameters) {
       absl::ConsumePrefix(&call, format.call_begin[1]);
     }

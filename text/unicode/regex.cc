@@ -18,8 +18,8 @@ namespace {
 constexpr std::size_t kJitStackStartBytes = 32 * 1024;
 constexpr std::size_t kJitStackMaxBytes = 8 * 1024 * 1024;
 constexpr std::size_t kMaxPatternBytes = 64 * 1024;
-// PCRE2's compiler is recursive. This is its default limit, set explicitly because builds can
-// change the default.
+// Maximum nesting of parentheses, because PCRE2's compiler is recursive. It equals PCRE2's default,
+// which builds can change.
 constexpr std::uint32_t kMaxParentheses = 250;
 
 absl::Status CheckSize(absl::string_view pattern) {

@@ -272,8 +272,8 @@ absl::StatusOr<Value> Machine::EvalConcat(const Expr& expr) {
     if (part.is_string()) {
       text += part.as_string();
     } else {
-      QUIRE_ASSIGN_OR_RETURN(const std::string shown, runtime_.Print(part));
-      text += shown;
+      QUIRE_ASSIGN_OR_RETURN(const std::string printed, runtime_.Print(part));
+      text += printed;
     }
     QUIRE_RETURN_IF_ERROR(runtime_.ChargeText(text.size()));
   }

@@ -166,7 +166,7 @@ absl::StatusOr<Value> Join(const Value& left, const Value& right, Runtime& runti
 }
 
 // Resolves an index into a sequence of `length`; negative indices count from the end.
-std::optional<std::int64_t> Place(std::int64_t index, std::int64_t length) {
+std::optional<std::int64_t> ResolveIndex(std::int64_t index, std::int64_t length) {
   if (index < 0) index += length;
   if (index < 0 || index >= length) return std::nullopt;
   return index;
@@ -177,16 +177,16 @@ absl::StatusOr<std::optional<Value>> ElementAt(const Value& value, std::int64_t 
                                                Runtime& runtime) {
   if (value.is_string()) {
     QUIRE_RETURN_IF_ERROR(runtime.ChargeBytes(value.as_string().size()));
-    const auto place = Place(index, CountUtf8Characters(value.as_string()));
-    if (!place) return std::optional<Value>();
-    return std::optional<Value>(Value::String(CharAt(value.as_string(), *place)));
+    const auto resolved = ResolveIndex(index, CountUtf8Characters(value.as_string()));
+    if (!resolved) return std::optional<Value>();
+    return std::optional<Value>(Value::String(CharAt(value.as_string(), *resolved)));
   }
   if (!value.is_sequence()) return std::optional<Value>();
   const Sequence& sequence = *value.as_sequence();
   const bool indexable = IsListOrTuple(value) || sequence.kind == SequenceKind::kRange;
-  const auto place = Place(index, static_cast<std::int64_t>(sequence.items.size()));
-  if (!indexable || !place) return std::optional<Value>();
-  return std::optional<Value>(sequence.items[static_cast<std::size_t>(*place)]);
+  const auto resolved = ResolveIndex(index, static_cast<std::int64_t>(sequence.items.size()));
+  if (!indexable || !resolved) return std::optional<Value>();
+  return std::optional<Value>(sequence.items[static_cast<std::size_t>(*resolved)]);
 }
 
 Value NoAttribute(const Value& value, absl::string_view name) {
@@ -411,9 +411,9 @@ absl::StatusOr<Value> GetItem(const Value& value, const Value& key, Runtime& run
     if (method) return *std::move(method);
     return NoAttribute(value, key.as_string());
   }
-  QUIRE_ASSIGN_OR_RETURN(const std::string shown, runtime.Print(key));
+  QUIRE_ASSIGN_OR_RETURN(const std::string printed, runtime.Print(key));
   return Value::UndefinedBecause(absl::StrCat(TypeName(value), " object has no element ",
-                                              absl::string_view(shown).substr(0, 100)));
+                                              absl::string_view(printed).substr(0, 100)));
 }
 
 absl::StatusOr<Value> GetSlice(const Value& value, const SliceParts& parts, Runtime& runtime) {

@@ -12,7 +12,7 @@
 namespace quire::text::jinja {
 namespace {
 
-constexpr std::size_t kAll = absl::string_view::npos;
+constexpr std::size_t kNotFound = absl::string_view::npos;
 // Maximum size for which FindLast uses a quadratic search.
 constexpr std::size_t kShortPart = 16;
 
@@ -91,8 +91,8 @@ bool IsPythonSpace(char32_t c) {
 }
 
 void AppendStringRepr(absl::string_view text, std::string& out) {
-  const bool has_single = text.find('\'') != kAll;
-  const char quote = has_single && text.find('"') == kAll ? '"' : '\'';
+  const bool has_single = text.find('\'') != kNotFound;
+  const char quote = has_single && text.find('"') == kNotFound ? '"' : '\'';
   out += quote;
   ForEachChar(text, [&](char32_t c) {
     if (c == static_cast<char32_t>(quote) || c == '\\') {
@@ -146,17 +146,17 @@ absl::string_view StripChars(absl::string_view text, Side side,
 }
 
 std::size_t FindFirst(absl::string_view text, absl::string_view part, std::size_t from) {
-  if (from > text.size()) return kAll;
+  if (from > text.size()) return kNotFound;
   if (part.empty()) return from;
   const void* const found =
       memmem(text.data() + from, text.size() - from, part.data(), part.size());
-  if (found == nullptr) return kAll;
+  if (found == nullptr) return kNotFound;
   return static_cast<std::size_t>(static_cast<const char*>(found) - text.data());
 }
 
 std::size_t FindLast(absl::string_view text, absl::string_view part) {
   const std::size_t size = part.size();
-  if (size > text.size()) return kAll;
+  if (size > text.size()) return kNotFound;
   if (size <= kShortPart) return text.rfind(part);
   // Searches backwards. borders[i] is the length of the longest proper border of the last i + 1
   // bytes of `part`.
@@ -173,7 +173,7 @@ std::size_t FindLast(absl::string_view text, absl::string_view part) {
     if (text[at] == back(matched)) ++matched;
     if (matched == size) return at;
   }
-  return kAll;
+  return kNotFound;
 }
 
 std::vector<std::string> SplitText(absl::string_view text,
@@ -190,7 +190,7 @@ std::vector<std::string> SplitText(absl::string_view text,
   if (from_right) {
     while (may_split()) {
       const std::size_t at = FindLast(text, *separator);
-      if (at == kAll) break;
+      if (at == kNotFound) break;
       parts.emplace_back(text.substr(at + separator->size()));
       text = text.substr(0, at);
     }
@@ -200,7 +200,7 @@ std::vector<std::string> SplitText(absl::string_view text,
   }
   while (may_split()) {
     const std::size_t at = FindFirst(text, *separator);
-    if (at == kAll) break;
+    if (at == kNotFound) break;
     parts.emplace_back(text.substr(0, at));
     text = text.substr(at + separator->size());
   }
@@ -211,7 +211,7 @@ std::vector<std::string> SplitText(absl::string_view text,
 std::int64_t CountParts(absl::string_view text, std::optional<absl::string_view> separator) {
   std::int64_t count = 1;
   if (separator) {
-    for (std::size_t at = FindFirst(text, *separator); at != kAll;
+    for (std::size_t at = FindFirst(text, *separator); at != kNotFound;
          at = FindFirst(text, *separator, at + separator->size())) {
       ++count;
     }
@@ -263,7 +263,7 @@ std::string ReplaceText(absl::string_view text, absl::string_view from, absl::st
   }
   while (count != 0) {
     const std::size_t at = FindFirst(text, from);
-    if (at == kAll) break;
+    if (at == kNotFound) break;
     out.append(text.data(), at);
     out.append(to.data(), to.size());
     text = text.substr(at + from.size());
