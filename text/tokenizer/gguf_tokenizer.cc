@@ -288,7 +288,8 @@ absl::Status PipelineBuilder::CheckScores() const {
 }
 
 // SentencePiece merges the pair whose concatenation has the best score, regardless of its two
-// halves. Equal scores get one rank, so that the leftmost pair merges first, as in SentencePiece.
+// halves. Tokens with equal scores get the same rank, so that the leftmost pair merges first, as in
+// SentencePiece.
 void PipelineBuilder::MergeByScores() {
   std::vector<std::int32_t> order;  // ids, best score first
   for (std::size_t id = 0; id < vocabulary_.tokens.size(); ++id) {
