@@ -15,7 +15,7 @@ namespace quire {
 // A bounded FIFO queue for any number of producer and consumer threads. A push to a full queue
 // fails, so the producer decides which work to reject.
 //
-// Place:      between threads: admission and control inboxes, text jobs, output rings.
+// Place:      carries work between threads: admission and control inboxes, text jobs, output.
 // Invariants: 0 <= size() <= capacity(). After Close every push fails; queued values can still be
 //             popped.
 // Threads:    every method from any thread.
@@ -51,7 +51,7 @@ class BoundedQueue {
     return size_;
   }
 
-  // Returns false, and leaves `value` unchanged, when the queue is full or closed.
+  // If the queue is full or closed, returns false and leaves `value` unchanged.
   bool TryPush(T&& value) {
     {
       MutexLock lock(&mutex_);
@@ -82,7 +82,7 @@ class BoundedQueue {
     return TakeFront();
   }
 
-  // Appends up to `max` values to `out` without waiting. Returns the number of values.
+  // Appends up to `max` values to `out` without waiting. Returns the number of appended values.
   std::size_t PopAll(std::size_t max, std::vector<T>* out) {
     MutexLock lock(&mutex_);
     return TakeMany(max, out);

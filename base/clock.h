@@ -1,9 +1,9 @@
 #pragma once
 
-// Clock injects the time, so that tests of deadlines do not have to sleep.
+// Clock is an injectable time source, so that tests of deadlines do not have to sleep.
 //
-// Deadlines, timeouts, ages and heartbeats are times on one monotonic timeline, which changes of
-// the wall clock do not affect. The timeline starts at the wall-clock time of the first call to
+// Deadlines and heartbeats are times on one monotonic timeline. Changes of the wall clock do not
+// affect that timeline. The timeline starts at the wall-clock time of the first call to
 // MonotonicNow, so its times look like wall times. Convert with ToWall() before showing a time to a
 // person or client, and with FromWall() before comparing a wall time that a caller sent.
 // tools/checks/style_check.py lists the files that may read the wall clock directly.

@@ -12,7 +12,7 @@ namespace quire {
 // Kind of memory: pageable host memory, page-locked host memory or GPU memory.
 enum class MemoryKind : std::uint8_t { kHost, kPinned, kDevice };
 
-// Owns a block of zeroed memory, or shares it with other buffers that are parts of the same block.
+// Owns a block of zeroed memory. Part() returns buffers that share ownership of the block.
 //
 // Place:      below KvPool, weights and workspaces.
 // Invariants: host memory is aligned to kAlignment. Blocks of at least kHugePageBytes are aligned

@@ -47,8 +47,8 @@ absl::StatusOr<DeviceGraph> DeviceGraph::Capture(const Stream& stream,
   (void)cudaGraphDestroy(graph);
   QUIRE_RETURN_IF_ERROR(made.status());
   DeviceGraph captured(made->first, made->second);
-  // Uploading allocates the graph's device memory now. Otherwise its first launch would allocate
-  // it, and the memory plan would not count it.
+  // Uploading allocates the graph's device memory now. Otherwise the first launch would allocate
+  // that memory, and the memory plan would not count it.
   QUIRE_RETURN_IF_ERROR(CudaStatus(cudaGraphUpload(captured.graph_, stream.cuda()),
                                    "cannot upload a captured graph"));
   return captured;

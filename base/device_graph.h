@@ -13,11 +13,13 @@ struct CUgraphExec_st;
 
 namespace quire {
 
-// Threads: one at a time. Lifetime: move-only; the memory that its kernels access must outlive it.
+// Threads: one at a time. Lifetime: move-only; the memory that the captured kernels access must
+// outlive the graph.
 class DeviceGraph {
  public:
-  // Calls `enqueue`, which may put work on `stream` only, and records that work without running it.
-  // Returns the error of `enqueue` or of CudaStatus. The stream is usable afterwards in any case.
+  // Calls `enqueue` and records the work that it enqueues, without running the work. `enqueue` may
+  // only use `stream`. Returns the error of `enqueue` or of CudaStatus. The stream remains usable
+  // even after an error.
   // REQUIRES: a CUDA stream.
   static absl::StatusOr<DeviceGraph> Capture(const Stream& stream,
                                              absl::FunctionRef<absl::Status()> enqueue);

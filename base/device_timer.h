@@ -1,7 +1,6 @@
 #pragma once
 
-// Measures GPU work with CUDA events, so that the time of launching and waiting on the host is not
-// included.
+// Measures GPU work with CUDA events, which exclude launch overhead and waiting on the host.
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"

@@ -33,7 +33,7 @@ std::optional<DType> DTypeFromName(absl::string_view name);
 // Returns the size of one element in bytes; 0 for kInvalid.
 std::int64_t DTypeSize(DType dtype);
 
-// The upper half of an f32. NaN stays NaN (quiet bit set).
+// The upper half of an f32. FromFloat converts NaN to a quiet NaN.
 struct BF16 {
   std::uint16_t bits;
   static QUIRE_HOST_DEVICE constexpr BF16 FromFloat(float x);
@@ -60,7 +60,8 @@ struct F8E4M3 {
   friend constexpr bool operator==(F8E4M3, F8E4M3) = default;
 };
 
-// Scale type of a cache that is not quantised, which has no scales and no scale accessors.
+// Scale type of a KV cache that is not quantized. Such a cache has no scales and no scale
+// accessors.
 struct Unquantized {};
 
 template <typename T>
@@ -153,7 +154,8 @@ constexpr F8E4M3 F8E4M3::FromFloat(float x) {
   const std::uint32_t sign = (u >> 24) & 0x80u;
   const std::uint32_t a = u & 0x7fffffffu;
   if (a > 0x7f800000u) return F8E4M3{static_cast<std::uint8_t>(sign | 0x7fu)};
-  // 464 lies halfway between 448 and 480, which E4M3 lacks. Values from 464 on saturate too.
+  // 464 is halfway between 448, the largest value, and 480, which E4M3 cannot represent. Values
+  // from 464 on saturate too.
   if (a >= 0x43e80000u) return F8E4M3{static_cast<std::uint8_t>(sign | 0x7eu)};
   if (a < 0x3c800000u) {  // below 2^-6: multiples of 2^-9
     if (a < 0x3a800000u) return F8E4M3{static_cast<std::uint8_t>(sign)};  // below 2^-10

@@ -1,9 +1,9 @@
 #pragma once
 
-// Machine-readable reasons of errors: an enum of all reasons and a table of how each is reported to
+// Machine-readable error reasons: an enum of all reasons, and a table of how each is reported to
 // clients. A reason is a payload of an absl::Status, with metadata and a retry delay, so every
-// layer can pass it on without parsing it. The server turns it into gRPC's ErrorInfo and RetryInfo,
-// or into an HTTP status (docs/api.md, Errors).
+// layer can pass the reason on without parsing it. The server turns it into gRPC's ErrorInfo and
+// RetryInfo, or into an HTTP status (docs/api.md, Errors).
 //
 //   return WithReason(absl::InvalidArgumentError("prompt has 9216 tokens, context is 8192"),
 //                     Reason::kPromptTooLong, {{"prompt_tokens", "9216"}, {"max_context_tokens",
@@ -62,7 +62,7 @@ enum class Reason : std::uint8_t {
   kScopeMissing,
   kNonFiniteLogits,
   kEngineError,
-  // Only the HTTP listeners use the next reasons.
+  // Only the HTTP listeners use the reasons from here to kHostNotAllowed.
   kBadRequest,
   kUnsupportedEncoding,
   kUnknownEndpoint,
@@ -90,7 +90,7 @@ struct ReasonRow {
   int http_status;         // 0: the HTTP client is gone and gets no response
   Retry retry;
   ErrorDetail detail;
-  absl::string_view text;  // when it happens, in the words of docs/api.md
+  absl::string_view text;  // when the error occurs, as docs/api.md says
 };
 
 // Returns every reason, in the order of the enum and of docs/api.md.
@@ -108,7 +108,7 @@ struct ErrorReason {
   std::optional<std::string> Find(absl::string_view key) const;
 };
 
-// Returns `status` with the reason attached, replacing an earlier one. An OK status is returned
+// Returns `status` with the reason attached, replacing an earlier reason. An OK status is returned
 // unchanged.
 absl::Status WithReason(absl::Status status, Reason reason,
                         const std::vector<std::pair<std::string, std::string>>& metadata = {},

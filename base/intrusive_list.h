@@ -44,10 +44,10 @@ class IntrusiveList {
   // Return the next element towards the back or the front; null at the end.
   static T* next(const T* element) { return (element->*kNode).next; }
   static T* prev(const T* element) { return (element->*kNode).prev; }
-  // Returns whether the element is in any list of this node.
+  // Returns whether `element` is in a list that uses its kNode links.
   static bool is_linked(const T* element) { return (element->*kNode).is_linked; }
 
-  // REQUIRES: `element` is in no list of this node.
+  // REQUIRES: `element` is in no list that uses its kNode links.
   void push_back(T* element) { InsertBefore(nullptr, element); }
   void push_front(T* element) { InsertBefore(front_, element); }
 

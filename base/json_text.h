@@ -3,9 +3,9 @@
 // Serialises JSON for everything that the program sends, logs or prints.
 //
 // Place:      in base/ because the log uses it; nlohmann-json does the writing.
-//             formats/json_value.h parses JSON. Two files write JSON themselves because its
-//             spelling matters: text/chat/jinja/json.h (as Python's json.dumps does) and
-//             server/config/layered_config.cc (values as configuration files spell them).
+//             formats/json_value.h parses JSON. Two files write JSON themselves, because they need
+//             a certain spelling of numbers and separators: text/chat/jinja/json.h (like Python's
+//             json.dumps) and server/config/layered_config.cc (like configuration files).
 // Invariants: the text is one line of valid UTF-8 and valid JSON. Invalid bytes become U+FFFD; NaN
 //             and infinities become null.
 // Threads:    pure functions.
@@ -21,7 +21,7 @@ std::string JsonText(const nlohmann::json& value);
 // Keeps the keys in insertion order.
 std::string JsonText(const nlohmann::ordered_json& value);
 
-// Returns the string as JSON, with its quotes.
+// Returns `text` as a JSON string, quotes included.
 std::string JsonQuoted(absl::string_view text);
 
 }  // namespace quire

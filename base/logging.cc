@@ -35,9 +35,10 @@ using Sink = std::shared_ptr<spdlog::sinks::sink>;
 
 constexpr std::array<absl::string_view, 6> kLevelNames = {"trace", "debug", "info",
                                                           "warn",  "error", "off"};
-// Number of rate-limited call sites in the table, which is cleared when it is full.
+// Maximum number of call sites in the table of the rate limit. A full table is cleared.
 constexpr std::size_t kMaxSites = 4096;
-// Holds some seconds of a busy log, so that a slow disk causes no loss at once.
+// Size limit of LineQueue: some seconds of a busy log, so that a short stall of the disk loses no
+// lines.
 constexpr std::size_t kMaxQueuedBytes = std::size_t{4} << 20;
 // Time that exit() waits for queued lines.
 constexpr absl::Duration kExitFlushTimeout = absl::Seconds(1);
@@ -50,7 +51,8 @@ struct Destination {
 
 // A queue of lines for a destination that may be slow or may have stopped accepting lines.
 //
-// Invariants: at most kMaxQueuedBytes, or one line, are queued. Push never waits for a destination:
+// Invariants: the queue has at most kMaxQueuedBytes, or one longer line. Push never waits for a
+// destination:
 //             it drops a line that does not fit, counts it, and queues a report of the loss.
 // Threads:    Next and Finish are for the writer thread; the others are for any thread.
 class LineQueue {
@@ -137,7 +139,7 @@ class LineQueue {
   CondVar changed_;
   std::deque<Item> items_ ABSL_GUARDED_BY(mutex_);
   std::size_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::uint64_t unreported_ ABSL_GUARDED_BY(mutex_) = 0;  // lines dropped since the last of items_
+  std::uint64_t unreported_ ABSL_GUARDED_BY(mutex_) = 0;  // dropped lines without a report
   std::shared_ptr<const Destination> report_destination_ ABSL_GUARDED_BY(mutex_);
   std::atomic<std::uint64_t> queued_{0};    // items since the start
   std::atomic<std::uint64_t> finished_{0};  // items that were written or lost
@@ -196,9 +198,9 @@ absl::StatusOr<Sink> OpenFile(const std::string& file) {
 absl::StatusOr<Sink> OpenSink(const std::string& file) {
   if (file.empty()) return StandardErrorSink();
   auto sink = std::make_shared<absl::StatusOr<Sink>>();
-  const absl::Status answered = RunWithTimeout(kFileTimeout, [=] { *sink = OpenFile(file); });
-  if (answered.ok()) return *std::move(sink);
-  return absl::Status(answered.code(), absl::StrCat("log file ", file, ": ", answered.message()));
+  const absl::Status status = RunWithTimeout(kFileTimeout, [=] { *sink = OpenFile(file); });
+  if (status.ok()) return *std::move(sink);
+  return absl::Status(status.code(), absl::StrCat("log file ", file, ": ", status.message()));
 }
 
 void UpdateMinLevel(State& state) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mutex) {
@@ -213,7 +215,7 @@ Level LevelOf(State& state, absl::string_view logger) ABSL_EXCLUSIVE_LOCKS_REQUI
   return found == state.single_levels.end() ? state.options.level : found->second;
 }
 
-// Counts a line of a call site. Returns false when it exceeds the limit of this second.
+// Counts a line of a call site. Returns false if the line exceeds the limit for the current second.
 bool IsWithinRate(State& state, absl::string_view logger, absl::string_view message, absl::Time now)
     ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mutex) {
   const std::uint32_t limit = state.options.rate_limit_per_second;
@@ -228,8 +230,8 @@ bool IsWithinRate(State& state, absl::string_view logger, absl::string_view mess
   return true;
 }
 
-// Returns whether a terminal obeys the character or reorders text because of it: C0 and C1
-// controls, delete, line and paragraph separators, and bidirectional controls.
+// Returns whether a terminal interprets the character as a command or reorders text because of it:
+// C0 and C1 controls, delete, line and paragraph separators, and bidirectional controls.
 bool IsControl(char32_t c) {
   return c < 0x20 || (c >= 0x7F && c <= 0x9F) || c == 0x061C || c == 0x200E || c == 0x200F ||
          (c >= 0x2028 && c <= 0x202E) || (c >= 0x2066 && c <= 0x2069);
@@ -380,8 +382,8 @@ constexpr std::array<int, 5> kCrashSignals = {SIGABRT, SIGSEGV, SIGBUS, SIGFPE, 
 std::array<struct sigaction, kCrashSignals.size()> actions_before;
 const LineQueue* crash_queue = nullptr;
 
-// Uses only what is allowed in a signal handler: it waits while the writer thread continues. Then
-// it raises the signal again with the previous handler.
+// Calls only async-signal-safe functions. Waits while the writer thread continues, and then raises
+// the signal again with the previous handler.
 void OnCrash(int signal) {
   for (int i = 0; i < 20 && !crash_queue->is_finished(); ++i) poll(nullptr, 0, /*timeout=*/10);
   for (std::size_t i = 0; i < kCrashSignals.size(); ++i) {

@@ -11,11 +11,12 @@
 //
 // Invariants: logging never waits for the log file or standard error. Lines are queued, and one
 //             writer thread writes them in order. Lines are dropped and counted when the queue is
-//             full or when writing fails, for example on a full disk. A line "lines were dropped"
-//             with their number is written in their place, as soon as writing succeeds.
+//             full or when writing fails, for example on a full disk. As soon as writing succeeds
+//             again, a line "lines were dropped" reports their number.
 // Threads:    any.
 // Lifetime:   the first call starts the writer, which runs until the process ends. exit() waits for
-//             it at most one second. Code that ends the process in another way calls Flush first.
+//             it at most one second. Code that ends the process in another way must call Flush
+//             first.
 //
 // spdlog writes whole lines to a file or to standard error. It lacks fields, JSON, a rate limit per
 // call site, levels for loggers that do not exist yet and, in version 1.10, reopening its file. Its
@@ -48,8 +49,8 @@ struct Options {
   Level level = Level::kInfo;
   Format format = Format::kText;
   std::string file;  // appended to; empty: standard error
-  // Maximum lines per second of one logger and message; more are counted and not written. 0: no
-  // limit.
+  // Maximum lines per second for each pair of logger and message. Further lines are counted but not
+  // written. 0: no limit.
   std::uint32_t rate_limit_per_second = 0;
 };
 
@@ -85,10 +86,9 @@ class Field {
 using Fields = std::initializer_list<Field>;
 
 // Sets level, format and destination of the whole process, and removes the levels of single
-// loggers. Returns an error, and changes nothing, when the file cannot be opened within
-// kFileTimeout.
+// loggers. If the file cannot be opened within kFileTimeout, returns an error and changes nothing.
 absl::Status Configure(const Options& options);
-// The same in two parts: opens the file, and returns a function that applies the change.
+// Configure in two steps: opens the file, and returns a function that applies the change.
 absl::StatusOr<std::function<void()>> PrepareConfigure(const Options& options);
 
 // Opens the log file again by name, after log rotation. Does nothing for standard error.
@@ -103,8 +103,8 @@ Level SetLevel(absl::string_view logger, Level level);
 bool IsEnabled(absl::string_view logger, Level level);
 
 // Queues a line, or returns at once when its level is disabled. `message` must be a constant,
-// because the rate limit identifies the call site by it. Must not be called on the engine's step
-// path.
+// because the rate limit identifies the call site by its message. Must not be called on the
+// engine's step path.
 void Write(Level level, absl::string_view logger, absl::string_view message, Fields fields = {});
 
 inline void Trace(absl::string_view logger, absl::string_view message, Fields fields = {}) {
@@ -130,9 +130,10 @@ bool Flush(absl::Duration timeout);
 // REQUIRES: called once.
 void FlushOnCrash();
 
-// Number of lines since the start that the rate limit suppressed.
+// Number of lines since the process started that the rate limit suppressed.
 std::uint64_t SuppressedLines();
-// Number of lines since the start that found the queue full or could not be written.
+// Number of lines since the process started that were lost because the queue was full or writing
+// failed.
 std::uint64_t DroppedLines();
 
 }  // namespace quire::log

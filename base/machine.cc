@@ -28,7 +28,7 @@ std::optional<std::string> ReadFirstLine(const std::string& path) {
   return line;
 }
 
-// Discovers cores and packages only, because discovering more would only take time.
+// Discovers only cores and packages, because the rest of the topology is not needed.
 class Topology {
  public:
   explicit Topology(const std::string& synthetic) {
@@ -112,7 +112,7 @@ std::optional<int> QuotaOf(absl::string_view quota, absl::string_view period) {
   if (!absl::SimpleAtoi(quota, &quota_us) || !absl::SimpleAtoi(period, &period_us)) {
     return std::nullopt;  // "max"
   }
-  if (quota_us <= 0 || period_us <= 0) return std::nullopt;  // version 1 has -1 for no limit
+  if (quota_us <= 0 || period_us <= 0) return std::nullopt;  // -1 in version 1 means no limit
   return static_cast<int>((quota_us + period_us - 1) / period_us);
 }
 
@@ -120,7 +120,7 @@ std::optional<int> QuotaOf(absl::string_view quota, absl::string_view period) {
 // 2, otherwise cpu.cfs_quota_us of version 1.
 std::optional<int> CgroupQuota(const std::string& root) {
   std::optional<int> least;
-  const auto consider = [&least](std::optional<int> quota) {
+  const auto update_least = [&least](std::optional<int> quota) {
     if (quota && (!least || *quota < *least)) least = quota;
   };
   std::ifstream groups(root + "/proc/self/cgroup");
@@ -138,10 +138,10 @@ std::optional<int> CgroupQuota(const std::string& root) {
       if (is_v2) {
         const std::string max = ReadFirstLine(base + "/cpu.max").value_or("");
         const std::vector<std::string> words = absl::StrSplit(max, ' ');
-        if (words.size() == 2) consider(QuotaOf(words[0], words[1]));
+        if (words.size() == 2) update_least(QuotaOf(words[0], words[1]));
       } else {
-        consider(QuotaOf(ReadFirstLine(base + "/cpu.cfs_quota_us").value_or(""),
-                         ReadFirstLine(base + "/cpu.cfs_period_us").value_or("")));
+        update_least(QuotaOf(ReadFirstLine(base + "/cpu.cfs_quota_us").value_or(""),
+                             ReadFirstLine(base + "/cpu.cfs_period_us").value_or("")));
       }
       if (group.empty() || group == "/") break;
       group.resize(group.rfind('/') == 0 ? 1 : group.rfind('/'));
@@ -152,7 +152,7 @@ std::optional<int> CgroupQuota(const std::string& root) {
 
 std::string DetectIsa(const std::string& root) {
 #if defined(__x86_64__)
-  // These builtins check CPUID and that the system saves the registers.
+  // These builtins check both CPUID and whether the operating system saves the registers.
   __builtin_cpu_init();
   const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");

@@ -13,8 +13,8 @@ struct MachineSource {
   std::optional<std::vector<int>> cpus;  // absent: the calling thread's affinity mask
 };
 
-// The CPU resources that this process may use, read once: CPUs of the affinity mask, their cores,
-// the cgroup's CPU quota, and the instruction set. Nothing is measured.
+// The CPU resources that this process may use, read once from the system: CPUs of the affinity
+// mask, their cores, the cgroup's CPU quota, and the instruction set.
 //
 // hwloc provides affinity, cores and the CPU's name. It reports neither CPU quotas, which limit the
 // useful number of threads in a container, nor instruction sets.
@@ -29,9 +29,10 @@ class Machine {
   int physical_cores() const { return physical_cores_; }
   // The first CPU of each distinct physical core of cpus(), in the order of cpus().
   const std::vector<int>& core_cpus() const { return core_cpus_; }
-  // Returns the CPUs to bind `num_threads` compute threads to. These are core_cpus() if the threads
-  // use every core and the quota allows it. Otherwise the list is empty and the system places the
-  // threads, because other processes would bind theirs to the same first cores.
+  // Returns the CPUs to bind `num_threads` compute threads to. Returns core_cpus() if the threads
+  // use every core and the quota allows that. Otherwise returns an empty list, and the system
+  // places the threads: if several processes bound a few threads each, all would use the same first
+  // cores.
   std::vector<int> CpusToBind(int num_threads) const;
   // The best level that the CPU and the system support: "amx", "avx512_vnni", "avx512", "avx_vnni",
   // "avx2", "neon" or "baseline".

@@ -57,7 +57,7 @@ void MappedFile::Forget(std::span<const std::byte> part) {
   const auto at = reinterpret_cast<std::uintptr_t>(part.data());
   const std::uintptr_t begin = (at + page - 1) / page * page;
   const std::uintptr_t end = (at + part.size()) / page * page;
-  // The advice may be rejected, and the pages then stay in memory.
+  // If the system rejects the advice, the pages stay in memory.
   if (begin < end) (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
 }
 

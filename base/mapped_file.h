@@ -16,7 +16,8 @@ namespace quire {
 // Invariants: bytes() is not empty. Accessing the mapping after another process has truncated the
 //             file raises SIGBUS, so model files must be replaced instead of rewritten.
 // Threads:    const methods from any thread.
-// Lifetime:   spans into it are valid until it is destroyed; moving it keeps them valid.
+// Lifetime:   spans into the mapping are valid until the MappedFile is destroyed; moving it keeps
+//             them valid.
 class MappedFile {
  public:
   // Follows symbolic links. Returns NOT_FOUND, PERMISSION_DENIED, or INVALID_ARGUMENT for a

@@ -203,9 +203,10 @@ std::vector<MetricFamily> Registry::State::Copy() const {
 }
 
 absl::StatusOr<std::string> Registry::Expose() const {
-  const absl::Time give_up = MonotonicNow() + absl::Seconds(1);
+  const absl::Time deadline = MonotonicNow() + absl::Seconds(1);
   do {
-    // A copy is consistent when no update was open before or after it and none ended in between.
+    // A copy is consistent if no update was open before or after copying, and none ended in
+    // between.
     const std::uint64_t done_before = updates_done_.load();
     if (updates_open_.load() != 0) {
       std::this_thread::yield();
@@ -216,7 +217,7 @@ absl::StatusOr<std::string> Registry::Expose() const {
     std::ostringstream text;
     prometheus::TextSerializer().Serialize(text, copy);
     return std::move(text).str();
-  } while (MonotonicNow() < give_up);
+  } while (MonotonicNow() < deadline);
   return absl::UnavailableError("a metrics update stayed open for more than 1 s; scrape again");
 }
 

@@ -3,10 +3,10 @@
 // Metrics: handles that the layers increment, and a registry that owns the values and prints them
 // in the Prometheus text format.
 //
-// prometheus-cpp 1.0 checks names and writes the text. Its registry is not used: its histograms
-// take a lock, which the step path must not wait for, and observe one value at a time. It has no
-// callback metrics, a scrape may see half of a change to two metrics (Registry::Update), and it
-// ignores a second, different help text of a name.
+// prometheus-cpp 1.0 checks names and writes the text. Its registry is not used. The histograms of
+// that registry take a lock, for which the step path must not wait, and observe one value at a
+// time. That registry has no callback metrics, shows a scrape half of a change to two metrics (see
+// Registry::Update), and ignores a second, different help text of a name.
 //
 //   probe::Registry registry;
 //   probe::Counter steps = registry.AddCounter("quire_engine_steps_total", "Steps run.",
@@ -31,8 +31,9 @@ using Labels = std::vector<std::pair<std::string, std::string>>;
 
 namespace internal {
 
-// A number that threads change and the scrape reads. Stores release and loads acquire. A scrape
-// that sees a value therefore also sees that its Update had begun (Registry::Update).
+// A number that threads change and the scrape reads. Stores have release order and loads have
+// acquire order. A scrape that sees a value stored inside a Registry::Update therefore also sees
+// that this update has begun.
 class Cell {
  public:
   double Load() const { return value_.load(std::memory_order_acquire); }
@@ -102,12 +103,14 @@ class Histogram {
 
 // Owns the metrics of a process.
 //
-// Place:      created by the daemon; engine, cache and server get it.
+// Place:      created by the daemon and passed to engine, cache and server.
 // Invariants: a name has one family. Adding the same name, type and labels again returns the same
 //             handle. A different type or help text fails a check, and so does a name or label that
-//             promtool would reject. Names are constants, so the first test that adds them fails.
+//             promtool would reject. Names are constants, so a test that adds a bad name detects
+//             it.
 // Threads:    every method from any thread. Add methods lock and must not run on the step path.
-// Lifetime:   outlives its handles, and the objects that its callbacks use.
+// Lifetime:   outlives its handles. The objects that callbacks use must outlive the last call of
+//             Expose.
 class Registry {
  public:
   Registry();
@@ -129,8 +132,8 @@ class Registry {
   void AddCallbackGauge(absl::string_view name, absl::string_view help, const Labels& labels,
                         std::function<double()> read);
 
-  // Makes the changes in its scope visible to scrapes all together or not at all. Scrapes wait for
-  // open updates; updates never wait. Keep the scope to stores.
+  // A scrape sees either all changes made in the scope of an Update or none of them. Scrapes wait
+  // for open updates; updates never wait. Only store values in the scope.
   class Update {
    public:
     explicit Update(Registry* registry);

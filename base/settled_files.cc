@@ -10,7 +10,7 @@
 namespace quire {
 namespace {
 
-// Returns the first file that differs, or the end.
+// Returns an iterator to the first file that differs, or files.end().
 auto FindChanged(const std::vector<NamedFile>& files, const FileStamps& before,
                  const FileStamps& after) {
   return std::find_if(files.begin(), files.end(), [&](const NamedFile& file) {

@@ -4,8 +4,8 @@
 // file is read only after it has stayed unchanged for kSettleTime.
 //
 // Place:      above small_file.h, below the code that reloads files.
-// Invariants: times of the file system are only compared with each other, never with our clock,
-//             because another machine may have set them.
+// Invariants: times of the file system are only compared with each other, never with the clock of
+// this machine, because another machine may have set them.
 // Threads:    any.
 
 #include <map>
@@ -34,13 +34,13 @@ using FileStamps = std::map<std::string, FileStamp>;  // by path
 absl::StatusOr<FileStamps> StampFiles(const std::vector<NamedFile>& files);
 
 // Returns at once when all files are as in `known`. Otherwise waits until they have stayed
-// unchanged for kSettleTime. Returns UNAVAILABLE, with the file, if one still changes after
-// `timeout`. Other errors are those of StampFiles.
+// unchanged for kSettleTime. If a file still changes after `timeout`, returns UNAVAILABLE with its
+// path. Other errors are those of StampFiles.
 absl::StatusOr<FileStamps> WaitUntilSettled(const std::vector<NamedFile>& files,
                                             const FileStamps& known,
                                             absl::Duration timeout = kSettleTimeout);
 
-// Returns UNAVAILABLE, with the file, if one differs from `before`. REQUIRES: `before` has all
+// If a file differs from `before`, returns UNAVAILABLE with its path. REQUIRES: `before` has all
 // files.
 absl::Status CheckUnchanged(const std::vector<NamedFile>& files, const FileStamps& before);
 

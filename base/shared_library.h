@@ -1,11 +1,10 @@
 #pragma once
 
-// A library that is opened at run time when a feature needs it, and not linked. It is never closed,
-// because its threads may outlive the code that opened it.
+// A library that is opened with dlopen when a feature needs it, instead of being linked. It is
+// never closed, because its threads may outlive the code that opened it.
 //
-//   QUIRE_ASSIGN_OR_RETURN(SharedLibrary opened, SharedLibrary::Open("a product", "libx.so.1"));
-//   opened.Resolve("x_create", api.create);
-//   QUIRE_RETURN_IF_ERROR(opened.status());
+//   QUIRE_ASSIGN_OR_RETURN(SharedLibrary opened, SharedLibrary::Open("fp8 matmul", "libx.so.1"));
+//   opened.Resolve("x_create", api.create); QUIRE_RETURN_IF_ERROR(opened.status());
 //
 // Threads: one at a time.
 
@@ -19,15 +18,16 @@ namespace quire {
 
 class SharedLibrary {
  public:
-  // Returns NOT_FOUND "`user` needs `name`: ..." when the library cannot be opened.
+  // `user` names the feature. If the library cannot be opened, returns NOT_FOUND "<user> needs
+  // <name>: ...".
   static absl::StatusOr<SharedLibrary> Open(absl::string_view user, absl::string_view name);
 
-  // Sets `function` to the function of that name, or to null if the library lacks it.
+  // Sets `function` to the library's function `symbol`, or to null if there is none.
   template <typename Function>
   void Resolve(const char* symbol, Function& function) {
     function = reinterpret_cast<Function>(Find(symbol));
   }
-  // Returns NOT_FOUND that names the first missing function, or OK.
+  // OK, or NOT_FOUND with the first function that Resolve did not find.
   const absl::Status& status() const { return status_; }
 
  private:

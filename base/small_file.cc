@@ -27,7 +27,7 @@ namespace {
 // Number of abandoned threads in this process.
 std::atomic<int> g_num_abandoned{0};
 
-// State of one call, shared by the caller and the thread so that it outlives both.
+// State of one call. The caller and the thread share ownership, because either may finish first.
 struct Task {
   Mutex mutex;
   CondVar changed;
@@ -45,7 +45,8 @@ absl::Status ErrnoStatus(int error, const std::string& path) {
   return absl::ErrnoToStatus(error, absl::StrCat(path, " cannot be read"));
 }
 
-// Destroys `work` before it notifies the caller, so that the caller then solely owns the results.
+// Destroys `work` before it notifies the caller, so that the caller is then the only owner of the
+// results.
 void RunTask(Task& task, std::function<void()> work) {
   BlockAllSignals();
   SetThreadName("file");

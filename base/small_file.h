@@ -5,10 +5,10 @@
 //
 // Place:      base/. All readers of such files use these functions. Model weights are mapped
 //             instead (mapped_file.h). The log opens its file through RunWithTimeout.
-// Invariants: anything but a regular file (a FIFO, a device, a directory) is rejected, and opening
-//             it does not block. A caller waits at most kFileTimeout: a separate thread calls the
+// Invariants: only regular files are read. A FIFO, a device or a directory is rejected, and opening
+// it does not block. A caller waits at most kFileTimeout: a separate thread calls the
 //             file system and is abandoned if the call hangs, for example on a dead network mount.
-//             With kMaxAbandonedThreads abandoned threads, calls fail at once until one returns.
+//             While kMaxAbandonedThreads threads are abandoned, calls fail at once.
 // Threads:    any.
 
 #include <cstddef>
@@ -30,8 +30,8 @@ inline constexpr int kMaxAbandonedThreads = 16;
 // detect this.
 absl::StatusOr<std::string> ReadSmallFile(const std::string& path, std::size_t max_bytes);
 
-// Identifies the content of a file: it differs after the file was written or replaced. All fields
-// are zero if the file cannot be inspected; reading the file then returns the error.
+// Identifies the content of a file. The stamp changes when the file is written or replaced. All
+// fields are zero if the file cannot be inspected; reading the file then returns the error.
 struct FileStamp {
   std::uint64_t device = 0, inode = 0;
   std::int64_t size_bytes = 0;

@@ -29,8 +29,8 @@ absl::StatusOr<Stream> Stream::Create(const Device& device) {
 
 Stream::~Stream() {
   if (stream_ == nullptr) return;
-  // Errors are ignored: the owner received those of the work that it waited for, and nobody waits
-  // for the last work.
+  // Errors are ignored, because the owner already received the errors of all work that it waited
+  // for.
   (void)cudaStreamSynchronize(stream_);
   (void)cudaStreamDestroy(stream_);
   (void)cudaGetLastError();

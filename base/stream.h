@@ -33,8 +33,7 @@ class Stream {
   // Waits until all enqueued work is done. Returns its first error.
   absl::Status Synchronize() const;
   // Copies between host memory (pinned or pageable) and the device, or within the device; the
-  // addresses determine the direction. The source must not change until the stream has been waited
-  // for.
+  // addresses determine the direction. The source must not change until the copy is done.
   absl::Status Copy(void* to, const void* from, std::int64_t bytes) const;
   absl::Status Zero(void* to, std::int64_t bytes) const;
   // Makes later work on this stream wait for `event`.
@@ -57,7 +56,7 @@ class Event {
   ~Event();
 
   CUevent_st* cuda() const { return event_; }
-  // Records the work that is enqueued on `stream` now.
+  // Records all work that is enqueued on `stream` so far.
   absl::Status Record(const Stream& stream);
   // Waits for the recorded work. Returns at once when nothing was recorded.
   absl::Status Synchronize() const;

@@ -20,15 +20,15 @@ void Pause() {
 #endif
 }
 
-// Spins until `done()` is true or `limit` has passed. Returns whether it was done.
+// Spins until `done()` is true or `limit` has passed. Returns whether `done()` became true.
 template <typename Done>
 bool SpinUntil(absl::Duration limit, const Done& done) {
   // Reading the clock costs more than checking the flag, so the clock is read less often.
-  constexpr int kLooksPerClockRead = 64;
+  constexpr int kChecksPerClockRead = 64;
   using Clock = std::chrono::steady_clock;
   const Clock::time_point end = Clock::now() + absl::ToChronoNanoseconds(limit);
   do {
-    for (int i = 0; i < kLooksPerClockRead; ++i) {
+    for (int i = 0; i < kChecksPerClockRead; ++i) {
       if (done()) return true;
       Pause();
     }
@@ -101,10 +101,11 @@ ThreadPool::~ThreadPool() {
   for (std::thread& worker : workers_) worker.join();
 }
 
-// The wake-ups are Dekker handshakes. Each side first stores its own flag and then reads the
-// other's: a worker stores that it sleeps while Run stores the work, and Run stores that it sleeps
-// while the last worker stores that it is done. With sequentially consistent atomics at least one
-// side sees the other's store.
+// The wake-ups are Dekker handshakes. Each side first stores its own flag and then reads the flag
+// of the other side. A worker sets its sleep flag and then looks for work, and Run publishes the
+// work and then looks for sleeping workers. Likewise Run sets its sleep flag and then looks for
+// running workers, and the last worker stores that it is done and then looks for a sleeping Run.
+// With sequentially consistent atomics, at least one side sees the other side's store.
 void ThreadPool::Run(absl::FunctionRef<void(int part)> fn) {
   if (size_ == 1) {
     fn(0);
@@ -131,14 +132,14 @@ void ThreadPool::Run(absl::FunctionRef<void(int part)> fn) {
 
 void ThreadPool::WorkerLoop(int part) {
   std::uint32_t seen = 0;
-  const auto has_news = [this, &seen] {
+  const auto has_new_work = [this, &seen] {
     return generation_.load() != seen || stopping_.load(std::memory_order_relaxed);
   };
   while (true) {
-    if (!SpinUntil(options_.spin, has_news)) {
+    if (!SpinUntil(options_.spin, has_new_work)) {
       MutexLock lock(&mutex_);
       sleeping_workers_.fetch_add(1);
-      while (!has_news()) work_ready_.Wait(&mutex_);
+      while (!has_new_work()) work_ready_.Wait(&mutex_);
       sleeping_workers_.fetch_sub(1);
     }
     if (stopping_.load()) return;

@@ -15,8 +15,8 @@ namespace quire {
 
 struct ThreadPoolOptions {
   // Time that a worker or the caller spins before it sleeps. Waking a thread costs tens of
-  // microseconds, so all threads should still be spinning between the phases of a step. On a shared
-  // machine, spinning longer takes a core from the thread that the others wait for.
+  // microseconds, so all threads should still be spinning between the phases of a step. Spinning
+  // longer may, on a shared machine, take the core of the thread for which the others wait.
   absl::Duration spin = absl::Microseconds(50);
   // Thread i is bound to cpus[i]; BindCaller binds the caller, which is thread 0. Empty: no thread
   // is bound.
@@ -44,7 +44,7 @@ class ThreadPool {
   int size() const { return size_; }
 
   // Binds the calling thread to cpus[0], if there is one. Threads that the caller starts inherit
-  // the binding, so only a thread that mostly calls Run should call it.
+  // the binding, so only a thread that mostly calls Run should call BindCaller.
   void BindCaller() const;
 
   // Calls fn(0) .. fn(size() - 1), part 0 on the calling thread, and returns when all have
@@ -84,7 +84,7 @@ class ThreadPool {
   std::atomic<int> running_{0};               // workers that have not finished this generation
   std::atomic<bool> stopping_{false};
 
-  // Only threads that have stopped spinning use these.
+  // Used to sleep and to wake sleeping threads.
   Mutex mutex_;
   CondVar work_ready_;
   CondVar work_done_;

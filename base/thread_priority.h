@@ -1,6 +1,6 @@
 #pragma once
 
-// Low priority for threads whose work can wait for the threads that compute tokens.
+// Gives low priority to threads whose work is less urgent than computing tokens.
 
 namespace quire {
 
@@ -9,7 +9,8 @@ namespace quire {
 inline constexpr int kBackgroundNice = 19;
 
 // Raises the niceness of the calling thread to at least kBackgroundNice. Undoing this needs a
-// privilege, and threads started later inherit it. Returns false if a sandbox forbids it.
+// privilege. Threads that the calling thread starts later inherit the niceness. Returns false if a
+// sandbox forbids the change.
 bool LowerPriority();
 
 // Yields the processor if the calling thread has low priority. Call it every few tenths of a

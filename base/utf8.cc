@@ -5,9 +5,9 @@
 namespace quire {
 namespace {
 
-// The number of continuation bytes after a lead byte, and the range of the first of them.
+// The number of continuation bytes after a lead byte, and the valid range of the first one.
 struct LeadByte {
-  std::uint8_t continuation_bytes;  // 0: the byte starts no longer character
+  std::uint8_t continuation_bytes;  // 0: the byte is not the lead byte of a longer character
   std::uint8_t low;
   std::uint8_t high;
 };
@@ -97,15 +97,15 @@ void Utf8Repairer::PushByte(unsigned char byte, std::string& out) {
       low_ = 0x80;
       high_ = 0xBF;
       if (--missing_bytes_ > 0) {
-        waiting_[waiting_bytes_++] = static_cast<char>(byte);
+        buffered_[num_buffered_++] = static_cast<char>(byte);
         return;
       }
-      out.append(waiting_, waiting_bytes_);
+      out.append(buffered_, num_buffered_);
       out.push_back(static_cast<char>(byte));
-      waiting_bytes_ = 0;
+      num_buffered_ = 0;
       return;
     }
-    Finish(out);  // the character is broken off, and the byte is classified anew
+    Finish(out);  // the buffered character is invalid, and the byte may start another one
   }
   if (byte < 0x80) {
     out.push_back(static_cast<char>(byte));
@@ -116,8 +116,8 @@ void Utf8Repairer::PushByte(unsigned char byte, std::string& out) {
     out.append(kReplacementCharacter.data(), kReplacementCharacter.size());
     return;
   }
-  waiting_[0] = static_cast<char>(byte);
-  waiting_bytes_ = 1;
+  buffered_[0] = static_cast<char>(byte);
+  num_buffered_ = 1;
   missing_bytes_ = lead.continuation_bytes;
   low_ = lead.low;
   high_ = lead.high;
@@ -127,7 +127,7 @@ void Utf8Repairer::Finish(std::string& out) {
   if (missing_bytes_ == 0) return;
   out.append(kReplacementCharacter.data(), kReplacementCharacter.size());
   missing_bytes_ = 0;
-  waiting_bytes_ = 0;
+  num_buffered_ = 0;
 }
 
 }  // namespace quire

@@ -17,8 +17,8 @@ namespace quire {
 
 inline constexpr absl::string_view kReplacementCharacter = "\xEF\xBF\xBD";  // U+FFFD
 
-// Returns the offset of the first invalid byte or of a character that the end of `text` truncates;
-// nullopt if `text` is valid UTF-8.
+// Returns the offset of the first invalid byte, or of the last character if it is truncated.
+// Returns nullopt if `text` is valid UTF-8.
 std::optional<std::size_t> FirstInvalidUtf8(absl::string_view text);
 
 // Returns the number of bytes of the character that starts with `lead`. REQUIRES: `lead` starts a
@@ -51,15 +51,16 @@ class Utf8Repairer {
  public:
   // Appends to `out` the characters that `bytes` complete.
   void Push(absl::string_view bytes, std::string& out);
-  // Appends U+FFFD for an incomplete character, and discards it.
+  // If there is an incomplete character, discards it and appends U+FFFD.
   void Finish(std::string& out);
-  bool is_waiting() const { return missing_bytes_ > 0; }
+  // Returns whether the bytes of an incomplete character are buffered.
+  bool has_incomplete() const { return missing_bytes_ > 0; }
 
  private:
   void PushByte(unsigned char byte, std::string& out);
 
-  char waiting_[3] = {};
-  std::uint8_t waiting_bytes_ = 0;
+  char buffered_[3] = {};
+  std::uint8_t num_buffered_ = 0;
   std::uint8_t missing_bytes_ = 0;
   std::uint8_t low_ = 0x80;  // valid range of the next continuation byte
   std::uint8_t high_ = 0xBF;

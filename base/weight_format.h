@@ -1,10 +1,10 @@
 #pragma once
 
 // Quantized weight matrices of 8 and 4 bits, in the form in which readers and quantizers pass them
-// to kernels/linear for packing: the element format, the shape and the groups that share a scale,
-// and one output feature.
+// to kernels/linear for packing. A shape has the element format and the groups that share a scale;
+// a row has the weights of one output feature.
 //
-// Place:   between formats/ and models/, which produce such rows, and kernels/linear, which packs
+// Place:   between formats/ and models/, which produce the rows, and kernels/linear, which packs
 //          and multiplies them.
 // Threads: values.
 
@@ -18,7 +18,7 @@ namespace quire {
 
 // Element format of a weight matrix.
 enum class WeightFormat : std::uint8_t {
-  kPlain,    // unquantized: a PackedLinear's dtype
+  kPlain,    // unquantized; the PackedLinear has the dtype
   kInt8,     // -128..127 times a scale per output feature or per group of its inputs
   kFp8E4M3,  // e4m3 times a scale per output feature or per group of its inputs
   kInt4,     // -8..7 times a scale per output feature and group of inputs
@@ -33,12 +33,18 @@ struct QuantizedShape {
   // Number of inputs that share a scale, a divisor of k. kInt8: k (one scale per feature), 16, 32,
   // 64 or 128. kInt4: 32, 64 or 128.
   std::uint32_t group;
-  // A weight is scale * q + min, with q >= 0. Not allowed with one scale per feature, unless k
-  // equals one of the group sizes above.
+  // If true, a weight is scale * q + min, with q >= 0, and `group` must be one of the fixed sizes
+  // above, even if it equals k.
   bool has_min = false;
+<<<<<<< HEAD
   // Only with has_min: mins are integers (scaled zero points), and a weight is scale * (q + min).
   // This is exact if the scale is exact in f16.
   bool has_zero_points = false;
+=======
+  // Only with has_min: the minimums are integers (scaled zero points), and a weight is scale * (q +
+  // min). This is exact if the scale is exact in f16.
+  bool min_in_steps = false;
+>>>>>>> m2
   // Groups follow an act-order permutation that is stored with the weights: packed input j
   // multiplies x[act_order[j]].
   bool has_act_order = false;
@@ -66,8 +72,13 @@ struct QuantizedRow {
   std::span<std::int8_t> q;
   // [num_groups]. Group scales are rounded to f16, those of kFp4E2M1 to bf16.
   std::span<float> scales;
+<<<<<<< HEAD
   // [num_groups], rounded like scales; empty without has_min. With has_zero_points, integers in
   // -2048 .. 2048, which f16 represents exactly; on GPUs in -255 .. 0.
+=======
+  // [num_groups], rounded like scales; empty without has_min. With min_in_steps they are integers:
+  // on CPUs -2048 .. 2048, which f16 represents exactly, and on GPUs -255 .. 0.
+>>>>>>> m2
   std::span<float> mins;
 };
 

@@ -5,7 +5,7 @@
 //   "GGUF", u32 version, u64 tensor_count, u64 kv_count             little endian
 //   kv_count times      string key, u32 value type, value
 //   tensor_count times  string name, u32 rank, u64 extents[rank], u32 type, u64 offset
-//   padding to general.alignment, then the data, from which offsets count
+//   padding to general.alignment, then the data; offsets are relative to the data
 //
 //   string = u64 length, bytes;  array = u32 element type, u64 count, elements
 //
@@ -42,8 +42,8 @@ enum class GgufType : std::uint32_t {
   kF64 = 12,
 };
 
-// One row of the tensor table. Its type, and whether its data are in the file, are not checked
-// here.
+// One row of the tensor table. The parser checks neither the type nor that the data lie in the
+// file.
 struct GgufTensor {
   absl::string_view name;             // 1 to 63 bytes of UTF-8
   std::vector<std::int64_t> extents;  // 1 to 4, each positive; the first varies fastest
@@ -55,7 +55,7 @@ struct GgufTensor {
 // Invariants: keys and tensor names are unique; every value lies inside the file. Strings are
 //             checked for UTF-8 when they are read.
 // Threads:    immutable.
-// Lifetime:   a view of the file's bytes, which must outlive it and all returned strings.
+// Lifetime:   a view of the file's bytes, which must outlive the GgufFile and all returned strings.
 class GgufFile {
  public:
   // `label` starts every message. Returns INVALID_ARGUMENT with the field: "magic", "version",

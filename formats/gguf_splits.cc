@@ -11,7 +11,7 @@ namespace {
 
 using nlohmann::json;
 
-// Parts of several patterns.
+// Parts that several patterns share.
 constexpr absl::string_view kContractions = "(?i:'s|'t|'re|'ve|'m|'ll|'d)";
 constexpr absl::string_view kSign = R"([^\r\n\p{L}\p{N}]?)";
 constexpr absl::string_view kUpper = R"([\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}])";
@@ -29,7 +29,8 @@ std::string Qwen35Pattern() {
                       R"(| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*)", kSpaces);
 }
 
-// Splits words at changes of case. Tekken uses it without and o200k with an `ending`.
+// Splits words at changes of case. `ending` matches optional contractions after a word; it is empty
+// for Tekken.
 std::string CasedPattern(absl::string_view ending, absl::string_view digits) {
   return absl::StrCat(kSign, kUpper, "*", kLower, "+", ending, "|", kSign, kUpper, "+", kLower, "*",
                       ending, "|", digits, kPunctuationOrSlash, kSpaces);

@@ -4,8 +4,8 @@
 //
 // Place:      below BuildGgufPipeline.
 // Invariants: a name maps to the pre-tokenizer of the tokenizer.json that such files are converted
-//             from. Token ids therefore equal those of Hugging Face, even where llama.cpp changed a
-//             pattern ((?i:'s) matches U+017F, Tekken's letters).
+//             from. Token ids therefore equal those of Hugging Face, even where llama.cpp uses
+//             another pattern. For example, (?i:'s) here also matches an apostrophe and U+017F.
 // Threads:    pure functions.
 // Source:     names: llama.cpp, src/llama-vocab.cpp; patterns: the models' own tokenizer.json.
 
@@ -18,7 +18,7 @@ namespace quire::formats {
 
 struct GgufSplit {
   std::string pre_tokenizer_json;  // value of "pre_tokenizer" in tokenizer.json
-  bool ignore_merges = false;      // a piece that is in the vocabulary is not split and merged
+  bool ignore_merges = false;      // a piece that is in the vocabulary becomes one token
   bool adds_bos = false;           // default of tokenizer.ggml.add_bos_token
 };
 

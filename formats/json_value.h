@@ -49,7 +49,7 @@ class JsonValue {
   bool is_array() const;
   bool is_number() const;
 
-  // Each returns INVALID_ARGUMENT with the path and both types when the value has another type.
+  // If the value has another type, each returns INVALID_ARGUMENT with the path and both types.
   absl::StatusOr<std::string> AsString() const;
   absl::StatusOr<bool> AsBool() const;
   // Accepts an integer in [low, high].
@@ -63,7 +63,8 @@ class JsonValue {
   std::size_t size() const;
   JsonValue At(std::size_t index) const;
 
-  // Returns the member, which may be null, or nullopt if it is absent. REQUIRES: is_object().
+  // Returns the member, which may be a JSON null, or nullopt if the member is absent. REQUIRES:
+  // is_object().
   std::optional<JsonValue> Find(absl::string_view key) const;
   // Like Find, but returns nullopt also for a null member.
   std::optional<JsonValue> FindSet(absl::string_view key) const;

@@ -13,8 +13,8 @@
 
 namespace quire::formats {
 
-// The bytes of one file, mapped or embedded. Spans are valid as long as it lives, also after a
-// move.
+// The bytes of one file, mapped or embedded. Spans of the bytes are valid as long as the ModelFile
+// exists, even if it is moved.
 class ModelFile {
  public:
   ModelFile(std::string label, MappedFile mapping)
@@ -58,7 +58,8 @@ class ModelFiles {
   // Opens a directory, or a file whose name ends in ".gguf".
   static absl::StatusOr<ModelFiles> FromPath(absl::string_view path);
   // Opens a Hugging Face directory, or a cache snapshot whose files are symbolic links. Returns
-  // NOT_FOUND, or INVALID_ARGUMENT (not a directory, with a hint for a single weight file).
+  // NOT_FOUND if `path` does not exist, and INVALID_ARGUMENT if it is not a directory. For a single
+  // weight file, the message has a hint.
   static absl::StatusOr<ModelFiles> FromDirectory(absl::string_view path);
   // A single file whose name ends in ".gguf" is treated as in FromPath.
   static ModelFiles FromMemory(absl::string_view source, std::vector<MemoryFile> files);
@@ -77,8 +78,8 @@ class ModelFiles {
   // Returns NOT_FOUND for an absent file and INVALID_ARGUMENT for an empty one; the message starts
   // with the file's label.
   absl::StatusOr<ModelFile> Open(absl::string_view name) const;
-  // Reads a copy of a file that may change while the process runs, such as a template. The file may
-  // be empty and has at most `max_bytes`. Errors are those of Open and ReadSmallFile.
+  // Returns the content of a file that may change while the process runs, such as a template. The
+  // file may be empty and has at most `max_bytes`. Errors are those of Open and ReadSmallFile.
   absl::StatusOr<std::string> ReadText(absl::string_view name, std::size_t max_bytes) const;
 
  private:

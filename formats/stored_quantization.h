@@ -25,7 +25,7 @@ enum class ScaleScope : std::uint8_t {
 
 struct StoredQuantization {
   StoredMethod method = StoredMethod::kNone;
-  bool is_fp8 = false;     // e4m3 values; false: integers (for mxfp4 neither)
+  bool is_fp8 = false;     // e4m3 values; false: integers, or mxfp4
   bool is_packed = false;  // compressed-tensors: a word has several integers
   std::uint32_t bits = 0;  // size of an integer, 4 or 8
   ScaleScope scope = ScaleScope::kTensor;

@@ -7,8 +7,9 @@
 // Invariants: all returned text is UTF-8. Bytes that cannot become a character turn into U+FFFD at
 //             once, one per maximal invalid part (Unicode 14, table 3-8). At most 3 bytes are
 //             buffered. The joined results of Push and Finish equal Tokenizer::Decode of all ids,
-//             except for special tokens that are shown. After a prompt they equal Decode of prompt
-//             and ids without the text of the prompt; see Behind.
+//             except for special tokens that `shows_special` selects. From a state after a prompt,
+//             they equal Decode of prompt and ids without the leading text of the prompt (see
+//             StateAfter).
 // Threads:    one thread at a time.
 // Lifetime:   the tokenizer must outlive it.
 
@@ -31,9 +32,10 @@ class Detokenizer {
   Detokenizer(const Tokenizer& tokenizer, bool skip_special_tokens,
               std::function<bool(absl::string_view)> shows_special = {});
 
-  // Returns the state after the text of `prompt`. If the prompt ends inside a character, its bytes
-  // are kept: tokens that complete it emit the whole character. Tokens that do not complete it emit
-  // nothing for it, because its U+FFFD belongs to the prompt's text.
+  // Returns the state after the text of `prompt`. If the prompt ends inside a character, the state
+  // keeps the bytes of that character, and the tokens that complete the character emit all of it.
+  // If the next tokens do not complete the character, they emit no U+FFFD for it, because that
+  // U+FFFD belongs to the prompt's text.
   static DetokenizerState StateAfter(const Tokenizer& tokenizer, bool skip_special_tokens,
                                      std::span<const std::int32_t> prompt);
   // Returns a state in which every token emits Tokenizer::TokenBytes, independent of its position.
@@ -43,8 +45,8 @@ class Detokenizer {
   // Starts at `state` instead of the start of a text. REQUIRES: nothing was pushed.
   void Begin(DetokenizerState state);
 
-  // Returns the text that `id` completes, which may be empty. An id without text
-  // (Tokenizer::HasText) returns nothing.
+  // Returns the text that `id` completes, which may be empty. Returns an empty text for an id
+  // without text (see Tokenizer::HasText).
   std::string Push(std::int32_t id);
 
   // Returns the remaining text: U+FFFD for an incomplete character, else nothing. Ends the
@@ -52,7 +54,7 @@ class Detokenizer {
   std::string Finish();
 
   // Returns 1 if the ids so far end inside a character that Push or Finish will emit, else 0.
-  std::int64_t open_characters() const { return owns_cut_ && repairer_.is_waiting() ? 1 : 0; }
+  std::int64_t open_characters() const { return owns_cut_ && repairer_.has_incomplete() ? 1 : 0; }
 
  private:
   std::string Repair(absl::string_view bytes, bool is_last);

@@ -31,9 +31,9 @@ std::int32_t StopAutomaton::Child(std::int32_t node, std::uint8_t byte) const {
   return -1;
 }
 
-// Links nodes breadth first, so that a failure link always points to a finished node. A node
-// without its own stop string inherits the one of its failure link, which is the longest shorter
-// one.
+// Links nodes breadth first, so that a failure link always points to a finished node. A node that
+// is not itself a stop string inherits the match of its failure link, which is the longest stop
+// string that ends there.
 void StopAutomaton::Link() {
   std::vector<std::int32_t> order = {0};
   for (std::size_t i = 0; i < order.size(); ++i) {

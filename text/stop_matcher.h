@@ -29,10 +29,10 @@ class StopAutomaton {
 
   bool empty() const { return nodes_.size() == 1; }
   std::int32_t Next(std::int32_t node, std::uint8_t byte) const;
-  // Returns the node of the longest suffix of the node's prefix that can still become a stop
+  // Returns the node of the longest suffix of the node's string that is a proper prefix of a stop
   // string.
   std::int32_t Settle(std::int32_t node) const;
-  // Length of the prefix that the node represents.
+  // Length of the string that the node represents, which is a prefix of a stop string.
   std::int32_t depth(std::int32_t node) const { return nodes_[Index(node)].depth; }
   // Index of the longest stop string that ends at this node, or -1.
   std::int32_t match(std::int32_t node) const { return nodes_[Index(node)].match; }
@@ -59,12 +59,13 @@ class StopAutomaton {
 
 class StopMatcher {
  public:
-  // Null: there are no stop strings.
+  // If `automaton` is null, there are no stop strings.
   explicit StopMatcher(const StopAutomaton* automaton) : automaton_(automaton) {}
 
-  // Appends to `out` the new text that cannot become a stop string. If `may_stop` is false, matches
-  // are ignored for good. A match returns the index of its stop string and ends the text before the
-  // stop string, or after it with `include_stop_text`. Must not be called after a match.
+  // Appends to `out` the text that can no longer become part of a stop string. If `may_stop` is
+  // false, matches that end in `text` are ignored. On a match, returns the index of the stop
+  // string; the emitted text then ends before the stop string, or after it if `include_stop_text`
+  // is set. Must not be called after a match.
   std::optional<std::int32_t> Push(absl::string_view text, bool may_stop, bool include_stop_text,
                                    std::string* out);
   // Appends the buffered text to `out`.

@@ -14,7 +14,8 @@
 namespace quire::formats {
 namespace {
 
-// Every format that current files may have. Those that are not supported are rejected by name.
+// Every format that current files may have. Formats that are not supported are listed so that the
+// error can name them.
 constexpr GgmlFormat kFormats[] = {
     {0, "F32", true, 1, 4},          {1, "F16", true, 1, 2},
     {2, "Q4_0", true, 32, 18},       {3, "Q4_1", true, 32, 20},
@@ -60,7 +61,7 @@ struct BlockOut {
 using DecodeBlockFn = void (*)(const std::byte* block, const BlockOut& out);
 
 // Reads `count` bytes as 2 * count nibbles, all low nibbles before the high ones, and adds `add`.
-void Nibbles(const std::byte* from, int count, int add, std::int8_t* q) {
+void ReadNibbles(const std::byte* from, int count, int add, std::int8_t* q) {
   for (int i = 0; i < count; ++i) {
     q[i] = static_cast<std::int8_t>((Byte(from + i) & 15) + add);
     q[i + count] = static_cast<std::int8_t>((Byte(from + i) >> 4) + add);
@@ -84,25 +85,25 @@ void DecodeQ8_0(const std::byte* block, const BlockOut& out) {
 
 void DecodeQ4_0(const std::byte* block, const BlockOut& out) {
   out.scales[0] = Half(block);
-  Nibbles(block + 2, kSmallBlock / 2, -8, out.q);
+  ReadNibbles(block + 2, kSmallBlock / 2, -8, out.q);
 }
 
 void DecodeQ4_1(const std::byte* block, const BlockOut& out) {
   out.scales[0] = Half(block);
   out.mins[0] = Half(block + 2);
-  Nibbles(block + 4, kSmallBlock / 2, 0, out.q);
+  ReadNibbles(block + 4, kSmallBlock / 2, 0, out.q);
 }
 
 void DecodeQ5_0(const std::byte* block, const BlockOut& out) {
   out.scales[0] = Half(block);
-  Nibbles(block + 6, kSmallBlock / 2, -16, out.q);
+  ReadNibbles(block + 6, kSmallBlock / 2, -16, out.q);
   AddFifthBits(block + 2, out.q);
 }
 
 void DecodeQ5_1(const std::byte* block, const BlockOut& out) {
   out.scales[0] = Half(block);
   out.mins[0] = Half(block + 2);
-  Nibbles(block + 8, kSmallBlock / 2, 0, out.q);
+  ReadNibbles(block + 8, kSmallBlock / 2, 0, out.q);
   AddFifthBits(block + 4, out.q);
 }
 
@@ -122,12 +123,12 @@ void DecodeScalesAndMins(const std::byte* block, const BlockOut& out) {
 
 void DecodeQ4_K(const std::byte* block, const BlockOut& out) {
   DecodeScalesAndMins(block, out);
-  for (int run = 0; run < 4; ++run) Nibbles(block + 16 + 32 * run, 32, 0, out.q + 64 * run);
+  for (int run = 0; run < 4; ++run) ReadNibbles(block + 16 + 32 * run, 32, 0, out.q + 64 * run);
 }
 
 void DecodeQ5_K(const std::byte* block, const BlockOut& out) {
   DecodeScalesAndMins(block, out);
-  for (int run = 0; run < 4; ++run) Nibbles(block + 48 + 32 * run, 32, 0, out.q + 64 * run);
+  for (int run = 0; run < 4; ++run) ReadNibbles(block + 48 + 32 * run, 32, 0, out.q + 64 * run);
   for (int group = 0; group < 8; ++group) {
     std::int8_t* q = out.q + 32 * group;
     for (int i = 0; i < 32; ++i) {
@@ -143,7 +144,7 @@ void DecodeQ6_K(const std::byte* block, const BlockOut& out) {
   }
   for (int half = 0; half < 2; ++half) {
     std::int8_t* q = out.q + 128 * half;
-    Nibbles(block + 64 * half, 64, -32, q);
+    ReadNibbles(block + 64 * half, 64, -32, q);
     for (int group = 0; group < 4; ++group) {
       const std::byte* high = block + 128 + 32 * half;
       for (int i = 0; i < 32; ++i) {
@@ -154,9 +155,9 @@ void DecodeQ6_K(const std::byte* block, const BlockOut& out) {
   }
 }
 
-// Reads 256 two-bit values. Each of two 32-byte halves has four runs of 32 values, the lowest bits
-// first.
-void TwoBits(const std::byte* from, std::int8_t* q) {
+// Reads 256 two-bit values. Each of the two 32-byte halves has four runs of 32 values; run i is in
+// bits 2i and 2i + 1 of each byte.
+void ReadTwoBits(const std::byte* from, std::int8_t* q) {
   for (int i = 0; i < kLargeBlock; ++i) {
     q[i] =
         static_cast<std::int8_t>(Byte(from + 32 * (i / 128) + i % 32) >> (2 * (i % 128 / 32)) & 3);
@@ -170,7 +171,7 @@ void DecodeQ2_K(const std::byte* block, const BlockOut& out) {
     out.scales[g] = d * static_cast<float>(Byte(block + g) & 15);
     out.mins[g] = -(dmin * static_cast<float>(Byte(block + g) >> 4));
   }
-  TwoBits(block + 16, out.q);
+  ReadTwoBits(block + 16, out.q);
 }
 
 void DecodeQ3_K(const std::byte* block, const BlockOut& out) {
@@ -181,17 +182,17 @@ void DecodeQ3_K(const std::byte* block, const BlockOut& out) {
     const int high = Byte(s + 8 + g % 4) >> (2 * (g / 4)) & 3;
     out.scales[g] = d * static_cast<float>(low + 16 * high - 32);
   }
-  TwoBits(block + 32, out.q);
+  ReadTwoBits(block + 32, out.q);
   for (int i = 0; i < kLargeBlock; ++i) {
-    const int third = Byte(block + i % 32) >> (i / 32) & 1;
-    out.q[i] = static_cast<std::int8_t>(out.q[i] - 4 * (1 - third));
+    const int third_bit = Byte(block + i % 32) >> (i / 32) & 1;
+    out.q[i] = static_cast<std::int8_t>(out.q[i] - 4 * (1 - third_bit));
   }
 }
 
 // Reads `count` bytes as 2 * count nibbles, all low nibbles before the high ones, as indices into a
 // table.
-void Lookup(const std::byte* from, int count, const std::array<std::int8_t, 16>& table,
-            std::int8_t* q) {
+void ReadTableNibbles(const std::byte* from, int count, const std::array<std::int8_t, 16>& table,
+                      std::int8_t* q) {
   for (int i = 0; i < count; ++i) {
     q[i] = table[static_cast<std::size_t>(Byte(from + i) & 15)];
     q[i + count] = table[static_cast<std::size_t>(Byte(from + i) >> 4)];
@@ -206,7 +207,7 @@ constexpr std::array<std::int8_t, 16> kTwiceE2M1 = {0, 1,  2,  3,  4,  6,  8,  1
 
 void DecodeIQ4_NL(const std::byte* block, const BlockOut& out) {
   out.scales[0] = Half(block);
-  Lookup(block + 2, kSmallBlock / 2, kNonLinear, out.q);
+  ReadTableNibbles(block + 2, kSmallBlock / 2, kNonLinear, out.q);
 }
 
 void DecodeIQ4_XS(const std::byte* block, const BlockOut& out) {
@@ -215,13 +216,13 @@ void DecodeIQ4_XS(const std::byte* block, const BlockOut& out) {
   for (int g = 0; g < 8; ++g) {
     const int low = Byte(block + 4 + g / 2) >> (4 * (g % 2)) & 15;
     out.scales[g] = d * static_cast<float>(low + 16 * (high >> (2 * g) & 3) - 32);
-    Lookup(block + 8 + 16 * g, 16, kNonLinear, out.q + 32 * g);
+    ReadTableNibbles(block + 8 + 16 * g, 16, kNonLinear, out.q + 32 * g);
   }
 }
 
 void DecodeMXFP4(const std::byte* block, const BlockOut& out) {
   out.scales[0] = std::ldexp(1.0f, Byte(block) - 128);
-  Lookup(block + 1, kSmallBlock / 2, kTwiceE2M1, out.q);
+  ReadTableNibbles(block + 1, kSmallBlock / 2, kTwiceE2M1, out.q);
 }
 
 struct BlockFormat {
@@ -290,7 +291,7 @@ const GgmlFormat& FormatOf(GgmlType type) {
 std::string ReadableGgmlTypes() {
   std::vector<absl::string_view> names;
   for (const GgmlFormat& format : kFormats) {
-    if (format.is_read) names.push_back(format.name);
+    if (format.is_supported) names.push_back(format.name);
   }
   return absl::StrJoin(names, ", ");
 }

@@ -39,7 +39,7 @@ enum class GgmlType : std::uint32_t {
 struct GgmlFormat {
   std::uint32_t number;
   absl::string_view name;  // "Q4_K"
-  bool is_read;            // false: a known format that is not supported
+  bool is_supported;       // false: known, but rejected
   std::int64_t elements;   // per block; 1: not a block format
   std::int64_t bytes;      // per block
 };
@@ -68,9 +68,9 @@ void DequantizeRow(GgmlType type, std::span<const std::byte> row, std::span<floa
 // REQUIRES: `type` is a block format (elements > 1).
 QuantizedShape IntegerShapeOf(GgmlType type, std::uint32_t n, std::uint32_t k);
 
-// Decodes one row to that shape. Scales and mins are exact in f32. In f16 those of Q2_K to Q6_K and
-// IQ4_XS are rounded (infinite from 65520 on), because they are products of a half and a small
-// integer. Those of MXFP4 are powers of two, which f16 lacks from 2^16 on and below 2^-24.
+// Decodes one row to that shape. Scales and mins are exact in f32. For Q2_K to Q6_K and IQ4_XS they
+// are products of an f16 and a small integer, so a conversion to f16 rounds them (to infinity from
+// 65520 on). The scales of MXFP4 are powers of two; f16 can represent those from 2^-24 to 2^15.
 // REQUIRES: as DequantizeRow, and the spans of `out` have the sizes of IntegerShapeOf.
 void DecodeRow(GgmlType type, std::span<const std::byte> row, const QuantizedRow& out);
 

@@ -41,7 +41,7 @@ absl::StatusOr<const GgmlFormat*> FormatOfTensor(const GgufFile& gguf, const Ggu
   if (format == nullptr) {
     return Refuse(gguf, tensor.name, absl::StrCat("has type ", tensor.type, ", which is unknown"));
   }
-  if (!format->is_read) {
+  if (!format->is_supported) {
     return absl::UnimplementedError(
         absl::StrCat(gguf.label(), ": tensor ", tensor.name, " has type ", format->name,
                      ", which is not supported (supported: ", ReadableGgmlTypes(), ")"));
@@ -102,8 +102,8 @@ absl::Status CheckOverlaps(const GgufFile& gguf, const std::vector<StoredTensor>
   return absl::OkStatus();
 }
 
-// Returns the number of heads whose rows are interleaved for rotating neighbours; 0 if rows need no
-// permutation.
+// If the rows of the tensor are interleaved, because rope rotates adjacent rows, returns the number
+// of heads. Returns 0 if the rows need no permutation.
 absl::StatusOr<std::int64_t> InterleavedHeads(const GgufFile& gguf, absl::string_view name) {
   const bool is_query =
       absl::EndsWith(name, ".attn_q.weight") || absl::EndsWith(name, ".attn_q.bias");
@@ -120,7 +120,7 @@ absl::StatusOr<std::int64_t> InterleavedHeads(const GgufFile& gguf, absl::string
   return kv_heads.value_or(heads);
 }
 
-// Copies rows of equal size. In each head, the even rows come first.
+// Copies rows of equal size, and puts the even rows of each head before its odd rows.
 void CopyHalves(std::span<const std::byte> from, std::int64_t rows, std::int64_t head_size,
                 std::byte* to) {
   const std::size_t row_bytes = from.size() / static_cast<std::size_t>(rows);
@@ -142,7 +142,8 @@ absl::Status RestoreRows(const GgufFile& gguf, GgufTensors* result) {
     if (rows % (2 * heads) != 0) {
       return Refuse(
           gguf, tensor.name,
-          absl::StrCat("has ", rows, " rows, each of ", heads, " heads must have an even number"));
+          absl::StrCat("has ", rows, " rows, must have an even number of rows for each of ", heads,
+                       " heads"));
     }
     moved.push_back({&tensor, rows / heads});
     total += tensor.bytes.size();

@@ -49,9 +49,9 @@ struct GgufTensors {
 
 // Returns ReadGgufTensors without the rope factors. For architecture llama it also permutes the
 // rows of attn_q and attn_k back to the order of Hugging Face checkpoints, in which rope rotates
-// halves: in each head of d rows, file row 2j becomes row j and row 2j + 1 becomes row j + d/2.
-// Other architectures already have that order. Whole rows are moved, so quantization blocks stay
-// intact.
+// halves: in each head of d rows, file row 2j becomes row j, and file row 2j + 1 becomes row j +
+// d/2. Other architectures already have that order. Whole rows are moved, so quantization blocks
+// stay intact.
 absl::StatusOr<GgufTensors> LoadGgufTensors(const OpenedGguf& opened);
 
 }  // namespace quire::formats

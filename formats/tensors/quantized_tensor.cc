@@ -16,7 +16,8 @@ namespace quire::formats {
 namespace {
 
 constexpr std::int64_t kMaxIntegerInputs = 65536;
-// Output (0 to 7) whose code is in each nibble of a word, lowest nibble first.
+// Element i is the output (0 to 7) whose code is in nibble i of a word. Nibble 0 has the lowest
+// bits.
 constexpr std::array<int, 8> kInterleaved = {0, 2, 4, 6, 1, 3, 5, 7};
 constexpr std::array<float, 16> kE2M1Values = {0,     0.5f,  1,     1.5f,  2,  3,  4,  6,
                                                -0.0f, -0.5f, -1.0f, -1.5f, -2, -3, -4, -6};
@@ -62,11 +63,11 @@ bool IsF16(float value) {
   return F16::FromFloat(value).ToFloat() == value;
 }
 
-// Returns whether every value of `codes` times `scale` is exact in bf16. Scale must be a power of
-// two. The values have at most 4 significant bits, which bf16 holds, so only the exponent range
-// matters. For e2m1 (0.5 to 6) the smallest e8m0 scale, 2^-127, gives subnormals of bf16, and the
-// largest accepted scale, 2^125, does not overflow.
-bool KeepsBF16(float scale, CodeLayout codes) {
+// Returns whether every value of `codes` times `scale` is exact in bf16. REQUIRES: `scale` is a
+// power of two. The values have at most 4 significant bits, which fit in bf16, so only the exponent
+// range matters. For e2m1 (0.5 to 6) the smallest e8m0 scale, 2^-127, gives subnormals of bf16, and
+// the largest accepted scale, 2^125, does not overflow.
+bool FitsBF16(float scale, CodeLayout codes) {
   const bool is_e2m1 = codes == CodeLayout::kE2M1Blocks;
   const int least = is_e2m1 ? -126 : -119;  // exponents of frexp, whose significand is 0.5
   const int largest = is_e2m1 ? 126 : 118;
@@ -166,25 +167,26 @@ absl::StatusOr<QuantizedTensor::ScaleTraits> QuantizedTensor::CheckScales() cons
                               : parts_.code_layout == CodeLayout::kE4M3 ? 448.0f
                                                                         : 6.0f;
   const float most = std::numeric_limits<float>::max() / largest_value;
-  // The integers of an e2m1 block are twice its values, so its integer scales are halved.
+  // IntegerRow returns e2m1 values times two, so its scales are halved.
   const float factor = parts_.code_layout == CodeLayout::kE2M1Blocks ? 0.5f : 1.0f;
   ScaleTraits traits;
-  const auto is_good = [&](float scale) {
+  const auto check_scale = [&](float scale) {
     traits.fit_f16 &= IsF16(scale * factor);
-    if (!IsInteger()) traits.are_powers_of_two &= KeepsBF16(scale, parts_.code_layout);
+    if (!IsInteger()) traits.are_powers_of_two &= FitsBF16(scale, parts_.code_layout);
     return std::fabs(scale) <= most;
   };
   if (DTypeSize(scales.dtype) <= 1) {
-    // Exponent bytes are monotonic, so checking the smallest and the largest is enough.
+    // A scale grows with its exponent byte, so checking the smallest and the largest byte is
+    // enough.
     const auto [least, largest] = std::minmax_element(scales.bytes.begin(), scales.bytes.end());
     // Both calls are needed, because they update the traits.
-    const bool is_least_good = is_good(Scale(least - scales.bytes.begin()));
-    const bool is_largest_good = is_good(Scale(largest - scales.bytes.begin()));
-    if (is_least_good && is_largest_good) return traits;
+    const bool is_least_valid = check_scale(Scale(least - scales.bytes.begin()));
+    const bool is_largest_valid = check_scale(Scale(largest - scales.bytes.begin()));
+    if (is_least_valid && is_largest_valid) return traits;
   }
   for (std::int64_t i = 0; i < elements; ++i) {
     const float scale = Scale(i);
-    if (is_good(scale)) continue;
+    if (check_scale(scale)) continue;
     return Refuse(scales, "element ", i, " of ", elements, " is ", scale,
                   ", a scale must be finite and at most ", most);
   }
@@ -195,7 +197,7 @@ absl::Status QuantizedTensor::CheckZeros() {
   if (parts_.zero_layout == ZeroLayout::kNone) return absl::OkStatus();
   const std::int32_t half = 1 << (parts_.bits - 1);
   const std::int32_t top = (1 << parts_.bits) - 1;
-  // The byte that repeats if all zero points are half of the range.
+  // If all zero points are half of the range, every stored byte equals `symmetric`.
   const std::int32_t stored_half =
       parts_.zero_layout == ZeroLayout::kSignedBytes ? 0 : half - parts_.zero_offset;
   const auto symmetric = static_cast<std::byte>(parts_.bits == 4 ? stored_half * 17 : stored_half);
@@ -331,7 +333,8 @@ float QuantizedTensor::Value(std::int64_t row, std::int64_t column) const {
 }
 
 void QuantizedTensor::Codes(std::int64_t row, std::span<std::uint8_t> out) const {
-  // Copies members to locals, because byte writes may alias members and would force reloads.
+  // Copies members to locals. The compiler would otherwise reload them after each byte write, which
+  // may alias them.
   const std::uint32_t bits = parts_.bits;
   const std::int64_t rows = parts_.rows;
   const std::int64_t k = parts_.columns;
@@ -346,10 +349,10 @@ void QuantizedTensor::Codes(std::int64_t row, std::span<std::uint8_t> out) const
   switch (parts_.code_layout) {
     case CodeLayout::kWordsOfInputs:
     case CodeLayout::kWordsOfRows: {
-      const bool of_rows = parts_.code_layout == CodeLayout::kWordsOfRows;
+      const bool is_by_rows = parts_.code_layout == CodeLayout::kWordsOfRows;
       const std::int64_t words = (k + per_word - 1) / per_word;
-      const std::int64_t first = of_rows ? row * words : row;
-      const std::int64_t step = of_rows ? 1 : rows;
+      const std::int64_t first = is_by_rows ? row * words : row;
+      const std::int64_t step = is_by_rows ? 1 : rows;
       for (std::int64_t i = 0; i < words; ++i) {
         const std::uint32_t word = word_at(first + i * step);
         const std::int64_t count = std::min(per_word, k - i * per_word);
@@ -435,16 +438,16 @@ void QuantizedTensor::IntegerRow(std::int64_t row, const QuantizedRow& out) cons
   const QuantizedShape& shape = *integer_shape_;
   std::vector<std::uint8_t> codes(out.q.size());
   Codes(row, codes);
-  const bool is_blocks = parts_.code_layout == CodeLayout::kE2M1Blocks;
+  const bool is_e2m1_blocks = parts_.code_layout == CodeLayout::kE2M1Blocks;
   const int half = shape.has_min ? 0 : 1 << (parts_.bits - 1);
   for (std::size_t i = 0; i < codes.size(); ++i) {
     const std::uint8_t code = codes[order_.empty() ? i : order_[i]];
-    out.q[i] =
-        static_cast<std::int8_t>(is_blocks ? static_cast<int>(2 * kE2M1Values[code]) : code - half);
+    out.q[i] = static_cast<std::int8_t>(is_e2m1_blocks ? static_cast<int>(2 * kE2M1Values[code])
+                                                       : code - half);
   }
   for (std::size_t i = 0; i < out.scales.size(); ++i) {
     const std::int64_t group = static_cast<std::int64_t>(i) * shape.group / parts_.group;
-    out.scales[i] = ScaleOf(row, group) * (is_blocks ? 0.5f : 1.0f);
+    out.scales[i] = ScaleOf(row, group) * (is_e2m1_blocks ? 0.5f : 1.0f);
     if (shape.has_min) out.mins[i] = -static_cast<float>(ZeroOf(row, group));
   }
 }

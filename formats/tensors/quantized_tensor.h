@@ -28,9 +28,9 @@ namespace quire::formats {
 // Position of the code of output feature n and input k. Words have 32 bits with 32 / bits codes,
 // the lowest bits first.
 enum class CodeLayout : std::uint8_t {
-  kWordsOfInputs,   // [K * bits / 32, N]: a word has neighbours along K
-  kWordsOfOutputs,  // [K, N / 8]: a word has eight outputs in the order 0 2 4 6 1 3 5 7
-  kWordsOfRows,     // [N, ceil(K * bits / 32)]: a word has neighbours along K
+  kWordsOfInputs,   // [K * bits / 32, N]: a word has codes of consecutive inputs
+  kWordsOfOutputs,  // [K, N / 8]: a word has codes of eight outputs, in the order 0 2 4 6 1 3 5 7
+  kWordsOfRows,     // [N, ceil(K * bits / 32)]: a word has codes of consecutive inputs
   kSignedBytes,     // [N, K] of -128 .. 127; a code is the byte plus 128
   kE4M3,            // [N, K]
   kE2M1Blocks       // [N, K / 32, 16]: a byte has two codes, the low nibble first
@@ -39,9 +39,9 @@ enum class CodeLayout : std::uint8_t {
 // Position of the zero point of output feature n and group g, in words as above.
 enum class ZeroLayout : std::uint8_t {
   kNone,                       // every zero point is half of the range of codes
-  kWordsOfOutputs,             // [G, N * bits / 32]: a word has neighbours along N
-  kWordsOfOutputsInterleaved,  // [G, N / 8] in the order 0 2 4 6 1 3 5 7
-  kWordsOfColumns,             // [ceil(N * bits / 32), G]: a word has neighbours along N
+  kWordsOfOutputs,             // [G, N * bits / 32]: a word has consecutive outputs
+  kWordsOfOutputsInterleaved,  // [G, N / 8]: a word has eight outputs, in the order 0 2 4 6 1 3 5 7
+  kWordsOfColumns,             // [ceil(N * bits / 32), G]: a word has consecutive outputs
   kSignedBytes                 // [N, G]; a zero point is the byte plus 128
 };
 
@@ -50,7 +50,7 @@ struct QuantizedParts {
   StoredTensor codes;
   StoredTensor scales;                // f32, f16, bf16, or exponent bytes (e8m0)
   std::optional<StoredTensor> zeros;  // nullopt with ZeroLayout::kNone
-  // I32 [K]: the group of each input (act-order); nullopt: k / group.
+  // I32 [K]: the group of each input (act-order). nullopt: input k is in group k / group.
   std::optional<StoredTensor> order;
   std::vector<StoredTensor> unused;  // tensors of the matrix that do not affect its values
 
@@ -111,9 +111,9 @@ class QuantizedTensor {
   // Returns one row in that shape. REQUIRES: integer_shape() is set and `out` has its sizes.
   void IntegerRow(std::int64_t row, const QuantizedRow& out) const;
 
-  // Whether codes are e2m1 with a power-of-two scale per 32 inputs. E2M1Row reads one such row; it
-  // REQUIRES is_e2m1(), K codes and K / 32 scales.
+  // Whether codes are e2m1 with a power-of-two scale per 32 inputs.
   bool is_e2m1() const { return parts_.code_layout == CodeLayout::kE2M1Blocks; }
+  // Reads one row of e2m1 codes. REQUIRES: is_e2m1(), and the spans have K codes and K / 32 scales.
   void E2M1Row(std::int64_t row, std::span<std::uint8_t> codes, std::span<float> scales) const;
 
   // The shape for the e4m3 kernels, which use codes and scales unchanged. It is nullopt for other
@@ -125,8 +125,8 @@ class QuantizedTensor {
  private:
   // Properties of the scales, determined while they are checked.
   struct ScaleTraits {
-    bool fit_f16 = true;            // every scale that an integer shape would use
-    bool are_powers_of_two = true;  // in a range in which every product is exact in bf16
+    bool fit_f16 = true;            // f16 can represent every scale of the integer shape
+    bool are_powers_of_two = true;  // and every code times its scale is exact in bf16
   };
 
   explicit QuantizedTensor(QuantizedParts parts) : parts_(std::move(parts)) {}

@@ -15,7 +15,7 @@ namespace quire::formats {
 namespace {
 
 constexpr std::size_t kLengthBytes = 8;
-// The limit of the format.
+// The format defines this limit.
 constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
 constexpr std::size_t kMaxRank = 8;
 constexpr std::int64_t kMaxInt64 = std::numeric_limits<std::int64_t>::max();
@@ -26,8 +26,8 @@ struct StoredType {
   DType dtype;
 };
 
-// Has every type of the format, so that a file that contains other types besides the weights can be
-// read.
+// All types of the format. A file can be read even if it has tensors of types that weights cannot
+// have.
 constexpr StoredType kStoredTypes[] = {
     {"F64", 64, DType::kF64},        {"F32", 32, DType::kF32},
     {"F16", 16, DType::kF16},        {"BF16", 16, DType::kBF16},
@@ -64,7 +64,8 @@ struct Entry {
   std::int64_t end = 0;
 };
 
-// Returns the size of a tensor in bytes, or -1 if it exceeds 63 bits or is not a whole number.
+// Returns the size of a tensor in bytes, or -1 if the size exceeds 63 bits or is not a whole
+// number.
 std::int64_t TensorBytes(const std::vector<std::int64_t>& shape, std::int64_t bits) {
   std::int64_t elements = 1;
   for (const std::int64_t extent : shape) {

@@ -31,10 +31,10 @@ struct StoredTensor {
   std::string type;  // type name in the file: "BF16"
   // kInvalid for quantized tensors and for types that weights cannot have, such as C64.
   DType dtype = DType::kInvalid;
-  // Set when a GGUF file has the rows in a block format; each row then takes GgmlRowBytes.
+  // Set when a GGUF file stores the rows in a block format. Each row then has GgmlRowBytes bytes.
   GgmlType blocks = GgmlType::kNone;
-  // Set when this is a quantized matrix whose codes, scales and so on are tensors of the file
-  // (join_quantized.h); `bytes` are those of its codes.
+  // Set for a quantized matrix whose codes, scales and zero points are separate tensors of the file
+  // (join_quantized.h). `bytes` are then the codes.
   std::shared_ptr<const QuantizedTensor> quantized;
   std::int64_t first_row = 0;  // in `quantized`, if this is a slice of a stack of matrices
   // Layout of a slice of a stack of matrices. is_transposed: element (r, i) is stored at [i, r].
@@ -56,8 +56,8 @@ struct StoredTensor {
   std::string ShapeText() const;  // "[4, 8]"
 };
 
-// Returns the tensors ordered by their data. `label` starts every message. Returns INVALID_ARGUMENT
-// with the tensor and the numbers.
+// Returns the tensors in the order of their data. `label` starts every message. Returns
+// INVALID_ARGUMENT with the tensor and the numbers.
 absl::StatusOr<std::vector<StoredTensor>> ReadSafetensors(std::span<const std::byte> file,
                                                           absl::string_view label);
 

@@ -127,7 +127,7 @@ TEST(GgmlFormatTest, IndexAgreesOnNumbersAndSizes) {
     EXPECT_EQ(std::string(format->name) + ".safetensors", entry["file"].get<std::string>());
     EXPECT_EQ(format->elements, entry["elements_per_block"].get<std::int64_t>());
     EXPECT_EQ(format->bytes, entry["bytes_per_block"].get<std::int64_t>());
-    EXPECT_TRUE(format->is_read);
+    EXPECT_TRUE(format->is_supported);
   }
 }
 
@@ -137,7 +137,7 @@ TEST(GgmlFormatTest, OtherTypesAreReportedByNameIfKnown) {
     const formats::GgmlFormat* format = formats::FindGgmlFormat(number);
     ASSERT_NE(format, nullptr) << number;
     EXPECT_EQ(format->name, name);
-    EXPECT_FALSE(format->is_read);
+    EXPECT_FALSE(format->is_supported);
   }
   for (const std::uint32_t number : {4u, 5u, 31u, 200u, 0xffffffffu}) {
     EXPECT_EQ(formats::FindGgmlFormat(number), nullptr) << number;

@@ -28,8 +28,8 @@ struct RenderedChat;  // chat_template.h
 
 class ChatMarks {
  public:
-  // `special` is null: no text is enclosed. Returns INVALID_ARGUMENT when the conversation contains
-  // all noncharacters.
+  // If `special` is null, no text is enclosed. Returns INVALID_ARGUMENT if the conversation
+  // contains so many of the noncharacters that no two are left.
   static absl::StatusOr<ChatMarks> Create(const ChatInput& chat, const StringTrie* special,
                                           std::size_t longest_special);
 

@@ -190,7 +190,7 @@ absl::StatusOr<Value> ToolValue(const ChatTool& tool, std::size_t index,
   if (!tool.json.empty()) {
     absl::StatusOr<Value> value = jinja::FromJson(tool.json, literal, &context.budget);
     if (value.ok()) return value;
-    // If the parameters cannot be parsed separately, the error names them.
+    // If the parameters alone cannot be parsed either, the error names the parameters.
     const absl::Status alone = tool.parameters_json.empty()
                                    ? absl::OkStatus()
                                    : jinja::FromJson(tool.parameters_json).status();
@@ -218,8 +218,8 @@ bool ContinuesFinalMessage(const ChatInput& chat) {
   return chat.continue_final_message && !chat.messages.empty();
 }
 
-// Marks the end of the final message in the rendered text. Its trailing space shows whether the
-// template keeps spaces at the end of a content.
+// Marks the end of the final message in the rendered text. The trailing space of this marker shows
+// whether the template keeps spaces at the end of a content.
 constexpr absl::string_view kEndOfFinal = "END_OF_FINAL_MESSAGE ";
 
 absl::Status CheckCanContinue(const ChatInput& chat) {
@@ -239,9 +239,9 @@ absl::StatusOr<ChatMessage> MarkFinalMessage(const ChatInput& chat) {
   return last;
 }
 
-// Truncates `text` at kEndOfFinal, as Hugging Face transformers does. Spaces before it are removed
-// unless the template keeps them. `content` is the content of the final message, and the remaining
-// text must end with it.
+// Truncates `text` at kEndOfFinal, as Hugging Face transformers does. Spaces before kEndOfFinal are
+// removed unless the template keeps trailing spaces. `content` is the content of the final message,
+// and the remaining text must end with it.
 absl::Status TruncateAfterFinal(absl::string_view content, std::size_t num_messages,
                                 std::string* text) {
   using jinja::Side;
@@ -249,8 +249,8 @@ absl::Status TruncateAfterFinal(absl::string_view content, std::size_t num_messa
   const std::size_t at = jinja::FindLast(*text, mark);
   const absl::string_view before = absl::string_view(*text).substr(0, at);
   const absl::string_view trimmed = jinja::StripChars(before, Side::kRight, std::nullopt);
-  const absl::string_view bare = jinja::StripChars(content, Side::kBoth, std::nullopt);
-  if (at == std::string::npos || !absl::EndsWith(trimmed, bare)) {
+  const absl::string_view trimmed_content = jinja::StripChars(content, Side::kBoth, std::nullopt);
+  if (at == std::string::npos || !absl::EndsWith(trimmed, trimmed_content)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "continue_final_message is true, but the chat template does not print the content of "
         "messages[",
@@ -289,7 +289,8 @@ namespace {
 // Returns the templates of the first file that has any.
 FoundTemplates FindUnnamed(const TemplateFiles& files) {
   FoundTemplates found;
-  const auto take = [&found](const std::optional<std::string>& text, absl::string_view origin) {
+  const auto take_text = [&found](const std::optional<std::string>& text,
+                                  absl::string_view origin) {
     if (!text) return false;
     found.origin = std::string(origin);
     if (text->empty()) {
@@ -299,7 +300,8 @@ FoundTemplates FindUnnamed(const TemplateFiles& files) {
     }
     return true;
   };
-  const auto read = [&found](const std::optional<std::string>& json, absl::string_view origin) {
+  const auto take_json = [&found](const std::optional<std::string>& json,
+                                  absl::string_view origin) {
     if (!json) return false;
     const absl::Status status = ReadTemplates(*json, &found.templates);
     if (status.ok() && found.templates.empty()) return false;
@@ -310,11 +312,11 @@ FoundTemplates FindUnnamed(const TemplateFiles& files) {
     }
     return true;
   };
-  if (take(files.template_file, "chat.template_file")) return found;
-  if (take(files.chat_template_jinja, "chat_template.jinja")) return found;
-  if (read(files.tokenizer_config_json, "tokenizer_config.json")) return found;
-  if (read(files.chat_template_json, "chat_template.json")) return found;
-  take(files.gguf_template, "tokenizer.chat_template");
+  if (take_text(files.template_file, "chat.template_file")) return found;
+  if (take_text(files.chat_template_jinja, "chat_template.jinja")) return found;
+  if (take_json(files.tokenizer_config_json, "tokenizer_config.json")) return found;
+  if (take_json(files.chat_template_json, "chat_template.json")) return found;
+  take_text(files.gguf_template, "tokenizer.chat_template");
   return found;
 }
 
@@ -383,8 +385,8 @@ ProbeRenderer ChatTemplates::RendererOf(const jinja::Body& body,
                                         const jinja::RenderLimits& limits) const {
   return [this, &body, limits](const ChatInput& chat,
                                const TemplateTraits& traits) -> absl::StatusOr<std::string> {
-    const jinja::TextHook as_it_is = [](std::string text) { return text; };
-    QUIRE_ASSIGN_OR_RETURN(const jinja::Variables variables, MakeVariables(chat, traits, as_it_is));
+    const jinja::TextHook identity = [](std::string text) { return text; };
+    QUIRE_ASSIGN_OR_RETURN(const jinja::Variables variables, MakeVariables(chat, traits, identity));
     return jinja::Render(body, variables, limits, absl::UnixEpoch()).text;
   };
 }
@@ -417,8 +419,8 @@ bool ChatTemplates::has_default() const {
   return Choose("", /*has_tools=*/false).ok();
 }
 
-std::string ChatTemplates::NameFor(const std::string& asked, bool has_tools) const {
-  if (!asked.empty()) return asked;
+std::string ChatTemplates::NameFor(const std::string& requested, bool has_tools) const {
+  if (!requested.empty()) return requested;
   if (!options_.default_template_name.empty()) return options_.default_template_name;
   const std::string for_tools(kToolUseName);
   if (has_tools && (templates_.contains(for_tools) || broken_.contains(for_tools))) {
@@ -427,14 +429,14 @@ std::string ChatTemplates::NameFor(const std::string& asked, bool has_tools) con
   return std::string(kDefaultName);
 }
 
-absl::StatusOr<const ChatTemplates::LoadedTemplate*> ChatTemplates::Choose(const std::string& asked,
-                                                                           bool has_tools) const {
-  const std::string name = NameFor(asked, has_tools);
+absl::StatusOr<const ChatTemplates::LoadedTemplate*> ChatTemplates::Choose(
+    const std::string& requested, bool has_tools) const {
+  const std::string name = NameFor(requested, has_tools);
   const auto found = templates_.find(name);
   if (found != templates_.end()) return &found->second;
-  // The only template needs no name.
-  const bool any = asked.empty() && options_.default_template_name.empty();
-  if (any && templates_.size() == 1 && broken_.empty()) return &templates_.begin()->second;
+  // If the model has only one template, requests need not name it.
+  const bool is_unnamed = requested.empty() && options_.default_template_name.empty();
+  if (is_unnamed && templates_.size() == 1 && broken_.empty()) return &templates_.begin()->second;
   if (const auto broken = broken_.find(name); broken != broken_.end()) {
     return WithReason(absl::FailedPreconditionError(broken->second), Reason::kChatTemplateMissing,
                       {{"field", "chat"}});
@@ -503,7 +505,7 @@ absl::Status ChatTemplates::CheckTools(const std::string& name, const LoadedTemp
   if (chat.tools.empty() || chosen.traits.prints_tools) return absl::OkStatus();
   const absl::StatusOr<bool> prints =
       PrintsTools(RendererOf(chosen.body, options_.limits), chat, chosen.traits);
-  // Rendering the conversation reports the error.
+  // If this rendering fails, the rendering of the conversation reports the error.
   if (!prints.ok() || *prints) return absl::OkStatus();
   return WithReason(
       absl::FailedPreconditionError(absl::StrCat(

@@ -6,8 +6,8 @@
 //   auto prompt = (*templates)->Render(chat, clock.WallNow());
 //   tokenizer.Encode(prompt->text, {.add_special_tokens = false, .literal = prompt->literal});
 //
-// Place:      next to the tokenizer; text workers call it. It depends on neither protos nor files,
-//             which the server reads.
+// Place:      next to the tokenizer; text workers call it. It does not depend on protos, and the
+//             server reads the files for it.
 // Invariants: Create succeeds for a model without a usable template, and Render then returns
 //             FAILED_PRECONDITION / CHAT_TEMPLATE_MISSING with the cause. Render returns the same
 //             error if a chat needs an unsupported part of the template, or has tools that the
@@ -111,9 +111,10 @@ class ChatTemplates {
     TemplateTraits traits;
   };
 
-  // Returns the name of the template for a request that asks for `asked`, which may be empty.
-  std::string NameFor(const std::string& asked, bool has_tools) const;
-  absl::StatusOr<const LoadedTemplate*> Choose(const std::string& asked, bool has_tools) const;
+  // Returns the name of the template for a request. `requested` is the name in the request; empty:
+  // none.
+  std::string NameFor(const std::string& requested, bool has_tools) const;
+  absl::StatusOr<const LoadedTemplate*> Choose(const std::string& requested, bool has_tools) const;
   // Returns FAILED_PRECONDITION unless the template prints the tools of this conversation.
   absl::Status CheckTools(const std::string& name, const LoadedTemplate& chosen,
                           const ChatInput& chat) const;

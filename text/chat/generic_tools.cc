@@ -88,9 +88,10 @@ ChatInput WithGenericTools(ChatInput chat, const std::string& instructions, bool
     Append(content, "\n\n", &user->content);
     return chat;
   }
-  const bool leads = !chat.messages.empty() && (chat.messages.front().role == "system" ||
-                                                chat.messages.front().role == "developer");
-  if (!leads) chat.messages.insert(chat.messages.begin(), {.role = "system"});
+  const bool starts_with_system =
+      !chat.messages.empty() &&
+      (chat.messages.front().role == "system" || chat.messages.front().role == "developer");
+  if (!starts_with_system) chat.messages.insert(chat.messages.begin(), {.role = "system"});
   ToText(&chat.messages.front());
   Append(instructions, "\n\n", &chat.messages.front().content);
   return chat;

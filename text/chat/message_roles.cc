@@ -54,7 +54,8 @@ absl::Status CheckRolesAreRendered(const ChatInput& chat, bool names_developer,
     probe.messages[i].parts.clear();
   }
   const absl::StatusOr<std::string> text = render(probe);
-  // If the template fails only with the probe contents, it has read them.
+  // Rendering the original contents succeeds. If only the probe texts make it fail, the template
+  // has read them.
   if (!text.ok()) return absl::OkStatus();
   for (std::size_t i = 0; i < chat.messages.size(); ++i) {
     if (is_common(chat.messages[i]) || absl::StrContains(*text, ProbeContent(i))) continue;

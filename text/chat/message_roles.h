@@ -1,7 +1,7 @@
 #pragma once
 
-// Roles other than system, user, assistant and tool. A template silently drops messages whose role
-// it does not know; these functions detect that.
+// Handles uncommon roles, which are roles other than system, user, assistant and tool. Templates
+// silently drop messages with roles that they do not know; these functions detect that.
 //
 // Place:      part of chat_template.h.
 // Threads:    pure functions.
@@ -19,16 +19,16 @@ namespace quire::text {
 // Returns whether the template contains the string literal `name`. REQUIRES: `source` is UTF-8.
 bool HasStringLiteral(absl::string_view source, absl::string_view name);
 
-// Returns the role that the template gets: `developer` becomes `system` if the template does not
-// name the role developer.
+// Returns the role that the template gets. `developer` becomes `system` unless the template
+// contains the literal "developer".
 absl::string_view TemplateRole(absl::string_view role, bool names_developer);
 
 // Renders a conversation in the same way as the request.
 using ConversationRenderer = absl::FunctionRef<absl::StatusOr<std::string>(const ChatInput& chat)>;
 
-// Returns INVALID_ARGUMENT with the first message of an uncommon role whose content the template
-// does not print. If there are such messages, it renders the conversation again with other contents
-// in them. REQUIRES: rendering `chat` succeeds.
+// If the conversation has messages with uncommon roles, renders it again with probe texts as the
+// contents of these messages. Returns INVALID_ARGUMENT with the first such message whose probe text
+// is not printed. REQUIRES: rendering `chat` succeeds.
 absl::Status CheckRolesAreRendered(const ChatInput& chat, bool names_developer,
                                    ConversationRenderer render);
 

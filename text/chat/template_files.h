@@ -15,7 +15,7 @@
 
 namespace quire::text {
 
-// Returns errors of existing files that cannot be read, and of a GGUF file's metadata.
+// Returns an error if a file exists but cannot be read, or if a GGUF file's metadata are invalid.
 absl::StatusOr<TemplateFiles> ReadTemplateFiles(const formats::ModelFiles& files);
 
 // Returns the names of the files that ReadTemplateFiles reads: the default files, which may not

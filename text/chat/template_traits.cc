@@ -140,10 +140,10 @@ void ProbeContent(const ProbeRenderer& render, const ContentProbe& probe, Templa
 void ProbeTools(const ProbeRenderer& render, TemplateTraits* traits) {
   ChatInput chat;
   chat.messages = {Message("user", "hi")};
-  const absl::StatusOr<bool> alone = PrintsTools(render, chat, *traits);
+  const absl::StatusOr<bool> without_system = PrintsTools(render, chat, *traits);
   chat.messages = {Message("system", kFirst), Message("user", "hi")};
-  const absl::StatusOr<bool> led = PrintsTools(render, chat, *traits);
-  traits->prints_tools = alone.value_or(false) && led.value_or(false);
+  const absl::StatusOr<bool> with_system = PrintsTools(render, chat, *traits);
+  traits->prints_tools = without_system.value_or(false) && with_system.value_or(false);
   traits->has_system_role = Prints(render(chat, *traits), kFirst);
 }
 

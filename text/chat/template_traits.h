@@ -5,7 +5,7 @@
 // Templates expect different forms of tool-call arguments (a mapping, or JSON text to append) and
 // of content (a string, or a list of parts). With the wrong form the template fails, or the text is
 // missing from the prompt. Each probe renders a conversation in several forms and checks which
-// results contain its words.
+// results contain the words of the conversation.
 //
 // Place:      below chat_template.h, which probes every template when it is loaded.
 // Threads:    pure functions.
@@ -28,7 +28,7 @@ enum class ContentForm : std::uint8_t {
   kEither    // both a string and a list of parts
 };
 
-// The defaults are for a template that prints nothing of the probed kind.
+// The defaults apply if a template does not print the probed input in any form.
 struct TemplateTraits {
   // The printed forms of tool_calls[].function.arguments: a mapping, or JSON text. Both may be
   // true.

@@ -39,8 +39,9 @@ class PrecompiledMap {
   std::optional<Entry> Longest(absl::string_view text) const;
 
   // Replaces each grapheme cluster of less than six bytes by the image of the *shortest* entry that
-  // is a prefix of it; otherwise does so for each of its characters. Hugging Face tokenizers does
-  // the same, but sentencepiece does not.
+  // is a prefix of the cluster. If the cluster is longer or no entry matches, does this for each
+  // character of the cluster instead. Hugging Face tokenizers does the same, but sentencepiece does
+  // not.
   AlignedText Apply(const AlignedText& text) const;
 
  private:
@@ -48,7 +49,7 @@ class PrecompiledMap {
 
   // Returns the replacement of the shortest entry that is a prefix of `text`.
   std::optional<absl::string_view> Find(absl::string_view text) const;
-  // Calls `use(entry)` for the entries that are prefixes of `text`, shortest first, until it
+  // Calls `use(entry)` for the entries that are prefixes of `text`, shortest first, until `use`
   // returns false.
   template <typename Use>
   void ForEachEntry(absl::string_view text, Use use) const;

@@ -71,8 +71,8 @@ std::optional<std::size_t> MalformedFieldOffset(absl::string_view bytes,
   return std::nullopt;
 }
 
-// Reads tags only, because a piece takes two bytes of a file and about 40 times as much in a
-// message. Malformed messages are left to the parser.
+// Counts the pieces before they are parsed, because a parsed piece may take 40 times its bytes in
+// the file. Reads only tags; the parser reports malformed messages.
 bool HasTooManyPieces(absl::string_view bytes) {
   CodedInputStream in(reinterpret_cast<const std::uint8_t*>(bytes.data()),
                       static_cast<int>(bytes.size()));

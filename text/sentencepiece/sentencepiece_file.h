@@ -3,7 +3,7 @@
 // Parses and validates a tokenizer.model file of SentencePiece.
 //
 // Place:      below the tokenizer that is built from it. Code generated from tokenizer_model.proto
-//             parses the message; only the .cc uses it.
+//             parses the message; only sentencepiece_file.cc uses that code.
 // Invariants: piece texts are UTF-8, not empty and unique, scores are finite, exactly one piece is
 //             the unknown piece, and with byte_fallback each byte has a piece.
 // Threads:    a value.

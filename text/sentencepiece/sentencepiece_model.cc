@@ -127,7 +127,8 @@ void SentencePieceModel::MakeUnigram(const SentencePieceFile& file) {
   std::vector<double> scores;
   for (const SentencePiece& piece : file.pieces) {
     const auto id = static_cast<std::int32_t>(scores.size());
-    // Higher than the score of any other segmentation of the same bytes.
+    // The score of a user-defined piece is higher than that of any other segmentation of the same
+    // bytes.
     const bool is_user_defined = piece.type == SentencePiece::Type::kUserDefined;
     const float bonus = static_cast<float>(piece.text.size()) * best;
     scores.push_back(is_user_defined ? bonus - 0.1 : static_cast<double>(piece.score));

@@ -1,7 +1,7 @@
 #pragma once
 
-// The normalizer of a SentencePiece model: its character map, white space, and the space sign in
-// front.
+// The normalizer of a SentencePiece model. It applies the character map, replaces white space, and
+// adds the space sign U+2581 in front of the text.
 //
 // Place:      a step of Normalizer, only for tokenizer.model. For the same map in tokenizer.json,
 //             PrecompiledMap::Apply is used, which gives different results.

@@ -237,8 +237,8 @@ std::int32_t Bpe::CharacterId(absl::string_view character, bool is_first, bool i
 }
 
 // Splits a piece into its initial symbols. An unknown character is buffered until the next known
-// character or the end, because fuse_unk may fuse it with the next one. Byte-fallback tokens are
-// therefore added before it, as in the Hugging Face implementation.
+// character or the end, because fuse_unk may fuse it with the next unknown character. Byte-fallback
+// tokens are therefore added before the buffered character, as in the Hugging Face implementation.
 void Bpe::SplitCharacters(absl::string_view piece, BpeScratch& scratch) const {
   auto& symbols = scratch.symbols_;
   symbols.clear();
@@ -291,12 +291,12 @@ void Bpe::Merge(BpeScratch& scratch) const {
 void Bpe::MergeByScanning(BpeScratch& scratch) const {
   auto& symbols = scratch.symbols_;
   std::array<MergeRule, kMaxScannedSymbols> rules;  // rules[i] merges symbol i with symbol i + 1
-  const auto look_up = [&](std::size_t i) {
+  const auto update_rule = [&](std::size_t i) {
     const MergeRule* rule =
         i + 1 < symbols.size() ? FindMerge(symbols[i].id, symbols[i + 1].id) : nullptr;
     rules[i] = rule == nullptr ? MergeRule{kNoRank, -1} : *rule;
   };
-  for (std::size_t i = 0; i < symbols.size(); ++i) look_up(i);
+  for (std::size_t i = 0; i < symbols.size(); ++i) update_rule(i);
   while (true) {
     std::size_t best = 0;
     for (std::size_t i = 1; i < symbols.size(); ++i) {
@@ -308,8 +308,8 @@ void Bpe::MergeByScanning(BpeScratch& scratch) const {
     symbols.erase(symbols.begin() + static_cast<std::ptrdiff_t>(best) + 1);
     std::copy(rules.begin() + best + 2, rules.begin() + symbols.size() + 1,
               rules.begin() + best + 1);
-    look_up(best);
-    if (best > 0) look_up(best - 1);
+    update_rule(best);
+    if (best > 0) update_rule(best - 1);
   }
 }
 

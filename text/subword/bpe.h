@@ -24,8 +24,8 @@ namespace quire::text {
 
 class Bpe;
 
-// Working memory and result cache of one thread. The first Encode binds it to its Bpe, because
-// cached results are only valid for that Bpe; Encode with another Bpe fails a check.
+// Working memory and result cache of one thread. The first Encode binds the scratch to its Bpe,
+// because cached results are only valid for that Bpe. Encode with another Bpe fails a check.
 class BpeScratch {
  public:
   // The cache has at most `cache_entries` pieces and is cleared when it is full.
@@ -64,7 +64,7 @@ struct BpeMerge {
   std::uint32_t rank;  // lower ranks merge first; among equal ranks, the leftmost pair
 };
 
-// The parts of a model from another source than tokenizer.json.
+// The parts of a model that does not come from tokenizer.json.
 struct BpeParts {
   absl::flat_hash_map<std::string, std::int32_t> ids;  // unique ids below kMaxTokenIds
   std::vector<BpeMerge> merges;                        // with ids of the vocabulary

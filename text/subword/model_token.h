@@ -15,13 +15,14 @@ namespace quire::text {
 // bounds the memory of the token table, whose size a file determines.
 inline constexpr std::int32_t kMaxTokenIds = 1 << 22;
 
-// Maximum size of a token that is compared with the text at every position (of a scored vocabulary,
-// or an added, special or control token), or that is split in every possible way. Without it a file
-// could make that work quadratic. The longest pieces of published vocabularies have 128 bytes.
+// Maximum size of added, special and control tokens and of the tokens of a scored vocabulary. Such
+// tokens are compared with the text at every position, or split in every possible way, so longer
+// tokens could make that work quadratic. The longest pieces of published vocabularies have 128
+// bytes.
 inline constexpr std::size_t kMaxScoredBytes = 512;
 
 // Maximum total size of the tokens of a vocabulary. Copies and tries take up to about 100 bytes per
-// byte, so a malicious file can use 3 GiB. The largest published vocabularies have 3 MB.
+// byte of a token, so a malicious file can use 3 GiB. The largest published vocabularies have 3 MB.
 inline constexpr std::size_t kMaxVocabularyBytes = std::size_t{32} << 20;
 
 // A token and the number of bytes of the piece that it represents. A byte-fallback token represents

@@ -14,7 +14,7 @@ void Viterbi::Segment(absl::string_view text, ViterbiScratch& scratch,
                       std::vector<ModelToken>& out) const {
   auto& ends = scratch.ends_;
   ends.assign(text.size() + 1, {});
-  const auto offer = [&](std::size_t begin, std::size_t end, std::int32_t id, double sum) {
+  const auto update_best = [&](std::size_t begin, std::size_t end, std::int32_t id, double sum) {
     ViterbiScratch::End& best = ends[end];
     if (best.begin >= 0 && sum <= best.score) return;
     best = {options_.single_precision ? static_cast<float>(sum) : sum,
@@ -25,13 +25,13 @@ void Viterbi::Segment(absl::string_view text, ViterbiScratch& scratch,
     const std::size_t character = Utf8Length(text[begin]);
     bool has_own_token = false;
     trie_.ForEachPrefix(text.substr(begin), [&](std::size_t size, std::int32_t id) {
-      offer(begin, begin + size, id, sum + scores_[static_cast<std::size_t>(id)]);
+      update_best(begin, begin + size, id, sum + scores_[static_cast<std::size_t>(id)]);
       has_own_token = has_own_token || size == character;
     });
     if (!has_own_token) {
       const double unknown = sum + options_.unk_score;
-      offer(begin, begin + character, options_.unk_id,
-            options_.single_precision ? static_cast<float>(unknown) : unknown);
+      update_best(begin, begin + character, options_.unk_id,
+                  options_.single_precision ? static_cast<float>(unknown) : unknown);
     }
     begin += character;
   }

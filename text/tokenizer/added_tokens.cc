@@ -108,7 +108,7 @@ absl::StatusOr<AddedTokens> AddedTokens::FromJson(const formats::JsonValue& conf
   for (std::size_t i = 0; i < config.size(); ++i) {
     QUIRE_RETURN_IF_ERROR(added.Add(config.At(i), model));
   }
-  // If two contents have the same normalized form, the lower id counts, because the trie keeps the
+  // If two contents have the same normalized form, the lower id wins, because the trie keeps the
   // first value.
   std::vector<std::size_t> order(added.tokens_.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
@@ -186,16 +186,16 @@ absl::StatusOr<bool> AddedTokens::StandsAlone(absl::string_view text,
                                               const StringTrie::Match& match,
                                               RegexScratch& scratch) const {
   bool is_word = false;
-  const auto look = [&](std::size_t begin, std::size_t size) {
+  const auto check = [&](std::size_t begin, std::size_t size) {
     return word_.ForEachMatch(text.substr(begin, size), scratch,
                               [&](std::size_t, std::size_t) { is_word = true; });
   };
   if (match.begin > 0) {
     const std::size_t size = DecodeUtf8Before(text, match.begin).size_bytes;
-    QUIRE_RETURN_IF_ERROR(look(match.begin - size, size));
+    QUIRE_RETURN_IF_ERROR(check(match.begin - size, size));
   }
   if (match.end < text.size()) {
-    QUIRE_RETURN_IF_ERROR(look(match.end, Utf8Length(text[match.end])));
+    QUIRE_RETURN_IF_ERROR(check(match.end, Utf8Length(text[match.end])));
   }
   return !is_word;
 }

@@ -90,14 +90,14 @@ class AddedTokens {
                                               const TokenModel& model, const Normalizer& normalizer,
                                               Ids ids, RegexScratch& scratch);
 
-  // Tokens from another source than tokenizer.json, with unique ids and contents; none is
-  // normalized. Returns INVALID_ARGUMENT for content of more than kMaxScoredBytes.
+  // For tokens that do not come from tokenizer.json. Returns INVALID_ARGUMENT for content of more
+  // than kMaxScoredBytes. REQUIRES: ids and contents are unique, and no token is `normalized`.
   static absl::StatusOr<AddedTokens> FromTokens(std::vector<AddedToken> tokens);
 
-  // Split raw text at the tokens that are not normalized, or normalized text at those that are.
-  // Text that rstrip consumed may start another token, so segments of tokens may overlap; segments
-  // of text never do. A special token stays in the text if `takes_special` returns false for its
-  // bytes.
+  // CutRaw splits raw text at the tokens that are not `normalized`. CutNormalized splits normalized
+  // text at the tokens that are. Text that rstrip consumed may start another token, so segments of
+  // tokens may overlap; segments of text never do. A special token stays in the text if
+  // `takes_special` returns false for its bytes.
   using TakesSpecial = absl::FunctionRef<bool(std::size_t begin, std::size_t end)>;
   absl::Status CutRaw(absl::string_view text, TakesSpecial takes_special, RegexScratch& scratch,
                       std::vector<TextSegment>& segments) const {

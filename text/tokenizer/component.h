@@ -27,8 +27,9 @@ absl::StatusOr<Regex> PatternOf(const formats::JsonValue& config);
 // Reads a member that must have exactly one character.
 absl::StatusOr<std::string> CharacterOf(const formats::JsonValue& config, absl::string_view key);
 
-// Determines when a Metaspace component puts a sign in front: "always", "first" or "never" in
-// `prepend_scheme`. In the old form, `add_prefix_space` true means always; false requires "never".
+// Determines when a Metaspace component puts its space sign in front of a text: "always", "first"
+// or "never" in `prepend_scheme`. Older files have `add_prefix_space` instead: true means always,
+// and false requires "never".
 enum class PrependScheme { kAlways, kFirst, kNever };
 absl::StatusOr<PrependScheme> PrependSchemeOf(const formats::JsonValue& config);
 

@@ -28,7 +28,7 @@ namespace quire::text {
 
 // The decoder's view of a token.
 struct TokenText {
-  // UTF-8, the normalized content for a normalized added token; bytes for OfBytes.
+  // UTF-8; for a normalized added token, the normalized content; for OfBytes, any bytes.
   std::string text;
   bool known = false;  // false: no token has this id
   bool special = false;
@@ -40,9 +40,10 @@ class Decoder {
   static absl::StatusOr<Decoder> FromJson(const formats::JsonValue& config,
                                           std::vector<TokenText> tokens);
 
-  // Creates a decoder of tokens that already are bytes. `first_texts` are their bytes at the start
-  // of a text; if empty, they are the same as elsewhere. With `first_until_bytes` the start lasts
-  // until a token has produced bytes, otherwise for one token.
+  // Creates a decoder of tokens that already are bytes. `first_texts` are the bytes of the tokens
+  // at the start of a text; if it is empty, they are the same as elsewhere. The start of a text is
+  // its first token, or with `first_until_bytes` all tokens up to the first one that produces
+  // bytes.
   static Decoder OfBytes(std::vector<TokenText> tokens, std::vector<std::string> first_texts,
                          bool first_until_bytes);
 

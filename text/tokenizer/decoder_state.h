@@ -29,7 +29,8 @@ struct DecoderState {
 
   bool is_first = true;      // no token has been decoded
   bool is_verbatim = false;  // see Verbatim
-  // Number of characters that Strip after Fuse has removed; at least its limit when it is done.
+  // Number of characters that Strip after Fuse has removed; at least the limit if nothing more may
+  // be removed.
   std::uint32_t stripped = 0;
   std::string strip_prefix;  // prefix of a character that may have to be stripped
 };
@@ -37,12 +38,12 @@ struct DecoderState {
 // The state at which a Detokenizer begins; by default the start of a text.
 struct DetokenizerState {
   // Returns whether the text so far ends inside a character.
-  bool is_cut() const { return repairer.is_waiting() || !decoder.strip_prefix.empty(); }
+  bool is_cut() const { return repairer.has_incomplete() || !decoder.strip_prefix.empty(); }
 
   DecoderState decoder = {};
   Utf8Repairer repairer = {};
-  // Whether the U+FFFD of an incomplete character is emitted after this state. If false, it belongs
-  // to the text before.
+  // Whether the U+FFFD of an incomplete character is emitted after this state. If false, the U+FFFD
+  // belongs to the text before this state.
   bool owns_cut = true;
 };
 

@@ -69,7 +69,7 @@ struct Encoder::Call {
   const EncodeOptions& options;
   bool parses_special;
   bool with_spans;
-  bool tracked;  // the stages need spans, even if the caller does not
+  bool tracked;  // the caller or a stage needs spans
   Scratch& scratch;
   std::vector<EncodedToken> tokens;
 
@@ -78,9 +78,9 @@ struct Encoder::Call {
     if (!parses_special) return false;
     const auto begin = static_cast<std::size_t>(span.begin);
     const auto end = static_cast<std::size_t>(span.end);
-    const auto reaches = [begin](const ByteRange& range) { return range.end <= begin; };
+    const auto ends_before = [begin](const ByteRange& range) { return range.end <= begin; };
     const auto range =
-        std::partition_point(options.literal.begin(), options.literal.end(), reaches);
+        std::partition_point(options.literal.begin(), options.literal.end(), ends_before);
     return range == options.literal.end() || range->begin >= end;
   }
 

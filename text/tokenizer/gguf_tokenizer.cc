@@ -27,25 +27,25 @@ constexpr std::size_t kMaxScoredBytes = 512;
 
 class PipelineBuilder {
  public:
-  explicit PipelineBuilder(const GgufVocabulary& vocabulary) : v_(vocabulary) {}
+  explicit PipelineBuilder(const GgufVocabulary& vocabulary) : vocabulary_(vocabulary) {}
 
   absl::StatusOr<GgufPipeline> Build() {
     QUIRE_RETURN_IF_ERROR(CheckTypes());
     QUIRE_RETURN_IF_ERROR(CheckTokens());
-    if (v_.model == "gpt2") {
+    if (vocabulary_.model == "gpt2") {
       QUIRE_RETURN_IF_ERROR(ReadGpt2());
-    } else if (v_.model == "llama") {
+    } else if (vocabulary_.model == "llama") {
       QUIRE_RETURN_IF_ERROR(ReadLlama());
     } else {
-      return Unsupported("model", v_.model, "gpt2, llama");
+      return Unsupported("model", vocabulary_.model, "gpt2, llama");
     }
     QUIRE_RETURN_IF_ERROR(AddTemplate());
     components_["added_tokens"] = added_;
     GgufPipeline pipeline{.model = Bpe(parts_),
                           .components_json = components_.dump(),
-                          .bos_id = v_.bos_id,
-                          .eos_id = v_.eos_id,
-                          .pad_id = v_.pad_id,
+                          .bos_id = vocabulary_.bos_id,
+                          .eos_id = vocabulary_.eos_id,
+                          .pad_id = vocabulary_.pad_id,
                           .identity = {}};
     pipeline.identity = Identity(pipeline.components_json);
     return pipeline;
@@ -53,7 +53,8 @@ class PipelineBuilder {
 
  private:
   absl::Status Error(absl::string_view key, absl::string_view problem) const {
-    return absl::InvalidArgumentError(absl::StrCat(v_.label, ": ", kPrefix, key, " ", problem));
+    return absl::InvalidArgumentError(
+        absl::StrCat(vocabulary_.label, ": ", kPrefix, key, " ", problem));
   }
   absl::Status ElementError(absl::string_view key, std::size_t index,
                             absl::string_view problem) const {
@@ -61,21 +62,22 @@ class PipelineBuilder {
   }
   absl::Status Unsupported(absl::string_view key, absl::string_view value,
                            absl::string_view supported) const {
-    return absl::UnimplementedError(absl::StrCat(v_.label, ": ", kPrefix, key, " \"", value,
-                                                 "\" is not supported (supported: ", supported,
-                                                 ")"));
+    return absl::UnimplementedError(
+        absl::StrCat(vocabulary_.label, ": ", kPrefix, key, " \"", value,
+                     "\" is not supported (supported: ", supported, ")"));
   }
   absl::Status CheckCount(absl::string_view key, std::size_t count) const {
-    if (count == v_.tokens.size()) return absl::OkStatus();
-    return Error(key, absl::StrCat("has ", count, " elements, must have one for each of the ",
-                                   v_.tokens.size(), " of ", kPrefix, "tokens"));
+    if (count == vocabulary_.tokens.size()) return absl::OkStatus();
+    return Error(key,
+                 absl::StrCat("has ", count, " elements, must have ", vocabulary_.tokens.size(),
+                              ", one for each of ", kPrefix, "tokens"));
   }
 
   GgufTokenType TypeOf(std::size_t id) const {
-    // A token without text is never read and never written.
-    if (v_.tokens[id].empty()) return GgufTokenType::kUnused;
-    if (!v_.token_types) return GgufTokenType::kNormal;
-    return static_cast<GgufTokenType>((*v_.token_types)[id]);
+    // A token without text is never encoded and never decoded.
+    if (vocabulary_.tokens[id].empty()) return GgufTokenType::kUnused;
+    if (!vocabulary_.token_types) return GgufTokenType::kNormal;
+    return static_cast<GgufTokenType>((*vocabulary_.token_types)[id]);
   }
   // Returns whether merges can produce the token. As in llama.cpp and tokenizer.json, this includes
   // user-defined tokens, which may be written with the space sign.
@@ -101,7 +103,7 @@ class PipelineBuilder {
   absl::Status AddTemplate();
   std::string Identity(absl::string_view components_json) const;
 
-  const GgufVocabulary& v_;
+  const GgufVocabulary& vocabulary_;
   absl::flat_hash_map<absl::string_view, std::int32_t> id_of_;  // ids of all tokens that have text
   bool adds_bos_by_default_ = false;
   BpeParts parts_;
@@ -110,10 +112,10 @@ class PipelineBuilder {
 };
 
 absl::Status PipelineBuilder::CheckTypes() const {
-  if (!v_.token_types) return absl::OkStatus();
-  QUIRE_RETURN_IF_ERROR(CheckCount("token_type", v_.token_types->size()));
-  for (std::size_t id = 0; id < v_.tokens.size(); ++id) {
-    const std::int32_t type = (*v_.token_types)[id];
+  if (!vocabulary_.token_types) return absl::OkStatus();
+  QUIRE_RETURN_IF_ERROR(CheckCount("token_type", vocabulary_.token_types->size()));
+  for (std::size_t id = 0; id < vocabulary_.tokens.size(); ++id) {
+    const std::int32_t type = (*vocabulary_.token_types)[id];
     if (type >= static_cast<std::int32_t>(GgufTokenType::kNormal) &&
         type <= static_cast<std::int32_t>(GgufTokenType::kByte)) {
       continue;
@@ -124,14 +126,14 @@ absl::Status PipelineBuilder::CheckTypes() const {
 }
 
 absl::Status PipelineBuilder::CheckTokens() {
-  if (v_.tokens.empty()) return Error("tokens", "has no tokens");
-  if (v_.tokens.size() > static_cast<std::size_t>(kMaxTokenIds)) {
-    return Error("tokens",
-                 absl::StrCat("has ", v_.tokens.size(), " tokens, the limit is ", kMaxTokenIds));
+  if (vocabulary_.tokens.empty()) return Error("tokens", "has no tokens");
+  if (vocabulary_.tokens.size() > static_cast<std::size_t>(kMaxTokenIds)) {
+    return Error("tokens", absl::StrCat("has ", vocabulary_.tokens.size(), " tokens, the limit is ",
+                                        kMaxTokenIds));
   }
-  id_of_.reserve(v_.tokens.size());
-  for (std::size_t id = 0; id < v_.tokens.size(); ++id) {
-    const absl::string_view token = v_.tokens[id];
+  id_of_.reserve(vocabulary_.tokens.size());
+  for (std::size_t id = 0; id < vocabulary_.tokens.size(); ++id) {
+    const absl::string_view token = vocabulary_.tokens[id];
     if (const auto offset = FirstInvalidUtf8(token)) {
       return ElementError("tokens", id, absl::StrCat("is not UTF-8 at byte ", *offset));
     }
@@ -146,14 +148,15 @@ absl::Status PipelineBuilder::CheckTokens() {
 }
 
 absl::Status PipelineBuilder::ReadGpt2() {
-  if (!v_.pre) {
+  if (!vocabulary_.pre) {
     return Error("pre", absl::StrCat("is missing, must be one of ", formats::GgufSplitNames()));
   }
-  const std::optional<formats::GgufSplit> split = formats::FindGgufSplit(*v_.pre);
-  if (!split) return Unsupported("pre", *v_.pre, formats::GgufSplitNames());
-  if (v_.add_space_prefix.value_or(false)) {
-    return absl::UnimplementedError(absl::StrCat(
-        v_.label, ": ", kPrefix, "add_space_prefix is true, must be false for model gpt2"));
+  const std::optional<formats::GgufSplit> split = formats::FindGgufSplit(*vocabulary_.pre);
+  if (!split) return Unsupported("pre", *vocabulary_.pre, formats::GgufSplitNames());
+  if (vocabulary_.add_space_prefix.value_or(false)) {
+    return absl::UnimplementedError(
+        absl::StrCat(vocabulary_.label, ": ", kPrefix,
+                     "add_space_prefix is true, must be false for model gpt2"));
   }
   adds_bos_by_default_ = split->adds_bos;
   parts_.ignore_merges = split->ignore_merges;
@@ -163,11 +166,11 @@ absl::Status PipelineBuilder::ReadGpt2() {
 }
 
 absl::Status PipelineBuilder::ReadMerges() {
-  if (!v_.merges) return Error("merges", "is missing, but model gpt2 needs it");
-  std::vector<bool> in_merges(v_.tokens.size());
-  parts_.merges.reserve(v_.merges->size());
-  for (std::size_t i = 0; i < v_.merges->size(); ++i) {
-    const absl::string_view line = (*v_.merges)[i];
+  if (!vocabulary_.merges) return Error("merges", "is missing, but model gpt2 needs it");
+  std::vector<bool> in_merges(vocabulary_.tokens.size());
+  parts_.merges.reserve(vocabulary_.merges->size());
+  for (std::size_t i = 0; i < vocabulary_.merges->size(); ++i) {
+    const absl::string_view line = (*vocabulary_.merges)[i];
     const std::size_t space = line.find(' ');
     if (space == absl::string_view::npos || line.find(' ', space + 1) != absl::string_view::npos) {
       return ElementError(
@@ -193,18 +196,19 @@ absl::Status PipelineBuilder::ReadMerges() {
 }
 
 // As in tokenizer.json, added tokens are not in the model's vocabulary unless merges name them.
-// Otherwise their text would become the token even where special tokens must be read as plain text.
+// Otherwise the model would encode their text as the token even where special tokens must be plain
+// text.
 void PipelineBuilder::AddVocabulary(const std::vector<bool>& in_merges) {
-  parts_.ids.reserve(v_.tokens.size());
-  for (std::size_t id = 0; id < v_.tokens.size(); ++id) {
+  parts_.ids.reserve(vocabulary_.tokens.size());
+  for (std::size_t id = 0; id < vocabulary_.tokens.size(); ++id) {
     const GgufTokenType type = TypeOf(id);
     const bool in_model = type == GgufTokenType::kNormal || type == GgufTokenType::kByte;
     if (in_model || in_merges[id]) {
-      parts_.ids.emplace(v_.tokens[id], static_cast<std::int32_t>(id));
+      parts_.ids.emplace(vocabulary_.tokens[id], static_cast<std::int32_t>(id));
     }
     if (!IsAdded(id)) continue;
     added_.push_back({{"id", id},
-                      {"content", v_.tokens[id]},
+                      {"content", vocabulary_.tokens[id]},
                       {"single_word", false},
                       {"lstrip", false},
                       {"rstrip", false},
@@ -215,22 +219,22 @@ void PipelineBuilder::AddVocabulary(const std::vector<bool>& in_merges) {
 
 absl::Status PipelineBuilder::ReadLlama() {
   QUIRE_RETURN_IF_ERROR(CheckScores());
-  if (!v_.token_types) {
+  if (!vocabulary_.token_types) {
     return Error("token_type", "is missing, but model llama needs it to identify its byte tokens");
   }
   adds_bos_by_default_ = true;
   parts_.fuse_unk = true;
-  parts_.unk_id = v_.unk_id;
-  for (std::size_t id = 0; id < v_.tokens.size() && !parts_.unk_id; ++id) {
+  parts_.unk_id = vocabulary_.unk_id;
+  for (std::size_t id = 0; id < vocabulary_.tokens.size() && !parts_.unk_id; ++id) {
     if (TypeOf(id) == GgufTokenType::kUnknown) parts_.unk_id = static_cast<std::int32_t>(id);
   }
   QUIRE_RETURN_IF_ERROR(ReadByteTokens());
   MergeByScores();
-  std::vector<bool> in_merges(v_.tokens.size());
+  std::vector<bool> in_merges(vocabulary_.tokens.size());
   for (std::size_t id = 0; id < in_merges.size(); ++id) in_merges[id] = IsMergeable(id);
   AddVocabulary(in_merges);
 
-  const bool adds_space = v_.add_space_prefix.value_or(true);
+  const bool adds_space = vocabulary_.add_space_prefix.value_or(true);
   json normalizers = json::array();
   json decoders =
       json::array({{{"type", "Replace"}, {"pattern", {{"String", kSign}}}, {"content", " "}},
@@ -248,10 +252,10 @@ absl::Status PipelineBuilder::ReadLlama() {
 
 absl::Status PipelineBuilder::ReadByteTokens() {
   int bytes = 0;
-  for (std::size_t id = 0; id < v_.tokens.size(); ++id) {
+  for (std::size_t id = 0; id < vocabulary_.tokens.size(); ++id) {
     if (TypeOf(id) != GgufTokenType::kByte) continue;
     unsigned value = 256;
-    const absl::string_view token = v_.tokens[id];
+    const absl::string_view token = vocabulary_.tokens[id];
     if (token.size() == 6) absl::SimpleHexAtoi(token.substr(3, 2), &value);
     if (value > 255 || token != absl::StrFormat("<0x%02X>", value)) {
       return ElementError(
@@ -267,29 +271,33 @@ absl::Status PipelineBuilder::ReadByteTokens() {
 }
 
 absl::Status PipelineBuilder::CheckScores() const {
-  if (!v_.scores) return Error("scores", "is missing, but model llama needs it");
-  QUIRE_RETURN_IF_ERROR(CheckCount("scores", v_.scores->size()));
-  for (std::size_t id = 0; id < v_.tokens.size(); ++id) {
-    if (!std::isfinite((*v_.scores)[id])) {
-      return ElementError("scores", id, absl::StrCat("is ", (*v_.scores)[id], ", must be finite"));
+  if (!vocabulary_.scores) return Error("scores", "is missing, but model llama needs it");
+  QUIRE_RETURN_IF_ERROR(CheckCount("scores", vocabulary_.scores->size()));
+  for (std::size_t id = 0; id < vocabulary_.tokens.size(); ++id) {
+    if (!std::isfinite((*vocabulary_.scores)[id])) {
+      return ElementError("scores", id,
+                          absl::StrCat("is ", (*vocabulary_.scores)[id], ", must be finite"));
     }
-    if (IsMergeable(id) && v_.tokens[id].size() > kMaxScoredBytes) {
-      return ElementError(
-          "tokens", id,
-          absl::StrCat("has ", v_.tokens[id].size(), " bytes, the limit is ", kMaxScoredBytes));
+    if (IsMergeable(id) && vocabulary_.tokens[id].size() > kMaxScoredBytes) {
+      return ElementError("tokens", id,
+                          absl::StrCat("has ", vocabulary_.tokens[id].size(),
+                                       " bytes, the limit is ", kMaxScoredBytes));
     }
   }
   return absl::OkStatus();
 }
 
 // SentencePiece merges the pair whose concatenation has the best score, regardless of its two
-// halves. Equal scores get one rank, so that the leftmost pair merges first, as in SentencePiece.
+// halves. Tokens with equal scores get the same rank, so that the leftmost pair merges first, as in
+// SentencePiece.
 void PipelineBuilder::MergeByScores() {
   std::vector<std::int32_t> order;  // ids, best score first
-  for (std::size_t id = 0; id < v_.tokens.size(); ++id) {
+  for (std::size_t id = 0; id < vocabulary_.tokens.size(); ++id) {
     if (IsMergeable(id)) order.push_back(static_cast<std::int32_t>(id));
   }
-  const auto score = [this](std::int32_t id) { return (*v_.scores)[static_cast<std::size_t>(id)]; };
+  const auto score = [this](std::int32_t id) {
+    return (*vocabulary_.scores)[static_cast<std::size_t>(id)];
+  };
   std::stable_sort(order.begin(), order.end(),
                    [&](std::int32_t a, std::int32_t b) { return score(a) > score(b); });
   const auto find = [this](absl::string_view text) {
@@ -300,7 +308,7 @@ void PipelineBuilder::MergeByScores() {
   std::uint32_t rank = 0;
   for (std::size_t i = 0; i < order.size(); ++i) {
     if (i > 0 && score(order[i]) != score(order[i - 1])) ++rank;
-    const absl::string_view token = v_.tokens[static_cast<std::size_t>(order[i])];
+    const absl::string_view token = vocabulary_.tokens[static_cast<std::size_t>(order[i])];
     for (std::size_t cut = Utf8Length(token[0]); cut < token.size();
          cut += Utf8Length(token[cut])) {
       const std::int32_t left = find(token.substr(0, cut));
@@ -311,8 +319,9 @@ void PipelineBuilder::MergeByScores() {
 }
 
 absl::Status PipelineBuilder::AddTemplate() {
-  const bool adds_bos = v_.add_bos.value_or(adds_bos_by_default_ && v_.bos_id.has_value());
-  const bool adds_eos = v_.add_eos.value_or(false);
+  const bool adds_bos =
+      vocabulary_.add_bos.value_or(adds_bos_by_default_ && vocabulary_.bos_id.has_value());
+  const bool adds_eos = vocabulary_.add_eos.value_or(false);
   json single = json::array();
   json special = json::object();
   const auto add = [&](const char* name, std::optional<std::int32_t> id) -> absl::Status {
@@ -320,7 +329,7 @@ absl::Status PipelineBuilder::AddTemplate() {
     if (!id) {
       return Error(key, absl::StrCat("is missing, but ", kPrefix, "add_", name, "_token is true"));
     }
-    if (*id < 0 || static_cast<std::size_t>(*id) >= v_.tokens.size() ||
+    if (*id < 0 || static_cast<std::size_t>(*id) >= vocabulary_.tokens.size() ||
         TypeOf(static_cast<std::size_t>(*id)) == GgufTokenType::kUnused) {
       return Error(key, absl::StrCat("is ", *id, ", but no token with text has this id"));
     }
@@ -328,9 +337,9 @@ absl::Status PipelineBuilder::AddTemplate() {
     single.push_back({{"SpecialToken", {{"id", name}}}});
     return absl::OkStatus();
   };
-  if (adds_bos) QUIRE_RETURN_IF_ERROR(add("bos", v_.bos_id));
+  if (adds_bos) QUIRE_RETURN_IF_ERROR(add("bos", vocabulary_.bos_id));
   single.push_back({{"Sequence", {{"id", "A"}}}});
-  if (adds_eos) QUIRE_RETURN_IF_ERROR(add("eos", v_.eos_id));
+  if (adds_eos) QUIRE_RETURN_IF_ERROR(add("eos", vocabulary_.eos_id));
   components_["post_processor"] = {
       {"type", "TemplateProcessing"}, {"single", single}, {"special_tokens", special}};
   return absl::OkStatus();
@@ -340,8 +349,8 @@ std::string PipelineBuilder::Identity(absl::string_view components_json) const {
   std::string identity =
       absl::StrCat(components_json, "\n", parts_.ignore_merges ? 1 : 0,
                    parts_.byte_fallback ? 1 : 0, " unk ", parts_.unk_id.value_or(-1), "\n");
-  for (std::size_t id = 0; id < v_.tokens.size(); ++id) {
-    const absl::string_view token = v_.tokens[id];
+  for (std::size_t id = 0; id < vocabulary_.tokens.size(); ++id) {
+    const absl::string_view token = vocabulary_.tokens[id];
     absl::StrAppend(&identity, token.size(), ":", token, static_cast<std::int32_t>(TypeOf(id)),
                     ",");
   }

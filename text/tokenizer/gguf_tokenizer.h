@@ -39,8 +39,8 @@ struct GgufPipeline {
 
 // Errors start with the label and name the key. Returns INVALID_ARGUMENT for duplicate or empty
 // tokens, wrong types, scores that are not finite, arrays whose length is not the number of tokens,
-// malformed merges, and ids without a token. Returns UNIMPLEMENTED for another model or pre, with
-// the supported values.
+// malformed merges, and ids without a token. For an unsupported `model` or `pre`, returns
+// UNIMPLEMENTED with the supported values.
 absl::StatusOr<GgufPipeline> BuildGgufPipeline(const GgufVocabulary& vocabulary);
 
 }  // namespace quire::text

@@ -22,8 +22,8 @@ absl::Status UnsupportedKeyError(const formats::GgufFile& file, absl::string_vie
       absl::StrCat(file.label(), ": ", key, " changes the text and is not supported"));
 }
 
-// Rejects the normalization of Unigram models. A BPE model that needs it would get other ids from
-// its vocabulary alone.
+// Rejects files with the normalization of Unigram models. Without this normalization, a BPE model
+// that needs it would produce other ids.
 absl::Status CheckNoUnsupportedKeys(const formats::GgufFile& file) {
   constexpr absl::string_view kRemoveSpaces = "tokenizer.ggml.remove_extra_whitespaces";
   constexpr absl::string_view kCharsMap = "tokenizer.ggml.precompiled_charsmap";

@@ -33,7 +33,7 @@ enum class GgufTokenType : std::int32_t {
 struct GgufVocabulary {
   std::string label;                                     // prefix of every message
   absl::string_view model;                               // "gpt2", "llama"
-  std::optional<absl::string_view> pre;                  // name of the pre-tokenizer of gpt2
+  std::optional<absl::string_view> pre;                  // name of the pre-tokenizer, for gpt2
   std::vector<absl::string_view> tokens;                 // indexed by id
   std::optional<std::vector<float>> scores;              // indexed by id
   std::optional<std::vector<std::int32_t>> token_types;  // GgufTokenType, indexed by id
@@ -42,8 +42,9 @@ struct GgufVocabulary {
   std::optional<bool> add_bos, add_eos, add_space_prefix;
 };
 
-// Returns INVALID_ARGUMENT with the key if it is missing, has a wrong type, is not UTF-8, or is an
-// id without a token. Returns UNIMPLEMENTED for unsupported keys that would change ids.
+// Returns INVALID_ARGUMENT with the key if the key is missing, or if its value has a wrong type, is
+// not UTF-8, or is an id without a token. Returns UNIMPLEMENTED for unsupported keys that would
+// change ids.
 absl::StatusOr<GgufVocabulary> ReadGgufVocabulary(const formats::GgufFile& file);
 
 }  // namespace quire::text

@@ -35,7 +35,7 @@ class PostProcessor {
   // Adds `before` and `after` around the text.
   static PostProcessor Around(std::vector<std::int32_t> before, std::vector<std::int32_t> after);
 
-  // The template in output order. It is only the text if nothing is added.
+  // The template in output order. If nothing is added, the only item is the text.
   const std::vector<Item>& items() const { return items_; }
 
  private:

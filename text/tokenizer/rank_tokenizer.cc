@@ -137,12 +137,13 @@ std::int32_t SpecialId(const RankVocabulary& v, const std::optional<std::string>
   return -1;
 }
 
-// Returns the id of the token named by `name` if `flag` is set in the configuration, else no ids.
-absl::StatusOr<std::vector<std::int32_t>> Around(const RankVocabulary& v,
-                                                 const formats::JsonValue& config,
-                                                 absl::string_view flag, bool default_value,
-                                                 absl::string_view name,
-                                                 std::optional<std::string> token) {
+// Returns the id of the token that the key `name` names if `flag` is set in the configuration.
+// Otherwise returns no ids.
+absl::StatusOr<std::vector<std::int32_t>> TokensToAdd(const RankVocabulary& v,
+                                                      const formats::JsonValue& config,
+                                                      absl::string_view flag, bool default_value,
+                                                      absl::string_view name,
+                                                      std::optional<std::string> token) {
   QUIRE_ASSIGN_OR_RETURN(const bool adds, config.GetBoolOr(flag, default_value));
   if (!adds) return std::vector<std::int32_t>();
   if (config.Find(name)) {
@@ -165,9 +166,10 @@ absl::StatusOr<std::unique_ptr<TokenizerParts>> Assemble(RankVocabulary v, const
                                                          const formats::JsonValue& config,
                                                          const Defaults& defaults,
                                                          std::int64_t cache_entries) {
-  auto before = Around(v, config, "add_bos_token", defaults.adds_bos, "bos_token", defaults.bos);
+  auto before =
+      TokensToAdd(v, config, "add_bos_token", defaults.adds_bos, "bos_token", defaults.bos);
   if (!before.ok()) return WithFileName(kConfigFile, before.status());
-  auto after = Around(v, config, "add_eos_token", false, "eos_token", defaults.eos);
+  auto after = TokensToAdd(v, config, "add_eos_token", false, "eos_token", defaults.eos);
   if (!after.ok()) return WithFileName(kConfigFile, after.status());
   QUIRE_ASSIGN_OR_RETURN(AddedTokens added, AddedTokens::FromTokens(v.special));
   QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument null, formats::JsonDocument::Parse("null"));

@@ -51,12 +51,12 @@ absl::StatusOr<Splitter::Behavior> Splitter::BehaviorOf(const formats::JsonValue
 }
 
 bool Splitter::maps_every_byte() const {
-  const auto maps = [](const Step& step) { return step.kind == Kind::kByteLevel; };
-  const auto drops = [](const Step& step) {
+  const auto maps_bytes = [](const Step& step) { return step.kind == Kind::kByteLevel; };
+  const auto drops_bytes = [](const Step& step) {
     return step.kind == Kind::kMetaspace || step.behavior == Behavior::kRemoved;
   };
-  return std::any_of(steps_.begin(), steps_.end(), maps) &&
-         std::none_of(steps_.begin(), steps_.end(), drops);
+  return std::any_of(steps_.begin(), steps_.end(), maps_bytes) &&
+         std::none_of(steps_.begin(), steps_.end(), drops_bytes);
 }
 
 absl::Status Splitter::AddStep(const formats::JsonValue& config) {
@@ -134,7 +134,7 @@ absl::Status Splitter::Split(PieceList& list, RegexScratch& scratch) const {
         MapBytes(list);
         break;
       case Kind::kMetaspace:
-        PlaceSigns(step, list);
+        InsertSigns(step, list);
         QUIRE_RETURN_IF_ERROR(list.text.CheckSize());
         if (step.splits) QUIRE_RETURN_IF_ERROR(SplitPieces(step, list, scratch));
         break;
@@ -173,11 +173,11 @@ absl::Status Splitter::FindRanges(const Step& step, const AlignedText& text, con
   return absl::OkStatus();
 }
 
-// Applies `behavior`, so that the remaining ranges are the pieces.
+// Joins and removes ranges as `behavior` specifies. The remaining ranges are the pieces.
 void Splitter::JoinRanges(Behavior behavior, std::vector<Range>& ranges) {
   std::vector<Range> joined;
   bool previous_matched = false;
-  const auto visit = [&](const Range& range, bool joins) {
+  const auto add_or_join = [&](const Range& range, bool joins) {
     if (joins && !joined.empty()) {
       joined.back().begin = std::min(joined.back().begin, range.begin);
       joined.back().end = std::max(joined.back().end, range.end);
@@ -195,14 +195,14 @@ void Splitter::JoinRanges(Behavior behavior, std::vector<Range>& ranges) {
                    ranges.end());
       return;
     case Behavior::kContiguous:
-      for (const Range& range : ranges) visit(range, range.is_match == previous_matched);
+      for (const Range& range : ranges) add_or_join(range, range.is_match == previous_matched);
       break;
     case Behavior::kMergedWithPrevious:
-      for (const Range& range : ranges) visit(range, range.is_match && !previous_matched);
+      for (const Range& range : ranges) add_or_join(range, range.is_match && !previous_matched);
       break;
     case Behavior::kMergedWithNext:
       for (auto it = ranges.rbegin(); it != ranges.rend(); ++it) {
-        visit(*it, it->is_match && !previous_matched);
+        add_or_join(*it, it->is_match && !previous_matched);
       }
       std::reverse(joined.begin(), joined.end());
       break;
@@ -255,7 +255,7 @@ void Splitter::MapBytes(PieceList& list) {
   list.text = std::move(text);
 }
 
-void Splitter::PlaceSigns(const Step& step, PieceList& list) {
+void Splitter::InsertSigns(const Step& step, PieceList& list) {
   AlignedText text = list.text.EmptyLike();
   for (Piece& piece : list.pieces) {
     const std::size_t begin = text.text().size();

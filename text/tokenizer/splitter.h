@@ -5,7 +5,7 @@
 //
 // Place:      between normalizer and model. Sequences are flattened while loading.
 // Invariants: pieces are in order, never empty, and do not overlap. Each step splits the pieces of
-//             the previous step separately, so no pattern matches across a border.
+//             the previous step separately, so no match crosses the border between two pieces.
 // Threads:    immutable; the scratch serves one thread.
 // Source:     huggingface/tokenizers 0.23, `pre_tokenizers`; NormalizedString::split.
 
@@ -54,7 +54,8 @@ class Splitter {
   // Returns whether every byte becomes a character of the byte-level alphabet in some piece.
   bool maps_every_byte() const;
 
-  // Metaspace with scheme first needs to know whether a piece starts at input offset 0.
+  // Whether Split needs tracked text. Metaspace with scheme "first" has to know whether a piece
+  // starts at input offset 0.
   bool needs_tracking() const { return needs_tracking_; }
 
  private:
@@ -81,14 +82,15 @@ class Splitter {
   absl::Status AddByteLevel(const formats::JsonValue& config);
   absl::Status AddMetaspace(const formats::JsonValue& config);
 
-  // Finds the matching and other ranges of `piece`, in order. Offsets are relative to the text.
+  // Finds the matches in `piece` and the ranges between them, in order. Offsets are relative to the
+  // whole text.
   static absl::Status FindRanges(const Step& step, const AlignedText& text, const Piece& piece,
                                  RegexScratch& scratch, std::vector<Range>& ranges);
   static void JoinRanges(Behavior behavior, std::vector<Range>& ranges);
   static absl::Status SplitPieces(const Step& step, PieceList& list, RegexScratch& scratch);
   static void AddPrefixSpaces(PieceList& list);
   static void MapBytes(PieceList& list);
-  static void PlaceSigns(const Step& step, PieceList& list);
+  static void InsertSigns(const Step& step, PieceList& list);
 
   std::vector<Step> steps_;
   bool needs_tracking_ = false;

@@ -47,11 +47,11 @@ constexpr Kind kKinds[] = {
     {"tokenizer.tiktoken", &Tokenizer::FromTiktoken},
 };
 
-struct OtherKind {
+struct UnsupportedKind {
   absl::string_view file;
   absl::string_view kind;
 };
-constexpr OtherKind kOtherKinds[] = {
+constexpr UnsupportedKind kUnsupportedKinds[] = {
     {"spiece.model", "a SentencePiece model under another name than tokenizer.model"},
     {"vocab.txt", "a WordPiece vocabulary"},
     {"vocab.json", "a vocabulary without its pipeline"},
@@ -150,8 +150,8 @@ absl::StatusOr<std::unique_ptr<TokenizerParts>> ReadTokenizerJson(absl::string_v
   return parts;
 }
 
-// Sets `id` from the token named by `key` of tokenizer_config.json; leaves it unchanged if there is
-// no such key. A name that the tokenizer does not know is accepted, because published
+// Sets `id` from the token named by `key` of tokenizer_config.json. If there is no such key, `id`
+// is unchanged. A name that the tokenizer does not know is accepted, because published
 // configurations name missing tokens.
 absl::Status ReadNamedToken(const formats::JsonValue& config, absl::string_view key,
                             const Encoder& encoder, std::optional<std::int32_t>& id) {
@@ -172,7 +172,7 @@ using Build = absl::StatusOr<std::unique_ptr<TokenizerParts>>(absl::string_view,
                                                               const formats::JsonValue&,
                                                               std::int64_t);
 
-// Builds a tokenizer of a kind that uses its configuration.
+// Calls `build` with the parsed configuration, and sets the named tokens and the hash.
 absl::StatusOr<std::unique_ptr<TokenizerParts>> BuildWithConfig(Build* build,
                                                                 absl::string_view file,
                                                                 absl::string_view config_json,
@@ -205,7 +205,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::filesystem
   const auto* kind = std::find_if(std::begin(kKinds), std::end(kKinds),
                                   [&](const Kind& candidate) { return has(candidate.file); });
   if (kind == std::end(kKinds)) {
-    for (const OtherKind& other : kOtherKinds) {
+    for (const UnsupportedKind& other : kUnsupportedKinds) {
       if (!has(other.file)) continue;
       return absl::UnimplementedError(absl::StrCat(
           model_dir.string(), " has ", other.file, " (", other.kind,

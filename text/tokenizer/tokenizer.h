@@ -72,14 +72,14 @@ class Tokenizer {
   static absl::StatusOr<std::unique_ptr<Tokenizer>> Load(const std::filesystem::path& model_dir,
                                                          const TokenizerOptions& options = {});
 
-  // Reads the contents of the files instead. An empty `tokenizer_config_json` means that the file
-  // is missing.
+  // Like Load, but gets the contents of the files. An empty `tokenizer_config_json` means that the
+  // file is missing.
   static absl::StatusOr<std::unique_ptr<Tokenizer>> FromJson(
       absl::string_view tokenizer_json, absl::string_view tokenizer_config_json,
       const TokenizerOptions& options = {});
 
-  // Like FromJson, for the other kinds of file. tiktoken's configuration has its pattern and
-  // special tokens.
+  // Like FromJson, for the other kinds of file. For tiktoken, the configuration also has the
+  // pattern and the special tokens.
   static absl::StatusOr<std::unique_ptr<Tokenizer>> FromSentencePiece(
       absl::string_view tokenizer_model, absl::string_view tokenizer_config_json,
       const TokenizerOptions& options = {});
@@ -118,8 +118,8 @@ class Tokenizer {
   std::string TokenBytes(std::int32_t id) const;
 
   // Maximum number of text bytes that one token can represent. A text of n bytes then has at least
-  // n / max_token_bytes() tokens. It is nullopt if there is no limit, because a stage drops or
-  // joins text.
+  // n / max_token_bytes() tokens. It is nullopt if there is no limit because a stage drops or joins
+  // text.
   std::optional<std::size_t> max_token_bytes() const;
 
   std::int32_t vocab_size() const;      // largest known id + 1
@@ -127,8 +127,8 @@ class Tokenizer {
   bool IsSpecial(std::int32_t id) const;
   std::optional<std::int32_t> TokenToId(absl::string_view token) const;
 
-  // The ids of the tokens that tokenizer_config.json or the GGUF file names; nullopt if it names
-  // none or the tokenizer does not know it.
+  // The ids of the tokens that tokenizer_config.json or the GGUF file names; nullopt if the file
+  // names no such token, or one that the tokenizer does not know.
   std::optional<std::int32_t> bos_token_id() const;
   std::optional<std::int32_t> eos_token_id() const;
   std::optional<std::int32_t> pad_token_id() const;
@@ -136,8 +136,9 @@ class Tokenizer {
   // The type and source of the model, such as "BPE (tokenizer.json)".
   const std::string& kind() const;
 
-  // SHA-256, lower-case hex, of both files' contents, each preceded by its size as decimal text.
-  // For a GGUF file, the hash covers all metadata that determine ids and text.
+  // SHA-256, lower-case hex, of the contents of the tokenizer file and of its configuration file,
+  // each preceded by its size as decimal text. For a GGUF file, the hash covers all metadata that
+  // determine ids and text.
   const std::string& sha256() const;
 
   // The decoder chain, for Detokenizer.

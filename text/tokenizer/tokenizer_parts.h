@@ -41,7 +41,7 @@ absl::Status WithFileName(absl::string_view file, const absl::Status& status);
 absl::StatusOr<formats::JsonDocument> ParseTokenizerConfig(absl::string_view text);
 
 // Returns the text under `key` of a tokenizer_config.json: a string, or an object with "content".
-// Returns nullopt if it is absent or null.
+// Returns nullopt if the key is absent or null.
 absl::StatusOr<std::optional<std::string>> NamedTokenText(const formats::JsonValue& config,
                                                           absl::string_view key);
 

@@ -78,7 +78,7 @@ const json& ListOf(const json& schema, absl::string_view keyword) {
   return list != nullptr && list->is_array() ? *list : kEmpty;
 }
 
-// The schemas of one argument, which must match one schema of each group.
+// The schemas of one argument. A value must match at least one schema of each group.
 using Groups = std::vector<std::vector<const json*>>;
 
 class Evaluator {
@@ -144,10 +144,10 @@ class Evaluator {
   void Collect(const json& schema, const std::string& argument, int depth, Groups* groups) {
     if (!schema.is_object() || !Enter(depth)) return;
     const json* const properties = Find(schema, "properties");
-    const json* const own = properties == nullptr ? nullptr : Find(*properties, argument);
+    const json* const own_schema = properties == nullptr ? nullptr : Find(*properties, argument);
     const json* const others = Find(schema, "additionalProperties");
-    if (own != nullptr) {
-      groups->push_back({own});
+    if (own_schema != nullptr) {
+      groups->push_back({own_schema});
     } else if (others != nullptr && others->is_object() &&
                Find(schema, "patternProperties") == nullptr) {
       groups->push_back({others});
@@ -286,8 +286,8 @@ class Evaluator {
     }
     const std::size_t num_prefix = prefix != nullptr && prefix->is_array() ? prefix->size() : 0;
     for (std::size_t i = 0; i < value.size(); ++i) {
-      const json* const of_item = i < num_prefix ? &(*prefix)[i] : items;
-      if (of_item != nullptr && !Accepts(*of_item, value[i], depth)) return false;
+      const json* const item_schema = i < num_prefix ? &(*prefix)[i] : items;
+      if (item_schema != nullptr && !Accepts(*item_schema, value[i], depth)) return false;
     }
     return true;
   }
@@ -303,9 +303,9 @@ class Evaluator {
     const json* others = Find(schema, "additionalProperties");
     if (Find(schema, "patternProperties") != nullptr) others = nullptr;
     for (const auto& [name, member] : value.items()) {
-      const json* of_member = properties == nullptr ? nullptr : Find(*properties, name);
-      if (of_member == nullptr) of_member = others;
-      if (of_member != nullptr && !Accepts(*of_member, member, depth)) return false;
+      const json* member_schema = properties == nullptr ? nullptr : Find(*properties, name);
+      if (member_schema == nullptr) member_schema = others;
+      if (member_schema != nullptr && !Accepts(*member_schema, member, depth)) return false;
     }
     return true;
   }
@@ -350,10 +350,10 @@ std::string ArgumentSchema::JsonOf(absl::string_view argument, absl::string_view
   if (schemas.empty()) return JsonQuoted(text);
   const unsigned types = evaluator.TypesOf(schemas);
   const bool is_valid_text = evaluator.Accepts(schemas, json(std::string(text)));
-  const std::string bare(absl::StripAsciiWhitespace(text));
-  const auto document = JsonDocument::Parse(bare);
+  const std::string trimmed(absl::StripAsciiWhitespace(text));
+  const auto document = JsonDocument::Parse(trimmed);
   std::optional<json> large;
-  if (!document.ok()) large = ReadLargeNumber(bare);
+  if (!document.ok()) large = ReadLargeNumber(trimmed);
   if (document.ok() || large) {
     const json& value = large ? *large : document->root().raw();
     const bool is_valid_value = evaluator.Accepts(schemas, value);
@@ -362,10 +362,10 @@ std::string ArgumentSchema::JsonOf(absl::string_view argument, absl::string_view
     if (is_valid_text == is_valid_value) {
       is_text = is_valid_text ? is_text_alone && !value.is_null() : (types & kString) != 0;
     }
-    return is_text ? JsonQuoted(text) : bare;
+    return is_text ? JsonQuoted(text) : trimmed;
   }
   if (is_valid_text) return JsonQuoted(text);
-  const std::optional<std::string> python = ConvertPythonToJson(bare);
+  const std::optional<std::string> python = ConvertPythonToJson(trimmed);
   if (!python) return JsonQuoted(text);
   const auto read = JsonDocument::Parse(*python);
   const bool is_valid = read.ok() && evaluator.Accepts(schemas, read->root().raw());

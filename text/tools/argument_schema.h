@@ -3,13 +3,14 @@
 // Converts argument values that a model wrote as bare text (formats without JSON) to JSON, using
 // the schema of their tool.
 //
-// Text can be read as a string or as the JSON value that it spells. The reading that is valid under
+// Text can be a string, or the JSON value that it spells. The interpretation that is valid under
 // the schema is chosen. If both are valid:
 //   - the schema allows no type but string and null: a string, except that `null` is null where the
 //     schema allows it;
 //   - else: the JSON value.
-// If neither is valid, a Python literal (True, ['a']) is used if its value is valid. Otherwise the
-// result is a string if the schema allows strings or the text is not JSON, else the JSON value.
+// If neither is valid and the text is a Python literal (True, ['a']) with a valid value, that value
+// is used. Otherwise the result is a string if the schema allows strings or the text is not JSON,
+// else the JSON value.
 //
 // Place:      inside DeclaredTools.
 // Invariants: keywords that are not evaluated (pattern, format, contains, dependencies, references

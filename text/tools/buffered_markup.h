@@ -1,6 +1,6 @@
 #pragma once
 
-// Buffers markup around tool calls. It becomes content if no call follows.
+// Buffers markup around tool calls. If no call follows, the markup becomes content.
 //
 //   "[TOOL_CALLS] [" {call} ", " {call} "]"      markup, because there are calls
 //   "[TOOL_CALLS] [" 1, 2]                       content, because there is no call
@@ -26,7 +26,7 @@ class BufferedMarkup {
   // Ends the group with a marker, which becomes markup if the group had a call.
   void Close(absl::string_view marker, PartSink& sink);
   // Emits a call. Buffered text becomes markup before a valid call, and part of the source of a
-  // failed one.
+  // failed call.
   void Call(absl::string_view source, ToolCall call, PartSink& sink);
   void Failed(absl::string_view source, absl::string_view error, PartSink& sink);
   // Emits the buffered text and `text` as content.

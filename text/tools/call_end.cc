@@ -16,13 +16,13 @@ bool ObjectCallEnd::Push(absl::string_view call) {
          absl::EndsWith(call, format_->call_end);
 }
 
-bool ObjectCallEnd::IsHopeless(absl::string_view call) const {
+bool ObjectCallEnd::CannotBecomeCall(absl::string_view call) const {
   if (!format_->call_end.empty() || json_.is_inside()) return false;
   return call.back() == '\n' || call.size() > format_->call_begin[0].size() + kMaxNameBytes;
 }
 
 // A value may contain the closing tags. The closing marker therefore only counts after the end of
-// the function, and that end only after the end of a parameter.
+// the function, and the end of the function only counts after the end of a parameter.
 bool XmlCallEnd::Push(absl::string_view call) {
   has_function_ |= absl::EndsWith(call, format_->call_begin[1]);
   has_parameter_ |= absl::EndsWith(call, "<parameter=");

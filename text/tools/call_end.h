@@ -27,9 +27,9 @@ class ObjectCallEnd {
 
   // Processes the last byte of `call`. Returns true if it ends the call.
   bool Push(absl::string_view call);
-  // Returns whether `call` cannot become a call: without a closing marker, a text that is too long
-  // for a name, or has a newline, before any JSON.
-  bool IsHopeless(absl::string_view call) const;
+  // Returns whether `call` cannot become a call. In a format without a closing marker this is the
+  // case if the text before any JSON is too long for a name or has a newline.
+  bool CannotBecomeCall(absl::string_view call) const;
 
  private:
   const ToolFormat* format_;
@@ -44,11 +44,11 @@ class XmlCallEnd {
   explicit XmlCallEnd(const ToolFormat& format) : format_(&format) {}
 
   bool Push(absl::string_view call);
-  bool IsHopeless(absl::string_view) const { return false; }
+  bool CannotBecomeCall(absl::string_view) const { return false; }
 
  private:
   const ToolFormat* format_;
-  // Whether the call has had such an opening tag.
+  // Whether the call has had the opening tag of a function, and of a parameter.
   bool has_function_ = false, has_parameter_ = false;
 };
 
@@ -58,7 +58,7 @@ class KeyValueCallEnd {
   explicit KeyValueCallEnd(const ToolFormat& format) : format_(&format) {}
 
   bool Push(absl::string_view call);
-  bool IsHopeless(absl::string_view) const { return false; }
+  bool CannotBecomeCall(absl::string_view) const { return false; }
 
  private:
   const ToolFormat* format_;
@@ -67,8 +67,8 @@ class KeyValueCallEnd {
 
 using CallEnd = std::variant<ObjectCallEnd, XmlCallEnd, KeyValueCallEnd>;
 
-// Returns the tracker of a call that begins with `marker`. REQUIRES: the shape of the format is one
-// of those above.
+// Returns an object that finds the end of a call that begins with `marker`. REQUIRES: the shape of
+// the format is one of those above.
 CallEnd MakeCallEnd(const ToolFormat& format, absl::string_view marker);
 
 }  // namespace quire::text

@@ -45,8 +45,8 @@ MarkerMatch MatchMarkers(absl::string_view text, std::initializer_list<absl::str
   MarkerMatch match;
   for (const absl::string_view marker : markers) {
     if (marker.empty()) continue;
-    if (absl::StartsWith(text, marker)) return {.marker = marker, .may_come = false};
-    match.may_come |= absl::StartsWith(marker, text);
+    if (absl::StartsWith(text, marker)) return {.marker = marker, .is_prefix = false};
+    match.is_prefix |= absl::StartsWith(marker, text);
   }
   return match;
 }
@@ -58,12 +58,14 @@ void MarkedParser::Push(char byte, PartSink& sink) {
     return;
   }
   const auto ends_call = [this](auto& end) { return end.Push(buffered_); };
-  const auto is_hopeless = [this](const auto& end) { return end.IsHopeless(buffered_); };
+  const auto cannot_become_call = [this](const auto& end) {
+    return end.CannotBecomeCall(buffered_);
+  };
   if (std::visit(ends_call, call_end_)) {
     ToolCall call = ReadMarkedCall(buffered_, format_, tools_);
     markup_.Call(TakeAll(buffered_), std::move(call), sink);
     state_ = in_section_ ? State::kSection : State::kAfterMarkup;
-  } else if (std::visit(is_hopeless, call_end_)) {
+  } else if (std::visit(cannot_become_call, call_end_)) {
     markup_.Failed(TakeAll(buffered_), "bad_call", sink);
     state_ = State::kText;
   }
@@ -76,7 +78,7 @@ void MarkedParser::PushText(PartSink& sink) {
     const MarkerMatch match = MatchMarkers(
         buffered_, {state_ == State::kSection ? format_.section_end : format_.section_begin,
                     format_.call_begin[0], format_.call_begin[1]});
-    if (match.may_come) return;
+    if (match.is_prefix) return;
     if (match.marker.empty()) {
       markup_.Content(buffered_.substr(0, 1), sink);
       buffered_.erase(0, 1);
@@ -148,7 +150,7 @@ void ListParser::PushText(PartSink& sink) {
     if (buffered_.empty()) return;
     const MarkerMatch match =
         MatchMarkers(buffered_, {format_.call_begin[0], format_.call_begin[1]});
-    if (match.may_come) return;
+    if (match.is_prefix) return;
     if (!match.marker.empty()) {
       state_ = State::kMarker;
       return;
@@ -199,7 +201,7 @@ void ListParser::PushEnd(PartSink& sink) {
   markup_.Hold(TakeSpace(buffered_));
   if (buffered_.empty()) return;
   const MarkerMatch match = MatchMarkers(buffered_, {format_.call_end});
-  if (match.may_come) return;
+  if (match.is_prefix) return;
   state_ = State::kAfterMarkup;
   if (match.marker.empty()) {
     PushText(sink);
@@ -261,7 +263,7 @@ void ObjectParser::PushStart(PartSink& sink) {
     return;
   }
   const MarkerMatch match = MatchMarkers(buffered_, {format_.call_begin[0]});
-  if (match.may_come) return;
+  if (match.is_prefix) return;
   if (match.marker.empty()) {
     markup_.Content(TakeAll(buffered_), sink);
     state_ = State::kText;
@@ -334,7 +336,7 @@ void PythonParser::PushStart(PartSink& sink) {
     return;
   }
   const MarkerMatch match = MatchMarkers(buffered_, {format_.call_begin[0]});
-  if (match.may_come) return;
+  if (match.is_prefix) return;
   if (match.marker.empty()) {
     BecomeText(sink);
   } else {
@@ -387,7 +389,7 @@ void PythonParser::PushClosed(PartSink& sink) {
   markup_.Hold(TakeSpace(buffered_));
   if (buffered_.empty()) return;
   const MarkerMatch match = MatchMarkers(buffered_, {format_.call_end});
-  if (match.may_come) return;
+  if (match.is_prefix) return;
   if (match.marker.empty()) {
     markup_.Content(TakeAll(buffered_), sink);
     state_ = State::kText;
@@ -396,7 +398,8 @@ void PythonParser::PushClosed(PartSink& sink) {
   }
 }
 
-// The buffered text is not a call. Inside a list of calls it is a failed call, otherwise content.
+// Emits the buffered text, which is not a call: inside a list of calls as a failed call, otherwise
+// as content.
 void PythonParser::BecomeText(PartSink& sink) {
   const std::string text = TakeAll(prefix_) + TakeAll(buffered_);
   if (has_calls_) {
@@ -455,7 +458,7 @@ void HarmonyParser::PushBetween(PartSink& sink) {
   while (!buffered_.empty()) {
     const MarkerMatch match = MatchMarkers(
         buffered_, {kStart, kChannel, is_first_ ? " to=" : "", is_first_ ? "to=" : ""});
-    if (match.may_come) return;
+    if (match.is_prefix) return;
     if (!match.marker.empty()) {
       is_first_ = false;
       state_ = State::kHeader;
@@ -494,7 +497,7 @@ void HarmonyParser::EndHeader(PartSink& sink) {
 void HarmonyParser::PushBody(PartSink& sink) {
   while (!buffered_.empty()) {
     const MarkerMatch match = MatchMarkers(buffered_, {kEnd, kReturn, kCallEnd, kStart});
-    if (match.may_come) return;
+    if (match.is_prefix) return;
     if (match.marker == kStart) {
       state_ = State::kHeader;
       return;

@@ -23,7 +23,7 @@ namespace quire::text {
 // The result of comparing the start of a text with markers. Empty markers are ignored.
 struct MarkerMatch {
   absl::string_view marker = {};  // the marker with which the text starts; empty: none
-  bool may_come = false;          // the text is a proper prefix of a marker
+  bool is_prefix = false;         // the text is a proper prefix of a marker
 };
 MarkerMatch MatchMarkers(absl::string_view text, std::initializer_list<absl::string_view> markers);
 
@@ -117,7 +117,7 @@ class ObjectParser {
   JsonTracker json_;
 };
 
-// kPythonAtStart: a list of calls at the start of the output.
+// kPythonAtStart: a bracketed list of calls at the start of the output.
 class PythonParser {
  public:
   PythonParser(const ToolFormat& format, const DeclaredTools& tools)

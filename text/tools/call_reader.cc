@@ -31,8 +31,8 @@ absl::string_view Trimmed(absl::string_view text) {
   return absl::StripAsciiWhitespace(text);
 }
 
-// Removes the text before `mark`, and `mark` itself, and returns that text. Returns nullopt if
-// there is no `mark`.
+// Removes the text up to and including `mark`, and returns the part before `mark`. Returns nullopt
+// if there is no `mark`.
 std::optional<absl::string_view> TakeUntil(absl::string_view mark, absl::string_view* text) {
   const std::size_t at = text->find(mark);
   if (at == absl::string_view::npos) return std::nullopt;
@@ -41,8 +41,8 @@ std::optional<absl::string_view> TakeUntil(absl::string_view mark, absl::string_
   return before;
 }
 
-// Converts functions.NAME:INDEX to NAME; either of the other parts may be missing.
-absl::string_view WithoutIndex(absl::string_view name) {
+// Converts functions.NAME:INDEX to NAME. The parts `functions.` and `:INDEX` may be missing.
+absl::string_view FunctionName(absl::string_view name) {
   absl::ConsumePrefix(&name, "functions.");
   const std::size_t colon = name.rfind(':');
   if (colon == absl::string_view::npos || colon + 1 == name.size()) return name;
@@ -66,22 +66,22 @@ ToolCall ReadNameThenJson(absl::string_view text, const ToolFormat& format,
   if (!name) return Error("bad_call");
   if (!format.id_marker.empty()) name = name->substr(0, name->find(format.id_marker));
   name = Trimmed(*name);
-  if (format.has_function_index) name = WithoutIndex(*name);
+  if (format.has_function_index) name = FunctionName(*name);
   arguments = Trimmed(arguments);
   if (!absl::ConsumeSuffix(&arguments, format.arguments_suffix)) return Error("bad_call", *name);
   return ReadNamedCall(*name, Trimmed(arguments), tools);
 }
 
-// Removes one newline at each end of a value, which belongs to the tags.
+// Removes one newline at each end of a value. These newlines belong to the tags.
 absl::string_view WithoutEdgeNewlines(absl::string_view value) {
   absl::ConsumePrefix(&value, "\n");
   absl::ConsumeSuffix(&value, "\n");
   return value;
 }
 
-// Removes and returns a value. It ends at a closing tag that another parameter or the end of the
-// function follows, because the value itself may contain the tag. If the model omitted the closing
-// tag, the value ends at the next parameter.
+// Removes and returns a value. The value itself may contain the closing tag. It therefore ends only
+// at a closing tag before another parameter or before the end of the function. If the model omitted
+// the closing tag, the value ends at the next parameter.
 absl::string_view TakeParameterValue(absl::string_view* text) {
   for (std::size_t at = 0; (at = text->find('<', at)) != absl::string_view::npos; ++at) {
     absl::string_view rest = text->substr(at);
@@ -179,7 +179,7 @@ ToolCall ReadNamedCall(absl::string_view name, absl::string_view arguments,
 ToolCall ReadMarkedCall(absl::string_view call, const ToolFormat& format,
                         const DeclaredTools& tools) {
   if (!absl::ConsumePrefix(&call, format.call_begin[0])) {
-    // The second marker of an XML call is also its first tag, so it is kept.
+    // In an XML call, the second marker is the tag <function=, which ReadXmlParameters needs.
     if (format.shape != CallShape::kXmlParameters) {
       absl::ConsumePrefix(&call, format.call_begin[1]);
     }

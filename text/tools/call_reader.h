@@ -30,7 +30,7 @@ struct ToolCall {
 // Parses {"name": .., "arguments" or "parameters": ..}. Missing arguments become {}.
 ToolCall ReadObjectCall(absl::string_view object, const DeclaredTools& tools);
 
-// Returns whether such an object was meant as a call: it has a name and arguments, or is not valid
+// Returns whether `object` was meant as a call: it has a name and arguments, or it is not valid
 // JSON.
 bool LooksLikeCall(absl::string_view object);
 

@@ -12,23 +12,23 @@ absl::StatusOr<DeclaredTools> DeclaredTools::Create(std::span<const ChatTool> to
                                                     bool reads_text) {
   DeclaredTools declared;
   for (std::size_t i = 0; i < tools.size(); ++i) {
-    const std::string where = absl::StrCat("tools[", i, "]");
-    if (tools[i].name.empty()) return absl::InvalidArgumentError(where + " has no name");
+    const std::string field = absl::StrCat("tools[", i, "]");
+    if (tools[i].name.empty()) return absl::InvalidArgumentError(field + " has no name");
     std::shared_ptr<const ArgumentSchema> parameters;
     if (!tools[i].parameters_json.empty()) {
       auto schema = formats::JsonDocument::Parse(tools[i].parameters_json);
       if (!schema.ok()) {
         return absl::InvalidArgumentError(
-            absl::StrCat(where, ".parameters: ", schema.status().message()));
+            absl::StrCat(field, ".parameters: ", schema.status().message()));
       }
       if (!schema->root().is_object()) {
-        return absl::InvalidArgumentError(where + ".parameters must be an object");
+        return absl::InvalidArgumentError(field + ".parameters must be an object");
       }
       if (reads_text) parameters = std::make_shared<const ArgumentSchema>(*std::move(schema));
     }
     if (!declared.tools_.emplace(tools[i].name, std::move(parameters)).second) {
       return absl::InvalidArgumentError(absl::StrCat(
-          where, " has the name ", JsonQuoted(tools[i].name), ", like an earlier tool"));
+          field, " has the name ", JsonQuoted(tools[i].name), ", like an earlier tool"));
     }
   }
   return declared;

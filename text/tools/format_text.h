@@ -15,14 +15,15 @@ namespace quire::text {
 
 // Returns whether the output starts inside a reasoning section, because the prompt ends with the
 // section's opening marker. `continued` is the content of a final message that the model continues.
-// The result is then true if the last section that this content opens, or that the template opens
-// just before it, is not closed in it. Markers in other messages are ignored.
+// With `continued`, returns whether a section that this content opens last, or that the template
+// opens just before this content, is still open at the end of the content. Markers in other
+// messages are ignored.
 bool OpensReasoning(const ToolFormat& format, absl::string_view prompt,
                     std::optional<absl::string_view> continued);
 
-// Returns whether the output cannot contain a reasoning section. This is the case if the prompt
-// ends after a section, with which templates disable reasoning, or inside a continued message but
-// not in its reasoning.
+// Returns true if the output cannot contain a reasoning section. This is the case if the prompt
+// ends with a closed section, which templates write to disable reasoning, or if the prompt ends
+// inside a continued message but outside its reasoning.
 bool IsAfterReasoning(const ToolFormat& format, absl::string_view prompt,
                       std::optional<absl::string_view> continued);
 
@@ -30,8 +31,8 @@ bool IsAfterReasoning(const ToolFormat& format, absl::string_view prompt,
 // sections, or the format has only reasoning.
 bool HasReasoning(const ToolFormat& format, absl::string_view chat_template);
 
-// Returns whether a parser needs the text of this special token, which is usually omitted from the
-// output, because it is part of a marker. `reads_calls` means that tools are declared.
+// Returns whether the special token is part of a marker. The parser then needs its text, which is
+// usually omitted from the output. `reads_calls` means that tools are declared.
 bool IsMarker(const ToolFormat& format, absl::string_view token, bool reads_calls);
 
 }  // namespace quire::text

@@ -53,12 +53,12 @@ void OutputParser::Push(absl::string_view text, std::vector<OutputPart>* parts) 
 }
 
 void OutputParser::PushByte(char byte, PartSink& sink) {
-  const auto to_parser = [&](char next) {
+  const auto push_to_parser = [&](char next) {
     std::visit([&](auto& parser) { parser.Push(next, sink); }, parser_);
   };
   switch (section_) {
     case Section::kRest:
-      to_parser(byte);
+      push_to_parser(byte);
       return;
     case Section::kReasoning:
       pending_ += byte;
@@ -73,7 +73,7 @@ void OutputParser::PushByte(char byte, PartSink& sink) {
   }
   pending_ += byte;
   const MarkerMatch match = MatchMarkers(pending_, {format_.reasoning_begin});
-  if (match.may_come) return;
+  if (match.is_prefix) return;
   if (!match.marker.empty()) {
     section_ = Section::kReasoning;
     sink.Markup(std::exchange(space_, {}));
@@ -81,14 +81,14 @@ void OutputParser::PushByte(char byte, PartSink& sink) {
     return;
   }
   section_ = Section::kRest;
-  for (const char buffered : std::exchange(space_, {})) to_parser(buffered);
-  for (const char buffered : std::exchange(pending_, {})) to_parser(buffered);
+  for (const char buffered : std::exchange(space_, {})) push_to_parser(buffered);
+  for (const char buffered : std::exchange(pending_, {})) push_to_parser(buffered);
 }
 
 void OutputParser::PushReasoning(PartSink& sink) {
   while (!pending_.empty()) {
     const MarkerMatch match = MatchMarkers(pending_, {format_.reasoning_end});
-    if (match.may_come) return;
+    if (match.is_prefix) return;
     if (!match.marker.empty()) {
       section_ = Section::kRest;
       sink.Markup(std::exchange(pending_, {}));

@@ -10,7 +10,7 @@
 //             that fails, or that names an undeclared tool, becomes content with its error.
 //             Buffered text is a possible prefix of a marker, white space next to a marker, or an
 //             incomplete call. A byte costs O(length of a marker), and a complete call is parsed
-//             once. Calls inside a reasoning section are reasoning. There is at most one such
+//             once. Calls inside a reasoning section are reasoning. There is at most one reasoning
 //             section, at the start of the output.
 // Threads:    one.
 // Lifetime:   the format is a constant; the tools are shared.

@@ -14,13 +14,13 @@ constexpr absl::string_view kToolCall = "<tool_call>", kEndToolCall = "</tool_ca
 constexpr absl::string_view kDeepSeekSection = "<｜tool▁calls▁begin｜>";
 constexpr absl::string_view kEndDeepSeekSection = "<｜tool▁calls▁end｜>";
 
-// A chat template has the format if its source contains all marks.
+// A chat template uses the format if its source contains all marks.
 struct Detection {
   absl::string_view format;
   std::array<absl::string_view, 2> marks;
 };
 
-// Returns the writing of {"name": .., "arguments": ..} objects between `begin` and `end`.
+// Returns the CallWriting of {"name": .., "arguments": ..} objects between `begin` and `end`.
 constexpr CallWriting ObjectWriting(absl::string_view begin, absl::string_view end) {
   return {.begin = begin,
           .separator = ", ",
@@ -30,7 +30,7 @@ constexpr CallWriting ObjectWriting(absl::string_view begin, absl::string_view e
           .call_end = "}"};
 }
 
-// Writing of <tool_call> {"name": .., "arguments": ..} </tool_call>, each on its own line.
+// CallWriting of <tool_call> {"name": .., "arguments": ..} </tool_call>, each part on its own line.
 constexpr CallWriting kTaggedObjects = {.separator = "\n",
                                         .call_begin = "<tool_call>\n{\"name\": \"",
                                         .arguments_begin = "\", \"arguments\": ",
@@ -172,11 +172,12 @@ constexpr ToolFormat kFormats[] = {
     {.name = "think", .reasoning_begin = kThink, .reasoning_end = kEndThink},
 };
 
-// The first detection whose marks a template contains wins. A detection with more marks therefore
-// precedes those whose marks are a subset of its own, which IsMostSpecificFirst checks: hermes
-// follows the other formats with <tool_call>, mistral-list follows mistral-name-args, and
-// granite-list follows phi4-mini. Two more orders matter: templates of deepseek-v3 also contain the
-// marks of deepseek-v31, and templates of models that reason contain those of `think`.
+// The first detection whose marks a template contains wins. A detection therefore precedes all
+// others whose marks are a subset of its marks, which IsMostSpecificFirst checks: hermes follows
+// the other formats with <tool_call>, mistral-list follows mistral-name-args, and granite-list
+// follows phi4-mini. Two more positions matter. deepseek-v3 precedes deepseek-v31, because its
+// templates also contain the marks of deepseek-v31. `think` is last, because the templates of all
+// models that reason contain its marks.
 constexpr Detection kDetections[] = {
     {"harmony", {"<|channel|>", "<|message|>"}},
     {"qwen3-coder", {kToolCall, "<function="}},

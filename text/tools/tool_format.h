@@ -17,14 +17,15 @@
 namespace quire::text {
 
 // The format for models whose chat template does not render tools. text/chat/generic_tools.h adds a
-// description of it to the prompt, so it is never detected from a template.
+// description of this format to the prompt. The format is never detected from a template.
 inline constexpr absl::string_view kGenericFormat = "generic";
 
 // The syntax of a call between its markers.
 enum class CallShape : std::uint8_t {
   kNone,    // no calls, at most reasoning
   kObject,  // {"name": .., "arguments": {..}} between markers
-  // The same without markers at the start of the output; several are separated by "; ".
+  // Like kObject, but without markers and at the start of the output. Several objects are separated
+  // by "; ".
   kObjectAtStart,
   kList,           // [{"name": .., "arguments": {..}}, ..] after a marker
   kNameThenJson,   // name, separator, {..}
@@ -45,10 +46,11 @@ struct CallWriting {
   bool is_single = false;              // a call ends the output
   // For formats whose arguments are not JSON: each argument is key_begin, key, value_begin, value,
   // value_end and a newline. A string is written as it is; another value is JSON followed by
-  // value_space. Values must not contain never_in_value, which would end them too.
+  // value_space. Values must not contain never_in_value, because it would end them.
   absl::string_view key_begin = {}, value_begin = {}, value_space = {}, value_end = {};
   absl::string_view never_in_value = {};
-  // For formats whose reasoning has no markers above: its markers, and texts that would end it too.
+  // For formats without reasoning_begin in ToolFormat: the markers of reasoning, and other texts
+  // that would end the reasoning.
   absl::string_view reasoning_begin = {}, reasoning_end = {};
   std::array<absl::string_view, 3> never_in_reasoning = {};
 };
@@ -64,7 +66,7 @@ struct ToolFormat {
   // the separator is optional, the first brace also ends the name.
   absl::string_view name_prefix = {}, separator = {}, arguments_suffix = {};
   bool is_separator_optional = false;
-  // Between the name and the separator, before the id of the call.
+  // Marker between the name and the separator. The id of the call follows this marker.
   absl::string_view id_marker = {};
   bool has_function_index = false;  // the name is written as functions.NAME:INDEX
   CallWriting writing = {};

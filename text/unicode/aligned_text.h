@@ -1,13 +1,14 @@
 #pragma once
 
-// Text that is being rewritten, with the position in the input from which each byte came.
+// Text that is being rewritten. Tracked text also has, for each byte, the range of the input from
+// which the byte came.
 //
 // Place:      the value that normalizer and splitter pass on.
 // Invariants: text() never exceeds its limit: an append that would exceed it is dropped, and
 //             CheckSize() fails from then on. Code that rewrites a text must call CheckSize()
 //             before it uses the result. If the text is tracked, spans().size() == text().size(),
-//             and all bytes of a character have the span of the input characters that it
-//             represents.
+//             and all bytes of a character have the span of the input characters that this
+//             character represents.
 // Threads:    a value.
 // Source:     NormalizedString of huggingface/tokenizers 0.23.
 
@@ -34,7 +35,7 @@ class AlignedText {
   // `text` is at `offset` of the input. Untracked text uses no extra memory.
   AlignedText(absl::string_view text, std::int32_t offset, bool tracked);
 
-  // The maximum that later stages can represent.
+  // The maximum size of a text, because later stages use 32-bit offsets.
   static constexpr std::size_t kMaxBytes = std::numeric_limits<std::int32_t>::max();
   void set_limit_bytes(std::size_t limit) { limit_bytes_ = limit; }
   // Returns INVALID_ARGUMENT if the text exceeds its limit, or if an append was dropped.

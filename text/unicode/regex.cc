@@ -18,8 +18,8 @@ namespace {
 constexpr std::size_t kJitStackStartBytes = 32 * 1024;
 constexpr std::size_t kJitStackMaxBytes = 8 * 1024 * 1024;
 constexpr std::size_t kMaxPatternBytes = 64 * 1024;
-// PCRE2's compiler is recursive. This is its default limit, set explicitly because builds can
-// change the default.
+// Maximum nesting of parentheses, because PCRE2's compiler is recursive. It equals PCRE2's default,
+// which builds can change.
 constexpr std::uint32_t kMaxParentheses = 250;
 
 absl::Status CheckSize(absl::string_view pattern) {
@@ -116,7 +116,7 @@ absl::StatusOr<Regex> Regex::Compile(absl::string_view pattern, std::uint32_t op
                                                    " at offset ", offset, " of ", pattern));
   }
   compiled->source = std::string(pattern);
-  // Fails where writable code is forbidden; pcre2_match then uses the interpreter.
+  // On machines that forbid JIT compilation this fails, and pcre2_match uses the interpreter.
   (void)pcre2_jit_compile_8(compiled->code, PCRE2_JIT_COMPLETE);
   return Regex(std::move(compiled));
 }

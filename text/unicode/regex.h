@@ -4,8 +4,8 @@
 // (tokenizer.json) or of the Rust crate fancy-regex (tiktoken and Tekken files).
 //
 // Place:      below normalizer, splitter and decoder; the only user of PCRE2.
-// Invariants: interpreter and JIT give the same matches; the interpreter runs where JIT compilation
-//             is not possible. Match and depth limits are disabled, because patterns come from the
+// Invariants: interpreter and JIT give the same matches; the interpreter runs on machines that
+// forbid JIT compilation. Match and depth limits are disabled, because patterns come from the
 //             model's owner.
 // Threads:    Regex is immutable; a RegexScratch serves one thread at a time, for any number of
 //             regexes.
@@ -26,7 +26,7 @@ namespace quire::text {
 // Match data and stack for one thread.
 class RegexScratch {
  public:
-  // If `use_jit` is false, the interpreter runs, as on machines that forbid writable code.
+  // If `use_jit` is false, the interpreter runs, as on machines that forbid JIT compilation.
   explicit RegexScratch(bool use_jit = true);
   ~RegexScratch();
   RegexScratch(RegexScratch&&) noexcept;

@@ -22,7 +22,7 @@ constexpr absl::string_view kNotSpaceClass =
     R"(\x{200b}-\x{2027}\x{202a}-\x{202e}\x{2030}-\x{205e}\x{2060}-\x{2fff}\x{3001}-\x{10ffff})";
 
 // Outside brackets, Oniguruma's \w and \b also treat these six Latin-1 numbers as word characters,
-// because it uses its ISO 8859-1 table there (observed with tokenizers 0.23.3).
+// because Oniguruma uses its ISO 8859-1 table there (observed with tokenizers 0.23.3).
 constexpr absl::string_view kLatin1Numbers = R"(\x{b2}\x{b3}\x{b9}\x{bc}-\x{be})";
 
 // Word characters of the Rust crate that kWordClass lacks.
@@ -40,7 +40,7 @@ constexpr std::array<absl::string_view, 38> kCategories = {
 constexpr std::array<absl::string_view, 6> kBinaryProperties = {
     "Alphabetic", "Uppercase", "Lowercase", "White_Space", "Emoji", "Ideographic"};
 
-// Names that Oniguruma treats as POSIX brackets, whose sets PCRE2 lacks.
+// Property names that Oniguruma treats as POSIX brackets. PCRE2 lacks these sets.
 constexpr std::array<absl::string_view, 14> kPosixNames = {
     "alnum", "alpha", "ascii", "blank", "cntrl", "digit", "graph",
     "lower", "print", "punct", "space", "upper", "word",  "xdigit"};
@@ -55,11 +55,11 @@ enum class Dialect { kOniguruma, kRust };
 
 class Translator {
  public:
-  Translator(absl::string_view pattern, Dialect dialect) : in_(pattern), dialect_(dialect) {}
+  Translator(absl::string_view pattern, Dialect dialect) : pattern_(pattern), dialect_(dialect) {}
 
   absl::StatusOr<std::string> Run() {
-    while (pos_ < in_.size()) QUIRE_RETURN_IF_ERROR(Next());
-    return std::move(out_);
+    while (pos_ < pattern_.size()) QUIRE_RETURN_IF_ERROR(Next());
+    return std::move(result_);
   }
 
  private:
@@ -69,18 +69,18 @@ class Translator {
   }
 
   char Peek(std::size_t ahead = 0) const {
-    return pos_ + ahead < in_.size() ? in_[pos_ + ahead] : '\0';
+    return pos_ + ahead < pattern_.size() ? pattern_[pos_ + ahead] : '\0';
   }
 
   void Copy(std::size_t bytes) {
-    absl::StrAppend(&out_, in_.substr(pos_, bytes));
-    pos_ += std::min(bytes, in_.size() - pos_);
+    absl::StrAppend(&result_, pattern_.substr(pos_, bytes));
+    pos_ += std::min(bytes, pattern_.size() - pos_);
   }
 
-  void BeginAtom() { atom_begin_ = out_.size(); }
+  void BeginAtom() { atom_begin_ = result_.size(); }
 
   absl::Status Next() {
-    const char c = in_[pos_];
+    const char c = pattern_[pos_];
     switch (c) {
       case '\\':
         BeginAtom();
@@ -116,7 +116,7 @@ class Translator {
 
   absl::Status OpenGroup() {
     const std::size_t begin = pos_;
-    groups_.push_back(out_.size());
+    groups_.push_back(result_.size());
     if (Peek(1) != '?') {
       if (Peek(1) == '*') return Unsupported("a verb (*...)", begin);
       Copy(1);
@@ -132,33 +132,36 @@ class Translator {
     }
     // (?i) and (?i:...): i is the only option letter that means the same in all engines.
     std::size_t end = pos_ + 2;
-    while (end < in_.size() && (in_[end] == 'i' || in_[end] == 'x' || in_[end] == '-')) ++end;
-    if (end > pos_ + 2 && end < in_.size() && (in_[end] == ':' || in_[end] == ')')) {
-      if (absl::StrContains(in_.substr(pos_, end - pos_), "x")) {
+    while (end < pattern_.size() &&
+           (pattern_[end] == 'i' || pattern_[end] == 'x' || pattern_[end] == '-'))
+      ++end;
+    if (end > pos_ + 2 && end < pattern_.size() && (pattern_[end] == ':' || pattern_[end] == ')')) {
+      if (absl::StrContains(pattern_.substr(pos_, end - pos_), "x")) {
         return Unsupported("the option x", begin);
       }
-      if (in_[end] == ')') groups_.pop_back();
+      if (pattern_[end] == ')') groups_.pop_back();
       Copy(end + 1 - pos_);
       return absl::OkStatus();
     }
     return Unsupported("this kind of group", begin);
   }
 
-  // {n}, {n,} and {n,m} are quantifiers; anything else is text. A + after a quantifier repeats it
-  // in Oniguruma and is possessive in PCRE2.
+  // {n}, {n,} and {n,m} are quantifiers; anything else is text. A + after such a quantifier repeats
+  // the quantified atom in Oniguruma, but makes the quantifier possessive in PCRE2.
   absl::Status Interval() {
     const std::size_t begin = pos_;
     std::size_t end = pos_ + 1;
-    while (end < in_.size() && (in_[end] == ',' || (in_[end] >= '0' && in_[end] <= '9'))) {
+    while (end < pattern_.size() &&
+           (pattern_[end] == ',' || (pattern_[end] >= '0' && pattern_[end] <= '9'))) {
       ++end;
     }
-    const absl::string_view body = in_.substr(begin + 1, end - begin - 1);
-    const bool closed = end < in_.size() && in_[end] == '}';
+    const absl::string_view body = pattern_.substr(begin + 1, end - begin - 1);
+    const bool closed = end < pattern_.size() && pattern_[end] == '}';
     const bool is_interval = closed && body.size() <= 11 &&
                              std::count(body.begin(), body.end(), ',') <= 1 && body != ",";
     if (!is_interval || body.empty()) {
       BeginAtom();
-      out_ += "\\{";
+      result_ += "\\{";
       ++pos_;
       return absl::OkStatus();
     }
@@ -170,8 +173,8 @@ class Translator {
     if (Peek() == '?' || (Peek() == '+' && dialect_ == Dialect::kRust)) {
       Copy(1);
     } else if (Peek() == '+') {
-      out_.insert(atom_begin_, "(?:");
-      out_ += ")+";
+      result_.insert(atom_begin_, "(?:");
+      result_ += ")+";
       ++pos_;
     }
     return absl::OkStatus();
@@ -235,7 +238,7 @@ class Translator {
   // Translates escapes that mean the same inside and outside brackets.
   absl::Status CommonEscape() {
     const char c = Peek(1);
-    if (pos_ + 1 >= in_.size()) return Unsupported("a backslash at the end", pos_);
+    if (pos_ + 1 >= pattern_.size()) return Unsupported("a backslash at the end", pos_);
     switch (c) {
       case 'd':
         return Replace(2, "\\p{Nd}");
@@ -268,13 +271,13 @@ class Translator {
   }
 
   absl::Status Replace(std::size_t bytes, absl::string_view text) {
-    absl::StrAppend(&out_, text);
+    absl::StrAppend(&result_, text);
     pos_ += bytes;
     return absl::OkStatus();
   }
 
   absl::Status UnicodeEscape() {
-    const absl::string_view digits = in_.substr(pos_ + 2, 4);
+    const absl::string_view digits = pattern_.substr(pos_ + 2, 4);
     if (digits.size() < 4 || !std::all_of(digits.begin(), digits.end(), [](char d) {
           return absl::ascii_isxdigit(static_cast<unsigned char>(d));
         })) {
@@ -286,15 +289,15 @@ class Translator {
   // A script name needs the prefix sc:, because plain \p{Han} means Script_Extensions in PCRE2.
   absl::Status Property() {
     const std::size_t begin = pos_;
-    const std::size_t close = in_.find('}', pos_);
+    const std::size_t close = pattern_.find('}', pos_);
     if (Peek(2) != '{' || close == absl::string_view::npos) {
       return Unsupported("\\p without {name}", begin);
     }
-    absl::string_view name = in_.substr(pos_ + 3, close - pos_ - 3);
-    const absl::string_view whole = in_.substr(begin, close + 1 - begin);
-    absl::string_view caret;
+    absl::string_view name = pattern_.substr(pos_ + 3, close - pos_ - 3);
+    const absl::string_view whole = pattern_.substr(begin, close + 1 - begin);
+    absl::string_view negation;
     if (!name.empty() && name[0] == '^') {
-      caret = "^";
+      negation = "^";
       name.remove_prefix(1);
     }
     const bool is_name = !name.empty() && std::all_of(name.begin(), name.end(), [](char d) {
@@ -304,8 +307,8 @@ class Translator {
       return Unsupported(absl::StrCat("the property ", whole), begin);
     }
     const bool is_script = !Contains(kCategories, name) && !Contains(kBinaryProperties, name);
-    return Replace(whole.size(),
-                   absl::StrCat(in_.substr(begin, 3), caret, is_script ? "sc:" : "", name, "}"));
+    return Replace(whole.size(), absl::StrCat(pattern_.substr(begin, 3), negation,
+                                              is_script ? "sc:" : "", name, "}"));
   }
 
   absl::Status Class() {
@@ -313,20 +316,20 @@ class Translator {
     Copy(1);
     if (Peek() == '^') Copy(1);
     if (Peek() == ']') return Unsupported("a class that begins with ]", begin);
-    while (pos_ < in_.size() && in_[pos_] != ']') {
-      if (in_[pos_] == '\\') {
+    while (pos_ < pattern_.size() && pattern_[pos_] != ']') {
+      if (pattern_[pos_] == '\\') {
         QUIRE_RETURN_IF_ERROR(EscapeInClass());
-      } else if (absl::StartsWith(in_.substr(pos_), "[:space:]")) {
+      } else if (absl::StartsWith(pattern_.substr(pos_), "[:space:]")) {
         QUIRE_RETURN_IF_ERROR(Replace(9, kSpaceClass));
-      } else if (in_[pos_] == '[') {
+      } else if (pattern_[pos_] == '[') {
         return Unsupported("a bracket or POSIX name inside a class", pos_);
-      } else if (absl::StartsWith(in_.substr(pos_), "&&")) {
+      } else if (absl::StartsWith(pattern_.substr(pos_), "&&")) {
         return Unsupported("the intersection &&", pos_);
       } else {
-        Copy(Utf8Length(in_[pos_]));
+        Copy(Utf8Length(pattern_[pos_]));
       }
     }
-    if (pos_ >= in_.size()) {
+    if (pos_ >= pattern_.size()) {
       return absl::InvalidArgumentError(
           absl::StrCat("regular expression: missing ] for the class at offset ", begin));
     }
@@ -334,12 +337,12 @@ class Translator {
     return absl::OkStatus();
   }
 
-  absl::string_view in_;
+  absl::string_view pattern_;
   Dialect dialect_;
   std::size_t pos_ = 0;
-  std::string out_;
-  std::size_t atom_begin_ = 0;       // start of the last atom in out_
-  std::vector<std::size_t> groups_;  // starts of the open groups in out_
+  std::string result_;
+  std::size_t atom_begin_ = 0;       // start of the last atom in result_
+  std::vector<std::size_t> groups_;  // starts of the open groups in result_
 };
 
 }  // namespace

@@ -30,7 +30,7 @@ void AppendLowercase(char32_t c, std::string& out);
 // bytes_to_unicode.
 char32_t ByteToChar(std::uint8_t byte);
 std::optional<std::uint8_t> CharToByte(char32_t c);
-// Returns the table's character as UTF-8, which has one or two bytes.
+// Returns ByteToChar(byte) as UTF-8, which has one or two bytes.
 absl::string_view ByteToUtf8(std::uint8_t byte);
 
 }  // namespace quire::text

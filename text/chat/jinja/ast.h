@@ -3,8 +3,8 @@
 // The syntax tree of a template.
 //
 // Place:      between parser and interpreter.
-// Invariants: depths are within the parser's limits. A null filter or test is unknown, and the
-//             parser accepts it only inside a branch.
+// Invariants: depths are within the parser's limits. If `filter` or `test` is null, its name is
+// unknown. The parser accepts this only inside a branch.
 // Threads:    immutable after parsing.
 
 #include <cstdint>
@@ -20,7 +20,8 @@ namespace quire::text::jinja {
 struct FilterRow;  // filters.h
 struct TestRow;    // tests.h
 
-// Position of the first character of a token or node. Both count from 1; columns count characters.
+// Position of the first character of a token or node. Lines and columns count from 1; a column is
+// one character.
 struct Position {
   std::int32_t line = 0;
   std::int32_t column = 0;

@@ -32,8 +32,8 @@ bool IsPrintable(char32_t c);
 void AppendUpper(char32_t c, std::string& out);
 void AppendTitle(char32_t c, std::string& out);
 void AppendFolded(char32_t c, std::string& out);
-// Appends the lower case of the character at byte `at` of `text`. The neighbours matter for capital
-// sigma.
+// Appends the lower case of the character at byte `at` of `text`. The lower case of capital sigma
+// depends on the characters around it.
 void AppendLower(absl::string_view text, std::size_t at, std::string& out);
 
 }  // namespace quire::text::jinja

@@ -12,11 +12,11 @@
 namespace quire::text::jinja {
 namespace {
 
-// Maximum number of open brackets and prefix operators. It bounds the recursion of the parser,
-// because each adds a fixed number of calls.
-constexpr int kMaxOpen = 64;
-// Filters such as map pass their arguments on to the filter that they name, so nesting is bounded
-// by the number of arguments.
+// Maximum number of open brackets and prefix operators. The limit bounds the recursion of the
+// parser, because each of them adds a fixed number of calls.
+constexpr int kMaxOpenBrackets = 64;
+// Filters such as map pass their arguments on to the filter that they name. This limit therefore
+// bounds how deep such filters nest.
 constexpr std::size_t kMaxArguments = 64;
 
 class DepthGuard {
@@ -82,7 +82,7 @@ ExprPtr ExpressionParser::Make(ExprKind kind, Position position) const {
   return node;
 }
 
-absl::Status ExpressionParser::Adopt(Expr* parent, ExprPtr child) const {
+absl::Status ExpressionParser::AddChild(Expr* parent, ExprPtr child) const {
   if (child != nullptr) parent->depth = std::max(parent->depth, child->depth + 1);
   parent->children.push_back(std::move(child));
   if (parent->depth <= kMaxExpressionDepth) return absl::OkStatus();
@@ -92,9 +92,9 @@ absl::Status ExpressionParser::Adopt(Expr* parent, ExprPtr child) const {
 
 absl::StatusOr<ExprPtr> ExpressionParser::ParseExpression(bool with_conditional) {
   const DepthGuard nested(&depth_);
-  if (depth_ > kMaxOpen) {
-    return ErrorAt(current().position,
-                   absl::StrCat("the expression has more than ", kMaxOpen, " open brackets"));
+  if (depth_ > kMaxOpenBrackets) {
+    return ErrorAt(current().position, absl::StrCat("the expression has more than ",
+                                                    kMaxOpenBrackets, " open brackets"));
   }
   return with_conditional ? ParseConditional() : ParseOr();
 }
@@ -106,13 +106,13 @@ ExpressionParser::Result ExpressionParser::ParseConditional() {
   while (SkipName("if")) {
     ExprPtr node = Make(ExprKind::kConditional, position);
     QUIRE_ASSIGN_OR_RETURN(ExprPtr condition, ParseOr());
-    QUIRE_RETURN_IF_ERROR(Adopt(node.get(), std::move(condition)));
-    QUIRE_RETURN_IF_ERROR(Adopt(node.get(), std::move(value)));
+    QUIRE_RETURN_IF_ERROR(AddChild(node.get(), std::move(condition)));
+    QUIRE_RETURN_IF_ERROR(AddChild(node.get(), std::move(value)));
     ExprPtr otherwise;
     if (SkipName("else")) {
       QUIRE_ASSIGN_OR_RETURN(otherwise, ParseExpression());
     }
-    QUIRE_RETURN_IF_ERROR(Adopt(node.get(), std::move(otherwise)));
+    QUIRE_RETURN_IF_ERROR(AddChild(node.get(), std::move(otherwise)));
     value = std::move(node);
     MarkConditional(unsupported);
   }
@@ -129,8 +129,8 @@ ExpressionParser::Result ExpressionParser::ParseOr() {
   while (SkipName("or")) {
     QUIRE_ASSIGN_OR_RETURN(ExprPtr right, ParseAnd());
     ExprPtr node = Make(ExprKind::kOr, position);
-    QUIRE_RETURN_IF_ERROR(Adopt(node.get(), std::move(left)));
-    QUIRE_RETURN_IF_ERROR(Adopt(node.get(), std::move(right)));
+    QUIRE_RETURN_IF_ERROR(AddChild(node.get(), std::move(left)));
+    QUIRE_RETURN_IF_ERROR(AddChild(node.get(), std::move(right)));
     left = std::move(node);
   }
   return left;
@@ -142,8 +142,8 @@ ExpressionParser::Result ExpressionParser::ParseAnd() {
   while (SkipName("and")) {
     QUIRE_ASSIGN_OR_RETURN(ExprPtr right, ParseNot());
     ExprPtr node = Make(ExprKind::kAnd, position);
-    QUIRE_RETURN_IF_ERROR(Adopt(node.get(), std::move(left)));
-    QUIRE_RETURN_IF_ERROR(Adopt(node.get(), std::move(right)));
+    QUIRE_RETURN_IF_ERROR(AddChild(node.get(), std::move(left)));
+    QUIRE_RETURN_IF_ERROR(AddChild(node.get(), std::move(right)));
     left = std::move(node);
   }
   return left;
@@ -159,7 +159,7 @@ ExpressionParser::Result ExpressionParser::ParseNot() {
   QUIRE_ASSIGN_OR_RETURN(ExprPtr value, ParseCompare());
   for (auto position = positions.rbegin(); position != positions.rend(); ++position) {
     ExprPtr node = Make(ExprKind::kNot, *position);
-    QUIRE_RETURN_IF_ERROR(Adopt(node.get(), std::move(value)));
+    QUIRE_RETURN_IF_ERROR(AddChild(node.get(), std::move(value)));
     value = std::move(node);
   }
   return value;
@@ -194,11 +194,11 @@ ExpressionParser::Result ExpressionParser::ParseCompare() {
   Operator op;
   if (!CompareOperator(&op)) return left;
   ExprPtr node = Make(ExprKind::kCompare, position);
-  QUIRE_RETURN_IF_ERROR(Adopt(node.get(), std::move(left)));
+  QUIRE_RETURN_IF_ERROR(AddChild(node.get(), std::move(left)));
   do {
     node->operators.push_back(op);
     QUIRE_ASSIGN_OR_RETURN(ExprPtr right, ParseSum());
-    QUIRE_RETURN_IF_ERROR(Adopt(node.get(), std::move(right)));
+    QUIRE_RETURN_IF_ERROR(AddChild(node.get(), std::move(right)));
   } while (CompareOperator(&op));
   return node;
 }
@@ -217,8 +217,8 @@ ExpressionParser::Result ExpressionParser::ParseBinary(
     ExprPtr node = Make(ExprKind::kBinary, position);
     node->operators.push_back(found->second);
     QUIRE_ASSIGN_OR_RETURN(ExprPtr right, (this->*operand)());
-    QUIRE_RETURN_IF_ERROR(Adopt(node.get(), std::move(left)));
-    QUIRE_RETURN_IF_ERROR(Adopt(node.get(), std::move(right)));
+    QUIRE_RETURN_IF_ERROR(AddChild(node.get(), std::move(left)));
+    QUIRE_RETURN_IF_ERROR(AddChild(node.get(), std::move(right)));
     left = std::move(node);
   }
 }
@@ -233,10 +233,10 @@ ExpressionParser::Result ExpressionParser::ParseConcat() {
   QUIRE_ASSIGN_OR_RETURN(ExprPtr first, ParseProduct());
   if (!IsOperator("~")) return first;
   ExprPtr node = Make(ExprKind::kConcat, position);
-  QUIRE_RETURN_IF_ERROR(Adopt(node.get(), std::move(first)));
+  QUIRE_RETURN_IF_ERROR(AddChild(node.get(), std::move(first)));
   while (SkipOperator("~")) {
     QUIRE_ASSIGN_OR_RETURN(ExprPtr part, ParseProduct());
-    QUIRE_RETURN_IF_ERROR(Adopt(node.get(), std::move(part)));
+    QUIRE_RETURN_IF_ERROR(AddChild(node.get(), std::move(part)));
   }
   return node;
 }
@@ -255,8 +255,8 @@ ExpressionParser::Result ExpressionParser::ParsePower() {
     QUIRE_ASSIGN_OR_RETURN(ExprPtr right, ParseUnary(/*with_filters=*/true));
     ExprPtr node = Make(ExprKind::kBinary, position);
     node->operators.push_back(Operator::kPower);
-    QUIRE_RETURN_IF_ERROR(Adopt(node.get(), std::move(left)));
-    QUIRE_RETURN_IF_ERROR(Adopt(node.get(), std::move(right)));
+    QUIRE_RETURN_IF_ERROR(AddChild(node.get(), std::move(left)));
+    QUIRE_RETURN_IF_ERROR(AddChild(node.get(), std::move(right)));
     left = std::move(node);
   }
   return left;
@@ -264,7 +264,7 @@ ExpressionParser::Result ExpressionParser::ParsePower() {
 
 ExpressionParser::Result ExpressionParser::ParseUnary(bool with_filters) {
   const DepthGuard nested(&depth_);
-  if (depth_ > 2 * kMaxOpen)
+  if (depth_ > 2 * kMaxOpenBrackets)
     return ErrorAt(current().position, "the expression has too many consecutive signs");
   const Position position = current().position;
   ExprPtr node;
@@ -272,7 +272,7 @@ ExpressionParser::Result ExpressionParser::ParseUnary(bool with_filters) {
     node = Make(IsOperator("-") ? ExprKind::kNegate : ExprKind::kPlus, position);
     Advance();
     QUIRE_ASSIGN_OR_RETURN(ExprPtr operand, ParseUnary(/*with_filters=*/false));
-    QUIRE_RETURN_IF_ERROR(Adopt(node.get(), std::move(operand)));
+    QUIRE_RETURN_IF_ERROR(AddChild(node.get(), std::move(operand)));
   } else {
     QUIRE_ASSIGN_OR_RETURN(node, ParsePrimary());
   }
@@ -344,7 +344,7 @@ ExpressionParser::Result ExpressionParser::ParseList() {
       if (IsOperator("]")) break;
     }
     QUIRE_ASSIGN_OR_RETURN(ExprPtr item, ParseExpression());
-    QUIRE_RETURN_IF_ERROR(Adopt(node.get(), std::move(item)));
+    QUIRE_RETURN_IF_ERROR(AddChild(node.get(), std::move(item)));
   }
   QUIRE_RETURN_IF_ERROR(ExpectOperator("]"));
   return node;
@@ -361,8 +361,8 @@ ExpressionParser::Result ExpressionParser::ParseDict() {
     QUIRE_ASSIGN_OR_RETURN(ExprPtr key, ParseExpression());
     QUIRE_RETURN_IF_ERROR(ExpectOperator(":"));
     QUIRE_ASSIGN_OR_RETURN(ExprPtr value, ParseExpression());
-    QUIRE_RETURN_IF_ERROR(Adopt(node.get(), std::move(key)));
-    QUIRE_RETURN_IF_ERROR(Adopt(node.get(), std::move(value)));
+    QUIRE_RETURN_IF_ERROR(AddChild(node.get(), std::move(key)));
+    QUIRE_RETURN_IF_ERROR(AddChild(node.get(), std::move(value)));
   }
   QUIRE_RETURN_IF_ERROR(ExpectOperator("}"));
   return node;
@@ -378,11 +378,11 @@ absl::StatusOr<ExprPtr> ExpressionParser::ParseTuple(bool with_conditional) {
   QUIRE_ASSIGN_OR_RETURN(ExprPtr first, ParseExpression(with_conditional));
   if (!IsOperator(",")) return first;
   ExprPtr node = Make(ExprKind::kTuple, position);
-  QUIRE_RETURN_IF_ERROR(Adopt(node.get(), std::move(first)));
+  QUIRE_RETURN_IF_ERROR(AddChild(node.get(), std::move(first)));
   while (SkipOperator(",")) {
     if (EndsTuple()) break;
     QUIRE_ASSIGN_OR_RETURN(ExprPtr item, ParseExpression(with_conditional));
-    QUIRE_RETURN_IF_ERROR(Adopt(node.get(), std::move(item)));
+    QUIRE_RETURN_IF_ERROR(AddChild(node.get(), std::move(item)));
   }
   return node;
 }
@@ -429,7 +429,7 @@ ExpressionParser::Result ExpressionParser::ParseFilter(ExprPtr input) {
     unsupported_.push_back(
         {node->position, absl::StrCat("the filter '", node->name, "' is not supported")});
   }
-  QUIRE_RETURN_IF_ERROR(Adopt(node.get(), std::move(input)));
+  QUIRE_RETURN_IF_ERROR(AddChild(node.get(), std::move(input)));
   if (IsOperator("(")) QUIRE_RETURN_IF_ERROR(ParseArguments(node.get()));
   return node;
 }
@@ -445,7 +445,7 @@ ExpressionParser::Result ExpressionParser::ParseTest(ExprPtr value) {
     unsupported_.push_back(
         {node->position, absl::StrCat("the test '", node->name, "' is not supported")});
   }
-  QUIRE_RETURN_IF_ERROR(Adopt(node.get(), std::move(value)));
+  QUIRE_RETURN_IF_ERROR(AddChild(node.get(), std::move(value)));
   const TokenType type = current().type;
   if (IsOperator("(")) {
     QUIRE_RETURN_IF_ERROR(ParseArguments(node.get()));
@@ -455,11 +455,11 @@ ExpressionParser::Result ExpressionParser::ParseTest(ExprPtr value) {
     if (IsName("is")) return ExpectedError("no second test, because tests cannot be chained");
     QUIRE_ASSIGN_OR_RETURN(ExprPtr argument, ParsePrimary());
     QUIRE_ASSIGN_OR_RETURN(argument, ParsePostfix(std::move(argument)));
-    QUIRE_RETURN_IF_ERROR(Adopt(node.get(), std::move(argument)));
+    QUIRE_RETURN_IF_ERROR(AddChild(node.get(), std::move(argument)));
   }
   if (!negated) return node;
   ExprPtr negation = Make(ExprKind::kNot, position);
-  QUIRE_RETURN_IF_ERROR(Adopt(negation.get(), std::move(node)));
+  QUIRE_RETURN_IF_ERROR(AddChild(negation.get(), std::move(node)));
   return negation;
 }
 
@@ -471,14 +471,14 @@ ExpressionParser::Result ExpressionParser::ParseSubscript(ExprPtr node) {
   }
   if (current().type == TokenType::kInteger) {
     ExprPtr index = Make(ExprKind::kIndex, position);
-    QUIRE_RETURN_IF_ERROR(Adopt(index.get(), std::move(node)));
+    QUIRE_RETURN_IF_ERROR(AddChild(index.get(), std::move(node)));
     QUIRE_ASSIGN_OR_RETURN(ExprPtr number, ParseLiteral());
-    QUIRE_RETURN_IF_ERROR(Adopt(index.get(), std::move(number)));
+    QUIRE_RETURN_IF_ERROR(AddChild(index.get(), std::move(number)));
     return index;
   }
   ExprPtr attribute = Make(ExprKind::kAttribute, position);
   QUIRE_ASSIGN_OR_RETURN(attribute->name, ExpectName());
-  QUIRE_RETURN_IF_ERROR(Adopt(attribute.get(), std::move(node)));
+  QUIRE_RETURN_IF_ERROR(AddChild(attribute.get(), std::move(node)));
   return attribute;
 }
 
@@ -500,9 +500,9 @@ ExpressionParser::Result ExpressionParser::ParseIndex(ExprPtr node, Position pos
   if (!is_slice && parts.front() == nullptr) return ExpectedError("an index");
   Advance();
   ExprPtr index = Make(is_slice ? ExprKind::kSlice : ExprKind::kIndex, position);
-  QUIRE_RETURN_IF_ERROR(Adopt(index.get(), std::move(node)));
+  QUIRE_RETURN_IF_ERROR(AddChild(index.get(), std::move(node)));
   if (is_slice) parts.resize(3);
-  for (ExprPtr& part : parts) QUIRE_RETURN_IF_ERROR(Adopt(index.get(), std::move(part)));
+  for (ExprPtr& part : parts) QUIRE_RETURN_IF_ERROR(AddChild(index.get(), std::move(part)));
   return index;
 }
 
@@ -512,7 +512,7 @@ ExpressionParser::Result ExpressionParser::ParseCall(ExprPtr callee) {
     unsupported_.push_back(
         {callee->position, absl::StrCat("the method '", callee->name, "' is not supported")});
   }
-  QUIRE_RETURN_IF_ERROR(Adopt(node.get(), std::move(callee)));
+  QUIRE_RETURN_IF_ERROR(AddChild(node.get(), std::move(callee)));
   QUIRE_RETURN_IF_ERROR(ParseArguments(node.get()));
   return node;
 }
@@ -543,7 +543,7 @@ absl::Status ExpressionParser::ParseArguments(Expr* call) {
     }
     QUIRE_ASSIGN_OR_RETURN(ExprPtr value, ParseExpression());
     if (!is_named) {
-      QUIRE_RETURN_IF_ERROR(Adopt(call, std::move(value)));
+      QUIRE_RETURN_IF_ERROR(AddChild(call, std::move(value)));
       if (call->children.size() > kMaxArguments) {
         return ErrorAt(call->position,
                        absl::StrCat("the call has more than ", kMaxArguments - 1, " arguments"));
@@ -558,7 +558,8 @@ absl::Status ExpressionParser::ParseArguments(Expr* call) {
 
 absl::StatusOr<Target> ExpressionParser::ParseTarget(bool with_attributes) {
   const DepthGuard nested(&depth_);
-  if (depth_ > kMaxOpen) return ErrorAt(current().position, "the target is nested too deep");
+  if (depth_ > kMaxOpenBrackets)
+    return ErrorAt(current().position, "the target is nested too deep");
   std::vector<Target> elements;
   const Position position = current().position;
   bool is_tuple = false;

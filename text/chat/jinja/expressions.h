@@ -105,7 +105,7 @@ class ExpressionParser {
 
   ExprPtr Make(ExprKind kind, Position position) const;
   // Appends the child and updates the depth of the parent.
-  absl::Status Adopt(Expr* parent, ExprPtr child) const;
+  absl::Status AddChild(Expr* parent, ExprPtr child) const;
 
   const std::vector<Token>* const tokens_;
   std::size_t at_ = 0;

@@ -26,7 +26,7 @@ namespace {
 using Result = absl::StatusOr<Value>;
 using Bound = std::vector<std::optional<Value>>;
 
-// Converts to text as filters do: undefined becomes "", other values are printed.
+// Converts the input of a text filter to text: undefined becomes "", other values are printed.
 absl::StatusOr<std::string> PrintAsText(Runtime& runtime, const Value& value) {
   return runtime.Print(value);
 }
@@ -137,14 +137,14 @@ Result LengthOf(Runtime& runtime, const Value& value, const Arguments& arguments
 Result Default(Runtime&, const Value& value, const Arguments& arguments) {
   QUIRE_ASSIGN_OR_RETURN(const Bound bound,
                          BindArguments("default", arguments, {"default_value", "boolean"}));
-  const bool by_truth = bound[1] && IsTrue(*bound[1]);
-  if (value.is_undefined() || (by_truth && !IsTrue(value))) {
+  const bool replaces_false = bound[1] && IsTrue(*bound[1]);
+  if (value.is_undefined() || (replaces_false && !IsTrue(value))) {
     return bound[0].value_or(Value::String(""));
   }
   return value;
 }
 
-absl::StatusOr<std::string> Separator(const Value& value) {
+absl::StatusOr<std::string> AsSeparator(const Value& value) {
   if (value.is_string()) return value.as_string();
   return absl::InvalidArgumentError("separators must be strings");
 }
@@ -172,8 +172,8 @@ Result Json(Runtime& runtime, const Value& value, const Arguments& arguments) {
     QUIRE_ASSIGN_OR_RETURN(Iteration parts, Iteration::Over(*bound[2], runtime));
     const std::vector<Value> separators = parts.Rest();
     if (separators.size() != 2) return absl::InvalidArgumentError("separators must be two strings");
-    QUIRE_ASSIGN_OR_RETURN(style.item_separator, Separator(separators[0]));
-    QUIRE_ASSIGN_OR_RETURN(style.key_separator, Separator(separators[1]));
+    QUIRE_ASSIGN_OR_RETURN(style.item_separator, AsSeparator(separators[0]));
+    QUIRE_ASSIGN_OR_RETURN(style.key_separator, AsSeparator(separators[1]));
   }
   QUIRE_ASSIGN_OR_RETURN(std::string text, ToJson(value, style, runtime));
   return Value::String(std::move(text));

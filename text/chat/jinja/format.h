@@ -23,7 +23,8 @@ namespace quire::text::jinja {
 absl::StatusOr<std::string> FormatBraces(absl::string_view format, const Arguments& arguments,
                                          Runtime& runtime);
 
-// Implements format % value. A tuple has one value per conversion; a mapping has those of %(name)s.
+// Implements format % value. A tuple has one value per conversion. A mapping has the values of
+// conversions such as %(name)s.
 absl::StatusOr<std::string> FormatPercent(absl::string_view format, const Value& value,
                                           Runtime& runtime);
 

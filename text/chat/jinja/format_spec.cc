@@ -234,7 +234,8 @@ absl::StatusOr<std::string> FormatFloat(const Value& value, const Spec& spec) {
     text = FloatTextAs(number, type.front(), spec.precision < 0 ? 6 : spec.precision,
                        spec.is_alternate);
   } else {
-    // Without a type, prints repr, or with a precision a variant of g with a digit after the point.
+    // Without a type, prints repr. With a precision but no type, prints a variant of g
+    // (GeneralWithPoint).
     text = FloatTextAs(number, 'r', spec.precision, spec.is_alternate);
   }
   const auto is_zero = [](absl::string_view digits) {
@@ -280,8 +281,9 @@ NumberText SplitFloat(absl::string_view text) {
   return number;
 }
 
-// Prints a float with a precision and without a type. In CPython this differs from g: exponents are
-// used from one digit less on, and plain notation has at least one digit after the point.
+// Prints a float with a precision and without a type. In CPython this differs from g in two ways:
+// the switch to exponents comes one digit earlier, and plain notation has at least one digit after
+// the point.
 std::string GeneralWithPoint(double value, std::int64_t precision, bool is_alternate) {
   const int digits = static_cast<int>(std::max<std::int64_t>(precision, 1));
   const std::string scientific = absl::StrFormat("%.*e", digits - 1, value);
@@ -372,15 +374,16 @@ absl::StatusOr<std::string> FormatWithSpec(const Value& value, absl::string_view
         absl::StrCat("unsupported format string passed to ", TypeName(value), ".__format__"));
   }
   QUIRE_RETURN_IF_ERROR(runtime.ChargeBytes(spec.size()));
-  QUIRE_ASSIGN_OR_RETURN(const Spec read, SpecReader(spec).Read(value.is_string() ? '<' : '>'));
+  QUIRE_ASSIGN_OR_RETURN(const Spec parsed, SpecReader(spec).Read(value.is_string() ? '<' : '>'));
   // A fill character has up to four bytes, and separators add at most a third to the digits.
-  const auto largest = static_cast<std::size_t>(std::max(read.width, read.precision));
-  if (read.width > 0 || read.precision > 0) {
-    QUIRE_RETURN_IF_ERROR(runtime.ChargeText(largest * std::max<std::size_t>(read.fill.size(), 2)));
+  const auto largest = static_cast<std::size_t>(std::max(parsed.width, parsed.precision));
+  if (parsed.width > 0 || parsed.precision > 0) {
+    QUIRE_RETURN_IF_ERROR(
+        runtime.ChargeText(largest * std::max<std::size_t>(parsed.fill.size(), 2)));
   }
   QUIRE_RETURN_IF_ERROR(runtime.ChargeWalk(value));
-  if (value.is_string()) return FormatString(value, read);
-  return value.is_float() ? FormatFloat(value, read) : FormatInteger(value, read);
+  if (value.is_string()) return FormatString(value, parsed);
+  return value.is_float() ? FormatFloat(value, parsed) : FormatInteger(value, parsed);
 }
 
 }  // namespace quire::text::jinja

@@ -31,9 +31,9 @@ struct RenderResult {
 };
 
 // Returns the output of the template. `variables` hide functions of the same name; if a name occurs
-// twice, the last one counts. strftime_now prints `now`. Returns INVALID_ARGUMENT, without the
-// position in the message; RESOURCE_EXHAUSTED when a text exceeds max_bytes; UNIMPLEMENTED when the
-// template executes a part that Parse warned about.
+// twice, the last one counts. strftime_now prints `now`. Returns RESOURCE_EXHAUSTED if a text
+// exceeds max_bytes, UNIMPLEMENTED if the template executes a part that Parse warned about, and
+// INVALID_ARGUMENT for other errors. The messages do not contain the position.
 RenderResult Render(const Body& body, const Variables& variables, const RenderLimits& limits,
                     absl::Time now);
 

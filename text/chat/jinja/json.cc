@@ -51,7 +51,7 @@ class Builder final : public nlohmann::json_sax<nlohmann::json> {
   bool start_object(std::size_t) override { return Open(true); }
   bool start_array(std::size_t) override { return Open(false); }
   bool key(std::string& value) override {
-    if (!TakeNode()) return false;
+    if (!CountNode()) return false;
     open_.back().key = text_ ? text_(std::move(value)) : std::move(value);
     return true;
   }
@@ -83,14 +83,14 @@ class Builder final : public nlohmann::json_sax<nlohmann::json> {
     return false;
   }
 
-  bool TakeNode() {
+  bool CountNode() {
     if (budget_ == nullptr || --budget_->nodes_left >= 0) return true;
     return Stop(absl::StrCat("JSON with which the conversation exceeds ", budget_->limits.max_nodes,
                              " keys and values (limits.max_json_nodes)"));
   }
 
   bool Open(bool is_map) {
-    if (!TakeNode()) return false;
+    if (!CountNode()) return false;
     if (open_.size() == static_cast<std::size_t>(max_depth_)) {
       return Stop(absl::StrCat("nested more than ", max_depth_, " deep (limits.max_json_depth)"));
     }
@@ -99,7 +99,7 @@ class Builder final : public nlohmann::json_sax<nlohmann::json> {
     return true;
   }
 
-  bool AddLeaf(Value value) { return TakeNode() && Add(std::move(value)); }
+  bool AddLeaf(Value value) { return CountNode() && Add(std::move(value)); }
 
   bool Add(Value value) {
     if (open_.empty()) {

@@ -1,8 +1,8 @@
 #pragma once
 
 // Converts between JSON and template values. formats/json_value.h and base/json_text.h are not used
-// because they sort keys and use nlohmann-json's number format. The model sees the result, so it
-// needs the order of keys and Python's numbers and separators.
+// because they sort keys and use nlohmann-json's number format. The model sees the result, so the
+// result must have the original order of keys and Python's numbers and separators.
 //
 // Place:      between values and the filter tojson; also for input that is JSON.
 // Invariants: keys keep their order in both directions. The output equals that of Python's
@@ -59,7 +59,7 @@ struct JsonStyle {
   std::string key_separator = ": ";
 };
 
-// Returns INVALID_ARGUMENT for values that JSON cannot represent, and RESOURCE_EXHAUSTED as
+// Returns INVALID_ARGUMENT for values that JSON cannot represent, and RESOURCE_EXHAUSTED like
 // Runtime::ChargeText.
 absl::StatusOr<std::string> ToJson(const Value& value, const JsonStyle& style, Runtime& runtime);
 

@@ -31,7 +31,7 @@ bool ContinuesName(char c) {
   return StartsName(c) || IsDigit(c);
 }
 
-// Converts line ends to "\n" and removes one at the end.
+// Converts line ends to "\n", and removes a line end at the end of the template.
 std::string Normalize(absl::string_view source) {
   std::string text = absl::StrReplaceAll(source, {{"\r\n", "\n"}, {"\r", "\n"}});
   if (absl::EndsWith(text, "\n")) text.pop_back();
@@ -87,9 +87,9 @@ class Lexer {
     return at <= text_.size() && absl::StartsWith(text_.substr(at), wanted);
   }
 
-  // Returns the offset after the end `close` of a block or comment, including the white space that
-  // its sign removes. `at` is the offset of the sign or of `close`. Returns kNone if no end is
-  // there.
+  // If `close`, the closing delimiter of a block or comment, is at `at`, with or without a sign
+  // before it, returns the offset after the delimiter and after the white space that the sign
+  // removes. Otherwise returns kNone.
   std::size_t EndOfTag(std::size_t at, absl::string_view close) const {
     if (Has(at, absl::StrCat("+", close))) return at + 1 + close.size();
     if (Has(at, absl::StrCat("-", close))) return SkipSpace(at + 1 + close.size());
@@ -156,8 +156,8 @@ class Lexer {
     return absl::OkStatus();
   }
 
-  // Returns the offset of the content of a raw block if its opening tag contains `inside`, else
-  // kNone.
+  // If a tag whose content starts at `inside` opens a raw block, returns the offset of the content
+  // of the block. Otherwise returns kNone.
   std::size_t EndOfRawTag(std::size_t inside) const {
     std::size_t at = SkipSpace(inside);
     if (!Has(at, "raw")) return kNone;
@@ -227,7 +227,7 @@ class Lexer {
 
   // Returns the end of a run of digits with single underscores between them.
   template <typename IsOne>
-  std::size_t Digits(std::size_t at, IsOne is_one) const {
+  std::size_t SkipDigits(std::size_t at, IsOne is_one) const {
     while (at < text_.size()) {
       if (is_one(text_[at])) {
         ++at;
@@ -242,12 +242,12 @@ class Lexer {
 
   absl::Status LexNumber() {
     const std::size_t begin = at_;
-    std::size_t end = Digits(at_, IsDigit);
+    std::size_t end = SkipDigits(at_, IsDigit);
     bool is_float = false;
     const bool after_dot = begin > 0 && text_[begin - 1] == '.';
     if (!after_dot) {
       if (Has(end, ".") && end + 1 < text_.size() && IsDigit(text_[end + 1])) {
-        end = Digits(end + 1, IsDigit);
+        end = SkipDigits(end + 1, IsDigit);
         is_float = true;
       }
       std::size_t exponent = end;
@@ -255,7 +255,7 @@ class Lexer {
         exponent = end + 1;
         if (Has(exponent, "+") || Has(exponent, "-")) ++exponent;
         if (exponent < text_.size() && IsDigit(text_[exponent])) {
-          end = Digits(exponent, IsDigit);
+          end = SkipDigits(exponent, IsDigit);
           is_float = true;
         }
       }
@@ -283,7 +283,7 @@ class Lexer {
                               : 99;
         return digit < wanted;
       };
-      const std::size_t past = Digits(at_ + 2, is_one);
+      const std::size_t past = SkipDigits(at_ + 2, is_one);
       if (past > at_ + 2) {
         base = wanted;
         first = at_ + 2;

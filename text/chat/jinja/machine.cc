@@ -45,7 +45,7 @@ Machine::Machine(const Variables& variables, const RenderLimits& limits, absl::T
 }
 
 Scope* Machine::OpenScope(Scope* parent) {
-  Scope* const back = scope_;
+  Scope* const previous = scope_;
   if (free_scopes_.empty()) {
     scopes_.push_back(std::make_unique<Scope>());
     scope_ = scopes_.back().get();
@@ -54,23 +54,23 @@ Scope* Machine::OpenScope(Scope* parent) {
     free_scopes_.pop_back();
   }
   scope_->parent = parent;
-  return back;
+  return previous;
 }
 
-void Machine::CloseScope(Scope* back) {
+void Machine::CloseScope(Scope* previous) {
   if (!scope_->captured) {
     scope_->names.clear();
     free_scopes_.push_back(scope_);
   }
-  scope_ = back;
+  scope_ = previous;
 }
 
-void Machine::NoteSearch(std::size_t names) {
+void Machine::AddSearchCost(std::size_t names) {
   work_ += static_cast<std::int64_t>(names) * Runtime::kEvalsPerStep / Runtime::kNamesPerStep;
 }
 
 void Machine::Assign(const std::string& name, Value value) {
-  NoteSearch(scope_->names.size());
+  AddSearchCost(scope_->names.size());
   for (auto& [known, value_slot] : scope_->names) {
     if (known != name) continue;
     value_slot = std::move(value);
@@ -81,7 +81,7 @@ void Machine::Assign(const std::string& name, Value value) {
 
 Value Machine::Lookup(const std::string& name) {
   for (const Scope* scope = scope_; scope != nullptr; scope = scope->parent) {
-    NoteSearch(scope->names.size());
+    AddSearchCost(scope->names.size());
     for (const auto& [known, value] : scope->names) {
       if (known == name) return value;
     }
@@ -100,20 +100,20 @@ Value Machine::MakeMacro(const Stmt& stmt) {
 
 absl::StatusOr<Value> Machine::Eval(const Expr& expr) {
   if (++depth_ > kMaxStackDepth) {
-    NoteError(expr.position);
+    RecordErrorPosition(expr.position);
     return absl::InvalidArgumentError("the template recurses too deeply");
   }
   if (++work_ >= Runtime::kEvalsPerStep) {
     const absl::Status charged = runtime_.Charge(work_ / Runtime::kEvalsPerStep);
     work_ %= Runtime::kEvalsPerStep;
     if (!charged.ok()) {
-      NoteError(expr.position);
+      RecordErrorPosition(expr.position);
       return charged;
     }
   }
   Result result = EvalNode(expr);
   --depth_;
-  if (!result.ok()) NoteError(expr.position);
+  if (!result.ok()) RecordErrorPosition(expr.position);
   return result;
 }
 
@@ -257,8 +257,8 @@ absl::StatusOr<Value> Machine::EvalCompare(const Expr& expr) {
   QUIRE_ASSIGN_OR_RETURN(Value left, Eval(*expr.children[0]));
   for (std::size_t i = 0; i < expr.operators.size(); ++i) {
     QUIRE_ASSIGN_OR_RETURN(Value right, Eval(*expr.children[i + 1]));
-    QUIRE_ASSIGN_OR_RETURN(const bool holds, Compare(expr.operators[i], left, right, runtime_));
-    if (!holds) return Value::Bool(false);
+    QUIRE_ASSIGN_OR_RETURN(const bool is_true, Compare(expr.operators[i], left, right, runtime_));
+    if (!is_true) return Value::Bool(false);
     left = std::move(right);
   }
   return Value::Bool(true);
@@ -272,8 +272,8 @@ absl::StatusOr<Value> Machine::EvalConcat(const Expr& expr) {
     if (part.is_string()) {
       text += part.as_string();
     } else {
-      QUIRE_ASSIGN_OR_RETURN(const std::string shown, runtime_.Print(part));
-      text += shown;
+      QUIRE_ASSIGN_OR_RETURN(const std::string printed, runtime_.Print(part));
+      text += printed;
     }
     QUIRE_RETURN_IF_ERROR(runtime_.ChargeText(text.size()));
   }
@@ -282,9 +282,9 @@ absl::StatusOr<Value> Machine::EvalConcat(const Expr& expr) {
 
 absl::StatusOr<Value> Machine::EvalLogic(const Expr& expr) {
   QUIRE_ASSIGN_OR_RETURN(Value left, Eval(*expr.children[0]));
-  const bool holds = IsTrue(left);
-  if (expr.kind == ExprKind::kNot) return Value::Bool(!holds);
-  if (holds == (expr.kind == ExprKind::kOr)) return left;
+  const bool is_true = IsTrue(left);
+  if (expr.kind == ExprKind::kNot) return Value::Bool(!is_true);
+  if (is_true == (expr.kind == ExprKind::kOr)) return left;
   return Eval(*expr.children[1]);
 }
 

@@ -64,7 +64,7 @@ class Machine {
   Result CallLoop(Loop& loop, const std::string& name, const Arguments& arguments);
   Result CallMacro(const Macro& macro, const Arguments& arguments);
   absl::Status BindMacro(const Macro& macro, const Arguments& arguments);
-  absl::Status BindSurplus(const Stmt& macro, const Arguments& arguments);
+  absl::Status BindExtraArguments(const Stmt& macro, const Arguments& arguments);
 
   // Statements
   absl::StatusOr<Flow> Exec(const Body& body);
@@ -89,18 +89,18 @@ class Machine {
   absl::Status FetchAll(Loop& loop);
   absl::StatusOr<bool> HasNext(Loop& loop);
 
-  // Keeps the first position, which is the innermost one that failed.
-  void NoteError(Position position) {
+  // Keeps only the first reported position, which is that of the innermost failed node.
+  void RecordErrorPosition(Position position) {
     if (error_position_.line == 0) error_position_ = position;
   }
 
-  // Opens a block inside `parent` and returns the previous scope, to which CloseScope returns.
+  // Opens a scope inside `parent` and returns the previous scope, for CloseScope.
   Scope* OpenScope(Scope* parent);
-  void CloseScope(Scope* back);
+  void CloseScope(Scope* previous);
   void Assign(const std::string& name, Value value);
   Value Lookup(const std::string& name);
-  // Adds to work_, which the next expression charges.
-  void NoteSearch(std::size_t names);
+  // Adds the cost of comparing this number of names to work_. The next expression charges for it.
+  void AddSearchCost(std::size_t names);
   // The macro looks up names in the current scope and its parents.
   Value MakeMacro(const Stmt& stmt);
 
@@ -111,7 +111,7 @@ class Machine {
   std::vector<Scope*> free_scopes_;
   Value filter_input_;
   std::string* out_ = nullptr;
-  bool captures_ = false;  // out_ becomes a value
+  bool captures_ = false;  // out_ will become a value
   int depth_ = 0;          // nesting depth of the nodes that are being executed
   int macro_depth_ = 0;
   std::int64_t work_ = 0;  // not charged yet; kEvalsPerStep units are one step

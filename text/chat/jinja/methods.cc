@@ -63,14 +63,14 @@ absl::StatusOr<std::int64_t> IntegerArgument(const Call& call, const std::option
 }
 
 // Converts the parts to a list. REQUIRES: the caller has charged for the parts.
-Result Texts(std::vector<std::string> parts) {
+Result MakeTextList(std::vector<std::string> parts) {
   std::vector<Value> items;
   items.reserve(parts.size());
   for (std::string& part : parts) items.push_back(Value::String(std::move(part)));
   return MakeList(std::move(items));
 }
 
-Result CaseOf(const Call& call) {
+Result ChangeCase(const Call& call) {
   QUIRE_RETURN_IF_ERROR(call.Bind({}).status());
   if (call.name == "upper") return Value::String(ToUpper(call.text()));
   if (call.name == "lower") return Value::String(ToLower(call.text()));
@@ -93,7 +93,7 @@ Result IsOfClass(const Call& call) {
   return Value::Bool(AllOfClass(call.text(), found->second));
 }
 
-Result IsOfForm(const Call& call) {
+Result IsTitleOrIdentifier(const Call& call) {
   QUIRE_RETURN_IF_ERROR(call.Bind({}).status());
   return Value::Bool(call.name == "istitle" ? IsTitleCase(call.text()) : IsIdentifier(call.text()));
 }
@@ -114,16 +114,16 @@ Result Split(const Call& call) {
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::string> separator, OptionalText(call, bound[0]));
   QUIRE_ASSIGN_OR_RETURN(const std::int64_t limit, IntegerArgument(call, bound[1], -1));
   if (separator && separator->empty()) return absl::InvalidArgumentError("empty separator");
-  std::optional<absl::string_view> by;
-  if (separator) by = *separator;
-  QUIRE_RETURN_IF_ERROR(call.runtime.Charge(CountParts(call.text(), by)));
-  return Texts(SplitText(call.text(), by, limit, call.name == "rsplit"));
+  std::optional<absl::string_view> delimiter;
+  if (separator) delimiter = *separator;
+  QUIRE_RETURN_IF_ERROR(call.runtime.Charge(CountParts(call.text(), delimiter)));
+  return MakeTextList(SplitText(call.text(), delimiter, limit, call.name == "rsplit"));
 }
 
 Result SplitLines(const Call& call) {
   QUIRE_ASSIGN_OR_RETURN(const Bound bound, call.Bind({"keepends"}));
   QUIRE_RETURN_IF_ERROR(call.runtime.Charge(CountLines(call.text())));
-  return Texts(SplitTextLines(call.text(), bound[0] && IsTrue(*bound[0])));
+  return MakeTextList(SplitTextLines(call.text(), bound[0] && IsTrue(*bound[0])));
 }
 
 // The part of the text between the `start` and `end` arguments of find, count and endswith.
@@ -142,7 +142,7 @@ absl::StatusOr<Window> WindowOf(const Call& call, const std::optional<Value>& st
   Window window{.text = call.text()};
   if (!is_given(start) && !is_given(end)) return window;
   const std::int64_t length = CountUtf8Characters(call.text());
-  const auto place = [length](std::int64_t index) {
+  const auto clamp_index = [length](std::int64_t index) {
     return std::clamp<std::int64_t>(index < 0 ? index + length : index, 0, length);
   };
   std::int64_t first = 0;
@@ -153,9 +153,9 @@ absl::StatusOr<Window> WindowOf(const Call& call, const std::optional<Value>& st
   if (is_given(end)) {
     QUIRE_ASSIGN_OR_RETURN(last, IntegerArgument(call, end, length));
   }
-  window.begin = place(first);
-  window.is_valid = first <= length && window.begin <= place(last);
-  window.text = window.is_valid ? CharRange(call.text(), window.begin, place(last)) : "";
+  window.begin = clamp_index(first);
+  window.is_valid = first <= length && window.begin <= clamp_index(last);
+  window.text = window.is_valid ? CharRange(call.text(), window.begin, clamp_index(last)) : "";
   return window;
 }
 
@@ -190,8 +190,8 @@ Result Replace(const Call& call) {
   QUIRE_ASSIGN_OR_RETURN(const std::string to, TextArgument(call, bound[1]));
   QUIRE_ASSIGN_OR_RETURN(const std::int64_t count, IntegerArgument(call, bound[2], -1));
   // A text of n bytes has at most n + 1 matches.
-  const std::size_t places = call.text().size() / std::max<std::size_t>(from.size(), 1) + 1;
-  QUIRE_RETURN_IF_ERROR(call.runtime.ChargeBytes(places * to.size()));
+  const std::size_t max_matches = call.text().size() / std::max<std::size_t>(from.size(), 1) + 1;
+  QUIRE_RETURN_IF_ERROR(call.runtime.ChargeBytes(max_matches * to.size()));
   std::string result = ReplaceText(call.text(), from, to, count);
   QUIRE_RETURN_IF_ERROR(call.runtime.ChargeText(result.size()));
   return Value::String(std::move(result));
@@ -244,7 +244,8 @@ Result Justify(const Call& call) {
   QUIRE_RETURN_IF_ERROR(call.runtime.ChargeText(
       call.text().size() + fill.size() * static_cast<std::size_t>(std::min(
                                              missing, call.runtime.limits().max_bytes + 1))));
-  // In CPython, center puts an odd fill character on the left if the width is odd.
+  // As in CPython, center puts the extra one of an odd number of fill characters on the left if the
+  // width is odd, otherwise on the right.
   const std::int64_t left = call.name == "ljust"   ? 0
                             : call.name == "rjust" ? missing
                                                    : missing / 2 + (missing & width & 1);
@@ -477,11 +478,11 @@ constexpr Row kTextMethods[] = {
     {"rstrip", Strip},
     {"startswith", StartsOrEnds},
     {"endswith", StartsOrEnds},
-    {"upper", CaseOf},
-    {"lower", CaseOf},
+    {"upper", ChangeCase},
+    {"lower", ChangeCase},
     {"replace", Replace},
-    {"title", CaseOf},
-    {"capitalize", CaseOf},
+    {"title", ChangeCase},
+    {"capitalize", ChangeCase},
     {"rsplit", Split},
     {"splitlines", SplitLines},
     {"find", Search},
@@ -494,8 +495,8 @@ constexpr Row kTextMethods[] = {
     {"removesuffix", RemoveAffix},
     {"partition", Partition},
     {"rpartition", Partition},
-    {"swapcase", CaseOf},
-    {"casefold", CaseOf},
+    {"swapcase", ChangeCase},
+    {"casefold", ChangeCase},
     {"format", Format},
     {"format_map", FormatMap},
     {"ljust", Justify},
@@ -515,8 +516,8 @@ constexpr Row kTextMethods[] = {
     {"isnumeric", IsOfClass},
     {"isascii", IsOfClass},
     {"isprintable", IsOfClass},
-    {"istitle", IsOfForm},
-    {"isidentifier", IsOfForm},
+    {"istitle", IsTitleOrIdentifier},
+    {"isidentifier", IsTitleOrIdentifier},
 };
 constexpr Row kMapMethods[] = {
     {"items", View}, {"keys", View}, {"values", View}, {"get", Get}, {"copy", Copy}};

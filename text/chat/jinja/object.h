@@ -5,8 +5,8 @@
 //
 // Place:      between the values and the interpreter.
 // Threads:    the rendering thread.
-// Lifetime:   the Runtime of the rendering owns them; the templates that they refer to must outlive
-//             it.
+// Lifetime:   the Runtime of the rendering owns them; the templates that the objects refer to must
+//             outlive the Runtime.
 
 #include <cstddef>
 #include <cstdint>
@@ -26,8 +26,8 @@ namespace quire::text::jinja {
 class Runtime;  // runtime.h
 
 // Iterates over anything that Python can iterate over: elements, the keys of a map, the characters
-// of a string. Undefined and a default-constructed Iteration have no elements. An iterator value is
-// consumed for all its users.
+// of a string. Undefined and a default-constructed Iteration have no elements. Reading elements of
+// a one-shot iterator consumes them for every user of that iterator.
 class Iteration {
  public:
   // Returns INVALID_ARGUMENT for values that cannot be iterated over.
@@ -61,7 +61,7 @@ struct Namespace {
 
 struct Macro {
   const Stmt* definition = nullptr;
-  Scope* scope = nullptr;  // the scope of its definition
+  Scope* scope = nullptr;  // the scope in which the macro was defined
 };
 
 // The variable `loop` and the state of its for statement.

@@ -56,8 +56,8 @@ absl::StatusOr<Value> FloorDivide(std::int64_t left, std::int64_t right) {
 Value Modulo(std::int64_t left, std::int64_t right) {
   if (right == -1) return Value::Int(0);
   const std::int64_t remainder = left % right;
-  const bool wrong_sign = remainder != 0 && (remainder < 0) != (right < 0);
-  return Value::Int(wrong_sign ? remainder + right : remainder);
+  const bool has_wrong_sign = remainder != 0 && (remainder < 0) != (right < 0);
+  return Value::Int(has_wrong_sign ? remainder + right : remainder);
 }
 
 absl::StatusOr<Value> IntegerPower(std::int64_t base, std::int64_t exponent) {
@@ -166,7 +166,7 @@ absl::StatusOr<Value> Join(const Value& left, const Value& right, Runtime& runti
 }
 
 // Resolves an index into a sequence of `length`; negative indices count from the end.
-std::optional<std::int64_t> Place(std::int64_t index, std::int64_t length) {
+std::optional<std::int64_t> ResolveIndex(std::int64_t index, std::int64_t length) {
   if (index < 0) index += length;
   if (index < 0 || index >= length) return std::nullopt;
   return index;
@@ -177,16 +177,16 @@ absl::StatusOr<std::optional<Value>> ElementAt(const Value& value, std::int64_t 
                                                Runtime& runtime) {
   if (value.is_string()) {
     QUIRE_RETURN_IF_ERROR(runtime.ChargeBytes(value.as_string().size()));
-    const auto place = Place(index, CountUtf8Characters(value.as_string()));
-    if (!place) return std::optional<Value>();
-    return std::optional<Value>(Value::String(CharAt(value.as_string(), *place)));
+    const auto resolved = ResolveIndex(index, CountUtf8Characters(value.as_string()));
+    if (!resolved) return std::optional<Value>();
+    return std::optional<Value>(Value::String(CharAt(value.as_string(), *resolved)));
   }
   if (!value.is_sequence()) return std::optional<Value>();
   const Sequence& sequence = *value.as_sequence();
   const bool indexable = IsListOrTuple(value) || sequence.kind == SequenceKind::kRange;
-  const auto place = Place(index, static_cast<std::int64_t>(sequence.items.size()));
-  if (!indexable || !place) return std::optional<Value>();
-  return std::optional<Value>(sequence.items[static_cast<std::size_t>(*place)]);
+  const auto resolved = ResolveIndex(index, static_cast<std::int64_t>(sequence.items.size()));
+  if (!indexable || !resolved) return std::optional<Value>();
+  return std::optional<Value>(sequence.items[static_cast<std::size_t>(*resolved)]);
 }
 
 Value NoAttribute(const Value& value, absl::string_view name) {
@@ -244,13 +244,13 @@ absl::StatusOr<Range> ResolveSlice(const SliceParts& parts, std::int64_t length)
   const bool forward = range.step > 0;
   const std::int64_t low = forward ? 0 : -1;
   const std::int64_t high = forward ? length : length - 1;
-  const auto adjust = [&](std::optional<std::int64_t> part, std::int64_t absent) {
+  const auto clamp_index = [&](std::optional<std::int64_t> part, std::int64_t absent) {
     if (!part) return absent;
     const std::int64_t place = *part < 0 ? *part + length : *part;
     return std::clamp(place, low, high);
   };
-  range.start = adjust(start, forward ? low : high);
-  range.stop = adjust(stop, forward ? high : low);
+  range.start = clamp_index(start, forward ? low : high);
+  range.stop = clamp_index(stop, forward ? high : low);
   if (forward && range.start < range.stop) {
     range.count = (range.stop - range.start - 1) / range.step + 1;
   } else if (!forward && range.stop < range.start) {
@@ -411,9 +411,9 @@ absl::StatusOr<Value> GetItem(const Value& value, const Value& key, Runtime& run
     if (method) return *std::move(method);
     return NoAttribute(value, key.as_string());
   }
-  QUIRE_ASSIGN_OR_RETURN(const std::string shown, runtime.Print(key));
+  QUIRE_ASSIGN_OR_RETURN(const std::string printed, runtime.Print(key));
   return Value::UndefinedBecause(absl::StrCat(TypeName(value), " object has no element ",
-                                              absl::string_view(shown).substr(0, 100)));
+                                              absl::string_view(printed).substr(0, 100)));
 }
 
 absl::StatusOr<Value> GetSlice(const Value& value, const SliceParts& parts, Runtime& runtime) {

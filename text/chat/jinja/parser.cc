@@ -18,12 +18,12 @@ using StmtPtr = std::unique_ptr<Stmt>;
 
 class Parser {
  public:
-  explicit Parser(const std::vector<Token>* tokens) : in_(tokens) {}
+  explicit Parser(const std::vector<Token>* tokens) : expressions_(tokens) {}
 
   absl::StatusOr<ParsedTemplate> Run() {
     ParsedTemplate parsed;
     QUIRE_ASSIGN_OR_RETURN(parsed.body, ParseBody({}));
-    for (const ExpressionParser::Unsupported& found : in_.unsupported()) {
+    for (const ExpressionParser::Unsupported& found : expressions_.unsupported()) {
       const absl::Status error = ErrorAt(found.position, found.problem);
       if (!found.is_conditional) return error;
       parsed.warnings.emplace_back(error.message());
@@ -43,25 +43,27 @@ class Parser {
 
   bool IsOneOf(std::initializer_list<absl::string_view> names) const {
     return std::any_of(names.begin(), names.end(),
-                       [this](absl::string_view name) { return in_.IsName(name); });
+                       [this](absl::string_view name) { return expressions_.IsName(name); });
   }
 
   absl::Status ExpectBlockEnd() {
-    if (in_.current().type != TokenType::kBlockEnd) return in_.ExpectedError("'%}'");
-    in_.Advance();
+    if (expressions_.current().type != TokenType::kBlockEnd)
+      return expressions_.ExpectedError("'%}'");
+    expressions_.Advance();
     return absl::OkStatus();
   }
 
-  // Returns an error if the current name closes a block, or starts a branch of one, that is not the
-  // innermost open block. `ends` are the names that the innermost open block allows.
+  // Returns an error if the current name closes a block other than the innermost open block, or
+  // starts a branch of such a block. `ends` are the names that the innermost open block allows.
   absl::Status CheckNoStrayEnd(std::initializer_list<absl::string_view> ends) const {
     if (!IsOneOf({"elif", "else", "endif", "endfor", "endset", "endmacro", "endcall", "endfilter",
                   "endwith", "endgeneration"})) {
       return absl::OkStatus();
     }
-    if (ends.size() > 0) return in_.ExpectedError(QuoteClosingTag(ends));
-    return ErrorAt(in_.current().position,
-                   absl::StrCat("unexpected '", in_.current().text, "', no block is open"));
+    if (ends.size() > 0) return expressions_.ExpectedError(QuoteClosingTag(ends));
+    return ErrorAt(
+        expressions_.current().position,
+        absl::StrCat("unexpected '", expressions_.current().text, "', no block is open"));
   }
 
   // The last of `ends` is the tag that closes the block.
@@ -72,25 +74,25 @@ class Parser {
   // Parses statements up to a block whose name is one of `ends`, or up to the end of the template
   // if `ends` is empty. Afterwards that name is the current token.
   absl::StatusOr<Body> ParseBody(std::initializer_list<absl::string_view> ends) {
-    const Position begin = in_.current().position;
+    const Position begin = expressions_.current().position;
     if (++nesting_ > kMaxNesting) {
       return ErrorAt(begin, absl::StrCat("blocks are nested more than ", kMaxNesting, " deep"));
     }
     Body body;
     for (;;) {
-      const Token& token = in_.current();
+      const Token& token = expressions_.current();
       if (token.type == TokenType::kEnd) {
-        if (ends.size() > 0) return in_.ExpectedError(QuoteClosingTag(ends));
+        if (ends.size() > 0) return expressions_.ExpectedError(QuoteClosingTag(ends));
         break;
       }
       if (token.type == TokenType::kData) {
         body.push_back(Make(StmtKind::kText, token.position));
         body.back()->text = token.text;
-        in_.Advance();
+        expressions_.Advance();
         continue;
       }
       const bool is_block = token.type == TokenType::kBlockBegin;
-      in_.Advance();
+      expressions_.Advance();
       if (is_block && IsOneOf(ends)) break;
       if (is_block) QUIRE_RETURN_IF_ERROR(CheckNoStrayEnd(ends));
       QUIRE_ASSIGN_OR_RETURN(StmtPtr statement, is_block ? ParseBlock() : ParseOutput());
@@ -104,24 +106,26 @@ class Parser {
   absl::StatusOr<Body> ParseBodyTo(absl::string_view end) {
     QUIRE_RETURN_IF_ERROR(ExpectBlockEnd());
     QUIRE_ASSIGN_OR_RETURN(Body body, ParseBody({end}));
-    in_.Advance();
+    expressions_.Advance();
     QUIRE_RETURN_IF_ERROR(ExpectBlockEnd());
     return body;
   }
 
   Result ParseOutput() {
-    StmtPtr node = Make(StmtKind::kOutput, in_.current().position);
-    QUIRE_ASSIGN_OR_RETURN(node->expr, in_.ParseTuple(/*with_conditional=*/true));
-    if (in_.current().type != TokenType::kOutputEnd) return in_.ExpectedError("'}}'");
-    in_.Advance();
+    StmtPtr node = Make(StmtKind::kOutput, expressions_.current().position);
+    QUIRE_ASSIGN_OR_RETURN(node->expr, expressions_.ParseTuple(/*with_conditional=*/true));
+    if (expressions_.current().type != TokenType::kOutputEnd)
+      return expressions_.ExpectedError("'}}'");
+    expressions_.Advance();
     return node;
   }
 
   Result ParseBlock() {
-    const Position position = in_.current().position;
-    if (in_.current().type != TokenType::kName) return in_.ExpectedError("the name of a statement");
-    const std::string name = in_.current().text;
-    in_.Advance();
+    const Position position = expressions_.current().position;
+    if (expressions_.current().type != TokenType::kName)
+      return expressions_.ExpectedError("the name of a statement");
+    const std::string name = expressions_.current().text;
+    expressions_.Advance();
     if (name == "if") return ParseIf(position);
     if (name == "for") return ParseFor(position);
     if (name == "set") return ParseSet(position);
@@ -131,7 +135,8 @@ class Parser {
     if (name == "with") return ParseWith(position);
     if (name == "break" || name == "continue") return ParseJump(name, position);
     if (name == "generation") {
-      // Hugging Face marks the assistant's text for training with this block. It prints its body.
+      // Hugging Face marks the assistant's text for training with this block. The block prints its
+      // body.
       StmtPtr node = Make(StmtKind::kScope, position);
       QUIRE_ASSIGN_OR_RETURN(node->body, ParseBodyTo("endgeneration"));
       return node;
@@ -141,37 +146,37 @@ class Parser {
 
   Result ParseIf(Position position) {
     StmtPtr node = Make(StmtKind::kIf, position);
-    const std::size_t unsupported = in_.unsupported_count();
+    const std::size_t unsupported = expressions_.unsupported_count();
     for (;;) {
       Branch branch;
-      QUIRE_ASSIGN_OR_RETURN(branch.condition, in_.ParseTuple(/*with_conditional=*/false));
+      QUIRE_ASSIGN_OR_RETURN(branch.condition, expressions_.ParseTuple(/*with_conditional=*/false));
       QUIRE_RETURN_IF_ERROR(ExpectBlockEnd());
       QUIRE_ASSIGN_OR_RETURN(branch.body, ParseBody({"elif", "else", "endif"}));
       node->branches.push_back(std::move(branch));
-      if (!in_.SkipName("elif")) break;
+      if (!expressions_.SkipName("elif")) break;
     }
-    if (in_.SkipName("else")) {
+    if (expressions_.SkipName("else")) {
       QUIRE_RETURN_IF_ERROR(ExpectBlockEnd());
       Branch branch;
       QUIRE_ASSIGN_OR_RETURN(branch.body, ParseBody({"endif"}));
       node->branches.push_back(std::move(branch));
     }
-    in_.Advance();
+    expressions_.Advance();
     QUIRE_RETURN_IF_ERROR(ExpectBlockEnd());
-    in_.MarkConditional(unsupported);
+    expressions_.MarkConditional(unsupported);
     return node;
   }
 
   Result ParseFor(Position position) {
     StmtPtr node = Make(StmtKind::kFor, position);
-    QUIRE_ASSIGN_OR_RETURN(node->target, in_.ParseTarget(/*with_attributes=*/false));
-    if (!in_.SkipName("in")) return in_.ExpectedError("'in'");
-    QUIRE_ASSIGN_OR_RETURN(node->expr, in_.ParseTuple(/*with_conditional=*/false));
-    if (in_.SkipName("if")) {
-      QUIRE_ASSIGN_OR_RETURN(node->condition, in_.ParseExpression());
+    QUIRE_ASSIGN_OR_RETURN(node->target, expressions_.ParseTarget(/*with_attributes=*/false));
+    if (!expressions_.SkipName("in")) return expressions_.ExpectedError("'in'");
+    QUIRE_ASSIGN_OR_RETURN(node->expr, expressions_.ParseTuple(/*with_conditional=*/false));
+    if (expressions_.SkipName("if")) {
+      QUIRE_ASSIGN_OR_RETURN(node->condition, expressions_.ParseExpression());
     }
-    if (in_.IsName("recursive")) {
-      return ErrorAt(in_.current().position, "recursive loops are not supported");
+    if (expressions_.IsName("recursive")) {
+      return ErrorAt(expressions_.current().position, "recursive loops are not supported");
     }
     QUIRE_RETURN_IF_ERROR(ExpectBlockEnd());
     if (++loops_ > kMaxLoops) {
@@ -179,68 +184,70 @@ class Parser {
     }
     QUIRE_ASSIGN_OR_RETURN(node->body, ParseBody({"else", "endfor"}));
     --loops_;
-    if (in_.SkipName("else")) {
+    if (expressions_.SkipName("else")) {
       QUIRE_RETURN_IF_ERROR(ExpectBlockEnd());
       QUIRE_ASSIGN_OR_RETURN(node->else_body, ParseBody({"endfor"}));
     }
-    in_.Advance();
+    expressions_.Advance();
     QUIRE_RETURN_IF_ERROR(ExpectBlockEnd());
     return node;
   }
 
   Result ParseSet(Position position) {
     StmtPtr node = Make(StmtKind::kSet, position);
-    QUIRE_ASSIGN_OR_RETURN(node->target, in_.ParseTarget(/*with_attributes=*/true));
-    if (in_.SkipOperator("=")) {
-      QUIRE_ASSIGN_OR_RETURN(node->expr, in_.ParseTuple(/*with_conditional=*/true));
+    QUIRE_ASSIGN_OR_RETURN(node->target, expressions_.ParseTarget(/*with_attributes=*/true));
+    if (expressions_.SkipOperator("=")) {
+      QUIRE_ASSIGN_OR_RETURN(node->expr, expressions_.ParseTuple(/*with_conditional=*/true));
       QUIRE_RETURN_IF_ERROR(ExpectBlockEnd());
       return node;
     }
     node->kind = StmtKind::kSetBlock;
-    if (in_.SkipOperator("|")) {
-      QUIRE_ASSIGN_OR_RETURN(node->expr, in_.ParseFilters(nullptr));
+    if (expressions_.SkipOperator("|")) {
+      QUIRE_ASSIGN_OR_RETURN(node->expr, expressions_.ParseFilters(nullptr));
     }
     QUIRE_ASSIGN_OR_RETURN(node->body, ParseBodyTo("endset"));
     return node;
   }
 
   absl::Status ParseParameters(Stmt* macro) {
-    QUIRE_RETURN_IF_ERROR(in_.ExpectOperator("("));
-    while (!in_.IsOperator(")")) {
-      if (!macro->parameters.empty()) QUIRE_RETURN_IF_ERROR(in_.ExpectOperator(","));
+    QUIRE_RETURN_IF_ERROR(expressions_.ExpectOperator("("));
+    while (!expressions_.IsOperator(")")) {
+      if (!macro->parameters.empty()) QUIRE_RETURN_IF_ERROR(expressions_.ExpectOperator(","));
       Parameter parameter;
-      QUIRE_ASSIGN_OR_RETURN(parameter.name, in_.ExpectName());
-      if (in_.SkipOperator("=")) {
-        QUIRE_ASSIGN_OR_RETURN(parameter.default_value, in_.ParseExpression());
+      QUIRE_ASSIGN_OR_RETURN(parameter.name, expressions_.ExpectName());
+      if (expressions_.SkipOperator("=")) {
+        QUIRE_ASSIGN_OR_RETURN(parameter.default_value, expressions_.ParseExpression());
       } else if (!macro->parameters.empty() && macro->parameters.back().default_value != nullptr) {
-        return in_.ExpectedError("a default value, because the previous parameter has one");
+        return expressions_.ExpectedError(
+            "a default value, because the previous parameter has one");
       }
       macro->parameters.push_back(std::move(parameter));
     }
-    return in_.ExpectOperator(")");
+    return expressions_.ExpectOperator(")");
   }
 
-  // Parses the body of a macro. break and continue cannot leave it for a loop outside.
+  // Parses the body of a macro. break and continue in the body cannot apply to a loop outside the
+  // macro.
   absl::Status ParseMacroBody(absl::string_view end, Stmt* macro) {
     const int loops = std::exchange(loops_, 0);
     std::vector<std::string> outer;
-    outer.swap(in_.names_read());
+    outer.swap(expressions_.names_read());
     QUIRE_ASSIGN_OR_RETURN(macro->body, ParseBodyTo(end));
     loops_ = loops;
-    const std::vector<std::string>& read = in_.names_read();
+    const std::vector<std::string>& read = expressions_.names_read();
     const auto reads = [&read](const char* name) {
       return std::find(read.begin(), read.end(), name) != read.end();
     };
     macro->uses_caller = reads("caller");
     macro->uses_varargs = reads("varargs");
     macro->uses_kwargs = reads("kwargs");
-    outer.swap(in_.names_read());
+    outer.swap(expressions_.names_read());
     return absl::OkStatus();
   }
 
   Result ParseMacro(Position position) {
     StmtPtr node = Make(StmtKind::kMacro, position);
-    QUIRE_ASSIGN_OR_RETURN(node->text, in_.ExpectName());
+    QUIRE_ASSIGN_OR_RETURN(node->text, expressions_.ExpectName());
     QUIRE_RETURN_IF_ERROR(ParseParameters(node.get()));
     QUIRE_RETURN_IF_ERROR(ParseMacroBody("endmacro", node.get()));
     return node;
@@ -249,9 +256,9 @@ class Parser {
   Result ParseCallBlock(Position position) {
     StmtPtr node = Make(StmtKind::kCallBlock, position);
     node->text = "caller";
-    if (in_.IsOperator("(")) QUIRE_RETURN_IF_ERROR(ParseParameters(node.get()));
-    const Position at = in_.current().position;
-    QUIRE_ASSIGN_OR_RETURN(node->expr, in_.ParseExpression());
+    if (expressions_.IsOperator("(")) QUIRE_RETURN_IF_ERROR(ParseParameters(node.get()));
+    const Position at = expressions_.current().position;
+    QUIRE_ASSIGN_OR_RETURN(node->expr, expressions_.ParseExpression());
     if (node->expr->kind != ExprKind::kCall) return ErrorAt(at, "expected a call");
     QUIRE_RETURN_IF_ERROR(ParseMacroBody("endcall", node.get()));
     return node;
@@ -259,20 +266,20 @@ class Parser {
 
   Result ParseFilterBlock(Position position) {
     StmtPtr node = Make(StmtKind::kFilterBlock, position);
-    QUIRE_ASSIGN_OR_RETURN(node->expr, in_.ParseFilters(nullptr));
+    QUIRE_ASSIGN_OR_RETURN(node->expr, expressions_.ParseFilters(nullptr));
     QUIRE_ASSIGN_OR_RETURN(node->body, ParseBodyTo("endfilter"));
     return node;
   }
 
   Result ParseWith(Position position) {
     StmtPtr node = Make(StmtKind::kWith, position);
-    while (in_.current().type != TokenType::kBlockEnd) {
-      if (!node->assignments.empty()) QUIRE_RETURN_IF_ERROR(in_.ExpectOperator(","));
+    while (expressions_.current().type != TokenType::kBlockEnd) {
+      if (!node->assignments.empty()) QUIRE_RETURN_IF_ERROR(expressions_.ExpectOperator(","));
       Target target;
-      target.position = in_.current().position;
-      QUIRE_ASSIGN_OR_RETURN(target.name, in_.ExpectName());
-      QUIRE_RETURN_IF_ERROR(in_.ExpectOperator("="));
-      QUIRE_ASSIGN_OR_RETURN(ExprPtr value, in_.ParseExpression());
+      target.position = expressions_.current().position;
+      QUIRE_ASSIGN_OR_RETURN(target.name, expressions_.ExpectName());
+      QUIRE_RETURN_IF_ERROR(expressions_.ExpectOperator("="));
+      QUIRE_ASSIGN_OR_RETURN(ExprPtr value, expressions_.ParseExpression());
       node->assignments.emplace_back(std::move(target), std::move(value));
     }
     QUIRE_ASSIGN_OR_RETURN(node->body, ParseBodyTo("endwith"));
@@ -286,7 +293,7 @@ class Parser {
     return Make(name == "break" ? StmtKind::kBreak : StmtKind::kContinue, position);
   }
 
-  ExpressionParser in_;
+  ExpressionParser expressions_;
   int nesting_ = 0;
   int loops_ = 0;
 };

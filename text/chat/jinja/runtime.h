@@ -5,10 +5,11 @@
 // Place:      below interpreter, filters, tests and methods of the template engine, which charge
 //             their work here.
 // Invariants: one step is a statement, a call, a filter, a test, or an element that is processed or
-//             created. So are kEvalsPerStep expressions, kNamesPerStep compared names, and
-//             kBytesPerStep bytes of text that are read, created or used as a key. The time of a
-//             search or a print is linear in its charge. max_steps and max_bytes therefore bound
-//             the time and memory of every rendering. The caller bounds the size of the variables.
+//             created. Other work also counts as one step: kEvalsPerStep expressions, kNamesPerStep
+//             compared names, or kBytesPerStep bytes of text that are read, created or used as a
+//             key. The time of a search or a print is linear in its charge. max_steps and max_bytes
+//             therefore bound the time and memory of every rendering. The caller bounds the size of
+//             the variables.
 // Threads:    one.
 // Lifetime:   one rendering; owns its objects.
 
@@ -51,8 +52,8 @@ class Runtime {
   absl::Status ChargeBytes(std::size_t bytes) {
     return Charge(static_cast<std::int64_t>(bytes) / kBytesPerStep);
   }
-  // Charges for a text before it is created. Returns RESOURCE_EXHAUSTED if it is longer than
-  // max_bytes; the caller must then not allocate it.
+  // Charges for a text before it is created. If the text is longer than max_bytes, returns
+  // RESOURCE_EXHAUSTED, and the caller must not allocate the text.
   absl::Status ChargeText(std::size_t bytes);
   // Charges for a traversal of the whole value.
   absl::Status ChargeWalk(const Value& value) { return Charge(WeightOf(value)); }
@@ -86,8 +87,8 @@ class Runtime {
 };
 
 // Assigns arguments to the parameters `names`. The result has one entry per parameter, nullopt
-// where the call passed no argument. Returns INVALID_ARGUMENT, with `callee`, for unknown,
-// duplicate and surplus arguments.
+// where the call passed no argument. Returns INVALID_ARGUMENT, with `callee`, for unknown or
+// duplicate arguments, or too many.
 absl::StatusOr<std::vector<std::optional<Value>>> BindArguments(
     absl::string_view callee, const Arguments& arguments,
     const std::vector<absl::string_view>& names);

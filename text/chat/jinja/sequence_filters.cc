@@ -66,9 +66,9 @@ struct KeyedItem {
   Value item;
 };
 
-absl::StatusOr<std::vector<KeyedItem>> KeyAll(Runtime& runtime, std::vector<Value> items,
-                                              const std::optional<Value>& attribute,
-                                              bool case_sensitive) {
+absl::StatusOr<std::vector<KeyedItem>> ComputeKeys(Runtime& runtime, std::vector<Value> items,
+                                                   const std::optional<Value>& attribute,
+                                                   bool case_sensitive) {
   std::vector<KeyedItem> keyed;
   keyed.reserve(items.size());
   for (Value& item : items) {
@@ -95,7 +95,7 @@ absl::Status SortKeyed(Runtime& runtime, bool reverse, std::vector<KeyedItem>* k
   return failure;
 }
 
-bool IsGiven(const std::optional<Value>& value) {
+bool IsTrueArgument(const std::optional<Value>& value) {
   return value && IsTrue(*value);
 }
 
@@ -126,10 +126,10 @@ Result Sort(Runtime& runtime, const Value& value, const Arguments& arguments) {
   std::vector<KeyedItem> keyed;
   keyed.reserve(items.size());
   for (Value& item : items) {
-    QUIRE_ASSIGN_OR_RETURN(Value key, SortKeys(runtime, item, bound[2], IsGiven(bound[1])));
+    QUIRE_ASSIGN_OR_RETURN(Value key, SortKeys(runtime, item, bound[2], IsTrueArgument(bound[1])));
     keyed.push_back({std::move(key), std::move(item)});
   }
-  QUIRE_RETURN_IF_ERROR(SortKeyed(runtime, IsGiven(bound[0]), &keyed));
+  QUIRE_RETURN_IF_ERROR(SortKeyed(runtime, IsTrueArgument(bound[0]), &keyed));
   std::vector<Value> sorted;
   for (KeyedItem& entry : keyed) sorted.push_back(std::move(entry.item));
   return MakeList(std::move(sorted));
@@ -147,10 +147,10 @@ Result DictSort(Runtime& runtime, const Value& value, const Arguments& arguments
   for (const auto& [key, entry] : value.as_map()->entries) {
     QUIRE_ASSIGN_OR_RETURN(Value pair, MakeSequence(SequenceKind::kTuple, {key, entry}));
     QUIRE_ASSIGN_OR_RETURN(Value sort_key, SortKey(runtime, by == "key" ? key : entry, std::nullopt,
-                                                   IsGiven(bound[0])));
+                                                   IsTrueArgument(bound[0])));
     keyed.push_back({std::move(sort_key), std::move(pair)});
   }
-  QUIRE_RETURN_IF_ERROR(SortKeyed(runtime, IsGiven(bound[2]), &keyed));
+  QUIRE_RETURN_IF_ERROR(SortKeyed(runtime, IsTrueArgument(bound[2]), &keyed));
   std::vector<Value> sorted;
   for (KeyedItem& entry : keyed) sorted.push_back(std::move(entry.item));
   return MakeList(std::move(sorted));
@@ -163,7 +163,8 @@ Result Unique(Runtime& runtime, const Value& value, const Arguments& arguments) 
   absl::flat_hash_set<std::string> seen;
   std::vector<Value> kept;
   for (Value& item : items) {
-    QUIRE_ASSIGN_OR_RETURN(const Value key, SortKey(runtime, item, bound[1], IsGiven(bound[0])));
+    QUIRE_ASSIGN_OR_RETURN(const Value key,
+                           SortKey(runtime, item, bound[1], IsTrueArgument(bound[0])));
     QUIRE_RETURN_IF_ERROR(runtime.ChargeWalk(key));
     QUIRE_RETURN_IF_ERROR(runtime.ChargeKey(key));
     QUIRE_ASSIGN_OR_RETURN(std::string hash, HashKey(key));
@@ -173,15 +174,16 @@ Result Unique(Runtime& runtime, const Value& value, const Arguments& arguments) 
 }
 
 template <bool wants_max>
-Result Extreme(Runtime& runtime, const Value& value, const Arguments& arguments) {
+Result FindExtreme(Runtime& runtime, const Value& value, const Arguments& arguments) {
   QUIRE_ASSIGN_OR_RETURN(const Bound bound, BindArguments(wants_max ? "max" : "min", arguments,
                                                           {"case_sensitive", "attribute"}));
   QUIRE_ASSIGN_OR_RETURN(std::vector<Value> items, Elements(runtime, value));
   if (items.empty()) {
     return Value::UndefinedBecause("No aggregated item, sequence was empty.");
   }
-  QUIRE_ASSIGN_OR_RETURN(std::vector<KeyedItem> keyed,
-                         KeyAll(runtime, std::move(items), bound[1], IsGiven(bound[0])));
+  QUIRE_ASSIGN_OR_RETURN(
+      std::vector<KeyedItem> keyed,
+      ComputeKeys(runtime, std::move(items), bound[1], IsTrueArgument(bound[0])));
   std::size_t best = 0;
   for (std::size_t i = 1; i < keyed.size(); ++i) {
     QUIRE_RETURN_IF_ERROR(runtime.ChargeWalk(keyed[i].key));
@@ -280,7 +282,7 @@ Result Reverse(Runtime& runtime, const Value& value, const Arguments& arguments)
   return Value::String(std::move(text));
 }
 
-// Returns whether `value` passes the named test, or whether it is true if there is no name.
+// Returns whether `value` passes the named test. Without a name, returns whether `value` is true.
 absl::StatusOr<bool> PassesTest(Runtime& runtime, const Value& value, const Arguments& rest) {
   QUIRE_RETURN_IF_ERROR(runtime.Charge(1));
   if (rest.positional.empty()) {
@@ -370,8 +372,8 @@ constexpr FilterRow kFilters[] = {
     {"sort", Sort},
     {"dictsort", DictSort},
     {"unique", Unique},
-    {"min", Extreme<false>},
-    {"max", Extreme<true>},
+    {"min", FindExtreme<false>},
+    {"max", FindExtreme<true>},
     {"sum", Sum},
 };
 

@@ -33,9 +33,9 @@ absl::StatusOr<std::string> Machine::Capture(const Body& body) {
   std::string text;
   std::string* const out = std::exchange(out_, &text);
   const bool captures = std::exchange(captures_, true);
-  Scope* const back = OpenScope(scope_);
+  Scope* const previous = OpenScope(scope_);
   const auto cleanup = absl::MakeCleanup([&] {
-    CloseScope(back);
+    CloseScope(previous);
     out_ = out;
     captures_ = captures;
   });
@@ -52,7 +52,7 @@ absl::StatusOr<Machine::Flow> Machine::Exec(const Body& body) {
     QUIRE_RETURN_IF_ERROR(runtime_.Charge(1));
     absl::StatusOr<Flow> result = ExecStmt(*stmt);
     if (!result.ok()) {
-      NoteError(stmt->position);
+      RecordErrorPosition(stmt->position);
       return result;
     }
     flow = *result;
@@ -109,12 +109,12 @@ absl::Status Machine::ExecOutput(const Stmt& stmt) {
 
 absl::StatusOr<Machine::Flow> Machine::ExecIf(const Stmt& stmt) {
   for (const Branch& branch : stmt.branches) {
-    bool holds = true;
+    bool is_true = true;
     if (branch.condition != nullptr) {
       QUIRE_ASSIGN_OR_RETURN(const Value condition, Eval(*branch.condition));
-      holds = IsTrue(condition);
+      is_true = IsTrue(condition);
     }
-    if (holds) return Exec(branch.body);
+    if (is_true) return Exec(branch.body);
   }
   return Flow::kNext;
 }
@@ -125,11 +125,11 @@ absl::StatusOr<bool> Machine::FetchFromSource(Loop& loop, Value* item) {
     *item = *candidate;
     if (loop.statement->condition == nullptr) return true;
     // The condition can use the element and names outside the loop, but not `loop`.
-    Scope* const back = OpenScope(loop.outer);
-    const auto cleanup = absl::MakeCleanup([&] { CloseScope(back); });
+    Scope* const previous = OpenScope(loop.outer);
+    const auto cleanup = absl::MakeCleanup([&] { CloseScope(previous); });
     QUIRE_RETURN_IF_ERROR(AssignTo(loop.statement->target, *item));
-    QUIRE_ASSIGN_OR_RETURN(const Value holds, Eval(*loop.statement->condition));
-    if (IsTrue(holds)) return true;
+    QUIRE_ASSIGN_OR_RETURN(const Value condition, Eval(*loop.statement->condition));
+    if (IsTrue(condition)) return true;
   }
   return false;
 }
@@ -171,7 +171,7 @@ absl::StatusOr<Machine::Flow> Machine::ExecFor(const Stmt& stmt) {
   loop.source = std::move(source);
   absl::StatusOr<Flow> flow = RunLoop(stmt, Value::Of(object.get()), loop);
   if (loop.escaped) {
-    // Values that still refer to it can read its attributes, but not fetch elements.
+    // Values that still refer to the loop can read its attributes, but not fetch elements.
     loop.outer = nullptr;
     loop.source = Iteration();
     runtime_.Adopt(std::move(object));
@@ -189,11 +189,11 @@ absl::StatusOr<Machine::Flow> Machine::RunLoop(const Stmt& stmt, const Value& lo
     ++loop.index0;
     loop.previous = std::move(loop.current);
     loop.current = item;
-    Scope* const back = OpenScope(scope_);
+    Scope* const previous = OpenScope(scope_);
     Scope* const inside = scope_;
     const auto cleanup = absl::MakeCleanup([&] {
       loop.escaped = loop.escaped || inside->captured;
-      CloseScope(back);
+      CloseScope(previous);
     });
     Assign("loop", loop_value);
     QUIRE_RETURN_IF_ERROR(AssignTo(stmt.target, std::move(item)));
@@ -202,8 +202,8 @@ absl::StatusOr<Machine::Flow> Machine::RunLoop(const Stmt& stmt, const Value& lo
     completed = completed || flow == Flow::kNext;
   }
   if (completed || stmt.else_body.empty()) return Flow::kNext;
-  Scope* const back = OpenScope(scope_);
-  const auto cleanup = absl::MakeCleanup([&] { CloseScope(back); });
+  Scope* const previous = OpenScope(scope_);
+  const auto cleanup = absl::MakeCleanup([&] { CloseScope(previous); });
   return Exec(stmt.else_body);
 }
 
@@ -213,8 +213,8 @@ absl::StatusOr<Machine::Flow> Machine::ExecScope(const Stmt& stmt) {
     QUIRE_ASSIGN_OR_RETURN(Value value, Eval(*expr));
     values.push_back(std::move(value));
   }
-  Scope* const back = OpenScope(scope_);
-  const auto cleanup = absl::MakeCleanup([&] { CloseScope(back); });
+  Scope* const previous = OpenScope(scope_);
+  const auto cleanup = absl::MakeCleanup([&] { CloseScope(previous); });
   for (std::size_t i = 0; i < values.size(); ++i) {
     Assign(stmt.assignments[i].first.name, std::move(values[i]));
   }
@@ -294,9 +294,9 @@ absl::StatusOr<Value> Machine::CallMacro(const Macro& macro, const Arguments& ar
         absl::StrCat("macro calls are nested more than ", kMaxMacroDepth, " deep"));
   }
   ++macro_depth_;
-  Scope* const back = OpenScope(macro.scope);
+  Scope* const previous = OpenScope(macro.scope);
   const auto cleanup = absl::MakeCleanup([&] {
-    CloseScope(back);
+    CloseScope(previous);
     --macro_depth_;
   });
   QUIRE_RETURN_IF_ERROR(BindMacro(macro, arguments));
@@ -328,17 +328,18 @@ absl::Status Machine::BindMacro(const Macro& macro, const Arguments& arguments) 
                                                                   "' was not provided")));
     }
   }
-  return BindSurplus(definition, arguments);
+  return BindExtraArguments(definition, arguments);
 }
 
-// Sets varargs, kwargs and caller if the macro uses them. Any other surplus argument is an error.
-absl::Status Machine::BindSurplus(const Stmt& macro, const Arguments& arguments) {
+// Sets varargs, kwargs and caller if the macro uses them. Any other argument without a parameter is
+// an error.
+absl::Status Machine::BindExtraArguments(const Stmt& macro, const Arguments& arguments) {
   const std::size_t count = macro.parameters.size();
-  std::vector<Value> surplus;
+  std::vector<Value> extra;
   for (std::size_t i = count; i < arguments.positional.size(); ++i) {
-    surplus.push_back(arguments.positional[i]);
+    extra.push_back(arguments.positional[i]);
   }
-  if (!surplus.empty() && !macro.uses_varargs) {
+  if (!extra.empty() && !macro.uses_varargs) {
     return absl::InvalidArgumentError(
         absl::StrCat("macro '", macro.text, "' takes at most ", count, " arguments"));
   }
@@ -359,7 +360,7 @@ absl::Status Machine::BindSurplus(const Stmt& macro, const Arguments& arguments)
     QUIRE_RETURN_IF_ERROR(named.Set(name, value));
   }
   if (macro.uses_varargs) {
-    QUIRE_ASSIGN_OR_RETURN(Value rest, MakeSequence(SequenceKind::kTuple, std::move(surplus)));
+    QUIRE_ASSIGN_OR_RETURN(Value rest, MakeSequence(SequenceKind::kTuple, std::move(extra)));
     Assign("varargs", std::move(rest));
   }
   if (macro.uses_kwargs) Assign("kwargs", std::move(named).Build());

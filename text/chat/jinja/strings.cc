@@ -12,7 +12,7 @@
 namespace quire::text::jinja {
 namespace {
 
-constexpr std::size_t kAll = absl::string_view::npos;
+constexpr std::size_t kNotFound = absl::string_view::npos;
 // Maximum size for which FindLast uses a quadratic search.
 constexpr std::size_t kShortPart = 16;
 
@@ -27,7 +27,7 @@ void AppendEscape(char32_t c, std::string& out) {
   }
 }
 
-// Returns whether str.splitlines ends a line at `c`. It also treats "\r\n" as one line end.
+// Returns whether str.splitlines ends a line at `c`. The method also treats "\r\n" as one line end.
 bool EndsLine(char32_t c) {
   return (c >= 0x0A && c <= 0x0D) || (c >= 0x1C && c <= 0x1E) || c == 0x85 || c == 0x2028 ||
          c == 0x2029;
@@ -91,8 +91,8 @@ bool IsPythonSpace(char32_t c) {
 }
 
 void AppendStringRepr(absl::string_view text, std::string& out) {
-  const bool has_single = text.find('\'') != kAll;
-  const char quote = has_single && text.find('"') == kAll ? '"' : '\'';
+  const bool has_single = text.find('\'') != kNotFound;
+  const char quote = has_single && text.find('"') == kNotFound ? '"' : '\'';
   out += quote;
   ForEachChar(text, [&](char32_t c) {
     if (c == static_cast<char32_t>(quote) || c == '\\') {
@@ -129,37 +129,37 @@ absl::string_view StripChars(absl::string_view text, Side side,
                              std::optional<absl::string_view> chars) {
   absl::flat_hash_set<char32_t> set;
   if (chars) ForEachChar(*chars, [&set](char32_t c) { set.insert(c); });
-  const auto goes = [&](char32_t c) { return chars ? set.contains(c) : IsPythonSpace(c); };
+  const auto is_stripped = [&](char32_t c) { return chars ? set.contains(c) : IsPythonSpace(c); };
   std::size_t begin = 0;
   std::size_t end = text.size();
   while (side != Side::kRight && begin < end) {
     const Utf8Char c = DecodeUtf8At(text, begin);
-    if (!goes(c.code_point)) break;
+    if (!is_stripped(c.code_point)) break;
     begin += c.size_bytes;
   }
   while (side != Side::kLeft && end > begin) {
     const Utf8Char c = DecodeUtf8Before(text, end);
-    if (!goes(c.code_point)) break;
+    if (!is_stripped(c.code_point)) break;
     end -= c.size_bytes;
   }
   return text.substr(begin, end - begin);
 }
 
 std::size_t FindFirst(absl::string_view text, absl::string_view part, std::size_t from) {
-  if (from > text.size()) return kAll;
+  if (from > text.size()) return kNotFound;
   if (part.empty()) return from;
   const void* const found =
       memmem(text.data() + from, text.size() - from, part.data(), part.size());
-  if (found == nullptr) return kAll;
+  if (found == nullptr) return kNotFound;
   return static_cast<std::size_t>(static_cast<const char*>(found) - text.data());
 }
 
 std::size_t FindLast(absl::string_view text, absl::string_view part) {
   const std::size_t size = part.size();
-  if (size > text.size()) return kAll;
+  if (size > text.size()) return kNotFound;
   if (size <= kShortPart) return text.rfind(part);
-  // Both are read backwards. borders[i] is the length of the longest proper border of the last i +
-  // 1 bytes of `part`.
+  // Searches backwards. borders[i] is the length of the longest proper border of the last i + 1
+  // bytes of `part`.
   const auto back = [&part, size](std::size_t i) { return part[size - 1 - i]; };
   std::vector<std::size_t> borders(size, 0);
   for (std::size_t i = 1, length = 0; i < size; ++i) {
@@ -173,7 +173,7 @@ std::size_t FindLast(absl::string_view text, absl::string_view part) {
     if (text[at] == back(matched)) ++matched;
     if (matched == size) return at;
   }
-  return kAll;
+  return kNotFound;
 }
 
 std::vector<std::string> SplitText(absl::string_view text,
@@ -184,13 +184,13 @@ std::vector<std::string> SplitText(absl::string_view text,
                                          : SplitSpaces(text, max_splits);
   }
   std::vector<std::string> parts;
-  const auto may_go_on = [&] {
+  const auto may_split = [&] {
     return max_splits < 0 || static_cast<std::int64_t>(parts.size()) < max_splits;
   };
   if (from_right) {
-    while (may_go_on()) {
+    while (may_split()) {
       const std::size_t at = FindLast(text, *separator);
-      if (at == kAll) break;
+      if (at == kNotFound) break;
       parts.emplace_back(text.substr(at + separator->size()));
       text = text.substr(0, at);
     }
@@ -198,9 +198,9 @@ std::vector<std::string> SplitText(absl::string_view text,
     std::reverse(parts.begin(), parts.end());
     return parts;
   }
-  while (may_go_on()) {
+  while (may_split()) {
     const std::size_t at = FindFirst(text, *separator);
-    if (at == kAll) break;
+    if (at == kNotFound) break;
     parts.emplace_back(text.substr(0, at));
     text = text.substr(at + separator->size());
   }
@@ -211,7 +211,7 @@ std::vector<std::string> SplitText(absl::string_view text,
 std::int64_t CountParts(absl::string_view text, std::optional<absl::string_view> separator) {
   std::int64_t count = 1;
   if (separator) {
-    for (std::size_t at = FindFirst(text, *separator); at != kAll;
+    for (std::size_t at = FindFirst(text, *separator); at != kNotFound;
          at = FindFirst(text, *separator, at + separator->size())) {
       ++count;
     }
@@ -263,7 +263,7 @@ std::string ReplaceText(absl::string_view text, absl::string_view from, absl::st
   }
   while (count != 0) {
     const std::size_t at = FindFirst(text, from);
-    if (at == kAll) break;
+    if (at == kNotFound) break;
     out.append(text.data(), at);
     out.append(to.data(), to.size());
     text = text.substr(at + from.size());

@@ -30,8 +30,9 @@ enum class Side : std::uint8_t { kLeft, kRight, kBoth };
 absl::string_view StripChars(absl::string_view text, Side side,
                              std::optional<absl::string_view> chars);
 
-// Return the byte offset of the first or last `part` in `text`; npos if there is none. They are
-// linear in the size of both for any input, which std::string_view does not guarantee.
+// Return the byte offset of the first or last `part` in `text`; npos if there is none. Both
+// functions take time linear in the sizes of `text` and `part`, which std::string_view does not
+// guarantee.
 std::size_t FindFirst(absl::string_view text, absl::string_view part, std::size_t from = 0);
 std::size_t FindLast(absl::string_view text, absl::string_view part);
 
@@ -40,8 +41,8 @@ std::size_t FindLast(absl::string_view text, absl::string_view part);
 std::vector<std::string> SplitText(absl::string_view text,
                                    std::optional<absl::string_view> separator,
                                    std::int64_t max_splits, bool from_right);
-// Return upper bounds of the results of SplitText (without limit) and SplitTextLines, without
-// allocating.
+// Return upper bounds of the number of parts that SplitText (without limit) and SplitTextLines
+// return, without allocating.
 std::int64_t CountParts(absl::string_view text, std::optional<absl::string_view> separator);
 std::int64_t CountLines(absl::string_view text);
 std::vector<std::string> SplitTextLines(absl::string_view text, bool keep_ends);

@@ -76,7 +76,7 @@ Answer Remainder(Runtime& runtime, const Value& value, const Value& divisor, std
 }
 
 template <std::int64_t wanted>
-Answer Parity(Runtime& runtime, const Value& value, const Arguments& arguments) {
+Answer HasParity(Runtime& runtime, const Value& value, const Arguments& arguments) {
   QUIRE_RETURN_IF_ERROR(BindArguments("the test", arguments, {}).status());
   return Remainder(runtime, value, Value::Int(2), wanted);
 }
@@ -86,10 +86,10 @@ Answer DivisibleBy(Runtime& runtime, const Value& value, const Arguments& argume
   return Remainder(runtime, value, divisor, 0);
 }
 
-bool NameIsFilter(const Value& value) {
+bool IsFilterName(const Value& value) {
   return value.is_string() && FindFilter(value.as_string()) != nullptr;
 }
-bool NameIsTest(const Value& value) {
+bool IsTestName(const Value& value) {
   return value.is_string() && FindTest(value.as_string()) != nullptr;
 }
 
@@ -142,13 +142,13 @@ constexpr TestRow kTests[] = {
     {"true", TestValue<IsTrueValue>},
     {"false", TestValue<IsFalseValue>},
     {"callable", TestValue<IsCallable>},
-    {"filter", TestValue<NameIsFilter>},
-    {"test", TestValue<NameIsTest>},
+    {"filter", TestValue<IsFilterName>},
+    {"test", TestValue<IsTestName>},
     {"lower", TextOfClass<CharClass::kLower>},
     {"upper", TextOfClass<CharClass::kUpper>},
     {"sameas", SameAs},
-    {"odd", Parity<1>},
-    {"even", Parity<0>},
+    {"odd", HasParity<1>},
+    {"even", HasParity<0>},
     {"divisibleby", DivisibleBy},
     {"in", TestComparison<Operator::kIn>},
     {"eq", TestComparison<Operator::kEqual>},

@@ -16,7 +16,8 @@ namespace {
 // Maximum weight of a key. Keys are serialised to be compared, and shared parts are serialised once
 // per occurrence.
 constexpr std::int64_t kMaxKeyWeight = 10000;
-// Maximum depth of printing. Objects may refer to each other, so kMaxValueDepth does not bound it.
+// Maximum depth of printing. Objects may refer to each other, so kMaxValueDepth does not bound this
+// depth.
 constexpr int kMaxPrintDepth = 2 * kMaxValueDepth;
 
 absl::Status NotHashable(const Value& key) {
@@ -58,8 +59,8 @@ bool EqualMaps(const Map& left, const Map& right) {
   return true;
 }
 
-// Output of repr. The size limit also bounds its time: namespaces that refer to a value several
-// times print it several times, and every value prints at least one byte.
+// Output of repr. The size limit also bounds the time of repr. Namespaces that refer to a value
+// several times print it several times, but every value prints at least one byte.
 struct ReprOutput {
   std::string text;
   std::size_t max_bytes;

@@ -60,7 +60,7 @@ class Value {
   }
   static Value String(absl::string_view text) { return String(std::string(text)); }
   static Value String(const char* text) { return String(std::string(text)); }
-  // `hint` is the error message for a use of the value: "'x' is undefined".
+  // `hint` is the message of the error that any use of the value causes: "'x' is undefined".
   static Value UndefinedBecause(std::string hint) {
     return Value(Data(Undefined{std::make_shared<const std::string>(std::move(hint))}));
   }
@@ -175,8 +175,8 @@ class MapBuilder {
 // Returns the value at `key`; null when there is none or `key` cannot be a key.
 const Value* Find(const Map& map, const Value& key);
 
-// Returns the cost of traversing the value: the number of values in it plus its text in units of
-// kBytesPerWeight. Shared values count once per occurrence. Saturates.
+// Returns the cost of traversing the value: the number of values in it, plus one for each
+// kBytesPerWeight bytes of text. Shared values count once per occurrence. Saturates.
 std::int64_t WeightOf(const Value& value);
 
 // Implements bool(value).
