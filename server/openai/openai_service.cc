@@ -121,7 +121,7 @@ HttpHeaders OpenAiService::OriginHeaders(const HttpRequest& request) const {
 }
 
 std::optional<HttpAnswer> OpenAiService::CheckHostAndOrigin(const HttpRequest& head) const {
-  if (checks_host_ && !NamesThisMachine(head)) return ForeignHostError();
+  if (checks_host_ && !IsHostLocal(head)) return ForeignHostError();
   const absl::string_view origin = head.Header("origin");
   if (!origin.empty() && !IsAllowed(head, origin)) return ForeignOriginError();
   return std::nullopt;
