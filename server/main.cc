@@ -55,7 +55,7 @@ absl::Status ValidateSecurity(const quire::server::DaemonOptions& options) {
 }
 
 int Run(Flags flags) {
-  quire::server::LimitHeapEnds();
+  quire::server::LimitFreeHeapTops();
   if (!flags.model.empty()) flags.sources.sets.push_back("model.path=" + flags.model);
   flags.sources.environment = quire::server::ConfigEnvironment();
   flags.sources.profile_dirs = quire::server::InstalledProfileDirs();
