@@ -36,15 +36,9 @@ struct QuantizedShape {
   // If true, a weight is scale * q + min, with q >= 0, and `group` must be one of the fixed sizes
   // above, even if it equals k.
   bool has_min = false;
-<<<<<<< HEAD
   // Only with has_min: mins are integers (scaled zero points), and a weight is scale * (q + min).
   // This is exact if the scale is exact in f16.
   bool has_zero_points = false;
-=======
-  // Only with has_min: the minimums are integers (scaled zero points), and a weight is scale * (q +
-  // min). This is exact if the scale is exact in f16.
-  bool min_in_steps = false;
->>>>>>> m2
   // Groups follow an act-order permutation that is stored with the weights: packed input j
   // multiplies x[act_order[j]].
   bool has_act_order = false;
@@ -72,13 +66,8 @@ struct QuantizedRow {
   std::span<std::int8_t> q;
   // [num_groups]. Group scales are rounded to f16, those of kFp4E2M1 to bf16.
   std::span<float> scales;
-<<<<<<< HEAD
   // [num_groups], rounded like scales; empty without has_min. With has_zero_points, integers in
   // -2048 .. 2048, which f16 represents exactly; on GPUs in -255 .. 0.
-=======
-  // [num_groups], rounded like scales; empty without has_min. With min_in_steps they are integers:
-  // on CPUs -2048 .. 2048, which f16 represents exactly, and on GPUs -255 .. 0.
->>>>>>> m2
   std::span<float> mins;
 };
 

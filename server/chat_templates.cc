@@ -25,7 +25,7 @@ absl::StatusOr<std::string> ReadTemplateFile(const std::string& path) {
                       absl::StrCat("chat.template_file: ", text.status().message()));
 }
 
-// Prefers a format with tool calls, since only one of several templates may have tools.
+// Prefers a format with tool calls: if there are several templates, often only one supports tools.
 absl::StatusOr<const text::ToolFormat*> ChooseToolFormat(const std::string& name,
                                                          const text::FoundTemplates& sources) {
   if (name == "none") return nullptr;

@@ -28,9 +28,9 @@ struct LoadedChat {
 };
 
 // A model without a usable template is not an error: the problem is logged, and the caller decides
-// whether it may replace an earlier template. Returns INVALID_ARGUMENT or NOT_FOUND that names
-// chat.template_file (also if its template cannot be used), chat.default_vars, chat.tool_format or
-// an unreadable file.
+// whether the result may replace an earlier template. Errors are INVALID_ARGUMENT or NOT_FOUND. The
+// message names chat.template_file (also if its template cannot be used), chat.default_vars,
+// chat.tool_format or an unreadable file.
 absl::StatusOr<LoadedChat> LoadChatTemplates(const ChatTemplateOptions& options,
                                              const formats::ModelFiles& files,
                                              const text::Tokenizer& tokenizer);

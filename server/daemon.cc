@@ -36,32 +36,32 @@
 namespace quire::server {
 namespace {
 
-constexpr absl::Duration kTick = absl::Milliseconds(100);
+constexpr absl::Duration kHousekeepingInterval = absl::Milliseconds(100);
 // Added to shutdown.force_timeout, for the current step and for freeing memory.
-constexpr absl::Duration kLastSteps = absl::Seconds(10);
+constexpr absl::Duration kShutdownMargin = absl::Seconds(10);
 // Time limit for the last lines of a log that may hang.
-constexpr absl::Duration kLogTime = absl::Seconds(1);
+constexpr absl::Duration kLogFlushTimeout = absl::Seconds(1);
 
 void WarnAboutUnprotectedAddresses(const DaemonOptions& options) {
-  const bool has_callers = options.auth.mode != AuthMode::kNone;
+  const bool has_auth = options.auth.mode != AuthMode::kNone;
   std::vector<std::string> open;
-  const auto look = [&](const std::string& text, bool has_tls) {
+  const auto check = [&](const std::string& text, bool has_tls) {
     ListenAddress address;
-    if (has_tls && has_callers) return;
+    if (has_tls && has_auth) return;
     if (ParseListenAddress(text, &address) && !address.is_loopback()) open.push_back(text);
   };
-  for (const std::string& text : options.grpc_listen) look(text, options.tls.enabled());
-  if (options.openai.enabled) look(options.openai.listen, options.tls.enabled());
+  for (const std::string& text : options.grpc_listen) check(text, options.tls.enabled());
+  if (options.openai.enabled) check(options.openai.listen, options.tls.enabled());
   if (!open.empty()) {
     log::Warn("server",
               "hosts that can reach these addresses can use the model or read its traffic",
               {{"address", absl::StrJoin(open, ",")},
                {"tls", options.tls.enabled() ? "on" : "off: set tls.cert_file"},
-               {"auth", has_callers ? "on" : "none: set auth.mode"}});
+               {"auth", has_auth ? "on" : "none: set auth.mode"}});
   }
   open.clear();
-  // Probes and scrapers often do not use TLS.
-  if (options.auth.mode != AuthMode::kToken) look(options.http.listen, /*has_tls=*/false);
+  // The lack of TLS is no reason to warn here, because probes and scrapers often do not use it.
+  if (options.auth.mode != AuthMode::kToken) check(options.http.listen, /*has_tls=*/false);
   if (!open.empty()) {
     log::Warn("server", "hosts that can reach this address can read the metrics",
               {{"address", open[0]}, {"auth", "set auth.mode to token"}});
@@ -172,7 +172,7 @@ int Daemon::Impl::Run() {
   MutexLock lock(&mutex_);
   log::Info("server", "ended", {{"exit_code", *exit_code_}, {"while_loading", is_loading}});
   if (is_loading || is_reloading) {
-    log::Flush(kLogTime);
+    log::Flush(kLogFlushTimeout);
     std::_Exit(*exit_code_);
   }
   return *exit_code_;
@@ -213,7 +213,7 @@ void Daemon::Impl::Load() {
     if (!followed.ok()) stack = followed;
   }
   {
-    // If a stop was requested meanwhile, the drain is over or ignores this model, so do not publish
+    // If a stop was requested meanwhile, the drain does not wait for this model, so do not publish
     // it.
     MutexLock lock(&mutex_);
     if (exit_code_) {
@@ -266,7 +266,7 @@ void Daemon::Impl::Housekeep() {
     if (state_.is_live()) notifier_.KeepAlive(clock_.Now());
     MutexLock lock(&mutex_);
     if (closing_) return;
-    changed_.WaitUntil(&mutex_, clock_.Now() + kTick);
+    changed_.WaitUntil(&mutex_, clock_.Now() + kHousekeepingInterval);
     if (closing_) return;
   }
 }
@@ -310,7 +310,7 @@ void Daemon::Impl::Drain() {
 // Bounds the rest of the shutdown, because a step may hang.
 void Daemon::Impl::StartShutdownTimer() {
   MutexLock lock(&mutex_);
-  forced_exit_timer_.Arm(clock_.Now() + live_.options()->shutdown.force_timeout + kLastSteps,
+  forced_exit_timer_.Arm(clock_.Now() + live_.options()->shutdown.force_timeout + kShutdownMargin,
                          *exit_code_ == kExitOk ? kExitEngine : *exit_code_);
 }
 
@@ -379,7 +379,8 @@ void Daemon::Impl::CancelRevokedRequests() {
 }
 
 void Daemon::Impl::Reload() {
-  // The supervisor sees "reloading" until Ready. While the model loads, Ready would be wrong.
+  // The supervisor shows "reloading" until Ready is called, so a reload is only reported while the
+  // server is ready.
   const bool is_up = state_.state() == LifeState::kReady && !state_.drain_started();
   if (is_up) notifier_.Reloading();
   // A successful reload has reopened the log, possibly with a new name.

@@ -35,11 +35,12 @@ class Daemon {
   // that thread.
   int Run();
 
-  // Begins the shutdown: not ready at once, no admission after shutdown.pre_drain_delay, then the
-  // drain. If Run has not read its files yet, exits the process with kExitOk.
+  // Begins the shutdown. The server is not ready from now on, stops admission after
+  // shutdown.pre_drain_delay and then drains. If Run has not read its files yet, exits the process
+  // with kExitOk.
   void RequestStop();
   // Reloads the configuration (live_config.h) on another thread, and reopens the log file even if
-  // the reload fails. Requests during a reload are combined into one.
+  // the reload fails. Calls during a reload cause one further reload.
   void RequestReload();
   // Logs state and live requests.
   void Dump();

@@ -16,16 +16,18 @@
 namespace quire::server {
 namespace {
 
-// Descriptors for everything else: models, logs, probes, rows of watched descriptors, and gRPC
-// connections beyond the limits of a listener, which linger or check that it is reachable
-// (grpc_acceptor.h).
+// Descriptors reserved for other uses: model files, logs, probes, preallocation
+// (watched_descriptors.h), and gRPC connections that do not count against max_connections, namely
+// lingering ones and self-checks (grpc_acceptor.h).
 constexpr std::int64_t kOtherDescriptors = 512;
-constexpr std::int64_t kDescriptorsPerConnection = 3;  // the client's and a socket pair
+constexpr std::int64_t kDescriptorsPerConnection = 3;  // the client's socket and a socket pair
 constexpr std::int64_t kMinGrpcConnections = 16;
-// What the default limits of connections need at most, in half a MiB of the system.
+// Maximum size of the prepared descriptor table. The default connection limits need no more. The
+// table takes half a MiB of kernel memory.
 constexpr rlim_t kPreparedDescriptors = 1 << 16;
 
-// Returns errno, or 0.
+// Enlarges the kernel's descriptor table by opening a high descriptor. Returns 0, or errno on
+// failure.
 int GrowDescriptorTable(rlim_t limit) {
   const FileDescriptor any(eventfd(0, EFD_CLOEXEC));
   if (any.fd < 0) return errno;
@@ -76,8 +78,7 @@ std::int32_t LimitGrpcConnections(std::int32_t wanted, int num_listeners,
   const std::int64_t possible = std::max(share / kDescriptorsPerConnection, kMinGrpcConnections);
   if (possible >= wanted) return wanted;
   log::Warn("server",
-            "fewer connections than server.grpc.max_connections can be open, for want of "
-            "descriptors",
+            "fewer connections than server.grpc.max_connections are possible: too few descriptors",
             {{"max_connections", wanted},
              {"possible", possible},
              {"grpc_listeners", num_listeners},

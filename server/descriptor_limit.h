@@ -1,6 +1,6 @@
 #pragma once
 
-// Limits of open files and connections.
+// Raises the limit of open files and derives the limit of connections from it.
 //
 // Place:   called once each by main and the daemon, before any listener opens.
 // Threads: one.
@@ -19,16 +19,16 @@ struct RaisedDescriptorLimit {
 };
 
 // Raises the soft limit of open files to the hard limit, and enlarges the kernel's descriptor table
-// accordingly, at most to 65 536. The kernel doubles a full table, and in a multithreaded process
-// it then waits for all processors: the first burst of connections would delay a new one by 20 to
-// 40 ms. So this is called while the process has one thread, before logging starts.
+// accordingly, at most to 65 536. Otherwise the kernel would double the table whenever it is full;
+// in a multithreaded process it then waits for all processors, which delays a new connection by 20
+// to 40 ms. REQUIRES: the process has one thread, and logging has not started.
 RaisedDescriptorLimit RaiseDescriptorLimit();
 
 void LogDescriptorLimit(const RaisedDescriptorLimit& limit);
 
-// Returns the number of connections that each of `num_listeners` gRPC listeners may have beside
-// `http_connections` of the HTTP servers: `wanted`, or fewer, which is logged, if its share of the
-// descriptors does not suffice. A gRPC connection takes three.
+// Returns the number of connections that each of `num_listeners` gRPC listeners may have if the
+// HTTP servers have up to `http_connections`. The result is `wanted`, or less if there are too few
+// descriptors, which is logged. A gRPC connection takes three descriptors.
 std::int32_t LimitGrpcConnections(std::int32_t wanted, int num_listeners,
                                   std::int32_t http_connections);
 

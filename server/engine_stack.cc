@@ -30,7 +30,7 @@ void SetIfPresent(const std::optional<T>& value, T* target) {
   if (value) *target = *value;
 }
 
-// Refuses to replace a usable template by one that cannot be used.
+// Returns an error if `next` cannot be used but `old` can.
 absl::Status CheckReplacement(const text::ChatTemplates& old, const text::ChatTemplates& next) {
   if (next.problem().empty() || !old.problem().empty()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("chat template: ", next.problem()));
@@ -73,8 +73,8 @@ std::optional<std::int32_t> FindBosToken(const runtime::ModelStack& loaded) {
   return named ? named : loaded.model().config.bos_id;
 }
 
-// Returns the bytes of each row of the output matrix. They are empty for tokens without text:
-// end-of-sequence, padding, and special tokens, which can only be markers.
+// Returns the text of each token id. The text is empty for end-of-sequence and padding tokens, and
+// for special tokens, which are listed separately because they only serve as markers.
 engine::ConstraintVocabulary MakeVocabulary(const models::ModelConfig& config,
                                             const text::Tokenizer& tokenizer) {
   const std::vector<std::int32_t>& ends = config.eos_ids;
@@ -231,8 +231,8 @@ absl::Status EngineStack::Follow(LiveConfig* live) {
             CheckReplacement(*served_->translator.options()->chat, *translated.chat));
         auto translation = std::make_shared<const TranslatorOptions>(std::move(translated));
         const engine::HotConstraintOptions constraints = next.constraints;
-        // The translator first, so that a request it accepted under old limits is refused by the
-        // engine.
+        // The translator is updated first. Then the engine, updated last, checks a request that the
+        // translator accepted under the old limits against the new ones.
         return [this, hot, translation, constraints] {
           served_->translator.SetOptions(translation);
           engine_->SetHotOptions(hot);

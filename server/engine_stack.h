@@ -4,7 +4,7 @@
 //
 // Place:      built by the daemon once.
 // Invariants: members are declared in dependency order, so that destruction is safe.
-// Threads:    Build from one thread. See the parts for the returned object.
+// Threads:    Build from one thread. The members of the returned object have their own rules.
 // Lifetime:   `metrics` and `clock` outlive it.
 
 #include <memory>
@@ -32,8 +32,8 @@ class EngineStack {
                                                             probe::Registry* metrics);
 
   // Applies the hot keys of `live` now and after every reload. Returns INVALID_ARGUMENT if the
-  // current ones cannot be applied, which can happen if they changed since Build. `live` may reload
-  // while the stack exists.
+  // current values cannot be applied, which can happen if they changed since Build. `live` may
+  // reload while the stack exists.
   absl::Status Follow(LiveConfig* live);
 
   const ServedModel& served() const { return *served_; }
@@ -52,8 +52,8 @@ class EngineStack {
   std::unique_ptr<ServedModel> served_;
 };
 
-// Checks for --validate, besides the configuration: config.json and the tokenizer parse, and a KV
-// pool fits. Loads no weights.
+// Implements the part of --validate that concerns the model: checks that config.json and the
+// tokenizer parse and that a KV pool fits. Loads no weights.
 absl::Status ValidateModel(const DaemonOptions& options);
 
 // Returns the served name: model.id, else the name of the directory, or "story" for the embedded

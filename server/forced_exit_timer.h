@@ -4,10 +4,10 @@
 // these keep their connections open, and shutdown waits for the engine thread.
 //
 // Place:      owned by the daemon, destroyed last.
-// Invariants: armed once. The process exits at the deadline with the code unless this object is
-//             destroyed before. One thread logs it, since the log may hang too. Another thread
-//             exits; it takes no lock but this timer's and waits at most a second for the log.
-// Threads:    Arm and the destructor: one at a time.
+// Invariants: armed once. At the deadline the process exits with `exit_code`, unless this object
+// has been destroyed by then. One thread logs the exit, since the log may hang too. A second thread
+// terminates the process. It takes only this timer's lock and waits at most one second for the log
+// line. Threads:    Arm and the destructor: one at a time.
 
 #include <thread>
 

@@ -28,10 +28,11 @@ namespace {
 
 // See GrpcListener::KeepPolling.
 constexpr absl::Duration kPollInterval = absl::Milliseconds(250);
-// Interval of calls through the daemon's own listeners.
+// Interval of GrpcListener::CheckReachable and HttpServer::CheckReachable.
 constexpr absl::Duration kCheckInterval = absl::Seconds(5);
 
-// Before the call, only root can have created another kind of directory there.
+// Creates `path`, a directory below /run, and returns true if it is writable. An existing directory
+// can be trusted, because only root can create one there.
 bool MakeRunDir(const std::string& path) {
   if (mkdir(path.c_str(), 0755) != 0 && errno != EEXIST) return false;
   return access(path.c_str(), W_OK | X_OK) == 0;
@@ -39,7 +40,7 @@ bool MakeRunDir(const std::string& path) {
 
 // Returns server.admin.listen, or the first usable path if no layer of the configuration sets it.
 // `quire` tries the same paths. An existing folder that other users can write to is an error,
-// because its owner could intercept our callers.
+// because another user could intercept our callers.
 absl::StatusOr<std::vector<std::string>> AdminAddresses(const DaemonOptions& options) {
   if (!options.admin_listen_is_default) return options.admin_listen;
   if (MakeRunDir("/run/quire")) return options.admin_listen;

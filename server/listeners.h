@@ -53,7 +53,8 @@ class Listeners {
 
   // Publishes the state in grpc.health.v1. Has no effect before Start and after Close.
   void UpdateHealth();
-  // Maintains the listeners. Call a few times per second. REQUIRES: Start succeeded.
+  // Checks that the listeners answer and keeps gRPC polling. Call a few times per second. REQUIRES:
+  // Start succeeded.
   void Tick(absl::Time now);
   // Returns the name of a listener that does not answer (a string literal), or null.
   const char* FindUnresponsive() const;

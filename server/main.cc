@@ -55,7 +55,7 @@ absl::Status ValidateSecurity(const quire::server::DaemonOptions& options) {
 }
 
 int Run(Flags flags) {
-  quire::server::LimitHeapEnds();
+  quire::server::LimitFreeHeapTops();
   if (!flags.model.empty()) flags.sources.sets.push_back("model.path=" + flags.model);
   flags.sources.environment = quire::server::ConfigEnvironment();
   flags.sources.profile_dirs = quire::server::InstalledProfileDirs();
@@ -92,8 +92,8 @@ int Run(Flags flags) {
 
 int main(int argc, char** argv) {
   std::set_new_handler(ExitOutOfMemory);
-  // Loads all kernels when the device is opened, before the memory plan measures free memory.
-  // Loaded lazily, a kernel would take memory at the first request that needs it.
+  // Makes CUDA load all kernels when the device is opened, before the memory plan measures free
+  // memory. A kernel that is loaded lazily would take memory at the first request that needs it.
   setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
   quire::server::BlockSignals();
   Flags flags;

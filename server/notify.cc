@@ -73,8 +73,8 @@ Notifier::Notifier(const NotifyTarget& target)
               {{"error", std::strerror(errno)}});
     return;
   }
-  const timeval patience = {.tv_sec = 1, .tv_usec = 0};
-  setsockopt(socket_.fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
+  const timeval send_timeout = {.tv_sec = 1, .tv_usec = 0};
+  setsockopt(socket_.fd, SOL_SOCKET, SO_SNDTIMEO, &send_timeout, sizeof(send_timeout));
 }
 
 void Notifier::Ready(absl::string_view status) {

@@ -40,14 +40,16 @@ class Notifier {
  public:
   explicit Notifier(const NotifyTarget& target);
 
-  // The service is ready, or ready again after Reloading. `status` is one human-readable line.
+  // Reports that the service is ready, or ready again after Reloading. `status` is one
+  // human-readable line.
   void Ready(absl::string_view status);
   void Status(absl::string_view status);
-  // The configuration is being reloaded. Ready ends this state, even if the reload failed.
+  // Reports that the configuration is being reloaded. Call Ready afterwards, even if the reload
+  // failed.
   void Reloading();
   void Stopping();
 
-  // The process is alive. Sends at most one message per half of the watchdog's time.
+  // Reports that the process is alive, with at most one message per half of the watchdog's time.
   void KeepAlive(absl::Time now);
 
  private:

@@ -20,8 +20,8 @@ namespace {
 
 using Result = engine::ConstraintCompiler::Result;
 
-absl::Status AddEntry(std::size_t index, const engine::ConstraintSpec& spec,
-                      const absl::Status& status) {
+absl::Status AddEntryName(std::size_t index, const engine::ConstraintSpec& spec,
+                          const absl::Status& status) {
   const absl::string_view kind = engine::ConstraintKindName(spec.kind);
   absl::string_view message = status.message();
   absl::ConsumePrefix(&message, absl::StrCat("constraint.", kind, ": "));
@@ -41,10 +41,10 @@ std::vector<engine::ConstraintSpec> MakeForms(const engine::ConstraintSpec& spec
   std::vector<engine::ConstraintSpec> forms = {spec};
   if (reasoning == nullptr) return forms;
   for (const bool is_open : {false, true}) {
-    engine::ConstraintSpec& behind = forms.emplace_back(spec);
-    behind.tool_format = reasoning;
-    behind.starts_after_reasoning = true;
-    behind.opens_reasoning = is_open;
+    engine::ConstraintSpec& after_reasoning = forms.emplace_back(spec);
+    after_reasoning.tool_format = reasoning;
+    after_reasoning.starts_after_reasoning = true;
+    after_reasoning.opens_reasoning = is_open;
   }
   return forms;
 }
@@ -57,7 +57,7 @@ absl::Status CheckPreload(std::span<const engine::ConstraintSpec> specs) {
   }
   for (std::size_t i = 0; i < specs.size(); ++i) {
     const absl::Status status = engine::WriteConstraint(specs[i]).status();
-    if (!status.ok()) return AddEntry(i, specs[i], status);
+    if (!status.ok()) return AddEntryName(i, specs[i], status);
   }
   return absl::OkStatus();
 }
@@ -81,7 +81,7 @@ absl::Status PreloadConstraints(std::span<const engine::ConstraintSpec> specs,
   std::int64_t bytes = 0;
   for (auto& [entry, build] : builds) {
     Result result = build.get();
-    if (!result.ok()) return AddEntry(entry, specs[entry], result.status());
+    if (!result.ok()) return AddEntryName(entry, specs[entry], result.status());
     const std::int64_t more = (*result)->MemoryBytes();
     if (compiled.insert(*std::move(result)).second) bytes += more;
   }

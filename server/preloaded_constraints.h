@@ -1,7 +1,7 @@
 #pragma once
 
-// The constraints of structured.preload. They are checked with the configuration and compiled
-// before the daemon is ready.
+// Checks the constraints of structured.preload with the configuration, and compiles them before the
+// daemon is ready.
 //
 // Place:      used by the engine stack, which owns the compiler.
 // Threads:    any, but PreloadConstraints blocks.
@@ -26,7 +26,8 @@ absl::Status CheckPreload(std::span<const engine::ConstraintSpec> specs);
 
 // Returns after all constraints are compiled and cached. If the model reasons, `reasoning` is its
 // format, and each constraint is also compiled in the forms that follow reasoning. `compiler` is
-// null without structured output; then any entry is an error. Errors name the entry or the limit.
+// null in a build without structured output; any entry is then an error. Errors name the entry or
+// the limit.
 absl::Status PreloadConstraints(std::span<const engine::ConstraintSpec> specs,
                                 const text::ToolFormat* reasoning,
                                 engine::ConstraintCompiler* compiler);

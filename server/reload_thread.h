@@ -22,10 +22,10 @@ class ReloadThread {
   ReloadThread& operator=(const ReloadThread&) = delete;
 
   void Start();
-  // A request before Start is served after it.
+  // A request before Start is served after Start.
   void Request();
-  // Ends the thread. Returns false if it is in a reload, which is not waited for; then the process
-  // must exit without destroying this object.
+  // Ends the thread. If a reload is running, returns false without waiting for it; the process must
+  // then exit without destroying this object.
   bool Stop();
 
  private:

@@ -13,9 +13,9 @@ constexpr absl::Duration kMemoryCheckInterval = absl::Seconds(5);
 // Minimum time between two trims if the second one is only due to freed blocks.
 constexpr absl::Duration kTrimInterval = absl::Seconds(15);
 constexpr std::int64_t kMinTrimBytes = 4 << 20;
-// More than an idle daemon frees and allocates.
+// Decrease of the bytes in use that counts as freed memory. In an idle daemon they vary by less.
 constexpr std::int64_t kFreedBytes = 64 << 10;
-constexpr int kMaxHeapEnd = 512 << 10;
+constexpr int kMaxFreeTopBytes = 512 << 10;
 
 std::int64_t BytesInUse() {
   const struct mallinfo2 heap = mallinfo2();
@@ -32,16 +32,16 @@ std::int64_t ResidentBytes() {
   return resident * sysconf(_SC_PAGESIZE);
 }
 
-void LimitHeapEnds() {
-  mallopt(M_TRIM_THRESHOLD, kMaxHeapEnd);
+void LimitFreeHeapTops() {
+  mallopt(M_TRIM_THRESHOLD, kMaxFreeTopBytes);
   mallopt(M_MXFAST, 0);
 }
 
 // Unused memory is resident memory minus blocks in use: the program, stacks, mapped files, and free
 // blocks that were not returned. Allocated blocks that were never written reduce it.
 void MemoryTrimmer::Tick(absl::Time now) {
-  if (now < next_look_) return;
-  next_look_ = now + kMemoryCheckInterval;
+  if (now < next_check_) return;
+  next_check_ = now + kMemoryCheckInterval;
   const std::int64_t in_use = BytesInUse();
   const std::int64_t unused = ResidentBytes() - in_use;
   most_bytes_in_use_ = std::max(most_bytes_in_use_, in_use);

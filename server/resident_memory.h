@@ -1,9 +1,9 @@
 #pragma once
 
-// Resident memory of the process, and returning unused memory to the system.
+// Measures the resident memory of the process and returns unused memory to the kernel.
 //
 // After a load peak, the allocator keeps free memory between blocks in use and in the heaps of
-// other threads until it is told to return it.
+// other threads until malloc_trim is called.
 //
 // Place:      used by the daemon's housekeeper and by metrics.
 // Threads:    ResidentBytes: any. MemoryTrimmer: one.
@@ -17,30 +17,30 @@ namespace quire::server {
 // Returns 0 if /proc/self/statm cannot be read.
 std::int64_t ResidentBytes();
 
-// Makes glibc return the free end of a thread's heap if it is larger than half a MiB. malloc_trim
-// does not return these ends, and by default glibc keeps up to 64 MiB of each after a large block
-// was freed. Also disables fast bins, so that small free blocks are merged at once. Otherwise
-// malloc_trim merges them, and what becomes part of an end is kept until the thread's heap is used
-// again. REQUIRES: called before other threads start.
-void LimitHeapEnds();
+// Makes glibc return the free top of a thread's heap if it is larger than half a MiB. malloc_trim
+// does not return these tops, and by default glibc keeps up to 64 MiB of each after a large block
+// was freed. Also disables fast bins, so that small free blocks are merged at once. If malloc_trim
+// merged them into a top, that memory would be kept until the thread uses its heap again. REQUIRES:
+// called before other threads start.
+void LimitFreeHeapTops();
 
-// Decides when free pages are returned to the system. A trim returns pages without a block in use.
-// After a load peak many pages still have one small block, such as a header of a connection;
-// freeing these blocks hardly changes the bytes in use but makes the pages free. So a trim happens
-// if much more memory is free, and also if the bytes in use fell by 64 KiB from their peak since
-// the last trim, at most every 15 s. malloc_trim locks one arena at a time, so other threads may
-// wait.
+// Decides when free pages are returned to the kernel. A trim returns pages without a block in use.
+// After a load peak many pages still contain one small block, such as a header of a connection.
+// Freeing these blocks hardly changes the bytes in use, but frees the pages. Therefore a trim
+// happens not only if much more memory is free, but also if the bytes in use fell by 64 KiB from
+// their peak since the last trim (at most every 15 s). malloc_trim locks one arena at a time, so
+// other threads may wait.
 class MemoryTrimmer {
  public:
   // Call periodically. Every few seconds, trims if much more unused memory is resident than after
-  // the last trim, or if memory was freed and the last trim is some time ago. A trim takes
+  // the last trim, or if memory was freed and the last trim is more than 15 s ago. A trim takes
   // milliseconds.
   void Tick(absl::Time now);
 
  private:
   void Trim(absl::Time now);
 
-  absl::Time next_look_ = absl::InfinitePast();
+  absl::Time next_check_ = absl::InfinitePast();
   absl::Time last_trim_ = absl::InfinitePast();
   std::int64_t least_unused_bytes_ = 0;  // minimum since the last trim
   std::int64_t most_bytes_in_use_ = 0;   // maximum since the last trim

@@ -9,7 +9,7 @@
 namespace quire::server {
 namespace {
 
-sigset_t OurSignals() {
+sigset_t HandledSignals() {
   sigset_t set;
   sigemptyset(&set);
   for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1}) sigaddset(&set, signal);
@@ -19,12 +19,12 @@ sigset_t OurSignals() {
 }  // namespace
 
 void BlockSignals() {
-  const sigset_t set = OurSignals();
+  const sigset_t set = HandledSignals();
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
   // The default action of each would terminate the process.
-  for (const int meaningless :
+  for (const int ignored :
        {SIGUSR2, SIGPIPE, SIGALRM, SIGVTALRM, SIGPROF, SIGIO, SIGPWR, SIGSTKFLT, SIGXFSZ}) {
-    signal(meaningless, SIG_IGN);
+    signal(ignored, SIG_IGN);
   }
   for (int real_time = SIGRTMIN; real_time <= SIGRTMAX; ++real_time) signal(real_time, SIG_IGN);
 }
@@ -50,7 +50,7 @@ SignalThread::~SignalThread() {
 }
 
 void SignalThread::Loop() {
-  const sigset_t set = OurSignals();
+  const sigset_t set = HandledSignals();
   bool stopping = false;
   for (;;) {
     int signal = 0;

@@ -1,9 +1,9 @@
 #pragma once
 
-// The process's signals. One thread waits for them; all other threads block them.
+// Handles the process's signals. One thread waits for them; all other threads block them.
 //
 // Place:      created by main before any other thread, so that all threads inherit the blocked set.
-// Invariants: signals without a meaning here are ignored: SIGUSR2, SIGPIPE, SIGALRM, SIGVTALRM,
+// Invariants: these signals are ignored: SIGUSR2, SIGPIPE, SIGALRM, SIGVTALRM,
 //             SIGPROF, SIGIO, SIGPWR, SIGSTKFLT, SIGXFSZ and the real-time signals. Signals that
 //             dump core (SIGQUIT and faults), SIGXCPU and job control keep their default action.
 //             Handlers run one at a time on the signal thread and may call any function. The second
@@ -23,14 +23,13 @@ struct SignalHandlers {
   std::function<void()> dump;    // SIGUSR1
 };
 
-// Blocks our signals for this thread and the threads that it starts, and ignores those without a
-// meaning. Called first in main.
+// Blocks our signals for this thread and the threads that it starts, and ignores the signals listed
+// above. Called first in main.
 void BlockSignals();
 // Makes SIGTERM and SIGINT exit the process at once, with 128 plus their number, until BlockSignals
 // is called again. Used while the process only reads files, one of which may be on a mount that
-// hangs. It installs a handler, since the first process of a container ignores signals with the
-// default action.
-// REQUIRES: BlockSignals was called.
+// hangs. Installs a handler, because the kernel does not deliver signals with the default action to
+// the first process of a container. REQUIRES: BlockSignals was called.
 void ExitOnStopSignals();
 
 class SignalThread {

@@ -45,7 +45,8 @@ class VarsWriter {
  public:
   explicit VarsWriter(const text::jinja::JsonLimits& limits) : limits_(limits) {}
 
-  // A Struct has no order, so members are sorted by name: equal requests render equal prompts.
+  // The fields of a Struct are unordered, so they are sorted by name: equal requests render equal
+  // prompts.
   absl::Status Write(const google::protobuf::Struct& message, int depth) {
     QUIRE_RETURN_IF_ERROR(CheckDepth(depth));
     std::vector<std::pair<absl::string_view, const google::protobuf::Value*>> fields;
@@ -55,7 +56,7 @@ class VarsWriter {
     absl::string_view separator = "{";
     for (const auto& [key, value] : fields) {
       absl::StrAppend(&json_, separator, JsonQuoted(key), ":");
-      QUIRE_RETURN_IF_ERROR(Count());
+      QUIRE_RETURN_IF_ERROR(CountNode());
       QUIRE_RETURN_IF_ERROR(Write(*value, depth));
       separator = ",";
     }
@@ -68,7 +69,7 @@ class VarsWriter {
  private:
   absl::Status Write(const google::protobuf::Value& value, int depth) {
     using google::protobuf::Value;
-    QUIRE_RETURN_IF_ERROR(Count());
+    QUIRE_RETURN_IF_ERROR(CountNode());
     switch (value.kind_case()) {
       case Value::kBoolValue:
         json_ += value.bool_value() ? "true" : "false";
@@ -102,11 +103,11 @@ class VarsWriter {
 
   // Writes whole numbers as integers. A Struct has only doubles, but clients mean integers.
   absl::Status Write(double number) {
-    constexpr double kExact = 9007199254740992.0;  // 2^53
+    constexpr double kMaxExactInteger = 9007199254740992.0;  // 2^53
     if (!std::isfinite(number)) {
       return absl::InvalidArgumentError("chat.template_vars has a number that is not finite");
     }
-    if (number == std::floor(number) && std::abs(number) <= kExact) {
+    if (number == std::floor(number) && std::abs(number) <= kMaxExactInteger) {
       absl::StrAppend(&json_, static_cast<std::int64_t>(number));
     } else {
       json_ += JsonText(nlohmann::json(number));
@@ -121,8 +122,8 @@ class VarsWriter {
                                                    " deep (limits.max_json_depth)"));
   }
 
-  // Counts one key or value, and checks the limits.
-  absl::Status Count() {
+  // Counts one key or value and checks the limits.
+  absl::Status CountNode() {
     if (++nodes_ > limits_.max_nodes) {
       return absl::InvalidArgumentError(absl::StrCat("chat.template_vars has more than ",
                                                      limits_.max_nodes,

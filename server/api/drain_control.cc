@@ -70,7 +70,7 @@ absl::Status DrainControl::Resume() {
 
 bool DrainControl::WaitDrained() {
   // Cancelled requests end at the next step boundary.
-  constexpr absl::Duration kLastSteps = absl::Seconds(2);
+  constexpr absl::Duration kCancelTimeout = absl::Seconds(2);
   const ServedModel* served = state_->model();
   if (served == nullptr) return true;
   // Another Begin may change the deadline in the meantime.
@@ -80,7 +80,7 @@ bool DrainControl::WaitDrained() {
     if (served->engine->WaitIdle(std::min(until, now + absl::Milliseconds(200)))) return true;
     if (now < until) continue;
     CancelAll(served->engine);
-    return served->engine->WaitIdle(clock_->Now() + kLastSteps);
+    return served->engine->WaitIdle(clock_->Now() + kCancelTimeout);
   }
   return false;
 }

@@ -36,9 +36,10 @@ class DrainControl {
   // Ends the drain, if there is one. Returns FAILED_PRECONDITION / SHUTTING_DOWN if the process is
   // exiting.
   absl::Status Resume();
-  // Waits until no request is live or the deadline has ended them. Returns true if none is live.
+  // Waits until no request is live. At the deadline, cancels the live requests and waits a short
+  // time for them to end. Returns false if a request is still live or Resume has ended the drain.
   bool WaitDrained();
-  // Ends the live requests if the deadline has passed. Called periodically.
+  // Cancels the live requests if the deadline has passed. Called periodically.
   void Tick();
 
  private:

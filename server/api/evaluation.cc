@@ -17,7 +17,7 @@ namespace quire::server {
 namespace {
 
 // Adds the client's name of the item to an INVALID_ARGUMENT error.
-absl::Status NameItem(const EvaluationItem& item, const absl::Status& status) {
+absl::Status AddItemName(const EvaluationItem& item, const absl::Status& status) {
   const std::optional<ErrorReason> reason = GetErrorReason(status);
   if (item.field.empty() || !absl::IsInvalidArgument(status) || !reason) return status;
   std::vector<std::pair<std::string, std::string>> metadata = {{"field", item.field}};
@@ -124,16 +124,16 @@ void Evaluation::Drain(ItemState& part) {
   part.stream.reset();
   part.is_done = true;
   --num_live_;
-  if (!status.ok()) Fail(NameItem(part.item, status), engine::CancelSource::kClient);
+  if (!status.ok()) Fail(AddItemName(part.item, status), engine::CancelSource::kClient);
 }
 
 // Submits the items that can start. An item that waits for another one does not block later items.
 void Evaluation::Submit() {
-  while (first_idle_ < items_.size() &&
-         (items_[first_idle_].is_done || items_[first_idle_].stream != nullptr)) {
-    ++first_idle_;
+  while (first_unsubmitted_ < items_.size() &&
+         (items_[first_unsubmitted_].is_done || items_[first_unsubmitted_].stream != nullptr)) {
+    ++first_unsubmitted_;
   }
-  for (std::size_t i = first_idle_; i < items_.size(); ++i) {
+  for (std::size_t i = first_unsubmitted_; i < items_.size(); ++i) {
     if (!error_.ok() || num_live_ == kMaxLiveItems) return;
     const ItemState& part = items_[i];
     const bool has_begun = part.is_done || part.stream != nullptr;
@@ -142,7 +142,7 @@ void Evaluation::Submit() {
   }
 }
 
-void Evaluation::TakeContext(const ItemState& earlier, engine::Request* request) {
+void Evaluation::CopyContext(const ItemState& earlier, engine::Request* request) {
   // A score has one log-probability per token of its continuation.
   const std::span<const std::int32_t> ids = earlier.prompt_ids;
   const auto context = ids.first(ids.size() - earlier.result.logprobs.size());
@@ -153,16 +153,16 @@ bool Evaluation::SubmitNext(std::size_t index) {
   ItemState& part = items_[index];
   engine::Request request = part.item.request;
   FillRequest(index, &request);
-  if (part.item.copies_context) TakeContext(items_[*part.item.after], &request);
+  if (part.item.copies_context) CopyContext(items_[*part.item.after], &request);
   // If a request of this call is live, retry when it ends; otherwise fail.
   const auto when_full =
       num_live_ > 0 ? engine::QueueFullPolicy::kRetryLater : engine::QueueFullPolicy::kReject;
   absl::StatusOr<std::shared_ptr<engine::TokenStream>> stream =
       served_->engine->Accept(std::move(request), when_full);
   if (!stream.ok()) {
-    const bool waits =
+    const bool can_retry =
         when_full == engine::QueueFullPolicy::kRetryLater && engine::IsFull(stream.status());
-    if (!waits) Fail(NameItem(part.item, stream.status()), engine::CancelSource::kClient);
+    if (!can_retry) Fail(AddItemName(part.item, stream.status()), engine::CancelSource::kClient);
     return false;
   }
   part.stream = *std::move(stream);

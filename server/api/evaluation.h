@@ -1,7 +1,7 @@
 #pragma once
 
 // One Embed or Score call, independent of the transport. It runs many engine requests that generate
-// nothing, and collects their results.
+// no tokens, and collects their results.
 //
 //   transport -> translator -> Evaluation::Start -> Engine::Accept, a few at a time -> done
 //
@@ -9,8 +9,8 @@
 //             streams, the access log line and the counters of one call.
 // Invariants: `done` is called once, and then no request of the call is live. The first failure
 //             becomes the status of the call and cancels the other requests. At most kMaxLiveItems
-//             requests are live. If the queue is full, a request is retried when another one of the
-//             call ends; it fails if no other one is live.
+//             requests are live. If the queue is full, a request is retried when another request of
+//             the call ends; if no other request of the call is live, it fails.
 // Threads:    Start from one; Cancel from any. `done` is called from Start, Cancel or an output
 //             worker, without a lock.
 // Lifetime:   keeps itself alive until `done` has returned. The state's model outlives it.
@@ -36,9 +36,9 @@ struct EvaluationItem {
   engine::Request request;  // task, prompt and output; Start sets the rest
   // An earlier item with a common prefix. This item starts when the earlier one has ended.
   std::optional<std::size_t> after = {};
-  // The context of the ScorePrompt is empty and is replaced by the context tokens of the earlier
-  // item, so that it is not tokenized twice. REQUIRES: the earlier item is a score that echoes its
-  // prompt ids.
+  // If true, the context of the ScorePrompt is empty and is replaced by the context tokens of the
+  // earlier item, so that the context is not tokenized twice. REQUIRES: the earlier item is a score
+  // that echoes its prompt ids.
   bool copies_context = false;
   // The client's name of the item ("documents[3]"), for error messages; empty: no name.
   std::string field = {};
@@ -84,7 +84,7 @@ class Evaluation : public std::enable_shared_from_this<Evaluation> {
   void Pump();
   void Drain(ItemState& part);
   void Submit();
-  static void TakeContext(const ItemState& earlier, engine::Request* request);
+  static void CopyContext(const ItemState& earlier, engine::Request* request);
   bool SubmitNext(std::size_t index);
   void Fail(const absl::Status& status, engine::CancelSource source);
   void End(absl::Status status);
@@ -100,8 +100,8 @@ class Evaluation : public std::enable_shared_from_this<Evaluation> {
   // Used by the thread in Pump. There is at most one at a time.
   std::vector<ItemState> items_;
   std::size_t num_live_ = 0;
-  std::size_t first_idle_ = 0;  // all items before it were submitted
-  absl::Status error_;          // the first error
+  std::size_t first_unsubmitted_ = 0;  // all items before it were submitted
+  absl::Status error_;                 // the first error
   bool has_ended_ = false;
 
   std::atomic<bool> is_started_{false};

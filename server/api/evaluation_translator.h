@@ -23,8 +23,8 @@ class ScoreResponse;
 
 namespace quire::server {
 
-// Returns FEATURE_UNSUPPORTED if the model cannot embed, BAD_PARAMETER, PROMPT_MISSING or
-// MODEL_NOT_FOUND.
+// Returns FEATURE_UNSUPPORTED if the model cannot embed. Other errors are BAD_PARAMETER,
+// PROMPT_MISSING and MODEL_NOT_FOUND.
 absl::StatusOr<std::vector<EvaluationItem>> ToEvaluationItems(const ServedModel& served,
                                                               const v1::EmbedRequest& message);
 // Truncates the vectors to `dimensions` and normalizes them if requested. Returns DATA_LOSS /
@@ -32,11 +32,12 @@ absl::StatusOr<std::vector<EvaluationItem>> ToEvaluationItems(const ServedModel&
 absl::Status ToProto(const ServedModel& served, const v1::EmbedRequest& message,
                      std::vector<EvaluationResult> results, v1::EmbedResponse* response);
 
-// Items with the same context wait for the first one of them and share its pages.
+// If several items have the same context, the later ones wait for the first one and reuse its
+// pages.
 absl::StatusOr<std::vector<EvaluationItem>> ToEvaluationItems(const ServedModel& served,
                                                               const v1::ScoreRequest& message);
-// Sums in double, in token order. A continuation is greedy if each of its tokens has rank 1; ties
-// go to the lower id, as in sampling.
+// Sums log-probabilities in double, in token order. A continuation is greedy if each of its tokens
+// has rank 1. Among equal logits the lower id ranks first, as in sampling.
 absl::Status ToProto(const ServedModel& served, const v1::ScoreRequest& message,
                      std::vector<EvaluationResult> results, v1::ScoreResponse* response);
 

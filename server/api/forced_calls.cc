@@ -28,10 +28,10 @@ constexpr absl::string_view kAnyArguments = R"({"type": "object"})";
 
 // Returns true if the schema declares its properties and does not mention additional ones.
 bool DeclaresArguments(const OrderedJson& schema) {
-  constexpr absl::string_view kSilent[] = {"type", "properties", "required", "$schema", "$id"};
+  constexpr absl::string_view kNeutralKeys[] = {"type", "properties", "required", "$schema", "$id"};
   for (const auto& [key, value] : schema.items()) {
-    const bool is_silent = std::ranges::find(kSilent, key) != std::end(kSilent);
-    if (!is_silent && !engine::IsSchemaAnnotation(key)) return false;
+    const bool is_neutral = std::ranges::find(kNeutralKeys, key) != std::end(kNeutralKeys);
+    if (!is_neutral && !engine::IsSchemaAnnotation(key)) return false;
   }
   const auto properties = schema.find("properties");
   if (properties == schema.end() || !properties->is_object()) return false;
@@ -44,11 +44,12 @@ bool DeclaresArguments(const OrderedJson& schema) {
          });
 }
 
-// Returns the schema of the arguments. It restricts them to an object. If the schema does not
-// mention additional properties, it forbids them, because such a name could occur twice. Keys keep
-// their order. REQUIRES: `parameters` is a JSON object or empty.
-absl::StatusOr<std::string> ArgumentsSchema(const std::string& parameters,
-                                            const std::string& field) {
+// Returns the schema that the arguments of a call must match: `parameters`, restricted to objects.
+// If `parameters` does not mention additional properties, the result forbids them, because an
+// additional name could occur twice. Keys keep their order. REQUIRES: `parameters` is a JSON object
+// or empty.
+absl::StatusOr<std::string> MakeArgumentsSchema(const std::string& parameters,
+                                                const std::string& field) {
   if (parameters.empty()) return std::string(kNoParameters);
   auto schema = OrderedJson::parse(parameters);
   const auto type = schema.find("type");
@@ -72,7 +73,7 @@ absl::StatusOr<std::string> ArgumentsSchema(const std::string& parameters,
 absl::StatusOr<engine::ConstraintTag> ToTag(const text::ChatTool& tool, std::size_t index) {
   engine::ConstraintTag tag{
       .begin = tool.name, .field = absl::StrCat("chat.tools[", index, "].parameters_json_schema")};
-  QUIRE_ASSIGN_OR_RETURN(tag.text, ArgumentsSchema(tool.parameters_json, tag.field));
+  QUIRE_ASSIGN_OR_RETURN(tag.text, MakeArgumentsSchema(tool.parameters_json, tag.field));
   return tag;
 }
 

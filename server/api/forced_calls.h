@@ -1,8 +1,8 @@
 #pragma once
 
 // Converts tool_choice and tools to constraints in the model's tool-call format:
-//   required or named   the answer consists of such calls; parallel_tool_calls is respected
-//   auto, strict tools  the answer is free, but calls have arguments that match their schemas
+//   required or named   the answer consists of tool calls; parallel_tool_calls is respected
+//   auto, strict tools  the answer is any text; the arguments of its calls match the tools' schemas
 //
 // Place:   used by the request translator.
 // Threads: any; no state.
@@ -23,10 +23,11 @@ namespace quire::server {
 // Returns true if tool_choice forces a call.
 bool ForcesCalls(const v1::ChatPrompt& chat);
 
-// `input` is the checked prompt. `format` is the model's, null if it has none. `has_reasoning`: the
-// chat template has reasoning markers; in the generic format only such a model may reason before a
-// call. Returns UNIMPLEMENTED / FEATURE_UNSUPPORTED if calls of the format cannot be forced, and
-// INVALID_ARGUMENT / BAD_CONSTRAINT if parameters are not an object. REQUIRES: ForcesCalls(chat).
+// `input` is the checked prompt. `format` is the model's tool-call format, or null if the model has
+// none. `has_reasoning` is true if the chat template has reasoning markers; with the generic
+// format, only such a model may reason before a call. Returns UNIMPLEMENTED / FEATURE_UNSUPPORTED
+// if calls of the format cannot be forced, and INVALID_ARGUMENT / BAD_CONSTRAINT if parameters are
+// not an object. REQUIRES: ForcesCalls(chat).
 absl::StatusOr<engine::ConstraintSpec> ToForcedCalls(const v1::ChatPrompt& chat,
                                                      const text::ChatInput& input,
                                                      const text::ToolFormat* format,
@@ -35,10 +36,11 @@ absl::StatusOr<engine::ConstraintSpec> ToForcedCalls(const v1::ChatPrompt& chat,
 // Returns true if tool_choice is auto and a tool is strict.
 bool ConstrainsCalls(const v1::ChatPrompt& chat, const text::ChatInput& input);
 
-// Constrains optional calls. Tools that are not strict take any object as arguments. Also returns
-// FEATURE_UNSUPPORTED if the format does not start calls with a marker, or if some tools are not
-// strict and the format does not write arguments as JSON. REQUIRES: ConstrainsCalls(chat, input),
-// and a format that has calls.
+// Constrains the calls of an answer that may also contain no call. Tools that are not strict take
+// any object as arguments. Returns the errors of ToForcedCalls. Also returns FEATURE_UNSUPPORTED if
+// the format does not start calls with a marker, or if some tools are not strict and the format
+// does not write arguments as JSON. REQUIRES: ConstrainsCalls(chat, input), and `format` has a call
+// syntax.
 absl::StatusOr<engine::ConstraintSpec> ToConstrainedCalls(const text::ChatInput& input,
                                                           const text::ToolFormat& format,
                                                           bool has_reasoning);

@@ -55,7 +55,7 @@ absl::StatusOr<std::unique_ptr<Generation>> Generation::Start(const HandlerConte
   return status;
 }
 
-// Runs every check that can refuse a request, and fills the record as far as known.
+// Runs every check that can reject the request, and fills the record with what is known by then.
 absl::Status Generation::Accept(const v1::GenerateRequest& message, const CallInfo& call,
                                 bool* translated) {
   QUIRE_ASSIGN_OR_RETURN(model_, context_.state->ModelOrError());
@@ -66,8 +66,8 @@ absl::Status Generation::Accept(const v1::GenerateRequest& message, const CallIn
   record_.model = request.model;
   record_.labels = request.labels;
   QUIRE_ASSIGN_OR_RETURN(stream_, model_->engine->Accept(std::move(request)));
-  // The token may have been revoked since authentication: that reload may have searched for
-  // requests to cancel before this one was accepted.
+  // A configuration reload may have revoked the token since authentication, and may have cancelled
+  // that token's requests before this one was accepted.
   if (!context_.authenticator->IsStillAllowed(call.principal, Scope::kGenerate)) Revoke();
   return absl::OkStatus();
 }
@@ -128,7 +128,7 @@ void Generation::Revoke() {
 absl::Status Generation::Close() {
   QUIRE_CHECK(finished() && !is_closed_);
   is_closed_ = true;
-  // The transport may destroy its side of the callback after Close.
+  // After Close, the transport may destroy the objects that the callback uses.
   stream_->SetAbandonedCallback(nullptr);
   absl::Status status = SanitizeInternalError(stream_->status());
   SetOutcome(status, &record_);

@@ -10,8 +10,8 @@
 //             line and the counters of one request.
 // Invariants: writes one access log line per request, including refused ones.
 // Threads:    TakeResponse, finished, usage and Close: one thread at a time. Cancel, Revoke: any.
-// Lifetime:   the state's model outlives it. The destructor cancels the request unless it was
-//             closed.
+// Lifetime:   the state's model outlives it. The destructor cancels the request unless Close was
+// called.
 
 #include <functional>
 #include <memory>
@@ -59,7 +59,7 @@ class Generation {
                                                            const CallInfo& call);
 
   // Counts and logs a request that could not be converted to v1::GenerateRequest, and returns its
-  // status. `message` has the fields that were read.
+  // status. `message` contains the fields that could be read.
   static absl::Status Refuse(const HandlerContext& context, absl::string_view method,
                              const std::string& traceparent, const v1::GenerateRequest& message,
                              const CallInfo& call, const absl::Status& why);
@@ -72,8 +72,8 @@ class Generation {
 
   // See TokenStream::SetReadyCallback.
   void SetReadyCallback(std::function<void()> callback);
-  // See TokenStream::SetAbandonedCallback. For transports without a time limit for writes that the
-  // peer does not read. Close removes the callback.
+  // See TokenStream::SetAbandonedCallback. Used by transports that have no timeout for writes that
+  // the peer does not read. Close removes the callback.
   void SetAbandonedCallback(std::function<void()> callback);
   // Takes the next message. Returns false if there is none yet.
   bool TakeResponse(v1::GenerateResponse* message);
@@ -86,7 +86,8 @@ class Generation {
   // Ends the request with TOKEN_INVALID, because its token was revoked.
   void Revoke();
 
-  // Writes the access log line and returns the final status. REQUIRES: finished(), first call.
+  // Writes the access log line and returns the final status. REQUIRES: finished(), and Close was
+  // not called before.
   absl::Status Close();
 
  private:

@@ -17,7 +17,8 @@ namespace quire::server {
 class Reachability {
  public:
   void RecordAnswer() { last_nanos_.store(absl::ToUnixNanos(MonotonicNow())); }
-  // Returns true if an answer arrived within the last 20 s, or the object is younger than that.
+  // Returns true if an answer arrived within the last 20 s, or this object was created within that
+  // time.
   bool is_reachable() const {
     return MonotonicNow() - absl::FromUnixNanos(last_nanos_.load()) < absl::Seconds(20);
   }

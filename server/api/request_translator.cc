@@ -185,7 +185,8 @@ void ReadStopping(const v1::StoppingParams& message, const TranslatorOptions& op
   stopping->include_stop_text = message.include_stop_text();
 }
 
-// Checks a set value. It must not be negative, because the engine uses -1 for "none".
+// Checks a value that the client has set. It must not be negative, because the engine uses -1 for
+// "none".
 absl::StatusOr<std::int32_t> CheckLogprobCount(std::int32_t value, std::int32_t limit,
                                                absl::string_view field) {
   if (value < 0 || value > limit) {
@@ -380,8 +381,8 @@ absl::Status ReadWhitespace(const v1::Constraint& constraint, engine::Constraint
   return absl::OkStatus();
 }
 
-// Reads constraint.start. `format`: the format of a parsed answer, else null. REQUIRES: the other
-// fields of the constraint were read.
+// Reads constraint.start. `format` is the tool-call format if the answer is parsed, otherwise null.
+// REQUIRES: the other fields of the constraint were read.
 absl::Status ReadStart(const v1::Constraint& constraint, const text::ToolFormat* format,
                        bool has_reasoning, engine::ConstraintSpec* spec) {
   const v1::ConstraintStart start = constraint.start();
@@ -441,8 +442,8 @@ absl::Status ReadConstraint(const v1::GenerateRequest& message, engine::Request*
       QUIRE_RETURN_IF_ERROR(ReadTags(constraint.structural_tags(), &spec));
       break;
     case v1::Constraint::KIND_NOT_SET:
-      // `unenforced` alone applies to the schemas of tool calls. ReadUnenforced checks that there
-      // are any.
+      // If only `unenforced` is set, it applies to the schemas of tool calls. ReadUnenforced checks
+      // that there are such schemas.
       if (HasOnlyUnenforced(constraint)) return absl::OkStatus();
       return engine::BadConstraint("compile", "constraint: no kind is set");
   }
@@ -451,7 +452,7 @@ absl::Status ReadConstraint(const v1::GenerateRequest& message, engine::Request*
   return absl::OkStatus();
 }
 
-// `spec` is null if nothing is constrained.
+// `spec` is null if the request has no constraint.
 absl::Status ReadUnenforced(const v1::Constraint& constraint, engine::ConstraintSpec* spec) {
   const v1::UnenforcedPolicy policy = constraint.unenforced();
   if (!v1::UnenforcedPolicy_IsValid(policy)) {

@@ -87,17 +87,19 @@ class RequestTranslator {
 absl::Status CheckRequestId(absl::string_view id, absl::string_view field);
 // Returns a random UUID (version 4).
 std::string NewRequestId();
-// Returns `id`, the header x-request-id, if it plus `suffix` is a valid request id; otherwise a new
-// id. Gateways set the header on every call, so an invalid value is not an error of the caller.
+// Returns `id` (the x-request-id header) if `id` followed by `suffix` is a valid request id;
+// otherwise a new id. Gateways set the header on every call, so an invalid value is not an error of
+// the caller.
 std::string ChooseRequestId(absl::string_view id, absl::string_view suffix = "");
-// The longest number that an evaluation appends to an id: 2048 pairs of two items each.
+// The longest suffix that an evaluation appends to an id. A call has at most 2048 pairs of two
+// items.
 inline constexpr absl::string_view kLongestItemSuffix = "-4095";
 
 // Returns true if the constraint may produce JSON, so that its white space can be chosen.
 bool HasJson(const v1::Constraint& constraint);
 
-// Converts a Duration field. Returns BAD_PARAMETER if it is malformed, negative, or zero although
-// zero is not allowed.
+// Converts a Duration field. Returns BAD_PARAMETER if it is malformed, negative, or zero while
+// `zero_allowed` is false.
 absl::StatusOr<absl::Duration> ToDuration(const google::protobuf::Duration& duration,
                                           absl::string_view field, bool zero_allowed);
 

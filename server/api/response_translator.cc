@@ -138,7 +138,7 @@ struct EventWriter {
 
   void operator()(engine::PooledEvent&&) const {
     QUIRE_CHECK(false);
-  }  // generations have no such event
+  }  // a generation has no pooled output
 };
 
 }  // namespace

@@ -98,7 +98,7 @@ class ServingState {
  public:
   explicit ServingState(absl::Duration stall_timeout) { SetStallTimeout(stall_timeout); }
 
-  // Sets how long work may wait without a finished step (health.engine_stall_timeout).
+  // Sets how long requests may wait while no step finishes (health.engine_stall_timeout).
   void SetStallTimeout(absl::Duration timeout) {
     stall_nanos_.store(absl::ToInt64Nanoseconds(timeout), std::memory_order_release);
   }
@@ -109,12 +109,13 @@ class ServingState {
   const ServedModel* model() const { return model_.load(std::memory_order_acquire); }
   void Publish(const ServedModel* model) { model_.store(model, std::memory_order_release); }
 
-  // True since the beginning of a drain: not ready, even if requests are still admitted.
+  // Set from the beginning of a drain until Resume. While set, the server is not ready, even if the
+  // engine still admits requests.
   void SetDrainStarted(bool drain_started) {
     drain_started_.store(drain_started, std::memory_order_release);
   }
   bool drain_started() const { return drain_started_.load(std::memory_order_acquire); }
-  // True if the process is certain to exit, so that Resume is refused.
+  // Set once the process is certain to exit; Resume then fails.
   void SetExiting() { exiting_.store(true, std::memory_order_release); }
   bool exiting() const { return exiting_.load(std::memory_order_acquire); }
 

@@ -32,7 +32,7 @@ std::string NewIncidentId() {
   return absl::StrFormat("%08x%08x", device(), device());
 }
 
-// Returns the reason of a status without one, if its code determines the reason.
+// Returns the reason for a status that carries none, if the status code determines it.
 std::optional<Reason> ReasonFromCode(StatusCode code) {
   switch (code) {
     case StatusCode::kInvalidArgument:
@@ -48,7 +48,7 @@ std::optional<Reason> ReasonFromCode(StatusCode code) {
   }
 }
 
-// Returns the row of the status, or null if the status is an internal bug.
+// Returns the row of the status in the table of reasons, or null if the status is an internal bug.
 const ReasonRow* FindPublicRow(const absl::Status& status,
                                const std::optional<ErrorReason>& carried) {
   const std::optional<Reason> reason =

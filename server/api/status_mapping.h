@@ -44,7 +44,7 @@ absl::Status SanitizeInternalError(absl::Status status);
 // have less than 4 KiB. REQUIRES: !status.ok().
 WireError ToWireError(const absl::Status& status);
 
-// Errors that handlers create themselves. The message is "FIELD is VALUE, it must be RANGE".
+// Returns INVALID_ARGUMENT / BAD_PARAMETER with the message "FIELD is VALUE, it must be RANGE".
 absl::Status BadParameter(absl::string_view field, absl::string_view value,
                           absl::string_view range);
 // Returns UNIMPLEMENTED / FEATURE_UNSUPPORTED. `field` is empty if a whole method is unsupported.

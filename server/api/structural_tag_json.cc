@@ -17,7 +17,7 @@ namespace {
 
 using formats::OrderedJson;
 
-absl::Status Bad(absl::string_view field, const OrderedJson& value, absl::string_view range) {
+absl::Status BadValue(absl::string_view field, const OrderedJson& value, absl::string_view range) {
   return BadParameter(field, formats::OrderedText(value), range);
 }
 
@@ -27,10 +27,10 @@ class JsonMembers {
   JsonMembers(const OrderedJson& json, std::string field) : json_(json), field_(std::move(field)) {}
 
   // Refuses members other than `known`.
-  absl::Status Check(std::initializer_list<absl::string_view> known) const {
+  absl::Status CheckKnown(std::initializer_list<absl::string_view> known) const {
     for (const auto& [key, value] : json_.items()) {
       if (std::ranges::find(known, key) == known.end()) {
-        return quire::server::Bad(PathOf(key), value, "absent");
+        return BadValue(PathOf(key), value, "absent");
       }
     }
     return absl::OkStatus();
@@ -42,27 +42,27 @@ class JsonMembers {
     return Has(key) && At(key) == std::string(text);
   }
   // Returns the error of a member that is missing or out of range.
-  absl::Status Bad(const char* key, absl::string_view range) const {
-    return Has(key) ? quire::server::Bad(PathOf(key), At(key), range)
+  absl::Status BadMember(const char* key, absl::string_view range) const {
+    return Has(key) ? BadValue(PathOf(key), At(key), range)
                     : BadParameter(PathOf(key), "absent", range);
   }
 
   absl::Status ReadText(const char* key, std::string* text) const {
-    if (!Has(key) || !At(key).is_string()) return Bad(key, "a text");
+    if (!Has(key) || !At(key).is_string()) return BadMember(key, "a text");
     *text = At(key).get<std::string>();
     return absl::OkStatus();
   }
-  // An absent member is false.
+  // Leaves `value` unchanged if the member is absent.
   absl::Status ReadBool(const char* key, bool* value) const {
     if (!Has(key)) return absl::OkStatus();
-    if (!At(key).is_boolean()) return Bad(key, "true or false");
+    if (!At(key).is_boolean()) return BadMember(key, "true or false");
     *value = At(key).get<bool>();
     return absl::OkStatus();
   }
   // Calls `read` with each element and its path.
   template <typename Read>
   absl::Status ForEach(const char* key, Read read) const {
-    if (!Has(key) || !At(key).is_array()) return Bad(key, "a list");
+    if (!Has(key) || !At(key).is_array()) return BadMember(key, "a list");
     for (std::size_t i = 0; i < At(key).size(); ++i) {
       QUIRE_RETURN_IF_ERROR(read(At(key)[i], absl::StrCat(PathOf(key), "[", i, "]")));
     }
@@ -71,9 +71,9 @@ class JsonMembers {
   // Calls `read` with each element, which must be an object.
   template <typename Read>
   absl::Status ForEachObject(const char* key, Read read) const {
-    return ForEach(key, [&](const OrderedJson& value, const std::string& place) {
-      if (!value.is_object()) return quire::server::Bad(place, value, "an object");
-      return read(JsonMembers(value, place));
+    return ForEach(key, [&](const OrderedJson& value, const std::string& path) {
+      if (!value.is_object()) return BadValue(path, value, "an object");
+      return read(JsonMembers(value, path));
     });
   }
 
@@ -87,54 +87,54 @@ absl::Status ReadMarkers(const JsonMembers& tag, v1::StructuralTag* message) {
   return tag.ReadText("end", message->mutable_end());
 }
 
-// {"begin", "schema", "end"}
+// // Reads {"begin", "schema", "end"}.
 absl::Status ReadStructure(const JsonMembers& tag, v1::StructuralTag* message) {
-  QUIRE_RETURN_IF_ERROR(tag.Check({"begin", "schema", "end"}));
+  QUIRE_RETURN_IF_ERROR(tag.CheckKnown({"begin", "schema", "end"}));
   QUIRE_RETURN_IF_ERROR(ReadMarkers(tag, message));
-  if (!tag.Has("schema")) return tag.Bad("schema", "a schema");
+  if (!tag.Has("schema")) return tag.BadMember("schema", "a schema");
   message->set_json_schema(formats::OrderedText(tag.At("schema")));
   return absl::OkStatus();
 }
 
 absl::Status ReadContent(const JsonMembers& content, v1::StructuralTag* message) {
   if (content.IsText("type", "json_schema")) {
-    QUIRE_RETURN_IF_ERROR(content.Check({"type", "json_schema"}));
-    if (!content.Has("json_schema")) return content.Bad("json_schema", "a schema");
+    QUIRE_RETURN_IF_ERROR(content.CheckKnown({"type", "json_schema"}));
+    if (!content.Has("json_schema")) return content.BadMember("json_schema", "a schema");
     message->set_json_schema(formats::OrderedText(content.At("json_schema")));
     return absl::OkStatus();
   }
   if (content.IsText("type", "regex")) {
-    QUIRE_RETURN_IF_ERROR(content.Check({"type", "pattern"}));
+    QUIRE_RETURN_IF_ERROR(content.CheckKnown({"type", "pattern"}));
     return content.ReadText("pattern", message->mutable_regex());
   }
   if (content.IsText("type", "grammar")) {
-    QUIRE_RETURN_IF_ERROR(content.Check({"type", "grammar"}));
+    QUIRE_RETURN_IF_ERROR(content.CheckKnown({"type", "grammar"}));
     return content.ReadText("grammar", message->mutable_ebnf_grammar());
   }
-  return content.Bad("type", "json_schema, regex or grammar");
+  return content.BadMember("type", "json_schema, regex or grammar");
 }
 
-// {"type": "tag", "begin", "content", "end"}
+// // Reads {"type": "tag", "begin", "content", "end"}.
 absl::Status ReadTag(const JsonMembers& tag, v1::StructuralTag* message) {
-  QUIRE_RETURN_IF_ERROR(tag.Check({"type", "begin", "content", "end"}));
-  if (tag.Has("type") && !tag.IsText("type", "tag")) return tag.Bad("type", "tag");
+  QUIRE_RETURN_IF_ERROR(tag.CheckKnown({"type", "begin", "content", "end"}));
+  if (tag.Has("type") && !tag.IsText("type", "tag")) return tag.BadMember("type", "tag");
   QUIRE_RETURN_IF_ERROR(ReadMarkers(tag, message));
   if (!tag.Has("content") || !tag.At("content").is_object()) {
-    return tag.Bad("content", "an object");
+    return tag.BadMember("content", "an object");
   }
   return ReadContent(JsonMembers(tag.At("content"), tag.PathOf("content")), message);
 }
 
 absl::Status ReadTriggers(const JsonMembers& object, v1::StructuralTags* tags) {
-  return object.ForEach("triggers", [&](const OrderedJson& text, const std::string& place) {
-    if (!text.is_string()) return Bad(place, text, "a text");
+  return object.ForEach("triggers", [&](const OrderedJson& text, const std::string& path) {
+    if (!text.is_string()) return BadValue(path, text, "a text");
     tags->add_triggers(text.get<std::string>());
     return absl::OkStatus();
   });
 }
 
 absl::Status ReadStructures(const JsonMembers& object, v1::StructuralTags* tags) {
-  QUIRE_RETURN_IF_ERROR(object.Check({"type", "structures", "triggers"}));
+  QUIRE_RETURN_IF_ERROR(object.CheckKnown({"type", "structures", "triggers"}));
   QUIRE_RETURN_IF_ERROR(ReadTriggers(object, tags));
   return object.ForEachObject(
       "structures", [&](const JsonMembers& tag) { return ReadStructure(tag, tags->add_tags()); });
@@ -142,7 +142,7 @@ absl::Status ReadStructures(const JsonMembers& object, v1::StructuralTags* tags)
 
 absl::Status ReadTriggeredTags(const JsonMembers& format, v1::StructuralTags* tags) {
   QUIRE_RETURN_IF_ERROR(
-      format.Check({"type", "triggers", "tags", "at_least_one", "stop_after_first"}));
+      format.CheckKnown({"type", "triggers", "tags", "at_least_one", "stop_after_first"}));
   QUIRE_RETURN_IF_ERROR(ReadTriggers(format, tags));
   bool at_least_one = false, stop_after_first = false;
   QUIRE_RETURN_IF_ERROR(format.ReadBool("at_least_one", &at_least_one));
@@ -163,16 +163,16 @@ absl::Status ReadStructuralTagJson(absl::string_view text, absl::string_view fie
     return BadParameter(field, text, absl::StrCat("JSON: ", checked.status().message()));
   }
   const auto json = OrderedJson::parse(text.begin(), text.end());
-  if (!json.is_object()) return Bad(field, json, "an object");
+  if (!json.is_object()) return BadValue(field, json, "an object");
   const JsonMembers object(json, std::string(field));
-  if (!object.IsText("type", "structural_tag")) return object.Bad("type", "structural_tag");
+  if (!object.IsText("type", "structural_tag")) return object.BadMember("type", "structural_tag");
   if (object.Has("structures")) return ReadStructures(object, tags);
-  QUIRE_RETURN_IF_ERROR(object.Check({"type", "format"}));
+  QUIRE_RETURN_IF_ERROR(object.CheckKnown({"type", "format"}));
   if (!object.Has("format") || !object.At("format").is_object()) {
-    return object.Bad("format", "an object, or absent beside structures");
+    return object.BadMember("format", "an object, or absent beside structures");
   }
   const JsonMembers format(object.At("format"), object.PathOf("format"));
-  if (!format.IsText("type", "triggered_tags")) return format.Bad("type", "triggered_tags");
+  if (!format.IsText("type", "triggered_tags")) return format.BadMember("type", "triggered_tags");
   return ReadTriggeredTags(format, tags);
 }
 

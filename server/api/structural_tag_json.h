@@ -9,7 +9,7 @@
 // Place:      for transports whose clients send this format.
 // Invariants: schemas keep the order of their keys. Unknown members are refused, because ignoring
 //             them would change the allowed answers.
-// Threads:    pure.
+// Threads:    any; no state.
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"

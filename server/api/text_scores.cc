@@ -92,14 +92,14 @@ absl::StatusOr<std::vector<EvaluationItem>> ToPairItems(const ServedModel& serve
                         absl::StrCat("at most ", kMaxPairBytes, " bytes"));
   }
   std::vector<EvaluationItem> items;
-  std::size_t named = 0;  // number of items whose field is set
+  std::size_t num_named = 0;  // number of items whose field is set
   for (const TextPair& pair : pairs) {
     if (is_yes_no) {
       AddYesNo(served, pair, &items);
     } else {
       AddLabelPair(served, pair, &items);
     }
-    for (; named < items.size(); ++named) items[named].field = pair.document_field;
+    for (; num_named < items.size(); ++num_named) items[num_named].field = pair.document_field;
   }
   return items;
 }

@@ -1,7 +1,7 @@
 #pragma once
 
-// Scores of classifiers and rerankers: converts texts and pairs of texts to items of an Evaluation,
-// and its results to probabilities.
+// Classifier and reranker scores: converts texts and pairs of texts to items of an Evaluation, and
+// the results of the Evaluation to probabilities.
 //
 //   classifier     logits = weights * hidden state of the last token; softmax (one label: sigmoid)
 //   yes/no         exp(y) / (exp(y) + exp(n)) for the logits of two tokens after the prompt
@@ -55,7 +55,7 @@ absl::Status CheckClassifies(const ServedModel& served);
 std::vector<double> ComputeLabelProbabilities(const Classifier& classifier,
                                               const std::vector<float>& hidden);
 
-// Returns the total usage. A pair's prompt counts once per item that reads it.
+// Returns the total usage. A prompt that two items share counts twice.
 engine::Usage SumUsage(const std::vector<EvaluationResult>& results);
 
 }  // namespace quire::server

@@ -27,7 +27,7 @@ struct BadText {
   std::size_t offset = 0;
 };
 
-// Searches the raw fields of `bytes`, interpreted as `type`.
+// Returns the first string field that is not UTF-8 in `bytes`, an encoded message of type `type`.
 std::optional<BadText> FindBadText(const Descriptor* type, const std::string& bytes,
                                    const std::string& prefix, int depth) {
   UnknownFieldSet fields;

@@ -1,7 +1,7 @@
 #pragma once
 
-// Finds out why a request message did not parse. Protobuf does not report it; for text that is not
-// UTF-8, the client should get the field and the offset.
+// Finds out why a request message did not parse. Protobuf does not report the cause. For a string
+// that is not UTF-8, the error names the field and the byte offset.
 //
 // Place:      used by handlers that receive requests as bytes.
 // Threads:    any.

@@ -29,7 +29,8 @@ namespace {
 
 using Digest = std::array<unsigned char, SHA256_DIGEST_LENGTH>;
 
-// Every call is compared with every line; this many take about 0.1 ms.
+// Maximum number of tokens in the file. Each call is compared with all of them, which takes about
+// 0.1 ms.
 constexpr std::size_t kMaxTokens = 10000;
 constexpr std::size_t kMaxFileBytes = std::size_t{4} << 20;
 constexpr std::size_t kMaxTenantBytes = 64;
@@ -127,8 +128,8 @@ absl::Status FileError(const std::string& path, absl::string_view text) {
   return absl::InvalidArgumentError(absl::StrCat("auth.tokens_file: ", path, text));
 }
 
-// Returns the number of a comment "# tokens: 12", or nothing for other lines.
-absl::StatusOr<std::optional<std::size_t>> ParseCount(absl::string_view line) {
+// Returns the number that a comment such as "# tokens: 12" declares, or nullopt for other comments.
+absl::StatusOr<std::optional<std::size_t>> ParseDeclaredCount(absl::string_view line) {
   if (!absl::ConsumePrefix(&line, kCountPrefix)) return std::optional<std::size_t>();
   std::uint64_t count = 0;
   if (!absl::SimpleAtoi(line, &count) || count > kMaxTokens) {
@@ -169,7 +170,7 @@ absl::StatusOr<std::vector<TokenLine>> ParseTokens(const std::string& path,
     const absl::string_view line = absl::StripAsciiWhitespace(raw);
     if (line.empty()) continue;
     if (line[0] == '#') {
-      const absl::StatusOr<std::optional<std::size_t>> found = ParseCount(line);
+      const absl::StatusOr<std::optional<std::size_t>> found = ParseDeclaredCount(line);
       if (!found.ok()) return error(found.status());
       if (found->has_value()) count = *found;
       continue;
@@ -204,7 +205,7 @@ struct AuthRules {
   AuthOptions options;
   std::vector<TokenLine> tokens;
 
-  // Compares with all lines, even after a match.
+  // Compares the token with every line, even after a match, so that the time reveals nothing.
   const TokenLine* Find(absl::string_view token) const {
     const Digest digest = Hash(token);
     const TokenLine* found = nullptr;
@@ -246,7 +247,7 @@ absl::StatusOr<Identity> IdentifyByCertificate(const Credentials& credentials) {
 
 absl::StatusOr<Identity> Identify(const AuthRules& rules, const Credentials& credentials,
                                   Scope needed) {
-  // The permissions of the socket are its authentication.
+  // The file permissions of the Unix socket authenticate the caller.
   if (needed == Scope::kAdmin && credentials.is_local_socket) {
     return Identity{.principal = std::string(kLocalPrincipal), .scopes = ScopeSet::All()};
   }
@@ -254,8 +255,8 @@ absl::StatusOr<Identity> Identify(const AuthRules& rules, const Credentials& cre
     case AuthMode::kToken:
       return IdentifyByToken(rules, credentials, needed);
     case AuthMode::kMtls:
-      // The HTTP listener of metrics does not request certificates, so it is open except with
-      // tokens.
+      // The HTTP listener for metrics does not request certificates, so metrics are open in this
+      // mode.
       if (needed != Scope::kMetrics) return IdentifyByCertificate(credentials);
       break;
     case AuthMode::kNone:

@@ -53,7 +53,7 @@ struct AuthRules;
 
 class Authenticator {
  public:
-  // Returns INVALID_ARGUMENT that names file, line and problem.
+  // If the token file is bad, returns INVALID_ARGUMENT with file, line and problem.
   static absl::StatusOr<std::unique_ptr<Authenticator>> Create(const AuthOptions& options);
   ~Authenticator();
 
@@ -62,14 +62,15 @@ class Authenticator {
   // metadata is INVALID_ARGUMENT / BAD_PARAMETER.
   absl::StatusOr<Identity> Authenticate(const Credentials& credentials, Scope needed) const;
 
-  // Returns whether a principal that was authenticated earlier still has `needed`. It becomes false
-  // if the token was removed from the file or lost the scope; then its streams end
-  // (docs/security.md).
+  // Returns whether a principal that was authenticated earlier still has `needed`. The result
+  // becomes false if the token was removed from the file or lost the scope; the token's streams
+  // then end (docs/security.md).
   bool IsStillAllowed(absl::string_view principal, Scope needed) const;
-  // Incremented by every Apply. Results of IsStillAllowed do not change while it stays the same.
+  // Incremented by every Apply. While the version is unchanged, IsStillAllowed returns the same
+  // results.
   std::uint64_t version() const { return version_.load(std::memory_order_acquire); }
 
-  // A reload in two steps, so that an error changes nothing: Read the file, then Apply.
+  // Read and Apply are the two steps of a reload: if Read fails, nothing has changed.
   // `options.mode` and `options.trust_tenant_metadata` must be those of Create.
   static absl::StatusOr<std::shared_ptr<const AuthRules>> Read(const AuthOptions& options);
   // Returns the files that Read reads.

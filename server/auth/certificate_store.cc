@@ -47,7 +47,7 @@ Bio AsBio(const std::string& pem) {
   return Bio(BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())));
 }
 
-// Makes a key with a passphrase an error instead of a prompt on the terminal.
+// Passphrase callback that always fails. Without it, OpenSSL would prompt on the terminal.
 int NoPassphrase(char*, int, int, void*) {
   return -1;
 }
@@ -94,7 +94,8 @@ absl::Status CheckDates(absl::string_view name, const std::string& file, const X
   return absl::OkStatus();
 }
 
-// Accepts the file if one CA is valid, since others may be about to be replaced.
+// Accepts the file if at least one CA is valid now. During a CA rotation, others may have expired
+// or may not be valid yet.
 absl::Status CheckAuthorities(const std::string& file, const std::string& pem, absl::Time now) {
   QUIRE_ASSIGN_OR_RETURN(const std::vector<Certificate> all,
                          ParseCertificates("tls.client_ca_file", file, pem));
@@ -106,8 +107,8 @@ absl::Status CheckAuthorities(const std::string& file, const std::string& pem, a
   return status;
 }
 
-// Checks the TLS library's security level, which refuses short keys and old digests. Otherwise the
-// library would report problems of the chain only in each handshake.
+// Loads chain and key into a TLS context, because the library's security level rejects short keys
+// and old digests. Without this check, every handshake would fail instead.
 absl::Status CheckUsable(const std::string& file, const std::vector<Certificate>& chain,
                          EVP_PKEY* key) {
   const std::unique_ptr<SSL_CTX, Deleter> context(SSL_CTX_new(TLS_server_method()));
@@ -248,7 +249,7 @@ void CertificateStore::Publish(Certificates certificates) {
              {"version", current_->version}});
 }
 
-// `seen` are the stamps at the last look. Refresh logs errors.
+// `seen` holds the file stamps of the previous poll. Refresh logs errors.
 void CertificateStore::Run(FileStamps seen) {
   absl::Time next = MonotonicNow() + options_.refresh_interval;
   for (;;) {

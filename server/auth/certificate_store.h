@@ -4,14 +4,15 @@
 // periodically while the process runs.
 //
 //   Create: read and check the files -> current()
-//   thread: the same every refresh_interval; on errors the old contents stay
+//   thread: read and check again every refresh_interval; on errors the old contents stay
 //
 // Place:      created by the daemon if tls.cert_file is set. Listeners use current() for each new
 //             connection; open connections keep their certificates.
 // Invariants: current() has passed ReadCertificates: it parses, the key belongs to the certificate,
 //             the TLS library accepts both and the chain, and the dates were valid at that time.
-//             Other contents are logged once per new error and ignored, as are files that changed
-//             within kSettleTime. Older contents never replace newer ones.
+//             Contents that fail a check are ignored, and each new error is logged once. A file
+//             that changed within the last kSettleTime is not read yet. Older contents never
+//             replace newer ones.
 // Threads:    every method from any; its own thread reads the files.
 // Lifetime:   outlives the listeners.
 
@@ -43,8 +44,9 @@ struct Certificates {
   absl::Time not_after;
 };
 
-// Reads and checks the files at time `now`. Returns INVALID_ARGUMENT that begins with the key of
-// the bad file: unreadable, not PEM, expired, not yet valid, or certificate and key do not match.
+// Reads and checks the files at time `now`. If a file is unreadable, not PEM, expired or not yet
+// valid, or if certificate and key do not match, returns INVALID_ARGUMENT. The message begins with
+// the configuration key of the file.
 absl::StatusOr<Certificates> ReadCertificates(const TlsOptions& options, absl::Time now);
 // Returns the files that ReadCertificates reads.
 std::vector<NamedFile> CertificateFiles(const TlsOptions& options);
@@ -62,8 +64,8 @@ class CertificateStore {
 
   // Reads the files now. On errors the old contents stay in use.
   absl::Status Refresh();
-  // Refresh in two steps. Read fails if a file changes meanwhile. Publish makes the contents
-  // current, unless contents that were read later are current already.
+  // Read and Publish are the two steps of Refresh. Read fails if a file changes while it is read.
+  // Publish makes the contents current, unless contents that were read later are current already.
   absl::StatusOr<Certificates> Read();
   void Publish(Certificates certificates);
 

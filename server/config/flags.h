@@ -1,6 +1,6 @@
 #pragma once
 
-// The command-line flags of quired. They are apart from its main because `quire` generates the
+// The command-line flags of quired. They are separate from main() because `quire` generates the
 // manual and the shell completion from them.
 //
 // Place:      above layered_config.h; used by server/main.cc and by `quire`.

@@ -45,7 +45,8 @@ std::vector<std::string> InstalledProfileDirs();
 
 class LayeredConfig {
  public:
-  // Reads all layers. Returns null on any error; then `errors` has at most 50 messages and a count.
+  // Reads all layers. Returns null on any error; then `errors` has at most 50 messages, followed by
+  // the number of further errors.
   static std::unique_ptr<LayeredConfig> Load(const ConfigSources& sources,
                                              std::vector<std::string>* errors);
   ~LayeredConfig();

@@ -21,7 +21,7 @@ using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 using google::protobuf::util::MessageDifferencer;
 
-// Hot keys that must not exceed their value at start, because memory was allocated for it.
+// A hot key that must not exceed its value at start, which determined the size of allocated memory.
 struct StartBound {
   absl::string_view path;
   std::int64_t (*value)(const DaemonOptions& o);
@@ -35,15 +35,16 @@ constexpr StartBound kStartBounds[] = {
      [](const DaemonOptions& o) { return std::int64_t{o.engine.max_step_tokens}; }},
 };
 
-// Returns the field if it is set, as the field list of a comparison.
-std::vector<const FieldDescriptor*> Present(const Message& section, const FieldDescriptor* field) {
+// Returns a field list for CompareWithFields: `field` if it is set, otherwise nothing.
+std::vector<const FieldDescriptor*> FieldIfSet(const Message& section,
+                                               const FieldDescriptor* field) {
   const auto* reflection = section.GetReflection();
   const bool has = field->is_repeated() ? reflection->FieldSize(section, field) > 0
                                         : reflection->HasField(section, field);
   return has ? std::vector<const FieldDescriptor*>{field} : std::vector<const FieldDescriptor*>{};
 }
 
-// Compares values instead of printed values, because all secrets print the same.
+// Compares the values instead of their printed form, because all secrets print the same.
 void Compare(const Message& old, const Message& next, const std::string& prefix,
              std::vector<std::pair<std::string, const FieldDescriptor*>>* different) {
   for (int i = 0; i < old.GetDescriptor()->field_count(); ++i) {
@@ -55,7 +56,8 @@ void Compare(const Message& old, const Message& next, const std::string& prefix,
       continue;
     }
     MessageDifferencer differencer;
-    if (!differencer.CompareWithFields(old, next, Present(old, field), Present(next, field))) {
+    if (!differencer.CompareWithFields(old, next, FieldIfSet(old, field),
+                                       FieldIfSet(next, field))) {
       different->emplace_back(path, field);
     }
   }
@@ -176,9 +178,9 @@ ReloadResult LiveConfig::ReloadLocked(bool dry_run) {
 
 std::vector<NamedFile> LiveConfig::SubscribedFiles(const DaemonOptions& next) {
   std::vector<NamedFile> files;
-  for (const Subscriber& part : subscribers_) {
-    if (!part.files) continue;
-    for (NamedFile& file : part.files(next)) files.push_back(std::move(file));
+  for (const Subscriber& subscriber : subscribers_) {
+    if (!subscriber.files) continue;
+    for (NamedFile& file : subscriber.files(next)) files.push_back(std::move(file));
   }
   return files;
 }
@@ -186,12 +188,12 @@ std::vector<NamedFile> LiveConfig::SubscribedFiles(const DaemonOptions& next) {
 std::vector<LiveConfig::Apply> LiveConfig::PrepareSubscribers(const DaemonOptions& next,
                                                               ReloadResult* result) {
   std::vector<Apply> applies;
-  for (const Subscriber& part : subscribers_) {
-    absl::StatusOr<Apply> apply = part.prepare(next);
+  for (const Subscriber& subscriber : subscribers_) {
+    absl::StatusOr<Apply> apply = subscriber.prepare(next);
     if (apply.ok()) {
       applies.push_back(*std::move(apply));
     } else {
-      result->errors.push_back(absl::StrCat(part.name, ": ", apply.status().message()));
+      result->errors.push_back(absl::StrCat(subscriber.name, ": ", apply.status().message()));
     }
   }
   return applies;
@@ -211,7 +213,7 @@ void LiveConfig::CountReload(absl::string_view result, double by) {
       .Increment(by);
 }
 
-// Called after the change, so that its lines use the new log level and file.
+// Called after the new options were applied, so that the log lines use the new log level and file.
 void LiveConfig::Report(const ReloadResult& result) {
   const char* const outcome = !result.ok()             ? "rejected"
                               : result.changed.empty() ? "unchanged"

@@ -5,10 +5,10 @@
 //
 //   SIGHUP, ReloadConfig -> Reload: load, compare, prepare all subscribers -> apply all
 //
-// A component that uses hot keys subscribes:
+// A component that uses hot keys (keys that a reload may change) subscribes:
 //
 //   live->Subscribe("auth", [this](const DaemonOptions& next) -> absl::StatusOr<Apply> {
-//     QUIRE_ASSIGN_OR_RETURN(auto tokens, ReadTokens(next.auth));  // may fail: refuses the reload
+//     QUIRE_ASSIGN_OR_RETURN(auto tokens, ReadTokens(next.auth));  // may fail: rejects the reload
 //     return [this, tokens] { tokens_.Set(tokens); };              // must not fail
 //   });
 //
@@ -16,9 +16,9 @@
 //
 // Place:      above LayeredConfig and DaemonOptions; owned by the daemon, used in server/.
 // Invariants: config() and options() agree. At most one reload or subscription runs at a time. Keys
-//             that are not hot never change. Keys that memory was allocated for never exceed their
-//             value at start. A changed file of a subscriber is read only after its contents have
-//             been stable for a while (settled_files.h).
+//             that are not hot never change. Keys that determined the size of allocated memory
+//             never exceed their value at start. A changed file of a subscriber is read only after
+//             its contents have been stable for a while (settled_files.h).
 // Threads:    every method from any thread. Subscribers run on the thread that calls Reload or
 //             Subscribe, and must not call either.
 // Lifetime:   the arguments of Subscribe stay valid until the last call of Reload.
@@ -57,7 +57,7 @@ struct ReloadResult {
   std::vector<ConfigChange> changed;   // changes that were applied, or would be without dry_run
   std::vector<ConfigChange> rejected;  // changes that need a restart
   std::vector<std::string> errors;     // reasons for refusing the reload; empty on success
-  std::string config_sha256;           // of the configuration in effect after the call
+  std::string config_sha256;           // SHA-256 of the configuration in effect after the call
 
   bool ok() const { return errors.empty(); }
 };
@@ -82,9 +82,9 @@ class LiveConfig {
   // Options at the start of the process.
   const DaemonOptions& start_options() const { return start_options_; }
 
-  // Prepares and applies the current options now, and again on every reload. A reload without
-  // changed keys counts too, because files may have new contents. `files` returns the files that
-  // `prepare` reads. If the first Prepare fails, returns its error and does not subscribe.
+  // Prepares and applies the current options now, and again on every reload, even if no key has
+  // changed, because files may have new contents. `files` returns the files that `prepare` reads.
+  // If the first Prepare fails, returns its error and does not subscribe.
   absl::Status Subscribe(std::string name, Prepare prepare, Files files = {});
 
   // Reloads the configuration. With `dry_run`, only reports the differences; otherwise logs and
@@ -117,7 +117,7 @@ class LiveConfig {
   Published<Version> version_;
   Mutex mutex_;  // serializes reloads and subscriptions
   std::vector<Subscriber> subscribers_ ABSL_GUARDED_BY(mutex_);
-  FileStamps stamps_ ABSL_GUARDED_BY(mutex_);  // of the subscribers' files, when they were applied
+  FileStamps stamps_ ABSL_GUARDED_BY(mutex_);  // the subscribers' files at the last apply
 };
 
 }  // namespace quire::server

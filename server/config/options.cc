@@ -325,7 +325,7 @@ void ReadChat(const Config& config, ChatTemplateOptions* options) {
   text::ChatOptions& rendering = options->rendering;
   rendering.default_template_name = chat.default_template_name();
   rendering.default_vars_json = chat.default_vars();
-  // The rendered text is a prompt, so it has the limit of prompts too.
+  // The rendered text is a prompt, so the limit of prompts applies too.
   rendering.limits.max_bytes =
       std::min(chat.max_render_bytes(), config.tokenizer().max_input_bytes());
   rendering.limits.max_steps = chat.max_render_steps();

@@ -38,7 +38,7 @@ struct GrpcTransportOptions {
   std::int64_t max_metadata_bytes = 0;
   std::int32_t max_connections = 0;
   std::int32_t max_connections_per_address = 0;
-  std::int64_t memory_bytes = 0;  // of one listener
+  std::int64_t memory_bytes = 0;  // per listener
   KeepaliveOptions keepalive;
   absl::Duration max_connection_age;  // infinite: no limit
   absl::Duration max_connection_age_grace;
@@ -62,7 +62,8 @@ struct OpenAiOptions {
   std::vector<std::string> allowed_origins;
 };
 
-// Defaults of sampling parameters. Absent values come from the model, else from the API.
+// Defaults of sampling parameters. An absent value is taken from the model, or else from the
+// defaults of the API.
 struct SamplingDefaults {
   std::optional<float> temperature, top_p, min_p;
   std::optional<std::int32_t> top_k;
@@ -83,7 +84,7 @@ struct DaemonOptions {
   std::vector<std::string> grpc_listen;
   bool vllm_service = false;
   std::vector<std::string> admin_listen;
-  bool admin_listen_is_default = false;  // then the daemon searches for a usable path
+  bool admin_listen_is_default = false;  // true: the daemon searches for a usable path
   std::uint32_t admin_socket_mode = 0;
   GrpcTransportOptions transport;
   HttpOptions http;

@@ -4,7 +4,7 @@
 // alias; a shell removes one pair of quotes.
 //
 // Place:   for messages of yaml_reader.h and validator.h.
-// Threads: pure.
+// Threads: any; no state.
 
 #include <string>
 #include <vector>

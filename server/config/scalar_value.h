@@ -38,8 +38,9 @@ bool IsEntryList(const google::protobuf::FieldDescriptor* field);
 // Returns the YAML names of an enum field, without the unspecified value.
 std::vector<std::string> EnumNames(const google::protobuf::FieldDescriptor* field);
 
-// Parses `text` and sets the field, or appends to it if it is a list. `quoted`: the YAML scalar was
-// quoted. Error messages continue "path: ", for example `48 is not one of 16, 32, 64, 128`.
+// Parses `text` and sets the field; if the field is a list, appends to it. `quoted` is true if the
+// YAML scalar was quoted. Error messages have no path, for example `48 is not one of 16, 32, 64,
+// 128`; the caller prepends "path: ".
 absl::Status SetScalar(google::protobuf::Message* message,
                        const google::protobuf::FieldDescriptor* field, absl::string_view text,
                        bool quoted);

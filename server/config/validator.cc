@@ -33,19 +33,20 @@ class ConfigChecker {
     const int running = scheduler.max_running_sequences();
     if (chunk > step) {
       Error("scheduler.prefill_chunk_tokens",
-            absl::StrCat(Value("scheduler.prefill_chunk_tokens", chunk), " is larger than ",
-                         Other("scheduler.max_step_tokens", step)));
+            absl::StrCat(FormatKey("scheduler.prefill_chunk_tokens", chunk), " is larger than ",
+                         FormatOtherKey("scheduler.max_step_tokens", step)));
     }
     if (chunk < page) {
       Error("scheduler.prefill_chunk_tokens",
-            absl::StrCat(Value("scheduler.prefill_chunk_tokens", chunk), " is smaller than ",
-                         Other("kv_cache.page_size", page)));
+            absl::StrCat(FormatKey("scheduler.prefill_chunk_tokens", chunk), " is smaller than ",
+                         FormatOtherKey("kv_cache.page_size", page)));
     }
     if (step < running + page) {
-      Error("scheduler.max_step_tokens",
-            absl::StrCat(Value("scheduler.max_step_tokens", step), " is smaller than the sum of ",
-                         Other("scheduler.max_running_sequences", running), " and ",
-                         Other("kv_cache.page_size", page)));
+      Error(
+          "scheduler.max_step_tokens",
+          absl::StrCat(FormatKey("scheduler.max_step_tokens", step), " is smaller than the sum of ",
+                       FormatOtherKey("scheduler.max_running_sequences", running), " and ",
+                       FormatOtherKey("kv_cache.page_size", page)));
     }
   }
 
@@ -54,16 +55,17 @@ class ConfigChecker {
     if (limits.has_max_tokens_per_request() &&
         limits.default_max_tokens() > limits.max_tokens_per_request()) {
       Error("limits.default_max_tokens",
-            absl::StrCat(Value("limits.default_max_tokens", limits.default_max_tokens()),
-                         " is larger than ",
-                         Other("limits.max_tokens_per_request", limits.max_tokens_per_request())));
+            absl::StrCat(
+                FormatKey("limits.default_max_tokens", limits.default_max_tokens()),
+                " is larger than ",
+                FormatOtherKey("limits.max_tokens_per_request", limits.max_tokens_per_request())));
     }
-    // Otherwise a prompt of legal size could never be queued.
+    // Otherwise a prompt of a legal size could never be queued.
     const std::int64_t most = config_.tokenizer().max_input_bytes();
     if (limits.max_queued_bytes() < most) {
       Error("limits.max_queued_bytes",
-            absl::StrCat(Value("limits.max_queued_bytes", limits.max_queued_bytes()),
-                         " is smaller than ", Other("tokenizer.max_input_bytes", most)));
+            absl::StrCat(FormatKey("limits.max_queued_bytes", limits.max_queued_bytes()),
+                         " is smaller than ", FormatOtherKey("tokenizer.max_input_bytes", most)));
     }
   }
 
@@ -71,13 +73,13 @@ class ConfigChecker {
     const auto& device = config_.device();
     if (device.tensor_parallel() > 1) {
       return Error("device.tensor_parallel",
-                   absl::StrCat(Value("device.tensor_parallel", device.tensor_parallel()),
+                   absl::StrCat(FormatKey("device.tensor_parallel", device.tensor_parallel()),
                                 ": this version serves a model on one GPU; write 1"));
     }
     if (device.ids_size() != device.tensor_parallel()) {
       Error("device.ids",
             absl::StrCat("device.ids has ", device.ids_size(), " numbers but needs as many as ",
-                         Other("device.tensor_parallel", device.tensor_parallel())));
+                         FormatOtherKey("device.tensor_parallel", device.tensor_parallel())));
     }
   }
 
@@ -225,7 +227,7 @@ class ConfigChecker {
     }
     if (structured.preload_size() > 0 && structured.cache_bytes() == 0) {
       Error(path, absl::StrCat(path, ": needs a constraint cache; increase ",
-                               Other("structured.cache_bytes", 0)));
+                               FormatOtherKey("structured.cache_bytes", 0)));
     }
   }
 
@@ -272,8 +274,8 @@ class ConfigChecker {
     const int per_address = listener.max_connections_per_address();
     const int all = listener.max_connections();
     if (!listener.has_max_connections_per_address() || per_address <= all) return;
-    Error(path, absl::StrCat(Value(path, per_address), " is larger than ",
-                             Other(section + ".max_connections", all)));
+    Error(path, absl::StrCat(FormatKey(path, per_address), " is larger than ",
+                             FormatOtherKey(section + ".max_connections", all)));
   }
 
   // Returns true if callers authenticate and connections are encrypted.
@@ -306,10 +308,10 @@ class ConfigChecker {
     return origin == origins_.end() ? "default" : origin->second.ToString();
   }
 
-  static std::string Value(absl::string_view path, std::int64_t value) {
+  static std::string FormatKey(absl::string_view path, std::int64_t value) {
     return absl::StrCat(path, " (", value, ")");
   }
-  std::string Other(const std::string& path, std::int64_t value) const {
+  std::string FormatOtherKey(const std::string& path, std::int64_t value) const {
     const std::string origin = OriginOf(path);
     return absl::StrCat(path, " (", value, ", ",
                         origin == "default" ? "the default" : absl::StrCat("from ", origin), ")");

@@ -3,8 +3,7 @@
 // Checks rules between keys, and values that the schema allows but this version does not support.
 //
 // Place:      called by LayeredConfig::Load after every value has passed its own rule.
-// Invariants: no side effects; only asks the file system whether paths exist.
-// Threads:    any.
+// Invariants: no side effects; only checks that files exist and are readable. Threads:    any.
 
 #include <string>
 #include <vector>
@@ -25,7 +24,7 @@ void ValidateConfig(const config::v1::Config& config, const Origins& origins,
 // A parsed listen address: `unix:PATH` or `host:port`, with `[v6]:port` for IPv6.
 struct ListenAddress {
   bool is_unix = false;
-  std::string path;  // Unix sockets
+  std::string path;  // path of a Unix socket
   std::string host;  // without brackets
   int port = 0;
 

@@ -6,7 +6,7 @@
 namespace quire::server {
 namespace {
 
-bool HasOpenQueue(const engine::TenantLimits& limits) {
+bool HasUnlimitedQueue(const engine::TenantLimits& limits) {
   return limits.max_running_requests && !limits.max_queued_requests && !limits.max_queued_tokens;
 }
 
@@ -14,9 +14,9 @@ bool HasOpenQueue(const engine::TenantLimits& limits) {
 
 std::vector<std::string> FindTenantsWithOpenQueues(const engine::TenantOptions& tenants) {
   std::vector<std::string> names;
-  if (HasOpenQueue(tenants.defaults)) names.emplace_back("tenants.defaults");
+  if (HasUnlimitedQueue(tenants.defaults)) names.emplace_back("tenants.defaults");
   for (const auto& [name, limits] : tenants.entries) {
-    if (HasOpenQueue(limits)) names.push_back(name);
+    if (HasUnlimitedQueue(limits)) names.push_back(name);
   }
   return names;
 }

@@ -1,7 +1,7 @@
 #pragma once
 
-// Legal configurations that are probably a mistake. They are logged at start and on every reload,
-// but never refused.
+// Warns about valid configurations that are probably mistakes, at start and on every reload. They
+// are accepted nevertheless.
 //
 // Place:   called by the daemon.
 // Threads: any.

@@ -56,8 +56,8 @@ void CollectPaths(const Descriptor* section, const std::string& prefix,
   }
 }
 
-// Suggests a name for the unknown `name`: a key of this section within two edits, else a key with
-// that name in another section. Returns "" if there is none.
+// Suggests a replacement for the unknown key `name`: a key of this section within an edit distance
+// of two, or else a key with that name in another section. Returns "" if there is none.
 std::string SuggestName(const Descriptor* root, const Descriptor* section, absl::string_view name) {
   std::string best;
   int best_distance = 3;
@@ -87,7 +87,7 @@ std::string DescribeUnknownField(const Descriptor* root, const Descriptor* secti
       suggestion.empty() ? "" : absl::StrCat("; did you mean \"", suggestion, "\"?"));
 }
 
-// Used for files, where messages do not repeat the value.
+// Hint for messages about files, which do not repeat the value.
 constexpr absl::string_view kQuoteHint =
     "; write a text with brackets in quotes, as in [\"[::1]:50051\"]";
 
@@ -98,10 +98,10 @@ bool IsText(const FieldDescriptor* field) {
 // Reads the values of one layer into one message.
 class LayerReader {
  public:
-  // `named`: messages contain the path. Other layers already name it.
-  LayerReader(const Origin& layer, bool named, const Descriptor* root, Origins* origins,
+  // `is_file`: error messages contain line and path. Other layers already name the key.
+  LayerReader(const Origin& layer, bool is_file, const Descriptor* root, Origins* origins,
               std::vector<std::string>* errors)
-      : layer_(layer), named_(named), root_(root), origins_(origins), errors_(errors) {}
+      : layer_(layer), is_file_(is_file), root_(root), origins_(origins), errors_(errors) {}
 
   void ReadSection(const YAML::Node& node, const std::string& path, Message* message) {
     std::map<std::string, int> lines;  // line of each key read so far
@@ -132,8 +132,8 @@ class LayerReader {
                  const FieldDescriptor* field, Message* message) {
     if (node.IsNull()) {
       return Error(key_mark, path,
-                   named_ ? "has no value; write a value or remove the line"
-                          : "has no value; write \"\" for an empty text");
+                   is_file_ ? "has no value; write a value or remove the line"
+                            : "has no value; write \"\" for an empty text");
     }
     if (IsSection(field)) {
       if (!node.IsMap()) return Error(node.Mark(), path, "is a section; write keys below it");
@@ -161,7 +161,7 @@ class LayerReader {
     std::vector<YAML::Node> elements;
     if (node.IsSequence()) {
       for (const YAML::Node& element : node) elements.push_back(element);
-    } else if (node.IsScalar() && !named_) {
+    } else if (node.IsScalar() && !is_file_) {
       elements.push_back(node);
     } else {
       return Error(key_mark, path, "is a list; write [a, b]");
@@ -188,8 +188,8 @@ class LayerReader {
     SetOrigin(path, node.Mark());
   }
 
-  // Reads a list of groups: [{id: a}, {id: b}], or in block style. Entries have no defaults from
-  // lower layers.
+  // Reads a list of groups in flow style ([{id: a}, {id: b}]) or block style. The list replaces the
+  // one from lower layers.
   void ReadEntries(const YAML::Node& node, const YAML::Mark& key_mark, const std::string& path,
                    const FieldDescriptor* field, Message* message) {
     if (!node.IsSequence()) return Error(key_mark, path, "is a list; write [{key: value}, ...]");
@@ -199,8 +199,8 @@ class LayerReader {
           key_mark, path,
           absl::StrCat("list has ", node.size(), " elements, at most ", limit, " are allowed"));
     }
-    Origins of_entries;  // discarded: only whole lists have an origin
-    LayerReader inner(layer_, named_, root_, &of_entries, errors_);
+    Origins entry_origins;  // discarded: only whole lists have an origin
+    LayerReader inner(layer_, is_file_, root_, &entry_origins, errors_);
     inner.in_entry_ = true;
     message->GetReflection()->ClearField(message, field);
     for (std::size_t i = 0; i < node.size(); ++i) {
@@ -217,7 +217,7 @@ class LayerReader {
     SetOrigin(path, node.Mark());
   }
 
-  // Reports missing texts that an entry must have.
+  // Reports required strings that `entry` lacks.
   void CheckRequired(const YAML::Mark& mark, const std::string& path, const Message& entry) {
     for (int i = 0; i < entry.GetDescriptor()->field_count(); ++i) {
       const FieldDescriptor* field = entry.GetDescriptor()->field(i);
@@ -230,7 +230,7 @@ class LayerReader {
 
   void SetOrigin(const std::string& path, const YAML::Mark& mark) {
     Origin origin = layer_;
-    if (named_) {
+    if (is_file_) {
       origin.line = mark.line + 1;
       origin.column = mark.column + 1;
     }
@@ -238,7 +238,7 @@ class LayerReader {
   }
 
   void Error(const YAML::Mark& mark, absl::string_view path, absl::string_view text) {
-    if (named_) {
+    if (is_file_) {
       errors_->push_back(absl::StrCat(layer_.layer, ":", mark.line + 1, ":", mark.column + 1, ": ",
                                       path, path.empty() ? "" : ": ", text));
     } else {
@@ -249,7 +249,7 @@ class LayerReader {
   }
 
   const Origin layer_;
-  const bool named_;
+  const bool is_file_;
   const Descriptor* const root_;
   Origins* const origins_;
   std::vector<std::string>* const errors_;
@@ -271,13 +271,13 @@ void ApplySectionDefaults(Message* message, const std::string& prefix, const Ori
     (*origins)[path] = origin;
     const std::string& text = RuleOf(field).default_value();
     if (text.empty()) continue;
-    LayerReader(origin, /*named=*/false, root, origins, errors)
+    LayerReader(origin, /*is_file=*/false, root, origins, errors)
         .ReadField(YAML::Load(text), YAML::Mark(), path, field, message);
   }
 }
 
-// Returns the field of a dotted path and sets *message to its section. Reports an error and returns
-// null if there is none.
+// Returns the field of a dotted path and sets *message to its section. If there is no such field,
+// reports an error and returns null.
 const FieldDescriptor* FindPath(absl::string_view path, const std::string& layer, Message** message,
                                 std::vector<std::string>* errors) {
   const Descriptor* root = (*message)->GetDescriptor();
@@ -335,26 +335,26 @@ class DocumentStart final : public YAML::EventHandler {
     start_ = mark;
     has_node_ = false;
   }
-  void OnNull(const YAML::Mark& mark, YAML::anchor_t) override { TakeNode(mark); }
-  void OnAlias(const YAML::Mark& mark, YAML::anchor_t) override { TakeNode(mark); }
+  void OnNull(const YAML::Mark& mark, YAML::anchor_t) override { RecordNode(mark); }
+  void OnAlias(const YAML::Mark& mark, YAML::anchor_t) override { RecordNode(mark); }
   void OnScalar(const YAML::Mark& mark, const std::string&, YAML::anchor_t,
                 const std::string&) override {
-    TakeNode(mark);
+    RecordNode(mark);
   }
   void OnSequenceStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t,
                        YAML::EmitterStyle::value) override {
-    TakeNode(mark);
+    RecordNode(mark);
   }
   void OnMapStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t,
                   YAML::EmitterStyle::value) override {
-    TakeNode(mark);
+    RecordNode(mark);
   }
   void OnDocumentEnd() override {}
   void OnSequenceEnd() override {}
   void OnMapEnd() override {}
 
  private:
-  void TakeNode(const YAML::Mark& mark) {
+  void RecordNode(const YAML::Mark& mark) {
     if (!has_node_) node_ = mark;
     has_node_ = true;
   }
@@ -363,25 +363,27 @@ class DocumentStart final : public YAML::EventHandler {
   bool has_node_ = false;
 };
 
-// Returns the start of the second document, if there is one. It does not use YAML::LoadAll: at a
-// stray comma yaml-cpp 0.7 returns empty documents forever, which would exhaust memory.
+// Returns the start of the second document, if there is one. YAML::LoadAll cannot be used: at a
+// stray comma, yaml-cpp 0.7 returns empty documents forever, which would exhaust memory.
 std::optional<DocumentStart> FindSecondDocument(const std::string& text) {
   std::istringstream stream(text);
   YAML::Parser parser(stream);
-  DocumentStart place;
-  if (!parser.HandleNextDocument(place) || !parser.HandleNextDocument(place)) return std::nullopt;
-  return place;
+  DocumentStart handler;
+  if (!parser.HandleNextDocument(handler) || !parser.HandleNextDocument(handler))
+    return std::nullopt;
+  return handler;
 }
 
 // Returns true if `node` is a text, or a list of texts if `is_list`. Null is reported by
 // LayerReader.
-bool IsTextOrTexts(const YAML::Node& node, bool is_list) {
+bool IsTextOrTextList(const YAML::Node& node, bool is_list) {
   if (node.IsScalar() || node.IsNull()) return true;
   return is_list && node.IsSequence() &&
          std::all_of(node.begin(), node.end(), [](const auto& item) { return item.IsScalar(); });
 }
 
-// Returns the error for an override that YAML does not read as text: `why`, and how to quote it.
+// Returns the error for an override that YAML does not read as text: `why`, followed by how to
+// quote the value.
 std::string QuotingError(absl::string_view path, absl::string_view value, const Origin& origin,
                          const FieldDescriptor* field, absl::string_view why) {
   constexpr std::size_t kMaxShownBytes = 256;
@@ -424,7 +426,7 @@ void ReadYaml(absl::string_view text, absl::string_view file_name, Message* conf
                                      ": the file is not a map of sections"));
       return;
     }
-    LayerReader(Origin{.layer = std::string(file_name)}, /*named=*/true, config->GetDescriptor(),
+    LayerReader(Origin{.layer = std::string(file_name)}, /*is_file=*/true, config->GetDescriptor(),
                 origins, errors)
         .ReadSection(document, "", config);
   } catch (const YAML::Exception& error) {
@@ -456,11 +458,11 @@ void ReadOverride(absl::string_view path, absl::string_view value, const Origin&
     const YAML::Node node = YAML::Load(std::string(value));
     if (FindSecondDocument(std::string(value)).has_value()) {
       refuse("the value is more than one YAML value");
-    } else if (IsText(field) && !IsTextOrTexts(node, field->is_repeated())) {
+    } else if (IsText(field) && !IsTextOrTextList(node, field->is_repeated())) {
       refuse(field->is_repeated() ? "YAML reads the value as a list with elements that are not text"
                                   : "YAML reads the value as a list or a section, not as a text");
     } else {
-      LayerReader(place, /*named=*/false, root, &changed, &found)
+      LayerReader(place, /*is_file=*/false, root, &changed, &found)
           .ReadField(node, YAML::Mark(), std::string(path), field, message);
     }
   } catch (const YAML::Exception& error) {

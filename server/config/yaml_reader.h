@@ -42,8 +42,8 @@ void ReadYaml(absl::string_view text, absl::string_view file_name,
               google::protobuf::Message* config, Origins* origins,
               std::vector<std::string>* errors);
 
-// Applies one `path = value` on top of `config`. `value` is a YAML scalar or a flow list; a scalar
-// is also a list of one text. `origin.layer` is "env NAME" or "--set".
+// Applies one `path = value` on top of `config`. `value` is a YAML scalar or a flow list. For a
+// list key, a scalar means a list of one element. `origin.layer` is "env NAME" or "--set".
 void ReadOverride(absl::string_view path, absl::string_view value, const Origin& origin,
                   google::protobuf::Message* config, Origins* origins,
                   std::vector<std::string>* errors);

@@ -25,7 +25,7 @@ enum FrameType : std::uint8_t {
   kContinuation = 9,
 };
 constexpr std::uint8_t kEndStream = 0x1;
-constexpr std::uint8_t kAcknowledges = 0x1;
+constexpr std::uint8_t kAckFlag = 0x1;
 constexpr std::uint8_t kEndHeaders = 0x4;
 constexpr std::uint8_t kPadded = 0x8;
 
@@ -83,15 +83,15 @@ bool FrameGuard::Rate::Add(std::int64_t amount, std::int64_t limit, absl::Time n
   return count <= limit;
 }
 
-absl::Status FrameGuard::Count(Rate* rate, std::int64_t amount, std::int64_t limit,
-                               absl::string_view name, absl::Time now) {
+absl::Status FrameGuard::CheckRate(Rate* rate, std::int64_t amount, std::int64_t limit,
+                                   absl::string_view name, absl::Time now) {
   if (rate->Add(amount, limit, now)) return absl::OkStatus();
   return absl::ResourceExhaustedError(
       absl::StrCat("the connection sent ", rate->count, " ", name, " in a second, limit ", limit));
 }
 
-// Returns how many of `bytes` belong to the preface, or more than bytes.size() if they differ from
-// it.
+// Returns the number of leading bytes that belong to the preface, or bytes.size() + 1 if `bytes`
+// differ from the preface.
 std::size_t FrameGuard::CheckPreface(std::span<const std::byte> bytes) {
   const std::size_t size = std::min(kPrefaceBytes - preface_bytes_, bytes.size());
   if (std::memcmp(bytes.data(), kPreface.data() + preface_bytes_, size) != 0) {
@@ -131,25 +131,26 @@ absl::Status FrameGuard::OnClientHeader(absl::Time now) {
       return OnHeaderBlock(now);
     case kRstStream:
       Close(client_.stream);
-      return Count(&resets_, 1, limits_.max_resets, "resets of streams", now);
+      return CheckRate(&resets_, 1, limits_.max_resets, "resets of streams", now);
     case kWindowUpdate:
-      return Count(&window_updates_, 1, limits_.max_window_updates, "WINDOW_UPDATE frames", now);
+      return CheckRate(&window_updates_, 1, limits_.max_window_updates, "WINDOW_UPDATE frames",
+                       now);
     case kData:
       // gRPC resets the stream of a padded message, which costs as much as a reset by the client.
       if (client_.flags & kPadded) {
         Close(client_.stream);
-        return Count(&resets_, 1, limits_.max_resets, "resets of streams", now);
+        return CheckRate(&resets_, 1, limits_.max_resets, "resets of streams", now);
       }
       if (client_.payload_left > 0 || (client_.flags & kEndStream)) return absl::OkStatus();
       break;
     case kSettings:
       has_acknowledged_ |=
-          (client_.flags & kAcknowledges) != 0 && client_.stream == 0 && client_.payload_left == 0;
+          (client_.flags & kAckFlag) != 0 && client_.stream == 0 && client_.payload_left == 0;
       break;
     default:
       break;
   }
-  return Count(&control_frames_, 1, limits_.max_control_frames, "control frames", now);
+  return CheckRate(&control_frames_, 1, limits_.max_control_frames, "control frames", now);
 }
 
 absl::Status FrameGuard::OnHeaders(absl::Time now) {
@@ -180,18 +181,19 @@ absl::Status FrameGuard::OnHeaderBlock(absl::Time now) {
                                                      limits_.max_header_block_bytes));
   }
   // The frame's header counts too, so that many empty frames reach the limit.
-  QUIRE_RETURN_IF_ERROR(Count(&header_bytes_, client_.payload_left + kHeaderBytes,
-                              limits_.max_header_bytes, "bytes of headers", now));
+  QUIRE_RETURN_IF_ERROR(CheckRate(&header_bytes_, client_.payload_left + kHeaderBytes,
+                                  limits_.max_header_bytes, "bytes of headers", now));
   if (client_.type == kContinuation && client_.payload_left == 0 &&
       !(client_.flags & kEndHeaders)) {
-    return Count(&control_frames_, 1, limits_.max_control_frames, "control frames", now);
+    return CheckRate(&control_frames_, 1, limits_.max_control_frames, "control frames", now);
   }
   return absl::OkStatus();
 }
 
 absl::Status FrameGuard::OnMessageBytes(std::span<const std::byte> bytes, absl::Time now) {
   const auto found = streams_.find(client_.stream);
-  if (found == streams_.end()) return absl::OkStatus();  // it has ended; gRPC drops further bytes
+  if (found == streams_.end())
+    return absl::OkStatus();  // the stream has ended; gRPC drops further bytes
   Stream& stream = found->second;
   while (!bytes.empty()) {
     if (stream.unfinished_bytes == 0) stream.begun = now;

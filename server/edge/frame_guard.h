@@ -1,19 +1,19 @@
 #pragma once
 
-// Counts what one HTTP/2 connection makes gRPC hold, before gRPC sees its bytes.
+// Limits the resources that one HTTP/2 connection makes gRPC use, before gRPC sees the bytes.
 //
-// gRPC 1.51 bounds little of what a client can make it hold. It refuses streams only once the
-// client has acknowledged the server's SETTINGS, it does not count resets and control frames, and
-// it keeps incomplete messages until the connection closes. A FrameGuard reads the frame headers of
-// both directions (RFC 9113, sections 4.1, 5.1 and 6) and the five bytes before each of gRPC's
-// messages (a flag and a length). It reports when a limit is exceeded and changes no byte.
+// gRPC 1.51 itself limits little. It refuses streams only once the client has acknowledged the
+// server's SETTINGS, it does not count resets and control frames, and it keeps incomplete messages
+// until the connection closes. A FrameGuard reads the frame headers of both directions (RFC 9113,
+// sections 4.1, 5.1 and 6) and the five bytes before each of gRPC's messages (a flag and a length).
+// It reports when a limit is exceeded and changes no byte.
 //
 // Place:      inside GuardedConnection, one for each connection.
-// Invariants: a stream counts from the client's first HEADERS until either side has reset it, the
-//             server has ended it or TakeLate has returned it. At most max_streams count, and at
-//             most max_early_streams until the client acknowledges SETTINGS.
-//             unfinished_bytes() is the sum over all streams of what arrived of messages that are
-//             not complete. After an error the connection is to be closed, and no more is counted.
+// Invariants: a stream is open from the client's first HEADERS until either side has reset it, the
+// server has ended it or TakeLate has returned it. At most max_streams are open, and at most
+// max_early_streams until the client acknowledges SETTINGS.
+//             unfinished_bytes() is the number of bytes received of incomplete messages, over all
+//             streams. After an error the caller closes the connection and passes no more bytes.
 // Threads:    one at a time.
 
 #include <array>
@@ -32,18 +32,18 @@
 namespace quire::server {
 
 struct FrameLimits {
-  std::int64_t max_streams = 0;  // as the server announces it
+  std::int64_t max_streams = 0;  // the value that the server announces
   // The limit before the client acknowledges the server's SETTINGS. Go, Netty and nghttp2 open at
   // most 100 streams until they know the limit; fewer are not recommended (RFC 9113, section
   // 6.5.2).
   std::int64_t max_early_streams = 100;
-  std::int64_t max_header_block_bytes = 0;  // HEADERS with its CONTINUATIONs, as sent
-  // In one second:
+  std::int64_t max_header_block_bytes = 0;  // HEADERS and its CONTINUATIONs, compressed
+  // // Limits per second:
   std::int64_t max_resets = 0;
   std::int64_t max_control_frames = 0;  // SETTINGS, PING, PRIORITY, empty DATA and unknown ones
   std::int64_t max_window_updates = 0;
   std::int64_t max_header_bytes = 0;
-  // Messages that are not complete:
+  // // Limits of incomplete messages:
   std::int64_t max_unfinished_bytes = 0;
   absl::Duration message_timeout;  // from the first byte of a message to its last
 };
@@ -53,13 +53,14 @@ class FrameGuard {
   explicit FrameGuard(const FrameLimits& limits) : limits_(limits) {}
 
   // Counts the next bytes of the client, in pieces of any size. Returns INVALID_ARGUMENT if they
-  // are not HTTP/2, and RESOURCE_EXHAUSTED if a limit is exceeded. The message has limit and value.
+  // are not HTTP/2, and RESOURCE_EXHAUSTED if a limit is exceeded. The error message has limit and
+  // value.
   absl::Status OnClientBytes(std::span<const std::byte> bytes, absl::Time now);
   // Counts the next bytes of the server.
   void OnServerBytes(std::span<const std::byte> bytes);
 
-  // Returns the streams with a message that was not complete in time. They do not count any more,
-  // and the caller resets them.
+  // Returns the streams whose message has exceeded message_timeout, and counts them as closed. The
+  // caller resets them.
   std::vector<std::uint32_t> TakeLate(absl::Time now);
 
   // Returns true once the client's preface is complete.
@@ -79,16 +80,16 @@ class FrameGuard {
   static constexpr std::size_t kHeaderBytes = 9;
   static constexpr std::size_t kPrefixBytes = 5;
 
-  // Cuts a direction's bytes into frames.
+  // Splits the bytes of one direction into frames.
   struct Frames {
-    // Takes the bytes of a frame's header. Returns true when it is complete.
+    // Takes the bytes of a frame's header. Returns true when the header is complete.
     bool TakeHeader(std::span<const std::byte>* bytes);
-    // Takes bytes of the payload, at most the rest of it.
+    // Takes and returns bytes of the current payload.
     std::span<const std::byte> TakePayload(std::span<const std::byte>* bytes);
     bool IsBetweenFrames() const { return num_header_bytes == 0 && !is_block_open; }
 
     std::array<std::uint8_t, kHeaderBytes> header = {};
-    std::size_t num_header_bytes = 0;  // of the current frame
+    std::size_t num_header_bytes = 0;  // received for the current frame
     std::uint32_t payload_left = 0;
     std::uint8_t type = 0;
     std::uint8_t flags = 0;
@@ -99,13 +100,13 @@ class FrameGuard {
   // The client's half of a stream.
   struct Stream {
     std::array<std::uint8_t, kPrefixBytes> prefix = {};
-    std::size_t num_prefix_bytes = 0;  // of the current message
+    std::size_t num_prefix_bytes = 0;  // received for the current message
     std::uint32_t message_left = 0;
-    std::int64_t unfinished_bytes = 0;  // of the current message with its prefix
+    std::int64_t unfinished_bytes = 0;  // received for the current message, prefix included
     absl::Time begun;                   // start of the current message
   };
 
-  // Counts events of one second.
+  // Counts events within one second.
   struct Rate {
     bool Add(std::int64_t amount, std::int64_t limit, absl::Time now);
     absl::Time second = absl::InfinitePast();
@@ -117,8 +118,8 @@ class FrameGuard {
   absl::Status OnHeaders(absl::Time now);
   absl::Status OnHeaderBlock(absl::Time now);
   absl::Status OnMessageBytes(std::span<const std::byte> bytes, absl::Time now);
-  absl::Status Count(Rate* rate, std::int64_t amount, std::int64_t limit, absl::string_view name,
-                     absl::Time now);
+  absl::Status CheckRate(Rate* rate, std::int64_t amount, std::int64_t limit,
+                         absl::string_view name, absl::Time now);
   void Close(std::uint32_t stream);
 
   const FrameLimits limits_;
@@ -127,15 +128,15 @@ class FrameGuard {
   absl::flat_hash_map<std::uint32_t, Stream> streams_;
   bool has_acknowledged_ = false;  // the client has acknowledged the server's SETTINGS
   std::uint32_t last_stream_ = 0;
-  std::int64_t block_bytes_ = 0;  // of the current header block
+  std::int64_t block_bytes_ = 0;  // size of the current header block so far
   std::int64_t unfinished_bytes_ = 0;
   Rate resets_, control_frames_, window_updates_, header_bytes_;
 };
 
 enum class Http2Code : std::uint32_t { kNoError = 0, kEnhanceYourCalm = 11 };
-// Returns the frame that tells a client why its connection ends (RFC 9113, section 6.8).
+// Returns a GOAWAY frame, which tells a client why its connection ends (RFC 9113, section 6.8).
 std::string GoAwayFrame(std::uint32_t last_stream, Http2Code code, absl::string_view why);
-// Returns the frame that ends a stream.
+// Returns a RST_STREAM frame, which ends a stream.
 std::string RstStreamFrame(std::uint32_t stream, Http2Code code);
 
 // Returns the server's preface: a SETTINGS frame that changes nothing.

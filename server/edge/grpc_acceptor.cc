@@ -37,11 +37,11 @@ using Error = boost::system::error_code;
 
 constexpr int kThreads = 2;
 constexpr std::chrono::seconds kTick{1};
-// Ticks are posted to so many connections before other work gets its turn.
-constexpr std::size_t kTickedAtOnce = 64;
-// The number of closed connections that are skipped before other work gets its turn.
+// Number of connections to which Tick is posted before other work can run.
+constexpr std::size_t kTickBatchSize = 64;
+// Maximum number of closed connections that are skipped before other work can run.
 constexpr int kMaxSkipped = 256;
-// The pause after a failed accept, for example for want of descriptors.
+// Pause after a failed accept, for example if no descriptor is free.
 constexpr std::chrono::milliseconds kAcceptPause{100};
 
 std::string AddressOf(const tcp::endpoint& endpoint) {
@@ -58,7 +58,7 @@ tcp::endpoint ToTcp(const Generic::endpoint& endpoint) {
   return result;
 }
 
-// Returns true if the client has closed the connection, or its direction of it.
+// Returns true if the client has closed or half-closed the connection.
 bool HasClosed(StreamSocket& socket) {
   pollfd closed = {.fd = socket.native_handle(), .events = POLLRDHUP, .revents = 0};
   return poll(&closed, 1, /*timeout=*/0) == 1;
@@ -93,9 +93,9 @@ GrpcAcceptor::GrpcAcceptor(GrpcAcceptorOptions options)
   host_.set_phase = [this](std::uint64_t number, Phase phase) {
     connections_.SetPhase(number, phase);
   };
-  // All may linger when the process ends, so that clients get what gRPC wrote last.
-  host_.may_linger = [this](std::uint64_t number) {
-    return is_closing_ || connections_.MayLinger(number);
+  // At shutdown every connection may linger, so that clients receive the last bytes from gRPC.
+  host_.try_linger = [this](std::uint64_t number) {
+    return is_closing_ || connections_.TryLinger(number);
   };
   host_.remove = [this](std::uint64_t number, const std::string& name) { Remove(number, name); };
 }
@@ -142,7 +142,7 @@ void GrpcAcceptor::Start(std::function<void(int)> hand_over) {
   }
 }
 
-// Asio may throw.
+// // Runs the handlers. Asio may throw; exceptions are logged.
 void GrpcAcceptor::Serve() {
   SetThreadName("grpc-edge");
   for (;;) {
@@ -160,8 +160,9 @@ void GrpcAcceptor::Accept(Listening* listening) {
       net::any_io_executor(net::make_strand(io_)),
       [this, listening](Error error, StreamSocket socket) {
         if (is_closing_) return;
-        // During a flood most connections in the system's queue are closed when their turn comes.
-        // They are skipped at once, since those behind them wait.
+        // During a connection flood, most connections in the kernel's accept queue are already
+        // closed by their clients. They are skipped at once, so that live connections behind them
+        // do not wait.
         for (int i = 0; i < kMaxSkipped && !error && HasClosed(socket); ++i) {
           socket = StreamSocket(net::make_strand(io_));
           listening->acceptor.accept(socket, error);
@@ -182,7 +183,7 @@ void GrpcAcceptor::OnAccepted(StreamSocket socket) {
   Error error;
   const Generic::endpoint remote = socket.remote_endpoint(error);
   if (error) return;  // the client has closed already
-  const bool is_own = self_.IsOwn(remote);
+  const bool is_own = self_.RemoveIfOwn(remote);
   const bool is_unix = remote.protocol().family() == AF_UNIX;
   Peer peer = {.address = "unix:", .is_local_socket = is_unix};
   std::string network;
@@ -194,7 +195,7 @@ void GrpcAcceptor::OnAccepted(StreamSocket socket) {
   }
   const bool has_tls = tls_ != nullptr && !is_unix && !is_own;
   const absl::Status room = is_own ? absl::OkStatus() : connections_.MakeRoom(network);
-  // No reason can be sent to a client that begins with TLS.
+  // No reason can be sent to a client that expects a TLS handshake.
   if (!room.ok() && has_tls) return CountClosed(peer, CloseCause::kTooMany, room.message());
   const auto context = has_tls ? tls_->Current() : nullptr;
   if (has_tls && context == nullptr) return;
@@ -211,13 +212,13 @@ void GrpcAcceptor::OnAccepted(StreamSocket socket) {
   if (is_closing_) connection->Abort();  // StopAccepting may have missed it
 }
 
-// Ticks all connections once a second, kTickedAtOnce at a time.
+// Ticks all connections once a second, kTickBatchSize at a time.
 void GrpcAcceptor::Tick(std::uint64_t first) {
   if (!work_.owns_work()) return;
   const absl::Time now = MonotonicNow();
-  const auto connections = connections_.List(first, kTickedAtOnce);
+  const auto connections = connections_.List(first, kTickBatchSize);
   for (const auto& connection : connections) connection->Tick(now);
-  if (connections.size() == kTickedAtOnce) {
+  if (connections.size() == kTickBatchSize) {
     return net::post(strand_, [this, next = connections.back()->number() + 1] { Tick(next); });
   }
   tick_.expires_after(kTick);
@@ -241,8 +242,9 @@ void GrpcAcceptor::CloseLargest() {
           options_.max_unfinished_bytes, " bytes, and this connection holds the most of them")));
 }
 
-// Our end has a name, which handlers see as their peer. Other processes cannot connect to it, since
-// it does not listen.
+// Connects a client to gRPC through a socket pair. Our end of the pair is bound to a name, which
+// handlers see as their peer. Other processes cannot connect to that name, because the socket does
+// not listen.
 absl::StatusOr<GuardedConnectionHost::ToGrpc> GrpcAcceptor::Connect(
     std::uint64_t number, const net::any_io_executor& executor, const Peer& peer) {
   if (is_closing_) return absl::UnavailableError("the process is exiting");
@@ -269,7 +271,7 @@ void GrpcAcceptor::CountClosed(const Peer& peer, CloseCause cause, absl::string_
                    "gRPC connections that the daemon closed or refused.",
                    {{"cause", std::string(CloseCauseName(cause))}})
       .Increment();
-  if (cause == CloseCause::kIdle) return;  // no fault of its client
+  if (cause == CloseCause::kIdle) return;  // not the client's fault
   log::Info("grpc", "connection ended",
             {{"peer", peer.address}, {"cause", CloseCauseName(cause)}, {"why", why}});
 }

@@ -3,20 +3,20 @@
 // Accepts connections in place of a gRPC server: binds, accepts, terminates TLS, and relays each
 // client to gRPC through a GuardedConnection.
 //
-// gRPC 1.51 stops accepting for good after EMFILE, and limits neither its connections nor the
-// memory of one of them (frame_guard.h). It takes connections from elsewhere through
+// gRPC 1.51 stops accepting forever after EMFILE, and limits neither the number of connections nor
+// the memory of a connection (frame_guard.h). It accepts external connections through
 // ServerBuilder::experimental().AddExternalConnectionAcceptor.
 //
 // Place:      inside GrpcListener, one for each.
 // Invariants: at most max_connections are open, and at most max_connections_per_address of one
-//             IPv4 address or IPv6 /64. A connection beyond a limit evicts the one that has been
-//             idle for longest (connection_places.h), of its own address if that is at its limit.
-//             If none is idle the new one is refused, with a GOAWAY frame unless it uses TLS.
-//             A connection takes one descriptor, and three once its preface is complete. At most
-//             64 connections that were closed wait for their clients beside that, one descriptor
-//             each. Without descriptors the acceptor evicts a connection and tries again.
-//             A connection that its client has closed before it is accepted is skipped. A TCP port
-//             or Unix socket on which another process listens is an error.
+//             IPv4 address or IPv6 /64. A new connection beyond a limit evicts the connection that
+//             has been idle for longest (connection_places.h); beyond the limit per address, one of
+//             the same address. If none is idle, the new connection is refused, with a GOAWAY frame
+//             unless it uses TLS. A connection takes one descriptor, and three once its preface is
+//             complete. In addition, at most 64 closed connections linger, with one descriptor
+//             each. If no descriptor is free, the acceptor evicts a connection and retries. A
+//             connection that its client has closed before it is accepted is skipped. Bind fails if
+//             another process listens on the TCP port or Unix socket.
 // Threads:    Bind, Start, StopAccepting, WaitClosed and the destructor from one thread,
 //             ConnectToSelf from one, the others from any. Two threads accept and relay.
 // Lifetime:   certificates, peers, registry and the gRPC server outlive it.
@@ -56,22 +56,22 @@ namespace quire::server {
 
 struct GrpcAcceptorOptions {
   std::vector<std::string> addresses;  // host:port (port 0: any free one) or unix:PATH
-  std::uint32_t socket_mode = 0660;    // of Unix sockets
+  std::uint32_t socket_mode = 0660;    // permissions of Unix sockets
   bool reuse_port = false;
   std::int32_t max_connections = 0;
   std::int32_t max_connections_per_address = 0;
   std::int64_t max_unfinished_bytes = 0;  // bytes of incomplete messages, over all connections
   FrameLimits frames;
   ConnectionTimes times;
-  const CertificateStore* certificates = nullptr;  // of TCP addresses; null: plain text
+  const CertificateStore* certificates = nullptr;  // for TCP addresses; null: plain text
   PeerTable* peers = nullptr;
   probe::Registry* registry = nullptr;
 };
 
 class GrpcAcceptor {
  public:
-  // Binds all addresses; nothing is accepted yet. ALREADY_EXISTS "... is in use", or
-  // INVALID_ARGUMENT, naming the address.
+  // Binds all addresses but accepts nothing yet. Errors name the address: ALREADY_EXISTS ("... is
+  // in use") or INVALID_ARGUMENT.
   static absl::StatusOr<std::unique_ptr<GrpcAcceptor>> Bind(GrpcAcceptorOptions options);
   // Closes the connections that are still open.
   ~GrpcAcceptor();
@@ -84,14 +84,15 @@ class GrpcAcceptor {
   // Starts accepting. `hand_over` gives gRPC a connected socket, which gRPC owns from then on.
   void Start(std::function<void(int fd)> hand_over);
 
-  // Returns a new non-blocking connection to the first address, in plain text even if others need
-  // TLS. It does not count against the limits. Used to check that connections are accepted.
-  // UNAVAILABLE: the system has no descriptor, or does not connect within a second.
+  // Returns a new non-blocking connection to the first address, to check that connections are
+  // accepted. The connection is plain text even if clients need TLS, and does not count against the
+  // limits. Returns UNAVAILABLE if no descriptor is free or the connection takes more than a
+  // second.
   absl::StatusOr<int> ConnectToSelf();
 
-  // Stops accepting and closes the connections that gRPC has not got yet.
+  // Stops accepting and closes the connections that were not handed to gRPC yet.
   void StopAccepting();
-  // Waits until gRPC has closed all connections. Returns at `deadline` at the latest.
+  // Waits until gRPC has closed all connections, or until `deadline`.
   void WaitClosed(absl::Time deadline);
 
  private:
@@ -114,7 +115,7 @@ class GrpcAcceptor {
   void Remove(std::uint64_t number, const std::string& name);
 
   const GrpcAcceptorOptions options_;
-  const std::string nonce_;  // prefix of the names of our ends of socket pairs
+  const std::string nonce_;  // prefix of the socket names in Connect
   probe::Gauge num_open_;
   GuardedConnectionHost host_;
   std::vector<std::string> addresses_;

@@ -12,7 +12,8 @@ absl::Status GrpcConnections::MakeRoom(const std::string& network) {
     MutexLock lock(&mutex_);
     return static_cast<std::int64_t>(of.empty() ? places_.size() : places_.size(of));
   };
-  // More than one is evicted if connections that were chosen before have begun a call and stayed.
+  // Several evictions may be needed, because an evicted connection stays open if it has begun a
+  // call.
   while (!network.empty() && size(network) >= max_per_address_) {
     if (EvictOne(network)) continue;
     return absl::ResourceExhaustedError(
@@ -23,7 +24,7 @@ absl::Status GrpcConnections::MakeRoom(const std::string& network) {
     if (EvictOne(/*network=*/"")) continue;
     return absl::ResourceExhaustedError(
         absl::StrCat(size(""), " connections are open, the limit is ", max_connections_,
-                     " (server.grpc.max_connections, or fewer for want of descriptors)"));
+                     " (server.grpc.max_connections, or less if there are too few descriptors)"));
   }
   return absl::OkStatus();
 }
@@ -52,7 +53,7 @@ void GrpcConnections::SetPhase(std::uint64_t number, Phase phase) {
   places_.SetPhase(number, phase, MonotonicNow());
 }
 
-bool GrpcConnections::MayLinger(std::uint64_t number) {
+bool GrpcConnections::TryLinger(std::uint64_t number) {
   MutexLock lock(&mutex_);
   if (num_lingering_ >= kMaxLingering) return false;
   connections_.at(number).is_lingering = true;

@@ -1,12 +1,12 @@
 #pragma once
 
-// The connections of one GrpcAcceptor: limits of their number, eviction and lingering.
+// Tracks the connections of one GrpcAcceptor: limits, eviction and lingering.
 //
-// Place:      inside GrpcAcceptor; ConnectionPlaces has the order of eviction.
-// Invariants: at most max_connections count, and at most max_per_address of one address. At most
-//             kMaxLingering linger.
-// Threads:    MakeRoom and Add from one at a time, the others from any.
-// Lifetime:   outlives its connections and does not keep them alive.
+// Place:      inside GrpcAcceptor; ConnectionPlaces keeps the eviction order. Invariants: at most
+// max_connections connections are open, and at most max_per_address of one address. Connections
+// without a network and at most kMaxLingering lingering ones come on top. Threads:    MakeRoom and
+// Add from one at a time, the others from any. Lifetime:   outlives its connections and does not
+// keep them alive.
 
 #include <cstddef>
 #include <cstdint>
@@ -33,24 +33,25 @@ class GrpcConnections {
       : max_connections_(max_connections), max_per_address_(max_per_address) {}
 
   // Makes room for one more connection of `network` (peer_address.h; empty for a Unix socket),
-  // evicting another one if necessary. RESOURCE_EXHAUSTED names the limit if all have calls.
+  // evicting another one if necessary. If all connections have calls, returns RESOURCE_EXHAUSTED
+  // with the limit.
   absl::Status MakeRoom(const std::string& network);
-  // Evicts an idle connection of `network`, or of all if that is empty. Returns false if none is
-  // idle.
+  // Evicts an idle connection of `network`, or of any network if `network` is empty. Returns false
+  // if none is idle.
   bool EvictOne(const std::string& network);
 
   // Without a network the connection does not count against the limits and is never evicted.
   void Add(const std::shared_ptr<GuardedConnection>& connection,
            const std::optional<std::string>& network);
   void SetPhase(std::uint64_t number, Phase phase);
-  // Returns false if as many linger as may. Otherwise the connection lingers until Remove.
-  bool MayLinger(std::uint64_t number);
+  // Marks the connection as lingering until Remove. Returns false if too many linger already.
+  bool TryLinger(std::uint64_t number);
   void Remove(std::uint64_t number);
 
-  // Returns at most `most` connections in the order of their numbers, from `first` on.
+  // Returns the first `most` connections whose numbers are at least `first`, in numerical order.
   std::vector<std::shared_ptr<GuardedConnection>> List(
       std::uint64_t first = 0, std::size_t most = std::numeric_limits<std::size_t>::max()) const;
-  // Returns at `deadline` at the latest.
+  // Waits until all connections are removed, or until `deadline`.
   void WaitUntilEmpty(absl::Time deadline);
 
  private:
@@ -65,7 +66,7 @@ class GrpcConnections {
   mutable Mutex mutex_;
   CondVar removed_;
   std::map<std::uint64_t, Entry> connections_ ABSL_GUARDED_BY(mutex_);  // by number
-  ConnectionPlaces places_ ABSL_GUARDED_BY(mutex_);                     // those that count
+  ConnectionPlaces places_ ABSL_GUARDED_BY(mutex_);  // connections with a network
   int num_lingering_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

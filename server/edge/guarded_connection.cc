@@ -13,8 +13,8 @@ namespace {
 
 namespace net = boost::asio;
 
-// The time for a client to read the last bytes and close. Closing at once while the client still
-// sends would make the system discard what the client has not read.
+// Time for a client to read the last bytes and close. If the socket were closed at once while the
+// client still sends, the kernel would discard the bytes that the client has not read.
 constexpr absl::Duration kLingerTime = absl::Seconds(1);
 
 }  // namespace
@@ -73,7 +73,7 @@ GuardedConnection::GuardedConnection(const GuardedConnectionHost* host, std::uin
       state_since_(MonotonicNow()),
       guard_(limits) {}
 
-// The sockets are destroyed before the host may end.
+// Destroys the sockets before remove(), after which the host may be destroyed.
 GuardedConnection::~GuardedConnection() {
   SetUnfinishedBytes(0);
   server_.reset();
@@ -127,7 +127,7 @@ void GuardedConnection::OnClientRead(Error error, std::size_t size) {
   WriteServer(from_client_.TakeAll(size));
 }
 
-// gRPC closes its end when it has read everything before the end.
+// Forwards the client's half-close. gRPC closes its end once it has read everything before it.
 void GuardedConnection::OnClientEnd() {
   if (state_ != State::kRelaying) return Close();
   has_client_ended_ = true;
@@ -146,7 +146,7 @@ bool GuardedConnection::ConnectToGrpc() {
     return false;
   }
   server_.emplace(std::move(connected->socket));
-  Error ignored;  // then ResetLate may block until gRPC reads
+  Error ignored;  // on failure, ResetLate may block until gRPC reads
   server_->non_blocking(true, ignored);
   name_ = std::move(connected->name);
   state_ = State::kRelaying;
@@ -158,16 +158,16 @@ void GuardedConnection::WriteServer(net::const_buffer bytes) {
   is_writing_to_server_ = true;
   net::async_write(
       *server_, bytes, [self = shared_from_this(), size = bytes.size()](Error, std::size_t) {
-        // After an error gRPC has closed, and the other direction ends the connection. Reading
-        // goes on: the system would discard what the client has not read yet if the socket were
-        // closed before the client's bytes are read.
+        // If the write fails, gRPC has closed its end, and the other direction ends the connection.
+        // Reading continues: if the socket were closed before the client's bytes are read, the
+        // kernel would discard what the client has not read yet.
         self->is_writing_to_server_ = false;
         self->from_client_.Adapt(size);
         self->ReadClient();
       });
 }
 
-// Starts the next operation of the direction to the client. None is under way.
+// Starts the next operation in the direction to the client. REQUIRES: none is pending.
 void GuardedConnection::ContinueToClient() {
   if (state_ == State::kClosed) return;
   if (!own_frames_.empty() && guard_.is_between_server_frames()) {
@@ -227,9 +227,10 @@ void GuardedConnection::Tick(absl::Time now) {
   });
 }
 
-// Resets the calls whose messages are late on both sides. Other calls of the connection, which may
-// be those of other clients behind a proxy, go on. A reset cannot be sent to gRPC in the middle of
-// a client's frame or while gRPC does not read; the whole connection ends then.
+// Resets the calls whose messages are late, towards both the client and gRPC. Other calls of the
+// connection continue; they may belong to other clients behind a proxy. If no reset can be sent to
+// gRPC (in the middle of a client's frame, or while gRPC does not read), the whole connection is
+// closed.
 void GuardedConnection::ResetLate(const std::vector<std::uint32_t>& late) {
   UpdateCounts();
   const absl::Status why = absl::DeadlineExceededError(
@@ -290,12 +291,12 @@ void GuardedConnection::EndWith(CloseCause cause, const absl::Status& why) {
       GoAwayFrame(server_ ? guard_.last_stream() : 0,
                   why.ok() ? Http2Code::kNoError : Http2Code::kEnhanceYourCalm, why.message());
   Linger();
-  if (!server_) ContinueToClient();  // no operation that would do it is under way
+  if (!server_) ContinueToClient();  // no pending operation will do it
 }
 
-// Closes gRPC's socket. What is being written to the client, and frames of our own, still go out.
+// Closes the socket to gRPC. The pending write to the client and our own frames are still sent.
 void GuardedConnection::Linger() {
-  if (!host_->may_linger(number_)) return Close();
+  if (!host_->try_linger(number_)) return Close();
   host_->set_phase(number_, Phase::kClosing);
   state_ = State::kLingering;
   state_since_ = MonotonicNow();
@@ -314,7 +315,7 @@ void GuardedConnection::Close() {
   SetUnfinishedBytes(0);
 }
 
-// Publishes the counts of the guard that other threads see.
+// Publishes the guard's counts to other threads.
 void GuardedConnection::UpdateCounts() {
   SetUnfinishedBytes(guard_.unfinished_bytes());
   const bool is_busy = guard_.num_streams() > 0;

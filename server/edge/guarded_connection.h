@@ -8,12 +8,11 @@
 //
 // Place:      GrpcAcceptor makes one for each connection that it accepts.
 // Invariants: gRPC gets a socket when the client's preface is complete, so a client that sends
-//             nothing takes no descriptor for gRPC. Each direction has one buffer and at most one
-//             operation under way: what was read is written before more is read, so a slow end
-//             slows down the other one. Frames of our own reach the client only between two frames
-//             of gRPC. A refused client gets a GOAWAY frame with the reason where one can be sent.
-// Threads:    the strand of its transport; public methods from any thread.
-// Lifetime:   its pending operations keep it alive. `host` outlives it.
+// nothing uses no descriptor of gRPC. Each direction has one buffer and at most one pending
+// operation. Bytes are written before more are read, so a slow receiver slows down the sender. Our
+// own frames reach the client only between two frames of gRPC. A refused client gets a GOAWAY frame
+// with the reason if one can be sent. Threads:    the strand of its transport; public methods from
+// any thread. Lifetime:   its pending operations keep it alive. `host` outlives it.
 
 #include <atomic>
 #include <boost/asio/any_io_executor.hpp>
@@ -41,13 +40,13 @@ namespace quire::server {
 
 // Why the daemon closed a connection; a label of quire_grpc_connections_closed_total.
 enum class CloseCause : std::uint8_t {
-  kTooMany,     // refused: a limit of connections is reached
+  kTooMany,     // refused: a connection limit is reached
   kSilent,      // no preface in time, or evicted before it
   kIdle,        // evicted while it had no call
-  kNotHttp2,    // the preface is not that of HTTP/2
+  kNotHttp2,    // the first bytes are not the HTTP/2 preface
   kFrames,      // a limit of frames, streams, headers or unfinished messages is exceeded
-  kMemory,      // it held the most when server.grpc.memory_bytes was exceeded
-  kTimeout,     // a message was not complete, or sent bytes were not read, in time
+  kMemory,      // it had the most unfinished bytes when the memory limit was exceeded
+  kTimeout,     // a message was not completed in time, or the client did not read in time
   kNoResource,  // no descriptors for gRPC's socket
 };
 
@@ -58,26 +57,28 @@ absl::string_view CloseCauseName(CloseCause cause);
 struct GuardedConnectionHost {
   struct ToGrpc {
     boost::asio::local::stream_protocol::socket socket;
-    std::string name;  // under which gRPC knows the connection
+    std::string name;  // gRPC's name for the connection
   };
-  // Gives gRPC one end of a new socket pair and returns the other end. UNAVAILABLE: the process is
-  // ending.
+  // Gives gRPC one end of a new socket pair and returns the other end. Returns UNAVAILABLE if the
+  // process is ending.
   std::function<absl::StatusOr<ToGrpc>(std::uint64_t number, const boost::asio::any_io_executor&,
                                        const Peer&)>
       connect;
-  // Adds to the bytes of unfinished messages of all connections.
+  // Adds to the number of unfinished bytes of all connections.
   std::function<void(std::int64_t)> add_unfinished_bytes;
   std::function<void(const Peer&, CloseCause, absl::string_view why)> count_closed;
   std::function<void(std::uint64_t number, Phase)> set_phase;
-  // Returns false if too many connections linger already. Called at most once per connection.
-  std::function<bool(std::uint64_t number)> may_linger;
-  // The destructor of a connection calls this last. `name` is empty if gRPC never got it.
+  // Marks the connection as lingering. Returns false if too many connections linger already. Called
+  // at most once per connection.
+  std::function<bool(std::uint64_t number)> try_linger;
+  // The destructor of a connection calls this last. `name` is empty if the connection was never
+  // handed to gRPC.
   std::function<void(std::uint64_t number, const std::string& name)> remove;
 };
 
 struct ConnectionTimes {
-  absl::Duration preface;      // from the connection to the whole preface, TLS included
-  absl::Duration write_stall;  // for the client to read what was written to it at once
+  absl::Duration preface;      // from accept to the complete preface, including TLS
+  absl::Duration write_stall;  // maximum duration of one write to the client
 };
 
 class GuardedConnection final : public std::enable_shared_from_this<GuardedConnection> {
@@ -89,7 +90,7 @@ class GuardedConnection final : public std::enable_shared_from_this<GuardedConne
   ~GuardedConnection();
 
   void Begin();
-  // Instead of Begin: sends the client the reason and closes. REQUIRES: no TLS.
+  // Called instead of Begin. Sends the client the reason and closes. REQUIRES: no TLS.
   void Reject(CloseCause cause, const absl::Status& why);
   // Enforces the time limits. Called about once a second.
   void Tick(absl::Time now);
@@ -97,7 +98,8 @@ class GuardedConnection final : public std::enable_shared_from_this<GuardedConne
   void Evict();
   // Ends all calls of the connection and sends the client the reason.
   void Refuse(CloseCause cause, absl::Status why);
-  // Closes the connection if gRPC has not got it yet. gRPC ends the others when it shuts down.
+  // Closes the connection if it was not handed to gRPC yet. gRPC closes the others when it shuts
+  // down.
   void CloseIfOpening();
   void Abort();
 
@@ -112,11 +114,11 @@ class GuardedConnection final : public std::enable_shared_from_this<GuardedConne
   class Buffer {
    public:
     boost::asio::mutable_buffer ForRead();
-    // The bytes of the last read.
+    // // Returns the bytes of the last read.
     std::span<const std::byte> LastRead(std::size_t size) const;
-    // Keeps the bytes of the last read; the next read goes behind them.
+    // Keeps the bytes of the last read; the next read appends to them.
     void Keep(std::size_t size) { num_kept_ += size; }
-    // The bytes that were kept and those of the last read.
+    // Returns the kept bytes and those of the last read, and keeps nothing.
     boost::asio::const_buffer TakeAll(std::size_t size);
     void Adapt(std::size_t size);
 
@@ -127,13 +129,13 @@ class GuardedConnection final : public std::enable_shared_from_this<GuardedConne
     std::size_t num_kept_ = 0;
   };
 
-  // From the client to gRPC.
+  // // Direction from the client to gRPC.
   void ReadClient();
   void OnClientRead(Error error, std::size_t size);
   void OnClientEnd();
   bool ConnectToGrpc();
   void WriteServer(boost::asio::const_buffer bytes);
-  // From gRPC, and of our own, to the client.
+  // // Direction to the client: bytes from gRPC and our own frames.
   void ContinueToClient();
   void OnServerRead(Error error, std::size_t size);
   void WriteClient(boost::asio::const_buffer bytes);
@@ -159,8 +161,8 @@ class GuardedConnection final : public std::enable_shared_from_this<GuardedConne
   bool is_writing_to_server_ = false;
   bool has_client_ended_ = false;  // the client has closed its direction
   bool has_server_sent_ = false;
-  bool is_busy_ = false;                             // as the host knows it
-  absl::Time write_begun_ = absl::InfiniteFuture();  // the write to the client; infinite: none
+  bool is_busy_ = false;                             // the state that the host knows
+  absl::Time write_begun_ = absl::InfiniteFuture();  // start of the pending write to the client
   std::string own_frames_, own_frames_being_written_;
   std::atomic<std::int64_t> unfinished_bytes_{0};
 };

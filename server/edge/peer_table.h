@@ -22,14 +22,14 @@ namespace quire::server {
 struct Peer {
   std::string address = {};           // "ipv4:127.0.0.1:4711", "ipv6:[::1]:4711" or "unix:"
   std::string certificate_name = {};  // common name of the verified client certificate
-  bool is_local_socket = false;       // a Unix socket
+  bool is_local_socket = false;       // the client uses a Unix socket
 };
 
 class PeerTable {
  public:
   void Add(const std::string& name, Peer peer);
   void Remove(const std::string& name);
-  // Returns an empty Peer for an unknown name: its connection has just ended.
+  // Returns an empty Peer for an unknown name, whose connection has just ended.
   Peer Find(absl::string_view name) const;
 
  private:

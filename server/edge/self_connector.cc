@@ -21,7 +21,7 @@ std::string Bytes(const SelfConnector::Endpoint& endpoint) {
   return std::string(reinterpret_cast<const char*>(endpoint.data()), endpoint.size());
 }
 
-// Replaces an address that stands for all interfaces by the loopback address.
+// Replaces a wildcard address (all interfaces) by the loopback address.
 SelfConnector::Endpoint Reachable(SelfConnector::Endpoint endpoint) {
   if (endpoint.data()->sa_family == AF_INET) {
     in_addr& address = reinterpret_cast<sockaddr_in*>(endpoint.data())->sin_addr;
@@ -33,13 +33,13 @@ SelfConnector::Endpoint Reachable(SelfConnector::Endpoint endpoint) {
   return endpoint;
 }
 
-// Returns the address to bind before connecting to `to`: the system chooses the port, or the name
+// Returns the address to bind before connecting to `to`. The kernel chooses the port, or the name
 // of a Unix socket.
 SelfConnector::Endpoint Unbound(SelfConnector::Endpoint to) {
   if (to.data()->sa_family == AF_UNIX) {
     to.resize(sizeof(sa_family_t));
   } else {
-    reinterpret_cast<sockaddr_in*>(to.data())->sin_port = 0;  // at the same place for IPv6
+    reinterpret_cast<sockaddr_in*>(to.data())->sin_port = 0;  // sin6_port has the same offset
   }
   return to;
 }
@@ -73,7 +73,7 @@ absl::StatusOr<int> SelfConnector::Connect(const Endpoint& listening) {
   local.resize(size);
   {
     MutexLock lock(&mutex_);
-    // The oldest are forgotten while nothing is accepted.
+    // If the listener accepts nothing, the oldest address is dropped.
     if (not_accepted_.size() >= kMaxNotAccepted) not_accepted_.erase(not_accepted_.begin());
     not_accepted_.push_back(Bytes(local));
   }
@@ -81,7 +81,7 @@ absl::StatusOr<int> SelfConnector::Connect(const Endpoint& listening) {
   return std::exchange(connection.fd, -1);
 }
 
-bool SelfConnector::IsOwn(const Endpoint& remote) {
+bool SelfConnector::RemoveIfOwn(const Endpoint& remote) {
   MutexLock lock(&mutex_);
   return std::erase(not_accepted_, Bytes(remote)) > 0;
 }

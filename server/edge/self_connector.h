@@ -1,10 +1,10 @@
 #pragma once
 
-// Connections of the process to its own listener, which show that it still accepts and serves.
+// Opens connections of the process to its own listener, to check that the listener still serves.
 //
 // Place:      inside GrpcAcceptor.
 // Invariants: the local address of a connection is registered before the listener can accept it.
-// Threads:    Connect from one at a time, IsOwn from any.
+// Threads:    Connect from one at a time, RemoveIfOwn from any.
 
 #include <boost/asio/generic/stream_protocol.hpp>
 #include <string>
@@ -20,11 +20,12 @@ class SelfConnector {
   using Endpoint = boost::asio::generic::stream_protocol::endpoint;
 
   // Returns a non-blocking socket that is connected to `listening`, the local address of a
-  // listener. UNAVAILABLE: the system has no descriptor, or does not connect within a second.
+  // listener. Returns UNAVAILABLE if no descriptor is free or the connection takes more than a
+  // second.
   absl::StatusOr<int> Connect(const Endpoint& listening);
-  // Returns true if the accepted connection with this remote address came from Connect. The
-  // address is forgotten then.
-  bool IsOwn(const Endpoint& remote);
+  // Returns true if Connect opened the accepted connection with this remote address, and then
+  // forgets the address.
+  bool RemoveIfOwn(const Endpoint& remote);
 
  private:
   Mutex mutex_;

@@ -14,7 +14,7 @@ void WatchedDescriptors::Add() {
   MutexLock lock(&mutex_);
   ++count_;
   if (count_ + kRow / 2 <= num_blocks_) return;
-  num_blocks_ = std::max(num_blocks_, count_ + MakeRow());
+  num_blocks_ = std::max(num_blocks_, count_ + AllocateBatch());
 }
 
 void WatchedDescriptors::Remove() {
@@ -34,8 +34,8 @@ std::size_t WatchedDescriptors::num_blocks() const {
 }
 
 // Makes Asio watch kRow copies of a descriptor that never becomes ready, then stop watching them.
-// Returns how many it has watched.
-std::size_t WatchedDescriptors::MakeRow() {
+// Returns the number of copies.
+std::size_t WatchedDescriptors::AllocateBatch() {
   using Descriptor = boost::asio::posix::stream_descriptor;
   std::vector<Descriptor> row;
   try {
@@ -46,7 +46,7 @@ std::size_t WatchedDescriptors::MakeRow() {
       if (copy < 0) break;
       row.emplace_back(*io_, copy);
     }
-  } catch (const std::exception&) {  // the next row may find descriptors
+  } catch (const std::exception&) {  // no descriptor is free; the next call may succeed
   }
   return row.size();
 }

@@ -1,16 +1,15 @@
 #pragma once
 
-// Makes Asio allocate its blocks for watched descriptors in rows, before they are needed.
+// Makes Asio allocate its memory blocks for watched descriptors in batches, before they are needed.
 //
-// Asio never frees the small block of a watched descriptor; it keeps it for the next descriptor.
+// Asio never frees the small memory block of a watched descriptor, but reuses it for another one.
 // Blocks that are allocated one by one during a flood of connections lie between the memory of
-// those connections, one in nearly every page, and none of these pages can go back to the system
-// afterwards.
+// those connections, one in nearly every page, and none of these pages can be returned to the
+// kernel afterwards.
 //
 // Place:      inside GrpcAcceptor.
 // Invariants: Asio has blocks for kRow / 2 more descriptors than are counted, unless the process
-//             had no descriptors for a row.
-// Threads:    any.
+// had too few descriptors for a batch. Threads:    any.
 
 #include <boost/asio/io_context.hpp>
 #include <cstddef>
@@ -26,7 +25,7 @@ class WatchedDescriptors {
 
   explicit WatchedDescriptors(boost::asio::io_context* io) : io_(io) {}
 
-  // Counts one more watched descriptor.
+  // Counts one more watched descriptor, and allocates a batch of blocks if few are left.
   void Add();
   // Counts one less.
   void Remove();
@@ -36,12 +35,12 @@ class WatchedDescriptors {
   std::size_t num_blocks() const;
 
  private:
-  std::size_t MakeRow();
+  std::size_t AllocateBatch();
 
   boost::asio::io_context* const io_;
   mutable Mutex mutex_;
   std::size_t count_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::size_t num_blocks_ ABSL_GUARDED_BY(mutex_) = 0;  // at least
+  std::size_t num_blocks_ ABSL_GUARDED_BY(mutex_) = 0;  // lower bound
 };
 
 }  // namespace quire::server

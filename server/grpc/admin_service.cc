@@ -49,7 +49,8 @@ std::string PageToken(const engine::RequestInfo& last) {
   return absl::StrCat(absl::ToUnixNanos(last.accept_time), "/", last.id, "/", last.tenant);
 }
 
-// Ids contain no slash. Two tenants may use the same id.
+// Returns true if `info` follows the request that a page token encodes. Ids contain no slash. Two
+// tenants may use the same id.
 bool IsAfter(const engine::RequestInfo& info, std::int64_t nanos, absl::string_view id_and_tenant) {
   const std::int64_t accepted = absl::ToUnixNanos(info.accept_time);
   return accepted > nanos ||
@@ -72,8 +73,8 @@ absl::Status ListRequests(engine::Engine* engine, const Clock& clock,
     return BadParameter("page_token", token, "empty or the next_page_token of a response");
   }
   const std::string last = token.empty() ? "" : token.substr(slash + 1);
-  const std::int32_t asked = request.page_size() == 0 ? kDefaultPageSize : request.page_size();
-  const std::int32_t page_size = std::min(asked, kMaxListedRequests);
+  const std::int32_t requested = request.page_size() == 0 ? kDefaultPageSize : request.page_size();
+  const std::int32_t page_size = std::min(requested, kMaxListedRequests);
   std::vector<engine::RequestInfo> all = engine->ListRequests();
   std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) {
     return std::tuple(a.accept_time, absl::StrCat(a.id, "/", a.tenant)) <

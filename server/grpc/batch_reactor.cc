@@ -26,9 +26,9 @@
 namespace quire::server {
 namespace {
 
-// While so many refusals wait to be written, no further command is read.
+// Maximum number of refusals that wait to be written. At this limit no further command is read.
 constexpr std::size_t kMaxWaitingErrors = 64;
-// The interval in which a stream checks that its token is not revoked.
+// Interval at which a stream checks that its token is not revoked.
 constexpr absl::Duration kCheckInterval = absl::Milliseconds(250);
 
 class BatchReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
@@ -45,7 +45,7 @@ class BatchReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc
         Authorize(context_, *call_, "BatchGenerate", Scope::kGenerate);
     if (!caller.ok()) return Refuse(caller.status());
     principal_ = caller->principal;
-    CheckCallerLater(self_);
+    ScheduleCallerCheck(self_);
     ReadNext();
   }
 
@@ -57,13 +57,14 @@ class BatchReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc
  private:
   struct Item {
     std::unique_ptr<Generation> request;
-    bool may_have_events = false;  // its stream has become ready since it was last found empty
+    bool may_have_events = false;  // its stream became ready after it was last found empty
   };
   using Items = std::map<std::string, std::shared_ptr<Item>>;
   struct ReadState {
     bool is_under_way = false;
     bool is_starting = false;  // StartRead has not returned; no read may start after Finish
-    // A command is being executed. It may still add an item although its token was revoked.
+    // A command is being executed. It may still add an item although the caller's token was
+    // revoked.
     bool is_executing = false;
     bool is_done = false;  // nothing more is read
   };
@@ -72,7 +73,7 @@ class BatchReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc
   absl::Status Execute(const v1::BatchGenerateRequest& message);
   void StartItem(const v1::GenerateRequest& message);
   void QueueError(const std::string& id, const absl::Status& status);
-  void CheckCallerLater(const std::weak_ptr<BatchReactor>& self);
+  void ScheduleCallerCheck(const std::weak_ptr<BatchReactor>& self);
   void CheckCaller(const std::shared_ptr<BatchReactor>& self);
   void Revoke();
   void ReadNext();
@@ -80,15 +81,15 @@ class BatchReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc
   void Pump();
   bool FillNext();
   bool TakeEvent(Item& item);
-  static grpc::ByteBuffer EndOf(const Item& item, const absl::Status& status);
-  std::shared_ptr<Item> NextItem() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  static grpc::ByteBuffer MakeLastMessage(const Item& item, const absl::Status& status);
+  std::shared_ptr<Item> TakeReadyItem() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const HandlerContext context_;
   grpc::CallbackServerContext* const call_;
   std::shared_ptr<BatchReactor> self_;
   absl::StatusCode code_ = absl::StatusCode::kOk;
   std::string principal_;
-  std::uint64_t checked_version_ = 0;  // the authenticator's rules at the last CheckCaller
+  std::uint64_t checked_version_ = 0;  // version of the rules at the last CheckCaller
   grpc::Alarm alarm_;
   grpc::ByteBuffer incoming_;  // filled by the read under way
   grpc::ByteBuffer outgoing_;  // used by the thread in Pump
@@ -232,7 +233,8 @@ void BatchReactor::StartItem(const v1::GenerateRequest& message) {
     abandoned = abandoned_;
   }
   if (abandoned) item->request->Cancel();
-  // A client that does not read one answer in time blocks all answers of the stream.
+  // A client that does not read one answer in time blocks all answers of the stream, so the call is
+  // cancelled.
   item->request->SetAbandonedCallback([self = self_] { self->call_->TryCancel(); });
   // The token stream owns this callback, and the callback owns the reactor. OnDone breaks the
   // cycle. The item is held by a weak pointer, since otherwise it would own itself.
@@ -255,7 +257,7 @@ void BatchReactor::QueueError(const std::string& id, const absl::Status& status)
 }
 
 // Checks with a timer, so that an idle stream does not outlive its token either.
-void BatchReactor::CheckCallerLater(const std::weak_ptr<BatchReactor>& self) {
+void BatchReactor::ScheduleCallerCheck(const std::weak_ptr<BatchReactor>& self) {
   alarm_.Set(ToGrpcTime(MonotonicNow() + kCheckInterval), [self](bool) {
     if (const std::shared_ptr<BatchReactor> alive = self.lock()) alive->CheckCaller(alive);
   });
@@ -275,7 +277,7 @@ void BatchReactor::CheckCaller(const std::shared_ptr<BatchReactor>& self) {
     checked_version_ = version;
   }
   if (!is_authorized) return Revoke();
-  CheckCallerLater(self);
+  ScheduleCallerCheck(self);
 }
 
 // Ends all items, then the stream.
@@ -309,7 +311,8 @@ void BatchReactor::ReadNext() {
   Pump();
 }
 
-// Cancels all items. The stream still waits for their ends, so that none is running when it ends.
+// Cancels all items. The stream still waits until all have ended, so that no item is running when
+// the stream ends.
 void BatchReactor::Abandon() {
   std::vector<std::shared_ptr<Item>> items;
   {
@@ -356,7 +359,7 @@ void BatchReactor::Pump() {
 }
 
 // Returns the next item that may have events and clears its flag, or null if there is none.
-std::shared_ptr<BatchReactor::Item> BatchReactor::NextItem() {
+std::shared_ptr<BatchReactor::Item> BatchReactor::TakeReadyItem() {
   auto item = items_.upper_bound(last_served_);
   for (std::size_t i = 0; i < items_.size(); ++i, ++item) {
     if (item == items_.end()) item = items_.begin();
@@ -379,7 +382,7 @@ bool BatchReactor::FillNext() {
         errors_.pop_front();
         return true;
       }
-      item = NextItem();
+      item = TakeReadyItem();
     }
     if (item == nullptr) return false;
     if (TakeEvent(*item)) {
@@ -388,7 +391,7 @@ bool BatchReactor::FillNext() {
       return true;
     }
     if (!item->request->finished()) continue;
-    outgoing_ = EndOf(*item, item->request->Close());
+    outgoing_ = MakeLastMessage(*item, item->request->Close());
     MutexLock lock(&mutex_);
     items_.erase(item->request->id());
     return true;
@@ -405,7 +408,7 @@ bool BatchReactor::TakeEvent(Item& item) {
 }
 
 // Returns the last message of an item.
-grpc::ByteBuffer BatchReactor::EndOf(const Item& item, const absl::Status& status) {
+grpc::ByteBuffer BatchReactor::MakeLastMessage(const Item& item, const absl::Status& status) {
   v1::BatchGenerateResponse response;
   response.set_request_id(item.request->id());
   if (status.ok()) {

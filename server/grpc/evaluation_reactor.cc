@@ -44,7 +44,8 @@ class EvaluationReactor final : public grpc::ServerUnaryReactor {
   }
 
  private:
-  // The caller ends the call with a returned error. After Refuse or Start, the evaluation ends it.
+  // If this returns an error, Begin closes the RPC with it. After Refuse or Start, the Evaluation
+  // closes the RPC.
   absl::Status TryBegin() {
     QUIRE_ASSIGN_OR_RETURN(const Identity caller,
                            Authorize(call_.context, *call_.call, call_.method, call_.scope));
@@ -86,7 +87,7 @@ class EvaluationReactor final : public grpc::ServerUnaryReactor {
       evaluation_.reset();
     }
     if (!status.ok()) return Close(status);
-    // Jobs of the worker are copied. The shared pointer avoids copying the results.
+    // The worker copies its jobs. The shared pointer avoids copying the results.
     const auto shared = std::make_shared<std::vector<EvaluationResult>>(std::move(results));
     const auto write = [self = self_, shared] { self->Write(std::move(*shared)); };
     if (!worker_->Run(write).ok()) write();
@@ -108,7 +109,8 @@ class EvaluationReactor final : public grpc::ServerUnaryReactor {
   const ServedModel* served_ = nullptr;
 
   Mutex mutex_;
-  std::shared_ptr<Evaluation> evaluation_ ABSL_GUARDED_BY(mutex_);  // while it may be cancelled
+  std::shared_ptr<Evaluation> evaluation_
+      ABSL_GUARDED_BY(mutex_);  // set while OnCancel may cancel it
   bool is_cancelled_ ABSL_GUARDED_BY(mutex_) = false;
 };
 

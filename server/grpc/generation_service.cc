@@ -43,7 +43,7 @@ constexpr std::int32_t kMaxPageSize = 1000;
 void FillDevice(const runtime::DeviceDescription& description, v1::Device* device) {
   const Device& used = description.device;
   device->set_kind(used.is_cpu() ? "cpu" : "cuda");
-  device->set_ordinal(0);  // the index among the devices in use; there is one
+  device->set_ordinal(0);  // index among the devices in use, of which there is one
   device->set_name(description.name);
   device->set_architecture(description.architecture);
   device->set_unproven_kernels(description.unproven_kernels);

@@ -27,17 +27,18 @@
 namespace quire::server {
 namespace {
 
-// The time from the connection to the client's HTTP/2 preface, TLS included, and from there to its
-// SETTINGS. gRPC's default of two minutes lets silent connections pile up.
+// Maximum time from accept to the client's HTTP/2 preface, including TLS, and from the preface to
+// the client's SETTINGS. gRPC's default of two minutes lets silent connections pile up.
 constexpr absl::Duration kHandshakeTimeout = absl::Seconds(10);
-// A message of 16 MiB needs 280 KiB/s to arrive in time.
+// Maximum time for one message to arrive. A message of 16 MiB then needs 280 KiB/s.
 constexpr absl::Duration kMessageTimeout = absl::Seconds(60);
-// The time for a client to read at most 64 KiB. Slow readers of streams are bounded by gRPC's
-// windows and stream.slow_client_timeout. This limit is for clients that vanished without closing.
+// Maximum time for a client to read one write of at most 64 KiB. This limit detects clients that
+// vanished without closing. Slow readers are limited by gRPC's flow control and
+// stream.slow_client_timeout.
 constexpr absl::Duration kWriteStall = absl::Seconds(60);
-// The time for clients to read what gRPC has sent them when it shuts down.
+// Time for clients to read the last bytes when gRPC shuts down.
 constexpr absl::Duration kFlushTime = absl::Seconds(2);
-// The number of pings in a row, with no answer sent between them, that a client may send.
+// Returns the number of pings that a client may send while the server sends nothing.
 int MaxIdlePings(const KeepaliveOptions& keepalive) {
   return keepalive.permit_without_calls ? 100 : 2;
 }
@@ -51,11 +52,12 @@ int Milliseconds(absl::Duration duration) {
 void ApplyTransport(const GrpcTransportOptions& options, grpc::ServerBuilder* builder) {
   builder->SetMaxReceiveMessageSize(static_cast<int>(options.max_receive_message_bytes));
   builder->SetMaxSendMessageSize(static_cast<int>(options.max_send_message_bytes));
-  // Bounds the memory of messages and headers. Above it gRPC closes idle connections, then others.
+  // Limits the memory of messages and headers. Above the limit, gRPC closes idle connections first,
+  // then others.
   builder->SetResourceQuota(
       grpc::ResourceQuota("quire").Resize(static_cast<std::size_t>(options.memory_bytes)));
-  // A message is refused before it is inflated: gRPC 1.51 inflates all of it before it looks at
-  // max_receive_message_bytes.
+  // Compressed messages are refused before they are inflated: gRPC 1.51 would inflate the whole
+  // message before it checks max_receive_message_bytes.
   builder->SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
   builder->SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
   const KeepaliveOptions& keepalive = options.keepalive;
@@ -67,9 +69,9 @@ void ApplyTransport(const GrpcTransportOptions& options, grpc::ServerBuilder* bu
       {GRPC_ARG_KEEPALIVE_TIMEOUT_MS, Milliseconds(keepalive.timeout)},
       {GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
        Milliseconds(keepalive.min_ping_interval)},
-      // With 1 the library would also ping connections without calls, whose clients often read
-      // nothing until their next call, and closing those fails that call ("Socket closed"). So
-      // pings on them are accepted by counting more of them before they are too many.
+      // With 1, gRPC would also ping connections without calls. Clients often read nothing until
+      // their next call, so gRPC would close the connection and that call would fail ("Socket
+      // closed"). The client's own pings without calls are permitted by max_ping_strikes instead.
       {GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 0},
       {GRPC_ARG_HTTP2_MAX_PING_STRIKES, MaxIdlePings(keepalive)},
       {GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, Milliseconds(kHandshakeTimeout)},
@@ -79,8 +81,8 @@ void ApplyTransport(const GrpcTransportOptions& options, grpc::ServerBuilder* bu
   for (const auto& [name, value] : arguments) builder->AddChannelArgument(name, value);
 }
 
-// A busy client makes hundreds of calls and some thousand window updates in a second. An attack
-// makes a hundred times as many.
+// Returns the frame limits of one connection. A busy client makes hundreds of calls and a few
+// thousand window updates per second. An attack makes a hundred times as many.
 FrameLimits LimitsOf(const GrpcTransportOptions& options) {
   return {.max_streams = options.max_concurrent_streams,
           // gRPC itself refuses calls with more than max_metadata_bytes, one by one.
@@ -101,7 +103,7 @@ GrpcAcceptorOptions AcceptorOptions(const GrpcListenerOptions& options) {
           .max_connections = options.transport.max_connections,
           .max_connections_per_address = options.transport.max_connections_per_address,
           // gRPC needs the other half to read and write, and slows all connections down when little
-          // of it is left.
+          // memory is left.
           .max_unfinished_bytes = options.transport.memory_bytes / 2,
           .frames = LimitsOf(options.transport),
           .times = {.preface = kHandshakeTimeout, .write_stall = kWriteStall},

@@ -4,7 +4,7 @@
 //
 // Place:      the daemon makes two, for data and for control. A GrpcAcceptor accepts the
 //             connections.
-// Invariants: a port on which another process listens is an error, unless reuse_port is set. Every
+// Invariants: Start fails if another process listens on the port, unless reuse_port is set. Every
 //             health name is NOT_SERVING when Start returns. Compressed messages are refused with
 //             UNIMPLEMENTED.
 // Threads:    Start and Shutdown from one thread. SetServing, KeepPolling, CheckReachable and
@@ -58,7 +58,7 @@ class GrpcListener {
   // Starts a health check over a new connection to the first address, which is accepted and relayed
   // like that of any client. See is_reachable.
   void CheckReachable();
-  // Returns true if a check was answered in the last 20 s, or if the listener is not that old.
+  // Returns true if a check was answered in the last 20 s, or if the listener is younger than that.
   bool is_reachable() const;
 
   // Rejects new calls. Waits for open ones and cancels them at `deadline`.

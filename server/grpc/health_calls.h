@@ -5,7 +5,7 @@
 // Place:      inside GrpcListener.
 // Invariants: channels and calls are destroyed only by Begin and End, after they were answered.
 //             Destroying them in a callback would abort the process: with the last channel gRPC
-//             destroys its callback threads, also the one that runs the callback (gRPC 1.51:
+//             destroys its callback threads, including the one that runs the callback (gRPC 1.51:
 //             "assertion failed: prior > 0").
 // Threads:    Begin and End from one thread at a time. Answers arrive on threads of gRPC.
 
@@ -33,7 +33,7 @@ class HealthCalls {
   // Requests the health of "". `answer` is called once, at the latest after `timeout` or in End.
   void Begin(std::shared_ptr<grpc::Channel> channel, absl::Duration timeout, Answer answer);
 
-  // Cancels the calls under way and waits for their answers.
+  // Cancels the pending calls and waits for their answers.
   void End();
 
  private:

@@ -16,14 +16,14 @@ namespace quire::server {
 // Lifetime:   state and listeners outlive it.
 class HealthService {
  public:
-  // `ready_names`: names beside "" and "readiness" whose status is that of readiness.
+  // `ready_names` are further names, besides "" and "readiness", that report readiness.
   HealthService(const ServingState* state, std::vector<GrpcListener*> listeners,
                 std::vector<std::string> ready_names);
 
   void Update();
 
  private:
-  // `last` is the value that was set last, or -1 before the first.
+  // `last` is the value that was set last, or -1 before the first call.
   void Set(const std::vector<std::string>& names, bool serving, int* last);
 
   const ServingState* const state_;

@@ -5,7 +5,7 @@
 //
 // Place:      admin_service.cc makes a reactor for each call.
 // Invariants: the call ends with UNAUTHENTICATED once the caller's token is revoked. Finish is
-//             called exactly once, when no write and no timer is under way.
+//             called exactly once, when no write and no timer is pending.
 // Threads:    gRPC's callback threads.
 // Lifetime:   the reactor deletes itself in OnDone.
 

@@ -47,7 +47,7 @@ bool ConnectionTable::EvictOneOf(const std::string& network) {
       if (!evicted) return false;
       session = sessions_.at(evicted->number).lock();
     }
-    // A session that is not evicted has received a request meanwhile and will set its phase.
+    // If Evict fails, the session has received a request meanwhile and will set its phase.
     if (session == nullptr || session->Evict(evicted->phase)) return true;
   }
 }
@@ -56,21 +56,21 @@ bool ConnectionTable::MakeReservedRoom() {
   std::shared_ptr<HttpSession> oldest;
   {
     MutexLock lock(&mutex_);
-    if (surplus_.size() < kReserved) return true;
+    if (over_limit_.size() < kReserved) return true;
     if (sessions_.size() >= max_connections_ + 2 * kReserved) return false;
-    oldest = sessions_.at(*surplus_.begin()).lock();
-    surplus_.erase(surplus_.begin());
+    oldest = sessions_.at(*over_limit_.begin()).lock();
+    over_limit_.erase(over_limit_.begin());
   }
   if (oldest != nullptr) oldest->Abort();
   return true;
 }
 
 void ConnectionTable::Add(std::uint64_t number, const std::shared_ptr<HttpSession>& session,
-                          const PeerAddress& peer, bool is_surplus) {
+                          const PeerAddress& peer, bool is_over_limit) {
   MutexLock lock(&mutex_);
   sessions_.emplace(number, session);
-  if (is_surplus) {
-    surplus_.insert(number);
+  if (is_over_limit) {
+    over_limit_.insert(number);
   } else {
     places_.Add(number, peer.network, MonotonicNow());
   }
@@ -84,7 +84,7 @@ void ConnectionTable::SetPhase(std::uint64_t number, Phase phase) {
 void ConnectionTable::Remove(std::uint64_t number) {
   MutexLock lock(&mutex_);
   places_.Remove(number);
-  surplus_.erase(number);
+  over_limit_.erase(number);
   sessions_.erase(number);
   removed_.NotifyAll();
 }

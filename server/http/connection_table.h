@@ -1,14 +1,14 @@
 #pragma once
 
-// The connections of one HTTP server: limits of their number, and eviction.
+// Tracks the connections of one HTTP server: limits and eviction.
 //
 // Place:      inside HttpServer. Sessions are numbered in the order in which they were accepted.
-//             ConnectionPlaces has the order of eviction.
-// Invariants: at most max_connections count, and at most max_per_address of one address. kReserved
-//             more are surplus, and only their requests for probes are answered. An evicted
-//             connection does not count any more, although it is still closing.
-// Threads:    MakeRoom, MakeReservedRoom and Add from one at a time, the others from any.
-// Lifetime:   outlives its sessions and does not keep them alive.
+//             ConnectionPlaces keeps the eviction order.
+// Invariants: at most max_connections connections are open, and at most max_per_address of one
+// address. Up to kReserved more are accepted over the limit, but only to answer probes. An evicted
+// connection is not counted, although it may still be closing. Threads:    MakeRoom,
+// MakeReservedRoom and Add from one at a time, the others from any. Lifetime:   outlives its
+// sessions and does not keep them alive.
 
 #include <cstddef>
 #include <cstdint>
@@ -31,10 +31,10 @@ class HttpSession;
 
 class ConnectionTable {
  public:
-  static constexpr std::size_t kReserved = 64;  // surplus connections
+  static constexpr std::size_t kReserved = 64;  // connections over the limit
 
-  // `max_per_address` absent: half of max_connections, or all for loopback, because a proxy on this
-  // machine may represent many clients.
+  // If `max_per_address` is absent, an address may have half of max_connections. Loopback may have
+  // all, because a local proxy may represent many clients.
   ConnectionTable(std::size_t max_connections, std::optional<std::size_t> max_per_address);
 
   // Makes room for one more connection of `peer`, evicting another one if necessary. Returns "", or
@@ -42,12 +42,12 @@ class ConnectionTable {
   std::string MakeRoom(const PeerAddress& peer);
   // Evicts a connection although no limit is reached. Returns false if none can be evicted.
   bool EvictOne() { return EvictOneOf(""); }
-  // Makes room for a surplus connection, closing the oldest one if necessary. Returns false if too
-  // many are closing already.
+  // Makes room for a connection over the limit, closing the oldest such connection if necessary.
+  // Returns false if too many are closing already.
   bool MakeReservedRoom();
 
   void Add(std::uint64_t number, const std::shared_ptr<HttpSession>& session,
-           const PeerAddress& peer, bool is_surplus);
+           const PeerAddress& peer, bool is_over_limit);
   void SetPhase(std::uint64_t number, Phase phase);
   void Remove(std::uint64_t number);
 
@@ -66,8 +66,8 @@ class ConnectionTable {
   mutable Mutex mutex_;
   CondVar removed_;
   std::map<std::uint64_t, std::weak_ptr<HttpSession>> sessions_ ABSL_GUARDED_BY(mutex_);
-  ConnectionPlaces places_ ABSL_GUARDED_BY(mutex_);          // the sessions that count
-  std::set<std::uint64_t> surplus_ ABSL_GUARDED_BY(mutex_);  // those that are not closing
+  ConnectionPlaces places_ ABSL_GUARDED_BY(mutex_);             // sessions within the limits
+  std::set<std::uint64_t> over_limit_ ABSL_GUARDED_BY(mutex_);  // not closing
 };
 
 }  // namespace quire::server

@@ -71,7 +71,7 @@ std::optional<Authority> ParseAuthority(absl::string_view text) {
   return authority;
 }
 
-bool NamesThisMachine(const HttpRequest& request) {
+bool IsHostLocal(const HttpRequest& request) {
   const absl::string_view host = request.Header("host");
   if (host.empty()) return true;
   const std::optional<Authority> authority = ParseAuthority(host);

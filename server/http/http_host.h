@@ -3,13 +3,12 @@
 // Checks the header Host as a defence against DNS rebinding.
 //
 // A web site can resolve its own name to 127.0.0.1 and then read the answers of a listener on
-// loopback, because for the browser they have the origin of that site. The header Host shows it: it
-// contains the name with which the page was opened.
+// loopback, because for the browser they have the origin of that site. The header Host reveals the
+// attack, because it contains the name with which the page was opened.
 //
-// Place:   used by the handlers of both HTTP listeners if nothing but their loopback address
-//          protects them. It is not used for other addresses, which clients may reach by any name,
-//          for example that of a container.
-// Threads: any.
+// Place:   used by the handlers of both HTTP listeners if only a loopback address protects them.
+// Other addresses are not checked, because clients may reach them by any name, for example the name
+// of a container. Threads: any.
 
 #include <optional>
 
@@ -22,7 +21,7 @@ namespace quire::server {
 // could resolve it to this machine.
 bool IsLocalName(absl::string_view host);
 
-// The value of the header Host, or the part of an Origin behind its scheme: `host`, `host:port`,
+// The value of the header Host, or the part of an Origin after its scheme: `host`, `host:port`,
 // `[v6]` or `[v6]:port`.
 struct Authority {
   absl::string_view host;  // without brackets, not empty
@@ -32,14 +31,14 @@ struct Authority {
 // (RFC 9110, section 4.2.1) and a port below 65536.
 std::optional<Authority> ParseAuthority(absl::string_view text);
 
-// Returns true if the header Host is absent, or IsLocalName with any port.
-bool NamesThisMachine(const HttpRequest& request);
+// Returns true if the header Host is absent or its host is a local name, with any port.
+bool IsHostLocal(const HttpRequest& request);
 
-// Returns true if `origin` has the host of the request's header Host and the port `port`, and that
-// host is IsLocalName.
+// Returns true if `origin` has the port `port` and the host of the request's header Host, and the
+// host is a local name.
 bool IsOwnPage(absl::string_view origin, const HttpRequest& request, int port);
 
-// Returns the answer of the operators' pages to a request whose Host names another machine.
+// Returns the 403 answer to a request whose header Host is not local.
 HttpAnswer WrongHostAnswer();
 
 }  // namespace quire::server

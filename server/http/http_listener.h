@@ -4,7 +4,7 @@
 //
 // Place:      the daemon makes it, with the handlers of ops_handlers.h and status_handlers.h.
 // Invariants: methods other than GET and HEAD are answered 405, unknown paths 404, and requests
-//             with a body 413 before the body is read. Health and metrics are answered although all
+//             with a body 413 before the body is read. Health and metrics are answered even if all
 //             connections are in use.
 // Threads:    handlers run concurrently on the listener's own threads. A connection occupies no
 //             thread, so slow ones do not delay probes.
@@ -22,7 +22,7 @@
 
 namespace quire::server {
 
-// Path -> answer. Must not throw.
+// Maps a path to its handler. Handlers must not throw.
 using HttpHandlers = std::map<std::string, std::function<HttpAnswer(const HttpRequest&)>>;
 
 struct HttpListenerOptions {
@@ -34,7 +34,7 @@ struct HttpListenerOptions {
 
 class HttpListener {
  public:
-  // Errors are those of HttpServer::Start. `certificates` null: plain text.
+  // Returns the errors of HttpServer::Start. If `certificates` is null, serves plain text.
   static absl::StatusOr<std::unique_ptr<HttpListener>> Start(
       const HttpListenerOptions& options, HttpHandlers handlers,
       const CertificateStore* certificates = nullptr);

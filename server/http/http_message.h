@@ -7,7 +7,7 @@
 //
 // Place:      between HttpServer, which implements it, and the handlers of operators and of
 //             OpenAI's API.
-// Invariants: each exchange has one Answer or one stream, and at most one Write under way. Once the
+// Invariants: each exchange has one Answer or one stream, and at most one pending Write. Once the
 //             peer has gone, later writes are dropped and only the callback of OnGone runs.
 // Threads:    Post from any. Other methods and all callbacks run on the strand of the connection.
 // Lifetime:   shared. The server waits for all exchanges before it ends.
@@ -27,7 +27,7 @@ using HttpHeaders = std::vector<std::pair<std::string, std::string>>;
 struct HttpRequest {
   std::string method;   // in upper case, as sent
   std::string path;     // without query, percent-decoded
-  std::string query;    // behind '?', as sent
+  std::string query;    // after '?', as sent
   HttpHeaders headers;  // names in lower case
   std::string body;
   std::string certificate_name;  // common name of a client certificate that TLS has verified

@@ -39,18 +39,18 @@ namespace net = boost::asio;
 using net::ip::tcp;
 using Error = boost::system::error_code;
 
-// The system's send buffer of a connection. Without a limit it grows to megabytes while the client
-// does not read.
+// Size of a connection's send buffer in the kernel. Without a limit, the buffer grows to megabytes
+// while the client does not read.
 constexpr int kSendBufferBytes = 128 << 10;
-// The pause after a failed accept, for example for want of descriptors.
+// Pause after a failed accept, for example if no descriptor is free.
 constexpr std::chrono::milliseconds kAcceptPause{20};
-// The number of connections that are closed at once when there are no descriptors.
+// Maximum number of connections that are closed at once if no descriptor is free.
 constexpr int kMaxClosedAtOnce = 16;
 constexpr absl::Duration kWarningInterval = absl::Seconds(10);
 
-// Opens a spare descriptor. When there are no others it is closed, so that a connection can be
-// accepted and closed and its client learns that at once. Returns none if another thread has taken
-// the last descriptor; the next call tries again.
+// Opens a spare descriptor. If no other descriptor is free, the spare one is closed, so that a
+// waiting connection can be accepted and closed and its client learns of the failure at once. The
+// result is invalid if another thread has taken the last descriptor; the next call tries again.
 FileDescriptor OpenSpare() {
   return FileDescriptor(open("/dev/null", O_RDONLY | O_CLOEXEC));
 }
@@ -101,7 +101,7 @@ class HttpServer::Impl final : public HttpSessionHost {
   Error AcceptOne(tcp::acceptor& acceptor);
   void OnFailure(const Error& error, tcp::acceptor& acceptor);
   void OnAccept(tcp::socket socket);
-  void CloseWaiting(tcp::acceptor& acceptor);
+  void RejectWaiting(tcp::acceptor& acceptor);
 
   const HttpServerOptions options_;
   const HttpHandler handler_;
@@ -148,8 +148,8 @@ void HttpServer::Impl::Run() {
   }
 }
 
-// Sessions catch exceptions of their own and of their handlers. Exceptions of accepting are caught
-// here.
+// Sessions catch their own exceptions and those of their handlers. Exceptions while accepting are
+// caught here.
 void HttpServer::Impl::Serve() {
   SetThreadName(options_.thread_name);
   for (;;) {
@@ -180,7 +180,7 @@ void HttpServer::Impl::OnConnection(Listening* listening) {
   });
 }
 
-// Returns OK too if the connection has gone meanwhile.
+// Also returns OK if the client has closed the connection meanwhile.
 Error HttpServer::Impl::AcceptOne(tcp::acceptor& acceptor) {
   Error error;
   tcp::socket socket(net::make_strand(io_));
@@ -204,11 +204,11 @@ void HttpServer::Impl::OnFailure(const Error& error, tcp::acceptor& acceptor) {
   if (error.value() != EMFILE && error.value() != ENFILE) return;
   int closed = 0;
   while (closed < kMaxClosedAtOnce && table_.EvictOne()) ++closed;
-  if (closed == 0) CloseWaiting(acceptor);
+  if (closed == 0) RejectWaiting(acceptor);
 }
 
 // Accepts and closes waiting connections, for which there are no descriptors.
-void HttpServer::Impl::CloseWaiting(tcp::acceptor& acceptor) {
+void HttpServer::Impl::RejectWaiting(tcp::acceptor& acceptor) {
   spare_ = FileDescriptor();
   Error error;
   for (int i = 0; i < kMaxClosedAtOnce && !error; ++i) {
@@ -221,9 +221,9 @@ void HttpServer::Impl::CloseWaiting(tcp::acceptor& acceptor) {
 void HttpServer::Impl::OnAccept(tcp::socket socket) {
   Error gone;  // if the client has gone, the address is empty and the first read fails
   const PeerAddress peer = PeerAddressOf(socket.remote_endpoint(gone).address());
-  std::string surplus = table_.MakeRoom(peer);
-  const bool is_surplus = !surplus.empty();
-  if (is_surplus && !table_.MakeReservedRoom()) return;
+  std::string over_limit_message = table_.MakeRoom(peer);
+  const bool is_over_limit = !over_limit_message.empty();
+  if (is_over_limit && !table_.MakeReservedRoom()) return;
   Error ignored;  // these options only affect performance
   socket.set_option(tcp::no_delay(true), ignored);
   socket.set_option(tcp::socket::send_buffer_size(kSendBufferBytes), ignored);
@@ -236,9 +236,9 @@ void HttpServer::Impl::OnAccept(tcp::socket socket) {
     transport = NewTlsTransport(std::move(socket), std::move(context));
   }
   const std::uint64_t number = next_number_++;
-  auto session =
-      std::make_shared<HttpSession>(this, number, std::move(transport), std::move(surplus));
-  table_.Add(number, session, peer, is_surplus);
+  auto session = std::make_shared<HttpSession>(this, number, std::move(transport),
+                                               std::move(over_limit_message));
+  table_.Add(number, session, peer, is_over_limit);
   session->Begin();
 }
 

@@ -8,13 +8,13 @@
 // Place:      below HttpListener (operators) and the OpenAI-compatible listener.
 // Invariants: every accepted connection has a deadline for its next step: handshake, head, the next
 //             bytes of a body, the whole body, each write. ConnectionTable limits the number of
-//             connections and evicts one for a new one. If it can evict none, the new one is
-//             answered 503 and closed, unless it requests a probe. An exception of a handler closes
-//             only its connection. Without descriptors, new connections are closed without an
-//             answer, and the server continues to accept.
+//             connections and evicts an old connection for a new one. If none can be evicted, the
+//             new connection gets 503 and is closed, unless it requests a probe. An exception of a
+//             handler closes only its connection. If no descriptor is free, new connections are
+//             closed without an answer, and the server continues to accept.
 // Threads:    `num_threads` of its own run handlers; see HttpExchange.
-// Lifetime:   the destructor waits for all exchanges. Handlers must end theirs once the peer has
-//             gone.
+// Lifetime:   the destructor waits for all exchanges. Handlers must end their exchanges once the
+// peer has gone.
 
 #include <cstdint>
 #include <functional>
@@ -40,27 +40,27 @@ struct HttpServerOptions {
   bool keep_alive = true;                          // false: one request per connection
   std::uint32_t max_head_bytes = 16 << 10;
   std::function<std::int64_t()> max_body_bytes = [] { return std::int64_t{0}; };
-  absl::Duration head_time = absl::Seconds(10);  // for the handshake, and for a head
+  absl::Duration head_time = absl::Seconds(10);  // for the handshake, and for each head
   absl::Duration body_time = absl::Seconds(60);
   absl::Duration body_silence_time = absl::Seconds(10);  // between two pieces of a body
   absl::Duration idle_time = absl::Seconds(60);          // between requests of a connection
-  // For the client to read one answer, or one piece of a stream.
+  // Maximum time for the client to read one answer, or one piece of a stream.
   std::function<absl::Duration()> write_time = [] { return absl::Seconds(30); };
-  // Called with the head of a request that has a body. A returned answer refuses the request before
-  // its body is read, so that a client without permission fills no memory. The handler checks the
-  // whole request again. Null: all bodies are read.
+  // Called with the head of a request that has a body. If it returns an answer, the request is
+  // refused with that answer before its body is read, so that a client without permission uses no
+  // memory. The handler checks the whole request again. Null: all bodies are read.
   std::function<std::optional<HttpAnswer>(const HttpRequest& head)> admit;
-  // Returns true for requests without body that are answered although all connections are in use.
+  // Returns true for requests without body that are answered even if all connections are in use.
   // Null: none.
   std::function<bool(const HttpRequest& head)> is_probe;
-  // Makes the answers to requests that the server itself refuses, for reasons of HTTP,
-  // kInputTooLarge or kFeatureUnsupported. The request is empty if its head is not known. Null:
-  // answers are plain text.
+  // Creates the answer to a request that the server itself refuses. `reason` is a reason of the
+  // HTTP layer, kInputTooLarge or kFeatureUnsupported. The request is empty if its head could not
+  // be read. Null: answers are plain text.
   std::function<HttpAnswer(Reason reason, absl::string_view message, const HttpRequest& request)>
       refuse;
   const CertificateStore* certificates = nullptr;  // null: plain text
-  // False: clients need no certificate, whatever tls.require_client_cert is. One that is presented
-  // is verified.
+  // If false, clients need no certificate, whatever tls.require_client_cert is. A certificate that
+  // a client presents is verified anyway.
   bool requires_client_certificate = true;
 };
 
@@ -75,14 +75,14 @@ class HttpServer {
   const std::string& address() const;
   int num_connections() const;
 
-  // Starts a request of /health over a new connection to the own address. If is_probe accepts it,
-  // it is answered although all connections are in use. See is_reachable.
+  // Starts a request for /health over a new connection to the server's own address. If is_probe
+  // accepts the request, it is answered even if all connections are in use. See is_reachable.
   void CheckReachable();
-  // Returns true if a check was answered in the last 20 s, or if the server is not that old.
+  // Returns true if a check was answered in the last 20 s, or if the server is younger than that.
   bool is_reachable() const;
 
-  // Stops accepting and closes idle connections. Waits until `deadline` for answers under way, then
-  // closes the remaining connections and waits for their handlers.
+  // Stops accepting and closes idle connections. Waits until `deadline` for unfinished answers,
+  // then closes the remaining connections and waits for their handlers.
   void Shutdown(absl::Time deadline);
 
  private:

@@ -20,7 +20,7 @@ namespace {
 
 namespace net = boost::asio;
 
-// Limits for what a peer may still send after the last answer of a connection.
+// Limits of what a peer may still send after the last answer of a connection.
 constexpr std::size_t kMaxLingerBytes = 1 << 20;
 constexpr absl::Duration kLingerTime = absl::Seconds(2);
 
@@ -34,16 +34,16 @@ absl::string_view HttpRequest::Header(absl::string_view name) const {
 }
 
 HttpSession::HttpSession(HttpSessionHost* host, std::uint64_t number,
-                         std::unique_ptr<Transport> transport, std::string surplus)
+                         std::unique_ptr<Transport> transport, std::string over_limit_message)
     : closer_{host, number},
       host_(host),
       transport_(std::move(transport)),
-      surplus_(std::move(surplus)),
+      over_limit_message_(std::move(over_limit_message)),
       timer_(transport_->executor()),
       reader_(host->options().certificates != nullptr) {}
 
-// quire throws nothing, but libraries may. The state of the session is unknown then, so the
-// connection is closed.
+// Runs `work`. Our code does not throw, but libraries may. After an exception the state of the
+// session is unknown, so the connection is closed.
 template <typename Work>
 void HttpSession::Guard(const Work& work) {
   try {
@@ -111,12 +111,12 @@ void HttpSession::BeginRequest() {
       exchange_.mutable_request());
   const bool has_begun = reader_.has_begun();
   Arm(num_served_ == 0 || has_begun ? options.head_time : options.idle_time);
-  if (num_served_ > 0) Enter(has_begun ? Phase::kStalled : Phase::kIdle);
+  if (num_served_ > 0) Enter(has_begun ? Phase::kAwaitingBytes : Phase::kIdle);
   if (has_begun) return Parse();
   ReadMore();
 }
 
-// While a handler runs, reading goes on until the buffered bytes reach their limit.
+// While a handler runs, reading continues until the buffered bytes reach their limit.
 void HttpSession::ReadMore() {
   if (is_reading_) return;
   if (state_ == State::kHandling &&
@@ -132,8 +132,8 @@ void HttpSession::ReadMore() {
 
 void HttpSession::OnRead(Error error, std::size_t size) {
   is_reading_ = false;
-  // Bytes have arrived, so the time of a stalled request begins anew.
-  if (phase_.load() == Phase::kStalled) Enter(Phase::kStalled);
+  // Bytes have arrived, so the time that the request has waited for bytes restarts.
+  if (phase_.load() == Phase::kAwaitingBytes) Enter(Phase::kAwaitingBytes);
   if (state_ == State::kLingering) {
     lingered_bytes_ += size;
     if (error || lingered_bytes_ > kMaxLingerBytes) return Close();
@@ -145,21 +145,21 @@ void HttpSession::OnRead(Error error, std::size_t size) {
   reader_.Append(absl::string_view(chunk_.data(), size));
   if (state_ == State::kHandling || !reader_.has_begun()) return ReadMore();
   if (!had_begun) {
-    if (num_served_ > 0) Enter(Phase::kStalled);
+    if (num_served_ > 0) Enter(Phase::kAwaitingBytes);
     Arm(host_->options().head_time);
   } else if (reader_.is_head_parsed()) {
     ArmForBody();
   }
-  if (!is_continuing_) Parse();  // otherwise the end of that write parses
+  if (!is_writing_continue_) Parse();  // otherwise SendContinue calls Parse when it has written
 }
 
 void HttpSession::Parse() {
   for (;;) {
     const absl::StatusOr<RequestReader::Event> event = reader_.Next();
-    if (!event.ok()) return Refuse(RefusalOf(event.status()));
+    if (!event.ok()) return Refuse(MakeRefusal(event.status()));
     if (*event == RequestReader::Event::kNeedsMore) return ReadMore();
     if (*event == RequestReader::Event::kRequest) return Handle();
-    std::optional<HttpAnswer> refusal = TakeHead();
+    std::optional<HttpAnswer> refusal = ProcessHead();
     if (refusal) return Refuse(*std::move(refusal));
     if (reader_.is_complete()) continue;
     body_deadline_ = MonotonicNow() + host_->options().body_time;
@@ -168,29 +168,30 @@ void HttpSession::Parse() {
   }
 }
 
-// Returns the answer that refuses the request for its head, or nothing.
-std::optional<HttpAnswer> HttpSession::TakeHead() {
+// Processes the head of a request. If the request must be refused, returns the answer to send.
+std::optional<HttpAnswer> HttpSession::ProcessHead() {
   const HttpServerOptions& options = host_->options();
   const HttpRequest& request = exchange_.request();
-  Enter(Phase::kStalled);
-  exchange_.SetFraming(reader_.keep_alive() && options.keep_alive && surplus_.empty(),
+  Enter(Phase::kAwaitingBytes);
+  exchange_.SetFraming(reader_.keep_alive() && options.keep_alive && over_limit_message_.empty(),
                        reader_.is_http_1_1());
-  if (!surplus_.empty()) {
+  if (!over_limit_message_.empty()) {
     if (options.is_probe && reader_.is_complete() && options.is_probe(request)) {
       return std::nullopt;
     }
-    return RefusalOf(WithReason(absl::UnavailableError(surplus_), Reason::kTooManyConnections));
+    return MakeRefusal(
+        WithReason(absl::UnavailableError(over_limit_message_), Reason::kTooManyConnections));
   }
   if (reader_.is_complete()) return std::nullopt;
   std::optional<HttpAnswer> refusal = options.admit ? options.admit(request) : std::nullopt;
   if (refusal) return refusal;
   const absl::Status encoding = CheckContentEncoding(request);
-  if (!encoding.ok()) return RefusalOf(encoding);
+  if (!encoding.ok()) return MakeRefusal(encoding);
   return std::nullopt;
 }
 
 // REQUIRES: `error` has a reason.
-HttpAnswer HttpSession::RefusalOf(const absl::Status& error) const {
+HttpAnswer HttpSession::MakeRefusal(const absl::Status& error) const {
   const Reason reason = GetErrorReason(error)->reason;
   const auto& refuse = host_->options().refuse;
   HttpAnswer answer = refuse ? refuse(reason, error.message(), exchange_.request())
@@ -213,17 +214,17 @@ void HttpSession::Refuse(HttpAnswer answer) {
   exchange_.Answer(std::move(answer));
 }
 
-// A body has a deadline as a whole, and one for its next bytes.
+// A body has a deadline for the whole body and one for the next bytes.
 void HttpSession::ArmForBody() {
   Arm(std::min(body_deadline_ - MonotonicNow(), host_->options().body_silence_time));
 }
 
 void HttpSession::SendContinue() {
   static constexpr absl::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
-  is_continuing_ = true;
+  is_writing_continue_ = true;
   transport_->Write(net::buffer(kContinue.data(), kContinue.size()),
                     [self = shared_from_this()](Error error, std::size_t) {
-                      self->is_continuing_ = false;
+                      self->is_writing_continue_ = false;
                       if (self->state_ != State::kReading) return;
                       if (error) return self->Close();
                       self->Guard([&] { self->Parse(); });
@@ -259,10 +260,11 @@ void HttpSession::OnAnswered() {
   Linger();
 }
 
-// Closing the connection while the peer still sends would make its system discard the answer.
+// Stops sending but keeps reading. If the connection were closed while the peer still sends, the
+// peer's TCP stack would discard the answer.
 void HttpSession::Linger() {
   state_ = State::kLingering;
-  Enter(Phase::kStalled);
+  Enter(Phase::kAwaitingBytes);
   reader_.Clear();
   transport_->ShutdownSend();
   Arm(kLingerTime);
@@ -290,10 +292,10 @@ void HttpSession::OnTimer() {
   // The timer may have been set again or disarmed after it expired.
   if (!is_armed_ || timer_.expiry() > std::chrono::steady_clock::now()) return;
   // A client that does not read "100 Continue" would not read this answer either.
-  if (state_ == State::kReading && reader_.has_begun() && !is_continuing_) {
+  if (state_ == State::kReading && reader_.has_begun() && !is_writing_continue_) {
     return Refuse(
-        RefusalOf(WithReason(absl::DeadlineExceededError("the request did not arrive in time"),
-                             Reason::kRequestTimeout)));
+        MakeRefusal(WithReason(absl::DeadlineExceededError("the request did not arrive in time"),
+                               Reason::kRequestTimeout)));
   }
   Close();
 }

@@ -6,9 +6,9 @@
 //
 // Place:      HttpServer makes one for each connection that it accepts. RequestReader parses,
 //             SessionExchange encodes answers.
-// Invariants: while a handler runs, the connection is read too, to see its end. Bytes of a next
-//             request are buffered, and reading pauses once they are as many as a head may have. At
-//             most one write is under way. A closed session stays closed. An exception of a library
+// Invariants: while a handler runs, the connection is read too, to notice when the peer closes it.
+// Bytes of the next request are buffered, and reading pauses when max_head_bytes are buffered. At
+// most one write is pending. A closed session stays closed. An exception of a library
 //             closes only its connection.
 // Threads:    the strand of its transport; Begin, FinishSoon, Evict, Abort and Post from any.
 // Lifetime:   its pending operations and handlers keep it alive. `host` outlives it.
@@ -47,17 +47,17 @@ class HttpSessionHost {
 
 class HttpSession final : public std::enable_shared_from_this<HttpSession> {
  public:
-  // `number` identifies the session in calls of the host. A non-empty `surplus` is the reason why
-  // all connections are in use: only requests for probes are answered, others get 503 with that
-  // text.
+  // `number` identifies the session in calls of the host. A non-empty `over_limit_message` says
+  // which limit of connections is reached. The session then answers only requests for probes; all
+  // others get 503 with this message.
   HttpSession(HttpSessionHost* host, std::uint64_t number, std::unique_ptr<Transport> transport,
-              std::string surplus);
+              std::string over_limit_message);
 
   void Begin();
-  // Closes the connection, after the answer if one is under way.
+  // Closes the connection, after the current answer if there is one.
   void FinishSoon();
-  // Closes the connection to make room for a new one. Returns false if it is not in that phase any
-  // more.
+  // Closes the connection to make room for a new one. Returns false if the session is no longer in
+  // `phase`.
   bool Evict(Phase phase);
   void Abort();
   // Runs `work` on the strand.
@@ -81,8 +81,8 @@ class HttpSession final : public std::enable_shared_from_this<HttpSession> {
   void ReadMore();
   void OnRead(Error error, std::size_t size);
   void Parse();
-  std::optional<HttpAnswer> TakeHead();
-  HttpAnswer RefusalOf(const absl::Status& error) const;
+  std::optional<HttpAnswer> ProcessHead();
+  HttpAnswer MakeRefusal(const absl::Status& error) const;
   void Refuse(HttpAnswer answer);
   void ArmForBody();
   void SendContinue();
@@ -101,7 +101,7 @@ class HttpSession final : public std::enable_shared_from_this<HttpSession> {
   const SessionCloser closer_;
   HttpSessionHost* const host_;
   const std::unique_ptr<Transport> transport_;
-  const std::string surplus_;
+  const std::string over_limit_message_;
   boost::asio::steady_timer timer_;
   bool is_armed_ = false;
 
@@ -111,7 +111,7 @@ class HttpSession final : public std::enable_shared_from_this<HttpSession> {
   bool is_reading_ = false;
   RequestReader reader_;
   absl::Time body_deadline_;
-  bool is_continuing_ = false;  // "100 Continue" is being written, and nothing else may be
+  bool is_writing_continue_ = false;  // "100 Continue" is being written; no other write may start
   std::int64_t num_served_ = 0;
   std::size_t lingered_bytes_ = 0;
 

@@ -31,7 +31,7 @@ HttpAnswer Probe(bool good, absl::string_view reason) {
   return {.status = good ? 200 : 503, .body = absl::StrCat(good ? "ok" : reason, "\n")};
 }
 
-std::string DoesNotAnswer(const char* port) {
+std::string PortUnresponsiveMessage(const char* port) {
   return absl::StrCat("the ", port, " port does not answer");
 }
 
@@ -40,7 +40,7 @@ HttpAnswer Liveness(const ServingState& state) {
   if (state.state() == LifeState::kFailed) {
     reason = "the engine has failed";
   } else if (const char* const port = state.unresponsive_listener()) {
-    reason = DoesNotAnswer(port);
+    reason = PortUnresponsiveMessage(port);
   }
   return Probe(state.is_live(), reason);
 }
@@ -58,7 +58,7 @@ HttpAnswer ReadinessAnswer(const ServingState& state) {
   } else if (state.drain_started()) {
     reason = "the server is draining";
   } else if (const char* const port = state.unresponsive_listener()) {
-    reason = DoesNotAnswer(port);
+    reason = PortUnresponsiveMessage(port);
   }
   return Probe(state.is_ready(), reason);
 }
@@ -71,7 +71,7 @@ HttpHandlers MakeOpsHandlers(const ServingState* state, const probe::Registry* r
       {"/startupz", [state](const HttpRequest&) { return Startup(*state); }}};
   if (registry != nullptr) {
     handlers["/metrics"] = [registry, authenticator, checks_host](const HttpRequest& request) {
-      if (checks_host && !NamesThisMachine(request)) return WrongHostAnswer();
+      if (checks_host && !IsHostLocal(request)) return WrongHostAnswer();
       return Metrics(*registry, *authenticator, request);
     };
   }

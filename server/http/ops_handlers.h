@@ -18,8 +18,8 @@ namespace quire::server {
 // Returns 200, or 503 with the reason.
 HttpAnswer ReadinessAnswer(const ServingState& state);
 
-// `registry` null: no /metrics. `checks_host` true: /metrics is served only if the header Host
-// names this machine (http_host.h).
+// If `registry` is null, there is no /metrics. If `checks_host` is true, /metrics is served only if
+// the header Host is local (http_host.h).
 HttpHandlers MakeOpsHandlers(const ServingState* state, const probe::Registry* registry,
                              const Authenticator* authenticator, bool checks_host = false);
 

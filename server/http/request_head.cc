@@ -42,7 +42,7 @@ int HexDigit(char c) {
   return lower >= 'a' && lower <= 'f' ? lower - 'a' + 10 : -1;
 }
 
-// A percent sign without two digits stands for itself.
+// A percent sign that is not followed by two hex digits is kept.
 std::string DecodePercent(absl::string_view text) {
   std::string decoded;
   decoded.reserve(text.size());
@@ -85,8 +85,8 @@ void SplitTarget(absl::string_view target, HttpRequest* request) {
   request->query = mark == target.npos ? "" : std::string(target.substr(mark + 1));
 }
 
-// RFC 9112, section 3.2. HTTP/1.0 may leave Host out. An empty value is valid: it is sent for a
-// target without authority.
+// Checks the header Host (RFC 9112, section 3.2). HTTP/1.0 may omit it. An empty value is valid for
+// a target without authority.
 absl::Status CheckHost(bool is_http_1_0, const HttpHeaders& headers) {
   const std::vector<std::string> values = ValuesOf(headers, "host");
   if (values.empty()) {
@@ -101,8 +101,9 @@ absl::Status CheckHost(bool is_http_1_0, const HttpHeaders& headers) {
                                  ": send a host name or address, with or without a port"));
 }
 
-// RFC 9112, sections 3.2.2 and 3.3: host and port come from the target, whatever Host is.
-absl::Status TakeAbsoluteForm(absl::string_view target, bool has_tls, HttpRequest* request) {
+// Reads a target in absolute form (RFC 9112, sections 3.2.2 and 3.3). Host and port come from the
+// target, whatever the header Host is.
+absl::Status ReadAbsoluteForm(absl::string_view target, bool has_tls, HttpRequest* request) {
   const std::size_t scheme_end = target.find("://");
   const absl::string_view scheme = target.substr(0, scheme_end);
   const bool is_https = absl::EqualsIgnoreCase(scheme, "https");
@@ -134,7 +135,7 @@ absl::Status TakeAbsoluteForm(absl::string_view target, bool has_tls, HttpReques
   return absl::OkStatus();
 }
 
-absl::Status TakeTarget(absl::string_view target, bool has_tls, HttpRequest* request) {
+absl::Status ReadTarget(absl::string_view target, bool has_tls, HttpRequest* request) {
   if (request->method == "CONNECT") {
     return Unsupported("method CONNECT is not supported: this server is not a proxy");
   }
@@ -147,10 +148,11 @@ absl::Status TakeTarget(absl::string_view target, bool has_tls, HttpRequest* req
     if (request->method == "OPTIONS") return absl::OkStatus();
     return BadRequest("request target is '*', which is for the method OPTIONS only: send a path");
   }
-  return TakeAbsoluteForm(target, has_tls, request);
+  return ReadAbsoluteForm(target, has_tls, request);
 }
 
-// RFC 9112, sections 6.1 and 6.3. The parser refuses Content-Length beside chunked.
+// Checks the header Transfer-Encoding (RFC 9112, sections 6.1 and 6.3). The parser refuses
+// Content-Length together with chunked.
 absl::Status CheckTransferEncoding(bool is_http_1_0, bool is_chunked, const HttpHeaders& headers) {
   if (ValuesOf(headers, "transfer-encoding").empty()) return absl::OkStatus();
   if (is_http_1_0) {
@@ -189,7 +191,7 @@ absl::Status ReadRequestHead(const boost::beast::http::request_header<>& head,
   const bool is_http_1_0 = head.version() < 11;
   QUIRE_RETURN_IF_ERROR(CheckHost(is_http_1_0, request->headers));
   QUIRE_RETURN_IF_ERROR(CheckTransferEncoding(is_http_1_0, traits.is_chunked, request->headers));
-  return TakeTarget(View(head.target()), traits.has_tls, request);
+  return ReadTarget(View(head.target()), traits.has_tls, request);
 }
 
 absl::Status CheckContentEncoding(const HttpRequest& request) {

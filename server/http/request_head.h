@@ -4,7 +4,7 @@
 // request target, the header Host, and transfer and content codings (RFC 9110 and RFC 9112).
 //
 // Place:   between Beast's parser and HttpRequest, called by HttpSession.
-// Threads: pure.
+// Threads: any; no state.
 
 #include <boost/beast/http/message.hpp>
 
@@ -18,9 +18,9 @@ struct ConnectionTraits {
   bool is_chunked = false;  // the parser reads the body of this request in chunks
 };
 
-// Fills method, path, query and headers of `request`. An absolute-form target replaces the header
-// Host by its own host and port, and an absent path by "/" ("*" for OPTIONS). Headers are filled on
-// failure too.
+// Fills method, path, query and headers of `request`. If the target is in absolute form, its host
+// and port replace the header Host, and an absent path becomes "/" ("*" for OPTIONS). Headers are
+// filled on failure too.
 //
 // Returns INVALID_ARGUMENT with BAD_REQUEST for a target, Host or Transfer-Encoding that a server
 // has to refuse, and UNIMPLEMENTED with FEATURE_UNSUPPORTED for CONNECT and for transfer codings
@@ -28,8 +28,8 @@ struct ConnectionTraits {
 absl::Status ReadRequestHead(const boost::beast::http::request_header<>& head,
                              const ConnectionTraits& traits, HttpRequest* request);
 
-// Returns INVALID_ARGUMENT with UNSUPPORTED_ENCODING unless the body is sent as it is: without
-// Content-Encoding, or with identity only.
+// Returns INVALID_ARGUMENT with UNSUPPORTED_ENCODING unless the body is sent without compression:
+// without Content-Encoding, or with identity only.
 absl::Status CheckContentEncoding(const HttpRequest& request);
 
 }  // namespace quire::server

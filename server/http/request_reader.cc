@@ -19,7 +19,7 @@ void RequestReader::Begin(const RequestLimits& limits, HttpRequest* request) {
   limits_ = limits;
   request_ = request;
   parser_.emplace();
-  // The parser stops behind the head, so that trailers are not taken for headers.
+  // The parser stops after the head, so that trailers are not taken for headers.
   parser_->eager(false);
   parser_->header_limit(limits_.max_head_bytes);
   parser_->body_limit(static_cast<std::uint64_t>(limits_.max_body_bytes));
@@ -60,7 +60,7 @@ absl::StatusOr<RequestReader::Event> RequestReader::Next() {
     }
     if (used == 0) break;
   }
-  // The parser takes the header of a chunk, and all trailers, only once they are whole.
+  // The parser consumes the header of a chunk, and all trailers, only when they are complete.
   if (input_.size() > limits_.max_head_bytes) return ToStatus(http::error::header_limit);
   return Event::kNeedsMore;
 }
@@ -76,7 +76,7 @@ absl::Status RequestReader::ToStatus(const Error& error) {
     return WithReason(absl::InvalidArgumentError(message), reason);
   };
   if (error == http::error::body_limit) {
-    // Content-Length alone may exceed the limit. The head is whole then and is checked first.
+    // If Content-Length exceeds the limit, the head is complete and is checked first.
     if (!is_head_parsed_) QUIRE_RETURN_IF_ERROR(ReadHead());
     return refused(Reason::kInputTooLarge,
                    absl::StrCat("the body has more than ", limits_.max_body_bytes, " bytes"));

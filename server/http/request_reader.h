@@ -4,7 +4,7 @@
 // Boost.Beast and checks the head.
 //
 // Place:      inside HttpSession.
-// Invariants: bytes behind the end of a request are kept for the next one. After an error the
+// Invariants: bytes after the end of a request are kept for the next one. After an error the
 //             connection cannot be read any further.
 // Threads:    one at a time.
 
@@ -40,7 +40,7 @@ class RequestReader {
   // Begins to read the next request into `request`, which stays valid until the next Begin.
   void Begin(const RequestLimits& limits, HttpRequest* request);
   void Append(absl::string_view bytes);
-  // Drops the bytes that are not parsed.
+  // Drops the bytes that are not parsed yet.
   void Clear() { input_.clear(); }
 
   // Parses what was appended. The error of a request that cannot be read has a reason
@@ -67,7 +67,7 @@ class RequestReader {
   const bool has_tls_;
   RequestLimits limits_;
   HttpRequest* request_ = nullptr;
-  std::string input_;  // bytes that are not parsed
+  std::string input_;  // bytes that are not parsed yet
   std::optional<boost::beast::http::request_parser<boost::beast::http::string_body>> parser_;
   bool has_begun_ = false;
   bool is_head_parsed_ = false;

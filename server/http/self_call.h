@@ -1,10 +1,10 @@
 #pragma once
 
-// A request of an HTTP server to its own address.
+// Sends a request from an HTTP server to its own address.
 //
 // Place:    inside HttpServer. It runs on the server's threads, so it fails if they are blocked.
 // Threads:  the strand `executor`.
-// Lifetime: its operations keep what they need. End cancels them.
+// Lifetime: pending operations keep alive what they use. End cancels them.
 
 #include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/ip/tcp.hpp>

@@ -74,7 +74,7 @@ void SessionExchange::Answer(HttpAnswer answer) {
 
 void SessionExchange::BeginStream(HttpAnswer head) {
   if (!is_open_ || has_answer_) return;
-  // Without chunks only the end of the connection ends the body.
+  // Without chunks, only closing the connection marks the end of the body.
   if (!is_chunked_ || session_->closing()) keep_alive_ = false;
   stream_head_ = Head(head, /*has_length=*/false);
 }

@@ -23,7 +23,7 @@ class SessionExchange final : public HttpExchange {
   // Prepares for the next request of the connection. The certificate name stays.
   void Reset();
   HttpRequest* mutable_request() { return &request_; }
-  // Without `is_chunked` a stream ends with the connection.
+  // If `is_chunked` is false, a stream ends when the connection is closed.
   void SetFraming(bool keep_alive, bool is_chunked);
   void Open() { is_open_ = true; }
   // Closes the exchange because the connection is closed, and runs the callback of OnGone.

@@ -56,22 +56,22 @@ ordered_json ModelOf(const ServedModel& model) {
           {"kv_dtype", description.kv_dtype}};
 }
 
-// Returns nothing while another request waits for a snapshot, so that a thread stays free for
+// Returns nullopt while another request waits for a snapshot, so that a thread stays free for
 // probes.
 std::optional<engine::PageSnapshot> SnapshotOf(const StatusSources& sources,
                                                engine::Engine* engine) {
-  if (sources.is_asking->exchange(true)) return std::nullopt;
-  struct Asking {
-    ~Asking() { flag->store(false); }
+  if (sources.is_snapshot_pending->exchange(true)) return std::nullopt;
+  struct PendingFlag {
+    ~PendingFlag() { flag->store(false); }
     std::atomic<bool>* flag;
-  } const asking{sources.is_asking.get()};
+  } const pending{sources.is_snapshot_pending.get()};
   absl::StatusOr<engine::PageSnapshot> snapshot = engine->GetPageSnapshot();
   if (!snapshot.ok()) return std::nullopt;
   return *std::move(snapshot);
 }
 
 HttpAnswer StatusAnswer(const StatusSources& sources, const HttpRequest& request) {
-  if (sources.checks_host && !NamesThisMachine(request)) return WrongHostAnswer();
+  if (sources.checks_host && !IsHostLocal(request)) return WrongHostAnswer();
   const auto caller =
       sources.authenticator->Authenticate(ReadCredentials(request), Scope::kMetrics);
   if (!caller.ok()) {

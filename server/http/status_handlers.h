@@ -8,10 +8,11 @@
 //
 // Place:      beside ops_handlers.h, on the operators' listener.
 // Invariants: the page itself contains no data. /status.json needs the scope `metrics`. Without
-//             authentication it is served on loopback addresses only, 403 elsewhere, and the header
-//             Host has to name this machine (http_host.h).
-// Threads:    any. One request at a time waits for the end of the current step, for a second at
-//             most. Other requests, and that one after a second, are answered without `pages`.
+// authentication it is served on loopback addresses only (403 elsewhere), and the header Host has
+// to be local (http_host.h). Threads:    any. One request at a time waits for the end of the
+// current step, for a second at
+//             most. Other requests, and that one if the second has passed, are answered without
+//             `pages`.
 // Lifetime:   the objects in StatusSources outlive the handlers.
 
 #include <atomic>
@@ -32,12 +33,13 @@ struct StatusSources {
   const Authenticator* authenticator = nullptr;
   absl::string_view version;
   absl::Time start_time;
-  bool is_open = false;        // serves without authentication: the listener is on loopback
-  bool checks_host = false;    // the header Host has to name this machine
+  bool is_open = false;        // data needs no further protection: loopback address, or tokens
+  bool checks_host = false;    // the header Host has to be local
   std::string openai_address;  // host:port of the OpenAI-compatible listener; empty: off
   bool openai_has_tls = false;
   // True while a request waits for the snapshot of the pages.
-  std::shared_ptr<std::atomic<bool>> is_asking = std::make_shared<std::atomic<bool>>(false);
+  std::shared_ptr<std::atomic<bool>> is_snapshot_pending =
+      std::make_shared<std::atomic<bool>>(false);
 };
 
 // Adds the handlers of both paths to `handlers`.

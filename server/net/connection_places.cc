@@ -12,7 +12,7 @@ constexpr absl::Duration kMaxStall = absl::Seconds(1);
 
 ConnectionPlaces::Order* ConnectionPlaces::OrderOf(Group& group, Phase phase) {
   if (phase == Phase::kIdle) return &group.idle;
-  return phase == Phase::kStalled ? &group.stalled : nullptr;
+  return phase == Phase::kAwaitingBytes ? &group.stalled : nullptr;
 }
 
 void ConnectionPlaces::Enter(std::uint64_t number, const Entry& entry) {
@@ -48,7 +48,7 @@ void ConnectionPlaces::SetPhase(std::uint64_t number, Phase phase, absl::Time no
   const auto found = entries_.find(number);
   if (found == entries_.end()) return;
   Entry& entry = found->second;
-  if (entry.phase == phase && phase != Phase::kStalled) return;
+  if (entry.phase == phase && phase != Phase::kAwaitingBytes) return;
   Leave(number, entry);
   entry.phase = phase;
   entry.since = now;
@@ -75,7 +75,7 @@ std::optional<ConnectionPlaces::Evicted> ConnectionPlaces::EvictOne(const std::s
   if (order.empty()) return std::nullopt;
   if (!has_idle && now - order.begin()->first < kMaxStall) return std::nullopt;
   const Evicted evicted = {.number = order.begin()->second,
-                           .phase = has_idle ? Phase::kIdle : Phase::kStalled};
+                           .phase = has_idle ? Phase::kIdle : Phase::kAwaitingBytes};
   SetPhase(evicted.number, Phase::kClosing, now);
   return evicted;
 }

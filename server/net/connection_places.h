@@ -2,15 +2,15 @@
 
 // Counts the open connections of a listener, in total and per address, and chooses which one is
 // evicted for a new one: the connection that has been idle for longest, otherwise the one that has
-// been stalled for longest.
+// waited longest for the rest of a request.
 //
-// Place:      inside GrpcAcceptor and the ConnectionTable of HTTP, which own the connections. Here
-//             a connection is a number.
-// Invariants: a connection that is not closing is counted once in total and once for its address,
-//             and an idle or stalled one is in one order of each. A closing one is not counted,
-//             unless it changes to another phase after all. Every operation takes time logarithmic
-//             in the number of connections.
-// Threads:    the owner's lock.
+// Place:      inside GrpcAcceptor and the ConnectionTable of HTTP, which own the connections. This
+// class identifies connections by numbers. Invariants: a connection that is not closing is counted
+// once in total and once for its address,
+//             and is in one eviction order of each if it is idle or awaits bytes. A closing
+//             connection is not counted, unless it changes to another phase again. Every operation
+//             takes time logarithmic in the number of connections.
+// Threads:    one at a time, under the owner's lock.
 
 #include <cstddef>
 #include <cstdint>
@@ -27,10 +27,10 @@ namespace quire::server {
 
 // The activity of a connection, as far as eviction depends on it.
 enum class Phase : std::uint8_t {
-  kIdle,     // no request is under way, or the first one has not arrived yet
-  kBusy,     // a request is being served
-  kStalled,  // a request has arrived in part
-  kClosing,  // the connection is closing, or was chosen for eviction
+  kIdle,           // no request has arrived, or all were answered
+  kBusy,           // a request is being served
+  kAwaitingBytes,  // part of a request has arrived
+  kClosing,        // the connection is closing, or was chosen for eviction
 };
 
 class ConnectionPlaces {
@@ -40,14 +40,15 @@ class ConnectionPlaces {
     Phase phase;  // before the eviction
   };
 
-  // Adds an idle connection. An empty `ip` belongs to no address. REQUIRES: the number is new.
+  // Adds an idle connection. If `ip` is empty, the connection counts only in total. REQUIRES: the
+  // number is new.
   void Add(std::uint64_t number, const std::string& ip, absl::Time now);
-  // Setting kStalled again restarts its time. Ignores unknown numbers.
+  // Setting kAwaitingBytes again restarts the phase. Ignores unknown numbers.
   void SetPhase(std::uint64_t number, Phase phase, absl::Time now);
   void Remove(std::uint64_t number);
 
-  // Chooses a connection of `ip`, or of all if that is empty, and sets its phase to kClosing.
-  // Returns nothing if none is idle or has been stalled for a second.
+  // Chooses a connection of `ip`, or of any address if `ip` is empty, and sets its phase to
+  // kClosing. Returns nullopt if none is idle or has awaited bytes for a second.
   std::optional<Evicted> EvictOne(const std::string& ip, absl::Time now);
 
   // Numbers of connections that are not closing.

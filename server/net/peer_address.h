@@ -3,7 +3,7 @@
 // The address that identifies a peer in the limits of connections per address.
 //
 // Place:   below GrpcAcceptor and HttpServer.
-// Threads: pure.
+// Threads: any; no state.
 
 #include <boost/asio/ip/address.hpp>
 #include <string>
@@ -11,7 +11,7 @@
 namespace quire::server {
 
 struct PeerAddress {
-  std::string network;  // an IPv4 address, or the /64 of an IPv6 one, which one host may own
+  std::string network;  // IPv4 address, or /64 prefix of an IPv6 address, as one host may own a /64
   bool is_loopback = false;
 };
 

@@ -28,7 +28,7 @@ struct TcpListening {
 absl::StatusOr<TcpListening> ListenOnTcp(const std::string& address, bool reuse_port,
                                          const boost::asio::any_io_executor& executor);
 
-// Returns ALREADY_EXISTS "... is in use", or INVALID_ARGUMENT, and names the address.
+// Converts a bind error to ALREADY_EXISTS ("... is in use") or INVALID_ARGUMENT, with the address.
 absl::Status BindError(const std::string& address, const boost::system::error_code& error);
 
 }  // namespace quire::server

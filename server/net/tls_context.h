@@ -28,8 +28,9 @@ class TlsContext {
   TlsContext(const CertificateStore* store, bool may_require, TlsProtocol protocol)
       : store_(store), may_require_(may_require), protocol_(protocol) {}
 
-  // Returns the context for a new connection, made again after the store has new certificates.
-  // Returns null and logs if OpenSSL refuses them. The store has checked them, so that is a defect.
+  // Returns the context for a new connection, which is rebuilt when the store has new certificates.
+  // If OpenSSL rejects them although the store has checked them, logs an error and returns the
+  // previous context, or null if there is none.
   std::shared_ptr<boost::asio::ssl::context> Current();
 
  private:

@@ -2,11 +2,10 @@
 
 // Reads and writes the bytes of one connection, in plain text or through TLS.
 //
-// Place:      below HttpSession and GuardedConnection, which know no sockets.
-// Invariants: nothing is read or written before Handshake has succeeded. Then at most one ReadSome
-//             and one Write are under way. Close ends all operations with an error.
-// Threads:    the connection's executor, on which callbacks run too.
-// Lifetime:   outlives its pending callbacks.
+// Place:      below HttpSession and GuardedConnection, which do not use sockets themselves.
+// Invariants: nothing is read or written before Handshake has succeeded. After that, at most one
+// ReadSome and one Write are pending. Close ends all operations with an error. Threads:    the
+// connection's executor, on which callbacks run too. Lifetime:   outlives its pending callbacks.
 
 #include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/buffer.hpp>
@@ -33,7 +32,7 @@ class Transport {
   virtual void Write(boost::asio::const_buffer buffer, Done done) = 0;
   // Returns the common name of the peer's certificate once the handshake has verified it, or "".
   virtual std::string CertificateName() = 0;
-  // Closes the direction to the peer. Reading goes on.
+  // Closes the sending direction. Reading continues.
   virtual void ShutdownSend() = 0;
   virtual void Close() = 0;
 };

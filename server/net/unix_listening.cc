@@ -60,7 +60,7 @@ absl::StatusOr<Local::acceptor> ListenOnUnix(const std::string& address, const s
   Local::acceptor acceptor(executor);
   Error error;
   acceptor.open(Local(), error);
-  // The mode is set before the socket has a name, so that others can at no time open it.
+  // The mode is set before the socket has a name, so that other users can never open it.
   if (!error && fchmod(acceptor.native_handle(), mode) != 0) {
     error.assign(errno, boost::system::system_category());
   }

@@ -175,7 +175,7 @@ absl::StatusOr<AllowedTools> ReadAllowedTools(const JsonValue& choice, v1::ChatP
   return AllowedTools(std::move(names));
 }
 
-// Reads a word, {"type": "function", "function": {"name": ..}}, or allowed tools.
+// Reads tool_choice: a word, {"type": "function", "function": {"name": ..}}, or allowed tools.
 absl::StatusOr<AllowedTools> ReadToolChoice(const JsonFields& body, v1::ChatPrompt* chat) {
   const auto choice = body.Find("tool_choice");
   if (!choice) return AllowedTools();

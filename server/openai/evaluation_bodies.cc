@@ -99,7 +99,7 @@ absl::StatusOr<std::vector<EvaluationItem>> ReadItems(const ServedModel& served,
   return items;
 }
 
-// Little-endian f32, the format of numpy.frombuffer.
+// Encodes the values as little-endian f32, which numpy.frombuffer reads.
 std::string EncodeBase64(const google::protobuf::RepeatedField<float>& values) {
   static_assert(std::endian::native == std::endian::little);
   return absl::Base64Escape(
@@ -165,7 +165,7 @@ absl::StatusOr<std::string> ReadDocument(const JsonValue& value) {
                     {{"field", is_object ? value.PathOf("text") : value.path()}});
 }
 
-// The texts of a field and the path of each.
+// The texts of a field, and the path of each text.
 struct Texts {
   std::string name;
   std::vector<std::string> texts;

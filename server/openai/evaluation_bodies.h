@@ -1,12 +1,12 @@
 #pragma once
 
-// Bodies of calls without streams: /v1/embeddings in OpenAI's format; /v1/score, /v1/rerank and
-// /v1/classify in the formats of vLLM, Jina and Cohere.
+// Reads and writes the bodies of calls without streams: /v1/embeddings in OpenAI's format, and
+// /v1/score, /v1/rerank and /v1/classify in the formats of vLLM, Jina and Cohere.
 //
 // Place:      between the OpenAI-compatible listener and Evaluation.
 // Invariants: unknown and null fields are ignored. Errors about a wrong type name the field.
 // Threads:    any.
-// Lifetime:   a plan's `answer` needs the model.
+// Lifetime:   the model outlives a plan.
 
 #include <cstdint>
 #include <functional>

@@ -13,8 +13,8 @@ namespace quire::server {
 namespace {
 
 struct NamePair {
-  absl::string_view ours;
-  absl::string_view theirs;
+  absl::string_view ours;    // in the gRPC API
+  absl::string_view theirs;  // in the OpenAI API; "": left out
 };
 
 constexpr NamePair kNames[] = {
@@ -60,7 +60,8 @@ constexpr NamePair kNames[] = {
 constexpr absl::string_view kConstraintKinds[] = {"json_schema", "regex",  "ebnf_grammar",
                                                   "json_object", "choice", "structural_tags"};
 
-// Paths that match only as a whole: configuration keys begin with the same name.
+// Returns true for paths that match only as a whole, because configuration keys begin with the same
+// name.
 bool MatchesWholeOnly(absl::string_view pattern) {
   return pattern == "chat" || pattern == "constraint";
 }

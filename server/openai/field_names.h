@@ -25,8 +25,8 @@ namespace quire::server {
 class FieldNames {
  public:
   // Maps a path to another. Indexes are written as "[]": "chat.tools[].name". The mapping also
-  // applies to fields below the path. The longest matching path wins, and of equal ones the last
-  // that was set.
+  // applies to fields below the path. The longest matching path wins; among equal paths, the last
+  // one that was set.
   void Set(std::string ours, std::string theirs);
   // Maps chat.tools[i] to tools[indexes[i]]. Default: the same index.
   void SetToolIndexes(std::vector<std::size_t> indexes) { tools_ = std::move(indexes); }

@@ -18,7 +18,7 @@ namespace {
 using nlohmann::ordered_json;
 using TokenLogprobs = google::protobuf::RepeatedPtrField<v1::TokenLogprob>;
 
-// Used for probability 0, since JSON has no infinity.
+// Reported as the log-probability of probability 0, since JSON has no infinity.
 constexpr double kNoLogprob = -9999.0;
 
 double FiniteOrMin(float logprob) {
@@ -82,9 +82,9 @@ ordered_json MakeDelta(const v1::Delta& delta, const std::string& text) {
 // Computes the offsets of prompt tokens in the echoed text, in characters.
 class PromptOffsets {
  public:
-  // `is_decoded`: the text was decoded from the prompt's tokens. Otherwise the client sent it: it
-  // lacks special tokens that the tokenizer adds, and its spaces may differ from those of the
-  // tokens.
+  // `is_decoded` is true if `text` was decoded from the prompt's tokens. Otherwise `text` was sent
+  // by the client: it lacks special tokens that the tokenizer adds, and its spaces may differ from
+  // those of the tokens.
   PromptOffsets(absl::string_view text, const OpenAiTokens& tokens, bool is_decoded,
                 bool skips_special)
       : rest_(text),
@@ -242,8 +242,8 @@ struct OpenAiAnswer::Impl {
         echo(request.echo),
         with_logprobs(request.logprobs),
         hides_output(request.hides_output),
-        names_call(!request.prompts.empty() &&
-                   request.prompts[0].chat().tool_choice() == v1::TOOL_CHOICE_NAMED),
+        has_named_tool(!request.prompts.empty() &&
+                       request.prompts[0].chat().tool_choice() == v1::TOOL_CHOICE_NAMED),
         skips_special(request.prompts.empty() ||
                       !request.prompts[0].output().has_skip_special_tokens() ||
                       request.prompts[0].output().skip_special_tokens()),
@@ -282,7 +282,7 @@ struct OpenAiAnswer::Impl {
   }
 
   const bool is_chat, stream, include_usage, continuous_usage, echo, with_logprobs, hides_output,
-      names_call, skips_special;
+      has_named_tool, skips_special;
   const std::size_t choices_per_prompt;
   const FieldNames names;
   OpenAiAnswerHead head;
@@ -290,8 +290,8 @@ struct OpenAiAnswer::Impl {
   std::vector<Prompt> prompts;
   std::vector<Choice> choices;
   ordered_json unenforced = ordered_json::array();  // keywords of schemas, equal for all prompts
-  bool lists_unenforced = false;                    // a chunk with these keywords was sent
-  std::size_t buffered_bytes = 0;                   // of `json`
+  bool has_sent_unenforced = false;                 // a chunk with these keywords was sent
+  std::size_t buffered_bytes = 0;                   // size of all `json`
 };
 
 ordered_json OpenAiAnswer::Impl::Usage() const {
@@ -336,7 +336,7 @@ ordered_json OpenAiAnswer::Impl::ChunkChoice(std::size_t index, ordered_json con
 
 void OpenAiAnswer::Impl::AppendChunk(std::size_t index, ordered_json choice, std::string* events) {
   ordered_json chunk = Envelope(is_chat ? "chat.completion.chunk" : "text_completion");
-  if (!std::exchange(lists_unenforced, true) && !unenforced.empty()) {
+  if (!std::exchange(has_sent_unenforced, true) && !unenforced.empty()) {
     chunk["unenforced_keywords"] = unenforced;
   }
   chunk["choices"] = ordered_json::array({std::move(choice)});
@@ -350,7 +350,8 @@ void OpenAiAnswer::Impl::Start(std::size_t prompt, const v1::Started& started,
   state.tokens = started.prompt_tokens();
   state.cached_tokens = started.cached_tokens();
   state.text = started.prompt_text();
-  // With hidden output, no choice repeats a character that the prompt ends within, so add it here.
+  // If the prompt ends within a character, the output usually completes it. Hidden output does not,
+  // so add a replacement character here.
   if (hides_output && state.is_decoded && EndsInsideCharacter(started.prompt_token_ids())) {
     absl::StrAppend(&state.text, kReplacementCharacter);
   }
@@ -388,8 +389,8 @@ void OpenAiAnswer::Impl::AddPrompt(const Prompt& prompt, CompletionLogprobs* lis
   }
 }
 
-// `opens`: these are the first log-probabilities of the choice, so those of an echoed prompt
-// precede them.
+// `opens` is true for the first log-probabilities of a choice. Those of an echoed prompt precede
+// them.
 ordered_json OpenAiAnswer::Impl::MakeLogprobs(std::size_t index, const TokenLogprobs& tokens,
                                               bool opens) {
   if (!with_logprobs) return nullptr;
@@ -427,7 +428,7 @@ void OpenAiAnswer::Impl::Complete(std::size_t index, const v1::Completed& comple
   const bool has_calls = choice.has_calls || !completed.tool_calls().empty();
   const char* const word =
       hides_output ? "length"
-                   : FinishReasonName(completed.finish_reason(), has_calls && !names_call);
+                   : FinishReasonName(completed.finish_reason(), has_calls && !has_named_tool);
   if (stream) {
     // If the choice has no output, the echoed prompt has not been sent yet.
     if (!choice.is_open && echo) AddDelta(index, v1::Delta(), events);

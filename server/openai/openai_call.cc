@@ -270,8 +270,8 @@ void OpenAiCall::EndWithError() {
     answer.headers.insert(answer.headers.end(), head_.headers.begin(), head_.headers.end());
     return exchange_->Answer(std::move(answer));
   }
-  // End without [DONE] and without completing the body, so that the client does not mistake it for
-  // a complete answer.
+  // End without [DONE] and without completing the body, so that the client does not mistake the
+  // answer for a complete one.
   exchange_->Write(SseEvent(answer.body), [exchange = exchange_] { exchange->EndStream(false); });
 }
 

@@ -30,8 +30,8 @@ absl::string_view ErrorType(int http_status) {
   }
 }
 
-// Returns the field of an error without one in its metadata: the path at the start of its message,
-// or the field that the reason implies.
+// Returns the field of an error. If its metadata has none, this is the path at the start of the
+// message, or the field that the reason implies.
 std::string FindField(const WireError& error, const FieldNames& names) {
   const absl::string_view field = error.Find("field");
   if (!field.empty()) return std::string(field);
@@ -55,7 +55,7 @@ std::string FindField(const WireError& error, const FieldNames& names) {
   }
 }
 
-// Returns the message with the client's field names. It contains `param`.
+// Returns the message with the client's field names. The result contains `param`.
 std::string MessageFor(const WireError& error, absl::string_view field, absl::string_view param,
                        const FieldNames& names) {
   absl::string_view message = error.message;

@@ -17,14 +17,14 @@
 
 namespace quire::server {
 
-// Errors of the HTTP side. The HTTP status is that of the reason.
+// Returns an error of the HTTP side, with the HTTP status of the reason.
 HttpAnswer OpenAiError(Reason reason, absl::string_view message, absl::string_view param = "");
 
 // `names` are the field names of the request. Neither `param` nor the message has names of the gRPC
 // API. REQUIRES: !status.ok().
 HttpAnswer OpenAiError(const absl::Status& status, const FieldNames& names = {});
 
-// Errors of HttpServer itself, such as a body that is too large.
+// Returns an error of HttpServer itself, such as a body that is too large.
 HttpAnswer RefuseAsOpenAi(Reason reason, absl::string_view message);
 
 }  // namespace quire::server

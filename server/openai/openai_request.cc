@@ -212,8 +212,8 @@ absl::Status ReadStructuralTags(const JsonValue& value, const std::string& text,
   return absl::OkStatus();
 }
 
-// Reads {json, regex, choice, grammar, json_object}, each name with the prefix. `raw` is the
-// object's text in the body.
+// Reads the members json, regex, choice, grammar and json_object, whose names begin with `prefix`.
+// `raw` is the object's text in the body.
 absl::Status ReadKinds(const JsonFields& fields, const std::string& prefix, absl::string_view raw,
                        v1::GenerateRequest* request, FieldNames* names) {
   const std::string json = prefix + "json";
@@ -366,7 +366,7 @@ absl::Status ReadStream(const JsonFields& body, OpenAiRequest* result) {
   return absl::OkStatus();
 }
 
-// Reads one of two words. Returns true for the second one.
+// Reads a string that must be `first` or `second`. Returns true for `second`.
 absl::StatusOr<bool> ReadWord(const JsonValue& value, absl::string_view first,
                               absl::string_view second) {
   const auto word = value.AsString();
@@ -376,8 +376,8 @@ absl::StatusOr<bool> ReadWord(const JsonValue& value, absl::string_view first,
                                       first, " or ", second));
 }
 
-// Reads where the constraint begins and its white space: our own fields, which apply to
-// response_format too, and vLLM's disable_any_whitespace.
+// Reads the start and the white space policy of the constraint, from our own fields, which apply to
+// response_format too, and from vLLM's disable_any_whitespace.
 absl::Status ReadConstraintOptions(const JsonFields& body, v1::GenerateRequest* request) {
   const bool has_json = HasJson(request->constraint());
   if (const auto structured = body.Find("structured_outputs")) {
@@ -418,7 +418,7 @@ absl::Status ReadUnenforced(const JsonFields& body, v1::GenerateRequest* request
   return absl::OkStatus();
 }
 
-// Reads the fields that both calls have.
+// Reads the fields that completions and chat calls share.
 absl::Status ReadShared(const JsonFields& body, absl::string_view bytes, const OpenAiLimits& limits,
                         v1::GenerateRequest* request, OpenAiRequest* result) {
   QUIRE_RETURN_IF_ERROR(
@@ -445,7 +445,7 @@ absl::Status ReadShared(const JsonFields& body, absl::string_view bytes, const O
   request->mutable_output()->set_stream(result->stream);
   request->mutable_output()->set_usage_every_chunk(result->stream && result->continuous_usage);
   request->mutable_output()->set_text(true);
-  // The translator refuses other values, so count at least one choice.
+  // The translator refuses values below 1 later, so count at least one choice.
   if (request->sampling().has_choice_count()) {
     result->choices = std::max(request->sampling().choice_count(), 1);
   }

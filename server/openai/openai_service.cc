@@ -33,7 +33,8 @@ constexpr absl::string_view kChatPath = "/v1/chat/completions";
 constexpr int kNumWorkers = 2;
 constexpr std::size_t kMaxWaitingBodies = 1024;
 
-// Returns the name of an endpoint that computes, for metrics and logs; "" for others.
+// Returns the name of a generation or evaluation endpoint for metrics and logs, or "" for other
+// endpoints.
 absl::string_view MethodName(absl::string_view path) {
   if (path == kCompletionsPath) return "Completions";
   if (path == kChatPath) return "ChatCompletions";
@@ -41,7 +42,7 @@ absl::string_view MethodName(absl::string_view path) {
   return endpoint == nullptr ? "" : endpoint->method;
 }
 
-// Known parts of OpenAI's API that are not supported, with all paths below them.
+// Parts of OpenAI's API that are not supported, including all paths below them.
 constexpr absl::string_view kUnsupportedPaths[] = {
     "/v1/responses", "/v1/audio",   "/v1/images",      "/v1/moderations",
     "/v1/files",     "/v1/batches", "/v1/fine_tuning", "/v1/assistants",
@@ -111,7 +112,8 @@ bool OpenAiService::IsAllowed(const HttpRequest& request, absl::string_view orig
   return std::find(origins.begin(), origins.end(), origin) != origins.end();
 }
 
-// Browsers send an origin, and let a page read an answer only if the answer names that origin.
+// Returns the CORS headers. A browser lets a page read an answer only if the answer names the
+// page's origin.
 HttpHeaders OpenAiService::OriginHeaders(const HttpRequest& request) const {
   const absl::string_view origin = request.Header("origin");
   if (origin.empty() || !IsAllowed(request, origin)) return {};
@@ -121,7 +123,7 @@ HttpHeaders OpenAiService::OriginHeaders(const HttpRequest& request) const {
 }
 
 std::optional<HttpAnswer> OpenAiService::CheckHostAndOrigin(const HttpRequest& head) const {
-  if (checks_host_ && !NamesThisMachine(head)) return ForeignHostError();
+  if (checks_host_ && !IsHostLocal(head)) return ForeignHostError();
   const absl::string_view origin = head.Header("origin");
   if (!origin.empty() && !IsAllowed(head, origin)) return ForeignOriginError();
   return std::nullopt;

@@ -11,8 +11,8 @@
 //             forbidden Origin is refused before its body is read, so that a page of another site
 //             cannot use a local model. Without authentication on a loopback address, a request
 //             with a foreign Host is refused too (DNS rebinding; http_host.h).
-// Threads:    Handle on the threads of the server, without long work; see OpenAiCall.
-// Lifetime:   outlives the server; the context's objects outlive it.
+// Threads:    Handle runs on the server's threads and does no long work; see OpenAiCall. Lifetime:
+// outlives the server; the context's objects outlive it.
 
 #include <atomic>
 #include <memory>
@@ -34,7 +34,8 @@ class OpenAiService {
 
   void Handle(const std::shared_ptr<HttpExchange>& exchange);
 
-  // Returns the error of a request whose body was not read, because of its origin or its caller.
+  // Returns an error if the origin or the caller of the request is not allowed. Called before the
+  // body is read.
   std::optional<HttpAnswer> CheckBeforeBody(const HttpRequest& head) const;
   // Returns an error of the HTTP server, such as a body that is too large, with the origin headers.
   HttpAnswer RefuseUnread(Reason reason, absl::string_view message,

@@ -17,7 +17,7 @@ void AddTop(const v1::TokenLogprob& token, List* list) {
   }
 }
 
-// The lists of alternatives are absent if the request has none.
+// Omits the lists of alternatives if the tokens have none.
 template <typename List>
 void FillOutput(const List& tokens, wire::OutputLogProbs* output) {
   for (const v1::TokenLogprob& token : tokens) {
@@ -73,7 +73,7 @@ bool VllmAnswer::Take(const v1::GenerateResponse& event, wire::GenerateResponse*
   return false;
 }
 
-// The prompt's ids are needed only for its log-probabilities, which begin at position 1.
+// Only the id of token 0 is stored here: the prompt's log-probabilities begin at position 1.
 void VllmAnswer::Store(const v1::Started& started) {
   prompt_tokens_ = static_cast<std::uint32_t>(started.prompt_tokens());
   cached_tokens_ = static_cast<std::uint32_t>(started.cached_tokens());

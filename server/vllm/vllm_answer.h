@@ -3,8 +3,8 @@
 // Converts the events of one call from quire.v1 to messages of vllm.grpc.engine.
 //
 //   Started, PromptLogprobs   stored
-//   Delta                     a chunk: token ids, their number, and counts of the prompt
-//   Completed                 a complete
+//   Delta                     becomes a chunk: token ids, their number, and prompt counts
+//   Completed                 becomes a GenerateComplete message
 //
 // Place:      between Generation and the wire; the counterpart of vllm_request.h.
 // Invariants: only the first message of each choice has the prompt's log-probabilities.

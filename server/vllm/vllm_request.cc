@@ -32,8 +32,8 @@ absl::Status Refuse(absl::string_view field, absl::string_view value, absl::stri
   return BadParameter(field, value, absl::StrCat("absent; ", why));
 }
 
-// Refuses unknown fields, since fields of a later protocol version may have any meaning. `where` is
-// "" or a path with a final dot.
+// Refuses unknown fields, because their meaning in a later protocol version is not known. `where`
+// is "" or a path with a final dot.
 absl::Status CheckKnown(const google::protobuf::Message& message, absl::string_view where) {
   const google::protobuf::UnknownFieldSet& unknown =
       message.GetReflection()->GetUnknownFields(message);
@@ -177,7 +177,7 @@ absl::Status ReadPrompt(const wire::GenerateRequest& message, v1::GenerateReques
                     Reason::kPromptMissing, {{"field", "input"}});
 }
 
-// Refuses unsupported features: media, and keys and values from other workers.
+// Refuses unsupported features: media, and KV transfer from other workers.
 absl::Status RefuseUnsupported(const wire::GenerateRequest& message) {
   constexpr absl::string_view kNoMedia = "the model reads text only";
   constexpr absl::string_view kNoTransfer = "keys and values from other workers are not supported";

@@ -55,7 +55,7 @@ GenerateFormat MakeVllmFormat() {
           .name_fields = &NameVllmFields};
 }
 
-// An unsupported stream, which ends at once.
+// Reactor of an unsupported streaming call. It finishes the call at once.
 class RefusedStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
   explicit RefusedStream(const grpc::Status& status) { Finish(status); }
@@ -173,7 +173,7 @@ class VllmService::Impl final : public RawService {
         });
   }
 
-  // Covers all tenants, so it needs the scope `metrics`.
+  // The loads are those of all tenants, so the call needs the scope `metrics`.
   Reactor* GetLoads(Context* call, const Bytes* request, Bytes* response) override {
     UnaryCall unary = Unary("VllmEngine.GetLoads", call, request, response);
     unary.scope = Scope::kMetrics;
@@ -241,7 +241,7 @@ class VllmService::Impl final : public RawService {
     return absl::OkStatus();
   }
 
-  // Works while the model is loading, too.
+  // Also works while the model is loading.
   void FillServerInfo(const Identity& caller, wire::GetServerInfoResponse* response) {
     response->set_is_paused(context_.state->state() == LifeState::kDraining);
     response->set_uptime_seconds(

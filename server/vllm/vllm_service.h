@@ -24,7 +24,7 @@ class Service;
 
 namespace quire::server {
 
-// Properties of the process; the other answers come from the model.
+// Properties of the process that the model does not have.
 struct VllmDescription {
   std::string version;
   absl::Time start_time;

@@ -107,7 +107,7 @@ class Host final : public HttpSessionHost {
   void Handle(const std::shared_ptr<HttpExchange>& exchange) override {
     const HttpRequest& request = exchange->request();
     QUIRE_CHECK(request.body.size() <= 4096);
-    const bool is_local = NamesThisMachine(request);
+    const bool is_local = IsHostLocal(request);
     const bool is_own = IsOwnPage(request.Header("origin"), request, 80);
     const absl::string_view token = BearerToken(request.Header("authorization"));
     if (absl::StartsWith(request.path, "/stream")) {
@@ -128,7 +128,7 @@ void Serve(std::size_t piece, absl::string_view bytes) {
   Peer peer(bytes, piece);
   Host host;
   std::make_shared<HttpSession>(&host, /*number=*/0, std::make_unique<MemoryTransport>(&io, &peer),
-                                /*surplus=*/"")
+                                /*over_limit_message=*/"")
       ->Begin();
   do {
     io.restart();

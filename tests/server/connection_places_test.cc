@@ -54,16 +54,16 @@ TEST(ConnectionPlacesTest, AConnectionThatIsBusyAfterItsEvictionStays) {
 TEST(ConnectionPlacesTest, TheLongestStalledIsEvictedLast) {
   ConnectionPlaces places;
   for (std::uint64_t number = 0; number < 3; ++number) places.Add(number, "a", At(0));
-  places.SetPhase(0, Phase::kStalled, At(1));
-  places.SetPhase(1, Phase::kStalled, At(1.1));
+  places.SetPhase(0, Phase::kAwaitingBytes, At(1));
+  places.SetPhase(1, Phase::kAwaitingBytes, At(1.1));
   places.SetPhase(2, Phase::kIdle, At(2));
-  places.SetPhase(0, Phase::kStalled, At(1.5));  // more of its request arrived
+  places.SetPhase(0, Phase::kAwaitingBytes, At(1.5));  // more of its request arrived
   EXPECT_EQ(places.EvictOne("", At(2))->phase, Phase::kIdle);
   EXPECT_EQ(Evict(places, "", 2), std::nullopt) << "none has been stalled for a second";
   const auto evicted = places.EvictOne("", At(2.2));
   ASSERT_TRUE(evicted.has_value());
   EXPECT_EQ(evicted->number, 1u);
-  EXPECT_EQ(evicted->phase, Phase::kStalled);
+  EXPECT_EQ(evicted->phase, Phase::kAwaitingBytes);
   EXPECT_EQ(Evict(places, "", 2.2), std::nullopt);
   EXPECT_TRUE(places.CheckIntegrity().ok());
 }
@@ -87,7 +87,7 @@ List::iterator First(List& list, const std::string& ip, Phase phase) {
 List::iterator ToEvict(List& list, const std::string& ip, absl::Time now) {
   const auto idle = First(list, ip, Phase::kIdle);
   if (idle != list.end()) return idle;
-  const auto stalled = First(list, ip, Phase::kStalled);
+  const auto stalled = First(list, ip, Phase::kAwaitingBytes);
   return stalled != list.end() && now - stalled->second.since >= absl::Seconds(1) ? stalled
                                                                                   : list.end();
 }
@@ -131,7 +131,7 @@ TEST(ConnectionPlacesTest, AgreesWithAListThatIsSearched) {
         const auto phase = static_cast<Phase>(random() % 4);
         places.SetPhase(any, phase, now);
         if (!list.contains(any)) break;
-        if (list[any].phase == phase && phase != Phase::kStalled) break;
+        if (list[any].phase == phase && phase != Phase::kAwaitingBytes) break;
         list[any] = {list[any].ip, phase, now};
         break;
       }

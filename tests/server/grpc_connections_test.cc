@@ -29,7 +29,7 @@ class GrpcConnectionsTest : public ::testing::Test {
     host_.set_phase = [this](std::uint64_t number, Phase phase) {
       connections_.SetPhase(number, phase);
     };
-    host_.may_linger = [this](std::uint64_t number) { return connections_.MayLinger(number); };
+    host_.try_linger = [this](std::uint64_t number) { return connections_.TryLinger(number); };
     host_.remove = [this](std::uint64_t number, const std::string&) {
       connections_.Remove(number);
     };
@@ -122,12 +122,12 @@ TEST_F(GrpcConnectionsTest, UncountedConnectionsTakeNoRoomAndStay) {
 TEST_F(GrpcConnectionsTest, FewConnectionsLingerAtOnce) {
   for (int i = 0; i <= GrpcConnections::kMaxLingering; ++i) Add(std::nullopt);
   for (std::uint64_t i = 0; i < GrpcConnections::kMaxLingering; ++i) {
-    EXPECT_TRUE(connections_.MayLinger(i));
+    EXPECT_TRUE(connections_.TryLinger(i));
   }
-  EXPECT_FALSE(connections_.MayLinger(GrpcConnections::kMaxLingering));
+  EXPECT_FALSE(connections_.TryLinger(GrpcConnections::kMaxLingering));
   connections_.List()[0]->Abort();
   EXPECT_TRUE(IsClosed(0));
-  EXPECT_TRUE(connections_.MayLinger(GrpcConnections::kMaxLingering));
+  EXPECT_TRUE(connections_.TryLinger(GrpcConnections::kMaxLingering));
 }
 
 TEST_F(GrpcConnectionsTest, ListsByNumber) {

@@ -66,7 +66,7 @@ class ConnectionFixture : public ::testing::Test {
       causes_.push_back(cause);
     };
     host_.set_phase = [this](std::uint64_t, Phase phase) { phase_ = phase; };
-    host_.may_linger = [this](std::uint64_t) { return may_linger_; };
+    host_.try_linger = [this](std::uint64_t) { return may_linger_; };
     host_.remove = [this](std::uint64_t, const std::string& name) {
       is_removed_ = true;
       EXPECT_EQ(name, is_connected_ ? "name" : "");

@@ -79,7 +79,7 @@ class HttpSessionTest : public ::testing::Test, public HttpSessionHost {
 
   void Begin() {
     std::make_shared<HttpSession>(this, /*number=*/0, std::make_unique<HeldTransport>(&io_, &peer_),
-                                  /*surplus=*/"")
+                                  /*over_limit_message=*/"")
         ->Begin();
     Work();
   }

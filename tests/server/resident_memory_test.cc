@@ -48,7 +48,7 @@ class MemoryTrimmerTest : public ::testing::Test {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     unavailable_ = true;
 #endif
-    LimitHeapEnds();
+    LimitFreeHeapTops();
     TickFor(absl::Seconds(30));
     before_ = ResidentBytes();
   }

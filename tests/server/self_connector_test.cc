@@ -32,8 +32,8 @@ TEST(SelfConnectorTest, KnowsItsConnectionsOnce) {
   for (const char* const address : {"127.0.0.1", "0.0.0.0", "127.0.0.2"}) {
     tcp::acceptor acceptor(io, tcp::endpoint(boost::asio::ip::make_address(address), 0));
     const SelfConnector::Endpoint remote = Accepted(connector, acceptor);
-    EXPECT_TRUE(connector.IsOwn(remote)) << address;
-    EXPECT_FALSE(connector.IsOwn(remote)) << address;
+    EXPECT_TRUE(connector.RemoveIfOwn(remote)) << address;
+    EXPECT_FALSE(connector.RemoveIfOwn(remote)) << address;
   }
 }
 
@@ -43,8 +43,8 @@ TEST(SelfConnectorTest, KnowsItsConnectionsOfUnixSockets) {
   const std::string path = absl::StrCat(::testing::TempDir(), "self_", getpid(), ".sock");
   Local::acceptor acceptor(io, Local::endpoint(path));
   const SelfConnector::Endpoint remote = Accepted(connector, acceptor);
-  EXPECT_TRUE(connector.IsOwn(remote));
-  EXPECT_FALSE(connector.IsOwn(remote));
+  EXPECT_TRUE(connector.RemoveIfOwn(remote));
+  EXPECT_FALSE(connector.RemoveIfOwn(remote));
   unlink(path.c_str());
 }
 
@@ -54,7 +54,7 @@ TEST(SelfConnectorTest, DoesNotKnowConnectionsOfOthers) {
   tcp::acceptor acceptor(io, tcp::endpoint(boost::asio::ip::address_v4::loopback(), 0));
   tcp::socket other(io);
   other.connect(acceptor.local_endpoint());
-  EXPECT_FALSE(connector.IsOwn(acceptor.accept().remote_endpoint()));
+  EXPECT_FALSE(connector.RemoveIfOwn(acceptor.accept().remote_endpoint()));
 }
 
 TEST(SelfConnectorTest, ReportsThatNobodyListens) {

@@ -1,13 +1,13 @@
-// Loss of integer weights: perplexity of a text, and divergence of the next-token distributions
-// from those of unquantized weights.
+// Measures the accuracy loss of quantized weights: the perplexity of a text, and the divergence of
+// the next-token distributions from those of unquantized weights.
 //
 //   accuracy --model assets/story --text held_out.txt --tokens 20480 --context 512
 //   accuracy --model model.gguf --reference assets/story --formats auto,none --text held_out.txt
 //
 // The text is split into runs of `context` tokens that are computed separately; within a run every
 // token except the first is predicted. KL is the mean over predictions of sum p log(p / q) in nats,
-// with p of the reference and q of the format. "same best" is the fraction of predictions with the
-// same most likely token.
+// where p is the distribution of the reference and q that of the format. "same best" is the
+// fraction of predictions with the same most likely token.
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -130,13 +130,14 @@ double LogSum(const float* logits, std::size_t vocab) {
 }
 
 struct Score {
-  double loss = 0;  // sum over predictions, nats
+  double loss = 0;  // sum of negative log-likelihoods, nats
   double divergence = 0;
   std::int64_t same_best = 0;
   std::int64_t predictions = 0;
-  std::int64_t divergences = 0;  // predictions and the last token of each run
+  std::int64_t divergences = 0;  // predictions plus the last token of each run
 
-  // Adds one position. `next` < 0 at the last token of a run, which predicts nothing known.
+  // Adds one position. `next` is the id of the next token, or negative at the last token of a run,
+  // whose successor is unknown.
   void Add(const float* p, double p_sum, const float* q, std::size_t vocab, std::int32_t next) {
     const double q_sum = LogSum(q, vocab);
     for (std::size_t i = 0; i < vocab; ++i) {
@@ -165,8 +166,9 @@ bool IsInsideCharacter(const std::string& text, std::size_t at) {
   return at < text.size() && (static_cast<unsigned char>(text[at]) & 0xc0) == 0x80;
 }
 
-// Returns the text of [begin, begin + length) without incomplete UTF-8 characters at its ends.
-std::string Piece(const std::string& text, std::size_t begin, std::size_t length) {
+// Returns bytes [begin, begin + length) of `text`, without incomplete UTF-8 characters at either
+// end.
+std::string TrimToCharacters(const std::string& text, std::size_t begin, std::size_t length) {
   begin = std::min(begin, text.size());
   std::size_t end = begin + std::min(length, text.size() - begin);
   while (IsInsideCharacter(text, begin)) ++begin;
@@ -179,10 +181,10 @@ absl::StatusOr<std::vector<std::int32_t>> ReadTokens(const Arguments& arguments)
   if (!file) return absl::NotFoundError(absl::StrCat(arguments.text, ": cannot be read"));
   std::ostringstream content;
   content << file.rdbuf();
-  // An upper limit of the average bytes per token.
+  // Upper limit of the average number of bytes per token.
   constexpr std::size_t kMaxBytesPerToken = 16;
   const std::string text =
-      Piece(content.str(), arguments.skip_bytes, arguments.tokens * kMaxBytesPerToken);
+      TrimToCharacters(content.str(), arguments.skip_bytes, arguments.tokens * kMaxBytesPerToken);
   const std::string& path = arguments.tokenizer.empty() ? arguments.reference : arguments.tokenizer;
   QUIRE_ASSIGN_OR_RETURN(const auto tokenizer, OpenTokenizer(path));
   QUIRE_ASSIGN_OR_RETURN(std::vector<std::int32_t> tokens,
@@ -273,12 +275,12 @@ absl::Status Run(const Arguments& arguments) {
   std::printf("| model.quantization | weights MiB | perplexity | lost | KL, nats | same best |\n");
   std::printf("|---|---|---|---|---|---|\n");
   for (std::size_t s = 0; s < subjects.size(); ++s) {
-    const double places = static_cast<double>(scores[s].divergences);
+    const double positions = static_cast<double>(scores[s].divergences);
     std::printf("| %s | %.2f | %.4f | %+.3f %% | %.2e | %.2f %% |\n", names[s].c_str(),
                 static_cast<double>(subjects[s]->model().weight_bytes) / (1 << 20),
                 perplexity(scores[s]), 100 * (perplexity(scores[s]) / perplexity(scores[0]) - 1),
-                scores[s].divergence / places,
-                100 * static_cast<double>(scores[s].same_best) / places);
+                scores[s].divergence / positions,
+                100 * static_cast<double>(scores[s].same_best) / positions);
   }
   return absl::OkStatus();
 }
@@ -291,9 +293,9 @@ int main(int argc, char** argv) {
   CLI::App app("Measures the accuracy of quantized weights");
   app.add_option("--model", arguments.model, "directory or GGUF file")->required();
   app.add_option("--reference", arguments.reference,
-                 "model that is held unquantised to compare with; that of --model unless given");
+                 "unquantized model to compare with; default: --model");
   app.add_option("--tokenizer", arguments.tokenizer,
-                 "directory or GGUF file; the reference unless given");
+                 "directory or GGUF file; default: --reference");
   app.add_option("--text", arguments.text, "text to predict")->required();
   app.add_option("--skip-bytes", arguments.skip_bytes,
                  "bytes of the text to skip, up to the next character");

@@ -1,5 +1,5 @@
-// Attention over KV pages on the CPU, with the roofline probes of roofline_probes.cc in the same
-// process:
+// Measures attention over KV pages on the CPU, and the roofline probes of roofline_probes.cc in the
+// same process:
 //
 //   bench_kernels --benchmark_filter='RooflineProbes|Attention'
 //
@@ -37,7 +37,7 @@ struct Shape {
   std::uint32_t layers = 1;
 };
 
-// Layers with cached tokens, and a step on top of them.
+// Layers with cached tokens, and a step that appends rows to them.
 class Step {
  public:
   Step(const Backend& backend, const Shape& shape) : backend_(backend), shape_(shape) {
@@ -145,13 +145,13 @@ class Step {
   DeviceBuffer blocks_, table_, scales_;
   std::vector<std::uint32_t> lengths_, offsets_;
   std::optional<AnyKvCollection> collection_;
-  std::vector<AnyKvView> keys_, values_;  // of each layer
+  std::vector<AnyKvView> keys_, values_;  // one per layer
   std::size_t next_layer_ = 0;
   std::vector<float> q_, out_;
 };
 
 // Arguments: dtype, heads, kv heads, head size, sequences, cached tokens, new rows per sequence,
-// page size (negative: pages in order, else shuffled), threads.
+// page size (negative: pages in order, positive: shuffled pages), threads.
 void BM_Attention(benchmark::State& state) {
   ThreadPool pool(static_cast<int>(state.range(8)));
   const Backend backend = *Backend::Create(Device::Cpu(), &pool);
@@ -205,7 +205,8 @@ void AttentionShapes(benchmark::internal::Benchmark* benchmark) {
 BENCHMARK(BM_Attention)->Apply(AttentionShapes);
 
 // Arguments: sequences, cached tokens, layers, threads. Decode tokens with 16 heads over 4 KV heads
-// of 64 columns in bf16. Many layers are read from memory, one from the caches.
+// of 64 columns in bf16. With many layers, K and V are read from memory; with one layer, from the
+// CPU caches.
 void BM_ShortAttention(benchmark::State& state) {
   ThreadPool pool(static_cast<int>(state.range(3)));
   const Backend backend = *Backend::Create(Device::Cpu(), &pool);

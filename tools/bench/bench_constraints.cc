@@ -1,14 +1,14 @@
-// Structured output without an engine: compile times of constraints, and times of their masks along
-// a document. The vocabulary is that of a tokenizer.
+// Measures structured output without an engine: compile times of constraints, and times of their
+// masks along a document. The vocabulary comes from a tokenizer.
 //
 //   bench_constraints --tokenizer DIR [--export FILE] [flags of Google Benchmark]
 //
-// Masks follow the document of a case, and the same document with line breaks and indents. Counters
-// of Masks: microseconds, mean and 99th percentile over all passes except the first, and the
-// maximum of the first pass. Counters of MaskDelay: milliseconds from a token of a cheap choice to
-// its next mask, median, 99th percentile and maximum, while other choices compute expensive masks.
-// `--export` writes vocabulary and cases for constraint_peers.py, which measures other libraries
-// with them.
+// Masks are computed along the document of a case, and along the same document with line breaks and
+// indents. Counters of Masks: microseconds, mean and 99th percentile over all passes except the
+// first, and the maximum of the first pass. Counters of MaskDelay: milliseconds from a token of a
+// cheap choice to its next mask, median, 99th percentile and maximum, while other choices compute
+// expensive masks. `--export` writes vocabulary and cases for constraint_peers.py, which measures
+// other libraries with them.
 
 #include <algorithm>
 #include <bit>
@@ -100,7 +100,7 @@ void MeasureMasks(benchmark::State& state, const ConstraintSpec& spec, const Bui
   state.counters["first_max_us"] = *std::ranges::max_element(first);
 }
 
-// A choice that samples random allowed tokens and restarts at its end.
+// A choice that samples random allowed tokens, and restarts when no token is allowed.
 class RandomChoice {
  public:
   RandomChoice(std::shared_ptr<const CompiledConstraint> constraint, MaskPool* pool)
@@ -144,7 +144,8 @@ constexpr int kExpensiveChoices = 8;
 constexpr int kCheapTokens = 500;
 constexpr absl::Duration kStep = absl::Milliseconds(5);
 
-// Simulates steps of an engine. At the end of a step, choices whose masks are ready continue.
+// Simulates the steps of an engine. At the end of each step, every choice whose mask is ready
+// samples a token.
 void MeasureMaskDelay(benchmark::State& state, const std::string& expensive_schema,
                       const Build& build) {
   const auto cheap = build(SpecOf(ConstraintCases()[0].schema), {});

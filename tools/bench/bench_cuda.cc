@@ -14,7 +14,7 @@
 namespace quire::kernels {
 namespace {
 
-// Runs in a graph, on a GPU.
+// Number of runs in a graph, on a real GPU.
 constexpr int kLaunches = 20;
 
 }  // namespace

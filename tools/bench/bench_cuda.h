@@ -1,12 +1,12 @@
 #pragma once
 
-// Common parts of the benchmarks of CUDA kernels: the GPU, its memory, and the timing of an op.
+// Shared code of the CUDA kernel benchmarks: the GPU, its memory, and the timing of an op.
 //
-// An op is captured 20 times in a graph. If it is memory-bound, its data exceed the L2 cache, so
-// that neither launches nor caches improve the result. The time is that of whole graphs.
+// An op is captured 20 times in a graph, so that launch overhead is small. The data of a
+// memory-bound op exceed the L2 cache. The time is that of whole graphs, divided by 20.
 // bytes_per_second counts weights (linear), K and V (decode), input and output rows (element-wise)
-// and logits (sampler) once. FLOP/s counts a multiply-add as two and causal attention half. Inputs
-// are random, because zeros run faster.
+// and logits (sampler) once. FLOP/s counts a multiply-add as two, and only the unmasked half of
+// causal attention. Inputs are random, because zeros run faster.
 //
 // Threads: one.
 
@@ -31,11 +31,11 @@
 
 namespace quire::kernels {
 
-// The GPU of all benchmarks. It is opened once, since a process has one context.
+// The GPU that all benchmarks use. It is opened once, since a process has one context.
 struct Gpu {
   Gpu(Stream s, bool is_emulated);
 
-  // Null if there is no suitable GPU.
+  // Returns null if there is no suitable GPU.
   static Gpu* Get();
 
   Stream stream;
@@ -99,17 +99,18 @@ struct Work {
   double flops = 0;
 };
 
-// Times enqueue(0), enqueue(1), ... in graphs of 20, by the device's clock. Runs all of them once
-// before, because a kernel cannot be loaded during capture, and loading is not measured.
+// Times enqueue(0), enqueue(1), ... in graphs of 20 calls, by the device's clock. Runs all of them
+// once before the capture, because kernels cannot be loaded during capture and their loading must
+// not be measured.
 absl::Status Measure(benchmark::State& state, Gpu& gpu, Work work,
                      absl::FunctionRef<absl::Status(int)> enqueue);
 
-// Returns how many matrices of this size exceed the L2 cache, at most the launches of a graph.
-// Returns one on the emulated device.
+// Returns the number of copies of a matrix of this size that exceed the L2 cache, at most the
+// number of launches in a graph. Returns 1 on the emulated device.
 std::size_t CopiesBeyondCache(const Gpu& gpu, std::int64_t bytes);
 
-// Ends a failed benchmark with its error. Missing memory fails one benchmark instead of the
-// process.
+// Ends a failed benchmark with its error, so that a lack of memory fails one benchmark instead of
+// the process.
 void Report(benchmark::State& state, const absl::Status& status);
 
 // Returns the function that Google Benchmark runs.

@@ -1,5 +1,5 @@
-// Attention over KV pages: the planner, prefill and decode steps, one-byte pages, windows, soft
-// caps and sinks, MLA cache rows.
+// Measures attention over KV pages: the planner, prefill and decode steps, one-byte pages, windows,
+// soft caps and sinks, and MLA cache rows.
 
 #include <algorithm>
 #include <cstdint>
@@ -17,8 +17,8 @@
 namespace quire::kernels {
 namespace {
 
-// One step of equal sequences over one layer. One row per sequence is a decode step, more are a
-// prefill.
+// One step of equal sequences over one layer. It is a decode step if each sequence has one row,
+// otherwise a prefill.
 struct AttentionCase {
   std::uint32_t batch = 1, cached = 0, rows = 1;
   std::uint32_t heads = 32, kv_heads = 8, head_size = 128;
@@ -28,7 +28,7 @@ struct AttentionCase {
   std::uint32_t window = 0;
   float softcap = 0;
   bool has_sinks = false;
-  std::uint32_t value_columns = 0;  // of MLA rows, which have K and V in one; 0: no MLA
+  std::uint32_t value_columns = 0;  // for MLA rows, which store K and V together; 0: no MLA
 
   bool is_prompt() const { return rows > 1; }
   // Average number of keys that a row attends to.
@@ -87,7 +87,7 @@ absl::Status MeasureAttention(benchmark::State& state, Gpu& gpu, const Attention
                          Random<BF16>(gpu, std::int64_t{c.batch} * c.rows * width));
   QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer sinks, Random<float>(gpu, c.heads));
   return Measure(state, gpu, c.work(), [&](int) -> absl::Status {
-    // Kernels take items from a counter that the planner resets, so each launch needs its own plan.
+    // Kernels take work items from a counter that the planner resets, so plan before each launch.
     QUIRE_RETURN_IF_ERROR(PlanAttention(gpu.backend, lengths, plan.get()));
     return PagedAttention(gpu.backend,
                           {.keys = &k,
@@ -198,7 +198,7 @@ absl::Status RulesAttention(benchmark::State& state, Gpu& gpu) {
 void RulesShapes(Benchmark* benchmark) {
   benchmark->ArgNames({"window", "cap", "sinks", "batch", "cached", "rows", "maps"})
       ->UseManualTime();
-  // As long as the context, so that the work is the same as without a window.
+  // Longer than any context, so that the work is the same as without a window.
   constexpr std::int64_t kLong = 1 << 20;
   const auto each = [benchmark](std::int64_t batch, std::int64_t cached, std::int64_t rows,
                                 std::int64_t maps) {

@@ -1,4 +1,5 @@
-// Routing of a decode step's rows to their experts and back.
+// Measures routing of a decode step's rows to their experts, and the weighted sum of the experts'
+// results.
 
 #include <cstdint>
 #include <numeric>
@@ -13,7 +14,7 @@
 namespace quire::kernels {
 namespace {
 
-// Arguments: experts, experts per row, K, rows. Uses other matrices each time.
+// Arguments: experts, experts per row, K, rows. Each launch uses another matrix.
 absl::Status RouteRows(benchmark::State& state, Gpu& gpu) {
   const auto experts = static_cast<std::uint32_t>(state.range(0));
   const auto top_k = static_cast<std::uint32_t>(state.range(1));
@@ -58,7 +59,7 @@ absl::Status RouteRows(benchmark::State& state, Gpu& gpu) {
                    return Route(gpu.backend, params);
                  });
 }
-// Qwen3-30B-A3B and DeepSeek-V3.
+// Shapes of Qwen3-30B-A3B and DeepSeek-V3.
 BENCHMARK(Run<RouteRows>)
     ->Name("BM_Route")
     ->ArgNames({"experts", "top_k", "k", "m"})
@@ -69,9 +70,9 @@ BENCHMARK(Run<RouteRows>)
     ->UseManualTime();
 BENCHMARK(Run<RouteRows>)->Name("BM_Route/tiny")->Args({144, 2, 576, 3})->UseManualTime();
 
-// Arguments: experts, experts per row, N, K, rows. The down projection of the experts and the sum
-// of their results. Row m goes to the experts from m * top_k on, and to others each time, as far as
-// there are enough experts.
+// Arguments: experts, experts per row, N, K, rows. Measures the down projection of the experts and
+// the sum of their results. Row m goes to top_k consecutive experts from m * top_k on. Each launch
+// shifts the experts, so that they differ if there are enough of them.
 absl::Status DownAndSum(benchmark::State& state, Gpu& gpu) {
   const auto experts = static_cast<std::uint32_t>(state.range(0));
   const auto top_k = static_cast<std::uint32_t>(state.range(1));

@@ -1,4 +1,5 @@
-// Matrix products: weights of every format, products per head, and G.
+// Measures matrix products: weights of every format, products per head, and G, the rate of a large
+// product.
 
 #include <algorithm>
 #include <cstdint>
@@ -25,7 +26,7 @@ namespace {
 
 struct LinearCase {
   const Backend& backend;
-  const std::vector<PackedLinear>& weights;  // of one shape, used in rotation
+  const std::vector<PackedLinear>& weights;  // all of one shape, used in rotation
   std::uint32_t rows;
   double bytes;  // bytes of one matrix; 0: report no byte rate
   std::optional<GateShape> gate = {};
@@ -77,13 +78,13 @@ absl::Status MeasurePlain(benchmark::State& state, Gpu& gpu, const std::optional
 absl::Status PlainLinear(benchmark::State& state, Gpu& gpu) {
   return MeasurePlain(state, gpu, std::nullopt);
 }
-// The same with the gated product of the two halves of N.
+// PlainLinear fused with the gated product of the two halves of N.
 absl::Status GatedLinear(benchmark::State& state, Gpu& gpu) {
   return MeasurePlain(state, gpu, GateShape{});
 }
 void LinearShapes(Benchmark* benchmark) {
   benchmark->ArgNames({"n", "k", "m"})->UseManualTime();
-  // Llama 3.1 8B: qkv, o, gate and up, down; its head below.
+  // Llama 3.1 8B: qkv, o, gate and up, and down. The output head follows the loop.
   for (const auto& [n, k] : {std::pair{6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}}) {
     for (const int rows : {1, 8, 16, 32, 64, 128, 256, 512, 4096}) benchmark->Args({n, k, rows});
   }
@@ -103,15 +104,15 @@ void GatedShapes(Benchmark* benchmark) {
 BENCHMARK(Run<GatedLinear>)->Name("BM_GatedLinear")->Apply(GatedShapes);
 BENCHMARK(Run<GatedLinear>)->Name("BM_GatedLinear/tiny")->Args({128, 64, 3})->UseManualTime();
 
-// Searches the library where the loader finds it, else where the CUDA toolkit installs it.
+// Opens cuBLASLt where the loader finds it, or else where the CUDA toolkit installs it.
 absl::StatusOr<std::shared_ptr<cuda::CublasLt>> OpenLibrary(const Gpu& gpu) {
   absl::StatusOr<std::shared_ptr<cuda::CublasLt>> library = cuda::CublasLt::Open(gpu.stream);
   if (library.ok()) return library;
   const std::string path =
       absl::StrCat("/usr/local/cuda/lib64/", std::string(cuda::CublasLt::kLibrary));
-  absl::StatusOr<std::shared_ptr<cuda::CublasLt>> of_toolkit =
+  absl::StatusOr<std::shared_ptr<cuda::CublasLt>> toolkit_library =
       cuda::CublasLt::Open(gpu.stream, path);
-  return of_toolkit.ok() ? std::move(of_toolkit) : std::move(library);
+  return toolkit_library.ok() ? std::move(toolkit_library) : std::move(library);
 }
 
 absl::Status MeasureByLibrary(benchmark::State& state, Gpu& gpu, std::uint32_t side) {
@@ -125,8 +126,8 @@ absl::Status MeasureByLibrary(benchmark::State& state, Gpu& gpu, std::uint32_t s
   return MeasureLinear(state, gpu, {.backend = fast, .weights = weights, .rows = side, .bytes = 0});
 }
 
-// G: a product of two square matrices by cuBLASLt, or by the kernel of Linear if cuBLASLt or a
-// suitable algorithm is missing; the label says which. Argument: the side.
+// Measures G, the product of two square matrices by cuBLASLt. If cuBLASLt or a suitable algorithm
+// is missing, the kernel of Linear is used; the label names the implementation. Argument: the side.
 absl::Status DeviceMatmul(benchmark::State& state, Gpu& gpu) {
   const auto side = static_cast<std::uint32_t>(state.range(0));
   const absl::Status by_library = gpu.emulated ? absl::NotFoundError("the device is emulated")
@@ -169,7 +170,8 @@ class Codes {
   std::vector<std::int8_t> codes_;
 };
 
-// Products of `rows` rows with matrices of synthetic quantized weights. bf16 input and output.
+// Times products of `rows` rows with matrices of synthetic quantized weights. Input and output are
+// bf16.
 absl::Status MeasureCodes(benchmark::State& state, Gpu& gpu, const QuantizedShape& shape,
                           std::uint32_t rows) {
   std::vector<std::uint32_t> order(shape.has_act_order ? shape.k : 0);
@@ -193,8 +195,8 @@ absl::Status MeasureCodes(benchmark::State& state, Gpu& gpu, const QuantizedShap
                         .bytes = static_cast<double>(bytes)});
 }
 
-// Arguments: format, inputs that share a scale (0: all), whether there are zero points and an
-// act-order permutation, N, K, rows.
+// Arguments: format, number of inputs that share a scale (0: all), zero points (0 or 1), act-order
+// permutation (0 or 1), N, K, rows.
 absl::Status CodedLinear(benchmark::State& state, Gpu& gpu) {
   const auto group = static_cast<std::uint32_t>(state.range(1));
   const auto k = static_cast<std::uint32_t>(state.range(5));
@@ -239,7 +241,7 @@ BENCHMARK(Run<CodedLinear>)
     ->UseManualTime();
 
 // e4m3 weights with dynamic activation quantization to e4m3, including the launch that quantizes.
-// Arguments: inputs that share a scale (0: all), N, K, rows.
+// Arguments: number of inputs that share a scale (0: all), N, K, rows.
 absl::Status RoundedLinear(benchmark::State& state, Gpu& gpu) {
   const auto group = static_cast<std::uint32_t>(state.range(0));
   const auto k = static_cast<std::uint32_t>(state.range(2));
@@ -315,8 +317,8 @@ BENCHMARK(Run<HeadProducts>)
     ->Args({2, 32, 16, 70})
     ->UseManualTime();
 
-// Returns where groups begin if `rows` rows are distributed evenly over them, starting at group
-// `first`.
+// Returns the first row of each group if `rows` rows are distributed evenly over the groups,
+// starting at group `first`.
 std::vector<std::uint32_t> SpreadRows(std::uint32_t groups, std::uint32_t rows,
                                       std::uint32_t first) {
   std::vector<std::uint32_t> offsets(groups + 1);
@@ -328,8 +330,8 @@ std::vector<std::uint32_t> SpreadRows(std::uint32_t groups, std::uint32_t rows,
   return offsets;
 }
 
-// Times the products of MoE experts, other ones each time, so that the cache does not contain them.
-// `bytes` of one matrix.
+// Times the products of MoE experts. Each launch uses other experts, so that the cache does not
+// contain their weights. `bytes` is the size of one matrix.
 absl::Status MeasureGroups(benchmark::State& state, Gpu& gpu,
                            const std::vector<PackedLinear>& weights, std::uint32_t rows,
                            double bytes) {
@@ -381,7 +383,7 @@ absl::Status GroupedProducts(benchmark::State& state, Gpu& gpu) {
                        2.0 * n * k);
 }
 
-// Arguments: format, inputs that share a scale, groups, N, K, rows.
+// Arguments: format, number of inputs that share a scale, groups, N, K, rows.
 absl::Status GroupedCodes(benchmark::State& state, Gpu& gpu) {
   const auto groups = static_cast<std::uint32_t>(state.range(2));
   const QuantizedShape shape{.format = static_cast<WeightFormat>(state.range(0)),

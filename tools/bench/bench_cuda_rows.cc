@@ -1,4 +1,5 @@
-// Row-wise ops: norms, gated products, RoPE and KV store, the sampler; and C.
+// Measures row-wise ops (norms, gated products, RoPE and KV store, the sampler) and C, the copy
+// bandwidth.
 
 #include <cstdint>
 #include <memory>
@@ -16,7 +17,7 @@
 namespace quire::kernels {
 namespace {
 
-// C: copies 2 GiB, reading and writing them. Argument: bytes.
+// Measures C by copying; the rate counts bytes read and bytes written. Argument: bytes.
 absl::Status DeviceCopy(benchmark::State& state, Gpu& gpu) {
   const std::int64_t bytes = state.range(0);
   QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer from, Random<float>(gpu, bytes / 4));
@@ -53,7 +54,7 @@ BENCHMARK(Run<RowNorm>)
     ->UseManualTime();
 BENCHMARK(Run<RowNorm>)->Name("BM_RmsNorm/tiny")->Args({2, 64})->UseManualTime();
 
-// Arguments: rows, heads of 128 columns, in place, bf16.
+// Arguments: rows, heads of 128 columns. Normalizes bf16 values in place.
 absl::Status HeadNorms(benchmark::State& state, Gpu& gpu) {
   const auto rows = static_cast<std::uint32_t>(state.range(0));
   const auto heads = static_cast<std::uint32_t>(state.range(1));
@@ -159,7 +160,7 @@ absl::Status StoreRows(benchmark::State& state, Gpu& gpu) {
 BENCHMARK(Run<StoreRows>)->Name("BM_QkvStore")->Arg(1)->Arg(4096)->ArgName("rows")->UseManualTime();
 BENCHMARK(Run<StoreRows>)->Name("BM_QkvStore/tiny")->Arg(2)->UseManualTime();
 
-// Arguments: rows, K. Includes the preceding product, with other weights each time.
+// Arguments: rows, K. Includes the QKV projection before the store. Each launch uses other weights.
 absl::Status ProjectAndStore(benchmark::State& state, Gpu& gpu) {
   const auto batch = static_cast<std::uint32_t>(state.range(0));
   const auto k = static_cast<std::uint32_t>(state.range(1));

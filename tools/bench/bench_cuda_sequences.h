@@ -3,7 +3,8 @@
 // Pages and lengths of equal sequences in device memory, for benchmarks that read or write the KV
 // cache.
 //
-// Threads: one. Lifetime: the views point into it.
+// Threads:  one.
+// Lifetime: the object outlives the views of `collection`.
 
 #include <cstdint>
 #include <optional>
@@ -29,7 +30,7 @@ class DeviceSequences {
  public:
   static constexpr std::uint32_t kPage = 64;
 
-  // Creates one layer of random K and V. Returns RESOURCE_EXHAUSTED if memory is missing.
+  // Creates one layer of random K and V. Returns RESOURCE_EXHAUSTED if there is too little memory.
   static absl::StatusOr<DeviceSequences> Create(const Gpu& gpu, DType dtype,
                                                 const SequencesShape& shape);
 

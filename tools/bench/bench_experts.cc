@@ -1,7 +1,7 @@
-// Decode of a mixture of experts and of a dense MLP with the same active size: one token with 8 of
-// 128 experts of size 768, and with one MLP of size 6144, alternating in one run. Weights are in
-// memory, not in the caches: the MoE has 1.2 GB in bf16, and the dense side alternates between
-// layers.
+// Compares decoding with a mixture of experts and with a dense MLP of the same active size: one
+// token through 8 of 128 experts of size 768, and through one MLP of size 6144, alternating in one
+// run. Weights are read from memory, not from the caches: the MoE has 1.2 GB in bf16, and the dense
+// MLP alternates between layers.
 //
 //   bench_kernels --benchmark_filter=Experts
 
@@ -36,7 +36,7 @@ constexpr std::uint32_t kChosen = 8;
 constexpr std::uint32_t kWidth = 768;
 constexpr std::size_t kDenseLayers = 6;
 
-// Layer 0 is the MoE, the others are dense.
+// Returns a model whose layer 0 is an MoE and whose other layers are dense.
 ModelSpec Spec() {
   LayerSpec dense;
   dense.attn_in = {.kind = NormKind::kRms, .eps = 1e-6f};
@@ -95,7 +95,7 @@ struct Stage {
             .hidden = kHidden};
   }
 
-  // Returns the seconds of one block with a new row.
+  // Returns the time in seconds that one block takes with a new row.
   double Time(std::size_t layer) {
     for (std::uint32_t i = 0; i < kHidden; ++i) buffers.x[i] = normal(random);
     const StepContext context = step();

@@ -1,4 +1,4 @@
-// Times and rates of the CPU kernels as fractions of roofline probes that are measured in the same
+// Measures the CPU kernels. Rates are also reported as fractions of roofline probes of the same
 // process, because identical runs on shared hosts differ:
 //
 //   bench_kernels --benchmark_filter='RooflineProbes|Linear'
@@ -111,7 +111,7 @@ void BM_Linear(benchmark::State& state) {
   std::vector<BF16> narrow(dtype == DType::kBF16 ? w.size() : 0);
   for (std::size_t i = 0; i < narrow.size(); ++i) narrow[i] = BF16::FromFloat(w[i]);
   const void* const source = narrow.empty() ? static_cast<const void*>(w.data()) : narrow.data();
-  // Enough matrices to exceed every cache, used in rotation. Shapes of up to 4 MB stay in the
+  // Uses enough matrices in rotation to exceed every cache. Shapes of up to 4 MB stay in the
   // caches.
   const std::size_t bytes = std::size_t{n} * k * static_cast<std::size_t>(DTypeSize(dtype));
   const std::size_t copies = bytes < (4u << 20) ? 1 : (std::size_t{192} << 20) / bytes + 1;
@@ -222,7 +222,7 @@ BENCHMARK(BM_IntLinearZeros)
     ->UseRealTime()
     ->ArgsProduct({{4}, {32, 128}, {5632}, {2048}, {1, 512}, {2}});
 
-// The same with an act-order permutation of the inputs (GPTQ).
+// BM_IntLinearZeros with an act-order permutation of the inputs (GPTQ).
 void BM_IntLinearOrder(benchmark::State& state) {
   IntLinear(state, /*zeros=*/true, /*ordered=*/true);
 }

@@ -1,4 +1,4 @@
-// Times and rates of the CUDA kernels and the roofline probes of the GPU in one process:
+// Measures the CUDA kernels and the roofline probes of the GPU in one process:
 //
 //   bench_kernels_cuda --benchmark_filter='DeviceCopy|BM_Attention'
 //   bench_kernels_cuda --benchmark_filter=/tiny                   each op once, on any device
@@ -20,8 +20,8 @@
 namespace quire::kernels {
 namespace {
 
-// Prints the device as JSON after a launch, so that a lost GPU is detected. Returns the exit
-// status, 77 if there is no GPU.
+// Prints the device as JSON. Runs an operation on it first, so that a lost GPU is detected. Returns
+// the exit status, which is 77 if there is no GPU.
 int PrintDevice() {
   const absl::StatusOr<Device> device = OpenCudaDevice(0);
   if (!device.ok()) {
@@ -56,7 +56,7 @@ int PrintDevice() {
 
 int main(int argc, char** argv) {
   if (argc == 2 && absl::string_view(argv[1]) == "--device") return quire::kernels::PrintDevice();
-  // 50 ms per shape, unless an argument sets another time.
+  // Measures each shape for 50 ms, unless an argument sets another time.
   char time[] = "--benchmark_min_time=0.05";
   std::vector<char*> arguments(argv, argv + argc);
   arguments.insert(arguments.begin() + 1, time);

@@ -1,5 +1,5 @@
-// Hashing of prompt tokens to page keys, in tokens per second of one core. Text workers do it for
-// every prompt.
+// Measures the hashing of prompt tokens to page keys, in tokens per second on one core. Text
+// workers hash every prompt.
 //
 //   bench_kernels --benchmark_filter=PageHash
 

@@ -1,4 +1,4 @@
-// Costs of the prefix cache: matching and attaching a prompt whose pages are all cached, and
+// Measures the prefix cache: matching and attaching a prompt whose pages are all cached, and
 // freeing the pages of a row that ends while a step is in flight.
 //
 //   bench_kernels --benchmark_filter=PrefixCache
@@ -19,7 +19,7 @@ namespace {
 constexpr std::uint32_t kTokens = 131072;
 constexpr Hash128 kRoot{1, 2};
 
-// A cache with the tokens published under kRoot and without references.
+// Returns a cache in which `tokens` are published under kRoot and not referenced.
 std::unique_ptr<CacheManager> MakeCache(const std::vector<std::int32_t>& tokens,
                                         std::vector<PageKey>* keys, std::uint32_t page_size) {
   CacheManagerOptions options;
@@ -56,7 +56,7 @@ void BM_PrefixCacheHit(benchmark::State& state) {
 }
 BENCHMARK(BM_PrefixCacheHit)->ArgName("page_size")->Arg(64)->Arg(16);
 
-// Arguments: pages of the row.
+// Argument: pages of the row.
 void BM_PrefixCacheReleaseHeld(benchmark::State& state) {
   constexpr std::uint32_t kPageSize = 16;
   const auto pages = static_cast<std::uint32_t>(state.range(0));

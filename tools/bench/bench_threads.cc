@@ -1,6 +1,6 @@
-// Time of one fork and join of the thread pool with empty parts. Between two of them the caller is
-// busy for `gap_us`, like between the ops of a step. Workers stay awake for up to the pool's spin
-// time.
+// Measures one fork and join of the thread pool with empty work. Between two runs the caller is
+// busy for `gap_us`, as between the ops of a step. Workers spin for up to the pool's spin time
+// before they sleep.
 //
 //   bench_kernels --benchmark_filter=ForkJoin
 
@@ -17,7 +17,7 @@ namespace {
 
 using BenchClock = std::chrono::steady_clock;
 
-// Arguments: threads, microseconds between two Runs.
+// Arguments: threads, microseconds between two runs.
 void BM_ForkJoin(benchmark::State& state) {
   const auto threads = static_cast<int>(state.range(0));
   ThreadPool pool(threads, {.cpus = Machine::Detect().CpusToBind(threads)});

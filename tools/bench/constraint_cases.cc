@@ -64,7 +64,8 @@ ConstraintSpec SpecOf(ConstraintKind kind, std::string text) {
   return spec;
 }
 
-// Returns the document on one line, or with a line and four spaces per property.
+// Adds two cases with the same schema of `count` properties: one with a document on one line, and
+// one with a line per property, indented by four spaces.
 void AddProperties(int count, std::vector<SpecCase>* cases) {
   Json properties;
   Json names = Json::array();
@@ -87,7 +88,8 @@ void AddProperties(int count, std::vector<SpecCase>* cases) {
   cases->push_back({absl::StrCat(count, " properties, indented"), spec, lines + "\n}"});
 }
 
-// A document is one call. Formats without JSON are omitted.
+// Adds cases of forced tool calls. The document is one call; formats that do not write arguments as
+// JSON get no document.
 void AddForcedCalls(std::vector<SpecCase>* cases) {
   for (const char* name : {"hermes", "harmony", "qwen3-coder"}) {
     const text::ToolFormat* const format = text::FindToolFormat(name);

@@ -15,7 +15,7 @@ namespace quire::engine {
 struct ConstraintCase {
   std::string name;
   std::string schema;
-  std::string document;  // in the canonical form that masks allow
+  std::string document;  // valid, and formatted as the masks allow
 };
 
 std::vector<ConstraintCase> ConstraintCases();
@@ -26,8 +26,8 @@ struct SpecCase {
   std::string document;  // empty: only compiled
 };
 
-// Objects with few and many properties, a format, counted repetitions, and forced calls of 1, 8 and
-// 32 tools in some formats.
+// Returns cases of objects with many properties, a string format, counted repetitions, and forced
+// calls of 1, 8 and 32 tools in several tool-call formats.
 std::vector<SpecCase> SpecCases();
 
 }  // namespace quire::engine

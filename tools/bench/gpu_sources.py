@@ -13,8 +13,8 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# Headers of the C++ compiler, the C library and the CUDA toolkit, which any machine with a compiler
-# has.
+# Headers of the C++ compiler, the C library and the CUDA toolkit, which exist on any machine with
+# these.
 OWN = re.compile(r"^/usr/(lib/|local/cuda|include/(c\+\+|x86_64-linux-gnu|aarch64-linux-gnu|asm-generic|linux)/|"
                  r"include/[^/]+\.h$)|^/opt/|/cuda[^/]*/")
 PACKED = pathlib.Path("/usr/include/absl")
@@ -32,7 +32,7 @@ def included(build):
 
 
 def pack(build, folder):
-    strange = []
+    unknown = []
     for path in sorted(included(build)):
         if path.is_relative_to(ROOT):
             target = folder / "quire" / path.relative_to(ROOT)
@@ -41,21 +41,21 @@ def pack(build, folder):
         elif OWN.search(path.as_posix()):
             continue
         else:
-            strange.append(path)
+            unknown.append(path)
             continue
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, target)
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copy(ROOT / "tools" / "gpu_run" / "rebuild", folder)
     shutil.copy(ROOT / "LICENSE", folder)
-    return strange
+    return unknown
 
 
 def main():
-    strange = pack(pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2]))
-    for path in strange:
+    unknown = pack(pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2]))
+    for path in unknown:
         print(f"{path}: neither in this tree nor in a packed library", file=sys.stderr)
-    return 1 if strange else 0
+    return 1 if unknown else 0
 
 
 if __name__ == "__main__":

@@ -23,9 +23,9 @@ namespace {
 
 using SteadyClock = std::chrono::steady_clock;
 
-// Keeps a value alive without storing it.
+// Prevents the compiler from removing the computation of `value`.
 template <typename T>
-inline void Keep(const T& value) {
+inline void DoNotOptimizeAway(const T& value) {
   asm volatile("" : : "g"(&value) : "memory");
 }
 
@@ -43,14 +43,14 @@ double ShortestSeconds(ThreadPool* pool, int trials, Fn&& fn) {
   return shortest;
 }
 
-// A loop of `kSteps` rounds that does `operations` per round.
+// A loop of kSteps rounds with `operations` operations per round.
 struct Peak {
   void (*loop)();
   double operations;
   const char* name;
 };
 constexpr int kSteps = 2'000'000;
-constexpr int kChains = 12;  // more than latency times ports of current machines
+constexpr int kChains = 12;  // more than latency times number of ports on current CPUs
 
 double OperationsPerSecond(const Peak& peak, int threads) {
   ThreadPool pool(threads, {.cpus = Machine::Detect().CpusToBind(threads)});
@@ -63,7 +63,7 @@ using SumFn = std::uint64_t (*)(const std::uint64_t* data, std::size_t count);
 #if defined(__x86_64__)
 
 // Each round of a peak loop advances kChains independent sums by one step. Written in assembly,
-// because a compiler may keep sums in memory or notice that they are equal.
+// because a compiler may spill the sums to memory or notice that they are equal.
 #define QUIRE_CHAINS(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11)
 
 __attribute__((target("avx2,fma"))) void FmaLoop256() {
@@ -82,7 +82,7 @@ __attribute__((target("avx2,fma"))) void FmaLoop256() {
 #undef QUIRE_CLEAR
 }
 
-// vpmaddwd, vpaddd: 16 products.
+// // Uses vpmaddwd and vpaddd: 16 products per step.
 __attribute__((target("avx2"))) void Int16Loop256() {
 #define QUIRE_STEP(i) \
   "vpmaddwd %%ymm14, %%ymm15, %%ymm13\nvpaddd %%ymm13, %%ymm" #i ", %%ymm" #i "\n"
@@ -96,7 +96,7 @@ __attribute__((target("avx2"))) void Int16Loop256() {
 #undef QUIRE_STEP
 }
 
-// vpmaddubsw, vpmaddwd with ones, vpaddd: 32 products.
+// // Uses vpmaddubsw, vpmaddwd with ones, and vpaddd: 32 products per step.
 __attribute__((target("avx2"))) void Int8Loop256() {
 #define QUIRE_STEP(i)                                                          \
   "vpmaddubsw %%ymm14, %%ymm15, %%ymm13\nvpmaddwd %%ymm12, %%ymm13, %%ymm13\n" \
@@ -253,13 +253,13 @@ ReadRate MeasureDramRead(int threads) {
     std::fill_n(data + static_cast<std::size_t>(part) * part_size, part_size, std::uint64_t{1});
   });
   const SumFn sum = FastestSum();
-  // Runs about as long as the kernels, because a single pass may have the memory of a shared
-  // machine for itself.
+  // Runs about as long as the kernels. A single pass would be too optimistic on a shared machine,
+  // where it may briefly have the full memory bandwidth.
   constexpr int kPasses = 80;
   std::vector<double> seconds;
   for (int pass = 0; pass < kPasses; ++pass) {
     seconds.push_back(ShortestSeconds(&pool, 1, [&](int part) {
-      Keep(sum(data + static_cast<std::size_t>(part) * part_size, part_size));
+      DoNotOptimizeAway(sum(data + static_cast<std::size_t>(part) * part_size, part_size));
     }));
   }
   munmap(memory, kBytes);
@@ -268,9 +268,9 @@ ReadRate MeasureDramRead(int threads) {
           .best = bytes / *std::min_element(seconds.begin(), seconds.end())};
 }
 
-// One measurement per number of threads.
+// Returns the cached rate for `threads`, measuring it at the first call.
 template <typename Rate, typename Measure>
-Rate Once(std::map<int, Rate>* known, int threads, Measure&& measure) {
+Rate MeasureOnce(std::map<int, Rate>* known, int threads, Measure&& measure) {
   const auto [it, is_new] = known->try_emplace(threads);
   if (is_new) it->second = measure();
   return it->second;
@@ -280,21 +280,21 @@ Rate Once(std::map<int, Rate>* known, int threads, Measure&& measure) {
 
 ReadRate DramRead(int threads) {
   static std::map<int, ReadRate>& known = *new std::map<int, ReadRate>;
-  return Once(&known, threads, [&] { return MeasureDramRead(threads); });
+  return MeasureOnce(&known, threads, [&] { return MeasureDramRead(threads); });
 }
 
 double FloatPeak(int threads) {
   static std::map<int, double>& known = *new std::map<int, double>;
   const Peak peak = FloatLoop();
   if (peak.loop == nullptr) return 0;
-  return Once(&known, threads, [&] { return OperationsPerSecond(peak, threads); });
+  return MeasureOnce(&known, threads, [&] { return OperationsPerSecond(peak, threads); });
 }
 
 double Int8Peak(int threads) {
   static std::map<int, double>& known = *new std::map<int, double>;
   const Peak* const peak = BestInt8Loop();
   if (peak == nullptr) return 0;
-  return Once(&known, threads, [&] { return OperationsPerSecond(*peak, threads); });
+  return MeasureOnce(&known, threads, [&] { return OperationsPerSecond(*peak, threads); });
 }
 
 const char* Int8PeakName() {

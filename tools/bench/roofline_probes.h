@@ -1,7 +1,7 @@
 #pragma once
 
-// Roofline probes: the maximum rates of a machine, measured in the process that measures the
-// kernels and compares with them (kernels/README.md).
+// Roofline probes: the maximum rates of a machine. They are measured in the same process as the
+// kernels, whose rates are compared with them (kernels/README.md).
 //
 // Place:   used by bench_kernels. Uses no code of the kernels.
 // Threads: one caller at a time. Each probe is measured at its first use and cached.

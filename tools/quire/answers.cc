@@ -4,10 +4,11 @@
 //   quire_answers --address 127.0.0.1:50051 --requests 1000 --out FILE
 //   quire_answers --compare FILE FILE
 //
-// A request depends only on its number and the vocabulary: penalties, three choices, stop tokens,
-// greedy or random sampling, and prefixes that several requests share. Each line has one choice:
-// request, choice, finish reason, then each token with the bits of its log-probability and of the
-// two most likely ones. 32 requests are in flight, so the batches of two runs differ.
+// The parameters of a request depend only on its number and the vocabulary size. They include
+// penalties, three choices, stop tokens, greedy and random sampling, and shared prefixes. Each line
+// of the file describes one choice: request number, choice index, finish reason, then each token
+// with the bits of its log-probability and those of the two most likely tokens. 32 requests are in
+// flight, so the batches of two runs differ.
 
 #include <grpcpp/grpcpp.h>
 
@@ -41,7 +42,7 @@ struct Options {
   std::vector<std::string> compare;
 };
 
-// A random sequence that depends only on its seed.
+// A pseudorandom sequence that depends only on its seed.
 class Numbers {
  public:
   explicit Numbers(int seed) : state_(quire::SplitMix(static_cast<std::uint64_t>(seed))) {}
@@ -58,7 +59,7 @@ void AppendTokens(Numbers numbers, int count, std::int32_t vocab, v1::TokenIds* 
   for (int i = 0; i < count; ++i) out->add_ids(numbers.Below(vocab));
 }
 
-v1::GenerateRequest Request(int number, std::int32_t vocab) {
+v1::GenerateRequest MakeRequest(int number, std::int32_t vocab) {
   Numbers numbers(number);
   v1::GenerateRequest request;
   v1::TokenIds* const prompt = request.mutable_token_ids();
@@ -87,17 +88,17 @@ v1::GenerateRequest Request(int number, std::int32_t vocab) {
   return request;
 }
 
-std::string Bits(float x) {
+std::string HexBits(float x) {
   return absl::StrCat(absl::Hex(std::bit_cast<std::uint32_t>(x), absl::kZeroPad8));
 }
 
-std::string Line(int number, const v1::Completed& completed) {
+std::string FormatLine(int number, const v1::Completed& completed) {
   std::string line = absl::StrCat(number, " ", completed.index(), " ",
                                   v1::FinishReason_Name(completed.finish_reason()));
   for (const v1::TokenLogprob& token : completed.logprobs()) {
-    absl::StrAppend(&line, " ", token.token_id(), ":", Bits(token.logprob()));
+    absl::StrAppend(&line, " ", token.token_id(), ":", HexBits(token.logprob()));
     for (const v1::TopLogprob& top : token.top()) {
-      absl::StrAppend(&line, ",", top.token_id(), ":", Bits(top.logprob()));
+      absl::StrAppend(&line, ",", top.token_id(), ":", HexBits(top.logprob()));
     }
   }
   return line;
@@ -173,11 +174,11 @@ class Client {
       grpc::ClientContext context;
       SetDeadline(&context);
       std::vector<std::string>& lines = lines_[static_cast<std::size_t>(i)];
-      const v1::GenerateRequest request = Request(i, vocab_);
+      const v1::GenerateRequest request = MakeRequest(i, vocab_);
       const auto reader = stub_->Generate(&context, request);
       v1::GenerateResponse response;
       while (reader->Read(&response)) {
-        if (response.has_completed()) lines.push_back(Line(i, response.completed()));
+        if (response.has_completed()) lines.push_back(FormatLine(i, response.completed()));
       }
       const grpc::Status status = reader->Finish();
       if (!status.ok()) Fail(absl::StrCat("request ", i), status);

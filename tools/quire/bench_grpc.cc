@@ -1,4 +1,4 @@
-// quired as the target of `quire bench`.
+// Implements the target of `quire bench` for quired.
 
 #include <grpcpp/grpcpp.h>
 
@@ -17,8 +17,8 @@
 namespace quire::client {
 namespace {
 
-// Several channels, because a connection has a limit of streams
-// (server.grpc.max_concurrent_streams) and one thread.
+// Number of channels. One connection has a limit of streams (server.grpc.max_concurrent_streams)
+// and is served by one thread.
 constexpr std::size_t kChannels = 16;
 
 v1::GenerateRequest ToProto(const LoadRequest& load) {

@@ -1,4 +1,4 @@
-// HTTP servers as targets of `quire bench`, through libcurl.
+// Implements the targets of `quire bench` for HTTP servers, with libcurl.
 
 #include <curl/curl.h>
 
@@ -52,7 +52,7 @@ bool HasText(const json& object, const char* key) {
   return it != object.end() && it->is_string() && !it->get_ref<const std::string&>().empty();
 }
 
-// One answer while it is received.
+// Receives one answer.
 class Answer {
  public:
   Answer(PeerAddress::Kind kind, std::int64_t cancel_after, CURL* curl)

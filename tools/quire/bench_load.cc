@@ -15,13 +15,13 @@ namespace {
 constexpr std::int64_t kMaxTokens = 10'000'000;
 constexpr std::int64_t kBlockTokens = 512;  // block size of traces with block ids
 
-// Random streams for requests and for shared texts.
+// Identifiers of the random streams of requests, shared texts and send times.
 constexpr std::uint64_t kRequestStream = 0;
 constexpr std::uint64_t kPrefixStream = std::uint64_t{1} << 62;
 constexpr std::uint64_t kBlockStream = std::uint64_t{2} << 62;
 constexpr std::uint64_t kArrivalStream = std::uint64_t{3} << 62;
 
-// Hashes both, so that neighbouring seeds and streams have unrelated states.
+// Hashes seed and stream, so that neighbouring values give unrelated states.
 Random MakeRandom(std::uint64_t seed, std::uint64_t stream) {
   return Random(SplitMix(SplitMix(seed) ^ stream));
 }

@@ -34,9 +34,9 @@ absl::StatusOr<LengthDistribution> ParseLengths(absl::string_view text);
 std::int64_t SampleLength(const LengthDistribution& lengths, Random& random);
 
 enum class Arrival {
-  kClosed,   // each client sends its next request when the last one has ended
-  kPoisson,  // exponential intervals
-  kGamma,  // gaps of gamma distribution with shape `burstiness`; 1 is Poisson, below 1 is burstier
+  kClosed,    // each client sends its next request when the last one has ended
+  kPoisson,   // exponential intervals
+  kGamma,     // gamma-distributed intervals of shape `burstiness`; 1: Poisson, below 1: burstier
   kConstant,  // equal intervals
 };
 
@@ -46,7 +46,7 @@ struct TraceEntry {
   std::int64_t input_tokens = 0;
   std::int64_t output_tokens = 0;
   std::vector<std::int64_t>
-      block_ids;  // equal ids are equal blocks of 512 tokens of the prompt; may be empty
+      block_ids;  // one id per 512 prompt tokens; equal ids mean equal tokens; may be empty
 };
 
 struct LoadOptions {
@@ -56,8 +56,8 @@ struct LoadOptions {
   LengthDistribution input = {};
   LengthDistribution output = {};
   // `prefix_share` of the prompts begin with one of `prefix_count` prefixes of `prefix_tokens`. The
-  // length of a prompt does not change: a shorter prompt begins with a part of the prefix, and its
-  // last token is its own.
+  // length of a prompt does not change: a prompt that is too short begins with a part of the
+  // prefix. The last token is never part of the prefix.
   std::int64_t prefix_count = 1;
   std::int64_t prefix_tokens = 0;
   double prefix_share = 1;
@@ -71,7 +71,7 @@ struct LoadOptions {
 struct LoadRequest {
   std::vector<std::int32_t> prompt;
   std::int64_t output_tokens = 0;
-  std::int64_t cancel_after = 0;  // tokens after which it is cancelled; 0: never
+  std::int64_t cancel_after = 0;  // cancel after this many tokens; 0: never
   std::string schema = {};        // JSON Schema of the answer; empty: none
 };
 

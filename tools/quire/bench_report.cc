@@ -29,7 +29,7 @@ struct Distribution {
 constexpr std::pair<const char*, double> kPercentiles[] = {
     {"p50", 50}, {"p90", 90}, {"p95", 95}, {"p99", 99}, {"p99.9", 99.9}};
 
-// In the open loop, a request that is sent later than this counts as late.
+// In the open loop, a request counts as late if it is sent with a longer delay than this.
 constexpr double kLateSeconds = 0.01;
 
 // Returns milliseconds, or zeros without values.
@@ -61,7 +61,7 @@ struct Summary {
   Distribution ttft, tpot, itl, itl_per_token, e2e;
 };
 
-// False if the tokens arrived in a single message.
+// Returns false if the tokens arrived in a single message.
 bool HasTimePerOutputToken(const RequestSample& sample) {
   return sample.output_tokens > 1 && sample.messages > 1;
 }

@@ -21,7 +21,7 @@ namespace quire::client {
 
 struct RequestSample {
   bool ok = false;
-  bool cancelled = false;  // by this client on purpose; neither completed nor failed
+  bool cancelled = false;  // on purpose, by this client; neither completed nor failed
   std::string error;       // CODE/REASON: message
   std::int64_t input_tokens = 0;
   std::int64_t output_tokens = 0;
@@ -31,7 +31,7 @@ struct RequestSample {
   double first_to_last_token_seconds = 0;
   std::vector<double> itl_seconds;
   std::vector<std::int64_t> itl_tokens;  // tokens of the message that ends each interval
-  double late_seconds = 0;               // open loop: delay of sending
+  double late_seconds = 0;               // open loop: delay after the planned send time
 };
 
 // Latency limits of goodput, in seconds.

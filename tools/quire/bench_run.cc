@@ -20,7 +20,7 @@ namespace {
 
 using SteadyClock = std::chrono::steady_clock;
 
-// Thirty years. The 64-bit nanosecond clock overflows at ten times that.
+// Latest send time, thirty years. The 64-bit nanosecond clock overflows at ten times that.
 constexpr double kMaxSeconds = 1e9;
 
 double SecondsSince(SteadyClock::time_point start) {
@@ -103,7 +103,7 @@ class OpenLoop {
         job = std::move(jobs_.front());
         jobs_.pop_front();
       }
-      if (stop_.load()) continue;  // its time has passed while it waited for a thread
+      if (stop_.load()) continue;  // stopped while the job waited for a thread
       const double late = SecondsSince(job->time);
       slots_[job->slot] = target->Send(job->request);
       slots_[job->slot]->late_seconds = late;

@@ -1,10 +1,12 @@
 #pragma once
 
-// A server under test for `quire bench`: sends a request and measures the times of its tokens.
+// Client side of a server under test by `quire bench`: sends requests and measures when their
+// tokens arrive.
 //
-// Place:      below bench_run. GrpcTargets is quired; the others are servers to compare with.
-// Invariants: every server gets the same request: greedy sampling with a fixed answer length.
-// Threads:    a Target is one connection, used by one thread. A factory can be called from any.
+// Place:      below bench_run. GrpcTargets connects to quired, HttpTargets to a server to compare
+// with. Invariants: every server gets the same requests, with greedy sampling. The answer length is
+// fixed, unless a schema determines the end of the answer. Threads:    one Target per thread. A
+// factory can be called from any thread.
 
 #include <chrono>
 #include <cstdint>
@@ -46,10 +48,11 @@ class SampleClock {
   RequestSample sample_;
 };
 
-// Targets of quired at the options' address. All of them share several connections.
+// Returns a factory of targets for quired at the options' address. All targets share a fixed number
+// of connections.
 TargetFactory GrpcTargets(const CommonOptions& options);
 
-// An HTTP server, from "--peer KIND=URL".
+// The address of an HTTP server, as given by "--peer KIND=URL".
 struct PeerAddress {
   enum class Kind {
     kOpenAi,    // POST /v1/completions
@@ -63,7 +66,7 @@ absl::string_view PeerKindName(PeerAddress::Kind kind);
 
 // Returns the first id of GET /v1/models. Returns UNAVAILABLE if the server or a model is missing.
 absl::StatusOr<std::string> PeerModel(const PeerAddress& peer);
-// Each target has one connection that stays open. Prompts are sent as token ids.
+// Returns a factory of targets that each keep one connection open. Prompts are sent as token ids.
 TargetFactory HttpTargets(const PeerAddress& peer, const std::string& model,
                           double timeout_seconds);
 
@@ -76,7 +79,7 @@ struct PeerEvent {
 };
 // Returns INVALID_ARGUMENT if the data is not a JSON object.
 absl::StatusOr<PeerEvent> ParsePeerEvent(PeerAddress::Kind kind, absl::string_view data);
-// Returns the body of a request.
+// Returns the body of the HTTP request for `request`.
 std::string PeerRequest(PeerAddress::Kind kind, const std::string& model,
                         const LoadRequest& request);
 

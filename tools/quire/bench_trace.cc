@@ -24,7 +24,7 @@ bool IsLength(std::int64_t tokens) {
   return tokens >= 0 && tokens <= kMaxTraceTokens;
 }
 
-// Returns false if the line does not have the format.
+// Returns false if the line is not in this format.
 bool ParseAzure(absl::string_view line, TraceEntry* entry) {
   const std::vector<std::string> fields = absl::StrSplit(line, ',');
   absl::Time time;

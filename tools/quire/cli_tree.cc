@@ -45,14 +45,14 @@ bool HasName(const std::vector<CliOption>& options, const CliOption& wanted) {
   });
 }
 
-CliCommand Read(const CLI::App& app, const std::vector<CliOption>& of_parents) {
+CliCommand Read(const CLI::App& app, const std::vector<CliOption>& parent_options) {
   CliCommand result{.name = app.get_name(), .description = app.get_description()};
   for (const CLI::Option* option : app.get_options()) {
     if (option->get_group().empty()) continue;
     CliOption read = ReadOption(*option);
-    if (!HasName(of_parents, read)) result.options.push_back(std::move(read));
+    if (!HasName(parent_options, read)) result.options.push_back(std::move(read));
   }
-  std::vector<CliOption> known = of_parents;
+  std::vector<CliOption> known = parent_options;
   known.insert(known.end(), result.options.begin(), result.options.end());
   for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
     if (!command->get_group().empty()) result.commands.push_back(Read(*command, known));

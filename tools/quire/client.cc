@@ -37,8 +37,8 @@ namespace {
 using google::protobuf::internal::WireFormatLite;
 using google::protobuf::io::CodedInputStream;
 
-// Reads consecutive length-delimited fields and skips others. Debian does not package
-// google/rpc/*.proto, and three fields do not need a generated class.
+// Calls `on_field` with each length-delimited field of a serialized message and skips other fields.
+// Debian does not package google/rpc/*.proto, and three fields do not need a generated class.
 template <typename OnField>
 bool ForEachBytesField(const std::string& bytes, OnField on_field) {
   CodedInputStream input(reinterpret_cast<const std::uint8_t*>(bytes.data()),
@@ -61,7 +61,8 @@ bool ForEachBytesField(const std::string& bytes, OnField on_field) {
 constexpr int kReconnectBackoffMs = 100;
 constexpr std::chrono::milliseconds kConnectTimeout{500};
 
-// Puts the token into the metadata of each call. gRPC's own call credentials refuse plain channels.
+// Puts the token into the metadata of each call. gRPC's own call credentials refuse insecure
+// channels.
 class TokenSender final : public grpc::experimental::Interceptor {
  public:
   explicit TokenSender(const std::string& token) : header_(absl::StrCat("Bearer ", token)) {}

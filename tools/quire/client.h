@@ -54,8 +54,8 @@ void AddCommonOptions(CLI::App* app, CommonOptions* options);
 CLI::Option* AddFileOption(CLI::App* app, const std::string& name, const std::string& description,
                            std::function<void(std::string)> take);
 
-// Returns a channel and waits up to half a second for the connection. If it fails, calls report
-// why.
+// Returns a channel and waits up to half a second for the connection. If the connection fails,
+// calls report why.
 std::shared_ptr<grpc::Channel> Connect(const CommonOptions& options, const std::string& address);
 
 // Sets the gRPC deadline according to --timeout.

@@ -207,8 +207,8 @@ class OutputFile {
 
 // Returns exit code 1 if a request failed.
 int ExitCodeOf(const std::vector<std::vector<BenchRun>>& runs) {
-  for (const std::vector<BenchRun>& of_subject : runs) {
-    for (const BenchRun& run : of_subject) {
+  for (const std::vector<BenchRun>& subject_runs : runs) {
+    for (const BenchRun& run : subject_runs) {
       for (const RequestSample& sample : run.samples) {
         if (sample.ok || sample.cancelled) continue;
         std::fprintf(stderr, "quire: first failure (%s): %s\n", run.backend.c_str(),
@@ -220,7 +220,7 @@ int ExitCodeOf(const std::vector<std::vector<BenchRun>>& runs) {
   return kOk;
 }
 
-// REQUIRES: there is a run of each subject.
+// Prints the report and writes it to `output`. REQUIRES: there is a run of each subject.
 absl::Status Print(const CommonOptions& common, OutputFile* output,
                    const std::vector<std::vector<BenchRun>>& runs, bool interrupted) {
   const bool compares = runs.size() > 1;
@@ -254,18 +254,18 @@ absl::Status RunRound(const BenchPlan& plan, const std::vector<Subject>& subject
                       std::int32_t vocab_size, std::int64_t round, const std::atomic<bool>& stop,
                       std::vector<std::vector<BenchRun>>* runs, bool* interrupted) {
   absl::Status check;
-  std::vector<BenchRun> of_round;
+  std::vector<BenchRun> round_runs;
   for (const Subject& subject : subjects) {
-    absl::Status of_subject;
+    absl::Status subject_check;
     QUIRE_ASSIGN_OR_RETURN(BenchRun run,
-                           RunOnce(plan, subject, vocab_size, round, stop, &of_subject));
-    check.Update(of_subject);
-    of_round.push_back(std::move(run));
-    *interrupted = of_round.back().interrupted;
+                           RunOnce(plan, subject, vocab_size, round, stop, &subject_check));
+    check.Update(subject_check);
+    round_runs.push_back(std::move(run));
+    *interrupted = round_runs.back().interrupted;
     if (*interrupted) break;
   }
   if (*interrupted && subjects.size() > 1) return check;
-  for (std::size_t i = 0; i < subjects.size(); ++i) (*runs)[i].push_back(std::move(of_round[i]));
+  for (std::size_t i = 0; i < subjects.size(); ++i) (*runs)[i].push_back(std::move(round_runs[i]));
   return check;
 }
 
@@ -321,7 +321,7 @@ int RunBench(const CommonOptions& common, const BenchOptions& options) {
   return RunRounds(common, options, *plan, subjects, model.model().vocab_size());
 }
 
-// Options of prompts, which a trace defines itself.
+// Adds and returns the options of prompts that a trace defines itself.
 std::vector<CLI::Option*> AddPromptOptions(CLI::App* cmd, BenchOptions* options) {
   CLI::Option* const input =
       cmd->add_option("--input-tokens", options->input,
@@ -346,7 +346,7 @@ std::vector<CLI::Option*> AddPromptOptions(CLI::App* cmd, BenchOptions* options)
   return {input, output, prefix};
 }
 
-// Options of send times. An option without effect is an error.
+// Adds the options of send times. An option that would have no effect is an error.
 void AddArrivalOptions(CLI::App* cmd, BenchOptions* options,
                        const std::vector<CLI::Option*>& prompt_options) {
   CLI::Option* const rate =

@@ -169,8 +169,8 @@ v1::GenerateRequest ToRequest(const ChatOptions& options, const v1::ChatPrompt& 
   return request;
 }
 
-// Shows an answer that is parsed: text and tool calls, one per line, on standard output, reasoning
-// on standard error. `before` is the part of the answer that was shown already.
+// Prints a part of an answer: text and tool calls (one per line) to standard output, reasoning to
+// standard error. `before` is the part of the answer that was already printed.
 void ShowDelta(const v1::Delta& delta, const v1::ChatMessage& before) {
   std::fwrite(delta.reasoning_text().data(), 1, delta.reasoning_text().size(), stderr);
   std::fwrite(delta.text().data(), 1, delta.text().size(), stdout);
@@ -244,7 +244,7 @@ int RunChat(const CommonOptions& common, const ChatOptions& options) {
     if (result == kOk) {
       *chat.add_messages() = answer;
     } else {
-      chat.mutable_messages()->RemoveLast();  // the question can be repeated
+      chat.mutable_messages()->RemoveLast();  // so that the user can ask again
     }
   }
   return result;

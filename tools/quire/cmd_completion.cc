@@ -77,7 +77,6 @@ ManualText DescribeQuired() {
           {"Loads one model and serves it over gRPC: data on server.grpc.listen, control on "
            "server.admin.listen, health and metrics over HTTP on server.http.listen. Without a "
            "model argument it serves a small built-in story model.",
-           ,
            "Values come from built-in defaults, the profile, the files of --config, environment "
            "variables QUIRE__SECTION__KEY, and --set. Later ones override earlier ones."},
       .lists = {{"SIGNALS",

@@ -117,13 +117,13 @@ void PrintSummary(const v1::Completed& completed) {
 class TextPrinter {
  public:
   explicit TextPrinter(const GenerateOptions& options)
-      : many_(options.choice_count.value_or(1) > 1), quiet_(options.quiet) {}
+      : has_many_choices_(options.choice_count.value_or(1) > 1), quiet_(options.quiet) {}
 
   void Handle(const v1::GenerateResponse& response) {
     if (response.has_started()) {
       Write(response.started().prompt_text());
     } else if (response.has_delta()) {
-      if (many_) {
+      if (has_many_choices_) {
         texts_[response.delta().index()] += response.delta().text();
       } else {
         Write(response.delta().text());
@@ -140,12 +140,12 @@ class TextPrinter {
   }
 
   void Complete(const v1::Completed& completed) {
-    if (many_) std::printf("--- choice %d\n", completed.index());
+    if (has_many_choices_) std::printf("--- choice %d\n", completed.index());
     Write(texts_[completed.index()] + completed.text() + "\n");
     if (!quiet_) PrintSummary(completed);
   }
 
-  const bool many_;
+  const bool has_many_choices_;
   const bool quiet_;
   std::map<std::int32_t, std::string> texts_;
 };

@@ -109,8 +109,8 @@ grpc::Status CheckHealth(const CommonOptions& common, const std::string& address
 int RunHealth(const CommonOptions& common, const std::string& service) {
   const bool is_socket = absl::StartsWith(common.admin, "unix:");
   const std::string socket(absl::StripPrefix(common.admin, "unix:"));
-  const bool ask_admin = !is_socket || std::filesystem::exists(socket);
-  const std::string& address = ask_admin ? common.admin : common.address;
+  const bool use_admin = !is_socket || std::filesystem::exists(socket);
+  const std::string& address = use_admin ? common.admin : common.address;
   bool serving = false;
   const grpc::Status status = CheckHealth(common, address, service, &serving);
   if (!status.ok()) return Fail(status, address);

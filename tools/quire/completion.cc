@@ -47,9 +47,9 @@ void AppendNames(const CliCommand& command, Words* names) {
   }
 }
 
-// Returns one arm of a bash `case` over "COMMAND OPTION" for each name of `option`. Options of the
-// program are valid after any command.
-std::string Arm(const std::string& path, const CliOption& option, absl::string_view body) {
+// Returns one branch of a bash `case` statement that matches "COMMAND OPTION" for each name of
+// `option`. Options of the program itself are valid after any command.
+std::string CaseBranch(const std::string& path, const CliOption& option, absl::string_view body) {
   const std::string begin = path.empty() ? "*\" " : absl::StrCat("\"", path, " ");
   const std::string names = absl::StrJoin(option.names, absl::StrCat("\"|", begin));
   return absl::StrCat("            ", begin, names, "\") ", body, " ;;\n");
@@ -85,7 +85,7 @@ std::string Quote(absl::string_view text) {
   return absl::StrCat("'", absl::StrReplaceAll(text, {{"'", "'\\''"}}), "'");
 }
 
-// Separates two specifications.
+// Separates two _arguments specifications.
 constexpr absl::string_view kZshBreak = " \\\n            ";
 
 // Escapes text inside a specification of zsh's _arguments and _describe.
@@ -158,10 +158,10 @@ std::string BashCompletion(const CliCommand& program) {
     if (&command != &program) AppendNames(command, &names);
     for (const CliOption& option : command.options) {
       if (option.names.empty()) continue;
-      if (!option.is_flag()) absl::StrAppend(&steps, Arm(path, option, "option=$word"));
+      if (!option.is_flag()) absl::StrAppend(&steps, CaseBranch(path, option, "option=$word"));
       if (option.choices.empty()) continue;
       const std::string list = absl::StrJoin(option.choices, " ");
-      absl::StrAppend(&values, Arm(path, option, absl::StrCat("words=\"", list, "\"")));
+      absl::StrAppend(&values, CaseBranch(path, option, absl::StrCat("words=\"", list, "\"")));
     }
     absl::StrAppend(&words, "            \"", path, "\") words=\"",
                     absl::StrJoin(ListArguments(command), " "), "\" options=\"",

@@ -44,7 +44,7 @@ void AddConstraintOptions(CLI::App* cmd, v1::Constraint* constraint) {
   schema->excludes(regex)->excludes(grammar)->excludes(choice);
   regex->excludes(grammar)->excludes(choice);
   grammar->excludes(choice);
-  // The server refuses this option without a JSON constraint, and names it.
+  // Without a JSON constraint, the server refuses this option with an error that names it.
   AddWord(cmd, "--constraint-whitespace", "white space between JSON tokens: bounded or compact",
           {{"bounded", v1::WHITESPACE_POLICY_BOUNDED}, {"compact", v1::WHITESPACE_POLICY_COMPACT}},
           [=](int value) { constraint->set_whitespace(static_cast<v1::WhitespacePolicy>(value)); });

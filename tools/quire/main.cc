@@ -42,8 +42,8 @@ int Run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   const int exit_code = Run(argc, argv);
-  // gRPC's threads outlive its channels. Returning from main would run OpenSSL's cleanup while they
-  // may be in a handshake, which sometimes crashed.
+  // gRPC's threads outlive its channels. Returning from main would run OpenSSL's cleanup while
+  // these threads may be in a handshake, which can crash.
   std::fflush(nullptr);
   std::_Exit(exit_code);
 }

@@ -24,7 +24,7 @@ std::string Italic(absl::string_view text) {
   return absl::StrCat("\\fI", Escape(text), "\\fR");
 }
 
-// Returns "--choices INT" as a term, or "[PROMPT]".
+// Returns a term such as "--choices INT", or the name of a positional argument.
 std::string FormatTerm(const CliOption& option) {
   if (option.names.empty()) return Italic(option.positional);
   const std::string names = absl::StrJoin(

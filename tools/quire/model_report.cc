@@ -161,7 +161,7 @@ const models::Family* FindFamily(const models::ConfigReader& reader) {
   return type.ok() && *type ? models::FindFamilyByModelType(**type) : nullptr;
 }
 
-// Lists all keys, even after the first refused one.
+// Lists all configuration keys, even those after a refused one.
 void Inspector::AddKeys(const formats::ModelFiles& files) {
   if (!files.gguf().empty() || !files.Has("config.json")) return;
   const absl::StatusOr<formats::ModelFile> file = files.Open("config.json");
@@ -213,8 +213,8 @@ void Inspector::AddModel(const formats::ModelFiles& files) {
   for (const std::string& warning : config.warnings) Add("warning", warning);
 }
 
-// Returns the bytes in files, including scales, zero points and the like. Tensors that several
-// matrices share count once.
+// Returns the number of bytes in the files, including scales and zero points. A tensor that several
+// matrices share counts once.
 std::int64_t StoredBytes(const formats::StoredTensor& tensor,
                          std::set<const formats::QuantizedTensor*>& counted) {
   if (tensor.quantized == nullptr) return static_cast<std::int64_t>(tensor.bytes.size());

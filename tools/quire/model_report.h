@@ -1,6 +1,6 @@
 #pragma once
 
-// The report of `quire inspect` about the files of a model.
+// Builds the report of `quire inspect` about the files of a model.
 //
 // Invariants: loads no weights and needs no GPU. If a part cannot be read, the report has a problem
 //             instead.
@@ -20,7 +20,7 @@ struct ModelReport {
   bool is_servable = false;        // no problems: quired can load it if the memory suffices
 };
 
-// Plans for the GPU with `request.device_memory`, or for the CPU without it.
+// If `request.device_memory` is set, plans for a GPU with that memory, otherwise for the CPU.
 ModelReport InspectModel(const PlanRequest& request);
 
 }  // namespace quire::client

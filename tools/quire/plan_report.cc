@@ -21,7 +21,7 @@ std::string Line(absl::string_view name, std::int64_t bytes, absl::string_view w
                          static_cast<double>(bytes) / (1 << 20), what);
 }
 
-// Adds the pages that a sequence needs.
+// Adds the layer groups and the pages that a sequence needs.
 void AddLayers(const models::LayerGroups& layers, std::int64_t page_bytes,
                std::uint32_t sequence_pages, std::int32_t context_tokens, PlanReport* report) {
   report->json["page_layers"] = layers.slots;

@@ -1,6 +1,6 @@
 #pragma once
 
-// The memory plan of a model, printed by `quire plan` and as a part of `quire inspect`.
+// Computes the memory plan of a model, for `quire plan` and `quire inspect`.
 //
 // Threads: any.
 
@@ -35,8 +35,8 @@ struct PlanReport {
 // Adds --device-memory, --sms, --config and --set. `request` must outlive the parsing.
 void AddPlanOptions(CLI::App* command, PlanRequest* request);
 
-// Returns the options that `quired` would have with the request's sources. An error message may
-// have several lines, one per error; the same for MakePlan.
+// Returns the options that `quired` would have with the request's sources. Error messages of
+// ReadOptions and MakePlan have one line per error.
 absl::StatusOr<server::DaemonOptions> ReadOptions(const PlanRequest& request);
 
 // Uses the configuration of `quired` with the same files, environment and --set.

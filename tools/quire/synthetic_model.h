@@ -1,8 +1,7 @@
 #pragma once
 
 // Writes the files of a model without weights. They suffice for `quired --set
-// model.load_mode=dummy`, which generates weights, and so for measuring a shape without its
-// checkpoint.
+// model.load_mode=dummy`, which generates weights, so a shape can be measured without a checkpoint.
 //
 // Place:      used by `quire make-model`.
 // Invariants: every id of the vocabulary has text, so that every sampled token is valid.
@@ -30,10 +29,10 @@ struct ModelShape {
   bool tie_word_embeddings = false;
 };
 
-// Returns "llama-3.1-8b", "tiny", which is fast on a CPU, and "llama-0.5b" and "llama-1.1b", the
-// shapes of the CPU benchmarks.
+// Returns the shapes "llama-3.1-8b", "tiny" (fast on a CPU), and "llama-0.5b" and "llama-1.1b"
+// (used by the CPU benchmarks).
 const std::vector<ModelShape>& KnownShapes();
-// Returns NOT_FOUND with all names for an unknown name.
+// If the name is unknown, returns NOT_FOUND with all known names.
 absl::StatusOr<ModelShape> FindShape(absl::string_view name);
 
 // Returns the text of each id in tokenizer files: the 256 bytes, words, begin and end.

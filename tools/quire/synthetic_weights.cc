@@ -27,8 +27,8 @@ struct Tensor {
   std::string gguf_name;
   std::uint64_t rows = 1, columns = 0;
   bool is_norm = false;
-  // For query and key matrices: rows per head. RoPE rotates the two halves of a head against each
-  // other; GGUF interleaves them.
+  // Rows per head, for query and key matrices. RoPE rotates the two halves of a head against each
+  // other. Hugging Face files store the halves one after the other; GGUF files interleave them.
   std::uint32_t head_rows = 0;
 };
 
@@ -67,7 +67,8 @@ std::vector<Tensor> Tensors(const ModelShape& shape) {
   return tensors;
 }
 
-// Approximates a normal distribution by the sum of four uniform ones, with deviation sqrt(4 / 12).
+// Approximates a normal distribution by the sum of four uniform values, whose standard deviation is
+// sqrt(4 / 12).
 BF16 Value(const Tensor& tensor, std::uint64_t stream, std::uint64_t index) {
   if (tensor.is_norm) return BF16::FromFloat(1.0f);
   const std::uint64_t bits = SplitMix(stream + index * kSplitMixStep);

@@ -1,7 +1,7 @@
 #pragma once
 
-// Random weights for the shapes of synthetic_model.h. Safetensors and GGUF files have the same bf16
-// values, so that servers that read only one format compute the same model.
+// Writes random weights for the shapes of synthetic_model.h. Safetensors and GGUF files have the
+// same bf16 values, so that servers that read only one format compute the same model.
 //
 // Place:      used by `quire make-model`.
 // Invariants: a value depends only on the seed, the tensor and its index.
