@@ -246,7 +246,7 @@ std::size_t AttentionScratchBytes(std::uint32_t head_size, std::size_t packed_ro
 
 namespace {
 
-// Checks of shapes that are the same on every backend.
+// Checks the shapes. The checks are the same on every backend.
 absl::Status CheckShapes(const AttentionParams& params) {
   const KvShape shape = KvShapeOf(*params.keys);
   if (!(shape == KvShapeOf(*params.values))) {

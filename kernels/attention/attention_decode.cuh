@@ -229,8 +229,8 @@ struct DecodeWarp {
     AddValues(values_of(), p);
   }
 
-  // Multiplies P by V's scales. Only tokens that a row sees contribute to its unit; otherwise a
-  // row's bits would depend on later tokens.
+  // Multiplies P by V's scales. Only tokens that a row sees contribute to the row's unit; otherwise
+  // the row's bits would depend on later tokens.
   __device__ __forceinline__ void ReduceValueScales(const float* scales, std::uint32_t first,
                                                     std::uint32_t row, const ScoreRules& rules,
                                                     float (&p)[4], float (&factor)[2]) {
