@@ -264,9 +264,9 @@ absl::Status CheckShapes(const AttentionParams& params) {
   }
   const std::int64_t columns = std::int64_t{params.num_heads} * shape.head_size;
   if (std::min(params.q_stride, params.out_stride) < columns) {
-    return absl::InvalidArgumentError(absl::StrCat("attention strides of q and out are ",
-                                                   params.q_stride, " and ", params.out_stride,
-                                                   ", must be at least the heads' size ", columns));
+    return absl::InvalidArgumentError(
+        absl::StrCat("attention strides of q and out are ", params.q_stride, " and ",
+                     params.out_stride, ", must be at least the size of all heads, ", columns));
   }
   if (params.value_columns > shape.head_size) {
     return absl::InvalidArgumentError(

@@ -572,7 +572,9 @@ absl::Status Sample(const Backend& backend, const SampleParams& params) {
   if (params.rows.size() != params.sampled.size() || params.vocab == 0) {
     return absl::InvalidArgumentError(absl::StrCat("sampler has ", params.rows.size(), " rows, ",
                                                    params.sampled.size(),
-                                                   " results and a vocabulary of ", params.vocab));
+                                                   " results and a vocabulary of ", params.vocab,
+                                                   "; it must have as many results as rows and "
+                                                   "a vocabulary of at least 1"));
   }
   for (std::size_t i = 0; i < params.rows.size(); ++i) {
     QUIRE_RETURN_IF_ERROR(internal::CheckSamplingRow(params.rows[i], params.vocab));
