@@ -25,8 +25,8 @@ std::uint32_t SpansOf(std::uint32_t keys) {
   return (keys + kAttentionSpan - 1) / kAttentionSpan;
 }
 
-// The work list of one call. An item is a block of rows of one sequence on one KV head, or on
-// several heads if there are few rows, because the heads of a token are adjacent in a page. A block
+// The work list of one call. An item is a block of rows of one sequence for one KV head. With few
+// rows an item has several KV heads, because the heads of a token are adjacent in a page. A block
 // that is long compared with a thread's share is split by spans.
 class Plan {
  public:

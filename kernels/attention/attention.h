@@ -60,9 +60,9 @@ struct AttentionParams {
 // windows of all rows of a sequence.
 //
 // int8 and fp8_e4m3 pages have one scale per token and head. The K scale multiplies the score, the
-// V scale multiplies the weight. Returns INVALID_ARGUMENT if CheckKvStep does, if num_heads is not
-// a multiple of the number of KV heads, if a stride is less than the size of all heads, or if the
-// soft cap is negative.
+// V scale multiplies the weight. Returns INVALID_ARGUMENT if CheckKvStep does, or if num_heads is
+// not a multiple of the number of KV heads. Also returns it if a stride is less than the size of
+// all heads or the soft cap is negative.
 //
 // CUDA: lengths are in device memory and are not checked. q and out have the same type, f32 or
 // bf16.
