@@ -25,8 +25,8 @@ std::uint32_t SpansOf(std::uint32_t keys) {
   return (keys + kAttentionSpan - 1) / kAttentionSpan;
 }
 
-// The work list of one call. An item is a block of rows of one sequence on one KV head, or on
-// several heads if there are few rows, because the heads of a token are adjacent in a page. A block
+// The work list of one call. An item is a block of rows of one sequence for one KV head. With few
+// rows an item has several KV heads, because the heads of a token are adjacent in a page. A block
 // that is long compared with a thread's share is split by spans.
 class Plan {
  public:
@@ -246,7 +246,7 @@ std::size_t AttentionScratchBytes(std::uint32_t head_size, std::size_t packed_ro
 
 namespace {
 
-// Checks of shapes that are the same on every backend.
+// Checks the shapes. The checks are the same on every backend.
 absl::Status CheckShapes(const AttentionParams& params) {
   const KvShape shape = KvShapeOf(*params.keys);
   if (!(shape == KvShapeOf(*params.values))) {
@@ -264,9 +264,9 @@ absl::Status CheckShapes(const AttentionParams& params) {
   }
   const std::int64_t columns = std::int64_t{params.num_heads} * shape.head_size;
   if (std::min(params.q_stride, params.out_stride) < columns) {
-    return absl::InvalidArgumentError(absl::StrCat("attention strides of q and out are ",
-                                                   params.q_stride, " and ", params.out_stride,
-                                                   ", must be at least the heads' size ", columns));
+    return absl::InvalidArgumentError(
+        absl::StrCat("attention strides of q and out are ", params.q_stride, " and ",
+                     params.out_stride, ", must be at least the size of all heads, ", columns));
   }
   if (params.value_columns > shape.head_size) {
     return absl::InvalidArgumentError(

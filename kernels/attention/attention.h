@@ -45,32 +45,32 @@ struct AttentionParams {
 
 // Row i of sequence b has position p = cache_length(b) + i and sees keys 0 .. p; with a window only
 // keys j > p - window (attention_mask.h):
-//   s_j = scale * q[h] . k_j, with a soft cap c tanh(s_j / c)
+//   s_j = scale * q[h] . k_j; with a soft cap c then s_j = c tanh(s_j / c)
 //   out[h] = sum_j e^s_j v_j / (sum_j e^s_j + e^sink[h])
 // Query head h reads KV head h / (num_heads / kv_heads). The term e^sink[h] is added only with
 // sinks.
 //
-// CPU: f32 throughout. The reduction order depends only on p and the window, so chunking, batching,
-// page ids and threads do not change any bit. A score is one ascending chain of FMAs over the
-// columns of q * (scale / ln 2) and k. A tile of 64 tokens at a multiple of 64 is one
+// CPU: all arithmetic is in f32. The reduction order depends only on p and the window, so chunking,
+// batching, page ids and threads do not change any bit. A score is one ascending chain of FMAs over
+// the columns of q * (scale / ln 2) and k. A tile of 64 tokens at a multiple of 64 is one
 // online-softmax step in powers of 2: token j adds its weight to part j mod 16 of the sum,
-// ascending, and its value to each column, ascending. A span of 512 tokens has a state of its own.
+// ascending, and its value to each column, ascending. Each span of 512 tokens has a separate state.
 // Spans are reduced left to right. At the end the parts of the sum are added, then the sink. Keys
 // beyond p are never read. Strips of 16 keys at multiples of 16 are not read if they precede the
 // windows of all rows of a sequence.
 //
 // int8 and fp8_e4m3 pages have one scale per token and head. The K scale multiplies the score, the
-// V scale multiplies the weight. Returns INVALID_ARGUMENT if CheckKvStep does, if num_heads is not
-// a multiple of the number of KV heads, if a stride is less than the size of all heads, or if the
-// soft cap is negative.
+// V scale multiplies the weight. Returns INVALID_ARGUMENT if CheckKvStep does, or if num_heads is
+// not a multiple of the number of KV heads. Also returns it if a stride is less than the size of
+// all heads or the soft cap is negative.
 //
 // CUDA: lengths are in device memory and are not checked. q and out have the same type, f32 or
 // bf16.
 //
-// Tensor cores are used for bf16 over bf16, f16, or one-byte pages with one scale per token and
-// head. Head sizes are 16 to 128 in steps of 16, over bf16 pages up to 256. Products of 16-bit
-// values are summed in f32, in the orders of attention_work.h, which differ between prefill and
-// decode tokens. Rows of q and out are aligned to 8 bytes. With tensor maps, compute capability
+// Tensor cores are used for bf16 activations over bf16, f16, or one-byte pages with one scale per
+// token and head. Head sizes are 16 to 128 in steps of 16, over bf16 pages up to 256. Products of
+// 16-bit values are summed in f32, in the orders of attention_work.h, which differ between prefill
+// and decode tokens. Rows of q and out are aligned to 8 bytes. With tensor maps, compute capability
 // 9.0, head sizes 64 to 128 (or MLA) and rows aligned to 16 bytes, other kernels run. They process
 // prefill over all of these pages in another order, and decode over bf16 and f16 pages with the
 // same bits.
@@ -82,11 +82,11 @@ struct AttentionParams {
 // all rows of a work item. Keys before the windows in the first tile that is read are multiplied by
 // zero.
 //
-// MLA cache rows have a tensor-core kernel: bf16 over one KV head of 144 to 576 columns of bf16 in
-// steps of 16. `values` equals `keys`, and the first value_columns, a multiple of 8 up to 512, are
-// the values. Windows, soft caps and sinks are not supported. On 9.0, with tensor maps and rows
-// aligned to 16 bytes, another kernel runs. Each of the two kernels uses one reduction order for
-// prefill and decode tokens. Both use the memory of the plan.
+// MLA cache rows have a tensor-core kernel for bf16 activations over one KV head of 144 to 576
+// columns of bf16 in steps of 16. `values` equals `keys`, and the first value_columns, a multiple
+// of 8 up to 512, are the values. Windows, soft caps and sinks are not supported. On 9.0, with
+// tensor maps and rows aligned to 16 bytes, another kernel runs. Each of the two kernels uses one
+// reduction order for prefill and decode tokens. Both use the memory of the plan.
 absl::Status PagedAttention(const Backend& backend, const AttentionParams& params);
 
 namespace internal {
@@ -113,7 +113,8 @@ struct AttentionItem {
   std::size_t partial_stride;
 };
 
-// Columns of a head in scratch memory, a multiple of the 16 virtual lanes.
+// Returns the number of columns of a head in scratch memory: a multiple of 16, the number of
+// virtual lanes.
 constexpr std::uint32_t PaddedColumns(std::uint32_t head_size) {
   return (head_size + 15) / 16 * 16;
 }
@@ -122,7 +123,8 @@ constexpr std::uint32_t PaddedColumns(std::uint32_t head_size) {
 constexpr std::size_t StateFloats(std::uint32_t head_size) {
   return PaddedColumns(head_size) + 2 * kAttentionStrip;
 }
-// Scratch memory of an item with this number of packed rows (query rows times query heads).
+// Returns the bytes of scratch memory of an item with `packed_rows` packed rows (query rows times
+// query heads).
 std::size_t AttentionScratchBytes(std::uint32_t head_size, std::size_t packed_rows);
 
 absl::Status PagedAttentionCuda(const CudaContext& context, const AttentionParams& params);

@@ -65,7 +65,7 @@ absl::Status CheckTiles(const AttentionParams& params, const KvShape& shape) {
                                                    params.q_stride, " and ", params.out_stride,
                                                    ", rows must be aligned to 8 bytes"));
   }
-  if (params.plan == nullptr) return absl::InvalidArgumentError("attention has no plan");
+  if (params.plan == nullptr) return absl::InvalidArgumentError("attention requires a plan");
   const AttentionPlanLimits& limits = params.plan->limits();
   if (limits.num_heads != params.num_heads || limits.num_kv_heads != shape.num_heads ||
       limits.head_size != shape.head_size) {

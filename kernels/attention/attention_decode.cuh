@@ -12,10 +12,11 @@
 //
 // One-byte pages: elements are converted to f16 and multiplied without their scales. K's scale
 // multiplies a token's scores. V's scale multiplies P after the sum of weights is computed. V's
-// scale is first divided by s, the largest scale of the tile rounded up to a power of two, so that
-// P stays within f16. The rescaling of O includes s. For one-byte elements, ldmatrix permutes
-// columns. The order in which Q's columns are loaded undoes the permutation of K. The order in
-// which O's columns are stored undoes the permutation of V.
+// scale is first divided by s, so that P stays within f16: s is the largest scale that the row sees
+// among the warp's tokens of the tile, rounded up to a power of two. The rescaling of O includes s.
+// For one-byte elements, ldmatrix permutes columns. The order in which Q's columns are loaded
+// undoes the permutation of K. The order in which O's columns are stored undoes the permutation of
+// V.
 //
 // Swapped operands are from XQA (TensorRT-LLM); scale folding and split KV are from FlashInfer and
 // FlashAttention.
@@ -229,8 +230,8 @@ struct DecodeWarp {
     AddValues(values_of(), p);
   }
 
-  // Multiplies P by V's scales. Only tokens that a row sees contribute to its unit; otherwise a
-  // row's bits would depend on later tokens.
+  // Multiplies P by V's scales. Only tokens that a row sees contribute to the row's unit; otherwise
+  // the row's bits would depend on later tokens.
   __device__ __forceinline__ void ReduceValueScales(const float* scales, std::uint32_t first,
                                                     std::uint32_t row, const ScoreRules& rules,
                                                     float (&p)[4], float (&factor)[2]) {

@@ -120,7 +120,7 @@ struct Consumer {
   RingCursor cursor;
   std::uint32_t position[2];
   float max[2];     // maximum of the span
-  float sum[2];     // share of this lane
+  float sum[2];     // partial sum of this lane
   State before[2];  // states of the preceding spans
   float factor[2];  // rescaling factor of the sums before the tile
   float s[kGroupTokens / 2];
@@ -133,8 +133,8 @@ struct Consumer {
         scale_log2(args.scale_log2),
         o{} {}
 
-  // Copies queries to shared memory. Rows and columns that do not exist are zeros. The preceding
-  // item ended with a barrier after its last product.
+  // Copies queries to shared memory. Rows and columns that do not exist are zero-filled. The
+  // preceding item ended with a barrier after its last product.
   __device__ __forceinline__ void Start(const LatentRows& rows) {
     constexpr std::uint32_t kRowThreads = kConsumerThreads / kRows;
     const std::uint32_t of_item = cuda::ThreadIndex() / kRowThreads;
@@ -179,7 +179,7 @@ struct Consumer {
     cuda::FenceAsyncShared();
     SyncConsumers();
   }
-  // s = Q K^T for this group's tokens.
+  // Computes s = Q K^T for this group's tokens.
   __device__ __forceinline__ void Scores() {
     std::uint64_t a = cuda::WgmmaDescriptor(shared.queries, 0, 1024, cuda::SharedSwizzle::k128B);
     std::uint64_t b = cuda::WgmmaDescriptor(shared.tiles[cursor.stage] + group * kGroupTokens * 128,
@@ -261,8 +261,8 @@ struct Consumer {
       o[i] = cuda::Mul(o[i], factor[i / 2 % 2]);
     }
   }
-  // o += P V for this group's columns. The first tile of a span overwrites o instead, because
-  // zeroing o would take 128 selects per tile.
+  // Computes o += P V for this group's columns. The first tile of a span overwrites o instead,
+  // because zeroing o would take 128 selects per tile.
   __device__ __forceinline__ void AddValues(bool starts_span) {
     std::uint64_t a = cuda::WgmmaDescriptor(shared.weights, 0, 1024, cuda::SharedSwizzle::k128B);
     std::uint64_t b =
@@ -313,8 +313,9 @@ struct Consumer {
       span[half].sum = cuda::Add(shared.sum[0][row + 8 * half], shared.sum[1][row + 8 * half]);
     }
   }
-  // The row in registers 2 * half .. of every four, recomputed at the end of each span. Otherwise
-  // the compiler would keep the derived addresses in registers over the loop of tiles.
+  // Returns the row of registers 2 * half and 2 * half + 1 of every four. The row is recomputed at
+  // the end of each span, because the compiler would otherwise keep the derived addresses in
+  // registers during the loop over tiles.
   __device__ __forceinline__ std::uint32_t RowOf(std::uint32_t half) const {
     std::uint32_t at[1] = {row + 8 * half};
     cuda::WgmmaPin(at);
@@ -339,7 +340,8 @@ struct Consumer {
       }
     }
   }
-  // Here and in ReducePartial, rows beyond the item's count are skipped.
+  // Writes the span's state to `partial`. Here and in ReducePartial, rows beyond the item's count
+  // are skipped.
   __device__ __forceinline__ void StorePartial(const LatentRows& rows, const State (&states)[2],
                                                float* partial) {
 #pragma unroll
@@ -358,8 +360,8 @@ struct Consumer {
       }
     }
   }
-  // Reduces the values at `partial` (left) and o into o, and the states into `before`. A row that
-  // sees no key of the span keeps the values at `partial`.
+  // Reduces the state at `partial` (left) and the span's state (right): values into o, maximum and
+  // sum into `before`. A row that sees no key of the span keeps the values at `partial`.
   __device__ __forceinline__ void ReducePartial(const LatentRows& rows, const State (&span)[2],
                                                 const float* partial) {
 #pragma unroll

@@ -89,7 +89,7 @@ __device__ void SortSequences(const PlanArgs& args, const Shared& shared) {
   }
 }
 
-// Replaces starts[i] by the sum of the counts before i; starts[n] becomes the total.
+// Replaces the n counts in `starts` by their exclusive prefix sums; starts[n] becomes the total.
 __device__ void ScanCounts(std::uint32_t* starts, std::uint32_t n, std::uint32_t* scratch) {
   const std::uint32_t thread = cuda::ThreadIndex();
   const std::uint32_t warp = thread / cuda::kWarpSize;

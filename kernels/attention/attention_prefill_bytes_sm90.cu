@@ -3,10 +3,10 @@
 //
 // TMA loads the bytes of a tile, 16 KB of K followed by 16 KB of V, into two stages in addition to
 // the two bf16 stages. Each thread of the widening warpgroup has one key of a tile. It loads the
-// key's two scales while the previous tile is widened. Then it reads 16 bytes of the row at a time
-// and writes each element times the scale, rounded to bf16, to the place where TMA would store the
-// element of a 16-bit page. This is the arithmetic of the portable kernel (ScaledPair). The output
-// is bitwise equal to that of bf16 pages that contain these products.
+// key's two scales while the previous tile is widened. Then it reads the row 16 bytes at a time,
+// multiplies each element by the scale and rounds to bf16. The result goes to the place where TMA
+// would store the element of a 16-bit page. This is the arithmetic of the portable kernel
+// (ScaledPair). The output is bitwise equal to that of bf16 pages that contain these products.
 
 #include "kernels/attention/attention_prefill_sm90.cuh"
 

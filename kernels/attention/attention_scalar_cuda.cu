@@ -1,8 +1,8 @@
 // Attention without tensor cores: one warp per row and query head. It serves f32 activations, f32
-// pages and head sizes that other kernels do not support, and is the reference for them on a
-// device. Each lane has one token for scores and some columns for values. A step of online softmax
-// has 32 tokens at a multiple of 32, so a row's bits depend only on its position. Every element is
-// read with the view's load. The kernel is not optimized: each lane reads a whole K row.
+// pages and head sizes that other kernels do not support, and is the reference for those kernels on
+// a device. Each lane has one token for scores and some columns for values. A step of online
+// softmax has 32 tokens at a multiple of 32, so a row's bits depend only on its position. Every
+// element is read with the view's load. The kernel is not optimized: each lane reads a whole K row.
 
 #include "kernels/attention/attention_launch.h"
 #include "kernels/backend/exact_gate.h"

@@ -1,6 +1,6 @@
 #pragma once
 
-// How CPU attention is divided among threads, and the memory that this needs.
+// Computes how CPU attention is divided among threads and how much memory it needs.
 
 #include <cstddef>
 #include <cstdint>

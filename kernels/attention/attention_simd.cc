@@ -316,7 +316,7 @@ struct Pages {
   }
 };
 
-// The tokens that an item reads: [begin, end), with begin rounded down to a strip.
+// The tokens that an item reads: [begin, end), with begin rounded down to a multiple of 16.
 template <typename T>
 struct ItemTokens {
   Pages<T> pages;

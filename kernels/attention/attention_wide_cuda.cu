@@ -3,8 +3,8 @@
 // The arithmetic is that of attention_decode.cuh and attention_prefill.cuh. The memory layout
 // differs, because 64 tokens of K alone take 32 KB. Shared memory is a ring of slots that hold
 // parts of tiles. Decode has three slots with K or V of 64 tokens. Prefill has two slots with K or
-// V of 32 tokens, and the queries, which do not fit into registers. A block uses at most 99 KB, the
-// limit on 8.6 and 8.9.
+// V of 32 tokens. Its queries are also in shared memory, because they do not fit into registers. A
+// block uses at most 99 KB, the limit on 8.6 and 8.9.
 
 #include "kernels/attention/attention_decode.cuh"
 #include "kernels/attention/attention_launch.h"

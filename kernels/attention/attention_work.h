@@ -27,8 +27,8 @@ inline constexpr std::uint32_t kDecodeRows = 8;
 inline constexpr std::uint32_t kPrefillRows = 128;   // packed rows of a prefill item
 inline constexpr std::uint32_t kMaxPlanRows = 4096;  // sequences of a step
 
-// Maximum number of partial results, and so of items of a step with split rows. With more items
-// there is enough parallelism without splitting.
+// Maximum number of partial results, and therefore of items of a step whose rows are split. With
+// more items there is enough parallelism without splitting.
 constexpr std::uint32_t MaxPartials(std::uint32_t num_sms) {
   return 32 * num_sms;
 }

@@ -76,7 +76,7 @@ absl::StatusOr<Backend> Backend::CreateCuda(const Stream& stream, Determinism de
     return absl::FailedPreconditionError(
         absl::StrCat("device ", device.name,
                      ": the CUDA kernels of this version have not been proven on a GPU; "
-                     "set QUIRE_UNPROVEN=1 to run them all the same"));
+                     "set QUIRE_UNPROVEN=1 to run them anyway"));
   }
   Backend backend(device, pool);
   QUIRE_ASSIGN_OR_RETURN(backend.linear_workspace_,

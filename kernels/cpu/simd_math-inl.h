@@ -63,8 +63,7 @@ HWY_INLINE VF Exp(VF x) {
 }
 
 // Returns tanh(x) within 3 units in the last place; NaN for NaN. The polynomials interpolate at
-// Chebyshev nodes. |x| < 0.625 uses x + x^3 P(x^2), because 1 - 2 / (e^2x + 1) would lose digits
-// there.
+// Chebyshev nodes. Uses x + x^3 P(x^2) for |x| < 0.625, where 1 - 2 / (e^2x + 1) would lose digits.
 HWY_INLINE VF Tanh(VF x) {
   const DF d;
   const VF one = hn::Set(d, 1.0f);
@@ -82,7 +81,7 @@ HWY_INLINE VF Tanh(VF x) {
 }
 
 // Returns erf(x) within 4 units in the last place; NaN for NaN. Uses x P(x^2) for |x| < 1 and 1 -
-// e^Q(x) for larger values, which is 1 from 4 on.
+// e^Q(|x|) with the sign of x for larger |x|; from |x| = 4 on the result is 1 or -1.
 HWY_INLINE VF Erf(VF x) {
   const DF d;
   const VF one = hn::Set(d, 1.0f);

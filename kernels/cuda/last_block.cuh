@@ -13,10 +13,10 @@ namespace quire::kernels::last_block {
 // be reused after the next barrier.
 __device__ __forceinline__ bool ArrivesLast(std::uint32_t* counter, std::uint32_t count,
                                             std::uint32_t* flag) {
-  // The thread that does the atomic also does the fences. The barrier before it orders the block's
-  // writes before the first fence. The barrier after it makes the writes that the second fence
-  // acquired visible to all threads. A fence in every other thread would have no effect, because no
-  // atomic of the same thread follows it.
+  // The thread that does the atomic also does the fences. The barrier before the first fence orders
+  // the block's writes before that fence. The barrier after the second fence makes the writes that
+  // the fence acquired visible to all threads. A fence in every other thread would have no effect,
+  // because no atomic of the same thread follows it.
   cuda::SyncBlock();
   if (cuda::ThreadIndex() == 0) {
     cuda::DeviceFence();

@@ -1,12 +1,13 @@
 #pragma once
 
 // Tensor core instructions of compute capability 8.0, one wrapper each. Fragment layouts are those
-// of the PTX ISA, section "Matrix fragments for mma.m16n8k16", with g = lane / 4, c = lane % 4:
+// of the PTX ISA, section "Matrix fragments for mma.m16n8k16". With g = lane / 4 and c = lane % 4,
+// the registers of a lane hold these (row, column) elements:
 //
-//   A [16, 16] 16-bit   a0 (g, 2c..+1)       a1 (g + 8, 2c..+1)
-//                       a2 (g, 2c + 8..+9)   a3 (g + 8, 2c + 8..+9)
-//   B [16, 8]  16-bit   b0 (k = 2c..+1, n = g)              b1 (k = 2c + 8..+9, n = g)
-//   C [16, 8]  f32      c0, c1 (g, 2c..+1)                  c2, c3 (g + 8, 2c..+1)
+//   A [16, 16] 16-bit   a0 (g, 2c and 2c+1)           a1 (g+8, 2c and 2c+1)
+//                       a2 (g, 2c+8 and 2c+9)         a3 (g+8, 2c+8 and 2c+9)
+//   B [16, 8]  16-bit   b0 (2c and 2c+1, g)           b1 (2c+8 and 2c+9, g)
+//   C [16, 8]  f32      c0, c1 (g, 2c and 2c+1)       c2, c3 (g+8, 2c and 2c+1)
 
 #include <cuda_runtime.h>
 

@@ -18,7 +18,9 @@ absl::Status CopyHeadColumns(const Backend& backend, const CopyHeadColumnsParams
     return absl::InvalidArgumentError(
         absl::StrCat("copy of ", params.columns, " columns from ", params.x_first, " of ",
                      params.x_head_size, " to ", params.y_first, " of ", params.y_head_size, " in ",
-                     heads, " heads has strides x ", params.x_stride, ", y ", params.y_stride));
+                     heads, " heads has strides x ", params.x_stride, ", y ", params.y_stride,
+                     ": columns must be inside the heads, and strides at least the size of all "
+                     "heads"));
   }
   backend.ParallelFor(
       params.num_rows, static_cast<double>(heads) * params.columns * 0.2,

@@ -13,9 +13,9 @@ absl::Status KvStore(const Backend& backend, const KvStoreParams& params) {
   const KvShape shape = KvShapeOf(*params.keys);
   const std::int64_t columns = std::int64_t{shape.num_heads} * shape.head_size;
   if (std::min(params.k_stride, params.v_stride) < columns) {
-    return absl::InvalidArgumentError(absl::StrCat("strides of k and v are ", params.k_stride,
-                                                   " and ", params.v_stride,
-                                                   ", must be at least the heads' size ", columns));
+    return absl::InvalidArgumentError(
+        absl::StrCat("strides of k and v are ", params.k_stride, " and ", params.v_stride,
+                     ", must be at least the size of all heads, ", columns));
   }
   const std::uint32_t first = params.row_offsets[0];
   backend.ParallelFor(params.row_offsets[params.batch_size] - first, static_cast<double>(columns),

@@ -1,7 +1,7 @@
 #pragma once
 
 // Runs between the projections of MLA and its attention. Applies rope to the last columns of every
-// query head and of the row to be cached, stores the row into its page, and copies the rotated
+// query head and of the row to be cached, and stores the row into its page. Copies the rotated
 // query columns after the columns that were projected into the latent space. On a GPU this is one
 // kernel.
 

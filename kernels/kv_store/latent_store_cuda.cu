@@ -98,10 +98,11 @@ absl::Status CheckShapes(const LatentStoreParams& params, const KvShape& shape) 
   if (shape.head_size % kColumns != 0 || shape.head_size > kMaxLatentColumns ||
       params.rope_size % kColumns != 0 || params.rope_size > kMaxLatentRope ||
       params.nope_size % kColumns != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "MLA cache rows of ", shape.head_size, " columns with ", params.rope_size,
-        " rope columns, queries with ", params.nope_size, " others: a GPU requires multiples of ",
-        kColumns, ", at most ", kMaxLatentColumns, " and ", kMaxLatentRope));
+    return absl::InvalidArgumentError(
+        absl::StrCat("MLA cache rows of ", shape.head_size, " columns with ", params.rope_size,
+                     " rope columns, queries with ", params.nope_size,
+                     " other columns: a GPU requires multiples of ", kColumns, ", at most ",
+                     kMaxLatentColumns, " columns and ", kMaxLatentRope, " rope columns"));
   }
   if (params.token_rows == nullptr || params.positions == nullptr) {
     return absl::InvalidArgumentError("LatentStore on a GPU requires token_rows and positions");

@@ -50,8 +50,8 @@ absl::Status CheckQkvStore(const QkvStoreParams& params) {
   }
   if (shape.head_size % kColumns != 0 || shape.head_size > kMaxHeadSize) {
     return absl::InvalidArgumentError(absl::StrCat("head size ", shape.head_size,
-                                                   " is not a multiple of ", kColumns, " up to ",
-                                                   kMaxHeadSize));
+                                                   " must be a multiple of ", kColumns,
+                                                   " and at most ", kMaxHeadSize));
   }
   if (params.rotary_size % 2 != 0 || params.rotary_first > shape.head_size ||
       params.rotary_size > shape.head_size - params.rotary_first) {
@@ -63,7 +63,8 @@ absl::Status CheckQkvStore(const QkvStoreParams& params) {
       (std::int64_t{params.num_heads} + 2 * std::int64_t{shape.num_heads}) * shape.head_size;
   if (params.qkv_stride < columns) {
     return absl::InvalidArgumentError(absl::StrCat("qkv_stride is ", params.qkv_stride,
-                                                   ", must be at least the heads' size ", columns));
+                                                   ", must be at least the size of all heads, ",
+                                                   columns));
   }
   if (params.token_rows == nullptr || params.positions == nullptr) {
     return absl::InvalidArgumentError("QkvStore on a GPU requires token_rows and positions");

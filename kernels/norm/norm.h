@@ -30,12 +30,12 @@ struct RmsNormParams {
   std::uint32_t groups = 1;
 };
 
-// s = x + residual; y = s * (1 / sqrt(mean(s^2) + epsilon)) * (weight + weight_offset), row by row
-// in f32. The CPU sums squares in 16 virtual lanes (element i in lane i mod 16, ascending), which
-// are added in a fixed order. norm_cuda.cu documents the order on a GPU. On a GPU, x and y are f32
-// and f32, f32 and bf16, or, without residual, bf16 and bf16. Groups on a GPU require equal types
-// and no row_indices. Returns INVALID_ARGUMENT if hidden is 0, a stride is less than the row
-// length, groups are combined with a residual, or types are unsupported.
+// Computes s = x + residual and y = s * (1 / sqrt(mean(s^2) + epsilon)) * (weight + weight_offset),
+// row by row in f32. The CPU sums squares in 16 virtual lanes (element i in lane i mod 16,
+// ascending), which are added in a fixed order. norm_cuda.cu documents the order on a GPU. On a
+// GPU, x and y are f32 and f32, f32 and bf16, or, without residual, bf16 and bf16. Groups on a GPU
+// require equal types and no row_indices. Returns INVALID_ARGUMENT if hidden is 0, a stride is less
+// than the row length, groups are combined with a residual, or types are unsupported.
 absl::Status RmsNorm(const Backend& backend, const RmsNormParams& params);
 
 namespace internal {

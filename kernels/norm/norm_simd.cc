@@ -1,5 +1,6 @@
-// Memory traffic per element: 8 bytes in and 4 out with a residual, 4 and 4 without. A row stays in
-// L1 between the two passes. The residual addition is fused because the row is read here anyway.
+// Memory traffic per element: 8 bytes in and 4 out with a residual, 4 in and 4 out without. A row
+// stays in L1 between the two passes. The residual addition is fused because the row is read here
+// anyway.
 
 #include <cmath>
 #include <cstddef>

@@ -20,9 +20,10 @@ struct RopeAnglesParams {
   float attention_factor = 1;
 };
 
-// angle = float(position) * inv_freq[i] in f32; cosines = cos(angle) * attention_factor; sines
-// likewise. Returns INVALID_ARGUMENT for a negative position on the CPU; a GPU does not check
-// positions. On a GPU cos and sin are within 1.5e-7 for every angle below 2^31 (exact_math.h).
+// Computes angle = float(position) * inv_freq[i], cos(angle) * attention_factor and sin(angle) *
+// attention_factor in f32. Returns INVALID_ARGUMENT for a negative position on the CPU; a GPU does
+// not check positions. On a GPU cos and sin are within 1.5e-7 for every angle below 2^31
+// (exact_math.h).
 absl::Status RopeAngles(const Backend& backend, const RopeAnglesParams& params);
 
 // Columns that form a pair: (i, i + r/2), or (2i, 2i + 1), where r is the rotary size.
@@ -41,9 +42,9 @@ struct RopeParams {
   RopeStyle style = RopeStyle::kHalf;
 };
 
-// For each pair: y0 = x0 cos - x1 sin, y1 = x1 cos + x0 sin, with every product rounded in f32.
-// Returns INVALID_ARGUMENT if the rotary size is odd or too large, or the stride is less than the
-// size of all heads. On a GPU always returns INVALID_ARGUMENT: QkvStore rotates there.
+// Computes for each pair y0 = x0 cos - x1 sin and y1 = x1 cos + x0 sin, with every product rounded
+// in f32. Returns INVALID_ARGUMENT if the rotary size is odd or too large, or the stride is less
+// than the size of all heads. On a GPU always returns INVALID_ARGUMENT: QkvStore rotates there.
 absl::Status Rope(const Backend& backend, const RopeParams& params);
 
 namespace internal {

@@ -205,9 +205,9 @@ absl::Status DeviceSampler::State::CheckRows(std::span<const SamplingRow> rows,
     QUIRE_RETURN_IF_ERROR(internal::CheckSamplingRow(row, limits.vocab));
     if (row.text_vocab != text_vocab || row.has_text != text_table()) {
       return absl::InvalidArgumentError(
-          absl::StrCat("sampling row has ", row.text_vocab,
-                       " ids with text or another has_text table, this sampler was created with ",
-                       text_vocab, " and its own table"));
+          absl::StrCat("sampling row has text_vocab ", row.text_vocab,
+                       " or a different has_text table; the sampler was created with text_vocab ",
+                       text_vocab, " and requires the has_text table that it was created with"));
     }
     const ListSizes lists = ListsOf(row);
     QUIRE_RETURN_IF_ERROR(
@@ -431,8 +431,8 @@ absl::StatusOr<std::unique_ptr<DeviceSampler>> DeviceSampler::Create(
         " log-probabilities, limits are 1 to 2^30 and ", internal::kMaxDeviceLogprobs));
   }
   if (!has_text.empty() && has_text.size() != limits.vocab) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("has_text has ", has_text.size(), " entries, the vocabulary ", limits.vocab));
+    return absl::InvalidArgumentError(absl::StrCat("has_text has ", has_text.size(),
+                                                   " entries, the vocabulary has ", limits.vocab));
   }
   const Layout layout = LayoutFor(limits);
   QUIRE_ASSIGN_OR_RETURN(DeviceBuffer device,

@@ -128,8 +128,8 @@ internal::Prefix FindCutoff(const Candidates& c, double target, std::uint64_t ab
 // them. `c` receives the tokens around the cutoff and may alias `from`. Sets {x >= cut} are nested
 // and masses do not depend on order, so the range of values around the cutoff is narrowed before
 // tokens are sorted.
-internal::Prefix ReachMass(float top_p, internal::ValueRange values,
-                           const internal::IdsAndValues& from, Candidates& c) {
+internal::Prefix FindTopPCutoff(float top_p, internal::ValueRange values,
+                                const internal::IdsAndValues& from, Candidates& c) {
   const float max = values.high;
   internal::MassCuts cuts = {max - 2.0f, max - 5.0f, max - 10.0f, values.low};
   for (float& cut : cuts) cut = std::max(cut, values.low);
@@ -180,7 +180,7 @@ internal::Prefix Filter(const SamplingRow& row, const float* x, std::size_t voca
     prefix = FirstTokens(x, vocab, k, prefix, c);
     survivors = {c.ids, 0, c.x, c.count};
   }
-  if (row.top_p < 1.0f) prefix = ReachMass(row.top_p, {low, max}, survivors, c);
+  if (row.top_p < 1.0f) prefix = FindTopPCutoff(row.top_p, {low, max}, survivors, c);
   if (row.min_p > 0.0f) {
     const float threshold = max + std::log(row.min_p);
     if (threshold > prefix.x) prefix = {threshold};
@@ -200,7 +200,7 @@ std::uint64_t MassOf(const internal::Prefix& prefix, const float* x, std::size_t
   return mass;
 }
 
-struct Drawn {
+struct DrawnToken {
   std::int32_t token = -1;
   float processed_logprob = 0;
 };
@@ -239,10 +239,10 @@ float ExcludeTop(const SamplingRow& row, const internal::Prefix& prefix,
 }
 
 // Does step 10 after XTC.
-Drawn SampleBelowTop(const SamplingRow& row, float max, const internal::RaceKey& key,
-                     Candidates& c) {
+DrawnToken SampleBelowTop(const SamplingRow& row, float max, const internal::RaceKey& key,
+                          Candidates& c) {
   const internal::IdsAndValues left{c.ids, 0, c.x, c.count};
-  Drawn drawn{internal::RaceAmong(left, max, {-kLargest}, key)};
+  DrawnToken drawn{internal::RaceAmong(left, max, {-kLargest}, key)};
   if (row.wants_processed_logprob) {
     internal::MassCuts all;
     all.fill(-kLargest);
@@ -254,7 +254,8 @@ Drawn SampleBelowTop(const SamplingRow& row, float max, const internal::RaceKey&
 }
 
 // Does steps 7 to 10.
-Drawn Sample(const SamplingRow& row, const float* x, std::size_t vocab, float max, Candidates& c) {
+DrawnToken Sample(const SamplingRow& row, const float* x, std::size_t vocab, float max,
+                  Candidates& c) {
   const internal::RaceKey key{row.seed, row.position, row.choice};
   const internal::Prefix prefix = Filter(row, x, vocab, max, c);
   if (internal::HasXtc(row)) {
@@ -270,7 +271,7 @@ Drawn Sample(const SamplingRow& row, const float* x, std::size_t vocab, float ma
     }
     return internal::Race(x, vocab, max, prefix, key);
   };
-  Drawn drawn{race()};
+  DrawnToken drawn{race()};
   if (row.wants_processed_logprob) {
     drawn.processed_logprob =
         internal::ProcessedLogprob(x[drawn.token], max, MassOf(prefix, x, vocab, max));
@@ -437,7 +438,7 @@ std::int32_t BestUnmasked(const SamplingRow& row, std::uint32_t vocab, float max
 
 // Does steps 2 to 10. Returns token -1 if no token survives. `x` [vocab] and `c` have room for all
 // tokens; `max` is the best logit.
-Drawn Choose(const SamplingRow& row, std::uint32_t vocab, float max, float* x, Candidates& c) {
+DrawnToken Choose(const SamplingRow& row, std::uint32_t vocab, float max, float* x, Candidates& c) {
   const bool greedy = row.temperature < 0.001f;
   if (greedy) {
     const std::int32_t best = BestUnmasked(row, vocab, max);
@@ -472,7 +473,7 @@ void SampleRow(const SamplingRow& row, std::uint32_t vocab, Workspace& workspace
   auto* const keys = reinterpret_cast<std::uint64_t*>(workspace.Reserve(SampleScratchBytes(vocab)));
   auto* const x = reinterpret_cast<float*>(keys + n);
   Candidates c{reinterpret_cast<std::int32_t*>(x + 3 * n), x + n, x + 2 * n, keys, 0};
-  const Drawn drawn = Choose(row, vocab, scan.max, x, c);
+  const DrawnToken drawn = Choose(row, vocab, scan.max, x, c);
   sampled.token = drawn.token;
   sampled.processed_logprob = drawn.processed_logprob;
   if (sampled.token < 0) {
@@ -572,7 +573,9 @@ absl::Status Sample(const Backend& backend, const SampleParams& params) {
   if (params.rows.size() != params.sampled.size() || params.vocab == 0) {
     return absl::InvalidArgumentError(absl::StrCat("sampler has ", params.rows.size(), " rows, ",
                                                    params.sampled.size(),
-                                                   " results and a vocabulary of ", params.vocab));
+                                                   " results and a vocabulary of ", params.vocab,
+                                                   "; it must have as many results as rows and "
+                                                   "a vocabulary of at least 1"));
   }
   for (std::size_t i = 0; i < params.rows.size(); ++i) {
     QUIRE_RETURN_IF_ERROR(internal::CheckSamplingRow(params.rows[i], params.vocab));

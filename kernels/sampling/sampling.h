@@ -13,7 +13,7 @@
 //   5 masks        z = -inf for banned ids, for ids whose bit of `allowed` is 0 and for ids without
 //                  text; if none is left: no_survivor
 //   6 temperature  below 0.001 the largest z wins, ties by lower id; else x = z * (1 / T)
-//   7 top-n-sigma  x >= max x - n * sigma, the standard deviation of all finite x. 0: off
+//   7 top-n-sigma  x >= max x - n * sigma; sigma: standard deviation of all finite x. 0: off
 //     top-k        the k largest x; among equal x lower ids first. 0: off
 //   8 top-p        shortest prefix in order of (x descending, id ascending) whose mass reaches
 //                  p * total, compared in f64. 1: off
