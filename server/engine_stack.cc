@@ -231,8 +231,8 @@ absl::Status EngineStack::Follow(LiveConfig* live) {
             CheckReplacement(*served_->translator.options()->chat, *translated.chat));
         auto translation = std::make_shared<const TranslatorOptions>(std::move(translated));
         const engine::HotConstraintOptions constraints = next.constraints;
-        // The translator is updated first. Then the engine, updated last, checks a request that the
-        // translator accepted under the old limits against the new ones.
+        // The translator is updated first. The engine then checks a request that the translator
+        // accepted under the old limits against the new ones.
         return [this, hot, translation, constraints] {
           served_->translator.SetOptions(translation);
           engine_->SetHotOptions(hot);

@@ -5,9 +5,10 @@
 //
 // Place:      owned by the daemon, destroyed last.
 // Invariants: armed once. At the deadline the process exits with `exit_code`, unless this object
-// has been destroyed by then. One thread logs the exit, since the log may hang too. A second thread
-// terminates the process. It takes only this timer's lock and waits at most one second for the log
-// line. Threads:    Arm and the destructor: one at a time.
+//             has been destroyed by then. One thread logs the exit, since the log may hang too. A
+//             second thread terminates the process. It takes only this timer's lock and waits at
+//             most one second for the log line.
+// Threads:    Arm and the destructor: one at a time.
 
 #include <thread>
 

@@ -3,11 +3,11 @@
 // Handles the process's signals. One thread waits for them; all other threads block them.
 //
 // Place:      created by main before any other thread, so that all threads inherit the blocked set.
-// Invariants: these signals are ignored: SIGUSR2, SIGPIPE, SIGALRM, SIGVTALRM,
-//             SIGPROF, SIGIO, SIGPWR, SIGSTKFLT, SIGXFSZ and the real-time signals. Signals that
-//             dump core (SIGQUIT and faults), SIGXCPU and job control keep their default action.
-//             Handlers run one at a time on the signal thread and may call any function. The second
-//             SIGTERM or SIGINT exits without waiting for a lock or the log.
+// Invariants: these signals are ignored: SIGUSR2, SIGPIPE, SIGALRM, SIGVTALRM, SIGPROF, SIGIO,
+//             SIGPWR, SIGSTKFLT, SIGXFSZ and the real-time signals. SIGXCPU and the signals of core
+//             dumps (SIGQUIT and faults) and of job control keep their default action. Handlers run
+//             one at a time on the signal thread and may call any function. The second SIGTERM or
+//             SIGINT exits without waiting for a lock or the log.
 // Threads:    its own.
 // Lifetime:   objects that the handlers use outlive it.
 
@@ -23,8 +23,8 @@ struct SignalHandlers {
   std::function<void()> dump;    // SIGUSR1
 };
 
-// Blocks our signals for this thread and the threads that it starts, and ignores the signals listed
-// above. Called first in main.
+// Blocks the handled signals in this thread and the threads that it starts, and ignores the signals
+// listed above. Called first in main.
 void BlockSignals();
 // Makes SIGTERM and SIGINT exit the process at once, with 128 plus their number, until BlockSignals
 // is called again. Used while the process only reads files, one of which may be on a mount that

@@ -11,7 +11,7 @@
 // Invariants: writes one access log line per request, including refused ones.
 // Threads:    TakeResponse, finished, usage and Close: one thread at a time. Cancel, Revoke: any.
 // Lifetime:   the state's model outlives it. The destructor cancels the request unless Close was
-// called.
+//             called.
 
 #include <functional>
 #include <memory>

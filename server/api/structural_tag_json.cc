@@ -87,7 +87,7 @@ absl::Status ReadMarkers(const JsonMembers& tag, v1::StructuralTag* message) {
   return tag.ReadText("end", message->mutable_end());
 }
 
-// // Reads {"begin", "schema", "end"}.
+// Reads {"begin", "schema", "end"}.
 absl::Status ReadStructure(const JsonMembers& tag, v1::StructuralTag* message) {
   QUIRE_RETURN_IF_ERROR(tag.CheckKnown({"begin", "schema", "end"}));
   QUIRE_RETURN_IF_ERROR(ReadMarkers(tag, message));
@@ -114,7 +114,7 @@ absl::Status ReadContent(const JsonMembers& content, v1::StructuralTag* message)
   return content.BadMember("type", "json_schema, regex or grammar");
 }
 
-// // Reads {"type": "tag", "begin", "content", "end"}.
+// Reads {"type": "tag", "begin", "content", "end"}.
 absl::Status ReadTag(const JsonMembers& tag, v1::StructuralTag* message) {
   QUIRE_RETURN_IF_ERROR(tag.CheckKnown({"type", "begin", "content", "end"}));
   if (tag.Has("type") && !tag.IsText("type", "tag")) return tag.BadMember("type", "tag");

@@ -2,8 +2,8 @@
 
 // Runtime and engine options that depend on the device.
 //
-// Place:      between DaemonOptions and runtime/, which does not depend on the engine. Threads:
-// any.
+// Place:      between DaemonOptions and runtime/, which does not depend on the engine.
+// Threads:    any.
 
 #include "base/device.h"
 #include "engine/request/engine_options.h"

@@ -3,7 +3,8 @@
 // Checks rules between keys, and values that the schema allows but this version does not support.
 //
 // Place:      called by LayeredConfig::Load after every value has passed its own rule.
-// Invariants: no side effects; only checks that files exist and are readable. Threads:    any.
+// Invariants: no side effects; only checks that files exist and are readable.
+// Threads:    any.
 
 #include <string>
 #include <vector>

@@ -130,7 +130,7 @@ absl::Status FrameGuard::OnClientHeader(absl::Time now) {
     case kContinuation:
       return OnHeaderBlock(now);
     case kRstStream:
-      Close(client_.stream);
+      CloseStream(client_.stream);
       return CheckRate(&resets_, 1, limits_.max_resets, "resets of streams", now);
     case kWindowUpdate:
       return CheckRate(&window_updates_, 1, limits_.max_window_updates, "WINDOW_UPDATE frames",
@@ -138,7 +138,7 @@ absl::Status FrameGuard::OnClientHeader(absl::Time now) {
     case kData:
       // gRPC resets the stream of a padded message, which costs as much as a reset by the client.
       if (client_.flags & kPadded) {
-        Close(client_.stream);
+        CloseStream(client_.stream);
         return CheckRate(&resets_, 1, limits_.max_resets, "resets of streams", now);
       }
       if (client_.payload_left > 0 || (client_.flags & kEndStream)) return absl::OkStatus();
@@ -229,27 +229,27 @@ void FrameGuard::OnServerBytes(std::span<const std::byte> bytes) {
       if (!server_.TakeHeader(&bytes)) return;
       const bool ends =
           (server_.type == kHeaders || server_.type == kData) && (server_.flags & kEndStream) != 0;
-      if (ends || server_.type == kRstStream) Close(server_.stream);
+      if (ends || server_.type == kRstStream) CloseStream(server_.stream);
     }
     server_.TakePayload(&bytes);
   }
 }
 
-void FrameGuard::Close(std::uint32_t stream) {
+void FrameGuard::CloseStream(std::uint32_t stream) {
   const auto found = streams_.find(stream);
   if (found == streams_.end()) return;
   unfinished_bytes_ -= found->second.unfinished_bytes;
   streams_.erase(found);
 }
 
-std::vector<std::uint32_t> FrameGuard::TakeLate(absl::Time now) {
+std::vector<std::uint32_t> FrameGuard::TakeLateStreams(absl::Time now) {
   std::vector<std::uint32_t> late;
   if (unfinished_bytes_ == 0) return late;
   for (const auto& [id, stream] : streams_) {
     if (stream.unfinished_bytes == 0 || now - stream.begun < limits_.message_timeout) continue;
     late.push_back(id);
   }
-  for (const std::uint32_t id : late) Close(id);
+  for (const std::uint32_t id : late) CloseStream(id);
   return late;
 }
 

@@ -10,8 +10,8 @@
 //
 // Place:      inside GuardedConnection, one for each connection.
 // Invariants: a stream is open from the client's first HEADERS until either side has reset it, the
-// server has ended it or TakeLate has returned it. At most max_streams are open, and at most
-// max_early_streams until the client acknowledges SETTINGS.
+//             server has ended it or TakeLateStreams has returned it. At most max_streams are open,
+//             and at most max_early_streams until the client acknowledges SETTINGS.
 //             unfinished_bytes() is the number of bytes received of incomplete messages, over all
 //             streams. After an error the caller closes the connection and passes no more bytes.
 // Threads:    one at a time.
@@ -38,12 +38,12 @@ struct FrameLimits {
   // 6.5.2).
   std::int64_t max_early_streams = 100;
   std::int64_t max_header_block_bytes = 0;  // HEADERS and its CONTINUATIONs, compressed
-  // // Limits per second:
+  // Limits per second:
   std::int64_t max_resets = 0;
   std::int64_t max_control_frames = 0;  // SETTINGS, PING, PRIORITY, empty DATA and unknown ones
   std::int64_t max_window_updates = 0;
   std::int64_t max_header_bytes = 0;
-  // // Limits of incomplete messages:
+  // Limits of incomplete messages:
   std::int64_t max_unfinished_bytes = 0;
   absl::Duration message_timeout;  // from the first byte of a message to its last
 };
@@ -61,7 +61,7 @@ class FrameGuard {
 
   // Returns the streams whose message has exceeded message_timeout, and counts them as closed. The
   // caller resets them.
-  std::vector<std::uint32_t> TakeLate(absl::Time now);
+  std::vector<std::uint32_t> TakeLateStreams(absl::Time now);
 
   // Returns true once the client's preface is complete.
   bool has_preface() const { return preface_bytes_ == kPrefaceBytes; }
@@ -120,7 +120,7 @@ class FrameGuard {
   absl::Status OnMessageBytes(std::span<const std::byte> bytes, absl::Time now);
   absl::Status CheckRate(Rate* rate, std::int64_t amount, std::int64_t limit,
                          absl::string_view name, absl::Time now);
-  void Close(std::uint32_t stream);
+  void CloseStream(std::uint32_t stream);
 
   const FrameLimits limits_;
   std::size_t preface_bytes_ = 0;

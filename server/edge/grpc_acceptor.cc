@@ -142,7 +142,7 @@ void GrpcAcceptor::Start(std::function<void(int)> hand_over) {
   }
 }
 
-// // Runs the handlers. Asio may throw; exceptions are logged.
+// Runs the handlers. Asio may throw; exceptions are logged.
 void GrpcAcceptor::Serve() {
   SetThreadName("grpc-edge");
   for (;;) {

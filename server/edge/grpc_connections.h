@@ -2,11 +2,12 @@
 
 // Tracks the connections of one GrpcAcceptor: limits, eviction and lingering.
 //
-// Place:      inside GrpcAcceptor; ConnectionPlaces keeps the eviction order. Invariants: at most
-// max_connections connections are open, and at most max_per_address of one address. Connections
-// without a network and at most kMaxLingering lingering ones come on top. Threads:    MakeRoom and
-// Add from one at a time, the others from any. Lifetime:   outlives its connections and does not
-// keep them alive.
+// Place:      inside GrpcAcceptor; ConnectionPlaces keeps the eviction order.
+// Invariants: at most max_connections connections are open, and at most max_per_address of one
+//             address. Connections without a network and up to kMaxLingering lingering ones do not
+//             count.
+// Threads:    MakeRoom and Add from one at a time, the others from any.
+// Lifetime:   outlives its connections and does not keep them alive.
 
 #include <cstddef>
 #include <cstdint>

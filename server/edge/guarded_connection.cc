@@ -95,7 +95,7 @@ void GuardedConnection::Begin() {
 
 void GuardedConnection::Reject(CloseCause cause, const absl::Status& why) {
   net::post(transport_->executor(), [self = shared_from_this(), cause, why] {
-    self->EndWith(cause, why);
+    self->CloseWithGoAway(cause, why);
     self->ReadClient();
   });
 }
@@ -115,8 +115,8 @@ void GuardedConnection::OnClientRead(Error error, std::size_t size) {
   const absl::Status counted = guard_.OnClientBytes(from_client_.LastRead(size), MonotonicNow());
   UpdateCounts();
   if (!counted.ok()) {
-    EndWith(absl::IsInvalidArgument(counted) ? CloseCause::kNotHttp2 : CloseCause::kFrames,
-            counted);
+    CloseWithGoAway(absl::IsInvalidArgument(counted) ? CloseCause::kNotHttp2 : CloseCause::kFrames,
+                    counted);
     return ReadClient();
   }
   if (!guard_.has_preface()) {
@@ -142,11 +142,11 @@ bool GuardedConnection::ConnectToGrpc() {
     return false;
   }
   if (!connected.ok()) {
-    EndWith(CloseCause::kNoResource, connected.status());
+    CloseWithGoAway(CloseCause::kNoResource, connected.status());
     return false;
   }
   server_.emplace(std::move(connected->socket));
-  Error ignored;  // on failure, ResetLate may block until gRPC reads
+  Error ignored;  // on failure, ResetLateStreams may block until gRPC reads
   server_->non_blocking(true, ignored);
   name_ = std::move(connected->name);
   state_ = State::kRelaying;
@@ -223,7 +223,8 @@ void GuardedConnection::Tick(absl::Time now) {
                                 "the client does not read what is sent");
       return self->Close();
     }
-    if (const auto late = self->guard_.TakeLate(now); !late.empty()) self->ResetLate(late);
+    if (const auto late = self->guard_.TakeLateStreams(now); !late.empty())
+      self->ResetLateStreams(late);
   });
 }
 
@@ -231,7 +232,7 @@ void GuardedConnection::Tick(absl::Time now) {
 // connection continue; they may belong to other clients behind a proxy. If no reset can be sent to
 // gRPC (in the middle of a client's frame, or while gRPC does not read), the whole connection is
 // closed.
-void GuardedConnection::ResetLate(const std::vector<std::uint32_t>& late) {
+void GuardedConnection::ResetLateStreams(const std::vector<std::uint32_t>& late) {
   UpdateCounts();
   const absl::Status why = absl::DeadlineExceededError(
       absl::StrCat("a message is not complete ",
@@ -243,7 +244,7 @@ void GuardedConnection::ResetLate(const std::vector<std::uint32_t>& late) {
   Error error;
   const bool are_reset = !is_writing_to_server_ && guard_.is_between_client_frames() &&
                          server_->write_some(net::buffer(resets), error) == resets.size();
-  if (!are_reset) return EndWith(CloseCause::kTimeout, why);
+  if (!are_reset) return CloseWithGoAway(CloseCause::kTimeout, why);
   log::Info("grpc", "calls ended",
             {{"peer", peer_.address}, {"calls", late.size()}, {"why", why.message()}});
   own_frames_ += resets;
@@ -262,13 +263,13 @@ void GuardedConnection::Evict() {
     if (self->guard_.num_streams() > 0) {
       return self->host_->set_phase(self->number_, Phase::kBusy);
     }
-    self->EndWith(CloseCause::kIdle, absl::OkStatus());
+    self->CloseWithGoAway(CloseCause::kIdle, absl::OkStatus());
   });
 }
 
 void GuardedConnection::Refuse(CloseCause cause, absl::Status why) {
   net::post(transport_->executor(), [self = shared_from_this(), cause, why = std::move(why)] {
-    self->EndWith(cause, why);
+    self->CloseWithGoAway(cause, why);
   });
 }
 
@@ -283,7 +284,7 @@ void GuardedConnection::Abort() {
 }
 
 // The GOAWAY frame names the last call that gRPC may have seen, so the client can retry later ones.
-void GuardedConnection::EndWith(CloseCause cause, const absl::Status& why) {
+void GuardedConnection::CloseWithGoAway(CloseCause cause, const absl::Status& why) {
   if (state_ == State::kLingering || state_ == State::kClosed) return;
   host_->count_closed(peer_, cause, why.message());
   own_frames_ = has_server_sent_ ? "" : EmptySettingsFrame();

@@ -8,11 +8,12 @@
 //
 // Place:      GrpcAcceptor makes one for each connection that it accepts.
 // Invariants: gRPC gets a socket when the client's preface is complete, so a client that sends
-// nothing uses no descriptor of gRPC. Each direction has one buffer and at most one pending
-// operation. Bytes are written before more are read, so a slow receiver slows down the sender. Our
-// own frames reach the client only between two frames of gRPC. A refused client gets a GOAWAY frame
-// with the reason if one can be sent. Threads:    the strand of its transport; public methods from
-// any thread. Lifetime:   its pending operations keep it alive. `host` outlives it.
+//             nothing uses no descriptor of gRPC. Each direction has one buffer and at most one
+//             pending operation. Bytes are written before more are read, so a slow receiver slows
+//             down the sender. Our own frames reach the client only between two frames of gRPC. A
+//             refused client gets a GOAWAY frame with the reason if one can be sent.
+// Threads:    the strand of its transport; public methods from any thread.
+// Lifetime:   its pending operations keep it alive. `host` outlives it.
 
 #include <atomic>
 #include <boost/asio/any_io_executor.hpp>
@@ -114,7 +115,7 @@ class GuardedConnection final : public std::enable_shared_from_this<GuardedConne
   class Buffer {
    public:
     boost::asio::mutable_buffer ForRead();
-    // // Returns the bytes of the last read.
+    // Returns the bytes of the last read.
     std::span<const std::byte> LastRead(std::size_t size) const;
     // Keeps the bytes of the last read; the next read appends to them.
     void Keep(std::size_t size) { num_kept_ += size; }
@@ -129,19 +130,19 @@ class GuardedConnection final : public std::enable_shared_from_this<GuardedConne
     std::size_t num_kept_ = 0;
   };
 
-  // // Direction from the client to gRPC.
+  // Direction from the client to gRPC.
   void ReadClient();
   void OnClientRead(Error error, std::size_t size);
   void OnClientEnd();
   bool ConnectToGrpc();
   void WriteServer(boost::asio::const_buffer bytes);
-  // // Direction to the client: bytes from gRPC and our own frames.
+  // Direction to the client: bytes from gRPC and our own frames.
   void ContinueToClient();
   void OnServerRead(Error error, std::size_t size);
   void WriteClient(boost::asio::const_buffer bytes);
 
-  void ResetLate(const std::vector<std::uint32_t>& late);
-  void EndWith(CloseCause cause, const absl::Status& why);
+  void ResetLateStreams(const std::vector<std::uint32_t>& late);
+  void CloseWithGoAway(CloseCause cause, const absl::Status& why);
   void Linger();
   void Close();
   void UpdateCounts();

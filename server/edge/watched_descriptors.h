@@ -9,7 +9,8 @@
 //
 // Place:      inside GrpcAcceptor.
 // Invariants: Asio has blocks for kRow / 2 more descriptors than are counted, unless the process
-// had too few descriptors for a batch. Threads:    any.
+//             had too few descriptors for a batch.
+// Threads:    any.
 
 #include <boost/asio/io_context.hpp>
 #include <cstddef>

@@ -5,8 +5,8 @@
 // Place:      registered with the control listener only.
 // Invariants: methods that are not implemented return UNIMPLEMENTED / FEATURE_UNSUPPORTED. No
 //             response contains text of a prompt or an output.
-// Threads:    gRPC's callback threads, and the service's own workers for calls that wait. Lifetime:
-// outlives the gRPC server that it is registered with. The constructor's arguments
+// Threads:    gRPC's callback threads, and the service's own workers for calls that wait.
+// Lifetime:   outlives the gRPC server that it is registered with. The constructor's arguments
 //             outlive it.
 
 #include <memory>

@@ -103,7 +103,7 @@ class BatchReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc
   ReadState read_ ABSL_GUARDED_BY(mutex_);
   bool abandoned_ ABSL_GUARDED_BY(mutex_) = false;
   bool pumping_ ABSL_GUARDED_BY(mutex_) = false;
-  bool again_ ABSL_GUARDED_BY(mutex_) = false;
+  bool pump_again_ ABSL_GUARDED_BY(mutex_) = false;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
@@ -324,12 +324,12 @@ void BatchReactor::Abandon() {
 }
 
 // Writes the next message or ends the call, unless another thread is doing so. That thread checks
-// `again_` before it stops, so no event is lost.
+// `pump_again_` before it stops, so no event is lost.
 void BatchReactor::Pump() {
   {
     MutexLock lock(&mutex_);
     if (pumping_ || ended_) {
-      again_ = true;
+      pump_again_ = true;
       return;
     }
     pumping_ = true;
@@ -343,7 +343,7 @@ void BatchReactor::Pump() {
     absl::Status failure;
     {
       MutexLock lock(&mutex_);
-      if (std::exchange(again_, false)) continue;
+      if (std::exchange(pump_again_, false)) continue;
       if (!read_.is_done || read_.is_starting || read_.is_executing || !items_.empty() ||
           !errors_.empty()) {
         pumping_ = false;

@@ -13,9 +13,7 @@
 //   PreconditionFailure{1 repeated {1 string type, 2 string subject, 3 string description}}
 //
 // Place:      between api/status_mapping.h and the gRPC handlers.
-// Invariants: none.
 // Threads:    any.
-// Lifetime:   values.
 
 #include <grpcpp/support/status.h>
 

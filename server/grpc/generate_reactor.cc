@@ -97,12 +97,12 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
   }
 
   // Sends the next message or ends the call, unless another thread is doing so. That thread checks
-  // `again_` before it stops, so no event is lost.
+  // `pump_again_` before it stops, so no event is lost.
   void Pump() {
     {
       MutexLock lock(&mutex_);
       if (pumping_ || ended_) {
-        again_ = true;
+        pump_again_ = true;
         return;
       }
       pumping_ = true;
@@ -123,11 +123,11 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
         return End(status);
       }
       MutexLock lock(&mutex_);
-      if (!again_) {
+      if (!pump_again_) {
         pumping_ = false;
         return;
       }
-      again_ = false;
+      pump_again_ = false;
     }
   }
 
@@ -155,7 +155,7 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
   // Set before the first Pump and reset after the last one, so Pump reads it without the lock.
   std::shared_ptr<Generation> request_;
   bool pumping_ ABSL_GUARDED_BY(mutex_) = false;
-  bool again_ ABSL_GUARDED_BY(mutex_) = false;
+  bool pump_again_ ABSL_GUARDED_BY(mutex_) = false;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
 };

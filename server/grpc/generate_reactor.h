@@ -1,7 +1,7 @@
 #pragma once
 
 // Serves a Generate call: writes the events of a TokenStream to the wire. The output worker calls
-// Pump when the stream is ready, gRPC's thread when a write has completed. Neither ever waits.
+// Pump when the stream is ready, gRPC's thread when a write has completed. Neither blocks.
 //
 //   stream ready -> Pump -> StartWrite -> OnWriteDone -> Pump ... -> Finish -> OnDone
 //

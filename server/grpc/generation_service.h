@@ -4,8 +4,8 @@
 //
 // Place:      registered with the data listener. Starts a reactor for each generation
 //             (generate_reactor.h) and answers other calls from the served model.
-// Threads:    gRPC's callback threads, and the service's own worker for the tokenizer. Lifetime:
-// outlives the gRPC server that it is registered with. The context's objects outlive
+// Threads:    gRPC's callback threads, and the service's own worker for the tokenizer.
+// Lifetime:   outlives the gRPC server that it is registered with. The context's objects outlive
 //             it.
 
 #include <cstdint>

@@ -83,7 +83,7 @@ void ApplyTransport(const GrpcTransportOptions& options, grpc::ServerBuilder* bu
 
 // Returns the frame limits of one connection. A busy client makes hundreds of calls and a few
 // thousand window updates per second. An attack makes a hundred times as many.
-FrameLimits LimitsOf(const GrpcTransportOptions& options) {
+FrameLimits MakeFrameLimits(const GrpcTransportOptions& options) {
   return {.max_streams = options.max_concurrent_streams,
           // gRPC itself refuses calls with more than max_metadata_bytes, one by one.
           .max_header_block_bytes = 4 * options.max_metadata_bytes,
@@ -96,7 +96,7 @@ FrameLimits LimitsOf(const GrpcTransportOptions& options) {
           .message_timeout = kMessageTimeout};
 }
 
-GrpcAcceptorOptions AcceptorOptions(const GrpcListenerOptions& options) {
+GrpcAcceptorOptions MakeAcceptorOptions(const GrpcListenerOptions& options) {
   return {.addresses = options.addresses,
           .socket_mode = options.socket_mode,
           .reuse_port = options.transport.reuse_port,
@@ -105,7 +105,7 @@ GrpcAcceptorOptions AcceptorOptions(const GrpcListenerOptions& options) {
           // gRPC needs the other half to read and write, and slows all connections down when little
           // memory is left.
           .max_unfinished_bytes = options.transport.memory_bytes / 2,
-          .frames = LimitsOf(options.transport),
+          .frames = MakeFrameLimits(options.transport),
           .times = {.preface = kHandshakeTimeout, .write_stall = kWriteStall},
           .certificates = options.certificates,
           .peers = options.peers,
@@ -158,7 +158,7 @@ absl::StatusOr<std::unique_ptr<GrpcListener>> GrpcListener::Start(
     const GrpcListenerOptions& options, const std::vector<grpc::Service*>& services) {
   InitLibraries(options.transport.reflection);
   auto state = std::make_unique<State>();
-  QUIRE_ASSIGN_OR_RETURN(state->acceptor, GrpcAcceptor::Bind(AcceptorOptions(options)));
+  QUIRE_ASSIGN_OR_RETURN(state->acceptor, GrpcAcceptor::Bind(MakeAcceptorOptions(options)));
   grpc::ServerBuilder builder;
   ApplyTransport(options.transport, &builder);
   state->hand_over = builder.experimental().AddExternalConnectionAcceptor(

@@ -5,10 +5,10 @@
 // Place:      inside HttpServer. Sessions are numbered in the order in which they were accepted.
 //             ConnectionPlaces keeps the eviction order.
 // Invariants: at most max_connections connections are open, and at most max_per_address of one
-// address. Up to kReserved more are accepted over the limit, but only to answer probes. An evicted
-// connection is not counted, although it may still be closing. Threads:    MakeRoom,
-// MakeReservedRoom and Add from one at a time, the others from any. Lifetime:   outlives its
-// sessions and does not keep them alive.
+//             address. Up to kReserved more are accepted over the limit, but only to answer probes.
+//             An evicted connection is not counted, although it may still be closing.
+// Threads:    MakeRoom, MakeReservedRoom and Add from one at a time, the others from any.
+// Lifetime:   outlives its sessions and does not keep them alive.
 
 #include <cstddef>
 #include <cstdint>

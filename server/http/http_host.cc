@@ -13,7 +13,7 @@
 namespace quire::server {
 namespace {
 
-// Returns true for a non-empty reg-name of RFC 3986, section 3.2.2. An IPv4 address is one too.
+// Returns true for a non-empty reg-name of RFC 3986, section 3.2.2, which may be an IPv4 address.
 bool IsHostName(absl::string_view text) {
   for (std::size_t i = 0; i < text.size(); ++i) {
     const auto byte = static_cast<unsigned char>(text[i]);

@@ -7,8 +7,9 @@
 // attack, because it contains the name with which the page was opened.
 //
 // Place:   used by the handlers of both HTTP listeners if only a loopback address protects them.
-// Other addresses are not checked, because clients may reach them by any name, for example the name
-// of a container. Threads: any.
+//          Other addresses are not checked, because clients may reach them by any name, for example
+//          the name of a container.
+// Threads: any.
 
 #include <optional>
 

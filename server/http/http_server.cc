@@ -207,7 +207,7 @@ void HttpServer::Impl::OnFailure(const Error& error, tcp::acceptor& acceptor) {
   if (closed == 0) RejectWaiting(acceptor);
 }
 
-// Accepts and closes waiting connections, for which there are no descriptors.
+// Accepts waiting connections with the spare descriptor and closes them at once.
 void HttpServer::Impl::RejectWaiting(tcp::acceptor& acceptor) {
   spare_ = FileDescriptor();
   Error error;

@@ -14,7 +14,7 @@
 //             closed without an answer, and the server continues to accept.
 // Threads:    `num_threads` of its own run handlers; see HttpExchange.
 // Lifetime:   the destructor waits for all exchanges. Handlers must end their exchanges once the
-// peer has gone.
+//             peer has gone.
 
 #include <cstdint>
 #include <functional>

@@ -45,7 +45,7 @@ HttpSession::HttpSession(HttpSessionHost* host, std::uint64_t number,
 // Runs `work`. Our code does not throw, but libraries may. After an exception the state of the
 // session is unknown, so the connection is closed.
 template <typename Work>
-void HttpSession::Guard(const Work& work) {
+void HttpSession::CloseOnException(const Work& work) {
   try {
     return work();
   } catch (const std::exception& error) {
@@ -56,12 +56,12 @@ void HttpSession::Guard(const Work& work) {
 
 void HttpSession::Begin() {
   net::dispatch(transport_->executor(), [self = shared_from_this()] {
-    self->Guard([&] {
+    self->CloseOnException([&] {
       // The server may have begun to shut down before this session was in its table.
       if (self->host_->closing()) return self->Close();
       self->Arm(self->host_->options().head_time);
       self->transport_->Handshake([self](Error error) {
-        self->Guard([&] {
+        self->CloseOnException([&] {
           if (error) return self->Close();
           self->exchange_.mutable_request()->certificate_name = self->transport_->CertificateName();
           self->BeginRequest();
@@ -84,7 +84,7 @@ bool HttpSession::Evict(Phase phase) {
 }
 
 // A session that is being evicted keeps its phase, whatever arrives meanwhile.
-void HttpSession::Enter(Phase phase) {
+void HttpSession::EnterPhase(Phase phase) {
   Phase before = phase_.load();
   do {
     if (before == Phase::kClosing) return;
@@ -98,7 +98,7 @@ void HttpSession::Abort() {
 
 void HttpSession::Post(std::function<void()> work) {
   net::post(transport_->executor(),
-            [self = shared_from_this(), work = std::move(work)] { self->Guard(work); });
+            [self = shared_from_this(), work = std::move(work)] { self->CloseOnException(work); });
 }
 
 void HttpSession::BeginRequest() {
@@ -111,7 +111,7 @@ void HttpSession::BeginRequest() {
       exchange_.mutable_request());
   const bool has_begun = reader_.has_begun();
   Arm(num_served_ == 0 || has_begun ? options.head_time : options.idle_time);
-  if (num_served_ > 0) Enter(has_begun ? Phase::kAwaitingBytes : Phase::kIdle);
+  if (num_served_ > 0) EnterPhase(has_begun ? Phase::kAwaitingBytes : Phase::kIdle);
   if (has_begun) return Parse();
   ReadMore();
 }
@@ -126,14 +126,14 @@ void HttpSession::ReadMore() {
   is_reading_ = true;
   transport_->ReadSome(net::buffer(chunk_),
                        [self = shared_from_this()](Error error, std::size_t size) {
-                         self->Guard([&] { self->OnRead(error, size); });
+                         self->CloseOnException([&] { self->OnRead(error, size); });
                        });
 }
 
 void HttpSession::OnRead(Error error, std::size_t size) {
   is_reading_ = false;
   // Bytes have arrived, so the time that the request has waited for bytes restarts.
-  if (phase_.load() == Phase::kAwaitingBytes) Enter(Phase::kAwaitingBytes);
+  if (phase_.load() == Phase::kAwaitingBytes) EnterPhase(Phase::kAwaitingBytes);
   if (state_ == State::kLingering) {
     lingered_bytes_ += size;
     if (error || lingered_bytes_ > kMaxLingerBytes) return Close();
@@ -145,7 +145,7 @@ void HttpSession::OnRead(Error error, std::size_t size) {
   reader_.Append(absl::string_view(chunk_.data(), size));
   if (state_ == State::kHandling || !reader_.has_begun()) return ReadMore();
   if (!had_begun) {
-    if (num_served_ > 0) Enter(Phase::kAwaitingBytes);
+    if (num_served_ > 0) EnterPhase(Phase::kAwaitingBytes);
     Arm(host_->options().head_time);
   } else if (reader_.is_head_parsed()) {
     ArmForBody();
@@ -172,7 +172,7 @@ void HttpSession::Parse() {
 std::optional<HttpAnswer> HttpSession::ProcessHead() {
   const HttpServerOptions& options = host_->options();
   const HttpRequest& request = exchange_.request();
-  Enter(Phase::kAwaitingBytes);
+  EnterPhase(Phase::kAwaitingBytes);
   exchange_.SetFraming(reader_.keep_alive() && options.keep_alive && over_limit_message_.empty(),
                        reader_.is_http_1_1());
   if (!over_limit_message_.empty()) {
@@ -227,13 +227,13 @@ void HttpSession::SendContinue() {
                       self->is_writing_continue_ = false;
                       if (self->state_ != State::kReading) return;
                       if (error) return self->Close();
-                      self->Guard([&] { self->Parse(); });
+                      self->CloseOnException([&] { self->Parse(); });
                     });
 }
 
 void HttpSession::Handle() {
   ++num_served_;
-  Enter(Phase::kBusy);
+  EnterPhase(Phase::kBusy);
   state_ = State::kHandling;
   is_armed_ = false;
   ReadMore();
@@ -243,7 +243,7 @@ void HttpSession::Handle() {
 }
 
 void HttpSession::Send(std::string bytes, std::function<void()> done) {
-  Enter(Phase::kBusy);
+  EnterPhase(Phase::kBusy);
   outgoing_ = std::move(bytes);
   Arm(host_->options().write_time());
   transport_->Write(net::buffer(outgoing_),
@@ -251,7 +251,7 @@ void HttpSession::Send(std::string bytes, std::function<void()> done) {
                       if (self->state_ == State::kClosed) return;
                       if (error) return self->Close();
                       self->is_armed_ = false;
-                      self->Guard(done);
+                      self->CloseOnException(done);
                     });
 }
 
@@ -264,7 +264,7 @@ void HttpSession::OnAnswered() {
 // peer's TCP stack would discard the answer.
 void HttpSession::Linger() {
   state_ = State::kLingering;
-  Enter(Phase::kAwaitingBytes);
+  EnterPhase(Phase::kAwaitingBytes);
   reader_.Clear();
   transport_->ShutdownSend();
   Arm(kLingerTime);
@@ -284,7 +284,7 @@ void HttpSession::Arm(absl::Duration time) {
   is_armed_ = true;
   timer_.expires_after(absl::ToChronoNanoseconds(time));
   timer_.async_wait([self = shared_from_this()](Error error) {
-    if (!error) self->Guard([&] { self->OnTimer(); });
+    if (!error) self->CloseOnException([&] { self->OnTimer(); });
   });
 }
 

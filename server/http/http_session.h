@@ -7,9 +7,9 @@
 // Place:      HttpServer makes one for each connection that it accepts. RequestReader parses,
 //             SessionExchange encodes answers.
 // Invariants: while a handler runs, the connection is read too, to notice when the peer closes it.
-// Bytes of the next request are buffered, and reading pauses when max_head_bytes are buffered. At
-// most one write is pending. A closed session stays closed. An exception of a library
-//             closes only its connection.
+//             Bytes of the next request are buffered, and reading pauses when max_head_bytes are
+//             buffered. At most one write is pending. A closed session stays closed. An exception
+//             of a library closes only its connection.
 // Threads:    the strand of its transport; Begin, FinishSoon, Evict, Abort and Post from any.
 // Lifetime:   its pending operations and handlers keep it alive. `host` outlives it.
 
@@ -75,8 +75,8 @@ class HttpSession final : public std::enable_shared_from_this<HttpSession> {
   using Error = Transport::Error;
 
   template <typename Work>
-  void Guard(const Work& work);
-  void Enter(Phase phase);
+  void CloseOnException(const Work& work);
+  void EnterPhase(Phase phase);
   void BeginRequest();
   void ReadMore();
   void OnRead(Error error, std::size_t size);

@@ -58,7 +58,7 @@ std::string DecodePercent(absl::string_view text) {
   return decoded;
 }
 
-std::vector<std::string> ValuesOf(const HttpHeaders& headers, absl::string_view name) {
+std::vector<std::string> HeaderValues(const HttpHeaders& headers, absl::string_view name) {
   std::vector<std::string> values;
   for (const auto& [key, value] : headers) {
     if (key == name) values.push_back(value);
@@ -68,9 +68,9 @@ std::vector<std::string> ValuesOf(const HttpHeaders& headers, absl::string_view 
 
 // Returns the elements of a header that is a list, in lower case. Several lines are one list, and
 // empty elements are ignored (RFC 9110, sections 5.3 and 5.6.1).
-std::vector<std::string> ListOf(const HttpHeaders& headers, absl::string_view name) {
+std::vector<std::string> HeaderList(const HttpHeaders& headers, absl::string_view name) {
   std::vector<std::string> elements;
-  for (const std::string& value : ValuesOf(headers, name)) {
+  for (const std::string& value : HeaderValues(headers, name)) {
     for (absl::string_view element : absl::StrSplit(value, ',')) {
       element = absl::StripAsciiWhitespace(element);
       if (!element.empty()) elements.push_back(absl::AsciiStrToLower(element));
@@ -88,7 +88,7 @@ void SplitTarget(absl::string_view target, HttpRequest* request) {
 // Checks the header Host (RFC 9112, section 3.2). HTTP/1.0 may omit it. An empty value is valid for
 // a target without authority.
 absl::Status CheckHost(bool is_http_1_0, const HttpHeaders& headers) {
-  const std::vector<std::string> values = ValuesOf(headers, "host");
+  const std::vector<std::string> values = HeaderValues(headers, "host");
   if (values.empty()) {
     if (is_http_1_0) return absl::OkStatus();
     return BadRequest("header Host is missing: send the host and port of the URL in it");
@@ -154,13 +154,13 @@ absl::Status ReadTarget(absl::string_view target, bool has_tls, HttpRequest* req
 // Checks the header Transfer-Encoding (RFC 9112, sections 6.1 and 6.3). The parser refuses
 // Content-Length together with chunked.
 absl::Status CheckTransferEncoding(bool is_http_1_0, bool is_chunked, const HttpHeaders& headers) {
-  if (ValuesOf(headers, "transfer-encoding").empty()) return absl::OkStatus();
+  if (HeaderValues(headers, "transfer-encoding").empty()) return absl::OkStatus();
   if (is_http_1_0) {
     return BadRequest(
         "header Transfer-Encoding is sent with HTTP/1.0: send HTTP/1.1, or "
         "Content-Length");
   }
-  const std::vector<std::string> codings = ListOf(headers, "transfer-encoding");
+  const std::vector<std::string> codings = HeaderList(headers, "transfer-encoding");
   const auto num_chunked = std::count(codings.begin(), codings.end(), "chunked");
   if (num_chunked != 1 || codings.back() != "chunked") {
     return BadRequest(absl::StrCat("header Transfer-Encoding is ",
@@ -195,7 +195,7 @@ absl::Status ReadRequestHead(const boost::beast::http::request_header<>& head,
 }
 
 absl::Status CheckContentEncoding(const HttpRequest& request) {
-  const std::vector<std::string> codings = ListOf(request.headers, "content-encoding");
+  const std::vector<std::string> codings = HeaderList(request.headers, "content-encoding");
   const auto coding = std::find_if(codings.begin(), codings.end(),
                                    [](const std::string& text) { return text != "identity"; });
   if (coding == codings.end()) return absl::OkStatus();

@@ -21,7 +21,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-ordered_json RunsOf(const std::vector<std::int32_t>& pages) {
+ordered_json MakeRuns(const std::vector<std::int32_t>& pages) {
   ordered_json runs = ordered_json::array();
   for (std::size_t begin = 0; begin < pages.size();) {
     std::size_t end = begin + 1;
@@ -33,7 +33,7 @@ ordered_json RunsOf(const std::vector<std::int32_t>& pages) {
 }
 
 // Returns the number of requests by tenant and state.
-ordered_json QueueOf(const std::vector<engine::RequestInfo>& requests) {
+ordered_json MakeQueueJson(const std::vector<engine::RequestInfo>& requests) {
   std::map<std::string, std::map<std::string, int>> counts;
   for (const engine::RequestInfo& request : requests) {
     ++counts[request.tenant][std::string(engine::RequestStateName(request.state))];
@@ -45,7 +45,7 @@ ordered_json QueueOf(const std::vector<engine::RequestInfo>& requests) {
   return queue;
 }
 
-ordered_json ModelOf(const ServedModel& model) {
+ordered_json MakeModelJson(const ServedModel& model) {
   const ModelDescription& description = model.description;
   return {{"id", model.id()},
           {"architecture", description.architecture},
@@ -58,8 +58,8 @@ ordered_json ModelOf(const ServedModel& model) {
 
 // Returns nullopt while another request waits for a snapshot, so that a thread stays free for
 // probes.
-std::optional<engine::PageSnapshot> SnapshotOf(const StatusSources& sources,
-                                               engine::Engine* engine) {
+std::optional<engine::PageSnapshot> TryGetSnapshot(const StatusSources& sources,
+                                                   engine::Engine* engine) {
   if (sources.is_snapshot_pending->exchange(true)) return std::nullopt;
   struct PendingFlag {
     ~PendingFlag() { flag->store(false); }
@@ -117,16 +117,16 @@ std::string StatusJson(const StatusSources& sources, const ServedModel* model, a
                                                                {"tls", sources.openai_has_tls}}}};
   if (model != nullptr) {
     const engine::EngineStats stats = model->engine->GetStats();
-    status["model"] = ModelOf(*model);
+    status["model"] = MakeModelJson(*model);
     status["requests"] = {{"running", stats.running}, {"waiting", stats.waiting}};
     status["tokens_per_second"] = {{"prompt", stats.prompt_tokens_per_second},
                                    {"generation", stats.generation_tokens_per_second}};
-    status["queue"] = QueueOf(model->engine->ListRequests());
-    const std::optional<engine::PageSnapshot> snapshot = SnapshotOf(sources, model->engine);
+    status["queue"] = MakeQueueJson(model->engine->ListRequests());
+    const std::optional<engine::PageSnapshot> snapshot = TryGetSnapshot(sources, model->engine);
     if (snapshot.has_value()) {
       status["pages"] = {{"page_size", model->description.kv_page_size},
                          {"owners", snapshot->owners},
-                         {"runs", RunsOf(snapshot->pages)}};
+                         {"runs", MakeRuns(snapshot->pages)}};
     }
   }
   return JsonText(status);

@@ -8,9 +8,9 @@
 //
 // Place:      beside ops_handlers.h, on the operators' listener.
 // Invariants: the page itself contains no data. /status.json needs the scope `metrics`. Without
-// authentication it is served on loopback addresses only (403 elsewhere), and the header Host has
-// to be local (http_host.h). Threads:    any. One request at a time waits for the end of the
-// current step, for a second at
+//             authentication it is served on loopback addresses only (403 elsewhere), and the
+//             header Host has to be local (http_host.h).
+// Threads:    any. One request at a time waits for the end of the current step, for a second at
 //             most. Other requests, and that one if the second has passed, are answered without
 //             `pages`.
 // Lifetime:   the objects in StatusSources outlive the handlers.

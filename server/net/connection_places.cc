@@ -12,10 +12,10 @@ constexpr absl::Duration kMaxStall = absl::Seconds(1);
 
 ConnectionPlaces::Order* ConnectionPlaces::OrderOf(Group& group, Phase phase) {
   if (phase == Phase::kIdle) return &group.idle;
-  return phase == Phase::kAwaitingBytes ? &group.stalled : nullptr;
+  return phase == Phase::kAwaitingBytes ? &group.awaiting : nullptr;
 }
 
-void ConnectionPlaces::Enter(std::uint64_t number, const Entry& entry) {
+void ConnectionPlaces::AddToGroups(std::uint64_t number, const Entry& entry) {
   if (entry.phase == Phase::kClosing) return;
   const auto enter = [&](Group& group) {
     ++group.size;
@@ -25,7 +25,7 @@ void ConnectionPlaces::Enter(std::uint64_t number, const Entry& entry) {
   if (!entry.ip.empty()) enter(by_ip_[entry.ip]);
 }
 
-void ConnectionPlaces::Leave(std::uint64_t number, const Entry& entry) {
+void ConnectionPlaces::RemoveFromGroups(std::uint64_t number, const Entry& entry) {
   if (entry.phase == Phase::kClosing) return;
   const auto leave = [&](Group& group) {
     --group.size;
@@ -41,7 +41,7 @@ void ConnectionPlaces::Leave(std::uint64_t number, const Entry& entry) {
 void ConnectionPlaces::Add(std::uint64_t number, const std::string& ip, absl::Time now) {
   const auto [added, is_new] = entries_.try_emplace(number, Entry{.ip = ip, .since = now});
   QUIRE_CHECK(is_new);
-  Enter(number, added->second);
+  AddToGroups(number, added->second);
 }
 
 void ConnectionPlaces::SetPhase(std::uint64_t number, Phase phase, absl::Time now) {
@@ -49,16 +49,16 @@ void ConnectionPlaces::SetPhase(std::uint64_t number, Phase phase, absl::Time no
   if (found == entries_.end()) return;
   Entry& entry = found->second;
   if (entry.phase == phase && phase != Phase::kAwaitingBytes) return;
-  Leave(number, entry);
+  RemoveFromGroups(number, entry);
   entry.phase = phase;
   entry.since = now;
-  Enter(number, entry);
+  AddToGroups(number, entry);
 }
 
 void ConnectionPlaces::Remove(std::uint64_t number) {
   const auto found = entries_.find(number);
   if (found == entries_.end()) return;
-  Leave(number, found->second);
+  RemoveFromGroups(number, found->second);
   entries_.erase(found);
 }
 
@@ -71,7 +71,7 @@ std::optional<ConnectionPlaces::Evicted> ConnectionPlaces::EvictOne(const std::s
     group = &found->second;
   }
   const bool has_idle = !group->idle.empty();
-  const Order& order = has_idle ? group->idle : group->stalled;
+  const Order& order = has_idle ? group->idle : group->awaiting;
   if (order.empty()) return std::nullopt;
   if (!has_idle && now - order.begin()->first < kMaxStall) return std::nullopt;
   const Evicted evicted = {.number = order.begin()->second,
@@ -87,9 +87,9 @@ std::size_t ConnectionPlaces::size(const std::string& ip) const {
 
 absl::Status ConnectionPlaces::CheckIntegrity() const {
   ConnectionPlaces rebuilt;
-  for (const auto& [number, entry] : entries_) rebuilt.Enter(number, entry);
+  for (const auto& [number, entry] : entries_) rebuilt.AddToGroups(number, entry);
   const auto are_equal = [](const Group& a, const Group& b) {
-    return a.size == b.size && a.idle == b.idle && a.stalled == b.stalled;
+    return a.size == b.size && a.idle == b.idle && a.awaiting == b.awaiting;
   };
   if (!are_equal(all_, rebuilt.all_)) {
     return absl::InternalError("the orders of all connections do not match their entries");

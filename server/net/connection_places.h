@@ -5,8 +5,8 @@
 // waited longest for the rest of a request.
 //
 // Place:      inside GrpcAcceptor and the ConnectionTable of HTTP, which own the connections. This
-// class identifies connections by numbers. Invariants: a connection that is not closing is counted
-// once in total and once for its address,
+//             class identifies connections by numbers.
+// Invariants: a connection that is not closing is counted once in total and once for its address,
 //             and is in one eviction order of each if it is idle or awaits bytes. A closing
 //             connection is not counted, unless it changes to another phase again. Every operation
 //             takes time logarithmic in the number of connections.
@@ -61,7 +61,7 @@ class ConnectionPlaces {
   using Order = std::set<std::pair<absl::Time, std::uint64_t>>;  // start of the phase, number
   struct Group {
     std::size_t size = 0;
-    Order idle, stalled;
+    Order idle, awaiting;
   };
   struct Entry {
     std::string ip;
@@ -70,8 +70,8 @@ class ConnectionPlaces {
   };
 
   static Order* OrderOf(Group& group, Phase phase);
-  void Enter(std::uint64_t number, const Entry& entry);
-  void Leave(std::uint64_t number, const Entry& entry);
+  void AddToGroups(std::uint64_t number, const Entry& entry);
+  void RemoveFromGroups(std::uint64_t number, const Entry& entry);
 
   std::map<std::uint64_t, Entry> entries_;
   Group all_;

@@ -4,8 +4,9 @@
 //
 // Place:      below HttpSession and GuardedConnection, which do not use sockets themselves.
 // Invariants: nothing is read or written before Handshake has succeeded. After that, at most one
-// ReadSome and one Write are pending. Close ends all operations with an error. Threads:    the
-// connection's executor, on which callbacks run too. Lifetime:   outlives its pending callbacks.
+//             ReadSome and one Write are pending. Close ends all operations with an error.
+// Threads:    the connection's executor, on which callbacks run too.
+// Lifetime:   outlives its pending callbacks.
 
 #include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/buffer.hpp>

@@ -270,7 +270,7 @@ struct OpenAiAnswer::Impl {
   ordered_json UsageOfChoice(std::size_t index) const;
   ordered_json UsageObject(std::int64_t prompt_tokens, std::int64_t cached_tokens,
                            std::int64_t completion_tokens, std::int64_t reasoning_tokens) const;
-  ordered_json MakeLogprobs(std::size_t index, const TokenLogprobs& tokens, bool opens);
+  ordered_json MakeLogprobs(std::size_t index, const TokenLogprobs& tokens, bool is_first);
   bool EndsInsideCharacter(const google::protobuf::RepeatedField<std::int32_t>& ids) const;
   void AddPrompt(const Prompt& prompt, CompletionLogprobs* lists) const;
   void AppendChunk(std::size_t index, ordered_json choice, std::string* events);
@@ -389,14 +389,14 @@ void OpenAiAnswer::Impl::AddPrompt(const Prompt& prompt, CompletionLogprobs* lis
   }
 }
 
-// `opens` is true for the first log-probabilities of a choice. Those of an echoed prompt precede
+// `is_first` is true for the first log-probabilities of a choice. Those of an echoed prompt precede
 // them.
 ordered_json OpenAiAnswer::Impl::MakeLogprobs(std::size_t index, const TokenLogprobs& tokens,
-                                              bool opens) {
+                                              bool is_first) {
   if (!with_logprobs) return nullptr;
   if (is_chat) return ChatLogprobs(tokens);
   CompletionLogprobs& lists = choices[index].logprobs;
-  if (opens && echo) AddPrompt(PromptOfChoice(index), &lists);
+  if (is_first && echo) AddPrompt(PromptOfChoice(index), &lists);
   if (!hides_output) {
     const std::int64_t echoed = echo ? PromptOfChoice(index).characters : 0;
     for (const v1::TokenLogprob& token : tokens) lists.Add(token, echoed + token.text_offset());
@@ -405,14 +405,14 @@ ordered_json OpenAiAnswer::Impl::MakeLogprobs(std::size_t index, const TokenLogp
 }
 
 void OpenAiAnswer::Impl::AddDelta(std::size_t index, const v1::Delta& delta, std::string* events) {
-  const bool opens = !std::exchange(choices[index].is_open, true);
+  const bool is_first = !std::exchange(choices[index].is_open, true);
   if (delta.has_usage() && !hides_output) {
     choices[index].completion_tokens = delta.usage().completion_tokens();
     choices[index].reasoning_tokens = delta.usage().reasoning_tokens();
   }
-  std::string shown = opens && echo ? PromptOfChoice(index).text : "";
+  std::string shown = is_first && echo ? PromptOfChoice(index).text : "";
   if (!hides_output) shown += delta.text();
-  ordered_json logprobs = MakeLogprobs(index, delta.logprobs(), opens);
+  ordered_json logprobs = MakeLogprobs(index, delta.logprobs(), is_first);
   const bool is_parsed = !delta.reasoning_text().empty() || !delta.tool_calls().empty();
   if (!delta.tool_calls().empty()) choices[index].has_calls = true;
   if (shown.empty() && !is_parsed && logprobs.is_null()) return;
@@ -438,7 +438,7 @@ void OpenAiAnswer::Impl::Complete(std::size_t index, const v1::Completed& comple
   }
   std::string shown = echo ? PromptOfChoice(index).text : "";
   if (!hides_output) shown += completed.text();
-  ordered_json logprobs = MakeLogprobs(index, completed.logprobs(), /*opens=*/true);
+  ordered_json logprobs = MakeLogprobs(index, completed.logprobs(), /*is_first=*/true);
   ordered_json json = {{"index", index}};
   if (is_chat) {
     json["message"] = MakeMessage(completed);

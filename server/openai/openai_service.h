@@ -11,8 +11,8 @@
 //             forbidden Origin is refused before its body is read, so that a page of another site
 //             cannot use a local model. Without authentication on a loopback address, a request
 //             with a foreign Host is refused too (DNS rebinding; http_host.h).
-// Threads:    Handle runs on the server's threads and does no long work; see OpenAiCall. Lifetime:
-// outlives the server; the context's objects outlive it.
+// Threads:    Handle runs on the server's threads and does no long work; see OpenAiCall.
+// Lifetime:   outlives the server; the context's objects outlive it.
 
 #include <atomic>
 #include <memory>

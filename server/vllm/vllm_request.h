@@ -9,7 +9,6 @@
 //             value. Unknown fields are refused too. The table is in docs/api.md, vLLM
 //             worker service.
 // Threads:    any.
-// Lifetime:   none.
 //
 // SOURCE: Shepherd Model Gateway, crates/grpc_client/proto/vllm_engine.proto, and the defaults of
 // its servicer for vLLM. A number without presence is taken literally, so 0 turns most parameters

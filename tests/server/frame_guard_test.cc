@@ -225,14 +225,14 @@ TEST_F(FrameGuardTest, MessagesHaveATimeout) {
   EXPECT_TRUE(Client(Frame(kData, 0, 1, "x")).ok());
   EXPECT_TRUE(Open(3).ok());
   EXPECT_TRUE(Client(Frame(kData, 0, 3, Message(300, 0))).ok());
-  EXPECT_THAT(guard_.TakeLate(now_), IsEmpty());
+  EXPECT_THAT(guard_.TakeLateStreams(now_), IsEmpty());
   now_ += absl::Seconds(1);
-  EXPECT_THAT(guard_.TakeLate(now_), ElementsAre(1)) << "since its first byte";
+  EXPECT_THAT(guard_.TakeLateStreams(now_), ElementsAre(1)) << "since its first byte";
   EXPECT_EQ(guard_.num_streams(), 1u);
   EXPECT_TRUE(Client(Frame(kData, 0, 1, std::string(299, 'x'))).ok()) << "gRPC drops it";
   EXPECT_TRUE(Client(Frame(kData, 0, 3, std::string(300, 'x'))).ok());
   now_ += absl::Minutes(1);
-  EXPECT_THAT(guard_.TakeLate(now_), IsEmpty());
+  EXPECT_THAT(guard_.TakeLateStreams(now_), IsEmpty());
   EXPECT_TRUE(guard_.CheckIntegrity().ok());
 }
 

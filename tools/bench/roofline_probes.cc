@@ -82,7 +82,7 @@ __attribute__((target("avx2,fma"))) void FmaLoop256() {
 #undef QUIRE_CLEAR
 }
 
-// // Uses vpmaddwd and vpaddd: 16 products per step.
+// Uses vpmaddwd and vpaddd: 16 products per step.
 __attribute__((target("avx2"))) void Int16Loop256() {
 #define QUIRE_STEP(i) \
   "vpmaddwd %%ymm14, %%ymm15, %%ymm13\nvpaddd %%ymm13, %%ymm" #i ", %%ymm" #i "\n"
@@ -96,7 +96,7 @@ __attribute__((target("avx2"))) void Int16Loop256() {
 #undef QUIRE_STEP
 }
 
-// // Uses vpmaddubsw, vpmaddwd with ones, and vpaddd: 32 products per step.
+// Uses vpmaddubsw, vpmaddwd with ones, and vpaddd: 32 products per step.
 __attribute__((target("avx2"))) void Int8Loop256() {
 #define QUIRE_STEP(i)                                                          \
   "vpmaddubsw %%ymm14, %%ymm15, %%ymm13\nvpmaddwd %%ymm12, %%ymm13, %%ymm13\n" \

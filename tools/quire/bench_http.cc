@@ -275,7 +275,7 @@ std::string PeerRequest(PeerAddress::Kind kind, const std::string& model,
     body["n_predict"] = request.output_tokens;
     body["cache_prompt"] = true;
     body["return_tokens"] = true;
-    // The cheapest greedy sampling: no other sampler of the chain runs.
+    // Greedy sampling at the lowest cost: no other sampler of the chain runs.
     body["samplers"] = {"top_k"};
     body["top_k"] = 1;
     if (!request.schema.empty()) body["json_schema"] = schema;

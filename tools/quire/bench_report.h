@@ -7,7 +7,8 @@
 // token. E2E: from sending the request to receiving its status. TPOT: (last token - first token) /
 // (n - 1), for n >= 2 tokens in at least two messages. ITL: time between consecutive messages with
 // tokens. ITL per token: that time divided by the tokens of the later message, counted once per
-// token. An answer without a token has no TTFT. Threads: any.
+// token. An answer without a token has no TTFT.
+// Threads: any.
 
 #include <cstdint>
 #include <optional>

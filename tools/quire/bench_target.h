@@ -4,9 +4,10 @@
 // tokens arrive.
 //
 // Place:      below bench_run. GrpcTargets connects to quired, HttpTargets to a server to compare
-// with. Invariants: every server gets the same requests, with greedy sampling. The answer length is
-// fixed, unless a schema determines the end of the answer. Threads:    one Target per thread. A
-// factory can be called from any thread.
+//             with.
+// Invariants: every server gets the same requests, with greedy sampling. The answer length is
+//             fixed, unless a schema determines the end of the answer.
+// Threads:    one Target per thread. A factory can be called from any thread.
 
 #include <chrono>
 #include <cstdint>

@@ -123,7 +123,7 @@ CLI::Option* AddFileOption(CLI::App* app, const std::string& name, const std::st
       ->take_last();
 }
 
-// Searches the paths of server/daemon.cc in the same order.
+// Searches the same paths as AdminAddresses in server/listeners.cc, in the same order.
 std::string DefaultAdminAddress() {
   std::vector<std::string> folders = {"/run/quire"};
   if (const char* runtime_dir = std::getenv("XDG_RUNTIME_DIR")) {

@@ -32,8 +32,9 @@ inline constexpr int kRequestFailed = 1;
 inline constexpr int kWrongUsage = 2;
 inline constexpr int kCannotConnect = 3;
 
-// Returns the default path of quired's admin socket (docs/config.md, server.admin.listen): the
-// first of /run/quire, $XDG_RUNTIME_DIR/quire and quire-UID in the temporary directory that has it.
+// Returns the default path of quired's admin socket (docs/config.md, server.admin.listen), in the
+// first directory that contains it: /run/quire, $XDG_RUNTIME_DIR/quire, or quire-UID in the
+// temporary directory.
 std::string DefaultAdminAddress();
 
 // Options that are accepted before and after any subcommand.

@@ -321,7 +321,7 @@ int RunBench(const CommonOptions& common, const BenchOptions& options) {
   return RunRounds(common, options, *plan, subjects, model.model().vocab_size());
 }
 
-// Adds and returns the options of prompts that a trace defines itself.
+// Adds and returns the prompt options that cannot be combined with a trace.
 std::vector<CLI::Option*> AddPromptOptions(CLI::App* cmd, BenchOptions* options) {
   CLI::Option* const input =
       cmd->add_option("--input-tokens", options->input,

@@ -108,7 +108,7 @@ bool Write(const std::string& path, const std::string& content) {
 }
 
 int WriteManual(const ManualOptions& options, CliCommand quire) {
-  // The default is the socket that exists on this machine, but the pages are for others.
+  // The default depends on the sockets of this machine, but the pages are for all machines.
   for (CliOption& option : quire.options) {
     if (option.names == std::vector<std::string>{"--admin"}) option.default_value.clear();
   }
