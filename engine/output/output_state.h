@@ -4,9 +4,9 @@
 // reasoning and tool calls, log-probabilities, usage and timings.
 //
 // Place:      on an output worker, between the engine's items and the TokenStream.
-// Invariants: the stream contract (docs/api.md). The joined texts and ids of a choice equal those of
-//             the same request without streaming. Nothing of a choice follows its
-//             completed event. Tokens after a stop string are dropped and counted.
+// Invariants: the stream contract (docs/api.md). The joined texts and ids of a choice equal those
+//             of the same request without streaming. Nothing of a choice follows its completed
+//             event. Tokens after a stop string are dropped and counted.
 // Threads:    one output worker.
 // Lifetime:   owned by its worker from the first item of its request to the last. The tokenizer
 //             outlives it.
