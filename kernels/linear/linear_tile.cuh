@@ -426,7 +426,7 @@ __device__ __forceinline__ void MultiplyTile(typename Shape<kFormat, kTokens>::S
           }
         }
         MultiplyStep<S>(sums, a, tokens, step, warp);
-        // A group ends after this step: it is half a tile, or at least a tile.
+        // Scales are applied after each half tile for groups of 32 inputs, else after each tile.
         if (args.group != 0 && (step == 3 || (step == 1 && args.group == kLinearTileK / 2))) {
           const std::byte* const own = scales + step / 2 % S::kGroups * S::kScaleRow;
           Reduce<S>(scaled, sums, warp, [own](std::uint32_t feature) {

@@ -40,7 +40,7 @@ struct IntWeights {
 using Int8Weights = IntWeights<WeightFormat::kInt8>;
 using Int4Weights = IntWeights<WeightFormat::kInt4>;
 
-// Integers of GGML blocks with minimums, such as Q4_K: a weight is scale * q + min. CPU only.
+// GGML quantization blocks with minimums, such as Q4_K: a weight is scale * q + min. CPU only.
 struct GgmlWeights {
   WeightFormat format = WeightFormat::kInt4;  // kInt8 or kInt4
   std::uint32_t group = 0;
@@ -70,16 +70,16 @@ using WeightEncoding =
 // A weight matrix [N, K] in the layout of the backend that it was packed for.
 //
 // CPU: panels of 16 output features, so that a thread streams whole panels and vector lanes run
-// along N. The bytes are the same for every instruction set.
-//   16-bit types:  [ceil(K/2)][16][2]   features p*16 ..., inputs 2j and 2j + 1 side by side
+// along N. The bytes are the same for every instruction set. The layout of a panel:
+//   16-bit types:  [ceil(K/2)][16][2]   16 features; inputs 2j and 2j + 1 are adjacent
 //   f32:           [ceil(K/2)*2][16]
 //   kInt8:         [ceil(K/4)][16][4]   bytes u = q + 128; with zero points or mins u = q
 //   kInt4:         [K/8][16][4]         bytes; the low half has inputs 8j .. 8j + 3, the high half
 //                                       8j + 4 .. 8j + 7, each q + 8; with zero points or mins q
-//     scales       [panels * 16] f32 with one per feature, else [panels][K/group][16] f16; with
-//                  zero points or mins [panels][K/group][2][16], scales first
+//     all scales   one per feature: [panels * 16] f32; groups: [panels][K/group][16] f16, or with
+//                  zero points or mins [panels][K/group][2][16] f16, scales first
 //   kFp8E4M3:      [ceil(K/4)][16][4]   bytes
-//     scales       [panels][ceil(K/group)][16] f32
+//     all scales   [panels][ceil(K/group)][16] f32
 //
 // CUDA, in device memory: PlainWeights are [N, K], row-major. Other formats are stored in the order
 // in which the lanes of a warp hold them, with their scales and zero points (linear_reduction.h).
