@@ -7,6 +7,12 @@
 #include "absl/strings/str_cat.h"
 
 namespace quire::engine {
+namespace {
+
+// Room for the different tokens of a short answer. Small tables grow often otherwise.
+constexpr std::size_t kReservedTokens = 64;
+
+}  // namespace
 
 RepeatPenalty::RepeatPenalty(const DryParams& params, std::shared_ptr<const TokenTexts> texts,
                              std::span<const std::int32_t> prompt)
@@ -20,6 +26,8 @@ RepeatPenalty::RepeatPenalty(std::shared_ptr<const Rules> rules,
   tokens_.reserve(prompt.size());
   previous_.reserve(prompt.size());
   matches_.reserve(prompt.size());
+  latest_.reserve(kReservedTokens);
+  longest_.reserve(kReservedTokens);
   for (const std::int32_t token : prompt) {
     unbroken_ = Breaks(token, &node_) ? 0 : unbroken_ + 1;
     Link(token);

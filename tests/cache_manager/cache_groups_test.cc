@@ -17,7 +17,7 @@ using ::testing::IsEmpty;
 
 TEST(CacheGroupsCreateTest, RefusesGroupsThatCannotBe) {
   CacheManagerOptions options = WithWindows(TinyOptions(8), {});
-  EXPECT_THAT(CacheManager::Create(options).status().message(), HasSubstr("groups are 0"));
+  EXPECT_THAT(CacheManager::Create(options).status().message(), HasSubstr("number of groups is 0"));
   options = WithWindows(TinyOptions(8), {0, 5});
   options.max_row_overlap_tokens = 0;
   EXPECT_THAT(CacheManager::Create(options).status().message(),

@@ -190,14 +190,16 @@ TEST_F(AuthenticatorTest, RejectsTruncatedFiles) {
   EXPECT_EQ(error("# tokens: 2\n" + good), "");
   EXPECT_EQ(error(good + "# tokens: 2\n"), "");
   for (const std::string& empty : {std::string(), std::string("\n"), std::string("# names\n\n")}) {
-    EXPECT_THAT(error(empty), HasSubstr("/tokens has no token; if no caller is to have one, say "
-                                        "\"# tokens: 0\" in it"));
+    EXPECT_THAT(
+        error(empty),
+        HasSubstr("/tokens has no token; if that is intended, add the line \"# tokens: 0\""));
   }
   EXPECT_EQ(error("# tokens: 0\n"), "");
   // "generate,metrics" without its last characters is also a scope.
-  EXPECT_THAT(error(good.substr(0, good.size() - 9)), HasSubstr("/tokens ends within a line"));
+  EXPECT_THAT(error(good.substr(0, good.size() - 9)),
+              HasSubstr("/tokens does not end with a newline"));
   EXPECT_THAT(error(absl::StrCat("# tokens: 2\n", kOne, " acme generate\n")),
-              HasSubstr("/tokens has 1 tokens, and says \"# tokens: 2\""));
+              HasSubstr("/tokens has 1 tokens, but its comment declares \"# tokens: 2\""));
   EXPECT_THAT(error("# tokens: 1\n" + good), HasSubstr("has 2 tokens"));
   EXPECT_THAT(error("# tokens: two\n" + good),
               HasSubstr("/tokens:1: \"# tokens:\" is not followed by a number up to 10000"));

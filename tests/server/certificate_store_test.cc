@@ -80,7 +80,7 @@ TEST_F(CertificateStoreTest, NamesTheBadFileAndItsFault) {
       good_.key_pem());
   EXPECT_THAT(Error(), HasSubstr("contains a malformed certificate after certificate 1"));
   WriteText(good_.certificate_pem() + expired.certificate_pem(), good_.key_pem());
-  EXPECT_THAT(Error(), HasSubstr("has expired"));
+  EXPECT_THAT(Error(), HasSubstr("expired at"));
 
   Write(good_, good_);
   options_.key_file = dir_.path() + "/absent";

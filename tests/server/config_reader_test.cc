@@ -186,8 +186,8 @@ TEST(ConfigReaderTest, ErrorsOfOverridesNameTheirLayer) {
               ElementsAre("env QUIRE__SCHEDULER__MAX_STEP_TOKENS: \"64k\" is not an integer",
                           "--set limits.max_choices: 0 is out of range; it must be 1 to 128",
                           "--set limits: limits is a section; name one of its keys",
-                          "--set limits.max_choices.deep: limits.max_choices.deep is below a "
-                          "single key",
+                          "--set limits.max_choices.deep: limits.max_choices.deep names a "
+                          "key inside a single value",
                           "--set server.http.listen: has no value; write \"\" for an empty text",
                           "--set limit.max_choices: unknown field \"limit\"; did you mean "
                           "\"limits\"?"));

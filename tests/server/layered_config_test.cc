@@ -161,7 +161,7 @@ TEST_F(LayeredConfigTest, GpuActivationAndPageTypesMustMatch) {
                {"fp8_e4m3", "auto", nullptr},
                {"f32", "f32", nullptr},
                {"f32", "auto", nullptr},
-               {"bf16", "f32", "f32 activations go with f32 pages"},
+               {"bf16", "f32", "f32 activations on GPUs need kv_cache.dtype f32"},
                {"int8", "f32", "f32 activations go with f32 pages"},
                {"f32", "bf16", "bf16 activations cannot be combined with kv_cache.dtype f32"}};
   for (const auto& c : cases) {
@@ -456,8 +456,8 @@ TEST_F(LayeredConfigTest, PreloadedConstraintsReachTheOptions) {
 TEST_F(LayeredConfigTest, NamesUnsupportedPreloadEntries) {
   const std::pair<const char*, const char*> cases[] = {
       {"structured.preload=[{regex: a}, {regex: a, json_schema: 'true'}]",
-       "--set: structured.preload[1]: has 2 of json_schema, regex and ebnf_grammar, exactly 1 is "
-       "needed"},
+       "--set: structured.preload[1]: has 2 of json_schema, regex and ebnf_grammar; set exactly "
+       "one"},
       {"structured.preload=[{regex: ''}]", "structured.preload[0]: has 0 of json_schema"},
       {"structured.preload=[{schema: '{}'}]", "unknown field \"schema\" in structured.preload[0]"},
       {"structured.preload=true", "is a list"}};
@@ -471,8 +471,8 @@ TEST_F(LayeredConfigTest, NamesUnsupportedPreloadEntries) {
   EXPECT_THAT(errors_, ElementsAre(HasSubstr("list has 65 elements, at most 64 are allowed")));
   EXPECT_EQ(Load({.sets = {"structured.preload=[{regex: a}]", "structured.cache_bytes=0"}}),
             nullptr);
-  EXPECT_THAT(errors_, ElementsAre("--set: structured.preload: needs a cache, "
-                                   "structured.cache_bytes (0, from --set)"));
+  EXPECT_THAT(errors_, ElementsAre("--set: structured.preload: needs a constraint cache; "
+                                   "increase structured.cache_bytes (0, from --set)"));
 }
 
 // The compiler's defaults equal those of a daemon without configuration.

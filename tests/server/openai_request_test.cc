@@ -517,7 +517,7 @@ TEST(OpenAiRequestTest, WhereAConstraintBeginsAndItsWhiteSpace) {
     EXPECT_EQ(FieldOf(parse(fields)), field) << fields;
   }
   EXPECT_EQ(parse(object + R"(, "constraint_start": "behind")").status().message(),
-            "constraint_start is \"behind\", must be at_start or after_reasoning");
+            "constraint_start is \"behind\", it must be at_start or after_reasoning");
 }
 
 TEST(OpenAiRequestTest, KeywordsThatAreNotEnforced) {
@@ -615,7 +615,8 @@ TEST(OpenAiRequestTest, FreeJsonIsBounded) {
   for (int i = 0; i < 20; ++i) nodes += ", {}";
   const auto wide = ParseCompletionRequest("{\"prompt\": \"a\", \"b\": [" + nodes + "]}", limits);
   EXPECT_EQ(FieldOf(wide), "body");
-  EXPECT_THAT(std::string(wide.status().message()), ::testing::HasSubstr("more than 20 keys"));
+  EXPECT_THAT(std::string(wide.status().message()),
+              ::testing::HasSubstr("exceeds the limit of 20 keys"));
   const auto deep = ParseChatRequest(
       R"({"messages": [], "chat_template_kwargs": {"a": [[[[[[[]]]]]]]}})", limits);
   EXPECT_EQ(FieldOf(deep), "body");
