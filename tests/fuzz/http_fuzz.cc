@@ -100,7 +100,7 @@ class Host final : public HttpSessionHost {
   const HttpServerOptions& options() const override { return options_; }
   bool closing() const override { return false; }
   void SetPhase(std::uint64_t, Phase) override {}
-  void Left(std::uint64_t) override { has_left_ = true; }
+  void Remove(std::uint64_t) override { has_left_ = true; }
   bool has_left() const { return has_left_; }
 
   // Handles requests like the listeners: client, page, and an answer at once or in pieces.

@@ -57,7 +57,7 @@ absl::StatusOr<Loaded> Load(const formats::ModelFiles& files, const kernels::Bac
 }
 
 void ExpectWorks(const Loaded& loaded, const kernels::Backend& backend, bool sound = true) {
-  ExpectWorks(*loaded.model, backend, sound);
+  models::ExpectWorks(*loaded.model, backend, sound);
   const auto ids = loaded.tokenizer->Encode("ab a", {});
   ASSERT_TRUE(ids.ok()) << ids.status();
   const auto text = loaded.tokenizer->Decode(*ids, /*skip_special_tokens=*/false);
