@@ -225,7 +225,7 @@ def test_peer_that_is_not_there(daemon):
     quire(*arguments, "--slo", "ttft", code=2)
     with peer() as (_, url):  # no metrics of ours there
         assert "Couldn't connect" in quire(*arguments, "--metrics", "http://127.0.0.1:1/metrics", code=1)
-        assert "no counters of quired" in quire(*arguments, "--metrics", f"{url}/v1/models", code=1)
+        assert "not the metrics of quired" in quire(*arguments, "--metrics", f"{url}/v1/models", code=1)
         out = quire(*arguments, "--metrics", f"{url}/metrics", code=1)
         assert "are inconsistent" in out and "1 completed, 0 failed" in out
 

@@ -86,7 +86,7 @@ def test_tokens_file_with_a_count_may_be_written_slowly(api, tmp_path):
             out.write("# tokens: 2\n" + new)
             out.flush()
             daemon.process.send_signal(signal.SIGHUP)
-            wait_until(lambda: f'auth: auth.tokens_file: {tokens} has 1 tokens, and says \\"# tokens: 2\\"' in daemon.log,
+            wait_until(lambda: f'auth: auth.tokens_file: {tokens} has 1 tokens, but its comment declares \\"# tokens: 2\\"' in daemon.log,
                        "the log says what is missing")
             wait_until(lambda: "reload refused, the previous configuration stays in effect" in daemon.log, "the log says it")
             assert generate(api, channel, bearer("keep"))
@@ -122,8 +122,8 @@ def test_bad_files_never_replace_good_ones(api, tmp_path):
                 assert stub.RenderChat(chat, metadata=bearer("keep"), timeout=30).text == "hi!"
 
             still_serves()
-            for name, share, why in (("auth.tokens_file", 0, "has no token"), ("tls.cert_file", 2 / 3, "no certificate in PEM"),
-                                     ("tls.key_file", 0, "no private key in PEM"), ("chat.template_file", 0, "is empty"),
+            for name, share, why in (("auth.tokens_file", 0, "has no token"), ("tls.cert_file", 2 / 3, "contains no PEM certificate"),
+                                     ("tls.key_file", 0, "no PEM private key without passphrase"), ("chat.template_file", 0, "is empty"),
                                      ("chat.template_file", 2 / 3, "template")):
                 path = good[name]
                 content = path.read_bytes()

@@ -76,7 +76,7 @@ def test_text_report_of_a_model(model):
     assert re.search(r"^parameters +254592 in 20 tensors, 0\.49 MiB in files$", text, re.M)
     assert re.search(r"^ +embedding +49152 parameters +0\.09 MiB in 1 tensors$", text, re.M)
     assert re.search(r"^spec +model vocab 384 ", text, re.M)
-    assert re.search(r"^tokenizer +BPE \(tokenizer\.json\), ids below 320, bos 0, eos 1, pad 2$", text, re.M)
+    assert re.search(r"^tokenizer +BPE \(tokenizer\.json\), vocabulary 320, bos 0, eos 1, pad 2$", text, re.M)
     assert re.search(r"^CPU plan +weights ", text, re.M)
     assert re.search(r"^keys +ignored: attention_dropout, ", text, re.M)
     assert "problem" not in text

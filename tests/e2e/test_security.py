@@ -146,7 +146,7 @@ def test_tls_1_1_is_refused(authority, tls_daemon, tmp_path):
     "break_files, key, text",
     [
         (lambda f, a: f.pair(a.issue("server", not_before=NOW - 48 * HOUR, not_after=NOW - 24 * HOUR)),
-         "tls.cert_file", "has expired"),
+         "tls.cert_file", "expired at"),
         (lambda f, a: f.pair(a.issue("server", not_before=NOW + 24 * HOUR, not_after=NOW + 48 * HOUR)),
          "tls.cert_file", "is not valid before"),
         (lambda f, a: f.pair((a.issue("server")[0], a.issue("server")[1])), "tls.key_file", "is not the key of"),
@@ -288,7 +288,7 @@ def test_every_method_of_a_tcp_admin_listener_asks_for_a_token(api, tmp_path):
         daemon.wait_serving()
         address = json.loads(next(line for line in daemon.lines if '"listening"' in line))["admin"]
         service = api.DrainRequest.DESCRIPTOR.file.services_by_name["AdminService"]
-        assert len(service.methods) >= 15
+        assert len(service.methods) >= 13
         with grpc.insecure_channel(address) as channel:
             for method in service.methods:
                 path = f"/{service.full_name}/{method.name}"
@@ -368,7 +368,7 @@ def test_a_folder_for_the_admin_socket_that_others_may_enter_is_refused(open_fol
                 # It trusts the folder no more than the daemon would.
                 os.chmod(place, 0o755)
                 found = stats()
-                assert found.returncode == 3 and "0700 is needed" in found.stderr
+                assert found.returncode == 3 and "set it to 0700" in found.stderr
             else:
                 errors = process.stderr.read()
                 assert process.wait(30) == 78, errors
@@ -688,4 +688,4 @@ def test_a_remote_admin_address_without_tls_is_refused(tmp_path):
 def test_an_open_address_is_warned_about_once(tmp_path):
     with Daemon(tmp_path, settings=["server.grpc.listen=[0.0.0.0:0]"]) as daemon:
         daemon.wait_listening()
-        assert daemon.log.count("every host that reaches these addresses") == 1
+        assert daemon.log.count("hosts that can reach these addresses") == 1

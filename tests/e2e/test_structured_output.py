@@ -196,6 +196,8 @@ def test_hostile_constraints_do_not_disturb_other_clients(generate, served):
         try:
             generate(lambda c: setattr(c, kind, text), max_tokens=64)
         except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+                return "TIMEOUT"  # compiles run at low priority, so other load can delay them
             reason, metadata, _ = reason_of(error)
             # QUEUE_FULL: slow compiles occupy all slots.
             assert reason == "QUEUE_FULL" or metadata["stage"] in ("compile", "limit"), (reason, error.details())
@@ -212,7 +214,7 @@ def test_hostile_constraints_do_not_disturb_other_clients(generate, served):
         answers = dict(zip(HOSTILE, pool.map(attack, HOSTILE.values())))
         assert len(set(plain.result())) == 1
     assert [neighbour(seed) for seed in range(4)] == alone
-    assert set(answers.values()) <= {"served", "BAD_CONSTRAINT", "QUEUE_FULL"}, answers
+    assert set(answers.values()) <= {"served", "BAD_CONSTRAINT", "QUEUE_FULL", "TIMEOUT"}, answers
     for name in ("properties", "chain", "many optional parts"):
         wait_until(lambda: attack(HOSTILE[name]) == "BAD_CONSTRAINT", f"{name}: an answer to it alone", 120)
     assert served.process.poll() is None
@@ -339,7 +341,7 @@ def test_openai_package_parses_models(client):
     assert error.value.code == "BAD_CONSTRAINT" and "/contains" in error.value.message
     with pytest.raises(openai.BadRequestError) as error:
         client.chat.completions.create(model="", messages=messages, extra_body={"guided_regex": "a", "constraint_start": "x"})
-    assert error.value.param == "constraint_start" and '"x", must be at_start or after_reasoning' in error.value.message
+    assert error.value.param == "constraint_start" and '"x", it must be at_start or after_reasoning' in error.value.message
 
 
 def test_unenforced_keywords_are_listed_over_openai(client):
@@ -361,7 +363,7 @@ def test_unenforced_keywords_are_listed_over_openai(client):
     assert not hasattr(plain, "unenforced_keywords")
     for extra, param, words in (
         ({"constraint_unenforced": "refuse"}, "response_format", "/properties/a/not"),
-        ({"constraint_unenforced": "ignore"}, "constraint_unenforced", '"ignore", must be refuse or annotate'),
+        ({"constraint_unenforced": "ignore"}, "constraint_unenforced", '"ignore", it must be refuse or annotate'),
     ):
         with pytest.raises(openai.BadRequestError) as error:
             client.chat.completions.create(**asked, extra_body=extra)
@@ -405,7 +407,7 @@ def test_bad_tags_are_rejected(generate):
     for change, words in (
         (lambda tags: tags.triggers.append("x"), "constraint.structural_tags.triggers[1]"),
         (lambda tags: tags.tags.add(begin=" the", json_schema='{"minimun": 1}'), "constraint.structural_tags.tags[2]: /minimun"),
-        (lambda tags: tags.tags.add(begin="a", regex="a"), "begins with none of the triggers"),
+        (lambda tags: tags.tags.add(begin="a", regex="a"), "does not begin with a trigger"),
     ):
         with pytest.raises(grpc.RpcError) as caught:
             generate(lambda constraint, change=change: change(the_tags(constraint)))
