@@ -381,7 +381,7 @@ TEST_F(CudaRunnerTest, WhatDoesNotGoTogetherIsRefused) {
                                                                 .runner = Options(DType::kF32)})
                               .status()
                               .message()),
-              HasSubstr("f32 goes with f32 only"));
+              HasSubstr("both must be f32, or neither"));
   Stage stage(true, DType::kF32);
   ASSERT_TRUE(stage.Load(Fixture()).ok());
   ASSERT_TRUE(stage.MakePool().ok());
