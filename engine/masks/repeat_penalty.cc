@@ -7,12 +7,6 @@
 #include "absl/strings/str_cat.h"
 
 namespace quire::engine {
-namespace {
-
-// Room for the different tokens of a short answer. Small tables grow often otherwise.
-constexpr std::size_t kReservedTokens = 64;
-
-}  // namespace
 
 RepeatPenalty::RepeatPenalty(const DryParams& params, std::shared_ptr<const TokenTexts> texts,
                              std::span<const std::int32_t> prompt)
@@ -26,8 +20,6 @@ RepeatPenalty::RepeatPenalty(std::shared_ptr<const Rules> rules,
   tokens_.reserve(prompt.size());
   previous_.reserve(prompt.size());
   matches_.reserve(prompt.size());
-  latest_.reserve(kReservedTokens);
-  longest_.reserve(kReservedTokens);
   for (const std::int32_t token : prompt) {
     unbroken_ = Breaks(token, &node_) ? 0 : unbroken_ + 1;
     Link(token);
@@ -80,6 +72,14 @@ void RepeatPenalty::MatchPrompt() {
   }
   const auto most = static_cast<std::uint32_t>(unbroken_);
   for (std::uint32_t& length : matches_) length = std::min(length, most);
+}
+
+void RepeatPenalty::Reserve(std::size_t num_tokens) {
+  tokens_.reserve(tokens_.size() + num_tokens);
+  previous_.reserve(previous_.size() + num_tokens);
+  matches_.reserve(matches_.size() + num_tokens);
+  latest_.reserve(latest_.size() + num_tokens);
+  longest_.reserve(num_tokens);
 }
 
 void RepeatPenalty::Append(std::int32_t token) {

@@ -40,6 +40,8 @@ class RepeatPenalty {
   RepeatPenalty(const DryParams& params, std::shared_ptr<const TokenTexts> texts,
                 std::span<const std::int32_t> prompt);
 
+  // Reserves memory for that many further tokens.
+  void Reserve(std::size_t num_tokens);
   // Appends `token` to the output.
   void Append(std::int32_t token);
   // Returns the penalties of the next token as negative biases, ordered by id and with unique ids.

@@ -38,7 +38,7 @@ TEST_F(PrivateDirTest, RejectsFoldersAccessibleToOthers) {
     ASSERT_EQ(chmod(path_.c_str(), mode), 0);
     const absl::Status status = MakePrivateDir(path_);
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << mode;
-    EXPECT_THAT(std::string(status.message()), HasSubstr(path_ + " has the mode "));
+    EXPECT_THAT(std::string(status.message()), HasSubstr(path_ + " has mode "));
   }
   ASSERT_EQ(chmod(path_.c_str(), 0700), 0);
   EXPECT_TRUE(MakePrivateDir(path_).ok());

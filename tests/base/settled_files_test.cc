@@ -78,7 +78,7 @@ TEST_F(SettledFilesTest, NamesAFileThatKeepsChanging) {
   writer.join();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(status.message()),
-              HasSubstr(absl::StrCat("auth.tokens_file: ", path_, " is being written")));
+              HasSubstr(absl::StrCat("auth.tokens_file: ", path_, " is still being written")));
 }
 
 TEST_F(SettledFilesTest, NamesAFileThatChangedDuringTheRead) {

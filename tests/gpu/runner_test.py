@@ -79,7 +79,7 @@ class RunnerTest(unittest.TestCase):
             status, output, _, _ = self.bundle(archs=archs).run("smoke")
             self.assertEqual(status, 0 if fits else 77, output)
             if not fits:
-                line = f"the bundle has machine code for {archs}, the device needs 90"
+                line = f"the bundle has machine code for {archs}, but the device needs 90"
                 self.assertIn(line, output)
 
     def test_too_little_memory_skips_the_stage(self):
@@ -89,7 +89,7 @@ class RunnerTest(unittest.TestCase):
         self.assertEqual(status, 75, output)
         self.assertEqual(self.stage(results, "smoke")["verdict"], "passed")
         self.assertEqual(self.stage(results, "tests")["skipped"],
-                         "2.0 GB of device memory are free, it needs 4")
+                         "2.0 GB of device memory are free, but the stage needs 4")
 
     def test_a_cut_bundle_is_refused(self):
         bundle = self.bundle()

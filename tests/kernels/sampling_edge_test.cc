@@ -369,7 +369,7 @@ TEST_F(SamplingEdgeTest, RejectsParametersOutOfRange) {
                 r.banned_size = 1;
               }),
               HasSubstr("banned token -1"));
-  EXPECT_THAT(message([&](auto& r) { r.num_logprobs = 2; }), HasSubstr("room"));
+  EXPECT_THAT(message([&](auto& r) { r.num_logprobs = 2; }), HasSubstr("top is null"));
 }
 
 TEST_F(SamplingEdgeTest, ScoreFlagsNonFiniteAndRejectsBadRows) {

@@ -48,7 +48,7 @@ TEST(SafetensorsTest, ReadsTypesInvalidForWeights) {
   const std::string odd =
       SafetensorsFile(R"({"a":{"dtype":"F4","shape":[3],"data_offsets":[0,2]}})", "ab");
   EXPECT_THAT(MessageOf(formats::ReadSafetensors(std::as_bytes(std::span(odd)), "x").status()),
-              HasSubstr("no whole number of bytes"));
+              HasSubstr("does not have a whole number of bytes"));
 }
 
 TEST(SafetensorsTest, RejectsTooManyDimensions) {

@@ -162,7 +162,7 @@ TEST_F(LayeredConfigTest, GpuActivationAndPageTypesMustMatch) {
                {"f32", "f32", nullptr},
                {"f32", "auto", nullptr},
                {"bf16", "f32", "f32 activations on GPUs need kv_cache.dtype f32"},
-               {"int8", "f32", "f32 activations go with f32 pages"},
+               {"int8", "f32", "f32 activations on GPUs need kv_cache.dtype f32"},
                {"f32", "bf16", "bf16 activations cannot be combined with kv_cache.dtype f32"}};
   for (const auto& c : cases) {
     const auto config = Load({.sets = {"device.type=cuda", absl::StrCat("kv_cache.dtype=", c.pages),

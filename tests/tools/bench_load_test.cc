@@ -249,7 +249,7 @@ TEST(TraceTest, NamesWrongLines) {
   EXPECT_TRUE(ParseTrace(kLong, 4).ok());
   EXPECT_FALSE(ParseTrace(kLong, 1e-320).ok());
   EXPECT_FALSE(ParseTrace("infinite-future,1,1\n", 1).ok());
-  EXPECT_THAT(ParseTrace("", 1).status().message(), HasSubstr("without requests"));
+  EXPECT_THAT(ParseTrace("", 1).status().message(), HasSubstr("has no requests"));
   EXPECT_EQ(ReadTrace("/nonexistent", 1).status().code(), absl::StatusCode::kNotFound);
 }
 
