@@ -459,10 +459,10 @@ TEST_F(TagGrammarTest, PythonicArgumentsOfSeveralShapesAndOfListedObjects) {
 
 TEST_F(TagGrammarTest, RejectsUnwritablePythonicArguments) {
   for (const auto& [schema, words] :
-       {std::pair(R"({"properties": {"a b": {}}})", "/properties/a b: a name must be"),
-        std::pair(R"({"properties": {"": {}}})", "/properties/: a name must be"),
-        std::pair(R"({"properties": {"a/b": {}}})", "/properties/a~1b: a name must be"),
-        std::pair(R"({"enum": [{"(": 1}]})", "/properties/(: a name must be"),
+       {std::pair(R"({"properties": {"a b": {}}})", "/properties/a b: a name must consist of"),
+        std::pair(R"({"properties": {"": {}}})", "/properties/: a name must consist of"),
+        std::pair(R"({"properties": {"a/b": {}}})", "/properties/a~1b: a name must consist of"),
+        std::pair(R"({"enum": [{"(": 1}]})", "/properties/(: a name must consist of"),
         std::pair(R"({"minProperties": 1})", "/minProperties"),
         std::pair(R"({"properties": {"a": {"contains": {}}}})", "/properties/a/contains"),
         std::pair(R"({"type": "array"})", "no allowed object has only declared names")}) {
