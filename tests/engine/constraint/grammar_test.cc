@@ -309,7 +309,8 @@ TEST_F(GrammarTest, CompilingEndsAtItsLimit) {
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
     EXPECT_EQ(ReasonOf(status), "BAD_CONSTRAINT") << status;
     EXPECT_EQ(StageOf(status), "compile") << status;
-    EXPECT_NE(std::string(status.message()).find("exceeds the limit of"), std::string::npos) << status;
+    EXPECT_NE(std::string(status.message()).find("exceeds the limit of"), std::string::npos)
+        << status;
   }
   EXPECT_TRUE(compile({.compile_steps = 1 << 20}, object).ok());  // the same thread
 }
