@@ -63,7 +63,7 @@ struct AbortResult {
   std::vector<std::string> unknown_ids;  // ids without a live request
 };
 
-// What the caller of Accept does if the queue is full.
+// Selects what Accept does if the queue is full.
 enum class QueueFullPolicy : std::uint8_t { kReject, kRetryLater };
 
 // Returns whether a request was refused because the queue of its tenant or of all was full.

@@ -365,7 +365,7 @@ void NodeReader::Pattern(const OrderedJson& value) {
   keywords_->patterns.emplace_back(text, std::make_shared<const Regex>(*std::move(regex)));
 }
 
-// As the standard requires, formats without an expression or a range are annotations.
+// Formats without an expression or a range are annotations, as the standard requires.
 void NodeReader::Format(const OrderedJson& value) {
   if (!value.is_string()) return Refuse("must be the name of a format");
   const auto name = value.get<std::string>();

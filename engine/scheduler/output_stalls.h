@@ -1,6 +1,7 @@
 #pragma once
 
-// Which output workers have no room, as the engine has reported it. Their requests must not run.
+// The set of output workers without room, as last reported by the engine. Their requests must not
+// run.
 //
 // Place:      part of Scheduler; read by Admission.
 // Threads:    engine thread only.

@@ -50,9 +50,8 @@ class StepDraft {
   const StepPlan& plan() const { return plan_; }
   StepPlan& plan() { return plan_; }
   std::uint32_t budget() const { return budget_; }  // tokens left
-  // Of these, for prompts.
-  std::uint32_t prompt_budget() const { return prompt_budget_; }
-  // Pages that the forks after this step take.
+  std::uint32_t prompt_budget() const { return prompt_budget_; }  // part of it for prompts
+  // Returns the number of pages that the forks after this step take.
   std::uint32_t fork_pages() const { return fork_pages_; }
 
   // The tokens of the plan add up.

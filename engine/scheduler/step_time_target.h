@@ -16,7 +16,7 @@
 
 namespace quire::engine {
 
-// What the step has to serve, as far as its target depends on it.
+// The properties of a step that its target depends on.
 struct StepLoad {
   // A stream besides those whose prompts are in the step waits for its next token.
   bool has_waiting_stream = false;

@@ -1,7 +1,7 @@
 // Linear on compute capability 9.0, bf16 by bf16, with TMA copies and wgmma. See README.md,
 // "Hopper".
 //
-// As in the portable tile, weights are the row operand and tokens the column operand. The bits are
+// Weights are the row operand and tokens the column operand, as in the portable tile. The bits are
 // the same too: MMA steps of 16 inputs are summed in ascending order from zero in each sub-range,
 // and sub-ranges are added in index order (linear_reduction.h).
 //

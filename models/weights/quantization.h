@@ -18,8 +18,8 @@ namespace quire::models {
 // The values of model.quantization. All but the first two quantize the matrices of the layers at
 // load time, and the output head to int8_g32. The embedding, norms and biases are not converted.
 enum class Quantization : std::uint8_t {
-  // As stored: GGML blocks and integers as integers, e4m3 as e4m3, e2m1 as e2m1 on GPUs and as
-  // integers on CPUs, other dtypes unquantized.
+  // The stored format is kept: GGML blocks and integers as integers, e4m3 as e4m3, e2m1 as e2m1 on
+  // GPUs and as integers on CPUs, other dtypes unquantized.
   kAuto,
   kNone,  // unquantized; quantized weights become f32, or bf16 if that is lossless
   kInt8,  // one scale per output feature

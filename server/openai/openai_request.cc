@@ -357,7 +357,7 @@ absl::Status ReadStream(const JsonFields& body, OpenAiRequest* result) {
   if (!options) return absl::OkStatus();
   if (!options->is_object()) return BadField(*options, "must be an object");
   const JsonFields fields(*options);
-  // As in vLLM, continuous_usage_stats implies include_usage unless the client sets it to false.
+  // continuous_usage_stats implies include_usage unless the client sets it to false, as in vLLM.
   QUIRE_RETURN_IF_ERROR(fields.Bool("continuous_usage_stats", [&](bool v) {
     result->continuous_usage = result->include_usage = v;
   }));

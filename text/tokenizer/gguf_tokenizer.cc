@@ -195,7 +195,7 @@ absl::Status PipelineBuilder::ReadMerges() {
   return absl::OkStatus();
 }
 
-// As in tokenizer.json, added tokens are not in the model's vocabulary unless merges name them.
+// Added tokens are not in the model's vocabulary unless merges name them, as in tokenizer.json.
 // Otherwise the model would encode their text as the token even where special tokens must be plain
 // text.
 void PipelineBuilder::AddVocabulary(const std::vector<bool>& in_merges) {

@@ -244,8 +244,8 @@ Result Justify(const Call& call) {
   QUIRE_RETURN_IF_ERROR(call.runtime.ChargeText(
       call.text().size() + fill.size() * static_cast<std::size_t>(std::min(
                                              missing, call.runtime.limits().max_bytes + 1))));
-  // As in CPython, center puts the extra one of an odd number of fill characters on the left if the
-  // width is odd, otherwise on the right.
+  // If the number of fill characters is odd, center puts the extra one on the left if the width is
+  // odd, otherwise on the right. CPython does the same.
   const std::int64_t left = call.name == "ljust"   ? 0
                             : call.name == "rjust" ? missing
                                                    : missing / 2 + (missing & width & 1);
