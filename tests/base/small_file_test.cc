@@ -50,8 +50,8 @@ TEST_F(SmallFileTest, ReadsTheWholeFileUpToTheLimit) {
   EXPECT_EQ(*ReadSmallFile(Path("link"), 100), "content");
 }
 
-// Nothing writes to the FIFO: an open that waits would never return.
-TEST_F(SmallFileTest, RefusesWhatIsNoRegularFileAndDoesNotWaitForIt) {
+// Nothing writes to the FIFO, so an open that waits would never return.
+TEST_F(SmallFileTest, RejectsFilesThatAreNotRegularWithoutWaiting) {
   using absl::StatusCode;
   ASSERT_EQ(mkfifo(Path("fifo").c_str(), 0600), 0);
   ExpectError(Path("fifo"), StatusCode::kInvalidArgument, "it is not a regular file");
@@ -69,8 +69,8 @@ TEST_F(SmallFileTest, RefusesWhatIsNoRegularFileAndDoesNotWaitForIt) {
   close(listener);
 }
 
-// Each version is one letter: a mixture of two was read while it was written.
-TEST_F(SmallFileTest, ReadsOneVersionOfAFileThatIsReplacedMeanwhile) {
+// Each version consists of one letter, so a file with two letters was read while it was written.
+TEST_F(SmallFileTest, ReadsOneVersionOfAFileThatIsBeingReplaced) {
   constexpr std::size_t kBytes = std::size_t{1} << 20;
   const std::string path = dir_.Write("file", std::string(kBytes, 'a'));
   std::atomic<bool> is_over{false};
@@ -89,7 +89,7 @@ TEST_F(SmallFileTest, ReadsOneVersionOfAFileThatIsReplacedMeanwhile) {
   writer.join();
 }
 
-TEST_F(SmallFileTest, TheStampTellsWhetherAFileWasWrittenOrReplaced) {
+TEST_F(SmallFileTest, StampChangesWhenAFileIsWrittenOrReplaced) {
   const std::string path = dir_.Write("a", "one");
   const FileStamp first = *ReadFileStamp(path);
   EXPECT_NE(first, FileStamp());
@@ -103,7 +103,7 @@ TEST_F(SmallFileTest, TheStampTellsWhetherAFileWasWrittenOrReplaced) {
   EXPECT_EQ(*ReadFileStamp(path), FileStamp());
 }
 
-// Stands for a file system that does not answer before Open is called.
+// Simulates a file system that does not respond until Open is called.
 struct Gate {
   Mutex mutex;
   CondVar changed;
@@ -126,7 +126,7 @@ struct Gate {
   }
 };
 
-TEST_F(SmallFileTest, AFileSystemThatDoesNotAnswerIsLeftBehind) {
+TEST_F(SmallFileTest, ReadsTimeOutOnAFileSystemThatDoesNotRespond) {
   const std::string path = dir_.Write("a", "content");
   const auto gate = std::make_shared<Gate>();
   for (int i = 0; i < kMaxAbandonedThreads; ++i) {
@@ -134,12 +134,12 @@ TEST_F(SmallFileTest, AFileSystemThatDoesNotAnswerIsLeftBehind) {
     EXPECT_EQ(answered.code(), absl::StatusCode::kDeadlineExceeded);
     EXPECT_EQ(answered.message(), "its file system did not respond within 1ms");
   }
-  // Threads that never return would add up.
+  // Threads that never return would accumulate.
   const absl::Time begin = MonotonicNow();
   EXPECT_EQ(RunWithTimeout(absl::Hours(1), [] {}).code(), absl::StatusCode::kResourceExhausted);
   ExpectError(path, absl::StatusCode::kResourceExhausted,
               "files are not read while 16 threads wait");
-  // The log's own file is asked for in the same way.
+  // The log file is opened in the same way.
   const absl::Status log = log::Configure({.file = Path("log")});
   EXPECT_EQ(log.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(log.message()), HasSubstr("while 16 threads wait"));

@@ -29,7 +29,7 @@ class BlockPoolTest : public ::testing::Test {
     QUIRE_CHECK(pool_.Allocate(page).ok());
     return page[0];
   }
-  // A cached page.
+  // Returns a page in state kCached.
   BlockId Cache() {
     const BlockId page = Take();
     pool_.AttachNode(page, NodeId{page.value()});
@@ -69,7 +69,7 @@ TEST_F(BlockPoolTest, LastFreedIsTakenFirst) {
   EXPECT_EQ(Take(), second);
 }
 
-TEST_F(BlockPoolTest, KeepsPageHittableAfterLastReference) {
+TEST_F(BlockPoolTest, KeepsCachedPageAfterLastReference) {
   const BlockId page = Cache();
   EXPECT_EQ(pool_.state(page), PageState::kCached);
   EXPECT_EQ(pool_.available(), 5u);
@@ -80,7 +80,7 @@ TEST_F(BlockPoolTest, KeepsPageHittableAfterLastReference) {
   EXPECT_EQ(pool_.node(page), NodeId{page.value()});
 }
 
-TEST_F(BlockPoolTest, EvictsColdestAndOnlyWhenNothingIsFree) {
+TEST_F(BlockPoolTest, EvictsColdestPageOnlyWhenNoPageIsFree) {
   const BlockId first = Take();
   const BlockId second = Take();
   for (const BlockId page : {first, second}) pool_.AttachNode(page, NodeId{page.value()});
@@ -95,7 +95,7 @@ TEST_F(BlockPoolTest, EvictsColdestAndOnlyWhenNothingIsFree) {
   EXPECT_EQ(pool_.num_detached(), 2u);
 }
 
-TEST_F(BlockPoolTest, RefusalEvictsNothing) {
+TEST_F(BlockPoolTest, FailedAllocationEvictsNothing) {
   Cache();
   std::vector<BlockId> six(6);
   EXPECT_FALSE(pool_.Allocate(std::span(six)).ok());
@@ -145,12 +145,13 @@ TEST_F(BlockPoolTest, PoisonedPageIsQuarantinedUntilItIsCleared) {
   EXPECT_FALSE(pool_.is_poisoned(page));
 }
 
-TEST_F(BlockPoolTest, StateNames) {
+TEST_F(BlockPoolTest, ReturnsStateNames) {
   EXPECT_EQ(PageStateName(PageState::kInTransit), "in transit");
   EXPECT_EQ(PageStateName(PageState::kQuarantined), "quarantined");
 }
 
-// A pool beside the plainest description of it: who holds each page, and the two lists in order.
+// Compares the pool with a simple model: the reference counts of each page and the pool's lists in
+// order.
 class BlockPoolModelTest : public ::testing::Test {
  protected:
   static constexpr std::uint32_t kBlocks = 12;
@@ -170,7 +171,7 @@ class BlockPoolModelTest : public ::testing::Test {
 
   bool IsCached(std::uint32_t page) const { return std::ranges::count(cached_, page) > 0; }
 
-  // Where a page goes that lost a reference, when it was the last one.
+  // Moves the page to the list that it belongs in if its last reference was dropped.
   void Settle(std::uint32_t page, std::uint32_t before) {
     const Page& state = model_[page];
     if (state.is_referenced()) return;
@@ -282,13 +283,13 @@ class BlockPoolModelTest : public ::testing::Test {
   Random random_;
   BlockPool pool_;
   std::map<std::uint32_t, Page> model_;
-  std::vector<std::uint32_t> free_;    // the last one is taken first
-  std::vector<std::uint32_t> cached_;  // the first one is evicted first
+  std::vector<std::uint32_t> free_;    // the last page is taken first
+  std::vector<std::uint32_t> cached_;  // the first page is evicted first
   std::vector<std::uint32_t> quarantined_;
-  std::vector<std::uint32_t> evicted_;  // by the last Allocate
+  std::vector<std::uint32_t> evicted_;  // by the last call of Allocate
 };
 
-TEST_F(BlockPoolModelTest, FollowsANaiveModel) {
+TEST_F(BlockPoolModelTest, MatchesASimpleModel) {
   SCOPED_TRACE(::testing::Message() << "seed " << random_.seed());
   for (int operation = 0; operation < 50000; ++operation) {
     ASSERT_NO_FATAL_FAILURE(DoSomething()) << "operation " << operation;

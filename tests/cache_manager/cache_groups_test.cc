@@ -1,5 +1,5 @@
-// What several layer groups add to CacheManager: windows, pages that are given back, nodes that
-// lack pages.
+// Tests of CacheManager with several layer groups: windows, released pages, and nodes that lack
+// pages.
 
 #include <algorithm>
 #include <vector>
@@ -15,7 +15,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-TEST(CacheGroupsCreateTest, RefusesGroupsThatCannotBe) {
+TEST(CacheGroupsCreateTest, RejectsInvalidGroups) {
   CacheManagerOptions options = WithWindows(TinyOptions(8), {});
   EXPECT_THAT(CacheManager::Create(options).status().message(), HasSubstr("number of groups is 0"));
   options = WithWindows(TinyOptions(8), {0, 5});
@@ -27,7 +27,7 @@ TEST(CacheGroupsCreateTest, RefusesGroupsThatCannotBe) {
   EXPECT_TRUE(CacheManager::Create(options).ok());
 }
 
-// A group without window and one of kWindow tokens, in this order.
+// The first group has no window, the second one has a window of kWindow tokens.
 constexpr std::uint32_t kWindow = 2 * kP;
 
 class CacheGroupsTest : public CacheManagerTest {
@@ -38,7 +38,7 @@ class CacheGroupsTest : public CacheManagerTest {
   LookupTable& table(std::size_t group) const { return CacheManagerPeer::table(*cache_, group); }
   PrefixCache& prefixes() { return CacheManagerPeer::prefixes(*cache_); }
   BlockPool& pool() { return CacheManagerPeer::pool(*cache_); }
-  // Columns that the row holds in the last group.
+  // Returns the columns of the last group in which the row has a page.
   std::vector<std::uint32_t> HeldColumns(BatchRow row) const {
     std::vector<std::uint32_t> held;
     const LookupTable& last = table(options_.groups.size() - 1);
@@ -51,7 +51,7 @@ class CacheGroupsTest : public CacheManagerTest {
     cache_->ReleaseOutsideWindow(row, computed);
     EXPECT_EQ(cache_->CheckIntegrity(), absl::OkStatus());
   }
-  // Computes, publishes and releases `tokens` a page at a time.
+  // Computes, publishes and releases `tokens` one page at a time.
   void Run(BatchRow row, const Tokens& tokens) {
     const PrefixMatch match = Match(tokens);
     ASSERT_TRUE(cache_->Attach(row, match, kRoot).ok());
@@ -124,18 +124,18 @@ TEST_F(CacheGroupsTest, StepInputsHaveNoPagesBeforeTheWindow) {
   cache_->CompleteStep();
 }
 
-TEST_F(CacheGroupsTest, ReleasedPagesAreHittableAndAvailable) {
+TEST_F(CacheGroupsTest, ReleasedPagesCanBeMatchedAndAllocated) {
   const Tokens tokens = Count(6 * kP);
   StartAndPublish(kA, tokens);
   const std::uint32_t available = cache_->available_pages();
-  Release(kA, 6 * kP);  // the next token reads 6 * kP - 31 and what follows
+  Release(kA, 6 * kP);  // the next token reads 6 * kP - 31 and later tokens
   EXPECT_THAT(HeldColumns(kA), ElementsAre(4, 5));
   EXPECT_EQ(cache_->available_pages(), available + 4);
   EXPECT_EQ(cache_->stats().cached_pages, 4u);
   for (std::uint32_t pages = 1; pages <= 6; ++pages) {
     EXPECT_EQ(Match(Count(pages * kP + 1)).num_tokens, pages * kP);
   }
-  // A shorter prompt needs released pages and takes them.
+  // A shorter prompt needs released pages and reuses them.
   EXPECT_EQ(Start(kB, Count(3 * kP + 1)), 3 * kP);
   EXPECT_THAT(HeldColumns(kB), ElementsAre(1, 2, 3));
   EXPECT_EQ(cache_->stats().cached_pages, 2u);
@@ -154,7 +154,7 @@ TEST_F(CacheGroupsTest, ReleaseDoesNotWaitForStepsInFlight) {
   EXPECT_EQ(MatchedTokens(tokens + Count(1)), 6 * kP);
 }
 
-TEST_F(CacheGroupsTest, EvictedWindowPageLeavesTheRest) {
+TEST_F(CacheGroupsTest, EvictingAWindowPageKeepsTheOtherPages) {
   const Tokens tokens = Count(6 * kP);
   StartAndPublish(kA, tokens);
   Release(kA, 6 * kP);
@@ -174,7 +174,7 @@ TEST_F(CacheGroupsTest, EvictedWindowPageLeavesTheRest) {
   EXPECT_EQ(full_pages(6), 6u);
 }
 
-TEST_F(CacheGroupsTest, EvictedPageWithoutWindowTakesTheWindowPagesAlong) {
+TEST_F(CacheGroupsTest, EvictingAPageWithoutWindowFreesTheWindowPagesOfItsNode) {
   StartAndPublish(kA, Count(3 * kP));
   cache_->Free(kA);
   EXPECT_EQ(cache_->stats().cached_pages, 6u);
@@ -182,14 +182,14 @@ TEST_F(CacheGroupsTest, EvictedPageWithoutWindowTakesTheWindowPagesAlong) {
   ASSERT_EQ(cache_->stats().free_pages, 1u);
   ASSERT_TRUE(cache_->Reserve(kC, kP).ok());
   EXPECT_EQ(cache_->stats().evicted_pages, 2u);
-  EXPECT_EQ(cache_->stats().free_pages, 1u);  // that of the window group
+  EXPECT_EQ(cache_->stats().free_pages, 1u);  // the page of the window group
   EXPECT_EQ(MatchedTokens(Count(3 * kP)), 2 * kP);
 }
 
-TEST_F(CacheGroupsTest, PublishGivesNodesThePagesThatTheyLack) {
+TEST_F(CacheGroupsTest, PublishAddsMissingPagesToNodes) {
   const Tokens tokens = Count(6 * kP);
   StartAndPublish(kA, tokens);
-  // Computes the same from the start, since it may not read the cache.
+  // Row B may not read the cache, so it computes the same tokens from the start.
   ASSERT_TRUE(cache_->Attach(kB, {}, kRoot).ok());
   ASSERT_TRUE(cache_->Reserve(kB, 6 * kP).ok());
   Release(kA, 6 * kP);
@@ -197,13 +197,13 @@ TEST_F(CacheGroupsTest, PublishGivesNodesThePagesThatTheyLack) {
   EXPECT_EQ(MatchedTokens(Count(3 * kP + 1)), 0u);
   const BlockId own[] = {PageOf(kB, 0, 0), PageOf(kB, 0, 1)};
   Publish(kB, tokens);
-  EXPECT_EQ(PageOf(kB, 0, 0), PageOf(kA, 0, 0));  // a twin
+  EXPECT_EQ(PageOf(kB, 0, 0), PageOf(kA, 0, 0));  // B adopts A's equal page
   EXPECT_EQ(pool().state(own[0]), PageState::kFree);
   EXPECT_EQ(PageOf(kB, 0, 1), own[1]);
   EXPECT_EQ(MatchedTokens(Count(3 * kP + 1)), 3 * kP);
 }
 
-TEST_F(CacheGroupsTest, APageThatANodeGetsLaterIsProvenByWhatReadsIt) {
+TEST_F(CacheGroupsTest, PageAddedToANodeLaterIsProvenByItsReaders) {
   const Tokens tokens = Count(2 * kP);
   StartAndPublish(kA, tokens);
   cache_->SetProven(kA, 2 * kP);
@@ -221,7 +221,7 @@ TEST_F(CacheGroupsTest, APageThatANodeGetsLaterIsProvenByWhatReadsIt) {
   EXPECT_EQ(Match(tokens + Count(1)).proven_tokens, 2 * kP);
 }
 
-// Its last layers may have left NaN in there that no later token sees.
+// The model's last layers may have stored NaN in these pages, which no later token reads.
 TEST_F(CacheGroupsTest, PagesOutsideOfTheWindowAreNotProven) {
   const Tokens tokens = Count(9 * kP);
   StartAndPublish(kA, tokens);
@@ -232,7 +232,7 @@ TEST_F(CacheGroupsTest, PagesOutsideOfTheWindowAreNotProven) {
   EXPECT_LT(match.proven_tokens, 4 * kP);
 }
 
-TEST_F(CacheGroupsTest, PreemptedRowFindsItsWindowAgain) {
+TEST_F(CacheGroupsTest, PreemptedRowMatchesItsWindowPages) {
   const Tokens tokens = Count(9 * kP + 3);
   Run(kA, tokens);
   cache_->FreeKeepingTail(kA, tokens, KeysOf(options_, kRoot, tokens), 9 * kP + 3);
@@ -252,7 +252,7 @@ TEST_F(CacheGroupsTest, PreemptedRowFindsItsWindowAgain) {
   cache_->CompleteStep();
 }
 
-TEST_F(CacheGroupsTest, PartialTailGoesWithAnyOfItsPages) {
+TEST_F(CacheGroupsTest, PartialTailIsDroppedWithAnyOfItsPages) {
   const Tokens tokens = Count(kP + 7);
   Start(kA, tokens);
   FreeKeepingTail(kA, tokens);
@@ -274,7 +274,7 @@ TEST_F(CacheGroupsTest, AttachNeedsAPageForTheCopyOfEachGroup) {
   EXPECT_EQ(cache_->num_pages(BatchRow{3}), 0u);
 }
 
-TEST_F(CacheGroupsTest, ForkSharesWhatTheParentStillHolds) {
+TEST_F(CacheGroupsTest, ForkSharesTheRemainingPagesOfItsParent) {
   const Tokens tokens = Count(6 * kP + 3);
   Run(kA, tokens);
   EXPECT_THAT(HeldColumns(kA), ElementsAre(4, 5, 6));
@@ -290,7 +290,7 @@ TEST_F(CacheGroupsTest, ForkSharesWhatTheParentStillHolds) {
   EXPECT_THAT(HeldColumns(kB), ElementsAre(4, 5, 6));
 }
 
-TEST_F(CacheGroupsTest, RowThatMayNotPublishHoldsItsWindowOnly) {
+TEST_F(CacheGroupsTest, RowThatMayNotPublishKeepsOnlyItsWindow) {
   cache_->SetPublish(kA, false);
   const Tokens tokens = Count(6 * kP);
   Start(kA, tokens);
@@ -298,11 +298,11 @@ TEST_F(CacheGroupsTest, RowThatMayNotPublishHoldsItsWindowOnly) {
   EXPECT_THAT(HeldColumns(kA), ElementsAre(4, 5));
   EXPECT_EQ(cache_->stats().cached_pages, 0u);
   cache_->SetPublish(kA, true);
-  Publish(kA, tokens);  // its first pages are gone
+  Publish(kA, tokens);  // the row no longer has its first pages
   EXPECT_EQ(MatchedTokens(tokens), 0u);
 }
 
-TEST_F(CacheGroupsTest, UnpublishedPagesOfARowThatPublishesStay) {
+TEST_F(CacheGroupsTest, PublishingRowKeepsUnpublishedPages) {
   Start(kA, Count(6 * kP));
   Release(kA, 6 * kP);
   EXPECT_EQ(HeldColumns(kA).size(), 6u);
@@ -311,7 +311,7 @@ TEST_F(CacheGroupsTest, UnpublishedPagesOfARowThatPublishesStay) {
   EXPECT_THAT(HeldColumns(kA), ElementsAre(2, 3, 4, 5));
 }
 
-TEST_F(CacheGroupsTest, StepsMayNotReadWhatWasGivenBack) {
+TEST_F(CacheGroupsTest, StepsMayNotReadReleasedPages) {
   Run(kA, Count(6 * kP));
   const auto prepare = [&](std::uint32_t begin) {
     const RowStep step{kA, begin, 1};
@@ -324,14 +324,14 @@ TEST_F(CacheGroupsTest, StepsMayNotReadWhatWasGivenBack) {
   EXPECT_DEATH(cache_->Attach(kB, {}, kRoot).IgnoreError(), "check failed");
 }
 
-// One group, of which the cache does not keep the beginnings of long histories.
+// There is one group, with a window, and the cache does not keep the first pages of long sequences.
 class WindowOnlyTest : public CacheGroupsTest {
  protected:
   explicit WindowOnlyTest(std::uint32_t num_blocks = 12)
       : CacheGroupsTest(WithWindows(TinyOptions(num_blocks, 8, 4096), {kWindow})) {}
 };
 
-TEST_F(WindowOnlyTest, LongContextHoldsItsWindowInAPoolTooSmallForAllOfIt) {
+TEST_F(WindowOnlyTest, LongContextRunsInAPoolThatFitsOnlyItsWindow) {
   const Tokens tokens = Count(2000);
   ASSERT_GT(2000u / kP, cache_->usable_pages());
   Run(kA, tokens);
@@ -340,7 +340,7 @@ TEST_F(WindowOnlyTest, LongContextHoldsItsWindowInAPoolTooSmallForAllOfIt) {
   EXPECT_LE(cache_->demand().PagesFor(2000), cache_->usable_pages());
 }
 
-TEST_F(WindowOnlyTest, EveryRowKeepsALongHistoryAndTheCacheItsPages) {
+TEST_F(WindowOnlyTest, LongSequencesOfAllRowsAreMatchedLater) {
   constexpr std::uint32_t kPages = 250;
   const BatchRow rows[] = {kA, kB, kC, BatchRow{3}};
   for (const BatchRow row : rows) {
@@ -361,8 +361,9 @@ class LargerWindowOnlyTest : public WindowOnlyTest {
   LargerWindowOnlyTest() : WindowOnlyTest(60) {}
 };
 
-// Long histories have lost their first pages; they do not hide one that has not.
-TEST_F(LargerWindowOnlyTest, BeginningIsSoughtAmongChildrenWithPages) {
+// Long sequences have lost their first pages. They must not hide a sequence that still has its
+// first page.
+TEST_F(LargerWindowOnlyTest, PartialMatchIgnoresChildrenWithoutPages) {
   StartAndPublish(kA, Count(kP, 9000));
   for (std::int32_t i = 0; i < 20; ++i) {
     StartAndPublish(kB, Count(2 * kP, i * 100));
@@ -373,14 +374,14 @@ TEST_F(LargerWindowOnlyTest, BeginningIsSoughtAmongChildrenWithPages) {
   const PrefixMatch match = Match(Count(10, 9000) + Count(10));
   EXPECT_EQ(match.num_tokens, 10u);
   EXPECT_THAT(match.partial_sources, ElementsAre(PageOf(kA, 0)));
-  // Computed again, a page is the most recently used one.
+  // A page that was computed again is the most recently used one.
   ASSERT_TRUE(cache_->Attach(kC, {}, kRoot).ok());
   ASSERT_TRUE(cache_->Reserve(kC, kP).ok());
   Publish(kC, Count(kP, 500));
   EXPECT_EQ(Match(Count(9, 500) + Count(10)).num_tokens, 9u);
 }
 
-// So many rows as have pages for their windows.
+// The memory is sufficient for as many rows as there are pages for their windows.
 TEST_F(WindowOnlyTest, MemoryForNodesFollowsFromWindowsAndRows) {
   const auto slots = [](std::initializer_list<std::uint32_t> windows, std::uint32_t max_rows,
                         bool prefix_caching = true) {
@@ -398,19 +399,20 @@ TEST_F(WindowOnlyTest, MemoryForNodesFollowsFromWindowsAndRows) {
   EXPECT_EQ(slots({1}, 8, false), 80u);
 }
 
-TEST_F(WindowOnlyTest, NodesThatRunOutEndPublishingAndNothingElse) {
-  // 22 slots: a root, 20 nodes, and one that a page of another scope would need for its root.
+TEST_F(WindowOnlyTest, RunningOutOfNodesStopsOnlyPublishing) {
+  // The 22 slots are a root, 20 nodes, and a slot that a page of another scope would need for its
+  // root.
   PrefixCachePeer::LimitSlots(prefixes(), 22);
   Run(kA, Count(30 * kP));
   EXPECT_EQ(prefixes().num_nodes(), 20u);
   EXPECT_EQ(PrefixCachePeer::num_unused(prefixes()), 1u);
   EXPECT_EQ(HeldColumns(kA).size(), 2u);
-  EXPECT_EQ(cache_->stats().cached_pages, 8u);  // evicting them would have been of no use
+  EXPECT_EQ(cache_->stats().cached_pages, 8u);  // evicting them would not free a node
   cache_->Free(kA);
   EXPECT_EQ(cache_->available_pages(), 11u);
 }
 
-TEST_F(WindowOnlyTest, EndsOfColdHistoriesMakeRoomForNodes) {
+TEST_F(WindowOnlyTest, EvictsEndsOfColdSequencesToFreeNodes) {
   PrefixCachePeer::LimitSlots(prefixes(), 22);
   Run(kA, Count(20 * kP));
   cache_->Free(kA);
@@ -421,7 +423,7 @@ TEST_F(WindowOnlyTest, EndsOfColdHistoriesMakeRoomForNodes) {
   EXPECT_EQ(prefixes().num_nodes(), 20u);
 }
 
-TEST_F(WindowOnlyTest, NodesWithoutPagesGoWithTheLastPageThatContinuesThem) {
+TEST_F(WindowOnlyTest, NodesWithoutPagesAreDroppedWithTheirLastDescendantPage) {
   Run(kA, Count(10 * kP));
   while (cache_->stats().cached_pages > 0) pool().EvictColdest();
   EXPECT_EQ(prefixes().num_nodes(), 10u);
@@ -435,7 +437,7 @@ TEST_F(WindowOnlyTest, NodesWithoutPagesGoWithTheLastPageThatContinuesThem) {
   EXPECT_EQ(prefixes().FindRoot(kRoot), kNoNode);
 }
 
-TEST_F(WindowOnlyTest, FlushTakesNodesWithoutPagesToo) {
+TEST_F(WindowOnlyTest, FlushDropsNodesWithoutPages) {
   Run(kA, Count(10 * kP));
   const FlushCounts counts = cache_->Flush();
   EXPECT_EQ(counts.retained_pages, 2u);
@@ -444,7 +446,7 @@ TEST_F(WindowOnlyTest, FlushTakesNodesWithoutPagesToo) {
   EXPECT_EQ(prefixes().num_nodes(), 0u);
 }
 
-TEST_F(WindowOnlyTest, InvalidateFindsColumnsThatWereGivenBack) {
+TEST_F(WindowOnlyTest, InvalidateIncludesReleasedColumns) {
   const Tokens tokens = Count(10 * kP);
   Run(kA, tokens);
   cache_->Invalidate(kA, tokens, KeysOf(options_, kRoot, tokens), 0);
@@ -454,8 +456,8 @@ TEST_F(WindowOnlyTest, InvalidateFindsColumnsThatWereGivenBack) {
   EXPECT_EQ(cache_->available_pages(), 11u);
 }
 
-// The row holds nothing any more that it has published.
-TEST_F(WindowOnlyTest, InvalidateFindsColumnsOfARowThatPublishesNoMore) {
+// The row no longer owns any page that it has published.
+TEST_F(WindowOnlyTest, InvalidateIncludesColumnsOfARowThatStoppedPublishing) {
   const Tokens tokens = Count(10 * kP);
   const auto keys = KeysOf(options_, kRoot, tokens);
   for (const std::uint32_t first : {0u, 3 * kP}) {
@@ -473,9 +475,10 @@ TEST_F(WindowOnlyTest, InvalidateFindsColumnsOfARowThatPublishesNoMore) {
   }
 }
 
-// Which prefixes are found when only some pages of a window group are left, against the definition:
-// every token that the next token reads lies in a page that is there, and so does the last one.
-TEST(CacheGroupsMatchTest, WindowsDecideWhichBoundariesAreHit) {
+// Compares the matched prefixes with the definition when only some pages of a window group are
+// cached. A prefix matches if its last token and every token that the next token reads are in
+// cached pages.
+TEST(CacheGroupsMatchTest, WindowsDetermineWhichPrefixesMatch) {
   constexpr std::uint32_t kPages = 8;
   for (const std::uint32_t window : {1u, 2u, kP - 1, kP, kP + 1, kP + 2, 3 * kP, 5 * kP, 999u}) {
     for (std::uint32_t present = 0; present < 1u << kPages; ++present) {
@@ -525,33 +528,33 @@ class CacheGroupsIntegrityTest : public CacheGroupsTest {
   }
 };
 
-TEST_F(CacheGroupsIntegrityTest, RowWithoutItsBeginning) {
+TEST_F(CacheGroupsIntegrityTest, ReportsRowWithoutItsFirstPage) {
   table(0).Append(kC, table(0).PopFront(kA));
   ExpectReport("row 0 begins at column 1 of group 0, which has no window");
 }
 
-TEST_F(CacheGroupsIntegrityTest, ColumnOfTwoNodes) {
+TEST_F(CacheGroupsIntegrityTest, ReportsColumnOfTwoNodes) {
   const BlockId second = PageOf(kA, 2, 1);
   table(1).Replace(kA, 2, PageOf(kA, 3, 1));
   table(1).Replace(kA, 3, second);
   ExpectReport("row 0 column 2 has pages of different nodes");
 }
 
-TEST_F(CacheGroupsIntegrityTest, PagesOfAnotherGroup) {
+TEST_F(CacheGroupsIntegrityTest, ReportsPagesOfAnotherGroup) {
   const BlockId page = PageOf(kA, 3, 0);
   table(0).Replace(kA, 3, PageOf(kA, 3, 1));
   table(1).Replace(kA, 3, page);
   ExpectReport("row 0 column 3 has a page of another group than 0");
 }
 
-TEST_F(CacheGroupsIntegrityTest, WindowGroupAheadOfTheOthers) {
+TEST_F(CacheGroupsIntegrityTest, ReportsWindowGroupWithMoreColumnsThanOthers) {
   BlockId page;
   ASSERT_TRUE(pool().Allocate(std::span(&page, 1)).ok());
   table(1).Append(kA, page);
   ExpectReport("row 0 has 4 columns of group 0, and from 4 to 5 of others");
 }
 
-TEST_F(CacheGroupsIntegrityTest, MorePublishedThanThereIs) {
+TEST_F(CacheGroupsIntegrityTest, ReportsMorePublishedColumnsThanPages) {
   CacheManagerPeer::publication(*cache_, 0).num_published = 5;
   ExpectReport("row 0 has published 5 columns of 4 in group 0");
   CacheManagerPeer::publication(*cache_, 1).num_published = 1;
@@ -559,7 +562,7 @@ TEST_F(CacheGroupsIntegrityTest, MorePublishedThanThereIs) {
   ExpectReport("row 1 has published 1 columns of 0 in group 0");
 }
 
-TEST_F(CacheGroupsIntegrityTest, NodeWithAllPagesBehindOneWithout) {
+TEST_F(CacheGroupsIntegrityTest, ReportsNodeWithAllPagesAfterNodeWithoutPages) {
   StartAndPublish(kB, Count(kP, 700));
   const NodeId newest = pool().node(PageOf(kB, 0));
   pool().DetachNode(PageOf(kB, 0, 1));
@@ -575,19 +578,19 @@ class WindowsIntegrityTest : public CacheGroupsTest {
   ~WindowsIntegrityTest() override { cache_ = MakeCache(options_); }
 };
 
-TEST_F(WindowsIntegrityTest, GroupThatBeginsBeforeTheWidest) {
+TEST_F(WindowsIntegrityTest, ReportsGroupThatBeginsBeforeTheWidest) {
   for (int i = 0; i < 3; ++i) table(1).Append(kC, table(1).PopFront(kA));
   EXPECT_THAT(cache_->CheckIntegrity().message(),
               HasSubstr("row 0 begins at column 5 of group 0, before that of group 1"));
 }
 
-TEST_F(WindowsIntegrityTest, RowOfAnotherScopeWhoseBeginningIsGone) {
+TEST_F(WindowsIntegrityTest, ReportsRowOfAnotherScopeWithoutItsFirstPages) {
   CacheManagerPeer::publication(*cache_, 0).root = kOtherRoot;
   EXPECT_THAT(cache_->CheckIntegrity().message(),
               HasSubstr("row 0 column 5 does not continue the prefix before it"));
 }
 
-TEST_F(WindowsIntegrityTest, PagesInOtherColumnsThanTheirNodes) {
+TEST_F(WindowsIntegrityTest, ReportsPagesInOtherColumnsThanTheirNodes) {
   for (const std::size_t group : {0u, 1u}) {
     while (table(group).end_column(kC) < 4) table(group).Skip(kC);
     while (table(group).first_column(kA) < 5) pool().DropRequest(table(group).PopFront(kA));
@@ -600,19 +603,19 @@ TEST_F(WindowsIntegrityTest, PagesInOtherColumnsThanTheirNodes) {
               HasSubstr("row 2 column 4 does not continue the prefix before it"));
 }
 
-TEST_F(CacheGroupsIntegrityTest, NodeWithoutAPageThatItMustHave) {
+TEST_F(CacheGroupsIntegrityTest, ReportsNodeWithoutARequiredPage) {
   const NodeId node = pool().node(PageOf(kA, 1));
   pool().DetachNode(PageOf(kA, 1));
   PrefixCachePeer::page(prefixes(), node, 0) = kNullBlock;
   ExpectReport("names page 0, which names another");
 }
 
-TEST_F(CacheGroupsIntegrityTest, PageThatItsNodeDoesNotName) {
+TEST_F(CacheGroupsIntegrityTest, ReportsPageThatItsNodeDoesNotName) {
   PrefixCachePeer::page(prefixes(), pool().node(PageOf(kA, 3)), 1) = kNullBlock;
   ExpectReport("names a node of another page");
 }
 
-TEST_F(WindowOnlyTest, NodeThatNobodyNeedsIsReported) {
+TEST_F(WindowOnlyTest, ReportsUnneededNode) {
   Run(kA, Count(2 * kP));
   const NodeId last = pool().node(PageOf(kA, 1));
   pool().DetachNode(PageOf(kA, 1));

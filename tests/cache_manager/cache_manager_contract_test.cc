@@ -1,4 +1,4 @@
-// Every invariant of CacheManager broken on purpose, and every broken contract.
+// Breaks each invariant and each precondition of CacheManager and checks that this is reported.
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -26,32 +26,32 @@ class CacheManagerIntegrityTest : public CacheManagerTest {
   }
 };
 
-TEST_F(CacheManagerIntegrityTest, SoundBeforehand) {
+TEST_F(CacheManagerIntegrityTest, ReportsNothingForAnIntactCache) {
   EXPECT_EQ(cache_->CheckIntegrity(), absl::OkStatus());
 }
 
-TEST_F(CacheManagerIntegrityTest, RequestCount) {
+TEST_F(CacheManagerIntegrityTest, ReportsWrongRequestCount) {
   pool().AddRequest(PageOf(kA, 0));
   ExpectReport(
       "counts 3 requests and 0 holds, but 2 columns and 0 copies and steps in flight reference it");
 }
 
-TEST_F(CacheManagerIntegrityTest, HoldCount) {
+TEST_F(CacheManagerIntegrityTest, ReportsWrongHoldCount) {
   pool().AddHold(PageOf(kA, 0));
   ExpectReport("1 holds");
 }
 
-TEST_F(CacheManagerIntegrityTest, ColumnWithoutReference) {
+TEST_F(CacheManagerIntegrityTest, ReportsColumnWithoutReference) {
   table().Append(kC, PageOf(kA, 2));
   ExpectReport("counts 1 requests and 0 holds, but 2 columns");
 }
 
-TEST_F(CacheManagerIntegrityTest, PageOutOfRange) {
+TEST_F(CacheManagerIntegrityTest, ReportsPageOutOfRange) {
   table().Append(kC, BlockId{20});
   ExpectReport("row 2 names page 20 of 20");
 }
 
-TEST_F(CacheManagerIntegrityTest, RowThatDoesNotContinueItsPrefix) {
+TEST_F(CacheManagerIntegrityTest, ReportsRowThatDoesNotContinueItsPrefix) {
   const BlockId first = PageOf(kA, 0);
   const BlockId second = PageOf(kA, 1);
   table().Replace(kA, 0, second);
@@ -59,12 +59,12 @@ TEST_F(CacheManagerIntegrityTest, RowThatDoesNotContinueItsPrefix) {
   ExpectReport("row 0 column 0 does not continue the prefix before it");
 }
 
-TEST_F(CacheManagerIntegrityTest, RowOfAnotherScope) {
+TEST_F(CacheManagerIntegrityTest, ReportsRowOfAnotherScope) {
   CacheManagerPeer::publication(*cache_, 0).root = kOtherRoot;
   ExpectReport("row 0 column 0 does not continue the prefix before it");
 }
 
-TEST_F(CacheManagerIntegrityTest, PublishedPageAfterAPrivateOne) {
+TEST_F(CacheManagerIntegrityTest, ReportsPublishedPageAfterAPrivateOne) {
   const BlockId tail = PageOf(kA, 2);
   const BlockId second = PageOf(kA, 1);
   table().Replace(kA, 1, tail);
@@ -72,12 +72,12 @@ TEST_F(CacheManagerIntegrityTest, PublishedPageAfterAPrivateOne) {
   ExpectReport("row 0 column 2 does not continue the prefix before it");
 }
 
-TEST_F(CacheManagerIntegrityTest, CopyIntoAFreePage) {
+TEST_F(CacheManagerIntegrityTest, ReportsCopyIntoAFreePage) {
   work().QueueCopy(PageOf(kA, 0), BlockId{19}, 3);
   ExpectReport("invalid queued copy: 3 rows into page 19");
 }
 
-TEST_F(CacheManagerIntegrityTest, ClearOfAPageThatIsNotQuarantined) {
+TEST_F(CacheManagerIntegrityTest, ReportsClearOfAPageThatIsNotQuarantined) {
   StepWorkPeer::taken(work()).clears.push_back(PageOf(kA, 2));
   ExpectReport("1 pages are being cleared, but they are not the first of 0 quarantined pages");
   StepWorkPeer::taken(work()).clears.clear();
@@ -85,7 +85,7 @@ TEST_F(CacheManagerIntegrityTest, ClearOfAPageThatIsNotQuarantined) {
   ExpectReport("0 pages are being cleared, but they are not the first of 0 quarantined pages");
 }
 
-TEST_F(CacheManagerIntegrityTest, PagesOfStepsInFlight) {
+TEST_F(CacheManagerIntegrityTest, ReportsWrongPagesOfStepsInFlight) {
   const RowStep step{kA, 40, 1};
   cache_->PrepareStep(std::span(&step, 1));
   const BlockId page = PageOf(kA, 2);
@@ -97,19 +97,19 @@ TEST_F(CacheManagerIntegrityTest, PagesOfStepsInFlight) {
   ExpectReport("page 19 was freed while a step in flight copies into it");
 }
 
-TEST_F(CacheManagerIntegrityTest, ProofWithoutPages) {
+TEST_F(CacheManagerIntegrityTest, ReportsProofWithoutPages) {
   CacheManagerPeer::proof(*cache_, 1).proven_tokens = 2 * kP + 1;
   ExpectReport("row 1 has 33 proven tokens, but pages for 32");
 }
 
-TEST_F(CacheManagerIntegrityTest, ProofOfAPageThatIsNotProven) {
+TEST_F(CacheManagerIntegrityTest, ReportsProofOfAPageThatIsNotProven) {
   cache_->SetProven(kA, 2 * kP);
   EXPECT_EQ(cache_->CheckIntegrity(), absl::OkStatus());
   CacheManagerPeer::proof(*cache_, 0).proven_tokens = 3 * kP;
   ExpectReport("row 0 has 48 proven tokens, but page 3 of column 2 is not proven finite");
 }
 
-TEST_F(CacheManagerIntegrityTest, DamageOfThePartsIsReportedToo) {
+TEST_F(CacheManagerIntegrityTest, ReportsErrorsOfItsComponents) {
   BlockPoolPeer::page(pool(), 19).requests = 1;
   ExpectReport("page 19 is active but in the free list");
   BlockPoolPeer::page(pool(), 19).requests = 0;
@@ -138,19 +138,19 @@ TEST_F(CacheManagerDeathTest, BrokenContracts) {
   EXPECT_DEATH(cache_->SetPublish(BatchRow{8}, false), "check failed");
 }
 
-TEST_F(CacheManagerDeathTest, StepsThatMayNotRun) {
+TEST_F(CacheManagerDeathTest, InvalidStepsAbort) {
   const auto prepare = [&](std::vector<RowStep> steps) { cache_->PrepareStep(steps); };
   StartAndPublish(kA, Count(40));
-  EXPECT_DEATH(prepare({{kA, 40, 0}}), "check failed");               // no token
-  EXPECT_DEATH(prepare({{kA, 40, 9}}), "check failed");               // no page
-  EXPECT_DEATH(prepare({{kA, 31, 1}}), "check failed");               // into a published page
-  EXPECT_DEATH(prepare({{kA, 40, 1}, {kA, 41, 1}}), "check failed");  // twice
+  EXPECT_DEATH(prepare({{kA, 40, 0}}), "check failed");  // no token
+  EXPECT_DEATH(prepare({{kA, 40, 9}}), "check failed");  // no page
+  EXPECT_DEATH(prepare({{kA, 31, 1}}), "check failed");  // writes into a published page
+  EXPECT_DEATH(prepare({{kA, 40, 1}, {kA, 41, 1}}), "check failed");  // the row appears twice
   EXPECT_DEATH(prepare({{kA, 40, 0xffffffff}}), "check failed");
   EXPECT_DEATH(prepare({{BatchRow{8}, 0, 1}}), "check failed");
   cache_->SetPublish(kB, false);
   Start(kB, Count(40, 500));
   ASSERT_TRUE(cache_->Fork(kB, kC, 2 * kP).ok());
-  EXPECT_DEATH(prepare({{kC, 2 * kP - 1, 1}}), "check failed");  // into a shared page
+  EXPECT_DEATH(prepare({{kC, 2 * kP - 1, 1}}), "check failed");  // writes into a shared page
   prepare({{kA, 40, 1}, {kB, 40, 1}});
 }
 

@@ -16,7 +16,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-TEST(CacheManagerCreateTest, RefusesOptionsThatCannotBe) {
+TEST(CacheManagerCreateTest, RejectsInvalidOptions) {
   CacheManagerOptions options = TinyOptions(8);
   options.geometry.num_blocks = 1;
   EXPECT_EQ(CacheManager::Create(options).status().code(), absl::StatusCode::kInvalidArgument);
@@ -27,7 +27,7 @@ TEST(CacheManagerCreateTest, RefusesOptionsThatCannotBe) {
               HasSubstr("max_context_tokens is 0"));
 }
 
-TEST_F(CacheManagerTest, SaysWhatItIs) {
+TEST_F(CacheManagerTest, ReportsPageSizeAndPageCounts) {
   EXPECT_EQ(cache_->page_size(), kP);
   EXPECT_EQ(cache_->usable_pages(), 19u);
   EXPECT_EQ(cache_->available_pages(), 19u);
@@ -43,20 +43,20 @@ TEST_F(CacheManagerTest, NeverMatchesTheWholePrompt) {
     EXPECT_EQ(full_pages(pages * kP - 1), pages - 1);
     EXPECT_EQ(full_pages(pages * kP), pages - 1);
     EXPECT_EQ(full_pages(pages * kP + 1), pages);
-    // The partial match may not reach the last token either.
+    // The partial match may not include the last token either.
     EXPECT_EQ(MatchedTokens(Count(pages * kP)), pages * kP - 1);
     cache_->Free(kA);
   }
 }
 
-TEST_F(CacheManagerTest, AMatchSaysHowFarFiniteLogitsHaveReadIt) {
+TEST_F(CacheManagerTest, MatchReportsProvenTokens) {
   const Tokens stored = Count(3 * kP + 5);
   StartAndPublish(kA, Count(2 * kP));
   EXPECT_EQ(Match(stored).num_tokens, 2 * kP);
   EXPECT_EQ(Match(stored).proven_tokens, 0u);
   cache_->SetProven(kA, 2 * kP);
   EXPECT_EQ(Match(stored).proven_tokens, 2 * kP);
-  // Another row goes on from there: its page is not proven before its own logits are.
+  // Another row continues after these pages. Its page is not proven before its own logits are.
   StartAndPublish(kB, stored);
   EXPECT_EQ(Match(stored).proven_tokens, 2 * kP);
   FreeKeepingTail(kB, stored);
@@ -72,8 +72,8 @@ TEST_F(CacheManagerTest, AMatchSaysHowFarFiniteLogitsHaveReadIt) {
   EXPECT_EQ(match.proven_tokens, 3 * kP);
 }
 
-// Whose page it is decides, not who has computed the same.
-TEST_F(CacheManagerTest, AnAdoptedPageIsProvenByWhatReadsItLater) {
+// The row that owns the page proves it, not another row that has computed the same tokens.
+TEST_F(CacheManagerTest, AdoptedPageIsProvenByItsLaterReaders) {
   const Tokens stored = Count(2 * kP + 1);
   Start(kA, stored);
   Start(kB, stored);
@@ -89,8 +89,8 @@ TEST_F(CacheManagerTest, AnAdoptedPageIsProvenByWhatReadsItLater) {
   EXPECT_EQ(Match(stored).proven_tokens, 2 * kP);
 }
 
-// What A has left in it could be NaN, and fail B, whose own page is sound.
-TEST_F(CacheManagerTest, AProvenPageIsNotGivenUpForAnUnprovenTwin) {
+// A's page could contain NaN, which would fail B, although B's own page is valid.
+TEST_F(CacheManagerTest, ProvenPageIsNotReplacedByAnEqualUnprovenPage) {
   const Tokens stored = Count(3 * kP + 1);
   const std::vector<PageKey> keys = KeysOf(options_, kRoot, stored);
   Start(kA, stored);
@@ -102,7 +102,7 @@ TEST_F(CacheManagerTest, AProvenPageIsNotGivenUpForAnUnprovenTwin) {
   EXPECT_EQ(PageOf(kB, 0), own);
   EXPECT_EQ(cache_->proven_tokens(kB), 3 * kP + 1);
   EXPECT_EQ(cache_->CheckIntegrity(), absl::OkStatus());
-  // Nor later: B publishes nothing more, A all that it has.
+  // B keeps its page later, too: B publishes nothing more, while A publishes all its tokens.
   cache_->SetProven(kA, 3 * kP + 1);
   Publish(kB, stored);
   EXPECT_EQ(PageOf(kB, 0), own);
@@ -112,8 +112,9 @@ TEST_F(CacheManagerTest, AProvenPageIsNotGivenUpForAnUnprovenTwin) {
   EXPECT_EQ(cache_->CheckIntegrity(), absl::OkStatus());
 }
 
-// A row is admitted before what it finds is proven, and others prove it while the row runs.
-TEST_F(CacheManagerTest, InvalidateLeavesWhatOthersHaveProvenMeanwhile) {
+// A row is admitted before the pages that it matched are proven. Other rows prove them while it
+// runs.
+TEST_F(CacheManagerTest, InvalidateKeepsPagesProvenByOtherRows) {
   const Tokens prompt = Count(2 * kP);
   const Tokens sick = prompt + Count(kP + 1, 200);
   const auto keys = KeysOf(options_, kRoot, sick);
@@ -122,7 +123,7 @@ TEST_F(CacheManagerTest, InvalidateLeavesWhatOthersHaveProvenMeanwhile) {
   cache_->SetProven(kA, 2 * kP + 1);
   cache_->Invalidate(kB, sick, keys, 0);
   EXPECT_EQ(MatchedTokens(sick), 2 * kP);
-  // The same of a row that has ended before its step shows it.
+  // The result is the same for a row that ended before its step reported non-finite logits.
   RunStepWork();
   StartAndPublish(kB, sick);
   cache_->Free(kB);
@@ -145,7 +146,7 @@ TEST_F(CacheManagerTest, MaxTokensBoundsFullAndPartialPages) {
   EXPECT_EQ(cache_->Match(prompt, std::span(keys).first(1), kRoot, 3 * kP).pages.size(), 1u);
 }
 
-TEST_F(CacheManagerTest, MatchTakesAndCountsNothing) {
+TEST_F(CacheManagerTest, MatchNeitherReferencesNorCountsPages) {
   StartAndPublish(kA, Count(2 * kP + 1));
   cache_->Free(kA);
   const CacheStats before = cache_->stats();
@@ -156,7 +157,7 @@ TEST_F(CacheManagerTest, MatchTakesAndCountsNothing) {
   EXPECT_EQ(after.hit_tokens, before.hit_tokens);
 }
 
-TEST_F(CacheManagerTest, HitsAreCountedWhenTheCallerSaysSo) {
+TEST_F(CacheManagerTest, HitsAreCountedOnRequest) {
   StartAndPublish(kA, Count(2 * kP + 1));
   EXPECT_EQ(cache_->stats().queried_tokens, 2 * kP + 1u);
   const Tokens prompt = Count(40);
@@ -169,7 +170,7 @@ TEST_F(CacheManagerTest, HitsAreCountedWhenTheCallerSaysSo) {
   EXPECT_EQ(cache_->stats().queried_tokens, 2 * kP + 41u);
 }
 
-TEST_F(CacheManagerTest, FreedPagesStayHittableUntilTheyAreTaken) {
+TEST_F(CacheManagerTest, FreedPagesMatchUntilTheyAreAllocated) {
   StartAndPublish(kA, Count(2 * kP + 1));
   const BlockId first = PageOf(kA, 0);
   cache_->Free(kA);
@@ -180,7 +181,7 @@ TEST_F(CacheManagerTest, FreedPagesStayHittableUntilTheyAreTaken) {
   cache_->Free(kB);
   ASSERT_TRUE(cache_->Reserve(kC, 256).ok());
   ASSERT_TRUE(cache_->Reserve(kB, 2 * kP).ok());
-  // One of three tails is evicted, and of the two pages the second one.
+  // One of three tails is evicted, which is the second of the two pages.
   EXPECT_EQ(cache_->stats().evicted_pages, 1u);
   EXPECT_EQ(MatchedTokens(Count(2 * kP + 1)), kP);
 }
@@ -204,7 +205,7 @@ TEST_F(CacheManagerTest, PartialPageIsCopiedFromOneEighthOn) {
   }
 }
 
-TEST_F(CacheManagerTest, AttachQueuesTheCopyAndHoldsItsSource) {
+TEST_F(CacheManagerTest, AttachQueuesTheCopyAndPinsItsSource) {
   StartAndPublish(kA, Count(kP));
   const BlockId source = PageOf(kA, 0);
   cache_->Free(kA);
@@ -224,11 +225,11 @@ TEST_F(CacheManagerTest, AttachQueuesTheCopyAndHoldsItsSource) {
   EXPECT_EQ(cache_->stats().cached_pages, 1u);
 }
 
-TEST_F(CacheManagerTest, FreeCancelsCopiesThatNobodyTook) {
+TEST_F(CacheManagerTest, FreeCancelsQueuedCopies) {
   StartAndPublish(kA, Count(kP));
   const Tokens prompt = Count(10) + Count(10, 500);
   ASSERT_TRUE(cache_->Attach(kB, Match(prompt), kRoot).ok());
-  // A chain: C's tail is to be copied from B's, which is itself still to be copied.
+  // The copies form a chain: C's tail is copied from B's tail, which is not yet copied itself.
   ASSERT_TRUE(cache_->Fork(kB, kC, 10).ok());
   cache_->Free(kB);
   EXPECT_EQ(cache_->CheckIntegrity(), absl::OkStatus());
@@ -243,7 +244,7 @@ TEST_F(CacheManagerTest, AttachWithoutAPageForTheCopyDoesNothing) {
   cache_->Free(kA);
   ASSERT_TRUE(cache_->Reserve(kC, 256).ok());  // 16 of 19
   ASSERT_TRUE(cache_->Reserve(kA, kP).ok());
-  ASSERT_EQ(cache_->available_pages(), 2u);  // both cached, both matched
+  ASSERT_EQ(cache_->available_pages(), 2u);  // both are cached and matched
   const PrefixMatch match = Match(Count(2 * kP));
   ASSERT_EQ(match.num_tokens, 2 * kP - 1);
   const absl::Status status = cache_->Attach(kB, match, kRoot);
@@ -254,7 +255,7 @@ TEST_F(CacheManagerTest, AttachWithoutAPageForTheCopyDoesNothing) {
   EXPECT_EQ(cache_->stats().hit_tokens, 0u);
 }
 
-TEST_F(CacheManagerTest, OutdatedMatchIsRefused) {
+TEST_F(CacheManagerTest, OutdatedMatchIsRejected) {
   StartAndPublish(kA, Count(40));
   const PrefixMatch match = Match(Count(40));
   const PrefixMatch miss = Match(Count(40, 500));
@@ -264,7 +265,7 @@ TEST_F(CacheManagerTest, OutdatedMatchIsRefused) {
   cache_->Flush();
   EXPECT_EQ(cache_->Attach(kB, match, kRoot).code(), absl::StatusCode::kAborted);
   EXPECT_EQ(cache_->num_pages(kB), 0u);
-  EXPECT_TRUE(cache_->Attach(kB, miss, kRoot).ok());  // nothing in it can be outdated
+  EXPECT_TRUE(cache_->Attach(kB, miss, kRoot).ok());  // an empty match cannot be outdated
   EXPECT_TRUE(cache_->Attach(kC, PrefixMatch{}, kRoot).ok());
 }
 
@@ -284,7 +285,7 @@ TEST_F(CacheManagerTest, ReserveIsAllOrNothing) {
   EXPECT_EQ(cache_->num_pages(kB), 9u);
 }
 
-TEST_F(CacheManagerTest, TwinsOfOneStepBecomeOne) {
+TEST_F(CacheManagerTest, EqualPagesOfOneStepAreMerged) {
   for (const bool first_ends_first : {true, false}) {
     const Tokens prompt = Count(2 * kP + 3, first_ends_first ? 0 : 1000);
     EXPECT_EQ(Start(kA, prompt), 0u);
@@ -307,7 +308,7 @@ TEST_F(CacheManagerTest, TwinsOfOneStepBecomeOne) {
   }
 }
 
-TEST_F(CacheManagerTest, ForksThatShareAnUnpublishedTwinAllAdopt) {
+TEST_F(CacheManagerTest, ForksAdoptThePublishedEqualPage) {
   const Tokens prompt = Count(2 * kP + 3);
   Start(kA, prompt);
   Start(kB, prompt);
@@ -337,7 +338,7 @@ TEST_F(CacheManagerTest, PublishAppendsMissingKeysAndOnlyFullPages) {
   EXPECT_EQ(Match(prompt).pages.size(), 2u);
 }
 
-TEST_F(CacheManagerTest, RowsMayStayPrivate) {
+TEST_F(CacheManagerTest, RowsMayBePrivate) {
   const Tokens prompt = Count(40);
   ASSERT_TRUE(cache_->Reserve(kA, 40).ok());  // never attached
   Publish(kA, prompt);
@@ -359,7 +360,7 @@ TEST_F(CacheManagerTest, ForkSharesFullPagesAndCopiesTheRest) {
   EXPECT_EQ(copies[0].source, PageOf(kA, 2));
   EXPECT_EQ(copies[0].target, PageOf(kB, 2));
   EXPECT_EQ(copies[0].num_rows, 5u);
-  // The parent may write its tail in the very step that copies it.
+  // The parent may write its tail in the step that copies it.
   const RowStep steps[] = {{kA, 2 * kP + 5, 1}, {kB, 2 * kP + 5, 1}};
   cache_->PrepareStep(steps);
   cache_->CompleteStep();
@@ -368,7 +369,7 @@ TEST_F(CacheManagerTest, ForkSharesFullPagesAndCopiesTheRest) {
   EXPECT_FALSE(cache_->has_step_work());
 }
 
-TEST_F(CacheManagerTest, ForkBeforeTheEndPublishesItsOwnPages) {
+TEST_F(CacheManagerTest, ForkBeforeTheEndOfItsParentPublishesItsOwnPages) {
   StartAndPublish(kA, Count(3 * kP));
   ASSERT_TRUE(cache_->Fork(kA, kB, kP + 4).ok());
   EXPECT_EQ(cache_->num_pages(kB), 2u);
@@ -423,7 +424,7 @@ TEST_F(CacheManagerTest, NextTurnContinuesInTheKeptTail) {
   EXPECT_EQ(match.pages.size(), 1u);
   EXPECT_THAT(match.partial_sources, ElementsAre(tail));
   EXPECT_EQ(match.partial_rows, 7u);
-  // The tail is the first to be evicted.
+  // The tail is evicted first.
   ASSERT_TRUE(cache_->Reserve(kB, 16 * kP).ok());
   ASSERT_TRUE(cache_->Reserve(kC, 2 * kP).ok());
   EXPECT_EQ(Match(turn + Count(20, 900)).num_tokens, kP);
@@ -439,7 +440,7 @@ TEST_F(CacheManagerTest, KeepsNoTailWhoseCopyHasNotRun) {
   EXPECT_THAT(Match(prompt).partial_sources, ElementsAre(PageOf(kA, 0)));
 }
 
-TEST_F(CacheManagerTest, KeepsNoTailThatIsKnownOrTooShort) {
+TEST_F(CacheManagerTest, KeepsNoTailThatIsCachedOrTooShort) {
   const Tokens turn = Count(kP + 7);
   StartAndPublish(kA, turn);
   FreeKeepingTail(kA, turn);
@@ -451,7 +452,7 @@ TEST_F(CacheManagerTest, KeepsNoTailThatIsKnownOrTooShort) {
   EXPECT_EQ(cache_->stats().cached_pages, 2u);
 }
 
-TEST_F(CacheManagerTest, FlushUnderLoad) {
+TEST_F(CacheManagerTest, FlushKeepsPagesOfLiveRows) {
   const Tokens live = Count(2 * kP + 1);
   const Tokens dead = Count(3 * kP, 500);
   StartAndPublish(kA, live);
@@ -463,7 +464,7 @@ TEST_F(CacheManagerTest, FlushUnderLoad) {
   EXPECT_EQ(cache_->stats().cached_pages, 0u);
   EXPECT_EQ(MatchedTokens(live), 0u);
   EXPECT_EQ(cache_->num_pages(kA), 3u);
-  // What was computed before the flush does not come back through the live row.
+  // Pages computed before the flush are not published again by the live row.
   Publish(kA, live);
   ASSERT_TRUE(cache_->Fork(kA, kC, 2 * kP + 1).ok());
   RunStepWork();
@@ -474,7 +475,7 @@ TEST_F(CacheManagerTest, FlushUnderLoad) {
   EXPECT_EQ(MatchedTokens(live), 2 * kP);
 }
 
-TEST_F(CacheManagerTest, InvalidatedPagesAreClearedBeforeTheyComeBack) {
+TEST_F(CacheManagerTest, InvalidatedPagesAreClearedBeforeReuse) {
   const Tokens prompt = Count(2 * kP + 5);
   StartAndPublish(kA, prompt);
   const BlockId bad[] = {PageOf(kA, 2), PageOf(kA, 1)};
@@ -490,17 +491,17 @@ TEST_F(CacheManagerTest, InvalidatedPagesAreClearedBeforeTheyComeBack) {
   EXPECT_EQ(cache_->CheckIntegrity(), absl::OkStatus());
   cache_->CompleteStep();
   EXPECT_EQ(cache_->available_pages(), 19u);
-  cache_->Free(kA);  // freed already, and free it stays
+  cache_->Free(kA);  // the pages are free already and stay free
 }
 
-TEST_F(CacheManagerTest, InvalidateTakesSharedPagesFromTheIndexAndTheirHoldersPublishNoMore) {
+TEST_F(CacheManagerTest, InvalidateUnpublishesSharedPagesAndStopsTheirRowsPublishing) {
   const Tokens shared = Count(2 * kP);
   const Tokens longer = Count(4 * kP);
   StartAndPublish(kA, Count(2 * kP + 1));
   EXPECT_EQ(StartAndPublish(kB, longer), 2 * kP);
   const BlockId bad = PageOf(kA, 1);
   Invalidate(kA, kP);
-  EXPECT_EQ(MatchedTokens(longer), kP);        // B's own pages continued the bad one
+  EXPECT_EQ(MatchedTokens(longer), kP);        // B's own pages continued the invalid one
   EXPECT_EQ(cache_->TakeClears().size(), 1u);  // A's tail
   cache_->CompleteStep();
   ASSERT_TRUE(cache_->Reserve(kB, 5 * kP).ok());
@@ -523,7 +524,7 @@ TEST_F(CacheManagerTest, PoisonedPageThatWasNeverPublishedStaysUnpublished) {
   EXPECT_THAT(cache_->TakeClears(), ElementsAre(bad));
 }
 
-TEST_F(CacheManagerTest, PrepareStepFillsTheArrays) {
+TEST_F(CacheManagerTest, PrepareStepFillsTheStepInputs) {
   const KvStepInputs& inputs = cache_->PrepareStep({}).front();
   EXPECT_EQ(inputs.lookup_stride, 16u + 16u);
   EXPECT_EQ(inputs.max_rows, 8u);
@@ -567,7 +568,8 @@ TEST_F(CacheManagerTest, DecodingAllocatesNothing) {
   EXPECT_EQ(NumAllocations(), before);
 }
 
-// By the difference between two sizes of a pool, which holds nothing else that grows so much.
+// Compares pools with contexts of two lengths. Apart from the nodes, only lookup tables and scratch
+// memory grow as much.
 TEST(PrefixIndexBytesTest, CountsTheNodesWithoutPagesOfWindows) {
   const auto index = [](std::initializer_list<std::uint32_t> windows, std::uint32_t context) {
     return CacheManager::PrefixIndexBytes(WithWindows(TinyOptions(65, 8, context), windows));
@@ -583,7 +585,8 @@ TEST(PrefixIndexBytesTest, CountsTheNodesWithoutPagesOfWindows) {
   EXPECT_EQ(index({0, 48}, 256), index({0, 48}, kLong));
   const std::int64_t empty_nodes = index({48}, kLong) - index({48}, 256);
   EXPECT_GT(empty_nodes, 8 * ((kLong - 256) / kTestPageSize) * 4 * kTestPageSize);
-  // A longer context takes longer lookup tables and scratch as well, with or without windows.
+  // A longer context also needs longer lookup tables and more scratch memory, with or without
+  // windows.
   const std::int64_t tables = held({0}, kLong) - held({0}, 256);
   EXPECT_LE(held({48}, kLong) - held({48}, 256) - tables, empty_nodes + 4096);
   EXPECT_GE(held({48}, kLong) - held({48}, 256) - tables, empty_nodes - 4096);
@@ -599,7 +602,7 @@ class PrefixCachingOffTest : public CacheManagerTest {
   PrefixCachingOffTest() : CacheManagerTest(Options()) {}
 };
 
-TEST_F(PrefixCachingOffTest, FindsAndKeepsNothing) {
+TEST_F(PrefixCachingOffTest, MatchesAndKeepsNothing) {
   StartAndPublish(kA, Count(40));
   EXPECT_EQ(MatchedTokens(Count(40)), 0u);
   FreeKeepingTail(kA, Count(40));
@@ -617,7 +620,7 @@ class WeakKeyTest : public CacheManagerTest {
   WeakKeyTest() : CacheManagerTest(Options()) {}
 };
 
-TEST_F(WeakKeyTest, SecondPrefixWithAnOccupiedKeyStaysUnpublishedWithAllThatFollows) {
+TEST_F(WeakKeyTest, PrefixWithACollidingKeyIsNotPublished) {
   const Tokens first = Count(kP);
   Tokens second = Count(3 * kP, 1000);
   const auto key_of = [&](const Tokens& tokens) { return KeysOf(options_, kRoot, tokens)[0]; };
@@ -627,7 +630,7 @@ TEST_F(WeakKeyTest, SecondPrefixWithAnOccupiedKeyStaysUnpublishedWithAllThatFoll
   EXPECT_EQ(match.num_tokens, 0u);
   EXPECT_TRUE(match.collision);
   StartAndPublish(kB, second);
-  EXPECT_EQ(cache_->stats().collisions, 2u);  // admission and publishing
+  EXPECT_EQ(cache_->stats().collisions, 2u);  // at admission and at publishing
   EXPECT_EQ(MatchedTokens(second), 0u);
   cache_->Free(kB);
   EXPECT_EQ(cache_->stats().cached_pages, 0u);

@@ -22,7 +22,7 @@ std::vector<Json> ReadCases(const std::string& file) {
     EXPECT_FALSE(json.is_discarded()) << path << ": line " << cases.size() + 1 << " is not JSON";
     cases.push_back(std::move(json));
   }
-  EXPECT_FALSE(cases.empty()) << path << " holds no case";
+  EXPECT_FALSE(cases.empty()) << path << " has no case";
   return cases;
 }
 

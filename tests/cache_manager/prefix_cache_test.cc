@@ -16,7 +16,7 @@ using ::testing::HasSubstr;
 constexpr Hash128 kRoot{100, 200};
 const HashKey kKey{{5, 6, 7, 8}};
 
-// A pool of 15 pages of 4 tokens under a prefix cache.
+// The prefix cache uses a pool of 15 pages of 4 tokens.
 class PrefixCacheTest : public ::testing::Test {
  protected:
   explicit PrefixCacheTest(PageHashFunction page_hash = &HashPage)
@@ -35,7 +35,8 @@ class PrefixCacheTest : public ::testing::Test {
   PageKey KeyAfter(const Hash128& parent, const Tokens& tokens) const {
     return page_hash_(kKey, parent, tokens);
   }
-  // Publishes one page of tokens under the root or a node, with one request reference.
+  // Publishes one page of tokens as a child of the root or of a node. The page has one request
+  // reference.
   NodeId Add(NodeId parent, const Hash128& parent_key, const Tokens& tokens) {
     return cache_.AddChild(parent, KeyAfter(parent_key, tokens), tokens, Pages(Take()));
   }
@@ -73,7 +74,7 @@ TEST_F(PrefixCacheTest, FindsOnlyExactTokensUnderTheirParent) {
   EXPECT_TRUE(cache_.FindChild(kNoNode, first_key, a).collision);
 }
 
-TEST_F(PrefixCacheTest, LongestBeginningWinsAndTiesGoToTheMostRecent) {
+TEST_F(PrefixCacheTest, LongestMatchWinsAndTiesGoToTheMostRecentChild) {
   const NodeId root = cache_.AddRoot(kRoot);
   const NodeId old = Add(root, kRoot, {1, 2, 9, 9});
   const NodeId recent = Add(root, kRoot, {1, 2, 8, 8});
@@ -97,17 +98,18 @@ TEST_F(PrefixCacheTest, ComparesOnlyTheEightMostRecentChildren) {
   EXPECT_EQ(cache_.FindPartialMatch(root, Tokens{50}).num_tokens, 0u);
   cache_.Touch(oldest);
   EXPECT_EQ(cache_.FindPartialMatch(root, Tokens{50}).node, oldest);
-  EXPECT_EQ(cache_.FindPartialMatch(root, Tokens{0}).num_tokens, 0u);  // pushed out in turn
+  EXPECT_EQ(cache_.FindPartialMatch(root, Tokens{0}).num_tokens,
+            0u);  // evicted from the list in turn
 }
 
-TEST_F(PrefixCacheTest, PartialChildrenAreNotFoundAsPages) {
+TEST_F(PrefixCacheTest, PartialChildrenAreNotIndexed) {
   const NodeId root = cache_.AddRoot(kRoot);
   cache_.AddPartialChild(root, Tokens{1, 2, 3}, Pages(Take()));
   EXPECT_TRUE(PrefixCachePeer::index(cache_).empty());
   EXPECT_EQ(cache_.num_nodes(), 1u);
 }
 
-TEST_F(PrefixCacheTest, DropSubtreeTakesAllBelowAndLeavesTheRest) {
+TEST_F(PrefixCacheTest, DropSubtreeDropsOnlyTheSubtree) {
   const PageKey first_key = KeyAfter(kRoot, Count(4));
   const NodeId first = AddFirst(Count(4));
   const NodeId left = Add(first, first_key, Count(4, 10));
@@ -145,15 +147,16 @@ TEST_F(PrefixCacheTest, DropsALongPathWithoutRecursion) {
   EXPECT_EQ(cache.num_nodes(), 0u);
 }
 
-TEST_F(PrefixCacheTest, EvictionIsLeafFirstWhateverTheOrderOfRelease) {
-  // first - second - third, released head first: each must still come after what continues it.
+TEST_F(PrefixCacheTest, EvictsLeavesFirstForAnyOrderOfRelease) {
+  // The path is first - second - third. Pages are released from first to third, but each must be
+  // evicted after its children.
   const PageKey first_key = KeyAfter(kRoot, Count(4));
   const PageKey second_key = KeyAfter(first_key, Count(4, 4));
   const NodeId first = AddFirst(Count(4));
   const NodeId second = Add(first, first_key, Count(4, 4));
   const NodeId third = Add(second, second_key, Count(4, 8));
   const std::vector<BlockId> pages = {PageOf(first), PageOf(second), PageOf(third)};
-  // In-transit pages may outlive the references to their parents.
+  // In-transit pages may remain after the references to their parents are dropped.
   for (const BlockId page : pages) pool_.AddHold(page);
   for (const BlockId page : pages) pool_.DropRequest(page);
   cache_.DropHold(pages[0]);
@@ -163,7 +166,7 @@ TEST_F(PrefixCacheTest, EvictionIsLeafFirstWhateverTheOrderOfRelease) {
   EXPECT_THAT(pool_.EvictionOrder(), ElementsAre(pages[2], pages[1], pages[0]));
 }
 
-TEST_F(PrefixCacheTest, TakingACachedPageEndsItsNode) {
+TEST_F(PrefixCacheTest, AllocatingACachedPageDropsItsNode) {
   const NodeId first = AddFirst(Count(4));
   const BlockId page = PageOf(first);
   Drop(first);
@@ -179,7 +182,7 @@ class WeakHashTest : public PrefixCacheTest {
   WeakHashTest() : PrefixCacheTest(&WeakPageHash) {}
 };
 
-TEST_F(WeakHashTest, CollidingTokensAreAMiss) {
+TEST_F(WeakHashTest, CollidingKeysDoNotMatch) {
   AddFirst(Count(4));
   const PageKey key = KeyAfter(kRoot, Count(4));
   Tokens other = Count(4, 1);
@@ -191,7 +194,8 @@ TEST_F(WeakHashTest, CollidingTokensAreAMiss) {
 
 class PrefixCacheIntegrityTest : public ::testing::Test {
  protected:
-  // first - second, first - tail (partial); second and tail are cached, first is referenced.
+  // The tree has the paths first - second and first - tail, where tail is partial. The pages of
+  // second and tail are cached, and first is referenced.
   struct Setup {
     BlockPool pool{8};
     PrefixCache cache{{.page_size = 4, .hash_key = kKey, .page_hash = &HashPage}, &pool};
@@ -268,12 +272,12 @@ TEST_F(PrefixCacheIntegrityTest, ReportsBrokenIndexAndTree) {
 }
 
 TEST_F(PrefixCacheIntegrityTest, ReportsAWrongEvictionOrder) {
-  // The parent becomes the coldest page although second and tail continue it.
+  // The parent becomes the coldest page although second and tail are its children.
   EXPECT_THAT(Broken([](Setup& s) {
                 s.pool.DropRequest(s.cache.pages(s.first)[0], s.pool.EvictionOrder().front());
               }),
               HasSubstr("would be evicted before page"));
-  // The parent is let go while a row still refers to its child.
+  // The parent is released while a row still references its child.
   EXPECT_THAT(Broken([](Setup& s) {
                 s.pool.AddRequest(s.cache.pages(s.second)[0]);
                 s.pool.DropRequest(s.cache.pages(s.first)[0]);
@@ -302,9 +306,9 @@ TEST(PrefixCacheDeathTest, BrokenContracts) {
   EXPECT_DEATH(cache.parent(NodeId{5}), "check failed");
 }
 
-// Every page with a root of its own, which is the most that a tree can have, twice over, so that
-// the tables hold erased entries too.
-TEST(PrefixCacheBytesTest, AreWhatAFullPoolHolds) {
+// Every page has its own root, which is the maximum number of nodes of a tree. The loop fills the
+// pool twice, so that the tables contain erased entries as well.
+TEST(PrefixCacheBytesTest, BoundTheMemoryOfAFullPool) {
   const Tokens tokens = Count(64);
   for (const std::uint32_t num_blocks : {2u, 5u, 6u, 8u, 9u, 15u, 16u, 113u, 1000u, 4097u}) {
     for (const std::uint32_t num_groups : {1u, 3u}) {
@@ -326,8 +330,8 @@ TEST(PrefixCacheBytesTest, AreWhatAFullPoolHolds) {
         const auto held = static_cast<std::int64_t>(BytesAllocated() - before);
         const std::int64_t bound = PrefixCache::BytesFor(options, num_blocks);
         EXPECT_LE(held, bound) << num_blocks << ", " << num_groups << ", " << max_empty_nodes;
-        // Beside tables of a few entries, and what they grow by, nothing is counted that is not
-        // there.
+        // The bound counts nothing that is not allocated, except for tables of a few entries and
+        // their growth.
         EXPECT_LE(bound, held + 2048) << num_blocks << ", " << num_groups;
         if (num_blocks > 8) {
           EXPECT_EQ(BytesAllocated(), made) << num_blocks << ", " << num_groups;

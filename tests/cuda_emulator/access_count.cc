@@ -38,7 +38,7 @@ using WarpPlaces = std::unordered_map<const void*, Place>;
 WarpPlaces places[kMaxResidentBlocks][kMaxWarps];
 AccessCounts* counts = nullptr;
 
-// By kernel. Written at the end of the process, before its destructor runs.
+// Counts by kernel. They are written at the end of the process, so the map is never destroyed.
 std::map<std::string, AccessCounts>& AllCounts() {
   static auto& all = *new std::map<std::string, AccessCounts>();
   return all;

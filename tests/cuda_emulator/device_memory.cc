@@ -35,7 +35,8 @@ struct Allocation {
   std::uint64_t page_bytes;  // usable pages; a guard page follows them
 };
 
-// By address of the first byte. Never destroyed, since buffers of static objects may outlive it.
+// Allocations by the address of their first byte. The map is never destroyed, since buffers of
+// static objects may outlive it.
 std::map<std::uintptr_t, Allocation>& Allocations() {
   static auto& allocations = *new std::map<std::uintptr_t, Allocation>();
   return allocations;

@@ -1,6 +1,7 @@
 #pragma once
 
-// What a launch becomes: an operation on a stream, or a node of the graph that the stream captures.
+// Enqueues a kernel launch as an operation on a stream, or as a node of the graph that the stream
+// captures.
 
 #include <driver_types.h>
 
@@ -8,12 +9,12 @@
 
 namespace quire::cuda_emulator {
 
-// Checks the shape as the runtime does and enqueues.
+// Checks the shape as the CUDA runtime does and enqueues the kernel.
 cudaError_t EnqueueKernel(cudaStream_t stream, KernelLaunch launch);
 
-// How many blocks of so many threads and bytes of dynamic shared memory a multiprocessor has room
-// for, at least one; registers are not known here. cudaErrorInvalidValue for more than a block may
-// have.
+// Sets *blocks to the number of resident blocks per multiprocessor, at least one, for this number
+// of threads and bytes of dynamic shared memory. Registers are not considered. Returns
+// cudaErrorInvalidValue if a block cannot be that large.
 cudaError_t MaxBlocksPerSm(std::uint32_t threads, std::uint32_t shared_bytes,
                            std::uint32_t* blocks);
 

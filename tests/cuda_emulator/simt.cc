@@ -24,7 +24,7 @@ namespace {
 constexpr std::uint32_t kNoDetail = ~0u;
 constexpr char kBlockBarrier[] = "SyncBlock";
 constexpr char kClusterBarrier[] = "the cluster";
-// Where a block's warps yield, another block is chosen with probability 1 / kStayInBlock.
+// When a warp yields, the scheduler chooses another block with probability 1 / kStayInBlock.
 constexpr std::uint32_t kStayInBlock = 8;
 
 struct Warp {

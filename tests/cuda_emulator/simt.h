@@ -1,14 +1,14 @@
 #pragma once
 
-// The machine that runs emulated kernels: one to four blocks at a time, every thread of them a
-// fiber. A fiber runs until it meets others (a warp collective, a barrier) and has to wait for
-// them; who goes on then, of which block, is drawn from the seed.
+// Scheduler of emulated kernels. One to four blocks run at a time, and each of their threads is a
+// fiber. A fiber runs until it has to wait for other threads (a warp collective, a barrier). The
+// seed determines which fiber of which block runs next.
 //
-// Place:   below the host emulation of kernels/cuda/*.cuh in include/, the interpreter of their PTX
-//          (ptx/), and the emulated runtime; nothing else calls it.
-// Threads: one kernel at a time in the process; the runtime holds its lock while it runs.
-// Errors:  what no kernel may do ends the process with a message that names the kernel, the block
-//          and the thread.
+// Place:   used by the host emulation of kernels/cuda/*.cuh in include/, by the PTX interpreter
+//          (ptx/) and by the emulated runtime only.
+// Threads: one kernel at a time in the process; the runtime holds its lock while the kernel runs.
+// Errors:  an action that is illegal in a kernel aborts the process with a message that names the
+//          kernel, the block and the thread.
 
 #include <cstddef>
 #include <cstdint>
@@ -38,52 +38,52 @@ struct KernelLaunch {
   std::uint32_t cluster_x = 1;  // blocks of a cluster, which start together
   std::uint32_t threads = 0;
   std::uint32_t shared_bytes = 0;
-  // It may start before the kernel in front of it has ended: some thread must wait for that one, or
-  // the kernel behind could overtake both.
+  // The kernel may start before the preceding kernel has ended. One of its threads must wait for
+  // that kernel; otherwise the next kernel could overtake both.
   bool programmatic = false;
   void (*body)(const void* arguments) = nullptr;  // one thread
   std::shared_ptr<const void> arguments;
   std::size_t argument_bytes = 0;
 };
 
-// A product of a warpgroup that was issued and not waited for (warpgroup.h).
+// A warpgroup product that was issued but not yet waited for (warpgroup.h).
 struct PendingProduct {
   std::uint32_t columns = 0;
-  DType type = DType::kInvalid;  // of A and B
+  DType type = DType::kInvalid;  // type of A and B
   bool transposed_b = false;
   bool a_in_registers = false;
   bool accumulate = false;
   std::uint64_t a = 0;
   std::uint64_t b = 0;
   std::uint32_t a_registers[4] = {};
-  const std::uint32_t* a_from = nullptr;  // where they are
+  const std::uint32_t* a_from = nullptr;  // the registers of A
   float* d = nullptr;
-  // Accumulators as they were before the first pending product on `d`; empty for the others.
+  // Values of the accumulators before the first pending product on `d`. Empty for later products.
   std::vector<float> before;
-  std::uint32_t group = 0;     // of the commit that closed it; 0 while open
-  const void* code = nullptr;  // that issued it
+  std::uint32_t group = 0;     // the commit that closed it; 0 while open
+  const void* code = nullptr;  // code that issued it
 };
 
-// A cp.async that was issued and whose bytes have not landed.
+// A cp.async that was issued and whose bytes have not arrived.
 struct PendingCopy {
   std::uint32_t to = 0;  // shared address
   const void* from = nullptr;
   std::uint32_t bytes = 0;
   bool valid = true;
   std::uint32_t group = 0;     // 0 while open
-  const void* code = nullptr;  // that issued it
+  const void* code = nullptr;  // code that issued it
 };
 
 struct Thread {
-  void* context = nullptr;  // where its fiber stands
+  void* context = nullptr;  // state of its suspended fiber
   std::uint32_t index = 0;
   std::uint32_t lane = 0;
   std::uint32_t warp = 0;
   std::uint32_t slot = 0;  // of its block, below kMaxResidentBlocks
-  // What it waits for, for messages; null while it can run.
+  // The name of what the thread waits for, for messages. Null while the thread can run.
   const char* waits_for = nullptr;
   std::uint32_t waits_detail = 0;
-  // The collective it has joined.
+  // The collective that the thread has joined.
   const void* collective = nullptr;
   std::uint64_t collective_argument = 0;
   std::uint32_t collective_mask = 0;
@@ -94,44 +94,46 @@ struct Thread {
   std::vector<PendingProduct> products;
   std::uint32_t product_groups = 0;
   bool product_fence = false;
-  // Of its cluster's barrier: whether it has arrived and not waited, and in which phase.
+  // Cluster barrier: true after the thread has arrived and before it waits. The phase is that of
+  // the arrival.
   bool at_cluster_barrier = false;
   std::uint32_t cluster_phase = 0;
-  // In WgmmaWait, for this many products.
+  // True while the thread is in WgmmaWait for `products_done` products.
   bool products_waited = false;
   std::size_t products_done = 0;
 
-  // Of a launch that is checked (access_check.h): the number of its block, and its time.
+  // The number of the thread's block and its vector clock, in launches with access checks
+  // (access_check.h).
   std::uint32_t block = 0;
   ThreadClock clock;
 };
 
-// The thread that runs now; null outside kernels.
+// The running thread. Null outside kernels.
 extern constinit thread_local Thread* current_thread;
 
-// Whether the calling code is that of a kernel, not what the host does in the same files.
+// True if the calling code is kernel code, not host code in the same file.
 inline bool InThread() {
   return current_thread != nullptr;
 }
 
-// How a launch runs.
+// Options of one launch.
 struct RunOptions {
   std::uint64_t seed = 0;
   bool check = false;  // access_check.h
-  // The launch before was checked too, and this one may overlap it.
+  // The preceding launch was checked too, and this one may overlap it.
   bool follows = false;
 };
 
-// Runs every block of the launch. REQUIRES: the shape was checked by the runtime.
+// Runs every block of the launch. REQUIRES: the runtime has checked the shape.
 void RunKernel(const KernelLaunch& launch, const RunOptions& options);
 
-// Whether a kernel runs now, and where: for messages.
+// True while a kernel runs. Where() describes the running thread for messages.
 bool InKernel();
 std::string Where();
-// "<where>: <message>, at <line of the kernel>" to standard error, and abort().
+// Writes "<where>: <message>, at <line of the kernel>" to standard error and calls abort().
 [[noreturn]] void Fatal(const std::string& message);
 
-// The launch and the block that run now.
+// The running launch and block.
 const KernelLaunch& CurrentLaunch();
 std::uint32_t CurrentBlockX();
 std::uint32_t CurrentBlockY();
@@ -139,33 +141,35 @@ std::uint32_t CurrentSlot();
 std::uint32_t CurrentBlockNumber();
 std::uint32_t CurrentClusterNumber();  // the number of its first block
 Random& BlockRandom();
-// Whether the bytes are arguments of the launch that runs now.
+// True if the bytes belong to the arguments of the running launch.
 bool IsArgument(const void* p, std::size_t bytes);
 
-// Computes the result of a collective for all lanes at once: operands[lane] is what the lane
-// passed, null for lanes outside `mask` and for lanes that have ended.
+// Computes the result of a collective for all lanes at once. operands[lane] is the operand of the
+// lane, or null for lanes outside `mask` and lanes that have ended.
 using CollectiveFunction = void (*)(void* const* operands, std::uint32_t mask,
                                     std::uint64_t argument);
-// All lanes of `mask` that have not ended call this with the same function, argument and mask; the
-// last one computes. `all_live`: lanes that have ended are an error, as for the .aligned
-// instructions.
+// All lanes of `mask` that have not ended call this with the same function, argument and mask. The
+// last lane computes the result. If `all_live`, lanes that have ended are an error, as for the
+// .aligned instructions.
 void WarpCollective(const char* name, CollectiveFunction function, std::uint64_t argument,
                     std::uint32_t mask, void* operand, bool all_live);
 
-// What the lanes of `mask` of the running warp did before is seen by all of them afterwards.
+// Makes all earlier actions of the lanes of `mask` of the running warp visible to all of these
+// lanes.
 void MeetLanes(std::uint32_t mask);
 
-// All threads of the block that have not ended.
+// Synchronizes all threads of the block that have not ended.
 void SyncBlock();
-// Named barriers 1 .. 15.
+// Named barriers have ids 1 to 15.
 void NamedBarrier(std::uint32_t id, std::uint32_t threads, bool wait);
 
-// All threads of the cluster.
+// Cluster barrier of all threads of the cluster.
 void ArriveCluster();
 void WaitCluster();
 
-// While it lives, what asks for the block that runs finds the one of this rank in its cluster; the
-// calling thread stays who it is, and does not wait. Ends the process when that block has ended.
+// While it exists, functions that access the running block use the block of this rank in its
+// cluster. The calling thread does not change, and it must not wait. The constructor aborts the
+// process if that block has ended.
 class InBlock {
  public:
   explicit InBlock(std::uint32_t rank);
@@ -177,34 +181,36 @@ class InBlock {
   std::uint32_t from_;  // the slot
 };
 
-// The calling thread, of another block, has arrived at a barrier of the one that runs: some thread
-// of that must have seen it before the block ends.
+// Records that the calling thread, of another block, has arrived at a barrier of the running block.
+// A thread of the running block must observe the arrival before the block ends.
 void NoteArrivalFromOutside();
 
-// Lets the calling thread wait until Wake: `what` and `detail` are for the message of a deadlock.
+// Suspends the calling thread until Wake. `what` and `detail` appear in the message of a deadlock.
 void Wait(const char* what, std::uint32_t detail);
 void Wake(Thread* thread);
 std::vector<Thread>& Threads();
 std::uint32_t NumThreads();
 
-// The calling thread waits for the kernel in front, which has always ended here.
+// Waits for the preceding kernel, which in the emulator has always ended.
 void WaitForKernelInFront();
-// The calling thread's writes before are seen by those who see what it does to an atomic later.
+// Makes the calling thread's earlier writes visible to threads that see its later atomic
+// operations.
 void FenceDevice();
-// Ordinary writes that the calling thread sees are seen by bulk copies and wgmma.
+// Makes ordinary writes that the calling thread sees visible to bulk copies and wgmma.
 void FenceAsyncProxy();
 
-// An mbarrier's part in the order of accesses, of the block that runs now.
+// The clock of an mbarrier of the running block, for the order of accesses.
 struct MbarrierClock {
-  std::uint32_t member = 0;  // that counts for its bulk copies
-  std::uint32_t copies = 0;  // landed so far
-  Meeting arrived;           // in this phase
-  SeenRef complete[2];       // the last phases, by their parity
+  std::uint32_t member = 0;  // clock member of its bulk copies
+  std::uint32_t copies = 0;  // completed so far
+  Meeting arrived;           // arrivals of the current phase
+  SeenRef complete[2];       // at the end of the last phases, by parity
 };
 MbarrierClock& MbarrierClockAt(std::uint32_t address);
 
-// Work that the hardware does on its own, the bytes of bulk copies: at once, some time later or
-// when no thread can run, by chance; mostly as late as that. A block that ends before is an error.
+// Adds work that the hardware does asynchronously, such as the bytes of bulk copies. It runs at
+// once, some time later, or when no thread can run, which is the most likely case. A block that
+// ends before its work has run is an error.
 void AddLateWork(std::function<void()> work);
 
 // Collectives and switches since the start of the process.

@@ -16,7 +16,7 @@ namespace quire::cuda_emulator {
 
 struct Seen;
 using SeenRef = boost::intrusive_ptr<const Seen>;
-// By number of the block, ascending.
+// Entries are in ascending order of block number.
 using OtherBlocks = std::vector<std::pair<std::uint32_t, SeenRef>>;
 
 // The time up to which the accesses of each member of a block are known. A member is a thread, by

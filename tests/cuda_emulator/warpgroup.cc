@@ -91,7 +91,7 @@ std::uint32_t FirstThread() {
   return first;
 }
 
-// a[m * depth + k].
+// Stores A as a[m * depth + k].
 void GatherA(const PendingProduct* const* products, float* a) {
   const PendingProduct& first = *products[0];
   const std::uint32_t depth = DepthOf(first.type);
@@ -130,7 +130,7 @@ struct CheckedOperand {
   std::uint32_t rows;  // along M or N
 };
 
-// Chunks of 16 bytes.
+// Checks the operand in chunks of 16 bytes.
 void CheckOperand(const Thread& thread, const CheckedOperand& operand, const void* code) {
   const Descriptor d = Decode(operand.descriptor);
   const std::uint32_t size = SizeOf(operand.type);

@@ -1,6 +1,6 @@
-"""Attacks on a listener by one connection, and what they are made of; without gRPC, so that any process can run them.
+"""Attacks on a listener through one connection, and their components. They do not use gRPC, so any process can run them.
 
-Tests say what the daemon answers; tests/chaos runs each in a process of its own beside a neighbour.
+Tests check the daemon's response. tests/chaos runs each attack in a separate process next to a well-behaved client.
 """
 
 import gzip
@@ -17,12 +17,12 @@ MIB = 1 << 20
 
 
 def literal(name, value):
-    """A header that no table remembers (RFC 7541, 6.2.2)."""
+    """Encodes a header field without adding it to the dynamic table (RFC 7541, 6.2.2)."""
     return b"\x00" + _string(name) + _string(value)
 
 
 def _string(text):
-    """RFC 7541, 5.2 and 5.1."""
+    """Encodes a string (RFC 7541, 5.2 and 5.1)."""
     if len(text) < 127:
         return bytes([len(text)]) + text
     rest, size = len(text) - 127, b"\x7f"
@@ -47,7 +47,7 @@ def connect(address, timeout=10, source=None):
 
 
 def send_quietly(connection, data):
-    """False once the server has closed."""
+    """Sends data. Returns False once the server has closed the connection."""
     try:
         connection.sendall(data)
         return True
@@ -56,7 +56,7 @@ def send_quietly(connection, data):
 
 
 def is_closed(connection, timeout):
-    """Whether the server closes the connection in time; what it says before is read."""
+    """Returns whether the server closes the connection before the timeout. Reads and discards its data until then."""
     deadline = time.monotonic() + timeout
     while (left := deadline - time.monotonic()) > 0:
         connection.settimeout(left)
@@ -71,44 +71,44 @@ def is_closed(connection, timeout):
 
 
 def reset(connection):
-    """Closes with RST, as a machine that has crashed or a firewall does."""
+    """Closes the connection with RST, like a crashed machine or a firewall."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()
 
 
 def begin(address, **options):
-    """A connection of a client that never acknowledges the server's settings."""
+    """Opens a connection as a client that never acknowledges the server's settings."""
     connection = connect(address, **options)
     send_quietly(connection, PREFACE + frame(SETTINGS))
     return connection
 
 
 def message(size, sent):
-    """A message of gRPC of which `sent` bytes are there."""
+    """Returns a gRPC message of which only `sent` bytes are present."""
     return b"\x00" + struct.pack(">I", size) + b"x" * sent
 
 
 def whole_call(stream, headers, request):
-    """The frames of a call with one message."""
+    """Returns the frames of a call with one message."""
     payload = b"\x00" + struct.pack(">I", len(request)) + request
     return frame(HEADERS, END_HEADERS, stream, headers) + frame(DATA, END_STREAM, stream, payload)
 
 
 def send_streams(connection, block=GRPC_HEADERS, count=2000):
-    """Calls that are opened and left so, until the server closes."""
+    """Opens calls and leaves them open until the server closes the connection."""
     for stream in range(1, 2 * count + 1, 2):
         if not send_quietly(connection, frame(HEADERS, END_HEADERS, stream, block)):
             return
 
 
 def send_large_headers(connection):
-    """6 KB of headers for each of many calls."""
+    """Sends 6 KB of headers for each of many calls."""
     send_streams(connection, GRPC_HEADERS + b"".join(literal(b"x-%d" % i, b"y" * 100) for i in range(60)))
 
 
 def send_references(connection):
-    """One entry of 4000 bytes in the table of HPACK, and thousands of single bytes that name it."""
-    # RFC 7541, 6.2.1: a new name; 6.1: the newest entry of the dynamic table is number 62.
+    """Adds an entry of 4000 bytes to the HPACK table and sends thousands of one-byte references to it."""
+    # RFC 7541, 6.2.1 defines a field with a new name. By 6.1 the newest entry of the dynamic table has index 62.
     entry = b"\x40" + _string(b"x") + _string(b"y" * 4000)
     if not send_quietly(connection, frame(HEADERS, END_HEADERS, 1, GRPC_HEADERS + entry)):
         return
@@ -119,7 +119,7 @@ def send_references(connection):
 
 
 def send_endless_headers(connection):
-    """A block of headers that goes on and on."""
+    """Sends a header block without an end."""
     send_quietly(connection, frame(HEADERS, 0, 1, GRPC_HEADERS))
     for _ in range(1000):
         if not send_quietly(connection, frame(CONTINUATION, 0, 1, literal(b"x", b"y" * 100) * 100)):
@@ -127,7 +127,7 @@ def send_endless_headers(connection):
 
 
 def send_resets(connection, count=10000):
-    """Calls that are opened and reset in a row."""
+    """Opens calls and resets each immediately."""
     for stream in range(1, 2 * count + 1, 2):
         cancel = frame(RST_STREAM, 0, stream, b"\x00\x00\x00\x08")
         if not send_quietly(connection, frame(HEADERS, END_HEADERS, stream, GRPC_HEADERS) + cancel):
@@ -135,7 +135,7 @@ def send_resets(connection, count=10000):
 
 
 def begin_messages(client, num_streams, size):
-    """Sends messages of 16 MiB but for their last bytes, on streams side by side; ends when the server does."""
+    """Sends messages of 16 MiB without their last bytes on parallel streams, until the server closes the connection."""
     def send(stream):
         client.send_data(stream, message(16 * MIB - 1024, size))
 
@@ -148,7 +148,7 @@ def begin_messages(client, num_streams, size):
 
 
 def compressed_call():
-    """(headers, message) of 64 MiB that gzip made small."""
+    """Returns (headers, message) of a call with 64 MiB that gzip has compressed."""
     bomb = gzip.compress(bytes(64 * MIB))
     return GRPC_HEADERS + literal(b"grpc-encoding", b"gzip"), b"\x01" + struct.pack(">I", len(bomb)) + bomb
 
@@ -159,5 +159,5 @@ def http_post(path, body, headers=""):
     return head.encode() + b"Content-Length: %d\r\n\r\n" % len(data) + data
 
 
-# A body of chunks that does not come.
+# The chunked body of this request is never sent.
 CHUNKED_HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"

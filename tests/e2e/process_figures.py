@@ -1,4 +1,4 @@
-"""What a process takes of the machine, looked at from outside."""
+"""Measures the resources that a process uses, from outside the process."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ MIB = 1 << 20
 
 
 def process_status(pid):
-    """The fields of /proc/PID/status, as text."""
+    """Returns the fields of /proc/PID/status as text."""
     lines = pathlib.Path(f"/proc/{pid}/status").read_text().splitlines()
     return {name: value.strip() for name, value in (line.split(":", 1) for line in lines)}
 
@@ -20,17 +20,17 @@ def resident_bytes(pid):
 
 
 def processor_seconds(pid):
-    """Of all threads, those that have ended too."""
+    """Returns the CPU time of all threads, including those that have ended."""
     with open(f"/proc/{pid}/stat", encoding="ascii") as stat:
         fields = stat.read().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def threads_named(pid, name):
-    """Ids of its threads of this name (docs/architecture.md, section 5)."""
+    """Returns the ids of the process's threads with this name (docs/architecture.md, section 5)."""
     found = []
     for task in pathlib.Path(f"/proc/{pid}/task").glob("*"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # one may end meanwhile
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread may end meanwhile
             if (task / "comm").read_text().strip() == name:
                 found.append(int(task.name))
     return found
@@ -38,7 +38,7 @@ def threads_named(pid, name):
 
 @contextlib.contextmanager
 def peak_memory(pid):
-    """`bytes` of what it gives is the most that was seen meanwhile."""
+    """Yields an object whose field `bytes` is the maximum resident size so far."""
     peak, stop = types.SimpleNamespace(bytes=resident_bytes(pid)), threading.Event()
 
     def watch():

@@ -1,4 +1,4 @@
-"""Malformed and hostile traffic: nothing crashes, a neighbour's stream is not disturbed, later calls are served."""
+"""Malformed and hostile traffic causes no crash, does not disturb a neighbour's stream, and later calls are served."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from waiting import pace, wait_until
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory):
-    """With every kind of listener."""
+    """A daemon with every kind of listener."""
     settings = ["openai.enabled=true", "openai.listen=127.0.0.1:0"]
     with Daemon(tmp_path_factory.mktemp("attacked"), settings=settings) as running:
         running.wait_serving()
@@ -39,7 +39,7 @@ def neighbour(api, daemon):
 
 
 def mutations(random_, seeds, count):
-    """Random bytes, and messages with some bytes changed, lost or repeated."""
+    """Yields random bytes, and messages with some bytes changed, removed or repeated."""
     for _ in range(count):
         if random_.random() < 0.3:
             yield random_.randbytes(random_.randrange(200))
@@ -75,7 +75,7 @@ def seeds_of(api):
 
 
 def test_ten_thousand_malformed_requests(api, daemon, neighbour):
-    """Damaged messages to every method, connections of damaged HTTP/2 and HTTP/1.1, damaged JSON."""
+    """Sends damaged messages to every method, damaged HTTP/2 and HTTP/1.1, and damaged JSON."""
     random_ = random.Random(20261122)
     fuzz_messages(api, daemon, random_, 5000)
     fuzz_frames(daemon, random_, 2000)
@@ -88,7 +88,7 @@ def fuzz_messages(api, daemon, random_, count):
         (daemon.grpc_address, api.GenerateRequest.DESCRIPTOR.file.services_by_name["GenerationService"]),
         (daemon.admin, api.DrainRequest.DESCRIPTOR.file.services_by_name["AdminService"]),
     ]
-    # These would end what the test needs, as they should.
+    # The excluded methods would correctly end what the test needs.
     harmless = [
         (address, f"/{service.full_name}/{method.name}")
         for address, service in services
@@ -183,7 +183,7 @@ def fuzz_json(daemon, random_, count):
             assert int(answer.split(b" ", 2)[1]) not in (500, 502), (body, answer)
 
 
-def test_messages_over_the_limit_are_refused(api, daemon, neighbour):
+def test_messages_over_the_limit_are_rejected(api, daemon, neighbour):
     with daemon.channel() as channel:
         request = request_of(api)
         request.text = "a" * (17 << 20)
@@ -194,12 +194,12 @@ def test_messages_over_the_limit_are_refused(api, daemon, neighbour):
         assert error.code() == grpc.StatusCode.UNIMPLEMENTED, error
 
 
-def test_floods_of_metadata_are_refused(api, daemon, neighbour):
+def test_floods_of_metadata_are_rejected(api, daemon, neighbour):
     with daemon.channel() as channel:
         flood = [(f"x-{i}", "y" * 1000) for i in range(40)]
         error = failure(lambda: generate(api, channel, flood))
         assert error.code() in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE), error
-    # Its connection may be about to close, and a call that the client begins on it then fails.
+    # A call on the old connection could fail, since it may be closing.
     with daemon.channel() as channel:
         assert generate(api, channel)
 
@@ -229,12 +229,12 @@ def test_streams_of_one_connection_are_bounded(api, tmp_path):
                 return not any(reader.is_alive() for reader in readers)
 
             wait_until(have_ended, "all streams have ended", 120)
-            # One that has ended is counted for a moment while the next has begun; without the limit there are 12.
+            # A stream that has ended is still counted briefly after the next one starts. Without the limit there are 12.
             assert 1 <= max(seen) < 8
             assert len(lengths) == 12 and min(lengths) > 2  # the others waited, none was lost
 
 
-def test_connections_that_say_nothing_are_closed(api, daemon, neighbour):
+def test_silent_connections_are_closed(api, daemon, neighbour):
     silent = [connect(daemon.grpc_address) for _ in range(100)]
     half = [connect(daemon.grpc_address) for _ in range(100)]
     for connection in half:
@@ -250,12 +250,12 @@ def test_connections_that_say_nothing_are_closed(api, daemon, neighbour):
             connection.close()
 
 
-def test_resets_and_pings_in_a_row_disturb_nobody(api, daemon, neighbour):
+def test_floods_of_resets_and_pings_do_not_disturb_others(api, daemon, neighbour):
     with connect(daemon.grpc_address) as connection:
         assert send_quietly(connection, PREFACE + frame(SETTINGS))
         send_resets(connection, 5000)
         send_quietly(connection, b"no frame" * 5000)
-        assert is_closed(connection, 30), "all before it was read"
+        assert is_closed(connection, 30), "all earlier frames were read"
     with connect(daemon.grpc_address) as connection:
         connection.sendall(PREFACE + frame(SETTINGS))
         for _ in range(1000):
@@ -280,8 +280,8 @@ def sockets_of(daemon):
 
 
 @pytest.mark.parametrize("which", ["http", "openai"])
-def test_silent_connections_above_the_limit_keep_nobody_out(daemon, neighbour, which):
-    """More than the 256 that may be open, and the 64 that are told so: new ones are served, the silent ones end."""
+def test_silent_connections_above_the_limit_do_not_block_others(daemon, neighbour, which):
+    """Opens more than the 256 allowed and the 64 that get an error. New connections are served, silent ones are closed."""
     address = daemon.http_address if which == "http" else daemon.openai_address
     path = "/livez" if which == "http" else "/health"
     before = sockets_of(daemon)
@@ -294,11 +294,11 @@ def test_silent_connections_above_the_limit_keep_nobody_out(daemon, neighbour, w
                 start = time.monotonic()
                 assert http_get(address, path)[0] == 200, i
                 assert time.monotonic() - start < 5
-        # Beside them the few of the neighbour and of this loop's own requests.
+        # The margin is for the neighbour's connections and for the requests of this loop.
         assert sockets_of(daemon) - before <= 256 + 64 + 8
-        # The oldest gave way at once, the others end with the time that a head may take.
+        # The oldest connection is evicted at once. The others are closed after the timeout of a request head.
         assert is_closed(silent[0], 5)
-        assert time.monotonic() - opened < 9, "too slow to tell the two apart"
+        assert time.monotonic() - opened < 9, "the test is too slow to distinguish the two"
         assert not is_closed(silent[-1], 0.5)
         deadline = time.monotonic() + 30
         assert all(is_closed(connection, deadline - time.monotonic()) for connection in silent)
@@ -311,8 +311,8 @@ def test_silent_connections_above_the_limit_keep_nobody_out(daemon, neighbour, w
 
 
 @pytest.mark.parametrize("which", ["http", "openai"])
-def test_bodies_that_do_not_come_keep_nobody_out(daemon, neighbour, which):
-    """As many heads of chunked bodies as there may be connections: probes at once, all else as soon as one is evicted."""
+def test_missing_bodies_do_not_block_other_connections(daemon, neighbour, which):
+    """Opens the maximum of connections with a chunked body. Probes are served at once, others after an eviction."""
     address = daemon.http_address if which == "http" else daemon.openai_address
     probe, other = ("/livez", "/status.json") if which == "http" else ("/health", "/v1/models")
     held = []
@@ -332,7 +332,7 @@ def test_bodies_that_do_not_come_keep_nobody_out(daemon, neighbour, which):
             connection.close()
 
 
-def test_slow_headers_do_not_take_the_health_port(daemon, neighbour):
+def test_slow_headers_do_not_block_the_health_port(daemon, neighbour):
     slow = [connect(daemon.http_address) for _ in range(100)]
     try:
         for connection in slow:
@@ -351,7 +351,7 @@ def test_slow_headers_do_not_take_the_health_port(daemon, neighbour):
             connection.close()
 
 
-def test_a_flood_of_http_headers_is_refused(daemon, neighbour):
+def test_a_flood_of_http_headers_is_rejected(daemon, neighbour):
     with connect(daemon.http_address) as connection:
         send_quietly(connection, b"GET /livez HTTP/1.1\r\nHost: x\r\n")
         for i in range(4000):

@@ -1,4 +1,4 @@
-"""`quire bench` against a real quired and real HTTP servers, `quire make-model`, and scripts/bench_cpu."""
+"""Tests of `quire bench` with a real quired and real HTTP servers, of `quire make-model`, and of scripts/bench_cpu."""
 
 import contextlib
 import http.server
@@ -31,7 +31,7 @@ def bench(daemon, *arguments):
 
 
 class Peer(http.server.BaseHTTPRequestHandler):
-    """Answers like llama.cpp's server and like an OpenAI-compatible one, every token the letter a."""
+    """Responds like llama.cpp's server and like an OpenAI-compatible server. Every token is the letter a."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
@@ -47,7 +47,7 @@ class Peer(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def do_GET(self):
-        if self.path == "/metrics":  # a quired that counts tokens that no client got
+        if self.path == "/metrics":  # like a quired that counts tokens that no client received
             self.server.reads += 1
             self.answer(200, b"quire_requests_accepted_total 0\nquire_generation_tokens_total %d\n"
                         % (1000 * self.server.reads))
@@ -143,7 +143,7 @@ def test_open_loop_sends_on_time_and_cancels(daemon, arrival):
 
 
 @pytest.mark.skipif(not has_structured_output(), reason="a build without structured output")
-def test_answers_are_valid_by_a_schema_and_end_with_it(daemon, tmp_path):
+def test_outputs_satisfy_a_schema_and_end_with_it(daemon, tmp_path):
     schema = tmp_path / "colour.json"
     schema.write_text('{"enum": ["red", "blue"]}')
     arguments = ["--requests", 40, "--concurrency", 4, "--input-tokens", 16, "--output-tokens", 30, "--schema", schema]
@@ -159,9 +159,8 @@ def test_answers_are_valid_by_a_schema_and_end_with_it(daemon, tmp_path):
 
 
 def test_every_request_may_be_cancelled(daemon):
-    # Each is cancelled after at most 399 of its 400 tokens. The last few may be under way by then,
-    # so that it completes; that all ten cancels are drawn from the last tokens is out of the
-    # question, and the seed is fixed.
+    # Each request is cancelled after at most 399 of its 400 tokens. It completes if its last tokens are already in
+    # flight. With the fixed seed, not all ten cancels are among the last tokens.
     report = bench(daemon, "--requests", 10, "--concurrency", 5, "--input-tokens", 16, "--output-tokens", 400,
                    "--cancel-ratio", 1, "--seed", 1)
     assert report["completed"] + report["cancelled"] == 10 and report["failed"] == 0
@@ -169,7 +168,7 @@ def test_every_request_may_be_cancelled(daemon):
     assert report["total_output_tokens"] == 400 * report["completed"]
 
 
-def test_trace(daemon, tmp_path):
+def test_trace_files_are_replayed(daemon, tmp_path):
     azure = tmp_path / "azure.csv"
     azure.write_text(
         "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.5,48,10\n2023-11-16 18:17:05.5,11,3\n"
@@ -187,7 +186,7 @@ def test_trace(daemon, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["llamacpp", "openai"])
-def test_peer_gets_the_same_load_in_turn(daemon, kind):
+def test_rounds_alternate_between_server_and_peer(daemon, kind):
     with peer() as (server, url):
         report = bench(
             daemon, "--requests", 6, "--concurrency", 2, "--input-tokens", "uniform:20:60", "--output-tokens", 5,
@@ -203,7 +202,7 @@ def test_peer_gets_the_same_load_in_turn(daemon, kind):
     path = "/completion" if kind == "llamacpp" else "/v1/completions"
     assert {where for where, _ in server.requests} == {path}
     prompts = {tuple(request["prompt"]) for _, request in server.requests}
-    assert len(prompts) == 18  # a round meets no prompt of another
+    assert len(prompts) == 18  # rounds have different prompts
     assert all(20 <= len(prompt) <= 60 for prompt in prompts)
 
 
@@ -217,13 +216,13 @@ def test_a_failing_peer_is_reported(daemon, fault, text):
     assert "first failure (openai)" in out and text in out
 
 
-def test_peer_that_is_not_there(daemon):
+def test_unreachable_peers_and_bad_metrics_are_reported(daemon):
     arguments = ["--address", daemon.grpc_address, "bench", "--requests", 1]
     assert "Couldn't connect" in quire(*arguments, "--peer", "openai=http://127.0.0.1:1", code=3)
     quire(*arguments, "--peer", "x=http://127.0.0.1:1", code=2)
     quire(*arguments, "--input-tokens", "some", code=2)
     quire(*arguments, "--slo", "ttft", code=2)
-    with peer() as (_, url):  # no metrics of ours there
+    with peer() as (_, url):  # the peer has no metrics of quired
         assert "Couldn't connect" in quire(*arguments, "--metrics", "http://127.0.0.1:1/metrics", code=1)
         assert "not the metrics of quired" in quire(*arguments, "--metrics", f"{url}/v1/models", code=1)
         out = quire(*arguments, "--metrics", f"{url}/metrics", code=1)
@@ -245,13 +244,13 @@ def test_output_file_is_opened_before_the_load(daemon, tmp_path):
     "--prefix-share 0.5", "--prefix-count 2", "--schema-share 0.5", "--trace t --rate 5", "--trace t --input-tokens 5",
     "--trace t --output-tokens 5", "--trace t --prefix-tokens 5", "--rate 1e-11", "--rate 1e7",
 ])
-def test_options_without_effect_are_refused(options):
-    # Refused for itself and not for the trace, which is not there.
+def test_options_without_effect_are_rejected(options):
+    # The option is rejected, not the trace, which does not exist.
     assert "cannot read" not in quire("bench", *options.split(), code=2)
 
 
 def accepted(daemon):
-    """Requests so far."""
+    """Returns the number of accepted requests."""
     _, metrics = http_get(daemon.http_address, "/metrics")
     return float(re.search(rb"^quire_requests_accepted_total\S* (\S+)$", metrics, re.MULTILINE).group(1))
 
@@ -264,7 +263,7 @@ def test_an_interrupted_round_is_not_in_the_medians(daemon, compares, tmp_path):
                    "--output-tokens", "2", "--rounds", "1000", "--output-file", str(file)]
         before = accepted(daemon)
         process = subprocess.Popen(command + ["--peer", f"openai={url}"] * compares, stdout=subprocess.PIPE, text=True)
-        if compares:  # in the second round at least
+        if compares:  # at least in the second round
             wait_until(lambda: len(server.requests) >= 50, "requests of the second round", 60)
         else:
             wait_until(lambda: accepted(daemon) > before, "a request")
@@ -282,7 +281,7 @@ def test_an_interrupted_round_is_not_in_the_medians(daemon, compares, tmp_path):
 
 
 def greedy(folder, model):
-    """A model's answer; into how many messages the server merges it differs from run to run."""
+    """Returns a model's output, joined, since the number of messages differs from run to run."""
     with Daemon(folder, str(model), settings=["model.quantization=none"]) as daemon:
         daemon.wait_serving()
         lines = quire("--address", daemon.grpc_address, "--json", "generate", "abc", "--max-tokens", 12, "--temperature", 0)
@@ -304,7 +303,7 @@ def test_random_weights_are_the_same_in_both_formats(tmp_path):
     assert not (tmp_path / "y").exists()
 
 
-def test_accuracy_of_a_gguf_file(tmp_path):
+def test_accuracy_reads_a_gguf_file(tmp_path):
     gguf, text = tmp_path / "tiny.gguf", tmp_path / "text.txt"
     quire("make-model", "--shape", "tiny", "--out", tmp_path / "tiny", "--gguf", gguf)
     text.write_text("x\u20ac" * 40)
@@ -315,7 +314,7 @@ def test_accuracy_of_a_gguf_file(tmp_path):
 
     done = accuracy("--text", text)
     assert done.returncode == 0 and "| int8 |" in done.stdout, done.stderr
-    # Bytes 2 and 3 are the rest of a character.
+    # Bytes 2 and 3 are the remainder of a character.
     assert accuracy("--text", text, "--skip-bytes", 2).stdout == accuracy("--text", text, "--skip-bytes", 4).stdout
     assert accuracy("--text", text, "--skip-bytes", 1, "--tokens", 2).returncode == 0
     text.write_text("")
@@ -323,7 +322,7 @@ def test_accuracy_of_a_gguf_file(tmp_path):
     assert done.returncode == 1 and "nothing to predict" in done.stderr
 
 
-def test_bench_cpu_script(tmp_path):
+def test_bench_cpu_writes_its_measurements(tmp_path):
     command = [sys.executable, str(ROOT / "scripts" / "bench_cpu"), "--smoke", "--build", str(BUILD), "--work",
                str(tmp_path / "models"), "--out", str(tmp_path / "out"), "--set", "kv_cache.capacity_bytes=4MiB"]
     with peer() as (server, url):

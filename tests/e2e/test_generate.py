@@ -1,4 +1,4 @@
-"""Generation over gRPC: streams, choices, seeds, stops, log-probabilities, batches."""
+"""Tests of generation over gRPC: streams, choices, seeds, stops, log-probabilities, batches."""
 
 import threading
 
@@ -23,7 +23,7 @@ def request(api, prompt=PROMPT, **output):
 
 
 def run(generation, made):
-    """(started, {index: (text, ids, logprobs)}, {index: completed})"""
+    """Returns (started, {index: (text, ids, logprobs)}, {index: completed})."""
     started, parts, completed = None, {}, {}
     for message in generation.Generate(made, timeout=60):
         event = message.WhichOneof("event")
@@ -42,7 +42,7 @@ def run(generation, made):
     return started, parts, completed
 
 
-def test_streams_and_whole_answers_are_the_same(api, generation):
+def test_streams_equal_whole_responses(api, generation):
     started, parts, completed = run(generation, request(api))
     assert started.prompt_tokens > 0 and started.max_tokens == 24
     text, ids, _ = parts[0]
@@ -56,7 +56,7 @@ def test_streams_and_whole_answers_are_the_same(api, generation):
     assert detokenized.text == text
 
 
-def test_same_seed_same_bytes_other_seed_other_bytes(api, generation):
+def test_the_seed_determines_the_output(api, generation):
     made = request(api)
     made.sampling.temperature = 1
     made.sampling.seed = 7
@@ -66,7 +66,7 @@ def test_same_seed_same_bytes_other_seed_other_bytes(api, generation):
     assert run(generation, made)[1][0][1] != answers[0]
 
 
-def test_drawn_seed_is_returned_and_repeats_the_answer(api, generation):
+def test_generated_seed_is_returned_and_reproduces_the_output(api, generation):
     made = request(api)
     made.sampling.temperature = 1
     started, parts, _ = run(generation, made)
@@ -85,7 +85,7 @@ def test_choices_differ_and_share_the_prompt(api, generation):
     assert {c.usage.prompt_tokens for c in completed.values()} == {started.prompt_tokens}
 
 
-def test_stop_text_is_cut_and_named(api, generation):
+def test_stop_text_is_removed_and_reported(api, generation):
     text = run(generation, request(api))[1][0][0]
     stop = text[10:14]
     made = request(api)
@@ -98,10 +98,10 @@ def test_stop_text_is_cut_and_named(api, generation):
     assert run(generation, made)[1][0][0] == text[: text.index(stop) + len(stop)]
 
 
-def test_banned_text_is_in_no_answer(api, generation):
+def test_banned_text_is_in_no_output(api, generation):
     _, parts, _ = run(generation, request(api))
     words = sorted(set(parts[0][0].split()), key=len)
-    banned = [words[-1][1:], words[0]]  # inside a word, and a short one
+    banned = [words[-1][1:], words[0]]  # part of a word, and a short word
     made = request(api)
     made.sampling.banned_text.extend(banned)
     for temperature in (0, 1):
@@ -118,23 +118,23 @@ def test_banned_text_is_in_no_answer(api, generation):
     assert reason_of(refused.value)[0] == "BAD_SAMPLING_PARAM"
 
 
-def test_the_top_can_be_narrowed_or_left_out(api, generation):
+def test_the_most_likely_tokens_can_be_limited_or_excluded(api, generation):
     greedy = run(generation, request(api))[1][0][1]
     made = request(api, logprobs=0)
     made.sampling.temperature, made.sampling.seed = 1, 11
-    made.sampling.top_n_sigma = 1e-6  # only what is as likely as the best
+    made.sampling.top_n_sigma = 1e-6  # only tokens as likely as the best one
     assert run(generation, made)[1][0][1] == greedy
     made.sampling.ClearField("top_n_sigma")
     made.sampling.top_k, made.sampling.xtc_probability, made.sampling.xtc_threshold = 2, 1, 1e-4
     ranks = [row.rank for row in run(generation, made)[1][0][2]]
-    assert ranks.count(2) > len(ranks) / 2, "the best goes wherever the second is likely enough"
+    assert ranks.count(2) > len(ranks) / 2, "the best token is excluded if the second is likely enough"
     made.sampling.xtc_probability = 0
     assert run(generation, made)[1][0][1] != greedy
     made.sampling.xtc_probability, made.sampling.xtc_threshold = 1, 0.6
     assert [row.rank for row in run(generation, made)[1][0][2]].count(1) > 12
 
 
-def test_dry_ends_repetitions(api, generation):
+def test_dry_prevents_repetitions(api, generation):
     made = request(api)
     word = run(generation, made)[1][0][1][0]
     made.sampling.logit_bias[word] = 50
@@ -145,12 +145,12 @@ def test_dry_ends_repetitions(api, generation):
     texts = [generation.Detokenize(api.DetokenizeRequest(token_ids=[token])).text for token in ids]
     assert answer.count(word) > 8 and not any(mark in text for text in texts for mark in ("\n", ":", '"', "*"))
     triples = [tuple(ids[i : i + 3]) for i in range(len(ids) - 2)]
-    assert len(set(triples)) == len(triples), "no token goes on with two that were there before"
-    made.sampling.dry_sequence_breakers.append(texts[-24])  # the word itself: nothing with it is a repetition
+    assert len(set(triples)) == len(triples), "no token extends a repetition of two tokens"
+    made.sampling.dry_sequence_breakers.append(texts[-24])  # the word itself, so no sequence with it counts as a repetition
     assert run(generation, made)[1][0][1] == [word] * 24
 
 
-def test_stop_token_is_named(api, generation):
+def test_stop_token_is_reported(api, generation):
     ids = run(generation, request(api))[1][0][1]
     made = request(api)
     made.stopping.stop_token_ids.append(ids[5])
@@ -160,7 +160,7 @@ def test_stop_token_is_named(api, generation):
     assert ids.index(ids[5]) <= 5
 
 
-def test_logprobs_of_the_token_the_best_and_the_prompt(api, generation):
+def test_logprobs_cover_the_token_the_best_tokens_and_the_prompt(api, generation):
     made = request(api, logprobs=3, prompt_logprobs=2)
     listed = []
     rows = []
@@ -174,7 +174,7 @@ def test_logprobs_of_the_token_the_best_and_the_prompt(api, generation):
             rows.extend(message.delta.logprobs)
     assert len(listed) == prompt_tokens - 1
     assert len(rows) == 24
-    for row in rows:  # greedy: the drawn token is the best one
+    for row in rows:  # greedy: the sampled token is the best one
         assert len(row.top) == 3 and row.rank == 1
         assert row.top[0].token_id == row.token_id and row.top[0].logprob == row.logprob
         assert row.logprob <= 0 and row.top[0].logprob >= row.top[1].logprob >= row.top[2].logprob
@@ -182,14 +182,14 @@ def test_logprobs_of_the_token_the_best_and_the_prompt(api, generation):
         assert len(row.top) == 2 and row.rank >= 1 and row.logprob <= row.top[0].logprob
 
 
-def test_processed_logprobs_are_of_the_draw(api, generation):
+def test_processed_logprobs_are_those_of_sampling(api, generation):
     made = request(api, logprobs=1, processed_logprobs=True)
     _, parts, _ = run(generation, made)
     assert all(row.processed_logprob == 0 for row in parts[0][2]), "greedy tokens are certain"
     made.sampling.temperature, made.sampling.seed = 1, 3
     made.sampling.top_p, made.sampling.top_k, made.sampling.min_p = 1, 0, 0
     _, parts, _ = run(generation, made)
-    for row in parts[0][2]:  # nothing is left out but ids without text
+    for row in parts[0][2]:  # only ids without text are excluded
         assert row.logprob - 1e-4 <= row.processed_logprob < row.logprob + 0.1
     made.sampling.top_k = 1
     _, parts, _ = run(generation, made)
@@ -211,7 +211,7 @@ def test_echo_returns_the_prompt(api, generation):
     assert PROMPT in started.prompt_text
 
 
-def test_second_prompt_with_the_same_beginning_hits_the_cache_with_the_same_answer(api, generation):
+def test_cached_prefix_gives_the_same_output(api, generation):
     prompt = "Lily and Tom went to the park. " * 30
     _, cold, _ = run(generation, request(api, prompt, logprobs=0))
     started, warm, completed = run(generation, request(api, prompt, logprobs=0))
@@ -260,7 +260,7 @@ def wait_for_idle(api, admin):
     wait_until(is_idle, "no request lives, and the pages are back")
 
 
-def test_deadline_is_never_an_ordinary_end(api, generation):
+def test_expired_deadline_is_an_error(api, generation):
     made = request(api)
     made.sampling.choice_count = 16
     made.stopping.max_tokens = 480
@@ -279,7 +279,7 @@ def test_batch_items_are_independent(api, generation):
             made = request(api, f"The little dragon number {i}", stream=i % 2 == 0)
             made.request_id = f"item-{i}"
             if i == 3:
-                made.sampling.top_p = 2  # refused; the others go on
+                made.sampling.top_p = 2  # this item is rejected, the others continue
             yield api.BatchGenerateRequest(generate=made)
 
     done, errors, completed = set(), {}, set()
@@ -295,7 +295,7 @@ def test_batch_items_are_independent(api, generation):
     assert done == completed == {f"item-{i}" for i in range(6)} - {"item-3"}
 
 
-def test_sixteen_streams_at_once_equal_one_at_a_time(api, generation):
+def test_concurrent_streams_equal_sequential_ones(api, generation):
     prompts = [f"The little {word}" for word in "dog cat bird fish frog bear fox owl".split()] * 2
     alone = [run(generation, request(api, prompt))[1][0][1] for prompt in prompts]
     together = [None] * len(prompts)

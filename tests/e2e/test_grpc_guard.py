@@ -1,6 +1,6 @@
-"""Attacks on the gRPC port without a token: memory stays bounded and comes back, neighbours are served.
+"""Attacks on the gRPC port without a token: memory is bounded and freed, and other clients are served.
 
-The guard before gRPC (server/edge/frame_guard.h) ends the connection that attacks, and says why.
+The guard before gRPC (server/edge/frame_guard.h) closes the attacking connection and reports the reason.
 """
 
 import contextlib
@@ -25,13 +25,13 @@ from test_attacks import streams
 from waiting import wait_until
 
 ENHANCE_YOUR_CALM = 11
-# Of a call that stays open without a message.
+# Headers of a call that stays open without a message.
 BATCH_HEADERS = GRPC_HEADERS.replace(b"\x24/quire.v1.GenerationService/Generate",
                                      b"\x29/quire.v1.GenerationService/BatchGenerate")
 
 
 def closed_connections(daemon, cause):
-    """How many connections the daemon has ended for this cause."""
+    """Returns how many connections the daemon has closed for this cause."""
     metrics = http_get(daemon.http_address, "/metrics")[1].decode()
     start = f'quire_grpc_connections_closed_total{{cause="{cause}"}} '
     return next((float(line[len(start):]) for line in metrics.splitlines() if line.startswith(start)), 0)
@@ -43,7 +43,7 @@ def connections(daemon):
 
 
 def goaway_of(connection, timeout=20):
-    """(code, text) of the GOAWAY frame with which the server ends the connection; None if it says nothing."""
+    """Returns (code, text) of the GOAWAY frame with which the server closes the connection, or None without one."""
     received = b""
     deadline = time.monotonic() + timeout
     with contextlib.suppress(OSError):
@@ -71,7 +71,7 @@ def neighbour(api, daemon):
 
 @pytest.fixture
 def bounded(daemon):
-    """What an attack makes the daemon hold is bounded, and given back."""
+    """Checks that the memory that the daemon allocates during an attack is bounded and freed."""
     pid = daemon.process.pid
     before = resident_bytes(pid)
     with peak_memory(pid) as peak:
@@ -88,7 +88,7 @@ def test_streams_are_bounded_before_settings_are_acknowledged(daemon, neighbour,
         assert "101 streams at once and has not acknowledged SETTINGS, limit 100" in text
 
 
-def test_streams_are_bounded_afterwards(daemon, neighbour, bounded):
+def test_streams_are_bounded_after_settings_are_acknowledged(daemon, neighbour, bounded):
     with begin(daemon.grpc_address) as connection:
         send_quietly(connection, frame(SETTINGS, ACK))
         send_streams(connection)
@@ -97,7 +97,7 @@ def test_streams_are_bounded_afterwards(daemon, neighbour, bounded):
         assert "1025 streams at once, server.grpc.max_concurrent_streams is 1024" in text
 
 
-def test_a_flood_of_headers_ends(daemon, neighbour, bounded):
+def test_a_flood_of_headers_closes_the_connection(daemon, neighbour, bounded):
     before = closed_connections(daemon, "frames")
     end = time.monotonic() + 3
     while time.monotonic() < end:
@@ -106,13 +106,13 @@ def test_a_flood_of_headers_ends(daemon, neighbour, bounded):
     assert closed_connections(daemon, "frames") > before
 
 
-def test_references_to_one_large_header_end(daemon, neighbour, bounded):
+def test_references_to_one_large_header_close_the_connection(daemon, neighbour, bounded):
     with begin(daemon.grpc_address) as connection:
         send_references(connection)
         assert is_closed(connection, 20)
 
 
-def test_header_blocks_without_end_are_refused(daemon, neighbour, bounded):
+def test_header_blocks_without_end_are_rejected(daemon, neighbour, bounded):
     with begin(daemon.grpc_address) as connection:
         send_endless_headers(connection)
         code, text = goaway_of(connection)
@@ -126,7 +126,7 @@ def test_rapid_resets_are_bounded(daemon, neighbour, bounded):
         assert code == ENHANCE_YOUR_CALM and "2025 resets of streams in a second, limit 2024" in text
 
 
-def test_compressed_messages_are_refused_before_they_are_inflated(api, daemon, neighbour, bounded):
+def test_compressed_messages_are_rejected_before_decompression(api, daemon, neighbour, bounded):
     with daemon.channel() as channel:
         call = channel.stream_unary("/quire.v1.GenerationService/Tokenize", lambda data: data, lambda data: data)
         for _ in range(8):
@@ -136,10 +136,10 @@ def test_compressed_messages_are_refused_before_they_are_inflated(api, daemon, n
     with Http2Client(daemon.grpc_address) as client:
         for stream in range(1, 65, 2):
             assert client.open(stream, headers)
-            # The refusal may come before the last byte, and then nothing opens the stream's window any more.
+            # The error may arrive before the last byte is sent. Nothing extends the stream's window after that.
             client.send_data(stream, payload, timeout=1)
-            assert client.wait_ended(stream), "the call is refused"
-        assert client.goaway is None, "calls were refused, not the connection"
+            assert client.wait_ended(stream), "the call is rejected"
+        assert client.goaway is None, "calls were rejected, not the connection"
 
 
 def test_unfinished_messages_of_a_connection_are_bounded(daemon, neighbour, bounded):
@@ -171,7 +171,7 @@ def test_unfinished_messages_of_all_connections_are_bounded(api, tmp_path):
 
 @pytest.fixture
 def small(tmp_path):
-    """A daemon for few connections, none of them open."""
+    """A daemon with a low limit of connections, none of which are open."""
     settings = ["server.grpc.max_connections=6", "server.grpc.max_connections_per_address=5"]
     with Daemon(tmp_path, settings=settings) as daemon:
         daemon.wait_serving()
@@ -185,7 +185,7 @@ def answer(api, daemon):
         return generate(api, channel)
 
 
-def test_silent_connections_are_evicted_the_oldest_first(api, small):
+def test_oldest_silent_connection_is_evicted_first(api, small):
     with contextlib.ExitStack() as stack:
         silent = [stack.enter_context(connect(small.grpc_address)) for _ in range(5)]
         assert answer(api, small)
@@ -193,7 +193,7 @@ def test_silent_connections_are_evicted_the_oldest_first(api, small):
         assert closed_connections(small, "silent") == 1
 
 
-def test_connections_without_calls_are_evicted_the_oldest_first(api, small):
+def test_oldest_connection_without_calls_is_evicted_first(api, small):
     with contextlib.ExitStack() as stack:
         idle = [stack.enter_context(Http2Client(small.grpc_address)) for _ in range(5)]
         assert all(client.wait_begun() for client in idle)
@@ -203,11 +203,11 @@ def test_connections_without_calls_are_evicted_the_oldest_first(api, small):
         assert closed_connections(small, "idle") == 1
 
 
-def test_connections_that_begin_at_once_are_no_more_than_the_limit(tmp_path):
-    """Also while many threads connect at the same time."""
+def test_concurrent_connects_do_not_exceed_the_limit(tmp_path):
+    """Many threads connect at the same time."""
     with Daemon(tmp_path, settings=["server.grpc.max_connections=2"]) as daemon:
         daemon.wait_serving()
-        for _ in range(6):  # not every round has one at that moment
+        for _ in range(6):  # not every round hits that moment
             with contextlib.ExitStack() as stack:
 
                 def begin_many():
@@ -223,7 +223,7 @@ def test_connections_that_begin_at_once_are_no_more_than_the_limit(tmp_path):
                 wait_until(lambda: connections(daemon) <= 2, "the others are evicted")
 
 
-def test_connections_in_use_stay_and_the_next_is_refused(api, small):
+def test_connections_in_use_are_kept_and_the_next_is_rejected(api, small):
     with contextlib.ExitStack() as stack:
         busy = [stack.enter_context(Http2Client(small.grpc_address)) for _ in range(5)]
         for client in busy:
@@ -240,7 +240,7 @@ def test_connections_in_use_stay_and_the_next_is_refused(api, small):
 
 
 def test_a_flood_of_connects_loses_no_call(api, tmp_path):
-    """Silent connections arrive by the hundred at the limit; the calls of a client with pauses between them succeed."""
+    """Hundreds of silent connections arrive at the limit. A client's calls succeed, with pauses between them."""
     with Daemon(tmp_path, settings=["server.grpc.max_connections_per_address=100"]) as daemon:
         daemon.wait_serving()
         with daemon.channel() as channel, contextlib.ExitStack() as stack:
@@ -252,8 +252,8 @@ def test_a_flood_of_connects_loses_no_call(api, tmp_path):
 
 
 @pytest.mark.parametrize("opened", [connect, begin])
-def test_more_connects_than_descriptors_leave_the_port_alive(api, tmp_path, opened):
-    """More silent connections, or clients of HTTP/2 that ignore GOAWAY, than there are descriptors."""
+def test_the_port_serves_after_more_connects_than_descriptors(api, tmp_path, opened):
+    """Opens more silent connections, or HTTP/2 clients that ignore GOAWAY, than there are descriptors."""
     with Daemon(tmp_path, prefix=["prlimit", "--nofile=600:600"]) as daemon:
         daemon.wait_serving()
         with contextlib.ExitStack() as stack:
@@ -261,7 +261,7 @@ def test_more_connects_than_descriptors_leave_the_port_alive(api, tmp_path, open
             for _ in range(1100):
                 stack.callback(opened(daemon.grpc_address).close)
                 most = max(most, len(os.listdir(f"/proc/{daemon.process.pid}/fd")))
-            assert most < 590, "no descriptor was kept for anything else"
+            assert most < 590, "no descriptor was reserved for other uses"
             with daemon.channel() as channel:
                 assert generate(api, channel)
         with daemon.channel() as channel:
@@ -274,21 +274,21 @@ def num_descriptors(daemon):
     return len(os.listdir(f"/proc/{daemon.process.pid}/fd"))
 
 
-def test_the_table_of_descriptors_does_not_grow_while_clients_wait(daemon):
-    """Its growth keeps new connections waiting for tens of milliseconds, so it has its size from the start."""
+def test_the_descriptor_table_does_not_grow_while_clients_wait(daemon):
+    """Growing the table delays new connections by tens of milliseconds, so it has its full size from the start."""
     process = daemon.process.pid
     size = int(process_status(process)["FDSize"])
     assert size >= min(resource.prlimit(process, resource.RLIMIT_NOFILE)[0], 65536)
 
 
-def test_a_connection_takes_nothing_of_grpc_before_its_preface(api, daemon):
+def test_a_connection_reaches_grpc_only_after_its_preface(api, daemon):
     assert answer(api, daemon)
     wait_until(lambda: connections(daemon) == 0, "that connection is closed")
     before = num_descriptors(daemon)
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(connect(daemon.grpc_address)) for _ in range(20)]
         wait_until(lambda: connections(daemon) == 20, "all are accepted")
-        # Besides, at any time: four of a call from inside, one of the figures' own.
+        # Up to five more may be open: four of an internal call, and one of the metrics request.
         assert num_descriptors(daemon) <= before + 20 + 5
         for client in clients:
             client.sendall(PREFACE + frame(SETTINGS))
@@ -296,8 +296,8 @@ def test_a_connection_takes_nothing_of_grpc_before_its_preface(api, daemon):
         assert before + 60 - 5 <= num_descriptors(daemon) <= before + 60 + 5
 
 
-def test_there_are_no_more_connections_than_descriptors_for_them(api, tmp_path):
-    """An idle connection is evicted for a new one. Where all others have calls the new one is refused; they go on."""
+def test_descriptors_bound_the_number_of_connections(api, tmp_path):
+    """A new connection evicts an idle one. If all others have calls, the new one is rejected and the calls continue."""
     with Daemon(tmp_path, prefix=["prlimit", f"--nofile={512 + 256 + 2 * 3 * 21}"]) as daemon:
         daemon.wait_serving()
         assert answer(api, daemon)
@@ -323,7 +323,7 @@ def test_there_are_no_more_connections_than_descriptors_for_them(api, tmp_path):
             assert answer(api, daemon)
 
 
-def test_a_client_that_says_goodbye_is_closed(daemon):
+def test_a_connection_is_closed_after_a_goaway_of_the_client(daemon):
     with begin(daemon.grpc_address) as connection:
         connection.sendall(frame(GOAWAY, 0, 0, struct.pack(">II", 0, 0)))
         connection.shutdown(socket.SHUT_WR)
@@ -337,8 +337,8 @@ def threads_of(daemon, name):
     return threads
 
 
-def test_probes_say_which_port_does_not_answer(tmp_path):
-    """The threads that serve two ports stand still; the probe port lives on and tells, until they go on."""
+def test_probes_name_the_port_that_does_not_respond(tmp_path):
+    """While the threads of two ports are stopped, the probe port reports which port does not respond."""
     def probe(path="/livez"):
         return http_get(daemon.http_address, path)
 
@@ -351,6 +351,6 @@ def test_probes_say_which_port_does_not_answer(tmp_path):
         assert probe()[0] == 200
         with stopped_threads(threads_of(daemon, "openai")):
             with stopped_threads(threads_of(daemon, "grpc-edge")):
-                wait_until(lambda: says("gRPC"), "the first of both is named", 60)
-            wait_until(lambda: says("OpenAI"), "the other one is named", 60)
-        wait_until(lambda: probe()[0] == 200, "liveness is back", 60)
+                wait_until(lambda: says("gRPC"), "the first of the two ports is named", 60)
+            wait_until(lambda: says("OpenAI"), "the other port is named", 60)
+        wait_until(lambda: probe()[0] == 200, "the liveness probe succeeds again", 60)

@@ -1,4 +1,4 @@
-"""Pings: a client that vanished during a call is noticed, one that sleeps between calls is left alone."""
+"""Keepalive pings detect a client that disappears during a call, and do not close a client that is idle between calls."""
 
 import grpc
 import pytest
@@ -19,17 +19,17 @@ def daemon(tmp_path_factory):
         yield running
 
 
-def test_a_client_that_reads_nothing_between_calls_keeps_its_connection(daemon):
+def test_a_client_that_does_not_read_between_calls_stays_connected(daemon):
     with connect(daemon.grpc_address) as connection:
         connection.sendall(PREFACE + frame(SETTINGS) + frame(SETTINGS, ACK))
         assert not is_closed(connection, 5)
 
 
-def test_a_client_that_answers_nothing_during_a_call_loses_it(api, daemon):
+def test_a_client_that_does_not_answer_pings_during_a_call_is_closed(api, daemon):
     request = request_of(api, tokens=2).SerializeToString()
     message = b"\x00" + len(request).to_bytes(4, "big") + request
     with connect(daemon.grpc_address) as connection:
-        # The stream stays open on the client's side: without END_STREAM a unary request is not whole.
+        # The stream stays open on the client's side, because a unary request is incomplete without END_STREAM.
         connection.sendall(PREFACE + frame(SETTINGS) + frame(SETTINGS, ACK)
                            + frame(HEADERS, END_HEADERS, 1, GRPC_HEADERS) + frame(DATA, 0, 1, message[:-1]))
         assert is_closed(connection, 10)

@@ -1,4 +1,4 @@
-"""Requests are bytes until their caller is known: nothing of a stranger is parsed, and what does not parse gets its reason."""
+"""Requests are parsed only after authentication, and requests that do not parse get an error with a reason."""
 
 import json
 import urllib.request
@@ -12,7 +12,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from smg_grpc_proto import vllm_engine_pb2
 from waiting import wait_until
 
-GARBAGE = b"\xff\xff\xff"  # a tag that never ends
+GARBAGE = b"\xff\xff\xff"  # a tag without an end
 UNIMPLEMENTED = {"LoadAdapter", "UnloadAdapter", "StartProfile", "StopProfile",
                  "Embed@VllmEngine", "FlushCache@VllmEngine"}
 
@@ -32,7 +32,7 @@ def daemon(tmp_path_factory):
 
 @pytest.fixture
 def calls(api, daemon):
-    """(method, call) of all methods; a call takes the bytes of a request, and metadata."""
+    """Yields (method, call) of all methods. A call takes the bytes of a request and metadata."""
     files = [message.DESCRIPTOR.file for message in (api.GenerateRequest, api.DrainRequest)]
     services = [service for file in [*files, vllm_engine_pb2.DESCRIPTOR] for service in file.services_by_name.values()]
     assert {service.name for service in services} == {"GenerationService", "AdminService", "VllmEngine"}
@@ -54,11 +54,11 @@ def raw_call(channel, service, method):
     return call
 
 
-def test_a_stranger_has_nothing_parsed(calls):
+def test_requests_without_a_token_are_not_parsed(calls):
     assert len(calls) >= 34
     for method, call in calls:
         if method.full_name.endswith("VllmEngine.HealthCheck"):
-            assert call(GARBAGE, ()), "as open as health checks are, and without fields to parse"
+            assert call(GARBAGE, ()), "health checks need no token, and this request has no fields to parse"
             continue
         error = failure(lambda call=call: call(GARBAGE, ()))
         assert (error.code(), reason_of(error)[0]) == (grpc.StatusCode.UNAUTHENTICATED, "TOKEN_MISSING"), method.full_name
@@ -72,7 +72,7 @@ def counted(daemon, method):
     return sum(float(line[len(start):]) for line in text.splitlines() if line.startswith(start))
 
 
-def test_what_does_not_parse_gets_its_reason_and_is_counted(daemon, calls):
+def test_malformed_requests_get_a_reason_and_are_counted(daemon, calls):
     for method, call in calls:
         service = method.containing_service.name
         if method.client_streaming or method.name == "HealthCheck":
@@ -95,13 +95,13 @@ def test_what_does_not_parse_gets_its_reason_and_is_counted(daemon, calls):
     ("AdminService.SetLogLevel", b"\x0a\x02a\xff", "logger"),
     ("VllmEngine.Abort", b"\x0a\x02a\xff", "request_ids"),
 ])
-def test_text_that_is_not_utf8_is_named(calls, name, body, field):
+def test_invalid_utf8_is_reported_with_its_field(calls, name, body, field):
     call = next(call for method, call in calls if method.full_name.endswith(name))
     reason, metadata, _ = reason_of(failure(lambda: call(body, bearer("all"))))
     assert (reason, metadata["field"], metadata["byte_offset"]) == ("BAD_UTF8", field, "1")
 
 
-def test_reflection_and_health_stay_open(api, daemon):
+def test_reflection_and_health_need_no_token(api, daemon):
     for channel in (daemon.channel(), grpc.insecure_channel(daemon.admin)):
         with channel:
             assert health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest()).status == 1

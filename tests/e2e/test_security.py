@@ -40,7 +40,7 @@ EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 def run_quired(folder, *settings):
-    """The exit code and error text of a daemon that should not start."""
+    """Returns the exit code and error text of a daemon that should not start."""
     command = [str(QUIRED), "--set", "server.http.listen=127.0.0.1:0", "--set", "server.grpc.listen=[127.0.0.1:0]"]
     for setting in settings:
         command += ["--set", setting]
@@ -71,7 +71,7 @@ def tls_daemon(tmp_path_factory, authority):
         assert running.process.poll() is None, "quired died:\n" + running.log
 
 
-def test_tls_serves_those_who_know_the_authority(api, authority, tls_daemon):
+def test_tls_serves_clients_that_trust_the_authority(api, authority, tls_daemon):
     with tls_channel(tls_daemon, authority) as channel:
         assert generate(api, channel)
     with tls_channel(tls_daemon, Authority("another")) as channel:
@@ -80,7 +80,7 @@ def test_tls_serves_those_who_know_the_authority(api, authority, tls_daemon):
         assert failure(lambda: generate(api, plain)).code() == UNAVAILABLE
 
 
-def test_a_certificate_for_another_host_is_refused_by_the_client(api, authority, tmp_path):
+def test_client_rejects_a_certificate_for_another_host(api, authority, tmp_path):
     files = Files(tmp_path)
     settings = files.pair(authority.issue("server", host="elsewhere.example"))
     with Daemon(tmp_path, settings=settings) as daemon:
@@ -90,7 +90,7 @@ def test_a_certificate_for_another_host_is_refused_by_the_client(api, authority,
 
 
 def context_of(side, version):
-    """Speaks one version of TLS, with whatever ciphers that needs."""
+    """Returns a context for one version of TLS with the ciphers that it needs."""
     context = ssl.SSLContext(side)
     context.set_ciphers("ALL:@SECLEVEL=0")
     context.minimum_version, context.maximum_version = ssl.TLSVersion.TLSv1, version
@@ -99,7 +99,7 @@ def context_of(side, version):
 
 
 def version_agreed(address, version):
-    """What a client of one version gets from a server, or the error."""
+    """Returns the TLS version that a server agrees on with a client of one version, or the error."""
     context = context_of(ssl.PROTOCOL_TLS_CLIENT, version)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with socket.create_connection(address, timeout=10) as raw:
@@ -112,7 +112,7 @@ def version_agreed(address, version):
 
 @contextlib.contextmanager
 def old_server(folder, pair, version):
-    """A server that speaks one version; yields its address."""
+    """Runs a server of one TLS version and yields its address."""
     context = context_of(ssl.PROTOCOL_TLS_SERVER, version)
     (folder / "old.pem").write_bytes(b"".join(pair))
     context.load_cert_chain(folder / "old.pem")
@@ -130,10 +130,10 @@ def old_server(folder, pair, version):
 
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1:DeprecationWarning")
-def test_tls_1_1_is_refused(authority, tls_daemon, tmp_path):
+def test_tls_1_1_is_rejected(authority, tls_daemon, tmp_path):
     openai = json.loads(next(line for line in tls_daemon.lines if '"listening"' in line))["openai"]
     for old, name in ((ssl.TLSVersion.TLSv1_1, "TLSv1.1"), (ssl.TLSVersion.TLSv1, "TLSv1")):
-        # The same client gets what it wants where it is allowed: it is the daemon that refuses.
+        # The same client connects to a server that allows the version, so the daemon rejects it.
         with old_server(tmp_path, authority.issue("old"), old) as address:
             assert version_agreed(address, old) == name
         for listener in (tls_daemon.grpc_address, tls_daemon.http_address, openai):
@@ -171,7 +171,7 @@ def test_bad_files_stop_the_start_and_validate(tmp_path, authority, break_files,
 
 
 def test_certificates_rotate_under_load_and_bad_ones_change_nothing(api, authority, tls_daemon):
-    """A stream that is open goes on, new connections get the new certificate, bad files change nothing."""
+    """An open stream continues, new connections get the new certificate, and bad files change nothing."""
     successor = Authority("successor")
     with tls_channel(tls_daemon, authority) as channel:
         neighbour = Neighbour(api, channel)
@@ -229,7 +229,7 @@ def test_a_client_certificate_names_the_tenant(api, authority, mtls_daemon):
     ],
     ids=["none", "unknown authority", "expired", "signed by itself"],
 )
-def test_other_client_certificates_are_refused(api, authority, mtls_daemon, client):
+def test_other_client_certificates_are_rejected(api, authority, mtls_daemon, client):
     with tls_channel(mtls_daemon, authority, client(authority)) as channel:
         assert failure(lambda: generate(api, channel)).code() == UNAVAILABLE
 
@@ -252,7 +252,7 @@ def token_daemon(tmp_path_factory):
         assert running.process.poll() is None, "quired died:\n" + running.log
 
 
-def test_absent_wrong_and_misplaced_tokens(api, token_daemon):
+def test_absent_wrong_and_misplaced_tokens_are_rejected(api, token_daemon):
     with token_daemon.channel() as channel:
         assert generate(api, channel, bearer("alice"))
         cases = [
@@ -269,8 +269,8 @@ def test_absent_wrong_and_misplaced_tokens(api, token_daemon):
             assert (error.code(), reason_of(error)[0]) == (code, reason), metadata
 
 
-def test_every_method_asks_for_a_token(api, token_daemon):
-    """All methods that the descriptor has: none may be forgotten."""
+def test_every_method_requires_a_token(api, token_daemon):
+    """The methods come from the descriptor, so that none is missing."""
     data = api.GenerateRequest.DESCRIPTOR.file.services_by_name["GenerationService"]
     assert len(data.methods) >= 11
     with token_daemon.channel() as channel:
@@ -281,7 +281,7 @@ def test_every_method_asks_for_a_token(api, token_daemon):
             assert (error.code(), reason_of(error)[0]) == (UNAUTHENTICATED, "TOKEN_MISSING"), path
 
 
-def test_every_method_of_a_tcp_admin_listener_asks_for_a_token(api, tmp_path):
+def test_every_method_of_a_tcp_admin_listener_requires_a_token(api, tmp_path):
     tokens = Files(tmp_path).write("tokens", token_line("root", "ops", "admin") + token_line("a", "a", "generate"))
     settings = ["auth.mode=token", f"auth.tokens_file={tokens}", "server.admin.listen=[127.0.0.1:0]"]
     with Daemon(tmp_path, settings=settings) as daemon:
@@ -303,7 +303,7 @@ def test_every_method_of_a_tcp_admin_listener_asks_for_a_token(api, tmp_path):
             assert stats.stats.total_kv_page_count > 0
 
 
-def test_the_admin_socket_is_guarded_by_its_mode(api, token_daemon):
+def test_the_admin_socket_is_protected_by_its_mode(api, token_daemon):
     mode = os.stat(token_daemon.admin.removeprefix("unix:")).st_mode
     assert stat.S_IMODE(mode) == 0o660
     with token_daemon.admin_channel() as channel:
@@ -312,7 +312,7 @@ def test_the_admin_socket_is_guarded_by_its_mode(api, token_daemon):
 
 @pytest.fixture
 def open_folder():
-    """A place like /tmp, which every user reaches."""
+    """A folder like /tmp, which every user can access."""
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o1777)
         yield folder
@@ -320,15 +320,15 @@ def open_folder():
 
 @pytest.fixture(scope="module")
 def programs_for_all():
-    """quired and quire where every user reaches them, since the checkout may lie below a folder of one user alone."""
+    """Copies quired and quire to a folder that every user can access, since the checkout may be in a private folder."""
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         yield [shutil.copy(program, folder) for program in (QUIRED, QUIRE)]
 
 
 @pytest.mark.parametrize("kind", ["own", "open", "link", "file", "foreign"])
-def test_a_folder_for_the_admin_socket_that_others_may_enter_is_refused(open_folder, programs_for_all, kind):
-    # Root would take /run/quire.
+def test_an_admin_socket_folder_that_others_may_enter_is_rejected(open_folder, programs_for_all, kind):
+    # Root would use /run/quire.
     user = 65534 if os.geteuid() == 0 else os.geteuid()
     if kind == "foreign" and user == os.geteuid():
         pytest.skip("only root can make a folder of another user")
@@ -365,7 +365,7 @@ def test_a_folder_for_the_admin_socket_that_others_may_enter_is_refused(open_fol
                     return answer
 
                 wait_until(lambda: stats().returncode == 0, "the client finds the socket, and the model is loaded", 60)
-                # It trusts the folder no more than the daemon would.
+                # The client also rejects the folder.
                 os.chmod(place, 0o755)
                 found = stats()
                 assert found.returncode == 3 and "set it to 0700" in found.stderr
@@ -378,7 +378,7 @@ def test_a_folder_for_the_admin_socket_that_others_may_enter_is_refused(open_fol
 
 
 def test_the_admin_socket_is_never_wider_than_its_mode(tmp_path):
-    """From before its start the test looks as often as it can; a look can miss a moment, but none is wrong."""
+    """Polls the mode continuously, starting before the daemon. Polling can miss a moment, but every value is real."""
     path = tmp_path / "admin.sock"
     modes = set()
     without_umask = ["sh", "-c", 'umask 0; exec "$@"', "sh"]
@@ -391,7 +391,7 @@ def test_the_admin_socket_is_never_wider_than_its_mode(tmp_path):
     assert modes == {0o600}, [oct(mode) for mode in modes]
 
 
-def test_a_data_socket_asks_for_tokens_too(api, tmp_path):
+def test_a_data_socket_requires_tokens(api, tmp_path):
     tokens = Files(tmp_path).write("tokens", token_line("alice", "acme", "generate"))
     address = f"unix:{tmp_path}/data.sock"
     settings = ["auth.mode=token", f"auth.tokens_file={tokens}", f"server.grpc.listen=[127.0.0.1:0, {address}]"]
@@ -407,7 +407,7 @@ def test_health_needs_no_token(token_daemon):
         assert becomes_serving(channel, timeout=10)
 
 
-def test_metrics_need_their_scope(token_daemon):
+def test_metrics_require_their_scope(token_daemon):
     address = token_daemon.http_address
     assert http_get(address, "/metrics")[0] == 401
     assert http_get(address, "/metrics", "Authorization: Bearer mallory\r\n")[0] == 401
@@ -431,10 +431,10 @@ def test_tenants_never_share_cached_pages(api, token_daemon):
         alice = bearer("alice")
         assert cached_tokens(generate(api, channel, alice, text=ours)) == 0
         assert cached_tokens(generate(api, channel, alice, text=ours)) > 0
-        # A caller cannot name himself another tenant.
+        # A caller cannot choose another tenant.
         sneaky = (*bearer("bob"), ("quire-tenant", "acme"))
         assert cached_tokens(generate(api, channel, sneaky, text=ours)) == 0
-        assert cached_tokens(generate(api, channel, bearer("bob"), text=ours)) > 0  # his own by now
+        assert cached_tokens(generate(api, channel, bearer("bob"), text=ours)) > 0  # cached for his own tenant by now
 
 
 def test_trusted_metadata_names_the_tenant(api, tmp_path):
@@ -458,7 +458,7 @@ def prompt_of(api, tokens):
     return request
 
 
-def test_one_tenant_at_its_limit_leaves_room_for_others(api, tmp_path, endless):
+def test_a_tenant_at_its_limit_does_not_block_others(api, tmp_path, endless):
     lines = token_line("alice", "acme", "generate") + token_line("bob", "globex", "generate")
     tokens = Files(tmp_path).write("tokens", lines)
     settings = [
@@ -481,20 +481,20 @@ def test_one_tenant_at_its_limit_leaves_room_for_others(api, tmp_path, endless):
             assert error.code() == EXHAUSTED and reason == "TENANT_LIMIT"
             assert metadata["tenant"] == "globex" and metadata["limit"] == "2" and metadata["value"] == "2"
             assert metadata["key"] == "max_queued_requests" and delay is not None
-            # The other tenant passes those who wait.
+            # The other tenant's request passes the waiting ones.
             assert generate(api, channel, bearer("alice"))
             assert waiting_count(api, daemon) == 2
             waiting.pop().cancel()
             wait_until(lambda: waiting_count(api, daemon) == 1, "one request waits")
 
-            # A moment later its answer is over as well, and gives its place back.
+            # Its response ends a moment later and frees its place in the queue.
             def refused_by():
                 error = failure(lambda: list(stub.Generate(prompt_of(api, 495), metadata=bearer("bob"))))
                 assert error.code() == EXHAUSTED
                 return reason_of(error)[1]["key"]
 
-            wait_until(lambda: refused_by() == "max_queued_tokens", "its tokens are what is too much")
-            # Longer than all that may ever wait: no invitation to try again.
+            wait_until(lambda: refused_by() == "max_queued_tokens", "the request exceeds the limit of queued tokens")
+            # The prompt exceeds the limit of queued tokens by itself, so the error has no retry delay.
             error = failure(lambda: list(stub.Generate(prompt_of(api, 501), metadata=bearer("bob"))))
             assert reason_of(error)[0] == "EXCEEDS_CAPACITY" and reason_of(error)[2] is None
             for call in (running, *waiting):
@@ -517,8 +517,8 @@ def test_another_callers_request_cannot_be_cancelled(api, tmp_path, endless):
             assert failure(lambda: list(stream)).code() == grpc.StatusCode.CANCELLED
 
 
-def test_tenants_behind_one_gateway_do_not_meet(api, tmp_path, endless):
-    """One token, so one principal: the tenant in the metadata keeps the requests of the two apart."""
+def test_tenants_of_one_gateway_are_separated(api, tmp_path, endless):
+    """One token identifies one principal. The tenant in the metadata separates the requests of the two tenants."""
     tokens = Files(tmp_path).write("tokens", token_line("gateway", "gateway", "generate"))
     settings = ["auth.mode=token", f"auth.tokens_file={tokens}", "auth.trust_tenant_metadata=true", *endless]
     with Daemon(tmp_path, settings=settings) as daemon:
@@ -541,16 +541,16 @@ def test_tenants_behind_one_gateway_do_not_meet(api, tmp_path, endless):
             assert reason_of(failure(lambda: list(second)))[0] == "CANCELLED_BY_CALLER"
             third = stub.Generate(long, metadata=two)
             next(third)
-            # Operators see all of them, and name one.
+            # Operators list all requests and select one by its tenant.
             assert admin.AbortRequests(api.AbortRequestsRequest(request_ids=["same"], tenant="two")).aborted_count == 1
             assert reason_of(failure(lambda: list(third)))[0] == "ABORTED_BY_ADMIN"
             listed = admin.ListRequests(api.ListRequestsRequest()).requests
             assert [(r.tenant, r.request_id) for r in listed] == [("one", "same")]
-            next(first)  # still comes
+            next(first)  # the stream continues
 
 
 def long_answer(api, stream):
-    """An answer with more bytes than a connection buffers; it runs to its end though its client does not read."""
+    """Returns a request whose response exceeds a connection's buffers. It completes although its client does not read."""
     request = request_of(api, tokens=100)
     request.sampling.choice_count, request.output.logprobs, request.output.stream = 8, 20, stream
     return request
@@ -563,7 +563,7 @@ def completed_count(daemon):
 
 @contextlib.contextmanager
 def unread_over_grpc(api, daemon, stream):
-    """Two calls whose client does not read. Without probes the window of a connection stays at 64 KiB."""
+    """Starts two calls whose client does not read. Without BDP probes the connection's window stays at 64 KiB."""
     options = [("grpc.http2.bdp_probe", 0), ("grpc.use_local_subchannel_pool", 1)]
     channels = [grpc.insecure_channel(daemon.grpc_address, options) for _ in range(2)]
     calls = [api.GenerationServiceStub(c).Generate(long_answer(api, stream)) for c in channels]
@@ -592,7 +592,7 @@ def unread_over_http(daemon):
 
 
 @pytest.mark.parametrize("how", ["grpc", "grpc stream", "openai stream"])
-def test_finished_answers_that_are_not_read_count_and_end(api, tmp_path, how):
+def test_unread_responses_count_as_queued_and_time_out(api, tmp_path, how):
     settings = ["stream.slow_client_timeout=4s", "stream.queue_tokens=65536", "limits.max_queued_requests=2",
                 "openai.enabled=true", "openai.listen=127.0.0.1:0"]
     with Daemon(tmp_path, settings=settings) as daemon:
@@ -608,19 +608,19 @@ def test_finished_answers_that_are_not_read_count_and_end(api, tmp_path, how):
                     return error
                 return None
 
-            # The engine counts what is completed a moment before it counts what is unread.
+            # The engine counts a completed response shortly before it counts it as unread.
             error = wait_until(refusal, "one more is refused")
             reason, metadata, delay = reason_of(error)
             assert error.code() == EXHAUSTED and reason == "QUEUE_FULL"
             assert metadata["unread_answers"] == "2" and metadata["limit"] == "2" and delay >= 1
             wait_until(lambda: generate(api, channel), "they have ended", not_yet=(grpc.RpcError,))
-            # One place is free when the first has ended; the second ends by itself, too: over HTTP
-            # perhaps with its connection, which had stopped long before the answer was complete.
+            # A place is free once the first response has ended. The second one also ends by itself. Over HTTP it may end
+            # with its connection, which stalled long before the response was complete.
             ended = 1 if how == "openai stream" else 2
             wait_until(lambda: daemon.log.count("unread answer ended") >= ended, "lines of the log")
 
 
-def test_the_command_line_client_speaks_tls_and_tokens(authority, tmp_path):
+def test_the_command_line_client_supports_tls_and_tokens(authority, tmp_path):
     files = Files(tmp_path)
     tokens = files.write("tokens", token_line("alice", "acme", "generate"))
     settings = files.pair(authority.issue("server"))
@@ -657,14 +657,14 @@ def test_the_command_line_client_speaks_tls_and_tokens(authority, tmp_path):
             refused = quire(*client, "--token-file", files.write("wrong", wrong), "models")
             assert refused.returncode == 2 and "the first line is not a token" in refused.stderr
             assert "Klar" not in refused.stderr + refused.stdout
-        # The admin socket needs neither.
+        # The admin socket needs neither TLS nor a token.
         assert quire("health").returncode == 0
 
 
 # --- what is logged ------------------------------------------------------------------------------
 
 
-def test_prompts_and_answers_are_not_logged(api, tmp_path):
+def test_prompts_and_outputs_are_not_logged(api, tmp_path):
     with Daemon(tmp_path, settings=["logging.level=trace"]) as daemon:
         daemon.wait_serving()
         with daemon.channel() as channel:
@@ -680,12 +680,12 @@ def test_prompts_and_answers_are_not_logged(api, tmp_path):
 # --- exit codes of configurations that are not safe ------------------------------------------------
 
 
-def test_a_remote_admin_address_without_tls_is_refused(tmp_path):
+def test_a_remote_admin_address_without_tls_is_rejected(tmp_path):
     code, errors = run_quired(tmp_path, "server.admin.listen=[0.0.0.0:0]")
     assert code == 78 and "it needs tls.cert_file, and auth.mode token or mtls" in errors
 
 
-def test_an_open_address_is_warned_about_once(tmp_path):
+def test_an_open_address_causes_one_warning(tmp_path):
     with Daemon(tmp_path, settings=["server.grpc.listen=[0.0.0.0:0]"]) as daemon:
         daemon.wait_listening()
         assert daemon.log.count("hosts that can reach these addresses") == 1

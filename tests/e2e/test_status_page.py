@@ -1,4 +1,4 @@
-"""The status page in a real browser, beside a real daemon under load."""
+"""Tests of the status page in a real browser, with a real daemon under load."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from waiting import wait_until
 
 USES = ("free", "cached", "shared", "work", "used")
 IDS = ("theme", "text", "max-tokens", "temperature", "send")
-# WCAG 2: contrast of text against the ground behind it.
+# Computes the contrast of text with its background as defined by WCAG 2.
 CONTRAST = """
 const channel = c => (c /= 255) <= .04045 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4;
 const light = ([r, g, b]) => .2126 * channel(r) + .7152 * channel(g) + .0722 * channel(b);
@@ -74,7 +74,7 @@ def daemon(tmp_path_factory):
         "openai.listen=127.0.0.1:0",
         "kv_cache.page_size=16",
         "kv_cache.capacity_bytes=16MiB",
-        # So slow that eight streams of one Python process run until it has read nearly all of them.
+        # The slow kernels keep eight streams running until one Python process has read nearly all of their tokens.
         "device.cpu.isa=scalar",
     )
     with Daemon(tmp_path_factory.mktemp("quired"), settings=settings) as running:
@@ -106,7 +106,7 @@ def page(browser, daemon):
 
 @pytest.fixture
 def load(daemon, api):
-    """Eight streams until the test ends; four share their first pages."""
+    """Runs eight streams until the test ends. Four of them share their first pages."""
     over = threading.Event()
 
     def stream(i, channel):
@@ -127,7 +127,7 @@ def load(daemon, api):
         def body(i):
             try:
                 stream(i, channel)
-            except Exception:  # a cancelled call, which is how the load ends
+            except Exception:  # the end of the load cancels the call
                 if not over.is_set():
                     raise
 
@@ -149,8 +149,8 @@ def text(page, element_id):
     return page.find_element(By.ID, element_id).text
 
 
-def test_cells_are_the_pages_of_the_metrics(daemon, page, admin, api):
-    # Nothing runs, so page, status.json and metrics can be compared one after another.
+def test_cells_equal_the_pages_of_the_metrics(daemon, page, admin, api):
+    # No request runs, so page, status.json and metrics can be compared one after another.
     page.find_element(By.ID, "text").clear()
     page.find_element(By.ID, "text").send_keys("Once upon a time there was a little")
     page.find_element(By.ID, "send").click()
@@ -164,7 +164,7 @@ def test_cells_are_the_pages_of_the_metrics(daemon, page, admin, api):
     assert counts_of(json.loads(fetch(daemon, "/status.json"))["pages"]["runs"]) == drawn
 
 
-def test_numbers_move_under_load(daemon, page, load):
+def test_numbers_change_under_load(daemon, page, load):
     WebDriverWait(page, 20).until(lambda b: text(b, "running") == "8")
     seen = set()
 
@@ -179,7 +179,7 @@ def test_numbers_move_under_load(daemon, page, load):
     drawn, status = cells(page), json.loads(fetch(daemon, "/status.json"))
     total = sum(n for _, n in status["pages"]["runs"])
     assert sum(drawn.values()) == total == sum(pages_by_state(daemon).values())
-    # A stream that has just ended owns nothing until its successor's first step.
+    # After a stream has ended, its successor owns no page before its first step.
     wait_until(lambda: len(json.loads(fetch(daemon, "/status.json"))["pages"]["owners"]) == 8, "eight owners", 30)
     out = os.environ.get("QUIRE_SCREENSHOTS")
     for theme in ("light", "dark"):
@@ -190,13 +190,13 @@ def test_numbers_move_under_load(daemon, page, load):
             (pathlib.Path(out) / f"status_{theme}.png").write_bytes(picture)
 
 
-def test_keyboard_reaches_everything_in_order(page):
+def test_tab_key_reaches_all_controls_in_order(page):
     order = []
     for _ in IDS:
         ActionChains(page).send_keys(Keys.TAB).perform()
         order.append(page.switch_to.active_element.get_attribute("id"))
     assert order == list(IDS)
-    # Enter in a field of the form sends it; Stop ends what has begun.
+    # Enter in a field submits the form. Stop cancels the request.
     page.find_element(By.ID, "max-tokens").send_keys(Keys.ENTER)
     WebDriverWait(page, 10).until(lambda b: "tokens/s" in text(b, "play-note"))
     page.execute_script("document.getElementById('send').click(); document.getElementById('stop').click()")
@@ -211,7 +211,7 @@ def test_text_has_contrast(page, theme):
     assert not [(what, round(ratio, 2)) for what, ratio in found if ratio < 4.5]
 
 
-def test_no_errors_and_nobody_else_is_asked(daemon, page):
+def test_page_has_no_errors_and_contacts_only_the_daemon(daemon, page):
     page.get_log("browser"), page.get_log("performance")
     page.refresh()
     base, asked = f"http://{daemon.http_address}/", []
@@ -228,16 +228,16 @@ def test_no_errors_and_nobody_else_is_asked(daemon, page):
     assert {url for url in asked if not url.startswith((base, "data:"))} == set()
 
 
-def test_another_sites_page_may_not_use_the_model(daemon, page):
+def test_pages_of_other_origins_may_not_use_the_model(daemon, page):
     openai = json.loads(fetch(daemon, "/status.json"))["openai"]["address"]
     page_port = daemon.http_address.split(":")[1]
     own = f"http://{daemon.http_address}"
     for origin, host, refusal in (
         ("http://example.com", openai, "ORIGIN_NOT_ALLOWED"),
-        (f"http://localhost:{page_port}", openai, "ORIGIN_NOT_ALLOWED"),  # not the name that this request was sent to
+        (f"http://localhost:{page_port}", openai, "ORIGIN_NOT_ALLOWED"),  # differs from the host of this request
         (f"http://127.0.0.1:{int(page_port) - 1}", openai, "ORIGIN_NOT_ALLOWED"),
         ("null", openai, "ORIGIN_NOT_ALLOWED"),
-        # A name of the attacker that leads here.
+        # The attacker's name resolves to this host.
         (f"http://evil.test:{page_port}", f"evil.test:{openai.split(':')[1]}", "HOST_NOT_ALLOWED"),
         (own, openai, None),
     ):
@@ -247,7 +247,7 @@ def test_another_sites_page_may_not_use_the_model(daemon, page):
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(request, timeout=10)
         code = json.loads(refused.value.read())["error"]["code"]
-        if refusal is None:  # reaches the parser, and its page may read what that says
+        if refusal is None:  # the request is parsed, and its page may read the error
             assert (refused.value.code, code) == (400, "PROMPT_MISSING")
             assert refused.value.headers["Access-Control-Allow-Origin"] == own
         else:
@@ -255,7 +255,7 @@ def test_another_sites_page_may_not_use_the_model(daemon, page):
             assert "Access-Control-Allow-Origin" not in refused.value.headers
 
 
-def test_another_sites_name_may_not_read_the_status(daemon):
+def test_requests_with_another_host_name_may_not_read_the_status(daemon):
     for path, host, expected in (
         ("/status.json", "evil.test", 403), ("/metrics", "evil.test:80", 403), ("/livez", "evil.test", 200),
         ("/status.json", "localhost", 200), ("/metrics", "[::1]:80", 200),
@@ -272,7 +272,7 @@ def test_another_sites_name_may_not_read_the_status(daemon):
 @pytest.mark.parametrize("with_certificates", [False, True])
 def test_remote_addresses_need_authorisation(tmp_path, with_certificates):
     settings = ["server.http.listen=0.0.0.0:0"]
-    if with_certificates:  # of clients, which this listener does not ask for
+    if with_certificates:  # client certificates, which this listener does not request
         authority = Authority()
         pem, key = authority.issue("server")
         probe = authority.issue("probe")

@@ -1,4 +1,4 @@
-"""The walk of a prompt in docs/architecture.md, section 3, is the one that a real daemon takes."""
+"""Compares the path of a prompt in docs/architecture.md, section 3, with the functions that a real daemon calls."""
 
 import os
 import pathlib
@@ -11,7 +11,7 @@ from daemon import ROOT, Daemon
 from waiting import wait_until
 
 ROW = re.compile(r"^\| (\d+) \| `([\w:]+)` \| ([\w/.]+) \| ([\w -]+) \|", re.MULTILINE)
-# All others are gRPC's.
+# Other thread names belong to gRPC.
 OWN_THREADS = {"engine", "text", "output", "compute", "calls", "http", "grpc-edge", "loader", "housekeeper", "reloader",
                "log", "file"}
 MAX_FILES = 12
@@ -19,7 +19,7 @@ MAX_FILES = 12
 
 @pytest.fixture(scope="module")
 def walk():
-    """(function, file, thread) of every row of the table, in order."""
+    """Returns (function, file, thread) of every row of the table, in order."""
     page = (ROOT / "docs" / "architecture.md").read_text()
     section = page.split("\n## 3. ", 1)[1].split("\n## ", 1)[0]
     rows = ROW.findall(section)
@@ -27,7 +27,7 @@ def walk():
     return [tuple(row) for _, *row in rows]
 
 
-def test_the_walk_has_few_files_that_hold_their_functions(walk):
+def test_the_files_of_the_path_are_few_and_define_its_functions(walk):
     assert 1 < len({file for _, file, _ in walk}) <= MAX_FILES
     for function, file, _ in walk:
         owner, _, name = function.rpartition("::")
@@ -36,7 +36,7 @@ def test_the_walk_has_few_files_that_hold_their_functions(walk):
         assert in_class or re.search(rf"^\S[^\n;]*\b{function}\(", text, re.MULTILINE), f"{function} is not in {file}"
 
 
-def test_a_prompt_takes_the_walk(api, walk, tmp_path):
+def test_a_prompt_takes_the_documented_path(api, walk, tmp_path):
     gdb = shutil.which("gdb")
     assert gdb, "no gdb (scripts/packages.txt)"
     hits = tmp_path / "hits"
@@ -46,7 +46,7 @@ def test_a_prompt_takes_the_walk(api, walk, tmp_path):
     prefix = [gdb, "-nx", "-batch", "-x", str(script), "--args"]
     with Daemon(tmp_path, env=env, prefix=prefix, settings=["device.cpu.threads=1"]) as daemon:
         daemon.wait_serving(120)
-        hits.write_text("")  # the start's own steps
+        hits.write_text("")  # discards the steps of the start
         with daemon.channel() as channel:
             stub = api.GenerationServiceStub(channel)
             messages = list(stub.Generate(request_of(api, tokens=1), timeout=120))

@@ -1,4 +1,4 @@
-// One request's life, every way it can end, and what must hold for the others meanwhile.
+// Tests of all ends of a request, and of their effect on other requests.
 
 #include "engine/step/engine_core.h"
 
@@ -33,7 +33,7 @@ void ExpectAllPagesBack(const Harness& harness) {
   EXPECT_EQ(MetricSum(harness.registry, "quire_expired_request_tokens_total"), 0);
 }
 
-// Every test runs one step at a time, and overlapped.
+// Every test runs with one step at a time and with overlapped steps.
 class EngineCoreTest : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(StepsInFlight, EngineCoreTest, ::testing::Values(1, 2));
 
@@ -48,7 +48,7 @@ HarnessOptions Tiny(AdmissionMode mode, int steps_in_flight) {
   return options;
 }
 
-// Alone in a large pool, one step at a time.
+// Runs the request alone in a large pool, one step at a time.
 Harness::Output RunAlone(const Request& request) {
   HarnessOptions options = Tiny(AdmissionMode::kSafe, 1);
   options.pool.usable_pages = 400;
@@ -159,7 +159,7 @@ TEST_P(EngineCoreTest, ChoicesShareOnePrefill) {
   ExpectAllPagesBack(harness);
 }
 
-// Brings a request into each state in which it can be ended, among others that go on.
+// Brings a request into each state in which it can be ended, among other requests that continue.
 struct Staged {
   std::unique_ptr<Harness> harness;
   std::shared_ptr<AcceptedRequest> victim;
@@ -216,7 +216,7 @@ const RequestState kStates[] = {RequestState::kPreparing, RequestState::kQueued,
                                 RequestState::kPrefill,   RequestState::kDecode,
                                 RequestState::kPreempted, RequestState::kStalled};
 
-TEST_P(EngineCoreTest, EveryCancelEndsEveryStateAtOnce) {
+TEST_P(EngineCoreTest, EveryCancelEndsRequestsInEveryStateAtOnce) {
   for (const RequestState state : kStates) {
     for (int source = 0; source < kNumCancelSources; ++source) {
       SCOPED_TRACE(
@@ -239,7 +239,7 @@ TEST_P(EngineCoreTest, EveryCancelEndsEveryStateAtOnce) {
   }
 }
 
-TEST_P(EngineCoreTest, DeadlineEndsEveryState) {
+TEST_P(EngineCoreTest, DeadlineEndsRequestsInEveryState) {
   for (const RequestState state : kStates) {
     SCOPED_TRACE(std::string(RequestStateName(state)));
     const absl::Time deadline = testing::FakeClock().Now() + absl::Seconds(3);
@@ -294,7 +294,7 @@ TEST_P(EngineCoreTest, SlowReaderIsSkippedThenCancelled) {
   ExpectAllPagesBack(harness);
 }
 
-TEST_P(EngineCoreTest, SlowReaderGoesOnWhenItReads) {
+TEST_P(EngineCoreTest, SlowReaderContinuesWhenItReads) {
   Staged staged = Stage(RequestState::kStalled, absl::InfiniteFuture(), GetParam());
   EXPECT_TRUE(staged.victim->stream->Take().has_value());
   staged.harness->RunUntilIdle();
@@ -303,7 +303,7 @@ TEST_P(EngineCoreTest, SlowReaderGoesOnWhenItReads) {
   EXPECT_EQ(output.tokens, RunAlone(staged.victim->request).tokens);
 }
 
-TEST_P(EngineCoreTest, MinTokensHoldsBackEndOfSequenceAndStopIds) {
+TEST_P(EngineCoreTest, MinTokensDelaysEndOfSequenceAndStopIds) {
   HarnessOptions options = Tiny(AdmissionMode::kSafe, GetParam());
   options.runner.end_token = kEosToken;
   options.runner.end_period = 2;
@@ -340,7 +340,7 @@ TEST_P(EngineCoreTest, StopTokenEndsTheChoice) {
   EXPECT_EQ(output.finish.at(0), FinishReason::kStopToken);
 }
 
-TEST_P(EngineCoreTest, ContextBoundsTheAnswer) {
+TEST_P(EngineCoreTest, ContextBoundsTheOutput) {
   Harness harness(Tiny(AdmissionMode::kSafe, GetParam()));
   harness.Submit(MakeRequest("full", MakePrompt(1, 310), 100));
   harness.Submit(MakeRequest("exact", MakePrompt(2, 310), 10));
@@ -378,7 +378,7 @@ TEST_P(EngineCoreTest, PromptLogprobsCoverEveryPositionOnce) {
   EXPECT_EQ(output.prompt_logprobs, RunAlone(request).prompt_logprobs);
 }
 
-TEST_P(EngineCoreTest, NonFiniteLogitsEndOneRequestAndLeaveNothing) {
+TEST_P(EngineCoreTest, NonFiniteLogitsEndOneRequestAndItsPagesDoNotMatch) {
   Harness harness(Tiny(AdmissionMode::kSafe, GetParam()));
   std::vector<std::int32_t> poisoned = MakePrompt(1, 40);
   poisoned[20] = kPoisonToken;
@@ -389,7 +389,7 @@ TEST_P(EngineCoreTest, NonFiniteLogitsEndOneRequestAndLeaveNothing) {
   EXPECT_EQ(harness.output("sick").status.code(), absl::StatusCode::kDataLoss);
   EXPECT_EQ(ReasonOf(harness.output("sick").status), "NON_FINITE_LOGITS");
   ExpectSameOutput(harness.output("well"), RunAlone(well));
-  // The pages before the poisoned token are not found again either.
+  // The pages before the poisoned token do not match either.
   std::vector<std::int32_t> same_start(poisoned.begin(), poisoned.begin() + 18);
   harness.Submit(MakeRequest("after", same_start, 10));
   harness.RunUntilIdle();
@@ -404,7 +404,7 @@ std::vector<std::int32_t> Join(std::vector<std::int32_t> a, const std::vector<st
   return a;
 }
 
-// Runs the prompt, with one token of output, and says what it found in the cache.
+// Runs the prompt with one output token and returns the number of cached prompt tokens.
 std::int32_t CachedTokens(Harness& harness, const std::string& id,
                           const std::vector<std::int32_t>& prompt) {
   harness.Submit(MakeRequest(id, prompt, 1));
@@ -412,23 +412,24 @@ std::int32_t CachedTokens(Harness& harness, const std::string& id,
   return harness.output(id).cached_tokens;
 }
 
-TEST_P(EngineCoreTest, NonFiniteLogitsLeaveASharedPromptInTheCache) {
+TEST_P(EngineCoreTest, NonFiniteLogitsKeepASharedPromptInTheCache) {
   Harness harness(Tiny(AdmissionMode::kSafe, GetParam()));
   const std::vector<std::int32_t> system = MakePrompt(1, 48);
   CachedTokens(harness, "well", Join(system, MakePrompt(2, 10)));
-  // Its first chunk publishes the page with the poisoned token; the last one shows it.
+  // The first chunk publishes the page with the poisoned token. The last chunk reports the
+  // non-finite logits.
   const std::vector<std::int32_t> sick = Join(Join(system, {kPoisonToken}), MakePrompt(3, 60));
   EXPECT_EQ(CachedTokens(harness, "sick", sick), 48);
   EXPECT_EQ(ReasonOf(harness.output("sick").status), "NON_FINITE_LOGITS");
-  EXPECT_EQ(CachedTokens(harness, "as sick", sick), 48) << "the poisoned page is not found";
+  EXPECT_EQ(CachedTokens(harness, "as sick", sick), 48) << "the poisoned page does not match";
   const std::vector<std::int32_t> next = Join(system, MakePrompt(4, 10));
   EXPECT_EQ(CachedTokens(harness, "next", next), 48);
   EXPECT_EQ(harness.output("next").tokens, RunAlone(MakeRequest("next", next, 1)).tokens);
   ExpectAllPagesBack(harness);
 }
 
-// What it found was proven only after its admission, by the request that has computed it.
-TEST_P(EngineCoreTest, NonFiniteLogitsLeaveAPromptThatWasProvenAfterTheAdmission) {
+// The matched pages were proven only after the admission, by the request that has computed them.
+TEST_P(EngineCoreTest, NonFiniteLogitsKeepAPromptProvenAfterTheAdmission) {
   Harness harness(Tiny(AdmissionMode::kSafe, GetParam()));
   const std::vector<std::int32_t> system = MakePrompt(1, 64);
   harness.Submit(MakeRequest("well", Join(system, MakePrompt(2, 5)), 1));
@@ -444,10 +445,10 @@ TEST_P(EngineCoreTest, NonFiniteLogitsLeaveAPromptThatWasProvenAfterTheAdmission
   ExpectAllPagesBack(harness);
 }
 
-TEST_P(EngineCoreTest, ABrokenInvariantIsReportedWithItsClass) {
+TEST_P(EngineCoreTest, BrokenInvariantIsReportedWithItsClass) {
   Harness harness(Tiny(AdmissionMode::kSafe, GetParam()));
   EXPECT_TRUE(harness.core.CheckIntegrity().failures.empty());
-  harness.cache->PrepareStep({});  // of which the core knows nothing
+  harness.cache->PrepareStep({});  // the core does not know this step
   const IntegrityReport report = harness.core.CheckIntegrity();
   ASSERT_EQ(report.failures.size(), 1);
   EXPECT_EQ(report.failures[0], "StepPipeline: 0 steps are in flight, the cache knows 1");
@@ -455,9 +456,9 @@ TEST_P(EngineCoreTest, ABrokenInvariantIsReportedWithItsClass) {
   EXPECT_EQ(report.status().message(), report.failures[0]);
 }
 
-// The chunk that it has published is found by the next request, which shows that it is not finite:
-// then it is gone, and what was proven before it stays.
-TEST_P(EngineCoreTest, APoisonedChunkOfACancelledRequestIsFoundOnceAtMost) {
+// The next request matches the published chunk and gets non-finite logits. After that the chunk no
+// longer matches, and the pages proven before it still do.
+TEST_P(EngineCoreTest, PoisonedChunkOfACancelledRequestMatchesAtMostOnce) {
   Harness harness(Tiny(AdmissionMode::kSafe, GetParam()));
   const std::vector<std::int32_t> system = MakePrompt(1, 48);
   CachedTokens(harness, "well", Join(system, MakePrompt(2, 10)));
@@ -470,16 +471,16 @@ TEST_P(EngineCoreTest, APoisonedChunkOfACancelledRequestIsFoundOnceAtMost) {
   EXPECT_EQ(ReasonOf(harness.output("cancelled").status), "CANCELLED_BY_CALLER");
   EXPECT_GT(CachedTokens(harness, "first", sick), 48) << "a cancelled request leaves its pages";
   EXPECT_EQ(ReasonOf(harness.output("first").status), "NON_FINITE_LOGITS");
-  EXPECT_EQ(CachedTokens(harness, "second", sick), 48) << "the poisoned pages are not found again";
+  EXPECT_EQ(CachedTokens(harness, "second", sick), 48) << "the poisoned pages do not match again";
   EXPECT_EQ(CachedTokens(harness, "next", Join(system, MakePrompt(4, 10))), 48);
   EXPECT_TRUE(harness.output("next").status.ok());
   ExpectAllPagesBack(harness);
 }
 
-TEST_P(EngineCoreTest, NonFiniteLogitsInDecodingInvalidateWhatTheStepWrote) {
+TEST_P(EngineCoreTest, NonFiniteLogitsInDecodingInvalidateThePagesOfTheStep) {
   HarnessOptions options = Tiny(AdmissionMode::kSafe, GetParam());
   options.runner.end_token = kEosToken;
-  options.runner.poison_token = kEosToken;  // computing the end gives NaN
+  options.runner.poison_token = kEosToken;  // computing the end token gives NaN
   options.runner.end_period = 1;
   Harness harness(options);
   const std::vector<std::int32_t> prompt = MakePrompt(1, 70);
@@ -489,14 +490,14 @@ TEST_P(EngineCoreTest, NonFiniteLogitsInDecodingInvalidateWhatTheStepWrote) {
   harness.Submit(sick);
   harness.RunUntilIdle();
   EXPECT_EQ(ReasonOf(harness.output("sick").status), "NON_FINITE_LOGITS");
-  // The page of the last prompt tokens was written by the step, too.
+  // The step also wrote the page of the last prompt tokens.
   EXPECT_EQ(CachedTokens(harness, "after", prompt), 64);
   ExpectAllPagesBack(harness);
 }
 
 TEST_P(EngineCoreTest, WholePoolIsCleanedAfterNonFiniteLogits) {
-  // The sick request holds every page; the next needs them all, and only an empty step can clear
-  // them.
+  // The poisoned request owns every page. The next request needs all of them, and only an empty
+  // step can clear them.
   Harness harness(Tiny(AdmissionMode::kSafe, GetParam()));
   std::vector<std::int32_t> poisoned = MakePrompt(1, 310);
   poisoned[309] = kPoisonToken;
@@ -508,7 +509,7 @@ TEST_P(EngineCoreTest, WholePoolIsCleanedAfterNonFiniteLogits) {
   ExpectSameOutput(harness.output("next"), RunAlone(next));
 }
 
-TEST_P(EngineCoreTest, BlockedHeadOfTheQueueAsksAgainOnlyWhenTheCacheHasChanged) {
+TEST_P(EngineCoreTest, BlockedHeadOfTheQueueRetriesOnlyAfterTheCacheHasChanged) {
   Harness harness(Tiny(AdmissionMode::kOvercommit, GetParam()));
   const Request first = MakeRequest("first", MakePrompt(1, 200), 110);
   const Request second = MakeRequest("second", MakePrompt(2, 200), 5);
@@ -519,13 +520,13 @@ TEST_P(EngineCoreTest, BlockedHeadOfTheQueueAsksAgainOnlyWhenTheCacheHasChanged)
   const EngineStats stats = harness.core.Stats(harness.clock.Now());
   EXPECT_GT(stats.steps, 110);
   EXPECT_GE(stats.blocked_admissions, 1);
-  // The first one fills and publishes 7 pages while it decodes 110 tokens.
+  // The first request fills and publishes 7 pages while it decodes 110 tokens.
   EXPECT_LE(stats.blocked_admissions, 16);
   ExpectSameOutput(harness.output("first"), RunAlone(first));
   ExpectSameOutput(harness.output("second"), RunAlone(second));
 }
 
-TEST_P(EngineCoreTest, TheTimeOfTheLastStepIsShownAsTheWallClockReads) {
+TEST_P(EngineCoreTest, TimeOfTheLastStepIsReportedInWallClockTime) {
   Harness harness(Tiny(AdmissionMode::kSafe, GetParam()));
   harness.clock.SetWallJump(absl::Hours(48));
   harness.Submit(MakeRequest("a", MakePrompt(1, 20), 2));
@@ -534,7 +535,7 @@ TEST_P(EngineCoreTest, TheTimeOfTheLastStepIsShownAsTheWallClockReads) {
             absl::ToDoubleSeconds(harness.clock.WallNow() - absl::UnixEpoch()));
 }
 
-TEST_P(EngineCoreTest, FailedStepEndsItsRequestsOnly) {
+TEST_P(EngineCoreTest, FailedStepEndsOnlyItsRequests) {
   HarnessOptions options = Tiny(AdmissionMode::kSafe, GetParam());
   options.engine.max_running_sequences = 2;
   Harness harness(options);
@@ -557,7 +558,7 @@ TEST_P(EngineCoreTest, FailedStepEndsItsRequestsOnly) {
   ExpectAllPagesBack(harness);
 }
 
-TEST(AdmissionLimiterTest, QueueLimitsRefuseWithNumbers) {
+TEST(AdmissionLimiterTest, QueueLimitsRejectWithNumbers) {
   AdmissionLimiter queue(2, 100);
   EXPECT_TRUE(queue.EnterRequest("t", {}).ok());
   EXPECT_TRUE(queue.EnterRequest("t", {}).ok());
@@ -584,8 +585,8 @@ TEST(AdmissionLimiterTest, QueueLimitsRefuseWithNumbers) {
   EXPECT_TRUE(queue.AddTokens("t", 100).ok());
 }
 
-// Prompts of three tokens, answers of 300: nearly all of the time goes to decoding.
-TEST(AdmissionLimiterTest, RetryDelayCountsWhatIsDecodedAndWillBe) {
+// Prompts have three tokens and outputs 300, so nearly all of the time is spent on decoding.
+TEST(AdmissionLimiterTest, RetryDelayCountsDecodedAndRemainingTokens) {
   HarnessOptions options = MakeHarnessOptions({.usable_pages = 200, .max_rows = 4});
   Harness harness(options);
   for (int i = 0; i < 8; ++i) {
@@ -593,7 +594,7 @@ TEST(AdmissionLimiterTest, RetryDelayCountsWhatIsDecodedAndWillBe) {
     request.stopping.ignore_eos = true;
     harness.Submit(std::move(request));
   }
-  // 4 rows, 10 steps a second: 40 tokens a second, and 8 answers of 300 tokens ahead.
+  // 4 rows at 10 steps per second are 40 tokens per second, for 8 outputs of 300 tokens.
   for (int i = 0; i < 100; ++i) {
     harness.Step();
     harness.clock.Advance(absl::Milliseconds(100));
@@ -604,7 +605,7 @@ TEST(AdmissionLimiterTest, RetryDelayCountsWhatIsDecodedAndWillBe) {
     harness.Step();
     harness.clock.Advance(absl::Milliseconds(100));
   }
-  // The second four have 200 tokens each left.
+  // The second four requests have 200 tokens each left.
   EXPECT_GT(harness.queue.RetryDelay(), absl::Seconds(15));
   EXPECT_LT(harness.queue.RetryDelay(), absl::Seconds(25));
   harness.RunUntilIdle();
@@ -623,7 +624,7 @@ TEST(AdmissionLimiterTest, RateIsTheMeanOfTheLastTenSeconds) {
   EXPECT_EQ(meter.PerSecond(now + absl::Seconds(20)), 0);
 }
 
-// A second turn of a conversation: the first prompt, its answer, and something new.
+// Runs a second turn of a conversation: the first prompt, its output, and new tokens.
 TEST_P(EngineCoreTest, StrictRowClassesKeepGeneratedPagesFromPrompts) {
   for (const bool strict : {false, true}) {
     HarnessOptions options = Tiny(AdmissionMode::kSafe, GetParam());
@@ -641,7 +642,7 @@ TEST_P(EngineCoreTest, StrictRowClassesKeepGeneratedPagesFromPrompts) {
       harness.Submit(MakeRequest(id, turn, 5));
       harness.RunUntilIdle();
     }
-    // The last token of the answer has no K and V. With classes the match ends with the prompt.
+    // The last output token has no K and V. With row classes the match ends with the prompt.
     EXPECT_EQ(harness.output("second").cached_tokens, strict ? 40 : 99);
     EXPECT_EQ(harness.output("third").cached_tokens, 100) << "prefill tokens are found by prompts";
     EXPECT_EQ(harness.output("second").tokens, RunAlone(MakeRequest("s", turn, 5)).tokens);
@@ -649,14 +650,14 @@ TEST_P(EngineCoreTest, StrictRowClassesKeepGeneratedPagesFromPrompts) {
   }
 }
 
-TEST_P(EngineCoreTest, StrictRowClassesLetPreemptedSequencesFindTheirOwnPages) {
+TEST_P(EngineCoreTest, StrictRowClassesLetPreemptedSequencesMatchTheirOwnPages) {
   HarnessOptions options = Tiny(AdmissionMode::kOvercommit, GetParam());
   options.engine.share_generated_pages = false;
   Harness harness(options);
   std::uint32_t resumed = 0;
   harness.runner.SetHook([&](const runtime::StepBatch& batch) {
     for (const runtime::StepRow& row : batch.rows) {
-      // Several tokens behind cached ones that were generated: a sequence that came back.
+      // Several new tokens after cached generated tokens belong to a resumed sequence.
       resumed += row.cache_length > 40 && row.num_tokens > 1;
     }
     return absl::OkStatus();
@@ -704,7 +705,7 @@ TEST_P(EngineCoreTest, RandomRunKeepsEveryInvariant) {
       harness.Step();
     }
     harness.RunUntilIdle();
-    // Poisoned pages are cleared with the next step, if there is one.
+    // Poisoned pages are cleared by the next step, if there is one.
     harness.Submit(MakeRequest("last", MakePrompt(9, 5), 1));
     harness.RunUntilIdle();
     ExpectAllPagesBack(harness);

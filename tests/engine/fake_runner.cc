@@ -24,7 +24,8 @@ std::uint64_t KeyOf(const kernels::LogitBias& bias) {
   return Mix(std::bit_cast<std::uint32_t>(bias.bias), static_cast<std::uint64_t>(bias.token));
 }
 
-// What the samples point to; late ones get their biases when they are completed.
+// Hashes the data that the samples point to. Late samples get their biases only when they are
+// completed.
 std::uint64_t FingerprintOf(const runtime::StepBatch& batch) {
   std::uint64_t sum = batch.samples.size();
   for (const runtime::StepSample& sample : batch.samples) {
@@ -181,7 +182,7 @@ void FakeRunner::ListUses(const runtime::StepBatch& batch, Launch* launch) const
   }
 }
 
-// A page changes hands only when no step in flight names it.
+// A page may be reassigned only if no step in flight names it.
 void FakeRunner::CheckPages(const Launch& launch) const {
   const auto overlap = [](std::uint32_t a, std::uint32_t a_end, std::uint32_t b,
                           std::uint32_t b_end) {
@@ -217,7 +218,7 @@ void FakeRunner::CheckPages(const Launch& launch) const {
   }
 }
 
-// A token below 0 names the sample of the step before that lands at its own place.
+// A token below 0 refers to the sample of the preceding step at the same position.
 void FakeRunner::CheckFeedback(const Launch& launch) const {
   for (const runtime::StepRow& row : launch.rows) {
     for (std::uint32_t i = 0; i < row.num_tokens; ++i) {
@@ -240,7 +241,7 @@ void FakeRunner::CheckFeedback(const Launch& launch) const {
   }
 }
 
-// A sample in flight is that of the same row, at the position just before.
+// A sample in flight belongs to the same row, at the preceding position.
 void FakeRunner::CheckSampleInFlight(const Launch& launch,
                                      const runtime::StepSample& sample) const {
   if (sample.sample_in_flight < 0) return;
@@ -249,12 +250,12 @@ void FakeRunner::CheckSampleInFlight(const Launch& launch,
   const auto index = static_cast<std::size_t>(sample.sample_in_flight);
   QUIRE_CHECK(index < before.samples.size());
   QUIRE_CHECK(before.samples[index].row.position + 1 == sample.row.position);
-  // CheckFeedback has proved that the token that is fed back is of this row.
+  // CheckFeedback has checked that the token that is fed back belongs to this row.
   const std::uint32_t last = launch.batch->logits_tokens[sample.logits_index];
   QUIRE_CHECK(launch.tokens[last] == -sample.sample_in_flight - 1);
 }
 
-// Adds the samples that were in flight at the launch, and have been collected since.
+// Adds the samples that were in flight at the launch and have been collected since.
 void FakeRunner::CompleteHistories(Launch& launch) const {
   for (std::size_t i = 0; i < launch.histories.size(); ++i) {
     const std::int32_t sample = launch.batch->samples[i].sample_in_flight;
@@ -342,7 +343,7 @@ void FakeRunner::ComputeRow(const Launch& launch, std::uint32_t group,
   for (std::uint32_t i = 0; i < row.num_tokens; ++i) {
     const std::int32_t token = launch.tokens[row.first_token + i];
     const std::uint32_t position = row.cache_length + i;
-    // The token before may be outside of a window of one token.
+    // With a window of one token, the preceding token is outside the window.
     const bool reads = position > 0 && FirstRead(group, position) < position;
     const std::uint64_t before = reads ? At(launch, group, row, position - 1) : 1;
     std::uint64_t& cell = At(launch, group, row, position);
@@ -380,8 +381,8 @@ void FakeRunner::ListBest(std::uint64_t state, std::int32_t count, runtime::Step
   token->top = {top_.data() + begin, static_cast<std::size_t>(count)};
 }
 
-// Greedy rows depend on the state alone; others on seed, choice and position too. Penalties are
-// stood for by a sum over the history, which has no order.
+// Greedy rows depend on the state alone, others also on seed, choice and position. A sum over the
+// history replaces penalties, since it does not depend on the order.
 runtime::StepToken FakeRunner::Sample(const Launch& launch, std::size_t index) {
   const runtime::StepSample& sample = launch.batch->samples[index];
   runtime::StepToken result;

@@ -1,18 +1,17 @@
 #pragma once
 
-// A StepRunner whose tokens are a known function of what it finds in the pages.
+// A StepRunner whose tokens are a known function of the content of the pages.
 //
-// Every page row holds a number that hashes the token, its position and the number of the row
-// before it, read back through the lookup table. A sample reads the numbers of all rows of its
-// sequence again, in a layer group with a window those that the window reaches. So a wrong page id,
-// a missing copy, a page handed out twice or too early or a token computed at the wrong place
-// changes the tokens that follow.
+// Every page row contains a number that hashes the token, its position and the number of the
+// preceding row, which is read through the lookup table. A sample reads the numbers of all rows of
+// its sequence, or of the window's rows in a layer group with a window. So a wrong page id, a
+// missing copy, a page that was assigned twice or too early, or a token computed at the wrong
+// position changes the tokens that follow.
 //
-// With two steps in flight it computes as late as is legal, at Collect, from copies of the tables
-// as they were at Run, and checks what an engine with overlap scheduling could do wrong: a page
-// that a step in flight names must not belong to another sequence in the next one, a fed-back token
-// must be the one sampled at that very position, and nothing that a launched batch points to may
-// change.
+// With two steps in flight the runner computes as late as is legal, at Collect, from copies that
+// Run made of the tables. It also checks for possible errors of overlap scheduling: a page that a
+// step in flight names must not belong to another sequence in the next step, a fed-back token must
+// be the token sampled at that position, and the data of a launched batch must not change.
 
 #include <array>
 #include <cstddef>
@@ -36,15 +35,15 @@ struct FakeRunnerOptions {
   std::uint32_t page_size = 0;
   std::vector<cache::CacheGroup> groups = {cache::CacheGroup{}};
   std::int32_t vocab_size = 259;
-  // A sequence that contains this token has non-finite logits. -1: none.
+  // A sequence with this token has non-finite logits. -1: none.
   std::int32_t poison_token = -1;
-  // Sampled with a chance of one in `end_period` instead of the hashed token. 0: never.
+  // This token is sampled with probability 1 / `end_period` instead of the hashed token. 0: never.
   std::int32_t end_token = -1;
   std::uint32_t end_period = 0;
   int max_steps_in_flight = 1;
 };
 
-// What a step computed: rows as (tokens before, new tokens), in the batch's order.
+// The rows that a step computed as (tokens before, new tokens), in the batch's order.
 struct FakeStep {
   std::vector<std::pair<std::uint32_t, std::uint32_t>> rows;
   std::uint32_t num_tokens = 0;
@@ -62,17 +61,18 @@ class FakeRunner : public runtime::StepRunner {
   absl::StatusOr<const runtime::StepResult*> Collect() override;
   int max_steps_in_flight() const override { return options_.max_steps_in_flight; }
   bool can_pool() const override { return true; }
-  // The hidden state of a row whose sequence reads back as `state`.
+  // Returns the hidden state of a row whose sequence reads back as `state`.
   static constexpr std::size_t kHidden = 2;
   static std::array<float, kHidden> HiddenOf(std::uint64_t state);
 
-  // Called at the start of each Run; an error is what Run returns, with nothing computed.
-  // From any thread; a hook that is running ends before it is destroyed.
+  // Sets a function that is called at the start of each Run. If it returns an error, Run computes
+  // nothing and returns the error. May be called from any thread. A running hook completes before
+  // it is destroyed.
   void SetHook(RunHook hook) {
     MutexLock lock(&hook_mutex_);
     hook_ = std::make_shared<const RunHook>(std::move(hook));
   }
-  // The same at the start of each Collect: the oldest step is lost, and nothing of it computed.
+  // The same for the start of each Collect. On an error the oldest step is lost and not computed.
   void SetCollectHook(CollectHook hook) {
     MutexLock lock(&hook_mutex_);
     collect_hook_ = std::make_shared<const CollectHook>(std::move(hook));
@@ -91,7 +91,7 @@ class FakeRunner : public runtime::StepRunner {
     std::uint32_t read_end = 0;  // reads page rows [0, read_end)
     std::uint32_t write_begin = 0, write_end = 0;
   };
-  // A step as it was when it was launched.
+  // A copy of a step made when it was launched.
   struct Launch {
     const runtime::StepBatch* batch = nullptr;
     std::vector<std::int32_t> tokens;
@@ -105,7 +105,7 @@ class FakeRunner : public runtime::StepRunner {
     std::vector<std::vector<kernels::LogitBias>> biases;      // by sample
     std::vector<bool> completed;                              // by sample, of late ones
     bool awaits_masks = false;
-    std::uint64_t fingerprint = 0;  // of what else the samples point to
+    std::uint64_t fingerprint = 0;  // hash of the other data that the samples point to
   };
 
   Launch Snapshot(const runtime::StepBatch& batch) const;
@@ -119,7 +119,7 @@ class FakeRunner : public runtime::StepRunner {
   }
   std::uint64_t& At(const Launch& launch, std::uint32_t group, const runtime::StepRow& row,
                     std::uint32_t position);
-  // The first position that the token at `position` reads.
+  // Returns the first position that the token at `position` reads.
   std::uint32_t FirstRead(std::uint32_t group, std::uint32_t position) const;
   void ComputeRow(const Launch& launch, std::uint32_t group, const runtime::StepRow& row);
   std::uint64_t ReadBack(const Launch& launch, std::uint32_t token, bool* poisoned);
@@ -137,7 +137,7 @@ class FakeRunner : public runtime::StepRunner {
   std::vector<kernels::TopLogprob> top_;
   std::deque<Launch> in_flight_;                               // oldest first
   std::map<std::uint32_t, std::array<float, kHidden>> pools_;  // by batch row
-  std::vector<std::int32_t> last_samples_;  // of the step that was collected last
+  std::vector<std::int32_t> last_samples_;                     // of the last collected step
   runtime::StepResult result_;
   Mutex hook_mutex_;
   std::shared_ptr<const RunHook> hook_ ABSL_GUARDED_BY(hook_mutex_);

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Makes a bundle of the build in $1 and runs it in a root that holds glibc and nothing else, without network.
-# 77, with the reason, where no such root can be had.
+# Makes a bundle of the build in $1 and runs it without network in a root that contains only glibc.
+# Exits with 77 and the reason if no such root can be created.
 set -euo pipefail
 build=$(realpath "$1")
 source=$(cd "$(dirname "$0")/../.." && pwd)
@@ -15,7 +15,7 @@ for library in libc libm libdl libpthread librt libresolv; do
   cp -L /lib/x86_64-linux-gnu/$library.so.? "$root/lib/x86_64-linux-gnu"
 done
 cp -r "$source/build/gpu/quire-gpu" "$root"
-# /proc as in every container: by it the loader knows what $ORIGIN is. A status of 77 means no device here.
+# The loader needs /proc, which every container has, to resolve $ORIGIN. A status of 77 means that there is no device.
 # shellcheck disable=SC2016 # $0 and $@ are those of the inner shell
 unshare --net --mount sh -c 'mount --rbind /proc "$0/proc" && exec chroot "$0" "$@"' "$root" \
   /quire-gpu/run --out /tmp/results.tar.gz --emulated facts smoke || { echo "run: status $?"; exit 1; }

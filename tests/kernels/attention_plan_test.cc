@@ -1,5 +1,5 @@
-// The work lists: their laws by brute force, and the device's form against the host's. The reduce
-// of states against one pass. The masks against their definitions.
+// Tests of the attention work lists: their invariants, and the lists built on the device against
+// the host's. Compares the reduction of states with one pass, and masks with their definitions.
 
 #include "kernels/attention/attention_plan.h"
 
@@ -21,7 +21,7 @@
 namespace quire::kernels {
 namespace {
 
-// Seeded numbers below a bound.
+// Returns seeded random numbers below a bound.
 class Random {
  public:
   explicit Random(std::uint32_t seed) : engine_(seed) {}
@@ -64,7 +64,7 @@ Batch RandomBatch(std::uint32_t size, std::uint32_t longest, Random& random) {
   return batch;
 }
 
-// Lists in host memory with guards behind each.
+// Lists in host memory, each followed by guard entries.
 struct HostLists {
   HostLists(const Batch& batch, const AttentionWorkShape& shape) : shape(shape) {
     const AttentionPlanLimits limits{std::max(batch.size(), 1u),
@@ -102,7 +102,8 @@ struct HostLists {
   std::vector<AttentionMerge> merge;
 };
 
-// (sequence, KV head, packed row of the class) -> spans that items give it, in list order.
+// Maps (sequence, KV head, packed row of the class) to the spans that items assign to it, in list
+// order.
 using Spans = std::map<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>,
                        std::vector<std::pair<std::uint32_t, std::uint32_t>>>;
 
@@ -117,7 +118,7 @@ Spans SpansOf(const std::vector<AttentionWork>& items) {
   return spans;
 }
 
-// The first key that the first decode token of a sequence sees.
+// Returns the first key that the first decode token of a sequence sees.
 std::uint32_t FirstSeen(const Batch& batch, std::uint32_t sequence, std::uint32_t window) {
   const std::uint32_t position = batch.cached[sequence] + batch.prompt[sequence];
   return window == 0 || window > position ? 0 : position - window + 1;
@@ -137,7 +138,7 @@ void ExpectEveryTileOnce(const Batch& batch, const HostLists& lists) {
         ASSERT_NE(found, decode.end()) << b << " " << h << " " << r;
         auto runs = found->second;
         std::sort(runs.begin(), runs.end());
-        // One run at most, the first, holds keys that no row sees.
+        // Only the first run may contain keys that no row sees.
         const std::uint32_t seen = FirstSeen(batch, b, lists.shape.window) / kKvSpan;
         ASSERT_LE(runs[0].first, seen);
         ASSERT_GT(runs[0].second, seen);
@@ -170,7 +171,7 @@ void ExpectItemsInPlace(const Batch& batch, const HostLists& lists) {
         batch.cached[item.sequence] + batch.prompt[item.sequence] + batch.generated[item.sequence];
     ASSERT_LE(keys, keys_before) << "longest first";
     keys_before = keys;
-    // A run begins with a group, or is one span, or is the whole row.
+    // A run starts at a group, is one span, or is the whole row.
     ASSERT_TRUE(item.num_spans == 1 || item.first_span % kSpansPerGroup == 0);
     ASSERT_TRUE(item.num_spans <= kSpansPerGroup || item.partial == AttentionWork::kNoPartial);
   }
@@ -181,7 +182,7 @@ void ExpectItemsInPlace(const Batch& batch, const HostLists& lists) {
   }
 }
 
-// Partials are numbered without gaps, each is written once, and merged with its neighbours in the
+// Partials are numbered without gaps. Each is written once and merged with its neighbours in the
 // order of their keys.
 void ExpectPartialsDense(const HostLists& lists) {
   std::vector<const AttentionWork*> writers(lists.counts.partials, nullptr);
@@ -215,7 +216,7 @@ void ExpectPartialsDense(const HostLists& lists) {
   EXPECT_EQ(merged, lists.counts.partials);
 }
 
-TEST(AttentionPlanTest, ListsKeepTheirLaws) {
+TEST(AttentionPlanTest, ListsSatisfyTheirInvariants) {
   Random random(5);
   const std::uint32_t sizes[] = {1, 2, 7, 64, 300, 4096};
   std::set<bool> cut;
@@ -236,7 +237,7 @@ TEST(AttentionPlanTest, ListsKeepTheirLaws) {
   EXPECT_EQ(cut.size(), 2u) << "both kinds of plan were seen";
 }
 
-TEST(AttentionPlanTest, CutFollowsTheWork) {
+TEST(AttentionPlanTest, SplitDependsOnTheWork) {
   EXPECT_EQ(ChooseSplit(1, 132), AttentionSplit::kSpan);
   EXPECT_EQ(ChooseSplit(2 * 132 - 1, 132), AttentionSplit::kSpan);
   EXPECT_EQ(ChooseSplit(2 * 132, 132), AttentionSplit::kGroup);
@@ -244,8 +245,8 @@ TEST(AttentionPlanTest, CutFollowsTheWork) {
   EXPECT_EQ(ChooseSplit(MaxPartials(132) + 1, 132), AttentionSplit::kWholeRow);
 }
 
-// Where a row may be cut depends on the row; whether it is cut there, on the load alone. So the
-// borders of any two plans that hold the row are multiples of a span, and of a group wherever an
+// The row determines where it may be cut, and the load alone whether it is cut there. So the
+// borders of any two plans with the row are multiples of a span, and multiples of a group if an
 // item has more than one span.
 TEST(AttentionPlanTest, BordersOfARowDoNotDependOnOtherRows) {
   Random random(6);
@@ -260,22 +261,22 @@ TEST(AttentionPlanTest, BordersOfARowDoNotDependOnOtherRows) {
   }
 }
 
-// What a windowed row costs does not grow with its context.
-TEST(AttentionPlanTest, SpansBeforeAWindowAreNoItems) {
+// The cost of a row with a window does not grow with its context.
+TEST(AttentionPlanTest, SpansBeforeAWindowAreSkipped) {
   for (const std::uint32_t window : {1u, 512u, 1024u, 4096u}) {
     for (const std::uint32_t cached : {32767u, 130000u}) {
       Batch batch;
       batch.Add(cached, 0, 1);
       const HostLists spans(batch, {8, 4, 132, window});
       EXPECT_LE(spans.counts.decode, 8 * (window / kKvSpan + 2));
-      // A group more at most where groups are items.
+      // If items are groups, there is at most one more group.
       const HostLists groups(batch, {8, 4, 1, window});
       EXPECT_LE(groups.counts.decode, 8 * (window / kKvGroup + 2));
     }
   }
 }
 
-// Sums of 256 devices' worth of lengths do not wrap around.
+// Sums of the lengths of 256 devices do not wrap around.
 TEST(AttentionPlanTest, CountsOfHugeStepsDoNotWrap) {
   Batch batch;
   for (int i = 0; i < 4096; ++i) batch.Add(0x7ffffff0u, 0, 1);
@@ -312,7 +313,7 @@ void ExpectDeviceListsEqual(const AttentionBackend& cuda, const Batch& batch, st
   EXPECT_TRUE(read(lists.merge, host.counts.merge) == host.merge);
 }
 
-TEST(AttentionPlanTest, DeviceFormEqualsHostForm) {
+TEST(AttentionPlanTest, DeviceListsEqualHostLists) {
   Random random(7);
   for (const int num_sms : {1, 16, 132}) {
     const AttentionBackend cuda(num_sms);
@@ -328,7 +329,7 @@ TEST(AttentionPlanTest, DeviceFormEqualsHostForm) {
   }
 }
 
-TEST(AttentionPlanTest, RefusesWhatItCannotHold) {
+TEST(AttentionPlanTest, RejectsInvalidLimits) {
   const AttentionBackend cuda;
   const AttentionPlanLimits good{4, 16, 100, 8, 2, 64};
   AttentionPlanLimits bad = good;
@@ -421,8 +422,8 @@ TEST(AttentionStateTest, ReductionOfPiecesEqualsOnePass) {
   }
 }
 
-// Spans in groups in a row: cut into single spans or whole groups, with empty states in between.
-TEST(AttentionStateTest, CutsAlongTheTreeGiveTheSameBits) {
+// Cuts a row of spans into single spans or whole groups, with empty states in between.
+TEST(AttentionStateTest, CutsAtGroupsGiveBitwiseEqualResults) {
   for (std::uint32_t seed = 0; seed < 40; ++seed) {
     const std::vector<Sample> samples = Samples(seed, 13 * 50, 3);
     std::vector<Piece<FloatMath>> spans;
@@ -453,7 +454,7 @@ TEST(AttentionStateTest, CutsAlongTheTreeGiveTheSameBits) {
   }
 }
 
-TEST(AttentionStateTest, NoKeysAreZeroAndNeverNan) {
+TEST(AttentionStateTest, NoKeysGiveZeroAndNotNan) {
   Piece<FloatMath> empty;
   empty.Add({});
   empty.Add({});
@@ -462,7 +463,7 @@ TEST(AttentionStateTest, NoKeysAreZeroAndNeverNan) {
   EXPECT_TRUE(std::isinf(empty.state.max));
 }
 
-TEST(AttentionMaskTest, PredicatesAreTheirDefinitions) {
+TEST(AttentionMaskTest, PredicatesMatchTheirDefinitions) {
   for (int i = 0; i < 40; ++i) {
     for (int j = 0; j < 40; ++j) {
       const auto at = static_cast<std::uint32_t>(i);

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Units compiled for one instruction set must share no inline function with the rest of the program:
-# the linker could keep their copy for all processors. So their objects define no weak symbol.
-# Usage: isa_units_test.sh FOLDER, where the objects of kernels/ lie.
+# Units compiled for one instruction set must share no inline function with the rest of the program, because the linker
+# could keep their copy for all processors. So their objects may define no weak symbol.
+# Usage: isa_units_test.sh FOLDER, where FOLDER has the objects of kernels/.
 set -eu
 
 weak() {
@@ -14,7 +14,7 @@ if [ "$count" -lt 7 ]; then
   echo "expected the objects of 7 instruction sets under $1, found: $units"
   exit 1
 fi
-# An ordinary unit has such symbols; if none is seen there, this test looks for the wrong thing.
+# An ordinary unit has such symbols. If it has none, the search is wrong.
 ordinary=$(find "$1" -name 'backend.cc.o')
 if [ -z "$(weak "$ordinary")" ]; then
   echo "no weak symbol in $ordinary, where some are expected"

@@ -1,5 +1,5 @@
-// CudaRunner on an emulated GPU: what it allocates, what it does with pages and errors, and its
-// tokens against the CPU's.
+// Tests of CudaRunner on an emulated GPU: its allocations, page operations and errors. Its tokens
+// are compared with the CPU's.
 
 #include "runtime/cuda_runner.h"
 
@@ -50,7 +50,7 @@ runtime::RunnerOptions Options(DType activation) {
           .activation = activation};
 }
 
-// A model on one device, behind the cache manager, as the engine has it.
+// A model on one device with a cache manager, as in the engine.
 class Stage {
  public:
   explicit Stage(bool cuda, DType dtype = DType::kF32, int threads = 1)
@@ -111,8 +111,8 @@ class Stage {
     return MakeRunner(Options(dtype_));
   }
 
-  // Row `row` goes on with tokens [cached, cached + count) of `tokens`, of which `prompt` are the
-  // prompt's; one greedy sample after the last.
+  // Continues row `row` with tokens [cached, cached + count) of `tokens`. The first `prompt` tokens
+  // are the prompt. Samples greedily once, after the last token.
   absl::Status Launch(std::uint32_t row, const std::vector<std::int32_t>& tokens,
                       std::uint32_t cached, std::uint32_t count, std::uint32_t prompt) {
     QUIRE_RETURN_IF_ERROR(cache_->Reserve(BatchRow{row}, cached + count));
@@ -155,7 +155,7 @@ class Stage {
     return sampled;
   }
 
-  // Where every step's logits go; null: nowhere.
+  // Destination of the logits of every step. Null discards them.
   float* logits_out = nullptr;
 
   const runtime::Model& model() const { return *model_; }
@@ -178,7 +178,7 @@ class Stage {
   runtime::StepBatch batch_;
 };
 
-// The distance by norm.
+// Returns |a - b| / |b| in the Euclidean norm.
 double RelativeTo(const std::vector<float>& a, const std::vector<float>& b) {
   double apart = 0, size = 0;
   for (std::size_t i = 0; i < b.size(); ++i) {
@@ -188,7 +188,7 @@ double RelativeTo(const std::vector<float>& a, const std::vector<float>& b) {
   return std::sqrt(apart / size);
 }
 
-// From one matrix to the next, and as far from scales to scales.
+// Expects equal distances between consecutive matrices, and the same between their scales.
 void ExpectEqualDistances(const std::vector<LinearWeights>& linears) {
   const auto at = [&](std::size_t i, bool scales) {
     const kernels::PackedLinear& matrix = linears[i].matrices[0];
@@ -202,9 +202,9 @@ void ExpectEqualDistances(const std::vector<LinearWeights>& linears) {
   }
 }
 
-// Three rows that sample, of 3, 100 and 5 tokens, the second of which gives its prompt's
-// log-probabilities: more logits than one block of the head holds, with late samples before and
-// behind them.
+// A batch of three rows of 3, 100 and 5 tokens, each of which is sampled. The second row returns
+// log-probabilities of its prompt. The batch has more logits than one block of the head, and late
+// samples before and after them.
 struct LateBatch {
   LateBatch(Stage& stage, std::span<const std::uint32_t> allowed, bool late) {
     const std::uint32_t counts[] = {3, 100, 5};
@@ -242,7 +242,7 @@ struct LateBatch {
   runtime::StepBatch batch;
 };
 
-// Everything that a result says, in one list.
+// Returns all values of a result in one list.
 std::vector<float> ValuesOf(const runtime::StepResult& result) {
   std::vector<float> values;
   const auto add = [&](const runtime::StepToken& token) {
@@ -264,9 +264,8 @@ class CudaRunnerTest : public testing::Test {
   }
 };
 
-// Every byte that Create and LoadModel take is in the plan, and none is in it that they do not
-// take.
-TEST_F(CudaRunnerTest, ThePlanIsWhatIsAllocated) {
+// The plan contains exactly the bytes that Create and LoadModel allocate.
+TEST_F(CudaRunnerTest, PlanEqualsTheAllocatedBytes) {
   const std::tuple<const char*, DType, Quantization> cases[] = {
       {"llama-gqa-tied-bf16", DType::kF32, Quantization::kAuto},
       {"llama-gqa-tied-bf16", DType::kBF16, Quantization::kAuto},
@@ -313,7 +312,7 @@ TEST_F(CudaRunnerTest, ThePlanIsWhatIsAllocated) {
     EXPECT_EQ(taken(), plan->runner.activation_bytes + plan->runner.attention_bytes +
                            plan->runner.sampler_bytes);
     EXPECT_EQ(stage.cuda().memory().device_bytes(), plan->runner.device_bytes());
-    // A step allocates nothing.
+    // Steps allocate nothing.
     ASSERT_TRUE(stage.Generate(1, {5, 6, 7}, 4).ok());
     EXPECT_EQ(taken(), 0);
     EXPECT_TRUE(stage.pool().CheckIntegrity().ok()) << stage.pool().CheckIntegrity();
@@ -321,16 +320,16 @@ TEST_F(CudaRunnerTest, ThePlanIsWhatIsAllocated) {
   EXPECT_EQ(cuda_emulator::QueuedOperations(), 0u);
 }
 
-// 8 experts, 2 heads: more matrices than allocations. From one expert or head to the next it is as
-// far everywhere, and each matrix begins where every kernel can read it.
-TEST_F(CudaRunnerTest, TheMatricesOfALayerAreOneAllocation) {
+// The models have 8 experts or 2 heads, so there are more matrices than allocations. Experts and
+// heads are equally far apart, and each matrix has the alignment that all kernels need.
+TEST_F(CudaRunnerTest, MatricesOfALayerShareOneAllocation) {
   for (const char* const name : {"qwen3-moe-bf16", "gpt-oss-mxfp4", "deepseek-v3-bf16"}) {
     SCOPED_TRACE(name);
     Stage stage(true, DType::kBF16);
     const std::uint64_t before = cuda_emulator::AllocationCount();
     ASSERT_TRUE(stage.Load(Fixture(name)).ok());
     const std::span<const LayerWeights> layers = stage.model().weights->layers();
-    // Embedding, head and vectors; the staging of the upload, which is freed.
+    // Embedding, head and vectors, and the staging buffers of the upload, which are freed.
     EXPECT_EQ(cuda_emulator::AllocationCount() - before, layers.size() + 3 + 2);
     for (const LayerWeights& layer : layers) {
       for (const auto& [part, linear] : LinearsOf(layer)) {
@@ -348,7 +347,7 @@ TEST_F(CudaRunnerTest, TheMatricesOfALayerAreOneAllocation) {
   }
 }
 
-TEST_F(CudaRunnerTest, APlanThatDoesNotFitNamesEveryPart) {
+TEST_F(CudaRunnerTest, PlanThatDoesNotFitNamesEveryPart) {
   runtime::DevicePlanOptions options{.page_size = kPageSize,
                                      .kv_dtype = DType::kBF16,
                                      .device_memory_bytes = std::int64_t{1} << 30,
@@ -357,7 +356,7 @@ TEST_F(CudaRunnerTest, APlanThatDoesNotFitNamesEveryPart) {
   ASSERT_TRUE(whole.ok()) << whole.status();
   EXPECT_LE(whole->total_bytes(), options.device_memory_bytes);
   EXPECT_GT(whole->total_bytes() + whole->page_bytes, options.device_memory_bytes);
-  // One byte less for one page more than fits.
+  // The memory is one byte too small for one more page.
   options.num_blocks = whole->num_blocks;
   options.device_memory_bytes = whole->total_bytes();
   EXPECT_TRUE(runtime::PlanDeviceMemory(Fixture(), options).ok());
@@ -374,7 +373,7 @@ TEST_F(CudaRunnerTest, APlanThatDoesNotFitNamesEveryPart) {
               HasSubstr("at least 2 pages"));
 }
 
-TEST_F(CudaRunnerTest, WhatDoesNotGoTogetherIsRefused) {
+TEST_F(CudaRunnerTest, RejectsIncompatibleOptions) {
   EXPECT_THAT(std::string(runtime::PlanDeviceMemory(Fixture(), {.page_size = kPageSize,
                                                                 .kv_dtype = DType::kBF16,
                                                                 .device_memory_bytes = 1 << 30,
@@ -398,7 +397,7 @@ TEST_F(CudaRunnerTest, WhatDoesNotGoTogetherIsRefused) {
               HasSubstr("the communicator is of host memory, the runner computes on "));
 }
 
-TEST_F(CudaRunnerTest, TheStoryModelTellsTheCpusTokens) {
+TEST_F(CudaRunnerTest, StoryModelGeneratesTheCpusTokens) {
   const auto files = formats::ModelFiles::FromDirectory(paths::Source("assets/story"));
   ASSERT_TRUE(files.ok()) << files.status();
   const std::vector<std::int32_t> prompt = {0, 403, 262, 640, 264, 1023, 17, 350, 44};
@@ -415,7 +414,7 @@ TEST_F(CudaRunnerTest, TheStoryModelTellsTheCpusTokens) {
   EXPECT_TRUE(gpu.pool().CheckIntegrity().ok());
 }
 
-TEST_F(CudaRunnerTest, MadeUpWeightsAreTheSameOnBothDevices) {
+TEST_F(CudaRunnerTest, DummyWeightsAreEqualOnBothDevices) {
   EditableFiles only_config;
   only_config.Set("config.json", EditableFiles("models/llama-gqa-tied-bf16").Get("config.json"));
   Stage cpu(false);
@@ -431,9 +430,9 @@ TEST_F(CudaRunnerTest, MadeUpWeightsAreTheSameOnBothDevices) {
   EXPECT_EQ(*got, *want);
 }
 
-// The width of DeepSeek's rows, in kernels for which the fixtures' rows are too narrow; dense
-// layers, so that steps run as graphs.
-TEST_F(CudaRunnerTest, LatentRowsOfTheirRealWidthAgreeWithTheCpu) {
+// The rows have DeepSeek's width, for which there are kernels that the fixtures' narrower rows do
+// not use. The layers are dense, so that steps run as graphs.
+TEST_F(CudaRunnerTest, LatentRowsOfDeepSeekWidthMatchTheCpu) {
   EditableFiles only_config;
   only_config.Set(
       "config.json",
@@ -464,7 +463,7 @@ TEST_F(CudaRunnerTest, LatentRowsOfTheirRealWidthAgreeWithTheCpu) {
   cpu.logits_out = gpu.logits_out = half.logits_out = nullptr;
   EXPECT_EQ(*gpu.Generate(0, prompt, 6), *cpu.Generate(0, prompt, 6));
   EXPECT_GT(gpu.cuda().graph_steps(), 0u);
-  // Decode tokens in bf16, in graphs and without them.
+  // Decodes in bf16, with graphs and without.
   const auto in_graphs = half.Generate(0, prompt, 6);
   ASSERT_TRUE(in_graphs.ok()) << in_graphs.status();
   EXPECT_GT(half.cuda().graph_steps(), 0u);
@@ -475,8 +474,8 @@ TEST_F(CudaRunnerTest, LatentRowsOfTheirRealWidthAgreeWithTheCpu) {
   EXPECT_EQ(half.cuda().graph_steps(), 0u);
 }
 
-// The shape that the GPU is measured with, planned where there is none.
-TEST_F(CudaRunnerTest, ThePlanOfAnEightBillionModelNeedsNoTensors) {
+// Plans the model shape of the GPU benchmarks, without a GPU.
+TEST_F(CudaRunnerTest, PlansAnEightBillionParameterModelWithoutTensors) {
   EditableFiles files;
   files.Set("config.json", R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama",
       "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
@@ -489,7 +488,7 @@ TEST_F(CudaRunnerTest, ThePlanOfAnEightBillionModelNeedsNoTensors) {
        .load_mode = runtime::LoadMode::kDummy,
        .runner = {.max_rows = 256, .max_step_tokens = 8192, .activation = DType::kBF16}});
   ASSERT_TRUE(plan.ok()) << plan.status();
-  // 8.03e9 parameters of two bytes, and norms of four.
+  // 8.03e9 parameters of two bytes, and norms of four bytes.
   EXPECT_NEAR(static_cast<double>(plan->weight_bytes), 16.06e9, 0.01e9);
   EXPECT_EQ(plan->page_bytes, 8 << 20);
   EXPECT_GT(plan->num_blocks, 6000u);
@@ -503,7 +502,7 @@ TEST_F(CudaRunnerTest, ContractsOfStepsInFlightAreChecked) {
   ASSERT_TRUE(stage.Start(Fixture()).ok());
   EXPECT_EQ(stage.runner().max_steps_in_flight(), 2);
   EXPECT_EQ(stage.runner().Collect().status().code(), absl::StatusCode::kFailedPrecondition);
-  // Nothing was sampled before.
+  // No earlier step has sampled a token.
   EXPECT_THAT(std::string(stage.Launch(0, {-1}, 0, 1, 1).message()),
               HasSubstr("token_ids[0] is -1"));
   ASSERT_TRUE(stage.Launch(0, {5, 6}, 0, 2, 2).ok());
@@ -516,7 +515,7 @@ TEST_F(CudaRunnerTest, ContractsOfStepsInFlightAreChecked) {
   const std::int32_t token = (*first)->samples[0].token;
   const auto second = stage.runner().Collect();
   ASSERT_TRUE(second.ok());
-  // The token that was fed back on the device is the one that the first step drew.
+  // The token that was fed back on the device equals the token that the first step sampled.
   Stage again(true);
   ASSERT_TRUE(again.Start(Fixture()).ok());
   const auto want = again.Generate(0, {5, 6}, 2);
@@ -524,7 +523,7 @@ TEST_F(CudaRunnerTest, ContractsOfStepsInFlightAreChecked) {
   EXPECT_EQ(std::vector<std::int32_t>({token, (*second)->samples[0].token}), *want);
 }
 
-TEST_F(CudaRunnerTest, LateSamplesAreThoseOfRun) {
+TEST_F(CudaRunnerTest, LateSamplesEqualSamplesOfRun) {
   for (const bool cuda : {false, true}) {
     SCOPED_TRACE(cuda ? "CUDA" : "CPU");
     std::vector<std::vector<float>> values;
@@ -554,7 +553,7 @@ TEST_F(CudaRunnerTest, LateSamplesAreThoseOfRun) {
         const auto token = static_cast<std::uint32_t>((*result)->samples[i].token);
         EXPECT_NE(allowed[token / 32] >> (token % 32) & 1, 0) << i;
       }
-      // A late sample without a mask leaves the others as they are.
+      // A late sample without a mask does not change the other samples.
       LateBatch again(stage, allowed, true);
       ASSERT_TRUE(stage.runner().Run(again.batch).ok());
       stage.cache().CompleteStep();
@@ -572,7 +571,7 @@ TEST_F(CudaRunnerTest, LateSamplesAreThoseOfRun) {
   }
 }
 
-// A fork copies the page that both sequences would write; a cleared page is zero, scales included.
+// A fork copies the page that both sequences would write. A cleared page is zero, scales included.
 TEST_F(CudaRunnerTest, PagesAreCopiedAndClearedOnTheDevice) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     std::vector<std::int32_t> tokens(22);
@@ -615,7 +614,7 @@ TEST_F(CudaRunnerTest, PagesAreCopiedAndClearedOnTheDevice) {
   }
 }
 
-TEST_F(CudaRunnerTest, AFaultOnTheDeviceIsReportedAsItsLoss) {
+TEST_F(CudaRunnerTest, DeviceFaultIsReportedAsDeviceLost) {
   Stage stage(true);
   ASSERT_TRUE(stage.Start(Fixture()).ok());
   ASSERT_TRUE(stage.Generate(0, {5, 6}, 2).ok());
@@ -623,19 +622,19 @@ TEST_F(CudaRunnerTest, AFaultOnTheDeviceIsReportedAsItsLoss) {
       {.where = "kernel:linear_scalar", .error = cudaErrorIllegalAddress, .sticky = true});
   const absl::Status status = stage.Generate(1, {5, 6, 7}, 2).status();
   EXPECT_TRUE(IsDeviceLost(status)) << status;
-  // It stays lost.
+  // The device stays lost.
   EXPECT_TRUE(IsDeviceLost(stage.Generate(2, {5}, 1).status()));
   cuda_emulator::Reset();
 }
 
-TEST_F(CudaRunnerTest, WhatCannotBeCapturedRunsWithoutAGraph) {
+TEST_F(CudaRunnerTest, RunsWithoutAGraphIfCaptureFails) {
   Stage with(true);
   Stage without(true);
   ASSERT_TRUE(with.Start(Fixture()).ok());
   ASSERT_TRUE(without.Start(Fixture()).ok());
   const auto want = with.Generate(0, {5, 6}, 6);
   EXPECT_EQ(with.cuda().num_graphs(), 1u);
-  // The prompt, then one step before the capture.
+  // The prompt and the first decode step run before the capture.
   EXPECT_EQ(with.cuda().graph_steps(), 4u);
   cuda_emulator::InjectFault({.where = "cudaGraphInstantiate", .error = cudaErrorNotSupported});
   const auto got = without.Generate(0, {5, 6}, 6);
@@ -645,7 +644,7 @@ TEST_F(CudaRunnerTest, WhatCannotBeCapturedRunsWithoutAGraph) {
   EXPECT_EQ(without.cuda().graph_steps(), 0u);
 }
 
-// The logits of a prompt and six decode tokens of a mixture, and how the steps ran.
+// The logits of a prompt and six decode tokens of an MoE model, and how the steps ran.
 struct MixtureRun {
   std::vector<std::int32_t> tokens;
   std::vector<float> logits;  // of the last step
@@ -681,9 +680,9 @@ MixtureRun RunMixture(const formats::ModelFiles& files, const Mixture& mixture, 
   return run;
 }
 
-// Plain matrices, codes of every kind, biases, f32. A capture refuses every wait of the host, so a
-// graph shows that there is none.
-TEST_F(CudaRunnerTest, MixturesRunAsGraphs) {
+// The cases cover unquantized and quantized weights of every kind, biases and f32. A capture
+// rejects every host wait, so a captured step contains none.
+TEST_F(CudaRunnerTest, MoeModelsRunAsGraphs) {
   const Mixture mixtures[] = {{"qwen3-moe-bf16"},
                               {"mixtral-bf16"},
                               {"deepseek-v3-bf16"},
@@ -705,7 +704,7 @@ TEST_F(CudaRunnerTest, MixturesRunAsGraphs) {
     EXPECT_EQ(
         std::memcmp(with.logits.data(), without.logits.data(), with.logits.size() * sizeof(float)),
         0);
-    // As many in every mixture, whatever the number of its experts (4 or 8 here).
+    // Every MoE model has the same number of launches, for 4 and for 8 experts.
     const bool is_f32 = mixture.dtype == DType::kF32;
     for (const MixtureRun& run : {with, without}) {
       const std::uint64_t count = run.launches.at(is_f32 ? "router" : "route");
@@ -720,14 +719,14 @@ TEST_F(CudaRunnerTest, MixturesRunAsGraphs) {
 
 using Launches = std::map<std::string, std::uint64_t>;
 
-// Every kernel of `more` as often as `less` has it not.
+// Returns how many more launches of each kernel `more` has than `less`.
 Launches Beyond(Launches more, const Launches& less) {
   for (const auto& [kernel, count] : less) more[kernel] -= count;
   std::erase_if(more, [](const auto& entry) { return entry.second == 0; });
   return more;
 }
 
-// Shapes that the kernels of tensor cores take. `experts` 0: dense.
+// Returns a configuration with shapes that the tensor core kernels support. 0 experts: dense.
 std::string CountedConfig(int layers, int experts, bool norms_heads) {
   return absl::StrCat(
       R"({"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64,
@@ -744,8 +743,8 @@ std::string CountedConfig(int layers, int experts, bool norms_heads) {
                     : R"(, "architectures": ["LlamaForCausalLM"], "model_type": "llama"})");
 }
 
-// One token more in each of the first `rows` rows, which have `cached`. Nothing of the step has run
-// before the host asks for its result, so the host has waited for none of it.
+// Decodes one token in each of the first `rows` rows, which have `cached` tokens. No work of the
+// step has run when the host collects the result, so the host has not waited inside the step.
 void Decode(Stage& stage, std::uint32_t rows, std::uint32_t cached) {
   runtime::StepBatch batch;
   std::vector<cache::RowStep> steps;
@@ -770,7 +769,7 @@ void Decode(Stage& stage, std::uint32_t rows, std::uint32_t cached) {
   ASSERT_TRUE(stage.runner().Collect().ok());
 }
 
-// Of the third decode step of `rows` sequences.
+// Returns the launches of the third decode step of `rows` sequences.
 Launches LaunchesOfDecode(const std::string& config, std::uint32_t rows, bool graphs,
                           Quantization quantization = Quantization::kAuto) {
   EditableFiles files;
@@ -794,9 +793,9 @@ Launches LaunchesOfDecode(const std::string& config, std::uint32_t rows, bool gr
   return Beyond(cuda_emulator::LaunchCounts(), before);
 }
 
-// Kernels and not bytes bound a small batch, so what a layer launches is held, and what a step
-// launches beside its layers.
-TEST_F(CudaRunnerTest, LaunchesOfADecodeStepAreHeld) {
+// Launches, not bytes, limit the speed of small batches. The test therefore asserts the launches of
+// a layer and of the rest of a step.
+TEST_F(CudaRunnerTest, DecodeStepHasTheExpectedLaunches) {
   const Launches attention = {{"rms_norm", 2}, {"attention decode sm_90a", 1}, {"linear", 2}};
   Launches dense = attention;
   dense["linear"] += 2;  // gate and up with their product, and down
@@ -820,8 +819,8 @@ TEST_F(CudaRunnerTest, LaunchesOfADecodeStepAreHeld) {
   }
 }
 
-// Beyond the rows that the last block of a launch goes on with, there are more.
-TEST_F(CudaRunnerTest, LaunchesOfMoreRowsAreHeld) {
+// With more rows than the last block of a launch can continue with, there are more launches.
+TEST_F(CudaRunnerTest, LargerBatchHasTheExpectedLaunches) {
   const std::tuple<int, std::uint32_t, std::uint64_t> cases[] = {
       {0, 8, 7}, {0, 9, 8}, {8, 8, 8}, {8, 9, 9}, {8, 17, 11}, {8, 33, 12}};
   for (const auto& [experts, rows, want] : cases) {
@@ -834,8 +833,8 @@ TEST_F(CudaRunnerTest, LaunchesOfMoreRowsAreHeld) {
   }
 }
 
-// As many as of bf16.
-TEST_F(CudaRunnerTest, LaunchesOfCodedLayersAreHeld) {
+// Quantized layers have as many launches as bf16 layers.
+TEST_F(CudaRunnerTest, QuantizedLayersHaveTheExpectedLaunches) {
   using enum Quantization;
   const std::tuple<Quantization, int, std::uint32_t, std::uint64_t> cases[] = {
       {kInt4G32, 0, 1, 7}, {kInt4G32, 0, 8, 7},   {kInt4G32, 0, 9, 8}, {kInt4G32, 4, 1, 8},
@@ -859,7 +858,7 @@ TEST_F(CudaRunnerTest, TooLittleMemoryIsReportedWithNumbers) {
   const absl::Status status = stage.MakeRunner(Options(DType::kF32));
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
 
-  // The graphs would not find room later.
+  // The runner rejects memory in which the graphs would not fit later.
   ASSERT_TRUE(stage.MakeRunner(Options(DType::kF32)).ok());
   const runtime::RunnerMemory memory = stage.cuda().memory();
   Stage full(true);
@@ -876,10 +875,10 @@ TEST_F(CudaRunnerTest, TooLittleMemoryIsReportedWithNumbers) {
   EXPECT_TRUE(full.MakeRunner(Options(DType::kF32)).ok());
 }
 
-TEST_F(CudaRunnerTest, WeightsThatAreNotFiniteAreNamed) {
+TEST_F(CudaRunnerTest, NonFiniteWeightsAreNamed) {
   EditableFiles files("models/llama-mha-f32");
   std::string tensors = files.Get("model.safetensors");
-  // The last element of the file becomes a NaN.
+  // Sets the last element of the file to NaN.
   for (std::size_t i = tensors.size() - 4; i < tensors.size(); ++i) tensors[i] = '\x7f';
   tensors[tensors.size() - 2] = '\xff';
   files.Set("model.safetensors", tensors);

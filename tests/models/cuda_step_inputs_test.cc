@@ -1,4 +1,4 @@
-// Random steps through CudaStepInputs: afterwards the device has what the host has.
+// Runs random steps through CudaStepInputs and compares the device's arrays with the host's.
 
 #include "runtime/cuda_step_inputs.h"
 
@@ -56,8 +56,8 @@ class CudaStepInputsTest : public testing::Test {
     return host;
   }
 
-  // A step of random rows, each with random pages and lengths; rows that are not in it may change,
-  // too.
+  // Returns a step of random rows, each with random pages and lengths. Rows outside the step may
+  // change, too.
   runtime::StepBatch RandomStep(std::mt19937* random) {
     const auto below = [&](std::uint32_t n) { return static_cast<std::uint32_t>((*random)() % n); };
     runtime::StepBatch batch;
@@ -67,8 +67,8 @@ class CudaStepInputsTest : public testing::Test {
     std::shuffle(rows.begin(), rows.end(), *random);
     rows.resize(1 + below(kLimits.max_rows));
     for (const std::uint32_t row : rows) {
-      // Mostly a row grows or keeps its pages; sometimes it belongs to a new, shorter sequence.
-      // Window groups give back pages in front of the step's tokens.
+      // Usually a row grows or keeps its pages. Sometimes it belongs to a new, shorter sequence.
+      // Window groups release pages before the step's tokens.
       std::uint32_t& used = used_[row];
       const bool is_new = used == 0 || below(4) == 0;
       const bool grows = !is_new && used < kMaxPages && below(2) == 0;
@@ -168,9 +168,9 @@ class CudaStepInputsTest : public testing::Test {
   std::vector<cache::KvStepInputs> kv_;
 };
 
-TEST_F(CudaStepInputsTest, TheDeviceHasWhatTheHostHas) {
+TEST_F(CudaStepInputsTest, DeviceArraysEqualHostArrays) {
   std::mt19937 random(11);
-  // Sample 1 gave no token.
+  // Sample 1 returned no token.
   const std::vector<std::int32_t> previous = {5, -1};
   auto sampled = DeviceBuffer::Allocate(MemoryKind::kDevice, 8);
   ASSERT_TRUE(sampled.ok());
@@ -190,11 +190,11 @@ TEST_F(CudaStepInputsTest, TheDeviceHasWhatTheHostHas) {
     Check(batch, step, padding, previous);
     if (i == 100) inputs_.Forget();
   }
-  // Changed parts only: whole tables alone would be 3 * 5 * 32 words a step, on top of about 110.
+  // Only changed parts are copied. Whole tables would add 3 * 5 * 32 words per step to about 110.
   EXPECT_LT(words / 200, 300);
 }
 
-TEST_F(CudaStepInputsTest, AnUnchangedTableIsNotSent) {
+TEST_F(CudaStepInputsTest, UnchangedTableIsNotCopied) {
   std::mt19937 random(12);
   const runtime::StepBatch batch = RandomStep(&random);
   EXPECT_GT(inputs_.Pack(batch, 0, &order_).num_ranges, 0u);

@@ -12,7 +12,7 @@
 namespace quire::models {
 namespace {
 
-// Layer i has the window windows[i].
+// Returns a model whose layer i has the window windows[i].
 ModelSpec SpecOf(const std::vector<std::uint32_t>& windows, std::uint32_t max_position = 131072) {
   ModelSpec spec;
   spec.max_position = max_position;
@@ -25,7 +25,7 @@ ModelSpec SpecOf(const std::vector<std::uint32_t>& windows, std::uint32_t max_po
   return spec;
 }
 
-// Every `period`-th of `layers` reads everything.
+// Returns windows where every `period`-th layer has none.
 std::vector<std::uint32_t> Windows(std::size_t layers, std::size_t period, std::uint32_t window) {
   std::vector<std::uint32_t> windows(layers, window);
   for (std::size_t i = period - 1; i < layers; i += period) windows[i] = 0;
@@ -36,7 +36,7 @@ LayerGroups Plan(const std::vector<std::uint32_t>& windows) {
   return PlanLayerGroups(SpecOf(windows));
 }
 
-TEST(LayerGroupsTest, ShapesOfPublishedModels) {
+TEST(LayerGroupsTest, GroupsTheLayersOfPublishedModels) {
   struct Shape {
     const char* name;
     std::vector<std::uint32_t> windows;
@@ -116,12 +116,12 @@ TEST(LayerGroupsTest, EveryLayerHasAPlaceOfItsOwnAndFewSlotsStayUnused) {
   }
 }
 
-TEST(LayerGroupsTest, AWindowAsLongAsTheContextIsNone) {
+TEST(LayerGroupsTest, WindowAsLongAsTheContextIsIgnored) {
   const ModelSpec spec = SpecOf({0, 512, 512, 0}, 512);
   EXPECT_EQ(PlanLayerGroups(spec), Plan({0, 0, 0, 0}));
 }
 
-TEST(LayerGroupsTest, APageHasTheLayersOfOneGroup) {
+TEST(LayerGroupsTest, PageHasTheLayersOfOneGroup) {
   EXPECT_EQ(runtime::KvGeometryFor(SpecOf({8, 0, 8, 0}), 16, DType::kF32, 4)->num_layers, 2u);
   EXPECT_EQ(runtime::KvGeometryFor(SpecOf({0, 0, 0, 0}), 16, DType::kF32, 4)->num_layers, 4u);
 }

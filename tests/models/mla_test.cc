@@ -1,5 +1,5 @@
-// Latent attention outside its numbers, which tests/parity compares: what the configurations of
-// DeepSeek mean, which are refused, and what a token takes in the cache.
+// Tests of MLA apart from its numerics, which tests/parity compares: accepted and rejected DeepSeek
+// configurations, and the bytes of a token in the KV cache.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -20,7 +20,8 @@ namespace {
 using nlohmann::json;
 using testing::HasSubstr;
 
-// A fixture's config.json with some keys changed; null removes nothing, it is written.
+// Reads a fixture's config.json with some keys changed. A null is written as null and removes no
+// key.
 absl::StatusOr<runtime::CheckedSpec> Read(const std::string& folder, const json& changes,
                                           DeviceKind device = DeviceKind::kCpu) {
   EditableFiles files("models/" + folder);
@@ -30,7 +31,7 @@ absl::StatusOr<runtime::CheckedSpec> Read(const std::string& folder, const json&
   return runtime::ReadModelSpec(files.Files(), device);
 }
 
-// The line of DumpSpec of the last layers, from the attention on.
+// Returns the DumpSpec line of the last layers, starting at the attention.
 std::string LastLayers(const std::string& folder) {
   const auto checked = Read(folder, json::object());
   EXPECT_TRUE(checked.ok()) << checked.status();
@@ -39,7 +40,7 @@ std::string LastLayers(const std::string& folder) {
   return dump.substr(begin, dump.find("; mlp_out", begin) - begin);
 }
 
-TEST(MlaSpecTest, SpecsOfTheFixturesAreTheGoldenTexts) {
+TEST(MlaSpecTest, SpecsOfTheFixturesEqualTheGoldenTexts) {
   EXPECT_EQ(LastLayers("deepseek-v2-bf16"),
             "mla heads 2 q_rank 0 rank 32 nope 32 rope 16 interleaved v 32 scale 0.210607 "
             "latent_eps 1e-06; attn_out none; mlp_in rms eps 1e-06; experts 3 of 8 softmax_all "
@@ -55,7 +56,7 @@ TEST(MlaSpecTest, SpecsOfTheFixturesAreTheGoldenTexts) {
             "weight_scale 2.5 shared gated silu 32");
 }
 
-TEST(MlaSpecTest, DenseLayersComeFirstOrAreListed) {
+TEST(MlaSpecTest, DenseLayersAreTheFirstOrListed) {
   const auto kinds = [](const json& changes) {
     const auto checked = Read("deepseek-v3-bf16", changes);
     EXPECT_TRUE(checked.ok()) << checked.status();
@@ -70,7 +71,7 @@ TEST(MlaSpecTest, DenseLayersComeFirstOrAreListed) {
   EXPECT_EQ(kinds({{"mlp_layer_types", {"dense", "sparse", "dense"}}}), "dmd");
 }
 
-TEST(MlaSpecTest, WhatIsNotSupportedIsRefusedByKeyAndValue) {
+TEST(MlaSpecTest, RejectsUnsupportedKeysByKeyAndValue) {
   const struct {
     const char* folder;
     json changes;
@@ -104,14 +105,14 @@ TEST(MlaSpecTest, WhatIsNotSupportedIsRefusedByKeyAndValue) {
   EXPECT_EQ(group_limited->spec.layers[1].moe.group_score, GroupScore::kMax);
 }
 
-TEST(MlaSpecTest, GpusRefuseRowsThatTheirKernelsDoNotHold) {
+TEST(MlaSpecTest, GpusRejectRowsThatTheirKernelsDoNotSupport) {
   EXPECT_TRUE(Read("deepseek-v3-bf16", json::object(), DeviceKind::kCuda).ok());
   const auto checked = Read("deepseek-v3-bf16", {{"kv_lora_rank", 1024}}, DeviceKind::kCuda);
   EXPECT_EQ(checked.status().code(), absl::StatusCode::kUnimplemented);
   EXPECT_THAT(std::string(checked.status().message()), HasSubstr("kv_lora_rank"));
 }
 
-// Three layers of 32 + 16 columns: one row each, and one spare that makes the number even.
+// Three layers of 32 + 16 columns take one row each, and a spare row makes the number even.
 TEST(MlaSpecTest, ATokenTakesOneRowOfEachLayer) {
   const auto checked = Read("deepseek-v3-bf16", json::object());
   ASSERT_TRUE(checked.ok()) << checked.status();
@@ -120,7 +121,7 @@ TEST(MlaSpecTest, ATokenTakesOneRowOfEachLayer) {
   EXPECT_EQ(geometry->page_bytes(), 16 * 4 * (32 + 16) * 2);
 }
 
-TEST(MlaWeightsTest, MissingAndMisshapenTensorsAreRefusedByName) {
+TEST(MlaWeightsTest, RejectsMissingAndMisshapenTensorsByName) {
   const auto files = formats::ModelFiles::FromDirectory(TestDataPath("models/deepseek-v3-bf16"));
   const auto checked = runtime::ReadModelSpec(*files, DeviceKind::kCpu);
   ASSERT_TRUE(checked.ok()) << checked.status();

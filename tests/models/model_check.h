@@ -5,8 +5,8 @@
 
 namespace quire::models {
 
-// Three tokens, or what the context holds, through the model; with sound weights the logits are
-// finite.
+// Runs three tokens, or as many as the context allows, through the model. The logits are finite if
+// the weights are valid.
 void ExpectWorks(const runtime::Model& model, const kernels::Backend& backend, bool sound = true);
 
 }  // namespace quire::models

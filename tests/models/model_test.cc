@@ -17,7 +17,7 @@ namespace {
 
 using testing::HasSubstr;
 
-TEST(LoadModelTest, FillsTheFactsThatClientsSee) {
+TEST(LoadModelTest, FillsTheModelDescription) {
   TestBackend cpu(2);
   const auto model =
       runtime::LoadModel(TestDataPath("models/llama-theta500k-multieos-bf16"), cpu.backend, {});
@@ -32,7 +32,7 @@ TEST(LoadModelTest, FillsTheFactsThatClientsSee) {
   EXPECT_THAT((*model)->source, testing::EndsWith("llama-theta500k-multieos-bf16"));
 }
 
-// The plan is made from headers alone and holds to the byte.
+// The plan reads only headers and is exact to the byte.
 TEST(LoadModelTest, MemoryPlanIsExact) {
   TestBackend cpu;
   for (const char* folder : {"llama-bias-bf16", "llama-mha-f32", "llama-untied-f16",
@@ -93,7 +93,7 @@ TEST(LoadModelTest, TiedHeadInTheFileIsIgnoredWithAWarningWhenItDiffers) {
   EXPECT_THAT((*differs)->warnings, testing::Contains(HasSubstr("lm_head.weight")));
 }
 
-// Files with parts of different types are legal; nothing may be rounded on the way.
+// Tensors of one file may have different types. Loading rounds none of them.
 TEST(LoadModelTest, PartsOfDifferentTypesAreWidened) {
   TestBackend cpu;
   EditableFiles files("models/tiny_base");
@@ -106,7 +106,7 @@ TEST(LoadModelTest, PartsOfDifferentTypesAreWidened) {
     std::string bytes(reinterpret_cast<const char*>(tensor.bytes.data()), tensor.bytes.size());
     std::string type = tensor.type;
     if (tensor.name == "model.layers.0.self_attn.k_proj.weight") {
-      // bf16 as f32: two zero bytes below each value.
+      // Converts bf16 to f32 by two zero bytes below each value.
       std::string wide;
       for (std::size_t i = 0; i < bytes.size(); i += 2) {
         wide.append(2, '\0');
@@ -136,7 +136,7 @@ TEST(LoadModelTest, PartsOfDifferentTypesAreWidened) {
   EXPECT_EQ((*model)->weight_bytes, (*model)->weights->size_bytes());
 }
 
-TEST(KvGeometryTest, PagesFromBytes) {
+TEST(KvGeometryTest, ComputesThePagesThatFit) {
   TestBackend cpu;
   const auto model = runtime::LoadModel(TestDataPath("models/tiny_base"), cpu.backend, {});
   ASSERT_TRUE(model.ok());
@@ -146,14 +146,14 @@ TEST(KvGeometryTest, PagesFromBytes) {
   EXPECT_EQ(*runtime::NumBlocksForBytes(*geometry, 10 * page + page - 1), 10u);
   EXPECT_THAT(std::string(runtime::NumBlocksForBytes(*geometry, 2 * page - 1).status().message()),
               HasSubstr(absl::StrCat(page, " bytes")));
-  // Rows of a view end at 2^31, whatever memory there is.
+  // A view has less than 2^31 rows for any amount of memory.
   const auto most = runtime::NumBlocksForBytes(*geometry, std::int64_t{1} << 62);
   ASSERT_TRUE(most.ok());
   EXPECT_EQ(*most, geometry->max_num_blocks());
   EXPECT_FALSE(runtime::KvGeometryFor((*model)->spec, 17, DType::kF32, 2).ok());
 }
 
-TEST(KvGeometryTest, PagesWithTheirPrefixIndexFromBytes) {
+TEST(KvGeometryTest, ComputesThePagesThatFitWithTheirPrefixIndex) {
   TestBackend cpu;
   const auto model = runtime::LoadModel(TestDataPath("models/tiny_base"), cpu.backend, {});
   ASSERT_TRUE(model.ok());
@@ -171,7 +171,7 @@ TEST(KvGeometryTest, PagesWithTheirPrefixIndexFromBytes) {
     EXPECT_EQ(*runtime::NumBlocksWithIndex(options, bytes(num_blocks)), num_blocks);
     EXPECT_EQ(*runtime::NumBlocksWithIndex(options, bytes(num_blocks + 1) - 1), num_blocks);
   }
-  // Two pages alone would fit.
+  // Two pages would fit without their prefix index.
   EXPECT_THAT(std::string(runtime::NumBlocksWithIndex(options, bytes(2) - 1).status().message()),
               testing::MatchesRegex("kv cache of [0-9]+ bytes is too small: 2 pages take [0-9]+ "
                                     "bytes and their prefix index [0-9]+"));

@@ -1,4 +1,4 @@
-// Packed weights kept between starts.
+// Tests of the file that keeps packed weights between starts.
 
 #include "runtime/packed_file.h"
 
@@ -66,7 +66,7 @@ class PackedFileTest : public testing::Test {
     return runtime::PackedFilePath(directory, {model.fingerprint, model.quantization});
   }
 
-  // Lines of the log since the last call.
+  // Returns the lines of the log since the last call.
   std::string TakeLog() {
     EXPECT_TRUE(log::Flush(absl::Seconds(20)));
     const std::string all = ReadWhole(directory_ + "/log");
@@ -103,7 +103,7 @@ class PackedFileTest : public testing::Test {
     EXPECT_EQ(a.weights->final_norm()[3], b.weights->final_norm()[3]);
   }
 
-  // What is wrong with the file, and that it is made again, once.
+  // Expects that the log names the error of the file, and that the file is rewritten once.
   void ExpectMadeAgain(const runtime::Model& first, const std::string& why) {
     const std::string path = PathOf(packed_dir(), first);
     TakeLog();
@@ -143,7 +143,7 @@ TEST_F(PackedFileTest, TheSecondStartReadsWhatTheFirstPacked) {
             9);
 }
 
-TEST_F(PackedFileTest, AFileOfAnotherModelIsMadeAgain) {
+TEST_F(PackedFileTest, FileOfAnotherModelIsRewritten) {
   const auto other = Load("llama-theta500k-multieos-bf16", Quantization::kInt4G32);
   const auto model = Load();
   std::filesystem::copy_file(PathOf(packed_dir(), *other), PathOf(packed_dir(), *model),
@@ -151,7 +151,7 @@ TEST_F(PackedFileTest, AFileOfAnotherModelIsMadeAgain) {
   ExpectMadeAgain(*model, absl::StrCat("fingerprint ", other->fingerprint));
 }
 
-TEST_F(PackedFileTest, DamagedFilesAreMadeAgain) {
+TEST_F(PackedFileTest, DamagedFilesAreRewritten) {
   const auto model = Load();
   const std::string path = PathOf(packed_dir(), *model);
   const std::string good = ReadWhole(path);
@@ -187,8 +187,8 @@ TEST_F(PackedFileTest, DamagedFilesAreMadeAgain) {
   }
 }
 
-// Nothing writes to the FIFO: an open that waits would never return.
-TEST_F(PackedFileTest, AFifoIsNoFileAndNotWaitedFor) {
+// Nothing writes to the FIFO, so an open that waits would never return.
+TEST_F(PackedFileTest, FifoIsRejectedWithoutWaiting) {
   const auto model = Load();
   const std::string path = PathOf(packed_dir(), *model);
   std::filesystem::remove(path);
@@ -199,7 +199,7 @@ TEST_F(PackedFileTest, AFifoIsNoFileAndNotWaitedFor) {
               HasSubstr(path));
 }
 
-TEST_F(PackedFileTest, ADirectoryThatCannotBeWrittenIsOneWarning) {
+TEST_F(PackedFileTest, UnwritableDirectoryCausesOneWarning) {
   std::filesystem::remove_all(packed_dir());
   TakeLog();
   const auto model = Load();
@@ -209,7 +209,7 @@ TEST_F(PackedFileTest, ADirectoryThatCannotBeWrittenIsOneWarning) {
   std::filesystem::create_directories(packed_dir());
 }
 
-TEST_F(PackedFileTest, AWriteThatFailsLeavesNothingBehind) {
+TEST_F(PackedFileTest, FailedWriteLeavesNoTemporaryFile) {
   const auto model = Load("llama-mha-f32", Quantization::kInt8);
   const runtime::PackedFileKey key{"f", "int8"};
   const std::string path = runtime::PackedFilePath(packed_dir(), key);
@@ -220,8 +220,8 @@ TEST_F(PackedFileTest, AWriteThatFailsLeavesNothingBehind) {
   EXPECT_FALSE(std::filesystem::exists(path + ".tmp"));
 }
 
-// A folder without the right to read it can be written and not opened, so not synchronised either.
-TEST_F(PackedFileTest, AFolderThatCannotBeSynchronisedIsAWarningAndTheFileIsKept) {
+// A folder without read permission can be written to but not opened, so it cannot be synced.
+TEST_F(PackedFileTest, FailedSyncOfTheFolderIsAWarningAndTheFileIsKept) {
   const auto model = Load("llama-mha-f32", Quantization::kInt8);
   const runtime::PackedFileKey key{"f", "int8"};
   const std::string path = runtime::PackedFilePath(packed_dir(), key);
@@ -229,7 +229,7 @@ TEST_F(PackedFileTest, AFolderThatCannotBeSynchronisedIsAWarningAndTheFileIsKept
   constexpr uid_t kNobody = 65534;
   std::filesystem::permissions(
       packed_dir(), std::filesystem::perms::owner_write | std::filesystem::perms::owner_exec);
-  if (user == 0) {  // who may read every folder
+  if (user == 0) {  // root may read every folder
     ASSERT_EQ(chown(packed_dir().c_str(), kNobody, static_cast<gid_t>(-1)), 0);
     ASSERT_EQ(seteuid(kNobody), 0);
   }
@@ -242,7 +242,7 @@ TEST_F(PackedFileTest, AFolderThatCannotBeSynchronisedIsAWarningAndTheFileIsKept
   EXPECT_TRUE(runtime::ReadPackedFile(path, key, model->weights->Sections(), cpu_.backend).ok());
 }
 
-TEST_F(PackedFileTest, OneOfSeveralWritersWrites) {
+TEST_F(PackedFileTest, OnlyOneOfSeveralWritersWrites) {
   const auto model = Load("llama-mha-f32", Quantization::kInt8);
   const runtime::PackedFileKey key{"f", "int8"};
   const std::string path = runtime::PackedFilePath(packed_dir(), key);
@@ -251,14 +251,14 @@ TEST_F(PackedFileTest, OneOfSeveralWritersWrites) {
   EXPECT_TRUE(absl::IsAborted(
       runtime::WritePackedFile(path, key, model->weights->Sections(), cpu_.backend)));
   close(fd);
-  // What a process that died left behind is not in the way.
+  // A temporary file that a crashed process left does not prevent the write.
   WriteWhole(path + ".tmp", std::string(1 << 20, 'x'));
   EXPECT_TRUE(runtime::WritePackedFile(path, key, model->weights->Sections(), cpu_.backend).ok());
   EXPECT_TRUE(runtime::ReadPackedFile(path, key, model->weights->Sections(), cpu_.backend).ok());
   EXPECT_FALSE(std::filesystem::exists(path + ".tmp"));
 }
 
-TEST_F(PackedFileTest, ConcurrentStartsAllHaveTheSameWeights) {
+TEST_F(PackedFileTest, ConcurrentStartsLoadEqualWeights) {
   const auto expected = runtime::LoadModel(TestDataPath("models/llama-bias-bf16"), cpu_.backend,
                                            {.quantization = Quantization::kInt4G32});
   ASSERT_TRUE(expected.ok());

@@ -1,4 +1,4 @@
-// Weights held as integers: their forms, bytes and values, and what is refused.
+// Tests of quantized weights: their formats, sizes and values, and rejected weights.
 
 #include "models/weights/quantization.h"
 
@@ -42,15 +42,15 @@ formats::ModelFiles Folder(absl::string_view name) {
   return *formats::ModelFiles::FromDirectory(TestDataPath(absl::StrCat("models/", name)));
 }
 
-TEST(QuantizationTest, NamesAreTheirOwn) {
+TEST(QuantizationTest, NamesRoundTrip) {
   for (const Quantization quantization : kAllQuantizations) {
     EXPECT_EQ(QuantizationFromName(QuantizationName(quantization)), quantization);
   }
   EXPECT_EQ(QuantizationFromName("int4"), std::nullopt);
 }
 
-// Every weight is within half a step of the original, the step being what the format can hold at
-// best: the largest magnitude of its group over 127, or, of 4 bits, over 7.
+// Expects every weight within a limit of steps from the original. The best step of a format is the
+// largest magnitude of the group divided by 127, or by 7 for 4 bits.
 void ExpectClose(const PackedLinear& got, const PackedLinear& want) {
   ASSERT_EQ(got.n(), want.n());
   ASSERT_EQ(got.k(), want.k());
@@ -64,7 +64,7 @@ void ExpectClose(const PackedLinear& got, const PackedLinear& want) {
       }
       for (std::uint32_t k = begin; k < begin + got.group(); ++k) {
         const float difference = got.At(n, k) - want.At(n, k);
-        // A search for the least error may cut the largest of a group of 4 bits off.
+        // The search for the least 4-bit error may clip the largest weight of a group.
         const float steps = got.format() == WeightFormat::kInt4 ? 2.0f : 0.6f;
         ASSERT_LE(std::fabs(difference), steps * largest / most) << n << " " << k;
         error += double{difference} * difference;
@@ -72,12 +72,13 @@ void ExpectClose(const PackedLinear& got, const PackedLinear& want) {
       }
     }
   }
-  // Of normally distributed weights 4 bits lose about 0.08, 8 bits less than 0.01.
+  // For normally distributed weights the relative error is about 0.08 with 4 bits and below 0.01
+  // with 8 bits.
   EXPECT_LT(std::sqrt(error / total), got.format() == WeightFormat::kInt4 ? 0.13 : 0.012);
   EXPECT_GT(error, 0) << "nothing was rounded";
 }
 
-TEST(QuantizationTest, MatricesAndHeadAreConvertedAndNothingElse) {
+TEST(QuantizationTest, OnlyMatricesAndHeadAreQuantized) {
   const TestBackend cpu(2);
   for (const char* folder : kFolders) {
     const auto plain = Load(Folder(folder), cpu, Quantization::kNone);
@@ -122,7 +123,7 @@ TEST(QuantizationTest, MatricesAndHeadAreConvertedAndNothingElse) {
   }
 }
 
-// The plan is made from headers alone and holds to the byte.
+// The plan reads only headers and is exact to the byte.
 TEST(QuantizationTest, MemoryPlanIsExact) {
   const TestBackend cpu;
   std::map<std::string, std::int64_t> of_none;
@@ -158,8 +159,8 @@ TEST(QuantizationTest, MemoryPlanIsExact) {
   }
 }
 
-// What the plan says of scratch memory is what a runner reserves, and steps need no more of it.
-TEST(QuantizationTest, PlannedWorkspaceIsWhatARunnerReserves) {
+// A runner reserves the planned scratch memory, and its steps need no more.
+TEST(QuantizationTest, RunnerReservesThePlannedWorkspace) {
   const runtime::RunnerOptions options = {.max_rows = 4, .max_step_tokens = 40};
   for (const Quantization quantization :
        {Quantization::kNone, Quantization::kInt8, Quantization::kInt4G32}) {
@@ -207,8 +208,9 @@ TEST(QuantizationTest, PlannedWorkspaceIsWhatARunnerReserves) {
   }
 }
 
-// Blocks as integers, as f32, and rounded again; mixtures make several matrices of one slot.
-TEST(QuantizationTest, BlocksOfGgufFilesAreHeldAsAsked) {
+// GGML quantization blocks are stored as integers, as f32, or quantized again. A mixture of block
+// types needs several matrices in one slot.
+TEST(QuantizationTest, GgmlBlocksAreStoredInTheRequestedFormat) {
   const TestBackend cpu(2);
   const std::pair<const char*, const char*> cases[] = {
       {"llama-q4_0", "int4_g32"},      {"llama-q4_1", "int4_g32_min"},
@@ -243,7 +245,7 @@ TEST(QuantizationTest, BlocksOfGgufFilesAreHeldAsAsked) {
           has_several |= layer.qkv.matrices.size() > 1;
         }
       }
-      // Q8_0 and Q5_0 are int8_g32 already.
+      // Q8_0 and Q5_0 blocks are stored as int8_g32 without a second rounding.
       const bool rounds_again =
           quantization == Quantization::kInt8G32 && absl::string_view(form) != "int8_g32";
       EXPECT_EQ(warned, rounds_again) << QuantizationName(quantization);
@@ -252,7 +254,7 @@ TEST(QuantizationTest, BlocksOfGgufFilesAreHeldAsAsked) {
   EXPECT_TRUE(has_several) << "no mixture of block types in q, k and v";
 }
 
-TEST(QuantizationTest, MatricesThatAFormatCannotHoldAreRefusedByName) {
+TEST(QuantizationTest, RejectsMatricesThatAFormatCannotStoreByName) {
   const TestBackend cpu;
   const auto message = [&](const char* folder, Quantization quantization) {
     const auto model =
@@ -266,15 +268,15 @@ TEST(QuantizationTest, MatricesThatAFormatCannotHoldAreRefusedByName) {
                 "model.quantization int4_g64 needs a multiple of 64 inputs, this matrix has 96"));
   EXPECT_THAT(message("llama-mha-f32", Quantization::kInt8G128),
               testing::AllOf(HasSubstr("multiple of 128 inputs"), HasSubstr("this matrix has 64")));
-  // A scale per feature takes any number of inputs, but the head has groups of 32.
+  // int8 has a scale per output and accepts any number of inputs, but the head has groups of 32.
   EXPECT_THAT(message("tiny_base", Quantization::kInt8),
               HasSubstr("embed_tokens.weight: model.quantization int8 holds the output head as "
                         "int8_g32, which needs a multiple of 32 inputs, this matrix has 8"));
 }
 
-// Codes of eight bits take half of bf16 and a scale of f16 for 32 of them; matrices are padded to
-// 128 outputs and 64 inputs.
-TEST(QuantizationTest, PlansOfGpusCountWhatIsHeld) {
+// 8-bit weights take half the bytes of bf16 and one f16 scale per 32 weights. Matrices are padded
+// to 128 outputs and 64 inputs.
+TEST(QuantizationTest, GpuPlansCountStoredBytes) {
   const auto bytes = [](Quantization quantization) {
     const auto plan = runtime::PlanDeviceMemory(
         Folder("llama-bias-bf16"),
@@ -296,7 +298,7 @@ TEST(QuantizationTest, PlansOfGpusCountWhatIsHeld) {
                         "has 96"));
 }
 
-TEST(QuantizationTest, ValuesThatAreNotFiniteAreRefused) {
+TEST(QuantizationTest, RejectsNonFiniteValues) {
   const TestBackend cpu(2);
   EditableFiles files("models/llama-gqa-tied-bf16");
   std::string weights = files.Get("model.safetensors");
@@ -314,8 +316,8 @@ TEST(QuantizationTest, ValuesThatAreNotFiniteAreRefused) {
                              HasSubstr("element 777"), HasSubstr("nan")));
 }
 
-// bf16 reaches further than the f16 of a group's scale.
-TEST(QuantizationTest, ScalesBeyondF16AreRefused) {
+// The range of bf16 exceeds the range of a group's f16 scale.
+TEST(QuantizationTest, RejectsScalesBeyondF16) {
   const TestBackend cpu;
   EditableFiles files("models/llama-gqa-tied-bf16");
   std::string weights = files.Get("model.safetensors");

@@ -34,7 +34,7 @@ kernels::SamplingRow Greedy(std::int32_t num_logprobs = 0) {
   return row;
 }
 
-// A model behind the cache manager, as the engine has it.
+// A model with a cache manager, as in the engine.
 class RunnerTest : public testing::Test {
  protected:
   void SetUp() override { Load("models/llama-gqa-tied-bf16"); }
@@ -68,7 +68,8 @@ class RunnerTest : public testing::Test {
     cache_ = *std::move(cache);
   }
 
-  // Runs `count` tokens of `tokens` from `cached` on in row `row` and samples after the last one.
+  // Runs `count` tokens of `tokens`, starting at `cached`, in row `row` and samples after the last
+  // token.
   absl::StatusOr<runtime::StepToken> Advance(std::uint32_t row,
                                              const std::vector<std::int32_t>& tokens,
                                              std::uint32_t cached, std::uint32_t count) {
@@ -107,7 +108,7 @@ class RunnerTest : public testing::Test {
     return sampled;
   }
 
-  // A sound batch of one row of three tokens, to be broken.
+  // Returns a valid batch of one row of three tokens, which tests modify.
   runtime::StepBatch SoundBatch() {
     EXPECT_TRUE(cache_->Reserve(BatchRow{1}, 3).ok());
     const cache::RowStep step{BatchRow{1}, 0, 3};
@@ -130,7 +131,7 @@ class RunnerTest : public testing::Test {
   Heartbeat* heartbeat_ = nullptr;  // of the next batches
 };
 
-TEST_F(RunnerTest, BrokenBatchesAreRefusedAndSayWhy) {
+TEST_F(RunnerTest, InvalidBatchesAreRejectedWithAReason) {
   const runtime::StepBatch sound = SoundBatch();
   ASSERT_TRUE(runner_->Run(sound).ok()) << runner_->Run(sound);
   ASSERT_TRUE(runner_->Collect().ok());
@@ -204,13 +205,13 @@ TEST_F(RunnerTest, OptionsAndPoolAreChecked) {
       HasSubstr("kv pool has 2 layers of 3 heads"));
 }
 
-TEST_F(RunnerTest, WorkspaceIsTheOneOfThePlan) {
+TEST_F(RunnerTest, WorkspaceEqualsThePlan) {
   EXPECT_EQ(runner_->workspace_bytes(),
             runtime::PlanWorkspaceBytes(model_->spec, DefaultOptions(), CodedMatrices{}));
   EXPECT_EQ(cpu_.backend.scratch_bytes(), 0);
 }
 
-// The prompt logprob and the logprob of a sample are one number for a token under equal logits.
+// Under equal logits the prompt log-probability of a token equals its log-probability as a sample.
 TEST_F(RunnerTest, SamplesAndLogprobsAgree) {
   runtime::StepBatch batch = SoundBatch();
   batch.logits_tokens = {0, 1, 2};
@@ -243,8 +244,8 @@ TEST_F(RunnerTest, SamplesAndLogprobsAgree) {
   }
 }
 
-// More rows of logits than fit one block of the head.
-TEST_F(RunnerTest, LogitsOfManyTokensComeInBlocks) {
+// The batch has more rows of logits than one block of the head.
+TEST_F(RunnerTest, LogitsOfManyTokensAreComputedInBlocks) {
   std::vector<std::int32_t> tokens;
   for (std::int32_t i = 0; i < 90; ++i) tokens.push_back((i * 37 + 5) % 300);
   ASSERT_TRUE(cache_->Reserve(BatchRow{2}, 90).ok());
@@ -289,7 +290,7 @@ TEST_F(RunnerTest, IdsWithoutTextAreNeverSampled) {
   EXPECT_EQ(Generate(0, prompt, 1)[0], favourite);
 }
 
-// Large but finite weights can still overflow; the row is flagged and the others go on.
+// Large finite weights can overflow. The row is flagged, and the other rows continue.
 TEST_F(RunnerTest, NonFiniteLogitsAreFlagged) {
   EditableFiles files("models/tiny_base");
   const auto checkpoint = Checkpoint::Open(files.Files());
@@ -309,7 +310,7 @@ TEST_F(RunnerTest, NonFiniteLogitsAreFlagged) {
   EXPECT_EQ(token->token, -1);
 }
 
-// Each beat looks at the clock once.
+// Counts the calls of Now. Each heartbeat makes one call.
 class CountingClock final : public Clock {
  public:
   absl::Time Now() const override {
@@ -323,7 +324,7 @@ class CountingClock final : public Clock {
   mutable std::size_t looks_ = 0;
 };
 
-TEST_F(RunnerTest, AStepBeatsAfterEveryLayer) {
+TEST_F(RunnerTest, StepSendsAHeartbeatAfterEveryLayer) {
   const CountingClock clock;
   Heartbeat heartbeat(&clock);
   const std::size_t before = clock.looks();
@@ -334,7 +335,8 @@ TEST_F(RunnerTest, AStepBeatsAfterEveryLayer) {
   EXPECT_EQ(clock.looks(), before + model_->spec.layers.size() + 1);  // and after the head
 }
 
-// A shared prefix, a copied tail and a cleared page give the bits of a sequence on its own.
+// Results after a shared prefix, a copied tail and a cleared page are bitwise equal to those of a
+// separate sequence.
 TEST_F(RunnerTest, ForkedSequencesContinueLikeTheirParent) {
   std::vector<std::int32_t> tokens;
   for (std::int32_t i = 0; i < 21; ++i) tokens.push_back(i * 7 + 3);
@@ -369,8 +371,8 @@ TEST_F(RunnerTest, SteadyStateStepsAllocateNothing) {
     batch.logits_tokens.push_back(0);
     batch.samples.push_back({0, Greedy(3)});
     batch.kv = cache_->PrepareStep({&step, 1});
-    // The first steps grow the scratch memory of the ops, which follows the context in powers of
-    // two.
+    // The first steps grow the scratch memory of the ops, whose size is a power of two of the
+    // context.
     if (i == 32) before = AllocationCount();
     ASSERT_TRUE(runner_->Run(batch).ok());
     ASSERT_TRUE(runner_->Collect().ok());
@@ -378,7 +380,7 @@ TEST_F(RunnerTest, SteadyStateStepsAllocateNothing) {
   EXPECT_EQ(AllocationCount() - before, 0);
 }
 
-TEST(StoryModelTest, TellsAStory) {
+TEST(StoryModelTest, GeneratesTheExpectedStory) {
   TestBackend cpu(2);
   const std::string directory = paths::Source("assets/story");
   const auto tokenizer = text::Tokenizer::Load(directory);

@@ -23,10 +23,11 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr std::int64_t kMiB = 1 << 20;
-// Of the "tiny" shape: 2 layers, one KV head of 64, 512 positions.
+// The shape "tiny" has 2 layers, one KV head of size 64, and 512 positions.
 constexpr std::int64_t kTokenBytes = 2 * 2 * 64 * 2;  // bf16 keys and values of one token
 
-// Eight sequences, whose prompts come in chunks of 64 tokens, two of them under way.
+// Returns options for eight sequences with prompt chunks of 64 tokens, two of which may be in
+// flight.
 runtime::RuntimeOptions Options() {
   runtime::RuntimeOptions options;
   options.device.reserve_bytes = kMiB;
@@ -51,8 +52,8 @@ class DevicePlanTest : public ::testing::Test {
   const testing::TempDir dir_;
 };
 
-TEST_F(DevicePlanTest, UsesAddUpAndTheRestIsPages) {
-  // Too little for 8 contexts of 512 tokens, so every page that fits is taken.
+TEST_F(DevicePlanTest, UsesAddUpAndTheRemainderIsPages) {
+  // The memory is too small for 8 contexts of 512 tokens, so the pool takes every page that fits.
   const auto plenty = Plan(1024 * kMiB);
   ASSERT_TRUE(plenty.ok()) << plenty.status();
   const std::int64_t fixed = plenty->memory.total_bytes() - plenty->memory.pool_bytes;
@@ -75,7 +76,7 @@ TEST_F(DevicePlanTest, UsesAddUpAndTheRestIsPages) {
   EXPECT_GT(sum + page, plan->free_bytes - plan->reserve_bytes);
 }
 
-TEST_F(DevicePlanTest, PagesStopAtWhatTheSequencesCanUse) {
+TEST_F(DevicePlanTest, PoolHasNoMorePagesThanTheSequencesCanUse) {
   const auto plan = Plan(1024 * kMiB);
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->memory.num_blocks, 8 * 512 / 64 + 1);
@@ -84,15 +85,15 @@ TEST_F(DevicePlanTest, PagesStopAtWhatTheSequencesCanUse) {
   EXPECT_EQ(plan->reserve_bytes, kMiB);
 }
 
-TEST_F(DevicePlanTest, WeightsOfTheShape) {
+TEST_F(DevicePlanTest, CountsTheWeightsOfTheShape) {
   const auto plan = Plan(1024 * kMiB);
   ASSERT_TRUE(plan.ok()) << plan.status();
-  // Embedding and head; q, k, v and o, gate, up and down of two layers; norms.
+  // The matrices are embedding and head, and q, k, v, o, gate, up and down of two layers.
   const std::int64_t matrices =
       2 * 512 * 128 + 2 * (128 * (128 + 2 * 64) + 128 * 128 + 3 * 128 * 256);
   const std::int64_t norms = 5 * 128;
   EXPECT_GE(plan->memory.weight_bytes, 2 * (matrices + norms));
-  // Norms may be f32, and every matrix may begin on a boundary of its own.
+  // Norms may be f32, and every matrix may be aligned separately.
   EXPECT_LE(plan->memory.weight_bytes, 2 * matrices + 4 * norms + 32 * 4096);
 }
 
@@ -110,7 +111,7 @@ TEST_F(DevicePlanTest, FastCountsTheWorkspaceOfTheLibrary) {
   }
 }
 
-TEST_F(DevicePlanTest, APoolOfGivenSizeNeedsNoReserveAndMayCutTheContext) {
+TEST_F(DevicePlanTest, PoolOfGivenSizeNeedsNoReserveAndMayLimitTheContext) {
   const std::int64_t page = 64 * kTokenBytes;
   runtime::RuntimeOptions options = Options();
   options.pool.capacity_bytes = 5 * page;
@@ -127,7 +128,7 @@ TEST_F(DevicePlanTest, APoolOfGivenSizeNeedsNoReserveAndMayCutTheContext) {
               HasSubstr("model.max_context_tokens is 300, the KV pool holds 256 tokens"));
 }
 
-TEST_F(DevicePlanTest, WhatDoesNotFitIsRefusedWithNumbers) {
+TEST_F(DevicePlanTest, RejectsPlansThatDoNotFitWithNumbers) {
   const auto plan = Plan(64 * kMiB);
   ASSERT_TRUE(plan.ok()) << plan.status();
   const auto small = Plan(kMiB + 4096);
@@ -144,8 +145,9 @@ TEST_F(DevicePlanTest, WhatDoesNotFitIsRefusedWithNumbers) {
   EXPECT_THAT(std::string(longer.status().message()), HasSubstr("the model's own context is 512"));
 }
 
-// Tokens of a node and of a root for each page, and what finds them: of the host, not of the GPU.
-TEST_F(DevicePlanTest, ThePrefixIndexIsShownAsTheHosts) {
+// The index contains the tokens of a node and of a root for each page, and the hash table. It is in
+// host memory, not in GPU memory.
+TEST_F(DevicePlanTest, PrefixIndexIsReportedAsHostMemory) {
   const auto plan = Plan(1024 * kMiB);
   ASSERT_TRUE(plan.ok()) << plan.status();
   const std::int64_t pages = plan->memory.num_blocks - 1;
@@ -158,8 +160,8 @@ TEST_F(DevicePlanTest, ThePrefixIndexIsShownAsTheHosts) {
                                             plan->memory.runner.device_bytes());
 }
 
-// Publishers ask for a longer context by adding yarn; max_position_embeddings stays what it was.
-TEST_F(DevicePlanTest, AStretchedTableStretchesTheContext) {
+// Publishers extend the context by adding yarn and leave max_position_embeddings unchanged.
+TEST_F(DevicePlanTest, RopeScalingExtendsTheContext) {
   const std::string path = dir_.path() + "/config.json";
   nlohmann::json config = nlohmann::json::parse(std::ifstream(path));
   config["rope_scaling"] = {
@@ -174,8 +176,8 @@ TEST_F(DevicePlanTest, AStretchedTableStretchesTheContext) {
   EXPECT_THAT(std::string(longer.status().message()), HasSubstr("the model's own context is 2048"));
 }
 
-// A window of 64 tokens and two chunks of 64 under way touch 64 / 16 + 128 / 16 pages and one more.
-TEST_F(DevicePlanTest, AWindowBoundsWhatASequenceTakes) {
+// A window of 64 tokens and two chunks of 64 in flight touch 64 / 16 + 128 / 16 pages and one more.
+TEST_F(DevicePlanTest, WindowBoundsThePagesOfASequence) {
   const std::string path = dir_.path() + "/config.json";
   nlohmann::json config = nlohmann::json::parse(std::ifstream(path));
   config["architectures"] = {"MistralForCausalLM"};
@@ -194,12 +196,12 @@ TEST_F(DevicePlanTest, AWindowBoundsWhatASequenceTakes) {
   EXPECT_FALSE(plan->context_was_cut);
   ASSERT_EQ(plan->memory.layer_groups.groups.size(), 1u);
   EXPECT_EQ(plan->memory.layer_groups.groups[0].window, 64u);
-  // One chunk less without a step in flight.
+  // Without overlap there is one chunk less.
   options.steps.max_overlap_tokens = 64;
   const auto one_step = Plan(64 * kMiB, options);
   ASSERT_TRUE(one_step.ok()) << one_step.status();
   EXPECT_EQ(one_step->sequence_pages, 9u);
-  // No pool takes more than whole histories, whose prefixes can be found.
+  // The pool needs no more than the pages of complete sequences, whose prefixes can be matched.
   options.pool.capacity_bytes.reset();
   const auto plenty = Plan(64 * kMiB, options);
   ASSERT_TRUE(plenty.ok()) << plenty.status();
@@ -222,7 +224,7 @@ TEST_F(DevicePlanTest, QuantizedPagesHaveOneScalePerTokenAndHead) {
   EXPECT_EQ(f32->runner.activation, DType::kF32);
 }
 
-TEST_F(DevicePlanTest, TheRunnerIsMadeForTheSteps) {
+TEST_F(DevicePlanTest, RunnerHasTheLimitsOfTheSteps) {
   const auto plan = Plan(1024 * kMiB);
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->runner.max_step_tokens, 256u);
@@ -231,8 +233,8 @@ TEST_F(DevicePlanTest, TheRunnerIsMadeForTheSteps) {
   EXPECT_TRUE(plan->runner.graphs);
 }
 
-// A page of each of two groups is the least that computes anything.
-TEST(PoolOfTwoGroupsTest, OneUsablePageIsRefusedByEveryPlan) {
+// At least one page for each of two groups is necessary.
+TEST(PoolOfTwoGroupsTest, EveryPlanRejectsOneUsablePage) {
   const auto files = formats::ModelFiles::FromDirectory(paths::TestData("models/gemma2-bf16"));
   ASSERT_TRUE(files.ok()) << files.status();
   const auto options = [](std::int64_t pool_bytes) {
@@ -266,9 +268,9 @@ TEST(PoolOfTwoGroupsTest, OneUsablePageIsRefusedByEveryPlan) {
   EXPECT_TRUE(runtime::CheckHoldsAnything(automatic, demand, 3).ok());
 }
 
-// Where all layers have windows it has room for nodes whose pages are gone, which no row needs
-// when no prefixes are kept.
-TEST(WindowedPrefixIndexTest, IsPlannedAsTheCacheManagerMakesIt) {
+// If all layers have windows, the index has room for nodes without pages. Without prefix caching no
+// row needs them.
+TEST(WindowedPrefixIndexTest, PlanEqualsTheIndexOfTheCacheManager) {
   const auto files =
       formats::ModelFiles::FromDirectory(paths::TestData("models/mistral-window-bf16"));
   ASSERT_TRUE(files.ok()) << files.status();
@@ -304,8 +306,8 @@ TEST(WindowedPrefixIndexTest, IsPlannedAsTheCacheManagerMakesIt) {
   EXPECT_GT(planned[0], planned[1]);
 }
 
-// So many sequences that the memory ends before their use for pages does.
-TEST(CpuPoolTest, AnAutomaticPoolLeavesRoomForItsPrefixIndex) {
+// There are more sequences than the memory has pages for.
+TEST(CpuPoolTest, AutomaticPoolLeavesRoomForItsPrefixIndex) {
   const testing::TempDir dir;
   ASSERT_TRUE(client::WriteSyntheticModel("tiny", dir.path()).ok());
   const auto files = formats::ModelFiles::FromDirectory(dir.path());
@@ -332,7 +334,7 @@ TEST(CpuPoolTest, AnAutomaticPoolLeavesRoomForItsPrefixIndex) {
   EXPECT_EQ(pool->context_tokens, 512);
   EXPECT_EQ(pool->wanted_context_tokens, 512);
 
-  // A pool of a given size is what it says, and the plan has its index beside it.
+  // A pool of a given size has exactly that size, and the plan adds its index.
   options.pool.capacity_bytes = kShare;
   const auto given = runtime::PlanCpuPool(options, model->spec, /*free_bytes=*/0);
   ASSERT_TRUE(given.ok()) << given.status();

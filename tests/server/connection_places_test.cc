@@ -22,7 +22,7 @@ std::optional<std::uint64_t> Evict(ConnectionPlaces& places, const std::string& 
   return evicted->number;
 }
 
-TEST(ConnectionPlacesTest, TheLongestIdleIsEvictedFirst) {
+TEST(ConnectionPlacesTest, LongestIdleConnectionIsEvictedFirst) {
   ConnectionPlaces places;
   for (std::uint64_t number = 0; number < 5; ++number) {
     places.Add(number, "a", At(0.01 * static_cast<double>(number)));
@@ -39,7 +39,7 @@ TEST(ConnectionPlacesTest, TheLongestIdleIsEvictedFirst) {
   EXPECT_TRUE(places.CheckIntegrity().ok());
 }
 
-TEST(ConnectionPlacesTest, AConnectionThatIsBusyAfterItsEvictionStays) {
+TEST(ConnectionPlacesTest, ConnectionThatIsBusyAfterItsEvictionIsKept) {
   ConnectionPlaces places;
   places.Add(1, "a", At(0));
   EXPECT_EQ(Evict(places, "a", 5), 1u);
@@ -51,7 +51,7 @@ TEST(ConnectionPlacesTest, AConnectionThatIsBusyAfterItsEvictionStays) {
   EXPECT_EQ(Evict(places, "a", 7), 1u);
 }
 
-TEST(ConnectionPlacesTest, TheLongestStalledIsEvictedLast) {
+TEST(ConnectionPlacesTest, StalledConnectionsAreEvictedAfterIdleOnes) {
   ConnectionPlaces places;
   for (std::uint64_t number = 0; number < 3; ++number) places.Add(number, "a", At(0));
   places.SetPhase(0, Phase::kAwaitingBytes, At(1));
@@ -105,8 +105,8 @@ void ExpectCounts(const ConnectionPlaces& places, const List& list) {
   ASSERT_TRUE(places.CheckIntegrity().ok()) << places.CheckIntegrity();
 }
 
-// All operations in random order, against a list that is searched.
-TEST(ConnectionPlacesTest, AgreesWithAListThatIsSearched) {
+// Runs all operations in random order and compares with a list that is searched linearly.
+TEST(ConnectionPlacesTest, MatchesALinearSearch) {
   const std::uint32_t seed = std::random_device()();
   SCOPED_TRACE(::testing::Message() << "seed " << seed);
   std::mt19937 random(seed);

@@ -18,7 +18,7 @@ class DescriptorLimitTest : public ::testing::Test {
   rlimit before_ = {};
 };
 
-TEST_F(DescriptorLimitTest, TheSoftLimitBecomesTheHardOne) {
+TEST_F(DescriptorLimitTest, RaisesTheSoftLimitToTheHardLimit) {
   Lower(64);
   RaiseDescriptorLimit();
   rlimit after = {};
@@ -27,7 +27,7 @@ TEST_F(DescriptorLimitTest, TheSoftLimitBecomesTheHardOne) {
   EXPECT_EQ(after.rlim_max, before_.rlim_max);
 }
 
-TEST_F(DescriptorLimitTest, AllListenersShareWhatThereIs) {
+TEST_F(DescriptorLimitTest, AllListenersShareTheDescriptors) {
   Lower(1024);
   EXPECT_EQ(LimitGrpcConnections(100, /*num_listeners=*/1, /*http_connections=*/0), 100);
   EXPECT_EQ(LimitGrpcConnections(170, 1, 0), 170);

@@ -1,4 +1,5 @@
-// Bodies of calls that have no stream: what they cost before the engine is asked.
+// Tests of the bodies of evaluation calls, and of the work that they cause before the engine is
+// called.
 
 #include "server/openai/evaluation_bodies.h"
 
@@ -16,7 +17,7 @@
 namespace quire::server {
 namespace {
 
-// A classifier of one label when it has weights; else it scores no pairs.
+// Returns a classifier of one label if `weights` is set, else a model that cannot score pairs.
 ServedModel ModelWith(const std::vector<float>* weights) {
   ModelDescription description;
   description.embedding_width = 1;
@@ -39,7 +40,7 @@ absl::StatusOr<EvaluationPlan> ReadRerank(const ServedModel& model, absl::string
              body);
 }
 
-TEST(EvaluationBodiesTest, AQueryThatEveryPairRepeatsIsBounded) {
+TEST(EvaluationBodiesTest, QueryRepeatedByEveryPairIsBounded) {
   const std::vector<float> weights(1, 0.5f);
   const ServedModel model = ModelWith(&weights);
   constexpr std::size_t kQueryBytes = std::size_t{1} << 20;
@@ -56,7 +57,7 @@ TEST(EvaluationBodiesTest, AQueryThatEveryPairRepeatsIsBounded) {
   EXPECT_TRUE(absl::IsUnimplemented(ReadRerank(other, RerankBody(kQueryBytes, 2048)).status()));
 }
 
-// Without a tokenizer nothing can be tokenized here.
+// There is no tokenizer, so parsing cannot tokenize.
 TEST(EvaluationBodiesTest, PairsOfARerankerAreLeftToTheTextWorkers) {
   const auto tokenizer = engine::MakeByteTokenizer();
   auto templates = text::ChatTemplates::Create(

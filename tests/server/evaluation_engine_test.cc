@@ -1,4 +1,4 @@
-// Calls of many requests over an engine that the test holds between two steps.
+// Calls with many requests, with an engine that the test pauses between two steps.
 
 #include <atomic>
 #include <memory>
@@ -22,7 +22,7 @@
 namespace quire::server {
 namespace {
 
-// The end of one call, which a thread of the engine brings.
+// Records the end of one call, which an engine thread reports.
 class Outcome {
  public:
   Evaluation::Done Taker() {
@@ -141,7 +141,7 @@ class EvaluationEngineTest : public ::testing::Test {
   std::unique_ptr<ServedModel> served_;
 };
 
-TEST_F(EvaluationEngineTest, InputsThatADrainFindsUnsubmittedAreRefusedAsRequestsAre) {
+TEST_F(EvaluationEngineTest, DrainRejectsUnsubmittedInputsLikeRequests) {
   constexpr std::size_t kItems = Evaluation::kMaxLiveItems + 68;
   gate_.Set(true);
   Outcome outcome;
@@ -158,12 +158,12 @@ TEST_F(EvaluationEngineTest, InputsThatADrainFindsUnsubmittedAreRefusedAsRequest
   ExpectIdle();
   EXPECT_EQ(outcome.times(), 1);
   EXPECT_EQ(outcome.num_results(), 0u);
-  // The call, and the other one.
+  // This call and the other call.
   EXPECT_EQ(Sum("requests_rejected_total"), 2);
   EXPECT_EQ(Sum("requests_accepted_total"), Evaluation::kMaxLiveItems);
 }
 
-TEST_F(EvaluationEngineTest, InputsThatADrainFindsLiveAreComputed) {
+TEST_F(EvaluationEngineTest, DrainComputesLiveInputs) {
   gate_.Set(true);
   Outcome outcome;
   MakeCall(Caller(), &outcome)->Start(*served_, Embeds(Evaluation::kMaxLiveItems));
@@ -174,8 +174,8 @@ TEST_F(EvaluationEngineTest, InputsThatADrainFindsLiveAreComputed) {
   ExpectIdle();
 }
 
-// What yes/no rerankers are asked: the second continuation of a prompt, which is read once.
-TEST_F(EvaluationEngineTest, AScoreTakesTheContextOfAnEarlierOneInTokens) {
+// A yes/no reranker scores two continuations of a prompt, which is tokenized once.
+TEST_F(EvaluationEngineTest, ScoreReusesTheContextTokensOfAnEarlierScore) {
   const auto ask = [&](bool copies_context) {
     std::vector<EvaluationItem> items(2);
     for (std::size_t i = 0; i < 2; ++i) {
@@ -205,7 +205,7 @@ TEST_F(EvaluationEngineTest, AScoreTakesTheContextOfAnEarlierOneInTokens) {
   EXPECT_NE(taken[0].logprobs[0].token, taken[1].logprobs[0].token);
 }
 
-TEST_F(EvaluationEngineTest, InputsThatWaitForAPlaceInTheQueueAreCountedOnce) {
+TEST_F(EvaluationEngineTest, InputsThatWaitForTheQueueAreCountedOnce) {
   constexpr std::size_t kItems = 8;
   hot_.max_queued_requests = 2;
   ASSERT_TRUE(engine_->PrepareHotOptions(hot_).ok());

@@ -20,20 +20,20 @@
 namespace quire::server {
 namespace {
 
-// Sections and members of the gRPC API that this one does not have.
+// Sections and members of the gRPC API that the OpenAI API does not have.
 constexpr const char* kForeign[] = {"sampling.", "stopping.",      "output.",
                                     "chat.",     "constraint.",    "cache.",
                                     "tool_json", "arguments_json", "parameters_json_schema"};
 
 void ExpectOurs(const std::string& text, const std::string& of) {
-  // A key of the configuration stays: operators change it.
+  // Configuration keys keep their names, since operators set them.
   const std::string fields = absl::StrReplaceAll(text, {{"chat.tool_format", ""}});
   for (const char* const word : kForeign) {
     EXPECT_FALSE(absl::StrContains(fields, word)) << of << " became " << text;
   }
 }
 
-// Every path of the message, with an index where the field is a list.
+// Adds every path of the message, with an index for repeated fields.
 void AddPaths(const google::protobuf::Descriptor& type, const std::string& prefix,
               std::vector<std::string>* paths) {
   for (int i = 0; i < type.field_count(); ++i) {
@@ -50,7 +50,7 @@ void AddPaths(const google::protobuf::Descriptor& type, const std::string& prefi
   }
 }
 
-TEST(FieldNamesTest, NoFieldOfARequestKeepsItsName) {
+TEST(FieldNamesTest, RenamesEveryFieldOfARequest) {
   std::vector<std::string> paths;
   AddPaths(*v1::GenerateRequest::descriptor(), "", &paths);
   EXPECT_GT(paths.size(), 100u);
@@ -62,7 +62,7 @@ TEST(FieldNamesTest, NoFieldOfARequestKeepsItsName) {
   }
 }
 
-TEST(FieldNamesTest, NamesAreThoseOfTheBody) {
+TEST(FieldNamesTest, UsesNamesOfTheBody) {
   FieldNames names;
   EXPECT_EQ(names.Rename("sampling.dry_sequence_breakers[1]"), "dry_sequence_breakers[1]");
   EXPECT_EQ(names.Rename("sampling.choice_count"), "n");
@@ -76,7 +76,7 @@ TEST(FieldNamesTest, NamesAreThoseOfTheBody) {
   EXPECT_EQ(names.Rename("output.prompt_logprobs"), "logprobs");
   EXPECT_EQ(names.Rename("messages[0].role"), "messages[0].role");
   EXPECT_EQ(names.Rename("constraint.regex"), "constraint.regex");
-  // Keys of the configuration are no fields.
+  // Configuration keys are not fields.
   EXPECT_EQ(names.Rename("chat.tool_format"), "chat.tool_format");
   EXPECT_EQ(names.Rename("constraint"), "response_format");
   names.SetConstraint("guided_regex");
@@ -91,7 +91,7 @@ TEST(FieldNamesTest, NamesAreThoseOfTheBody) {
   EXPECT_EQ(names.Rename("chat.tools[1].name"), "tools[6].function.name");
 }
 
-TEST(FieldNamesTest, TextsHaveTheNamesAndKeepTheRest) {
+TEST(FieldNamesTest, RenamesFieldsInTextsAndKeepsTheRest) {
   const FieldNames names;
   EXPECT_EQ(names.RenameIn("stopping.stop[1] has 300 bytes, must be in [1, 256]"),
             "stop[1] has 300 bytes, must be in [1, 256]");
@@ -116,7 +116,7 @@ TranslatorOptions Options() {
   return options;
 }
 
-// The error that a client gets of a body that parses and that the translator refuses.
+// Returns the error for a body that parses and that the translator rejects.
 nlohmann::json ErrorOf(const absl::StatusOr<OpenAiRequest>& parsed) {
   EXPECT_TRUE(parsed.ok()) << parsed.status();
   if (!parsed.ok()) return nullptr;
@@ -138,8 +138,8 @@ void ExpectRefused(const absl::StatusOr<OpenAiRequest>& parsed, const Refusal& r
   ExpectOurs(message, refusal.members);
 }
 
-// What RequestTranslator refuses, with every field that a body can set.
-TEST(OpenAiErrorTest, RefusedCompletionsNameTheFieldOfTheBody) {
+// RequestTranslator rejects each of these values. The cases set every field of a body.
+TEST(OpenAiErrorTest, RejectedCompletionsNameTheFieldOfTheBody) {
   for (const Refusal& refusal : {
            Refusal{R"("model": "other")", "model"},
            Refusal{R"("temperature": -1)", "temperature"},
@@ -189,7 +189,7 @@ TEST(OpenAiErrorTest, RefusedCompletionsNameTheFieldOfTheBody) {
   ExpectRefused(ParseCompletionRequest(R"({"prompt": []})"), {"", "prompt"});
 }
 
-TEST(OpenAiErrorTest, RefusedChatsNameTheFieldOfTheBody) {
+TEST(OpenAiErrorTest, RejectedChatsNameTheFieldOfTheBody) {
   const std::string message = R"({"role": "user", "content": "x"})";
   for (const Refusal& refusal : {
            Refusal{R"("messages": [])", "messages"},
@@ -220,7 +220,7 @@ TEST(OpenAiErrorTest, RefusedChatsNameTheFieldOfTheBody) {
   }
 }
 
-// What engine and compiler say later has the fields of the request, or none.
+// Later errors of the engine and the compiler name the request's fields, or none.
 TEST(OpenAiErrorTest, ErrorsOfTheEngineNameTheFieldOfTheBody) {
   const auto error = [](const absl::Status& status, const FieldNames& names) {
     return nlohmann::json::parse(OpenAiError(status, names).body)["error"];
@@ -254,7 +254,7 @@ TEST(OpenAiErrorTest, ErrorsOfTheEngineNameTheFieldOfTheBody) {
                          Reason::kBadChatTemplateInput),
                   chat)["param"],
             "messages[1].tool_calls[0].function.arguments");
-  // Without a constraint of its own a chat may have one for its tools.
+  // A chat without an explicit constraint may have a constraint for its tools.
   const FieldNames tools = ParseChatRequest(R"({"messages": []})")->names;
   EXPECT_EQ(error(status("constraint has 9 bytes", Reason::kBadConstraint), tools)["message"],
             "tools has 9 bytes");

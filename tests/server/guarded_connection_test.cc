@@ -1,4 +1,4 @@
-// The test has the far ends of a connection, those of the client and of gRPC, and sets the time.
+// The test owns the client's and gRPC's ends of a connection and sets the time.
 
 #include "server/edge/guarded_connection.h"
 
@@ -37,7 +37,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using Local = boost::asio::local::stream_protocol;
 
-// A call whose message of 100 bytes is not complete.
+// Returns a call whose message of 100 bytes is incomplete.
 std::string UnfinishedCall(std::uint32_t stream) {
   return absl::StrCat(Frame(kHeaders, kEndHeaders, stream, "h"),
                       Frame(kData, 0, stream, absl::string_view("\0\0\0\0\x64half", 9)));
@@ -95,7 +95,7 @@ class ConnectionFixture : public ::testing::Test {
   static void Send(Pair& pair, absl::string_view bytes) {
     EXPECT_EQ(pair.ours.write_some(boost::asio::buffer(bytes.data(), bytes.size())), bytes.size());
   }
-  // Sends bytes of the client and waits until gRPC has them.
+  // Sends bytes of the client and waits until gRPC has received them.
   void SendThrough(absl::string_view bytes) {
     Send(client_, bytes);
     EXPECT_TRUE(Becomes([&] { return absl::EndsWith(from_client_, bytes); }));
@@ -119,7 +119,7 @@ class ConnectionFixture : public ::testing::Test {
   }
   void TickAfter(absl::Duration time) { connection_->Tick(MonotonicNow() + time); }
 
-  // True at the end of the stream.
+  // Returns true at the end of the stream.
   static bool Read(Pair& pair, std::string* out) {
     char bytes[1000];
     boost::system::error_code error;
@@ -141,7 +141,7 @@ class ConnectionFixture : public ::testing::Test {
   std::int64_t unfinished_ = 0;
 };
 
-// gRPC has the connection.
+// The connection is already passed to gRPC.
 class GuardedConnectionTest : public ConnectionFixture {
  protected:
   GuardedConnectionTest() { SendThrough(kPreface); }
@@ -149,7 +149,7 @@ class GuardedConnectionTest : public ConnectionFixture {
 
 const std::string kReset = RstStreamFrame(1, Http2Code::kEnhanceYourCalm);
 
-TEST_F(GuardedConnectionTest, ALateMessageEndsItsCallAndNoOther) {
+TEST_F(GuardedConnectionTest, LateMessageResetsOnlyItsCall) {
   SendThrough(UnfinishedCall(1));
   SendThrough(Frame(kHeaders, kEndHeaders, 3, "h"));
   TickLater();
@@ -162,7 +162,7 @@ TEST_F(GuardedConnectionTest, ALateMessageEndsItsCallAndNoOther) {
   SendThrough(Frame(kData, 0, 3, absl::string_view("\0\0\0\0\x01x", 6)));
 }
 
-TEST_F(GuardedConnectionTest, AResetStandsBehindTheFrameOfTheServer) {
+TEST_F(GuardedConnectionTest, ResetIsSentAfterTheServersFrame) {
   SendThrough(UnfinishedCall(1));
   const std::string answer = Frame(kData, 0, 3, "answer");
   Send(grpc_, answer.substr(0, 11));
@@ -173,7 +173,7 @@ TEST_F(GuardedConnectionTest, AResetStandsBehindTheFrameOfTheServer) {
   EXPECT_TRUE(Becomes([&] { return from_server_ == answer + kReset; }));
 }
 
-TEST_F(GuardedConnectionTest, AFrameThatStandsOpenEndsTheConnection) {
+TEST_F(GuardedConnectionTest, IncompleteFrameClosesTheConnection) {
   SendThrough(UnfinishedCall(1));
   SendThrough(Frame(kData, 0, 1, "more").substr(0, 10));
   TickLater();
@@ -182,8 +182,8 @@ TEST_F(GuardedConnectionTest, AFrameThatStandsOpenEndsTheConnection) {
   EXPECT_EQ(from_client_, "");
 }
 
-// gRPC does not read, and the next byte would wait for it.
-TEST_F(GuardedConnectionTest, AResetThatFindsNoRoomEndsTheConnection) {
+// gRPC does not read, so the next byte would have to wait.
+TEST_F(GuardedConnectionTest, ResetThatCannotBeWrittenClosesTheConnection) {
   SendThrough(UnfinishedCall(1));
   const std::string junk(4096, 'x');
   for (std::size_t size : {std::size_t{4096}, std::size_t{1}}) {
@@ -191,7 +191,7 @@ TEST_F(GuardedConnectionTest, AResetThatFindsNoRoomEndsTheConnection) {
     }
   }
   connection_->Tick(MonotonicNow() + absl::Seconds(61));
-  io_.run_one();  // must come back
+  io_.run_one();  // must return
   to_grpc_ = FileDescriptor();
   EXPECT_TRUE(Becomes([this] { return has_grpc_ended_ && has_client_ended_; }));
   EXPECT_THAT(from_server_, HasSubstr("a message is not complete"));
@@ -226,7 +226,7 @@ TEST_F(GuardedConnectionTest, EvictionNamesTheLastCallOfTheClient) {
   EXPECT_EQ(from_server_, kServerSettings + kAnswer + GoAway(1));
 }
 
-TEST_F(GuardedConnectionTest, EvictionInTheMiddleOfAServersFrameSendsNothing) {
+TEST_F(GuardedConnectionTest, EvictionInsideAServersFrameSendsNothing) {
   Send(grpc_, kServerSettings.substr(0, 11));
   EXPECT_TRUE(Becomes([this] { return from_server_.size() == 11; }));
   connection_->Evict();
@@ -234,7 +234,7 @@ TEST_F(GuardedConnectionTest, EvictionInTheMiddleOfAServersFrameSendsNothing) {
   EXPECT_EQ(from_server_.size(), 11u);
 }
 
-TEST_F(GuardedConnectionTest, AConnectionWithACallIsNotEvicted) {
+TEST_F(GuardedConnectionTest, ConnectionWithACallIsNotEvicted) {
   SendThrough(kCall);
   phase_ = Phase::kClosing;
   connection_->Evict();
@@ -244,7 +244,7 @@ TEST_F(GuardedConnectionTest, AConnectionWithACallIsNotEvicted) {
   EXPECT_THAT(causes_, IsEmpty());
 }
 
-TEST_F(GuardedConnectionTest, ALingeringConnectionClosesAfterASecond) {
+TEST_F(GuardedConnectionTest, LingeringConnectionClosesAfterASecond) {
   const auto can_write = [this] {
     boost::system::error_code error;
     client_.ours.write_some(boost::asio::buffer("x", 1), error);
@@ -259,7 +259,7 @@ TEST_F(GuardedConnectionTest, ALingeringConnectionClosesAfterASecond) {
   EXPECT_TRUE(Becomes([&] { return !can_write(); }));
 }
 
-TEST_F(GuardedConnectionTest, WithoutRoomToLingerItClosesWithoutAFrame) {
+TEST_F(GuardedConnectionTest, ClosesWithoutAFrameIfItMayNotLinger) {
   to_grpc_ = FileDescriptor();
   may_linger_ = false;
   connection_->Evict();
@@ -267,7 +267,7 @@ TEST_F(GuardedConnectionTest, WithoutRoomToLingerItClosesWithoutAFrame) {
   EXPECT_EQ(from_server_, "");
 }
 
-TEST_F(GuardedConnectionTest, TheClientsEndReachesGrpcAndTheAnswerTheClient) {
+TEST_F(GuardedConnectionTest, HalfCloseReachesGrpcAndTheResponseReachesTheClient) {
   SendThrough(kCall);
   client_.ours.shutdown(Local::socket::shutdown_send);
   EXPECT_TRUE(Becomes([this] { return has_grpc_ended_; }));
@@ -278,7 +278,7 @@ TEST_F(GuardedConnectionTest, TheClientsEndReachesGrpcAndTheAnswerTheClient) {
   EXPECT_EQ(from_server_, kServerSettings + kAnswer);
 }
 
-TEST_F(GuardedConnectionTest, AClientThatDoesNotReadIsClosedInTime) {
+TEST_F(GuardedConnectionTest, ClientThatDoesNotReadIsClosedAfterTheTimeout) {
   const std::string frame = Frame(kData, 0, 1, std::string(16000, 'x'));
   boost::system::error_code error;
   while (!error) {
@@ -293,10 +293,10 @@ TEST_F(GuardedConnectionTest, AClientThatDoesNotReadIsClosedInTime) {
   EXPECT_THAT(causes_, ElementsAre(CloseCause::kTimeout));
 }
 
-// Connections of which gRPC does not know yet.
+// Connections that are not yet passed to gRPC.
 using OpeningConnectionTest = ConnectionFixture;
 
-TEST_F(OpeningConnectionTest, GrpcGetsTheConnectionWithTheWholePreface) {
+TEST_F(OpeningConnectionTest, ConnectsToGrpcAfterTheWholePreface) {
   const std::string bytes = absl::StrCat(kPreface, kServerSettings);
   for (std::size_t i = 0; i + 1 < kPreface.size(); ++i) {
     Send(client_, bytes.substr(i, 1));
@@ -308,7 +308,7 @@ TEST_F(OpeningConnectionTest, GrpcGetsTheConnectionWithTheWholePreface) {
   EXPECT_EQ(phase_, Phase::kIdle);
 }
 
-TEST_F(OpeningConnectionTest, ASilentClientIsClosedInTime) {
+TEST_F(OpeningConnectionTest, SilentClientIsClosedAfterTheTimeout) {
   Send(client_, kPreface.substr(0, 10));
   TickAfter(absl::Seconds(9));
   Poll();
@@ -320,19 +320,19 @@ TEST_F(OpeningConnectionTest, ASilentClientIsClosedInTime) {
   EXPECT_EQ(from_server_, "");
 }
 
-TEST_F(OpeningConnectionTest, ASilentClientIsEvicted) {
+TEST_F(OpeningConnectionTest, SilentClientIsEvicted) {
   connection_->Evict();
   EXPECT_TRUE(Becomes([this] { return has_client_ended_; }));
   EXPECT_THAT(causes_, ElementsAre(CloseCause::kSilent));
 }
 
-TEST_F(OpeningConnectionTest, ItClosesWhenTheProcessEnds) {
+TEST_F(OpeningConnectionTest, ClosesWhenTheProcessEnds) {
   connection_->CloseIfOpening();
   EXPECT_TRUE(Becomes([this] { return has_client_ended_; }));
   EXPECT_THAT(causes_, IsEmpty());
 }
 
-TEST_F(OpeningConnectionTest, OtherProtocolsAreRefused) {
+TEST_F(OpeningConnectionTest, RejectsOtherProtocols) {
   Send(client_, "GET / HTTP/1.1\r\n\r\n");
   EXPECT_TRUE(Becomes([this] { return has_client_ended_; }));
   EXPECT_THAT(causes_, ElementsAre(CloseCause::kNotHttp2));
@@ -340,7 +340,7 @@ TEST_F(OpeningConnectionTest, OtherProtocolsAreRefused) {
   EXPECT_FALSE(is_connected_);
 }
 
-TEST_F(OpeningConnectionTest, AClientWithoutDescriptorsForItGetsTheReason) {
+TEST_F(OpeningConnectionTest, ClientGetsTheReasonIfNoDescriptorIsAvailable) {
   connect_ = absl::ResourceExhaustedError("no room");
   Send(client_, absl::StrCat(kPreface, kCall));
   EXPECT_TRUE(Becomes([this] { return has_client_ended_; }));

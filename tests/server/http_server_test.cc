@@ -30,8 +30,8 @@ using ::testing::StartsWith;
 
 constexpr std::int64_t kMaxBody = 1000;
 
-// Answers /echo with the request's body, /stream in three pieces, /cut with half a stream, and
-// holds /hold until the peer has gone.
+// A handler that echoes the request's body for /echo, streams three pieces for /stream, breaks off
+// a stream for /cut, and does not respond to /hold until the peer has disconnected.
 class Site {
  public:
   void Handle(const std::shared_ptr<HttpExchange>& exchange) {
@@ -44,7 +44,7 @@ class Site {
       held_.fetch_add(1);
       return exchange->OnGone([this] { gone_.fetch_add(1); });
     }
-    // What a library may do.
+    // Code of a library may throw.
     if (request.path == "/throw") (void)std::string().at(1);
     if (request.path == "/throw-later") {
       held_.fetch_add(1);
@@ -99,7 +99,7 @@ class HttpServerTest : public ::testing::Test {
   std::unique_ptr<HttpServer> server_;
 };
 
-TEST_F(HttpServerTest, OneConnectionCarriesManyRequests) {
+TEST_F(HttpServerTest, OneConnectionServesManyRequests) {
   Start(Options());
   HttpClient client(address());
   for (int i = 0; i < 3; ++i) {
@@ -114,7 +114,7 @@ TEST_F(HttpServerTest, OneConnectionCarriesManyRequests) {
   EXPECT_EQ(client.ReadAll(), "");
 }
 
-TEST_F(HttpServerTest, AllAddressesOfANameAreListenedOn) {
+TEST_F(HttpServerTest, ListensOnAllAddressesOfAName) {
   HttpServerOptions options = Options();
   options.address = "*:0";
   Start(std::move(options));
@@ -135,7 +135,7 @@ TEST_F(HttpServerTest, AllAddressesOfANameAreListenedOn) {
   EXPECT_TRUE(ConnectionsBecome(2));
 }
 
-TEST_F(HttpServerTest, RequestsThatComeTogetherAreAnsweredInOrder) {
+TEST_F(HttpServerTest, PipelinedRequestsAreAnsweredInOrder) {
   Start(Options());
   HttpClient client(address());
   ASSERT_TRUE(client.Send("GET /a HTTP/1.1\r\nHost: x\r\n\r\nGET /b HTTP/1.1\r\nHost: x\r\n\r\n"));
@@ -143,7 +143,7 @@ TEST_F(HttpServerTest, RequestsThatComeTogetherAreAnsweredInOrder) {
   EXPECT_EQ(client.Read().body, "GET /b?  ");
 }
 
-TEST_F(HttpServerTest, BodiesComeByteByByteChunkedAndAfterContinue) {
+TEST_F(HttpServerTest, ReadsBodiesByteByByteChunkedAndAfterContinue) {
   Start(Options());
   HttpClient slow(address());
   for (const char c : std::string("POST /e HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc")) {
@@ -162,7 +162,7 @@ TEST_F(HttpServerTest, BodiesComeByteByByteChunkedAndAfterContinue) {
   EXPECT_EQ(slow.Read().body, "POST /e?  abc");
 }
 
-TEST_F(HttpServerTest, StreamsEndWithTheirMarkOrWithoutIt) {
+TEST_F(HttpServerTest, CompleteStreamsEndWithTheLastChunkAndBrokenOnesWithoutIt) {
   Start(Options());
   HttpClient client(address());
   const HttpReply whole = client.Ask("GET", "/stream");
@@ -176,7 +176,7 @@ TEST_F(HttpServerTest, StreamsEndWithTheirMarkOrWithoutIt) {
   EXPECT_THAT(old.ReadAll(), ::testing::EndsWith("\r\n\r\npiece 3\npiece 2\npiece 1\n"));
 }
 
-TEST_F(HttpServerTest, LimitsOfHeadAndBodyAnswerAndClose) {
+TEST_F(HttpServerTest, RespondsAndClosesAboveTheLimitsOfHeadAndBody) {
   Start(Options());
   HttpClient body(address());
   const HttpReply large = body.Ask("POST", "/e", std::string(kMaxBody + 1, 'x'));
@@ -202,7 +202,7 @@ TEST_F(HttpServerTest, HeadsOfChunksAndTrailersAreBoundedToo) {
     ASSERT_TRUE(endless.Send(begin));
     const std::string piece = begin == "0\r\n" ? "A: b\r\nC: dddddddddd\r\n" : "aaaaaaaaaaaaaaaa";
     std::size_t sent = 0;
-    // More than the answer needs, less than lingers behind it.
+    // The bytes are more than the limit and less than what the server reads while it lingers.
     while (sent < 200000 && endless.Send(piece)) sent += piece.size();
     EXPECT_EQ(endless.Read().status, 431) << begin;
   }
@@ -213,7 +213,7 @@ TEST_F(HttpServerTest, HeadsOfChunksAndTrailersAreBoundedToo) {
   EXPECT_EQ(fine.Read().body, "POST /e?  ab");
 }
 
-TEST_F(HttpServerTest, BodiesOfUnwelcomeHeadsAreNotRead) {
+TEST_F(HttpServerTest, BodiesOfRejectedHeadsAreNotRead) {
   HttpServerOptions options = Options();
   options.admit = [](const HttpRequest& head) -> std::optional<HttpAnswer> {
     if (head.Header("x-test") == "welcome") return std::nullopt;
@@ -232,7 +232,7 @@ TEST_F(HttpServerTest, BodiesOfUnwelcomeHeadsAreNotRead) {
   EXPECT_EQ(guest.Read().status, 200);
 }
 
-TEST_F(HttpServerTest, SlowHeadsBodiesAndHandshakesEndInTime) {
+TEST_F(HttpServerTest, SlowHeadsBodiesAndHandshakesTimeOut) {
   HttpServerOptions options = Options();
   options.head_time = absl::Milliseconds(50);
   options.body_time = absl::Milliseconds(50);
@@ -254,7 +254,7 @@ TEST_F(HttpServerTest, SlowHeadsBodiesAndHandshakesEndInTime) {
   EXPECT_TRUE(ConnectionsBecome(0));
 }
 
-TEST_F(HttpServerTest, HandlersLearnThatTheirPeerHasGone) {
+TEST_F(HttpServerTest, HandlersAreNotifiedOfDisconnectedPeers) {
   Start(Options());
   for (const bool reset : {false, true}) {
     HttpClient client(address());
@@ -266,20 +266,20 @@ TEST_F(HttpServerTest, HandlersLearnThatTheirPeerHasGone) {
   EXPECT_TRUE(ConnectionsBecome(0));
 }
 
-TEST_F(HttpServerTest, TheEndOfAPeerIsSeenBehindItsEarlyBytes) {
+TEST_F(HttpServerTest, DetectsDisconnectAfterEarlyBytes) {
   Start(Options());
   HttpClient client(address());
   ASSERT_TRUE(client.SendRequest("GET", "/hold", ""));
   ASSERT_TRUE(site_.WaitHeld(1));
   ASSERT_TRUE(client.Send("GET /next HTTP/1.1\r\nHo"));
-  // Early bytes are no end; meanwhile the server has most likely read them.
+  // Early bytes do not end the connection. The server has probably read them by now.
   EXPECT_TRUE(testing::Stays([&] { return site_.gone() == 0; }, absl::Milliseconds(50)));
   client.Close();
   EXPECT_TRUE(site_.WaitGone(1));
   EXPECT_TRUE(ConnectionsBecome(0));
 }
 
-TEST_F(HttpServerTest, AHandlerThatThrowsEndsItsConnectionOnly) {
+TEST_F(HttpServerTest, HandlerThatThrowsClosesOnlyItsConnection) {
   Start(Options());
   for (int i = 0; i < 3; ++i) {
     HttpClient client(address());
@@ -290,7 +290,7 @@ TEST_F(HttpServerTest, AHandlerThatThrowsEndsItsConnectionOnly) {
   EXPECT_EQ(neighbour.Ask("GET", "/e").status, 200);
 }
 
-TEST_F(HttpServerTest, ACallbackThatThrowsEndsItsConnectionAndTellsWhoWorksForIt) {
+TEST_F(HttpServerTest, CallbackThatThrowsClosesItsConnectionAndNotifiesTheHandler) {
   Start(Options());
   for (int i = 1; i <= 3; ++i) {
     HttpClient client(address());
@@ -318,12 +318,12 @@ TEST_F(HttpServerTest, SilentConnectionsAreEvictedForNewOnes) {
   }
   EXPECT_EQ(silent[0]->ReadAll(), "");
   EXPECT_LE(server_->num_connections(), 8 + 64);
-  EXPECT_TRUE(busy.Send("x"));  // not closed: its head has come
+  EXPECT_TRUE(busy.Send("x"));  // its head has arrived, so it is not closed
   busy.Close();
   EXPECT_TRUE(site_.WaitGone(1));
 }
 
-TEST_F(HttpServerTest, TheLongestIdleConnectionIsEvictedFirst) {
+TEST_F(HttpServerTest, LongestIdleConnectionIsEvictedFirst) {
   HttpServerOptions options = Options();
   options.max_connections = 3;
   Start(std::move(options));
@@ -334,17 +334,17 @@ TEST_F(HttpServerTest, TheLongestIdleConnectionIsEvictedFirst) {
   ASSERT_TRUE(half.Send("GET /e HTTP/1.1\r\nHost: x\r\n"));
   HttpClient first(address());
   EXPECT_EQ(first.Ask("GET", "/first").status, 200);
-  EXPECT_EQ(silent.ReadAll(), "");  // the idle one has asked since
+  EXPECT_EQ(silent.ReadAll(), "");  // the idle connection has sent a request since
   EXPECT_EQ(idle.Ask("GET", "/e").status, 200);
   HttpClient second(address());
   EXPECT_EQ(second.Ask("GET", "/second").status, 200);
-  EXPECT_EQ(first.ReadAll(), "");  // the other one has asked since
-  // What has begun its next request keeps its place.
+  EXPECT_EQ(first.ReadAll(), "");  // the other connection has sent a request since
+  // A connection that has started its next request is not evicted.
   ASSERT_TRUE(half.Send("\r\n"));
   EXPECT_EQ(half.Read().body, "GET /e?  ");
 }
 
-TEST_F(HttpServerTest, ConnectionsAboveTheLimitAreToldSo) {
+TEST_F(HttpServerTest, ConnectionsAboveTheLimitGetAnError) {
   HttpServerOptions options = Options();
   options.max_connections = 2;
   Start(std::move(options));
@@ -364,7 +364,7 @@ TEST_F(HttpServerTest, ConnectionsAboveTheLimitAreToldSo) {
   EXPECT_EQ(d.Ask("GET", "/e").status, 200);
 }
 
-TEST_F(HttpServerTest, BodiesThatStopGiveWayToNewConnections) {
+TEST_F(HttpServerTest, ConnectionsWithStalledBodiesAreEvicted) {
   HttpServerOptions options = Options();
   options.max_connections = 4;
   Start(std::move(options));
@@ -382,7 +382,7 @@ TEST_F(HttpServerTest, BodiesThatStopGiveWayToNewConnections) {
   EXPECT_EQ(stopped[0]->ReadAll(), "");  // the oldest
 }
 
-TEST_F(HttpServerTest, ABodyThatComesByteByByteEndsInTime) {
+TEST_F(HttpServerTest, BodySentByteByByteTimesOut) {
   HttpServerOptions options = Options();
   options.body_time = absl::Milliseconds(500);
   Start(std::move(options));
@@ -397,7 +397,7 @@ TEST_F(HttpServerTest, ABodyThatComesByteByByteEndsInTime) {
   EXPECT_THAT(slow.ReadAll(), StartsWith("HTTP/1.1 408"));
 }
 
-TEST_F(HttpServerTest, ABodyThatStopsEndsBeforeTheTimeOfAWholeOne) {
+TEST_F(HttpServerTest, StalledBodyTimesOutBeforeTheBodyTimeout) {
   HttpServerOptions options = Options();
   options.body_silence_time = absl::Milliseconds(50);
   Start(std::move(options));
@@ -406,7 +406,7 @@ TEST_F(HttpServerTest, ABodyThatStopsEndsBeforeTheTimeOfAWholeOne) {
   EXPECT_THAT(stopped.ReadAll(), StartsWith("HTTP/1.1 408"));
 }
 
-TEST_F(HttpServerTest, ProbesAreAnsweredThoughAllPlacesAreTaken) {
+TEST_F(HttpServerTest, ProbesAreAnsweredAtTheConnectionLimit) {
   HttpServerOptions options = Options();
   options.max_connections = 2;
   options.is_probe = [](const HttpRequest& head) { return head.path == "/probe"; };
@@ -418,7 +418,8 @@ TEST_F(HttpServerTest, ProbesAreAnsweredThoughAllPlacesAreTaken) {
   std::vector<std::unique_ptr<HttpClient>> crowd;
   for (int i = 0; i < 200; ++i) {
     crowd.push_back(std::make_unique<HttpClient>(address()));
-    // One of three says nothing, one does not read its refusal, one owes a body.
+    // One third sends nothing, one third does not read its error response, one third does not send
+    // its body.
     if (i % 3 == 1) crowd.back()->SendRequest("GET", "/e", "");
     if (i % 3 == 2) {
       crowd.back()->Send("POST /probe HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n");
@@ -435,7 +436,7 @@ TEST_F(HttpServerTest, ProbesAreAnsweredThoughAllPlacesAreTaken) {
   EXPECT_EQ(site_.gone(), 0);
 }
 
-TEST_F(HttpServerTest, AnAddressHasALimitOfItsOwn) {
+TEST_F(HttpServerTest, EachAddressHasItsOwnLimit) {
   HttpServerOptions options = Options();
   options.max_connections = 8;
   options.max_connections_per_address = 2;
@@ -452,16 +453,17 @@ TEST_F(HttpServerTest, AnAddressHasALimitOfItsOwn) {
   EXPECT_EQ(neighbour.Ask("GET", "/e").status, 200);
   a.Close();
   EXPECT_TRUE(site_.WaitGone(1));
-  // An idle connection of the address is evicted for its next one.
+  // The server evicts an idle connection of the same address for the next one.
   HttpClient idle(address());
   EXPECT_TRUE(testing::WaitUntil([&] {
     HttpClient fresh(address());
     return fresh.Ask("GET", "/e").status == 200;
   }));
-  EXPECT_EQ(neighbour.Ask("GET", "/e").status, 200);  // it is another address, and stays
+  EXPECT_EQ(neighbour.Ask("GET", "/e").status, 200);  // its address differs, so it is not evicted
 }
 
-// All descriptors of this process, client and server, but those that the test gives back.
+// Opens all descriptors of this process, which contains client and server, except those that the
+// test closes.
 class Descriptors {
  public:
   Descriptors() {
@@ -485,7 +487,7 @@ class Descriptors {
   std::vector<int> taken_;
 };
 
-TEST_F(HttpServerTest, WithoutDescriptorsConnectionsAreClosedAtOnceAndLaterServed) {
+TEST_F(HttpServerTest, ClosesConnectionsWhileThereAreNoDescriptors) {
   Start(Options());
   {
     Descriptors descriptors;
@@ -504,7 +506,7 @@ TEST_F(HttpServerTest, WithoutDescriptorsConnectionsAreClosedAtOnceAndLaterServe
   }));
 }
 
-TEST_F(HttpServerTest, WithoutDescriptorsSilentConnectionsAreEvicted) {
+TEST_F(HttpServerTest, EvictsSilentConnectionsWhileThereAreNoDescriptors) {
   Start(Options());
   HttpClient silent(address());
   ASSERT_TRUE(ConnectionsBecome(1));
@@ -515,7 +517,7 @@ TEST_F(HttpServerTest, WithoutDescriptorsSilentConnectionsAreEvicted) {
   EXPECT_EQ(silent.ReadAll(), "");
 }
 
-TEST_F(HttpServerTest, ShutdownLetsAnswersEndAndThenTakesAllAway) {
+TEST_F(HttpServerTest, ShutdownCompletesResponsesThenClosesAllConnections) {
   Start(Options());
   HttpClient idle(address()), held(address());
   EXPECT_EQ(idle.Ask("GET", "/e").status, 200);
@@ -529,7 +531,7 @@ TEST_F(HttpServerTest, ShutdownLetsAnswersEndAndThenTakesAllAway) {
   EXPECT_EQ(server_->num_connections(), 0);
 }
 
-TEST_F(HttpServerTest, AddressesThatCannotBeServedAreErrors) {
+TEST_F(HttpServerTest, RejectsAddressesThatCannotBeServed) {
   Start(Options());
   HttpServerOptions taken = Options();
   taken.address = address();
@@ -541,8 +543,9 @@ TEST_F(HttpServerTest, AddressesThatCannotBeServedAreErrors) {
             absl::StatusCode::kInvalidArgument);
 }
 
-// Mutations of a good request: the server answers or closes, and serves a neighbour all the while.
-TEST_F(HttpServerTest, MalformedRequestsHarmNobody) {
+// Sends modified requests. The server responds or closes the connection, and it serves a neighbour
+// all the time.
+TEST_F(HttpServerTest, MalformedRequestsDoNotAffectOtherConnections) {
   HttpServerOptions options = Options();
   options.head_time = absl::Milliseconds(20);
   options.body_time = absl::Milliseconds(20);

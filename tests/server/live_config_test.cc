@@ -32,7 +32,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// Keys that have one legal value in this version.
+// Keys that have only one valid value in this version.
 const std::set<std::string> kOneValue = {"schema_version", "device.tensor_parallel"};
 
 const FieldDescriptor* FieldOf(const std::string& path) {
@@ -45,7 +45,7 @@ const FieldDescriptor* FieldOf(const std::string& path) {
   return field;
 }
 
-// {"a.b", "1"} -> "a: {b: 1}".
+// Converts {"a.b", "1"} to "a: {b: 1}".
 std::string Yaml(const std::string& path, const std::string& value) {
   const std::vector<std::string> names = absl::StrSplit(path, '.');
   std::string text = value;
@@ -80,14 +80,15 @@ class LiveConfigTest : public ::testing::Test {
         .value();
   }
 
-  // A legal value that is not the default; "" when the test must be told one.
+  // Returns a valid value other than the default, or "" if the test needs an entry for the key.
   std::string OtherValue(const std::string& path);
 
   const std::string dir_;
   probe::Registry registry_;
 };
 
-// Values that no rule of a single field tells: files that exist, limits between keys.
+// Values that do not follow from the rule of a single field: existing files, and limits between
+// keys.
 std::map<std::string, std::string> OtherValues(const std::string& dir) {
   std::map<std::string, std::string> values = {
       {"profile", dir + "/profile.yaml"},
@@ -162,9 +163,9 @@ std::string LiveConfigTest::OtherValue(const std::string& path) {
   }
 }
 
-// Every key of the schema, one at a time: the hot ones are taken, the others refused by name.
-TEST_F(LiveConfigTest, EveryHotKeyIsAcceptedAndEveryOtherRefused) {
-  // What some keys need beside them.
+// Sets every key of the schema, one at a time. Hot keys are applied, others are rejected by name.
+TEST_F(LiveConfigTest, HotKeysAreAppliedAndOthersRejected) {
+  // Some keys require these settings.
   const std::string secret = Write("secret", "\n");
   const std::string base =
       Write("base.yaml", absl::StrCat("tls: {cert_file: ", secret, ", key_file: ", secret,
@@ -195,7 +196,7 @@ TEST_F(LiveConfigTest, EveryHotKeyIsAcceptedAndEveryOtherRefused) {
     EXPECT_EQ(result.config_sha256, live->config()->Sha256());
     if (is_hot) {
       EXPECT_THAT(result.errors, IsEmpty());
-      // Secrets are not in the hash.
+      // The hash excludes secrets.
       EXPECT_EQ(result.config_sha256 == before, RuleOf(FieldOf(path)).sensitive());
     } else {
       EXPECT_THAT(result.errors, ElementsAre(HasSubstr(path + " (")));
@@ -207,7 +208,7 @@ TEST_F(LiveConfigTest, EveryHotKeyIsAcceptedAndEveryOtherRefused) {
   EXPECT_GT(cold, 40);
 }
 
-TEST_F(LiveConfigTest, OneColdKeyRefusesTheHotOnesBesideIt) {
+TEST_F(LiveConfigTest, OneColdKeyRejectsTheWholeReload) {
   const std::string file = Write("a.yaml", "limits: {max_choices: 4}\n");
   const auto live = Start({.files = {file}});
   Write("a.yaml", "limits: {max_choices: 5}\nserver: {http: {threads: 5}}\n");
@@ -249,8 +250,8 @@ TEST_F(LiveConfigTest, BrokenFilesChangeNothing) {
   EXPECT_EQ(Reloads("rejected"), 6);
 }
 
-// As a ConfigMap is updated: a link is renamed over the one that was there.
-TEST_F(LiveConfigTest, LinksAreFollowedAgain) {
+// Kubernetes updates a ConfigMap by renaming a new link over the old one.
+TEST_F(LiveConfigTest, ReloadFollowsReplacedLinks) {
   Write("one.yaml", "limits: {max_choices: 1}\n");
   Write("two.yaml", "limits: {max_choices: 2}\n");
   std::filesystem::create_symlink("one.yaml", Path("now.yaml"));
@@ -263,7 +264,7 @@ TEST_F(LiveConfigTest, LinksAreFollowedAgain) {
   EXPECT_EQ(Reloads("applied"), 1);
 }
 
-TEST_F(LiveConfigTest, ProfilesAreReadAgainAndUpperLayersKeepTheirValues) {
+TEST_F(LiveConfigTest, ReloadsProfilesAndUpperLayersKeepTheirValues) {
   Write("fast.yaml", "limits: {max_choices: 2, max_logprobs: 2, max_stop_sequences: 2}\n");
   const auto live = Start({.sets = {"profile=fast", "limits.max_logprobs=3"},
                            .environment = {{"QUIRE__LIMITS__MAX_STOP_SEQUENCES", "4"}},
@@ -279,7 +280,7 @@ TEST_F(LiveConfigTest, ProfilesAreReadAgainAndUpperLayersKeepTheirValues) {
   EXPECT_EQ(limits.max_stop_sequences, 4);
 }
 
-TEST_F(LiveConfigTest, NothingNewIsUnchangedAndOriginsMove) {
+TEST_F(LiveConfigTest, EqualValuesAreUnchangedAndLocationsAreUpdated) {
   const std::string file = Write("a.yaml", "limits: {max_choices: 4}\n");
   const auto live = Start({.files = {file}});
   Write("a.yaml", "\n\nlimits: {max_choices: 4}\n");
@@ -293,8 +294,8 @@ TEST_F(LiveConfigTest, NothingNewIsUnchangedAndOriginsMove) {
   EXPECT_EQ(live->options()->engine.limits.max_choices, 16);
 }
 
-// Memory was planned for the values at start.
-TEST_F(LiveConfigTest, PlannedLimitsGoDownAndUpToTheirStart) {
+// Memory is planned for the values at the start.
+TEST_F(LiveConfigTest, PlannedLimitsMayNotExceedTheirInitialValues) {
   const std::string file = Write("a.yaml", "{}\n");
   for (const char* path :
        {"limits.max_logprobs", "scheduler.max_running_sequences", "scheduler.max_step_tokens"}) {
@@ -319,7 +320,7 @@ TEST_F(LiveConfigTest, PlannedLimitsGoDownAndUpToTheirStart) {
   }
 }
 
-TEST_F(LiveConfigTest, PartsPrepareBeforeAnyApplies) {
+TEST_F(LiveConfigTest, AllComponentsPrepareBeforeAnyApplies) {
   const std::string file = Write("a.yaml", "{}\n");
   const auto live = Start({.files = {file}});
   std::vector<std::string> calls;
@@ -344,7 +345,7 @@ TEST_F(LiveConfigTest, PartsPrepareBeforeAnyApplies) {
   EXPECT_TRUE(live->Reload(/*dry_run=*/false).ok());
   EXPECT_THAT(calls, ElementsAre("prepare a", "prepare b", "apply a 5", "apply b 5"));
   calls.clear();
-  EXPECT_TRUE(live->Reload(/*dry_run=*/false).ok());  // files of the parts may be new
+  EXPECT_TRUE(live->Reload(/*dry_run=*/false).ok());  // files of the components may have changed
   EXPECT_THAT(calls, ElementsAre("prepare a", "prepare b", "apply a 5", "apply b 5"));
   calls.clear();
   fails = true;
@@ -355,7 +356,7 @@ TEST_F(LiveConfigTest, PartsPrepareBeforeAnyApplies) {
   EXPECT_THAT(live->Subscribe("b", part("b")).message(), HasSubstr("tokens are gone"));
 }
 
-TEST_F(LiveConfigTest, AFileThatIsWrittenWhileAPartReadsItChangesNothing) {
+TEST_F(LiveConfigTest, FileWrittenDuringItsReadChangesNothing) {
   const auto live = Start({.files = {Write("a.yaml", "{}\n")}});
   const std::string tokens = Write("tokens", "one\n");
   bool is_written_meanwhile = false;
@@ -379,7 +380,7 @@ TEST_F(LiveConfigTest, AFileThatIsWrittenWhileAPartReadsItChangesNothing) {
   EXPECT_EQ(applied, 2);
 }
 
-TEST_F(LiveConfigTest, LateSubscribersGetWhatIsInEffect) {
+TEST_F(LiveConfigTest, LateSubscribersGetTheCurrentValues) {
   const std::string file = Write("a.yaml", "{}\n");
   const auto live = Start({.files = {file}});
   Write("a.yaml", "limits: {max_choices: 5}\n");
@@ -397,8 +398,8 @@ TEST_F(LiveConfigTest, LateSubscribersGetWhatIsInEffect) {
   EXPECT_EQ(live->start_options().engine.limits.max_choices, 16);
 }
 
-// Readers see one whole version or another, and keep the one that they have.
-TEST_F(LiveConfigTest, ReadersSeeWholeVersions) {
+// Readers see a complete version of the configuration, and keep the one that they have.
+TEST_F(LiveConfigTest, ReadersSeeCompleteVersions) {
   const std::string file = Write("a.yaml", "limits: {max_choices: 1, max_stop_sequences: 1}\n");
   const auto live = Start({.files = {file}});
   const std::shared_ptr<const DaemonOptions> first = live->options();

@@ -31,7 +31,7 @@ void ExpectPrompt(const absl::StatusOr<OpenAiRequest>& parsed, const std::string
       << parsed->prompts[index].DebugString();
 }
 
-// The field that a refusal names, or "" and a failure.
+// Returns the field that the error names, or adds a failure and returns "".
 std::string FieldOf(const absl::StatusOr<OpenAiRequest>& parsed) {
   EXPECT_FALSE(parsed.ok());
   if (parsed.ok()) return "";
@@ -40,7 +40,7 @@ std::string FieldOf(const absl::StatusOr<OpenAiRequest>& parsed) {
   return reason ? reason->Find("field").value_or("") : "";
 }
 
-TEST(OpenAiRequestTest, EveryCompletionField) {
+TEST(OpenAiRequestTest, ParsesEveryCompletionField) {
   const auto parsed = ParseCompletionRequest(R"({
     "model": "m", "prompt": "Once", "max_tokens": 7, "temperature": 0.5, "top_p": 0.25, "n": 2,
     "stream": true, "stream_options": {"include_usage": true, "unknown": 1}, "logprobs": 3,
@@ -75,8 +75,8 @@ TEST(OpenAiRequestTest, EveryCompletionField) {
   EXPECT_EQ(parsed->choices, 2);
 }
 
-// llama.cpp's words for all and for nothing.
-TEST(OpenAiRequestTest, TheWindowOfDryMayBeAllOrNothing) {
+// llama.cpp defines these values for the whole context and for no tokens.
+TEST(OpenAiRequestTest, DryWindowMayBeTheContextOrEmpty) {
   const auto parse = [](const std::string& last_n) {
     return ParseCompletionRequest(R"({"prompt": "a", "dry_multiplier": 1, "dry_penalty_last_n": )" +
                                   last_n + "}");
@@ -87,7 +87,7 @@ TEST(OpenAiRequestTest, TheWindowOfDryMayBeAllOrNothing) {
                               stopping {} output { text: true })");
 }
 
-TEST(OpenAiRequestTest, PromptsOfEveryForm) {
+TEST(OpenAiRequestTest, ParsesPromptsOfEveryForm) {
   const std::string rest = " sampling {} stopping {} output { text: true }";
   const auto parse = [](const std::string& prompt) {
     return ParseCompletionRequest("{\"prompt\": " + prompt + "}");
@@ -99,7 +99,7 @@ TEST(OpenAiRequestTest, PromptsOfEveryForm) {
   const auto ids = parse(R"([[1], [2, 3], [4]])");
   ExpectPrompt(ids, "token_ids { ids: [2, 3] }" + rest, 1);
   EXPECT_EQ(ids->prompts.size(), 3u);
-  // What is empty is refused behind this, in its own words.
+  // Empty prompts are rejected after parsing, with a specific message.
   ExpectPrompt(parse("[]"), "token_ids {}" + rest);
   EXPECT_EQ(FieldOf(parse("null")), "prompt");
   EXPECT_EQ(FieldOf(parse("5")), "prompt");
@@ -108,7 +108,7 @@ TEST(OpenAiRequestTest, PromptsOfEveryForm) {
   EXPECT_EQ(FieldOf(parse(R"([{}])")), "prompt[0]");
 }
 
-TEST(OpenAiRequestTest, AnEchoWithoutTokensIsOneHiddenToken) {
+TEST(OpenAiRequestTest, EchoWithoutTokensGeneratesOneHiddenToken) {
   const auto parsed =
       ParseCompletionRequest(R"({"prompt": "a", "echo": true, "max_tokens": 0, "logprobs": 1})");
   ASSERT_TRUE(parsed.ok());
@@ -119,7 +119,7 @@ TEST(OpenAiRequestTest, AnEchoWithoutTokensIsOneHiddenToken) {
   EXPECT_EQ(plain->prompts[0].stopping().max_tokens(), 0);
 }
 
-TEST(OpenAiRequestTest, EveryChatField) {
+TEST(OpenAiRequestTest, ParsesEveryChatField) {
   const auto parsed = ParseChatRequest(R"({
     "model": "m", "max_tokens": 9, "max_completion_tokens": 5, "logprobs": true, "top_logprobs": 2,
     "top_k": -1, "stop": "x",
@@ -154,7 +154,7 @@ TEST(OpenAiRequestTest, EveryChatField) {
   EXPECT_TRUE(parsed->is_chat && parsed->logprobs);
 }
 
-TEST(OpenAiRequestTest, ChatRefusals) {
+TEST(OpenAiRequestTest, RejectsInvalidChatFields) {
   const auto with = [](const std::string& more) {
     return ParseChatRequest(R"({"messages": [{"role": "user", "content": "a"}], )" + more + "}");
   };
@@ -195,7 +195,7 @@ TEST(OpenAiRequestTest, ChatRefusals) {
   EXPECT_EQ(FieldOf(with(R"("chat_template_kwargs": [])")), "chat_template_kwargs");
 }
 
-TEST(OpenAiRequestTest, ChoicesOfTools) {
+TEST(OpenAiRequestTest, ParsesToolChoice) {
   const auto chat = [](const std::string& choice) {
     const auto parsed = ParseChatRequest(
         R"({"messages": [], "tools": [{"function": {"name": "f"}}], "tool_choice": )" + choice +
@@ -240,7 +240,7 @@ TEST(OpenAiRequestTest, ResponseFormatsBecomeConstraints) {
         R"({"type": "json_object", "json_schema": {"schema": true}})"}) {
     EXPECT_TRUE(parse(format)->prompts[0].constraint().has_json_object()) << format;
   }
-  // Keys keep the order of the body: answers have it.
+  // Keys keep the order of the body, since generated objects follow it.
   EXPECT_EQ(parse(R"({"type": "json_schema", "json_schema": {"schema":
                 {"properties": {"b": {}, "a": {}}}}})")
                 ->prompts[0]
@@ -249,8 +249,8 @@ TEST(OpenAiRequestTest, ResponseFormatsBecomeConstraints) {
             R"({"properties":{"b":{},"a":{}}})");
 }
 
-// A member that is ignored would leave the answer less constrained than it was asked for.
-TEST(OpenAiRequestTest, ResponseFormatsWithOtherMembersAreRefused) {
+// Ignoring such a member would constrain the output less than requested.
+TEST(OpenAiRequestTest, RejectsResponseFormatsWithOtherMembers) {
   const auto field = [](const std::string& format) {
     return FieldOf(ParseChatRequest(R"({"messages": [], "response_format": )" + format + "}"));
   };
@@ -277,8 +277,8 @@ TEST(OpenAiRequestTest, ResponseFormatsWithOtherMembersAreRefused) {
   }
 }
 
-// Members and values are those of OpenAI's API reference, chat completions, tool_choice.
-TEST(OpenAiRequestTest, AllowedToolsAreTheOnlyOnes) {
+// Members and values follow OpenAI's API reference, chat completions, tool_choice.
+TEST(OpenAiRequestTest, AllowedToolsExcludeOtherTools) {
   const auto parse = [](const std::string& allowed) {
     return ParseChatRequest(R"({"messages": [], "tools": [{"function": {"name": "a"}},
         {"function": {"name": "b", "parameters": {"maximum": 1}}}, {"function": {"name": "c"}}],
@@ -295,7 +295,7 @@ TEST(OpenAiRequestTest, AllowedToolsAreTheOnlyOnes) {
   EXPECT_EQ(chat.tools(0).tool_json(),
             R"({"function": {"name": "b", "parameters": {"maximum": 1}}})");
   EXPECT_EQ(chat.tools(1).tool_json(), R"({"function": {"name": "c"}})");
-  // An error of a tool names its place in the body.
+  // An error of a tool names its position in the body.
   EXPECT_EQ(required->names.Rename("chat.tools[0].parameters_json_schema"),
             "tools[1].function.parameters");
   EXPECT_EQ(required->names.Rename("chat.tools[1].strict"), "tools[2].function.strict");
@@ -319,7 +319,7 @@ TEST(OpenAiRequestTest, AllowedToolsAreTheOnlyOnes) {
             path + ".tools[1].function.name");
 }
 
-TEST(OpenAiRequestTest, ReasoningOfEarlierTurnsHasThreeNames) {
+TEST(OpenAiRequestTest, ParsesReasoningOfEarlierTurnsUnderThreeNames) {
   const auto parse = [](const std::string& members) {
     return ParseChatRequest(R"({"messages": [{"role": "assistant", "content": "x")" + members +
                             "}]}");
@@ -339,8 +339,8 @@ TEST(OpenAiRequestTest, ReasoningOfEarlierTurnsHasThreeNames) {
             "messages[0].thinking");
 }
 
-// OpenAI's API reference: content is required, but for an assistant's turn with calls.
-TEST(OpenAiRequestTest, MessagesOfOthersThanTheAssistantHaveContent) {
+// OpenAI's API reference requires content except in assistant messages with tool calls.
+TEST(OpenAiRequestTest, OnlyAssistantMessagesMayLackContent) {
   const auto parse = [](const std::string& message) {
     return ParseChatRequest(R"({"messages": [)" + message + "]}");
   };
@@ -353,8 +353,8 @@ TEST(OpenAiRequestTest, MessagesOfOthersThanTheAssistantHaveContent) {
   EXPECT_TRUE(parse(R"({"role": "assistant", "tool_calls": []})").ok());
 }
 
-// vLLM's stream_options: include_usage is true where it is not given.
-TEST(OpenAiRequestTest, CountsOfEveryChunk) {
+// In vLLM's stream_options, include_usage defaults to true.
+TEST(OpenAiRequestTest, ParsesUsageOptionsOfStreams) {
   const auto parse = [](const std::string& options, const char* stream = "true") {
     return ParseCompletionRequest(absl::StrCat(R"({"prompt": "a", "stream": )", stream,
                                                R"(, "stream_options": )", options, "}"));
@@ -377,7 +377,7 @@ TEST(OpenAiRequestTest, CountsOfEveryChunk) {
             "stream_options.continuous_usage_stats");
 }
 
-TEST(OpenAiRequestTest, StructuralTagsInBothSpellings) {
+TEST(OpenAiRequestTest, ParsesStructuralTagsInBothForms) {
   const auto parse = [](const std::string& tag) {
     return ParseChatRequest(R"({"messages": [], "response_format": )" + tag + "}");
   };
@@ -405,7 +405,7 @@ TEST(OpenAiRequestTest, StructuralTagsInBothSpellings) {
   EXPECT_EQ(three.tags(0).regex(), "x+");
   EXPECT_EQ(three.tags(1).ebnf_grammar(), "root ::= \"y\"");
   EXPECT_EQ(three.tags(2).json_schema(), "true");
-  // vLLM sends it as a text too.
+  // vLLM also accepts the structural tag as a string.
   const auto text =
       ParseChatRequest(R"({"messages": [], "structured_outputs": {"structural_tag": )" +
                        JsonQuoted(structures) + "}}");
@@ -413,7 +413,7 @@ TEST(OpenAiRequestTest, StructuralTagsInBothSpellings) {
   EXPECT_EQ(text->prompts[0].constraint().structural_tags().tags(0).begin(), "<f=a>");
 }
 
-TEST(OpenAiRequestTest, StructuralTagsAreRefusedByField) {
+TEST(OpenAiRequestTest, RejectsStructuralTagsByField) {
   const auto field = [](const std::string& tag) {
     return FieldOf(ParseChatRequest(
         R"({"messages": [], "response_format": {"type": "structural_tag", )" + tag + "}}"));
@@ -471,7 +471,7 @@ TEST(OpenAiRequestTest, GuidedAndStructuredOutputsBecomeConstraints) {
   }
 }
 
-TEST(OpenAiRequestTest, WhereAConstraintBeginsAndItsWhiteSpace) {
+TEST(OpenAiRequestTest, ParsesStartAndWhitespaceOfConstraints) {
   const auto parse = [](const std::string& fields) {
     return ParseChatRequest(R"({"messages": [], )" + fields + "}");
   };
@@ -520,7 +520,7 @@ TEST(OpenAiRequestTest, WhereAConstraintBeginsAndItsWhiteSpace) {
             "constraint_start is \"behind\", it must be at_start or after_reasoning");
 }
 
-TEST(OpenAiRequestTest, KeywordsThatAreNotEnforced) {
+TEST(OpenAiRequestTest, ParsesUnenforcedKeywordOptions) {
   const auto unenforced = [](const std::string& fields) {
     const auto parsed = ParseChatRequest(R"({"messages": [], )" + fields + "}");
     EXPECT_TRUE(parsed.ok()) << parsed.status();
@@ -592,7 +592,7 @@ TEST(OpenAiRequestTest, NullIsAbsent) {
   ExpectPrompt(parsed, "text: 'a' sampling {} stopping {} output { text: true }");
 }
 
-TEST(OpenAiRequestTest, BodiesThatAreNoObject) {
+TEST(OpenAiRequestTest, RejectsBodiesThatAreNotAnObject) {
   std::string deep;
   for (int i = 0; i < 100; ++i) deep += "[";
   for (const std::string& body :
@@ -605,7 +605,7 @@ TEST(OpenAiRequestTest, BodiesThatAreNoObject) {
   }
 }
 
-TEST(OpenAiRequestTest, FreeJsonIsBounded) {
+TEST(OpenAiRequestTest, ArbitraryJsonIsBounded) {
   const OpenAiLimits limits = {
       .max_json_nodes = 20, .max_json_depth = 8, .max_logit_bias_entries = 2};
   std::string ids = "1";
@@ -628,15 +628,15 @@ TEST(OpenAiRequestTest, FreeJsonIsBounded) {
               ::testing::HasSubstr("has 3 entries, at most 2"));
 }
 
-TEST(OpenAiRequestTest, LongUsersAreCutBetweenCharacters) {
+TEST(OpenAiRequestTest, LongUserNamesAreTruncatedBetweenCharacters) {
   const auto parsed = ParseCompletionRequest("{\"prompt\": \"a\", \"user\": \"" +
                                              std::string(63, 'u') + "\xc3\xa4\"}");
   ASSERT_TRUE(parsed.ok()) << parsed.status();
   EXPECT_EQ(parsed->prompts[0].labels().at("user"), std::string(63, 'u'));
 }
 
-// Edits of good bodies: each parses or is refused with a field, and nothing else happens.
-TEST(OpenAiRequestTest, MutatedBodiesAreParsedOrRefused) {
+// Modified valid bodies either parse or are rejected with a field.
+TEST(OpenAiRequestTest, MutatedBodiesAreParsedOrRejected) {
   const std::string seeds[] = {
       R"({"model":"m","prompt":["a","b"],"max_tokens":7,"temperature":0.5,"n":2,)"
       R"("stop":["a"],"echo":true,)"
@@ -701,12 +701,13 @@ TEST(OpenAiRequestTest, ChoicesOfAllPromptsAreBounded) {
   EXPECT_EQ(FieldOf(ParseCompletionRequest(body(129, 16))), "prompt");
   EXPECT_EQ(FieldOf(ParseCompletionRequest(body(2, 2147483647))), "prompt");
   EXPECT_EQ(FieldOf(ParseCompletionRequest(body(2049, 1))), "prompt");
-  // Of one prompt the limit is limits.max_choices, which is asked elsewhere.
+  // For one prompt the limit is limits.max_choices, which is checked elsewhere.
   EXPECT_TRUE(ParseCompletionRequest(body(1, 100000)).ok());
 }
 
-// Parameters are copied for every prompt, so many prompts with large ones would fill the memory.
-TEST(OpenAiRequestTest, ParametersTimesPromptsAreBounded) {
+// Parameters are copied for every prompt, so many prompts with large parameters could exhaust the
+// memory.
+TEST(OpenAiRequestTest, ParameterBytesTimesPromptsAreBounded) {
   const auto body = [](std::size_t bytes, int prompts) {
     std::string text = R"({"model": ")" + std::string(bytes, 'm') + R"(", "prompt": ["a")";
     for (int i = 1; i < prompts; ++i) text += R"(, "a")";

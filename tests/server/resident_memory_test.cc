@@ -14,11 +14,11 @@ namespace {
 
 constexpr std::int64_t kMiB = 1 << 20;
 
-// Blocks of a flood, one small block that lives longer behind each few of them, so that hardly a
-// page is without one.
+// Large blocks with one small, longer-lived block after every few of them, so that hardly any page
+// is without a small block.
 class Flood {
  public:
-  // `on_thread`: in the heap of a thread that ends.
+  // If `on_thread`, the blocks are allocated in the heap of a thread that ends.
   Flood(int num_pages, std::size_t small_bytes, bool on_thread) {
     const auto fill = [&] {
       for (int i = 0; i < num_pages; ++i) {
@@ -52,7 +52,7 @@ class MemoryTrimmerTest : public ::testing::Test {
     TickFor(absl::Seconds(30));
     before_ = ResidentBytes();
   }
-  // As the housekeeper does, faster than time.
+  // Calls Tick as the housekeeper thread does, but without waiting.
   void TickFor(absl::Duration time) {
     for (const absl::Time end = now_ + time; now_ < end; now_ += absl::Milliseconds(100)) {
       memory_.Tick(now_);
@@ -68,7 +68,7 @@ class MemoryTrimmerTest : public ::testing::Test {
   std::int64_t before_ = 0;
 };
 
-TEST_F(MemoryTrimmerTest, PagesOfAFloodComeBackWithinHalfAMinute) {
+TEST_F(MemoryTrimmerTest, FreedPagesAreReturnedWithinHalfAMinute) {
   if (unavailable_) GTEST_SKIP() << "a sanitizer has its own allocator";
   for (const bool on_thread : {false, true}) {
     Flood flood(20000, 40, on_thread);
@@ -80,15 +80,15 @@ TEST_F(MemoryTrimmerTest, PagesOfAFloodComeBackWithinHalfAMinute) {
   }
 }
 
-// The last blocks of the pages are small: what they free is less than would be worth a trim.
-TEST_F(MemoryTrimmerTest, PagesThatSmallBlocksKeptComeBackWithinHalfAMinuteOfTheirEnd) {
+// The last blocks of the pages are small: freeing them releases too few bytes to trigger a trim.
+TEST_F(MemoryTrimmerTest, PagesPinnedBySmallBlocksAreReturnedWithinHalfAMinuteOfTheirFree) {
   if (unavailable_) GTEST_SKIP() << "a sanitizer has its own allocator";
   for (const bool on_thread : {false, true}) {
     for (const std::size_t small_bytes : {24u, 40u, 100u}) {
       Flood flood(20000, small_bytes, on_thread);
       TickFor(absl::Seconds(7));
       flood.FreeLarge();
-      TickFor(absl::Seconds(12));  // trims, in vain
+      TickFor(absl::Seconds(12));  // trims without effect
       EXPECT_GT(more_mib(), 60);
       flood.FreeSmall();
       TickFor(absl::Seconds(30));

@@ -1,4 +1,4 @@
-// Keys of tls, auth and tenants: what goes together, and what reaches the options.
+// Tests of the keys of tls, auth and tenants: required combinations, and the resulting options.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ class SecurityConfigTest : public ::testing::Test {
     return LayeredConfig::Load({.sets = std::move(sets)}, &errors_);
   }
 
-  // The one error of these settings.
+  // Returns the only error of these settings.
   std::string Error(std::vector<std::string> sets) {
     EXPECT_EQ(Load(std::move(sets)), nullptr);
     EXPECT_EQ(errors_.size(), 1);
@@ -35,14 +35,14 @@ class SecurityConfigTest : public ::testing::Test {
 
   testing::TempDir dir_;
   std::vector<std::string> errors_;
-  // The validator looks at names only; what is inside is read by the daemon.
+  // The validator checks only that files can be read; the daemon reads their content.
   const std::string cert_ = "tls.cert_file=" + dir_.Write("cert", "c");
   const std::string key_ = "tls.key_file=" + dir_.Write("key", "k");
   const std::string ca_ = "tls.client_ca_file=" + dir_.Write("ca", "a");
   const std::string tokens_ = "auth.tokens_file=" + dir_.Write("tokens", "t");
 };
 
-TEST_F(SecurityConfigTest, WhatGoesTogether) {
+TEST_F(SecurityConfigTest, RejectsIncompleteCombinations) {
   EXPECT_EQ(Error({cert_}), "--set: tls.cert_file: tls.key_file is missing; set both or neither");
   EXPECT_EQ(Error({key_}), "--set: tls.key_file: tls.cert_file is missing; set both or neither");
   EXPECT_EQ(Error({ca_}), "--set: tls.client_ca_file: needs tls.cert_file");
@@ -58,16 +58,16 @@ TEST_F(SecurityConfigTest, WhatGoesTogether) {
   EXPECT_NE(Load({"auth.mode=token", tokens_}), nullptr);
 }
 
-TEST_F(SecurityConfigTest, FilesMustBeThere) {
+TEST_F(SecurityConfigTest, RejectsUnreadableFiles) {
   EXPECT_THAT(Error({"tls.cert_file=/no/cert", key_}),
               HasSubstr("tls.cert_file: \"/no/cert\" cannot be read: No such file"));
-  // Where secrets are is not repeated.
+  // Messages do not contain the paths of secrets.
   const std::string error = Error({cert_, "tls.key_file=/no/key"});
   EXPECT_THAT(error, HasSubstr("tls.key_file: the file cannot be read: No such file"));
   EXPECT_THAT(error, Not(HasSubstr("/no/key")));
 }
 
-TEST_F(SecurityConfigTest, ARemoteAdminAddressNeedsTlsAndCallers) {
+TEST_F(SecurityConfigTest, RemoteAdminAddressNeedsTlsAndAuthentication) {
   const std::string remote = "server.admin.listen=[0.0.0.0:50052]";
   EXPECT_THAT(Error({remote}), HasSubstr("it needs tls.cert_file, and auth.mode token or mtls"));
   EXPECT_THAT(Error({remote, cert_, key_}), HasSubstr("it needs tls.cert_file"));
@@ -140,7 +140,7 @@ TEST_F(SecurityConfigTest, ListsOfTenantsAreCheckedKeyByKey) {
   EXPECT_THAT(Error({"tenants.defaults.id=a"}), HasSubstr("unknown field \"id\""));
 }
 
-TEST_F(SecurityConfigTest, FilesWriteTenantsInBlockStyleAndSayWhereABadOneStands) {
+TEST_F(SecurityConfigTest, ReadsTenantsInBlockStyleAndLocatesErrors) {
   const std::string good = dir_.Write("good.yaml",
                                       "tenants:\n"
                                       "  entries:\n"
@@ -152,7 +152,7 @@ TEST_F(SecurityConfigTest, FilesWriteTenantsInBlockStyleAndSayWhereABadOneStands
   ASSERT_NE(config, nullptr) << errors[0];
   EXPECT_EQ(ToOptions(*config).engine.tenants.LimitsOf("a").max_running_requests, 2);
 
-  // What is printed is input that gives the same.
+  // The printed configuration is valid input with the same values.
   const std::string again = dir_.Write("again.yaml", config->Print(Spelling::kYaml));
   const auto second = LayeredConfig::Load({.files = {again}}, &errors);
   ASSERT_NE(second, nullptr) << errors[0];
@@ -171,7 +171,7 @@ TEST_F(SecurityConfigTest, FilesWriteTenantsInBlockStyleAndSayWhereABadOneStands
                           bad + ":5:7: tenants.entries[1]: has no id"));
 }
 
-TEST_F(SecurityConfigTest, TenantsThatCanFillTheQueueOfAllAreNamed) {
+TEST_F(SecurityConfigTest, FindsTenantsThatCanFillTheWholeQueue) {
   const auto names = [&](std::vector<std::string> sets) {
     const auto config = Load(std::move(sets));
     EXPECT_NE(config, nullptr) << (errors_.empty() ? "" : errors_[0]);

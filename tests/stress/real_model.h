@@ -1,7 +1,7 @@
 #pragma once
 
-// The story model of assets/ or a fixture, behind the very CpuRunner or CudaRunner that the
-// daemon links, for stress tests.
+// For stress tests: the story model of assets/ or a fixture, with the CpuRunner or CudaRunner that
+// the daemon uses.
 
 #include <memory>
 #include <string>
@@ -13,11 +13,11 @@
 
 namespace quire::engine {
 
-// `threads` of the CPU backend.
+// `threads` is the number of threads of the CPU backend.
 std::unique_ptr<StressModel> MakeStoryModel(
     int threads, models::Quantization quantization = models::Quantization::kAuto);
-// The model in a directory of testdata/models. Pages that are free when a step runs hold NaN.
-// On a GPU, f32 pages go with f32 activations and bf16 ones with bf16.
+// Loads the model in a directory of testdata/models. Pages that are free when a step runs contain
+// NaN. On a GPU, f32 pages are combined with f32 activations and bf16 pages with bf16.
 std::unique_ptr<StressModel> MakeFixtureModel(const std::string& folder, int threads,
                                               DeviceKind device = DeviceKind::kCpu,
                                               DType kv_dtype = DType::kF32);

@@ -1,4 +1,4 @@
-// Where the text of an answer begins: behind a prompt, or as masks read it.
+// Tests of the start of output text: after a prompt, and verbatim as for masks.
 
 #include "text/detokenizer.h"
 
@@ -48,8 +48,9 @@ std::string TextBehind(const Tokenizer& tokenizer, bool skip, const Ids& prompt,
   return TextFrom(tokenizer, skip, Detokenizer::StateAfter(tokenizer, skip, prompt), answer);
 }
 
-// The text is decode(prompt + answer) without decode(prompt) in Hugging Face tokenizers 0.23.3.
-TEST(DetokenizerTest, AnAnswerContinuesItsPrompt) {
+// Expected texts are decode(prompt + output) without decode(prompt) in Hugging Face tokenizers
+// 0.23.3.
+TEST(DetokenizerTest, OutputContinuesItsPrompt) {
   struct Case {
     const char* tokenizer;
     bool skip;
@@ -102,8 +103,8 @@ TEST(DetokenizerTest, AnAnswerContinuesItsPrompt) {
   }
 }
 
-// The same in sentencepiece 0.2.3.
-TEST(DetokenizerTest, AnAnswerContinuesItsPromptInSentencePiece) {
+// Expected texts come from sentencepiece 0.2.3 in the same way.
+TEST(DetokenizerTest, OutputContinuesItsPromptInSentencePiece) {
   struct Case {
     const char* tokenizer;
     Ids prompt, answer;
@@ -124,12 +125,12 @@ TEST(DetokenizerTest, AnAnswerContinuesItsPromptInSentencePiece) {
   }
 }
 
-// A prompt ends with E2 82, two bytes of the euro sign.
-TEST(DetokenizerTest, ACharacterThatThePromptCutsIsEmittedWholeOrNotAtAll) {
+// The prompt ends with E2 82, two bytes of the euro sign.
+TEST(DetokenizerTest, CharacterSplitByThePromptIsEmittedWholeOrNotAtAll) {
   struct Case {
     std::vector<std::string> answer;
     const char* text;
-    const char* text_with_cut;  // where the echoed prompt leaves the U+FFFD to the answer
+    const char* text_with_cut;  // if the echoed prompt leaves the U+FFFD to the output
   };
   const Case cases[] = {
       {{"<0xAC>", "▁the"}, "\xE2\x82\xAC the", "\xE2\x82\xAC the"},
@@ -149,7 +150,7 @@ TEST(DetokenizerTest, ACharacterThatThePromptCutsIsEmittedWholeOrNotAtAll) {
   }
 }
 
-TEST(DetokenizerTest, OpenCharactersCountOnceAndOnlyThoseOfTheAnswer) {
+TEST(DetokenizerTest, OpenCharactersCountsOnlyThoseOfTheOutput) {
   const auto tokenizer = LoadTokenizer("llama2-style");
   const Ids cut = IdsOf(*tokenizer, {"▁a", "<0xE2>"});
   Detokenizer detokenizer(*tokenizer, true);
@@ -166,7 +167,7 @@ TEST(DetokenizerTest, OpenCharactersCountOnceAndOnlyThoseOfTheAnswer) {
   EXPECT_EQ(behind_echo.open_characters(), 1);
 }
 
-TEST(DetokenizerTest, VerbatimTextIsTheBytesOfTheTokens) {
+TEST(DetokenizerTest, VerbatimTextEqualsTheBytesOfTheTokens) {
   for (const char* const name : {"llama2-style", "unigram-nmt-nfkc", "decoder-none",
                                  "llama2-sentencepiece", "decoder-strip-three"}) {
     const auto tokenizer = LoadTokenizer(name);
@@ -187,9 +188,10 @@ TEST(DetokenizerTest, VerbatimTextIsTheBytesOfTheTokens) {
   }
 }
 
-// The definition, over every decoder: the texts of prompt and answer are the text of both together,
-// and where the prompt cuts no character that the answer completes, the first is Decode(prompt).
-TEST(DetokenizerTest, PromptAndAnswerAreTheDecodedWholeForRandomIds) {
+// The texts of prompt and output concatenate to the text of both together, for every decoder. If
+// the prompt does not end inside a character that the output completes, the first text is
+// Decode(prompt).
+TEST(DetokenizerTest, PromptAndOutputConcatenateToTheDecodedText) {
   std::mt19937 random(34);
   for (const std::string& name : FolderNames(TokenizerData() / "cases")) {
     const auto tokenizer = LoadTokenizer(name);

@@ -1,5 +1,5 @@
-// Every recorded answer of tests/testdata/tool_calls, compared as its README says: whole, byte by
-// byte and at random cuts; and random text of markers, of which nothing may be lost.
+// Compares every recorded output of tests/testdata/tool_calls as its README defines: whole, byte by
+// byte and at random cuts. Also parses random text of markers, of which nothing may be lost.
 
 #include <gtest/gtest.h>
 
@@ -33,7 +33,7 @@ constexpr absl::string_view kFormatFiles[] = {
     "harmony",           "hermes",       "kimi-k2",  "llama3-json",  "mistral-list",
     "mistral-name-args", "phi4-mini",    "pythonic", "qwen3-coder"};
 
-// Random cuts of each case: 10^5 over all 368.
+// Returns the number of random cuts per case, by default 10^5 over all 368 cases.
 int NumCuts() {
   const char* wanted = std::getenv("QUIRE_TOOL_CALL_CUTS");
   int count = 272;
@@ -64,7 +64,7 @@ std::shared_ptr<const DeclaredTools> ToolsOf(const json& tools) {
   return std::make_shared<const DeclaredTools>(*DeclaredTools::Create(declared));
 }
 
-// Neighbours of a kind are joined, since cuts part them.
+// Merges adjacent parts of one kind, which cuts separate.
 std::vector<OutputPart> Joined(std::vector<OutputPart> parts) {
   std::vector<OutputPart> joined;
   for (OutputPart& part : parts) {
@@ -79,7 +79,7 @@ std::vector<OutputPart> Joined(std::vector<OutputPart> parts) {
   return joined;
 }
 
-// `cuts`: lengths of the pieces; the rest comes at once.
+// Parses pieces of the lengths in `cuts`, then the rest as one piece.
 std::vector<OutputPart> Parse(OutputParser parser, absl::string_view text,
                               const std::vector<std::size_t>& cuts) {
   std::vector<OutputPart> parts;
@@ -122,7 +122,7 @@ std::string Squeezed(absl::string_view text) {
   return squeezed;
 }
 
-// What a client gets.
+// The output that a client receives.
 struct Result {
   std::string content, reasoning;
   std::vector<ToolCall> calls;
@@ -144,7 +144,8 @@ bool IsFailure(const json& event) {
   return event["type"] == "failed" || event["type"] == "unfinished";
 }
 
-// Texts of one kind that must follow each other; markup beside a failed part may go out with it.
+// Returns the texts of one kind that must follow each other. Markup next to a failed part may be
+// emitted with it.
 std::vector<std::pair<std::string, bool>> Segments(const json& events, const std::string& kind) {
   std::vector<std::pair<std::string, bool>> segments;
   for (std::size_t i = 0; i < events.size(); ++i) {
@@ -170,7 +171,7 @@ bool Fits(absl::string_view text, const std::vector<std::pair<std::string, bool>
          Fits(text.substr(segment.size()), segments, first + 1);
 }
 
-// Empty: the result is what the events say.
+// Returns "" if the result equals the events.
 std::string DifferenceFrom(const json& events, const Result& result) {
   std::vector<json> calls;
   int num_failed = 0;
@@ -211,7 +212,7 @@ std::string Difference(const json& test, const Result& result) {
 
 class ToolFormatFileTest : public ::testing::TestWithParam<absl::string_view> {};
 
-TEST_P(ToolFormatFileTest, EveryCaseWholeAndCut) {
+TEST_P(ToolFormatFileTest, ParsesEveryCaseWholeAndCut) {
   const json file = ReadFormatFile(GetParam());
   const ToolFormat& format = FormatOf(file["format"]);
   const std::shared_ptr<const DeclaredTools> tools = ToolsOf(file["tools"]);
@@ -233,8 +234,8 @@ TEST_P(ToolFormatFileTest, EveryCaseWholeAndCut) {
   }
 }
 
-// A comparison that accepts anything would prove nothing.
-TEST(ToolCallComparisonTest, SeesWhatIsTakenAway) {
+// A comparison that accepts any result would prove nothing.
+TEST(ToolCallComparisonTest, DetectsRemovedParts) {
   const json file = ReadFormatFile("hermes");
   int num_changed = 0;
   for (const json& test : file["cases"]) {
@@ -258,8 +259,9 @@ TEST(ToolCallComparisonTest, SeesWhatIsTakenAway) {
   EXPECT_GT(num_changed, 60);
 }
 
-// Text of markers, brackets, quotes and words in no order that a model would write.
-TEST_P(ToolFormatFileTest, RandomTextIsNotLostAndCutsChangeNothing) {
+// The text consists of markers, brackets, quotes and words in an order that no model would
+// generate.
+TEST_P(ToolFormatFileTest, RandomTextIsCompleteForAnyCuts) {
   const json file = ReadFormatFile(GetParam());
   const ToolFormat& format = FormatOf(file["format"]);
   const std::shared_ptr<const DeclaredTools> tools = ToolsOf(file["tools"]);
@@ -322,7 +324,7 @@ INSTANTIATE_TEST_SUITE_P(Formats, ToolFormatFileTest, ::testing::ValuesIn(kForma
                            return name;
                          });
 
-TEST(OutputParserTest, WithoutToolsOnlyReasoningIsParted) {
+TEST(OutputParserTest, WithoutToolsOnlyReasoningIsSeparated) {
   const std::string text = "<think>a</think><tool_call>{\"name\": \"now\"}</tool_call>";
   const auto parts = Parse(OutputParser(*FindToolFormat("hermes"), nullptr, false), text, {});
   const Result result = ResultOf(parts);
@@ -332,7 +334,7 @@ TEST(OutputParserTest, WithoutToolsOnlyReasoningIsParted) {
   EXPECT_EQ(result.num_failed, 0);
 }
 
-TEST(OutputParserTest, HoldsBackNoMoreThanAMarkersBeginning) {
+TEST(OutputParserTest, BuffersAtMostTheStartOfAMarker) {
   OutputParser parser(*FindToolFormat("hermes"), ToolsOf(ReadFormatFile("hermes")["tools"]), false);
   std::vector<OutputPart> parts;
   const std::string text = "a < b <tool_ <tool_cal";
@@ -346,8 +348,8 @@ TEST(OutputParserTest, HoldsBackNoMoreThanAMarkersBeginning) {
   EXPECT_EQ(out, "a < b <tool_ ");
 }
 
-// An argument that is there twice has its last value, where the format does not forbid it.
-TEST(OutputParserTest, ArgumentsHaveDifferentNames) {
+// A repeated argument has its last value, unless the format forbids repetition.
+TEST(OutputParserTest, RepeatedArgumentHasItsLastValueOrIsRejected) {
   const auto only = [](absl::string_view format, const std::string& text) {
     const auto parts = Parse(
         OutputParser(*FindToolFormat(format), ToolsOf(ReadFormatFile("hermes")["tools"]), false),
@@ -375,7 +377,7 @@ TEST(OutputParserTest, ArgumentsHaveDifferentNames) {
             "bad_arguments");
 }
 
-// A mebibyte of parameters: an answer that takes seconds holds up those of others.
+// The output has a mebibyte of parameters. Parsing it for seconds would delay other requests.
 TEST(OutputParserTest, ManyParametersAreReadInOnePass) {
   const auto tools = ToolsOf(ReadFormatFile("qwen3-coder")["tools"]);
   for (const absl::string_view end : {"\n", "</parameter>"}) {
@@ -388,14 +390,15 @@ TEST(OutputParserTest, ManyParametersAreReadInOnePass) {
     const std::clock_t begin = std::clock();
     parser.Push(text, &parts);
     parser.Finish(&parts);
-    // 0.1 s, under sanitizers 2 s; a scan of the rest, or of all names, for each takes 14 s.
+    // Parsing takes 0.1 s, or 2 s with sanitizers. Scanning the rest or all names for each
+    // parameter would take 14 s.
     EXPECT_LT(std::clock() - begin, 5 * CLOCKS_PER_SEC);
     ASSERT_EQ(parts.size(), 1u);
     EXPECT_EQ(json::parse(parts[0].call.arguments_json).size(), static_cast<std::size_t>(count));
   }
 }
 
-TEST(OutputParserTest, AHeldCallIsNotSearchedAgainAtEachTag) {
+TEST(OutputParserTest, BufferedCallIsNotScannedAgainAtEachTag) {
   const auto repeated = [](absl::string_view piece) {
     std::string text;
     while (text.size() < 1 << 19) absl::StrAppend(&text, piece);
@@ -417,8 +420,8 @@ TEST(OutputParserTest, AHeldCallIsNotSearchedAgainAtEachTag) {
   }
 }
 
-// A name that never ends is text once it is too long for one, and not held for the whole answer.
-TEST(OutputParserTest, ANameThatDoesNotEndIsText) {
+// A name without an end is text as soon as it is too long. It is not buffered until the end.
+TEST(OutputParserTest, NameWithoutEndIsText) {
   const ToolFormat& format = *FindToolFormat("pythonic");
   const auto tools = ToolsOf(ReadFormatFile("pythonic")["tools"]);
   for (const std::string& name : {std::string(1000, 'a'), "a" + std::string(1000, ' ')}) {
@@ -437,7 +440,7 @@ TEST(OutputParserTest, ANameThatDoesNotEndIsText) {
   }
 }
 
-TEST(OpensReasoningTest, LooksAtTheMessageThatGoesOnAlone) {
+TEST(OpensReasoningTest, ConsidersOnlyTheContinuedMessage) {
   const ToolFormat& format = *FindToolFormat("hermes");
   const auto opens = [&](absl::string_view prompt, std::optional<absl::string_view> continued) {
     return OpensReasoning(format, prompt, continued);
@@ -449,15 +452,15 @@ TEST(OpensReasoningTest, LooksAtTheMessageThatGoesOnAlone) {
   EXPECT_TRUE(opens("user: hi\nmodel: <think>I mu", "<think>I mu \n"));
   EXPECT_FALSE(opens("user: hi\nmodel: <think>a</think>b", "<think>a</think>b"));
   EXPECT_TRUE(opens("user: hi\nmodel: <think>a</think><think>b", "<think>a</think><think>b"));
-  // The template's own marker.
+  // The marker comes from the template.
   EXPECT_TRUE(opens("user: hi\nmodel: <think>\nI mu", "I mu"));
   EXPECT_FALSE(opens("user: hi\nmodel: <think>\na</think>b", "a</think>b"));
-  // What another message says.
+  // The marker is in another message.
   EXPECT_FALSE(opens("user: what is <think>?\nmodel: It i", "It i"));
   EXPECT_FALSE(opens("user: <think>\nmodel: It i", "It i"));
 }
 
-TEST(IsAfterReasoningTest, ByTheEndOfThePromptOrTheMessageThatGoesOn) {
+TEST(IsAfterReasoningTest, DependsOnTheEndOfThePromptOrTheContinuedMessage) {
   const auto is_behind = [](absl::string_view prompt, std::optional<absl::string_view> continued,
                             absl::string_view format = "hermes") {
     return IsAfterReasoning(*FindToolFormat(format), prompt, continued);
@@ -475,7 +478,7 @@ TEST(IsAfterReasoningTest, ByTheEndOfThePromptOrTheMessageThatGoesOn) {
   EXPECT_FALSE(is_behind("model: <think></think>", std::nullopt, "pythonic"));
 }
 
-TEST(HasReasoningTest, ByTheMarkersOfTheTemplate) {
+TEST(HasReasoningTest, DependsOnTheMarkersOfTheTemplate) {
   const auto has = [](absl::string_view format, absl::string_view chat_template) {
     return HasReasoning(*FindToolFormat(format), chat_template);
   };
@@ -488,7 +491,7 @@ TEST(HasReasoningTest, ByTheMarkersOfTheTemplate) {
   EXPECT_FALSE(has("pythonic", "<think>"));
 }
 
-TEST(DeclaredToolsTest, RefusesWhatCannotBeCalled) {
+TEST(DeclaredToolsTest, RejectsInvalidTools) {
   const auto message = [](std::vector<ChatTool> tools) {
     return std::string(DeclaredTools::Create(tools).status().message());
   };
@@ -501,7 +504,7 @@ TEST(DeclaredToolsTest, RefusesWhatCannotBeCalled) {
   EXPECT_EQ(message({{.name = "a", .parameters_json = "{}"}}), "");
 }
 
-TEST(ToolFormatTest, IsFoundByTheMarkersOfTheTemplate) {
+TEST(ToolFormatTest, IsDetectedByTheMarkersOfTheTemplate) {
   const auto name = [](absl::string_view chat_template) {
     const ToolFormat* format = DetectToolFormat(chat_template);
     return format == nullptr ? std::string() : std::string(format->name);

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs the build in $1 into a fresh folder and runs what came out of it.
+# Installs the build in $1 into a new folder and runs the installed programs.
 set -eu
 prefix=$(mktemp -d)
 trap 'rm -rf "$prefix"' EXIT

@@ -1,15 +1,14 @@
 #pragma once
 
-// Runs kernels from the PTX that nvcc made of them, on the machine of the emulator (simt.h): each
-// emulated thread goes through the instructions, and what goes beyond it is asked of the emulator's
-// models. So the text of inline assembly decides what happens, as on a device, where the host
-// emulation of the wrappers decide elsewhere in the emulator.
+// Runs kernels from the PTX that nvcc generated, on the emulator's scheduler (simt.h). Each
+// emulated thread interprets the instructions. The emulator's models implement instructions that
+// involve other threads or asynchronous units. The inline assembly of the wrappers is therefore
+// executed as on a device, while elsewhere the emulator runs their host emulation.
 //
-// Threads: one at a time in the process, as kernels of the emulator.
-// Errors:  a module with syntax that is not known is not loaded; an instruction that is not known
-//          is a problem of the program, and ends the process where a thread gets to it. When the
-//          process ends inside a kernel, the instructions where threads stand are printed, with the
-//          lines of the source that they come from.
+// Threads: one at a time in the process, like the emulator's kernels.
+// Errors:  a module with unknown syntax is not loaded. An unknown instruction is a problem of the
+//          program and aborts the process when a thread reaches it. When the process aborts inside
+//          a kernel, the current instructions of the threads are printed with their source lines.
 
 #include <cstddef>
 #include <cstdint>
@@ -27,24 +26,26 @@ namespace quire::cuda_emulator::ptx {
 
 class Program {
  public:
-  // Returns INVALID_ARGUMENT for text that ParseModule refuses.
+  // Returns INVALID_ARGUMENT for text that ParseModule rejects.
   static absl::StatusOr<Program> Load(absl::string_view text);
 
-  // Instructions whose form is not known, each with its source line and what is wrong with it.
+  // Instructions of unknown form, each with its source line and the error.
   const std::vector<std::string>& problems() const { return problems_; }
   std::vector<std::string> KernelNames() const;
   bool Has(absl::string_view kernel) const { return Find(kernel) != nullptr; }
 
-  // What one thread of a launch does. `arguments` are the kernel's, in order, as bytes; they must
-  // outlive the launch, be aligned to 128 bytes and have `ParameterBytes`. REQUIRES: Has(kernel).
+  // Runs one thread of a launch. `arguments` are the bytes of the kernel's arguments in order. They
+  // must outlive the launch, be aligned to 128 bytes and have `ParameterBytes`. REQUIRES:
+  // Has(kernel).
   void RunThread(absl::string_view kernel, const std::byte* arguments);
   std::uint32_t ParameterBytes(absl::string_view kernel) const;
 
-  // Source lines of the inline assembly statements that threads have got to since the last call,
-  // those whose text is empty included.
+  // Returns the source lines of the inline assembly statements that threads have reached since the
+  // last call, including statements with empty text.
   std::set<SourceLine> TakeExecuted();
-  // What threads of the kernel have asked of the device since the last call that changes no value
-  // here: caching, policies of L2, fences, register budgets, the start of the kernel behind.
+  // Returns the hints that threads of the kernel have executed since the last call. A hint changes
+  // no value in the emulator: caching, L2 policies, fences, register budgets, launch of the next
+  // kernel.
   std::set<std::string> TakeHints(absl::string_view kernel);
 
  private:

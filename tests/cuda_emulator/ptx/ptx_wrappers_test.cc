@@ -1,4 +1,4 @@
-// The PTX of each wrapper of kernels/cuda against its host emulation, and against formulas.
+// Compares the PTX of each wrapper of kernels/cuda with its host emulation and with formulas.
 
 #include <gmock/gmock.h>
 
@@ -44,7 +44,7 @@ std::string ReadFile(const std::string& path) {
   return text.str();
 }
 
-// A program of the build folder, loaded once.
+// Returns a program of the build folder, which is loaded once.
 Program& Loaded(const std::string& name) {
   static auto& programs = *new std::map<std::string, Program>();
   const auto found = programs.find(name);
@@ -61,7 +61,7 @@ const std::vector<std::string>& Programs() {
   return names;
 }
 
-// "kernels/cuda/mma.cuh:31" below the repository's root; other files as they are.
+// Returns "kernels/cuda/mma.cuh:31" relative to the repository's root. Other paths are unchanged.
 std::string Relative(const std::string& text) {
   const std::string root = paths::Source("");
   return absl::StartsWith(text, root) ? text.substr(root.size()) : text;
@@ -75,7 +75,7 @@ std::set<std::string> TakeExecuted(Program& program) {
 bool BothNaN(std::uint32_t a, std::uint32_t b) {
   return std::isnan(std::bit_cast<float>(a)) && std::isnan(std::bit_cast<float>(b));
 }
-// Zeros have to have their sign where nothing may differ.
+// Compares the sign of zero only if the tolerance is 0.
 bool SameFloat(std::uint32_t a, std::uint32_t b, float tolerance) {
   const auto x = std::bit_cast<float>(a);
   const auto y = std::bit_cast<float>(b);
@@ -86,7 +86,7 @@ bool SameFloatWithin(std::uint32_t a, std::uint32_t b, std::uint32_t ulps) {
   return BothNaN(a, b) || (distance <= std::int64_t{ulps} && -distance <= std::int64_t{ulps});
 }
 
-// A launch whose threads do `body`.
+// Returns a launch whose threads call `body`.
 KernelLaunch LaunchOf(std::function<void()> body) {
   KernelLaunch launch;
   launch.body = [](const void* p) { (*static_cast<const std::function<void()>*>(p))(); };
@@ -96,10 +96,10 @@ KernelLaunch LaunchOf(std::function<void()> body) {
 
 class PtxTest : public KernelTest {
  protected:
-  // Its loads and stores are not seen.
+  // The interpreter's loads and stores are not recorded.
   PtxTest() { CheckNoAccess(); }
 
-  // What the unit's kernel in `program` gives.
+  // Returns the output of the unit's kernel in `program`.
   Words RunPtx(const Unit& unit, Program* program, const Words& in) {
     return Launch(
         unit, in, [&](const CUtensorMap& map, const std::uint32_t* from, std::uint32_t* to) {
@@ -121,7 +121,7 @@ class PtxTest : public KernelTest {
         });
   }
 
-  // Empty, or the first word that differs under some seed.
+  // Returns "", or a description of the first word that differs under one of several seeds.
   std::string Differs(const Unit& unit, const std::string& program) {
     const auto first = static_cast<std::uint32_t>(GetOptions().seed);
     std::string found;
@@ -204,7 +204,7 @@ TEST_F(PtxTest, EveryUnitEqualsItsHostEmulation) {
   }
 }
 
-TEST_F(PtxTest, EveryKernelIsAUnit) {
+TEST_F(PtxTest, EveryKernelIsListedAsAUnit) {
   std::set<std::string> units;
   std::set<std::string> kernels;
   for (const Unit& unit : Units()) units.insert(unit.name);
@@ -214,14 +214,14 @@ TEST_F(PtxTest, EveryKernelIsAUnit) {
   EXPECT_EQ(units, kernels);
 }
 
-// The name of the function that a line declares for the device; empty when it declares none.
+// Returns the name of the device function that the line declares, or "".
 std::string DeclaredFunction(absl::string_view line) {
   if (!absl::StrContains(line, "__device__")) return "";
   const absl::string_view head = line.substr(0, line.find('('));
   return std::string(head.substr(head.rfind(' ') + 1));
 }
 
-// Whether the source calls a function of exactly this name; comments do not.
+// True if the source calls a function of exactly this name outside comments.
 bool CallsFunction(const std::string& source, const std::string& name) {
   const auto is_of_name = [](char c) { return absl::ascii_isalnum(c) || c == '_'; };
   for (absl::string_view line : absl::StrSplit(source, '\n')) {
@@ -235,7 +235,7 @@ bool CallsFunction(const std::string& source, const std::string& name) {
   return false;
 }
 
-// The host emulation of headers replaces all of these, with or without assembly.
+// The host emulation of the headers replaces all of these functions, with or without assembly.
 TEST_F(PtxTest, EveryWrapperIsCalled) {
   const std::string units = ReadFile(paths::Source("tests/cuda_emulator/ptx/units.cu")) +
                             ReadFile(paths::Source("tests/cuda_emulator/ptx/units_sm90.cu"));
@@ -256,12 +256,12 @@ TEST_F(PtxTest, EveryWrapperIsCalled) {
   EXPECT_GT(count, 70u);
 }
 
-// An inline assembly statement of the source: the compiler gives it one of its lines.
+// An inline assembly statement of the source. The compiler attributes it to one of its lines.
 struct Statement {
   std::string file;  // below the repository's root
   std::uint32_t first = 0;
   std::uint32_t last = 0;
-  std::string function;  // the last one declared in front of it
+  std::string function;  // the last function declared before it
 
   bool IsAmong(const std::set<std::string>& lines) const {
     for (std::uint32_t line = first; line <= last; ++line) {
@@ -311,7 +311,7 @@ TEST_F(PtxTest, EveryInlineAssemblyStatementRuns) {
   for (const auto& entry :
        std::filesystem::recursive_directory_iterator(paths::Source("kernels"))) {
     const std::string path = entry.path();
-    // Headers of the CPU's instruction sets are included once for each, and end so.
+    // Headers of CPU instruction sets end in -inl.h and are not device code.
     const bool is_device_code = absl::EndsWith(path, ".cuh") || absl::EndsWith(path, ".cu") ||
                                 (absl::EndsWith(path, ".h") && !absl::EndsWith(path, "-inl.h"));
     if (!is_device_code) continue;
@@ -325,7 +325,7 @@ TEST_F(PtxTest, EveryInlineAssemblyStatementRuns) {
   EXPECT_GT(count, 30u);
 }
 
-// A kernel of one thread with these statements, whose line of the source is 7 of a.cu.
+// Returns a kernel of one thread with these statements. Their source line is line 7 of a.cu.
 std::string OneThread(absl::string_view statements) {
   return absl::StrCat(
       ".version 9.0\n.target sm_90a\n.address_size 64\n"
@@ -336,7 +336,7 @@ std::string OneThread(absl::string_view statements) {
       statements, "\nst.global.u64 [%rd2], %rd3;\nret;\n}\n.file 1 \"a.cu\"\n");
 }
 
-TEST(ProgramTest, NamesWhatItDoesNotKnow) {
+TEST(ProgramTest, NamesUnknownInstructions) {
   const std::pair<const char*, const char*> cases[] = {
       {"brev.b32 %r1, %r2", "the opcode is not known"},
       {"ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r1}, [%r2]",
@@ -361,7 +361,7 @@ TEST(ProgramTest, NamesWhatItDoesNotKnow) {
   }
 }
 
-TEST(ProgramTest, RefusesSyntaxThatItDoesNotKnow) {
+TEST(ProgramTest, RejectsUnknownSyntax) {
   const std::pair<const char*, const char*> cases[] = {
       {".local .b8 depot[16];", "PTX line 13: not interpreted: .local"},
       {"@%p9 bra next;", "PTX line 13: no predicate: %p9"},
@@ -374,9 +374,9 @@ TEST(ProgramTest, RefusesSyntaxThatItDoesNotKnow) {
   }
 }
 
-// Forms that nvcc may choose for the units, with results worked out by hand; %r1 to %r4 are
-// 0x80000010, 5, 0xfffffffe and 0x40490fdb, and the result is in %rd3.
-TEST_F(PtxTest, ArithmeticByHand) {
+// Instruction forms that nvcc may choose for the units, with results computed by hand. %r1 to %r4
+// are 0x80000010, 5, 0xfffffffe and 0x40490fdb. The result is in %rd3.
+TEST_F(PtxTest, ArithmeticMatchesResultsComputedByHand) {
   const std::pair<const char*, std::uint64_t> cases[] = {
       {"mov.b64 %rd3, {%r2, %r3};", 0xfffffffe00000005},
       {"shr.s32 %r5, %r1, 4; cvt.u64.u32 %rd3, %r5;", 0xf8000001},
@@ -416,7 +416,7 @@ TEST_F(PtxTest, ArithmeticByHand) {
   }
 }
 
-// The statement of the wrapper of this name, the nth of those.
+// Returns the nth statement of the wrapper with this name.
 Statement FindPlanted(absl::string_view function, int nth = 1) {
   for (const Statement& statement : FindStatements(kPlanted)) {
     if (statement.function == function && --nth == 0) return statement;
@@ -424,7 +424,7 @@ Statement FindPlanted(absl::string_view function, int nth = 1) {
   ADD_FAILURE() << kPlanted << " has no " << function;
   return {};
 }
-// A regular expression of its lines, "planted.cu:(20|21|22)".
+// Returns a regular expression that matches the statement's lines, "planted.cu:(20|21|22)".
 std::string LinesOf(const Statement& statement) {
   std::vector<std::uint32_t> lines;
   for (std::uint32_t line = statement.first; line <= statement.last; ++line) lines.push_back(line);
@@ -440,12 +440,13 @@ struct Mistake {
   const char* program;
   const char* wrapper;
   const char* unit;
-  const char* message = "";  // of the emulator, when it ends the process
+  const char* message = "";  // of the emulator when it aborts the process
   int nth = 1;
 };
 
-// Each gives other words than the emulation; the message names the kernel and the line.
-TEST_F(PtxTest, MistakesThatGiveOtherValues) {
+// The output of each faulty wrapper differs from the emulation's. The message names the kernel and
+// the line.
+TEST_F(PtxTest, DetectsFaultsThatChangeValues) {
   const Mistake mistakes[] = {{"planted1_90a", "MmaBF16", "MmaBF16Unit"},
                               {"planted1_90a", "MmaF16", "MmaF16Unit"},
                               {"planted1_90a", "LdMatrixX4Trans", "LdMatrixX4TransUnit"},
@@ -464,8 +465,8 @@ TEST_F(PtxTest, MistakesThatGiveOtherValues) {
   }
 }
 
-// A register of A is written before the wait.
-TEST_F(PtxDeathTest, RegistersOfAProductUnderWay) {
+// The kernel writes a register of A before it waits for the product.
+TEST_F(PtxDeathTest, DetectsWritesToRegistersOfAPendingProduct) {
   const Unit& unit = FindUnit("WgmmaRegistersF16N64Unit");
   std::string text = ReadFile(QUIRE_PTX_FOLDER "/units_sm90_90a.ptx");
   const std::size_t product = text.find("wgmma.mma_async", text.find(".entry " + unit.name));
@@ -480,8 +481,8 @@ TEST_F(PtxDeathTest, RegistersOfAProductUnderWay) {
   EXPECT_DEATH(RunPtx(unit, &*program, in), "a register of a wgmma product under way was written");
 }
 
-// Each does what the emulator ends the process for.
-TEST_F(PtxDeathTest, MistakesThatTheEmulatorRefuses) {
+// The emulator aborts the process for each of these faults.
+TEST_F(PtxDeathTest, DetectsFaultsThatTheEmulatorRejects) {
   const Mistake mistakes[] = {
       {"planted1_90a", "CpAsync16", "CpAsync16Unit", "are outside the .* bytes of shared memory"},
       {"planted1_90a", "CpAsync4", "CpAsync4Unit", "cp.async of 4 bytes reads 16: all or none"},

@@ -1,7 +1,7 @@
 #pragma once
 
-// The kernels of units.cu and units_sm90.cu: how each is launched, which inputs it gets, and, where
-// a plain formula exists, which output must come.
+// Describes the kernels of units.cu and units_sm90.cu: their launch shape, their input and, where a
+// simple formula exists, their expected output.
 
 #include <cuda.h>
 
@@ -21,27 +21,27 @@ struct Unit {
   std::string name{};
   kernels::cuda::LaunchShape shape{};
   Words (*make_input)(std::mt19937& random) = nullptr;
-  // The function that the host compiler made of the kernel; `mapped` for one whose first argument
-  // is a tensor map.
+  // The function that the host compiler generated from the kernel. `mapped_emulation` is used if
+  // the first argument is a tensor map.
   void (*emulation)(const std::uint32_t* in, std::uint32_t* out) = nullptr;
   void (*mapped_emulation)(CUtensorMap map, const std::uint32_t* in, std::uint32_t* out) = nullptr;
   std::uint32_t map_rank = 0;
-  // What a formula apart from all models gives.
+  // Computes the output by a formula that is independent of the emulator's models.
   Words (*expected)(const Words& in) = nullptr;
-  // Words are floats, of which any NaN is as good as another; otherwise they are equal as bits.
+  // True if words are floats, where any NaN equals any other. Otherwise words are compared bitwise.
   bool is_float = false;
-  // How far floats may lie from `expected`, by size + 1, and from the host emulation in units in
-  // the last place.
+  // Limit of |x - expected| / (1 + |expected|) for floats, and limit of the distance from the host
+  // emulation in units in the last place.
   float tolerance = 0.0f;
   std::uint32_t ulps = 0;
-  // What its PTX asks of the device that changes no value (Program::TakeHints).
+  // Hints in the kernel's PTX (Program::TakeHints).
   std::set<std::string> hints{};
 };
 
 const std::vector<Unit>& Units();
 
-// [6, 10, 40] numbered 32-bit elements below the box of `rank` dimensions that has 1024 bytes; `p`
-// points to so many words.
+// A tensor [6, 10, 40] of numbered 32-bit elements, and its map with a box of `rank` dimensions and
+// 1024 bytes. `p` points to kTensorWords words.
 inline constexpr std::size_t kTensorWords = 6 * 10 * 40;
 void EncodeTensor(std::uint32_t* p, std::uint32_t rank, CUtensorMap* map);
 

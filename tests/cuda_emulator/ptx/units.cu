@@ -1,7 +1,7 @@
-// Kernels that call each wrapper of kernels/cuda/*.cuh of compute capability 8.0, alone or with
-// those that it makes sense with. nvcc makes PTX of this file, from the wrappers; the host compiler
-// makes functions of it, and from their host emulations. Both get the same `in` and must give the
-// same `out`.
+// Kernels that call each wrapper of kernels/cuda/*.cuh of compute capability 8.0, alone or with the
+// wrappers that it requires. nvcc compiles this file to PTX with the wrappers, and the host
+// compiler compiles it with their host emulation. Both get the same `in` and must compute the same
+// `out`.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,7 +15,7 @@
 namespace quire::kernels::cuda {
 namespace {
 
-// Copies `words` words of `in` to shared memory, all threads together.
+// Copies `words` words of `in` to shared memory. All threads take part.
 __device__ std::uint32_t* Fill(const std::uint32_t* in, std::uint32_t words) {
   auto* const shared = reinterpret_cast<std::uint32_t*>(SharedMemory16());
   for (std::uint32_t i = ThreadIndex(); i < words; i += BlockThreads()) shared[i] = in[i];
@@ -28,7 +28,7 @@ __device__ void Store(std::uint32_t* out, const std::uint32_t (&values)[kN]) {
   for (int i = 0; i < kN; ++i) out[ThreadIndex() * kN + i] = values[i];
 }
 
-// d, a and b of lane l are words 10 l to 10 l + 9.
+// Words 10 l to 10 l + 9 are d, a and b of lane l.
 template <typename Mma>
 __device__ void Multiply(const std::uint32_t* in, std::uint32_t* out, const Mma& mma) {
   float d[4];
@@ -42,8 +42,8 @@ __device__ void Multiply(const std::uint32_t* in, std::uint32_t* out, const Mma&
   for (int i = 0; i < 4; ++i) out[Lane() * 4 + i] = FloatBits(d[i]);
 }
 
-// Three copies of kBytes a thread, of which the second is not valid and the third in a group that
-// is waited for later.
+// Makes three copies of kBytes per thread. The second copy is not valid. The third is in a group
+// that is waited for later.
 template <int kWords, typename Copy>
 __device__ void CopyThree(const std::uint32_t* in, std::uint32_t* out, const Copy& copy) {
   auto* const shared = reinterpret_cast<std::uint32_t*>(SharedMemory16());
@@ -128,8 +128,8 @@ __global__ void AtomicUnit(const std::uint32_t* in, std::uint32_t* out) {
   }
 }
 
-// Warp 0 gives four values to warp 1, by two named barriers, and arrives at two more in an order in
-// which it could not wait there.
+// Warp 0 passes four values to warp 1 through two named barriers. It arrives at two further
+// barriers in an order in which waiting would deadlock.
 __global__ void NamedBarrierUnit(const std::uint32_t* in, std::uint32_t* out) {
   auto* const shared = reinterpret_cast<std::uint32_t*>(SharedMemory16());
   for (std::uint32_t step = 0; step < 4; ++step) {
@@ -237,7 +237,7 @@ __global__ void HalfPairUnit(const std::uint32_t* in, std::uint32_t* out) {
   Store(out, values);
 }
 
-// All 256 codes but the two NaNs.
+// Converts all 256 e4m3 values except the two NaNs.
 __global__ void E4M3Unit(const std::uint32_t*, std::uint32_t* out) {
   const std::uint32_t low = ThreadIndex() % 0x7f;
   out[ThreadIndex()] = E4M3ToF16(low | (low ^ 0x80u) << 8);

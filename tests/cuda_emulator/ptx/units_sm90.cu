@@ -15,7 +15,8 @@
 namespace quire::kernels::cuda {
 namespace {
 
-// The first `words` words of shared memory, followed by a barrier of `arrivals`.
+// Initializes a barrier of `arrivals` after the first `words` words of shared memory and returns
+// it.
 __device__ Barrier* InitBehind(std::uint32_t words, std::uint32_t arrivals) {
   auto* const barrier = reinterpret_cast<Barrier*>(SharedMemory() + 4 * words);
   if (ThreadIndex() == 0) {

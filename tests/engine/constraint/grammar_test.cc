@@ -1,5 +1,5 @@
-// Specs to masks, with the library: which texts a constraint allows, and that a mask allows a token
-// exactly when it is accepted.
+// Tests of constraints with the grammar library: the texts that a constraint allows, and masks,
+// which allow a token exactly if it is accepted.
 
 #include <pthread.h>
 
@@ -62,7 +62,7 @@ class GrammarTest : public ::testing::Test {
     return (*constraint)->NewMatcher(end);
   }
 
-  // Whether the text is in the language, byte by byte.
+  // True if the language contains the text. Accepts it byte by byte.
   static bool Allows(const ConstraintSpec& spec, absl::string_view text) {
     const auto matcher = Matcher(spec);
     if (matcher == nullptr) return false;
@@ -135,8 +135,8 @@ TEST_F(GrammarTest, MasksAllowExactlyTheTokensThatAreAccepted) {
   }
 }
 
-// With runs of spaces and words behind a space, as large vocabularies have them. The steps of a
-// mask are those of any other place of the document.
+// The vocabulary has runs of spaces and words with a leading space, like large vocabularies. Masks
+// take no more steps here than elsewhere in the document.
 TEST_F(GrammarTest, MasksOfIndentedDocumentsAreExactAndTakeFewSteps) {
   std::vector<std::string> tokens;
   for (int byte = 0; byte < 256; ++byte) tokens.emplace_back(1, static_cast<char>(byte));
@@ -185,9 +185,9 @@ TEST_F(GrammarTest, MasksOfIndentedDocumentsAreExactAndTakeFewSteps) {
   }
 }
 
-// "bba" comes behind "ba" in the order of tokens and holds it, but does not begin with it: that
-// "ba" is refused says nothing of it.
-TEST_F(GrammarTest, TokensUnderAnotherBeginWithIt) {
+// "bba" follows "ba" in the order of tokens and contains it, but does not begin with it. So the
+// rejection of "ba" does not imply that of "bba".
+TEST_F(GrammarTest, RejectedTokenRejectsOnlyTokensThatBeginWithIt) {
   std::vector<std::string> tokens;
   for (int byte = 0; byte < 256; ++byte) tokens.emplace_back(1, static_cast<char>(byte));
   tokens.insert(tokens.end(), {"ba", "bba", ""});
@@ -203,8 +203,9 @@ TEST_F(GrammarTest, TokensUnderAnotherBeginWithIt) {
   EXPECT_TRUE(Bit(words, 257));   // "bba"
 }
 
-// The library can keep the masks of a rule for other grammars; some of these were of another rule.
-TEST_F(GrammarTest, MasksDoNotDependOnWhatWasCompiledBefore) {
+// The library can reuse the masks of a rule for other grammars. Some of these belong to a different
+// rule.
+TEST_F(GrammarTest, MasksDoNotDependOnEarlierCompilations) {
   const ConstraintSpec spec = Spec(ConstraintKind::kRegex, "([a-z]{2,5}|z+)[0-9]*9?");
   const auto masks = [&](const ConstraintCompiler::Build& build) {
     std::vector<std::vector<std::uint32_t>> masks;
@@ -288,7 +289,7 @@ std::string GrammarOf(ConstraintKind kind, const std::string& text) {
   return grammar.ok() ? grammar->text : "";
 }
 
-// One that takes the library long.
+// Returns a grammar that takes long to compile.
 std::string SlowGrammar(int size) {
   std::string optional;
   for (int i = 0; i < size; ++i) optional += "(a|b)?";
@@ -312,10 +313,10 @@ TEST_F(GrammarTest, CompilingEndsAtItsLimit) {
     EXPECT_NE(std::string(status.message()).find("exceeds the limit of"), std::string::npos)
         << status;
   }
-  EXPECT_TRUE(compile({.compile_steps = 1 << 20}, object).ok());  // the same thread
+  EXPECT_TRUE(compile({.compile_steps = 1 << 20}, object).ok());  // on the same thread
 }
 
-TEST_F(GrammarTest, CompilingEndsWhenItIsToldToStop) {
+TEST_F(GrammarTest, CompilingEndsWhenStopIsRequested) {
   const std::string object = GrammarOf(ConstraintKind::kJsonObject, "");
   const auto library = GrammarLibrary::Create(*tokens_);
   ASSERT_TRUE(library.ok()) << library.status();
@@ -323,7 +324,7 @@ TEST_F(GrammarTest, CompilingEndsWhenItIsToldToStop) {
   EXPECT_TRUE((*library)->Compile(object, stop.get_token()).ok());
   stop.request_stop();
   EXPECT_TRUE(absl::IsCancelled((*library)->Compile(object, stop.get_token()).status()));
-  EXPECT_TRUE((*library)->Compile(object).ok());  // the same thread
+  EXPECT_TRUE((*library)->Compile(object).ok());  // on the same thread
 }
 
 absl::Duration ProcessorTimeOf(std::thread& thread) {
@@ -334,7 +335,7 @@ absl::Duration ProcessorTimeOf(std::thread& thread) {
   return absl::DurationFromTimespec(time);
 }
 
-TEST_F(GrammarTest, CompilingEndsInTheMiddleWhenItIsToldToStop) {
+TEST_F(GrammarTest, CompilingEndsInTheMiddleWhenStopIsRequested) {
   constexpr std::int64_t kNoLimit = std::numeric_limits<std::int64_t>::max();
   const std::string slow = SlowGrammar(900);
   const auto library =
@@ -343,8 +344,8 @@ TEST_F(GrammarTest, CompilingEndsInTheMiddleWhenItIsToldToStop) {
   std::stop_source stop;
   absl::Status status;
   std::thread compiles([&] { status = (*library)->Compile(slow, stop.get_token()).status(); });
-  // It asks before its first step, and is in the middle of the others by then: all of them take
-  // a hundred times as long.
+  // Compile checks the token before its first step. After 100 ms it is in the middle of the steps,
+  // since all of them take a hundred times as long.
   EXPECT_TRUE(
       testing::WaitUntil([&] { return ProcessorTimeOf(compiles) > absl::Milliseconds(100); }));
   stop.request_stop();
@@ -352,9 +353,8 @@ TEST_F(GrammarTest, CompilingEndsInTheMiddleWhenItIsToldToStop) {
   EXPECT_TRUE(absl::IsCancelled(status)) << status;
 }
 
-// Rules that are repetitions of each other and nothing else: the library would write them out
-// without an end.
-TEST_F(GrammarTest, RepetitionsOfThemselvesAreRefused) {
+// Such rules only repeat each other. The library would expand them without end.
+TEST_F(GrammarTest, RejectsRulesThatRepeatEachOther) {
   for (const char* text : {"root ::= a\na ::= a{0,3}", "root ::= a{0,3}\na ::= b{0,3}\nb ::= a{2}?",
                            "root ::= root{0,5}", "root ::= (a)*\na ::= (b){0,3}\nb ::= (a){0,2}"}) {
     const auto grammar = WriteConstraint(Spec(ConstraintKind::kGrammar, text));
@@ -368,9 +368,9 @@ TEST_F(GrammarTest, RepetitionsOfThemselvesAreRefused) {
   EXPECT_EQ(StageOf(itself.status()), "compile") << itself.status();
 }
 
-// A matcher that outgrows its limit says so from then on, at the same token each time, and leaves
-// others on its thread alone.
-TEST_F(GrammarTest, AnswersEndAtTheirLimit) {
+// A matcher that exceeds its limit returns an error from then on, at the same token each time, and
+// does not affect other matchers on its thread.
+TEST_F(GrammarTest, MatchersFailAtTheirLimit) {
   const struct {
     const char* unit;
     ConstraintKind kind;
@@ -423,8 +423,8 @@ TEST_F(GrammarTest, AnswersEndAtTheirLimit) {
   }
 }
 
-// Taking tokens back gives back the states that they led to.
-TEST_F(GrammarTest, StatesAreGivenBackByRollback) {
+// Rollback releases the states that the removed tokens created.
+TEST_F(GrammarTest, RollbackReleasesStates) {
   const auto library = GrammarLibrary::Create(*tokens_, {.states = 200});
   ASSERT_TRUE(library.ok()) << library.status();
   const auto constraint = (*library)->Compile(GrammarOf(ConstraintKind::kRegex, "a*"));
@@ -441,7 +441,7 @@ TEST_F(GrammarTest, StatesAreGivenBackByRollback) {
   EXPECT_EQ(StageOf(status), "limit");
 }
 
-TEST_F(GrammarTest, Regex) {
+TEST_F(GrammarTest, EnforcesRegularExpressions) {
   EXPECT_TRUE(RegexAllows("a{2,3}", "aa"));
   EXPECT_FALSE(RegexAllows("a{2,3}", "aaaa"));
   EXPECT_TRUE(RegexAllows("^(?:x|yz)+$", "xyzx"));
@@ -452,7 +452,7 @@ TEST_F(GrammarTest, Regex) {
   EXPECT_TRUE(RegexAllows("(?<name>a+?)[\\-\\]]", "aa]"));
 }
 
-TEST_F(GrammarTest, ChoicesAndGrammars) {
+TEST_F(GrammarTest, EnforcesChoicesAndGrammars) {
   ConstraintSpec choice;
   choice.kind = ConstraintKind::kChoice;
   choice.choices = {"yes", "yes, but", "no \"never\"\n"};
@@ -468,32 +468,32 @@ TEST_F(GrammarTest, ChoicesAndGrammars) {
   EXPECT_FALSE(Allows(list, "[1,]"));
 }
 
-TEST_F(GrammarTest, CanonicalJson) {
+TEST_F(GrammarTest, EnforcesCanonicalJson) {
   constexpr char kSchema[] = R"({"type": "object", "properties": {"b": {"type": "integer"},
       "a": {"type": ["string", "null"]}}, "required": ["b"], "additionalProperties": false})";
   EXPECT_TRUE(SchemaAllows(kSchema, R"({"b":1})"));
   EXPECT_TRUE(SchemaAllows(kSchema, R"({"b": 1, "a": "x\n\u00e9"})"));
   EXPECT_TRUE(SchemaAllows(kSchema, "{\n    \"b\": 1,\n    \"a\": null\n}"));
-  EXPECT_FALSE(SchemaAllows(kSchema, R"({"a":null,"b":1})"));  // keys in the schema's order
+  EXPECT_FALSE(SchemaAllows(kSchema, R"({"a":null,"b":1})"));  // keys must have the schema's order
   EXPECT_FALSE(SchemaAllows(kSchema, R"({"b":1.0})"));
   EXPECT_FALSE(SchemaAllows(kSchema, R"({"b":01})"));
   EXPECT_FALSE(SchemaAllows(kSchema, R"({"b":1,"c":2})"));
-  EXPECT_FALSE(SchemaAllows(kSchema, R"({"b":  1})"));  // a gap is bounded
+  EXPECT_FALSE(SchemaAllows(kSchema, R"({"b":  1})"));  // whitespace is bounded
   EXPECT_FALSE(SchemaAllows(kSchema, "{\"b\":\n\n1}"));
   EXPECT_FALSE(SchemaAllows(kSchema, "\n{\"b\":1}"));
-  EXPECT_FALSE(SchemaAllows(kSchema, "{\"b\":1, \"a\":\"\\ud800\"}"));  // half a pair
+  EXPECT_FALSE(SchemaAllows(kSchema, "{\"b\":1, \"a\":\"\\ud800\"}"));  // half of a surrogate pair
   EXPECT_FALSE(SchemaAllows(kSchema, "{\"b\":1, \"a\":\"\xED\xA0\x80\"}"));
   EXPECT_TRUE(SchemaAllows(kSchema, "{\"b\":1, \"a\":\"\\ud83d\\ude00\"}"));
   ConstraintSpec compact = Spec(ConstraintKind::kJsonSchema, kSchema);
   compact.whitespace = JsonWhitespace::kCompact;
   EXPECT_TRUE(Allows(compact, R"({"b": 1, "a": "x"})"));
   EXPECT_FALSE(Allows(compact, R"({"b":1,"a":"x"})"));
-  // A name that is declared is not spelled in another way.
+  // A declared name may not be spelled with escapes.
   EXPECT_FALSE(SchemaAllows(R"({"properties": {"a": {"type": "null"}}})", R"({"\u0061":1})"));
   EXPECT_TRUE(SchemaAllows(R"({"properties": {"a": {"type": "null"}}})", R"({"a":null,"b":1})"));
 }
 
-// A node that is reached while its oneOf is compared says all that it says, wherever it stands.
+// A node that is reached while its oneOf is compared is enforced completely at every position.
 TEST_F(GrammarTest, RecursionThroughOneOfIsEnforced) {
   constexpr char kSchema[] = R"({"properties": {"e": {"$ref": "#/$defs/e"}},
       "required": ["e"], "additionalProperties": false, "$defs": {"e": {"oneOf": [
@@ -588,8 +588,8 @@ std::string PointerOf(const absl::Status& status) {
   return "";
 }
 
-// What is refused, with the pointer.
-TEST(ConstraintGrammarTest, SchemasAreRefusedByPointer) {
+// Errors of schemas contain the JSON pointer.
+TEST(ConstraintGrammarTest, ErrorsOfSchemasNameThePointer) {
   const struct {
     const char* schema;
     const char* pointer;
@@ -632,7 +632,7 @@ TEST(ConstraintGrammarTest, SchemasAreRefusedByPointer) {
   }
 }
 
-TEST(ConstraintGrammarTest, AllReasonsAreTold) {
+TEST(ConstraintGrammarTest, ReportsAllReasons) {
   const auto grammar = WriteConstraint(
       Spec(ConstraintKind::kJsonSchema,
            R"({"properties": {"a": {"contains": 1}, "b": {"foo": 1}}, "if": true, "then": true})"));
@@ -642,7 +642,7 @@ TEST(ConstraintGrammarTest, AllReasonsAreTold) {
   }
 }
 
-TEST(ConstraintGrammarTest, ExpressionsAndGrammarsAreRefusedByPlace) {
+TEST(ConstraintGrammarTest, ErrorsOfExpressionsAndGrammarsNameThePosition) {
   const auto refused = [](ConstraintKind kind, const char* text, const char* says) {
     const auto grammar = WriteConstraint(Spec(kind, text));
     ASSERT_FALSE(grammar.ok()) << text;
@@ -669,7 +669,7 @@ std::string Repeated(absl::string_view part, int count) {
   return out;
 }
 
-// The parts that `part` makes of 0 to count - 1, and of `last`, with commas between.
+// Returns part(0) to part(count - 1) and `last`, separated by commas.
 template <typename Part>
 std::string Listed(int count, const Part& part, absl::string_view last = "") {
   std::string out;
@@ -690,13 +690,13 @@ std::string ChainOfRules(int count) {
   return absl::StrCat(out, "a", count, " ::= \"a\"\n");
 }
 
-// A member of an object.
+// Returns a member of an object.
 std::string Member(absl::string_view name, absl::string_view value) {
   return absl::StrCat("\"", name, "\":", value);
 }
 
-// Input that was made to take long or much: refused by the limit that it meets, and soon. What
-// would recurse over it meets the end of the stack, first of all in a sanitizer's build.
+// The input is designed to take much time or memory. A limit must reject it soon. Recursion over it
+// would overflow the stack, in sanitizer builds first.
 void ExpectRefused(ConstraintKind kind, const std::string& text, const std::string& says) {
   const absl::Time start = MonotonicNow();
   const auto grammar = WriteConstraint(Spec(kind, text));
@@ -711,13 +711,13 @@ void ExpectSchemaRefused(const std::string& text, const std::string& says) {
   ExpectRefused(ConstraintKind::kJsonSchema, text, says);
 }
 
-// 1024 alternatives.
+// Returns 1024 alternatives.
 std::string Ways() {
   const auto titled = [](int i) { return absl::StrCat("{\"title\":\"", i, "\"}"); };
   return absl::StrCat("\"anyOf\":[", Listed(1024, titled), "]");
 }
 
-TEST(ConstraintGrammarTest, HostileSchemasAreRefusedByTheirSize) {
+TEST(ConstraintGrammarTest, RejectsHostileSchemasByTheirSize) {
   const auto empty = [](int i) { return Member(absl::StrCat("k", i), "{}"); };
   const auto anchor = [](int i) {
     return Member(absl::StrCat(i), absl::StrCat(R"({"$anchor":"a)", i, "\"}"));
@@ -732,12 +732,12 @@ TEST(ConstraintGrammarTest, HostileSchemasAreRefusedByTheirSize) {
                       "more than 256 anchors");
 }
 
-TEST(ConstraintGrammarTest, ChainsOfReferencesAreFollowedSoFar) {
+TEST(ConstraintGrammarTest, ChainsOfReferencesAreBounded) {
   const auto next = [](int i) { return absl::StrCat(R"({"$ref":"#/$defs/d)", i + 1, "\"}"); };
   const auto with = [&](absl::string_view before, absl::string_view behind) {
     return [=](int i) { return absl::StrCat(before, next(i), behind); };
   };
-  // Those that are read within one another, and those that are not.
+  // The chains include references that are read within one another and references that are not.
   ExpectSchemaRefused(Definitions(3000, with(R"({"oneOf":[)", R"(,{"type":"null"}]})"), "{}"),
                       "nested more than 256 deep");
   ExpectSchemaRefused(Definitions(3000, with(R"({"enum":[[[]],[]],"items":)", "}"), "{}"),
@@ -746,12 +746,12 @@ TEST(ConstraintGrammarTest, ChainsOfReferencesAreFollowedSoFar) {
                       "exceeds 524288 bytes");
 }
 
-// Values, expressions and names that each of many ways would compare or copy.
-TEST(ConstraintGrammarTest, HostileSchemasAreRefusedByTheirSteps) {
+// Each of many alternatives would compare or copy these values, expressions and names.
+TEST(ConstraintGrammarTest, RejectsHostileSchemasByTheirSteps) {
   const auto number = [](int i) { return absl::StrCat(i); };
   const auto named = [](int i) { return Member(absl::StrCat(Repeated("n", 100), i), "{}"); };
   const std::string says = "reading the schema exceeds";
-  // 2^40 ways in which allOf and anyOf combine.
+  // allOf and anyOf combine in 2^40 ways.
   ExpectSchemaRefused(
       R"({"allOf":[)" + Repeated(R"({"anyOf":[{"minLength":1},{"maxLength":9}]},)", 40) + "{}]}",
       "more than 1024 combinations");
@@ -761,7 +761,7 @@ TEST(ConstraintGrammarTest, HostileSchemasAreRefusedByTheirSteps) {
                       says);
   ExpectSchemaRefused(absl::StrCat(R"({"properties":{)", Listed(500, named), "},", Ways(), "}"),
                       says);
-  // An expression that is compared with a text.
+  // The expression is compared with a text.
   ExpectSchemaRefused(
       absl::StrCat(R"({"additionalProperties":false,"properties":{)",
                    Member(Repeated("n", 100'000), "{}"), R"(},"patternProperties":{"^)",
@@ -769,7 +769,7 @@ TEST(ConstraintGrammarTest, HostileSchemasAreRefusedByTheirSteps) {
       says);
 }
 
-TEST(ConstraintGrammarTest, LongNamesAreCutInMessages) {
+TEST(ConstraintGrammarTest, LongNamesAreTruncatedInMessages) {
   const std::string name = Repeated("n", 100'000);
   const auto wrong = [](int i) { return Member(absl::StrCat(i), R"({"foo":1})"); };
   ExpectSchemaRefused(absl::StrCat(R"({"properties":{)", Member(name, R"({"properties":{)"),
@@ -780,7 +780,7 @@ TEST(ConstraintGrammarTest, LongNamesAreCutInMessages) {
   ExpectRefused(ConstraintKind::kGrammar, "root ::= " + name, "no rule");
 }
 
-TEST(ConstraintGrammarTest, HostileExpressionsAndGrammarsAreRefused) {
+TEST(ConstraintGrammarTest, RejectsHostileExpressionsAndGrammars) {
   ExpectRefused(ConstraintKind::kRegex, Repeated("(", 1 << 20), "deeper than 100");
   ExpectRefused(ConstraintKind::kRegex, Repeated("a", 20'000), "more than 8192 characters");
   ExpectRefused(ConstraintKind::kRegex, Repeated("(a|b)?", 20'000), "more than 1024 repetitions");
@@ -795,8 +795,8 @@ TEST(ConstraintGrammarTest, HostileExpressionsAndGrammarsAreRefused) {
                 "column 10: no text matches the group");
 }
 
-// What is near the limits is served: more than real schemas have.
-TEST(ConstraintGrammarTest, LargeInputIsWritten) {
+// Schemas near the limits, which are larger than real schemas, are compiled.
+TEST(ConstraintGrammarTest, CompilesLargeInput) {
   const auto written = [](ConstraintKind kind, const std::string& text) {
     const auto grammar = WriteConstraint(Spec(kind, text));
     EXPECT_TRUE(grammar.ok()) << grammar.status();
@@ -819,9 +819,9 @@ TEST(ConstraintGrammarTest, LargeInputIsWritten) {
   written(ConstraintKind::kGrammar, ChainOfRules(1000));
 }
 
-// Free text up to a marker of sixteen letters: its states differ in two first letters, and the
-// vocabulary is looked through once for all of them.
-TEST(FreeTextTest, MasksOfItsStatesAreMadeOnce) {
+// The text is free up to a marker of sixteen letters. The states of the marker differ in two first
+// letters, and the vocabulary is scanned once for all of them.
+TEST(FreeTextTest, MasksOfEqualStatesAreComputedOnce) {
   if (GrammarLibrary::Version().empty()) GTEST_SKIP() << "a build without structured output";
   std::vector<std::string> tokens;
   const std::string letters = "abcdefghijklmnopqrstuvwxyz";
@@ -854,7 +854,7 @@ TEST(FreeTextTest, MasksOfItsStatesAreMadeOnce) {
     ASSERT_TRUE(matcher->FillMask(words).ok());
     for (std::size_t token = 0; token < tokens.size(); ++token) {
       const bool is_allowed = (words[token / 32] >> (token % 32) & 1) != 0;
-      // The marker ends the text, and nothing but "!" comes behind it.
+      // The marker ends the free text, and only "!" may follow it.
       const std::string text = marker.substr(0, length) + tokens[token];
       const std::size_t end = text.find(marker);
       const std::string rest = end == std::string::npos ? "" : text.substr(end + marker.size());

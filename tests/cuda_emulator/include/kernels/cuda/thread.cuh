@@ -12,8 +12,8 @@
 #include "tests/cuda_emulator/simt.h"
 #include "tests/cuda_emulator/warp.h"
 
-// What the toolkit's headers leave undefined, or define in a way that the host's library does not
-// survive, when the host compiler reads them.
+// Definitions that the toolkit's headers lack, or that conflict with the host's library, when the
+// host compiler reads them.
 #ifndef __launch_bounds__
 #define __launch_bounds__(...)
 #endif
@@ -26,7 +26,7 @@ namespace emulator = quire::cuda_emulator;
 inline constexpr std::uint32_t kWarpSize = 32;
 inline constexpr std::uint32_t kFullMask = 0xffffffffu;
 
-// Not to be mistaken for accesses of the kernel.
+// Excludes the emulation's own accesses from the checks of kernel accesses.
 #define QUIRE_NOT_CHECKED __attribute__((no_sanitize("thread")))
 
 QUIRE_NOT_CHECKED inline std::uint32_t ThreadIndex() {
@@ -95,7 +95,7 @@ inline bool AnyLane(bool value) {
   return emulator::Ballot(value, kFullMask) != 0;
 }
 
-// `change` makes the new value of the old one, which is returned.
+// `change` computes the new value from the old one, which is returned.
 template <typename T, typename Change>
 QUIRE_NOT_CHECKED __attribute__((always_inline)) inline T Atomic(T* p, Change change,
                                                                  const void* code) {
