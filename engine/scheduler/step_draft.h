@@ -49,8 +49,9 @@ class StepDraft {
 
   const StepPlan& plan() const { return plan_; }
   StepPlan& plan() { return plan_; }
-  std::uint32_t budget() const { return budget_; }  // tokens left
-  std::uint32_t prompt_budget() const { return prompt_budget_; }  // part of it for prompts
+  // Tokens that the step can still take, and how many of them may be prompt tokens.
+  std::uint32_t budget() const { return budget_; }
+  std::uint32_t prompt_budget() const { return prompt_budget_; }
   // Returns the number of pages that the forks after this step take.
   std::uint32_t fork_pages() const { return fork_pages_; }
 

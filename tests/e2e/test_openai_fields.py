@@ -1,6 +1,7 @@
 """Errors of the OpenAI-compatible listener name the body's fields. Tools, roles and formats reach the engine unchanged.
 """
 
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -40,7 +41,11 @@ def post(served):
         request = urllib.request.Request(url + path, data, {"Content-Type": "application/json", **(headers or {})})
         try:
             with urllib.request.urlopen(request, timeout=60) as answer:
-                text = answer.read().decode()
+                try:
+                    text = answer.read().decode()
+                except http.client.IncompleteRead as error:  # a stream that fails ends without its last chunk
+                    assert body.get("stream")
+                    text = error.partial.decode()
                 return answer.status, text if body.get("stream") else json.loads(text), answer.headers
         except urllib.error.HTTPError as error:
             return error.code, json.load(error)["error"], error.headers
