@@ -154,6 +154,19 @@ class TreeBuilder : public json::json_sax_t {
   std::string error_;
 };
 
+// Empties the containers of `value` from the inside out. The destructor of nlohmann::json moves the
+// elements of a container that is not empty to a new vector first, so a document of token ids would
+// need twice its memory while it is freed. Recursion is at most kMaxJsonDepth deep.
+void FreeContainers(json& value) {
+  if (value.is_array()) {
+    for (json& element : value) FreeContainers(element);
+    value.clear();
+  } else if (value.is_object()) {
+    for (auto& member : value.get_ref<json::object_t&>()) FreeContainers(member.second);
+    value.clear();
+  }
+}
+
 }  // namespace
 
 bool JsonValue::is_null() const {
@@ -277,7 +290,7 @@ absl::StatusOr<JsonDocument> JsonDocument::Parse(absl::string_view text, const J
   if (const auto offset = FirstInvalidUtf8(text)) {
     return absl::InvalidArgumentError(absl::StrCat("the document is not UTF-8 at byte ", *offset));
   }
-  auto root = std::make_unique<json>();
+  Root root(new json());
   TreeBuilder builder(limits, root.get());
   if (!json::sax_parse(text.begin(), text.end(), &builder)) {
     return absl::InvalidArgumentError(builder.error());
@@ -285,7 +298,12 @@ absl::StatusOr<JsonDocument> JsonDocument::Parse(absl::string_view text, const J
   return JsonDocument(std::move(root));
 }
 
-JsonDocument::JsonDocument(std::unique_ptr<const json> root) : root_(std::move(root)) {}
+void JsonDocument::Deleter::operator()(json* root) const {
+  FreeContainers(*root);
+  delete root;
+}
+
+JsonDocument::JsonDocument(Root root) : root_(std::move(root)) {}
 JsonDocument::~JsonDocument() = default;
 JsonDocument::JsonDocument(JsonDocument&&) noexcept = default;
 JsonDocument& JsonDocument::operator=(JsonDocument&&) noexcept = default;

@@ -101,9 +101,15 @@ class JsonDocument {
   JsonValue root() const;
 
  private:
-  explicit JsonDocument(std::unique_ptr<const nlohmann::json> root);
+  // Frees a document without additional memory.
+  struct Deleter {
+    void operator()(nlohmann::json* root) const;
+  };
+  using Root = std::unique_ptr<nlohmann::json, Deleter>;
 
-  std::unique_ptr<const nlohmann::json> root_;  // on the heap, so that moves keep JsonValues valid
+  explicit JsonDocument(Root root);
+
+  Root root_;  // on the heap, so that moves keep JsonValues valid
 };
 
 }  // namespace quire::formats
