@@ -135,7 +135,6 @@ void MaskPool::PenaliseRepeats(ChoiceMask& choice) {
   if (rules.repeats == nullptr) return;
   if (choice.repeats_ == nullptr) {
     choice.repeats_ = std::make_shared<RepeatPenalty>(*rules.repeats);
-    choice.repeats_->Reserve(/*num_tokens=*/256);  // so that short answers allocate no memory
   } else {
     choice.repeats_->Append(choice.token_);
   }
