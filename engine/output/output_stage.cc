@@ -63,10 +63,6 @@ void OutputStage::Push(std::vector<OutputItem>* items) {
     }
   }
   items->clear();
-  RetryOverflow();
-}
-
-void OutputStage::RetryOverflow() {
   for (const auto& ring : rings_) {
     PushOverflow(*ring);
     if (ring->overflow.empty()) continue;
@@ -179,12 +175,9 @@ void OutputStage::MakeEvents(Ring& ring, OutputItem& item) {
 // Frees the id before the end becomes visible to the client.
 void OutputStage::FinishStream(Ring& ring, OutputItem& item) {
   AcceptedRequest& request = *item.request;
-  Usage usage = {.prompt_tokens = request.progress.prompt_tokens.load(std::memory_order_relaxed)};
-  const auto state = ring.states.find(request.arrival);
-  if (state != ring.states.end()) {
-    usage = state->second->TotalUsage();
-    ring.states.erase(state);
-  }
+  const auto state = ring.states.find(request.arrival);  // made by MakeEvents
+  const Usage usage = state->second->TotalUsage();
+  ring.states.erase(state);
   table_->Remove(request);
   request.stream->Finish(std::move(item.status), usage);
 }

@@ -47,11 +47,8 @@ class OutputStage {
   // Raises the capacity of every ring to at least `ring_items`.
   void Reserve(std::size_t ring_items);
   // Hands the items to their workers and leaves the vector empty. If items overflow, the engine is
-  // woken when their worker has room, and has to call RetryOverflow.
+  // woken when their worker has room, and has to call Push again, with or without new items.
   void Push(std::vector<OutputItem>* items);
-  // Hands over items that overflowed, as far as their rings have room. If some are left, the engine
-  // is woken as after Push.
-  void RetryOverflow();
   // Returns whether the engine may make items for requests of this worker.
   bool HasRoom(std::size_t worker) const;
   // Wakes the engine as soon as the worker has room.
