@@ -13,7 +13,9 @@ PrefillPlanner::PrefillPlanner(const SchedulerPolicy& policy, const Parts& parts
       cache_(parts.cache),
       rows_(parts.rows),
       admission_(parts.admission),
-      draft_(parts.draft) {}
+      draft_(parts.draft) {
+  prompts_.reserve(rows_->num_rows());
+}
 
 bool PrefillPlanner::TakePages(bool ahead) {
   needs_outcome_ = false;
