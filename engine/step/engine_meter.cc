@@ -141,13 +141,16 @@ EngineStats EngineMeter::Stats(absl::Time now) const {
   return stats;
 }
 
-absl::Status EngineMeter::CheckIntegrity(std::size_t live_requests) const {
-  if (running_ >= 0 && waiting_ >= 0 &&
-      static_cast<std::size_t>(running_ + waiting_) <= live_requests) {
-    return absl::OkStatus();
+absl::Status EngineMeter::CheckIntegrity(std::span<const ScheduledRequest* const> live) const {
+  std::int32_t running = 0, accepted = 0;
+  for (const ScheduledRequest* request : live) {
+    accepted += request->is_prepared() ? 1 : 0;
+    running += request->is_counted_running() ? 1 : 0;
   }
-  return absl::InternalError(absl::StrCat(running_, " requests run and ", waiting_, " wait, of ",
-                                          live_requests, " live ones"));
+  if (running == running_ && accepted - running == waiting_) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat("of ", accepted, " accepted requests ", running, " run, ",
+                                          running_, " are counted as running and ", waiting_,
+                                          " as waiting"));
 }
 
 }  // namespace quire::engine

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
@@ -54,7 +55,8 @@ class EngineMeter {
 
   // Without the counts of StepCollector and StepPipeline.
   EngineStats Stats(absl::Time now) const;
-  absl::Status CheckIntegrity(std::size_t live_requests) const;
+  // `live`: every live request.
+  absl::Status CheckIntegrity(std::span<const ScheduledRequest* const> live) const;
 
  private:
   absl::Duration WallOffset(absl::Time now);
