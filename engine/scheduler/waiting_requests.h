@@ -50,7 +50,6 @@ class WaitingRequests {
   // Returns whether Best would return a request. O(tenants).
   bool AnyMayStart() const;
 
-  bool empty() const { return places_.empty(); }
   std::size_t size() const { return places_.size(); }
 
   // Returns INTERNAL with the first invariant that is violated.
