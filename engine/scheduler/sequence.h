@@ -8,12 +8,11 @@
 // With nothing in flight, computed = launched() < tokens.size() = known(): the last token is not
 // computed yet. An overlapped step computes a token that the host does not know yet.
 //
-// A sequence in kDecode has exactly one token to compute; one in kPrefill has more, or has just
-// been admitted. After a preemption, computed is 0 or what the cache still holds, and high_water
-// keeps the earlier value, so that recomputed tokens are counted separately.
+// A sequence in kDecode has exactly one token to compute, one in kPrefill at least one. After a
+// preemption, computed is 0 or what the cache still holds, and high_water keeps the earlier value,
+// so that recomputed tokens are counted separately.
 //
-// Place:      part of its ScheduledRequest; written by Scheduler, BatchBuilder, StepCollector and
-//             MaskGate.
+// Place:      part of its ScheduledRequest; written by the parts of Scheduler and of EngineCore.
 // Invariants: computed <= high_water or computed > every earlier value; computed < tokens.size();
 //             row is set exactly in kPrefill, kDecode and while it waits for the first choice.
 // Threads:    engine thread only.
@@ -101,7 +100,7 @@ struct Sequence {
   // CacheManager::proven_tokens of its row when the row was released.
   std::uint32_t proven = 0;
   std::uint32_t high_water = 0;   // greatest computed so far; the parent's for a fork
-  std::uint32_t pages = 0;        // CacheManager::pages_of its row
+  std::uint32_t pages = 0;        // CacheManager::num_pages of its row
   std::uint64_t admission = 0;    // number of the first admission; smaller is older
   std::uint32_t prompt_turn = 0;  // among its tenant's prompts, in the step that is planned
   std::int32_t preemptions = 0;
@@ -119,7 +118,7 @@ struct Sequence {
   // distinguish the classes, and the cache needs to know nothing of them. Empty otherwise.
   std::vector<std::int32_t> marked_tokens;
 
-  std::shared_ptr<ChoiceMask> mask;  // null unless the choice is constrained and has started
+  std::shared_ptr<ChoiceMask> mask;  // null unless its request has MaskRules and has started
 
   TokenHistory history;  // counts of `tokens` if a penalty needs them; else empty
 
