@@ -26,7 +26,7 @@ class ConstraintCompiler;
 
 // Larger than every token id. It replaces generated tokens in prefix keys if prompts must not reuse
 // their pages.
-inline constexpr std::int32_t kGeneratedMark = 1 << 30;
+inline constexpr std::int32_t kGeneratedTag = 1 << 30;
 
 enum class AdmissionMode : std::uint8_t { kSafe, kOvercommit };
 

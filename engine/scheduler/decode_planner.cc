@@ -46,7 +46,7 @@ bool DecodePlanner::Select() {
     needs_outcome |= NeedsOutcome(*sequence);
     if (!CanDecode(*sequence)) continue;
     if (!sequence->is_stalled) selected_.push_back(sequence);
-    has_waiting_stream_ |= sequence->request->full_since == absl::InfiniteFuture();
+    has_waiting_stream_ |= sequence->request->client_stalled_since == absl::InfiniteFuture();
   }
   return !needs_outcome;
 }

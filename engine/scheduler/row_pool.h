@@ -76,7 +76,7 @@ class RowPool {
   absl::Status CheckIntegrity() const;
 
  private:
-  void GivePagesBack(Sequence& sequence);
+  void FreePages(Sequence& sequence);
   void Preempt(Sequence& sequence);
   std::int64_t CountIn(SequenceState state, WaitCause cause) const;
   absl::Status CheckRow(const Sequence& sequence) const;

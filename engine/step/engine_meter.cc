@@ -43,7 +43,7 @@ void EngineMeter::RefreshGauge(ScheduledRequest& live) {
   }
 }
 
-void EngineMeter::Left(const ScheduledRequest& live) {
+void EngineMeter::Ended(const ScheduledRequest& live) {
   --(live.is_counted_running() ? running_ : waiting_);
 }
 
@@ -98,8 +98,8 @@ void EngineMeter::ShowWork(absl::Time now) {
 // Returns the wall clock minus the monotonic clock, at most 10 ms old. Reading both clocks at every
 // step would take more than 1 % of a short step.
 absl::Duration EngineMeter::WallOffset(absl::Time now) {
-  if (now >= wall_asked_ + kBetweenWallReads) {
-    wall_asked_ = now;
+  if (now >= wall_read_at_ + kBetweenWallReads) {
+    wall_read_at_ = now;
     wall_offset_ = clock_->ToWall(now) - now;
   }
   return wall_offset_;

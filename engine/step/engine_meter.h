@@ -41,7 +41,7 @@ class EngineMeter {
   // Moves the request between the running and the waiting ones as its rows say.
   void RefreshGauge(ScheduledRequest& live);
   // An accepted request has ended.
-  void Left(const ScheduledRequest& live);
+  void Ended(const ScheduledRequest& live);
   void EndedEarly(RequestState state, CancelSource source);
   // A choice has ended by itself after so many tokens.
   void ChoiceEnded(std::int32_t output_tokens);
@@ -76,7 +76,7 @@ class EngineMeter {
   std::int32_t max_step_sequences_ = 0;
   absl::Time last_step_;
   absl::Time limiter_updated_ = absl::InfinitePast();
-  absl::Time wall_asked_ = absl::InfinitePast();
+  absl::Time wall_read_at_ = absl::InfinitePast();
   absl::Duration wall_offset_;
 };
 
