@@ -316,10 +316,10 @@ TEST(ConstraintCompilerTest, CancelOfTheLastCallerStopsTheBuild) {
     }
     return MakeTableConstraint(64, {{1}}, 100);
   };
+  Answer answers[2], again;
   ConstraintOptions options;
   options.compile_threads = 1;
   ConstraintCompiler compiler(options, build, nullptr);
-  Answer answers[2], again;
   const auto first = compiler.Compile(Regex("a"), answers[0].Taker());
   const auto second = compiler.Compile(Regex("a"), answers[1].Taker());
   ASSERT_TRUE(WaitUntil([&] { return count == 1; }));
@@ -328,7 +328,7 @@ TEST(ConstraintCompilerTest, CancelOfTheLastCallerStopsTheBuild) {
   EXPECT_TRUE(compiler.CheckIntegrity().ok());
   // The dropped result must not answer a later call of the same spec.
   compiler.Compile(Regex("a"), again.Taker());
-  gate.AwaitArrival();
+  ASSERT_TRUE(WaitUntil([&] { return count == 2; }));
   EXPECT_TRUE(compiler.CheckIntegrity().ok());
   EXPECT_EQ(compiler.GetCounts().cached, 0);
   EXPECT_EQ(again.calls(), 0);
