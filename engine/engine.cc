@@ -97,8 +97,8 @@ Engine::~Engine() {
 }
 
 absl::StatusOr<std::shared_ptr<TokenStream>> Engine::Accept(Request request,
-                                                            QueueFullPolicy when_full) {
-  return intake_->Accept(std::move(request), when_full);
+                                                            QueueFullCount queue_full) {
+  return intake_->Accept(std::move(request), queue_full);
 }
 
 bool Engine::Cancel(const Caller& caller, absl::string_view id, CancelSource source,

@@ -67,10 +67,9 @@ class Engine {
   ~Engine();
 
   // Accepts the request and returns the stream on which everything else arrives, or refuses it at
-  // once (docs/api.md, Errors: state, id in use, bad parameters, input too large, queue full). A
-  // refusal because the queue is full is counted in the metrics, unless the caller retries.
+  // once (docs/api.md, Errors: state, id in use, bad parameters, input too large, queue full).
   absl::StatusOr<std::shared_ptr<TokenStream>> Accept(
-      Request request, QueueFullPolicy when_full = QueueFullPolicy::kReject);
+      Request request, QueueFullCount queue_full = QueueFullCount::kCounted);
 
   // Ends a live request of `caller`. Returns false if there is none. The stream finishes with
   // CANCELLED (or DEADLINE_EXCEEDED for kDeadline), and the pages are free at the next step

@@ -166,11 +166,7 @@ void EngineThread::Deliver() {
   for (const OutputItem& item : items_) {
     if (item.kind == OutputItem::Kind::kRequestEnd) parts_.unread->Add(*item.request, item.time);
   }
-  if (items_.empty()) {
-    parts_.output->RetryOverflow();
-  } else {
-    parts_.output->Push(&items_);
-  }
+  parts_.output->Push(&items_);
 }
 
 void EngineThread::BeginFailure(const absl::Status& status) {

@@ -55,10 +55,10 @@ RequestIntake::RequestIntake(const EngineOptions& options, bool can_pool, Parts 
     : options_(options), can_pool_(can_pool), parts_(std::move(parts)) {}
 
 absl::StatusOr<std::shared_ptr<TokenStream>> RequestIntake::Accept(Request request,
-                                                                   QueueFullPolicy when_full) {
-  if (when_full == QueueFullPolicy::kReject) parts_.probe->requests.Received();
+                                                                   QueueFullCount queue_full) {
+  if (queue_full == QueueFullCount::kCounted) parts_.probe->requests.Received();
   absl::StatusOr<std::shared_ptr<TokenStream>> stream = TryAccept(std::move(request));
-  if (when_full == QueueFullPolicy::kRetryLater) {
+  if (queue_full == QueueFullCount::kNotCounted) {
     if (IsFull(stream.status())) return stream;
     parts_.probe->requests.Received();
   }

@@ -13,6 +13,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error_reason.h"
@@ -149,7 +150,7 @@ class ConstraintCompiler::Impl {
     std::stop_source stop;
     std::vector<std::pair<Ticket, Done>> waiters;
   };
-  // A cached result and its size.
+  // A cached constraint or rejection, and its size.
   struct Cached {
     std::string key;
     Result result;
@@ -260,7 +261,8 @@ bool ConstraintCompiler::Impl::Cancel(Ticket ticket) {
                                    [&](const auto& w) { return w.first == ticket; });
   done = std::move(waiter->second);
   job.waiters.erase(waiter);
-  if (job.waiters.empty() && !job.is_running) {
+  if (job.waiters.empty()) {
+    job.stop.request_stop();
     std::erase_if(waiting_, [&](const auto& other) { return other.get() == &job; });
     jobs_.erase(jobs_.find(job.key));
   }
@@ -292,6 +294,8 @@ void ConstraintCompiler::Impl::RunJob(const std::shared_ptr<Job>& job) {
   {
     MutexLock lock(&mutex_);
     compile_seconds_.Observe(absl::ToDoubleSeconds(MonotonicNow() - start));
+    // Nobody waits for the result. Another job may have the same key by now.
+    if (job->stop.stop_requested()) return;
     if (result.ok() && (*result)->MemoryBytes() > options_.max_compiled_bytes) {
       result = BadConstraint("compile",
                              absl::StrCat("compiled constraint has ", (*result)->MemoryBytes(),
@@ -300,11 +304,9 @@ void ConstraintCompiler::Impl::RunJob(const std::shared_ptr<Job>& job) {
     }
     TakeWaiters(*job, &waiters);
     jobs_.erase(job->key);
-    if (result.ok()) {
-      Keep(job->key, result);
-    } else if (!stopping_) {
-      errors_.Increment();
-    }
+    if (!result.ok()) errors_.Increment();
+    // A rejection may cost a whole build, and depends only on the spec and the options.
+    if (result.ok() || absl::IsInvalidArgument(result.status())) Keep(job->key, result);
   }
   for (Done& done : waiters) done(result);
 }

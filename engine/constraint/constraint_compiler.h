@@ -1,15 +1,16 @@
 #pragma once
 
-// Compiles constraints on its own threads and caches the results.
+// Compiles constraints on its own threads and caches the constraints and the rejections.
 //
 // Place:      between the engine, where requests wait for their constraints, and the build
 //             function. Counted limits (GrammarLimits) end a build, not time limits.
-// Invariants: each call of Compile leads to exactly one call of its `done`, or to Cancel. The cache
-//             has at most `cache_bytes`. Equal specs that are compiled at the same time are
-//             compiled once. At most `compile_threads` builds run, all at low priority.
-// Threads:    every method from any thread. `done` runs on the calling thread if the result is
-//             cached or the spec is rejected; otherwise on a compiler thread that holds no lock.
-//             `done` must not block.
+// Invariants: `done` of each call of Compile is called once, or never if Cancel returned true for
+//             its ticket. The cache has at most `cache_bytes`. Callers that wait for equal specs
+//             share one build. At most `compile_threads` builds run, all at low priority. A build
+//             without callers is asked to stop, and its result is dropped.
+// Threads:    every method from any thread. `done` runs inside Compile if that needs no build,
+//             inside the destructor if the build has not ended by then, and otherwise on a compiler
+//             thread. No lock is held during the call. `done` must not block.
 // Lifetime:   the destructor rejects waiting specs, asks running builds to stop, and joins the
 //             threads. The registry must outlive the compiler.
 
@@ -20,7 +21,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/time/time.h"
 #include "engine/constraint/constraint.h"
 
 namespace quire::probe {
@@ -33,7 +33,7 @@ namespace quire::engine {
 struct HotConstraintOptions {
   std::int64_t max_compiled_bytes = 64 << 20;  // per constraint
   std::int64_t max_schema_bytes = 256 << 10;   // per spec
-  std::int64_t cache_bytes = 256 << 20;        // all cached constraints
+  std::int64_t cache_bytes = 256 << 20;        // all cached constraints and rejections
 };
 
 struct ConstraintOptions : HotConstraintOptions {
@@ -68,10 +68,11 @@ class ConstraintCompiler {
   // builds wait; UNAVAILABLE / SERVER_SHUTDOWN when the compiler is destroyed.
   Ticket Compile(ConstraintSpec spec, Done done);
 
-  // Returns true if `done` of the ticket will never be called. Returns false if it was called or is
-  // being called by another thread.
+  // Returns true if `done` of the ticket will never be called. The build of the last caller is then
+  // asked to stop. Returns false if `done` was called or is being called by another thread.
   bool Cancel(Ticket ticket);
 
+  // Removes rejections from the cache, because the new limits may allow these specs.
   void SetHotOptions(const HotConstraintOptions& options);
   ConstraintCounts GetCounts() const;
   absl::Status CheckIntegrity() const;

@@ -89,7 +89,7 @@ class GrammarText {
   // Returns a slot, initially empty, for an expression that several writers of this grammar share.
   // Slots differ while characters are omitted.
   Expression& CachedExpression(absl::string_view name) {
-    return kept_[std::pair(omitted_.empty(), std::string(name))];
+    return cached_[std::pair(omitted_.empty(), std::string(name))];
   }
 
   // Returns the grammar. Returns INVALID_ARGUMENT with the reason if it was rejected or exceeds
@@ -106,7 +106,7 @@ class GrammarText {
   std::string refused_;
   Rule num_rules_ = 0;
   CodePoints omitted_;
-  std::map<std::pair<bool, std::string>, Expression> kept_;
+  std::map<std::pair<bool, std::string>, Expression> cached_;
   std::map<std::string, Expression, std::less<>> shared_;
 };
 

@@ -16,8 +16,8 @@ namespace quire::engine {
 
 MaskPool::MaskPool(std::int32_t num_threads, const Clock* clock,
                    std::function<void(absl::Duration)> on_made,
-                   std::function<absl::Duration()> used)
-    : clock_(clock), on_made_(std::move(on_made)), used_(std::move(used)) {
+                   std::function<absl::Duration()> thread_time)
+    : clock_(clock), on_made_(std::move(on_made)), thread_time_(std::move(thread_time)) {
   QUIRE_CHECK(num_threads >= 1);
   for (std::int32_t i = 0; i < num_threads; ++i) {
     threads_.emplace_back([this] { Work(); });
@@ -33,7 +33,7 @@ absl::Duration MaskPool::ThreadTime() {
 MaskPool::~MaskPool() {
   {
     MutexLock lock(&mutex_);
-    stops_ = true;
+    is_stopping_ = true;
     queue_.clear();
   }
   queued_.NotifyAll();
@@ -61,14 +61,16 @@ void MaskPool::Advance(const std::shared_ptr<ChoiceMask>& choice, std::int32_t t
 
 bool MaskPool::IsDueLater(const std::shared_ptr<ChoiceMask>& a,
                           const std::shared_ptr<ChoiceMask>& b) {
-  const absl::Duration due_a = a->turn_ + a->took_, due_b = b->turn_ + b->took_;
+  const absl::Duration due_a = a->virtual_start_ + a->last_cost_,
+                       due_b = b->virtual_start_ + b->last_cost_;
   return due_a != due_b ? due_a > due_b : a->arrival_ > b->arrival_;
 }
 
 void MaskPool::Enqueue(std::shared_ptr<ChoiceMask> choice) {
   {
     MutexLock lock(&mutex_);
-    choice->turn_ = std::max(choice->turn_, queue_.empty() ? turn_ : queue_.front()->turn_);
+    choice->virtual_start_ = std::max(
+        choice->virtual_start_, queue_.empty() ? virtual_time_ : queue_.front()->virtual_start_);
     choice->arrival_ = arrivals_++;
     queue_.push_back(std::move(choice));
     std::ranges::push_heap(queue_, IsDueLater);
@@ -82,25 +84,25 @@ void MaskPool::Work() {
     std::shared_ptr<ChoiceMask> choice;
     {
       MutexLock lock(&mutex_);
-      while (queue_.empty() && !stops_) queued_.Wait(&mutex_);
-      if (stops_) return;
+      while (queue_.empty() && !is_stopping_) queued_.Wait(&mutex_);
+      if (is_stopping_) return;
       std::ranges::pop_heap(queue_, IsDueLater);
       choice = std::move(queue_.back());
       queue_.pop_back();
-      turn_ = choice->turn_;
+      virtual_time_ = choice->virtual_start_;
     }
     if (choice.use_count() == 1) continue;  // the request has ended
     const absl::Time start = clock_->Now();
-    const absl::Duration used = used_();
+    const absl::Duration used = thread_time_();
     choice->status_ = Make(*choice);
     // Without a mask no token is allowed, and status() has the error.
     if (!choice->status_.ok()) std::ranges::fill(choice->words_, 0u);
     if (on_made_) on_made_(clock_->Now() - start);
-    const absl::Duration took = used_() - used;
+    const absl::Duration took = thread_time_() - used;
     {
       MutexLock lock(&mutex_);
-      choice->turn_ += took;
-      choice->took_ = took;
+      choice->virtual_start_ += took;
+      choice->last_cost_ = took;
       choice->ready_.store(true, std::memory_order_release);
     }
     made_.NotifyAll();
@@ -135,7 +137,6 @@ void MaskPool::PenaliseRepeats(ChoiceMask& choice) {
   if (rules.repeats == nullptr) return;
   if (choice.repeats_ == nullptr) {
     choice.repeats_ = std::make_shared<RepeatPenalty>(*rules.repeats);
-    choice.repeats_->Reserve(/*num_tokens=*/256);  // so that short answers allocate no memory
   } else {
     choice.repeats_->Append(choice.token_);
   }

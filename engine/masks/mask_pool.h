@@ -71,23 +71,23 @@ class ChoiceMask {
   MaskSummary summary_;
   absl::Status status_;
   std::atomic<bool> ready_{false};
-  // The position in the queue, guarded by the mutex of the queue. `turn_` grows by the time that
-  // the masks take. When a choice is queued, its turn is raised to that of the first choice in the
-  // queue, so that idle time gives no advantage.
-  absl::Duration turn_ = absl::ZeroDuration();
+  // The position in the queue, guarded by the mutex of the queue. `virtual_start_` grows by
+  // the time that the masks take. When a choice is queued, its virtual start is raised to that of
+  // the first choice in the queue, so that idle time gives no advantage.
+  absl::Duration virtual_start_ = absl::ZeroDuration();
   // The time that the last mask took, used as the estimate for the next one.
-  absl::Duration took_ = absl::ZeroDuration();
+  absl::Duration last_cost_ = absl::ZeroDuration();
   std::uint64_t arrival_ = 0;  // orders choices that are due at the same time
 };
 
 class MaskPool {
  public:
   // Mask threads call `on_made` with the wall time of each mask. The clock outlives the pool.
-  // `used` returns the processor time of the calling thread, so that a choice is not charged for
-  // other work of the machine. REQUIRES: num_threads >= 1.
+  // `thread_time` returns the processor time of the calling thread, so that a choice is not charged
+  // for other work of the machine. REQUIRES: num_threads >= 1.
   MaskPool(std::int32_t num_threads, const Clock* clock,
            std::function<void(absl::Duration)> on_made,
-           std::function<absl::Duration()> used = ThreadTime);
+           std::function<absl::Duration()> thread_time = ThreadTime);
   // Returns the processor time that the calling thread has used.
   static absl::Duration ThreadTime();
   ~MaskPool();
@@ -120,15 +120,15 @@ class MaskPool {
 
   const Clock* const clock_;
   const std::function<void(absl::Duration)> on_made_;
-  const std::function<absl::Duration()> used_;
+  const std::function<absl::Duration()> thread_time_;
   mutable Mutex mutex_;
   CondVar queued_;
   CondVar made_;
   std::vector<std::shared_ptr<ChoiceMask>> queue_ ABSL_GUARDED_BY(mutex_);  // a heap
-  // The turn of the choice that was last taken from the queue.
-  absl::Duration turn_ ABSL_GUARDED_BY(mutex_) = absl::ZeroDuration();
+  // The virtual start of the choice that was last taken from the queue.
+  absl::Duration virtual_time_ ABSL_GUARDED_BY(mutex_) = absl::ZeroDuration();
   std::uint64_t arrivals_ ABSL_GUARDED_BY(mutex_) = 0;
-  bool stops_ ABSL_GUARDED_BY(mutex_) = false;
+  bool is_stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_;
 };
 

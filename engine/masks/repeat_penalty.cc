@@ -74,14 +74,6 @@ void RepeatPenalty::MatchPrompt() {
   for (std::uint32_t& length : matches_) length = std::min(length, most);
 }
 
-void RepeatPenalty::Reserve(std::size_t num_tokens) {
-  tokens_.reserve(tokens_.size() + num_tokens);
-  previous_.reserve(previous_.size() + num_tokens);
-  matches_.reserve(matches_.size() + num_tokens);
-  latest_.reserve(latest_.size() + num_tokens);
-  longest_.reserve(num_tokens);
-}
-
 void RepeatPenalty::Append(std::int32_t token) {
   const std::size_t place = tokens_.size();
   if (Breaks(token, &node_)) {
@@ -119,19 +111,19 @@ std::span<const kernels::LogitBias> RepeatPenalty::Penalties() {
     token = next;
     longest = longest_for_next;
   }
-  std::vector<std::pair<std::uint32_t, std::int32_t>> kept;  // length, token
+  kept_.clear();
   for (const auto& [next, length] : longest_) {
     std::int32_t node = node_;
-    if (!Breaks(next, &node)) kept.emplace_back(length, next);
+    if (!Breaks(next, &node)) kept_.emplace_back(length, next);
   }
-  if (kept.size() > kMaxDryTokens) {
+  if (kept_.size() > kMaxDryTokens) {
     const auto comes_first = [](const auto& a, const auto& b) {
       return a.first != b.first ? a.first > b.first : a.second < b.second;
     };
-    std::ranges::nth_element(kept, kept.begin() + kMaxDryTokens, comes_first);
-    kept.resize(kMaxDryTokens);
+    std::ranges::nth_element(kept_, kept_.begin() + kMaxDryTokens, comes_first);
+    kept_.resize(kMaxDryTokens);
   }
-  for (const auto& [length, next] : kept) {
+  for (const auto& [length, next] : kept_) {
     const double exponent = static_cast<double>(length - allowed);
     const double penalty = params.multiplier * std::pow(double{params.base}, exponent);
     penalties_.push_back({next, -static_cast<float>(std::min(penalty, double{kMaxPenalty}))});

@@ -20,6 +20,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -40,8 +41,6 @@ class RepeatPenalty {
   RepeatPenalty(const DryParams& params, std::shared_ptr<const TokenTexts> texts,
                 std::span<const std::int32_t> prompt);
 
-  // Reserves memory for that many further tokens.
-  void Reserve(std::size_t num_tokens);
   // Appends `token` to the output.
   void Append(std::int32_t token);
   // Returns the penalties of the next token as negative biases, ordered by id and with unique ids.
@@ -81,6 +80,7 @@ class RepeatPenalty {
   // unbroken_, of the match that ends there. Undefined for other positions.
   std::vector<std::uint32_t> matches_;
   absl::flat_hash_map<std::int32_t, std::uint32_t> longest_;  // scratch of Penalties
+  std::vector<std::pair<std::uint32_t, std::int32_t>> kept_;  // scratch of Penalties: length, token
   std::vector<kernels::LogitBias> penalties_;
 };
 

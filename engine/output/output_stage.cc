@@ -34,7 +34,7 @@ OutputStage::OutputStage(const OutputStageOptions& options, const text::Tokenize
       table_(table),
       probe_(probe),
       inbox_(std::move(inbox)),
-      half_(options.ring_items / 2),
+      half_capacity_(options.ring_items / 2),
       stream_queue_tokens_(options.stream_queue_tokens),
       id_key_(options.id_key) {
   for (std::int32_t i = 0; i < options.num_workers; ++i) {
@@ -50,7 +50,7 @@ OutputStage::~OutputStage() {
 void OutputStage::Reserve(std::size_t ring_items) {
   for (const auto& ring : rings_) ring->queue.Reserve(ring_items);
   // After the rings have grown, because the engine may fill them up to this.
-  half_.store(rings_.front()->queue.capacity() / 2);
+  half_capacity_.store(rings_.front()->queue.capacity() / 2);
 }
 
 void OutputStage::Push(std::vector<OutputItem>* items) {
@@ -63,10 +63,6 @@ void OutputStage::Push(std::vector<OutputItem>* items) {
     }
   }
   items->clear();
-  RetryOverflow();
-}
-
-void OutputStage::RetryOverflow() {
   for (const auto& ring : rings_) {
     PushOverflow(*ring);
     if (ring->overflow.empty()) continue;
@@ -90,7 +86,7 @@ bool OutputStage::IsDone(Ring& ring) {
 
 bool OutputStage::HasRoom(std::size_t worker) const {
   const Ring& ring = *rings_[worker];
-  return ring.overflow.empty() && ring.queue.size() < half_;
+  return ring.overflow.empty() && ring.queue.size() < half_capacity_;
 }
 
 void OutputStage::WakeWhenRoom(std::size_t worker) {
@@ -124,7 +120,7 @@ void OutputStage::Work(Ring& ring) {
     for (OutputItem& item : ring.batch) Process(ring, item);
     ring.done.fetch_add(ring.batch.size(), std::memory_order_release);
     ring.batch.clear();
-    if (ring.engine_waits.load() && ring.queue.size() < half_) {
+    if (ring.engine_waits.load() && ring.queue.size() < half_capacity_) {
       ring.engine_waits.store(false);
       inbox_->Wake();
     }
@@ -179,12 +175,9 @@ void OutputStage::MakeEvents(Ring& ring, OutputItem& item) {
 // Frees the id before the end becomes visible to the client.
 void OutputStage::FinishStream(Ring& ring, OutputItem& item) {
   AcceptedRequest& request = *item.request;
-  Usage usage = {.prompt_tokens = request.progress.prompt_tokens.load(std::memory_order_relaxed)};
-  const auto state = ring.states.find(request.arrival);
-  if (state != ring.states.end()) {
-    usage = state->second->TotalUsage();
-    ring.states.erase(state);
-  }
+  const auto state = ring.states.find(request.arrival);  // made by MakeEvents
+  const Usage usage = state->second->TotalUsage();
+  ring.states.erase(state);
   table_->Remove(request);
   request.stream->Finish(std::move(item.status), usage);
 }

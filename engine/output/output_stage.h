@@ -47,11 +47,8 @@ class OutputStage {
   // Raises the capacity of every ring to at least `ring_items`.
   void Reserve(std::size_t ring_items);
   // Hands the items to their workers and leaves the vector empty. If items overflow, the engine is
-  // woken when their worker has room, and has to call RetryOverflow.
+  // woken when their worker has room, and has to call Push again, with or without new items.
   void Push(std::vector<OutputItem>* items);
-  // Hands over items that overflowed, as far as their rings have room. If some are left, the engine
-  // is woken as after Push.
-  void RetryOverflow();
   // Returns whether the engine may make items for requests of this worker.
   bool HasRoom(std::size_t worker) const;
   // Wakes the engine as soon as the worker has room.
@@ -76,7 +73,7 @@ class OutputStage {
   RequestTable* const table_;
   EngineProbe* const probe_;
   const std::shared_ptr<Inbox> inbox_;
-  std::atomic<std::size_t> half_;  // half the capacity of a ring
+  std::atomic<std::size_t> half_capacity_;  // of a ring, in items
   const std::int32_t stream_queue_tokens_;
   const HashKey id_key_;
   std::vector<std::unique_ptr<Ring>> rings_;

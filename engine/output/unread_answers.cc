@@ -27,7 +27,7 @@ void UnreadAnswers::Add(const AcceptedRequest& request, absl::Time now) {
                       .arrival = request.arrival,
                       .id = request.request.id,
                       .tenant = request.request.tenant,
-                      .looked_at = now,
+                      .checked_at = now,
                       .taken = taken});
   by_arrival_[request.arrival] = std::prev(answers_.end());
   ++by_tenant_[request.request.tenant];
@@ -61,9 +61,9 @@ int UnreadAnswers::Expire(absl::Time now, absl::Duration timeout) {
   std::vector<Answer> silent;
   {
     MutexLock lock(&mutex_);
-    for (int looks = 0; looks < kMaxLooks && !answers_.empty(); ++looks) {
+    for (int looks = 0; looks < kMaxChecks && !answers_.empty(); ++looks) {
       Answer& answer = answers_.front();
-      if (answer.looked_at + timeout > now) break;
+      if (answer.checked_at + timeout > now) break;
       const std::uint64_t taken = answer.stream->num_taken();
       if (taken == answer.taken && answer.stream->is_complete()) {
         silent.push_back(answer);
@@ -71,7 +71,7 @@ int UnreadAnswers::Expire(absl::Time now, absl::Duration timeout) {
         continue;
       }
       answer.taken = taken;
-      answer.looked_at = now;
+      answer.checked_at = now;
       answers_.splice(answers_.end(), answers_, answers_.begin());
     }
   }
@@ -85,7 +85,7 @@ int UnreadAnswers::Expire(absl::Time now, absl::Duration timeout) {
 
 absl::Time UnreadAnswers::NextExpiry(absl::Duration timeout) const {
   MutexLock lock(&mutex_);
-  return answers_.empty() ? absl::InfiniteFuture() : answers_.front().looked_at + timeout;
+  return answers_.empty() ? absl::InfiniteFuture() : answers_.front().checked_at + timeout;
 }
 
 }  // namespace quire::engine

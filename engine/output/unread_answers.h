@@ -29,7 +29,7 @@ namespace quire::engine {
 
 class UnreadAnswers {
  public:
-  static constexpr int kMaxLooks = 16;
+  static constexpr int kMaxChecks = 16;
 
   // Adds the answer of a request that has ended. REQUIRES: the stream is not finished yet, so the
   // reader cannot have read it to the end.
@@ -39,7 +39,7 @@ class UnreadAnswers {
   UnreadCounts CountsOf(const std::string& tenant) const;
   // Ends the answers of which nothing was taken between two checks at least `timeout` apart.
   // Returns their number. A reader that takes something thus has one to two timeouts for the next
-  // read. Each call checks at most kMaxLooks answers, because a step waits for this call. The next
+  // read. Each call checks at most kMaxChecks answers, because a step waits for this call. The next
   // call continues.
   int Expire(absl::Time now, absl::Duration timeout);
   // Returns the time at which Expire next has something to check.
@@ -50,14 +50,14 @@ class UnreadAnswers {
     std::shared_ptr<TokenStream> stream;
     std::uint64_t arrival = 0;
     std::string id, tenant;
-    absl::Time looked_at;
-    std::uint64_t taken = 0;  // num_taken() of the stream at looked_at
+    absl::Time checked_at;
+    std::uint64_t taken = 0;  // num_taken() of the stream at checked_at
   };
 
   void RemoveLocked(std::list<Answer>::iterator answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   mutable Mutex mutex_;
-  std::list<Answer> answers_ ABSL_GUARDED_BY(mutex_);  // by looked_at
+  std::list<Answer> answers_ ABSL_GUARDED_BY(mutex_);  // by checked_at
   std::map<std::uint64_t, std::list<Answer>::iterator> by_arrival_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, std::int32_t> by_tenant_ ABSL_GUARDED_BY(mutex_);  // only counts above 0
   // The size of answers_. The engine's steps read it without a lock, so they skip this class

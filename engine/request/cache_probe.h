@@ -4,7 +4,7 @@
 //
 // Place:      part of EngineProbe.
 // Invariants: page states add up to all pages; cached prompt tokens move together with the hits.
-// Threads:    every method from any thread; lock-free.
+// Threads:    one; lock-free. Scrapes read the metrics at the same time.
 // Lifetime:   the registry outlives it.
 
 #include <array>
@@ -30,7 +30,7 @@ class CacheProbe {
   // The first admission of a request: `prompt_tokens` were looked up (0: not asked), and
   // `cached_tokens` of them found.
   void PrefixLookup(std::int32_t prompt_tokens, std::int32_t cached_tokens);
-  // Shows the pages. Pages evicted since the last call count under `since_last`. From one thread.
+  // Shows the pages. Pages evicted since the last call count under `since_last`.
   void Show(const cache::CacheStats& stats, EvictionCause since_last);
 
  private:

@@ -53,9 +53,9 @@ absl::Status CheckOptions(const EngineOptions& options, std::uint32_t page_token
   if (options.max_queued_requests < 1) {
     return too_small("limits.max_queued_requests", options.max_queued_requests, 1);
   }
-  if (options.vocab_size > kGeneratedMark) {
+  if (options.vocab_size > kGeneratedTag) {
     return absl::InvalidArgumentError(absl::StrCat("the vocabulary has ", options.vocab_size,
-                                                   " tokens, the limit is ", kGeneratedMark));
+                                                   " tokens, the limit is ", kGeneratedTag));
   }
   for (const std::int32_t token : options.eos_token_ids) {
     if (token >= 0 && token < options.vocab_size) continue;

@@ -26,7 +26,7 @@ class ConstraintCompiler;
 
 // Larger than every token id. It replaces generated tokens in prefix keys if prompts must not reuse
 // their pages.
-inline constexpr std::int32_t kGeneratedMark = 1 << 30;
+inline constexpr std::int32_t kGeneratedTag = 1 << 30;
 
 enum class AdmissionMode : std::uint8_t { kSafe, kOvercommit };
 
@@ -39,7 +39,7 @@ struct HotOptions {
   // While rows decode, prompts are added to a step only while its expected time is below this
   // target. If absent, there is no target, unless auto_step_time_target is set. The target is then
   // 3 times the expected time of the decoding rows alone, or 4 times if there are more than half as
-  // many prompts as rows, and lies between 20 ms (5 ms with several tenants) and 500 ms. For steps
+  // many prompts as rows, and lies between 20 ms (1 ms with several tenants) and 500 ms. For steps
   // with only prompts, the automatic target is 16 times the expected time of one row, between 5 and
   // 500 ms.
   std::optional<absl::Duration> step_time_target;

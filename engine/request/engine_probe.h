@@ -6,7 +6,7 @@
 //             scrapes of the registry.
 // Invariants: those of its parts. Computed and cached prompt tokens move together with the hit
 //             counters.
-// Threads:    every method of the parts from any thread; lock-free.
+// Threads:    the header of each part states them.
 // Lifetime:   the registry outlives it.
 
 #include <cstdint>

@@ -5,7 +5,8 @@
 //
 // Place:      part of EngineProbe.
 // Invariants: accepted = completed + failed + cancelled + running + waiting.
-// Threads:    every method from any thread; lock-free.
+// Threads:    every method from any thread. Rejected and Failed lock the registry, because they may
+//             add a series; the other methods are lock-free.
 // Lifetime:   the registry outlives it.
 
 #include <array>

@@ -40,13 +40,13 @@ struct TenantRequests {
   std::int32_t running = 0;  // the admitted ones among them
   std::int32_t max_running = std::numeric_limits<std::int32_t>::max();
   // Sequence number of the tenant's last start, or of its arrival; unique among the tenants.
-  std::uint64_t turn = 0;
+  std::uint64_t last_start = 0;
   std::uint32_t num_prompts = 0;  // prompts counted so far while the prompts of a step are ordered
 
   bool may_start() const { return running < max_running; }
   // The tenant with the smallest value comes first: the one with the fewest running requests, then
-  // the one whose turn is longest ago. Parameters of requests do not affect it.
-  std::pair<std::int32_t, std::uint64_t> order() const { return {running, turn}; }
+  // the one whose last start is longest ago. Parameters of requests do not affect it.
+  std::pair<std::int32_t, std::uint64_t> order() const { return {running, last_start}; }
 };
 
 }  // namespace quire::engine

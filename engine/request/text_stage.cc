@@ -437,7 +437,7 @@ void TextStage::AwaitConstraint(const std::shared_ptr<AcceptedRequest>& accepted
                                 std::unique_ptr<PreparedPrompt> prompt) {
   RequestState preparing = RequestState::kPreparing;
   accepted->progress.state.compare_exchange_strong(preparing, RequestState::kQueued);
-  // std::function copies its target, so the prompt is shared until one of the two paths posts it.
+  // std::function copies its target, so the signal is shared until the compiler has called `done`.
   const auto waiting = std::make_shared<Signal>(
       Signal{.kind = Signal::Kind::kPrepared, .request = accepted, .prompt = std::move(prompt)});
   const auto done = [inbox = inbox_, vocab_size = options_.vocab_size,
@@ -451,14 +451,9 @@ void TextStage::AwaitConstraint(const std::shared_ptr<AcceptedRequest>& accepted
     if (waiting->status.ok()) waiting->prompt->mask_rules.constraint = *std::move(constraint);
     inbox->Post(std::move(*waiting));
   };
-  const absl::StatusOr<ConstraintCompiler::Ticket> ticket = options_.constraints->Compile(
+  const ConstraintCompiler::Ticket ticket = options_.constraints->Compile(
       ResolveConstraint(*accepted->request.constraint, *waiting->prompt), done);
-  if (ticket.ok()) {
-    accepted->compile_ticket.store(*ticket, std::memory_order_release);
-  } else {
-    waiting->status = ticket.status();
-    inbox_->Post(std::move(*waiting));
-  }
+  accepted->compile_ticket.store(ticket, std::memory_order_release);
 }
 
 void TextStage::Work() {

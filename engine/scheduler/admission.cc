@@ -80,7 +80,7 @@ bool Admission::AdmitBefore(const Sequence* next, absl::Time now) {
     const auto preempted = std::ranges::find_if(
         rows_->preempted(), [](const Sequence* sequence) { return !sequence->is_stalled; });
     const bool is_new = preempted == rows_->preempted().end();
-    ScheduledRequest* const request = is_new ? waiting_.Best(now) : (*preempted)->request;
+    ScheduledRequest* const request = is_new ? waiting_.Head(now) : (*preempted)->request;
     if (request == nullptr) return false;
     const PromptRank candidate =
         is_new ? PromptRank{waiting_.LevelOf(request), LengthClass(request->uncached_tokens)}
@@ -156,7 +156,7 @@ Admission::Result Admission::TryAdmit(Sequence& sequence) {
 
 void Admission::Start(Sequence& sequence, const cache::PrefixMatch& match) {
   ScheduledRequest& request = *sequence.request;
-  if (sequence.admission == 0) sequence.admission = next_admission_++;
+  if (sequence.admission_number == 0) sequence.admission_number = next_admission_++;
   rows_->Start(sequence, match);
   if (request.was_scheduled) return;
   request.was_scheduled = true;
@@ -178,7 +178,7 @@ bool Admission::TakePages(Sequence& sequence, const cache::PrefixMatch& match,
   if (!cache_->Attach(*sequence.row, match, request.prompt.root).ok()) return false;
   cache_->SetPublish(*sequence.row, !request.request.cache.skip_write);
   const std::uint32_t end = match.num_tokens + chunk;
-  if (!FitsBesides(sequence) || !cache_->Reserve(*sequence.row, sequence.total(), end).ok() ||
+  if (!FitsWithGrowth(sequence) || !cache_->Reserve(*sequence.row, sequence.total(), end).ok() ||
       draft_->fork_pages() + draft_->ForkPages(sequence, end) > cache_->available_pages()) {
     cache_->Free(*sequence.row);
     return false;
@@ -188,7 +188,7 @@ bool Admission::TakePages(Sequence& sequence, const cache::PrefixMatch& match,
 }
 
 // Overcommit: one page more than the tokens need must be available, if the sequence can grow.
-bool Admission::FitsBesides(const Sequence& sequence) const {
+bool Admission::FitsWithGrowth(const Sequence& sequence) const {
   if (mode_ == AdmissionMode::kSafe) return true;
   const std::uint32_t pages = cache_->demand().PagesFor(sequence.total());
   const std::uint32_t missing = pages - std::min(pages, cache_->num_pages(*sequence.row));

@@ -95,7 +95,7 @@ class Admission {
   Result TryAdmit(Sequence& sequence);
   void Start(Sequence& sequence, const cache::PrefixMatch& match);
   bool TakePages(Sequence& sequence, const cache::PrefixMatch& match, std::uint32_t chunk);
-  bool FitsBesides(const Sequence& sequence) const;
+  bool FitsWithGrowth(const Sequence& sequence) const;
   absl::Status CheckReservations() const;
 
   const AdmissionMode mode_;

@@ -16,7 +16,7 @@ std::uint32_t NextTokens(const Sequence& sequence) {
 // The prompt is computed or in flight, and the next token is not the last one.
 bool CanDecode(const Sequence& sequence) {
   if (sequence.state() != SequenceState::kDecode && sequence.samples_in_flight == 0) return false;
-  return sequence.active() && NextTokens(sequence) > 0 &&
+  return sequence.active() && NextTokens(sequence) == 1 &&
          sequence.output_tokens() + static_cast<std::int32_t>(sequence.samples_in_flight) <
              sequence.request->prompt.max_tokens;
 }
@@ -27,6 +27,12 @@ bool NeedsOutcome(const Sequence& sequence) {
 }
 
 }  // namespace
+
+DecodePlanner::DecodePlanner(std::uint32_t page_size, RowPool* rows, StepDraft* draft)
+    : page_size_(page_size), rows_(rows), draft_(draft) {
+  selected_.reserve(rows_->num_rows());
+  ready_.reserve(rows_->num_rows());
+}
 
 bool DecodePlanner::Select() {
   selected_.clear();
@@ -40,7 +46,7 @@ bool DecodePlanner::Select() {
     needs_outcome |= NeedsOutcome(*sequence);
     if (!CanDecode(*sequence)) continue;
     if (!sequence->is_stalled) selected_.push_back(sequence);
-    has_waiting_stream_ |= sequence->request->full_since == absl::InfiniteFuture();
+    has_waiting_stream_ |= sequence->request->client_stalled_since == absl::InfiniteFuture();
   }
   return !needs_outcome;
 }

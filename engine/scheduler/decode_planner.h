@@ -23,8 +23,7 @@ namespace quire::engine {
 
 class DecodePlanner {
  public:
-  DecodePlanner(std::uint32_t page_size, RowPool* rows, StepDraft* draft)
-      : page_size_(page_size), rows_(rows), draft_(draft) {}
+  DecodePlanner(std::uint32_t page_size, RowPool* rows, StepDraft* draft);
 
   // Finds the rows that can decode. Returns false if the step in flight must be collected first:
   // the choices of a request part with its sample, and no page may be missing then.

@@ -26,11 +26,11 @@ Sequence* ChooseVictim(std::span<Sequence* const> running, std::uint32_t page_si
   auto rank = [&](const Sequence& sequence) {
     const ScheduledRequest& request = *sequence.request;
     return std::tuple(frees_pages(sequence), !IsSpared(sequence, page_size, max_preemptions),
-                      sequence.is_stalled, request.of_tenant->order(), request.request.priority,
-                      sequence.admission);
+                      sequence.is_stalled, request.tenant_requests->order(),
+                      request.request.priority, sequence.admission_number);
   };
   for (Sequence* sequence : running) {
-    if (sequence == exempt || !sequence->active() || sequence->pages == 0) continue;
+    if (sequence == exempt || !sequence->active() || sequence->num_pages == 0) continue;
     if (victim == nullptr || rank(*sequence) > rank(*victim)) victim = sequence;
   }
   return victim;

@@ -13,7 +13,9 @@ PrefillPlanner::PrefillPlanner(const SchedulerPolicy& policy, const Parts& parts
       cache_(parts.cache),
       rows_(parts.rows),
       admission_(parts.admission),
-      draft_(parts.draft) {}
+      draft_(parts.draft) {
+  prompts_.reserve(rows_->num_rows());
+}
 
 bool PrefillPlanner::TakePages(bool ahead) {
   needs_outcome_ = false;
@@ -64,20 +66,20 @@ void PrefillPlanner::OrderPrompts() {
               [&key](const Sequence* a, const Sequence* b) { return key(*a) < key(*b); });
   };
   sort_by([](const Sequence& sequence) {
-    return std::tuple(RankOf(sequence), sequence.admission, sequence.choice);
+    return std::tuple(RankOf(sequence), sequence.admission_number, sequence.choice);
   });
-  // With one tenant its turns change nothing.
+  // The prompts of one tenant are in order already.
   const bool has_one_tenant = std::all_of(begin, prompts_.end(), [&](const Sequence* sequence) {
-    return sequence->request->of_tenant == prompts_.back()->request->of_tenant;
+    return sequence->request->tenant_requests == prompts_.back()->request->tenant_requests;
   });
   if (has_one_tenant) return;
-  for (Sequence* sequence : prompts_) sequence->request->of_tenant->num_prompts = 0;
+  for (Sequence* sequence : prompts_) sequence->request->tenant_requests->num_prompts = 0;
   for (auto it = begin; it != prompts_.end(); ++it) {
-    (*it)->prompt_turn = (*it)->request->of_tenant->num_prompts++;
+    (*it)->tenant_prompt_index = (*it)->request->tenant_requests->num_prompts++;
   }
   sort_by([](const Sequence& sequence) {
-    return std::tuple(sequence.prompt_turn, RankOf(sequence).length_class, sequence.admission,
-                      sequence.choice);
+    return std::tuple(sequence.tenant_prompt_index, RankOf(sequence).length_class,
+                      sequence.admission_number, sequence.choice);
   });
 }
 

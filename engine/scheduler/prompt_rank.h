@@ -37,7 +37,7 @@ inline PromptRank RankOf(const Sequence& sequence) {
 inline bool ComesBefore(const ScheduledRequest& request, const PromptRank& rank,
                         const Sequence& sequence) {
   const PromptRank other = RankOf(sequence);
-  const bool is_same_tenant = request.of_tenant == sequence.request->of_tenant;
+  const bool is_same_tenant = request.tenant_requests == sequence.request->tenant_requests;
   return is_same_tenant ? rank < other : rank.length_class < other.length_class;
 }
 

@@ -14,7 +14,7 @@ namespace {
 
 void InsertByAdmission(std::vector<Sequence*>& list, Sequence* sequence) {
   auto before = [](const Sequence* a, const Sequence* b) {
-    return std::pair(a->admission, a->choice) < std::pair(b->admission, b->choice);
+    return std::pair(a->admission_number, a->choice) < std::pair(b->admission_number, b->choice);
   };
   list.insert(std::upper_bound(list.begin(), list.end(), sequence, before), sequence);
 }
@@ -45,9 +45,9 @@ void RefreshState(ScheduledRequest& request) {
 
 void SetPages(Sequence& sequence, std::uint32_t pages) {
   sequence.request->progress().pages.fetch_add(
-      static_cast<std::int32_t>(pages) - static_cast<std::int32_t>(sequence.pages),
+      static_cast<std::int32_t>(pages) - static_cast<std::int32_t>(sequence.num_pages),
       std::memory_order_relaxed);
-  sequence.pages = pages;
+  sequence.num_pages = pages;
 }
 
 RowPool::RowPool(const EngineOptions& options, const SchedulerPolicy& policy,
@@ -89,7 +89,7 @@ void RowPool::Start(Sequence& sequence, const cache::PrefixMatch& match) {
   for (std::size_t i = 1; !request.forked && i < request.sequences.size(); ++i) {
     Sequence& sibling = *request.sequences[i];
     TakeRow(sibling);
-    sibling.admission = sequence.admission;
+    sibling.admission_number = sequence.admission_number;
     Enter(sibling, SequenceState::kWaiting, WaitCause::kFirstChoice);
     InsertByAdmission(running_, &sibling);
   }
@@ -120,9 +120,9 @@ GrowResult RowPool::Grow(Sequence& sequence, std::uint32_t tokens, bool ahead,
 }
 
 // The last page stays findable too, unless the copy that fills it has not run yet.
-void RowPool::GivePagesBack(Sequence& sequence) {
+void RowPool::FreePages(Sequence& sequence) {
   const ScheduledRequest& request = *sequence.request;
-  sequence.proven = cache_->proven_tokens(*sequence.row);
+  sequence.proven_tokens = cache_->proven_tokens(*sequence.row);
   if (request.request.cache.skip_write || steps_->HasPendingCopy(request)) {
     cache_->Free(*sequence.row);
   } else {
@@ -135,7 +135,7 @@ void RowPool::GivePagesBack(Sequence& sequence) {
 void RowPool::Preempt(Sequence& sequence) {
   ScheduledRequest& request = *sequence.request;
   QUIRE_CHECK(sequence.in_flight == 0 && sequence.samples_in_flight == 0);
-  GivePagesBack(sequence);
+  FreePages(sequence);
   std::erase(running_, &sequence);
   Enter(sequence, SequenceState::kPreempted);
   sequence.computed = 0;
@@ -183,7 +183,7 @@ void RowPool::ReleaseOutsideWindow(Sequence& sequence) {
 void RowPool::Finish(Sequence& sequence) {
   QUIRE_CHECK(sequence.row.has_value() || sequence.state() == SequenceState::kPreempted);
   if (sequence.row.has_value()) {
-    GivePagesBack(sequence);
+    FreePages(sequence);
     std::erase(running_, &sequence);
   } else {
     std::erase(preempted_, &sequence);
@@ -194,9 +194,10 @@ void RowPool::Finish(Sequence& sequence) {
 
 void RowPool::Drop(Sequence& sequence, bool invalidate) {
   if (sequence.row.has_value()) {
-    sequence.proven = cache_->proven_tokens(*sequence.row);
+    sequence.proven_tokens = cache_->proven_tokens(*sequence.row);
     if (invalidate) {
-      cache_->Invalidate(*sequence.row, sequence.cache_tokens(), sequence.keys, sequence.proven);
+      cache_->Invalidate(*sequence.row, sequence.cache_tokens(), sequence.keys,
+                         sequence.proven_tokens);
     } else {
       cache_->Free(*sequence.row);
     }
@@ -239,10 +240,10 @@ absl::Status RowPool::CheckRow(const Sequence& s) const {
   const bool has_pages = !s.waits_for(WaitCause::kFirstChoice);
   // A window of one token can leave a row without pages between two steps.
   const bool may_lack_pages = !has_pages || cache_->demand().has_windows();
-  if (s.pages != cache_->num_pages(*s.row) || (s.pages > 0 && !has_pages) ||
-      (s.pages == 0 && !may_lack_pages)) {
-    return absl::InternalError(
-        absl::StrCat(name, " counts ", s.pages, " pages, its row has ", cache_->num_pages(*s.row)));
+  if (s.num_pages != cache_->num_pages(*s.row) || (s.num_pages > 0 && !has_pages) ||
+      (s.num_pages == 0 && !may_lack_pages)) {
+    return absl::InternalError(absl::StrCat(name, " counts ", s.num_pages, " pages, its row has ",
+                                            cache_->num_pages(*s.row)));
   }
   if (has_pages && s.computed >= s.total()) {
     return absl::InternalError(absl::StrCat(name, " has computed ", s.computed, " of ", s.total()));
@@ -262,7 +263,7 @@ absl::Status RowPool::CheckRow(const Sequence& s) const {
 absl::Status RowPool::CheckIntegrity() const {
   for (std::size_t i = 0; i < running_.size(); ++i) {
     QUIRE_RETURN_IF_ERROR(CheckRow(*running_[i]));
-    if (i > 0 && running_[i - 1]->admission > running_[i]->admission) {
+    if (i > 0 && running_[i - 1]->admission_number > running_[i]->admission_number) {
       return absl::InternalError(absl::StrCat("request ", running_[i]->request->request.id,
                                               " runs before an older sequence"));
     }
@@ -272,7 +273,7 @@ absl::Status RowPool::CheckIntegrity() const {
                                             " rows are free or in use, there are ", num_rows_));
   }
   for (const Sequence* s : preempted_) {
-    if (s->row.has_value() || s->pages != 0 || s->state() != SequenceState::kPreempted) {
+    if (s->row.has_value() || s->num_pages != 0 || s->state() != SequenceState::kPreempted) {
       return absl::InternalError("a preempted sequence holds a row or pages");
     }
   }

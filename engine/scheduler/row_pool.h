@@ -45,6 +45,7 @@ class RowPool {
   // In order of admission, the choices of one request in their order; with a row.
   const std::vector<Sequence*>& running() const { return running_; }
   const std::vector<Sequence*>& preempted() const { return preempted_; }  // in order of admission
+  std::size_t num_rows() const { return num_rows_; }
   std::size_t num_free() const { return free_rows_.size(); }
   std::size_t num_used() const { return num_rows_ - free_rows_.size(); }
   const TransitionCounts& transitions() const { return transitions_; }
@@ -75,7 +76,7 @@ class RowPool {
   absl::Status CheckIntegrity() const;
 
  private:
-  void GivePagesBack(Sequence& sequence);
+  void FreePages(Sequence& sequence);
   void Preempt(Sequence& sequence);
   std::int64_t CountIn(SequenceState state, WaitCause cause) const;
   absl::Status CheckRow(const Sequence& sequence) const;

@@ -62,7 +62,7 @@ struct ScheduledRequest {
   bool ended = false;
   CopySteps copy_steps;
   std::uint32_t reserved_pages = 0;
-  TenantRequests* of_tenant = nullptr;  // owned by TenantTurns; null outside the scheduler
+  TenantRequests* tenant_requests = nullptr;  // owned by TenantTurns; null outside the scheduler
   // Prompt tokens that no cache holds, counted while the request waits for its first step.
   std::uint32_t uncached_tokens = 0;
   std::int32_t cached_tokens = 0;
@@ -71,7 +71,7 @@ struct ScheduledRequest {
   std::vector<float> pooled;  // Task::kEmbed: the result of the runner
   std::int32_t live_choices = 0;
   OutputStall output_stall = OutputStall::kNone;
-  absl::Time full_since = absl::InfiniteFuture();  // start of the present kClient stall
+  absl::Time client_stalled_since = absl::InfiniteFuture();  // start of the present kClient stall
 
   RequestProgress& progress() const { return accepted->progress; }
   bool is_prepared() const { return progress().is_prepared.load(std::memory_order_relaxed); }

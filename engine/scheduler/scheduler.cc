@@ -32,9 +32,9 @@ void Scheduler::Add(ScheduledRequest* request) {
 void Scheduler::SetOutputStall(ScheduledRequest& request, OutputStall stall, absl::Time now) {
   request.output_stall = stall;
   if (stall != OutputStall::kClient) {
-    request.full_since = absl::InfiniteFuture();
-  } else if (request.full_since == absl::InfiniteFuture()) {
-    request.full_since = now;
+    request.client_stalled_since = absl::InfiniteFuture();
+  } else if (request.client_stalled_since == absl::InfiniteFuture()) {
+    request.client_stalled_since = now;
   }
 }
 
@@ -98,7 +98,7 @@ void Scheduler::Remove(ScheduledRequest& request, bool invalidate) {
 
 bool Scheduler::awaits_step() const {
   const auto is_read = [](const Sequence* sequence) {
-    return sequence->request->full_since == absl::InfiniteFuture();
+    return sequence->request->client_stalled_since == absl::InfiniteFuture();
   };
   if (!running().empty()) return std::ranges::any_of(running(), is_read);
   return admission_.AnyMayStart() || std::ranges::any_of(preempted(), is_read);

@@ -58,8 +58,8 @@ class Scheduler {
 
   // A request that is prepared and fits the pool begins to wait. REQUIRES: its sequences are made.
   void Add(ScheduledRequest* request);
-  // Reports how the output of a request with rows is stalled. The next plan leaves it out unless
-  // `stall` is kNone.
+  // Reports how the output of a running or preempted request is stalled. Plans leave its sequences
+  // out until a later call reports kNone.
   void SetOutputStall(ScheduledRequest& request, OutputStall stall, absl::Time now);
   // Reports whether an output worker has no room for further items.
   void SetWorkerStalled(std::size_t worker, bool is_stalled) {

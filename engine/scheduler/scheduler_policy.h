@@ -16,19 +16,19 @@ namespace quire::engine {
 struct SchedulerPolicy {
   // The automatic step-time target of a step that a stream waits for: this many times the expected
   // time of its decode rows alone.
-  int target_steps = 3;
+  int target_factor = 3;
   // The same while the prompts are more than half as many as the decode rows. Rows that start
   // sooner share the reading of the weights.
-  int target_steps_with_many_prompts = 4;
+  int target_factor_with_many_prompts = 4;
   // The automatic target of a step that no stream waits for: this many times the expected time of
   // one decode row. Reading the weights again then takes at most this fraction of the time.
-  int target_steps_of_prompts_alone = 16;
+  int target_factor_prefill_only = 16;
   absl::Duration min_target = absl::Milliseconds(20);
   absl::Duration max_target = absl::Milliseconds(500);
-  absl::Duration min_target_of_prompts_alone = absl::Milliseconds(5);
+  absl::Duration min_target_prefill_only = absl::Milliseconds(5);
   // The minimum while several tenants have requests: the prompts of one tenant should not delay the
   // streams of another.
-  absl::Duration min_target_of_tenants = absl::Milliseconds(1);
+  absl::Duration min_target_several_tenants = absl::Milliseconds(1);
   // Two tenants count as concurrent for this long after both had requests. The next request of the
   // second tenant is expected to arrive within a step that was planned without it.
   absl::Duration tenant_return_time = absl::Seconds(10);

@@ -8,12 +8,11 @@
 // With nothing in flight, computed = launched() < tokens.size() = known(): the last token is not
 // computed yet. An overlapped step computes a token that the host does not know yet.
 //
-// A sequence in kDecode has exactly one token to compute; one in kPrefill has more, or has just
-// been admitted. After a preemption, computed is 0 or what the cache still holds, and high_water
-// keeps the earlier value, so that recomputed tokens are counted separately.
+// A sequence in kDecode has exactly one token to compute, one in kPrefill at least one. After a
+// preemption, computed is 0 or what the cache still holds, and high_water keeps the earlier value,
+// so that recomputed tokens are counted separately.
 //
-// Place:      part of its ScheduledRequest; written by Scheduler, BatchBuilder, StepCollector and
-//             MaskGate.
+// Place:      part of its ScheduledRequest; written by the parts of Scheduler and of EngineCore.
 // Invariants: computed <= high_water or computed > every earlier value; computed < tokens.size();
 //             row is set exactly in kPrefill, kDecode and while it waits for the first choice.
 // Threads:    engine thread only.
@@ -99,11 +98,12 @@ struct Sequence {
   std::uint32_t samples_in_flight = 0;  // tokens that they sample
   std::uint32_t sample_index = 0;       // of the last one, in its step
   // CacheManager::proven_tokens of its row when the row was released.
-  std::uint32_t proven = 0;
-  std::uint32_t high_water = 0;   // greatest computed so far; the parent's for a fork
-  std::uint32_t pages = 0;        // CacheManager::pages_of its row
-  std::uint64_t admission = 0;    // number of the first admission; smaller is older
-  std::uint32_t prompt_turn = 0;  // among its tenant's prompts, in the step that is planned
+  std::uint32_t proven_tokens = 0;
+  std::uint32_t high_water = 0;        // greatest computed so far; the parent's for a fork
+  std::uint32_t num_pages = 0;         // CacheManager::num_pages of its row
+  std::uint64_t admission_number = 0;  // of the first admission; a smaller one is older
+  // Index among the prompts of its tenant, in the step that is planned.
+  std::uint32_t tenant_prompt_index = 0;
   std::int32_t preemptions = 0;
   std::int32_t recomputed_tokens = 0;
   // Its output is stalled or its mask is late: it is left out of steps and keeps its pages.
@@ -115,20 +115,20 @@ struct Sequence {
   bool invalidated = false;  // kFinished because of its logits
 
   // Without EngineOptions::share_generated_pages, the cache gets these instead of `tokens`:
-  // generated tokens carry kGeneratedMark. So page keys, comparisons of tokens and partial matches
+  // generated tokens carry kGeneratedTag. So page keys, comparisons of tokens and partial matches
   // distinguish the classes, and the cache needs to know nothing of them. Empty otherwise.
-  std::vector<std::int32_t> marked_tokens;
+  std::vector<std::int32_t> tagged_tokens;
 
-  std::shared_ptr<ChoiceMask> mask;  // null unless the choice is constrained and has started
+  std::shared_ptr<ChoiceMask> mask;  // null unless its request has MaskRules and has started
 
   TokenHistory history;  // counts of `tokens` if a penalty needs them; else empty
 
   const std::vector<std::int32_t>& cache_tokens() const {
-    return marked_tokens.empty() ? tokens : marked_tokens;
+    return tagged_tokens.empty() ? tokens : tagged_tokens;
   }
   void Append(std::int32_t token) {
     tokens.push_back(token);
-    if (!marked_tokens.empty()) marked_tokens.push_back(token | kGeneratedMark);
+    if (!tagged_tokens.empty()) tagged_tokens.push_back(token | kGeneratedTag);
   }
   std::uint32_t total() const { return static_cast<std::uint32_t>(tokens.size()); }
   std::uint32_t launched() const { return computed + in_flight; }

@@ -14,15 +14,15 @@ absl::Duration StepTimeTarget::Choose(const HotOptions& options, const StepLoad&
     StepWork row;
     row.AddDecode(/*stored=*/0);
     if (!model_->Knows(row)) return absl::InfiniteDuration();
-    return std::clamp(policy_.target_steps_of_prompts_alone * model_->Predict(row),
-                      policy_.min_target_of_prompts_alone, policy_.max_target);
+    return std::clamp(policy_.target_factor_prefill_only * model_->Predict(row),
+                      policy_.min_target_prefill_only, policy_.max_target);
   }
   const bool has_many_prompts = 2 * load.num_prompts > load.num_decodes;
   const int steps =
-      has_many_prompts ? policy_.target_steps_with_many_prompts : policy_.target_steps;
+      has_many_prompts ? policy_.target_factor_with_many_prompts : policy_.target_factor;
   const bool is_shared = now < shared_until_;
   return std::clamp(steps * model_->Predict(load.decodes),
-                    is_shared ? policy_.min_target_of_tenants : policy_.min_target,
+                    is_shared ? policy_.min_target_several_tenants : policy_.min_target,
                     policy_.max_target);
 }
 

@@ -23,21 +23,21 @@ void TenantTurns::Join(ScheduledRequest& request) {
   const auto [entry, is_new] = tenants_.try_emplace(tenant);
   if (is_new) {
     entry->second.max_running = MaxRunning(tenant);
-    entry->second.turn = next_turn_++;
+    entry->second.last_start = next_start_++;
   }
-  request.of_tenant = &entry->second;
+  request.tenant_requests = &entry->second;
   ++entry->second.live;
 }
 
 void TenantTurns::Start(ScheduledRequest& request) {
-  ++request.of_tenant->running;
-  request.of_tenant->turn = next_turn_++;
+  ++request.tenant_requests->running;
+  request.tenant_requests->last_start = next_start_++;
 }
 
 void TenantTurns::Leave(ScheduledRequest& request) {
-  if (request.of_tenant == nullptr) return;
-  TenantRequests& requests = *request.of_tenant;
-  request.of_tenant = nullptr;
+  if (request.tenant_requests == nullptr) return;
+  TenantRequests& requests = *request.tenant_requests;
+  request.tenant_requests = nullptr;
   --requests.live;
   if (request.was_scheduled) --requests.running;
   QUIRE_CHECK(requests.running >= 0 && requests.running <= requests.live);

@@ -4,15 +4,16 @@
 //
 // Place:      part of Admission.
 // Invariants: CheckIntegrity(). A tenant is here while it has a live request; no two tenants have
-//             the same turn.
+//             the same last_start.
 // Threads:    engine thread only.
-// Lifetime:   requests point to their entry (of_tenant) until they leave.
+// Lifetime:   requests point to their entry (tenant_requests) until they leave.
 
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "engine/request/engine_options.h"
@@ -27,7 +28,7 @@ class TenantTurns {
 
   // Applies the limits of `options` to all tenants. Requests that run go on.
   void SetOptions(std::shared_ptr<const HotOptions> options);
-  // The request begins to wait. Sets its of_tenant.
+  // The request begins to wait. Sets its tenant_requests.
   void Join(ScheduledRequest& request);
   // The request was admitted for the first time.
   void Start(ScheduledRequest& request);
@@ -42,7 +43,7 @@ class TenantTurns {
 
   std::shared_ptr<const HotOptions> options_;
   std::map<std::string, TenantRequests> tenants_;
-  std::uint64_t next_turn_ = 1;
+  std::uint64_t next_start_ = 1;
 };
 
 }  // namespace quire::engine

@@ -27,9 +27,9 @@ void WaitingRequests::SetTimer(Entry& entry, std::int64_t intervals) {
 
 void WaitingRequests::Add(ScheduledRequest* request) {
   const auto [added, is_new] = places_.try_emplace(request);
-  QUIRE_CHECK(is_new && request->of_tenant != nullptr);
+  QUIRE_CHECK(is_new && request->tenant_requests != nullptr);
   Entry& entry = added->second;
-  entry.tenant = request->of_tenant;
+  entry.tenant = request->tenant_requests;
   entry.place = {.level = request->request.priority,
                  .deadline = request->request.deadline,
                  .length_class = ages() ? LengthClass(request->uncached_tokens) : 0,
@@ -63,7 +63,7 @@ void WaitingRequests::Age(ScheduledRequest* request, absl::Time now) {
   SetTimer(entry, aged + 1);
 }
 
-ScheduledRequest* WaitingRequests::Best(absl::Time now) {
+ScheduledRequest* WaitingRequests::Head(absl::Time now) {
   while (!timers_.empty() && timers_.begin()->time <= now) {
     ScheduledRequest* const request = timers_.begin()->request;
     timers_.erase(timers_.begin());

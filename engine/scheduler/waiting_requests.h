@@ -34,23 +34,22 @@ class WaitingRequests {
 
   // O(requests) if the interval changes.
   void SetAgingInterval(absl::Duration interval);
-  // O(log requests), like Remove. REQUIRES: the request is not waiting, and of_tenant is set.
+  // O(log requests), like Remove. REQUIRES: the request is not waiting, and tenant_requests is set.
   void Add(ScheduledRequest* request);
   // Returns false if the request is not waiting.
   bool Remove(const ScheduledRequest* request);
   // Returns the head of the queue, or null if no tenant with waiting requests may start one.
   // O(tenants), and O(log requests) for each request that has aged since the last call. `now` never
   // decreases.
-  ScheduledRequest* Best(absl::Time now);
+  ScheduledRequest* Head(absl::Time now);
   // Returns the priority minus the intervals that the request has waited, as of the last call of
-  // Best. REQUIRES: the request is waiting.
+  // Head. REQUIRES: the request is waiting.
   std::int64_t LevelOf(const ScheduledRequest* request) const {
     return places_.at(request).place.level;
   }
-  // Returns whether Best would return a request. O(tenants).
+  // Returns whether Head would return a request. O(tenants).
   bool AnyMayStart() const;
 
-  bool empty() const { return places_.empty(); }
   std::size_t size() const { return places_.size(); }
 
   // Returns INTERNAL with the first invariant that is violated.
@@ -58,7 +57,7 @@ class WaitingRequests {
 
  private:
   struct Place {
-    std::int64_t level = 0;  // priority less intervals waited
+    std::int64_t level = 0;  // priority minus intervals waited
     absl::Time deadline;
     std::uint32_t length_class = 0;
     std::uint64_t arrival = 0;

@@ -24,7 +24,9 @@ class BatchBuilder {
  public:
   explicit BatchBuilder(cache::CacheManager* cache) : cache_(cache) {}
 
-  // Fills everything but the plan from flight->plan. The sequences count what they have in flight.
+  // Fills the batch and the owners of its results from flight->plan, with the queued copies and
+  // clears of the cache. Adds the tokens and samples of each row to those that its sequence has in
+  // flight.
   void Fill(InFlightStep* flight);
   // Completes a late sample with its mask, its penalties and its history, now that all tokens
   // before it are known.

@@ -39,7 +39,7 @@ absl::Status EarlyEndStatus(const ScheduledRequest& live, const EarlyEnd& end) {
                             ", with ", tokens, " output tokens")),
                         Reason::kTimeout, {{"stage", std::string(stage)}, {"tokens", tokens}});
     case CancelSource::kSlowClient: {
-      const std::string stalled = Millis(end.time - live.full_since);
+      const std::string stalled = Millis(end.time - live.client_stalled_since);
       return WithReason(
           absl::CancelledError(absl::StrCat("client read nothing for ", stalled, " ms, limit is ",
                                             Millis(end.slow_client_timeout))),

@@ -126,7 +126,7 @@ IntegrityReport EngineCore::CheckIntegrity() const {
   note("RequestLifecycle", lifecycle_.CheckIntegrity());
   note("StepPipeline", pipeline_.CheckIntegrity());
   note("MaskGate", masks_.CheckIntegrity(live));
-  note("EngineMeter", meter_.CheckIntegrity(live.size()));
+  note("EngineMeter", meter_.CheckIntegrity(live));
   for (const ScheduledRequest* request : live) {
     note("TokenStream", request->accepted->stream->CheckIntegrity());
   }

@@ -43,7 +43,7 @@ void EngineMeter::RefreshGauge(ScheduledRequest& live) {
   }
 }
 
-void EngineMeter::Left(const ScheduledRequest& live) {
+void EngineMeter::Ended(const ScheduledRequest& live) {
   --(live.is_counted_running() ? running_ : waiting_);
 }
 
@@ -98,8 +98,8 @@ void EngineMeter::ShowWork(absl::Time now) {
 // Returns the wall clock minus the monotonic clock, at most 10 ms old. Reading both clocks at every
 // step would take more than 1 % of a short step.
 absl::Duration EngineMeter::WallOffset(absl::Time now) {
-  if (now >= wall_asked_ + kBetweenWallReads) {
-    wall_asked_ = now;
+  if (now >= wall_read_at_ + kBetweenWallReads) {
+    wall_read_at_ = now;
     wall_offset_ = clock_->ToWall(now) - now;
   }
   return wall_offset_;
@@ -141,13 +141,16 @@ EngineStats EngineMeter::Stats(absl::Time now) const {
   return stats;
 }
 
-absl::Status EngineMeter::CheckIntegrity(std::size_t live_requests) const {
-  if (running_ >= 0 && waiting_ >= 0 &&
-      static_cast<std::size_t>(running_ + waiting_) <= live_requests) {
-    return absl::OkStatus();
+absl::Status EngineMeter::CheckIntegrity(std::span<const ScheduledRequest* const> live) const {
+  std::int32_t running = 0, accepted = 0;
+  for (const ScheduledRequest* request : live) {
+    accepted += request->is_prepared() ? 1 : 0;
+    running += request->is_counted_running() ? 1 : 0;
   }
-  return absl::InternalError(absl::StrCat(running_, " requests run and ", waiting_, " wait, of ",
-                                          live_requests, " live ones"));
+  if (running == running_ && accepted - running == waiting_) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat("of ", accepted, " accepted requests ", running, " run, ",
+                                          running_, " are counted as running and ", waiting_,
+                                          " as waiting"));
 }
 
 }  // namespace quire::engine

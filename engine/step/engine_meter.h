@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
@@ -40,7 +41,7 @@ class EngineMeter {
   // Moves the request between the running and the waiting ones as its rows say.
   void RefreshGauge(ScheduledRequest& live);
   // An accepted request has ended.
-  void Left(const ScheduledRequest& live);
+  void Ended(const ScheduledRequest& live);
   void EndedEarly(RequestState state, CancelSource source);
   // A choice has ended by itself after so many tokens.
   void ChoiceEnded(std::int32_t output_tokens);
@@ -54,7 +55,8 @@ class EngineMeter {
 
   // Without the counts of StepCollector and StepPipeline.
   EngineStats Stats(absl::Time now) const;
-  absl::Status CheckIntegrity(std::size_t live_requests) const;
+  // `live`: every live request.
+  absl::Status CheckIntegrity(std::span<const ScheduledRequest* const> live) const;
 
  private:
   absl::Duration WallOffset(absl::Time now);
@@ -74,7 +76,7 @@ class EngineMeter {
   std::int32_t max_step_sequences_ = 0;
   absl::Time last_step_;
   absl::Time limiter_updated_ = absl::InfinitePast();
-  absl::Time wall_asked_ = absl::InfinitePast();
+  absl::Time wall_read_at_ = absl::InfinitePast();
   absl::Duration wall_offset_;
 };
 

@@ -77,7 +77,7 @@ void RequestLifecycle::Prepare(Signal& signal, absl::Time now) {
   for (const auto& sequence : live.sequences) sequence->prompt_tokens = prompt_tokens;
   Sequence& first = live.first();
   first.tokens = std::move(live.prompt.tokens);
-  if (!options_.share_generated_pages) first.marked_tokens = first.tokens;
+  if (!options_.share_generated_pages) first.tagged_tokens = first.tokens;
   first.keys = std::move(live.prompt.keys);
   first.tokens.reserve(first.tokens.size() +
                        static_cast<std::size_t>(std::min(live.prompt.max_tokens, 4096)));
@@ -275,7 +275,7 @@ void RequestLifecycle::End(ScheduledRequest& live, absl::Status status, bool was
   }
   if (!live.is_prepared()) CancelCompile(live);
   masks_->Drop(live);
-  if (live.is_prepared() && was_accepted) meter_->Left(live);
+  if (live.is_prepared() && was_accepted) meter_->Ended(live);
   timers_.Remove(*live.accepted);
   OutputItem& item = output_->Add(OutputItem::Kind::kRequestEnd, live, now);
   item.status = std::move(status);
@@ -320,7 +320,7 @@ void RequestLifecycle::Expire(absl::Time now) {
   slow_.clear();
   const auto check = [&](const Sequence* sequence) {
     ScheduledRequest& live = *sequence->request;
-    if (live.full_since + slow_client_timeout_ <= now) slow_.push_back(&live);
+    if (live.client_stalled_since + slow_client_timeout_ <= now) slow_.push_back(&live);
   };
   std::ranges::for_each(scheduler_->running(), check);
   std::ranges::for_each(scheduler_->preempted(), check);
@@ -331,7 +331,7 @@ void RequestLifecycle::Expire(absl::Time now) {
 absl::Time RequestLifecycle::NextWake() const {
   absl::Time wake = timers_.next();
   const auto consider = [&](const Sequence* sequence) {
-    wake = std::min(wake, sequence->request->full_since + slow_client_timeout_);
+    wake = std::min(wake, sequence->request->client_stalled_since + slow_client_timeout_);
   };
   std::ranges::for_each(scheduler_->running(), consider);
   std::ranges::for_each(scheduler_->preempted(), consider);

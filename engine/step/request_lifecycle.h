@@ -68,10 +68,10 @@ class RequestLifecycle {
   // Returns when Expire has something to do next.
   absl::Time NextWake() const;
 
-  // Reports to the scheduler which requests with rows are stalled by their output.
+  // Reports to the scheduler which running and preempted requests are stalled by their output.
   void ReportStalls(absl::Time now);
-  // Publishes the plan's admissions and preemptions to metrics and output streams before the step
-  // runs.
+  // Applies the plan before its step runs. Requests that start leave the queue limits, start their
+  // masks and emit kStarted. Preemptions and running requests are counted in the metrics.
   void PublishPlan(const StepPlan& plan, absl::Time now);
   // Ends choices that are complete by their constraint, and requests whose masks cannot be made.
   // Returns whether something has ended.

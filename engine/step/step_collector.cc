@@ -86,7 +86,7 @@ bool StepCollector::InvalidateEnded(const InFlightStep& flight, const runtime::S
   if (!poisoned.empty()) probe_->cache.Show(cache_->stats(), EvictionCause::kAllocation);
   for (const Sequence* sequence : poisoned) {
     cache_->Invalidate(sequence->request->prompt.root, sequence->cache_tokens(), sequence->keys,
-                       sequence->proven);
+                       sequence->proven_tokens);
   }
   return !poisoned.empty();
 }
@@ -259,7 +259,7 @@ void StepCollector::Fork(ScheduledRequest& live) {
     Sequence& child = *live.sequences[c];
     child.tokens.reserve(parent.tokens.capacity());
     child.tokens.assign(parent.tokens.begin(), parent.tokens.end());
-    child.marked_tokens = parent.marked_tokens;
+    child.tagged_tokens = parent.tagged_tokens;
     child.keys = parent.keys;
     child.history.CopyFrom(parent.history);
   }

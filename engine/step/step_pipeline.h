@@ -23,7 +23,6 @@
 #include "base/clock.h"
 #include "base/heartbeat.h"
 #include "cache_manager/cache_manager.h"
-#include "engine/request/engine_options.h"
 #include "engine/scheduler/scheduler.h"
 #include "engine/step/batch_builder.h"
 #include "engine/step/engine_meter.h"

@@ -155,14 +155,13 @@ bool Evaluation::SubmitNext(std::size_t index) {
   FillRequest(index, &request);
   if (part.item.copies_context) CopyContext(items_[*part.item.after], &request);
   // If a request of this call is live, retry when it ends; otherwise fail.
-  const auto when_full =
-      num_live_ > 0 ? engine::QueueFullPolicy::kRetryLater : engine::QueueFullPolicy::kReject;
+  const bool can_retry = num_live_ > 0;
   absl::StatusOr<std::shared_ptr<engine::TokenStream>> stream =
-      served_->engine->Accept(std::move(request), when_full);
+      served_->engine->Accept(std::move(request), can_retry ? engine::QueueFullCount::kNotCounted
+                                                            : engine::QueueFullCount::kCounted);
   if (!stream.ok()) {
-    const bool can_retry =
-        when_full == engine::QueueFullPolicy::kRetryLater && engine::IsFull(stream.status());
-    if (!can_retry) Fail(AddItemName(part.item, stream.status()), engine::CancelSource::kClient);
+    const bool retries = can_retry && engine::IsFull(stream.status());
+    if (!retries) Fail(AddItemName(part.item, stream.status()), engine::CancelSource::kClient);
     return false;
   }
   part.stream = *std::move(stream);

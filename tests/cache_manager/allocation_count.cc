@@ -1,12 +1,11 @@
 #include "tests/cache_manager/allocation_count.h"
 
-#include <atomic>
 #include <cstdlib>
 #include <new>
 
 namespace {
-std::atomic<std::uint64_t> num_allocations{0};
-std::atomic<std::uint64_t> bytes_allocated{0};
+thread_local std::uint64_t num_allocations = 0;
+thread_local std::uint64_t bytes_allocated = 0;
 }  // namespace
 
 namespace quire {

@@ -4,7 +4,8 @@
 
 namespace quire {
 
-// Number of calls of operator new in this process. Linking allocation_count.cc enables the counter.
+// Number of calls of operator new by the calling thread. Linking allocation_count.cc enables the
+// counter.
 std::uint64_t NumAllocations();
 // Bytes requested by all these calls, including memory freed since.
 std::uint64_t BytesAllocated();

@@ -268,7 +268,7 @@ TEST(OutputStageTest, ItemsForAFullRingWaitInOrder) {
     inbox->Wait(absl::InfiniteDuration());
     std::vector<Signal> signals;
     ASSERT_TRUE(inbox->Drain(&signals));
-    stage.RetryOverflow();
+    stage.Push(&items);
     stage.WakeWhenRoom(/*worker=*/0);
   }
   ASSERT_TRUE(stage.WaitDone(absl::InfiniteDuration()));

@@ -21,13 +21,13 @@ class PreemptionTest : public ::testing::Test {
       requests_.push_back(std::make_unique<ScheduledRequest>(
           std::make_shared<AcceptedRequest>(Request{}, i, /*worker=*/0, /*output=*/nullptr)));
       requests_.back()->prompt.limit_tokens = 1000;
-      requests_.back()->of_tenant = &one_;
+      requests_.back()->tenant_requests = &one_;
       Sequence& sequence = requests_.back()->first();
       sequence.Enter(SequenceState::kQueued);
       sequence.Enter(SequenceState::kPrefill);
       sequence.Enter(SequenceState::kDecode);
-      sequence.pages = 3;
-      sequence.admission = i;
+      sequence.num_pages = 3;
+      sequence.admission_number = i;
       running_.push_back(&sequence);
     }
   }
@@ -43,8 +43,8 @@ class PreemptionTest : public ::testing::Test {
         }));
   }
 
-  TenantRequests one_{.live = 2, .running = 2, .turn = 2};
-  TenantRequests two_{.live = 1, .running = 1, .turn = 3};
+  TenantRequests one_{.live = 2, .running = 2, .last_start = 2};
+  TenantRequests two_{.live = 1, .running = 1, .last_start = 3};
   std::vector<std::unique_ptr<ScheduledRequest>> requests_;
   std::vector<Sequence*> running_;
 };
@@ -68,7 +68,7 @@ TEST_F(PreemptionTest, PrefersARequestNearItsEndToOneThatFreesNothing) {
 
 // A priority protects only from requests of the same tenant.
 TEST_F(PreemptionTest, PreemptsTheTenantWithMostRows) {
-  requests_[2]->of_tenant = &two_;
+  requests_[2]->tenant_requests = &two_;
   EXPECT_EQ(Victim({true, true, true}), 1);
   two_.running = 3;
   EXPECT_EQ(Victim({true, true, true}), 2);

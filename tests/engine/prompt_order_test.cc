@@ -2,9 +2,13 @@
 // always make progress.
 
 #include <map>
+#include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "engine/scheduler/scheduler.h"
 #include "gtest/gtest.h"
 #include "tests/engine/harness.h"
 
@@ -55,6 +59,38 @@ TEST(PromptOrderTest, ShortPromptOvertakesALongOne) {
   EXPECT_EQ(Chunks(harness), (ChunkMap{{"short", 100}, {"long", 384}}));
   EXPECT_TRUE(harness.output("short").ended);
   EXPECT_FALSE(harness.output("long").ended);
+}
+
+// Returns the length of the prompt that is served first while a long and then a short prompt run.
+std::uint32_t FirstPromptTokens(const SchedulerPolicy& policy) {
+  const PoolOptions pool = {.usable_pages = 64, .page_size = 16};
+  EngineOptions options = MakeOptions(pool);
+  options.max_step_prompt_tokens = 16;
+  const std::unique_ptr<cache::CacheManager> cache = MakeCache(pool);
+  std::vector<std::unique_ptr<ScheduledRequest>> requests;
+  Scheduler scheduler(options, cache.get(), policy);
+  for (const std::size_t tokens : {400, 30}) {
+    Request request = MakeRequest("", {}, 1);
+    request.cache.skip_read = true;
+    ScheduledRequest& added = *requests.emplace_back(std::make_unique<ScheduledRequest>(
+        std::make_shared<AcceptedRequest>(std::move(request), requests.size(), 0, nullptr)));
+    added.prompt.max_tokens = 1;
+    added.prompt.worst_pages_first = cache->demand().PagesFor(static_cast<std::uint32_t>(tokens));
+    added.first().tokens = MakePrompt(tokens, tokens);
+    added.first().prompt_tokens = static_cast<std::uint32_t>(tokens);
+    scheduler.Add(&added);
+    scheduler.Plan(absl::UnixEpoch(), /*ahead=*/false);
+  }
+  const StepPlan& plan = scheduler.Plan(absl::UnixEpoch(), /*ahead=*/false);
+  EXPECT_FALSE(plan.prefills.empty());
+  const std::uint32_t first = plan.empty() ? 0 : plan.prefills.front().sequence->prompt_tokens;
+  for (const auto& request : requests) scheduler.Remove(*request, /*invalidate=*/false);
+  return first;
+}
+
+TEST(PromptOrderTest, PolicySelectsHowOftenTheOldestPromptIsFirst) {
+  EXPECT_EQ(FirstPromptTokens({.steps_per_oldest_first = 100}), 30u);
+  EXPECT_EQ(FirstPromptTokens({.steps_per_oldest_first = 1}), 400u);
 }
 
 // The order of admission does not matter. Running requests compete with each other.

@@ -1,5 +1,5 @@
 // Allocations of the engine thread per step after its buffers have grown, without those of the fake
-// runner.
+// runner and of other threads.
 
 #include <memory>
 #include <string>

@@ -122,13 +122,13 @@ TEST(UnreadAnswersOnlyTest, DoesNotKeepThePrompt) {
 TEST(UnreadAnswersOnlyTest, OnePassExpiresOnlyAFew) {
   UnreadAnswers answers;
   constexpr int kMore = 3;
-  for (int i = 0; i < UnreadAnswers::kMaxLooks + kMore; ++i) {
+  for (int i = 0; i < UnreadAnswers::kMaxChecks + kMore; ++i) {
     const auto request = MakeAccepted(static_cast<std::uint64_t>(i));
     answers.Add(*request, absl::UnixEpoch());
     request->stream->Finish(absl::OkStatus(), {});
   }
   const absl::Time later = absl::UnixEpoch() + absl::Seconds(5);
-  EXPECT_EQ(answers.Expire(later, absl::Seconds(5)), UnreadAnswers::kMaxLooks);
+  EXPECT_EQ(answers.Expire(later, absl::Seconds(5)), UnreadAnswers::kMaxChecks);
   EXPECT_LE(answers.NextExpiry(absl::Seconds(5)), later) << "the next pass is due at once";
   EXPECT_EQ(answers.Expire(later, absl::Seconds(5)), kMore);
   EXPECT_EQ(answers.CountsOf("").total, 0);

@@ -18,7 +18,7 @@ namespace {
 class Queue {
  public:
   explicit Queue(std::uint32_t seed) : random_(seed) {
-    for (TenantRequests& tenant : tenants_) tenant.turn = ++turns_;
+    for (TenantRequests& tenant : tenants_) tenant.last_start = ++turns_;
   }
 
   void RunOne() {
@@ -34,18 +34,17 @@ class Queue {
     } else if (choice < 80) {
       TenantRequests& tenant = tenants_[Below(tenants_.size())];
       tenant.running = static_cast<std::int32_t>(Below(3));
-      tenant.turn = ++turns_;
-    } else if (choice < 76) {
+      tenant.last_start = ++turns_;
+    } else if (choice < 82) {
       interval_ = absl::Milliseconds(100 * Below(4));
       requests_.SetAgingInterval(interval_);
     } else {
-      ScheduledRequest* const best = requests_.Best(now_);
+      ScheduledRequest* const best = requests_.Head(now_);
       ASSERT_EQ(best, Expected());
       ASSERT_EQ(requests_.AnyMayStart(), best != nullptr);
       if (best != nullptr && Below(2) == 0) Remove(best);
     }
     ASSERT_EQ(requests_.size(), waiting_.size());
-    ASSERT_EQ(requests_.empty(), waiting_.empty());
   }
   std::size_t size() const { return waiting_.size(); }
 
@@ -61,7 +60,7 @@ class Queue {
     if (Below(3) > 0) spec.deadline = now_ + absl::Milliseconds(Below(3));
     auto request = std::make_unique<ScheduledRequest>(
         std::make_shared<AcceptedRequest>(std::move(spec), ++arrivals_, 0, nullptr));
-    request->of_tenant = &tenants_[Below(tenants_.size())];
+    request->tenant_requests = &tenants_[Below(tenants_.size())];
     requests_.Add(request.get());
     waiting_.push_back(std::move(request));
   }
@@ -78,12 +77,12 @@ class Queue {
       const std::int64_t interval = absl::ToInt64Milliseconds(interval_);
       const std::int64_t waited = absl::ToInt64Milliseconds(now_ - request.accept_time);
       const std::int64_t aged = interval > 0 ? waited / interval : 0;
-      return std::tuple(live.of_tenant->running, live.of_tenant->turn, request.priority - aged,
-                        request.deadline, live.arrival);
+      return std::tuple(live.tenant_requests->running, live.tenant_requests->last_start,
+                        request.priority - aged, request.deadline, live.arrival);
     };
     ScheduledRequest* best = nullptr;
     for (const auto& request : waiting_) {
-      if (!request->of_tenant->may_start()) continue;
+      if (!request->tenant_requests->may_start()) continue;
       if (best == nullptr || key(*request) < key(*best)) best = request.get();
     }
     return best;
