@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
+#include <string>
 #include <utility>
 
 #include "absl/status/statusor.h"
@@ -220,16 +221,8 @@ void Listeners::Close(absl::Time deadline) {
   if (admin_listener_ != nullptr) admin_listener_->Shutdown(deadline);
   if (openai_listener_ != nullptr) openai_listener_->Shutdown(deadline);
   http_listener_.reset();
-  {
-    MutexLock lock(&health_mutex_);
-    health_.reset();
-  }
-  openai_listener_.reset();
-  admin_listener_.reset();
-  data_listener_.reset();
-  admin_.reset();
-  vllm_.reset();
-  generation_.reset();
+  MutexLock lock(&health_mutex_);
+  health_.reset();
 }
 
 }  // namespace quire::server

@@ -4,11 +4,11 @@
 //
 // Place:      owned by the daemon; above grpc/, http/, openai/ and vllm/.
 // Invariants: a service outlives the listeners that serve it.
-// Threads:    Start, Tick and Close: one at a time. UpdateHealth: any.
-// Lifetime:   `state`, the metrics and the arguments of Start outlive it.
+// Threads:    UpdateHealth from any thread, the others from one thread at a time.
+// Lifetime:   `state`, the metrics and the arguments of Start outlive it. AdminService subscribes
+//             to the LiveConfig, so this object also outlives the last reload.
 
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -49,6 +49,7 @@ class Listeners {
   // `context` is complete.
   absl::Status Start(const HandlerContext& context, DrainControl* drain, LiveConfig* live,
                      const CertificateStore* certificates);
+  // REQUIRES: Start succeeded.
   void LogAddresses() const;
 
   // Publishes the state in grpc.health.v1. Has no effect before Start and after Close.
@@ -56,10 +57,12 @@ class Listeners {
   // Checks that the listeners answer and keeps gRPC polling. Call a few times per second. REQUIRES:
   // Start succeeded.
   void Tick(absl::Time now);
-  // Returns the name of a listener that does not answer (a string literal), or null.
+  // Returns the name of a listener that does not answer (a string literal), or null. REQUIRES:
+  // Start succeeded.
   const char* FindUnresponsive() const;
 
-  // Shuts all listeners down, at the latest at `deadline`, and destroys them and the services.
+  // Shuts all listeners down and ends all calls, at the latest at `deadline`. The services remain,
+  // because a reload that is still running may call AdminService. REQUIRES: Start succeeded.
   void Close(absl::Time deadline);
 
  private:

@@ -6,6 +6,8 @@
 // Place:      owned by the daemon.
 // Invariants: requests during a reload are combined into one.
 // Threads:    Request from any; the others from one.
+// Lifetime:   this object and all objects that `reload` uses outlive the thread, that is, until
+//             Stop returns true or the process exits.
 
 #include <functional>
 #include <thread>
@@ -24,8 +26,8 @@ class ReloadThread {
   void Start();
   // A request before Start is served after Start.
   void Request();
-  // Ends the thread. If a reload is running, returns false without waiting for it; the process must
-  // then exit without destroying this object.
+  // Ends the thread. If a reload is running, returns false without waiting for it. The process must
+  // then exit with _Exit, which destroys nothing.
   bool Stop();
 
  private:

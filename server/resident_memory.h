@@ -19,9 +19,9 @@ std::int64_t ResidentBytes();
 
 // Makes glibc return the free top of a thread's heap if it is larger than half a MiB. malloc_trim
 // does not return these tops, and by default glibc keeps up to 64 MiB of each after a large block
-// was freed. Also disables fast bins, so that small free blocks are merged at once. If malloc_trim
-// merged them into a top, that memory would be kept until the thread uses its heap again. REQUIRES:
-// called before other threads start.
+// was freed. Also disables fast bins, so that small free blocks are merged at once. Otherwise
+// malloc_trim could merge them into a top, which stays resident until the thread uses its heap
+// again. REQUIRES: called before other threads start.
 void LimitFreeHeapTops();
 
 // Decides when free pages are returned to the kernel. A trim returns pages without a block in use.

@@ -121,8 +121,8 @@ class ServingState {
 
   // The name of a listener that does not answer (a string literal), or null. If it is set, the
   // process is neither live nor ready.
-  void SetUnresponsiveListener(const char* port) {
-    unresponsive_listener_.store(port, std::memory_order_release);
+  void SetUnresponsiveListener(const char* name) {
+    unresponsive_listener_.store(name, std::memory_order_release);
   }
   const char* unresponsive_listener() const {
     return unresponsive_listener_.load(std::memory_order_acquire);

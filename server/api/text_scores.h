@@ -27,7 +27,7 @@
 
 namespace quire::server {
 
-// Views, because all pairs of a call may have the same query.
+// The texts are views, because all pairs of a call may have the same query.
 struct TextPair {
   absl::string_view query;
   absl::string_view document;

@@ -16,9 +16,9 @@
 //
 // Place:      above LayeredConfig and DaemonOptions; owned by the daemon, used in server/.
 // Invariants: config() and options() agree. At most one reload or subscription runs at a time. Keys
-//             that are not hot never change. Keys that determined the size of allocated memory
-//             never exceed their value at start. A changed file of a subscriber is read only after
-//             its contents have been stable for a while (settled_files.h).
+//             that are not hot never change. A key that sized memory at start cannot grow on
+//             reload. A changed file of a subscriber is read only after its contents have been
+//             stable for a while (settled_files.h).
 // Threads:    every method from any thread. Subscribers run on the thread that calls Reload or
 //             Subscribe, and must not call either.
 // Lifetime:   the arguments of Subscribe stay valid until the last call of Reload.

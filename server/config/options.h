@@ -97,8 +97,8 @@ struct DaemonOptions {
   std::vector<std::string> model_aliases;
   runtime::ModelOptions model;
   runtime::PoolOptions pool;
-  // Sections scheduler, limits, stream and tokenizer, and structured.mask_threads. The daemon sets
-  // what depends on the model.
+  // Set from the sections scheduler, limits, stream and tokenizer and from structured.mask_threads.
+  // The daemon sets the members that depend on the model.
   engine::EngineOptions engine;
   bool text_threads_auto = false;
   bool mask_threads_auto = false;  // true: use as many as text threads

@@ -157,8 +157,7 @@ absl::Status FrameGuard::OnHeaders(absl::Time now) {
   block_bytes_ = 0;
   if (client_.stream > last_stream_) {
     last_stream_ = client_.stream;
-    streams_.try_emplace(client_.stream);
-    const auto open = static_cast<std::int64_t>(streams_.size());
+    const auto open = static_cast<std::int64_t>(streams_.size()) + 1;
     if (open > limits_.max_streams) {
       return absl::ResourceExhaustedError(absl::StrCat(
           "the connection opened ", open,
@@ -169,6 +168,7 @@ absl::Status FrameGuard::OnHeaders(absl::Time now) {
           "the connection opened ", open,
           " streams at once and has not acknowledged SETTINGS, limit ", limits_.max_early_streams));
     }
+    streams_.try_emplace(client_.stream);
   }
   return OnHeaderBlock(now);
 }
@@ -254,6 +254,9 @@ std::vector<std::uint32_t> FrameGuard::TakeLateStreams(absl::Time now) {
 }
 
 absl::Status FrameGuard::CheckIntegrity() const {
+  if (static_cast<std::int64_t>(streams_.size()) > limits_.max_streams) {
+    return absl::InternalError("more streams are open than max_streams");
+  }
   std::int64_t sum = 0;
   for (const auto& [id, stream] : streams_) {
     if (id > last_stream_) return absl::InternalError("a stream is newer than the last one");

@@ -58,7 +58,8 @@ tcp::endpoint ToTcp(const Generic::endpoint& endpoint) {
   return result;
 }
 
-// Returns true if the client has closed or half-closed the connection.
+// Returns true if the client has closed or half-closed the connection. The kernel does not tell
+// these cases apart. Clients of gRPC never half-close.
 bool HasClosed(StreamSocket& socket) {
   pollfd closed = {.fd = socket.native_handle(), .events = POLLRDHUP, .revents = 0};
   return poll(&closed, 1, /*timeout=*/0) == 1;
@@ -93,10 +94,7 @@ GrpcAcceptor::GrpcAcceptor(GrpcAcceptorOptions options)
   host_.set_phase = [this](std::uint64_t number, Phase phase) {
     connections_.SetPhase(number, phase);
   };
-  // At shutdown every connection may linger, so that clients receive the last bytes from gRPC.
-  host_.try_linger = [this](std::uint64_t number) {
-    return is_closing_ || connections_.TryLinger(number);
-  };
+  host_.try_linger = [this](std::uint64_t number) { return connections_.TryLinger(number); };
   host_.remove = [this](std::uint64_t number, const std::string& name) { Remove(number, name); };
 }
 
@@ -142,7 +140,7 @@ void GrpcAcceptor::Start(std::function<void(int)> hand_over) {
   }
 }
 
-// Runs the handlers. Asio may throw; exceptions are logged.
+// Runs the handlers. No exception is expected: TlsContext and Transport catch those of Asio.
 void GrpcAcceptor::Serve() {
   SetThreadName("grpc-edge");
   for (;;) {
@@ -150,7 +148,8 @@ void GrpcAcceptor::Serve() {
       io_.run();
       return;
     } catch (const std::exception& error) {
-      log::Error("grpc", "exception", {{"error", error.what()}});
+      log::Error("grpc", "exception while accepting or relaying connections",
+                 {{"error", error.what()}});
     }
   }
 }
@@ -171,7 +170,7 @@ void GrpcAcceptor::Accept(Listening* listening) {
         if (!error || error == net::error::would_block) return Accept(listening);
         const bool has_evicted = connections_.EvictOne(/*network=*/"");
         log::Warn("grpc", "connection not accepted",
-                  {{"error", error.message()}, {"has_evicted_an_idle_one", has_evicted}});
+                  {{"error", error.message()}, {"evicted_another", has_evicted}});
         listening->pause.expires_after(kAcceptPause);
         listening->pause.async_wait([this, listening](Error stopped) {
           if (!stopped && !is_closing_) Accept(listening);
@@ -239,7 +238,7 @@ void GrpcAcceptor::CloseLargest() {
       CloseCause::kMemory,
       absl::ResourceExhaustedError(absl::StrCat(
           "incomplete messages take more than half of server.grpc.memory_bytes, ",
-          options_.max_unfinished_bytes, " bytes, and this connection holds the most of them")));
+          options_.max_unfinished_bytes, " bytes, and this connection has the most of them")));
 }
 
 // Connects a client to gRPC through a socket pair. Our end of the pair is bound to a name, which
@@ -257,7 +256,8 @@ absl::StatusOr<GuardedConnectionHost::ToGrpc> GrpcAcceptor::Connect(
   if (!error) theirs.native_non_blocking(true, error);
   if (error) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("no socket pair for a connection: ", error.message()));
+        absl::StrCat("no socket pair for the connection: ", error.message(),
+                     "; retry later, or raise the daemon's limit of open files"));
   }
   options_.peers->Add(grpc_name, peer);
   hand_over_(theirs.release());

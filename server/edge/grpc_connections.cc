@@ -86,4 +86,17 @@ void GrpcConnections::WaitUntilEmpty(absl::Time deadline) {
   while (!connections_.empty() && MonotonicNow() < deadline) removed_.WaitUntil(&mutex_, deadline);
 }
 
+absl::Status GrpcConnections::CheckIntegrity() const {
+  MutexLock lock(&mutex_);
+  int num_lingering = 0;
+  for (const auto& [number, entry] : connections_) num_lingering += entry.is_lingering ? 1 : 0;
+  if (num_lingering != num_lingering_ || num_lingering > kMaxLingering) {
+    return absl::InternalError("the number of lingering connections is wrong");
+  }
+  if (places_.size() > connections_.size()) {
+    return absl::InternalError("more connections are counted than exist");
+  }
+  return places_.CheckIntegrity();
+}
+
 }  // namespace quire::server

@@ -3,9 +3,11 @@
 // Tracks the connections of one GrpcAcceptor: limits, eviction and lingering.
 //
 // Place:      inside GrpcAcceptor; ConnectionPlaces keeps the eviction order.
-// Invariants: at most max_connections connections are open, and at most max_per_address of one
-//             address. Connections without a network and up to kMaxLingering lingering ones do not
-//             count.
+// Invariants: at most max_connections connections are counted, and at most max_per_address of one
+//             address. Connections without a network are not counted. An evicted connection is
+//             not counted, although it may still be closing; if it has begun a call meanwhile, it
+//             stays open and is counted again. At most kMaxLingering refused or evicted
+//             connections linger.
 // Threads:    MakeRoom and Add from one at a time, the others from any.
 // Lifetime:   outlives its connections and does not keep them alive.
 
@@ -45,7 +47,8 @@ class GrpcConnections {
   void Add(const std::shared_ptr<GuardedConnection>& connection,
            const std::optional<std::string>& network);
   void SetPhase(std::uint64_t number, Phase phase);
-  // Marks the connection as lingering until Remove. Returns false if too many linger already.
+  // Marks a refused or evicted connection as lingering until Remove. Returns false if
+  // kMaxLingering connections linger already.
   bool TryLinger(std::uint64_t number);
   void Remove(std::uint64_t number);
 
@@ -54,6 +57,8 @@ class GrpcConnections {
       std::uint64_t first = 0, std::size_t most = std::numeric_limits<std::size_t>::max()) const;
   // Waits until all connections are removed, or until `deadline`.
   void WaitUntilEmpty(absl::Time deadline);
+
+  absl::Status CheckIntegrity() const;
 
  private:
   struct Entry {

@@ -187,6 +187,7 @@ void GuardedConnection::OnServerRead(Error error, std::size_t size) {
   }
   if (error) {
     if (has_client_ended_) return Close();
+    host_->set_phase(number_, Phase::kIdle);  // it keeps its place until it is closed or evicted
     Linger();
     return ContinueToClient();
   }
@@ -211,7 +212,9 @@ void GuardedConnection::WriteClient(net::const_buffer bytes) {
 void GuardedConnection::Tick(absl::Time now) {
   net::post(transport_->executor(), [self = shared_from_this(), now] {
     if (self->state_ == State::kOpening && now - self->state_since_ >= self->times_.preface) {
-      self->host_->count_closed(self->peer_, CloseCause::kSilent, "no HTTP/2 preface in time");
+      self->host_->count_closed(
+          self->peer_, CloseCause::kSilent,
+          absl::StrCat("no HTTP/2 preface within ", absl::FormatDuration(self->times_.preface)));
       return self->Close();
     }
     if (self->state_ == State::kLingering && now - self->state_since_ > kLingerTime) {
@@ -220,7 +223,8 @@ void GuardedConnection::Tick(absl::Time now) {
     if (self->state_ != State::kRelaying) return;
     if (now - self->write_begun_ > self->times_.write_stall) {
       self->host_->count_closed(self->peer_, CloseCause::kTimeout,
-                                "the client does not read what is sent");
+                                absl::StrCat("the client has not read one write within ",
+                                             absl::FormatDuration(self->times_.write_stall)));
       return self->Close();
     }
     if (const auto late = self->guard_.TakeLateStreams(now); !late.empty())
@@ -259,6 +263,7 @@ void GuardedConnection::Evict() {
       self->host_->count_closed(self->peer_, CloseCause::kSilent, "evicted for a newer connection");
       return self->Close();
     }
+    if (self->state_ == State::kLingering) return self->Close();
     if (self->state_ != State::kRelaying) return;
     if (self->guard_.num_streams() > 0) {
       return self->host_->set_phase(self->number_, Phase::kBusy);
@@ -287,6 +292,8 @@ void GuardedConnection::Abort() {
 void GuardedConnection::CloseWithGoAway(CloseCause cause, const absl::Status& why) {
   if (state_ == State::kLingering || state_ == State::kClosed) return;
   host_->count_closed(peer_, cause, why.message());
+  if (!host_->try_linger(number_)) return Close();
+  host_->set_phase(number_, Phase::kClosing);
   own_frames_ = has_server_sent_ ? "" : EmptySettingsFrame();
   own_frames_ +=
       GoAwayFrame(server_ ? guard_.last_stream() : 0,
@@ -297,8 +304,6 @@ void GuardedConnection::CloseWithGoAway(CloseCause cause, const absl::Status& wh
 
 // Closes the socket to gRPC. The pending write to the client and our own frames are still sent.
 void GuardedConnection::Linger() {
-  if (!host_->try_linger(number_)) return Close();
-  host_->set_phase(number_, Phase::kClosing);
   state_ = State::kLingering;
   state_since_ = MonotonicNow();
   Error ignored;

@@ -11,7 +11,8 @@
 //             nothing uses no descriptor of gRPC. Each direction has one buffer and at most one
 //             pending operation. Bytes are written before more are read, so a slow receiver slows
 //             down the sender. Our own frames reach the client only between two frames of gRPC. A
-//             refused client gets a GOAWAY frame with the reason if one can be sent.
+//             refused client gets a GOAWAY frame with the reason if one can be sent. A connection
+//             that gRPC closes counts against the connection limits until it has lingered.
 // Threads:    the strand of its transport; public methods from any thread.
 // Lifetime:   its pending operations keep it alive. `host` outlives it.
 
@@ -69,8 +70,8 @@ struct GuardedConnectionHost {
   std::function<void(std::int64_t)> add_unfinished_bytes;
   std::function<void(const Peer&, CloseCause, absl::string_view why)> count_closed;
   std::function<void(std::uint64_t number, Phase)> set_phase;
-  // Marks the connection as lingering. Returns false if too many connections linger already. Called
-  // at most once per connection.
+  // Marks a refused or evicted connection as lingering. Returns false if too many such connections
+  // linger already. Called at most once per connection.
   std::function<bool(std::uint64_t number)> try_linger;
   // The destructor of a connection calls this last. `name` is empty if the connection was never
   // handed to gRPC.
@@ -95,7 +96,8 @@ class GuardedConnection final : public std::enable_shared_from_this<GuardedConne
   void Reject(CloseCause cause, const absl::Status& why);
   // Enforces the time limits. Called about once a second.
   void Tick(absl::Time now);
-  // Closes the connection to make room for a new one, unless it has an open call by then.
+  // Closes the connection to make room for a new one, unless it has an open call by then. A
+  // lingering connection is closed at once.
   void Evict();
   // Ends all calls of the connection and sends the client the reason.
   void Refuse(CloseCause cause, absl::Status why);

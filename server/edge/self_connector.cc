@@ -77,7 +77,10 @@ absl::StatusOr<int> SelfConnector::Connect(const Endpoint& listening) {
     if (not_accepted_.size() >= kMaxNotAccepted) not_accepted_.erase(not_accepted_.begin());
     not_accepted_.push_back(Bytes(local));
   }
-  if (const int error = ConnectWithin(connection.fd, to); error != 0) return fail(error);
+  if (const int error = ConnectWithin(connection.fd, to); error != 0) {
+    RemoveIfOwn(local);  // a client may get the same address later
+    return fail(error);
+  }
   return std::exchange(connection.fd, -1);
 }
 

@@ -13,7 +13,7 @@ namespace quire::server {
 void WatchedDescriptors::Add() {
   MutexLock lock(&mutex_);
   ++count_;
-  if (count_ + kRow / 2 <= num_blocks_) return;
+  if (count_ + kBatchSize / 2 <= num_blocks_) return;
   num_blocks_ = std::max(num_blocks_, count_ + AllocateBatch());
 }
 
@@ -33,22 +33,22 @@ std::size_t WatchedDescriptors::num_blocks() const {
   return num_blocks_;
 }
 
-// Makes Asio watch kRow copies of a descriptor that never becomes ready, then stop watching them.
-// Returns the number of copies.
+// Makes Asio watch kBatchSize copies of a descriptor that never becomes ready, then stop watching
+// them. Returns the number of copies.
 std::size_t WatchedDescriptors::AllocateBatch() {
   using Descriptor = boost::asio::posix::stream_descriptor;
-  std::vector<Descriptor> row;
+  std::vector<Descriptor> batch;
   try {
-    row.reserve(kRow);
+    batch.reserve(kBatchSize);
     Descriptor first(*io_, eventfd(0, EFD_CLOEXEC));  // throws if there is no descriptor
-    while (row.size() < kRow) {
+    while (batch.size() < kBatchSize) {
       const int copy = fcntl(first.native_handle(), F_DUPFD_CLOEXEC, 0);
       if (copy < 0) break;
-      row.emplace_back(*io_, copy);
+      batch.emplace_back(*io_, copy);
     }
   } catch (const std::exception&) {  // no descriptor is free; the next call may succeed
   }
-  return row.size();
+  return batch.size();
 }
 
 }  // namespace quire::server

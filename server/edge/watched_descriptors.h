@@ -8,8 +8,8 @@
 // kernel afterwards.
 //
 // Place:      inside GrpcAcceptor.
-// Invariants: Asio has blocks for kRow / 2 more descriptors than are counted, unless the process
-//             had too few descriptors for a batch.
+// Invariants: Asio has blocks for kBatchSize / 2 more descriptors than are counted, unless the
+//             process had too few descriptors for a batch.
 // Threads:    any.
 
 #include <boost/asio/io_context.hpp>
@@ -22,7 +22,7 @@ namespace quire::server {
 
 class WatchedDescriptors {
  public:
-  static constexpr std::size_t kRow = 128;
+  static constexpr std::size_t kBatchSize = 128;
 
   explicit WatchedDescriptors(boost::asio::io_context* io) : io_(io) {}
 

@@ -186,8 +186,9 @@ absl::Status BatchReactor::Execute(const v1::BatchGenerateRequest& message) {
     return absl::OkStatus();
   }
   if (message.command_case() != v1::BatchGenerateRequest::kCancelRequestId) {
-    return WithReason(absl::InvalidArgumentError("batch command is missing"),
-                      Reason::kPromptMissing, {{"field", "command"}});
+    return WithReason(
+        absl::InvalidArgumentError("command is missing; set generate or cancel_request_id"),
+        Reason::kPromptMissing, {{"field", "command"}});
   }
   std::shared_ptr<Item> item;
   {

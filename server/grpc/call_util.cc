@@ -28,7 +28,7 @@ Credentials ReadCredentials(const grpc::CallbackServerContext& call, const Peer&
 absl::Status ParseMessage(const grpc::ByteBuffer& bytes, google::protobuf::Message* message) {
   // The client half-closed or reset the call before it sent a message.
   if (!bytes.Valid()) {
-    return WithReason(absl::InvalidArgumentError("the call carries no message"),
+    return WithReason(absl::InvalidArgumentError("the call has no request message"),
                       Reason::kPromptMissing, {{"field", "request"}});
   }
   {

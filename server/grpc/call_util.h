@@ -34,7 +34,7 @@ grpc::ByteBuffer SerializeMessage(const google::protobuf::Message& message);
 // Returns the first value of metadata `key`, or "".
 std::string MetadataValue(const grpc::CallbackServerContext& call, const char* key);
 
-// Returns the authenticated caller if it holds `scope`. Every handler calls this before it does
+// Returns the authenticated caller if it has `scope`. Every handler calls this before it does
 // anything else. Refusals are logged.
 absl::StatusOr<Identity> Authorize(const HandlerContext& context,
                                    const grpc::CallbackServerContext& call,

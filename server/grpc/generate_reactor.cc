@@ -2,7 +2,6 @@
 
 #include <grpcpp/server_context.h>
 
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>

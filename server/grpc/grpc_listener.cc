@@ -9,8 +9,6 @@
 #include <grpcpp/server.h>
 #include <grpcpp/server_builder.h>
 
-#include <chrono>
-#include <functional>
 #include <limits>
 #include <mutex>
 #include <utility>
@@ -38,6 +36,7 @@ constexpr absl::Duration kMessageTimeout = absl::Seconds(60);
 constexpr absl::Duration kWriteStall = absl::Seconds(60);
 // Time for clients to read the last bytes when gRPC shuts down.
 constexpr absl::Duration kFlushTime = absl::Seconds(2);
+
 // Returns the number of pings that a client may send while the server sends nothing.
 int MaxIdlePings(const KeepaliveOptions& keepalive) {
   return keepalive.permit_without_calls ? 100 : 2;
@@ -166,7 +165,7 @@ absl::StatusOr<std::unique_ptr<GrpcListener>> GrpcListener::Start(
       grpc::InsecureServerCredentials());
   for (grpc::Service* service : services) builder.RegisterService(service);
   state->server = builder.BuildAndStart();
-  if (state->server == nullptr) return absl::InternalError("gRPC does not start a server");
+  if (state->server == nullptr) return absl::InternalError("gRPC failed to start a server");
   // The default health service begins with SERVING for "".
   state->server->GetHealthCheckService()->SetServingStatus(false);
   state->self = state->server->InProcessChannel({});

@@ -7,8 +7,9 @@
 // Invariants: Start fails if another process listens on the port, unless reuse_port is set. Every
 //             health name is NOT_SERVING when Start returns. Compressed messages are refused with
 //             UNIMPLEMENTED.
-// Threads:    Start and Shutdown from one thread. SetServing, KeepPolling, CheckReachable and
-//             is_reachable from one thread.
+// Threads:    Start, KeepPolling, CheckReachable and Shutdown from one thread at a time. SetServing
+//             and is_reachable from any. Listeners calls SetServing from several threads, under a
+//             lock.
 // Lifetime:   the services and the objects in the options outlive it.
 
 #include <cstdint>
@@ -55,8 +56,8 @@ class GrpcListener {
   // gRPC's callback threads may sleep for 100 ms at once. A call every 250 ms keeps one awake.
   void KeepPolling();
 
-  // Starts a health check over a new connection to the first address, which is accepted and relayed
-  // like that of any client. See is_reachable.
+  // Starts a health check over a new connection to the first address. Unlike a client's connection
+  // it never uses TLS and does not count against the limits. See is_reachable.
   void CheckReachable();
   // Returns true if a check was answered in the last 20 s, or if the listener is younger than that.
   bool is_reachable() const;

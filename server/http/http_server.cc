@@ -18,7 +18,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "base/file_descriptor.h"
 #include "base/logging.h"
@@ -148,8 +147,9 @@ void HttpServer::Impl::Run() {
   }
 }
 
-// Sessions catch their own exceptions and those of their handlers. Exceptions while accepting are
-// caught here.
+// Sessions catch their own exceptions and those of their handlers, and TlsContext and Transport
+// those of Asio. An exception that reaches this function is logged, but a listening socket whose
+// handler threw it accepts no more.
 void HttpServer::Impl::Serve() {
   SetThreadName(options_.thread_name);
   for (;;) {
@@ -157,7 +157,7 @@ void HttpServer::Impl::Serve() {
       io_.run();
       return;
     } catch (const std::exception& error) {
-      log::Error("http", "exception", {{"error", error.what()}});
+      log::Error("http", "exception while accepting connections", {{"error", error.what()}});
     }
   }
 }

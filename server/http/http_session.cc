@@ -12,7 +12,6 @@
 #include "base/clock.h"
 #include "base/error_reason.h"
 #include "base/logging.h"
-#include "base/status.h"
 #include "server/http/request_head.h"
 
 namespace quire::server {
@@ -288,14 +287,28 @@ void HttpSession::Arm(absl::Duration time) {
   });
 }
 
+// Names the limit that a request has exceeded.
+std::string HttpSession::DescribeTimeout() const {
+  const HttpServerOptions& options = host_->options();
+  if (!reader_.is_head_parsed()) {
+    return absl::StrCat("the head of the request is not complete ",
+                        absl::FormatDuration(options.head_time), " after its first byte");
+  }
+  if (MonotonicNow() < body_deadline_) {
+    return absl::StrCat("no byte of the body has arrived for ",
+                        absl::FormatDuration(options.body_silence_time));
+  }
+  return absl::StrCat("the body of the request is not complete ",
+                      absl::FormatDuration(options.body_time), " after its head");
+}
+
 void HttpSession::OnTimer() {
   // The timer may have been set again or disarmed after it expired.
   if (!is_armed_ || timer_.expiry() > std::chrono::steady_clock::now()) return;
   // A client that does not read "100 Continue" would not read this answer either.
   if (state_ == State::kReading && reader_.has_begun() && !is_writing_continue_) {
-    return Refuse(
-        MakeRefusal(WithReason(absl::DeadlineExceededError("the request did not arrive in time"),
-                               Reason::kRequestTimeout)));
+    return Refuse(MakeRefusal(
+        WithReason(absl::DeadlineExceededError(DescribeTimeout()), Reason::kRequestTimeout)));
   }
   Close();
 }

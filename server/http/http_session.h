@@ -83,6 +83,7 @@ class HttpSession final : public std::enable_shared_from_this<HttpSession> {
   void Parse();
   std::optional<HttpAnswer> ProcessHead();
   HttpAnswer MakeRefusal(const absl::Status& error) const;
+  std::string DescribeTimeout() const;
   void Refuse(HttpAnswer answer);
   void ArmForBody();
   void SendContinue();

@@ -107,10 +107,11 @@ HttpAnswer PageAnswer() {
 }  // namespace
 
 std::string StatusJson(const StatusSources& sources, const ServedModel* model, absl::Time now) {
+  const LifeState state = sources.state->state();
+  const bool is_pre_drain = sources.state->drain_started() && state == LifeState::kReady;
   ordered_json status = {
       {"version", sources.version},
-      {"state",
-       sources.state->drain_started() ? "pre_drain" : LifeStateName(sources.state->state())},
+      {"state", is_pre_drain ? "pre_drain" : LifeStateName(state)},
       {"uptime_seconds", absl::ToDoubleSeconds(now - sources.start_time)},
       {"openai", sources.openai_address.empty() ? ordered_json(nullptr)
                                                 : ordered_json{{"address", sources.openai_address},

@@ -10,8 +10,8 @@
 // Invariants: the page itself contains no data. /status.json needs the scope `metrics`. Without
 //             authentication it is served on loopback addresses only (403 elsewhere), and the
 //             header Host has to be local (http_host.h).
-// Threads:    any. One request at a time waits for the end of the current step, for a second at
-//             most. Other requests, and that one if the second has passed, are answered without
+// Threads:    any. At most one request waits for the end of the current step, for at most a second.
+//             Other requests, and a request that has waited for a second, are answered without
 //             `pages`.
 // Lifetime:   the objects in StatusSources outlive the handlers.
 
@@ -45,8 +45,9 @@ struct StatusSources {
 // Adds the handlers of both paths to `handlers`.
 void AddStatusHandlers(const StatusSources& sources, HttpHandlers* handlers);
 
-// Returns the body of /status.json. Each run of equal pages is [value, length], with the values of
-// engine::PageSnapshot.
+// Returns the body of /status.json. `state` is a LifeStateName, or "pre_drain" while the server is
+// not ready but still admits requests. Each run of equal pages is [value, length], with the values
+// of engine::PageSnapshot.
 std::string StatusJson(const StatusSources& sources, const ServedModel* model, absl::Time now);
 
 }  // namespace quire::server

@@ -25,9 +25,11 @@
 
 namespace quire::server {
 
-// The activity of a connection, as far as eviction depends on it.
+// The activity of a connection, as far as eviction depends on it. A new connection is idle: one of
+// HTTP until the head of its first request is complete, and one of gRPC during TLS, the HTTP/2
+// preface and until its first call.
 enum class Phase : std::uint8_t {
-  kIdle,           // no request has arrived, or all were answered
+  kIdle,           // no request is open
   kBusy,           // a request is being served
   kAwaitingBytes,  // part of a request has arrived
   kClosing,        // the connection is closing, or was chosen for eviction

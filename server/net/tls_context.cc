@@ -3,6 +3,7 @@
 #include <openssl/ssl.h>
 
 #include <boost/asio/buffer.hpp>
+#include <exception>
 #include <utility>
 
 #include "absl/status/statusor.h"
@@ -29,7 +30,12 @@ int SelectHttp2(SSL*, const unsigned char** out, unsigned char* out_size,
 absl::StatusOr<std::shared_ptr<ssl::context>> MakeContext(const Certificates& certificates,
                                                           bool require_client_cert,
                                                           TlsProtocol protocol) {
-  auto context = std::make_shared<ssl::context>(ssl::context::tls_server);
+  std::shared_ptr<ssl::context> context;
+  try {
+    context = std::make_shared<ssl::context>(ssl::context::tls_server);
+  } catch (const std::exception& error) {  // thrown by Asio for an error of OpenSSL
+    return absl::InternalError(error.what());
+  }
   SSL_CTX* const native = context->native_handle();
   SSL_CTX_set_min_proto_version(native, TLS1_2_VERSION);
   SSL_CTX_set_options(native, SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_TICKET);
@@ -65,7 +71,8 @@ std::shared_ptr<ssl::context> TlsContext::Current() {
     context_ = *std::move(context);
     version_ = certificates->version;
   } else {
-    log::Error("tls", "certificate refused by OpenSSL", {{"error", context.status().message()}});
+    log::Error("tls", "OpenSSL cannot use the certificate",
+               {{"error", context.status().message()}});
   }
   return context_;
 }

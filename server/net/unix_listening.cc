@@ -33,7 +33,8 @@ absl::Status PreparePath(const std::string& address, const std::string& path,
   constexpr std::size_t kMaxPath = sizeof(sockaddr_un{}.sun_path) - 1;
   if (path.size() > kMaxPath) {
     return absl::InvalidArgumentError(absl::StrCat("address ", address, ": the path has ",
-                                                   path.size(), " bytes, at most ", kMaxPath));
+                                                   path.size(), " bytes, at most ", kMaxPath,
+                                                   "; use a shorter path"));
   }
   if (AcceptsConnections(path, executor)) {
     return absl::AlreadyExistsError(absl::StrCat("address ", address, " is in use"));
@@ -42,7 +43,8 @@ absl::Status PreparePath(const std::string& address, const std::string& path,
   if (lstat(path.c_str(), &info) != 0) return absl::OkStatus();
   if (!S_ISSOCK(info.st_mode)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("address ", address, ": the file exists and is not a socket"));
+        absl::StrCat("address ", address,
+                     ": the file exists and is not a socket; remove it or use another path"));
   }
   if (unlink(path.c_str()) != 0) {
     return absl::InvalidArgumentError(
@@ -68,12 +70,15 @@ absl::StatusOr<Local::acceptor> ListenOnUnix(const std::string& address, const s
   if (error) return BindError(address, error);
   // Restores the permissions that umask removed.
   if (chmod(path.c_str(), mode) != 0) {
-    return absl::InvalidArgumentError(
+    const absl::Status failed = absl::InvalidArgumentError(
         absl::StrCat("address ", address, ": the mode cannot be set: ", strerror(errno)));
+    unlink(path.c_str());
+    return failed;
   }
   acceptor.listen(Local::acceptor::max_listen_connections, error);
-  if (error) return BindError(address, error);
-  return acceptor;
+  if (!error) return acceptor;
+  unlink(path.c_str());
+  return BindError(address, error);
 }
 
 }  // namespace quire::server

@@ -2,13 +2,12 @@
 
 // One call without a stream: reads the body, runs an Evaluation and writes the answer.
 //
-// Place:      created by openai_service.cc on the exchange's sequence.
+// Place:      created by openai_service.cc on the exchange's strand.
 // Invariants: there is one answer, after no request of the call is live. If the client disconnects,
 //             all requests are cancelled at once.
-// Threads:    the exchange's sequence, and `worker`, which reads bodies and writes answers.
+// Threads:    the exchange's strand, and `worker`, which reads bodies and writes answers.
 // Lifetime:   keeps itself alive until the answer. The worker outlives the exchange.
 
-#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>

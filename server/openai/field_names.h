@@ -6,7 +6,7 @@
 //   names.Set("constraint.regex", "structured_outputs.regex");
 //   names.Rename("constraint.regex")                           -> "structured_outputs.regex"
 //   names.Rename("chat.tools[2].parameters_json_schema")       -> "tools[2].function.parameters"
-//   names.RenameIn("stopping.stop[1] has 300 bytes, ..")     -> "stop[1] has 300 bytes, .."
+//   names.RenameIn("stopping.stop[1] has 300 bytes")           -> "stop[1] has 300 bytes"
 //
 // Place:      below openai_error.cc, which applies it to every error of the listener. The readers
 //             of bodies add names that depend on the request.

@@ -2,13 +2,11 @@
 
 #include <algorithm>
 #include <exception>
-#include <functional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "base/error_reason.h"
-#include "base/status.h"
 #include "server/api/request_translator.h"
 #include "server/api/status_mapping.h"
 #include "server/config/live_config.h"
@@ -70,7 +68,7 @@ void OpenAiCall::Begin(std::string body, CallWorker* worker) {
 }
 
 void OpenAiCall::Prepare(const std::string& body) {
-  // Our code does not throw, but libraries may, mainly for failed allocations.
+  // Our code does not throw, but libraries may.
   try {
     absl::StatusOr<OpenAiRequest> request = Read(body);
     if (request.ok()) return Start(*std::move(request));
@@ -128,7 +126,7 @@ void OpenAiCall::Start(OpenAiRequest request) {
       head_.tokens(*served));
 }
 
-// From here on, everything runs on the sequence of the exchange.
+// From here on, everything runs on the strand of the exchange.
 void OpenAiCall::Run() {
   is_running_ = true;
   if (is_gone_) CancelAll();

@@ -4,14 +4,14 @@
 //
 //   exchange -> Begin -> Prepare: parse, Generation::Start per prompt -> Pump ... -> End
 //
-// Place:      created by openai_service.cc on the exchange's sequence.
-// Invariants: while a part of the stream is being written, nothing is taken from a generation. So
-//             if the client stops reading, tokens queue up in TokenStream and the engine stalls the
+// Place:      created by openai_service.cc on the exchange's strand.
+// Invariants: no tokens are popped from generations while a chunk is being written. So if the
+//             client stops reading, tokens queue up in TokenStream and the engine stalls the
 //             request. A failure of one prompt, or an exception while writing the answer, cancels
 //             the other prompts and becomes the answer of the call. If the client disconnects, all
 //             are cancelled at once. The call ends when every generation has ended.
-// Threads:    the exchange's sequence; OnReady from any. For a large body, Prepare runs on a
-//             worker, and the sequence does not use its results until it has returned.
+// Threads:    the exchange's strand; OnReady from any. For a large body, Prepare runs on a worker,
+//             and the strand does not use its results until it has returned.
 // Lifetime:   keeps itself alive until the end of the call.
 
 #include <atomic>

@@ -182,7 +182,7 @@ absl::Status CheckMembers(const JsonValue& object, absl::string_view where,
   return absl::OkStatus();
 }
 
-// Checks that there is no other constraint, and names this one by the path of `value`.
+// Fails if a constraint is already set; else records the path of `value` as its name.
 absl::Status CheckFirstConstraint(const JsonValue& value, const v1::GenerateRequest& request,
                                   FieldNames* names) {
   if (request.has_constraint()) {
@@ -214,8 +214,9 @@ absl::Status ReadStructuralTags(const JsonValue& value, const std::string& text,
 
 // Reads the members json, regex, choice, grammar and json_object, whose names begin with `prefix`.
 // `raw` is the object's text in the body.
-absl::Status ReadKinds(const JsonFields& fields, const std::string& prefix, absl::string_view raw,
-                       v1::GenerateRequest* request, FieldNames* names) {
+absl::Status ReadConstraintMembers(const JsonFields& fields, const std::string& prefix,
+                                   absl::string_view raw, v1::GenerateRequest* request,
+                                   FieldNames* names) {
   const std::string json = prefix + "json";
   if (const auto schema = fields.Find(json)) {
     QUIRE_RETURN_IF_ERROR(CheckFirstConstraint(*schema, *request, names));
@@ -260,7 +261,7 @@ absl::Status ReadGuided(const JsonFields& body, absl::string_view bytes,
     if (!other) continue;
     return BadField(*other, "is not supported; use response_format or structured_outputs");
   }
-  QUIRE_RETURN_IF_ERROR(ReadKinds(body, "guided_", bytes, request, names));
+  QUIRE_RETURN_IF_ERROR(ReadConstraintMembers(body, "guided_", bytes, request, names));
   const auto structured = body.Find("structured_outputs");
   if (!structured) return absl::OkStatus();
   if (!structured->is_object()) return BadField(*structured, "must be an object");
@@ -282,7 +283,7 @@ absl::Status ReadGuided(const JsonFields& body, absl::string_view bytes,
     const auto is_on = other->AsBool();
     if (!is_on.ok() || *is_on) return BadField(*other, "is not supported");
   }
-  return ReadKinds(JsonFields(*structured), "", raw, request, names);
+  return ReadConstraintMembers(JsonFields(*structured), "", raw, request, names);
 }
 
 // The schema of a response format; absent if it has none.
@@ -338,7 +339,7 @@ absl::Status ReadResponseFormat(const JsonFields& body, absl::string_view bytes,
   if (!schema.value && type == "json_schema") {
     return BadField(*format, "has the type json_schema but no json_schema.schema");
   }
-  // A schema without any constraint means any JSON object, too.
+  // An empty schema also means any JSON object.
   const bool is_free = !schema.value || schema.value->raw() == nlohmann::json::object() ||
                        schema.value->raw() == nlohmann::json(true);
   if (type == "json_object" && is_free) {
@@ -376,8 +377,8 @@ absl::StatusOr<bool> ReadWord(const JsonValue& value, absl::string_view first,
                                       first, " or ", second));
 }
 
-// Reads the start and the white space policy of the constraint, from our own fields, which apply to
-// response_format too, and from vLLM's disable_any_whitespace.
+// Reads constraint_start and constraint_whitespace, also valid with response_format, and vLLM's
+// disable_any_whitespace.
 absl::Status ReadConstraintOptions(const JsonFields& body, v1::GenerateRequest* request) {
   const bool has_json = HasJson(request->constraint());
   if (const auto structured = body.Find("structured_outputs")) {
@@ -386,7 +387,7 @@ absl::Status ReadConstraintOptions(const JsonFields& body, v1::GenerateRequest* 
         JsonFields(*structured).Bool("disable_any_whitespace", [&](bool v) { is_compact = v; }));
     if (is_compact && !has_json) {
       return BadField(*JsonFields(*structured).Find("disable_any_whitespace"),
-                      "must be false without JSON in the constraint");
+                      "must be false unless the constraint produces JSON");
     }
     if (is_compact) request->mutable_constraint()->set_whitespace(v1::WHITESPACE_POLICY_COMPACT);
   }
@@ -399,7 +400,7 @@ absl::Status ReadConstraintOptions(const JsonFields& body, v1::GenerateRequest* 
   const auto space = body.Find("constraint_whitespace");
   if (!space) return absl::OkStatus();
   QUIRE_ASSIGN_OR_RETURN(const bool is_compact, ReadWord(*space, "bounded", "compact"));
-  if (!has_json) return BadField(*space, "needs a constraint with JSON");
+  if (!has_json) return BadField(*space, "needs a constraint that produces JSON");
   if (!is_compact && request->constraint().whitespace() == v1::WHITESPACE_POLICY_COMPACT) {
     return BadField(*space, "cannot be bounded together with disable_any_whitespace");
   }
@@ -408,7 +409,7 @@ absl::Status ReadConstraintOptions(const JsonFields& body, v1::GenerateRequest* 
   return absl::OkStatus();
 }
 
-// Tools are read later, so RequestTranslator checks that there is a schema.
+// Tools may supply the schema later, so RequestTranslator checks for it.
 absl::Status ReadUnenforced(const JsonFields& body, v1::GenerateRequest* request) {
   const auto policy = body.Find("constraint_unenforced");
   if (!policy) return absl::OkStatus();
@@ -547,8 +548,8 @@ absl::StatusOr<OpenAiRequest> ParseCompletionRequest(absl::string_view bytes,
     shared.mutable_stopping()->set_max_tokens(1);
     shared.mutable_stopping()->clear_min_tokens();
   }
-  // The first prompt token has no log-probability, so its id is needed for its text. With hidden
-  // output the ids show whether the prompt ends within a character.
+  // The first prompt token has no log-probability entry to carry its text, so its id is requested.
+  // With hidden output the ids show whether the prompt ends within a character.
   output->set_token_ids(result.echo && (result.logprobs || result.hides_output));
   QUIRE_RETURN_IF_ERROR(AddPrompts(body, shared, &result));
   return result;
@@ -572,7 +573,7 @@ absl::StatusOr<OpenAiRequest> ParseChatRequest(absl::string_view bytes,
   // In a chat request, logprobs is a boolean and top_logprobs is the number.
   result.names.Set("output.logprobs", "top_logprobs");
   result.names.Set("prompt", "messages");
-  // A request without a constraint can only have the one that its tools imply.
+  // Without an explicit constraint, the only one comes from tools, so errors name `tools`.
   if (request.constraint().kind_case() == v1::Constraint::KIND_NOT_SET) {
     result.names.SetConstraint("tools");
   }

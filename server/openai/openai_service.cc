@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <string>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -9,7 +10,6 @@
 #include "absl/strings/strip.h"
 #include "base/json_text.h"
 #include "base/logging.h"
-#include "base/status.h"
 #include "server/config/live_config.h"
 #include "server/config/validator.h"
 #include "server/http/http_credentials.h"
@@ -61,16 +61,24 @@ HttpAnswer UnknownEndpoint(absl::string_view path) {
                      absl::StrCat("endpoint ", path.substr(0, 200), " does not exist"), "path");
 }
 
-HttpAnswer WrongMethod(absl::string_view allowed) {
-  HttpAnswer answer = OpenAiError(Reason::kMethodNotAllowed,
-                                  absl::StrCat("method is not allowed; use ", allowed), "method");
+// Quotes text of a header for an error message, with at most 200 bytes.
+std::string Quoted(absl::string_view text) {
+  return JsonQuoted(text.substr(0, 200));
+}
+
+HttpAnswer WrongMethod(absl::string_view method, absl::string_view allowed) {
+  HttpAnswer answer = OpenAiError(
+      Reason::kMethodNotAllowed,
+      absl::StrCat("method ", Quoted(method), " is not allowed; use ", allowed), "method");
   answer.headers.emplace_back("Allow", std::string(allowed));
   return answer;
 }
 
-HttpAnswer ForeignOriginError() {
-  return OpenAiError(Reason::kOriginNotAllowed,
-                     "the origin is not listed in openai.allowed_origins", "origin");
+HttpAnswer ForeignOriginError(absl::string_view origin) {
+  return OpenAiError(
+      Reason::kOriginNotAllowed,
+      absl::StrCat("origin ", Quoted(origin), " is not listed in openai.allowed_origins"),
+      "origin");
 }
 
 HttpAnswer ForeignHostError() {
@@ -125,7 +133,7 @@ HttpHeaders OpenAiService::OriginHeaders(const HttpRequest& request) const {
 std::optional<HttpAnswer> OpenAiService::CheckHostAndOrigin(const HttpRequest& head) const {
   if (checks_host_ && !IsHostLocal(head)) return ForeignHostError();
   const absl::string_view origin = head.Header("origin");
-  if (!origin.empty() && !IsAllowed(head, origin)) return ForeignOriginError();
+  if (!origin.empty() && !IsAllowed(head, origin)) return ForeignOriginError(origin);
   return std::nullopt;
 }
 
@@ -164,7 +172,8 @@ void OpenAiService::Handle(const std::shared_ptr<HttpExchange>& exchange) {
   }
   const bool generates = !MethodName(request.path).empty();
   if (generates && request.method == "POST") return Post(exchange, std::move(headers));
-  exchange->Answer(AddHeaders(std::move(headers), generates ? WrongMethod("POST") : Get(request)));
+  exchange->Answer(AddHeaders(std::move(headers),
+                              generates ? WrongMethod(request.method, "POST") : Get(request)));
 }
 
 HttpAnswer OpenAiService::Preflight(const HttpRequest& request, HttpHeaders headers) const {
@@ -184,7 +193,8 @@ HttpAnswer OpenAiService::Get(const HttpRequest& request) const {
   if (!is_health && path != kModelsPath && !absl::StartsWith(path, "/v1/models/")) {
     return UnknownEndpoint(path);
   }
-  if (request.method != "GET" && request.method != "HEAD") return WrongMethod("GET, HEAD");
+  if (request.method != "GET" && request.method != "HEAD")
+    return WrongMethod(request.method, "GET, HEAD");
   return is_health ? ReadinessAnswer(*context_.state) : Models(request);
 }
 

@@ -10,6 +10,7 @@
 #include <list>
 #include <memory>
 #include <optional>
+#include <random>
 #include <string>
 #include <utility>
 
@@ -39,6 +40,7 @@ class GrpcConnectionsTest : public ::testing::Test {
     Poll();
     connections_.WaitUntilEmpty(MonotonicNow() + absl::Seconds(10));
     EXPECT_TRUE(connections_.List().empty());
+    EXPECT_TRUE(connections_.CheckIntegrity().ok());
   }
 
   // Adds a connection whose number is the count of those before it.
@@ -128,6 +130,36 @@ TEST_F(GrpcConnectionsTest, FewConnectionsLingerAtOnce) {
   connections_.List()[0]->Abort();
   EXPECT_TRUE(IsClosed(0));
   EXPECT_TRUE(connections_.TryLinger(GrpcConnections::kMaxLingering));
+}
+
+TEST_F(GrpcConnectionsTest, CountsStayCorrectAfterRandomOperations) {
+  const std::uint32_t seed = std::random_device()();
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
+  std::mt19937 random(seed);
+  for (int i = 0; i < 300; ++i) {
+    const auto open = connections_.List();
+    const std::string network(1, "abc"[random() % 3]);
+    const auto any = open.empty() ? nullptr : open[random() % open.size()];
+    switch (random() % 6) {
+      case 0:
+      case 1:
+        if (connections_.MakeRoom(network).ok()) Add(network);
+        break;
+      case 2:
+        Add(std::nullopt);
+        break;
+      case 3:
+        if (any != nullptr) connections_.SetPhase(any->number(), static_cast<Phase>(random() % 4));
+        break;
+      case 4:
+        connections_.EvictOne(random() % 2 == 0 ? network : "");
+        break;
+      default:
+        if (any != nullptr) any->Refuse(CloseCause::kMemory, absl::ResourceExhaustedError("full"));
+    }
+    if (random() % 2 == 0) Poll();
+    ASSERT_TRUE(connections_.CheckIntegrity().ok()) << connections_.CheckIntegrity();
+  }
 }
 
 TEST_F(GrpcConnectionsTest, ListsByNumber) {

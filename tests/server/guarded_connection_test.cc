@@ -267,6 +267,25 @@ TEST_F(GuardedConnectionTest, ClosesWithoutAFrameIfItMayNotLinger) {
   EXPECT_EQ(from_server_, "");
 }
 
+TEST_F(GuardedConnectionTest, ConnectionThatGrpcClosesLingersInItsPlaceUntilItIsEvicted) {
+  may_linger_ = false;  // only refused and evicted connections need permission
+  SendThrough(kCall);
+  Send(grpc_, kServerSettings);
+  to_grpc_ = FileDescriptor();
+  grpc_.ours.close();
+  EXPECT_TRUE(Becomes([this] { return has_client_ended_; }));
+  EXPECT_EQ(from_server_, kServerSettings);
+  EXPECT_EQ(phase_, Phase::kIdle);
+  Send(client_, "read and discarded");
+  Poll();
+  connection_->Evict();
+  Poll();
+  EXPECT_EQ(phase_, Phase::kClosing);
+  boost::system::error_code error;
+  client_.ours.write_some(boost::asio::buffer("x", 1), error);
+  EXPECT_TRUE(error) << "the socket is closed";
+}
+
 TEST_F(GuardedConnectionTest, HalfCloseReachesGrpcAndTheResponseReachesTheClient) {
   SendThrough(kCall);
   client_.ours.shutdown(Local::socket::shutdown_send);

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/http/ops_handlers.h"
+#include "server/http/status_handlers.h"
 #include "tests/server/http_client.h"
 #include "tests/testing/temp_dir.h"
 
@@ -114,6 +115,22 @@ TEST(OpsHandlersTest, AnswersMatchTheState) {
   EXPECT_THAT(ask("/metrics").body, HasSubstr("quire_test_total 1"));
   EXPECT_THAT(ask("/metrics").content_type, HasSubstr("version=0.0.4"));
   EXPECT_EQ(MakeOpsHandlers(&state, nullptr, authenticator->get()).count("/metrics"), 0u);
+}
+
+TEST(StatusHandlersTest, PreDrainEndsWhenAdmissionEnds) {
+  ServingState state(absl::Seconds(1));
+  StatusSources sources;
+  sources.state = &state;
+  const auto status = [&] { return StatusJson(sources, /*model=*/nullptr, absl::Now()); };
+  state.SetDrainStarted(true);
+  EXPECT_THAT(status(), HasSubstr(R"("state":"loading")"));
+  state.SetState(LifeState::kReady);
+  EXPECT_THAT(status(), HasSubstr(R"("state":"pre_drain")"));
+  state.SetState(LifeState::kDraining);
+  EXPECT_THAT(status(), HasSubstr(R"("state":"draining")"));
+  state.SetDrainStarted(false);
+  state.SetState(LifeState::kReady);
+  EXPECT_THAT(status(), HasSubstr(R"("state":"ready")"));
 }
 
 // SHA-256 of "good", the metrics token, and of "other", which may only generate.

@@ -25,6 +25,7 @@
 namespace quire::server {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
@@ -242,11 +243,13 @@ TEST_F(HttpServerTest, SlowHeadsBodiesAndHandshakesTimeOut) {
   EXPECT_EQ(silent.ReadAll(), "");
   HttpClient head(address());
   ASSERT_TRUE(head.Send("GET / HTTP/1.1\r\nHos"));
-  EXPECT_THAT(head.ReadAll(), StartsWith("HTTP/1.1 408"));
+  EXPECT_THAT(head.ReadAll(), AllOf(StartsWith("HTTP/1.1 408"),
+                                    HasSubstr("the head of the request is not complete 50ms")));
   head.Close();
   HttpClient body(address());
   ASSERT_TRUE(body.Send("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nabc"));
-  EXPECT_THAT(body.ReadAll(), StartsWith("HTTP/1.1 408"));
+  EXPECT_THAT(body.ReadAll(), AllOf(StartsWith("HTTP/1.1 408"),
+                                    HasSubstr("the body of the request is not complete 50ms")));
   body.Close();
   HttpClient idle(address());
   EXPECT_EQ(idle.Ask("GET", "/e").status, 200);
@@ -403,7 +406,8 @@ TEST_F(HttpServerTest, StalledBodyTimesOutBeforeTheBodyTimeout) {
   Start(std::move(options));
   HttpClient stopped(address());
   ASSERT_TRUE(stopped.Send("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nabc"));
-  EXPECT_THAT(stopped.ReadAll(), StartsWith("HTTP/1.1 408"));
+  EXPECT_THAT(stopped.ReadAll(), AllOf(StartsWith("HTTP/1.1 408"),
+                                       HasSubstr("no byte of the body has arrived for 50ms")));
 }
 
 TEST_F(HttpServerTest, ProbesAreAnsweredAtTheConnectionLimit) {

@@ -207,7 +207,9 @@ TEST_F(OpenAiServiceTest, EndpointsAndMethods) {
   EXPECT_EQ(Parsed(client.Ask("GET", "/v1/models/" + served().id())), models["data"][0]);
   EXPECT_EQ(client.Ask("GET", "/v1/models/none").status, 404);
   EXPECT_EQ(client.Ask("POST", "/v1/models", "{}").status, 405);
-  EXPECT_EQ(client.Ask("GET", "/v1/completions").status, 405);
+  const HttpReply wrong_method = client.Ask("GET", "/v1/completions");
+  EXPECT_EQ(wrong_method.status, 405);
+  EXPECT_EQ(Parsed(wrong_method)["error"]["message"], "method \"GET\" is not allowed; use POST");
   for (const char* const path : {"/v1/images/edits", "/v1/responses", "/v1/audio/speech"}) {
     const HttpReply reply = client.Ask("POST", path, "{}");
     EXPECT_EQ(reply.status, 501);
@@ -222,6 +224,11 @@ TEST_F(OpenAiServiceTest, RejectsPagesOfOtherSites) {
   const json body = {{"prompt", "Once"}, {"max_tokens", 1}};
   const HttpReply refused = Post("/v1/completions", body, "Origin: https://evil.example\r\n");
   EXPECT_EQ(refused.status, 403);
+  EXPECT_EQ(Parsed(refused)["error"]["message"],
+            "origin \"https://evil.example\" is not listed in openai.allowed_origins");
+  const std::string long_origin = absl::StrCat("Origin: ", std::string(300, 'x'), "\r\n");
+  EXPECT_THAT(Parsed(Post("/v1/completions", body, long_origin))["error"]["message"],
+              HasSubstr(absl::StrCat("origin \"", std::string(200, 'x'), "\" is")));
   EXPECT_THAT(refused.head, Not(HasSubstr("Access-Control")));
   const HttpReply allowed = Post("/v1/completions", body, "Origin: https://chat.example\r\n");
   EXPECT_EQ(allowed.status, 200);

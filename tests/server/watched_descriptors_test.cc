@@ -25,11 +25,11 @@ TEST(WatchedDescriptorsTest, HasBlocksForCountedDescriptors) {
     ASSERT_GE(watched.num_blocks(), static_cast<std::size_t>(count));
     if (is_more) {
       ASSERT_GE(watched.num_blocks(),
-                static_cast<std::size_t>(count) + WatchedDescriptors::kRow / 2);
+                static_cast<std::size_t>(count) + WatchedDescriptors::kBatchSize / 2);
     }
     ASSERT_TRUE(watched.CheckIntegrity().ok()) << watched.CheckIntegrity();
   }
-  EXPECT_GT(count, static_cast<int>(2 * WatchedDescriptors::kRow));
+  EXPECT_GT(count, static_cast<int>(2 * WatchedDescriptors::kBatchSize));
 }
 
 }  // namespace

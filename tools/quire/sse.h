@@ -14,9 +14,9 @@ namespace quire::client {
 
 class SseParser {
  public:
-  // Takes the next bytes, split anywhere, and returns the data of each event that ends in them: its
-  // "data" lines joined by line feeds. Skips events without data, comments and other fields. Lines
-  // end with LF or CRLF.
+  // Consumes the next bytes, which may be split anywhere. Returns the data of each completed event:
+  // its "data" lines joined by line feeds. Skips events without data, comments and other fields.
+  // Lines end with LF or CRLF.
   std::vector<std::string> Feed(absl::string_view bytes);
 
  private:
