@@ -50,8 +50,8 @@ absl::StatusCode CodeOf(cudaError_t error) {
 absl::Status CudaStatus(cudaError_t error, absl::string_view what) {
   if (error == cudaSuccess) return absl::OkStatus();
   (void)cudaGetLastError();
-  const absl::Status status(CodeOf(error), absl::StrCat(what, ": ", cudaGetErrorName(error), ", ",
-                                                        cudaGetErrorString(error)));
+  absl::Status status(CodeOf(error), absl::StrCat(what, ": ", cudaGetErrorName(error), ", ",
+                                                  cudaGetErrorString(error)));
   if (status.code() != absl::StatusCode::kUnavailable) return status;
   return WithReason(status, Reason::kDeviceLost);
 }

@@ -16,6 +16,7 @@ struct IntrusiveNode {
 
   IntrusiveNode() = default;
   IntrusiveNode(const IntrusiveNode&) {}
+  // NOLINTNEXTLINE(bugprone-unhandled-self-assignment): does nothing.
   IntrusiveNode& operator=(const IntrusiveNode&) { return *this; }
 };
 

@@ -60,6 +60,7 @@ json Sequence(std::vector<json> parts) {
 // Returns one Isolated Split per pattern, followed by ByteLevel.
 json Splits(const std::vector<std::string>& patterns) {
   std::vector<json> parts;
+  parts.reserve(patterns.size() + 1);
   for (const std::string& pattern : patterns) {
     parts.push_back({{"type", "Split"},
                      {"pattern", {{"Regex", pattern}}},

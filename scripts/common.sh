@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced by the other scripts. Changes to the repository root.
 
 set -euo pipefail

@@ -4,8 +4,8 @@
 A folder holds ctest.xml (`ctest --output-junit`), one XML file per GoogleTest binary, and pytest.xml;
 all optional. A case counts once: those of a binary from its own file, a ctest test without one as a
 case of its own. A test that ctest calls failed though its cases passed (a leak, a race, a crash at the
-end) is one more failure, and so is each of the FAILED_STEPS that left no results. Prints the failures, then `N passed, N failed`; exit status 1 when one failed
-or none passed.
+end) is one more failure, and so is each of the FAILED_STEPS that left no results. Prints the failures, then
+`N passed, N failed`; exit status 1 when one failed or none passed.
 """
 
 import pathlib

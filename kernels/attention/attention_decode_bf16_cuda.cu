@@ -5,6 +5,6 @@
 namespace quire::kernels::attention {
 
 template absl::Status LaunchDecode<BF16>(const CudaContext& context, const TileArgs<BF16>& args,
-                                   std::uint32_t blocks);
+                                         std::uint32_t blocks);
 
 }  // namespace quire::kernels::attention

@@ -4,8 +4,7 @@
 
 namespace quire::kernels::attention {
 
-template absl::Status LaunchDecode<F8E4M3>(const CudaContext& context,
-                                           const TileArgs<F8E4M3>& args,
+template absl::Status LaunchDecode<F8E4M3>(const CudaContext& context, const TileArgs<F8E4M3>& args,
                                            std::uint32_t blocks);
 
 }  // namespace quire::kernels::attention

@@ -5,6 +5,6 @@
 namespace quire::kernels::attention {
 
 template absl::Status LaunchPrefill<F16>(const CudaContext& context, const TileArgs<F16>& args,
-                                   std::uint32_t blocks);
+                                         std::uint32_t blocks);
 
 }  // namespace quire::kernels::attention

@@ -25,6 +25,8 @@ from waiting import comes_true, pace  # noqa: E402
 
 COLUMNS = ["attack", "quiet median, ms", "quiet p99, ms", "attacked median, ms", "attacked p99, ms", "memory before, MiB",
            "peak, MiB", "after, MiB", "seconds until then", "cores used meanwhile"]
+MAX_CONNECTIONS = 10_000  # default of server.grpc.max_connections
+SPARE_CONNECTIONS = 20  # for the neighbour, probes and the daemon's calls to itself
 LONG_COLUMNS = ["what", "when", "memory, MiB", "descriptors", "connections", "p99 of 100 calls, ms"]
 
 
@@ -47,13 +49,20 @@ def settle(scene, before):
     comes_true(lambda: resident_bytes(scene.pid) < 1.1 * before, 30)
 
 
+def connection_limit(scene):
+    """Returns how many gRPC connections the daemon permits, fewer than configured if there are too few descriptors."""
+    warnings = [json.loads(line) for line in scene.daemon.lines if "fewer connections than" in line]
+    return warnings[0]["possible"] if warnings else MAX_CONNECTIONS
+
+
 def held(api, folder, what, opened):
-    """Opens 8000 connections, half of them from each of two addresses."""
+    """Opens 8000 connections, or fewer if the daemon permits fewer, half of them from each of two addresses."""
     with Scene(api, folder, what).running() as scene:
         yield look(scene, what, "before")
         before = resident_bytes(scene.pid)
-        connections = [opened(scene.daemon.grpc_address, source=f"127.0.0.{2 + i % 2}") for i in range(8000)]
-        yield look(scene, what, "while 8000 were opened and held")
+        count = min(8000, connection_limit(scene) - SPARE_CONNECTIONS)
+        connections = [opened(scene.daemon.grpc_address, source=f"127.0.0.{2 + i % 2}") for i in range(count)]
+        yield look(scene, what, f"while {count} were opened and held")
         for connection in connections:
             connection.close()
         settle(scene, before)

@@ -167,7 +167,7 @@ def test_prometheus_evaluates_the_rules_of_a_live_daemon(daemon, tmp_path):
             wait_for("the target is up", lambda: any(
                 target["health"] == "up" for target in ask(port, "targets")["activeTargets"]))
             wait_for("a rule is recorded", lambda: ask(
-                port, "query", query="quire:tokens_generated:rate1m")["result"])
+                port, "query", query="quire:request_queue_seconds:p95_5m")["result"])
             # The second target is unreachable. Its alert stays pending for the required minute.
             pending = wait_for("the alert is raised", lambda: ask(port, "alerts")["alerts"])
             assert {(alert["labels"]["alertname"], alert["state"]) for alert in pending} == {("QuireDown", "pending")}

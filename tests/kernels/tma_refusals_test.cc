@@ -3,8 +3,8 @@
 #include <string>
 #include <utility>
 
-#include "cache_manager/views/tma_plan.h"
 #include "cache_manager/views/reference/tma_reference_source.h"
+#include "cache_manager/views/tma_plan.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/kernels/tma_pool.h"

@@ -98,12 +98,11 @@ ServiceTest::ServiceTest(std::vector<std::string> sets) {
   description.start_time = clock_.Now();
   generation_service_ = std::make_unique<GenerationService>(context, description);
   admin_service_ = std::make_unique<AdminService>(context, drain_.get(), config_.get());
-  auto listener =
-      GrpcListener::Start({.addresses = {"127.0.0.1:0"},
-                           .transport = options.transport,
-                           .peers = &peers_,
-                           .registry = &registry_},
-                          {generation_service_->service(), admin_service_->service()});
+  auto listener = GrpcListener::Start({.addresses = {"127.0.0.1:0"},
+                                       .transport = options.transport,
+                                       .peers = &peers_,
+                                       .registry = &registry_},
+                                      {generation_service_->service(), admin_service_->service()});
   EXPECT_TRUE(listener.ok()) << listener.status();
   listener_ = *std::move(listener);
   const auto channel = ConnectTo(listener_->addresses()[0]);
