@@ -164,8 +164,7 @@ struct TensorInfo {
   HeadRows head = {};
   Split split = Split::kReplicated;
   NormSpec (*norm)(const LayerSpec&) = nullptr;  // kNorm
-  // Null: in every layer that has the block. A kVector is then present in the families that name
-  // it.
+  // Null: in every layer that has the block.
   LayerPredicate is_present = nullptr;
   absl::string_view undivided = "";  // spec field that refuses to be divided
 

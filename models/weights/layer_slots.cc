@@ -50,7 +50,6 @@ class RowFinder {
   }
 
   absl::StatusOr<VectorSlot> Vector(BlockKind block, const TensorInfo& info) const {
-    if (info.PartsIn(names_).empty()) return VectorSlot{};
     const PartInfo& part = info.parts[0];
     const std::string name = NameOf(block, info, part);
     if (info.kind == TensorKind::kNorm) {
