@@ -130,7 +130,7 @@ class PrefixCache {
     return at(node).kind == Kind::kRoot && at(node).key == scope;
   }
 
-  // Number of nodes visited by EvictedBefore since construction; tests bound it.
+  // Number of nodes visited by EvictionSuccessorOf since construction; tests bound it.
   std::uint64_t num_visited() const { return num_visited_; }
   std::uint32_t num_nodes() const { return num_nodes_; }  // without roots
   // Number of nodes and pages published since construction.
@@ -175,7 +175,7 @@ class PrefixCache {
   // Returns the page before which a newly cached page is inserted in eviction order. Groups without
   // window: its nearest cached ancestor, so that leaves are evicted first. Otherwise the null page,
   // which means the most recently used end.
-  BlockId EvictedBefore(BlockId page) const;
+  BlockId EvictionSuccessorOf(BlockId page) const;
   // Unpublishes a cached page that the pool is about to hand out.
   void Evict(BlockId page);
   void RemoveLeaf(NodeId node);

@@ -171,7 +171,7 @@ std::string PartName(const TensorNames& names, const TensorInfo& info, const Par
 }
 
 ExpertStorage ExpertStorageOf(const TensorNames& names) {
-  if (!names.split_gate.empty()) return ExpertStorage::kStacks;
+  if (!names.gate_stack.empty()) return ExpertStorage::kStacks;
   return names.stacked_gate_up.empty() ? ExpertStorage::kPerExpert
                                        : ExpertStorage::kTransposedStacks;
 }

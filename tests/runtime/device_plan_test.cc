@@ -261,9 +261,9 @@ TEST(PoolOfTwoGroupsTest, OneUsablePageIsRefusedByEveryPlan) {
   runtime::RuntimeOptions automatic = options(page);
   automatic.pool.capacity_bytes.reset();
   const cache::PageDemand demand(16, std::vector<cache::CacheGroup>(2), 32);
-  EXPECT_THAT(std::string(runtime::CheckHoldsAnything(automatic, demand, 2).message()),
+  EXPECT_THAT(std::string(runtime::CheckSmallestRequestFits(automatic, demand, 2).message()),
               HasSubstr("kv_cache.capacity_bytes is auto"));
-  EXPECT_TRUE(runtime::CheckHoldsAnything(automatic, demand, 3).ok());
+  EXPECT_TRUE(runtime::CheckSmallestRequestFits(automatic, demand, 3).ok());
 }
 
 // Where all layers have windows it has room for nodes whose pages are gone, which no row needs
