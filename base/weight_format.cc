@@ -42,9 +42,9 @@ absl::Status CheckQuantizedShape(const QuantizedShape& shape) {
   }
   if (shape.has_act_order && shape.has_min && !shape.has_zero_points) {
     return absl::InvalidArgumentError(
-        "quantized weights have an act-order permutation and minimums that are not zero points, "
-        "only "
-        "zero points are supported with it");
+        absl::StrCat(WeightFormatName(shape.format),
+                     " weights have an act-order permutation and minimums that are not zero "
+                     "points, only zero points are supported with a permutation"));
   }
   if (shape.scale_per_feature()) return absl::OkStatus();
   const bool known = shape.group == 32 || shape.group == 64 || shape.group == 128 ||

@@ -40,7 +40,7 @@ struct QuantizedShape {
   // This is exact if the scale is exact in f16.
   bool has_zero_points = false;
   // Groups follow an act-order permutation that is stored with the weights: packed input j
-  // multiplies x[act_order[j]].
+  // multiplies x[act_order[j]]. With has_min it requires has_zero_points.
   bool has_act_order = false;
   // kFp8E4M3: rows of x are quantized to e4m3 before the product (kernels/linear/fp8_rows.h).
   bool quantizes_activations = false;

@@ -37,8 +37,8 @@ class CacheLayout {
     const std::uint32_t window = groups_[group].window;
     return window == 0 || position < window ? 0 : (position - window + 1) / page_size_;
   }
-  // Returns the first column of which a query at `position` reads every token.
-  std::uint32_t FirstReadWhole(std::size_t group, std::uint32_t position) const {
+  // Returns the first column that a query at `position` reads completely.
+  std::uint32_t FirstFullyRead(std::size_t group, std::uint32_t position) const {
     return FirstRead(group, position + page_size_ - 1);
   }
   // Returns the first column that a row holds if its next query is at `position` and its first

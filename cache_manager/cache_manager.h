@@ -85,8 +85,8 @@ class CacheManager {
   CacheManager& operator=(const CacheManager&) = delete;
 
   // Returns the longest published prefix of `tokens`, of at most `max_tokens` tokens. The caller
-  // chooses `max_tokens` so that at least one token is left to compute, or all tokens whose logits
-  // it needs. `keys` are the keys of the full pages of `tokens` under `root`. Adds no references
+  // chooses `max_tokens` so that at least one token and every token whose logits it needs are left
+  // to compute. `keys` are the keys of the full pages of `tokens` under `root`. Adds no references
   // and counts nothing.
   PrefixMatch Match(std::span<const std::int32_t> tokens, std::span<const PageKey> keys,
                     const Hash128& root, std::uint32_t max_tokens) const {

@@ -41,7 +41,7 @@ void FiniteProof::SetProven(BatchRow row, std::uint32_t tokens) {
   for (std::size_t group = 0; group < layout.num_groups(); ++group) {
     const LookupTable& table = rows_->tables()[group];
     const std::uint32_t first = std::max(
-        {layout.FirstReadWhole(group, tokens - 1), table.first_column(row), proven_columns});
+        {layout.FirstFullyRead(group, tokens - 1), table.first_column(row), proven_columns});
     for (std::uint32_t column = first; column < end / page_size; ++column) {
       pool_->SetProvenFinite(table.page(row, column));
     }
@@ -60,7 +60,7 @@ void FiniteProof::SetTailProven(BatchRow row, std::uint32_t computed_tokens,
   if (computed_tokens > proven) return;
   const std::uint32_t column = computed_tokens / layout.page_size();
   for (std::size_t group = 0; group < pages.size(); ++group) {
-    if (column >= layout.FirstReadWhole(group, proven - 1)) pool_->SetProvenFinite(pages[group]);
+    if (column >= layout.FirstFullyRead(group, proven - 1)) pool_->SetProvenFinite(pages[group]);
   }
 }
 

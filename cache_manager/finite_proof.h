@@ -39,16 +39,16 @@ class FiniteProof {
   // See CacheManager::SetProven and proven_tokens.
   void SetProven(BatchRow row, std::uint32_t tokens);
   std::uint32_t proven_tokens(BatchRow row) const;
-  // Marks the pages of a partial column proven if the row's proof covers `computed_tokens`, which
-  // end in that column.
+  // `pages` are the pages of the column in which `computed_tokens` end. Marks them proven if the
+  // row's proof covers these tokens.
   void SetTailProven(BatchRow row, std::uint32_t computed_tokens, std::span<const BlockId> pages);
   // Called before a page of the row's column is replaced by `page`.
   void OnReplace(BatchRow row, std::uint32_t column, BlockId page);
 
   // True if every page is proven finite. Null pages are ignored.
   bool AreProven(std::span<const BlockId> pages) const;
-  // True if all pages that the row has of a column are proven finite. If the row has released the
-  // column, `node_pages`, the pages of its node, are examined instead.
+  // True if the row's pages of the column are proven finite in all groups. If the row has released
+  // the column, the pages of its node, `node_pages`, are examined instead.
   bool IsColumnProven(BatchRow row, std::uint32_t column,
                       std::span<const BlockId> node_pages) const;
   // True if replacing the row's pages of the column by `pages` would replace a proven page by one

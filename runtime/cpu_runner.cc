@@ -39,8 +39,8 @@ std::uint32_t MaxInputs(const models::ModelSpec& spec) {
   return static_cast<std::uint32_t>(inputs);
 }
 
-models::CodedMatrices CodedMatricesOf(const models::Weights& weights) {
-  models::CodedMatrices coded;
+models::QuantizedMatrices QuantizedMatricesOf(const models::Weights& weights) {
+  models::QuantizedMatrices coded;
   const auto add = [&](const models::LinearWeights& linear) {
     for (const kernels::PackedLinear& matrix : linear.matrices) {
       coded.integers |=
@@ -57,7 +57,7 @@ models::CodedMatrices CodedMatricesOf(const models::Weights& weights) {
 }
 
 // Integer and fp8 products share this memory, because they run one after the other.
-std::int64_t LinearScratchBytes(const models::CodedMatrices& coded, std::uint32_t num_rows,
+std::int64_t LinearScratchBytes(const models::QuantizedMatrices& coded, std::uint32_t num_rows,
                                 std::uint32_t inputs) {
   std::int64_t bytes = 0;
   if (coded.integers) {
@@ -101,7 +101,7 @@ absl::Status CpuRunner::Allocate() {
   result_.prompt_logprobs.reserve(limits_.max_step_tokens);
   result_.pools.reserve(limits_.max_rows);
   pooled_.resize(std::size_t{limits_.max_rows} * model.spec.hidden);
-  const models::CodedMatrices coded = CodedMatricesOf(*model.weights);
+  const models::QuantizedMatrices coded = QuantizedMatricesOf(*model.weights);
   scratch_bytes_ = LinearScratchBytes(coded, limits_.max_step_tokens, MaxInputs(model.spec));
   if (scratch_bytes_ > 0) {
     backend.op_workspace().Reserve(static_cast<std::size_t>(scratch_bytes_));
@@ -258,7 +258,7 @@ std::int64_t CpuRunner::workspace_bytes() const {
 }
 
 std::int64_t PlanWorkspaceBytes(const models::ModelSpec& spec, const RunnerOptions& options,
-                                const models::CodedMatrices& coded) {
+                                const models::QuantizedMatrices& coded) {
   const models::StepLimits limits = LimitsOf(options);
   return models::StepBuffers::BytesFor(spec, limits) + PooledBytes(spec, limits) +
          LinearScratchBytes(coded, limits.max_step_tokens, MaxInputs(spec));

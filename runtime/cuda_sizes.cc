@@ -80,7 +80,7 @@ std::int64_t NodesOf(const models::ModelSpec& spec, const CudaSizes& sizes,
       nodes +=
           layer.mlp == models::MlpKind::kMoe ? 2 * kActivationQuantNodes : kActivationQuantNodes;
     if (layer.heads.qk_norm.kind != models::NormKind::kNone) nodes += kQkNormNodes;
-    if (models::HasBranches(layer)) nodes += kBranchNodes;
+    if (models::NeedsBranchBuffer(layer)) nodes += kBranchNodes;
     if (layer.mlp == models::MlpKind::kMoe) nodes += kMoeNodes;
     // MLA has two products per head, into the latent space and back, and two latent norms.
     if (layer.attention == models::AttentionKind::kMla)

@@ -61,7 +61,8 @@ class CudaStepInputs {
                       const StepPadding& padding, const std::int32_t* previous_tokens,
                       std::uint32_t num_previous, models::StepBuffers* buffers);
 
-  // Called after an error, when the contents of the device's tables are unknown.
+  // Makes later steps upload whole rows of the tables. Called after an error, when the contents of
+  // the device's tables are unknown.
   void Forget();
 
  private:

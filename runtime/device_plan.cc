@@ -128,8 +128,8 @@ DType CudaActivationType(const RuntimeOptions& options) {
   return options.pool.dtype == DType::kF32 ? DType::kF32 : DType::kBF16;
 }
 
-absl::Status CheckHoldsAnything(const RuntimeOptions& options, const cache::PageDemand& demand,
-                                std::uint32_t num_blocks) {
+absl::Status CheckSmallestRequestFits(const RuntimeOptions& options,
+                                      const cache::PageDemand& demand, std::uint32_t num_blocks) {
   constexpr std::uint32_t kMinTokens = 2;
   const std::uint32_t needed = demand.PagesFor(kMinTokens);
   if (num_blocks > needed) return absl::OkStatus();
@@ -193,7 +193,7 @@ absl::StatusOr<DevicePlan> PlanDevice(const RuntimeOptions& options,
     request.num_blocks = static_cast<std::uint32_t>(useful);
     QUIRE_ASSIGN_OR_RETURN(plan.memory, PlanDeviceMemory(files, request));
   }
-  QUIRE_RETURN_IF_ERROR(CheckHoldsAnything(options, demand, plan.memory.num_blocks));
+  QUIRE_RETURN_IF_ERROR(CheckSmallestRequestFits(options, demand, plan.memory.num_blocks));
   QUIRE_RETURN_IF_ERROR(CutContext(options, files, demand, request, &plan));
   plan.sequence_pages = demand.PagesFor(static_cast<std::uint32_t>(plan.context_tokens));
   return plan;
@@ -215,7 +215,7 @@ absl::StatusOr<CpuPool> PlanCpuPool(const RuntimeOptions& options, const models:
     pool.geometry.num_blocks = static_cast<std::uint32_t>(
         std::min<std::int64_t>(fit, UsefulBlocks(options, demand, pool.wanted_context_tokens)));
   }
-  QUIRE_RETURN_IF_ERROR(CheckHoldsAnything(options, demand, pool.geometry.num_blocks));
+  QUIRE_RETURN_IF_ERROR(CheckSmallestRequestFits(options, demand, pool.geometry.num_blocks));
   pool.context_tokens =
       LongestSequence(demand, pool.geometry.num_blocks - 1, pool.wanted_context_tokens);
   QUIRE_RETURN_IF_ERROR(CheckContextFits(options.model, pool.context_tokens));

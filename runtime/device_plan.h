@@ -90,8 +90,8 @@ kernels::Determinism DeterminismOf(const DeviceOptions& options);
 DType CudaActivationType(const RuntimeOptions& options);
 
 // Returns INVALID_ARGUMENT if a pool does not hold a prompt of one token and its answer.
-absl::Status CheckHoldsAnything(const RuntimeOptions& options, const cache::PageDemand& demand,
-                                std::uint32_t num_blocks);
+absl::Status CheckSmallestRequestFits(const RuntimeOptions& options,
+                                      const cache::PageDemand& demand, std::uint32_t num_blocks);
 
 // Returns the length of the longest sequence, at most `most` tokens, that `usable_pages` hold.
 std::int32_t LongestSequence(const cache::PageDemand& demand, std::uint32_t usable_pages,

@@ -143,14 +143,14 @@ absl::StatusOr<MemoryPlan> PlanMemory(const formats::ModelFiles& files,
       KvGeometryFor(checked.spec, options.page_size, options.kv_dtype, options.num_blocks));
   MemoryPlan plan;
   plan.weight_bytes = models::WeightBytes(slots, target);
-  plan.weight_format = slots.coded_format.empty() ? "none" : slots.coded_format;
+  plan.weight_format = slots.quantized_format.empty() ? "none" : slots.quantized_format;
   plan.layer_groups = models::PlanLayerGroups(checked.spec);
   plan.page_bytes = geometry.page_bytes();
   plan.pool_bytes = geometry.page_bytes() * geometry.num_blocks;
   plan.prefix_index_bytes = PrefixIndexBytes(checked.spec, geometry, plan.layer_groups,
                                              options.runner, options.prefix_caching);
   plan.workspace_bytes =
-      PlanWorkspaceBytes(checked.spec, options.runner, models::CodedMatricesOf(slots));
+      PlanWorkspaceBytes(checked.spec, options.runner, models::QuantizedMatricesOf(slots));
   return plan;
 }
 

@@ -61,7 +61,7 @@ absl::StatusOr<CheckedSpec> ReadModelSpec(const formats::ModelFiles& files, Devi
     spec->num_labels = static_cast<std::uint32_t>(checked.config.labels.size());
   }
   if (status.ok()) status = models::ValidateSpec(*spec);
-  if (status.ok()) status = models::CheckBuilt(*spec, device);
+  if (status.ok()) status = models::CheckSupported(*spec, device);
   if (!status.ok()) {
     const std::string label = files.gguf().empty() ? files.LabelOf("config.json") : files.source();
     return absl::Status(status.code(), absl::StrCat(label, ": ", status.message()));
@@ -241,7 +241,7 @@ absl::StatusOr<std::unique_ptr<Model>> LoadModel(const formats::ModelFiles& file
   model->architecture = model->config.architecture;
   model->parameter_count = slots->parameter_count;
   model->stored_dtype = slots->stored_dtype;
-  model->quantization = slots->coded_format.empty() ? "none" : slots->coded_format;
+  model->quantization = slots->quantized_format.empty() ? "none" : slots->quantized_format;
   model->warnings = model->config.warnings;
   if (options.mode == LoadMode::kDummy &&
       model->config.stored_quantization.method != formats::StoredMethod::kNone) {

@@ -62,8 +62,8 @@ struct LoadOptions {
 // A loaded model.
 //
 // Place:      between the files of a model and the runners; the server shows its fields to clients.
-// Invariants: spec passed ValidateSpec and CheckBuilt; every weight is finite and has the spec's
-//             shape.
+// Invariants: spec passed ValidateSpec and CheckSupported; every weight is finite and has the
+//             spec's shape.
 // Threads:    immutable after LoadModel.
 // Lifetime:   must outlive every runner made from it. It does not refer to the files.
 struct Model {
@@ -92,7 +92,7 @@ struct Model {
 // A configuration and the specification derived from it. No weights are read.
 struct CheckedSpec {
   models::ModelConfig config;
-  models::ModelSpec spec;  // passed ValidateSpec and CheckBuilt
+  models::ModelSpec spec;  // passed ValidateSpec and CheckSupported
 };
 // Returns the specification of the computation on `device`. See LoadOptions for max_context_tokens.
 // Returns the errors of LoadModel.

@@ -22,9 +22,9 @@ namespace quire::runtime {
 struct RunnerOptions {
   std::uint32_t max_rows = 0;         // rows of a step, and of the cache manager
   std::uint32_t max_step_tokens = 0;  // tokens of a step; determines the workspace size
-  // Maximum number of samples, and of prompt log-probabilities, of one step; 0: 4 * max_rows.
+  // Maximum number of samples of one step; 0: 4 * max_rows.
   std::uint32_t max_step_samples = 0;
-  std::uint32_t max_logprobs = 20;  // maximum number of most likely tokens to report for each
+  std::uint32_t max_logprobs = 20;  // maximum number of most likely tokens to report per token
   // [vocab_size], 0 for ids that the tokenizer cannot decode. These are never sampled and never
   // reported as likely tokens. If empty, every id below text_vocab has text.
   std::vector<std::uint8_t> has_text = {};

@@ -283,16 +283,16 @@ void PrefixCache::DropSubtree(NodeId top) {
 void PrefixCache::DropRequest(BlockId page) {
   const bool becomes_cached =
       pool_->node(page) != kNoNode && pool_->requests(page) == 1 && pool_->holds(page) == 0;
-  pool_->DropRequest(page, becomes_cached ? EvictedBefore(page) : kNullBlock);
+  pool_->DropRequest(page, becomes_cached ? EvictionSuccessorOf(page) : kNullBlock);
 }
 
 void PrefixCache::DropHold(BlockId page) {
   const bool becomes_cached =
       pool_->node(page) != kNoNode && pool_->requests(page) == 0 && pool_->holds(page) == 1;
-  pool_->DropHold(page, becomes_cached ? EvictedBefore(page) : kNullBlock);
+  pool_->DropHold(page, becomes_cached ? EvictionSuccessorOf(page) : kNullBlock);
 }
 
-BlockId PrefixCache::EvictedBefore(BlockId page) const {
+BlockId PrefixCache::EvictionSuccessorOf(BlockId page) const {
   const std::size_t group = GroupOf(page);
   if (options_.groups[group].window > 0) return kNullBlock;
   // Every cached descendant precedes every cached ancestor in eviction order, so the place directly

@@ -49,9 +49,9 @@ struct PrefixCacheOptions {
 //   1. pool.node(p) == n if and only if node n owns page p.
 //   2. Every parent chain ends at a root, and every root has a child.
 //   3. A partial child owns a page in every group.
-//   4. Among siblings, those that own all their pages come first, most recently used first.
-//   5. Groups without window evict leaves first: no descendant of a cached page is referenced, and
-//      none is evicted after that page.
+//   4. Among siblings, those that own all their pages come first.
+//   5. Groups without window evict leaves first: no child of a cached page is referenced by a row,
+//      and none is evicted after that page.
 //   6. The index holds exactly the full nodes, each under the hash of its tokens.
 class PrefixCache {
  public:
@@ -114,7 +114,8 @@ class PrefixCache {
   void DropSubtree(NodeId node);
 
   // Drops one reference to `page`. A page that loses its last reference and has a node becomes
-  // cached. In eviction order it comes directly before its nearest cached ancestor.
+  // cached. In eviction order it comes directly before its nearest cached ancestor. It comes at the
+  // most recently used end if no ancestor is cached or its group has a window.
   void DropRequest(BlockId page);
   void DropHold(BlockId page);
 
@@ -129,7 +130,7 @@ class PrefixCache {
     return at(node).kind == Kind::kRoot && at(node).key == scope;
   }
 
-  // Number of nodes visited by EvictedBefore since construction; tests bound it.
+  // Number of nodes visited by EvictionSuccessorOf since construction; tests bound it.
   std::uint64_t num_visited() const { return num_visited_; }
   std::uint32_t num_nodes() const { return num_nodes_; }  // without roots
   // Number of nodes and pages published since construction.
@@ -147,7 +148,7 @@ class PrefixCache {
   enum class Kind : std::uint8_t { kUnused, kRoot, kFull, kPartial };
   struct Node {
     IntrusiveNode<Node> sibling;
-    // Ordered by invariant 4.
+    // Invariant 4. Those that own all their pages are ordered by use, most recently used first.
     IntrusiveList<Node, &Node::sibling> children;
     PageKey key;              // the scope for a root, unset for a partial child
     NodeId parent = kNoNode;  // kNoNode for a root
@@ -174,7 +175,7 @@ class PrefixCache {
   // Returns the page before which a newly cached page is inserted in eviction order. Groups without
   // window: its nearest cached ancestor, so that leaves are evicted first. Otherwise the null page,
   // which means the most recently used end.
-  BlockId EvictedBefore(BlockId page) const;
+  BlockId EvictionSuccessorOf(BlockId page) const;
   // Unpublishes a cached page that the pool is about to hand out.
   void Evict(BlockId page);
   void RemoveLeaf(NodeId node);

@@ -372,8 +372,8 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
   QUIRE_HOST_DEVICE std::int64_t num_scale_rows() const requires kQuantized {
     return (std::int64_t{num_scale_blocks} - 1) * scale_rows_per_page + page_size();
   }
-  // Returns the page of the scale of token t, and the row where the 16-byte unit with this scale
-  // begins.
+  // Returns the page of the scale of token t, and the first row of the 16-byte unit that contains
+  // this scale.
   QUIRE_HOST_DEVICE KvTmaCoords scale_tma_coords(std::uint32_t b,
                                                  std::uint32_t t) const requires kQuantized {
     constexpr std::uint32_t kScalesPerUnit = 16 / sizeof(Scale);

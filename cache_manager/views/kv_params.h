@@ -70,9 +70,10 @@ struct KVCacheStaticParams {
 // H, S]. A page is one contiguous run of block_stride() elements, and (kv, layer) is a fixed offset
 // inside it.
 struct KvGeometry {
-  // Stands for a page stride without gap.
+  // The page stride of a pool without gaps between its pages.
   static constexpr std::int64_t kPacked = -1;
-  // Signed 32-bit bound of the rows of one view, including the 256 rows that a TMA box may add.
+  // Maximum number of rows of one view, because row numbers are signed 32-bit integers. Includes
+  // the 256 rows that a TMA box may add.
   static constexpr std::int64_t kRowLimit = std::int64_t{1} << 31;
 
   std::uint32_t num_blocks = 0;  // N, the null page included
@@ -84,7 +85,7 @@ struct KvGeometry {
   DType dtype = DType::kInvalid;
   DType scale_dtype = DType::kInvalid;  // kInvalid: not quantised
   std::uint32_t granularity = 1;        // G, columns per scale; 1 if not quantised
-  // Number of elements (scales) from one page to the next, if that is more than the page itself.
+  // Distance from one page to the next, in elements and in scales.
   std::int64_t page_stride = kPacked;
   std::int64_t scale_page_stride = kPacked;
 

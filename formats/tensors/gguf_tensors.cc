@@ -12,6 +12,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/device_buffer.h"
 #include "base/status.h"
 
 namespace quire::formats {
@@ -149,14 +150,20 @@ absl::Status RestoreRows(const GgufFile& gguf, GgufTensors* result) {
     total += tensor.bytes.size();
   }
   if (total == 0) return absl::OkStatus();
-  const std::shared_ptr<std::byte[]> memory(new std::byte[total]);
-  std::byte* to = memory.get();
+  absl::StatusOr<DeviceBuffer> allocated =
+      DeviceBuffer::Allocate(MemoryKind::kHost, static_cast<std::int64_t>(total));
+  if (!allocated.ok()) {
+    return absl::Status(allocated.status().code(),
+                        absl::StrCat(gguf.label(), ": ", allocated.status().message(),
+                                     " for the rows of attn_q and attn_k"));
+  }
+  std::byte* to = allocated->bytes().data();
   for (const auto& [tensor, head_size] : moved) {
     CopyHalves(tensor->bytes, tensor->shape.front(), head_size, to);
     tensor->bytes = {to, tensor->bytes.size()};
     to += tensor->bytes.size();
   }
-  result->memory = memory;
+  result->memory = std::make_shared<DeviceBuffer>(*std::move(allocated));
   return absl::OkStatus();
 }
 

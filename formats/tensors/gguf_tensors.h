@@ -51,7 +51,7 @@ struct GgufTensors {
 // rows of attn_q and attn_k back to the order of Hugging Face checkpoints, in which rope rotates
 // halves: in each head of d rows, file row 2j becomes row j, and file row 2j + 1 becomes row j +
 // d/2. Other architectures already have that order. Whole rows are moved, so quantization blocks
-// stay intact.
+// stay intact. Returns RESOURCE_EXHAUSTED if memory for the permuted rows cannot be allocated.
 absl::StatusOr<GgufTensors> LoadGgufTensors(const OpenedGguf& opened);
 
 }  // namespace quire::formats

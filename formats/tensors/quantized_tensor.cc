@@ -461,7 +461,7 @@ void QuantizedTensor::E2M1Row(std::int64_t row, std::span<std::uint8_t> codes,
   }
 }
 
-void QuantizedTensor::Fp8Row(std::int64_t row, const quire::Fp8Row& out) const {
+void QuantizedTensor::ReadFp8Row(std::int64_t row, const quire::Fp8Row& out) const {
   QUIRE_CHECK(fp8_shape_.has_value());
   Codes(row, out.codes);
   for (std::size_t group = 0; group < out.scales.size(); ++group) {

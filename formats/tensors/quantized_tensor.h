@@ -120,7 +120,7 @@ class QuantizedTensor {
   // codes and for groups that are not a multiple of 4.
   const std::optional<Fp8Shape>& fp8_shape() const { return fp8_shape_; }
   // Reads one row in that shape. REQUIRES: fp8_shape() is set and `out` has its sizes.
-  void Fp8Row(std::int64_t row, const quire::Fp8Row& out) const;
+  void ReadFp8Row(std::int64_t row, const quire::Fp8Row& out) const;
 
  private:
   // Properties of the scales, determined while they are checked.

@@ -41,8 +41,8 @@ absl::Status CheckLevel(const IsaLevel& level, std::int64_t targets);
 // Returns the index of the first automatic level that CheckLevel accepts, else of the last level.
 std::size_t BestLevel(std::span<const IsaLevel> levels, std::int64_t targets);
 
-// Place:      implement Backend::isa and SelectCpuIsa (backend.h). ChosenLevel is used by
-// kernels/linear.
+// These functions implement Backend::isa and SelectCpuIsa (backend.h). kernels/linear uses
+// ChosenLevel.
 absl::string_view ChosenIsa();
 CpuLevel ChosenLevel();
 absl::Status ChooseIsa(absl::string_view isa);

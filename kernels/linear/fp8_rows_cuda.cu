@@ -148,7 +148,7 @@ absl::Status LaunchRound(const CudaContext& context, const RoundArgs& args, DTyp
 }
 
 // Rows of bf16 are read 16 bytes at a time.
-absl::Status CheckAligned(const internal::RowsToRound& rows) {
+absl::Status CheckAligned(const internal::RowsToQuantize& rows) {
   const auto at = reinterpret_cast<std::uintptr_t>(rows.x.data());
   const bool has_more = rows.num_rows > 1 || rows.x_rows != nullptr;
   if (rows.x.is_f32() ||
@@ -164,7 +164,7 @@ absl::Status CheckAligned(const internal::RowsToRound& rows) {
 
 namespace internal {
 
-absl::Status RoundFp8RowsCuda(const CudaContext& context, const RowsToRound& rows, FloatPtr y) {
+absl::Status RoundFp8RowsCuda(const CudaContext& context, const RowsToQuantize& rows, FloatPtr y) {
   QUIRE_RETURN_IF_ERROR(CheckAligned(rows));
   return LaunchRound(context,
                      {.x = static_cast<const std::byte*>(rows.x.data()),
@@ -178,8 +178,8 @@ absl::Status RoundFp8RowsCuda(const CudaContext& context, const RowsToRound& row
                      rows.x.dtype(), rows.num_rows);
 }
 
-absl::Status RoundFp8CodesCuda(const CudaContext& context, const RowsToRound& rows,
-                               const RoundedCodes& to) {
+absl::Status QuantizeFp8RowsCuda(const CudaContext& context, const RowsToQuantize& rows,
+                                 const QuantizedFp8Rows& to) {
   QUIRE_RETURN_IF_ERROR(CheckAligned(rows));
   return LaunchRound(context,
                      {.x = static_cast<const std::byte*>(rows.x.data()),

@@ -52,28 +52,28 @@ std::optional<LinearGroups> LinearGroupsOf(
   return groups;
 }
 
-bool GroupsTakeGate(const LinearGroups& weights, DType x, DType y) {
+bool CanFuseGroupedGate(const LinearGroups& weights, DType x, DType y) {
   return internal::OnTensorCores(*weights.first, x) && y == DType::kBF16 &&
          weights.first->n() % cuda::kLinearTileN == 0;
 }
 
-bool GroupsTakeSum(const GroupedLinearParams& params, const ChosenSum& sum) {
+bool CanFuseGroupedSum(const GroupedLinearParams& params, const ChosenSum& sum) {
   const PackedLinear& weight = *params.weights.first;
   return internal::OnTensorCores(weight, params.x.dtype()) && params.y.is_f32() && !params.gate &&
          params.first_row == 0 && weight.n() % 4 == 0 &&
          // Rows that are permuted or quantized first must fit in one launch.
          ((weight.act_order() == nullptr && !weight.quantizes_activations()) ||
-          params.num_rows <= cuda::LinearOrderedRows(weight.k(), params.x.dtype())) &&
+          params.num_rows <= cuda::LinearPermutedRowsPerPass(weight.k(), params.x.dtype())) &&
          cuda::LinearTilesN(weight.n()) <= cuda::kLinearMaxPartials &&
          cuda::HasFewGroupRows(params.num_rows, params.weights.count) &&
          std::uint64_t{sum.num_rows} * sum.top_k <= kMaxChosen &&
          HasAlignedRows(params.y.f32(), params.y_stride) && HasAlignedRows(sum.y, sum.y_stride) &&
-         HasAlignedRows(sum.also, sum.y_stride);
+         HasAlignedRows(sum.addend, sum.y_stride);
 }
 
 absl::Status GroupedLinear(const Backend& backend, const GroupedLinearParams& params) {
   const PackedLinear& weight = *params.weights.first;
-  if (params.gate && !GroupsTakeGate(params.weights, params.x.dtype(), params.y.dtype())) {
+  if (params.gate && !CanFuseGroupedGate(params.weights, params.x.dtype(), params.y.dtype())) {
     return absl::InvalidArgumentError(absl::StrCat(
         "grouped linear [", weight.n(), ", ", weight.k(), "] of x ", DTypeName(params.x.dtype()),
         " and y ", DTypeName(params.y.dtype()), " cannot apply a gate"));
@@ -84,8 +84,8 @@ absl::Status GroupedLinear(const Backend& backend, const GroupedLinearParams& pa
                                                    "] has strides x ", params.x_stride, ", y ",
                                                    params.y_stride, ", each must hold a row"));
   }
-  if (params.sum &&
-      (params.sum->y_stride < std::int64_t{weight.n()} || !GroupsTakeSum(params, *params.sum))) {
+  if (params.sum && (params.sum->y_stride < std::int64_t{weight.n()} ||
+                     !CanFuseGroupedSum(params, *params.sum))) {
     return absl::InvalidArgumentError(
         absl::StrCat("grouped linear [", weight.n(), ", ", weight.k(), "] of ", params.num_rows,
                      " rows cannot compute a sum of ", params.sum->num_rows, " rows of ",

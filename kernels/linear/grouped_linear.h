@@ -41,14 +41,14 @@ struct ChosenSum {
   std::int64_t y_stride;        // elements, at least N
   std::uint32_t num_rows;
   std::uint32_t top_k;
-  bool add = false;             // add to the values of y
-  const float* also = nullptr;  // [num_rows, N], rows y_stride apart, added first; null: none
+  bool add = false;               // add to the values of y
+  const float* addend = nullptr;  // [num_rows, N], rows y_stride apart, added first; null: none
 };
 // Largest num_rows * top_k. With more choices the launch would wait for the last block of a tile.
 inline constexpr std::uint32_t kMaxChosen = 256;
 
 struct GroupedLinearParams {
-  ConstFloatPtr x;                      // [num_rows, K], rows x_stride apart, or any with `rows`
+  ConstFloatPtr x;                      // [num_rows, K], or any number of rows with `rows`
   LinearGroups weights;                 // [count][N, K]
   const std::uint32_t* offsets;         // [count + 1], ascending from 0 to all rows; device memory
   FloatPtr y;                           // [num_rows, N], rows y_stride apart; not x
@@ -57,17 +57,17 @@ struct GroupedLinearParams {
   std::uint32_t num_rows;               // rows of this call
   std::uint32_t first_row = 0;          // first row of this call among those that offsets count
   const std::uint32_t* rows = nullptr;  // [num_rows] row m is x[rows[m]]; null: x[m]; device memory
-  std::optional<GateShape> gate = {};   // as in Linear; requires GroupsTakeGate
-  std::optional<ChosenSum> sum = {};    // sums over all rows of y; requires GroupsTakeSum
+  std::optional<GateShape> gate = {};   // as in Linear; requires CanFuseGroupedGate
+  std::optional<ChosenSum> sum = {};    // sums over all rows of y; requires CanFuseGroupedSum
 };
 
 // CanFuseGate for groups, whose products cuBLASLt never computes.
-bool GroupsTakeGate(const LinearGroups& weights, DType x, DType y);
+bool CanFuseGroupedGate(const LinearGroups& weights, DType x, DType y);
 
-// True if a product of all rows can compute the sum: on tensor cores, with f32 y and without a
-// gate, with few rows per group, at most kMaxChosen choices, and every row of y, sum.y and sum.also
-// 16-byte aligned. Rows that are permuted or quantized first must fit in the workspace.
-bool GroupsTakeSum(const GroupedLinearParams& params, const ChosenSum& sum);
+// True if the product of all rows can also compute the sum: on tensor cores, with f32 y and without
+// a gate, with few rows per group, at most kMaxChosen choices, and every row of y, sum.y and
+// sum.addend 16-byte aligned. Rows that are permuted or quantized first must fit in the workspace.
+bool CanFuseGroupedSum(const GroupedLinearParams& params, const ChosenSum& sum);
 
 // Computes, with x[rows[m]] instead of x[m] if `rows` is set, y[m][n] = sum_k x[m][k] W[g][n][k] +
 // bias[g][n] for offsets[g] <= first_row + m < offsets[g + 1]. One launch computes all groups.
@@ -78,7 +78,7 @@ bool GroupsTakeSum(const GroupedLinearParams& params, const ChosenSum& sum);
 // where Linear does.
 //
 // The bits of a sum are those of SumChosenRows (kernels/moe/expert_rows.h): places are added in
-// ascending order from zero, each product rounded; then `also`, then the value of sum.y.
+// ascending order from zero, each product rounded; then `addend`, then the value of sum.y.
 absl::Status GroupedLinear(const Backend& backend, const GroupedLinearParams& params);
 
 namespace internal {
@@ -90,8 +90,8 @@ absl::Status GroupedLinearScalarCuda(const CudaContext& context, const GroupedLi
 absl::Status GroupedLinearTensorCoreCuda(const CudaContext& context,
                                          const GroupedLinearParams& params);
 // Applies the act-order permutation of each group to its rows; rows of y are K apart.
-absl::Status GroupedOrderInputsCuda(const CudaContext& context, const GroupedLinearParams& params,
-                                    FloatPtr y);
+absl::Status GroupedPermuteInputsCuda(const CudaContext& context, const GroupedLinearParams& params,
+                                      FloatPtr y);
 
 }  // namespace internal
 }  // namespace quire::kernels

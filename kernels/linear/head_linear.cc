@@ -12,9 +12,9 @@ absl::Status CheckShapes(const HeadLinearParams& params) {
   const std::int64_t n = params.weights[0]->n();
   const std::int64_t k = params.weights[0]->k();
   const auto heads = static_cast<std::int64_t>(params.weights.size());
-  if (heads > kMaxHeadsALaunch) {
+  if (heads > kMaxHeadsPerLaunch) {
     return absl::InvalidArgumentError(
-        absl::StrCat("products of ", heads, " heads, the limit is ", kMaxHeadsALaunch));
+        absl::StrCat("products of ", heads, " heads, the limit is ", kMaxHeadsPerLaunch));
   }
   for (const PackedLinear* weight : params.weights) {
     if (weight->n() == n && weight->k() == k) continue;

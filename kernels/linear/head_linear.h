@@ -13,12 +13,12 @@
 namespace quire::kernels {
 
 // Largest number of heads.
-inline constexpr std::uint32_t kMaxHeadsALaunch = 128;
+inline constexpr std::uint32_t kMaxHeadsPerLaunch = 128;
 // The largest number of rows of the kernel for few rows. More rows run in a tiled kernel.
 inline constexpr std::uint32_t kHeadLinearRows = 64;
 
 struct HeadLinearParams {
-  // One matrix per head, all [N, K], at most kMaxHeadsALaunch.
+  // One matrix per head, all [N, K], at most kMaxHeadsPerLaunch.
   std::span<const PackedLinear* const> weights;
   ConstFloatPtr x;        // [num_rows, heads, K], rows x_stride apart, heads x_head_stride
   FloatPtr y;             // [num_rows, heads, N], rows y_stride apart, heads y_head_stride

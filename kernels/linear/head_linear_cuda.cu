@@ -25,7 +25,7 @@ constexpr std::uint32_t kWarps = kThreads / cuda::kWarpSize;
 constexpr std::uint32_t kTokenTiles = kHeadLinearRows / 8;
 
 struct HeadLinearArgs {
-  const BF16* weights[kMaxHeadsALaunch];  // [n, k] each
+  const BF16* weights[kMaxHeadsPerLaunch];  // [n, k] each
   const BF16* x;
   BF16* y;
   std::int64_t x_stride;
@@ -98,7 +98,7 @@ constexpr std::uint32_t kTileRows = 128;
 
 struct HeadTileArgs {
   linear_tile::LinearArgs linear;  // for all heads, with x and y of the first
-  const BF16* weights[kMaxHeadsALaunch];
+  const BF16* weights[kMaxHeadsPerLaunch];
   std::int64_t x_head_stride;
   std::int64_t y_head_stride;
   std::uint32_t row_tiles;

@@ -19,8 +19,8 @@ namespace quire::kernels::internal {
 // q 0. A group with a NaN, or a magnitude of at least 2^117, has scale NaN and q 0.
 //
 // With powers of two, products with a weight's scale are sums of exponents, which the widest
-// kernels add as integers. The bounds ensure normal numbers. The rounding is up to twice as coarse,
-// which is a tenth of the rounding of 4-bit weights.
+// kernels add as integers. The bounds ensure normal numbers. The rounding step is up to
+// twice as large, which is still a tenth of that of 4-bit weights.
 //
 // A group of activations is max(group of the weights, 32) inputs; the last one of a row may be
 // shorter. `q`, `sums` and `scales` are aligned to 64 bytes.
@@ -78,7 +78,7 @@ using QuantizeRowsFn = void (*)(const float* x, std::int64_t x_stride, const Row
 // Groups of activations with magnitudes below the first are treated as zeros. Groups with a
 // magnitude of at least the second are treated as non-finite.
 inline constexpr float kMinActivation = 0x1p-96f;
-inline constexpr float kBeyondActivations = 0x1p117f;
+inline constexpr float kActivationLimit = 0x1p117f;
 
 // Computes panels [panel_begin, panel_end) for all rows.
 using IntLinearFn = void (*)(const IntLinearArgs& args, std::int64_t panel_begin,

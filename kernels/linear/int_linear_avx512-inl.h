@@ -27,7 +27,8 @@ namespace {
 constexpr std::uint32_t kRowsAtOnce = 64;
 constexpr std::uint32_t kFewRows = 8;
 
-enum class Form { kFeature, kInt8, kInt8Min, kInt4, kInt4Min };
+// The format of weights: one scale per output feature, or scales per group.
+enum class Form { kInt8PerFeature, kInt8, kInt8Min, kInt4, kInt4Min };
 
 constexpr bool IsInt4(Form form) {
   return form == Form::kInt4 || form == Form::kInt4Min;
@@ -41,7 +42,7 @@ constexpr bool HasMin(Form form) {
 template <class Isa, int R, int P, Form kForm>
 QUIRE_INLINE void Tile(const IntLinearArgs& args, const Groups& groups, const Place& at,
                        float* memory) {
-  if constexpr (kForm == Form::kFeature) {
+  if constexpr (kForm == Form::kInt8PerFeature) {
     PerFeatureTile<Isa, R, P>(args, at, memory);
   } else {
     PerGroupTile<Isa, R, P, IsInt4(kForm), HasMin(kForm)>(args, groups, at);
@@ -88,7 +89,7 @@ QUIRE_INLINE void OnePanel(const IntLinearArgs& args, const Groups& groups, std:
 template <class Isa, int P, Form kForm>
 QUIRE_INLINE void Rows(const IntLinearArgs& args, const Groups& groups, Place at,
                        std::uint32_t row_begin, std::uint32_t row_end, float* memory) {
-  constexpr std::uint32_t kMax = kForm == Form::kFeature ? 8 : 4;
+  constexpr std::uint32_t kMax = kForm == Form::kInt8PerFeature ? 8 : 4;
   for (at.block = row_begin; at.block < row_end; at.block += at.block_rows) {
     at.block_rows = BlockRows(row_end - at.block);
     const std::uint32_t rows = Least(at.block_rows, kMax);
@@ -110,21 +111,22 @@ QUIRE_INLINE void Rows(const IntLinearArgs& args, const Groups& groups, Place at
 // Computes all rows of P panels.
 template <class Isa, int P, Form kForm>
 QUIRE_INLINE void ManyRows(const IntLinearArgs& args, const Groups& groups, std::int64_t panel) {
-  constexpr bool kFeature = kForm == Form::kFeature;
+  constexpr bool kPerFeature = kForm == Form::kInt8PerFeature;
   alignas(64) float memory[kRowsAtOnce * P * kPanel];
   for (std::uint32_t row = 0; row < args.num_rows; row += kRowsAtOnce) {
     const std::uint32_t row_end = Least(row + kRowsAtOnce, args.num_rows);
     const std::uint32_t rows = row_end - row;
     Place at{};
     at.panel = panel;
-    at.passes = (kFeature ? rows / 8 + (rows >> 2 & 1) : rows / 4) + (rows >> 1 & 1) + (rows & 1);
-    if constexpr (!kFeature) {
+    at.passes =
+        (kPerFeature ? rows / 8 + (rows >> 2 & 1) : rows / 4) + (rows >> 1 & 1) + (rows & 1);
+    if constexpr (!kPerFeature) {
       const std::uint32_t lines = P * groups.lines;
       at.next_lines = lines * groups.count / at.passes;
       at.next_lines_of_group = (lines + at.passes - 1) / at.passes;
     }
     for (at.k0 = 0; at.k0 < args.k; at.k0 = at.k1) {
-      at.k1 = kFeature ? Least(at.k0 + kPart, args.k) : args.k;
+      at.k1 = kPerFeature ? Least(at.k0 + kPart, args.k) : args.k;
       Rows<Isa, P, kForm>(args, groups, at, row, row_end, memory);
     }
   }
@@ -151,7 +153,8 @@ void Linear(const IntLinearArgs& args, std::int64_t panel_begin, std::int64_t pa
     if (args.has_min) return Panels<Int4, Form::kInt4Min>(args, panel_begin, panel_end);
     return Panels<Int4, Form::kInt4>(args, panel_begin, panel_end);
   }
-  if (args.scale_per_feature) return Panels<Isa, Form::kFeature>(args, panel_begin, panel_end);
+  if (args.scale_per_feature)
+    return Panels<Isa, Form::kInt8PerFeature>(args, panel_begin, panel_end);
   if (args.has_min) return Panels<Isa, Form::kInt8Min>(args, panel_begin, panel_end);
   Panels<Isa, Form::kInt8>(args, panel_begin, panel_end);
 }

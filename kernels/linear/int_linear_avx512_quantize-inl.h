@@ -59,8 +59,8 @@ QUIRE_INLINE __mmask16 FactorsOf(__m512i largest_bits, bool is_int4, float* scal
   const __m512 largest = _mm512_castsi512_ps(largest_bits);
   const __m512 steps = _mm512_set1_ps(127.0f);
   // Compares bits, since those of NaN are larger than all others.
-  const __mmask16 in_bounds = _mm512_cmplt_epu32_mask(
-      largest_bits, _mm512_castps_si512(_mm512_set1_ps(kBeyondActivations)));
+  const __mmask16 in_bounds =
+      _mm512_cmplt_epu32_mask(largest_bits, _mm512_castps_si512(_mm512_set1_ps(kActivationLimit)));
   const __mmask16 used =
       _mm512_mask_cmp_ps_mask(in_bounds, largest, _mm512_set1_ps(kMinActivation), _CMP_GE_OQ);
   __m512 scale = _mm512_div_ps(largest, steps);

@@ -34,7 +34,7 @@ Factor FactorOf(const float* x, std::uint32_t count, bool is_int4) {
   float largest = 0;
   for (std::uint32_t i = 0; i < count; ++i) {
     // The comparison is false for NaN.
-    if (!(std::fabs(x[i]) < kBeyondActivations)) {
+    if (!(std::fabs(x[i]) < kActivationLimit)) {
       return {std::numeric_limits<float>::quiet_NaN(), 0};
     }
     largest = std::max(largest, std::fabs(x[i]));

@@ -322,7 +322,7 @@ void QuantizeOne(const float* x, const RowQuantization& how, std::size_t quad_st
     float largest;
     __builtin_memcpy(&largest, &bits, 4);
     // Compares bits, since those of NaN are larger than all others.
-    constexpr std::uint32_t kBeyond = __builtin_bit_cast(std::uint32_t, kBeyondActivations);
+    constexpr std::uint32_t kBeyond = __builtin_bit_cast(std::uint32_t, kActivationLimit);
     const bool beyond = bits >= kBeyond;
     if (beyond || largest < kMinActivation) {
       scales[k0 / wide] = beyond ? __builtin_nanf("") : 1.0f;

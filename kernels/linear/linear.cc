@@ -154,9 +154,10 @@ absl::StatusOr<PackedLinear> PackPlainRows(
   return packed;
 }
 
-std::int64_t CudaPlainRoom(DType dtype, std::uint32_t n, std::uint32_t k, DType activations) {
-  return WeightMemory::RoomFor(std::int64_t{n} * k *
-                               DTypeSize(internal::CudaPlainType(dtype, activations)));
+std::int64_t CudaPlainPaddedBytes(DType dtype, std::uint32_t n, std::uint32_t k,
+                                  DType activations) {
+  return WeightMemory::PaddedBytes(std::int64_t{n} * k *
+                                   DTypeSize(internal::CudaPlainType(dtype, activations)));
 }
 
 absl::StatusOr<PackedLinear> AllocatePackedLinear(DType dtype, std::uint32_t n, std::uint32_t k) {
@@ -180,8 +181,8 @@ absl::Status LinearAndStore(const Backend& backend, const LinearParams& params) 
 }
 
 // The workspace holds the permuted rows of a launch that stores.
-static_assert(std::int64_t{internal::kMaxStoredRows} * cuda::kLinearMaxOrderedInputs * 2 <=
-              cuda::kLinearOrderedBytes);
+static_assert(std::int64_t{internal::kMaxStoredRows} * cuda::kLinearMaxPermutedInputs * 2 <=
+              cuda::kLinearPermutedBytes);
 
 // True if a tensor core product stores the heads in its own launch.
 bool StoresAtOnce(const LinearParams& params) {
@@ -205,7 +206,7 @@ bool OnTensorCores(const PackedLinear& weight, DType x) {
          (weight.format() != WeightFormat::kPlain || weight.dtype() == DType::kBF16);
 }
 
-void LogPortable(const absl::Status& why) {
+void LogPortableFallback(const absl::Status& why) {
   static std::atomic_flag is_logged;
   if (is_logged.test_and_set()) return;
   log::Warn("model", "products run in the portable kernel", {{"error", why.message()}});

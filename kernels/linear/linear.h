@@ -37,13 +37,14 @@ struct CudaPacking {
   WeightMemory* memory = nullptr;  // memory of the matrix; null: a separate allocation
 };
 
-// Bytes of CudaPacking::memory that an unquantized matrix uses.
-std::int64_t CudaPlainRoom(DType dtype, std::uint32_t n, std::uint32_t k, DType activations);
+// Bytes of CudaPacking::memory that an unquantized matrix uses, padding included.
+std::int64_t CudaPlainPaddedBytes(DType dtype, std::uint32_t n, std::uint32_t k, DType activations);
 
-// Packs matrices with the same K and dtype, such as Q, K and V, one below the other, so that one
-// Linear computes them. Returns INVALID_ARGUMENT for a dtype other than f32, bf16 and f16, for no
-// rows, for K = 0, or for activations other than f32 and bf16; RESOURCE_EXHAUSTED if memory cannot
-// be allocated. REQUIRES: cuda.memory is null or has CudaPlainRoom of these rows left.
+// Packs matrices with the same K and dtype, such as Q, K and V, into one matrix with the rows of
+// all, so that one Linear computes them. Returns INVALID_ARGUMENT for a dtype other than f32, bf16
+// and f16, for no rows, for K = 0, or for activations other than f32 and bf16. Returns
+// RESOURCE_EXHAUSTED if memory cannot be allocated. REQUIRES: cuda.memory is null or has
+// CudaPlainPaddedBytes of these rows left.
 absl::StatusOr<PackedLinear> PackLinearWeights(const Backend& backend,
                                                std::span<const WeightRows> sources, DType dtype,
                                                std::uint32_t k, const CudaPacking& cuda = {});
@@ -139,9 +140,9 @@ absl::StatusOr<PackedLinear> PackLinearCuda(const Backend& backend,
 absl::Status LinearCuda(const CudaContext& context, const LinearParams& params);
 absl::Status LinearScalarCuda(const CudaContext& context, const LinearParams& params);
 // Applies the act-order permutation of the weight: y[m][j] = x[m][order[j]], rows of y K apart.
-absl::Status OrderInputsCuda(const CudaContext& context, const LinearParams& params, FloatPtr y);
+absl::Status PermuteInputsCuda(const CudaContext& context, const LinearParams& params, FloatPtr y);
 // Rows of x that are quantized to e4m3.
-struct RowsToRound {
+struct RowsToQuantize {
   ConstFloatPtr x;  // [num_rows, k], rows x_stride apart; 16-byte aligned rows of bf16
   std::int64_t x_stride;
   std::uint32_t k;
@@ -149,15 +150,15 @@ struct RowsToRound {
   const std::uint32_t* x_rows = nullptr;  // row m is x[x_rows[m]]; null: x[m]; device memory
 };
 // Writes quantized rows as value times scale, in the dtype of x, rows of y K apart.
-absl::Status RoundFp8RowsCuda(const CudaContext& context, const RowsToRound& rows, FloatPtr y);
+absl::Status RoundFp8RowsCuda(const CudaContext& context, const RowsToQuantize& rows, FloatPtr y);
 // Writes quantized rows as e4m3 values and row scales, for bf16 x.
-struct RoundedCodes {
+struct QuantizedFp8Rows {
   std::uint8_t* codes;  // [num_rows, k], rows stride bytes apart
   std::int64_t stride;  // a multiple of 16
   float* scales;        // [num_rows]
 };
-absl::Status RoundFp8CodesCuda(const CudaContext& context, const RowsToRound& rows,
-                               const RoundedCodes& to);
+absl::Status QuantizeFp8RowsCuda(const CudaContext& context, const RowsToQuantize& rows,
+                                 const QuantizedFp8Rows& to);
 absl::Status LinearTensorCoreCuda(const CudaContext& context, const LinearParams& params);
 // LinearTensorCoreCuda for unquantized weights on compute capability 9.0, with the same bits.
 // Returns false without a launch if the driver has no tensor map of x or of the weights, or no
@@ -171,10 +172,11 @@ struct Fp8RowsShape {
   std::uint32_t n;
   std::uint32_t k;
 };
-// OK if LinearFp8Sm90Cuda supports the matrix: the device has clusters and the driver a tensor map.
+// Returns OK if LinearFp8Sm90Cuda supports the matrix: the device has clusters, and the driver
+// creates a tensor map of the matrix.
 absl::Status CheckFp8RowsSm90(const CudaContext& context, const Fp8RowsShape& weight);
 // Logs once per process that the portable kernel runs. Threads: any.
-void LogPortable(const absl::Status& why);
+void LogPortableFallback(const absl::Status& why);
 
 // Computes panels [panel_begin, panel_end) for all rows.
 void LinearSimd(const LinearParams& params, std::int64_t panel_begin, std::int64_t panel_end);

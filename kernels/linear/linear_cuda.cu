@@ -127,7 +127,7 @@ __attribute__((noinline)) __device__ void AddChosen(const ChosenArgs& args) {
            cuda::Mul(weight, v.w)});
     }
     const std::int64_t at = row * sum.y_stride + feature;
-    if (sum.also != nullptr) add(*reinterpret_cast<const float4*>(sum.also + at));
+    if (sum.addend != nullptr) add(*reinterpret_cast<const float4*>(sum.addend + at));
     auto* const y = reinterpret_cast<float4*>(sum.y + at);
     if (sum.add) add(*y);
     *y = total;

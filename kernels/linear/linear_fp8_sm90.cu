@@ -368,9 +368,9 @@ absl::Status LinearFp8Sm90Cuda(const CudaContext& context, const LinearParams& p
   const std::uint32_t group = all.group == 0 ? weight.k() : all.group;
   const bool splits_grid =
       SplitsGrid(context, all.n, cuda::Fp8ReductionOf(all.n, all.k).splits, all.num_rows);
-  const cuda::Fp8RowsRoom room = cuda::Fp8RowsRoomOf(all.k, splits_grid);
+  const cuda::Fp8RowsWorkspace room = cuda::Fp8RowsWorkspaceOf(all.k, splits_grid);
   std::byte* const scratch = context.linear_workspace + room.at;
-  const std::uint32_t step = cuda::EvenRows(all.num_rows, room.rows);
+  const std::uint32_t step = cuda::RowsPerLaunch(all.num_rows, room.rows);
   LinearParams rows = params;
   for (std::uint32_t first = 0; first < params.num_rows; first += step) {
     rows.num_rows = std::min(params.num_rows - first, step);
@@ -381,7 +381,7 @@ absl::Status LinearFp8Sm90Cuda(const CudaContext& context, const LinearParams& p
     }
     auto* const scales = reinterpret_cast<float*>(scratch);
     auto* const codes = reinterpret_cast<std::uint8_t*>(scratch + room.codes_at);
-    QUIRE_RETURN_IF_ERROR(RoundFp8CodesCuda(
+    QUIRE_RETURN_IF_ERROR(QuantizeFp8RowsCuda(
         context,
         {.x = rows.x, .x_stride = rows.x_stride, .k = weight.k(), .num_rows = rows.num_rows},
         {codes, room.stride, scales}));

@@ -226,7 +226,7 @@ class CudaLinearPacker {
     QUIRE_ASSIGN_OR_RETURN(DeviceBuffer data, TakeOrAllocate(parts.codes, memory));
     QUIRE_ASSIGN_OR_RETURN(DeviceBuffer scales, TakeOrAllocate(parts.scales, memory));
     QUIRE_ASSIGN_OR_RETURN(DeviceBuffer act_order, TakeOrAllocate(parts.act_order, memory));
-    const bool is_row_major = HasProductOfCodes(shape) &&
+    const bool is_row_major = SupportsFp8Product(shape) &&
                               MultipliesCodes(*backend.cuda(), {data.data(), shape.n, shape.k});
     TilePacker packer(shape, is_row_major, source);
     const std::int64_t row_bytes = packer.row_bytes();
@@ -279,7 +279,7 @@ class CudaLinearPacker {
   static bool MultipliesCodes(const CudaContext& context, const internal::Fp8RowsShape& weight) {
     if (!context.has_sm90a()) return false;
     const absl::Status status = internal::CheckFp8RowsSm90(context, weight);
-    if (!status.ok()) internal::LogPortable(status);
+    if (!status.ok()) internal::LogPortableFallback(status);
     return status.ok();
   }
 
@@ -358,8 +358,8 @@ absl::Status LinearCuda(const CudaContext& context, const LinearParams& params) 
     return LinearFp8Sm90Cuda(context, params);
   }
   if (!RewritesRows(weight)) return LinearInOrder(context, params);
-  const FloatPtr ordered(context.linear_workspace + cuda::kLinearOrderedAt, x);
-  const std::uint32_t most = cuda::LinearOrderedRows(weight.k(), x);
+  const FloatPtr ordered(context.linear_workspace + cuda::kLinearPermutedOffset, x);
+  const std::uint32_t most = cuda::LinearPermutedRowsPerPass(weight.k(), x);
   LinearParams rows = params;
   for (std::uint32_t first = 0; first < params.num_rows; first += most) {
     rows.num_rows = std::min(params.num_rows - first, most);
@@ -372,7 +372,7 @@ absl::Status LinearCuda(const CudaContext& context, const LinearParams& params) 
                                                   .k = weight.k(),
                                                   .num_rows = rows.num_rows},
                                                  ordered)
-                              : OrderInputsCuda(context, rows, ordered));
+                              : PermuteInputsCuda(context, rows, ordered));
     rows.x = ordered;
     rows.x_stride = weight.k();
     rows.y = params.y + first * params.y_stride;
@@ -393,8 +393,8 @@ absl::Status GroupedLinearCuda(const CudaContext& context, const GroupedLinearPa
                                                    "linear supports"));
   }
   if (!RewritesRows(weight)) return GroupsInOrder(context, params);
-  const FloatPtr ordered(context.linear_workspace + cuda::kLinearOrderedAt, x);
-  const std::uint32_t most = cuda::LinearOrderedRows(weight.k(), x);
+  const FloatPtr ordered(context.linear_workspace + cuda::kLinearPermutedOffset, x);
+  const std::uint32_t most = cuda::LinearPermutedRowsPerPass(weight.k(), x);
   GroupedLinearParams rows = params;
   for (std::uint32_t first = 0; first < params.num_rows; first += most) {
     rows.num_rows = std::min(params.num_rows - first, most);
@@ -410,7 +410,7 @@ absl::Status GroupedLinearCuda(const CudaContext& context, const GroupedLinearPa
                                                   .num_rows = rows.num_rows,
                                                   .x_rows = rows.rows},
                                                  ordered)
-                              : GroupedOrderInputsCuda(context, rows, ordered));
+                              : GroupedPermuteInputsCuda(context, rows, ordered));
     rows.x = ordered;
     rows.rows = nullptr;
     rows.x_stride = weight.k();

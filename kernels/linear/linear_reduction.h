@@ -75,39 +75,39 @@ constexpr bool HasFewGroupRows(std::uint32_t rows, std::uint32_t groups) {
 // kLinearSmallRows rows there are fewer than 2 * kLinearFillBlocks blocks; there is room for more.
 inline constexpr std::uint32_t kLinearMaxPartials = 4 * kLinearFillBlocks;
 inline constexpr std::int64_t kLinearCounterBytes = std::int64_t{kLinearMaxPartials} * 4;
-inline constexpr std::int64_t kLinearOrderedAt =
+inline constexpr std::int64_t kLinearPermutedOffset =
     kLinearCounterBytes + std::int64_t{kLinearMaxPartials} * kLinearTileN * kLinearSmallRows * 4;
 // After the partial sums: permuted rows of x, for weights with an act-order permutation.
-inline constexpr std::int64_t kLinearOrderedBytes = std::int64_t{4} << 20;
-static_assert(kLinearWorkspaceBytes == kLinearOrderedAt + kLinearOrderedBytes);
-inline constexpr std::uint32_t kLinearMaxOrderedInputs = 65536;
-inline constexpr std::int64_t kLinearMaxOrderedRows = 65535;  // limit of a grid's dimension
+inline constexpr std::int64_t kLinearPermutedBytes = std::int64_t{4} << 20;
+static_assert(kLinearWorkspaceBytes == kLinearPermutedOffset + kLinearPermutedBytes);
+inline constexpr std::uint32_t kLinearMaxPermutedInputs = 65536;
+inline constexpr std::int64_t kLinearMaxPermutedRows = 65535;  // limit of a grid's dimension
 // Number of rows that are permuted at a time. Bits do not depend on it.
-inline std::uint32_t LinearOrderedRows(std::uint32_t k, DType x) {
-  const std::int64_t fit = kLinearOrderedBytes / (std::int64_t{k} * DTypeSize(x));
-  return static_cast<std::uint32_t>(fit < kLinearMaxOrderedRows ? fit : kLinearMaxOrderedRows);
+inline std::uint32_t LinearPermutedRowsPerPass(std::uint32_t k, DType x) {
+  const std::int64_t fit = kLinearPermutedBytes / (std::int64_t{k} * DTypeSize(x));
+  return static_cast<std::uint32_t>(fit < kLinearMaxPermutedRows ? fit : kLinearMaxPermutedRows);
 }
 
 // The place of quantized rows in the workspace, with their scales first. It follows the partial
 // sums, or overlaps them in launches without partial sums.
-struct Fp8RowsRoom {
+struct Fp8RowsWorkspace {
   std::int64_t at;
   std::int64_t codes_at;  // offset from `at`
   std::int64_t stride;    // bytes between rows
   std::uint32_t rows;     // rows at a time; bits do not depend on it
 };
-constexpr Fp8RowsRoom Fp8RowsRoomOf(std::uint32_t k, bool has_partials) {
+constexpr Fp8RowsWorkspace Fp8RowsWorkspaceOf(std::uint32_t k, bool has_partials) {
   constexpr std::int64_t kAlignment = 256;
-  const std::int64_t at = has_partials ? kLinearOrderedAt : kLinearCounterBytes;
+  const std::int64_t at = has_partials ? kLinearPermutedOffset : kLinearCounterBytes;
   const std::int64_t stride = (std::int64_t{k} + 15) / 16 * 16;
   const std::int64_t rows = (kLinearWorkspaceBytes - at - kAlignment) / (stride + 4);
   return {at, (rows * 4 + kAlignment - 1) / kAlignment * kAlignment, stride,
           static_cast<std::uint32_t>(rows)};
 }
-static_assert(kLinearCounterBytes % 256 == 0 && kLinearOrderedAt % 256 == 0);
-static_assert(Fp8RowsRoomOf(kLinearMaxOrderedInputs, true).rows > 0);
+static_assert(kLinearCounterBytes % 256 == 0 && kLinearPermutedOffset % 256 == 0);
+static_assert(Fp8RowsWorkspaceOf(kLinearMaxPermutedInputs, true).rows > 0);
 // Divides `rows` into equal launches of at most `most` rows, in whole tiles of 128 if possible.
-constexpr std::uint32_t EvenRows(std::uint32_t rows, std::uint32_t most) {
+constexpr std::uint32_t RowsPerLaunch(std::uint32_t rows, std::uint32_t most) {
   if (rows <= most) return rows;
   if (most < 128) return most;
   const std::uint32_t launches = (rows + most / 128 * 128 - 1) / (most / 128 * 128);

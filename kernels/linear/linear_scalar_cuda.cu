@@ -333,7 +333,7 @@ absl::Status GroupedLinearScalarCuda(const CudaContext& context,
                         cuda::RowGroupsOf(params));
 }
 
-absl::Status OrderInputsCuda(const CudaContext& context, const LinearParams& params, FloatPtr y) {
+absl::Status PermuteInputsCuda(const CudaContext& context, const LinearParams& params, FloatPtr y) {
   const PackedLinear& weight = *params.weight;
   const OrderArgs args{.x = static_cast<const std::byte*>(params.x.data()),
                        .order = weight.act_order(),
@@ -344,8 +344,8 @@ absl::Status OrderInputsCuda(const CudaContext& context, const LinearParams& par
   return LaunchOrder(context, args, params.x.dtype(), params.num_rows);
 }
 
-absl::Status GroupedOrderInputsCuda(const CudaContext& context, const GroupedLinearParams& params,
-                                    FloatPtr y) {
+absl::Status GroupedPermuteInputsCuda(const CudaContext& context, const GroupedLinearParams& params,
+                                      FloatPtr y) {
   const PackedLinear& weight = *params.weights.first;
   OrderArgs args{.x = static_cast<const std::byte*>(params.x.data()),
                  .order = weight.act_order(),

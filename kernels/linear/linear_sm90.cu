@@ -180,7 +180,7 @@ absl::StatusOr<bool> LaunchTile(const CudaContext& context, const LinearArgs& ar
       kBlocks == 1 ? absl::OkStatus() : linear_sm90::CheckClusters(context);
   for (const absl::Status& status : {weights.status(), tokens.status(), clusters}) {
     if (status.ok()) continue;
-    internal::LogPortable(status);
+    internal::LogPortableFallback(status);
     return false;
   }
   const std::uint32_t token_tiles = (args.num_rows + kTokens - 1) / kTokens;

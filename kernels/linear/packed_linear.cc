@@ -2,15 +2,10 @@
 
 #include <algorithm>
 
+#include "base/overloaded.h"
+
 namespace quire::kernels {
 namespace {
-
-template <typename... Fns>
-struct Overloaded : Fns... {
-  using Fns::operator()...;
-};
-template <typename... Fns>
-Overloaded(Fns...) -> Overloaded<Fns...>;
 
 // Calls fn(weights) if the encoding is Int8Weights or Int4Weights, else returns `other`.
 template <typename Result, typename Fn>

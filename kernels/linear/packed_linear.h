@@ -104,7 +104,6 @@ class PackedLinear {
 
   std::uint32_t n() const { return n_; }
   std::uint32_t k() const { return k_; }
-  const WeightEncoding& encoding() const { return encoding_; }
   WeightFormat format() const;
   // The dtype of elements if the format is kPlain, else of scales.
   DType dtype() const;

@@ -57,16 +57,16 @@ absl::Status CheckCudaQuantizedShape(const QuantizedShape& shape) {
     return absl::InvalidArgumentError(
         absl::StrCat(name, " weights have minimums, GPUs support only zero points, of integers"));
   }
-  if (shape.has_act_order && (!is_integer || shape.k > cuda::kLinearMaxOrderedInputs)) {
+  if (shape.has_act_order && (!is_integer || shape.k > cuda::kLinearMaxPermutedInputs)) {
     return absl::InvalidArgumentError(absl::StrCat(
         name, " weights have ", shape.k, " inputs with an act-order permutation, GPUs ",
-        "support that for integers with up to ", cuda::kLinearMaxOrderedInputs));
+        "support that for integers with up to ", cuda::kLinearMaxPermutedInputs));
   }
   if (shape.quantizes_activations &&
-      (shape.format != WeightFormat::kFp8E4M3 || shape.k > cuda::kLinearMaxOrderedInputs)) {
+      (shape.format != WeightFormat::kFp8E4M3 || shape.k > cuda::kLinearMaxPermutedInputs)) {
     return absl::InvalidArgumentError(absl::StrCat(
         name, " weights quantize activations of ", shape.k,
-        " inputs, GPUs support that for fp8_e4m3 with up to ", cuda::kLinearMaxOrderedInputs));
+        " inputs, GPUs support that for fp8_e4m3 with up to ", cuda::kLinearMaxPermutedInputs));
   }
   if (shape.allows_row_major && !shape.quantizes_activations) {
     return absl::InvalidArgumentError(
@@ -90,7 +90,7 @@ absl::Status CheckCudaQuantizedShape(const QuantizedShape& shape) {
                                                  groups));
 }
 
-bool HasProductOfCodes(const QuantizedShape& shape) {
+bool SupportsFp8Product(const QuantizedShape& shape) {
   return shape.allows_row_major && shape.quantizes_activations &&
          (shape.scale_per_feature() || shape.group % cuda::kFp8TileK == 0);
 }
@@ -112,10 +112,10 @@ std::int64_t CudaQuantizedBytes(const QuantizedShape& shape) {
   return parts.codes + parts.scales + parts.act_order;
 }
 
-std::int64_t CudaQuantizedRoom(const QuantizedShape& shape) {
+std::int64_t CudaQuantizedPaddedBytes(const QuantizedShape& shape) {
   const CudaQuantizedParts parts = CudaQuantizedPartsOf(shape);
-  return WeightMemory::RoomFor(parts.codes) + WeightMemory::RoomFor(parts.scales) +
-         WeightMemory::RoomFor(parts.act_order);
+  return WeightMemory::PaddedBytes(parts.codes) + WeightMemory::PaddedBytes(parts.scales) +
+         WeightMemory::PaddedBytes(parts.act_order);
 }
 
 std::int64_t QuantizedBytes(const QuantizedShape& shape) {

@@ -27,9 +27,9 @@ namespace quire::kernels {
 // supported; zero points are. kFp8E4M3 has groups of k or of a multiple of 64, the last of which
 // may be short, and kFp4E2M1 groups of 32. Activations are quantized for kFp8E4M3 with k <= 65536.
 absl::Status CheckCudaQuantizedShape(const QuantizedShape& shape);
-// True if compute capability 9.0 multiplies such a matrix by e4m3 activations, provided that the
-// driver has a tensor map of it.
-bool HasProductOfCodes(const QuantizedShape& shape);
+// True if the fp8 kernel of compute capability 9.0 supports the shape. It also needs a tensor map
+// of the matrix, which the driver may refuse.
+bool SupportsFp8Product(const QuantizedShape& shape);
 // Bytes that PackQuantizedRows allocates. REQUIRES: CheckQuantizedShape accepts the shape.
 std::int64_t QuantizedBytes(const QuantizedShape& shape);
 // Bytes of the parts of a matrix on a GPU. REQUIRES: CheckCudaQuantizedShape accepts the shape.
@@ -41,8 +41,8 @@ struct CudaQuantizedParts {
 CudaQuantizedParts CudaQuantizedPartsOf(const QuantizedShape& shape);
 // Bytes of all parts.
 std::int64_t CudaQuantizedBytes(const QuantizedShape& shape);
-// Bytes of a WeightMemory that the parts use.
-std::int64_t CudaQuantizedRoom(const QuantizedShape& shape);
+// Bytes of a WeightMemory that the parts use, padding included.
+std::int64_t CudaQuantizedPaddedBytes(const QuantizedShape& shape);
 
 // Packs a matrix row by row. `source` fills a row, and is called once for each row in [0, n), from
 // several threads. With has_act_order its values are permuted by `act_order`. `memory` provides the
@@ -51,7 +51,7 @@ std::int64_t CudaQuantizedRoom(const QuantizedShape& shape);
 // Returns INVALID_ARGUMENT like CheckQuantizedShape or CheckCudaQuantizedShape, for a zero point
 // that GPUs do not support, or on the CPU for a kInt4 scale that is not finite in f16. Returns
 // RESOURCE_EXHAUSTED if memory cannot be allocated. REQUIRES: `act_order` is a permutation of [0,
-// k) with has_act_order, else empty; `memory` is null or has CudaQuantizedRoom left.
+// k) with has_act_order, else empty; `memory` is null or has CudaQuantizedPaddedBytes left.
 absl::StatusOr<PackedLinear> PackQuantizedRows(
     const Backend& backend, const QuantizedShape& shape,
     absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)> source,
@@ -63,9 +63,10 @@ absl::StatusOr<PackedLinear> AllocateQuantizedLinear(const QuantizedShape& shape
                                                      std::span<const std::uint32_t> act_order = {});
 
 // Quantizes one row without minimums. kInt8: the scale is the largest magnitude M divided by 127,
-// and the error of every value is at most half the scale. kInt4: the candidate scale with the least
-// sum of squared errors, then increased until the projection of the group on the original is
-// preserved. Scales of groups are f16 values, and integers are chosen for the rounded scale.
+// and the error of every value is at most half the scale. kInt4: the scale is the candidate with
+// the least sum of squared errors, corrected so that the projection of the quantized group on the
+// original is preserved. Scales of groups are f16 values, and integers are chosen for the rounded
+// scale.
 //
 // Subnormal f16 scales, for M / 127 < 6.1e-5, have steps of 2^-24. Only groups of zeros have
 // smaller scales, and the error of int8 is at most M / 254 + 2^-25 there. A group with a NaN or

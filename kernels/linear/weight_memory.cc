@@ -14,9 +14,9 @@ absl::StatusOr<WeightMemory> WeightMemory::Allocate(std::int64_t size_bytes) {
 }
 
 DeviceBuffer WeightMemory::Take(std::int64_t size_bytes) {
-  QUIRE_CHECK(RoomFor(size_bytes) <= left_bytes());
+  QUIRE_CHECK(PaddedBytes(size_bytes) <= left_bytes());
   DeviceBuffer piece = block_.Part(used_, size_bytes);
-  used_ += RoomFor(size_bytes);
+  used_ += PaddedBytes(size_bytes);
   return piece;
 }
 

@@ -21,14 +21,14 @@ class WeightMemory {
   static constexpr std::int64_t kAlignment = 256;
 
   // Bytes that a piece of `size_bytes` occupies.
-  static constexpr std::int64_t RoomFor(std::int64_t size_bytes) {
+  static constexpr std::int64_t PaddedBytes(std::int64_t size_bytes) {
     return (size_bytes + kAlignment - 1) / kAlignment * kAlignment;
   }
 
   // Errors are those of DeviceBuffer::Allocate.
   static absl::StatusOr<WeightMemory> Allocate(std::int64_t size_bytes);
 
-  // Returns the next piece. REQUIRES: RoomFor(size_bytes) bytes are left.
+  // Returns the next piece. REQUIRES: PaddedBytes(size_bytes) bytes are left.
   DeviceBuffer Take(std::int64_t size_bytes);
 
   std::int64_t left_bytes() const { return block_.size_bytes() - used_; }

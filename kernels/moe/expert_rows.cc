@@ -112,9 +112,9 @@ absl::Status SumChosenRows(const Backend& backend, const SumChosenRowsParams& pa
       for (std::uint32_t c = 0; c < params.columns; ++c) sum[c] += params.weights[next] * x[c];
     }
     float* const y = params.y + m * params.y_stride;
-    if (params.also != nullptr) {
-      const float* const also = params.also + m * params.y_stride;
-      for (std::uint32_t c = 0; c < params.columns; ++c) sum[c] += also[c];
+    if (params.addend != nullptr) {
+      const float* const addend = params.addend + m * params.y_stride;
+      for (std::uint32_t c = 0; c < params.columns; ++c) sum[c] += addend[c];
     }
     for (std::uint32_t c = 0; c < params.columns; ++c) y[c] = params.add ? y[c] + sum[c] : sum[c];
   }

@@ -74,12 +74,12 @@ struct SumChosenRowsParams {
   std::uint32_t columns;
   bool add = false;  // true: add to y instead of overwriting it
   // If not null: [num_rows, columns], rows y_stride apart, which are added to the sum.
-  const float* also = nullptr;
+  const float* addend = nullptr;
 };
 
 // Sets y[m] to the sum of weights[m][j] * x[places[m][j]] over the choices j of row m, in ascending
 // order of places. The sum starts at zero in f32, and each product is rounded before the addition.
-// The bits equal those of AddWeightedRows on zeros, expert by expert. Then `also` is added. With
+// The bits equal those of AddWeightedRows on zeros, expert by expert. Then `addend` is added. With
 // `add`, the sum is added to y as by ResidualAdd. Returns INVALID_ARGUMENT if a stride is less than
 // columns.
 absl::Status SumChosenRows(const Backend& backend, const SumChosenRowsParams& params);

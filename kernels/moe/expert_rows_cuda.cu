@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kThreads) SumChosenRowsKernel(const SumChosenR
     least = place + 1;
   }
   const std::int64_t at = row * params.y_stride + i;
-  if (params.also != nullptr) sum = cuda::Add(sum, params.also[at]);
+  if (params.addend != nullptr) sum = cuda::Add(sum, params.addend[at]);
   float* const y = params.y + at;
   *y = params.add ? cuda::Add(*y, sum) : sum;
 }

@@ -21,8 +21,8 @@ inline constexpr std::uint32_t kSamplerBuckets = 2048;
 inline constexpr std::uint32_t kSamplerSumPart = 4096;
 inline constexpr std::uint32_t kMaxDeviceLogprobs = 1024;
 
-// A row to sample. If token_logprob is not -1, a row whose token is known and whose log-probability
-// is computed.
+// A row to sample. If token_logprob is not -1, it is a known token, and only its log-probability is
+// computed.
 struct DeviceRow {
   const float* logits;  // [vocab]
   std::int32_t* token;  // destination of the sampled token; null for a prompt logprob

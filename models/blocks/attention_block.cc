@@ -20,7 +20,7 @@ struct QkvLayout {
 };
 
 // True if QkvStore applies the norms of q and k.
-bool StoreNorms(const StepContext& step, const AttentionSpec& heads) {
+bool QkvStoreAppliesNorms(const StepContext& step, const AttentionSpec& heads) {
   return step.backend->cuda() != nullptr && heads.qk_norm.kind == NormKind::kRms &&
          heads.qk_norm.has_weight && heads.qk_norm_scope == QkNormScope::kPerHead;
 }
@@ -28,7 +28,8 @@ bool StoreNorms(const StepContext& step, const AttentionSpec& heads) {
 // Normalizes q and k in place, per head or over all heads of a token.
 absl::Status NormQueriesAndKeys(const StepContext& step, const AttentionSpec& heads,
                                 const LayerWeights& weights, const QkvLayout& layout) {
-  if (heads.qk_norm.kind == NormKind::kNone || StoreNorms(step, heads)) return absl::OkStatus();
+  if (heads.qk_norm.kind == NormKind::kNone || QkvStoreAppliesNorms(step, heads))
+    return absl::OkStatus();
   const kernels::FloatPtr qkv = step.buffers->qkv;
   const struct {
     kernels::FloatPtr x;
@@ -63,7 +64,7 @@ absl::Status ProjectAndStore(const StepContext& step, const AttentionSpec& heads
                                 .y_stride = store.qkv_stride,
                                 .num_rows = step.num_tokens};
   if (weights.qkv.matrices.size() == 1 &&
-      (heads.qk_norm.kind == NormKind::kNone || StoreNorms(step, heads))) {
+      (heads.qk_norm.kind == NormKind::kNone || QkvStoreAppliesNorms(step, heads))) {
     product.store = &store;
     return ApplyLinear(*step.backend, weights.qkv, product);
   }
@@ -77,7 +78,7 @@ kernels::QkvStoreParams StoreParams(const StepContext& step, const AttentionSpec
                                     const kernels::AnyKvView& values) {
   const StepBuffers& b = *step.buffers;
   const bool rotates = heads.rope >= 0;
-  const bool norms = StoreNorms(step, heads);
+  const bool norms = QkvStoreAppliesNorms(step, heads);
   const RopeAngles angles =
       rotates ? step.angles[static_cast<std::size_t>(heads.rope)] : RopeAngles{nullptr, nullptr};
   return {.keys = &keys,

@@ -11,7 +11,7 @@ namespace quire::models {
 
 // Adds the branch o(attention(rope(norm(qkv(norm(x)))))) to the residual stream x (branch.h).
 // Writes the K and V of the step's tokens to `place` in the cache. Uses the buffers normed, qkv and
-// attended. REQUIRES: CheckBuilt is OK.
+// attended. REQUIRES: CheckSupported is OK.
 absl::Status AttentionBlock(const StepContext& step, const LayerSpec& layer,
                             const LayerWeights& weights, const LayerPlace& place);
 

@@ -33,8 +33,9 @@ BranchOutput AttentionOutput(const LayerSpec& layer, const LayerWeights& weights
 BranchOutput MlpOutput(const LayerSpec& layer, const LayerWeights& weights);
 
 // Adds the branch W input (+ bias) to the residual stream. Uses the buffer `branch` unless the
-// output is a plain sum. Rows of input, which is not the buffer normed, are input_stride apart.
-// With a communicator W and input are a rank's part, and the branch is the sum over the ranks.
+// output is a plain sum. Rows of `input` are input_stride apart. With a communicator, W and `input`
+// are a rank's part, and the products of all ranks are summed. REQUIRES: `input` is not the buffer
+// normed.
 absl::Status AddProduct(const StepContext& step, const BranchOutput& output,
                         const LinearWeights& weights, kernels::ConstFloatPtr input,
                         std::int64_t input_stride);

@@ -89,13 +89,13 @@ struct HeadRows {
   std::int64_t y_head;
 };
 
-// Computes y[h] = W_h x[h] for all heads, in launches of kMaxHeadsALaunch heads.
+// Computes y[h] = W_h x[h] for all heads, in launches of kMaxHeadsPerLaunch heads.
 absl::Status ApplyHeads(const StepContext& step, const std::vector<LinearWeights>& weights,
                         HeadRows rows) {
   const auto num_heads = static_cast<std::int64_t>(weights.size());
   const std::int64_t x_stride = num_heads * rows.x_head;
   const std::int64_t y_stride = num_heads * rows.y_head;
-  std::array<const kernels::PackedLinear*, kernels::kMaxHeadsALaunch> matrices;
+  std::array<const kernels::PackedLinear*, kernels::kMaxHeadsPerLaunch> matrices;
   for (std::size_t first = 0; first < weights.size(); first += matrices.size()) {
     const std::size_t count = std::min(matrices.size(), weights.size() - first);
     for (std::size_t i = 0; i < count; ++i) {
@@ -116,7 +116,7 @@ absl::Status ApplyHeads(const StepContext& step, const std::vector<LinearWeights
 }
 
 // Writes the rotated columns of the queries, and writes the step's rows to their pages. Then
-// computes found = attention(queries, cache).
+// computes attended = attention(queries, cache).
 absl::Status StoreAndAttend(const StepContext& step, const MlaSpec& mla, const Sizes& sizes,
                             const LayerPlace& place) {
   const StepBuffers& b = *step.buffers;
@@ -143,7 +143,7 @@ absl::Status StoreAndAttend(const StepContext& step, const MlaSpec& mla, const S
   return kernels::PagedAttention(*step.backend, {.keys = &rows,
                                                  .values = &rows,
                                                  .q = b.mla.queries,
-                                                 .out = b.mla.found,
+                                                 .out = b.mla.attended,
                                                  .row_offsets = b.row_offsets,
                                                  .q_stride = sizes.latents,
                                                  .out_stride = sizes.latents,
@@ -172,7 +172,7 @@ absl::Status MlaBlock(const StepContext& step, const LayerSpec& layer, const Lay
   const std::int64_t values = std::int64_t{mla.num_heads} * mla.v_size;
   QUIRE_RETURN_IF_ERROR(
       ApplyHeads(step, weights.mla.from_latent,
-                 {.x = b.found, .y = b.values, .x_head = sizes.latent, .y_head = mla.v_size}));
+                 {.x = b.attended, .y = b.values, .x_head = sizes.latent, .y_head = mla.v_size}));
   return AddProduct(step, AttentionOutput(layer, weights), weights.mla.o, b.values, values);
 }
 

@@ -16,7 +16,7 @@ namespace quire::models {
 // of each head. Prefill and decode run the same computation, so chunking does not change bits.
 //
 // Writes the rows of the step's tokens to `place` in the cache. Uses the buffers normed and mla.
-// REQUIRES: CheckBuilt is OK for the backend's device.
+// REQUIRES: CheckSupported is OK for the backend's device.
 absl::Status MlaBlock(const StepContext& step, const LayerSpec& layer, const LayerWeights& weights,
                       const LayerPlace& place);
 

@@ -31,7 +31,7 @@ absl::Status GatedProjection(const StepContext& step, const MlpSpec& mlp,
                              const LinearWeights& gate_up, const GatedRows& rows);
 
 // Adds the branch down(act(gate(norm(x))) * up(norm(x))) to the residual stream (branch.h). Uses
-// the buffers normed and gate_up. REQUIRES: CheckBuilt is OK.
+// the buffers normed and gate_up. REQUIRES: CheckSupported is OK.
 absl::Status MlpBlock(const StepContext& step, const LayerSpec& layer, const LayerWeights& weights);
 
 }  // namespace quire::models

@@ -86,7 +86,8 @@ absl::Status InnerOfGroups(const StepContext& step, const MlpSpec& mlp,
                                        .y_stride = 2 * std::int64_t{mlp.intermediate},
                                        .num_rows = num_rows,
                                        .rows = b.rows};
-  if (gate_up.size() == 1 && kernels::GroupsTakeGate(gate_up[0], x.dtype(), b.gate_up.dtype())) {
+  if (gate_up.size() == 1 &&
+      kernels::CanFuseGroupedGate(gate_up[0], x.dtype(), b.gate_up.dtype())) {
     product.gate = GateShapeOf(mlp);
     return ApplyGroups(*step.backend, gate_up, product);
   }
@@ -201,10 +202,10 @@ absl::Status DownOfGroups(const StepContext& step, const MoeSpec& moe, const Moe
                                .num_rows = step.num_tokens,
                                .top_k = moe.top_k,
                                .add = into_stream,
-                               .also = with_sum ? b.sum : nullptr};
+                               .addend = with_sum ? b.sum : nullptr};
   if (weights.down_groups.size() == 1) {
     product.weights = weights.down_groups.front();
-    if (kernels::GroupsTakeSum(product, sum)) {
+    if (kernels::CanFuseGroupedSum(product, sum)) {
       product.sum = sum;
       return kernels::GroupedLinear(*step.backend, product);
     }
@@ -220,7 +221,7 @@ absl::Status DownOfGroups(const StepContext& step, const MoeSpec& moe, const Moe
                                                 .top_k = sum.top_k,
                                                 .columns = step.hidden,
                                                 .add = sum.add,
-                                                .also = sum.also});
+                                                .addend = sum.addend});
 }
 
 // Computes all experts at once, on a GPU, with sums in the order of RunExperts. A shared expert

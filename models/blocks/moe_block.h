@@ -14,7 +14,7 @@ namespace quire::models {
 // Only experts that some row chose are computed, each once for all its rows. Sums start from zero
 // and run in ascending expert number, with the shared expert last, so the bits of a row depend on
 // that row alone. Uses the buffers normed and moe. The host does not wait for the device.
-// REQUIRES: CheckBuilt is OK.
+// REQUIRES: CheckSupported is OK.
 absl::Status MoeBlock(const StepContext& step, const LayerSpec& layer, const LayerWeights& weights);
 
 }  // namespace quire::models

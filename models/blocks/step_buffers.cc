@@ -96,7 +96,7 @@ void CutMla(Cutter& cutter, const Widths& widths, const StepLimits& limits, MlaB
   mla->heads = take(widths.queries);
   mla->rows = take(widths.latent);
   mla->queries = take(widths.latents);
-  mla->found = take(widths.latents);
+  mla->attended = take(widths.latents);
   mla->values = take(widths.values);
 }
 
@@ -179,7 +179,8 @@ std::int64_t Cut(std::byte* base, const ModelSpec& spec, const StepLimits& limit
   buffers->normed = TakeFloats(cutter, limits.activation, tokens * spec.hidden);
   if (limits.activation == DType::kF32) {
     buffers->branch = buffers->normed.f32();
-  } else if (limits.is_part || std::any_of(spec.layers.begin(), spec.layers.end(), HasBranches)) {
+  } else if (limits.is_part ||
+             std::any_of(spec.layers.begin(), spec.layers.end(), NeedsBranchBuffer)) {
     buffers->branch = cutter.Take<float>(tokens * spec.hidden);
   }
   CutLayer(cutter, widths, limits, buffers);
@@ -196,7 +197,7 @@ std::int64_t Cut(std::byte* base, const ModelSpec& spec, const StepLimits& limit
 
 }  // namespace
 
-bool HasBranches(const LayerSpec& layer) {
+bool NeedsBranchBuffer(const LayerSpec& layer) {
   return layer.attn_out.kind != NormKind::kNone || layer.mlp_out.kind != NormKind::kNone ||
          layer.residual_scale != 1 || layer.output_scale != 1;
 }

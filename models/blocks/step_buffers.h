@@ -34,7 +34,7 @@ struct MlaBuffers {
   kernels::FloatPtr heads;     // [T, H * (nope + rope)] projected queries
   kernels::FloatPtr rows;      // [T, R] rows for the cache
   kernels::FloatPtr queries;   // [T, H * R]
-  kernels::FloatPtr found;     // [T, H * R]
+  kernels::FloatPtr attended;  // [T, H * R] weighted means of latents
   kernels::FloatPtr values;    // [T, H * v]
 };
 
@@ -55,8 +55,9 @@ struct MoeBuffers {
   float* sum = nullptr;              // [T, hidden] sum over all experts
 };
 
-// True if BranchOutput::is_sum is false for a branch of the layer.
-bool HasBranches(const LayerSpec& layer);
+// True if a branch of the layer is written to the buffer `branch` before it is added, because
+// BranchOutput::is_sum is false.
+bool NeedsBranchBuffer(const LayerSpec& layer);
 
 // All arrays of a step that kernels read and write, cut from one allocation. T = max_step_tokens.
 //
@@ -64,8 +65,8 @@ bool HasBranches(const LayerSpec& layer);
 // Invariants: arrays start at multiples of 256 bytes and do not overlap, with two exceptions.
 //             1. gate_up and moe share memory with qkv and attended, or with mla, since the results
 //                of attention are not needed any more when the MLP runs.
-//             2. If activations are f32, branch is normed. Otherwise branch is null, unless some
-//                branch of the model is not a plain sum or is summed over ranks.
+//             2. If activations are f32, branch and normed are the same array. Otherwise branch is
+//                null, unless some branch of the model is not a plain sum or is summed over ranks.
 // Threads:    the engine thread and the ops it runs.
 // Lifetime:   movable; addresses do not change.
 struct StepBuffers {

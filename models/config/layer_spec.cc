@@ -388,7 +388,7 @@ absl::Status ValidateSpec(const ModelSpec& spec) {
   return absl::OkStatus();
 }
 
-absl::Status CheckBuilt(const ModelSpec& spec, DeviceKind device) {
+absl::Status CheckSupported(const ModelSpec& spec, DeviceKind device) {
   std::string unbuilt = UnbuiltEnds(spec, device);
   if (!unbuilt.empty()) {
     return absl::UnimplementedError(

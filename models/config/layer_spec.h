@@ -13,7 +13,7 @@
 //     x *= L.output_scale
 //   logits = softcap(W_head * norm(x, final_norm) * logit_scale + head_bias, logit_softcap)
 //
-// The structs have all knobs of the known families; CheckBuilt rejects those that this version
+// The structs have all knobs of the known families; CheckSupported rejects those that this version
 // cannot compute. Notation: p is the absolute position, d the head size. docs/adding_a_model.md
 // explains how to fill a spec.
 
@@ -214,7 +214,7 @@ absl::Status ValidateSpec(const ModelSpec& spec);
 
 // Rejects a spec that this version cannot compute on the device; CUDA supports fewer knobs than the
 // CPU. Returns UNIMPLEMENTED that names the layer, the field and its value.
-absl::Status CheckBuilt(const ModelSpec& spec, DeviceKind device);
+absl::Status CheckSupported(const ModelSpec& spec, DeviceKind device);
 
 // Prints a spec: one line per group of equal layers, without fields at their defaults. Prints only
 // the first and the last entry of a rope table, so specs with equal dumps may still differ in the

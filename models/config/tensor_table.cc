@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "base/check.h"
 
 namespace quire::models {
 namespace {
@@ -30,9 +31,13 @@ Extent ExtentInMla(Dim dim, const MlaSpec& mla) {
     case Dim::kMlaKeysAndValues:
       return {heads * (mla.nope_size + mla.v_size),
               "num_attention_heads * (qk_nope_head_dim + v_head_dim)"};
-    default:
+    case Dim::kMlaValues:
       return {heads * mla.v_size, "num_attention_heads * v_head_dim"};
+    default:
+      break;
   }
+  QUIRE_CHECK(false);
+  return {};
 }
 
 Extent ExtentInMoe(Dim dim, const MoeSpec& moe) {
@@ -43,9 +48,13 @@ Extent ExtentInMoe(Dim dim, const MoeSpec& moe) {
       return {moe.expert.intermediate, "width of an expert"};
     case Dim::kTwoExpertInner:
       return {2 * std::int64_t{moe.expert.intermediate}, "2 * width of an expert"};
-    default:
+    case Dim::kSharedInner:
       return {moe.shared ? moe.shared->intermediate : 0, "width of the shared expert"};
+    default:
+      break;
   }
+  QUIRE_CHECK(false);
+  return {};
 }
 
 }  // namespace
@@ -107,9 +116,18 @@ Extent ExtentOf(Dim dim, std::uint32_t hidden, const LayerSpec& layer) {
     case Dim::kTwoExpertInner:
     case Dim::kSharedInner:
       return ExtentInMoe(dim, layer.moe);
-    default:
+    case Dim::kMlaQueries:
+    case Dim::kMlaQueryRank:
+    case Dim::kMlaRank:
+    case Dim::kMlaRow:
+    case Dim::kMlaNope:
+    case Dim::kMlaValue:
+    case Dim::kMlaKeysAndValues:
+    case Dim::kMlaValues:
       return ExtentInMla(dim, layer.mla);
   }
+  QUIRE_CHECK(false);
+  return {};
 }
 
 bool TensorInfo::IsIn(const LayerSpec& layer) const {
@@ -118,9 +136,6 @@ bool TensorInfo::IsIn(const LayerSpec& layer) const {
 }
 
 std::span<const PartInfo> TensorInfo::PartsIn(const TensorNames& names) const {
-  if (kind == TensorKind::kVector && is_present == nullptr && (names.*parts[0].name).empty()) {
-    return {};
-  }
   if (fused.name != nullptr && !(names.*fused.name).empty()) return {&fused, 1};
   const auto end = std::find_if(parts.begin(), parts.end(),
                                 [](const PartInfo& part) { return part.name == nullptr; });
@@ -156,7 +171,7 @@ std::string PartName(const TensorNames& names, const TensorInfo& info, const Par
 }
 
 ExpertStorage ExpertStorageOf(const TensorNames& names) {
-  if (!names.split_gate.empty()) return ExpertStorage::kStacks;
+  if (!names.gate_stack.empty()) return ExpertStorage::kStacks;
   return names.stacked_gate_up.empty() ? ExpertStorage::kPerExpert
                                        : ExpertStorage::kTransposedStacks;
 }

@@ -66,11 +66,11 @@ struct TensorNames {
   absl::string_view expert_gate = "gate_proj";
   absl::string_view expert_up = "up_proj";
   absl::string_view expert_down = "down_proj";
-  // GGUF, instead of the tensors per expert: split_gate.weight [experts, outputs, inputs] and so
+  // GGUF, instead of the tensors per expert: gate_stack.weight [experts, outputs, inputs] and so
   // on.
-  absl::string_view split_gate = "";
-  absl::string_view split_up = "";
-  absl::string_view split_down = "";
+  absl::string_view gate_stack = "";
+  absl::string_view up_stack = "";
+  absl::string_view down_stack = "";
   // Instead of the tensors per expert: experts.stacked_gate_up [experts, inputs, outputs], whose
   // columns alternate between gate and up, and experts.stacked_down. Quantized tensors are
   // [experts, outputs, inputs]. Biases end in "_bias".
@@ -85,7 +85,7 @@ struct TensorNames {
 enum class BlockKind : std::uint8_t { kNorms, kAttention, kMla, kMlp, kMoe };
 inline constexpr int kNumBlockKinds = 5;
 
-// Returns the two blocks that a layer computes, in order. REQUIRES: CheckBuilt is OK.
+// Returns the two blocks that a layer computes, in order. REQUIRES: CheckSupported is OK.
 std::array<BlockKind, 2> BlocksOf(const LayerSpec& layer);
 bool HasBlock(const LayerSpec& layer, BlockKind block);
 
@@ -141,11 +141,11 @@ struct PartInfo {
   absl::string_view TensorNames::*name = nullptr;  // null: no such part
   Dim rows = Dim::kNone;
   LayerPredicate has_bias = nullptr;  // null: it has none
-  absl::string_view TensorNames::*split_name =
+  absl::string_view TensorNames::*stack_name =
       nullptr;  // kExpertMatrices: the stack of all experts
 };
 
-// The rows that a kHeadMatrices row takes of each head.
+// The rows of each head that a kHeadMatrices tensor consists of.
 struct HeadRows {
   absl::string_view piece = "";  // name of the part in messages
   Dim first = Dim::kNone;
@@ -157,17 +157,16 @@ struct HeadRows {
 struct TensorInfo {
   absl::string_view label = "";  // names the matrices in packed files; empty for vectors
   TensorKind kind = TensorKind::kMatrix;
-  std::array<PartInfo, 3> parts = {};  // matrices that share an input lie one below the other
+  std::array<PartInfo, 3> parts = {};  // matrices that share an input, concatenated by rows
   PartInfo fused = {};                 // replaces the parts in families that name it
   Dim columns = Dim::kNone;
   absl::string_view TensorNames::*scope = nullptr;  // names become SCOPE.NAME
   HeadRows head = {};
   Split split = Split::kReplicated;
   NormSpec (*norm)(const LayerSpec&) = nullptr;  // kNorm
-  // Null: in every layer that has the block. A kVector is then present in the families that name
-  // it.
+  // Null: the tensor is in every layer that has the block.
   LayerPredicate is_present = nullptr;
-  absl::string_view undivided = "";  // spec field that refuses to be divided
+  absl::string_view indivisible_field = "";  // spec field that cannot be divided
 
   bool IsIn(const LayerSpec& layer) const;
   // Returns the tensors that a family's checkpoints contain. For kExpertMatrices, `fused` is a
@@ -297,7 +296,7 @@ inline constexpr TensorRow<Layer> kAttentionTable[] = {
               .parts = {{{.name = &TensorNames::q_norm, .rows = Dim::kQueries}}},
               .norm = QkNorm,
               .is_present = NormsWholeRows,
-              .undivided = "heads.qk_norm over all heads"},
+              .indivisible_field = "heads.qk_norm over all heads"},
      .vector = &Layer::q_norm},
     {.info = {.kind = TensorKind::kNorm,
               .parts = {{{.name = &TensorNames::k_norm, .rows = Dim::kHeadSize}}},
@@ -308,12 +307,12 @@ inline constexpr TensorRow<Layer> kAttentionTable[] = {
               .parts = {{{.name = &TensorNames::k_norm, .rows = Dim::kKeys}}},
               .norm = QkNorm,
               .is_present = NormsWholeRows,
-              .undivided = "heads.qk_norm over all heads"},
+              .indivisible_field = "heads.qk_norm over all heads"},
      .vector = &Layer::k_norm},
     {.info = {.kind = TensorKind::kVector,
               .parts = {{{.name = &TensorNames::sinks, .rows = Dim::kHeads}}},
               .is_present = [](const LayerSpec& layer) { return layer.heads.has_sinks; },
-              .undivided = "heads.has_sinks"},
+              .indivisible_field = "heads.has_sinks"},
      .vector = &Layer::sinks},
     {.info = {.label = "o",
               .parts = {{{.name = &TensorNames::o,
@@ -440,11 +439,11 @@ inline constexpr TensorRow<Block> kMoeTable[] = {
           .parts = {{{.name = &TensorNames::expert_gate,
                       .rows = Dim::kExpertInner,
                       .has_bias = [](const LayerSpec& layer) { return layer.moe.expert.gate_bias; },
-                      .split_name = &TensorNames::split_gate},
+                      .stack_name = &TensorNames::gate_stack},
                      {.name = &TensorNames::expert_up,
                       .rows = Dim::kExpertInner,
                       .has_bias = [](const LayerSpec& layer) { return layer.moe.expert.up_bias; },
-                      .split_name = &TensorNames::split_up}}},
+                      .stack_name = &TensorNames::up_stack}}},
           .fused = {.name = &TensorNames::stacked_gate_up,
                     .rows = Dim::kTwoExpertInner,
                     .has_bias = [](const LayerSpec& layer) { return layer.moe.expert.gate_bias; }},
@@ -456,7 +455,7 @@ inline constexpr TensorRow<Block> kMoeTable[] = {
           .parts = {{{.name = &TensorNames::expert_down,
                       .rows = Dim::kHidden,
                       .has_bias = [](const LayerSpec& layer) { return layer.moe.expert.down_bias; },
-                      .split_name = &TensorNames::split_down}}},
+                      .stack_name = &TensorNames::down_stack}}},
           .fused = {.name = &TensorNames::stacked_down,
                     .rows = Dim::kHidden,
                     .has_bias = [](const LayerSpec& layer) { return layer.moe.expert.down_bias; }},
@@ -524,7 +523,7 @@ std::string PartName(const TensorNames& names, const TensorInfo& info, const Par
 // How checkpoints hold a kExpertMatrices row.
 enum class ExpertStorage : std::uint8_t {
   kPerExpert,         // one tensor per part and expert
-  kStacks,            // PartInfo::split_name.weight [experts, rows, columns]
+  kStacks,            // PartInfo::stack_name.weight [experts, rows, columns]
   kTransposedStacks,  // TensorInfo::fused [experts, columns, rows]
 };
 ExpertStorage ExpertStorageOf(const TensorNames& names);

@@ -29,9 +29,9 @@ inline constexpr TensorNames kGgufNames{.embedding = "token_embd",
 constexpr TensorNames WithGgufExperts(TensorNames names) {
   names.moe = "";
   names.router = "ffn_gate_inp";
-  names.split_gate = "ffn_gate_exps";
-  names.split_up = "ffn_up_exps";
-  names.split_down = "ffn_down_exps";
+  names.gate_stack = "ffn_gate_exps";
+  names.up_stack = "ffn_up_exps";
+  names.down_stack = "ffn_down_exps";
   return names;
 }
 inline constexpr absl::string_view kGgufExpertKeys[] = {"expert_count", "expert_used_count",

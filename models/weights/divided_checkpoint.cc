@@ -31,7 +31,7 @@ absl::Status CheckDivided(std::size_t layer, const LayerSpec& spec) {
     refused = "mlp of experts";
   } else {
     ForEachTensor(spec, [&](BlockKind, const TensorInfo& info) {
-      if (refused.empty()) refused = info.undivided;
+      if (refused.empty()) refused = info.indivisible_field;
     });
   }
   if (refused.empty()) return absl::OkStatus();

@@ -94,7 +94,7 @@ class WantedList {
         }
         break;
       case ExpertStorage::kStacks: {
-        const std::string name = absl::StrCat(prefix, names_.*part.split_name);
+        const std::string name = absl::StrCat(prefix, names_.*part.stack_name);
         Add(absl::StrCat(name, ".weight"), {experts, rows, columns});
         if (has_bias) Add(absl::StrCat(name, ".bias"), {experts, rows});
         break;

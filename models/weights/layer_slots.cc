@@ -50,7 +50,6 @@ class RowFinder {
   }
 
   absl::StatusOr<VectorSlot> Vector(BlockKind block, const TensorInfo& info) const {
-    if (info.PartsIn(names_).empty()) return VectorSlot{};
     const PartInfo& part = info.parts[0];
     const std::string name = NameOf(block, info, part);
     if (info.kind == TensorKind::kNorm) {
@@ -135,7 +134,7 @@ class RowFinder {
     std::vector<LinearSlot> slots(layer_.moe.num_experts);
     std::vector<std::vector<const formats::StoredTensor*>> weights(slots.size());
     for (const PartInfo& part : info.PartsIn(names_)) {
-      const std::string name = absl::StrCat(prefix(block), names_.*part.split_name);
+      const std::string name = absl::StrCat(prefix(block), names_.*part.stack_name);
       const Extent rows = ExtentOf(part.rows);
       QUIRE_ASSIGN_OR_RETURN(const formats::StoredTensor* weight,
                              finder_.Find(absl::StrCat(name, ".weight"), {experts, rows, columns}));

@@ -46,7 +46,7 @@ class SlotFinder {
   // Returns null if there is no such tensor. Does not mark the tensor as used.
   const formats::StoredTensor* Peek(absl::string_view name) const { return checkpoint_.Find(name); }
 
-  // Takes ownership of a tensor that is a part of one that was found.
+  // Takes ownership of a tensor that was cut from a found one.
   const formats::StoredTensor* AddPiece(formats::StoredTensor piece);
   std::vector<std::shared_ptr<const formats::StoredTensor>> TakePieces() {
     return std::move(pieces_);
@@ -82,7 +82,7 @@ class FormChooser {
   const WeightTarget& target_;
 };
 
-// Finds NAME.weight and NAME.bias of the parts, whose rows lie one below the other.
+// Finds NAME.weight and NAME.bias of the parts and concatenates their rows.
 absl::StatusOr<LinearSlot> FindLinear(SlotFinder& finder, const FormChooser& chooser,
                                       const std::vector<Part>& parts, const Extent& columns,
                                       MatrixRole role = MatrixRole::kLayer);

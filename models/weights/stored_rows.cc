@@ -261,7 +261,8 @@ MatrixForm PlainForm(const formats::StoredTensor& tensor) {
   return {.dtype = tensor.quantized != nullptr ? tensor.quantized->plain_dtype() : DType::kF32};
 }
 
-void PlainRow(const formats::StoredTensor& tensor, DType dtype, std::int64_t row, std::byte* out) {
+void ReadPlainRow(const formats::StoredTensor& tensor, DType dtype, std::int64_t row,
+                  std::byte* out) {
   const auto k = static_cast<std::size_t>(RowElements(tensor));
   if (dtype == DType::kF32) return WidenRow(tensor, row, {reinterpret_cast<float*>(out), k});
   QUIRE_CHECK(dtype == DType::kBF16 || dtype == DType::kF16);
@@ -274,12 +275,12 @@ void PlainRow(const formats::StoredTensor& tensor, DType dtype, std::int64_t row
   }
 }
 
-void CodedRow(const formats::StoredTensor& tensor, const MatrixForm& form, std::int64_t row,
-              const QuantizedRow& out) {
+void ReadQuantizedRow(const formats::StoredTensor& tensor, const MatrixForm& form, std::int64_t row,
+                      const QuantizedRow& out) {
   const auto codes = [&out]() -> std::span<std::uint8_t> {
     return {reinterpret_cast<std::uint8_t*>(out.q.data()), out.q.size()};
   };
-  if (form.is_fp8()) return Fp8Row(tensor, row, {codes(), out.scales});
+  if (form.is_fp8()) return ReadFp8Row(tensor, row, {codes(), out.scales});
   if (form.format == WeightFormat::kFp4E2M1) {
     return tensor.quantized->E2M1Row(tensor.first_row + StoredIndex(tensor, row), codes(),
                                      out.scales);
@@ -296,8 +297,8 @@ void CodedRow(const formats::StoredTensor& tensor, const MatrixForm& form, std::
   kernels::QuantizeRow(form.format, form.group == 0 ? k : form.group, values, out);
 }
 
-void Fp8Row(const formats::StoredTensor& tensor, std::int64_t row, const quire::Fp8Row& out) {
-  tensor.quantized->Fp8Row(tensor.first_row + StoredIndex(tensor, row), out);
+void ReadFp8Row(const formats::StoredTensor& tensor, std::int64_t row, const quire::Fp8Row& out) {
+  tensor.quantized->ReadFp8Row(tensor.first_row + StoredIndex(tensor, row), out);
 }
 
 absl::Status CheckFinite(const formats::StoredTensor& tensor, const kernels::Backend& backend) {

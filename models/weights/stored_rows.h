@@ -38,16 +38,17 @@ MatrixForm PlainForm(const formats::StoredTensor& tensor);
 
 // Converts one row to `dtype`, f32, bf16 or f16, at `out`. REQUIRES: `dtype` holds the values
 // without loss (PlainForm).
-void PlainRow(const formats::StoredTensor& tensor, DType dtype, std::int64_t row, std::byte* out);
+void ReadPlainRow(const formats::StoredTensor& tensor, DType dtype, std::int64_t row,
+                  std::byte* out);
 
 // Converts one row to a quantized form. A row that is stored in this form is copied; other rows are
 // converted to f32 and quantized to integers. A non-finite value makes a scale or minimum
 // non-finite. REQUIRES: `out` has the sizes of the form.
-void CodedRow(const formats::StoredTensor& tensor, const MatrixForm& form, std::int64_t row,
-              const QuantizedRow& out);
+void ReadQuantizedRow(const formats::StoredTensor& tensor, const MatrixForm& form, std::int64_t row,
+                      const QuantizedRow& out);
 
 // Reads one row of e4m3 values and scales. REQUIRES: StoredForm is fp8, and `out` has its sizes.
-void Fp8Row(const formats::StoredTensor& tensor, std::int64_t row, const quire::Fp8Row& out);
+void ReadFp8Row(const formats::StoredTensor& tensor, std::int64_t row, const quire::Fp8Row& out);
 
 // If an element is NaN or infinite, returns INVALID_ARGUMENT with the tensor, the element and its
 // value.

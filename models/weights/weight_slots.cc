@@ -279,7 +279,7 @@ void WarnOfUselessRounding(const WeightTarget& target, WeightSlots* slots) {
   ForEachMatrix(*slots, [&](const MatrixSlot& slot, bool) {
     if (!slot.form.quantizes_activations) return;
     ++rounded;
-    if (target.multiplies_fp8 && kernels::HasProductOfCodes(slot.form.ShapeOf(slot.n, slot.k))) {
+    if (target.multiplies_fp8 && kernels::SupportsFp8Product(slot.form.ShapeOf(slot.n, slot.k))) {
       return;
     }
     ++useless;
@@ -295,12 +295,12 @@ void WarnOfUselessRounding(const WeightTarget& target, WeightSlots* slots) {
 
 std::int64_t BytesOf(const MatrixSlot& slot, const WeightTarget& target) {
   if (target.cuda && !slot.form.is_plain()) {
-    return kernels::CudaQuantizedRoom(slot.form.ShapeOf(slot.n, slot.k));
+    return kernels::CudaQuantizedPaddedBytes(slot.form.ShapeOf(slot.n, slot.k));
   }
   if (slot.form.is_fp8()) return kernels::Fp8Bytes(slot.form.Fp8ShapeOf(slot.n, slot.k));
   if (slot.form.is_integer()) return kernels::QuantizedBytes(slot.form.ShapeOf(slot.n, slot.k));
   if (target.cuda) {
-    return kernels::CudaPlainRoom(slot.form.dtype, slot.n, slot.k, target.activation);
+    return kernels::CudaPlainPaddedBytes(slot.form.dtype, slot.n, slot.k, target.activation);
   }
   constexpr std::int64_t kPanel = kernels::PackedLinear::kPanel;
   const std::int64_t panels = (std::int64_t{slot.n} + kPanel - 1) / kPanel;
@@ -361,7 +361,7 @@ absl::StatusOr<WeightSlots> FindWeights(const ModelSpec& spec, const TensorNames
   slots.pieces = finder.TakePieces();
   CountParameters(finder, spec, names, &slots);
   if (target.cuda) QUIRE_RETURN_IF_ERROR(CheckExpertForms(target, slots));
-  slots.coded_format = MaxCodedForm(slots);
+  slots.quantized_format = MaxCodedForm(slots);
   WarnOfSecondRounding(target, &slots);
   WarnOfWidening(target, &slots);
   if (target.fp8_activations) QUIRE_RETURN_IF_ERROR(RoundFp8Rows(target, &slots));
@@ -381,8 +381,8 @@ DType EmbeddingDType(const formats::StoredTensor& embedding, Quantization quanti
   return quantization == Quantization::kNone ? DType::kF32 : DType::kF16;
 }
 
-CodedMatrices CodedMatricesOf(const WeightSlots& slots) {
-  CodedMatrices coded;
+QuantizedMatrices QuantizedMatricesOf(const WeightSlots& slots) {
+  QuantizedMatrices coded;
   ForEachMatrix(slots, [&](const MatrixSlot& slot, bool) {
     coded.integers |= slot.form.is_integer();
     coded.act_orders |= slot.form.has_act_order;

@@ -311,7 +311,7 @@ class Packer {
     backend_.ParallelFor(tensor.shape[0], static_cast<double>(k) / 2,
                          [&](std::int64_t begin, std::int64_t end, int) {
                            for (std::int64_t row = begin; row < end; ++row) {
-                             PlainRow(tensor, dtype, row, to + row * row_bytes);
+                             ReadPlainRow(tensor, dtype, row, to + row * row_bytes);
                            }
                          });
     return rows;
@@ -321,7 +321,7 @@ class Packer {
     return kernels::PackPlainRows(
         backend_, slot.form.dtype, slot.n, slot.k, [&](std::uint32_t row, std::byte* out) {
           const auto [part, part_row] = Locate(slot, row);
-          PlainRow(*part, slot.form.dtype, part_row, out);
+          ReadPlainRow(*part, slot.form.dtype, part_row, out);
           progress_->Add(static_cast<std::int64_t>(part->bytes.size()) / part->shape[0]);
         });
   }
@@ -334,7 +334,7 @@ class Packer {
         backend_, slot.form.Fp8ShapeOf(slot.n, slot.k),
         [&](std::uint32_t row, const quire::Fp8Row& out) {
           const auto [part, part_row] = Locate(slot, row);
-          Fp8Row(*part, part_row, out);
+          ReadFp8Row(*part, part_row, out);
           progress_->Add(static_cast<std::int64_t>(part->bytes.size()) / part->shape[0]);
         });
   }
@@ -351,7 +351,7 @@ class Packer {
         backend_, shape,
         [&](std::uint32_t row, const QuantizedRow& out) {
           const auto [part, part_row] = Locate(slot, row);
-          CodedRow(*part, slot.form, part_row, out);
+          ReadQuantizedRow(*part, slot.form, part_row, out);
           if (slot.form.is_integer() && !shape.scale_per_feature() && !FitF16(out)) {
             std::uint32_t seen = first_bad.load();
             while (row < seen && !first_bad.compare_exchange_weak(seen, row)) {

@@ -23,7 +23,7 @@
 
 namespace quire::models {
 
-// A matrix in memory: the rows of its parts, one below the other.
+// A matrix in memory: the concatenated rows of its parts.
 struct MatrixSlot {
   std::vector<const formats::StoredTensor*> parts;  // [rows, k] each
   std::uint32_t n = 0;                              // rows of all parts
@@ -60,7 +60,8 @@ struct WeightSlots {
   const formats::StoredTensor* labels = nullptr;  // [labels, hidden]; null: no labels
   std::int64_t parameter_count = 0;               // a tied matrix counts once
   DType stored_dtype = DType::kInvalid;           // dtype of most parameters; kInvalid: GGML blocks
-  std::string coded_format;  // form of most quantized weights of layers: "int4_g32"; empty: none
+  std::string
+      quantized_format;  // form of most quantized weights of layers: "int4_g32"; empty: none
   std::vector<std::string> warnings;
   // Parts of stored tensors that slots point to, such as one expert of a stack.
   std::vector<std::shared_ptr<const formats::StoredTensor>> pieces;
@@ -77,7 +78,7 @@ struct WeightTarget {
 };
 
 // Finds every tensor, checks shapes and types, rejects tensors that the model does not use, and
-// chooses the form of every matrix. REQUIRES: CheckBuilt(spec) is OK.
+// chooses the form of every matrix. REQUIRES: CheckSupported(spec) is OK.
 //
 // Returns INVALID_ARGUMENT that names the tensor and either both shapes and the keys of config.json
 // behind them, or its inputs and the requirement of model.quantization. Returns INVALID_ARGUMENT if
@@ -99,12 +100,12 @@ std::int64_t VectorFloats(const WeightSlots& slots);
 DType EmbeddingDType(const formats::StoredTensor& embedding, Quantization quantization);
 
 // The kinds of quantized matrices that a model has, the head included.
-struct CodedMatrices {
+struct QuantizedMatrices {
   bool integers = false;
   bool act_orders = false;  // integers with an act-order permutation
   bool fp8 = false;
 };
-CodedMatrices CodedMatricesOf(const WeightSlots& slots);
+QuantizedMatrices QuantizedMatricesOf(const WeightSlots& slots);
 
 // Bytes of the matrices of a slot; on a GPU a part of the allocation of their layer.
 std::int64_t MatrixBytes(const LinearSlot& slot, const WeightTarget& target);
@@ -130,8 +131,8 @@ absl::Status ApplyGroups(const kernels::Backend& backend,
 
 using MlaWeights = MlaTensors<const float*, LinearWeights>;
 
-// On a GPU the matrices of one kind have equal distances from expert to expert, and so have their
-// biases. There group i describes matrix i of every expert.
+// On a GPU the matrices of one kind lie at equal distances from expert to expert, and so do their
+// biases. gate_up_groups[i] and down_groups[i] describe matrix i of every expert.
 struct MoeWeights : MoeTensors<const float*, LinearWeights> {
   std::vector<kernels::LinearGroups> gate_up_groups;
   std::vector<kernels::LinearGroups> down_groups;

@@ -105,8 +105,8 @@ TEST(CodedLinearCudaTest, SharedAllocationDoesNotChangeBits) {
   constexpr std::uint32_t kPlainN = 7, kPlainK = 24, kRows = 3;
   const auto plain = Encode(RandomFloats(std::size_t{kPlainN} * kPlainK, 3), DType::kF32);
   const WeightRows rows{plain.data(), kPlainN};
-  std::int64_t room = 2 * CudaPlainRoom(DType::kF32, kPlainN, kPlainK, DType::kBF16);
-  for (const QuantizedShape& shape : kCodedShapes) room += CudaQuantizedRoom(shape);
+  std::int64_t room = 2 * CudaPlainPaddedBytes(DType::kF32, kPlainN, kPlainK, DType::kBF16);
+  for (const QuantizedShape& shape : kCodedShapes) room += CudaQuantizedPaddedBytes(shape);
   std::vector<PackedLinear> shared, own;
   {
     auto memory = WeightMemory::Allocate(room);

@@ -198,7 +198,7 @@ TEST(GatedLinearCudaTest, Groups) {
   const CudaBackend cuda;
   constexpr std::uint32_t kGroups = 3;
   const QuantizedShape shape{.format = WeightFormat::kInt4, .n = 384, .k = 128, .group = 32};
-  auto memory = *WeightMemory::Allocate(kGroups * CudaQuantizedRoom(shape));
+  auto memory = *WeightMemory::Allocate(kGroups * CudaQuantizedPaddedBytes(shape));
   std::vector<PackedLinear> matrices;
   for (std::uint32_t g = 0; g < kGroups; ++g) {
     matrices.push_back(*MakeQuantized(shape, 100 + g).Pack(*cuda, &memory));
@@ -206,7 +206,7 @@ TEST(GatedLinearCudaTest, Groups) {
   auto groups =
       LinearGroupsOf(kGroups, [&](std::uint32_t g) -> const PackedLinear& { return matrices[g]; });
   ASSERT_TRUE(groups.has_value());
-  ASSERT_TRUE(GroupsTakeGate(*groups, kBF16, kBF16));
+  ASSERT_TRUE(CanFuseGroupedGate(*groups, kBF16, kBF16));
   DeviceRows biases(cuda, DType::kF32, kGroups, shape.n, shape.n + 1);
   biases.Put(RandomFloats(std::size_t{kGroups} * shape.n, 9));
   groups->bias = biases.f32();

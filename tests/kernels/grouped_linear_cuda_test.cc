@@ -31,7 +31,7 @@ struct Experts {
   // Unquantized matrices.
   Experts(const CudaBackend& cuda, std::uint32_t count, std::uint32_t n, std::uint32_t k,
           DType dtype = DType::kBF16, DType activations = DType::kBF16) {
-    const std::int64_t room = CudaPlainRoom(dtype, n, k, activations);
+    const std::int64_t room = CudaPlainPaddedBytes(dtype, n, k, activations);
     auto memory = *WeightMemory::Allocate(2 * count * room);
     for (std::uint32_t e = 0; e < count; ++e) {
       values.push_back(Rounded(RandomFloats(std::size_t{n} * k, 100 + e), dtype));
@@ -44,7 +44,7 @@ struct Experts {
   }
   // Quantized matrices, each with its own scales, zero points and act-order permutation.
   Experts(const CudaBackend& cuda, std::uint32_t count, const QuantizedShape& shape) {
-    const std::int64_t room = CudaQuantizedRoom(shape);
+    const std::int64_t room = CudaQuantizedPaddedBytes(shape);
     auto memory = *WeightMemory::Allocate(2 * count * room);
     for (std::uint32_t e = 0; e < count; ++e) {
       const Quantized made = MakeQuantized(shape, 100 + e);
@@ -346,8 +346,8 @@ void CheckSums(const CudaBackend& cuda, const Experts& experts, const Choices& c
   DeviceRows weights(cuda, DType::kF32, 1, num_rows, num_rows);
   weights.Put(RandomFloats(num_rows, 3));
   const auto sized = std::size_t{choices.num_rows} * n;
-  DeviceRows also(cuda, DType::kF32, choices.num_rows, n, n + 8);
-  also.Put(RandomFloats(sized, 4));
+  DeviceRows addend(cuda, DType::kF32, choices.num_rows, n, n + 8);
+  addend.Put(RandomFloats(sized, 4));
   DeviceRows sum(cuda, DType::kF32, choices.num_rows, n, n + 8);
   DeviceRows want(cuda, DType::kF32, choices.num_rows, n, n + 8);
   GroupedLinearParams product{
@@ -370,8 +370,8 @@ void CheckSums(const CudaBackend& cuda, const Experts& experts, const Choices& c
         .num_rows = choices.num_rows,
         .top_k = choices.top_k,
         .add = adds,
-        .also = adds ? also.f32() : nullptr};
-    ASSERT_TRUE(GroupsTakeSum(product, chosen));
+        .addend = adds ? addend.f32() : nullptr};
+    ASSERT_TRUE(CanFuseGroupedSum(product, chosen));
     product.sum = chosen;
     const std::uint64_t launches = cuda_emulator::LaunchCount();
     const absl::Status status = GroupedLinear(*cuda, product);
@@ -384,7 +384,7 @@ void CheckSums(const CudaBackend& cuda, const Experts& experts, const Choices& c
     ASSERT_TRUE(GroupedLinear(*cuda, product).ok());
     ASSERT_TRUE(SumChosenRows(*cuda, {y.f32(), chosen.places, chosen.weights, want.f32(),
                                       y.stride(), want.stride(), chosen.num_rows, chosen.top_k, n,
-                                      chosen.add, chosen.also})
+                                      chosen.add, chosen.addend})
                     .ok());
     const std::vector<float> got = sum.Get();
     EXPECT_EQ(got, want.Get());
@@ -459,7 +459,7 @@ TEST(GroupedLinearCudaTest, RejectsUnsupportedSums) {
                        .y_stride = 16,
                        .num_rows = 4,
                        .top_k = 3};
-  EXPECT_TRUE(GroupsTakeSum(good, *good.sum));
+  EXPECT_TRUE(CanFuseGroupedSum(good, *good.sum));
   // Its inputs are permuted 32 rows at a time.
   const PackedLinear ordered =
       *MakeQuantized(
@@ -478,13 +478,13 @@ TEST(GroupedLinearCudaTest, RejectsUnsupportedSums) {
   bad[0].sum->top_k = 65;  // 260 choices
   bad[1].sum->y_stride = 18;
   bad[2].sum->y = sums.f32() + 1;
-  bad[3].sum->also = sums.f32() + 2;
+  bad[3].sum->addend = sums.f32() + 2;
   bad[4].y = FloatPtr(y.ptr().data(), DType::kBF16);
   bad[5].y_stride = 17;
   bad[6].num_rows = 8 * 33 + 1;
   bad[7].first_row = 1;
   for (std::size_t i = 0; i < bad.size(); ++i) {
-    EXPECT_FALSE(GroupsTakeSum(bad[i], *bad[i].sum)) << i;
+    EXPECT_FALSE(CanFuseGroupedSum(bad[i], *bad[i].sum)) << i;
     EXPECT_TRUE(absl::IsInvalidArgument(GroupedLinear(*cuda, bad[i]))) << i;
   }
   good.sum->y_stride = 12;

@@ -176,7 +176,7 @@ TEST(HeadLinearTest, RejectsShapesAndStridesThatDoNotFit) {
   EXPECT_TRUE(absl::IsInvalidArgument(apply(16, 13)));
   weights[1] = &*eight;
   EXPECT_TRUE(absl::IsInvalidArgument(apply(16, 8)));
-  weights.assign(kMaxHeadsALaunch + 1, &*four);
+  weights.assign(kMaxHeadsPerLaunch + 1, &*four);
   EXPECT_TRUE(absl::IsInvalidArgument(apply(16, 5)));
 }
 

@@ -442,11 +442,11 @@ TEST(ExpertRowsCudaTest, AddsASharedResultToTheSum) {
   const auto before = RandomFloats(kRows * kStride, 4);
   const auto shared = RandomFloats(kRows * kStride, 5);
   const DeviceArray<std::uint32_t> device_places(cuda, places);
-  const DeviceArray<float> device_weights(cuda, weights), device_x(cuda, x), also(cuda, shared);
+  const DeviceArray<float> device_weights(cuda, weights), device_x(cuda, x), addend(cuda, shared);
   DeviceArray<float> stream(cuda, before);
   ASSERT_TRUE(SumChosenRows(*cuda, {device_x.data(), device_places.data(), device_weights.data(),
                                     stream.data(), kColumns, kStride, kRows, kTopK, kColumns, true,
-                                    also.data()})
+                                    addend.data()})
                   .ok());
   std::vector<float> plain = before;
   ASSERT_TRUE(SumChosenRows(*cpu, {x.data(), places.data(), weights.data(), plain.data(), kColumns,

@@ -247,9 +247,9 @@ TEST(LinearFp8Sm90Test, ThreadAndBlockOrderDoNotChangeBits) {
 TEST(LinearFp8Sm90Test, SeveralLaunchesEqualOneBitwise) {
   const CudaBackend cuda;
   constexpr std::uint32_t kK = 32768, kRows = 130;
-  static_assert(cuda::Fp8RowsRoomOf(kK, true).rows == 127);
-  static_assert(cuda::EvenRows(130, 127) == 127 && cuda::EvenRows(4096, 1462) == 1408 &&
-                cuda::EvenRows(300, 300) == 300 && cuda::EvenRows(1409, 1408) == 768);
+  static_assert(cuda::Fp8RowsWorkspaceOf(kK, true).rows == 127);
+  static_assert(cuda::RowsPerLaunch(130, 127) == 127 && cuda::RowsPerLaunch(4096, 1462) == 1408 &&
+                cuda::RowsPerLaunch(300, 300) == 300 && cuda::RowsPerLaunch(1409, 1408) == 768);
   const auto packed = MakeQuantized(RowMajor(3, kK, kK)).Pack(*cuda);
   ASSERT_TRUE(packed.ok()) << packed.status();
   const Inputs in(kRows, 3, kK, kBF16);
@@ -269,8 +269,8 @@ TEST(LinearFp8Sm90Test, SeveralLaunchesEqualOneBitwise) {
 TEST(LinearFp8Sm90Test, WholeKLaunchesLeaveTheCountersZero) {
   const CudaBackend cuda;
   constexpr std::uint32_t kK = 65536, kN = 3, kRows = 385;
-  constexpr std::uint32_t kRoom = cuda::Fp8RowsRoomOf(kK, false).rows;
-  static_assert(kRoom == 319 && cuda::EvenRows(kRows, kRoom) == 256);
+  constexpr std::uint32_t kRoom = cuda::Fp8RowsWorkspaceOf(kK, false).rows;
+  static_assert(kRoom == 319 && cuda::RowsPerLaunch(kRows, kRoom) == 256);
   const auto packed = MakeQuantized(RowMajor(kN, kK, kK)).Pack(*cuda);
   ASSERT_TRUE(packed.ok()) << packed.status();
   const Inputs in(kRows, kN, kK, kBF16);
@@ -377,7 +377,7 @@ TEST(RoundedRowsCudaTest, EveryValueEqualsTheCpuBitwise) {
     }
     DeviceRows from(cuda, dtype, kRows, k, k);
     from.Put(x);
-    const internal::RowsToRound rows{
+    const internal::RowsToQuantize rows{
         .x = from.ptr(), .x_stride = from.stride(), .k = k, .num_rows = kRows};
     const auto elements = static_cast<std::int64_t>(x.size());
     const auto size = elements * DTypeSize(dtype);
@@ -387,9 +387,9 @@ TEST(RoundedRowsCudaTest, EveryValueEqualsTheCpuBitwise) {
     ASSERT_TRUE(cuda.stream().Copy(got.data(), y.data(), size).ok());
     const DeviceBuffer codes = *DeviceBuffer::Allocate(MemoryKind::kDevice, elements);
     const DeviceBuffer scales = *DeviceBuffer::Allocate(MemoryKind::kDevice, kRows * 4);
-    ASSERT_TRUE(internal::RoundFp8CodesCuda(context, rows,
-                                            {static_cast<std::uint8_t*>(codes.data()), k,
-                                             static_cast<float*>(scales.data())})
+    ASSERT_TRUE(internal::QuantizeFp8RowsCuda(context, rows,
+                                              {static_cast<std::uint8_t*>(codes.data()), k,
+                                               static_cast<float*>(scales.data())})
                     .ok());
     std::vector<std::uint8_t> got_codes(x.size());
     std::vector<float> got_scales(kRows);

@@ -429,7 +429,8 @@ TEST(KnobsTest, EveryOptionEqualsItsFormula) {
     knob.turn(spec);
     AssignCacheGroups(&spec);
     ASSERT_TRUE(ValidateSpec(spec).ok()) << ValidateSpec(spec);
-    ASSERT_TRUE(CheckBuilt(spec, DeviceKind::kCpu).ok()) << CheckBuilt(spec, DeviceKind::kCpu);
+    ASSERT_TRUE(CheckSupported(spec, DeviceKind::kCpu).ok())
+        << CheckSupported(spec, DeviceKind::kCpu);
     const Tensors tensors(spec);
     const Doubles exact = Reference(spec, tensors).Logits(tokens);
     const std::vector<float> logits = Runs(spec, tensors, 1).Logits(tokens, kTokens);

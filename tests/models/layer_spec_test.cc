@@ -41,7 +41,7 @@ constexpr DeviceKind kDevices[] = {DeviceKind::kCpu, DeviceKind::kCuda};
 TEST(LayerSpecTest, LlamaIsValidAndSupported) {
   EXPECT_TRUE(ValidateSpec(LlamaSpec()).ok()) << ValidateSpec(LlamaSpec());
   for (const DeviceKind device : kDevices) {
-    EXPECT_TRUE(CheckBuilt(LlamaSpec(), device).ok()) << CheckBuilt(LlamaSpec(), device);
+    EXPECT_TRUE(CheckSupported(LlamaSpec(), device).ok()) << CheckSupported(LlamaSpec(), device);
   }
 }
 
@@ -92,7 +92,7 @@ struct Knob {
 absl::Status Checked(const Knob& knob, DeviceKind device) {
   ModelSpec spec = LlamaSpec();
   knob.turn(spec);
-  return CheckBuilt(spec, device);
+  return CheckSupported(spec, device);
 }
 
 // Each listed option that is not implemented is rejected by name, on any layer.
@@ -174,7 +174,8 @@ TEST(LayerSpecTest, RejectsCpuOnlyOptionsOnAGpu) {
     ModelSpec spec = LlamaSpec();
     knob.turn(spec);
     AssignCacheGroups(&spec);
-    EXPECT_TRUE(CheckBuilt(spec, DeviceKind::kCpu).ok()) << CheckBuilt(spec, DeviceKind::kCpu);
+    EXPECT_TRUE(CheckSupported(spec, DeviceKind::kCpu).ok())
+        << CheckSupported(spec, DeviceKind::kCpu);
     EXPECT_NE(DumpSpec(spec), DumpSpec(LlamaSpec())) << knob.name << " does not show in the dump";
   }
 }
@@ -212,7 +213,8 @@ TEST(LayerSpecTest, AcceptsOptionsOfBothDevices) {
     knob.turn(spec);
     AssignCacheGroups(&spec);
     for (const DeviceKind device : kDevices) {
-      EXPECT_TRUE(CheckBuilt(spec, device).ok()) << knob.name << ": " << CheckBuilt(spec, device);
+      EXPECT_TRUE(CheckSupported(spec, device).ok())
+          << knob.name << ": " << CheckSupported(spec, device);
     }
     EXPECT_NE(DumpSpec(spec), DumpSpec(LlamaSpec())) << knob.name << " does not show in the dump";
   }
@@ -222,7 +224,7 @@ TEST(LayerSpecTest, AcceptsOptionsOfBothDevices) {
 TEST(LayerSpecTest, WeightOffsetIsSupportedEverywhere) {
   ModelSpec spec = LlamaSpec();
   spec.layers[2].mlp_in.weight_offset = 1;
-  for (const DeviceKind device : kDevices) EXPECT_TRUE(CheckBuilt(spec, device).ok());
+  for (const DeviceKind device : kDevices) EXPECT_TRUE(CheckSupported(spec, device).ok());
   EXPECT_NE(DumpSpec(spec), DumpSpec(LlamaSpec()));
 }
 

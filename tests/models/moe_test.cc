@@ -426,11 +426,13 @@ TEST(MoeWeightsTest, NeverConvertsRouterAndSharedGate) {
 TEST(MoeSpecTest, BothDevicesSupportItAndRejectOthersByName) {
   ModelSpec spec = TestSpec();
   EXPECT_TRUE(ValidateSpec(spec).ok()) << ValidateSpec(spec);
-  EXPECT_TRUE(CheckBuilt(spec, DeviceKind::kCpu).ok()) << CheckBuilt(spec, DeviceKind::kCpu);
-  EXPECT_TRUE(CheckBuilt(spec, DeviceKind::kCuda).ok()) << CheckBuilt(spec, DeviceKind::kCuda);
+  EXPECT_TRUE(CheckSupported(spec, DeviceKind::kCpu).ok())
+      << CheckSupported(spec, DeviceKind::kCpu);
+  EXPECT_TRUE(CheckSupported(spec, DeviceKind::kCuda).ok())
+      << CheckSupported(spec, DeviceKind::kCuda);
   spec.layers[1].moe.weight_on_input = true;
   for (const DeviceKind device : {DeviceKind::kCpu, DeviceKind::kCuda}) {
-    const absl::Status status = CheckBuilt(spec, device);
+    const absl::Status status = CheckSupported(spec, device);
     EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
     EXPECT_THAT(std::string(status.message()), HasSubstr("layer 1 with weight_on_input"));
   }
@@ -440,10 +442,12 @@ TEST(MoeSpecTest, GpuRejectsMoreExpertsThanItsRouterSupports) {
   ModelSpec spec = TestSpec();
   MoeSpec& moe = spec.layers[1].moe;
   moe.num_experts = (3072 - moe.groups) / 2;
-  EXPECT_TRUE(CheckBuilt(spec, DeviceKind::kCuda).ok()) << CheckBuilt(spec, DeviceKind::kCuda);
+  EXPECT_TRUE(CheckSupported(spec, DeviceKind::kCuda).ok())
+      << CheckSupported(spec, DeviceKind::kCuda);
   ++moe.num_experts;
-  EXPECT_TRUE(CheckBuilt(spec, DeviceKind::kCpu).ok()) << CheckBuilt(spec, DeviceKind::kCpu);
-  EXPECT_THAT(std::string(CheckBuilt(spec, DeviceKind::kCuda).message()),
+  EXPECT_TRUE(CheckSupported(spec, DeviceKind::kCpu).ok())
+      << CheckSupported(spec, DeviceKind::kCpu);
+  EXPECT_THAT(std::string(CheckSupported(spec, DeviceKind::kCuda).message()),
               HasSubstr("layer 1 with so many experts"));
 }
 

@@ -207,7 +207,7 @@ TEST_F(RunnerTest, OptionsAndPoolAreChecked) {
 
 TEST_F(RunnerTest, WorkspaceEqualsThePlan) {
   EXPECT_EQ(runner_->workspace_bytes(),
-            runtime::PlanWorkspaceBytes(model_->spec, DefaultOptions(), CodedMatrices{}));
+            runtime::PlanWorkspaceBytes(model_->spec, DefaultOptions(), QuantizedMatrices{}));
   EXPECT_EQ(cpu_.backend.scratch_bytes(), 0);
 }
 

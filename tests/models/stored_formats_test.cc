@@ -103,16 +103,16 @@ TEST_P(StoredFormatTest, MemoryRepresentsTheSameValues) {
   const auto packed =
       form.is_plain() ? kernels::PackPlainRows(cpu.backend, form.dtype, n, k,
                                                [&](std::uint32_t row, std::byte* out) {
-                                                 PlainRow(matrix, form.dtype, row, out);
+                                                 ReadPlainRow(matrix, form.dtype, row, out);
                                                })
       : form.is_fp8() ? kernels::PackFp8Rows(cpu.backend, form.Fp8ShapeOf(n, k),
                                              [&](std::uint32_t row, const quire::Fp8Row& out) {
-                                               Fp8Row(matrix, row, out);
+                                               ReadFp8Row(matrix, row, out);
                                              })
                       : kernels::PackQuantizedRows(
                             cpu.backend, form.ShapeOf(n, k),
                             [&](std::uint32_t row, const QuantizedRow& out) {
-                              CodedRow(matrix, form, row, out);
+                              ReadQuantizedRow(matrix, form, row, out);
                             },
                             matrix.quantized->order());
   ASSERT_TRUE(packed.ok()) << packed.status();
@@ -311,8 +311,8 @@ TEST(StoredFormatsTest, PowerOfTwoScalesTakeLessMemory) {
     EXPECT_EQ(row, same);
     std::vector<std::int8_t> q(128);
     std::vector<float> scales(4);
-    CodedRow(piece, StoredForm(piece), r, {q, scales, {}});
-    PlainRow(piece, DType::kBF16, r, halves.data());
+    ReadQuantizedRow(piece, StoredForm(piece), r, {q, scales, {}});
+    ReadPlainRow(piece, DType::kBF16, r, halves.data());
     for (std::size_t i = 0; i < row.size(); ++i) {
       ASSERT_EQ(F16::FromFloat(scales[i / 32]).ToFloat() * q[i], row[i]);
       BF16 half;

@@ -263,9 +263,9 @@ TEST(PoolOfTwoGroupsTest, EveryPlanRejectsOneUsablePage) {
   runtime::RuntimeOptions automatic = options(page);
   automatic.pool.capacity_bytes.reset();
   const cache::PageDemand demand(16, std::vector<cache::CacheGroup>(2), 32);
-  EXPECT_THAT(std::string(runtime::CheckHoldsAnything(automatic, demand, 2).message()),
+  EXPECT_THAT(std::string(runtime::CheckSmallestRequestFits(automatic, demand, 2).message()),
               HasSubstr("kv_cache.capacity_bytes is auto"));
-  EXPECT_TRUE(runtime::CheckHoldsAnything(automatic, demand, 3).ok());
+  EXPECT_TRUE(runtime::CheckSmallestRequestFits(automatic, demand, 3).ok());
 }
 
 // If all layers have windows, the index has room for nodes without pages. Without prefix caching no

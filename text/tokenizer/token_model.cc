@@ -1,21 +1,11 @@
 #include "text/tokenizer/token_model.h"
 
 #include "absl/strings/str_cat.h"
+#include "base/overloaded.h"
 #include "base/status.h"
 #include "text/tokenizer/component.h"
 
 namespace quire::text {
-namespace {
-
-// Combines several function objects into one overload set.
-template <typename... Functions>
-struct Overloaded : Functions... {
-  using Functions::operator()...;
-};
-template <typename... Functions>
-Overloaded(Functions...) -> Overloaded<Functions...>;
-
-}  // namespace
 
 absl::StatusOr<TokenModel> TokenModel::FromJson(const formats::JsonValue& config) {
   QUIRE_RETURN_IF_ERROR(config.CheckObject());

@@ -82,7 +82,7 @@ absl::Status DownAndSum(benchmark::State& state, Gpu& gpu) {
   const std::uint32_t choices = rows * top_k;
   QUIRE_ASSIGN_OR_RETURN(
       WeightMemory memory,
-      WeightMemory::Allocate(experts * CudaPlainRoom(DType::kBF16, n, k, DType::kBF16)));
+      WeightMemory::Allocate(experts * CudaPlainPaddedBytes(DType::kBF16, n, k, DType::kBF16)));
   const auto host = RandomValues<BF16>(std::int64_t{n} * k, 0.05f);
   const WeightRows source{host.data(), n};
   std::vector<PackedLinear> weights;

@@ -369,7 +369,7 @@ absl::Status GroupedProducts(benchmark::State& state, Gpu& gpu) {
   const auto k = static_cast<std::uint32_t>(state.range(2));
   QUIRE_ASSIGN_OR_RETURN(
       WeightMemory memory,
-      WeightMemory::Allocate(groups * CudaPlainRoom(DType::kBF16, n, k, DType::kBF16)));
+      WeightMemory::Allocate(groups * CudaPlainPaddedBytes(DType::kBF16, n, k, DType::kBF16)));
   const auto host = RandomValues<BF16>(std::int64_t{n} * k, 0.05f);
   const WeightRows source{host.data(), n};
   std::vector<PackedLinear> weights;
@@ -391,7 +391,7 @@ absl::Status GroupedCodes(benchmark::State& state, Gpu& gpu) {
                              .k = static_cast<std::uint32_t>(state.range(4)),
                              .group = static_cast<std::uint32_t>(state.range(1))};
   QUIRE_ASSIGN_OR_RETURN(WeightMemory memory,
-                         WeightMemory::Allocate(groups * CudaQuantizedRoom(shape)));
+                         WeightMemory::Allocate(groups * CudaQuantizedPaddedBytes(shape)));
   const Codes codes(shape);
   std::vector<PackedLinear> weights;
   for (std::uint32_t group = 0; group < groups; ++group) {

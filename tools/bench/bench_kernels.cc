@@ -4,8 +4,8 @@
 //   bench_kernels --benchmark_filter='RooflineProbes|Linear'
 //
 // bytes_per_second counts weights with their scales (linear), K and V (attention) or logits
-// (sampler) once. FLOP/s counts a multiply-add as two. share_B, share_F and share_V are fractions
-// of the probes of roofline_probes.h with the same number of threads.
+// (sampler) once. FLOP/s counts a multiply-add as two. share_bandwidth, share_fma and share_int8
+// are fractions of the probes of roofline_probes.h with the same number of threads.
 
 #include <algorithm>
 #include <cmath>
@@ -72,9 +72,9 @@ void CountWork(benchmark::State& state, const Work& work, std::int64_t threads) 
     state.counters[name] = benchmark::Counter(Total(state, work.float_ops + work.int8_ops),
                                               benchmark::Counter::kIsRate);
   }
-  share("share_B", work.bytes, roofline_probes::DramRead(count).mean);
-  share("share_F", work.float_ops, roofline_probes::FloatPeak(count));
-  share("share_V", work.int8_ops, roofline_probes::Int8Peak(count));
+  share("share_bandwidth", work.bytes, roofline_probes::DramRead(count).mean);
+  share("share_fma", work.float_ops, roofline_probes::FloatPeak(count));
+  share("share_int8", work.int8_ops, roofline_probes::Int8Peak(count));
 }
 
 // Reports the roofline probes themselves.

@@ -246,7 +246,7 @@ struct RaggedMHAOperand {
   std::uint32_t num_tokens = 0;
   std::uint32_t num_heads = 0;
   std::uint32_t head_size = 0;
-  std::uint32_t max_length = 0;  // most rows of any sequence
+  std::uint32_t max_length = 0;  // maximum number of rows of a sequence
 
   // REQUIRES: `tensor` is packed.
   static RaggedMHAOperand FromTensor(const TensorView<const Element, 3>& tensor,

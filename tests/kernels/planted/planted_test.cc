@@ -314,7 +314,7 @@ TEST_F(PlantedDeathTest, DetectsFaultsInFusedSums) {
                                                     .y_stride = kFeatures,
                                                     .num_rows = kRows,
                                                     .top_k = kTopK}};
-  ASSERT_TRUE(GroupsTakeSum(params, *params.sum));
+  ASSERT_TRUE(CanFuseGroupedSum(params, *params.sum));
   const auto run = [&](auto linear) {
     ASSERT_TRUE(linear(context(), params).ok());
     cuda().Wait();
