@@ -8,6 +8,9 @@
 #include <cstring>
 #include <string>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #if defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -28,17 +31,23 @@ bool HasVnni() {
   return false;
 #endif
 }
+// The two functions below read CPUID, because __builtin_cpu_supports of clang 14 knows neither
+// AVX-VNNI nor AMX. Highway checks that the operating system saves AVX registers, RequestTiles that
+// it saves tiles.
 bool HasAvxVnni() {
 #if defined(__x86_64__)
-  return __builtin_cpu_supports("avxvnni") != 0;
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax >> 4 & 1) != 0;
 #else
   return false;
 #endif
 }
 bool HasAmx() {
 #if defined(__x86_64__)
-  return HasVnni() && __builtin_cpu_supports("amx-tile") != 0 &&
-         __builtin_cpu_supports("amx-int8") != 0;
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (!HasVnni() || __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
+  const bool has_tiles = (edx >> 24 & 1) != 0, has_int8_products = (edx >> 25 & 1) != 0;
+  return has_tiles && has_int8_products;
 #else
   return false;
 #endif

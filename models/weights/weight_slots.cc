@@ -70,7 +70,7 @@ absl::Status CheckUnused(const SlotFinder& finder, const ModelSpec& spec, const 
 }
 
 absl::Status FindHead(SlotFinder& finder, const FormChooser& chooser, const ModelSpec& spec,
-                      const TensorNames& names, const Checkpoint& checkpoint, WeightSlots* slots) {
+                      const TensorNames& names, WeightSlots* slots) {
   if (spec.num_labels > 0) {
     QUIRE_ASSIGN_OR_RETURN(slots->labels,
                            finder.Find("score.weight", {{spec.num_labels, "num_labels"},
@@ -89,7 +89,7 @@ absl::Status FindHead(SlotFinder& finder, const FormChooser& chooser, const Mode
                          chooser.Matrices({slots->embedding}, MatrixRole::kHead));
   slots->head.n = spec.vocab_size;
   slots->head.k = spec.hidden;
-  const formats::StoredTensor* stored = checkpoint.Find(weight_name);
+  const formats::StoredTensor* stored = finder.Peek(weight_name);
   if (stored == nullptr) return absl::OkStatus();
   finder.MarkUsed(stored);
   if (stored->type != slots->embedding->type ||
@@ -356,7 +356,7 @@ absl::StatusOr<WeightSlots> FindWeights(const ModelSpec& spec, const TensorNames
   QUIRE_ASSIGN_OR_RETURN(slots.final_norm,
                          FindNorm(finder, spec.final_norm, std::string(names.final_norm),
                                   {spec.hidden, "hidden_size"}));
-  QUIRE_RETURN_IF_ERROR(FindHead(finder, chooser, spec, names, checkpoint, &slots));
+  QUIRE_RETURN_IF_ERROR(FindHead(finder, chooser, spec, names, &slots));
   QUIRE_RETURN_IF_ERROR(CheckUnused(finder, spec, names, checkpoint, &slots));
   slots.pieces = finder.TakePieces();
   CountParameters(finder, spec, names, &slots);

@@ -7,8 +7,8 @@ namespace quire::server {
 HealthService::HealthService(const ServingState* state, std::vector<GrpcListener*> listeners,
                              std::vector<std::string> ready_names)
     : state_(state), listeners_(std::move(listeners)), ready_names_(std::move(ready_names)) {
-  ready_names_.push_back("");
-  ready_names_.push_back("readiness");
+  ready_names_.emplace_back("");
+  ready_names_.emplace_back("readiness");
 }
 
 void HealthService::Update() {
