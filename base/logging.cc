@@ -52,8 +52,8 @@ struct Destination {
 // A queue of lines for a destination that may be slow or may have stopped accepting lines.
 //
 // Invariants: the queue has at most kMaxQueuedBytes, or one longer line. Push never waits for a
-// destination:
-//             it drops a line that does not fit, counts it, and queues a report of the loss.
+//             destination: it drops a line that does not fit, counts it, and queues a report of the
+//             loss.
 // Threads:    Next and Finish are for the writer thread; the others are for any thread.
 class LineQueue {
  public:

@@ -1,5 +1,5 @@
-// quire chat: a conversation in the terminal, or a single question. quire render: prints the prompt
-// that the chat template makes of a conversation.
+// quire chat: a conversation in the terminal, or a single question. quire render: prints the
+// rendered chat prompt.
 
 #include <google/protobuf/struct.pb.h>
 #include <google/protobuf/util/json_util.h>
