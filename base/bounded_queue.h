@@ -68,12 +68,6 @@ class BoundedQueue {
     return TryPush(std::move(copy));
   }
 
-  std::optional<T> TryPop() {
-    MutexLock lock(&mutex_);
-    if (size_ == 0) return std::nullopt;
-    return TakeFront();
-  }
-
   // Waits for a value. Returns nullopt when `deadline` passes, or when the queue is closed and
   // empty.
   std::optional<T> Pop(absl::Time deadline = absl::InfiniteFuture()) {
@@ -82,18 +76,15 @@ class BoundedQueue {
     return TakeFront();
   }
 
-  // Appends up to `max` values to `out` without waiting. Returns the number of appended values.
-  std::size_t PopAll(std::size_t max, std::vector<T>* out) {
-    MutexLock lock(&mutex_);
-    return TakeMany(max, out);
-  }
-
-  // Like PopAll, but waits for the first value as Pop does.
-  std::size_t WaitPopAll(std::size_t max, std::vector<T>* out,
-                         absl::Time deadline = absl::InfiniteFuture()) {
+  // Waits for a value as Pop does, then appends up to `max` values to `out`. Returns the number of
+  // appended values.
+  std::size_t PopAll(std::size_t max, std::vector<T>* out,
+                     absl::Time deadline = absl::InfiniteFuture()) {
     MutexLock lock(&mutex_);
     if (!WaitNotEmpty(deadline)) return 0;
-    return TakeMany(max, out);
+    std::size_t taken = 0;
+    for (; taken < max && size_ > 0; ++taken) out->push_back(TakeFront());
+    return taken;
   }
 
   // Wakes every waiting thread and makes all later pushes fail.
@@ -126,12 +117,6 @@ class BoundedQueue {
     head_ = (head_ + 1) % slots_.size();
     --size_;
     return value;
-  }
-
-  std::size_t TakeMany(std::size_t max, std::vector<T>* out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    std::size_t taken = 0;
-    for (; taken < max && size_ > 0; ++taken) out->push_back(TakeFront());
-    return taken;
   }
 
   mutable Mutex mutex_;

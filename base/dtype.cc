@@ -37,11 +37,4 @@ std::int64_t DTypeSize(DType dtype) {
   return EntryOf(dtype).size;
 }
 
-std::optional<DType> DTypeFromName(absl::string_view name) {
-  for (const Entry& entry : kDTypes) {
-    if (entry.dtype != DType::kInvalid && entry.name == name) return entry.dtype;
-  }
-  return std::nullopt;
-}
-
 }  // namespace quire

@@ -5,7 +5,6 @@
 
 #include <bit>
 #include <cstdint>
-#include <optional>
 
 #include "absl/strings/string_view.h"
 #include "base/host_device.h"
@@ -29,7 +28,6 @@ enum class DType : std::uint8_t {
 // Returns the name used in configuration and messages: "f32", "bf16", "f16", "fp8_e4m3", "int8",
 // ...
 absl::string_view DTypeName(DType dtype);
-std::optional<DType> DTypeFromName(absl::string_view name);
 // Returns the size of one element in bytes; 0 for kInvalid.
 std::int64_t DTypeSize(DType dtype);
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// Marks a function that kernels call on the device as well as host code.
+// Marks a function that both host code and kernels call.
 #ifdef __CUDACC__
 #define QUIRE_HOST_DEVICE __host__ __device__
 #else

@@ -3,9 +3,10 @@
 // Serialises JSON for everything that the program sends, logs or prints.
 //
 // Place:      in base/ because the log uses it; nlohmann-json does the writing.
-//             formats/json_value.h parses JSON. Two files write JSON themselves, because they need
-//             a certain spelling of numbers and separators: text/chat/jinja/json.h (like Python's
-//             json.dumps) and server/config/layered_config.cc (like configuration files).
+//             formats/json_value.h parses JSON. Three files write JSON themselves.
+//             text/chat/jinja/json.h spells numbers and separators like Python's json.dumps.
+//             server/config/layered_config.cc writes them like configuration files.
+//             text/tools/json_object_writer.h joins members that already are JSON.
 // Invariants: the text is one line of valid UTF-8 and valid JSON. Invalid bytes become U+FFFD; NaN
 //             and infinities become null.
 // Threads:    pure functions.

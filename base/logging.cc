@@ -52,8 +52,8 @@ struct Destination {
 // A queue of lines for a destination that may be slow or may have stopped accepting lines.
 //
 // Invariants: the queue has at most kMaxQueuedBytes, or one longer line. Push never waits for a
-// destination:
-//             it drops a line that does not fit, counts it, and queues a report of the loss.
+//             destination: it drops a line that does not fit, counts it, and queues a report of the
+//             loss.
 // Threads:    Next and Finish are for the writer thread; the others are for any thread.
 class LineQueue {
  public:
@@ -411,8 +411,8 @@ absl::StatusOr<std::function<void()>> PrepareConfigure(const Options& options) {
   auto destination = std::make_shared<const Destination>(Destination{*sink, options.format});
   return [options, destination = std::move(destination)] {
     State& state = GlobalState();
-    std::shared_ptr<const Destination>
-        before;  // destroyed after the lock is released, because closing its file may block
+    // Destroyed after the lock is released, because closing its file may block.
+    std::shared_ptr<const Destination> before;
     MutexLock lock(&state.mutex);
     state.options = options;
     before = std::exchange(state.destination, destination);
@@ -438,8 +438,8 @@ absl::Status Reopen() {
   if (file.empty()) return absl::OkStatus();
   absl::StatusOr<Sink> sink = OpenSink(file);
   if (!sink.ok()) return sink.status();
-  std::shared_ptr<const Destination>
-      before;  // destroyed after the lock is released, because closing its file may block
+  // Destroyed after the lock is released, because closing its file may block.
+  std::shared_ptr<const Destination> before;
   MutexLock lock(&state.mutex);
   before = std::exchange(state.destination, std::make_shared<const Destination>(Destination{
                                                 *std::move(sink), state.options.format}));
@@ -458,15 +458,6 @@ Level SetLevel(absl::string_view logger, Level level) {
   }
   UpdateMinLevel(state);
   return previous;
-}
-
-bool IsEnabled(absl::string_view logger, Level level) {
-  State& state = GlobalState();
-  if (level == Level::kOff || level < state.min_level.load(std::memory_order_relaxed)) {
-    return false;
-  }
-  MutexLock lock(&state.mutex);
-  return level >= LevelOf(state, logger);
 }
 
 void Write(Level level, absl::string_view logger, absl::string_view message, Fields fields) {

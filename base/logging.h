@@ -98,18 +98,11 @@ absl::Status Reopen();
 // level.
 Level SetLevel(absl::string_view logger, Level level);
 
-// Returns whether a line of this level would be written. Costs one atomic load when every logger
-// has the level disabled.
-bool IsEnabled(absl::string_view logger, Level level);
-
-// Queues a line, or returns at once when its level is disabled. `message` must be a constant,
-// because the rate limit identifies the call site by its message. Must not be called on the
-// engine's step path.
+// Queues a line, or returns at once when its level is disabled. That costs one atomic load if every
+// logger has the level disabled. `message` must be a constant, because the rate limit identifies
+// the call site by its message. Must not be called on the engine's step path.
 void Write(Level level, absl::string_view logger, absl::string_view message, Fields fields = {});
 
-inline void Trace(absl::string_view logger, absl::string_view message, Fields fields = {}) {
-  Write(Level::kTrace, logger, message, fields);
-}
 inline void Debug(absl::string_view logger, absl::string_view message, Fields fields = {}) {
   Write(Level::kDebug, logger, message, fields);
 }

@@ -218,7 +218,8 @@ absl::StatusOr<std::string> Registry::Expose() const {
     prometheus::TextSerializer().Serialize(text, copy);
     return std::move(text).str();
   } while (MonotonicNow() < deadline);
-  return absl::UnavailableError("a metrics update stayed open for more than 1 s; scrape again");
+  return absl::UnavailableError(
+      "every copy of the metrics for 1 s overlapped with an update; scrape again");
 }
 
 }  // namespace quire::probe

@@ -5,8 +5,8 @@
 //
 // prometheus-cpp 1.0 checks names and writes the text. Its registry is not used. The histograms of
 // that registry take a lock, for which the step path must not wait, and observe one value at a
-// time. That registry has no callback metrics, shows a scrape half of a change to two metrics (see
-// Registry::Update), and ignores a second, different help text of a name.
+// time. That registry has no callback metrics. Its scrapes can see one of two metrics changed
+// before the other (see Registry::Update). It ignores a second, different help text of a name.
 //
 //   probe::Registry registry;
 //   probe::Counter steps = registry.AddCounter("quire_engine_steps_total", "Steps run.",
@@ -146,7 +146,7 @@ class Registry {
   };
 
   // Returns every family in the Prometheus text format 0.0.4, sorted by name. Returns UNAVAILABLE
-  // when updates stay open for more than a second.
+  // if every copy of the metrics for a second overlaps with an update.
   absl::StatusOr<std::string> Expose() const;
 
  private:

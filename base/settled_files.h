@@ -5,7 +5,7 @@
 //
 // Place:      above small_file.h, below the code that reloads files.
 // Invariants: times of the file system are only compared with each other, never with the clock of
-// this machine, because another machine may have set them.
+//             this machine, because another machine may have set them.
 // Threads:    any.
 
 #include <map>

@@ -6,7 +6,7 @@
 // Place:      base/. All readers of such files use these functions. Model weights are mapped
 //             instead (mapped_file.h). The log opens its file through RunWithTimeout.
 // Invariants: only regular files are read. A FIFO, a device or a directory is rejected, and opening
-// it does not block. A caller waits at most kFileTimeout: a separate thread calls the
+//             it does not block. A caller waits at most kFileTimeout: a separate thread calls the
 //             file system and is abandoned if the call hangs, for example on a dead network mount.
 //             While kMaxAbandonedThreads threads are abandoned, calls fail at once.
 // Threads:    any.

@@ -35,8 +35,6 @@ class StrongId {
 using BlockId = StrongId<struct BlockIdTag, std::uint32_t>;
 // The fixed index of a running sequence in the step arrays.
 using BatchRow = StrongId<struct BatchRowTag, std::uint32_t>;
-// Identifies one choice of a request in the engine; never reused within a process.
-using SequenceId = StrongId<struct SequenceIdTag, std::uint64_t>;
 
 inline constexpr BlockId kNullBlock{0};
 

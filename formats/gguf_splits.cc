@@ -13,7 +13,7 @@ using nlohmann::json;
 
 // Parts that several patterns share.
 constexpr absl::string_view kContractions = "(?i:'s|'t|'re|'ve|'m|'ll|'d)";
-constexpr absl::string_view kSign = R"([^\r\n\p{L}\p{N}]?)";
+constexpr absl::string_view kOptionalSymbol = R"([^\r\n\p{L}\p{N}]?)";
 constexpr absl::string_view kUpper = R"([\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}])";
 constexpr absl::string_view kLower = R"([\p{Ll}\p{Lm}\p{Lo}\p{M}])";
 constexpr absl::string_view kSpaces = R"(|\s*[\r\n]+|\s+(?!\S)|\s+)";
@@ -21,19 +21,20 @@ constexpr absl::string_view kPunctuation = R"(| ?[^\s\p{L}\p{N}]+[\r\n]*)";
 constexpr absl::string_view kPunctuationOrSlash = R"(| ?[^\s\p{L}\p{N}]+[\r\n/]*)";
 
 std::string Llama3Pattern(absl::string_view digits) {
-  return absl::StrCat(kContractions, "|", kSign, R"(\p{L}+|)", digits, kPunctuation, kSpaces);
+  return absl::StrCat(kContractions, "|", kOptionalSymbol, R"(\p{L}+|)", digits, kPunctuation,
+                      kSpaces);
 }
 
 std::string Qwen35Pattern() {
-  return absl::StrCat(kContractions, "|", kSign, R"([\p{L}\p{M}]+|\p{N})",
+  return absl::StrCat(kContractions, "|", kOptionalSymbol, R"([\p{L}\p{M}]+|\p{N})",
                       R"(| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*)", kSpaces);
 }
 
 // Splits words at changes of case. `ending` matches optional contractions after a word; it is empty
 // for Tekken.
 std::string CasedPattern(absl::string_view ending, absl::string_view digits) {
-  return absl::StrCat(kSign, kUpper, "*", kLower, "+", ending, "|", kSign, kUpper, "+", kLower, "*",
-                      ending, "|", digits, kPunctuationOrSlash, kSpaces);
+  return absl::StrCat(kOptionalSymbol, kUpper, "*", kLower, "+", ending, "|", kOptionalSymbol,
+                      kUpper, "+", kLower, "*", ending, "|", digits, kPunctuationOrSlash, kSpaces);
 }
 
 std::string DeepSeekWords() {

@@ -1,6 +1,5 @@
 #include "formats/json_value.h"
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"

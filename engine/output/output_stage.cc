@@ -116,7 +116,7 @@ void OutputStage::Stop() {
 
 void OutputStage::Work(Ring& ring) {
   SetThreadName("output");
-  while (ring.queue.WaitPopAll(Ring::kBatch, &ring.batch) > 0) {
+  while (ring.queue.PopAll(Ring::kBatch, &ring.batch) > 0) {
     for (OutputItem& item : ring.batch) Process(ring, item);
     ring.done.fetch_add(ring.batch.size(), std::memory_order_release);
     ring.batch.clear();

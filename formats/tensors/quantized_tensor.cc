@@ -170,7 +170,8 @@ absl::StatusOr<QuantizedTensor::ScaleTraits> QuantizedTensor::CheckScales() cons
   // IntegerRow returns e2m1 values times two, so its scales are halved.
   const float factor = parts_.code_layout == CodeLayout::kE2M1Blocks ? 0.5f : 1.0f;
   ScaleTraits traits;
-  const auto check_scale = [&](float scale) {
+  // Updates the traits with a scale. Returns whether the scale is valid.
+  const auto add_scale = [&](float scale) {
     traits.fit_f16 &= IsF16(scale * factor);
     if (!IsInteger()) traits.are_powers_of_two &= FitsBF16(scale, parts_.code_layout);
     return std::fabs(scale) <= most;
@@ -180,13 +181,13 @@ absl::StatusOr<QuantizedTensor::ScaleTraits> QuantizedTensor::CheckScales() cons
     // enough.
     const auto [least, largest] = std::minmax_element(scales.bytes.begin(), scales.bytes.end());
     // Both calls are needed, because they update the traits.
-    const bool is_least_valid = check_scale(Scale(least - scales.bytes.begin()));
-    const bool is_largest_valid = check_scale(Scale(largest - scales.bytes.begin()));
+    const bool is_least_valid = add_scale(Scale(least - scales.bytes.begin()));
+    const bool is_largest_valid = add_scale(Scale(largest - scales.bytes.begin()));
     if (is_least_valid && is_largest_valid) return traits;
   }
   for (std::int64_t i = 0; i < elements; ++i) {
     const float scale = Scale(i);
-    if (check_scale(scale)) continue;
+    if (add_scale(scale)) continue;
     return Refuse(scales, "element ", i, " of ", elements, " is ", scale,
                   ", a scale must be finite and at most ", most);
   }
@@ -349,10 +350,10 @@ void QuantizedTensor::Codes(std::int64_t row, std::span<std::uint8_t> out) const
   switch (parts_.code_layout) {
     case CodeLayout::kWordsOfInputs:
     case CodeLayout::kWordsOfRows: {
-      const bool is_by_rows = parts_.code_layout == CodeLayout::kWordsOfRows;
+      const bool is_output_major = parts_.code_layout == CodeLayout::kWordsOfRows;
       const std::int64_t words = (k + per_word - 1) / per_word;
-      const std::int64_t first = is_by_rows ? row * words : row;
-      const std::int64_t step = is_by_rows ? 1 : rows;
+      const std::int64_t first = is_output_major ? row * words : row;
+      const std::int64_t step = is_output_major ? 1 : rows;
       for (std::int64_t i = 0; i < words; ++i) {
         const std::uint32_t word = word_at(first + i * step);
         const std::int64_t count = std::min(per_word, k - i * per_word);

@@ -45,7 +45,7 @@ enum class ZeroLayout : std::uint8_t {
   kSignedBytes                 // [N, G]; a zero point is the byte plus 128
 };
 
-// The tensors of one matrix and their layout. The code that fills it in has checked the shapes.
+// The tensors of one matrix and their layout. The code that fills in the struct checks the shapes.
 struct QuantizedParts {
   StoredTensor codes;
   StoredTensor scales;                // f32, f16, bf16, or exponent bytes (e8m0)
@@ -85,7 +85,7 @@ class QuantizedTensor {
   // Returns all tensors of the matrix.
   std::vector<const StoredTensor*> Sources() const;
 
-  // Dequantizes a row. REQUIRES: out holds K values.
+  // Dequantizes a row. REQUIRES: `out` has K values.
   void Row(std::int64_t row, std::span<float> out) const;
   // Dequantizes one value; for readers of columns.
   float Value(std::int64_t row, std::int64_t column) const;
@@ -108,7 +108,7 @@ class QuantizedTensor {
   // Act-order permutation: the inputs sorted by group, ascending within a group. Empty unless
   // integer_shape()->has_act_order.
   std::span<const std::uint32_t> order() const { return order_; }
-  // Returns one row in that shape. REQUIRES: integer_shape() is set and `out` has its sizes.
+  // Reads one row in that shape. REQUIRES: integer_shape() is set and `out` has its sizes.
   void IntegerRow(std::int64_t row, const QuantizedRow& out) const;
 
   // Whether codes are e2m1 with a power-of-two scale per 32 inputs.

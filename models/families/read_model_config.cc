@@ -42,13 +42,14 @@ absl::Status NoConfigError(const formats::ModelFiles& files) {
       std::find_if(files.names().begin(), files.names().end(),
                    [](const std::string& name) { return absl::EndsWithIgnoreCase(name, ".gguf"); });
   if (gguf != files.names().end()) {
-    return absl::NotFoundError(absl::StrCat(
-        files.LabelOf("config.json"), ": no such file; the directory holds a GGUF file, name ",
-        files.LabelOf(*gguf)));
+    return absl::NotFoundError(
+        absl::StrCat(files.LabelOf("config.json"),
+                     ": no such file; the directory contains a GGUF file; set the model path to ",
+                     files.LabelOf(*gguf)));
   }
   absl::string_view hint = "";
   if (files.Has("snapshots")) {
-    hint = "; this is the root of a download cache, name one of the directories in snapshots";
+    hint = "; the directory is a download cache; set the model path to a directory in snapshots";
   } else if (files.Has("params.json")) {
     hint = "; the layout with params.json is not supported, use the Hugging Face one";
   }
@@ -138,7 +139,8 @@ absl::StatusOr<const Family*> SelectFamily(const ConfigReader& reader, ModelConf
   return family;
 }
 
-// Reads a count. `absent` and `null` are its values for an absent key and for null.
+// Reads a count. Returns `null` for a null key. For an absent key returns `absent`, or `null` if
+// `absent` is 0.
 absl::StatusOr<std::uint32_t> CountOr(const ConfigReader& reader, absl::string_view key,
                                       std::uint32_t most, std::uint32_t absent,
                                       std::uint32_t null) {
@@ -201,9 +203,9 @@ absl::Status ReadSizes(const ConfigReader& reader, const Family& family, ModelCo
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> positions,
                          reader.OptionalInteger("max_position_embeddings", 1, kMaxPositions));
   if (!positions) {
-    config->warnings.push_back(absl::StrCat("config.json states no max_position_embeddings; ",
-                                            family.name, " takes ",
-                                            family.defaults.max_position_embeddings));
+    config->warnings.push_back(absl::StrCat("config.json has no max_position_embeddings; using ",
+                                            family.defaults.max_position_embeddings,
+                                            ", the default of ", family.name));
   }
   config->max_position_embeddings =
       static_cast<std::uint32_t>(positions.value_or(family.defaults.max_position_embeddings));
@@ -409,8 +411,8 @@ void WarnAboutIds(ModelConfig* config) {
   }
 }
 
-// For families with text_config, merges its keys with the top-level keys, except those for inputs
-// other than text. Returns nullopt for other families.
+// Returns config.json with the keys of text_config moved to the top level and keys of other inputs
+// removed. Returns nullopt for families without text_config.
 absl::StatusOr<std::optional<formats::JsonDocument>> TextConfig(const ConfigReader& top,
                                                                 const formats::JsonValue& root,
                                                                 const Family& family) {

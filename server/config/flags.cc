@@ -11,8 +11,10 @@ void AddFlags(CLI::App* app, Flags* flags) {
       ->allow_extra_args(false);
   app->add_option("--set", flags->sources.sets, "set one configuration key: KEY=VALUE, repeatable")
       ->allow_extra_args(false);
-  app->add_flag("--validate", flags->validate,
-                "check the configuration without loading the model; exit with 0 or 78");
+  app->add_flag(
+      "--validate", flags->validate,
+      "check the configuration, memory plan, tokens and certificates included, without loading the "
+      "model; exit with 0 or 78");
   app->add_flag(
          "--print-effective-config{yaml}", flags->print_format,
          "print the effective configuration as YAML with origins, or as JSON (=json), and exit")

@@ -17,12 +17,12 @@ TEST(BoundedQueueTest, IsFirstInFirstOutAndRejectsWhenFull) {
     EXPECT_TRUE(queue.TryPush(3));
     EXPECT_FALSE(queue.TryPush(4));
     EXPECT_EQ(queue.size(), 3u);
-    EXPECT_EQ(queue.TryPop(), 1);
+    EXPECT_EQ(queue.Pop(absl::InfinitePast()), 1);
     EXPECT_TRUE(queue.TryPush(5));
-    EXPECT_EQ(queue.TryPop(), 2);
-    EXPECT_EQ(queue.TryPop(), 3);
-    EXPECT_EQ(queue.TryPop(), 5);
-    EXPECT_EQ(queue.TryPop(), std::nullopt);
+    EXPECT_EQ(queue.Pop(absl::InfinitePast()), 2);
+    EXPECT_EQ(queue.Pop(absl::InfinitePast()), 3);
+    EXPECT_EQ(queue.Pop(absl::InfinitePast()), 5);
+    EXPECT_EQ(queue.Pop(absl::InfinitePast()), std::nullopt);
   }
 }
 
@@ -40,7 +40,7 @@ TEST(BoundedQueueTest, PoppedSlotsReleaseTheirValue) {
   auto value = std::make_shared<int>(1);
   EXPECT_TRUE(queue.TryPush(value));
   EXPECT_EQ(value.use_count(), 2);
-  queue.TryPop();
+  queue.Pop(absl::InfinitePast());
   EXPECT_EQ(value.use_count(), 1);
 }
 
@@ -49,9 +49,9 @@ TEST(BoundedQueueTest, PopAllAppendsAtMostMax) {
   for (int i = 0; i < 5; ++i) EXPECT_TRUE(queue.TryPush(i));
   std::vector<int> out = {-1};
   EXPECT_EQ(queue.PopAll(3, &out), 3u);
-  EXPECT_EQ(queue.WaitPopAll(9, &out), 2u);
+  EXPECT_EQ(queue.PopAll(9, &out), 2u);
   EXPECT_EQ(out, (std::vector<int>{-1, 0, 1, 2, 3, 4}));
-  EXPECT_EQ(queue.PopAll(9, &out), 0u);
+  EXPECT_EQ(queue.PopAll(9, &out, absl::InfinitePast()), 0u);
 }
 
 TEST(BoundedQueueTest, PopTimesOutAtItsDeadline) {
@@ -95,7 +95,7 @@ TEST(BoundedQueueTest, ManyProducersManyConsumers) {
       if (t % 2 == 0) {
         while (const auto value = queue.Pop()) out->push_back(*value);
       } else {
-        while (queue.WaitPopAll(5, out) > 0) {
+        while (queue.PopAll(5, out) > 0) {
         }
       }
     });

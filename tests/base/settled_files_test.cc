@@ -85,10 +85,9 @@ TEST_F(SettledFilesTest, NamesAFileThatChangedDuringTheRead) {
   const FileStamps before = *StampFiles(files_);
   EXPECT_TRUE(CheckUnchanged(files_, before).ok());
   dir_.Write("absent", "now there");
-  EXPECT_EQ(
-      CheckUnchanged(files_, before),
-      absl::UnavailableError(absl::StrCat("tls.cert_file: ", dir_.path(),
-                                          "/absent changed while it was read; reload again")));
+  EXPECT_EQ(CheckUnchanged(files_, before),
+            absl::UnavailableError(
+                absl::StrCat("tls.cert_file: ", dir_.path(), "/absent changed while it was read")));
 }
 
 }  // namespace

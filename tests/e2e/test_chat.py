@@ -337,6 +337,11 @@ def test_command_line_client_chats(api, chatty, service, tmp_path):
     ids = quire(chatty, "render", "hi", "--ids").stdout.split()
     assert [int(word) for word in ids] == list(service.RenderChat(api.RenderChatRequest(chat=say(api, ("user", "hi")))).token_ids)
 
+    refused = quire(chatty, "chat", "hi", "--var", 'a=1,"b":2')
+    assert refused.returncode == 2 and '--var a=1,"b":2' in refused.stderr, refused
+    refused = quire(chatty, "chat", "--messages", "-", "-", text="[]")
+    assert refused.returncode == 2 and "only one of the message, --messages and --tools" in refused.stderr, refused
+
     arguments = ("--temperature", "0", "--max-tokens", "8")
     once = quire(chatty, "chat", "Tell me of a dog", *arguments)
     expected = greedy(api, chat=say(api, ("user", "Tell me of a dog")))

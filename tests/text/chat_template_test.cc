@@ -6,6 +6,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -17,9 +19,11 @@
 #include "absl/time/clock.h"
 #include "base/error_reason.h"
 #include "base/utf8.h"
+#include "formats/model_files.h"
 #include "tests/testing/paths.h"
 #include "tests/testing/reason_of.h"
 #include "tests/text/testdata.h"
+#include "text/chat/template_files.h"
 #include "text/unicode/unicode.h"
 
 namespace quire::text {
@@ -776,6 +780,20 @@ TEST(ChatTemplateTest, BoundsTheJsonElementsOfAConversation) {
   ChatInput empty;
   empty.messages.resize(250001);
   EXPECT_THAT(TextOf(*templates, empty), HasSubstr("has 250001 messages, content parts and tools"));
+}
+
+TEST(TemplateFilesTest, IgnoresAFileInPlaceOfTheFolderOfTemplates) {
+  const std::filesystem::path folder =
+      std::filesystem::path(testing::TempDir()) / "quire-template-files";
+  std::filesystem::create_directories(folder);
+  std::ofstream(folder / "config.json") << "{}";
+  std::ofstream(folder / "additional_chat_templates") << "no folder";
+  const auto files = formats::ModelFiles::FromPath(folder.string());
+  ASSERT_TRUE(files.ok()) << files.status();
+  const auto found = ReadTemplateFiles(*files);
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_TRUE(found->named.empty());
+  std::filesystem::remove_all(folder);
 }
 
 }  // namespace

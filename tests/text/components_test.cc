@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <string>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -12,9 +13,11 @@
 #include "text/sentencepiece/precompiled_map.h"
 #include "text/tokenizer/added_tokens.h"
 #include "text/tokenizer/decoder.h"
+#include "text/tokenizer/encoder.h"
 #include "text/tokenizer/normalizer.h"
 #include "text/tokenizer/post_processor.h"
 #include "text/tokenizer/splitter.h"
+#include "text/tokenizer/token_model.h"
 #include "text/unicode/normal_form.h"
 #include "text/unicode/unicode.h"
 
@@ -208,6 +211,30 @@ TEST(PostProcessorTest, RejectsASecondTemplate) {
       PostProcessor::FromJson(document.root(), [](std::int32_t) { return true; });
   EXPECT_TRUE(absl::StrContains(processor.status().message(), "processors[1] is a second"))
       << processor.status();
+}
+
+TEST(EncoderTest, KeepsWorkingWhenMovedAfterUse) {
+  const formats::JsonDocument null = Parsed(nullptr);
+  const formats::JsonDocument bpe = Parsed({{"type", "BPE"},
+                                            {"vocab", {{"a", 0}, {"b", 1}, {"ab", 2}}},
+                                            {"merges", json::array({json::array({"a", "b"})})}});
+  auto added = AddedTokens::FromTokens({});
+  auto normalizer = Normalizer::FromJson(null.root());
+  auto splitter = Splitter::FromJson(null.root());
+  auto model = TokenModel::FromJson(bpe.root());
+  ASSERT_TRUE(added.ok() && normalizer.ok() && splitter.ok() && model.ok()) << model.status();
+  Encoder first({.added = *std::move(added),
+                 .normalizer = *std::move(normalizer),
+                 .splitter = *std::move(splitter),
+                 .model = *std::move(model),
+                 .post_processor = PostProcessor::Around({}, {})},
+                10);
+  ASSERT_TRUE(first.Encode("ab", {}, false).ok());
+  const Encoder second = std::move(first);
+  const auto tokens = second.Encode("ab", {}, false);
+  ASSERT_TRUE(tokens.ok()) << tokens.status();
+  ASSERT_EQ(tokens->size(), 1u);
+  EXPECT_EQ(tokens->front().id, 2);
 }
 
 TEST(SplitterTest, OldFormWithoutPrefixMeansNever) {

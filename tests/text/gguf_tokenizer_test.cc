@@ -452,7 +452,7 @@ void ExpectRefused(const GgufVocabulary& v, absl::string_view field,
 TEST(GgufRefusalTest, Tokens) {
   GgufVocabulary v = SmallLlama();
   v.tokens[4] = "a";
-  ExpectRefused(v, "tokens[4] is \"a\", like token 3");
+  ExpectRefused(v, "tokens[4] is \"a\", which is already used by token 3; tokens must be unique");
   v = SmallLlama();
   v.tokens[4] = "\xFF";
   ExpectRefused(v, "tokens[4] is not UTF-8");

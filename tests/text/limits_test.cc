@@ -13,6 +13,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "formats/json_value.h"
 #include "tests/text/model_bytes.h"
 #include "tests/text/testdata.h"
 #include "text/subword/model_token.h"
@@ -146,6 +147,17 @@ TEST(PrefixTrieTest, ConstructionNeedsLittleExtraMemory) {
   if (peak < 0 || !kCountsMemory) GTEST_SKIP() << "memory is not counted here";
   // Each of the two million nodes takes 13 bytes, in vectors that double.
   EXPECT_LT(peak, std::int64_t{64} << 20);
+}
+
+// nlohmann::json would move the elements to a second array of 64 MiB first.
+TEST(JsonDocumentTest, FreeingALargeArrayNeedsLittleExtraMemory) {
+  std::string text = "[1";
+  for (int i = 1; i < 1 << 22; ++i) text += ",1";
+  auto document = formats::JsonDocument::Parse(text + "]");
+  ASSERT_TRUE(document.ok()) << document.status();
+  const std::int64_t peak = PeakBytesOf([&] { document = absl::NotFoundError("freed"); });
+  if (peak < 0 || !kCountsMemory) GTEST_SKIP() << "memory is not counted here";
+  EXPECT_LT(peak, std::int64_t{8} << 20);
 }
 
 TEST(SentencePieceFileTest, FileSizeIsLimited) {

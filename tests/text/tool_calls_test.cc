@@ -497,7 +497,8 @@ TEST(DeclaredToolsTest, RejectsInvalidTools) {
   };
   EXPECT_EQ(message({{.name = "a"}, {.name = ""}}), "tools[1] has no name");
   EXPECT_EQ(message({{.name = "a"}, {.name = "b"}, {.name = "a"}}),
-            "tools[2] has the name \"a\", like an earlier tool");
+            "tools[2] has the name \"a\", which is already used by an earlier tool; names must be "
+            "unique");
   EXPECT_EQ(message({{.name = "a", .parameters_json = "[]"}}),
             "tools[0].parameters must be an object");
   EXPECT_NE(message({{.name = "a", .parameters_json = "{"}}), "");

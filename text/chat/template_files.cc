@@ -24,30 +24,23 @@ constexpr absl::string_view kNamedFolder = "additional_chat_templates";
 constexpr absl::string_view kNamedSuffix = ".jinja";
 constexpr absl::string_view kGgufTemplate = "tokenizer.chat_template";
 
-// Returns the sorted paths, relative to the model's directory, of the named templates. Sets `error`
-// if their directory exists but cannot be read.
-std::vector<std::string> NamedTemplateFiles(const formats::ModelFiles& files,
-                                            std::error_code& error) {
+// Returns the sorted paths, relative to the model's directory, of the named templates. Ignores a
+// directory that is missing or cannot be read.
+std::vector<std::string> NamedTemplateFiles(const formats::ModelFiles& files) {
   std::vector<std::string> paths;
+  std::error_code error;
   std::filesystem::directory_iterator it(files.LabelOf(kNamedFolder), error);
   for (; !error && it != std::filesystem::directory_iterator(); it.increment(error)) {
     const std::string name = it->path().filename().string();
     if (absl::EndsWith(name, kNamedSuffix)) paths.push_back(absl::StrCat(kNamedFolder, "/", name));
   }
-  if (error == std::errc::no_such_file_or_directory) error.clear();
   std::sort(paths.begin(), paths.end());
   return paths;
 }
 
 absl::StatusOr<std::vector<TemplateSource>> ReadNamed(const formats::ModelFiles& files) {
   std::vector<TemplateSource> named;
-  std::error_code error;
-  const std::vector<std::string> paths = NamedTemplateFiles(files, error);
-  if (error) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(files.LabelOf(kNamedFolder), " cannot be read: ", error.message()));
-  }
-  for (const std::string& path : paths) {
+  for (const std::string& path : NamedTemplateFiles(files)) {
     TemplateSource source{.origin = path};
     QUIRE_ASSIGN_OR_RETURN(source.text, files.ReadText(path, kMaxFileBytes));
     absl::string_view name = absl::string_view(path).substr(kNamedFolder.size() + 1);
@@ -98,8 +91,7 @@ std::vector<std::string> TemplateFileNames(const formats::ModelFiles& files) {
   std::vector<std::string> names;
   if (!files.gguf().empty()) return names;
   for (const absl::string_view name : kDefaultFiles) names.emplace_back(name);
-  std::error_code ignored;  // ReadTemplateFiles reports it
-  for (std::string& path : NamedTemplateFiles(files, ignored)) names.push_back(std::move(path));
+  for (std::string& path : NamedTemplateFiles(files)) names.push_back(std::move(path));
   return names;
 }
 

@@ -220,12 +220,14 @@ absl::Status IndexPieces(SentencePieceFile& file) {
     const auto [it, is_new] = texts.emplace(piece.text, i);
     if (!is_new) {
       return Error(path + ".piece",
-                   absl::StrCat("is \"", piece.text, "\", like pieces[", it->second, "]"));
+                   absl::StrCat("is \"", piece.text, "\", which is already used by pieces[",
+                                it->second, "]; pieces must be unique"));
     }
     has_normal = has_normal || piece.type == SentencePiece::Type::kNormal;
     if (piece.type == SentencePiece::Type::kUnknown) {
       if (file.unk_id >= 0) {
-        return Error(path + ".type", absl::StrCat("is UNKNOWN, like pieces[", file.unk_id, "]"));
+        return Error(path + ".type", absl::StrCat("is UNKNOWN, but pieces[", file.unk_id,
+                                                  "] already is; only one piece can be UNKNOWN"));
       }
       file.unk_id = static_cast<std::int32_t>(i);
     }

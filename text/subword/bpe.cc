@@ -67,8 +67,8 @@ absl::Status Bpe::ReadVocabulary(const formats::JsonValue& config) {
     if (!id.ok()) return formats::JsonValue(value, path()).AsInteger(0, kMaxTokenIds - 1).status();
     ids_.emplace(token, static_cast<std::int32_t>(*id));
     if (!taken.insert(static_cast<std::int32_t>(*id)).second) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(path(), " is ", *id, ", like that of another token"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          path(), " is ", *id, ", which is already used by another token; ids must be unique"));
     }
   }
   return absl::OkStatus();

@@ -169,7 +169,8 @@ absl::Status AddedTokens::Add(const formats::JsonValue& config, const TokenModel
   token.id = static_cast<std::int32_t>(id_value);
   if (!in_vocabulary) ++next_id_;
   if (!by_id_.emplace(token.id, tokens_.size()).second) {
-    return id.Error(absl::StrCat("is ", id_value, ", like that of another added token"));
+    return id.Error(absl::StrCat(
+        "is ", id_value, ", which is already used by another added token; ids must be unique"));
   }
   by_content_.emplace(token.content, tokens_.size());
   tokens_.push_back(std::move(token));

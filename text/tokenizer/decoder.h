@@ -42,8 +42,7 @@ class Decoder {
 
   // Creates a decoder of tokens that already are bytes. `first_texts` are the bytes of the tokens
   // at the start of a text; if it is empty, they are the same as elsewhere. The start of a text is
-  // its first token, or with `first_until_bytes` all tokens up to the first one that produces
-  // bytes.
+  // its first token. With `first_until_bytes` it extends to the first token that produces bytes.
   static Decoder OfBytes(std::vector<TokenText> tokens, std::vector<std::string> first_texts,
                          bool first_until_bytes);
 
@@ -63,7 +62,8 @@ class Decoder {
     std::string content;      // kReplace: replacement; kStrip: the character; kMetaspace: the sign
     std::uint32_t start = 0;  // kStrip: maximum number of characters at each end
     std::uint32_t stop = 0;
-    bool strips_first = false;  // kMetaspace: the first token loses its signs
+    // kMetaspace: the space signs (U+2581) of the first token are removed.
+    bool strips_first = false;
   };
 
   absl::Status AddStage(const formats::JsonValue& config);

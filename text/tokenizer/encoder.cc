@@ -88,7 +88,7 @@ struct Encoder::Call {
 };
 
 Encoder::Encoder(EncoderParts parts, std::int64_t cache_entries)
-    : parts_(std::move(parts)),
+    : parts_(std::make_unique<const EncoderParts>(std::move(parts))),
       cache_entries_(cache_entries),
       pool_(std::make_unique<ScratchPool>()) {}
 Encoder::~Encoder() = default;
@@ -96,19 +96,19 @@ Encoder::Encoder(Encoder&&) noexcept = default;
 Encoder& Encoder::operator=(Encoder&&) noexcept = default;
 
 std::optional<std::int32_t> Encoder::TokenToId(absl::string_view token) const {
-  const auto added = parts_.added.TokenToId(token);
-  return added ? added : parts_.model.TokenToId(token);
+  const auto added = parts_->added.TokenToId(token);
+  return added ? added : parts_->model.TokenToId(token);
 }
 
 bool Encoder::covers_every_byte() const {
-  if (!parts_.normalizer.changes_nothing() || !parts_.splitter.maps_every_byte()) return false;
-  for (const AddedToken& token : parts_.added.tokens()) {
+  if (!parts_->normalizer.changes_nothing() || !parts_->splitter.maps_every_byte()) return false;
+  for (const AddedToken& token : parts_->added.tokens()) {
     if (token.lstrip || token.rstrip) return false;
   }
   for (int byte = 0; byte < 256; ++byte) {
     const bool is_in_utf8 = byte != 0xC0 && byte != 0xC1 && byte < 0xF5;
     const absl::string_view text = ByteToUtf8(static_cast<std::uint8_t>(byte));
-    if (is_in_utf8 && !parts_.model.TokenToId(text)) return false;
+    if (is_in_utf8 && !parts_->model.TokenToId(text)) return false;
   }
   return true;
 }
@@ -127,16 +127,16 @@ absl::StatusOr<std::vector<EncodedToken>> Encoder::Encode(absl::string_view text
   std::unique_ptr<Scratch> scratch = pool_->Take(cache_entries_);
   Call call{.options = options,
             .parses_special = options.parse_special_tokens &&
-                              (options.from_template || !parts_.special_in_templates_only),
+                              (options.from_template || !parts_->special_in_templates_only),
             .with_spans = with_spans,
-            .tracked = with_spans || !options.literal.empty() || parts_.splitter.needs_tracking(),
+            .tracked = with_spans || !options.literal.empty() || parts_->splitter.needs_tracking(),
             .scratch = *scratch,
             .tokens = {}};
   absl::Status status = absl::OkStatus();
   if (!options.add_special_tokens) {
     status = EncodeText(text, call);
   } else {
-    for (const PostProcessor::Item& item : parts_.post_processor.items()) {
+    for (const PostProcessor::Item& item : parts_->post_processor.items()) {
       if (item.is_text) status = EncodeText(text, call);
       if (!status.ok()) break;
       for (const std::int32_t id : item.ids) call.Add(id, kNoSpan);
@@ -152,7 +152,7 @@ absl::Status Encoder::EncodeText(absl::string_view text, Call& call) const {
   const auto takes_special = [&](std::size_t begin, std::size_t end) {
     return call.TakesSpecial({static_cast<std::int32_t>(begin), static_cast<std::int32_t>(end)});
   };
-  QUIRE_RETURN_IF_ERROR(parts_.added.CutRaw(text, takes_special, call.scratch.regex, segments));
+  QUIRE_RETURN_IF_ERROR(parts_->added.CutRaw(text, takes_special, call.scratch.regex, segments));
   for (const TextSegment& segment : segments) {
     const auto begin = static_cast<std::int32_t>(segment.begin);
     if (segment.id >= 0) {
@@ -169,14 +169,14 @@ absl::Status Encoder::EncodeText(absl::string_view text, Call& call) const {
 absl::Status Encoder::EncodeSegment(absl::string_view raw, std::int32_t offset, Call& call) const {
   AlignedText text(raw, offset, call.tracked);
   text.set_limit_bytes(RewriteLimit(raw.size()));
-  QUIRE_RETURN_IF_ERROR(parts_.normalizer.Apply(text, call.scratch.regex));
+  QUIRE_RETURN_IF_ERROR(parts_->normalizer.Apply(text, call.scratch.regex));
   std::vector<TextSegment> segments;
   const auto takes_special = [&](std::size_t begin, std::size_t end) {
     if (!text.tracked()) return call.parses_special;
     return call.TakesSpecial({text.span(begin).begin, text.span(end - 1).end});
   };
   QUIRE_RETURN_IF_ERROR(
-      parts_.added.CutNormalized(text.text(), takes_special, call.scratch.regex, segments));
+      parts_->added.CutNormalized(text.text(), takes_special, call.scratch.regex, segments));
   for (const TextSegment& segment : segments) {
     if (segment.id >= 0) {
       const InputSpan span =
@@ -200,11 +200,11 @@ absl::Status Encoder::EncodeNormalized(AlignedText text, Call& call) const {
   text.set_limit_bytes(RewriteLimit(size));
   list.pieces.push_back({0, size, text.tracked() ? text.span(0).begin : -1});
   list.text = std::move(text);
-  QUIRE_RETURN_IF_ERROR(parts_.splitter.Split(list, call.scratch.regex));
+  QUIRE_RETURN_IF_ERROR(parts_->splitter.Split(list, call.scratch.regex));
   for (const Piece& piece : list.pieces) {
     std::vector<ModelToken>& tokens = call.scratch.tokens;
     tokens.clear();
-    parts_.model.Encode(list.text.view(piece.begin, piece.end), call.scratch.model, tokens);
+    parts_->model.Encode(list.text.view(piece.begin, piece.end), call.scratch.model, tokens);
     std::size_t begin = piece.begin;
     for (const ModelToken& token : tokens) {
       const std::size_t end = std::min(begin + token.size_bytes, piece.end);

@@ -141,7 +141,8 @@ absl::Status PipelineBuilder::CheckTokens() {
     const auto [it, is_new] = id_of_.emplace(token, static_cast<std::int32_t>(id));
     if (!is_new) {
       return ElementError("tokens", id,
-                          absl::StrCat("is \"", token, "\", like token ", it->second));
+                          absl::StrCat("is \"", token, "\", which is already used by token ",
+                                       it->second, "; tokens must be unique"));
     }
   }
   return absl::OkStatus();

@@ -68,7 +68,8 @@ absl::StatusOr<IdsOfBytes> IndexTokens(const RankVocabulary& v, NameOf name_of) 
       return error(absl::StrCat("makes the vocabulary exceed ", kMaxVocabularyBytes, " bytes"));
     }
     if (!ranks.insert(rank).second) {
-      return error(absl::StrCat("has the rank ", rank, ", like another token"));
+      return error(absl::StrCat("has the rank ", rank,
+                                ", which is already used by another token; ranks must be unique"));
     }
     if (!ids.emplace(bytes, v.id_of_rank_0 + rank).second) {
       return error("has the same bytes as another token");
@@ -250,10 +251,10 @@ absl::StatusOr<RankVocabulary> ReadTekken(absl::string_view text) {
   QUIRE_RETURN_IF_ERROR(vocabulary.CheckArray());
   const auto num_ranks = size - num_special;
   if (num_ranks < 0 || num_ranks > static_cast<std::int64_t>(vocabulary.size())) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(config.PathOf("default_vocab_size"), " is ", size, ", must be in [",
-                     num_special, ", ", num_special + static_cast<std::int64_t>(vocabulary.size()),
-                     "], the number of special tokens plus up to the number of vocab entries"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        config.PathOf("default_vocab_size"), " is ", size, ", must be in [", num_special, ", ",
+        num_special + static_cast<std::int64_t>(vocabulary.size()),
+        "]; the maximum is default_num_special_tokens plus the number of vocab entries"));
   }
   RankVocabulary v;
   v.id_of_rank_0 = static_cast<std::int32_t>(num_special);
@@ -305,7 +306,7 @@ absl::Status ReadRanks(absl::string_view text, RankVocabulary& v) {
     }
     if (v.tokens.size() == static_cast<std::size_t>(kMaxTokenIds)) {
       return absl::InvalidArgumentError(
-          absl::StrCat("line ", number, " exceeds the limit of ", kMaxTokenIds));
+          absl::StrCat("line ", number, " is one token too many, the limit is ", kMaxTokenIds));
     }
     v.tokens.push_back(std::move(token));
   }
@@ -341,7 +342,8 @@ absl::Status ReadTiktokenConfig(const formats::JsonValue& config, RankVocabulary
     QUIRE_ASSIGN_OR_RETURN(const std::int64_t id, entry.AsInteger(0, kMaxTokenIds - 1));
     if (content.empty()) return special->Error("has a token with empty text");
     if (!taken.insert(static_cast<std::int32_t>(id)).second) {
-      return entry.Error(absl::StrCat("is ", id, ", like that of another token"));
+      return entry.Error(
+          absl::StrCat("is ", id, ", which is already used by another token; ids must be unique"));
     }
     v.special.push_back(SpecialToken(static_cast<std::int32_t>(id), content));
   }

@@ -27,8 +27,9 @@ absl::StatusOr<DeclaredTools> DeclaredTools::Create(std::span<const ChatTool> to
       if (reads_text) parameters = std::make_shared<const ArgumentSchema>(*std::move(schema));
     }
     if (!declared.tools_.emplace(tools[i].name, std::move(parameters)).second) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          field, " has the name ", JsonQuoted(tools[i].name), ", like an earlier tool"));
+      return absl::InvalidArgumentError(
+          absl::StrCat(field, " has the name ", JsonQuoted(tools[i].name),
+                       ", which is already used by an earlier tool; names must be unique"));
     }
   }
   return declared;

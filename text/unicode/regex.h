@@ -5,8 +5,8 @@
 //
 // Place:      below normalizer, splitter and decoder; the only user of PCRE2.
 // Invariants: interpreter and JIT give the same matches; the interpreter runs on machines that
-// forbid JIT compilation. Match and depth limits are disabled, because patterns come from the
-//             model's owner.
+//             forbid JIT compilation. Match and depth limits are disabled, because patterns come
+//             from the model's owner.
 // Threads:    Regex is immutable; a RegexScratch serves one thread at a time, for any number of
 //             regexes.
 // Source:     pcre2api(3); docs/tokenizers.md has the table of rewrites.

@@ -34,7 +34,7 @@ absl::StatusOr<LengthDistribution> ParseLengths(absl::string_view text);
 std::int64_t SampleLength(const LengthDistribution& lengths, Random& random);
 
 enum class Arrival {
-  kClosed,    // each client sends its next request when the last one has ended
+  kClosed,    // each client sends its next request when its previous one has ended
   kPoisson,   // exponential intervals
   kGamma,     // gamma-distributed intervals of shape `burstiness`; 1: Poisson, below 1: burstier
   kConstant,  // equal intervals
@@ -45,8 +45,8 @@ struct TraceEntry {
   double seconds = 0;  // time after the first request
   std::int64_t input_tokens = 0;
   std::int64_t output_tokens = 0;
-  std::vector<std::int64_t>
-      block_ids;  // one id per 512 prompt tokens; equal ids mean equal tokens; may be empty
+  // One id per 512 prompt tokens. Equal ids mean equal tokens. May be empty.
+  std::vector<std::int64_t> block_ids;
 };
 
 struct LoadOptions {

@@ -1,7 +1,8 @@
 #pragma once
 
-// Runs a load against a server. In the closed loop each client sends its next request when the last
-// one has ended. In the open loop requests are sent at given times, however slow the answers are.
+// Runs a load against a server. In the closed loop each client sends its next request when
+// its previous one has ended. In the open loop requests are sent at given times, however slow the
+// answers are.
 //
 // Place:   used by `quire bench`.
 // Threads: one per request in flight, joined before return.

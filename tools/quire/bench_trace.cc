@@ -89,8 +89,8 @@ absl::StatusOr<std::vector<TraceEntry>> ParseTrace(absl::string_view text, doubl
   for (TraceEntry& entry : entries) entry.seconds = (entry.seconds - start) / speed;
   // Also refuses NaN, which infinite times produce.
   if (!(entries.back().seconds <= kMaxTraceSeconds)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the trace lasts ", entries.back().seconds, " s, at most ", kMaxTraceSeconds));
+    return absl::InvalidArgumentError(absl::StrCat("--trace lasts ", entries.back().seconds,
+                                                   " s, the limit is ", kMaxTraceSeconds, " s"));
   }
   return entries;
 }

@@ -27,7 +27,6 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
 #include "base/grpc_code.h"
 #include "base/private_dir.h"
 

@@ -88,18 +88,20 @@ class InterruptGuard {
 
 // Each function registers subcommands. The chosen one stores its exit code in `*exit_code`.
 void AddGenerate(CLI::App* app, const CommonOptions* common, int* exit_code);
-void AddChat(CLI::App* app, const CommonOptions* common, int* exit_code);  // chat, render
-void AddText(CLI::App* app, const CommonOptions* common, int* exit_code);  // tokenize, detokenize
-void AddEvaluate(CLI::App* app, const CommonOptions* common, int* exit_code);  // embed, score
-void AddInspect(CLI::App* app, const CommonOptions* common,
-                int* exit_code);  // models, info, health,
-                                  // stats, requests, config
-void AddControl(CLI::App* app, const CommonOptions* common,
-                int* exit_code);  // cancel, abort, drain,
-                                  // resume, flush
-void AddLocal(CLI::App* app, const CommonOptions* common,
-              int* exit_code);  // inspect, plan, make-model
+// chat, render
+void AddChat(CLI::App* app, const CommonOptions* common, int* exit_code);
+// tokenize, detokenize
+void AddText(CLI::App* app, const CommonOptions* common, int* exit_code);
+// embed, score
+void AddEvaluate(CLI::App* app, const CommonOptions* common, int* exit_code);
+// models, info, health, stats, requests, config
+void AddInspect(CLI::App* app, const CommonOptions* common, int* exit_code);
+// cancel, abort, drain, resume, flush
+void AddControl(CLI::App* app, const CommonOptions* common, int* exit_code);
+// inspect, plan, make-model
+void AddLocal(CLI::App* app, const CommonOptions* common, int* exit_code);
 void AddBench(CLI::App* app, const CommonOptions* common, int* exit_code);
-void AddCompletion(CLI::App* app, int* exit_code);  // completion, manual
+// completion, manual
+void AddCompletion(CLI::App* app, int* exit_code);
 
 }  // namespace quire::client

@@ -1,5 +1,5 @@
-// quire chat: a conversation in the terminal, or a single question. quire render: prints the prompt
-// that the chat template makes of a conversation.
+// quire chat: a conversation in the terminal, or a single question. quire render: prints the
+// rendered chat prompt.
 
 #include <google/protobuf/struct.pb.h>
 #include <google/protobuf/util/json_util.h>
@@ -20,8 +20,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
 #include "base/status.h"
 #include "quire/v1/generation.grpc.pb.h"
 #include "tools/quire/client.h"
@@ -310,8 +310,7 @@ void AddChat(CLI::App* app, const CommonOptions* common, int* exit_code) {
   chat->callback([=] { *exit_code = RunChat(*common, *options); });
 
   auto shown = std::make_shared<ChatOptions>();
-  CLI::App* render = app->add_subcommand(
-      "render", "print the prompt that the chat template makes of a conversation");
+  CLI::App* render = app->add_subcommand("render", "print the rendered chat prompt");
   AddConversation(render, shown.get());
   render->add_flag("--no-generation-prompt", shown->no_generation_prompt,
                    "do not append the start of an answer");

@@ -55,16 +55,18 @@ ManualText DescribeQuire() {
            "the request on the server. Common options can be given before or after the command.",
            "To enable completion in a shell, run: source <(quire completion bash), the same with "
            "zsh, or quire completion fish | source."},
-      .lists = {{"EXIT STATUS",
-                 {{"0", "success"},
-                  {"1", "the request failed; CODE/REASON: message is on standard error"},
-                  {"2", "wrong usage"},
-                  {"3", "cannot connect"},
-                  {"130", "bench was interrupted; it has reported the completed part"}}},
-                {"FILES",
-                 {{"/run/quire/admin.sock",
-                   "default control listener; otherwise the socket in $XDG_RUNTIME_DIR/quire or in "
-                   "quire-UID in the temporary directory, if no other user can write there"}}}},
+      .lists =
+          {{"EXIT STATUS",
+            {{"0", "success"},
+             {"1", "the request failed; CODE/REASON: message is on standard error"},
+             {"2", "wrong usage"},
+             {"3", "cannot connect"},
+             {"130", "bench was interrupted; it has reported the completed part"}}},
+           {"FILES",
+            {{"/run/quire/admin.sock",
+              "default control listener; otherwise the socket in $XDG_RUNTIME_DIR/quire or in "
+              "quire-UID in the temporary directory, if that directory belongs to the user and "
+              "has mode 0700"}}}},
       .see_also = ".BR quired (8)",
   };
 }
@@ -87,7 +89,7 @@ ManualText DescribeQuired() {
                  {{"0", "stopped on request after a drain"},
                   {"1", "stopped by a second signal"},
                   {"64", "wrong usage"},
-                  {"70", "engine failure"},
+                  {"70", "engine failure or out of memory"},
                   {"71", "device error"},
                   {"78", "invalid configuration or model, or an address in use"}}},
                 {"FILES",

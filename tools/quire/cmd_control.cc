@@ -177,9 +177,8 @@ void AddControl(CLI::App* app, const CommonOptions* common, int* exit_code) {
   auto abort = std::make_shared<AbortOptions>();
   CLI::App* abort_cmd = app->add_subcommand("abort", "abort requests of any caller");
   abort_cmd->add_option("ids", abort->ids, "request ids");
-  abort_cmd->add_flag(
-      "--all", abort->all,
-      "select all live requests that match the other options; required without ids");
+  abort_cmd->add_flag("--all", abort->all,
+                      "abort all live requests that match the filters; needed if no id is given");
   abort_cmd->add_option("--older-than", abort->older_than_seconds,
                         "only requests accepted more than this many seconds ago");
   // An empty value would mean every tenant, which a script with an unset variable does not intend.

@@ -68,7 +68,7 @@ int RunInfo(const CommonOptions& common) {
     std::printf("device %s %d: %s %s, %.1f of %.1f GiB free%s\n", device.kind().c_str(),
                 device.ordinal(), device.name().c_str(), device.architecture().c_str(),
                 InGiB(device.memory_free_bytes()), InGiB(device.memory_total_bytes()),
-                device.unproven_kernels() ? "; UNTESTED kernels (QUIRE_UNPROVEN=1)" : "");
+                device.unproven_kernels() ? "; UNPROVEN kernels (QUIRE_UNPROVEN=1)" : "");
   }
   std::printf("context %d tokens, default output limit %d tokens\n",
               info.limits().max_context_tokens(), info.limits().default_max_tokens());

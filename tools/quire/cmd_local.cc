@@ -102,9 +102,7 @@ void AddLocal(CLI::App* app, const CommonOptions* common, int* exit_code) {
 
   auto make = std::make_shared<MakeOptions>();
   CLI::App* make_model =
-      app->add_subcommand("make-model",
-                          "write the files of a synthetic model, without weights for "
-                          "model.load_mode dummy, or with random ones");
+      app->add_subcommand("make-model", "write a synthetic model; --weights adds random weights");
   make_model->add_option("--shape", make->shape, "llama-3.1-8b, tiny, llama-0.5b or llama-1.1b")
       ->required();
   make_model->add_option("--out", make->directory, "directory to write")->required();

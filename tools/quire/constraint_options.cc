@@ -51,13 +51,13 @@ void AddConstraintOptions(CLI::App* cmd, v1::Constraint* constraint) {
 }
 
 void AddConstraintStart(CLI::App* cmd, v1::Constraint* constraint) {
-  AddWord(cmd, "--constraint-start",
-          "where the constraint begins: at_start or after_reasoning (default: after the reasoning "
-          "if the "
-          "model reasons)",
-          {{"at_start", v1::CONSTRAINT_START_AT_START},
-           {"after_reasoning", v1::CONSTRAINT_START_AFTER_REASONING}},
-          [=](int value) { constraint->set_start(static_cast<v1::ConstraintStart>(value)); });
+  AddWord(
+      cmd, "--constraint-start",
+      "where the constraint begins: at_start or after_reasoning (default: after the reasoning if "
+      "the model reasons)",
+      {{"at_start", v1::CONSTRAINT_START_AT_START},
+       {"after_reasoning", v1::CONSTRAINT_START_AFTER_REASONING}},
+      [=](int value) { constraint->set_start(static_cast<v1::ConstraintStart>(value)); });
 }
 
 void SetConstraint(const v1::Constraint& constraint, v1::GenerateRequest* request) {

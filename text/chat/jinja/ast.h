@@ -4,7 +4,7 @@
 //
 // Place:      between parser and interpreter.
 // Invariants: depths are within the parser's limits. If `filter` or `test` is null, its name is
-// unknown. The parser accepts this only inside a branch.
+//             unknown. The parser accepts this only inside a branch.
 // Threads:    immutable after parsing.
 
 #include <cstdint>

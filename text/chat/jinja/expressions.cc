@@ -452,7 +452,7 @@ ExpressionParser::Result ExpressionParser::ParseTest(ExprPtr value) {
   } else if (type == TokenType::kString || type == TokenType::kInteger ||
              type == TokenType::kFloat || IsOperator("[") || IsOperator("{") ||
              (type == TokenType::kName && !IsName("else") && !IsName("or") && !IsName("and"))) {
-    if (IsName("is")) return ExpectedError("no second test, because tests cannot be chained");
+    if (IsName("is")) return ErrorAt(current().position, "tests cannot be chained with is");
     QUIRE_ASSIGN_OR_RETURN(ExprPtr argument, ParsePrimary());
     QUIRE_ASSIGN_OR_RETURN(argument, ParsePostfix(std::move(argument)));
     QUIRE_RETURN_IF_ERROR(AddChild(node.get(), std::move(argument)));

@@ -10,7 +10,6 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "base/utf8.h"
 #include "text/chat/jinja/format_spec.h"

@@ -327,10 +327,10 @@ Result MakeTrans(const Call& call) {
   if (bound[2]) {
     QUIRE_ASSIGN_OR_RETURN(removed, TextArgument(call, bound[2]));
   }
-  QUIRE_RETURN_IF_ERROR(
-      call.runtime.Charge(static_cast<std::int64_t>(from.size() + to.size() + removed.size())));
   const std::vector<absl::string_view> keys = Characters(from);
   const std::vector<absl::string_view> values = Characters(to);
+  QUIRE_RETURN_IF_ERROR(
+      call.runtime.Charge(static_cast<std::int64_t>(keys.size() + removed.size())));
   if (keys.size() != values.size()) {
     return absl::InvalidArgumentError("the first two maketrans arguments must have equal length");
   }

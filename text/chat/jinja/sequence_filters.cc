@@ -287,7 +287,7 @@ absl::StatusOr<bool> PassesTest(Runtime& runtime, const Value& value, const Argu
   QUIRE_RETURN_IF_ERROR(runtime.Charge(1));
   if (rest.positional.empty()) {
     if (!rest.named.empty())
-      return absl::InvalidArgumentError("named arguments need the name of a test before them");
+      return absl::InvalidArgumentError("the name of a test must come before named arguments");
     return IsTrue(value);
   }
   const Value& name = rest.positional.front();
