@@ -58,7 +58,7 @@ absl::Status CheckUnchanged(const std::vector<NamedFile>& files, const FileStamp
   const auto changed = FindChanged(files, before, now);
   if (changed == files.end()) return absl::OkStatus();
   return absl::UnavailableError(
-      absl::StrCat(changed->key, ": ", changed->path, " changed while it was read"));
+      absl::StrCat(changed->key, ": ", changed->path, " changed while it was read; retry"));
 }
 
 }  // namespace quire

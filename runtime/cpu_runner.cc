@@ -40,30 +40,30 @@ std::uint32_t MaxInputs(const models::ModelSpec& spec) {
 }
 
 models::QuantizedMatrices QuantizedMatricesOf(const models::Weights& weights) {
-  models::QuantizedMatrices coded;
+  models::QuantizedMatrices quantized;
   const auto add = [&](const models::LinearWeights& linear) {
     for (const kernels::PackedLinear& matrix : linear.matrices) {
-      coded.integers |=
+      quantized.integers |=
           matrix.format() == WeightFormat::kInt8 || matrix.format() == WeightFormat::kInt4;
-      coded.act_orders |= matrix.act_order() != nullptr;
-      coded.fp8 |= matrix.format() == WeightFormat::kFp8E4M3;
+      quantized.act_orders |= matrix.act_order() != nullptr;
+      quantized.fp8 |= matrix.format() == WeightFormat::kFp8E4M3;
     }
   };
   add(weights.head());
   for (const models::LayerWeights& layer : weights.layers()) {
     for (const auto& named : models::LinearsOf(layer)) add(*named.linear);
   }
-  return coded;
+  return quantized;
 }
 
 // Integer and fp8 products share this memory, because they run one after the other.
-std::int64_t LinearScratchBytes(const models::QuantizedMatrices& coded, std::uint32_t num_rows,
+std::int64_t LinearScratchBytes(const models::QuantizedMatrices& quantized, std::uint32_t num_rows,
                                 std::uint32_t inputs) {
   std::int64_t bytes = 0;
-  if (coded.integers) {
-    bytes = kernels::QuantizedLinearScratchBytes(num_rows, inputs, coded.act_orders);
+  if (quantized.integers) {
+    bytes = kernels::QuantizedLinearScratchBytes(num_rows, inputs, quantized.act_orders);
   }
-  if (coded.fp8) bytes = std::max(bytes, kernels::Fp8LinearScratchBytes(num_rows, inputs));
+  if (quantized.fp8) bytes = std::max(bytes, kernels::Fp8LinearScratchBytes(num_rows, inputs));
   return bytes;
 }
 
@@ -101,8 +101,8 @@ absl::Status CpuRunner::Allocate() {
   result_.prompt_logprobs.reserve(limits_.max_step_tokens);
   result_.pools.reserve(limits_.max_rows);
   pooled_.resize(std::size_t{limits_.max_rows} * model.spec.hidden);
-  const models::QuantizedMatrices coded = QuantizedMatricesOf(*model.weights);
-  scratch_bytes_ = LinearScratchBytes(coded, limits_.max_step_tokens, MaxInputs(model.spec));
+  const models::QuantizedMatrices quantized = QuantizedMatricesOf(*model.weights);
+  scratch_bytes_ = LinearScratchBytes(quantized, limits_.max_step_tokens, MaxInputs(model.spec));
   if (scratch_bytes_ > 0) {
     backend.op_workspace().Reserve(static_cast<std::size_t>(scratch_bytes_));
   }
@@ -258,10 +258,10 @@ std::int64_t CpuRunner::workspace_bytes() const {
 }
 
 std::int64_t PlanWorkspaceBytes(const models::ModelSpec& spec, const RunnerOptions& options,
-                                const models::QuantizedMatrices& coded) {
+                                const models::QuantizedMatrices& quantized) {
   const models::StepLimits limits = LimitsOf(options);
   return models::StepBuffers::BytesFor(spec, limits) + PooledBytes(spec, limits) +
-         LinearScratchBytes(coded, limits.max_step_tokens, MaxInputs(spec));
+         LinearScratchBytes(quantized, limits.max_step_tokens, MaxInputs(spec));
 }
 
 }  // namespace quire::runtime

@@ -150,10 +150,9 @@ class ConstraintCompiler::Impl {
     std::stop_source stop;
     std::vector<std::pair<Ticket, Done>> waiters;
   };
-  // A cached constraint or rejection, and its size.
   struct Cached {
     std::string key;
-    Result result;
+    std::shared_ptr<const CompiledConstraint> constraint;
     std::int64_t bytes = 0;
   };
 
@@ -162,9 +161,11 @@ class ConstraintCompiler::Impl {
   // Runs the job's build and passes the result to its waiters.
   void RunJob(const std::shared_ptr<Job>& job);
   void TakeWaiters(Job& job, std::vector<Done>* done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Keep(std::string key, const Result& result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Keep(std::string key, std::shared_ptr<const CompiledConstraint> constraint)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Evict() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Returns the result if nothing has to be built: a rejection or a cached result.
+  // Returns the result if nothing has to be built: a cached constraint, or an error if the spec is
+  // too large.
   std::optional<Result> Answer(const ConstraintSpec& spec, const std::string& key)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -211,7 +212,7 @@ std::optional<Result> ConstraintCompiler::Impl::Answer(const ConstraintSpec& spe
   if (const auto found = cached_.find(key); found != cached_.end()) {
     cache_.splice(cache_.begin(), cache_, found->second);
     hits_.Increment();
-    return found->second->result;
+    return found->second->constraint;
   }
   return std::nullopt;
 }
@@ -261,8 +262,8 @@ bool ConstraintCompiler::Impl::Cancel(Ticket ticket) {
                                    [&](const auto& w) { return w.first == ticket; });
   done = std::move(waiter->second);
   job.waiters.erase(waiter);
-  if (job.waiters.empty()) {
-    job.stop.request_stop();
+  // A running build completes, so that the cache has its constraint when the client retries.
+  if (job.waiters.empty() && !job.is_running) {
     std::erase_if(waiting_, [&](const auto& other) { return other.get() == &job; });
     jobs_.erase(jobs_.find(job.key));
   }
@@ -294,8 +295,6 @@ void ConstraintCompiler::Impl::RunJob(const std::shared_ptr<Job>& job) {
   {
     MutexLock lock(&mutex_);
     compile_seconds_.Observe(absl::ToDoubleSeconds(MonotonicNow() - start));
-    // Nobody waits for the result. Another job may have the same key by now.
-    if (job->stop.stop_requested()) return;
     if (result.ok() && (*result)->MemoryBytes() > options_.max_compiled_bytes) {
       result = BadConstraint("compile",
                              absl::StrCat("compiled constraint has ", (*result)->MemoryBytes(),
@@ -304,9 +303,11 @@ void ConstraintCompiler::Impl::RunJob(const std::shared_ptr<Job>& job) {
     }
     TakeWaiters(*job, &waiters);
     jobs_.erase(job->key);
-    if (!result.ok()) errors_.Increment();
-    // A rejection may cost a whole build, and depends only on the spec and the options.
-    if (result.ok() || absl::IsInvalidArgument(result.status())) Keep(job->key, result);
+    if (result.ok()) {
+      Keep(job->key, *result);
+    } else if (!stopping_) {
+      errors_.Increment();
+    }
   }
   for (Done& done : waiters) done(result);
 }
@@ -319,10 +320,11 @@ void ConstraintCompiler::Impl::TakeWaiters(Job& job, std::vector<Done>* done) {
   job.waiters.clear();
 }
 
-void ConstraintCompiler::Impl::Keep(std::string key, const Result& result) {
-  const std::int64_t bytes = static_cast<std::int64_t>(2 * key.size() + sizeof(Cached)) +
-                             (result.ok() ? (*result)->MemoryBytes() : 0);
-  cache_.push_front(Cached{.key = key, .result = result, .bytes = bytes});
+void ConstraintCompiler::Impl::Keep(std::string key,
+                                    std::shared_ptr<const CompiledConstraint> constraint) {
+  const std::int64_t bytes =
+      static_cast<std::int64_t>(2 * key.size() + sizeof(Cached)) + constraint->MemoryBytes();
+  cache_.push_front(Cached{.key = key, .constraint = std::move(constraint), .bytes = bytes});
   QUIRE_CHECK(cached_.emplace(std::move(key), cache_.begin()).second);
   cached_bytes_ += bytes;
   Evict();
@@ -340,16 +342,6 @@ void ConstraintCompiler::Impl::Evict() {
 void ConstraintCompiler::Impl::SetHotOptions(const HotConstraintOptions& options) {
   MutexLock lock(&mutex_);
   static_cast<HotConstraintOptions&>(options_) = options;
-  // A spec that was rejected may be within the new limits.
-  for (auto entry = cache_.begin(); entry != cache_.end();) {
-    if (entry->result.ok()) {
-      ++entry;
-      continue;
-    }
-    cached_bytes_ -= entry->bytes;
-    cached_.erase(entry->key);
-    entry = cache_.erase(entry);
-  }
   Evict();
 }
 

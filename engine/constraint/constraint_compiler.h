@@ -1,13 +1,13 @@
 #pragma once
 
-// Compiles constraints on its own threads and caches the constraints and the rejections.
+// Compiles constraints on its own threads and caches them.
 //
 // Place:      between the engine, where requests wait for their constraints, and the build
 //             function. Counted limits (GrammarLimits) end a build, not time limits.
 // Invariants: `done` of each call of Compile is called once, or never if Cancel returned true for
 //             its ticket. The cache has at most `cache_bytes`. Callers that wait for equal specs
 //             share one build. At most `compile_threads` builds run, all at low priority. A build
-//             without callers is asked to stop, and its result is dropped.
+//             that runs completes, even without callers.
 // Threads:    every method from any thread. `done` runs inside Compile if that needs no build,
 //             inside the destructor if the build has not ended by then, and otherwise on a compiler
 //             thread. No lock is held during the call. `done` must not block.
@@ -33,7 +33,7 @@ namespace quire::engine {
 struct HotConstraintOptions {
   std::int64_t max_compiled_bytes = 64 << 20;  // per constraint
   std::int64_t max_schema_bytes = 256 << 10;   // per spec
-  std::int64_t cache_bytes = 256 << 20;        // all cached constraints and rejections
+  std::int64_t cache_bytes = 256 << 20;        // all cached constraints
 };
 
 struct ConstraintOptions : HotConstraintOptions {
@@ -42,7 +42,7 @@ struct ConstraintOptions : HotConstraintOptions {
 };
 
 struct ConstraintCounts {
-  // Calls of Compile; a miss later ends in an error or a constraint.
+  // Calls of Compile. A miss later ends in a constraint or an error, unless it is cancelled.
   std::int64_t hits = 0, misses = 0, errors = 0;
   std::int64_t waiting = 0;  // builds waiting for a thread
   std::int64_t cached_bytes = 0, cached = 0;
@@ -68,11 +68,10 @@ class ConstraintCompiler {
   // builds wait; UNAVAILABLE / SERVER_SHUTDOWN when the compiler is destroyed.
   Ticket Compile(ConstraintSpec spec, Done done);
 
-  // Returns true if `done` of the ticket will never be called. The build of the last caller is then
-  // asked to stop. Returns false if `done` was called or is being called by another thread.
+  // Returns true if `done` of the ticket will never be called. Returns false if it was called or is
+  // being called by another thread.
   bool Cancel(Ticket ticket);
 
-  // Removes rejections from the cache, because the new limits may allow these specs.
   void SetHotOptions(const HotConstraintOptions& options);
   ConstraintCounts GetCounts() const;
   absl::Status CheckIntegrity() const;

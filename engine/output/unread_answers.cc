@@ -61,7 +61,7 @@ int UnreadAnswers::Expire(absl::Time now, absl::Duration timeout) {
   std::vector<Answer> silent;
   {
     MutexLock lock(&mutex_);
-    for (int looks = 0; looks < kMaxChecks && !answers_.empty(); ++looks) {
+    for (int checks = 0; checks < kMaxChecks && !answers_.empty(); ++checks) {
       Answer& answer = answers_.front();
       if (answer.checked_at + timeout > now) break;
       const std::uint64_t taken = answer.stream->num_taken();

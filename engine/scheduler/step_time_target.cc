@@ -18,10 +18,10 @@ absl::Duration StepTimeTarget::Choose(const HotOptions& options, const StepLoad&
                       policy_.min_target_prefill_only, policy_.max_target);
   }
   const bool has_many_prompts = 2 * load.num_prompts > load.num_decodes;
-  const int steps =
+  const int factor =
       has_many_prompts ? policy_.target_factor_with_many_prompts : policy_.target_factor;
   const bool is_shared = now < shared_until_;
-  return std::clamp(steps * model_->Predict(load.decodes),
+  return std::clamp(factor * model_->Predict(load.decodes),
                     is_shared ? policy_.min_target_several_tenants : policy_.min_target,
                     policy_.max_target);
 }

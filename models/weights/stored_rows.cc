@@ -277,12 +277,12 @@ void ReadPlainRow(const formats::StoredTensor& tensor, DType dtype, std::int64_t
 
 void ReadQuantizedRow(const formats::StoredTensor& tensor, const MatrixForm& form, std::int64_t row,
                       const QuantizedRow& out) {
-  const auto codes = [&out]() -> std::span<std::uint8_t> {
+  const auto raw_bytes = [&out]() -> std::span<std::uint8_t> {
     return {reinterpret_cast<std::uint8_t*>(out.q.data()), out.q.size()};
   };
-  if (form.is_fp8()) return ReadFp8Row(tensor, row, {codes(), out.scales});
+  if (form.is_fp8()) return ReadFp8Row(tensor, row, {raw_bytes(), out.scales});
   if (form.format == WeightFormat::kFp4E2M1) {
-    return tensor.quantized->E2M1Row(tensor.first_row + StoredIndex(tensor, row), codes(),
+    return tensor.quantized->E2M1Row(tensor.first_row + StoredIndex(tensor, row), raw_bytes(),
                                      out.scales);
   }
   if (tensor.is_coded() && form == StoredForm(tensor)) {

@@ -130,7 +130,7 @@ void CountParameters(const SlotFinder& finder, const ModelSpec& spec, const Tens
 }
 
 // Returns the form of most quantized weights of the layers; empty if none is quantized.
-std::string MaxCodedForm(const WeightSlots& slots) {
+std::string MostCommonQuantizedForm(const WeightSlots& slots) {
   std::map<std::string, std::int64_t> elements;
   ForEachMatrix(slots, [&](const MatrixSlot& slot, bool is_head) {
     if (is_head || slot.form.is_plain()) return;
@@ -361,7 +361,7 @@ absl::StatusOr<WeightSlots> FindWeights(const ModelSpec& spec, const TensorNames
   slots.pieces = finder.TakePieces();
   CountParameters(finder, spec, names, &slots);
   if (target.cuda) QUIRE_RETURN_IF_ERROR(CheckExpertForms(target, slots));
-  slots.quantized_format = MaxCodedForm(slots);
+  slots.quantized_format = MostCommonQuantizedForm(slots);
   WarnOfSecondRounding(target, &slots);
   WarnOfWidening(target, &slots);
   if (target.fp8_activations) QUIRE_RETURN_IF_ERROR(RoundFp8Rows(target, &slots));
@@ -382,13 +382,13 @@ DType EmbeddingDType(const formats::StoredTensor& embedding, Quantization quanti
 }
 
 QuantizedMatrices QuantizedMatricesOf(const WeightSlots& slots) {
-  QuantizedMatrices coded;
+  QuantizedMatrices quantized;
   ForEachMatrix(slots, [&](const MatrixSlot& slot, bool) {
-    coded.integers |= slot.form.is_integer();
-    coded.act_orders |= slot.form.has_act_order;
-    coded.fp8 |= slot.form.is_fp8();
+    quantized.integers |= slot.form.is_integer();
+    quantized.act_orders |= slot.form.has_act_order;
+    quantized.fp8 |= slot.form.is_fp8();
   });
-  return coded;
+  return quantized;
 }
 
 std::int64_t MatrixBytes(const LinearSlot& slot, const WeightTarget& target) {

@@ -3,11 +3,11 @@
 // Tracks the connections of one GrpcAcceptor: limits, eviction and lingering.
 //
 // Place:      inside GrpcAcceptor; ConnectionPlaces keeps the eviction order.
-// Invariants: at most max_connections connections are counted, and at most max_per_address of one
-//             address. Connections without a network are not counted. An evicted connection is
-//             not counted, although it may still be closing; if it has begun a call meanwhile, it
-//             stays open and is counted again. At most kMaxLingering refused or evicted
-//             connections linger.
+// Invariants: MakeRoom admits a connection only while fewer than max_connections are counted, and
+//             fewer than max_per_address of its address. Connections without a network are not
+//             counted. An evicted connection is not counted, although it may still be closing; if
+//             it has begun a call meanwhile, it stays open and is counted again. At most
+//             kMaxLingering refused or evicted connections linger.
 // Threads:    MakeRoom and Add from one at a time, the others from any.
 // Lifetime:   outlives its connections and does not keep them alive.
 

@@ -263,7 +263,10 @@ void GuardedConnection::Evict() {
       self->host_->count_closed(self->peer_, CloseCause::kSilent, "evicted for a newer connection");
       return self->Close();
     }
-    if (self->state_ == State::kLingering) return self->Close();
+    if (self->state_ == State::kLingering) {
+      self->host_->count_closed(self->peer_, CloseCause::kIdle, "evicted for a newer connection");
+      return self->Close();
+    }
     if (self->state_ != State::kRelaying) return;
     if (self->guard_.num_streams() > 0) {
       return self->host_->set_phase(self->number_, Phase::kBusy);

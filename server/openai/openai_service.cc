@@ -61,7 +61,7 @@ HttpAnswer UnknownEndpoint(absl::string_view path) {
                      absl::StrCat("endpoint ", path.substr(0, 200), " does not exist"), "path");
 }
 
-// Quotes text of a header for an error message, with at most 200 bytes.
+// Quotes at most 200 bytes of what the client sent, for an error message.
 std::string Quoted(absl::string_view text) {
   return JsonQuoted(text.substr(0, 200));
 }

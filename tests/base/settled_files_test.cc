@@ -86,8 +86,8 @@ TEST_F(SettledFilesTest, NamesAFileThatChangedDuringTheRead) {
   EXPECT_TRUE(CheckUnchanged(files_, before).ok());
   dir_.Write("absent", "now there");
   EXPECT_EQ(CheckUnchanged(files_, before),
-            absl::UnavailableError(
-                absl::StrCat("tls.cert_file: ", dir_.path(), "/absent changed while it was read")));
+            absl::UnavailableError(absl::StrCat("tls.cert_file: ", dir_.path(),
+                                                "/absent changed while it was read; retry")));
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/cache_manager/allocation_count.h"
 #include "tests/testing/paths.h"
 
 namespace quire::engine {
@@ -239,6 +240,22 @@ TEST(RepeatPenaltyTest, KeepsTheLongestMatchesAboveTheLimit) {
     EXPECT_EQ(got.contains(3 + i), i < shorter) << i;
     EXPECT_EQ(got.at(3 + kOfEach + i), 2) << i;
   }
+}
+
+// MaskPool computes penalties for each step of each row.
+TEST(RepeatPenaltyTest, PenaltiesDoNotAllocatePerToken) {
+  const DryParams params{.multiplier = 1, .base = 2, .allowed_length = 2, .breakers = {}};
+  RepeatPenalty repeats(params, Share({"a", "b", "c"}), Tokens{});
+  const auto append = [&](std::int32_t count) {
+    for (std::int32_t i = 0; i < count; ++i) {
+      repeats.Append(i % 3);
+      repeats.Penalties();
+    }
+  };
+  append(300);
+  const std::uint64_t before = NumAllocations();
+  append(300);
+  EXPECT_LT(NumAllocations() - before, 10u) << "only the lists of tokens may grow";
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ namespace {
 class Queue {
  public:
   explicit Queue(std::uint32_t seed) : random_(seed) {
-    for (TenantRequests& tenant : tenants_) tenant.last_start = ++turns_;
+    for (TenantRequests& tenant : tenants_) tenant.last_start = ++last_start_;
   }
 
   void RunOne() {
@@ -34,7 +34,7 @@ class Queue {
     } else if (choice < 80) {
       TenantRequests& tenant = tenants_[Below(tenants_.size())];
       tenant.running = static_cast<std::int32_t>(Below(3));
-      tenant.last_start = ++turns_;
+      tenant.last_start = ++last_start_;
     } else if (choice < 82) {
       interval_ = absl::Milliseconds(100 * Below(4));
       requests_.SetAgingInterval(interval_);
@@ -93,7 +93,7 @@ class Queue {
   absl::Duration interval_ = absl::Milliseconds(100);
   std::array<TenantRequests, 4> tenants_;
   std::uint64_t arrivals_ = 0;
-  std::uint64_t turns_ = 0;
+  std::uint64_t last_start_ = 0;
   std::vector<std::unique_ptr<ScheduledRequest>> waiting_;
   WaitingRequests requests_{interval_};
 };

@@ -372,7 +372,7 @@ TEST_F(LiveConfigTest, FileWrittenDuringItsReadChangesNothing) {
   EXPECT_EQ(applied, 1);
   is_written_meanwhile = true;
   EXPECT_THAT(live->Reload(/*dry_run=*/false).errors,
-              ElementsAre("auth.tokens_file: " + tokens + " changed while it was read"));
+              ElementsAre("auth.tokens_file: " + tokens + " changed while it was read; retry"));
   EXPECT_EQ(applied, 1);
   is_written_meanwhile = false;
   EXPECT_TRUE(live->Reload(/*dry_run=*/false).ok());

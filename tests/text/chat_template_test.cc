@@ -7,7 +7,6 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -22,6 +21,7 @@
 #include "formats/model_files.h"
 #include "tests/testing/paths.h"
 #include "tests/testing/reason_of.h"
+#include "tests/testing/temp_dir.h"
 #include "tests/text/testdata.h"
 #include "text/chat/template_files.h"
 #include "text/unicode/unicode.h"
@@ -783,17 +783,14 @@ TEST(ChatTemplateTest, BoundsTheJsonElementsOfAConversation) {
 }
 
 TEST(TemplateFilesTest, IgnoresAFileInPlaceOfTheFolderOfTemplates) {
-  const std::filesystem::path folder =
-      std::filesystem::path(testing::TempDir()) / "quire-template-files";
-  std::filesystem::create_directories(folder);
-  std::ofstream(folder / "config.json") << "{}";
-  std::ofstream(folder / "additional_chat_templates") << "no folder";
-  const auto files = formats::ModelFiles::FromPath(folder.string());
+  const quire::testing::TempDir folder;
+  folder.Write("config.json", "{}");
+  folder.Write("additional_chat_templates", "no folder");
+  const auto files = formats::ModelFiles::FromPath(folder.path());
   ASSERT_TRUE(files.ok()) << files.status();
   const auto found = ReadTemplateFiles(*files);
   ASSERT_TRUE(found.ok()) << found.status();
   EXPECT_TRUE(found->named.empty());
-  std::filesystem::remove_all(folder);
 }
 
 }  // namespace

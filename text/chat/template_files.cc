@@ -24,8 +24,8 @@ constexpr absl::string_view kNamedFolder = "additional_chat_templates";
 constexpr absl::string_view kNamedSuffix = ".jinja";
 constexpr absl::string_view kGgufTemplate = "tokenizer.chat_template";
 
-// Returns the sorted paths, relative to the model's directory, of the named templates. Ignores a
-// directory that is missing or cannot be read.
+// Returns the sorted paths, relative to the model's directory, of the named templates. If their
+// directory is missing or cannot be read, there are none.
 std::vector<std::string> NamedTemplateFiles(const formats::ModelFiles& files) {
   std::vector<std::string> paths;
   std::error_code error;
@@ -34,6 +34,7 @@ std::vector<std::string> NamedTemplateFiles(const formats::ModelFiles& files) {
     const std::string name = it->path().filename().string();
     if (absl::EndsWith(name, kNamedSuffix)) paths.push_back(absl::StrCat(kNamedFolder, "/", name));
   }
+  if (error) paths.clear();
   std::sort(paths.begin(), paths.end());
   return paths;
 }

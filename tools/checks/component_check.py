@@ -20,6 +20,7 @@ FOLDERS = ["base", "formats", "text", "cache_manager", "kernels", "models", "run
 # Pattern of the included path -> files that may include it. Tests may include everything.
 THIRD_PARTY = [
     (r"cublasLt", ["kernels/linear/cublaslt*"]),
+    (r"cooperative_groups|dnnl|oneapi/", []),
     (r"cuda", ["base/device.*", "base/device_buffer.*", "base/stream.*", "base/device_graph.*",
                "base/device_timer.*", "base/cuda_status.*", "kernels/*"]),
     (r"highwayhash/", ["base/keyed_hash.cc"]),
