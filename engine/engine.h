@@ -69,7 +69,7 @@ class Engine {
   // Accepts the request and returns the stream on which everything else arrives, or refuses it at
   // once (docs/api.md, Errors: state, id in use, bad parameters, input too large, queue full).
   absl::StatusOr<std::shared_ptr<TokenStream>> Accept(
-      Request request, QueueFullCount queue_full = QueueFullCount::kCounted);
+      Request request, QueueFullMetric queue_full_metric = QueueFullMetric::kCounted);
 
   // Ends a live request of `caller`. Returns false if there is none. The stream finishes with
   // CANCELLED (or DEADLINE_EXCEEDED for kDeadline), and the pages are free at the next step
