@@ -13,7 +13,7 @@
 //             SchemaId, so there are finitely many. Other documents are not fetched. Reading takes
 //             at most kMaxSchemaSteps and recurses at most kMaxSchemaNesting deep, for any
 //             references. Its memory is proportional to the document and the steps.
-// Threads:    one at a time.
+// Threads:    one thread at a time.
 // Lifetime:   owns the document.
 
 #include <cstdint>

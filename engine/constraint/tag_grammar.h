@@ -7,7 +7,7 @@
 //             tag.
 // Invariants: markers that are special tokens of the vocabulary become those tokens; no other
 //             special token is allowed.
-// Threads:    one at a time.
+// Threads:    one thread at a time.
 
 #include <functional>
 

@@ -5,7 +5,7 @@
 //
 // Place:      given to Scheduler when it is made; its parts keep copies.
 // Invariants: every count is at least 1, and every minimum is at most the maximum.
-// Threads:    a value.
+// Threads:    a value type; one thread at a time per object.
 
 #include <cstdint>
 

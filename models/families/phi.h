@@ -2,9 +2,9 @@
 
 // Phi 3, 3.5 and 4, dense.
 //
-// The Llama architecture without biases. One tensor holds q, k and v, another gate and up. Every
-// layer has a window unless sliding_window is null. partial_rotary_factor restricts rope to the
-// first columns of a head. Longrope is called "su" or "yarn" in early files. Source:
+// The Llama architecture without biases. One tensor holds q, k and v; a second one holds gate and
+// up. Every layer has a window unless sliding_window is null. partial_rotary_factor restricts rope
+// to the first columns of a head. Longrope is called "su" or "yarn" in early files. Source:
 // modeling_phi3.py of Hugging Face transformers.
 
 #include <cstdint>
