@@ -12,7 +12,7 @@
 //             header.
 // Invariants: every accepted request ends exactly once, in its stream's Finish. All of its pages
 //             are free by then. The conservation rules of docs/metrics.md hold.
-// Threads:    Create and the destructor from one thread; everything else from any.
+// Threads:    Create and the destructor from one thread; everything else from any thread.
 // Lifetime:   the runner, tokenizer and clock outlive the engine.
 
 #include <atomic>

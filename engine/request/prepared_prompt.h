@@ -4,7 +4,7 @@
 // on their number.
 //
 // Place:      created by PrepareRequest and moved to the engine thread with the signal kPrepared.
-// Threads:    one at a time: first the text worker, after the move the engine thread.
+// Threads:    one thread at a time: first the text worker, after the move the engine thread.
 // Lifetime:   part of its ScheduledRequest.
 
 #include <cstdint>
@@ -21,14 +21,15 @@ namespace quire::engine {
 
 struct PreparedPrompt {
   std::vector<std::int32_t> tokens;  // the engine thread moves them into the first sequence
-  std::vector<cache::PageKey> keys;  // moved likewise
-  TokenHistory history;              // only if a penalty needs it; moved likewise
+  std::vector<cache::PageKey> keys;  // moved in the same way
+  TokenHistory history;              // set only if a penalty needs it; moved in the same way
   Hash128 root;
   std::string echo_text;               // for echo_prompt with text
   std::vector<std::int32_t> echo_ids;  // for echo_prompt with token ids
   std::int32_t queued_tokens = 0;      // counted in the queue's token limit
-  std::int32_t max_tokens = 0;         // after clipping to the context; 0: nothing is generated
-  std::uint32_t score_from = 1;        // of a ScorePrompt: position of the first continuation token
+  // StoppingParams::max_tokens, clipped to the context; 0: nothing is generated.
+  std::int32_t max_tokens = 0;
+  std::uint32_t score_from = 1;  // position of the first continuation token of a ScorePrompt
   bool clipped_by_context = false;
   bool opens_reasoning = false;  // the answer begins inside a reasoning section
   // The answer cannot contain reasoning: the prompt ends after a reasoning section, or in a

@@ -55,8 +55,8 @@ using ProbeRenderer =
 
 TemplateTraits ProbeTemplate(const ProbeRenderer& render);
 
-// Returns whether the prompt of this conversation contains its tools. Errors are those of
-// rendering.
+// Returns whether the prompt of this conversation contains its tools. Also returns the
+// errors of `render`.
 absl::StatusOr<bool> PrintsTools(const ProbeRenderer& render, ChatInput chat,
                                  const TemplateTraits& traits);
 

@@ -21,7 +21,7 @@
 namespace quire::text {
 
 struct SentencePiece {
-  // Values are those of the file format.
+  // The file format defines the numbers.
   enum class Type : std::int32_t {
     kNormal = 1,
     kUnknown = 2,

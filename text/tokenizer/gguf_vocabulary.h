@@ -19,7 +19,7 @@
 
 namespace quire::text {
 
-// Values are those of the file format.
+// The file format defines the numbers.
 enum class GgufTokenType : std::int32_t {
   kNormal = 1,
   kUnknown = 2,

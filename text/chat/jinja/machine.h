@@ -5,7 +5,7 @@
 // Place:      only used inside the interpreter.
 // Invariants: scope_ is the innermost open block. A scope that no macro captured is reused as soon
 //             as it closes.
-// Threads:    one.
+// Threads:    one thread.
 // Lifetime:   one rendering.
 
 #include <cstdint>
