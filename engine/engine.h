@@ -95,7 +95,7 @@ class Engine {
   // them. REQUIRES: PrepareHotOptions returned OK for the same options.
   void SetHotOptions(const HotOptions& options);
 
-  std::vector<RequestInfo> ListRequests() const;  // by accept time, id, tenant
+  std::vector<RequestInfo> ListRequests() const;  // sorted by accept time, id, tenant
   EngineStats GetStats() const;
   // Describes the pages at the next step boundary, with no step in flight. Meant for people, not
   // for every scrape. Returns DEADLINE_EXCEEDED if no step ends within a second, UNAVAILABLE if the

@@ -85,7 +85,7 @@ class TextStage {
   void AwaitConstraint(const std::shared_ptr<AcceptedRequest>& accepted,
                        std::unique_ptr<PreparedPrompt> prompt);
   absl::StatusOr<std::unique_ptr<PreparedPrompt>> Prepare(AcceptedRequest& accepted);
-  // Created when the first request needs them.
+  // Returns the texts, which are created when the first request needs them.
   std::shared_ptr<const TokenTexts> GetTokenTexts();
 
   const EngineOptions& options_;

@@ -48,7 +48,8 @@ class RequestLifecycle {
     EngineProbe* probe;
     const Clock* clock;
   };
-  using LiveRequests = std::map<std::uint64_t, std::unique_ptr<ScheduledRequest>>;  // by arrival
+  // Requests by their arrival number.
+  using LiveRequests = std::map<std::uint64_t, std::unique_ptr<ScheduledRequest>>;
 
   RequestLifecycle(const EngineOptions& options, const Parts& parts);
 

@@ -177,7 +177,7 @@ struct LayerSpec {
   MlpSpec dense;                    // used if mlp is kDense
   MoeSpec moe;                      // used if mlp is kMoe
   std::int32_t kv_from_layer = -1;  // layer whose K and V this layer reads; -1: its own
-  // Computed by AssignCacheGroups: layers with equal KV rows and windows have equal numbers.
+  // AssignCacheGroups computes this: layers with equal KV rows and windows have equal numbers.
   // layer_groups.h decides which layers share pages.
   std::uint8_t cache_group = 0;
   friend bool operator==(const LayerSpec&, const LayerSpec&) = default;

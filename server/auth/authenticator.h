@@ -66,8 +66,8 @@ class Authenticator {
   // becomes false if the token was removed from the file or lost the scope; the token's streams
   // then end (docs/security.md).
   bool IsStillAllowed(absl::string_view principal, Scope needed) const;
-  // Incremented by every Apply. While the version is unchanged, IsStillAllowed returns the same
-  // results.
+  // Every Apply increments the version. While the version is unchanged, IsStillAllowed returns
+  // the same results.
   std::uint64_t version() const { return version_.load(std::memory_order_acquire); }
 
   // Read and Apply are the two steps of a reload: if Read fails, nothing has changed.

@@ -89,7 +89,7 @@ class Machine {
   absl::Status FetchAll(Loop& loop);
   absl::StatusOr<bool> HasNext(Loop& loop);
 
-  // Keeps only the first reported position, which is that of the innermost failed node.
+  // Keeps only the first reported position, which is the position of the innermost failed node.
   void RecordErrorPosition(Position position) {
     if (error_position_.line == 0) error_position_ = position;
   }
