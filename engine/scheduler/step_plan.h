@@ -14,12 +14,12 @@ namespace quire::engine {
 
 struct PlannedDecode {
   Sequence* sequence;
-  std::uint32_t num_tokens;  // from sequence->launched() on
+  std::uint32_t num_tokens;  // tokens to compute, from sequence->launched() on
 };
 
 struct PlannedPrefill {
   Sequence* sequence;
-  std::uint32_t num_tokens;  // from sequence->launched() on
+  std::uint32_t num_tokens;  // tokens to compute, from sequence->launched() on
 };
 
 // The vectors keep their capacity from step to step.

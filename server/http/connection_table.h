@@ -65,8 +65,9 @@ class ConnectionTable {
   mutable Mutex mutex_;
   CondVar removed_;
   std::map<std::uint64_t, std::weak_ptr<HttpSession>> sessions_ ABSL_GUARDED_BY(mutex_);
-  ConnectionPlaces places_ ABSL_GUARDED_BY(mutex_);             // sessions within the limits
-  std::set<std::uint64_t> over_limit_ ABSL_GUARDED_BY(mutex_);  // not closing
+  ConnectionPlaces places_ ABSL_GUARDED_BY(mutex_);  // sessions within the limits
+  // Sessions over the limits that are not closing.
+  std::set<std::uint64_t> over_limit_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace quire::server
