@@ -97,8 +97,8 @@ Engine::~Engine() {
 }
 
 absl::StatusOr<std::shared_ptr<TokenStream>> Engine::Accept(Request request,
-                                                            QueueFullCount queue_full) {
-  return intake_->Accept(std::move(request), queue_full);
+                                                            QueueFullMetric queue_full_metric) {
+  return intake_->Accept(std::move(request), queue_full_metric);
 }
 
 bool Engine::Cancel(const Caller& caller, absl::string_view id, CancelSource source,

@@ -12,7 +12,7 @@
 //             header.
 // Invariants: every accepted request ends exactly once, in its stream's Finish. All of its pages
 //             are free by then. The conservation rules of docs/metrics.md hold.
-// Threads:    Create and the destructor from one thread; everything else from any.
+// Threads:    Create and the destructor from one thread; everything else from any thread.
 // Lifetime:   the runner, tokenizer and clock outlive the engine.
 
 #include <atomic>
@@ -69,7 +69,7 @@ class Engine {
   // Accepts the request and returns the stream on which everything else arrives, or refuses it at
   // once (docs/api.md, Errors: state, id in use, bad parameters, input too large, queue full).
   absl::StatusOr<std::shared_ptr<TokenStream>> Accept(
-      Request request, QueueFullCount queue_full = QueueFullCount::kCounted);
+      Request request, QueueFullMetric queue_full_metric = QueueFullMetric::kCounted);
 
   // Ends a live request of `caller`. Returns false if there is none. The stream finishes with
   // CANCELLED (or DEADLINE_EXCEEDED for kDeadline), and the pages are free at the next step
@@ -95,7 +95,7 @@ class Engine {
   // them. REQUIRES: PrepareHotOptions returned OK for the same options.
   void SetHotOptions(const HotOptions& options);
 
-  std::vector<RequestInfo> ListRequests() const;  // by accept time, id, tenant
+  std::vector<RequestInfo> ListRequests() const;  // sorted by accept time, id, tenant
   EngineStats GetStats() const;
   // Describes the pages at the next step boundary, with no step in flight. Meant for people, not
   // for every scrape. Returns DEADLINE_EXCEEDED if no step ends within a second, UNAVAILABLE if the

@@ -195,7 +195,7 @@ void EngineThread::FailThread(const std::string& what) {
       absl::InternalError(absl::StrCat("the engine thread ended: ", what)), Reason::kEngineDied);
   BeginFailure(status);
   items_.clear();
-  EndWithoutCore();
+  EndRequestsWithoutCore();
   parts_.output->WaitDone(options_.answer_timeout);
   if (options_.on_fatal) options_.on_fatal(status);
   bool stops = false;
@@ -203,7 +203,7 @@ void EngineThread::FailThread(const std::string& what) {
     for (Signal& signal : signals_) {
       if (signal.call) signal.call();
     }
-    const bool have_ended = EndWithoutCore();
+    const bool have_ended = EndRequestsWithoutCore();
     if (stops && have_ended) return;
     parts_.inbox->Wait(have_ended ? absl::InfiniteDuration() : absl::Milliseconds(100));
     stops = !parts_.inbox->Drain(&signals_);
@@ -212,7 +212,7 @@ void EngineThread::FailThread(const std::string& what) {
 
 // Sends an end to the output worker of each request that has none on its way. Returns false if a
 // worker is too slow to tell which requests have one.
-bool EngineThread::EndWithoutCore() {
+bool EngineThread::EndRequestsWithoutCore() {
   if (!parts_.output->WaitDone(options_.answer_timeout)) return false;
   for (const std::shared_ptr<AcceptedRequest>& live : parts_.table->All()) {
     const absl::Status status = DeviceError();

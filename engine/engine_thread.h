@@ -61,8 +61,8 @@ class EngineThread {
   // other threads are answered until it returns.
   void Stop();
 
-  // Takes the options that were published into effect: at the next step boundary, and before the
-  // first request that was accepted afterwards.
+  // Applies the published options at the next step boundary, before the first request that is
+  // accepted after this call.
   void TakeHotOptions();
   // Calls the function on the engine thread with no step in flight, and waits for its end. Returns
   // UNAVAILABLE without a call if the thread has died or ends.
@@ -82,7 +82,7 @@ class EngineThread {
   void BeginFailure(const absl::Status& status);
   void FailDevice(absl::Time now);
   void FailThread(const std::string& what);
-  bool EndWithoutCore();
+  bool EndRequestsWithoutCore();
   void Sleep();
   void PublishStats(absl::Time now);
   absl::Status NoThreadError() const;
@@ -96,7 +96,8 @@ class EngineThread {
   EngineStats stats_ ABSL_GUARDED_BY(stats_mutex_);
   absl::Time stats_time_ ABSL_GUARDED_BY(stats_mutex_);
   // The members below belong to the engine thread.
-  std::shared_ptr<const HotOptions> hot_;  // as steps use them
+  // The options that steps use now, possibly older than the published ones.
+  std::shared_ptr<const HotOptions> hot_;
   EngineCore core_;
   std::vector<Signal> signals_;
   std::vector<OutputItem> items_;

@@ -54,11 +54,11 @@ absl::Status ShutdownError(const AdmissionLimiter& queue) {
 RequestIntake::RequestIntake(const EngineOptions& options, bool can_pool, Parts parts)
     : options_(options), can_pool_(can_pool), parts_(std::move(parts)) {}
 
-absl::StatusOr<std::shared_ptr<TokenStream>> RequestIntake::Accept(Request request,
-                                                                   QueueFullCount queue_full) {
-  if (queue_full == QueueFullCount::kCounted) parts_.probe->requests.Received();
+absl::StatusOr<std::shared_ptr<TokenStream>> RequestIntake::Accept(
+    Request request, QueueFullMetric queue_full_metric) {
+  if (queue_full_metric == QueueFullMetric::kCounted) parts_.probe->requests.Received();
   absl::StatusOr<std::shared_ptr<TokenStream>> stream = TryAccept(std::move(request));
-  if (queue_full == QueueFullCount::kNotCounted) {
+  if (queue_full_metric == QueueFullMetric::kNotCounted) {
     if (IsFull(stream.status())) return stream;
     parts_.probe->requests.Received();
   }

@@ -65,7 +65,7 @@ struct AbortResult {
 
 // Whether the metrics count a request that Accept refuses because the queue is full. A caller that
 // retries such a request does not count each attempt.
-enum class QueueFullCount : std::uint8_t { kCounted, kNotCounted };
+enum class QueueFullMetric : std::uint8_t { kCounted, kNotCounted };
 
 // Returns whether a request was refused because the queue of its tenant or of all was full.
 bool IsFull(const absl::Status& status);
@@ -90,7 +90,8 @@ class RequestIntake {
   RequestIntake(const EngineOptions& options, bool can_pool, Parts parts);
 
   // See Engine.
-  absl::StatusOr<std::shared_ptr<TokenStream>> Accept(Request request, QueueFullCount queue_full);
+  absl::StatusOr<std::shared_ptr<TokenStream>> Accept(Request request,
+                                                      QueueFullMetric queue_full_metric);
   bool Cancel(const Caller& caller, absl::string_view id, CancelSource source,
               const TokenStream* stream);
   absl::StatusOr<AbortResult> Abort(const AbortSelection& selection);

@@ -161,8 +161,9 @@ class GgufParser {
     return CheckCount("kv_count", *kv_count);
   }
 
-  // Rejects a count that exceeds the file size. A smaller wrong count is detected at the end of the
-  // file, so the message of a truncated file names the point of truncation.
+  // Rejects a count that exceeds the file size. The check is loose on purpose: a count that the
+  // file could hold is read until the file ends. The error of a truncated file therefore names the
+  // item where it breaks off.
   absl::Status CheckCount(absl::string_view field, std::uint64_t count) const {
     if (count <= bytes_.size()) return absl::OkStatus();
     return Refuse(field, absl::StrCat("is ", count, ", the file has ", bytes_.size(), " bytes"));

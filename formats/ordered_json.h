@@ -6,7 +6,7 @@
 // Place:      for client text that JsonDocument has already parsed, which rejects duplicate keys
 //             and bounds the depth.
 // Invariants: operator[] and emplace always append, even if the key exists.
-// Threads:    values.
+// Threads:    a value type; one thread at a time per object.
 
 #include <iterator>
 #include <nlohmann/json.hpp>

@@ -35,23 +35,24 @@ struct DevicePlan {
   std::uint32_t page_size = 0;
   DType kv_dtype = DType::kInvalid;
   std::int32_t context_tokens = 0;   // longest sequence
-  std::uint32_t sequence_pages = 0;  // maximum number of its pages at a time
+  std::uint32_t sequence_pages = 0;  // maximum number of pages that it holds at any moment
   bool context_was_cut = false;      // the pool does not hold the requested context
   RunnerOptions runner;              // the caller sets has_text
 };
 
-// Plans a GPU with `free_bytes` of free memory and `num_sms` multiprocessors. options.steps are
-// those of a GPU. Returns RESOURCE_EXHAUSTED with every part if weights, workspace and the smallest
-// pool do not fit. If options contradict each other or the model, returns INVALID_ARGUMENT with the
-// key. Also returns the errors of PlanDeviceMemory.
+// Plans a GPU with `free_bytes` of free memory and `num_sms` multiprocessors. If weights, workspace
+// and the smallest pool do not fit, returns RESOURCE_EXHAUSTED with the size of every part in the
+// message. If options contradict each other or the model, returns INVALID_ARGUMENT with the key.
+// Also returns the errors of PlanDeviceMemory. REQUIRES: options.steps were computed for a GPU.
 absl::StatusOr<DevicePlan> PlanDevice(const RuntimeOptions& options,
                                       const formats::ModelFiles& files, std::int64_t free_bytes,
                                       std::uint32_t num_sms);
 
 struct CpuPlan {
   MemoryPlan memory;
-  std::int32_t context_tokens = 0;   // longest sequence, if the pool holds it
-  std::uint32_t sequence_pages = 0;  // maximum number of its pages at a time
+  // Longest sequence; without kv_cache.capacity_bytes, before the pool limits it.
+  std::int32_t context_tokens = 0;
+  std::uint32_t sequence_pages = 0;  // maximum number of pages that it holds at any moment
 };
 
 // The planned pool of a host.

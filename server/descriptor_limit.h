@@ -3,7 +3,7 @@
 // Raises the limit of open files and derives the limit of connections from it.
 //
 // Place:   called once each by main and the daemon, before any listener opens.
-// Threads: one.
+// Threads: one thread.
 
 #include <cstdint>
 

@@ -5,7 +5,7 @@
 //
 // Place:      owned by the daemon.
 // Invariants: requests during a reload are combined into one.
-// Threads:    Request from any; the others from one.
+// Threads:    Request from any thread; the others from one thread.
 // Lifetime:   this object and all objects that `reload` uses outlive the thread, that is, until
 //             Stop returns true or the process exits.
 

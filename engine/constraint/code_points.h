@@ -4,7 +4,7 @@
 //
 // Place:      below regex and grammar_text.
 // Invariants: ranges are ascending, not adjacent, and contain no surrogates.
-// Threads:    a value.
+// Threads:    a value type; one thread at a time per object.
 
 #include <cstdint>
 #include <utility>

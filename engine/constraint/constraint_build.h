@@ -19,7 +19,7 @@ namespace quire::engine {
 
 // The tokens that an output can consist of.
 struct ConstraintVocabulary {
-  std::vector<std::string> tokens;  // as in GrammarLibrary::Create
+  std::vector<std::string> tokens;  // bytes of each token, see GrammarLibrary::Create
   // Texts (UTF-8) and ids of the special tokens that do not end an output.
   std::vector<std::pair<std::string, std::int32_t>> special = {};
 };

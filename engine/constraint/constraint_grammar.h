@@ -21,8 +21,8 @@ inline constexpr std::size_t kMaxChoices = 256;
 inline constexpr std::size_t kMaxChoiceBytes = 1024;
 
 struct ConstraintGrammar {
-  std::string text;                     // in the EBNF of the grammar library
-  std::vector<std::string> unenforced;  // as in CompiledConstraint::unenforced()
+  std::string text;                     // the grammar, in the EBNF of the grammar library
+  std::vector<std::string> unenforced;  // see CompiledConstraint::unenforced()
 };
 
 // `special` contains the special tokens that tag markers may name; other kinds need none.

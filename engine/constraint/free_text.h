@@ -6,7 +6,7 @@
 // Place:      above grammar_text.
 // Invariants: the text contains none of the strings except at its end, even if they overlap, and no
 //             special token except those that end it.
-// Threads:    one at a time.
+// Threads:    one thread at a time.
 
 #include <optional>
 #include <string>

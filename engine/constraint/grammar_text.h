@@ -10,7 +10,7 @@
 // Invariants: all names are generated here, so no name of a client equals one of the library's
 //             macros. Only rules are repeated with a count: with a repeated character class the
 //             library (0.2.8) allows tokens that it then rejects.
-// Threads:    one at a time.
+// Threads:    one thread at a time.
 // Lifetime:   only the object that created an expression can use it.
 
 #include <cstdint>

@@ -43,7 +43,7 @@ struct NumberAutomaton {
   static constexpr std::size_t kMaxStates = 1024;  // each state becomes a grammar rule
 
   struct State {
-    // Indexed by symbol; -1: no number continues with it.
+    // The next state for each symbol; -1: no number continues with it.
     std::array<std::int32_t, kNumSymbols> next;
     bool accepts = false;
   };

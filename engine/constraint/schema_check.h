@@ -13,7 +13,7 @@
 //             SchemaId, so there are finitely many. Other documents are not fetched. Reading takes
 //             at most kMaxSchemaSteps and recurses at most kMaxSchemaNesting deep, for any
 //             references. Its memory is proportional to the document and the steps.
-// Threads:    one at a time.
+// Threads:    one thread at a time.
 // Lifetime:   owns the document.
 
 #include <cstdint>
@@ -39,14 +39,14 @@ namespace quire::engine {
 using OrderedJson = nlohmann::ordered_json;
 
 inline constexpr int kMaxSchemaDepth = 128;
-inline constexpr std::size_t kMaxSchemaMembers = 4096;    // of one object of the document
-inline constexpr std::size_t kMaxSchemaProperties = 512;  // that one schema declares
+inline constexpr std::size_t kMaxSchemaMembers = 4096;    // members of one object of the document
+inline constexpr std::size_t kMaxSchemaProperties = 512;  // properties that one schema declares
 inline constexpr std::size_t kMaxSchemaAnchors = 256;
 inline constexpr int kMaxSchemaNesting = 256;  // nesting of references, branches and values
 // Maximum number of names, values and nodes that are visited.
 inline constexpr std::int64_t kMaxSchemaSteps = 8 << 20;
 inline constexpr std::size_t kMaxSchemaReasons = 20;
-inline constexpr std::size_t kMaxUnenforcedKeywords = 256;    // of one constraint
+inline constexpr std::size_t kMaxUnenforcedKeywords = 256;    // keywords of one constraint
 inline constexpr std::size_t kMaxUnenforcedBytes = 16 << 10;  // total size of their pointers
 
 // Returns whether the keyword is an annotation, which does not restrict values.
@@ -117,7 +117,7 @@ struct ObjectShape {
   std::optional<std::int64_t> max;
 };
 
-// A set of values: those in `values`, and those of every kind that is set below.
+// A set of values: the values in `values`, and the values of every kind that is set below.
 struct Shape {
   std::vector<OrderedJson> values;
   bool null = false, boolean = false;

@@ -5,7 +5,7 @@
 //
 // Place:      above schema_check and grammar_text.
 // Invariants: every rule matches some text, so that an allowed token never leads to a dead end.
-// Threads:    one at a time.
+// Threads:    one thread at a time.
 // Lifetime:   one call.
 
 #include <optional>

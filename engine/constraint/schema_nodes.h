@@ -5,7 +5,7 @@
 //
 // Place:      only for the sources of schema_check.
 // Invariants: OwnKeywords describes the keywords of one node, without the nodes that it refers to.
-// Threads:    those of SchemaDocument.
+// Threads:    one thread at a time for each SchemaDocument.
 // Lifetime:   nodes live as long as their document.
 
 #include <memory>
@@ -134,7 +134,7 @@ class NodeReader {
 
   void Refuse(std::string text) { document_.Refuse(node_, keyword_, std::move(text)); }
   void LeaveOut(std::string why) { document_.LeaveOut(node_, keyword_, std::move(why)); }
-  // Returns the subschema at `value`, or those of an array.
+  // Returns the subschema at `value`, or the subschemas of an array.
   const Node* Child(const OrderedJson& value, const std::string& step = "");
   std::vector<const Node*> Children(const OrderedJson& value);
   std::optional<std::int64_t> ReadCount(const OrderedJson& value);

@@ -7,7 +7,7 @@
 //             tag.
 // Invariants: markers that are special tokens of the vocabulary become those tokens; no other
 //             special token is allowed.
-// Threads:    one at a time.
+// Threads:    one thread at a time.
 
 #include <functional>
 
@@ -26,7 +26,7 @@ inline constexpr std::size_t kMaxTriggerBytes = 256;
 // Writes the content of tag `index`.
 using WriteContent = std::function<absl::StatusOr<GrammarText::Expression>(std::size_t index)>;
 
-// Writes kStructuralTags. Errors are those of the tags or of the content.
+// Writes kStructuralTags. Returns an error if triggers or tags are invalid, or if `content` fails.
 absl::StatusOr<GrammarText::Expression> WriteStructuralTags(const ConstraintSpec& spec,
                                                             const SpecialTokens& special,
                                                             const WriteContent& content,

@@ -72,8 +72,8 @@ class ChoiceMask {
   absl::Status status_;
   std::atomic<bool> ready_{false};
   // The position in the queue, guarded by the mutex of the queue. `virtual_start_` grows by
-  // the time that the masks take. When a choice is queued, its virtual start is raised to that of
-  // the first choice in the queue, so that idle time gives no advantage.
+  // the time that the masks take. When a choice is queued, its virtual start is raised to the
+  // virtual start of the first choice in the queue, so that idle time gives no advantage.
   absl::Duration virtual_start_ = absl::ZeroDuration();
   // The time that the last mask took, used as the estimate for the next one.
   absl::Duration last_cost_ = absl::ZeroDuration();

@@ -11,7 +11,7 @@
 //             a choice copies it.
 // Invariants: the penalties depend only on the tokens, never on timing. A token costs one step for
 //             each of its earlier positions in the window.
-// Threads:    one at a time.
+// Threads:    one thread at a time.
 // Lifetime:   a value.
 // Source:     P. E. Weidmann, oobabooga/text-generation-webui, pull request 5677; llama.cpp's
 //             variant of it, with a window and matches of any length.

@@ -32,7 +32,7 @@ struct OutputItem {
     std::int32_t token = 0;
     float logprob = 0;
     std::int32_t rank = 0;
-    float processed_logprob = 0;  // of a sampled token; 0 unless requested
+    float processed_logprob = 0;  // for a sampled token; 0 unless requested
     std::vector<kernels::TopLogprob> top;
   };
 
@@ -42,9 +42,9 @@ struct OutputItem {
     std::int32_t max_tokens = 0;
     bool opens_reasoning = false;
     text::DetokenizerState text_start;  // the detokenizer state at the start of each choice
-    std::string prompt_text;            // with echo_prompt
-    std::vector<std::int32_t> prompt_token_ids;  // with echo_prompt
-    std::vector<std::string> unenforced;         // of CompiledConstraint
+    std::string prompt_text;            // empty unless echo_prompt is set
+    std::vector<std::int32_t> prompt_token_ids;  // empty unless echo_prompt is set
+    std::vector<std::string> unenforced;         // CompiledConstraint::unenforced()
   };
 
   Kind kind = Kind::kToken;

@@ -73,7 +73,7 @@ class OutputStage {
   RequestTable* const table_;
   EngineProbe* const probe_;
   const std::shared_ptr<Inbox> inbox_;
-  std::atomic<std::size_t> half_capacity_;  // of a ring, in items
+  std::atomic<std::size_t> half_capacity_;  // half the capacity of a ring, in items
   const std::int32_t stream_queue_tokens_;
   const HashKey id_key_;
   std::vector<std::unique_ptr<Ring>> rings_;

@@ -87,7 +87,7 @@ class OutputState {
   }
 
   const std::shared_ptr<const AcceptedRequest> accepted_;
-  const Request& request_;  // of accepted_
+  const Request& request_;  // the request of accepted_
   const text::Tokenizer& tokenizer_;
   const OutputParams& params_;
   const HashKey& id_key_;

@@ -68,9 +68,9 @@ struct StartedEvent {
   std::int64_t seed = 0;
   absl::Time schedule_time;
   std::int32_t max_tokens = 0;
-  std::string prompt_text;                     // with echo_prompt
-  std::vector<std::int32_t> prompt_token_ids;  // with echo_prompt
-  std::vector<std::string> unenforced;         // of CompiledConstraint
+  std::string prompt_text;                     // empty unless echo_prompt is set
+  std::vector<std::int32_t> prompt_token_ids;  // empty unless echo_prompt is set
+  std::vector<std::string> unenforced;         // CompiledConstraint::unenforced()
 };
 
 struct PromptLogprobsEvent {
@@ -115,10 +115,10 @@ struct CompletedEvent {
   FinishReason finish_reason = FinishReason::kLength;
   std::optional<std::int32_t> stop_token_id;
   std::optional<std::string> stop_text;
-  std::string text;                     // without streaming
-  ParsedOutput parsed;                  // without streaming
-  std::vector<std::int32_t> token_ids;  // without streaming
-  std::vector<TokenLogprob> logprobs;   // without streaming
+  std::string text;                     // empty when streaming
+  ParsedOutput parsed;                  // empty when streaming
+  std::vector<std::int32_t> token_ids;  // empty when streaming
+  std::vector<TokenLogprob> logprobs;   // empty when streaming
   Usage usage;
   std::optional<Timings> timings;
 };

@@ -25,7 +25,7 @@ class TokenStream;
 
 // The progress of a request, for ListRequests and for the metrics at its end.
 struct RequestProgress {
-  // Written by the engine thread. The text worker also changes it from kPreparing to kQueued if
+  // The engine thread writes this. The text worker also changes it from kPreparing to kQueued if
   // only the constraint is missing.
   std::atomic<RequestState> state{RequestState::kPreparing};
   std::atomic<std::int32_t> output_tokens{0};
@@ -34,7 +34,7 @@ struct RequestProgress {
   // whether it is in requests_running and not in requests_waiting.
   std::atomic<bool> is_prepared{false};
   std::atomic<bool> is_counted_running{false};
-  // Written by the text worker.
+  // The text worker writes this.
   std::atomic<std::int32_t> prompt_tokens{0};
 };
 

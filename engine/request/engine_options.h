@@ -51,7 +51,7 @@ struct HotOptions {
   ParamLimits limits;  // max_logprobs must not exceed its value at Create
   std::int32_t max_queued_requests = 1024;
   std::int64_t max_queued_tokens = 4 << 20;
-  std::int64_t max_queued_bytes = 64 << 20;  // of prompts that wait for tokenization
+  std::int64_t max_queued_bytes = 64 << 20;  // bytes of prompts that wait for tokenization
   std::int64_t max_input_bytes = 8 << 20;
   absl::Duration max_request_duration = absl::InfiniteDuration();
   // stream.*

@@ -4,7 +4,7 @@
 // on their number.
 //
 // Place:      created by PrepareRequest and moved to the engine thread with the signal kPrepared.
-// Threads:    one at a time: first the text worker, after the move the engine thread.
+// Threads:    one thread at a time: first the text worker, after the move the engine thread.
 // Lifetime:   part of its ScheduledRequest.
 
 #include <cstdint>
@@ -21,29 +21,35 @@ namespace quire::engine {
 
 struct PreparedPrompt {
   std::vector<std::int32_t> tokens;  // the engine thread moves them into the first sequence
-  std::vector<cache::PageKey> keys;  // moved likewise
-  TokenHistory history;              // only if a penalty needs it; moved likewise
+  std::vector<cache::PageKey> keys;  // moved in the same way
+  TokenHistory history;              // set only if a penalty needs it; moved in the same way
   Hash128 root;
   std::string echo_text;               // for echo_prompt with text
   std::vector<std::int32_t> echo_ids;  // for echo_prompt with token ids
   std::int32_t queued_tokens = 0;      // counted in the queue's token limit
-  std::int32_t max_tokens = 0;         // after clipping to the context; 0: nothing is generated
-  std::uint32_t score_from = 1;        // of a ScorePrompt: position of the first continuation token
+  // StoppingParams::max_tokens, clipped to the context; 0: nothing is generated.
+  std::int32_t max_tokens = 0;
+  std::uint32_t score_from = 1;  // position of the first continuation token of a ScorePrompt
   bool clipped_by_context = false;
-  bool opens_reasoning = false;         // the answer begins inside a reasoning section
-  bool is_after_reasoning = false;      // the prompt ends so that the answer has no reasoning
+  bool opens_reasoning = false;  // the answer begins inside a reasoning section
+  // The answer cannot contain reasoning: the prompt ends after a reasoning section, or in a
+  // continued message outside of one.
+  bool is_after_reasoning = false;
   text::DetokenizerState answer_start;  // detokenizer state at the start of each choice
-  std::uint32_t limit_tokens = 0;       // maximum positions with K and V of one choice
-  std::uint32_t worst_pages_first = 0;  // maximum pages of a single choice at a time
+  // Maximum number of cached tokens of one choice: its prompt and its answer without the last
+  // token.
+  std::uint32_t limit_tokens = 0;
+  // Maximum number of pages that one choice holds at any moment.
+  std::uint32_t max_pages_of_one_choice = 0;
   std::uint32_t shared_pages = 0;  // the full prompt pages among them, which other choices share
   // Token ids that end a choice: end-of-sequence and stop ids, distinct.
   std::vector<std::int32_t> end_ids;
   std::vector<kernels::LogitBias> bias;
   MaskRules mask_rules;
 
-  // Returns the maximum pages of `choices` choices at a time.
+  // Returns the maximum number of pages that `choices` choices hold together at any moment.
   std::uint32_t WorstPages(std::uint32_t choices) const {
-    return shared_pages + choices * (worst_pages_first - shared_pages);
+    return shared_pages + choices * (max_pages_of_one_choice - shared_pages);
   }
 };
 

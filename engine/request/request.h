@@ -86,7 +86,7 @@ struct Request {
   std::string tenant = "default";
   std::string model;
   Task task = Task::kGenerate;
-  Pooling pooling = Pooling::kLast;  // for kEmbed
+  Pooling pooling = Pooling::kLast;  // only for Task::kEmbed
   std::variant<TextPrompt, TokenPrompt, ChatPrompt, ScorePrompt> prompt;
   // Generating tasks keep the last tokens of a prompt that is too long, embedding keeps the first.
   bool truncate_prompt = false;
@@ -98,8 +98,9 @@ struct Request {
   CacheParams cache;
   std::int32_t priority = 0;  // [-100, 100], lower values first
   absl::Time accept_time;
-  absl::Time deadline = absl::InfiniteFuture();             // of the whole request
-  absl::Duration queue_timeout = absl::InfiniteDuration();  // until the first step
+  absl::Time deadline = absl::InfiniteFuture();  // the whole request must end by then
+  // The first step must begin within this time.
+  absl::Duration queue_timeout = absl::InfiniteDuration();
   std::map<std::string, std::string> labels;
 
   Caller caller() const { return {tenant, principal}; }

@@ -39,7 +39,7 @@ class RequestTable {
                       absl::FunctionRef<absl::Status()> admit);
   void Remove(const AcceptedRequest& accepted);
   std::shared_ptr<AcceptedRequest> Find(const Caller& caller, absl::string_view id) const;
-  // Sorted by accept time, id and tenant.
+  // Returns every live request, sorted by accept time, id and tenant.
   std::vector<std::shared_ptr<AcceptedRequest>> All() const;
   // Waits until the table is empty. Returns false if `timeout`, in real time, passes first.
   bool WaitEmpty(absl::Duration timeout) const;

@@ -40,7 +40,8 @@ struct SamplingParams {
 };
 
 struct StoppingParams {
-  std::int32_t max_tokens = 0;  // >= 1; clipped to context - prompt at submission
+  // >= 1. PreparedPrompt::max_tokens is this, clipped to the context minus the prompt.
+  std::int32_t max_tokens = 0;
   std::int32_t min_tokens = 0;  // [0, max_tokens]
   std::vector<std::string> stop;
   std::vector<std::int32_t> stop_token_ids;
@@ -54,7 +55,9 @@ struct OutputParams {
   bool token_ids = false;
   std::int32_t logprobs = -1;  // -1: none; 0: the sampled token; n: also the n most likely tokens
   std::int32_t prompt_logprobs = -1;  // the same for prompt tokens
-  bool processed_logprobs = false;  // also those after sampling filters, per token; needs logprobs
+  // Also the log-probability of each sampled token after penalties, masks, temperature and
+  // truncation; needs logprobs.
+  bool processed_logprobs = false;
   bool skip_special_tokens = true;
   std::int32_t stream_interval_tokens = 1;  // [1, 1024]
   bool echo_prompt = false;

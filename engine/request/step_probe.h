@@ -22,7 +22,7 @@ struct StepNumbers {
   std::uint32_t num_tokens = 0;
   std::uint32_t num_sequences = 0;
   absl::Duration wall, schedule, prepare, output;  // the runner takes the rest of wall
-  absl::Duration expected;                         // of wall; zero: not known
+  absl::Duration expected;                         // expected value of wall; zero: not known
 };
 
 class StepProbe {

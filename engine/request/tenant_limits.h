@@ -4,7 +4,7 @@
 //
 // Place:      Engine checks the priority, AdmissionLimiter the queue limits, and Scheduler the
 //             running limit. Scheduler also takes the tenants in turn.
-// Threads:    values.
+// Threads:    a value type; one thread at a time per object.
 
 #include <cstdint>
 #include <limits>

@@ -8,7 +8,7 @@
 // Invariants: at most `max_prompts` prompts with at most `max_bytes` of input in total, checked
 //             when one is added. A tenant has one turn while it has a prompt here. After Close no
 //             push succeeds, and queued prompts can still be popped.
-// Threads:    every method from any.
+// Threads:    every method from any thread.
 // Lifetime:   outlives every thread that waits in it.
 
 #include <cstdint>

@@ -44,7 +44,7 @@ struct CacheShape {
 };
 
 // Prepares the prompt of `accepted` for the engine. Errors are PROMPT_MISSING, PROMPT_TOO_LONG,
-// EXCEEDS_CAPACITY, BAD_TOKEN_ID and BAD_UTF8 with their numbers, and those of
+// EXCEEDS_CAPACITY, BAD_TOKEN_ID and BAD_UTF8 with their numbers, and the errors of
 // ChatTemplates::Render.
 absl::StatusOr<std::unique_ptr<PreparedPrompt>> PrepareRequest(const EngineOptions& options,
                                                                const CacheShape& shape,
@@ -85,7 +85,7 @@ class TextStage {
   void AwaitConstraint(const std::shared_ptr<AcceptedRequest>& accepted,
                        std::unique_ptr<PreparedPrompt> prompt);
   absl::StatusOr<std::unique_ptr<PreparedPrompt>> Prepare(AcceptedRequest& accepted);
-  // Created when the first request needs them.
+  // Returns the texts, which are created when the first request needs them.
   std::shared_ptr<const TokenTexts> GetTokenTexts();
 
   const EngineOptions& options_;

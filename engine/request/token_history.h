@@ -13,7 +13,7 @@ namespace quire::engine {
 //
 // Place:      belongs to a request while its prompt is prepared, then to each of its sequences.
 // Invariants: one entry for each distinct token, in order of its first occurrence.
-// Threads:    one at a time.
+// Threads:    one thread at a time.
 // Lifetime:   a value; entries() is valid until the next call that changes it.
 class TokenHistory {
  public:

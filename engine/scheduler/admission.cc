@@ -194,7 +194,7 @@ bool Admission::FitsWithGrowth(const Sequence& sequence) const {
   const std::uint32_t missing = pages - std::min(pages, cache_->num_pages(*sequence.row));
   const ScheduledRequest& request = *sequence.request;
   const std::uint32_t limit =
-      request.forked ? request.prompt.worst_pages_first : request.worst_pages();
+      request.forked ? request.prompt.max_pages_of_one_choice : request.worst_pages();
   const std::uint32_t growth = pages < limit ? 1 : 0;
   return missing + growth <= cache_->available_pages();
 }
@@ -202,7 +202,7 @@ bool Admission::FitsWithGrowth(const Sequence& sequence) const {
 void Admission::EndChoice(ScheduledRequest& request) {
   if (request.reserved_pages == 0) return;
   // The pages that choices share are returned with the last of them.
-  std::uint32_t pages = request.prompt.worst_pages_first - request.prompt.shared_pages;
+  std::uint32_t pages = request.prompt.max_pages_of_one_choice - request.prompt.shared_pages;
   if (request.live_choices == 0) pages = request.reserved_pages;
   request.reserved_pages -= pages;
   reserved_pages_ -= pages;

@@ -38,7 +38,7 @@ namespace quire::engine {
 struct WaitingWork {
   std::int64_t uncached_tokens = 0;  // prompt tokens that no cache holds
   std::int64_t choices = 0;
-  std::int64_t max_output_tokens = 0;  // of all choices
+  std::int64_t max_output_tokens = 0;  // total over all choices
 };
 
 class Admission {

@@ -55,7 +55,7 @@ class PrefillPlanner {
   RowPool* const rows_;
   Admission* const admission_;
   StepDraft* const draft_;
-  std::vector<Sequence*> prompts_;  // that are being computed, in the order of the step
+  std::vector<Sequence*> prompts_;  // prompts that are being computed, in step order
   std::uint64_t prompt_steps_ = 0;  // steps so far that computed prompts
   bool needs_outcome_ = false;      // TakePages: of the step being planned
 };

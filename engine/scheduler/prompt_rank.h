@@ -4,7 +4,7 @@
 //
 // Place:      between Admission and PrefillPlanner, which compare waiting requests with prompts
 //             that are being computed.
-// Threads:    values.
+// Threads:    a value type; one thread at a time per object.
 
 #include <bit>
 #include <compare>

@@ -42,7 +42,8 @@ class RowPool {
   RowPool(const EngineOptions& options, const SchedulerPolicy& policy, cache::CacheManager* cache,
           const StepCounter* steps);
 
-  // In order of admission, the choices of one request in their order; with a row.
+  // Returns the running sequences, which all have a row, in order of admission. The choices of one
+  // request are in their order.
   const std::vector<Sequence*>& running() const { return running_; }
   const std::vector<Sequence*>& preempted() const { return preempted_; }  // in order of admission
   std::size_t num_rows() const { return num_rows_; }

@@ -80,7 +80,7 @@ struct ScheduledRequest {
   }
   Sequence& first() { return *sequences.front(); }
   std::uint32_t choices() const { return request.choices(); }
-  // Most pages that all choices have at a time.
+  // Maximum number of pages that all choices hold together at any moment.
   std::uint32_t worst_pages() const { return prompt.WorstPages(choices()); }
   bool uses_history() const { return request.sampling.uses_history(); }
 };

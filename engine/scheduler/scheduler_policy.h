@@ -5,7 +5,7 @@
 //
 // Place:      given to Scheduler when it is made; its parts keep copies.
 // Invariants: every count is at least 1, and every minimum is at most the maximum.
-// Threads:    a value.
+// Threads:    a value type; one thread at a time per object.
 
 #include <cstdint>
 
@@ -17,8 +17,8 @@ struct SchedulerPolicy {
   // The automatic step-time target of a step that a stream waits for: this many times the expected
   // time of its decode rows alone.
   int target_factor = 3;
-  // The same while the prompts are more than half as many as the decode rows. Rows that start
-  // sooner share the reading of the weights.
+  // Replaces target_factor while the prompts are more than half as many as the decode rows. Rows
+  // that start sooner share the reading of the weights.
   int target_factor_with_many_prompts = 4;
   // The automatic target of a step that no stream waits for: this many times the expected time of
   // one decode row. Reading the weights again then takes at most this fraction of the time.

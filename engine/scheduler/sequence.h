@@ -16,7 +16,7 @@
 // Invariants: computed <= high_water or computed > every earlier value; computed < tokens.size();
 //             row is set exactly in kPrefill, kDecode and while it waits for the first choice.
 // Threads:    engine thread only.
-// Lifetime:   that of its request.
+// Lifetime:   as long as its request.
 
 #include <array>
 #include <cstddef>
@@ -91,17 +91,17 @@ struct Sequence {
   std::int32_t choice = 0;
   std::optional<BatchRow> row;
   std::vector<std::int32_t> tokens;  // prompt and output
-  std::vector<cache::PageKey> keys;  // of full pages, as far as known
+  std::vector<cache::PageKey> keys;  // keys of the full pages, as far as known
   std::uint32_t prompt_tokens = 0;
   std::uint32_t computed = 0;
   std::uint32_t in_flight = 0;          // tokens that steps in flight compute, from `computed` on
   std::uint32_t samples_in_flight = 0;  // tokens that they sample
-  std::uint32_t sample_index = 0;       // of the last one, in its step
+  std::uint32_t sample_index = 0;       // index of the last such token in its step's samples
   // CacheManager::proven_tokens of its row when the row was released.
   std::uint32_t proven_tokens = 0;
   std::uint32_t high_water = 0;        // greatest computed so far; the parent's for a fork
   std::uint32_t num_pages = 0;         // CacheManager::num_pages of its row
-  std::uint64_t admission_number = 0;  // of the first admission; a smaller one is older
+  std::uint64_t admission_number = 0;  // number of its first admission; a smaller one is older
   // Index among the prompts of its tenant, in the step that is planned.
   std::uint32_t tenant_prompt_index = 0;
   std::int32_t preemptions = 0;

@@ -34,7 +34,7 @@ class StepDraft {
   void AddDecode(Sequence& sequence, std::uint32_t num_tokens);
   void AddChunk(Sequence& sequence, std::uint32_t num_tokens);
 
-  // Most tokens of one row in one step.
+  // Maximum number of tokens of one row in one step.
   std::uint32_t max_chunk() const { return max_chunk_; }
   // Returns the length of the next chunk of a prompt with `computed` of `total` tokens computed, 0
   // if the step has no room for it. `room`: tokens after those computed that have pages, or may get

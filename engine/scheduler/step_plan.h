@@ -14,12 +14,12 @@ namespace quire::engine {
 
 struct PlannedDecode {
   Sequence* sequence;
-  std::uint32_t num_tokens;  // from sequence->launched() on
+  std::uint32_t num_tokens;  // tokens to compute, from sequence->launched() on
 };
 
 struct PlannedPrefill {
   Sequence* sequence;
-  std::uint32_t num_tokens;  // from sequence->launched() on
+  std::uint32_t num_tokens;  // tokens to compute, from sequence->launched() on
 };
 
 // The vectors keep their capacity from step to step.
@@ -28,7 +28,7 @@ struct StepPlan {
   std::vector<PlannedPrefill> prefills;    // in the order in which they got tokens
   std::vector<ScheduledRequest*> started;  // admitted for the first time
   std::vector<Sequence*> preempted;        // lost their pages while this plan was made
-  std::uint32_t num_tokens = 0;            // of decodes and prefills
+  std::uint32_t num_tokens = 0;            // tokens of decodes and prefills
   StepWork work;                           // the same, as the step-time model counts it
 
   bool empty() const { return decodes.empty() && prefills.empty(); }

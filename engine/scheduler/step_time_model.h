@@ -19,7 +19,7 @@
 // Place:      part of Scheduler; StepPipeline reports every step to it.
 // Invariants: coefficients, predictions and token counts are finite and not negative. A function of
 //             its calls. Allocates nothing.
-// Threads:    one.
+// Threads:    one thread.
 // Lifetime:   a value.
 
 #include <array>

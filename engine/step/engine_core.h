@@ -9,7 +9,7 @@
 //
 // Place:      under Engine; joins its parts, which do the work.
 // Invariants: CheckIntegrity() of its parts. No request past its deadline enters a step.
-// Threads:    one (the engine thread; in tests that of the test).
+// Threads:    one: the engine thread, or in tests the thread of the test.
 // Lifetime:   everything it points to outlives it.
 
 #include <cstddef>

@@ -53,7 +53,7 @@ class EngineMeter {
   // Shows the pages, so that the pages evicted since the last call count under `since_last`.
   void ShowCache(EvictionCause since_last) { probe_->cache.Show(cache_->stats(), since_last); }
 
-  // Without the counts of StepCollector and StepPipeline.
+  // Returns the statistics without the counts that StepCollector and StepPipeline keep.
   EngineStats Stats(absl::Time now) const;
   // `live`: every live request.
   absl::Status CheckIntegrity(std::span<const ScheduledRequest* const> live) const;

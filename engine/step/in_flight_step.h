@@ -18,7 +18,7 @@ struct SampleOwner {
 
 struct PromptLogprobOwner {
   ScheduledRequest* request;
-  std::uint32_t position;  // of the prompt token that has the log-probability
+  std::uint32_t position;  // position of the prompt token that has the log-probability
 };
 
 struct PoolOwner {

@@ -48,15 +48,16 @@ class RequestLifecycle {
     EngineProbe* probe;
     const Clock* clock;
   };
-  using LiveRequests = std::map<std::uint64_t, std::unique_ptr<ScheduledRequest>>;  // by arrival
+  // Requests by their arrival number.
+  using LiveRequests = std::map<std::uint64_t, std::unique_ptr<ScheduledRequest>>;
 
   RequestLifecycle(const EngineOptions& options, const Parts& parts);
 
   // Requests that stall from now on, or are stalled, end after this time.
   void SetSlowClientTimeout(absl::Duration timeout) { slow_client_timeout_ = timeout; }
 
-  // Signals. Those of one request come from several threads, so the first one counts as the
-  // arrival. Arrive returns null if the request has ended already.
+  // The functions below handle signals. Signals of one request come from several threads, so the
+  // first one counts as the arrival. Arrive returns null if the request has ended already.
   ScheduledRequest* Arrive(const std::shared_ptr<AcceptedRequest>& accepted);
   void Prepare(Signal& signal, absl::Time now);
   void Cancel(const Signal& signal, absl::Time now);
@@ -97,7 +98,7 @@ class RequestLifecycle {
   absl::Status CheckIntegrity() const;
 
  private:
-  // Kept until the step with this number has completed.
+  // A request that has ended. It is kept until step `last_step` has completed.
   struct Ended {
     std::uint64_t last_step;
     std::unique_ptr<ScheduledRequest> request;

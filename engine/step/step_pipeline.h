@@ -1,11 +1,12 @@
 #pragma once
 
-// Runs steps: has each one planned, launches it, and has the oldest one collected.
+// Runs steps: lets the scheduler plan each step, launches it on the runner, and passes the result
+// of the oldest step to the collector.
 //
 // With a runner that allows it, step n + 1 is planned and launched while step n is in flight, on
 // the assumption that nothing ends in n. Then n is collected. A sequence that did end has a surplus
-// row in n + 1, whose result is dropped. Tokens, log-probabilities and finish reasons are those of
-// one step at a time.
+// row in n + 1, whose result is dropped. Tokens, log-probabilities and finish reasons are the
+// same as if only one step were in flight.
 //
 // Place:      part of EngineCore; between Scheduler and StepRunner.
 // Invariants: CheckIntegrity(). Steps launched minus steps collected are the steps in flight,
@@ -50,15 +51,16 @@ class StepPipeline {
   };
   StepPipeline(std::int32_t max_steps_in_flight, const Parts& parts);
 
-  // Plans and launches one step if there is work for it. Collects the oldest step if no more steps
-  // may be in flight or nothing was launched. Returns false if there was nothing to do.
+  // Plans and launches one step if there is work for it. Collects the oldest step if the limit of
+  // steps in flight is reached, or if nothing was launched. Returns false if there was nothing to
+  // do.
   bool Step(absl::Time now);
   // Collects every step in flight.
   void Settle();
 
   // Not OK after the device was lost: no step runs any more.
   const absl::Status& fatal() const { return fatal_; }
-  // Beats with every step that has run, on the CPU with each of its layers.
+  // Beats after every completed step; on the CPU also after each layer.
   Heartbeat& heartbeat() { return heartbeat_; }
   const Heartbeat& heartbeat() const { return heartbeat_; }
   const StepPlan& last_plan() const { return *plan_; }

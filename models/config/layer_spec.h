@@ -82,12 +82,12 @@ struct AttentionSpec {
   std::uint32_t rotary_size = 0;   // number of rotated columns, r
   std::uint32_t rotary_first = 0;  // first rotated column; the other columns are unchanged
   PositionScale q_position_scale;
-  float scale = 0;           // on q . k
+  float scale = 0;           // factor of q . k
   float softcap = 0;         // s = c tanh(s / c), after scale, before mask; 0: off
   std::uint32_t window = 0;  // key j visible to query i iff i - w < j <= i; 0: off
   std::uint32_t chunk = 0;   // visible iff i / c == j / c and j <= i; 0: off
   bool has_sinks = false;    // one learned logit per head joins the softmax without a value row
-  float value_scale = 1;     // on v, before it is cached
+  float value_scale = 1;     // factor of v, before v is cached
   GateKind output_gate = GateKind::kNone;
   bool output_gate_per_head = false;
   GateSource output_gate_source = GateSource::kOwnMatrix;
@@ -177,7 +177,7 @@ struct LayerSpec {
   MlpSpec dense;                    // used if mlp is kDense
   MoeSpec moe;                      // used if mlp is kMoe
   std::int32_t kv_from_layer = -1;  // layer whose K and V this layer reads; -1: its own
-  // Computed by AssignCacheGroups: layers with equal KV rows and windows have equal numbers.
+  // AssignCacheGroups computes this: layers with equal KV rows and windows have equal numbers.
   // layer_groups.h decides which layers share pages.
   std::uint8_t cache_group = 0;
   friend bool operator==(const LayerSpec&, const LayerSpec&) = default;

@@ -47,7 +47,7 @@ float RoundToTrained(const ModelConfig& config, double factor);
 
 // Returns a decoder with RMS pre-norms, grouped-query attention with half-split rope, and a gated
 // MLP. Biases, windows, layers without rope, a tied head, the activation and the rope tables are
-// taken from the configuration; rope table 1 is that of windowed layers, if they have one. Returns
+// taken from the configuration; rope table 1 is for windowed layers, if they have one. Returns
 // UNIMPLEMENTED for an activation that `family` does not list.
 absl::StatusOr<ModelSpec> PreNormSpec(const ModelConfig& config, const Family& family);
 

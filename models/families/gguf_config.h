@@ -19,7 +19,7 @@ class ModelFiles;
 
 namespace quire::models {
 
-// REQUIRES: files.gguf() is not empty. Errors are those of ReadModelConfig.
+// REQUIRES: files.gguf() is not empty. Returns the errors of ReadModelConfig.
 absl::StatusOr<ModelConfig> ReadGgufConfig(const formats::ModelFiles& files);
 
 }  // namespace quire::models

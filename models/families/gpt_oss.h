@@ -11,7 +11,7 @@
 // in which gate and up alternate: bf16 [experts, inputs, outputs], or mxfp4 blocks and scales. The
 // softmax is computed in float32, whereas transformers computes it in bf16. Source:
 // modeling_gpt_oss.py of Hugging Face transformers. Tensor names of GGUF files, where gate and up
-// are separate stacks, are those of llama.cpp's converter and loader.
+// are separate stacks, are the names that llama.cpp's converter and loader use.
 
 #include "models/families/registry.h"
 

@@ -34,7 +34,7 @@ class Checkpoint {
   static Checkpoint FromTensors(std::vector<formats::StoredTensor> tensors,
                                 std::shared_ptr<const void> memory);
 
-  // Sorted by name.
+  // Returns the tensors, sorted by name.
   const std::vector<formats::StoredTensor>& tensors() const { return tensors_; }
   // Returns null if there is no such tensor.
   const formats::StoredTensor* Find(absl::string_view name) const;

@@ -5,7 +5,7 @@
 //
 // Place:      below FindWeights (weights.h).
 // Invariants: a tensor that was returned counts as used.
-// Threads:    one.
+// Threads:    one thread.
 // Lifetime:   must not outlive the checkpoint; FormChooser must not outlive the target. Tensors cut
 //             from larger ones live as long as the vector that TakePieces returned.
 

@@ -119,12 +119,12 @@ struct LinearWeights {
   const float* bias = nullptr;                  // [outputs of all matrices]; null: no bias
 };
 
-// y = W x + bias + residual over all matrices. `params` are those of kernels::Linear without weight
-// and bias. REQUIRES: params.store is null, unless there is one matrix.
+// y = W x + bias + residual over all matrices. `params` are the parameters of kernels::Linear
+// without weight and bias. REQUIRES: params.store is null, unless there is one matrix.
 absl::Status ApplyLinear(const kernels::Backend& backend, const LinearWeights& weights,
                          kernels::LinearParams params);
-// ApplyLinear for the rows of every group. `params` are those of kernels::GroupedLinear without
-// weights.
+// ApplyLinear for the rows of every group. `params` are the parameters of
+// kernels::GroupedLinear without weights.
 absl::Status ApplyGroups(const kernels::Backend& backend,
                          std::span<const kernels::LinearGroups> weights,
                          kernels::GroupedLinearParams params);

@@ -157,8 +157,8 @@ bool Evaluation::SubmitNext(std::size_t index) {
   // If a request of this call is live, retry when it ends; otherwise fail.
   const bool can_retry = num_live_ > 0;
   absl::StatusOr<std::shared_ptr<engine::TokenStream>> stream =
-      served_->engine->Accept(std::move(request), can_retry ? engine::QueueFullCount::kNotCounted
-                                                            : engine::QueueFullCount::kCounted);
+      served_->engine->Accept(std::move(request), can_retry ? engine::QueueFullMetric::kNotCounted
+                                                            : engine::QueueFullMetric::kCounted);
   if (!stream.ok()) {
     const bool retries = can_retry && engine::IsFull(stream.status());
     if (!retries) Fail(AddItemName(part.item, stream.status()), engine::CancelSource::kClient);

@@ -97,7 +97,7 @@ class Evaluation : public std::enable_shared_from_this<Evaluation> {
   const ServedModel* served_ = nullptr;  // constant after Start, like the next member
   std::shared_ptr<const TranslatorOptions> options_;
 
-  // Used by the thread in Pump. There is at most one at a time.
+  // Used by the thread that runs Pump. At most one thread runs it at any moment.
   std::vector<ItemState> items_;
   std::size_t num_live_ = 0;
   std::size_t first_unsubmitted_ = 0;  // all items before it were submitted

@@ -14,7 +14,7 @@
 //             compared with every line of the table, in constant time. Tokens and complete hashes
 //             are not logged. AdminService on a Unix socket is protected only by the socket's
 //             permissions, in every mode; other scopes are checked on Unix sockets too.
-// Threads:    every method from any.
+// Threads:    every method from any thread.
 // Lifetime:   outlives listeners and handlers.
 
 #include <atomic>
@@ -66,12 +66,12 @@ class Authenticator {
   // becomes false if the token was removed from the file or lost the scope; the token's streams
   // then end (docs/security.md).
   bool IsStillAllowed(absl::string_view principal, Scope needed) const;
-  // Incremented by every Apply. While the version is unchanged, IsStillAllowed returns the same
-  // results.
+  // Every Apply increments the version. While the version is unchanged, IsStillAllowed returns
+  // the same results.
   std::uint64_t version() const { return version_.load(std::memory_order_acquire); }
 
   // Read and Apply are the two steps of a reload: if Read fails, nothing has changed.
-  // `options.mode` and `options.trust_tenant_metadata` must be those of Create.
+  // `options.mode` and `options.trust_tenant_metadata` must have the values that Create got.
   static absl::StatusOr<std::shared_ptr<const AuthRules>> Read(const AuthOptions& options);
   // Returns the files that Read reads.
   static std::vector<NamedFile> Files(const AuthOptions& options);

@@ -131,7 +131,8 @@ absl::StatusOr<Key> ParseKey(const std::string& file, const std::string& pem) {
   Key key(PEM_read_bio_PrivateKey(bio.get(), nullptr, &NoPassphrase, nullptr));
   ERR_clear_error();
   if (key == nullptr) {
-    return BadFile("tls.key_file", file, "contains no PEM private key without passphrase");
+    return BadFile("tls.key_file", file,
+                   "contains no PEM private key that can be read without a passphrase");
   }
   return key;
 }

@@ -14,7 +14,7 @@
 //             and at most max_early_streams until the client acknowledges SETTINGS.
 //             unfinished_bytes() is the number of bytes received of incomplete messages, over all
 //             streams. After an error the caller closes the connection and passes no more bytes.
-// Threads:    one at a time.
+// Threads:    one thread at a time.
 
 #include <array>
 #include <cstddef>

@@ -100,7 +100,7 @@ class GrpcAcceptor {
  private:
   struct Listening {
     boost::asio::basic_socket_acceptor<boost::asio::generic::stream_protocol> acceptor;
-    boost::asio::steady_timer pause;  // after a failed accept
+    boost::asio::steady_timer pause;  // the wait after a failed accept
   };
   using Executor = boost::asio::io_context::executor_type;
 

@@ -8,7 +8,8 @@
 //             counted. An evicted connection is not counted, although it may still be closing; if
 //             it has begun a call meanwhile, it stays open and is counted again. At most
 //             kMaxLingering refused or evicted connections linger.
-// Threads:    MakeRoom and Add from one at a time, the others from any.
+// Threads:    MakeRoom and Add from one thread at a time, the others from any
+//             thread.
 // Lifetime:   outlives its connections and does not keep them alive.
 
 #include <cstddef>

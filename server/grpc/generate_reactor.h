@@ -36,7 +36,7 @@ struct GenerateFormat {
   std::function<absl::Status(const grpc::ByteBuffer&, v1::GenerateRequest*)> parse;
   // Returns the next message, or nothing if this protocol has no message for the event.
   std::function<std::optional<grpc::ByteBuffer>(v1::GenerateResponse*)> write;
-  // Replaces field names in an error by those of this protocol. OK stays OK.
+  // Replaces field names in an error with the names of this protocol. OK stays OK.
   std::function<absl::Status(const absl::Status&)> name_fields;
 };
 

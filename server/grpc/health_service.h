@@ -12,7 +12,7 @@ namespace quire::server {
 //
 // Place:      the daemon calls it at every change and a few times a second.
 // Invariants: a name is set only when its status changes, so Watch streams every change once.
-// Threads:    one at a time.
+// Threads:    one thread at a time.
 // Lifetime:   state and listeners outlive it.
 class HealthService {
  public:

@@ -7,7 +7,7 @@
 // Invariants: at most max_connections connections are open, and at most max_per_address of one
 //             address. Up to kReserved more are accepted over the limit, but only to answer probes.
 //             An evicted connection is not counted, although it may still be closing.
-// Threads:    MakeRoom, MakeReservedRoom and Add from one at a time, the others from any.
+// Threads:    MakeRoom, MakeReservedRoom and Add from one thread at a time, the others from any.
 // Lifetime:   outlives its sessions and does not keep them alive.
 
 #include <cstddef>
@@ -65,8 +65,9 @@ class ConnectionTable {
   mutable Mutex mutex_;
   CondVar removed_;
   std::map<std::uint64_t, std::weak_ptr<HttpSession>> sessions_ ABSL_GUARDED_BY(mutex_);
-  ConnectionPlaces places_ ABSL_GUARDED_BY(mutex_);             // sessions within the limits
-  std::set<std::uint64_t> over_limit_ ABSL_GUARDED_BY(mutex_);  // not closing
+  ConnectionPlaces places_ ABSL_GUARDED_BY(mutex_);  // sessions within the limits
+  // Sessions over the limits that are not closing.
+  std::set<std::uint64_t> over_limit_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace quire::server

@@ -87,7 +87,7 @@ absl::Status RequestReader::ToStatus(const Error& error) {
     return refused(Reason::kHeadersTooLarge,
                    absl::StrCat(what, " have more than ", limits_.max_head_bytes, " bytes"));
   }
-  return refused(Reason::kBadRequest, absl::StrCat("no HTTP request: ", error.message()));
+  return refused(Reason::kBadRequest, absl::StrCat("not a valid HTTP request: ", error.message()));
 }
 
 // RFC 9110, section 10.1.1: no 100 is sent to HTTP/1.0, or once part of the body has arrived.

@@ -6,7 +6,7 @@
 // Place:      inside HttpSession.
 // Invariants: bytes after the end of a request are kept for the next one. After an error the
 //             connection cannot be read any further.
-// Threads:    one at a time.
+// Threads:    one thread at a time.
 
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/string_body.hpp>

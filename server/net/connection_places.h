@@ -10,7 +10,7 @@
 //             and is in one eviction order of each if it is idle or awaits bytes. A closing
 //             connection is not counted, unless it changes to another phase again. Every operation
 //             takes time logarithmic in the number of connections.
-// Threads:    one at a time, under the owner's lock.
+// Threads:    one thread at a time, under the owner's lock.
 
 #include <cstddef>
 #include <cstdint>
@@ -39,7 +39,7 @@ class ConnectionPlaces {
  public:
   struct Evicted {
     std::uint64_t number;
-    Phase phase;  // before the eviction
+    Phase phase;  // phase before the eviction
   };
 
   // Adds an idle connection. If `ip` is empty, the connection counts only in total. REQUIRES: the

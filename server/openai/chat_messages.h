@@ -4,8 +4,8 @@
 // quire.v1.ChatPrompt. Tools that tool_choice does not allow are omitted.
 //
 // Place:      part of openai_request.h.
-// Invariants: those of openai_request.h. Content parts stay a list. Parts that are not text are
-//             refused, not ignored.
+// Invariants: the invariants of openai_request.h hold. Content parts stay a list. Parts that are
+//             not text are refused, not ignored.
 // Threads:    any.
 
 #include "absl/status/status.h"
@@ -15,8 +15,8 @@
 
 namespace quire::server {
 
-// `bytes` is the body, from which tools are copied unchanged. Adds the client's names of the fields
-// to `names`.
+// `bytes` is the body, from which tools are copied unchanged. Records in `names` which of the
+// client's tools each tool of `chat` is, so that errors name the client's index.
 absl::Status ReadChatPrompt(const JsonFields& body, absl::string_view bytes, v1::ChatPrompt* chat,
                             FieldNames* names);
 

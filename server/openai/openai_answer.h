@@ -11,7 +11,7 @@
 //             number of characters (code points) of the choice's text, the echoed prompt included,
 //             that begin before the token. A character made of several tokens begins in the first
 //             one. U+FFFD replaces invalid bytes.
-// Threads:    one at a time.
+// Threads:    one thread at a time.
 // Lifetime:   the objects that OpenAiTokens refers to outlive it.
 
 #include <cstdint>

@@ -7,8 +7,9 @@
 // Place:      between the OpenAI-compatible listener and Generation. RequestTranslator checks
 //             ranges later.
 // Invariants: unknown and null fields are ignored. A field of the wrong type is INVALID_ARGUMENT /
-//             BAD_PARAMETER with metadata `field` in the client's name. Bodies are parsed by
-//             formats/json_value.h: valid UTF-8, no duplicate keys, within OpenAiLimits.
+//             BAD_PARAMETER whose metadata `field` is the field's name in the client's body.
+//             Bodies are parsed by formats/json_value.h: valid UTF-8, no duplicate keys, within
+//             OpenAiLimits.
 // Threads:    any.
 
 #include <cstdint>
@@ -35,7 +36,7 @@ struct OpenAiRequest {
   // Set for completions with max_tokens 0, which request only the prompt: one token is generated
   // but not returned.
   bool hides_output = false;
-  FieldNames names;  // client names of fields in errors
+  FieldNames names;  // for errors: what the client called each field
 };
 
 // Limits of the configuration that apply to parsing.

@@ -8,7 +8,7 @@
 //
 // Place:      between Generation and the wire; the counterpart of vllm_request.h.
 // Invariants: only the first message of each choice has the prompt's log-probabilities.
-// Threads:    one at a time.
+// Threads:    one thread at a time.
 // Lifetime:   one call.
 
 #include <cstdint>

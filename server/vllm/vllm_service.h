@@ -5,7 +5,7 @@
 //
 // Place:      registered with the data listener if server.grpc.vllm_service is set. Generations use
 //             GenerateReactor; other calls are answered from the served model.
-// Invariants: authentication, scopes, limits, drain, metrics and error details are those of
+// Invariants: authentication, scopes, limits, drain, metrics and error details are the same as in
 //             GenerationService. Only HealthCheck needs no token. Unsupported calls return
 //             UNIMPLEMENTED / FEATURE_UNSUPPORTED with their name.
 // Threads:    gRPC's callback threads.

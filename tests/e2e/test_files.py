@@ -123,7 +123,7 @@ def test_bad_files_never_replace_good_ones(api, tmp_path):
 
             still_serves()
             for name, share, why in (("auth.tokens_file", 0, "has no token"), ("tls.cert_file", 2 / 3, "contains no PEM certificate"),
-                                     ("tls.key_file", 0, "no PEM private key without passphrase"), ("chat.template_file", 0, "is empty"),
+                                     ("tls.key_file", 0, "no PEM private key that can be read without a passphrase"), ("chat.template_file", 0, "is empty"),
                                      ("chat.template_file", 2 / 3, "template")):
                 path = good[name]
                 content = path.read_bytes()

@@ -75,7 +75,8 @@ std::uint32_t FirstPromptTokens(const SchedulerPolicy& policy) {
     ScheduledRequest& added = *requests.emplace_back(std::make_unique<ScheduledRequest>(
         std::make_shared<AcceptedRequest>(std::move(request), requests.size(), 0, nullptr)));
     added.prompt.max_tokens = 1;
-    added.prompt.worst_pages_first = cache->demand().PagesFor(static_cast<std::uint32_t>(tokens));
+    added.prompt.max_pages_of_one_choice =
+        cache->demand().PagesFor(static_cast<std::uint32_t>(tokens));
     added.first().tokens = MakePrompt(tokens, tokens);
     added.first().prompt_tokens = static_cast<std::uint32_t>(tokens);
     scheduler.Add(&added);

@@ -150,7 +150,7 @@ absl::StatusOr<Value> MessageValue(const ChatMessage& message, std::size_t index
                                    ConversionContext& context) {
   const jinja::TextHook& literal = context.literal;
   MapBuilder value;
-  const absl::string_view role = TemplateRole(message.role, context.traits.names_developer);
+  const absl::string_view role = TemplateRole(message.role, context.traits.template_has_developer);
   QUIRE_RETURN_IF_ERROR(value.Set("role", Value::String(literal(std::string(role)))));
   QUIRE_ASSIGN_OR_RETURN(Value content, ContentValue(message, context));
   QUIRE_RETURN_IF_ERROR(value.Set("content", std::move(content)));
@@ -349,10 +349,10 @@ absl::StatusOr<std::shared_ptr<const ChatTemplates>> ChatTemplates::Create(
     absl::StatusOr<jinja::ParsedTemplate> parsed = absl::InvalidArgumentError("not UTF-8");
     if (!FirstInvalidUtf8(source.text)) parsed = jinja::Parse(source.text);
     if (parsed.ok()) {
-      const bool names_developer = HasStringLiteral(source.text, "developer");
+      const bool template_has_developer = HasStringLiteral(source.text, "developer");
       templates->templates_.insert_or_assign(
-          source.name,
-          LoadedTemplate{std::move(parsed->body), {.names_developer = names_developer}});
+          source.name, LoadedTemplate{std::move(parsed->body),
+                                      {.template_has_developer = template_has_developer}});
       for (const std::string& warning : parsed->warnings) {
         templates->warnings_.push_back(absl::StrCat(label, warning));
       }
@@ -394,9 +394,9 @@ ProbeRenderer ChatTemplates::RendererOf(const jinja::Body& body,
 void ChatTemplates::ProbeTraits(LoadedTemplate* loaded) const {
   jinja::RenderLimits limits = options_.limits;
   limits.max_steps = std::min(limits.max_steps, kMaxProbeSteps);
-  const bool names_developer = loaded->traits.names_developer;
+  const bool template_has_developer = loaded->traits.template_has_developer;
   loaded->traits = ProbeTemplate(RendererOf(loaded->body, limits));
-  loaded->traits.names_developer = names_developer;
+  loaded->traits.template_has_developer = template_has_developer;
 }
 
 void ChatTemplates::CollectSpecialTokens(const Tokenizer& tokenizer) {
@@ -566,7 +566,8 @@ absl::StatusOr<RenderedChat> ChatTemplates::RenderTemplate(const std::string& na
   if (!status.ok()) {
     const std::string message = absl::StrCat(
         "chat template \"", name, "\", line ", at.line, ", column ", at.column, ": ",
-        status.message(), UncommonRoleNote(sent, chosen.traits.names_developer, status.message()));
+        status.message(),
+        UncommonRoleNote(sent, chosen.traits.template_has_developer, status.message()));
     if (!absl::IsUnimplemented(status)) return BadInputError(name, at.line, message);
     return WithReason(absl::FailedPreconditionError(message), Reason::kChatTemplateMissing,
                       {{"field", "chat"}});
@@ -580,7 +581,7 @@ absl::StatusOr<RenderedChat> ChatTemplates::RenderTemplate(const std::string& na
     return jinja::Render(chosen.body, values, options_.limits, wall_now).text;
   };
   const absl::Status roles =
-      CheckRolesAreRendered(sent, chosen.traits.names_developer, render_again);
+      CheckRolesAreRendered(sent, chosen.traits.template_has_developer, render_again);
   if (!roles.ok()) return BadInputError(name, 0, roles.message());
   std::string text = *std::move(result.text);
   if (ContinuesFinalMessage(chat)) {

@@ -39,11 +39,11 @@ bool HasStringLiteral(absl::string_view source, absl::string_view name) {
          });
 }
 
-absl::string_view TemplateRole(absl::string_view role, bool names_developer) {
-  return role == kDeveloper && !names_developer ? "system" : role;
+absl::string_view TemplateRole(absl::string_view role, bool template_has_developer) {
+  return role == kDeveloper && !template_has_developer ? "system" : role;
 }
 
-absl::Status CheckRolesAreRendered(const ChatInput& chat, bool names_developer,
+absl::Status CheckRolesAreRendered(const ChatInput& chat, bool template_has_developer,
                                    ConversationRenderer render) {
   const auto is_common = [](const ChatMessage& message) { return IsCommon(message.role); };
   if (std::ranges::all_of(chat.messages, is_common)) return absl::OkStatus();
@@ -59,7 +59,7 @@ absl::Status CheckRolesAreRendered(const ChatInput& chat, bool names_developer,
   if (!text.ok()) return absl::OkStatus();
   for (std::size_t i = 0; i < chat.messages.size(); ++i) {
     if (is_common(chat.messages[i]) || absl::StrContains(*text, ProbeContent(i))) continue;
-    const bool is_system = chat.messages[i].role == kDeveloper && !names_developer;
+    const bool is_system = chat.messages[i].role == kDeveloper && !template_has_developer;
     return absl::InvalidArgumentError(absl::StrCat(
         QuotedRole(chat, i), is_system
                                  ? ", but the chat template renders neither this role nor the role "
@@ -70,12 +70,13 @@ absl::Status CheckRolesAreRendered(const ChatInput& chat, bool names_developer,
   return absl::OkStatus();
 }
 
-std::string UncommonRoleNote(const ChatInput& chat, bool names_developer, absl::string_view error) {
+std::string UncommonRoleNote(const ChatInput& chat, bool template_has_developer,
+                             absl::string_view error) {
   for (std::size_t i = 0; i < chat.messages.size(); ++i) {
     const std::string& role = chat.messages[i].role;
     if (IsCommon(role)) continue;
     if (absl::StrContains(error, role)) return "";
-    const absl::string_view given = TemplateRole(role, names_developer);
+    const absl::string_view given = TemplateRole(role, template_has_developer);
     return absl::StrCat(" (", QuotedRole(chat, i),
                         given == role ? "" : absl::StrCat(", passed to the template as ", given),
                         ")");

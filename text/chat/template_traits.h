@@ -43,7 +43,7 @@ struct TemplateTraits {
   bool prints_tools = false;
   bool has_system_role = false;
   // Whether the template's source has the literal "developer". ProbeTemplate does not set this.
-  bool names_developer = false;
+  bool template_has_developer = false;
 
   // Treats `developer` as system and unknown roles as user.
   ContentForm ContentFormOf(absl::string_view role) const;
@@ -55,8 +55,8 @@ using ProbeRenderer =
 
 TemplateTraits ProbeTemplate(const ProbeRenderer& render);
 
-// Returns whether the prompt of this conversation contains its tools. Errors are those of
-// rendering.
+// Returns whether the prompt of this conversation contains its tools. Also returns the
+// errors of `render`.
 absl::StatusOr<bool> PrintsTools(const ProbeRenderer& render, ChatInput chat,
                                  const TemplateTraits& traits);
 

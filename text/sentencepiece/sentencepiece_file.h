@@ -6,7 +6,7 @@
 //             parses the message; only sentencepiece_file.cc uses that code.
 // Invariants: piece texts are UTF-8, not empty and unique, scores are finite, exactly one piece is
 //             the unknown piece, and with byte_fallback each byte has a piece.
-// Threads:    a value.
+// Threads:    a value type; one thread at a time per object.
 // Source:     sentencepiece: sentencepiece_model.proto for field numbers and defaults,
 //             model_interface.cc for the validity rules.
 
@@ -21,7 +21,7 @@
 namespace quire::text {
 
 struct SentencePiece {
-  // Values are those of the file format.
+  // The file format defines the numbers.
   enum class Type : std::int32_t {
     kNormal = 1,
     kUnknown = 2,

@@ -4,7 +4,7 @@
 // vocabularies.
 //
 // Place:   bottom of text/.
-// Threads: values.
+// Threads: a value type; one thread at a time per object.
 
 #include <cstddef>
 #include <cstdint>

@@ -4,8 +4,7 @@
 //
 // Place:      next to the decoder. Carries the state at the end of a prompt to the detokenizers of
 //             its choices.
-// Threads:    values.
-// Lifetime:   values.
+// Threads:    a value type; one thread at a time per object.
 
 #include <cstdint>
 #include <limits>

@@ -37,11 +37,11 @@ struct GgufPipeline {
   std::string identity;
 };
 
-// Errors start with the label and name the key. Returns INVALID_ARGUMENT if there are no tokens or
-// too many, or if two tokens are equal. Does so too for invalid UTF-8, unknown token types, scores
-// that are not finite, arrays whose length is not the number of tokens, malformed merges, and ids
-// without a token. An empty token is accepted and never encoded. For an unsupported `model` or
-// `pre`, returns UNIMPLEMENTED with the supported values.
+// Error messages start with vocabulary.label and name the metadata key. Returns INVALID_ARGUMENT if
+// there are no tokens or too many, or if two tokens are equal. Does so too for invalid UTF-8,
+// unknown token types, scores that are not finite, arrays whose length is not the number of tokens,
+// malformed merges, and ids without a token. An empty token is accepted and never encoded. For an
+// unsupported `model` or `pre`, returns UNIMPLEMENTED with the supported values.
 absl::StatusOr<GgufPipeline> BuildGgufPipeline(const GgufVocabulary& vocabulary);
 
 }  // namespace quire::text

@@ -4,7 +4,7 @@
 //
 // Place:      between GgufFile and BuildGgufPipeline.
 // Invariants: only the types are checked here; BuildGgufPipeline checks values and consistency.
-// Threads:    a value.
+// Threads:    a value type; one thread at a time per object.
 // Lifetime:   the strings are views of the file's bytes.
 // Source:     github.com/ggml-org/ggml, docs/gguf.md, section "Tokenizer".
 
@@ -19,7 +19,7 @@
 
 namespace quire::text {
 
-// Values are those of the file format.
+// The file format defines the numbers.
 enum class GgufTokenType : std::int32_t {
   kNormal = 1,
   kUnknown = 2,

@@ -90,7 +90,7 @@ class Tokenizer {
       absl::string_view tokenizer_tiktoken, absl::string_view tokenizer_config_json,
       const TokenizerOptions& options = {});
 
-  // Builds the tokenizer of a GGUF file (ReadGgufVocabulary). Errors are those of
+  // Builds the tokenizer of a GGUF file (ReadGgufVocabulary). Returns the errors of
   // BuildGgufPipeline.
   static absl::StatusOr<std::unique_ptr<Tokenizer>> FromGguf(const GgufVocabulary& vocabulary,
                                                              const TokenizerOptions& options = {});

@@ -7,7 +7,7 @@
 //
 // Place:      a member of the parsers of call_parsers.h.
 // Invariants: text is emitted in order. If there are no calls, all text becomes content.
-// Threads:    one.
+// Threads:    one thread.
 
 #include <cstddef>
 #include <string>

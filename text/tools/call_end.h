@@ -3,7 +3,7 @@
 // Finds where a call between markers ends, with one class for each way to write the call.
 //
 // Place:      inside MarkedParser, which passes on each byte after the first marker of a call.
-// Threads:    one.
+// Threads:    one thread.
 
 #include <cstddef>
 #include <variant>

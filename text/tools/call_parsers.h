@@ -3,8 +3,9 @@
 // Parsers of tool calls in the text after the reasoning, one class for each way of marking calls.
 //
 // Place:      inside OutputParser, which chooses by ToolFormat::shape.
-// Invariants: those of OutputParser. Each pushed byte is either buffered or in the sink.
-// Threads:    one.
+// Invariants: the invariants of OutputParser hold. Each pushed byte is either buffered or in the
+//             sink.
+// Threads:    one thread.
 
 #include <initializer_list>
 #include <string>

@@ -4,7 +4,7 @@
 //
 // Place:      for formats whose arguments are not written as JSON.
 // Invariants: keys are unique: setting a key again replaces its value.
-// Threads:    one.
+// Threads:    one thread.
 
 #include <cstddef>
 #include <string>

@@ -5,7 +5,7 @@
 // Place:      in the parsers of tool calls. formats/json_value.h parses the object itself.
 // Invariants: brackets inside strings do not count. Invalid JSON is tracked by its brackets and
 //             double quotes as well.
-// Threads:    values.
+// Threads:    a value type; one thread at a time per object.
 
 #include <cstddef>
 #include <utility>

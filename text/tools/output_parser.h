@@ -12,7 +12,7 @@
 //             incomplete call. A byte costs O(length of a marker), and a complete call is parsed
 //             once. Calls inside a reasoning section are reasoning. There is at most one reasoning
 //             section, at the start of the output.
-// Threads:    one.
+// Threads:    one thread.
 // Lifetime:   the format is a constant; the tools are shared.
 
 #include <memory>

@@ -9,7 +9,7 @@
 //             before it uses the result. If the text is tracked, spans().size() == text().size(),
 //             and all bytes of a character have the span of the input characters that this
 //             character represents.
-// Threads:    a value.
+// Threads:    a value type; one thread at a time per object.
 // Source:     NormalizedString of huggingface/tokenizers 0.23.
 
 #include <cstddef>

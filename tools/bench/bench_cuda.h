@@ -3,12 +3,12 @@
 // Shared code of the CUDA kernel benchmarks: the GPU, its memory, and the timing of an op.
 //
 // An op is captured 20 times in a graph, so that launch overhead is small. The data of a
-// memory-bound op exceed the L2 cache. The time is that of whole graphs, divided by 20.
+// memory-bound op exceed the L2 cache. The time of a whole graph is divided by 20.
 // bytes_per_second counts weights (linear), K and V (decode), input and output rows (element-wise)
 // and logits (sampler) once. FLOP/s counts a multiply-add as two, and only the unmasked half of
 // causal attention. Inputs are random, because zeros run faster.
 //
-// Threads: one.
+// Threads: one thread.
 
 #include <algorithm>
 #include <cstdint>

@@ -3,7 +3,7 @@
 // Pages and lengths of equal sequences in device memory, for benchmarks that read or write the KV
 // cache.
 //
-// Threads:  one.
+// Threads:  one thread.
 // Lifetime: the object outlives the views of `collection`.
 
 #include <cstdint>

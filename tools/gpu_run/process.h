@@ -2,7 +2,7 @@
 
 // Child processes with a time limit, for a runner that uses only the C++ library.
 //
-// Threads: one.
+// Threads: one thread.
 
 #include <sys/types.h>
 

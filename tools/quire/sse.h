@@ -3,7 +3,7 @@
 // Parser of server-sent events (WHATWG HTML, section 9.2). It returns only their data.
 //
 // Place:   used by `quire bench --peer`.
-// Threads: one.
+// Threads: one thread.
 
 #include <string>
 #include <vector>

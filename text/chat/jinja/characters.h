@@ -6,7 +6,7 @@
 // Threads:    pure functions.
 // Source:     the Unicode Character Database: SpecialCasing.txt, CaseFolding.txt and
 //             DerivedCoreProperties.txt. The tables were generated with CPython 3.11 (Unicode 14).
-//             Categories are those of utf8proc 2.8 (Unicode 15).
+//             Categories come from utf8proc 2.8 (Unicode 15).
 
 #include <string>
 

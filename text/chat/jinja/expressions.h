@@ -3,7 +3,7 @@
 // Parses expressions.
 //
 // Place:      below parser.h, which parses statements.
-// Threads:    one.
+// Threads:    one thread.
 // Lifetime:   the tokens must outlive it.
 
 #include <functional>

@@ -5,7 +5,7 @@
 // Place:      only used inside the interpreter.
 // Invariants: scope_ is the innermost open block. A scope that no macro captured is reused as soon
 //             as it closes.
-// Threads:    one.
+// Threads:    one thread.
 // Lifetime:   one rendering.
 
 #include <cstdint>
@@ -89,7 +89,7 @@ class Machine {
   absl::Status FetchAll(Loop& loop);
   absl::StatusOr<bool> HasNext(Loop& loop);
 
-  // Keeps only the first reported position, which is that of the innermost failed node.
+  // Keeps only the first reported position, which is the position of the innermost failed node.
   void RecordErrorPosition(Position position) {
     if (error_position_.line == 0) error_position_ = position;
   }

@@ -10,7 +10,7 @@
 //             key. The time of a search or a print is linear in its charge. max_steps and max_bytes
 //             therefore bound the time and memory of every rendering. The caller bounds the size of
 //             the variables.
-// Threads:    one.
+// Threads:    one thread.
 // Lifetime:   one rendering; owns its objects.
 
 #include <cstddef>
@@ -64,7 +64,7 @@ class Runtime {
   absl::Status ChargeNames(std::size_t names) {
     return Charge(static_cast<std::int64_t>(names) / kNamesPerStep);
   }
-  // Returns str(value) and charges for it. Errors are those of ToText.
+  // Returns str(value) and charges for it. Also returns the errors of ToText.
   absl::StatusOr<std::string> Print(const Value& value);
   // Returns repr(value) and charges for it.
   absl::StatusOr<std::string> PrintRepr(const Value& value);

@@ -190,7 +190,7 @@ absl::StatusOr<bool> Less(const Value& left, const Value& right, absl::string_vi
 // Implements str(value). Returns RESOURCE_EXHAUSTED if the text exceeds `max_bytes`, and
 // INVALID_ARGUMENT for values that cannot be printed.
 absl::StatusOr<std::string> ToText(const Value& value, std::size_t max_bytes);
-// Implements repr(value). Errors are those of ToText.
+// Implements repr(value). Returns the errors of ToText.
 absl::StatusOr<std::string> ToRepr(const Value& value, std::size_t max_bytes);
 // Returns repr of a float: the shortest digits that convert back to the same value.
 std::string FloatText(double value);
