@@ -200,8 +200,8 @@ class CacheManager {
   std::vector<BlockId> TakeClears() { return step_work_.TakeClears(); }
   void CompleteStep(bool is_poisoned = false) { step_work_.Complete(is_poisoned); }
   std::uint32_t steps_in_flight() const { return step_work_.num_in_flight(); }
-  // True if copies or clears are queued. Quarantined pages become free only by a step, so an idle
-  // engine then runs one without rows.
+  // True if copies or clears are queued. Only a step clears quarantined pages and makes them free.
+  // An idle engine therefore runs a step without rows if this is true.
   bool has_step_work() const { return step_work_.has_work(); }
 
   // Sets whether a common prefix within a page is reused by copying it. Applies to later calls of

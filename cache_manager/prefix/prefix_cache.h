@@ -172,9 +172,10 @@ class PrefixCache {
   std::size_t GroupOf(BlockId page) const;
   bool HasPages(NodeId node) const;
   bool HasAllPages(NodeId node) const;
-  // Returns the page before which a newly cached page is inserted in eviction order. Groups without
-  // window: its nearest cached ancestor, so that leaves are evicted first. Otherwise the null page,
-  // which means the most recently used end.
+  // Returns the page before which a newly cached page is inserted in eviction order. In a group
+  // without window this is the nearest cached ancestor of the page, so that leaves are evicted
+  // first. If there is none, or if the group has a window, returns the null page, which means the
+  // most recently used end.
   BlockId EvictionSuccessorOf(BlockId page) const;
   // Unpublishes a cached page that the pool is about to hand out.
   void Evict(BlockId page);

@@ -25,8 +25,9 @@ class DecodePlanner {
  public:
   DecodePlanner(std::uint32_t page_size, RowPool* rows, StepDraft* draft);
 
-  // Finds the rows that can decode. Returns false if the step in flight must be collected first:
-  // the choices of a request part with its sample, and no page may be missing then.
+  // Finds the rows that can decode. Returns false if the step in flight must be collected first,
+  // because it samples the first tokens of a request with several choices. The request then forks,
+  // and no page may be missing for the fork.
   bool Select();
   // Takes the pages for the next tokens of these rows. A row without them is left out. Returns
   // false if the step in flight must be collected first.

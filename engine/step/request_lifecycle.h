@@ -55,8 +55,8 @@ class RequestLifecycle {
   // Requests that stall from now on, or are stalled, end after this time.
   void SetSlowClientTimeout(absl::Duration timeout) { slow_client_timeout_ = timeout; }
 
-  // Signals. Those of one request come from several threads, so the first one counts as the
-  // arrival. Arrive returns null if the request has ended already.
+  // Handle signals. The signals of one request come from several threads and in any order, so the
+  // request arrives with the first of them. Arrive returns null if the request has ended already.
   ScheduledRequest* Arrive(const std::shared_ptr<AcceptedRequest>& accepted);
   void Prepare(Signal& signal, absl::Time now);
   void Cancel(const Signal& signal, absl::Time now);

@@ -1,7 +1,7 @@
 #pragma once
 
-// Warns about valid configurations that are probably mistakes, at start and on every reload. They
-// are accepted nevertheless.
+// Warns about valid configurations that are probably mistakes, at start and on every reload. Such
+// configurations are accepted.
 //
 // Place:   called by the daemon.
 // Threads: any.
