@@ -114,8 +114,8 @@ class PrefixCache {
   void DropSubtree(NodeId node);
 
   // Drops one reference to `page`. A page that loses its last reference and has a node becomes
-  // cached. In eviction order it comes directly before its nearest cached ancestor. It comes at the
-  // most recently used end if no ancestor is cached or its group has a window.
+  // cached. In eviction order that page comes directly before its nearest cached ancestor. If no
+  // ancestor is cached or the page's group has a window, it comes at the most recently used end.
   void DropRequest(BlockId page);
   void DropHold(BlockId page);
 

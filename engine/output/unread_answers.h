@@ -34,7 +34,7 @@ class UnreadAnswers {
   // Adds the answer of a request that has ended. REQUIRES: the stream is not finished yet, so the
   // reader cannot have read it to the end.
   void Add(const AcceptedRequest& request, absl::Time now);
-  // Removes the answer when its reader has read everything. Does nothing if it is not here.
+  // Removes the answer when its reader has read everything. Does nothing if the answer is not here.
   void Remove(std::uint64_t arrival);
   UnreadCounts CountsOf(const std::string& tenant) const;
   // Ends the answers of which nothing was taken between two checks at least `timeout` apart.

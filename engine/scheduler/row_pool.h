@@ -23,7 +23,7 @@
 
 namespace quire::engine {
 
-// Updates the state of `request` that other threads see from the states of its sequences.
+// Computes, from the states of its sequences, the state of `request` that other threads see.
 void RefreshState(ScheduledRequest& request);
 // Records the sequence's number of pages in the sequence and in its request.
 void SetPages(Sequence& sequence, std::uint32_t pages);

@@ -58,7 +58,7 @@ class StepPipeline {
 
   // Not OK after the device was lost: no step runs any more.
   const absl::Status& fatal() const { return fatal_; }
-  // Beats with every step that has run, on the CPU with each of its layers.
+  // Beats at least after every step, and on the CPU also after each layer of a step.
   Heartbeat& heartbeat() { return heartbeat_; }
   const Heartbeat& heartbeat() const { return heartbeat_; }
   const StepPlan& last_plan() const { return *plan_; }
