@@ -163,10 +163,10 @@ class CacheManager {
                        std::span<const PageKey> keys, std::uint32_t computed_tokens);
 
   // Frees the row after a step reported non-finite values. Unpublishes the first page of its
-  // history at or after `first_token` that is not proven finite, and every page that continues it.
-  // Pages that the row's windows have released are found by `tokens` and `keys`. Those of these
-  // pages that the row holds are quarantined as soon as no row references them: a later step clears
-  // them (TakeClears) before they are allocated again.
+  // history at or after `first_token` that is not proven finite, and every page that continues that
+  // page. Uses `tokens` and `keys` to find pages that the row's windows have released. The
+  // unpublished pages that the row holds are quarantined as soon as no row references them: a later
+  // step clears them (TakeClears) before they are allocated again.
   void Invalidate(BatchRow row, std::span<const std::int32_t> tokens, std::span<const PageKey> keys,
                   std::uint32_t first_token);
   // Unpublishes the same pages for a history whose row has already been freed. Called before the
@@ -178,8 +178,8 @@ class CacheManager {
 
   // Fills and returns the step inputs of each group: the cache lengths of the scheduled rows, 0 for
   // all other rows, and the three maxima. REQUIRES (checked): every row is scheduled once, with at
-  // least one new token; it holds the pages that these tokens read and write; the pages that it
-  // writes are private and unpublished.
+  // least one new token; the row holds the pages that these tokens read and write; the pages that
+  // they write are private and unpublished.
   std::span<const KvStepInputs> PrepareStep(std::span<const RowStep> rows);
 
   // TakeClears and TakeCopies return the work of the runner before the next forward pass, and
@@ -200,8 +200,8 @@ class CacheManager {
   std::vector<BlockId> TakeClears() { return step_work_.TakeClears(); }
   void CompleteStep(bool is_poisoned = false) { step_work_.Complete(is_poisoned); }
   std::uint32_t steps_in_flight() const { return step_work_.num_in_flight(); }
-  // True if copies or clears are queued. Quarantined pages become free only by a step, so an idle
-  // engine then runs one without rows.
+  // True if copies or clears are queued. Only a step clears quarantined pages and makes them free.
+  // An idle engine therefore runs a step without rows if this is true.
   bool has_step_work() const { return step_work_.has_work(); }
 
   // Sets whether a common prefix within a page is reused by copying it. Applies to later calls of

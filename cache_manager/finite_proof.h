@@ -12,17 +12,18 @@
 
 namespace quire::cache {
 
-// Records which pages are proven finite: logits that read every value of the page were finite, so
-// the page contains neither NaN nor infinity. If the logits of a row are not finite, only pages
-// after its proven tokens can be the cause, and only these are invalidated.
+// Records which pages are proven finite. A page is proven finite if a step read all its values and
+// the step's logits were finite. Then the page contains neither NaN nor infinity. If the logits of
+// a row are not finite, only pages after the proven tokens of the row can be the cause, and only
+// these are invalidated.
 //
 // Adoption: Publish may replace a page of a row by a published page with the same tokens. If the
 // published page is not proven, the row's proof ends before that page. Steps launched before the
 // replacement read the old page, so their logits prove nothing about the new one.
 //
 // Place:      above RowPages, below PrefixIndex. BlockPool stores the flag of each page.
-// Invariants: a row has pages for its proven tokens. In groups without window every full page of
-//             them is proven finite. CheckIntegrity().
+// Invariants: a row has pages for its proven tokens. In groups without a window, every page that is
+//             full of proven tokens is proven finite. CheckIntegrity().
 // Threads:    engine thread only.
 // Lifetime:   destroyed before the objects passed to the constructor.
 class FiniteProof {
@@ -39,23 +40,24 @@ class FiniteProof {
   // See CacheManager::SetProven and proven_tokens.
   void SetProven(BatchRow row, std::uint32_t tokens);
   std::uint32_t proven_tokens(BatchRow row) const;
-  // `pages` are the pages of the column in which `computed_tokens` end. Marks them proven if the
-  // row's proof covers these tokens.
+  // `pages` are the row's pages, one per group, of its last, partly filled column, number
+  // computed_tokens / page size. Marks them proven if the row's proof covers `computed_tokens`.
   void SetTailProven(BatchRow row, std::uint32_t computed_tokens, std::span<const BlockId> pages);
   // Called before a page of the row's column is replaced by `page`.
   void OnReplace(BatchRow row, std::uint32_t column, BlockId page);
 
   // True if every page is proven finite. Null pages are ignored.
   bool AreProven(std::span<const BlockId> pages) const;
-  // True if the row's pages of the column are proven finite in all groups. If the row has released
-  // the column, the pages of its node, `node_pages`, are examined instead.
+  // True if the row's pages of the column are proven finite in all groups. `node_pages` are the
+  // pages of the prefix node for this column; they are examined if the row has released the column.
   bool IsColumnProven(BatchRow row, std::uint32_t column,
                       std::span<const BlockId> node_pages) const;
   // True if replacing the row's pages of the column by `pages` would replace a proven page by one
   // that is not proven.
   bool WouldLoseProof(BatchRow row, std::uint32_t column, std::span<const BlockId> pages) const;
-  // Returns the number of leading columns of `pages` [columns, groups] in which every page that an
-  // attached row would hold is proven finite.
+  // `pages` is [columns, groups]. Returns the largest n such that the first n columns contain no
+  // unproven page that a row attached to all columns would hold. A row does not hold pages before a
+  // window.
   std::uint32_t ProvenColumns(std::span<const BlockId> pages) const;
 
   absl::Status CheckIntegrity() const;

@@ -156,7 +156,7 @@ std::shared_ptr<AcceptedRequest> RequestIntake::MakeAccepted(Request request,
   stream->SetDrainedCallback(options_.stream_queue_tokens,
                              [inbox = parts_.inbox] { inbox->Wake(); });
   const std::uint64_t arrival = next_arrival_.fetch_add(1);
-  stream->SetReadCallback([unread = std::weak_ptr(parts_.unread), arrival] {
+  stream->SetFullyReadCallback([unread = std::weak_ptr(parts_.unread), arrival] {
     if (const std::shared_ptr<UnreadAnswers> alive = unread.lock()) alive->Remove(arrival);
   });
   return std::make_shared<AcceptedRequest>(

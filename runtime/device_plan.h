@@ -70,9 +70,9 @@ struct CpuPool {
 absl::StatusOr<CpuPool> PlanCpuPool(const RuntimeOptions& options, const models::ModelSpec& spec,
                                     std::int64_t free_bytes);
 
-// Plans the CPU with the pages of kv_cache.capacity_bytes. Without that key the plan has the null
-// page and one more, because the others depend on the memory that is free at start. Returns
-// INVALID_ARGUMENT in the same cases as PlanDevice.
+// Plans the CPU with the pages of kv_cache.capacity_bytes. If that key is not set, the number of
+// pages depends on the memory that is free at start. The plan then has only the null page and one
+// more. Returns INVALID_ARGUMENT in the same cases as PlanDevice.
 absl::StatusOr<CpuPlan> PlanCpu(const RuntimeOptions& options, const formats::ModelFiles& files);
 
 // Returns each use of GPU memory with its bytes, then "total", "reserve", "free" and, on the host,

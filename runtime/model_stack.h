@@ -98,7 +98,7 @@ absl::StatusOr<std::unique_ptr<text::Tokenizer>> OpenTokenizer(const ModelOption
                                                                const formats::ModelFiles& files);
 
 // Checks, without loading anything, that the pages of `options` fit. The memory plan of a GPU is
-// checked only if the GPU is present, so the rest can be checked on any machine. Returns the errors
+// checked only if the GPU is present; everything else is checked on any machine. Returns the errors
 // of Build.
 absl::Status CheckPlan(const RuntimeOptions& options, const formats::ModelFiles& files,
                        const CheckedSpec& model, DeviceKind device);

@@ -97,9 +97,9 @@ absl::Status LookupTable::CheckIntegrity() const {
     const std::uint32_t first = first_column_[row];
     const std::uint32_t assigned = end_column_[row];
     if (assigned > max_pages_ || first > assigned) {
-      return absl::InternalError(absl::StrCat("row ", row, " has ", assigned,
-                                              " pages, the limit is ", max_pages_,
-                                              ", the first is ", first));
+      return absl::InternalError(absl::StrCat("row ", row, " has pages in columns [", first, ", ",
+                                              assigned, "), the table has ", max_pages_,
+                                              " columns"));
     }
     if (assigned == 0 && lengths()[row] != 0) {
       return absl::InternalError(
@@ -109,7 +109,8 @@ absl::Status LookupTable::CheckIntegrity() const {
       const std::uint32_t page = *entry(BatchRow{row}, column);
       if ((page != kNullBlock.value()) == (column >= first && column < assigned)) continue;
       return absl::InternalError(absl::StrCat("row ", row, " column ", column, " holds page ", page,
-                                              " but the row has pages ", first, " to ", assigned));
+                                              ", but the columns with pages are [", first, ", ",
+                                              assigned, ")"));
     }
   }
   return absl::OkStatus();

@@ -114,8 +114,8 @@ class PrefixCache {
   void DropSubtree(NodeId node);
 
   // Drops one reference to `page`. A page that loses its last reference and has a node becomes
-  // cached. In eviction order it comes directly before its nearest cached ancestor. It comes at the
-  // most recently used end if no ancestor is cached or its group has a window.
+  // cached. In eviction order that page comes directly before its nearest cached ancestor. If no
+  // ancestor is cached or the page's group has a window, it comes at the most recently used end.
   void DropRequest(BlockId page);
   void DropHold(BlockId page);
 
@@ -172,9 +172,10 @@ class PrefixCache {
   std::size_t GroupOf(BlockId page) const;
   bool HasPages(NodeId node) const;
   bool HasAllPages(NodeId node) const;
-  // Returns the page before which a newly cached page is inserted in eviction order. Groups without
-  // window: its nearest cached ancestor, so that leaves are evicted first. Otherwise the null page,
-  // which means the most recently used end.
+  // Returns the page before which a newly cached page is inserted in eviction order. In a group
+  // without window this is the nearest cached ancestor of the page, so that leaves are evicted
+  // first. If there is none, or if the group has a window, returns the null page, which means the
+  // most recently used end.
   BlockId EvictionSuccessorOf(BlockId page) const;
   // Unpublishes a cached page that the pool is about to hand out.
   void Evict(BlockId page);

@@ -75,20 +75,22 @@ struct ConstraintSpec {
   UnenforcedPolicy unenforced = UnenforcedPolicy::kRefuse;
   std::vector<std::string> choices;
   std::vector<ConstraintTag> tags;    // for tool calls: the name and the arguments of each tool
-  std::vector<std::string> triggers;  // free text ends at a trigger, with which a tag begins
+  std::vector<std::string> triggers;  // texts that end free text; each is the beginning of a tag
   bool at_least_one_tag = false;
   bool stop_after_first_tag = false;
   // For kToolCalls. tool_format: the format of the model, which must be enforceable.
-  // opens_reasoning: the prompt ends inside a reasoning section, with whose rest the output begins.
+  // opens_reasoning: the prompt ends inside a reasoning section, so the output begins with the rest
+  // of that section.
   // calls_are_optional: free text is allowed until the trigger of the format.
   const text::ToolFormat* tool_format = nullptr;
   bool opens_reasoning = false;
   bool calls_are_optional = false;
   // With tool_format. starts_after_reasoning: the constraint begins after the reasoning section.
-  // start_follows_prompt: starts_after_reasoning depends on the end of the prompt; before
-  // compilation the dependency is resolved and this field is reset.
+  // start_depends_on_prompt: if the prompt ends so that the output cannot contain reasoning,
+  // starts_after_reasoning becomes false. ResolveConstraint does this before compilation and then
+  // resets this field.
   bool starts_after_reasoning = false;
-  bool start_follows_prompt = false;
+  bool start_depends_on_prompt = false;
 
   std::int64_t InputBytes() const;  // size of everything that the client sent
   friend bool operator==(const ConstraintSpec&, const ConstraintSpec&) = default;
@@ -151,8 +153,8 @@ class CompiledConstraint {
   std::uint32_t mask_words() const { return MaskWords(vocab_size()); }
 
   // Returns JSON pointers, as URI fragments such as "#/properties/a/not", to the schema keywords
-  // that are not enforced. For tags and tools the field of the schema precedes the pointer. Empty
-  // unless the spec has UnenforcedPolicy::kAnnotate.
+  // that are not enforced. For tags and tools, each pointer is prefixed with the name of the
+  // request field that contains the schema. Empty unless the spec has UnenforcedPolicy::kAnnotate.
   const std::vector<std::string>& unenforced() const { return unenforced_; }
 
  private:

@@ -57,7 +57,7 @@ struct TextLength {
 TextLength LengthOf(const Regex& regex);
 
 // Returns an expression for those matches of `regex` that do not begin with a character of `taken`.
-// It matches the empty string if `regex` does and `may_be_empty` is set. If many leading parts can
+// The result matches "" if `regex` does and `may_be_empty` is set. If many leading parts can
 // be empty, matches that begin with a later part are left out. Returns nullopt if no match remains.
 std::optional<Regex> ExcludeFirst(const Regex& regex, const CodePoints& taken, bool may_be_empty);
 

@@ -1,10 +1,10 @@
 #pragma once
 
-// The special tokens that a constraint may contain. A special token is identified by its text,
-// because a tokenizer splits text at special tokens.
+// The special tokens that a constraint may contain, identified by their texts.
 //
 // Place:      below the writers of grammars. A marker that is a special token is written as that
-//             token, because no other token contains its bytes.
+//             token. The grammar library knows no bytes of special tokens, so the token would not
+//             match a literal with the marker's text.
 // Invariants: texts are not empty. If two begin at the same position, the longer one counts.
 // Threads:    immutable.
 

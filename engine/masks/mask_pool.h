@@ -43,7 +43,7 @@ class ChoiceMask {
 
   // The following methods require is_ready().
   //
-  // If there is no mask, the error: an error of ConstraintMatcher, or INTERNAL if the matcher
+  // OK if there is a mask. Otherwise an error of ConstraintMatcher, or INTERNAL if the matcher
   // rejected a token that its mask had allowed.
   const absl::Status& status() const { return status_; }
   // One bit for each token id; all bits are 0 if there is no mask. Empty if the choice has neither

@@ -31,7 +31,8 @@ namespace quire::engine {
 struct OutputStageOptions {
   std::int32_t num_workers = 1;
   std::size_t ring_items = 0;
-  // The engine is woken when the tokens of a request on their way to its worker fall below this.
+  // The engine is woken when the number of a request's tokens in the queue to its worker falls
+  // below this.
   std::int32_t stream_queue_tokens = 0;
   HashKey id_key;  // makes the ids of tool calls
 };

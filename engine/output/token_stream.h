@@ -4,11 +4,12 @@
 //
 // Place:      between the output stage and the transport (a gRPC reactor, a test).
 // Invariants: there is one StartedEvent, and it comes first. Deltas of an index are in order. There
-//             is at most one CompletedEvent per index, and none without generation. Nothing
-//             follows Finish. Consecutive deltas of one index that are not taken yet are merged, so
-//             the memory of a slow reader is bounded by its tokens. The scheduler bounds these: it
-//             does not run a sequence whose stream has `capacity_tokens` unread tokens. The unread
-//             part of a finished answer is dropped after a while (UnreadAnswers).
+//             is at most one CompletedEvent per index, and none for tasks that do not generate
+//             (kScore, kEmbed). Nothing follows Finish. Consecutive deltas of one index that are
+//             not taken yet are merged, so the memory of a stream whose reader is slow grows only
+//             with its unread tokens. The scheduler limits their number: it does not run a sequence
+//             whose stream has `capacity_tokens` unread tokens. The unread part of a finished
+//             answer is dropped after a while (UnreadAnswers).
 // Threads:    all methods thread-safe.
 // Lifetime:   shared by engine and reader, which may release it in any order.
 
@@ -42,8 +43,9 @@ struct TokenLogprob {
   std::int32_t rank = 0;
   std::string bytes;
   std::optional<float> processed_logprob;  // set if requested
-  // For a sampled token: number of characters of the choice's unparsed text that begin before this
-  // token.
+  // For a sampled token: its position in the text of the choice before that text is split into
+  // content, reasoning and tool calls. The position is the number of code points that begin before
+  // the token.
   std::int32_t text_offset = 0;
   std::vector<TopToken> top;
 };
@@ -142,10 +144,11 @@ class TokenStream {
   bool finished();
   absl::Status status() const;
   Usage usage() const;
-  // Sets a callback that the writing thread calls, without holding a lock, once whenever an event
-  // or the end becomes available after Take returned nothing. If an event or the end is already
-  // available, the callback is called at once. There is one callback at a time. Null removes it and
-  // returns after a running call has ended. Must not be called from inside the callback.
+  // Sets a callback. After Take returned nothing, the thread that writes the next event or the end
+  // calls it once. The state lock is not held during the call. If an event or the end is already
+  // available, SetReadyCallback itself calls the callback. There is one callback at a time. Null
+  // removes it and returns after a running call has ended. Must not be called from inside the
+  // callback.
   void SetReadyCallback(std::function<void()> callback);
 
   // Sets a callback for Abandon, which the abandoning thread calls. Null removes it and returns
@@ -154,7 +157,7 @@ class TokenStream {
 
   // For the engine, before the reader gets the stream: the reading thread calls `on_read` once,
   // when finished() is true for the first time.
-  void SetReadCallback(std::function<void()> on_read) { on_read_ = std::move(on_read); }
+  void SetFullyReadCallback(std::function<void()> on_read) { on_read_ = std::move(on_read); }
   // For the engine, before the reader gets the stream: the reading thread calls `on_drained`
   // whenever a Take reduces the unread tokens from `capacity_tokens` or more to fewer.
   void SetDrainedCallback(std::int32_t capacity_tokens, std::function<void()> on_drained);
@@ -188,7 +191,7 @@ class TokenStream {
   std::function<void()> callback_ ABSL_GUARDED_BY(callback_mutex_);
   std::int32_t capacity_tokens_ = 0;  // constant after SetDrainedCallback
   std::function<void()> on_drained_;  // constant after SetDrainedCallback
-  std::function<void()> on_read_;     // constant after SetReadCallback
+  std::function<void()> on_read_;     // constant after SetFullyReadCallback
   Mutex abandoned_mutex_;
   std::function<void()> on_abandoned_ ABSL_GUARDED_BY(abandoned_mutex_);
 };

@@ -34,7 +34,7 @@ class UnreadAnswers {
   // Adds the answer of a request that has ended. REQUIRES: the stream is not finished yet, so the
   // reader cannot have read it to the end.
   void Add(const AcceptedRequest& request, absl::Time now);
-  // Removes the answer when its reader has read everything. Does nothing if it is not here.
+  // Removes the answer when its reader has read everything. Does nothing if the answer is not here.
   void Remove(std::uint64_t arrival);
   UnreadCounts CountsOf(const std::string& tenant) const;
   // Ends the answers of which nothing was taken between two checks at least `timeout` apart.
@@ -60,8 +60,8 @@ class UnreadAnswers {
   std::list<Answer> answers_ ABSL_GUARDED_BY(mutex_);  // by checked_at
   std::map<std::uint64_t, std::list<Answer>::iterator> by_arrival_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, std::int32_t> by_tenant_ ABSL_GUARDED_BY(mutex_);  // only counts above 0
-  // The size of answers_. The engine's steps read it without a lock, so they skip this class
-  // cheaply when there are no answers.
+  // The size of answers_. Expire reads it without a lock and returns at once if there are no
+  // answers.
   std::atomic<std::size_t> num_answers_{0};
 };
 

@@ -6,9 +6,9 @@
 //
 // Place:      Accept (requests) and text workers (tokens) ask it, and the engine thread updates it.
 // Invariants: 0 <= queued_requests <= max_queued_requests; 0 <= queued_tokens <= max_queued_tokens.
-//             After a limit was lowered, the highest limit so far applies until earlier requests
-//             have left. A request counts from Accept to its first step or its end, and its tokens
-//             count from tokenization on.
+//             After a limit was lowered, the counts may exceed it, but never the highest limit so
+//             far. A request counts from Accept to its first step or its end, and its tokens count
+//             from tokenization on.
 // Threads:    every method from any thread.
 // Lifetime:   owned by the engine.
 
@@ -50,9 +50,11 @@ struct WorkAhead {
   double output_tokens_per_second = 0;
 };
 
-// The shortest retry delay, because a client that retries at once finds the same full queue.
+// The shortest retry delay. A shorter one would be useless: the client would find the same full
+// queue.
 inline constexpr absl::Duration kMinRetryDelay = absl::Seconds(1);
-// The longest retry delay, because a very low rate does not predict the future.
+// The longest retry delay. A longer one would be a guess: a very low rate does not predict the
+// future.
 inline constexpr absl::Duration kMaxRetryDelay = absl::Minutes(10);
 
 // The numbers of unread finished answers, which count towards the limits of requests
@@ -87,8 +89,8 @@ class AdmissionLimiter {
   // The engine thread calls it every few milliseconds, and after the last step before a pause.
   void Update(const WorkAhead& ahead);
   // Returns the time that the remaining work takes at the recent rates, if prompts and outputs are
-  // processed in parallel. Without recent work it is the length of the window. The result lies
-  // between kMinRetryDelay and kMaxRetryDelay.
+  // processed in parallel. If no work was done recently, returns RateMeter::kWindowSeconds. The
+  // result lies between kMinRetryDelay and kMaxRetryDelay.
   absl::Duration RetryDelay() const;
 
   std::int32_t queued_requests() const;
@@ -122,7 +124,8 @@ class AdmissionLimiter {
   std::int32_t requests_ ABSL_GUARDED_BY(mutex_) = 0;
   std::int64_t tokens_ ABSL_GUARDED_BY(mutex_) = 0;
   TenantOptions tenants_ ABSL_GUARDED_BY(mutex_);
-  std::map<std::string, Waiting> waiting_ ABSL_GUARDED_BY(mutex_);  // by tenant; sums to the above
+  // By tenant; the sums over all tenants are requests_ and tokens_.
+  std::map<std::string, Waiting> waiting_ ABSL_GUARDED_BY(mutex_);
   WorkAhead ahead_ ABSL_GUARDED_BY(mutex_);
 };
 

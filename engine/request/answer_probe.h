@@ -39,7 +39,7 @@ class AnswerProbe {
   void ObserveChoice(FinishReason reason, std::int32_t tokens, absl::Duration decode);
   void AddGenerated(std::int32_t tokens) { generation_.Increment(tokens); }
 
-  // Choices that have a first token. With the counters it closes the token balance (rule 7).
+  // Number of choices that have had a first token.
   std::int64_t first_tokens() const { return first_tokens_.load(std::memory_order_relaxed); }
 
  private:

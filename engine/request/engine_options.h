@@ -24,8 +24,8 @@ namespace quire::engine {
 
 class ConstraintCompiler;
 
-// Larger than every token id. It replaces generated tokens in prefix keys if prompts must not reuse
-// their pages.
+// A bit that no token id has. Generated tokens have it in prefix keys if prompts must not reuse the
+// pages of generated tokens.
 inline constexpr std::int32_t kGeneratedTag = 1 << 30;
 
 enum class AdmissionMode : std::uint8_t { kSafe, kOvercommit };
@@ -36,12 +36,12 @@ struct HotOptions {
   std::int32_t max_step_tokens = 8192;  // must not exceed its value at Create
   std::int32_t prefill_chunk_tokens = 512;
   std::int32_t max_step_prompt_tokens = 512;  // maximum prompt tokens in one step
-  // While rows decode, prompts are added to a step only while its expected time is below this
-  // target. If absent, there is no target, unless auto_step_time_target is set. The target is then
-  // 3 times the expected time of the decoding rows alone, or 4 times if there are more than half as
-  // many prompts as rows, and lies between 20 ms (1 ms with several tenants) and 500 ms. For steps
-  // with only prompts, the automatic target is 16 times the expected time of one row, between 5 and
-  // 500 ms.
+  // While rows decode, prompts are added to a step only while the step's expected time is below
+  // this target. If absent, there is no target, unless auto_step_time_target is set. The target is
+  // then 3 times the expected time of the decoding rows alone, or 4 times if there are more than
+  // half as many prompts as rows, and lies between 20 ms (1 ms with several tenants) and 500 ms.
+  // For steps with only prompts, the automatic target is 16 times the expected time of one row,
+  // between 5 and 500 ms.
   std::optional<absl::Duration> step_time_target;
   bool auto_step_time_target = false;
   std::int32_t max_running_sequences = 64;  // must not exceed its value at Create
@@ -103,13 +103,14 @@ struct EngineOptions : HotOptions {
 // Returns INVALID_ARGUMENT with the key, its value and the limit.
 absl::Status CheckOptions(const EngineOptions& options, std::uint32_t page_size);
 
-// Checks new options of an engine that was created with `start`. Some limits determined the size of
-// allocations, so they must not exceed their value at start.
+// Checks new options of an engine that was created with `start`. Some limits must not exceed their
+// value at start, because that value determined the size of allocations.
 absl::Status CheckHotOptions(const EngineOptions& start, const HotOptions& next,
                              std::uint32_t page_size);
 
-// Returns the maximum prompt tokens of one row in a step, from the options at start. Later options
-// do not raise it for a model with sliding windows, because the page demand of its rows assumes it.
+// Returns the maximum prompt tokens of one row in a step, from the options at start. For a model
+// with sliding windows later options do not raise this maximum, because the number of pages that a
+// row needs was computed with it.
 inline std::uint32_t MaxChunkTokens(const HotOptions& start, std::uint32_t page_size) {
   const auto page_tokens = static_cast<std::int32_t>(page_size);
   return static_cast<std::uint32_t>(

@@ -35,7 +35,7 @@ class RequestProbe {
   void Completed(bool was_running);
   void Failed(bool was_running, absl::StatusCode code);
   void Cancelled(bool was_running, CancelSource source);
-  // The request ended early during its preparation, so it is accepted and cancelled at once.
+  // The request ended early during its preparation. Counts it as accepted and as cancelled.
   void CancelledInPreparation(CancelSource source);
   void ShowWaitingTokens(std::int64_t tokens) { waiting_tokens_.Set(static_cast<double>(tokens)); }
 

@@ -375,7 +375,7 @@ void AddTextRules(const Request& request, std::shared_ptr<const TokenTexts> text
 // constraint keeps its format, because calls need it.
 ConstraintSpec ResolveConstraint(ConstraintSpec spec, const PreparedPrompt& prompt) {
   spec.opens_reasoning = prompt.opens_reasoning;
-  if (std::exchange(spec.start_follows_prompt, false) && prompt.is_after_reasoning) {
+  if (std::exchange(spec.start_depends_on_prompt, false) && prompt.is_after_reasoning) {
     spec.starts_after_reasoning = false;
     if (spec.kind != ConstraintKind::kToolCalls) spec.tool_format = nullptr;
   }

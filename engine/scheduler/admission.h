@@ -3,14 +3,15 @@
 // Decides which waiting or preempted request starts next, and proves that its pages fit.
 //
 // Order: preempted sequences by age, then the head of WaitingRequests. A head that is blocked by
-// missing rows or pages blocks the queue, so that a large request cannot starve. So does a head
-// whose output worker is stalled. A preempted sequence that is stalled is skipped, and so is a
-// tenant that has as many running requests as it may.
+// missing rows or pages blocks the queue, so that a large request cannot starve. A head whose
+// output worker is stalled blocks the queue too. A preempted sequence that is stalled is skipped,
+// and so is a tenant that has as many running requests as it may.
 //
 //   safe:        a request is admitted when the pages of all admitted requests at their limits, its
 //                own included, fit together. No sequence ever loses a page.
-//   overcommit:  a request is admitted when its prompt and one more page fit. A row that cannot
-//                grow later takes the pages of a victim (preemption.h), which is computed again.
+//   overcommit:  a request is admitted when its prompt and one more page fit. If a row cannot grow
+//                later, it takes the pages of a victim (preemption.h). The victim's tokens are
+//                computed again later.
 //
 // Place:      part of Scheduler; called by PrefillPlanner between the chunks of running prompts.
 // Invariants: CheckIntegrity(). A function of its calls.

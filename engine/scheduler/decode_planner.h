@@ -6,7 +6,7 @@
 // victim of a later one.
 //
 // Place:      part of Scheduler; the first planner of a step.
-// Invariants: what it remembers is of the step being planned, and is replaced by Select.
+// Invariants: the members describe the step being planned; Select replaces their contents.
 // Threads:    engine thread only.
 // Lifetime:   everything that it points to outlives it.
 
@@ -25,18 +25,20 @@ class DecodePlanner {
  public:
   DecodePlanner(std::uint32_t page_size, RowPool* rows, StepDraft* draft);
 
-  // Finds the rows that can decode. Returns false if the step in flight must be collected first:
-  // the choices of a request part with its sample, and no page may be missing then.
+  // Finds the rows that can decode. Returns false if the step in flight must be collected first,
+  // because it samples the first tokens of a request with several choices. The request then forks,
+  // and no page may be missing for the fork.
   bool Select();
-  // Takes the pages for the next tokens of these rows. A row without them is left out. Returns
-  // false if the step in flight must be collected first.
+  // Takes the pages for the next tokens of the rows that Select found. A row that gets too few
+  // pages is left out. Returns false if the step in flight must be collected first.
   bool TakePages(bool ahead);
   // Adds the rows that still have their pages to the draft. One page of the budget is left for
   // prompts if there are any.
   void AddRows(const Admission& admission);
 
   // A stream besides those whose prompts are in the step waits for its next token. A stream that
-  // is stalled by its own output counts. One whose client leaves its tokens unread does not.
+  // is stalled by its own output counts. A stream whose client leaves its tokens unread does not
+  // count.
   bool has_waiting_stream() const { return has_waiting_stream_; }
   // Sequences that run or were preempted before this step, with prompt tokens left to compute.
   std::size_t num_prompts() const { return num_prompts_; }

@@ -4,9 +4,9 @@
 // only.
 //
 // Place:      called by RowPool, which frees the pages; the sequence is computed again later.
-// Invariants: the oldest admitted sequence that can run is never chosen. So it always reaches its
-//             end: a single request fits (EXCEEDS_CAPACITY), and all other sequences can be
-//             preempted.
+// Invariants: the oldest admitted sequence that can run is never chosen. It always reaches its end:
+//             all other sequences can be preempted for it, and it fits alone, since larger requests
+//             are refused (EXCEEDS_CAPACITY).
 // Threads:    engine thread only.
 // Lifetime:   none.
 
@@ -23,7 +23,7 @@ namespace quire::engine {
 // candidates are compared by these criteria, in this order:
 //   1. preempting it frees pages (`frees_pages`), rather than only pages that others share;
 //   2. it has more than `page_size` tokens left, and fewer than `max_preemptions` preemptions;
-//   3. it is stalled, so that it makes no progress anyway;
+//   3. it is stalled, so it would make no progress if it kept its pages;
 //   4. its tenant is the last by TenantRequests::order;
 //   5. it has the highest priority number;
 //   6. it was admitted last.

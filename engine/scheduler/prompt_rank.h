@@ -15,8 +15,8 @@
 
 namespace quire::engine {
 
-// The class of a length, by powers of four, so that prompts of about the same length are served in
-// order of arrival.
+// Returns the class of a length. Each class spans a factor of four. Prompts of one class count as
+// equally long, so their order of arrival can decide.
 inline std::uint32_t LengthClass(std::uint32_t tokens) {
   return static_cast<std::uint32_t>(std::bit_width(tokens)) / 2;
 }

@@ -23,9 +23,9 @@
 
 namespace quire::engine {
 
-// Updates the state of `request` that other threads see from the states of its sequences.
+// Computes, from the states of its sequences, the state of `request` that other threads see.
 void RefreshState(ScheduledRequest& request);
-// Records the number of pages of the sequence in it and in its request.
+// Records the sequence's number of pages in the sequence and in its request.
 void SetPages(Sequence& sequence, std::uint32_t pages);
 
 enum class GrowResult : std::uint8_t {
@@ -62,8 +62,9 @@ class RowPool {
   // take rows too. REQUIRES: rows are free for them, and the sequence has its admission number.
   void Start(Sequence& sequence, const cache::PrefixMatch& match);
   // Takes pages for the first `tokens` tokens. With overcommit, victims are preempted for them and
-  // appended to `preempted`. In safe mode a page can be missing only while pages are cleared,
-  // copied or held by a step in flight, which ends with the next step.
+  // appended to `preempted`. In safe mode a page can be missing only while other pages are being
+  // cleared, are being copied or are held by a step in flight. All of them are available after the
+  // next step.
   GrowResult Grow(Sequence& sequence, std::uint32_t tokens, bool ahead,
                   std::vector<Sequence*>* preempted);
   // See Scheduler.

@@ -93,8 +93,8 @@ class Scheduler {
 
   bool has_work() const { return waiting() > 0 || !preempted().empty() || !running().empty(); }
   // Whether a step is due: a sequence could run or a request could start. False if all rows belong
-  // to clients that do not read. These keep their rows and pages for slow_client_timeout at most,
-  // and waiting requests wait for them.
+  // to clients that do not read. The requests of these clients keep their rows and pages for at
+  // most slow_client_timeout, and waiting requests wait until then.
   bool awaits_step() const;
   std::int32_t waiting() const { return static_cast<std::int32_t>(admission_.num_waiting()); }
   const Admission& admission() const { return admission_; }

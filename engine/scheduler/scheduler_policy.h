@@ -21,7 +21,8 @@ struct SchedulerPolicy {
   // that start sooner share the reading of the weights.
   int target_factor_with_many_prompts = 4;
   // The automatic target of a step that no stream waits for: this many times the expected time of
-  // one decode row. Reading the weights again then takes at most this fraction of the time.
+  // one decode row. That row takes about as long as reading the weights once, which is then a small
+  // part of the step.
   int target_factor_prefill_only = 16;
   absl::Duration min_target = absl::Milliseconds(20);
   absl::Duration max_target = absl::Milliseconds(500);

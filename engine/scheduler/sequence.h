@@ -115,8 +115,9 @@ struct Sequence {
   bool invalidated = false;  // kFinished because of its logits
 
   // Without EngineOptions::share_generated_pages, the cache gets these instead of `tokens`:
-  // generated tokens carry kGeneratedTag. So page keys, comparisons of tokens and partial matches
-  // distinguish the classes, and the cache needs to know nothing of them. Empty otherwise.
+  // generated tokens have the bit kGeneratedTag. Page keys, comparisons of tokens and partial
+  // matches then distinguish generated tokens from prompt tokens, although the cache does not know
+  // these classes. Empty otherwise.
   std::vector<std::int32_t> tagged_tokens;
 
   std::shared_ptr<ChoiceMask> mask;  // null unless its request has MaskRules and has started

@@ -40,11 +40,11 @@ class StepDraft {
   // if the step has no room for it. `room`: tokens after those computed that have pages, or may get
   // them.
   std::uint32_t ChunkTokens(std::uint32_t computed, std::uint32_t total, std::uint32_t room) const;
-  // Returns the pages that the choices of a request copy after the chunk that ends at `end`; 0
-  // unless that chunk completes the prompt. Only in safe mode: the reservation of the request has
-  // room for these pages, but free pages may still have to be cleared, so the chunk waits until
-  // enough are available. No row takes pages between a plan and the fork after its step, because
-  // the next plan waits for it (DecodePlanner::Select).
+  // Returns the pages that the choices of a request copy after the chunk that ends at `end`. The
+  // result is 0 unless that chunk completes the prompt, and always 0 with overcommit. In safe mode
+  // the request has reserved these pages, but some free pages may still have to be cleared. The
+  // chunk therefore waits until enough pages are available. No row takes pages between a plan and
+  // the fork after its step, because the next plan waits for the fork (DecodePlanner::Select).
   std::uint32_t ForkPages(const Sequence& sequence, std::uint32_t end) const;
 
   const StepPlan& plan() const { return plan_; }

@@ -9,12 +9,12 @@
 // for chunks of q tokens after h stored tokens. The fit minimises the squared relative error with
 // non-negative coefficients. The weights of steps with and without prompt tokens decay separately,
 // each with new steps of its own kind, so that an hour of decoding does not erase the cost of
-// prompts. A time far from the expected one is clamped to a factor of it, and reduces the weight of
-// earlier steps.
+// prompts. A measured time far from the expected time is clamped to a fixed multiple or fraction of
+// the expected time, and reduces the weight of earlier steps.
 //
-// xLLM's time predictor fits a quadratic in the prompt's length and an affine decode term and
-// inverts it for chunks (github.com/jd-opensource/xllm, core/scheduler/profile): the idea, not the
-// code.
+// The idea, but no code, is from xLLM's time predictor (github.com/jd-opensource/xllm,
+// core/scheduler/profile). That predictor fits a quadratic in the prompt's length and an affine
+// decode term, and inverts them to find the length of a chunk.
 //
 // Place:      part of Scheduler; StepPipeline reports every step to it.
 // Invariants: coefficients, predictions and token counts are finite and not negative. A function of

@@ -50,7 +50,7 @@ class EngineMeter {
   absl::Duration StepEnded(const InFlightStep& flight, absl::Time collected);
   // Shows the pages and the work ahead, after a step or after choices that ended without one.
   void ShowWork(absl::Time now);
-  // Shows the pages, so that the pages evicted since the last call count under `since_last`.
+  // Shows the pages. Pages evicted since the last call count under `since_last`.
   void ShowCache(EvictionCause since_last) { probe_->cache.Show(cache_->stats(), since_last); }
 
   // Returns the statistics without the counts that StepCollector and StepPipeline keep.

@@ -42,7 +42,7 @@ class MaskGate {
   // The request has ended.
   void Drop(const ScheduledRequest& live);
 
-  // Waits for the masks of late samples, as long as the other rows of the step can spare.
+  // Waits for the masks of late samples, but only briefly if the step has other rows.
   void AwaitLateSamples(const InFlightStep& step);
   // Completes the late samples whose masks are ready, and stalls the rows of the others.
   void CompleteLateSamples(const BatchBuilder& builder, InFlightStep* step);

@@ -38,7 +38,7 @@ class OutputBuffer {
   std::vector<OutputItem> items_;
 };
 
-// Writes what the choice went through into its last item.
+// Copies the counters of a choice into the last item of the choice.
 inline void FillEnd(const Sequence& sequence, OutputItem* item) {
   item->choice = sequence.choice;
   item->preemptions = sequence.preemptions;

@@ -60,7 +60,7 @@ class StepPipeline {
 
   // Not OK after the device was lost: no step runs any more.
   const absl::Status& fatal() const { return fatal_; }
-  // Beats after every completed step; on the CPU also after each layer.
+  // Beats at least after every step, and on the CPU also after each layer of a step.
   Heartbeat& heartbeat() { return heartbeat_; }
   const Heartbeat& heartbeat() const { return heartbeat_; }
   const StepPlan& last_plan() const { return *plan_; }

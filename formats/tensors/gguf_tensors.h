@@ -15,7 +15,7 @@
 
 namespace quire::formats {
 
-// A file and its parsed header. Moving it keeps the views valid.
+// A file and its parsed header. Moving an OpenedGguf keeps the views valid.
 struct OpenedGguf {
   ModelFile file;
   GgufFile gguf;  // a view of `file`

@@ -3,8 +3,8 @@
 // Packs e4m3 matrices for the CPU. Linear (linear.h) widens e4m3 values in registers without loss;
 // activations stay f32.
 //
-// The widening, a bit shift and a power of two, follows the f16 conversion by F. Giesen,
-// fgiesen.wordpress.com, 2012.
+// Values are widened by a bit shift and a multiplication by a power of two, as in the f16
+// conversion by F. Giesen, fgiesen.wordpress.com, 2012.
 
 #include <cstdint>
 #include <span>
@@ -27,8 +27,8 @@ absl::StatusOr<PackedLinear> PackFp8Rows(
     const Backend& backend, const Fp8Shape& shape,
     absl::FunctionRef<void(std::uint32_t row, const Fp8Row& out)> source);
 
-// Allocates the matrix of PackFp8Rows with all bytes zero, for bytes that PackFp8Rows made of such
-// a shape. Errors are those of PackFp8Rows.
+// Allocates a zeroed matrix with the layout of PackFp8Rows. The caller fills it with the bytes of a
+// matrix that PackFp8Rows packed earlier for the same shape. Errors are those of PackFp8Rows.
 absl::StatusOr<PackedLinear> AllocateFp8Linear(const Fp8Shape& shape);
 
 // Bytes of scratch memory (Backend::op_workspace) that Linear uses with e4m3 weights for up to
@@ -37,11 +37,13 @@ std::int64_t Fp8LinearScratchBytes(std::uint32_t num_rows, std::uint32_t k);
 
 namespace internal {
 
-// LinearSimd expects x multiplied by this for e4m3 weights. The product is exact below 2^80.
+// LinearSimd expects x multiplied by this for e4m3 weights. The multiplication is exact for
+// |x| < 2^80.
 inline constexpr float kFp8InputScale = 0x1p48f;
 
-// Linear with e4m3 weights on the CPU. Scales x once for all panels in the backend's scratch
-// memory, in pieces of at most 4 MiB or 8 rows.
+// Linear with e4m3 weights on the CPU. Scales x into the backend's scratch memory, once for all
+// panels. Processes as many rows at a time as fit into 4 MiB, rounded down to a multiple of 8, but
+// at least 8.
 void LinearFp8(const Backend& backend, const LinearParams& params);
 
 }  // namespace internal

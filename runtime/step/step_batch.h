@@ -129,7 +129,8 @@ struct StepToken {
 struct StepResult {
   std::vector<StepToken> samples;          // one per StepBatch::samples
   std::vector<StepToken> prompt_logprobs;  // one per StepBatch::prompt_logprobs
-  // One per StepBatch::pools: [hidden], or empty unless it ends. They point into the result.
+  // One per StepBatch::pools: [hidden] if `ends` is set, else empty. The values are valid as long
+  // as the StepResult.
   std::vector<std::span<const float>> pools;
 };
 

@@ -82,7 +82,7 @@ engine::ConstraintSpec MakeCallSpec(const text::ToolFormat& format, bool has_rea
   spec.kind = engine::ConstraintKind::kToolCalls;
   spec.tool_format = &format;
   spec.starts_after_reasoning = has_reasoning || format.name != text::kGenericFormat;
-  spec.start_follows_prompt = true;
+  spec.start_depends_on_prompt = true;
   return spec;
 }
 

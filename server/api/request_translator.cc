@@ -394,7 +394,7 @@ absl::Status ReadStart(const v1::Constraint& constraint, const text::ToolFormat*
   if (is_default && !has_reasoning) return absl::OkStatus();
   if (format != nullptr && !format->reasoning_begin.empty()) {
     spec->starts_after_reasoning = true;
-    spec->start_follows_prompt = is_default;
+    spec->start_depends_on_prompt = is_default;
     spec->tool_format = format;
     return absl::OkStatus();
   }

@@ -42,12 +42,12 @@ struct CallInfo {
   std::string principal;  // "" without authentication
   std::string tenant = "default";
   std::string metadata_request_id;   // x-request-id
-  bool request_id_required = false;  // items of a batch
+  bool request_id_required = false;  // true for items of a batch
   absl::Time accept_time;
   absl::Time grpc_deadline = absl::InfiniteFuture();
 };
 
-// Options from the model and the configuration; replaced when hot keys change.
+// Options from the model and the configuration; replaced when a reload changes configuration keys.
 struct TranslatorOptions {
   std::string model_id;
   std::vector<std::string> aliases;
@@ -91,11 +91,11 @@ std::string NewRequestId();
 // otherwise a new id. Gateways set the header on every call, so an invalid value is not an error of
 // the caller.
 std::string ChooseRequestId(absl::string_view id, absl::string_view suffix = "");
-// The longest suffix that an evaluation appends to an id. A call has at most 2048 pairs of two
-// items.
+// The longest suffix that an evaluation appends to an id. A call has at most 2048 pairs, thus 4096
+// items; item i > 0 gets the suffix -i.
 inline constexpr absl::string_view kLongestItemSuffix = "-4095";
 
-// Returns true if the constraint may produce JSON, so that its white space can be chosen.
+// Returns true if the constraint may produce JSON. Only then may `whitespace` be set.
 bool HasJson(const v1::Constraint& constraint);
 
 // Converts a Duration field. Returns BAD_PARAMETER if it is malformed, negative, or zero while

@@ -133,8 +133,8 @@ class ServingState {
   bool is_ready() const { return state() == LifeState::kReady && !drain_started() && is_live(); }
   bool is_started() const { return state() != LifeState::kLoading; }
 
-  // Returns the model, or UNAVAILABLE / MODEL_LOADING or DEVICE_ERROR. Returns OK while draining,
-  // because the engine refuses requests then.
+  // Returns the model, or UNAVAILABLE / MODEL_LOADING or DEVICE_ERROR. While draining, also returns
+  // the model: the engine itself refuses requests then.
   absl::StatusOr<const ServedModel*> ModelOrError() const;
 
  private:

@@ -1,7 +1,7 @@
 #pragma once
 
-// Warns about valid configurations that are probably mistakes, at start and on every reload. They
-// are accepted nevertheless.
+// Warns about valid configurations that are probably mistakes, at start and on every reload. Such
+// configurations are accepted.
 //
 // Place:   called by the daemon.
 // Threads: any.
@@ -13,10 +13,10 @@
 
 namespace quire::server {
 
-// Returns the tenants with a limit of running requests but none of waiting ones. Such a tenant can
-// fill the queue of all tenants and block the others. "tenants.defaults" stands for unlisted
-// tenants.
-std::vector<std::string> FindTenantsWithOpenQueues(const engine::TenantOptions& tenants);
+// Returns the tenants that have a limit for running requests, but neither for waiting requests nor
+// for waiting tokens. Such a tenant can fill the queue that all tenants share, and block the
+// others. "tenants.defaults" stands for unlisted tenants.
+std::vector<std::string> FindTenantsWithoutQueueLimit(const engine::TenantOptions& tenants);
 
 // Logs a warning with the names of such tenants, if there are any.
 void WarnAboutTenants(const engine::TenantOptions& tenants);

@@ -110,11 +110,11 @@ TEST(LookupTableTest, ReportsBrokenInvariants) {
   EXPECT_THAT(broken([](LookupTable& table) { Peer::entry(table, 0, table.stride() - 1) = 9; }),
               HasSubstr("row 0 column 23 holds page 9"));
   EXPECT_THAT(broken([](LookupTable& table) { Peer::first_column(table, 1) = 2; }),
-              HasSubstr("row 1 has 1 pages, the limit is 8, the first is 2"));
+              HasSubstr("row 1 has pages in columns [2, 1), the table has 8 columns"));
   EXPECT_THAT(broken([](LookupTable& table) { Peer::first_column(table, 1) = 1; }),
               HasSubstr("row 1 column 0 holds page 5"));
   EXPECT_THAT(broken([](LookupTable& table) { Peer::end_column(table, 1) = 9; }),
-              HasSubstr("row 1 has 9 pages, the limit is 8"));
+              HasSubstr("row 1 has pages in columns [0, 9), the table has 8 columns"));
   EXPECT_THAT(broken([](LookupTable& table) { table.SetLength(BatchRow{0}, 1); }),
               HasSubstr("row 0 has no pages but length 1"));
 }

@@ -172,7 +172,7 @@ def test_tenants_that_can_fill_the_queue_are_reported(api, tmp_path):
     live = Live(api, tmp_path, {**START, "tenants.entries": open_entries})
     try:
         def named():
-            return [line["tenants"] for line in live.log_lines(level="warn", msg="a tenant can fill the queue of all tenants")]
+            return [line["tenants"] for line in live.log_lines(level="warn", msg="a tenant can fill the queue that all tenants share")]
 
         assert named() == ["acme"]
         live.set(tenants__defaults__max_running_requests="1")

@@ -280,7 +280,7 @@ TEST(RequestTranslatorTest, ForcedCallsBecomeAConstraint) {
   EXPECT_EQ(required->constraint->kind, engine::ConstraintKind::kToolCalls);
   EXPECT_EQ(required->constraint->tool_format->name, "hermes");
   EXPECT_TRUE(required->constraint->starts_after_reasoning);
-  EXPECT_TRUE(required->constraint->start_follows_prompt);
+  EXPECT_TRUE(required->constraint->start_depends_on_prompt);
   EXPECT_FALSE(required->constraint->stop_after_first_tag);
   ASSERT_EQ(required->constraint->tags.size(), 2u);
   EXPECT_EQ(required->constraint->tags[0].begin, "f");
@@ -328,7 +328,7 @@ TEST(RequestTranslatorTest, StrictToolsConstrainOptionalCalls) {
   EXPECT_EQ(held->constraint->kind, engine::ConstraintKind::kToolCalls);
   EXPECT_TRUE(held->constraint->calls_are_optional);
   EXPECT_TRUE(held->constraint->starts_after_reasoning);
-  EXPECT_TRUE(held->constraint->start_follows_prompt);
+  EXPECT_TRUE(held->constraint->start_depends_on_prompt);
   ASSERT_EQ(held->constraint->tags.size(), 2u);
   EXPECT_EQ(held->constraint->tags[0].text, R"({"type":"object"})");
   EXPECT_EQ(held->constraint->tags[1].text,
@@ -430,7 +430,7 @@ TEST(RequestTranslatorTest, PromptDeterminesConstraintStartOfReasoningModels) {
     EXPECT_TRUE(request.ok()) << request.status();
     const engine::ConstraintSpec& spec = *request->constraint;
     EXPECT_EQ(spec.starts_after_reasoning, spec.tool_format != nullptr);
-    return std::pair(spec.starts_after_reasoning, spec.start_follows_prompt);
+    return std::pair(spec.starts_after_reasoning, spec.start_depends_on_prompt);
   };
   const char* const after = "start: CONSTRAINT_START_AFTER_REASONING";
   const char* const at_start = "start: CONSTRAINT_START_AT_START";

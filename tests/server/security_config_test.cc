@@ -175,7 +175,7 @@ TEST_F(SecurityConfigTest, FindsTenantsThatCanFillTheWholeQueue) {
   const auto names = [&](std::vector<std::string> sets) {
     const auto config = Load(std::move(sets));
     EXPECT_NE(config, nullptr) << (errors_.empty() ? "" : errors_[0]);
-    return FindTenantsWithOpenQueues(ToOptions(*config).engine.tenants);
+    return FindTenantsWithoutQueueLimit(ToOptions(*config).engine.tenants);
   };
   EXPECT_THAT(names({}), IsEmpty());
   EXPECT_THAT(names({"tenants.defaults.max_queued_requests=3",

@@ -95,8 +95,8 @@ class AddedTokens {
   static absl::StatusOr<AddedTokens> FromTokens(std::vector<AddedToken> tokens);
 
   // CutRaw splits raw text at the tokens that are not `normalized`. CutNormalized splits normalized
-  // text at the tokens that are. Text that rstrip consumed may start another token, so segments of
-  // tokens may overlap; segments of text never do. A special token stays in the text if
+  // text at the tokens that are `normalized`. Text that rstrip consumed may start another token, so
+  // segments of tokens may overlap; segments of text never do. A special token stays in the text if
   // `takes_special` returns false for its bytes.
   using TakesSpecial = absl::FunctionRef<bool(std::size_t begin, std::size_t end)>;
   absl::Status CutRaw(absl::string_view text, TakesSpecial takes_special, RegexScratch& scratch,

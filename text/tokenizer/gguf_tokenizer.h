@@ -3,8 +3,8 @@
 // Builds the parts of a tokenizer from the vocabulary of a GGUF file.
 //
 //   gpt2   byte-level BPE: merges in their order, text split as tokenizer.ggml.pre specifies
-//   llama  SentencePiece BPE: pairs whose concatenation is a token merge, best score first;
-//          spaces become U+2581, characters outside the vocabulary become their bytes
+//   llama  SentencePiece BPE: two neighbours are merged if their concatenation is a token, best
+//          score first; spaces become U+2581, characters outside the vocabulary become their bytes
 //
 // Control and unknown tokens become special added tokens, and user-defined tokens become plain
 // added tokens. Unused tokens have no text. A GGUF file names no normal form, so none is applied.
@@ -37,11 +37,11 @@ struct GgufPipeline {
   std::string identity;
 };
 
-// Error messages start with vocabulary.label and name the metadata key. Returns INVALID_ARGUMENT if
-// there are no tokens or too many, or if two tokens are equal. Does so too for invalid UTF-8,
-// unknown token types, scores that are not finite, arrays whose length is not the number of tokens,
-// malformed merges, and ids without a token. An empty token is accepted and never encoded. For an
-// unsupported `model` or `pre`, returns UNIMPLEMENTED with the supported values.
+// Error messages start with vocabulary.label and contain the key. Returns INVALID_ARGUMENT if there
+// are no tokens or too many, if two tokens are equal, or if a token is not UTF-8. Also returns it
+// for unknown token types, scores that are not finite, arrays whose length is not the number of
+// tokens, malformed merges, and ids without a token. An empty token is accepted and never encoded.
+// For an unsupported `model` or `pre`, returns UNIMPLEMENTED with the supported values.
 absl::StatusOr<GgufPipeline> BuildGgufPipeline(const GgufVocabulary& vocabulary);
 
 }  // namespace quire::text

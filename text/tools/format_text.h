@@ -13,11 +13,11 @@
 
 namespace quire::text {
 
-// Returns whether the output starts inside a reasoning section, because the prompt ends with the
-// section's opening marker. `continued` is the content of a final message that the model continues.
-// With `continued`, returns whether a section that this content opens last, or that the template
-// opens just before this content, is still open at the end of the content. Markers in other
-// messages are ignored.
+// Returns true if the prompt ends with the opening marker of a reasoning section. The output then
+// starts inside the section. `continued` is the content of a final message that the model
+// continues. With `continued`, returns whether a section that this content opens last, or that the
+// template opens just before this content, is still open at the end of the content. Markers in
+// other messages are ignored.
 bool OpensReasoning(const ToolFormat& format, absl::string_view prompt,
                     std::optional<absl::string_view> continued);
 

@@ -26,8 +26,8 @@ struct SpecCase {
   std::string document;  // empty: only compiled
 };
 
-// Returns cases of objects with many properties, a string format, counted repetitions, and forced
-// calls of 1, 8 and 32 tools in several tool-call formats.
+// Returns four kinds of cases: objects with many properties; a string format; counted repetitions;
+// forced calls of 1, 8 or 32 tools in several formats.
 std::vector<SpecCase> SpecCases();
 
 }  // namespace quire::engine
