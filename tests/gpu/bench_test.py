@@ -19,7 +19,7 @@ class BenchTest(unittest.TestCase):
         large, tiny = json.loads(done.stdout)["benchmarks"]
         self.assertEqual(large["name"], "BM_DeviceCopy/2147483648/manual_time")
         self.assertTrue(large["error_message"].startswith(
-            "out of device memory: 2147483648 bytes of device memory"), large)
+            "out of device memory: cannot allocate 2147483648 bytes of device memory"), large)
         self.assertEqual(tiny["name"], "BM_DeviceCopy/tiny/4096/manual_time")
         self.assertNotIn("error_message", tiny)
         self.assertGreater(tiny["bytes_per_second"], 0)

@@ -309,7 +309,7 @@ TEST(ModelConfigTest, NamesAMissingFile) {
   files.Set("params.json", "{}");
   EXPECT_THAT(message(), HasSubstr("params.json is not supported"));
   files.Set("snapshots", "");
-  EXPECT_THAT(message(), HasSubstr("one of the directories in snapshots"));
+  EXPECT_THAT(message(), HasSubstr("set the model path to a directory in snapshots"));
 }
 
 }  // namespace
