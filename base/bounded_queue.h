@@ -112,7 +112,7 @@ class BoundedQueue {
 
   T TakeFront() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     std::optional<T>& slot = slots_[head_];
-    T value = *std::move(slot);
+    T value = std::move(*slot);
     slot.reset();
     head_ = (head_ + 1) % slots_.size();
     --size_;

@@ -56,7 +56,7 @@ PrefixCache::PrefixCache(const PrefixCacheOptions& options, BlockPool* pool)
   QUIRE_CHECK(options.page_size > 0 && !options.groups.empty());
   unused_.reserve(nodes_.size());
   for (std::size_t slot = nodes_.size(); slot > 0; --slot) {
-    unused_.push_back(NodeId{static_cast<std::uint32_t>(slot - 1)});
+    unused_.emplace_back(static_cast<std::uint32_t>(slot - 1));
   }
   index_.reserve(TableRoom(nodes_.size() - pool_->usable()));
   roots_.reserve(TableRoom(pool_->usable()));

@@ -243,6 +243,7 @@ class Parser {
         continue;
       }
       std::vector<Regex> options;
+      options.reserve(atom.size());
       for (AnchoredSequence& option : atom) {
         options.push_back(option.parts.size() == 1
                               ? std::move(option.parts[0])

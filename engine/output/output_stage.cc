@@ -59,6 +59,7 @@ void OutputStage::Push(std::vector<OutputItem>* items) {
     if (ring.overflow.empty() && ring.queue.TryPush(std::move(item))) {
       ++ring.pushed;
     } else {
+      // NOLINTNEXTLINE(bugprone-use-after-move): TryPush moves the item only if it returns true.
       ring.overflow.push_back(std::move(item));
     }
   }

@@ -87,7 +87,7 @@ void AnswerProbe::ToolsParsed(absl::string_view format, std::int32_t calls, std:
         ->AddCounter("quire_tool_parse_total",
                      "Calls of tools that answers hold, by what they are.",
                      {{"format", std::string(format)}, {"outcome", std::string(outcome)}})
-        .Increment(static_cast<std::uint64_t>(count));
+        .Increment(count);
   };
   add("call", calls);
   add("failed", failures);
