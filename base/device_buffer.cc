@@ -57,7 +57,7 @@ absl::StatusOr<void*> AllocateHost(std::int64_t size_bytes) {
 
 #ifdef QUIRE_HAS_CUDA
 
-std::string AllocationError(MemoryKind kind, std::int64_t size_bytes) {
+std::string AllocationMessage(MemoryKind kind, std::int64_t size_bytes) {
   return absl::StrCat("cannot allocate ", size_bytes, " bytes of ",
                       kind == MemoryKind::kPinned ? "page-locked" : "device", " memory");
 }
@@ -66,7 +66,7 @@ absl::StatusOr<void*> AllocatePinned(std::int64_t size_bytes) {
   void* data = nullptr;
   const auto size = static_cast<std::size_t>(size_bytes);
   QUIRE_RETURN_IF_ERROR(CudaStatus(cudaHostAlloc(&data, size, cudaHostAllocPortable),
-                                   AllocationError(MemoryKind::kPinned, size_bytes)));
+                                   AllocationMessage(MemoryKind::kPinned, size_bytes)));
   std::memset(data, 0, size);
   return data;
 }
@@ -74,7 +74,7 @@ absl::StatusOr<void*> AllocatePinned(std::int64_t size_bytes) {
 absl::StatusOr<void*> AllocateDevice(std::int64_t size_bytes) {
   void* data = nullptr;
   const auto size = static_cast<std::size_t>(size_bytes);
-  const std::string what = AllocationError(MemoryKind::kDevice, size_bytes);
+  const std::string what = AllocationMessage(MemoryKind::kDevice, size_bytes);
   QUIRE_RETURN_IF_ERROR(CudaStatus(cudaMalloc(&data, size), what));
   absl::Status zeroed = CudaStatus(cudaMemset(data, 0, size), what);
   // Waits for the fill, because other streams would not.

@@ -91,8 +91,8 @@ NodeId PrefixIndex::MatchPages(std::span<const std::int32_t> tokens, std::span<c
   const CacheLayout& layout = rows_->layout();
   const std::size_t num_keys = std::min<std::size_t>(keys.size(), tokens.size() / page_size_);
   std::vector<BlockId>& pages = match->pages;
-  std::vector<std::uint32_t> present_from(
-      layout.num_groups());  // the column after the last missing page
+  // For each group, the column after the last missing page.
+  std::vector<std::uint32_t> present_from(layout.num_groups());
   NodeId node = prefixes_->FindRoot(root);
   NodeId last = node;
   std::uint32_t usable = 0;

@@ -48,7 +48,7 @@ absl::StatusOr<std::uint32_t> NumBlocksWithIndex(cache::CacheManagerOptions opti
 // products of quantized weights. The result equals workspace_bytes() of a runner with these
 // options. Scratch memory that attention and sampling allocate in the Backend is not included.
 std::int64_t PlanWorkspaceBytes(const models::ModelSpec& spec, const RunnerOptions& options,
-                                const models::QuantizedMatrices& coded);
+                                const models::QuantizedMatrices& quantized);
 
 struct MemoryPlan {
   std::int64_t weight_bytes = 0;  // equals Model::weight_bytes after loading

@@ -213,8 +213,8 @@ class Parser {
   // the alternatives of the group.
   absl::StatusOr<std::vector<AnchoredSequence>> ParseAlternative(int depth) {
     AnchoredSequence here;
-    std::vector<AnchoredSequence>
-        group;  // a group with anchors, which only other anchors may accompany
+    // A group with anchors, next to which only other anchors are allowed.
+    std::vector<AnchoredSequence> group;
     while (!AtEnd() && Peek() != '|' && Peek() != ')') {
       const std::size_t start = at_;
       const bool is_first = here.parts.empty() && group.empty();
@@ -575,8 +575,8 @@ GrammarText::Expression WriteRegex(const Regex& regex, Spelling spelling, Gramma
     case Regex::Kind::kRepeat: {
       const Regex& body = regex.parts[0];
       if (regex.max_chars) {
-        const std::int64_t once =
-            LengthOf(body).max.value_or(0);  // the last repetition may exceed the limit by this
+        // The last repetition may exceed the limit by this.
+        const std::int64_t once = LengthOf(body).max.value_or(0);
         return grammar->RepeatWithinChars(WriteRegex(body, spelling, grammar),
                                           *regex.max_chars - once + 1);
       }

@@ -47,7 +47,9 @@ absl::Status CheckTriggers(const std::vector<std::string>& triggers, const Speci
     QUIRE_RETURN_IF_ERROR(CheckMarker(field, triggers[i], 1));
     bytes += triggers[i].size();
     if (!known.insert(triggers[i]).second) {
-      return Bad(absl::StrCat(field, " is ", JsonQuoted(triggers[i]), ", like an earlier trigger"));
+      return Bad(
+          absl::StrCat(field, " is ", JsonQuoted(triggers[i]),
+                       ", which is already used by an earlier trigger; triggers must be unique"));
     }
     for (std::size_t at = 1; at < triggers[i].size(); ++at) {
       const absl::string_view rest = absl::string_view(triggers[i]).substr(at);

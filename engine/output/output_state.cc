@@ -107,7 +107,6 @@ void OutputState::CountToken(const OutputItem& item, const Clock& clock, EngineP
   if (choice.tokens == 0) {
     first_handed_over_ = std::min(first_handed_over_, clock.Now());
     choice.first_token_time = item.time;
-    probe.answers.FirstTokenOfChoice();
   } else {
     probe.answers.ObserveInterToken(item.time - choice.last_token_time);
   }

@@ -124,7 +124,7 @@ class AdmissionLimiter {
   std::int32_t requests_ ABSL_GUARDED_BY(mutex_) = 0;
   std::int64_t tokens_ ABSL_GUARDED_BY(mutex_) = 0;
   TenantOptions tenants_ ABSL_GUARDED_BY(mutex_);
-  // By tenant; the sums over all tenants are requests_ and tokens_.
+  // Maps each tenant to its counts. Their sums are requests_ and tokens_.
   std::map<std::string, Waiting> waiting_ ABSL_GUARDED_BY(mutex_);
   WorkAhead ahead_ ABSL_GUARDED_BY(mutex_);
 };

@@ -85,7 +85,7 @@ void AnswerProbe::ToolsParsed(absl::string_view format, std::int32_t calls, std:
     if (count == 0) return;
     registry_
         ->AddCounter("quire_tool_parse_total",
-                     "Calls of tools that answers hold, by what they are.",
+                     "Parsed tool calls, and parts that stayed text, by format.",
                      {{"format", std::string(format)}, {"outcome", std::string(outcome)}})
         .Increment(count);
   };

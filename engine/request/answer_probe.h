@@ -8,7 +8,6 @@
 // Lifetime:   the registry outlives it.
 
 #include <array>
-#include <atomic>
 #include <cstdint>
 
 #include "absl/strings/string_view.h"
@@ -29,7 +28,6 @@ class AnswerProbe {
 
   void ObserveTokenize(absl::Duration time);
   void ObserveQueue(absl::Duration time);
-  void FirstTokenOfChoice() { first_tokens_.fetch_add(1, std::memory_order_relaxed); }
   void ObserveInterToken(absl::Duration time);
   void ObserveEnd(absl::Duration e2e);
   void ObservePhases(const PhaseTimes& times);
@@ -39,12 +37,8 @@ class AnswerProbe {
   void ObserveChoice(FinishReason reason, std::int32_t tokens, absl::Duration decode);
   void AddGenerated(std::int32_t tokens) { generation_.Increment(tokens); }
 
-  // Number of choices that have had a first token.
-  std::int64_t first_tokens() const { return first_tokens_.load(std::memory_order_relaxed); }
-
  private:
   probe::Registry* const registry_;
-  std::atomic<std::int64_t> first_tokens_{0};
   std::array<probe::Counter, kNumFinishReasons> choices_;
   probe::Counter generation_;
   probe::Histogram e2e_, ttft_, inter_token_, tpot_, queue_, prefill_, decode_, tokenize_;

@@ -66,8 +66,8 @@ struct Family {
   // no scaling.
   const RopeConfig* default_rope = nullptr;
   TensorNames names;
-  absl::string_view
-      gguf_architecture;  // general.architecture of GGUF files; empty: no GGUF support
+  // general.architecture of GGUF files; empty if they are not supported.
+  absl::string_view gguf_architecture;
   TensorNames gguf_names;
   // Keys of GGUF files, after the architecture, that this family reads. Families that do not list
   // such a key refuse it.

@@ -192,8 +192,8 @@ struct ModelSpec {
   float embed_scale = 1;
   NormSpec final_norm;
   bool has_head = true;  // false: the model returns hidden states or labels
-  std::uint32_t num_labels =
-      0;  // rows of `score`, which is applied to the last token's hidden state
+  // Rows of `score`, which is applied to the hidden state of the last token.
+  std::uint32_t num_labels = 0;
   bool tie_embeddings = false;
   bool head_bias = false;
   float logit_scale = 1;

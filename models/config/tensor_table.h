@@ -141,8 +141,8 @@ struct PartInfo {
   absl::string_view TensorNames::*name = nullptr;  // null: no such part
   Dim rows = Dim::kNone;
   LayerPredicate has_bias = nullptr;  // null: it has none
-  absl::string_view TensorNames::*stack_name =
-      nullptr;  // kExpertMatrices: the stack of all experts
+  // kExpertMatrices: the stack of all experts.
+  absl::string_view TensorNames::*stack_name = nullptr;
 };
 
 // The rows of each head that a kHeadMatrices tensor consists of.

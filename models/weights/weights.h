@@ -60,8 +60,8 @@ struct WeightSlots {
   const formats::StoredTensor* labels = nullptr;  // [labels, hidden]; null: no labels
   std::int64_t parameter_count = 0;               // a tied matrix counts once
   DType stored_dtype = DType::kInvalid;           // dtype of most parameters; kInvalid: GGML blocks
-  std::string
-      quantized_format;  // form of most quantized weights of layers: "int4_g32"; empty: none
+  // Form of most quantized weights of the layers, such as "int4_g32"; empty if none is quantized.
+  std::string quantized_format;
   std::vector<std::string> warnings;
   // Parts of stored tensors that slots point to, such as one expert of a stack.
   std::vector<std::shared_ptr<const formats::StoredTensor>> pieces;

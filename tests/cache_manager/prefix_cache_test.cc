@@ -98,8 +98,8 @@ TEST_F(PrefixCacheTest, ComparesOnlyTheEightMostRecentChildren) {
   EXPECT_EQ(cache_.FindPartialMatch(root, Tokens{50}).num_tokens, 0u);
   cache_.Touch(oldest);
   EXPECT_EQ(cache_.FindPartialMatch(root, Tokens{50}).node, oldest);
-  EXPECT_EQ(cache_.FindPartialMatch(root, Tokens{0}).num_tokens,
-            0u);  // evicted from the list in turn
+  // Evicted from the list in turn.
+  EXPECT_EQ(cache_.FindPartialMatch(root, Tokens{0}).num_tokens, 0u);
 }
 
 TEST_F(PrefixCacheTest, PartialChildrenAreNotIndexed) {

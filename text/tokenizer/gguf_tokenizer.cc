@@ -13,6 +13,7 @@
 #include "base/status.h"
 #include "base/utf8.h"
 #include "formats/gguf_splits.h"
+#include "text/subword/model_token.h"
 
 namespace quire::text {
 namespace {
@@ -23,7 +24,6 @@ constexpr absl::string_view kPrefix = "tokenizer.ggml.";
 constexpr absl::string_view kSign = "\xE2\x96\x81";  // U+2581, SentencePiece's space
 // Maximum size of a scored token. A token of n characters needs n look-ups when merges are derived
 // from scores. The longest pieces of published SentencePiece models have 93 bytes.
-constexpr std::size_t kMaxScoredBytes = 512;
 
 class PipelineBuilder {
  public:

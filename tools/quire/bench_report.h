@@ -22,9 +22,8 @@ namespace quire::client {
 
 struct RequestSample {
   bool ok = false;
-  bool cancelled =
-      false;          // by this client on purpose; it counts neither as completed nor as failed
-  std::string error;  // CODE/REASON: message
+  bool cancelled = false;  // by this client on purpose; neither completed nor failed
+  std::string error;       // CODE/REASON: message
   std::int64_t input_tokens = 0;
   std::int64_t output_tokens = 0;
   std::int64_t messages = 0;  // messages with tokens

@@ -235,7 +235,7 @@ TEST_F(TagGrammarTest, RejectsBadTagsByField) {
            Bad{TagSpec({}, {Tag("a", "x", "")}), "triggers has 0 texts"},
            Bad{TagSpec({""}, {Tag("a", "x", "")}), "triggers[0] has 0 bytes"},
            Bad{TagSpec({"a", "a"}, {Tag("a", "x", "")}),
-               "triggers[1] is \"a\", like an earlier trigger"},
+               "triggers[1] is \"a\", which is already used by an earlier trigger"},
            Bad{TagSpec({"a", "b"}, {Tag("a", "x", "")}),
                "triggers[1] is \"b\", but no tag begins with it"},
            Bad{TagSpec({"a<s>"}, {Tag("a<s>", "x", "")}), "triggers[0] contains the special token"},
