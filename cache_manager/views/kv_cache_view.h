@@ -486,7 +486,7 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
                      d / granularity());
   }
   QUIRE_HOST_DEVICE auto RopeAt(std::uint32_t b, std::uint32_t t, std::uint32_t d,
-                                int width) const requires kRopeAware {
+                                [[maybe_unused]] int width) const requires kRopeAware {
     QUIRE_DCHECK(d + static_cast<std::uint32_t>(width) <= Params::kRopeSize);
     using Rope = std::conditional_t<std::is_const_v<T>, const BF16, BF16>;
     return reinterpret_cast<Rope*>(ElementAt(row_idx(b, t), 0, Params::kContentSize)) + d;

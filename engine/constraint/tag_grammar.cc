@@ -109,6 +109,7 @@ void WriteTaggedText(const ConstraintSpec& spec, const SpecialTokens& special,
                      const std::vector<Expression>& contents, const Expression& after, bool may_end,
                      GrammarText::Rule start, GrammarText* grammar) {
   std::vector<FreeTextEnd> ends;
+  ends.reserve(spec.triggers.size());
   for (const std::string& trigger : spec.triggers) {
     ends.push_back(
         {.text = trigger,
@@ -121,6 +122,7 @@ void WriteTaggedText(const ConstraintSpec& spec, const SpecialTokens& special,
     }
   }
   std::vector<Expression> token_ends;
+  token_ends.reserve(tokens.size());
   for (const auto& [text, id] : tokens) {
     token_ends.push_back(GrammarText::Sequence(
         {GrammarText::Token(id),

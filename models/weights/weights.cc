@@ -28,7 +28,9 @@ namespace {
 class Progress {
  public:
   Progress(const WeightSlots& slots, bool is_cpu)
-      : is_cpu_(is_cpu), start_(MonotonicNow()), next_line_(absl::ToUnixNanos(start_) + kInterval) {
+      : is_cpu_(is_cpu),
+        start_(MonotonicNow()),
+        next_line_(absl::ToUnixNanos(start_ + absl::Nanoseconds(kInterval))) {
     ForEachStored(slots, [&](const formats::StoredTensor& tensor) {
       total_ += static_cast<std::int64_t>(tensor.bytes.size());
     });
@@ -110,7 +112,9 @@ std::vector<LinearPair> Pairs(const LayerSlots& slots, LayerWeights* layer) {
   const auto from = LinearsOf(slots);
   const auto to = LinearsOf(*layer);
   std::vector<LinearPair> pairs;
-  for (std::size_t i = 0; i < from.size(); ++i) pairs.push_back({from[i].linear, to[i].linear});
+  pairs.reserve(from.size());
+  for (std::size_t i = 0; i < from.size(); ++i)
+    pairs.push_back(LinearPair{from[i].linear, to[i].linear});
   return pairs;
 }
 

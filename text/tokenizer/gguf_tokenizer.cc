@@ -257,8 +257,8 @@ absl::Status PipelineBuilder::ReadByteTokens() {
     if (TypeOf(id) != GgufTokenType::kByte) continue;
     unsigned value = 256;
     const absl::string_view token = vocabulary_.tokens[id];
-    if (token.size() == 6) absl::SimpleHexAtoi(token.substr(3, 2), &value);
-    if (value > 255 || token != absl::StrFormat("<0x%02X>", value)) {
+    if (token.size() != 6 || !absl::SimpleHexAtoi(token.substr(3, 2), &value) || value > 255 ||
+        token != absl::StrFormat("<0x%02X>", value)) {
       return ElementError(
           "tokens", id,
           absl::StrCat("is \"", token, "\", must be \"<0x00>\" to \"<0xFF>\" for a byte token"));

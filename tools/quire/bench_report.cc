@@ -186,6 +186,7 @@ ordered_json Report(const BenchRun& run) {
 
 std::vector<ordered_json> Reports(const std::vector<BenchRun>& runs) {
   std::vector<ordered_json> reports;
+  reports.reserve(runs.size());
   for (const BenchRun& run : runs) reports.push_back(Report(run));
   return reports;
 }
