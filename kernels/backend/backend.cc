@@ -59,9 +59,26 @@ std::byte* Workspace::Reserve(std::size_t bytes) {
   return data_.get();
 }
 
-absl::StatusOr<Backend> Backend::Create(const Device& device, ThreadPool* pool) {
+absl::string_view CpuActivationsName(CpuActivations activations) {
+  switch (activations) {
+    case CpuActivations::kAuto:
+      return "auto";
+    case CpuActivations::kInt8:
+      return "int8";
+    case CpuActivations::kF32:
+      return "f32";
+    case CpuActivations::kBF16:
+      return "bf16";
+  }
+  return "";
+}
+
+absl::StatusOr<Backend> Backend::Create(const Device& device, ThreadPool* pool,
+                                        CpuActivations activations) {
   QUIRE_CHECK(device.is_cpu() && pool != nullptr);
-  return Backend(device, pool);
+  Backend backend(device, pool);
+  backend.activations_ = activations;
+  return backend;
 }
 
 absl::StatusOr<Backend> Backend::CreateCuda(const Stream& stream, Determinism determinism,
@@ -105,6 +122,12 @@ Backend::Backend(const Device& device, ThreadPool* pool)
 
 absl::string_view Backend::isa() const {
   return internal::ChosenIsa();
+}
+
+CpuActivations Backend::activations() const {
+  if (activations_ != CpuActivations::kAuto) return activations_;
+  return internal::ChosenLevel() == internal::CpuLevel::kAmx ? CpuActivations::kBF16
+                                                             : CpuActivations::kInt8;
 }
 
 absl::Status SelectCpuIsa(absl::string_view isa) {

@@ -40,6 +40,16 @@ class Workspace {
   std::size_t capacity_ = 0;
 };
 
+// The dtype of x in matrix products on the CPU.
+enum class CpuActivations : std::uint8_t {
+  kAuto,  // kBF16 with the instruction set "amx", else kInt8
+  kInt8,  // int8 for integer weights, f32 for all other weights
+  kF32,
+  kBF16,  // x and weights are rounded to bf16 (kernels/linear/bf16_linear.h)
+};
+// "auto", "int8", "f32" or "bf16".
+absl::string_view CpuActivationsName(CpuActivations activations);
+
 // The device on which ops run. It never falls back to another device.
 //
 // Place:      the first argument of every op; used by models, uses ThreadPool.
@@ -49,7 +59,8 @@ class Workspace {
 class Backend {
  public:
   // Creates the CPU backend. REQUIRES: device is the CPU, pool is not null.
-  static absl::StatusOr<Backend> Create(const Device& device, ThreadPool* pool);
+  static absl::StatusOr<Backend> Create(const Device& device, ThreadPool* pool,
+                                        CpuActivations activations = CpuActivations::kAuto);
 
   // Creates a backend that enqueues every op on `stream`. The pool is used by the host part of
   // loading. With kFast the caller must call UseCublasLt before the first op. Returns UNIMPLEMENTED
@@ -79,6 +90,8 @@ class Backend {
   // The instruction set in use: "amx", "avx512_vnni", "avx512", "avx_vnni", "avx2", "sse4", "neon"
   // or "scalar".
   absl::string_view isa() const;
+  // The dtype of x in matrix products, never kAuto. REQUIRES: the backend is the CPU.
+  CpuActivations activations() const;
 
   // Runs fn(begin, end, part) over disjoint ranges that cover [0, n) and begin at multiples of
   // `grain`. `work` is the approximate cost of one item in nanoseconds. If the total cost is small,
@@ -111,6 +124,7 @@ class Backend {
   Backend(const Device& device, ThreadPool* pool);
 
   Device device_;
+  CpuActivations activations_ = CpuActivations::kAuto;
   std::optional<CudaContext> cuda_;
   // Memory and library that cuda_ points to.
   DeviceBuffer linear_workspace_;
