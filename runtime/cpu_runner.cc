@@ -12,6 +12,7 @@
 #include "kernels/comm/communicator.h"
 #include "kernels/kv_store/kv_dispatch.h"
 #include "kernels/kv_store/page_copy.h"
+#include "kernels/linear/bf16_linear.h"
 #include "kernels/linear/fp8_linear.h"
 #include "kernels/linear/quantized_linear.h"
 #include "kernels/sampling/sampling.h"
@@ -56,15 +57,31 @@ models::QuantizedMatrices QuantizedMatricesOf(const models::Weights& weights) {
   return quantized;
 }
 
-// Integer and fp8 products share this memory, because they run one after the other.
-std::int64_t LinearScratchBytes(const models::QuantizedMatrices& quantized, std::uint32_t num_rows,
+// Products share this memory, because they run one after the other.
+std::int64_t LinearScratchBytes(const models::QuantizedMatrices& quantized,
+                                kernels::CpuActivations activations, std::uint32_t num_rows,
                                 std::uint32_t inputs) {
+  if (activations == kernels::CpuActivations::kBF16) {
+    return kernels::Bf16LinearScratchBytes(num_rows, inputs);
+  }
   std::int64_t bytes = 0;
   if (quantized.integers) {
     bytes = kernels::QuantizedLinearScratchBytes(num_rows, inputs, quantized.act_orders);
   }
   if (quantized.fp8) bytes = std::max(bytes, kernels::Fp8LinearScratchBytes(num_rows, inputs));
   return bytes;
+}
+
+// Bytes of each thread's memory for products.
+std::int64_t LinearThreadBytes(const models::QuantizedMatrices& quantized,
+                               kernels::CpuActivations activations, std::uint32_t num_rows,
+                               std::uint32_t inputs) {
+  if (activations == kernels::CpuActivations::kBF16) {
+    return kernels::Bf16LinearThreadBytes(num_rows, inputs);
+  }
+  return quantized.integers && activations == kernels::CpuActivations::kF32
+             ? kernels::DequantizedThreadBytes(inputs)
+             : 0;
 }
 
 std::int64_t PooledBytes(const models::ModelSpec& spec, const models::StepLimits& limits) {
@@ -102,10 +119,14 @@ absl::Status CpuRunner::Allocate() {
   result_.pools.reserve(limits_.max_rows);
   pooled_.resize(std::size_t{limits_.max_rows} * model.spec.hidden);
   const models::QuantizedMatrices quantized = QuantizedMatricesOf(*model.weights);
-  scratch_bytes_ = LinearScratchBytes(quantized, limits_.max_step_tokens, MaxInputs(model.spec));
+  const kernels::CpuActivations activations = backend.activations();
+  const std::uint32_t inputs = MaxInputs(model.spec);
+  scratch_bytes_ = LinearScratchBytes(quantized, activations, limits_.max_step_tokens, inputs);
   if (scratch_bytes_ > 0) {
     backend.op_workspace().Reserve(static_cast<std::size_t>(scratch_bytes_));
   }
+  backend.ReserveWorkspaces(static_cast<std::size_t>(
+      LinearThreadBytes(quantized, activations, limits_.max_step_tokens, inputs)));
   return absl::OkStatus();
 }
 
@@ -258,10 +279,11 @@ std::int64_t CpuRunner::workspace_bytes() const {
 }
 
 std::int64_t PlanWorkspaceBytes(const models::ModelSpec& spec, const RunnerOptions& options,
-                                const models::QuantizedMatrices& quantized) {
+                                const models::QuantizedMatrices& quantized,
+                                kernels::CpuActivations activations) {
   const models::StepLimits limits = LimitsOf(options);
   return models::StepBuffers::BytesFor(spec, limits) + PooledBytes(spec, limits) +
-         LinearScratchBytes(quantized, limits.max_step_tokens, MaxInputs(spec));
+         LinearScratchBytes(quantized, activations, limits.max_step_tokens, MaxInputs(spec));
 }
 
 }  // namespace quire::runtime

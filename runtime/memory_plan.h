@@ -13,6 +13,7 @@
 #include "cache_manager/cache_manager.h"
 #include "cache_manager/views/kv_params.h"
 #include "formats/model_files.h"
+#include "kernels/backend/backend.h"
 #include "kernels/cuda/context.h"
 #include "models/blocks/layer_groups.h"
 #include "models/config/layer_spec.h"
@@ -45,10 +46,11 @@ absl::StatusOr<std::uint32_t> NumBlocksWithIndex(cache::CacheManagerOptions opti
                                                  std::int64_t bytes);
 
 // Returns the bytes of a CpuRunner's buffers and of the scratch memory that it reserves for
-// products of quantized weights. The result equals workspace_bytes() of a runner with these
-// options. Scratch memory that attention and sampling allocate in the Backend is not included.
+// matrix products. The result equals workspace_bytes() of a runner with these options and a backend
+// with these activations, which are not kAuto. Scratch memory of threads is not included.
 std::int64_t PlanWorkspaceBytes(const models::ModelSpec& spec, const RunnerOptions& options,
-                                const models::QuantizedMatrices& quantized);
+                                const models::QuantizedMatrices& quantized,
+                                kernels::CpuActivations activations);
 
 struct MemoryPlan {
   std::int64_t weight_bytes = 0;  // equals Model::weight_bytes after loading
@@ -71,6 +73,7 @@ struct HostPlanOptions {
   LoadMode load_mode = LoadMode::kReal;
   models::Quantization quantization = models::Quantization::kAuto;
   bool fp8_activations = false;
+  kernels::CpuActivations activations = kernels::CpuActivations::kInt8;  // not kAuto
   RunnerOptions runner;
 };
 

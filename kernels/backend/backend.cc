@@ -73,6 +73,12 @@ absl::string_view CpuActivationsName(CpuActivations activations) {
   return "";
 }
 
+CpuActivations ResolveCpuActivations(CpuActivations activations) {
+  if (activations != CpuActivations::kAuto) return activations;
+  return internal::ChosenLevel() == internal::CpuLevel::kAmx ? CpuActivations::kBF16
+                                                             : CpuActivations::kInt8;
+}
+
 absl::StatusOr<Backend> Backend::Create(const Device& device, ThreadPool* pool,
                                         CpuActivations activations) {
   QUIRE_CHECK(device.is_cpu() && pool != nullptr);
@@ -125,9 +131,7 @@ absl::string_view Backend::isa() const {
 }
 
 CpuActivations Backend::activations() const {
-  if (activations_ != CpuActivations::kAuto) return activations_;
-  return internal::ChosenLevel() == internal::CpuLevel::kAmx ? CpuActivations::kBF16
-                                                             : CpuActivations::kInt8;
+  return ResolveCpuActivations(activations_);
 }
 
 absl::Status SelectCpuIsa(absl::string_view isa) {

@@ -47,6 +47,8 @@ enum class CpuActivations : std::uint8_t {
   kF32,
   kBF16,  // x and weights are rounded to bf16 (kernels/linear/bf16_linear.h)
 };
+// Returns what kAuto means for the chosen instruction set, and other values as they are.
+CpuActivations ResolveCpuActivations(CpuActivations activations);
 // "auto", "int8", "f32" or "bf16".
 absl::string_view CpuActivationsName(CpuActivations activations);
 

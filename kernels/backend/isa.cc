@@ -47,7 +47,8 @@ bool HasAmx() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   if (!HasVnni() || __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
   const bool has_tiles = (edx >> 24 & 1) != 0, has_int8_products = (edx >> 25 & 1) != 0;
-  return has_tiles && has_int8_products;
+  const bool has_bf16_products = (edx >> 22 & 1) != 0;
+  return has_tiles && has_int8_products && has_bf16_products;
 #else
   return false;
 #endif

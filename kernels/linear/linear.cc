@@ -10,7 +10,9 @@
 #include "base/check.h"
 #include "base/logging.h"
 #include "base/status.h"
+#include "kernels/backend/isa.h"
 #include "kernels/kv_store/qkv_store.h"
+#include "kernels/linear/bf16_linear.h"
 #include "kernels/linear/fp8_linear.h"
 #include "kernels/linear/int_linear_choice.h"
 #include "kernels/linear/linear_reduction.h"
@@ -242,9 +244,19 @@ absl::Status Linear(const Backend& backend, const LinearParams& params) {
   if constexpr (kHasCuda) {
     if (backend.cuda() != nullptr) return internal::LinearCuda(*backend.cuda(), params);
   }
+  const CpuActivations activations = backend.activations();
+  if (activations == CpuActivations::kBF16) {
+    const bool has_tiles = internal::ChosenLevel() == internal::CpuLevel::kAmx;
+    internal::LinearBf16(backend, params, has_tiles ? internal::kBf16MultiplyAmx : nullptr);
+    return absl::OkStatus();
+  }
   const WeightFormat format = params.weight->format();
   if (format == WeightFormat::kInt8 || format == WeightFormat::kInt4) {
-    internal::LinearQuantized(backend, params, internal::ChosenIntLinear());
+    if (activations == CpuActivations::kF32) {
+      internal::LinearDequantized(backend, params);
+    } else {
+      internal::LinearQuantized(backend, params, internal::ChosenIntLinear());
+    }
     return absl::OkStatus();
   }
   if (format == WeightFormat::kFp8E4M3) {

@@ -248,14 +248,21 @@ HWY_INLINE std::size_t PartEnd(std::size_t k, std::size_t group, std::size_t k0)
   return std::min(end, (k0 / group + 1) * group);
 }
 
+// Panels of weights, the first of which has the index `first`.
+struct Weights {
+  const void* panels;
+  std::int64_t first;
+};
+
 // Computes R rows from `row` on times P panels from `panel` on, over all of K.
 template <class Read, std::size_t R, std::size_t P>
-HWY_INLINE void Tile(const LinearParams& params, std::int64_t row, std::int64_t panel) {
+HWY_INLINE void Tile(const LinearParams& params, const Weights& weights, std::int64_t row,
+                     std::int64_t panel) {
   const PackedLinear& weight = *params.weight;
   const std::size_t k = weight.k();
   const std::size_t panel_stride = (k + Read::kInputs - 1) / Read::kInputs * Read::kUnit;
-  const auto* const w = static_cast<const typename Read::Unit*>(weight.data()) +
-                        static_cast<std::size_t>(panel) * panel_stride;
+  const auto* const w = static_cast<const typename Read::Unit*>(weights.panels) +
+                        static_cast<std::size_t>(panel - weights.first) * panel_stride;
   const float* const x = params.x.f32() + row * params.x_stride;
   const float* scales = nullptr;
   std::size_t group = 0;
@@ -295,12 +302,12 @@ HWY_INLINE void Tile(const LinearParams& params, std::int64_t row, std::int64_t 
 }
 
 template <class Read, std::size_t R, std::size_t P>
-HWY_INLINE void RowBlock(const LinearParams& params, std::int64_t row, std::int64_t begin,
-                         std::int64_t end) {
+HWY_INLINE void RowBlock(const LinearParams& params, const Weights& weights, std::int64_t row,
+                         std::int64_t begin, std::int64_t end) {
   constexpr std::int64_t kStep = P;
   std::int64_t panel = begin;
-  for (; panel + kStep <= end; panel += kStep) Tile<Read, R, P>(params, row, panel);
-  for (; panel < end; ++panel) Tile<Read, R, 1>(params, row, panel);
+  for (; panel + kStep <= end; panel += kStep) Tile<Read, R, P>(params, weights, row, panel);
+  for (; panel < end; ++panel) Tile<Read, R, 1>(params, weights, row, panel);
 }
 
 // Rows of the largest tile, and panels of tiles with 8, 4, 2 and 1 rows.
@@ -311,7 +318,8 @@ constexpr std::size_t kPanels2 = kRegisters == 1 ? 4 : kRegisters == 2 ? 2 : 1;
 constexpr std::size_t kPanels1 = kRegisters == 4 ? 2 : kRegisters > 4 ? 1 : 4;
 
 template <class Read>
-void Panels(const LinearParams& params, std::int64_t panel_begin, std::int64_t panel_end) {
+void Panels(const LinearParams& params, const Weights& weights, std::int64_t panel_begin,
+            std::int64_t panel_end) {
   const std::int64_t rows = params.num_rows;
   const std::int64_t group =
       static_cast<std::int64_t>(rows >= 8 ? std::max(kPanels8, kPanels4) : kPanels1);
@@ -319,25 +327,32 @@ void Panels(const LinearParams& params, std::int64_t panel_begin, std::int64_t p
     const std::int64_t end = std::min(panel_end, begin + group);
     std::int64_t row = 0;
     if constexpr (kTileRows >= 8) {
-      for (; row + 8 <= rows; row += 8) RowBlock<Read, 8, kPanels8>(params, row, begin, end);
+      for (; row + 8 <= rows; row += 8)
+        RowBlock<Read, 8, kPanels8>(params, weights, row, begin, end);
     }
     if constexpr (kTileRows >= 4) {
-      for (; row + 4 <= rows; row += 4) RowBlock<Read, 4, kPanels4>(params, row, begin, end);
+      for (; row + 4 <= rows; row += 4)
+        RowBlock<Read, 4, kPanels4>(params, weights, row, begin, end);
     }
-    for (; row + 2 <= rows; row += 2) RowBlock<Read, 2, kPanels2>(params, row, begin, end);
-    for (; row < rows; ++row) RowBlock<Read, 1, kPanels1>(params, row, begin, end);
+    for (; row + 2 <= rows; row += 2) RowBlock<Read, 2, kPanels2>(params, weights, row, begin, end);
+    for (; row < rows; ++row) RowBlock<Read, 1, kPanels1>(params, weights, row, begin, end);
   }
 }
 
-void LinearPanels(const LinearParams& params, std::int64_t panel_begin, std::int64_t panel_end) {
-  if (params.weight->format() == WeightFormat::kFp8E4M3) {
-    Panels<ReadE4M3>(params, panel_begin, panel_end);
-  } else if (params.weight->dtype() == DType::kF32) {
-    Panels<ReadF32>(params, panel_begin, panel_end);
-  } else if (params.weight->dtype() == DType::kBF16) {
-    Panels<ReadBF16>(params, panel_begin, panel_end);
+void LinearPanels(const LinearParams& params, std::int64_t panel_begin, std::int64_t panel_end,
+                  const float* panels) {
+  const PackedLinear& weight = *params.weight;
+  const Weights weights = {weight.data(), 0};
+  if (panels != nullptr) {
+    Panels<ReadF32>(params, {panels, panel_begin}, panel_begin, panel_end);
+  } else if (weight.format() == WeightFormat::kFp8E4M3) {
+    Panels<ReadE4M3>(params, weights, panel_begin, panel_end);
+  } else if (weight.dtype() == DType::kF32) {
+    Panels<ReadF32>(params, weights, panel_begin, panel_end);
+  } else if (weight.dtype() == DType::kBF16) {
+    Panels<ReadBF16>(params, weights, panel_begin, panel_end);
   } else {
-    Panels<ReadF16>(params, panel_begin, panel_end);
+    Panels<ReadF16>(params, weights, panel_begin, panel_end);
   }
 }
 
@@ -351,8 +366,9 @@ HWY_EXPORT(LinearPanels);
 
 namespace internal {
 
-void LinearSimd(const LinearParams& params, std::int64_t panel_begin, std::int64_t panel_end) {
-  HWY_DYNAMIC_DISPATCH(LinearPanels)(params, panel_begin, panel_end);
+void LinearSimd(const LinearParams& params, std::int64_t panel_begin, std::int64_t panel_end,
+                const float* panels) {
+  HWY_DYNAMIC_DISPATCH(LinearPanels)(params, panel_begin, panel_end, panels);
 }
 
 }  // namespace internal

@@ -17,6 +17,7 @@
 #include "base/check.h"
 #include "base/dtype.h"
 #include "base/status.h"
+#include "kernels/linear/bf16_linear.h"
 #include "kernels/linear/int_linear.h"
 #include "kernels/linear/linear_reduction.h"
 
@@ -529,7 +530,53 @@ void ReserveQuantizedLinear(const Backend& backend, std::uint32_t num_rows, std:
   backend.op_workspace().Reserve(static_cast<std::size_t>(bytes));
 }
 
+namespace {
+
+// Panels that are dequantized at a time.
+constexpr std::int64_t kDequantizedPanels = 4;
+
+std::int64_t DequantizedPanelBytes(std::uint32_t k) {
+  return (std::int64_t{k} + 1) / 2 * 2 * kPanel * std::int64_t{sizeof(float)};
+}
+
+}  // namespace
+
+std::int64_t DequantizedThreadBytes(std::uint32_t k) {
+  constexpr std::int64_t kUnitInputs = 8;  // more than may be written after the last panel
+  return kDequantizedPanels * DequantizedPanelBytes(k) +
+         kUnitInputs * kPanel * std::int64_t{sizeof(float)};
+}
+
 namespace internal {
+
+void LinearDequantized(const Backend& backend, const LinearParams& params) {
+  const PackedLinear& weight = *params.weight;
+  const std::uint32_t k = weight.k();
+  LinearParams product = params;
+  if (weight.act_order() != nullptr) {
+    auto* const ordered = reinterpret_cast<float*>(
+        backend.op_workspace().Reserve(std::size_t{params.num_rows} * k * sizeof(float)));
+    TakeInOrder(params, 0, params.num_rows, ordered);
+    product.x = ordered;
+    product.x_stride = k;
+  }
+  const double work = static_cast<double>(k) * (kPanel * 0.2 + params.num_rows * 0.4);
+  backend.ParallelFor(
+      weight.num_panels(), work,
+      [&](std::int64_t begin, std::int64_t end, int part) {
+        auto* const panels = reinterpret_cast<float*>(
+            backend.workspace(part).Reserve(static_cast<std::size_t>(DequantizedThreadBytes(k))));
+        for (std::int64_t first = begin; first < end; first += kDequantizedPanels) {
+          const std::int64_t last = std::min(end, first + kDequantizedPanels);
+          for (std::int64_t panel = first; panel < last; ++panel) {
+            DequantizePanelF32(weight, panel,
+                               panels + (panel - first) * DequantizedPanelBytes(k) / 4);
+          }
+          LinearSimd(product, first, last, panels);
+        }
+      },
+      kDequantizedPanels);
+}
 
 void LinearQuantized(const Backend& backend, const LinearParams& params,
                      const IntLinearKernels& kernels) {

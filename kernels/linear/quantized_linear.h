@@ -83,14 +83,20 @@ void ReserveQuantizedLinear(const Backend& backend, std::uint32_t num_rows, std:
 std::int64_t QuantizedLinearScratchBytes(std::uint32_t num_rows, std::uint32_t k,
                                          bool has_act_order = false);
 
+// Bytes of Backend::workspace that Linear uses with integer weights and f32 activations. Permuted rows
+// use the memory of ReserveQuantizedLinear.
+std::int64_t DequantizedThreadBytes(std::uint32_t k);
+
 // Returns the encoding of integer weights of this shape. `act_order` is empty without
 // has_act_order.
 WeightEncoding IntegerEncodingOf(const QuantizedShape& shape, DeviceBuffer act_order);
 
 namespace internal {
 
-// Linear on the CPU with integer weights and the kernels of one instruction set. Arguments were
-// checked.
+// Linear on the CPU with integer weights and f32 activations. Arguments were checked.
+void LinearDequantized(const Backend& backend, const LinearParams& params);
+// Linear on the CPU with integer weights, int8 activations and the kernels of one instruction set.
+// Arguments were checked.
 void LinearQuantized(const Backend& backend, const LinearParams& params,
                      const IntLinearKernels& kernels);
 

@@ -222,7 +222,7 @@ TEST(SoftwareTilesDeathTest, FaultsLikeHardware) {
   EXPECT_DEATH(tiles.Zero(0), "rows > 0");  // not configured
   tiles.Configure(SmallConfig().data());
   EXPECT_DEATH(tiles.Zero(3), "rows > 0");
-  EXPECT_DEATH(tiles.MultiplyAdd(0, 1, 1), "signed_bytes != unsigned_bytes");
+  EXPECT_DEATH(tiles.MultiplyAdd(0, 1, 1), "left != right");
   tiles.Release();
   EXPECT_DEATH(tiles.Zero(0), "rows > 0");
 }

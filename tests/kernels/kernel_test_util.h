@@ -24,9 +24,9 @@ namespace quire::kernels {
 // A CPU backend with its own threads.
 class TestBackend {
  public:
-  explicit TestBackend(int threads)
+  explicit TestBackend(int threads, CpuActivations activations = CpuActivations::kInt8)
       : pool_(std::make_unique<ThreadPool>(threads)),
-        backend_(*Backend::Create(Device::Cpu(), pool_.get())) {}
+        backend_(*Backend::Create(Device::Cpu(), pool_.get(), activations)) {}
   const Backend& operator*() const { return backend_; }
 
  private:

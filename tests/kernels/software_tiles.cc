@@ -8,6 +8,8 @@
 #endif
 
 #include "base/check.h"
+#include "base/dtype.h"
+#include "kernels/linear/bf16_linear.h"
 
 namespace quire::kernels {
 
@@ -61,15 +63,47 @@ void Tiles::Store(std::size_t tile, std::uint8_t* to, std::int64_t stride) {
   }
 }
 
-void Tiles::MultiplyAdd(std::size_t sums, std::size_t signed_bytes, std::size_t unsigned_bytes) {
-  QUIRE_CHECK(sums != signed_bytes && sums != unsigned_bytes && signed_bytes != unsigned_bytes);
-  Tile& c = At(sums);
-  const Tile& a = At(signed_bytes);
-  const Tile& b = At(unsigned_bytes);
+void Tiles::CheckShapes(std::size_t sums, std::size_t left, std::size_t right) {
+  QUIRE_CHECK(sums != left && sums != right && left != right);
+  const Tile& c = At(sums);
+  const Tile& a = At(left);
+  const Tile& b = At(right);
   QUIRE_CHECK(c.row_bytes % 4 == 0 && a.row_bytes % 4 == 0 && b.row_bytes % 4 == 0);
   QUIRE_CHECK(c.rows == a.rows);
   QUIRE_CHECK(c.row_bytes == b.row_bytes);
   QUIRE_CHECK(a.row_bytes / 4 == b.rows);
+}
+
+void Tiles::MultiplyAddBF16(std::size_t sums, std::size_t left, std::size_t right) {
+  CheckShapes(sums, left, right);
+  Tile& c = At(sums);
+  const Tile& a = At(left);
+  const Tile& b = At(right);
+  const auto element = [](const Tile& tile, std::size_t row, std::size_t i) {
+    BF16 value;
+    std::memcpy(&value, &tile.bytes[row][2 * i], sizeof(value));
+    return value.ToFloat();
+  };
+  for (std::size_t m = 0; m < c.rows; ++m) {
+    for (std::size_t n = 0; n < c.row_bytes / 4; ++n) {
+      float parts[2] = {};
+      for (std::size_t k = 0; k < a.row_bytes / 2; ++k) {
+        parts[k % 2] =
+            internal::FlushedFma(element(a, m, k), element(b, k / 2, 2 * n + k % 2), parts[k % 2]);
+      }
+      float sum;
+      std::memcpy(&sum, &c.bytes[m][4 * n], sizeof(sum));
+      sum = internal::FlushedAdd(sum, internal::FlushedAdd(parts[0], parts[1]));
+      std::memcpy(&c.bytes[m][4 * n], &sum, sizeof(sum));
+    }
+  }
+}
+
+void Tiles::MultiplyAdd(std::size_t sums, std::size_t signed_bytes, std::size_t unsigned_bytes) {
+  CheckShapes(sums, signed_bytes, unsigned_bytes);
+  Tile& c = At(sums);
+  const Tile& a = At(signed_bytes);
+  const Tile& b = At(unsigned_bytes);
   for (std::size_t m = 0; m < c.rows; ++m) {
     std::array<std::uint32_t, kMaxRowBytes / 4> row;
     static_assert(sizeof(row) == kMaxRowBytes);
@@ -152,8 +186,8 @@ Instruction Decode(const ucontext_t& context) {
 
 // Returns false if `code` is none of the tile instructions that software_tiles.h lists.
 bool Execute(const Instruction& code, Tiles& tiles) {
-  constexpr unsigned kConfigure = 0x49, kMove = 0x4b, kMultiply = 0x5e;
-  constexpr unsigned kNone = 0, kF3 = 2, kF2 = 3;
+  constexpr unsigned kConfigure = 0x49, kMove = 0x4b, kMultiplyBF16 = 0x5c, kMultiply = 0x5e;
+  constexpr unsigned kNone = 0, k66 = 1, kF3 = 2, kF2 = 3;
   auto* const memory = reinterpret_cast<std::uint8_t*>(code.base);
   const auto stride = static_cast<std::int64_t>(code.index);
   if (code.size == 0) return false;
@@ -165,12 +199,14 @@ bool Execute(const Instruction& code, Tiles& tiles) {
     }
   } else if (code.opcode == kConfigure && code.prefix == kF2 && !code.is_memory) {
     tiles.Zero(code.reg);
-  } else if (code.opcode == kMove && code.prefix == kF2 && code.is_memory) {
+  } else if (code.opcode == kMove && (code.prefix == kF2 || code.prefix == k66) && code.is_memory) {
     tiles.Load(code.reg, memory, stride);
   } else if (code.opcode == kMove && code.prefix == kF3 && code.is_memory) {
     tiles.Store(code.reg, memory, stride);
   } else if (code.opcode == kMultiply && code.prefix == kF3 && !code.is_memory) {
     tiles.MultiplyAdd(code.reg, code.rm, code.vvvv);
+  } else if (code.opcode == kMultiplyBF16 && code.prefix == kF3 && !code.is_memory) {
+    tiles.MultiplyAddBF16(code.reg, code.rm, code.vvvv);
   } else {
     return false;
   }

@@ -1,8 +1,8 @@
 #pragma once
 
 // The tile instructions that the AMX kernels use, in software: ldtilecfg, tilerelease, tilezero,
-// tileloadd, tilestored and tdpbsud, as volume 2 of Intel's Software Developer's Manual defines
-// them. Where the manual specifies a fault, QUIRE_CHECK ends the process.
+// tileloadd, tileloaddt1, tilestored, tdpbsud and tdpbf16ps, as volume 2 of Intel's Software
+// Developer's Manual defines them. Where the manual specifies a fault, QUIRE_CHECK ends the process.
 
 #include <array>
 #include <cstddef>
@@ -24,6 +24,9 @@ class Tiles {
   void Store(std::size_t tile, std::uint8_t* to, std::int64_t stride);
   // Adds the product of signed and unsigned bytes to `sums`, four bytes per 32-bit sum.
   void MultiplyAdd(std::size_t sums, std::size_t signed_bytes, std::size_t unsigned_bytes);
+  // Adds the product of bf16 pairs to f32 `sums`: first the sum over the even elements of all pairs,
+  // plus that over the odd ones. Subnormals are zeros.
+  void MultiplyAddBF16(std::size_t sums, std::size_t a, std::size_t b);
 
  private:
   static constexpr std::size_t kMaxRows = 16;
@@ -37,6 +40,8 @@ class Tiles {
 
   // REQUIRES: the tile is configured.
   Tile& At(std::size_t tile);
+  // Checks that the shapes match for sums of four bytes each.
+  void CheckShapes(std::size_t sums, std::size_t a, std::size_t b);
 
   std::array<Tile, kNumTiles> tiles_ = {};
 };

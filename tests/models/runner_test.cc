@@ -207,7 +207,8 @@ TEST_F(RunnerTest, OptionsAndPoolAreChecked) {
 
 TEST_F(RunnerTest, WorkspaceEqualsThePlan) {
   EXPECT_EQ(runner_->workspace_bytes(),
-            runtime::PlanWorkspaceBytes(model_->spec, DefaultOptions(), QuantizedMatrices{}));
+            runtime::PlanWorkspaceBytes(model_->spec, DefaultOptions(), QuantizedMatrices{},
+                                        cpu_.backend.activations()));
   EXPECT_EQ(cpu_.backend.scratch_bytes(), 0);
 }
 

@@ -1,0 +1,128 @@
+// Schedules products with bf16 activations, and the reference implementation.
+
+#include "kernels/linear/bf16_linear.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <vector>
+
+#include "base/dtype.h"
+#include "kernels/linear/fp8_rows.h"
+
+namespace quire::kernels {
+
+namespace {
+
+std::int64_t CeilDivide(std::int64_t a, std::int64_t b) {
+  return (a + b - 1) / b;
+}
+
+}  // namespace
+
+std::int64_t Bf16LinearScratchBytes(std::uint32_t num_rows, std::uint32_t k) {
+  return CeilDivide(num_rows, internal::kRowTile) * internal::kRowTile *
+         CeilDivide(k, internal::kBlock) * internal::kBlock * 2;
+}
+
+std::int64_t Bf16LinearThreadBytes(std::uint32_t num_rows, std::uint32_t k) {
+  // A row that is permuted or quantized first needs less than the product.
+  const std::int64_t row = CeilDivide(k, internal::kRowTile) * internal::kRowTile * 4;
+  return std::max(row, internal::WeightScratchBytes(k) + internal::TotalBytes(num_rows, k));
+}
+
+namespace internal {
+
+float FlushedFma(float a, float b, float c) {
+  const auto read = [](float x) -> double {
+    return std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x;
+  };
+  const double product = read(a) * read(b);  // exact
+  const double addend = read(c);
+  double sum = product + addend;
+  // Rounding the sum to odd before it is rounded to f32 gives the result of one rounding. The error
+  // of the sum is that of Knuth's TwoSum.
+  const double part = sum - product;
+  const double error = (product - (sum - part)) + (addend - part);
+  if (std::isfinite(sum) && error != 0) {
+    const auto bits = std::bit_cast<std::uint64_t>(sum);
+    const bool is_outward = (error > 0) == (sum > 0);
+    if ((bits & 1) == 0) sum = std::bit_cast<double>(is_outward ? bits + 1 : bits - 1);
+  }
+  // A result is subnormal if it is below 2^-126 after rounding to 24 bits.
+  if (std::fabs(sum) < 0x1p-126 - 0x1p-151) return std::copysign(0.0f, static_cast<float>(sum));
+  return static_cast<float>(sum);
+}
+
+float FlushedAdd(float a, float b) {
+  return FlushedFma(a, 1, b);
+}
+
+void LinearBf16Cpu(const LinearParams& params, std::int64_t panel_begin, std::int64_t panel_end) {
+  const PackedLinear& w = *params.weight;
+  const std::uint32_t k = w.k();
+  const std::uint32_t* const order = w.act_order();
+  const auto input = [&](std::uint32_t i) { return order == nullptr ? i : order[i]; };
+  std::vector<float> x(std::size_t{params.num_rows} * k);
+  for (std::uint32_t m = 0; m < params.num_rows; ++m) {
+    const float* const from = params.x.f32() + m * params.x_stride;  // [K]
+    std::vector<float> row(from, from + k);
+    if (w.quantizes_activations()) RoundRowFp8(from, k, 1, row.data());
+    for (std::uint32_t i = 0; i < k; ++i) {
+      x[std::size_t{m} * k + i] = BF16::FromFloat(row[input(i)]).ToFloat();
+    }
+  }
+  std::vector<float> weights(k);
+  const auto end =
+      static_cast<std::uint32_t>(std::min<std::int64_t>(w.n(), panel_end * PackedLinear::kPanel));
+  for (auto n = static_cast<std::uint32_t>(panel_begin * PackedLinear::kPanel); n < end; ++n) {
+    for (std::uint32_t i = 0; i < k; ++i) weights[i] = BF16::FromFloat(w.At(n, input(i))).ToFloat();
+    for (std::uint32_t m = 0; m < params.num_rows; ++m) {
+      float total = 0;
+      for (std::uint32_t k0 = 0; k0 < k; k0 += kBlock) {
+        float sums[2] = {};  // even and odd inputs
+        for (std::uint32_t i = k0; i < std::min<std::uint32_t>(k, k0 + kBlock); ++i) {
+          sums[i % 2] = FlushedFma(x[std::size_t{m} * k + i], weights[i], sums[i % 2]);
+        }
+        total = FlushedAdd(total, FlushedAdd(sums[0], sums[1]));
+      }
+      if (params.bias != nullptr) total += params.bias[n];
+      if (params.residual != nullptr) total += params.residual[m * params.residual_stride + n];
+      params.y.f32()[m * params.y_stride + n] = total;
+    }
+  }
+}
+
+void LinearBf16(const Backend& backend, const LinearParams& params, Bf16MultiplyFn multiply) {
+  const PackedLinear& weight = *params.weight;
+  const std::uint32_t k = weight.k();
+  auto* const x = reinterpret_cast<std::uint16_t*>(backend.op_workspace().Reserve(
+      static_cast<std::size_t>(Bf16LinearScratchBytes(params.num_rows, k))));
+  const std::int64_t tiles = CeilDivide(params.num_rows, kRowTile);
+  const std::int64_t tile_size = CeilDivide(k, kBlock) * kBlock * kRowTile;
+  const auto thread_bytes = static_cast<std::size_t>(Bf16LinearThreadBytes(params.num_rows, k));
+  const bool is_prepared = weight.quantizes_activations() || weight.act_order() != nullptr;
+  const double rows = std::min<double>(params.num_rows, kRowTile);
+  backend.ParallelFor(tiles, static_cast<double>(k) * rows * (is_prepared ? 2 : 0.2),
+                      [&](std::int64_t begin, std::int64_t end, int part) {
+                        auto* const row =
+                            reinterpret_cast<float*>(backend.workspace(part).Reserve(thread_bytes));
+                        for (std::int64_t tile = begin; tile < end; ++tile) {
+                          RoundRowTile(params, tile, x + tile * tile_size, row);
+                        }
+                      });
+  // A core streams weights at about 20 GB/s, and computes about 40 multiply-adds per nanosecond in
+  // vectors and 600 in tiles.
+  const double work = static_cast<double>(weight.panel_bytes()) * 0.05 +
+                      static_cast<double>(k) * params.num_rows * (multiply == nullptr ? 0.4 : 0.03);
+  backend.ParallelFor(
+      weight.num_panels(), work,
+      [&](std::int64_t begin, std::int64_t end, int part) {
+        const Bf16Panels job = {params, x, multiply, backend.workspace(part).Reserve(thread_bytes)};
+        LinearBf16Panels(job, begin, end);
+      },
+      kPanelGrain);
+}
+
+}  // namespace internal
+}  // namespace quire::kernels

@@ -1,0 +1,93 @@
+#pragma once
+
+// Matrix products with bf16 activations on the CPU, for weights of every format.
+//
+// x is rounded to bf16. A weight is PackedLinear::At rounded to bf16. Both are rounded to nearest
+// even. The inputs are divided into blocks of 32, the last of which is padded with zeros. A total
+// starts at 0 and is, for each block in order:
+//
+//   even = odd = 0
+//   for the pairs j = 0 .. 15 of the block:
+//     even = fma(x[2j], w[2j], even)
+//     odd = fma(x[2j + 1], w[2j + 1], odd)
+//   total = total + (even + odd)
+//
+// This is f32 arithmetic that reads subnormal operands as zeros and replaces subnormal results by
+// zeros. With an act-order permutation, inputs are in the order of the packed weights. Then y =
+// (total + bias) + residual, in ordinary f32 arithmetic.
+//
+// The totals have the bits of the AMX instruction tdpbf16ps, whose semantics are in volume 2 of
+// Intel's Software Developer's Manual, except for the bits of NaNs. All instruction sets and all
+// batches therefore give the same bits.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/backend/backend.h"
+#include "kernels/linear/bf16_product.h"
+#include "kernels/linear/linear.h"
+
+namespace quire::kernels {
+
+// Bytes of Backend::op_workspace that Linear uses with bf16 activations for up to `num_rows` rows
+// of up to `k` inputs.
+std::int64_t Bf16LinearScratchBytes(std::uint32_t num_rows, std::uint32_t k);
+// Bytes of each Backend::workspace that it uses.
+std::int64_t Bf16LinearThreadBytes(std::uint32_t num_rows, std::uint32_t k);
+
+namespace internal {
+
+// How a product is divided; no choice changes its bits. The sizes are those with which AMX was
+// measured fastest: the weights of two panels and one part of the inputs fill L1 (32 KiB), and the
+// panels of a group share the rows of x that are in L2.
+inline constexpr std::int64_t kBlock = 32;    // inputs that a tile product sums
+inline constexpr std::int64_t kRowTile = 16;  // rows of a tile
+inline constexpr std::int64_t kPartInputs = 512;
+inline constexpr std::int64_t kPanelGrain = 4;  // panels of the smallest group
+inline constexpr std::int64_t kMaxTiles = 32;   // tiles of rows that share dequantized weights
+
+// Panels of a group.
+constexpr std::int64_t GroupPanels(std::int64_t k) {
+  return k < 4096 ? 4 : 16;
+}
+// Bytes of the dequantized weights of a group.
+constexpr std::int64_t WeightScratchBytes(std::int64_t k) {
+  return GroupPanels(k) * PackedLinear::kPanel * kPartInputs * 2;
+}
+// Bytes of the totals of a group.
+constexpr std::int64_t TotalBytes(std::int64_t num_rows, std::int64_t k) {
+  const std::int64_t tiles = std::min(kMaxTiles, (num_rows + kRowTile - 1) / kRowTile);
+  return GroupPanels(k) * tiles * PackedLinear::kPanel * kRowTile * 4;
+}
+
+// Linear with bf16 activations. `multiply` computes the sums; null: in Highway's vectors.
+// Arguments were checked.
+void LinearBf16(const Backend& backend, const LinearParams& params, Bf16MultiplyFn multiply);
+// The reference implementation, for panels [panel_begin, panel_end).
+void LinearBf16Cpu(const LinearParams& params, std::int64_t panel_begin, std::int64_t panel_end);
+
+// a * b + c and a + b, rounded once, in the arithmetic above.
+float FlushedFma(float a, float b, float c);
+float FlushedAdd(float a, float b);
+
+// The parts below are compiled for each instruction set.
+
+// Writes a panel of integer weights as f32, [K][16]. Up to 7 further inputs are written too.
+void DequantizePanelF32(const PackedLinear& weight, std::int64_t panel, float* to);
+
+// Rounds rows [16 tile, 16 (tile + 1)) of params.x into `to`, [ceil(K / 32)][16][32]. Rows beyond
+// num_rows are zeros. `row` is temporary memory for K floats.
+void RoundRowTile(const LinearParams& params, std::int64_t tile, std::uint16_t* to, float* row);
+// Computes panels [panel_begin, panel_end) for all rows, with `x` made by RoundRowTile. `scratch`
+// has Bf16LinearThreadBytes and is aligned to 64 bytes.
+struct Bf16Panels {
+  const LinearParams& params;
+  const std::uint16_t* x;
+  Bf16MultiplyFn multiply;
+  std::byte* scratch;
+};
+void LinearBf16Panels(const Bf16Panels& job, std::int64_t panel_begin, std::int64_t panel_end);
+
+}  // namespace internal
+}  // namespace quire::kernels

@@ -1,0 +1,486 @@
+// The parts of products with bf16 activations that run in vectors: rounding x, dequantizing weights
+// into tiles, and, without AMX, the products. Lanes run along N as in linear_simd.cc. Weights of a
+// group of panels and a part of the inputs are dequantized once for all rows; stored bf16 panels
+// already have the layout of tiles.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/linear/bf16_linear.h"
+#include "kernels/linear/fp8_rows.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/linear/bf16_linear_simd.cc"
+#include "hwy/foreach_target.h"
+#include "kernels/cpu/simd_math-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace quire::kernels::HWY_NAMESPACE {
+
+constexpr std::size_t kPanel = PackedLinear::kPanel;
+constexpr std::size_t kRowTile = internal::kRowTile;
+constexpr std::size_t kBlock = internal::kBlock;
+constexpr std::size_t kPairs = kBlock / 2;
+static_assert(kPanel == kVirtualLanes);
+
+// Rounds to bf16 in the upper half of each lane, to nearest even; the lower half is unspecified. NaN
+// stays NaN.
+HWY_INLINE VU RoundedBF16(VF x) {
+  const DU du;
+  const VU bits = hn::BitCast(du, x);
+  const VU is_odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
+  const VU rounded = hn::Add(bits, hn::Add(is_odd, hn::Set(du, 0x7fff)));
+  const VU nan = hn::Or(bits, hn::Set(du, 0x400000));
+  return hn::IfThenElse(hn::RebindMask(du, hn::Eq(x, x)), rounded, nan);
+}
+
+void RoundRow(const float* HWY_RESTRICT from, std::size_t k, std::uint16_t* HWY_RESTRICT to) {
+  const hn::Rebind<std::uint16_t, DF> d16;
+  std::size_t i = 0;
+  const auto at = [](std::size_t input) {
+    return input / kBlock * kBlock * kRowTile + input % kBlock;
+  };
+  for (; i + kLanes <= k; i += kLanes) {
+    const VU rounded = RoundedBF16(hn::LoadU(DF(), from + i));
+    hn::StoreU(hn::TruncateTo(d16, hn::ShiftRight<16>(rounded)), d16, to + at(i));
+  }
+  for (; i < k; ++i) to[at(i)] = BF16::FromFloat(from[i]).bits;
+  for (; i % kBlock != 0; ++i) to[at(i)] = 0;
+}
+
+void RoundTile(const LinearParams& params, std::int64_t tile, std::uint16_t* to, float* row) {
+  const PackedLinear& weight = *params.weight;
+  const std::size_t k = weight.k();
+  const std::uint32_t* const order = weight.act_order();
+  const std::size_t first = static_cast<std::size_t>(tile) * kRowTile;
+  for (std::size_t r = 0; r < kRowTile; ++r) {
+    std::uint16_t* const out = to + r * kBlock;
+    if (first + r >= params.num_rows) {
+      for (std::size_t i = 0; i < k; i += kBlock) std::fill_n(out + i * kRowTile, kBlock, 0);
+      continue;
+    }
+    const float* x = params.x.f32() + static_cast<std::int64_t>(first + r) * params.x_stride;
+    if (order != nullptr) {
+      for (std::size_t i = 0; i < k; ++i) row[i] = x[order[i]];
+      x = row;
+    } else if (weight.quantizes_activations()) {
+      RoundRowFp8(x, static_cast<std::int64_t>(k), 1, row);
+      x = row;
+    }
+    RoundRow(x, k, out);
+  }
+}
+
+// Stores pairs of weights as bf16, [pair][16].
+struct StoreBF16 {
+  std::uint32_t* to;
+  HWY_INLINE void operator()(std::size_t pair, std::size_t lane, VF even, VF odd) const {
+    const DU du;
+    const VU high = hn::And(RoundedBF16(odd), hn::Set(du, 0xffff0000u));
+    hn::Store(hn::Or(hn::ShiftRight<16>(RoundedBF16(even)), high), du, to + pair * kPanel + lane);
+  }
+};
+// Stores pairs of weights as f32, [input][16].
+struct StoreF32 {
+  float* to;
+  HWY_INLINE void operator()(std::size_t pair, std::size_t lane, VF even, VF odd) const {
+    hn::Store(even, DF(), to + 2 * pair * kPanel + lane);
+    hn::Store(odd, DF(), to + (2 * pair + 1) * kPanel + lane);
+  }
+};
+
+// The functions below store the weights of inputs [k0, k1) of a panel, for kLanes features from
+// `lane` on. k0 is a multiple of 512. Up to 7 inputs beyond k1 may be stored too.
+
+void WidenF32(const float* panel, std::size_t k0, std::size_t k1, std::size_t lane,
+              StoreBF16 store) {
+  const DF d;
+  for (std::size_t k = k0; k < k1; k += 2) {
+    const float* const from = panel + k * kPanel + lane;
+    store((k - k0) / 2, lane, hn::Load(d, from), hn::Load(d, from + kPanel));
+  }
+}
+
+void WidenF16(const std::uint32_t* panel, std::size_t k0, std::size_t k1, std::size_t lane,
+              StoreBF16 store) {
+  for (std::size_t k = k0; k < k1; k += 2) {
+    const VU pairs = hn::Load(DU(), panel + k / 2 * kPanel + lane);
+    store((k - k0) / 2, lane, EvenF16(pairs), OddF16(pairs));
+  }
+}
+
+// Returns e4m3 values, the low bytes of `codes`, times 2^-120: their bits are shifted into place. No
+// value is NaN.
+HWY_INLINE VF WidenE4M3(VU codes) {
+  const DU du;
+  const VU magnitude = hn::ShiftLeft<20>(hn::And(codes, hn::Set(du, 0x7f)));
+  const VU sign = hn::ShiftLeft<24>(hn::And(codes, hn::Set(du, 0x80)));
+  return hn::BitCast(DF(), hn::Or(magnitude, sign));
+}
+
+void WidenE4M3Panel(const PackedLinear& weight, std::size_t panel, std::size_t k0, std::size_t k1,
+                    std::size_t lane, StoreBF16 store) {
+  const DF d;
+  const DU du;
+  const std::size_t group = weight.group();
+  const std::size_t groups = (weight.k() + group - 1) / group;
+  const auto* const codes = reinterpret_cast<const std::uint32_t*>(
+                                static_cast<const std::uint8_t*>(weight.data()) +
+                                static_cast<std::int64_t>(panel) * weight.panel_bytes()) +
+                            lane;
+  const float* const scales =
+      static_cast<const float*>(weight.scales()) + panel * groups * kPanel + lane;
+  const auto value = [&](std::size_t k, VU code) HWY_ATTR {
+    const std::size_t g = std::min(k / group, groups - 1);
+    return hn::Mul(hn::Mul(WidenE4M3(code), hn::Set(d, 0x1p120f)),
+                   hn::Load(d, scales + g * kPanel));
+  };
+  for (std::size_t k = k0; k < k1; k += 4) {
+    const VU unit = hn::Load(du, codes + k / 4 * kPanel);
+    const std::size_t pair = (k - k0) / 2;
+    store(pair, lane, value(k, unit), value(k + 1, hn::ShiftRight<8>(unit)));
+    store(pair + 1, lane, value(k + 2, hn::ShiftRight<16>(unit)),
+          value(k + 3, hn::ShiftRight<24>(unit)));
+  }
+}
+
+// The scale and minimum of 16 features for a group of integer weights: a weight is (q + shift) *
+// scale + min, where q is the stored integer.
+struct IntGroup {
+  VF scale, shift, min;
+};
+
+struct IntPanel {
+  const std::uint32_t* codes;  // [units][16]
+  const void* scales;          // f32 for a scale per feature, else f16
+  std::size_t group;
+  bool scale_per_feature, has_min, has_zero_points;
+  float offset;  // of stored integers without minimums
+
+  HWY_INLINE IntGroup At(std::size_t g, std::size_t lane) const {
+    const DF d;
+    const VF minus_offset = hn::Set(d, -offset);
+    if (scale_per_feature) {
+      const VF scale = hn::Load(d, static_cast<const float*>(scales) + lane);
+      return {scale, minus_offset, hn::Zero(d)};
+    }
+    const F16* const at = static_cast<const F16*>(scales) + g * (has_min ? 2 : 1) * kPanel + lane;
+    const VF scale = LoadWide(at);
+    if (!has_min) return {scale, minus_offset, hn::Zero(d)};
+    const VF min = LoadWide(at + kPanel);
+    return has_zero_points ? IntGroup{scale, min, hn::Zero(d)} : IntGroup{scale, hn::Zero(d), min};
+  }
+};
+
+// Weights of kBits bits. With minimums that are not zero points, q * scale is exact.
+template <int kBits, bool kHasMin, class Store>
+void DequantizeIntPanel(const IntPanel& panel, std::size_t k0, std::size_t k1, std::size_t lane,
+                        Store store) {
+  const DF d;
+  const DU du;
+  const DI di;
+  constexpr std::size_t kInputs = 32 / kBits;  // inputs of a unit
+  for (std::size_t begin = k0, end = k0; begin < k1; begin = end) {
+    const std::size_t g = begin / panel.group;
+    end = std::min(k1, (g + 1) * panel.group);
+    const IntGroup group = panel.At(g, lane);
+    const auto value = [&](VU codes) HWY_ATTR __attribute__((always_inline)) {
+      const VU q = hn::And(codes, hn::Set(du, (1u << kBits) - 1));
+      const VF value = hn::ConvertTo(d, hn::BitCast(di, q));
+      if constexpr (kHasMin) return hn::MulAdd(value, group.scale, group.min);
+      return hn::Mul(hn::Add(value, group.shift), group.scale);
+    };
+    for (std::size_t k = begin; k < end; k += kInputs) {
+      const VU unit = hn::Load(du, panel.codes + k / kInputs * kPanel + lane);
+      const std::size_t pair = (k - k0) / 2;
+      // A byte of 4-bit weights has input i in its low half and input 4 + i in its high half.
+      store(pair, lane, value(unit), value(hn::ShiftRight<8>(unit)));
+      store(pair + 1, lane, value(hn::ShiftRight<16>(unit)), value(hn::ShiftRight<24>(unit)));
+      if constexpr (kBits == 4) {
+        store(pair + 2, lane, value(hn::ShiftRight<4>(unit)), value(hn::ShiftRight<12>(unit)));
+        store(pair + 3, lane, value(hn::ShiftRight<20>(unit)), value(hn::ShiftRight<28>(unit)));
+      }
+    }
+  }
+}
+
+template <class Store>
+void DequantizeInts(const PackedLinear& weight, std::size_t panel, std::size_t k0, std::size_t k1,
+                    std::size_t lane, Store store) {
+  const bool is_int4 = weight.format() == WeightFormat::kInt4;
+  const bool has_min = weight.has_min();
+  const bool per_feature = weight.dtype() == DType::kF32;
+  const std::size_t scales =
+      per_feature ? kPanel * sizeof(float)
+                  : weight.k() / weight.group() * (has_min ? 2 : 1) * kPanel * sizeof(F16);
+  const IntPanel ints = {reinterpret_cast<const std::uint32_t*>(
+                             static_cast<const std::byte*>(weight.data()) +
+                             static_cast<std::int64_t>(panel) * weight.panel_bytes()),
+                         static_cast<const std::byte*>(weight.scales()) + panel * scales,
+                         weight.group(),
+                         per_feature,
+                         has_min,
+                         weight.has_zero_points(),
+                         has_min   ? 0.0f
+                         : is_int4 ? 8.0f
+                                   : 128.0f};
+  const bool adds_min = has_min && !ints.has_zero_points;
+  if (is_int4) {
+    adds_min ? DequantizeIntPanel<4, true>(ints, k0, k1, lane, store)
+             : DequantizeIntPanel<4, false>(ints, k0, k1, lane, store);
+  } else {
+    adds_min ? DequantizeIntPanel<8, true>(ints, k0, k1, lane, store)
+             : DequantizeIntPanel<8, false>(ints, k0, k1, lane, store);
+  }
+}
+
+// Returns a panel of 16-bit or f32 weights.
+template <typename T>
+const T* PlainPanel(const PackedLinear& weight, std::size_t panel) {
+  return reinterpret_cast<const T*>(static_cast<const std::byte*>(weight.data()) +
+                                    static_cast<std::int64_t>(panel) * weight.panel_bytes());
+}
+
+// Writes the weights of inputs [k0, k1) of a panel as tiles, [ceil((k1 - k0) / 32)][16][16] pairs.
+// Inputs beyond k1 are zeros.
+void DequantizePanel(const PackedLinear& weight, std::size_t panel, std::size_t k0, std::size_t k1,
+                     std::uint32_t* to) {
+  const StoreBF16 store = {to};
+  for (std::size_t lane = 0; lane < kPanel; lane += kLanes) {
+    if (weight.format() == WeightFormat::kFp8E4M3) {
+      WidenE4M3Panel(weight, panel, k0, k1, lane, store);
+    } else if (weight.format() != WeightFormat::kPlain) {
+      DequantizeInts(weight, panel, k0, k1, lane, store);
+    } else if (weight.dtype() == DType::kF32) {
+      WidenF32(PlainPanel<float>(weight, panel), k0, k1, lane, store);
+    } else if (weight.dtype() == DType::kF16) {
+      WidenF16(PlainPanel<std::uint32_t>(weight, panel), k0, k1, lane, store);
+    }
+  }
+  const std::size_t size = (k1 - k0 + 1) / 2 * kPanel;
+  if (weight.format() == WeightFormat::kPlain && weight.dtype() == DType::kBF16) {
+    std::copy_n(PlainPanel<std::uint32_t>(weight, panel) + k0 / 2 * kPanel, size, to);
+  }
+  if ((k1 - k0) % 2 != 0) {
+    for (std::size_t i = size - kPanel; i < size; ++i) to[i] &= 0xffffu;
+  }
+  std::fill(to + size, to + (k1 - k0 + kBlock - 1) / kBlock * kPairs * kPanel, 0u);
+}
+
+void DequantizeF32(const PackedLinear& weight, std::int64_t panel, float* to) {
+  const std::size_t k = weight.k();
+  for (std::size_t lane = 0; lane < kPanel; lane += kLanes) {
+    DequantizeInts(weight, static_cast<std::size_t>(panel), 0, k, lane, StoreF32{to});
+  }
+}
+
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
+#define QUIRE_BF16_VECTORS 1
+
+// Computes R rows and P panels. Rows are `x`, pairs of inputs in tiles.
+template <std::size_t R, std::size_t P>
+HWY_INLINE void MultiplyRows(const internal::Bf16Product& product, std::int64_t panel,
+                             std::int64_t row_tile, std::size_t row) {
+  constexpr std::size_t kColumns = P * kRegisters;
+  const DF d;
+  const DU du;
+  const auto* const x =
+      reinterpret_cast<const std::uint32_t*>(product.x + row_tile * product.x_stride) +
+      row * kPairs;
+  const auto* const w =
+      reinterpret_cast<const std::uint32_t*>(product.w + panel * product.w_stride);
+  const auto w_stride = static_cast<std::size_t>(product.w_stride) / 2;
+  const auto total_at = [&](std::size_t r, std::size_t c) {
+    return product.totals +
+           ((panel + static_cast<std::int64_t>(c / kRegisters)) * product.num_row_tiles +
+            row_tile) *
+               static_cast<std::int64_t>(kRowTile * kPanel) +
+           static_cast<std::int64_t>((row + r) * kPanel + c % kRegisters * kLanes);
+  };
+  for (std::size_t block = 0; block < static_cast<std::size_t>(product.num_blocks); ++block) {
+    VF even[R][kColumns];
+    VF odd[R][kColumns];
+    for (std::size_t r = 0; r < R; ++r) {
+      for (std::size_t c = 0; c < kColumns; ++c) even[r][c] = odd[r][c] = hn::Zero(d);
+    }
+    for (std::size_t j = 0; j < kPairs; ++j) {
+      VU pairs[kColumns];
+      for (std::size_t c = 0; c < kColumns; ++c) {
+        pairs[c] = hn::Load(du, w + c / kRegisters * w_stride + (block * kPairs + j) * kPanel +
+                                    c % kRegisters * kLanes);
+      }
+      for (std::size_t r = 0; r < R; ++r) {
+        const VU inputs = hn::Set(du, x[(block * kRowTile + r) * kPairs + j]);
+        for (std::size_t c = 0; c < kColumns; ++c) {
+          even[r][c] = hn::MulAdd(EvenBF16(inputs), EvenBF16(pairs[c]), even[r][c]);
+          odd[r][c] = hn::MulAdd(OddBF16(inputs), OddBF16(pairs[c]), odd[r][c]);
+        }
+      }
+    }
+    for (std::size_t r = 0; r < R; ++r) {
+      for (std::size_t c = 0; c < kColumns; ++c) {
+        const bool is_first = product.is_first && block == 0;
+        const VF total = is_first ? hn::Zero(d) : hn::Load(d, total_at(r, c));
+        hn::Store(hn::Add(total, hn::Add(even[r][c], odd[r][c])), d, total_at(r, c));
+      }
+    }
+  }
+}
+
+// Rows of the largest tile.
+constexpr std::size_t kTileRows = kRegisters == 1 ? 4 : 2;
+
+template <std::size_t P>
+HWY_INLINE void MultiplyPanels(const internal::Bf16Product& product, std::int64_t panel) {
+  for (std::int64_t tile = 0; tile < product.num_row_tiles; ++tile) {
+    const std::size_t rows = static_cast<std::size_t>(
+        std::min<std::int64_t>(internal::kRowTile, product.num_rows - tile * internal::kRowTile));
+    std::size_t row = 0;
+    for (; row + kTileRows <= rows; row += kTileRows) {
+      MultiplyRows<kTileRows, P>(product, panel, tile, row);
+    }
+    for (; row < rows; ++row) MultiplyRows<1, P>(product, panel, tile, row);
+  }
+}
+
+// Not inlined, so that no arithmetic moves across the changes of MXCSR.
+HWY_NOINLINE void MultiplyFlushed(const internal::Bf16Product& product) {
+  std::int64_t panel = 0;
+  for (; panel + 2 <= product.num_panels; panel += 2) MultiplyPanels<2>(product, panel);
+  if (panel < product.num_panels) MultiplyPanels<1>(product, panel);
+}
+
+void Multiply(const internal::Bf16Product& product) {
+  constexpr unsigned kFlushResults = 0x8000, kFlushOperands = 0x40;
+  const unsigned mxcsr = _mm_getcsr();
+  _mm_setcsr(mxcsr | kFlushResults | kFlushOperands);
+  MultiplyFlushed(product);
+  _mm_setcsr(mxcsr);
+}
+#endif
+
+// Writes y = (total + bias) + residual of a panel.
+void StorePanel(const LinearParams& params, std::size_t panel, const float* totals,
+                std::size_t first_row, std::size_t num_rows) {
+  const DF d;
+  const std::size_t n = panel * kPanel;
+  const std::size_t count = std::min<std::size_t>(kPanel, params.weight->n() - n);
+  for (std::size_t r = 0; r < num_rows; ++r) {
+    const auto m = static_cast<std::int64_t>(first_row + r);
+    const float* const total = totals + r * kPanel;
+    float* const y = params.y.f32() + m * params.y_stride + n;
+    const float* const bias = params.bias == nullptr ? nullptr : params.bias + n;
+    const float* const residual =
+        params.residual == nullptr ? nullptr : params.residual + m * params.residual_stride + n;
+    std::size_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) {
+      VF v = hn::Load(d, total + i);
+      if (bias != nullptr) v = hn::Add(v, hn::LoadU(d, bias + i));
+      if (residual != nullptr) v = hn::Add(v, hn::LoadU(d, residual + i));
+      hn::StoreU(v, d, y + i);
+    }
+    for (; i < count; ++i) {
+      float v = total[i];
+      if (bias != nullptr) v += bias[i];
+      if (residual != nullptr) v += residual[i];
+      y[i] = v;
+    }
+  }
+}
+
+// Computes panels [begin, end) for rows of the tiles [tile_begin, tile_end).
+void ComputeGroup(const internal::Bf16Panels& job, internal::Bf16MultiplyFn multiply,
+                  std::size_t begin, std::size_t end, std::size_t tile_begin,
+                  std::size_t tile_end) {
+  const LinearParams& params = job.params;
+  const PackedLinear& weight = *params.weight;
+  const std::size_t k = weight.k();
+  const std::size_t blocks = (k + kBlock - 1) / kBlock;
+  const std::size_t first_row = tile_begin * kRowTile;
+  const std::size_t num_rows =
+      std::min<std::size_t>(tile_end * kRowTile, params.num_rows) - first_row;
+  const bool is_bf16 = weight.format() == WeightFormat::kPlain && weight.dtype() == DType::kBF16;
+  auto* const buffer = reinterpret_cast<std::uint32_t*>(job.scratch);
+  auto* const totals = reinterpret_cast<float*>(
+      job.scratch + internal::WeightScratchBytes(static_cast<std::int64_t>(k)));
+  for (std::size_t k0 = 0; k0 < k; k0 += internal::kPartInputs) {
+    const std::size_t k1 = std::min<std::size_t>(k, k0 + internal::kPartInputs);
+    const std::size_t part_blocks = (k1 - k0 + kBlock - 1) / kBlock;
+    const std::size_t part_size = part_blocks * kPairs * kPanel;
+    internal::Bf16Product product = {
+        .x = job.x + (tile_begin * blocks + k0 / kBlock) * kRowTile * kBlock,
+        .x_stride = static_cast<std::int64_t>(blocks * kRowTile * kBlock),
+        .w = reinterpret_cast<const std::uint16_t*>(buffer),
+        .w_stride = static_cast<std::int64_t>(part_size * 2),
+        .totals = totals,
+        .num_row_tiles = static_cast<std::int64_t>(tile_end - tile_begin),
+        .num_panels = static_cast<std::int64_t>(end - begin),
+        .num_blocks = static_cast<std::int64_t>(part_blocks),
+        .num_rows = static_cast<std::int64_t>(num_rows),
+        .is_first = k0 == 0};
+    if (is_bf16 && (k1 - k0) % kBlock == 0) {
+      product.w = PlainPanel<std::uint16_t>(weight, begin) + k0 * kPanel;
+      product.w_stride = weight.panel_bytes() / 2;
+    } else {
+      for (std::size_t panel = begin; panel < end; ++panel) {
+        DequantizePanel(weight, panel, k0, k1, buffer + (panel - begin) * part_size);
+      }
+    }
+    multiply(product);
+  }
+  for (std::size_t panel = begin; panel < end; ++panel) {
+    StorePanel(params, panel,
+               totals + (panel - begin) * (tile_end - tile_begin) * kRowTile * kPanel, first_row,
+               num_rows);
+  }
+}
+
+void Panels(const internal::Bf16Panels& job, std::int64_t panel_begin, std::int64_t panel_end) {
+#ifdef QUIRE_BF16_VECTORS
+  const internal::Bf16MultiplyFn multiply = job.multiply != nullptr ? job.multiply : Multiply;
+  const std::int64_t tiles =
+      (std::int64_t{job.params.num_rows} + internal::kRowTile - 1) / internal::kRowTile;
+  const std::int64_t group = internal::GroupPanels(job.params.weight->k());
+  for (std::int64_t begin = panel_begin; begin < panel_end; begin += group) {
+    const std::int64_t end = std::min(panel_end, begin + group);
+    for (std::int64_t tile = 0; tile < tiles; tile += internal::kMaxTiles) {
+      ComputeGroup(job, multiply, static_cast<std::size_t>(begin), static_cast<std::size_t>(end),
+                   static_cast<std::size_t>(tile),
+                   static_cast<std::size_t>(std::min(tiles, tile + internal::kMaxTiles)));
+    }
+  }
+#else
+  // There is no fused multiply-add that flushes subnormals.
+  internal::LinearBf16Cpu(job.params, panel_begin, panel_end);
+#endif
+}
+#undef QUIRE_BF16_VECTORS
+
+}  // namespace quire::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace quire::kernels {
+
+HWY_EXPORT(DequantizeF32);
+HWY_EXPORT(RoundTile);
+HWY_EXPORT(Panels);
+
+namespace internal {
+
+void RoundRowTile(const LinearParams& params, std::int64_t tile, std::uint16_t* to, float* row) {
+  HWY_DYNAMIC_DISPATCH(RoundTile)(params, tile, to, row);
+}
+
+void DequantizePanelF32(const PackedLinear& weight, std::int64_t panel, float* to) {
+  HWY_DYNAMIC_DISPATCH(DequantizeF32)(weight, panel, to);
+}
+
+void LinearBf16Panels(const Bf16Panels& job, std::int64_t panel_begin, std::int64_t panel_end) {
+  HWY_DYNAMIC_DISPATCH(Panels)(job, panel_begin, panel_end);
+}
+
+}  // namespace internal
+}  // namespace quire::kernels
+#endif  // HWY_ONCE

@@ -1,0 +1,32 @@
+#pragma once
+
+// The product of bf16 tiles. It has plain types only: an implementation is compiled for a wider
+// instruction set, and the linker might keep its copy of a shared inline function for the whole
+// program.
+
+#include <cstdint>
+
+namespace quire::kernels::internal {
+
+// Rows of x times panels of weights, for one part of the inputs. Strides are in elements.
+struct Bf16Product {
+  const std::uint16_t* x;  // [num_row_tiles][num_blocks][16][32], tiles of rows x_stride apart
+  std::int64_t x_stride;
+  const std::uint16_t* w;  // [num_panels][num_blocks][16][16][2], panels w_stride apart
+  std::int64_t w_stride;
+  float* totals;  // [num_panels][num_row_tiles][16][16] features of rows; aligned to 64 bytes
+  std::int64_t num_row_tiles;
+  std::int64_t num_panels;
+  std::int64_t num_blocks;  // blocks of 32 inputs
+  std::int64_t num_rows;    // rows that are used, at most 16 * num_row_tiles
+  bool is_first;            // totals start at 0, else at their values
+};
+
+// Adds the products of all blocks to the totals (bf16_linear.h). Totals of rows from num_rows on
+// are unspecified.
+using Bf16MultiplyFn = void (*)(const Bf16Product& product);
+
+// Multiplies in AMX tiles. Null in builds without AMX.
+extern const Bf16MultiplyFn kBf16MultiplyAmx;
+
+}  // namespace quire::kernels::internal
