@@ -96,7 +96,7 @@ void RequestLifecycle::EndStoppedChoice(const Signal& signal, absl::Time now) {
   if (live == live_.end()) return;
   Sequence& sequence = *live->second->sequences[static_cast<std::size_t>(signal.choice)];
   if (sequence.finished()) return;
-  FillEnd(sequence, &output_->Add(OutputItem::Kind::kChoiceEnd, *live->second, now));
+  CopyChoiceCounters(sequence, &output_->Add(OutputItem::Kind::kChoiceEnd, *live->second, now));
   FinishChoice(sequence, now);
 }
 
@@ -170,7 +170,7 @@ bool RequestLifecycle::EndMasked(absl::Time now) {
     }
     OutputItem& item = output_->Add(OutputItem::Kind::kChoiceEnd, *sequence->request, now);
     item.finish = FinishReason::kConstraintDone;
-    FillEnd(*sequence, &item);
+    CopyChoiceCounters(*sequence, &item);
     FinishChoice(*sequence, now);
   }
   if (has_ended) meter_->ShowWork(now);
