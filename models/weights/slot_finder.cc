@@ -64,7 +64,7 @@ absl::StatusOr<MatrixForm> FormChooser::FormOf(const formats::StoredTensor& tens
   const std::optional<MatrixForm> converted = ConvertedForm(target_.quantization, role);
   if (!converted && !tensor.is_coded()) return StoredForm(tensor);
   if (!converted && target_.quantization == Quantization::kNone) return PlainForm(tensor);
-  if (!converted && target_.cuda) return CudaStoredForm(tensor);
+  if (!converted && target_.cuda) return CudaMatrixForm(tensor);
   const MatrixForm form = converted ? *converted : StoredForm(tensor);
   if (!form.is_integer()) return form;
   QUIRE_RETURN_IF_ERROR(CheckInputs(tensor, form, role));

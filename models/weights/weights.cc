@@ -368,7 +368,7 @@ class Packer {
     const auto [part, part_row] = Locate(slot, first_bad.load());
     return absl::InvalidArgumentError(absl::StrCat(
         part->file, ": tensor ", part->name, ": row ", part_row, " of ", part->shape[0], " has ",
-        FormName(slot.form), " scales beyond f16; write model.quantization none"));
+        FormName(slot.form), " scales beyond f16; set model.quantization to \"none\""));
   }
 
   static std::pair<const formats::StoredTensor*, std::int64_t> Locate(const MatrixSlot& slot,
