@@ -23,7 +23,7 @@ EngineThread::EngineThread(const EngineOptions& options, Parts parts)
     : options_(options),
       parts_(std::move(parts)),
       hot_(parts_.hot->Get()),
-      core_(options, parts_.cache, parts_.runner, parts_.clock, parts_.queue, parts_.probe) {
+      core_(options, parts_.cache, parts_.runner, parts_.clock, parts_.limiter, parts_.probe) {
   PublishStats(parts_.clock->Now());
   thread_ = std::thread([this] { Run(); });
 }
@@ -43,7 +43,7 @@ void EngineThread::TakeHotOptions() {
 }
 
 absl::Status EngineThread::NoThreadError() const {
-  return died_.load() ? DeviceError() : ShutdownError(*parts_.queue);
+  return died_.load() ? DeviceError() : ShutdownError(*parts_.limiter);
 }
 
 absl::Status EngineThread::Call(const std::function<void(EngineCore&)>& call) {

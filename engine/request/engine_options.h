@@ -3,9 +3,7 @@
 // The options of an engine, and the checks of their values at start and at changes.
 //
 // Place:      filled by the server, checked by Engine, read by every part of it.
-// Invariants: pure.
-// Threads:    any.
-// Lifetime:   none.
+// Threads:    plain values and pure functions.
 
 #include <algorithm>
 #include <cstdint>
@@ -87,7 +85,7 @@ struct EngineOptions : HotOptions {
   std::int32_t mask_threads = 1;
   // Maximum steps that are launched before the oldest is collected, if the runner supports as many.
   std::int32_t max_steps_in_flight = 2;
-  // How long a failing engine waits for its output workers before it calls on_fatal.
+  // Time that a failing engine waits for its output workers before it calls on_fatal.
   absl::Duration answer_timeout = absl::Seconds(5);
   // Called once on the engine thread before it does anything else. May be empty.
   std::function<void()> on_engine_thread;

@@ -1,6 +1,6 @@
 #pragma once
 
-// Learns from the steps that ran how long a step takes. The prediction decides how many prompt
+// Predicts the time of a step from the steps that ran. The prediction decides how many prompt
 // tokens join a step, never what is computed.
 //
 //   t(step) = a_0 + a_r * decode rows + a_k * tokens stored before them
@@ -35,7 +35,7 @@ struct StepWork {
   double decode_rows = 0;
   double decode_keys = 0;  // tokens stored before these rows
   double prompt_tokens = 0;
-  double prompt_pairs = 0;  // (prompt token, token that it attends to)
+  double prompt_pairs = 0;  // pairs of a prompt token and a token it attends to
 
   void AddDecode(std::uint32_t stored) {
     decode_rows += 1;
@@ -61,9 +61,9 @@ class StepTimeModel {
     return Knows(work) ? Predict(work) : absl::ZeroDuration();
   }
 
-  // Returns the most prompt tokens of a sequence with `stored` tokens that take at most `time` of a
-  // step, at no more than twice the speed of the fastest step. Returns 0 before the first step with
-  // prompt tokens, and for negative times.
+  // Returns the maximum number of prompt tokens, after `stored` tokens of their sequence, that take
+  // at most `time` of a step. The result never assumes more than twice the speed of the fastest
+  // step. Returns 0 before the first step with prompt tokens, and for negative times.
   std::uint32_t PromptTokensWithin(absl::Duration time, std::uint32_t stored) const;
 
  private:
