@@ -6,7 +6,7 @@
 // other threads until malloc_trim is called.
 //
 // Place:      used by the daemon's housekeeper and by metrics.
-// Threads:    ResidentBytes: any. MemoryTrimmer: one.
+// Threads:    ResidentBytes is thread-safe. One thread uses a MemoryTrimmer.
 
 #include <cstdint>
 

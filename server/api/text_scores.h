@@ -32,7 +32,7 @@ namespace quire::server {
 struct TextPair {
   absl::string_view query;
   absl::string_view document;
-  // The client's names of these fields, for error messages.
+  // The names of these fields in the client's request, for error messages.
   std::string query_field = "query";
   std::string document_field = "document";
 };

@@ -13,7 +13,7 @@
 //             down the sender. Our own frames reach the client only between two frames of gRPC. A
 //             refused client gets a GOAWAY frame with the reason if one can be sent. A connection
 //             that gRPC closes counts against the connection limits until it has lingered.
-// Threads:    the strand of its transport; public methods from any thread.
+// Threads:    runs on the strand of its transport. Public methods are thread-safe.
 // Lifetime:   its pending operations keep it alive. `host` outlives it.
 
 #include <atomic>
@@ -40,7 +40,7 @@
 
 namespace quire::server {
 
-// Why the daemon closed a connection; a label of quire_grpc_connections_closed_total.
+// The cause for closing a connection, a label of quire_grpc_connections_closed_total.
 enum class CloseCause : std::uint8_t {
   kTooMany,     // refused: a connection limit is reached
   kSilent,      // no preface in time, or evicted before it

@@ -10,8 +10,8 @@
 //             Bytes of the next request are buffered, and reading pauses when max_head_bytes are
 //             buffered. At most one write is pending. A closed session stays closed. If a library
 //             throws an exception, only the session's own connection is closed.
-// Threads:    runs on the strand of its transport. Begin, FinishSoon, Evict, Abort and Post may be
-//             called from any thread.
+// Threads:    runs on the strand of its transport. Begin, FinishSoon, Evict, Abort and Post are
+//             thread-safe.
 // Lifetime:   its pending operations and handlers keep it alive. `host` outlives it.
 
 #include <array>
