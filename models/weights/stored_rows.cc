@@ -212,7 +212,7 @@ absl::Status ConvertRows(const formats::StoredTensor& tensor, DType dtype, std::
 }
 
 MatrixForm StoredForm(const formats::StoredTensor& tensor) {
-  if (!tensor.is_coded()) return {.dtype = tensor.dtype};
+  if (!tensor.is_quantized()) return {.dtype = tensor.dtype};
   if (tensor.quantized != nullptr) {
     const auto& fp8 = tensor.quantized->fp8_shape();
     if (fp8 && !tensor.is_transposed) {
@@ -234,7 +234,7 @@ MatrixForm StoredForm(const formats::StoredTensor& tensor) {
 
 absl::StatusOr<MatrixForm> CudaMatrixForm(const formats::StoredTensor& tensor) {
   const MatrixForm form = StoredForm(tensor);
-  if (!tensor.is_coded() || tensor.is_transposed) return form;
+  if (!tensor.is_quantized() || tensor.is_transposed) return form;
   const auto n = static_cast<std::uint32_t>(tensor.shape[0]);
   const auto k = static_cast<std::uint32_t>(tensor.shape[1]);
   if (tensor.quantized == nullptr) {
@@ -286,7 +286,7 @@ void ReadQuantizedRow(const formats::StoredTensor& tensor, const MatrixForm& for
     return tensor.quantized->E2M1Row(tensor.first_row + StoredIndex(tensor, row), raw_bytes(),
                                      out.scales);
   }
-  if (tensor.is_coded() && form == StoredForm(tensor)) {
+  if (tensor.is_quantized() && form == StoredForm(tensor)) {
     if (tensor.quantized != nullptr) {
       return tensor.quantized->IntegerRow(tensor.first_row + StoredIndex(tensor, row), out);
     }
@@ -303,7 +303,7 @@ void ReadFp8Row(const formats::StoredTensor& tensor, std::int64_t row, const qui
 }
 
 absl::Status CheckFinite(const formats::StoredTensor& tensor, const kernels::Backend& backend) {
-  if (tensor.is_coded()) return CheckQuantizedFinite(tensor, backend);
+  if (tensor.is_quantized()) return CheckQuantizedFinite(tensor, backend);
   const std::int64_t elements = tensor.num_elements();
   const std::int64_t units = (elements + kScanElements - 1) / kScanElements;
   const std::int64_t bad =

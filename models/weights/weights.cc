@@ -250,7 +250,7 @@ class Packer {
   absl::StatusOr<DeviceBuffer> ReadEmbedding(const formats::StoredTensor& tensor, DType dtype) {
     QUIRE_RETURN_IF_ERROR(CheckFinite(tensor, backend_));
     progress_->Add(static_cast<std::int64_t>(tensor.bytes.size()));
-    if (!tensor.is_coded()) {
+    if (!tensor.is_quantized()) {
       return Place(tensor.bytes.data(), static_cast<std::int64_t>(tensor.bytes.size()), backend_);
     }
     const std::int64_t rows = tensor.shape[0];
