@@ -25,7 +25,7 @@
 //
 // Place:      above the pool and the prefix cache; below the scheduler.
 // Invariants: I1 to I11 of docs/kv_cache.md, except for parts about several tiers, and those of the
-//             four classes. CheckIntegrity().
+//             four classes. See CheckIntegrity().
 // Threads:    engine thread only. HashPages (page_hash.h) may run on any thread.
 // Lifetime:   must outlive every step that reads its arrays.
 

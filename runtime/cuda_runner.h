@@ -38,7 +38,7 @@ struct Model;
 //             samples, not on other rows, the chunking of its prompt, graphs or the number of steps
 //             in flight. Create allocates everything that PlanDeviceMemory counts, and a step
 //             allocates nothing. Graphs stay within their share of memory.
-// Threads:    Create on any thread; then the engine thread only.
+// Threads:    Create may run on any thread. The engine thread calls everything else.
 // Lifetime:   model, backend and pool must outlive it. The destructor waits for launched steps.
 class CudaRunner : public StepRunner {
  public:

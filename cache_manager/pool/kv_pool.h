@@ -31,7 +31,8 @@ struct KvPoolOptions {
 // becomes resident when it is first touched.
 //
 // Place:      below CacheManager and the views of kernels. Knows memory, not page states.
-// Invariants: page 0 (the null page) is zero; the guards contain their pattern. CheckIntegrity().
+// Invariants: page 0 (the null page) is zero; the guards contain their pattern. See
+//             CheckIntegrity().
 // Threads:    immutable except for the bytes, which the current step writes.
 // Lifetime:   must outlive every view and step that reads it; a move keeps the addresses.
 class KvPool {
