@@ -80,7 +80,7 @@ struct PromptLogprobsEvent {
   std::vector<TokenLogprob> tokens;
 };
 
-// The result of Task::kEmbed, neither truncated nor normalised.
+// The result of Task::kEmbed, neither truncated nor normalized.
 struct PooledEvent {
   std::vector<float> values;  // [hidden]
 };

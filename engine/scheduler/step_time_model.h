@@ -6,7 +6,7 @@
 //   t(step) = a_0 + a_r * decode rows + a_k * tokens stored before them
 //                 + a_t * prompt tokens + a_h * sum over chunks of q * (h + (q + 1) / 2)
 //
-// for chunks of q tokens after h stored tokens. The fit minimises the squared relative error with
+// for chunks of q tokens after h stored tokens. The fit minimizes the squared relative error with
 // non-negative coefficients. The weights of steps with and without prompt tokens decay separately,
 // each with new steps of its own kind, so that an hour of decoding does not erase the cost of
 // prompts. A measured time far from the expected time is clamped to a fixed multiple or fraction of

@@ -263,7 +263,7 @@ void RequestLifecycle::EndAll(absl::Time now) {
   }
 }
 
-// Nothing of the engine thread touches the request afterwards but steps in flight.
+// Afterwards only steps in flight use the request on the engine thread.
 void RequestLifecycle::End(ScheduledRequest& live, absl::Status status, bool was_accepted,
                            absl::Time now) {
   live.ended = true;
