@@ -7,18 +7,18 @@
 //                 + a_t * prompt tokens + a_h * sum over chunks of q * (h + (q + 1) / 2)
 //
 // for chunks of q tokens after h stored tokens. The fit minimizes the squared relative error with
-// non-negative coefficients. The weights of steps with and without prompt tokens decay separately,
-// each with new steps of its own kind, so that an hour of decoding does not erase the cost of
-// prompts. A measured time far from the expected time is clamped to a fixed multiple or fraction of
-// the expected time, and reduces the weight of earlier steps.
+// non-negative coefficients. The weight of a step decays only with new steps of its own kind, with
+// or without prompt tokens. An hour of decoding therefore does not erase the cost of prompts. A
+// measured time far from the expected time is clamped to a fixed multiple or fraction of the
+// expected time, and reduces the weight of earlier steps.
 //
 // The idea, but no code, is from xLLM's time predictor (github.com/jd-opensource/xllm,
 // core/scheduler/profile). That predictor fits a quadratic in the prompt's length and an affine
 // decode term, and inverts them to find the length of a chunk.
 //
 // Place:      part of Scheduler; StepPipeline reports every step to it.
-// Invariants: coefficients, predictions and token counts are finite and not negative. A function of
-//             its calls. Allocates nothing.
+// Invariants: coefficients, predictions and token counts are finite and not negative. Its results
+//             depend only on its calls. Allocates nothing.
 // Threads:    one thread.
 // Lifetime:   a value.
 
