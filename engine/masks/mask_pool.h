@@ -117,7 +117,7 @@ class MaskPool {
   void Work();
   static absl::Status Make(ChoiceMask& choice);
   static absl::Status Match(ChoiceMask& choice);
-  static void PenaliseRepeats(ChoiceMask& choice);
+  static void PenalizeRepeats(ChoiceMask& choice);
   void Enqueue(std::shared_ptr<ChoiceMask> choice);
 
   const Clock* const clock_;

@@ -63,7 +63,7 @@ absl::Duration StepTimeModel::Predict(const StepWork& work) const {
   return absl::Seconds(Seconds(TermsOf(work)));
 }
 
-bool StepTimeModel::Knows(const StepWork& work) const {
+bool StepTimeModel::CanPredict(const StepWork& work) const {
   return (work.prompt_tokens > 0 ? prompts_ : decodes_).steps >= kTrusted;
 }
 

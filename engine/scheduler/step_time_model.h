@@ -55,10 +55,10 @@ class StepTimeModel {
   // Returns zero before the first step.
   absl::Duration Predict(const StepWork& work) const;
   // Returns whether there were enough steps of the kind of `work` for predictions to be useful.
-  bool Knows(const StepWork& work) const;
-  // Returns Predict, or zero if the model does not know the kind of `work`.
+  bool CanPredict(const StepWork& work) const;
+  // Returns Predict, or zero if CanPredict is false.
   absl::Duration Expect(const StepWork& work) const {
-    return Knows(work) ? Predict(work) : absl::ZeroDuration();
+    return CanPredict(work) ? Predict(work) : absl::ZeroDuration();
   }
 
   // Returns the maximum number of prompt tokens, after `stored` tokens of their sequence, that take
