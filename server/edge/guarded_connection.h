@@ -116,14 +116,14 @@ class GuardedConnection final : public std::enable_shared_from_this<GuardedConne
   // A buffer that doubles when a read fills it and halves when a read uses little of it.
   class Buffer {
    public:
-    boost::asio::mutable_buffer ForRead();
+    boost::asio::mutable_buffer SpaceForRead();
     // Returns the bytes of the last read.
     std::span<const std::byte> LastRead(std::size_t size) const;
     // Keeps the bytes of the last read; the next read appends to them.
     void Keep(std::size_t size) { num_kept_ += size; }
     // Returns the kept bytes and those of the last read, and keeps nothing.
     boost::asio::const_buffer TakeAll(std::size_t size);
-    void Adapt(std::size_t size);
+    void AdaptSize(std::size_t size);
 
    private:
     static constexpr std::size_t kMinBytes = 1 << 10;
