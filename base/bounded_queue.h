@@ -18,7 +18,7 @@ namespace quire {
 // Place:      carries work between threads: admission and control inboxes, text jobs, output.
 // Invariants: 0 <= size() <= capacity(). After Close every push fails; queued values can still be
 //             popped.
-// Threads:    every method from any thread.
+// Threads:    thread-safe.
 // Lifetime:   outlives every thread that waits on it.
 template <typename T>
 class BoundedQueue {

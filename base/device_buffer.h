@@ -18,7 +18,7 @@ enum class MemoryKind : std::uint8_t { kHost, kPinned, kDevice };
 // Invariants: host memory is aligned to kAlignment. Blocks of at least kHugePageBytes are aligned
 //             to kHugePageBytes and request huge pages. Host pages use no memory until they are
 //             first accessed. Pinned and device memory is aligned to 256 bytes.
-// Threads:    the class does not synchronise access to the bytes. Device memory is allocated on the
+// Threads:    the class does not synchronize access to the bytes. Device memory is allocated on the
 //             GPU that is current for the calling thread (UseDevice).
 // Lifetime:   moving keeps data() valid. The block is freed when the allocated buffer and all its
 //             parts are destroyed. Freeing waits for GPU work that uses the memory.

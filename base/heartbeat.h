@@ -4,8 +4,7 @@
 //
 // Place:      written by the engine thread, between steps and inside long ones; read by health
 //             checks.
-// Invariants: none.
-// Threads:    Beat from one thread, age from any.
+// Threads:    one thread calls Beat. age is thread-safe.
 // Lifetime:   the clock outlives it.
 
 #include <atomic>

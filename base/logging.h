@@ -18,10 +18,10 @@
 //             it at most one second. Code that ends the process in another way must call Flush
 //             first.
 //
-// spdlog writes whole lines to a file or to standard error. It lacks fields, JSON, a rate limit per
-// call site, levels for loggers that do not exist yet and, in version 1.10, reopening its file. Its
-// own queue drops the oldest lines silently, and its shutdown waits for the last line without a
-// timeout. Those parts are implemented here.
+// The finished lines are written by sinks of spdlog. The rest is implemented here. spdlog lacks
+// fields, JSON, a rate limit per call site and levels for loggers that do not exist yet. Its
+// version 1.10 cannot reopen the log file. Its queue drops the oldest lines silently, and its
+// shutdown waits for the last line without a timeout.
 
 #include <concepts>
 #include <cstdint>
@@ -85,8 +85,9 @@ class Field {
 
 using Fields = std::initializer_list<Field>;
 
-// Sets level, format and destination of the whole process, and removes the levels of single
-// loggers. If the file cannot be opened within kFileTimeout, returns an error and changes nothing.
+// Sets level, format and destination of the whole process, and clears the levels that SetLevel set
+// per logger. If the file cannot be opened within kFileTimeout, returns an error and changes
+// nothing.
 absl::Status Configure(const Options& options);
 // Configure in two steps: opens the file, and returns a function that applies the change.
 absl::StatusOr<std::function<void()>> PrepareConfigure(const Options& options);
@@ -98,9 +99,9 @@ absl::Status Reopen();
 // level.
 Level SetLevel(absl::string_view logger, Level level);
 
-// Queues a line, or returns at once when its level is disabled. That costs one atomic load if every
-// logger has the level disabled. `message` must be a constant, because the rate limit identifies
-// the call site by its message. Must not be called on the engine's step path.
+// Queues a line, or returns at once when its level is disabled. If every logger has the level
+// disabled, a call costs one atomic load. `message` must be a constant, because the rate limit
+// identifies the call site by its message. Must not be called on the engine's step path.
 void Write(Level level, absl::string_view logger, absl::string_view message, Fields fields = {});
 
 inline void Debug(absl::string_view logger, absl::string_view message, Fields fields = {}) {

@@ -15,7 +15,7 @@ namespace quire {
 // Place:      below the checkpoint readers.
 // Invariants: bytes() is not empty. Accessing the mapping after another process has truncated the
 //             file raises SIGBUS, so model files must be replaced instead of rewritten.
-// Threads:    const methods from any thread.
+// Threads:    const methods are thread-safe.
 // Lifetime:   spans into the mapping are valid until the MappedFile is destroyed; moving it keeps
 //             them valid.
 class MappedFile {

@@ -108,7 +108,7 @@ class Histogram {
 //             handle. A different type or help text fails a check, and so does a name or label that
 //             promtool would reject. Names are constants, so a test that adds a bad name detects
 //             it.
-// Threads:    every method from any thread. Add methods lock and must not run on the step path.
+// Threads:    thread-safe. Add methods lock and must not run on the step path.
 // Lifetime:   outlives its handles. The objects that callbacks use must outlive the last call of
 //             Expose.
 class Registry {

@@ -5,8 +5,8 @@
 //
 // Place:      the active configuration and values derived from it (server/config/live_config.h).
 // Invariants: a version never changes, and lives as long as a reader holds it.
-// Threads:    every method from any thread. Get locks a mutex to copy a pointer, so call it once
-//             per request and not once per token.
+// Threads:    thread-safe. Get locks a mutex to copy a pointer, so call it once per request and not
+//             once per token.
 // Lifetime:   must outlive all calls; versions may outlive it.
 
 #include <memory>

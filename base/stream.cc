@@ -20,7 +20,7 @@ absl::StatusOr<Stream> Stream::Create(const Device& device) {
   Stream stream(device);
   if (device.is_cpu()) return stream;
   QUIRE_RETURN_IF_ERROR(UseDevice(device));
-  // Does not synchronise with the default stream, which this program does not use.
+  // Does not synchronize with the default stream, which this program does not use.
   QUIRE_RETURN_IF_ERROR(
       CudaStatus(cudaStreamCreateWithFlags(&stream.stream_, cudaStreamNonBlocking),
                  absl::StrCat("cannot create a stream on CUDA device ", device.ordinal)));

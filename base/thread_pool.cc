@@ -104,8 +104,8 @@ ThreadPool::~ThreadPool() {
 // The wake-ups are Dekker handshakes. Each side first stores its own flag and then reads the flag
 // of the other side. A worker sets its sleep flag and then looks for work, and Run publishes the
 // work and then looks for sleeping workers. Likewise Run sets its sleep flag and then looks for
-// running workers, and the last worker stores that it is done and then looks for a sleeping Run.
-// With sequentially consistent atomics, at least one side sees the other side's store.
+// running workers. The last worker stores that it is done and then looks for a sleeping Run. With
+// sequentially consistent atomics, at least one side sees the other side's store.
 void ThreadPool::Run(absl::FunctionRef<void(int part)> fn) {
   if (size_ == 1) {
     fn(0);

@@ -30,7 +30,7 @@ struct ThreadPoolOptions {
 // Invariants: thread i always executes part i of a Run, so with a static partition a core accesses
 //             the same memory in each Run. All parts use the caller's rounding mode and handling of
 //             subnormal numbers. Results do not depend on timing.
-// Threads:    Run and ParallelFor from one thread at a time, and never from inside a part.
+// Threads:    one thread at a time calls Run and ParallelFor, and never from inside a part.
 // Lifetime:   the destructor joins the workers; no Run may be in progress.
 class ThreadPool {
  public:

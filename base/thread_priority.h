@@ -14,8 +14,8 @@ inline constexpr int kBackgroundNice = 19;
 bool LowerPriority();
 
 // Yields the processor if the calling thread has low priority. Call it every few tenths of a
-// millisecond of work. Niceness alone is not enough: a running thread keeps its processor until the
-// next scheduler tick (4 ms at 250 Hz) even if a compute thread wakes up, and a step waits for its
+// millisecond of work. Niceness alone is not enough: even if a compute thread wakes up, a running
+// thread keeps its processor until the next scheduler tick (4 ms at 250 Hz). A step waits for its
 // slowest thread.
 void YieldAtLowPriority();
 

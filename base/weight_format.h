@@ -33,7 +33,7 @@ struct QuantizedShape {
   // Number of inputs that share a scale, a divisor of k. kInt8: k (one scale per feature), 16, 32,
   // 64 or 128. kInt4: 32, 64 or 128.
   std::uint32_t group;
-  // If true, a weight is scale * q + min, with q >= 0, and `group` must be one of the fixed sizes
+  // If true, a weight is scale * q + min, with q >= 0. `group` must then be one of the fixed sizes
   // above, even if it equals k.
   bool has_min = false;
   // Only with has_min: mins are integers (scaled zero points), and a weight is scale * (q + min).

@@ -25,7 +25,7 @@
 //
 // Place:      above the pool and the prefix cache; below the scheduler.
 // Invariants: I1 to I11 of docs/kv_cache.md, except for parts about several tiers, and those of the
-//             four classes. CheckIntegrity().
+//             four classes. See CheckIntegrity().
 // Threads:    engine thread only. HashPages (page_hash.h) may run on any thread.
 // Lifetime:   must outlive every step that reads its arrays.
 
@@ -148,10 +148,10 @@ class CacheManager {
     rows_.ReleaseOutsideWindow(row, computed_tokens, index_.FirstKeptColumn(row));
   }
 
-  // Makes the empty row `child` share the full pages of `parent` within [0, computed_tokens), and
-  // queues a copy of the partial page after them, in each group. If too few pages are available for
-  // the copies, changes nothing and returns RESOURCE_EXHAUSTED. REQUIRES: the parent has the pages
-  // that tokens from computed_tokens on read; the child has no pages.
+  // In each group, makes the empty row `child` share the full pages of `parent` within [0,
+  // computed_tokens), and queues a copy of the partial page after them. If too few pages are
+  // available for the copies, changes nothing and returns RESOURCE_EXHAUSTED. REQUIRES: the parent
+  // has the pages that tokens from computed_tokens on read; the child has no pages.
   absl::Status Fork(BatchRow parent, BatchRow child, std::uint32_t computed_tokens);
 
   // Frees all pages of the row, the last page first, and forgets the row's scope. Copies into these

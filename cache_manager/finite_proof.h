@@ -23,7 +23,7 @@ namespace quire::cache {
 //
 // Place:      above RowPages, below PrefixIndex. BlockPool stores the flag of each page.
 // Invariants: a row has pages for its proven tokens. In groups without a window, every page that is
-//             full of proven tokens is proven finite. CheckIntegrity().
+//             full of proven tokens is proven finite. See CheckIntegrity().
 // Threads:    engine thread only.
 // Lifetime:   destroyed before the objects passed to the constructor.
 class FiniteProof {
@@ -40,8 +40,8 @@ class FiniteProof {
   // See CacheManager::SetProven and proven_tokens.
   void SetProven(BatchRow row, std::uint32_t tokens);
   std::uint32_t proven_tokens(BatchRow row) const;
-  // `pages` are the row's pages, one per group, of its last, partly filled column, number
-  // computed_tokens / page size. Marks them proven if the row's proof covers `computed_tokens`.
+  // `pages` are the pages of the row's last, partly filled column, one per group. Marks them proven
+  // if the row's proof covers `computed_tokens`.
   void SetTailProven(BatchRow row, std::uint32_t computed_tokens, std::span<const BlockId> pages);
   // Called before a page of the row's column is replaced by `page`.
   void OnReplace(BatchRow row, std::uint32_t column, BlockId page);

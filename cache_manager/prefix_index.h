@@ -33,7 +33,7 @@ struct LookupCounts {
 // Place:      above PrefixCache, RowPages and FiniteProof; below CacheManager.
 // Invariants: in each row and group the pages with nodes come first, and each of their nodes is a
 //             child of the node before it. The pages of one column have the same node. So in groups
-//             without window, a row that references a page references its whole prefix.
+//             without window, a row that references a page references its whole prefix. See
 //             CheckIntegrity().
 // Threads:    engine thread only.
 // Lifetime:   destroyed before the objects passed to the constructor.

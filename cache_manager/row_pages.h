@@ -24,7 +24,7 @@ namespace quire::cache {
 //             columns and pages, not tokens.
 // Invariants: in a group without window every row begins at column 0. No group begins before the
 //             widest one. All groups without window end at the same column. All groups with window
-//             end at the same column, which is not after the end of the other groups.
+//             end at the same column, which is not after the end of the other groups. See
 //             CheckIntegrity().
 // Threads:    engine thread only.
 // Lifetime:   destroyed before the pool, the prefix cache and the step work.

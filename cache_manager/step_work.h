@@ -41,8 +41,8 @@ struct RowStep {
 //             columns of rows.
 // Invariants: each source of a copy that has not completed has a hold, and each pinned page has one
 //             (CacheManager::CheckIntegrity). The target of a copy that is queued or in flight is
-//             referenced. The pages being cleared are the first of
-//             BlockPool::quarantined_pages(). CheckIntegrity().
+//             referenced. The pages being cleared are the first of BlockPool::quarantined_pages().
+//             See CheckIntegrity().
 // Threads:    engine thread only.
 // Lifetime:   destroyed before the pool and the prefix cache.
 class StepWork {

@@ -50,10 +50,10 @@ Engine::Engine(const EngineOptions& options, std::unique_ptr<cache::CacheManager
                        .page_size = cache_->page_size(),
                        .num_pages = cache_->usable_pages(),
                        .kv_dtype = options.kv_dtype}),
-      queue_(options.max_queued_requests, options.max_queued_tokens),
+      limiter_(options.max_queued_requests, options.max_queued_tokens),
       table_(TableCapacity(options, options.max_running_sequences)),
       hot_(options) {
-  queue_.SetTenants(options.tenants);
+  limiter_.SetTenants(options.tenants);
   output_ = std::make_unique<OutputStage>(
       OutputStageOptions{.num_workers = options.text_threads,
                          .ring_items = RingItems(options, options.max_running_sequences),
@@ -65,12 +65,12 @@ Engine::Engine(const EngineOptions& options, std::unique_ptr<cache::CacheManager
                                                  .page_size = cache_->page_size(),
                                                  .usable_pages = cache_->usable_pages(),
                                                  .demand = cache_->demand()},
-                                      tokenizer, clock, &queue_, &probe_, inbox_);
+                                      tokenizer, clock, &limiter_, &probe_, inbox_);
   intake_ = std::make_unique<RequestIntake>(options_, runner->can_pool(),
                                             RequestIntake::Parts{.clock = clock,
                                                                  .hot = &hot_,
                                                                  .state = &state_,
-                                                                 .queue = &queue_,
+                                                                 .limiter = &limiter_,
                                                                  .table = &table_,
                                                                  .text = text_.get(),
                                                                  .probe = &probe_,
@@ -81,7 +81,7 @@ Engine::Engine(const EngineOptions& options, std::unique_ptr<cache::CacheManager
                                                                          .clock = clock,
                                                                          .hot = &hot_,
                                                                          .state = &state_,
-                                                                         .queue = &queue_,
+                                                                         .limiter = &limiter_,
                                                                          .table = &table_,
                                                                          .output = output_.get(),
                                                                          .probe = &probe_,
@@ -138,8 +138,8 @@ absl::Status Engine::PrepareHotOptions(const HotOptions& options) {
 }
 
 void Engine::SetHotOptions(const HotOptions& options) {
-  queue_.SetLimits(options.max_queued_requests, options.max_queued_tokens);
-  queue_.SetTenants(options.tenants);
+  limiter_.SetLimits(options.max_queued_requests, options.max_queued_tokens);
+  limiter_.SetTenants(options.tenants);
   text_->SetLimits(options);
   hot_.Set(options);
   thread_->TakeHotOptions();

@@ -12,7 +12,7 @@
 //             header.
 // Invariants: every accepted request ends exactly once, in its stream's Finish. All of its pages
 //             are free by then. The conservation rules of docs/metrics.md hold.
-// Threads:    Create and the destructor from one thread; everything else from any thread.
+// Threads:    one thread calls Create and the destructor. Everything else is thread-safe.
 // Lifetime:   the runner, tokenizer and clock outlive the engine.
 
 #include <atomic>
@@ -66,15 +66,16 @@ class Engine {
   // Ends every live request with UNAVAILABLE / SERVER_SHUTDOWN and joins all threads.
   ~Engine();
 
-  // Accepts the request and returns the stream on which everything else arrives, or refuses it at
-  // once (docs/api.md, Errors: state, id in use, bad parameters, input too large, queue full).
+  // Accepts the request and returns the stream of its output. Refuses it at once because of the
+  // engine's state, an id in use, bad parameters, a too large input or a full queue (docs/api.md,
+  // Errors).
   absl::StatusOr<std::shared_ptr<TokenStream>> Accept(
       Request request, QueueFullMetric queue_full_metric = QueueFullMetric::kCounted);
 
   // Ends a live request of `caller`. Returns false if there is none. The stream finishes with
   // CANCELLED (or DEADLINE_EXCEEDED for kDeadline), and the pages are free at the next step
-  // boundary. With `stream`, ends only the request of that stream: its reader may still have the
-  // last messages of an ended request when another request has taken the id.
+  // boundary. With `stream`, ends the request only if it writes to that stream. This matters when a
+  // new request has taken the id of an ended one whose reader still calls Cancel.
   bool Cancel(const Caller& caller, absl::string_view id, CancelSource source,
               const TokenStream* stream = nullptr);
   // Ends the selected requests with CANCELLED / ABORTED_BY_ADMIN. Returns INVALID_ARGUMENT /
@@ -90,28 +91,28 @@ class Engine {
   // Checks the options and takes the memory that longer queues need. Returns INVALID_ARGUMENT with
   // the key that cannot be applied.
   absl::Status PrepareHotOptions(const HotOptions& options);
-  // Replaces all hot options: for requests accepted from now on at once, for steps at the next step
-  // boundary. Requests that were accepted under the old options go on: a lower limit ends none of
-  // them. REQUIRES: PrepareHotOptions returned OK for the same options.
+  // Replaces all hot options. They apply at once to requests accepted from now on, and to steps
+  // from the next step boundary on. A lower limit does not end requests that were accepted before.
+  // REQUIRES: PrepareHotOptions returned OK for the same options.
   void SetHotOptions(const HotOptions& options);
 
   std::vector<RequestInfo> ListRequests() const;  // sorted by accept time, id, tenant
   EngineStats GetStats() const;
-  // Describes the pages at the next step boundary, with no step in flight. Meant for people, not
-  // for every scrape. Returns DEADLINE_EXCEEDED if no step ends within a second, UNAVAILABLE if the
-  // engine has died or ends.
+  // Describes the pages at the next step boundary, with no step in flight. Too slow for every
+  // scrape of the metrics. Returns DEADLINE_EXCEEDED if no step ends within a second, and
+  // UNAVAILABLE if the engine has failed or stops.
   absl::StatusOr<PageSnapshot> GetPageSnapshot();
   // Flushes at the next step boundary. With a positive `idle_timeout`, first waits for the engine
-  // to be idle, and returns FAILED_PRECONDITION / NOT_IDLE if it is not in time.
+  // to be idle, and returns FAILED_PRECONDITION / NOT_IDLE on timeout.
   absl::StatusOr<cache::FlushCounts> FlushCache(absl::Duration idle_timeout);
 
   // Liveness: returns false if a step has been due for `stall_timeout` and none has run. Inside a
-  // step on the CPU every layer counts as progress. No step is due for clients that do not read and
-  // for prompts that are being prepared. Always false after the engine has failed.
+  // step on the CPU every layer counts as progress. A client that does not read and a prompt that
+  // is being prepared make no step due. Always false after the engine has failed.
   bool IsAlive(absl::Duration stall_timeout) const;
 
-  // Runs the checks of all stateful classes at the next step boundary. No step runs meanwhile:
-  // O(pages + waiting requests). Returns UNAVAILABLE if the engine has died or ends.
+  // Runs the checks of all stateful classes at the next step boundary. No step runs meanwhile.
+  // O(pages + waiting requests). Returns UNAVAILABLE if the engine has failed or stops.
   absl::StatusOr<IntegrityReport> InspectIntegrity();
   // Returns the first failure of InspectIntegrity.
   absl::Status CheckIntegrity();
@@ -121,13 +122,13 @@ class Engine {
          runtime::StepRunner* runner, const text::Tokenizer* tokenizer, const Clock* clock,
          probe::Registry* metrics);
 
-  const EngineOptions options_;  // of the start
+  const EngineOptions options_;  // options at start
   const std::unique_ptr<cache::CacheManager> cache_;
   const Clock* const clock_;
   const std::shared_ptr<Inbox> inbox_;
   const std::shared_ptr<UnreadAnswers> unread_ = std::make_shared<UnreadAnswers>();
   EngineProbe probe_;
-  AdmissionLimiter queue_;
+  AdmissionLimiter limiter_;
   RequestTable table_;
   Published<HotOptions> hot_;
   std::atomic<EngineState> state_{EngineState::kReady};

@@ -23,7 +23,7 @@ EngineThread::EngineThread(const EngineOptions& options, Parts parts)
     : options_(options),
       parts_(std::move(parts)),
       hot_(parts_.hot->Get()),
-      core_(options, parts_.cache, parts_.runner, parts_.clock, parts_.queue, parts_.probe) {
+      core_(options, parts_.cache, parts_.runner, parts_.clock, parts_.limiter, parts_.probe) {
   PublishStats(parts_.clock->Now());
   thread_ = std::thread([this] { Run(); });
 }
@@ -43,7 +43,7 @@ void EngineThread::TakeHotOptions() {
 }
 
 absl::Status EngineThread::NoThreadError() const {
-  return died_.load() ? DeviceError() : ShutdownError(*parts_.queue);
+  return died_.load() ? DeviceError() : ShutdownError(*parts_.limiter);
 }
 
 absl::Status EngineThread::Call(const std::function<void(EngineCore&)>& call) {
@@ -73,7 +73,7 @@ absl::StatusOr<PageSnapshot> EngineThread::GetPageSnapshot() {
   std::future<absl::StatusOr<PageSnapshot>> snapshot = answer->get_future();
   if (snapshot.wait_for(absl::ToChronoMilliseconds(kSnapshotTimeout)) !=
       std::future_status::ready) {
-    return absl::DeadlineExceededError(absl::StrCat("the engine did not describe its pages in ",
+    return absl::DeadlineExceededError(absl::StrCat("the engine did not describe its pages within ",
                                                     absl::FormatDuration(kSnapshotTimeout)));
   }
   return snapshot.get();
@@ -108,7 +108,7 @@ void EngineThread::Run() {
   FailThread(what);
 }
 
-// The drain also tells whether this is the last pass, because a later signal was refused.
+// The pass whose Drain returns false is the last: no signal can follow it.
 void EngineThread::Loop() {
   is_idle_.store(false, std::memory_order_release);
   while (true) {

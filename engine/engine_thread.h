@@ -4,9 +4,8 @@
 // output to the output workers.
 //
 // Place:      part of Engine; between Inbox, EngineCore and OutputStage.
-// Invariants: every live request ends, also when the device is lost or the thread ends by an
-//             exception.
-// Threads:    owns the engine thread. All methods from any thread.
+// Invariants: every live request ends, even if the device is lost or an exception ends the thread.
+// Threads:    thread-safe. Owns the engine thread.
 // Lifetime:   everything that it points to outlives it.
 
 #include <atomic>
@@ -47,7 +46,7 @@ class EngineThread {
     const Clock* clock;
     const Published<HotOptions>* hot;
     std::atomic<EngineState>* state;
-    AdmissionLimiter* queue;
+    AdmissionLimiter* limiter;
     RequestTable* table;
     OutputStage* output;
     EngineProbe* probe;
@@ -64,8 +63,8 @@ class EngineThread {
   // Applies the published options at the next step boundary, before the first request that is
   // accepted after this call.
   void TakeHotOptions();
-  // Calls the function on the engine thread with no step in flight, and waits for its end. Returns
-  // UNAVAILABLE without a call if the thread has died or ends.
+  // Calls the function on the engine thread with no step in flight, and waits until it returns.
+  // Returns UNAVAILABLE without a call if the thread has died or stops.
   absl::Status Call(const std::function<void(EngineCore&)>& call);
   // See Engine.
   EngineStats GetStats() const;

@@ -46,9 +46,9 @@ bool IsFull(const absl::Status& status) {
   return HasReason(status, Reason::kQueueFull) || HasReason(status, Reason::kTenantLimit);
 }
 
-absl::Status ShutdownError(const AdmissionLimiter& queue) {
+absl::Status ShutdownError(const AdmissionLimiter& limiter) {
   return WithReason(absl::UnavailableError("server is shutting down"), Reason::kServerShutdown, {},
-                    queue.RetryDelay());
+                    limiter.RetryDelay());
 }
 
 RequestIntake::RequestIntake(const EngineOptions& options, bool can_pool, Parts parts)
@@ -100,9 +100,9 @@ absl::Status RequestIntake::CheckState() const {
       return absl::OkStatus();
     case EngineState::kDraining:
       return WithReason(absl::UnavailableError("server is draining"), Reason::kServerDraining, {},
-                        parts_.queue->RetryDelay());
+                        parts_.limiter->RetryDelay());
     case EngineState::kStopped:
-      return ShutdownError(*parts_.queue);
+      return ShutdownError(*parts_.limiter);
     case EngineState::kFailed:
       return DeviceError();
   }
@@ -164,12 +164,12 @@ std::shared_ptr<AcceptedRequest> RequestIntake::MakeAccepted(Request request,
       std::move(stream));
 }
 
-// Takes places in the queue and with the text workers, or neither.
-absl::Status RequestIntake::TakePlace(const std::shared_ptr<AcceptedRequest>& live) {
+// Counts the request as queued and submits it to the text workers, or does neither.
+absl::Status RequestIntake::Enqueue(const std::shared_ptr<AcceptedRequest>& live) {
   const std::string& tenant = live->request.tenant;
-  QUIRE_RETURN_IF_ERROR(parts_.queue->EnterRequest(tenant, parts_.unread->CountsOf(tenant)));
+  QUIRE_RETURN_IF_ERROR(parts_.limiter->EnterRequest(tenant, parts_.unread->CountsOf(tenant)));
   absl::Status submitted = parts_.text->Submit(live);
-  if (!submitted.ok()) parts_.queue->LeaveRequest(tenant);
+  if (!submitted.ok()) parts_.limiter->LeaveRequest(tenant);
   return submitted;
 }
 
@@ -182,7 +182,7 @@ absl::StatusOr<std::shared_ptr<TokenStream>> RequestIntake::TryAccept(Request re
                       Reason::kTimeout, {{"stage", "queue"}, {"tokens", "0"}});
   }
   QUIRE_RETURN_IF_ERROR(
-      parts_.table->Insert(live, parts_.queue->RetryDelay(), [&] { return TakePlace(live); }));
+      parts_.table->Insert(live, parts_.limiter->RetryDelay(), [&] { return Enqueue(live); }));
   parts_.inbox->Post({.kind = Signal::Kind::kArrived, .request = live});
   return live->stream;
 }

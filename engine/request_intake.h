@@ -4,9 +4,9 @@
 //
 // Place:      part of Engine. Accepted requests go to the TextStage and, as signals, to the engine
 //             thread.
-// Invariants: an accepted request is in the RequestTable, in the queue limits and with the
-//             TextStage; a refused one is in none of them.
-// Threads:    every method from any thread.
+// Invariants: an accepted request is in the RequestTable, counted by the AdmissionLimiter and
+//             submitted to the TextStage. A refused one is in none of them.
+// Threads:    thread-safe.
 // Lifetime:   everything that it points to outlives it.
 
 #include <atomic>
@@ -71,7 +71,7 @@ enum class QueueFullMetric : std::uint8_t { kCounted, kNotCounted };
 bool IsFull(const absl::Status& status);
 
 // The error of calls after the engine has stopped.
-absl::Status ShutdownError(const AdmissionLimiter& queue);
+absl::Status ShutdownError(const AdmissionLimiter& limiter);
 
 class RequestIntake {
  public:
@@ -79,7 +79,7 @@ class RequestIntake {
     const Clock* clock;
     const Published<HotOptions>* hot;
     const std::atomic<EngineState>* state;
-    AdmissionLimiter* queue;
+    AdmissionLimiter* limiter;
     RequestTable* table;
     TextStage* text;
     EngineProbe* probe;
@@ -103,7 +103,7 @@ class RequestIntake {
   absl::Status CheckRequest(const Request& request, const HotOptions& hot) const;
   absl::StatusOr<std::shared_ptr<TokenStream>> TryAccept(Request request);
   std::shared_ptr<AcceptedRequest> MakeAccepted(Request request, const HotOptions& hot);
-  absl::Status TakePlace(const std::shared_ptr<AcceptedRequest>& live);
+  absl::Status Enqueue(const std::shared_ptr<AcceptedRequest>& live);
   void PostCancel(const std::shared_ptr<AcceptedRequest>& live, CancelSource source,
                   std::string text);
 

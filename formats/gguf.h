@@ -61,8 +61,8 @@ class GgufFile {
   // `label` starts every message. Returns INVALID_ARGUMENT with the field: "magic", "version",
   // "tensor_count", "kv_count", a key, a tensor's name, or "kv 6" and "tensor 2" (counted from 0)
   // where the name is not known yet. Rejects versions other than 2 and 3, big-endian files, unknown
-  // value types, nested arrays, bools other than 0 and 1, and keys that are empty, duplicate or not
-  // UTF-8.
+  // value types, nested arrays and bools other than 0 and 1. Also rejects keys that are empty,
+  // duplicate or not UTF-8.
   static absl::StatusOr<GgufFile> Parse(std::span<const std::byte> file, absl::string_view label);
 
   const std::string& label() const { return label_; }

@@ -153,9 +153,9 @@ class TreeBuilder : public json::json_sax_t {
   std::string error_;
 };
 
-// Empties the containers of `value` from the inside out. The destructor of nlohmann::json moves the
-// elements of a container that is not empty to a new vector first, so a document of token ids would
-// need twice its memory while it is freed. Recursion is at most kMaxJsonDepth deep.
+// Empties the containers of `value` from the inside out. The destructor of nlohmann::json first
+// moves the elements of a non-empty container to a new vector. A document of token ids would
+// therefore need twice its memory while it is freed. Recursion is at most kMaxJsonDepth deep.
 void FreeContainers(json& value) {
   if (value.is_array()) {
     for (json& element : value) FreeContainers(element);

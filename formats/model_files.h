@@ -45,7 +45,7 @@ bool IsNestedName(absl::string_view name);
 // Place:      below every reader of model files, tokenizer files included.
 // Invariants: names are plain file names, or names one folder down; a name that leads outside the
 //             directory is rejected.
-// Threads:    const methods from any thread.
+// Threads:    const methods are thread-safe.
 // Lifetime:   an opened ModelFile may outlive the ModelFiles. The bytes given to FromMemory must
 //             outlive both.
 class ModelFiles {

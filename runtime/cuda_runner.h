@@ -35,17 +35,17 @@ struct Model;
 // Place:      below the engine, which knows only StepRunner; beside CpuRunner; above blocks/ and
 //             kernels/.
 // Invariants: the results of a row depend only on its own tokens, their class, its pages and
-//             samples, not on other rows, the chunking of its prompt, graphs or the number of steps
-//             in flight. Create allocates everything that PlanDeviceMemory counts, and a step
-//             allocates nothing. Graphs stay within their share of memory.
-// Threads:    Create on any thread; then the engine thread only.
+//             samples. They do not depend on other rows, the chunking of its prompt, graphs or the
+//             number of steps in flight. Create allocates everything that PlanDeviceMemory counts,
+//             and a step allocates nothing. Graphs stay within their share of memory.
+// Threads:    Create may run on any thread. The engine thread calls everything else.
 // Lifetime:   model, backend and pool must outlive it. The destructor waits for launched steps.
 class CudaRunner : public StepRunner {
  public:
-  // Returns INVALID_ARGUMENT if the pool's geometry does not match the model, an option is out of
-  // range, the communicator has another rank or backend, or the types of activations and pages do
-  // not match. Returns RESOURCE_EXHAUSTED if an allocation fails.
-  // REQUIRES: the model was loaded on `backend`, a CUDA backend; the pool is in device memory.
+  // Returns INVALID_ARGUMENT if an option is out of range, the communicator has another rank or
+  // backend, the pool's geometry does not match the model, or activations and pages do not match in
+  // type. Returns RESOURCE_EXHAUSTED if an allocation fails. REQUIRES: the model was loaded on
+  // `backend`, a CUDA backend; the pool is in device memory.
   static absl::StatusOr<std::unique_ptr<CudaRunner>> Create(const Model& model,
                                                             const kernels::Backend& backend,
                                                             cache::KvPool* pool,

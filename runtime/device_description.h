@@ -6,12 +6,12 @@
 
 namespace quire::runtime {
 
-// The description of the compute device that clients get.
+// Describes the compute device in replies to clients.
 struct DeviceDescription {
   Device device;
-  std::string name;          // name of the processor or the GPU
-  std::string architecture;  // "avx512", or the compute capability "9.0"
-  bool unproven_kernels = false;
+  std::string name;               // name of the processor or the GPU
+  std::string architecture;       // "avx512", or the compute capability "9.0"
+  bool unproven_kernels = false;  // kernels that were never tested on a GPU run on this device
 };
 
 }  // namespace quire::runtime

@@ -35,8 +35,8 @@ absl::StatusOr<cache::KvGeometry> KvGeometryFor(const models::ModelSpec& spec,
                                                 std::uint32_t num_blocks);
 
 // Returns the maximum number of pages, the null page included, that fit into `bytes` and into the
-// row limit of a view. geometry.num_blocks is ignored. Returns INVALID_ARGUMENT with the numbers if
-// fewer than two fit.
+// row limit of a view. geometry.num_blocks is ignored. Returns INVALID_ARGUMENT if fewer than two
+// fit.
 absl::StatusOr<std::uint32_t> NumBlocksForBytes(const cache::KvGeometry& geometry,
                                                 std::int64_t bytes);
 

@@ -245,7 +245,7 @@ absl::StatusOr<std::unique_ptr<Model>> LoadModel(const formats::ModelFiles& file
   model->warnings = model->config.warnings;
   if (options.mode == LoadMode::kDummy &&
       model->config.stored_quantization.method != formats::StoredMethod::kNone) {
-    model->warnings.push_back("dummy weights are not quantised as quantization_config says");
+    model->warnings.push_back("dummy weights are not quantized as quantization_config says");
   }
   for (const auto* more : {&whole.warnings(), &std::as_const(slots->warnings)}) {
     model->warnings.insert(model->warnings.end(), more->begin(), more->end());

@@ -9,7 +9,7 @@
 // Place:      above ComputeDevice, the plans and the runners; below the engine, which gets the
 //             parts.
 // Invariants: members are declared after the members that they use, so destruction is safe.
-// Threads:    Build from one thread; then as each part documents.
+// Threads:    one thread calls Build. Each part documents its own rules.
 // Lifetime:   must outlive the engine.
 
 #include <cstdint>

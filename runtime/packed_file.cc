@@ -215,17 +215,17 @@ absl::Status WriteWhole(int fd, const Layout& layout, absl::string_view head,
   for (const Piece& piece : layout.pieces) {
     QUIRE_RETURN_IF_ERROR(WriteAt(fd, piece.offset, piece.bytes, path));
   }
-  if (fsync(fd) != 0) return SystemError("synchronise", path);
+  if (fsync(fd) != 0) return SystemError("synchronize", path);
   return absl::OkStatus();
 }
 
-// Synchronises the directory, which makes a rename in it durable.
+// Synchronizes the directory, which makes a rename in it durable.
 void SyncDirectoryOf(const std::string& path) {
   const std::string directory = path.substr(0, path.rfind('/') + 1);
   const FileDescriptor file(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (file.fd >= 0 && fsync(file.fd) == 0) return;
   log::Warn("model", "packed weights are kept, unless the machine crashes soon",
-            {{"path", path}, {"reason", SystemError("synchronise", directory).message()}});
+            {{"path", path}, {"reason", SystemError("synchronize", directory).message()}});
 }
 
 }  // namespace

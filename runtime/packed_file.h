@@ -16,7 +16,7 @@
 //
 // Place:      used by LoadModel around Weights.
 // Invariants: a file with its final name is complete, because it is written under another name,
-//             synchronised and renamed.
+//             synchronized and renamed.
 // Threads:    both functions use the backend's threads. Processes may read and write one directory
 //             at the same time. If several processes write the same file, only one of them
 //             succeeds.
@@ -53,7 +53,7 @@ absl::Status ReadPackedFile(const std::string& path, const PackedFileKey& key,
                             const kernels::Backend& backend);
 
 // Writes or replaces the file. Returns the system's error with the path, or ABORTED if another
-// process is writing it; the file is then unchanged. If the folder cannot be synchronised, a
+// process is writing it; the file is then unchanged. If the folder cannot be synchronized, a
 // warning is logged, because the file may be lost when the machine crashes.
 absl::Status WritePackedFile(const std::string& path, const PackedFileKey& key,
                              std::span<const models::Weights::Section> sections,

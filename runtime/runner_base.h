@@ -34,13 +34,13 @@ struct RunnerBase {
 
   // Called before the first block of a step, and again before the first block of its late samples.
   void BeginLogits();
-  // Fills sampling_rows with the samples of the pass whose logits are rows [begin, end) of
-  // batch.logits_tokens, and sample_indices with their indices in batch.samples. These logits are
-  // in buffers.logits. Late samples that are not completed are in no pass.
+  // Fills sampling_rows with the samples of `pass` that use rows [begin, end) of the step's logits,
+  // and sample_indices with their indices in batch.samples. buffers.logits contains these rows.
+  // Late samples that are not completed are in no pass.
   enum class SamplePass : std::uint8_t { kAll, kEarly, kLate };
   void TakeSamples(const StepBatch& batch, std::uint32_t begin, std::uint32_t end, SamplePass pass);
-  // Fills logprob_tokens from batch.prompt_logprobs in the same way. Returns the index of the first
-  // one in batch.prompt_logprobs.
+  // Fills logprob_tokens from batch.prompt_logprobs in the same way. Returns the index in
+  // batch.prompt_logprobs of the first one.
   std::size_t TakePromptLogprobs(const StepBatch& batch, std::uint32_t begin, std::uint32_t end);
 
   // Adds the hidden states of the pool, which begin at `first`, to `sum` in memory of the backend,

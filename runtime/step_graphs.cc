@@ -15,7 +15,7 @@ const DeviceGraph* StepGraphs::Find(std::uint32_t bucket) const {
   return it == graphs_.end() ? nullptr : &it->second;
 }
 
-void StepGraphs::Stop(const char* reason, const absl::Status& status) {
+void StepGraphs::StopCapturing(const char* reason, const absl::Status& status) {
   stopped_ = true;
   log::Warn("model", "no more decode graphs are captured",
             {{"reason", reason},
@@ -28,14 +28,14 @@ void StepGraphs::Stop(const char* reason, const absl::Status& status) {
 absl::Status StepGraphs::Capture(std::uint32_t bucket, absl::FunctionRef<absl::Status()> enqueue) {
   if (stopped_ || graphs_.contains(bucket)) return absl::OkStatus();
   if (used_bytes_ + largest_bytes_ > share_bytes_) {
-    Stop("their share of memory is used up", absl::OkStatus());
+    StopCapturing("their share of memory is used up", absl::OkStatus());
     return absl::OkStatus();
   }
   QUIRE_ASSIGN_OR_RETURN(const std::int64_t before, FreeDeviceMemory(stream_->device()));
   absl::StatusOr<DeviceGraph> graph = DeviceGraph::Capture(*stream_, enqueue);
   if (!graph.ok()) {
     if (HasReason(graph.status(), Reason::kDeviceLost)) return graph.status();
-    Stop("a capture failed", graph.status());
+    StopCapturing("a capture failed", graph.status());
     return absl::OkStatus();
   }
   graphs_.emplace(bucket, *std::move(graph));

@@ -32,7 +32,7 @@ class StepGraphs {
 
  private:
   // Stops capturing and logs the reason.
-  void Stop(const char* reason, const absl::Status& status);
+  void StopCapturing(const char* reason, const absl::Status& status);
 
   const Stream* stream_;
   const std::int64_t share_bytes_;

@@ -7,7 +7,7 @@
 // Place:      the top level; created by main.
 // Invariants: listeners open before the model loads, so that health checks work while loading. The
 //             engine is destroyed after the listeners were shut down and all calls have ended.
-// Threads:    Run from the main thread; other methods from any thread.
+// Threads:    the main thread calls Run. Other methods are thread-safe.
 // Lifetime:   one per process.
 
 #include <memory>

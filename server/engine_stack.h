@@ -4,7 +4,7 @@
 //
 // Place:      built by the daemon once.
 // Invariants: members are declared in dependency order, so that destruction is safe.
-// Threads:    Build from one thread. The members of the returned object have their own rules.
+// Threads:    one thread calls Build. The members of the returned object have their own rules.
 // Lifetime:   `metrics` and `clock` outlive it.
 
 #include <memory>

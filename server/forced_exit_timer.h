@@ -8,7 +8,7 @@
 //             has been destroyed by then. One thread logs the exit, since the log may hang too. A
 //             second thread terminates the process. It takes only this timer's lock and waits at
 //             most one second for the log line.
-// Threads:    Arm and the destructor: one thread at a time.
+// Threads:    one thread at a time calls Arm and the destructor.
 
 #include <thread>
 

@@ -4,7 +4,7 @@
 //
 // Place:      owned by the daemon; above grpc/, http/, openai/ and vllm/.
 // Invariants: a service outlives the listeners that serve it.
-// Threads:    UpdateHealth from any thread, the others from one thread at a time.
+// Threads:    UpdateHealth is thread-safe. One thread at a time calls the other methods.
 // Lifetime:   `state`, the metrics and the arguments of Start outlive it. AdminService subscribes
 //             to the LiveConfig, so this object also outlives the last reload.
 

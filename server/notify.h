@@ -9,9 +9,9 @@
 //   notifier.Stopping();                       // the drain begins
 //
 // Place:      used by the daemon. Without a supervisor every call does nothing.
-// Invariants: a supervisor that does not read delays a caller by at most one second. Send errors
-//             are logged and otherwise ignored.
-// Threads:    every method from any thread.
+// Invariants: if the supervisor does not read its socket, a call blocks for at most one second.
+//             Send errors are logged and otherwise ignored.
+// Threads:    any.
 // Lifetime:   owns its socket.
 //
 // SOURCE: the protocol described in the manual page sd_notify(3).
@@ -49,7 +49,7 @@ class Notifier {
   void Reloading();
   void Stopping();
 
-  // Reports that the process is alive, with at most one message per half of the watchdog's time.
+  // Reports that the process is alive. Sends at most one message per half of `watchdog`.
   void KeepAlive(absl::Time now);
 
  private:

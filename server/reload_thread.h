@@ -5,7 +5,7 @@
 //
 // Place:      owned by the daemon.
 // Invariants: requests during a reload are combined into one.
-// Threads:    Request from any thread; the others from one thread.
+// Threads:    Request is thread-safe. One thread calls the other methods.
 // Lifetime:   this object and all objects that `reload` uses outlive the thread, that is, until
 //             Stop returns true or the process exits.
 

@@ -6,7 +6,7 @@
 // other threads until malloc_trim is called.
 //
 // Place:      used by the daemon's housekeeper and by metrics.
-// Threads:    ResidentBytes: any. MemoryTrimmer: one.
+// Threads:    ResidentBytes is thread-safe. One thread uses a MemoryTrimmer.
 
 #include <cstdint>
 
@@ -27,14 +27,12 @@ void LimitFreeHeapTops();
 // Decides when free pages are returned to the kernel. A trim returns pages without a block in use.
 // After a load peak many pages still contain one small block, such as a header of a connection.
 // Freeing these blocks hardly changes the bytes in use, but frees the pages. Therefore a trim
-// happens not only if much more memory is free, but also if the bytes in use fell by 64 KiB from
-// their peak since the last trim (at most every 15 s). malloc_trim locks one arena at a time, so
-// other threads may wait.
+// happens if much more memory is free, and at most every 15 s also if the bytes in use fell by 64
+// KiB from their peak since the last trim. malloc_trim locks one arena at a time, so other threads
+// may wait.
 class MemoryTrimmer {
  public:
-  // Call periodically. Every few seconds, trims if much more unused memory is resident than after
-  // the last trim, or if memory was freed and the last trim is more than 15 s ago. A trim takes
-  // milliseconds.
+  // Call periodically. Checks every few seconds whether a trim is due. A trim takes milliseconds.
   void Tick(absl::Time now);
 
  private:

@@ -77,9 +77,8 @@ class BlockPool {
   // REQUIRES: the page is neither free nor quarantined.
   void AddRequest(BlockId page);
   void AddHold(BlockId page);
-  // If the page becomes cached, it is inserted in eviction order directly before the cached page
-  // `before`, or at the most recently used end if `before` is the null page. REQUIRES: the count is
-  // not 0.
+  // If the page becomes cached, its place in the eviction order is directly before the cached page
+  // `before`, or last if `before` is the null page. REQUIRES: the count is not 0.
   void DropRequest(BlockId page, BlockId before = kNullBlock);
   void DropHold(BlockId page, BlockId before = kNullBlock);
 

@@ -26,12 +26,13 @@ struct KvPoolOptions {
 //   | guard rows | page 0 | page 1 | ... | page N-1 | guard rows |
 //                ^ blocks(), 4096-byte aligned
 //
-// blocks [N, KV, L, P, H, D] and, when the geometry is quantised, scales [N, KV, L, P, H, S] in a
+// blocks [N, KV, L, P, H, D] and, when the geometry is quantized, scales [N, KV, L, P, H, S] in a
 // second allocation with its own guards. All bytes are zero at the start, and a page of memory
 // becomes resident when it is first touched.
 //
 // Place:      below CacheManager and the views of kernels. Knows memory, not page states.
-// Invariants: page 0 (the null page) is zero; the guards contain their pattern. CheckIntegrity().
+// Invariants: page 0 (the null page) is zero; the guards contain their pattern. See
+//             CheckIntegrity().
 // Threads:    immutable except for the bytes, which the current step writes.
 // Lifetime:   must outlive every view and step that reads it; a move keeps the addresses.
 class KvPool {
@@ -46,11 +47,11 @@ class KvPool {
 
   const KvGeometry& geometry() const { return geometry_; }
   void* blocks() const { return blocks_.base(); }
-  // Null if the geometry is not quantised.
+  // Null if the geometry is not quantized.
   void* scales() const { return scales_.base(); }
 
   // Return the bytes of one page: K and V of all layers. page_scales is empty if the geometry is
-  // not quantised. REQUIRES: page.value() < num_blocks; host memory.
+  // not quantized. REQUIRES: page.value() < num_blocks; host memory.
   std::span<std::byte> page_blocks(BlockId page) const { return blocks_.page(page); }
   std::span<std::byte> page_scales(BlockId page) const { return scales_.page(page); }
 

@@ -24,7 +24,7 @@ namespace quire::cache {
 // Invariants: the assigned columns of a row are contiguous and never 0. All others are 0, so a read
 //             past the end reaches the null page. The columns before the first assigned one belong
 //             to pages that a window group has freed or never had. A row without columns has length
-//             0. Addresses never change. CheckIntegrity().
+//             0. Addresses never change. See CheckIntegrity().
 // Threads:    engine thread only.
 // Lifetime:   must outlive every step that reads its arrays.
 class LookupTable {

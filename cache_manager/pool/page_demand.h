@@ -16,8 +16,8 @@ struct CacheGroup {
 // Computes how many pages of the shared pool a batch row needs, over all layer groups.
 //
 // A group without window has a page for every page_size tokens. In a window group a row holds the
-// pages that the window of its next token reaches, the pages of the tokens being computed, and its
-// last full page, which its next page continues.
+// pages that the window of its next token reaches and the pages of the tokens being computed. It
+// also holds its last full page, which its next page continues.
 //
 // Place:      beside CacheManager, whose demand() returns an object for its options. Memory
 //             planning creates another object for the same groups before the cache exists.

@@ -315,8 +315,8 @@ absl::Status PrefixCache::CheckPages(const Node& node) const {
     const bool may_lack = node.kind == Kind::kFull && options_.groups[group].window > 0;
     if (page == kNullBlock && may_lack) continue;
     if (page == kNullBlock || pool_->node(page) != id(&node)) {
-      return absl::InternalError(
-          absl::StrCat("node ", name, " names page ", page.value(), ", which names another"));
+      return absl::InternalError(absl::StrCat("node ", name, " refers to page ", page.value(),
+                                              ", which does not refer to it"));
     }
   }
   if (!HasPages(id(&node)) && node.children.empty()) {
@@ -342,7 +342,8 @@ absl::Status PrefixCache::CheckNode(const Node& node) const {
   const Node& above = nodes_[node.parent.value()];
   if ((above.kind != Kind::kRoot && above.kind != Kind::kFull) ||
       above.generation != node.parent_generation) {
-    return absl::InternalError(absl::StrCat("the parent of node ", name, " does not live"));
+    return absl::InternalError(
+        absl::StrCat("the parent of node ", name, " is partial or was freed"));
   }
   if (is_full != (node.filled == options_.page_size) || node.filled == 0) {
     return absl::InternalError(absl::StrCat("node ", name, " is filled with ", node.filled,
@@ -353,7 +354,8 @@ absl::Status PrefixCache::CheckNode(const Node& node) const {
   }
   if (!is_full) return absl::OkStatus();
   if (options_.page_hash(options_.hash_key, above.key, tokens(id(&node))) != node.key) {
-    return absl::InternalError(absl::StrCat("node ", name, " has a key of other tokens"));
+    return absl::InternalError(
+        absl::StrCat("node ", name, " has a key that does not match its tokens"));
   }
   const auto found = index_.find(node.key);
   if (found == index_.end() || found->second != id(&node)) {
@@ -378,11 +380,11 @@ absl::Status PrefixCache::CheckTree() const {
          child = Siblings::next(child)) {
       if (child->kind == Kind::kUnused || child->parent != id(&node)) {
         return absl::InternalError(
-            absl::StrCat("node ", id(&node).value(), " has the child of another"));
+            absl::StrCat("node ", id(&node).value(), " has a child whose parent is another"));
       }
       if (HasAllPages(id(child)) && !has_all_pages) {
-        return absl::InternalError(absl::StrCat("node ", id(child).value(),
-                                                " has all its pages but comes after one without"));
+        return absl::InternalError(absl::StrCat(
+            "node ", id(child).value(), " has all its pages but follows a sibling that does not"));
       }
       has_all_pages = HasAllPages(id(child));
       ++linked;
@@ -422,7 +424,8 @@ absl::Status PrefixCache::CheckIntegrity() const {
     const NodeId node = pool_->node(BlockId{page});
     if (node == kNoNode) continue;
     if (node.value() >= nodes_.size() || GroupOf(BlockId{page}) == num_groups_) {
-      return absl::InternalError(absl::StrCat("page ", page, " names a node of another page"));
+      return absl::InternalError(
+          absl::StrCat("page ", page, " refers to a node that does not have it"));
     }
   }
   for (std::size_t group = 0; group < num_groups_; ++group) {

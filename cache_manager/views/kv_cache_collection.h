@@ -119,7 +119,7 @@ requires(Cache::kQuantized) struct CollectionScaleMembers<Cache> {
 
 }  // namespace internal
 
-// A pool [N, KV, L, P, H, D] in pages, with scales [N, KV, L, P, H, S] if quantised.
+// A pool [N, KV, L, P, H, D] in pages, with scales [N, KV, L, P, H, S] if quantized.
 template <typename T, typename ParamsT, std::uint32_t PageSize, typename ScaleT = Unquantized,
           std::uint32_t Granularity = 1>
 class PagedKVCacheCollection : public internal::CollectionScaleMembers<
@@ -141,8 +141,9 @@ class PagedKVCacheCollection : public internal::CollectionScaleMembers<
                                                             Cache::Extent(Params::kNumHeads),
                                                             Cache::Extent(Params::kHeadSize)};
 
-  // Returns INVALID_ARGUMENT if the geometry does not match this type or exceeds a limit, if `pool`
-  // lacks a pointer or has one that the type does not use, or if the step inputs are too small.
+  // Returns INVALID_ARGUMENT if the geometry does not match this type or exceeds a limit, or if the
+  // step inputs are too small. Also returns it if `pool` lacks a pointer or has one that the type
+  // does not use.
   static absl::StatusOr<PagedKVCacheCollection> Create(const KvGeometry& geometry,
                                                        const KvPoolPointers<T, ScaleT>& pool,
                                                        const KvStepInputs& inputs);
@@ -238,7 +239,7 @@ absl::Status PagedKVCacheCollection<T, ParamsT, PageSize, ScaleT, Granularity>::
                        ", without a table of their own the scales have ", geometry.num_blocks));
     }
   } else if (pool.scales != nullptr || pool.scales_lookup_table != nullptr) {
-    return absl::InvalidArgumentError("scales are given, but the cache is not quantised");
+    return absl::InvalidArgumentError("scales are given, but the cache is not quantized");
   }
   return absl::OkStatus();
 }

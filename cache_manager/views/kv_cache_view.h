@@ -167,7 +167,7 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
   KvExtent<Granularity> group{};
 
   // Returns "PagedKVCache<bf16,h8,d128,p64>". A run-time extent is "?". ",q=f32/128" follows for a
-  // quantised cache, ",mla" for an MLA cache, ",rope64" for rope-aware rows.
+  // quantized cache, ",mla" for an MLA cache, ",rope64" for rope-aware rows.
   static std::string type_name() {
     std::string name =
         absl::StrCat("PagedKVCache<", DTypeName(kDType), ",h", KvExtentName(Params::kNumHeads),
@@ -183,7 +183,7 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
   QUIRE_HOST_DEVICE constexpr std::uint32_t num_heads() const { return heads.get(); }
   QUIRE_HOST_DEVICE constexpr std::uint32_t head_size() const { return columns.get(); }
   QUIRE_HOST_DEVICE constexpr std::uint32_t page_size() const { return page.size(); }
-  // Number of columns per scale; 1 if not quantised.
+  // Number of columns per scale; 1 if not quantized.
   QUIRE_HOST_DEVICE constexpr std::uint32_t granularity() const { return group.get(); }
   // Number of elements of one row.
   QUIRE_HOST_DEVICE constexpr std::int64_t row_elements() const {
@@ -290,8 +290,8 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
         base);
   }
 
-  // Loads Width elements from column d on and converts them to Out. A quantised cache multiplies
-  // them by their scale. REQUIRES: the vector is within its head and, if quantised, one scale
+  // Loads Width elements from column d on and converts them to Out. A quantized cache multiplies
+  // them by their scale. REQUIRES: the vector is within its head and, if quantized, one scale
   // group.
   template <int Width, typename Out = std::conditional_t<kQuantized, float, Element>>
   requires(!kRopeAware && kVectorFits<Width> &&
@@ -311,7 +311,7 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
   }
 
   // Stores Width elements unchanged. Writes nothing if the token has no page. The caller stores the
-  // scale of a quantised cache with store_scale. In a rope-aware row the elements are content.
+  // scale of a quantized cache with store_scale. In a rope-aware row the elements are content.
   template <int Width>
   requires(kWritable&& KvWidth<Width>)
       QUIRE_HOST_DEVICE void store(std::uint32_t b, std::uint32_t h, std::uint32_t t,
@@ -406,7 +406,7 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
     StoreVector<Width>(ScaleAt(scale_row_idx(b, t), h, d), values);
   }
 
-  // Loads and dequantises content columns of a rope-aware row. REQUIRES: d + Width <= kContentSize.
+  // Loads and dequantizes content columns of a rope-aware row. REQUIRES: d + Width <= kContentSize.
   template <int Width>
   requires(kRopeAware&& kVectorFits<Width>)
       QUIRE_HOST_DEVICE Vec<float, Width> load_content(std::uint32_t b, std::uint32_t t,

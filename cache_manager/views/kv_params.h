@@ -66,7 +66,7 @@ struct KVCacheStaticParams {
       HeadSize == kDynamicExtent ? kDynamicExtent : HeadSize - 2 * RopeSize;
 };
 
-// The pool of one layer group: blocks [N, KV, L, P, H, D] and, if quantised, scales [N, KV, L, P,
+// The pool of one layer group: blocks [N, KV, L, P, H, D] and, if quantized, scales [N, KV, L, P,
 // H, S]. A page is one contiguous run of block_stride() elements, and (kv, layer) is a fixed offset
 // inside it.
 struct KvGeometry {
@@ -83,15 +83,15 @@ struct KvGeometry {
   std::uint32_t num_heads = 0;   // H
   std::uint32_t head_size = 0;   // D
   DType dtype = DType::kInvalid;
-  DType scale_dtype = DType::kInvalid;  // kInvalid: not quantised
-  std::uint32_t granularity = 1;        // G, columns per scale; 1 if not quantised
+  DType scale_dtype = DType::kInvalid;  // kInvalid: not quantized
+  std::uint32_t granularity = 1;        // G, columns per scale; 1 if not quantized
   // Distance from one page to the next, in elements and in scales.
   std::int64_t page_stride = kPacked;
   std::int64_t scale_page_stride = kPacked;
 
   bool quantized() const { return scale_dtype != DType::kInvalid; }
   std::int64_t row_elements() const { return std::int64_t{num_heads} * head_size; }
-  // S = ceil(D / G); 0 if not quantised.
+  // S = ceil(D / G); 0 if not quantized.
   std::uint32_t scale_groups() const {
     return quantized() ? (head_size + granularity - 1) / granularity : 0;
   }

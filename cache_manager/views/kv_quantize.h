@@ -1,6 +1,6 @@
 #pragma once
 
-// Quantises and dequantises one group of a cache row. All backends compute the same bits: division
+// Quantizes and dequantizes one group of a cache row. All backends compute the same bits: division
 // is IEEE, and rounding is to nearest, ties to even.
 
 #include <cmath>
@@ -43,7 +43,7 @@ QUIRE_HOST_DEVICE inline Q QuantizeValue(float x, float scale) {
 
 // Sets q[0, count) = x[0, count) / scale with scale = max(max |x| / kQuantizedMax, 2^-126), or 1 if
 // all are zero. A group that is not finite becomes zeros with scale 1. A magnitude within two ulps
-// of the largest f32 may be dequantised to infinity, because the scale is rounded.
+// of the largest f32 may be dequantized to infinity, because the scale is rounded.
 template <typename Q>
 QUIRE_HOST_DEVICE inline GroupScale QuantizeGroup(const float* x, std::uint32_t count, Q* q) {
   float amax = 0.0f;

@@ -3,14 +3,14 @@
 // Compiles constraints on its own threads and caches them.
 //
 // Place:      between the engine, where requests wait for their constraints, and the build
-//             function. Counted limits (GrammarLimits) end a build, not time limits.
+//             function. Counted limits (GrammarLimits) bound a build, not a timeout.
 // Invariants: `done` of each call of Compile is called once, or never if Cancel returned true for
 //             its ticket. The cache has at most `cache_bytes`. Callers that wait for equal specs
 //             share one build. At most `compile_threads` builds run, all at low priority. A build
 //             that runs completes, even without callers.
-// Threads:    every method from any thread. `done` runs inside Compile if that needs no build,
-//             inside the destructor if the build has not ended by then, and otherwise on a compiler
-//             thread. No lock is held during the call. `done` must not block.
+// Threads:    thread-safe. `done` runs inside Compile if that needs no build, inside the destructor
+//             if the build has not ended by then, and otherwise on a compiler thread. No lock is
+//             held during the call. `done` must not block.
 // Lifetime:   the destructor rejects waiting specs, asks running builds to stop, and joins the
 //             threads. The registry must outlive the compiler.
 

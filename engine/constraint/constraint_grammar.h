@@ -25,7 +25,7 @@ struct ConstraintGrammar {
   std::vector<std::string> unenforced;  // see CompiledConstraint::unenforced()
 };
 
-// `special` contains the special tokens that tag markers may name; other kinds need none.
+// `special` contains the special tokens that tag markers may name. Kinds without tags need none.
 absl::StatusOr<ConstraintGrammar> WriteConstraint(const ConstraintSpec& spec,
                                                   const SpecialTokens& special = {});
 

@@ -9,8 +9,8 @@
 
 namespace quire::engine {
 
-// Maximum number of penalised tokens per position: those with the longest matches; ties go to lower
-// ids.
+// Maximum number of penalised tokens per position. Tokens with the longest matches come first, and
+// ties go to lower ids.
 inline constexpr std::uint32_t kMaxDryTokens = 4096;
 
 struct DryParams {

@@ -7,8 +7,7 @@
 // Place:      below the code that writes grammars; above xgrammar.
 // Invariants: every failure of the library becomes a Status, and the library prints nothing.
 //             GrammarLimits bounds the time and memory of every call, for any grammar.
-// Threads:    Compile may be called from any thread. For its result the rules of constraint.h
-//             apply.
+// Threads:    Compile may be called from any thread. constraint.h states the rules for its result.
 // Lifetime:   constraints may outlive the library object.
 
 #include <cstdint>

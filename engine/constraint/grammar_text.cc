@@ -180,7 +180,7 @@ void GrammarText::Define(Rule rule, const Expression& body, const Expression& fo
 }
 
 GrammarText::Expression GrammarText::Share(const Expression& body) {
-  // A body that is a rule gets no second name, which would prevent the library from recognising the
+  // A body that is a rule gets no second name, which would prevent the library from recognizing the
   // rule and make masks hundreds of times slower.
   if (body[0] == 'q' && body.find_first_not_of("0123456789", 1) == std::string::npos) return body;
   const auto found = shared_.find(body);

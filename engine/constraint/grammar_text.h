@@ -8,8 +8,8 @@
 //
 // Place:      below the code that translates specs to grammars. An expression is a string of EBNF.
 // Invariants: all names are generated here, so no name of a client equals one of the library's
-//             macros. Only rules are repeated with a count: with a repeated character class the
-//             library (0.2.8) allows tokens that it then rejects.
+//             macros. Only rules are repeated with a count, because with a repeated character class
+//             the library (0.2.8) allows tokens that it then rejects.
 // Threads:    one thread at a time.
 // Lifetime:   only the object that created an expression can use it.
 
@@ -87,7 +87,7 @@ class GrammarText {
   bool is_refused() const { return !refused_.empty(); }
 
   // Returns a slot, initially empty, for an expression that several writers of this grammar share.
-  // Slots differ while characters are omitted.
+  // While characters are omitted, other slots are used.
   Expression& CachedExpression(absl::string_view name) {
     return cached_[std::pair(omitted_.empty(), std::string(name))];
   }

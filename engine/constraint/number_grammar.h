@@ -46,7 +46,7 @@ struct NumberRange {
   bool Contains(const Decimal& value) const;
 };
 
-// Return nullopt when the range contains no integer, or no number.
+// Each returns nullopt if the range contains no such number.
 std::optional<GrammarText::Expression> IntegersWithin(const NumberRange& range);
 std::optional<GrammarText::Expression> NumbersWithin(const NumberRange& range);
 

@@ -208,10 +208,10 @@ void SchemaDocument::Refuse(const Node& node, absl::string_view keyword, std::st
 
 void SchemaDocument::LeaveOut(const Node& node, absl::string_view keyword, std::string why) {
   if (policy_ == UnenforcedPolicy::kRefuse) return Refuse(node, keyword, std::move(why));
-  Note(node, keyword);
+  ListUnenforced(node, keyword);
 }
 
-void SchemaDocument::Note(const Node& node, absl::string_view keyword) {
+void SchemaDocument::ListUnenforced(const Node& node, absl::string_view keyword) {
   if (policy_ == UnenforcedPolicy::kRefuse) return;
   std::string fragment = PointerFragment(absl::StrCat(node.Pointer(), PointerStep(keyword)));
   if (!Spend(static_cast<std::int64_t>(8 + fragment.size() / 4))) return;

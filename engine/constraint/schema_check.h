@@ -201,7 +201,7 @@ class SchemaDocument {
   // the caller then ignores. With kRefuse, rejects the schema.
   void LeaveOut(const Node& node, absl::string_view keyword, std::string why);
   // With kAnnotate, lists the keyword as not enforced. With kRefuse, does nothing.
-  void Note(const Node& node, absl::string_view keyword);
+  void ListUnenforced(const Node& node, absl::string_view keyword);
 
   OrderedJson json_;
   bool references_stand_alone_ = false;  // up to draft 7, siblings of a $ref are ignored

@@ -374,12 +374,12 @@ void NodeReader::Format(const OrderedJson& value) {
     AtMost(*range->high);
     keywords_->integers = true;
     const OrderedJson* type = Sibling("type");
-    if (type != nullptr && *type == "string") document_.Note(node_, keyword_);
+    if (type != nullptr && *type == "string") document_.ListUnenforced(node_, keyword_);
     return;
   }
   const absl::string_view pattern = FormatPattern(name);
   if (pattern.empty()) {
-    if (!IsFreeFormat(name)) document_.Note(node_, keyword_);
+    if (!IsFreeFormat(name)) document_.ListUnenforced(node_, keyword_);
     return;
   }
   auto regex = ParseRegex(pattern, RegexMeaning::kWhole);

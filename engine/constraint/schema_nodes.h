@@ -38,7 +38,7 @@ struct SchemaDocument::Node {
 };
 
 struct SchemaDocument::OwnKeywords {
-  bool never = false;
+  bool never = false;  // no value is valid
   std::uint8_t types = kAllTypes;
   bool integers = false;
   std::optional<std::vector<OrderedJson>> values;

@@ -155,7 +155,7 @@ bool ShapeBuilder::AppliesUnevaluated(std::size_t index, const char* keyword) {
         keywords.unevaluated != nullptr || keywords.unevaluated_items != nullptr;
     return keywords.hides_evaluation || (node != nodes_[index] && evaluates_rest);
   });
-  if (!is_known) document_.Note(*nodes_[index], keyword);
+  if (!is_known) document_.ListUnenforced(*nodes_[index], keyword);
   return is_known;
 }
 
@@ -507,7 +507,7 @@ ObjectShape::Property ShapeBuilder::PropertyNamed(const std::string& name) {
     }
     if (!evaluated && keywords.additional != nullptr) {
       if (keywords.leaves_out_patterns) {
-        document_.Note(*nodes_[n], "additionalProperties");
+        document_.ListUnenforced(*nodes_[n], "additionalProperties");
       } else {
         nodes.push_back(keywords.additional);
       }
@@ -604,7 +604,9 @@ void ShapeBuilder::SetOtherNames(const std::vector<std::string>& declared, Objec
       if (!evaluated) nodes.push_back(keywords.unevaluated);
     }
     if (keywords.leaves_out_patterns) {
-      if (keywords.additional != nullptr) document_.Note(*nodes_[n], "additionalProperties");
+      if (keywords.additional != nullptr) {
+        document_.ListUnenforced(*nodes_[n], "additionalProperties");
+      }
     } else if (keywords.pattern_properties.empty()) {
       if (keywords.additional != nullptr) nodes.push_back(keywords.additional);
     } else if (any_closed) {
@@ -613,7 +615,9 @@ void ShapeBuilder::SetOtherNames(const std::vector<std::string>& declared, Objec
       document_.LeaveOut(*nodes_[n], "patternProperties",
                          object->names ? "cannot be combined with another set of names"
                                        : "is supported only with one expression");
-      if (keywords.additional != nullptr) document_.Note(*nodes_[n], "additionalProperties");
+      if (keywords.additional != nullptr) {
+        document_.ListUnenforced(*nodes_[n], "additionalProperties");
+      }
     } else {
       has_others &= RestrictNames(*keywords.pattern_properties[0].first, declared, object);
       nodes.push_back(keywords.pattern_properties[0].second);

@@ -132,7 +132,7 @@ absl::Status MaskPool::Match(ChoiceMask& choice) {
   return summary.status();
 }
 
-void MaskPool::PenaliseRepeats(ChoiceMask& choice) {
+void MaskPool::PenalizeRepeats(ChoiceMask& choice) {
   const MaskRules& rules = choice.rules_;
   if (rules.repeats == nullptr) return;
   if (choice.repeats_ == nullptr) {
@@ -154,7 +154,7 @@ absl::Status MaskPool::Make(ChoiceMask& choice) {
     }
     banned->Exclude(choice.banned_state_, choice.words_);
   }
-  PenaliseRepeats(choice);
+  PenalizeRepeats(choice);
   return absl::OkStatus();
 }
 

@@ -14,7 +14,8 @@
 //             never on timing. Choices share the threads by the time that their masks take (fair
 //             queueing, earliest finish time first). A choice with cheap masks therefore waits only
 //             for masks in progress, and not for all expensive ones.
-// Threads:    the engine thread calls Start, Advance and the waits; owns `num_threads` threads.
+// Threads:    the engine thread calls Start, Advance, WaitAll and WaitAny. Owns `num_threads`
+//             threads.
 // Lifetime:   a choice may be dropped at any time, and its queued mask is then skipped. Choices may
 //             outlive the pool.
 
@@ -43,8 +44,8 @@ class ChoiceMask {
 
   // The following methods require is_ready().
   //
-  // OK if there is a mask. Otherwise an error of ConstraintMatcher, or INTERNAL if the matcher
-  // rejected a token that its mask had allowed.
+  // Returns OK if there is a mask. Otherwise returns an error of ConstraintMatcher, or INTERNAL if
+  // the matcher rejected a token that its mask had allowed.
   const absl::Status& status() const { return status_; }
   // One bit for each token id; all bits are 0 if there is no mask. Empty if the choice has neither
   // a constraint nor banned text.
@@ -53,7 +54,8 @@ class ChoiceMask {
   // an id has both, the penalty comes first.
   bool has_bias() const { return rules_.repeats != nullptr; }
   const std::vector<kernels::LogitBias>& bias() const { return bias_; }
-  // The constraint is complete and allows no further token, so the choice must end.
+  // Returns whether the constraint is complete and allows no further token, so that the choice must
+  // end.
   bool is_finished() const { return status_.ok() && summary_.may_end && !summary_.may_continue; }
 
  private:
@@ -115,7 +117,7 @@ class MaskPool {
   void Work();
   static absl::Status Make(ChoiceMask& choice);
   static absl::Status Match(ChoiceMask& choice);
-  static void PenaliseRepeats(ChoiceMask& choice);
+  static void PenalizeRepeats(ChoiceMask& choice);
   void Enqueue(std::shared_ptr<ChoiceMask> choice);
 
   const Clock* const clock_;

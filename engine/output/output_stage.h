@@ -5,11 +5,11 @@
 //
 // Place:      between the engine thread and the TokenStreams.
 // Invariants: all items of a request go to one worker, in order. The engine neither runs rows nor
-//             starts requests of a worker whose ring is half full. Steps in flight and requests
-//             that end add items all the same. Items that find the ring full overflow into a list,
-//             and the worker has no room until the list is empty.
-// Threads:    Stop after the engine thread has ended; Reserve from any thread; everything else from
-//             the engine thread. Owns `num_workers` threads.
+//             starts requests of a worker whose ring is half full. Steps in flight and ending
+//             requests still add items. If the ring is full, they overflow into a list, and the
+//             worker has no room until the list is empty.
+// Threads:    Reserve may be called from any thread, and Stop after the engine thread has ended.
+//             The engine thread calls everything else. Owns `num_workers` threads.
 // Lifetime:   tokenizer, table and probe outlive it.
 
 #include <atomic>

@@ -10,7 +10,7 @@
 //             with its unread tokens. The scheduler limits their number: it does not run a sequence
 //             whose stream has `capacity_tokens` unread tokens. The unread part of a finished
 //             answer is dropped after a while (UnreadAnswers).
-// Threads:    all methods thread-safe.
+// Threads:    thread-safe.
 // Lifetime:   shared by engine and reader, which may release it in any order.
 
 #include <atomic>
@@ -80,7 +80,7 @@ struct PromptLogprobsEvent {
   std::vector<TokenLogprob> tokens;
 };
 
-// The result of Task::kEmbed, neither truncated nor normalised.
+// The result of Task::kEmbed, neither truncated nor normalized.
 struct PooledEvent {
   std::vector<float> values;  // [hidden]
 };
@@ -151,8 +151,8 @@ class TokenStream {
   // callback.
   void SetReadyCallback(std::function<void()> callback);
 
-  // Sets a callback for Abandon, which the abandoning thread calls. Null removes it and returns
-  // after a running call has ended. Must not be called from inside the callback.
+  // Sets a callback that Abandon calls. Null removes it and returns after a running call has ended.
+  // Must not be called from inside the callback.
   void SetAbandonedCallback(std::function<void()> callback);
 
   // For the engine, before the reader gets the stream: the reading thread calls `on_read` once,
@@ -164,7 +164,7 @@ class TokenStream {
   // Number of tokens in deltas that are written and not taken. The engine reads it for
   // back-pressure.
   std::int32_t unread_tokens() const { return unread_tokens_.load(std::memory_order_acquire); }
-  // Whether Take has returned nothing since the last event was written.
+  // Returns whether Take has returned nothing since the last event was written.
   bool reader_waits() const;
   // Number of events taken so far.
   std::uint64_t num_taken() const { return num_taken_.load(std::memory_order_acquire); }

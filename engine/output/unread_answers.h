@@ -9,7 +9,7 @@
 //             has been read.
 // Invariants: an answer is here from the end of its request until it is read or expires. The counts
 //             of the tenants sum to the total.
-// Threads:    every method from any thread; no lock is held while a reader is called.
+// Threads:    thread-safe; no lock is held while a reader is called.
 // Lifetime:   owned by the engine. A reader may outlive it, so streams have a weak reference.
 
 #include <atomic>

@@ -4,12 +4,13 @@
 // computes a retry delay for rejected requests. Unread finished answers count towards the limits of
 // waiting requests. The scheduler owns the waiting requests themselves.
 //
-// Place:      Accept (requests) and text workers (tokens) ask it, and the engine thread updates it.
+// Place:      Accept counts requests in it, text workers count tokens, and the engine thread
+//             updates it.
 // Invariants: 0 <= queued_requests <= max_queued_requests; 0 <= queued_tokens <= max_queued_tokens.
 //             After a limit was lowered, the counts may exceed it, but never the highest limit so
 //             far. A request counts from Accept to its first step or its end, and its tokens count
 //             from tokenization on.
-// Threads:    every method from any thread.
+// Threads:    thread-safe.
 // Lifetime:   owned by the engine.
 
 #include <atomic>
@@ -78,8 +79,8 @@ class AdmissionLimiter {
   // Sets the limits of tenants, which also apply to later requests only.
   void SetTenants(const TenantOptions& tenants);
 
-  // Returns RESOURCE_EXHAUSTED with reason TENANT_LIMIT or QUEUE_FULL, the numbers and a retry
-  // delay if a limit is reached.
+  // If a limit is reached, returns RESOURCE_EXHAUSTED with reason TENANT_LIMIT or QUEUE_FULL and a
+  // retry delay. AddTokens returns INVALID_ARGUMENT for a prompt that can never fit.
   absl::Status EnterRequest(const std::string& tenant, const UnreadCounts& unread);
   absl::Status AddTokens(const std::string& tenant, std::int64_t tokens);
   // Called at the first step or the end of a request.

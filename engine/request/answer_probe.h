@@ -3,8 +3,8 @@
 // The metric families of answers: their lengths, their latencies and their tool calls.
 //
 // Place:      part of EngineProbe.
-// Threads:    every method from any thread. ToolsParsed locks the registry, because it may add a
-//             series; the other methods are lock-free.
+// Threads:    thread-safe. ToolsParsed locks the registry, because it may add a series; the other
+//             methods are lock-free.
 // Lifetime:   the registry outlives it.
 
 #include <array>

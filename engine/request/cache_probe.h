@@ -4,7 +4,7 @@
 //
 // Place:      part of EngineProbe.
 // Invariants: page states add up to all pages; cached prompt tokens move together with the hits.
-// Threads:    one; lock-free. Scrapes read the metrics at the same time.
+// Threads:    one thread; lock-free. Scrapes may read the metrics at the same time.
 // Lifetime:   the registry outlives it.
 
 #include <array>
@@ -27,10 +27,10 @@ class CacheProbe {
   };
   CacheProbe(probe::Registry* registry, const probe::Labels& model, const Options& options);
 
-  // The first admission of a request: `prompt_tokens` were looked up (0: not asked), and
-  // `cached_tokens` of them found.
+  // Counts the prefix lookup at the first admission of a request. `prompt_tokens` is 0 if the
+  // request does not read the cache.
   void PrefixLookup(std::int32_t prompt_tokens, std::int32_t cached_tokens);
-  // Shows the pages. Pages evicted since the last call count under `since_last`.
+  // Updates the metrics of pages. Pages evicted since the last call count under `since_last`.
   void Show(const cache::CacheStats& stats, EvictionCause since_last);
 
  private:

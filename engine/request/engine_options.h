@@ -3,9 +3,7 @@
 // The options of an engine, and the checks of their values at start and at changes.
 //
 // Place:      filled by the server, checked by Engine, read by every part of it.
-// Invariants: pure.
-// Threads:    any.
-// Lifetime:   none.
+// Threads:    plain values and pure functions.
 
 #include <algorithm>
 #include <cstdint>
@@ -39,9 +37,9 @@ struct HotOptions {
   // While rows decode, prompts are added to a step only while the step's expected time is below
   // this target. If absent, there is no target, unless auto_step_time_target is set. The target is
   // then 3 times the expected time of the decoding rows alone, or 4 times if there are more than
-  // half as many prompts as rows, and lies between 20 ms (1 ms with several tenants) and 500 ms.
-  // For steps with only prompts, the automatic target is 16 times the expected time of one row,
-  // between 5 and 500 ms.
+  // half as many prompts as rows. It lies between 20 ms (1 ms with several tenants) and 500 ms. For
+  // steps with only prompts, the automatic target is 16 times the expected time of one row, between
+  // 5 and 500 ms.
   std::optional<absl::Duration> step_time_target;
   bool auto_step_time_target = false;
   std::int32_t max_running_sequences = 64;  // must not exceed its value at Create
@@ -87,7 +85,7 @@ struct EngineOptions : HotOptions {
   std::int32_t mask_threads = 1;
   // Maximum steps that are launched before the oldest is collected, if the runner supports as many.
   std::int32_t max_steps_in_flight = 2;
-  // How long a failing engine waits for its output workers before it calls on_fatal.
+  // Time that a failing engine waits for its output workers before it calls on_fatal.
   absl::Duration answer_timeout = absl::Seconds(5);
   // Called once on the engine thread before it does anything else. May be empty.
   std::function<void()> on_engine_thread;

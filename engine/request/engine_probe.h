@@ -29,7 +29,7 @@ struct EngineProbe {
     std::uint32_t num_pages = 0;
     std::string kv_dtype;
   };
-  // `the_registry` null: the probe has its own.
+  // If `the_registry` is null, the probe creates a registry.
   EngineProbe(probe::Registry* the_registry, const Options& options);
 
   const std::unique_ptr<probe::Registry> own_registry;

@@ -5,8 +5,8 @@
 //
 // Place:      part of EngineProbe.
 // Invariants: accepted = completed + failed + cancelled + running + waiting.
-// Threads:    every method from any thread. Rejected and Failed lock the registry, because they may
-//             add a series; the other methods are lock-free.
+// Threads:    thread-safe. Rejected and Failed lock the registry, because they may add a series;
+//             the other methods are lock-free.
 // Lifetime:   the registry outlives it.
 
 #include <array>
@@ -27,11 +27,12 @@ class RequestProbe {
 
   void Received() { received_.Increment(); }
   void Rejected(Reason reason);
-  // The request waits from now on.
+  // Counts an accepted request, which is waiting.
   void Accepted();
   void MoveToRunning();
   void MoveToWaiting();
-  // The end of an accepted request. `was_running` selects the gauge that it leaves.
+  // The next three count the end of an accepted request. `was_running` selects the gauge that it
+  // leaves.
   void Completed(bool was_running);
   void Failed(bool was_running, absl::StatusCode code);
   void Cancelled(bool was_running, CancelSource source);

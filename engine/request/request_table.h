@@ -5,7 +5,7 @@
 // Place:      Accept, Cancel, AbortRequests and ListRequests use it. The last output item removes a
 //             request.
 // Invariants: at most one live request per tenant, principal and id; at most `capacity` requests.
-// Threads:    every method from any thread.
+// Threads:    thread-safe.
 // Lifetime:   owned by the engine.
 
 #include <cstdint>

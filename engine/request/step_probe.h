@@ -3,7 +3,7 @@
 // The metric families of steps: their times, the tokens that they compute, and their masks.
 //
 // Place:      part of EngineProbe.
-// Threads:    every method from any thread; lock-free.
+// Threads:    thread-safe; lock-free.
 // Lifetime:   the registry outlives it.
 
 #include <array>
@@ -29,7 +29,7 @@ class StepProbe {
  public:
   StepProbe(probe::Registry* registry, const probe::Labels& model);
 
-  // `wall_end`: the wall-clock time of the step's end.
+  // `wall_end` is the wall-clock time at which the step ended.
   void StepRan(const StepNumbers& step, absl::Time wall_end);
   void PromptComputed(std::uint32_t tokens) { prompt_compute_.Increment(tokens); }
   void Recomputed(std::uint32_t tokens) { recomputed_.Increment(tokens); }
@@ -38,7 +38,7 @@ class StepProbe {
     discarded_[static_cast<std::size_t>(cause)].Increment(tokens);
   }
   void ExpiredTokens(std::uint32_t tokens) { expired_.Increment(tokens); }
-  // `time`: how long the mask took to make.
+  // `time` is the time that the mask took to make.
   void MaskMade(absl::Duration time);
   // A row was left out of a step because its mask was not ready.
   void MaskLate() { masks_late_.Increment(); }

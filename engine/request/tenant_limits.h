@@ -3,7 +3,7 @@
 // The limits of one tenant, and its current use of the engine.
 //
 // Place:      Engine checks the priority, AdmissionLimiter the queue limits, and Scheduler the
-//             running limit. Scheduler also takes the tenants in turn.
+//             running limit. Scheduler also orders the tenants.
 // Threads:    a value type; one thread at a time per object.
 
 #include <cstdint>

@@ -6,9 +6,9 @@
 //
 // Place:      between Accept and the text workers.
 // Invariants: at most `max_prompts` prompts with at most `max_bytes` of input in total, checked
-//             when one is added. A tenant has one turn while it has a prompt here. After Close no
-//             push succeeds, and queued prompts can still be popped.
-// Threads:    every method from any thread.
+//             when one is added. A tenant with queued prompts has exactly one turn in the rotation.
+//             After Close no push succeeds, and queued prompts can still be popped.
+// Threads:    thread-safe.
 // Lifetime:   outlives every thread that waits in it.
 
 #include <cstdint>
@@ -32,8 +32,8 @@ class TextQueue {
 
   // Applies to later prompts; queued prompts stay.
   void SetLimits(std::int32_t max_prompts, std::int64_t max_bytes);
-  // Returns RESOURCE_EXHAUSTED / QUEUE_FULL with the numbers and `retry_delay` if the queue is
-  // full, and UNAVAILABLE / SERVER_SHUTDOWN if it is closed.
+  // Returns RESOURCE_EXHAUSTED / QUEUE_FULL with `retry_delay` if the queue is full, and
+  // UNAVAILABLE / SERVER_SHUTDOWN if it is closed.
   absl::Status Push(std::shared_ptr<AcceptedRequest> request, absl::Duration retry_delay);
   // Waits for a prompt. Returns null if the queue is closed and empty.
   std::shared_ptr<AcceptedRequest> Pop();

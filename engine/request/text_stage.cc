@@ -382,21 +382,22 @@ ConstraintSpec ResolveConstraint(ConstraintSpec spec, const PreparedPrompt& prom
   return spec;
 }
 
-absl::Status CountPrompt(const Request& request, AdmissionLimiter* queue, PreparedPrompt* prompt) {
+absl::Status CountPrompt(const Request& request, AdmissionLimiter* limiter,
+                         PreparedPrompt* prompt) {
   const auto tokens = static_cast<std::int32_t>(prompt->tokens.size());
-  QUIRE_RETURN_IF_ERROR(queue->AddTokens(request.tenant, tokens));
+  QUIRE_RETURN_IF_ERROR(limiter->AddTokens(request.tenant, tokens));
   prompt->queued_tokens = tokens;
   return absl::OkStatus();
 }
 
 TextStage::TextStage(const EngineOptions& options, const CacheShape& shape,
-                     const text::Tokenizer* tokenizer, const Clock* clock, AdmissionLimiter* queue,
-                     EngineProbe* probe, std::shared_ptr<Inbox> inbox)
+                     const text::Tokenizer* tokenizer, const Clock* clock,
+                     AdmissionLimiter* limiter, EngineProbe* probe, std::shared_ptr<Inbox> inbox)
     : options_(options),
       shape_(shape),
       tokenizer_(tokenizer),
       clock_(clock),
-      queue_(queue),
+      limiter_(limiter),
       probe_(probe),
       inbox_(std::move(inbox)),
       prompts_(options.max_queued_requests, options.max_queued_bytes) {
@@ -421,7 +422,7 @@ absl::StatusOr<std::unique_ptr<PreparedPrompt>> TextStage::Prepare(AcceptedReque
                          PrepareRequest(options_, shape_, *tokenizer_, *clock_, accepted));
   const Request& request = accepted.request;
   if (NeedsTokenTexts(request)) AddTextRules(request, GetTokenTexts(), prompt.get());
-  QUIRE_RETURN_IF_ERROR(CountPrompt(request, queue_, prompt.get()));
+  QUIRE_RETURN_IF_ERROR(CountPrompt(request, limiter_, prompt.get()));
   return prompt;
 }
 
@@ -433,8 +434,8 @@ std::shared_ptr<const TokenTexts> TextStage::GetTokenTexts() {
   return token_texts_;
 }
 
-void TextStage::AwaitConstraint(const std::shared_ptr<AcceptedRequest>& accepted,
-                                std::unique_ptr<PreparedPrompt> prompt) {
+void TextStage::CompileConstraintAndPost(const std::shared_ptr<AcceptedRequest>& accepted,
+                                         std::unique_ptr<PreparedPrompt> prompt) {
   RequestState preparing = RequestState::kPreparing;
   accepted->progress.state.compare_exchange_strong(preparing, RequestState::kQueued);
   // std::function copies its target, so the signal is shared until the compiler has called `done`.
@@ -466,7 +467,7 @@ void TextStage::Work() {
       probe_->answers.ObserveTokenize(clock_->Now() - start);
       signal.status = prompt.status();
       if (prompt.ok() && next->request.constraint.has_value()) {
-        AwaitConstraint(next, *std::move(prompt));
+        CompileConstraintAndPost(next, *std::move(prompt));
         continue;
       }
       if (prompt.ok()) signal.prompt = *std::move(prompt);

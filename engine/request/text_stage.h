@@ -4,11 +4,11 @@
 // the token count.
 //
 // Place:      between Accept and the engine's inbox.
-// Invariants: every prompt ends in one kPrepared signal, also after an error, unless the
-//             compilation of its constraint is cancelled. The prompts of the tenants are taken in
-//             turn.
-// Threads:    Submit from any thread; owns `num_workers` threads.
-// Lifetime:   tokenizer, queue and probe outlive it.
+// Invariants: every submitted prompt causes one kPrepared signal, whether preparation succeeds or
+//             fails. If the compilation of its constraint is cancelled, there is none. Workers take
+//             prompts round-robin across tenants.
+// Threads:    Submit may be called from any thread. Owns `options.text_threads` workers.
+// Lifetime:   tokenizer, limiter and probe outlive it.
 
 #include <cstdint>
 #include <memory>
@@ -43,28 +43,27 @@ struct CacheShape {
   cache::PageDemand demand;
 };
 
-// Prepares the prompt of `accepted` for the engine. Errors are PROMPT_MISSING, PROMPT_TOO_LONG,
-// EXCEEDS_CAPACITY, BAD_TOKEN_ID and BAD_UTF8 with their numbers, and the errors of
-// ChatTemplates::Render.
+// Prepares the prompt of `accepted` for the engine. Returns PROMPT_MISSING, PROMPT_TOO_LONG,
+// EXCEEDS_CAPACITY, BAD_TOKEN_ID, BAD_UTF8 or an error of ChatTemplates::Render.
 absl::StatusOr<std::unique_ptr<PreparedPrompt>> PrepareRequest(const EngineOptions& options,
                                                                const CacheShape& shape,
                                                                const text::Tokenizer& tokenizer,
                                                                const Clock& clock,
                                                                AcceptedRequest& accepted);
-// Whether the masks of the request need the texts of tokens.
+// Returns whether the masks of the request need the texts of tokens.
 bool NeedsTokenTexts(const Request& request);
 // Adds the mask rules that need token texts. REQUIRES: `prompt` is the request's, and
 // NeedsTokenTexts(request).
 void AddTextRules(const Request& request, std::shared_ptr<const TokenTexts> texts,
                   PreparedPrompt* prompt);
-// Counts the prompt in the queue's limits. Returns QUEUE_FULL or TENANT_LIMIT with their numbers.
-// No later step of the preparation may fail, or the prompt would stay counted.
-absl::Status CountPrompt(const Request& request, AdmissionLimiter* queue, PreparedPrompt* prompt);
+// Counts the prompt's tokens against the limits. Returns QUEUE_FULL or TENANT_LIMIT if a limit is
+// reached. No later step of the preparation may fail, because the tokens would stay counted.
+absl::Status CountPrompt(const Request& request, AdmissionLimiter* limiter, PreparedPrompt* prompt);
 
 class TextStage {
  public:
   TextStage(const EngineOptions& options, const CacheShape& shape, const text::Tokenizer* tokenizer,
-            const Clock* clock, AdmissionLimiter* queue, EngineProbe* probe,
+            const Clock* clock, AdmissionLimiter* limiter, EngineProbe* probe,
             std::shared_ptr<Inbox> inbox);
   ~TextStage();
 
@@ -74,16 +73,16 @@ class TextStage {
   }
   // Returns an error if too many prompts wait or the stage has stopped; see TextQueue::Push.
   absl::Status Submit(std::shared_ptr<AcceptedRequest> accepted) {
-    return prompts_.Push(std::move(accepted), queue_->RetryDelay());
+    return prompts_.Push(std::move(accepted), limiter_->RetryDelay());
   }
   // Finishes the queued prompts and joins the workers.
   void Stop();
 
  private:
   void Work();
-  // Compiles the constraint of the request, and posts the prompt when that is done.
-  void AwaitConstraint(const std::shared_ptr<AcceptedRequest>& accepted,
-                       std::unique_ptr<PreparedPrompt> prompt);
+  // Starts the compilation of the request's constraint. Its completion posts the prompt.
+  void CompileConstraintAndPost(const std::shared_ptr<AcceptedRequest>& accepted,
+                                std::unique_ptr<PreparedPrompt> prompt);
   absl::StatusOr<std::unique_ptr<PreparedPrompt>> Prepare(AcceptedRequest& accepted);
   // Returns the texts, which are created when the first request needs them.
   std::shared_ptr<const TokenTexts> GetTokenTexts();
@@ -92,7 +91,7 @@ class TextStage {
   const CacheShape shape_;
   const text::Tokenizer* const tokenizer_;
   const Clock* const clock_;
-  AdmissionLimiter* const queue_;
+  AdmissionLimiter* const limiter_;
   EngineProbe* const probe_;
   const std::shared_ptr<Inbox> inbox_;
   TextQueue prompts_;

@@ -14,7 +14,7 @@
 //                computed again later.
 //
 // Place:      part of Scheduler; called by PrefillPlanner between the chunks of running prompts.
-// Invariants: CheckIntegrity(). A function of its calls.
+// Invariants: see CheckIntegrity(). Its results depend only on its calls.
 // Threads:    engine thread only.
 // Lifetime:   everything that it points to outlives it; requests stay alive while they are in it.
 
@@ -53,7 +53,7 @@ class Admission {
   Admission(AdmissionMode mode, std::shared_ptr<const HotOptions> options, const Parts& parts);
 
   void SetOptions(std::shared_ptr<const HotOptions> options);
-  // A request that is prepared and fits the pool begins to wait.
+  // Adds a prepared request that fits the pool to the waiting requests.
   void Add(ScheduledRequest* request);
   // Starts the planning of a step.
   void BeginStep() { stuck_ = nullptr; }
@@ -70,8 +70,8 @@ class Admission {
   const WaitingWork& waiting_work() const { return waiting_work_; }
   bool AnyMayStart() const { return waiting_.AnyMayStart(); }
   bool has_several_tenants() const { return tenants_.size() > 1; }
-  // The request that is blocked although no sequence runs, or null. That is a defect, which should
-  // cost one request only.
+  // Returns the request that is blocked although no sequence runs, or null. This is a bug. The
+  // caller then fails only this request.
   ScheduledRequest* stuck() const { return stuck_; }
   // Number of times admission of the head of the queue failed for lack of pages.
   std::int64_t blocked_admissions() const { return blocked_admissions_; }

@@ -36,11 +36,11 @@ class DecodePlanner {
   // prompts if there are any.
   void AddRows(const Admission& admission);
 
-  // A stream besides those whose prompts are in the step waits for its next token. A stream that
-  // is stalled by its own output counts. A stream whose client leaves its tokens unread does not
-  // count.
+  // Returns whether a decoding request has a client that waits for its next token. Rows that are
+  // stalled by their output worker or mask count. Requests whose client does not read do not.
   bool has_waiting_stream() const { return has_waiting_stream_; }
-  // Sequences that run or were preempted before this step, with prompt tokens left to compute.
+  // Number of sequences that run or were preempted before this step and have prompt tokens left to
+  // compute.
   std::size_t num_prompts() const { return num_prompts_; }
 
  private:

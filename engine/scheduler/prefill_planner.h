@@ -9,7 +9,7 @@
 // first, so that it progresses whatever else arrives.
 //
 // Place:      part of Scheduler; the last planner of a step.
-// Invariants: a function of its calls.
+// Invariants: its results depend only on its calls.
 // Threads:    engine thread only.
 // Lifetime:   everything that it points to outlives it.
 
@@ -36,9 +36,9 @@ class PrefillPlanner {
   };
   PrefillPlanner(const SchedulerPolicy& policy, const Parts& parts);
 
-  // Takes pages in layer groups with a window for the chunks that the step may have room for; these
-  // groups never hold a whole prompt. Called before any row is planned, like
-  // DecodePlanner::TakePages, and with the same result.
+  // Takes pages for the chunks that the step may have room for, in layer groups with a window only.
+  // These groups never hold a whole prompt. Called before any row is planned. Returns the same as
+  // DecodePlanner::TakePages.
   bool TakePages(bool ahead);
   // Adds chunks and admissions to the draft.
   void Plan(absl::Time now);
@@ -57,7 +57,7 @@ class PrefillPlanner {
   StepDraft* const draft_;
   std::vector<Sequence*> prompts_;  // prompts that are being computed, in step order
   std::uint64_t prompt_steps_ = 0;  // steps so far that computed prompts
-  bool needs_outcome_ = false;      // TakePages: of the step being planned
+  bool needs_outcome_ = false;      // set by TakePages: collect the step in flight first
 };
 
 }  // namespace quire::engine

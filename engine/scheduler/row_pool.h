@@ -4,7 +4,7 @@
 // of a sequence's state that takes or gives back a row or pages is made here.
 //
 // Place:      part of Scheduler, above CacheManager.
-// Invariants: CheckIntegrity(). A row is free or belongs to one running sequence.
+// Invariants: see CheckIntegrity(). A row is free or belongs to one running sequence.
 // Threads:    engine thread only.
 // Lifetime:   the cache and the step counter outlive it; sequences stay alive while they are in it.
 
@@ -23,7 +23,7 @@
 
 namespace quire::engine {
 
-// Computes, from the states of its sequences, the state of `request` that other threads see.
+// Sets the state of `request` that other threads see from the states of its sequences.
 void RefreshState(ScheduledRequest& request);
 // Records the sequence's number of pages in the sequence and in its request.
 void SetPages(Sequence& sequence, std::uint32_t pages);
@@ -36,7 +36,7 @@ enum class GrowResult : std::uint8_t {
 
 class RowPool {
  public:
-  // How often each transition of kSequenceTransitions was made.
+  // Number of times each transition of kSequenceTransitions was made.
   using TransitionCounts = std::array<std::int64_t, kSequenceTransitions.size()>;
 
   RowPool(const EngineOptions& options, const SchedulerPolicy& policy, cache::CacheManager* cache,

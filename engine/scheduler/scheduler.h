@@ -15,8 +15,8 @@
 // are expected to take (StepTimeTarget).
 //
 // Place:      between StepPipeline and CacheManager. Takes and frees pages; never runs anything.
-// Invariants: CheckIntegrity(). A function of its calls: no clock, no hash order, no other thread,
-//             no output stream. Stalls of output are reported to it.
+// Invariants: see CheckIntegrity(). Its results depend only on its calls: no clock, no hash order,
+//             no other thread, no output stream. Stalls of output are reported to it.
 // Threads:    engine thread only.
 // Lifetime:   the cache outlives it; requests stay alive while they are in it.
 
@@ -49,14 +49,15 @@ class Scheduler {
  public:
   Scheduler(const EngineOptions& options, cache::CacheManager* cache,
             const SchedulerPolicy& policy = {});
-  // Its parts point to each other.
+  // Not copyable, because its parts point to each other.
   Scheduler(const Scheduler&) = delete;
   Scheduler& operator=(const Scheduler&) = delete;
 
   // Plans use `options` from now on.
   void SetOptions(std::shared_ptr<const HotOptions> options);
 
-  // A request that is prepared and fits the pool begins to wait. REQUIRES: its sequences are made.
+  // Adds a prepared request that fits the pool to the waiting requests. REQUIRES: its sequences
+  // exist.
   void Add(ScheduledRequest* request);
   // Reports how the output of a running or preempted request is stalled. Plans leave its sequences
   // out until a later call reports kNone.
@@ -71,7 +72,7 @@ class Scheduler {
   const StepPlan& Plan(absl::Time now, bool ahead);
   // Numbers of steps; StepPipeline reports their launches and ends.
   StepCounter& steps() { return steps_; }
-  // Learns from the steps that ran how long a step takes.
+  // Predicts the time of a step from the steps that ran.
   StepTimeModel& step_time() { return step_time_; }
 
   // The prompt is computed, and the choices go on separately. They share the full pages of the
@@ -92,9 +93,9 @@ class Scheduler {
   void Remove(ScheduledRequest& request, bool invalidate);
 
   bool has_work() const { return waiting() > 0 || !preempted().empty() || !running().empty(); }
-  // Whether a step is due: a sequence could run or a request could start. False if all rows belong
-  // to clients that do not read. The requests of these clients keep their rows and pages for at
-  // most slow_client_timeout, and waiting requests wait until then.
+  // Returns whether a step is due: a sequence could run or a request could start. Returns false if
+  // all rows belong to clients that do not read. The requests of these clients keep their rows and
+  // pages for at most slow_client_timeout, and waiting requests wait until then.
   bool awaits_step() const;
   std::int32_t waiting() const { return static_cast<std::int32_t>(admission_.num_waiting()); }
   const Admission& admission() const { return admission_; }

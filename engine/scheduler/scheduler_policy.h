@@ -35,9 +35,9 @@ struct SchedulerPolicy {
   absl::Duration tenant_return_time = absl::Seconds(10);
   // Steps are planned for this fraction of the target, since some take longer than expected.
   double planned_share_of_target = 0.9;
-  // When a target bounds a chunk, the number of rows in the step is a multiple of this, because the
-  // integer tiles of the CPU compute so many rows together. The first prompt of a step gets at
-  // least this many tokens.
+  // When a target bounds a chunk, the number of rows in the step is a multiple of this. The integer
+  // tiles of the CPU compute that many rows together. The first prompt of a step gets at least this
+  // many tokens.
   std::uint32_t row_tile = 8;
   // One of this many steps with prompts serves the oldest prompt first, the others the shortest.
   std::uint64_t steps_per_oldest_first = 4;

@@ -2,8 +2,7 @@
 
 // Numbers the steps of the engine, and remembers which steps carry page copies for a request.
 //
-// Place:      part of Scheduler; told by StepPipeline when a step is launched and when it has
-//             ended.
+// Place:      part of Scheduler; StepPipeline reports each launch and end of a step to it.
 // Invariants: completed() <= launched(); the steps between are in flight.
 // Threads:    engine thread only.
 // Lifetime:   a value.

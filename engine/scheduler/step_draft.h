@@ -4,7 +4,7 @@
 // tokens the next chunk may have.
 //
 // Place:      part of Scheduler; filled by DecodePlanner, PrefillPlanner and Admission.
-// Invariants: CheckIntegrity(). The budgets shrink by the tokens of every row that is added.
+// Invariants: see CheckIntegrity(). The budgets shrink by the tokens of every row that is added.
 // Threads:    engine thread only.
 // Lifetime:   the cache and the model outlive it.
 

@@ -29,7 +29,7 @@ struct StepPlan {
   std::vector<ScheduledRequest*> started;  // admitted for the first time
   std::vector<Sequence*> preempted;        // lost their pages while this plan was made
   std::uint32_t num_tokens = 0;            // tokens of decodes and prefills
-  StepWork work;                           // the same, as the step-time model counts it
+  StepWork work;                           // the same tokens, as the step-time model counts them
 
   bool empty() const { return decodes.empty() && prefills.empty(); }
   std::uint32_t prompt_tokens() const {

@@ -25,9 +25,10 @@ constexpr double kSurprise = 1.5;
 constexpr double kKeepSurprised = 0.7;
 constexpr std::uint64_t kTrusted = 4;
 
-// If a step reads weights for longer than it computes, a few prompt tokens cost nothing, and the
-// fit would predict that any number of them costs nothing. So no chunk is sized for more than this
-// multiple of the speed of the fastest step, which decays by the second factor with each step.
+// If a step reads weights for longer than it computes, a few prompt tokens cost nothing. The fit
+// would then predict that any number of them costs nothing. So no chunk is sized for more than
+// kMaxSpeedUp times the speed of the fastest step. That speed decays by kKeepFastest with each
+// step.
 constexpr double kMaxSpeedUp = 2;
 constexpr double kKeepFastest = 0.99;
 
@@ -62,7 +63,7 @@ absl::Duration StepTimeModel::Predict(const StepWork& work) const {
   return absl::Seconds(Seconds(TermsOf(work)));
 }
 
-bool StepTimeModel::Knows(const StepWork& work) const {
+bool StepTimeModel::CanPredict(const StepWork& work) const {
   return (work.prompt_tokens > 0 ? prompts_ : decodes_).steps >= kTrusted;
 }
 

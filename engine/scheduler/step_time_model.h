@@ -1,24 +1,24 @@
 #pragma once
 
-// Learns from the steps that ran how long a step takes. The prediction decides how many prompt
+// Predicts the time of a step from the steps that ran. The prediction decides how many prompt
 // tokens join a step, never what is computed.
 //
 //   t(step) = a_0 + a_r * decode rows + a_k * tokens stored before them
 //                 + a_t * prompt tokens + a_h * sum over chunks of q * (h + (q + 1) / 2)
 //
-// for chunks of q tokens after h stored tokens. The fit minimises the squared relative error with
-// non-negative coefficients. The weights of steps with and without prompt tokens decay separately,
-// each with new steps of its own kind, so that an hour of decoding does not erase the cost of
-// prompts. A measured time far from the expected time is clamped to a fixed multiple or fraction of
-// the expected time, and reduces the weight of earlier steps.
+// for chunks of q tokens after h stored tokens. The fit minimizes the squared relative error with
+// non-negative coefficients. The weight of a step decays only with new steps of its own kind, with
+// or without prompt tokens. An hour of decoding therefore does not erase the cost of prompts. A
+// measured time far from the expected time is clamped to a fixed multiple or fraction of the
+// expected time, and reduces the weight of earlier steps.
 //
 // The idea, but no code, is from xLLM's time predictor (github.com/jd-opensource/xllm,
 // core/scheduler/profile). That predictor fits a quadratic in the prompt's length and an affine
 // decode term, and inverts them to find the length of a chunk.
 //
 // Place:      part of Scheduler; StepPipeline reports every step to it.
-// Invariants: coefficients, predictions and token counts are finite and not negative. A function of
-//             its calls. Allocates nothing.
+// Invariants: coefficients, predictions and token counts are finite and not negative. Its results
+//             depend only on its calls. Allocates nothing.
 // Threads:    one thread.
 // Lifetime:   a value.
 
@@ -35,7 +35,7 @@ struct StepWork {
   double decode_rows = 0;
   double decode_keys = 0;  // tokens stored before these rows
   double prompt_tokens = 0;
-  double prompt_pairs = 0;  // (prompt token, token that it attends to)
+  double prompt_pairs = 0;  // pairs of a prompt token and a token it attends to
 
   void AddDecode(std::uint32_t stored) {
     decode_rows += 1;
@@ -55,15 +55,15 @@ class StepTimeModel {
   // Returns zero before the first step.
   absl::Duration Predict(const StepWork& work) const;
   // Returns whether there were enough steps of the kind of `work` for predictions to be useful.
-  bool Knows(const StepWork& work) const;
-  // Returns Predict, or zero if the model does not know the kind of `work`.
+  bool CanPredict(const StepWork& work) const;
+  // Returns Predict, or zero if CanPredict is false.
   absl::Duration Expect(const StepWork& work) const {
-    return Knows(work) ? Predict(work) : absl::ZeroDuration();
+    return CanPredict(work) ? Predict(work) : absl::ZeroDuration();
   }
 
-  // Returns the most prompt tokens of a sequence with `stored` tokens that take at most `time` of a
-  // step, at no more than twice the speed of the fastest step. Returns 0 before the first step with
-  // prompt tokens, and for negative times.
+  // Returns the maximum number of prompt tokens, after `stored` tokens of their sequence, that take
+  // at most `time` of a step. The result never assumes more than twice the speed of the fastest
+  // step. Returns 0 before the first step with prompt tokens, and for negative times.
   std::uint32_t PromptTokensWithin(absl::Duration time, std::uint32_t stored) const;
 
  private:

@@ -13,7 +13,7 @@ absl::Duration StepTimeTarget::Choose(const HotOptions& options, const StepLoad&
   if (!load.has_waiting_stream) {
     StepWork row;
     row.AddDecode(/*stored=*/0);
-    if (!model_->Knows(row)) return absl::InfiniteDuration();
+    if (!model_->CanPredict(row)) return absl::InfiniteDuration();
     return std::clamp(policy_.target_factor_prefill_only * model_->Predict(row),
                       policy_.min_target_prefill_only, policy_.max_target);
   }

@@ -3,7 +3,7 @@
 // Chooses how long the step that is being planned may take.
 //
 // Place:      part of Scheduler; reads the StepTimeModel.
-// Invariants: a function of its calls.
+// Invariants: its results depend only on its calls.
 // Threads:    engine thread only.
 // Lifetime:   the model outlives it.
 

@@ -3,8 +3,8 @@
 // The tenants that have requests in the scheduler: how many run, and whose turn it is.
 //
 // Place:      part of Admission.
-// Invariants: CheckIntegrity(). A tenant is here while it has a live request; no two tenants have
-//             the same last_start.
+// Invariants: see CheckIntegrity(). A tenant is here while it has a live request; no two tenants
+//             have the same last_start.
 // Threads:    engine thread only.
 // Lifetime:   requests point to their entry (tenant_requests) until they leave.
 

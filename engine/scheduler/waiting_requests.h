@@ -23,8 +23,8 @@ namespace quire::engine {
 // A timer moves each request when it ages, so no operation scans all waiting requests.
 //
 // Place:      part of Admission.
-// Invariants: CheckIntegrity(). A function of its calls; each request is in the order of its tenant
-//             and, while requests age, has one timer.
+// Invariants: see CheckIntegrity(). Its results depend only on its calls; each request is in the
+//             order of its tenant and, while requests age, has one timer.
 // Threads:    engine thread only.
 // Lifetime:   requests and their tenants stay alive while they are in it.
 class WaitingRequests {

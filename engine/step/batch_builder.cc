@@ -135,7 +135,7 @@ void BatchBuilder::AddPool(const Sequence& sequence, std::uint32_t first_token,
 }
 
 // Samples the token at `position`. The banned tokens follow from the position. While the token
-// before it is in flight the history lacks that token, so the sample names it.
+// before it is in flight the history lacks that token, so `sample_in_flight` refers to it.
 void BatchBuilder::AddSample(Sequence& sequence, std::uint32_t position) {
   const ScheduledRequest& live = *sequence.request;
   const Sequence& known = live.forked ? sequence : *live.sequences.front();

@@ -1,8 +1,8 @@
 #pragma once
 
 // Writes the plan of an InFlightStep into the ragged arrays of its StepBatch, and records the owner
-// of each sample and prompt log-probability. A token that the previous step samples is named by its
-// sample.
+// of each sample and prompt log-probability. A token that the step in flight has yet to sample is
+// given by the index of its sample.
 //
 // Place:      part of StepPipeline, between it and StepRunner.
 // Invariants: pointers in the samples stay valid while the requests live, those to histories until

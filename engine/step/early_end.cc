@@ -11,7 +11,7 @@ std::string Millis(absl::Duration time) {
   return absl::StrCat(absl::ToInt64Milliseconds(time));
 }
 
-// Returns the stage that the status names.
+// Returns the current stage of the request, which EarlyEndStatus reports.
 absl::string_view StageOf(const ScheduledRequest& live) {
   if (!live.was_scheduled) return "queue";
   return live.forked ? "decode" : "prefill";

@@ -10,24 +10,24 @@
 namespace quire::engine {
 
 EngineCore::EngineCore(const EngineOptions& options, cache::CacheManager* cache,
-                       runtime::StepRunner* runner, const Clock* clock, AdmissionLimiter* queue,
+                       runtime::StepRunner* runner, const Clock* clock, AdmissionLimiter* limiter,
                        EngineProbe* probe)
     : cache_(cache),
       clock_(clock),
-      queue_(queue),
+      limiter_(limiter),
       probe_(probe),
       scheduler_(options, cache),
       masks_(options.mask_threads, clock, probe),
       meter_({.cache = cache,
               .scheduler = &scheduler_,
               .clock = clock,
-              .queue = queue,
+              .limiter = limiter,
               .probe = probe}),
       lifecycle_(options, {.scheduler = &scheduler_,
                            .masks = &masks_,
                            .meter = &meter_,
                            .output = &output_,
-                           .queue = queue,
+                           .limiter = limiter,
                            .probe = probe,
                            .clock = clock}),
       collector_(options.eos_token_ids, {.cache = cache,
@@ -122,7 +122,7 @@ IntegrityReport EngineCore::CheckIntegrity() const {
   for (const auto& [arrival, request] : lifecycle_.live()) live.push_back(request.get());
   note("Scheduler", scheduler_.CheckIntegrity());
   note("CacheManager", cache_->CheckIntegrity());
-  note("AdmissionLimiter", queue_->CheckIntegrity());
+  note("AdmissionLimiter", limiter_->CheckIntegrity());
   note("RequestLifecycle", lifecycle_.CheckIntegrity());
   note("StepPipeline", pipeline_.CheckIntegrity());
   note("MaskGate", masks_.CheckIntegrity(live));

@@ -8,7 +8,7 @@
 //                     MaskGate makes the masks of constrained choices meanwhile
 //
 // Place:      under Engine; joins its parts, which do the work.
-// Invariants: CheckIntegrity() of its parts. No request past its deadline enters a step.
+// Invariants: see CheckIntegrity() of its parts. No request past its deadline enters a step.
 // Threads:    one: the engine thread, or in tests the thread of the test.
 // Lifetime:   everything it points to outlives it.
 
@@ -41,8 +41,8 @@ namespace quire::engine {
 class EngineCore {
  public:
   EngineCore(const EngineOptions& options, cache::CacheManager* cache, runtime::StepRunner* runner,
-             const Clock* clock, AdmissionLimiter* queue, EngineProbe* probe);
-  // Its parts point to each other.
+             const Clock* clock, AdmissionLimiter* limiter, EngineProbe* probe);
+  // Not copyable, because its parts point to each other.
   EngineCore(const EngineCore&) = delete;
   EngineCore& operator=(const EngineCore&) = delete;
 
@@ -66,7 +66,7 @@ class EngineCore {
   const StepPlan& last_plan() const { return pipeline_.last_plan(); }
   std::size_t steps_in_flight() const { return pipeline_.num_in_flight(); }
 
-  // Swaps the output items since the last call with the cleared `out`, so that capacity is reused.
+  // Clears `out` and swaps it with the output items since the last call.
   void TakeOutput(std::vector<OutputItem>* out) { output_.Take(out); }
   EngineStats Stats(absl::Time now) const;
   // REQUIRES: no step is in flight.
@@ -76,7 +76,7 @@ class EngineCore {
  private:
   cache::CacheManager* const cache_;
   const Clock* const clock_;
-  AdmissionLimiter* const queue_;
+  AdmissionLimiter* const limiter_;
   EngineProbe* const probe_;
   Scheduler scheduler_;
   OutputBuffer output_;

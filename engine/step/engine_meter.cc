@@ -20,7 +20,7 @@ EngineMeter::EngineMeter(const Parts& parts)
     : cache_(parts.cache),
       scheduler_(parts.scheduler),
       clock_(parts.clock),
-      queue_(parts.queue),
+      limiter_(parts.limiter),
       probe_(parts.probe),
       last_step_(clock_->Now()) {}
 
@@ -88,10 +88,10 @@ void EngineMeter::ShowWork(absl::Time now) {
   // Nothing is left to count after the last step before a pause, so that one is always counted.
   if (now >= limiter_updated_ + kBetweenLimiterUpdates || running_ + waiting_ == 0) {
     limiter_updated_ = now;
-    queue_->Update({.prompt_tokens = waiting_tokens,
-                    .output_tokens = ExpectedOutputTokens(),
-                    .prompt_tokens_per_second = prompt_rate_.PerSecond(now),
-                    .output_tokens_per_second = generation_rate_.PerSecond(now)});
+    limiter_->Update({.prompt_tokens = waiting_tokens,
+                      .output_tokens = ExpectedOutputTokens(),
+                      .prompt_tokens_per_second = prompt_rate_.PerSecond(now),
+                      .output_tokens_per_second = generation_rate_.PerSecond(now)});
   }
 }
 

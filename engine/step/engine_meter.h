@@ -3,8 +3,9 @@
 // Counts the requests and steps of the engine, and shows them as metrics, as EngineStats and as the
 // work ahead from which AdmissionLimiter computes its retry delays.
 //
-// Place:      told by RequestLifecycle and StepPipeline; part of EngineCore.
-// Invariants: CheckIntegrity(). running + waiting are the accepted requests that have not ended.
+// Place:      part of EngineCore; RequestLifecycle and StepPipeline report to it.
+// Invariants: see CheckIntegrity(). running + waiting are the accepted requests that have not
+//             ended.
 // Threads:    engine thread only.
 // Lifetime:   everything that it points to outlives it.
 
@@ -31,22 +32,22 @@ class EngineMeter {
     const cache::CacheManager* cache;
     const Scheduler* scheduler;
     const Clock* clock;
-    AdmissionLimiter* queue;
+    AdmissionLimiter* limiter;
     EngineProbe* probe;
   };
   explicit EngineMeter(const Parts& parts);
 
   // A request is prepared, and so accepted; it waits.
   void Accepted();
-  // Moves the request between the running and the waiting ones as its rows say.
+  // Counts the request as running if one of its sequences has a row, and as waiting otherwise.
   void RefreshGauge(ScheduledRequest& live);
   // An accepted request has ended.
   void Ended(const ScheduledRequest& live);
   void EndedEarly(RequestState state, CancelSource source);
-  // A choice has ended by itself after so many tokens.
+  // A choice has ended by itself after `output_tokens` tokens.
   void ChoiceEnded(std::int32_t output_tokens);
-  // A step has been collected since `collected`. Returns the time that it took. An overlapped step
-  // starts when the step before it has ended.
+  // A step has ended. Its collection started at `collected`. Returns the time that the step took.
+  // The time of an overlapped step starts at the end of the step before it.
   absl::Duration StepEnded(const InFlightStep& flight, absl::Time collected);
   // Shows the pages and the work ahead, after a step or after choices that ended without one.
   void ShowWork(absl::Time now);
@@ -65,7 +66,7 @@ class EngineMeter {
   const cache::CacheManager* const cache_;
   const Scheduler* const scheduler_;
   const Clock* const clock_;
-  AdmissionLimiter* const queue_;
+  AdmissionLimiter* const limiter_;
   EngineProbe* const probe_;
   RateMeter prompt_rate_, generation_rate_;
   // Exponential moving average of output lengths, over choices that finished normally.

@@ -1,15 +1,15 @@
 #pragma once
 
-// The masks of choices with a constraint, banned text or repetition penalties, as far as they hold
-// up steps: starts them, waits for them before a step samples, and stalls rows whose mask is late.
+// Starts the masks of choices with a constraint, banned text or repetition penalties, waits for
+// them before a step samples, and stalls rows whose mask is late.
 //
 // The masks are made on threads of their own (MaskPool) while the device computes the logits of the
 // same step. A row whose mask is late gets no sample, is left out of steps until the mask is ready,
 // and then computes its last token again.
 //
 // Place:      between StepPipeline and MaskPool. Ends no request itself.
-// Invariants: CheckIntegrity(). Exactly the choices of requests with rules that have started have
-//             masks.
+// Invariants: see CheckIntegrity(). Exactly the choices of requests with rules that have started
+//             have masks.
 // Threads:    engine thread only; the pool has threads of its own.
 // Lifetime:   clock and probe outlive it.
 

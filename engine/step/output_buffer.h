@@ -3,10 +3,9 @@
 // The output items that the engine thread has made and not yet handed to the output workers.
 //
 // Place:      filled by RequestLifecycle and StepCollector, emptied by EngineCore::TakeOutput.
-// Invariants: items are in the order in which they were made; kRequestEnd is the last of its
+// Invariants: items are in the order in which they were made. kRequestEnd is the last item of its
 //             request.
 // Threads:    engine thread only.
-// Lifetime:   the vector keeps its capacity.
 
 #include <vector>
 
@@ -19,7 +18,7 @@ namespace quire::engine {
 
 class OutputBuffer {
  public:
-  // Appends an item and returns it. REQUIRES: the request has not ended, or `kind` is its end.
+  // Appends an item and returns it. REQUIRES: !live.ended || kind == kRequestEnd.
   OutputItem& Add(OutputItem::Kind kind, const ScheduledRequest& live, absl::Time now) {
     QUIRE_CHECK(!live.ended || kind == OutputItem::Kind::kRequestEnd);
     OutputItem& item = items_.emplace_back();
@@ -28,7 +27,7 @@ class OutputBuffer {
     item.time = now;
     return item;
   }
-  // Swaps the items with the cleared `out`, so that both keep their capacity.
+  // Clears `out` and swaps it with the buffer. Both vectors keep their capacity.
   void Take(std::vector<OutputItem>* out) {
     out->clear();
     out->swap(items_);
@@ -39,7 +38,7 @@ class OutputBuffer {
 };
 
 // Copies the counters of a choice into the last item of the choice.
-inline void FillEnd(const Sequence& sequence, OutputItem* item) {
+inline void CopyChoiceCounters(const Sequence& sequence, OutputItem* item) {
   item->choice = sequence.choice;
   item->preemptions = sequence.preemptions;
   item->recomputed_tokens = sequence.recomputed_tokens;

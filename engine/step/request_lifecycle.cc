@@ -35,7 +35,7 @@ RequestLifecycle::RequestLifecycle(const EngineOptions& options, const Parts& pa
       masks_(parts.masks),
       meter_(parts.meter),
       output_(parts.output),
-      queue_(parts.queue),
+      limiter_(parts.limiter),
       probe_(parts.probe),
       clock_(parts.clock) {}
 
@@ -54,7 +54,7 @@ void RequestLifecycle::Prepare(Signal& signal, absl::Time now) {
   ScheduledRequest* const arrived = Arrive(signal.request);
   if (arrived == nullptr) {  // the request has ended during its preparation
     if (signal.prompt == nullptr) return;
-    queue_->RemoveTokens(signal.request->request.tenant, signal.prompt->queued_tokens);
+    limiter_->RemoveTokens(signal.request->request.tenant, signal.prompt->queued_tokens);
     return;
   }
   // The text worker skipped a cancelled request, whose kCancel signal follows.
@@ -63,7 +63,7 @@ void RequestLifecycle::Prepare(Signal& signal, absl::Time now) {
   live.progress().is_prepared.store(true, std::memory_order_relaxed);
   if (!signal.status.ok()) {
     if (signal.prompt != nullptr) {  // the constraint was refused
-      queue_->RemoveTokens(live.request.tenant, signal.prompt->queued_tokens);
+      limiter_->RemoveTokens(live.request.tenant, signal.prompt->queued_tokens);
     }
     const auto reason = GetErrorReason(signal.status);
     probe_->requests.Rejected(reason.has_value() ? reason->reason : Reason::kEngineError);
@@ -96,7 +96,7 @@ void RequestLifecycle::EndStoppedChoice(const Signal& signal, absl::Time now) {
   if (live == live_.end()) return;
   Sequence& sequence = *live->second->sequences[static_cast<std::size_t>(signal.choice)];
   if (sequence.finished()) return;
-  FillEnd(sequence, &output_->Add(OutputItem::Kind::kChoiceEnd, *live->second, now));
+  CopyChoiceCounters(sequence, &output_->Add(OutputItem::Kind::kChoiceEnd, *live->second, now));
   FinishChoice(sequence, now);
 }
 
@@ -137,8 +137,8 @@ void RequestLifecycle::PublishPlan(const StepPlan& plan, absl::Time now) {
 // The request was admitted for the first time.
 void RequestLifecycle::Start(ScheduledRequest& live, absl::Time now) {
   live.holds_queue_slot = false;
-  queue_->LeaveRequest(live.request.tenant);
-  queue_->RemoveTokens(live.request.tenant, live.prompt.queued_tokens);
+  limiter_->LeaveRequest(live.request.tenant);
+  limiter_->RemoveTokens(live.request.tenant, live.prompt.queued_tokens);
   const std::int32_t queried =
       live.request.reads_cache() ? static_cast<std::int32_t>(live.first().prompt_tokens) : 0;
   probe_->cache.PrefixLookup(queried, live.cached_tokens);
@@ -170,7 +170,7 @@ bool RequestLifecycle::EndMasked(absl::Time now) {
     }
     OutputItem& item = output_->Add(OutputItem::Kind::kChoiceEnd, *sequence->request, now);
     item.finish = FinishReason::kConstraintDone;
-    FillEnd(*sequence, &item);
+    CopyChoiceCounters(*sequence, &item);
     FinishChoice(*sequence, now);
   }
   if (has_ended) meter_->ShowWork(now);
@@ -203,7 +203,7 @@ void RequestLifecycle::EndEarly(ScheduledRequest& live, CancelSource source, abs
       live, {.source = source,
              .time = now,
              .slow_client_timeout = slow_client_timeout_,
-             .retry_delay = source == CancelSource::kQueueTimeout ? queue_->RetryDelay()
+             .retry_delay = source == CancelSource::kQueueTimeout ? limiter_->RetryDelay()
                                                                   : absl::ZeroDuration(),
              .text = text});
   log::Info("engine", "request ended early",
@@ -263,15 +263,15 @@ void RequestLifecycle::EndAll(absl::Time now) {
   }
 }
 
-// Nothing of the engine thread touches the request afterwards but steps in flight.
+// Afterwards only steps in flight use the request on the engine thread.
 void RequestLifecycle::End(ScheduledRequest& live, absl::Status status, bool was_accepted,
                            absl::Time now) {
   live.ended = true;
   live.progress().state.store(RequestState::kFinished, std::memory_order_release);
   if (live.holds_queue_slot) {
     live.holds_queue_slot = false;
-    queue_->LeaveRequest(live.request.tenant);
-    if (live.is_prepared()) queue_->RemoveTokens(live.request.tenant, live.prompt.queued_tokens);
+    limiter_->LeaveRequest(live.request.tenant);
+    if (live.is_prepared()) limiter_->RemoveTokens(live.request.tenant, live.prompt.queued_tokens);
   }
   if (!live.is_prepared()) CancelCompile(live);
   masks_->Drop(live);
@@ -295,8 +295,8 @@ void RequestLifecycle::FreeEnded() {
 void RequestLifecycle::CancelCompile(const ScheduledRequest& live) {
   const std::uint64_t ticket = live.accepted->compile_ticket.load(std::memory_order_acquire);
   if (ticket == 0 || !options_.constraints->Cancel(ticket)) return;
-  queue_->RemoveTokens(live.request.tenant,
-                       live.progress().prompt_tokens.load(std::memory_order_relaxed));
+  limiter_->RemoveTokens(live.request.tenant,
+                         live.progress().prompt_tokens.load(std::memory_order_relaxed));
 }
 
 absl::Status RequestLifecycle::InternalError(absl::string_view what) {

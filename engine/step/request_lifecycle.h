@@ -4,8 +4,9 @@
 //
 // Place:      part of EngineCore. Takes requests into and out of Scheduler and MaskGate, and writes
 //             their first and last output items.
-// Invariants: CheckIntegrity(). A request ends exactly once, as kRequestEnd, and has no page by
-//             then but those that steps in flight name. A failing request ends no other request.
+// Invariants: see CheckIntegrity(). A request ends exactly once, with kRequestEnd. By then it has
+//             no pages except those that steps in flight use. A failing request ends no other
+//             request.
 // Threads:    engine thread only.
 // Lifetime:   everything that it points to outlives it.
 
@@ -32,9 +33,9 @@
 
 namespace quire::engine {
 
-// Errors that are not the request's fault tell the client when the process may be back.
+// Retry delay of errors that are not the request's fault.
 inline constexpr absl::Duration kRetryAfterFailure = absl::Seconds(10);
-// Returns UNAVAILABLE / DEVICE_ERROR with that delay.
+// Returns UNAVAILABLE / DEVICE_ERROR with this delay.
 absl::Status DeviceError();
 
 class RequestLifecycle {
@@ -44,7 +45,7 @@ class RequestLifecycle {
     MaskGate* masks;
     EngineMeter* meter;
     OutputBuffer* output;
-    AdmissionLimiter* queue;
+    AdmissionLimiter* limiter;
     EngineProbe* probe;
     const Clock* clock;
   };
@@ -53,7 +54,7 @@ class RequestLifecycle {
 
   RequestLifecycle(const EngineOptions& options, const Parts& parts);
 
-  // Requests that stall from now on, or are stalled, end after this time.
+  // Applies to requests that are stalled now or later.
   void SetSlowClientTimeout(absl::Duration timeout) { slow_client_timeout_ = timeout; }
 
   // The functions below handle signals. Signals of one request come from several threads, so the
@@ -63,8 +64,7 @@ class RequestLifecycle {
   void Cancel(const Signal& signal, absl::Time now);
   void EndStoppedChoice(const Signal& signal, absl::Time now);
 
-  // Ends every request that is past its deadline, its queue timeout or the patience with its
-  // client.
+  // Ends every request that is past its deadline, its queue timeout or the slow-client timeout.
   void Expire(absl::Time now);
   // Returns when Expire has something to do next.
   absl::Time NextWake() const;
@@ -84,14 +84,15 @@ class RequestLifecycle {
   void FinishRequest(ScheduledRequest& live, absl::Time now);
   // `invalidate`: see Scheduler::Remove. Does nothing if the request has ended.
   void Fail(ScheduledRequest& live, absl::Status status, bool invalidate, absl::Time now);
-  // Fails requests with internal errors of their own. They may occur repeatedly; sorts the vector.
+  // Fails each of `requests` with an INTERNAL error of its own. Sorts the vector, which may contain
+  // duplicates.
   void FailEach(std::vector<ScheduledRequest*>* requests, absl::string_view what, absl::Time now);
   // Ends every live request because of an error that is not its own. Accepted requests count as
   // failed, others as rejected.
   void FailAll(absl::Time now);
   // Ends every live request because the engine stops.
   void EndAll(absl::Time now);
-  // Frees ended requests that no step in flight names.
+  // Frees ended requests that no step in flight uses.
   void FreeEnded();
 
   const LiveRequests& live() const { return live_; }
@@ -117,7 +118,7 @@ class RequestLifecycle {
   MaskGate* const masks_;
   EngineMeter* const meter_;
   OutputBuffer* const output_;
-  AdmissionLimiter* const queue_;
+  AdmissionLimiter* const limiter_;
   EngineProbe* const probe_;
   const Clock* const clock_;
   LiveRequests live_;

@@ -286,7 +286,7 @@ void StepCollector::AppendToken(Sequence& sequence, const runtime::StepToken& to
                 .top = {token.top.begin(), token.top.end()}};
   item.finish = finish;
   if (finish.has_value()) {
-    FillEnd(sequence, &item);
+    CopyChoiceCounters(sequence, &item);
     lifecycle_->FinishChoice(sequence, now);
     return;
   }

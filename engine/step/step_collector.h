@@ -39,14 +39,14 @@ class StepCollector {
   };
   StepCollector(std::vector<std::int32_t> eos_token_ids, const Parts& parts);
 
-  // Makes the pages of sequences that have ended since the launch, and whose results are not
-  // finite, unfindable. Returns whether there are any. Called before CacheManager::CompleteStep.
+  // Invalidates the cached pages of sequences that have ended since the launch and whose results
+  // are not finite. Returns whether there are any. Called before CacheManager::CompleteStep.
   bool InvalidateEnded(const InFlightStep& flight, const runtime::StepResult& result);
   // Applies the results. Called after CacheManager::CompleteStep.
   void Collect(const InFlightStep& flight, const runtime::StepResult& result, absl::Time now);
 
-  std::int64_t steps() const { return steps_; }  // collected
-  // Chunks that did not complete their prompt.
+  std::int64_t steps() const { return steps_; }  // steps collected so far
+  // Number of chunks that did not complete their prompt.
   std::int64_t chunked_prefills() const { return chunked_prefills_; }
 
  private:

@@ -9,7 +9,7 @@
 // same as if only one step were in flight.
 //
 // Place:      part of EngineCore; between Scheduler and StepRunner.
-// Invariants: CheckIntegrity(). Steps launched minus steps collected are the steps in flight,
+// Invariants: see CheckIntegrity(). Steps launched minus steps collected are the steps in flight,
 //             between 0 and kMaxStepsInFlight.
 // Threads:    engine thread only.
 // Lifetime:   everything that it points to outlives it.
@@ -58,7 +58,7 @@ class StepPipeline {
   // Collects every step in flight.
   void Settle();
 
-  // Not OK after the device was lost: no step runs any more.
+  // Returns an error after the device was lost. No step runs any more.
   const absl::Status& fatal() const { return fatal_; }
   // Beats at least after every step, and on the CPU also after each layer of a step.
   Heartbeat& heartbeat() { return heartbeat_; }
@@ -94,7 +94,7 @@ class StepPipeline {
   std::array<InFlightStep, kMaxStepsInFlight> flights_;  // a ring
   std::size_t oldest_ = 0;
   std::size_t num_in_flight_ = 0;
-  bool has_late_samples_ = false;  // the step that was launched last has samples to be made
+  bool has_late_samples_ = false;  // the step that was launched last has late samples
   StepPlan empty_plan_;
   const StepPlan* plan_ = &empty_plan_;
   std::vector<ScheduledRequest*> to_fail_;  // scratch of FailStep

@@ -70,14 +70,14 @@ struct QuantizedParts {
 };
 
 // Place:      created when a checkpoint is opened (join_quantized.h); StoredTensor::quantized.
-// Invariants: scales are finite, and no weight overflows f32 unless its code is NaN; groups are in
-//             range.
+// Invariants: scales are finite, and no weight overflows f32 unless its code is NaN; group indices
+//             are in range.
 // Threads:    immutable.
 // Lifetime:   the files of the checkpoint own the bytes.
 class QuantizedTensor {
  public:
   // Reads scales, zero points and groups, but not the codes. Returns INVALID_ARGUMENT with the
-  // tensor, the element and its value.
+  // tensor, the element and its value if one is invalid.
   static absl::StatusOr<std::shared_ptr<const QuantizedTensor>> Create(QuantizedParts parts);
 
   const QuantizedParts& parts() const { return parts_; }
@@ -111,7 +111,7 @@ class QuantizedTensor {
   // Reads one row in that shape. REQUIRES: integer_shape() is set and `out` has its sizes.
   void IntegerRow(std::int64_t row, const QuantizedRow& out) const;
 
-  // Whether codes are e2m1 with a power-of-two scale per 32 inputs.
+  // Returns whether codes are e2m1 with a power-of-two scale per 32 inputs.
   bool is_e2m1() const { return parts_.code_layout == CodeLayout::kE2M1Blocks; }
   // Reads one row of e2m1 codes. REQUIRES: is_e2m1(), and the spans have K codes and K / 32 scales.
   void E2M1Row(std::int64_t row, std::span<std::uint8_t> codes, std::span<float> scales) const;

@@ -49,15 +49,15 @@ struct StoredTensor {
   // The bytes are part of a MappedFile, so their memory can be reclaimed after use.
   bool is_mapped = false;
 
-  // Whether the values are quantized (blocks or codes) instead of elements of `dtype`.
-  bool is_coded() const { return blocks != GgmlType::kNone || quantized != nullptr; }
+  // Returns whether the values are quantized (blocks or codes) instead of elements of `dtype`.
+  bool is_quantized() const { return blocks != GgmlType::kNone || quantized != nullptr; }
   bool is_row_by_row() const { return !is_transposed && !is_interleaved; }
   std::int64_t num_elements() const;
   std::string ShapeText() const;  // "[4, 8]"
 };
 
 // Returns the tensors in the order of their data. `label` starts every message. Returns
-// INVALID_ARGUMENT with the tensor and the numbers.
+// INVALID_ARGUMENT with the tensor if the header is invalid.
 absl::StatusOr<std::vector<StoredTensor>> ReadSafetensors(std::span<const std::byte> file,
                                                           absl::string_view label);
 

@@ -163,10 +163,10 @@ KeyUse UseOf(const ConfigReader& reader, const Family& family, const std::string
     return reader.ValueText(key) == "true" ? KeyUse::kIgnored : KeyUse::kRefused;
   }
   // Families that list the key always normalize heads of q and k, so false is an error.
-  if (key == "use_qk_norm" && Reads(family, key) && !reader.IsNull(key)) {
+  if (key == "use_qk_norm" && ReadsKey(family, key) && !reader.IsNull(key)) {
     return reader.ValueText(key) == "true" ? KeyUse::kRead : KeyUse::kRefused;
   }
-  if (Reads(family, key) || Contains(kReadKeys, key)) return KeyUse::kRead;
+  if (ReadsKey(family, key) || Contains(kReadKeys, key)) return KeyUse::kRead;
   const auto* foreign = std::find_if(std::begin(kForeignKeys), std::end(kForeignKeys),
                                      [&](const ForeignKey& entry) { return entry.key == key; });
   if (foreign != std::end(kForeignKeys)) {

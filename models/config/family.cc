@@ -4,7 +4,7 @@
 
 namespace quire::models {
 
-bool Reads(const Family& family, absl::string_view key) {
+bool ReadsKey(const Family& family, absl::string_view key) {
   return std::find(family.keys.begin(), family.keys.end(), key) != family.keys.end();
 }
 

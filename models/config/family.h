@@ -81,6 +81,6 @@ struct Family {
 };
 
 // True if `key` is among Family::keys.
-bool Reads(const Family& family, absl::string_view key);
+bool ReadsKey(const Family& family, absl::string_view key);
 
 }  // namespace quire::models

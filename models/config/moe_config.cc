@@ -39,12 +39,12 @@ absl::StatusOr<std::uint32_t> AliasedCount(const ConfigReader& reader,
 absl::StatusOr<std::vector<bool>> ReadSparseLayers(const ConfigReader& reader, const Family& family,
                                                    std::uint32_t num_layers) {
   std::vector<bool> sparse(num_layers, true);
-  if (Reads(family, "decoder_sparse_step")) {
+  if (ReadsKey(family, "decoder_sparse_step")) {
     QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> step,
                            reader.OptionalInteger("decoder_sparse_step", 1, kMaxLayers + 1));
     for (std::uint32_t i = 0; i < num_layers; ++i) sparse[i] = (i + 1) % step.value_or(1) == 0;
   }
-  if (!Reads(family, "mlp_only_layers")) return sparse;
+  if (!ReadsKey(family, "mlp_only_layers")) return sparse;
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::vector<std::int32_t>> dense,
                          reader.OptionalIds("mlp_only_layers"));
   for (const std::int32_t layer : dense.value_or(std::vector<std::int32_t>())) {
@@ -62,7 +62,7 @@ absl::StatusOr<std::vector<bool>> ReadSparseLayers(const ConfigReader& reader, c
 // Reads a number above 0.
 absl::Status ReadPositive(const ConfigReader& reader, const Family& family, absl::string_view key,
                           double absent, double* value) {
-  if (!Reads(family, key)) return absl::OkStatus();
+  if (!ReadsKey(family, key)) return absl::OkStatus();
   QUIRE_ASSIGN_OR_RETURN(const std::optional<double> given, reader.OptionalNumber(key));
   *value = given.value_or(absent);
   if (*value > 0 && *value <= 1e6) return absl::OkStatus();
@@ -73,7 +73,7 @@ absl::Status ReadPositive(const ConfigReader& reader, const Family& family, absl
 // after the first first_k_dense_replace are sparse.
 absl::Status ReadDenseLayers(const ConfigReader& reader, const Family& family,
                              std::vector<bool>* sparse) {
-  if (!Reads(family, "first_k_dense_replace")) return absl::OkStatus();
+  if (!ReadsKey(family, "first_k_dense_replace")) return absl::OkStatus();
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> frequency,
                          reader.OptionalInteger("moe_layer_freq", 1, kMaxLayers));
   if (frequency.value_or(1) != 1) return reader.Unsupported("moe_layer_freq", "(supported: 1)");
@@ -113,7 +113,7 @@ absl::Status ReadRouting(const ConfigReader& reader, const Family& family, MoeCo
                 {"n_group", &moe->n_group, 1, family.defaults.n_group},
                 {"topk_group", &moe->topk_group, 1, family.defaults.topk_group}};
   for (const auto& count : counts) {
-    if (!Reads(family, count.key)) continue;
+    if (!ReadsKey(family, count.key)) continue;
     QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> given,
                            reader.OptionalInteger(count.key, count.low, kMaxExperts));
     // Null means one group or no shared expert.
@@ -126,7 +126,7 @@ absl::Status ReadRouting(const ConfigReader& reader, const Family& family, MoeCo
                                      moe->intermediate_size, " the shared expert is wider than ",
                                      kMaxIntermediate));
   }
-  if (Reads(family, "topk_method")) {
+  if (ReadsKey(family, "topk_method")) {
     QUIRE_ASSIGN_OR_RETURN(const std::optional<std::string> method,
                            reader.OptionalString("topk_method"));
     QUIRE_ASSIGN_OR_RETURN(const std::optional<std::string> scores,
@@ -155,13 +155,13 @@ absl::StatusOr<MoeConfig> ReadMoe(const ConfigReader& reader, const Family& fami
                                      moe.num_experts, " experts"));
   }
   moe.intermediate_size = intermediate_size;
-  if (Reads(family, "moe_intermediate_size")) {
+  if (ReadsKey(family, "moe_intermediate_size")) {
     QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> width,
                            reader.OptionalInteger("moe_intermediate_size", 1, kMaxIntermediate));
     moe.intermediate_size =
         static_cast<std::uint32_t>(width.value_or(absent.moe_intermediate_size));
   }
-  if (Reads(family, "norm_topk_prob")) {
+  if (ReadsKey(family, "norm_topk_prob")) {
     QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> renormalise,
                            reader.OptionalBool("norm_topk_prob"));
     moe.norm_topk_prob = renormalise.value_or(absent.norm_topk_prob);

@@ -34,8 +34,9 @@ struct PoolingConfig {
   std::optional<LogitScore> logit_score = {};  // rerankers, which do not pool
 };
 
-// Reads modules.json and the files that it names, or else 1_Pooling/config.json. Without either
-// returns kLast without normalization, the default of sentence-transformers 6 for causal models.
+// Reads modules.json and the files that it names, or else 1_Pooling/config.json. If neither file
+// exists, returns kLast without normalization, which is the default of sentence-transformers 6 for
+// causal models.
 absl::StatusOr<PoolingConfig> ReadPoolingConfig(const formats::ModelFiles& files,
                                                 std::uint32_t hidden_size,
                                                 std::uint32_t vocab_size);

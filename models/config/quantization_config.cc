@@ -260,8 +260,8 @@ absl::Status ReadCompressedWeights(const ConfigReader& group, absl::string_view 
                                               : ReadBits(*weights, "num_bits", {4, 8}));
   const bool wants_fp8 = format == "float-quantized";
   if (result->is_fp8 != wants_fp8 && format != "naive-quantized") {
-    return weights->Error("type", absl::StrCat("is \"", type.value_or("int"), "\", which format ",
-                                               format, " does not hold"));
+    return weights->Error("type", absl::StrCat("is \"", type.value_or("int"),
+                                               "\", which does not fit format ", format));
   }
   QUIRE_RETURN_IF_ERROR(CheckUnset(*weights, "dynamic"));
   QUIRE_RETURN_IF_ERROR(

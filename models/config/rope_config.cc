@@ -209,7 +209,7 @@ absl::StatusOr<std::uint32_t> ReadRotarySize(const ConfigReader& config, const C
     if (reader == nullptr) continue;
     QUIRE_ASSIGN_OR_RETURN(const std::optional<double> partial, reader->OptionalNumber(kKey));
     if (!partial) continue;
-    if (!Reads(context.family, kKey) && *partial != 1) {
+    if (!ReadsKey(context.family, kKey) && *partial != 1) {
       return reader->Unsupported(kKey, absl::StrCat("by ", context.family.name, " (supported: 1)"));
     }
     const double columns = std::floor(*partial * context.head_dim);
@@ -371,8 +371,8 @@ absl::StatusOr<RopeSettings> ReadNested(const ConfigReader& config, const RopeCo
 
 absl::StatusOr<RopeSettings> ReadRopeConfig(const ConfigReader& config, const RopeContext& context,
                                             std::vector<std::string>* warnings) {
-  return Reads(context.family, "rope_local_base_freq") ? ReadNested(config, context, warnings)
-                                                       : ReadFlat(config, context, warnings);
+  return ReadsKey(context.family, "rope_local_base_freq") ? ReadNested(config, context, warnings)
+                                                          : ReadFlat(config, context, warnings);
 }
 
 }  // namespace quire::models

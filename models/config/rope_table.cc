@@ -126,7 +126,7 @@ absl::StatusOr<RopeTable> BuildRopeTable(const RopeConfig& config, std::uint32_t
                                    {is_longrope, config.long_factors.size()}}) {
     if (!has || count == rotary_size / 2) continue;
     return absl::InvalidArgumentError(
-        absl::StrCat("there are ", count, " rope factors, it must be ", rotary_size / 2));
+        absl::StrCat("there are ", count, " rope factors, there must be ", rotary_size / 2));
   }
   RopeTable table;
   if (config.kind == RopeKind::kYarn) {

@@ -1,8 +1,9 @@
 #pragma once
 
 // The tensors of a layer, one table per kind of block. A row states how the tensor is called in
-// checkpoints, its shape, how it is stored and how it is divided among devices. Finding and loading
-// weights, made-up and divided checkpoints, memory plans and reports iterate over these tables.
+// checkpoints, its shape, how it is stored and how it is divided among devices. The code that finds
+// and loads weights, makes dummy and divided checkpoints, plans memory and writes reports iterates
+// over these tables.
 //
 // A new tensor is added in this file and in the kernel call that reads it:
 //   1. a field of TensorNames: its name in checkpoints;
@@ -145,7 +146,7 @@ struct PartInfo {
   absl::string_view TensorNames::*stack_name = nullptr;
 };
 
-// The rows of each head that a kHeadMatrices tensor consists of.
+// For kHeadMatrices: the rows of each head that form one matrix.
 struct HeadRows {
   absl::string_view piece = "";  // name of the part in messages
   Dim first = Dim::kNone;
@@ -520,7 +521,7 @@ std::string BlockPrefix(const TensorNames& names, BlockKind block, std::size_t l
 std::string PartName(const TensorNames& names, const TensorInfo& info, const PartInfo& part,
                      absl::string_view block_prefix);
 
-// How checkpoints hold a kExpertMatrices row.
+// How checkpoints store the tensors of a kExpertMatrices row.
 enum class ExpertStorage : std::uint8_t {
   kPerExpert,         // one tensor per part and expert
   kStacks,            // PartInfo::stack_name.weight [experts, rows, columns]

@@ -18,7 +18,7 @@ constexpr std::int64_t kDefaultMaxWindowLayers = 28;
 absl::StatusOr<std::uint32_t> ReadWidth(const ConfigReader& reader, const Family& family) {
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> width,
                          reader.OptionalInteger("sliding_window", 1, kMaxPositions));
-  if (Reads(family, "use_sliding_window")) {
+  if (ReadsKey(family, "use_sliding_window")) {
     QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> use,
                            reader.OptionalBool("use_sliding_window"));
     if (!use.value_or(false)) return 0;

@@ -26,8 +26,8 @@ absl::StatusOr<Activation> ActivationOf(const ModelConfig& config, const Family&
     }
   }
   return absl::UnimplementedError(
-      absl::StrCat(Reads(family, "hidden_activation") ? "hidden_activation" : "hidden_act", " \"",
-                   config.hidden_act, "\" is not supported by ", family.name,
+      absl::StrCat(ReadsKey(family, "hidden_activation") ? "hidden_activation" : "hidden_act",
+                   " \"", config.hidden_act, "\" is not supported by ", family.name,
                    " (supported: ", absl::StrJoin(family.activations, ", "), ")"));
 }
 

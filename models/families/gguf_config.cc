@@ -295,7 +295,7 @@ class GgufConfigReader {
   absl::Status ReadRotarySize() {
     config_.rotary_size = config_.head_dim;
     constexpr absl::string_view kSuffix = "rope.dimension_count";
-    if (!Reads(*family_, "partial_rotary_factor")) return MustBeHeadSize(kSuffix);
+    if (!ReadsKey(*family_, "partial_rotary_factor")) return MustBeHeadSize(kSuffix);
     const std::string key = Key(kSuffix);
     QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> size,
                            gguf_.OptionalInteger(key, 2, config_.head_dim));
@@ -315,7 +315,7 @@ class GgufConfigReader {
       return gguf_.Error(base_key,
                          absl::StrCat("is ", rope.theta, ", it must be above 1 and at most 1e12"));
     }
-    if (Reads(*family_, "rope_local_base_freq")) {
+    if (ReadsKey(*family_, "rope_local_base_freq")) {
       RopeConfig& local = config_.local_rope.emplace();
       QUIRE_ASSIGN_OR_RETURN(
           local.theta, Positive("rope.freq_base_swa", family_->defaults.rope_local_base_freq));
@@ -386,7 +386,7 @@ class GgufConfigReader {
         gguf_.OptionalInteger(Key("expert_feed_forward_length"), 1, kMaxIntermediate));
     moe.intermediate_size = static_cast<std::uint32_t>(width.value_or(config_.intermediate_size));
     moe.norm_topk_prob = true;
-    if (Reads(*family_, "swiglu_limit")) {
+    if (ReadsKey(*family_, "swiglu_limit")) {
       moe.swiglu_limit = kDefaultSwigluLimit;
       moe.swiglu_alpha = kDefaultSwigluAlpha;
     }

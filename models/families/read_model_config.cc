@@ -161,7 +161,7 @@ absl::Status ReadHeads(const ConfigReader& reader, const Family& family, ModelCo
       config->num_attention_heads,
       RequiredCount(reader, "num_attention_heads", kMaxHeads, family.defaults.num_attention_heads));
   const std::uint32_t heads = config->num_attention_heads;
-  if (Reads(family, "kv_lora_rank")) {
+  if (ReadsKey(family, "kv_lora_rank")) {
     // MLA has its own head sizes, so head_dim and num_key_value_heads are not read.
     QUIRE_ASSIGN_OR_RETURN(config->mla, ReadMla(reader));
     config->num_key_value_heads = heads;
@@ -215,7 +215,7 @@ absl::Status ReadSizes(const ConfigReader& reader, const Family& family, ModelCo
 // hidden_act and hidden_activation are synonyms, except in families that read hidden_activation
 // only. Their files have arbitrary values of hidden_act.
 absl::Status ReadActivation(const ConfigReader& reader, const Family& family, ModelConfig* config) {
-  if (Reads(family, "hidden_activation")) {
+  if (ReadsKey(family, "hidden_activation")) {
     QUIRE_ASSIGN_OR_RETURN(const std::optional<std::string> only,
                            reader.OptionalString("hidden_activation"));
     config->hidden_act = only ? *only : std::string(family.defaults.hidden_act);
@@ -279,7 +279,7 @@ absl::Status ReadNumbers(const ConfigReader& reader, const Family& family, Model
                                {"residual_multiplier", &config->residual_multiplier, 1, false},
                                {"logits_scaling", &config->logits_scaling, 1, false}};
   for (const NumberKey& number : numbers) {
-    if (!Reads(family, number.key)) continue;
+    if (!ReadsKey(family, number.key)) continue;
     *number.value = number.absent;
     if (!reader.Has(number.key)) continue;
     if (reader.IsNull(number.key) && number.null_is_off) {
@@ -298,7 +298,7 @@ absl::Status ReadNumbers(const ConfigReader& reader, const Family& family, Model
 // no_rope_layers has a 1 for each layer with rope. Without the key every no_rope_layer_interval-th
 // layer has no rope.
 absl::Status ReadRopeLayers(const ConfigReader& reader, const Family& family, ModelConfig* config) {
-  if (!Reads(family, "no_rope_layers")) return absl::OkStatus();
+  if (!ReadsKey(family, "no_rope_layers")) return absl::OkStatus();
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::vector<std::int32_t>> flags,
                          reader.OptionalIds("no_rope_layers"));
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> given,

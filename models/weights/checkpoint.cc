@@ -153,7 +153,7 @@ absl::Status Checkpoint::AddShards(const formats::ModelFiles& files) {
   for (const std::string& shard : shards) {
     if (!files.Has(shard)) {
       return absl::NotFoundError(absl::StrCat(
-          files.LabelOf(shard), ": no such file, but weight_map of ", kIndexFile, " names it"));
+          files.LabelOf(shard), ": no such file, but weight_map of ", kIndexFile, " lists it"));
     }
     QUIRE_RETURN_IF_ERROR(AddFile(files, shard));
   }
@@ -167,7 +167,7 @@ absl::Status Checkpoint::AddShards(const formats::ModelFiles& files) {
     const auto it = found.find(tensor);
     if (it == found.end()) {
       return absl::InvalidArgumentError(absl::StrCat(
-          index_file.label(), ": weight_map names tensor ", tensor, ", which no file holds"));
+          index_file.label(), ": weight_map lists tensor ", tensor, ", which is in no file"));
     }
     if (it->second->file != files.LabelOf(shard)) {
       warnings_.push_back(absl::StrCat("weight_map gives ", shard, " for tensor ", tensor,

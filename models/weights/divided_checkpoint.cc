@@ -103,7 +103,7 @@ class Cutter {
   static absl::Status Check(const formats::StoredTensor& tensor, std::size_t dimension,
                             const Range& range) {
     const std::string begin = absl::StrCat(tensor.file, ": tensor ", tensor.name, ": ");
-    if (tensor.is_coded() || !tensor.is_row_by_row()) {
+    if (tensor.is_quantized() || !tensor.is_row_by_row()) {
       return absl::UnimplementedError(
           absl::StrCat(begin, "type ", tensor.type, " is not divided among devices"));
     }

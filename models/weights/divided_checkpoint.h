@@ -21,11 +21,10 @@
 
 namespace quire::models {
 
-// Returns the spec of a rank's part. Returns INVALID_ARGUMENT, with the numbers, if the rank does
-// not exist, if the number of heads or the intermediate size of a layer is not a multiple of the
-// number of ranks, or if neither the number of ranks nor the number of KV heads divides the other.
-// Returns UNIMPLEMENTED that names the layer and the field for MoE, MLA, sinks and norms over all
-// heads.
+// Returns the spec of a rank's part. Returns INVALID_ARGUMENT if the rank does not exist or the
+// number of ranks does not fit a layer. It must divide the number of heads and the intermediate
+// size, and it must divide the number of KV heads or be a multiple of it. Returns UNIMPLEMENTED
+// that names the layer and the field for MoE, MLA, sinks and norms over all heads.
 absl::StatusOr<ModelSpec> SpecOfPart(const ModelSpec& whole, RankPart part);
 
 // Returns the tensors of SpecOfPart(spec, part) under their names. The result must not outlive

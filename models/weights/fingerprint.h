@@ -12,9 +12,9 @@
 
 namespace quire::models {
 
-// Returns 32 hex digits, a hash of config.json and the tokenizer's file if it exists, or of a GGUF
-// file's header and its rope factors, and of every tensor's name, type, shape and bytes. The
-// distribution of tensors over files has no effect.
+// Returns a hash in 32 hex digits of every tensor's name, type, shape and bytes. The hash also
+// covers config.json and the tokenizer's file if it exists, or the header and rope factors of a
+// GGUF file. The distribution of tensors over files has no effect.
 //
 // For checkpoints above 64 MiB only 16 samples of 4 KiB per tensor are hashed, so that start-up
 // does not read a large model completely. A change outside the samples is not detected. `choices`

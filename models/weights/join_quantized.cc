@@ -172,7 +172,7 @@ absl::StatusOr<formats::StoredTensor> Joiner::JoinMatrix(const formats::StoredTe
   if (is_e2m1) {
     status = JoinE2M1(stem, &parts);
   } else if (codes.shape.size() != 2) {
-    status = Refuse(codes, "shape is ", codes.ShapeText(), ", a quantised matrix has 2 dimensions");
+    status = Refuse(codes, "shape is ", codes.ShapeText(), ", a quantized matrix has 2 dimensions");
   } else if (quantization_.method == formats::StoredMethod::kGptq ||
              quantization_.method == formats::StoredMethod::kAwq) {
     status = JoinGptq(stem, &parts);
@@ -328,8 +328,8 @@ absl::Status Joiner::JoinPacked(const std::string& stem, formats::QuantizedParts
   if (extent(0) != parts->rows || parts->columns < 1 ||
       parts->columns > codes.shape[1] * per_word ||
       CeilOf(parts->columns, per_word) != codes.shape[1]) {
-    return Refuse(shape, "is [", extent(0), ", ", extent(1), "], which ", codes.name, " of shape ",
-                  codes.ShapeText(), " does not hold");
+    return Refuse(shape, "is [", extent(0), ", ", extent(1), "], which does not match ", codes.name,
+                  " of shape ", codes.ShapeText());
   }
   parts->code_layout = formats::CodeLayout::kWordsOfRows;
   parts->unused.push_back(shape);
@@ -404,7 +404,7 @@ absl::Status Joiner::CheckNotConverted(const std::vector<formats::StoredTensor>&
     for (const formats::StoredTensor& matrix : joined) {
       const absl::string_view module = absl::StripSuffix(matrix.name, ".weight");
       if (!IsNamedBy(module, entry)) continue;
-      return Refuse(matrix.quantized->parts().codes, "is quantised, but quantization_config says ",
+      return Refuse(matrix.quantized->parts().codes, "is quantized, but quantization_config says ",
                     "that ", entry, " is not");
     }
     // A tied head has no tensors.
@@ -428,7 +428,7 @@ absl::Status CheckLeftOver(const formats::StoredQuantization& quantization,
     for (const absl::string_view suffix : kPartSuffixes) {
       if (tensor.quantized != nullptr || !absl::EndsWith(tensor.name, suffix)) continue;
       if (quantization.method == formats::StoredMethod::kNone) {
-        return Refuse(tensor, "is part of a quantised matrix, but config.json has no ",
+        return Refuse(tensor, "is part of a quantized matrix, but config.json has no ",
                       "quantization_config");
       }
       return Refuse(tensor, "belongs to no matrix of quantization_config ",

@@ -22,8 +22,8 @@ namespace quire::models {
 //
 // The tensors determine which modules are quantized. Scales of activations are ignored with a
 // warning, since static activation quantization is not supported. Returns INVALID_ARGUMENT that
-// names the tensor and the numbers if a part is missing, unused, or has the wrong shape or values,
-// or if a module is quantized although the configuration excludes it; UNIMPLEMENTED for an
+// names the tensor if a part is missing, unused, or has the wrong shape or values. Also returns it
+// if a module is quantized although the configuration excludes it. Returns UNIMPLEMENTED for an
 // unsupported type. Without a method, tensors with the names of parts are refused.
 absl::Status JoinQuantized(const formats::StoredQuantization& quantization,
                            std::vector<formats::StoredTensor>* tensors,

@@ -118,7 +118,7 @@ class RowFinder {
     LinearSlot slot;
     slot.n = static_cast<std::uint32_t>(part.rows.size);
     slot.k = static_cast<std::uint32_t>(columns.size);
-    const MatrixForm form = weight->is_coded() ? PlainForm(*weight) : StoredForm(*weight);
+    const MatrixForm form = weight->is_quantized() ? PlainForm(*weight) : StoredForm(*weight);
     slot.matrices.push_back({.parts = {weight}, .n = slot.n, .k = slot.k, .form = form});
     if (!part.has_bias) return slot;
     QUIRE_ASSIGN_OR_RETURN(const formats::StoredTensor* bias,

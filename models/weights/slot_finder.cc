@@ -45,7 +45,7 @@ absl::StatusOr<const formats::StoredTensor*> SlotFinder::Find(
                      ", the configuration asks for [", absl::StrJoin(shape, ", "), "] (",
                      absl::StrJoin(keys, ", "), ")"));
   }
-  if (!IsWeightType(tensor->dtype) && !(tensor->is_coded() && shape.size() >= 2)) {
+  if (!IsWeightType(tensor->dtype) && !(tensor->is_quantized() && shape.size() >= 2)) {
     return absl::UnimplementedError(absl::StrCat(tensor->file, ": tensor ", name, ": dtype ",
                                                  tensor->type,
                                                  " is not supported (supported: F32, F16, BF16)"));
@@ -62,9 +62,9 @@ const formats::StoredTensor* SlotFinder::AddPiece(formats::StoredTensor piece) {
 absl::StatusOr<MatrixForm> FormChooser::FormOf(const formats::StoredTensor& tensor,
                                                MatrixRole role) const {
   const std::optional<MatrixForm> converted = ConvertedForm(target_.quantization, role);
-  if (!converted && !tensor.is_coded()) return StoredForm(tensor);
+  if (!converted && !tensor.is_quantized()) return StoredForm(tensor);
   if (!converted && target_.quantization == Quantization::kNone) return PlainForm(tensor);
-  if (!converted && target_.cuda) return CudaStoredForm(tensor);
+  if (!converted && target_.cuda) return CudaMatrixForm(tensor);
   const MatrixForm form = converted ? *converted : StoredForm(tensor);
   if (!form.is_integer()) return form;
   QUIRE_RETURN_IF_ERROR(CheckInputs(tensor, form, role));
@@ -109,7 +109,7 @@ absl::Status FormChooser::CheckInputs(const formats::StoredTensor& tensor, const
       absl::StrCat(tensor.file, ": tensor ", tensor.name, ": model.quantization ",
                    QuantizationName(target_.quantization),
                    role == MatrixRole::kHead
-                       ? absl::StrCat(" holds the output head as ", FormName(form), ", which")
+                       ? absl::StrCat(" converts the output head to ", FormName(form), ", which")
                        : "",
                    " needs ", needs, " inputs, this matrix has ", k));
 }

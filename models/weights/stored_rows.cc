@@ -16,7 +16,7 @@ namespace {
 // Elements per work item of the scan for non-finite values.
 constexpr std::int64_t kScanElements = std::int64_t{1} << 16;
 
-bool IsBlocks(const formats::StoredTensor& tensor) {
+bool IsGgmlQuantized(const formats::StoredTensor& tensor) {
   return tensor.blocks != formats::GgmlType::kNone;
 }
 
@@ -26,8 +26,8 @@ std::int64_t RowElements(const formats::StoredTensor& tensor) {
 
 std::span<const std::byte> RowBytes(const formats::StoredTensor& tensor, std::int64_t row) {
   const std::int64_t k = RowElements(tensor);
-  const std::int64_t bytes =
-      IsBlocks(tensor) ? formats::GgmlRowBytes(tensor.blocks, k) : k * DTypeSize(tensor.dtype);
+  const std::int64_t bytes = IsGgmlQuantized(tensor) ? formats::GgmlRowBytes(tensor.blocks, k)
+                                                     : k * DTypeSize(tensor.dtype);
   return tensor.bytes.subspan(static_cast<std::size_t>(row * bytes),
                               static_cast<std::size_t>(bytes));
 }
@@ -84,7 +84,7 @@ bool AnyNotFinite(const formats::StoredTensor& tensor, std::int64_t begin, std::
   }
 }
 
-// Returns the first of `units` for which is_bad(unit) is true, or `units`.
+// Returns the smallest unit in [0, units) for which is_bad(unit) is true, or `units`.
 template <typename IsBad>
 std::int64_t FirstBad(const kernels::Backend& backend, std::int64_t units, double work,
                       IsBad&& is_bad) {
@@ -116,10 +116,11 @@ absl::Status BeyondF16Error(const formats::StoredTensor& tensor, std::int64_t ro
     return !std::isfinite(F16::FromFloat(value).ToFloat());
   });
   QUIRE_CHECK(at != wide.end());
-  return absl::InvalidArgumentError(
-      absl::StrCat(tensor.file, ": tensor ", tensor.name, ": element ",
-                   row * RowElements(tensor) + (at - wide.begin()), " of ", tensor.num_elements(),
-                   " is ", *at, ", beyond f16; model.quantization none holds it as f32"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      tensor.file, ": tensor ", tensor.name, ": element ",
+      row * RowElements(tensor) + (at - wide.begin()), " of ", tensor.num_elements(), " is ", *at,
+      ", which exceeds the range of f16; set model.quantization to \"none\" to store "
+      "the tensor as f32"));
 }
 
 bool IsFiniteRow(const formats::StoredTensor& tensor, std::int64_t row) {
@@ -131,8 +132,8 @@ bool IsFiniteRow(const formats::StoredTensor& tensor, std::int64_t row) {
   return std::all_of(values.begin(), values.end(), [](float x) { return std::isfinite(x); });
 }
 
-absl::Status CheckFiniteCoded(const formats::StoredTensor& tensor,
-                              const kernels::Backend& backend) {
+absl::Status CheckQuantizedFinite(const formats::StoredTensor& tensor,
+                                  const kernels::Backend& backend) {
   const std::int64_t k = RowElements(tensor);
   const std::int64_t rows = tensor.num_elements() / k;
   const std::int64_t bad = FirstBad(backend, rows, static_cast<double>(k),
@@ -168,7 +169,7 @@ void WidenRow(const formats::StoredTensor& tensor, std::int64_t row, std::span<f
     return;
   }
   const std::span<const std::byte> bytes = RowBytes(tensor, stored);
-  if (IsBlocks(tensor)) return formats::DequantizeRow(tensor.blocks, bytes, out);
+  if (IsGgmlQuantized(tensor)) return formats::DequantizeRow(tensor.blocks, bytes, out);
   if (tensor.dtype == DType::kF32) {
     std::memcpy(out.data(), bytes.data(), bytes.size());
     return;
@@ -211,7 +212,7 @@ absl::Status ConvertRows(const formats::StoredTensor& tensor, DType dtype, std::
 }
 
 MatrixForm StoredForm(const formats::StoredTensor& tensor) {
-  if (!tensor.is_coded()) return {.dtype = tensor.dtype};
+  if (!tensor.is_quantized()) return {.dtype = tensor.dtype};
   if (tensor.quantized != nullptr) {
     const auto& fp8 = tensor.quantized->fp8_shape();
     if (fp8 && !tensor.is_transposed) {
@@ -231,30 +232,30 @@ MatrixForm StoredForm(const formats::StoredTensor& tensor) {
   return {.format = shape.format, .group = shape.group, .has_min = shape.has_min};
 }
 
-absl::StatusOr<MatrixForm> CudaStoredForm(const formats::StoredTensor& tensor) {
+absl::StatusOr<MatrixForm> CudaMatrixForm(const formats::StoredTensor& tensor) {
   const MatrixForm form = StoredForm(tensor);
-  if (!tensor.is_coded() || tensor.is_transposed) return form;
+  if (!tensor.is_quantized() || tensor.is_transposed) return form;
   const auto n = static_cast<std::uint32_t>(tensor.shape[0]);
   const auto k = static_cast<std::uint32_t>(tensor.shape[1]);
   if (tensor.quantized == nullptr) {
     return kernels::CheckCudaQuantizedShape(form.ShapeOf(n, k)).ok() ? form : PlainForm(tensor);
   }
-  const MatrixForm held = tensor.quantized->is_e2m1()
-                              ? MatrixForm{.format = WeightFormat::kFp4E2M1, .group = 32}
-                              : form;
-  // Reasons for which QuantizedTensor has no integer or fp8 form.
+  const MatrixForm gpu_form = tensor.quantized->is_e2m1()
+                                  ? MatrixForm{.format = WeightFormat::kFp4E2M1, .group = 32}
+                                  : form;
+  // The possible reasons why QuantizedTensor has no integer or fp8 form.
   std::string why =
-      "groups of different sizes, scales beyond f16, more than 65536 inputs, or blocks of e4m3 "
-      "whose inputs are no multiple of 4";
-  if (!held.is_plain()) {
-    const absl::Status checked = kernels::CheckCudaQuantizedShape(held.ShapeOf(n, k));
-    if (checked.ok()) return held;
+      "it has groups of different sizes, scales beyond f16, more than 65536 inputs, or e4m3 blocks "
+      "with a number of inputs that is not a multiple of 4";
+  if (!gpu_form.is_plain()) {
+    const absl::Status checked = kernels::CheckCudaQuantizedShape(gpu_form.ShapeOf(n, k));
+    if (checked.ok()) return gpu_form;
     why = std::string(checked.message());
   }
-  return absl::UnimplementedError(absl::StrCat(tensor.file, ": tensor ", tensor.name,
-                                               ": quantization_config ", tensor.type,
-                                               " is not served on GPUs for this matrix: ", why,
-                                               "; model.quantization none holds it unquantised"));
+  return absl::UnimplementedError(
+      absl::StrCat(tensor.file, ": tensor ", tensor.name, ": no GPU kernel supports ",
+                   "quantization_config ", tensor.type, " for this matrix: ", why,
+                   "; set model.quantization to \"none\" to dequantize the matrix"));
 }
 
 MatrixForm PlainForm(const formats::StoredTensor& tensor) {
@@ -285,7 +286,7 @@ void ReadQuantizedRow(const formats::StoredTensor& tensor, const MatrixForm& for
     return tensor.quantized->E2M1Row(tensor.first_row + StoredIndex(tensor, row), raw_bytes(),
                                      out.scales);
   }
-  if (tensor.is_coded() && form == StoredForm(tensor)) {
+  if (tensor.is_quantized() && form == StoredForm(tensor)) {
     if (tensor.quantized != nullptr) {
       return tensor.quantized->IntegerRow(tensor.first_row + StoredIndex(tensor, row), out);
     }
@@ -302,7 +303,7 @@ void ReadFp8Row(const formats::StoredTensor& tensor, std::int64_t row, const qui
 }
 
 absl::Status CheckFinite(const formats::StoredTensor& tensor, const kernels::Backend& backend) {
-  if (tensor.is_coded()) return CheckFiniteCoded(tensor, backend);
+  if (tensor.is_quantized()) return CheckQuantizedFinite(tensor, backend);
   const std::int64_t elements = tensor.num_elements();
   const std::int64_t units = (elements + kScanElements - 1) / kScanElements;
   const std::int64_t bad =

@@ -21,23 +21,24 @@ namespace quire::models {
 void WidenRow(const formats::StoredTensor& tensor, std::int64_t row, std::span<float> out);
 
 // Converts rows [begin, end) of [rows, k] to `dtype`, f32 or f16, at `out`. Uses all threads of the
-// backend and temporary memory of one row per thread. Returns INVALID_ARGUMENT that names the
-// tensor, the element and its value if the value is beyond f16.
+// backend and temporary memory of one row per thread. If a value exceeds the range of f16, returns
+// INVALID_ARGUMENT with the tensor, the element and its value.
 absl::Status ConvertRows(const formats::StoredTensor& tensor, DType dtype, std::int64_t begin,
                          std::int64_t end, const kernels::Backend& backend, void* out);
 
-// Returns the form that holds a matrix as stored: its dtype, or the integers or e4m3 values of its
-// quantized weights. Returns PlainForm if no kernel holds the quantized weights without loss.
+// Returns the form of a matrix that keeps it as stored: its dtype, or the integers or e4m3 values
+// of its quantized weights. Returns PlainForm if no kernel can use the quantized weights without
+// loss.
 MatrixForm StoredForm(const formats::StoredTensor& tensor);
-// StoredForm for GPUs, which have a form for e2m1 and use PlainForm for GGML blocks with minimums
-// or in groups of 16. Returns UNIMPLEMENTED that names the tensor for quantized weights that no GPU
-// kernel supports.
-absl::StatusOr<MatrixForm> CudaStoredForm(const formats::StoredTensor& tensor);
-// Returns the unquantized form that holds every value of a quantized matrix without loss.
+// Returns the form of a matrix on GPUs. It differs from StoredForm for e2m1, which has a form of
+// its own, and for GGML blocks with minimums or in groups of 16, which become PlainForm. Returns
+// UNIMPLEMENTED with the tensor for quantized weights that no GPU kernel supports.
+absl::StatusOr<MatrixForm> CudaMatrixForm(const formats::StoredTensor& tensor);
+// Returns the unquantized form that represents every value of a quantized matrix exactly.
 MatrixForm PlainForm(const formats::StoredTensor& tensor);
 
-// Converts one row to `dtype`, f32, bf16 or f16, at `out`. REQUIRES: `dtype` holds the values
-// without loss (PlainForm).
+// Converts one row to `dtype`, f32, bf16 or f16, at `out`. REQUIRES: `dtype` represents the values
+// exactly (PlainForm).
 void ReadPlainRow(const formats::StoredTensor& tensor, DType dtype, std::int64_t row,
                   std::byte* out);
 

@@ -213,7 +213,7 @@ void WarnOfSecondRounding(const WeightTarget& target, WeightSlots* slots) {
   const formats::StoredTensor* blocks = nullptr;
   ForEachMatrix(*slots, [&](const MatrixSlot& slot, bool) {
     for (const formats::StoredTensor* part : slot.parts) {
-      if (!part->is_coded() || slot.form.is_plain() || slot.form == StoredForm(*part)) continue;
+      if (!part->is_quantized() || slot.form.is_plain() || slot.form == StoredForm(*part)) continue;
       if (blocks == nullptr) blocks = part;
     }
   });
@@ -376,7 +376,7 @@ std::int64_t VectorFloats(const WeightSlots& slots) {
 }
 
 DType EmbeddingDType(const formats::StoredTensor& embedding, Quantization quantization) {
-  if (!embedding.is_coded()) return embedding.dtype;
+  if (!embedding.is_quantized()) return embedding.dtype;
   if (embedding.quantized != nullptr) return DType::kF32;
   return quantization == Quantization::kNone ? DType::kF32 : DType::kF16;
 }

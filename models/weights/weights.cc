@@ -250,7 +250,7 @@ class Packer {
   absl::StatusOr<DeviceBuffer> ReadEmbedding(const formats::StoredTensor& tensor, DType dtype) {
     QUIRE_RETURN_IF_ERROR(CheckFinite(tensor, backend_));
     progress_->Add(static_cast<std::int64_t>(tensor.bytes.size()));
-    if (!tensor.is_coded()) {
+    if (!tensor.is_quantized()) {
       return Place(tensor.bytes.data(), static_cast<std::int64_t>(tensor.bytes.size()), backend_);
     }
     const std::int64_t rows = tensor.shape[0];
@@ -368,7 +368,7 @@ class Packer {
     const auto [part, part_row] = Locate(slot, first_bad.load());
     return absl::InvalidArgumentError(absl::StrCat(
         part->file, ": tensor ", part->name, ": row ", part_row, " of ", part->shape[0], " has ",
-        FormName(slot.form), " scales beyond f16; write model.quantization none"));
+        FormName(slot.form), " scales beyond f16; set model.quantization to \"none\""));
   }
 
   static std::pair<const formats::StoredTensor*, std::int64_t> Locate(const MatrixSlot& slot,

@@ -112,8 +112,7 @@ std::int64_t MatrixBytes(const LinearSlot& slot, const WeightTarget& target);
 // Bytes that Weights::Load allocates for the result, exactly.
 std::int64_t WeightBytes(const WeightSlots& slots, const WeightTarget& target);
 
-// Packed matrices that share their input, and their bias. The outputs of the matrices are
-// concatenated.
+// Packed matrices that share their input, and their bias. Their outputs are concatenated.
 struct LinearWeights {
   std::vector<kernels::PackedLinear> matrices;  // [n, k] each; rarely more than one
   const float* bias = nullptr;                  // [outputs of all matrices]; null: no bias

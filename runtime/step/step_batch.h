@@ -42,8 +42,8 @@ inline constexpr std::uint32_t kMaxBias = 65536 + 4096;
 
 // One token to sample. The runner sets `row.logits`, `row.text_vocab`, `row.has_text` and
 // `row.sample_in_flight`. The engine sets and owns everything else, pointers included. A late
-// sample waits for its mask or its penalties. StepRunner::SampleLate computes it from the `row` of
-// that time, but only if `is_completed`.
+// sample waits for its mask or its penalties. StepRunner::SampleLate computes it from `row` as it
+// is then, but only if `is_completed`.
 struct StepSample {
   std::uint32_t logits_index = 0;  // index into logits_tokens
   kernels::SamplingRow row;

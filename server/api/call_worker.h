@@ -5,7 +5,7 @@
 //
 // Place:      one per service. Handlers push jobs; a worker answers the call or passes it on.
 // Invariants: every job that Run accepted runs, if necessary in the destructor.
-// Threads:    Run from any thread; the destructor from one thread.
+// Threads:    Run is thread-safe. One thread calls the destructor.
 // Lifetime:   destroyed after the server has shut down, when no job can be pushed.
 
 #include <cstddef>

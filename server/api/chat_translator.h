@@ -1,7 +1,7 @@
 #pragma once
 
-// Converts quire.v1.ChatPrompt to text::ChatInput. Checks every range of docs/api.md; errors name
-// the field by its wire path.
+// Converts quire.v1.ChatPrompt to text::ChatInput. Checks the value ranges that docs/api.md
+// documents. Errors name the field by its wire path.
 //
 // Place:      used by the request translator; RenderChat and Tokenize use it too.
 // Threads:    any.
@@ -16,8 +16,8 @@ class ChatPrompt;
 
 namespace quire::server {
 
-// Returns INVALID_ARGUMENT / BAD_CHAT_TEMPLATE_INPUT on errors. `limits` apply to the template
-// variables here; the renderer applies them to the other JSON documents.
+// Returns INVALID_ARGUMENT / BAD_CHAT_TEMPLATE_INPUT on errors. Enforces `limits` on the template
+// variables only. The renderer enforces them on the JSON of tools and of tool calls.
 absl::StatusOr<text::ChatInput> ToChatInput(const v1::ChatPrompt& message,
                                             const text::jinja::JsonLimits& limits);
 

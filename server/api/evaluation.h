@@ -11,8 +11,8 @@
 //             becomes the status of the call and cancels the other requests. At most kMaxLiveItems
 //             requests are live. If the queue is full, a request is retried when another request of
 //             the call ends; if no other request of the call is live, it fails.
-// Threads:    Start from one; Cancel from any. `done` is called from Start, Cancel or an output
-//             worker, without a lock.
+// Threads:    one thread calls Start. Cancel is thread-safe. `done` is called from Start, Cancel or
+//             an output worker, without a lock.
 // Lifetime:   keeps itself alive until `done` has returned. The state's model outlives it.
 
 #include <atomic>
@@ -40,7 +40,8 @@ struct EvaluationItem {
   // earlier item, so that the context is not tokenized twice. REQUIRES: the earlier item is a score
   // that echoes its prompt ids.
   bool copies_context = false;
-  // The client's name of the item ("documents[3]"), for error messages; empty: no name.
+  // The name of the item in the client's request ("documents[3]"), for error messages; empty: no
+  // name.
   std::string field = {};
 };
 

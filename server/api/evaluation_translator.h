@@ -3,7 +3,8 @@
 // Converts Embed and Score requests to items of an Evaluation, and its results to responses.
 //
 // Place:      between the transports and Evaluation.
-// Invariants: the items satisfy every range of docs/api.md that does not depend on the tokens.
+// Invariants: the items satisfy every value range in docs/api.md that does not depend on the
+//             tokens.
 // Threads:    any.
 
 #include <cstdint>

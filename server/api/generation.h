@@ -9,7 +9,8 @@
 // Place:      between the reactors and the engine; owns the read side of the stream, the access log
 //             line and the counters of one request.
 // Invariants: writes one access log line per request, including refused ones.
-// Threads:    TakeResponse, finished, usage and Close: one thread at a time. Cancel, Revoke: any.
+// Threads:    one thread at a time calls TakeResponse, finished, usage and Close. Cancel and Revoke
+//             are thread-safe.
 // Lifetime:   the state's model outlives it. The destructor cancels the request unless Close was
 //             called.
 

@@ -4,8 +4,8 @@
 // default. Errors name the field by its wire path.
 //
 // Place:      between the transports and the engine; the only code that reads request messages.
-// Invariants: the request satisfies every range of docs/reference/api.md that does not depend on
-//             the prompt's tokens. Unsupported fields are refused if set (UNIMPLEMENTED /
+// Invariants: the request satisfies every value range in docs/reference/api.md that does not depend
+//             on the prompt's tokens. Unsupported fields are refused if set (UNIMPLEMENTED /
 //             FEATURE_UNSUPPORTED with metadata `field`), never ignored.
 // Threads:    any. Options are replaced as a whole; each request uses one version of them.
 

@@ -5,7 +5,7 @@
 //
 // Place:      created by the daemon, used by all handlers.
 // Invariants: every finished call of a known method is counted once.
-// Threads:    every method from any thread.
+// Threads:    thread-safe.
 // Lifetime:   the registry outlives it.
 
 #include <string>

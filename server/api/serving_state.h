@@ -6,8 +6,7 @@
 //
 // Place:      written by the daemon, read by the gRPC and HTTP handlers. Owns nothing.
 // Invariants: model() is null until Publish. READY implies a model.
-// Threads:    every method from any thread, without locks, so that health checks never wait for the
-//             engine.
+// Threads:    thread-safe, without locks, so that health checks never wait for the engine.
 // Lifetime:   it and the published model outlive the listeners.
 
 #include <atomic>

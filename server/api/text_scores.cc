@@ -122,7 +122,7 @@ std::vector<double> ComputePairScores(const ServedModel& served,
   return scores;
 }
 
-absl::Status CheckClassifies(const ServedModel& served) {
+absl::Status CheckIsClassifier(const ServedModel& served) {
   if (served.description.classifier) return absl::OkStatus();
   return FeatureUnsupported("classification with a model without labels", "model");
 }

@@ -7,7 +7,8 @@
 //   yes/no         exp(y) / (exp(y) + exp(n)) for the logits of two tokens after the prompt
 //
 // A pair is rendered by the model's chat template, as messages with the roles `query` and
-// `document`. A classifier without a template gets the tokenized query, then the document.
+// `document`. Without a template, a classifier gets the tokens of the query followed by those of
+// the document.
 //
 // Place:      between the transports and Evaluation.
 // Invariants: templates come from the model's files and are never built in. Sums are computed in
@@ -31,7 +32,7 @@ namespace quire::server {
 struct TextPair {
   absl::string_view query;
   absl::string_view document;
-  // The client's names of these fields, for error messages.
+  // The names of these fields in the client's request, for error messages.
   std::string query_field = "query";
   std::string document_field = "document";
 };
@@ -50,7 +51,7 @@ std::vector<double> ComputePairScores(const ServedModel& served,
                                       const std::vector<EvaluationResult>& results);
 
 // Returns FEATURE_UNSUPPORTED unless the model is a classifier.
-absl::Status CheckClassifies(const ServedModel& served);
+absl::Status CheckIsClassifier(const ServedModel& served);
 // Returns the probability of each label. REQUIRES: `hidden` has the classifier's width.
 std::vector<double> ComputeLabelProbabilities(const Classifier& classifier,
                                               const std::vector<float>& hidden);

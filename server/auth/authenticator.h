@@ -14,7 +14,7 @@
 //             compared with every line of the table, in constant time. Tokens and complete hashes
 //             are not logged. AdminService on a Unix socket is protected only by the socket's
 //             permissions, in every mode; other scopes are checked on Unix sockets too.
-// Threads:    every method from any thread.
+// Threads:    thread-safe.
 // Lifetime:   outlives listeners and handlers.
 
 #include <atomic>

@@ -13,7 +13,7 @@
 //             Contents that fail a check are ignored, and each new error is logged once. A file
 //             that changed within the last kSettleTime is not read yet. Older contents never
 //             replace newer ones.
-// Threads:    every method from any thread; its own thread reads the files.
+// Threads:    thread-safe; its own thread reads the files.
 // Lifetime:   outlives the listeners.
 
 #include <cstdint>

@@ -19,8 +19,8 @@
 //             that are not hot never change. A key that sized memory at start cannot grow on
 //             reload. A changed file of a subscriber is read only after its contents have been
 //             stable for a while (settled_files.h).
-// Threads:    every method from any thread. Subscribers run on the thread that calls Reload or
-//             Subscribe, and must not call either.
+// Threads:    thread-safe. Subscribers run on the thread that calls Reload or Subscribe, and must
+//             not call either.
 // Lifetime:   the arguments of Subscribe stay valid until the last call of Reload.
 
 #include <functional>

@@ -2,11 +2,11 @@
 
 // Limits the resources that one HTTP/2 connection makes gRPC use, before gRPC sees the bytes.
 //
-// gRPC 1.51 itself limits little. It refuses streams only once the client has acknowledged the
-// server's SETTINGS, it does not count resets and control frames, and it keeps incomplete messages
-// until the connection closes. A FrameGuard reads the frame headers of both directions (RFC 9113,
-// sections 4.1, 5.1 and 6) and the five bytes before each of gRPC's messages (a flag and a length).
-// It reports when a limit is exceeded and changes no byte.
+// gRPC 1.51 itself limits little. It does not count resets and control frames, and it keeps
+// incomplete messages until the connection closes. It refuses streams only once the client has
+// acknowledged the server's SETTINGS. A FrameGuard reads the frame headers of both directions (RFC
+// 9113, sections 4.1, 5.1 and 6). It also reads the five bytes before each gRPC message, a flag and
+// a length. It reports when a limit is exceeded and changes no byte.
 //
 // Place:      inside GuardedConnection, one for each connection.
 // Invariants: a stream is open from the client's first HEADERS until either side has reset it, the

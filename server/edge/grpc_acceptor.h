@@ -19,8 +19,9 @@
 //             each. If no descriptor is free, the acceptor evicts a connection and retries. A
 //             connection that its client has closed or half-closed before it is accepted is
 //             skipped. Bind fails if another process listens on the TCP port or Unix socket.
-// Threads:    Bind, Start, StopAccepting, WaitClosed and the destructor from one thread,
-//             ConnectToSelf from one, the others from any. Two threads accept and relay.
+// Threads:    one thread calls Bind, Start, StopAccepting, WaitClosed and the destructor. One
+//             thread at a time calls ConnectToSelf. Other methods are thread-safe. The object owns
+//             two threads, which accept and relay.
 // Lifetime:   certificates, peers, registry and the gRPC server outlive it.
 
 #include <atomic>

@@ -8,8 +8,7 @@
 //             counted. An evicted connection is not counted, although it may still be closing; if
 //             it has begun a call meanwhile, it stays open and is counted again. At most
 //             kMaxLingering refused or evicted connections linger.
-// Threads:    MakeRoom and Add from one thread at a time, the others from any
-//             thread.
+// Threads:    one thread at a time calls MakeRoom and Add. Other methods are thread-safe.
 // Lifetime:   outlives its connections and does not keep them alive.
 
 #include <cstddef>

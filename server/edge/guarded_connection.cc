@@ -41,7 +41,7 @@ absl::string_view CloseCauseName(CloseCause cause) {
   return "";
 }
 
-net::mutable_buffer GuardedConnection::Buffer::ForRead() {
+net::mutable_buffer GuardedConnection::Buffer::SpaceForRead() {
   if (bytes_.empty()) bytes_.resize(kMinBytes);
   return net::buffer(bytes_) + num_kept_;
 }
@@ -54,7 +54,7 @@ net::const_buffer GuardedConnection::Buffer::TakeAll(std::size_t size) {
   return net::buffer(bytes_.data(), std::exchange(num_kept_, 0) + size);
 }
 
-void GuardedConnection::Buffer::Adapt(std::size_t size) {
+void GuardedConnection::Buffer::AdaptSize(std::size_t size) {
   if (size == bytes_.size() && size < kMaxBytes) {
     bytes_ = std::vector<std::byte>(2 * size);
   } else if (size < bytes_.size() / 4 && bytes_.size() > kMinBytes) {
@@ -102,7 +102,7 @@ void GuardedConnection::Reject(CloseCause cause, const absl::Status& why) {
 
 void GuardedConnection::ReadClient() {
   if (state_ == State::kClosed) return;
-  transport_->ReadSome(from_client_.ForRead(),
+  transport_->ReadSome(from_client_.SpaceForRead(),
                        [self = shared_from_this()](Error error, std::size_t size) {
                          self->OnClientRead(error, size);
                        });
@@ -162,7 +162,7 @@ void GuardedConnection::WriteServer(net::const_buffer bytes) {
         // Reading continues: if the socket were closed before the client's bytes are read, the
         // kernel would discard what the client has not read yet.
         self->is_writing_to_server_ = false;
-        self->from_client_.Adapt(size);
+        self->from_client_.AdaptSize(size);
         self->ReadClient();
       });
 }
@@ -175,7 +175,7 @@ void GuardedConnection::ContinueToClient() {
     return WriteClient(net::buffer(own_frames_being_written_));
   }
   if (state_ == State::kLingering) return transport_->ShutdownSend();
-  server_->async_read_some(from_server_.ForRead(),
+  server_->async_read_some(from_server_.SpaceForRead(),
                            [self = shared_from_this()](Error error, std::size_t size) {
                              self->OnServerRead(error, size);
                            });
@@ -204,7 +204,7 @@ void GuardedConnection::WriteClient(net::const_buffer bytes) {
                       self->write_begun_ = absl::InfiniteFuture();
                       if (self->state_ == State::kClosed) return;
                       if (error) return self->Close();
-                      self->from_server_.Adapt(size);
+                      self->from_server_.AdaptSize(size);
                       self->ContinueToClient();
                     });
 }

@@ -13,7 +13,7 @@
 //             down the sender. Our own frames reach the client only between two frames of gRPC. A
 //             refused client gets a GOAWAY frame with the reason if one can be sent. A connection
 //             that gRPC closes counts against the connection limits until it has lingered.
-// Threads:    the strand of its transport; public methods from any thread.
+// Threads:    runs on the strand of its transport. Public methods are thread-safe.
 // Lifetime:   its pending operations keep it alive. `host` outlives it.
 
 #include <atomic>
@@ -40,7 +40,7 @@
 
 namespace quire::server {
 
-// Why the daemon closed a connection; a label of quire_grpc_connections_closed_total.
+// The cause for closing a connection, a label of quire_grpc_connections_closed_total.
 enum class CloseCause : std::uint8_t {
   kTooMany,     // refused: a connection limit is reached
   kSilent,      // no preface in time, or evicted before it
@@ -116,14 +116,14 @@ class GuardedConnection final : public std::enable_shared_from_this<GuardedConne
   // A buffer that doubles when a read fills it and halves when a read uses little of it.
   class Buffer {
    public:
-    boost::asio::mutable_buffer ForRead();
+    boost::asio::mutable_buffer SpaceForRead();
     // Returns the bytes of the last read.
     std::span<const std::byte> LastRead(std::size_t size) const;
     // Keeps the bytes of the last read; the next read appends to them.
     void Keep(std::size_t size) { num_kept_ += size; }
     // Returns the kept bytes and those of the last read, and keeps nothing.
     boost::asio::const_buffer TakeAll(std::size_t size);
-    void Adapt(std::size_t size);
+    void AdaptSize(std::size_t size);
 
    private:
     static constexpr std::size_t kMinBytes = 1 << 10;

@@ -8,7 +8,7 @@
 //
 // Place:      written by GrpcAcceptor, read by the handlers through HandlerContext.
 // Invariants: a name is in the table while its connection is open, and belongs to one connection.
-// Threads:    every method from any thread.
+// Threads:    thread-safe.
 // Lifetime:   outlives listeners and handlers.
 
 #include <string>

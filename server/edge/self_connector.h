@@ -4,7 +4,7 @@
 //
 // Place:      inside GrpcAcceptor.
 // Invariants: the local address of a connection is registered before the listener can accept it.
-// Threads:    Connect from one thread at a time, RemoveIfOwn from any thread.
+// Threads:    one thread at a time calls Connect. RemoveIfOwn is thread-safe.
 
 #include <boost/asio/generic/stream_protocol.hpp>
 #include <string>

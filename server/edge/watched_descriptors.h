@@ -4,8 +4,8 @@
 //
 // Asio never frees the small memory block of a watched descriptor, but reuses it for another one.
 // Blocks that are allocated one by one during a flood of connections lie between the memory of
-// those connections, one in nearly every page, and none of these pages can be returned to the
-// kernel afterwards.
+// those connections, one in nearly every page. None of these pages can be returned to the kernel
+// afterwards.
 //
 // Place:      inside GrpcAcceptor.
 // Invariants: Asio has blocks for kBatchSize / 2 more descriptors than are counted, unless the

@@ -1,7 +1,8 @@
 #pragma once
 
-// Serves a Generate call: writes the events of a TokenStream to the wire. The output worker calls
-// Pump when the stream is ready, gRPC's thread when a write has completed. Neither blocks.
+// Serves a Generate call: writes the events of a TokenStream to the wire. Pump runs on an output
+// worker when the stream is ready, and on a thread of gRPC when a write has completed. It never
+// blocks.
 //
 //   stream ready -> Pump -> StartWrite -> OnWriteDone -> Pump ... -> Finish -> OnDone
 //

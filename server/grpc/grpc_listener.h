@@ -7,9 +7,8 @@
 // Invariants: Start fails if another process listens on the port, unless reuse_port is set. Every
 //             health name is NOT_SERVING when Start returns. Compressed messages are refused with
 //             UNIMPLEMENTED.
-// Threads:    Start, KeepPolling, CheckReachable and Shutdown from one thread at a time. SetServing
-//             and is_reachable from any. Listeners calls SetServing from several threads, under a
-//             lock.
+// Threads:    one thread at a time calls Start, KeepPolling, CheckReachable and Shutdown.
+//             SetServing and is_reachable are thread-safe.
 // Lifetime:   the services and the objects in the options outlive it.
 
 #include <cstdint>

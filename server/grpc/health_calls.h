@@ -7,7 +7,7 @@
 //             Destroying them in a callback would abort the process: with the last channel gRPC
 //             destroys its callback threads, including the one that runs the callback (gRPC 1.51:
 //             "assertion failed: prior > 0").
-// Threads:    Begin and End from one thread at a time. Answers arrive on threads of gRPC.
+// Threads:    one thread at a time calls Begin and End. Answers arrive on threads of gRPC.
 
 #include <functional>
 #include <list>

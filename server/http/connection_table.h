@@ -7,7 +7,8 @@
 // Invariants: at most max_connections connections are open, and at most max_per_address of one
 //             address. Up to kReserved more are accepted over the limit, but only to answer probes.
 //             An evicted connection is not counted, although it may still be closing.
-// Threads:    MakeRoom, MakeReservedRoom and Add from one thread at a time, the others from any.
+// Threads:    one thread at a time calls MakeRoom, MakeReservedRoom and Add. Other methods are
+//             thread-safe.
 // Lifetime:   outlives its sessions and does not keep them alive.
 
 #include <cstddef>

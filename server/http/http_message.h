@@ -9,7 +9,8 @@
 //             OpenAI's API.
 // Invariants: each exchange has one Answer or one stream, and at most one pending Write. Once the
 //             peer has gone, later writes are dropped and only the callback of OnGone runs.
-// Threads:    Post from any. Other methods and all callbacks run on the strand of the connection.
+// Threads:    Post is thread-safe. Other methods and all callbacks run on the strand of the
+//             connection.
 // Lifetime:   shared. The server waits for all exchanges before it ends.
 
 #include <functional>

@@ -47,8 +47,8 @@ constexpr std::chrono::milliseconds kAcceptPause{20};
 constexpr int kMaxClosedAtOnce = 16;
 constexpr absl::Duration kWarningInterval = absl::Seconds(10);
 
-// Opens a spare descriptor. If no other descriptor is free, the spare one is closed, so that a
-// waiting connection can be accepted and closed and its client learns of the failure at once. The
+// Opens a spare descriptor. If no other descriptor is free, the spare one is closed. A waiting
+// connection can then be accepted and closed, so that its client learns of the failure at once. The
 // result is invalid if another thread has taken the last descriptor; the next call tries again.
 FileDescriptor OpenSpare() {
   return FileDescriptor(open("/dev/null", O_RDONLY | O_CLOEXEC));

@@ -9,9 +9,9 @@
 // Invariants: every accepted connection has a deadline for its next step: handshake, head, the next
 //             bytes of a body, the whole body, each write. ConnectionTable limits the number of
 //             connections and evicts an old connection for a new one. If none can be evicted, the
-//             new connection gets 503 and is closed, unless it requests a probe. An exception of a
-//             handler closes only its connection. If no descriptor is free, new connections are
-//             closed without an answer, and the server continues to accept.
+//             new connection gets 503 and is closed, unless it requests a probe. If a handler
+//             throws an exception, only its own connection is closed. If no descriptor is free, new
+//             connections are closed without an answer, and the server continues to accept.
 // Threads:    `num_threads` of its own run handlers; see HttpExchange.
 // Lifetime:   the destructor waits for all exchanges. Handlers must end their exchanges once the
 //             peer has gone.

@@ -58,7 +58,7 @@ void HttpSession::Begin() {
     self->CloseOnException([&] {
       // The server may have begun to shut down before this session was in its table.
       if (self->host_->closing()) return self->Close();
-      self->Arm(self->host_->options().head_time);
+      self->ArmTimer(self->host_->options().head_time);
       self->transport_->Handshake([self](Error error) {
         self->CloseOnException([&] {
           if (error) return self->Close();
@@ -109,7 +109,7 @@ void HttpSession::BeginRequest() {
       {.max_head_bytes = options.max_head_bytes, .max_body_bytes = options.max_body_bytes()},
       exchange_.mutable_request());
   const bool has_begun = reader_.has_begun();
-  Arm(num_served_ == 0 || has_begun ? options.head_time : options.idle_time);
+  ArmTimer(num_served_ == 0 || has_begun ? options.head_time : options.idle_time);
   if (num_served_ > 0) EnterPhase(has_begun ? Phase::kAwaitingBytes : Phase::kIdle);
   if (has_begun) return Parse();
   ReadMore();
@@ -145,9 +145,9 @@ void HttpSession::OnRead(Error error, std::size_t size) {
   if (state_ == State::kHandling || !reader_.has_begun()) return ReadMore();
   if (!had_begun) {
     if (num_served_ > 0) EnterPhase(Phase::kAwaitingBytes);
-    Arm(host_->options().head_time);
+    ArmTimer(host_->options().head_time);
   } else if (reader_.is_head_parsed()) {
-    ArmForBody();
+    ArmBodyTimer();
   }
   if (!is_writing_continue_) Parse();  // otherwise SendContinue calls Parse when it has written
 }
@@ -162,7 +162,7 @@ void HttpSession::Parse() {
     if (refusal) return Refuse(*std::move(refusal));
     if (reader_.is_complete()) continue;
     body_deadline_ = MonotonicNow() + host_->options().body_time;
-    ArmForBody();
+    ArmBodyTimer();
     if (reader_.awaits_continue()) return SendContinue();
   }
 }
@@ -214,8 +214,8 @@ void HttpSession::Refuse(HttpAnswer answer) {
 }
 
 // A body has a deadline for the whole body and one for the next bytes.
-void HttpSession::ArmForBody() {
-  Arm(std::min(body_deadline_ - MonotonicNow(), host_->options().body_silence_time));
+void HttpSession::ArmBodyTimer() {
+  ArmTimer(std::min(body_deadline_ - MonotonicNow(), host_->options().body_silence_time));
 }
 
 void HttpSession::SendContinue() {
@@ -244,7 +244,7 @@ void HttpSession::Handle() {
 void HttpSession::Send(std::string bytes, std::function<void()> done) {
   EnterPhase(Phase::kBusy);
   outgoing_ = std::move(bytes);
-  Arm(host_->options().write_time());
+  ArmTimer(host_->options().write_time());
   transport_->Write(net::buffer(outgoing_),
                     [self = shared_from_this(), done = std::move(done)](Error error, std::size_t) {
                       if (self->state_ == State::kClosed) return;
@@ -266,7 +266,7 @@ void HttpSession::Linger() {
   EnterPhase(Phase::kAwaitingBytes);
   reader_.Clear();
   transport_->ShutdownSend();
-  Arm(kLingerTime);
+  ArmTimer(kLingerTime);
   ReadMore();
 }
 
@@ -279,7 +279,7 @@ void HttpSession::Close() {
   exchange_.Abandon();
 }
 
-void HttpSession::Arm(absl::Duration time) {
+void HttpSession::ArmTimer(absl::Duration time) {
   is_armed_ = true;
   timer_.expires_after(absl::ToChronoNanoseconds(time));
   timer_.async_wait([self = shared_from_this()](Error error) {

@@ -8,9 +8,10 @@
 //             SessionExchange encodes answers.
 // Invariants: while a handler runs, the connection is read too, to notice when the peer closes it.
 //             Bytes of the next request are buffered, and reading pauses when max_head_bytes are
-//             buffered. At most one write is pending. A closed session stays closed. An exception
-//             of a library closes only its connection.
-// Threads:    the strand of its transport; Begin, FinishSoon, Evict, Abort and Post from any.
+//             buffered. At most one write is pending. A closed session stays closed. If a library
+//             throws an exception, only the session's own connection is closed.
+// Threads:    runs on the strand of its transport. Begin, FinishSoon, Evict, Abort and Post are
+//             thread-safe.
 // Lifetime:   its pending operations and handlers keep it alive. `host` outlives it.
 
 #include <array>
@@ -48,8 +49,8 @@ class HttpSessionHost {
 class HttpSession final : public std::enable_shared_from_this<HttpSession> {
  public:
   // `number` identifies the session in calls of the host. A non-empty `over_limit_message` says
-  // which limit of connections is reached. The session then answers only requests for probes; all
-  // others get 503 with this message.
+  // which limit of connections is reached. The session then serves only health probes, and answers
+  // all other requests with 503 and this message.
   HttpSession(HttpSessionHost* host, std::uint64_t number, std::unique_ptr<Transport> transport,
               std::string over_limit_message);
 
@@ -85,12 +86,12 @@ class HttpSession final : public std::enable_shared_from_this<HttpSession> {
   HttpAnswer MakeRefusal(const absl::Status& error) const;
   std::string DescribeTimeout() const;
   void Refuse(HttpAnswer answer);
-  void ArmForBody();
+  void ArmBodyTimer();
   void SendContinue();
   void Handle();
   void Linger();
   void Close();
-  void Arm(absl::Duration time);
+  void ArmTimer(absl::Duration time);
   void OnTimer();
 
   // First member, so that its destructor runs last.

@@ -23,8 +23,8 @@ struct ConnectionTraits {
 // filled on failure too.
 //
 // Returns INVALID_ARGUMENT with BAD_REQUEST for a target, Host or Transfer-Encoding that a server
-// has to refuse, and UNIMPLEMENTED with FEATURE_UNSUPPORTED for CONNECT and for transfer codings
-// other than chunked.
+// has to refuse. Returns UNIMPLEMENTED with FEATURE_UNSUPPORTED for CONNECT and for transfer
+// codings other than chunked.
 absl::Status ReadRequestHead(const boost::beast::http::request_header<>& head,
                              const ConnectionTraits& traits, HttpRequest* request);
 

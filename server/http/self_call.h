@@ -3,7 +3,7 @@
 // Sends a request from an HTTP server to its own address.
 //
 // Place:    inside HttpServer. It runs on the server's threads, so it fails if they are blocked.
-// Threads:  the strand `executor`.
+// Threads:  runs on the strand `executor`.
 // Lifetime: pending operations keep alive what they use. End cancels them.
 
 #include <boost/asio/any_io_executor.hpp>

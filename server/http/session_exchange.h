@@ -5,7 +5,7 @@
 // Place:      inside HttpSession, which sends the bytes. Handlers share ownership of the session.
 // Invariants: open from Open until the answer is complete or Abandon is called. While it is closed,
 //             calls of the handler do nothing.
-// Threads:    the strand of the session; Post from any thread.
+// Threads:    runs on the strand of the session. Post is thread-safe.
 
 #include <functional>
 #include <string>

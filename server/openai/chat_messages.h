@@ -15,8 +15,8 @@
 
 namespace quire::server {
 
-// `bytes` is the body, from which tools are copied unchanged. Records in `names` which of the
-// client's tools each tool of `chat` is, so that errors name the client's index.
+// `bytes` is the body, from which tools are copied unchanged. Records in `names` the client's index
+// of each tool of `chat`, for error messages.
 absl::Status ReadChatPrompt(const JsonFields& body, absl::string_view bytes, v1::ChatPrompt* chat,
                             FieldNames* names);
 

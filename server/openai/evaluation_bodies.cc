@@ -314,7 +314,7 @@ absl::StatusOr<EvaluationPlan> ReadClassify(const EvaluationBodyContext& context
   QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document, Parse(context, bytes));
   const JsonFields body(document.root());
   const ServedModel& served = context.served;
-  QUIRE_RETURN_IF_ERROR(CheckClassifies(served));
+  QUIRE_RETURN_IF_ERROR(CheckIsClassifier(served));
   v1::EmbedRequest request;
   request.set_pooling(v1::POOLING_LAST);
   QUIRE_RETURN_IF_ERROR(

@@ -5,7 +5,7 @@
 // Place:      created by openai_service.cc on the exchange's strand.
 // Invariants: there is one answer, after no request of the call is live. If the client disconnects,
 //             all requests are cancelled at once.
-// Threads:    the exchange's strand, and `worker`, which reads bodies and writes answers.
+// Threads:    runs on the exchange's strand. `worker` reads bodies and writes answers.
 // Lifetime:   keeps itself alive until the answer. The worker outlives the exchange.
 
 #include <memory>

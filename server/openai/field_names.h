@@ -11,7 +11,7 @@
 // Place:      below openai_error.cc, which applies it to every error of the listener. The readers
 //             of bodies add names that depend on the request.
 // Invariants: other names, such as configuration keys, are not changed.
-// Threads:    const functions from any thread.
+// Threads:    const methods are thread-safe.
 
 #include <cstddef>
 #include <string>

@@ -10,8 +10,8 @@
 //             request. A failure of one prompt, or an exception while writing the answer, cancels
 //             the other prompts and becomes the answer of the call. If the client disconnects, all
 //             are cancelled at once. The call ends when every generation has ended.
-// Threads:    the exchange's strand; OnReady from any. For a large body, Prepare runs on a worker,
-//             and the strand does not use its results until it has returned.
+// Threads:    runs on the exchange's strand. OnReady is thread-safe. For a large body, Prepare runs
+//             on a worker, and the strand does not use its results until it has returned.
 // Lifetime:   keeps itself alive until the end of the call.
 
 #include <atomic>

@@ -10,13 +10,14 @@
 namespace quire::server {
 namespace {
 
-// These threads read small requests and write. Large bodies and generations run on other threads.
+// The listener's threads only read small requests and write responses. Large bodies and generations
+// run on other threads.
 constexpr int kNumThreads = 2;
 // Added to slow_client_timeout, so that the engine cancels the request of a slow client before its
 // connection is closed.
 constexpr absl::Duration kWriteMargin = absl::Seconds(5);
 
-void WarnIfOpen(const std::string& text) {
+void WarnIfUnencrypted(const std::string& text) {
   ListenAddress address;
   if (!ParseListenAddress(text, &address) || address.is_loopback()) return;
   log::Warn("server", "OpenAI-compatible HTTP listens without TLS on a non-loopback address",
@@ -28,7 +29,7 @@ void WarnIfOpen(const std::string& text) {
 absl::StatusOr<std::unique_ptr<OpenAiListener>> OpenAiListener::Start(
     const HandlerContext& context, const CertificateStore* certificates) {
   const std::shared_ptr<const DaemonOptions> options = context.config->options();
-  if (certificates == nullptr) WarnIfOpen(options->openai.listen);
+  if (certificates == nullptr) WarnIfUnencrypted(options->openai.listen);
   std::unique_ptr<OpenAiListener> listener(new OpenAiListener(context));
   HttpServerOptions server;
   server.address = options->openai.listen;

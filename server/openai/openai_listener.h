@@ -5,7 +5,7 @@
 // Place:      created by the daemon if openai.enabled is set.
 // Invariants: has its own threads and connections, so that probes on the operators' listener never
 //             wait for it.
-// Threads:    Start, Shutdown and the destructor: one thread at a time.
+// Threads:    one thread at a time calls Start, Shutdown and the destructor.
 // Lifetime:   the context's objects and the certificates outlive it.
 
 #include <memory>

@@ -36,7 +36,7 @@ struct OpenAiRequest {
   // Set for completions with max_tokens 0, which request only the prompt: one token is generated
   // but not returned.
   bool hides_output = false;
-  FieldNames names;  // for errors: what the client called each field
+  FieldNames names;  // the client's names of fields, for errors
 };
 
 // Limits of the configuration that apply to parsing.

@@ -567,7 +567,7 @@ TEST_F(CacheGroupsIntegrityTest, ReportsNodeWithAllPagesAfterNodeWithoutPages) {
   const NodeId newest = pool().node(PageOf(kB, 0));
   pool().DetachNode(PageOf(kB, 0, 1));
   PrefixCachePeer::page(prefixes(), newest, 1) = kNullBlock;
-  ExpectReport("has all its pages but comes after one without");
+  ExpectReport("has all its pages but follows a sibling that does not");
 }
 
 class WindowsIntegrityTest : public CacheGroupsTest {
@@ -607,12 +607,12 @@ TEST_F(CacheGroupsIntegrityTest, ReportsNodeWithoutARequiredPage) {
   const NodeId node = pool().node(PageOf(kA, 1));
   pool().DetachNode(PageOf(kA, 1));
   PrefixCachePeer::page(prefixes(), node, 0) = kNullBlock;
-  ExpectReport("names page 0, which names another");
+  ExpectReport("refers to page 0, which does not refer to it");
 }
 
 TEST_F(CacheGroupsIntegrityTest, ReportsPageThatItsNodeDoesNotName) {
   PrefixCachePeer::page(prefixes(), pool().node(PageOf(kA, 3)), 1) = kNullBlock;
-  ExpectReport("names a node of another page");
+  ExpectReport("refers to a node that does not have it");
 }
 
 TEST_F(WindowOnlyTest, ReportsUnneededNode) {

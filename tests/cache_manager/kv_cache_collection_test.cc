@@ -190,7 +190,7 @@ TEST_F(CollectionTest, RejectsPoolsWithAPartMissingOrTooMany) {
   EXPECT_THAT(
       Message(Paged::Create(geometry_, {.blocks = pool_.data(), .scales = &none}, steps_.inputs)
                   .status()),
-      HasSubstr("not quantised"));
+      HasSubstr("not quantized"));
   EXPECT_THAT(
       Message(Quantised::Create(
                   quantised_,

@@ -229,19 +229,19 @@ TEST_F(PrefixCacheIntegrityTest, ReportsBrokenNodes) {
   EXPECT_THAT(Broken([](Setup& s) { Peer::page(s.cache, s.second) = BlockId{7}; }),
               HasSubstr("names page 7"));
   EXPECT_THAT(Broken([](Setup& s) { Peer::node(s.cache, s.second).parent = kNoNode; }),
-              HasSubstr("has the child of another"));
+              HasSubstr("has a child whose parent is another"));
   EXPECT_THAT(Broken([](Setup& s) { ++Peer::node(s.cache, s.first).generation; }),
-              HasSubstr("does not live"));
+              HasSubstr("is partial or was freed"));
   EXPECT_THAT(Broken([](Setup& s) { Peer::node(s.cache, s.second).parent = s.tail; }),
-              HasSubstr("has the child of another"));
+              HasSubstr("has a child whose parent is another"));
   EXPECT_THAT(Broken([](Setup& s) { Peer::node(s.cache, s.tail).filled = 4; }),
               HasSubstr("filled with 4 tokens of 4"));
   EXPECT_THAT(Broken([](Setup& s) { Peer::node(s.cache, s.second).filled = 3; }),
               HasSubstr("filled with 3 tokens of 4"));
   EXPECT_THAT(Broken([](Setup& s) { ++Peer::token(s.cache, s.second, 2); }),
-              HasSubstr("has a key of other tokens"));
+              HasSubstr("has a key that does not match its tokens"));
   EXPECT_THAT(Broken([](Setup& s) { s.pool.DetachNode(s.cache.pages(s.tail)[0]); }),
-              HasSubstr("which names another"));
+              HasSubstr("which does not refer to it"));
 }
 
 TEST_F(PrefixCacheIntegrityTest, ReportsBrokenIndexAndTree) {
@@ -268,7 +268,7 @@ TEST_F(PrefixCacheIntegrityTest, ReportsBrokenIndexAndTree) {
                     }(),
                     s.first);
               }),
-              HasSubstr("names a node of another page"));
+              HasSubstr("refers to a node that does not have it"));
 }
 
 TEST_F(PrefixCacheIntegrityTest, ReportsAWrongEvictionOrder) {

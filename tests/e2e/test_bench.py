@@ -182,7 +182,7 @@ def test_trace_files_are_replayed(daemon, tmp_path):
     report = bench(daemon, "--trace", mooncake)
     assert report["completed"] == 4 and report["total_output_tokens"] == 8
     mooncake.write_text("{}\n")
-    assert "line 1 is neither" in quire("--address", daemon.grpc_address, "bench", "--trace", mooncake, code=2)
+    assert "line 1 must be a CSV row" in quire("--address", daemon.grpc_address, "bench", "--trace", mooncake, code=2)
 
 
 @pytest.mark.parametrize("kind", ["llamacpp", "openai"])

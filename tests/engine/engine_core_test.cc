@@ -20,8 +20,8 @@ using ::testing::Ge;
 
 void ExpectAllPagesBack(const Harness& harness) {
   EXPECT_EQ(harness.cache->stats().used_pages, 0);
-  EXPECT_EQ(harness.queue.queued_requests(), 0);
-  EXPECT_EQ(harness.queue.queued_tokens(), 0);
+  EXPECT_EQ(harness.limiter.queued_requests(), 0);
+  EXPECT_EQ(harness.limiter.queued_tokens(), 0);
   EXPECT_EQ(MetricSum(harness.registry, "quire_requests_running"), 0);
   EXPECT_EQ(MetricSum(harness.registry, "quire_requests_waiting"), 0);
   const double accepted = MetricSum(harness.registry, "quire_requests_accepted_total");
@@ -599,17 +599,17 @@ TEST(AdmissionLimiterTest, RetryDelayCountsDecodedAndRemainingTokens) {
     harness.Step();
     harness.clock.Advance(absl::Milliseconds(100));
   }
-  EXPECT_GT(harness.queue.RetryDelay(), absl::Seconds(40));
-  EXPECT_LT(harness.queue.RetryDelay(), absl::Seconds(60));
+  EXPECT_GT(harness.limiter.RetryDelay(), absl::Seconds(40));
+  EXPECT_LT(harness.limiter.RetryDelay(), absl::Seconds(60));
   for (int i = 0; i < 300; ++i) {
     harness.Step();
     harness.clock.Advance(absl::Milliseconds(100));
   }
   // The second four requests have 200 tokens each left.
-  EXPECT_GT(harness.queue.RetryDelay(), absl::Seconds(15));
-  EXPECT_LT(harness.queue.RetryDelay(), absl::Seconds(25));
+  EXPECT_GT(harness.limiter.RetryDelay(), absl::Seconds(15));
+  EXPECT_LT(harness.limiter.RetryDelay(), absl::Seconds(25));
   harness.RunUntilIdle();
-  EXPECT_EQ(harness.queue.RetryDelay(), absl::Seconds(1)) << "never at once";
+  EXPECT_EQ(harness.limiter.RetryDelay(), absl::Seconds(1)) << "never at once";
 }
 
 TEST(AdmissionLimiterTest, RateIsTheMeanOfTheLastTenSeconds) {

@@ -431,8 +431,8 @@ TEST_P(FailedStepTest, LostDeviceStopsTheCoreWithEverythingAccountedFor) {
   EXPECT_GT(lost_requests, 5);
   harness.Prepare(preparing);
   EXPECT_EQ(harness.cache->stats().used_pages, 0);
-  EXPECT_EQ(harness.queue.queued_requests(), 0);
-  EXPECT_EQ(harness.queue.queued_tokens(), 0);
+  EXPECT_EQ(harness.limiter.queued_requests(), 0);
+  EXPECT_EQ(harness.limiter.queued_tokens(), 0);
   EXPECT_EQ(MetricSum(harness.registry, "quire_requests_accepted_total"),
             MetricSum(harness.registry, "quire_requests_completed_total") +
                 MetricSum(harness.registry, "quire_requests_failed_total"));

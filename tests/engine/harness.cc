@@ -153,8 +153,8 @@ Harness::Harness(const HarnessOptions& harness_options)
                         .page_size = cache->page_size(),
                         .num_pages = cache->usable_pages(),
                         .kv_dtype = options.kv_dtype}),
-      queue(options.max_queued_requests, options.max_queued_tokens),
-      core(options, cache.get(), &runner, &clock, &queue, &probe) {
+      limiter(options.max_queued_requests, options.max_queued_tokens),
+      core(options, cache.get(), &runner, &clock, &limiter, &probe) {
   runner.RecordSteps(true);
 }
 
@@ -163,7 +163,7 @@ std::shared_ptr<AcceptedRequest> Harness::Arrive(Request request) {
   const auto live = std::make_shared<AcceptedRequest>(std::move(request), next_arrival_++, 0,
                                                       std::make_shared<TokenStream>());
   probe.requests.Received();
-  EXPECT_TRUE(queue.EnterRequest(live->request.tenant, {}).ok());
+  EXPECT_TRUE(limiter.EnterRequest(live->request.tenant, {}).ok());
   Signal signal{.kind = Signal::Kind::kArrived, .request = live};
   core.Handle(signal, clock.Now());
   return live;
@@ -181,7 +181,7 @@ void Harness::Prepare(const std::shared_ptr<AcceptedRequest>& live) {
                  prompt->get());
   }
   if (prompt.ok()) {
-    const absl::Status counted = CountPrompt(live->request, &queue, prompt->get());
+    const absl::Status counted = CountPrompt(live->request, &limiter, prompt->get());
     if (!counted.ok()) prompt = counted;
   }
   Signal signal{.kind = Signal::Kind::kPrepared, .request = live, .status = prompt.status()};

@@ -101,7 +101,7 @@ class Harness {
   EngineOptions options;
   probe::Registry registry;
   EngineProbe probe;
-  AdmissionLimiter queue;
+  AdmissionLimiter limiter;
   EngineCore core;
 
  private:

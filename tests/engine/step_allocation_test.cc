@@ -72,7 +72,7 @@ class StepAllocationTest : public ::testing::TestWithParam<int> {
   StepAllocationTest()
       : harness_(MakeHarnessOptions({.usable_pages = 64}, GetParam())),
         runner_(&harness_.runner),
-        core_(harness_.options, harness_.cache.get(), &runner_, &harness_.clock, &harness_.queue,
+        core_(harness_.options, harness_.cache.get(), &runner_, &harness_.clock, &harness_.limiter,
               &harness_.probe) {
     harness_.runner.RecordSteps(false);
   }
@@ -84,7 +84,7 @@ class StepAllocationTest : public ::testing::TestWithParam<int> {
     const auto live = std::make_shared<AcceptedRequest>(std::move(request), ++submitted_, 0,
                                                         std::make_shared<TokenStream>());
     harness_.probe.requests.Received();
-    ASSERT_TRUE(harness_.queue.EnterRequest(live->request.tenant, {}).ok());
+    ASSERT_TRUE(harness_.limiter.EnterRequest(live->request.tenant, {}).ok());
     Signal arrived{.kind = Signal::Kind::kArrived, .request = live};
     core_.Handle(arrived, harness_.clock.Now());
     auto prompt = PrepareRequest(harness_.options,
@@ -99,7 +99,7 @@ class StepAllocationTest : public ::testing::TestWithParam<int> {
                    std::make_shared<TokenTexts>(*harness_.tokenizer, harness_.options.vocab_size),
                    prompt->get());
     }
-    ASSERT_TRUE(CountPrompt(live->request, &harness_.queue, prompt->get()).ok());
+    ASSERT_TRUE(CountPrompt(live->request, &harness_.limiter, prompt->get()).ok());
     Signal prepared{.kind = Signal::Kind::kPrepared, .request = live, .status = absl::OkStatus()};
     prepared.prompt = *std::move(prompt);
     core_.Handle(prepared, harness_.clock.Now());

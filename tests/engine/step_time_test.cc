@@ -79,12 +79,12 @@ TEST(StepTimeModelTest, HasNoEstimateAtFirst) {
   std::mt19937 random(1);
   EXPECT_EQ(model.Predict(MixedWork(random)), absl::ZeroDuration());
   EXPECT_EQ(model.PromptTokensWithin(absl::Seconds(10), 0), 0u);
-  EXPECT_FALSE(model.Knows(MixedWork(random)));
-  EXPECT_FALSE(model.Knows(DecodeWork(random)));
+  EXPECT_FALSE(model.CanPredict(MixedWork(random)));
+  EXPECT_FALSE(model.CanPredict(DecodeWork(random)));
   // Steps without prompts carry no information about the cost of prompts.
   for (int i = 0; i < 20; ++i) model.Learn(DecodeWork(random), absl::Milliseconds(5));
-  EXPECT_TRUE(model.Knows(DecodeWork(random)));
-  EXPECT_FALSE(model.Knows(MixedWork(random)));
+  EXPECT_TRUE(model.CanPredict(DecodeWork(random)));
+  EXPECT_FALSE(model.CanPredict(MixedWork(random)));
   EXPECT_EQ(model.PromptTokensWithin(absl::Seconds(10), 0), 0u);
 }
 

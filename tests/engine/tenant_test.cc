@@ -101,7 +101,7 @@ class TenantSchedulerTest : public ::testing::TestWithParam<int> {
       EXPECT_TRUE(output.status.ok()) << output.status;
       EXPECT_EQ(output.tokens.at(0).size(), 12);
     }
-    EXPECT_EQ(harness_.queue.queued_requests(), 0);
+    EXPECT_EQ(harness_.limiter.queued_requests(), 0);
   }
 
   Harness harness_;

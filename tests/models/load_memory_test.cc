@@ -60,7 +60,7 @@ TEST(LoadMemoryTest, RejectsEmbeddingOutsideTheRangeOfF16) {
   EXPECT_THAT(std::string(refused.status().message()),
               HasSubstr("tiny.gguf: tensor token_embd.weight: element 1056 of 2097152 is "));
   EXPECT_THAT(std::string(refused.status().message()),
-              HasSubstr("beyond f16; model.quantization none holds it as f32"));
+              HasSubstr("which exceeds the range of f16; set model.quantization to \"none\""));
   const auto wide = Weights::Load(model.slots, cpu.backend, {.quantization = Quantization::kNone});
   EXPECT_TRUE(wide.ok()) << wide.status();
 }

@@ -270,7 +270,7 @@ TEST(QuantizationTest, RejectsMatricesThatAFormatCannotStoreByName) {
               testing::AllOf(HasSubstr("multiple of 128 inputs"), HasSubstr("this matrix has 64")));
   // int8 has a scale per output and accepts any number of inputs, but the head has groups of 32.
   EXPECT_THAT(message("tiny_base", Quantization::kInt8),
-              HasSubstr("embed_tokens.weight: model.quantization int8 holds the output head as "
+              HasSubstr("embed_tokens.weight: model.quantization int8 converts the output head to "
                         "int8_g32, which needs a multiple of 32 inputs, this matrix has 8"));
 }
 

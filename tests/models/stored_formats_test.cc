@@ -64,7 +64,7 @@ class StoredFormatTest : public testing::TestWithParam<FormatCase> {
     EXPECT_TRUE(joined.ok()) << joined;
     EXPECT_EQ(tensors_.size(), 1u);
     EXPECT_TRUE(warnings.empty()) << warnings.front();
-    EXPECT_TRUE(tensors_[0].is_coded());
+    EXPECT_TRUE(tensors_[0].is_quantized());
     return tensors_[0];
   }
 

@@ -189,9 +189,9 @@ void AddExpertStack(GgufWriter* writer, const Checkpoint& checkpoint, const std:
   const formats::StoredTensor* const stack = checkpoint.Find(from);
   const formats::StoredTensor* const biases = checkpoint.Find(from + "_bias");
   QUIRE_CHECK(stack != nullptr && biases != nullptr);
-  const bool is_coded = stack->quantized != nullptr;
+  const bool is_quantized = stack->quantized != nullptr;
   const std::int64_t experts = stack->shape[0], rows = biases->shape[1];
-  const std::int64_t k = is_coded ? stack->shape[2] : stack->shape[1];
+  const std::int64_t k = is_quantized ? stack->shape[2] : stack->shape[1];
   std::string bytes;
   std::vector<float> values;
   for (std::int64_t e = 0; e < experts; ++e) {
@@ -202,7 +202,7 @@ void AddExpertStack(GgufWriter* writer, const Checkpoint& checkpoint, const std:
       values.push_back(bias.ToFloat());
     }
   }
-  writer->Tensor(to + ".weight", {experts, rows / step, k}, is_coded ? 39 : 30, bytes.data(),
+  writer->Tensor(to + ".weight", {experts, rows / step, k}, is_quantized ? 39 : 30, bytes.data(),
                  bytes.size());
   writer->Tensor(to + ".bias", {experts, rows / step}, 0, values.data(), values.size() * 4);
 }

@@ -48,7 +48,7 @@ class ComponentCheckTest(CheckCase):
 
     def test_missing_dep(self):
         self.refuses({"text/chat/chat.h": PRAGMA + '#include "engine/engine.h"\n'},
-                     "text_chat reaches a header of engine and does not list it")
+                     "text_chat reaches a header of engine but does not list it")
 
     def test_cycle(self):
         self.refuses({"base/CMakeLists.txt": BASE.replace(")", "\n  DEPS engine)"),

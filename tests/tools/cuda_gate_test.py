@@ -235,7 +235,7 @@ class LoopTest(GateCase):
     def test_tensor_core_kernel_requires_a_row(self):
         status, output = self.loop(loops={})
         self.assertEqual(status, 1)
-        self.assertIn("K for sm_90: tensor cores, and no loop in resources.json", output)
+        self.assertIn("K for sm_90: uses tensor cores, but resources.json has no loop for it", output)
 
     def test_row_without_its_loop_fails(self):
         straight = LOOP.replace("@P3 BRA 0x20", "@P3 BRA 0x100")
@@ -243,7 +243,7 @@ class LoopTest(GateCase):
 
     def test_bytes_follow_from_the_count(self):
         wrong = {"K": LOOPS["K"] | {"instructions_per_byte": {"sm_90": 1.0}}}
-        self.assertIn("2.0 instructions a byte, the table has another figure", self.loop(loops=wrong)[1])
+        self.assertIn("2.0 instructions a byte, the table has another number", self.loop(loops=wrong)[1])
 
     def test_unknown_instruction_is_reported(self):
         self.assertIn("TCGEN05 is in no class", self.loop("TCGEN05 R1")[1])

@@ -4,8 +4,8 @@
 //
 // Place:      below the tokenizer that is built from it. Code generated from tokenizer_model.proto
 //             parses the message; only sentencepiece_file.cc uses that code.
-// Invariants: piece texts are UTF-8, not empty and unique, scores are finite, exactly one piece is
-//             the unknown piece, and with byte_fallback each byte has a piece.
+// Invariants: piece texts are unique, non-empty and valid UTF-8. Scores are finite. Exactly one
+//             piece is the unknown piece. With byte_fallback each byte has a piece.
 // Threads:    a value type; one thread at a time per object.
 // Source:     sentencepiece: sentencepiece_model.proto for field numbers and defaults,
 //             model_interface.cc for the validity rules.
@@ -34,8 +34,9 @@ struct SentencePiece {
   std::string text;
   float score = 0;
   Type type = Type::kNormal;
-  // Whether text in a prompt can be tokenized to this piece.
-  bool in_text() const {
+  // True if the tokenizer matches the piece's text against the prompt. Byte pieces come only from
+  // byte fallback.
+  bool matches_text() const {
     return type == Type::kNormal || type == Type::kUserDefined || type == Type::kUnused;
   }
 };
@@ -51,7 +52,7 @@ struct SentencePieceFile {
   std::string unk_surface = " \xE2\x81\x87 ";  // decoded text of the unknown piece
   std::string bos_piece = "<s>", eos_piece = "</s>", pad_piece = "<pad>";
 
-  std::string charsmap;  // PrecompiledMap; empty if there is none
+  std::string charsmap;  // the input of PrecompiledMap; empty if the file has none
   bool add_dummy_prefix = true;
   bool remove_extra_whitespaces = true;
   bool escape_whitespaces = true;

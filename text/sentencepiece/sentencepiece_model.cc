@@ -46,7 +46,7 @@ class MergeBuilder {
   // User-defined pieces are extracted before merging.
   bool CanBeBuilt(std::size_t id) const {
     const SentencePiece& piece = file_.pieces[id];
-    return piece.in_text() && piece.type != SentencePiece::Type::kUserDefined &&
+    return piece.matches_text() && piece.type != SentencePiece::Type::kUserDefined &&
            !IsOneCharacter(piece.text);
   }
 
@@ -55,7 +55,7 @@ class MergeBuilder {
     for (std::int32_t id = 0; id < num_pieces; ++id) {
       const auto index = static_cast<std::size_t>(id);
       const std::string& text = file_.pieces[index].text;
-      const bool is_character = file_.pieces[index].in_text() && IsOneCharacter(text);
+      const bool is_character = file_.pieces[index].matches_text() && IsOneCharacter(text);
       if (CanBeBuilt(index) || is_character) parts_.ids.emplace(text, id);
     }
     parts_.unk_id = num_pieces;

@@ -15,8 +15,8 @@ namespace {
 constexpr InputSpan kNoSpan{-1, -1};
 
 // Normalizer and splitter may each expand n bytes between two added tokens to at most kMaxGrowth *
-// n + kFreeGrowthBytes, because a character map may expand one byte to 512. Unicode's longest
-// compatibility form (U+FDFA), with SentencePiece's spaces, has 13 times the bytes of its
+// n + kFreeGrowthBytes. Without a limit a character map may expand one byte to 512. Unicode's
+// longest compatibility form (U+FDFA), with SentencePiece's spaces, has 13 times the bytes of its
 // character.
 constexpr std::size_t kMaxGrowth = 16;
 constexpr std::size_t kFreeGrowthBytes = std::size_t{64} << 10;

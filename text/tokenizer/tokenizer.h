@@ -40,7 +40,7 @@ struct EncodeOptions {
   bool add_special_tokens = true;    // run the post-processor's template (BOS, EOS)
   bool parse_special_tokens = true;  // false: text of special tokens is plain text
   // Whether a chat template rendered the text. For tokenizer.model and tekken.json, special tokens
-  // are only recognised in such text, as in sentencepiece and mistral-common.
+  // are only recognized in such text, as in sentencepiece and mistral-common.
   bool from_template = false;
   // In these ranges, text of special tokens is plain text in any case. They must be sorted, must
   // not overlap, and must outlive the call.

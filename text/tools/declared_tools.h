@@ -1,6 +1,6 @@
 #pragma once
 
-// The tools that a request declares, with what is needed to parse calls of them.
+// The tools that a request declares, with the schemas that are needed to parse their calls.
 //
 // Place:      created once per request, shared by the parsers of its choices.
 // Invariants: names are unique.

@@ -129,8 +129,8 @@ absl::StatusOr<std::string> PythonReader::Dictionary(int depth) {
   return members.Text();
 }
 
-// Number formats of Python that JSON lacks (1_000, 0x10) are rejected, except that a plus sign is
-// removed (+1) and a missing digit next to the point is added (.5, 5.).
+// Rejects the number formats of Python that JSON lacks (1_000, 0x10), with two exceptions. A plus
+// sign is removed (+1), and a missing digit next to the point is added (.5, 5.).
 absl::StatusOr<std::string> PythonReader::Number() {
   if (Peek() == '+') ++at_;
   const std::size_t begin = at_;

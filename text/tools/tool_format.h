@@ -72,7 +72,7 @@ struct ToolFormat {
   CallWriting writing = {};
 
   // Returns the marker that begins calls anywhere after the reasoning. Empty if calls are
-  // recognised by their position, or if there are none.
+  // recognized by their position, or if there are none.
   absl::string_view trigger() const;
 
   // Returns whether the format supports forced calls.

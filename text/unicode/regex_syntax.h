@@ -1,8 +1,8 @@
 #pragma once
 
-// Translates patterns of Oniguruma (Ruby syntax, as compiled by Hugging Face tokenizers) or of the
-// Rust crate fancy-regex (as used by tiktoken) to equivalent patterns for PCRE2 10.42, or rejects
-// them.
+// Translates patterns to equivalent patterns for PCRE2 10.42, or rejects them. The patterns are
+// those of Oniguruma (Ruby syntax, as compiled by Hugging Face tokenizers) or of the Rust crate
+// fancy-regex (as used by tiktoken).
 //
 // Place:      used by Regex::FromOniguruma and Regex::FromRust only.
 // Threads:    pure functions.

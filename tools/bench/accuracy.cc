@@ -244,7 +244,7 @@ absl::Status Run(const Arguments& arguments) {
   const std::int32_t largest = *std::max_element(tokens.begin(), tokens.end());
   if (largest >= vocab_size) {
     return absl::InvalidArgumentError(
-        absl::StrCat("the tokenizer's id ", largest, " is beyond vocab_size ", vocab_size));
+        absl::StrCat("the tokenizer has id ", largest, ", but vocab_size is ", vocab_size));
   }
   std::vector<std::string> names = {"none, the reference"};
   for (const std::string& format : arguments.formats) {

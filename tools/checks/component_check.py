@@ -95,7 +95,7 @@ def read_includes(root):
 
 
 def reached(files, includes, owner):
-    """Returns the components whose headers these files include."""
+    """Returns the components whose headers these files include, directly or through other headers."""
     seen, left, names = set(files), list(files), set()
     while left:
         name = left.pop()
@@ -157,11 +157,11 @@ def check(root):
         met = reached(component.files, includes, owner)
         for dep in component.deps:
             if dep not in met:
-                errors.append(f"{component.where}: {component.name} lists {dep} and reaches no "
+                errors.append(f"{component.where}: {component.name} lists {dep} but reaches no "
                               "header of it")
         for name in sorted((met & names) - {component.name, *component.deps}):
-            errors.append(f"{component.where}: {component.name} reaches a header of {name} and "
-                          "does not list it")
+            errors.append(f"{component.where}: {component.name} reaches a header of {name} "
+                          "but does not list it")
     cycle = find_cycle({component.name: component.deps for component in components})
     if cycle:
         errors.append("components form a cycle: " + " -> ".join(cycle))

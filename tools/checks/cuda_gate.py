@@ -126,7 +126,7 @@ def check_reports(units, table):
                 errors.append(f"{where}: ptxas reported nothing")
                 continue
             if use["stack"] or use["spills"]:
-                errors.append(f"{where}: {use['stack']} bytes of stack, {use['spills']} of spills")
+                errors.append(f"{where}: uses {use['stack']} bytes of stack and {use['spills']} of spills")
             limit = rows.get(name, {}).get(arch)
             if limit is None:
                 errors.append(f"{where}: not in {TABLE.name}")
@@ -155,8 +155,9 @@ def disassemble(build, unit, cuobjdump):
 
 
 def count_loop(code, row):
-    """Returns instructions of one tile by class, instructions of the block per byte, and instructions of one tile in the
-    warps of row["beside"] or None. Returns None for a kernel without products. Raises CodeError for unreadable code."""
+    """Returns three counts: instructions of one tile by class, instructions of the block per byte, and instructions of one
+    tile in the warps of row["beside"], which is None without such warps. Returns None for a kernel without products. Raises
+    CodeError for unreadable code."""
     graph = machine_code.Graph(code)
     found = machine_code.work_loop(graph)
     if found is None:
@@ -192,7 +193,7 @@ def count_loops(listing, rows):
         has_products = any(machine_code.CLASS_OF.get(i.opcode) == "tensor" for i in code)
         if name not in rows:
             if has_products:
-                errors.append(f"{name} for {arch}: tensor cores, and no loop in {TABLE.name}")
+                errors.append(f"{name} for {arch}: uses tensor cores, but {TABLE.name} has no loop for it")
             continue
         try:
             counted = count_loop(code, rows[name])
@@ -228,7 +229,7 @@ def compare_loops(unit, counted, rows):
             elif beside and (changed := changes(beside, row["beside"].get("instructions_per_tile", {}).get(arch, {}))):
                 errors.append(f"{where}: instructions a tile beside the products: {changed}")
             elif rate != row.get("instructions_per_byte", {}).get(arch):
-                errors.append(f"{where}: {rate} instructions a byte, the table has another figure")
+                errors.append(f"{where}: {rate} instructions a byte, the table has another number")
     return errors, checks
 
 
@@ -252,7 +253,7 @@ def check_code(build, table, cuobjdump):
         for instruction in ("LDL", "STL"):
             checks += 1
             if re.search(rf"\b{instruction}\b", code):
-                errors.append(f"{unit}: {instruction}, local memory, in the machine code")
+                errors.append(f"{unit}: {instruction} in the machine code, so it uses local memory")
         counted, unread = count_loops(code, row.get("loops", {}))
         errors += [f"{unit}: {error}" for error in unread]
         grown, compared = compare_loops(unit, counted, row.get("loops", {}))

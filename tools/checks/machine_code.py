@@ -212,9 +212,9 @@ class Graph:
         return sum(i.opcode in opcodes for block in loop.body for i in self.blocks[block])
 
     def iteration(self, loop, work, trips=1, loads=None):
-        """Returns the Counter of opcodes of one iteration: of the paths with the most products those with `loads` loads
-        (None: the most), and of these the shortest. Counts `trips` iterations of inner loops with products, and one of
-        other inner loops."""
+        """Returns the Counter of opcodes of one iteration, on the shortest path with the most products and with `loads`
+        loads. If `loads` is None, that is the largest number of loads on such a path. Counts `trips` iterations of inner
+        loops with products, and one of other inner loops."""
         paths = self.paths(loop, work, trips)
         most = max(products for products, _ in paths)
         counts = [count for products, count in paths if products == most]
@@ -283,9 +283,9 @@ def keep_shortest(paths, path, work):
 
 
 def work_loop(graph):
-    """Returns the innermost loop with the most products, the shortest if there are several, and its Work. Products are those
-    of tensor cores, or multiply-adds if there are none. Loads are those that bypass the registers, or all if there are
-    none. Returns None for a kernel without products in a loop."""
+    """Returns the innermost loop with the most products and its Work. Of several loops it is the shortest. Products are
+    those of tensor cores, or multiply-adds if the kernel has none. Loads are those that bypass the registers, or all if
+    none do. Returns None for a kernel without products in a loop."""
     for products in (set(CLASSES["tensor"].split()), {"FFMA"}):
         # A loop with MUFU divides.
         other = {"MUFU"} if "FFMA" in products else set()
@@ -305,8 +305,8 @@ def work_loop(graph):
 
 
 def beside_loop(graph, opcode):
-    """Returns the loop of a tile, and its Work, for warps without products: the loop around the innermost loop with the most
-    `opcode`, or that loop if it is the outermost. Returns None without such a loop."""
+    """Returns the loop of a tile and its Work for warps without products. It is the loop around the innermost loop with the
+    most `opcode`, or the innermost loop itself if none is around it. Returns None without `opcode` in a loop."""
     found = [loop for loop in graph.loops
              if graph.holds(loop, {opcode}) and not graph.holds(loop, set(CLASSES["tensor"].split()))]
     innermost = [a for a in found if not any(b is not a and b.body < a.body for b in found)]

@@ -77,7 +77,7 @@ class Svg:
         self.text(20, 54, below, "muted")
 
     def legend(self, x, y, entries):
-        """Entries are (color, text, whether a tick instead of a square, width of the text)."""
+        """Entries are (color, text, is_tick, width of the text). A tick replaces the square."""
         for color, text, is_tick, width in entries:
             if is_tick:
                 self.line(x + 6, y - 11, x + 6, y + 2, color, 2.5)

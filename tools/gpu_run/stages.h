@@ -26,9 +26,9 @@ struct Item {
   std::string name;
   Command command;
   Seconds limit{60};
-  // The stage can pass without this item: if the time is up, that is not an error.
+  // If the time is up before this item runs, the stage still passes.
   bool is_optional = false;
-  std::string skipped{};  // why it is not run; empty: it is run
+  std::string skipped{};  // reason for not running it; empty: it runs
 };
 
 // Folders and options of a run.

@@ -5,7 +5,7 @@
 // answers are.
 //
 // Place:   used by `quire bench`.
-// Threads: one per request in flight, joined before return.
+// Threads: RunLoad starts one thread per request in flight and joins them before it returns.
 
 #include <atomic>
 #include <cstdint>

@@ -20,7 +20,7 @@ constexpr char kAzureHeader[] = "TIMESTAMP,ContextTokens,GeneratedTokens";
 constexpr std::int64_t kMaxTraceTokens = 10'000'000;
 constexpr double kMaxTraceSeconds = 1e9;
 
-bool IsLength(std::int64_t tokens) {
+bool IsValidTokenCount(std::int64_t tokens) {
   return tokens >= 0 && tokens <= kMaxTraceTokens;
 }
 
@@ -71,10 +71,12 @@ absl::StatusOr<std::vector<TraceEntry>> ParseTrace(absl::string_view text, doubl
     if (line.empty() || absl::EqualsIgnoreCase(line, kAzureHeader)) continue;
     TraceEntry entry;
     const bool parsed = line[0] == '{' ? ParseMooncake(line, &entry) : ParseAzure(line, &entry);
-    if (!parsed || !IsLength(entry.input_tokens) || !IsLength(entry.output_tokens)) {
+    if (!parsed || !IsValidTokenCount(entry.input_tokens) ||
+        !IsValidTokenCount(entry.output_tokens)) {
       return absl::InvalidArgumentError(
-          absl::StrCat("line ", number, " is neither ", kAzureHeader,
-                       " nor an object with timestamp, input_length and output_length of at most ",
+          absl::StrCat("line ", number, " must be a CSV row ", kAzureHeader,
+                       " or a JSON object with timestamp, input_length and output_length; token "
+                       "counts must be 0 to ",
                        kMaxTraceTokens));
     }
     // Some recorded rows have no tokens, but a request needs at least one.

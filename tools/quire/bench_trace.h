@@ -1,8 +1,9 @@
 #pragma once
 
-// Reads recorded loads: CSV files of the Azure LLM inference traces
-// (TIMESTAMP,ContextTokens,GeneratedTokens; Azure/AzurePublicDataset) and JSON lines of Mooncake
-// (timestamp in ms, input_length, output_length, hash_ids; kvcache-ai/Mooncake).
+// Reads request traces in two formats:
+//
+//   CSV          TIMESTAMP,ContextTokens,GeneratedTokens (Azure/AzurePublicDataset)
+//   JSON lines   timestamp in ms, input_length, output_length, hash_ids (kvcache-ai/Mooncake)
 //
 // Place:   used by `quire bench --trace`.
 // Threads: any.
@@ -17,8 +18,8 @@
 namespace quire::client {
 
 // Returns the requests in order of time. The first is at 0; intervals are divided by `speed`.
-// Returns INVALID_ARGUMENT with the bad line, or if the trace is longer than 1e9 s. REQUIRES: speed
-// > 0.
+// Returns INVALID_ARGUMENT if a line is malformed, naming the line, or if the trace is longer than
+// 1e9 s. REQUIRES: speed > 0.
 absl::StatusOr<std::vector<TraceEntry>> ParseTrace(absl::string_view text, double speed);
 // Reads a file in the same way. Returns NOT_FOUND if it cannot be read.
 absl::StatusOr<std::vector<TraceEntry>> ReadTrace(const std::string& path, double speed);

@@ -1,7 +1,7 @@
 #pragma once
 
 // A view of a cache that keeps each sequence in one block of consecutive tokens. It is never
-// quantised and takes no part in prefix caching.
+// quantized and takes no part in prefix caching.
 //
 // No request uses it. It exists because the reference API has it, and because tests use it as the
 // contiguous oracle of the paged cache.

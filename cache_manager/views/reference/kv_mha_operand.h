@@ -98,7 +98,7 @@ struct KVCacheMHAOperand {
 template <typename C>
 KVCacheMHAOperand(C) -> KVCacheMHAOperand<C>;
 
-// An operand whose elements are the scales of a quantised cache. Rows and tiles come from the
+// An operand whose elements are the scales of a quantized cache. Rows and tiles come from the
 // lookup table of the scales. Sparse rows are rows of the values, because sparse indices refer to
 // the values.
 template <typename C>

@@ -17,8 +17,8 @@
 
 namespace quire::text::jinja {
 
-// Returns INVALID_ARGUMENT for a spec that is malformed or does not match the type of the value,
-// and RESOURCE_EXHAUSTED for a width or precision that exceeds the text limit.
+// Returns INVALID_ARGUMENT for a spec that is malformed or does not match the type of the value.
+// Returns RESOURCE_EXHAUSTED for a width or precision that exceeds the text limit.
 absl::StatusOr<std::string> FormatWithSpec(const Value& value, absl::string_view spec,
                                            Runtime& runtime);
 

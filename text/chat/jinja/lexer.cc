@@ -86,9 +86,8 @@ class Lexer {
     return at <= text_.size() && absl::StartsWith(text_.substr(at), wanted);
   }
 
-  // If `close`, the closing delimiter of a block or comment, is at `at`, with or without a sign
-  // before it, returns the offset after the delimiter and after the white space that the sign
-  // removes. Otherwise returns kNone.
+  // `close` is the closing delimiter of a block or comment. Returns the offset after the delimiter
+  // at `at` and the white space that a sign before it removes, or kNone without such a delimiter.
   std::size_t EndOfTag(std::size_t at, absl::string_view close) const {
     if (Has(at, absl::StrCat("+", close))) return at + 1 + close.size();
     if (Has(at, absl::StrCat("-", close))) return SkipSpace(at + 1 + close.size());

@@ -179,8 +179,9 @@ class Parser {
       return ErrorAt(expressions_.current().position, "recursive loops are not supported");
     }
     QUIRE_RETURN_IF_ERROR(ExpectBlockEnd());
-    if (++loops_ > kMaxLoops) {
-      return ErrorAt(position, absl::StrCat("loops are nested more than ", kMaxLoops, " deep"));
+    if (++loops_ > kMaxLoopNesting) {
+      return ErrorAt(position,
+                     absl::StrCat("loops are nested more than ", kMaxLoopNesting, " deep"));
     }
     QUIRE_ASSIGN_OR_RETURN(node->body, ParseBody({"else", "endfor"}));
     --loops_;

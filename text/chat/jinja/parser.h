@@ -4,11 +4,11 @@
 //
 // Place:      between lexer and interpreter.
 // Invariants: accepts the subset of Jinja in docs/tokenizers.md and rejects everything else with
-//             line and column. Statements nest at most kMaxNesting deep, loops kMaxLoops and
+//             line and column. Statements nest at most kMaxNesting deep, loops kMaxLoopNesting and
 //             expressions kMaxExpressionDepth, so every traversal of the tree is bounded.
 // Threads:    pure functions.
-// Source:     documentation of jinja2 3.1, "Template Designer Documentation"; operator precedence
-//             as observed.
+// Source:     documentation of jinja2 3.1, "Template Designer Documentation". Operator precedence
+//             follows the behavior of jinja2, because the documentation does not define it.
 
 #include <cstddef>
 #include <string>
@@ -22,13 +22,13 @@ namespace quire::text::jinja {
 
 inline constexpr std::size_t kMaxTemplateBytes = 1 << 20;
 inline constexpr int kMaxNesting = 64;
-inline constexpr int kMaxLoops = 16;
+inline constexpr int kMaxLoopNesting = 16;
 inline constexpr int kMaxExpressionDepth = 200;
 
 struct ParsedTemplate {
   Body body;
-  // Unsupported filters, tests and methods in branches of `if`: "line 3, column 7: the filter 'x'
-  // is not supported". Executing one fails the rendering.
+  // One message per unsupported filter, test or method inside a branch of an `if`. Rendering fails
+  // when a branch executes one. Outside of branches they are errors of Parse.
   std::vector<std::string> warnings;
 };
 
