@@ -60,7 +60,8 @@ class Stage {
       backend_.emplace(*kernels::Backend::CreateCuda(
           *stream_, kernels::Determinism::kBatchInvariant, &threads_));
     } else {
-      backend_.emplace(*kernels::Backend::Create(Device::Cpu(), &threads_));
+      backend_.emplace(
+          *kernels::Backend::Create(Device::Cpu(), &threads_, kernels::CpuActivations::kInt8));
     }
   }
 

@@ -55,7 +55,8 @@ formats::ModelFiles EditableFiles::Files() const {
 }
 
 TestBackend::TestBackend(int threads)
-    : pool(threads), backend(*kernels::Backend::Create(Device::Cpu(), &pool)) {}
+    : pool(threads),
+      backend(*kernels::Backend::Create(Device::Cpu(), &pool, kernels::CpuActivations::kInt8)) {}
 
 std::string SafetensorsFile(absl::string_view header, absl::string_view data) {
   std::string file;

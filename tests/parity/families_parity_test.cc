@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "tests/parity/parity_harness.h"
 
 namespace quire::models::parity {
@@ -137,6 +138,35 @@ TEST_P(FamiliesParityTest, BitsDependOnTheSequenceOnly) {
     ExpectSameBits(together[i].logits, alone[0].logits);
     ExpectSameBits(together[i].logprobs, alone[0].logprobs);
   }
+}
+
+// A smaller error than the recorded one would mean that a product did not round.
+TEST_P(FamiliesParityTest, Bf16ActivationsHaveTheRecordedError) {
+  const auto got = MustReplay(
+      {.threads = 2, .feed_reference = true, .cpu_activations = kernels::CpuActivations::kBF16});
+  const auto ratio = Bf16ErrorRatio(got, reference_, absl::StrCat("models/", GetParam().folder));
+  ASSERT_TRUE(ratio.ok()) << ratio.status();
+  EXPECT_LE(*ratio, 1.5);
+  EXPECT_GE(*ratio, 1 / 1.5);
+}
+
+TEST_P(FamiliesParityTest, Bf16ActivationBitsDependOnTheSequenceOnly) {
+  constexpr auto kBF16 = kernels::CpuActivations::kBF16;
+  const auto together = MustReplay({.threads = 1, .seed = 3, .cpu_activations = kBF16});
+  const auto other =
+      MustReplay({.threads = 3, .chunk = 7, .seed = 4, .preempt_at = 9, .cpu_activations = kBF16});
+  const auto alone =
+      MustReplay({.threads = 2, .chunk = 256, .seed = 5, .only = {9}, .cpu_activations = kBF16});
+  ASSERT_EQ(together.size(), reference_.prompts.size());
+  ASSERT_EQ(other.size(), together.size());
+  ASSERT_EQ(alone.size(), 1u);
+  for (std::size_t i = 0; i < together.size(); ++i) {
+    EXPECT_EQ(together[i].sampled, other[i].sampled);
+    ExpectSameBits(together[i].logits, other[i].logits);
+    ExpectSameBits(together[i].logprobs, other[i].logprobs);
+  }
+  EXPECT_EQ(together[9].sampled, alone[0].sampled);
+  ExpectSameBits(together[9].logits, alone[0].logits);
 }
 
 TEST_P(FamiliesParityTest, HiddenStatesOfEveryLayerAgree) {

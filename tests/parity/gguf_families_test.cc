@@ -507,7 +507,8 @@ TEST(GgufFamiliesRuleTest, WindowOfPhi3WithoutItsKey) {
 // Random weights have the names and shapes of the files, including experts.
 TEST(GgufFamiliesRuleTest, DummyWeightsHaveRealSizes) {
   ThreadPool threads(2);
-  const auto backend = kernels::Backend::Create(Device::Cpu(), &threads);
+  const auto backend =
+      kernels::Backend::Create(Device::Cpu(), &threads, kernels::CpuActivations::kInt8);
   ASSERT_TRUE(backend.ok());
   for (const Case& each : kCases) {
     SCOPED_TRACE(each.folder);

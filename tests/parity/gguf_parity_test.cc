@@ -10,6 +10,7 @@
 #include <iterator>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "tests/parity/parity_harness.h"
 
 namespace quire::models::parity {
@@ -112,6 +113,29 @@ TEST_P(GgufParityTest, UnquantizedGivesTheReferenceTokensAndLogits) {
       EXPECT_NEAR(got[i].logprobs[step], want.greedy_logprobs[step], kMaxAbsolute)
           << want.id << " step " << step;
     }
+  }
+}
+
+// Products of integers are exact with f32 activations. What remains is that the embedding is rounded
+// to bf16, and scales of K-quants to f16.
+TEST_P(GgufParityTest, F32ActivationsAreNotRounded) {
+  const auto got = MustReplay(
+      files_, {.feed_reference = true, .cpu_activations = kernels::CpuActivations::kF32});
+  ASSERT_EQ(got.size(), reference_.prompts.size());
+  EXPECT_LE(CompareLogits(got, reference_).relative, GetParam().has_blocks ? 4e-3 : kMaxRelative);
+}
+
+TEST_P(GgufParityTest, Bf16ActivationsHaveTheRecordedError) {
+  for (const Quantization quantization : {Quantization::kNone, Quantization::kAuto}) {
+    const auto got = MustReplay(files_, {.threads = 2,
+                                         .feed_reference = true,
+                                         .cpu_activations = kernels::CpuActivations::kBF16,
+                                         .quantization = quantization});
+    const auto ratio =
+        Bf16ErrorRatio(got, reference_, absl::StrCat("gguf/models/", GetParam().folder));
+    ASSERT_TRUE(ratio.ok()) << ratio.status();
+    EXPECT_LE(*ratio, 1.5);
+    EXPECT_GE(*ratio, 1 / 1.5);
   }
 }
 

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "tests/parity/edited_fixture.h"
 #include "tests/parity/parity_harness.h"
 
@@ -103,6 +104,17 @@ TEST_P(LlamaParityTest, Bf16PagesStayWithinTwiceTheRecordedError) {
           << want.id << " step " << step;
     }
   }
+}
+
+// A smaller error than the recorded one would mean that a product did not round.
+TEST_P(LlamaParityTest, Bf16ActivationsHaveTheRecordedError) {
+  const auto got = MustReplay(
+      files_,
+      {.threads = 2, .feed_reference = true, .cpu_activations = kernels::CpuActivations::kBF16});
+  const auto ratio = Bf16ErrorRatio(got, reference_, absl::StrCat("models/", GetParam()));
+  ASSERT_TRUE(ratio.ok()) << ratio.status();
+  EXPECT_LE(*ratio, 1.5);
+  EXPECT_GE(*ratio, 1 / 1.5);
 }
 
 // The relative error of an element is 0.16 % in bf16 (root mean square) and 2.5 % in fp8_e4m3, 16

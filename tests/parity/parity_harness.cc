@@ -118,10 +118,11 @@ class Stage {
       stream_ = &*own_stream_;
     }
     QUIRE_ASSIGN_OR_RETURN(
-        own_backend_, options.cuda
-                          ? kernels::Backend::CreateCuda(
-                                *stream_, kernels::Determinism::kBatchInvariant, threads_.get())
-                          : kernels::Backend::Create(Device::Cpu(), threads_.get()));
+        own_backend_,
+        options.cuda
+            ? kernels::Backend::CreateCuda(*stream_, kernels::Determinism::kBatchInvariant,
+                                           threads_.get())
+            : kernels::Backend::Create(Device::Cpu(), threads_.get(), options.cpu_activations));
     backend_ = &*own_backend_;
     return absl::OkStatus();
   }
@@ -576,6 +577,20 @@ Deviation CompareLogits(const std::vector<ReplayedPrompt>& got, const Reference&
     all_want.insert(all_want.end(), want.prompts[i].logits.begin(), want.prompts[i].logits.end());
   }
   return Compare(all_got, all_want);
+}
+
+absl::StatusOr<double> Bf16ErrorRatio(const std::vector<ReplayedPrompt>& got, const Reference& want,
+                                      const std::string& name) {
+  std::ifstream stream(paths::TestData("bf16_activations.json"));
+  const nlohmann::json table = nlohmann::json::parse(stream, nullptr, false);
+  if (!table.is_object() || !table.contains(name)) {
+    return absl::NotFoundError(absl::StrCat("bf16_activations.json has no ", name));
+  }
+  const double recorded = table[name]["relative_error"].get<double>();
+  const double relative = CompareLogits(got, want).relative;
+  std::printf("%s: bf16 activations differ by %.2e relative, recorded %.2e\n", name.c_str(),
+              relative, recorded);
+  return relative / recorded;
 }
 
 std::size_t CountTokenMismatches(const std::vector<ReplayedPrompt>& got, const Reference& want) {

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "base/dtype.h"
 #include "formats/model_files.h"
+#include "kernels/backend/backend.h"
 #include "kernels/comm/communicator.h"
 #include "models/config/layer_spec.h"
 #include "models/weights/quantization.h"
@@ -78,6 +79,7 @@ struct ReplayOptions {
   // Null means the whole model.
   kernels::Communicator* comm = nullptr;
   DType activation = DType::kF32;
+  kernels::CpuActivations cpu_activations = kernels::CpuActivations::kInt8;
   Quantization quantization = Quantization::kAuto;
   bool fp8_activations = false;
   bool graphs = true;
@@ -137,6 +139,11 @@ struct Deviation {
 Deviation Compare(const std::vector<float>& got, const std::vector<float>& want);
 // The same over the logits of all prompts.
 Deviation CompareLogits(const std::vector<ReplayedPrompt>& got, const Reference& want);
+// The relative deviation of the logits, divided by the recorded one of a computation in double that
+// rounds x and weights of every matrix product to bf16. `name` is a folder under tests/testdata, such
+// as "models/qwen2-bf16".
+absl::StatusOr<double> Bf16ErrorRatio(const std::vector<ReplayedPrompt>& got, const Reference& want,
+                                      const std::string& name);
 // Number of prompts whose sampled tokens differ from the reference.
 std::size_t CountTokenMismatches(const std::vector<ReplayedPrompt>& got, const Reference& want);
 

@@ -120,7 +120,7 @@ INSTANTIATE_TEST_SUITE_P(Fixtures, RankPartsTest,
 absl::StatusOr<std::unique_ptr<runtime::Model>> LoadPart(const std::string& folder,
                                                          runtime::LoadOptions options) {
   ThreadPool pool(1);
-  auto backend = kernels::Backend::Create(Device::Cpu(), &pool);
+  auto backend = kernels::Backend::Create(Device::Cpu(), &pool, kernels::CpuActivations::kInt8);
   EXPECT_TRUE(backend.ok()) << backend.status();
   return runtime::LoadModel(FixturePath(folder), *backend, options);
 }
@@ -174,7 +174,7 @@ TEST(RankPartsLoadTest, CommunicatorMustMatchThePart) {
   const auto group = kernels::HostCommunicator::CreateGroup(2);
   ASSERT_TRUE(group.ok());
   ThreadPool pool(1);
-  const auto cpu = kernels::Backend::Create(Device::Cpu(), &pool);
+  const auto cpu = kernels::Backend::Create(Device::Cpu(), &pool, kernels::CpuActivations::kInt8);
   ASSERT_TRUE(cpu.ok()) << cpu.status();
   EXPECT_TRUE(runtime::CheckCommunicator({}, {}, *cpu).ok());
   EXPECT_TRUE(

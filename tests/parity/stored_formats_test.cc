@@ -33,29 +33,48 @@ namespace {
 
 using nlohmann::json;
 
+using enum kernels::CpuActivations;
+
 class StoredFormatModelTest : public testing::TestWithParam<FormatCase> {
  protected:
   std::vector<ReplayedPrompt> MustReplay(const FormatModel& model, Quantization quantization,
-                                         std::uint32_t chunk = 16, int threads = 2) {
+                                         std::uint32_t chunk = 16, int threads = 2,
+                                         kernels::CpuActivations activations = kInt8) {
     auto replayed = Replay(model.Files(), model.reference(),
                            {.threads = threads,
                             .chunk = chunk,
                             .generated = 1,
                             .logprobs = false,
+                            .cpu_activations = activations,
                             .quantization = quantization});
     EXPECT_TRUE(replayed.ok()) << replayed.status();
     return replayed.ok() ? *std::move(replayed) : std::vector<ReplayedPrompt>();
   }
 };
 
-// With model.quantization none every format computes with its exact values.
+// With model.quantization none every format computes with its exact values. So do stored integers
+// with f32 activations.
 TEST_P(StoredFormatModelTest, UnquantizedLogitsEqualTheExactValues) {
   const FormatModel model(GetParam().name);
-  const auto got = MustReplay(model, Quantization::kNone);
-  ASSERT_EQ(got.size(), model.reference().prompts.size());
-  const Deviation deviation = CompareLogits(got, model.reference());
-  EXPECT_LT(deviation.relative, kMaxRelative);
-  EXPECT_LT(deviation.max_abs, kMaxAbsolute);
+  for (const Quantization quantization : {Quantization::kNone, Quantization::kAuto}) {
+    const auto got = MustReplay(model, quantization, 16, 2, kF32);
+    ASSERT_EQ(got.size(), model.reference().prompts.size());
+    const Deviation deviation = CompareLogits(got, model.reference());
+    EXPECT_LT(deviation.relative, kMaxRelative);
+    EXPECT_LT(deviation.max_abs, kMaxAbsolute);
+  }
+}
+
+TEST_P(StoredFormatModelTest, Bf16ActivationsHaveTheRecordedError) {
+  const FormatModel model(GetParam().name);
+  for (const Quantization quantization : {Quantization::kNone, Quantization::kAuto}) {
+    const auto got = MustReplay(model, quantization, 16, 2, kBF16);
+    const auto ratio =
+        Bf16ErrorRatio(got, model.reference(), absl::StrCat("formats/models/", GetParam().name));
+    ASSERT_TRUE(ratio.ok()) << ratio.status();
+    EXPECT_LE(*ratio, 1.5);
+    EXPECT_GE(*ratio, 1 / 1.5);
+  }
 }
 
 // With auto, weights are stored as FormName describes, without loss. Integer products quantize
@@ -123,7 +142,8 @@ TEST_P(StoredFormatModelTest, DynamicQuantizationGivesTheReferenceLogits) {
 TEST_P(StoredFormatModelTest, PlanAndWarningsMatchTheLoadedFormat) {
   const FormatModel model(GetParam().name);
   ThreadPool threads(2);
-  const auto backend = kernels::Backend::Create(Device::Cpu(), &threads);
+  const auto backend =
+      kernels::Backend::Create(Device::Cpu(), &threads, kernels::CpuActivations::kInt8);
   ASSERT_TRUE(backend.ok());
   for (const Quantization quantization :
        {Quantization::kAuto, Quantization::kNone, Quantization::kInt8G32}) {
@@ -167,7 +187,8 @@ TEST(StoredFormatModelsTest, EveryFormatOfTheFolderIsTested) {
 TEST(StoredFormatModelsTest, RejectionOfActivationQuantizationNamesTheReason) {
   const FormatModel model("ct-fp8-channel");
   ThreadPool threads(1);
-  const auto backend = kernels::Backend::Create(Device::Cpu(), &threads);
+  const auto backend =
+      kernels::Backend::Create(Device::Cpu(), &threads, kernels::CpuActivations::kInt8);
   ASSERT_TRUE(backend.ok());
   struct Refused {
     runtime::LoadMode mode;
@@ -209,7 +230,8 @@ TEST(StoredFormatModelsTest, RejectionOfActivationQuantizationNamesTheReason) {
 TEST(StoredFormatModelsTest, WarnsAboutActivationQuantizationWithoutEffect) {
   const FormatModel model("ct-fp8-channel");
   ThreadPool threads(1);
-  const auto backend = kernels::Backend::Create(Device::Cpu(), &threads);
+  const auto backend =
+      kernels::Backend::Create(Device::Cpu(), &threads, kernels::CpuActivations::kInt8);
   ASSERT_TRUE(backend.ok());
   for (const bool rounds : {false, true}) {
     const auto loaded = runtime::LoadModel(model.Files(), *backend, {.fp8_activations = rounds});
@@ -315,7 +337,8 @@ TEST(StoredFormatModelsTest, PartsMayBeInDifferentShards) {
 // Old GPTQ programs write zero biases. A nonzero bias has a meaning and is not ignored.
 TEST(StoredFormatModelsTest, IgnoresZeroBiases) {
   ThreadPool threads(2);
-  const auto backend = kernels::Backend::Create(Device::Cpu(), &threads);
+  const auto backend =
+      kernels::Backend::Create(Device::Cpu(), &threads, kernels::CpuActivations::kInt8);
   ASSERT_TRUE(backend.ok());
   const std::string name = "model.layers.0.self_attn.q_proj.bias";
   for (const char last : {'\0', '\1'}) {
@@ -333,7 +356,8 @@ TEST(StoredFormatModelsTest, IgnoresZeroBiases) {
 // and compute the same.
 TEST(StoredFormatModelsTest, PackedFilesKeepEveryForm) {
   ThreadPool threads(2);
-  const auto backend = kernels::Backend::Create(Device::Cpu(), &threads);
+  const auto backend =
+      kernels::Backend::Create(Device::Cpu(), &threads, kernels::CpuActivations::kInt8);
   ASSERT_TRUE(backend.ok());
   const std::filesystem::path directory =
       std::filesystem::path(testing::TempDir()) / "stored_formats_packed";
@@ -374,7 +398,8 @@ TEST(StoredFormatModelsTest, PackedFilesKeepEveryForm) {
 TEST(StoredFormatModelsTest, FingerprintCoversEveryPart) {
   const FormatModel awq("awq-int4-g32"), gptq("gptq-v1-int4-g32");
   ThreadPool threads(1);
-  const auto backend = kernels::Backend::Create(Device::Cpu(), &threads);
+  const auto backend =
+      kernels::Backend::Create(Device::Cpu(), &threads, kernels::CpuActivations::kInt8);
   ASSERT_TRUE(backend.ok());
   const auto a = runtime::LoadModel(awq.Files(), *backend, {});
   const auto b = runtime::LoadModel(gptq.Files(), *backend, {});

@@ -104,10 +104,11 @@ class RealModel : public StressModel {
         OrDie(Stream::Create(OrDie(OpenCudaDevice(0), "device")), "stream"));
   }
   static kernels::Backend MakeBackend(const Stream* stream, ThreadPool* threads) {
-    return OrDie(stream == nullptr ? kernels::Backend::Create(Device::Cpu(), threads)
-                                   : kernels::Backend::CreateCuda(
-                                         *stream, kernels::Determinism::kBatchInvariant, threads),
-                 "backend");
+    return OrDie(
+        stream == nullptr
+            ? kernels::Backend::Create(Device::Cpu(), threads, kernels::CpuActivations::kInt8)
+            : kernels::Backend::CreateCuda(*stream, kernels::Determinism::kBatchInvariant, threads),
+        "backend");
   }
 
   ThreadPool threads_;
