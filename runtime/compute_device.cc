@@ -128,6 +128,7 @@ DeviceDescription ComputeDevice::Describe() const {
   if (is_cpu()) {
     description.name = Machine::Detect().cpu_model();
     description.architecture = std::string(backend_->isa());
+    description.activations = std::string(kernels::CpuActivationsName(backend_->activations()));
     return description;
   }
   description.name = device().name;
