@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "base/error_reason.h"
 #include "base/logging.h"
 #include "base/machine.h"
@@ -62,10 +63,14 @@ bool IsDeviceError(const absl::Status& status) {
 }
 
 absl::Status SelectIsa(const DeviceOptions& options) {
-  const absl::Status status = kernels::SelectCpuIsa(options.isa);
+  absl::string_view key = "device.cpu.isa";
+  absl::Status status = kernels::SelectCpuIsa(options.isa);
+  if (status.ok()) {
+    key = "device.cpu.activations";
+    status = kernels::CheckCpuActivations(options.activations);
+  }
   if (status.ok()) return status;
-  return DeviceError(
-      absl::Status(status.code(), absl::StrCat("device.cpu.isa: ", status.message())));
+  return DeviceError(absl::Status(status.code(), absl::StrCat(key, ": ", status.message())));
 }
 
 absl::StatusOr<DeviceKind> ChooseDevice(const DeviceOptions& options) {
@@ -99,10 +104,14 @@ absl::StatusOr<std::unique_ptr<ComputeDevice>> ComputeDevice::Open(const DeviceO
     why = absl::StrCat("device.type is auto and no GPU is usable: ", status.message());
   }
   QUIRE_RETURN_IF_ERROR(SelectIsa(options));
-  QUIRE_ASSIGN_OR_RETURN(kernels::Backend backend,
-                         kernels::Backend::Create(Device::Cpu(), opened->threads_.get()));
+  QUIRE_ASSIGN_OR_RETURN(
+      kernels::Backend backend,
+      kernels::Backend::Create(Device::Cpu(), opened->threads_.get(), options.activations));
   opened->backend_.emplace(std::move(backend));
-  log::Info("device", "computing on the CPU", {{"isa", opened->backend_->isa()}, {"reason", why}});
+  log::Info("device", "computing on the CPU",
+            {{"isa", opened->backend_->isa()},
+             {"activations", kernels::CpuActivationsName(opened->backend_->activations())},
+             {"reason", why}});
   return opened;
 }
 
@@ -128,6 +137,7 @@ DeviceDescription ComputeDevice::Describe() const {
   if (is_cpu()) {
     description.name = Machine::Detect().cpu_model();
     description.architecture = std::string(backend_->isa());
+    description.activations = std::string(kernels::CpuActivationsName(backend_->activations()));
     return description;
   }
   description.name = device().name;

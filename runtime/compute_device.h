@@ -52,7 +52,8 @@ bool IsDeviceError(const absl::Status& status);
 // Returns the kind of device that Open would open, without opening it. Returns the same errors.
 absl::StatusOr<DeviceKind> ChooseDevice(const DeviceOptions& options);
 
-// Selects device.cpu.isa for the CPU kernels of this process, or returns why it cannot be used.
+// Selects device.cpu.isa for the CPU kernels of this process. Returns why that instruction set
+// cannot be used, or why it does not support device.cpu.activations.
 absl::Status SelectIsa(const DeviceOptions& options);
 
 }  // namespace quire::runtime

@@ -237,15 +237,17 @@ absl::StatusOr<CpuPlan> PlanCpu(const RuntimeOptions& options, const formats::Mo
   plan.sequence_pages = demand.PagesFor(static_cast<std::uint32_t>(plan.context_tokens));
   RunnerOptions runner = RunnerOptionsFor(options, plan.context_tokens);
   runner.has_text.assign(model.config.vocab_size, 1);
-  QUIRE_ASSIGN_OR_RETURN(plan.memory,
-                         PlanMemory(files, {.page_size = options.pool.page_size,
-                                            .kv_dtype = options.pool.dtype,
-                                            .num_blocks = num_blocks,
-                                            .prefix_caching = options.pool.prefix_caching,
-                                            .load_mode = LoadModeOf(options.model),
-                                            .quantization = options.model.quantization,
-                                            .fp8_activations = options.model.fp8_activations,
-                                            .runner = runner}));
+  QUIRE_ASSIGN_OR_RETURN(
+      plan.memory,
+      PlanMemory(files, {.page_size = options.pool.page_size,
+                         .kv_dtype = options.pool.dtype,
+                         .num_blocks = num_blocks,
+                         .prefix_caching = options.pool.prefix_caching,
+                         .load_mode = LoadModeOf(options.model),
+                         .quantization = options.model.quantization,
+                         .fp8_activations = options.model.fp8_activations,
+                         .activations = kernels::ResolveCpuActivations(options.device.activations),
+                         .runner = runner}));
   return plan;
 }
 

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "base/dtype.h"
+#include "kernels/backend/backend.h"
 #include "models/weights/quantization.h"
 
 namespace quire::runtime {
@@ -25,6 +26,7 @@ struct DeviceOptions {
   std::optional<std::int32_t> threads;  // number of compute threads; absent: physical cores
   bool pin_threads = true;              // binds threads to cores if there is a core for each
   std::string isa = "auto";             // a name that kernels::SelectCpuIsa accepts
+  kernels::CpuActivations activations = kernels::CpuActivations::kAuto;
   std::string determinism;  // "strict", "batch_invariant" or "fast"; no difference on CPUs
   bool cuda_graphs = true;
 };

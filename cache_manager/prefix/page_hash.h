@@ -22,7 +22,8 @@ using PageKey = Hash128;
 // from a request field. The salt can only narrow sharing.
 struct PrefixScope {
   absl::string_view tenant;
-  absl::string_view fingerprint;  // weights, tokenizer, geometry, element type
+  // weights, tokenizer, geometry, element type, activations of CPU products
+  absl::string_view fingerprint;
   absl::string_view salt;
 };
 

@@ -138,6 +138,17 @@ absl::Status SelectCpuIsa(absl::string_view isa) {
   return internal::ChooseIsa(isa);
 }
 
+absl::Status CheckCpuActivations(CpuActivations activations) {
+  // Levels below AVX2 have no fused multiply-add, which the bits of bf16 products depend on.
+  if (activations != CpuActivations::kBF16 ||
+      internal::ChosenLevel() <= internal::CpuLevel::kAvx2) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "bf16 is not available with instruction set ", internal::ChosenIsa(),
+      ", because it needs the fused multiply-add of avx2 or better; use auto, int8 or f32"));
+}
+
 void Backend::ReserveWorkspaces(std::size_t bytes) const {
   for (int part = 0; part < num_threads(); ++part) workspace(part).Reserve(bytes);
 }

@@ -143,4 +143,7 @@ class Backend {
 // name, and FAILED_PRECONDITION if the CPU, this build or the operating system does not support it.
 absl::Status SelectCpuIsa(absl::string_view isa);
 
+// Returns FAILED_PRECONDITION if the selected instruction set does not support `activations`.
+absl::Status CheckCpuActivations(CpuActivations activations);
+
 }  // namespace quire::kernels

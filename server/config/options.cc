@@ -166,6 +166,19 @@ std::string ToIsaName(config::v1::CpuIsa isa) {
   }
 }
 
+kernels::CpuActivations ToActivations(config::v1::CpuActivations activations) {
+  switch (activations) {
+    case config::v1::CPU_ACTIVATIONS_F32:
+      return kernels::CpuActivations::kF32;
+    case config::v1::CPU_ACTIVATIONS_BF16:
+      return kernels::CpuActivations::kBF16;
+    case config::v1::CPU_ACTIVATIONS_INT8:
+      return kernels::CpuActivations::kInt8;
+    default:
+      return kernels::CpuActivations::kAuto;
+  }
+}
+
 void ReadDevice(const Config& config, runtime::DeviceOptions* options) {
   const auto& device = config.device();
   switch (device.type()) {
@@ -184,6 +197,7 @@ void ReadDevice(const Config& config, runtime::DeviceOptions* options) {
   if (device.cpu().has_threads()) options->threads = device.cpu().threads();
   options->pin_threads = device.cpu().pin_threads();
   options->isa = ToIsaName(device.cpu().isa());
+  options->activations = ToActivations(device.cpu().activations());
   switch (config.engine().determinism()) {
     case config::v1::DETERMINISM_STRICT:
       options->determinism = "strict";

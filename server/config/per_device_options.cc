@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
+
 namespace quire::server {
 namespace {
 
@@ -32,6 +34,12 @@ runtime::RuntimeOptions RuntimeOptionsFor(const DaemonOptions& options, DeviceKi
                     .max_overlap_tokens = engine::MaxChunkTokens(engine, page_size) *
                                           static_cast<std::uint32_t>(steps),
                     .max_logprobs = static_cast<std::uint32_t>(engine.limits.max_logprobs)}};
+}
+
+std::string PageFingerprint(absl::string_view model_fingerprint,
+                            kernels::CpuActivations activations) {
+  if (activations == kernels::CpuActivations::kInt8) return std::string(model_fingerprint);
+  return absl::StrCat(model_fingerprint, "-", kernels::CpuActivationsName(activations));
 }
 
 }  // namespace quire::server

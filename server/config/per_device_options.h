@@ -5,8 +5,12 @@
 // Place:      between DaemonOptions and runtime/, which does not depend on the engine.
 // Threads:    any.
 
+#include <string>
+
+#include "absl/strings/string_view.h"
 #include "base/device.h"
 #include "engine/request/engine_options.h"
+#include "kernels/backend/backend.h"
 #include "runtime/runtime_options.h"
 #include "server/config/options.h"
 
@@ -16,5 +20,10 @@ namespace quire::server {
 engine::EngineOptions AdaptEngineOptions(engine::EngineOptions engine, DeviceKind device);
 
 runtime::RuntimeOptions RuntimeOptionsFor(const DaemonOptions& options, DeviceKind device);
+
+// Returns EngineOptions::fingerprint for pages that the CPU computes. Activations of different
+// types give different bits, so such pages are not shared. REQUIRES: activations is not kAuto.
+std::string PageFingerprint(absl::string_view model_fingerprint,
+                            kernels::CpuActivations activations);
 
 }  // namespace quire::server

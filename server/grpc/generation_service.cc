@@ -46,6 +46,7 @@ void FillDevice(const runtime::DeviceDescription& description, v1::Device* devic
   device->set_ordinal(0);  // index among the devices in use, of which there is one
   device->set_name(description.name);
   device->set_architecture(description.architecture);
+  device->set_activations(description.activations);
   device->set_unproven_kernels(description.unproven_kernels);
   if (!used.is_cpu()) {
     device->set_memory_total_bytes(used.memory_bytes);

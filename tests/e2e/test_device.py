@@ -67,6 +67,28 @@ def test_instruction_sets_are_forced_or_rejected(tmp_path):
         assert '"isa":"scalar"' in daemon.log
 
 
+def test_activations_of_cpu_products_are_reported_or_rejected(api, tmp_path):
+    for settings, shown in (
+        (["device.cpu.isa=scalar"], "int8"),
+        (["device.cpu.activations=f32"], "f32"),
+    ):
+        folder = tmp_path / shown
+        folder.mkdir()
+        with Daemon(folder, settings=["device.type=cpu", *settings]) as daemon:
+            daemon.wait_serving()
+            assert f'"activations":"{shown}"' in daemon.log
+            with daemon.channel() as channel:
+                info = api.GenerationServiceStub(channel).GetServerInfo(api.GetServerInfoRequest())
+            (device,) = info.devices
+            assert device.activations == shown
+            text = quire("--address", daemon.grpc_address, "info")
+            assert f"{device.architecture}, activations {shown}, " in text
+    settings = ["device.type=cpu", "device.cpu.isa=scalar", "device.cpu.activations=bf16"]
+    with Daemon(tmp_path, settings=settings) as daemon:
+        assert daemon.wait(60) == 71, daemon.log
+        assert "device.cpu.activations: bf16 is not available with instruction set scalar" in daemon.log
+
+
 def test_model_without_weights_is_served(api, tmp_path):
     model = tmp_path / "tiny"
     quire("make-model", "--shape", "tiny", "--out", model)

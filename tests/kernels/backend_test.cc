@@ -125,6 +125,30 @@ TEST(IsaTest, SelectsByNameAndRejectsOthers) {
   EXPECT_TRUE(SelectCpuIsa("auto").ok());
 }
 
+TEST(IsaTest, BF16ActivationsNeedAvx2) {
+  const TestBackend backend(1);
+  for (const std::string& isa : AvailableIsas()) {
+    const ScopedIsa scoped(isa);
+    EXPECT_EQ((*backend).activations(),
+              isa == "amx" ? CpuActivations::kBF16 : CpuActivations::kInt8)
+        << isa;
+    for (const CpuActivations activations :
+         {CpuActivations::kAuto, CpuActivations::kInt8, CpuActivations::kF32}) {
+      EXPECT_TRUE(CheckCpuActivations(activations).ok()) << isa;
+    }
+    const absl::Status status = CheckCpuActivations(CpuActivations::kBF16);
+    if (isa != "sse4" && isa != "neon" && isa != "scalar") {
+      EXPECT_TRUE(status.ok()) << status;
+      continue;
+    }
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_EQ(status.message(),
+              absl::StrCat("bf16 is not available with instruction set ", isa,
+                           ", because it needs the fused multiply-add of avx2 or better; use auto, "
+                           "int8 or f32"));
+  }
+}
+
 // The errno values of an operating system without AMX tile support, of a system call filter, and of
 // a signal stack that is too small for the tiles.
 TEST(IsaTest, ReportsDeniedRegistersAndAutoSkipsTheLevel) {

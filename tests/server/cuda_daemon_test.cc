@@ -214,6 +214,7 @@ TEST_F(CudaDaemonTest, StoryModelGeneratesTheTokensOfTheCpu) {
   EXPECT_EQ(info.devices(0).kind(), "cuda");
   EXPECT_THAT(info.devices(0).name(), HasSubstr("emulated"));
   EXPECT_EQ(info.devices(0).architecture(), "9.0");
+  EXPECT_EQ(info.devices(0).activations(), "");
   EXPECT_FALSE(info.devices(0).unproven_kernels());
   EXPECT_EQ(info.devices(0).memory_total_bytes(), std::int64_t{1} << 30);
   EXPECT_LT(info.devices(0).memory_free_bytes(), std::int64_t{1} << 30);

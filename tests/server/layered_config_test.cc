@@ -350,6 +350,21 @@ TEST(OptionsTest, InstructionSetsKeepTheirNames) {
       << "the list above misses a new value";
 }
 
+TEST(OptionsTest, CpuActivationsKeepTheirNames) {
+  using kernels::CpuActivations;
+  for (const CpuActivations activations : {CpuActivations::kAuto, CpuActivations::kF32,
+                                           CpuActivations::kBF16, CpuActivations::kInt8}) {
+    const absl::string_view name = kernels::CpuActivationsName(activations);
+    std::vector<std::string> errors;
+    const auto config =
+        LayeredConfig::Load({.sets = {absl::StrCat("device.cpu.activations=", name)}}, &errors);
+    ASSERT_NE(config, nullptr) << errors[0];
+    EXPECT_EQ(ToOptions(*config).device.activations, activations) << name;
+  }
+  EXPECT_EQ(config::v1::CpuActivations_descriptor()->value_count(), 5)
+      << "the list above misses a new value";
+}
+
 const std::vector<std::string> kEverySection = {"server.grpc.listen=127.0.0.1:1",
                                                 "server.grpc.max_concurrent_streams=7",
                                                 "server.grpc.keepalive.time=61s",
@@ -364,6 +379,7 @@ const std::vector<std::string> kEverySection = {"server.grpc.listen=127.0.0.1:1"
                                                 "device.cpu.threads=3",
                                                 "device.cpu.pin_threads=false",
                                                 "device.cpu.isa=avx512_vnni",
+                                                "device.cpu.activations=f32",
                                                 "scheduler.step_time_target=30ms",
                                                 "device.cpu.kv_memory_share=0.25",
                                                 "kv_cache.page_size=16",
@@ -405,6 +421,7 @@ TEST(OptionsTest, CarriesValuesOfEverySection) {
   EXPECT_EQ(options.device.threads, 3);
   EXPECT_FALSE(options.device.pin_threads);
   EXPECT_EQ(options.device.isa, "avx512_vnni");
+  EXPECT_EQ(options.device.activations, kernels::CpuActivations::kF32);
   EXPECT_EQ(options.engine.step_time_target, absl::Milliseconds(30));
   EXPECT_EQ(options.pool.memory_share, 0.25);
   EXPECT_EQ(options.pool.page_size, 16u);

@@ -2,9 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "cache_manager/prefix/page_hash.h"
 #include "server/config/layered_config.h"
 
 namespace quire::server {
@@ -50,6 +53,20 @@ TEST(PerDeviceOptionsTest, TheEngineHasTheBoundOfItsDevice) {
   engine.max_step_prompt_tokens = 512;
   EXPECT_EQ(AdaptEngineOptions(engine, DeviceKind::kCpu).max_step_prompt_tokens, 512);
   EXPECT_EQ(AdaptEngineOptions(engine, DeviceKind::kCuda).max_step_prompt_tokens, 2048);
+}
+
+TEST(PerDeviceOptionsTest, PrefixKeysDifferBetweenActivations) {
+  using kernels::CpuActivations;
+  EXPECT_EQ(PageFingerprint("f", CpuActivations::kInt8), "f");
+  std::set<std::pair<std::uint64_t, std::uint64_t>> roots;
+  for (const CpuActivations activations :
+       {CpuActivations::kInt8, CpuActivations::kF32, CpuActivations::kBF16}) {
+    const std::string fingerprint = PageFingerprint("f", activations);
+    const Hash128 root =
+        cache::HashRoot(HashKey{}, {.tenant = "t", .fingerprint = fingerprint, .salt = ""});
+    roots.insert({root.lo, root.hi});
+  }
+  EXPECT_EQ(roots.size(), 3u);
 }
 
 }  // namespace
