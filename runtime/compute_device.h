@@ -4,7 +4,8 @@
 //
 // Place:      below ModelStack.
 // Invariants: device.type cuda selects a GPU or returns an error. auto falls back to the CPU if no
-//             GPU is usable or its kernels are not proven, and logs the reason.
+//             GPU is usable or the CUDA kernels are not proven (kernels/backend/proven.h), and logs
+//             the reason.
 // Threads:    Open from one thread; then read-only.
 // Lifetime:   must outlive model, pool and runner.
 
@@ -24,8 +25,8 @@ namespace quire::runtime {
 
 class ComputeDevice {
  public:
-  // An error of opening a GPU has the reason DEVICE_ERROR. The errors of a build without CUDA and
-  // of kernels that are not proven have no reason, because the operator can resolve them.
+  // An error of opening a GPU has the error reason DEVICE_ERROR. Errors that the operator can
+  // resolve carry no error reason: a build without CUDA, and kernels that are not proven.
   static absl::StatusOr<std::unique_ptr<ComputeDevice>> Open(const DeviceOptions& options);
 
   const kernels::Backend& backend() const { return *backend_; }

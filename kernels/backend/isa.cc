@@ -68,9 +68,9 @@ bool Always() {
 }
 
 // Levels in the order of CpuLevel, best first. A CPU that supports a level may also use the levels
-// after it. AMX is not automatic, because its speed has not been measured.
+// after it.
 constexpr std::array<IsaLevel, kNumCpuLevels> kLevels = {{
-    {"amx", HWY_AVX3, HasAmx, RequestTiles, false},
+    {"amx", HWY_AVX3, HasAmx, RequestTiles},
     {"avx512_vnni", HWY_AVX3, HasVnni},
     {"avx512", HWY_AVX3, Always},
     {"avx_vnni", HWY_AVX2, HasAvxVnni},
@@ -110,8 +110,7 @@ absl::Status CheckLevel(const IsaLevel& level, std::int64_t targets) {
 
 std::size_t BestLevel(std::span<const IsaLevel> levels, std::int64_t targets) {
   std::size_t best = 0;
-  while (best + 1 < levels.size() &&
-         !(levels[best].is_automatic && CheckLevel(levels[best], targets).ok())) {
+  while (best + 1 < levels.size() && !CheckLevel(levels[best], targets).ok()) {
     ++best;
   }
   return best;

@@ -32,13 +32,12 @@ struct IsaLevel {
   // Requests registers that Linux enables for a process only on request. Returns 0, or an errno if
   // Linux denies the request. Null if the level needs no such registers.
   int (*request_registers)() = nullptr;
-  bool is_automatic = true;  // "auto" may choose the level
 };
 
 // Requests the registers of `level` if `targets`, a set of Highway targets, and the CPU allow the
 // level. Returns FAILED_PRECONDITION with the cause if the level cannot be used.
 absl::Status CheckLevel(const IsaLevel& level, std::int64_t targets);
-// Returns the index of the first automatic level that CheckLevel accepts, else of the last level.
+// Returns the index of the first level that CheckLevel accepts, else of the last level.
 std::size_t BestLevel(std::span<const IsaLevel> levels, std::int64_t targets);
 
 // These functions implement Backend::isa and SelectCpuIsa (backend.h). kernels/linear uses

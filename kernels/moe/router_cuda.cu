@@ -1,6 +1,6 @@
 // The router: one warp per row (router_choice.cuh).
 //
-// The kernel is not optimized: its launch takes a few microseconds, and the experts take hundreds.
+// The kernel is kept simple: it takes a few microseconds, and the products of the experts hundreds.
 
 #include <cstdint>
 

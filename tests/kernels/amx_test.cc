@@ -20,8 +20,8 @@ namespace {
 using internal::IntLinearArgs;
 using internal::IntLinearKernels;
 
-// Every format, group and kind of minimum, with 1 to 9 panels. Tiles are used if the number of
-// inputs is a multiple of 64; the other shapes take the AVX-512 VNNI path.
+// Every format, group and kind of minimum, with 1 to 9 panels. Tiles are used for a scale per feature
+// and more than 128 inputs, a multiple of 64. The other shapes take the AVX-512 VNNI path.
 std::vector<QuantizedShape> AmxShapes() {
   using enum WeightFormat;
   std::vector<QuantizedShape> shapes = {{kInt8, 37, 320, 320},    {kInt8, 70, 64, 64},
@@ -129,31 +129,26 @@ class GuardedBytes {
 };
 
 TEST_F(AmxKernelTest, ReadsNothingAfterTheLastRowAndPanel) {
-  constexpr std::uint32_t kPanels = 5, kInputs = 128, kRows = 17;
-  for (const bool is_int4 : {false, true}) {
-    const std::size_t panel_bytes = kInputs * 16 / (is_int4 ? 2 : 1);
-    const GuardedBytes panels(kPanels * panel_bytes);
-    const GuardedBytes q(kRows * kInputs);
-    const std::vector<std::uint16_t> weight_scales(kPanels * 16, 0x3c00);  // 1 in f16
-    std::vector<float> scales(kRows, 1.0f);
-    std::vector<std::int32_t> sums(kRows, 3 * kInputs);
-    std::vector<float> y(kRows * kPanels * 16, kNan);
-    IntLinearArgs args = {};
-    args.panels = panels.data();
-    args.panel_bytes = static_cast<std::int64_t>(panel_bytes);
-    args.scales = weight_scales.data();
-    args.n = kPanels * 16;
-    args.k = args.group = kInputs;
-    args.is_int4 = is_int4;
-    args.x = {reinterpret_cast<std::int8_t*>(q.data()), scales.data(), sums.data()};
-    args.num_rows = kRows;
-    args.y = y.data();
-    args.y_stride = args.n;
-    internal::kIntLinearAmx.linear(args, 0, kPanels);
-    // As two 4-bit weights, the byte 3 is 3 and 0.
-    const float expected = is_int4 ? 3.0f * (64 * 3 - 8 * 128) : 3.0f * 128 * (3 - 128);
-    EXPECT_THAT(y, testing::Each(expected));
-  }
+  constexpr std::uint32_t kPanels = 5, kInputs = 192, kRows = 17;
+  const GuardedBytes panels(kPanels * kInputs * 16);
+  const GuardedBytes q(kRows * kInputs);
+  const std::vector<float> weight_scales(kPanels * 16, 1.0f);
+  std::vector<float> scales(kRows, 1.0f);
+  std::vector<std::int32_t> sums(kRows, 3 * kInputs);
+  std::vector<float> y(kRows * kPanels * 16, kNan);
+  IntLinearArgs args = {};
+  args.panels = panels.data();
+  args.panel_bytes = kInputs * 16;
+  args.scales = weight_scales.data();
+  args.scale_per_feature = true;
+  args.n = kPanels * 16;
+  args.k = args.group = kInputs;
+  args.x = {reinterpret_cast<std::int8_t*>(q.data()), scales.data(), sums.data()};
+  args.num_rows = kRows;
+  args.y = y.data();
+  args.y_stride = args.n;
+  internal::kIntLinearAmx.linear(args, 0, kPanels);
+  EXPECT_THAT(y, testing::Each(3.0f * kInputs * (3 - 128)));
 }
 
 // A configuration of tiles 0 to 2 for the product of [2, 8] signed and [8, 3] unsigned bytes.

@@ -176,17 +176,15 @@ TEST(IsaTest, RequestsRegistersOnlyIfTheLevelCanBeSelected) {
     ++requests;
     return 0;
   };
-  internal::IsaLevel amx = {"amx", HWY_AVX3, [] { return false; }, request, false};
+  internal::IsaLevel amx = {"amx", HWY_AVX3, [] { return false; }, request};
   const internal::IsaLevel scalar = {"scalar", HWY_SCALAR, [] { return true; }};
   EXPECT_THAT(internal::CheckLevel(amx, HWY_AVX3).message(),
               testing::HasSubstr("not available on this CPU"));
-  EXPECT_EQ(requests, 0);
-  amx.has_features = [] { return true; };
   EXPECT_EQ(internal::BestLevel(std::array{amx, scalar}, HWY_AVX3 | HWY_SCALAR), 1u);
   EXPECT_EQ(requests, 0);
+  amx.has_features = [] { return true; };
   EXPECT_TRUE(internal::CheckLevel(amx, HWY_AVX3).ok());
   EXPECT_EQ(requests, 1);
-  amx.is_automatic = true;
   EXPECT_EQ(internal::BestLevel(std::array{amx, scalar}, HWY_AVX3 | HWY_SCALAR), 0u);
 }
 
