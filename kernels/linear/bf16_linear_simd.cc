@@ -24,8 +24,8 @@ constexpr std::size_t kBlock = internal::kBlock;
 constexpr std::size_t kPairs = kBlock / 2;
 static_assert(kPanel == kVirtualLanes);
 
-// Rounds to bf16 in the upper half of each lane, to nearest even; the lower half is unspecified. NaN
-// stays NaN.
+// Rounds to bf16 in the upper half of each lane, to nearest even; the lower half is unspecified.
+// NaN stays NaN.
 HWY_INLINE VU RoundedBF16(VF x) {
   const DU du;
   const VU bits = hn::BitCast(du, x);
@@ -110,8 +110,8 @@ void WidenF16(const std::uint32_t* panel, std::size_t k0, std::size_t k1, std::s
   }
 }
 
-// Returns e4m3 values, the low bytes of `codes`, times 2^-120: their bits are shifted into place. No
-// value is NaN.
+// Returns e4m3 values, the low bytes of `codes`, times 2^-120: their bits are shifted into place.
+// No value is NaN.
 HWY_INLINE VF WidenE4M3(VU codes) {
   const DU du;
   const VU magnitude = hn::ShiftLeft<20>(hn::And(codes, hn::Set(du, 0x7f)));

@@ -1,10 +1,11 @@
 // The integer linear with AMX tiles.
 //
 // Tiles are used for at least 16 rows of weights with one scale per feature if K is a multiple of
-// 64. All other products use the AVX-512 VNNI level, which has the same bits: groups fill only a part
-// of a tile, and VNNI was measured faster for them. 16 lines of a panel, 4 inputs of 16 features each,
-// can be loaded as a tile. Activations are row-major, not in the blocks of int_linear.h. Tiles 0 to 3
-// are sums of 16 rows and one panel each, tile 4 is activations, tiles 5 and 6 are weights.
+// 64. All other products use the AVX-512 VNNI level, which has the same bits: groups fill only a
+// part of a tile, and VNNI was measured faster for them. 16 lines of a panel, 4 inputs of 16
+// features each, can be loaded as a tile. Activations are row-major, not in the blocks of
+// int_linear.h. Tiles 0 to 3 are sums of 16 rows and one panel each, tile 4 is activations, tiles 5
+// and 6 are weights.
 
 #include "kernels/linear/int_linear.h"
 

@@ -105,16 +105,17 @@ bool CanFuseGate(const Backend& backend, const PackedLinear& weight, DType x, DT
 // on fp8 tensor cores in the order of linear_reduction.h. The device rounds sums of 128 inputs to
 // about 14 bits of the largest addend. The scale of the row multiplies the total sum.
 //
-// The CPU with bf16 activations (Backend::activations): x and weights are rounded to bf16 and summed
-// as in bf16_linear.h, for every format. A non-finite value of x affects its own row only. The rest
-// of this comment is about other activations.
+// The CPU with bf16 activations (Backend::activations): x and weights are rounded to bf16 and
+// summed as in bf16_linear.h, for every format. A non-finite value of x affects its own row only.
+// The rest of this comment is about other activations.
 //
 // Integer weights on the CPU with f32 activations: as f32, with dequantized weights. With an
 // act-order permutation the inputs are in the order of the packed weights.
 //
-// Integer weights on the CPU with int8 activations: x is permuted if the weights have an act-order permutation, and
-// quantized to int8 per row and group of inputs. Products are summed exactly inside a group; groups
-// are added in order (int_linear.h). A group of inputs with a NaN or infinity makes its row NaN.
+// Integer weights on the CPU with int8 activations: x is permuted if the weights have an act-order
+// permutation, and quantized to int8 per row and group of inputs. Products are summed exactly
+// inside a group; groups are added in order (int_linear.h). A group of inputs with a NaN or
+// infinity makes its row NaN.
 //
 // Weights of 8 and 4 bits and f32 x on CUDA: as f32, with quantized weights times scales in f32.
 //

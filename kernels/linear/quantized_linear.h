@@ -83,8 +83,8 @@ void ReserveQuantizedLinear(const Backend& backend, std::uint32_t num_rows, std:
 std::int64_t QuantizedLinearScratchBytes(std::uint32_t num_rows, std::uint32_t k,
                                          bool has_act_order = false);
 
-// Bytes of Backend::workspace that Linear uses with integer weights and f32 activations. Permuted rows
-// use the memory of ReserveQuantizedLinear.
+// Bytes of Backend::workspace that Linear uses with integer weights and f32 activations. Permuted
+// rows use the memory of ReserveQuantizedLinear.
 std::int64_t DequantizedThreadBytes(std::uint32_t k);
 
 // Returns the encoding of integer weights of this shape. `act_order` is empty without

@@ -20,8 +20,8 @@ namespace {
 using internal::IntLinearArgs;
 using internal::IntLinearKernels;
 
-// Every format, group and kind of minimum, with 1 to 9 panels. Tiles are used for a scale per feature
-// and more than 128 inputs, a multiple of 64. The other shapes take the AVX-512 VNNI path.
+// Every format, group and kind of minimum, with 1 to 9 panels. Tiles are used for a scale per
+// feature and more than 128 inputs, a multiple of 64. The other shapes take the AVX-512 VNNI path.
 std::vector<QuantizedShape> AmxShapes() {
   using enum WeightFormat;
   std::vector<QuantizedShape> shapes = {{kInt8, 37, 320, 320},    {kInt8, 70, 64, 64},

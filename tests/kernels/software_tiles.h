@@ -2,7 +2,8 @@
 
 // The tile instructions that the AMX kernels use, in software: ldtilecfg, tilerelease, tilezero,
 // tileloadd, tileloaddt1, tilestored, tdpbsud and tdpbf16ps, as volume 2 of Intel's Software
-// Developer's Manual defines them. Where the manual specifies a fault, QUIRE_CHECK ends the process.
+// Developer's Manual defines them. Where the manual specifies a fault, QUIRE_CHECK ends the
+// process.
 
 #include <array>
 #include <cstddef>
@@ -24,8 +25,8 @@ class Tiles {
   void Store(std::size_t tile, std::uint8_t* to, std::int64_t stride);
   // Adds the product of signed and unsigned bytes to `sums`, four bytes per 32-bit sum.
   void MultiplyAdd(std::size_t sums, std::size_t signed_bytes, std::size_t unsigned_bytes);
-  // Adds the product of bf16 pairs to f32 `sums`: first the sum over the even elements of all pairs,
-  // plus that over the odd ones. Subnormals are zeros.
+  // Adds the product of bf16 pairs to f32 `sums`: first the sum over the even elements of all
+  // pairs, plus that over the odd ones. Subnormals are zeros.
   void MultiplyAddBF16(std::size_t sums, std::size_t a, std::size_t b);
 
  private:

@@ -116,8 +116,8 @@ TEST_P(GgufParityTest, UnquantizedGivesTheReferenceTokensAndLogits) {
   }
 }
 
-// Products of integers are exact with f32 activations. What remains is that the embedding is rounded
-// to bf16, and scales of K-quants to f16.
+// Products of integers are exact with f32 activations. What remains is that the embedding is
+// rounded to bf16, and scales of K-quants to f16.
 TEST_P(GgufParityTest, F32ActivationsAreNotRounded) {
   const auto got = MustReplay(
       files_, {.feed_reference = true, .cpu_activations = kernels::CpuActivations::kF32});
