@@ -93,6 +93,9 @@ bool CanFuseGate(const Backend& backend, const PackedLinear& weight, DType x, DT
 // the same bits, part of the product: on the tensor cores of a GPU, for at most kMaxStoredRows
 // rows, bf16 pages and head sizes that divide 128. Then each block has whole heads.
 //
+// With bf16 activations (Backend::activations), all products of the CPU are those of bf16_linear.h.
+// Otherwise they are as follows.
+//
 // f32 x and y, both backends: K is divided into parts of 256. A part is one chain of fused
 // multiply-adds with ascending k; parts are added in order.
 //
@@ -104,10 +107,6 @@ bool CanFuseGate(const Backend& backend, const PackedLinear& weight, DType x, DT
 // values becomes NaN. Row-major weights require bf16 x, else INVALID_ARGUMENT. They are multiplied
 // on fp8 tensor cores in the order of linear_reduction.h. The device rounds sums of 128 inputs to
 // about 14 bits of the largest addend. The scale of the row multiplies the total sum.
-//
-// The CPU with bf16 activations (Backend::activations): x and weights are rounded to bf16 and
-// summed as in bf16_linear.h, for every format. A non-finite value of x affects its own row only.
-// The rest of this comment is about other activations.
 //
 // Integer weights on the CPU with f32 activations: as f32, with dequantized weights. With an
 // act-order permutation the inputs are in the order of the packed weights.
