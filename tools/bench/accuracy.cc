@@ -1,5 +1,5 @@
-// Measures the accuracy loss of quantized weights: the perplexity of a text, and the divergence of
-// the next-token distributions from those of unquantized weights.
+// Measures the accuracy loss of quantized weights and activations: the perplexity of a text, and the
+// divergence of the next-token distributions from those of unquantized weights and f32 activations.
 //
 //   accuracy --model assets/story --text held_out.txt --tokens 20480 --context 512
 //   accuracy --model model.gguf --reference assets/story --formats auto,none --text held_out.txt
@@ -18,6 +18,7 @@
 #include <memory>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -47,6 +48,7 @@ struct Arguments {
   std::string model, reference, text, tokenizer;
   std::vector<std::string> formats = {"int8",     "int8_g32", "int8_g64", "int8_g128",
                                       "int4_g32", "int4_g64", "int4_g128"};
+  std::vector<std::string> activations = {"int8", "bf16"};
   std::size_t tokens = 20480;
   std::size_t skip_bytes = 0;
   std::uint32_t context = 512;
@@ -230,15 +232,40 @@ absl::StatusOr<std::vector<Score>> Measure(const Arguments& arguments,
   return scores;
 }
 
+// Returns a backend for every value of --activations.
+absl::StatusOr<std::vector<kernels::Backend>> MakeBackends(const std::vector<std::string>& names,
+                                                           ThreadPool* threads) {
+  using enum kernels::CpuActivations;
+  std::vector<kernels::Backend> backends;
+  for (const std::string& name : names) {
+    const std::size_t count = backends.size();
+    for (const kernels::CpuActivations activations : {kInt8, kF32, kBF16}) {
+      if (name != kernels::CpuActivationsName(activations)) continue;
+      QUIRE_RETURN_IF_ERROR(kernels::CheckCpuActivations(activations));
+      QUIRE_ASSIGN_OR_RETURN(kernels::Backend backend,
+                             kernels::Backend::Create(Device::Cpu(), threads, activations));
+      backends.push_back(std::move(backend));
+    }
+    if (backends.size() == count) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--activations: \"", name,
+                       "\" is not a value of device.cpu.activations other than auto"));
+    }
+  }
+  return backends;
+}
+
 absl::Status Run(const Arguments& arguments) {
   QUIRE_ASSIGN_OR_RETURN(const std::vector<std::int32_t> tokens, ReadTokens(arguments));
   ThreadPool threads(arguments.threads);
-  QUIRE_ASSIGN_OR_RETURN(const kernels::Backend backend,
-                         kernels::Backend::Create(Device::Cpu(), &threads));
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<kernels::Backend> exact,
+                         MakeBackends({"f32"}, &threads));
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<kernels::Backend> backends,
+                         MakeBackends(arguments.activations, &threads));
   std::vector<std::unique_ptr<Subject>> subjects;
   QUIRE_ASSIGN_OR_RETURN(
       auto reference,
-      Subject::Load(arguments.reference, models::Quantization::kNone, arguments.context, backend));
+      Subject::Load(arguments.reference, models::Quantization::kNone, arguments.context, exact[0]));
   subjects.push_back(std::move(reference));
   const auto vocab_size = static_cast<std::int64_t>(subjects[0]->model().spec.vocab_size);
   const std::int32_t largest = *std::max_element(tokens.begin(), tokens.end());
@@ -246,25 +273,28 @@ absl::Status Run(const Arguments& arguments) {
     return absl::InvalidArgumentError(
         absl::StrCat("the tokenizer has id ", largest, ", but vocab_size is ", vocab_size));
   }
-  std::vector<std::string> names = {"none, the reference"};
+  std::vector<std::string> names = {"none, the reference | f32"};
   for (const std::string& format : arguments.formats) {
     const auto quantization = models::QuantizationFromName(format);
     if (!quantization) {
       return absl::InvalidArgumentError(
           absl::StrCat("--formats: \"", format, "\" is not a value of model.quantization"));
     }
-    absl::StatusOr<std::unique_ptr<Subject>> subject =
-        Subject::Load(arguments.model, *quantization, arguments.context, backend);
-    if (!subject.ok()) {
-      std::fprintf(stderr, "%s: not measured: %s\n", format.c_str(),
-                   std::string(subject.status().message()).c_str());
-      continue;
+    for (const kernels::Backend& backend : backends) {
+      absl::StatusOr<std::unique_ptr<Subject>> subject =
+          Subject::Load(arguments.model, *quantization, arguments.context, backend);
+      if (!subject.ok()) {
+        std::fprintf(stderr, "%s: not measured: %s\n", format.c_str(),
+                     std::string(subject.status().message()).c_str());
+        break;
+      }
+      if ((*subject)->model().spec.vocab_size != subjects[0]->model().spec.vocab_size) {
+        return absl::InvalidArgumentError("--model and --reference differ in vocab_size");
+      }
+      subjects.push_back(*std::move(subject));
+      names.push_back(
+          absl::StrCat(format, " | ", kernels::CpuActivationsName(backend.activations())));
     }
-    if ((*subject)->model().spec.vocab_size != subjects[0]->model().spec.vocab_size) {
-      return absl::InvalidArgumentError("--model and --reference differ in vocab_size");
-    }
-    subjects.push_back(*std::move(subject));
-    names.push_back(format);
   }
   QUIRE_ASSIGN_OR_RETURN(const std::vector<Score> scores, Measure(arguments, tokens, subjects));
   const auto perplexity = [](const Score& score) {
@@ -272,8 +302,10 @@ absl::Status Run(const Arguments& arguments) {
   };
   std::printf("%s, %lld predictions, context %u\n\n", arguments.model.c_str(),
               static_cast<long long>(scores[0].predictions), arguments.context);
-  std::printf("| model.quantization | weights MiB | perplexity | lost | KL, nats | same best |\n");
-  std::printf("|---|---|---|---|---|---|\n");
+  std::printf(
+      "| model.quantization | activations | weights MiB | perplexity | lost | KL, nats | same best "
+      "|\n");
+  std::printf("|---|---|---|---|---|---|---|\n");
   for (std::size_t s = 0; s < subjects.size(); ++s) {
     const double positions = static_cast<double>(scores[s].divergences);
     std::printf("| %s | %.2f | %.4f | %+.3f %% | %.2e | %.2f %% |\n", names[s].c_str(),
@@ -290,7 +322,7 @@ absl::Status Run(const Arguments& arguments) {
 
 int main(int argc, char** argv) {
   quire::Arguments arguments;
-  CLI::App app("Measures the accuracy of quantized weights");
+  CLI::App app("Measures the accuracy of quantized weights and activations");
   app.add_option("--model", arguments.model, "directory or GGUF file")->required();
   app.add_option("--reference", arguments.reference,
                  "unquantized model to compare with; default: --model");
@@ -303,6 +335,8 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(2, 1'000'000'000));
   app.add_option("--context", arguments.context, "tokens per run")->check(CLI::Range(2, 131072));
   app.add_option("--formats", arguments.formats, "values of model.quantization")->delimiter(',');
+  app.add_option("--activations", arguments.activations, "values of device.cpu.activations")
+      ->delimiter(',');
   app.add_option("--threads", arguments.threads, "compute threads")->check(CLI::Range(1, 1024));
   CLI11_PARSE(app, argc, argv);
   if (arguments.reference.empty()) arguments.reference = arguments.model;

@@ -32,8 +32,9 @@ namespace quire::kernels {
 namespace {
 
 struct Bench {
-  explicit Bench(std::int64_t threads)
-      : pool(static_cast<int>(threads)), backend(*Backend::Create(Device::Cpu(), &pool)) {}
+  explicit Bench(std::int64_t threads, CpuActivations activations = CpuActivations::kInt8)
+      : pool(static_cast<int>(threads)),
+        backend(*Backend::Create(Device::Cpu(), &pool, activations)) {}
   ThreadPool pool;
   Backend backend;
 };
@@ -101,8 +102,8 @@ BENCHMARK(BM_RooflineProbes)
     ->Iterations(1);
 
 // Arguments: dtype, N, K, rows, threads.
-void BM_Linear(benchmark::State& state) {
-  Bench bench(state.range(4));
+void PlainLinear(benchmark::State& state, CpuActivations activations) {
+  Bench bench(state.range(4), activations);
   const auto dtype = static_cast<DType>(state.range(0));
   const auto n = static_cast<std::uint32_t>(state.range(1));
   const auto k = static_cast<std::uint32_t>(state.range(2));
@@ -147,12 +148,20 @@ void LinearShapes(benchmark::internal::Benchmark* benchmark) {
     }
   }
 }
+void BM_Linear(benchmark::State& state) {
+  PlainLinear(state, CpuActivations::kF32);
+}
 BENCHMARK(BM_Linear)->Apply(LinearShapes);
+void BM_LinearBF16(benchmark::State& state) {
+  PlainLinear(state, CpuActivations::kBF16);
+}
+BENCHMARK(BM_LinearBF16)->Apply(LinearShapes);
 
 // Arguments: bits, group (0: one scale per output feature), N, K, rows, threads. Integer weights,
-// with or without zero points; activations are quantized inside.
-void IntLinear(benchmark::State& state, bool zeros, bool ordered = false) {
-  Bench bench(state.range(5));
+// with or without zero points; activations are quantized or rounded inside.
+void IntLinear(benchmark::State& state, bool zeros, bool ordered = false,
+               CpuActivations activations = CpuActivations::kInt8) {
+  Bench bench(state.range(5), activations);
   const auto n = static_cast<std::uint32_t>(state.range(2));
   const auto k = static_cast<std::uint32_t>(state.range(3));
   const auto rows = static_cast<std::uint32_t>(state.range(4));
@@ -214,6 +223,10 @@ void BM_IntLinear(benchmark::State& state) {
   IntLinear(state, /*zeros=*/false);
 }
 BENCHMARK(BM_IntLinear)->Apply(IntLinearShapes);
+void BM_IntLinearBF16(benchmark::State& state) {
+  IntLinear(state, /*zeros=*/false, /*ordered=*/false, CpuActivations::kBF16);
+}
+BENCHMARK(BM_IntLinearBF16)->Apply(IntLinearShapes);
 void BM_IntLinearZeros(benchmark::State& state) {
   IntLinear(state, /*zeros=*/true);
 }
