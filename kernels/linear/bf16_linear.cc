@@ -58,6 +58,18 @@ float FlushedAdd(float a, float b) {
   return FlushedFma(a, 1, b);
 }
 
+namespace {
+
+// Returns a weight in bf16. Ties of dequantized weights are rounded away from zero.
+float RoundedWeight(const PackedLinear& w, std::uint32_t n, std::uint32_t k) {
+  const float value = w.At(n, k);
+  if (w.format() == WeightFormat::kPlain) return BF16::FromFloat(value).ToFloat();
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  return std::bit_cast<float>((bits + 0x8000) & 0xffff0000);
+}
+
+}  // namespace
+
 void LinearBf16Cpu(const LinearParams& params, std::int64_t panel_begin, std::int64_t panel_end) {
   const PackedLinear& w = *params.weight;
   const std::uint32_t k = w.k();
@@ -76,7 +88,7 @@ void LinearBf16Cpu(const LinearParams& params, std::int64_t panel_begin, std::in
   const auto end =
       static_cast<std::uint32_t>(std::min<std::int64_t>(w.n(), panel_end * PackedLinear::kPanel));
   for (auto n = static_cast<std::uint32_t>(panel_begin * PackedLinear::kPanel); n < end; ++n) {
-    for (std::uint32_t i = 0; i < k; ++i) weights[i] = BF16::FromFloat(w.At(n, input(i))).ToFloat();
+    for (std::uint32_t i = 0; i < k; ++i) weights[i] = RoundedWeight(w, n, input(i));
     for (std::uint32_t m = 0; m < params.num_rows; ++m) {
       float total = 0;
       for (std::uint32_t k0 = 0; k0 < k; k0 += kBlock) {

@@ -2,9 +2,10 @@
 
 // Matrix products with bf16 activations on the CPU, for weights of every format.
 //
-// x is rounded to bf16. A weight is PackedLinear::At rounded to bf16. Both are rounded to nearest
-// even. The inputs are divided into blocks of 32, the last of which is padded with zeros. A total
-// starts at 0 and is, for each block in order:
+// x is rounded to bf16, to nearest even. A weight is PackedLinear::At rounded to bf16: plain
+// weights to nearest even, dequantized ones to nearest with ties away from zero. Scales of integer
+// weights are finite. The inputs are divided into blocks of 32, the last of which is padded with
+// zeros. A total starts at 0 and is, for each block in order:
 //
 //   even = odd = 0
 //   for the pairs j = 0 .. 15 of the block:

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/linear/bf16_linear.h"
 #include "kernels/linear/fp8_rows.h"
@@ -75,16 +76,25 @@ void RoundTile(const LinearParams& params, std::int64_t tile, std::uint16_t* to,
 // Stores pairs of weights as bf16, [pair][16].
 struct StoreBF16 {
   std::uint32_t* to;
-  HWY_INLINE void operator()(std::size_t pair, std::size_t lane, VF even, VF odd) const {
+  HWY_INLINE void Put(std::size_t pair, std::size_t lane, VU even, VU odd) const {
     const DU du;
-    const VU high = hn::And(RoundedBF16(odd), hn::Set(du, 0xffff0000u));
-    hn::Store(hn::Or(hn::ShiftRight<16>(RoundedBF16(even)), high), du, to + pair * kPanel + lane);
+    const VU bf16 = hn::OrAnd(hn::ShiftRight<16>(even), odd, hn::Set(du, 0xffff0000u));
+    hn::Store(bf16, du, to + pair * kPanel + lane);
+  }
+  HWY_INLINE void Stored(std::size_t pair, std::size_t lane, VF even, VF odd) const {
+    Put(pair, lane, RoundedBF16(even), RoundedBF16(odd));
+  }
+  // Ties are rounded away from zero, which takes one instruction.
+  HWY_INLINE void Dequantized(std::size_t pair, std::size_t lane, VF even, VF odd) const {
+    const DU du;
+    const VU half = hn::Set(du, 0x8000);
+    Put(pair, lane, hn::Add(hn::BitCast(du, even), half), hn::Add(hn::BitCast(du, odd), half));
   }
 };
 // Stores pairs of weights as f32, [input][16].
 struct StoreF32 {
   float* to;
-  HWY_INLINE void operator()(std::size_t pair, std::size_t lane, VF even, VF odd) const {
+  HWY_INLINE void Dequantized(std::size_t pair, std::size_t lane, VF even, VF odd) const {
     hn::Store(even, DF(), to + 2 * pair * kPanel + lane);
     hn::Store(odd, DF(), to + (2 * pair + 1) * kPanel + lane);
   }
@@ -98,7 +108,7 @@ void WidenF32(const float* panel, std::size_t k0, std::size_t k1, std::size_t la
   const DF d;
   for (std::size_t k = k0; k < k1; k += 2) {
     const float* const from = panel + k * kPanel + lane;
-    store((k - k0) / 2, lane, hn::Load(d, from), hn::Load(d, from + kPanel));
+    store.Stored((k - k0) / 2, lane, hn::Load(d, from), hn::Load(d, from + kPanel));
   }
 }
 
@@ -106,7 +116,7 @@ void WidenF16(const std::uint32_t* panel, std::size_t k0, std::size_t k1, std::s
               StoreBF16 store) {
   for (std::size_t k = k0; k < k1; k += 2) {
     const VU pairs = hn::Load(DU(), panel + k / 2 * kPanel + lane);
-    store((k - k0) / 2, lane, EvenF16(pairs), OddF16(pairs));
+    store.Stored((k - k0) / 2, lane, EvenF16(pairs), OddF16(pairs));
   }
 }
 
@@ -139,67 +149,83 @@ void WidenE4M3Panel(const PackedLinear& weight, std::size_t panel, std::size_t k
   for (std::size_t k = k0; k < k1; k += 4) {
     const VU unit = hn::Load(du, codes + k / 4 * kPanel);
     const std::size_t pair = (k - k0) / 2;
-    store(pair, lane, value(k, unit), value(k + 1, hn::ShiftRight<8>(unit)));
-    store(pair + 1, lane, value(k + 2, hn::ShiftRight<16>(unit)),
-          value(k + 3, hn::ShiftRight<24>(unit)));
+    store.Dequantized(pair, lane, value(k, unit), value(k + 1, hn::ShiftRight<8>(unit)));
+    store.Dequantized(pair + 1, lane, value(k + 2, hn::ShiftRight<16>(unit)),
+                      value(k + 3, hn::ShiftRight<24>(unit)));
   }
 }
 
-// The scale and minimum of 16 features for a group of integer weights: a weight is (q + shift) *
-// scale + min, where q is the stored integer.
+// How integers become weights. A stored integer u is first the float v = base + u, with base 256
+// for 8 bits and 16 for 4 bits, whose mantissa has u in its upper bits.
+enum class IntScale {
+  kF16,         // v * scale + addend; products of f16 scales and small integers are exact
+  kMin,         // (v - base) * scale + addend
+  kPerFeature,  // (v + addend) * scale
+};
 struct IntGroup {
-  VF scale, shift, min;
+  VF scale, addend;
 };
 
+// A panel of integer weights.
 struct IntPanel {
   const std::uint32_t* codes;  // [units][16]
   const void* scales;          // f32 for a scale per feature, else f16
   std::size_t group;
-  bool scale_per_feature, has_min, has_zero_points;
-  float offset;  // of stored integers without minimums
+  bool has_min, has_zero_points;
+  float base, offset;  // weights without minimums are (u - offset) * scale
 
+  template <IntScale kScale>
   HWY_INLINE IntGroup At(std::size_t g, std::size_t lane) const {
     const DF d;
-    const VF minus_offset = hn::Set(d, -offset);
-    if (scale_per_feature) {
-      const VF scale = hn::Load(d, static_cast<const float*>(scales) + lane);
-      return {scale, minus_offset, hn::Zero(d)};
+    if constexpr (kScale == IntScale::kPerFeature) {
+      return {hn::Load(d, static_cast<const float*>(scales) + lane), hn::Set(d, -offset - base)};
     }
     const F16* const at = static_cast<const F16*>(scales) + g * (has_min ? 2 : 1) * kPanel + lane;
     const VF scale = LoadWide(at);
-    if (!has_min) return {scale, minus_offset, hn::Zero(d)};
-    const VF min = LoadWide(at + kPanel);
-    return has_zero_points ? IntGroup{scale, min, hn::Zero(d)} : IntGroup{scale, hn::Zero(d), min};
+    if constexpr (kScale == IntScale::kMin) return {scale, LoadWide(at + kPanel)};
+    const VF zero = has_zero_points ? LoadWide(at + kPanel) : hn::Set(d, -offset);
+    return {scale, hn::Mul(hn::Sub(zero, hn::Set(d, base)), scale)};
   }
 };
 
-// Weights of kBits bits. With minimums that are not zero points, q * scale is exact.
-template <int kBits, bool kHasMin, class Store>
+template <int kBit>
+using Bit = std::integral_constant<int, kBit>;
+
+template <int kBits, IntScale kScale, class Store>
 void DequantizeIntPanel(const IntPanel& panel, std::size_t k0, std::size_t k1, std::size_t lane,
                         Store store) {
   const DF d;
   const DU du;
-  const DI di;
   constexpr std::size_t kInputs = 32 / kBits;  // inputs of a unit
+  constexpr int kTop = 23 - kBits;             // place of u in the mantissa
+  constexpr std::uint32_t kMask = ((1u << kBits) - 1) << kTop;
+  const VU base = hn::BitCast(du, hn::Set(d, panel.base));
   for (std::size_t begin = k0, end = k0; begin < k1; begin = end) {
     const std::size_t g = begin / panel.group;
     end = std::min(k1, (g + 1) * panel.group);
-    const IntGroup group = panel.At(g, lane);
-    const auto value = [&](VU codes) HWY_ATTR __attribute__((always_inline)) {
-      const VU q = hn::And(codes, hn::Set(du, (1u << kBits) - 1));
-      const VF value = hn::ConvertTo(d, hn::BitCast(di, q));
-      if constexpr (kHasMin) return hn::MulAdd(value, group.scale, group.min);
-      return hn::Mul(hn::Add(value, group.shift), group.scale);
+    const IntGroup group = panel.At<kScale>(g, lane);
+    // Returns the weight of the integer whose lowest bit is kFrom.
+    const auto value = [&](VU unit, auto from) HWY_ATTR __attribute__((always_inline)) {
+      constexpr int kFrom = decltype(from)::value;
+      VU u = unit;
+      if constexpr (kFrom < kTop) u = hn::ShiftLeft<kTop - kFrom>(unit);
+      if constexpr (kFrom > kTop) u = hn::ShiftRight<kFrom - kTop>(unit);
+      const VF v = hn::BitCast(d, hn::OrAnd(base, u, hn::Set(du, kMask)));
+      if constexpr (kScale == IntScale::kF16) return hn::MulAdd(v, group.scale, group.addend);
+      if constexpr (kScale == IntScale::kMin) {
+        return hn::MulAdd(hn::Sub(v, hn::Set(d, panel.base)), group.scale, group.addend);
+      }
+      return hn::Mul(hn::Add(v, group.addend), group.scale);
     };
     for (std::size_t k = begin; k < end; k += kInputs) {
       const VU unit = hn::Load(du, panel.codes + k / kInputs * kPanel + lane);
       const std::size_t pair = (k - k0) / 2;
       // A byte of 4-bit weights has input i in its low half and input 4 + i in its high half.
-      store(pair, lane, value(unit), value(hn::ShiftRight<8>(unit)));
-      store(pair + 1, lane, value(hn::ShiftRight<16>(unit)), value(hn::ShiftRight<24>(unit)));
+      store.Dequantized(pair, lane, value(unit, Bit<0>()), value(unit, Bit<8>()));
+      store.Dequantized(pair + 1, lane, value(unit, Bit<16>()), value(unit, Bit<24>()));
       if constexpr (kBits == 4) {
-        store(pair + 2, lane, value(hn::ShiftRight<4>(unit)), value(hn::ShiftRight<12>(unit)));
-        store(pair + 3, lane, value(hn::ShiftRight<20>(unit)), value(hn::ShiftRight<28>(unit)));
+        store.Dequantized(pair + 2, lane, value(unit, Bit<4>()), value(unit, Bit<12>()));
+        store.Dequantized(pair + 3, lane, value(unit, Bit<20>()), value(unit, Bit<28>()));
       }
     }
   }
@@ -219,19 +245,19 @@ void DequantizeInts(const PackedLinear& weight, std::size_t panel, std::size_t k
                              static_cast<std::int64_t>(panel) * weight.panel_bytes()),
                          static_cast<const std::byte*>(weight.scales()) + panel * scales,
                          weight.group(),
-                         per_feature,
                          has_min,
                          weight.has_zero_points(),
-                         has_min   ? 0.0f
-                         : is_int4 ? 8.0f
-                                   : 128.0f};
+                         is_int4 ? 16.0f : 256.0f,
+                         is_int4 ? 8.0f : 128.0f};
   const bool adds_min = has_min && !ints.has_zero_points;
   if (is_int4) {
-    adds_min ? DequantizeIntPanel<4, true>(ints, k0, k1, lane, store)
-             : DequantizeIntPanel<4, false>(ints, k0, k1, lane, store);
+    adds_min ? DequantizeIntPanel<4, IntScale::kMin>(ints, k0, k1, lane, store)
+             : DequantizeIntPanel<4, IntScale::kF16>(ints, k0, k1, lane, store);
+  } else if (per_feature) {
+    DequantizeIntPanel<8, IntScale::kPerFeature>(ints, k0, k1, lane, store);
   } else {
-    adds_min ? DequantizeIntPanel<8, true>(ints, k0, k1, lane, store)
-             : DequantizeIntPanel<8, false>(ints, k0, k1, lane, store);
+    adds_min ? DequantizeIntPanel<8, IntScale::kMin>(ints, k0, k1, lane, store)
+             : DequantizeIntPanel<8, IntScale::kF16>(ints, k0, k1, lane, store);
   }
 }
 
