@@ -202,7 +202,9 @@ def test_rounds_alternate_between_server_and_peer(daemon, kind):
     path = "/completion" if kind == "llamacpp" else "/v1/completions"
     assert {where for where, _ in server.requests} == {path}
     prompts = {tuple(request["prompt"]) for _, request in server.requests}
-    assert len(prompts) == 18  # rounds have different prompts
+    assert len(prompts) == 18  # rounds have different prompts of the same lengths
+    rounds = [sorted(len(request["prompt"]) for _, request in server.requests[i:i + 6]) for i in (0, 6, 12)]
+    assert rounds[0] == rounds[1] == rounds[2]
     assert all(20 <= len(prompt) <= 60 for prompt in prompts)
 
 
