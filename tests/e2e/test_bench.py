@@ -202,7 +202,9 @@ def test_rounds_alternate_between_server_and_peer(daemon, kind):
     path = "/completion" if kind == "llamacpp" else "/v1/completions"
     assert {where for where, _ in server.requests} == {path}
     prompts = {tuple(request["prompt"]) for _, request in server.requests}
-    assert len(prompts) == 18  # rounds have different prompts
+    assert len(prompts) == 18  # rounds have different prompts of the same lengths
+    rounds = [sorted(len(request["prompt"]) for _, request in server.requests[i:i + 6]) for i in (0, 6, 12)]
+    assert rounds[0] == rounds[1] == rounds[2]
     assert all(20 <= len(prompt) <= 60 for prompt in prompts)
 
 
@@ -320,6 +322,31 @@ def test_accuracy_reads_a_gguf_file(tmp_path):
     text.write_text("")
     done = accuracy("--text", text)
     assert done.returncode == 1 and "nothing to predict" in done.stderr
+
+
+def test_bench_cpu_compares_with_an_openai_server(tmp_path):
+    model = tmp_path / "models" / "tiny"  # where the script looks for it
+    quire("make-model", "--shape", "tiny", "--out", model, "--weights")
+    settings = ["openai.enabled=true", "openai.listen=127.0.0.1:0", "kv_cache.capacity_bytes=4MiB",
+                "kv_cache.page_size=16", "kv_cache.partial_page_reuse=false"]
+    with Daemon(tmp_path, str(model), settings=settings) as server:
+        url = f"openai=http://{server.wait_serving().openai_address}"
+        command = [sys.executable, str(ROOT / "scripts" / "bench_cpu"), "--smoke", "--build", str(BUILD), "--tables",
+                   "served", "--work", str(model.parent), "--peer-url", url]
+        for run in ("first", "second"):
+            done = subprocess.run([*command, "--out", str(tmp_path / run)], capture_output=True, text=True, timeout=120)
+            assert done.returncode == 0, done.stdout + done.stderr
+        _, metrics = http_get(server.http_address, "/metrics")
+    # Shared prefixes of 8 tokens fill no page. So there are hits only if the second run repeats prompts of the first.
+    assert re.search(rb"^quire_prefix_cache_queries_tokens_total\S* [1-9]", metrics, re.MULTILINE)
+    assert re.search(rb"^quire_prefix_cache_hits_tokens_total\S* 0$", metrics, re.MULTILINE)
+    report = (tmp_path / "second" / "report.md").read_text()
+    assert f"- peer: {url}, model tiny" in report and "| tiny | none / bf16 | 2 | TTFT p50, ms |" in report
+    served = json.loads((tmp_path / "second" / "served-tiny-none-2.json").read_text())
+    ours, peer = served["median"]["ours"], served["median"]["peer"]
+    assert ours["completed"] == peer["completed"] == 8
+    assert ours["total_input_tokens"] == peer["total_input_tokens"]
+    assert ours["total_output_tokens"] == peer["total_output_tokens"] == 8 * 8
 
 
 def test_bench_cpu_writes_its_measurements(tmp_path):

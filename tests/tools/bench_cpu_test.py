@@ -70,6 +70,13 @@ class ReportTest(unittest.TestCase):
         self.assertEqual(served["versions"], {"quire": "quired 1.0, commit abc, 2 threads"})
         self.assertIn("bench_cpu --smoke", served["commands"][0])
 
+    def test_machine_names_cpu_features(self):
+        epyc = "fpu avx2 fma avx512f avx512bw avx512_bf16 avx512_vnni avx512_bitalg"
+        self.assertEqual(bench_cpu.cpu_features(epyc), "avx2 fma avx512f avx512bw avx512_vnni avx512_bf16; no AMX")
+        xeon = "avx2 fma avx_vnni avx512_bf16 amx_bf16 avx512_vnni amx_tile amx_int8"
+        self.assertEqual(bench_cpu.cpu_features(xeon),
+                         "avx2 fma avx_vnni avx512_vnni avx512_bf16 amx_tile amx_int8 amx_bf16")
+
     def test_data_without_a_version_are_rejected(self):
         self.session.machine = ["- a processor", "- 24 GiB", ""]
         with self.assertRaisesRegex(SystemExit, "versions does not contain quire"):

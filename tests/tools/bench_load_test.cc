@@ -122,6 +122,30 @@ TEST(WorkloadTest, IsAFunctionOfSeedAndNumber) {
   EXPECT_EQ(prompts.size(), 100u);
 }
 
+TEST(WorkloadTest, RoundChangesOnlyTheTokens) {
+  LoadOptions options;
+  options.arrival = Arrival::kPoisson;
+  options.rate = 20;
+  options.input = *ParseLengths("uniform:20:40");
+  options.output = *ParseLengths("uniform:5:9");
+  options.prefix_tokens = 16;
+  options.prefix_share = 0.5;
+  options.cancel_ratio = 0.3;
+  const Workload first(options, 1000);
+  options.round = 1;
+  const Workload second(options, 1000);
+  for (std::int64_t i = 0; i < 100; ++i) {
+    const LoadRequest a = first.Request(i), b = second.Request(i);
+    EXPECT_EQ(a.prompt.size(), b.prompt.size());
+    EXPECT_EQ(a.output_tokens, b.output_tokens);
+    EXPECT_EQ(a.cancel_after, b.cancel_after);
+    // Two random prompts, or prefixes, of at least 16 tokens differ within the first 8.
+    const auto head = a.prompt.begin() + 8;
+    EXPECT_NE(std::mismatch(a.prompt.begin(), head, b.prompt.begin()).first, head);
+  }
+  EXPECT_EQ(first.SendTimes(100), second.SendTimes(100));
+}
+
 TEST(WorkloadTest, SharedPrefixes) {
   LoadOptions options;
   options.input = *ParseLengths("uniform:128:512");

@@ -73,6 +73,11 @@ TEST(PeerTest, LlamaCppEvents) {
 
 TEST(PeerTest, OpenAiEvents) {
   EXPECT_EQ(ParsePeerEvent(Kind::kOpenAi, R"({"choices":[{"text":"a"}],"usage":null})")->tokens, 1);
+  // A token has no text while its character is incomplete. A server may report no ids.
+  EXPECT_EQ(ParsePeerEvent(Kind::kOpenAi, R"({"choices":[{"text":"","token_ids":[200]}]})")->tokens,
+            1);
+  EXPECT_EQ(ParsePeerEvent(Kind::kOpenAi, R"({"choices":[{"text":"a","token_ids":null}]})")->tokens,
+            1);
   for (const char* const data :
        {R"({"choices":[{"text":""}]})", R"({"choices":[7]})", R"({"choices":{"text":"a"}})",
         R"({"choices":[{"text":7}],"usage":[1]})", R"({"usage":{"completion_tokens":"5"}})"}) {
@@ -110,6 +115,7 @@ TEST(PeerTest, RequestsAreEquivalent) {
   EXPECT_EQ(openai["prompt"], (std::vector<int>{5, 6, 7}));
   EXPECT_EQ(openai["max_tokens"], 9);
   EXPECT_EQ(openai["model"], "m");
+  EXPECT_EQ(openai["return_token_ids"], true);
   EXPECT_FALSE(llama.contains("json_schema"));
   EXPECT_FALSE(openai.contains("structured_outputs"));
   LoadRequest constrained = request;

@@ -164,14 +164,16 @@ std::string FindError(const json& event) {
   return JsonText(*error);
 }
 
+// Returns the number of token ids. Without ids, a text counts as one token.
+std::int64_t CountTokens(const json& object, const char* ids_key, const char* text_key) {
+  const auto ids = object.find(ids_key);
+  if (ids != object.end() && ids->is_array()) return static_cast<std::int64_t>(ids->size());
+  return HasText(object, text_key) ? 1 : 0;
+}
+
 PeerEvent FromLlamaCpp(const json& event) {
   PeerEvent result;
-  const auto tokens = event.find("tokens");
-  if (tokens != event.end() && tokens->is_array()) {
-    result.tokens = static_cast<std::int64_t>(tokens->size());
-  } else {
-    result.tokens = HasText(event, "content") ? 1 : 0;
-  }
+  result.tokens = CountTokens(event, "tokens", "content");
   const auto stop = event.find("stop");
   if (stop != event.end() && stop->is_boolean() && stop->get<bool>()) {
     result.tokens = 0;  // the last event has no new tokens
@@ -185,7 +187,7 @@ PeerEvent FromOpenAi(const json& event) {
   PeerEvent result;
   const auto choices = event.find("choices");
   if (choices != event.end() && choices->is_array() && !choices->empty()) {
-    result.tokens = HasText((*choices)[0], "text") ? 1 : 0;
+    result.tokens = CountTokens((*choices)[0], "token_ids", "text");
   }
   const auto usage = event.find("usage");
   if (usage != event.end() && usage->is_object()) {
@@ -283,7 +285,8 @@ std::string PeerRequest(PeerAddress::Kind kind, const std::string& model,
     body["model"] = model;
     body["max_tokens"] = request.output_tokens;
     body["stream_options"] = {{"include_usage", true}};
-    // The field name of vLLM.
+    // Field names of vLLM. A token that ends within a character has an id before it has text.
+    body["return_token_ids"] = true;
     if (!request.schema.empty()) body["structured_outputs"]["json"] = schema;
   }
   return JsonText(body);

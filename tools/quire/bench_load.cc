@@ -93,7 +93,7 @@ Workload::Workload(const LoadOptions& options, std::int32_t vocab_size,
 
 void Workload::AppendTokens(std::uint64_t stream, std::int64_t count,
                             std::vector<std::int32_t>* out) const {
-  Random random = MakeRandom(options_.seed, stream);
+  Random random = MakeRandom(options_.seed + options_.round * 1'000'003, stream);
   for (std::int64_t i = 0; i < count; ++i) {
     out->push_back(static_cast<std::int32_t>(random() % static_cast<std::uint64_t>(vocab_size_)));
   }

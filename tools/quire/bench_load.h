@@ -66,6 +66,8 @@ struct LoadOptions {
   std::string schema = {};
   double schema_share = 1;
   std::uint64_t seed = 1;
+  // Changes the tokens of all prompts. Lengths, send times and cancellations stay the same.
+  std::uint64_t round = 0;
 };
 
 struct LoadRequest {

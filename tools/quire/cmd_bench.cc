@@ -130,13 +130,13 @@ absl::Status CheckCounters(const std::string& url, const ServerCounters& before,
   }
 }
 
-// Runs `plan` once on one server. `round` determines the prompts, so that rounds share no prefix.
-// Stores the result of the counter check in `*check`.
+// Runs `plan` once on one server. `round` determines the tokens of the prompts, so that rounds
+// share no prefix. Stores the result of the counter check in `*check`.
 absl::StatusOr<BenchRun> RunOnce(const BenchPlan& plan, const Subject& subject,
                                  std::int32_t vocab_size, std::int64_t round,
                                  const std::atomic<bool>& stop, absl::Status* check) {
   LoadOptions load = plan.load;
-  load.seed = plan.load.seed + static_cast<std::uint64_t>(round) * 1'000'003;
+  load.round = static_cast<std::uint64_t>(round);
   const Workload workload(load, vocab_size, plan.trace);
   if (round == 0 && plan.warmup > 0) {
     RunLoad(Workload(load, vocab_size), subject.targets,
@@ -405,7 +405,9 @@ void AddLoadOptions(CLI::App* cmd, BenchOptions* options) {
 void AddMeasureOptions(CLI::App* cmd, BenchOptions* options) {
   cmd->add_option("--slo", options->slo,
                   "latency limits of goodput, any of ttft=500ms,tpot=50ms,e2e=10s");
-  cmd->add_option("--rounds", options->rounds, "number of runs; with --peer they alternate")
+  cmd->add_option("--rounds", options->rounds,
+                  "number of runs, each with new prompts of the same lengths; with --peer they "
+                  "alternate")
       ->capture_default_str()
       ->check(CLI::Range(1, 1000));
   CLI::Option* const peer = cmd->add_option(
