@@ -25,6 +25,13 @@ constexpr std::size_t kBlock = internal::kBlock;
 constexpr std::size_t kPairs = kBlock / 2;
 static_assert(kPanel == kVirtualLanes);
 
+// Returns the elements of a panel.
+template <typename T>
+const T* PanelOf(const PackedLinear& weight, std::size_t panel) {
+  return reinterpret_cast<const T*>(static_cast<const std::byte*>(weight.data()) +
+                                    static_cast<std::int64_t>(panel) * weight.panel_bytes());
+}
+
 // Rounds to bf16 in the upper half of each lane, to nearest even; the lower half is unspecified.
 // NaN stays NaN.
 HWY_INLINE VU RoundedBF16(VF x) {
@@ -135,10 +142,7 @@ void WidenE4M3Panel(const PackedLinear& weight, std::size_t panel, std::size_t k
   const DU du;
   const std::size_t group = weight.group();
   const std::size_t groups = (weight.k() + group - 1) / group;
-  const auto* const codes = reinterpret_cast<const std::uint32_t*>(
-                                static_cast<const std::uint8_t*>(weight.data()) +
-                                static_cast<std::int64_t>(panel) * weight.panel_bytes()) +
-                            lane;
+  const std::uint32_t* const codes = PanelOf<std::uint32_t>(weight, panel) + lane;
   const float* const scales =
       static_cast<const float*>(weight.scales()) + panel * groups * kPanel + lane;
   const auto value = [&](std::size_t k, VU code) HWY_ATTR {
@@ -203,7 +207,7 @@ void DequantizeIntPanel(const IntPanel& panel, std::size_t k0, std::size_t k1, s
   for (std::size_t begin = k0, end = k0; begin < k1; begin = end) {
     const std::size_t g = begin / panel.group;
     end = std::min(k1, (g + 1) * panel.group);
-    const IntGroup group = panel.At<kScale>(g, lane);
+    const IntGroup group = panel.template At<kScale>(g, lane);
     // Returns the weight of the integer whose lowest bit is kFrom.
     const auto value = [&](VU unit, auto from) HWY_ATTR __attribute__((always_inline)) {
       constexpr int kFrom = decltype(from)::value;
@@ -240,9 +244,7 @@ void DequantizeInts(const PackedLinear& weight, std::size_t panel, std::size_t k
   const std::size_t scales =
       per_feature ? kPanel * sizeof(float)
                   : weight.k() / weight.group() * (has_min ? 2 : 1) * kPanel * sizeof(F16);
-  const IntPanel ints = {reinterpret_cast<const std::uint32_t*>(
-                             static_cast<const std::byte*>(weight.data()) +
-                             static_cast<std::int64_t>(panel) * weight.panel_bytes()),
+  const IntPanel ints = {PanelOf<std::uint32_t>(weight, panel),
                          static_cast<const std::byte*>(weight.scales()) + panel * scales,
                          weight.group(),
                          has_min,
@@ -261,13 +263,6 @@ void DequantizeInts(const PackedLinear& weight, std::size_t panel, std::size_t k
   }
 }
 
-// Returns a panel of 16-bit or f32 weights.
-template <typename T>
-const T* PlainPanel(const PackedLinear& weight, std::size_t panel) {
-  return reinterpret_cast<const T*>(static_cast<const std::byte*>(weight.data()) +
-                                    static_cast<std::int64_t>(panel) * weight.panel_bytes());
-}
-
 // Writes the weights of inputs [k0, k1) of a panel as tiles, [ceil((k1 - k0) / 32)][16][16] pairs.
 // Inputs beyond k1 are zeros.
 void DequantizePanel(const PackedLinear& weight, std::size_t panel, std::size_t k0, std::size_t k1,
@@ -279,14 +274,14 @@ void DequantizePanel(const PackedLinear& weight, std::size_t panel, std::size_t 
     } else if (weight.format() != WeightFormat::kPlain) {
       DequantizeInts(weight, panel, k0, k1, lane, store);
     } else if (weight.dtype() == DType::kF32) {
-      WidenF32(PlainPanel<float>(weight, panel), k0, k1, lane, store);
+      WidenF32(PanelOf<float>(weight, panel), k0, k1, lane, store);
     } else if (weight.dtype() == DType::kF16) {
-      WidenF16(PlainPanel<std::uint32_t>(weight, panel), k0, k1, lane, store);
+      WidenF16(PanelOf<std::uint32_t>(weight, panel), k0, k1, lane, store);
     }
   }
   const std::size_t size = (k1 - k0 + 1) / 2 * kPanel;
   if (weight.format() == WeightFormat::kPlain && weight.dtype() == DType::kBF16) {
-    std::copy_n(PlainPanel<std::uint32_t>(weight, panel) + k0 / 2 * kPanel, size, to);
+    std::copy_n(PanelOf<std::uint32_t>(weight, panel) + k0 / 2 * kPanel, size, to);
   }
   if ((k1 - k0) % 2 != 0) {
     for (std::size_t i = size - kPanel; i < size; ++i) to[i] &= 0xffffu;
@@ -446,7 +441,7 @@ void ComputeGroup(const internal::Bf16Panels& job, internal::Bf16MultiplyFn mult
         .num_rows = static_cast<std::int64_t>(num_rows),
         .is_first = k0 == 0};
     if (is_bf16 && (k1 - k0) % kBlock == 0) {
-      product.w = PlainPanel<std::uint16_t>(weight, begin) + k0 * kPanel;
+      product.w = PanelOf<std::uint16_t>(weight, begin) + k0 * kPanel;
       product.w_stride = weight.panel_bytes() / 2;
     } else {
       for (std::size_t panel = begin; panel < end; ++panel) {
