@@ -1,7 +1,5 @@
 #include "cache_manager/views/tma_plan.h"
 
-#include <utility>
-
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 
@@ -94,7 +92,7 @@ absl::StatusOr<TmaPlan> ReducedTile(TmaPlan plan, const TmaSource& source, const
     plan.strides = {row, unit * e, 8 * row, head};
     plan.box = {unit, 8, chunks, box_rows / 8, 1};
   }
-  return Checked(std::move(plan));
+  return Checked(plan);
 }
 
 // A cache must have one scale per row. The scales of a tensor are a flat list, which must fill
@@ -141,7 +139,7 @@ absl::StatusOr<TmaPlan> GatherPlan(TmaPlan plan, std::uint64_t extent, std::uint
   plan.strides = {row_bytes};
   plan.box = {box, 1};
   plan.tile = {height, 1, (width + box - 1) / box * box};
-  return Checked(std::move(plan));
+  return Checked(plan);
 }
 
 }  // namespace
@@ -162,13 +160,13 @@ absl::StatusOr<TmaPlan> PlanTmaTile(const TmaSource& source, const TmaTileSpec& 
   QUIRE_ASSIGN_OR_RETURN(const std::uint32_t columns,
                          TileColumns(plan.builder, source, spec.tile_columns, spec.swizzle));
   plan.tile = {spec.tile_rows, 1, columns};
-  if (spec.fold != TmaFold::kNone) return ReducedTile(std::move(plan), source, spec, columns);
+  if (spec.fold != TmaFold::kNone) return ReducedTile(plan, source, spec, columns);
   const std::uint32_t e = source.element_bytes();
   plan.rank = 3;
   plan.extents = {source.content_size, source.num_heads, Unsigned(source.num_rows)};
   plan.strides = {std::uint64_t{source.head_size} * e, Unsigned(source.row_bytes())};
   plan.box = {TmaUnit(e, spec.swizzle), 1, TmaBoxRows(spec.tile_rows, source.page_size)};
-  return Checked(std::move(plan));
+  return Checked(plan);
 }
 
 absl::StatusOr<TmaPlan> PlanPagedTmaTile(const TmaSource& source, const TmaTileSpec& spec) {
@@ -187,7 +185,7 @@ absl::StatusOr<TmaPlan> PlanPagedTmaTile(const TmaSource& source, const TmaTileS
   plan.extents = {source.content_size, source.num_heads, source.page_size, source.num_pages};
   plan.strides = {std::uint64_t{source.head_size} * e, row, source.rows_per_page * row};
   plan.box = {TmaUnit(e, spec.swizzle), 1, TmaBoxRows(spec.tile_rows, source.page_size), 1};
-  return Checked(std::move(plan));
+  return Checked(plan);
 }
 
 absl::StatusOr<TmaPlan> PlanRaggedTmaTile(const TmaSource& source, const RaggedTmaTileSpec& spec) {
@@ -211,7 +209,7 @@ absl::StatusOr<TmaPlan> PlanRaggedTmaTile(const TmaSource& source, const RaggedT
                   source.num_heads * Unsigned(source.num_rows + 1)};
   plan.strides = {Unsigned(source.row_bytes()), std::uint64_t{source.head_size} * e};
   plan.box = {TmaUnit(e, spec.swizzle), spec.tile_rows, 1};
-  return Checked(std::move(plan));
+  return Checked(plan);
 }
 
 absl::StatusOr<TmaPlan> PlanGather4TmaTile(const TmaSource& source,
@@ -229,8 +227,8 @@ absl::StatusOr<TmaPlan> PlanGather4TmaTile(const TmaSource& source,
     return Refuse(plan.builder, "tile_stride ", spec.tile_stride, " and tile_width ",
                   spec.tile_width, " do not fit rows of ", row, " elements");
   }
-  return GatherPlan(std::move(plan), Unsigned(row), Unsigned(source.row_bytes()), source,
-                    spec.tile_width, spec.tile_height);
+  return GatherPlan(plan, Unsigned(row), Unsigned(source.row_bytes()), source, spec.tile_width,
+                    spec.tile_height);
 }
 
 absl::StatusOr<TmaPlan> PlanRopeTmaTile(const TmaSource& source, const RopeTmaTileSpec& spec) {
@@ -251,7 +249,7 @@ absl::StatusOr<TmaPlan> PlanRopeTmaTile(const TmaSource& source, const RopeTmaTi
   plan.extents = {spec.tile_columns, 1, Unsigned(source.num_rows)};
   plan.strides = {row, row};
   plan.box = {unit, 1, TmaBoxRows(spec.tile_rows, source.page_size)};
-  return Checked(std::move(plan));
+  return Checked(plan);
 }
 
 absl::StatusOr<TmaPlan> PlanRopeGather4TmaTile(const TmaSource& source,
@@ -261,8 +259,8 @@ absl::StatusOr<TmaPlan> PlanRopeGather4TmaTile(const TmaSource& source,
   QUIRE_RETURN_IF_ERROR(CheckRopeRow(plan.builder, source, spec.padded_depth, spec.tile_width));
   plan.dtype = DType::kBF16;
   plan.base = static_cast<const std::byte*>(source.base) + spec.padded_depth;
-  return GatherPlan(std::move(plan), spec.tile_width, Unsigned(source.row_bytes()), source,
-                    spec.tile_width, spec.tile_height);
+  return GatherPlan(plan, spec.tile_width, Unsigned(source.row_bytes()), source, spec.tile_width,
+                    spec.tile_height);
 }
 
 absl::StatusOr<TmaPlan> PlanScaleTmaTile(const TmaSource& source, const ScaleTmaTileSpec& spec) {
@@ -282,7 +280,7 @@ absl::StatusOr<TmaPlan> PlanScaleTmaTile(const TmaSource& source, const ScaleTma
   plan.extents = {Unsigned(source.num_scales)};
   plan.box = {window};
   plan.tile = {window, 1, 1};
-  return Checked(std::move(plan));
+  return Checked(plan);
 }
 
 absl::Status CheckTmaDevice(const Device& device, const TmaPlan& plan) {
