@@ -271,7 +271,7 @@ class XgrammarConstraint final : public CompiledConstraint {
         vocab_size_(vocab_size),
         memory_bytes_(static_cast<std::int64_t>(grammar_.MemorySizeBytes())) {
     for (const std::string& keyword : this->unenforced()) {
-      memory_bytes_ += static_cast<std::int64_t>(sizeof(keyword) + keyword.capacity());
+      memory_bytes_ += static_cast<std::int64_t>(sizeof(std::string) + keyword.capacity());
     }
   }
 

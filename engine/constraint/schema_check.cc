@@ -60,8 +60,9 @@ std::string WhyTooLarge(absl::string_view text) {
 std::string DecodedStep(absl::string_view step) {
   std::string out;
   for (std::size_t i = 0; i < step.size(); ++i) {
-    if (step[i] == '%' && i + 2 < step.size() && absl::ascii_isxdigit(step[i + 1]) &&
-        absl::ascii_isxdigit(step[i + 2])) {
+    if (step[i] == '%' && i + 2 < step.size() &&
+        absl::ascii_isxdigit(static_cast<unsigned char>(step[i + 1])) &&
+        absl::ascii_isxdigit(static_cast<unsigned char>(step[i + 2]))) {
       const std::string digits(step.substr(i + 1, 2));
       out.push_back(static_cast<char>(std::stoi(digits, nullptr, 16)));
       i += 2;
@@ -231,7 +232,7 @@ void SchemaDocument::ListUnenforced(const Node& node, absl::string_view keyword)
 std::string SchemaDocument::Node::Pointer() const {
   std::string pointer;
   for (const Node* node = this; node != nullptr; node = node->parent) {
-    pointer = node->path + pointer;
+    pointer.insert(0, node->path);
   }
   return pointer;
 }
@@ -611,6 +612,7 @@ void SchemaDocument::CheckDisjoint(const Node& node, const std::vector<const Nod
   };
   const bool was_incomplete = std::exchange(is_incomplete_, false);
   std::vector<const std::vector<Shape>*> shapes;
+  shapes.reserve(branches.size());
   for (const Node* branch : branches) shapes.push_back(Read(Intern({branch})));
   const auto are_disjoint = [&](std::size_t i, std::size_t j) {
     if (!Spend(1) || shapes[i] == nullptr || shapes[j] == nullptr) return false;

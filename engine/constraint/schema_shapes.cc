@@ -33,7 +33,7 @@ std::int64_t PartsOf(const Regex& regex) {
 Regex* Unwrap(Regex* regex) {
   while ((regex->kind == Regex::Kind::kSequence || regex->kind == Regex::Kind::kChoice) &&
          regex->parts.size() == 1) {
-    regex = &regex->parts[0];
+    regex = regex->parts.data();
   }
   return regex;
 }
@@ -121,7 +121,7 @@ bool ClampLength(const TextLength& length, Regex* regex) {
     if (own.max == own.min) {
       fixed += own.min;
     } else if (repeat == nullptr && part->kind == Regex::Kind::kRepeat &&
-               Unwrap(&part->parts[0])->kind == Regex::Kind::kCharacter) {
+               Unwrap(part->parts.data())->kind == Regex::Kind::kCharacter) {
       repeat = part;
     } else {
       has_one_repeat = false;

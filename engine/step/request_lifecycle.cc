@@ -17,8 +17,7 @@ namespace {
 // Sorts by arrival and removes duplicates: a request ends once, whatever the number of its choices.
 void SortUnique(std::vector<ScheduledRequest*>* requests) {
   std::ranges::sort(*requests, {}, &ScheduledRequest::arrival);
-  const auto duplicates = std::ranges::unique(*requests);
-  requests->erase(duplicates.begin(), duplicates.end());
+  requests->erase(std::unique(requests->begin(), requests->end()), requests->end());
 }
 
 }  // namespace
