@@ -32,6 +32,7 @@ TEST(BoundedQueueTest, RejectedValueStaysWithTheProducer) {
   auto second = std::make_unique<int>(2);
   EXPECT_FALSE(queue.TryPush(std::move(second)));
   ASSERT_NE(second, nullptr);
+  // NOLINTNEXTLINE(bugprone-use-after-move): TryPush moves the value only if it returns true.
   EXPECT_EQ(*second, 2);
 }
 
