@@ -122,7 +122,8 @@ Decoder MakeDecoder(const RankVocabulary& v) {
   for (const AddedToken& token : v.special) max_id = std::max(max_id, token.id);
   std::vector<TokenText> tokens(static_cast<std::size_t>(max_id) + 1);
   for (const auto& [bytes, rank] : v.tokens) {
-    tokens[static_cast<std::size_t>(v.id_of_rank_0 + rank)] = {bytes, true, false};
+    const std::int32_t id = v.id_of_rank_0 + rank;
+    tokens[static_cast<std::size_t>(id)] = {bytes, true, false};
   }
   for (const AddedToken& token : v.special) {
     tokens[static_cast<std::size_t>(token.id)] = {token.content, true, true};

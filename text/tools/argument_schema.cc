@@ -208,8 +208,8 @@ class Evaluator {
     if (!AcceptsParts(schema, value, depth + 1)) return false;
     if (value.is_number()) return AcceptsNumber(schema, value);
     if (value.is_string()) {
-      return HasCount(schema, "minLength", "maxLength",
-                      CountUtf8Characters(value.get_ref<const std::string&>()));
+      const std::int64_t length = CountUtf8Characters(value.get_ref<const std::string&>());
+      return HasCount(schema, "minLength", "maxLength", static_cast<std::size_t>(length));
     }
     if (value.is_array()) return AcceptsArray(schema, value, depth + 1);
     return !value.is_object() || AcceptsObject(schema, value, depth + 1);
@@ -274,7 +274,7 @@ class Evaluator {
     if (unique != nullptr && *unique == true) {
       if (!Spend(8 * value.size())) return true;
       std::vector<json> items(value.begin(), value.end());
-      std::ranges::sort(items, std::less<json>());
+      std::ranges::sort(items, std::less<>());
       if (std::ranges::adjacent_find(items) != items.end()) return false;
     }
     // Up to draft 2019-09, `items` itself may be the list of schemas.
