@@ -155,7 +155,7 @@ class Step {
 void BM_Attention(benchmark::State& state) {
   ThreadPool pool(static_cast<int>(state.range(8)));
   const Backend backend = *Backend::Create(Device::Cpu(), &pool);
-  const auto at = [&](int i) { return static_cast<std::uint32_t>(state.range(i)); };
+  const auto at = [&](std::size_t i) { return static_cast<std::uint32_t>(state.range(i)); };
   const auto page = state.range(7);
   Step step(backend, {.dtype = static_cast<DType>(state.range(0)),
                       .heads = at(1),
@@ -210,7 +210,7 @@ BENCHMARK(BM_Attention)->Apply(AttentionShapes);
 void BM_ShortAttention(benchmark::State& state) {
   ThreadPool pool(static_cast<int>(state.range(3)));
   const Backend backend = *Backend::Create(Device::Cpu(), &pool);
-  const auto at = [&](int i) { return static_cast<std::uint32_t>(state.range(i)); };
+  const auto at = [&](std::size_t i) { return static_cast<std::uint32_t>(state.range(i)); };
   Step step(backend, {.dtype = DType::kBF16,
                       .heads = 16,
                       .kv_heads = 4,
@@ -241,7 +241,7 @@ BENCHMARK(BM_ShortAttention)
 void BM_WindowedAttention(benchmark::State& state) {
   ThreadPool pool(1);
   const Backend backend = *Backend::Create(Device::Cpu(), &pool);
-  const auto at = [&](int i) { return static_cast<std::uint32_t>(state.range(i)); };
+  const auto at = [&](std::size_t i) { return static_cast<std::uint32_t>(state.range(i)); };
   Step step(backend, {.dtype = DType::kBF16,
                       .heads = 16,
                       .kv_heads = 4,

@@ -157,6 +157,7 @@ void MeasureMaskDelay(benchmark::State& state, const std::string& expensive_sche
     MaskPool pool(static_cast<std::int32_t>(state.range(0)), &clock, {});
     RandomChoice watched(*cheap, &pool);
     std::vector<std::unique_ptr<RandomChoice>> others;
+    others.reserve(kExpensiveChoices);
     for (int i = 0; i < kExpensiveChoices; ++i) {
       others.push_back(std::make_unique<RandomChoice>(*expensive, &pool));
     }

@@ -214,7 +214,8 @@ std::vector<Peak> Int8Loops() {
   if (__builtin_cpu_supports("avx512vnni")) {
     return {{VnniLoop512, 2.0 * 64 * kChains, "vpdpbusd, 512 bits"}};
   }
-  if (__builtin_cpu_supports("avxvnni")) {
+  // clang 14 does not accept "avxvnni" in __builtin_cpu_supports.
+  if (Machine::Detect().isa() == "avx_vnni") {
     return {{VnniLoop256, 2.0 * 32 * kChains, "vpdpbusd, 256 bits"}};
   }
   if (__builtin_cpu_supports("avx2")) {
@@ -257,6 +258,7 @@ ReadRate MeasureDramRead(int threads) {
   // where it may briefly have the full memory bandwidth.
   constexpr int kPasses = 80;
   std::vector<double> seconds;
+  seconds.reserve(kPasses);
   for (int pass = 0; pass < kPasses; ++pass) {
     seconds.push_back(ShortestSeconds(&pool, 1, [&](int part) {
       DoNotOptimizeAway(sum(data + static_cast<std::size_t>(part) * part_size, part_size));
