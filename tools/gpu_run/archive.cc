@@ -20,7 +20,7 @@ constexpr std::size_t kBlock = 512;
 // Returns a ustar header: name, mode, size, time and a checksum, numbers in octal.
 std::array<char, kBlock> Header(const std::string& name, std::size_t size, std::time_t time) {
   std::array<char, kBlock> header{};
-  std::snprintf(&header[0], 100, "%s", name.c_str());
+  std::snprintf(header.data(), 100, "%s", name.c_str());
   std::snprintf(&header[100], 8, "%07o", 0644u);
   std::snprintf(&header[108], 8, "%07o", 0u);
   std::snprintf(&header[116], 8, "%07o", 0u);

@@ -63,9 +63,11 @@ bool RunsOn(const std::string& archs, int compute_capability) {
     const int oldest = std::atoi(arch.c_str());
     const bool is_newer = compute_capability >= oldest;
     const bool is_same_major = compute_capability / 10 == oldest / 10;
-    if (arch.find("+ptx") != std::string::npos ? is_newer
-        : arch.back() == 'a'                   ? compute_capability == oldest
-                                               : is_newer && is_same_major) {
+    // NOLINTNEXTLINE(abseil-string-find-str-contains): this program does not use Abseil.
+    const bool has_ptx = arch.find("+ptx") != std::string::npos;
+    if (has_ptx              ? is_newer
+        : arch.back() == 'a' ? compute_capability == oldest
+                             : is_newer && is_same_major) {
       return true;
     }
   }

@@ -63,6 +63,14 @@ struct StageResult {
   }
 };
 
+std::size_t CountOf(const std::string& log, const std::string& text) {
+  std::size_t count = 0;
+  for (std::size_t at = log.find(text); at != std::string::npos; at = log.find(text, at + 1)) {
+    ++count;
+  }
+  return count;
+}
+
 // Returns the line of a log that best explains why a process failed.
 std::string Reason(const std::string& log) {
   std::istringstream lines(log);
@@ -72,20 +80,12 @@ std::string Reason(const std::string& log) {
     if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
     last = line;
     for (const char* const mark : {"ERROR", "error", ": Failure", "FAILED  ] ", "not found"}) {
-      if (marked.empty() && line.find(mark) != std::string::npos) marked = line;
+      if (marked.empty() && CountOf(line, mark) > 0) marked = line;
     }
   }
   const std::string line = marked.empty() ? last : marked;
   const std::size_t start = std::min(line.find_first_not_of(" \t"), line.size());
   return line.substr(start, 200);
-}
-
-std::size_t CountOf(const std::string& log, const std::string& text) {
-  std::size_t count = 0;
-  for (std::size_t at = log.find(text); at != std::string::npos; at = log.find(text, at + 1)) {
-    ++count;
-  }
-  return count;
 }
 
 // Returns a verdict if all errors in a log are expected: not enough memory for a shape, or a device
@@ -110,13 +110,13 @@ Outcome Judge(const Item& item, std::optional<int> status, double seconds) {
   } else if (*status == 77) {
     outcome.verdict = Verdict::kSkipped;
     outcome.why = Reason(log);
-  } else if (*status == 0 && log.empty() && item.name.rfind("BM_", 0) == 0) {
+  } else if (*status == 0 && log.empty() && item.name.starts_with("BM_")) {
     outcome.verdict = Verdict::kFailed;
     outcome.why = "the log is empty; is the disk full?";
   } else if (const auto excused = ExcusedBy(log); *status == 0 && excused) {
     outcome.verdict = *excused;
     outcome.why = Reason(log);
-  } else if (*status != 0 || log.find("ERROR OCCURRED") != std::string::npos) {
+  } else if (*status != 0 || CountOf(log, "ERROR OCCURRED") > 0) {
     outcome.verdict = Verdict::kFailed;
     outcome.why = *status > 128 ? "ended by signal " + std::to_string(*status - 128) + ": " : "";
     outcome.why += Reason(log);

@@ -13,7 +13,7 @@ int main(int argc, char** argv) {
   quire::gpu_run::Options options;
   options.archive = "results.tar.gz";
   std::vector<std::string> names;
-  for (const auto& stage : kStages) names.push_back(stage.name);
+  for (const auto& stage : kStages) names.emplace_back(stage.name);
 
   CLI::App app("Checks the CUDA kernels of this bundle on the GPU of this machine");
   app.add_option("--minutes", options.minutes, "time limit of the whole check in minutes")

@@ -16,6 +16,7 @@ namespace quire::gpu_run {
 namespace {
 
 bool Has(const std::string& text, const char* part) {
+  // NOLINTNEXTLINE(abseil-string-find-str-contains): this program does not use Abseil.
   return text.find(part) != std::string::npos;
 }
 
@@ -30,7 +31,7 @@ std::vector<std::string> Lines(const std::string& text) {
 std::vector<std::string> Benchmarks(const std::string& listing) {
   std::vector<std::string> names;
   for (const std::string& line : Lines(listing)) {
-    if (line.rfind("BM_", 0) == 0) names.push_back(line);
+    if (line.starts_with("BM_")) names.push_back(line);
   }
   return names;
 }
@@ -138,9 +139,10 @@ std::string FindProgram(const std::string& name) {
   const char* const path = std::getenv("PATH");
   std::istringstream folders(std::string(path == nullptr ? "" : path) +
                              ":/usr/local/cuda/bin:/usr/bin");
-  for (std::string folder; std::getline(folders, folder, ':');) {
-    const std::string file = folder + "/" + name;
-    if (!folder.empty() && access(file.c_str(), X_OK) == 0) return file;
+  for (std::string file; std::getline(folders, file, ':');) {
+    if (file.empty()) continue;
+    file += "/" + name;
+    if (access(file.c_str(), X_OK) == 0) return file;
   }
   return "";
 }
@@ -228,7 +230,7 @@ std::vector<Item> RunnerItems(const Setup& setup, const std::string& listing) {
     if (!seen.insert(parameter).second) continue;
     items.push_back(TestItem(setup, "runner", suite, parameter.empty() ? "*" : "*/" + parameter));
     const bool is_there = std::any_of(fixtures.begin(), fixtures.end(), [&](const auto& name) {
-      return parameter.empty() || parameter.rfind(name, 0) == 0;
+      return parameter.empty() || parameter.starts_with(name);
     });
     if (!is_there) items.back().skipped = "its fixture is not in the bundle";
   }
@@ -316,12 +318,12 @@ namespace {
 
 Command Quired(const Setup& setup, const std::string& run, std::vector<std::string> keys,
                const std::string& log) {
-  keys.push_back("device.type=cuda");
-  keys.push_back("server.http.listen=127.0.0.1:0");
+  keys.emplace_back("device.type=cuda");
+  keys.emplace_back("server.http.listen=127.0.0.1:0");
   keys.push_back("server.admin.listen=[unix:" + run + "/admin.sock]");
   std::vector<std::string> arguments;
   for (std::string& key : keys) {
-    arguments.push_back("--set");
+    arguments.emplace_back("--set");
     arguments.push_back(std::move(key));
   }
   return setup.Program("quired", arguments, log);
