@@ -122,6 +122,7 @@ class Client {
     if (!status.ok()) return Fail("GetModel", status);
     vocab_ = model.model().vocab_size();
     std::vector<std::thread> threads;
+    threads.reserve(static_cast<std::size_t>(options_.concurrency));
     for (int i = 0; i < options_.concurrency; ++i) threads.emplace_back([this] { RunRequests(); });
     for (std::thread& thread : threads) thread.join();
     if (has_failed_) return 1;

@@ -36,8 +36,8 @@ CurlPtr NewCurl() {
   return curl;
 }
 
-long ResponseCode(CURL* curl) {
-  long code = 0;
+std::int64_t ResponseCode(CURL* curl) {
+  long code = 0;  // NOLINT(google-runtime-int): libcurl writes a long
   curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &code);
   return code;
 }

@@ -256,6 +256,7 @@ void Inspector::AddWeights(const formats::ModelFiles& files, const models::Model
   report_.json["tensors"] = all.tensors;
   report_.json["stored_bytes"] = all.bytes;
   std::vector<std::string> type_texts;
+  type_texts.reserve(types.size());
   for (const auto& [type, bytes] : types) type_texts.push_back(absl::StrCat(type, " ", MiB(bytes)));
   Add("types", absl::StrJoin(type_texts, ", "));
   report_.json["stored_bytes_by_type"] = types;

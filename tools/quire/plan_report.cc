@@ -111,7 +111,7 @@ void AddPlanOptions(CLI::App* command, PlanRequest* request) {
 absl::StatusOr<server::DaemonOptions> ReadOptions(const PlanRequest& request) {
   server::ConfigSources sources = request.sources;
   sources.sets.push_back(absl::StrCat("model.path=", request.model));
-  sources.sets.push_back(request.cpu ? "device.type=cpu" : "device.type=cuda");
+  sources.sets.emplace_back(request.cpu ? "device.type=cpu" : "device.type=cuda");
   sources.environment = server::ConfigEnvironment();
   sources.profile_dirs = server::InstalledProfileDirs();
   std::vector<std::string> errors;

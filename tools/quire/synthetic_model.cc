@@ -197,8 +197,8 @@ std::vector<std::string> SyntheticVocabulary(const ModelShape& shape) {
   for (std::uint32_t word = 0; texts.size() < shape.vocab_size - 2; ++word) {
     texts.push_back(Word(word));
   }
-  texts.push_back(kBegin);
-  texts.push_back(kEnd);
+  texts.emplace_back(kBegin);
+  texts.emplace_back(kEnd);
   return texts;
 }
 
