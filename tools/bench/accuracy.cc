@@ -1,5 +1,6 @@
-// Measures the accuracy loss of quantized weights and activations: the perplexity of a text, and the
-// divergence of the next-token distributions from those of unquantized weights and f32 activations.
+// Measures the accuracy loss of quantized weights and activations: the perplexity of a text, and
+// the divergence of the next-token distributions from those of unquantized weights with f32
+// activations.
 //
 //   accuracy --model assets/story --text held_out.txt --tokens 20480 --context 512
 //   accuracy --model model.gguf --reference assets/story --formats auto,none --text held_out.txt
@@ -255,6 +256,28 @@ absl::StatusOr<std::vector<kernels::Backend>> MakeBackends(const std::vector<std
   return backends;
 }
 
+void PrintTable(const Arguments& arguments, const std::vector<std::string>& names,
+                const std::vector<std::unique_ptr<Subject>>& subjects,
+                const std::vector<Score>& scores) {
+  const auto perplexity = [](const Score& score) {
+    return std::exp(score.loss / static_cast<double>(score.predictions));
+  };
+  std::printf("%s, %lld predictions, context %u\n\n", arguments.model.c_str(),
+              static_cast<long long>(scores[0].predictions), arguments.context);
+  std::printf(
+      "| model.quantization | activations | weights MiB | perplexity | lost | KL, nats | same best "
+      "|\n");
+  std::printf("|---|---|---|---|---|---|---|\n");
+  for (std::size_t s = 0; s < subjects.size(); ++s) {
+    const double positions = static_cast<double>(scores[s].divergences);
+    std::printf("| %s | %.2f | %.4f | %+.3f %% | %.2e | %.2f %% |\n", names[s].c_str(),
+                static_cast<double>(subjects[s]->model().weight_bytes) / (1 << 20),
+                perplexity(scores[s]), 100 * (perplexity(scores[s]) / perplexity(scores[0]) - 1),
+                scores[s].divergence / positions,
+                100 * static_cast<double>(scores[s].same_best) / positions);
+  }
+}
+
 absl::Status Run(const Arguments& arguments) {
   QUIRE_ASSIGN_OR_RETURN(const std::vector<std::int32_t> tokens, ReadTokens(arguments));
   ThreadPool threads(arguments.threads);
@@ -297,23 +320,7 @@ absl::Status Run(const Arguments& arguments) {
     }
   }
   QUIRE_ASSIGN_OR_RETURN(const std::vector<Score> scores, Measure(arguments, tokens, subjects));
-  const auto perplexity = [](const Score& score) {
-    return std::exp(score.loss / static_cast<double>(score.predictions));
-  };
-  std::printf("%s, %lld predictions, context %u\n\n", arguments.model.c_str(),
-              static_cast<long long>(scores[0].predictions), arguments.context);
-  std::printf(
-      "| model.quantization | activations | weights MiB | perplexity | lost | KL, nats | same best "
-      "|\n");
-  std::printf("|---|---|---|---|---|---|---|\n");
-  for (std::size_t s = 0; s < subjects.size(); ++s) {
-    const double positions = static_cast<double>(scores[s].divergences);
-    std::printf("| %s | %.2f | %.4f | %+.3f %% | %.2e | %.2f %% |\n", names[s].c_str(),
-                static_cast<double>(subjects[s]->model().weight_bytes) / (1 << 20),
-                perplexity(scores[s]), 100 * (perplexity(scores[s]) / perplexity(scores[0]) - 1),
-                scores[s].divergence / positions,
-                100 * static_cast<double>(scores[s].same_best) / positions);
-  }
+  PrintTable(arguments, names, subjects, scores);
   return absl::OkStatus();
 }
 
