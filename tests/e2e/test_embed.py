@@ -47,7 +47,8 @@ def difference(got, want):
 
 class Served:
     def __init__(self, folder, name, settings=F32):
-        self.daemon = Daemon(folder, str(FIXTURES / "models" / name), settings=["model.id=fixture", *settings])
+        settings = ["model.id=fixture", "device.cpu.activations=f32", *settings]
+        self.daemon = Daemon(folder, str(FIXTURES / "models" / name), settings=settings)
 
     def __enter__(self):
         self.daemon.__enter__().wait_serving()

@@ -33,7 +33,7 @@ def test_greedy_tokens_and_logprobs_equal_the_reference(api, tmp_path, folder):
     """Also checks that answers from cached pages, some of them written by generated tokens, are bitwise equal."""
     reference = json.loads((MODELS / folder / "reference.json").read_text())
     for more, prompts in replays(folder, reference["prompts"]):
-        settings = ["kv_cache.dtype=f32", "kv_cache.page_size=16", "model.id=fixture", *more]
+        settings = ["kv_cache.dtype=f32", "device.cpu.activations=f32", "kv_cache.page_size=16", "model.id=fixture", *more]
         with Daemon(tmp_path, str(MODELS / folder), settings=settings) as daemon:
             daemon.wait_serving()
             with daemon.channel() as channel:

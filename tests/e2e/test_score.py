@@ -48,7 +48,7 @@ def test_scores_equal_the_reference_cold_cached_and_chunked(api, tmp_path, model
     reference = json.loads((SCORING / f"{model}.json").read_text())
     pairs = reference["pairs"]
     folder = str(TESTDATA / "models" / model)
-    f32 = ["kv_cache.dtype=f32", "kv_cache.page_size=16"]
+    f32 = ["kv_cache.dtype=f32", "device.cpu.activations=f32", "kv_cache.page_size=16"]
     with Daemon(tmp_path, folder, settings=f32) as daemon:
         daemon.wait_serving()
         with daemon.channel() as channel:
@@ -163,7 +163,8 @@ def test_completions_reproduce_the_sums_of_lm_eval(tmp_path, model):
     The sums and flags of transformers' model are derived from the answer.
     """
     reference = json.loads((SCORING / f"{model}.json").read_text())
-    settings = ["kv_cache.dtype=f32", "openai.enabled=true", "openai.listen=127.0.0.1:0", "model.id=fixture"]
+    settings = ["kv_cache.dtype=f32", "device.cpu.activations=f32", "openai.enabled=true", "openai.listen=127.0.0.1:0",
+                "model.id=fixture"]
     with Daemon(tmp_path, str(TESTDATA / "models" / model), settings=settings) as daemon:
         daemon.wait_serving()
         listening = next(json.loads(line) for line in daemon.lines if '"listening"' in line)
