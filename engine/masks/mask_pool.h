@@ -9,11 +9,12 @@
 //
 // Place:      between EngineCore, which has one ChoiceMask for each such choice, and the matchers,
 //             which no other thread uses.
-// Invariants: a choice is in the queue or owned by one thread exactly while it is not ready. A mask
+// Invariants: a choice that is not ready is either in the queue or in use by one mask thread. A
+// mask
 //             depends only on the constraint, the end tokens and the tokens passed to Advance,
-//             never on timing. Choices share the threads by the time that their masks take (fair
-//             queueing, earliest finish time first). A choice with cheap masks therefore waits only
-//             for masks in progress, and not for all expensive ones.
+//             never on timing. Threads are scheduled by fair queueing: each choice is charged the
+//             time that its masks take, and the earliest expected finish time runs first. A choice
+//             with cheap masks therefore waits only for masks in progress.
 // Threads:    the engine thread calls Start, Advance, WaitAll and WaitAny. Owns `num_threads`
 //             threads.
 // Lifetime:   a choice may be dropped at any time, and its queued mask is then skipped. Choices may
@@ -47,12 +48,13 @@ class ChoiceMask {
   // Returns OK if there is a mask. Otherwise returns an error of ConstraintMatcher, or INTERNAL if
   // the matcher rejected a token that its mask had allowed.
   const absl::Status& status() const { return status_; }
-  // One bit for each token id; all bits are 0 if there is no mask. Empty if the choice has neither
-  // a constraint nor banned text.
+  // One bit for each token id, set if the token is allowed; all bits are 0 if status() is an error.
+  // Empty if the choice has neither a constraint nor banned text.
   const std::vector<std::uint32_t>& words() const { return words_; }
-  // With repetition penalties: the penalties and the biases of the request, ordered by token id. If
-  // an id has both, the penalty comes first.
+  // Returns whether the request has repetition penalties.
   bool has_bias() const { return rules_.repeats != nullptr; }
+  // Returns these penalties and the biases of the request, ordered by token id. If an id has both,
+  // the penalty comes first. Empty without repetition penalties.
   const std::vector<kernels::LogitBias>& bias() const { return bias_; }
   // Returns whether the constraint is complete and allows no further token, so that the choice must
   // end.

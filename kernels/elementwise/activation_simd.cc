@@ -82,7 +82,7 @@ void Rows(const GatedProductParams& params, std::int64_t row_begin, std::int64_t
 }
 
 template <Activation kAct>
-void RowsOf(const GatedProductParams& params, std::int64_t row_begin, std::int64_t row_end) {
+void DispatchShape(const GatedProductParams& params, std::int64_t row_begin, std::int64_t row_end) {
   const GateShape& shape = params.shape;
   const bool shaped = shape.alpha != 1 || shape.limit != 0 || shape.up_offset != 0;
   (shaped ? Rows<kAct, true> : Rows<kAct, false>)(params, row_begin, row_end);
@@ -92,13 +92,13 @@ void GatedProductRows(const GatedProductParams& params, std::int64_t row_begin,
                       std::int64_t row_end) {
   switch (params.shape.act) {
     case Activation::kSilu:
-      return RowsOf<Activation::kSilu>(params, row_begin, row_end);
+      return DispatchShape<Activation::kSilu>(params, row_begin, row_end);
     case Activation::kGeluTanh:
-      return RowsOf<Activation::kGeluTanh>(params, row_begin, row_end);
+      return DispatchShape<Activation::kGeluTanh>(params, row_begin, row_end);
     case Activation::kGeluErf:
-      return RowsOf<Activation::kGeluErf>(params, row_begin, row_end);
+      return DispatchShape<Activation::kGeluErf>(params, row_begin, row_end);
     case Activation::kRelu2:
-      return RowsOf<Activation::kRelu2>(params, row_begin, row_end);
+      return DispatchShape<Activation::kRelu2>(params, row_begin, row_end);
   }
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
-// Routes the rows of an MoE block to experts: the router's product, Router and SortByExpert.
+// Routes the rows of an MoE block to experts: the matrix product of the router (Linear), then
+// Router and SortByExpert.
 
 #include <cstdint>
 
@@ -26,10 +27,10 @@ struct RouteParams {
   std::int64_t x_stride;            // elements, at least K
 };
 
-// Runs Linear into `logits`, then Router and SortByExpert, with the bits and errors of these ops.
-// On a GPU this is one launch if the product uses tensor cores and bf16 weights, is not computed by
-// cuBLASLt, and has at most kMaxRouteRows rows. With more rows, the single block that routes all of
-// them takes longer than two launches.
+// Runs Linear into `logits`, then Router and SortByExpert. Results are bitwise those of these ops,
+// and so are errors. On a GPU this is one launch if the product uses tensor cores and bf16 weights,
+// is not computed by cuBLASLt, and has at most kMaxRouteRows rows. With more rows, the single block
+// that routes all of them takes longer than two launches.
 absl::Status Route(const Backend& backend, const RouteParams& params);
 
 namespace internal {

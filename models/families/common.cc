@@ -78,7 +78,7 @@ NormSpec RmsNormSpec(const ModelConfig& config, float weight_offset) {
   return norm;
 }
 
-float RoundToTrained(const ModelConfig& config, double factor) {
+float RoundToTrainingDType(const ModelConfig& config, double factor) {
   const float rounded = static_cast<float>(factor);
   if (config.dtype == DType::kBF16) return BF16::FromFloat(rounded).ToFloat();
   if (config.dtype == DType::kF16) return F16::FromFloat(rounded).ToFloat();

@@ -43,16 +43,16 @@ NormSpec RmsNormSpec(const ModelConfig& config, float weight_offset = 0);
 
 // Rounds `factor` to the dtype of activations in training. transformers rounds embedding factors
 // that way.
-float RoundToTrained(const ModelConfig& config, double factor);
+float RoundToTrainingDType(const ModelConfig& config, double factor);
 
 // Returns a decoder with RMS pre-norms, grouped-query attention with half-split rope, and a gated
 // MLP. Biases, windows, layers without rope, a tied head, the activation and the rope tables are
-// taken from the configuration; rope table 1 is for windowed layers, if they have one. Returns
-// UNIMPLEMENTED for an activation that `family` does not list.
+// taken from the configuration. If windowed layers have their own rope table, it is table 1.
+// Returns UNIMPLEMENTED for an activation that `family` does not list.
 absl::StatusOr<ModelSpec> PreNormSpec(const ModelConfig& config, const Family& family);
 
-// Turns the layers that config.moe lists into MoE layers. `moe` has the routing; the experts are
-// copies of the dense MLP, with the number and the width of config.moe.
+// Turns the layers that config.moe lists into MoE layers with the routing of `moe`. Each expert
+// gets the spec of the dense MLP, with the width of config.moe, which also sets their number.
 void UseExperts(const ModelConfig& config, MoeSpec moe, ModelSpec* spec);
 
 }  // namespace quire::models

@@ -91,7 +91,8 @@ absl::StatusOr<ModelSpec> SandwichSpec(const ModelConfig& config, const Family& 
     layer.heads.scale = static_cast<float>(1.0 / std::sqrt(config.query_pre_attn_scalar));
   }
   spec.final_norm = norm;
-  spec.embed_scale = RoundToTrained(config, std::sqrt(static_cast<double>(config.hidden_size)));
+  spec.embed_scale =
+      RoundToTrainingDType(config, std::sqrt(static_cast<double>(config.hidden_size)));
   return spec;
 }
 

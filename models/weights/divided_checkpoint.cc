@@ -23,7 +23,7 @@ struct Range {
   std::int64_t whole = 0;  // elements of the dimension
 };
 
-absl::Status CheckDivided(std::size_t layer, const LayerSpec& spec) {
+absl::Status CheckDivisible(std::size_t layer, const LayerSpec& spec) {
   absl::string_view refused;
   if (spec.attention != AttentionKind::kHeads) {
     refused = "attention other than over heads";
@@ -156,7 +156,7 @@ absl::StatusOr<ModelSpec> SpecOfPart(const ModelSpec& whole, RankPart part) {
   if (part.is_whole()) return spec;
   for (std::size_t i = 0; i < spec.layers.size(); ++i) {
     LayerSpec& layer = spec.layers[i];
-    QUIRE_RETURN_IF_ERROR(CheckDivided(i, layer));
+    QUIRE_RETURN_IF_ERROR(CheckDivisible(i, layer));
     AttentionSpec& heads = layer.heads;
     if (heads.num_heads % part.size != 0) {
       return DoesNotDivideError(i, "num_attention_heads", heads.num_heads, part.size);

@@ -16,7 +16,8 @@
 namespace quire::server {
 namespace {
 
-// Adds the client's name of the item to an INVALID_ARGUMENT error.
+// Prefixes the message of an INVALID_ARGUMENT error with item.field, the item's name in the
+// request.
 absl::Status AddItemName(const EvaluationItem& item, const absl::Status& status) {
   const std::optional<ErrorReason> reason = GetErrorReason(status);
   if (item.field.empty() || !absl::IsInvalidArgument(status) || !reason) return status;
@@ -59,7 +60,7 @@ void Evaluation::Start(const ServedModel& served, std::vector<EvaluationItem> it
 
 void Evaluation::Cancel() {
   is_cancelled_.store(true);
-  // Start checks is_cancelled_ itself.
+  // If Start has not run yet, its call of OnReady will see is_cancelled_.
   if (is_started_.load()) OnReady();
 }
 
@@ -154,7 +155,8 @@ bool Evaluation::SubmitNext(std::size_t index) {
   engine::Request request = part.item.request;
   FillRequest(index, &request);
   if (part.item.copies_context) CopyContext(items_[*part.item.after], &request);
-  // If a request of this call is live, retry when it ends; otherwise fail.
+  // If the queue is full, this item is retried when a live request of this call ends. If none is
+  // live, the call fails.
   const bool can_retry = num_live_ > 0;
   absl::StatusOr<std::shared_ptr<engine::TokenStream>> stream =
       served_->engine->Accept(std::move(request), can_retry ? engine::QueueFullMetric::kNotCounted

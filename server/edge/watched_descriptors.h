@@ -1,15 +1,15 @@
 #pragma once
 
-// Makes Asio allocate its memory blocks for watched descriptors in batches, before they are needed.
+// Makes Asio allocate the memory blocks of the descriptors that its epoll reactor watches in
+// batches, before they are needed.
 //
-// Asio never frees the small memory block of a watched descriptor, but reuses it for another one.
-// Blocks that are allocated one by one during a flood of connections lie between the memory of
-// those connections, one in nearly every page. None of these pages can be returned to the kernel
-// afterwards.
+// Asio never frees the small block of a descriptor, but reuses it for another one. Blocks that are
+// allocated one by one during a flood of connections fragment the heap: nearly every page then has
+// a block between the memory of connections, and cannot be returned to the kernel afterwards.
 //
 // Place:      inside GrpcAcceptor.
-// Invariants: Asio has blocks for kBatchSize / 2 more descriptors than are counted, unless the
-//             process had too few descriptors for a batch.
+// Invariants: Asio has blocks for kBatchSize / 2 more descriptors than are counted. It has fewer if
+//             the process reached its limit of open descriptors, since a batch opens kBatchSize.
 // Threads:    any.
 
 #include <boost/asio/io_context.hpp>

@@ -84,7 +84,7 @@ void ApplyTransport(const GrpcTransportOptions& options, grpc::ServerBuilder* bu
 // thousand window updates per second. An attack makes a hundred times as many.
 FrameLimits MakeFrameLimits(const GrpcTransportOptions& options) {
   return {.max_streams = options.max_concurrent_streams,
-          // gRPC itself refuses calls with more than max_metadata_bytes, one by one.
+          // Above max_metadata_bytes gRPC fails only the call. This limit closes the connection.
           .max_header_block_bytes = 4 * options.max_metadata_bytes,
           // A client may cancel all its open calls at once.
           .max_resets = 1000 + std::int64_t{options.max_concurrent_streams},
@@ -101,8 +101,8 @@ GrpcAcceptorOptions MakeAcceptorOptions(const GrpcListenerOptions& options) {
           .reuse_port = options.transport.reuse_port,
           .max_connections = options.transport.max_connections,
           .max_connections_per_address = options.transport.max_connections_per_address,
-          // gRPC needs the other half to read and write, and slows all connections down when little
-          // memory is left.
+          // Half of the memory is for incomplete messages. gRPC needs the rest to read and write,
+          // and slows all connections down when little is left.
           .max_unfinished_bytes = options.transport.memory_bytes / 2,
           .frames = MakeFrameLimits(options.transport),
           .times = {.preface = kHandshakeTimeout, .write_stall = kWriteStall},
@@ -127,7 +127,8 @@ void LogProtobuf(google::protobuf::LogLevel, const char*, int, const std::string
 void InitLibraries(bool reflection) {
   static std::once_flag once;
   std::call_once(once, [reflection] {
-    // Debian's Abseil checks every lock that gRPC takes for deadlocks, under one global lock.
+    // Debian builds Abseil with deadlock detection, which takes a global lock for each mutex that
+    // gRPC locks.
     absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
     gpr_set_log_function(&LogGrpc);
     google::protobuf::SetLogHandler(&LogProtobuf);

@@ -4,8 +4,8 @@
 //
 // Place:      after the splitter. Handles UTF-8 strings and ids, without offsets in the input.
 // Invariants: linear time. A run of characters without a token becomes one unknown token, or the
-//             byte tokens of its bytes. As in the original, text can become *any* entry, byte
-//             tokens and control tokens included. If an entry occurs twice, the last one counts.
+//             byte tokens of its bytes. Text that spells an entry can become that entry, even a
+//             byte token or a control token. If an entry occurs twice, the last one counts.
 // Threads:    immutable; a scratch serves one thread at a time.
 // Source:     huggingface/tokenizers 0.23, `models::unigram`.
 

@@ -23,7 +23,8 @@ bool OpensReasoning(const ToolFormat& format, absl::string_view prompt,
   if (format.reasoning_begin.empty()) return false;
   absl::string_view message;
   if (continued.has_value()) {
-    // Templates print a content unchanged, or without the surrounding white space.
+    // Templates render the content of the continued message unchanged, or without the surrounding
+    // white space.
     message = absl::StripLeadingAsciiWhitespace(*continued);
     if (!absl::EndsWith(prompt, message)) message = absl::StripAsciiWhitespace(message);
     if (!absl::ConsumeSuffix(&prompt, message)) message = {};
