@@ -18,10 +18,10 @@
 //             it at most one second. Code that ends the process in another way must call Flush
 //             first.
 //
-// The finished lines are written by sinks of spdlog. The rest is implemented here. spdlog lacks
-// fields, JSON, a rate limit per call site and levels for loggers that do not exist yet. Its
-// version 1.10 cannot reopen the log file. Its queue drops the oldest lines silently, and its
-// shutdown waits for the last line without a timeout.
+// The finished lines are written by sinks of spdlog. The rest is implemented here, because spdlog
+// lacks fields, JSON, a rate limit per call site and levels for loggers that do not exist yet.
+// Version 1.10 of spdlog cannot reopen the log file. The queue of spdlog drops the oldest lines
+// silently, and its shutdown waits for the last line without a timeout.
 
 #include <concepts>
 #include <cstdint>

@@ -8,7 +8,7 @@
 //             dumps (SIGQUIT and faults) and of job control keep their default action. Handlers run
 //             one at a time on the signal thread and may call any function. The second SIGTERM or
 //             SIGINT exits without waiting for a lock or the log.
-// Threads:    the handlers run on a thread of its own.
+// Threads:    the handlers run on the signal thread.
 // Lifetime:   objects that the handlers use outlive it.
 
 #include <atomic>

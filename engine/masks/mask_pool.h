@@ -9,12 +9,12 @@
 //
 // Place:      between EngineCore, which has one ChoiceMask for each such choice, and the matchers,
 //             which no other thread uses.
-// Invariants: a choice that is not ready is either in the queue or in use by one mask thread. A
-// mask
-//             depends only on the constraint, the end tokens and the tokens passed to Advance,
-//             never on timing. Threads are scheduled by fair queueing: each choice is charged the
-//             time that its masks take, and the earliest expected finish time runs first. A choice
-//             with cheap masks therefore waits only for masks in progress.
+// Invariants: a choice is in the queue or in use by one mask thread if and only if it is not ready.
+//             A mask depends only on the constraint, the end tokens and the tokens passed to
+//             Advance, never on timing. Threads are scheduled by fair queueing: each choice is
+//             charged the time that its masks take, and the choice with the earliest expected
+//             finish time runs first. A choice with cheap masks therefore waits only for masks in
+//             progress.
 // Threads:    the engine thread calls Start, Advance, WaitAll and WaitAny. Owns `num_threads`
 //             threads.
 // Lifetime:   a choice may be dropped at any time, and its queued mask is then skipped. Choices may

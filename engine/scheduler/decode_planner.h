@@ -36,8 +36,8 @@ class DecodePlanner {
   // prompts if there are any.
   void AddRows(const Admission& admission);
 
-  // Returns whether a decoding request has a client that waits for its next token. Rows that are
-  // stalled by their output worker or mask count. Requests whose client does not read do not.
+  // Returns whether a decoding request has a client that waits for its next token. Includes rows
+  // stalled by their output worker or mask, and excludes requests whose client does not read.
   bool has_waiting_stream() const { return has_waiting_stream_; }
   // Number of sequences that run or were preempted before this step and have prompt tokens left to
   // compute.

@@ -109,10 +109,13 @@ absl::Status CheckLevel(const IsaLevel& level, std::int64_t targets) {
 }
 
 std::size_t BestLevel(std::span<const IsaLevel> levels, std::int64_t targets) {
+  // Without a Status, since the first op of a process calls this and must not allocate.
+  const auto can_use = [&](const IsaLevel& level) {
+    return (targets & level.target) != 0 && level.has_features() &&
+           (level.request_registers == nullptr || level.request_registers() == 0);
+  };
   std::size_t best = 0;
-  while (best + 1 < levels.size() && !CheckLevel(levels[best], targets).ok()) {
-    ++best;
-  }
+  while (best + 1 < levels.size() && !can_use(levels[best])) ++best;
   return best;
 }
 

@@ -26,7 +26,7 @@ std::int64_t Bf16LinearScratchBytes(std::uint32_t num_rows, std::uint32_t k) {
 }
 
 std::int64_t Bf16LinearThreadBytes(std::uint32_t num_rows, std::uint32_t k) {
-  // A row that is permuted or quantized first needs less than the product.
+  // A row that is permuted or quantized first uses the memory of the product.
   const std::int64_t row = CeilDivide(k, internal::kRowTile) * internal::kRowTile * 4;
   return std::max(row, internal::WeightScratchBytes(k) + internal::TotalBytes(num_rows, k));
 }
@@ -113,16 +113,18 @@ void LinearBf16(const Backend& backend, const LinearParams& params, Bf16Multiply
   const std::int64_t tiles = CeilDivide(params.num_rows, kRowTile);
   const std::int64_t tile_size = CeilDivide(k, kBlock) * kBlock * kRowTile;
   const auto thread_bytes = static_cast<std::size_t>(Bf16LinearThreadBytes(params.num_rows, k));
-  const bool is_prepared = weight.quantizes_activations() || weight.act_order() != nullptr;
-  const double rows = std::min<double>(params.num_rows, kRowTile);
-  backend.ParallelFor(tiles, static_cast<double>(k) * rows * (is_prepared ? 2 : 0.2),
-                      [&](std::int64_t begin, std::int64_t end, int part) {
-                        auto* const row =
-                            reinterpret_cast<float*>(backend.workspace(part).Reserve(thread_bytes));
-                        for (std::int64_t tile = begin; tile < end; ++tile) {
-                          RoundRowTile(params, tile, x + tile * tile_size, row);
-                        }
-                      });
+  // Nanoseconds for an input.
+  const double cost = weight.quantizes_activations()  ? 4
+                      : weight.act_order() != nullptr ? 0.8
+                                                      : 0.2;
+  backend.ParallelFor(
+      tiles * kRowTile, static_cast<double>(k) * cost,
+      [&](std::int64_t begin, std::int64_t end, int part) {
+        auto* const row = reinterpret_cast<float*>(backend.workspace(part).Reserve(thread_bytes));
+        for (std::int64_t m = begin; m < end; ++m) {
+          RoundRowToTile(params, m, x + m / kRowTile * tile_size + m % kRowTile * kBlock, row);
+        }
+      });
   // A core streams weights at about 20 GB/s, and computes about 40 multiply-adds per nanosecond in
   // vectors and 600 in tiles.
   const double work = static_cast<double>(weight.panel_bytes()) * 0.05 +
@@ -133,7 +135,8 @@ void LinearBf16(const Backend& backend, const LinearParams& params, Bf16Multiply
         const Bf16Panels job = {params, x, multiply, backend.workspace(part).Reserve(thread_bytes)};
         LinearBf16Panels(job, begin, end);
       },
-      kPanelGrain);
+      // Threads are kept busy before they share rows.
+      weight.num_panels() < GroupPanels(k) * backend.num_threads() ? kPanelGrain : GroupPanels(k));
 }
 
 }  // namespace internal

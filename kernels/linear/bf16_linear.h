@@ -3,8 +3,8 @@
 // Matrix products with bf16 activations on the CPU, for weights of every format.
 //
 // x is rounded to bf16, to nearest even. A weight is PackedLinear::At rounded to bf16: plain
-// weights to nearest even, dequantized ones to nearest with ties away from zero. Scales of integer
-// weights are finite. The inputs are divided into blocks of 32, the last of which is padded with
+// weights to nearest even, dequantized ones to nearest with ties away from zero. Scales and
+// minimums are finite. The inputs are divided into blocks of 32, the last of which is padded with
 // zeros. A total starts at 0 and is, for each block in order:
 //
 //   even = odd = 0
@@ -14,8 +14,9 @@
 //   total = total + (even + odd)
 //
 // This is f32 arithmetic that reads subnormal operands as zeros and replaces subnormal results by
-// zeros. With an act-order permutation, inputs are in the order of the packed weights. Then y =
-// (total + bias) + residual, in ordinary f32 arithmetic.
+// zeros; the sign of a total that is zero is unspecified. With an act-order permutation, inputs are
+// in the order of the packed weights. Then y = (total + bias) + residual, in ordinary f32
+// arithmetic.
 //
 // The totals have the bits of the AMX instruction tdpbf16ps, whose semantics are in volume 2 of
 // Intel's Software Developer's Manual, except for the bits of NaNs. All instruction sets and all
@@ -31,10 +32,10 @@
 
 namespace quire::kernels {
 
-// Bytes of Backend::op_workspace that Linear uses with bf16 activations for up to `num_rows` rows
-// of up to `k` inputs.
+// Returns the bytes of Backend::op_workspace that Linear uses with bf16 activations for up to
+// `num_rows` rows of up to `k` inputs.
 std::int64_t Bf16LinearScratchBytes(std::uint32_t num_rows, std::uint32_t k);
-// Bytes of each Backend::workspace that it uses.
+// Returns the bytes of each Backend::workspace that Linear uses then.
 std::int64_t Bf16LinearThreadBytes(std::uint32_t num_rows, std::uint32_t k);
 
 namespace internal {
@@ -48,15 +49,15 @@ inline constexpr std::int64_t kPartInputs = 512;
 inline constexpr std::int64_t kPanelGrain = 4;  // panels of the smallest group
 inline constexpr std::int64_t kMaxTiles = 32;   // tiles of rows that share dequantized weights
 
-// Panels of a group.
+// Returns the panels of a group.
 constexpr std::int64_t GroupPanels(std::int64_t k) {
   return k < 4096 ? 4 : 16;
 }
-// Bytes of the dequantized weights of a group.
+// Returns the bytes of the dequantized weights of a group.
 constexpr std::int64_t WeightScratchBytes(std::int64_t k) {
   return GroupPanels(k) * PackedLinear::kPanel * kPartInputs * 2;
 }
-// Bytes of the totals of a group.
+// Returns the bytes of the totals of a group.
 constexpr std::int64_t TotalBytes(std::int64_t num_rows, std::int64_t k) {
   const std::int64_t tiles = std::min(kMaxTiles, (num_rows + kRowTile - 1) / kRowTile);
   return GroupPanels(k) * tiles * PackedLinear::kPanel * kRowTile * 4;
@@ -77,10 +78,11 @@ float FlushedAdd(float a, float b);
 // Writes a panel of integer weights as f32, [K][16]. Up to 7 further inputs are written too.
 void DequantizePanelF32(const PackedLinear& weight, std::int64_t panel, float* to);
 
-// Rounds rows [16 tile, 16 (tile + 1)) of params.x into `to`, [ceil(K / 32)][16][32]. Rows beyond
-// num_rows are zeros. `row` is temporary memory for K floats.
-void RoundRowTile(const LinearParams& params, std::int64_t tile, std::uint16_t* to, float* row);
-// Computes panels [panel_begin, panel_end) for all rows, with `x` made by RoundRowTile. `scratch`
+// Rounds row m of params.x into blocks of 32 inputs, 16 * 32 elements apart: its place in tiles of
+// 16 rows, [ceil(K / 32)][16][32]. A row beyond num_rows is zeros. `row` is temporary memory for K
+// floats.
+void RoundRowToTile(const LinearParams& params, std::int64_t m, std::uint16_t* to, float* row);
+// Computes panels [panel_begin, panel_end) for all rows, with `x` made by RoundRowToTile. `scratch`
 // has Bf16LinearThreadBytes and is aligned to 64 bytes.
 struct Bf16Panels {
   const LinearParams& params;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 
 #include "kernels/linear/bf16_linear.h"
@@ -57,26 +58,22 @@ void RoundRow(const float* HWY_RESTRICT from, std::size_t k, std::uint16_t* HWY_
   for (; i % kBlock != 0; ++i) to[at(i)] = 0;
 }
 
-void RoundTile(const LinearParams& params, std::int64_t tile, std::uint16_t* to, float* row) {
+void RoundRowOf(const LinearParams& params, std::int64_t m, std::uint16_t* to, float* row) {
   const PackedLinear& weight = *params.weight;
   const std::size_t k = weight.k();
-  const std::uint32_t* const order = weight.act_order();
-  const std::size_t first = static_cast<std::size_t>(tile) * kRowTile;
-  for (std::size_t r = 0; r < kRowTile; ++r) {
-    std::uint16_t* const out = to + r * kBlock;
-    if (first + r >= params.num_rows) {
-      for (std::size_t i = 0; i < k; i += kBlock) std::fill_n(out + i * kRowTile, kBlock, 0);
-      continue;
-    }
-    const float* x = params.x.f32() + static_cast<std::int64_t>(first + r) * params.x_stride;
-    if (order != nullptr) {
-      for (std::size_t i = 0; i < k; ++i) row[i] = x[order[i]];
-      x = row;
-    } else if (weight.quantizes_activations()) {
-      RoundRowFp8(x, static_cast<std::int64_t>(k), 1, row);
-      x = row;
-    }
-    RoundRow(x, k, out);
+  if (m >= std::int64_t{params.num_rows}) {
+    for (std::size_t i = 0; i < k; i += kBlock) std::fill_n(to + i * kRowTile, kBlock, 0);
+    return;
+  }
+  const float* const x = params.x.f32() + m * params.x_stride;
+  if (const std::uint32_t* const order = weight.act_order()) {
+    for (std::size_t i = 0; i < k; ++i) row[i] = x[order[i]];
+    RoundRow(row, k, to);
+  } else if (weight.quantizes_activations()) {
+    RoundRowFp8(x, static_cast<std::int64_t>(k), 1, row);
+    RoundRow(row, k, to);
+  } else {
+    RoundRow(x, k, to);
   }
 }
 
@@ -306,9 +303,7 @@ HWY_INLINE void MultiplyRows(const internal::Bf16Product& product, std::int64_t 
   constexpr std::size_t kColumns = P * kRegisters;
   const DF d;
   const DU du;
-  const auto* const x =
-      reinterpret_cast<const std::uint32_t*>(product.x + row_tile * product.x_stride) +
-      row * kPairs;
+  const std::uint16_t* const x = product.x + row_tile * product.x_stride + row * kBlock;
   const auto* const w =
       reinterpret_cast<const std::uint32_t*>(product.w + panel * product.w_stride);
   const auto w_stride = static_cast<std::size_t>(product.w_stride) / 2;
@@ -332,7 +327,9 @@ HWY_INLINE void MultiplyRows(const internal::Bf16Product& product, std::int64_t 
                                     c % kRegisters * kLanes);
       }
       for (std::size_t r = 0; r < R; ++r) {
-        const VU inputs = hn::Set(du, x[(block * kRowTile + r) * kPairs + j]);
+        std::uint32_t pair;
+        std::memcpy(&pair, x + (block * kRowTile + r) * kBlock + 2 * j, sizeof(pair));
+        const VU inputs = hn::Set(du, pair);
         for (std::size_t c = 0; c < kColumns; ++c) {
           even[r][c] = hn::MulAdd(EvenBF16(inputs), EvenBF16(pairs[c]), even[r][c]);
           odd[r][c] = hn::MulAdd(OddBF16(inputs), OddBF16(pairs[c]), odd[r][c]);
@@ -349,8 +346,9 @@ HWY_INLINE void MultiplyRows(const internal::Bf16Product& product, std::int64_t 
   }
 }
 
-// Rows of the largest tile.
+// Rows and panels of the largest tile, whose sums fit in the registers.
 constexpr std::size_t kTileRows = kRegisters == 1 ? 4 : 2;
+constexpr std::size_t kTilePanels = kRegisters == 1 ? 2 : 1;
 
 template <std::size_t P>
 HWY_INLINE void MultiplyPanels(const internal::Bf16Product& product, std::int64_t panel) {
@@ -368,8 +366,10 @@ HWY_INLINE void MultiplyPanels(const internal::Bf16Product& product, std::int64_
 // Not inlined, so that no arithmetic moves across the changes of MXCSR.
 HWY_NOINLINE void MultiplyFlushed(const internal::Bf16Product& product) {
   std::int64_t panel = 0;
-  for (; panel + 2 <= product.num_panels; panel += 2) MultiplyPanels<2>(product, panel);
-  if (panel < product.num_panels) MultiplyPanels<1>(product, panel);
+  if constexpr (kTilePanels == 2) {
+    for (; panel + 2 <= product.num_panels; panel += 2) MultiplyPanels<2>(product, panel);
+  }
+  for (; panel < product.num_panels; ++panel) MultiplyPanels<1>(product, panel);
 }
 
 void Multiply(const internal::Bf16Product& product) {
@@ -485,13 +485,13 @@ HWY_AFTER_NAMESPACE();
 namespace quire::kernels {
 
 HWY_EXPORT(DequantizeF32);
-HWY_EXPORT(RoundTile);
+HWY_EXPORT(RoundRowOf);
 HWY_EXPORT(Panels);
 
 namespace internal {
 
-void RoundRowTile(const LinearParams& params, std::int64_t tile, std::uint16_t* to, float* row) {
-  HWY_DYNAMIC_DISPATCH(RoundTile)(params, tile, to, row);
+void RoundRowToTile(const LinearParams& params, std::int64_t m, std::uint16_t* to, float* row) {
+  HWY_DYNAMIC_DISPATCH(RoundRowOf)(params, m, to, row);
 }
 
 void DequantizePanelF32(const PackedLinear& weight, std::int64_t panel, float* to) {

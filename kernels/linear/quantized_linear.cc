@@ -556,7 +556,11 @@ void LinearDequantized(const Backend& backend, const LinearParams& params) {
   if (weight.act_order() != nullptr) {
     auto* const ordered = reinterpret_cast<float*>(
         backend.op_workspace().Reserve(std::size_t{params.num_rows} * k * sizeof(float)));
-    TakeInOrder(params, 0, params.num_rows, ordered);
+    backend.ParallelFor(params.num_rows, static_cast<double>(k) * 0.8,
+                        [&](std::int64_t begin, std::int64_t end, int) {
+                          TakeInOrder(params, static_cast<std::uint32_t>(begin),
+                                      static_cast<std::uint32_t>(end), ordered);
+                        });
     product.x = ordered;
     product.x_stride = k;
   }

@@ -4,9 +4,9 @@
 // multiplies by them.
 //
 // A weight is scale * q, scale * q + min or scale * (q + min), with a scale and min per output
-// feature or per group of its inputs. On the CPU activations are quantized to int8, for kInt4 with
-// scales that are powers of two. Products are summed as integers inside a group, so every
-// instruction set with fused multiply-add computes the same bits. On GPUs activations are not
+// feature or per group of its inputs. With int8 activations on the CPU, x is quantized to int8, for
+// kInt4 with scales that are powers of two. Products are summed as integers inside a group, so
+// every instruction set with fused multiply-add computes the same bits. On GPUs activations are not
 // quantized: q + min becomes bf16 without loss.
 
 #include <cstddef>
@@ -75,8 +75,8 @@ void QuantizeRow(WeightFormat format, std::uint32_t group, std::span<const float
                  const QuantizedRow& out);
 
 // Reserves the backend's scratch memory for Linear with up to `num_rows` rows of up to `k` inputs
-// in any integer format, so that later calls do not allocate. `has_act_order` includes act-order
-// permutations. REQUIRES: the backend is the CPU.
+// in any integer format with int8 activations, so that later calls do not allocate. `has_act_order`
+// includes act-order permutations. REQUIRES: the backend is the CPU.
 void ReserveQuantizedLinear(const Backend& backend, std::uint32_t num_rows, std::uint32_t k,
                             bool has_act_order = false);
 // Bytes that ReserveQuantizedLinear allocates for a backend without scratch memory.

@@ -146,7 +146,7 @@ struct PartInfo {
   absl::string_view TensorNames::*stack_name = nullptr;
 };
 
-// For kHeadMatrices: the rows of each head that form one matrix.
+// The rows of each head that form one matrix of a kHeadMatrices tensor.
 struct HeadRows {
   absl::string_view piece = "";  // name of the part in messages
   Dim first = Dim::kNone;

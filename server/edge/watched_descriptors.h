@@ -1,7 +1,7 @@
 #pragma once
 
-// Makes Asio allocate the memory blocks of the descriptors that its epoll reactor watches in
-// batches, before they are needed.
+// Makes Asio allocate, in batches and before they are needed, the memory blocks of the descriptors
+// that its epoll reactor watches.
 //
 // Asio never frees the small block of a descriptor, but reuses it for another one. Blocks that are
 // allocated one by one during a flood of connections fragment the heap: nearly every page then has

@@ -117,7 +117,7 @@ TEST_F(CacheManagerIntegrityTest, ReportsErrorsOfItsComponents) {
   ExpectReport("row 5 column 2 holds page 3");
   LookupTablePeer::entry(table(), 5, 2) = 0;
   ++PrefixCachePeer::token(CacheManagerPeer::prefixes(*cache_), pool().node(PageOf(kA, 1)), 0);
-  ExpectReport("key of other tokens");
+  ExpectReport("has a key that does not match its tokens");
 }
 
 using CacheManagerDeathTest = CacheManagerTest;

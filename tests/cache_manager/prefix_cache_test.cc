@@ -227,7 +227,7 @@ class PrefixCacheIntegrityTest : public ::testing::Test {
 TEST_F(PrefixCacheIntegrityTest, ReportsBrokenNodes) {
   using Peer = PrefixCachePeer;
   EXPECT_THAT(Broken([](Setup& s) { Peer::page(s.cache, s.second) = BlockId{7}; }),
-              HasSubstr("names page 7"));
+              HasSubstr("refers to page 7"));
   EXPECT_THAT(Broken([](Setup& s) { Peer::node(s.cache, s.second).parent = kNoNode; }),
               HasSubstr("has a child whose parent is another"));
   EXPECT_THAT(Broken([](Setup& s) { ++Peer::node(s.cache, s.first).generation; }),

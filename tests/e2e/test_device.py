@@ -68,9 +68,11 @@ def test_instruction_sets_are_forced_or_rejected(tmp_path):
 
 
 def test_activations_of_cpu_products_are_reported_or_rejected(api, tmp_path):
+    has_avx2 = " avx2 " in pathlib.Path("/proc/cpuinfo").read_text()
     for settings, shown in (
         (["device.cpu.isa=scalar"], "int8"),
         (["device.cpu.activations=f32"], "f32"),
+        *([(["device.cpu.isa=avx2", "device.cpu.activations=bf16"], "bf16")] if has_avx2 else []),
     ):
         folder = tmp_path / shown
         folder.mkdir()

@@ -19,7 +19,7 @@ constrained = pytest.mark.skipif(not has_structured_output(), reason="the build 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    settings = ("model.quantization=none", "kv_cache.dtype=f32", "openai.enabled=true", "openai.listen=127.0.0.1:0",
+    settings = ("model.quantization=none", "kv_cache.dtype=f32", "device.cpu.activations=f32", "openai.enabled=true", "openai.listen=127.0.0.1:0",
                 "chat.tool_format=generic")
     with Daemon(tmp_path_factory.mktemp("quired"), str(MODEL), settings=settings) as running:
         yield running.wait_serving()

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <new>
 
+#include "kernels/linear/bf16_linear.h"
 #include "kernels/linear/fp8_linear.h"
 #include "kernels/linear/quantized_linear.h"
 #include "kernels/ops.h"
@@ -149,6 +150,48 @@ TEST(AllocationTest, IntegerLinearStaysWithinItsReservation) {
                       .ok());
     }
     EXPECT_EQ(allocations, before) << group;
+  }
+}
+
+// Covers both group sizes of bf16 activations, and permuted rows.
+TEST(AllocationTest, RoundedLinearStaysWithinItsReservation) {
+  constexpr std::uint32_t kRows = 40, kMostInputs = 4160, kFeatures = 96;
+  const auto x = RandomFloats(kRows * kMostInputs, 1);
+  std::vector<float> y(kRows * kFeatures);
+  std::vector<std::uint32_t> order(kMostInputs);
+  for (std::uint32_t i = 0; i < kMostInputs; ++i) order[i] = kMostInputs - 1 - i;
+  for (const CpuActivations activations : {CpuActivations::kBF16, CpuActivations::kF32}) {
+    const TestBackend backend(3, activations);
+    const bool is_bf16 = activations == CpuActivations::kBF16;
+    (*backend).op_workspace().Reserve(static_cast<std::size_t>(
+        is_bf16 ? Bf16LinearScratchBytes(kRows, kMostInputs)
+                : QuantizedLinearScratchBytes(kRows, kMostInputs, /*has_act_order=*/true)));
+    (*backend).ReserveWorkspaces(static_cast<std::size_t>(
+        is_bf16 ? Bf16LinearThreadBytes(kRows, kMostInputs) : DequantizedThreadBytes(kMostInputs)));
+    for (const std::uint32_t inputs : {512u, kMostInputs}) {
+      QuantizedShape shape{WeightFormat::kInt8, kFeatures, inputs, 32};
+      shape.has_act_order = inputs == kMostInputs;
+      const auto packed = PackQuantizedRows(
+          *backend, shape,
+          [](std::uint32_t, const QuantizedRow& out) {
+            std::fill(out.q.begin(), out.q.end(), std::int8_t{1});
+            std::fill(out.scales.begin(), out.scales.end(), 1.0f);
+          },
+          shape.has_act_order ? std::span<const std::uint32_t>(order)
+                              : std::span<const std::uint32_t>());
+      ASSERT_TRUE(packed.ok()) << packed.status();
+      const int before = allocations;
+      for (const std::uint32_t rows : {1u, 3u, 16u, 17u, kRows}) {
+        ASSERT_TRUE(Linear(*backend, {.x = x.data(),
+                                      .weight = &*packed,
+                                      .y = y.data(),
+                                      .x_stride = inputs,
+                                      .y_stride = kFeatures,
+                                      .num_rows = rows})
+                        .ok());
+      }
+      EXPECT_EQ(allocations, before) << inputs;
+    }
   }
 }
 

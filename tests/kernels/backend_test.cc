@@ -126,7 +126,7 @@ TEST(IsaTest, SelectsByNameAndRejectsOthers) {
 }
 
 TEST(IsaTest, BF16ActivationsNeedAvx2) {
-  const TestBackend backend(1);
+  const TestBackend backend(1, CpuActivations::kAuto);
   for (const std::string& isa : AvailableIsas()) {
     const ScopedIsa scoped(isa);
     EXPECT_EQ((*backend).activations(),

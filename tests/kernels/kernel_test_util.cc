@@ -110,9 +110,9 @@ bool GuardedRows::GuardsIntact() const {
 
 std::vector<std::string> AvailableIsas() {
   std::vector<std::string> isas;
-  // Best first. amx is never selected automatically.
+  // Best first.
   for (const char* isa :
-       {"avx512_vnni", "avx512", "avx_vnni", "avx2", "sse4", "neon", "scalar", "amx"}) {
+       {"amx", "avx512_vnni", "avx512", "avx_vnni", "avx2", "sse4", "neon", "scalar"}) {
     if (SelectCpuIsa(isa).ok()) isas.push_back(isa);
   }
   EXPECT_TRUE(SelectCpuIsa("auto").ok());

@@ -140,7 +140,7 @@ TEST_P(FamiliesParityTest, BitsDependOnTheSequenceOnly) {
   }
 }
 
-// A smaller error than the recorded one would mean that a product did not round.
+// A much smaller error than the recorded one would mean that most products did not round.
 TEST_P(FamiliesParityTest, Bf16ActivationsHaveTheRecordedError) {
   const auto got = MustReplay(
       {.threads = 2, .feed_reference = true, .cpu_activations = kernels::CpuActivations::kBF16});

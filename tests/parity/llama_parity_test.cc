@@ -106,7 +106,7 @@ TEST_P(LlamaParityTest, Bf16PagesStayWithinTwiceTheRecordedError) {
   }
 }
 
-// A smaller error than the recorded one would mean that a product did not round.
+// A much smaller error than the recorded one would mean that most products did not round.
 TEST_P(LlamaParityTest, Bf16ActivationsHaveTheRecordedError) {
   const auto got = MustReplay(
       files_,

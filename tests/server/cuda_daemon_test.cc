@@ -201,7 +201,8 @@ TEST_F(CudaDaemonTest, StoryModelGeneratesTheTokensOfTheCpu) {
   const std::string prompt = "Once upon a time";
   std::vector<std::int32_t> expected;
   {
-    RunningDaemon cpu(dir_.path(), {"device.type=cpu", "kv_cache.dtype=f32"});
+    RunningDaemon cpu(dir_.path(),
+                      {"device.type=cpu", "kv_cache.dtype=f32", "device.cpu.activations=f32"});
     cpu.WaitUntilReady();
     expected = cpu.Generate(prompt, kTokens).ids;
     ASSERT_EQ(expected.size(), std::size_t{kTokens});
@@ -322,7 +323,8 @@ TEST_F(CudaDaemonTest, ScoresEqualThoseOfTheCpu) {
   }
   v1::ScoreResponse expected;
   {
-    RunningDaemon cpu(dir_.path(), {"device.type=cpu", "kv_cache.dtype=f32"});
+    RunningDaemon cpu(dir_.path(),
+                      {"device.type=cpu", "kv_cache.dtype=f32", "device.cpu.activations=f32"});
     cpu.WaitUntilReady();
     expected = cpu.Score(request);
     EXPECT_EQ(cpu.Stop(), kExitOk);
