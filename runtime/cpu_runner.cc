@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <span>
-#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -136,7 +135,7 @@ absl::Status CpuRunner::MakeCollections(const StepBatch& batch) {
     QUIRE_ASSIGN_OR_RETURN(
         kernels::AnyKvCollection collection,
         kernels::MakeKvCollection(pool->geometry(), pool->blocks(), inputs, pool->scales()));
-    kv_.push_back(std::move(collection));
+    kv_.push_back(collection);
   }
   return absl::OkStatus();
 }
@@ -147,7 +146,7 @@ absl::Status CpuRunner::PreparePages(const StepBatch& batch) {
     QUIRE_RETURN_IF_ERROR(kernels::ZeroPage(backend, kv_[0], page.value()));
   }
   for (const cache::PageCopy& copy : batch.copies) {
-    QUIRE_RETURN_IF_ERROR(kernels::CopyPage(backend, {.pool = &kv_[0],
+    QUIRE_RETURN_IF_ERROR(kernels::CopyPage(backend, {.pool = kv_.data(),
                                                       .source = copy.source.value(),
                                                       .destination = copy.target.value(),
                                                       .num_rows = copy.num_rows}));

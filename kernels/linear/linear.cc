@@ -136,7 +136,7 @@ absl::StatusOr<PackedLinear> PackPlainRows(
   QUIRE_ASSIGN_OR_RETURN(
       const DeviceBuffer scratch,
       DeviceBuffer::Allocate(MemoryKind::kHost,
-                             backend.num_threads() * PackedLinear::kPanel * stride));
+                             std::int64_t{backend.num_threads()} * PackedLinear::kPanel * stride));
   std::byte* const base = packed.element_memory().data();
   backend.ParallelFor(packed.num_panels(), static_cast<double>(row_bytes) * 4,
                       [&](std::int64_t begin, std::int64_t end, int part) {

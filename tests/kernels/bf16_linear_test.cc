@@ -8,7 +8,6 @@
 #include <bit>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
 #include <numeric>
 #include <optional>
 
@@ -29,7 +28,8 @@ using internal::FlushedAdd;
 using internal::FlushedFma;
 
 bool SameBits(float a, float b) {
-  return std::isnan(a) ? std::isnan(b) : std::memcmp(&a, &b, sizeof(a)) == 0;
+  return std::isnan(a) ? std::isnan(b)
+                       : std::bit_cast<std::uint32_t>(a) == std::bit_cast<std::uint32_t>(b);
 }
 
 TEST(FlushedFmaTest, FlushesAndRoundsOnce) {
@@ -391,7 +391,7 @@ TEST(Bf16LinearSpecialTest, WeightsThatAreNotFiniteAffectTheirFeatureOnly) {
       const std::vector<float> x(kInputs, 0x1p100f);
       const auto y = Multiply(*backend, *weight, x);
       for (std::uint32_t n = 0; n < kFeatures; ++n) {
-        const float expected = n == 4 ? kInfinity : (n == 5 ? 69 : 70) * 0x1p100f;
+        const float expected = n == 4 ? kInfinity : (n == 5 ? 69.0f : 70.0f) * 0x1p100f;
         EXPECT_TRUE(n == 3 ? std::isnan(y[n]) : y[n] == expected) << isa << ", feature " << n;
       }
     }

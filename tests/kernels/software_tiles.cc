@@ -109,6 +109,7 @@ void Tiles::MultiplyAdd(std::size_t sums, std::size_t signed_bytes, std::size_t 
     static_assert(sizeof(row) == kMaxRowBytes);
     std::memcpy(row.data(), c.bytes[m].data(), sizeof(row));
     for (std::size_t k = 0; k < a.row_bytes; ++k) {
+      // NOLINTNEXTLINE(bugprone-signed-char-misuse): the sign is wanted.
       const std::int32_t x = static_cast<std::int8_t>(a.bytes[m][k]);
       for (std::size_t n = 0; n < c.row_bytes / 4; ++n) {
         row[n] += static_cast<std::uint32_t>(x * b.bytes[k / 4][n * 4 + k % 4]);

@@ -173,7 +173,7 @@ class Stage {
 kernels::SamplingRow GreedyRow(bool logprobs) {
   kernels::SamplingRow row{};
   row.temperature = 0;
-  row.num_logprobs = logprobs ? kTop : -1;
+  row.num_logprobs = logprobs ? static_cast<std::int32_t>(kTop) : -1;
   return row;
 }
 
