@@ -18,7 +18,9 @@ else()
   return()
 endif()
 
-file(GLOB sources ${xgrammar}/cpp/*.cc ${xgrammar}/cpp/converter_ext/*.cc ${xgrammar}/cpp/support/*.cc)
+file(GLOB converters ${xgrammar}/cpp/converter_ext/*.cc)
+file(GLOB sources ${xgrammar}/cpp/*.cc ${xgrammar}/cpp/support/*.cc)
+list(APPEND sources ${converters})
 
 # Patched copies replace some sources. xgrammar.patch explains its changes.
 set(patch ${CMAKE_CURRENT_LIST_DIR}/xgrammar/xgrammar.patch)
@@ -48,6 +50,8 @@ target_include_directories(quire_xgrammar SYSTEM PUBLIC ${xgrammar}/include ${xg
 # Its log messages go to our wrapper (LogMessageImpl) instead of standard error.
 target_compile_definitions(quire_xgrammar PRIVATE XGRAMMAR_ENABLE_CPPTRACE=0 XGRAMMAR_ENABLE_INTERNAL_CHECK=0
                            XGRAMMAR_LOG_CUSTOMIZE=1)
-set_target_properties(quire_xgrammar PROPERTIES CXX_STANDARD 17 UNITY_BUILD OFF)
+set_target_properties(quire_xgrammar PROPERTIES CXX_STANDARD 17 UNITY_BUILD_BATCH_SIZE 6)
+# Converters define the same local names.
+set_source_files_properties(${converters} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 _quire_common_options(quire_xgrammar)
 target_compile_options(quire_xgrammar PRIVATE -w -Wno-error)
