@@ -126,7 +126,7 @@ void LinearBf16(const Backend& backend, const LinearParams& params, Bf16Multiply
         }
       });
   // A core streams weights at about 20 GB/s, and computes about 40 multiply-adds per nanosecond in
-  // vectors and 600 in tiles.
+  // vectors and, in a prototype, 600 in tiles.
   const double work = static_cast<double>(weight.panel_bytes()) * 0.05 +
                       static_cast<double>(k) * params.num_rows * (multiply == nullptr ? 0.4 : 0.03);
   backend.ParallelFor(

@@ -40,9 +40,9 @@ std::int64_t Bf16LinearThreadBytes(std::uint32_t num_rows, std::uint32_t k);
 
 namespace internal {
 
-// How a product is divided; no choice changes its bits. The sizes are those with which AMX was
-// measured fastest: the weights of two panels and one part of the inputs fill L1 (32 KiB), and the
-// panels of a group share the rows of x that are in L2.
+// How a product is divided; no choice changes its bits. The sizes are those with which a prototype
+// was fastest on an AMX machine: the weights of two panels and one part of the inputs fill L1 (32
+// KiB), and the panels of a group share the rows of x that are in L2.
 inline constexpr std::int64_t kBlock = 32;    // inputs that a tile product sums
 inline constexpr std::int64_t kRowTile = 16;  // rows of a tile
 inline constexpr std::int64_t kPartInputs = 512;

@@ -118,6 +118,14 @@ def test_context_beyond_the_pool_is_rejected(model):
     assert f"model.max_context_tokens is {tokens + 1}, the KV pool holds {tokens} tokens" in problem
 
 
+def test_activations_that_the_instruction_set_lacks_are_rejected(model):
+    sets = ("--set", "device.cpu.isa=scalar", "--set", "device.cpu.activations=bf16")
+    text = "device.cpu.activations: bf16 is not available with instruction set scalar"
+    assert text in refusal_of_the_server(model, *sets)
+    (problem,) = inspect_json(model, *sets, code=1)["problems"]
+    assert text in problem
+
+
 def test_context_length_selects_the_longrope_table():
     def rope(*arguments):
         (line,) = (line for line in inspect_json(folder, *arguments)["spec"] if line.startswith("rope 0: "))

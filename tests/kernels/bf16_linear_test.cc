@@ -409,10 +409,11 @@ TEST(Bf16LinearSpecialTest, NoRowsDoNothing) {
 }
 
 // With f32 activations, integer weights are exact, and the bits are those of f32 weights.
-TEST_P(Bf16LinearTest, F32ActivationsEqualF32Weights) {
+class F32ActivationsTest : public Bf16LinearTest {};
+
+TEST_P(F32ActivationsTest, IntegersEqualF32Weights) {
   const TestBackend backend(3, CpuActivations::kF32);
   const std::uint32_t n = weight().n(), k = weight().k();
-  if (weight().format() != WeightFormat::kInt8 && weight().format() != WeightFormat::kInt4) return;
   const std::uint32_t* const order = weight().act_order();
   std::vector<float> values(std::size_t{n} * k);
   for (std::uint32_t i = 0; i < n * k; ++i) {
@@ -442,6 +443,17 @@ TEST_P(Bf16LinearTest, F32ActivationsEqualF32Weights) {
     }
   }
 }
+
+std::vector<std::size_t> IntegerCases() {
+  std::vector<std::size_t> indices;
+  for (std::size_t i = 0; i < Cases().size(); ++i) {
+    const WeightFormat format = Cases()[i].weight.format();
+    if (format == WeightFormat::kInt8 || format == WeightFormat::kInt4) indices.push_back(i);
+  }
+  return indices;
+}
+INSTANTIATE_TEST_SUITE_P(Integers, F32ActivationsTest, testing::ValuesIn(IntegerCases()),
+                         [](const auto& info) { return Cases()[info.param].name; });
 
 }  // namespace
 }  // namespace quire::kernels

@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "base/status.h"
 #include "formats/model_files.h"
+#include "runtime/compute_device.h"
 #include "runtime/device_plan.h"
 #include "server/config/options.h"
 #include "server/config/per_device_options.h"
@@ -67,6 +68,8 @@ absl::StatusOr<PlanReport> PlanGpu(const PlanRequest& request, const server::Dae
 
 absl::StatusOr<PlanReport> PlanHost(const server::DaemonOptions& daemon,
                                     const formats::ModelFiles& files) {
+  // The instruction set decides the type of activations, and thus the size of the workspace.
+  QUIRE_RETURN_IF_ERROR(runtime::SelectIsa(daemon.device));
   QUIRE_ASSIGN_OR_RETURN(
       const runtime::CpuPlan cpu,
       runtime::PlanCpu(server::RuntimeOptionsFor(daemon, DeviceKind::kCpu), files));
