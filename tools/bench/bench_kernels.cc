@@ -2,6 +2,7 @@
 // process, because identical runs on shared hosts differ:
 //
 //   bench_kernels --benchmark_filter='RooflineProbes|Linear'
+//   bench_kernels --benchmark_filter=Linear --isa=avx2
 //
 // bytes_per_second counts weights with their scales (linear), K and V (attention) or logits
 // (sampler) once. FLOP/s counts a multiply-add as two. share_bandwidth, share_fma and share_int8
@@ -12,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <iostream>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -19,6 +21,9 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "base/check.h"
 #include "base/machine.h"
 #include "base/thread_pool.h"
@@ -362,4 +367,21 @@ BENCHMARK(BM_Sample)
 }  // namespace
 }  // namespace quire::kernels
 
-BENCHMARK_MAIN();
+// Runs the benchmarks. --isa=NAME selects the instruction set, as device.cpu.isa does.
+int main(int argc, char** argv) {
+  benchmark::Initialize(&argc, argv);
+  absl::string_view isa = argc > 1 ? argv[1] : "";
+  if (absl::ConsumePrefix(&isa, "--isa=")) {
+    argv[1] = argv[0];
+    ++argv;
+    --argc;
+  } else {
+    isa = "auto";
+  }
+  if (const absl::Status selected = quire::kernels::SelectCpuIsa(isa); !selected.ok()) {
+    std::cerr << selected.message() << "\n";
+    return 1;
+  }
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
+  benchmark::RunSpecifiedBenchmarks();
+}
