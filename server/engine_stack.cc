@@ -185,7 +185,6 @@ engine::EngineOptions EngineStack::MakeEngineOptions(const DaemonOptions& option
       options.max_tokens_per_request.value_or(engine.max_context_tokens);
   if (device.is_cpu()) {
     engine.fingerprint = PageFingerprint(model.fingerprint, device.backend().activations());
-    engine.auto_step_time_target = !engine.step_time_target.has_value();
     // The engine thread computes the first part of every op.
     engine.on_engine_thread = [pool = &device.threads()] { pool->BindCaller(); };
   } else {

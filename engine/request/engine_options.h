@@ -35,13 +35,11 @@ struct HotOptions {
   std::int32_t prefill_chunk_tokens = 512;
   std::int32_t max_step_prompt_tokens = 512;  // maximum prompt tokens in one step
   // While rows decode, prompts are added to a step only while the step's expected time is below
-  // this target. If absent, there is no target, unless auto_step_time_target is set. The target is
-  // then 3 times the expected time of the decoding rows alone, or 4 times if there are more than
-  // half as many prompts as rows. It lies between 20 ms (1 ms with several tenants) and 500 ms. For
-  // steps with only prompts, the automatic target is 16 times the expected time of one row, between
-  // 5 and 500 ms.
+  // this target. Infinite: there is no target. If absent, the target is 3 times the expected time
+  // of the decoding rows alone, or 4 times if there are more than half as many prompts as rows. It
+  // lies between 20 ms (1 ms with several tenants) and 500 ms. For steps with only prompts, the
+  // automatic target is 16 times the expected time of one row, between 5 and 500 ms.
   std::optional<absl::Duration> step_time_target;
-  bool auto_step_time_target = false;
   std::int32_t max_running_sequences = 64;  // must not exceed its value at Create
   absl::Duration queue_timeout = absl::InfiniteDuration();
   absl::Duration priority_aging_interval = absl::Seconds(10);

@@ -7,9 +7,9 @@ namespace quire::engine {
 absl::Duration StepTimeTarget::Choose(const HotOptions& options, const StepLoad& load,
                                       absl::Time now) {
   if (load.has_several_tenants) shared_until_ = now + policy_.tenant_return_time;
-  const bool is_set = options.step_time_target.has_value();
-  if (is_set && load.has_waiting_stream) return *options.step_time_target;
-  if (is_set || !options.auto_step_time_target) return absl::InfiniteDuration();
+  if (options.step_time_target.has_value()) {
+    return load.has_waiting_stream ? *options.step_time_target : absl::InfiniteDuration();
+  }
   if (!load.has_waiting_stream) {
     StepWork row;
     row.AddDecode(/*stored=*/0);

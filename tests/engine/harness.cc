@@ -83,6 +83,7 @@ EngineOptions MakeOptions(const PoolOptions& pool) {
   options.eos_token_ids = {kEosToken};
   options.max_running_sequences = static_cast<std::int32_t>(pool.max_rows);
   options.max_step_prompt_tokens = options.max_step_tokens;
+  options.step_time_target = absl::InfiniteDuration();
   return options;
 }
 

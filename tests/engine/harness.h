@@ -38,7 +38,8 @@ struct PoolOptions {
 };
 std::unique_ptr<cache::CacheManager> MakeCache(const PoolOptions& options);
 
-// Returns options for a pool, with the byte tokenizer's vocabulary and no prompt limit.
+// Returns options for a pool, with the byte tokenizer's vocabulary, no prompt limit and no target
+// of the step time.
 EngineOptions MakeOptions(const PoolOptions& pool);
 
 Request MakeRequest(std::string id, std::vector<std::int32_t> prompt, std::int32_t max_tokens);

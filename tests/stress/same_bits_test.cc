@@ -113,7 +113,7 @@ class Stripes final : public CompiledConstraint {
 
 struct Running {
   Running(StressModel& model, const StressPool& pool, AdmissionMode mode,
-          std::optional<absl::Duration> step_time_target)
+          absl::Duration step_time_target)
       : runner(model.MakeRunner(pool)) {
     EngineOptions options = model.Options(pool);
     const auto vocab = static_cast<std::uint32_t>(options.vocab_size);
@@ -139,7 +139,7 @@ struct Running {
 
 std::vector<Reading> RunAlone(StressModel& model, const std::vector<Request>& requests) {
   Running running(model, {.usable_pages = 64, .max_rows = 4, .max_context_tokens = 512},
-                  AdmissionMode::kSafe, std::nullopt);
+                  AdmissionMode::kSafe, absl::InfiniteDuration());
   std::vector<Reading> readings;
   for (Request request : requests) {
     request.cache.skip_read = true;
@@ -150,9 +150,12 @@ std::vector<Reading> RunAlone(StressModel& model, const std::vector<Request>& re
   return readings;
 }
 
+// A target so short that prompts next to decode rows run in chunks of half a page.
+constexpr absl::Duration kNoTime = absl::Nanoseconds(1);
+
 struct PooledRun {
   std::uint32_t usable_pages = 52;
-  std::optional<absl::Duration> step_time_target = std::nullopt;
+  absl::Duration step_time_target = absl::InfiniteDuration();
   // Pages of windows are short-lived, so reuse depends on the order of admission.
   std::uint64_t min_hit_tokens = 500;
 };
@@ -213,7 +216,7 @@ void ExpectSameBits(StressModel& alone, StressModel& pooled, const PooledRun& ru
   }
   // The events that the pooled run must have had for the test to be meaningful.
   EXPECT_GE(stats.preemptions, 20);
-  EXPECT_GE(stats.chunked_prefills, run.step_time_target.has_value() ? 200 : 100);
+  EXPECT_GE(stats.chunked_prefills, run.step_time_target == kNoTime ? 200 : 100);
   EXPECT_GE(stats.cache.hit_tokens, run.min_hit_tokens);
   EXPECT_GE(stats.max_step_sequences, 8);
   std::printf("preemptions %lld, chunked prefills %lld, hit tokens %llu, sequences in a step %d\n",
@@ -232,9 +235,6 @@ TEST(SameBitsTest, FakeModelOverlapped) {
   const auto pooled = MakeFakeModel(/*max_steps_in_flight=*/2);
   ExpectSameBits(*alone, *pooled);
 }
-
-// Steps are so short that prompts next to decode rows run in chunks of half a page.
-constexpr absl::Duration kNoTime = absl::Nanoseconds(1);
 
 TEST(SameBitsTest, FakeModelInChunksBelowAPage) {
   const auto alone = MakeFakeModel();

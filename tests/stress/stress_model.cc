@@ -56,6 +56,7 @@ void SetCommonOptions(EngineOptions& options) {
   options.prefill_chunk_tokens = kStressChunkTokens;
   options.max_step_tokens = 256;
   options.max_step_prompt_tokens = 96;
+  options.step_time_target = absl::InfiniteDuration();
   options.text_threads = 2;
 }
 
