@@ -1,6 +1,6 @@
 #pragma once
 
-// Serialises JSON for everything that the program sends, logs or prints.
+// Serializes JSON for everything that the program sends, logs or prints.
 //
 // Place:      in base/ because the log uses it; nlohmann-json does the writing.
 //             formats/json_value.h parses JSON. Three files write JSON themselves.

@@ -233,7 +233,7 @@ class CacheManager {
   std::vector<PageUse> DescribePages() const;
 
   // Checks I1 to I11. O(pages + rows * columns). Called by AdminService.CheckIntegrity and by every
-  // randomised test.
+  // randomized test.
   absl::Status CheckIntegrity() const;
 
  private:

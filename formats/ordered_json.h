@@ -33,7 +33,7 @@ struct AppendingMap : nlohmann::ordered_map<Key, T, Less, Allocator> {
 
 using OrderedJson = nlohmann::basic_json<AppendingMap>;
 
-// Serialises to one line, like JsonText.
+// Serializes to one line, like JsonText.
 inline std::string OrderedText(const OrderedJson& value) {
   return value.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
 }

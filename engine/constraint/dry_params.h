@@ -9,7 +9,7 @@
 
 namespace quire::engine {
 
-// Maximum number of penalised tokens per position. Tokens with the longest matches come first, and
+// Maximum number of penalized tokens per position. Tokens with the longest matches come first, and
 // ties go to lower ids.
 inline constexpr std::uint32_t kMaxDryTokens = 4096;
 

@@ -5,7 +5,7 @@
 // If n is at least allowed_length, the logit of that token is reduced by multiplier * base^(n -
 // allowed_length). A match contains no token that breaks matches, and lies in the last
 // window_tokens tokens of prompt and output. A token in which a breaker ends, wherever the breaker
-// begins, breaks matches and is not penalised. The same applies to a token without text.
+// begins, breaks matches and is not penalized. The same applies to a token without text.
 //
 // Place:      a text worker creates it from a prompt. The mask thread that fills the first mask of
 //             a choice copies it.
@@ -44,7 +44,7 @@ class RepeatPenalty {
   // Appends `token` to the output.
   void Append(std::int32_t token);
   // Returns the penalties of the next token as negative biases, ordered by id and with unique ids.
-  // At most kMaxDryTokens ids are penalised.
+  // At most kMaxDryTokens ids are penalized.
   std::span<const kernels::LogitBias> Penalties();
 
   // Checks that Append produced the same state as the constructor does for the same tokens.

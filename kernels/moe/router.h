@@ -34,7 +34,7 @@ struct RouterParams {
   std::uint32_t groups = 1;
   std::uint32_t groups_kept = 1;
   RouterGroupScore group_score = RouterGroupScore::kMax;
-  bool renormalise = false;  // weights /= their sum + renorm_eps
+  bool renormalize = false;  // weights /= their sum + renorm_eps
   float renorm_eps = 0;
   float weight_scale = 1;
 };

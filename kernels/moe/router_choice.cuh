@@ -146,7 +146,7 @@ __device__ __forceinline__ void Weigh(const RouterParams& params, float* weights
     for (std::uint32_t k = 0; k < count; ++k) weights[k] = Sigmoid(weights[k]);
   }
   float divisor = 1;
-  if (params.renormalise) {
+  if (params.renormalize) {
     divisor = 0;
     for (std::uint32_t k = 0; k < count; ++k) divisor = cuda::Add(divisor, weights[k]);
     divisor = cuda::Add(divisor, params.renorm_eps);

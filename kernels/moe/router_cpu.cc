@@ -98,7 +98,7 @@ void Weigh(const RouterParams& params, std::span<float> weights) {
   if (params.score == RouterScore::kSigmoidChosen) {
     for (float& weight : weights) weight = Sigmoid(weight);
   }
-  if (params.renormalise) {
+  if (params.renormalize) {
     float sum = 0;
     for (const float weight : weights) sum += weight;
     for (float& weight : weights) weight /= sum + params.renorm_eps;

@@ -303,7 +303,7 @@ bool HasPenalties(const SamplingRow& row) {
 }
 
 // Does steps 2 and 3 for one token.
-void Penalise(const SamplingRow& row, const TokenCount& seen, float* z) {
+void Penalize(const SamplingRow& row, const TokenCount& seen, float* z) {
   float& value = z[seen.token];
   value = value > 0.0f ? value / row.repetition_penalty : value * row.repetition_penalty;
   if (seen.output_count > 0) {
@@ -315,7 +315,7 @@ void Penalise(const SamplingRow& row, const TokenCount& seen, float* z) {
 }
 
 // Does steps 2 and 3 for the whole history.
-void PenaliseHistory(const SamplingRow& row, std::uint32_t vocab, float* z) {
+void PenalizeHistory(const SamplingRow& row, std::uint32_t vocab, float* z) {
   const std::int32_t in_flight = internal::SampleInFlight(row, vocab);
   bool is_new = in_flight >= 0;
   for (std::uint32_t i = 0; i < row.history_size; ++i) {
@@ -324,9 +324,9 @@ void PenaliseHistory(const SamplingRow& row, std::uint32_t vocab, float* z) {
       ++seen.output_count;
       is_new = false;
     }
-    Penalise(row, seen, z);
+    Penalize(row, seen, z);
   }
-  if (is_new) Penalise(row, {.token = in_flight, .output_count = 1}, z);
+  if (is_new) Penalize(row, {.token = in_flight, .output_count = 1}, z);
 }
 
 // Handles 32 ids per word, because most words are all ones or all zeros.
@@ -345,7 +345,7 @@ void ApplyMask(const std::uint32_t* allowed, std::uint32_t vocab, float* z) {
 
 // Does steps 2 to 5 in place.
 void Adjust(const SamplingRow& row, std::uint32_t vocab, float* z) {
-  if (HasPenalties(row)) PenaliseHistory(row, vocab, z);
+  if (HasPenalties(row)) PenalizeHistory(row, vocab, z);
   for (std::uint32_t i = 0; i < row.bias_size; ++i) {
     float& value = z[row.bias[i].token];
     value = std::min(value + row.bias[i].bias, kLargest);

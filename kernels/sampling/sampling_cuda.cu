@@ -94,7 +94,7 @@ class Race {
 };
 
 // Does steps 2 and 3 for one token. Only infinite penalties can give NaN, which is never sampled.
-__device__ __forceinline__ float Penalised(const DeviceRow& row, const TokenCount& seen, float z) {
+__device__ __forceinline__ float Penalized(const DeviceRow& row, const TokenCount& seen, float z) {
   z = z > 0.0f ? cuda::Div(z, row.repetition_penalty) : cuda::Mul(z, row.repetition_penalty);
   if (seen.output_count > 0) {
     z = cuda::Sub(z, cuda::Mul(row.frequency_penalty, static_cast<float>(seen.output_count)));
@@ -115,13 +115,13 @@ __device__ __forceinline__ void EditRow(const SamplerArgs& args, const DeviceRow
       ++seen.output_count;
       state.in_history = 1;
     }
-    if (HasText(args, id)) x[id] = Penalised(row, seen, x[id]);
+    if (HasText(args, id)) x[id] = Penalized(row, seen, x[id]);
   }
   cuda::SyncBlock();
   const auto new_id = static_cast<std::uint32_t>(in_flight);
   if (cuda::ThreadIndex() == 0 && new_id < args.vocab && state.in_history == 0 &&
       HasText(args, new_id)) {
-    x[new_id] = Penalised(row, {.token = in_flight, .output_count = 1}, x[new_id]);
+    x[new_id] = Penalized(row, {.token = in_flight, .output_count = 1}, x[new_id]);
   }
   cuda::SyncBlock();
   const LogitBias* const bias = args.bias + row.bias_begin;

@@ -56,7 +56,7 @@ absl::Status Route(const StepContext& step, const MoeSpec& moe, const MoeWeights
                                     .group_score = moe.group_score == GroupScore::kMax
                                                        ? kernels::RouterGroupScore::kMax
                                                        : kernels::RouterGroupScore::kTop2Sum,
-                                    .renormalise = moe.renormalise,
+                                    .renormalize = moe.renormalize,
                                     .renorm_eps = moe.renorm_eps,
                                     .weight_scale = moe.weight_scale},
                          .offsets = b.offsets,

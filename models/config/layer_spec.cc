@@ -325,7 +325,7 @@ std::string DumpMoe(const MoeSpec& moe) {
             absl::StrCat("groups ", moe.groups_kept, " of ", moe.groups, " by ",
                          moe.group_score == GroupScore::kMax ? "max" : "top2_sum"),
             moe.groups != 1);
-  AppendSet(&text, absl::StrCat("renormalise eps ", moe.renorm_eps), moe.renormalise);
+  AppendSet(&text, absl::StrCat("renormalize eps ", moe.renorm_eps), moe.renormalize);
   AppendSet(&text, absl::StrCat("weight_scale ", moe.weight_scale), moe.weight_scale != 1);
   AppendSet(&text, "weight_on_input", moe.weight_on_input);
   if (moe.shared) absl::StrAppend(&text, " shared ", DumpMlp(*moe.shared));

@@ -148,7 +148,7 @@ struct MoeSpec {
   std::uint32_t groups = 1;
   std::uint32_t groups_kept = 1;
   GroupScore group_score = GroupScore::kMax;
-  bool renormalise = false;
+  bool renormalize = false;
   float renorm_eps = 0;
   float weight_scale = 1;
   bool weight_on_input = false;

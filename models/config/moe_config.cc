@@ -162,9 +162,9 @@ absl::StatusOr<MoeConfig> ReadMoe(const ConfigReader& reader, const Family& fami
         static_cast<std::uint32_t>(width.value_or(absent.moe_intermediate_size));
   }
   if (ReadsKey(family, "norm_topk_prob")) {
-    QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> renormalise,
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> renormalize,
                            reader.OptionalBool("norm_topk_prob"));
-    moe.norm_topk_prob = renormalise.value_or(absent.norm_topk_prob);
+    moe.norm_topk_prob = renormalize.value_or(absent.norm_topk_prob);
   }
   QUIRE_RETURN_IF_ERROR(
       ReadPositive(reader, family, "swiglu_limit", kDefaultSwigluLimit, &moe.swiglu_limit));

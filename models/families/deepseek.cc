@@ -130,7 +130,7 @@ absl::StatusOr<ModelSpec> BuildSpec3(const ModelConfig& config) {
   moe.groups = config.moe.n_group;
   moe.groups_kept = config.moe.topk_group;
   moe.group_score = GroupScore::kTop2Sum;
-  moe.renormalise = config.moe.norm_topk_prob;
+  moe.renormalize = config.moe.norm_topk_prob;
   moe.renorm_eps = 1e-20f;
   return Build(config, DeepseekV3Family(), moe);
 }

@@ -29,7 +29,7 @@ absl::StatusOr<ModelSpec> BuildSpec(const ModelConfig& config) {
   QUIRE_ASSIGN_OR_RETURN(ModelSpec spec, PreNormSpec(config, MixtralFamily()));
   MoeSpec moe;
   moe.score = RouterScore::kSoftmaxAll;
-  moe.renormalise = true;
+  moe.renormalize = true;
   UseExperts(config, moe, &spec);
   return spec;
 }

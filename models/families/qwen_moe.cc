@@ -35,7 +35,7 @@ absl::StatusOr<ModelSpec> BuildSpec(const ModelConfig& config) {
   for (LayerSpec& layer : spec.layers) layer.heads.qk_norm = RmsNormSpec(config);
   MoeSpec moe;
   moe.score = RouterScore::kSoftmaxAll;
-  moe.renormalise = config.moe.norm_topk_prob;
+  moe.renormalize = config.moe.norm_topk_prob;
   UseExperts(config, moe, &spec);
   return spec;
 }

@@ -16,7 +16,7 @@ using ::testing::HasSubstr;
 
 using Params = KVCacheStaticParams<2, 32>;
 using Paged = PagedKVCacheCollection<float, Params, 16>;
-using Quantised = PagedKVCacheCollection<std::int8_t, Params, 16, float, 16>;
+using Quantized = PagedKVCacheCollection<std::int8_t, Params, 16, float, 16>;
 using Continuous = ContinuousBatchingKVCacheCollection<float, Params>;
 
 std::string Message(const absl::Status& status) {
@@ -29,8 +29,8 @@ TEST(KvGeometryTest, Numbers) {
   EXPECT_EQ(llama.page_bytes(), 8 << 20);
   EXPECT_EQ(llama.rows_per_block(), 4096);
   EXPECT_EQ(llama.num_kv_rows(), 9 * 4096 + 64);
-  const KvGeometry quantised = WithScales(MakeGeometry(10, 2, 32, 64, 8, 128), DType::kI8, 128);
-  EXPECT_EQ(quantised.page_bytes(), 64 * (65536 + 2048));
+  const KvGeometry quantized = WithScales(MakeGeometry(10, 2, 32, 64, 8, 128), DType::kI8, 128);
+  EXPECT_EQ(quantized.page_bytes(), 64 * (65536 + 2048));
   const KvGeometry mla = MakeGeometry(10, 1, 61, 64, 1, 576, DType::kBF16);
   EXPECT_EQ(mla.page_bytes(), 64 * 70272);
   EXPECT_EQ(mla.rows_per_block(), 3904);
@@ -112,10 +112,10 @@ TEST(KvGeometryTest, ChecksEachExtentAndType) {
 class CollectionTest : public ::testing::Test {
  protected:
   KvGeometry geometry_ = MakeGeometry(4, 2, 2, 16, 2, 32);
-  KvGeometry quantised_ = WithScales(MakeGeometry(4, 2, 2, 16, 2, 32), DType::kI8, 16);
+  KvGeometry quantized_ = WithScales(MakeGeometry(4, 2, 2, 16, 2, 32), DType::kI8, 16);
   AlignedArray<float> pool_{PoolElements(geometry_) + 8};
-  AlignedArray<std::int8_t> bytes_{PoolElements(quantised_)};
-  AlignedArray<float> scales_{PoolScales(quantised_)};
+  AlignedArray<std::int8_t> bytes_{PoolElements(quantized_)};
+  AlignedArray<float> scales_{PoolScales(quantized_)};
   StepArrays steps_{3, LookupStride(8)};
   StepArrays blocks_{3, 0};
 };
@@ -128,11 +128,11 @@ TEST_F(CollectionTest, AcceptsItsOwnGeometry) {
             (std::array<std::int64_t, 6>{4096, 2048, 1024, 64, 32, 1}));
   EXPECT_EQ(paged->num_layers(), 2);
   EXPECT_EQ(paged->blocks(), pool_.data());
-  const auto quantised = Quantised::Create(
-      quantised_, {.blocks = bytes_.data(), .scales = scales_.data()}, steps_.inputs);
-  ASSERT_TRUE(quantised.ok()) << quantised.status();
-  EXPECT_EQ(quantised->scales_view().extents, (std::array<std::int64_t, 6>{4, 2, 2, 16, 2, 2}));
-  EXPECT_EQ(quantised->scales_view().strides, (std::array<std::int64_t, 6>{256, 128, 64, 4, 2, 1}));
+  const auto quantized = Quantized::Create(
+      quantized_, {.blocks = bytes_.data(), .scales = scales_.data()}, steps_.inputs);
+  ASSERT_TRUE(quantized.ok()) << quantized.status();
+  EXPECT_EQ(quantized->scales_view().extents, (std::array<std::int64_t, 6>{4, 2, 2, 16, 2, 2}));
+  EXPECT_EQ(quantized->scales_view().strides, (std::array<std::int64_t, 6>{256, 128, 64, 4, 2, 1}));
   const auto continuous = Continuous::Create(geometry_, pool_.data(), blocks_.inputs);
   ASSERT_TRUE(continuous.ok()) << continuous.status();
   EXPECT_EQ(continuous->blocks_view().strides, paged->blocks_view().strides);
@@ -160,16 +160,16 @@ TEST_F(CollectionTest, RejectsAnotherGeometry) {
               }),
               HasSubstr("kv_dim is 1, this cache type has 2"));
   EXPECT_THAT(message([](KvGeometry& g) { g.num_blocks = 1; }), HasSubstr("num_blocks is 1"));
-  KvGeometry coarse = quantised_;
+  KvGeometry coarse = quantized_;
   coarse.granularity = 32;
-  EXPECT_THAT(Message(Quantised::Create(coarse, {.blocks = bytes_.data(), .scales = scales_.data()},
+  EXPECT_THAT(Message(Quantized::Create(coarse, {.blocks = bytes_.data(), .scales = scales_.data()},
                                         steps_.inputs)
                           .status()),
               HasSubstr("granularity is 32, this cache type has 16"));
-  KvGeometry bare = quantised_;
+  KvGeometry bare = quantized_;
   bare.scale_dtype = DType::kInvalid;
   bare.granularity = 1;
-  EXPECT_THAT(Message(Quantised::Create(bare, {.blocks = bytes_.data()}, steps_.inputs).status()),
+  EXPECT_THAT(Message(Quantized::Create(bare, {.blocks = bytes_.data()}, steps_.inputs).status()),
               HasSubstr("scale dtype is invalid, this cache type has f32"));
 }
 
@@ -179,10 +179,10 @@ TEST_F(CollectionTest, RejectsPoolsWithAPartMissingOrTooMany) {
       Message(Paged::Create(geometry_, {.blocks = pool_.data() + 4}, steps_.inputs).status()),
       HasSubstr("must be a multiple of 256"));
   EXPECT_EQ(
-      Message(Quantised::Create(quantised_, {.blocks = bytes_.data()}, steps_.inputs).status()),
+      Message(Quantized::Create(quantized_, {.blocks = bytes_.data()}, steps_.inputs).status()),
       "scales is null");
   EXPECT_THAT(
-      Message(Quantised::Create(quantised_, {.blocks = bytes_.data(), .scales = scales_.data() + 1},
+      Message(Quantized::Create(quantized_, {.blocks = bytes_.data(), .scales = scales_.data() + 1},
                                 steps_.inputs)
                   .status()),
       HasSubstr("scales is at 0x"));
@@ -192,8 +192,8 @@ TEST_F(CollectionTest, RejectsPoolsWithAPartMissingOrTooMany) {
                   .status()),
       HasSubstr("not quantized"));
   EXPECT_THAT(
-      Message(Quantised::Create(
-                  quantised_,
+      Message(Quantized::Create(
+                  quantized_,
                   {.blocks = bytes_.data(), .scales = scales_.data(), .num_scale_blocks = 9},
                   steps_.inputs)
                   .status()),
@@ -230,8 +230,8 @@ TEST_F(CollectionTest, ScalesMayHaveTheirOwnTableAndPool) {
   const StepArrays own(3, LookupStride(8));
   own.page(0, 0) = 6;
   steps_.page(0, 0) = 2;
-  const AlignedArray<float> scales(2 * PoolScales(quantised_));
-  const auto collection = Quantised::Create(quantised_,
+  const AlignedArray<float> scales(2 * PoolScales(quantized_));
+  const auto collection = Quantized::Create(quantized_,
                                             {.blocks = bytes_.data(),
                                              .scales = scales.data(),
                                              .scales_lookup_table = own.lookup_table.data(),

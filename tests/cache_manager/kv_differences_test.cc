@@ -24,10 +24,10 @@ using ::testing::HasSubstr;
 
 using Params = KVCacheStaticParams<2, 32>;
 using Paged = PagedKVCache<float, Params, 16>;
-using Quantised = PagedKVCache<std::int8_t, Params, 16, float, 16>;
+using Quantized = PagedKVCache<std::int8_t, Params, 16, float, 16>;
 using Continuous = ContinuousBatchingKVCache<float, Params>;
 using PagedCollection = PagedKVCacheCollection<float, Params, 16>;
-using QuantisedCollection = PagedKVCacheCollection<std::int8_t, Params, 16, float, 16>;
+using QuantizedCollection = PagedKVCacheCollection<std::int8_t, Params, 16, float, 16>;
 using ContinuousCollection = ContinuousBatchingKVCacheCollection<float, Params>;
 
 template <typename C>
@@ -65,9 +65,9 @@ class KvDifferencesTest : public ::testing::Test {
   PagedCollection paged() const {
     return *PagedCollection::Create(geometry_, {.blocks = pool_.data()}, steps_.inputs);
   }
-  QuantisedCollection quantised(bool own_table = false) const {
-    return *QuantisedCollection::Create(
-        quantised_,
+  QuantizedCollection quantized(bool own_table = false) const {
+    return *QuantizedCollection::Create(
+        quantized_,
         {.blocks = bytes_.data(),
          .scales = scales_.data(),
          .scales_lookup_table = own_table ? scale_steps_.lookup_table.data() : nullptr},
@@ -84,10 +84,10 @@ class KvDifferencesTest : public ::testing::Test {
   }
 
   KvGeometry geometry_ = MakeGeometry(5, 2, 2, 16, 2, 32);
-  KvGeometry quantised_ = WithScales(MakeGeometry(5, 2, 2, 16, 2, 32), DType::kI8, 16);
+  KvGeometry quantized_ = WithScales(MakeGeometry(5, 2, 2, 16, 2, 32), DType::kI8, 16);
   AlignedArray<float> pool_{PoolElements(geometry_)};
-  AlignedArray<std::int8_t> bytes_{PoolElements(quantised_)};
-  AlignedArray<float> scales_{PoolScales(quantised_)};
+  AlignedArray<std::int8_t> bytes_{PoolElements(quantized_)};
+  AlignedArray<float> scales_{PoolScales(quantized_)};
   StepArrays steps_{2, LookupStride(4)};
   StepArrays scale_steps_{2, LookupStride(4)};
   StepArrays blocks_{2, 0};
@@ -102,7 +102,7 @@ TEST_F(KvDifferencesTest, D1PageZeroIsNeverWritten) {
 TEST_F(KvDifferencesTest, D2StoresWithoutPageWriteNothing) {
   paged().get_value_cache(1).store<8>(0, 1, 32, 0, Vec<float, 8>{});
   EXPECT_TRUE(PoolIsUntouched());
-  quantised().get_value_cache(1).store_scale<1>(0, 1, 32, 0, {{-1.0f}});
+  quantized().get_value_cache(1).store_scale<1>(0, 1, 32, 0, {{-1.0f}});
   for (const float x : scales_) EXPECT_EQ(x, 1);
 }
 
@@ -165,23 +165,23 @@ TEST_F(KvDifferencesTest, D8PageStrideMayExceedThePackedSize) {
 }
 
 TEST_F(KvDifferencesTest, D9ScalesMayHaveATableOfTheirOwn) {
-  const Quantised k = quantised(/*own_table=*/true).get_key_cache(0);
+  const Quantized k = quantized(/*own_table=*/true).get_key_cache(0);
   EXPECT_EQ(k.row_idx(0, 2), 3 * 64 + 2);
   EXPECT_EQ(k.scale_row_idx(0, 2), 4 * 64 + 2);
-  const Quantised same = quantised().get_key_cache(0);
+  const Quantized same = quantized().get_key_cache(0);
   EXPECT_EQ(same.scale_row_idx(0, 2), same.row_idx(0, 2));
 }
 
 TEST_F(KvDifferencesTest, D10ScaleOperandFollowsTheScalesTable) {
-  const KVCacheScalesMHAOperand operand{quantised(/*own_table=*/true).get_key_cache(0)};
+  const KVCacheScalesMHAOperand operand{quantized(/*own_table=*/true).get_key_cache(0)};
   EXPECT_EQ(operand.row_idx(0, 2), 4 * 64 + 2);
   EXPECT_EQ((operand.populate<16, 16>(0, 0).rows[0]), 4 * 64);
   EXPECT_EQ(operand.sparse_tma_row(0, 2), 3 * 64 + 2);
   EXPECT_EQ(operand.kv_tma_coords(0, 2), (KvTmaCoords{4 * 64 + 2, 0}));
 }
 
-TEST_F(KvDifferencesTest, D11ScaleOperandIsNotQuantisedItself) {
-  using Operand = KVCacheScalesMHAOperand<Quantised>;
+TEST_F(KvDifferencesTest, D11ScaleOperandIsNotQuantizedItself) {
+  using Operand = KVCacheScalesMHAOperand<Quantized>;
   static_assert(!Operand::kQuantized && !HasScales<Operand>);
   static_assert(std::is_same_v<Operand::Element, float>);
 }
@@ -194,7 +194,7 @@ TEST_F(KvDifferencesTest, D12TensorOperandsHaveGranularityOne) {
 TEST_F(KvDifferencesTest, D13NoScaleTypeWithoutScales) {
   static_assert(Paged::kScaleDType == DType::kInvalid);
   static_assert(Continuous::kScaleDType == DType::kInvalid);
-  static_assert(Quantised::kScaleDType == DType::kF32);
+  static_assert(Quantized::kScaleDType == DType::kF32);
 }
 
 TEST_F(KvDifferencesTest, D14NoScaleGroupsWithoutScales) {
@@ -204,7 +204,7 @@ TEST_F(KvDifferencesTest, D14NoScaleGroupsWithoutScales) {
     };
   };
   EXPECT_FALSE(has_groups(std::type_identity<Paged>{}));
-  EXPECT_TRUE(has_groups(std::type_identity<Quantised>{}));
+  EXPECT_TRUE(has_groups(std::type_identity<Quantized>{}));
 }
 
 TEST_F(KvDifferencesTest, D15ContinuousTilesHaveNoLimit) {
@@ -223,8 +223,8 @@ TEST_F(KvDifferencesTest, D17TypeNamesContainTheParameters) {
   EXPECT_EQ(Continuous::type_name(), "ContinuousBatchingKVCache<f32,h2,d32>");
 }
 
-TEST_F(KvDifferencesTest, D18QuantisedLoadsAreFloatByDefault) {
-  const Quantised k = quantised().get_key_cache(0);
+TEST_F(KvDifferencesTest, D18QuantizedLoadsAreFloatByDefault) {
+  const Quantized k = quantized().get_key_cache(0);
   static_assert(std::is_same_v<decltype(k.load<4>(0, 0, 0, 0)), Vec<float, 4>>);
   EXPECT_EQ((k.load<4>(0, 0, 0, 0)), (Vec<float, 4>{}));
 }
@@ -233,7 +233,7 @@ TEST_F(KvDifferencesTest, D19VectorsStayInTheirHeadAndGroup) {
   const Paged k = paged().get_key_cache(0);
   EXPECT_DEATH(k.load<8>(0, 0, 1, 28), "check failed");
   EXPECT_DEATH(k.store<8>(0, 0, 1, 28, Vec<float, 8>{}), "check failed");
-  const Quantised q = quantised().get_key_cache(0);
+  const Quantized q = quantized().get_key_cache(0);
   EXPECT_DEATH(q.load<8>(0, 0, 1, 12), "check failed");
   EXPECT_DEATH(q.load_scale<2>(0, 0, 1, 16), "check failed");
   using Odd = PagedKVCache<float, KVCacheStaticParams<2, 36>, 16>;
@@ -247,8 +247,8 @@ TEST_F(KvDifferencesTest, D19VectorsStayInTheirHeadAndGroup) {
 }
 
 TEST_F(KvDifferencesTest, D20NoScaleMembersWithoutScales) {
-  static_assert(!HasScales<Paged> && HasScales<Quantised>);
-  static_assert(!HasScales<KVCacheMHAOperand<Paged>> && HasScales<KVCacheMHAOperand<Quantised>>);
+  static_assert(!HasScales<Paged> && HasScales<Quantized>);
+  static_assert(!HasScales<KVCacheMHAOperand<Paged>> && HasScales<KVCacheMHAOperand<Quantized>>);
 }
 
 TEST_F(KvDifferencesTest, D21ContinuousCachesHaveNoScaleMembers) {
@@ -257,7 +257,7 @@ TEST_F(KvDifferencesTest, D21ContinuousCachesHaveNoScaleMembers) {
 
 TEST_F(KvDifferencesTest, D22MissingScalesAreRejected) {
   const auto collection =
-      QuantisedCollection::Create(quantised_, {.blocks = bytes_.data()}, steps_.inputs);
+      QuantizedCollection::Create(quantized_, {.blocks = bytes_.data()}, steps_.inputs);
   EXPECT_EQ(collection.status().message(), "scales is null");
 }
 
@@ -266,7 +266,7 @@ TEST_F(KvDifferencesTest, D23EveryMemberChecksTheBatchRow) {
   EXPECT_DEATH(k.cache_length(2), "check failed");
   EXPECT_DEATH(k.row_idx(2, 0), "check failed");
   EXPECT_DEATH(k.store<1>(2, 0, 0, 0, {{1.0f}}), "check failed");
-  EXPECT_DEATH(quantised().get_key_cache(0).store_scale<1>(2, 0, 0, 0, {{1.0f}}), "check failed");
+  EXPECT_DEATH(quantized().get_key_cache(0).store_scale<1>(2, 0, 0, 0, {{1.0f}}), "check failed");
   const Continuous c = continuous().get_key_cache(0);
   EXPECT_DEATH(c.cache_length(2), "check failed");
   EXPECT_DEATH(c.row_idx(2, 0), "check failed");
@@ -280,7 +280,7 @@ TEST_F(KvDifferencesTest, D24ContinuousRowsEndWithTheBlock) {
 }
 
 TEST_F(KvDifferencesTest, D25ScaleMembersCheckTheColumn) {
-  const Quantised q = quantised().get_key_cache(0);
+  const Quantized q = quantized().get_key_cache(0);
   EXPECT_DEATH(q.load_scale<1>(0, 0, 1, 32), "check failed");
   EXPECT_DEATH(q.scales_block_paged_ptr(0, 1, 0, 32), "check failed");
 }
@@ -329,7 +329,7 @@ TEST_F(KvDifferencesTest, D32RaggedOperandsKnowTheirMaximum) {
 }
 
 TEST_F(KvDifferencesTest, D33ScaleCoordinatesStartAtSixteenBytes) {
-  const Quantised q = quantised().get_key_cache(0);
+  const Quantized q = quantized().get_key_cache(0);
   for (std::uint32_t t = 0; t < 16; ++t) {
     EXPECT_EQ(q.scale_tma_coords(0, t), (KvTmaCoords{t / 4 * 4, 3}));
   }

@@ -24,7 +24,7 @@ namespace {
 
 using Params = KVCacheStaticParams<2, 16>;
 using Paged = PagedKVCache<float, Params, 16>;
-using Quantised = PagedKVCache<std::int8_t, Params, 16, float, 8>;
+using Quantized = PagedKVCache<std::int8_t, Params, 16, float, 8>;
 using Continuous = ContinuousBatchingKVCache<float, Params>;
 using PagedCollection = PagedKVCacheCollection<float, Params, 16>;
 
@@ -43,7 +43,7 @@ struct EdgePool {
   StepArrays blocks{2, 0};
   Paged k = MakePaged(steps);
   Paged k0 = MakePaged(zero);
-  Quantised q = MakeQuantised(zero);
+  Quantized q = MakeQuantized(zero);
   Continuous c = MakeContinuous();
 
   EdgePool() {
@@ -75,8 +75,8 @@ struct EdgePool {
     cache.rows_per_page = 64;
     return cache;
   }
-  Quantised MakeQuantised(const StepArrays& arrays) const {
-    Quantised cache;
+  Quantized MakeQuantized(const StepArrays& arrays) const {
+    Quantized cache;
     Describe(arrays, cache);
     cache.blocks = bytes.data() + 512;
     cache.lookup_stride = kColumns;
@@ -278,7 +278,7 @@ void CreationEdges(const EdgePool& p, Edges& edges) {
 }
 
 void ScaleEdges(EdgePool& p, Edges& edges) {
-  const Quantised& q = p.q;
+  const Quantized& q = p.q;
   const Vec<float, 1> one{{-1.0f}};
   q.store_scale<1>(0, 0, 33, 0, one);
   edges.Other("D2", "store_scale_no_page", EdgePool::Changed(p.scales), "changed");

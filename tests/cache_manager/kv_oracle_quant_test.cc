@@ -157,7 +157,7 @@ void RunElement(const Json& line, Tally& tally) {
   }
 }
 
-TEST(KvCacheOracleTest, Quantised) {
+TEST(KvCacheOracleTest, Quantized) {
   Tally tally("quant.jsonl");
   for (const Json& line : ReadCases("quant.jsonl")) {
     if (line["config"]["QT"] == 0) {

@@ -12,7 +12,7 @@ namespace {
 using DynamicParams = KVCacheStaticParams<kDynamicExtent, 128>;
 using Static = PagedKVCache<BF16, KVCacheStaticParams<8, 128>, 64>;
 using Dynamic = PagedKVCache<const BF16, DynamicParams, kDynamicExtent>;
-using Quantised = PagedKVCache<F8E4M3, DynamicParams, kDynamicExtent, float, 32>;
+using Quantized = PagedKVCache<F8E4M3, DynamicParams, kDynamicExtent, float, 32>;
 using Rope = PagedKVCache<F8E4M3, KVCacheStaticParams<1, 640, true, 64>, 64, float, 640>;
 using Continuous = ContinuousBatchingKVCache<float, DynamicParams>;
 
@@ -48,7 +48,7 @@ __global__ void ReadPaged(Static cache, Dynamic dynamic, float* out) {
          Tile(KVCacheMHAOperand{cache}, b, 0) + Tile(KVCacheMHAOperand{dynamic}, b, 0);
 }
 
-__global__ void ReadQuantised(Quantised cache, float* out) {
+__global__ void ReadQuantized(Quantized cache, float* out) {
   const std::uint32_t b = blockIdx.x, t = threadIdx.x;
   float x[32];
   for (int i = 0; i < 32; ++i) x[i] = static_cast<float>(i) * *out;
@@ -81,10 +81,10 @@ __global__ void ReadPlain(Continuous cache, ContiguousMHAOperand<BF16> dense,
 }  // namespace
 
 // Host stubs of the kernels, with views as arguments.
-void LaunchAll(const Static& paged, const Quantised& quantised, const Rope& rope,
+void LaunchAll(const Static& paged, const Quantized& quantized, const Rope& rope,
                const Continuous& continuous, float* out) {
   ReadPaged<<<1, 1>>>(paged, paged, out);
-  ReadQuantised<<<1, 1>>>(quantised, out);
+  ReadQuantized<<<1, 1>>>(quantized, out);
   ReadRope<<<1, 1>>>(rope, out);
   ReadPlain<<<1, 1>>>(continuous, {}, {}, out);
 }

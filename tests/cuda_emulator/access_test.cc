@@ -112,7 +112,7 @@ __global__ void SumOfAll(std::uint32_t* out) {
   out[ThreadIndex()] = *sum;
 }
 
-TEST_F(AccessDeathTest, UninitialisedSharedMemory) {
+TEST_F(AccessDeathTest, UninitializedSharedMemory) {
   const LaunchShape shape{.threads = 64, .shared_bytes = 16};
   const DeviceArray<std::uint32_t> out(64);
   Run(SumOfAll<true>, shape, out.data());

@@ -13,7 +13,7 @@ namespace {
 
 constexpr char kWaits[] = "mbarrier at shared address";
 constexpr std::uint32_t kMaxCount = (1u << 20) - 1;  // maximum of arrivals and of bytes, PTX ISA
-constexpr std::uint32_t kInitialised = 2;
+constexpr std::uint32_t kInitialized = 2;
 
 // Encoded in 20 + 20 + 21 + 1 + 2 bits.
 struct State {
@@ -26,15 +26,15 @@ struct State {
 std::uint64_t Encode(const State& state) {
   return std::uint64_t{state.expected} | std::uint64_t{state.missing} << 20 |
          static_cast<std::uint64_t>(static_cast<std::uint32_t>(state.bytes) & 0x1fffffu) << 40 |
-         std::uint64_t{state.parity} << 61 | std::uint64_t{kInitialised} << 62;
+         std::uint64_t{state.parity} << 61 | std::uint64_t{kInitialized} << 62;
 }
 
 State Load(std::uint32_t at) {
   std::uint64_t bits;
   std::memcpy(&bits, SharedPointer(at, 8, 8, "mbarrier"), sizeof(bits));
-  if (bits >> 62 != kInitialised || (bits & kMaxCount) == 0) {
+  if (bits >> 62 != kInitialized || (bits & kMaxCount) == 0) {
     Fatal("the mbarrier at shared address " + std::to_string(at) +
-          " is not initialised, or was overwritten");
+          " is not initialized, or was overwritten");
   }
   // The shifts sign-extend the 21 bits.
   const auto bytes = static_cast<std::int32_t>(static_cast<std::uint32_t>(bits >> 40) << 11) >> 11;

@@ -98,7 +98,7 @@ __global__ void Misuse(std::uint32_t how) {
 TEST_F(Sm90DeathTest, DetectsMisusedBarriers) {
   CheckNoAccess();
   const LaunchShape shape{.threads = 1, .shared_bytes = 64};
-  EXPECT_DEATH(Run(Misuse, shape, 0u), "not initialised");
+  EXPECT_DEATH(Run(Misuse, shape, 0u), "not initialized");
   EXPECT_DEATH(Run(Misuse, shape, 1u), "deadlock\n.*wait for mbarrier at shared address");
   EXPECT_DEATH(Run(Misuse, shape, 2u), "arrival beyond the 1 of this phase");
 }
@@ -223,7 +223,7 @@ TEST_F(Sm90DeathTest, DetectsInvalidBoxes) {
   EXPECT_DEATH(Run(LoadTile<When::kWaited>, shape, map, 0, 0, 0, 512u, tensor.data()),
                "3 coordinates through a map of 2");
   EXPECT_DEATH(Run(LoadTile<When::kWaited>, shape, map, 0, 0, -1, 256u, tensor.data()),
-               "more landed than were announced|not initialised");
+               "more landed than were announced|not initialized");
   EXPECT_DEATH(Run(LoadTile<When::kWaited>, shape, map, 0, 0, -1, 640u, tensor.data()), "deadlock");
 }
 

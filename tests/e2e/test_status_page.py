@@ -270,7 +270,7 @@ def test_requests_with_another_host_name_may_not_read_the_status(daemon):
 
 
 @pytest.mark.parametrize("with_certificates", [False, True])
-def test_remote_addresses_need_authorisation(tmp_path, with_certificates):
+def test_remote_addresses_need_authorization(tmp_path, with_certificates):
     settings = ["server.http.listen=0.0.0.0:0"]
     if with_certificates:  # client certificates, which this listener does not request
         authority = Authority()

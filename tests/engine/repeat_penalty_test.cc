@@ -103,7 +103,7 @@ TEST(RepeatPenaltyTest, AgreesWithLlamaCpp) {
   ASSERT_TRUE(file.good());
   const nlohmann::json cases = nlohmann::json::parse(file);
   const Texts texts(12, "x");
-  int penalised = 0;
+  int penalized = 0;
   for (const nlohmann::json& of : cases.at("dry")) {
     const DryParams params{.multiplier = of.at("multiplier").get<float>(),
                            .base = of.at("base").get<float>(),
@@ -115,7 +115,7 @@ TEST(RepeatPenaltyTest, AgreesWithLlamaCpp) {
          of.at("penalties").get<std::vector<std::pair<std::int32_t, double>>>()) {
       expected[token] = penalty;
     }
-    penalised += !expected.empty();
+    penalized += !expected.empty();
     const auto tokens = of.at("tokens").get<Tokens>();
     // Uses the whole text as prompt, as output, and half of it as each.
     for (const std::size_t prompt : {tokens.size(), std::size_t{0}, tokens.size() / 2}) {
@@ -124,7 +124,7 @@ TEST(RepeatPenaltyTest, AgreesWithLlamaCpp) {
       ExpectPenalties(repeats, expected);
     }
   }
-  EXPECT_GT(penalised, 150);
+  EXPECT_GT(penalized, 150);
 }
 
 // QUIRE_REPEAT_ROUNDS (default 60) sets the number of rounds.
@@ -132,7 +132,7 @@ TEST(RepeatPenaltyTest, AgreesWithTheDefinitionOnRandomTexts) {
   const char* const asked = std::getenv("QUIRE_REPEAT_ROUNDS");
   const std::uint64_t rounds = asked == nullptr ? 60 : std::strtoull(asked, nullptr, 10);
   const std::uint64_t first = std::random_device{}();
-  std::size_t penalised = 0;
+  std::size_t penalized = 0;
   for (std::uint64_t seed = first; seed < first + rounds; ++seed) {
     SCOPED_TRACE(absl::StrCat("seed ", seed));
     std::mt19937_64 random(seed);
@@ -166,14 +166,14 @@ TEST(RepeatPenaltyTest, AgreesWithTheDefinitionOnRandomTexts) {
     RepeatPenalty repeats = of_prompt;  // the copy that a choice starts with
     for (int i = 0; i < 40; ++i) {
       const std::map<std::int32_t, double> expected = definition.Penalties(tokens);
-      penalised += expected.size();
+      penalized += expected.size();
       ASSERT_NO_FATAL_FAILURE(ExpectPenalties(repeats, expected));
       more();
       repeats.Append(tokens.back());
     }
     EXPECT_TRUE(of_prompt.CheckIntegrity().ok());
   }
-  EXPECT_GT(penalised, 10 * rounds);
+  EXPECT_GT(penalized, 10 * rounds);
 }
 
 TEST(RepeatPenaltyTest, BreakersMatchBytesAcrossTokens) {

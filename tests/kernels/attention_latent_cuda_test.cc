@@ -46,10 +46,10 @@ void ExpectExact(const AttentionBackend& cuda, const AttentionShape& shape,
   const AttentionRig rig(shape, lengths, 21);
   const auto count = [](const char* name) { return cuda_emulator::LaunchCount(name); };
   const std::uint64_t before[] = {count(kKernel), count(kHopperKernel)};
-  const bool is_quantised = shape.kv == DType::kF8E4M3 || shape.kv == DType::kI8;
+  const bool is_quantized = shape.kv == DType::kF8E4M3 || shape.kv == DType::kI8;
   EXPECT_LE(RelativeError(rig.Run(cuda, step), rig.Exact(step)), shape.activations == DType::kF32
                                                                      ? 2e-5
-                                                                 : is_quantised ? 1e-2
+                                                                 : is_quantized ? 1e-2
                                                                                 : 6e-3);
   if (cuda_emulator::IsEmulated()) {
     EXPECT_EQ(count(kKernel) - before[0], kernel == kKernel ? 1u : 0u);

@@ -136,8 +136,8 @@ TestPool::TestPool(const Shape& shape, std::vector<std::uint32_t> cached,
   geometry_.num_heads = shape.heads;
   geometry_.head_size = shape.head_size;
   geometry_.dtype = shape.dtype;
-  const bool quantised = DTypeSize(shape.dtype) == 1;
-  if (quantised) {
+  const bool quantized = DTypeSize(shape.dtype) == 1;
+  if (quantized) {
     geometry_.scale_dtype = DType::kF32;
     geometry_.granularity = shape.head_size;
   }
@@ -148,7 +148,7 @@ TestPool::TestPool(const Shape& shape, std::vector<std::uint32_t> cached,
   // Bytes of 0xff are NaN in every element type.
   storage_.assign(blocks_bytes_ + 256, std::byte{0xff});
   std::memset(blocks(), 0, page_bytes);
-  if (quantised) {
+  if (quantized) {
     const auto page_scales = static_cast<std::size_t>(geometry_.scale_block_stride() * 4);
     scales_bytes_ = geometry_.num_blocks * page_scales;
     scale_storage_.assign(scales_bytes_ + 256, std::byte{0xff});
@@ -174,7 +174,7 @@ TestPool::TestPool(const Shape& shape, std::vector<std::uint32_t> cached,
                                    longest * shape.page_size,
                                    longest * shape.page_size,
                                    longest * shape.page_size};
-  auto made = MakeKvCollection(geometry_, blocks(), inputs, quantised ? scales() : nullptr);
+  auto made = MakeKvCollection(geometry_, blocks(), inputs, quantized ? scales() : nullptr);
   EXPECT_TRUE(made.ok()) << made.status();
   collection_.emplace(*std::move(made));
   SetStep(std::move(cached), std::move(fresh));

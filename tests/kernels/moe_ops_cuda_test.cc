@@ -28,7 +28,7 @@ struct RouterCase {
   std::uint32_t groups = 1;
   std::uint32_t groups_kept = 1;
   RouterGroupScore group_score = RouterGroupScore::kMax;
-  bool renormalise = false;
+  bool renormalize = false;
   float scale = 1;
 };
 
@@ -56,8 +56,8 @@ RouterParams ParamsOf(const RouterCase& c, std::uint32_t rows, std::uint32_t str
   params.groups = c.groups;
   params.groups_kept = c.groups_kept;
   params.group_score = c.group_score;
-  params.renormalise = c.renormalise;
-  params.renorm_eps = c.renormalise ? 1e-20f : 0;
+  params.renormalize = c.renormalize;
+  params.renorm_eps = c.renormalize ? 1e-20f : 0;
   params.weight_scale = c.scale;
   return params;
 }

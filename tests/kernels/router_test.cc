@@ -25,7 +25,7 @@ struct RouterCase {
   std::uint32_t groups = 1;
   std::uint32_t groups_kept = 1;
   RouterGroupScore group_score = RouterGroupScore::kMax;
-  bool renormalise = false;
+  bool renormalize = false;
   float renorm_eps = 0;
   float weight_scale = 1;
 };
@@ -65,7 +65,7 @@ RouterParams ParamsOf(const RouterCase& c, const std::vector<float>& logits, con
           .groups = c.groups,
           .groups_kept = c.groups_kept,
           .group_score = c.group_score,
-          .renormalise = c.renormalise,
+          .renormalize = c.renormalize,
           .renorm_eps = c.renorm_eps,
           .weight_scale = c.weight_scale};
 }
@@ -132,7 +132,7 @@ void ExactRoute(const RouterCase& c, const float* logits, const float* bias,
   }
   const double sum = std::accumulate(chosen.begin(), chosen.end(), 0.0) + double{c.renorm_eps};
   for (double& weight : chosen) {
-    if (c.renormalise) weight /= sum;
+    if (c.renormalize) weight /= sum;
     weight *= double{c.weight_scale};
   }
   experts->insert(experts->end(), order.begin(), order.end());
@@ -217,11 +217,11 @@ TEST(RouterByHandTest, SoftmaxThenChoiceThenRenormalization) {
   EXPECT_EQ(got.experts, (std::vector<std::uint32_t>{1, 2}));
   EXPECT_NEAR(got.weights[0], 0.6439143, 1e-6);
   EXPECT_NEAR(got.weights[1], 0.2368828, 1e-6);
-  c.renormalise = true;
+  c.renormalize = true;
   got = Route(c, logits, nullptr, 1);
   EXPECT_NEAR(got.weights[0], 0.7310586, 1e-6);
   EXPECT_NEAR(got.weights[1], 0.2689414, 1e-6);
-  c.renormalise = false;
+  c.renormalize = false;
   c.score = RouterScore::kSoftmaxChosen;
   got = Route(c, logits, nullptr, 1);
   EXPECT_NEAR(got.weights[0], 0.7310586, 1e-6);

@@ -52,7 +52,7 @@ TEST(MlaSpecTest, SpecsOfTheFixturesEqualTheGoldenTexts) {
   EXPECT_EQ(LastLayers("deepseek-v3-bf16"),
             "mla heads 2 q_rank 48 rank 32 nope 32 rope 16 interleaved v 64 scale 0.18713 "
             "latent_eps 1e-06; attn_out none; mlp_in rms eps 1e-06; experts 3 of 8 sigmoid "
-            "gated silu 32 choice_bias groups 2 of 4 by top2_sum renormalise eps 1e-20 "
+            "gated silu 32 choice_bias groups 2 of 4 by top2_sum renormalize eps 1e-20 "
             "weight_scale 2.5 shared gated silu 32");
 }
 

@@ -68,7 +68,7 @@ ModelSpec TestSpec() {
   moe.groups = 4;
   moe.groups_kept = 2;
   moe.group_score = GroupScore::kTop2Sum;
-  moe.renormalise = true;
+  moe.renormalize = true;
   moe.renorm_eps = 1e-20f;
   moe.weight_scale = 2.5f;
   moe.shared = MlpSpec{.intermediate = 32};
@@ -507,9 +507,9 @@ TEST(MoeConfigTest, FixtureSpecsEqualTheGoldenTexts) {
     return dump.substr(begin, dump.find(';', begin) - begin);
   };
   EXPECT_EQ(moe_line("models/mixtral-bf16"),
-            "experts 2 of 4 softmax_all gated silu 96 renormalise eps 0");
+            "experts 2 of 4 softmax_all gated silu 96 renormalize eps 0");
   EXPECT_EQ(moe_line("models/qwen3-moe-bf16"),
-            "experts 2 of 8 softmax_all gated silu 32 renormalise eps 0");
+            "experts 2 of 8 softmax_all gated silu 32 renormalize eps 0");
 }
 
 TEST(MoeWeightsTest, PackedFilesContainExpertsAndMlaHeads) {

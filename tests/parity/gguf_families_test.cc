@@ -459,7 +459,7 @@ TEST(GgufFamiliesRefusalTest, NamesKeysOfOtherFamiliesAndBrokenFactors) {
       testing::HasSubstr("gpt-oss.expert_shared_count 1 is not supported by gpt_oss"));
 }
 
-// Files older than the key are recognised by their sizes: Phi-3-mini and medium with 4k and 128k.
+// Files older than the key are recognized by their sizes: Phi-3-mini and medium with 4k and 128k.
 TEST(GgufFamiliesRuleTest, WindowOfPhi3WithoutItsKey) {
   const auto read = [](std::uint32_t context, std::uint32_t blocks, int window) {
     GgufWriter writer;

@@ -52,7 +52,7 @@ absl::Status RouteRows(benchmark::State& state, Gpu& gpu) {
   params.choice.num_rows = rows;
   params.choice.num_experts = experts;
   params.choice.top_k = top_k;
-  params.choice.renormalise = true;
+  params.choice.renormalize = true;
   return Measure(state, gpu, {.bytes = 2.0 * experts * k, .flops = 2.0 * experts * k * rows},
                  [&](int i) {
                    params.weight = &weights[static_cast<std::size_t>(i) % weights.size()];

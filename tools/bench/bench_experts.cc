@@ -52,7 +52,7 @@ ModelSpec Spec() {
   sparse.moe.num_experts = kExperts;
   sparse.moe.top_k = kChosen;
   sparse.moe.expert.intermediate = kWidth;
-  sparse.moe.renormalise = true;
+  sparse.moe.renormalize = true;
   ModelSpec spec;
   spec.vocab_size = 16;
   spec.hidden = kHidden;

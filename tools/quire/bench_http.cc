@@ -28,7 +28,7 @@ using CurlPtr = std::unique_ptr<CURL, CurlDeleter>;
 using HeaderPtr = std::unique_ptr<curl_slist, CurlDeleter>;
 
 CurlPtr NewCurl() {
-  [[maybe_unused]] static const CURLcode initialised = curl_global_init(CURL_GLOBAL_DEFAULT);
+  [[maybe_unused]] static const CURLcode initialized = curl_global_init(CURL_GLOBAL_DEFAULT);
   CurlPtr curl(curl_easy_init());
   curl_easy_setopt(curl.get(), CURLOPT_NOSIGNAL, 1L);  // signals are not safe with several threads
   curl_easy_setopt(curl.get(), CURLOPT_HTTP_VERSION, CURL_HTTP_VERSION_1_1);

@@ -94,7 +94,7 @@ void AddLatencies(const RequestSample& sample, Series* series) {
   series->e2e.push_back(sample.e2e_seconds);
 }
 
-Summary Summarise(const BenchRun& run) {
+Summary Summarize(const BenchRun& run) {
   Summary summary;
   Series series;
   for (const RequestSample& sample : run.samples) {
@@ -151,7 +151,7 @@ void AddOpenLoop(const BenchRun& run, const Summary& summary, ordered_json* json
 }
 
 ordered_json Report(const BenchRun& run) {
-  const Summary summary = Summarise(run);
+  const Summary summary = Summarize(run);
   ordered_json json;
   json["date"] = absl::FormatTime("%Y%m%d-%H%M%S", absl::Now(), absl::UTCTimeZone());
   json["backend"] = run.backend;
@@ -260,7 +260,7 @@ std::string ReportJson(const BenchRun& run) {
 }
 
 std::string ReportTable(const BenchRun& run) {
-  const Summary summary = Summarise(run);
+  const Summary summary = Summarize(run);
   std::string out = absl::StrFormat(
       "model %s  %s  %.2f s\n%d completed, %d failed", run.model_id,
       run.request_rate > 0 ? absl::StrFormat("%.2f requests/s offered", run.request_rate)

@@ -13,7 +13,7 @@
 namespace quire::text::jinja {
 namespace {
 
-// Maximum weight of a key. Keys are serialised to be compared, and shared parts are serialised once
+// Maximum weight of a key. Keys are serialized to be compared, and shared parts are serialized once
 // per occurrence.
 constexpr std::int64_t kMaxKeyWeight = 10000;
 // Maximum depth of printing. Objects may refer to each other, so kMaxValueDepth does not bound this
