@@ -133,7 +133,7 @@ void RequestLifecycle::PublishPlan(const StepPlan& plan, absl::Time now) {
   if (expired > 0) probe_->steps.ExpiredTokens(expired);
 }
 
-// The request was admitted for the first time.
+// Called when the request is admitted for the first time.
 void RequestLifecycle::Start(ScheduledRequest& live, absl::Time now) {
   live.holds_queue_slot = false;
   limiter_->LeaveRequest(live.request.tenant);
@@ -262,7 +262,7 @@ void RequestLifecycle::EndAll(absl::Time now) {
   }
 }
 
-// Afterwards only steps in flight use the request on the engine thread.
+// After this call only steps in flight use the request on the engine thread.
 void RequestLifecycle::End(ScheduledRequest& live, absl::Status status, bool was_accepted,
                            absl::Time now) {
   live.ended = true;
@@ -290,7 +290,7 @@ void RequestLifecycle::FreeEnded() {
   std::erase_if(ended_, [&](const Ended& ended) { return ended.last_step <= completed; });
 }
 
-// Cancels the compilation of the constraint. Its prompt will not be posted.
+// Cancels the compilation of the constraint. The request then gets no kPrepared signal.
 void RequestLifecycle::CancelCompile(const ScheduledRequest& live) {
   const std::uint64_t ticket = live.accepted->compile_ticket.load(std::memory_order_acquire);
   if (ticket == 0 || !options_.constraints->Cancel(ticket)) return;

@@ -73,7 +73,7 @@ absl::StatusOr<int> SelfConnector::Connect(const Endpoint& listening) {
   local.resize(size);
   {
     MutexLock lock(&mutex_);
-    // If the listener accepts nothing, the oldest address is dropped.
+    // A listener that accepts no connection must not make the list grow.
     if (not_accepted_.size() >= kMaxNotAccepted) not_accepted_.erase(not_accepted_.begin());
     not_accepted_.push_back(Bytes(local));
   }

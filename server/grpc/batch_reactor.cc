@@ -257,7 +257,8 @@ void BatchReactor::QueueError(const std::string& id, const absl::Status& status)
   errors_.push_back(SerializeMessage(response));
 }
 
-// Checks with a timer, so that an idle stream does not outlive its token either.
+// Repeats CheckCaller with a timer, so that a stream without commands ends soon after its token is
+// revoked.
 void BatchReactor::ScheduleCallerCheck(const std::weak_ptr<BatchReactor>& self) {
   alarm_.Set(ToGrpcTime(MonotonicNow() + kCheckInterval), [self](bool) {
     if (const std::shared_ptr<BatchReactor> alive = self.lock()) alive->CheckCaller(alive);

@@ -30,8 +30,8 @@ class CallbackServerContext;
 
 namespace quire::server {
 
-// Converts requests, events and errors between quire.v1 and the protocol of a call. Each call has a
-// value of its own, and its functions run one at a time.
+// Converts requests, events and errors between quire.v1 and the protocol of a call. Each call has
+// its own GenerateFormat, whose functions run one at a time.
 struct GenerateFormat {
   absl::string_view method;  // a constant; the name in metrics and in the access log
   std::function<absl::Status(const grpc::ByteBuffer&, v1::GenerateRequest*)> parse;

@@ -90,7 +90,8 @@ absl::Status RequestReader::ToStatus(const Error& error) {
   return refused(Reason::kBadRequest, absl::StrCat("not a valid HTTP request: ", error.message()));
 }
 
-// RFC 9110, section 10.1.1: no 100 is sent to HTTP/1.0, or once part of the body has arrived.
+// RFC 9110, section 10.1.1: status 100 is sent neither to an HTTP/1.0 client nor after part of the
+// body has arrived.
 bool RequestReader::awaits_continue() const {
   return is_http_1_1() && input_.empty() &&
          absl::EqualsIgnoreCase(request_->Header("expect"), "100-continue");

@@ -45,7 +45,7 @@ struct OpenAiCallHead {
   std::string traceparent;
   HttpHeaders headers;  // added to every answer
   OpenAiTokens (*tokens)(const ServedModel& served) = &MakeTokens;
-  // Limit of an answer without a stream, which is buffered until its last choice is complete.
+  // Limit of an answer that is not streamed. It is buffered until its last choice is complete.
   std::size_t max_buffered_bytes = std::size_t{256} << 20;
 };
 

@@ -504,9 +504,10 @@ TEST(ChatTemplateTest, BoundsUnstructuredJson) {
   };
   for (const Case& test :
        {Case{R"({"a": [1, 2, 3, 4, 5, 6]})",
-             "JSON with which the conversation exceeds 10 keys and values (limits.max_json_nodes)"},
+             "too large: the conversation has more than 10 keys and values "
+             "(limits.max_json_nodes)"},
         Case{R"({"a": ")" + std::string(40, 'x') + "\"}",
-             "JSON of 49 bytes, with which the conversation exceeds 40 bytes of JSON "
+             "too large: with its 49 bytes the conversation has more than 40 bytes of JSON "
              "(limits.max_json_bytes)"},
         Case{"[[[[]]]]", "nested more than 3 deep (limits.max_json_depth)"}}) {
     ChatInput large = chat;
@@ -776,7 +777,7 @@ TEST(ChatTemplateTest, BoundsTheJsonElementsOfAConversation) {
   chat.messages[0].tool_calls.assign(2, {.id = "1", .name = "f", .arguments_json = list(120000)});
   EXPECT_EQ(TextOf(*templates, chat), "1");
   chat.tools.push_back({.name = "f", .description = "", .parameters_json = list(10000)});
-  EXPECT_THAT(TextOf(*templates, chat), HasSubstr("exceeds 250000 keys and values"));
+  EXPECT_THAT(TextOf(*templates, chat), HasSubstr("more than 250000 keys and values"));
   ChatInput empty;
   empty.messages.resize(250001);
   EXPECT_THAT(TextOf(*templates, empty), HasSubstr("has 250001 messages, content parts and tools"));

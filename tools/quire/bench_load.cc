@@ -31,9 +31,8 @@ double Fraction(Random& random) {
 }
 
 absl::Status BadLengths(absl::string_view text, absl::string_view why) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("\"", text, "\": ", why,
-                   "; a length is 128, uniform:LOW:HIGH or lognormal:MEDIAN:SIGMA:MAX"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "\"", text, "\": ", why, "; use a number, uniform:LOW:HIGH or lognormal:MEDIAN:SIGMA:MAX"));
 }
 
 }  // namespace

@@ -85,7 +85,8 @@ class Builder final : public nlohmann::json_sax<nlohmann::json> {
 
   bool CountNode() {
     if (budget_ == nullptr || --budget_->nodes_left >= 0) return true;
-    return Stop(absl::StrCat("JSON with which the conversation exceeds ", budget_->limits.max_nodes,
+    return Stop(absl::StrCat("too large: the conversation has more than ",
+                             budget_->limits.max_nodes,
                              " keys and values (limits.max_json_nodes)"));
   }
 
@@ -235,8 +236,8 @@ class Writer {
 
   absl::Status CheckSize() const {
     if (out.size() <= limit_) return absl::OkStatus();
-    return absl::ResourceExhaustedError(absl::StrCat("the rendering makes a text of more than ",
-                                                     limit_, " bytes (chat.max_render_bytes)"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the template renders more than ", limit_, " bytes (chat.max_render_bytes)"));
   }
 
   absl::Status WriteList(const std::vector<Value>& items, std::size_t level) {
@@ -323,7 +324,7 @@ absl::StatusOr<Value> FromJson(absl::string_view json, const TextHook& text, Jso
   const auto size = static_cast<std::int64_t>(json.size());
   if (budget != nullptr && (budget->bytes_left -= size) < 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("JSON of ", size, " bytes, with which the conversation exceeds ",
+        absl::StrCat("too large: with its ", size, " bytes the conversation has more than ",
                      budget->limits.max_bytes, " bytes of JSON (limits.max_json_bytes)"));
   }
   if (const auto offset = FirstInvalidUtf8(json)) {
