@@ -267,8 +267,8 @@ absl::Status RowPages::CountRequests(std::span<std::uint32_t> requests) const {
     for (const LookupTable& table : tables_) {
       for (const std::uint32_t page : table.assigned_pages(BatchRow{row})) {
         if (page >= requests.size()) {
-          return absl::InternalError(
-              absl::StrCat("row ", row, " names page ", page, " of ", requests.size()));
+          return absl::InternalError(absl::StrCat("row ", row, " refers to page ", page,
+                                                  ", the pool has ", requests.size(), " pages"));
         }
         ++requests[page];
       }

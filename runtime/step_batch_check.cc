@@ -161,8 +161,8 @@ absl::Status CheckPools(const StepBatch& batch, const models::StepLimits& limits
 absl::Status CheckPage(const char* name, std::size_t i, BlockId page, std::uint32_t first,
                        const cache::KvGeometry& pool) {
   if (page.value() < first || page.value() >= pool.num_blocks) {
-    return Refuse(absl::StrCat(name, "[", i, "] names page ", page.value(), ", it must be in [",
-                               first, ", ", pool.num_blocks, ")"));
+    return Refuse(absl::StrCat(name, "[", i, "] is page ", page.value(), ", it must be in [", first,
+                               ", ", pool.num_blocks, ")"));
   }
   return absl::OkStatus();
 }

@@ -18,9 +18,9 @@ namespace {
 std::function<bool(absl::string_view)> MarkersOf(const Request& request) {
   if (!request.parsing) return {};
   const text::ToolFormat* const format = request.parsing->format;
-  const bool reads_calls = !request.parsing->tools->empty();
-  return [format, reads_calls](absl::string_view token) {
-    return text::IsMarker(*format, token, reads_calls);
+  const bool has_tools = !request.parsing->tools->empty();
+  return [format, has_tools](absl::string_view token) {
+    return text::IsMarker(*format, token, has_tools);
   };
 }
 

@@ -1,10 +1,10 @@
 #pragma once
 
-// Code shared by the MLA kernels: the division into items and their partial results. An item is a
-// block of packed rows (row and query head; attention_work.h) with all keys that they see, or with
-// one span of them if the step is split. Lengths are known only on the device, so every warp finds
-// its items by counting through the sequences. Warps of different roles then need not wait for each
-// other.
+// Code shared by the MLA kernels: the division into items and their partial results. A packed row
+// is one query head of one row (attention_work.h). An item is a block of packed rows and the keys
+// to process: one span of keys if the step is split, otherwise all keys that the rows see. Lengths
+// are known only on the device, so every warp finds its items by counting through the sequences.
+// Warps of different roles then need not wait for each other.
 
 #include <cstdint>
 
@@ -40,19 +40,19 @@ struct LatentCount {
 __device__ __forceinline__ bool IsSplit(const LatentArgs& args) {
   std::uint32_t blocks = 0;
   std::uint32_t partials = 0;  // rows of partial results
-  bool has_spans = false;
+  bool has_many_spans = false;
   for (std::uint32_t s = cuda::Lane(); s < args.batch_size; s += cuda::kWarpSize) {
     const LatentCount count(args, s);
     blocks += count.blocks;
     partials += count.rows * count.spans;
-    has_spans |= count.spans > 1;
+    has_many_spans |= count.spans > 1;
   }
 #pragma unroll
   for (std::uint32_t mask = 1; mask < cuda::kWarpSize; mask *= 2) {
     blocks += cuda::ShuffleXor(blocks, mask);
     partials += cuda::ShuffleXor(partials, mask);
   }
-  return cuda::AnyLane(has_spans) && blocks < args.num_sms && partials <= args.partial_rows;
+  return cuda::AnyLane(has_many_spans) && blocks < args.num_sms && partials <= args.partial_rows;
 }
 
 // A block of packed rows, and the index of an item among the items of this block.
@@ -127,7 +127,7 @@ struct LatentRows {
   __device__ __forceinline__ std::uint32_t Position(std::uint32_t row) const {
     return cached + (first + (row < count ? row : count - 1)) / args.num_heads;
   }
-  // Offset in q or out of the head's first column. REQUIRES: row < count.
+  // Returns the offset of the head's first column in `q` or `out`. REQUIRES: row < count.
   __device__ __forceinline__ std::int64_t Offset(std::uint32_t row, std::int64_t stride) const {
     const std::uint32_t packed = first + row;
     return (std::int64_t{base} + packed / args.num_heads) * stride +
@@ -163,13 +163,13 @@ struct LatentTiles {
   }
 
   std::uint32_t keys_end;
-  std::uint32_t num_spans;  // for all keys, not for the item
+  std::uint32_t num_spans;  // of all keys that the rows see, also if the item is one span
   std::uint32_t first;
   std::uint32_t end;
 };
 
-// Returns a partial result: values [rows.count, kMaxLatentValues], maxima [rows.count], sums
-// [rows.count].
+// Returns the partial result of a span: values [rows.count, kMaxLatentValues], maxima [rows.count],
+// sums [rows.count].
 __device__ __forceinline__ float* LatentPartialOf(const LatentRows& rows, const LatentPlace& place,
                                                   std::uint32_t span) {
   return rows.args.partials +

@@ -26,7 +26,7 @@ Uploader::Uploader(const Stream& stream, ThreadPool* pool, std::int64_t piece_by
       total_bytes_(total_bytes),
       turn_(static_cast<std::size_t>(pool->size()), 0),
       start_(MonotonicNow()),
-      last_line_(start_) {}
+      last_logged_(start_) {}
 
 absl::StatusOr<std::unique_ptr<Uploader>> Uploader::Create(const Stream& stream, ThreadPool* pool,
                                                            std::int64_t piece_bytes,
@@ -85,8 +85,8 @@ absl::Status Uploader::Copy(void* device_to, const void* host_from, std::int64_t
 
 void Uploader::LogProgress(bool finished) {
   const absl::Time now = MonotonicNow();
-  if (!finished && now - last_line_ < kLineInterval) return;
-  last_line_ = now;
+  if (!finished && now - last_logged_ < kLineInterval) return;
+  last_logged_ = now;
   const double seconds = absl::ToDoubleSeconds(now - start_);
   log::Info("model", finished ? "weights uploaded" : "uploading weights",
             {{"bytes", bytes_},

@@ -65,7 +65,7 @@ class Uploader {
   Mutex stream_mutex_;              // serializes enqueues on stream_
   std::int64_t bytes_ = 0;
   absl::Time start_;
-  absl::Time last_line_;
+  absl::Time last_logged_;
 };
 
 }  // namespace quire::kernels

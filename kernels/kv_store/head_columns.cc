@@ -16,11 +16,11 @@ absl::Status CopyHeadColumns(const Backend& backend, const CopyHeadColumnsParams
       params.x_stride < heads * params.x_head_size ||
       params.y_stride < heads * params.y_head_size) {
     return absl::InvalidArgumentError(
-        absl::StrCat("copy of ", params.columns, " columns from ", params.x_first, " of ",
-                     params.x_head_size, " to ", params.y_first, " of ", params.y_head_size, " in ",
-                     heads, " heads has strides x ", params.x_stride, ", y ", params.y_stride,
-                     ": columns must be inside the heads, and strides at least the size of all "
-                     "heads"));
+        absl::StrCat("cannot copy ", params.columns, " columns from column ", params.x_first,
+                     " of heads of ", params.x_head_size, ", stride ", params.x_stride,
+                     ", to column ", params.y_first, " of heads of ", params.y_head_size,
+                     ", stride ", params.y_stride, ": the columns must be inside a head, and each ",
+                     "stride must be at least the size of ", heads, " heads"));
   }
   backend.ParallelFor(
       params.num_rows, static_cast<double>(heads) * params.columns * 0.2,

@@ -9,15 +9,13 @@ absl::Status CheckKvStep(const AnyKvView& keys, const AnyKvView& values,
     return absl::InvalidArgumentError("key and value views have different shapes");
   }
   if (DTypeSize(shape.dtype) == 1 && shape.granularity < shape.head_size) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("kv cache has one scale per ", shape.granularity,
-                     " columns, the CPU requires one per token and head "
-                     "of ",
-                     shape.head_size));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the KV cache has one scale per ", shape.granularity,
+        " columns; the CPU supports only one scale per head of ", shape.head_size, " columns"));
   }
   if (batch_size > shape.batch_size) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "step has ", batch_size, " sequences, the limit of the views is ", shape.batch_size));
+        "the step has ", batch_size, " sequences, the KV views have at most ", shape.batch_size));
   }
   const std::uint32_t* const lengths =
       std::visit([](const auto& view) { return view.cache_lengths; }, keys);
@@ -28,12 +26,10 @@ absl::Status CheckKvStep(const AnyKvView& keys, const AnyKvView& values,
           absl::StrCat("row_offsets[", b + 1, "] is ", row_offsets[b + 1],
                        ", it must be at least row_offsets[", b, "] = ", row_offsets[b]));
     }
-    const std::uint64_t keys_of_row =
-        std::uint64_t{lengths[b]} + (row_offsets[b + 1] - row_offsets[b]);
-    if (keys_of_row > room) {
-      return absl::InvalidArgumentError(absl::StrCat("sequence ", b, " has ", keys_of_row,
-                                                     " tokens, the limit of its lookup table is ",
-                                                     room));
+    const std::uint64_t tokens = std::uint64_t{lengths[b]} + (row_offsets[b + 1] - row_offsets[b]);
+    if (tokens > room) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "sequence ", b, " has ", tokens, " tokens, its lookup table has room for ", room));
     }
   }
   return absl::OkStatus();

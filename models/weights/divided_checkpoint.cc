@@ -25,10 +25,14 @@ struct Range {
 
 absl::Status CheckDivisible(std::size_t layer, const LayerSpec& spec) {
   absl::string_view refused;
-  if (spec.attention != AttentionKind::kHeads) {
-    refused = "attention other than over heads";
-  } else if (spec.mlp != MlpKind::kDense) {
-    refused = "mlp of experts";
+  if (spec.attention == AttentionKind::kMla) {
+    refused = "MLA";
+  } else if (spec.attention == AttentionKind::kNone) {
+    refused = "a layer without attention";
+  } else if (spec.mlp == MlpKind::kMoe) {
+    refused = "a mixture of experts";
+  } else if (spec.mlp == MlpKind::kNone) {
+    refused = "a layer without MLP";
   } else {
     ForEachTensor(spec, [&](BlockKind, const TensorInfo& info) {
       if (refused.empty()) refused = info.indivisible_field;
@@ -36,7 +40,7 @@ absl::Status CheckDivisible(std::size_t layer, const LayerSpec& spec) {
   }
   if (refused.empty()) return absl::OkStatus();
   return absl::UnimplementedError(
-      absl::StrCat("layer ", layer, ": ", refused, " is not divided among devices"));
+      absl::StrCat("layer ", layer, ": ", refused, " cannot be divided among devices; use one"));
 }
 
 absl::Status DoesNotDivideError(std::size_t layer, absl::string_view field, std::uint32_t value,
@@ -105,7 +109,7 @@ class Cutter {
     const std::string begin = absl::StrCat(tensor.file, ": tensor ", tensor.name, ": ");
     if (tensor.is_quantized() || !tensor.is_row_by_row()) {
       return absl::UnimplementedError(
-          absl::StrCat(begin, "type ", tensor.type, " is not divided among devices"));
+          absl::StrCat(begin, "type ", tensor.type, " cannot be divided among devices; use one"));
     }
     if (tensor.shape.size() <= dimension || tensor.shape[dimension] != range.whole) {
       return absl::InvalidArgumentError(absl::StrCat(begin, "shape is ", tensor.ShapeText(),
@@ -193,7 +197,7 @@ absl::StatusOr<Checkpoint> CheckpointOfPart(const Checkpoint& whole, const Model
         if (&tensor == &info.fused) {
           status = absl::UnimplementedError(
               absl::StrCat("tensors ", names.*tensor.name,
-                           " hold several matrices each and are not divided among devices"));
+                           " contain several matrices each and cannot be divided among devices"));
           return;
         }
         const std::string name = PartName(names, info, tensor, BlockPrefix(names, block, i));

@@ -218,24 +218,25 @@ void WarnOfSecondRounding(const WeightTarget& target, WeightSlots* slots) {
     }
   });
   if (blocks != nullptr) {
-    slots->warnings.push_back(absl::StrCat(
-        "model.quantization ", QuantizationName(target.quantization), " rounds weights again that ",
-        "the file holds as ", blocks->type, ", such as ", blocks->name, "; auto would not"));
+    slots->warnings.push_back(
+        absl::StrCat("model.quantization ", QuantizationName(target.quantization),
+                     " requantizes weights that are stored as ", blocks->type, ", such as ",
+                     blocks->name, "; auto keeps them as stored"));
   }
 }
 
 absl::Status NoFp8Error(const WeightTarget& target) {
   std::string why = absl::StrCat("model.quantization ", QuantizationName(target.quantization));
   if (target.dummy) {
-    why = "model.load_mode dummy makes up plain values";
+    why = "model.load_mode dummy creates unquantized weights";
   } else if (target.quantization == Quantization::kAuto) {
-    absl::StrAppend(&why, " finds no e4m3 codes in the files that it could hold as they are");
+    absl::StrAppend(&why, " finds no fp8_e4m3 weights in the files that it can keep as stored");
   } else {
-    absl::StrAppend(&why, " holds none so, auto would hold e4m3 codes as they are");
+    absl::StrAppend(&why, " converts them; auto keeps weights that are stored as fp8_e4m3");
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("model.fp8_activations is for weights that are held as fp8_e4m3, and no matrix ",
-                   "of this model is: ", why));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "model.fp8_activations requires fp8_e4m3 weights, and no matrix of this model has ",
+      "them: ", why));
 }
 
 // Turns on dynamic activation quantization for fp8 matrices. The matrices of experts are not

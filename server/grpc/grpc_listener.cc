@@ -84,7 +84,8 @@ void ApplyTransport(const GrpcTransportOptions& options, grpc::ServerBuilder* bu
 // thousand window updates per second. An attack makes a hundred times as many.
 FrameLimits MakeFrameLimits(const GrpcTransportOptions& options) {
   return {.max_streams = options.max_concurrent_streams,
-          // Above max_metadata_bytes gRPC fails only the call. This limit closes the connection.
+          // Above max_metadata_bytes gRPC fails only the call. Above this limit the connection is
+          // closed.
           .max_header_block_bytes = 4 * options.max_metadata_bytes,
           // A client may cancel all its open calls at once.
           .max_resets = 1000 + std::int64_t{options.max_concurrent_streams},
@@ -141,8 +142,9 @@ void InitLibraries(bool reflection) {
 
 struct GrpcListener::State {
   std::unique_ptr<grpc::Server> server;
-  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> hand_over;
-  std::unique_ptr<GrpcAcceptor> acceptor;  // destroyed before hand_over and server
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> connection_acceptor;
+  // Destroyed before connection_acceptor and server.
+  std::unique_ptr<GrpcAcceptor> acceptor;
   std::shared_ptr<grpc::Channel> self;
   Reachability reachability;  // updated by CheckReachable
   HealthCalls calls;
@@ -161,7 +163,7 @@ absl::StatusOr<std::unique_ptr<GrpcListener>> GrpcListener::Start(
   QUIRE_ASSIGN_OR_RETURN(state->acceptor, GrpcAcceptor::Bind(MakeAcceptorOptions(options)));
   grpc::ServerBuilder builder;
   ApplyTransport(options.transport, &builder);
-  state->hand_over = builder.experimental().AddExternalConnectionAcceptor(
+  state->connection_acceptor = builder.experimental().AddExternalConnectionAcceptor(
       grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
       grpc::InsecureServerCredentials());
   for (grpc::Service* service : services) builder.RegisterService(service);
@@ -170,10 +172,10 @@ absl::StatusOr<std::unique_ptr<GrpcListener>> GrpcListener::Start(
   // The default health service begins with SERVING for "".
   state->server->GetHealthCheckService()->SetServingStatus(false);
   state->self = state->server->InProcessChannel({});
-  state->acceptor->Start([hand_over = state->hand_over.get()](int fd) {
+  state->acceptor->Start([connection_acceptor = state->connection_acceptor.get()](int fd) {
     grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
     connection.fd = fd;
-    hand_over->HandleNewConnection(&connection);
+    connection_acceptor->HandleNewConnection(&connection);
   });
   return std::unique_ptr<GrpcListener>(new GrpcListener(std::move(state)));
 }

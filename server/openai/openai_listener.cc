@@ -45,7 +45,7 @@ absl::StatusOr<std::unique_ptr<OpenAiListener>> OpenAiListener::Start(
   };
   server.refuse = [service = &listener->service_](Reason reason, absl::string_view message,
                                                   const HttpRequest& request) {
-    return service->RefuseUnread(reason, message, request);
+    return service->RejectBeforeRead(reason, message, request);
   };
   server.is_probe = &OpenAiService::IsProbe;
   server.admit = [service = &listener->service_](const HttpRequest& head) {

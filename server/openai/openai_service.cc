@@ -81,11 +81,12 @@ HttpAnswer ForeignOriginError(absl::string_view origin) {
       "origin");
 }
 
-HttpAnswer ForeignHostError() {
-  return OpenAiError(Reason::kHostNotAllowed,
-                     "without authentication, a loopback address accepts only IP addresses and "
-                     "localhost as Host",
-                     "host");
+HttpAnswer ForeignHostError(absl::string_view host) {
+  return OpenAiError(
+      Reason::kHostNotAllowed,
+      absl::StrCat("the Host header ", Quoted(host), " is not an IP address or localhost; use one ",
+                   "of these, or configure authentication"),
+      "host");
 }
 
 ordered_json ModelObject(const ServedModel& served, const std::string& name) {
@@ -131,7 +132,7 @@ HttpHeaders OpenAiService::OriginHeaders(const HttpRequest& request) const {
 }
 
 std::optional<HttpAnswer> OpenAiService::CheckHostAndOrigin(const HttpRequest& head) const {
-  if (checks_host_ && !IsHostLocal(head)) return ForeignHostError();
+  if (checks_host_ && !IsHostLocal(head)) return ForeignHostError(head.Header("host"));
   const absl::string_view origin = head.Header("origin");
   if (!origin.empty() && !IsAllowed(head, origin)) return ForeignOriginError(origin);
   return std::nullopt;
@@ -145,8 +146,8 @@ std::optional<HttpAnswer> OpenAiService::CheckBeforeBody(const HttpRequest& head
   return AddHeaders(OriginHeaders(head), Refuse(head, caller.status()));
 }
 
-HttpAnswer OpenAiService::RefuseUnread(Reason reason, absl::string_view message,
-                                       const HttpRequest& request) const {
+HttpAnswer OpenAiService::RejectBeforeRead(Reason reason, absl::string_view message,
+                                           const HttpRequest& request) const {
   return AddHeaders(OriginHeaders(request), RefuseAsOpenAi(reason, message));
 }
 

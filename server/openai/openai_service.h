@@ -38,8 +38,8 @@ class OpenAiService {
   // body is read.
   std::optional<HttpAnswer> CheckBeforeBody(const HttpRequest& head) const;
   // Returns an error of the HTTP server, such as a body that is too large, with the origin headers.
-  HttpAnswer RefuseUnread(Reason reason, absl::string_view message,
-                          const HttpRequest& request) const;
+  HttpAnswer RejectBeforeRead(Reason reason, absl::string_view message,
+                              const HttpRequest& request) const;
   // Returns true if the request is answered even above the connection limit.
   static bool IsProbe(const HttpRequest& head) { return head.path == "/health"; }
 

@@ -48,7 +48,7 @@ TEST_F(CacheManagerIntegrityTest, ReportsColumnWithoutReference) {
 
 TEST_F(CacheManagerIntegrityTest, ReportsPageOutOfRange) {
   table().Append(kC, BlockId{20});
-  ExpectReport("row 2 names page 20 of 20");
+  ExpectReport("row 2 refers to page 20, the pool has 20 pages");
 }
 
 TEST_F(CacheManagerIntegrityTest, ReportsRowThatDoesNotContinueItsPrefix) {

@@ -559,30 +559,30 @@ TEST_P(EngineCoreTest, FailedStepEndsOnlyItsRequests) {
 }
 
 TEST(AdmissionLimiterTest, QueueLimitsRejectWithNumbers) {
-  AdmissionLimiter queue(2, 100);
-  EXPECT_TRUE(queue.EnterRequest("t", {}).ok());
-  EXPECT_TRUE(queue.EnterRequest("t", {}).ok());
-  const absl::Status full = queue.EnterRequest("t", {});
+  AdmissionLimiter limiter(2, 100);
+  EXPECT_TRUE(limiter.EnterRequest("t", {}).ok());
+  EXPECT_TRUE(limiter.EnterRequest("t", {}).ok());
+  const absl::Status full = limiter.EnterRequest("t", {});
   EXPECT_EQ(ReasonOf(full), "QUEUE_FULL");
   EXPECT_EQ(GetErrorReason(full)->Find("limit"), "2");
   EXPECT_EQ(GetErrorReason(full)->retry_delay, absl::Seconds(10));
-  EXPECT_TRUE(queue.AddTokens("t", 90).ok());
-  EXPECT_EQ(ReasonOf(queue.AddTokens("t", 11)), "QUEUE_FULL");
-  queue.Update({.prompt_tokens = 500, .prompt_tokens_per_second = 200});
-  EXPECT_EQ(queue.RetryDelay(), absl::Milliseconds(2500));
-  queue.Update({.prompt_tokens = 500,
-                .output_tokens = 300,
-                .prompt_tokens_per_second = 200,
-                .output_tokens_per_second = 20});
-  EXPECT_EQ(queue.RetryDelay(), absl::Seconds(15));
-  queue.Update({.output_tokens = 300, .prompt_tokens_per_second = 100});
-  EXPECT_EQ(queue.RetryDelay(), absl::Seconds(3)) << "no output in the window";
-  queue.Update({.prompt_tokens = 1, .prompt_tokens_per_second = 100});
-  EXPECT_EQ(queue.RetryDelay(), absl::Seconds(1)) << "never at once";
-  queue.LeaveRequest("t");
-  queue.RemoveTokens("t", 90);
-  EXPECT_TRUE(queue.EnterRequest("t", {}).ok());
-  EXPECT_TRUE(queue.AddTokens("t", 100).ok());
+  EXPECT_TRUE(limiter.AddTokens("t", 90).ok());
+  EXPECT_EQ(ReasonOf(limiter.AddTokens("t", 11)), "QUEUE_FULL");
+  limiter.Update({.prompt_tokens = 500, .prompt_tokens_per_second = 200});
+  EXPECT_EQ(limiter.RetryDelay(), absl::Milliseconds(2500));
+  limiter.Update({.prompt_tokens = 500,
+                  .output_tokens = 300,
+                  .prompt_tokens_per_second = 200,
+                  .output_tokens_per_second = 20});
+  EXPECT_EQ(limiter.RetryDelay(), absl::Seconds(15));
+  limiter.Update({.output_tokens = 300, .prompt_tokens_per_second = 100});
+  EXPECT_EQ(limiter.RetryDelay(), absl::Seconds(3)) << "no output in the window";
+  limiter.Update({.prompt_tokens = 1, .prompt_tokens_per_second = 100});
+  EXPECT_EQ(limiter.RetryDelay(), absl::Seconds(1)) << "never at once";
+  limiter.LeaveRequest("t");
+  limiter.RemoveTokens("t", 90);
+  EXPECT_TRUE(limiter.EnterRequest("t", {}).ok());
+  EXPECT_TRUE(limiter.AddTokens("t", 100).ok());
 }
 
 // Prompts have three tokens and outputs 300, so nearly all of the time is spent on decoding.

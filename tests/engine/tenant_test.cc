@@ -31,37 +31,37 @@ void ExpectRefusal(const absl::Status& status, absl::string_view tenant, absl::s
 }
 
 TEST(TenantQueueTest, RejectsOneTenantAndAdmitsOthers) {
-  AdmissionLimiter queue(100, 1000);
+  AdmissionLimiter limiter(100, 1000);
   TenantOptions tenants;
   tenants.defaults.max_queued_requests = 3;
   tenants.entries["small"] = {.max_queued_requests = 1, .max_queued_tokens = 50};
-  queue.SetTenants(tenants);
-  EXPECT_TRUE(queue.EnterRequest("small", {}).ok());
-  ExpectRefusal(queue.EnterRequest("small", {}), "small", "1", "1", "max_queued_requests");
-  EXPECT_TRUE(queue.AddTokens("small", 30).ok());
-  ExpectRefusal(queue.AddTokens("small", 21), "small", "50", "30", "max_queued_tokens");
-  EXPECT_TRUE(queue.AddTokens("small", 20).ok());
+  limiter.SetTenants(tenants);
+  EXPECT_TRUE(limiter.EnterRequest("small", {}).ok());
+  ExpectRefusal(limiter.EnterRequest("small", {}), "small", "1", "1", "max_queued_requests");
+  EXPECT_TRUE(limiter.AddTokens("small", 30).ok());
+  ExpectRefusal(limiter.AddTokens("small", 21), "small", "50", "30", "max_queued_tokens");
+  EXPECT_TRUE(limiter.AddTokens("small", 20).ok());
   // The request is larger than everything that may ever wait, so no retry is suggested.
-  const absl::Status too_long = queue.AddTokens("small", 51);
+  const absl::Status too_long = limiter.AddTokens("small", 51);
   EXPECT_EQ(too_long.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(GetErrorReason(too_long)->name(), "EXCEEDS_CAPACITY");
   EXPECT_FALSE(GetErrorReason(too_long)->retry_delay.has_value());
   EXPECT_EQ(too_long.message(),
             "prompt has 51 tokens, the limit of waiting tokens of tenant \"small\" is 50 "
             "(max_queued_tokens)");
-  for (int i = 0; i < 3; ++i) EXPECT_TRUE(queue.EnterRequest("unlisted", {}).ok());
-  ExpectRefusal(queue.EnterRequest("unlisted", {}), "unlisted", "3", "3", "max_queued_requests");
-  EXPECT_TRUE(queue.EnterRequest("another", {}).ok());
-  EXPECT_TRUE(queue.AddTokens("another", 900).ok());
-  EXPECT_EQ(GetErrorReason(queue.AddTokens("another", 100))->name(), "QUEUE_FULL");
-  EXPECT_TRUE(queue.CheckIntegrity().ok());
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(limiter.EnterRequest("unlisted", {}).ok());
+  ExpectRefusal(limiter.EnterRequest("unlisted", {}), "unlisted", "3", "3", "max_queued_requests");
+  EXPECT_TRUE(limiter.EnterRequest("another", {}).ok());
+  EXPECT_TRUE(limiter.AddTokens("another", 900).ok());
+  EXPECT_EQ(GetErrorReason(limiter.AddTokens("another", 100))->name(), "QUEUE_FULL");
+  EXPECT_TRUE(limiter.CheckIntegrity().ok());
 
-  queue.LeaveRequest("small");
-  queue.RemoveTokens("small", 50);
-  EXPECT_TRUE(queue.EnterRequest("small", {}).ok());
-  queue.SetTenants({});
-  EXPECT_TRUE(queue.EnterRequest("small", {}).ok());
-  EXPECT_TRUE(queue.CheckIntegrity().ok());
+  limiter.LeaveRequest("small");
+  limiter.RemoveTokens("small", 50);
+  EXPECT_TRUE(limiter.EnterRequest("small", {}).ok());
+  limiter.SetTenants({});
+  EXPECT_TRUE(limiter.EnterRequest("small", {}).ok());
+  EXPECT_TRUE(limiter.CheckIntegrity().ok());
 }
 
 class TenantSchedulerTest : public ::testing::TestWithParam<int> {

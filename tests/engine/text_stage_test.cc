@@ -49,7 +49,7 @@ class TextStageTest : public ::testing::Test {
                                                     .page_size = cache_->page_size(),
                                                     .usable_pages = cache_->usable_pages(),
                                                     .demand = cache_->demand()},
-                                         tokenizer_.get(), &clock_, &queue_, &probe_, inbox_);
+                                         tokenizer_.get(), &clock_, &limiter_, &probe_, inbox_);
   }
   void TearDown() override { clock_.gate.Set(/*closed=*/false); }
 
@@ -77,7 +77,7 @@ class TextStageTest : public ::testing::Test {
   const std::unique_ptr<cache::CacheManager> cache_ = MakeCache({});
   GateClock clock_;
   EngineOptions options_;
-  AdmissionLimiter queue_{100, 1 << 20};
+  AdmissionLimiter limiter_{100, 1 << 20};
   EngineProbe probe_{nullptr,
                      {.model_name = "m",
                       .max_context_tokens = 1024,

@@ -237,7 +237,7 @@ TEST(QuantizationTest, GgmlBlocksAreStoredInTheRequestedFormat) {
       EXPECT_EQ(plan->weight_bytes, model->weights->size_bytes());
       bool warned = false;
       for (const std::string& warning : model->warnings) {
-        warned |= absl::StrContains(warning, "rounds weights again");
+        warned |= absl::StrContains(warning, "requantizes weights");
       }
       if (quantization == Quantization::kAuto) {
         EXPECT_EQ(model->quantization, form);

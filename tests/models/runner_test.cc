@@ -161,8 +161,8 @@ TEST_F(RunnerTest, InvalidBatchesAreRejectedWithAReason) {
        [](runtime::StepBatch& b) { b.prompt_logprobs[0].token = 384; }},
       {"prompt_logprobs[0].num_top is -1",
        [](runtime::StepBatch& b) { b.prompt_logprobs[0].num_top = -1; }},
-      {"clears[0] names page 0", [](runtime::StepBatch& b) { b.clears.push_back(BlockId{0}); }},
-      {"copies[0] names page 64",
+      {"clears[0] is page 0", [](runtime::StepBatch& b) { b.clears.push_back(BlockId{0}); }},
+      {"copies[0] is page 64",
        [](runtime::StepBatch& b) {
          b.copies.push_back({BlockId{64}, BlockId{1}, 1});
        }},

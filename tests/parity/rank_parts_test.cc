@@ -151,9 +151,9 @@ TEST(RankPartsLoadTest, RejectsIndivisibleModelsByName) {
       {"llama-bias-bf16", 3, absl::StatusCode::kInvalidArgument,
        "layer 0: num_attention_heads 4 cannot be divided among 3 devices"},
       {"olmo2-bf16", 2, absl::StatusCode::kUnimplemented, "heads.qk_norm over all heads"},
-      {"mixtral-bf16", 2, absl::StatusCode::kUnimplemented, "mlp of experts"},
-      {"deepseek-v2-bf16", 2, absl::StatusCode::kUnimplemented, "attention other than over heads"},
-      {"gpt-oss-bf16", 2, absl::StatusCode::kUnimplemented, "is not divided among devices"},
+      {"mixtral-bf16", 2, absl::StatusCode::kUnimplemented, "a mixture of experts"},
+      {"deepseek-v2-bf16", 2, absl::StatusCode::kUnimplemented, "layer 0: MLA cannot be divided"},
+      {"gpt-oss-bf16", 2, absl::StatusCode::kUnimplemented, "cannot be divided among devices"},
       {"phi3-bf16", 2, absl::StatusCode::kUnimplemented, "self_attn.qkv_proj"},
   };
   for (const auto& c : cases) {

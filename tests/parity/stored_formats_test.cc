@@ -163,7 +163,7 @@ TEST_P(StoredFormatModelTest, PlanAndWarningsMatchTheLoadedFormat) {
       EXPECT_EQ(text.find("bytes each"), std::string::npos) << text;
     }
     if (quantization == Quantization::kInt8G32) {
-      EXPECT_NE(text.find("rounds weights again"), std::string::npos) << text;
+      EXPECT_NE(text.find("requantizes weights"), std::string::npos) << text;
     }
   }
 }
@@ -197,12 +197,12 @@ TEST(StoredFormatModelsTest, RejectionOfActivationQuantizationNamesTheReason) {
   };
   for (const Refused& refused :
        {Refused{runtime::LoadMode::kDummy, Quantization::kAuto,
-                "model.load_mode dummy makes up plain values"},
+                "model.load_mode dummy creates unquantized weights"},
         Refused{runtime::LoadMode::kDummy, Quantization::kInt8, "model.load_mode dummy"},
         Refused{runtime::LoadMode::kReal, Quantization::kNone,
-                "model.quantization none holds none so"},
+                "model.quantization none converts them"},
         Refused{runtime::LoadMode::kReal, Quantization::kInt4G32,
-                "model.quantization int4_g32 holds none"}}) {
+                "model.quantization int4_g32 converts them"}}) {
     const auto loaded = runtime::LoadModel(
         model.Files(), *backend,
         {.mode = refused.mode, .quantization = refused.quantization, .fp8_activations = true});

@@ -167,9 +167,9 @@ TEST(SentencePieceFileTest, ConfigurationIsChecked) {
               "tokenizer_config.json: add_bos_token is a string");
   ExpectError(FromModel(SmallModel(), R"({"added_tokens_decoder": {"5": {"content": "<pad>"}}})"),
               "tokenizer_config.json: added_tokens_decoder.5 is \"<pad>\", but tokenizer.model "
-              "does not have it");
+              "does not have this token");
   ExpectError(FromModel(SmallModel(), R"({"added_tokens_decoder": {"2": {"content": "<s>"}}})"),
-              "but tokenizer.model has it as 1");
+              "but tokenizer.model gives this token the id 1");
   const Loaded without = FromModel(SmallModel(), R"({"add_bos_token": false})");
   ASSERT_TRUE(without.ok()) << without.status();
   EXPECT_EQ(*(*without)->Encode("b", {}), (Ids{0, 3}));

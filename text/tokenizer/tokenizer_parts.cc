@@ -50,10 +50,10 @@ absl::Status CheckAddedTokensAreKnown(const formats::JsonValue& config, absl::st
     if (!content.ok()) return WithFileName(kConfigFile, content.status());
     const std::optional<std::int32_t> known = encoder.TokenToId(*content);
     if (known && absl::StrCat(*known) == id) continue;
-    return absl::UnimplementedError(
-        absl::StrCat(kConfigFile, ": ", token.path(), " is \"", *content, "\", but ", file,
-                     known ? absl::StrCat(" has it as ", *known) : " does not have it",
-                     "; tokens that are not in that file are supported only with tokenizer.json"));
+    return absl::UnimplementedError(absl::StrCat(
+        kConfigFile, ": ", token.path(), " is \"", *content, "\", but ", file,
+        known ? absl::StrCat(" gives this token the id ", *known) : " does not have this token",
+        "; add a tokenizer.json, which can define tokens that differ from ", file));
   }
   return absl::OkStatus();
 }

@@ -51,14 +51,14 @@ bool HasReasoning(const ToolFormat& format, absl::string_view chat_template) {
          absl::StrContains(chat_template, format.reasoning_end);
 }
 
-bool IsMarker(const ToolFormat& format, absl::string_view token, bool reads_calls) {
+bool IsMarker(const ToolFormat& format, absl::string_view token, bool has_tools) {
   if (token.empty()) return false;
   if (format.shape == CallShape::kHarmony) {
     return IsPartOfAnyMarker(token, {"<|start|>", "<|channel|>", "<|message|>", "<|constrain|>",
                                      "<|end|>", "<|return|>", "<|call|>"});
   }
   if (IsPartOfAnyMarker(token, {format.reasoning_begin, format.reasoning_end})) return true;
-  return reads_calls &&
+  return has_tools &&
          IsPartOfAnyMarker(token, {format.section_begin, format.section_end, format.call_begin[0],
                                    format.call_begin[1], format.call_end, format.name_prefix,
                                    format.separator, format.arguments_suffix, format.id_marker,

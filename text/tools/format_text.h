@@ -31,7 +31,7 @@ bool IsAfterReasoning(const ToolFormat& format, absl::string_view prompt,
 bool HasReasoning(const ToolFormat& format, absl::string_view chat_template);
 
 // Returns whether the special token is part of a marker. The parser then needs its text, which is
-// usually omitted from the output. `reads_calls` means that tools are declared.
-bool IsMarker(const ToolFormat& format, absl::string_view token, bool reads_calls);
+// usually omitted from the output. `has_tools` means that tools are declared.
+bool IsMarker(const ToolFormat& format, absl::string_view token, bool has_tools);
 
 }  // namespace quire::text

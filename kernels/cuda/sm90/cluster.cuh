@@ -14,8 +14,8 @@
 
 namespace quire::kernels::cuda {
 
-// Synchronizes all threads of the cluster. The only writes that it publishes are barriers that were
-// initialized before a BarrierInitFence. Publishing all writes would wait for device memory.
+// Synchronizes all threads of the cluster. It makes only the initialization of barriers before a
+// BarrierInitFence visible to other blocks. Publishing all writes would wait for device memory.
 __device__ __forceinline__ void ClusterSync() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");

@@ -48,7 +48,7 @@ Tokens MakeTokens(const Json& question, const text::ToolFormat& format) {
     made.vocabulary.tokens.push_back(marker);
   }
   for (const std::string marker : question.at("special")) {
-    QUIRE_CHECK(text::IsMarker(format, marker, /*reads_calls=*/true));
+    QUIRE_CHECK(text::IsMarker(format, marker, /*has_tools=*/true));
     made.vocabulary.special.emplace_back(marker, static_cast<std::int32_t>(made.walk.texts.size()));
     made.walk.texts.push_back(marker);
     made.vocabulary.tokens.emplace_back();
