@@ -273,8 +273,12 @@ __global__ void __launch_bounds__(kThreadsOf<kBlocks>, kBlocks == 1 ? 2 : 1)
     float total[kTokens / 2] = {};
     if (!produces) {
       Consume<kTokens, kSubRanges>(args, ring, work, total);
-    } else if (cuda::Lane() == 0) {
-      linear_sm90::Produce<kFp8TileK>(args.linear, &weights, &tokens, ring, work);
+    } else {
+      if (cuda::Lane() == 0) {
+        linear_sm90::Produce<kFp8TileK>(args.linear, &weights, &tokens, ring, work);
+      }
+      // The barriers of AddSplits require that the lanes of a warp have converged.
+      cuda::SyncWarp();
     }
     // Earlier kernels may write partial sums, row scales and residuals, and may read y.
     cuda::DependencyWait();
