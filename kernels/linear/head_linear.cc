@@ -33,11 +33,10 @@ absl::Status CheckShapes(const HeadLinearParams& params) {
                    params.y_head_stride, ", each must hold the heads"));
 }
 
-// A launch has at most 65535 blocks along y, and a tile has 128 rows.
-bool HasTiles(const HeadLinearParams& params) {
+// True if the tiled kernel can read the rows of x.
+bool HasAlignedRows(const HeadLinearParams& params) {
   const auto address = reinterpret_cast<std::uintptr_t>(params.x.data());
-  return address % 16 == 0 && params.x_stride % 8 == 0 && params.x_head_stride % 8 == 0 &&
-         (params.num_rows + std::size_t{127}) / 128 * params.weights.size() <= 65535;
+  return address % 16 == 0 && params.x_stride % 8 == 0 && params.x_head_stride % 8 == 0;
 }
 
 // True if one launch computes several heads. This includes kFast, since cuBLASLt would need a
@@ -47,7 +46,7 @@ bool IsOneLaunch(const HeadLinearParams& params) {
     return reinterpret_cast<std::uintptr_t>(p) % 4 == 0 && stride % 2 == 0 && head_stride % 2 == 0;
   };
   return params.x.dtype() == DType::kBF16 && params.y.dtype() == DType::kBF16 &&
-         (params.num_rows <= kHeadLinearRows || HasTiles(params)) &&
+         (params.num_rows <= kHeadLinearRows || HasAlignedRows(params)) &&
          params.weights[0]->n() % 16 == 0 && params.weights[0]->k() % 16 == 0 &&
          even(params.x.data(), params.x_stride, params.x_head_stride) &&
          std::all_of(params.weights.begin(), params.weights.end(), [](const PackedLinear* w) {

@@ -109,13 +109,20 @@ struct HeadTileArgs {
 __global__ void __launch_bounds__(linear_tile::kThreads, 1)
     HeadTileKernel(const __grid_constant__ HeadTileArgs args) {
   cuda::DependencyLaunch();
-  const std::uint32_t head = cuda::BlockY() / args.row_tiles;
+  const std::uint32_t feature_tiles = cuda::LinearTilesN(args.linear.n);
+  const std::uint32_t feature_tile = cuda::BlockX() % feature_tiles;
+  const std::uint32_t row_tile = cuda::BlockX() / feature_tiles % args.row_tiles;
+  const std::uint32_t head = cuda::BlockX() / feature_tiles / args.row_tiles;
   linear_tile::LinearArgs own = args.linear;
   own.w = reinterpret_cast<const std::byte*>(args.weights[head]);
   own.x += head * args.x_head_stride;
   own.y = static_cast<BF16*>(own.y) + head * args.y_head_stride;
-  linear_tile::Work work = linear_tile::WorkOf<kTileRows>(own);
-  work.m0 = cuda::BlockY() % args.row_tiles * kTileRows;
+  const linear_tile::Work work{.feature_tile = feature_tile,
+                               .split = 0,
+                               .n0 = feature_tile * cuda::kLinearTileN,
+                               .m0 = row_tile * kTileRows,
+                               .tile_begin = 0,
+                               .tile_end = cuda::LinearTilesK(own.k)};
   linear_tile::Multiply<WeightFormat::kPlain, kTileRows, true>(own, work, linear_tile::SameRow());
 }
 
@@ -134,8 +141,9 @@ absl::Status LaunchTiles(const CudaContext& context, const HeadLinearParams& par
   args.row_tiles = (params.num_rows + kTileRows - 1) / kTileRows;
   return cuda::Launch(
       context, "head_linear", HeadTileKernel,
-      {.blocks_x = cuda::LinearTilesN(args.linear.n),
-       .blocks_y = static_cast<std::uint32_t>(params.weights.size()) * args.row_tiles,
+      // One dimension, because a grid has at most 65535 blocks along y.
+      {.blocks_x = cuda::LinearTilesN(args.linear.n) * args.row_tiles *
+                   static_cast<std::uint32_t>(params.weights.size()),
        .threads = linear_tile::kThreads,
        .shared_bytes = linear_tile::Shape<WeightFormat::kPlain, kTileRows>::kSharedBytes,
        .programmatic = true},

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "base/device_graph.h"
 #include "kernels/linear/head_linear.h"
 #include "tests/cuda_emulator/emulator.h"
 #include "tests/kernels/cuda_test_util.h"
@@ -119,6 +120,33 @@ TEST_P(HeadLinearCudaTest, EqualsLinearBitwiseAndDoublePrecision) {
       }
     }
   }
+}
+
+// The grid has 1024 row tiles of 128 heads, twice as many as a grid may have blocks along y. The
+// launch is captured and not run, so x and y are never accessed and need no memory.
+TEST(HeadLinearTest, LaunchesOnceForTheLargestStep) {
+  const EmulatedBackend cuda(1);
+  constexpr std::uint32_t kHeads = kMaxHeadsPerLaunch;
+  constexpr std::uint32_t kSide = 16;
+  constexpr std::uint32_t kStride = kHeads * kSide;
+  const std::vector<BF16> w(kSide * kSide, BF16::FromFloat(1));
+  const WeightRows rows{w.data(), kSide};
+  const auto packed = PackLinearWeights(*cuda, {&rows, 1}, DType::kBF16, kSide, {DType::kBF16});
+  ASSERT_TRUE(packed.ok()) << packed.status();
+  const std::vector<const PackedLinear*> weights(kHeads, &*packed);
+  const DeviceArray<BF16> x(cuda, kStride), y(cuda, kStride);
+  const auto graph = DeviceGraph::Capture(cuda.stream(), [&] {
+    return HeadLinear(*cuda, {.weights = weights,
+                              .x = x.data(),
+                              .y = y.data(),
+                              .x_stride = kStride,
+                              .y_stride = kStride,
+                              .x_head_stride = kSide,
+                              .y_head_stride = kSide,
+                              .num_rows = 131072});
+  });
+  ASSERT_TRUE(graph.ok()) << graph.status();
+  EXPECT_EQ(graph->num_nodes(), 1);
 }
 
 // The kernel for few rows reads pairs. The tiled kernel and Linear read 16 bytes.
