@@ -167,13 +167,17 @@ Step DecodeAddressConversion(Form* form) {
 }
 
 Step DecodeFence(Form* form) {
-  const bool proxy = form->Take("proxy");
-  if (proxy) {
-    form->Expect({"async", "shared::cta"});
-  } else {
-    form->Expect({"mbarrier_init", "release", "cluster"});
+  const std::size_t kind = form->TakeOneOf({"acq_rel", "proxy", "mbarrier_init"});
+  if (kind == 0) {
+    form->Expect("gpu");
+    return [](Frame& frame) { Hint(frame, "fence.acq_rel.gpu"); };
   }
-  return [=](Frame& frame) { Hint(frame, proxy ? "fence.proxy.async" : "fence.mbarrier_init"); };
+  if (kind == 1) {
+    form->Expect({"async", "shared::cta"});
+    return [](Frame& frame) { Hint(frame, "fence.proxy.async"); };
+  }
+  form->Expect({"release", "cluster"});
+  return [](Frame& frame) { Hint(frame, "fence.mbarrier_init"); };
 }
 
 Step DecodePrefetch(Form* form) {
@@ -218,9 +222,7 @@ Step DecodeMemory(Form* form) {
   if (opcode == "fence") return DecodeFence(form);
   if (opcode == "prefetch") return DecodePrefetch(form);
   if (opcode == "createpolicy") return DecodePolicy(form);
-  if (opcode != "membar") return {};
-  form->Expect("gl");
-  return [](Frame& frame) { Hint(frame, "membar.gl"); };
+  return {};
 }
 
 }  // namespace quire::cuda_emulator::ptx
