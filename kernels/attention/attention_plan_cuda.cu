@@ -7,6 +7,7 @@
 
 #include "kernels/attention/attention_work.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/scan.cuh"
 #include "kernels/cuda/thread.cuh"
 
 namespace quire::kernels {
@@ -89,34 +90,6 @@ __device__ void SortSequences(const PlanArgs& args, const Shared& shared) {
   }
 }
 
-// Replaces the n counts in `starts` by their exclusive prefix sums; starts[n] becomes the total.
-__device__ void ScanCounts(std::uint32_t* starts, std::uint32_t n, std::uint32_t* scratch) {
-  const std::uint32_t thread = cuda::ThreadIndex();
-  const std::uint32_t warp = thread / cuda::kWarpSize;
-  const std::uint32_t lane = cuda::Lane();
-  const std::uint32_t chunk = CeilDiv(n, kThreads);
-  const std::uint32_t begin = Smaller(thread * chunk, n);
-  const std::uint32_t end = Smaller(begin + chunk, n);
-  std::uint32_t own = 0;
-  for (std::uint32_t i = begin; i < end; ++i) own += starts[i];
-  std::uint32_t inclusive = own;
-  for (std::uint32_t delta = 1; delta < cuda::kWarpSize; delta *= 2) {
-    const std::uint32_t before = cuda::ShuffleUp(inclusive, delta);
-    if (lane >= delta) inclusive += before;
-  }
-  if (lane == cuda::kWarpSize - 1) scratch[warp] = inclusive;
-  cuda::SyncBlock();
-  std::uint32_t sum = inclusive - own;
-  for (std::uint32_t w = 0; w < warp; ++w) sum += scratch[w];
-  for (std::uint32_t i = begin; i < end; ++i) {
-    const std::uint32_t count = starts[i];
-    starts[i] = sum;
-    sum += count;
-  }
-  if (thread == kThreads - 1) starts[n] = sum;
-  cuda::SyncBlock();
-}
-
 // Returns the last i in [0, n) with starts[i] <= x. REQUIRES: x < starts[n].
 __device__ std::uint32_t FindStart(const std::uint32_t* starts, std::uint32_t n, std::uint32_t x) {
   std::uint32_t low = 0;
@@ -183,7 +156,7 @@ __device__ void PlanPrefill(const PlanArgs& args, const Shared& shared) {
     shared.items[i] = CeilDiv(s.prefill_tokens * shape.group, kPrefillRows) * shape.num_kv_heads;
   }
   cuda::SyncBlock();
-  ScanCounts(shared.items, n, shared.scratch);
+  cuda::ScanCounts<kThreads>(shared.items, n, shared.scratch);
   for (std::uint32_t i = cuda::ThreadIndex(); i < shared.items[n]; i += kThreads) {
     const std::uint32_t place = FindStart(shared.items, n, i);
     const Sequence s = SortedSequence(args, shared, place);
@@ -213,9 +186,9 @@ __device__ void CountDecode(const PlanArgs& args, const Shared& shared, Attentio
     shared.merges[i] = grid.runs > 1 ? rows : 0;
   }
   cuda::SyncBlock();
-  ScanCounts(shared.items, n, shared.scratch);
-  ScanCounts(shared.partials, n, shared.scratch);
-  ScanCounts(shared.merges, n, shared.scratch);
+  cuda::ScanCounts<kThreads>(shared.items, n, shared.scratch);
+  cuda::ScanCounts<kThreads>(shared.partials, n, shared.scratch);
+  cuda::ScanCounts<kThreads>(shared.merges, n, shared.scratch);
 }
 
 __device__ void PlanDecode(const PlanArgs& args, const Shared& shared, AttentionSplit split) {

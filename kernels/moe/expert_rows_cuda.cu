@@ -1,12 +1,13 @@
-// Sorts rows by expert and adds the results of the experts to the rows. One warp per expert finds
-// the expert's rows by scanning all choices in order. The other kernels are bound by memory. Their
-// grid is rows by blocks of columns.
+// Sorts rows by expert and adds the results of the experts to the rows. The kernels other than the
+// sort are bound by memory; their grid is rows by blocks of columns.
 
+#include <algorithm>
 #include <cstdint>
 
 #include "kernels/backend/exact_math.h"
 #include "kernels/cuda/convert.cuh"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/scan.cuh"
 #include "kernels/cuda/thread.cuh"
 #include "kernels/moe/expert_rows.h"
 
@@ -16,32 +17,84 @@ namespace {
 constexpr std::uint32_t kThreads = 256;
 constexpr std::uint32_t kWarps = kThreads / cuda::kWarpSize;
 
-// The warp after the last expert writes the end offset.
-__global__ void __launch_bounds__(kThreads) SortByExpertKernel(const SortByExpertParams params) {
+// Shared memory of the sort.
+struct SortShared {
+  std::uint32_t* starts;   // [num_experts + 1]
+  std::uint32_t* next;     // [num_experts] next place of the block's choices
+  std::uint32_t* turn;     // [kThreads] experts of the choices that are placed together
+  std::uint32_t* scratch;  // [kWarps]
+};
+constexpr std::uint32_t SortSharedBytes(std::uint32_t num_experts) {
+  return sizeof(std::uint32_t) * (2 * num_experts + 1 + kThreads + kWarps);
+}
+
+// Counts choices [begin, end) by expert. A thread loads several choices before it counts them.
+__device__ __forceinline__ void CountChoices(const std::uint32_t* experts, std::uint32_t begin,
+                                             std::uint32_t end, std::uint32_t* counts) {
+  constexpr std::uint32_t kAtOnce = 8;
+  for (std::uint32_t first = begin + cuda::ThreadIndex(); first < end;
+       first += kAtOnce * kThreads) {
+    std::uint32_t own[kAtOnce];
+#pragma unroll
+    for (std::uint32_t j = 0; j < kAtOnce; ++j) {
+      const std::uint32_t i = first + j * kThreads;
+      own[j] = i < end ? experts[i] : 0;
+    }
+#pragma unroll
+    for (std::uint32_t j = 0; j < kAtOnce; ++j) {
+      if (first + j * kThreads < end) cuda::AtomicAdd(&counts[own[j]], 1u);
+    }
+  }
+}
+
+// A stable counting sort. Each block places `choices_per_block` choices. It counts all choices
+// itself instead of waiting for the counts of the other blocks: the counts give the first place of
+// each expert, and those of the preceding blocks' choices its first place in the block.
+__global__ void __launch_bounds__(kThreads)
+    SortByExpertKernel(const SortByExpertParams params, std::uint32_t choices_per_block) {
   cuda::DependencyLaunch();
   cuda::DependencyWait();
-  const std::uint32_t expert = cuda::BlockX() * kWarps + cuda::Warp();
-  if (expert > params.num_experts) return;
+  const std::uint32_t thread = cuda::ThreadIndex();
+  const std::uint32_t num_experts = params.num_experts;
   const std::uint32_t count = params.num_rows * params.top_k;
-  const std::uint32_t lane = cuda::Lane();
-  std::uint32_t at = 0;
-  for (std::uint32_t first = 0; first < count; first += cuda::kWarpSize) {
-    const std::uint32_t i = first + lane;
-    at += cuda::CountBits(cuda::Ballot(i < count && params.experts[i] < expert));
+  const std::uint32_t begin = cuda::BlockX() * choices_per_block;
+  const std::uint32_t end = count - begin < choices_per_block ? count : begin + choices_per_block;
+  SortShared shared;
+  shared.starts = reinterpret_cast<std::uint32_t*>(cuda::SharedMemory16());
+  shared.next = shared.starts + num_experts + 1;
+  shared.turn = shared.next + num_experts;
+  shared.scratch = shared.turn + kThreads;
+  for (std::uint32_t e = thread; e < num_experts; e += kThreads) {
+    shared.starts[e] = 0;
+    shared.next[e] = 0;
   }
-  if (lane == 0) params.offsets[expert] = at;
-  if (expert == params.num_experts) return;
-  for (std::uint32_t first = 0; first < count; first += cuda::kWarpSize) {
-    const std::uint32_t i = first + lane;
-    const bool mine = i < count && params.experts[i] == expert;
-    const std::uint32_t found = cuda::Ballot(mine);
-    if (mine) {
-      const std::uint32_t to = at + cuda::CountBits(found & ((1u << lane) - 1));
-      params.rows[to] = i / params.top_k;
-      params.row_weights[to] = params.weights[i];
-      if (params.places != nullptr) params.places[i] = to;
+  cuda::SyncBlock();
+  CountChoices(params.experts, 0, begin, shared.next);
+  CountChoices(params.experts, begin, count, shared.starts);
+  cuda::SyncBlock();
+  for (std::uint32_t e = thread; e < num_experts; e += kThreads) shared.starts[e] += shared.next[e];
+  cuda::SyncBlock();
+  cuda::ScanCounts<kThreads>(shared.starts, num_experts, shared.scratch);
+  for (std::uint32_t e = thread; e < num_experts; e += kThreads) shared.next[e] += shared.starts[e];
+  if (cuda::BlockX() == 0) {
+    for (std::uint32_t e = thread; e <= num_experts; e += kThreads) {
+      params.offsets[e] = shared.starts[e];
     }
-    at += cuda::CountBits(found);
+  }
+  for (std::uint32_t first = begin; first < end; first += kThreads) {
+    const std::uint32_t i = first + thread;
+    const std::uint32_t expert = i < end ? params.experts[i] : num_experts;
+    shared.turn[thread] = expert;
+    cuda::SyncBlock();
+    if (i < end) {
+      std::uint32_t place = shared.next[expert];
+      for (std::uint32_t j = 0; j < thread; ++j) place += shared.turn[j] == expert ? 1 : 0;
+      params.rows[place] = i / params.top_k;
+      params.row_weights[place] = params.weights[i];
+      if (params.places != nullptr) params.places[i] = place;
+    }
+    cuda::SyncBlock();
+    if (i < end) cuda::AtomicAdd(&shared.next[expert], 1u);
   }
 }
 
@@ -105,10 +158,15 @@ cuda::LaunchShape ShapeOf(std::uint32_t num_rows, std::uint32_t columns) {
 namespace internal {
 
 absl::Status SortByExpertCuda(const CudaContext& context, const SortByExpertParams& params) {
-  return cuda::Launch(
-      context, "sort_by_expert", SortByExpertKernel,
-      {.blocks_x = params.num_experts / kWarps + 1, .threads = kThreads, .programmatic = true},
-      params);
+  const std::uint32_t turns = (params.num_rows * params.top_k + kThreads - 1) / kThreads;
+  const std::uint32_t most = std::clamp(turns, 1u, context.num_sms);
+  const std::uint32_t turns_per_block = (turns + most - 1) / most;
+  return cuda::Launch(context, "sort_by_expert", SortByExpertKernel,
+                      {.blocks_x = turns == 0 ? 1 : (turns + turns_per_block - 1) / turns_per_block,
+                       .threads = kThreads,
+                       .shared_bytes = SortSharedBytes(params.num_experts),
+                       .programmatic = true},
+                      params, turns_per_block * kThreads);
 }
 
 absl::Status AddWeightedRowsCuda(const CudaContext& context, const AddWeightedRowsParams& params) {

@@ -314,7 +314,12 @@ TEST(ExpertRowsCudaTest, SortsRowsByAscendingExpert) {
   const EmulatedBackend cuda;
   const TestBackend cpu(1);
   for (const auto& [rows, top_k, num_experts] :
-       {std::tuple{1u, 1u, 1u}, {3u, 2u, 5u}, {70u, 4u, 32u}, {33u, 8u, 9u}}) {
+       {std::tuple{1u, 1u, 1u},
+        {3u, 2u, 5u},
+        {70u, 4u, 32u},
+        {33u, 8u, 9u},
+        // Blocks with several turns, the last one shorter; more experts than threads.
+        {301u, 8u, 300u}}) {
     std::vector<std::uint32_t> experts;
     for (std::uint32_t m = 0; m < rows; ++m) {
       for (std::uint32_t k = 0; k < top_k; ++k)
@@ -324,21 +329,24 @@ TEST(ExpertRowsCudaTest, SortsRowsByAscendingExpert) {
     std::vector<std::uint32_t> offsets(num_experts + 1);
     std::vector<std::uint32_t> sorted(experts.size());
     std::vector<float> sorted_weights(experts.size());
+    std::vector<std::uint32_t> places(experts.size());
     ASSERT_TRUE(SortByExpert(*cpu, {experts.data(), weights.data(), offsets.data(), sorted.data(),
-                                    sorted_weights.data(), rows, top_k, num_experts})
+                                    sorted_weights.data(), rows, top_k, num_experts, places.data()})
                     .ok());
     const DeviceArray<std::uint32_t> device_experts(cuda, experts);
     const DeviceArray<float> device_weights(cuda, weights);
     const DeviceArray<std::uint32_t> device_offsets(cuda, offsets.size());
     const DeviceArray<std::uint32_t> device_rows(cuda, experts.size());
     const DeviceArray<float> row_weights(cuda, experts.size());
-    ASSERT_TRUE(
-        SortByExpert(*cuda, {device_experts.data(), device_weights.data(), device_offsets.data(),
-                             device_rows.data(), row_weights.data(), rows, top_k, num_experts})
-            .ok());
+    const DeviceArray<std::uint32_t> device_places(cuda, experts.size());
+    ASSERT_TRUE(SortByExpert(*cuda, {device_experts.data(), device_weights.data(),
+                                     device_offsets.data(), device_rows.data(), row_weights.data(),
+                                     rows, top_k, num_experts, device_places.data()})
+                    .ok());
     EXPECT_EQ(device_offsets.Get(), offsets);
     EXPECT_EQ(device_rows.Get(), sorted);
     EXPECT_EQ(row_weights.Get(), sorted_weights);
+    EXPECT_EQ(device_places.Get(), places);
   }
 }
 
