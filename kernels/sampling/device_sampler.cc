@@ -124,6 +124,20 @@ bool HasPenalties(const SamplingRow& row) {
          row.presence_penalty != 0.0f;
 }
 
+// Returns how many of the first rows form a group. At most kSamplerRows of these need scratch
+// memory.
+std::uint32_t GroupSize(std::span<const DeviceRow> rows) {
+  std::uint32_t size = 0;
+  std::uint32_t with_scratch = 0;
+  for (const DeviceRow& row :
+       rows.first(std::min<std::size_t>(rows.size(), internal::kMaxGroupRows))) {
+    with_scratch += internal::NeedsScratch(row) ? 1 : 0;
+    if (with_scratch > internal::kSamplerRows) break;
+    ++size;
+  }
+  return size;
+}
+
 // Returns the number of list entries that a row needs. Disabled penalties need no history.
 ListSizes ListsOf(const SamplingRow& row) {
   return {.history = HasPenalties(row) ? row.history_size : 0,
@@ -180,8 +194,8 @@ struct DeviceSampler::State {
   Staged Reserve(std::size_t num_rows, const ListSizes& sizes, int slot);
   void StageSample(const SamplingRow& row, DeviceRow& to, ListSizes& at,
                    const Staged& staged) const;
-  absl::Status Enqueue(const Staged& staged, std::span<const DeviceRow> rows,
-                       const ListSizes& sizes, int slot);
+  absl::Status Enqueue(const Staged& staged, std::span<DeviceRow> rows, const ListSizes& sizes,
+                       int slot);
   absl::Status EnqueueGroup(std::span<const DeviceRow> rows,
                             const internal::SamplerArgs& args) const;
   absl::Status CheckRows(std::span<const SamplingRow> rows, const Slot& slot) const;
@@ -337,7 +351,7 @@ absl::Status DeviceSampler::State::EnqueueGroup(std::span<const DeviceRow> rows,
 }
 
 // Copies the input of a call to the device, runs it group by group, and copies the results back.
-absl::Status DeviceSampler::State::Enqueue(const Staged& staged, std::span<const DeviceRow> rows,
+absl::Status DeviceSampler::State::Enqueue(const Staged& staged, std::span<DeviceRow> rows,
                                            const ListSizes& sizes, int slot) {
   const Stream& stream = *backend.cuda()->stream;
   std::byte* const from = host(slot);
@@ -345,6 +359,11 @@ absl::Status DeviceSampler::State::Enqueue(const Staged& staged, std::span<const
   const auto on_device = [&]<typename T>(const T* p) {
     return reinterpret_cast<const T*>(to + (reinterpret_cast<const std::byte*>(p) - from));
   };
+  // Consecutive indices, so those of a group are distinct.
+  std::uint32_t scratch = 0;
+  for (DeviceRow& row : rows) {
+    if (internal::NeedsScratch(row)) row.scratch = scratch++ % internal::kSamplerRows;
+  }
   QUIRE_RETURN_IF_ERROR(stream.Copy(to + (staged.begin - from), staged.begin, staged.bytes));
   internal::SamplerArgs args{};
   args.history = on_device(staged.history);
@@ -364,13 +383,11 @@ absl::Status DeviceSampler::State::Enqueue(const Staged& staged, std::span<const
   args.text_vocab = text_vocab;
   args.mask_words = MaskWords(limits.vocab);
   args.num_parts = NumParts(limits.vocab);
-  for (std::size_t at = 0; at < rows.size(); at += internal::kSamplerRows) {
-    const auto group =
-        rows.subspan(at, std::min<std::size_t>(internal::kSamplerRows, rows.size() - at));
-    args.rows = on_device(group.data());
+  for (std::size_t at = 0; at < rows.size(); at += args.num_rows) {
+    args.num_rows = GroupSize(rows.subspan(at));
+    args.rows = on_device(rows.data() + at);
     args.states = const_cast<SamplerState*>(on_device(staged.states + at));
-    args.num_rows = static_cast<std::uint32_t>(group.size());
-    QUIRE_RETURN_IF_ERROR(EnqueueGroup(group, args));
+    QUIRE_RETURN_IF_ERROR(EnqueueGroup(rows.subspan(at, args.num_rows), args));
   }
   const auto back = [&](std::int64_t offset, std::int64_t bytes) {
     return bytes == 0 ? absl::OkStatus() : stream.Copy(from + offset, to + offset, bytes);

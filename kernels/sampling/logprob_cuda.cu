@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kSumThreads)
   const SamplerState& state = args.states[cuda::BlockY()];
   if (!WantsLogprobs(row, state)) return;
   if (row.num_logprobs > 0) {
-    ClearBuckets(args.buckets + std::int64_t{cuda::BlockY()} * kSamplerBuckets);
+    ClearBuckets(args.buckets + std::int64_t{row.scratch} * kSamplerBuckets);
   }
   constexpr std::uint32_t kAtOnce = 8;  // pending loads per thread
   const float* const logits = row.logits;
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kSumThreads)
     sum = cuda::Add(sum, cuda::ShuffleXor(sum, mask));
   }
   if (lane == 0 && part < args.num_parts) {
-    args.part_sums[std::int64_t{cuda::BlockY()} * args.num_parts + part] = sum;
+    args.part_sums[std::int64_t{row.scratch} * args.num_parts + part] = sum;
   }
 }
 
@@ -74,7 +74,7 @@ struct TopSearch {
 // order, and places each key by counting the larger keys.
 __device__ __forceinline__ std::uint32_t WriteTops(const SamplerArgs& args, const DeviceRow& row,
                                                    TopSearch& search, std::uint32_t count) {
-  const std::uint64_t* const keys = args.keys + std::int64_t{cuda::BlockY()} * args.vocab;
+  const std::uint64_t* const keys = args.keys + std::int64_t{row.scratch} * args.vocab;
   const std::uint64_t cutoff = FindCutoff(search.digits, keys, count, 0,
                                           static_cast<double>(row.num_logprobs), CountWeight{});
   if (cuda::ThreadIndex() == 0) search.num_best = 0;
@@ -97,7 +97,7 @@ __device__ __forceinline__ std::uint32_t WriteTops(const SamplerArgs& args, cons
 // counts are complete.
 __device__ __forceinline__ void FinishLogprob(const SamplerArgs& args, const DeviceRow& row,
                                               const SamplerState& state, std::uint32_t num_top) {
-  const float* const parts = args.part_sums + std::int64_t{cuda::BlockY()} * args.num_parts;
+  const float* const parts = args.part_sums + std::int64_t{row.scratch} * args.num_parts;
   double sum = 0;
   for (std::uint32_t i = 0; i < args.num_parts; ++i) sum += static_cast<double>(parts[i]);
   DeviceSampled& result = args.results[row.result];
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(kSamplerThreads)
   better = WarpSum(better);
   if (cuda::Lane() == 0 && better > 0) cuda::AtomicAdd(&state.better, better);
   if (counts) {
-    PublishBuckets(search, args.buckets + std::int64_t{cuda::BlockY()} * kSamplerBuckets);
+    PublishBuckets(search, args.buckets + std::int64_t{row.scratch} * kSamplerBuckets);
     return;
   }
   if (!ArrivesLast(&state.arrived, cuda::GridX(), &search.reduction.flag)) return;
@@ -153,11 +153,10 @@ __global__ void __launch_bounds__(kSamplerThreads)
   SamplerState& state = args.states[cuda::BlockY()];
   if (!WantsLogprobs(row, state) || row.num_logprobs == 0) return;
   auto& search = *reinterpret_cast<TopSearch*>(cuda::SharedMemory16());
-  const std::uint64_t* const buckets =
-      args.buckets + std::int64_t{cuda::BlockY()} * kSamplerBuckets;
+  const std::uint64_t* const buckets = args.buckets + std::int64_t{row.scratch} * kSamplerBuckets;
   const auto target = static_cast<double>(row.num_logprobs);
   const std::uint64_t lowest = FindBucket(search.digits, buckets, 0, target).index;
-  std::uint64_t* const keys = args.keys + std::int64_t{cuda::BlockY()} * args.vocab;
+  std::uint64_t* const keys = args.keys + std::int64_t{row.scratch} * args.vocab;
   VisitStripe(args.vocab, LogitLoads(args, row.logits),
               [&](std::uint32_t i, const FourValues& four) {
                 std::uint64_t own[4];

@@ -162,7 +162,7 @@ __device__ __forceinline__ void FinishRow(const SamplerArgs& args, const DeviceR
   }
   if (result.token >= 0) result.logit = row.logits[result.token];
   if (result.token >= 0 && row.processed) {
-    result.x = args.x[(&row - args.rows) * args.x_stride + result.token];
+    result.x = args.x[row.scratch * args.x_stride + result.token];
     result.x_max = KeyValue(state.best);
     result.mass = state.mass;
   }
@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(kSamplerThreads)
   const DeviceRow& row = args.rows[cuda::BlockY()];
   SamplerState& state = args.states[cuda::BlockY()];
   auto& reduction = *reinterpret_cast<BlockReduction*>(cuda::SharedMemory16());
-  float* const x = args.x + cuda::BlockY() * args.x_stride;
+  float* const x = args.x + row.scratch * args.x_stride;
   const bool edited = row.edited;
   const bool greedy = row.greedy;
   const float factor = row.factor;
@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(kSamplerThreads)
     }
     if (!greedy || edited) *reinterpret_cast<float4*>(x + i) = {z[0], z[1], z[2], z[3]};
   });
-  if (row.filtered) ClearBuckets(args.buckets + std::int64_t{cuda::BlockY()} * kSamplerBuckets);
+  if (row.filtered) ClearBuckets(args.buckets + std::int64_t{row.scratch} * kSamplerBuckets);
   // The maximum may hide a NaN, so a NaN or +infinity is passed on as the largest key.
   const std::uint64_t largest = BlockMax(reduction, bad ? ~0u : OrderedKey(raw_max));
   const std::uint64_t order =
@@ -277,7 +277,7 @@ __global__ void __launch_bounds__(kSamplerThreads)
   if (!row.edited) return;
   constexpr std::uint32_t kAtOnce = 8;
   auto& shared = *reinterpret_cast<ScaleShared*>(cuda::SharedMemory16());
-  float* const x = args.x + cuda::BlockY() * args.x_stride;
+  float* const x = args.x + row.scratch * args.x_stride;
   SamplerState& state = args.states[cuda::BlockY()];
   const bool greedy = row.greedy;
   const float factor = row.factor;
@@ -344,10 +344,10 @@ __global__ void __launch_bounds__(kSamplerThreads)
   cuda::DependencyWait();
   const DeviceRow& row = args.rows[cuda::BlockY()];
   const SamplerState& state = args.states[cuda::BlockY()];
-  if ((row.top_k == 0 && row.top_p >= 1.0) || !CanSample(state)) return;
+  if (!row.filtered || (row.top_k == 0 && row.top_p >= 1.0) || !CanSample(state)) return;
   auto& search = *reinterpret_cast<DigitSearch*>(cuda::SharedMemory16());
   ClearSums(search);
-  const float* const x = args.x + cuda::BlockY() * args.x_stride;
+  const float* const x = args.x + row.scratch * args.x_stride;
   const MassWeight mass{KeyValue(state.best)};
   const std::uint32_t lowest = LowestKey(row, state);
   const bool counts = row.top_k > 0;
@@ -365,7 +365,7 @@ __global__ void __launch_bounds__(kSamplerThreads)
       }
     }
   });
-  PublishBuckets(search, args.buckets + std::int64_t{cuda::BlockY()} * kSamplerBuckets);
+  PublishBuckets(search, args.buckets + std::int64_t{row.scratch} * kSamplerBuckets);
 }
 
 // Returns the mass that top-p must reach, given the total.
@@ -391,7 +391,7 @@ __device__ __forceinline__ std::uint32_t MinPKey(const DeviceRow& row, float max
 __device__ __forceinline__ void RaceOverStripe(const SamplerArgs& args, const DeviceRow& row,
                                                SamplerState& state, BlockReduction& reduction,
                                                std::uint32_t lowest) {
-  const float* const x = args.x + cuda::BlockY() * args.x_stride;
+  const float* const x = args.x + row.scratch * args.x_stride;
   Race race(row, KeyValue(state.best));
   const auto load = [x](std::uint32_t i) { return LoadX(x, i); };
   // Uses two pending loads instead of four, because the long code of the race is unrolled once per
@@ -420,15 +420,14 @@ __device__ __forceinline__ void KeepKeys(const SamplerArgs& args, const DeviceRo
                                          SamplerState& state, DigitSearch& search,
                                          std::uint32_t lowest) {
   if (row.top_k > 0 || row.top_p < 1.0) {
-    const std::uint64_t* const buckets =
-        args.buckets + std::int64_t{cuda::BlockY()} * kSamplerBuckets;
+    const std::uint64_t* const buckets = args.buckets + std::int64_t{row.scratch} * kSamplerBuckets;
     const double target = row.top_k > 0 ? static_cast<double>(row.top_k)
                                         : TopPTarget(row, SumOfBuckets(search, buckets));
     const std::uint32_t cutoff = FindBucket(search, buckets, 0, target).index << 21;
     lowest = lowest < cutoff ? cutoff : lowest;
   }
-  const float* const x = args.x + cuda::BlockY() * args.x_stride;
-  std::uint64_t* const keys = args.keys + std::int64_t{cuda::BlockY()} * args.vocab;
+  const float* const x = args.x + row.scratch * args.x_stride;
+  std::uint64_t* const keys = args.keys + std::int64_t{row.scratch} * args.vocab;
   const auto load = [x](std::uint32_t i) { return LoadX(x, i); };
   VisitStripe(args.vocab, load, [&](std::uint32_t i, const FourValues& four) {
     std::uint64_t own[4];
@@ -471,7 +470,7 @@ __device__ __forceinline__ std::uint64_t XtcKey(DigitSearch& search, const std::
 // keys. One block calls it.
 __device__ __forceinline__ void Choose(const SamplerArgs& args, const DeviceRow& row,
                                        SamplerState& state, DigitSearch& search) {
-  const std::uint64_t* const keys = args.keys + std::int64_t{cuda::BlockY()} * args.vocab;
+  const std::uint64_t* const keys = args.keys + std::int64_t{row.scratch} * args.vocab;
   const std::uint32_t count = state.kept;
   const MassWeight mass{KeyValue(state.best)};
   std::uint64_t cutoff = 0;
@@ -486,7 +485,7 @@ __device__ __forceinline__ void Choose(const SamplerArgs& args, const DeviceRow&
       }
       total = BlockScan(search, total).total;
     } else {
-      total = SumOfBuckets(search, args.buckets + std::int64_t{cuda::BlockY()} * kSamplerBuckets);
+      total = SumOfBuckets(search, args.buckets + std::int64_t{row.scratch} * kSamplerBuckets);
     }
     cutoff = FindCutoff(search, keys, count, cutoff, TopPTarget(row, total), mass);
   }

@@ -13,8 +13,10 @@
 
 namespace quire::kernels::internal {
 
-// Number of rows that are processed at a time. Scratch memory is per row.
+// Number of rows of a group that have scratch memory.
 inline constexpr std::uint32_t kSamplerRows = 32;
+// Largest number of rows of a group, one per block of the grid's second dimension.
+inline constexpr std::uint32_t kMaxGroupRows = 65535;
 // Number of buckets of the first digit of the ordered key.
 inline constexpr std::uint32_t kSamplerBuckets = 2048;
 // Number of logits whose exponentials are summed in f32 before the sums are added in f64.
@@ -48,14 +50,21 @@ struct DeviceRow {
   std::int32_t mask;  // index of the row's mask; -1: none
   std::int32_t token_logprob;
   std::int32_t num_logprobs;
-  std::uint32_t result;  // index of the result
-  std::uint32_t top;     // index of the first best id
+  std::uint32_t result;   // index of the result
+  std::uint32_t top;      // index of the first best id
+  std::uint32_t scratch;  // index of the row's scratch memory, if NeedsScratch
   bool greedy;
   bool edited;     // history, bias or banned ids change logits, or top-n-sigma needs moments
   bool filtered;   // top-k, top-p or XTC
   bool xtc;        // XTC applies to this sample
   bool processed;  // the mass of the survivors is requested
 };
+
+// Returns whether kernels use scratch memory for the row. Greedy rows without edits and
+// log-probabilities are only read.
+inline bool NeedsScratch(const DeviceRow& row) {
+  return !row.greedy || row.edited || row.num_logprobs >= 0;
+}
 
 // State of a row while it is processed; initially zero. Blocks share only maxima and integer sums,
 // so their order does not matter.
@@ -90,7 +99,8 @@ struct DeviceSampled {
   std::uint32_t unused;
 };
 
-// One group of at most kSamplerRows rows. All pointers are device memory.
+// One group of at most kMaxGroupRows rows, of which at most kSamplerRows need scratch memory. All
+// pointers are device memory.
 struct SamplerArgs {
   const DeviceRow* rows;
   const TokenCount* history;
@@ -98,7 +108,7 @@ struct SamplerArgs {
   const std::int32_t* banned;
   const std::uint32_t* masks;    // [masks of the call, mask_words]
   const std::uint8_t* has_text;  // [x_stride]; null: every id below text_vocab has text
-  SamplerState* states;          // [kSamplerRows]
+  SamplerState* states;          // [num_rows]
   std::uint64_t* buckets;        // [kSamplerRows, kSamplerBuckets]
   float* x;                      // [kSamplerRows, x_stride] adjusted and scaled logits
   std::uint64_t* keys;           // [kSamplerRows, vocab] kept order keys

@@ -479,6 +479,37 @@ TEST(DeviceSamplerUseTest, LaunchCountsOfARowAreFixed) {
   EXPECT_EQ(setup.sampler().samples(0)[5].rank, 1);
 }
 
+// Only rows that need scratch memory limit a group: 64 greedy rows are one group, 40 sampled rows
+// between them are two. The samples equal those of the CPU.
+TEST(DeviceSamplerUseTest, GreedyRowsTakeOneLaunch) {
+  constexpr std::uint32_t kVocab = 1500;
+  const SamplerSetup setup(1, kVocab, kVocab, false);
+  const auto scans = [&](std::uint32_t sampled) {
+    std::vector<HostRow> hosts;
+    for (std::uint32_t i = 0; i < setup.limits().max_samples; ++i) {
+      HostRow& host = hosts.emplace_back(i, kVocab);
+      host.logits = RandomFloats(kVocab, i, 2.0f);
+      host.row = {.temperature = i % 8 < sampled ? 1.0f : 0.0f, .top_k = 9, .seed = i};
+    }
+    const Expected expected(setup, hosts);
+    DeviceArray<float> logits(setup.cuda(), hosts.size() * kVocab);
+    const std::vector<SamplingRow> rows = setup.OnDevice(hosts, logits);
+    DeviceArray<std::int32_t> tokens(setup.cuda(), rows.size());
+    setup.sampler().Reset(0);
+    const std::uint64_t before = cuda_emulator::LaunchCount("sampler_scan");
+    EXPECT_TRUE(setup.sampler().Sample(rows, tokens.data(), 0).ok());
+    setup.cuda().Wait();
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      ExpectSameSample(setup.sampler().samples(0)[i], expected.sampled[i]);
+    }
+    return cuda_emulator::LaunchCount("sampler_scan") - before;
+  };
+  const std::uint64_t counts[] = {scans(0), scans(4), scans(5)};
+  if (cuda_emulator::IsEmulated()) {
+    EXPECT_THAT(counts, testing::ElementsAre(1, 1, 2));
+  }
+}
+
 // The lists do not fit at once. The samples still equal the CPU's, and results of earlier calls are
 // kept.
 TEST(DeviceSamplerUseTest, SamplesOversizedListsInPieces) {
