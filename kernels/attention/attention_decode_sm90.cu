@@ -8,6 +8,7 @@
 #include "kernels/attention/attention_decode.cuh"
 #include "kernels/attention/attention_launch_sm90.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/pipeline.cuh"
 #include "kernels/cuda/sm90/barrier.cuh"
 #include "kernels/cuda/sm90/tma.cuh"
 
@@ -26,30 +27,21 @@ struct Pipeline {
   static constexpr std::uint32_t kSlabBytes = kKvTile * 128;
   static constexpr std::uint32_t kStages = DecodeShape<T, kColumns>::kStages;
   static constexpr std::uint32_t kStageBytes = DecodeShape<T, kColumns>::kStageBytes;
-  static constexpr std::uint32_t kFlagAt = kStages * (kStageBytes + 2 * sizeof(cuda::Barrier));
+  using Barriers = cuda::PipelineBarriers<kStages>;
+  static constexpr std::uint32_t kFlagAt = kStages * kStageBytes + sizeof(Barriers);
   static constexpr std::uint32_t kBytes = kFlagAt + 16;
   static_assert(!kQuantizedKv<T> && kStageBytes == 2 * kSlabs * kSlabBytes);
 
   std::byte* shared;
-  std::uint32_t stage = 0;
-  std::uint32_t parity = 0;
+  cuda::PipelineCursor<kStages> cursor{};
 
-  __device__ __forceinline__ std::byte* now() const { return shared + stage * kStageBytes; }
-  __device__ __forceinline__ cuda::Barrier* full() const {
-    return reinterpret_cast<cuda::Barrier*>(shared + kStages * kStageBytes) + stage;
+  __device__ __forceinline__ std::byte* now() const { return shared + cursor.stage * kStageBytes; }
+  __device__ __forceinline__ Barriers* barriers() const {
+    return reinterpret_cast<Barriers*>(shared + kStages * kStageBytes);
   }
-  __device__ __forceinline__ cuda::Barrier* empty() const { return full() + kStages; }
-  __device__ __forceinline__ void Advance() {
-    stage = stage + 1 == kStages ? 0 : stage + 1;
-    parity ^= stage == 0 ? 1 : 0;
-  }
-  // Called by one thread before the block synchronizes.
-  __device__ __forceinline__ void Init() const {
-    for (std::uint32_t i = 0; i < kStages; ++i) {
-      cuda::BarrierInit(full() + i, 1);
-      cuda::BarrierInit(empty() + i, kDecodeWarps);
-    }
-    cuda::BarrierInitFence();
+  __device__ __forceinline__ cuda::Barrier* full() const { return &barriers()->full[cursor.stage]; }
+  __device__ __forceinline__ cuda::Barrier* empty() const {
+    return &barriers()->empty[cursor.stage];
   }
 };
 
@@ -72,7 +64,7 @@ __device__ __forceinline__ void Produce(const TileArgs<T>& args, const CUtensorM
     const TileRange range = TilesOf(rows, rows.KeysEnd());
     for (std::uint32_t tile = range.first; tile < range.end; ++tile) {
       const std::uint32_t from = args.keys.row_idx(item.sequence, tile * kKvTile + row);
-      cuda::BarrierWait(pipeline.empty(), pipeline.parity ^ 1);
+      cuda::BarrierWait(pipeline.empty(), pipeline.cursor.parity ^ 1);
       if (cuda::Lane() == 0) cuda::BarrierExpect(pipeline.full(), Shape::kStageBytes);
       cuda::SyncWarp();
       if (slab < 2 * Shape::kSlabs) {
@@ -80,7 +72,7 @@ __device__ __forceinline__ void Produce(const TileArgs<T>& args, const CUtensorM
                         static_cast<std::int32_t>(column), static_cast<std::int32_t>(item.kv_head),
                         static_cast<std::int32_t>(from), cuda::L2Hint::kEvictFirst);
       }
-      pipeline.Advance();
+      pipeline.cursor.Advance();
     }
   }
 }
@@ -118,7 +110,7 @@ __device__ __forceinline__ void ConsumeItem(const TileArgs<T>& args, const Atten
   reduce.Clear();
   for (std::uint32_t tile = range.first; tile < range.end; ++tile) {
     std::byte* const now = pipeline->now();
-    cuda::BarrierWait(pipeline->full(), pipeline->parity);
+    cuda::BarrierWait(pipeline->full(), pipeline->cursor.parity);
     const std::uint32_t valid = keys_end - tile * kKvTile;
     if (valid < (cuda::Warp() + 1) * 16) ClearTail<T, kColumns>(now, valid);
     warp.Tile64(now, tile, args.scale_log2, args.rules);
@@ -136,7 +128,7 @@ __device__ __forceinline__ void ConsumeItem(const TileArgs<T>& args, const Atten
     }
     cuda::SyncWarp();
     if (cuda::Lane() == 0) cuda::BarrierArrive(pipeline->empty());
-    pipeline->Advance();
+    pipeline->cursor.Advance();
   }
   FinishItem<T, kColumns>(rows, reduce,
                           reinterpret_cast<std::uint32_t*>(pipeline->shared + Shape::kFlagAt),
@@ -150,7 +142,8 @@ __global__ void __launch_bounds__(kThreads, 2)
                      const __grid_constant__ CUtensorMap values) {
   Pipeline<T, kColumns> pipeline{cuda::SharedMemory()};
   if (cuda::ThreadIndex() == 0) {
-    pipeline.Init();
+    pipeline.barriers()->Init(1, kDecodeWarps);
+    cuda::BarrierInitFence();
     cuda::TmaPrefetchMap(&keys);
     cuda::TmaPrefetchMap(&values);
   }

@@ -15,10 +15,6 @@ namespace quire::kernels::attention {
 
 inline constexpr std::uint32_t kLatentSpan = 1024;  // tokens
 
-__device__ __forceinline__ std::uint32_t CeilDiv(std::uint32_t a, std::uint32_t b) {
-  return (a + b - 1) / b;
-}
-
 // Numbers of packed rows, row blocks and spans of keys of a sequence.
 struct LatentCount {
   __device__ __forceinline__ LatentCount(const LatentArgs& args, std::uint32_t sequence) {

@@ -21,6 +21,7 @@
 #include "kernels/attention/attention_latent.cuh"
 #include "kernels/attention/attention_launch_sm90.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/pipeline.cuh"
 #include "kernels/cuda/sm90/barrier.cuh"
 #include "kernels/cuda/sm90/tma.cuh"
 #include "kernels/cuda/sm90/wgmma.cuh"
@@ -54,22 +55,9 @@ struct Shared {
   std::byte weights[kSlabBytes];  // weights of 64 tokens per row
   float max[kGroups][kRows];      // maximum of a group's products in the tile
   float sum[kGroups][kRows];      // sum of a group's weights in the span
-  cuda::Barrier full[kStages];
-  cuda::Barrier empty[kStages];
+  cuda::PipelineBarriers<kStages> pipeline;
 };
 static_assert(sizeof(Shared) + cuda::kSharedAlignment <= 227 * 1024);
-
-// Position in the ring: stage and parity of the next tile.
-struct RingCursor {
-  std::uint32_t stage = 0;
-  std::uint32_t parity = 0;
-
-  __device__ __forceinline__ void Advance() {
-    stage ^= 1;
-    parity ^= stage == 0 ? 1 : 0;
-  }
-  static_assert(kStages == 2);
-};
 
 // Body of the producer warp. Its lanes issue the boxes of a tile in turn. Columns beyond a row are
 // zero-filled.
@@ -78,23 +66,23 @@ __device__ __forceinline__ void Produce(const LatentArgs& args, const CUtensorMa
   const std::uint32_t page = args.rows.page_size();
   const std::uint32_t box_rows = page < kTile ? page : kTile;
   const std::uint32_t boxes = kTile / box_rows;  // per slab
-  RingCursor cursor;
+  cuda::PipelineCursor<kStages> cursor;
   LatentFinder finder(args, is_split ? 0 : 1);
   LatentPlace place;
   for (std::uint32_t i = cuda::BlockX(); finder.Find(i, &place); i += cuda::GridX()) {
     const LatentRows rows(args, place);
     const Tiles tiles(rows, place, is_split);
     for (std::uint32_t tile = tiles.first; tile < tiles.end; ++tile) {
-      cuda::BarrierWait(&shared.empty[cursor.stage], cursor.parity ^ 1);
-      if (cuda::Lane() == 0) cuda::BarrierExpect(&shared.full[cursor.stage], kTileBytes);
+      cuda::BarrierWait(&shared.pipeline.empty[cursor.stage], cursor.parity ^ 1);
+      if (cuda::Lane() == 0) cuda::BarrierExpect(&shared.pipeline.full[cursor.stage], kTileBytes);
       cuda::SyncWarp();
       for (std::uint32_t box = cuda::Lane(); box < boxes * kSlabs; box += cuda::kWarpSize) {
         const std::uint32_t slab = box / boxes;
         const std::uint32_t row = box % boxes * box_rows;
         const std::uint32_t from = args.rows.row_idx(place.sequence, tile * kTile + row);
         cuda::TmaLoad3D(shared.tiles[cursor.stage] + slab * kSlabBytes + row * 128, map,
-                        &shared.full[cursor.stage], static_cast<std::int32_t>(slab * 64), 0,
-                        static_cast<std::int32_t>(from), cuda::L2Hint::kNormal);
+                        &shared.pipeline.full[cursor.stage], static_cast<std::int32_t>(slab * 64),
+                        0, static_cast<std::int32_t>(from), cuda::L2Hint::kNormal);
       }
       cursor.Advance();
     }
@@ -117,7 +105,7 @@ struct Consumer {
   const std::uint32_t group;
   const std::uint32_t row;
   const float scale_log2;
-  RingCursor cursor;
+  cuda::PipelineCursor<kStages> cursor;
   std::uint32_t position[2];
   float max[2];     // maximum of the span
   float sum[2];     // partial sum of this lane
@@ -285,7 +273,7 @@ struct Consumer {
                                        std::uint32_t first_position) {
     const bool starts_span = first_token % kLatentSpan == 0;
     if (starts_span) StartSpan();
-    cuda::BarrierWait(&shared.full[cursor.stage], cursor.parity);
+    cuda::BarrierWait(&shared.pipeline.full[cursor.stage], cursor.parity);
     if (keys_end - first_token < kTile) ClearTail(keys_end - first_token);
     Scores();
     if (first_position + 1 < first_token + kTile) Mask(first_token);
@@ -294,7 +282,7 @@ struct Consumer {
     Rescale();
     SyncConsumers();
     AddValues(starts_span);
-    if (cuda::Lane() == 0) cuda::BarrierArrive(&shared.empty[cursor.stage]);
+    if (cuda::Lane() == 0) cuda::BarrierArrive(&shared.pipeline.empty[cursor.stage]);
     cursor.Advance();
   }
 
@@ -431,10 +419,7 @@ __global__ void __launch_bounds__(kThreads, 1)
                      const __grid_constant__ CUtensorMap map) {
   Shared& shared = *reinterpret_cast<Shared*>(cuda::SharedMemory());
   if (cuda::ThreadIndex() == 0) {
-    for (std::uint32_t stage = 0; stage < kStages; ++stage) {
-      cuda::BarrierInit(&shared.full[stage], 1);
-      cuda::BarrierInit(&shared.empty[stage], kConsumerWarps);
-    }
+    shared.pipeline.Init(1, kConsumerWarps);
     cuda::BarrierInitFence();
     cuda::TmaPrefetchMap(&map);
   }

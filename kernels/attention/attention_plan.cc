@@ -15,10 +15,6 @@ namespace {
 
 constexpr std::int64_t kPartAlignment = 256;
 
-std::uint32_t CeilDiv(std::uint32_t a, std::uint32_t b) {
-  return a / b + (a % b != 0 ? 1 : 0);
-}
-
 std::uint32_t PartialColumns(std::uint32_t head_size) {
   return CeilDiv(head_size, 16) * 16;
 }

@@ -43,10 +43,6 @@ struct Sequence {
   std::uint32_t keys;
 };
 
-__device__ __forceinline__ std::uint32_t CeilDiv(std::uint32_t a, std::uint32_t b) {
-  return a / b + (a % b != 0 ? 1 : 0);
-}
-
 __device__ __forceinline__ std::uint32_t Smaller(std::uint32_t a, std::uint32_t b) {
   return a < b ? a : b;
 }

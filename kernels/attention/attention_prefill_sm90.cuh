@@ -20,6 +20,7 @@
 #include "kernels/attention/attention_mask.h"
 #include "kernels/attention/attention_tile.cuh"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/pipeline.cuh"
 #include "kernels/cuda/sm90/barrier.cuh"
 #include "kernels/cuda/sm90/tma.cuh"
 #include "kernels/cuda/sm90/wgmma.cuh"
@@ -36,18 +37,8 @@ inline constexpr std::uint32_t kPrefillStages = 2;
 inline constexpr std::uint32_t kPrefillSlab = kPrefillKeys * 128;  // bytes of 64 columns of a tile
 static_assert(kPrefillGroups * kPrefillGroupRows == kPrefillRows);
 
-struct PrefillPipeline {
-  cuda::Barrier full[kPrefillStages];
-  cuda::Barrier empty[kPrefillStages];
-
-  // Called by one thread before the block synchronizes.
-  __device__ __forceinline__ void Init(std::uint32_t full_arrivals, std::uint32_t empty_arrivals) {
-    for (std::uint32_t stage = 0; stage < kPrefillStages; ++stage) {
-      cuda::BarrierInit(&full[stage], full_arrivals);
-      cuda::BarrierInit(&empty[stage], empty_arrivals);
-    }
-  }
-};
+using PrefillPipeline = cuda::PipelineBarriers<kPrefillStages>;
+using PrefillCursor = cuda::PipelineCursor<kPrefillStages>;
 
 // Shared memory: queries by group (reused for the output), the stages of K and V, for one-byte
 // pages also two stages of their bytes, and the pipelines of K, V and bytes.
@@ -89,18 +80,6 @@ struct PrefillLayout {
   }
   __device__ __forceinline__ PrefillPipeline* value_pipeline() const { return key_pipeline() + 1; }
   __device__ __forceinline__ PrefillPipeline* narrow_pipeline() const { return key_pipeline() + 2; }
-};
-
-// Position in a pipeline: stage and parity of the next tile.
-struct PrefillCursor {
-  std::uint32_t stage = 0;
-  std::uint32_t parity = 0;
-
-  __device__ __forceinline__ void Advance() {
-    stage ^= 1;
-    parity ^= stage == 0 ? 1 : 0;
-  }
-  static_assert(kPrefillStages == 2);
 };
 
 __device__ __forceinline__ std::uint32_t TilesUpTo(std::uint32_t keys_end) {

@@ -16,6 +16,11 @@
 
 namespace quire::kernels {
 
+// Returns a / b, rounded up.
+constexpr std::uint32_t CeilDiv(std::uint32_t a, std::uint32_t b) {
+  return a / b + (a % b != 0 ? 1 : 0);
+}
+
 inline constexpr std::uint32_t kKvTile = 64;        // keys, at multiples of 64
 inline constexpr std::uint32_t kTilesPerSpan = 8;   // 512 keys
 inline constexpr std::uint32_t kSpansPerGroup = 4;  // 2048 keys

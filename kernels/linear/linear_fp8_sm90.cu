@@ -29,8 +29,8 @@
 #include "base/dtype.h"
 #include "base/status.h"
 #include "kernels/cuda/convert.cuh"
-#include "kernels/cuda/last_block.cuh"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/pipeline.cuh"
 #include "kernels/cuda/sm90/barrier.cuh"
 #include "kernels/cuda/sm90/cluster.cuh"
 #include "kernels/cuda/sm90/tma.cuh"
@@ -145,18 +145,18 @@ __device__ __forceinline__ void Consume(const Fp8Args& args, const Ring<kTokens,
     total[i] = 0;
     if constexpr (kSubRanges) part[i] = 0;
   }
-  std::uint32_t stage = 0;
-  std::uint32_t parity = 0;
+  cuda::PipelineCursor<R::kStages> cursor;
   [[maybe_unused]] std::uint32_t range_left = args.linear.tiles_per_split;
 #pragma unroll 1
   for (std::uint32_t tile = work.tile_begin; tile < work.tile_end; ++tile) {
     float scale[2];
     scales.Take(scale, tile + 1 == work.tile_end);
-    cuda::BarrierWait(ring.full(stage), parity);
-    const std::uint64_t a = first_a + stage * (R::kStageBytes / 16);
+    cuda::BarrierWait(ring.full(cursor.stage), cursor.parity);
+    const std::uint64_t a = first_a + cursor.stage * (R::kStageBytes / 16);
 #pragma unroll
     for (std::uint32_t first = 0; first < kTokens; first += kWidth) {
-      const std::uint64_t b = first_b + stage * (R::kStageBytes / 16) + first * (kRowBytes / 16);
+      const std::uint64_t b =
+          first_b + cursor.stage * (R::kStageBytes / 16) + first * (kRowBytes / 16);
       cuda::WgmmaPin(sums);
       cuda::WgmmaFence();
 #pragma unroll
@@ -166,17 +166,14 @@ __device__ __forceinline__ void Consume(const Fp8Args& args, const Ring<kTokens,
       cuda::WgmmaCommit();
       cuda::WgmmaWait<0>();
       cuda::WgmmaPin(sums);
-      if (first + kWidth == kTokens) linear_sm90::Release(ring, stage);
+      if (first + kWidth == kTokens) linear_sm90::Release(ring, cursor.stage);
 #pragma unroll
       for (std::uint32_t i = 0; i < kSums; ++i) {
         float& to = kSubRanges ? part[i] : total[first / 2 + i];
         to = cuda::Fma(sums[i], scale[i / 2 % 2], to);
       }
     }
-    if (++stage == R::kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
+    cursor.Advance();
     if constexpr (kSubRanges) {
       if (--range_left == 0 || tile + 1 == work.tile_end) {
         const bool is_first = tile < args.linear.tiles_per_split;
@@ -189,33 +186,6 @@ __device__ __forceinline__ void Consume(const Fp8Args& args, const Ring<kTokens,
       }
     }
   }
-}
-
-// Adds the sums of the sub-ranges of an output tile in order, in the last block that arrives.
-// Returns false in the other blocks. All threads call it; producer threads have no sums.
-template <std::uint32_t kCount>
-__device__ __forceinline__ bool AddSplits(const LinearArgs& args, const Work& work,
-                                          float (&total)[kCount], std::uint32_t* flag) {
-  const bool is_consumer = cuda::ThreadIndex() < kConsumerThreads;
-  const std::uint32_t output =
-      cuda::BlockY() * (cuda::GridX() / args.grid_splits) + work.feature_tile;
-  float* const tile = args.partials + static_cast<std::int64_t>(output) * args.grid_splits *
-                                          (kCount * kConsumerThreads);
-  if (is_consumer) {
-    float* const own = tile + work.split * (kCount * kConsumerThreads) + cuda::ThreadIndex();
-#pragma unroll
-    for (std::uint32_t i = 0; i < kCount; ++i) own[i * kConsumerThreads] = total[i];
-  }
-  if (!last_block::ArrivesLast(args.counters + output, args.grid_splits, flag)) return false;
-  for (std::uint32_t split = 0; is_consumer && split < args.grid_splits; ++split) {
-    const float* const from = tile + split * (kCount * kConsumerThreads) + cuda::ThreadIndex();
-#pragma unroll
-    for (std::uint32_t i = 0; i < kCount; ++i) {
-      const float part = cuda::LoadAtL2(from + i * kConsumerThreads);
-      total[i] = split == 0 ? part : cuda::Add(total[i], part);
-    }
-  }
-  return true;
 }
 
 // Multiplies sums by the scales of their rows and stores them to y through shared memory. Run by
@@ -277,7 +247,7 @@ __global__ void __launch_bounds__(kThreadsOf<kBlocks>, kBlocks == 1 ? 2 : 1)
       if (cuda::Lane() == 0) {
         linear_sm90::Produce<kFp8TileK>(args.linear, &weights, &tokens, ring, work);
       }
-      // The barriers of AddSplits require that the lanes of a warp have converged.
+      // The barriers of AddPartials require that the lanes of a warp have converged.
       cuda::SyncWarp();
     }
     // Earlier kernels may write partial sums, row scales and residuals, and may read y.
@@ -285,7 +255,11 @@ __global__ void __launch_bounds__(kThreadsOf<kBlocks>, kBlocks == 1 ? 2 : 1)
     // The flag is after the output tile, since consumers may write that before the producer warp
     // has read the flag.
     auto* const flag = reinterpret_cast<std::uint32_t*>(ring.full(0)) - 1;
-    if (args.linear.grid_splits > 1 && !AddSplits(args.linear, work, total, flag)) return;
+    const auto sum_of = [&total](std::uint32_t i) -> float& { return total[i]; };
+    if (args.linear.grid_splits > 1 &&
+        !linear_tile::AddPartials<kTokens / 2>(sum_of, !produces, args.linear, work, flag)) {
+      return;
+    }
     if (!produces) Store<kTokens>(args, ring.shared, work, total);
   } else if (produces) {
     cuda::LowerRegisters<24>();

@@ -32,6 +32,7 @@
 #include "base/dtype.h"
 #include "base/status.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/pipeline.cuh"
 #include "kernels/cuda/sm90/barrier.cuh"
 #include "kernels/cuda/sm90/cluster.cuh"
 #include "kernels/cuda/sm90/tma.cuh"
@@ -76,8 +77,7 @@ __device__ __forceinline__ void Consume(const LinearArgs& args, const Ring<kToke
       cuda::WgmmaDescriptor(ring.tokens(0), 0, 1024, cuda::SharedSwizzle::k128B);
   float sums[kSums];
   [[maybe_unused]] float total[kPromote ? kSums : 1];
-  std::uint32_t stage = 0;
-  std::uint32_t parity = 0;
+  cuda::PipelineCursor<R::kStages> cursor;
   std::uint32_t before = 0;  // the previous stage
   std::uint32_t tile = 0;
   while (tile < work.tile_end) {
@@ -91,9 +91,9 @@ __device__ __forceinline__ void Consume(const LinearArgs& args, const Ring<kToke
     // Not unrolled, since the wgmmas of a stage hide the overhead of an iteration.
 #pragma unroll 1
     for (; tile < end; ++tile) {
-      cuda::BarrierWait(ring.full(stage), parity);
-      const std::uint64_t a = first_a + stage * (R::kStageBytes / 16);
-      const std::uint64_t b = first_b + stage * (R::kStageBytes / 16);
+      cuda::BarrierWait(ring.full(cursor.stage), cursor.parity);
+      const std::uint64_t a = first_a + cursor.stage * (R::kStageBytes / 16);
+      const std::uint64_t b = first_b + cursor.stage * (R::kStageBytes / 16);
       cuda::WgmmaFence();
 #pragma unroll
       for (std::uint32_t step = 0; step < kSteps; ++step) {
@@ -103,11 +103,8 @@ __device__ __forceinline__ void Consume(const LinearArgs& args, const Ring<kToke
       cuda::WgmmaWait<1>();
       // At most the wgmmas of this stage are pending now, so those of the previous stage are done.
       if (tile != begin) Release(ring, before);
-      before = stage;
-      if (++stage == R::kStages) {
-        stage = 0;
-        parity ^= 1;
-      }
+      before = cursor.stage;
+      cursor.Advance();
     }
     cuda::WgmmaWait<0>();
     cuda::WgmmaPin(sums);

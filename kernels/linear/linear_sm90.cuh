@@ -14,6 +14,7 @@
 #include "base/dtype.h"
 #include "base/stream.h"
 #include "kernels/cuda/context.h"
+#include "kernels/cuda/pipeline.cuh"
 #include "kernels/cuda/sm90/barrier.cuh"
 #include "kernels/cuda/sm90/cluster.cuh"
 #include "kernels/cuda/sm90/tma.cuh"
@@ -55,7 +56,7 @@ struct Ring {
   static constexpr std::uint32_t kOwnTokens = kTokens / kBlocks;  // tokens that each block copies
   static constexpr std::uint32_t kStages = 96 * kBlocks * 1024 / kStageBytes;
   static constexpr std::uint32_t kBarriersAt = kStages * kStageBytes;
-  static constexpr std::uint32_t kBytes = kBarriersAt + 2 * kStages * sizeof(cuda::Barrier);
+  static constexpr std::uint32_t kBytes = kBarriersAt + sizeof(cuda::PipelineBarriers<kStages>);
   static_assert(kTokens * kOutPitch * sizeof(float) <= kBarriersAt);
 
   std::byte* shared;
@@ -66,11 +67,14 @@ struct Ring {
   __device__ __forceinline__ std::byte* tokens(std::uint32_t stage) const {
     return weights(stage) + kTokensAt;
   }
+  __device__ __forceinline__ cuda::PipelineBarriers<kStages>* barriers() const {
+    return reinterpret_cast<cuda::PipelineBarriers<kStages>*>(shared + kBarriersAt);
+  }
   __device__ __forceinline__ cuda::Barrier* full(std::uint32_t stage) const {
-    return reinterpret_cast<cuda::Barrier*>(shared + kBarriersAt) + stage;
+    return &barriers()->full[stage];
   }
   __device__ __forceinline__ cuda::Barrier* empty(std::uint32_t stage) const {
-    return full(kStages + stage);
+    return &barriers()->empty[stage];
   }
 };
 
@@ -130,32 +134,25 @@ __device__ __forceinline__ void Produce(const LinearArgs& args, const CUtensorMa
   for (std::uint32_t i = 0; i < at_once; ++i) load_weights(work.tile_begin + i, i);
   cuda::DependencyWait();
   for (std::uint32_t i = 0; i < at_once; ++i) load_tokens(work.tile_begin + i, i);
-  std::uint32_t stage = 0;
-  std::uint32_t parity = 0;
+  cuda::PipelineCursor<R::kStages> cursor;  // of the tile whose stage is reused
   // In a cluster the last iterations only wait, until both blocks have consumed all stages. A block
   // must not exit while the other still uses its copies and barriers.
   const std::uint32_t turns_end = kBlocks == 1 ? work.tile_end : work.tile_end + at_once;
 #pragma unroll 1
   for (std::uint32_t tile = work.tile_begin + at_once; tile < turns_end; ++tile) {
-    cuda::BarrierWait(ring.empty(stage), parity);
+    cuda::BarrierWait(ring.empty(cursor.stage), cursor.parity);
     if (tile < work.tile_end) {
-      load_weights(tile, stage);
-      load_tokens(tile, stage);
+      load_weights(tile, cursor.stage);
+      load_tokens(tile, cursor.stage);
     }
-    if (++stage == R::kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
+    cursor.Advance();
   }
 }
 
 // Initializes the barriers of a block; run by one thread.
 template <typename R>
 __device__ __forceinline__ void InitBarriers(const R& ring, std::uint32_t blocks) {
-  for (std::uint32_t stage = 0; stage < R::kStages; ++stage) {
-    cuda::BarrierInit(ring.full(stage), 1);
-    cuda::BarrierInit(ring.empty(stage), blocks * kConsumerWarps);
-  }
+  ring.barriers()->Init(1, blocks * kConsumerWarps);
   cuda::BarrierInitFence();
 }
 

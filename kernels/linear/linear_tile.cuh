@@ -439,26 +439,28 @@ __device__ __forceinline__ void MultiplyTile(typename Shape<kFormat, kTokens>::S
 }
 
 // Adds the sums of all sub-ranges of this output tile in index order, in the last block that
-// arrives. Returns false in the other blocks. `flag` is in shared memory.
-template <typename S>
-__device__ bool AddPartials(typename S::Sums& sums, const LinearArgs& args, const Work& work,
-                            std::uint32_t* flag) {
-  constexpr std::uint32_t kValues = S::kTilesN * S::kTilesM * 4;
+// arrives. Returns false in the other blocks. sum_of(v) is a reference to sum v of the kValues sums
+// of a thread. All threads of the block call it; the first kThreads of them have sums. `flag` is in
+// shared memory.
+template <std::uint32_t kValues, typename SumOf>
+__device__ __forceinline__ bool AddPartials(const SumOf& sum_of, bool has_sums,
+                                            const LinearArgs& args, const Work& work,
+                                            std::uint32_t* flag) {
   const std::uint32_t output =
       cuda::BlockY() * (cuda::GridX() / args.grid_splits) + work.feature_tile;
   float* const tile =
       args.partials + static_cast<std::int64_t>(output) * args.grid_splits * kValues * kThreads;
-  float* const own = tile + work.split * kValues * kThreads + cuda::ThreadIndex();
+  if (has_sums) {
+    float* const own = tile + work.split * kValues * kThreads + cuda::ThreadIndex();
 #pragma unroll
-  for (std::uint32_t v = 0; v < kValues; ++v) {
-    own[v * kThreads] = sums[v / 4 / S::kTilesM][v / 4 % S::kTilesM][v % 4];
+    for (std::uint32_t v = 0; v < kValues; ++v) own[v * kThreads] = sum_of(v);
   }
   if (!last_block::ArrivesLast(args.counters + output, args.grid_splits, flag)) return false;
-  for (std::uint32_t split = 0; split < args.grid_splits; ++split) {
+  for (std::uint32_t split = 0; has_sums && split < args.grid_splits; ++split) {
     const float* const from = tile + split * kValues * kThreads + cuda::ThreadIndex();
 #pragma unroll
     for (std::uint32_t v = 0; v < kValues; ++v) {
-      float& sum = sums[v / 4 / S::kTilesM][v / 4 % S::kTilesM][v % 4];
+      float& sum = sum_of(v);
       const float part = cuda::LoadAtL2(from + v * kThreads);
       sum = split == 0 ? part : cuda::Add(sum, part);
     }
@@ -703,8 +705,12 @@ __device__ __forceinline__ bool Multiply(const LinearArgs& args, const Work& wor
   if constexpr (!S::kPlain && !kPromote) scale_features(scaled, sums);
   auto& result = kPromote ? total : S::kPlain ? sums : scaled;
   if constexpr (kTokens <= cuda::kLinearSmallRows) {
+    const auto sum_of = [&result](std::uint32_t v) -> float& {
+      return result[v / 4 / S::kTilesM][v / 4 % S::kTilesM][v % 4];
+    };
     if (args.grid_splits > 1 &&
-        !AddPartials<S>(result, args, work, reinterpret_cast<std::uint32_t*>(shared))) {
+        !AddPartials<S::kTilesN * S::kTilesM * 4>(sum_of, /*has_sums=*/true, args, work,
+                                                  reinterpret_cast<std::uint32_t*>(shared))) {
       return false;
     }
     if (args.grid_splits > 1) cuda::SyncBlock();
