@@ -174,6 +174,10 @@ absl::Status CheckActivation(DType activation, DType kv_dtype) {
     return absl::InvalidArgumentError(
         absl::StrCat("activations are ", DTypeName(activation), ", a GPU computes f32 and bf16"));
   }
+  if (kv_dtype == DType::kF16) {
+    return absl::InvalidArgumentError(
+        "kv_cache.dtype is f16, a GPU supports f32, bf16, fp8_e4m3 and int8; write bf16");
+  }
   if ((activation == DType::kF32) == (kv_dtype == DType::kF32)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("activations are ", DTypeName(activation),
                                                  " and the kv cache ", DTypeName(kv_dtype),

@@ -45,7 +45,8 @@ CudaSizes CudaSizesFor(const models::ModelSpec& spec, std::uint32_t page_size,
 RunnerMemory RunnerMemoryFor(const models::ModelSpec& spec, const CudaSizes& sizes,
                              std::uint32_t num_sms, kernels::Determinism determinism);
 
-// Returns INVALID_ARGUMENT if the types of activations and pages do not match.
+// Returns INVALID_ARGUMENT if the types of activations and pages do not match, or if a GPU does not
+// support one of them.
 absl::Status CheckActivation(DType activation, DType kv_dtype);
 
 }  // namespace quire::runtime

@@ -67,12 +67,12 @@ struct AttentionParams {
 // CUDA: lengths are in device memory and are not checked. q and out have the same type, f32 or
 // bf16.
 //
-// Tensor cores are used for bf16 activations over bf16, f16, or one-byte pages with one scale per
+// Tensor cores are used for bf16 activations over bf16 pages, or one-byte pages with one scale per
 // token and head. Head sizes are 16 to 128 in steps of 16, over bf16 pages up to 256. Products of
 // 16-bit values are summed in f32, in the orders of attention_work.h, which differ between prefill
 // and decode tokens. Rows of q and out are aligned to 8 bytes. With tensor maps, compute capability
 // 9.0, head sizes 64 to 128 (or MLA) and rows aligned to 16 bytes, other kernels run. They process
-// prefill over all of these pages in another order, and decode over bf16 and f16 pages with the
+// prefill over all of these pages in another order, and decode over bf16 pages with the
 // same bits.
 //
 // The scalar kernel serves all other cases. It supports heads of up to 576 columns and needs no

@@ -26,10 +26,10 @@ constexpr std::uint32_t kMaxHead = 128;  // limit of the tile kernels for all el
 
 // True if the tensor-core kernels support pages of this shape.
 bool HasTileKernels(const KvShape& shape) {
-  const bool wide = shape.dtype == DType::kBF16 || shape.dtype == DType::kF16;
+  const bool wide = shape.dtype == DType::kBF16;
   const bool scaled = (shape.dtype == DType::kF8E4M3 || shape.dtype == DType::kI8) &&
                       shape.granularity == shape.head_size;
-  const std::uint32_t most = shape.dtype == DType::kBF16 ? attention::kMaxWideHead : kMaxHead;
+  const std::uint32_t most = wide ? attention::kMaxWideHead : kMaxHead;
   return (wide || scaled) && shape.head_size % 16 == 0 && shape.head_size <= most;
 }
 
@@ -123,8 +123,6 @@ absl::Status LaunchDecodeKernel(const CudaContext& context, const AttentionParam
     if (args.keys.head_size() > kMaxHead) {
       return attention::LaunchDecodeWide(context, args, std::min(max_blocks, 2 * context.num_sms));
     }
-  }
-  if constexpr (std::is_same_v<T, BF16> || std::is_same_v<T, F16>) {
     if (UsesLayerMaps(context, params)) {
       return attention::LaunchDecodeSm90(context, args, params.maps->layer(params.layer),
                                          max_blocks);
@@ -206,11 +204,11 @@ absl::Status PagedAttentionCuda(const CudaContext& context, const AttentionParam
   return std::visit(
       [&](const auto& keys) -> absl::Status {
         using View = std::decay_t<decltype(keys)>;
-        if constexpr (std::is_same_v<typename View::Element, float>) {
-          return attention::LaunchScalar(context, params);
+        using T = typename View::Element;
+        if constexpr (std::is_same_v<T, BF16> || kQuantizedKv<T>) {
+          return LaunchTiles<T>(context, params, keys, std::get<View>(*params.values));
         } else {
-          return LaunchTiles<typename View::Element>(context, params, keys,
-                                                     std::get<View>(*params.values));
+          return attention::LaunchScalar(context, params);
         }
       },
       *params.keys);

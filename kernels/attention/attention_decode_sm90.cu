@@ -1,4 +1,4 @@
-// Decode over bf16 and f16 pages on compute capability 9.0: the arithmetic of attention_decode.cuh
+// Decode over bf16 pages on compute capability 9.0: the arithmetic of attention_decode.cuh
 // with K and V loaded by TMA; results are bitwise equal. Four warps consume. The fifth warp is the
 // producer and runs ahead across items, so that the pipeline does not drain between items. See
 // README.md.
@@ -20,17 +20,17 @@ constexpr std::uint32_t kConsumerBarrier = 1;
 
 // Stages and their barriers. Shared memory contains the stages, then the barriers, then a flag of
 // the consumers.
-template <typename T, std::uint32_t kColumns>
+template <std::uint32_t kColumns>
 struct Pipeline {
-  using Tile = TileShape<T, kColumns>;
+  using Tile = TileShape<BF16, kColumns>;
   static constexpr std::uint32_t kSlabs = Tile::kRowBytes / 128;
   static constexpr std::uint32_t kSlabBytes = kKvTile * 128;
-  static constexpr std::uint32_t kStages = DecodeShape<T, kColumns>::kStages;
-  static constexpr std::uint32_t kStageBytes = DecodeShape<T, kColumns>::kStageBytes;
+  static constexpr std::uint32_t kStages = DecodeShape<BF16, kColumns>::kStages;
+  static constexpr std::uint32_t kStageBytes = DecodeShape<BF16, kColumns>::kStageBytes;
   using Barriers = cuda::PipelineBarriers<kStages>;
   static constexpr std::uint32_t kFlagAt = kStages * kStageBytes + sizeof(Barriers);
   static constexpr std::uint32_t kBytes = kFlagAt + 16;
-  static_assert(!kQuantizedKv<T> && kStageBytes == 2 * kSlabs * kSlabBytes);
+  static_assert(kStageBytes == 2 * kSlabs * kSlabBytes);
 
   std::byte* shared;
   cuda::PipelineCursor<kStages> cursor{};
@@ -46,10 +46,10 @@ struct Pipeline {
 };
 
 // Body of the producer warp. Of the lanes with a box, the lower half loads K, the upper half V.
-template <typename T, std::uint32_t kColumns>
-__device__ __forceinline__ void Produce(const TileArgs<T>& args, const CUtensorMap* keys,
-                                        const CUtensorMap* values, Pipeline<T, kColumns> pipeline) {
-  using Shape = Pipeline<T, kColumns>;
+template <std::uint32_t kColumns>
+__device__ __forceinline__ void Produce(const TileArgs<BF16>& args, const CUtensorMap* keys,
+                                        const CUtensorMap* values, Pipeline<kColumns> pipeline) {
+  using Shape = Pipeline<kColumns>;
   const std::uint32_t page = args.keys.page_size();
   const std::uint32_t box_rows = page < kKvTile ? page : kKvTile;
   const std::uint32_t boxes = kKvTile / box_rows;
@@ -60,7 +60,7 @@ __device__ __forceinline__ void Produce(const TileArgs<T>& args, const CUtensorM
   const std::uint32_t count = args.lists.counts->decode;
   for (std::uint32_t i = cuda::BlockX(); i < count; i += cuda::GridX()) {
     const AttentionWork item = args.lists.decode[i];
-    const ItemRows<T> rows(args, item);
+    const ItemRows<BF16> rows(args, item);
     const TileRange range = TilesOf(rows, rows.KeysEnd());
     for (std::uint32_t tile = range.first; tile < range.end; ++tile) {
       const std::uint32_t from = args.keys.row_idx(item.sequence, tile * kKvTile + row);
@@ -79,9 +79,9 @@ __device__ __forceinline__ void Produce(const TileArgs<T>& args, const CUtensorM
 
 // Zeroes V of the warp's own 16 tokens from keys_end on, because a page may contain another
 // sequence's old bytes, and 0 x NaN is NaN. The mask replaces the scores of such tokens.
-template <typename T, std::uint32_t kColumns>
+template <std::uint32_t kColumns>
 __device__ __forceinline__ void ClearTail(std::byte* stage, std::uint32_t valid) {
-  using Shape = Pipeline<T, kColumns>;
+  using Shape = Pipeline<kColumns>;
   const std::uint32_t end = (cuda::Warp() + 1) * 16;
   const std::uint32_t begin = valid > end - 16 ? valid : end - 16;
 #pragma unroll
@@ -96,14 +96,14 @@ __device__ __forceinline__ void ClearTail(std::byte* stage, std::uint32_t valid)
 }
 
 // Processes an item in the consumer warps.
-template <typename T, std::uint32_t kColumns>
-__device__ __forceinline__ void ConsumeItem(const TileArgs<T>& args, const AttentionWork& item,
-                                            Pipeline<T, kColumns>* pipeline) {
-  using Shape = Pipeline<T, kColumns>;
-  const ItemRows<T> rows(args, item);
+template <std::uint32_t kColumns>
+__device__ __forceinline__ void ConsumeItem(const TileArgs<BF16>& args, const AttentionWork& item,
+                                            Pipeline<kColumns>* pipeline) {
+  using Shape = Pipeline<kColumns>;
+  const ItemRows<BF16> rows(args, item);
   const std::uint32_t keys_end = rows.KeysEnd();
   const TileRange range = TilesOf(rows, keys_end);
-  DecodeWarp<T, kColumns> warp;
+  DecodeWarp<BF16, kColumns> warp;
   warp.LoadQueries(rows);
   warp.Clear();
   RowReduction<kColumns> reduce;
@@ -112,7 +112,7 @@ __device__ __forceinline__ void ConsumeItem(const TileArgs<T>& args, const Atten
     std::byte* const now = pipeline->now();
     cuda::BarrierWait(pipeline->full(), pipeline->cursor.parity);
     const std::uint32_t valid = keys_end - tile * kKvTile;
-    if (valid < (cuda::Warp() + 1) * 16) ClearTail<T, kColumns>(now, valid);
+    if (valid < (cuda::Warp() + 1) * 16) ClearTail<kColumns>(now, valid);
     warp.Tile64(now, tile, args.scale_log2, args.rules);
     if (tile % kTilesPerSpan == kTilesPerSpan - 1 || tile + 1 == range.end) {
       auto* const scratch = reinterpret_cast<float*>(now);
@@ -120,7 +120,7 @@ __device__ __forceinline__ void ConsumeItem(const TileArgs<T>& args, const Atten
       warp.StoreState(scratch);
       cuda::FenceAsyncShared();
       cuda::NamedSync(kConsumerBarrier, kDecodeThreads);
-      ReduceSpan<T, kColumns>(scratch, &reduce);
+      ReduceSpan<BF16, kColumns>(scratch, &reduce);
       warp.Clear();
       if (tile / kTilesPerSpan % kSpansPerGroup == kSpansPerGroup - 1 || tile + 1 == range.end) {
         reduce.EndGroup();
@@ -130,17 +130,17 @@ __device__ __forceinline__ void ConsumeItem(const TileArgs<T>& args, const Atten
     if (cuda::Lane() == 0) cuda::BarrierArrive(pipeline->empty());
     pipeline->cursor.Advance();
   }
-  FinishItem<T, kColumns>(rows, reduce,
-                          reinterpret_cast<std::uint32_t*>(pipeline->shared + Shape::kFlagAt),
-                          [] { cuda::NamedSync(kConsumerBarrier, kDecodeThreads); });
+  FinishItem<BF16, kColumns>(rows, reduce,
+                             reinterpret_cast<std::uint32_t*>(pipeline->shared + Shape::kFlagAt),
+                             [] { cuda::NamedSync(kConsumerBarrier, kDecodeThreads); });
 }
 
-template <typename T, std::uint32_t kColumns>
+template <std::uint32_t kColumns>
 __global__ void __launch_bounds__(kThreads, 2)
-    DecodeKernelSm90(const __grid_constant__ TileArgs<T> args,
+    DecodeKernelSm90(const __grid_constant__ TileArgs<BF16> args,
                      const __grid_constant__ CUtensorMap keys,
                      const __grid_constant__ CUtensorMap values) {
-  Pipeline<T, kColumns> pipeline{cuda::SharedMemory()};
+  Pipeline<kColumns> pipeline{cuda::SharedMemory()};
   if (cuda::ThreadIndex() == 0) {
     pipeline.barriers()->Init(1, kDecodeWarps);
     cuda::BarrierInitFence();
@@ -151,48 +151,36 @@ __global__ void __launch_bounds__(kThreads, 2)
   cuda::DependencyLaunch();
   cuda::DependencyWait();
   if (cuda::Warp() == kDecodeWarps) {
-    Produce<T, kColumns>(args, &keys, &values, pipeline);
+    Produce<kColumns>(args, &keys, &values, pipeline);
     return;
   }
   const std::uint32_t count = args.lists.counts->decode;
   for (std::uint32_t i = cuda::BlockX(); i < count; i += cuda::GridX()) {
-    ConsumeItem<T, kColumns>(args, args.lists.decode[i], &pipeline);
+    ConsumeItem<kColumns>(args, args.lists.decode[i], &pipeline);
   }
 }
 
-template <typename T, std::uint32_t kColumns>
-absl::Status Launch(const CudaContext& context, const TileArgs<T>& args,
+template <std::uint32_t kColumns>
+absl::Status Launch(const CudaContext& context, const TileArgs<BF16>& args,
                     const cuda::KvLayerMaps& maps, std::uint32_t max_blocks) {
   constexpr char kName[] = "attention decode sm_90a";
   cuda::LaunchShape shape{.threads = kThreads,
-                          .shared_bytes = Pipeline<T, kColumns>::kBytes + cuda::kSharedAlignment,
+                          .shared_bytes = Pipeline<kColumns>::kBytes + cuda::kSharedAlignment,
                           .programmatic = true};
   QUIRE_ASSIGN_OR_RETURN(const std::uint32_t blocks_per_sm,
-                         cuda::MaxBlocksPerSm(kName, DecodeKernelSm90<T, kColumns>, shape));
+                         cuda::MaxBlocksPerSm(kName, DecodeKernelSm90<kColumns>, shape));
   shape.blocks_x = std::min(max_blocks, blocks_per_sm * context.num_sms);
-  return cuda::Launch(context, kName, DecodeKernelSm90<T, kColumns>, shape, args, maps.keys.map(),
+  return cuda::Launch(context, kName, DecodeKernelSm90<kColumns>, shape, args, maps.keys.map(),
                       maps.values.map());
-}
-
-template <typename T>
-absl::Status LaunchColumns(const CudaContext& context, const TileArgs<T>& args,
-                           const cuda::KvLayerMaps& maps, std::uint32_t max_blocks) {
-  if (args.keys.head_size() <= 64) return Launch<T, 64>(context, args, maps, max_blocks);
-  if (args.keys.head_size() <= 96) return Launch<T, 96>(context, args, maps, max_blocks);
-  return Launch<T, 128>(context, args, maps, max_blocks);
 }
 
 }  // namespace
 
-template <>
-absl::Status LaunchDecodeSm90<BF16>(const CudaContext& context, const TileArgs<BF16>& args,
-                                    const cuda::KvLayerMaps& maps, std::uint32_t max_blocks) {
-  return LaunchColumns(context, args, maps, max_blocks);
-}
-template <>
-absl::Status LaunchDecodeSm90<F16>(const CudaContext& context, const TileArgs<F16>& args,
-                                   const cuda::KvLayerMaps& maps, std::uint32_t max_blocks) {
-  return LaunchColumns(context, args, maps, max_blocks);
+absl::Status LaunchDecodeSm90(const CudaContext& context, const TileArgs<BF16>& args,
+                              const cuda::KvLayerMaps& maps, std::uint32_t max_blocks) {
+  if (args.keys.head_size() <= 64) return Launch<64>(context, args, maps, max_blocks);
+  if (args.keys.head_size() <= 96) return Launch<96>(context, args, maps, max_blocks);
+  return Launch<128>(context, args, maps, max_blocks);
 }
 
 }  // namespace quire::kernels::attention

@@ -179,7 +179,7 @@ struct Consumer {
 #pragma unroll
     for (std::uint32_t k = 0; k < kMaxLatentColumns / 16; ++k) {
       const std::uint32_t at = (k / 4 * kSlabBytes + k % 4 * 32) / 16;
-      cuda::WgmmaShared<BF16, kGroupTokens>(s, a + at, b + at, k > 0);
+      cuda::WgmmaShared<kGroupTokens>(s, a + at, b + at, k > 0);
     }
     cuda::WgmmaCommit();
     cuda::WgmmaWait<0>();
@@ -262,8 +262,8 @@ struct Consumer {
     cuda::WgmmaFence();
 #pragma unroll
     for (std::uint32_t k = 0; k < kTile / 16; ++k) {
-      cuda::WgmmaShared<BF16, kGroupValues, 1>(o, a + k * 32 / 16, b + k * (16 * 128) / 16,
-                                               k > 0 || !starts_span);
+      cuda::WgmmaShared<kGroupValues, 1>(o, a + k * 32 / 16, b + k * (16 * 128) / 16,
+                                         k > 0 || !starts_span);
     }
     cuda::WgmmaCommit();
     cuda::WgmmaWait<0>();

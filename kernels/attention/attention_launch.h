@@ -40,7 +40,7 @@ absl::Status LaunchPrefillWide(const CudaContext& context, const TileArgs<BF16>&
                                std::uint32_t blocks);
 
 // Launches the scalar kernel, with one warp per row and head. It supports any head size up to
-// kMaxScalarHead, any pages, and f32 or bf16 activations.
+// kMaxScalarHead, any pages except f16 (INVALID_ARGUMENT), and f32 or bf16 activations.
 inline constexpr std::uint32_t kMaxScalarHead = 576;
 absl::Status LaunchScalar(const CudaContext& context, const AttentionParams& params);
 

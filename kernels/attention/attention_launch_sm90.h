@@ -17,10 +17,9 @@ template <typename T>
 absl::Status LaunchPrefillSm90(const CudaContext& context, const TileArgs<T>& args,
                                const cuda::KvLayerMaps& maps, std::uint32_t blocks);
 
-// Runs the decode work list over bf16 or f16 pages. The results are bitwise equal to those of
+// Runs the decode work list over bf16 pages. The results are bitwise equal to those of
 // LaunchDecode.
-template <typename T>
-absl::Status LaunchDecodeSm90(const CudaContext& context, const TileArgs<T>& args,
+absl::Status LaunchDecodeSm90(const CudaContext& context, const TileArgs<BF16>& args,
                               const cuda::KvLayerMaps& maps, std::uint32_t max_blocks);
 
 // LaunchLatent for compute capability 9.0. The results are not bitwise equal to those of

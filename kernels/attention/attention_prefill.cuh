@@ -8,7 +8,7 @@
 // tile that a row does not see does not change its bits, so a row's bits do not depend on the chunk
 // or block.
 //
-// 16-bit pages are loaded by cp.async, kStages - 1 tiles ahead. One-byte pages are loaded through
+// bf16 pages are loaded by cp.async, kStages - 1 tiles ahead. One-byte pages are loaded through
 // registers: each element is multiplied by its scale, rounded to bf16 and stored into a tile of
 // bf16. Loading one-byte pages does not overlap with arithmetic.
 //
@@ -25,9 +25,7 @@ inline constexpr std::uint32_t kPrefillThreads = 256;
 template <typename T, std::uint32_t kColumns>
 struct PrefillShape {
   static constexpr bool kConverted = kQuantizedKv<T>;
-  // Element type in shared memory.
-  using Element = std::conditional_t<kConverted, BF16, T>;
-  using Tile = TileShape<Element, kColumns>;
+  using Tile = TileShape<BF16, kColumns>;
   static constexpr std::uint32_t kStageBytes = 2 * Tile::kBytes;
   static constexpr std::uint32_t kStages = kConverted ? 1 : 3;
   static constexpr std::uint32_t kSharedBytes = kStages * kStageBytes;
@@ -82,7 +80,6 @@ struct PrefillWarp {
   using Tile = typename Shape::Tile;
   static constexpr std::uint32_t kSteps = kColumns / 16;
   static constexpr std::uint32_t kTokens = kKvTile / 8;
-  static constexpr bool kBF16 = kMultiplyBF16<typename Shape::Element>;
 
   std::uint32_t q[kSteps][4];
   float o[2 * kSteps][4];
@@ -109,8 +106,8 @@ struct PrefillWarp {
         q[i][half + 2] = 0;
         if (!valid || i * 16 >= head_size) continue;
         const auto* const pairs = reinterpret_cast<const std::uint32_t*>(from + i * 16);
-        q[i][half] = QueryPair<kBF16>(pairs[lane_column]);
-        q[i][half + 2] = QueryPair<kBF16>(pairs[lane_column + 4]);
+        q[i][half] = pairs[lane_column];
+        q[i][half + 2] = pairs[lane_column + 4];
       }
     }
     Clear(rows);
@@ -148,8 +145,8 @@ struct PrefillWarp {
       for (std::uint32_t n = 0; n < kTokens; n += 2) {
         std::uint32_t r[4];
         cuda::LdMatrixX4(r, keys + Tile::At(8 * n + row, 2 * i + lane / 8 % 2));
-        Mma<kBF16>(s[n], q[i], {r[0], r[1]});
-        Mma<kBF16>(s[n + 1], q[i], {r[2], r[3]});
+        cuda::MmaBF16(s[n], q[i], {r[0], r[1]});
+        cuda::MmaBF16(s[n + 1], q[i], {r[2], r[3]});
       }
     }
   }
@@ -219,15 +216,15 @@ struct PrefillWarp {
     const std::uint32_t row = lane % 16;
 #pragma unroll
     for (std::uint32_t n = 0; n < kTokens; n += 2) {
-      const std::uint32_t p[4] = {Pack<kBF16>(s[n][0], s[n][1]), Pack<kBF16>(s[n][2], s[n][3]),
-                                  Pack<kBF16>(s[n + 1][0], s[n + 1][1]),
-                                  Pack<kBF16>(s[n + 1][2], s[n + 1][3])};
+      const std::uint32_t p[4] = {
+          cuda::PackBF16(s[n][0], s[n][1]), cuda::PackBF16(s[n][2], s[n][3]),
+          cuda::PackBF16(s[n + 1][0], s[n + 1][1]), cuda::PackBF16(s[n + 1][2], s[n + 1][3])};
 #pragma unroll
       for (std::uint32_t i = 0; i < kSteps; ++i) {
         std::uint32_t r[4];
         cuda::LdMatrixX4Trans(r, values + Tile::At(8 * n + row, 2 * i + lane / 16));
-        Mma<kBF16>(o[2 * i], p, {r[0], r[1]});
-        Mma<kBF16>(o[2 * i + 1], p, {r[2], r[3]});
+        cuda::MmaBF16(o[2 * i], p, {r[0], r[1]});
+        cuda::MmaBF16(o[2 * i + 1], p, {r[2], r[3]});
       }
     }
   }

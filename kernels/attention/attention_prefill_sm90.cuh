@@ -98,9 +98,6 @@ __device__ __forceinline__ std::uint32_t FirstTile(const ItemRows<T>& rows) {
 template <typename T, std::uint32_t kColumns>
 struct PrefillConsumer {
   static constexpr int kScores = kPrefillKeys / 2;
-  // Element type of the tiles in shared memory.
-  using Element = std::conditional_t<kQuantizedKv<T>, BF16, T>;
-  static constexpr bool kBF16 = kMultiplyBF16<Element>;
   using Shape = PrefillLayout<T, kColumns>;
   // Named barriers: kGroupBarrier + g synchronizes group g, kBothBarrier both groups. Group g waits
   // at kTurnBarrier + g until it may issue its products.
@@ -159,8 +156,6 @@ struct PrefillConsumer {
       if (row < rows.item.num_rows && column < rows.args.keys.head_size()) {
         q = *reinterpret_cast<const uint4*>(rows.args.q + rows.Offset(row, rows.args.q_stride) +
                                             column);
-        q = {QueryPair<kBF16>(q.x), QueryPair<kBF16>(q.y), QueryPair<kBF16>(q.z),
-             QueryPair<kBF16>(q.w)};
       }
       *reinterpret_cast<uint4*>(to + Piece(i / kPieces, i % kPieces)) = q;
     }
@@ -187,8 +182,8 @@ struct PrefillConsumer {
 #pragma unroll
     for (std::uint32_t k = 0; k < kColumns / 16; ++k) {
       const std::uint32_t in_row = k % 4 * 32;
-      cuda::WgmmaShared<Element, kPrefillKeys>(s, a + (k / 4 * Shape::kQuerySlab + in_row) / 16,
-                                               b + (k / 4 * kPrefillSlab + in_row) / 16, k > 0);
+      cuda::WgmmaShared<kPrefillKeys>(s, a + (k / 4 * Shape::kQuerySlab + in_row) / 16,
+                                      b + (k / 4 * kPrefillSlab + in_row) / 16, k > 0);
     }
     cuda::WgmmaCommit();
   }
@@ -198,7 +193,7 @@ struct PrefillConsumer {
                                                   1024, cuda::SharedSwizzle::k128B);
 #pragma unroll
     for (std::uint32_t k = 0; k < kPrefillKeys / 16; ++k) {
-      cuda::WgmmaRegisters<Element, kColumns, 1>(o, p[k], b + k * (16 * 128) / 16, true);
+      cuda::WgmmaRegisters<kColumns, 1>(o, p[k], b + k * (16 * 128) / 16, true);
     }
     cuda::WgmmaCommit();
   }
@@ -270,7 +265,7 @@ struct PrefillConsumer {
     for (std::uint32_t k = 0; k < kPrefillKeys / 16; ++k) {
 #pragma unroll
       for (std::uint32_t j = 0; j < 4; ++j) {
-        p[k][j] = Pack<kBF16>(s[8 * k + 2 * j], s[8 * k + 2 * j + 1]);
+        p[k][j] = cuda::PackBF16(s[8 * k + 2 * j], s[8 * k + 2 * j + 1]);
       }
     }
   }

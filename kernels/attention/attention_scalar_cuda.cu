@@ -157,19 +157,24 @@ absl::Status LaunchScalar(const CudaContext& context, const AttentionParams& par
   const std::uint32_t value_columns =
       params.value_columns == 0 ? KvShapeOf(*params.keys).head_size : params.value_columns;
   return std::visit(
-      [&](const auto& keys) {
+      [&](const auto& keys) -> absl::Status {
         using View = std::decay_t<decltype(keys)>;
         using T = typename View::Element;
-        return cuda::Launch(
-            context, "attention scalar", ScalarKernel<T>,
-            {.blocks_x = kBlocksPerSm * context.num_sms,
-             .threads = kThreads,
-             .shared_bytes = kWarps * sizeof(WarpMemory),
-             .programmatic = true},
-            ScalarArgs<T>{keys, std::get<View>(*params.values), params.q.data(), params.out.data(),
-                          params.q_stride, params.out_stride, params.row_offsets, params.batch_size,
-                          params.num_heads, value_columns, ScoreScale(params), RulesOf(params),
-                          params.q.is_f32()});
+        if constexpr (std::is_same_v<T, F16>) {
+          return absl::InvalidArgumentError(
+              "attention has pages of f16; supported on a GPU are f32, bf16, fp8_e4m3 and int8");
+        } else {
+          return cuda::Launch(
+              context, "attention scalar", ScalarKernel<T>,
+              {.blocks_x = kBlocksPerSm * context.num_sms,
+               .threads = kThreads,
+               .shared_bytes = kWarps * sizeof(WarpMemory),
+               .programmatic = true},
+              ScalarArgs<T>{keys, std::get<View>(*params.values), params.q.data(),
+                            params.out.data(), params.q_stride, params.out_stride,
+                            params.row_offsets, params.batch_size, params.num_heads, value_columns,
+                            ScoreScale(params), RulesOf(params), params.q.is_f32()});
+        }
       },
       *params.keys);
 }

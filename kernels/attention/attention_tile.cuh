@@ -189,7 +189,7 @@ struct ItemRows {
   }
 };
 
-// True if tiles are multiplied in bf16 (bf16 pages), false if in f16 (others).
+// True if decode multiplies tiles in bf16 (bf16 pages), false if in f16 (one-byte pages).
 template <typename T>
 inline constexpr bool kMultiplyBF16 = std::is_same_v<T, BF16>;
 

@@ -184,8 +184,8 @@ struct WideWarp : PrefillWarp<BF16, kColumns> {
         cuda::LdMatrixX4(r, keys + PieceAt<kHalf>(8 * n + row, 2 * i + lane / 8 % 2));
         float(&low)[4] = s[half * (kTokens / 2) + n];
         float(&high)[4] = s[half * (kTokens / 2) + n + 1];
-        Mma<kBF16>(low, a, {r[0], r[1]});
-        Mma<kBF16>(high, a, {r[2], r[3]});
+        cuda::MmaBF16(low, a, {r[0], r[1]});
+        cuda::MmaBF16(high, a, {r[2], r[3]});
       }
     }
   }
@@ -197,14 +197,15 @@ struct WideWarp : PrefillWarp<BF16, kColumns> {
     for (std::uint32_t n = 0; n < kTokens / 2; n += 2) {
       const float(&low)[4] = s[half * (kTokens / 2) + n];
       const float(&high)[4] = s[half * (kTokens / 2) + n + 1];
-      const std::uint32_t p[4] = {Pack<kBF16>(low[0], low[1]), Pack<kBF16>(low[2], low[3]),
-                                  Pack<kBF16>(high[0], high[1]), Pack<kBF16>(high[2], high[3])};
+      const std::uint32_t p[4] = {cuda::PackBF16(low[0], low[1]), cuda::PackBF16(low[2], low[3]),
+                                  cuda::PackBF16(high[0], high[1]),
+                                  cuda::PackBF16(high[2], high[3])};
 #pragma unroll
       for (std::uint32_t i = 0; i < kSteps; ++i) {
         std::uint32_t r[4];
         cuda::LdMatrixX4Trans(r, values + PieceAt<kHalf>(8 * n + lane % 16, 2 * i + lane / 16));
-        Mma<kBF16>(o[2 * i], p, {r[0], r[1]});
-        Mma<kBF16>(o[2 * i + 1], p, {r[2], r[3]});
+        cuda::MmaBF16(o[2 * i], p, {r[0], r[1]});
+        cuda::MmaBF16(o[2 * i + 1], p, {r[2], r[3]});
       }
     }
   }

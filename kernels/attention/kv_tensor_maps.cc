@@ -15,7 +15,7 @@ bool KvTensorMaps::IsSupported(const Device& device, const AnyKvCollection& coll
   if (shape.dtype == DType::kBF16 && shape.num_heads == 1 && shape.head_size > 128) {
     return shape.head_size <= kMaxLatentColumns && shape.head_size % 16 == 0;
   }
-  const bool is_wide = shape.dtype == DType::kBF16 || shape.dtype == DType::kF16;
+  const bool is_wide = shape.dtype == DType::kBF16;
   const bool is_scaled = (shape.dtype == DType::kF8E4M3 || shape.dtype == DType::kI8) &&
                          shape.granularity == shape.head_size;
   return (is_wide || is_scaled) && shape.head_size >= 64 && shape.head_size <= 128 &&

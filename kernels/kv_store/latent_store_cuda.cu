@@ -122,7 +122,7 @@ absl::Status LatentStoreCuda(const CudaContext& context, const LatentStoreParams
       "latents of ", DTypeName(dtype), " with queries of ", DTypeName(params.heads.dtype()),
       " and ", DTypeName(params.queries.dtype()), " are not supported with pages of ",
       DTypeName(shape.dtype), " with ", shape.granularity,
-      " columns per scale; supported are f32 into f32, and bf16 into bf16, f16, fp8_e4m3 and int8 "
+      " columns per scale; supported are f32 into f32, and bf16 into bf16, fp8_e4m3 and int8 "
       "with one scale per row"));
   if (params.heads.dtype() != dtype || params.queries.dtype() != dtype) return other;
   return std::visit(
@@ -131,7 +131,7 @@ absl::Status LatentStoreCuda(const CudaContext& context, const LatentStoreParams
         if (View::kQuantized && shape.granularity != shape.head_size) return other;
         if constexpr (std::is_same_v<E, float>) {
           if (dtype == DType::kF32) return LaunchLatentStore<float, E>(context, params, rows);
-        } else {
+        } else if constexpr (!std::is_same_v<E, F16>) {
           if (dtype == DType::kBF16) return LaunchLatentStore<BF16, E>(context, params, rows);
         }
         return other;

@@ -41,7 +41,7 @@ struct QkvStoreParams {
 
 // Formulas are those of RmsNorm, Rope and KvStore. CPU: qkv is f32, pages have any type. CUDA: qkv
 // is f32 or bf16; heads are normalized and rounded, then rotated in f32 and rounded. Pages are f32
-// with f32 activations. With bf16 activations they are bf16, f16, or quantized (int8, fp8_e4m3)
+// with f32 activations. With bf16 activations they are bf16, or quantized (int8, fp8_e4m3)
 // with one scale per token and head as by QuantizeGroup of cache_manager/views/kv_quantize.h.
 // Returns INVALID_ARGUMENT if Rope, KvStore or CheckKvStep would, or if the combination of types is
 // unsupported. CUDA: the step's lengths are not checked, padding rows are not touched, and head

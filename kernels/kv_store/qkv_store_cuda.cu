@@ -78,16 +78,15 @@ absl::Status QkvStoreCuda(const CudaContext& context, const QkvStoreParams& para
   const absl::Status other = absl::InvalidArgumentError(
       absl::StrCat("qkv of ", DTypeName(params.qkv.dtype()), " is not supported with pages of ",
                    DTypeName(shape.dtype), " with ", shape.granularity,
-                   " columns per scale; supported are f32 into f32, and bf16 into bf16, f16, "
-                   "fp8_e4m3 and int8 with one "
-                   "scale per head"));
+                   " columns per scale; supported are f32 into f32, and bf16 into bf16, fp8_e4m3 "
+                   "and int8 with one scale per head"));
   return std::visit(
       [&]<typename View>(const View& keys) -> absl::Status {
         using E = typename View::Element;
         if (View::kQuantized && shape.granularity != shape.head_size) return other;
         if constexpr (std::is_same_v<E, float>) {
           if (params.qkv.is_f32()) return LaunchQkvStore<float, E>(context, params, keys);
-        } else {
+        } else if constexpr (!std::is_same_v<E, F16>) {
           if (params.qkv.dtype() == DType::kBF16) {
             return LaunchQkvStore<BF16, E>(context, params, keys);
           }

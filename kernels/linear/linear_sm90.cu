@@ -97,7 +97,7 @@ __device__ __forceinline__ void Consume(const LinearArgs& args, const Ring<kToke
       cuda::WgmmaFence();
 #pragma unroll
       for (std::uint32_t step = 0; step < kSteps; ++step) {
-        cuda::WgmmaShared<BF16, kTokens>(sums, a + step * 2, b + step * 2, true);
+        cuda::WgmmaShared<kTokens>(sums, a + step * 2, b + step * 2, true);
       }
       cuda::WgmmaCommit();
       cuda::WgmmaWait<1>();

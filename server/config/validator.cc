@@ -106,6 +106,10 @@ class ConfigChecker {
               absl::StrCat("model.packed_dir: \"", config_.model().packed_dir(),
                            "\" is for packed CPU weights, but device.type is cuda"));
       }
+      if (config_.kv_cache().dtype() == config::v1::KV_DATA_TYPE_F16) {
+        Error("kv_cache.dtype",
+              "kv_cache.dtype: f16 is not supported on GPUs; write bf16, or device.type: cpu");
+      }
       return CheckActivations(config_.kv_cache().dtype());
     }
     if (config_.model().dtype() == config::v1::MODEL_DATA_TYPE_BF16) {

@@ -286,7 +286,7 @@ __global__ void MultiplyTile(float* out) {
   float d[32] = {};
   std::uint32_t a[4] = {};
   WgmmaFence();
-  WgmmaRegisters<BF16, 64>(d, a, b, false);
+  WgmmaRegisters<64>(d, a, b, false);
   WgmmaCommit();
   if (kHow == Operand::kOverwritten) values[ThreadIndex()] = 1;
   if (kHow == Operand::kRegister) a[ThreadIndex() % 4] = 1;

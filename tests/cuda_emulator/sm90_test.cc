@@ -306,17 +306,18 @@ __device__ __forceinline__ std::uint32_t SwizzledByte(std::uint32_t row, std::ui
 
 // d [64][kN] = a [64][64] b + d, with b as [kN][64] (K-major) or [64][kN] (MN-major): four products
 // of K 16 in two groups.
-template <typename T, int kN, int kTransB, Operands kOperands>
-__global__ void Warpgroup(const T* a, const T* b, float* d, std::uint32_t* poison) {
+template <int kN, int kTransB, Operands kOperands>
+__global__ void Warpgroup(const BF16* a, const BF16* b, float* d, std::uint32_t* poison) {
   std::byte* const tile_a = SharedMemory();
   std::byte* const tile_b = tile_a + 64 * 128;
   constexpr std::uint32_t kBRows = kTransB != 0 ? 64 : kN;
   constexpr std::uint32_t kBColumns = kTransB != 0 ? kN : 64;
   for (std::uint32_t i = ThreadIndex(); i < 64 * 64; i += 128) {
-    *reinterpret_cast<T*>(tile_a + SwizzledByte(i / 64, i % 64, 0)) = a[i];
+    *reinterpret_cast<BF16*>(tile_a + SwizzledByte(i / 64, i % 64, 0)) = a[i];
   }
   for (std::uint32_t i = ThreadIndex(); i < 64 * kN; i += 128) {
-    *reinterpret_cast<T*>(tile_b + SwizzledByte(i / kBColumns, i % kBColumns, kBRows * 128)) = b[i];
+    *reinterpret_cast<BF16*>(tile_b + SwizzledByte(i / kBColumns, i % kBColumns, kBRows * 128)) =
+        b[i];
   }
   FenceAsyncShared();
   SyncBlock();
@@ -331,15 +332,15 @@ __global__ void Warpgroup(const T* a, const T* b, float* d, std::uint32_t* poiso
     const std::byte* const from_b = tile_b + (kTransB != 0 ? k * 16 * 128 : k * 32);
     const std::uint64_t desc_b = WgmmaDescriptor(from_b, kBRows * 128, 1024, SharedSwizzle::k128B);
     if constexpr (kOperands == Operands::kShared) {
-      WgmmaShared<T, kN, kTransB>(
+      WgmmaShared<kN, kTransB>(
           sums, WgmmaDescriptor(tile_a + k * 32, 0, 1024, SharedSwizzle::k128B), desc_b, true);
     } else {
       std::uint32_t fragment[4];
       for (std::uint32_t i = 0; i < 4; ++i) {
-        const T* const pair = a + (row + i % 2 * 8) * 64 + k * 16 + column + i / 2 * 8;
+        const BF16* const pair = a + (row + i % 2 * 8) * 64 + k * 16 + column + i / 2 * 8;
         fragment[i] = pair[0].bits | static_cast<std::uint32_t>(pair[1].bits) << 16;
       }
-      WgmmaRegisters<T, kN, kTransB>(sums, fragment, desc_b, true);
+      WgmmaRegisters<kN, kTransB>(sums, fragment, desc_b, true);
     }
     if (k % 2 == 1) WgmmaCommit();
   }
@@ -354,28 +355,28 @@ __global__ void Warpgroup(const T* a, const T* b, float* d, std::uint32_t* poiso
 
 class WarpgroupTest : public Sm90Test {
  protected:
-  template <typename T, int kN, int kTransB, Operands kOperands>
+  template <int kN, int kTransB, Operands kOperands>
   void Check() {
     std::mt19937 random(kN + kTransB);
     std::normal_distribution<float> normal;
-    std::vector<T> a(64 * 64);
-    std::vector<T> b(64 * kN);
+    std::vector<BF16> a(64 * 64);
+    std::vector<BF16> b(64 * kN);
     std::vector<float> d(64 * kN);
-    for (T& x : a) x = T::FromFloat(normal(random));
-    for (T& x : b) x = T::FromFloat(normal(random));
+    for (BF16& x : a) x = BF16::FromFloat(normal(random));
+    for (BF16& x : b) x = BF16::FromFloat(normal(random));
     for (float& x : d) x = normal(random);
-    const DeviceArray<T> device_a(a);
-    const DeviceArray<T> device_b(b);
+    const DeviceArray<BF16> device_a(a);
+    const DeviceArray<BF16> device_b(b);
     const DeviceArray<float> device_d(d);
     const DeviceArray<std::uint32_t> poison(128);
-    Run(Warpgroup<T, kN, kTransB, kOperands>,
+    Run(Warpgroup<kN, kTransB, kOperands>,
         {.threads = 128, .shared_bytes = kSharedAlignment + 64 * 128 + 64 * kN * 2},
         device_a.data(), device_b.data(), device_d.data(), poison.data());
     for (std::size_t m = 0; m < 64; ++m) {
       for (std::size_t n = 0; n < kN; ++n) {
         double sum = d[m * kN + n];
         for (std::size_t k = 0; k < 64; ++k) {
-          const T factor = kTransB != 0 ? b[k * kN + n] : b[n * 64 + k];
+          const BF16 factor = kTransB != 0 ? b[k * kN + n] : b[n * 64 + k];
           sum += double{a[m * 64 + k].ToFloat()} * factor.ToFloat();
         }
         ASSERT_NEAR(device_d[m * kN + n], sum, 4e-6 * (1 + std::fabs(sum))) << m << " " << n;
@@ -388,15 +389,15 @@ class WarpgroupTest : public Sm90Test {
 
 TEST_F(WarpgroupTest, MatchesDoublePrecision) {
   CheckNoAccess();  // it reads accumulators of pending products
-  Check<BF16, 64, 0, Operands::kShared>();
-  Check<BF16, 64, 1, Operands::kShared>();
-  Check<F16, 64, 0, Operands::kRegisters>();
-  Check<F16, 64, 1, Operands::kRegisters>();
-  Check<F16, 128, 0, Operands::kShared>();
-  Check<BF16, 128, 1, Operands::kShared>();
-  Check<BF16, 256, 0, Operands::kShared>();
-  Check<BF16, 128, 0, Operands::kRegisters>();
-  Check<F16, 128, 1, Operands::kRegisters>();
+  Check<64, 0, Operands::kShared>();
+  Check<64, 1, Operands::kShared>();
+  Check<64, 0, Operands::kRegisters>();
+  Check<64, 1, Operands::kRegisters>();
+  Check<128, 0, Operands::kShared>();
+  Check<128, 1, Operands::kShared>();
+  Check<256, 0, Operands::kShared>();
+  Check<128, 0, Operands::kRegisters>();
+  Check<128, 1, Operands::kRegisters>();
 }
 
 // d += 32 products of a[0] and b[0], in every element.
@@ -443,13 +444,13 @@ __global__ void Unordered(std::uint32_t how) {
   float d[32] = {};
   if (how != 0) WgmmaFence();
   if (how == 1 && Warp() == 3) {
-    WgmmaShared<BF16, 64>(d, a, a + 2, false);
+    WgmmaShared<64>(d, a, a + 2, false);
   } else {
-    WgmmaShared<BF16, 64>(d, a, how == 3 ? a + (128 >> 4) : a, false);
+    WgmmaShared<64>(d, a, how == 3 ? a + (128 >> 4) : a, false);
   }
   WgmmaCommit();
   if (how != 2) WgmmaWait<0>();
-  if (how == 4) WgmmaShared<BF16, 64>(d, a, a, true);
+  if (how == 4) WgmmaShared<64>(d, a, a, true);
 }
 
 TEST_F(Sm90DeathTest, ProductsOutOfOrder) {

@@ -201,8 +201,7 @@ void AttentionRig::Cancel(std::uint32_t sequence, bool is_values, std::vector<fl
       } else if (t >= half && t < 2 * half) {
         value = -(*x)[(t - half) * row + i];
       } else {
-        const int large = shape_.kv == DType::kF16 ? 13 : 30;
-        value = std::ldexp(value, t < half ? static_cast<int>(t * 37 % 25) - 12 : large);
+        value = std::ldexp(value, t < half ? static_cast<int>(t * 37 % 25) - 12 : 30);
       }
     }
   }

@@ -22,7 +22,7 @@ constexpr char kPrefill[] = "attention prefill sm_90a";
 constexpr char kPrefillBytes[] = "attention prefill bytes sm_90a";
 constexpr char kDecode[] = "attention decode sm_90a";
 
-constexpr DType kElements[] = {DType::kBF16, DType::kF16, DType::kF8E4M3, DType::kI8};
+constexpr DType kElements[] = {DType::kBF16, DType::kF8E4M3, DType::kI8};
 
 bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && !a.empty() &&
@@ -59,13 +59,13 @@ void ExpectExact(const AttentionBackend& cuda, const AttentionShape& shape,
   }
   if (cuda_emulator::IsEmulated()) {
     // Decode tokens over one-byte pages use the portable kernel.
-    const bool has_decode = shape.kv == DType::kBF16 || shape.kv == DType::kF16;
+    const bool has_decode = shape.kv == DType::kBF16;
     EXPECT_EQ(launches(), before + (prompt ? 1 : 0) + (generated && has_decode ? 1 : 0));
   }
   EXPECT_LE(RelativeError(out, rig.Exact(step)), Tolerance(shape.kv));
 }
 
-// Lengths and chunks at and around the boundaries of tiles, pages and row blocks, over 16-bit and
+// Lengths and chunks at and around the boundaries of tiles, pages and row blocks, over bf16 and
 // one-byte pages.
 TEST(AttentionSm90Test, PromptRowsEqualDoublePrecision) {
   const AttentionBackend cuda(2);
@@ -78,8 +78,7 @@ TEST(AttentionSm90Test, PromptRowsEqualDoublePrecision) {
   constexpr std::uint32_t kHeadSizes[] = {64, 128, 96, 80};
   std::uint32_t i = 0;
   for (const auto& c : cases) {
-    for (const DType kv :
-         {i % 5 == 4 ? DType::kF16 : DType::kBF16, i % 3 == 0 ? DType::kI8 : DType::kF8E4M3}) {
+    for (const DType kv : {DType::kBF16, i % 3 == 0 ? DType::kI8 : DType::kF8E4M3}) {
       ExpectExact(cuda, Shape(c.heads, c.kv_heads, kHeadSizes[(i + i / 4) % 4], kPages[i % 4], kv),
                   {{0, c.cached, c.prompt, 0}});
     }
@@ -193,9 +192,8 @@ TEST(AttentionSm90Test, DecodeRowsEqualThePortableKernelBitwise) {
   constexpr std::uint32_t kHeadSizes[] = {64, 128, 96, 80};
   std::uint32_t i = 0;
   for (const std::uint32_t length : lengths) {
-    AttentionShape shape =
-        Shape(i % 3 == 0 ? 7 : 4, i % 3 == 0 ? 1 : 2, kHeadSizes[(i + i / 4) % 4], kPages[i % 4],
-              i % 3 == 1 ? DType::kF16 : DType::kBF16);
+    AttentionShape shape = Shape(i % 3 == 0 ? 7 : 4, i % 3 == 0 ? 1 : 2,
+                                 kHeadSizes[(i + i / 4) % 4], kPages[i % 4], DType::kBF16);
     const std::uint32_t count = std::min(1 + i % 4, length);
     const std::vector<StepRows> step = {{0, length - count, 0, count}, {1, 33, 0, 1}, {2, 7, 0, 0}};
     const AttentionBackend cuda(1 + static_cast<int>(i % 3), 20 + i);
@@ -260,7 +258,8 @@ TEST(KvTensorMapsTest, CreatedOnlyIfAKernelReadsThem) {
   EXPECT_EQ(maps->layer(2).keys.bytes, 64 * 64 * 2);
   EXPECT_EQ(maps->layer(0).values.box_bytes, 16 * 64 * 2);
   EXPECT_NE(std::memcmp(&maps->layer(0).keys, &maps->layer(0).values, sizeof(cuda::TmaTile)), 0);
-  EXPECT_NE(CreateMaps(90, 128, DType::kF16), nullptr);
+  EXPECT_NE(CreateMaps(90, 128, DType::kBF16), nullptr);
+  EXPECT_EQ(CreateMaps(90, 128, DType::kF16), nullptr);
   EXPECT_EQ(CreateMaps(80, 64, DType::kBF16), nullptr);
   EXPECT_EQ(CreateMaps(100, 64, DType::kBF16), nullptr);
   EXPECT_EQ(CreateMaps(90, 32, DType::kBF16), nullptr);

@@ -137,7 +137,7 @@ INSTANTIATE_TEST_SUITE_P(
                     QkvCase{DType::kBF16, 4, 4, 256, 256, 0, RopeStyle::kHalf},
                     QkvCase{DType::kBF16, 2, 1, 64, 32, 32, RopeStyle::kInterleaved},
                     QkvCase{DType::kBF16, 2, 2, 80, 0, 0, RopeStyle::kHalf},
-                    QkvCase{DType::kF16, 2, 1, 96, 46, 0, RopeStyle::kHalf},
+                    QkvCase{DType::kBF16, 2, 1, 96, 46, 0, RopeStyle::kHalf},
                     QkvCase{DType::kI8, 4, 2, 128, 128, 0, RopeStyle::kHalf},
                     QkvCase{DType::kI8, 1, 3, 64, 64, 0, RopeStyle::kInterleaved},
                     QkvCase{DType::kF8E4M3, 4, 2, 128, 128, 0, RopeStyle::kHalf},
@@ -319,8 +319,6 @@ TEST_P(QkvStoreCudaTest, WritesExactlyItsBytes) {
       return CheckQkvStore<float, float>(GetParam());
     case DType::kBF16:
       return CheckQkvStore<BF16, BF16>(GetParam());
-    case DType::kF16:
-      return CheckQkvStore<BF16, F16>(GetParam());
     case DType::kI8:
       return CheckQkvStore<BF16, std::int8_t>(GetParam());
     default:
@@ -332,6 +330,7 @@ TEST(QkvStoreCudaRefusalTest, RejectsOtherCombinations) {
   const EmulatedBackend cuda;
   const std::vector<std::uint32_t> table(kLookupStride, 0);
   DeviceArray<float> qkv(cuda, 3 * 288);
+  DeviceArray<BF16> rounded(cuda, 3 * 288);
   DeviceArray<std::int32_t> rows(cuda, 1);
   const auto refused = [&](DType dtype, std::uint32_t head_size, auto change) {
     DevicePool pool(cuda, Geometry(dtype, 1, head_size), table);
@@ -356,6 +355,7 @@ TEST(QkvStoreCudaRefusalTest, RejectsOtherCombinations) {
   const auto as_is = [](QkvStoreParams&) {};
   EXPECT_TRUE(refused(DType::kBF16, 16, as_is));  // with f32 activations
   EXPECT_TRUE(refused(DType::kI8, 16, as_is));
+  EXPECT_TRUE(refused(DType::kF16, 16, [&](auto& p) { p.qkv = rounded.data(); }));
   EXPECT_TRUE(refused(DType::kF32, 288, as_is));
   EXPECT_TRUE(refused(DType::kF32, 18, as_is));
   EXPECT_TRUE(refused(DType::kF32, 16, [](auto& p) { p.rotary_size = 3; }));
@@ -483,7 +483,7 @@ TEST(QkvLinearCudaTest, OneLaunchEqualsTwoBitwise) {
                               QkvCase{DType::kBF16, 2, 1, 128, 0, 0, RopeStyle::kHalf, true},
                               QkvCase{DType::kBF16, 2, 1, 80, 80, 0, RopeStyle::kHalf},
                               QkvCase{DType::kI8, 2, 1, 128, 128, 0, RopeStyle::kHalf},
-                              QkvCase{DType::kF16, 2, 1, 64, 64, 0, RopeStyle::kHalf}}) {
+                              QkvCase{DType::kF8E4M3, 2, 1, 64, 64, 0, RopeStyle::kHalf}}) {
       for (const std::uint32_t k : {72u, 576u}) {
         SCOPED_TRACE(absl::StrCat(DTypeName(of.dtype), " heads of ", of.head_size, ", k ", k));
         const QkvProjection projection(cuda, of, k);
@@ -556,7 +556,7 @@ INSTANTIATE_TEST_SUITE_P(
                     LatentCase{DType::kF32, 17, 64, 20, 128, RopeStyle::kHalf},
                     LatentCase{DType::kBF16, 16, 512, 128, 64, RopeStyle::kInterleaved},
                     LatentCase{DType::kBF16, 4, 64, 16, 8, RopeStyle::kHalf},
-                    LatentCase{DType::kF16, 3, 64, 64, 32, RopeStyle::kInterleaved},
+                    LatentCase{DType::kBF16, 3, 64, 64, 32, RopeStyle::kInterleaved},
                     LatentCase{DType::kI8, 2, 512, 128, 64, RopeStyle::kInterleaved},
                     LatentCase{DType::kF8E4M3, 2, 32, 32, 16, RopeStyle::kInterleaved}));
 
@@ -673,8 +673,6 @@ TEST_P(LatentStoreCudaTest, WritesExactlyItsBytes) {
       return CheckLatentStore<float, float>(GetParam());
     case DType::kBF16:
       return CheckLatentStore<BF16, BF16>(GetParam());
-    case DType::kF16:
-      return CheckLatentStore<BF16, F16>(GetParam());
     case DType::kI8:
       return CheckLatentStore<BF16, std::int8_t>(GetParam());
     default:
@@ -686,6 +684,7 @@ TEST(LatentStoreCudaRefusalTest, RejectsOtherShapesAndTypes) {
   const EmulatedBackend cuda;
   const std::vector<std::uint32_t> table(kLookupStride, 0);
   DeviceArray<float> values(cuda, 640);
+  DeviceArray<BF16> rounded(cuda, 640);
   DeviceArray<std::int32_t> rows(cuda, 1);
   const auto refused = [&](DType dtype, std::uint32_t kv_heads, std::uint32_t columns,
                            auto change) {
@@ -710,6 +709,10 @@ TEST(LatentStoreCudaRefusalTest, RejectsOtherShapesAndTypes) {
   };
   const auto as_is = [](LatentStoreParams&) {};
   EXPECT_TRUE(refused(DType::kBF16, 1, 48, as_is));  // with f32 activations
+  EXPECT_TRUE(refused(DType::kF16, 1, 48, [&](auto& p) {
+    p.heads = p.latents = rounded.data();
+    p.queries = rounded.data();
+  }));
   EXPECT_TRUE(refused(DType::kF32, 2, 48, as_is));
   EXPECT_TRUE(refused(DType::kF32, 1, 580, as_is));
   EXPECT_TRUE(refused(DType::kF32, 1, 46, as_is));

@@ -224,6 +224,16 @@ TEST_F(DevicePlanTest, QuantizedPagesHaveOneScalePerTokenAndHead) {
   EXPECT_EQ(f32->runner.activation, DType::kF32);
 }
 
+TEST_F(DevicePlanTest, RejectsF16Pages) {
+  runtime::RuntimeOptions options = Options();
+  options.pool.dtype = DType::kF16;
+  const absl::Status status = Plan(1024 * kMiB, options).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status));
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("kv_cache.dtype is f16, a GPU supports f32, bf16, fp8_e4m3 and int8; "
+                        "write bf16"));
+}
+
 TEST_F(DevicePlanTest, RunnerHasTheLimitsOfTheSteps) {
   const auto plan = Plan(1024 * kMiB);
   ASSERT_TRUE(plan.ok()) << plan.status();

@@ -156,7 +156,7 @@ TEST_F(LayeredConfigTest, GpuActivationAndPageTypesMustMatch) {
     const char* error;  // null if accepted
   } cases[] = {{"bf16", "auto", nullptr},
                {"bf16", "bf16", nullptr},
-               {"f16", "bf16", nullptr},
+               {"f16", "bf16", "kv_cache.dtype: f16 is not supported on GPUs; write bf16"},
                {"int8", "bf16", nullptr},
                {"fp8_e4m3", "auto", nullptr},
                {"f32", "f32", nullptr},

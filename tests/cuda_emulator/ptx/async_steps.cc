@@ -271,12 +271,10 @@ Step DecodeProduct(Form* form) {
   const bool is_fp8 = shape > 3;
   const std::size_t n = std::size_t{32} << (is_fp8 ? shape - 3 : shape);
   form->Expect("f32");
-  const bool is_bf16 = !is_fp8 && form->TakeOneOf({"bf16", "f16"}) == 0;
-  const char* const type = is_bf16 ? "bf16" : is_fp8 ? "e4m3" : "f16";
-  if (is_fp8) form->Expect(type);
-  form->Expect(type);
+  const char* const type = is_fp8 ? "e4m3" : "bf16";
+  form->Expect({type, type});
   Product product{.d = form->TakeRegisters(n / 2)};
-  product.type = is_bf16 ? DType::kBF16 : is_fp8 ? DType::kF8E4M3 : DType::kF16;
+  product.type = is_fp8 ? DType::kF8E4M3 : DType::kBF16;
   const Operand* const a = form->Peek();
   const bool in_registers = !is_fp8 && a != nullptr && a->kind == Operand::Kind::kVector;
   if (in_registers) {

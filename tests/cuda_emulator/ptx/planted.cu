@@ -101,11 +101,11 @@ __device__ __forceinline__ void TmaLoad3D(void* shared, const CUtensorMap* map, 
       : "memory");
 }
 // Swaps the transpositions of A and B.
-template <typename T, int kN, int kTransB = 0>
+template <int kN, int kTransB = 0>
 __device__ __forceinline__ void WgmmaShared(float (&d)[kN / 2], std::uint64_t a, std::uint64_t b,
                                             bool accumulate) {
-  if constexpr (kN != 64 || kDTypeOf<T> != DType::kBF16) {
-    cuda::WgmmaShared<T, kN, kTransB>(d, a, b, accumulate);
+  if constexpr (kN != 64) {
+    cuda::WgmmaShared<kN, kTransB>(d, a, b, accumulate);
   } else {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
@@ -158,15 +158,15 @@ __device__ __forceinline__ uint4 LoadStreaming(const void* p) {
   return v;
 }
 // Negates B.
-template <typename T, int kN, int kTransB = 0>
+template <int kN, int kTransB = 0>
 __device__ __forceinline__ void WgmmaRegisters(float (&d)[kN / 2], const std::uint32_t (&a)[4],
                                                std::uint64_t b, bool accumulate) {
-  if constexpr (kN != 64 || kDTypeOf<T> != DType::kF16) {
-    cuda::WgmmaRegisters<T, kN, kTransB>(d, a, b, accumulate);
+  if constexpr (kN != 64) {
+    cuda::WgmmaRegisters<kN, kTransB>(d, a, b, accumulate);
   } else {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "
         "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
         "{%32, %33, %34, %35}, %36, p, 1, -1, %38;\n}"

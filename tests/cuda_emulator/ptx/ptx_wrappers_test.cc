@@ -467,7 +467,7 @@ TEST_F(PtxTest, DetectsFaultsThatChangeValues) {
 
 // The kernel writes a register of A before it waits for the product.
 TEST_F(PtxDeathTest, DetectsWritesToRegistersOfAPendingProduct) {
-  const Unit& unit = FindUnit("WgmmaRegistersF16N64Unit");
+  const Unit& unit = FindUnit("WgmmaRegistersN64Unit");
   std::string text = ReadFile(QUIRE_PTX_FOLDER "/units_sm90_90a.ptx");
   const std::size_t product = text.find("wgmma.mma_async", text.find(".entry " + unit.name));
   const std::size_t first = text.find("}, {", product) + 4;
@@ -490,12 +490,12 @@ TEST_F(PtxDeathTest, DetectsFaultsThatTheEmulatorRejects) {
       {"planted1_90a", "E4M3ToF16", "E4M3Unit", "e5m2x2 .*: .f32 is expected, not .e5m2x2"},
       {"planted1_90a", "LowerRegisters", "RegistersUnit", "setmaxnreg.inc from 168 to 40"},
       {"planted1_90a", "BarrierArriveIn", "ClusterUnit", "at an address that is not mapa's"},
-      {"planted1_90a", "WgmmaShared", "WgmmaSharedBF16N64Unit", "A is transposed"},
+      {"planted1_90a", "WgmmaShared", "WgmmaSharedN64Unit", "A is transposed"},
       {"planted3_90a", "BarrierExpect", "BulkLoadUnit",
        "bulk copies|more landed than were announced"},
       {"planted2_90a", "BarrierArriveAfterCpAsync", "BulkLoadUnit",
        ".noinc is expected, not .shared::cta"},
-      {"planted2_90a", "WgmmaRegisters", "WgmmaRegistersF16N64Unit", "a scale of -1 for B"}};
+      {"planted2_90a", "WgmmaRegisters", "WgmmaRegistersN64Unit", "a scale of -1 for B"}};
   for (const Mistake& mistake : mistakes) {
     SCOPED_TRACE(mistake.wrapper);
     EXPECT_DEATH(Differs(FindUnit(mistake.unit), mistake.program),

@@ -19,12 +19,9 @@ Plain WhereUnit, ShuffleUnit, AtomicUnit, NamedBarrierUnit, DependencyUnit, Load
 Plain CpAsync16Unit, CpAsync4Unit, LdMatrixX4Unit, LdMatrixX2Unit, LdMatrixX4TransUnit;
 Plain LdMatrixX2TransUnit, MovMatrixUnit, MmaBF16Unit, MmaF16Unit, ArithmeticUnit, ApproxUnit;
 Plain FloatPairUnit, HalfPairUnit, E4M3Unit, BitsUnit, BarrierRingUnit, BulkLoadUnit, RegistersUnit;
-Plain WgmmaSharedBF16N32Unit, WgmmaSharedBF16N64Unit, WgmmaSharedBF16N128Unit,
-    WgmmaSharedBF16N256Unit;
+Plain WgmmaSharedN32Unit, WgmmaSharedN64Unit, WgmmaSharedN128Unit, WgmmaSharedN256Unit;
 Plain WgmmaE4M3N64Unit, WgmmaE4M3N128Unit;
-Plain WgmmaSharedF16N64Unit, WgmmaSharedF16N128Unit, WgmmaRegistersBF16N64Unit,
-    WgmmaRegistersBF16N128Unit;
-Plain WgmmaRegistersF16N64Unit, WgmmaRegistersF16N128Unit;
+Plain WgmmaRegistersN64Unit, WgmmaRegistersN128Unit;
 Mapped TmaLoad2DUnit, TmaLoad3DUnit, ClusterUnit;
 }
 
@@ -109,13 +106,13 @@ Words MmaInput(std::mt19937& random) {
 // Values of A and B.
 template <std::size_t kN>
 inline constexpr std::size_t kTileRows = 64 + std::max<std::size_t>(kN, 128);
-template <typename T, std::size_t kN>
+template <std::size_t kN>
 Words WgmmaInput(std::mt19937& random) {
   Words words;
-  for (std::size_t i = 0; i < kTileRows<kN> * 32; ++i) words.push_back(NormalPair<T>(random));
+  for (std::size_t i = 0; i < kTileRows<kN> * 32; ++i) words.push_back(NormalPair<BF16>(random));
   for (int t = 0; t < 128; ++t) {
     for (std::size_t i = 0; i < kN / 2; ++i) words.push_back(NormalFloat(random));
-    for (int i = 0; i < 4; ++i) words.push_back(NormalPair<T>(random));
+    for (int i = 0; i < 4; ++i) words.push_back(NormalPair<BF16>(random));
   }
   return words;
 }
@@ -452,18 +449,17 @@ Words ClusterExpected(const Words& in) {
 
 // Element k of a row of the tile under the 128-byte swizzle: the 16-byte chunk number is XORed with
 // the row number modulo 8.
-template <typename T>
 double TileElement(const Words& in, std::size_t row, std::size_t k) {
-  return Half<T>(in[row * 32 + ((k / 8) ^ (row % 8)) * 4 + k % 8 / 2], k % 2);
+  return Half<BF16>(in[row * 32 + ((k / 8) ^ (row % 8)) * 4 + k % 8 / 2], k % 2);
 }
 
-template <typename T, std::size_t kN, bool kShared>
+template <std::size_t kN, bool kShared>
 Words WgmmaExpected(const Words& in) {
   constexpr std::size_t kStride = kN / 2 + 4;
   const std::uint32_t* const threads = in.data() + kTileRows<kN> * 32;
   const auto a = [&](std::size_t m, std::size_t k) {
-    if (kShared) return TileElement<T>(in, m, k);
-    return ElementA<T>(threads + m / 16 * 32 * kStride + kN / 2, kStride, m % 16, k % 16);
+    if (kShared) return TileElement(in, m, k);
+    return ElementA<BF16>(threads + m / 16 * 32 * kStride + kN / 2, kStride, m % 16, k % 16);
   };
   Words out(128 * kN);
   for (std::size_t m = 0; m < 64; ++m) {
@@ -473,8 +469,8 @@ Words WgmmaExpected(const Words& in) {
       double sum = ToDouble(threads[thread * kStride + i]);
       double other = 0.0;
       for (std::size_t k = 0; k < 32; ++k) {
-        sum += a(m, k) * TileElement<T>(in, 64 + n, k);
-        other += a(m, 32 + k) * TileElement<T>(in, 64 + k + n / 64 * 64, n % 64);
+        sum += a(m, k) * TileElement(in, 64 + n, k);
+        other += a(m, 32 + k) * TileElement(in, 64 + k + n / 64 * 64, n % 64);
       }
       out[thread * kN + i] = FromDouble(sum);
       out[thread * kN + kN / 2 + i] = FromDouble(other);
@@ -531,11 +527,11 @@ Unit WgmmaE4M3(const char* name, Plain* emulation) {
   unit.hints = {"fence.proxy.async"};
   return unit;
 }
-template <typename T, std::size_t kN, bool kShared>
+template <std::size_t kN, bool kShared>
 Unit Wgmma(const char* name, Plain* emulation) {
   Unit unit =
       Of(name, emulation, {.threads = 128, .shared_bytes = kSharedAlignment + kTileRows<kN> * 128},
-         WgmmaInput<T, kN>, WgmmaExpected<T, kN, kShared>);
+         WgmmaInput<kN>, WgmmaExpected<kN, kShared>);
   unit.is_float = true;
   unit.tolerance = 4e-6f;
   unit.hints = {"fence.proxy.async"};
@@ -633,18 +629,14 @@ std::vector<Unit> Sm90Units() {
       With({"fence.mbarrier_init", "fence.proxy.async"}, Cluster()),
       With({"setmaxnreg.dec", "setmaxnreg.inc"},
            Of("RegistersUnit", RegistersUnit, {.threads = 384}, AnyWords<384>, Same)),
-      Wgmma<BF16, 32, true>("WgmmaSharedBF16N32Unit", WgmmaSharedBF16N32Unit),
-      Wgmma<BF16, 64, true>("WgmmaSharedBF16N64Unit", WgmmaSharedBF16N64Unit),
-      Wgmma<BF16, 128, true>("WgmmaSharedBF16N128Unit", WgmmaSharedBF16N128Unit),
-      Wgmma<BF16, 256, true>("WgmmaSharedBF16N256Unit", WgmmaSharedBF16N256Unit),
+      Wgmma<32, true>("WgmmaSharedN32Unit", WgmmaSharedN32Unit),
+      Wgmma<64, true>("WgmmaSharedN64Unit", WgmmaSharedN64Unit),
+      Wgmma<128, true>("WgmmaSharedN128Unit", WgmmaSharedN128Unit),
+      Wgmma<256, true>("WgmmaSharedN256Unit", WgmmaSharedN256Unit),
       WgmmaE4M3<64>("WgmmaE4M3N64Unit", WgmmaE4M3N64Unit),
       WgmmaE4M3<128>("WgmmaE4M3N128Unit", WgmmaE4M3N128Unit),
-      Wgmma<F16, 64, true>("WgmmaSharedF16N64Unit", WgmmaSharedF16N64Unit),
-      Wgmma<F16, 128, true>("WgmmaSharedF16N128Unit", WgmmaSharedF16N128Unit),
-      Wgmma<BF16, 64, false>("WgmmaRegistersBF16N64Unit", WgmmaRegistersBF16N64Unit),
-      Wgmma<BF16, 128, false>("WgmmaRegistersBF16N128Unit", WgmmaRegistersBF16N128Unit),
-      Wgmma<F16, 64, false>("WgmmaRegistersF16N64Unit", WgmmaRegistersF16N64Unit),
-      Wgmma<F16, 128, false>("WgmmaRegistersF16N128Unit", WgmmaRegistersF16N128Unit)};
+      Wgmma<64, false>("WgmmaRegistersN64Unit", WgmmaRegistersN64Unit),
+      Wgmma<128, false>("WgmmaRegistersN128Unit", WgmmaRegistersN128Unit)};
 }
 
 }  // namespace

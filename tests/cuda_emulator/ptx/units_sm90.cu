@@ -57,7 +57,7 @@ __device__ Operands LoadOperands(const std::uint32_t* in) {
 
 // Two steps of K, with K-major B in the first group and MN-major B in the second, which ends with a
 // product that does not accumulate.
-template <typename T, int kN, bool kShared>
+template <int kN, bool kShared>
 __device__ void Multiply(const std::uint32_t* in, std::uint32_t* out) {
   auto [a, rows, columns] = LoadOperands<kN>(in);
   float sums[kN / 2];
@@ -72,17 +72,17 @@ __device__ void Multiply(const std::uint32_t* in, std::uint32_t* out) {
   WgmmaPin(fragment);
   WgmmaFence();
   if constexpr (kShared) {
-    WgmmaShared<T, kN>(sums, a, rows, true);
-    WgmmaShared<T, kN>(sums, a + 2, rows + 2, true);
+    WgmmaShared<kN>(sums, a, rows, true);
+    WgmmaShared<kN>(sums, a + 2, rows + 2, true);
     WgmmaCommit();
-    WgmmaShared<T, kN, 1>(others, a + 4, columns, in[0] == 0x7fc00000u);
-    WgmmaShared<T, kN, 1>(others, a + 6, columns + 128, true);
+    WgmmaShared<kN, 1>(others, a + 4, columns, in[0] == 0x7fc00000u);
+    WgmmaShared<kN, 1>(others, a + 6, columns + 128, true);
   } else {
-    WgmmaRegisters<T, kN>(sums, fragment, rows, true);
-    WgmmaRegisters<T, kN>(sums, fragment, rows + 2, true);
+    WgmmaRegisters<kN>(sums, fragment, rows, true);
+    WgmmaRegisters<kN>(sums, fragment, rows + 2, true);
     WgmmaCommit();
-    WgmmaRegisters<T, kN, 1>(others, fragment, columns, in[0] == 0x7fc00000u);
-    WgmmaRegisters<T, kN, 1>(others, fragment, columns + 128, true);
+    WgmmaRegisters<kN, 1>(others, fragment, columns, in[0] == 0x7fc00000u);
+    WgmmaRegisters<kN, 1>(others, fragment, columns + 128, true);
   }
   WgmmaCommit();
   WgmmaWait<1>();
@@ -95,7 +95,7 @@ __device__ void Multiply(const std::uint32_t* in, std::uint32_t* out) {
 }
 
 // The same from shared memory in sequence, since both sets of sums do not fit in registers.
-template <typename T, int kN>
+template <int kN>
 __device__ void MultiplyInTurn(const std::uint32_t* in, std::uint32_t* out) {
   const auto [a, rows, columns] = LoadOperands<kN>(in);
   float sums[kN / 2];
@@ -104,16 +104,16 @@ __device__ void MultiplyInTurn(const std::uint32_t* in, std::uint32_t* out) {
   for (int i = 0; i < kN / 2; ++i) sums[i] = BitsFloat(in[i]);
   WgmmaPin(sums);
   WgmmaFence();
-  WgmmaShared<T, kN>(sums, a, rows, true);
-  WgmmaShared<T, kN>(sums, a + 2, rows + 2, true);
+  WgmmaShared<kN>(sums, a, rows, true);
+  WgmmaShared<kN>(sums, a + 2, rows + 2, true);
   WgmmaCommit();
   WgmmaWait<0>();
   WgmmaPin(sums);
   for (int i = 0; i < kN / 2; ++i) out[i] = FloatBits(sums[i]);
   WgmmaPin(sums);
   WgmmaFence();
-  WgmmaShared<T, kN, 1>(sums, a + 4, columns, in[0] == 0x7fc00000u);
-  WgmmaShared<T, kN, 1>(sums, a + 6, columns + 128, true);
+  WgmmaShared<kN, 1>(sums, a + 4, columns, in[0] == 0x7fc00000u);
+  WgmmaShared<kN, 1>(sums, a + 6, columns + 128, true);
   WgmmaCommit();
   WgmmaWait<0>();
   WgmmaPin(sums);
@@ -257,23 +257,17 @@ __global__ void __launch_bounds__(384, 1)
   out[ThreadIndex()] = in[ThreadIndex()];
 }
 
-__global__ void WgmmaSharedBF16N32Unit(const std::uint32_t* in, std::uint32_t* out) {
-  Multiply<BF16, 32, true>(in, out);
+__global__ void WgmmaSharedN32Unit(const std::uint32_t* in, std::uint32_t* out) {
+  Multiply<32, true>(in, out);
 }
-__global__ void WgmmaSharedBF16N64Unit(const std::uint32_t* in, std::uint32_t* out) {
-  Multiply<BF16, 64, true>(in, out);
+__global__ void WgmmaSharedN64Unit(const std::uint32_t* in, std::uint32_t* out) {
+  Multiply<64, true>(in, out);
 }
-__global__ void WgmmaSharedBF16N128Unit(const std::uint32_t* in, std::uint32_t* out) {
-  Multiply<BF16, 128, true>(in, out);
+__global__ void WgmmaSharedN128Unit(const std::uint32_t* in, std::uint32_t* out) {
+  Multiply<128, true>(in, out);
 }
-__global__ void WgmmaSharedBF16N256Unit(const std::uint32_t* in, std::uint32_t* out) {
-  MultiplyInTurn<BF16, 256>(in, out);
-}
-__global__ void WgmmaSharedF16N64Unit(const std::uint32_t* in, std::uint32_t* out) {
-  Multiply<F16, 64, true>(in, out);
-}
-__global__ void WgmmaSharedF16N128Unit(const std::uint32_t* in, std::uint32_t* out) {
-  Multiply<F16, 128, true>(in, out);
+__global__ void WgmmaSharedN256Unit(const std::uint32_t* in, std::uint32_t* out) {
+  MultiplyInTurn<256>(in, out);
 }
 __global__ void WgmmaE4M3N64Unit(const std::uint32_t* in, std::uint32_t* out) {
   MultiplyE4M3<64>(in, out);
@@ -281,17 +275,11 @@ __global__ void WgmmaE4M3N64Unit(const std::uint32_t* in, std::uint32_t* out) {
 __global__ void WgmmaE4M3N128Unit(const std::uint32_t* in, std::uint32_t* out) {
   MultiplyE4M3<128>(in, out);
 }
-__global__ void WgmmaRegistersBF16N64Unit(const std::uint32_t* in, std::uint32_t* out) {
-  Multiply<BF16, 64, false>(in, out);
+__global__ void WgmmaRegistersN64Unit(const std::uint32_t* in, std::uint32_t* out) {
+  Multiply<64, false>(in, out);
 }
-__global__ void WgmmaRegistersBF16N128Unit(const std::uint32_t* in, std::uint32_t* out) {
-  Multiply<BF16, 128, false>(in, out);
-}
-__global__ void WgmmaRegistersF16N64Unit(const std::uint32_t* in, std::uint32_t* out) {
-  Multiply<F16, 64, false>(in, out);
-}
-__global__ void WgmmaRegistersF16N128Unit(const std::uint32_t* in, std::uint32_t* out) {
-  Multiply<F16, 128, false>(in, out);
+__global__ void WgmmaRegistersN128Unit(const std::uint32_t* in, std::uint32_t* out) {
+  Multiply<128, false>(in, out);
 }
 
 }  // extern "C"

@@ -39,15 +39,13 @@ template <int kN>
 void WgmmaPin(std::uint32_t (&)[kN]) {}
 inline void WgmmaPin(std::uint64_t&) {}
 
-template <typename T, int kN, int kTransB = 0>
+template <int kN, int kTransB = 0>
 void WgmmaShared(float (&d)[kN / 2], std::uint64_t a, std::uint64_t b, bool accumulate) {
-  constexpr DType kType = kDTypeOf<T>;
-  constexpr bool kBF16 = kType == DType::kBF16;
-  static_assert((kBF16 || kType == DType::kF16) &&
-                (kN == 64 || kN == 128 || (kBF16 && (kN == 32 || kN == 256))));
+  static_assert(kN == 32 || kN == 64 || kN == 128 || kN == 256);
   cuda_emulator::IssueProduct(
-      d, {.columns = kN, .type = kType, .transposed_b = kTransB != 0, .accumulate = accumulate}, a,
-      nullptr, b);
+      d,
+      {.columns = kN, .type = DType::kBF16, .transposed_b = kTransB != 0, .accumulate = accumulate},
+      a, nullptr, b);
 }
 
 template <int kN>
@@ -58,14 +56,14 @@ void WgmmaE4M3(float (&d)[kN / 2], std::uint64_t a, std::uint64_t b, bool accumu
       a, nullptr, b);
 }
 
-template <typename T, int kN, int kTransB = 0>
+template <int kN, int kTransB = 0>
 void WgmmaRegisters(float (&d)[kN / 2], const std::uint32_t (&a)[4], std::uint64_t b,
                     bool accumulate) {
-  constexpr DType kType = kDTypeOf<T>;
-  static_assert((kType == DType::kBF16 || kType == DType::kF16) && (kN == 64 || kN == 128));
+  static_assert(kN == 64 || kN == 128);
   cuda_emulator::IssueProduct(
-      d, {.columns = kN, .type = kType, .transposed_b = kTransB != 0, .accumulate = accumulate}, 0,
-      a, b);
+      d,
+      {.columns = kN, .type = DType::kBF16, .transposed_b = kTransB != 0, .accumulate = accumulate},
+      0, a, b);
 }
 
 }  // namespace quire::kernels::cuda
