@@ -263,6 +263,7 @@ absl::Status CudaRunner::State::Plan(std::uint32_t batch_size, bool has_prompt_r
                                                  {.row_offsets = buffers.row_offsets,
                                                   .cache_lengths = buffers.cache_lengths,
                                                   .prefill_tokens = buffers.prefill_tokens,
+                                                  .live_sequences = buffers.live_rows,
                                                   .batch_size = batch_size,
                                                   .has_prompt_rows = has_prompt_rows,
                                                   .has_generated_rows = has_generated_rows},

@@ -12,11 +12,11 @@ namespace {
 
 constexpr std::uint32_t kUnknown = std::numeric_limits<std::uint32_t>::max();
 
-// Returns the number of 32-bit words of the largest step: tokens, head tokens, rows, and, per row
-// and group, one range with all its entries. The number is a multiple of 64.
+// Returns the number of 32-bit words of the largest step: tokens, head tokens, rows, live rows, and
+// per row and group one range with all its entries. The number is a multiple of 64.
 std::int64_t BlockWords(const models::StepLimits& limits) {
   const std::int64_t rows = limits.max_rows;
-  const std::int64_t words = 4 * std::int64_t{limits.max_step_tokens} + 3 * rows + 1 +
+  const std::int64_t words = 4 * std::int64_t{limits.max_step_tokens} + 4 * rows + 1 +
                              limits.num_groups * rows * (3 + limits.lookup_stride);
   return (words + 63) / 64 * 64;
 }
@@ -86,6 +86,7 @@ PackedStep CudaStepInputs::Pack(const StepBatch& batch, int slot, StepOrder* ord
   }
   PackedStep step;
   step.num_tokens = static_cast<std::uint32_t>(batch.token_ids.size());
+  step.num_live_rows = static_cast<std::uint32_t>(batch.rows.size());
   for (const StepRow& row : batch.rows) {
     step.batch_size = std::max(step.batch_size, row.batch_row.value() + 1);
     step.has_prompt_rows |= row.prompt_tokens > 0;
@@ -96,18 +97,20 @@ PackedStep CudaStepInputs::Pack(const StepBatch& batch, int slot, StepOrder* ord
   std::uint32_t* const heads = block + 3 * std::size_t{step.num_tokens};
   std::uint32_t* const offsets = heads + batch.logits_tokens.size();
   std::uint32_t* const lengths = offsets + step.batch_size + 1;
+  std::uint32_t* const live_rows = lengths + 2 * std::size_t{step.batch_size};
   order->Order(batch, {.tokens = reinterpret_cast<std::int32_t*>(block),
                        .positions = reinterpret_cast<std::int32_t*>(block + step.num_tokens),
                        .row_offsets = offsets,
                        .token_rows = reinterpret_cast<std::int32_t*>(block + 2 * step.num_tokens),
                        .cache_lengths = lengths,
-                       .prefill_tokens = lengths + step.batch_size});
+                       .prefill_tokens = lengths + step.batch_size,
+                       .live_rows = live_rows});
   for (std::size_t i = 0; i < batch.logits_tokens.size(); ++i) {
     heads[i] = order->step_index()[batch.logits_tokens[i]];
   }
   // The ranges have room for one per row and group. The kernel finds entries by their index, so a
   // gap after the last range is allowed.
-  std::uint32_t* const ranges = lengths + 2 * std::size_t{step.batch_size};
+  std::uint32_t* const ranges = live_rows + step.num_live_rows;
   step.words =
       (ranges - block) + 3 * static_cast<std::int64_t>(batch.rows.size()) * limits_.num_groups;
   for (std::uint32_t group = 0; group < limits_.num_groups; ++group) {
@@ -129,6 +132,7 @@ absl::Status CudaStepInputs::Upload(const PackedStep& step, int slot, std::uint3
                             .num_tokens = step.num_tokens,
                             .num_head_tokens = num_head_tokens,
                             .batch_size = step.batch_size,
+                            .num_live_rows = step.num_live_rows,
                             .num_ranges = step.num_ranges,
                             .padded_tokens = std::max(padding.tokens, step.num_tokens),
                             .padded_head_tokens = std::max(padding.head_tokens, num_head_tokens),
@@ -142,6 +146,7 @@ absl::Status CudaStepInputs::Upload(const PackedStep& step, int slot, std::uint3
                             .row_offsets = buffers->row_offsets,
                             .cache_lengths = buffers->cache_lengths,
                             .prefill_tokens = buffers->prefill_tokens,
+                            .live_rows = buffers->live_rows,
                             .lookup_table = buffers->lookup_table});
   }
   return absl::OkStatus();

@@ -18,6 +18,7 @@ namespace quire::runtime {
 struct PackedStep {
   std::uint32_t num_tokens = 0;
   std::uint32_t batch_size = 0;
+  std::uint32_t num_live_rows = 0;
   std::uint32_t num_ranges = 0;  // changed ranges of the lookup tables
   std::int64_t words = 0;
   bool has_prompt_rows = false;

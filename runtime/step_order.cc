@@ -20,9 +20,10 @@ std::uint32_t StepOrder::Order(const StepBatch& batch, const StepArrays& out) {
   });
   std::uint32_t next_row = 0;
   std::uint32_t token = 0;
-  for (const std::uint32_t index : row_order_) {
-    const StepRow& row = batch.rows[index];
+  for (std::size_t i = 0; i < row_order_.size(); ++i) {
+    const StepRow& row = batch.rows[row_order_[i]];
     const std::uint32_t batch_row = row.batch_row.value();
+    if (out.live_rows) out.live_rows[i] = batch_row;
     for (; next_row <= batch_row; ++next_row) {
       const bool scheduled = next_row == batch_row;
       out.row_offsets[next_row] = token;

@@ -9,7 +9,7 @@
 
 namespace quire::runtime {
 
-// The host arrays that StepOrder fills. The last three may be null.
+// The host arrays that StepOrder fills. The last four may be null.
 struct StepArrays {
   std::int32_t* tokens;                     // [num_tokens]
   std::int32_t* positions;                  // [num_tokens]
@@ -17,6 +17,7 @@ struct StepArrays {
   std::int32_t* token_rows = nullptr;       // [num_tokens] batch row of each token
   std::uint32_t* cache_lengths = nullptr;   // [max_rows] 0 for rows that are not scheduled
   std::uint32_t* prefill_tokens = nullptr;  // [max_rows] 0 for rows that are not scheduled
+  std::uint32_t* live_rows = nullptr;       // [num_rows] scheduled rows, ascending
 };
 
 // Orders the tokens of a step by batch row. Kernels read the tokens of batch row b at

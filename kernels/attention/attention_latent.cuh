@@ -17,15 +17,17 @@ inline constexpr std::uint32_t kLatentSpan = 1024;  // tokens
 
 // Numbers of packed rows, row blocks and spans of keys of a sequence.
 struct LatentCount {
-  __device__ __forceinline__ LatentCount(const LatentArgs& args, std::uint32_t sequence) {
-    if (sequence >= args.batch_size) return;
+  // `index` is that of a live sequence. Indices from args.live_sequences[0] on count as empty.
+  __device__ __forceinline__ LatentCount(const LatentArgs& args, std::uint32_t index) {
+    if (index >= args.live_sequences[0]) return;
+    sequence = args.live_sequences[1 + index];
     const std::uint32_t tokens = args.row_offsets[sequence + 1] - args.row_offsets[sequence];
-    if (tokens == 0) return;
     rows = tokens * args.num_heads;
     blocks = CeilDiv(rows, args.block_rows);
     spans = CeilDiv(args.rows.cache_length(sequence) + tokens, kLatentSpan);
   }
 
+  std::uint32_t sequence = 0;
   std::uint32_t rows = 0;
   std::uint32_t blocks = 0;
   std::uint32_t spans = 0;
@@ -37,8 +39,8 @@ __device__ __forceinline__ bool IsSplit(const LatentArgs& args) {
   std::uint32_t blocks = 0;
   std::uint32_t partials = 0;  // rows of partial results
   bool has_many_spans = false;
-  for (std::uint32_t s = cuda::Lane(); s < args.batch_size; s += cuda::kWarpSize) {
-    const LatentCount count(args, s);
+  for (std::uint32_t i = cuda::Lane(); i < args.live_sequences[0]; i += cuda::kWarpSize) {
+    const LatentCount count(args, i);
     blocks += count.blocks;
     partials += count.rows * count.spans;
     has_many_spans |= count.spans > 1;
@@ -68,7 +70,7 @@ class LatentFinder {
   // Finds item number `wanted`, which must not decrease between calls. Returns false if there are
   // fewer items. All lanes of a warp must call it together and get the same result.
   __device__ __forceinline__ bool Find(std::uint32_t wanted, LatentPlace* place) {
-    for (; first_ < args_.batch_size; first_ += cuda::kWarpSize) {
+    for (; first_ < args_.live_sequences[0]; first_ += cuda::kWarpSize) {
       const LatentCount count(args_, first_ + cuda::Lane());
       const std::uint32_t items = count.blocks * (per_block_ == 0 ? count.spans : per_block_);
       const std::uint32_t partials = count.rows * count.spans;
@@ -91,7 +93,7 @@ class LatentFinder {
         const std::uint32_t per_block = per_block_ == 0 ? spans : per_block_;
         const std::uint32_t at = wanted - before_ - cuda::Shuffle(items_end - items, lane);
         const std::uint32_t block = at / per_block;
-        *place = {first_ + lane, block, at % per_block,
+        *place = {cuda::Shuffle(count.sequence, lane), block, at % per_block,
                   partials_ + cuda::Shuffle(partials_end - partials, lane) +
                       block * args_.block_rows * spans};
         return true;
@@ -105,7 +107,7 @@ class LatentFinder {
  private:
   const LatentArgs& args_;
   const std::uint32_t per_block_;
-  std::uint32_t first_ = 0;     // sequence
+  std::uint32_t first_ = 0;     // index of a live sequence
   std::uint32_t before_ = 0;    // items of the preceding sequences
   std::uint32_t partials_ = 0;  // rows of partial results of the preceding sequences
 };

@@ -57,10 +57,10 @@ struct LatentArgs {
   std::int64_t q_stride;
   std::int64_t out_stride;
   const std::uint32_t* row_offsets;
+  const std::uint32_t* live_sequences;  // AttentionPlanParams::live_sequences
   float* partials;
   std::uint32_t partial_rows;  // at least block_rows
   std::uint32_t num_sms;
-  std::uint32_t batch_size;
   std::uint32_t num_heads;
   std::uint32_t block_rows;     // packed rows of an item; fixed by the kernel
   std::uint32_t value_columns;  // a multiple of 8

@@ -115,7 +115,8 @@ struct Sequence {
 
 std::vector<Sequence> LongestFirst(const AttentionPlanParams& params) {
   std::vector<Sequence> sequences;
-  for (std::uint32_t b = 0; b < params.batch_size; ++b) {
+  for (std::uint32_t i = 0; i < params.live_sequences[0]; ++i) {
+    const std::uint32_t b = params.live_sequences[1 + i];
     const std::uint32_t rows = params.row_offsets[b + 1] - params.row_offsets[b];
     const std::uint32_t prompt = std::min(params.prefill_tokens[b], rows);
     sequences.push_back(

@@ -38,6 +38,10 @@ struct AttentionPlanParams {
   const std::uint32_t* row_offsets;     // [batch_size + 1]
   const std::uint32_t* cache_lengths;   // [batch_size] tokens cached before the step
   const std::uint32_t* prefill_tokens;  // [batch_size] rows of the step that are prefill tokens
+  // [1 + batch_size] the number of sequences with tokens in the step, then their indices in
+  // ascending order. Kernels read no other sequences. The time of a captured planner therefore
+  // depends on this number and not on batch_size.
+  const std::uint32_t* live_sequences;
   std::uint32_t batch_size;
   // True if any sequence of the step has prefill or decode rows, respectively. The host sets these
   // fields, so that kernels of an empty class are not launched.

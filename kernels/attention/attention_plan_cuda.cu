@@ -20,11 +20,13 @@ struct PlanArgs {
   AttentionPlanParams params;
   AttentionWorkShape shape;
   AttentionWorkLists lists;
-  std::uint32_t sorted_size;  // a power of two, at least the batch
 };
 
-// Shared memory: sort keys, then three arrays of batch + 1 starts, then scratch.
+// The number of live sequences, and shared memory: sort keys, then three arrays of one start per
+// live sequence and the total, then scratch.
 struct Shared {
+  std::uint32_t num_live;
+  std::uint32_t sorted_size;  // a power of two, at least num_live
   std::uint64_t* keys;
   std::uint32_t* items;
   std::uint32_t* partials;
@@ -33,6 +35,12 @@ struct Shared {
 };
 constexpr std::uint32_t SharedBytes(std::uint32_t batch, std::uint32_t sorted_size) {
   return 8 * sorted_size + 4 * (3 * (batch + 1) + kWarps + 1);
+}
+
+__host__ __device__ constexpr std::uint32_t SortedSize(std::uint32_t count) {
+  std::uint32_t size = 1;
+  while (size < count) size *= 2;
+  return size;
 }
 
 struct Sequence {
@@ -62,11 +70,14 @@ __device__ __forceinline__ Sequence SortedSequence(const PlanArgs& args, const S
 
 // Sorts by ascending key: longest sequence first, ties by index.
 __device__ void SortSequences(const PlanArgs& args, const Shared& shared) {
-  const std::uint32_t n = args.sorted_size;
+  const std::uint32_t n = shared.sorted_size;
   for (std::uint32_t i = cuda::ThreadIndex(); i < n; i += kThreads) {
-    shared.keys[i] = i < args.params.batch_size
-                         ? (std::uint64_t{~ReadSequence(args.params, i).keys} << 32 | i)
-                         : ~std::uint64_t{0};
+    std::uint64_t key = ~std::uint64_t{0};
+    if (i < shared.num_live) {
+      const std::uint32_t sequence = args.params.live_sequences[1 + i];
+      key = std::uint64_t{~ReadSequence(args.params, sequence).keys} << 32 | sequence;
+    }
+    shared.keys[i] = key;
   }
   cuda::SyncBlock();
   for (std::uint32_t size = 2; size <= n; size *= 2) {
@@ -132,8 +143,8 @@ __device__ AttentionSplit SplitOf(const PlanArgs& args, const Shared& shared) {
   std::uint32_t* const groups = shared.scratch + kWarps;
   if (cuda::ThreadIndex() == 0) *groups = 0;
   cuda::SyncBlock();
-  for (std::uint32_t i = cuda::ThreadIndex(); i < args.params.batch_size; i += kThreads) {
-    const Sequence s = ReadSequence(args.params, i);
+  for (std::uint32_t i = cuda::ThreadIndex(); i < shared.num_live; i += kThreads) {
+    const Sequence s = SortedSequence(args, shared, i);
     const std::uint32_t first = FirstKey(s.keys, s.decode_tokens, args.shape.window) / kKvGroup;
     const std::uint64_t count =
         std::uint64_t{CeilDiv(s.decode_tokens * args.shape.group, kDecodeRows)} *
@@ -145,7 +156,7 @@ __device__ AttentionSplit SplitOf(const PlanArgs& args, const Shared& shared) {
 }
 
 __device__ void PlanPrefill(const PlanArgs& args, const Shared& shared) {
-  const std::uint32_t n = args.params.batch_size;
+  const std::uint32_t n = shared.num_live;
   const AttentionWorkShape& shape = args.shape;
   for (std::uint32_t i = cuda::ThreadIndex(); i < n; i += kThreads) {
     const Sequence s = SortedSequence(args, shared, i);
@@ -173,7 +184,7 @@ __device__ void PlanPrefill(const PlanArgs& args, const Shared& shared) {
 }
 
 __device__ void CountDecode(const PlanArgs& args, const Shared& shared, AttentionSplit split) {
-  const std::uint32_t n = args.params.batch_size;
+  const std::uint32_t n = shared.num_live;
   for (std::uint32_t i = cuda::ThreadIndex(); i < n; i += kThreads) {
     const DecodeGrid grid = GridOf(SortedSequence(args, shared, i), args.shape, split);
     const std::uint32_t rows = grid.blocks * args.shape.num_kv_heads;
@@ -188,7 +199,7 @@ __device__ void CountDecode(const PlanArgs& args, const Shared& shared, Attentio
 }
 
 __device__ void PlanDecode(const PlanArgs& args, const Shared& shared, AttentionSplit split) {
-  const std::uint32_t n = args.params.batch_size;
+  const std::uint32_t n = shared.num_live;
   const AttentionWorkShape& shape = args.shape;
   for (std::uint32_t i = cuda::ThreadIndex(); i < shared.items[n]; i += kThreads) {
     const std::uint32_t place = FindStart(shared.items, n, i);
@@ -230,10 +241,12 @@ __device__ void PlanDecode(const PlanArgs& args, const Shared& shared, Attention
 __global__ void __launch_bounds__(kThreads) PlanKernel(const PlanArgs args) {
   cuda::DependencyLaunch();
   cuda::DependencyWait();
-  const std::uint32_t starts = args.params.batch_size + 1;
   Shared shared;
+  shared.num_live = args.params.live_sequences[0];
+  shared.sorted_size = SortedSize(shared.num_live);
+  const std::uint32_t starts = shared.num_live + 1;
   shared.keys = reinterpret_cast<std::uint64_t*>(cuda::SharedMemory16());
-  shared.items = reinterpret_cast<std::uint32_t*>(shared.keys + args.sorted_size);
+  shared.items = reinterpret_cast<std::uint32_t*>(shared.keys + shared.sorted_size);
   shared.partials = shared.items + starts;
   shared.merges = shared.partials + starts;
   shared.scratch = shared.merges + starts;
@@ -250,14 +263,13 @@ namespace internal {
 
 absl::Status PlanWorkCuda(const CudaContext& context, const AttentionPlanParams& params,
                           const AttentionWorkShape& shape, const AttentionWorkLists& lists) {
-  std::uint32_t sorted_size = 1;
-  while (sorted_size < params.batch_size) sorted_size *= 2;
-  return cuda::Launch(context, "attention plan", PlanKernel,
-                      {.blocks_x = 1,
-                       .threads = kThreads,
-                       .shared_bytes = SharedBytes(params.batch_size, sorted_size),
-                       .programmatic = true},
-                      PlanArgs{params, shape, lists, sorted_size});
+  return cuda::Launch(
+      context, "attention plan", PlanKernel,
+      {.blocks_x = 1,
+       .threads = kThreads,
+       .shared_bytes = SharedBytes(params.batch_size, SortedSize(params.batch_size)),
+       .programmatic = true},
+      PlanArgs{params, shape, lists});
 }
 
 }  // namespace internal

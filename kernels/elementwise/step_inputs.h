@@ -20,13 +20,14 @@ struct LookupRange {
 
 // The block has these arrays of words, in order: tokens, positions and token rows, [num_tokens]
 // each; head tokens [num_head_tokens]; row offsets [batch_size + 1]; cache lengths and prefill
-// tokens, [batch_size] each; ranges [num_ranges], three words each; then the entries that ranges
-// point to. All pointers point to device memory.
+// tokens, [batch_size] each; live rows [num_live_rows]; ranges [num_ranges], three words each; then
+// the entries that ranges point to. All pointers point to device memory.
 struct StepInputsParams {
   const std::uint32_t* block;
   std::uint32_t num_tokens;
   std::uint32_t num_head_tokens;
   std::uint32_t batch_size;
+  std::uint32_t num_live_rows;  // rows with tokens
   std::uint32_t num_ranges;
   // Padded sizes, at least the numbers above. Padding tokens have id 0, position 0 and row -1.
   // Padding head tokens are token 0, and padding rows are empty.
@@ -45,6 +46,7 @@ struct StepInputsParams {
   std::uint32_t* row_offsets;
   std::uint32_t* cache_lengths;
   std::uint32_t* prefill_tokens;
+  std::uint32_t* live_rows;     // [1 + num_live_rows] the number, then the rows
   std::uint32_t* lookup_table;  // tables of all layer groups, concatenated
 };
 

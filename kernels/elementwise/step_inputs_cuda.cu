@@ -48,6 +48,14 @@ __device__ __forceinline__ void ScatterRows(const StepInputsParams& p, const std
   }
 }
 
+__device__ __forceinline__ void ScatterLiveRows(const StepInputsParams& p,
+                                                const std::uint32_t* rows, std::uint32_t first,
+                                                std::uint32_t step) {
+  for (std::uint32_t i = first; i <= p.num_live_rows; i += step) {
+    p.live_rows[i] = i == 0 ? p.num_live_rows : rows[i - 1];
+  }
+}
+
 __global__ void __launch_bounds__(kThreads) StepInputsKernel(const StepInputsParams p) {
   cuda::DependencyLaunch();
   cuda::DependencyWait();
@@ -56,7 +64,9 @@ __global__ void __launch_bounds__(kThreads) StepInputsKernel(const StepInputsPar
   const std::uint32_t* const offsets = p.block + 3 * p.num_tokens + p.num_head_tokens;
   ScatterTokens(p, first, step);
   ScatterRows(p, offsets, first, step);
-  const std::uint32_t* const ranges = offsets + 3 * p.batch_size + 1;
+  const std::uint32_t* const live_rows = offsets + 3 * p.batch_size + 1;
+  ScatterLiveRows(p, live_rows, first, step);
+  const std::uint32_t* const ranges = live_rows + p.num_live_rows;
   for (std::uint32_t r = cuda::BlockX(); r < p.num_ranges; r += cuda::GridX()) {
     const std::uint32_t to = ranges[3 * r];
     const std::uint32_t from = ranges[3 * r + 1];

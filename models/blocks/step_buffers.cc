@@ -159,6 +159,7 @@ void CutDevice(Cutter& cutter, const Widths& widths, const StepLimits& limits,
   buffers->token_rows = cutter.Take<std::int32_t>(limits.max_step_tokens);
   buffers->cache_lengths = cutter.Take<std::uint32_t>(rows);
   buffers->prefill_tokens = cutter.Take<std::uint32_t>(rows);
+  buffers->live_rows = cutter.Take<std::uint32_t>(1 + rows);
   buffers->lookup_table =
       cutter.Take<std::uint32_t>(limits.num_groups * rows * limits.lookup_stride);
   buffers->inv_freq = cutter.Take<float>(widths.angles);

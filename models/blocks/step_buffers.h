@@ -100,6 +100,7 @@ struct StepBuffers {
   std::int32_t* token_rows = nullptr;       // [T] batch row of each token, -1: padding
   std::uint32_t* cache_lengths = nullptr;   // [max_rows]
   std::uint32_t* prefill_tokens = nullptr;  // [max_rows] prompt tokens of each row of the step
+  std::uint32_t* live_rows = nullptr;       // [1 + max_rows] number of rows of the step, the rows
   std::uint32_t* lookup_table = nullptr;    // [num_groups, max_rows, lookup_stride]
   float* inv_freq = nullptr;                // all rope tables, concatenated
 };

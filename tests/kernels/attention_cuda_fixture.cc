@@ -35,14 +35,20 @@ struct StepArrays {
   std::vector<std::uint32_t> offsets{0};
   std::vector<std::uint32_t> cached;
   std::vector<std::uint32_t> prompt;
+  std::vector<std::uint32_t> live{0};
   std::uint32_t longest = 1;
   explicit StepArrays(const std::vector<StepRows>& step) {
     for (const StepRows& rows : step) {
+      if (rows.prompt + rows.generated > 0) {
+        live.push_back(static_cast<std::uint32_t>(cached.size()));
+        ++live[0];
+      }
       offsets.push_back(offsets.back() + rows.prompt + rows.generated);
       cached.push_back(rows.cached);
       prompt.push_back(rows.prompt);
       longest = std::max(longest, rows.cached + rows.prompt + rows.generated);
     }
+    live.resize(step.size() + 1);
   }
 };
 
@@ -316,6 +322,7 @@ DeviceStep::DeviceStep(const AttentionRig& rig, const AttentionBackend& cuda,
       cached_(cuda, std::vector<std::uint32_t>(step.size())),
       prompt_(cuda, std::vector<std::uint32_t>(step.size())),
       offsets_(cuda, std::vector<std::uint32_t>(step.size() + 1)),
+      live_(cuda, std::vector<std::uint32_t>(step.size() + 1)),
       q_(cuda,
          Poison(std::max({max_rows, RowsOf(step), 1u}) * rig.row_size(), rig.shape_.activations)),
       out_(cuda, Poison((std::max({max_rows, RowsOf(step), 1u}) + 1) *
@@ -331,6 +338,7 @@ DeviceStep::DeviceStep(const AttentionRig& rig, const AttentionBackend& cuda,
   planned_.row_offsets = offsets_.data();
   planned_.cache_lengths = cached_.data();
   planned_.prefill_tokens = prompt_.data();
+  planned_.live_sequences = live_.data();
   planned_.batch_size = batch;
   auto plan = AttentionPlan::Create(
       *cuda, {batch, max_rows, 1, rig.shape_.heads, rig.shape_.kv_heads, rig.shape_.head_size,
@@ -403,6 +411,7 @@ void DeviceStep::Set(const std::vector<StepRows>& step) {
   cached_.Write(cuda_, arrays.cached);
   prompt_.Write(cuda_, arrays.prompt);
   offsets_.Write(cuda_, arrays.offsets);
+  live_.Write(cuda_, arrays.live);
   q_.Write(cuda_, Encode(q, rig_.shape_.activations));
   std::fill(out_host_.begin(), out_host_.end(), std::byte{0xff});
   out_.Write(cuda_, out_host_);

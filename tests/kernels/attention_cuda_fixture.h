@@ -176,6 +176,7 @@ class DeviceStep {
   AttentionArray<std::uint32_t> cached_;
   AttentionArray<std::uint32_t> prompt_;
   AttentionArray<std::uint32_t> offsets_;
+  AttentionArray<std::uint32_t> live_;
   AttentionArray<std::byte> q_;
   AttentionArray<std::byte> out_;
   AttentionArray<float> sinks_;

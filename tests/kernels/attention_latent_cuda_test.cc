@@ -239,5 +239,23 @@ TEST_P(AttentionLatentTest, CountsAllSequencesOfLongBatches) {
   EXPECT_LE(RelativeError(rig.Run(cuda, step), rig.Exact(step)), 6e-3);
 }
 
+// A graph is captured for the largest number of sequences, but its time must depend on those with
+// tokens.
+TEST_P(AttentionLatentTest, SequencesWithoutTokensAreNotScanned) {
+  if (!cuda_emulator::IsEmulated()) GTEST_SKIP() << "counts are those of the emulator";
+  const AttentionRig rig(WithMaps(Latent(2, 128, 16)), std::vector<std::uint32_t>(300, 90), 6);
+  const AttentionBackend cuda(2);
+  const auto collectives = [&](const std::vector<StepRows>& step) {
+    const std::uint64_t before = cuda_emulator::CollectiveCount();
+    rig.Run(cuda, step);
+    return cuda_emulator::CollectiveCount() - before;
+  };
+  std::vector<StepRows> padded = {{0, 89, 0, 1}};
+  for (std::uint32_t s = 1; s < 300; ++s) padded.push_back({s, 89, 0, 0});
+  const std::uint64_t alone = collectives({padded[0]});
+  EXPECT_GT(alone, 0u);
+  EXPECT_EQ(collectives(padded), alone);
+}
+
 }  // namespace
 }  // namespace quire::kernels

@@ -46,6 +46,15 @@ struct Batch {
     offsets.push_back(offsets.back() + p + g);
   }
   std::uint32_t size() const { return static_cast<std::uint32_t>(cached.size()); }
+  // AttentionPlanParams::live_sequences
+  std::vector<std::uint32_t> LiveSequences() const {
+    std::vector<std::uint32_t> live = {0};
+    for (std::uint32_t b = 0; b < size(); ++b) {
+      if (prompt[b] + generated[b] > 0) live.push_back(b);
+    }
+    live[0] = static_cast<std::uint32_t>(live.size() - 1);
+    return live;
+  }
 };
 
 Batch RandomBatch(std::uint32_t size, std::uint32_t longest, Random& random) {
@@ -78,7 +87,9 @@ struct HostLists {
     prefill.resize(bounds.prefill);
     decode.resize(bounds.decode);
     merge.resize(bounds.merge);
+    const std::vector<std::uint32_t> live = batch.LiveSequences();
     AttentionPlanParams params{};
+    params.live_sequences = live.data();
     params.row_offsets = batch.offsets.data();
     params.cache_lengths = batch.cached.data();
     params.prefill_tokens = batch.prompt.data();
@@ -289,13 +300,20 @@ void ExpectDeviceListsEqual(const AttentionBackend& cuda, const Batch& batch, st
                             std::uint32_t kv_heads, std::uint32_t window = 0) {
   const HostLists host(batch, {kv_heads, heads / kv_heads, cuda.num_sms(), window});
   const AttentionArray<std::uint32_t> offsets(cuda, batch.offsets);
-  const AttentionArray<std::uint32_t> cached(cuda, batch.cached);
+  // The planner must not read the lengths of sequences without tokens.
+  std::vector<std::uint32_t> lengths = batch.cached;
+  for (std::uint32_t b = 0; b < batch.size(); ++b) {
+    if (batch.offsets[b] == batch.offsets[b + 1]) lengths[b] = 0xffffffffu;
+  }
+  const AttentionArray<std::uint32_t> cached(cuda, lengths);
   const AttentionArray<std::uint32_t> prompt(cuda, batch.prompt);
+  const AttentionArray<std::uint32_t> live(cuda, batch.LiveSequences());
   auto plan = AttentionPlan::Create(
       *cuda, {batch.size(), std::max(batch.offsets.back(), 1u), 1, heads, kv_heads, 64, window});
   ASSERT_TRUE(plan.ok()) << plan.status();
   const absl::Status planned = PlanAttention(
-      *cuda, {offsets.data(), cached.data(), prompt.data(), batch.size(), true, true}, plan->get());
+      *cuda, {offsets.data(), cached.data(), prompt.data(), live.data(), batch.size(), true, true},
+      plan->get());
   ASSERT_TRUE(planned.ok()) << planned;
   const AttentionWorkLists lists = AttentionPlanAccess::Lists(**plan);
   const auto read = [&](auto* from, std::size_t count) {

@@ -111,10 +111,12 @@ class CudaStepInputsTest : public testing::Test {
     const auto offsets = Read(buffers_.row_offsets, padding.rows + 1);
     const auto lengths = Read(buffers_.cache_lengths, padding.rows);
     const auto prompts = Read(buffers_.prefill_tokens, padding.rows);
+    const auto live = Read(buffers_.live_rows, 1 + batch.rows.size());
     const auto heads = Read(buffers_.head_tokens, padding.head_tokens);
     const auto table = Read(buffers_.lookup_table, table_.size());
     std::vector<std::uint32_t> place(batch.token_ids.size());
     std::uint32_t seen = 0;
+    std::uint32_t num_live = 0;
     for (std::uint32_t row = 0; row < padding.rows; ++row) {
       const auto it =
           std::find_if(batch.rows.begin(), batch.rows.end(),
@@ -123,6 +125,7 @@ class CudaStepInputsTest : public testing::Test {
       ASSERT_EQ(lengths[row], it == batch.rows.end() ? 0 : it->cache_length);
       ASSERT_EQ(prompts[row], it == batch.rows.end() ? 0 : it->prompt_tokens);
       if (it == batch.rows.end()) continue;
+      ASSERT_EQ(live[++num_live], row);
       for (std::uint32_t c = 0; c < kStride; ++c) {
         for (std::uint32_t group = 0; group < kGroups; ++group) {
           const std::size_t at = (group * kLimits.max_rows + row) * kStride + c;
@@ -139,6 +142,7 @@ class CudaStepInputsTest : public testing::Test {
       }
     }
     ASSERT_EQ(offsets[padding.rows], step.num_tokens);
+    ASSERT_EQ(live[0], num_live);
     for (std::uint32_t i = step.num_tokens; i < padding.tokens; ++i) {
       ASSERT_EQ(tokens[i], 0);
       ASSERT_EQ(positions[i], 0);

@@ -259,19 +259,22 @@ absl::Status Planner(benchmark::State& state, Gpu& gpu) {
                                                              .num_heads = 32,
                                                              .num_kv_heads = 8,
                                                              .head_size = 128}));
-  std::vector<std::uint32_t> offsets(batch + 1);
+  std::vector<std::uint32_t> offsets(batch + 1), live = {batch};
   for (std::uint32_t b = 0; b <= batch; ++b) offsets[b] = b;
+  live.insert(live.end(), offsets.begin(), offsets.end() - 1);
   QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer row_offsets, ToDevice(gpu, offsets));
   QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer lengths,
                          ToDevice(gpu, std::vector<std::uint32_t>(batch, 4095)));
   QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer prefill_tokens,
                          ToDevice(gpu, std::vector<std::uint32_t>(batch, 0)));
+  QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer live_sequences, ToDevice(gpu, live));
   return Measure(state, gpu, {}, [&](int) {
     return PlanAttention(
         gpu.backend,
         {.row_offsets = static_cast<const std::uint32_t*>(row_offsets.data()),
          .cache_lengths = static_cast<const std::uint32_t*>(lengths.data()),
          .prefill_tokens = static_cast<const std::uint32_t*>(prefill_tokens.data()),
+         .live_sequences = static_cast<const std::uint32_t*>(live_sequences.data()),
          .batch_size = batch,
          .has_prompt_rows = false,
          .has_generated_rows = true},

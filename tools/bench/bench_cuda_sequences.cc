@@ -47,7 +47,9 @@ absl::StatusOr<DeviceSequences> DeviceSequences::Create(const Gpu& gpu, DType dt
                                          0.03f)));
   }
   std::vector<std::uint32_t> ids(std::size_t{shape.batch} * stride), offsets(shape.batch + 1);
+  std::vector<std::uint32_t> live = {shape.batch};
   for (std::uint32_t b = 0; b < shape.batch; ++b) {
+    live.push_back(b);
     offsets[b + 1] = offsets[b] + shape.rows;
     for (std::uint32_t i = 0; i < pages; ++i) ids[b * stride + i] = 1 + i * shape.batch + b;
   }
@@ -57,6 +59,7 @@ absl::StatusOr<DeviceSequences> DeviceSequences::Create(const Gpu& gpu, DType dt
   QUIRE_ASSIGN_OR_RETURN(made.table_, ToDevice(gpu, ids));
   QUIRE_ASSIGN_OR_RETURN(made.lengths_, of_each(shape.cached));
   QUIRE_ASSIGN_OR_RETURN(made.row_offsets_, ToDevice(gpu, offsets));
+  QUIRE_ASSIGN_OR_RETURN(made.live_sequences_, ToDevice(gpu, live));
   QUIRE_ASSIGN_OR_RETURN(made.prefill_tokens_, of_each(shape.is_prompt ? shape.rows : 0));
   QUIRE_ASSIGN_OR_RETURN(made.collection,
                          MakeKvCollection(geometry, made.pool_.data(),

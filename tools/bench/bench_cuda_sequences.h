@@ -38,6 +38,7 @@ class DeviceSequences {
     return {.row_offsets = static_cast<const std::uint32_t*>(row_offsets_.data()),
             .cache_lengths = static_cast<const std::uint32_t*>(lengths_.data()),
             .prefill_tokens = static_cast<const std::uint32_t*>(prefill_tokens_.data()),
+            .live_sequences = static_cast<const std::uint32_t*>(live_sequences_.data()),
             .batch_size = batch_,
             .has_prompt_rows = is_prompt,
             .has_generated_rows = !is_prompt};
@@ -49,7 +50,7 @@ class DeviceSequences {
   explicit DeviceSequences(std::uint32_t batch) : batch_(batch) {}
 
   std::uint32_t batch_;
-  DeviceBuffer pool_, scales_, table_, lengths_, row_offsets_, prefill_tokens_;
+  DeviceBuffer pool_, scales_, table_, lengths_, row_offsets_, prefill_tokens_, live_sequences_;
 };
 
 }  // namespace quire::kernels
