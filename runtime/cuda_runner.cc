@@ -1,6 +1,7 @@
 #include "runtime/cuda_runner.h"
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <span>
 #include <utility>
@@ -9,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/device.h"
 #include "base/error_reason.h"
 #include "base/logging.h"
@@ -18,6 +20,7 @@
 #include "kernels/attention/attention_plan.h"
 #include "kernels/attention/kv_tensor_maps.h"
 #include "kernels/comm/communicator.h"
+#include "kernels/cuda/loaded_kernels.h"
 #include "kernels/kv_store/kv_dispatch.h"
 #include "kernels/kv_store/page_copy.h"
 #include "kernels/sampling/device_sampler.h"
@@ -70,6 +73,8 @@ struct CudaRunner::State : RunnerBase {
   absl::Status Allocate();
   absl::Status MakeCollections();
   absl::Status UploadRopeTables();
+  // Loads the kernels of steps, and runs none of them.
+  absl::Status LoadKernels();
 
   // The steps of Run, in order.
   absl::Status Check(const StepBatch& batch) const;
@@ -80,7 +85,11 @@ struct CudaRunner::State : RunnerBase {
   absl::Status Plan(std::uint32_t batch_size, bool has_prompt_rows, bool has_generated_rows);
   // Runs the decoder and the head of a whole bucket, as one graph if it exists.
   absl::Status RunGraph(std::uint32_t bucket);
-  absl::Status EnqueueBucket(std::uint32_t bucket);
+  // Enqueues planner, decoder and head for `num_tokens` tokens of any number of rows.
+  absl::Status EnqueuePadded(std::uint32_t num_tokens, bool has_prompt_rows);
+  // Enqueues every kind of kernel that steps may launch, for tokens of no sequence.
+  absl::Status EnqueueAllKinds();
+  absl::Status EnqueueSamplerKinds();
   absl::Status Head(std::uint32_t begin, std::uint32_t end);
   // Reports logits and computes samples and prompt log-probabilities of rows [begin, end) of
   // logits_tokens, whose logits are in their buffer.
@@ -272,9 +281,8 @@ absl::Status CudaRunner::State::Plan(std::uint32_t batch_size, bool has_prompt_r
   return absl::OkStatus();
 }
 
-absl::Status CudaRunner::State::EnqueueBucket(std::uint32_t bucket) {
-  QUIRE_RETURN_IF_ERROR(
-      Plan(sizes.limits.max_rows, /*has_prompt_rows=*/false, /*has_generated_rows=*/true));
+absl::Status CudaRunner::State::EnqueuePadded(std::uint32_t num_tokens, bool has_prompt_rows) {
+  QUIRE_RETURN_IF_ERROR(Plan(sizes.limits.max_rows, has_prompt_rows, /*has_generated_rows=*/true));
   QUIRE_RETURN_IF_ERROR(models::DecoderForward(model.spec, *model.weights,
                                                {.backend = &backend,
                                                 .kv = kv,
@@ -282,10 +290,10 @@ absl::Status CudaRunner::State::EnqueueBucket(std::uint32_t bucket) {
                                                 .plans = group_plans,
                                                 .maps = maps.get(),
                                                 .buffers = &buffers,
-                                                .num_tokens = bucket,
+                                                .num_tokens = num_tokens,
                                                 .batch_size = sizes.limits.max_rows,
                                                 .comm = options.comm}));
-  return Head(0, bucket);
+  return Head(0, std::min(num_tokens, sizes.buffers.head_rows));
 }
 
 absl::Status CudaRunner::State::RunGraph(std::uint32_t bucket) {
@@ -295,8 +303,56 @@ absl::Status CudaRunner::State::RunGraph(std::uint32_t bucket) {
   }
   // The first step of a bucket runs without a graph, so that everything initialized at first use is
   // ready before the capture. The device computes this step during the capture.
-  QUIRE_RETURN_IF_ERROR(EnqueueBucket(bucket));
-  return graphs.Capture(bucket, [&] { return EnqueueBucket(bucket); });
+  const auto enqueue = [&] { return EnqueuePadded(bucket, /*has_prompt_rows=*/false); };
+  QUIRE_RETURN_IF_ERROR(enqueue());
+  return graphs.Capture(bucket, enqueue);
+}
+
+absl::Status CudaRunner::State::EnqueueSamplerKinds() {
+  static constexpr kernels::LogitBias kBias[] = {{0, 1.0f}};
+  kernels::SamplingRow row;
+  row.logits = buffers.logits;
+  row.top_k = 1;
+  row.top_n_sigma = 1;
+  row.bias = kBias;
+  row.bias_size = std::size(kBias);
+  row.text_vocab = text_vocab;
+  row.has_text = has_text;
+  row.num_logprobs = static_cast<std::int32_t>(std::min(sizes.limits.max_logprobs, 1u));
+  return sampler->Sample({&row, 1}, slots[0].tokens, /*slot=*/0);
+}
+
+// Ops choose their kernels by number of tokens, with limits at powers of two.
+absl::Status CudaRunner::State::EnqueueAllKinds() {
+  QUIRE_RETURN_IF_ERROR(
+      inputs->Upload({.words = 1}, /*slot=*/0, /*num_head_tokens=*/0, {}, nullptr, 0, &buffers));
+  const std::uint32_t page = 1;
+  QUIRE_RETURN_IF_ERROR(kernels::ZeroPages(backend, kv[0], {&page, 1}));
+  const std::uint32_t most = sizes.buffers.max_step_tokens;
+  for (std::uint32_t power = 1; power / 2 < most; power *= 2) {
+    for (const std::uint32_t num_tokens : {std::min(power, most), std::min(power + 1, most)}) {
+      QUIRE_RETURN_IF_ERROR(EnqueuePadded(num_tokens, /*has_prompt_rows=*/true));
+    }
+  }
+  QUIRE_RETURN_IF_ERROR(AddPool({.batch_row = BatchRow{0}, .num_tokens = 1}, /*first=*/0,
+                                sizes.buffers.head_rows, static_cast<float*>(pooled.data())));
+  return EnqueueSamplerKinds();
+}
+
+absl::Status CudaRunner::State::LoadKernels() {
+  // The ranks of a divided model would have to enqueue the same sums at the same time.
+  if (options.comm != nullptr) return absl::OkStatus();
+  const absl::Time start = MonotonicNow();
+  kernels::cuda::LoadedKernels& loaded = *backend.cuda()->kernels;
+  loaded.SetLoadsOnly(true);
+  const absl::Status enqueued = EnqueueAllKinds();
+  loaded.SetLoadsOnly(false);
+  QUIRE_RETURN_IF_ERROR(enqueued);
+  QUIRE_RETURN_IF_ERROR(Synchronize());
+  sampler->Reset(0);
+  log::Info("model", "kernels loaded",
+            {{"kernels", loaded.size()}, {"seconds", MonotonicNow() - start}});
+  return absl::OkStatus();
 }
 
 absl::Status CudaRunner::State::Forward(const StepBatch& batch, const PackedStep& step) {
@@ -451,6 +507,7 @@ absl::StatusOr<std::unique_ptr<CudaRunner>> CudaRunner::Create(const Model& mode
   QUIRE_RETURN_IF_ERROR(state->Allocate());
   QUIRE_RETURN_IF_ERROR(state->MakeCollections());
   QUIRE_RETURN_IF_ERROR(state->UploadRopeTables());
+  QUIRE_RETURN_IF_ERROR(state->LoadKernels());
   const DType pages = pool->geometry().dtype;
   const models::LayerSpec& layer = model.spec.layers[0];
   if (layer.attention == models::AttentionKind::kMla && pages != DType::kBF16 &&

@@ -518,7 +518,7 @@ absl::Status LaunchDecodeColumns(const CudaContext& context, const TileArgs<T>& 
                           .shared_bytes = DecodeShape<T, kColumns>::kSharedBytes,
                           .programmatic = true};
   QUIRE_ASSIGN_OR_RETURN(const std::uint32_t blocks_per_sm,
-                         cuda::MaxBlocksPerSm(kName, DecodeKernel<T, kColumns>, shape));
+                         cuda::MaxBlocksPerSm(context, kName, DecodeKernel<T, kColumns>, shape));
   shape.blocks_x = std::min(max_blocks, blocks_per_sm * context.num_sms);
   return cuda::Launch(context, kName, DecodeKernel<T, kColumns>, shape, args);
 }

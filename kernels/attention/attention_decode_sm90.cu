@@ -168,7 +168,7 @@ absl::Status Launch(const CudaContext& context, const TileArgs<BF16>& args,
                           .shared_bytes = Pipeline<kColumns>::kBytes + cuda::kSharedAlignment,
                           .programmatic = true};
   QUIRE_ASSIGN_OR_RETURN(const std::uint32_t blocks_per_sm,
-                         cuda::MaxBlocksPerSm(kName, DecodeKernelSm90<kColumns>, shape));
+                         cuda::MaxBlocksPerSm(context, kName, DecodeKernelSm90<kColumns>, shape));
   shape.blocks_x = std::min(max_blocks, blocks_per_sm * context.num_sms);
   return cuda::Launch(context, kName, DecodeKernelSm90<kColumns>, shape, args, maps.keys.map(),
                       maps.values.map());

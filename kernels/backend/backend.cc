@@ -104,8 +104,10 @@ absl::StatusOr<Backend> Backend::CreateCuda(const Stream& stream, Determinism de
   Backend backend(device, pool);
   QUIRE_ASSIGN_OR_RETURN(backend.linear_workspace_,
                          DeviceBuffer::Allocate(MemoryKind::kDevice, kLinearWorkspaceBytes));
+  backend.loaded_kernels_ = std::make_unique<cuda::LoadedKernels>();
   backend.cuda_ =
       CudaContext{.stream = &stream,
+                  .kernels = backend.loaded_kernels_.get(),
                   .num_sms = device.num_sms,
                   .compute_capability = device.compute_capability,
                   .determinism = determinism,

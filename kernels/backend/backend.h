@@ -15,6 +15,7 @@
 #include "base/stream.h"
 #include "base/thread_pool.h"
 #include "kernels/cuda/context.h"
+#include "kernels/cuda/loaded_kernels.h"
 
 namespace quire::kernels {
 
@@ -128,7 +129,8 @@ class Backend {
   Device device_;
   CpuActivations activations_ = CpuActivations::kAuto;
   std::optional<CudaContext> cuda_;
-  // Memory and library that cuda_ points to.
+  // Objects that cuda_ points to.
+  std::unique_ptr<cuda::LoadedKernels> loaded_kernels_;
   DeviceBuffer linear_workspace_;
   std::shared_ptr<cuda::CublasLt> cublaslt_;
   ThreadPool* pool_;

@@ -13,7 +13,8 @@ namespace quire::kernels {
 
 namespace cuda {
 class CublasLt;
-}
+class LoadedKernels;
+}  // namespace cuda
 
 // True if this build contains CUDA kernels. Dispatch is `if constexpr (kHasCuda)`, so a build
 // without CUDA needs no stubs.
@@ -42,9 +43,10 @@ constexpr std::int64_t LinearWorkspaceBytes(Determinism determinism) {
   return kLinearWorkspaceBytes + (determinism == Determinism::kFast ? kCublasLtWorkspaceBytes : 0);
 }
 
-// Threads: read-only. Lifetime: the stream outlives the context.
+// Threads: read-only, except for `kernels`. Lifetime: the stream outlives the context.
 struct CudaContext {
   const Stream* stream = nullptr;
+  cuda::LoadedKernels* kernels = nullptr;
   std::uint32_t num_sms = 0;
   std::int32_t compute_capability = 0;  // 90 for 9.0
   Determinism determinism = Determinism::kBatchInvariant;

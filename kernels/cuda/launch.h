@@ -10,8 +10,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/cuda_status.h"
+#include "base/status.h"
 #include "base/stream.h"
 #include "kernels/cuda/context.h"
+#include "kernels/cuda/loaded_kernels.h"
 
 namespace quire::kernels::cuda {
 
@@ -39,40 +41,24 @@ template <std::size_t... kBytes, typename... P>
   return cudaLaunchKernelEx(&config, kernel, args...);
 }
 
-inline constexpr std::uint32_t kDefaultSharedBytes = 48 * 1024;
-// Allows `kernel` to use the shape's dynamic shared memory.
+// Calls LoadedKernels::MaxBlocksPerSm.
 template <typename... P>
-cudaError_t AllowShared(void (*kernel)(P...), const LaunchShape& shape) {
-  if (shape.shared_bytes <= kDefaultSharedBytes) return cudaSuccess;
-  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              static_cast<int>(shape.shared_bytes));
+absl::StatusOr<std::uint32_t> MaxBlocksPerSm(const CudaContext& context, const char* name,
+                                             void (*kernel)(P...), const LaunchShape& shape) {
+  return context.kernels->MaxBlocksPerSm(name, reinterpret_cast<const void*>(kernel), shape.threads,
+                                         shape.shared_bytes);
 }
 
-// Returns how many blocks of the shape fit on a multiprocessor, at least one. Errors are those of
-// CudaStatus.
-template <typename... P>
-absl::StatusOr<std::uint32_t> MaxBlocksPerSm(const char* name, void (*kernel)(P...),
-                                             const LaunchShape& shape) {
-  cudaError_t error = AllowShared(kernel, shape);
-  int blocks = 0;
-  if (error == cudaSuccess) {
-    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-        &blocks, kernel, static_cast<int>(shape.threads), shape.shared_bytes);
-  }
-  if (error != cudaSuccess) return CudaStatus(error, name);
-  return blocks < 1 ? 1u : static_cast<std::uint32_t>(blocks);
-}
-
-// Enqueues kernel(args...) on the context's stream. `name` is used in messages. If the launch
-// fails, returns its CudaStatus; errors inside the kernel are reported when the stream is
-// synchronized.
+// Loads `kernel` and enqueues kernel(args...) on the context's stream, unless LoadedKernels is set
+// to load only. `name` is used in messages. If the launch fails, returns its CudaStatus; errors
+// inside the kernel are reported when the stream is synchronized.
 template <typename... P, typename... A>
 absl::Status Launch(const CudaContext& context, const char* name, void (*kernel)(P...),
                     const LaunchShape& shape, A&&... args) {
   if (shape.blocks_x == 0 || shape.blocks_y == 0) return absl::OkStatus();
-  if (const cudaError_t error = AllowShared(kernel, shape); error != cudaSuccess) {
-    return CudaStatus(error, name);
-  }
+  QUIRE_RETURN_IF_ERROR(
+      context.kernels->Load(name, reinterpret_cast<const void*>(kernel), shape.shared_bytes));
+  if (context.kernels->loads_only()) return absl::OkStatus();
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(shape.blocks_x, shape.blocks_y);
   config.blockDim = dim3(shape.threads);

@@ -168,20 +168,22 @@ absl::Status QuantizeFp8RowsCuda(const CudaContext& context, const RowsToQuantiz
                                  const QuantizedFp8Rows& to);
 absl::Status LinearTensorCoreCuda(const CudaContext& context, const LinearParams& params);
 // LinearTensorCoreCuda for unquantized weights on compute capability 9.0, with the same bits.
-// Returns false without a launch if the driver has no tensor map of x or of the weights, or no
-// clusters. The caller then runs the portable kernel. Ignores store.
+// Returns false without a launch if the weights have no map, or the driver has none of x. The
+// caller then runs the portable kernel. Ignores store.
 absl::StatusOr<bool> LinearSm90Cuda(const CudaContext& context, const LinearParams& params);
 // Row-major e4m3 weights and bf16 x on compute capability 9.0. Ignores store.
 absl::Status LinearFp8Sm90Cuda(const CudaContext& context, const LinearParams& params);
-// A row-major e4m3 matrix in device memory, [padded n][padded k] (linear_reduction.h).
-struct Fp8RowsShape {
+// A row-major matrix in device memory, [n][k] of bf16 or [padded n][padded k] of e4m3
+// (linear_reduction.h).
+struct WeightRowsShape {
   const void* data;
+  DType dtype;
   std::uint32_t n;
   std::uint32_t k;
 };
-// Returns OK if LinearFp8Sm90Cuda supports the matrix: the device has clusters, and the driver
-// creates a tensor map of the matrix.
-absl::Status CheckFp8RowsSm90(const CudaContext& context, const Fp8RowsShape& weight);
+// Encodes the map for LinearSm90Cuda (bf16) or LinearFp8Sm90Cuda (e4m3). Returns an error if the
+// device has no clusters or the driver has no map of the matrix. REQUIRES: compute capability 9.0.
+absl::StatusOr<WeightMap> MapWeightsSm90(const CudaContext& context, const WeightRowsShape& weight);
 // Logs once per process that the portable kernel runs. Threads: any.
 void LogPortableFallback(const absl::Status& why);
 

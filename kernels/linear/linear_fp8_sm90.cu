@@ -275,17 +275,16 @@ __global__ void __launch_bounds__(kThreadsOf<kBlocks>, kBlocks == 1 ? 2 : 1)
   }
 }
 
-// The arguments of a launch, and the matrices of which it needs tensor maps.
+// The arguments of a launch, the map of the weights, and the codes, of which it needs a map.
 struct Fp8Product {
   Fp8Args args;
-  linear_sm90::MappedRows weights;
+  const cuda::TmaTile& weights;
   linear_sm90::MappedRows codes;
 };
 
 template <std::uint32_t kTokens, bool kSubRanges, std::uint32_t kBlocks>
 absl::Status LaunchTile(const CudaContext& context, const Fp8Product& product) {
   using R = Ring<kTokens, kBlocks>;
-  QUIRE_ASSIGN_OR_RETURN(const cuda::TmaTile weights, MapOf(product.weights, kHalfTile));
   QUIRE_ASSIGN_OR_RETURN(const cuda::TmaTile tokens, MapOf(product.codes, R::kOwnTokens));
   const LinearArgs& args = product.args.linear;
   const std::uint32_t token_tiles = (args.num_rows + kTokens - 1) / kTokens;
@@ -301,7 +300,7 @@ absl::Status LaunchTile(const CudaContext& context, const Fp8Product& product) {
   }
   return cuda::Launch(context, "linear fp8 sm_90a",
                       LinearFp8KernelSm90<kTokens, kSubRanges, kBlocks>, shape, product.args,
-                      weights.map(), tokens.map());
+                      product.weights.map(), tokens.map());
 }
 
 // Returns whether each sub-range has a separate block: for few rows, or if blocks that compute all
@@ -326,19 +325,9 @@ absl::Status LaunchRows(const CudaContext& context, Fp8Product product, bool spl
   return LaunchTile<256, false, kPair>(context, product);
 }
 
-linear_sm90::MappedRows WeightRowsOf(const internal::Fp8RowsShape& weight) {
-  return {weight.data, DType::kF8E4M3, weight.n, weight.k,
-          std::int64_t{cuda::LinearTilesK(weight.k)} * cuda::kLinearTileK};
-}
-
 }  // namespace
 
 namespace internal {
-
-absl::Status CheckFp8RowsSm90(const CudaContext& context, const Fp8RowsShape& weight) {
-  QUIRE_RETURN_IF_ERROR(linear_sm90::CheckClusters(context));
-  return MapOf(WeightRowsOf(weight), kHalfTile).status();
-}
 
 absl::Status LinearFp8Sm90Cuda(const CudaContext& context, const LinearParams& params) {
   const PackedLinear& weight = *params.weight;
@@ -369,7 +358,7 @@ absl::Status LinearFp8Sm90Cuda(const CudaContext& context, const LinearParams& p
                    {.args = {.linear = args,
                              .row_scales = scales,
                              .tiles_per_scale = (group + kFp8TileK - 1) / kFp8TileK},
-                    .weights = WeightRowsOf({weight.data(), weight.n(), weight.k()}),
+                    .weights = *weight.map(),
                     .codes = {codes, DType::kF8E4M3, rows.num_rows, weight.k(), room.stride}},
                    splits_grid));
   }

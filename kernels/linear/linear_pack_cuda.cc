@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status.h"
+#include "kernels/cuda/loaded_kernels.h"
 #include "kernels/cuda/uploader.h"
 #include "kernels/linear/cublaslt.h"
 #include "kernels/linear/grouped_linear.h"
@@ -212,7 +213,10 @@ class CudaLinearPacker {
     if (backend.cuda()->cublaslt != nullptr && cuda::CublasLt::Computes(plain.dtype, n, k)) {
       QUIRE_ASSIGN_OR_RETURN(plain.library_plans, backend.cuda()->cublaslt->Pin(n, k));
     }
-    return PackedLinear(n, k, plain, std::move(data));
+    if (plain.dtype == DType::kBF16 && k % 8 == 0) {
+      plain.map = MapOf(*backend.cuda(), {data.data(), plain.dtype, n, k});
+    }
+    return PackedLinear(n, k, std::move(plain), std::move(data));
   }
 
   // Packs a few feature tiles at a time, at least one per thread, to limit temporary host memory.
@@ -226,9 +230,11 @@ class CudaLinearPacker {
     QUIRE_ASSIGN_OR_RETURN(DeviceBuffer data, TakeOrAllocate(parts.codes, memory));
     QUIRE_ASSIGN_OR_RETURN(DeviceBuffer scales, TakeOrAllocate(parts.scales, memory));
     QUIRE_ASSIGN_OR_RETURN(DeviceBuffer act_order, TakeOrAllocate(parts.act_order, memory));
-    const bool is_row_major = SupportsFp8Product(shape) &&
-                              MultipliesCodes(*backend.cuda(), {data.data(), shape.n, shape.k});
-    TilePacker packer(shape, is_row_major, source);
+    WeightMap map;
+    if (SupportsFp8Product(shape)) {
+      map = MapOf(*backend.cuda(), {data.data(), DType::kF8E4M3, shape.n, shape.k});
+    }
+    TilePacker packer(shape, /*is_row_major=*/map != nullptr, source);
     const std::int64_t row_bytes = packer.row_bytes();
     QUIRE_CHECK(parts.codes == tiles * row_bytes &&
                 parts.scales == static_cast<std::int64_t>(packer.scales().size()));
@@ -258,29 +264,31 @@ class CudaLinearPacker {
     if (shape.has_act_order) {
       QUIRE_RETURN_IF_ERROR(Upload(backend, act_order.data(), order.data(), parts.act_order));
     }
-    return PackedLinear(shape.n, shape.k, EncodingOf(shape, is_row_major, std::move(act_order)),
+    return PackedLinear(shape.n, shape.k, EncodingOf(shape, std::move(map), std::move(act_order)),
                         std::move(data), std::move(scales));
   }
 
  private:
-  static WeightEncoding EncodingOf(const QuantizedShape& shape, bool is_row_major,
+  static WeightEncoding EncodingOf(const QuantizedShape& shape, WeightMap map,
                                    DeviceBuffer act_order) {
     if (shape.format == WeightFormat::kFp4E2M1) return Fp4Weights{};
     if (shape.format != WeightFormat::kFp8E4M3) {
       return IntegerEncodingOf(shape, std::move(act_order));
     }
     return Fp8Weights{.group = shape.group,
-                      .product = is_row_major                  ? Fp8Product::kTensorCores
+                      .product = map != nullptr                ? Fp8Product::kTensorCores
                                  : shape.quantizes_activations ? Fp8Product::kQuantizedActivations
-                                                               : Fp8Product::kWeightOnly};
+                                                               : Fp8Product::kWeightOnly,
+                      .map = std::move(map)};
   }
 
-  // True if the device multiplies such a matrix by e4m3 activations.
-  static bool MultipliesCodes(const CudaContext& context, const internal::Fp8RowsShape& weight) {
-    if (!context.has_sm90a()) return false;
-    const absl::Status status = internal::CheckFp8RowsSm90(context, weight);
-    if (!status.ok()) internal::LogPortableFallback(status);
-    return status.ok();
+  // Returns the map with which the kernels of compute capability 9.0 read the matrix, or null.
+  static WeightMap MapOf(const CudaContext& context, const internal::WeightRowsShape& weight) {
+    if (!context.has_sm90a()) return nullptr;
+    absl::StatusOr<WeightMap> map = internal::MapWeightsSm90(context, weight);
+    if (map.ok()) return *std::move(map);
+    internal::LogPortableFallback(map.status());
+    return nullptr;
   }
 
   static absl::StatusOr<DeviceBuffer> TakeOrAllocate(std::int64_t bytes, WeightMemory* memory) {
@@ -335,6 +343,7 @@ absl::Status LinearInOrder(const CudaContext& context, const LinearParams& param
   if (!OnTensorCores(weight, params.x.dtype())) return LinearScalarCuda(context, params);
   if (weight.library_plans() != nullptr && params.bias == nullptr &&
       (params.y.dtype() == DType::kF32 || params.residual == nullptr)) {
+    if (context.kernels->loads_only()) return absl::OkStatus();
     return context.cublaslt->Matmul(*weight.library_plans(), params);
   }
   return LinearTensorCoreCuda(context, params);

@@ -24,13 +24,17 @@
 // blocks in groups of tiles that share operands in L2, Triton's tutorial.
 
 #include <cuda.h>
+#include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <memory>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/cuda_status.h"
 #include "base/dtype.h"
 #include "base/status.h"
+#include "base/stream.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/pipeline.cuh"
 #include "kernels/cuda/sm90/barrier.cuh"
@@ -166,18 +170,15 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocks == 1 ? 2 : 1)
   }
 }
 
-// Returns false, and logs the reason, if the device or driver lacks what the kernel needs.
+// Returns false, and logs the reason, if the driver has no map of x.
 template <std::uint32_t kTokens, bool kPromote, std::uint32_t kBlocks>
-absl::StatusOr<bool> LaunchTile(const CudaContext& context, const LinearArgs& args) {
+absl::StatusOr<bool> LaunchTile(const CudaContext& context, const LinearArgs& args,
+                                const cuda::TmaTile& weights) {
   using R = Ring<kTokens, kBlocks>;
-  const auto weights = MapOf({args.w, DType::kBF16, args.n, args.k, args.k}, kHalfTile);
   const auto tokens =
       MapOf({args.x, DType::kBF16, args.num_rows, args.k, args.x_stride}, R::kOwnTokens);
-  const absl::Status clusters =
-      kBlocks == 1 ? absl::OkStatus() : linear_sm90::CheckClusters(context);
-  for (const absl::Status& status : {weights.status(), tokens.status(), clusters}) {
-    if (status.ok()) continue;
-    internal::LogPortableFallback(status);
+  if (!tokens.ok()) {
+    internal::LogPortableFallback(tokens.status());
     return false;
   }
   const std::uint32_t token_tiles = (args.num_rows + kTokens - 1) / kTokens;
@@ -193,7 +194,7 @@ absl::StatusOr<bool> LaunchTile(const CudaContext& context, const LinearArgs& ar
   }
   QUIRE_RETURN_IF_ERROR(cuda::Launch(context, "linear sm_90a",
                                      LinearKernelSm90<kTokens, kPromote, kBlocks>, shape, args,
-                                     weights->map(), tokens->map()));
+                                     weights.map(), tokens->map()));
   return true;
 }
 
@@ -201,17 +202,34 @@ absl::StatusOr<bool> LaunchTile(const CudaContext& context, const LinearArgs& ar
 
 namespace internal {
 
+absl::StatusOr<WeightMap> MapWeightsSm90(const CudaContext& context,
+                                         const WeightRowsShape& weight) {
+  int has_clusters = 0;
+  QUIRE_RETURN_IF_ERROR(CudaStatus(cudaDeviceGetAttribute(&has_clusters, cudaDevAttrClusterLaunch,
+                                                          context.stream->device().ordinal),
+                                   "cudaDevAttrClusterLaunch"));
+  if (has_clusters == 0) return absl::FailedPreconditionError("the device has no clusters");
+  const std::int64_t stride = weight.dtype == DType::kBF16
+                                  ? std::int64_t{weight.k}
+                                  : std::int64_t{cuda::LinearTilesK(weight.k)} * kLinearTileK;
+  QUIRE_ASSIGN_OR_RETURN(const cuda::TmaTile map,
+                         MapOf({weight.data, weight.dtype, weight.n, weight.k, stride}, kHalfTile));
+  return std::make_shared<const cuda::TmaTile>(map);
+}
+
 absl::StatusOr<bool> LinearSm90Cuda(const CudaContext& context, const LinearParams& params) {
+  const cuda::TmaTile* const map = params.weight->map();
+  if (map == nullptr) return false;
   QUIRE_ASSIGN_OR_RETURN(const LinearArgs args, linear_tile::ArgsOf(context, params));
   if (args.tiles_per_split < cuda::LinearTilesK(args.k)) {
-    return LaunchTile<128, true, kPair>(context, args);
+    return LaunchTile<128, true, kPair>(context, args, *map);
   }
-  if (args.num_rows <= 64) return LaunchTile<64, false, 1>(context, args);
+  if (args.num_rows <= 64) return LaunchTile<64, false, 1>(context, args, *map);
   const std::uint32_t tiles = cuda::LinearTilesN(args.n) * ((args.num_rows + 127) / 128);
   if (args.num_rows <= 128 || tiles <= 2 * context.num_sms) {
-    return LaunchTile<128, false, 1>(context, args);
+    return LaunchTile<128, false, 1>(context, args, *map);
   }
-  return LaunchTile<256, false, kPair>(context, args);
+  return LaunchTile<256, false, kPair>(context, args, *map);
 }
 
 }  // namespace internal

@@ -8,12 +8,8 @@
 
 #include <cstdint>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "base/cuda_status.h"
 #include "base/dtype.h"
-#include "base/stream.h"
-#include "kernels/cuda/context.h"
 #include "kernels/cuda/pipeline.cuh"
 #include "kernels/cuda/sm90/barrier.cuh"
 #include "kernels/cuda/sm90/cluster.cuh"
@@ -192,15 +188,6 @@ inline absl::StatusOr<cuda::TmaTile> MapOf(const MappedRows& matrix, std::uint32
                           .swizzle = cuda::TmaSwizzle::k128B,
                           .l2 = cuda::TmaL2Promotion::k256B,
                           .tile = {box_rows, 1, columns}});
-}
-
-inline absl::Status CheckClusters(const CudaContext& context) {
-  int has_clusters = 0;
-  const cudaError_t error = cudaDeviceGetAttribute(&has_clusters, cudaDevAttrClusterLaunch,
-                                                   context.stream->device().ordinal);
-  if (error != cudaSuccess) return CudaStatus(error, "cudaDevAttrClusterLaunch");
-  if (has_clusters == 0) return absl::FailedPreconditionError("the device has no clusters");
-  return absl::OkStatus();
 }
 
 }  // namespace quire::kernels::linear_sm90

@@ -76,6 +76,12 @@ const cuda::LtPlans* PackedLinear::library_plans() const {
   return plain == nullptr ? nullptr : plain->library_plans;
 }
 
+const cuda::TmaTile* PackedLinear::map() const {
+  if (const auto* const plain = std::get_if<PlainWeights>(&encoding_)) return plain->map.get();
+  const auto* const fp8 = std::get_if<Fp8Weights>(&encoding_);
+  return fp8 == nullptr ? nullptr : fp8->map.get();
+}
+
 std::int64_t PackedLinear::PanelBytes(WeightFormat format, DType dtype, std::uint32_t k) {
   if (format == WeightFormat::kInt8 || format == WeightFormat::kFp8E4M3) {
     return (std::int64_t{k} + 3) / 4 * 4 * kPanel;

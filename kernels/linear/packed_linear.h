@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <utility>
 #include <variant>
@@ -16,7 +17,12 @@ namespace quire::kernels {
 
 namespace cuda {
 struct LtPlans;
-}
+struct TmaTile;
+}  // namespace cuda
+
+// The TMA map of a matrix for the kernels of compute capability 9.0, encoded when the matrix is
+// packed. Null if the device has no such kernels or the driver has no map of the matrix.
+using WeightMap = std::shared_ptr<const cuda::TmaTile>;
 
 // The types below state how the elements of a matrix are encoded. `group` is the number of inputs
 // that share a scale; K means one scale per output feature.
@@ -26,6 +32,7 @@ struct PlainWeights {
   DType dtype = DType::kInvalid;
   // cuBLASLt algorithms for this shape; null unless determinism is kFast.
   const cuda::LtPlans* library_plans = nullptr;
+  WeightMap map = nullptr;
 };
 
 // A weight is scale * q, or scale * (q - zero point).
@@ -57,6 +64,7 @@ enum class Fp8Product : std::uint8_t {
 struct Fp8Weights {
   std::uint32_t group = 0;
   Fp8Product product = Fp8Product::kWeightOnly;
+  WeightMap map = nullptr;  // not null with kTensorCores
 };
 
 // mxfp4: a weight is an e2m1 value times a power of two per 32 inputs. CUDA only.
@@ -117,6 +125,7 @@ class PackedLinear {
   // [K], or null without an act-order permutation.
   const std::uint32_t* act_order() const;
   const cuda::LtPlans* library_plans() const;
+  const cuda::TmaTile* map() const;  // of WeightMap, or null
 
   std::uint32_t num_panels() const { return (n_ + kPanel - 1) / kPanel; }
   // Bytes of the elements of one panel. CPU only.

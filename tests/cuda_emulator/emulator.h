@@ -78,6 +78,11 @@ std::uint64_t DeviceBytesAllocated();
 // Number of allocated and of freed blocks of device and pinned memory since the start of the
 // process. The emulated API has no other allocating calls.
 std::uint64_t AllocationCount();
+// Counts since the start of the process: begun captures and instantiated graphs; calls that load a
+// kernel or set or query its attributes; encoded tensor maps.
+std::uint64_t CaptureCount();
+std::uint64_t FunctionCallCount();
+std::uint64_t TensorMapCount();
 // Bytes of all blocks of pinned memory allocated since the start of the process, including freed
 // ones.
 std::uint64_t PinnedBytesEverAllocated();

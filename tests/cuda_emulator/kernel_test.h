@@ -47,7 +47,7 @@ class KernelTest : public ::testing::Test {
     StartAnew();
     device_ = OpenCudaDevice(0).value();
     stream_.emplace(Stream::Create(device_).value());
-    context_ = {.stream = &*stream_, .num_sms = 4, .compute_capability = 90};
+    context_ = {.stream = &*stream_, .kernels = &kernels_, .num_sms = 4, .compute_capability = 90};
   }
 
   // Every launch is checked, and the test may access DeviceArray directly.
@@ -84,6 +84,7 @@ class KernelTest : public ::testing::Test {
 
   Device device_;
   std::optional<Stream> stream_;
+  kernels::cuda::LoadedKernels kernels_;
   kernels::CudaContext context_;
 };
 

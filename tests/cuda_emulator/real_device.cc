@@ -55,6 +55,15 @@ std::uint64_t DeviceBytesAllocated() {
 std::uint64_t AllocationCount() {
   return 0;
 }
+std::uint64_t CaptureCount() {
+  return 0;
+}
+std::uint64_t FunctionCallCount() {
+  return 0;
+}
+std::uint64_t TensorMapCount() {
+  return 0;
+}
 std::uint64_t PinnedBytesEverAllocated() {
   return 0;
 }

@@ -9,7 +9,6 @@
 #include <string>
 
 #include "tests/cuda_emulator/device_memory.h"
-#include "tests/cuda_emulator/launch.h"
 #include "tests/cuda_emulator/runtime_state.h"
 #include "tests/cuda_emulator/simt.h"
 #include "tests/cuda_emulator/tensor_map.h"
@@ -133,17 +132,6 @@ cudaError_t CheckDevice(const Runtime& runtime, int device) {
 
 }  // namespace
 
-cudaError_t emulator::MaxBlocksPerSm(std::uint32_t threads, std::uint32_t shared_bytes,
-                                     std::uint32_t* blocks) {
-  return Call("cudaOccupancyMaxActiveBlocksPerMultiprocessor", [&](Runtime& runtime) {
-    const std::uint32_t limit = SharedLimit(runtime);
-    if (shared_bytes > limit || threads == 0) return cudaErrorInvalidValue;
-    const std::uint32_t by_shared = (limit + kReservedBytes) / (shared_bytes + kReservedBytes);
-    *blocks = std::max(1u, std::min(by_shared, kThreadsAtOnce / threads));
-    return cudaSuccess;
-  });
-}
-
 extern "C" {
 
 cudaError_t cudaGetDeviceCount(int* count) {
@@ -242,11 +230,37 @@ const char* cudaGetErrorString(cudaError_t error) {
   return text == nullptr ? "unrecognized error code" : text->text;
 }
 
-cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute attribute, int value) {
+cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribute, int value) {
   return Call("cudaFuncSetAttribute", [&](Runtime& runtime) {
-    const bool fits = attribute != cudaFuncAttributeMaxDynamicSharedMemorySize ||
-                      (value >= 0 && static_cast<std::uint32_t>(value) <= SharedLimit(runtime));
-    return fits ? cudaSuccess : cudaErrorInvalidValue;
+    ++runtime.function_calls;
+    if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
+    if (value < 0 || static_cast<std::uint32_t>(value) > SharedLimit(runtime)) {
+      return cudaErrorInvalidValue;
+    }
+    runtime.shared_limits[function] = static_cast<std::uint32_t>(value);
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
+  return Call("cudaFuncGetAttributes", [&](Runtime& runtime) {
+    ++runtime.function_calls;
+    *attributes = {};
+    return cudaSuccess;
+  });
+}
+
+// Registers are not considered.
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void*, int threads,
+                                                          size_t shared_bytes) {
+  return Call("cudaOccupancyMaxActiveBlocksPerMultiprocessor", [&](Runtime& runtime) {
+    ++runtime.function_calls;
+    const std::uint32_t limit = SharedLimit(runtime);
+    if (shared_bytes > limit || threads <= 0) return cudaErrorInvalidValue;
+    const std::size_t by_shared = (limit + kReservedBytes) / (shared_bytes + kReservedBytes);
+    const std::size_t by_threads = kThreadsAtOnce / static_cast<std::uint32_t>(threads);
+    *blocks = static_cast<int>(std::min(by_shared, by_threads));
+    return cudaSuccess;
   });
 }
 

@@ -105,7 +105,12 @@ cudaError_t CheckShape(const Runtime& runtime, const KernelLaunch& launch) {
   if (launch.shared_bytes > MaxSharedBytes(runtime.options.compute_capability)) {
     return cudaErrorInvalidValue;
   }
-  return cudaSuccess;
+  constexpr std::uint32_t kDefaultSharedBytes = 48 * 1024;
+  if (launch.function == nullptr || launch.shared_bytes <= kDefaultSharedBytes) return cudaSuccess;
+  const auto limit = runtime.shared_limits.find(launch.function);
+  const bool is_allowed =
+      limit != runtime.shared_limits.end() && launch.shared_bytes <= limit->second;
+  return is_allowed ? cudaSuccess : cudaErrorInvalidValue;
 }
 
 cudaError_t Guarded(Runtime& runtime, const char* name, bool needs_device,
@@ -330,6 +335,21 @@ std::uint64_t DeviceBytesAllocated() {
 std::uint64_t AllocationCount() {
   const std::lock_guard<std::mutex> lock(TheRuntime().mutex);
   return TheRuntime().allocations;
+}
+
+std::uint64_t CaptureCount() {
+  const std::lock_guard<std::mutex> lock(TheRuntime().mutex);
+  return TheRuntime().captures;
+}
+
+std::uint64_t FunctionCallCount() {
+  const std::lock_guard<std::mutex> lock(TheRuntime().mutex);
+  return TheRuntime().function_calls;
+}
+
+std::uint64_t TensorMapCount() {
+  const std::lock_guard<std::mutex> lock(TheRuntime().mutex);
+  return TheRuntime().tensor_maps;
 }
 
 std::uint64_t PinnedBytesEverAllocated() {

@@ -75,8 +75,13 @@ struct Runtime {
   std::uint32_t operations_under_way = 0;  // nested if a stream waits for an event
   // The stream of the last operation if that was a checked launch, otherwise null.
   CUstream_st* last_checked = nullptr;
-  std::uint64_t allocations = 0;   // number of allocations and frees
-  std::uint64_t pinned_bytes = 0;  // allocated in total
+  // The largest dynamic shared memory that cudaFuncSetAttribute allowed, by kernel.
+  std::map<const void*, std::uint32_t> shared_limits;
+  std::uint64_t allocations = 0;     // number of allocations and frees
+  std::uint64_t captures = 0;        // number of begun captures and instantiated graphs
+  std::uint64_t function_calls = 0;  // number of calls about attributes of kernels
+  std::uint64_t tensor_maps = 0;     // number of encoded tensor maps
+  std::uint64_t pinned_bytes = 0;    // allocated in total
 };
 
 // Never destroyed.

@@ -190,6 +190,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t handle, cudaStreamCaptureMode mo
     if (stream == nullptr) return cudaErrorInvalidResourceHandle;
     if (stream == &runtime.default_stream) return cudaErrorStreamCaptureUnsupported;
     if (stream->capture != nullptr) return cudaErrorIllegalState;
+    ++runtime.captures;
     stream->capture = std::make_unique<emulator::Capture>(emulator::Capture{
         .nodes = {}, .mode = mode, .thread = std::this_thread::get_id(), .invalid = false});
     return cudaSuccess;
@@ -225,7 +226,8 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptureStatus* 
 }
 
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
-  return Call("cudaGraphInstantiate", [&](Runtime&) {
+  return Call("cudaGraphInstantiate", [&](Runtime& runtime) {
+    ++runtime.captures;
     *exec = new CUgraphExec_st{graph->nodes};
     return cudaSuccess;
   });

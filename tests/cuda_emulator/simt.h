@@ -33,6 +33,8 @@ inline constexpr std::uint32_t kMaxFibers = kMaxResidentBlocks * kMaxThreads;
 // A kernel with its arguments.
 struct KernelLaunch {
   std::string name;
+  // The address of the kernel, for the limit of its dynamic shared memory. Null: no limit is set.
+  const void* function = nullptr;
   std::uint32_t blocks_x = 1;
   std::uint32_t blocks_y = 1;
   std::uint32_t cluster_x = 1;  // blocks of a cluster, which start together

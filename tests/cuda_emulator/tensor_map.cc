@@ -4,12 +4,14 @@
 #include <array>
 #include <cstddef>
 #include <cstring>
+#include <mutex>
 #include <string>
 #include <vector>
 
 #include "tests/cuda_emulator/access_check.h"
 #include "tests/cuda_emulator/async_copy.h"
 #include "tests/cuda_emulator/barrier.h"
+#include "tests/cuda_emulator/runtime_state.h"
 #include "tests/cuda_emulator/shared_memory.h"
 #include "tests/cuda_emulator/simt.h"
 
@@ -259,6 +261,11 @@ CUresult EncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank
   }
   // Not emulated, since kernels read zeros outside the tensor.
   if (fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) return CUDA_ERROR_INVALID_VALUE;
+  {
+    Runtime& runtime = TheRuntime();
+    const std::lock_guard<std::mutex> lock(runtime.mutex);
+    ++runtime.tensor_maps;
+  }
   Map encoded;
   encoded.rank = static_cast<std::uint8_t>(rank);
   encoded.element_bytes = static_cast<std::uint8_t>(ElementBytes(type));

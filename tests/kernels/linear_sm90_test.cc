@@ -155,12 +155,30 @@ TEST(LinearSm90Test, CapturedLaunchesReadNewRows) {
   EXPECT_TRUE(SameBits(y.Get(), Compute(cuda, packed, in, {}, 0, kRows)));
 }
 
+// The weights' map is encoded when the matrix is packed, the map of x at each launch.
+TEST(LinearSm90Test, LaunchesEncodeOnlyTheMapOfTheRows) {
+  if (!cuda_emulator::IsEmulated()) GTEST_SKIP() << "counts are those of the emulator";
+  const CudaBackend cuda;
+  constexpr std::uint32_t kN = 600, kK = 80, kRows = 129;
+  const std::uint64_t before = cuda_emulator::TensorMapCount();
+  const PackedLinear packed = Pack(cuda, RandomFloats(kN * kK, 1, 0.05f), kBF16, kN, kK);
+  EXPECT_EQ(cuda_emulator::TensorMapCount() - before, 1u);
+  const Inputs in(kRows, kN, kK, kBF16);
+  Compute(cuda, packed, in, {}, 0, kRows);
+  const std::uint64_t calls = cuda_emulator::FunctionCallCount();
+  const std::uint64_t maps = cuda_emulator::TensorMapCount();
+  Compute(cuda, packed, in, {}, 0, kRows);
+  EXPECT_EQ(cuda_emulator::TensorMapCount() - maps, 1u);
+  EXPECT_EQ(cuda_emulator::FunctionCallCount(), calls);
+}
+
 // The fallback is logged once.
 TEST(LinearSm90Test, UsesThePortableKernelWithoutMapsOrClusters) {
   if (!cuda_emulator::IsEmulated()) GTEST_SKIP() << "needs an emulated driver";
   const CudaBackend cuda;
   constexpr std::uint32_t kN = 600, kK = 80, kRows = 129;
-  const PackedLinear packed = Pack(cuda, RandomFloats(kN * kK, 1, 0.05f), kBF16, kN, kK);
+  const std::vector<float> weights = RandomFloats(kN * kK, 1, 0.05f);
+  const PackedLinear packed = Pack(cuda, weights, kBF16, kN, kK);
   const Inputs in(kRows, kN, kK, kBF16);
   const std::vector<float> y = Compute(cuda, packed, in, {}, 0, kRows);
   const std::uint64_t before = Launches();
@@ -171,12 +189,16 @@ TEST(LinearSm90Test, UsesThePortableKernelWithoutMapsOrClusters) {
   const char* const calls[] = {"cudaGetDriverEntryPointByVersion", "cudaDeviceGetAttribute"};
   for (const char* const call : calls) {
     cuda_emulator::InjectFault({.where = call, .error = cudaErrorInvalidValue});
-    EXPECT_TRUE(SameBits(Compute(cuda, packed, in, {}, 0, kRows), y));
+    const PackedLinear unmapped = Pack(cuda, weights, kBF16, kN, kK);
+    EXPECT_TRUE(SameBits(Compute(cuda, unmapped, in, {}, 0, kRows), y));
   }
+  // The driver has no map of x.
+  cuda_emulator::InjectFault({.where = calls[0], .error = cudaErrorInvalidValue});
+  EXPECT_TRUE(SameBits(Compute(cuda, packed, in, {}, 0, kRows), y));
   EXPECT_TRUE(log::Flush(absl::Seconds(20)));
   ASSERT_TRUE(log::Configure({}).ok());
   EXPECT_EQ(Launches(), before);
-  EXPECT_EQ(cuda_emulator::LaunchCount("linear"), portable + 2);
+  EXPECT_EQ(cuda_emulator::LaunchCount("linear"), portable + 3);
   std::ifstream lines(path);
   std::string line, more;
   EXPECT_TRUE(std::getline(lines, line));

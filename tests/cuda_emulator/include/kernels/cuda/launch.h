@@ -12,8 +12,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/cuda_status.h"
+#include "base/status.h"
 #include "base/stream.h"
 #include "kernels/cuda/context.h"
+#include "kernels/cuda/loaded_kernels.h"
 #include "tests/cuda_emulator/launch.h"
 
 namespace quire::kernels::cuda {
@@ -28,13 +30,10 @@ struct LaunchShape {
 };
 
 template <typename... P>
-absl::StatusOr<std::uint32_t> MaxBlocksPerSm(const char* name, void (*)(P...),
-                                             const LaunchShape& shape) {
-  std::uint32_t blocks = 0;
-  const cudaError_t error =
-      cuda_emulator::MaxBlocksPerSm(shape.threads, shape.shared_bytes, &blocks);
-  if (error != cudaSuccess) return CudaStatus(error, name);
-  return blocks;
+absl::StatusOr<std::uint32_t> MaxBlocksPerSm(const CudaContext& context, const char* name,
+                                             void (*kernel)(P...), const LaunchShape& shape) {
+  return context.kernels->MaxBlocksPerSm(name, reinterpret_cast<const void*>(kernel), shape.threads,
+                                         shape.shared_bytes);
 }
 
 template <typename... P>
@@ -52,8 +51,12 @@ template <typename... P, typename... A>
 absl::Status Launch(const CudaContext& context, const char* name, void (*kernel)(P...),
                     const LaunchShape& shape, A&&... args) {
   if (shape.blocks_x == 0 || shape.blocks_y == 0) return absl::OkStatus();
+  QUIRE_RETURN_IF_ERROR(
+      context.kernels->Load(name, reinterpret_cast<const void*>(kernel), shape.shared_bytes));
+  if (context.kernels->loads_only()) return absl::OkStatus();
   cuda_emulator::KernelLaunch launch{
       .name = name,
+      .function = reinterpret_cast<const void*>(kernel),
       .blocks_x = shape.blocks_x,
       .blocks_y = shape.blocks_y,
       .cluster_x = shape.cluster_x,
