@@ -75,6 +75,7 @@ struct CudaRunner::State : RunnerBase {
   absl::Status UploadRopeTables();
   // Loads the kernels of steps, and runs none of them.
   absl::Status LoadKernels();
+  absl::Status CaptureGraphs();
 
   // The steps of Run, in order.
   absl::Status Check(const StepBatch& batch) const;
@@ -297,15 +298,10 @@ absl::Status CudaRunner::State::EnqueuePadded(std::uint32_t num_tokens, bool has
 }
 
 absl::Status CudaRunner::State::RunGraph(std::uint32_t bucket) {
-  if (const DeviceGraph* graph = graphs.Find(bucket)) {
-    ++graph_steps;
-    return graph->Launch(stream());
-  }
-  // The first step of a bucket runs without a graph, so that everything initialized at first use is
-  // ready before the capture. The device computes this step during the capture.
-  const auto enqueue = [&] { return EnqueuePadded(bucket, /*has_prompt_rows=*/false); };
-  QUIRE_RETURN_IF_ERROR(enqueue());
-  return graphs.Capture(bucket, enqueue);
+  const DeviceGraph* const graph = graphs.Find(bucket);
+  if (graph == nullptr) return EnqueuePadded(bucket, /*has_prompt_rows=*/false);
+  ++graph_steps;
+  return graph->Launch(stream());
 }
 
 absl::Status CudaRunner::State::EnqueueSamplerKinds() {
@@ -352,6 +348,22 @@ absl::Status CudaRunner::State::LoadKernels() {
   sampler->Reset(0);
   log::Info("model", "kernels loaded",
             {{"kernels", loaded.size()}, {"seconds", MonotonicNow() - start}});
+  return absl::OkStatus();
+}
+
+absl::Status CudaRunner::State::CaptureGraphs() {
+  if (sizes.max_graph_rows == 0) return absl::OkStatus();
+  const absl::Time start = MonotonicNow();
+  const std::uint32_t last = GraphBucket(sizes.max_graph_rows);
+  for (std::uint32_t bucket = 1; bucket <= last; bucket = GraphBucket(bucket + 1)) {
+    QUIRE_RETURN_IF_ERROR(
+        graphs.Capture(bucket, [&] { return EnqueuePadded(bucket, /*has_prompt_rows=*/false); }));
+  }
+  QUIRE_RETURN_IF_ERROR(Synchronize());
+  log::Info("model", "decode graphs captured",
+            {{"graphs", graphs.size()},
+             {"bytes", graphs.used_bytes()},
+             {"seconds", MonotonicNow() - start}});
   return absl::OkStatus();
 }
 
@@ -508,6 +520,7 @@ absl::StatusOr<std::unique_ptr<CudaRunner>> CudaRunner::Create(const Model& mode
   QUIRE_RETURN_IF_ERROR(state->MakeCollections());
   QUIRE_RETURN_IF_ERROR(state->UploadRopeTables());
   QUIRE_RETURN_IF_ERROR(state->LoadKernels());
+  QUIRE_RETURN_IF_ERROR(state->CaptureGraphs());
   const DType pages = pool->geometry().dtype;
   const models::LayerSpec& layer = model.spec.layers[0];
   if (layer.attention == models::AttentionKind::kMla && pages != DType::kBF16 &&

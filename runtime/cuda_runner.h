@@ -29,8 +29,9 @@ struct Model;
 //   Collect()   waits for n's event, reads its slot of results
 //
 // If every row of a step has one generated token, its decoder and head run as a captured graph.
-// There is one graph per bucket of rows (1, 2, 4, 8, 16, 24, ...). It is captured after the first
-// step of that size has run without a graph.
+// There is one graph per bucket of rows (GraphBucket). Create loads the code of all kernels and
+// then captures all graphs, so a step does neither. The kernels read the number of rows of the step
+// from device memory.
 //
 // Place:      below the engine, which knows only StepRunner; beside CpuRunner; above blocks/ and
 //             kernels/.
@@ -42,6 +43,7 @@ struct Model;
 // Lifetime:   model, backend and pool must outlive it. The destructor waits for launched steps.
 class CudaRunner : public StepRunner {
  public:
+  // Loads the kernels of a model that is divided among GPUs only at their first use.
   // Returns INVALID_ARGUMENT if an option is out of range, the communicator has another rank or
   // backend, the pool's geometry does not match the model, or activations and pages do not match in
   // type. Returns RESOURCE_EXHAUSTED if an allocation fails. REQUIRES: the model was loaded on

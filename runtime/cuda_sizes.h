@@ -19,10 +19,14 @@ namespace quire::runtime {
 // Maximum number of rows of a step that runs as a graph.
 inline constexpr std::uint32_t kMaxGraphRows = 256;
 
-// Returns the bucket of a step: the smallest of 1, 2, 4, 8, 16, 24, 32, ... that is >= num_rows.
+// Returns the bucket of a step: the smallest of 1, 2, 4, 8, 16, 24, ..., 64, 80, ..., 128, 160,
+// ..., 256 that is >= num_rows. All 19 are captured at start, so there are few. No bucket has more
+// tiles of 64 rows than the step, so the padding of large buckets costs products nothing.
 constexpr std::uint32_t GraphBucket(std::uint32_t num_rows) {
   if (num_rows <= 2) return num_rows;
-  return num_rows <= 4 ? 4 : (num_rows + 7) / 8 * 8;
+  if (num_rows <= 4) return 4;
+  const std::uint32_t step = num_rows <= 64 ? 8 : num_rows <= 128 ? 16 : 32;
+  return (num_rows + step - 1) / step * step;
 }
 
 struct CudaSizes {

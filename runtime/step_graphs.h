@@ -15,7 +15,7 @@ namespace quire::runtime {
 // Place:      part of CudaRunner.
 // Invariants: the measured memory of captures stays within the share; capturing stops before the
 //             share is exceeded.
-// Threads:    the engine thread.
+// Threads:    one at a time: the thread of CudaRunner::Create, then the engine thread.
 // Lifetime:   the memory that the graphs read and write must outlive them.
 class StepGraphs {
  public:
@@ -29,6 +29,7 @@ class StepGraphs {
   absl::Status Capture(std::uint32_t bucket, absl::FunctionRef<absl::Status()> enqueue);
 
   std::uint32_t size() const { return static_cast<std::uint32_t>(graphs_.size()); }
+  std::int64_t used_bytes() const { return used_bytes_; }
 
  private:
   // Stops capturing and logs the reason.
