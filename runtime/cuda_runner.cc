@@ -88,7 +88,7 @@ struct CudaRunner::State : RunnerBase {
   absl::Status RunGraph(std::uint32_t bucket);
   // Enqueues planner, decoder and head for `num_tokens` tokens of any number of rows.
   absl::Status EnqueuePadded(std::uint32_t num_tokens, bool has_prompt_rows);
-  // Enqueues every kind of kernel that steps may launch, for tokens of no sequence.
+  // Enqueue every kind of kernel that steps may launch. REQUIRES: LoadedKernels only loads.
   absl::Status EnqueueAllKinds();
   absl::Status EnqueueSamplerKinds();
   absl::Status Head(std::uint32_t begin, std::uint32_t end);

@@ -1,6 +1,8 @@
-// Ten thousand steps of every kind on an emulated GPU. None allocates or frees device memory or
-// pinned host memory.
+// Ten thousand steps of every kind on an emulated GPU: prefill chunks, decode, sampling options,
+// prefix hits, forks and preemptions. No step allocates or frees device memory or pinned host
+// memory, captures a graph, loads a kernel or sets a function attribute.
 
+#include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,10 +14,14 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
+#include "absl/strings/str_cat.h"
 #include "base/device_buffer.h"
+#include "base/device_graph.h"
 #include "base/status.h"
 #include "cache_manager/cache_manager.h"
 #include "cache_manager/pool/kv_pool.h"
+#include "cache_manager/prefix/page_hash.h"
 #include "runtime/cuda_runner.h"
 #include "runtime/memory_plan.h"
 #include "runtime/model.h"
@@ -31,6 +37,7 @@ constexpr std::uint32_t kBlocks = 10;
 constexpr std::uint32_t kPageSize = 16;
 constexpr std::uint32_t kContext = 48;
 constexpr std::int32_t kVocab = 48;
+constexpr Hash128 kRoot{1, 2};
 constexpr int kSteps = 10000;
 // A mixture-of-experts step differs from a dense one only in the computation of its experts.
 constexpr int kMixtureSteps = 2500;
@@ -54,6 +61,9 @@ struct Counts {
   int decodes = 0;   // rows with a generated token
   int fed_back = 0;  // decodes whose token was still in flight
   int begun = 0;     // number of started sequences
+  int hits = 0;      // sequences that started with cached pages
+  int preempted = 0;
+  int recomputed = 0;  // rows with generated tokens that are computed again
   int forks = 0;
   int clears = 0;     // number of cleared pages
   int penalties = 0;  // number of samples, as are the next two
@@ -114,11 +124,15 @@ class Traffic {
   const runtime::CudaRunner& runner() const { return *runner_; }
   const cache::KvPool& pool() const { return *pool_; }
   const cache::CacheManager& cache() const { return *cache_; }
+  const Stream& stream() const { return *stream_; }
 
  private:
   struct Row {
     bool is_live = false;
-    std::uint32_t prompt = 0;     // tokens
+    std::uint32_t prompt = 0;          // tokens
+    std::uint32_t known = 0;           // tokens to compute without sampling: the prompt, or more
+    std::vector<std::int32_t> tokens;  // the prompt
+    bool is_published = false;
     std::uint32_t end = 0;        // number of tokens at which it ends
     std::uint32_t cached = 0;     // number of tokens, including the step in flight
     int serial = 0;               // sequence number
@@ -151,7 +165,44 @@ class Traffic {
         }
         row.is_live = false;
       }
+      if (row.is_live && in_flight_ == 0 && row.cached > row.prompt && Chance(0.05)) Preempt(i);
       if (!row.is_live && Chance(0.2)) Begin(i);
+    }
+  }
+
+  // Takes the pages of a row, which is then computed again.
+  void Preempt(std::uint32_t index) {
+    Row& row = rows_[index];
+    cache_->Free(BatchRow{index});
+    row.known = row.cached;
+    row.cached = 0;
+    row.in_flight = -1;
+    row.is_published = true;  // a row that was not attached publishes nothing
+    ++counts_.preempted;
+  }
+
+  // Chooses a prompt, which often is the one that earlier sequences published, and attaches the
+  // cached pages of it.
+  void BeginPrompt(std::uint32_t index, Row* row) {
+    const bool is_shared = Chance(0.5);
+    row->prompt = is_shared ? kPageSize + 4 : Between(1, kPageSize + 4);
+    for (std::uint32_t t = 0; t < row->prompt; ++t) {
+      row->tokens.push_back(is_shared ? static_cast<std::int32_t>(t) : AnyToken());
+    }
+    const std::vector<cache::PageKey> keys = cache::HashPages({}, kRoot, row->tokens, kPageSize);
+    const cache::PrefixMatch match = cache_->Match(row->tokens, keys, kRoot, row->prompt - 1);
+    if (cache_->Attach(BatchRow{index}, match, kRoot).ok()) row->cached = match.num_tokens;
+    counts_.hits += row->cached > 0 ? 1 : 0;
+  }
+
+  // Publishes the prompts of all rows. REQUIRES: no step is in flight.
+  void PublishPrompts() {
+    for (std::uint32_t i = 0; i < kRows; ++i) {
+      Row& row = rows_[i];
+      if (!row.is_live || row.is_published || row.cached < row.prompt) continue;
+      std::vector<cache::PageKey> keys;
+      cache_->Publish(BatchRow{i}, row.tokens, &keys, row.prompt);
+      row.is_published = true;
     }
   }
 
@@ -163,16 +214,19 @@ class Traffic {
     // Starts another choice of a running sequence from its last token on.
     const std::uint32_t from = Between(0, kRows - 1);
     const Row& parent = rows_[from];
-    if (from != index && parent.is_live && parent.cached >= parent.prompt && Chance(0.7) &&
+    if (from != index && parent.is_live && parent.cached >= parent.known && Chance(0.7) &&
         cache_->Fork(BatchRow{from}, BatchRow{index}, parent.cached).ok()) {
       ++counts_.forks;
       row.prompt = parent.prompt;
+      row.tokens = parent.tokens;
+      row.is_published = true;
       row.cached = parent.cached;
       row.last_token = parent.last_token;
       row.in_flight = parent.in_flight;
     } else {
-      row.prompt = Between(1, 20);
+      BeginPrompt(index, &row);
     }
+    row.known = row.prompt;
     row.end = std::min(row.prompt + Between(1, 20), kContext);
     rows_[index] = std::move(row);
   }
@@ -188,11 +242,11 @@ class Traffic {
     const bool decodes_only = Chance(0.6);
     for (std::uint32_t i = 0; i < kRows; ++i) {
       Row& row = rows_[i];
-      const bool is_prompt = row.cached < row.prompt;
+      const bool is_prompt = row.cached < row.known;
       if (!row.is_live || row.cached >= row.end || budget == 0 || Chance(0.3)) continue;
       if (is_prompt && decodes_only) continue;
       const std::uint32_t chunk =
-          is_prompt ? std::min(budget, Between(1, row.prompt - row.cached)) : 1;
+          is_prompt ? std::min(budget, Between(1, row.known - row.cached)) : 1;
       if (!cache_->Reserve(BatchRow{i}, row.cached + chunk).ok()) continue;
       AddRow(i, chunk, &batch, &owners);
       budget -= chunk;
@@ -211,21 +265,25 @@ class Traffic {
   void AddRow(std::uint32_t index, std::uint32_t chunk, runtime::StepBatch* batch,
               std::vector<Owner>* owners) {
     Row& row = rows_[index];
-    const bool is_prompt = row.cached < row.prompt;
+    const bool is_prompt = row.cached < row.known;
+    const std::uint32_t prompt_tokens =
+        std::min(chunk, row.prompt - std::min(row.prompt, row.cached));
     const auto first = static_cast<std::uint32_t>(batch->token_ids.size());
     for (std::uint32_t t = 0; t < chunk; ++t) {
-      batch->token_ids.push_back(is_prompt            ? AnyToken()
+      batch->token_ids.push_back(t < prompt_tokens    ? row.tokens[row.cached + t]
+                                 : is_prompt          ? AnyToken()
                                  : row.in_flight >= 0 ? -1 - row.in_flight
                                                       : row.last_token);
     }
-    counts_.prefills += is_prompt ? 1 : 0;
+    counts_.prefills += prompt_tokens > 0 ? 1 : 0;
+    counts_.recomputed += is_prompt && prompt_tokens < chunk ? 1 : 0;
     counts_.decodes += is_prompt ? 0 : 1;
     counts_.fed_back += !is_prompt && row.in_flight >= 0 ? 1 : 0;
     batch->rows.push_back({.batch_row = BatchRow{index},
                            .cache_length = row.cached,
                            .first_token = first,
                            .num_tokens = chunk,
-                           .prompt_tokens = is_prompt ? chunk : 0});
+                           .prompt_tokens = prompt_tokens});
     steps_.push_back({BatchRow{index}, row.cached, chunk});
     row.cached += chunk;
     if (is_prompt && chunk > 1 && Chance(0.3)) {
@@ -236,7 +294,7 @@ class Traffic {
            .num_top = static_cast<std::int32_t>(Between(0, 5))});
       ++counts_.prompt_logprobs;
     }
-    if (row.cached < row.prompt) return;
+    if (row.cached < row.known) return;
     batch->logits_tokens.push_back(first + chunk - 1);
     runtime::StepSample sample;
     sample.logits_index = static_cast<std::uint32_t>(batch->logits_tokens.size() - 1);
@@ -299,6 +357,7 @@ class Traffic {
     }
     if (in_flight_ == 0) {
       for (Row& row : rows_) row.in_flight = -1;
+      PublishPrompts();
     }
     return absl::OkStatus();
   }
@@ -320,22 +379,36 @@ class Traffic {
   Counts counts_;
 };
 
-struct Moved {
-  int step = -1;  // the first step after which the count changed, or -1
-  absl::Status status;
+// Counts of the calls that belong to the start of a daemon.
+struct StartCalls {
+  std::uint64_t allocations = cuda_emulator::AllocationCount();
+  std::uint64_t captures = cuda_emulator::CaptureCount();
+  std::uint64_t function_calls = cuda_emulator::FunctionCallCount();
+  std::uint64_t tensor_maps = cuda_emulator::TensorMapCount();
+  friend bool operator==(const StartCalls&, const StartCalls&) = default;
+  std::string Since(const StartCalls& before) const {
+    return absl::StrCat(allocations - before.allocations, " allocations, ",
+                        captures - before.captures, " captures, ",
+                        function_calls - before.function_calls, " calls about kernels, ",
+                        tensor_maps - before.tensor_maps, " tensor maps");
+  }
 };
 
-// Runs `steps` steps. Before step `planted` a block of `kind` is allocated (-1: never).
-Moved StepsUntilAllocation(Traffic* traffic, int steps, int planted = -1,
-                           MemoryKind kind = MemoryKind::kDevice) {
-  const std::uint64_t before = cuda_emulator::AllocationCount();
-  absl::StatusOr<DeviceBuffer> plant = DeviceBuffer();
+struct Moved {
+  int step = -1;     // the first step that failed or after which a count changed, or -1
+  std::string what;  // the error or the calls of that step
+};
+
+// Runs `steps` steps. Calls `plant` before step `planted` (-1: never).
+Moved StepsUntilStartCall(
+    Traffic* traffic, int steps, int planted = -1, absl::FunctionRef<void()> plant = [] {}) {
+  const StartCalls before;
   for (int step = 0; step < steps; ++step) {
-    if (step == planted) plant = DeviceBuffer::Allocate(kind, 1);
-    if (absl::Status status = traffic->Step(); !status.ok()) return {step, status};
-    if (cuda_emulator::AllocationCount() != before) return {step, plant.status()};
+    if (step == planted) plant();
+    if (absl::Status status = traffic->Step(); !status.ok()) return {step, status.ToString()};
+    if (const StartCalls now; now != before) return {step, now.Since(before)};
   }
-  return {-1, plant.status()};
+  return {};
 }
 
 class CudaSteadyTest : public testing::TestWithParam<bool> {
@@ -343,22 +416,23 @@ class CudaSteadyTest : public testing::TestWithParam<bool> {
   void SetUp() override { cuda_emulator::Reset(); }
 };
 
-TEST_P(CudaSteadyTest, StepsAllocateNothing) {
+TEST_P(CudaSteadyTest, StepsAllocateCaptureAndLoadNothing) {
   const bool has_experts = GetParam();
   Traffic traffic(20);
   const absl::Status started =
       has_experts ? traffic.Start(kMixture, DType::kBF16) : traffic.Start(kDense, DType::kF32);
   ASSERT_TRUE(started.ok()) << started;
   const int steps = has_experts ? kMixtureSteps : kSteps;
-  const Moved moved = StepsUntilAllocation(&traffic, steps);
-  ASSERT_TRUE(moved.status.ok()) << "step " << moved.step << ": " << moved.status;
-  EXPECT_EQ(moved.step, -1);
+  EXPECT_EQ(traffic.runner().num_graphs(), 3u);  // of 1, 2 and 4 rows
+  const Moved moved = StepsUntilStartCall(&traffic, steps);
+  ASSERT_EQ(moved.step, -1) << moved.what;
 
   // The steps covered all of these features.
   const Counts& counts = traffic.counts();
   for (const int count :
        {counts.prefills, counts.decodes, counts.fed_back, counts.begun, counts.forks, counts.clears,
-        counts.penalties, counts.filters, counts.logprobs, counts.prompt_logprobs}) {
+        counts.penalties, counts.filters, counts.logprobs, counts.prompt_logprobs, counts.hits,
+        counts.preempted, counts.recomputed}) {
     EXPECT_GT(count, steps / 200);
   }
   EXPECT_GT(counts.two_in_flight, steps / 2);
@@ -367,9 +441,20 @@ TEST_P(CudaSteadyTest, StepsAllocateNothing) {
   EXPECT_TRUE(traffic.pool().CheckIntegrity().ok()) << traffic.pool().CheckIntegrity();
   EXPECT_TRUE(traffic.cache().CheckIntegrity().ok()) << traffic.cache().CheckIntegrity();
 
-  // An injected allocation is detected in the step in which it happens.
-  EXPECT_EQ(StepsUntilAllocation(&traffic, 9, 5, MemoryKind::kDevice).step, 5);
-  EXPECT_EQ(StepsUntilAllocation(&traffic, 9, 3, MemoryKind::kPinned).step, 3);
+  // An injected call is detected in the step in which it happens.
+  for (const MemoryKind kind : {MemoryKind::kDevice, MemoryKind::kPinned}) {
+    const auto allocate = [&] { EXPECT_TRUE(DeviceBuffer::Allocate(kind, 1).ok()); };
+    EXPECT_EQ(StepsUntilStartCall(&traffic, 9, 5, allocate).step, 5);
+  }
+  const auto capture = [&] {
+    EXPECT_TRUE(DeviceGraph::Capture(traffic.stream(), [] { return absl::OkStatus(); }).ok());
+  };
+  EXPECT_EQ(StepsUntilStartCall(&traffic, 9, 3, capture).step, 3);
+  const auto set_attribute = [] {
+    EXPECT_EQ(cudaFuncSetAttribute(&kRoot, cudaFuncAttributeMaxDynamicSharedMemorySize, 1),
+              cudaSuccess);
+  };
+  EXPECT_EQ(StepsUntilStartCall(&traffic, 9, 4, set_attribute).step, 4);
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, CudaSteadyTest, testing::Bool(),
