@@ -1,5 +1,5 @@
 #!/bin/bash
-# Makes a bundle of the build in $1 and runs it without network in a root that contains only glibc.
+# Makes a bundle of the build in $1 and runs it without network in a root that contains only glibc and Python.
 # Exits with 77 and the reason if no such root can be created.
 set -euo pipefail
 build=$(realpath "$1")
@@ -15,9 +15,16 @@ for library in libc libm libdl libpthread librt libresolv; do
   cp -L /lib/x86_64-linux-gnu/$library.so.? "$root/lib/x86_64-linux-gnu"
 done
 cp -r "$source/build/gpu/quire-gpu" "$root"
+# Only Python's own process searches the folder of its libraries, so that they cannot replace those of the bundle.
+python=$(readlink -f /usr/bin/python3)
+library=$("$python" -c 'import os; print(os.path.dirname(os.__file__))')
+mkdir -p "$root/python/lib"
+cp "$python" "$root/python/python3"
+ldd "$python" | awk '$3 ~ /^\// {print $3}' | xargs cp -L -t "$root/python/lib"
+cp -r "$library" "$root/python/lib"
 # The loader needs /proc, which every container has, to resolve $ORIGIN. A status of 77 means that there is no device.
 # shellcheck disable=SC2016 # $0 and $@ are those of the inner shell
-unshare --net --mount sh -c 'mount --rbind /proc "$0/proc" && exec chroot "$0" "$@"' "$root" \
-  /quire-gpu/run --out /tmp/results.tar.gz --emulated facts smoke || { echo "run: status $?"; exit 1; }
-tar -xzf "$root/tmp/results.tar.gz" -O results/results.json >"$root/results.json"
-grep -q '"is_emulated": true' "$root/results.json"
+unshare --net --mount sh -c 'mount --rbind /proc "$0/proc" && PYTHONHOME=/python exec chroot "$0" "$@"' "$root" \
+  /lib64/ld-linux-x86-64.so.2 --library-path /python/lib /python/python3 -B \
+  /quire-gpu/run --dry-run --out /tmp/results facts shapes || { echo "run: status $?"; exit 1; }
+grep -q '"dry_run": true' "$root/tmp/results/results.json"

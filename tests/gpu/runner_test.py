@@ -3,17 +3,18 @@
 import json
 import os
 import pathlib
+import re
+import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from fake_bundle import DEVICE, Bundle, gpu_manifest  # noqa: E402
+from fake_bundle import DEVICE, MEASURE, Bundle  # noqa: E402
 
-RUNNER = pathlib.Path(sys.argv.pop(1)) if len(sys.argv) > 1 else None
 HANG = "exec tail -f /dev/null"
+RUN = {"output_throughput": 80, "median_ttft_ms": 3, "p99_ttft_ms": 4, "median_itl_ms": 2, "p99_itl_ms": 6, "failed": 0}
 
 
 class RunnerTest(unittest.TestCase):
@@ -24,224 +25,303 @@ class RunnerTest(unittest.TestCase):
         self.folder.mkdir()
 
     def bundle(self, **options):
-        return Bundle(RUNNER, self.folder, **options)
+        return Bundle(self.folder, **options)
 
     def stage(self, results, name):
         return next(stage for stage in results["stages"] if stage["name"] == name)
 
-    def test_all_is_well(self):
+    def items(self, results, name):
+        return {item["name"]: item for item in self.stage(results, name)["items"]}
+
+    def test_passing_programs_pass(self):
         bundle = self.bundle()
-        bundle.tests({"ATest": "exit 0", "AttentionSm90Test": "exit 0"})
-        status, output, results, names = bundle.run("facts", "smoke", "tests")
+        bundle.tests({"ATest": "exit 0", "AttentionRulesTest": "exit 0", "AttentionSm90Test": "exit 0"})
+        status, output, results = bundle.run("facts", "tests", "shapes")
         self.assertEqual(status, 0, output)
-        self.assertIn("Fake 90", output)
         self.assertEqual([stage["verdict"] for stage in results["stages"]], ["passed"] * 3)
-        self.assertIn("results/smoke-BM_A-tiny-1.log", names)
-        self.assertFalse((self.folder.parent / "results.tar.gz.parts").exists())
-        self.assertTrue(output.rstrip().splitlines()[-1].startswith("results: "))
+        self.assertIn("tests-ATest.log", bundle.logs())
+        self.assertIn("# Fake 90", output)
+        self.assertIn((bundle.out / "report.md").read_text(), output)
 
-    def test_speed_and_the_daemon(self):
+    def test_suites_of_new_kernels_run_first(self):
         bundle = self.bundle()
-        (self.folder / "gpu_peers.py").write_text("print('torch')\n")
-        ready = self.folder.parent / "ready"
-        bundle.program("quire", f'test "$7" != health || test -e {ready}')
-        bundle.program("quired", "test \"$1\" = --version && exit 0\ntail -f /dev/null &\n"
-                       f"trap 'kill $!; exit 0' TERM\ntouch {ready}\nwait")
-        status, output, results, names = bundle.run("speed", "daemon")
+        names = ["ATest", "AttentionBitsTest", "AttentionRulesTest", "Maps/AttentionLatentTest", "LinearFp8Test",
+                 "AttentionSm90Test"]
+        started = self.folder.parent / "started"
+        bundle.tests({name: f"echo {name} >>{started}" for name in names})
+        bundle.run("tests")
+        self.assertCountEqual(started.read_text().split(), names)
+
+    def test_figures_stand_beside_their_predictions(self):
+        bundle = self.bundle()
+        bundle.device(f"echo '{json.dumps(DEVICE)}'", measure=f"{MEASURE}\necho \"$1 1 ns\"")
+        bundle.program("gpu_peers.py", "exit 0")
+        (self.folder / "gpu_peers.py").write_text(
+            "import json, sys\nassert sys.argv[2:] == ['BM_C/n:1/']\n"
+            "json.dump({'BM_C/n:1': {'seconds': 4e-6}}, open(sys.argv[1], 'w'))\n")
+        bundle.daemon(json.dumps(RUN))
+        status, output, results = bundle.run("shapes", "torch", "bf16")
         self.assertEqual(status, 0, output)
-        self.assertEqual([item["name"] for item in self.stage(results, "speed")["items"]],
-                         ["peers", "BM_C"])
-        self.assertEqual([item["name"] for item in self.stage(results, "daemon")["items"]],
+        self.assertEqual(results["comparison"], [
+            ["a product", "BM_C/n:1/", "2 to 4 us", "8 us", 2.0, "4 us"],
+            ["a rate", "daemon-bf16-32/output_throughput", "100 tokens/s", "80 tokens/s", 0.8, None],
+            ["a gap", "daemon-bf16-32/p99_itl_ms", "5 ms", "6 ms", 1.2, None]])
+        self.assertEqual(list(self.items(results, "bf16")),
                          ["make-model", "start", "1 stream", "32 streams", "128 streams", "stop"])
-        self.assertIn("results/daemon-quired.log", names)
+        self.assertIn("bf16-quired.log", bundle.logs())
+        row = [cell.strip() for cell in output.splitlines()[-3].split("|")]
+        self.assertEqual(row[1:-1], ["a gap", "daemon-bf16-32/p99_itl_ms", "5 ms", "6 ms", "1.2", ""])
 
-    def test_a_daemon_that_ends_is_told(self):
+    def test_missing_torch_is_one_line(self):
         bundle = self.bundle()
-        bundle.program("quire", 'test "$7" != health')
-        bundle.program("quired", "test \"$1\" = --version && exit 0\necho 'error: bad'; exit 71")
-        status, output, _, _ = bundle.run("daemon")
-        self.assertEqual(status, 1, output)
-        self.assertIn("daemon start: FAILED, quired has exited: error: bad", output)
+        (self.folder / "gpu_peers.py").write_text("import sys\nprint('torch is not installed')\nsys.exit(77)\n")
+        status, output, results = bundle.run("torch")
+        self.assertEqual(status, 0, output)
+        self.assertIn("torch peers: skipped, torch is not installed", output)
+        self.assertEqual([row[3] for row in results["comparison"]], ["not measured"] * 3)
 
-    def test_no_driver_and_an_old_one_are_said_and_nothing_runs(self):
+    def test_requests_that_fail_fail_the_stage(self):
+        bundle = self.bundle()
+        bundle.daemon(json.dumps({**RUN, "failed": 2}))
+        status, output, results = bundle.run("target")
+        self.assertEqual(status, 1, output)
+        self.assertEqual(self.items(results, "target")["daemon-target-128"]["why"], "2 requests failed")
+
+    def test_end_of_the_daemon_is_reported(self):
+        bundle = self.bundle()
+        bundle.daemon()
+        bundle.program("quired", "test \"$1\" != --set && exit 0\necho 'error: bad'; exit 71")
+        status, output, _ = bundle.run("bf16")
+        self.assertEqual(status, 1, output)
+        self.assertIn("bf16 start: FAILED, quired has exited: error: bad", output)
+
+    def test_self_check_runs_if_the_daemon_has_it(self):
+        bundle = self.bundle()
+        self.assertEqual(self.items(bundle.run("facts")[2], "facts")["self-check"]["verdict"], "skipped")
+        for code, verdict in ((0, "passed"), (78, "FAILED")):
+            bundle.program("quired", "case $1 in --help) echo ' --self-check';; "
+                           f"--self-check) echo error: kernel; exit {code};; esac")
+            _, output, results = bundle.run("facts")
+            self.assertEqual(self.items(results, "facts")["self-check"]["verdict"], verdict, output)
+
+    def test_missing_or_old_driver_stops_the_run(self):
         for message in ("no CUDA driver is installed; this build needs a driver for CUDA 13.0",
                         "the CUDA driver supports CUDA 12.4; this build needs at least 13.0",
                         "CUDA device 0 (Old) has compute capability 7.5; this build needs at least 8.0"):
             bundle = self.bundle()
             bundle.device(f"echo '{message}' >&2; exit 77")
-            status, output, results, _ = bundle.run()
+            status, output, results = bundle.run()
             self.assertEqual(status, 77, output)
             self.assertIn(f"device: FAILED, {message}", output)
-            self.assertEqual(self.stage(results, "daemon")["skipped"], f"no device: {message}")
+            self.assertEqual(self.stage(results, "moe")["skipped"], f"no device: {message}")
 
-    def test_a_bundle_for_another_target_is_refused(self):
+    def test_machine_code_must_fit_the_device(self):
         for archs, fits in (("80", False), ("80+ptx", True), ("90a", True), ("100", False)):
-            status, output, _, _ = self.bundle(archs=archs).run("smoke")
+            status, output, _ = self.bundle(archs=archs).run("shapes")
             self.assertEqual(status, 0 if fits else 77, output)
             if not fits:
-                line = f"the bundle has machine code for {archs}, but the device needs 90"
-                self.assertIn(line, output)
+                self.assertIn(f"the bundle has machine code for {archs}, but the device needs 90", output)
 
     def test_too_little_memory_skips_the_stage(self):
         bundle = self.bundle()
         bundle.device(f"echo '{json.dumps({**DEVICE, 'free_bytes': 2e9})}'")
-        status, output, results, _ = bundle.run("smoke", "tests")
+        status, output, results = bundle.run("tests")
         self.assertEqual(status, 75, output)
-        self.assertEqual(self.stage(results, "smoke")["verdict"], "passed")
         self.assertEqual(self.stage(results, "tests")["skipped"],
                          "2.0 GB of device memory are free, but the stage needs 4")
 
-    def test_a_cut_bundle_is_refused(self):
+    def test_truncated_bundle_is_refused(self):
         bundle = self.bundle()
-        gpu_manifest.write(self.folder, "0 test", "90a")
+        bundle.seal()
         quired = self.folder / "quired"
         quired.write_bytes(quired.read_bytes()[:-3])
-        status, output, _, _ = bundle.run(seal=False)
+        status, output, _ = bundle.run(seal=False)
         self.assertEqual(status, 65, output)
         self.assertIn("the bundle is truncated: quired has 14 bytes of 17", output)
         manifest = self.folder / "bundle.txt"
         manifest.write_bytes(manifest.read_bytes()[:40])
-        status, output, _, _ = bundle.run(seal=False)
+        status, output, _ = bundle.run(seal=False)
         self.assertEqual(status, 65, output)
         self.assertIn("the bundle is truncated: bundle.txt has no end", output)
 
-    def test_other_bytes_are_found(self):
+    def test_changed_bytes_are_detected(self):
         bundle = self.bundle()
-        gpu_manifest.write(self.folder, "0 test", "90a")
+        bundle.seal()
         bundle.program("quired", "exit 1")
-        status, output, _, _ = bundle.run(seal=False)
+        status, output, _ = bundle.run(seal=False)
         self.assertEqual(status, 65, output)
         self.assertIn("the bundle is damaged: quired has a wrong checksum", output)
 
-    def test_a_hang_and_a_crash_cost_one_item_each(self):
+    def test_hang_and_crash_cost_one_item_each(self):
         bundle = self.bundle()
         bundle.tests({"ATest": HANG, "BTest": "kill -SEGV $$", "CTest": "exit 0"})
-        status, output, results, _ = bundle.run("--item-seconds", "1", "tests")
+        status, output, results = bundle.run("--item-seconds", "1", "tests")
         self.assertEqual(status, 1, output)
-        items = {item["name"]: item for item in self.stage(results, "tests")["items"]}
+        items = self.items(results, "tests")
         self.assertEqual([items[name]["verdict"] for name in ("ATest", "BTest", "CTest")],
                          ["FAILED", "FAILED", "passed"])
         self.assertEqual(items["ATest"]["why"], "killed after 1 s")
         self.assertIn("ended by signal 11", items["BTest"]["why"])
 
-    def test_an_error_of_a_benchmark_is_a_failure(self):
+    def test_failed_suite_runs_once_more_and_stays_failed(self):
         bundle = self.bundle()
-        bundle.device(f"echo '{json.dumps(DEVICE)}'", tiny="echo \"BM_B ERROR OCCURRED: 'bad'\"")
-        status, output, _, _ = bundle.run("smoke")
+        seen = self.folder.parent / "seen"
+        bundle.tests({"ATest": f"test -e {seen} || {{ touch {seen}; exit 1; }}", "BTest": "exit 1", "CTest": "exit 0"})
+        status, output, results = bundle.run("tests", "rerun")
         self.assertEqual(status, 1, output)
-        self.assertIn("smoke BM_B/tiny/2: FAILED, BM_B ERROR OCCURRED: 'bad'", output)
+        self.assertEqual({name: item["verdict"] for name, item in self.items(results, "rerun").items()},
+                         {"ATest": "passed", "BTest": "FAILED"})
+        bundle.tests({"CTest": "exit 0"})
+        status, output, results = bundle.run("tests", "rerun")
+        self.assertEqual((status, self.stage(results, "rerun")["skipped"]), (0, "no test failed"), output)
 
-    def test_a_shape_without_memory_is_not_run_and_said(self):
+    def test_racecheck_is_split_by_kernel(self):
         bundle = self.bundle()
-        bundle.device(f"echo '{json.dumps(DEVICE)}'",
-                      tiny="echo \"BM_B ERROR OCCURRED: 'out of device memory: 9 bytes'\"")
-        status, output, results, _ = bundle.run("smoke")
-        self.assertEqual(status, 75, output)
-        verdicts = {item["name"]: item["verdict"] for item in self.stage(results, "smoke")["items"]}
-        self.assertEqual(verdicts, {"BM_A/tiny/1": "passed", "BM_B/tiny/2": "not run"})
-        self.assertIn("BM_B/tiny/2: BM_B ERROR OCCURRED: 'out of device memory: 9 bytes'", output)
-
-    def test_a_shape_that_needs_tensor_maps_is_skipped_elsewhere(self):
-        bundle = self.bundle()
-        bundle.device(f"echo '{json.dumps(DEVICE)}'",
-                      tiny="echo \"BM_B ERROR OCCURRED: 'no tensor maps on this device'\"")
-        status, output, results, _ = bundle.run("smoke")
-        self.assertEqual(status, 0, output)
-        verdicts = {item["name"]: item["verdict"] for item in self.stage(results, "smoke")["items"]}
-        self.assertEqual(verdicts, {"BM_A/tiny/1": "passed", "BM_B/tiny/2": "skipped"})
-
-    def test_a_benchmark_that_says_nothing_has_failed(self):
-        bundle = self.bundle()
-        bundle.device(f"echo '{json.dumps(DEVICE)}'", tiny="true")
-        status, output, _, _ = bundle.run("smoke")
+        tools = self.folder.parent / "tools"
+        tools.mkdir()
+        sanitizer = tools / "compute-sanitizer"
+        sanitizer.write_text("#!/bin/sh\ncase \"$*\" in '--tool racecheck --error-exitcode 2 '*BM_B*) "
+                             "echo 'ERROR: race'; exit 2;; *'--tool racecheck'*) echo fine; exit 0;; esac\nexit 3\n")
+        sanitizer.chmod(0o755)
+        os.environ["PATH"], path = f"{tools}:{os.environ['PATH']}", os.environ["PATH"]
+        try:
+            status, output, results = bundle.run("racecheck")
+        finally:
+            os.environ["PATH"] = path
         self.assertEqual(status, 1, output)
-        self.assertIn("the log is empty; is the disk full?", output)
+        self.assertEqual({name: (item["verdict"], item["why"]) for name, item in self.items(results, "racecheck").items()},
+                         {"BM_A/tiny/1": ("passed", ""),
+                          "BM_B/tiny/2": ("FAILED", "ERROR: race")})
 
-    def test_a_shape_without_memory_hides_no_error(self):
+    def shape(self, command):
         bundle = self.bundle()
-        bundle.device(f"echo '{json.dumps(DEVICE)}'",
-                      tiny="echo \"BM_B ERROR OCCURRED: 'out of device memory: 9 bytes'\"\n"
-                           "echo \"BM_C ERROR OCCURRED: 'bad'\"")
-        status, output, _, _ = bundle.run("smoke")
-        self.assertEqual(status, 1, output)
+        bundle.device(f"echo '{json.dumps(DEVICE)}'", measure=command)
+        status, output, results = bundle.run("shapes")
+        item = self.items(results, "shapes")["BM_C"]
+        return status, item["verdict"], item["why"]
 
-    def test_answers_that_differ_and_a_daemon_that_does_not_answer_fail_the_stage(self):
+    def test_errors_of_a_benchmark(self):
+        memory = "BM_C ERROR OCCURRED: 'out of device memory: 9 bytes'"
+        maps = "BM_C ERROR OCCURRED: 'no tensor maps on this device'"
+        bad = "BM_C ERROR OCCURRED: 'bad'"
+        for lines, expected in (([bad], (1, "FAILED", bad)), ([memory], (75, "not run", memory)),
+                                ([maps], (0, "skipped", maps)), ([], (1, "FAILED", "the log is empty; is the disk full?")),
+                                ([memory, bad], (1, "FAILED", memory))):
+            command = "\n".join(f'echo "{line}"' for line in lines) or "true"
+            self.assertEqual(self.shape(command), expected)
+
+    def test_shapes_outside_the_queue_run_by_name_only(self):
+        _, output, results = self.bundle().run("shapes", "others")
+        self.assertEqual(list(self.items(results, "shapes")), ["BM_C"], output)
+        self.assertEqual(list(self.items(results, "others")), ["BM_D"], output)
+
+    def test_differing_answers_and_a_silent_daemon_fail_the_stage(self):
         bundle = self.bundle()
         bundle.tests({"LlamaCudaTest": "exit 0"})
         (self.folder / "testdata/models/llama-theta500k-multieos-bf16").mkdir(parents=True)
-        ready = self.folder.parent / "ready"
-        bundle.program("quire", f'test "$7" != health || test -e {ready}')
-        bundle.program("quired", 'test "$1" = --version && exit 0\ntail -f /dev/null &\n'
-                       f"trap 'kill $!; rm {ready}; exit 0' TERM\ntouch {ready}\nwait")
+        bundle.daemon()
         bundle.program("quire_answers", 'test "$1" != --compare || { echo "error: 1 of 2"; exit 1; }')
-        status, output, results, _ = bundle.run("runner")
+        status, output, _ = bundle.run("runner")
         self.assertEqual(status, 1, output)
         self.assertIn("runner overlap on and off: FAILED, error: 1 of 2", output)
         bundle.program("quire_answers", 'test "$1" != --address || { echo "error: no"; exit 1; }')
-        status, output, results, _ = bundle.run("runner")
+        status, output, _ = bundle.run("runner")
         self.assertEqual(status, 1, output)
         self.assertIn("runner answers-overlap: FAILED, error: no", output)
         self.assertNotIn("overlap on and off", output)
 
-    def test_after_a_lost_gpu_nothing_starts_and_results_stay(self):
+    def test_nothing_starts_after_a_lost_gpu_and_results_stay(self):
         bundle = self.bundle()
         lost = self.folder.parent / "lost"
         bundle.device(f"test -e {lost} && {{ echo 'unspecified launch failure' >&2; exit 1; }};"
-                      f" echo '{json.dumps(DEVICE)}'", tiny=f"touch {lost}; exit 1")
-        bundle.tests({"ATest": "exit 0"})
-        status, output, results, names = bundle.run("smoke", "tests")
+                      f" echo '{json.dumps(DEVICE)}'", measure="exit 1")
+        bundle.tests({"ATest": "exit 0", "BTest": f"touch {lost}; exit 1"})
+        status, output, results = bundle.run("tests", "shapes")
         self.assertEqual(status, 1, output)
-        line = "the GPU is lost since BM_B/tiny/2: unspecified launch failure"
+        line = "the GPU is lost since BTest: unspecified launch failure"
         self.assertEqual(results["lost"], line)
-        self.assertEqual(self.stage(results, "tests")["skipped"], line)
-        self.assertIn("results/smoke-BM_A-tiny-1.log", names)
+        self.assertEqual(self.stage(results, "shapes")["skipped"], line)
+        self.assertIn("tests-ATest.log", bundle.logs())
 
-    def test_when_time_is_up_the_rest_is_not_run(self):
+    def test_rest_is_not_run_when_time_is_up(self):
         bundle = self.bundle()
         bundle.tests({f"T{i}Test": HANG for i in range(40)})
-        status, output, results, _ = bundle.run("--minutes", "0.1", "tests")
+        status, output, results = bundle.run("--seconds", "8", "tests")
         self.assertEqual(status, 75, output)
         first, *_, last = self.stage(results, "tests")["items"]
         self.assertEqual((first["verdict"], first["why"]),
                          ("not run", "the time was up before it ended"))
         self.assertEqual((last["verdict"], last["why"]), ("not run", "the time was up"))
-        self.assertLess(results["stages"][-1]["seconds"], 6)
+        self.assertLess(results["stages"][-1]["seconds"], 8)
 
-    def test_results_so_far_outlive_an_interruption(self):
+    def test_every_stage_keeps_its_limit_and_leaves_time_to_later_ones(self):
+        bundle = self.bundle()
+        bundle.tests({"ATest": HANG})
+        bundle.device(f"echo '{json.dumps(DEVICE)}'", measure="exit 0")
+        # 9 s less 5 for the report: the tests get 110 of the 110 + 120 shares of about 4 s.
+        status, output, results = bundle.run("--seconds", "9", "tests", "shapes")
+        self.assertEqual(status, 1, output)
+        self.assertEqual(self.items(results, "tests")["ATest"]["why"], "the time was up before it ended")
+        self.assertLess(self.stage(results, "tests")["seconds"], 2.5)
+        self.assertEqual(self.items(results, "shapes")["BM_C"]["verdict"], "FAILED")
+
+    def interrupt(self, signal_of):
+        """Ends the runner while it runs tests. Returns its exit status and results."""
         bundle = self.bundle()
         bundle.tests({"ATest": HANG, "BTest": "exit 0"})
-        gpu_manifest.write(self.folder, "0 test", "90a")
-        with subprocess.Popen([self.folder / "run", "smoke", "tests"], cwd=self.folder.parent,
-                              text=True, stdout=subprocess.PIPE) as process:
+        bundle.seal()
+        with subprocess.Popen(bundle.command("facts", "tests"), text=True, stdout=subprocess.PIPE) as process:
             for line in process.stdout:
-                if "smoke BM_B" in line:
+                if "tests BTest" in line:
                     break
-            process.terminate()
+            signal_of(process)
             output = process.stdout.read()
-        self.assertEqual(process.returncode, 75, output)
-        with tarfile.open(self.folder.parent / "results.tar.gz") as archive:
-            results = json.load(archive.extractfile("results/results.json"))
-        self.assertEqual(self.stage(results, "smoke")["verdict"], "passed")
+        return process.returncode, output, bundle
+
+    def test_interruption_keeps_the_results(self):
+        status, output, bundle = self.interrupt(subprocess.Popen.terminate)
+        self.assertEqual(status, 75, output)
+        self.assertEqual(self.stage(bundle.results(), "facts")["verdict"], "passed")
+        self.assertEqual(self.items(bundle.results(), "tests")["BTest"]["verdict"], "passed")
         self.assertIn("interrupted", output)
 
-    def test_a_program_that_lists_nothing_is_a_failure(self):
-        status, output, _, _ = self.bundle().run("tests")
+    def test_killed_runner_leaves_a_complete_report(self):
+        status, _, bundle = self.interrupt(subprocess.Popen.kill)
+        self.assertEqual(status, -9)
+        verdicts = {stage["name"]: stage["verdict"] for stage in bundle.results()["stages"]}
+        self.assertEqual(verdicts, {"facts": "passed", "tests": "not run"})
+        text = (bundle.out / "report.md").read_text()
+        for part in ("| facts ", "| tests ", "| a gap "):
+            self.assertIn(part, text)
+        self.assertIn("facts-device.log", bundle.logs())
+
+    def test_results_that_cannot_be_written_are_a_failure(self):
+        bundle = self.bundle()
+        (bundle.out / "report.md").mkdir(parents=True)
+        bundle.seal()
+        done = subprocess.run(bundle.command("facts"), text=True, capture_output=True, timeout=60, check=False)
+        self.assertEqual(done.returncode, 1, done.stdout)
+        place = re.search("cannot write the results, the logs are in (.*): ", done.stdout)[1]
+        self.assertTrue(pathlib.Path(place, "facts-device.log").exists())
+        shutil.rmtree(place)
+
+    def test_program_that_lists_nothing_fails(self):
+        status, output, _ = self.bundle().run("tests")
         self.assertEqual(status, 1, output)
         self.assertIn("tests list: FAILED, the program lists nothing to run", output)
 
-    def test_a_missing_library_is_named(self):
+    def test_missing_library_is_named(self):
         bundle = self.bundle()
         line = "quire: error while loading shared libraries: libgrpc.so.29: cannot open"
         bundle.program("quire", f"echo '{line}' >&2; exit 127")
-        status, output, _, _ = bundle.run("facts")
+        status, output, _ = bundle.run("facts")
         self.assertEqual(status, 1, output)
         self.assertIn(line, output)
 
-    def test_a_stage_that_is_none_and_one_without_emulator_are_usage_errors(self):
-        self.bundle()
-        for arguments in (["nonsense"], ["--emulated", "daemon"], ["--minutes", "0"]):
-            done = subprocess.run([self.folder / "run", *arguments], cwd=self.folder.parent,
-                                  capture_output=True, timeout=60, check=False)
+    def test_usage_errors(self):
+        bundle = self.bundle()
+        for arguments in (["nonsense"], ["--seconds", "0"], ["--nonsense"]):
+            done = subprocess.run(bundle.command(*arguments), capture_output=True, timeout=60, check=False)
             self.assertEqual(done.returncode, 64, arguments)
 
 

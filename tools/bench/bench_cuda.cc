@@ -91,7 +91,7 @@ absl::Status Measure(benchmark::State& state, Gpu& gpu, Work work,
 void Report(benchmark::State& state, const absl::Status& status) {
   if (status.ok()) return;
   // The runner of the bundle recognizes these two errors by their first words
-  // (tools/gpu_run/check.cc).
+  // (tools/gpu_run/run.py).
   const std::string message(status.message());
   state.SkipWithError(absl::IsResourceExhausted(status)
                           ? ("out of device memory: " + message).c_str()

@@ -1,15 +1,26 @@
 #!/usr/bin/env python3
-"""Times torch on the shapes of bench_kernels_cuda: `gpu_peers.py OUTPUT.json`.
+"""Times torch on the shapes of bench_kernels_cuda: `gpu_peers.py OUTPUT.json [BENCHMARK...]`.
 
-Writes {benchmark name: {"peer": ..., "seconds": ...}}, medians of 30 replays of a graph of 20 calls. torch's scaled
-dot product attention reads contiguous K and V, so it is an upper bound for a paged kernel. Without torch it prints
-a message and writes nothing. Exit status 1 if torch finds no GPU.
+Writes {benchmark: {"peer": ..., "seconds": ...}}, medians of 30 replays of a graph of 20 calls; first of the named
+benchmarks that torch has, then of SHAPES. The file is complete after each shape. torch's scaled dot product attention
+reads contiguous K and V, so it is an upper bound for a paged kernel. Exit status 77 without torch or without its GPU.
 """
 
 import json
 import pathlib
+import re
 import statistics
 import sys
+
+NAME = re.compile(r"BM_(?:Linear/n:(\d+)/k:(\d+)/m:(\d+)"
+                  r"|Attention/batch:(\d+)/cached:(\d+)/rows:(\d+)/heads:(\d+)/kv_heads:(\d+)/d:(\d+)/maps:\d)/?")
+SHAPES = [f"BM_Linear/n:{n}/k:{k}/m:{m}" for n, k in ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
+          for m in (1, 8, 16, 32, 64, 128, 256, 512, 4096)]
+SHAPES += [f"BM_Attention/batch:{batch}/cached:{cached}/rows:{rows}/heads:{heads}/kv_heads:{kv_heads}/d:{d}/maps:{maps}"
+           for batch, cached, rows, heads, kv_heads, d in (
+               (1, 1024, 1, 32, 8, 128), (32, 4096, 1, 32, 8, 128), (64, 8192, 1, 32, 8, 128), (32, 4096, 1, 32, 32, 64),
+               (1, 0, 2048, 32, 8, 128), (1, 0, 8192, 32, 8, 128), (1, 0, 8192, 32, 8, 64))
+           for maps in (0, 1)]
 
 
 def measure(torch, call, calls=20, samples=30):
@@ -33,49 +44,42 @@ def measure(torch, call, calls=20, samples=30):
     return statistics.median(times)
 
 
-def linear_peers(torch):
-    for n, k in ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)):
-        copies = max(1, (256 << 20) // (n * k * 2))
-        weights = [torch.randn(n, k, device="cuda", dtype=torch.bfloat16) * 0.05
-                   for _ in range(copies)]
-        for m in (1, 8, 16, 32, 64, 128, 256, 512, 4096):
-            x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
-            seconds = measure(torch, lambda i: torch.nn.functional.linear(x, weights[i % copies]))
-            yield f"BM_Linear/n:{n}/k:{k}/m:{m}", "torch linear (cuBLAS)", seconds
+def linear(torch, n, k, m):
+    copies = max(1, (256 << 20) // (n * k * 2))
+    weights = [torch.randn(n, k, device="cuda", dtype=torch.bfloat16) * 0.05 for _ in range(copies)]
+    x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+    return measure(torch, lambda i: torch.nn.functional.linear(x, weights[i % copies]))
 
 
-def attention_peers(torch):
-    attend = torch.nn.functional.scaled_dot_product_attention
-    shapes = ((1, 1024, 1, 32, 8, 128), (32, 4096, 1, 32, 8, 128), (64, 8192, 1, 32, 8, 128),
-              (32, 4096, 1, 32, 32, 64), (1, 0, 2048, 32, 8, 128), (1, 0, 8192, 32, 8, 128),
-              (1, 0, 8192, 32, 8, 64))
-    for batch, cached, rows, heads, kv_heads, d in shapes:
-        def random(h, t):
-            return torch.randn(batch, h, t, d, device="cuda", dtype=torch.bfloat16)
-        q, k, v = random(heads, rows), random(kv_heads, cached + rows), random(kv_heads, cached + rows)
-        seconds = measure(torch, lambda _: attend(q, k, v, is_causal=rows > 1,
-                                                  enable_gqa=heads != kv_heads))
-        name = (f"BM_Attention/batch:{batch}/cached:{cached}/rows:{rows}/heads:{heads}"
-                f"/kv_heads:{kv_heads}/d:{d}")
-        for maps in (0, 1):
-            yield f"{name}/maps:{maps}", "torch SDPA, contiguous", seconds
+def attention(torch, batch, cached, rows, heads, kv_heads, d):
+    q, k, v = (torch.randn(batch, h, t, d, device="cuda", dtype=torch.bfloat16)
+               for h, t in ((heads, rows), (kv_heads, cached + rows), (kv_heads, cached + rows)))
+    return measure(torch, lambda _: torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, is_causal=rows > 1, enable_gqa=heads != kv_heads))
 
 
 def main():
     try:
         import torch
     except ImportError:
-        print("gpu_peers.py: torch is not installed, so there is no peer to time")
-        return 0
+        print("torch is not installed, so there is no peer to time")
+        return 77
     if not torch.cuda.is_available():
-        print("gpu_peers.py: torch finds no GPU")
-        return 1
-    result = {}
-    for peers in (linear_peers(torch), attention_peers(torch)):
-        for name, peer, seconds in peers:
-            result[name] = {"peer": f"{peer} {torch.__version__}", "seconds": seconds}
-            print(f"{name}: {seconds * 1e6:.1f} us, {peer}")
-    pathlib.Path(sys.argv[1]).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        print("torch finds no GPU")
+        return 77
+    output, result = pathlib.Path(sys.argv[1]), {}
+    for name in dict.fromkeys(name.rstrip("/") for name in [*sys.argv[2:], *SHAPES]):
+        match = NAME.fullmatch(name)
+        if not match:
+            continue
+        sizes = [int(size) for size in match.groups() if size]
+        peer, time = ("torch linear (cuBLAS)", linear) if len(sizes) == 3 else ("torch SDPA, contiguous", attention)
+        seconds = time(torch, *sizes)
+        result[name] = {"peer": f"{peer} {torch.__version__}", "seconds": seconds}
+        print(f"{name}: {seconds * 1e6:.1f} us, {peer}")
+        part = output.with_name(output.name + ".part")
+        part.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        part.replace(output)
     return 0
 
 

@@ -2,11 +2,12 @@
 """Checks that docs/benchmarks/gpu_queue.md refers to measurements of the check on a GPU machine.
 
 Every row of a table with a column "measured by" names, in backticks, a benchmark of bench_kernels_cuda (the beginning of
-its name), a filter for its GPU tests, a stage of the runner as `run STAGE`, or a file of its results; each must exist,
-and the row must have a rule or formula and an expectation. A count of instructions in a formula ("n = 455", "beside
-421") must be in kernels/cuda/resources.json. The names come from the programs:
+its name), a filter for its GPU tests, a stage of the runner as `run STAGE`, or a figure of its daemons; each must exist,
+and the row must have a rule or formula and an expectation, which the runner must be able to read if it compares the
+figure. A count of instructions in a formula ("n = 455", "beside 421") must be in kernels/cuda/resources.json. The
+names come from tools/gpu_run and from the programs:
 
-    tools/checks/predictions_check.py --bench bench_kernels_cuda_emulated --runner quire_gpu_run --tests X_gpu Y_gpu ...
+    tools/checks/predictions_check.py --bench bench_kernels_cuda_emulated --tests X_gpu Y_gpu ...
 
 Exit status 1 with one line per violation.
 """
@@ -20,11 +21,17 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools" / "gpu_run"))
+import report  # noqa: E402
+import run  # noqa: E402
+
 PAGE = ROOT / "docs" / "benchmarks" / "gpu_queue.md"
 NAME = re.compile(r"`([^`]+)`")
 RESOURCES = ROOT / "kernels" / "cuda" / "resources.json"
 COUNT = re.compile(r"\b(?:n =|beside) (\d+)")
-RESULT = re.compile(r"daemon-(1|32|128)\.json")
+STAGES = {stage.name for stage in run.STAGES + run.EXTRA_STAGES}
+FIGURES = {f"daemon-{name}-{streams}/{field}" for name, load in run.LOADS.items() for streams in load.streams
+           for field in report.DAEMON_FIELDS}
 
 
 def ask(program, *arguments):
@@ -42,37 +49,18 @@ def tests_of(listing):
     return names
 
 
-def stages_of(usage):
-    found = re.search(r"stages TEXT:\{([^}]*)\}", usage)
-    return found[1].split(",") if found else []
-
-
-def rows_of(page):
-    """Returns (line number, {column: cell}) of the rows of tables with a column "measured by"."""
-    columns = None
-    for number, line in enumerate(page.splitlines(), 1):
-        if not line.startswith("|"):
-            columns = None
-            continue
-        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
-        if columns is None:
-            columns = cells
-        elif "measured by" in columns and not set(line) <= set("|-: "):
-            yield number, dict(zip(columns, cells))
-
-
 class Programs:
-    def __init__(self, benchmarks, tests, stages):
-        self.benchmarks, self.tests, self.stages = benchmarks, tests, stages
+    def __init__(self, benchmarks, tests):
+        self.benchmarks, self.tests = benchmarks, tests
 
     def fault(self, name):
         """Returns why nothing measures `name`, or "" if something does. Returns None if it is not the name of a measurement."""
         if name.startswith("BM_"):
             return "" if any(known.startswith(name) for known in self.benchmarks) else "no such benchmark"
         if name.startswith("run "):
-            return "" if name[4:] in self.stages else "the runner has no such stage"
-        if RESULT.fullmatch(name):
-            return ""
+            return "" if name[4:] in STAGES else "the runner has no such stage"
+        if name.startswith("daemon-"):
+            return "" if name in FIGURES else "the runner measures no such figure"
         if re.fullmatch(r"[A-Z][\w/]*\.[\w*/]+", name):
             return "" if any(fnmatch.fnmatchcase(known, name) for known in self.tests) else "no such test"
         return None
@@ -86,7 +74,7 @@ def counts_of(resources):
 
 def check(page, programs, counts):
     errors, rows = [], 0
-    for number, row in rows_of(page):
+    for number, row in report.rows_of(page):
         errors += [f"{PAGE.name}:{number}: {count} instructions are those of no loop in {RESOURCES.name}"
                    for count in COUNT.findall(row.get("formula", "")) if int(count) not in counts]
         rows += 1
@@ -96,6 +84,11 @@ def check(page, programs, counts):
             errors.append(f"{PAGE.name}:{number}: names nothing that measures it")
         if not row.get("expected", "") and not row.get("expected on an H100", ""):
             errors.append(f"{PAGE.name}:{number}: expects nothing")
+        else:
+            try:
+                report.prediction(row)
+            except ValueError as error:
+                errors.append(f"{PAGE.name}:{number}: {error}")
         if "formula" in row and not row["formula"]:
             errors.append(f"{PAGE.name}:{number}: has no formula")
     return errors, rows
@@ -104,12 +97,10 @@ def check(page, programs, counts):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bench", required=True)
-    parser.add_argument("--runner", required=True)
     parser.add_argument("--tests", required=True, nargs="+")
     arguments = parser.parse_args()
     tests = [name for program in arguments.tests for name in tests_of(ask(program, "--gtest_list_tests"))]
-    programs = Programs(ask(arguments.bench, "--benchmark_list_tests").split(), tests,
-                        stages_of(ask(arguments.runner, "--help")))
+    programs = Programs(ask(arguments.bench, "--benchmark_list_tests").split(), tests)
     errors, rows = check(PAGE.read_text(encoding="utf-8"), programs, counts_of(json.loads(RESOURCES.read_text())))
     for error in errors:
         print(error)
