@@ -26,15 +26,14 @@ class DryRunTest(unittest.TestCase):
 
     def bundle(self):
         bundle = self.folder / "bundle"
-        (bundle / "testdata" / "models").mkdir(parents=True)
+        bundle.mkdir()
         copy_runner(bundle)
         for name, target in (("quired_emulated", QUIRED), ("quire_gpu_tests_emulated", TESTS),
                              ("bench_kernels_cuda_emulated", BENCH), ("quire", QUIRE), ("quire_answers", ANSWERS),
                              ("gpu_peers.py", ROOT / "tools/bench/gpu_peers.py"),
+                             ("testdata", TESTDATA),
                              ("gpu_queue.md", ROOT / "docs/benchmarks/gpu_queue.md")):
             (bundle / name).symlink_to(target.resolve())
-        for below in ("formats", "models/llama-theta500k-multieos-bf16"):
-            (bundle / "testdata" / below).symlink_to(TESTDATA / below)
         gpu_manifest.write(bundle, "0 test", "90a")
         return bundle
 

@@ -1,5 +1,5 @@
-// Replaces two parts in the programs of a bundle, which has at most 24 MiB: the embedded model (10
-// MiB), and libcurl with its forty libraries, which the client needs for HTTP only.
+// Replaces two parts in the programs of a bundle to make it smaller: the embedded model (10 MiB),
+// and libcurl with its forty libraries, which the client needs for HTTP only.
 
 #include <curl/curl.h>
 

@@ -13,7 +13,7 @@ import unittest
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from fake_bundle import DEVICE, MEASURE, Bundle  # noqa: E402
 
-HANG = "exec tail -f /dev/null"
+HANG = "exec tail --pid=$PPID -f /dev/null"  # ends after the runner
 RUN = {"output_throughput": 80, "median_ttft_ms": 3, "p99_ttft_ms": 4, "median_itl_ms": 2, "p99_itl_ms": 6, "failed": 0}
 
 
@@ -23,6 +23,7 @@ class RunnerTest(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = pathlib.Path(folder.name) / "bundle"
         self.folder.mkdir()
+        os.environ["TMPDIR"] = folder.name  # for the logs of a killed runner
 
     def bundle(self, **options):
         return Bundle(self.folder, **options)
@@ -268,7 +269,7 @@ class RunnerTest(unittest.TestCase):
     def interrupt(self, signal_of):
         """Ends the runner while it runs tests. Returns its exit status and results."""
         bundle = self.bundle()
-        bundle.tests({"ATest": HANG, "BTest": "exit 0"})
+        bundle.tests({"BTest": "exit 0", "ATest": HANG})
         bundle.seal()
         with subprocess.Popen(bundle.command("facts", "tests"), text=True, stdout=subprocess.PIPE) as process:
             for line in process.stdout:
@@ -277,6 +278,14 @@ class RunnerTest(unittest.TestCase):
             signal_of(process)
             output = process.stdout.read()
         return process.returncode, output, bundle
+
+    def test_end_of_the_reader_does_not_end_the_run(self):
+        bundle = self.bundle()
+        bundle.seal()
+        with subprocess.Popen(bundle.command("facts", "shapes"), stdout=subprocess.PIPE) as process:
+            process.stdout.close()
+        self.assertEqual(process.returncode, 0)
+        self.assertEqual(self.stage(bundle.results(), "shapes")["verdict"], "passed")
 
     def test_interruption_keeps_the_results(self):
         status, output, bundle = self.interrupt(subprocess.Popen.terminate)

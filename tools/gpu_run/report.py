@@ -110,7 +110,7 @@ def comparison(expected, results):
         value, peer = (figure and figure / UNITS[row.unit] for figure in measured(row.name, results))
         nearest = None if value is None else min(max(value, row.low), row.high)
         rows.append([row.what, row.name, row.expected, "not measured" if value is None else f"{value:.4g} {row.unit}",
-                     value and round(value / nearest, 2), peer and f"{peer:.4g} {row.unit}"])
+                     value and float(f"{value / nearest:.3g}"), peer and f"{peer:.4g} {row.unit}"])
     return rows
 
 
