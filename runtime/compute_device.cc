@@ -73,6 +73,13 @@ absl::Status SelectIsa(const DeviceOptions& options) {
   return DeviceError(absl::Status(status.code(), absl::StrCat(key, ": ", status.message())));
 }
 
+absl::Status SelectCheckedIsa(const DeviceOptions& options, const CpuCheck& check) {
+  QUIRE_RETURN_IF_ERROR(check.status);
+  DeviceOptions checked = options;
+  checked.isa = check.isa;
+  return SelectIsa(checked);
+}
+
 absl::StatusOr<DeviceKind> ChooseDevice(const DeviceOptions& options) {
   if (options.type == DeviceChoice::kCpu) return DeviceKind::kCpu;
   if (options.type == DeviceChoice::kCuda) return DeviceKind::kCuda;
@@ -82,7 +89,8 @@ absl::StatusOr<DeviceKind> ChooseDevice(const DeviceOptions& options) {
   return DeviceError(gpu.status());
 }
 
-absl::StatusOr<std::unique_ptr<ComputeDevice>> ComputeDevice::Open(const DeviceOptions& options) {
+absl::StatusOr<std::unique_ptr<ComputeDevice>> ComputeDevice::Open(const DeviceOptions& options,
+                                                                   const CpuCheck& cpu_check) {
   std::unique_ptr<ComputeDevice> opened(new ComputeDevice());
   opened->threads_ = MakeThreads(options);
   const DeviceChoice choice = options.type;
@@ -103,16 +111,25 @@ absl::StatusOr<std::unique_ptr<ComputeDevice>> ComputeDevice::Open(const DeviceO
     if (choice == DeviceChoice::kCuda || !IsNoGpu(status)) return status;
     why = absl::StrCat("device.type is auto and no GPU is usable: ", status.message());
   }
-  QUIRE_RETURN_IF_ERROR(SelectIsa(options));
-  QUIRE_ASSIGN_OR_RETURN(
-      kernels::Backend backend,
-      kernels::Backend::Create(Device::Cpu(), opened->threads_.get(), options.activations));
-  opened->backend_.emplace(std::move(backend));
+  QUIRE_RETURN_IF_ERROR(opened->OpenCpu(options, cpu_check));
   log::Info("device", "computing on the CPU",
             {{"isa", opened->backend_->isa()},
              {"activations", kernels::CpuActivationsName(opened->backend_->activations())},
-             {"reason", why}});
+             {"reason", why},
+             {"checks", cpu_check.result.checks},
+             {"check_seconds", cpu_check.result.time}});
   return opened;
+}
+
+absl::Status ComputeDevice::OpenCpu(const DeviceOptions& options, const CpuCheck& cpu_check) {
+  LogSkippedLevels(cpu_check);
+  QUIRE_RETURN_IF_ERROR(SelectCheckedIsa(options, cpu_check));
+  QUIRE_ASSIGN_OR_RETURN(
+      kernels::Backend backend,
+      kernels::Backend::Create(Device::Cpu(), threads_.get(), options.activations));
+  backend_.emplace(std::move(backend));
+  self_check_ = cpu_check.result;
+  return absl::OkStatus();
 }
 
 absl::Status ComputeDevice::OpenCuda(const DeviceOptions& options) {
@@ -134,6 +151,7 @@ absl::Status ComputeDevice::OpenCuda(const DeviceOptions& options) {
 DeviceDescription ComputeDevice::Describe() const {
   DeviceDescription description;
   description.device = device();
+  description.self_check = self_check_;
   if (is_cpu()) {
     description.name = Machine::Detect().cpu_model();
     description.architecture = std::string(backend_->isa());

@@ -18,6 +18,7 @@
 #include "base/stream.h"
 #include "base/thread_pool.h"
 #include "kernels/backend/backend.h"
+#include "runtime/cpu_check.h"
 #include "runtime/device_description.h"
 #include "runtime/runtime_options.h"
 
@@ -26,8 +27,13 @@ namespace quire::runtime {
 class ComputeDevice {
  public:
   // An error of opening a GPU has the error reason DEVICE_ERROR. Errors that the operator can
-  // resolve carry no error reason: a build without CUDA, and kernels that are not proven.
-  static absl::StatusOr<std::unique_ptr<ComputeDevice>> Open(const DeviceOptions& options);
+  // resolve carry no error reason: a build without CUDA, kernels that are not proven, and CPU
+  // instruction sets that failed their check.
+  //
+  // `cpu_check` is the result of CheckCpu for these options. A CPU uses the instruction set that
+  // passed; a GPU ignores the result.
+  static absl::StatusOr<std::unique_ptr<ComputeDevice>> Open(const DeviceOptions& options,
+                                                             const CpuCheck& cpu_check);
 
   const kernels::Backend& backend() const { return *backend_; }
   // The threads that compute ops on the CPU and pack weights for either device.
@@ -41,10 +47,12 @@ class ComputeDevice {
 
   // If it fails, no member is set.
   absl::Status OpenCuda(const DeviceOptions& options);
+  absl::Status OpenCpu(const DeviceOptions& options, const CpuCheck& cpu_check);
 
   std::unique_ptr<ThreadPool> threads_;
   std::optional<Stream> stream_;
   std::optional<kernels::Backend> backend_;
+  SelfCheck self_check_;
 };
 
 // True if the device could not be opened or was lost.
@@ -56,5 +64,7 @@ absl::StatusOr<DeviceKind> ChooseDevice(const DeviceOptions& options);
 // Selects device.cpu.isa for the CPU kernels of this process. Returns why that instruction set
 // cannot be used, or why it does not support device.cpu.activations.
 absl::Status SelectIsa(const DeviceOptions& options);
+// Selects the instruction set that passed the check. Also returns why none did.
+absl::Status SelectCheckedIsa(const DeviceOptions& options, const CpuCheck& check);
 
 }  // namespace quire::runtime

@@ -72,8 +72,10 @@ void WarnAboutUnprotectedAddresses(const DaemonOptions& options) {
 
 class Daemon::Impl {
  public:
-  Impl(ConfigSources sources, std::unique_ptr<const LayeredConfig> config)
-      : live_(std::move(sources), std::move(config), &registry_),
+  Impl(ConfigSources sources, std::unique_ptr<const LayeredConfig> config,
+       runtime::CpuCheck cpu_check)
+      : cpu_check_(std::move(cpu_check)),
+        live_(std::move(sources), std::move(config), &registry_),
         start_time_(MonotonicNow()),
         state_(options().engine_stall_timeout),
         drain_(&state_, &clock_, options().shutdown.drain_timeout, [this] { RequestStop(); }),
@@ -109,6 +111,7 @@ class Daemon::Impl {
   void StartShutdownTimer();
 
   ForcedExitTimer forced_exit_timer_;  // first member, so it is destroyed last
+  const runtime::CpuCheck cpu_check_;
   probe::Registry registry_;
   LiveConfig live_;
   const absl::Time start_time_;
@@ -207,7 +210,7 @@ void Daemon::Impl::Load() {
   load_options.engine.on_failing = [this](const absl::Status& status) { OnFailing(status); };
   load_options.engine.on_fatal = [this](const absl::Status& status) { OnFatal(status); };
   absl::StatusOr<std::unique_ptr<EngineStack>> stack =
-      EngineStack::Build(load_options, &clock_, &registry_);
+      EngineStack::Build(load_options, cpu_check_, &clock_, &registry_);
   if (stack.ok()) {
     const absl::Status followed = (*stack)->Follow(&live_);
     if (!followed.ok()) stack = followed;
@@ -418,8 +421,9 @@ void Daemon::Impl::Dump() {
   }
 }
 
-Daemon::Daemon(ConfigSources sources, std::unique_ptr<const LayeredConfig> config)
-    : impl_(std::make_unique<Impl>(std::move(sources), std::move(config))) {}
+Daemon::Daemon(ConfigSources sources, std::unique_ptr<const LayeredConfig> config,
+               runtime::CpuCheck cpu_check)
+    : impl_(std::make_unique<Impl>(std::move(sources), std::move(config), std::move(cpu_check))) {}
 Daemon::~Daemon() = default;
 int Daemon::Run() {
   return impl_->Run();

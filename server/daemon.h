@@ -12,6 +12,7 @@
 
 #include <memory>
 
+#include "runtime/cpu_check.h"
 #include "server/config/layered_config.h"
 
 namespace quire::server {
@@ -26,8 +27,10 @@ inline constexpr int kExitConfig = 78;
 
 class Daemon {
  public:
-  // `sources` are the sources of `config`, which Reload reads again.
-  Daemon(ConfigSources sources, std::unique_ptr<const LayeredConfig> config);
+  // `sources` are the sources of `config`, which Reload reads again. `cpu_check` is the result of
+  // CheckCpu for the configured device.
+  Daemon(ConfigSources sources, std::unique_ptr<const LayeredConfig> config,
+         runtime::CpuCheck cpu_check);
   ~Daemon();
 
   // Serves until a stop is requested or a failure occurs. Returns the exit code. If a stop is

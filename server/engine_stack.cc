@@ -122,7 +122,10 @@ std::string ServedModelId(const DaemonOptions& options) {
 
 absl::Status ValidateModel(const DaemonOptions& options) {
   QUIRE_ASSIGN_OR_RETURN(const DeviceKind device, runtime::ChooseDevice(options.device));
-  if (device == DeviceKind::kCpu) QUIRE_RETURN_IF_ERROR(runtime::SelectIsa(options.device));
+  if (device == DeviceKind::kCpu) {
+    const runtime::CpuCheck check = runtime::CheckCpu(options.device);
+    QUIRE_RETURN_IF_ERROR(runtime::SelectCheckedIsa(options.device, check));
+  }
   QUIRE_ASSIGN_OR_RETURN(const formats::ModelFiles files, OpenModelFiles(options.model));
   QUIRE_ASSIGN_OR_RETURN(const runtime::CheckedSpec model, runtime::ReadModelSpec(files, device));
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<text::Tokenizer> tokenizer,
@@ -141,12 +144,13 @@ absl::Status ValidateModel(const DaemonOptions& options) {
 }
 
 absl::StatusOr<std::unique_ptr<EngineStack>> EngineStack::Build(const DaemonOptions& options,
+                                                                const runtime::CpuCheck& cpu_check,
                                                                 const Clock* clock,
                                                                 probe::Registry* metrics) {
   QUIRE_RETURN_IF_ERROR(CheckPreload(options.preload));
   std::unique_ptr<EngineStack> stack(new EngineStack());
   QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<runtime::ComputeDevice> device,
-                         runtime::ComputeDevice::Open(options.device));
+                         runtime::ComputeDevice::Open(options.device, cpu_check));
   QUIRE_ASSIGN_OR_RETURN(const formats::ModelFiles files, OpenModelFiles(options.model));
   const runtime::RuntimeOptions runtime = RuntimeOptionsFor(options, device->device().kind);
   QUIRE_ASSIGN_OR_RETURN(stack->loaded_,

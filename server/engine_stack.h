@@ -26,8 +26,9 @@ namespace quire::server {
 class EngineStack {
  public:
   // Opens the device, loads the model and starts the engine. Errors name the file or the key, its
-  // value and the limit.
+  // value and the limit. `cpu_check` is the result of CheckCpu for options.device.
   static absl::StatusOr<std::unique_ptr<EngineStack>> Build(const DaemonOptions& options,
+                                                            const runtime::CpuCheck& cpu_check,
                                                             const Clock* clock,
                                                             probe::Registry* metrics);
 
@@ -53,7 +54,8 @@ class EngineStack {
 };
 
 // Implements the part of --validate that concerns the model: checks that config.json and the
-// tokenizer parse and that a KV pool fits. Loads no weights.
+// tokenizer parse and that a KV pool fits. Loads no weights. Checks the CPU as CheckCpu does.
+// REQUIRES: the process has not started other threads.
 absl::Status ValidateModel(const DaemonOptions& options);
 
 // Returns the served name: model.id, else the name of the directory, or "story" for the embedded

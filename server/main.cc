@@ -14,6 +14,9 @@
 #include "absl/time/clock.h"
 #include "base/logging.h"
 #include "base/status.h"
+#include "kernels/backend/backend.h"
+#include "kernels/backend/kernel_check.h"
+#include "runtime/cpu_check.h"
 #include "server/auth/authenticator.h"
 #include "server/auth/certificate_store.h"
 #include "server/build_info.h"
@@ -54,6 +57,21 @@ absl::Status ValidateSecurity(const quire::server::DaemonOptions& options) {
   return quire::server::ReadCertificates(options.tls, absl::Now()).status();
 }
 
+// Checks every instruction set of the CPU and prints the results. Returns the exit code.
+int RunSelfCheck() {
+  int exit_code = quire::server::kExitOk;
+  for (const std::string& level : quire::kernels::AvailableCpuIsas()) {
+    const auto check = quire::runtime::CheckCpuLevel(level);
+    if (!check.ok()) return PrintErrors({std::string(check.status().message())});
+    const bool passed = check->FindFault() == nullptr;
+    if (!passed) exit_code = quire::server::kExitConfig;
+    std::cout << level << ": " << (passed ? "passed" : "FAILED") << ", " << check->kernels.size()
+              << " checks in " << absl::ToDoubleSeconds(check->time) << " s\n"
+              << quire::kernels::KernelCheckTable(check->kernels) << "\n";
+  }
+  return exit_code;
+}
+
 int Run(Flags flags) {
   quire::server::LimitFreeHeapTops();
   if (!flags.model.empty()) flags.sources.sets.push_back("model.path=" + flags.model);
@@ -73,11 +91,14 @@ int Run(Flags flags) {
     const absl::Status status = quire::server::ValidateModel(ToOptions(*config));
     if (!status.ok()) return PrintErrors({std::string(status.message())});
   }
+  if (flags.self_check) return RunSelfCheck();
   if (flags.validate || !flags.print_format.empty()) return quire::server::kExitOk;
+  // The check forks, so it runs before the daemon starts threads.
+  quire::runtime::CpuCheck cpu_check = quire::runtime::CheckCpu(ToOptions(*config).device);
   quire::server::BlockSignals();
   const quire::server::RaisedDescriptorLimit descriptors = quire::server::RaiseDescriptorLimit();
   const quire::log::Options log_options = ToOptions(*config).logging;
-  quire::server::Daemon daemon(std::move(flags.sources), std::move(config));
+  quire::server::Daemon daemon(std::move(flags.sources), std::move(config), std::move(cpu_check));
   quire::server::SignalThread signals({.stop = [&] { daemon.RequestStop(); },
                                        .reload = [&] { daemon.RequestReload(); },
                                        .dump = [&] { daemon.Dump(); }});

@@ -140,6 +140,10 @@ absl::Status SelectCpuIsa(absl::string_view isa) {
   return internal::ChooseIsa(isa);
 }
 
+std::vector<std::string> AvailableCpuIsas() {
+  return internal::AvailableIsas();
+}
+
 absl::Status CheckCpuActivations(CpuActivations activations) {
   // Levels below AVX2 have no fused multiply-add, which the bits of bf16 products depend on.
   if (activations != CpuActivations::kBF16 ||

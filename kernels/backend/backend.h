@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -144,6 +145,9 @@ class Backend {
 // Used by configuration and tests, before or between ops. Returns INVALID_ARGUMENT for an unknown
 // name, and FAILED_PRECONDITION if the CPU, this build or the operating system does not support it.
 absl::Status SelectCpuIsa(absl::string_view isa);
+
+// Returns the instruction sets that SelectCpuIsa accepts, best first.
+std::vector<std::string> AvailableCpuIsas();
 
 // Returns FAILED_PRECONDITION if the selected instruction set does not support `activations`.
 absl::Status CheckCpuActivations(CpuActivations activations);

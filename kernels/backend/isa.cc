@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <string>
+#include <vector>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -92,6 +93,13 @@ const IsaLevel& Chosen() {
   return kLevels[level];
 }
 
+// Returns the Highway targets of the CPU and the build, and lifts the restriction to those of the
+// chosen level.
+std::int64_t UnrestrictedTargets() {
+  hwy::SetSupportedTargetsForTest(0);
+  return hwy::SupportedTargets() & HWY_TARGETS;
+}
+
 }  // namespace
 
 absl::Status CheckLevel(const IsaLevel& level, std::int64_t targets) {
@@ -127,9 +135,29 @@ CpuLevel ChosenLevel() {
   return static_cast<CpuLevel>(&Chosen() - kLevels.data());
 }
 
+std::vector<std::string> AvailableIsas() {
+  const std::int64_t restricted = hwy::SupportedTargets();
+  const std::int64_t usable = UnrestrictedTargets();
+  hwy::SetSupportedTargetsForTest(restricted);
+  std::vector<std::string> available;
+  for (const IsaLevel& level : kLevels) {
+    if (CheckLevel(level, usable).ok()) available.emplace_back(level.name);
+  }
+  return available;
+}
+
+void SetLevel(CpuLevel level) {
+  const auto choice = static_cast<std::size_t>(level);
+  const std::int64_t usable = UnrestrictedTargets();
+  std::int64_t allowed = 0;
+  for (std::size_t i = choice; i < kLevels.size(); ++i) allowed |= usable & kLevels[i].target;
+  hwy::SetSupportedTargetsForTest(allowed);
+  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  chosen_level.store(choice, std::memory_order_relaxed);
+}
+
 absl::Status ChooseIsa(absl::string_view isa) {
-  hwy::SetSupportedTargetsForTest(0);
-  const std::int64_t usable = hwy::SupportedTargets() & HWY_TARGETS;
+  const std::int64_t usable = UnrestrictedTargets();
   std::size_t choice = isa == "auto" ? BestLevel(kLevels, usable) : 0;
   while (isa != "auto" && choice < kLevels.size() && kLevels[choice].name != isa) ++choice;
   if (choice == kLevels.size()) {
@@ -139,11 +167,7 @@ absl::Status ChooseIsa(absl::string_view isa) {
         absl::StrCat("instruction set ", isa, " is not one of ", known));
   }
   if (isa != "auto") QUIRE_RETURN_IF_ERROR(CheckLevel(kLevels[choice], usable));
-  std::int64_t allowed = 0;
-  for (std::size_t i = choice; i < kLevels.size(); ++i) allowed |= usable & kLevels[i].target;
-  hwy::SetSupportedTargetsForTest(allowed);
-  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-  chosen_level.store(choice, std::memory_order_relaxed);
+  SetLevel(static_cast<CpuLevel>(choice));
   return absl::OkStatus();
 }
 

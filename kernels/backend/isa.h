@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -40,10 +42,14 @@ absl::Status CheckLevel(const IsaLevel& level, std::int64_t targets);
 // Returns the index of the first level that CheckLevel accepts, else of the last level.
 std::size_t BestLevel(std::span<const IsaLevel> levels, std::int64_t targets);
 
-// These functions implement Backend::isa and SelectCpuIsa (backend.h). kernels/linear uses
-// ChosenLevel.
+// These functions implement Backend::isa, SelectCpuIsa and AvailableCpuIsas (backend.h).
+// kernels/linear uses ChosenLevel.
 absl::string_view ChosenIsa();
 CpuLevel ChosenLevel();
 absl::Status ChooseIsa(absl::string_view isa);
+std::vector<std::string> AvailableIsas();
+// Chooses a level without checking that the machine has it. Tests use it with instructions that run
+// in software.
+void SetLevel(CpuLevel level);
 
 }  // namespace quire::kernels::internal

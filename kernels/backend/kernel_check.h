@@ -8,11 +8,11 @@
 namespace quire::kernels {
 
 struct KernelCheck {
-  std::string kernel;  // e.g. "bf16 product"
-  std::string shape;   // e.g. "int4 g32, 9 x 256 x 1024"
-  double error = 0;    // relative error by norm
-  double limit = 0;    // largest allowed error; 0: all bits must be equal
-  std::string fault;   // what is wrong, in words; empty if the kernel passed
+  std::string kernel;      // e.g. "bf16 product"
+  std::string shape = {};  // e.g. "int4 g32, 9 x 256 x 1024"
+  double error = 0;        // relative error by norm
+  double limit = 0;        // largest allowed error; 0: all bits must be equal
+  std::string fault = {};  // what is wrong, in words; empty if the kernel passed
 };
 
 // Formats a table with a heading and one line for each check.

@@ -20,6 +20,7 @@ struct Flags {
   std::string model;  // short for --set model.path=MODEL; empty if not given
   ConfigSources sources;
   bool validate = false;
+  bool self_check = false;
   std::string print_format;  // "yaml" or "json"; empty: do not print
 };
 

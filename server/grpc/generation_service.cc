@@ -48,6 +48,12 @@ void FillDevice(const runtime::DeviceDescription& description, v1::Device* devic
   device->set_architecture(description.architecture);
   device->set_activations(description.activations);
   device->set_unproven_kernels(description.unproven_kernels);
+  const runtime::SelfCheck& check = description.self_check;
+  device->mutable_self_check()->set_checks(check.checks);
+  device->mutable_self_check()->set_seconds(absl::ToDoubleSeconds(check.time));
+  for (const std::string& level : check.skipped_levels) {
+    device->mutable_self_check()->add_skipped_levels(level);
+  }
   if (!used.is_cpu()) {
     device->set_memory_total_bytes(used.memory_bytes);
     const absl::StatusOr<std::int64_t> free_bytes = FreeDeviceMemory(used);

@@ -1,8 +1,10 @@
 """Device selection, its reporting, and the errors without a device. Models without weights."""
 
 import json
+import os
 import pathlib
 import re
+import signal
 import subprocess
 
 import pytest
@@ -40,6 +42,7 @@ def test_missing_driver_is_reported(api, tmp_path, type):
         (device,) = info.devices
         assert device.kind == "cpu" and device.name and device.architecture and not device.unproven_kernels
         assert 0 < device.memory_free_bytes < device.memory_total_bytes
+        assert device.self_check.checks > 10 and not device.self_check.skipped_levels
         shown = quire("--address", daemon.grpc_address, "info")
         assert f"device cpu 0: {device.name} {device.architecture}" in shown and "UNPROVEN" not in shown
 
@@ -65,6 +68,101 @@ def test_instruction_sets_are_forced_or_rejected(tmp_path):
     with Daemon(tmp_path / "scalar", settings=["device.cpu.isa=scalar", "device.type=cpu"]) as daemon:
         daemon.wait_serving()
         assert '"isa":"scalar"' in daemon.log
+
+
+# Ends the first QUIRE_TEST_FORKS child processes with the signal QUIRE_TEST_SIGNAL.
+BROKEN_FORK = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+pid_t fork(void) {
+  static int calls;
+  pid_t (*next)(void) = (pid_t (*)(void))dlsym(RTLD_NEXT, "fork");
+  pid_t child = next();
+  if (child == 0 && calls < atoi(getenv("QUIRE_TEST_FORKS"))) raise(atoi(getenv("QUIRE_TEST_SIGNAL")));
+  ++calls;
+  return child;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def broken_fork(tmp_path_factory):
+    """Returns the environment of a quired whose first check of an instruction set ends with a signal."""
+    folder = tmp_path_factory.mktemp("fork")
+    source, library = folder / "fork.c", folder / "fork.so"
+    source.write_text(BROKEN_FORK)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True, timeout=60)
+
+    def environment(number, forks=1):
+        return dict(os.environ, LD_PRELOAD=str(library), QUIRE_TEST_SIGNAL=str(int(number)), QUIRE_TEST_FORKS=str(forks))
+
+    return environment
+
+
+def self_check(env=None, code=0):
+    """Runs `quired --self-check` and returns the levels, best first, and the output."""
+    done = subprocess.run([str(QUIRED), "--self-check"], capture_output=True, text=True, timeout=60, env=env)
+    assert done.returncode == code, done.stdout + done.stderr
+    return re.findall(r"^(\w+): (?:passed|FAILED), \d+ checks in ", done.stdout, re.M), done.stdout
+
+
+def test_self_check_prints_every_level(broken_fork):
+    levels, shown = self_check()
+    assert levels[-1] == "scalar" and "FAILED" not in shown
+    heading = r"^kernel +shape +error +limit +bits equal +result$"
+    assert len(re.findall(heading, shown, re.M)) == len(levels)
+    assert len(re.findall(r"^int8 product +int4 g32, 1 to 34 x 72 x 640 .* passed$", shown, re.M)) == len(levels)
+    broken, shown = self_check(broken_fork(signal.SIGILL), code=78)
+    assert broken == levels
+    assert re.findall(r"^(\w+): FAILED", shown, re.M) == levels[:1]
+    assert re.search(r"^selection +" + levels[0] + r" .* FAILED: signal 4 \(Illegal instruction\) ended it$", shown, re.M)
+
+
+@pytest.mark.parametrize("number", [signal.SIGILL, signal.SIGKILL])
+def test_level_that_fails_its_check_is_skipped(api, tmp_path, broken_fork, number):
+    levels, _ = self_check()
+    with Daemon(tmp_path, settings=["device.type=cpu"], env=broken_fork(number)) as daemon:
+        daemon.wait_serving()
+        lines = [json.loads(line) for line in daemon.log.splitlines()]
+        (warning,) = [line for line in lines if "failed its check and is skipped" in line["msg"]]
+        assert warning["level"] == "warn" and warning["isa"] == levels[0] and warning["used"] == levels[1]
+        assert f"signal {int(number)} " in warning["fault"] and f"device.cpu.isa to {levels[1]}" in warning["remedy"]
+        (started,) = [line for line in lines if line["msg"] == "computing on the CPU"]
+        assert started["isa"] == levels[1] and started["checks"] > 10 and started["check_seconds"] > 0
+        with daemon.channel() as channel:
+            info = api.GenerationServiceStub(channel).GetServerInfo(api.GetServerInfoRequest())
+        (device,) = info.devices
+        assert device.architecture == levels[1]
+        assert list(device.self_check.skipped_levels) == levels[:1]
+        assert device.self_check.checks == started["checks"] and device.self_check.seconds > 0
+        shown = quire("--address", daemon.grpc_address, "info")
+        assert f"self-check: {started['checks']} passed in " in shown and f"; failed and not used: {levels[0]}" in shown
+
+
+def test_configured_level_that_fails_its_check_is_an_error(tmp_path, broken_fork):
+    levels, _ = self_check()
+    env = broken_fork(signal.SIGILL)
+    message = (
+        f"device.cpu.isa is {levels[0]}, instruction set {levels[0]} fails its check on this machine: selection, "
+        f"{levels[0]}: signal 4 (Illegal instruction) ended it"
+    )
+    settings = ["device.type=cpu", f"device.cpu.isa={levels[0]}"]
+    with Daemon(tmp_path, settings=settings, env=env) as daemon:
+        assert daemon.wait(60) == 78, daemon.log
+        assert message in daemon.log and "set device.cpu.isa to auto" in daemon.log
+    command = [str(QUIRED), "--validate", *(word for setting in settings for word in ("--set", setting))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, env=env)
+    assert done.returncode == 78 and message in done.stderr, done.stderr
+
+
+def test_no_level_that_passes_is_an_error(tmp_path, broken_fork):
+    with Daemon(tmp_path, settings=["device.type=cpu"], env=broken_fork(signal.SIGILL, forks=100)) as daemon:
+        assert daemon.wait(60) == 78, daemon.log
+        assert "instruction set scalar fails its check on this machine" in daemon.log
 
 
 def test_activations_of_cpu_products_are_reported_or_rejected(api, tmp_path):

@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "hwy/highway.h"
 #include "kernels/backend/isa.h"
+#include "kernels/backend/kernel_check.h"
 #include "kernels/backend/proven.h"
 #include "tests/kernels/kernel_test_util.h"
 
@@ -123,6 +124,29 @@ TEST(IsaTest, SelectsByNameAndRejectsOthers) {
   // A machine is either x86 or Arm.
   EXPECT_TRUE(!SelectCpuIsa("sse4").ok() || !SelectCpuIsa("neon").ok());
   EXPECT_TRUE(SelectCpuIsa("auto").ok());
+}
+
+TEST(IsaTest, ListsAvailableLevelsAndKeepsTheChoice) {
+  const std::vector<std::string> isas = AvailableIsas();
+  const TestBackend backend(1);
+  for (const std::string& isa : isas) {
+    const ScopedIsa scoped(isa);
+    EXPECT_EQ(AvailableCpuIsas(), isas);
+    EXPECT_EQ((*backend).isa(), isa);
+  }
+}
+
+TEST(KernelCheckTest, TableHasALinePerCheck) {
+  const std::vector<KernelCheck> checks = {
+      {.kernel = "bf16 product", .shape = "int4 g32, 9 x 72 x 640"},
+      {.kernel = "norm", .shape = "9 x 333", .error = 1.5e-7, .limit = 5e-6},
+      {.kernel = "norm", .shape = "1 x 3", .error = 0.5, .limit = 5e-6, .fault = "wrong"}};
+  EXPECT_EQ(
+      KernelCheckTable(checks),
+      "kernel        shape                   error     limit     bits equal  result\n"
+      "bf16 product  int4 g32, 9 x 72 x 640  0.0e+00   0.0e+00   yes         passed\n"
+      "norm          9 x 333                 1.5e-07   5.0e-06   no          passed\n"
+      "norm          1 x 3                   5.0e-01   5.0e-06   no          FAILED: wrong\n");
 }
 
 TEST(IsaTest, BF16ActivationsNeedAvx2) {

@@ -63,7 +63,7 @@ class RunningDaemon {
     auto config = LayeredConfig::Load(sources, &errors);
     EXPECT_NE(config, nullptr) << (errors.empty() ? "" : errors[0]);
     if (config == nullptr) return;
-    daemon_ = std::make_unique<Daemon>(sources, std::move(config));
+    daemon_ = std::make_unique<Daemon>(sources, std::move(config), runtime::CpuCheck());
     thread_ = std::thread([this] { exit_code_ = daemon_->Run(); });
     stub_ = v1::GenerationService::NewStub(
         grpc::CreateChannel(address_, grpc::InsecureChannelCredentials()));

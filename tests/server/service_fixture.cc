@@ -108,7 +108,7 @@ ServiceTest::ServiceTest(std::vector<std::string> sets) {
   const auto channel = ConnectTo(listener_->addresses()[0]);
   generation_ = v1::GenerationService::NewStub(channel);
   admin_ = v1::AdminService::NewStub(channel);
-  auto stack = EngineStack::Build(options, &clock_, &registry_);
+  auto stack = EngineStack::Build(options, runtime::CpuCheck(), &clock_, &registry_);
   EXPECT_TRUE(stack.ok()) << stack.status();
   stack_ = *std::move(stack);
   EXPECT_TRUE(stack_->Follow(config_.get()).ok());

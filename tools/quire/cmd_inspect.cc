@@ -11,6 +11,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "quire/v1/admin.grpc.pb.h"
 #include "quire/v1/generation.grpc.pb.h"
@@ -70,6 +71,10 @@ int RunInfo(const CommonOptions& common) {
                 device.activations().empty() ? "" : ", activations ", device.activations().c_str(),
                 InGiB(device.memory_free_bytes()), InGiB(device.memory_total_bytes()),
                 device.unproven_kernels() ? "; UNPROVEN kernels (QUIRE_UNPROVEN=1)" : "");
+    const v1::SelfCheck& check = device.self_check();
+    std::printf("self-check: %d passed in %.3f s%s%s\n", check.checks(), check.seconds(),
+                check.skipped_levels().empty() ? "" : "; failed and not used: ",
+                absl::StrJoin(check.skipped_levels(), ", ").c_str());
   }
   std::printf("context %d tokens, default output limit %d tokens\n",
               info.limits().max_context_tokens(), info.limits().default_max_tokens());

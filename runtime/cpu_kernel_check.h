@@ -1,0 +1,47 @@
+#pragma once
+
+// Compares the CPU kernels of the chosen instruction set with their scalar references, on small
+// random operands.
+//
+// Products with bf16 activations, and integer products except on sse4, must have the bits of their
+// references. The others sum in another order, so their error has a limit. Every row of a product
+// is computed in batches of several sizes. Outputs are NaN before the kernel runs, and memory
+// between their rows must keep its NaNs.
+//
+// Place:   below cpu_check.h, which runs it in a child process; above the ops.
+// Threads: the calling thread computes everything.
+
+#include <functional>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "kernels/backend/backend.h"
+#include "kernels/backend/kernel_check.h"
+
+namespace quire::kernels {
+struct AttentionParams;
+struct LinearParams;
+struct RmsNormParams;
+}  // namespace quire::kernels
+
+namespace quire::runtime {
+
+// The ops that are checked. Tests replace them to inject faults.
+struct CheckedOps {
+  // Sets Linear, PagedAttention and RmsNorm of kernels/.
+  CheckedOps();
+
+  std::function<absl::Status(const kernels::Backend&, const kernels::LinearParams&)> linear;
+  std::function<absl::Status(const kernels::Backend&, const kernels::AttentionParams&)> attention;
+  std::function<absl::Status(const kernels::Backend&, const kernels::RmsNormParams&)> norm;
+};
+
+// Receives a check before each run of its kernel, with the shape of that run, and when it is
+// finished.
+using KernelCheckSink =
+    absl::FunctionRef<void(const kernels::KernelCheck& check, bool is_finished)>;
+
+// Runs all checks that the chosen instruction set supports. A check ends at its first fault.
+void CheckCpuKernels(const CheckedOps& ops, KernelCheckSink sink);
+
+}  // namespace quire::runtime
