@@ -179,8 +179,7 @@ function(quire_test)
     set(sources $<TARGET_OBJECTS:${TEST_NAME}_objects>)
     _quire_test_binary(${TEST_NAME}_gpu "${sources}" "${TEST_DEPS};GTest::gmock;quire_real_device"
                        gpu ${TEST_TIMEOUT})
-    set_tests_properties(${TEST_NAME}_gpu PROPERTIES SKIP_RETURN_CODE 77
-                         ENVIRONMENT QUIRE_UNPROVEN=1 RUN_SERIAL ON)
+    set_tests_properties(${TEST_NAME}_gpu PROPERTIES SKIP_RETURN_CODE 77 RUN_SERIAL ON)
     set_property(GLOBAL APPEND PROPERTY QUIRE_GPU_TESTS ${TEST_NAME}_gpu)
   endif()
   _quire_test_binary(${TEST_NAME} "${sources}"

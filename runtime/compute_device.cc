@@ -1,5 +1,6 @@
 #include "runtime/compute_device.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -8,7 +9,6 @@
 #include "base/logging.h"
 #include "base/machine.h"
 #include "base/status.h"
-#include "kernels/backend/proven.h"
 #include "kernels/linear/cublaslt.h"
 #include "runtime/device_plan.h"
 
@@ -20,6 +20,9 @@ absl::Status DeviceError(const absl::Status& status) {
   if (GetErrorReason(status) || absl::IsUnimplemented(status)) return status;
   return WithReason(status, Reason::kDeviceError);
 }
+
+// The portable kernels run on this compute capability and all later ones.
+constexpr std::int32_t kPortableCapability = 80;
 
 std::string CapabilityName(std::int32_t capability) {
   return absl::StrCat(capability / 10, ".", capability % 10);
@@ -84,7 +87,7 @@ absl::StatusOr<DeviceKind> ChooseDevice(const DeviceOptions& options) {
   if (options.type == DeviceChoice::kCpu) return DeviceKind::kCpu;
   if (options.type == DeviceChoice::kCuda) return DeviceKind::kCuda;
   const absl::StatusOr<Device> gpu = OpenCudaDevice(options.cuda_ordinal);
-  if (gpu.ok()) return kernels::MayKernelsRun() ? DeviceKind::kCuda : DeviceKind::kCpu;
+  if (gpu.ok()) return DeviceKind::kCuda;
   if (IsNoGpu(gpu.status())) return DeviceKind::kCpu;
   return DeviceError(gpu.status());
 }
@@ -102,10 +105,10 @@ absl::StatusOr<std::unique_ptr<ComputeDevice>> ComputeDevice::Open(const DeviceO
       log::Info("device", "computing on a GPU",
                 {{"name", device.name},
                  {"ordinal", device.ordinal},
-                 {"compute_capability", CapabilityName(device.compute_capability)},
+                 {"compute_capability", CapabilityName(opened->compute_capability_)},
                  {"driver", device.driver_version},
                  {"memory_bytes", device.memory_bytes},
-                 {"unproven_kernels", !kernels::AreKernelsProven()}});
+                 {"hopper_kernels", opened->backend().cuda()->has_sm90a()}});
       return opened;
     }
     if (choice == DeviceChoice::kCuda || !IsNoGpu(status)) return status;
@@ -133,8 +136,12 @@ absl::Status ComputeDevice::OpenCpu(const DeviceOptions& options, const CpuCheck
 }
 
 absl::Status ComputeDevice::OpenCuda(const DeviceOptions& options) {
-  const absl::StatusOr<Device> device = OpenCudaDevice(options.cuda_ordinal);
+  absl::StatusOr<Device> device = OpenCudaDevice(options.cuda_ordinal);
   if (!device.ok()) return DeviceError(device.status());
+  compute_capability_ = device->compute_capability;
+  if (!options.hopper_kernels) {
+    device->compute_capability = std::min(device->compute_capability, kPortableCapability);
+  }
   absl::StatusOr<Stream> stream = Stream::Create(*device);
   if (!stream.ok()) return DeviceError(stream.status());
   stream_.emplace(*std::move(stream));
@@ -159,8 +166,7 @@ DeviceDescription ComputeDevice::Describe() const {
     return description;
   }
   description.name = device().name;
-  description.architecture = CapabilityName(device().compute_capability);
-  description.unproven_kernels = !kernels::AreKernelsProven();
+  description.architecture = CapabilityName(compute_capability_);
   return description;
 }
 

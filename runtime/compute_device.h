@@ -4,8 +4,7 @@
 //
 // Place:      below ModelStack.
 // Invariants: device.type cuda selects a GPU or returns an error. auto falls back to the CPU if no
-//             GPU is usable or the CUDA kernels are not proven (kernels/backend/proven.h), and logs
-//             the reason.
+//             GPU is usable, and logs the reason.
 // Threads:    Open from one thread; then read-only.
 // Lifetime:   must outlive model, pool and runner.
 
@@ -27,8 +26,8 @@ namespace quire::runtime {
 class ComputeDevice {
  public:
   // An error of opening a GPU has the error reason DEVICE_ERROR. Errors that the operator can
-  // resolve carry no error reason: a build without CUDA, kernels that are not proven, and CPU
-  // instruction sets that failed their check.
+  // resolve carry no error reason: a build without CUDA, and CPU instruction sets that failed
+  // their check.
   //
   // `cpu_check` is the result of CheckCpu for these options. A CPU uses the instruction set that
   // passed; a GPU ignores the result.
@@ -50,6 +49,7 @@ class ComputeDevice {
   absl::Status OpenCpu(const DeviceOptions& options, const CpuCheck& cpu_check);
 
   std::unique_ptr<ThreadPool> threads_;
+  std::int32_t compute_capability_ = 0;  // of the GPU, 90 for 9.0
   std::optional<Stream> stream_;
   std::optional<kernels::Backend> backend_;
   SelfCheck self_check_;

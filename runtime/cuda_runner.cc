@@ -30,6 +30,7 @@
 #include "runtime/cuda_step_inputs.h"
 #include "runtime/model.h"
 #include "runtime/runner_base.h"
+#include "runtime/self_check.h"
 #include "runtime/step_batch_check.h"
 #include "runtime/step_graphs.h"
 #include "runtime/step_order.h"
@@ -529,6 +530,26 @@ absl::StatusOr<std::unique_ptr<CudaRunner>> CudaRunner::Create(const Model& mode
               {{"kv_cache.dtype", DTypeName(pages)}, {"reason", "its kernel reads bf16 pages"}});
   }
   return std::unique_ptr<CudaRunner>(new CudaRunner(std::move(state)));
+}
+
+absl::Status CudaRunner::CheckKernels(absl::Duration limit, SelfCheckReport* report) {
+  State& s = *state_;
+  const absl::Status status = RunSelfCheck({.spec = &s.model.spec,
+                                            .weights = s.model.weights.get(),
+                                            .backend = &s.backend,
+                                            .layers = &s.layers,
+                                            .buffers = &s.buffers,
+                                            .limits = s.sizes.buffers,
+                                            .kv = s.kv,
+                                            .plans = s.plans,
+                                            .maps = s.maps.get(),
+                                            .pool = s.pool,
+                                            .sampler = s.sampler.get(),
+                                            .text_vocab = s.text_vocab,
+                                            .has_text = s.has_text},
+                                           limit, report);
+  s.inputs->Forget();
+  return status;
 }
 
 int CudaRunner::max_steps_in_flight() const {

@@ -5,6 +5,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "kernels/backend/backend.h"
 #include "runtime/memory_plan.h"
 #include "runtime/runner_options.h"
@@ -17,6 +18,7 @@ class KvPool;
 namespace quire::runtime {
 
 struct Model;
+struct SelfCheckReport;
 
 // Computes steps on a GPU, up to two ahead of the host. One copy from rotating pinned buffers
 // uploads tokens, lengths and the changed parts of the lookup tables. Page copies, attention
@@ -60,6 +62,11 @@ class CudaRunner : public StepRunner {
   absl::StatusOr<const StepResult*> Collect() override;
   int max_steps_in_flight() const override;
   bool can_pool() const override { return true; }
+
+  // Compares the kernels with reference kernels (self_check.h), on the memory of this runner and
+  // the pages of the pool. Errors are those of RunSelfCheck. After DEADLINE_EXCEEDED the runner
+  // must not be destroyed. REQUIRES: no step has run, and no page holds tokens.
+  absl::Status CheckKernels(absl::Duration limit, SelfCheckReport* report);
 
   // The memory that Create allocated, without the pool and the weights.
   const RunnerMemory& memory() const;

@@ -22,7 +22,6 @@ struct DeviceDescription {
   std::string architecture;  // "avx512", or the compute capability "9.0"
   std::string activations;   // kernels::CpuActivationsName in use; empty on a GPU
   SelfCheck self_check;
-  bool unproven_kernels = false;  // kernels that were never tested on a GPU run on this device
 };
 
 }  // namespace quire::runtime

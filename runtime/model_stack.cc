@@ -21,6 +21,7 @@
 #include "runtime/cpu_runner.h"
 #include "runtime/cuda_runner.h"
 #include "runtime/memory_plan.h"
+#include "runtime/self_check.h"
 #include "runtime/step/step_batch.h"
 #include "text/tokenizer/gguf_vocabulary.h"
 
@@ -198,12 +199,18 @@ absl::Status CheckPlan(const RuntimeOptions& options, const formats::ModelFiles&
 
 absl::StatusOr<std::unique_ptr<ModelStack>> ModelStack::Build(
     const RuntimeOptions& options, const formats::ModelFiles& files,
-    std::unique_ptr<ComputeDevice> device) {
+    std::unique_ptr<ComputeDevice> device, std::vector<kernels::KernelCheck>* checks) {
   std::unique_ptr<ModelStack> stack(new ModelStack());
   stack->device_ = std::move(device);
   QUIRE_RETURN_IF_ERROR(stack->LoadTokenizer(options, files));
-  QUIRE_RETURN_IF_ERROR(stack->device_->is_cpu() ? stack->PrepareCpu(options, files)
-                                                 : stack->PrepareCuda(options, files));
+  const absl::Status prepared = stack->device_->is_cpu()
+                                    ? stack->PrepareCpu(options, files)
+                                    : stack->PrepareCuda(options, files, checks);
+  if (absl::IsDeadlineExceeded(prepared)) {
+    // A kernel that does not end still uses the memory, and freeing it would wait for the kernel.
+    (void)stack.release();
+  }
+  QUIRE_RETURN_IF_ERROR(prepared);
   QUIRE_ASSIGN_OR_RETURN(stack->cache_,
                          cache::CacheManager::Create(stack->CacheOptionsFor(options)));
   QUIRE_RETURN_IF_ERROR(
@@ -286,7 +293,8 @@ absl::Status ModelStack::PrepareCpu(const RuntimeOptions& options,
 }
 
 absl::Status ModelStack::PrepareCuda(const RuntimeOptions& options,
-                                     const formats::ModelFiles& files) {
+                                     const formats::ModelFiles& files,
+                                     std::vector<kernels::KernelCheck>* checks) {
   const Device& device = device_->device();
   QUIRE_ASSIGN_OR_RETURN(std::int64_t free_bytes, FreeDeviceMemory(device));
   // The backend has allocated its part of the plan already.
@@ -323,8 +331,30 @@ absl::Status ModelStack::PrepareCuda(const RuntimeOptions& options,
              {"pinned", memory.pinned_bytes, /*on_host=*/true},
              {"prefix_index", cache::CacheManager::PrefixIndexBytes(CacheOptionsFor(options)),
               /*on_host=*/true}};
+  CudaRunner* const runner = created.get();
   runner_ = std::move(created);
-  return absl::OkStatus();
+  return CheckKernels(runner, checks);
+}
+
+absl::Status ModelStack::CheckKernels(CudaRunner* runner,
+                                      std::vector<kernels::KernelCheck>* checks) {
+  const absl::Time start = MonotonicNow();
+  SelfCheckReport report;
+  const absl::Status status = runner->CheckKernels(kSelfCheckLimit, &report);
+  self_check_.checks = static_cast<int>(report.checks.size());
+  self_check_.time = MonotonicNow() - start;
+  if (status.ok()) {
+    log::Info("device", "the kernels passed the self-check",
+              {{"checks", self_check_.checks}, {"time", self_check_.time}});
+  }
+  if (checks != nullptr) *checks = std::move(report.checks);
+  return status;
+}
+
+DeviceDescription ModelStack::DescribeDevice() const {
+  DeviceDescription description = device_->Describe();
+  if (!device_->is_cpu()) description.self_check = self_check_;
+  return description;
 }
 
 cache::CacheManagerOptions ModelStack::CacheOptionsFor(const RuntimeOptions& options) const {

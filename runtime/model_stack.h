@@ -4,7 +4,7 @@
 // and cache manager.
 //
 //   CPU   open, load, plan, pool, runner, cache, one token
-//   GPU   open, plan all memory or reject, load, pool, runner, cache, one token
+//   GPU   open, plan all memory or reject, load, pool, runner, self-check, cache, one token
 //
 // Place:      above ComputeDevice, the plans and the runners; below the engine, which gets the
 //             parts.
@@ -23,6 +23,7 @@
 #include "cache_manager/cache_manager.h"
 #include "cache_manager/pool/kv_pool.h"
 #include "formats/model_files.h"
+#include "kernels/backend/kernel_check.h"
 #include "models/blocks/layer_groups.h"
 #include "runtime/compute_device.h"
 #include "runtime/device_plan.h"
@@ -32,6 +33,8 @@
 #include "text/tokenizer/tokenizer.h"
 
 namespace quire::runtime {
+
+class CudaRunner;
 
 // The durations of the parts of loading.
 struct LoadTimes {
@@ -48,12 +51,16 @@ struct MemoryUse {
 class ModelStack {
  public:
   // `files` are the files of options.model.path. options.steps are those of this device. Errors
-  // name the file or the key, its value and the limit.
-  static absl::StatusOr<std::unique_ptr<ModelStack>> Build(const RuntimeOptions& options,
-                                                           const formats::ModelFiles& files,
-                                                           std::unique_ptr<ComputeDevice> device);
+  // name the file or the key, its value and the limit. On a GPU they include those of the
+  // self-check. If `checks` is not null, it receives the comparisons of the self-check, also if one
+  // failed.
+  static absl::StatusOr<std::unique_ptr<ModelStack>> Build(
+      const RuntimeOptions& options, const formats::ModelFiles& files,
+      std::unique_ptr<ComputeDevice> device, std::vector<kernels::KernelCheck>* checks = nullptr);
 
   const ComputeDevice& device() const { return *device_; }
+  // Describes the device and its self-check.
+  DeviceDescription DescribeDevice() const;
   const Model& model() const { return *model_; }
   const text::Tokenizer& tokenizer() const { return *tokenizer_; }
   // Maximum number of tokens of a sequence.
@@ -77,10 +84,13 @@ class ModelStack {
                            std::int64_t weight_limit_bytes);
   // Prepare weights, pool and runner.
   absl::Status PrepareCpu(const RuntimeOptions& options, const formats::ModelFiles& files);
-  absl::Status PrepareCuda(const RuntimeOptions& options, const formats::ModelFiles& files);
+  absl::Status PrepareCuda(const RuntimeOptions& options, const formats::ModelFiles& files,
+                           std::vector<kernels::KernelCheck>* checks);
+  absl::Status CheckKernels(CudaRunner* runner, std::vector<kernels::KernelCheck>* checks);
   cache::CacheManagerOptions CacheOptionsFor(const RuntimeOptions& options) const;
 
   LoadTimes load_times_;
+  SelfCheck self_check_;  // of a GPU
   std::unique_ptr<ComputeDevice> device_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<text::Tokenizer> tokenizer_;

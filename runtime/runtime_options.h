@@ -29,6 +29,7 @@ struct DeviceOptions {
   kernels::CpuActivations activations = kernels::CpuActivations::kAuto;
   std::string determinism;  // "strict", "batch_invariant" or "fast"; no difference on CPUs
   bool cuda_graphs = true;
+  bool hopper_kernels = true;  // GPUs of compute capability 9.0 run the kernels made for them
 };
 
 // The keys model.*

@@ -143,6 +143,15 @@ absl::Status ValidateModel(const DaemonOptions& options) {
                             compiler.get());
 }
 
+absl::Status CheckGpuKernels(const DaemonOptions& options,
+                             std::vector<kernels::KernelCheck>* checks) {
+  QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<runtime::ComputeDevice> device,
+                         runtime::ComputeDevice::Open(options.device));
+  QUIRE_ASSIGN_OR_RETURN(const formats::ModelFiles files, OpenModelFiles(options.model));
+  const runtime::RuntimeOptions runtime = RuntimeOptionsFor(options, device->device().kind);
+  return runtime::ModelStack::Build(runtime, files, std::move(device), checks).status();
+}
+
 absl::StatusOr<std::unique_ptr<EngineStack>> EngineStack::Build(const DaemonOptions& options,
                                                                 const runtime::CpuCheck& cpu_check,
                                                                 const Clock* clock,
@@ -166,9 +175,9 @@ absl::StatusOr<std::unique_ptr<EngineStack>> EngineStack::Build(const DaemonOpti
   QUIRE_ASSIGN_OR_RETURN(
       stack->engine_, engine::Engine::Create(stack->MakeEngineOptions(options), loaded.TakeCache(),
                                              loaded.runner(), &loaded.tokenizer(), clock, metrics));
-  stack->served_ = std::make_unique<ServedModel>(
-      RequestTranslator(std::move(translation)), stack->Describe(options),
-      loaded.device().Describe(), &loaded.tokenizer(), stack->engine_.get());
+  stack->served_ = std::make_unique<ServedModel>(RequestTranslator(std::move(translation)),
+                                                 stack->Describe(options), loaded.DescribeDevice(),
+                                                 &loaded.tokenizer(), stack->engine_.get());
   return stack;
 }
 

@@ -9,6 +9,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -16,6 +17,7 @@
 #include "base/probe.h"
 #include "engine/constraint/constraint_compiler.h"
 #include "engine/engine.h"
+#include "kernels/backend/kernel_check.h"
 #include "runtime/model_stack.h"
 #include "server/api/serving_state.h"
 #include "server/config/live_config.h"
@@ -57,6 +59,12 @@ class EngineStack {
 // tokenizer parse and that a KV pool fits. Loads no weights. Checks the CPU as CheckCpu does.
 // REQUIRES: the process has not started other threads.
 absl::Status ValidateModel(const DaemonOptions& options);
+
+// Implements the part of --self-check that concerns a GPU: loads the model and compares the kernels
+// with their references. `checks` receives the comparisons, also if one failed. Errors are those of
+// Build. REQUIRES: ChooseDevice returns kCuda.
+absl::Status CheckGpuKernels(const DaemonOptions& options,
+                             std::vector<kernels::KernelCheck>* checks);
 
 // Returns the served name: model.id, else the name of the directory, or "story" for the embedded
 // model.

@@ -10,7 +10,6 @@
 #include "base/check.h"
 #include "base/status.h"
 #include "kernels/backend/isa.h"
-#include "kernels/backend/proven.h"
 
 namespace quire::kernels {
 namespace {
@@ -94,12 +93,6 @@ absl::StatusOr<Backend> Backend::CreateCuda(const Stream& stream, Determinism de
     return absl::UnimplementedError(
         absl::StrCat("device ", device.name,
                      " has no CUDA kernels: this build was made without CUDA (QUIRE_CUDA)"));
-  }
-  if (!MayKernelsRun()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("device ", device.name,
-                     ": the CUDA kernels of this version have not been proven on a GPU; "
-                     "set QUIRE_UNPROVEN=1 to run them anyway"));
   }
   Backend backend(device, pool);
   QUIRE_ASSIGN_OR_RETURN(backend.linear_workspace_,

@@ -67,9 +67,9 @@ class Backend {
                                         CpuActivations activations = CpuActivations::kAuto);
 
   // Creates a backend that enqueues every op on `stream`. The pool is used by the host part of
-  // loading. With kFast the caller must call UseCublasLt before the first op. Returns UNIMPLEMENTED
-  // in a build without CUDA. Returns FAILED_PRECONDITION if the kernels of this build are not
-  // proven on such a device, unless QUIRE_UNPROVEN=1 is in the environment.
+  // loading. With kFast the caller must call UseCublasLt before the first op. The kernels are those
+  // of the stream's Device::compute_capability, which may be lower than that of the GPU. Returns
+  // UNIMPLEMENTED in a build without CUDA.
   static absl::StatusOr<Backend> CreateCuda(const Stream& stream, Determinism determinism,
                                             ThreadPool* pool);
 

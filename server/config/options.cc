@@ -209,6 +209,7 @@ void ReadDevice(const Config& config, runtime::DeviceOptions* options) {
       options->determinism = "batch_invariant";
   }
   options->cuda_graphs = config.engine().cuda_graphs().enabled();
+  options->hopper_kernels = device.hopper_kernels();
 }
 
 models::Quantization ToQuantization(config::v1::Quantization quantization) {

@@ -47,7 +47,6 @@ void FillDevice(const runtime::DeviceDescription& description, v1::Device* devic
   device->set_name(description.name);
   device->set_architecture(description.architecture);
   device->set_activations(description.activations);
-  device->set_unproven_kernels(description.unproven_kernels);
   const runtime::SelfCheck& check = description.self_check;
   device->mutable_self_check()->set_checks(check.checks);
   device->mutable_self_check()->set_seconds(absl::ToDoubleSeconds(check.time));

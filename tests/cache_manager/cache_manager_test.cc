@@ -90,7 +90,7 @@ TEST_F(CacheManagerTest, AdoptedPageIsProvenByItsLaterReaders) {
 }
 
 // A's page could contain NaN, which would fail B, although B's own page is valid.
-TEST_F(CacheManagerTest, ProvenPageIsNotReplacedByAnEqualUnprovenPage) {
+TEST_F(CacheManagerTest, ProvenPageIsNotReplacedByAnEqualPageThatIsNotProven) {
   const Tokens stored = Count(3 * kP + 1);
   const std::vector<PageKey> keys = KeysOf(options_, kRoot, stored);
   Start(kA, stored);

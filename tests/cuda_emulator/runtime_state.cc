@@ -5,7 +5,6 @@
 #include <cstring>
 #include <utility>
 
-#include "kernels/backend/proven.h"
 #include "tests/cuda_emulator/device_memory.h"
 #include "tests/cuda_emulator/launch.h"
 #include "tests/cuda_emulator/simt.h"
@@ -358,7 +357,7 @@ std::uint64_t PinnedBytesEverAllocated() {
 }
 
 bool IsEmulated() {
-  return QuireCudaIsEmulated();
+  return true;
 }
 
 void Reset() {
@@ -379,8 +378,3 @@ void Reset() {
 }
 
 }  // namespace quire::cuda_emulator
-
-// Implements kernels/backend/proven.h.
-extern "C" bool QuireCudaIsEmulated() {
-  return true;
-}

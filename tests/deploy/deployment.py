@@ -15,9 +15,9 @@ import yaml
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "e2e"), str(ROOT / "tests" / "testing")]
 
-from daemon import QUIRE, QUIRED, Daemon  # noqa: E402
+from daemon import BUILD, QUIRE, QUIRED, Daemon  # noqa: E402
 
-__all__ = ["QUIRE", "QUIRED", "ROOT", "Daemon"]
+__all__ = ["BUILD", "QUIRE", "QUIRED", "ROOT", "Daemon"]
 
 UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1, "min": 60, "m": 60, "h": 3600}
 

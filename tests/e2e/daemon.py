@@ -59,11 +59,11 @@ def becomes_serving(channel, timeout=60):
 class Daemon:
     """Starts quired on its own ports and reads them from its log, unless the test redirects `stderr`."""
 
-    def __init__(self, folder, *arguments, settings=(), env=None, prefix=(), format_in_file=False,
+    def __init__(self, folder, *arguments, program=QUIRED, settings=(), env=None, prefix=(), format_in_file=False,
                  stderr=subprocess.PIPE):
         self.folder = pathlib.Path(folder)
         self.admin = f"unix:{self.folder}/admin.sock"
-        command = [*prefix, str(QUIRED), *arguments]
+        command = [*prefix, str(program), *arguments]
         for setting in (
             "server.grpc.listen=[127.0.0.1:0]",
             f"server.admin.listen=[{self.admin}]",

@@ -40,11 +40,11 @@ def test_missing_driver_is_reported(api, tmp_path, type):
             info = api.GenerationServiceStub(channel).GetServerInfo(api.GetServerInfoRequest())
         assert ("cuda" in info.build_type.split()) == has_cuda()
         (device,) = info.devices
-        assert device.kind == "cpu" and device.name and device.architecture and not device.unproven_kernels
+        assert device.kind == "cpu" and device.name and device.architecture
         assert 0 < device.memory_free_bytes < device.memory_total_bytes
         assert device.self_check.checks > 10 and not device.self_check.skipped_levels
         shown = quire("--address", daemon.grpc_address, "info")
-        assert f"device cpu 0: {device.name} {device.architecture}" in shown and "UNPROVEN" not in shown
+        assert f"device cpu 0: {device.name} {device.architecture}" in shown
 
 
 @without_driver

@@ -13,7 +13,6 @@
 #include "hwy/highway.h"
 #include "kernels/backend/isa.h"
 #include "kernels/backend/kernel_check.h"
-#include "kernels/backend/proven.h"
 #include "tests/kernels/kernel_test_util.h"
 
 namespace quire::kernels {
@@ -25,12 +24,6 @@ TEST(BackendTest, CudaBackendRequiresAStreamOfAGpu) {
   const auto backend = Backend::CreateCuda(stream, Determinism::kBatchInvariant, &pool);
   EXPECT_EQ(backend.status().code(), absl::StatusCode::kUnimplemented);
   EXPECT_THAT(backend.status().message(), testing::HasSubstr("device cpu has no CUDA kernels"));
-}
-
-// This test links the CUDA runtime, if the build has one, and not the emulator.
-TEST(BackendTest, ProvesKernelsOnlyInTheEmulator) {
-  EXPECT_FALSE(IsCudaEmulated());
-  EXPECT_FALSE(AreKernelsProven());
 }
 
 TEST(BackendTest, WorkspaceGrowsAndKeepsItsMemory) {

@@ -216,7 +216,8 @@ TEST_F(CudaDaemonTest, StoryModelGeneratesTheTokensOfTheCpu) {
   EXPECT_THAT(info.devices(0).name(), HasSubstr("emulated"));
   EXPECT_EQ(info.devices(0).architecture(), "9.0");
   EXPECT_EQ(info.devices(0).activations(), "");
-  EXPECT_FALSE(info.devices(0).unproven_kernels());
+  EXPECT_GT(info.devices(0).self_check().checks(), 10);
+  EXPECT_GT(info.devices(0).self_check().seconds(), 0);
   EXPECT_EQ(info.devices(0).memory_total_bytes(), std::int64_t{1} << 30);
   EXPECT_LT(info.devices(0).memory_free_bytes(), std::int64_t{1} << 30);
   const RunningDaemon::Answer answer = gpu.Generate(prompt, kTokens);
@@ -225,7 +226,8 @@ TEST_F(CudaDaemonTest, StoryModelGeneratesTheTokensOfTheCpu) {
   EXPECT_GT(cuda_emulator::LaunchCount(), 0u);
   EXPECT_EQ(gpu.Stop(), kExitOk);
   EXPECT_THAT(Log(), AllOf(HasSubstr("computing on a GPU"), HasSubstr("memory plan"),
-                           HasSubstr("prefix_index_host_bytes")));
+                           HasSubstr("prefix_index_host_bytes"),
+                           HasSubstr("the kernels passed the self-check")));
 }
 
 std::string ReadFile(const std::string& path) {
@@ -465,6 +467,34 @@ TEST_F(CudaDaemonTest, ReportsMemoryLostAfterThePlan) {
       {.where = "cudaMalloc", .error = cudaErrorMemoryAllocation, .after = 3});
   EXPECT_EQ(Refused({"device.type=cuda"}), kExitConfig);
   EXPECT_THAT(Log(), HasSubstr("out of memory"));
+}
+
+TEST_F(CudaDaemonTest, SelfCheckRunsAlone) {
+  std::vector<std::string> errors;
+  const auto config = LayeredConfig::Load(
+      {.sets = Tiny({"device.type=cuda", "kv_cache.capacity_bytes=1MiB",
+                     "scheduler.max_running_sequences=2", "scheduler.max_step_tokens=64",
+                     "scheduler.prefill_chunk_tokens=32"})},
+      &errors);
+  ASSERT_NE(config, nullptr) << errors[0];
+  std::vector<kernels::KernelCheck> checks;
+  const absl::Status status = CheckGpuKernels(ToOptions(*config), &checks);
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_GT(checks.size(), 10u);
+  for (const kernels::KernelCheck& check : checks) EXPECT_EQ(check.fault, "");
+}
+
+TEST_F(CudaDaemonTest, FailedSelfCheckExitsWith78) {
+  for (const char* hopper : {"true", "false"}) {
+    cuda_emulator::InjectFault({.where = "kernel:rms_norm", .error = cudaErrorIllegalAddress});
+    EXPECT_EQ(Refused({"device.type=cuda", absl::StrCat("device.hopper_kernels=", hopper)}),
+              kExitConfig);
+    EXPECT_THAT(Log(), AllOf(HasSubstr("self-check of the kernels, after attention decode"),
+                             HasSubstr("illegal memory access"), Not(HasSubstr("\"ready\""))));
+    cuda_emulator::Reset();
+  }
+  EXPECT_THAT(Log(), AllOf(HasSubstr("device.hopper_kernels: false selects"),
+                           HasSubstr("set device.type: cpu")));
 }
 
 TEST_F(CudaDaemonTest, InternalErrorExitsWith70) {

@@ -187,12 +187,13 @@ TEST_F(LayeredConfigTest, DeviceKeysReachTheOptions) {
   EXPECT_FALSE(options.model.dummy_weights);
   EXPECT_EQ(options.engine.max_steps_in_flight, 2);
   EXPECT_TRUE(options.device.cuda_graphs);
+  EXPECT_TRUE(options.device.hopper_kernels);
   EXPECT_EQ(options.device.determinism, "batch_invariant");
   const auto config =
       Load({.sets = {"device.type=cuda", "device.ids=[3]", "device.reserve_bytes=2MiB",
                      "model.dtype=f32", "kv_cache.dtype=f32", "model.load_mode=dummy",
                      "engine.overlap_scheduling=false", "engine.cuda_graphs.enabled=false",
-                     "engine.determinism=fast"}});
+                     "engine.determinism=fast", "device.hopper_kernels=false"}});
   ASSERT_NE(config, nullptr) << errors_[0];
   options = ToOptions(*config);
   EXPECT_EQ(options.device.type, runtime::DeviceChoice::kCuda);
@@ -202,6 +203,7 @@ TEST_F(LayeredConfigTest, DeviceKeysReachTheOptions) {
   EXPECT_TRUE(options.model.dummy_weights);
   EXPECT_EQ(options.engine.max_steps_in_flight, 1);
   EXPECT_FALSE(options.device.cuda_graphs);
+  EXPECT_FALSE(options.device.hopper_kernels);
   EXPECT_EQ(options.device.determinism, "fast");
 }
 

@@ -66,11 +66,10 @@ int RunInfo(const CommonOptions& common) {
   std::printf("version %s (%s, %s)\nstate %s\n", info.version().c_str(), info.git_commit().c_str(),
               info.build_type().c_str(), v1::ServerState_Name(info.state()).c_str());
   for (const v1::Device& device : info.devices()) {
-    std::printf("device %s %d: %s %s%s%s, %.1f of %.1f GiB free%s\n", device.kind().c_str(),
+    std::printf("device %s %d: %s %s%s%s, %.1f of %.1f GiB free\n", device.kind().c_str(),
                 device.ordinal(), device.name().c_str(), device.architecture().c_str(),
                 device.activations().empty() ? "" : ", activations ", device.activations().c_str(),
-                InGiB(device.memory_free_bytes()), InGiB(device.memory_total_bytes()),
-                device.unproven_kernels() ? "; UNPROVEN kernels (QUIRE_UNPROVEN=1)" : "");
+                InGiB(device.memory_free_bytes()), InGiB(device.memory_total_bytes()));
     const v1::SelfCheck& check = device.self_check();
     std::printf("self-check: %d passed in %.3f s%s%s\n", check.checks(), check.seconds(),
                 check.skipped_levels().empty() ? "" : "; failed and not used: ",

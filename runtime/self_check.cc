@@ -1,0 +1,223 @@
+#include "runtime/self_check.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/device.h"
+#include "base/split_mix.h"
+#include "base/status.h"
+#include "cache_manager/pool/kv_pool.h"
+#include "runtime/self_check_bench.h"
+
+namespace quire::runtime {
+namespace {
+
+constexpr std::int64_t kTakenAlignment = 256;
+
+std::string Remedy(const kernels::Backend& backend) {
+  if (backend.cuda()->has_sm90a()) {
+    return "device.hopper_kernels: false selects the portable kernels";
+  }
+  return "update the driver, use another GPU, or set device.type: cpu";
+}
+
+// Returns the first failed comparison as an error.
+absl::Status FailureOf(const SelfCheckReport& report, const kernels::Backend& backend) {
+  const auto failed = std::find_if(report.checks.begin(), report.checks.end(),
+                                   [](const auto& check) { return !check.fault.empty(); });
+  if (failed == report.checks.end()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrFormat(
+      "self-check of the kernels: %s, %s: %s (relative error %.2g, limit %.2g); %s", failed->kernel,
+      failed->shape, failed->fault, failed->error, failed->limit, Remedy(backend)));
+}
+
+// Names the last comparison before an error of the device, because the one after it failed.
+absl::Status DeviceFailure(const absl::Status& status, const SelfCheckReport& report,
+                           const kernels::Backend& backend) {
+  if (absl::IsResourceExhausted(status)) return status;
+  std::string after = "before the first comparison";
+  if (!report.checks.empty()) {
+    const kernels::KernelCheck& last = report.checks.back();
+    after = absl::StrCat("after ", last.kernel, ", ", last.shape);
+  }
+  const std::string text = absl::StrCat("self-check of the kernels, ", after, ": ",
+                                        status.message(), "; ", Remedy(backend));
+  return absl::IsDeadlineExceeded(status) ? absl::DeadlineExceededError(text)
+                                          : absl::FailedPreconditionError(text);
+}
+
+// Zeroes all memory that the check has used, so that a step finds what Create left.
+absl::Status CleanUp(SelfCheckBench* bench) {
+  const models::StepBuffers& buffers = *bench->params().buffers;
+  auto* const base = static_cast<std::byte*>(buffers.memory.data());
+  auto* const end = reinterpret_cast<std::byte*>(buffers.inv_freq);
+  QUIRE_RETURN_IF_ERROR(bench->context().stream->Zero(base, end - base));
+  return bench->Wait();
+}
+
+}  // namespace
+
+SelfCheckBench::SelfCheckBench(const SelfCheckParams& params, absl::Duration limit,
+                               SelfCheckReport* report)
+    : params_(params),
+      stream_(*params.backend->cuda()->stream),
+      deadline_(MonotonicNow() + limit),
+      report_(report),
+      base_(static_cast<std::byte*>(params.buffers->memory.data())),
+      total_(reinterpret_cast<std::byte*>(params.buffers->token_rows) - base_) {}
+
+absl::StatusOr<std::byte*> SelfCheckBench::Take(std::int64_t bytes) {
+  const std::int64_t padded = (bytes + kTakenAlignment - 1) / kTakenAlignment * kTakenAlignment;
+  if (padded > free_bytes()) {
+    return absl::ResourceExhaustedError(absl::StrCat("self-check of the kernels needs ",
+                                                     used_ + padded,
+                                                     " bytes of the buffers of a step, which have ",
+                                                     total_, "; raise scheduler.max_step_tokens"));
+  }
+  std::byte* const taken = base_ + used_;
+  used_ += padded;
+  return taken;
+}
+
+absl::StatusOr<kernels::FloatPtr> SelfCheckBench::TakeFloats(DType dtype, std::int64_t count) {
+  QUIRE_ASSIGN_OR_RETURN(std::byte* const taken, Take(count * DTypeSize(dtype)));
+  return kernels::FloatPtr(taken, dtype);
+}
+
+absl::Status SelfCheckBench::Wait() {
+  QUIRE_ASSIGN_OR_RETURN(Event event, Event::Create(stream_.device()));
+  QUIRE_RETURN_IF_ERROR(event.Record(stream_));
+  for (;;) {
+    QUIRE_ASSIGN_OR_RETURN(const bool is_done, event.IsDone());
+    if (is_done) return absl::OkStatus();
+    if (MonotonicNow() >= deadline_) {
+      return absl::DeadlineExceededError("the next kernel did not end within the time limit");
+    }
+    std::this_thread::yield();
+  }
+}
+
+absl::Status SelfCheckBench::Upload(void* to, const void* from, std::int64_t bytes) {
+  if (bytes == 0) return absl::OkStatus();
+  work().copied_bytes += static_cast<double>(bytes);
+  QUIRE_RETURN_IF_ERROR(stream_.Copy(to, from, bytes));
+  return Wait();
+}
+
+absl::Status SelfCheckBench::Download(void* to, const void* from, std::int64_t bytes) {
+  // A copy to pageable memory would wait without a limit.
+  QUIRE_RETURN_IF_ERROR(Wait());
+  return Upload(to, from, bytes);
+}
+
+absl::Status SelfCheckBench::UploadFloats(kernels::FloatPtr to, std::span<const float> values) {
+  if (to.is_f32()) {
+    return Upload(to.data(), values.data(), static_cast<std::int64_t>(values.size_bytes()));
+  }
+  std::vector<BF16> rounded(values.size());
+  std::transform(values.begin(), values.end(), rounded.begin(), BF16::FromFloat);
+  return Upload(to.data(), rounded.data(),
+                static_cast<std::int64_t>(rounded.size() * sizeof(BF16)));
+}
+
+absl::StatusOr<std::vector<float>> SelfCheckBench::DownloadFloats(kernels::ConstFloatPtr from,
+                                                                  std::int64_t count) {
+  std::vector<float> values(static_cast<std::size_t>(count));
+  if (from.is_f32()) {
+    QUIRE_RETURN_IF_ERROR(
+        Download(values.data(), from.data(), count * static_cast<std::int64_t>(sizeof(float))));
+    return values;
+  }
+  std::vector<BF16> stored(values.size());
+  QUIRE_RETURN_IF_ERROR(
+      Download(stored.data(), from.data(), count * static_cast<std::int64_t>(sizeof(BF16))));
+  std::transform(stored.begin(), stored.end(), values.begin(),
+                 [](BF16 value) { return value.ToFloat(); });
+  return values;
+}
+
+absl::Status SelfCheckBench::Poison(void* to, std::int64_t bytes) {
+  static constexpr std::int64_t kSeed = 4096;
+  static const std::vector<std::byte> seed(kSeed, std::byte{0xff});
+  if (bytes == 0) return absl::OkStatus();
+  auto* const first = static_cast<std::byte*>(to);
+  std::int64_t filled = std::min(bytes, kSeed);
+  QUIRE_RETURN_IF_ERROR(stream_.Copy(first, seed.data(), filled));
+  while (filled < bytes) {
+    const std::int64_t size = std::min(filled, bytes - filled);
+    QUIRE_RETURN_IF_ERROR(stream_.Copy(first + filled, first, size));
+    filled += size;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SelfCheckBench::Repeat(void* to, const void* rows, std::uint32_t count,
+                                    std::int64_t row_bytes, std::uint32_t begin,
+                                    std::uint32_t end) {
+  auto* const first = static_cast<std::byte*>(to);
+  const auto* const source = static_cast<const std::byte*>(rows);
+  while (begin < end) {
+    // Rows that have been copied are copied again, in runs that double.
+    const bool has_run = begin >= count;
+    const std::uint32_t from = begin % count;
+    const std::uint32_t run = std::min(end - begin, has_run ? begin - from : count - from);
+    QUIRE_RETURN_IF_ERROR(stream_.Copy(
+        first + begin * row_bytes, (has_run ? first : source) + from * row_bytes, run * row_bytes));
+    begin += run;
+  }
+  return absl::OkStatus();
+}
+
+void SelfCheckBench::Add(kernels::KernelCheck check) {
+  if (check.fault.empty() && !(check.error <= check.limit)) {
+    check.fault = std::isnan(check.error) ? "the result has values that are not finite"
+                                          : "the result differs from the reference";
+  }
+  report_->checks.push_back(std::move(check));
+}
+
+std::vector<float> RandomValues(std::size_t count, std::uint64_t seed) {
+  constexpr std::size_t kPerWord = 8;
+  std::vector<float> values(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint64_t word = SplitMix(seed + i / kPerWord * kSplitMixStep);
+    const auto byte = static_cast<std::int32_t>(word >> (i % kPerWord * 8) & 0xff);
+    values[i] = static_cast<float>(byte - 128) / 64;
+  }
+  return values;
+}
+
+double RelativeError(std::span<const float> a, std::span<const float> b) {
+  QUIRE_CHECK(a.size() == b.size());
+  double apart = 0, size = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    apart += (double{a[i]} - b[i]) * (double{a[i]} - b[i]);
+    size += double{b[i]} * b[i];
+  }
+  if (apart == 0) return 0;
+  if (!std::isfinite(apart)) return std::nan("");
+  return std::sqrt(apart / size);
+}
+
+absl::Status RunSelfCheck(const SelfCheckParams& params, absl::Duration limit,
+                          SelfCheckReport* report) {
+  QUIRE_CHECK(params.backend->cuda() != nullptr);
+  QUIRE_RETURN_IF_ERROR(UseDevice(params.backend->device()));
+  SelfCheckBench bench(params, limit, report);
+  absl::Status status = CheckProducts(&bench);
+  if (status.ok()) status = CheckAttention(&bench);
+  if (status.ok()) status = CheckSmallOps(&bench);
+  if (status.ok()) status = CleanUp(&bench);
+  if (!status.ok()) return DeviceFailure(status, *report, *params.backend);
+  return FailureOf(*report, *params.backend);
+}
+
+}  // namespace quire::runtime

@@ -1,0 +1,847 @@
+// The part of the self-check that stores random K and V in pages and compares attention over them.
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/device_buffer.h"
+#include "base/status.h"
+#include "cache_manager/pool/kv_pool.h"
+#include "cache_manager/pool/lookup_table.h"
+#include "kernels/attention/attention.h"
+#include "kernels/kv_store/latent_store.h"
+#include "kernels/kv_store/page_copy.h"
+#include "kernels/kv_store/qkv_store.h"
+#include "kernels/rope/rope.h"
+#include "runtime/self_check_bench.h"
+
+namespace quire::runtime {
+namespace {
+
+using kernels::ConstFloatPtr;
+using kernels::FloatPtr;
+
+// Rows of q, k and v that are repeated. It is a prime, so every page begins with another row.
+constexpr std::uint32_t kTokenPatterns = 67;
+// Tokens that are stored at a time.
+constexpr std::uint32_t kStoredTokens = 512;
+// Prompt tokens of a sequence that are computed at once: more than a block of query rows.
+constexpr std::uint32_t kPromptRows = 70;
+
+// The heads of a layer as attention sees them.
+struct HeadShape {
+  bool is_mla = false;
+  std::uint32_t num_heads = 0;
+  std::uint32_t kv_heads = 0;
+  std::uint32_t head_size = 0;      // of q, and of rows of the cache
+  std::uint32_t value_columns = 0;  // 0: all
+  std::uint32_t width = 0;          // elements of a row of q, k and v; MLA: of q
+  std::uint32_t nope_size = 0;      // MLA
+  std::uint32_t rotary = 0;
+  std::uint32_t rotary_first = 0;
+  kernels::RopeStyle style = kernels::RopeStyle::kHalf;
+  float scale = 0;
+  std::uint32_t window = 0;
+  float softcap = 0;
+  const float* sinks = nullptr;
+
+  std::uint32_t columns() const { return value_columns == 0 ? head_size : value_columns; }
+};
+
+HeadShape ShapeOf(const models::LayerSpec& layer, const models::LayerWeights& weights) {
+  HeadShape shape;
+  const auto style = [](models::RopeStyle style) {
+    return style == models::RopeStyle::kHalf ? kernels::RopeStyle::kHalf
+                                             : kernels::RopeStyle::kInterleaved;
+  };
+  shape.is_mla = layer.attention == models::AttentionKind::kMla;
+  if (shape.is_mla) {
+    const models::MlaSpec& mla = layer.mla;
+    shape.num_heads = mla.num_heads;
+    shape.kv_heads = 1;
+    shape.head_size = mla.kv_lora_rank + mla.rope_size;
+    shape.value_columns = mla.kv_lora_rank;
+    shape.width = mla.num_heads * shape.head_size;
+    shape.nope_size = mla.nope_size;
+    shape.rotary = mla.rope_size;
+    shape.style = style(mla.rope_style);
+    shape.scale = mla.scale;
+    return shape;
+  }
+  const models::AttentionSpec& heads = layer.heads;
+  shape.num_heads = heads.num_heads;
+  shape.kv_heads = heads.num_kv_heads;
+  shape.head_size = heads.head_size;
+  shape.width = (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_size;
+  shape.rotary = heads.rope >= 0 ? heads.rotary_size : 0;
+  shape.rotary_first = heads.rope >= 0 ? heads.rotary_first : 0;
+  shape.style = style(heads.rope_style);
+  shape.scale = heads.scale;
+  shape.window = heads.window;
+  shape.softcap = heads.softcap;
+  shape.sinks = heads.has_sinks ? weights.sinks : nullptr;
+  return shape;
+}
+
+bool HasEqualBits(std::span<const float> a, std::span<const float> b) {
+  return std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
+}
+
+// One sequence of a launch.
+struct Sequence {
+  std::uint32_t length = 0;  // tokens, with those of the launch
+  std::uint32_t rows = 0;    // tokens of the launch, the last ones of the sequence
+  std::uint32_t shift = 0;   // page i of the sequence is page 1 + (i + shift) % pages of the pool
+};
+
+// The pages of one layer in host memory, for the CPU. Page ids are those of the device.
+class HostPages {
+ public:
+  HostPages(const cache::KvGeometry& device, std::uint32_t pages, std::uint32_t batch_size)
+      : stride_((pages + 7) / 8 * 8 + cache::LookupTable::kPaddingColumns),
+        batch_size_(batch_size),
+        geometry_(device) {
+    geometry_.num_blocks = pages + 1;
+    geometry_.num_layers = 1;
+    geometry_.page_stride = geometry_.scale_page_stride = cache::KvGeometry::kPacked;
+  }
+
+  absl::Status Create() {
+    QUIRE_ASSIGN_OR_RETURN(cache::KvPool pool, cache::KvPool::Create(geometry_));
+    pool_.emplace(std::move(pool));
+    QUIRE_ASSIGN_OR_RETURN(
+        arrays_, DeviceBuffer::Allocate(MemoryKind::kHost,
+                                        std::int64_t{batch_size_} * (stride_ + 1) *
+                                            static_cast<std::int64_t>(sizeof(std::uint32_t))));
+    const std::uint32_t tokens = (geometry_.num_blocks - 1) * geometry_.page_size;
+    QUIRE_ASSIGN_OR_RETURN(kernels::AnyKvCollection collection,
+                           kernels::MakeKvCollection(geometry_, pool_->blocks(),
+                                                     {.lookup_table = row(0),
+                                                      .cache_lengths = &length(0),
+                                                      .lookup_stride = stride_,
+                                                      .max_rows = batch_size_,
+                                                      .max_seq_length = tokens,
+                                                      .max_cache_length = tokens,
+                                                      .max_history_length = tokens},
+                                                     pool_->scales()));
+    collection_.emplace(std::move(collection));
+    return absl::OkStatus();
+  }
+
+  const cache::KvGeometry& geometry() const { return geometry_; }
+  // Row b of the lookup table, and the tokens cached of sequence b.
+  std::uint32_t* row(std::uint32_t b) {
+    return static_cast<std::uint32_t*>(arrays_.data()) + std::size_t{b} * stride_;
+  }
+  std::uint32_t& length(std::uint32_t b) { return row(batch_size_)[b]; }
+  kernels::AnyKvView keys() const { return kernels::KeyView(*collection_, 0); }
+  kernels::AnyKvView values() const { return kernels::ValueView(*collection_, 0); }
+  const cache::KvPool& pool() const { return *pool_; }
+
+ private:
+  const std::uint32_t stride_;
+  const std::uint32_t batch_size_;
+  DeviceBuffer arrays_;  // the lookup table, aligned as views require, then the lengths
+  cache::KvGeometry geometry_;
+  std::optional<cache::KvPool> pool_;
+  std::optional<kernels::AnyKvCollection> collection_;
+};
+
+// A run of bytes of a pool.
+struct PoolPiece {
+  std::byte* data;
+  std::int64_t bytes;
+};
+
+// Returns the elements or the scales of K (kv 0) or V (kv 1) of a page and a layer.
+PoolPiece ElementsOf(const cache::KvPool& pool, std::uint32_t page, std::uint32_t kv,
+                     std::uint32_t layer) {
+  const cache::KvGeometry& g = pool.geometry();
+  const std::int64_t row = g.row_elements() * DTypeSize(g.dtype);
+  const std::int64_t rows = (std::int64_t{kv} * g.num_layers + layer) * g.page_size;
+  return {static_cast<std::byte*>(pool.blocks()) + page * g.block_stride() * DTypeSize(g.dtype) +
+              rows * row,
+          g.page_size * row};
+}
+PoolPiece ScalesOf(const cache::KvPool& pool, std::uint32_t page, std::uint32_t kv,
+                   std::uint32_t layer) {
+  const cache::KvGeometry& g = pool.geometry();
+  if (!g.quantized()) return {nullptr, 0};
+  const std::int64_t scale = DTypeSize(g.scale_dtype);
+  const std::int64_t row = g.scale_row_elements() * scale;
+  const std::int64_t rows = (std::int64_t{kv} * g.num_layers + layer) * g.page_size;
+  return {
+      static_cast<std::byte*>(pool.scales()) + page * g.scale_block_stride() * scale + rows * row,
+      g.page_size * row};
+}
+
+// Returns the pieces of a page that belong to a layer: K and V, or MLA rows, with their scales.
+std::vector<PoolPiece> PiecesOf(const cache::KvPool& pool, std::uint32_t page, std::uint32_t slot,
+                                bool is_mla) {
+  if (is_mla) {
+    return {ElementsOf(pool, page, slot % 2, slot / 2), ScalesOf(pool, page, slot % 2, slot / 2)};
+  }
+  return {ElementsOf(pool, page, 0, slot), ScalesOf(pool, page, 0, slot),
+          ElementsOf(pool, page, 1, slot), ScalesOf(pool, page, 1, slot)};
+}
+
+// Compares the attention of one kind of layer.
+class AttentionCheck {
+ public:
+  AttentionCheck(SelfCheckBench* bench, const models::LayerSpec& layer,
+                 const models::LayerWeights& weights, models::LayerPlace place)
+      : bench_(bench),
+        params_(bench->params()),
+        backend_(*params_.backend),
+        geometry_(params_.pool->geometry()),
+        shape_(ShapeOf(layer, weights)),
+        place_(place),
+        keys_(shape_.is_mla ? kernels::LatentView(params_.kv[place.group], place.slot)
+                            : kernels::KeyView(params_.kv[place.group], place.slot)),
+        values_(shape_.is_mla ? keys_ : kernels::ValueView(params_.kv[place.group], place.slot)) {}
+
+  // Identifies the kind: layers with equal keys run the same kernels.
+  std::string Key() const;
+  absl::Status Run();
+
+ private:
+  enum class Kernel : std::uint8_t { kServed, kPortable };
+  // The arrays of one launch, in device memory.
+  struct Launched {
+    const std::uint32_t* row_offsets = nullptr;
+    FloatPtr q;
+    FloatPtr out;
+    std::uint32_t num_rows = 0;
+    std::uint32_t batch_size = 0;
+  };
+  // The inputs of a store, in device memory.
+  struct Stored {
+    std::uint32_t first = 0;
+    std::uint32_t count = 0;
+    std::int32_t* positions = nullptr;
+    std::int32_t* token_rows = nullptr;
+    std::uint32_t* row_offsets = nullptr;
+    float* cosines = nullptr;
+    float* sines = nullptr;
+    FloatPtr rows;     // q, k and v; MLA: the queries
+    FloatPtr latents;  // MLA: the rows of the cache
+    FloatPtr queries;  // MLA: the latent queries
+  };
+
+  std::uint32_t q_stride() const { return shape_.width; }
+  std::uint32_t out_stride() const { return shape_.num_heads * shape_.head_size; }
+  std::uint32_t row_width() const {
+    return shape_.is_mla ? shape_.num_heads * (shape_.nope_size + shape_.rotary) : shape_.width;
+  }
+  std::int64_t activation_bytes() const { return DTypeSize(bench_->activation()); }
+  kernels::AttentionPlan* plan() const;
+  std::string Describe(absl::string_view what) const;
+
+  absl::Status PoisonPages();
+  absl::Status UploadTable(std::span<const Sequence> sequences);
+  absl::Status Store();
+  absl::StatusOr<Stored> PrepareStore(std::uint32_t first, std::uint32_t count);
+  absl::Status LaunchStore(const kernels::Backend& backend, const Stored& stored,
+                           const kernels::AnyKvView& keys, const kernels::AnyKvView& values);
+  absl::Status CompareAngles(const Stored& stored);
+  absl::Status CompareStore(const Stored& stored);
+  absl::StatusOr<std::string> ComparePages(const HostPages& host, std::uint32_t count);
+  absl::StatusOr<std::string> CompareQueries(ConstFloatPtr device, std::span<const float> want);
+
+  absl::Status Compare(bool is_prompt);
+  absl::Status CompareBatch(std::span<const Sequence> sequences, bool is_prompt);
+  absl::StatusOr<std::string> CompareAlone(std::span<const Sequence> sequences, bool is_prompt,
+                                           const Launched& launched, std::span<const float> batch);
+  absl::StatusOr<Launched> Prepare(std::span<const Sequence> sequences);
+  // Uploads the lengths and the table of the sequences, and plans the step.
+  absl::Status Plan(std::span<const Sequence> sequences, bool is_prompt, const Launched& launched);
+  kernels::AttentionParams ParamsOf(const Launched& launched) const;
+  std::vector<float> DefinedColumns(std::span<const float> out) const;
+  absl::Status Launch(const Launched& launched, Kernel kernel);
+  // Launches on poisoned memory and returns the columns that attention defines.
+  absl::StatusOr<std::vector<float>> Result(const Launched& launched, Kernel kernel);
+  absl::StatusOr<std::vector<float>> ScalarReference(const Launched& launched);
+  absl::StatusOr<std::vector<float>> CpuReference(std::span<const Sequence> sequences,
+                                                  const Launched& launched);
+
+  SelfCheckBench* const bench_;
+  const SelfCheckParams& params_;
+  const kernels::Backend& backend_;
+  const cache::KvGeometry& geometry_;
+  const HeadShape shape_;
+  const models::LayerPlace place_;
+  const kernels::AnyKvView keys_;
+  const kernels::AnyKvView values_;
+  std::uint32_t pages_ = 0;
+  std::uint32_t tokens_ = 0;  // that the pages hold
+};
+
+kernels::AttentionPlan* AttentionCheck::plan() const {
+  const std::uint32_t window = params_.layers->groups[place_.group].window;
+  const auto found =
+      std::find_if(params_.plans.begin(), params_.plans.end(),
+                   [&](const auto& candidate) { return candidate->limits().window == window; });
+  return found->get();
+}
+
+std::string AttentionCheck::Describe(absl::string_view what) const {
+  std::string text = absl::StrCat(DTypeName(geometry_.dtype), " pages, ", shape_.num_heads, "/",
+                                  shape_.kv_heads, " heads of ", shape_.head_size);
+  if (shape_.window > 0) absl::StrAppend(&text, ", window ", shape_.window);
+  if (shape_.softcap > 0) absl::StrAppend(&text, ", softcap ", shape_.softcap);
+  if (shape_.sinks != nullptr) absl::StrAppend(&text, ", sinks");
+  return absl::StrCat(text, ", ", what);
+}
+
+std::string AttentionCheck::Key() const {
+  return Describe(absl::StrCat(shape_.width, " ", shape_.rotary, " ", shape_.rotary_first, " ",
+                               static_cast<int>(shape_.style), " ", shape_.scale));
+}
+
+absl::Status AttentionCheck::PoisonPages() {
+  for (std::uint32_t page = 1; page <= pages_; ++page) {
+    for (const PoolPiece& piece : PiecesOf(*params_.pool, page, place_.slot, shape_.is_mla)) {
+      QUIRE_RETURN_IF_ERROR(bench_->Poison(piece.data, piece.bytes));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AttentionCheck::UploadTable(std::span<const Sequence> sequences) {
+  const std::size_t stride = params_.limits.lookup_stride;
+  std::vector<std::uint32_t> table(sequences.size() * stride, 0);
+  for (std::size_t b = 0; b < sequences.size(); ++b) {
+    const std::uint32_t pages =
+        (sequences[b].length + geometry_.page_size - 1) / geometry_.page_size;
+    for (std::uint32_t i = 0; i < pages; ++i) {
+      table[b * stride + i] = 1 + (i + sequences[b].shift) % pages_;
+    }
+  }
+  return bench_->Upload(
+      params_.buffers->lookup_table + place_.group * params_.limits.max_rows * stride, table.data(),
+      static_cast<std::int64_t>(table.size() * sizeof(std::uint32_t)));
+}
+
+absl::StatusOr<AttentionCheck::Stored> AttentionCheck::PrepareStore(std::uint32_t first,
+                                                                    std::uint32_t count) {
+  bench_->Free();
+  Stored stored{.first = first, .count = count, .rows = {}, .latents = {}, .queries = {}};
+  const std::uint32_t pairs = std::max(shape_.rotary / 2, 1u);
+  std::vector<std::int32_t> positions(count), token_rows(count, 0);
+  for (std::uint32_t i = 0; i < count; ++i) positions[i] = static_cast<std::int32_t>(first + i);
+  const std::uint32_t offsets[2] = {0, count};
+  const auto take = [&](const auto& values, auto** to) -> absl::Status {
+    const auto bytes = static_cast<std::int64_t>(std::size(values) * sizeof(values[0]));
+    QUIRE_ASSIGN_OR_RETURN(std::byte* const taken, bench_->Take(bytes));
+    *to = reinterpret_cast<std::decay_t<decltype(**to)>*>(taken);
+    return bench_->Upload(taken, std::data(values), bytes);
+  };
+  QUIRE_RETURN_IF_ERROR(take(positions, &stored.positions));
+  QUIRE_RETURN_IF_ERROR(take(token_rows, &stored.token_rows));
+  QUIRE_RETURN_IF_ERROR(take(offsets, &stored.row_offsets));
+  const std::vector<float> none(std::size_t{count} * pairs, 0.0f);
+  QUIRE_RETURN_IF_ERROR(take(none, &stored.cosines));
+  QUIRE_RETURN_IF_ERROR(take(none, &stored.sines));
+  const auto rows = [&](std::uint32_t width, std::uint64_t seed) -> absl::StatusOr<FloatPtr> {
+    QUIRE_ASSIGN_OR_RETURN(const FloatPtr patterns,
+                           bench_->TakeFloats(bench_->activation(), kTokenPatterns * width));
+    QUIRE_ASSIGN_OR_RETURN(const FloatPtr taken,
+                           bench_->TakeFloats(bench_->activation(), std::int64_t{count} * width));
+    QUIRE_RETURN_IF_ERROR(
+        bench_->UploadFloats(patterns, RandomValues(std::size_t{kTokenPatterns} * width, seed)));
+    QUIRE_RETURN_IF_ERROR(bench_->Repeat(taken.data(), patterns.data(), kTokenPatterns,
+                                         width * activation_bytes(), 0, count));
+    return taken;
+  };
+  QUIRE_ASSIGN_OR_RETURN(stored.rows, rows(row_width(), 3));
+  if (shape_.is_mla) {
+    QUIRE_ASSIGN_OR_RETURN(stored.latents, rows(shape_.head_size, 4));
+    QUIRE_ASSIGN_OR_RETURN(stored.queries, rows(shape_.width, 5));
+  }
+  return stored;
+}
+
+// Serves both devices: on the CPU all pointers of `stored` are host memory.
+absl::Status AttentionCheck::LaunchStore(const kernels::Backend& backend, const Stored& stored,
+                                         const kernels::AnyKvView& keys,
+                                         const kernels::AnyKvView& values) {
+  if (shape_.is_mla) {
+    return kernels::LatentStore(backend, {.rows = &keys,
+                                          .heads = stored.rows,
+                                          .latents = stored.latents,
+                                          .queries = stored.queries,
+                                          .cosines = stored.cosines,
+                                          .sines = stored.sines,
+                                          .row_offsets = stored.row_offsets,
+                                          .token_rows = stored.token_rows,
+                                          .positions = stored.positions,
+                                          .batch_size = 1,
+                                          .num_rows = stored.count,
+                                          .num_heads = shape_.num_heads,
+                                          .nope_size = shape_.nope_size,
+                                          .rope_size = shape_.rotary,
+                                          .style = shape_.style});
+  }
+  return kernels::QkvStore(backend, {.keys = &keys,
+                                     .values = &values,
+                                     .qkv = stored.rows,
+                                     .qkv_stride = shape_.width,
+                                     .cosines = stored.cosines,
+                                     .sines = stored.sines,
+                                     .row_offsets = stored.row_offsets,
+                                     .token_rows = stored.token_rows,
+                                     .positions = stored.positions,
+                                     .batch_size = 1,
+                                     .num_rows = stored.count,
+                                     .num_heads = shape_.num_heads,
+                                     .rotary_size = shape_.rotary,
+                                     .rotary_first = shape_.rotary_first,
+                                     .style = shape_.style});
+}
+
+// Compares cosines and sines with those of the C library in double precision.
+absl::Status AttentionCheck::CompareAngles(const Stored& stored) {
+  const std::uint32_t pairs = shape_.rotary / 2;
+  const std::int64_t count = std::int64_t{stored.count} * pairs;
+  if (pairs == 0) return absl::OkStatus();
+  std::vector<float> frequencies(pairs);
+  for (std::uint32_t i = 0; i < pairs; ++i) {
+    frequencies[i] = std::pow(10000.0f, -static_cast<float>(i) / static_cast<float>(pairs));
+  }
+  QUIRE_ASSIGN_OR_RETURN(const FloatPtr inv_freq, bench_->TakeFloats(DType::kF32, pairs));
+  QUIRE_RETURN_IF_ERROR(bench_->UploadFloats(inv_freq, frequencies));
+  std::vector<float> cosines[2], sines[2];
+  for (int run = 0; run < 2; ++run) {
+    QUIRE_RETURN_IF_ERROR(bench_->Poison(stored.cosines, count * 4));
+    QUIRE_RETURN_IF_ERROR(bench_->Poison(stored.sines, count * 4));
+    QUIRE_RETURN_IF_ERROR(kernels::RopeAngles(backend_, {.positions = stored.positions,
+                                                         .inv_freq = inv_freq.f32(),
+                                                         .cosines = stored.cosines,
+                                                         .sines = stored.sines,
+                                                         .num_rows = stored.count,
+                                                         .num_pairs = pairs}));
+    QUIRE_ASSIGN_OR_RETURN(cosines[run], bench_->DownloadFloats(stored.cosines, count));
+    QUIRE_ASSIGN_OR_RETURN(sines[run], bench_->DownloadFloats(stored.sines, count));
+  }
+  if (stored.first > 0) return absl::OkStatus();
+  std::vector<float> want_cosines, want_sines;
+  for (std::uint32_t row = 0; row < stored.count; ++row) {
+    for (const float frequency : frequencies) {
+      const float angle = static_cast<float>(row) * frequency;
+      want_cosines.push_back(static_cast<float>(std::cos(double{angle})));
+      want_sines.push_back(static_cast<float>(std::sin(double{angle})));
+    }
+  }
+  bench_->Add({.kernel = "rope angles",
+               .shape = absl::StrCat(stored.count, " x ", pairs),
+               .error = std::max(RelativeError(cosines[0], want_cosines),
+                                 RelativeError(sines[0], want_sines)),
+               .limit = 1e-6,
+               .fault = cosines[0] == cosines[1] && sines[0] == sines[1] ? "" : "two runs differ"});
+  return absl::OkStatus();
+}
+
+// Compares the pages of the first tokens with those that the CPU stores, bit for bit, and the
+// rotated queries.
+absl::Status AttentionCheck::CompareStore(const Stored& stored) {
+  const std::uint32_t count = std::min(stored.count, 2 * geometry_.page_size + 3);
+  const std::uint32_t pages = (count + geometry_.page_size - 1) / geometry_.page_size;
+  QUIRE_ASSIGN_OR_RETURN(const kernels::Backend cpu,
+                         kernels::Backend::Create(Device::Cpu(), backend_.pool()));
+  HostPages host(geometry_, pages, /*batch_size=*/1);
+  QUIRE_RETURN_IF_ERROR(host.Create());
+  for (std::uint32_t i = 0; i < pages; ++i) host.row(0)[i] = 1 + i;
+  const auto repeat = [&](std::uint32_t width, std::uint64_t seed) {
+    const std::vector<float> patterns = RandomValues(std::size_t{kTokenPatterns} * width, seed);
+    std::vector<float> rows;
+    for (std::uint32_t i = 0; i < count; ++i) {
+      const auto first = patterns.begin() + i % kTokenPatterns * width;
+      rows.insert(rows.end(), first, first + width);
+    }
+    return rows;
+  };
+  std::vector<float> rows = repeat(row_width(), 3);
+  std::vector<float> latents, queries;
+  if (shape_.is_mla) {
+    latents = repeat(shape_.head_size, 4);
+    queries = repeat(shape_.width, 5);
+  }
+  const std::int64_t angles = std::int64_t{count} * std::max(shape_.rotary / 2, 1u);
+  QUIRE_ASSIGN_OR_RETURN(std::vector<float> cosines,
+                         bench_->DownloadFloats(stored.cosines, angles));
+  QUIRE_ASSIGN_OR_RETURN(std::vector<float> sines, bench_->DownloadFloats(stored.sines, angles));
+  std::uint32_t offsets[2] = {0, count};
+  QUIRE_RETURN_IF_ERROR(LaunchStore(cpu,
+                                    {.count = count,
+                                     .row_offsets = offsets,
+                                     .cosines = cosines.data(),
+                                     .sines = sines.data(),
+                                     .rows = rows.data(),
+                                     .latents = latents.data(),
+                                     .queries = queries.data()},
+                                    host.keys(), host.values()));
+  QUIRE_ASSIGN_OR_RETURN(std::string fault, ComparePages(host, count));
+  if (fault.empty()) {
+    QUIRE_ASSIGN_OR_RETURN(fault, CompareQueries(shape_.is_mla ? stored.queries : stored.rows,
+                                                 shape_.is_mla ? queries : rows));
+  }
+  bench_->Add({.kernel = "KV store",
+               .shape = Describe(absl::StrCat(count, " tokens")),
+               .fault = std::move(fault)});
+  return absl::OkStatus();
+}
+
+// Returns in words which page of the first `count` tokens differs from the host's, or nothing.
+absl::StatusOr<std::string> AttentionCheck::ComparePages(const HostPages& host,
+                                                         std::uint32_t count) {
+  for (std::uint32_t first = 0; first < count; first += geometry_.page_size) {
+    const std::uint32_t page = 1 + first / geometry_.page_size;
+    const std::int64_t tokens = std::min(geometry_.page_size, count - first);
+    const auto device = PiecesOf(*params_.pool, page, place_.slot, shape_.is_mla);
+    const auto wanted = PiecesOf(host.pool(), page, 0, shape_.is_mla);
+    for (std::size_t i = 0; i < device.size(); ++i) {
+      const std::int64_t bytes = device[i].bytes / geometry_.page_size * tokens;
+      std::vector<std::byte> got(static_cast<std::size_t>(bytes));
+      QUIRE_RETURN_IF_ERROR(bench_->Download(got.data(), device[i].data, bytes));
+      if (!got.empty() && std::memcmp(got.data(), wanted[i].data, got.size()) != 0) {
+        return absl::StrCat("page ", page, " differs from the page that the CPU stores");
+      }
+    }
+  }
+  return "";
+}
+
+// Returns in words which rotated query differs from the CPU's, or nothing.
+absl::StatusOr<std::string> AttentionCheck::CompareQueries(ConstFloatPtr device,
+                                                           std::span<const float> want) {
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<float> got,
+                         bench_->DownloadFloats(device, static_cast<std::int64_t>(want.size())));
+  // MLA rotates the last columns of every head and leaves the others to a product.
+  const std::size_t columns = std::size_t{shape_.num_heads} * shape_.head_size;
+  const bool is_bf16 = bench_->activation() == DType::kBF16;
+  for (std::size_t i = 0; i < want.size(); ++i) {
+    if (i % shape_.width >= columns) continue;
+    const float rounded = is_bf16 ? BF16::FromFloat(want[i]).ToFloat() : want[i];
+    if (std::memcmp(&rounded, &got[i], sizeof(float)) != 0) {
+      return absl::StrCat("query row ", i / shape_.width, " differs from that of the CPU");
+    }
+  }
+  return "";
+}
+
+absl::Status AttentionCheck::Store() {
+  QUIRE_RETURN_IF_ERROR(PoisonPages());
+  // Whole pages, because kernels may multiply keys behind a sequence by zero.
+  const std::uint32_t tokens = pages_ * geometry_.page_size;
+  const Sequence all{.length = tokens, .rows = tokens};
+  QUIRE_RETURN_IF_ERROR(UploadTable({&all, 1}));
+  // Bytes of a token in PrepareStore, and those of the patterns.
+  const std::int64_t width = row_width() + (shape_.is_mla ? shape_.head_size + shape_.width : 0u);
+  const std::int64_t per_token = width * activation_bytes() + (shape_.rotary + 4) * 4;
+  bench_->Free();
+  const std::int64_t room =
+      bench_->free_bytes() - kTokenPatterns * width * activation_bytes() - shape_.rotary * 2 - 4096;
+  const auto count = static_cast<std::uint32_t>(std::clamp<std::int64_t>(
+      std::min<std::int64_t>(room / per_token, params_.limits.max_step_tokens), 1, kStoredTokens));
+  for (std::uint32_t first = 0; first < tokens; first += count) {
+    QUIRE_ASSIGN_OR_RETURN(const Stored stored,
+                           PrepareStore(first, std::min(count, tokens - first)));
+    QUIRE_RETURN_IF_ERROR(CompareAngles(stored));
+    QUIRE_RETURN_IF_ERROR(LaunchStore(backend_, stored, keys_, values_));
+    QUIRE_RETURN_IF_ERROR(bench_->Wait());
+    if (first == 0) QUIRE_RETURN_IF_ERROR(CompareStore(stored));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<AttentionCheck::Launched> AttentionCheck::Prepare(
+    std::span<const Sequence> sequences) {
+  bench_->Free();
+  Launched launched;
+  std::vector<std::uint32_t> offsets = {0};
+  for (const Sequence& sequence : sequences) offsets.push_back(offsets.back() + sequence.rows);
+  launched.num_rows = offsets.back();
+  launched.batch_size = static_cast<std::uint32_t>(sequences.size());
+  const auto bytes = static_cast<std::int64_t>(offsets.size() * sizeof(std::uint32_t));
+  QUIRE_ASSIGN_OR_RETURN(std::byte* const taken, bench_->Take(bytes));
+  QUIRE_RETURN_IF_ERROR(bench_->Upload(taken, offsets.data(), bytes));
+  launched.row_offsets = reinterpret_cast<const std::uint32_t*>(taken);
+  QUIRE_ASSIGN_OR_RETURN(const FloatPtr patterns,
+                         bench_->TakeFloats(bench_->activation(), kTokenPatterns * q_stride()));
+  QUIRE_ASSIGN_OR_RETURN(
+      launched.q,
+      bench_->TakeFloats(bench_->activation(), std::int64_t{launched.num_rows} * q_stride()));
+  QUIRE_ASSIGN_OR_RETURN(
+      launched.out,
+      bench_->TakeFloats(bench_->activation(), std::int64_t{launched.num_rows} * out_stride()));
+  QUIRE_RETURN_IF_ERROR(
+      bench_->UploadFloats(patterns, RandomValues(std::size_t{kTokenPatterns} * q_stride(), 6)));
+  QUIRE_RETURN_IF_ERROR(bench_->Repeat(launched.q.data(), patterns.data(), kTokenPatterns,
+                                       q_stride() * activation_bytes(), 0, launched.num_rows));
+  return launched;
+}
+
+absl::Status AttentionCheck::Plan(std::span<const Sequence> sequences, bool is_prompt,
+                                  const Launched& launched) {
+  QUIRE_RETURN_IF_ERROR(UploadTable(sequences));
+  std::vector<std::uint32_t> cached, prompt;
+  for (const Sequence& sequence : sequences) {
+    cached.push_back(sequence.length - sequence.rows);
+    prompt.push_back(is_prompt ? sequence.rows : 0);
+  }
+  const auto bytes = static_cast<std::int64_t>(cached.size() * sizeof(std::uint32_t));
+  QUIRE_RETURN_IF_ERROR(bench_->Upload(params_.buffers->cache_lengths, cached.data(), bytes));
+  QUIRE_RETURN_IF_ERROR(bench_->Upload(params_.buffers->prefill_tokens, prompt.data(), bytes));
+  return kernels::PlanAttention(backend_,
+                                {.row_offsets = launched.row_offsets,
+                                 .cache_lengths = params_.buffers->cache_lengths,
+                                 .prefill_tokens = params_.buffers->prefill_tokens,
+                                 .batch_size = launched.batch_size,
+                                 .has_prompt_rows = is_prompt,
+                                 .has_generated_rows = !is_prompt},
+                                plan());
+}
+
+kernels::AttentionParams AttentionCheck::ParamsOf(const Launched& launched) const {
+  return {.keys = &keys_,
+          .values = shape_.is_mla ? &keys_ : &values_,
+          .q = launched.q,
+          .out = launched.out,
+          .row_offsets = launched.row_offsets,
+          .q_stride = q_stride(),
+          .out_stride = out_stride(),
+          .batch_size = launched.batch_size,
+          .num_heads = shape_.num_heads,
+          .scale = shape_.scale,
+          .layer = place_.slot,
+          .window = shape_.window,
+          .softcap = shape_.softcap,
+          .sinks = shape_.sinks,
+          .value_columns = shape_.value_columns};
+}
+
+absl::Status AttentionCheck::Launch(const Launched& launched, Kernel kernel) {
+  kernels::AttentionParams params = ParamsOf(launched);
+  params.plan = plan();
+  params.maps = kernel == Kernel::kServed ? params_.maps : nullptr;
+  return kernels::PagedAttention(backend_, params);
+}
+
+absl::StatusOr<std::vector<float>> AttentionCheck::Result(const Launched& launched, Kernel kernel) {
+  const std::int64_t count = std::int64_t{launched.num_rows} * out_stride();
+  QUIRE_RETURN_IF_ERROR(bench_->Poison(launched.out.data(), count * activation_bytes()));
+  QUIRE_RETURN_IF_ERROR(Launch(launched, kernel));
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<float> all, bench_->DownloadFloats(launched.out, count));
+  return DefinedColumns(all);
+}
+
+// Returns the columns of the heads that attention defines.
+std::vector<float> AttentionCheck::DefinedColumns(std::span<const float> out) const {
+  std::vector<float> defined;
+  for (std::size_t i = 0; i < out.size(); i += shape_.head_size) {
+    const std::span<const float> head = out.subspan(i, shape_.columns());
+    defined.insert(defined.end(), head.begin(), head.end());
+  }
+  return defined;
+}
+
+// Runs the scalar kernel, which serves f32 queries.
+absl::StatusOr<std::vector<float>> AttentionCheck::ScalarReference(const Launched& launched) {
+  const std::int64_t rows = launched.num_rows;
+  const std::int64_t mark = bench_->used();
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<float> q,
+                         bench_->DownloadFloats(launched.q, rows * q_stride()));
+  kernels::AttentionParams params = ParamsOf(launched);
+  QUIRE_ASSIGN_OR_RETURN(const FloatPtr wide, bench_->TakeFloats(DType::kF32, rows * q_stride()));
+  QUIRE_ASSIGN_OR_RETURN(params.out, bench_->TakeFloats(DType::kF32, rows * out_stride()));
+  QUIRE_RETURN_IF_ERROR(bench_->UploadFloats(wide, q));
+  params.q = wide;
+  QUIRE_RETURN_IF_ERROR(kernels::PagedAttention(backend_, params));
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<float> out,
+                         bench_->DownloadFloats(params.out, rows * out_stride()));
+  bench_->Release(mark);
+  return DefinedColumns(out);
+}
+
+// Copies the pages to the host and attends to them on the CPU.
+absl::StatusOr<std::vector<float>> AttentionCheck::CpuReference(std::span<const Sequence> sequences,
+                                                                const Launched& launched) {
+  QUIRE_ASSIGN_OR_RETURN(const kernels::Backend cpu,
+                         kernels::Backend::Create(Device::Cpu(), backend_.pool()));
+  HostPages host(geometry_, pages_, launched.batch_size);
+  QUIRE_RETURN_IF_ERROR(host.Create());
+  for (std::uint32_t page = 1; page <= pages_; ++page) {
+    const auto device = PiecesOf(*params_.pool, page, place_.slot, shape_.is_mla);
+    const auto copy = PiecesOf(host.pool(), page, 0, shape_.is_mla);
+    for (std::size_t i = 0; i < device.size(); ++i) {
+      QUIRE_RETURN_IF_ERROR(bench_->Download(copy[i].data, device[i].data, device[i].bytes));
+    }
+  }
+  std::vector<std::uint32_t> offsets = {0};
+  for (std::uint32_t b = 0; b < launched.batch_size; ++b) {
+    const Sequence& sequence = sequences[b];
+    offsets.push_back(offsets.back() + sequence.rows);
+    host.length(b) = sequence.length - sequence.rows;
+    for (std::uint32_t i = 0; i * geometry_.page_size < sequence.length; ++i) {
+      host.row(b)[i] = 1 + (i + sequence.shift) % pages_;
+    }
+  }
+  const std::int64_t rows = launched.num_rows;
+  QUIRE_ASSIGN_OR_RETURN(std::vector<float> q,
+                         bench_->DownloadFloats(launched.q, rows * q_stride()));
+  QUIRE_ASSIGN_OR_RETURN(
+      const std::vector<float> sinks,
+      bench_->DownloadFloats(shape_.sinks, shape_.sinks == nullptr ? 0 : shape_.num_heads));
+  std::vector<float> out(static_cast<std::size_t>(rows * out_stride()));
+  const kernels::AnyKvView keys = host.keys();
+  const kernels::AnyKvView values = host.values();
+  kernels::AttentionParams params = ParamsOf(launched);
+  params.keys = &keys;
+  params.values = shape_.is_mla ? &keys : &values;
+  params.q = FloatPtr(q.data());
+  params.out = FloatPtr(out.data());
+  params.row_offsets = offsets.data();
+  params.sinks = sinks.empty() ? nullptr : sinks.data();
+  QUIRE_RETURN_IF_ERROR(kernels::PagedAttention(cpu, params));
+  return DefinedColumns(out);
+}
+
+// Computes the shortest, a middle and the longest sequence alone. Returns in words which of them
+// differs from the result of the batch, or nothing.
+absl::StatusOr<std::string> AttentionCheck::CompareAlone(std::span<const Sequence> sequences,
+                                                         bool is_prompt, const Launched& launched,
+                                                         std::span<const float> batch) {
+  const std::size_t row = std::size_t{shape_.num_heads} * shape_.columns();
+  std::string difference;
+  std::uint32_t begin = 0;
+  for (std::size_t b = 0; b < sequences.size(); begin += sequences[b].rows, ++b) {
+    if (b != 0 && b != sequences.size() / 2 && b + 1 != sequences.size()) continue;
+    const std::span<const Sequence> one = sequences.subspan(b, 1);
+    Launched alone = launched;
+    alone.q = launched.q + std::int64_t{begin} * q_stride();
+    alone.num_rows = one[0].rows;
+    alone.batch_size = 1;
+    const std::int64_t mark = bench_->used();
+    const std::uint32_t offsets[2] = {0, alone.num_rows};
+    QUIRE_ASSIGN_OR_RETURN(std::byte* const taken, bench_->Take(sizeof(offsets)));
+    QUIRE_RETURN_IF_ERROR(bench_->Upload(taken, offsets, sizeof(offsets)));
+    alone.row_offsets = reinterpret_cast<const std::uint32_t*>(taken);
+    QUIRE_RETURN_IF_ERROR(Plan(one, is_prompt, alone));
+    QUIRE_ASSIGN_OR_RETURN(const std::vector<float> result, Result(alone, Kernel::kServed));
+    bench_->Release(mark);
+    if (difference.empty() && !HasEqualBits(result, batch.subspan(begin * row, result.size()))) {
+      difference = absl::StrCat("the sequence of ", one[0].length,
+                                " tokens differs from the same sequence computed alone");
+    }
+  }
+  return difference;
+}
+
+absl::Status AttentionCheck::CompareBatch(std::span<const Sequence> sequences, bool is_prompt) {
+  QUIRE_ASSIGN_OR_RETURN(const Launched launched, Prepare(sequences));
+  QUIRE_RETURN_IF_ERROR(Plan(sequences, is_prompt, launched));
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<float> first, Result(launched, Kernel::kServed));
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<float> second, Result(launched, Kernel::kServed));
+  // With f32 activations the scalar kernel runs, which is the reference of the others.
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<float> reference, bench_->activation() == DType::kF32
+                                                                 ? CpuReference(sequences, launched)
+                                                                 : ScalarReference(launched));
+  const bool is_quantized = geometry_.quantized();
+  kernels::KernelCheck check{
+      .kernel = is_prompt ? "attention prefill" : "attention decode",
+      .shape = Describe(absl::StrCat(sequences.size(), " sequences of ", sequences.front().length,
+                                     " to ", sequences.back().length, " tokens")),
+      .limit = bench_->activation() == DType::kF32 ? 1e-4
+               : is_quantized                      ? 1.5e-2
+                                                   : 1e-2,
+      .fault = {}};
+  const std::size_t row = std::size_t{shape_.num_heads} * shape_.columns();
+  for (std::uint32_t i = 0; i < launched.num_rows; ++i) {
+    const double error = RelativeError(std::span(first).subspan(i * row, row),
+                                       std::span(reference).subspan(i * row, row));
+    if (!(error <= check.error)) check.error = error;
+    if (std::isnan(error)) break;
+  }
+  if (!HasEqualBits(first, second)) check.fault = "two runs differ";
+  const bool has_portable_bits = !is_prompt && !shape_.is_mla && !is_quantized;
+  if (params_.maps != nullptr && bench_->context().has_sm90a() && has_portable_bits) {
+    QUIRE_ASSIGN_OR_RETURN(const std::vector<float> portable, Result(launched, Kernel::kPortable));
+    if (!HasEqualBits(first, portable) && check.fault.empty()) {
+      check.fault = "the result differs from the portable kernel";
+    }
+  }
+  QUIRE_ASSIGN_OR_RETURN(const std::string difference,
+                         CompareAlone(sequences, is_prompt, launched, first));
+  if (check.fault.empty()) check.fault = difference;
+  // A large error is the more useful description.
+  if (!(check.error <= check.limit)) check.fault.clear();
+  bench_->Add(std::move(check));
+  return absl::OkStatus();
+}
+
+absl::Status AttentionCheck::Compare(bool is_prompt) {
+  const models::StepLimits& limits = params_.limits;
+  bench_->Free();
+  // The rows of the launch, and those of the reference in f32.
+  const std::int64_t per_row = (q_stride() + out_stride()) * (activation_bytes() + 4);
+  const std::int64_t fit = (bench_->free_bytes() - 8192) / per_row - kTokenPatterns;
+  const auto most =
+      static_cast<std::uint32_t>(std::clamp<std::int64_t>(fit, 1, limits.max_step_tokens));
+  std::vector<Sequence> sequences;
+  for (const std::uint32_t length : kCheckedLengths) {
+    if (length > tokens_) continue;
+    sequences.push_back(
+        {.length = length, .shift = static_cast<std::uint32_t>(sequences.size()) * 3});
+  }
+  if (sequences.empty()) sequences.push_back({.length = tokens_});
+  const std::size_t at_once = std::min<std::size_t>({sequences.size(), limits.max_rows, most});
+  for (Sequence& sequence : sequences) {
+    const auto share = static_cast<std::uint32_t>(most / at_once);
+    sequence.rows = is_prompt ? std::min({kPromptRows, share, sequence.length}) : 1;
+  }
+  for (std::size_t first = 0; first < sequences.size(); first += at_once) {
+    const std::size_t count = std::min(at_once, sequences.size() - first);
+    QUIRE_RETURN_IF_ERROR(CompareBatch(std::span(sequences).subspan(first, count), is_prompt));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AttentionCheck::Run() {
+  const std::uint32_t longest = std::end(kCheckedLengths)[-1];
+  const std::uint32_t table_pages =
+      params_.limits.lookup_stride - cache::LookupTable::kPaddingColumns;
+  pages_ = std::min({(longest + geometry_.page_size - 1) / geometry_.page_size,
+                     geometry_.num_blocks - 1, table_pages});
+  tokens_ = std::min(pages_ * geometry_.page_size, plan()->limits().max_length);
+  pages_ = (tokens_ + geometry_.page_size - 1) / geometry_.page_size;
+  QUIRE_RETURN_IF_ERROR(Store());
+  QUIRE_RETURN_IF_ERROR(Compare(/*is_prompt=*/true));
+  QUIRE_RETURN_IF_ERROR(Compare(/*is_prompt=*/false));
+  std::vector<std::uint32_t> pages(pages_);
+  std::iota(pages.begin(), pages.end(), 1u);
+  return kernels::ZeroPages(backend_, params_.kv[place_.group], pages);
+}
+
+}  // namespace
+
+absl::Status CheckAttention(SelfCheckBench* bench) {
+  const SelfCheckParams& params = bench->params();
+  std::set<std::string> seen;
+  for (std::size_t i = 0; i < params.spec->layers.size(); ++i) {
+    const models::LayerSpec& layer = params.spec->layers[i];
+    if (layer.attention == models::AttentionKind::kNone) continue;
+    AttentionCheck check(bench, layer, params.weights->layers()[i], params.layers->places[i]);
+    if (seen.insert(check.Key()).second) QUIRE_RETURN_IF_ERROR(check.Run());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace quire::runtime

@@ -1,0 +1,96 @@
+#pragma once
+
+// The memory, random data and comparisons that the parts of the self-check share.
+//
+// Place:      inside RunSelfCheck only.
+// Invariants: memory is taken from the arrays of StepBuffers that precede the device-only ones.
+// Threads:    one.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/dtype.h"
+#include "base/stream.h"
+#include "kernels/backend/float_ptr.h"
+#include "runtime/self_check.h"
+
+namespace quire::runtime {
+
+// Rows with equal numbers modulo kPatterns are equal, so that one row computed alone is the
+// reference of many. It is a prime, so rows that are a tile apart differ.
+inline constexpr std::uint32_t kPatterns = 7;
+
+class SelfCheckBench {
+ public:
+  SelfCheckBench(const SelfCheckParams& params, absl::Duration limit, SelfCheckReport* report);
+
+  const SelfCheckParams& params() const { return params_; }
+  const kernels::CudaContext& context() const { return *params_.backend->cuda(); }
+  DType activation() const { return params_.limits.activation; }
+  SelfCheckWork& work() { return report_->work; }
+
+  // Device memory for one check. Release(mark) makes available what was taken since used() was
+  // `mark`, Free everything.
+  void Free() { used_ = 0; }
+  void Release(std::int64_t mark) { used_ = mark; }
+  std::int64_t used() const { return used_; }
+  std::int64_t free_bytes() const { return total_ - used_; }
+  // Returns aligned memory, or RESOURCE_EXHAUSTED with the figures.
+  absl::StatusOr<std::byte*> Take(std::int64_t bytes);
+  absl::StatusOr<kernels::FloatPtr> TakeFloats(DType dtype, std::int64_t count);
+
+  // Waits for the device. Returns DEADLINE_EXCEEDED after the limit of the check.
+  absl::Status Wait();
+  // Copy and wait.
+  absl::Status Upload(void* to, const void* from, std::int64_t bytes);
+  absl::Status Download(void* to, const void* from, std::int64_t bytes);
+  // Uploads values, rounded to the type of `to`.
+  absl::Status UploadFloats(kernels::FloatPtr to, std::span<const float> values);
+  absl::StatusOr<std::vector<float>> DownloadFloats(kernels::ConstFloatPtr from,
+                                                    std::int64_t count);
+  // Fills memory with bytes 0xff, which are NaN in every floating-point type.
+  absl::Status Poison(void* to, std::int64_t bytes);
+  // Copies row i % count of `rows` to row i of `to` for i of [begin, end). The rows before `begin`
+  // have been copied.
+  absl::Status Repeat(void* to, const void* rows, std::uint32_t count, std::int64_t row_bytes,
+                      std::uint32_t begin, std::uint32_t end);
+
+  // Reports a comparison. Sets the fault if there is none and the error exceeds the limit.
+  void Add(kernels::KernelCheck check);
+
+ private:
+  const SelfCheckParams& params_;
+  const Stream& stream_;
+  const absl::Time deadline_;
+  SelfCheckReport* const report_;
+  std::byte* const base_;
+  const std::int64_t total_;
+  std::int64_t used_ = 0;
+};
+
+// Returns reproducible numbers in [-2, 2), which bf16 represents exactly.
+std::vector<float> RandomValues(std::size_t count, std::uint64_t seed);
+
+// Returns element i of stored values as f32.
+template <typename T>
+float ElementAt(std::span<const std::byte> stored, std::size_t i) {
+  T value;
+  std::memcpy(&value, stored.data() + i * sizeof(T), sizeof(T));
+  return ToFloat(value);
+}
+
+// Returns |a - b| / |b| in the Euclidean norm; 0 if both are zero, NaN if a value is not finite.
+double RelativeError(std::span<const float> a, std::span<const float> b);
+
+// The parts of the check. They return errors of the device and of memory only.
+absl::Status CheckProducts(SelfCheckBench* bench);
+absl::Status CheckAttention(SelfCheckBench* bench);
+absl::Status CheckSmallOps(SelfCheckBench* bench);
+
+}  // namespace quire::runtime

@@ -1,0 +1,269 @@
+// The part of the self-check that compares norm, gate and sampler with the CPU.
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/split_mix.h"
+#include "base/status.h"
+#include "kernels/backend/isa.h"
+#include "kernels/elementwise/activation.h"
+#include "kernels/norm/norm.h"
+#include "kernels/sampling/device_sampler.h"
+#include "kernels/sampling/sampling.h"
+#include "models/blocks/mlp_block.h"
+#include "runtime/self_check_bench.h"
+
+namespace quire::runtime {
+namespace {
+
+using kernels::FloatPtr;
+
+constexpr std::uint32_t kRows = 65;
+
+// Runs an op twice over poisoned memory at `y`, [rows, columns], and compares the result with
+// `want`. Every row must equal the row with the same number modulo kPatterns.
+absl::Status CompareRows(SelfCheckBench* bench, kernels::KernelCheck check, FloatPtr y,
+                         std::uint32_t rows, std::uint32_t columns, std::span<const float> want,
+                         absl::FunctionRef<absl::Status()> run) {
+  const std::int64_t count = std::int64_t{rows} * columns;
+  std::vector<float> results[2];
+  for (std::vector<float>& result : results) {
+    QUIRE_RETURN_IF_ERROR(bench->Poison(y.data(), count * DTypeSize(y.dtype())));
+    QUIRE_RETURN_IF_ERROR(run());
+    QUIRE_ASSIGN_OR_RETURN(result, bench->DownloadFloats(y, count));
+  }
+  check.error = RelativeError(results[0], want);
+  for (std::uint32_t row = 0; row < rows && check.fault.empty(); ++row) {
+    const float* const values = &results[0][std::size_t{row} * columns];
+    const std::size_t bytes = columns * sizeof(float);
+    if (std::memcmp(values, &results[1][std::size_t{row} * columns], bytes) != 0) {
+      check.fault = absl::StrCat("two runs differ in row ", row);
+    } else if (row >= kPatterns &&
+               std::memcmp(values, values - std::size_t{kPatterns} * columns, bytes) != 0) {
+      check.fault = absl::StrCat("row ", row, " differs from an equal row of the batch");
+    }
+  }
+  // A result that is not finite or far off is described as such.
+  if (!(check.error <= check.limit)) check.fault.clear();
+  bench->Add(std::move(check));
+  return absl::OkStatus();
+}
+
+// Returns kRows rows, of which those with equal numbers modulo kPatterns are equal.
+std::vector<float> RepeatedRows(std::uint32_t rows, std::uint32_t columns, std::uint64_t seed) {
+  const std::vector<float> patterns = RandomValues(std::size_t{kPatterns} * columns, seed);
+  std::vector<float> values;
+  for (std::uint32_t row = 0; row < rows; ++row) {
+    const auto first = patterns.begin() + row % kPatterns * columns;
+    values.insert(values.end(), first, first + columns);
+  }
+  return values;
+}
+
+double LimitOf(DType dtype) {
+  return dtype == DType::kBF16 ? 4e-3 : 1e-5;
+}
+
+// Returns the largest number of rows up to kRows for which 8 arrays of f32 fit.
+std::uint32_t RowsThatFit(const SelfCheckBench& bench, std::int64_t columns) {
+  const std::int64_t fit = bench.free_bytes() / (8 * columns * 4) - 1;
+  return static_cast<std::uint32_t>(std::clamp<std::int64_t>(fit, 1, kRows));
+}
+
+absl::Status CheckNorm(SelfCheckBench* bench, const kernels::Backend& cpu) {
+  const std::uint32_t hidden = bench->params().spec->hidden;
+  bench->Free();
+  const std::uint32_t rows = RowsThatFit(*bench, hidden);
+  const std::int64_t count = std::int64_t{rows} * hidden;
+  const std::vector<float> x = RepeatedRows(rows, hidden, 7);
+  const std::vector<float> weight = RandomValues(hidden, 8);
+  QUIRE_ASSIGN_OR_RETURN(const FloatPtr device_x, bench->TakeFloats(DType::kF32, count));
+  QUIRE_ASSIGN_OR_RETURN(const FloatPtr device_weight, bench->TakeFloats(DType::kF32, hidden));
+  QUIRE_ASSIGN_OR_RETURN(const FloatPtr y, bench->TakeFloats(bench->activation(), count));
+  QUIRE_RETURN_IF_ERROR(bench->UploadFloats(device_x, x));
+  QUIRE_RETURN_IF_ERROR(bench->UploadFloats(device_weight, weight));
+  std::vector<float> want(x.size());
+  kernels::RmsNormParams params{.x = kernels::ConstFloatPtr(x.data()),
+                                .weight = weight.data(),
+                                .y = FloatPtr(want.data()),
+                                .x_stride = hidden,
+                                .y_stride = hidden,
+                                .num_rows = rows,
+                                .hidden = hidden,
+                                .epsilon = 1e-6f};
+  QUIRE_RETURN_IF_ERROR(kernels::RmsNorm(cpu, params));
+  params.x = device_x;
+  params.weight = device_weight.f32();
+  params.y = y;
+  return CompareRows(bench,
+                     {.kernel = "norm",
+                      .shape = absl::StrCat(rows, " x ", hidden),
+                      .limit = LimitOf(y.dtype()),
+                      .fault = {}},
+                     y, rows, hidden, want,
+                     [&] { return kernels::RmsNorm(*bench->params().backend, params); });
+}
+
+absl::Status CheckGate(SelfCheckBench* bench, const kernels::Backend& cpu,
+                       const models::MlpSpec& mlp) {
+  const std::uint32_t columns = mlp.intermediate;
+  bench->Free();
+  const std::uint32_t rows = RowsThatFit(*bench, columns);
+  const std::int64_t count = std::int64_t{rows} * columns;
+  const std::vector<float> gate = RepeatedRows(rows, columns, 9);
+  const std::vector<float> up = RepeatedRows(rows, columns, 10);
+  QUIRE_ASSIGN_OR_RETURN(const FloatPtr device_gate, bench->TakeFloats(bench->activation(), count));
+  QUIRE_ASSIGN_OR_RETURN(const FloatPtr device_up, bench->TakeFloats(bench->activation(), count));
+  QUIRE_ASSIGN_OR_RETURN(const FloatPtr y, bench->TakeFloats(bench->activation(), count));
+  QUIRE_RETURN_IF_ERROR(bench->UploadFloats(device_gate, gate));
+  QUIRE_RETURN_IF_ERROR(bench->UploadFloats(device_up, up));
+  std::vector<float> want(gate.size());
+  kernels::GatedProductParams params{.gate = kernels::ConstFloatPtr(gate.data()),
+                                     .up = kernels::ConstFloatPtr(up.data()),
+                                     .y = FloatPtr(want.data()),
+                                     .gate_stride = columns,
+                                     .up_stride = columns,
+                                     .y_stride = columns,
+                                     .num_rows = rows,
+                                     .columns = columns,
+                                     .shape = models::GateShapeOf(mlp)};
+  QUIRE_RETURN_IF_ERROR(kernels::GatedProduct(cpu, params));
+  params.gate = device_gate;
+  params.up = device_up;
+  params.y = y;
+  return CompareRows(bench,
+                     {.kernel = "gate",
+                      .shape = absl::StrCat(rows, " x ", columns),
+                      .limit = LimitOf(y.dtype()),
+                      .fault = {}},
+                     y, rows, columns, want,
+                     [&] { return kernels::GatedProduct(*bench->params().backend, params); });
+}
+
+// The samples of the check. Without fused multiply-add the CPU has other bits, and only greedy
+// tokens are compared.
+std::vector<kernels::SamplingRow> SamplesOf(const SelfCheckParams& params, bool greedy_only) {
+  const auto vocab = static_cast<std::int32_t>(params.spec->vocab_size);
+  static const kernels::TokenCount history[] = {{0, 2}, {1, 0}};
+  std::vector<kernels::SamplingRow> rows(greedy_only ? 1 : 4);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    rows[i].seed = i;
+    rows[i].position = 3;
+    rows[i].text_vocab = params.text_vocab;
+    rows[i].has_text = params.has_text;
+  }
+  rows[0].temperature = 0;
+  if (greedy_only) return rows;
+  rows[1].num_logprobs = static_cast<std::int32_t>(std::min(params.limits.max_logprobs, 4u));
+  rows[1].top_p = 0.9f;
+  rows[1].top_k = 40;
+  rows[2].temperature = 0.7f;
+  rows[2].min_p = 0.01f;
+  rows[2].history = history;
+  rows[2].history_size = vocab > 1 ? 2 : 1;
+  rows[2].repetition_penalty = 1.2f;
+  rows[2].frequency_penalty = 0.1f;
+  rows[3].top_n_sigma = 1.5f;
+  rows[3].wants_processed_logprob = true;
+  return rows;
+}
+
+std::string DifferenceOf(const kernels::SampledRow& a, const kernels::SampledRow& b) {
+  if (a.token != b.token) return absl::StrCat("token ", a.token, " instead of ", b.token);
+  if (a.logprob != b.logprob || a.processed_logprob != b.processed_logprob || a.rank != b.rank) {
+    return absl::StrCat("log-probability ", a.logprob, " of rank ", a.rank, " instead of ",
+                        b.logprob, " of rank ", b.rank);
+  }
+  if (a.num_top != b.num_top || a.non_finite != b.non_finite || a.no_survivor != b.no_survivor) {
+    return absl::StrCat(a.num_top, " most likely tokens instead of ", b.num_top);
+  }
+  for (std::uint32_t i = 0; i < a.num_top; ++i) {
+    if (a.top[i].token != b.top[i].token || a.top[i].logprob != b.top[i].logprob) {
+      return absl::StrCat("most likely token ", i, " is ", a.top[i].token, " instead of ",
+                          b.top[i].token);
+    }
+  }
+  return "";
+}
+
+// Samples on the device and returns the first difference from `want`.
+absl::StatusOr<std::string> SampleOnDevice(SelfCheckBench* bench,
+                                           std::span<const kernels::SamplingRow> rows,
+                                           std::span<const kernels::SampledRow> want) {
+  constexpr int kSlot = 0;
+  kernels::DeviceSampler& sampler = *bench->params().sampler;
+  const auto bytes = static_cast<std::int64_t>(rows.size() * sizeof(std::int32_t));
+  const std::int64_t mark = bench->used();
+  QUIRE_ASSIGN_OR_RETURN(std::byte* const taken, bench->Take(bytes));
+  QUIRE_RETURN_IF_ERROR(bench->Poison(taken, bytes));
+  sampler.Reset(kSlot);
+  QUIRE_RETURN_IF_ERROR(sampler.Sample(rows, reinterpret_cast<std::int32_t*>(taken), kSlot));
+  std::vector<std::int32_t> tokens(rows.size());
+  QUIRE_RETURN_IF_ERROR(bench->Download(tokens.data(), taken, bytes));
+  bench->Release(mark);
+  const std::span<const kernels::SampledRow> got = sampler.samples(kSlot);
+  std::string difference;
+  for (std::size_t i = 0; i < rows.size() && difference.empty(); ++i) {
+    difference = DifferenceOf(got[i], want[i]);
+    if (difference.empty() && tokens[i] != want[i].token) {
+      difference = absl::StrCat("the next step gets token ", tokens[i]);
+    }
+    if (!difference.empty()) absl::StrAppend(&difference, " in row ", i);
+  }
+  sampler.Reset(kSlot);
+  return difference;
+}
+
+absl::Status CheckSampler(SelfCheckBench* bench, const kernels::Backend& cpu) {
+  const SelfCheckParams& params = bench->params();
+  const std::uint32_t vocab = params.spec->vocab_size;
+  const bool has_fma = kernels::internal::ChosenLevel() <= kernels::internal::CpuLevel::kAvx2;
+  std::vector<kernels::SamplingRow> rows = SamplesOf(params, !has_fma);
+  if (rows.size() > params.limits.max_step_samples) rows.resize(params.limits.max_step_samples);
+  std::vector<float> logits(rows.size() * vocab);
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    const std::uint64_t word = SplitMix(11 + i * kSplitMixStep);
+    logits[i] = static_cast<float>(word >> 40) / float{1 << 21} - 4;  // [-4, 4)
+  }
+  bench->Free();
+  QUIRE_ASSIGN_OR_RETURN(const FloatPtr device,
+                         bench->TakeFloats(DType::kF32, static_cast<std::int64_t>(logits.size())));
+  QUIRE_RETURN_IF_ERROR(bench->UploadFloats(device, logits));
+  std::vector<kernels::SampledRow> want(rows.size());
+  std::vector<kernels::TopLogprob> top(rows.size() * 4);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    rows[i].logits = &logits[i * vocab];
+    want[i].top = &top[i * 4];
+  }
+  QUIRE_RETURN_IF_ERROR(kernels::Sample(cpu, {.rows = rows, .sampled = want, .vocab = vocab}));
+  for (std::size_t i = 0; i < rows.size(); ++i) rows[i].logits = device.f32() + i * vocab;
+  QUIRE_ASSIGN_OR_RETURN(std::string first, SampleOnDevice(bench, rows, want));
+  QUIRE_ASSIGN_OR_RETURN(const std::string second, SampleOnDevice(bench, rows, want));
+  bench->Add({.kernel = "sampler",
+              .shape = absl::StrCat(rows.size(), " x ", vocab),
+              .fault = first.empty() ? second : first});
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckSmallOps(SelfCheckBench* bench) {
+  const models::ModelSpec& spec = *bench->params().spec;
+  QUIRE_ASSIGN_OR_RETURN(const kernels::Backend cpu,
+                         kernels::Backend::Create(Device::Cpu(), bench->params().backend->pool()));
+  QUIRE_RETURN_IF_ERROR(CheckNorm(bench, cpu));
+  const auto layer = std::find_if(spec.layers.begin(), spec.layers.end(),
+                                  [](const auto& l) { return l.mlp != models::MlpKind::kNone; });
+  if (layer != spec.layers.end()) {
+    const bool is_dense = layer->mlp == models::MlpKind::kDense;
+    QUIRE_RETURN_IF_ERROR(CheckGate(bench, cpu, is_dense ? layer->dense : layer->moe.expert));
+  }
+  return spec.has_head ? CheckSampler(bench, cpu) : absl::OkStatus();
+}
+
+}  // namespace quire::runtime

@@ -1,0 +1,548 @@
+// The self-check of the kernels on an emulated GPU. The linker replaces some launch functions by
+// those of this test (--wrap), which inject faults.
+
+#include "runtime/self_check.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/device_buffer.h"
+#include "base/status.h"
+#include "base/stream.h"
+#include "base/thread_pool.h"
+#include "cache_manager/pool/kv_pool.h"
+#include "kernels/attention/attention.h"
+#include "kernels/elementwise/activation.h"
+#include "kernels/kv_store/qkv_store.h"
+#include "kernels/linear/linear.h"
+#include "kernels/norm/norm.h"
+#include "runtime/cuda_runner.h"
+#include "runtime/memory_plan.h"
+#include "runtime/model.h"
+#include "runtime/self_check_bench.h"
+#include "tests/cuda_emulator/emulator.h"
+#include "tests/testing/paths.h"
+#include "tests/testing/temp_dir.h"
+#include "tools/quire/synthetic_model.h"
+
+namespace quire::kernels::internal {
+
+// The kernels without a fault.
+absl::Status RealLinear(const CudaContext& context, const LinearParams& params) __asm__(
+    "__real__ZN5quire7kernels8internal20LinearTensorCoreCudaERKNS0_11CudaContextERKNS0_"
+    "12LinearParamsE");
+absl::StatusOr<bool> RealLinearSm90(const CudaContext& context, const LinearParams& params) __asm__(
+    "__real__ZN5quire7kernels8internal14LinearSm90CudaERKNS0_11CudaContextERKNS0_12LinearParamsE");
+absl::Status RealAttention(const CudaContext& context, const AttentionParams& params) __asm__(
+    "__real__ZN5quire7kernels8internal18PagedAttentionCudaERKNS0_11CudaContextERKNS0_"
+    "15AttentionParamsE");
+absl::Status RealQkvStore(const CudaContext& context, const QkvStoreParams& params) __asm__(
+    "__real__ZN5quire7kernels8internal12QkvStoreCudaERKNS0_11CudaContextERKNS0_14QkvStoreParamsE");
+absl::Status RealNorm(const CudaContext& context, const RmsNormParams& params) __asm__(
+    "__real__ZN5quire7kernels8internal11RmsNormCudaERKNS0_11CudaContextERKNS0_13RmsNormParamsE");
+absl::Status RealGate(const CudaContext& context, const GatedProductParams& params) __asm__(
+    "__real__ZN5quire7kernels8internal16GatedProductCudaERKNS0_11CudaContextERKNS0_"
+    "18GatedProductParamsE");
+// A copy of the kernel without a barrier (tests/kernels/planted).
+absl::Status LinearTensorCoreCudaStageNotWhole(const CudaContext& context,
+                                               const LinearParams& params);
+
+namespace {
+
+enum class Fault : std::uint8_t {
+  kNone,
+  kMissingBarrier,
+  kWrongTileEdge,
+  kBatchDependentBits,
+  kUnwrittenRow,
+  kRowBehindWritten,
+  kPaddingRead,
+  kHopperOnly,
+  kWrongScale,
+  kSwappedHeads,
+  kStalePage,
+  kBatchDependentAttention,
+  kKeysAsValues,
+  kWrongEpsilon,
+  kGateWithoutActivation,
+};
+Fault injected = Fault::kNone;
+
+// `rows` rows of a product from `first` on.
+LinearParams RowsOf(const LinearParams& params, std::uint32_t first, std::uint32_t rows) {
+  LinearParams part = params;
+  part.x = params.x + first * params.x_stride;
+  part.y = params.y + first * params.y_stride;
+  if (params.residual != nullptr) part.residual = params.residual + first * params.residual_stride;
+  part.num_rows = rows;
+  return part;
+}
+
+}  // namespace
+
+// The functions that the linker calls instead.
+absl::Status WrapLinear(const CudaContext& context, const LinearParams& params) __asm__(
+    "__wrap__ZN5quire7kernels8internal20LinearTensorCoreCudaERKNS0_11CudaContextERKNS0_"
+    "12LinearParamsE");
+absl::StatusOr<bool> WrapLinearSm90(const CudaContext& context, const LinearParams& params) __asm__(
+    "__wrap__ZN5quire7kernels8internal14LinearSm90CudaERKNS0_11CudaContextERKNS0_12LinearParamsE");
+absl::Status WrapAttention(const CudaContext& context, const AttentionParams& params) __asm__(
+    "__wrap__ZN5quire7kernels8internal18PagedAttentionCudaERKNS0_11CudaContextERKNS0_"
+    "15AttentionParamsE");
+absl::Status WrapQkvStore(const CudaContext& context, const QkvStoreParams& params) __asm__(
+    "__wrap__ZN5quire7kernels8internal12QkvStoreCudaERKNS0_11CudaContextERKNS0_14QkvStoreParamsE");
+absl::Status WrapNorm(const CudaContext& context, const RmsNormParams& params) __asm__(
+    "__wrap__ZN5quire7kernels8internal11RmsNormCudaERKNS0_11CudaContextERKNS0_13RmsNormParamsE");
+absl::Status WrapGate(const CudaContext& context, const GatedProductParams& params) __asm__(
+    "__wrap__ZN5quire7kernels8internal16GatedProductCudaERKNS0_11CudaContextERKNS0_"
+    "18GatedProductParamsE");
+
+absl::Status WrapLinear(const CudaContext& context, const LinearParams& params) {
+  const std::uint32_t rows = params.num_rows;
+  switch (injected) {
+    case Fault::kMissingBarrier:
+      return LinearTensorCoreCudaStageNotWhole(context, params);
+    case Fault::kWrongTileEdge:
+      if (rows <= 64) break;
+      // The second tile begins one row early in x.
+      QUIRE_RETURN_IF_ERROR(RealLinear(context, RowsOf(params, 0, 64)));
+      {
+        LinearParams second = RowsOf(params, 64, rows - 64);
+        second.x = params.x + 63 * params.x_stride;
+        return RealLinear(context, second);
+      }
+    case Fault::kBatchDependentBits:
+      // The scalar kernel sums in another order.
+      if (rows < 9 || params.gate || params.weight->format() != WeightFormat::kPlain) break;
+      return LinearScalarCuda(context, params);
+    case Fault::kUnwrittenRow:
+      if (rows < 9) break;
+      return RealLinear(context, RowsOf(params, 0, rows - 1));
+    case Fault::kRowBehindWritten: {
+      if (rows < 9 || params.residual != nullptr) break;
+      LinearParams behind = RowsOf(params, rows, 1);
+      behind.x = params.x;
+      QUIRE_RETURN_IF_ERROR(RealLinear(context, behind));
+      break;
+    }
+    case Fault::kPaddingRead: {
+      if (rows < 9) break;
+      QUIRE_RETURN_IF_ERROR(RealLinear(context, RowsOf(params, 0, rows - 1)));
+      LinearParams last = RowsOf(params, rows - 1, 1);
+      last.x = params.x + rows * params.x_stride;
+      return RealLinear(context, last);
+    }
+    default:
+      break;
+  }
+  return RealLinear(context, params);
+}
+
+absl::StatusOr<bool> WrapLinearSm90(const CudaContext& context, const LinearParams& params) {
+  if (injected != Fault::kHopperOnly) return RealLinearSm90(context, params);
+  LinearParams fewer = params;
+  --fewer.num_rows;
+  return RealLinearSm90(context, fewer);
+}
+
+// Swaps the first two heads of the result.
+absl::Status SwapHeads(const CudaContext& context, const AttentionParams& params) {
+  const std::int64_t head = KvShapeOf(*params.keys).head_size * DTypeSize(params.out.dtype());
+  std::uint32_t rows = 0;
+  QUIRE_RETURN_IF_ERROR(context.stream->Synchronize());
+  QUIRE_RETURN_IF_ERROR(
+      context.stream->Copy(&rows, params.row_offsets + params.batch_size, sizeof(rows)));
+  QUIRE_RETURN_IF_ERROR(context.stream->Synchronize());
+  std::vector<std::byte> heads(static_cast<std::size_t>(2 * head));
+  for (std::uint32_t row = 0; row < rows; ++row) {
+    void* const at = (params.out + row * params.out_stride).data();
+    QUIRE_RETURN_IF_ERROR(context.stream->Copy(heads.data(), at, 2 * head));
+    QUIRE_RETURN_IF_ERROR(context.stream->Synchronize());
+    std::rotate(heads.begin(), heads.begin() + head, heads.end());
+    QUIRE_RETURN_IF_ERROR(context.stream->Copy(at, heads.data(), 2 * head));
+    QUIRE_RETURN_IF_ERROR(context.stream->Synchronize());
+  }
+  return absl::OkStatus();
+}
+
+// Runs attention with the first page of the first sequence in place of its second page.
+absl::Status AttendToStalePage(const CudaContext& context, const AttentionParams& params) {
+  return std::visit(
+      [&](auto keys) -> absl::Status {
+        auto values = std::get<decltype(keys)>(*params.values);
+        std::vector<std::uint32_t> table(std::size_t{params.batch_size} * keys.lookup_stride);
+        const auto bytes = static_cast<std::int64_t>(table.size() * sizeof(std::uint32_t));
+        QUIRE_RETURN_IF_ERROR(context.stream->Synchronize());
+        QUIRE_RETURN_IF_ERROR(context.stream->Copy(table.data(), keys.lookup_table, bytes));
+        QUIRE_RETURN_IF_ERROR(context.stream->Synchronize());
+        table[1] = table[0];
+        QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer stale,
+                               DeviceBuffer::Allocate(MemoryKind::kDevice, bytes));
+        QUIRE_RETURN_IF_ERROR(context.stream->Copy(stale.data(), table.data(), bytes));
+        keys.lookup_table = values.lookup_table = static_cast<const std::uint32_t*>(stale.data());
+        const AnyKvView stale_keys(keys), stale_values(values);
+        AttentionParams changed = params;
+        changed.keys = &stale_keys;
+        changed.values = &stale_values;
+        QUIRE_RETURN_IF_ERROR(RealAttention(context, changed));
+        return context.stream->Synchronize();
+      },
+      *params.keys);
+}
+
+absl::Status WrapAttention(const CudaContext& context, const AttentionParams& params) {
+  AttentionParams changed = params;
+  // The reference has f32 queries.
+  if (params.q.is_f32()) return RealAttention(context, params);
+  switch (injected) {
+    case Fault::kWrongScale:
+      changed.scale *= 1.1f;
+      break;
+    case Fault::kSwappedHeads:
+      QUIRE_RETURN_IF_ERROR(RealAttention(context, params));
+      return SwapHeads(context, params);
+    case Fault::kStalePage:
+      return AttendToStalePage(context, params);
+    case Fault::kBatchDependentAttention:
+      // The portable kernel sums in another order.
+      if (params.batch_size > 1) changed.maps = nullptr;
+      break;
+    default:
+      break;
+  }
+  return RealAttention(context, changed);
+}
+
+absl::Status WrapQkvStore(const CudaContext& context, const QkvStoreParams& params) {
+  QkvStoreParams changed = params;
+  if (injected == Fault::kKeysAsValues) std::swap(changed.keys, changed.values);
+  return RealQkvStore(context, changed);
+}
+
+absl::Status WrapNorm(const CudaContext& context, const RmsNormParams& params) {
+  RmsNormParams changed = params;
+  if (injected == Fault::kWrongEpsilon) changed.epsilon = 0.1f;
+  return RealNorm(context, changed);
+}
+
+absl::Status WrapGate(const CudaContext& context, const GatedProductParams& params) {
+  GatedProductParams changed = params;
+  if (injected == Fault::kGateWithoutActivation) changed.shape.act = Activation::kRelu2;
+  return RealGate(context, changed);
+}
+
+}  // namespace quire::kernels::internal
+
+namespace quire::runtime {
+namespace {
+
+using kernels::internal::Fault;
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::HasSubstr;
+
+// A loaded model with random weights, and its runner.
+struct Stage {
+  struct Options {
+    std::uint32_t max_step_tokens = 65;
+    std::uint32_t max_rows = 4;
+    std::uint32_t blocks = 40;
+    DType pages = DType::kBF16;
+    models::Quantization quantization = models::Quantization::kAuto;
+    bool hopper_kernels = true;
+  };
+
+  explicit Stage(const std::string& path, const Options& options)
+      : stream(*Stream::Create(DeviceFor(options))),
+        backend(*kernels::Backend::CreateCuda(stream, kernels::Determinism::kBatchInvariant,
+                                              &threads)) {
+    const DType activation = options.pages == DType::kF32 ? DType::kF32 : DType::kBF16;
+    auto loaded = LoadModel(
+        path, backend,
+        {.mode = LoadMode::kDummy, .activation = activation, .quantization = options.quantization});
+    QUIRE_CHECK(loaded.ok());
+    model = *std::move(loaded);
+    pool.emplace(*cache::KvPool::Create(
+        *KvGeometryFor(model->spec, /*page_size=*/16, options.pages, options.blocks),
+        {.guard_canary = true, .stream = &stream}));
+    auto created = CudaRunner::Create(*model, backend, &*pool,
+                                      {.max_rows = options.max_rows,
+                                       .max_step_tokens = options.max_step_tokens,
+                                       .max_logprobs = 5,
+                                       .activation = activation});
+    QUIRE_CHECK(created.ok());
+    runner = *std::move(created);
+  }
+
+  // As ComputeDevice does for device.hopper_kernels.
+  static Device DeviceFor(const Options& options) {
+    Device device = *OpenCudaDevice(0);
+    if (!options.hopper_kernels) device.compute_capability = 80;
+    return device;
+  }
+  absl::Status Check() { return runner->CheckKernels(absl::Minutes(10), &report); }
+
+  ThreadPool threads{1};
+  Stream stream;
+  kernels::Backend backend;
+  std::unique_ptr<Model> model;
+  std::optional<cache::KvPool> pool;
+  std::unique_ptr<CudaRunner> runner;
+  SelfCheckReport report;
+};
+
+class SelfCheckTest : public ::testing::Test {
+ protected:
+  SelfCheckTest() {
+    cuda_emulator::Reset();
+    QUIRE_CHECK(client::WriteSyntheticModel("tiny", path()).ok());
+  }
+  ~SelfCheckTest() override {
+    kernels::internal::injected = Fault::kNone;
+    cuda_emulator::Reset();
+  }
+  std::string path() const { return dir_.path() + "/tiny"; }
+
+  // Injects a fault and expects that the check describes it.
+  void ExpectFound(Fault fault, const std::string& kernel, const std::string& text) {
+    kernels::internal::injected = fault;
+    Stage stage(path(), {});
+    const absl::Status status = stage.Check();
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << kernel << " " << text;
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr(kernel), HasSubstr(text), HasSubstr("limit "),
+                      HasSubstr("device.hopper_kernels: false selects the portable kernels")));
+    kernels::internal::injected = Fault::kNone;
+  }
+
+ private:
+  const testing::TempDir dir_;
+};
+
+std::vector<std::string> ShapesOf(const SelfCheckReport& report, const std::string& kernel) {
+  std::vector<std::string> shapes;
+  for (const kernels::KernelCheck& check : report.checks) {
+    if (check.kernel == kernel) shapes.push_back(check.shape);
+  }
+  return shapes;
+}
+
+TEST_F(SelfCheckTest, PassesAndLeavesNoTrace) {
+  Stage stage(path(), {.max_step_tokens = 512});
+  const std::uint64_t allocations = cuda_emulator::AllocationCount();
+  const absl::Status status = stage.Check();
+  ASSERT_TRUE(status.ok()) << status << "\n" << kernels::KernelCheckTable(stage.report.checks);
+  EXPECT_EQ(cuda_emulator::AllocationCount(), allocations);
+  EXPECT_EQ(ShapesOf(stage.report, "bf16 product qkv"),
+            (std::vector<std::string>{"bf16, 1 x 256 x 128", "bf16, 8 x 256 x 128",
+                                      "bf16, 9 x 256 x 128", "bf16, 17 x 256 x 128",
+                                      "bf16, 64 x 256 x 128", "bf16, 65 x 256 x 128",
+                                      "bf16, 128 x 256 x 128", "bf16, 129 x 256 x 128",
+                                      "bf16, 256 x 256 x 128", "bf16, 512 x 256 x 128"}));
+  for (const char* kernel : {"bf16 product o", "bf16 product gate_up", "bf16 product down"}) {
+    EXPECT_EQ(ShapesOf(stage.report, kernel).size(), std::size(kCheckedRows)) << kernel;
+  }
+  // The head computes at most 64 rows of this runner at a time.
+  EXPECT_EQ(ShapesOf(stage.report, "bf16 product head").back(), "bf16, 64 x 512 x 128");
+  EXPECT_THAT(ShapesOf(stage.report, "attention decode"),
+              Contains(HasSubstr("sequences of 63 to 511 tokens")));
+  for (const char* kernel :
+       {"attention prefill", "KV store", "rope angles", "norm", "gate", "sampler"}) {
+    EXPECT_FALSE(ShapesOf(stage.report, kernel).empty()) << kernel;
+  }
+  EXPECT_TRUE(stage.pool->CheckIntegrity().ok());
+  std::vector<std::byte> pages(static_cast<std::size_t>(stage.pool->geometry().page_bytes()) *
+                               stage.pool->geometry().num_blocks);
+  ASSERT_TRUE(
+      stage.stream.Copy(pages.data(), stage.pool->blocks(), static_cast<std::int64_t>(pages.size()))
+          .ok());
+  ASSERT_TRUE(stage.stream.Synchronize().ok());
+  EXPECT_TRUE(
+      std::all_of(pages.begin(), pages.end(), [](std::byte b) { return b == std::byte{}; }));
+}
+
+// Weight formats, page types and portable kernels.
+TEST_F(SelfCheckTest, PassesForEveryKindOfModel) {
+  using models::Quantization;
+  const Stage::Options kinds[] = {
+      {.max_step_tokens = 17, .quantization = Quantization::kInt8},
+      {.max_step_tokens = 17, .pages = DType::kF8E4M3, .quantization = Quantization::kInt4G32},
+      {.max_step_tokens = 17, .pages = DType::kI8},
+      {.max_step_tokens = 17, .pages = DType::kF32},
+      {.max_step_tokens = 65, .max_rows = 1, .blocks = 3, .hopper_kernels = false}};
+  for (const Stage::Options& kind : kinds) {
+    Stage stage(path(), kind);
+    const absl::Status status = stage.Check();
+    EXPECT_TRUE(status.ok()) << status << "\n" << kernels::KernelCheckTable(stage.report.checks);
+    EXPECT_GT(stage.report.checks.size(), 10u);
+  }
+}
+
+// Windows, sinks, MLA, MoE, bias, norms of q and k, tied embeddings, mxfp4.
+TEST_F(SelfCheckTest, PassesForEveryFamily) {
+  for (const char* name :
+       {"llama-bias-bf16", "mistral-window-bf16", "gemma3-text-bf16", "qwen3-hd128-bf16",
+        "mixtral-bf16", "gpt-oss-mxfp4", "deepseek-v3-bf16", "phi3-bf16"}) {
+    Stage stage(paths::TestData(absl::StrCat("models/", name)), {.max_step_tokens = 17});
+    const absl::Status status = stage.Check();
+    EXPECT_TRUE(status.ok()) << name << ": " << status << "\n"
+                             << kernels::KernelCheckTable(stage.report.checks);
+  }
+}
+
+TEST_F(SelfCheckTest, FindsFaultsOfProducts) {
+  ExpectFound(Fault::kWrongTileEdge, "bf16 product qkv, bf16, 65 x",
+              "the result differs from the reference");
+  ExpectFound(Fault::kBatchDependentBits, "bf16 product",
+              "differs from the same row computed alone");
+  ExpectFound(Fault::kUnwrittenRow, "bf16 product qkv, bf16, 9 x",
+              "the result has values that are not finite");
+  ExpectFound(Fault::kRowBehindWritten, "bf16 product qkv, bf16, 9 x",
+              "memory behind the last row was written");
+  ExpectFound(Fault::kPaddingRead, "bf16 product qkv, bf16, 9 x",
+              "the result has values that are not finite");
+}
+
+TEST_F(SelfCheckTest, FindsAMissingBarrier) {
+  // The emulator itself would end the process.
+  cuda_emulator::EmulatorOptions options = cuda_emulator::GetOptions();
+  options.check = cuda_emulator::CheckedLaunches::kNone;
+  cuda_emulator::SetOptions(options);
+  ExpectFound(Fault::kMissingBarrier, "bf16 product", "");
+}
+
+TEST_F(SelfCheckTest, FindsFaultsOfAttention) {
+  ExpectFound(Fault::kWrongScale, "attention prefill", "the result differs from the reference");
+  ExpectFound(Fault::kSwappedHeads, "attention prefill", "the result differs from the reference");
+  ExpectFound(Fault::kStalePage, "attention prefill", "the result differs from the reference");
+  ExpectFound(Fault::kBatchDependentAttention, "attention prefill",
+              "differs from the same sequence computed alone");
+}
+
+TEST_F(SelfCheckTest, FindsFaultsOfOtherOps) {
+  ExpectFound(Fault::kKeysAsValues, "KV store", "differs from the page that the CPU stores");
+  ExpectFound(Fault::kWrongEpsilon, "norm", "the result differs from the reference");
+  ExpectFound(Fault::kGateWithoutActivation, "gate", "the result differs from the reference");
+}
+
+TEST_F(SelfCheckTest, PortableKernelsPassWhereHopperKernelsFail) {
+  kernels::internal::injected = Fault::kHopperOnly;
+  for (const bool hopper_kernels : {true, false}) {
+    Stage stage(path(), {.hopper_kernels = hopper_kernels});
+    EXPECT_EQ(stage.Check().ok(), !hopper_kernels);
+  }
+}
+
+TEST_F(SelfCheckTest, EndsAtItsLimit) {
+  Stage stage(path(), {});
+  ASSERT_EQ(cuda_emulator::EnqueueOperation(stage.stream.cuda(), [] { return cudaErrorNotReady; }),
+            cudaSuccess);
+  const absl::Status status = stage.runner->CheckKernels(absl::Milliseconds(100), &stage.report);
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("did not end within the time limit"));
+  cuda_emulator::Reset();  // removes the operation
+}
+
+TEST_F(SelfCheckTest, DeviceErrorNamesTheLastComparison) {
+  Stage stage(path(), {});
+  cuda_emulator::InjectFault(
+      {.where = "cudaMemcpyAsync", .error = cudaErrorIllegalAddress, .after = 600, .sticky = true});
+  const absl::Status status = stage.Check();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("after "), HasSubstr("illegal")));
+}
+
+TEST_F(SelfCheckTest, SmallBuffersAreReportedWithFigures) {
+  Stage stage(path(), {});
+  models::StepBuffers buffers =
+      *models::StepBuffers::Allocate(stage.model->spec, {.max_rows = 1,
+                                                         .max_step_tokens = 1,
+                                                         .head_rows = 1,
+                                                         .activation = DType::kBF16,
+                                                         .memory = MemoryKind::kDevice,
+                                                         .lookup_stride = 24});
+  const SelfCheckParams params{.backend = &stage.backend, .buffers = &buffers};
+  SelfCheckBench bench(params, absl::Minutes(1), &stage.report);
+  const absl::Status status = bench.Take(std::int64_t{1} << 20).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("needs 1048576 bytes"), HasSubstr("scheduler.max_step_tokens")));
+}
+
+// A matrix of a Llama and the largest number of its rows.
+struct Matrix {
+  double n, k;
+  double y_bytes;  // of a row
+  std::uint32_t max_rows;
+};
+
+// Returns the matrices of the kinds that the check finds in a Llama.
+std::vector<Matrix> MatricesOf(const client::ModelShape& shape, std::uint32_t max_rows,
+                               std::uint32_t head_rows) {
+  const double hidden = shape.hidden_size, inner = shape.intermediate_size;
+  const double heads = shape.num_heads * shape.head_dim;
+  const double qkv = (shape.num_heads + 2.0 * shape.num_kv_heads) * shape.head_dim;
+  const double vocab = shape.vocab_size;
+  return {{qkv, hidden, qkv * 2, max_rows},
+          {hidden, heads, hidden * 4, max_rows},
+          {2 * inner, hidden, 2 * inner * 2, max_rows},
+          {hidden, inner, hidden * 4, max_rows},
+          {vocab, hidden, vocab * 4, std::min(max_rows, head_rows)}};
+}
+
+SelfCheckWork WorkOf(const std::vector<Matrix>& matrices) {
+  SelfCheckWork work;
+  for (const Matrix& matrix : matrices) {
+    std::int64_t launches = kPatterns;
+    double rows = kPatterns;
+    for (const std::uint32_t count : kCheckedRows) {
+      if (count > matrix.max_rows) continue;
+      launches += 2;
+      rows += 2.0 * count;
+    }
+    work.launches += launches;
+    work.weight_bytes += static_cast<double>(launches) * matrix.n * matrix.k * 2;
+    work.tensor_flops += rows * 2 * matrix.n * matrix.k;
+    work.scalar_flops += 64 * matrix.n * matrix.k;
+    work.copied_bytes += (rows + 2.0 * std::size(kCheckedRows)) * matrix.y_bytes;
+  }
+  return work;
+}
+
+// The counted work of a small model is that of its shape. For the shape of an 8B model the same
+// formula gives the time on an H100 with assumed rates that are well below those measured.
+TEST_F(SelfCheckTest, TakesLessThanHalfASecondForAnEightBillionModel) {
+  constexpr double kBandwidth = 2.5e12, kTensorRate = 3e14, kScalarRate = 2e12;
+  constexpr double kCopyRate = 6e9, kCompareRate = 8e9, kLaunch = 1e-4;
+  Stage stage(path(), {.max_step_tokens = 129});
+  ASSERT_TRUE(stage.Check().ok());
+  const SelfCheckWork& counted = stage.report.work;
+  const SelfCheckWork tiny = WorkOf(MatricesOf(*client::FindShape("tiny"), 129, 64));
+  EXPECT_EQ(counted.launches, tiny.launches);
+  EXPECT_EQ(counted.weight_bytes, tiny.weight_bytes);
+  EXPECT_EQ(counted.tensor_flops, tiny.tensor_flops);
+  EXPECT_EQ(counted.scalar_flops, tiny.scalar_flops);
+
+  const SelfCheckWork large = WorkOf(MatricesOf(*client::FindShape("llama-3.1-8b"), 512, 256));
+  const double seconds = large.weight_bytes / kBandwidth + large.tensor_flops / kTensorRate +
+                         large.scalar_flops / kScalarRate +
+                         large.copied_bytes * (1 / kCopyRate + 1 / kCompareRate) +
+                         static_cast<double>(large.launches) * kLaunch;
+  EXPECT_LT(seconds, 0.5);
+  RecordProperty("seconds", absl::StrCat(seconds));
+}
+
+}  // namespace
+}  // namespace quire::runtime
