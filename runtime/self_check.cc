@@ -15,12 +15,13 @@
 #include "base/split_mix.h"
 #include "base/status.h"
 #include "cache_manager/pool/kv_pool.h"
-#include "runtime/self_check_bench.h"
+#include "runtime/self_check_context.h"
 
 namespace quire::runtime {
 namespace {
 
 constexpr std::int64_t kTakenAlignment = 256;
+constexpr std::size_t kPoisonBytes = 4096;
 
 std::string Remedy(const kernels::Backend& backend) {
   if (backend.cuda()->has_sm90a()) {
@@ -55,26 +56,27 @@ absl::Status DeviceFailure(const absl::Status& status, const SelfCheckReport& re
 }
 
 // Zeroes all memory that the check has used, so that a step finds what Create left.
-absl::Status CleanUp(SelfCheckBench* bench) {
-  const models::StepBuffers& buffers = *bench->params().buffers;
+absl::Status CleanUp(SelfCheckContext* context) {
+  const models::StepBuffers& buffers = *context->params().buffers;
   auto* const base = static_cast<std::byte*>(buffers.memory.data());
   auto* const end = reinterpret_cast<std::byte*>(buffers.inv_freq);
-  QUIRE_RETURN_IF_ERROR(bench->context().stream->Zero(base, end - base));
-  return bench->Wait();
+  QUIRE_RETURN_IF_ERROR(context->cuda().stream->Zero(base, end - base));
+  return context->Wait();
 }
 
 }  // namespace
 
-SelfCheckBench::SelfCheckBench(const SelfCheckParams& params, absl::Duration limit,
-                               SelfCheckReport* report)
+SelfCheckContext::SelfCheckContext(const SelfCheckParams& params, absl::Duration limit,
+                                   SelfCheckReport* report)
     : params_(params),
       stream_(*params.backend->cuda()->stream),
       deadline_(MonotonicNow() + limit),
       report_(report),
+      poison_(kPoisonBytes, std::byte{0xff}),
       base_(static_cast<std::byte*>(params.buffers->memory.data())),
       total_(reinterpret_cast<std::byte*>(params.buffers->token_rows) - base_) {}
 
-absl::StatusOr<std::byte*> SelfCheckBench::Take(std::int64_t bytes) {
+absl::StatusOr<std::byte*> SelfCheckContext::Take(std::int64_t bytes) {
   const std::int64_t padded = (bytes + kTakenAlignment - 1) / kTakenAlignment * kTakenAlignment;
   if (padded > free_bytes()) {
     return absl::ResourceExhaustedError(absl::StrCat("self-check of the kernels needs ",
@@ -87,12 +89,12 @@ absl::StatusOr<std::byte*> SelfCheckBench::Take(std::int64_t bytes) {
   return taken;
 }
 
-absl::StatusOr<kernels::FloatPtr> SelfCheckBench::TakeFloats(DType dtype, std::int64_t count) {
+absl::StatusOr<kernels::FloatPtr> SelfCheckContext::TakeFloats(DType dtype, std::int64_t count) {
   QUIRE_ASSIGN_OR_RETURN(std::byte* const taken, Take(count * DTypeSize(dtype)));
   return kernels::FloatPtr(taken, dtype);
 }
 
-absl::Status SelfCheckBench::Wait() {
+absl::Status SelfCheckContext::Wait() {
   QUIRE_ASSIGN_OR_RETURN(Event event, Event::Create(stream_.device()));
   QUIRE_RETURN_IF_ERROR(event.Record(stream_));
   for (;;) {
@@ -105,52 +107,45 @@ absl::Status SelfCheckBench::Wait() {
   }
 }
 
-absl::Status SelfCheckBench::Upload(void* to, const void* from, std::int64_t bytes) {
+absl::Status SelfCheckContext::Copy(void* to, const void* from, std::int64_t bytes) {
   if (bytes == 0) return absl::OkStatus();
   work().copied_bytes += static_cast<double>(bytes);
+  // A copy of pageable memory may wait for the stream without a limit.
+  QUIRE_RETURN_IF_ERROR(Wait());
   QUIRE_RETURN_IF_ERROR(stream_.Copy(to, from, bytes));
   return Wait();
 }
 
-absl::Status SelfCheckBench::Download(void* to, const void* from, std::int64_t bytes) {
-  // A copy to pageable memory would wait without a limit.
-  QUIRE_RETURN_IF_ERROR(Wait());
-  return Upload(to, from, bytes);
-}
-
-absl::Status SelfCheckBench::UploadFloats(kernels::FloatPtr to, std::span<const float> values) {
+absl::Status SelfCheckContext::UploadFloats(kernels::FloatPtr to, std::span<const float> values) {
   if (to.is_f32()) {
-    return Upload(to.data(), values.data(), static_cast<std::int64_t>(values.size_bytes()));
+    return Copy(to.data(), values.data(), static_cast<std::int64_t>(values.size_bytes()));
   }
   std::vector<BF16> rounded(values.size());
   std::transform(values.begin(), values.end(), rounded.begin(), BF16::FromFloat);
-  return Upload(to.data(), rounded.data(),
-                static_cast<std::int64_t>(rounded.size() * sizeof(BF16)));
+  return Copy(to.data(), rounded.data(), static_cast<std::int64_t>(rounded.size() * sizeof(BF16)));
 }
 
-absl::StatusOr<std::vector<float>> SelfCheckBench::DownloadFloats(kernels::ConstFloatPtr from,
-                                                                  std::int64_t count) {
+absl::StatusOr<std::vector<float>> SelfCheckContext::DownloadFloats(kernels::ConstFloatPtr from,
+                                                                    std::int64_t count) {
   std::vector<float> values(static_cast<std::size_t>(count));
   if (from.is_f32()) {
     QUIRE_RETURN_IF_ERROR(
-        Download(values.data(), from.data(), count * static_cast<std::int64_t>(sizeof(float))));
+        Copy(values.data(), from.data(), count * static_cast<std::int64_t>(sizeof(float))));
     return values;
   }
   std::vector<BF16> stored(values.size());
   QUIRE_RETURN_IF_ERROR(
-      Download(stored.data(), from.data(), count * static_cast<std::int64_t>(sizeof(BF16))));
+      Copy(stored.data(), from.data(), count * static_cast<std::int64_t>(sizeof(BF16))));
   std::transform(stored.begin(), stored.end(), values.begin(),
                  [](BF16 value) { return value.ToFloat(); });
   return values;
 }
 
-absl::Status SelfCheckBench::Poison(void* to, std::int64_t bytes) {
-  static constexpr std::int64_t kSeed = 4096;
-  static const std::vector<std::byte> seed(kSeed, std::byte{0xff});
-  if (bytes == 0) return absl::OkStatus();
+absl::Status SelfCheckContext::Poison(void* to, std::int64_t bytes) {
   auto* const first = static_cast<std::byte*>(to);
-  std::int64_t filled = std::min(bytes, kSeed);
-  QUIRE_RETURN_IF_ERROR(stream_.Copy(first, seed.data(), filled));
+  std::int64_t filled = std::min(bytes, static_cast<std::int64_t>(poison_.size()));
+  if (bytes == 0) return absl::OkStatus();
+  QUIRE_RETURN_IF_ERROR(stream_.Copy(first, poison_.data(), filled));
   while (filled < bytes) {
     const std::int64_t size = std::min(filled, bytes - filled);
     QUIRE_RETURN_IF_ERROR(stream_.Copy(first + filled, first, size));
@@ -159,9 +154,9 @@ absl::Status SelfCheckBench::Poison(void* to, std::int64_t bytes) {
   return absl::OkStatus();
 }
 
-absl::Status SelfCheckBench::Repeat(void* to, const void* rows, std::uint32_t count,
-                                    std::int64_t row_bytes, std::uint32_t begin,
-                                    std::uint32_t end) {
+absl::Status SelfCheckContext::Repeat(void* to, const void* rows, std::uint32_t count,
+                                      std::int64_t row_bytes, std::uint32_t begin,
+                                      std::uint32_t end) {
   auto* const first = static_cast<std::byte*>(to);
   const auto* const source = static_cast<const std::byte*>(rows);
   while (begin < end) {
@@ -176,7 +171,7 @@ absl::Status SelfCheckBench::Repeat(void* to, const void* rows, std::uint32_t co
   return absl::OkStatus();
 }
 
-void SelfCheckBench::Add(kernels::KernelCheck check) {
+void SelfCheckContext::Add(kernels::KernelCheck check) {
   if (check.fault.empty() && !(check.error <= check.limit)) {
     check.fault = std::isnan(check.error) ? "the result has values that are not finite"
                                           : "the result differs from the reference";
@@ -211,11 +206,11 @@ absl::Status RunSelfCheck(const SelfCheckParams& params, absl::Duration limit,
                           SelfCheckReport* report) {
   QUIRE_CHECK(params.backend->cuda() != nullptr);
   QUIRE_RETURN_IF_ERROR(UseDevice(params.backend->device()));
-  SelfCheckBench bench(params, limit, report);
-  absl::Status status = CheckProducts(&bench);
-  if (status.ok()) status = CheckAttention(&bench);
-  if (status.ok()) status = CheckSmallOps(&bench);
-  if (status.ok()) status = CleanUp(&bench);
+  SelfCheckContext context(params, limit, report);
+  absl::Status status = CheckProducts(&context);
+  if (status.ok()) status = CheckAttention(&context);
+  if (status.ok()) status = CheckSmallOps(&context);
+  if (status.ok()) status = CleanUp(&context);
   if (!status.ok()) return DeviceFailure(status, *report, *params.backend);
   return FailureOf(*report, *params.backend);
 }

@@ -21,7 +21,7 @@
 #include "kernels/kv_store/page_copy.h"
 #include "kernels/kv_store/qkv_store.h"
 #include "kernels/rope/rope.h"
-#include "runtime/self_check_bench.h"
+#include "runtime/self_check_context.h"
 
 namespace quire::runtime {
 namespace {
@@ -196,10 +196,10 @@ std::vector<PoolPiece> PiecesOf(const cache::KvPool& pool, std::uint32_t page, s
 // Compares the attention of one kind of layer.
 class AttentionCheck {
  public:
-  AttentionCheck(SelfCheckBench* bench, const models::LayerSpec& layer,
+  AttentionCheck(SelfCheckContext* context, const models::LayerSpec& layer,
                  const models::LayerWeights& weights, models::LayerPlace place)
-      : bench_(bench),
-        params_(bench->params()),
+      : context_(context),
+        params_(context->params()),
         backend_(*params_.backend),
         geometry_(params_.pool->geometry()),
         shape_(ShapeOf(layer, weights)),
@@ -241,7 +241,7 @@ class AttentionCheck {
   std::uint32_t row_width() const {
     return shape_.is_mla ? shape_.num_heads * (shape_.nope_size + shape_.rotary) : shape_.width;
   }
-  std::int64_t activation_bytes() const { return DTypeSize(bench_->activation()); }
+  std::int64_t activation_bytes() const { return DTypeSize(context_->activation()); }
   kernels::AttentionPlan* plan() const;
   std::string Describe(absl::string_view what) const;
 
@@ -272,7 +272,7 @@ class AttentionCheck {
   absl::StatusOr<std::vector<float>> CpuReference(std::span<const Sequence> sequences,
                                                   const Launched& launched);
 
-  SelfCheckBench* const bench_;
+  SelfCheckContext* const context_;
   const SelfCheckParams& params_;
   const kernels::Backend& backend_;
   const cache::KvGeometry& geometry_;
@@ -309,7 +309,7 @@ std::string AttentionCheck::Key() const {
 absl::Status AttentionCheck::PoisonPages() {
   for (std::uint32_t page = 1; page <= pages_; ++page) {
     for (const PoolPiece& piece : PiecesOf(*params_.pool, page, place_.slot, shape_.is_mla)) {
-      QUIRE_RETURN_IF_ERROR(bench_->Poison(piece.data, piece.bytes));
+      QUIRE_RETURN_IF_ERROR(context_->Poison(piece.data, piece.bytes));
     }
   }
   return absl::OkStatus();
@@ -325,14 +325,14 @@ absl::Status AttentionCheck::UploadTable(std::span<const Sequence> sequences) {
       table[b * stride + i] = 1 + (i + sequences[b].shift) % pages_;
     }
   }
-  return bench_->Upload(
+  return context_->Copy(
       params_.buffers->lookup_table + place_.group * params_.limits.max_rows * stride, table.data(),
       static_cast<std::int64_t>(table.size() * sizeof(std::uint32_t)));
 }
 
 absl::StatusOr<AttentionCheck::Stored> AttentionCheck::PrepareStore(std::uint32_t first,
                                                                     std::uint32_t count) {
-  bench_->Free();
+  context_->Free();
   Stored stored{.first = first, .count = count, .rows = {}, .latents = {}, .queries = {}};
   const std::uint32_t pairs = std::max(shape_.rotary / 2, 1u);
   std::vector<std::int32_t> positions(count), token_rows(count, 0);
@@ -340,9 +340,9 @@ absl::StatusOr<AttentionCheck::Stored> AttentionCheck::PrepareStore(std::uint32_
   const std::uint32_t offsets[2] = {0, count};
   const auto take = [&](const auto& values, auto** to) -> absl::Status {
     const auto bytes = static_cast<std::int64_t>(std::size(values) * sizeof(values[0]));
-    QUIRE_ASSIGN_OR_RETURN(std::byte* const taken, bench_->Take(bytes));
+    QUIRE_ASSIGN_OR_RETURN(std::byte* const taken, context_->Take(bytes));
     *to = reinterpret_cast<std::decay_t<decltype(**to)>*>(taken);
-    return bench_->Upload(taken, std::data(values), bytes);
+    return context_->Copy(taken, std::data(values), bytes);
   };
   QUIRE_RETURN_IF_ERROR(take(positions, &stored.positions));
   QUIRE_RETURN_IF_ERROR(take(token_rows, &stored.token_rows));
@@ -352,13 +352,13 @@ absl::StatusOr<AttentionCheck::Stored> AttentionCheck::PrepareStore(std::uint32_
   QUIRE_RETURN_IF_ERROR(take(none, &stored.sines));
   const auto rows = [&](std::uint32_t width, std::uint64_t seed) -> absl::StatusOr<FloatPtr> {
     QUIRE_ASSIGN_OR_RETURN(const FloatPtr patterns,
-                           bench_->TakeFloats(bench_->activation(), kTokenPatterns * width));
-    QUIRE_ASSIGN_OR_RETURN(const FloatPtr taken,
-                           bench_->TakeFloats(bench_->activation(), std::int64_t{count} * width));
+                           context_->TakeFloats(context_->activation(), kTokenPatterns * width));
+    QUIRE_ASSIGN_OR_RETURN(const FloatPtr taken, context_->TakeFloats(context_->activation(),
+                                                                      std::int64_t{count} * width));
     QUIRE_RETURN_IF_ERROR(
-        bench_->UploadFloats(patterns, RandomValues(std::size_t{kTokenPatterns} * width, seed)));
-    QUIRE_RETURN_IF_ERROR(bench_->Repeat(taken.data(), patterns.data(), kTokenPatterns,
-                                         width * activation_bytes(), 0, count));
+        context_->UploadFloats(patterns, RandomValues(std::size_t{kTokenPatterns} * width, seed)));
+    QUIRE_RETURN_IF_ERROR(context_->Repeat(taken.data(), patterns.data(), kTokenPatterns,
+                                           width * activation_bytes(), 0, count));
     return taken;
   };
   QUIRE_ASSIGN_OR_RETURN(stored.rows, rows(row_width(), 3));
@@ -416,20 +416,20 @@ absl::Status AttentionCheck::CompareAngles(const Stored& stored) {
   for (std::uint32_t i = 0; i < pairs; ++i) {
     frequencies[i] = std::pow(10000.0f, -static_cast<float>(i) / static_cast<float>(pairs));
   }
-  QUIRE_ASSIGN_OR_RETURN(const FloatPtr inv_freq, bench_->TakeFloats(DType::kF32, pairs));
-  QUIRE_RETURN_IF_ERROR(bench_->UploadFloats(inv_freq, frequencies));
+  QUIRE_ASSIGN_OR_RETURN(const FloatPtr inv_freq, context_->TakeFloats(DType::kF32, pairs));
+  QUIRE_RETURN_IF_ERROR(context_->UploadFloats(inv_freq, frequencies));
   std::vector<float> cosines[2], sines[2];
   for (int run = 0; run < 2; ++run) {
-    QUIRE_RETURN_IF_ERROR(bench_->Poison(stored.cosines, count * 4));
-    QUIRE_RETURN_IF_ERROR(bench_->Poison(stored.sines, count * 4));
+    QUIRE_RETURN_IF_ERROR(context_->Poison(stored.cosines, count * 4));
+    QUIRE_RETURN_IF_ERROR(context_->Poison(stored.sines, count * 4));
     QUIRE_RETURN_IF_ERROR(kernels::RopeAngles(backend_, {.positions = stored.positions,
                                                          .inv_freq = inv_freq.f32(),
                                                          .cosines = stored.cosines,
                                                          .sines = stored.sines,
                                                          .num_rows = stored.count,
                                                          .num_pairs = pairs}));
-    QUIRE_ASSIGN_OR_RETURN(cosines[run], bench_->DownloadFloats(stored.cosines, count));
-    QUIRE_ASSIGN_OR_RETURN(sines[run], bench_->DownloadFloats(stored.sines, count));
+    QUIRE_ASSIGN_OR_RETURN(cosines[run], context_->DownloadFloats(stored.cosines, count));
+    QUIRE_ASSIGN_OR_RETURN(sines[run], context_->DownloadFloats(stored.sines, count));
   }
   if (stored.first > 0) return absl::OkStatus();
   std::vector<float> want_cosines, want_sines;
@@ -440,12 +440,13 @@ absl::Status AttentionCheck::CompareAngles(const Stored& stored) {
       want_sines.push_back(static_cast<float>(std::sin(double{angle})));
     }
   }
-  bench_->Add({.kernel = "rope angles",
-               .shape = absl::StrCat(stored.count, " x ", pairs),
-               .error = std::max(RelativeError(cosines[0], want_cosines),
-                                 RelativeError(sines[0], want_sines)),
-               .limit = 1e-6,
-               .fault = cosines[0] == cosines[1] && sines[0] == sines[1] ? "" : "two runs differ"});
+  context_->Add(
+      {.kernel = "rope angles",
+       .shape = absl::StrCat(stored.count, " x ", pairs),
+       .error =
+           std::max(RelativeError(cosines[0], want_cosines), RelativeError(sines[0], want_sines)),
+       .limit = 1e-6,
+       .fault = cosines[0] == cosines[1] && sines[0] == sines[1] ? "" : "two runs differ"});
   return absl::OkStatus();
 }
 
@@ -476,8 +477,8 @@ absl::Status AttentionCheck::CompareStore(const Stored& stored) {
   }
   const std::int64_t angles = std::int64_t{count} * std::max(shape_.rotary / 2, 1u);
   QUIRE_ASSIGN_OR_RETURN(std::vector<float> cosines,
-                         bench_->DownloadFloats(stored.cosines, angles));
-  QUIRE_ASSIGN_OR_RETURN(std::vector<float> sines, bench_->DownloadFloats(stored.sines, angles));
+                         context_->DownloadFloats(stored.cosines, angles));
+  QUIRE_ASSIGN_OR_RETURN(std::vector<float> sines, context_->DownloadFloats(stored.sines, angles));
   std::uint32_t offsets[2] = {0, count};
   QUIRE_RETURN_IF_ERROR(LaunchStore(cpu,
                                     {.count = count,
@@ -493,9 +494,9 @@ absl::Status AttentionCheck::CompareStore(const Stored& stored) {
     QUIRE_ASSIGN_OR_RETURN(fault, CompareQueries(shape_.is_mla ? stored.queries : stored.rows,
                                                  shape_.is_mla ? queries : rows));
   }
-  bench_->Add({.kernel = "KV store",
-               .shape = Describe(absl::StrCat(count, " tokens")),
-               .fault = std::move(fault)});
+  context_->Add({.kernel = "KV store",
+                 .shape = Describe(absl::StrCat(count, " tokens")),
+                 .fault = std::move(fault)});
   return absl::OkStatus();
 }
 
@@ -510,7 +511,7 @@ absl::StatusOr<std::string> AttentionCheck::ComparePages(const HostPages& host,
     for (std::size_t i = 0; i < device.size(); ++i) {
       const std::int64_t bytes = device[i].bytes / geometry_.page_size * tokens;
       std::vector<std::byte> got(static_cast<std::size_t>(bytes));
-      QUIRE_RETURN_IF_ERROR(bench_->Download(got.data(), device[i].data, bytes));
+      QUIRE_RETURN_IF_ERROR(context_->Copy(got.data(), device[i].data, bytes));
       if (!got.empty() && std::memcmp(got.data(), wanted[i].data, got.size()) != 0) {
         return absl::StrCat("page ", page, " differs from the page that the CPU stores");
       }
@@ -523,10 +524,10 @@ absl::StatusOr<std::string> AttentionCheck::ComparePages(const HostPages& host,
 absl::StatusOr<std::string> AttentionCheck::CompareQueries(ConstFloatPtr device,
                                                            std::span<const float> want) {
   QUIRE_ASSIGN_OR_RETURN(const std::vector<float> got,
-                         bench_->DownloadFloats(device, static_cast<std::int64_t>(want.size())));
+                         context_->DownloadFloats(device, static_cast<std::int64_t>(want.size())));
   // MLA rotates the last columns of every head and leaves the others to a product.
   const std::size_t columns = std::size_t{shape_.num_heads} * shape_.head_size;
-  const bool is_bf16 = bench_->activation() == DType::kBF16;
+  const bool is_bf16 = context_->activation() == DType::kBF16;
   for (std::size_t i = 0; i < want.size(); ++i) {
     if (i % shape_.width >= columns) continue;
     const float rounded = is_bf16 ? BF16::FromFloat(want[i]).ToFloat() : want[i];
@@ -546,9 +547,9 @@ absl::Status AttentionCheck::Store() {
   // Bytes of a token in PrepareStore, and those of the patterns.
   const std::int64_t width = row_width() + (shape_.is_mla ? shape_.head_size + shape_.width : 0u);
   const std::int64_t per_token = width * activation_bytes() + (shape_.rotary + 4) * 4;
-  bench_->Free();
-  const std::int64_t room =
-      bench_->free_bytes() - kTokenPatterns * width * activation_bytes() - shape_.rotary * 2 - 4096;
+  context_->Free();
+  const std::int64_t room = context_->free_bytes() - kTokenPatterns * width * activation_bytes() -
+                            shape_.rotary * 2 - 4096;
   const auto count = static_cast<std::uint32_t>(std::clamp<std::int64_t>(
       std::min<std::int64_t>(room / per_token, params_.limits.max_step_tokens), 1, kStoredTokens));
   for (std::uint32_t first = 0; first < tokens; first += count) {
@@ -556,7 +557,7 @@ absl::Status AttentionCheck::Store() {
                            PrepareStore(first, std::min(count, tokens - first)));
     QUIRE_RETURN_IF_ERROR(CompareAngles(stored));
     QUIRE_RETURN_IF_ERROR(LaunchStore(backend_, stored, keys_, values_));
-    QUIRE_RETURN_IF_ERROR(bench_->Wait());
+    QUIRE_RETURN_IF_ERROR(context_->Wait());
     if (first == 0) QUIRE_RETURN_IF_ERROR(CompareStore(stored));
   }
   return absl::OkStatus();
@@ -564,28 +565,28 @@ absl::Status AttentionCheck::Store() {
 
 absl::StatusOr<AttentionCheck::Launched> AttentionCheck::Prepare(
     std::span<const Sequence> sequences) {
-  bench_->Free();
+  context_->Free();
   Launched launched;
   std::vector<std::uint32_t> offsets = {0};
   for (const Sequence& sequence : sequences) offsets.push_back(offsets.back() + sequence.rows);
   launched.num_rows = offsets.back();
   launched.batch_size = static_cast<std::uint32_t>(sequences.size());
   const auto bytes = static_cast<std::int64_t>(offsets.size() * sizeof(std::uint32_t));
-  QUIRE_ASSIGN_OR_RETURN(std::byte* const taken, bench_->Take(bytes));
-  QUIRE_RETURN_IF_ERROR(bench_->Upload(taken, offsets.data(), bytes));
+  QUIRE_ASSIGN_OR_RETURN(std::byte* const taken, context_->Take(bytes));
+  QUIRE_RETURN_IF_ERROR(context_->Copy(taken, offsets.data(), bytes));
   launched.row_offsets = reinterpret_cast<const std::uint32_t*>(taken);
   QUIRE_ASSIGN_OR_RETURN(const FloatPtr patterns,
-                         bench_->TakeFloats(bench_->activation(), kTokenPatterns * q_stride()));
+                         context_->TakeFloats(context_->activation(), kTokenPatterns * q_stride()));
   QUIRE_ASSIGN_OR_RETURN(
       launched.q,
-      bench_->TakeFloats(bench_->activation(), std::int64_t{launched.num_rows} * q_stride()));
+      context_->TakeFloats(context_->activation(), std::int64_t{launched.num_rows} * q_stride()));
   QUIRE_ASSIGN_OR_RETURN(
       launched.out,
-      bench_->TakeFloats(bench_->activation(), std::int64_t{launched.num_rows} * out_stride()));
+      context_->TakeFloats(context_->activation(), std::int64_t{launched.num_rows} * out_stride()));
   QUIRE_RETURN_IF_ERROR(
-      bench_->UploadFloats(patterns, RandomValues(std::size_t{kTokenPatterns} * q_stride(), 6)));
-  QUIRE_RETURN_IF_ERROR(bench_->Repeat(launched.q.data(), patterns.data(), kTokenPatterns,
-                                       q_stride() * activation_bytes(), 0, launched.num_rows));
+      context_->UploadFloats(patterns, RandomValues(std::size_t{kTokenPatterns} * q_stride(), 6)));
+  QUIRE_RETURN_IF_ERROR(context_->Repeat(launched.q.data(), patterns.data(), kTokenPatterns,
+                                         q_stride() * activation_bytes(), 0, launched.num_rows));
   return launched;
 }
 
@@ -598,8 +599,8 @@ absl::Status AttentionCheck::Plan(std::span<const Sequence> sequences, bool is_p
     prompt.push_back(is_prompt ? sequence.rows : 0);
   }
   const auto bytes = static_cast<std::int64_t>(cached.size() * sizeof(std::uint32_t));
-  QUIRE_RETURN_IF_ERROR(bench_->Upload(params_.buffers->cache_lengths, cached.data(), bytes));
-  QUIRE_RETURN_IF_ERROR(bench_->Upload(params_.buffers->prefill_tokens, prompt.data(), bytes));
+  QUIRE_RETURN_IF_ERROR(context_->Copy(params_.buffers->cache_lengths, cached.data(), bytes));
+  QUIRE_RETURN_IF_ERROR(context_->Copy(params_.buffers->prefill_tokens, prompt.data(), bytes));
   return kernels::PlanAttention(backend_,
                                 {.row_offsets = launched.row_offsets,
                                  .cache_lengths = params_.buffers->cache_lengths,
@@ -637,9 +638,10 @@ absl::Status AttentionCheck::Launch(const Launched& launched, Kernel kernel) {
 
 absl::StatusOr<std::vector<float>> AttentionCheck::Result(const Launched& launched, Kernel kernel) {
   const std::int64_t count = std::int64_t{launched.num_rows} * out_stride();
-  QUIRE_RETURN_IF_ERROR(bench_->Poison(launched.out.data(), count * activation_bytes()));
+  QUIRE_RETURN_IF_ERROR(context_->Poison(launched.out.data(), count * activation_bytes()));
   QUIRE_RETURN_IF_ERROR(Launch(launched, kernel));
-  QUIRE_ASSIGN_OR_RETURN(const std::vector<float> all, bench_->DownloadFloats(launched.out, count));
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<float> all,
+                         context_->DownloadFloats(launched.out, count));
   return DefinedColumns(all);
 }
 
@@ -656,18 +658,18 @@ std::vector<float> AttentionCheck::DefinedColumns(std::span<const float> out) co
 // Runs the scalar kernel, which serves f32 queries.
 absl::StatusOr<std::vector<float>> AttentionCheck::ScalarReference(const Launched& launched) {
   const std::int64_t rows = launched.num_rows;
-  const std::int64_t mark = bench_->used();
+  const std::int64_t mark = context_->used();
   QUIRE_ASSIGN_OR_RETURN(const std::vector<float> q,
-                         bench_->DownloadFloats(launched.q, rows * q_stride()));
+                         context_->DownloadFloats(launched.q, rows * q_stride()));
   kernels::AttentionParams params = ParamsOf(launched);
-  QUIRE_ASSIGN_OR_RETURN(const FloatPtr wide, bench_->TakeFloats(DType::kF32, rows * q_stride()));
-  QUIRE_ASSIGN_OR_RETURN(params.out, bench_->TakeFloats(DType::kF32, rows * out_stride()));
-  QUIRE_RETURN_IF_ERROR(bench_->UploadFloats(wide, q));
+  QUIRE_ASSIGN_OR_RETURN(const FloatPtr wide, context_->TakeFloats(DType::kF32, rows * q_stride()));
+  QUIRE_ASSIGN_OR_RETURN(params.out, context_->TakeFloats(DType::kF32, rows * out_stride()));
+  QUIRE_RETURN_IF_ERROR(context_->UploadFloats(wide, q));
   params.q = wide;
   QUIRE_RETURN_IF_ERROR(kernels::PagedAttention(backend_, params));
   QUIRE_ASSIGN_OR_RETURN(const std::vector<float> out,
-                         bench_->DownloadFloats(params.out, rows * out_stride()));
-  bench_->Release(mark);
+                         context_->DownloadFloats(params.out, rows * out_stride()));
+  context_->Release(mark);
   return DefinedColumns(out);
 }
 
@@ -682,7 +684,7 @@ absl::StatusOr<std::vector<float>> AttentionCheck::CpuReference(std::span<const 
     const auto device = PiecesOf(*params_.pool, page, place_.slot, shape_.is_mla);
     const auto copy = PiecesOf(host.pool(), page, 0, shape_.is_mla);
     for (std::size_t i = 0; i < device.size(); ++i) {
-      QUIRE_RETURN_IF_ERROR(bench_->Download(copy[i].data, device[i].data, device[i].bytes));
+      QUIRE_RETURN_IF_ERROR(context_->Copy(copy[i].data, device[i].data, device[i].bytes));
     }
   }
   std::vector<std::uint32_t> offsets = {0};
@@ -696,10 +698,10 @@ absl::StatusOr<std::vector<float>> AttentionCheck::CpuReference(std::span<const 
   }
   const std::int64_t rows = launched.num_rows;
   QUIRE_ASSIGN_OR_RETURN(std::vector<float> q,
-                         bench_->DownloadFloats(launched.q, rows * q_stride()));
+                         context_->DownloadFloats(launched.q, rows * q_stride()));
   QUIRE_ASSIGN_OR_RETURN(
       const std::vector<float> sinks,
-      bench_->DownloadFloats(shape_.sinks, shape_.sinks == nullptr ? 0 : shape_.num_heads));
+      context_->DownloadFloats(shape_.sinks, shape_.sinks == nullptr ? 0 : shape_.num_heads));
   std::vector<float> out(static_cast<std::size_t>(rows * out_stride()));
   const kernels::AnyKvView keys = host.keys();
   const kernels::AnyKvView values = host.values();
@@ -729,14 +731,14 @@ absl::StatusOr<std::string> AttentionCheck::CompareAlone(std::span<const Sequenc
     alone.q = launched.q + std::int64_t{begin} * q_stride();
     alone.num_rows = one[0].rows;
     alone.batch_size = 1;
-    const std::int64_t mark = bench_->used();
+    const std::int64_t mark = context_->used();
     const std::uint32_t offsets[2] = {0, alone.num_rows};
-    QUIRE_ASSIGN_OR_RETURN(std::byte* const taken, bench_->Take(sizeof(offsets)));
-    QUIRE_RETURN_IF_ERROR(bench_->Upload(taken, offsets, sizeof(offsets)));
+    QUIRE_ASSIGN_OR_RETURN(std::byte* const taken, context_->Take(sizeof(offsets)));
+    QUIRE_RETURN_IF_ERROR(context_->Copy(taken, offsets, sizeof(offsets)));
     alone.row_offsets = reinterpret_cast<const std::uint32_t*>(taken);
     QUIRE_RETURN_IF_ERROR(Plan(one, is_prompt, alone));
     QUIRE_ASSIGN_OR_RETURN(const std::vector<float> result, Result(alone, Kernel::kServed));
-    bench_->Release(mark);
+    context_->Release(mark);
     if (difference.empty() && !HasEqualBits(result, batch.subspan(begin * row, result.size()))) {
       difference = absl::StrCat("the sequence of ", one[0].length,
                                 " tokens differs from the same sequence computed alone");
@@ -751,7 +753,7 @@ absl::Status AttentionCheck::CompareBatch(std::span<const Sequence> sequences, b
   QUIRE_ASSIGN_OR_RETURN(const std::vector<float> first, Result(launched, Kernel::kServed));
   QUIRE_ASSIGN_OR_RETURN(const std::vector<float> second, Result(launched, Kernel::kServed));
   // With f32 activations the scalar kernel runs, which is the reference of the others.
-  QUIRE_ASSIGN_OR_RETURN(const std::vector<float> reference, bench_->activation() == DType::kF32
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<float> reference, context_->activation() == DType::kF32
                                                                  ? CpuReference(sequences, launched)
                                                                  : ScalarReference(launched));
   const bool is_quantized = geometry_.quantized();
@@ -759,9 +761,9 @@ absl::Status AttentionCheck::CompareBatch(std::span<const Sequence> sequences, b
       .kernel = is_prompt ? "attention prefill" : "attention decode",
       .shape = Describe(absl::StrCat(sequences.size(), " sequences of ", sequences.front().length,
                                      " to ", sequences.back().length, " tokens")),
-      .limit = bench_->activation() == DType::kF32 ? 1e-4
-               : is_quantized                      ? 1.5e-2
-                                                   : 1e-2,
+      .limit = context_->activation() == DType::kF32 ? 1e-4
+               : is_quantized                        ? 1.5e-2
+                                                     : 1e-2,
       .fault = {}};
   const std::size_t row = std::size_t{shape_.num_heads} * shape_.columns();
   for (std::uint32_t i = 0; i < launched.num_rows; ++i) {
@@ -772,7 +774,7 @@ absl::Status AttentionCheck::CompareBatch(std::span<const Sequence> sequences, b
   }
   if (!HasEqualBits(first, second)) check.fault = "two runs differ";
   const bool has_portable_bits = !is_prompt && !shape_.is_mla && !is_quantized;
-  if (params_.maps != nullptr && bench_->context().has_sm90a() && has_portable_bits) {
+  if (params_.maps != nullptr && context_->cuda().has_sm90a() && has_portable_bits) {
     QUIRE_ASSIGN_OR_RETURN(const std::vector<float> portable, Result(launched, Kernel::kPortable));
     if (!HasEqualBits(first, portable) && check.fault.empty()) {
       check.fault = "the result differs from the portable kernel";
@@ -783,16 +785,16 @@ absl::Status AttentionCheck::CompareBatch(std::span<const Sequence> sequences, b
   if (check.fault.empty()) check.fault = difference;
   // A large error is the more useful description.
   if (!(check.error <= check.limit)) check.fault.clear();
-  bench_->Add(std::move(check));
+  context_->Add(std::move(check));
   return absl::OkStatus();
 }
 
 absl::Status AttentionCheck::Compare(bool is_prompt) {
   const models::StepLimits& limits = params_.limits;
-  bench_->Free();
+  context_->Free();
   // The rows of the launch, and those of the reference in f32.
   const std::int64_t per_row = (q_stride() + out_stride()) * (activation_bytes() + 4);
-  const std::int64_t fit = (bench_->free_bytes() - 8192) / per_row - kTokenPatterns;
+  const std::int64_t fit = (context_->free_bytes() - 8192) / per_row - kTokenPatterns;
   const auto most =
       static_cast<std::uint32_t>(std::clamp<std::int64_t>(fit, 1, limits.max_step_tokens));
   std::vector<Sequence> sequences;
@@ -832,13 +834,13 @@ absl::Status AttentionCheck::Run() {
 
 }  // namespace
 
-absl::Status CheckAttention(SelfCheckBench* bench) {
-  const SelfCheckParams& params = bench->params();
+absl::Status CheckAttention(SelfCheckContext* context) {
+  const SelfCheckParams& params = context->params();
   std::set<std::string> seen;
   for (std::size_t i = 0; i < params.spec->layers.size(); ++i) {
     const models::LayerSpec& layer = params.spec->layers[i];
     if (layer.attention == models::AttentionKind::kNone) continue;
-    AttentionCheck check(bench, layer, params.weights->layers()[i], params.layers->places[i]);
+    AttentionCheck check(context, layer, params.weights->layers()[i], params.layers->places[i]);
     if (seen.insert(check.Key()).second) QUIRE_RETURN_IF_ERROR(check.Run());
   }
   return absl::OkStatus();

@@ -16,7 +16,7 @@
 #include "kernels/sampling/device_sampler.h"
 #include "kernels/sampling/sampling.h"
 #include "models/blocks/mlp_block.h"
-#include "runtime/self_check_bench.h"
+#include "runtime/self_check_context.h"
 
 namespace quire::runtime {
 namespace {
@@ -27,15 +27,15 @@ constexpr std::uint32_t kRows = 65;
 
 // Runs an op twice over poisoned memory at `y`, [rows, columns], and compares the result with
 // `want`. Every row must equal the row with the same number modulo kPatterns.
-absl::Status CompareRows(SelfCheckBench* bench, kernels::KernelCheck check, FloatPtr y,
+absl::Status CompareRows(SelfCheckContext* context, kernels::KernelCheck check, FloatPtr y,
                          std::uint32_t rows, std::uint32_t columns, std::span<const float> want,
                          absl::FunctionRef<absl::Status()> run) {
   const std::int64_t count = std::int64_t{rows} * columns;
   std::vector<float> results[2];
   for (std::vector<float>& result : results) {
-    QUIRE_RETURN_IF_ERROR(bench->Poison(y.data(), count * DTypeSize(y.dtype())));
+    QUIRE_RETURN_IF_ERROR(context->Poison(y.data(), count * DTypeSize(y.dtype())));
     QUIRE_RETURN_IF_ERROR(run());
-    QUIRE_ASSIGN_OR_RETURN(result, bench->DownloadFloats(y, count));
+    QUIRE_ASSIGN_OR_RETURN(result, context->DownloadFloats(y, count));
   }
   check.error = RelativeError(results[0], want);
   for (std::uint32_t row = 0; row < rows && check.fault.empty(); ++row) {
@@ -50,7 +50,7 @@ absl::Status CompareRows(SelfCheckBench* bench, kernels::KernelCheck check, Floa
   }
   // A result that is not finite or far off is described as such.
   if (!(check.error <= check.limit)) check.fault.clear();
-  bench->Add(std::move(check));
+  context->Add(std::move(check));
   return absl::OkStatus();
 }
 
@@ -70,23 +70,23 @@ double LimitOf(DType dtype) {
 }
 
 // Returns the largest number of rows up to kRows for which 8 arrays of f32 fit.
-std::uint32_t RowsThatFit(const SelfCheckBench& bench, std::int64_t columns) {
-  const std::int64_t fit = bench.free_bytes() / (8 * columns * 4) - 1;
+std::uint32_t RowsThatFit(const SelfCheckContext& context, std::int64_t columns) {
+  const std::int64_t fit = context.free_bytes() / (8 * columns * 4) - 1;
   return static_cast<std::uint32_t>(std::clamp<std::int64_t>(fit, 1, kRows));
 }
 
-absl::Status CheckNorm(SelfCheckBench* bench, const kernels::Backend& cpu) {
-  const std::uint32_t hidden = bench->params().spec->hidden;
-  bench->Free();
-  const std::uint32_t rows = RowsThatFit(*bench, hidden);
+absl::Status CheckNorm(SelfCheckContext* context, const kernels::Backend& cpu) {
+  const std::uint32_t hidden = context->params().spec->hidden;
+  context->Free();
+  const std::uint32_t rows = RowsThatFit(*context, hidden);
   const std::int64_t count = std::int64_t{rows} * hidden;
   const std::vector<float> x = RepeatedRows(rows, hidden, 7);
   const std::vector<float> weight = RandomValues(hidden, 8);
-  QUIRE_ASSIGN_OR_RETURN(const FloatPtr device_x, bench->TakeFloats(DType::kF32, count));
-  QUIRE_ASSIGN_OR_RETURN(const FloatPtr device_weight, bench->TakeFloats(DType::kF32, hidden));
-  QUIRE_ASSIGN_OR_RETURN(const FloatPtr y, bench->TakeFloats(bench->activation(), count));
-  QUIRE_RETURN_IF_ERROR(bench->UploadFloats(device_x, x));
-  QUIRE_RETURN_IF_ERROR(bench->UploadFloats(device_weight, weight));
+  QUIRE_ASSIGN_OR_RETURN(const FloatPtr device_x, context->TakeFloats(DType::kF32, count));
+  QUIRE_ASSIGN_OR_RETURN(const FloatPtr device_weight, context->TakeFloats(DType::kF32, hidden));
+  QUIRE_ASSIGN_OR_RETURN(const FloatPtr y, context->TakeFloats(context->activation(), count));
+  QUIRE_RETURN_IF_ERROR(context->UploadFloats(device_x, x));
+  QUIRE_RETURN_IF_ERROR(context->UploadFloats(device_weight, weight));
   std::vector<float> want(x.size());
   kernels::RmsNormParams params{.x = kernels::ConstFloatPtr(x.data()),
                                 .weight = weight.data(),
@@ -100,28 +100,30 @@ absl::Status CheckNorm(SelfCheckBench* bench, const kernels::Backend& cpu) {
   params.x = device_x;
   params.weight = device_weight.f32();
   params.y = y;
-  return CompareRows(bench,
+  return CompareRows(context,
                      {.kernel = "norm",
                       .shape = absl::StrCat(rows, " x ", hidden),
                       .limit = LimitOf(y.dtype()),
                       .fault = {}},
                      y, rows, hidden, want,
-                     [&] { return kernels::RmsNorm(*bench->params().backend, params); });
+                     [&] { return kernels::RmsNorm(*context->params().backend, params); });
 }
 
-absl::Status CheckGate(SelfCheckBench* bench, const kernels::Backend& cpu,
+absl::Status CheckGate(SelfCheckContext* context, const kernels::Backend& cpu,
                        const models::MlpSpec& mlp) {
   const std::uint32_t columns = mlp.intermediate;
-  bench->Free();
-  const std::uint32_t rows = RowsThatFit(*bench, columns);
+  context->Free();
+  const std::uint32_t rows = RowsThatFit(*context, columns);
   const std::int64_t count = std::int64_t{rows} * columns;
   const std::vector<float> gate = RepeatedRows(rows, columns, 9);
   const std::vector<float> up = RepeatedRows(rows, columns, 10);
-  QUIRE_ASSIGN_OR_RETURN(const FloatPtr device_gate, bench->TakeFloats(bench->activation(), count));
-  QUIRE_ASSIGN_OR_RETURN(const FloatPtr device_up, bench->TakeFloats(bench->activation(), count));
-  QUIRE_ASSIGN_OR_RETURN(const FloatPtr y, bench->TakeFloats(bench->activation(), count));
-  QUIRE_RETURN_IF_ERROR(bench->UploadFloats(device_gate, gate));
-  QUIRE_RETURN_IF_ERROR(bench->UploadFloats(device_up, up));
+  QUIRE_ASSIGN_OR_RETURN(const FloatPtr device_gate,
+                         context->TakeFloats(context->activation(), count));
+  QUIRE_ASSIGN_OR_RETURN(const FloatPtr device_up,
+                         context->TakeFloats(context->activation(), count));
+  QUIRE_ASSIGN_OR_RETURN(const FloatPtr y, context->TakeFloats(context->activation(), count));
+  QUIRE_RETURN_IF_ERROR(context->UploadFloats(device_gate, gate));
+  QUIRE_RETURN_IF_ERROR(context->UploadFloats(device_up, up));
   std::vector<float> want(gate.size());
   kernels::GatedProductParams params{.gate = kernels::ConstFloatPtr(gate.data()),
                                      .up = kernels::ConstFloatPtr(up.data()),
@@ -136,13 +138,13 @@ absl::Status CheckGate(SelfCheckBench* bench, const kernels::Backend& cpu,
   params.gate = device_gate;
   params.up = device_up;
   params.y = y;
-  return CompareRows(bench,
+  return CompareRows(context,
                      {.kernel = "gate",
                       .shape = absl::StrCat(rows, " x ", columns),
                       .limit = LimitOf(y.dtype()),
                       .fault = {}},
                      y, rows, columns, want,
-                     [&] { return kernels::GatedProduct(*bench->params().backend, params); });
+                     [&] { return kernels::GatedProduct(*context->params().backend, params); });
 }
 
 // The samples of the check. Without fused multiply-add the CPU has other bits, and only greedy
@@ -192,20 +194,20 @@ std::string DifferenceOf(const kernels::SampledRow& a, const kernels::SampledRow
 }
 
 // Samples on the device and returns the first difference from `want`.
-absl::StatusOr<std::string> SampleOnDevice(SelfCheckBench* bench,
+absl::StatusOr<std::string> SampleOnDevice(SelfCheckContext* context,
                                            std::span<const kernels::SamplingRow> rows,
                                            std::span<const kernels::SampledRow> want) {
   constexpr int kSlot = 0;
-  kernels::DeviceSampler& sampler = *bench->params().sampler;
+  kernels::DeviceSampler& sampler = *context->params().sampler;
   const auto bytes = static_cast<std::int64_t>(rows.size() * sizeof(std::int32_t));
-  const std::int64_t mark = bench->used();
-  QUIRE_ASSIGN_OR_RETURN(std::byte* const taken, bench->Take(bytes));
-  QUIRE_RETURN_IF_ERROR(bench->Poison(taken, bytes));
+  const std::int64_t mark = context->used();
+  QUIRE_ASSIGN_OR_RETURN(std::byte* const taken, context->Take(bytes));
+  QUIRE_RETURN_IF_ERROR(context->Poison(taken, bytes));
   sampler.Reset(kSlot);
   QUIRE_RETURN_IF_ERROR(sampler.Sample(rows, reinterpret_cast<std::int32_t*>(taken), kSlot));
   std::vector<std::int32_t> tokens(rows.size());
-  QUIRE_RETURN_IF_ERROR(bench->Download(tokens.data(), taken, bytes));
-  bench->Release(mark);
+  QUIRE_RETURN_IF_ERROR(context->Copy(tokens.data(), taken, bytes));
+  context->Release(mark);
   const std::span<const kernels::SampledRow> got = sampler.samples(kSlot);
   std::string difference;
   for (std::size_t i = 0; i < rows.size() && difference.empty(); ++i) {
@@ -219,8 +221,8 @@ absl::StatusOr<std::string> SampleOnDevice(SelfCheckBench* bench,
   return difference;
 }
 
-absl::Status CheckSampler(SelfCheckBench* bench, const kernels::Backend& cpu) {
-  const SelfCheckParams& params = bench->params();
+absl::Status CheckSampler(SelfCheckContext* context, const kernels::Backend& cpu) {
+  const SelfCheckParams& params = context->params();
   const std::uint32_t vocab = params.spec->vocab_size;
   const bool has_fma = kernels::internal::ChosenLevel() <= kernels::internal::CpuLevel::kAvx2;
   std::vector<kernels::SamplingRow> rows = SamplesOf(params, !has_fma);
@@ -230,10 +232,11 @@ absl::Status CheckSampler(SelfCheckBench* bench, const kernels::Backend& cpu) {
     const std::uint64_t word = SplitMix(11 + i * kSplitMixStep);
     logits[i] = static_cast<float>(word >> 40) / float{1 << 21} - 4;  // [-4, 4)
   }
-  bench->Free();
-  QUIRE_ASSIGN_OR_RETURN(const FloatPtr device,
-                         bench->TakeFloats(DType::kF32, static_cast<std::int64_t>(logits.size())));
-  QUIRE_RETURN_IF_ERROR(bench->UploadFloats(device, logits));
+  context->Free();
+  QUIRE_ASSIGN_OR_RETURN(
+      const FloatPtr device,
+      context->TakeFloats(DType::kF32, static_cast<std::int64_t>(logits.size())));
+  QUIRE_RETURN_IF_ERROR(context->UploadFloats(device, logits));
   std::vector<kernels::SampledRow> want(rows.size());
   std::vector<kernels::TopLogprob> top(rows.size() * 4);
   for (std::size_t i = 0; i < rows.size(); ++i) {
@@ -242,28 +245,29 @@ absl::Status CheckSampler(SelfCheckBench* bench, const kernels::Backend& cpu) {
   }
   QUIRE_RETURN_IF_ERROR(kernels::Sample(cpu, {.rows = rows, .sampled = want, .vocab = vocab}));
   for (std::size_t i = 0; i < rows.size(); ++i) rows[i].logits = device.f32() + i * vocab;
-  QUIRE_ASSIGN_OR_RETURN(std::string first, SampleOnDevice(bench, rows, want));
-  QUIRE_ASSIGN_OR_RETURN(const std::string second, SampleOnDevice(bench, rows, want));
-  bench->Add({.kernel = "sampler",
-              .shape = absl::StrCat(rows.size(), " x ", vocab),
-              .fault = first.empty() ? second : first});
+  QUIRE_ASSIGN_OR_RETURN(std::string first, SampleOnDevice(context, rows, want));
+  QUIRE_ASSIGN_OR_RETURN(const std::string second, SampleOnDevice(context, rows, want));
+  context->Add({.kernel = "sampler",
+                .shape = absl::StrCat(rows.size(), " x ", vocab),
+                .fault = first.empty() ? second : first});
   return absl::OkStatus();
 }
 
 }  // namespace
 
-absl::Status CheckSmallOps(SelfCheckBench* bench) {
-  const models::ModelSpec& spec = *bench->params().spec;
-  QUIRE_ASSIGN_OR_RETURN(const kernels::Backend cpu,
-                         kernels::Backend::Create(Device::Cpu(), bench->params().backend->pool()));
-  QUIRE_RETURN_IF_ERROR(CheckNorm(bench, cpu));
+absl::Status CheckSmallOps(SelfCheckContext* context) {
+  const models::ModelSpec& spec = *context->params().spec;
+  QUIRE_ASSIGN_OR_RETURN(
+      const kernels::Backend cpu,
+      kernels::Backend::Create(Device::Cpu(), context->params().backend->pool()));
+  QUIRE_RETURN_IF_ERROR(CheckNorm(context, cpu));
   const auto layer = std::find_if(spec.layers.begin(), spec.layers.end(),
                                   [](const auto& l) { return l.mlp != models::MlpKind::kNone; });
   if (layer != spec.layers.end()) {
     const bool is_dense = layer->mlp == models::MlpKind::kDense;
-    QUIRE_RETURN_IF_ERROR(CheckGate(bench, cpu, is_dense ? layer->dense : layer->moe.expert));
+    QUIRE_RETURN_IF_ERROR(CheckGate(context, cpu, is_dense ? layer->dense : layer->moe.expert));
   }
-  return spec.has_head ? CheckSampler(bench, cpu) : absl::OkStatus();
+  return spec.has_head ? CheckSampler(context, cpu) : absl::OkStatus();
 }
 
 }  // namespace quire::runtime

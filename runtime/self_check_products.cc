@@ -26,7 +26,7 @@
 #include "kernels/linear/linear_reduction.h"
 #include "models/blocks/branch.h"
 #include "models/blocks/mlp_block.h"
-#include "runtime/self_check_bench.h"
+#include "runtime/self_check_context.h"
 
 namespace quire::runtime {
 namespace {
@@ -102,8 +102,8 @@ double LimitOf(const PackedLinear& weight, DType y) {
 // Collects the products of a model, each kind once, and compares them.
 class ProductCheck {
  public:
-  explicit ProductCheck(SelfCheckBench* bench)
-      : bench_(bench), backend_(*bench->params().backend), model_(*bench->params().spec) {}
+  explicit ProductCheck(SelfCheckContext* context)
+      : context_(context), backend_(*context->params().backend), model_(*context->params().spec) {}
 
   absl::Status Layer(const models::LayerSpec& spec, const models::LayerWeights& weights);
   absl::Status Head();
@@ -176,7 +176,7 @@ class ProductCheck {
                           const float* residual);
   void Count(const Product& product, std::uint32_t rows);
 
-  SelfCheckBench* const bench_;
+  SelfCheckContext* const context_;
   const kernels::Backend& backend_;
   const models::ModelSpec& model_;
   std::set<std::string> seen_;
@@ -188,7 +188,7 @@ class ProductCheck {
 };
 
 ProductCheck::Use ProductCheck::UseOf(absl::string_view name, const models::LayerSpec& spec) const {
-  Use use{.name = std::string(name), .y = bench_->activation(), .gate = {}};
+  Use use{.name = std::string(name), .y = context_->activation(), .gate = {}};
   const bool is_shared = absl::StartsWith(name, "shared_");
   if (absl::EndsWith(name, "gate_up")) {
     const models::MlpSpec& mlp = spec.mlp == models::MlpKind::kDense ? spec.dense
@@ -206,7 +206,7 @@ ProductCheck::Use ProductCheck::UseOf(absl::string_view name, const models::Laye
 
 Product ProductCheck::Describe(const Use& use, const PackedLinear& weight) const {
   Product product;
-  product.kernel = absl::StrCat(DTypeName(bench_->activation()), " product ", use.name);
+  product.kernel = absl::StrCat(DTypeName(context_->activation()), " product ", use.name);
   product.form = FormOf(weight);
   product.dimensions = absl::StrCat(weight.n(), " x ", weight.k());
   product.x_columns = weight.k();
@@ -250,7 +250,7 @@ absl::Status ProductCheck::Matrices(const Use& use, const models::LinearWeights&
   for (const PackedLinear& weight : linear.matrices) {
     Use own = use;
     if (own.gate && (linear.matrices.size() > 1 ||
-                     !kernels::CanFuseGate(backend_, weight, bench_->activation(), use.y))) {
+                     !kernels::CanFuseGate(backend_, weight, context_->activation(), use.y))) {
       own.gate.reset();
     }
     Product product = Describe(own, weight);
@@ -282,14 +282,14 @@ absl::StatusOr<std::vector<std::uint32_t>> ProductCheck::SortByExpert(std::uint3
     return static_cast<std::int64_t>(list.size() * sizeof(std::uint32_t));
   };
   if (experts->offsets == nullptr) {
-    QUIRE_ASSIGN_OR_RETURN(std::byte* const offsets, bench_->Take(bytes(begins)));
+    QUIRE_ASSIGN_OR_RETURN(std::byte* const offsets, context_->Take(bytes(begins)));
     QUIRE_ASSIGN_OR_RETURN(std::byte* const list,
-                           bench_->Take(std::end(kCheckedRows)[-1] * sizeof(std::uint32_t)));
+                           context_->Take(std::end(kCheckedRows)[-1] * sizeof(std::uint32_t)));
     experts->offsets = reinterpret_cast<std::uint32_t*>(offsets);
     experts->rows = reinterpret_cast<std::uint32_t*>(list);
   }
-  QUIRE_RETURN_IF_ERROR(bench_->Upload(experts->offsets, begins.data(), bytes(begins)));
-  QUIRE_RETURN_IF_ERROR(bench_->Upload(experts->rows, order.data(), bytes(order)));
+  QUIRE_RETURN_IF_ERROR(context_->Copy(experts->offsets, begins.data(), bytes(begins)));
+  QUIRE_RETURN_IF_ERROR(context_->Copy(experts->rows, order.data(), bytes(order)));
   return order;
 }
 
@@ -299,7 +299,7 @@ absl::Status ProductCheck::Experts(const Use& use, std::span<const models::Linea
     const kernels::LinearGroups& group = groups[m];
     Use own = use;
     if (own.gate &&
-        (groups.size() > 1 || !kernels::CanFuseGroupedGate(group, bench_->activation(), use.y))) {
+        (groups.size() > 1 || !kernels::CanFuseGroupedGate(group, context_->activation(), use.y))) {
       own.gate.reset();
     }
     Product product = Describe(own, *group.first);
@@ -387,12 +387,12 @@ absl::Status ProductCheck::Heads(const Use& use, std::span<const models::LinearW
   };
   product.reference = [&](const Product::Inputs& inputs) -> absl::StatusOr<std::vector<float>> {
     QUIRE_ASSIGN_OR_RETURN(const FloatPtr y,
-                           bench_->TakeFloats(DType::kF32, kPatterns * product.y_stride));
+                           context_->TakeFloats(DType::kF32, kPatterns * product.y_stride));
     for (std::int64_t h = 0; h < num_heads; ++h) {
       QUIRE_RETURN_IF_ERROR(
-          kernels::internal::LinearScalarCuda(bench_->context(), head_params(h, inputs.x, y)));
+          kernels::internal::LinearScalarCuda(context_->cuda(), head_params(h, inputs.x, y)));
     }
-    return bench_->DownloadFloats(y, kPatterns * product.y_stride);
+    return context_->DownloadFloats(y, kPatterns * product.y_stride);
   };
   return Check(product, UINT32_MAX);
 }
@@ -417,14 +417,14 @@ absl::Status ProductCheck::Layer(const models::LayerSpec& spec,
 }
 
 absl::Status ProductCheck::Head() {
-  const models::LinearWeights& head = bench_->params().weights->head();
-  return Matrices({.name = "head", .gate = {}}, head, bench_->params().limits.head_rows);
+  const models::LinearWeights& head = context_->params().weights->head();
+  return Matrices({.name = "head", .gate = {}}, head, context_->params().limits.head_rows);
 }
 
 void ProductCheck::SetReference(const Use& use, const PackedLinear& weight, const float* bias,
                                 Product* product) {
   const bool is_plain_f32 =
-      weight.format() == WeightFormat::kPlain && bench_->activation() == DType::kF32;
+      weight.format() == WeightFormat::kPlain && context_->activation() == DType::kF32;
   if (!weight.is_row_major() && !is_plain_f32) {
     product->reference = [this, use, &weight, bias](const Product::Inputs& inputs) {
       return ScalarReference(use, weight, bias, inputs);
@@ -446,9 +446,9 @@ absl::StatusOr<std::vector<float>> ProductCheck::ScalarReference(const Use& use,
                                                                  const float* bias,
                                                                  const Product::Inputs& inputs) {
   const std::int64_t n = weight.n(), k = weight.k();
-  const std::int64_t mark = bench_->used();
-  QUIRE_ASSIGN_OR_RETURN(const FloatPtr y,
-                         bench_->TakeFloats(use.gate ? DType::kBF16 : DType::kF32, kPatterns * n));
+  const std::int64_t mark = context_->used();
+  QUIRE_ASSIGN_OR_RETURN(
+      const FloatPtr y, context_->TakeFloats(use.gate ? DType::kBF16 : DType::kF32, kPatterns * n));
   kernels::LinearParams params{.x = inputs.x,
                                .weight = &weight,
                                .bias = bias,
@@ -459,17 +459,17 @@ absl::StatusOr<std::vector<float>> ProductCheck::ScalarReference(const Use& use,
                                .y_stride = n,
                                .num_rows = kPatterns};
   if (weight.act_order() != nullptr || weight.quantizes_activations()) {
-    QUIRE_ASSIGN_OR_RETURN(const FloatPtr x, bench_->TakeFloats(DType::kF32, kPatterns * k));
+    QUIRE_ASSIGN_OR_RETURN(const FloatPtr x, context_->TakeFloats(DType::kF32, kPatterns * k));
     QUIRE_RETURN_IF_ERROR(
         weight.act_order() != nullptr
-            ? kernels::internal::PermuteInputsCuda(bench_->context(), params, x)
+            ? kernels::internal::PermuteInputsCuda(context_->cuda(), params, x)
             : kernels::internal::RoundFp8RowsCuda(
-                  bench_->context(),
+                  context_->cuda(),
                   {.x = params.x, .x_stride = k, .k = weight.k(), .num_rows = kPatterns}, x));
     params.x = x;
   }
-  QUIRE_RETURN_IF_ERROR(kernels::internal::LinearScalarCuda(bench_->context(), params));
-  bench_->work().scalar_flops += 2 * kScalarTileRows * static_cast<double>(n * k);
+  QUIRE_RETURN_IF_ERROR(kernels::internal::LinearScalarCuda(context_->cuda(), params));
+  context_->work().scalar_flops += 2 * kScalarTileRows * static_cast<double>(n * k);
   std::int64_t columns = n;
   if (use.gate) {
     columns = n / 2;
@@ -483,8 +483,8 @@ absl::StatusOr<std::vector<float>> ProductCheck::ScalarReference(const Use& use,
                                                            .columns = weight.n() / 2,
                                                            .shape = *use.gate}));
   }
-  QUIRE_ASSIGN_OR_RETURN(const std::vector<float> all, bench_->DownloadFloats(y, kPatterns * n));
-  bench_->Release(mark);
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<float> all, context_->DownloadFloats(y, kPatterns * n));
+  context_->Release(mark);
   std::vector<float> result;
   for (std::uint32_t p = 0; p < kPatterns; ++p) {
     result.insert(result.end(), all.begin() + p * n, all.begin() + p * n + columns);
@@ -504,12 +504,12 @@ absl::StatusOr<HostMatrix> ProductCheck::DownloadFeatures(const PackedLinear& we
   const std::size_t padded_n =
       std::size_t{kernels::cuda::LinearTilesN(weight.n())} * kernels::cuda::kLinearTileN;
   std::vector<float> scales(is_fp8 ? (k + weight.group() - 1) / weight.group() * padded_n : 0);
-  QUIRE_RETURN_IF_ERROR(bench_->Download(scales.data(), weight.scales(),
-                                         static_cast<std::int64_t>(scales.size() * sizeof(float))));
+  QUIRE_RETURN_IF_ERROR(context_->Copy(scales.data(), weight.scales(),
+                                       static_cast<std::int64_t>(scales.size() * sizeof(float))));
   HostMatrix matrix;
   std::vector<std::byte> row(k * element);
   for (const std::uint32_t n : features) {
-    QUIRE_RETURN_IF_ERROR(bench_->Download(
+    QUIRE_RETURN_IF_ERROR(context_->Copy(
         row.data(), static_cast<const std::byte*>(weight.data()) + n * padded_k * element,
         static_cast<std::int64_t>(row.size())));
     std::vector<double>& values = matrix.emplace_back(k);
@@ -534,8 +534,8 @@ absl::StatusOr<std::vector<float>> ProductCheck::HostReference(
   }
   QUIRE_ASSIGN_OR_RETURN(const HostMatrix matrix, DownloadFeatures(weight, features));
   std::vector<float> biases(bias == nullptr ? 0 : weight.n());
-  QUIRE_RETURN_IF_ERROR(bench_->Download(biases.data(), bias,
-                                         static_cast<std::int64_t>(biases.size() * sizeof(float))));
+  QUIRE_RETURN_IF_ERROR(context_->Copy(biases.data(), bias,
+                                       static_cast<std::int64_t>(biases.size() * sizeof(float))));
   std::vector<float> x(inputs.host_x.begin(), inputs.host_x.end());
   std::vector<float> result;
   for (std::uint32_t p = 0; p < kPatterns; ++p) {
@@ -573,13 +573,13 @@ absl::StatusOr<std::vector<float>> ProductCheck::HostReference(
 absl::Status ProductCheck::FillOutput(const Product& product, std::uint32_t rows, FloatPtr y,
                                       const float* residual) {
   const std::int64_t row_bytes = product.y_stride * DTypeSize(product.y_dtype);
-  QUIRE_RETURN_IF_ERROR(bench_->Poison(y.data(), (std::int64_t{rows} + 1) * row_bytes));
+  QUIRE_RETURN_IF_ERROR(context_->Poison(y.data(), (std::int64_t{rows} + 1) * row_bytes));
   if (residual == nullptr) return absl::OkStatus();
-  return bench_->Repeat(y.data(), residual, kPatterns, row_bytes, 0, rows);
+  return context_->Repeat(y.data(), residual, kPatterns, row_bytes, 0, rows);
 }
 
 void ProductCheck::Count(const Product& product, std::uint32_t rows) {
-  SelfCheckWork& work = bench_->work();
+  SelfCheckWork& work = context_->work();
   work.weight_bytes += product.weight_bytes;
   work.tensor_flops += product.flops_per_row * rows;
   ++work.launches;
@@ -588,18 +588,18 @@ void ProductCheck::Count(const Product& product, std::uint32_t rows) {
 // Computes reference_ and alone_.
 absl::Status ProductCheck::ComputeReferences(const Product& product, std::span<const float> values,
                                              const Inputs& inputs) {
-  const std::int64_t mark = bench_->used();
+  const std::int64_t mark = context_->used();
   QUIRE_ASSIGN_OR_RETURN(const FloatPtr wide,
-                         bench_->TakeFloats(DType::kF32, kPatterns * product.x_columns));
-  QUIRE_RETURN_IF_ERROR(bench_->UploadFloats(wide, values));
+                         context_->TakeFloats(DType::kF32, kPatterns * product.x_columns));
+  QUIRE_RETURN_IF_ERROR(context_->UploadFloats(wide, values));
   QUIRE_ASSIGN_OR_RETURN(reference_, product.reference({.host_x = values,
                                                         .x = wide,
                                                         .residual = inputs.residual,
                                                         .host_residual = inputs.host_residual}));
-  bench_->Release(mark);
+  context_->Release(mark);
   // The rows alone, and one row behind them.
   QUIRE_ASSIGN_OR_RETURN(const FloatPtr y,
-                         bench_->TakeFloats(product.y_dtype, (kPatterns + 1) * product.y_stride));
+                         context_->TakeFloats(product.y_dtype, (kPatterns + 1) * product.y_stride));
   QUIRE_RETURN_IF_ERROR(FillOutput(product, kPatterns, y, inputs.residual));
   if (product.run_alone != nullptr) {
     QUIRE_RETURN_IF_ERROR(product.run_alone(inputs.patterns, y));
@@ -613,51 +613,51 @@ absl::Status ProductCheck::ComputeReferences(const Product& product, std::span<c
   alone_.resize(
       static_cast<std::size_t>(kPatterns * product.y_stride * DTypeSize(product.y_dtype)));
   QUIRE_RETURN_IF_ERROR(
-      bench_->Download(alone_.data(), y.data(), static_cast<std::int64_t>(alone_.size())));
-  bench_->Release(mark);
+      context_->Copy(alone_.data(), y.data(), static_cast<std::int64_t>(alone_.size())));
+  context_->Release(mark);
   return absl::OkStatus();
 }
 
 absl::Status ProductCheck::Check(const Product& product, std::uint32_t max_rows) {
   // Room for the lists of `order`.
   const std::int64_t spare = product.order == nullptr ? 1 << 10 : 64 << 10;
-  bench_->Free();
-  const DType activation = bench_->activation();
+  context_->Free();
+  const DType activation = context_->activation();
   const std::int64_t x_bytes = product.x_columns * DTypeSize(activation);
   const std::int64_t row_bytes = x_bytes + product.y_stride * DTypeSize(product.y_dtype);
   const std::vector<float> values =
       RandomValues(static_cast<std::size_t>(kPatterns * product.x_columns), 1);
   Inputs inputs;
   QUIRE_ASSIGN_OR_RETURN(inputs.patterns,
-                         bench_->TakeFloats(activation, kPatterns * product.x_columns));
-  QUIRE_RETURN_IF_ERROR(bench_->UploadFloats(inputs.patterns, values));
+                         context_->TakeFloats(activation, kPatterns * product.x_columns));
+  QUIRE_RETURN_IF_ERROR(context_->UploadFloats(inputs.patterns, values));
   if (product.adds_residual) {
     inputs.host_residual = RandomValues(static_cast<std::size_t>(kPatterns * product.y_stride), 2);
     QUIRE_ASSIGN_OR_RETURN(const FloatPtr taken,
-                           bench_->TakeFloats(DType::kF32, kPatterns * product.y_stride));
-    QUIRE_RETURN_IF_ERROR(bench_->UploadFloats(taken, inputs.host_residual));
+                           context_->TakeFloats(DType::kF32, kPatterns * product.y_stride));
+    QUIRE_RETURN_IF_ERROR(context_->UploadFloats(taken, inputs.host_residual));
     inputs.residual = taken.f32();
   }
   QUIRE_RETURN_IF_ERROR(ComputeReferences(product, values, inputs));
-  const std::int64_t fit = (bench_->free_bytes() - spare) / row_bytes - 1;
+  const std::int64_t fit = (context_->free_bytes() - spare) / row_bytes - 1;
   std::vector<std::uint32_t> counts;
   for (const std::uint32_t rows : kCheckedRows) {
-    if (rows <= std::min(max_rows, bench_->params().limits.max_step_tokens) && rows <= fit) {
+    if (rows <= std::min(max_rows, context_->params().limits.max_step_tokens) && rows <= fit) {
       counts.push_back(rows);
     }
   }
-  if (counts.empty()) return bench_->Take(2 * row_bytes + spare).status();
+  if (counts.empty()) return context_->Take(2 * row_bytes + spare).status();
   const std::int64_t most = std::int64_t{counts.back()} + 1;
   QUIRE_ASSIGN_OR_RETURN(const FloatPtr x,
-                         bench_->TakeFloats(activation, most * product.x_columns));
+                         context_->TakeFloats(activation, most * product.x_columns));
   QUIRE_ASSIGN_OR_RETURN(const FloatPtr y,
-                         bench_->TakeFloats(product.y_dtype, most * product.y_stride));
+                         context_->TakeFloats(product.y_dtype, most * product.y_stride));
   // A kernel that uses rows of x beyond the last one gives NaN.
-  QUIRE_RETURN_IF_ERROR(bench_->Poison(x.data(), most * x_bytes));
+  QUIRE_RETURN_IF_ERROR(context_->Poison(x.data(), most * x_bytes));
   std::uint32_t filled = 0;
   for (const std::uint32_t rows : counts) {
     QUIRE_RETURN_IF_ERROR(
-        bench_->Repeat(x.data(), inputs.patterns.data(), kPatterns, x_bytes, filled, rows));
+        context_->Repeat(x.data(), inputs.patterns.data(), kPatterns, x_bytes, filled, rows));
     filled = rows;
     QUIRE_RETURN_IF_ERROR(CheckRows(product, rows, x, y, inputs.residual));
   }
@@ -733,7 +733,7 @@ absl::Status ProductCheck::CheckRows(const Product& product, std::uint32_t rows,
     for (std::size_t begin = 0; begin <= rows; begin += rows_at_once) {
       const std::size_t count = std::min(rows_at_once, rows + 1 - begin);
       copied_.resize(count * row_bytes);
-      QUIRE_RETURN_IF_ERROR(bench_->Download(
+      QUIRE_RETURN_IF_ERROR(context_->Copy(
           copied_.data(), static_cast<const std::byte*>(y.data()) + begin * row_bytes,
           static_cast<std::int64_t>(copied_.size())));
       for (std::size_t i = 0; i < count; ++i) {
@@ -744,15 +744,15 @@ absl::Status ProductCheck::CheckRows(const Product& product, std::uint32_t rows,
   }
   // A large error is the more useful description.
   if (check.error <= check.limit) check.fault = fault;
-  bench_->Add(std::move(check));
+  context_->Add(std::move(check));
   return absl::OkStatus();
 }
 
 }  // namespace
 
-absl::Status CheckProducts(SelfCheckBench* bench) {
-  const SelfCheckParams& params = bench->params();
-  ProductCheck check(bench);
+absl::Status CheckProducts(SelfCheckContext* context) {
+  const SelfCheckParams& params = context->params();
+  ProductCheck check(context);
   for (std::size_t i = 0; i < params.spec->layers.size(); ++i) {
     QUIRE_RETURN_IF_ERROR(check.Layer(params.spec->layers[i], params.weights->layers()[i]));
   }

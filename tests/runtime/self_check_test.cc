@@ -16,6 +16,7 @@
 #include <variant>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/device_buffer.h"
@@ -23,6 +24,7 @@
 #include "base/stream.h"
 #include "base/thread_pool.h"
 #include "cache_manager/pool/kv_pool.h"
+#include "formats/model_files.h"
 #include "kernels/attention/attention.h"
 #include "kernels/elementwise/activation.h"
 #include "kernels/kv_store/qkv_store.h"
@@ -31,8 +33,10 @@
 #include "runtime/cuda_runner.h"
 #include "runtime/memory_plan.h"
 #include "runtime/model.h"
-#include "runtime/self_check_bench.h"
+#include "runtime/self_check_context.h"
 #include "tests/cuda_emulator/emulator.h"
+#include "tests/parity/edited_fixture.h"
+#include "tests/parity/fp8_fixture.h"
 #include "tests/testing/paths.h"
 #include "tests/testing/temp_dir.h"
 #include "tools/quire/synthetic_model.h"
@@ -262,16 +266,22 @@ struct Stage {
     DType pages = DType::kBF16;
     models::Quantization quantization = models::Quantization::kAuto;
     bool hopper_kernels = true;
+    bool fp8_activations = false;
+    LoadMode mode = LoadMode::kDummy;
   };
 
-  explicit Stage(const std::string& path, const Options& options)
+  Stage(const std::string& path, const Options& options)
+      : Stage(*formats::ModelFiles::FromPath(path), options) {}
+  Stage(const formats::ModelFiles& files, const Options& options)
       : stream(*Stream::Create(DeviceFor(options))),
         backend(*kernels::Backend::CreateCuda(stream, kernels::Determinism::kBatchInvariant,
                                               &threads)) {
     const DType activation = options.pages == DType::kF32 ? DType::kF32 : DType::kBF16;
-    auto loaded = LoadModel(
-        path, backend,
-        {.mode = LoadMode::kDummy, .activation = activation, .quantization = options.quantization});
+    auto loaded = LoadModel(files, backend,
+                            {.mode = options.mode,
+                             .activation = activation,
+                             .quantization = options.quantization,
+                             .fp8_activations = options.fp8_activations});
     QUIRE_CHECK(loaded.ok());
     model = *std::move(loaded);
     pool.emplace(*cache::KvPool::Create(
@@ -395,10 +405,28 @@ TEST_F(SelfCheckTest, PassesForEveryFamily) {
   for (const char* name :
        {"llama-bias-bf16", "mistral-window-bf16", "gemma3-text-bf16", "qwen3-hd128-bf16",
         "mixtral-bf16", "gpt-oss-mxfp4", "deepseek-v3-bf16", "phi3-bf16"}) {
-    Stage stage(paths::TestData(absl::StrCat("models/", name)), {.max_step_tokens = 17});
+    Stage stage(paths::TestData(absl::StrCat("models/", name)),
+                {.max_step_tokens = 17, .mode = LoadMode::kReal});
     const absl::Status status = stage.Check();
     EXPECT_TRUE(status.ok()) << name << ": " << status << "\n"
                              << kernels::KernelCheckTable(stage.report.checks);
+  }
+}
+
+// The references of row-major fp8 weights are computed by the host.
+TEST_F(SelfCheckTest, PassesForFp8OfBothKinds) {
+  models::parity::EditedFixture fp8("qwen3-moe-bf16"), exact("qwen3-moe-bf16");
+  models::parity::MakeFp8(&fp8, &exact);
+  for (const bool hopper_kernels : {true, false}) {
+    Stage stage(fp8.Files(), {.max_step_tokens = 17,
+                              .hopper_kernels = hopper_kernels,
+                              .fp8_activations = true,
+                              .mode = LoadMode::kReal});
+    const absl::Status status = stage.Check();
+    EXPECT_TRUE(status.ok()) << status << "\n" << kernels::KernelCheckTable(stage.report.checks);
+    for (const std::string& shape : ShapesOf(stage.report, "bf16 product o")) {
+      EXPECT_EQ(absl::StrContains(shape, " by fp8"), hopper_kernels) << shape;
+    }
   }
 }
 
@@ -474,8 +502,8 @@ TEST_F(SelfCheckTest, SmallBuffersAreReportedWithFigures) {
                                                          .memory = MemoryKind::kDevice,
                                                          .lookup_stride = 24});
   const SelfCheckParams params{.backend = &stage.backend, .buffers = &buffers};
-  SelfCheckBench bench(params, absl::Minutes(1), &stage.report);
-  const absl::Status status = bench.Take(std::int64_t{1} << 20).status();
+  SelfCheckContext self_check(params, absl::Minutes(1), &stage.report);
+  const absl::Status status = self_check.Take(std::int64_t{1} << 20).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(status.message()),
               AllOf(HasSubstr("needs 1048576 bytes"), HasSubstr("scheduler.max_step_tokens")));

@@ -2,9 +2,10 @@
 
 // The memory, random data and comparisons that the parts of the self-check share.
 //
-// Place:      inside RunSelfCheck only.
-// Invariants: memory is taken from the arrays of StepBuffers that precede the device-only ones.
+// Place:      used by RunSelfCheck and its parts only.
+// Invariants: memory is taken from the arrays of StepBuffers that precede token_rows.
 // Threads:    one.
+// Lifetime:   the parameters, the report and the memory that they name outlive it.
 
 #include <cstddef>
 #include <cstdint>
@@ -26,12 +27,12 @@ namespace quire::runtime {
 // reference of many. It is a prime, so rows that are a tile apart differ.
 inline constexpr std::uint32_t kPatterns = 7;
 
-class SelfCheckBench {
+class SelfCheckContext {
  public:
-  SelfCheckBench(const SelfCheckParams& params, absl::Duration limit, SelfCheckReport* report);
+  SelfCheckContext(const SelfCheckParams& params, absl::Duration limit, SelfCheckReport* report);
 
   const SelfCheckParams& params() const { return params_; }
-  const kernels::CudaContext& context() const { return *params_.backend->cuda(); }
+  const kernels::CudaContext& cuda() const { return *params_.backend->cuda(); }
   DType activation() const { return params_.limits.activation; }
   SelfCheckWork& work() { return report_->work; }
 
@@ -47,9 +48,8 @@ class SelfCheckBench {
 
   // Waits for the device. Returns DEADLINE_EXCEEDED after the limit of the check.
   absl::Status Wait();
-  // Copy and wait.
-  absl::Status Upload(void* to, const void* from, std::int64_t bytes);
-  absl::Status Download(void* to, const void* from, std::int64_t bytes);
+  // Copies between host and device and waits.
+  absl::Status Copy(void* to, const void* from, std::int64_t bytes);
   // Uploads values, rounded to the type of `to`.
   absl::Status UploadFloats(kernels::FloatPtr to, std::span<const float> values);
   absl::StatusOr<std::vector<float>> DownloadFloats(kernels::ConstFloatPtr from,
@@ -69,6 +69,7 @@ class SelfCheckBench {
   const Stream& stream_;
   const absl::Time deadline_;
   SelfCheckReport* const report_;
+  const std::vector<std::byte> poison_;
   std::byte* const base_;
   const std::int64_t total_;
   std::int64_t used_ = 0;
@@ -89,8 +90,8 @@ float ElementAt(std::span<const std::byte> stored, std::size_t i) {
 double RelativeError(std::span<const float> a, std::span<const float> b);
 
 // The parts of the check. They return errors of the device and of memory only.
-absl::Status CheckProducts(SelfCheckBench* bench);
-absl::Status CheckAttention(SelfCheckBench* bench);
-absl::Status CheckSmallOps(SelfCheckBench* bench);
+absl::Status CheckProducts(SelfCheckContext* context);
+absl::Status CheckAttention(SelfCheckContext* context);
+absl::Status CheckSmallOps(SelfCheckContext* context);
 
 }  // namespace quire::runtime
