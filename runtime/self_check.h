@@ -45,7 +45,7 @@ inline constexpr std::uint32_t kCheckedRows[] = {1, 8, 9, 17, 64, 65, 128, 129, 
 // Lengths of sequences at which attention is compared, in tokens.
 inline constexpr std::uint32_t kCheckedLengths[] = {63, 64, 65, 511, 512, 513, 2047, 2048, 2049};
 // A check that takes longer has failed. It takes less than a second on any supported GPU.
-inline constexpr absl::Duration kSelfCheckLimit = absl::Seconds(60);
+inline constexpr absl::Duration kSelfCheckLimit = absl::Minutes(2);
 
 // What the check reads and overwrites. All pointers outlive the call.
 struct SelfCheckParams {

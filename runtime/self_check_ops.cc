@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "base/check.h"
 #include "base/split_mix.h"
 #include "base/status.h"
 #include "kernels/backend/isa.h"

@@ -15,7 +15,6 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "base/check.h"
 #include "base/status.h"
 #include "base/weight_format.h"
 #include "kernels/elementwise/activation.h"
@@ -103,7 +102,7 @@ double LimitOf(const PackedLinear& weight, DType y) {
 class ProductCheck {
  public:
   explicit ProductCheck(SelfCheckContext* context)
-      : context_(context), backend_(*context->params().backend), model_(*context->params().spec) {}
+      : context_(context), backend_(*context->params().backend) {}
 
   absl::Status Layer(const models::LayerSpec& spec, const models::LayerWeights& weights);
   absl::Status Head();
@@ -178,7 +177,6 @@ class ProductCheck {
 
   SelfCheckContext* const context_;
   const kernels::Backend& backend_;
-  const models::ModelSpec& model_;
   std::set<std::string> seen_;
   // The product under comparison: its rows computed alone, and its reference.
   std::vector<std::byte> alone_;

@@ -474,7 +474,7 @@ TEST_F(CudaDaemonTest, SelfCheckRunsAlone) {
   const auto config = LayeredConfig::Load(
       {.sets = Tiny({"device.type=cuda", "kv_cache.capacity_bytes=1MiB",
                      "scheduler.max_running_sequences=2", "scheduler.max_step_tokens=64",
-                     "scheduler.prefill_chunk_tokens=32"})},
+                     "scheduler.prefill_chunk_tokens=32", "kv_cache.page_size=16"})},
       &errors);
   ASSERT_NE(config, nullptr) << errors[0];
   std::vector<kernels::KernelCheck> checks;
