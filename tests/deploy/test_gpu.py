@@ -13,7 +13,7 @@ from test_kubernetes import container, of_kind
 PROGRAM = BUILD / "tests" / "gpu" / "quired_emulated"
 # The emulated device has 1 GiB of memory and computes slowly.
 SMALL = ["kv_cache.capacity_bytes=1MiB", "scheduler.max_running_sequences=4", "scheduler.max_step_tokens=64",
-         "scheduler.prefill_chunk_tokens=32", "device.cpu.threads=1", "shutdown.pre_drain_delay=0s"]
+         "scheduler.prefill_chunk_tokens=32", "kv_cache.page_size=16", "device.cpu.threads=1", "shutdown.pre_drain_delay=0s"]
 
 
 def check_start(folder, arguments, variables):
