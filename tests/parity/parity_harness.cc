@@ -579,18 +579,21 @@ Deviation CompareLogits(const std::vector<ReplayedPrompt>& got, const Reference&
   return Compare(all_got, all_want);
 }
 
-absl::StatusOr<double> Bf16ErrorRatio(const std::vector<ReplayedPrompt>& got, const Reference& want,
-                                      const std::string& name) {
+absl::StatusOr<Deviation> Bf16ErrorRatio(const std::vector<ReplayedPrompt>& got,
+                                         const Reference& want, const std::string& name) {
   std::ifstream stream(paths::TestData("bf16_activations.json"));
   const nlohmann::json table = nlohmann::json::parse(stream, nullptr, false);
   if (!table.is_object() || !table.contains(name)) {
     return absl::NotFoundError(absl::StrCat("bf16_activations.json has no ", name));
   }
-  const double recorded = table[name]["relative_error"].get<double>();
-  const double relative = CompareLogits(got, want).relative;
-  std::printf("%s: bf16 activations differ by %.2e relative, recorded %.2e\n", name.c_str(),
-              relative, recorded);
-  return relative / recorded;
+  const Deviation recorded{.relative = table[name]["relative_error"].get<double>(),
+                           .max_abs = table[name]["max_abs"].get<double>()};
+  const Deviation deviation = CompareLogits(got, want);
+  std::printf("%s: bf16 activations differ by %.2e relative, recorded %.2e; %.3f at most, %.3f\n",
+              name.c_str(), deviation.relative, recorded.relative, deviation.max_abs,
+              recorded.max_abs);
+  return Deviation{.relative = deviation.relative / recorded.relative,
+                   .max_abs = deviation.max_abs / recorded.max_abs};
 }
 
 std::size_t CountTokenMismatches(const std::vector<ReplayedPrompt>& got, const Reference& want) {

@@ -139,11 +139,11 @@ struct Deviation {
 Deviation Compare(const std::vector<float>& got, const std::vector<float>& want);
 // The same over the logits of all prompts.
 Deviation CompareLogits(const std::vector<ReplayedPrompt>& got, const Reference& want);
-// The relative deviation of the logits, divided by the recorded one of a computation in double that
-// rounds x and weights of every matrix product to bf16. `name` is a folder under tests/testdata,
-// such as "models/qwen2-bf16".
-absl::StatusOr<double> Bf16ErrorRatio(const std::vector<ReplayedPrompt>& got, const Reference& want,
-                                      const std::string& name);
+// The deviation of the logits, divided by the recorded one of a computation in double that rounds x
+// and weights of every matrix product to bf16. `name` is a folder under tests/testdata, such as
+// "models/qwen2-bf16".
+absl::StatusOr<Deviation> Bf16ErrorRatio(const std::vector<ReplayedPrompt>& got,
+                                         const Reference& want, const std::string& name);
 // Number of prompts whose sampled tokens differ from the reference.
 std::size_t CountTokenMismatches(const std::vector<ReplayedPrompt>& got, const Reference& want);
 
