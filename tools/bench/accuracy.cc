@@ -49,7 +49,7 @@ struct Arguments {
   std::string model, reference, text, tokenizer;
   std::vector<std::string> formats = {"int8",     "int8_g32", "int8_g64", "int8_g128",
                                       "int4_g32", "int4_g64", "int4_g128"};
-  std::vector<std::string> activations = {"int8", "bf16"};
+  std::vector<std::string> activations;  // empty: int8 and, if the processor supports it, bf16
   std::size_t tokens = 20480;
   std::size_t skip_bytes = 0;
   std::uint32_t context = 512;
@@ -233,7 +233,16 @@ absl::StatusOr<std::vector<Score>> Measure(const Arguments& arguments,
   return scores;
 }
 
-// Returns a backend for every value of --activations.
+// Returns the classes of activations to measure.
+std::vector<std::string> ActivationsOf(const Arguments& arguments) {
+  if (!arguments.activations.empty()) return arguments.activations;
+  const absl::Status bf16 = kernels::CheckCpuActivations(kernels::CpuActivations::kBF16);
+  if (bf16.ok()) return {"int8", "bf16"};
+  std::printf("not measured: %s\n\n", std::string(bf16.message()).c_str());
+  return {"int8"};
+}
+
+// Returns a backend for every name.
 absl::StatusOr<std::vector<kernels::Backend>> MakeBackends(const std::vector<std::string>& names,
                                                            ThreadPool* threads) {
   using enum kernels::CpuActivations;
@@ -284,7 +293,7 @@ absl::Status Run(const Arguments& arguments) {
   QUIRE_ASSIGN_OR_RETURN(const std::vector<kernels::Backend> exact,
                          MakeBackends({"f32"}, &threads));
   QUIRE_ASSIGN_OR_RETURN(const std::vector<kernels::Backend> backends,
-                         MakeBackends(arguments.activations, &threads));
+                         MakeBackends(ActivationsOf(arguments), &threads));
   std::vector<std::unique_ptr<Subject>> subjects;
   QUIRE_ASSIGN_OR_RETURN(
       auto reference,
@@ -342,7 +351,8 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(2, 1'000'000'000));
   app.add_option("--context", arguments.context, "tokens per run")->check(CLI::Range(2, 131072));
   app.add_option("--formats", arguments.formats, "values of model.quantization")->delimiter(',');
-  app.add_option("--activations", arguments.activations, "values of device.cpu.activations")
+  app.add_option("--activations", arguments.activations,
+                 "values of device.cpu.activations; default: int8, and bf16 if supported")
       ->delimiter(',');
   app.add_option("--threads", arguments.threads, "compute threads")->check(CLI::Range(1, 1024));
   CLI11_PARSE(app, argc, argv);
