@@ -110,7 +110,6 @@ void LinearBf16(const Backend& backend, const LinearParams& params, Bf16Multiply
   const std::uint32_t k = weight.k();
   auto* const x = reinterpret_cast<std::uint16_t*>(backend.op_workspace().Reserve(
       static_cast<std::size_t>(Bf16LinearScratchBytes(params.num_rows, k))));
-  const std::int64_t tiles = CeilDivide(params.num_rows, kRowTile);
   const std::int64_t tile_size = CeilDivide(k, kBlock) * kBlock * kRowTile;
   const auto thread_bytes = static_cast<std::size_t>(Bf16LinearThreadBytes(params.num_rows, k));
   // Nanoseconds for an input.
@@ -118,7 +117,7 @@ void LinearBf16(const Backend& backend, const LinearParams& params, Bf16Multiply
                       : weight.act_order() != nullptr ? 0.8
                                                       : 0.2;
   backend.ParallelFor(
-      tiles * kRowTile, static_cast<double>(k) * cost,
+      params.num_rows, static_cast<double>(k) * cost,
       [&](std::int64_t begin, std::int64_t end, int part) {
         auto* const row = reinterpret_cast<float*>(backend.workspace(part).Reserve(thread_bytes));
         for (std::int64_t m = begin; m < end; ++m) {

@@ -79,11 +79,11 @@ float FlushedAdd(float a, float b);
 void DequantizePanelF32(const PackedLinear& weight, std::int64_t panel, float* to);
 
 // Rounds row m of params.x into blocks of 32 inputs, 16 * 32 elements apart: its place in tiles of
-// 16 rows, [ceil(K / 32)][16][32]. A row beyond num_rows is zeros. `row` is temporary memory for K
-// floats.
+// 16 rows, [ceil(K / 32)][16][32]. `row` is temporary memory for K floats.
 void RoundRowToTile(const LinearParams& params, std::int64_t m, std::uint16_t* to, float* row);
-// Computes panels [panel_begin, panel_end) for all rows, with `x` made by RoundRowToTile. `scratch`
-// has Bf16LinearThreadBytes and is aligned to 64 bytes.
+// Computes panels [panel_begin, panel_end) for all rows, with `x` made by RoundRowToTile. Rows of
+// the last tile beyond num_rows may have any values. `scratch` has Bf16LinearThreadBytes and is
+// aligned to 64 bytes.
 struct Bf16Panels {
   const LinearParams& params;
   const std::uint16_t* x;

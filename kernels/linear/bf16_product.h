@@ -18,8 +18,9 @@ struct Bf16Product {
   std::int64_t num_row_tiles;
   std::int64_t num_panels;
   std::int64_t num_blocks;  // blocks of 32 inputs
-  std::int64_t num_rows;    // rows that are used, at most 16 * num_row_tiles
-  bool is_first;            // totals start at 0, else at their values
+  // Rows that are used, at most 16 * num_row_tiles. All other rows of x may have any values.
+  std::int64_t num_rows;
+  bool is_first;  // totals start at 0, else at their values
 };
 
 // Adds the products of all blocks to the totals (bf16_linear.h). Totals of rows from num_rows on
