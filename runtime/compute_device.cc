@@ -50,7 +50,7 @@ bool IsNoGpu(const absl::Status& status) {
 
 std::unique_ptr<ThreadPool> MakeThreads(const DeviceOptions& options) {
   const Machine machine = Machine::Detect();
-  const int threads = options.threads.value_or(machine.physical_cores());
+  const int threads = NumThreads(options);
   ThreadPoolOptions pool;
   if (options.pin_threads) pool.cpus = machine.CpusToBind(threads);
   log::Info(
@@ -60,6 +60,10 @@ std::unique_ptr<ThreadPool> MakeThreads(const DeviceOptions& options) {
 }
 
 }  // namespace
+
+int NumThreads(const DeviceOptions& options) {
+  return options.threads ? *options.threads : Machine::Detect().physical_cores();
+}
 
 bool IsDeviceError(const absl::Status& status) {
   return HasReason(status, Reason::kDeviceError) || HasReason(status, Reason::kDeviceLost);

@@ -61,6 +61,9 @@ bool IsDeviceError(const absl::Status& status);
 // Returns the kind of device that Open would open, without opening it. Returns the same errors.
 absl::StatusOr<DeviceKind> ChooseDevice(const DeviceOptions& options);
 
+// Returns the number of compute threads: device.cpu.threads, or the machine's physical cores.
+int NumThreads(const DeviceOptions& options);
+
 // Selects device.cpu.isa for the CPU kernels of this process. Returns why that instruction set
 // cannot be used, or why it does not support device.cpu.activations.
 absl::Status SelectIsa(const DeviceOptions& options);

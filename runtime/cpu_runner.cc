@@ -8,12 +8,14 @@
 #include "base/check.h"
 #include "base/status.h"
 #include "cache_manager/pool/kv_pool.h"
+#include "kernels/attention/attention.h"
 #include "kernels/comm/communicator.h"
 #include "kernels/kv_store/kv_dispatch.h"
 #include "kernels/kv_store/page_copy.h"
 #include "kernels/linear/bf16_linear.h"
 #include "kernels/linear/fp8_linear.h"
 #include "kernels/linear/quantized_linear.h"
+#include "kernels/moe/router.h"
 #include "kernels/sampling/sampling.h"
 #include "models/blocks/decoder.h"
 #include "models/blocks/step_buffers.h"
@@ -71,7 +73,7 @@ std::int64_t LinearScratchBytes(const models::QuantizedMatrices& quantized,
   return bytes;
 }
 
-// Bytes of each thread's memory for products.
+// Bytes of each thread's memory for products, as LinearScratchBytes.
 std::int64_t LinearThreadBytes(const models::QuantizedMatrices& quantized,
                                kernels::CpuActivations activations, std::uint32_t num_rows,
                                std::uint32_t inputs) {
@@ -81,6 +83,39 @@ std::int64_t LinearThreadBytes(const models::QuantizedMatrices& quantized,
   return quantized.integers && activations == kernels::CpuActivations::kF32
              ? kernels::DequantizedThreadBytes(inputs)
              : 0;
+}
+
+// Bytes of each thread's memory for all ops of a step. Ops share it.
+std::int64_t ThreadBytes(const models::ModelSpec& spec, std::int64_t linear_bytes) {
+  std::int64_t bytes = linear_bytes;
+  if (spec.has_head) bytes = std::max(bytes, kernels::SampleThreadBytes(spec.vocab_size));
+  for (const models::LayerSpec& layer : spec.layers) {
+    // All heads of MLA share the cached row.
+    const bool is_mla = layer.attention == models::AttentionKind::kMla;
+    bytes = std::max(
+        bytes, is_mla ? kernels::AttentionThreadBytes(layer.mla.kv_lora_rank + layer.mla.rope_size,
+                                                      layer.mla.num_heads)
+                      : kernels::AttentionThreadBytes(
+                            layer.heads.head_size,
+                            layer.heads.num_heads / std::max(layer.heads.num_kv_heads, 1u)));
+    if (layer.mlp != models::MlpKind::kMoe) continue;
+    bytes = std::max(bytes, kernels::RouterThreadBytes(layer.moe.num_experts, layer.moe.groups));
+  }
+  return bytes;
+}
+
+// Bytes of scratch memory that a runner reserves in its backend.
+struct ScratchBytes {
+  std::int64_t op;      // Backend::op_workspace
+  std::int64_t thread;  // each Backend::workspace
+};
+ScratchBytes ScratchBytesOf(const models::ModelSpec& spec, const models::StepLimits& limits,
+                            const models::QuantizedMatrices& quantized,
+                            kernels::CpuActivations activations) {
+  const std::uint32_t inputs = MaxInputs(spec);
+  return {.op = LinearScratchBytes(quantized, activations, limits.max_step_tokens, inputs),
+          .thread = ThreadBytes(
+              spec, LinearThreadBytes(quantized, activations, limits.max_step_tokens, inputs))};
 }
 
 std::int64_t PooledBytes(const models::ModelSpec& spec, const models::StepLimits& limits) {
@@ -117,15 +152,11 @@ absl::Status CpuRunner::Allocate() {
   result_.prompt_logprobs.reserve(limits_.max_step_tokens);
   result_.pools.reserve(limits_.max_rows);
   pooled_.resize(std::size_t{limits_.max_rows} * model.spec.hidden);
-  const models::QuantizedMatrices quantized = QuantizedMatricesOf(*model.weights);
-  const kernels::CpuActivations activations = backend.activations();
-  const std::uint32_t inputs = MaxInputs(model.spec);
-  scratch_bytes_ = LinearScratchBytes(quantized, activations, limits_.max_step_tokens, inputs);
-  if (scratch_bytes_ > 0) {
-    backend.op_workspace().Reserve(static_cast<std::size_t>(scratch_bytes_));
-  }
-  backend.ReserveWorkspaces(static_cast<std::size_t>(
-      LinearThreadBytes(quantized, activations, limits_.max_step_tokens, inputs)));
+  const ScratchBytes scratch = ScratchBytesOf(
+      model.spec, limits_, QuantizedMatricesOf(*model.weights), backend.activations());
+  if (scratch.op > 0) backend.op_workspace().Reserve(static_cast<std::size_t>(scratch.op));
+  backend.ReserveWorkspaces(static_cast<std::size_t>(scratch.thread));
+  scratch_bytes_ = scratch.op + backend.num_threads() * scratch.thread;
   return absl::OkStatus();
 }
 
@@ -279,10 +310,11 @@ std::int64_t CpuRunner::workspace_bytes() const {
 
 std::int64_t PlanWorkspaceBytes(const models::ModelSpec& spec, const RunnerOptions& options,
                                 const models::QuantizedMatrices& quantized,
-                                kernels::CpuActivations activations) {
+                                kernels::CpuActivations activations, int num_threads) {
   const models::StepLimits limits = LimitsOf(options);
-  return models::StepBuffers::BytesFor(spec, limits) + PooledBytes(spec, limits) +
-         LinearScratchBytes(quantized, activations, limits.max_step_tokens, MaxInputs(spec));
+  const ScratchBytes scratch = ScratchBytesOf(spec, limits, quantized, activations);
+  return models::StepBuffers::BytesFor(spec, limits) + PooledBytes(spec, limits) + scratch.op +
+         num_threads * scratch.thread;
 }
 
 }  // namespace quire::runtime

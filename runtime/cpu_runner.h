@@ -49,7 +49,7 @@ class CpuRunner : public StepRunner, private RunnerBase {
   absl::StatusOr<const StepResult*> Collect() override;
   bool can_pool() const override { return true; }
 
-  // Number of bytes of the activations and of the scratch memory that all threads share.
+  // Number of bytes of the activations and of the reserved scratch memory.
   std::int64_t workspace_bytes() const;
 
  private:

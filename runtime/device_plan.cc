@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "runtime/compute_device.h"
 
 namespace quire::runtime {
 namespace {
@@ -247,6 +248,7 @@ absl::StatusOr<CpuPlan> PlanCpu(const RuntimeOptions& options, const formats::Mo
                          .quantization = options.model.quantization,
                          .fp8_activations = options.model.fp8_activations,
                          .activations = kernels::ResolveCpuActivations(options.device.activations),
+                         .num_threads = NumThreads(options.device),
                          .runner = runner}));
   return plan;
 }

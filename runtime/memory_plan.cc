@@ -149,8 +149,9 @@ absl::StatusOr<MemoryPlan> PlanMemory(const formats::ModelFiles& files,
   plan.pool_bytes = geometry.page_bytes() * geometry.num_blocks;
   plan.prefix_index_bytes = PrefixIndexBytes(checked.spec, geometry, plan.layer_groups,
                                              options.runner, options.prefix_caching);
-  plan.workspace_bytes = PlanWorkspaceBytes(
-      checked.spec, options.runner, models::QuantizedMatricesOf(slots), options.activations);
+  plan.workspace_bytes =
+      PlanWorkspaceBytes(checked.spec, options.runner, models::QuantizedMatricesOf(slots),
+                         options.activations, options.num_threads);
   return plan;
 }
 

@@ -45,12 +45,13 @@ absl::StatusOr<std::uint32_t> NumBlocksForBytes(const cache::KvGeometry& geometr
 absl::StatusOr<std::uint32_t> NumBlocksWithIndex(cache::CacheManagerOptions options,
                                                  std::int64_t bytes);
 
-// Returns the bytes of a CpuRunner's buffers and of the scratch memory that it reserves for
-// matrix products. The result equals workspace_bytes() of a runner with these options and a backend
-// with these activations, which are not kAuto. Scratch memory of threads is not included.
+// Returns the bytes of a CpuRunner's buffers and of the scratch memory that it reserves. The result
+// equals workspace_bytes() of a runner with these options and a backend with these threads and
+// activations, which are not kAuto. The work list and partial results of attention, whose size
+// depends on the step, may need more than the part that products reserve.
 std::int64_t PlanWorkspaceBytes(const models::ModelSpec& spec, const RunnerOptions& options,
                                 const models::QuantizedMatrices& quantized,
-                                kernels::CpuActivations activations);
+                                kernels::CpuActivations activations, int num_threads);
 
 struct MemoryPlan {
   std::int64_t weight_bytes = 0;  // equals Model::weight_bytes after loading
@@ -74,6 +75,7 @@ struct HostPlanOptions {
   models::Quantization quantization = models::Quantization::kAuto;
   bool fp8_activations = false;
   kernels::CpuActivations activations = kernels::CpuActivations::kInt8;  // not kAuto
+  int num_threads = 1;                                                   // that compute ops
   RunnerOptions runner;
 };
 

@@ -244,6 +244,12 @@ std::size_t AttentionScratchBytes(std::uint32_t head_size, std::size_t packed_ro
 
 }  // namespace internal
 
+std::int64_t AttentionThreadBytes(std::uint32_t head_size, std::uint32_t group) {
+  // An item has at least all query heads of one row and KV head.
+  return static_cast<std::int64_t>(
+      internal::AttentionScratchBytes(head_size, std::max(internal::kMaxPackedRows, group)));
+}
+
 namespace {
 
 // Checks the shapes. The checks are the same on every backend.

@@ -34,13 +34,17 @@ absl::Status CheckRouter(const RouterParams& params) {
 
 }  // namespace internal
 
+std::int64_t RouterThreadBytes(std::uint32_t num_experts, std::uint32_t groups) {
+  return (2 * std::int64_t{num_experts} + groups) * std::int64_t{sizeof(float)} + num_experts;
+}
+
 absl::Status Router(const Backend& backend, const RouterParams& params) {
   if (const absl::Status status = internal::CheckRouter(params); !status.ok()) return status;
   if constexpr (kHasCuda) {
     if (backend.cuda() != nullptr) return internal::RouterCuda(*backend.cuda(), params);
   }
-  const std::size_t scratch =
-      (2 * std::size_t{params.num_experts} + params.groups) * sizeof(float) + params.num_experts;
+  const auto scratch =
+      static_cast<std::size_t>(RouterThreadBytes(params.num_experts, params.groups));
   // Cost: an exponential per expert, and a scan over all experts per selected expert.
   const double work = static_cast<double>(params.num_experts) * (20.0 + params.top_k);
   backend.ParallelFor(params.num_rows, work, [&](std::int64_t begin, std::int64_t end, int part) {

@@ -51,6 +51,8 @@ struct RouterParams {
 // shared memory (about 1500). Source of the order of operations: modeling_mixtral.py,
 // modeling_deepseek_v3.py and modeling_gpt_oss.py of Hugging Face transformers.
 absl::Status Router(const Backend& backend, const RouterParams& params);
+// Returns the bytes of each Backend::workspace that Router uses on the CPU.
+std::int64_t RouterThreadBytes(std::uint32_t num_experts, std::uint32_t groups);
 
 namespace internal {
 

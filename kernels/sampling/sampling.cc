@@ -456,11 +456,6 @@ DrawnToken Choose(const SamplingRow& row, std::uint32_t vocab, float max, float*
   return Sample(row, x, vocab, best, c);
 }
 
-// Returns the bytes for keys, a copy of the logits, and ids, x and w of all tokens.
-std::size_t SampleScratchBytes(std::uint32_t vocab) {
-  return std::size_t{vocab} * (8 + 4 * 4);
-}
-
 void SampleRow(const SamplingRow& row, std::uint32_t vocab, Workspace& workspace,
                SampledRow& sampled) {
   sampled = {.top = sampled.top};
@@ -470,7 +465,8 @@ void SampleRow(const SamplingRow& row, std::uint32_t vocab, Workspace& workspace
     return;
   }
   const std::size_t n = vocab;
-  auto* const keys = reinterpret_cast<std::uint64_t*>(workspace.Reserve(SampleScratchBytes(vocab)));
+  auto* const keys = reinterpret_cast<std::uint64_t*>(
+      workspace.Reserve(static_cast<std::size_t>(SampleThreadBytes(vocab))));
   auto* const x = reinterpret_cast<float*>(keys + n);
   Candidates c{reinterpret_cast<std::int32_t*>(x + 3 * n), x + n, x + 2 * n, keys, 0};
   const DrawnToken drawn = Choose(row, vocab, scan.max, x, c);
@@ -569,6 +565,11 @@ absl::Status CheckRoom(std::int32_t num_logprobs, const TopLogprob* top) {
 
 }  // namespace
 
+std::int64_t SampleThreadBytes(std::uint32_t vocab) {
+  // Keys, a copy of the logits, and ids, x and w of all tokens.
+  return std::int64_t{vocab} * (8 + 4 * 4);
+}
+
 absl::Status Sample(const Backend& backend, const SampleParams& params) {
   if (params.rows.size() != params.sampled.size() || params.vocab == 0) {
     return absl::InvalidArgumentError(absl::StrCat("sampler has ", params.rows.size(), " rows, ",
@@ -581,7 +582,7 @@ absl::Status Sample(const Backend& backend, const SampleParams& params) {
     QUIRE_RETURN_IF_ERROR(internal::CheckSamplingRow(params.rows[i], params.vocab));
     QUIRE_RETURN_IF_ERROR(CheckRoom(params.rows[i].num_logprobs, params.sampled[i].top));
   }
-  backend.ReserveWorkspaces(SampleScratchBytes(params.vocab));
+  backend.ReserveWorkspaces(static_cast<std::size_t>(SampleThreadBytes(params.vocab)));
   backend.ParallelItems(static_cast<std::int64_t>(params.rows.size()),
                         static_cast<double>(params.vocab) * 3, [&](std::int64_t i, int part) {
                           const auto row = static_cast<std::size_t>(i);

@@ -128,6 +128,8 @@ struct SampleParams {
 // Samples one token per row. Returns INVALID_ARGUMENT and writes nothing if sizes differ, a token
 // is outside the vocabulary, or a parameter is outside its range.
 absl::Status Sample(const Backend& backend, const SampleParams& params);
+// Returns the bytes of each Backend::workspace that Sample uses.
+std::int64_t SampleThreadBytes(std::uint32_t vocab);
 
 // A request for the log-probability of a known token, and its result.
 struct TokenLogprob {

@@ -49,8 +49,9 @@ class RunnerTest : public testing::Test {
     return {.max_rows = kRows, .max_step_tokens = kStepTokens, .max_logprobs = 5};
   }
 
-  void LoadFiles(const formats::ModelFiles& files, const runtime::RunnerOptions& options) {
-    auto model = runtime::LoadModel(files, cpu_.backend, {});
+  void LoadFiles(const formats::ModelFiles& files, const runtime::RunnerOptions& options,
+                 Quantization quantization = Quantization::kAuto) {
+    auto model = runtime::LoadModel(files, cpu_->backend, {.quantization = quantization});
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = *std::move(model);
     auto geometry = runtime::KvGeometryFor(model_->spec, 16, DType::kF32, kBlocks);
@@ -58,12 +59,15 @@ class RunnerTest : public testing::Test {
     auto pool = cache::KvPool::Create(*geometry);
     ASSERT_TRUE(pool.ok()) << pool.status();
     pool_ = std::make_unique<cache::KvPool>(*std::move(pool));
-    auto runner = runtime::CpuRunner::Create(*model_, cpu_.backend, pool_.get(), options);
+    auto runner = runtime::CpuRunner::Create(*model_, cpu_->backend, pool_.get(), options);
     ASSERT_TRUE(runner.ok()) << runner.status();
     runner_ = *std::move(runner);
-    auto cache = cache::CacheManager::Create({.geometry = *geometry,
-                                              .max_rows = kRows,
-                                              .max_context_tokens = model_->spec.max_position});
+    auto cache =
+        cache::CacheManager::Create({.geometry = *geometry,
+                                     .groups = CacheGroupsOf(PlanLayerGroups(model_->spec)),
+                                     .max_rows = kRows,
+                                     .max_context_tokens = model_->spec.max_position,
+                                     .max_row_overlap_tokens = kStepTokens});
     ASSERT_TRUE(cache.ok()) << cache.status();
     cache_ = *std::move(cache);
   }
@@ -122,7 +126,7 @@ class RunnerTest : public testing::Test {
     return batch;
   }
 
-  TestBackend cpu_{2};
+  std::unique_ptr<TestBackend> cpu_ = std::make_unique<TestBackend>(2);
   std::unique_ptr<runtime::Model> model_;
   std::unique_ptr<cache::KvPool> pool_;
   std::unique_ptr<runtime::CpuRunner> runner_;
@@ -190,7 +194,7 @@ TEST_F(RunnerTest, OptionsAndPoolAreChecked) {
       {"has_text has 3 entries",
        {.max_rows = 1, .max_step_tokens = 8, .has_text = std::vector<std::uint8_t>(3, 1)}}};
   for (const auto& [message, options] : cases) {
-    const auto runner = runtime::CpuRunner::Create(*model_, cpu_.backend, pool_.get(), options);
+    const auto runner = runtime::CpuRunner::Create(*model_, cpu_->backend, pool_.get(), options);
     ASSERT_FALSE(runner.ok()) << message;
     EXPECT_THAT(std::string(runner.status().message()), HasSubstr(message));
   }
@@ -199,7 +203,7 @@ TEST_F(RunnerTest, OptionsAndPoolAreChecked) {
   auto pool = cache::KvPool::Create(other);
   ASSERT_TRUE(pool.ok());
   EXPECT_THAT(
-      std::string(runtime::CpuRunner::Create(*model_, cpu_.backend, &*pool, DefaultOptions())
+      std::string(runtime::CpuRunner::Create(*model_, cpu_->backend, &*pool, DefaultOptions())
                       .status()
                       .message()),
       HasSubstr("kv pool has 2 layers of 3 heads"));
@@ -208,8 +212,53 @@ TEST_F(RunnerTest, OptionsAndPoolAreChecked) {
 TEST_F(RunnerTest, WorkspaceEqualsThePlan) {
   EXPECT_EQ(runner_->workspace_bytes(),
             runtime::PlanWorkspaceBytes(model_->spec, DefaultOptions(), QuantizedMatrices{},
-                                        cpu_.backend.activations()));
-  EXPECT_EQ(cpu_.backend.scratch_bytes(), 0);
+                                        cpu_->backend.activations(), cpu_->backend.num_threads()));
+}
+
+// After steps of each family, threads have exactly the planned scratch memory.
+TEST_F(RunnerTest, StepsStayWithinThePlannedScratchMemory) {
+  using enum kernels::CpuActivations;
+  const runtime::RunnerOptions options = DefaultOptions();
+  for (const char* const folder :
+       {"models/llama-gqa-tied-bf16", "models/gemma2-bf16", "models/deepseek-v2-lite-bf16",
+        "models/qwen3-moe-bf16", "models/gpt-oss-mxfp4"}) {
+    const auto files = formats::ModelFiles::FromDirectory(TestDataPath(folder));
+    ASSERT_TRUE(files.ok()) << files.status();
+    for (const auto& [activations, quantization] :
+         {std::pair{kBF16, Quantization::kNone}, std::pair{kBF16, Quantization::kInt8},
+          std::pair{kF32, Quantization::kNone}, std::pair{kF32, Quantization::kInt8},
+          std::pair{kInt8, Quantization::kInt8}}) {
+      SCOPED_TRACE(absl::StrCat(folder, " ", kernels::CpuActivationsName(activations), " ",
+                                QuantizationName(quantization)));
+      runner_.reset();
+      cpu_ = std::make_unique<TestBackend>(2, activations);
+      const kernels::Backend& backend = cpu_->backend;
+      LoadFiles(*files, options, quantization);
+      if (HasFatalFailure()) return;
+      const auto plan = runtime::PlanMemory(*files, {.page_size = 16,
+                                                     .kv_dtype = DType::kF32,
+                                                     .num_blocks = kBlocks,
+                                                     .quantization = quantization,
+                                                     .activations = activations,
+                                                     .num_threads = backend.num_threads(),
+                                                     .runner = options});
+      ASSERT_TRUE(plan.ok()) << plan.status();
+      EXPECT_EQ(runner_->workspace_bytes(), plan->workspace_bytes);
+      const auto of_threads = [&] {
+        return backend.scratch_bytes() -
+               static_cast<std::int64_t>(backend.op_workspace().size_bytes());
+      };
+      const std::int64_t planned =
+          plan->workspace_bytes - StepBuffers::BytesFor(model_->spec, runtime::LimitsOf(options)) -
+          std::int64_t{options.max_rows} * model_->spec.hidden * std::int64_t{sizeof(float)};
+      EXPECT_EQ(backend.scratch_bytes(), planned);
+      const std::int64_t threads = of_threads();
+      const std::vector<std::int32_t> tokens(kStepTokens + 1, 7);
+      ASSERT_TRUE(Advance(0, tokens, 0, kStepTokens).ok());
+      ASSERT_TRUE(Advance(0, tokens, kStepTokens, 1).ok());
+      EXPECT_EQ(of_threads(), threads);
+    }
+  }
 }
 
 // Under equal logits the prompt log-probability of a token equals its log-probability as a sample.

@@ -54,9 +54,8 @@ formats::ModelFiles EditableFiles::Files() const {
   return formats::ModelFiles::FromMemory("edited", std::move(files));
 }
 
-TestBackend::TestBackend(int threads)
-    : pool(threads),
-      backend(*kernels::Backend::Create(Device::Cpu(), &pool, kernels::CpuActivations::kInt8)) {}
+TestBackend::TestBackend(int threads, kernels::CpuActivations activations)
+    : pool(threads), backend(*kernels::Backend::Create(Device::Cpu(), &pool, activations)) {}
 
 std::string SafetensorsFile(absl::string_view header, absl::string_view data) {
   std::string file;

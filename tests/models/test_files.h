@@ -37,7 +37,8 @@ class EditableFiles {
 
 // A CPU backend with its threads.
 struct TestBackend {
-  explicit TestBackend(int threads = 1);
+  explicit TestBackend(int threads = 1,
+                       kernels::CpuActivations activations = kernels::CpuActivations::kInt8);
   ThreadPool pool;
   kernels::Backend backend;
 };
