@@ -8,6 +8,8 @@
 #include "base/status.h"
 #include "kernels/attention/attention_mask.h"
 #include "kernels/attention/attention_shares.h"
+#include "kernels/attention/bf16_attention.h"
+#include "kernels/backend/isa.h"
 
 namespace quire::kernels {
 namespace internal {
@@ -224,7 +226,55 @@ const std::uint32_t* CacheLengths(const AnyKvView& keys) {
   return std::visit([](const auto& view) { return view.cache_lengths; }, keys);
 }
 
+// Divides a step into items and calls attend(item, next, scratch) for each; `next` is the item that
+// the thread will probably process next, or null. scratch_bytes(packed_rows) is the size of
+// `scratch`.
+template <typename ScratchBytes, typename Attend>
+void RunItems(const Backend& backend, const AttentionParams& params,
+              const ScratchBytes& scratch_bytes, const Attend& attend) {
+  const KvShape shape = KvShapeOf(*params.keys);
+  const Plan plan(params, shape, CacheLengths(*params.keys), backend.num_threads());
+  std::byte* const memory = backend.op_workspace().Reserve(plan.memory_bytes());
+  auto* const items = reinterpret_cast<AttentionItem*>(memory);
+  auto* const reductions = items + plan.num_items();
+  plan.Fill(items, reductions, reinterpret_cast<float*>(memory + plan.list_bytes()));
+
+  const std::size_t scratch = scratch_bytes(plan.packed_rows());
+  backend.ReserveWorkspaces(scratch);
+  backend.ParallelItems(plan.num_items(), plan.item_nanoseconds(), [&](std::int64_t i, int part) {
+    // Assumes that threads take items in turn, which holds while items cost about the same.
+    // Otherwise another thread processes the prefetched item.
+    const std::int64_t next = i + backend.num_threads();
+    attend(items[i], next < plan.num_items() ? &items[next] : nullptr,
+           backend.workspace(part).Reserve(scratch));
+  });
+  backend.ParallelItems(plan.num_reductions(), plan.item_nanoseconds(), [&](std::int64_t i, int) {
+    AttentionReductionSimd(params, reductions[i]);
+  });
+}
+
 }  // namespace
+
+void PagedAttentionBf16(const Backend& backend, const AttentionParams& params,
+                        Bf16MultiplyFn multiply) {
+  if (multiply == nullptr) multiply = Bf16MultiplyVectors();
+  const KvShape shape = KvShapeOf(*params.keys);
+  if (multiply == nullptr) {
+    // Nanoseconds for a row. The reference is slow, so every row may have a thread of its own.
+    const double work = 1e6;
+    return backend.ParallelFor(
+        params.row_offsets[params.batch_size], work,
+        [&](std::int64_t begin, std::int64_t end, int) { AttentionBf16Cpu(params, begin, end); });
+  }
+  RunItems(
+      backend, params,
+      [&](std::size_t packed_rows) {
+        return Bf16AttentionScratchBytes(shape.head_size, shape.num_heads, packed_rows);
+      },
+      [&](const AttentionItem& item, const AttentionItem*, std::byte* scratch) {
+        AttentionBf16Simd(params, item, multiply, scratch);
+      });
+}
 
 AttentionShares ShareAttention(const AttentionParams& params, int num_threads) {
   const KvShape shape = KvShapeOf(*params.keys);
@@ -295,26 +345,19 @@ absl::Status PagedAttention(const Backend& backend, const AttentionParams& param
   }
   QUIRE_RETURN_IF_ERROR(
       CheckKvStep(*params.keys, *params.values, params.row_offsets, params.batch_size));
-  const KvShape shape = KvShapeOf(*params.keys);
-  const internal::Plan plan(params, shape, internal::CacheLengths(*params.keys),
-                            backend.num_threads());
-  std::byte* const memory = backend.op_workspace().Reserve(plan.memory_bytes());
-  auto* const items = reinterpret_cast<internal::AttentionItem*>(memory);
-  auto* const reductions = items + plan.num_items();
-  plan.Fill(items, reductions, reinterpret_cast<float*>(memory + plan.list_bytes()));
-
-  const std::size_t scratch = internal::AttentionScratchBytes(shape.head_size, plan.packed_rows());
-  backend.ReserveWorkspaces(scratch);
-  backend.ParallelItems(plan.num_items(), plan.item_nanoseconds(), [&](std::int64_t i, int part) {
-    // Assumes that threads take items in turn, which holds while items cost about the same.
-    // Otherwise another thread processes the prefetched item.
-    const std::int64_t next = i + backend.num_threads();
-    internal::AttentionSimd(params, items[i], next < plan.num_items() ? &items[next] : nullptr,
-                            backend.workspace(part).Reserve(scratch));
-  });
-  backend.ParallelItems(plan.num_reductions(), plan.item_nanoseconds(), [&](std::int64_t i, int) {
-    internal::AttentionReductionSimd(params, reductions[i]);
-  });
+  if (backend.activations() == CpuActivations::kBF16 && KvDType(*params.keys) == DType::kBF16) {
+    const bool has_tiles = internal::ChosenLevel() == internal::CpuLevel::kAmx;
+    internal::PagedAttentionBf16(backend, params, has_tiles ? internal::kBf16MultiplyAmx : nullptr);
+    return absl::OkStatus();
+  }
+  const std::uint32_t head_size = KvShapeOf(*params.keys).head_size;
+  internal::RunItems(
+      backend, params,
+      [&](std::size_t packed_rows) {
+        return internal::AttentionScratchBytes(head_size, packed_rows);
+      },
+      [&](const internal::AttentionItem& item, const internal::AttentionItem* next,
+          std::byte* scratch) { internal::AttentionSimd(params, item, next, scratch); });
   return absl::OkStatus();
 }
 

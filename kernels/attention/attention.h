@@ -50,9 +50,10 @@ struct AttentionParams {
 // Query head h reads KV head h / (num_heads / kv_heads). The term e^sink[h] is added only with
 // sinks.
 //
-// CPU: all arithmetic is in f32. The reduction order depends only on p and the window, so chunking,
-// batching, page ids and threads do not change any bit. A score is one ascending chain of FMAs over
-// the columns of q * (scale / ln 2) and k. A tile of 64 tokens at a multiple of 64 is one
+// CPU: with bf16 activations and bf16 pages, bf16_attention.h defines the arithmetic. In all other
+// cases all arithmetic is in f32. The reduction order depends only on p and the window, so
+// chunking, batching, page ids and threads do not change any bit. A score is one ascending chain of
+// FMAs over the columns of q * (scale / ln 2) and k. A tile of 64 tokens at a multiple of 64 is one
 // online-softmax step in powers of 2: token j adds its weight to part j mod 16 of the sum,
 // ascending, and its value to each column, ascending. Each span of 512 tokens has a separate state.
 // Spans are reduced left to right. At the end the parts of the sum are added, then the sink. Keys

@@ -42,12 +42,14 @@ class Workspace {
   std::size_t capacity_ = 0;
 };
 
-// The dtype of x in matrix products on the CPU.
+// The dtype of activations in products on the CPU.
 enum class CpuActivations : std::uint8_t {
   kAuto,  // kBF16 with the instruction set "amx", else kInt8
   kInt8,  // int8 for integer weights, f32 for all other weights
   kF32,
-  kBF16,  // x and weights are rounded to bf16 (kernels/linear/bf16_linear.h)
+  // x and weights are rounded to bf16 (kernels/linear/bf16_linear.h), and in attention over bf16
+  // pages queries and attention weights (kernels/attention/bf16_attention.h).
+  kBF16,
 };
 // Returns what kAuto means for the chosen instruction set, and other values as they are.
 CpuActivations ResolveCpuActivations(CpuActivations activations);

@@ -126,6 +126,17 @@ HWY_INLINE VF OddBF16(VU pairs) {
   return hn::BitCast(DF(), hn::And(pairs, hn::Set(DU(), 0xffff0000u)));
 }
 
+// Rounds to bf16 in the upper half of each lane, to nearest even; the lower half is unspecified.
+// NaN stays NaN.
+HWY_INLINE VU RoundedBF16(VF x) {
+  const DU du;
+  const VU bits = hn::BitCast(du, x);
+  const VU is_odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
+  const VU rounded = hn::Add(bits, hn::Add(is_odd, hn::Set(du, 0x7fff)));
+  const VU nan = hn::Or(bits, hn::Set(du, 0x400000));
+  return hn::IfThenElse(hn::RebindMask(du, hn::Eq(x, x)), rounded, nan);
+}
+
 // Widens the f16 in the low half of each lane. The bits are moved to the exponent and mantissa of
 // an f32 and scaled by 2^112, which is exact for subnormals too. Infinity and NaN get the f32
 // exponent of infinity.

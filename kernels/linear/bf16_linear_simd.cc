@@ -33,17 +33,6 @@ const T* PanelOf(const PackedLinear& weight, std::size_t panel) {
                                     static_cast<std::int64_t>(panel) * weight.panel_bytes());
 }
 
-// Rounds to bf16 in the upper half of each lane, to nearest even; the lower half is unspecified.
-// NaN stays NaN.
-HWY_INLINE VU RoundedBF16(VF x) {
-  const DU du;
-  const VU bits = hn::BitCast(du, x);
-  const VU is_odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
-  const VU rounded = hn::Add(bits, hn::Add(is_odd, hn::Set(du, 0x7fff)));
-  const VU nan = hn::Or(bits, hn::Set(du, 0x400000));
-  return hn::IfThenElse(hn::RebindMask(du, hn::Eq(x, x)), rounded, nan);
-}
-
 void RoundRow(const float* HWY_RESTRICT from, std::size_t k, std::uint16_t* HWY_RESTRICT to) {
   const hn::Rebind<std::uint16_t, DF> d16;
   std::size_t i = 0;
@@ -478,6 +467,14 @@ void Panels(const internal::Bf16Panels& job, std::int64_t panel_begin, std::int6
   internal::LinearBf16Cpu(job.params, panel_begin, panel_end);
 #endif
 }
+
+internal::Bf16MultiplyFn VectorMultiply() {
+#ifdef QUIRE_BF16_VECTORS
+  return Multiply;
+#else
+  return nullptr;
+#endif
+}
 #undef QUIRE_BF16_VECTORS
 
 }  // namespace quire::kernels::HWY_NAMESPACE
@@ -489,6 +486,7 @@ namespace quire::kernels {
 HWY_EXPORT(DequantizeF32);
 HWY_EXPORT(RoundRowOf);
 HWY_EXPORT(Panels);
+HWY_EXPORT(VectorMultiply);
 
 namespace internal {
 
@@ -502,6 +500,10 @@ void DequantizePanelF32(const PackedLinear& weight, std::int64_t panel, float* t
 
 void LinearBf16Panels(const Bf16Panels& job, std::int64_t panel_begin, std::int64_t panel_end) {
   HWY_DYNAMIC_DISPATCH(Panels)(job, panel_begin, panel_end);
+}
+
+Bf16MultiplyFn Bf16MultiplyVectors() {
+  return HWY_DYNAMIC_DISPATCH(VectorMultiply)();
 }
 
 }  // namespace internal

@@ -29,5 +29,8 @@ using Bf16MultiplyFn = void (*)(const Bf16Product& product);
 
 // Multiplies in AMX tiles. Null in builds without AMX.
 extern const Bf16MultiplyFn kBf16MultiplyAmx;
+// Returns the function that multiplies in vectors of the selected instruction set. Null if the
+// instruction set has no fused multiply-add that flushes subnormal numbers.
+Bf16MultiplyFn Bf16MultiplyVectors();
 
 }  // namespace quire::kernels::internal

@@ -95,10 +95,11 @@ inline std::vector<double> ExactRow(const Sequences& s, std::uint32_t b, std::ui
 }
 
 // Tokens before cached[b] are in the pages. Stores and attends rows cached[b] .. + fresh[b] in one
-// step. Returns the packed output rows.
-inline std::vector<float> RunStep(const Backend& backend, TestPool& pool, const Sequences& s,
-                                  const std::vector<std::uint32_t>& cached,
-                                  const std::vector<std::uint32_t>& fresh, bool fast = true) {
+// step, with attend(params). Returns the packed output rows.
+template <typename Attend>
+std::vector<float> RunStepWith(const Backend& backend, TestPool& pool, const Sequences& s,
+                               const std::vector<std::uint32_t>& cached,
+                               const std::vector<std::uint32_t>& fresh, const Attend& attend) {
   pool.SetStep(cached, fresh);
   std::vector<float> q, k, v;
   for (std::uint32_t b = 0; b < cached.size(); ++b) {
@@ -127,14 +128,20 @@ inline std::vector<float> RunStep(const Backend& backend, TestPool& pool, const 
                                .window = s.mask.window,
                                .softcap = s.mask.softcap,
                                .sinks = s.mask.sinks.empty() ? nullptr : s.mask.sinks.data()};
-  if (fast) {
-    const absl::Status status = PagedAttention(backend, params);
-    EXPECT_TRUE(status.ok()) << status;
-  } else {
-    internal::AttentionCpu(params);
-  }
+  attend(params);
   EXPECT_TRUE(out.GuardsIntact());
   return out.Packed();
+}
+
+// RunStepWith PagedAttention or, if not `fast`, its f32 reference.
+inline std::vector<float> RunStep(const Backend& backend, TestPool& pool, const Sequences& s,
+                                  const std::vector<std::uint32_t>& cached,
+                                  const std::vector<std::uint32_t>& fresh, bool fast = true) {
+  return RunStepWith(backend, pool, s, cached, fresh, [&](const AttentionParams& params) {
+    if (!fast) return internal::AttentionCpu(params);
+    const absl::Status status = PagedAttention(backend, params);
+    EXPECT_TRUE(status.ok()) << status;
+  });
 }
 
 inline TestPool MakePool(const Sequences& s, std::uint32_t seed) {

@@ -9,7 +9,6 @@
 #include <cmath>
 #include <cstdio>
 #include <numeric>
-#include <optional>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -273,26 +272,6 @@ TEST_P(Bf16LinearTest, EqualsTheReferenceBitwiseOnEveryInstructionSet) {
     }
   }
 }
-
-// Runs tile instructions on the CPU if the process may, else in software.
-class ScopedTiles {
- public:
-  // Returns false without AMX in the build or AVX-512 in the CPU.
-  static bool CanRun() {
-    const bool has_avx512 = SelectCpuIsa("avx512").ok();
-    EXPECT_TRUE(SelectCpuIsa("auto").ok());
-    return has_avx512 && internal::kBf16MultiplyAmx != nullptr;
-  }
-  ScopedTiles() {
-    const absl::Status hardware = SelectCpuIsa("amx");
-    EXPECT_TRUE(SelectCpuIsa("auto").ok());
-    if (!hardware.ok()) software_.emplace();
-  }
-  bool is_hardware() const { return !software_.has_value(); }
-
- private:
-  std::optional<ScopedSoftwareTiles> software_;
-};
 
 TEST_P(Bf16LinearTest, TilesEqualTheReferenceBitwise) {
   if (!ScopedTiles::CanRun()) GTEST_SKIP() << "no AMX in the build or no AVX-512 in the CPU";

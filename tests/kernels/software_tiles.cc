@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/dtype.h"
+#include "kernels/backend/backend.h"
 #include "kernels/linear/bf16_linear.h"
 
 namespace quire::kernels {
@@ -243,5 +244,17 @@ ScopedSoftwareTiles::ScopedSoftwareTiles() = default;
 ScopedSoftwareTiles::~ScopedSoftwareTiles() = default;
 
 #endif
+
+bool ScopedTiles::CanRun() {
+  const bool has_avx512 = SelectCpuIsa("avx512").ok();
+  QUIRE_CHECK(SelectCpuIsa("auto").ok());
+  return has_avx512 && internal::kBf16MultiplyAmx != nullptr;
+}
+
+ScopedTiles::ScopedTiles() {
+  const absl::Status hardware = SelectCpuIsa("amx");
+  QUIRE_CHECK(SelectCpuIsa("auto").ok());
+  if (!hardware.ok()) software_.emplace();
+}
 
 }  // namespace quire::kernels

@@ -8,6 +8,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 namespace quire::kernels {
 
@@ -56,6 +57,18 @@ class ScopedSoftwareTiles {
  public:
   ScopedSoftwareTiles();
   ~ScopedSoftwareTiles();
+};
+
+// Runs tile instructions on the CPU if the process may, else in software.
+class ScopedTiles {
+ public:
+  // Returns false without AMX in the build or AVX-512 in the CPU.
+  static bool CanRun();
+  ScopedTiles();
+  bool is_hardware() const { return !software_.has_value(); }
+
+ private:
+  std::optional<ScopedSoftwareTiles> software_;
 };
 
 }  // namespace quire::kernels

@@ -142,32 +142,48 @@ TEST_P(FamiliesParityTest, BitsDependOnTheSequenceOnly) {
 
 // A much smaller error than the recorded one would mean that most products did not round.
 TEST_P(FamiliesParityTest, Bf16ActivationsHaveTheRecordedError) {
-  const auto got = MustReplay(
-      {.threads = 2, .feed_reference = true, .cpu_activations = kernels::CpuActivations::kBF16});
-  const auto ratio = Bf16ErrorRatio(got, reference_, absl::StrCat("models/", GetParam().folder));
-  ASSERT_TRUE(ratio.ok()) << ratio.status();
-  EXPECT_LE(ratio->relative, 1.5);
-  EXPECT_GE(ratio->relative, 1 / 1.5);
-  EXPECT_LE(ratio->max_abs, 1.5);
+  for (const DType pages : {DType::kF32, DType::kBF16}) {
+    const auto got = MustReplay({.kv_dtype = pages,
+                                 .threads = 2,
+                                 .feed_reference = true,
+                                 .cpu_activations = kernels::CpuActivations::kBF16});
+    const auto ratio =
+        Bf16ErrorRatio(got, reference_, absl::StrCat("models/", GetParam().folder), pages);
+    ASSERT_TRUE(ratio.ok()) << ratio.status();
+    EXPECT_LE(ratio->relative, 1.5);
+    EXPECT_GE(ratio->relative, 1 / 1.5);
+    if (pages == DType::kF32) EXPECT_LE(ratio->max_abs, 1.5);
+  }
 }
 
 TEST_P(FamiliesParityTest, Bf16ActivationBitsDependOnTheSequenceOnly) {
   constexpr auto kBF16 = kernels::CpuActivations::kBF16;
-  const auto together = MustReplay({.threads = 1, .seed = 3, .cpu_activations = kBF16});
-  const auto other =
-      MustReplay({.threads = 3, .chunk = 7, .seed = 4, .preempt_at = 9, .cpu_activations = kBF16});
-  const auto alone =
-      MustReplay({.threads = 2, .chunk = 256, .seed = 5, .only = {9}, .cpu_activations = kBF16});
-  ASSERT_EQ(together.size(), reference_.prompts.size());
-  ASSERT_EQ(other.size(), together.size());
-  ASSERT_EQ(alone.size(), 1u);
-  for (std::size_t i = 0; i < together.size(); ++i) {
-    EXPECT_EQ(together[i].sampled, other[i].sampled);
-    ExpectSameBits(together[i].logits, other[i].logits);
-    ExpectSameBits(together[i].logprobs, other[i].logprobs);
+  for (const DType pages : {DType::kF32, DType::kBF16}) {
+    const auto together =
+        MustReplay({.kv_dtype = pages, .threads = 1, .seed = 3, .cpu_activations = kBF16});
+    const auto other = MustReplay({.kv_dtype = pages,
+                                   .threads = 3,
+                                   .chunk = 7,
+                                   .seed = 4,
+                                   .preempt_at = 9,
+                                   .cpu_activations = kBF16});
+    const auto alone = MustReplay({.kv_dtype = pages,
+                                   .threads = 2,
+                                   .chunk = 256,
+                                   .seed = 5,
+                                   .only = {9},
+                                   .cpu_activations = kBF16});
+    ASSERT_EQ(together.size(), reference_.prompts.size());
+    ASSERT_EQ(other.size(), together.size());
+    ASSERT_EQ(alone.size(), 1u);
+    for (std::size_t i = 0; i < together.size(); ++i) {
+      EXPECT_EQ(together[i].sampled, other[i].sampled);
+      ExpectSameBits(together[i].logits, other[i].logits);
+      ExpectSameBits(together[i].logprobs, other[i].logprobs);
+    }
+    EXPECT_EQ(together[9].sampled, alone[0].sampled);
+    ExpectSameBits(together[9].logits, alone[0].logits);
   }
-  EXPECT_EQ(together[9].sampled, alone[0].sampled);
-  ExpectSameBits(together[9].logits, alone[0].logits);
 }
 
 TEST_P(FamiliesParityTest, HiddenStatesOfEveryLayerAgree) {

@@ -580,20 +580,21 @@ Deviation CompareLogits(const std::vector<ReplayedPrompt>& got, const Reference&
 }
 
 absl::StatusOr<Deviation> Bf16ErrorRatio(const std::vector<ReplayedPrompt>& got,
-                                         const Reference& want, const std::string& name) {
+                                         const Reference& want, const std::string& name,
+                                         DType pages) {
   std::ifstream stream(paths::TestData("bf16_activations.json"));
   const nlohmann::json table = nlohmann::json::parse(stream, nullptr, false);
   if (!table.is_object() || !table.contains(name)) {
     return absl::NotFoundError(absl::StrCat("bf16_activations.json has no ", name));
   }
-  const Deviation recorded{.relative = table[name]["relative_error"].get<double>(),
-                           .max_abs = table[name]["max_abs"].get<double>()};
+  const bool is_bf16 = pages == DType::kBF16;
+  const double recorded =
+      table[name][is_bf16 ? "pages_relative_error" : "relative_error"].get<double>();
   const Deviation deviation = CompareLogits(got, want);
-  std::printf("%s: bf16 activations differ by %.2e relative, recorded %.2e; %.3f at most, %.3f\n",
-              name.c_str(), deviation.relative, recorded.relative, deviation.max_abs,
-              recorded.max_abs);
-  return Deviation{.relative = deviation.relative / recorded.relative,
-                   .max_abs = deviation.max_abs / recorded.max_abs};
+  std::printf("%s: bf16 activations and %s pages differ by %.2e relative, recorded %.2e\n",
+              name.c_str(), std::string(DTypeName(pages)).c_str(), deviation.relative, recorded);
+  const double max_abs = is_bf16 ? 0 : deviation.max_abs / table[name]["max_abs"].get<double>();
+  return Deviation{.relative = deviation.relative / recorded, .max_abs = max_abs};
 }
 
 std::size_t CountTokenMismatches(const std::vector<ReplayedPrompt>& got, const Reference& want) {

@@ -140,10 +140,12 @@ Deviation Compare(const std::vector<float>& got, const std::vector<float>& want)
 // The same over the logits of all prompts.
 Deviation CompareLogits(const std::vector<ReplayedPrompt>& got, const Reference& want);
 // The deviation of the logits, divided by the recorded one of a computation in double that rounds x
-// and weights of every matrix product to bf16. `name` is a folder under tests/testdata, such as
-// "models/qwen2-bf16".
+// and weights of every matrix product to bf16, and with DType::kBF16 also pages, queries and
+// attention weights. For bf16 pages max_abs is not recorded and 0. `name` is a folder under
+// tests/testdata, such as "models/qwen2-bf16".
 absl::StatusOr<Deviation> Bf16ErrorRatio(const std::vector<ReplayedPrompt>& got,
-                                         const Reference& want, const std::string& name);
+                                         const Reference& want, const std::string& name,
+                                         DType pages = DType::kF32);
 // Number of prompts whose sampled tokens differ from the reference.
 std::size_t CountTokenMismatches(const std::vector<ReplayedPrompt>& got, const Reference& want);
 

@@ -14,9 +14,13 @@ matrix. Embeddings, norms, rope, attention scores and activation functions are n
 never expands the latents. It multiplies the queries without rope and the attended latents by the halves of kv_b_proj,
 so the script rounds these two and not the latents.
 
+A third run computes attention over bf16 pages as kernels/attention/bf16_attention.h defines it: stored keys, values and
+latents are rounded, and so are queries and weights.
+
 | field | value |
 |---|---|
 | relative_error | norm of the change of all recorded logits, divided by the norm of the exact logits |
+| pages_relative_error | the same with bf16 pages, queries and attention weights |
 | max_abs | largest change of a recorded logit |
 | changed_tokens | number of greedy tokens that are no longer the best token after their recorded prefix |
 | changed_routes | number of router decisions that select other experts, over prompts and greedy tokens |
@@ -30,6 +34,7 @@ fails if the exact logits or tokens differ from the recorded ones.
 import argparse
 import contextlib
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -99,13 +104,49 @@ def latent_attention(module, query, key, value, mask, scaling, **_):
     return (attended @ to_values.transpose(1, 2)).transpose(1, 2).contiguous(), probabilities
 
 
-AttentionInterface.register("bf16_latents", latent_attention)
-AttentionMaskInterface.register("bf16_latents", eager_mask)
+def page_weights(query, key, mask, scaling, softcap=None, sinks=None):
+    """Returns the attention weights of rounded queries over rounded keys. A fixture is shorter than a span."""
+    scores = bf16(query * (scaling / math.log(2))) @ bf16(key).transpose(-2, -1) * math.log(2)
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    scores = scores + mask
+    largest = scores.amax(dim=-1, keepdim=True)
+    weights = bf16(torch.exp(scores - largest))
+    total = weights.sum(dim=-1, keepdim=True)
+    if sinks is not None:
+        total = total + torch.exp(sinks.view(-1, 1, 1) - largest)
+    return weights / total
+
+
+def page_attention(module, query, key, value, mask, scaling, softcap=None, s_aux=None, **_):
+    group = query.shape[1] // key.shape[1]
+    key, value = (part.repeat_interleave(group, dim=1) for part in (key, value))
+    weights = page_weights(query, key, mask, scaling, softcap, s_aux)
+    return (weights @ bf16(value)).transpose(1, 2).contiguous(), weights
+
+
+def latent_page_attention(module, query, key, value, mask, scaling, **_):
+    """latent_attention over bf16 pages, which have the latents and the rotated part of the keys."""
+    nope, heads = module.qk_nope_head_dim, query.shape[1]
+    rank = module.latents.shape[-1]
+    latents = module.latents.view(query.shape[0], 1, -1, rank).expand(-1, heads, -1, -1)
+    projections = bf16(module.kv_b_proj.weight).view(heads, -1, rank)
+    query = torch.cat((bf16(query[..., :nope]) @ projections[:, :nope], query[..., nope:]), dim=-1)
+    weights = page_weights(query, torch.cat((latents, key[..., nope:]), dim=-1), mask, scaling)
+    attended = bf16(weights @ bf16(latents))
+    return (attended @ projections[:, nope:].transpose(1, 2)).transpose(1, 2).contiguous(), weights
+
+
+for name, function in (
+    ("bf16_latents", latent_attention), ("bf16_pages", page_attention), ("bf16_latent_pages", latent_page_attention),
+):  # fmt: skip
+    AttentionInterface.register(name, function)
+    AttentionMaskInterface.register(name, eager_mask)
 
 
 @contextlib.contextmanager
-def bf16_activations(model):
-    """Inside the context the model uses bf16 activations."""
+def bf16_activations(model, pages: bool):
+    """Inside the context the model uses bf16 activations and, with `pages`, attention over bf16 pages."""
     latent = [module for module in model.modules() if hasattr(module, "kv_b_proj")]
 
     def note_latents(attention):
@@ -116,11 +157,12 @@ def bf16_activations(model):
 
     handles = [attention.kv_b_proj.register_forward_pre_hook(note_latents(attention)) for attention in latent]
     if latent:
-        model.config._attn_implementation = "bf16_latents"
+        model.config._attn_implementation = "bf16_latent_pages" if pages else "bf16_latents"
+    elif pages:
+        model.config._attn_implementation = "bf16_pages"
     with Bf16Activations({id(attention.kv_b_proj.weight) for attention in latent}):
         yield
-    if latent:
-        model.config._attn_implementation = "eager"
+    model.config._attn_implementation = "eager"
     for handle in handles:
         handle.remove()
 
@@ -221,13 +263,16 @@ def entry_of(model, prompts: list[dict], record: list[torch.Tensor]) -> dict:
     with float32_means_float64():
         model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
         exact, best, chosen = run(model, prompts, routes)
-        with bf16_activations(model):
+        with bf16_activations(model, pages=False):
             got, got_best, got_chosen = run(model, prompts, routes)
+        with bf16_activations(model, pages=True):
+            with_pages, *_ = run(model, prompts, routes)
     error, _ = distance(exact, record)
     if error > MAX_FROM_RECORD:
         raise RuntimeError(f"exact logits are {error:.1e} from the recorded ones")
     relative, largest = distance(got, exact)
     entry = {"relative_error": rounded(relative, 4), "max_abs": rounded(largest, 4)}
+    entry["pages_relative_error"] = rounded(distance(with_pages, exact)[0], 4)
     if best is not None:
         if best.tolist() != [token for prompt in prompts for token in prompt["greedy_token_ids"]]:
             raise RuntimeError("exact greedy tokens are not those recorded")

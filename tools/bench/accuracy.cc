@@ -1,9 +1,10 @@
-// Measures the accuracy loss of quantized weights and activations: the perplexity of a text, and
-// the divergence of the next-token distributions from those of unquantized weights with f32
-// activations.
+// Measures the accuracy loss of quantized weights, activations and pages: the perplexity of a text,
+// and the divergence of the next-token distributions from those of unquantized weights with f32
+// activations and pages.
 //
 //   accuracy --model assets/story --text held_out.txt --tokens 20480 --context 512
 //   accuracy --model model.gguf --reference assets/story --formats auto,none --text held_out.txt
+//   accuracy --model assets/story --formats none --bf16-pages --text held_out.txt
 //
 // The text is split into runs of `context` tokens that are computed separately; within a run every
 // token except the first is predicted. KL is the mean over predictions of sum p log(p / q) in nats,
@@ -25,6 +26,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "base/dtype.h"
 #include "base/logging.h"
 #include "base/status.h"
 #include "base/thread_pool.h"
@@ -54,6 +56,7 @@ struct Arguments {
   std::size_t skip_bytes = 0;
   std::uint32_t context = 512;
   int threads = 1;
+  bool bf16_pages = false;
 };
 
 // A model that computes the logits of a run of tokens.
@@ -61,7 +64,7 @@ class Subject {
  public:
   static absl::StatusOr<std::unique_ptr<Subject>> Load(const std::string& path,
                                                        models::Quantization quantization,
-                                                       std::uint32_t context,
+                                                       std::uint32_t context, DType page_dtype,
                                                        const kernels::Backend& backend) {
     auto subject = std::make_unique<Subject>();
     QUIRE_ASSIGN_OR_RETURN(subject->model_,
@@ -72,7 +75,7 @@ class Subject {
         cache::PageDemand(kPageTokens, groups, kChunk).PagesFor(context) + 1;
     QUIRE_ASSIGN_OR_RETURN(
         const cache::KvGeometry geometry,
-        runtime::KvGeometryFor(subject->model_->spec, kPageTokens, DType::kF32, pages));
+        runtime::KvGeometryFor(subject->model_->spec, kPageTokens, page_dtype, pages));
     QUIRE_ASSIGN_OR_RETURN(cache::KvPool pool, cache::KvPool::Create(geometry));
     subject->pool_ = std::make_unique<cache::KvPool>(std::move(pool));
     QUIRE_ASSIGN_OR_RETURN(subject->runner_, runtime::CpuRunner::Create(
@@ -295,9 +298,9 @@ absl::Status Run(const Arguments& arguments) {
   QUIRE_ASSIGN_OR_RETURN(const std::vector<kernels::Backend> backends,
                          MakeBackends(ActivationsOf(arguments), &threads));
   std::vector<std::unique_ptr<Subject>> subjects;
-  QUIRE_ASSIGN_OR_RETURN(
-      auto reference,
-      Subject::Load(arguments.reference, models::Quantization::kNone, arguments.context, exact[0]));
+  QUIRE_ASSIGN_OR_RETURN(auto reference,
+                         Subject::Load(arguments.reference, models::Quantization::kNone,
+                                       arguments.context, DType::kF32, exact[0]));
   subjects.push_back(std::move(reference));
   const auto vocab_size = static_cast<std::int64_t>(subjects[0]->model().spec.vocab_size);
   const std::int32_t largest = *std::max_element(tokens.begin(), tokens.end());
@@ -314,7 +317,8 @@ absl::Status Run(const Arguments& arguments) {
     }
     for (const kernels::Backend& backend : backends) {
       absl::StatusOr<std::unique_ptr<Subject>> subject =
-          Subject::Load(arguments.model, *quantization, arguments.context, backend);
+          Subject::Load(arguments.model, *quantization, arguments.context,
+                        arguments.bf16_pages ? DType::kBF16 : DType::kF32, backend);
       if (!subject.ok()) {
         std::fprintf(stderr, "%s: not measured: %s\n", format.c_str(),
                      std::string(subject.status().message()).c_str());
@@ -354,6 +358,8 @@ int main(int argc, char** argv) {
   app.add_option("--activations", arguments.activations,
                  "values of device.cpu.activations; default: int8, and bf16 if supported")
       ->delimiter(',');
+  app.add_flag("--bf16-pages", arguments.bf16_pages,
+               "store K and V in bf16, except those of the reference; default: f32");
   app.add_option("--threads", arguments.threads, "compute threads")->check(CLI::Range(1, 1024));
   CLI11_PARSE(app, argc, argv);
   if (arguments.reference.empty()) arguments.reference = arguments.model;
