@@ -60,9 +60,9 @@ struct Memory {
   float* span;             // same layout as reduced
 };
 
-HWY_INLINE void StoreRounded(VF x, std::uint16_t* to) {
+HWY_INLINE void StoreUpperHalves(VU words, std::uint16_t* to) {
   const hn::Rebind<std::uint16_t, DF> d16;
-  hn::StoreU(hn::TruncateTo(d16, hn::ShiftRight<16>(RoundedBF16(x))), d16, to);
+  hn::StoreU(hn::TruncateTo(d16, hn::ShiftRight<16>(words)), d16, to);
 }
 
 // Stores the queries of a KV head, multiplied by the score factor. Missing rows and columns are
@@ -79,7 +79,8 @@ HWY_INLINE void RoundQueries(const Rows& rows, const Memory& memory, std::uint16
       const float* const q =
           rows.params.q.f32() + rows.Row(i) * rows.params.q_stride + rows.Column(i);
       for (; c + kLanes <= rows.head_size; c += kLanes) {
-        StoreRounded(hn::Mul(hn::LoadU(d, q + c), hn::Set(d, factor)), at(c));
+        const VF scaled = hn::Mul(hn::LoadU(d, q + c), hn::Set(d, factor));
+        StoreUpperHalves(RoundedBF16(scaled), at(c));
       }
       for (; c < rows.head_size; ++c) *at(c) = BF16::FromFloat(q[c] * factor).bits;
     }
@@ -94,11 +95,13 @@ HWY_INLINE void InterleaveStrip(const BF16* HWY_RESTRICT rows, std::int64_t stri
   for (std::size_t pair = 0; pair < kStrip / 2; ++pair) {
     const BF16* const even = rows + static_cast<std::int64_t>(2 * pair) * stride;
     const BF16* const odd = even + stride;
-    for (std::size_t c = 0; c < columns; c += kLanes) {
-      const VU low = LoadHalves(&even[c].bits);
-      const VU high = hn::ShiftLeft<16>(LoadHalves(&odd[c].bits));
-      hn::Store(hn::Or(low, high), DU(),
-                to + c / kStrip * (kValuePanel / 2) + pair * kStrip + c % kStrip);
+    std::uint32_t* panel = to + pair * kStrip;
+    for (std::size_t c = 0; c < columns; c += kStrip, panel += kValuePanel / 2) {
+      for (std::size_t i = 0; i < kStrip; i += kLanes) {
+        const VU low = LoadHalves(&even[c + i].bits);
+        const VU high = hn::ShiftLeft<16>(LoadHalves(&odd[c + i].bits));
+        hn::Store(hn::Or(low, high), DU(), panel + i);
+      }
     }
   }
 }
@@ -308,14 +311,20 @@ class RowGroup {
     }
     state[rows_.columns] = hn::GetLane(hn::MaxOfLanes(d, max));
     const VF subtrahend = hn::Set(d, state[rows_.columns]);
-    float* const parts = state + rows_.columns + kStrip;
-    for (std::size_t j = begin; j < end; j += kLanes) {
-      VF weight = Exp2(hn::Sub(hn::Load(d, at(j)), subtrahend));
-      if (is_partly_seen(j)) weight = hn::IfThenElseZero(is_seen(j), weight);
-      StoreRounded(weight, WeightAt(r, j));
-      const VU rounded = hn::And(RoundedBF16(weight), hn::Set(DU(), 0xffff0000u));
-      float* const part = parts + j % kStrip;
-      hn::Store(hn::Add(hn::Load(d, part), hn::BitCast(d, rounded)), d, part);
+    VF parts[kRegisters];
+    for (std::size_t i = 0; i < kRegisters; ++i) parts[i] = hn::Zero(d);
+    for (std::size_t strip = begin; strip < end; strip += kStrip) {
+      for (std::size_t i = 0; i < kRegisters; ++i) {
+        const std::size_t j = strip + i * kLanes;
+        VF weight = Exp2(hn::Sub(hn::Load(d, at(j)), subtrahend));
+        if (is_partly_seen(j)) weight = hn::IfThenElseZero(is_seen(j), weight);
+        const VU rounded = RoundedBF16(weight);
+        StoreUpperHalves(rounded, WeightAt(r, j));
+        parts[i] = hn::Add(parts[i], OddBF16(rounded));
+      }
+    }
+    for (std::size_t i = 0; i < kRegisters; ++i) {
+      hn::Store(parts[i], d, state + rows_.columns + kStrip + i * kLanes);
     }
     for (std::size_t j = first_block() * kBlock; j < begin; j += kStrip) {
       std::fill_n(WeightAt(r, j), kStrip, std::uint16_t{0});

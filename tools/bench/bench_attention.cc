@@ -204,6 +204,43 @@ void AttentionShapes(benchmark::internal::Benchmark* benchmark) {
 }
 BENCHMARK(BM_Attention)->Apply(AttentionShapes);
 
+// Arguments: heads, KV heads, head size, sequences, cached tokens, new rows per sequence, whether
+// activations are bf16. One thread, bf16 pages of 64 tokens.
+void BM_Bf16Attention(benchmark::State& state) {
+  ThreadPool pool(1);
+  const bool is_bf16 = state.range(6) != 0;
+  const Backend backend = *Backend::Create(Device::Cpu(), &pool,
+                                           is_bf16 ? CpuActivations::kBF16 : CpuActivations::kF32);
+  const auto at = [&](std::size_t i) { return static_cast<std::uint32_t>(state.range(i)); };
+  Step step(backend, {.dtype = DType::kBF16,
+                      .heads = at(0),
+                      .kv_heads = at(1),
+                      .head_size = at(2),
+                      .batch = at(3),
+                      .cached = at(4),
+                      .rows = at(5),
+                      .page_size = 64,
+                      .shuffled = true});
+  for (auto _ : state) {
+    step.Run();
+    benchmark::ClobberMemory();
+  }
+  state.SetBytesProcessed(static_cast<std::int64_t>(step.bytes()) * state.iterations());
+  state.counters["FLOP/s"] = benchmark::Counter(
+      step.flops() * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
+}
+
+void Bf16AttentionShapes(benchmark::internal::Benchmark* benchmark) {
+  benchmark->ArgNames({"heads", "kv", "d", "batch", "cached", "rows", "bf16"})->UseRealTime();
+  for (const std::int64_t bf16 : {0, 1}) {
+    benchmark->Args({16, 4, 64, 1, 0, 512, bf16})->Args({32, 4, 128, 1, 0, 1024, bf16});
+    benchmark->Args({16, 4, 64, 8, 4096, 1, bf16})->Args({32, 4, 128, 8, 4096, 1, bf16});
+    benchmark->Args({8, 8, 64, 8, 4096, 1, bf16})->Args({16, 4, 64, 32, 100, 1, bf16});
+    benchmark->Args({16, 1, 576, 1, 1024, 1, bf16});
+  }
+}
+BENCHMARK(BM_Bf16Attention)->Apply(Bf16AttentionShapes);
+
 // Arguments: sequences, cached tokens, layers, threads. Decode tokens with 16 heads over 4 KV heads
 // of 64 columns in bf16. With many layers, K and V are read from memory; with one layer, from the
 // CPU caches.
