@@ -86,18 +86,20 @@ std::int64_t LinearThreadBytes(const models::QuantizedMatrices& quantized,
 }
 
 // Bytes of each thread's memory for all ops of a step. Ops share it.
-std::int64_t ThreadBytes(const models::ModelSpec& spec, std::int64_t linear_bytes) {
+std::int64_t ThreadBytes(const models::ModelSpec& spec, kernels::CpuActivations activations,
+                         std::int64_t linear_bytes) {
   std::int64_t bytes = linear_bytes;
   if (spec.has_head) bytes = std::max(bytes, kernels::SampleThreadBytes(spec.vocab_size));
   for (const models::LayerSpec& layer : spec.layers) {
     // All heads of MLA share the cached row.
     const bool is_mla = layer.attention == models::AttentionKind::kMla;
+    const std::uint32_t kv_heads = is_mla ? 1 : std::max(layer.heads.num_kv_heads, 1u);
     bytes = std::max(
-        bytes, is_mla ? kernels::AttentionThreadBytes(layer.mla.kv_lora_rank + layer.mla.rope_size,
-                                                      layer.mla.num_heads)
-                      : kernels::AttentionThreadBytes(
-                            layer.heads.head_size,
-                            layer.heads.num_heads / std::max(layer.heads.num_kv_heads, 1u)));
+        bytes, is_mla ? kernels::AttentionThreadBytes(activations,
+                                                      layer.mla.kv_lora_rank + layer.mla.rope_size,
+                                                      kv_heads, layer.mla.num_heads)
+                      : kernels::AttentionThreadBytes(activations, layer.heads.head_size, kv_heads,
+                                                      layer.heads.num_heads / kv_heads));
     if (layer.mlp != models::MlpKind::kMoe) continue;
     bytes = std::max(bytes, kernels::RouterThreadBytes(layer.moe.num_experts, layer.moe.groups));
   }
@@ -115,7 +117,8 @@ ScratchBytes ScratchBytesOf(const models::ModelSpec& spec, const models::StepLim
   const std::uint32_t inputs = MaxInputs(spec);
   return {.op = LinearScratchBytes(quantized, activations, limits.max_step_tokens, inputs),
           .thread = ThreadBytes(
-              spec, LinearThreadBytes(quantized, activations, limits.max_step_tokens, inputs))};
+              spec, activations,
+              LinearThreadBytes(quantized, activations, limits.max_step_tokens, inputs))};
 }
 
 std::int64_t PooledBytes(const models::ModelSpec& spec, const models::StepLimits& limits) {

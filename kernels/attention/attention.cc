@@ -294,10 +294,15 @@ std::size_t AttentionScratchBytes(std::uint32_t head_size, std::size_t packed_ro
 
 }  // namespace internal
 
-std::int64_t AttentionThreadBytes(std::uint32_t head_size, std::uint32_t group) {
+std::int64_t AttentionThreadBytes(CpuActivations activations, std::uint32_t head_size,
+                                  std::uint32_t kv_heads, std::uint32_t group) {
   // An item has at least all query heads of one row and KV head.
-  return static_cast<std::int64_t>(
-      internal::AttentionScratchBytes(head_size, std::max(internal::kMaxPackedRows, group)));
+  const std::size_t packed_rows = std::max(internal::kMaxPackedRows, group);
+  std::size_t bytes = internal::AttentionScratchBytes(head_size, packed_rows);
+  if (activations == CpuActivations::kBF16) {
+    bytes = std::max(bytes, internal::Bf16AttentionScratchBytes(head_size, kv_heads, packed_rows));
+  }
+  return static_cast<std::int64_t>(bytes);
 }
 
 namespace {

@@ -89,9 +89,10 @@ struct AttentionParams {
 // tensor maps and rows aligned to 16 bytes, another kernel runs. Each of the two kernels uses one
 // reduction order for prefill and decode tokens. Both use the memory of the plan.
 absl::Status PagedAttention(const Backend& backend, const AttentionParams& params);
-// Returns the bytes of each Backend::workspace that PagedAttention uses at most on the CPU, with
-// `group` query heads per KV head.
-std::int64_t AttentionThreadBytes(std::uint32_t head_size, std::uint32_t group);
+// Returns the bytes of each Backend::workspace that PagedAttention uses at most on the CPU over
+// pages of any dtype, with `group` query heads per KV head.
+std::int64_t AttentionThreadBytes(CpuActivations activations, std::uint32_t head_size,
+                                  std::uint32_t kv_heads, std::uint32_t group);
 
 namespace internal {
 
