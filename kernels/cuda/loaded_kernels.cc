@@ -31,10 +31,9 @@ absl::StatusOr<std::uint32_t> LoadedKernels::MaxBlocksPerSm(const char* name, co
   Kernel& loaded = kernels_[kernel];
   if (loaded.blocks_per_sm != 0) return loaded.blocks_per_sm;
   int blocks = 0;
-  QUIRE_RETURN_IF_ERROR(
-      CudaStatus(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-                     &blocks, kernel, static_cast<int>(threads), shared_bytes),
-                 name));
+  QUIRE_RETURN_IF_ERROR(CudaStatus(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+                                       &blocks, kernel, static_cast<int>(threads), shared_bytes),
+                                   name));
   loaded.blocks_per_sm = blocks < 1 ? 1u : static_cast<std::uint32_t>(blocks);
   return loaded.blocks_per_sm;
 }
