@@ -310,7 +310,7 @@ class RunnerTest(unittest.TestCase):
         bundle.seal()
         done = subprocess.run(bundle.command("facts"), text=True, capture_output=True, timeout=60, check=False)
         self.assertEqual(done.returncode, 1, done.stdout)
-        place = re.search("cannot write the results, the logs are in (.*): ", done.stdout)[1]
+        place = re.search(r"cannot write the results, the logs are in (\S*): ", done.stdout)[1]
         self.assertTrue(pathlib.Path(place, "facts-device.log").exists())
         shutil.rmtree(place)
 
