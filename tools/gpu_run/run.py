@@ -238,7 +238,9 @@ class Runner:
 
     def ask_device(self, suspect):
         """Checks whether the device still works after an item that failed."""
-        if self.run(self.program("bench_kernels_cuda", "--device"), "device-after-failure") != 0 and not self.interrupted:
+        status = self.run(self.program("bench_kernels_cuda", "--device"), "device-after-failure")
+        is_cut = status is None and time.monotonic() >= self.end
+        if status != 0 and not is_cut and not self.interrupted:
             self.lost = f"the GPU is lost since {suspect}: {reason(self.log('device-after-failure'))}"
             self.say(self.lost)
 
