@@ -129,8 +129,8 @@ absl::StatusOr<std::unique_ptr<ComputeDevice>> ComputeDevice::Open(const DeviceO
 }
 
 absl::Status ComputeDevice::OpenCpu(const DeviceOptions& options, const CpuCheck& cpu_check) {
-  LogSkippedLevels(cpu_check);
   QUIRE_RETURN_IF_ERROR(SelectCheckedIsa(options, cpu_check));
+  LogSkippedLevels(cpu_check);
   QUIRE_ASSIGN_OR_RETURN(
       kernels::Backend backend,
       kernels::Backend::Create(Device::Cpu(), threads_.get(), options.activations));

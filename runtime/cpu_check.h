@@ -68,7 +68,7 @@ struct CpuCheck {
 // (compute_device.h) refuses.
 CpuCheck CheckCpu(const DeviceOptions& device, const CpuCheckOptions& options = {});
 
-// Logs one warning for each skipped level.
+// Logs one warning for each skipped level. REQUIRES: check.status is OK.
 void LogSkippedLevels(const CpuCheck& check);
 
 }  // namespace quire::runtime
