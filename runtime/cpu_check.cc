@@ -95,10 +95,9 @@ struct Unmap {
   if (getppid() != parent) _exit(1);  // the parent ended before prctl
   const rlimit no_core = {};
   setrlimit(RLIMIT_CORE, &no_core);
-  KernelCheck selection = {.kernel = "selection", .shape = level};
-  Store(selection, /*is_finished=*/false, shared);
   const absl::Status selected = options.select(level);
   if (!selected.ok()) {
+    KernelCheck selection = Load(shared->checks[0]);
     selection.fault = std::string(selected.message());
     Store(selection, /*is_finished=*/true, shared);
     _exit(0);
@@ -161,6 +160,8 @@ absl::StatusOr<CpuLevelCheck> CheckCpuLevel(absl::string_view level,
                             MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) return ChildError("mmap", errno);
   const std::unique_ptr<SharedChecks, Unmap> shared(new (memory) SharedChecks);
+  // Names a fault that occurs before the first kernel.
+  Store({.kernel = "selection", .shape = result.level}, /*is_finished=*/false, shared.get());
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) return ChildError("pipe2", errno);
   const FileDescriptor ending(ends[0]);
