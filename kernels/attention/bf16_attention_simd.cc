@@ -90,9 +90,11 @@ HWY_INLINE void RoundQueries(const Rows& rows, const Memory& memory, std::uint16
 
 // Stores 16 tokens of values as pairs of tokens. `to` is the place of their first pair in the first
 // 16 columns.
+template <typename Fetch>
 HWY_INLINE void InterleaveStrip(const BF16* HWY_RESTRICT rows, std::int64_t stride,
-                                std::size_t columns, std::uint32_t* HWY_RESTRICT to) {
+                                std::size_t columns, Fetch& fetch, std::uint32_t* HWY_RESTRICT to) {
   for (std::size_t pair = 0; pair < kStrip / 2; ++pair) {
+    fetch.Step();
     const BF16* const even = rows + static_cast<std::int64_t>(2 * pair) * stride;
     const BF16* const odd = even + stride;
     std::uint32_t* panel = to + pair * kStrip;
@@ -113,6 +115,32 @@ struct SpanTokens {
   std::uint32_t end;
 };
 
+// Prefetches 16 rows of keys and values into L2, one of each per step.
+class StripFetch {
+ public:
+  StripFetch(const BF16* keys, const BF16* values, std::int64_t stride, std::size_t columns,
+             std::uint32_t count)
+      : keys_(keys), values_(values), stride_(stride), columns_(columns), left_(count) {}
+
+  HWY_INLINE void Step() {
+    if (left_ == 0) return;
+    for (std::size_t c = 0; c < columns_; c += 32) {
+      __builtin_prefetch(keys_ + c, 0, 2);
+      __builtin_prefetch(values_ + c, 0, 2);
+    }
+    keys_ += stride_;
+    values_ += stride_;
+    --left_;
+  }
+
+ private:
+  const BF16* keys_;
+  const BF16* values_;
+  std::int64_t stride_;
+  std::size_t columns_;
+  std::uint32_t left_;  // rows
+};
+
 // Copies keys and values of one KV head into tiles.
 class SpanLoader {
  public:
@@ -128,8 +156,8 @@ class SpanLoader {
 
   void Load(const SpanTokens& tokens, std::uint32_t head) const {
     for (std::uint32_t j = tokens.begin; j < tokens.end; j += kStrip) {
-      Prefetch(tokens, j + kAhead * kStrip, head);
-      LoadStrip(tokens, j, head);
+      StripFetch fetch = FetchOf(tokens, j + kAhead * kStrip, head);
+      LoadStrip(tokens, j, head, fetch);
     }
     // The other halves of the first and the last block of 32 tokens.
     if (tokens.begin / kStrip % 2 != 0) ClearValues(tokens.begin - kStrip);
@@ -142,12 +170,12 @@ class SpanLoader {
     return reinterpret_cast<std::uint32_t*>(memory_.values) + token / 2 * kStrip;
   }
 
-  void LoadStrip(const SpanTokens& tokens, std::uint32_t j, std::uint32_t head) const {
+  void LoadStrip(const SpanTokens& tokens, std::uint32_t j, std::uint32_t head,
+                 StripFetch& fetch) const {
     const std::uint32_t count = std::min<std::uint32_t>(kStrip, tokens.end - j);
     auto* const keys = reinterpret_cast<float*>(memory_.keys + j * memory_.key_columns);
     const auto padded = static_cast<std::int64_t>(memory_.key_columns);
     const BF16* const k = pages_.RowsAt(pages_.keys, tokens.span + j, head);
-    NoFetch fetch;
     if (count < kStrip || rows_.head_size % 8 != 0) {
       TransposeStrip<BF16, false>(Stage(k, count), padded, memory_.key_columns, fetch, keys);
     } else {
@@ -155,9 +183,9 @@ class SpanLoader {
     }
     const BF16* const v = pages_.RowsAt(pages_.values, tokens.span + j, head);
     if (count < kStrip || rows_.head_size != rows_.columns) {
-      InterleaveStrip(Stage(v, count), padded, rows_.columns, PairAt(j));
+      InterleaveStrip(Stage(v, count), padded, rows_.columns, fetch, PairAt(j));
     } else {
-      InterleaveStrip(v, stride_, rows_.columns, PairAt(j));
+      InterleaveStrip(v, stride_, rows_.columns, fetch, PairAt(j));
     }
   }
 
@@ -177,15 +205,17 @@ class SpanLoader {
     }
   }
 
-  void Prefetch(const SpanTokens& tokens, std::uint32_t j, std::uint32_t head) const {
-    if (j >= tokens.end) return;
-    const std::uint32_t count = std::min<std::uint32_t>(kStrip, tokens.end - j);
-    for (const KvView<const BF16>* view : {&pages_.keys, &pages_.values}) {
-      const BF16* row = pages_.RowsAt(*view, tokens.span + j, head);
-      for (std::uint32_t i = 0; i < count; ++i, row += stride_) {
-        for (std::size_t c = 0; c < rows_.head_size; c += 32) __builtin_prefetch(row + c, 0, 2);
-      }
+  // Returns the fetch of the strip at j, which is in the next KV head if j is not in the span.
+  StripFetch FetchOf(const SpanTokens& tokens, std::uint32_t j, std::uint32_t head) const {
+    if (j >= tokens.end) {
+      constexpr std::uint32_t kTokens = internal::kAttentionStrip;
+      j = tokens.begin + (j - tokens.end) / kTokens * kTokens;
+      ++head;
     }
+    if (j >= tokens.end || head == pages_.num_heads) return StripFetch(nullptr, nullptr, 0, 0, 0);
+    return StripFetch(pages_.RowsAt(pages_.keys, tokens.span + j, head),
+                      pages_.RowsAt(pages_.values, tokens.span + j, head), stride_, rows_.head_size,
+                      std::min<std::uint32_t>(kStrip, tokens.end - j));
   }
 
   const Rows& rows_;
