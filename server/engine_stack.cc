@@ -146,7 +146,7 @@ absl::Status ValidateModel(const DaemonOptions& options) {
 absl::Status CheckGpuKernels(const DaemonOptions& options,
                              std::vector<kernels::KernelCheck>* checks) {
   QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<runtime::ComputeDevice> device,
-                         runtime::ComputeDevice::Open(options.device));
+                         runtime::ComputeDevice::Open(options.device, runtime::CpuCheck()));
   QUIRE_ASSIGN_OR_RETURN(const formats::ModelFiles files, OpenModelFiles(options.model));
   const runtime::RuntimeOptions runtime = RuntimeOptionsFor(options, device->device().kind);
   return runtime::ModelStack::Build(runtime, files, std::move(device), checks).status();

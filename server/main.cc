@@ -12,10 +12,12 @@
 #include <vector>
 
 #include "absl/time/clock.h"
+#include "base/device.h"
 #include "base/logging.h"
 #include "base/status.h"
 #include "kernels/backend/backend.h"
 #include "kernels/backend/kernel_check.h"
+#include "runtime/compute_device.h"
 #include "runtime/cpu_check.h"
 #include "server/auth/authenticator.h"
 #include "server/auth/certificate_store.h"
@@ -58,7 +60,7 @@ absl::Status ValidateSecurity(const quire::server::DaemonOptions& options) {
 }
 
 // Checks every instruction set of the CPU and prints the results. Returns the exit code.
-int RunSelfCheck() {
+int CheckInstructionSets() {
   int exit_code = quire::server::kExitOk;
   for (const std::string& level : quire::kernels::AvailableCpuIsas()) {
     const auto check = quire::runtime::CheckCpuLevel(level);
@@ -70,6 +72,21 @@ int RunSelfCheck() {
               << quire::kernels::KernelCheckTable(check->kernels) << "\n";
   }
   return exit_code;
+}
+
+// Loads the model on the GPU, checks its kernels and prints the results. Returns the exit code.
+int CheckGpu(const quire::server::DaemonOptions& options) {
+  std::vector<quire::kernels::KernelCheck> checks;
+  const absl::Status status = quire::server::CheckGpuKernels(options, &checks);
+  std::cout << quire::kernels::KernelCheckTable(checks);
+  if (!status.ok()) return PrintErrors({std::string(status.message())});
+  return quire::server::kExitOk;
+}
+
+int RunSelfCheck(const quire::server::DaemonOptions& options) {
+  const auto device = quire::runtime::ChooseDevice(options.device);
+  if (!device.ok()) return PrintErrors({std::string(device.status().message())});
+  return *device == quire::DeviceKind::kCuda ? CheckGpu(options) : CheckInstructionSets();
 }
 
 int Run(Flags flags) {
@@ -91,7 +108,7 @@ int Run(Flags flags) {
     const absl::Status status = quire::server::ValidateModel(ToOptions(*config));
     if (!status.ok()) return PrintErrors({std::string(status.message())});
   }
-  if (flags.self_check) return RunSelfCheck();
+  if (flags.self_check) return RunSelfCheck(ToOptions(*config));
   if (flags.validate || !flags.print_format.empty()) return quire::server::kExitOk;
   // The check forks, so it runs before the daemon starts threads.
   quire::runtime::CpuCheck cpu_check = quire::runtime::CheckCpu(ToOptions(*config).device);

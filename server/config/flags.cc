@@ -16,8 +16,8 @@ void AddFlags(CLI::App* app, Flags* flags) {
       "check the configuration, memory plan, tokens and certificates included, without loading the "
       "model; exit with 0 or 78");
   app->add_flag("--self-check", flags->self_check,
-                "compare the kernels of every instruction set of this CPU with their references, "
-                "print a table, and exit with 0 or 78");
+                "compare the kernels of the GPU, or of every instruction set of this CPU, with "
+                "their references, print a table, and exit with 0 or 78");
   app->add_flag(
          "--print-effective-config{yaml}", flags->print_format,
          "print the effective configuration as YAML with origins, or as JSON (=json), and exit")
