@@ -22,6 +22,7 @@
 #include "base/split_mix.h"
 #include "base/thread_pool.h"
 #include "kernels/attention/attention.h"
+#include "kernels/attention/bf16_attention.h"
 #include "kernels/kv_store/kv_store.h"
 #include "kernels/linear/bf16_linear.h"
 #include "kernels/linear/fp8_linear.h"
@@ -185,7 +186,8 @@ class Checker {
   Checker(const CheckedOps& ops, KernelCheckSink sink) : ops_(ops), sink_(sink) {}
 
   void CheckProducts();
-  void CheckAttention();
+  // With kBF16 the bits must be those of the reference.
+  void CheckAttention(CpuActivations activations);
   void CheckNorm();
 
  private:
@@ -355,15 +357,16 @@ class TwoSequences {
   std::optional<kernels::AnyKvView> keys_, values_;
 };
 
-void Checker::CheckAttention() {
+void Checker::CheckAttention(CpuActivations activations) {
   constexpr std::uint32_t kHeads = 4, kColumns = kHeads * TwoSequences::kHeadSize;
   constexpr std::uint32_t kPrompt = TwoSequences::kPrompt, kRows = kPrompt + 1;
-  const Backend backend = MakeBackend(CpuActivations::kF32);
+  const bool is_bf16 = activations == CpuActivations::kBF16;
+  const Backend backend = MakeBackend(activations);
   KernelCheck check = {
-      .kernel = "attention",
+      .kernel = absl::StrCat(kernels::CpuActivationsName(activations), " attention"),
       .shape = absl::StrCat("bf16 pages, prompts of ", kPrompt, " and ", TwoSequences::kCached + 1,
                             " tokens, ", kHeads, " heads of ", TwoSequences::kHeadSize),
-      .limit = kMaxError};
+      .limit = is_bf16 ? 0 : kMaxError};
   sink_(check, /*is_finished=*/false);
   const TwoSequences sequences(backend);
   const std::vector<float> q = RandomValues(std::size_t{kRows} * kColumns, 7, 2);
@@ -379,7 +382,11 @@ void Checker::CheckAttention() {
                                      .batch_size = 2,
                                      .num_heads = kHeads,
                                      .scale = 0.125f};
-  kernels::internal::AttentionCpu(params);
+  if (is_bf16) {
+    kernels::internal::AttentionBf16Cpu(params, 0, kRows);
+  } else {
+    kernels::internal::AttentionCpu(params);
+  }
   params.out = y.data();
   SetFault(ops_.attention(backend, params), &check);
   if (check.fault.empty()) Compare(y, expected, &check);
@@ -425,7 +432,10 @@ CheckedOps::CheckedOps()
 void CheckCpuKernels(const CheckedOps& ops, KernelCheckSink sink) {
   Checker checker(ops, sink);
   checker.CheckProducts();
-  checker.CheckAttention();
+  checker.CheckAttention(CpuActivations::kF32);
+  if (kernels::CheckCpuActivations(CpuActivations::kBF16).ok()) {
+    checker.CheckAttention(CpuActivations::kBF16);
+  }
   checker.CheckNorm();
 }
 

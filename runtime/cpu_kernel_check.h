@@ -3,8 +3,8 @@
 // Compares the CPU kernels of the chosen instruction set with their scalar references, on small
 // random operands.
 //
-// Products with bf16 activations, and integer products except on sse4, must have the bits of their
-// references. The others sum in another order, so their error has a limit. Every row of a product
+// Products and attention with bf16 activations, and integer products except on sse4, must have the
+// bits of their references. The others sum in another order, so their error has a limit. Every row of a product
 // is computed in batches of several sizes. Outputs are NaN before the kernel runs, and memory
 // between their rows must keep its NaNs.
 //
