@@ -603,10 +603,15 @@ absl::Status AttentionCheck::Plan(std::span<const Sequence> sequences, bool is_p
   const auto bytes = static_cast<std::int64_t>(cached.size() * sizeof(std::uint32_t));
   QUIRE_RETURN_IF_ERROR(context_->Copy(params_.buffers->cache_lengths, cached.data(), bytes));
   QUIRE_RETURN_IF_ERROR(context_->Copy(params_.buffers->prefill_tokens, prompt.data(), bytes));
+  std::vector<std::uint32_t> live(1 + sequences.size(), launched.batch_size);
+  std::iota(live.begin() + 1, live.end(), 0u);
+  QUIRE_RETURN_IF_ERROR(context_->Copy(params_.buffers->live_rows, live.data(),
+                                       static_cast<std::int64_t>(live.size() * sizeof(live[0]))));
   return kernels::PlanAttention(backend_,
                                 {.row_offsets = launched.row_offsets,
                                  .cache_lengths = params_.buffers->cache_lengths,
                                  .prefill_tokens = params_.buffers->prefill_tokens,
+                                 .live_sequences = params_.buffers->live_rows,
                                  .batch_size = launched.batch_size,
                                  .has_prompt_rows = is_prompt,
                                  .has_generated_rows = !is_prompt},
