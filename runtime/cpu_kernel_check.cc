@@ -53,7 +53,7 @@ constexpr std::uint32_t kOddInputs = 333;
 constexpr double kMaxError = 5e-6;
 
 // Returns values between -1 and 1, times `scale`.
-std::vector<float> RandomValues(std::size_t count, std::uint64_t seed, float scale = 1) {
+std::vector<float> UniformValues(std::size_t count, std::uint64_t seed, float scale = 1) {
   std::vector<float> values(count);
   for (std::size_t i = 0; i < count; ++i) {
     const auto bits = static_cast<std::int32_t>(SplitMix(seed << 32 | i) >> 40);  // 24 bits
@@ -64,7 +64,7 @@ std::vector<float> RandomValues(std::size_t count, std::uint64_t seed, float sca
 
 // Returns kLargestBatch rows, which repeat after kDistinctRows.
 std::vector<float> RandomRows(std::uint32_t columns, std::uint64_t seed) {
-  const std::vector<float> distinct = RandomValues(std::size_t{kDistinctRows} * columns, seed);
+  const std::vector<float> distinct = UniformValues(std::size_t{kDistinctRows} * columns, seed);
   std::vector<float> rows(std::size_t{kLargestBatch} * columns);
   for (std::size_t i = 0; i < rows.size(); ++i) rows[i] = distinct[i % distinct.size()];
   return rows;
@@ -164,7 +164,7 @@ PackedLinear MakeIntegers(const Backend& backend, const QuantizedShape& shape) {
 
 PackedLinear MakeFp8(const Backend& backend, const Fp8Shape& shape) {
   return Value(kernels::PackFp8Rows(backend, shape, [&](std::uint32_t row, const Fp8Row& out) {
-    const std::vector<float> values = RandomValues(out.codes.size(), row, 400);
+    const std::vector<float> values = UniformValues(out.codes.size(), row, 400);
     for (std::size_t i = 0; i < out.codes.size(); ++i) {
       out.codes[i] = std::bit_cast<std::uint8_t>(F8E4M3::FromFloat(values[i]));
     }
@@ -175,7 +175,7 @@ PackedLinear MakeFp8(const Backend& backend, const Fp8Shape& shape) {
 }
 
 PackedLinear MakeBf16(const Backend& backend, std::uint32_t k) {
-  const std::vector<float> values = RandomValues(std::size_t{kFeatures} * k, 1, 0.05f);
+  const std::vector<float> values = UniformValues(std::size_t{kFeatures} * k, 1, 0.05f);
   std::vector<BF16> weights(values.size());
   std::transform(values.begin(), values.end(), weights.begin(), BF16::FromFloat);
   return Value(kernels::PackLinearWeight(backend, weights.data(), DType::kBF16, kFeatures, k));
@@ -230,7 +230,7 @@ void Checker::CheckProduct(const Backend& backend, absl::string_view weights,
                        .limit = has_equal_bits ? 0 : kMaxError};
 
   const std::vector<float> x = RandomRows(k, 2);
-  const std::vector<float> bias = RandomValues(n, 3);
+  const std::vector<float> bias = UniformValues(n, 3);
   const std::vector<float> residual = RandomRows(n, 4);
   const auto params = [&](Output* y) {
     return kernels::LinearParams{.x = x.data(),
@@ -329,8 +329,8 @@ class TwoSequences {
     keys_ = kernels::KeyView(*collection, 0);
     values_ = kernels::ValueView(*collection, 0);
     constexpr std::uint32_t kStored = kPrompt + kCached + 1;
-    const std::vector<float> k = RandomValues(std::size_t{kStored} * kColumns, 5);
-    const std::vector<float> v = RandomValues(std::size_t{kStored} * kColumns, 6);
+    const std::vector<float> k = UniformValues(std::size_t{kStored} * kColumns, 5);
+    const std::vector<float> v = UniformValues(std::size_t{kStored} * kColumns, 6);
     const std::uint32_t rows[] = {0, kPrompt, kStored};
     QUIRE_CHECK(kernels::KvStore(backend, {.keys = &*keys_,
                                            .values = &*values_,
@@ -369,7 +369,7 @@ void Checker::CheckAttention(CpuActivations activations) {
       .limit = is_bf16 ? 0 : kMaxError};
   sink_(check, /*is_finished=*/false);
   const TwoSequences sequences(backend);
-  const std::vector<float> q = RandomValues(std::size_t{kRows} * kColumns, 7, 2);
+  const std::vector<float> q = UniformValues(std::size_t{kRows} * kColumns, 7, 2);
   const std::uint32_t rows[] = {0, kPrompt, kRows};
   Output y(kRows, kColumns), expected(kRows, kColumns);
   kernels::AttentionParams params = {.keys = &sequences.keys(),
@@ -399,9 +399,9 @@ void Checker::CheckNorm() {
   KernelCheck check = {.kernel = "rms norm",
                        .shape = absl::StrCat("residual, ", kRows, " x ", kOddInputs),
                        .limit = kMaxError};
-  const std::vector<float> x = RandomValues(std::size_t{kRows} * kOddInputs, 8);
-  const std::vector<float> weight = RandomValues(kOddInputs, 9);
-  std::vector<float> residual = RandomValues(x.size(), 10);
+  const std::vector<float> x = UniformValues(std::size_t{kRows} * kOddInputs, 8);
+  const std::vector<float> weight = UniformValues(kOddInputs, 9);
+  std::vector<float> residual = UniformValues(x.size(), 10);
   std::vector<float> reference_residual = residual;
   Output y(kRows, kOddInputs), expected(kRows, kOddInputs);
   const auto params = [&](std::vector<float>* residuals, Output* out) {

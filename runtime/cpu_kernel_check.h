@@ -4,9 +4,9 @@
 // random operands.
 //
 // Products and attention with bf16 activations, and integer products except on sse4, must have the
-// bits of their references. The others sum in another order, so their error has a limit. Every row of a product
-// is computed in batches of several sizes. Outputs are NaN before the kernel runs, and memory
-// between their rows must keep its NaNs.
+// bits of their references. The others sum in another order, so their error has a limit. Every row
+// of a product is computed in batches of several sizes. Outputs are NaN before the kernel runs, and
+// memory between their rows must keep its NaNs.
 //
 // Place:   below cpu_check.h, which runs it in a child process; above the ops.
 // Threads: the calling thread computes everything.
