@@ -78,7 +78,7 @@ int CheckInstructionSets() {
 int CheckGpu(const quire::server::DaemonOptions& options) {
   std::vector<quire::kernels::KernelCheck> checks;
   const absl::Status status = quire::server::CheckGpuKernels(options, &checks);
-  std::cout << quire::kernels::KernelCheckTable(checks);
+  if (!checks.empty()) std::cout << quire::kernels::KernelCheckTable(checks);
   if (!status.ok()) return PrintErrors({std::string(status.message())});
   return quire::server::kExitOk;
 }

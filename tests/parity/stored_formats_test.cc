@@ -112,9 +112,10 @@ TEST_P(StoredFormatModelTest, DynamicQuantizationGivesTheReferenceLogits) {
   const auto got = Replay(model.Files(), model.reference(), options);
   if (!absl::StartsWith(GetParam().form, "fp8")) {
     EXPECT_EQ(got.status().code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_THAT(std::string(got.status().message()),
-                testing::HasSubstr("no matrix of this model has them: model.quantization auto finds no "
-                                   "e4m3 codes in the files"));
+    EXPECT_THAT(
+        std::string(got.status().message()),
+        testing::HasSubstr("no matrix of this model has them: model.quantization auto finds "
+                           "no fp8_e4m3 weights in the files"));
     return;
   }
   ASSERT_TRUE(got.ok()) << got.status();
@@ -221,8 +222,9 @@ TEST(StoredFormatModelsTest, RejectionOfActivationQuantizationNamesTheReason) {
                         .runner = {.max_rows = 4, .max_step_tokens = 32, .fp8_activations = true}});
     for (const absl::Status& status : {loaded.status(), host.status(), device.status()}) {
       EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-      EXPECT_THAT(std::string(status.message()),
-                  testing::HasSubstr(absl::StrCat("no matrix of this model has them: ", refused.why)));
+      EXPECT_THAT(
+          std::string(status.message()),
+          testing::HasSubstr(absl::StrCat("no matrix of this model has them: ", refused.why)));
     }
   }
 }
