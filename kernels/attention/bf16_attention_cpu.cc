@@ -181,7 +181,7 @@ class Query {
 
   float InverseSum(const State& state) const {
     std::array<float, kParts> s = state.parts;
-    for (const std::size_t distance : {8, 4, 2, 1}) {
+    for (const std::size_t distance : {8u, 4u, 2u, 1u}) {
       for (std::size_t i = 0; i < distance; ++i) s[i] += s[i + distance];
     }
     if (params_.sinks == nullptr) return 1.0f / s[0];

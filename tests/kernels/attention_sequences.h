@@ -105,9 +105,9 @@ std::vector<float> RunStepWith(const Backend& backend, TestPool& pool, const Seq
   for (std::uint32_t b = 0; b < cached.size(); ++b) {
     const std::size_t from = s.token(b, cached[b]);
     const std::size_t to = from + fresh[b];
-    q.insert(q.end(), s.q.begin() + from * s.q_columns(), s.q.begin() + to * s.q_columns());
-    k.insert(k.end(), s.k.begin() + from * s.kv_columns(), s.k.begin() + to * s.kv_columns());
-    v.insert(v.end(), s.v.begin() + from * s.kv_columns(), s.v.begin() + to * s.kv_columns());
+    q.insert(q.end(), s.q.data() + from * s.q_columns(), s.q.data() + to * s.q_columns());
+    k.insert(k.end(), s.k.data() + from * s.kv_columns(), s.k.data() + to * s.kv_columns());
+    v.insert(v.end(), s.v.data() + from * s.kv_columns(), s.v.data() + to * s.kv_columns());
   }
   const AnyKvView keys = pool.keys();
   const AnyKvView values = pool.values();
