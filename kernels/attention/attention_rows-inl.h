@@ -26,9 +26,16 @@ HWY_INLINE void ClearState(float* state, std::size_t columns) {
   state[columns] = kNoMaximum;
 }
 
-// True if a state has no keys. A state with a NaN score is not empty.
+// True if a state has no keys. A state with a NaN score is not empty, although the maximum of
+// vectors may lose the NaN.
 HWY_INLINE bool IsEmpty(const float* state, std::size_t columns) {
-  return state[columns] == kNoMaximum && state[columns + kStrip] == 0.0f;
+  if (state[columns] != kNoMaximum) return false;
+  const DF d;
+  for (std::size_t i = 0; i < kStrip; i += kLanes) {
+    const VF part = hn::Load(d, state + columns + kStrip + i);
+    if (!hn::AllTrue(d, hn::Eq(part, hn::Zero(d)))) return false;
+  }
+  return true;
 }
 
 // Reduces `span` into `reduced`. An empty `span` changes nothing, so a row's bits do not depend on

@@ -71,7 +71,10 @@ float Tanh(float x) {
 // The result for some tokens of a row.
 struct State {
   explicit State(std::size_t columns) : values(columns) {}
-  bool is_empty() const { return max == kNoMaximum && parts[0] == 0.0f; }
+  bool is_empty() const {
+    return max == kNoMaximum &&
+           std::all_of(parts.begin(), parts.end(), [](float part) { return part == 0.0f; });
+  }
 
   float max = kNoMaximum;
   std::array<float, kParts> parts = {};

@@ -184,26 +184,30 @@ TEST_P(AttentionMaskTypeTest, NeutralMasksChangeNoBit) {
   EXPECT_NE(std::memcmp(shorter.data() + last, plain.data() + last, s.q_columns() * 4), 0);
 }
 
+// Of the span of token 511, the last row that sees the token sees nothing else.
 TEST(AttentionMaskedTest, NanOutsideTheWindowHasNoEffect) {
-  Sequences clean({DType::kF32, 2, 1, 16, 16, 1}, {120}, 30);
-  clean.mask.window = 10;
-  Sequences poisoned = clean;
-  poisoned.v[50 * 16 + 3] = std::numeric_limits<float>::quiet_NaN();
-  poisoned.k[50 * 16] = std::numeric_limits<float>::quiet_NaN();
-  const std::size_t columns = clean.q_columns();
-  for (const std::string& isa : AvailableIsas()) {
-    const ScopedIsa scoped(isa);
-    const TestBackend backend(1);
-    TestPool a = MakePool(clean, 31);
-    TestPool b = MakePool(clean, 31);
-    const auto expected = RunStep(*backend, a, clean, {0}, {120});
-    const auto out = RunStep(*backend, b, poisoned, {0}, {120});
-    for (std::size_t row = 0; row < 120; ++row) {
-      if (row >= 50 && row < 60) {
-        EXPECT_TRUE(std::isnan(out[row * columns + 3])) << isa << " row " << row;
-      } else {
-        EXPECT_EQ(std::memcmp(&out[row * columns], &expected[row * columns], columns * 4), 0)
-            << isa << " row " << row;
+  for (const std::uint32_t token : {50u, 511u}) {
+    const std::uint32_t length = token + 70;
+    Sequences clean({DType::kF32, 2, 1, 16, 16, 1}, {length}, 30);
+    clean.mask.window = 10;
+    Sequences poisoned = clean;
+    poisoned.v[token * 16 + 3] = std::numeric_limits<float>::quiet_NaN();
+    poisoned.k[token * 16] = std::numeric_limits<float>::quiet_NaN();
+    const std::size_t columns = clean.q_columns();
+    for (const std::string& isa : AvailableIsas()) {
+      const ScopedIsa scoped(isa);
+      const TestBackend backend(1);
+      TestPool a = MakePool(clean, 31);
+      TestPool b = MakePool(clean, 31);
+      const auto expected = RunStep(*backend, a, clean, {0}, {length});
+      const auto out = RunStep(*backend, b, poisoned, {0}, {length});
+      for (std::size_t row = 0; row < length; ++row) {
+        if (row >= token && row < token + 10) {
+          EXPECT_TRUE(std::isnan(out[row * columns + 3])) << isa << " row " << row;
+        } else {
+          EXPECT_EQ(std::memcmp(&out[row * columns], &expected[row * columns], columns * 4), 0)
+              << isa << " row " << row;
+        }
       }
     }
   }

@@ -311,19 +311,26 @@ TEST(Bf16AttentionSpecialTest, SpecialValuesEqualTheReference) {
 // Earlier rows are processed together with the token, and a weight of 0 times NaN would be NaN.
 TEST(Bf16AttentionSpecialTest, NanAffectsTheRowsThatSeeItOnly) {
   const TestBackend backend(1, CpuActivations::kBF16);
-  for (const std::uint32_t window : {0u, 10u}) {
+  struct Place {
+    std::uint32_t token;
+    std::uint32_t length;
+    std::uint32_t window;
+  };
+  // Of the span of token 511, the last row that sees the token sees nothing else.
+  for (const auto& [token, length, window] :
+       {Place{37, 70, 0}, Place{37, 70, 10}, Place{511, 560, 10}}) {
     for (const bool is_key : {false, true}) {
-      const Case c{{kPages, 4, 2, 32, 16, 1}, {70}, window};
+      const Case c{{kPages, 4, 2, 32, 16, 1}, {length}, window};
       const Sequences clean = SequencesOf(c, 30);
       Sequences poisoned = clean;
-      (is_key ? poisoned.k : poisoned.v)[37 * clean.kv_columns() + 3] = kNan;
+      (is_key ? poisoned.k : poisoned.v)[token * clean.kv_columns() + 3] = kNan;
       TestPool pool = MakePool(clean, 31);
-      const auto expected = Attend(*backend, pool, clean, {0}, {70}, Form::kVectors);
+      const auto expected = Attend(*backend, pool, clean, {0}, {length}, Form::kVectors);
       const auto check = [&](const std::string& name, Form form) {
         TestPool other = MakePool(poisoned, 32);
-        const auto got = Attend(*backend, other, poisoned, {0}, {70}, form);
-        for (std::size_t row = 0; row < 70; ++row) {
-          const bool sees = row >= 37 && (window == 0 || row < 37 + window);
+        const auto got = Attend(*backend, other, poisoned, {0}, {length}, form);
+        for (std::size_t row = 0; row < length; ++row) {
+          const bool sees = row >= token && (window == 0 || row < token + window);
           // KV head 0 serves the first two heads. A NaN key affects all columns.
           const float* const at = got.data() + row * clean.q_columns();
           EXPECT_EQ(std::isnan(at[3]), sees) << name << ", row " << row;
@@ -336,6 +343,7 @@ TEST(Bf16AttentionSpecialTest, NanAffectsTheRowsThatSeeItOnly) {
           }
         }
       };
+      check("reference", Form::kReference);
       for (const std::string& isa : VectorIsas()) {
         const ScopedIsa scoped(isa);
         check(isa, Form::kVectors);

@@ -50,11 +50,11 @@ class RunnerTest : public testing::Test {
   }
 
   void LoadFiles(const formats::ModelFiles& files, const runtime::RunnerOptions& options,
-                 Quantization quantization = Quantization::kAuto) {
+                 Quantization quantization = Quantization::kAuto, DType kv_dtype = DType::kF32) {
     auto model = runtime::LoadModel(files, cpu_->backend, {.quantization = quantization});
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = *std::move(model);
-    auto geometry = runtime::KvGeometryFor(model_->spec, 16, DType::kF32, kBlocks);
+    auto geometry = runtime::KvGeometryFor(model_->spec, 16, kv_dtype, kBlocks);
     ASSERT_TRUE(geometry.ok()) << geometry.status();
     auto pool = cache::KvPool::Create(*geometry);
     ASSERT_TRUE(pool.ok()) << pool.status();
@@ -224,19 +224,27 @@ TEST_F(RunnerTest, StepsStayWithinThePlannedScratchMemory) {
         "models/qwen3-moe-bf16", "models/gpt-oss-mxfp4"}) {
     const auto files = formats::ModelFiles::FromDirectory(TestDataPath(folder));
     ASSERT_TRUE(files.ok()) << files.status();
-    for (const auto& [activations, quantization] :
-         {std::pair{kBF16, Quantization::kNone}, std::pair{kBF16, Quantization::kInt8},
-          std::pair{kF32, Quantization::kNone}, std::pair{kF32, Quantization::kInt8},
-          std::pair{kInt8, Quantization::kInt8}}) {
+    struct Case {
+      kernels::CpuActivations activations;
+      Quantization quantization;
+      DType pages;
+    };
+    for (const auto& [activations, quantization, pages] :
+         {Case{kBF16, Quantization::kNone, DType::kBF16},
+          Case{kBF16, Quantization::kNone, DType::kF32},
+          Case{kBF16, Quantization::kInt8, DType::kBF16},
+          Case{kF32, Quantization::kNone, DType::kF32},
+          Case{kF32, Quantization::kInt8, DType::kBF16},
+          Case{kInt8, Quantization::kInt8, DType::kBF16}}) {
       SCOPED_TRACE(absl::StrCat(folder, " ", kernels::CpuActivationsName(activations), " ",
-                                QuantizationName(quantization)));
+                                QuantizationName(quantization), " ", DTypeName(pages)));
       runner_.reset();
       cpu_ = std::make_unique<TestBackend>(2, activations);
       const kernels::Backend& backend = cpu_->backend;
-      LoadFiles(*files, options, quantization);
+      LoadFiles(*files, options, quantization, pages);
       if (HasFatalFailure()) return;
       const auto plan = runtime::PlanMemory(*files, {.page_size = 16,
-                                                     .kv_dtype = DType::kF32,
+                                                     .kv_dtype = pages,
                                                      .num_blocks = kBlocks,
                                                      .quantization = quantization,
                                                      .activations = activations,
