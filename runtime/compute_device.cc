@@ -98,6 +98,9 @@ absl::StatusOr<DeviceKind> ChooseDevice(const DeviceOptions& options) {
 
 absl::StatusOr<std::unique_ptr<ComputeDevice>> ComputeDevice::Open(const DeviceOptions& options,
                                                                    const CpuCheck& cpu_check) {
+  // A GPU needs the CPU too: it packs weights and computes references of the self-check.
+  if (cpu_check.status.ok()) LogSkippedLevels(cpu_check);
+  QUIRE_RETURN_IF_ERROR(SelectCheckedIsa(options, cpu_check));
   std::unique_ptr<ComputeDevice> opened(new ComputeDevice());
   opened->threads_ = MakeThreads(options);
   const DeviceChoice choice = options.type;
@@ -129,8 +132,6 @@ absl::StatusOr<std::unique_ptr<ComputeDevice>> ComputeDevice::Open(const DeviceO
 }
 
 absl::Status ComputeDevice::OpenCpu(const DeviceOptions& options, const CpuCheck& cpu_check) {
-  QUIRE_RETURN_IF_ERROR(SelectCheckedIsa(options, cpu_check));
-  LogSkippedLevels(cpu_check);
   QUIRE_ASSIGN_OR_RETURN(
       kernels::Backend backend,
       kernels::Backend::Create(Device::Cpu(), threads_.get(), options.activations));

@@ -29,8 +29,8 @@ class ComputeDevice {
   // resolve carry no error reason: a build without CUDA, and CPU instruction sets that failed
   // their check.
   //
-  // `cpu_check` is the result of CheckCpu for these options. A CPU uses the instruction set that
-  // passed; a GPU ignores the result.
+  // `cpu_check` is the result of CheckCpu for these options. Selects the instruction set that
+  // passed, also if the device is a GPU.
   static absl::StatusOr<std::unique_ptr<ComputeDevice>> Open(const DeviceOptions& options,
                                                              const CpuCheck& cpu_check);
 

@@ -187,7 +187,6 @@ absl::StatusOr<CpuLevelCheck> CheckCpuLevel(absl::string_view level,
 CpuCheck CheckCpu(const DeviceOptions& device, const CpuCheckOptions& options) {
   CpuCheck check;
   check.isa = device.isa;
-  if (device.type == DeviceChoice::kCuda) return check;
   std::vector<std::string> candidates = options.levels;
   const bool is_auto = device.isa == "auto";
   if (!is_auto) std::erase_if(candidates, [&](const auto& level) { return level != device.isa; });

@@ -8,8 +8,8 @@
 // the binary, which an update may have replaced, and starts without dynamic linking. It inherits
 // affinity, limits and system call filters, so it computes under the conditions of the daemon. Only
 // the calling thread exists in the child, and a lock that another thread held would stay locked.
-// So main calls CheckCpu before it starts threads. The child requests the tile registers of AMX
-// itself, dumps no core, and is killed when its parent ends.
+// So main calls CheckCpu before it starts threads. The child inherits the permission to use AMX's
+// tile registers, dumps no core, and is killed when its parent ends.
 //
 // Place:   above cpu_kernel_check.h; main passes the result to ComputeDevice.
 // Threads: REQUIRES: no other thread holds a lock that kernels or the memory allocator of the child
@@ -63,9 +63,8 @@ struct CpuCheck {
   std::vector<CpuLevelCheck> skipped;  // better levels, which failed
 };
 
-// Checks the configured level, or for auto all levels until one passes. Checks nothing if
-// device.type is cuda, or if the machine does not have the configured level, which SelectIsa
-// (compute_device.h) refuses.
+// Checks the configured level, or for auto all levels until one passes. Checks nothing if the
+// machine does not have the configured level, which SelectIsa (compute_device.h) refuses.
 CpuCheck CheckCpu(const DeviceOptions& device, const CpuCheckOptions& options = {});
 
 // Logs one warning for each skipped level. REQUIRES: check.status is OK.

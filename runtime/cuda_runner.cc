@@ -319,7 +319,8 @@ absl::Status CudaRunner::State::EnqueueSamplerKinds() {
   return sampler->Sample({&row, 1}, slots[0].tokens, /*slot=*/0);
 }
 
-// Ops choose their kernels by number of tokens, with limits at powers of two.
+// Ops choose their kernels by number of tokens. The limits are powers of two, or the choice changes
+// once between one token and the largest step.
 absl::Status CudaRunner::State::EnqueueAllKinds() {
   QUIRE_RETURN_IF_ERROR(
       inputs->Upload({.words = 1}, /*slot=*/0, /*num_head_tokens=*/0, {}, nullptr, 0, &buffers));

@@ -55,7 +55,7 @@ absl::Status DeviceFailure(const absl::Status& status, const SelfCheckReport& re
                                           : absl::FailedPreconditionError(text);
 }
 
-// Zeroes all memory that the check has used, so that a step finds what Create left.
+// Zeroes the step buffers, so that no step finds values of the check.
 absl::Status CleanUp(SelfCheckContext* context) {
   const models::StepBuffers& buffers = *context->params().buffers;
   auto* const base = static_cast<std::byte*>(buffers.memory.data());

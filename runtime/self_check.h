@@ -3,13 +3,18 @@
 // Compares the kernels of a GPU with reference kernels on the machine where they run, before the
 // first request. A wrong driver, compiler or GPU then ends the start instead of giving wrong text.
 //
-// Every check poisons its outputs first and runs twice; both runs must agree in every bit.
+// Every check on the device poisons its outputs first and runs twice; both runs must agree in every
+// bit.
 //
 //   products   the model's own packed matrices, one of each kind, at 1 to 512 rows, against the
 //              scalar kernel or the host by norm; each row against the same row computed alone
 //   attention  random K and V in pages of the pool, lengths around 63, 64, 65, 512 and 2048,
 //              against the scalar kernel; decode also against the portable kernel, bit for bit
-//   others     KV store and sampler against the CPU, bit for bit; norm, rope and gate by norm
+//   others     KV store (the first pages) and sampler against the CPU, bit for bit; norm, rope and
+//              gate by norm
+//
+// Not checked: kernels that fuse several ops (the QKV product with its store, experts with their
+// sum, q and k norms), the router, the embedding, the step inputs and captured graphs.
 //
 // Place:      called by CudaRunner, which lends its buffers; reported by ModelStack.
 // Invariants: allocates no device memory. The pages that it wrote are zero afterwards.
@@ -47,7 +52,7 @@ inline constexpr std::uint32_t kCheckedLengths[] = {63, 64, 65, 511, 512, 513, 2
 // A check that takes longer has failed. It takes less than a second on any supported GPU.
 inline constexpr absl::Duration kSelfCheckLimit = absl::Minutes(2);
 
-// What the check reads and overwrites. All pointers outlive the call.
+// Names what the check reads and overwrites. All pointers outlive the call.
 struct SelfCheckParams {
   const models::ModelSpec* spec = nullptr;
   const models::Weights* weights = nullptr;

@@ -607,15 +607,17 @@ absl::Status AttentionCheck::Plan(std::span<const Sequence> sequences, bool is_p
   std::iota(live.begin() + 1, live.end(), 0u);
   QUIRE_RETURN_IF_ERROR(context_->Copy(params_.buffers->live_rows, live.data(),
                                        static_cast<std::int64_t>(live.size() * sizeof(live[0]))));
-  return kernels::PlanAttention(backend_,
-                                {.row_offsets = launched.row_offsets,
-                                 .cache_lengths = params_.buffers->cache_lengths,
-                                 .prefill_tokens = params_.buffers->prefill_tokens,
-                                 .live_sequences = params_.buffers->live_rows,
-                                 .batch_size = launched.batch_size,
-                                 .has_prompt_rows = is_prompt,
-                                 .has_generated_rows = !is_prompt},
-                                plan());
+  QUIRE_RETURN_IF_ERROR(kernels::PlanAttention(backend_,
+                                               {.row_offsets = launched.row_offsets,
+                                                .cache_lengths = params_.buffers->cache_lengths,
+                                                .prefill_tokens = params_.buffers->prefill_tokens,
+                                                .live_sequences = params_.buffers->live_rows,
+                                                .batch_size = launched.batch_size,
+                                                .has_prompt_rows = is_prompt,
+                                                .has_generated_rows = !is_prompt},
+                                               plan()));
+  // Poison copies pageable memory and may wait for the stream without a limit.
+  return context_->Wait();
 }
 
 kernels::AttentionParams AttentionCheck::ParamsOf(const Launched& launched) const {

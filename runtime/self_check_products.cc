@@ -370,17 +370,21 @@ absl::Status ProductCheck::Heads(const Use& use, std::span<const models::LinearW
                                           .y_head_stride = n,
                                           .num_rows = rows});
   };
-  const auto head_params = [&](std::int64_t h, ConstFloatPtr x, FloatPtr y) {
+  const auto head_params = [&](std::int64_t h, ConstFloatPtr x, FloatPtr y, std::uint32_t rows) {
     return kernels::LinearParams{.x = x + h * k,
                                  .weight = matrices[static_cast<std::size_t>(h)],
                                  .y = y + h * n,
                                  .x_stride = product.x_columns,
                                  .y_stride = product.y_stride,
-                                 .num_rows = kPatterns};
+                                 .num_rows = rows};
   };
   product.run_alone = [&](ConstFloatPtr x, FloatPtr y) -> absl::Status {
-    for (std::int64_t h = 0; h < num_heads; ++h) {
-      QUIRE_RETURN_IF_ERROR(kernels::Linear(backend_, head_params(h, x, y)));
+    for (std::int64_t p = 0; p < kPatterns; ++p) {
+      for (std::int64_t h = 0; h < num_heads; ++h) {
+        QUIRE_RETURN_IF_ERROR(kernels::Linear(
+            backend_,
+            head_params(h, x + p * product.x_columns, y + p * product.y_stride, /*rows=*/1)));
+      }
     }
     return absl::OkStatus();
   };
@@ -388,8 +392,8 @@ absl::Status ProductCheck::Heads(const Use& use, std::span<const models::LinearW
     QUIRE_ASSIGN_OR_RETURN(const FloatPtr y,
                            context_->TakeFloats(DType::kF32, kPatterns * product.y_stride));
     for (std::int64_t h = 0; h < num_heads; ++h) {
-      QUIRE_RETURN_IF_ERROR(
-          kernels::internal::LinearScalarCuda(context_->cuda(), head_params(h, inputs.x, y)));
+      QUIRE_RETURN_IF_ERROR(kernels::internal::LinearScalarCuda(
+          context_->cuda(), head_params(h, inputs.x, y, kPatterns)));
     }
     return context_->DownloadFloats(y, kPatterns * product.y_stride);
   };

@@ -121,11 +121,10 @@ std::string ServedModelId(const DaemonOptions& options) {
 }
 
 absl::Status ValidateModel(const DaemonOptions& options) {
+  // The check forks, so it runs before a driver starts threads.
+  const runtime::CpuCheck check = runtime::CheckCpu(options.device);
+  QUIRE_RETURN_IF_ERROR(runtime::SelectCheckedIsa(options.device, check));
   QUIRE_ASSIGN_OR_RETURN(const DeviceKind device, runtime::ChooseDevice(options.device));
-  if (device == DeviceKind::kCpu) {
-    const runtime::CpuCheck check = runtime::CheckCpu(options.device);
-    QUIRE_RETURN_IF_ERROR(runtime::SelectCheckedIsa(options.device, check));
-  }
   QUIRE_ASSIGN_OR_RETURN(const formats::ModelFiles files, OpenModelFiles(options.model));
   QUIRE_ASSIGN_OR_RETURN(const runtime::CheckedSpec model, runtime::ReadModelSpec(files, device));
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<text::Tokenizer> tokenizer,
@@ -143,10 +142,10 @@ absl::Status ValidateModel(const DaemonOptions& options) {
                             compiler.get());
 }
 
-absl::Status CheckGpuKernels(const DaemonOptions& options,
+absl::Status CheckGpuKernels(const DaemonOptions& options, const runtime::CpuCheck& cpu_check,
                              std::vector<kernels::KernelCheck>* checks) {
   QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<runtime::ComputeDevice> device,
-                         runtime::ComputeDevice::Open(options.device, runtime::CpuCheck()));
+                         runtime::ComputeDevice::Open(options.device, cpu_check));
   QUIRE_ASSIGN_OR_RETURN(const formats::ModelFiles files, OpenModelFiles(options.model));
   const runtime::RuntimeOptions runtime = RuntimeOptionsFor(options, device->device().kind);
   return runtime::ModelStack::Build(runtime, files, std::move(device), checks).status();

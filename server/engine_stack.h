@@ -63,7 +63,7 @@ absl::Status ValidateModel(const DaemonOptions& options);
 // Implements the part of --self-check that concerns a GPU: loads the model and compares the kernels
 // with their references. `checks` receives the comparisons, also if one failed. Errors are those of
 // Build. REQUIRES: ChooseDevice returns kCuda.
-absl::Status CheckGpuKernels(const DaemonOptions& options,
+absl::Status CheckGpuKernels(const DaemonOptions& options, const runtime::CpuCheck& cpu_check,
                              std::vector<kernels::KernelCheck>* checks);
 
 // Returns the served name: model.id, else the name of the directory, or "story" for the embedded

@@ -76,8 +76,9 @@ int CheckInstructionSets() {
 
 // Loads the model on the GPU, checks its kernels and prints the results. Returns the exit code.
 int CheckGpu(const quire::server::DaemonOptions& options) {
+  const quire::runtime::CpuCheck cpu_check = quire::runtime::CheckCpu(options.device);
   std::vector<quire::kernels::KernelCheck> checks;
-  const absl::Status status = quire::server::CheckGpuKernels(options, &checks);
+  const absl::Status status = quire::server::CheckGpuKernels(options, cpu_check, &checks);
   if (!checks.empty()) std::cout << quire::kernels::KernelCheckTable(checks);
   if (!status.ok()) return PrintErrors({std::string(status.message())});
   return quire::server::kExitOk;

@@ -1,6 +1,6 @@
 #pragma once
 
-// What launches need to know about kernels, so that the CUDA runtime is asked once per kernel and
+// Remembers what launches need to know about kernels. The CUDA runtime is asked once per kernel and
 // not at every launch.
 
 #include <cstddef>

@@ -5,13 +5,17 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from fake_bundle import DEVICE, MEASURE, Bundle  # noqa: E402
+from fake_bundle import DEVICE, MEASURE, RUNNER, Bundle  # noqa: E402
+
+sys.path.insert(0, str(RUNNER))
+import run  # noqa: E402
 
 HANG = "exec tail --pid=$PPID -f /dev/null"  # ends after the runner
 RUN = {"output_throughput": 80, "median_ttft_ms": 3, "p99_ttft_ms": 4, "median_itl_ms": 2, "p99_itl_ms": 6, "failed": 0}
@@ -45,9 +49,10 @@ class RunnerTest(unittest.TestCase):
         self.assertIn((bundle.out / "report.md").read_text(), output)
 
     def test_suites_of_new_kernels_run_first(self):
-        bundle = self.bundle()
         names = ["ATest", "AttentionBitsTest", "AttentionRulesTest", "Maps/AttentionLatentTest", "LinearFp8Test",
                  "AttentionSm90Test"]
+        self.assertEqual(run.in_order(names), [*reversed(names[1:]), "ATest"])
+        bundle = self.bundle()
         started = self.folder.parent / "started"
         bundle.tests({name: f"echo {name} >>{started}" for name in names})
         bundle.run("tests")
@@ -293,6 +298,20 @@ class RunnerTest(unittest.TestCase):
         self.assertEqual(self.stage(bundle.results(), "facts")["verdict"], "passed")
         self.assertEqual(self.items(bundle.results(), "tests")["BTest"]["verdict"], "passed")
         self.assertIn("interrupted", output)
+
+    def test_interrupted_start_of_a_daemon_is_no_failure(self):
+        bundle = self.bundle()
+        bundle.daemon()
+        bundle.program("quired", f'test "$1" != --set && exit 0\n{HANG}')  # never serves
+        bundle.seal()
+        with subprocess.Popen(bundle.command("bf16"), text=True, stdout=subprocess.PIPE) as process:
+            for line in process.stdout:
+                if "bf16 make-model: passed" in line:
+                    break
+            process.send_signal(signal.SIGHUP)
+            output = process.stdout.read()
+        self.assertEqual(process.returncode, 75, output)
+        self.assertEqual(self.items(bundle.results(), "bf16")["start"]["why"], "interrupted")
 
     def test_killed_runner_leaves_a_complete_report(self):
         status, _, bundle = self.interrupt(subprocess.Popen.kill)

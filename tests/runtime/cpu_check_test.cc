@@ -278,10 +278,6 @@ TEST(CpuCheckTest, ChecksNoLevelThatTheMachineLacks) {
   const absl::Status refused = SelectCheckedIsa(Cpu(lacking), check);
   EXPECT_THAT(std::string(refused.message()), HasSubstr("is not available on this CPU"));
   EXPECT_TRUE(IsDeviceError(refused));
-
-  DeviceOptions gpu = Cpu();
-  gpu.type = DeviceChoice::kCuda;
-  EXPECT_TRUE(CheckCpu(gpu, options).status.ok());
 }
 
 // The machine has AVX-512 VNNI and appears to have AMX, whose instructions run in software.

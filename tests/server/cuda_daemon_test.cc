@@ -478,7 +478,7 @@ TEST_F(CudaDaemonTest, SelfCheckRunsAlone) {
       &errors);
   ASSERT_NE(config, nullptr) << errors[0];
   std::vector<kernels::KernelCheck> checks;
-  const absl::Status status = CheckGpuKernels(ToOptions(*config), &checks);
+  const absl::Status status = CheckGpuKernels(ToOptions(*config), runtime::CpuCheck(), &checks);
   EXPECT_TRUE(status.ok()) << status;
   EXPECT_GT(checks.size(), 10u);
   for (const kernels::KernelCheck& check : checks) EXPECT_EQ(check.fault, "");

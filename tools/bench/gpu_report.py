@@ -24,7 +24,7 @@ def document(results):
                    f"driver for CUDA {device['driver_version'] // 1000}",
         "date": results["date"],
         "versions": {"quire": results["quire"]},
-        "commands": [f"./run --seconds {results['seconds']:g}"],
+        "commands": [f"./run --seconds {results['seconds']:g} {' '.join(stage['name'] for stage in results['stages'])}"],
     }
     return {"title": f"CUDA kernels on {device['name']}",
             "measurements": [{"id": identity, "title": title, **common, "method": method, "columns": columns, "rows": rows}

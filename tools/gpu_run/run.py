@@ -33,7 +33,7 @@ import zlib
 import report
 
 HERE = pathlib.Path(__file__).resolve().parent
-SIGNALS = {signal.SIGCHLD, signal.SIGINT, signal.SIGTERM}
+SIGNALS = {signal.SIGCHLD, signal.SIGHUP, signal.SIGINT, signal.SIGTERM}
 RESERVE_SECONDS = 5  # for the last report
 PROBE_SECONDS = 15
 PASSED, FAILED, SKIPPED, NOT_RUN = "passed", "FAILED", "skipped", "not run"
@@ -94,6 +94,12 @@ def excused(log):
     if errors == 0 or memory + maps != errors:
         return None
     return NOT_RUN if memory else SKIPPED
+
+
+def in_order(suites):
+    """Returns the suites in the order in which they run."""
+    return sorted(suites, key=lambda suite: next(
+        (i for i, part in enumerate(FIRST_SUITES) if re.search(part, suite)), len(FIRST_SUITES)))
 
 
 def judge(item, status, log, seconds):
@@ -235,6 +241,9 @@ class Runner:
         self.say(f"{self.stage} {name}: {verdict}" + (f", {why}" if why else ""))
         return verdict == PASSED
 
+    def why_cut(self):
+        return "interrupted" if self.interrupted else "the time was up before it ended"
+
     def may_start(self):
         return not self.interrupted and not self.lost and time.monotonic() + 1 < self.stage_end
 
@@ -286,7 +295,7 @@ class Runner:
                 self.kill(process)
             verdict, why = judge(item, status, self.log(item.log), now - start)
             if status is None and (self.interrupted or limit >= self.stage_end):
-                verdict, why = NOT_RUN, "interrupted" if self.interrupted else "the time was up before it ended"
+                verdict, why = NOT_RUN, self.why_cut()
             self.record(item.name, verdict, why, now - start, item.optional)
             if verdict == FAILED and item.test:
                 self.failed_tests.append(item)
@@ -323,6 +332,9 @@ class Runner:
     def open_device(self):
         status = self.run(self.program("bench_kernels_cuda", "--device"), "facts-device")
         log = self.log("facts-device")
+        if status is None and (self.interrupted or time.monotonic() >= self.end):
+            self.record("device", NOT_RUN, self.why_cut())
+            return
         verdict, why = judge(Item("device", [], ""), status, log, PROBE_SECONDS)
         if verdict == PASSED:
             try:
@@ -365,11 +377,9 @@ class Runner:
 
     def tests(self):
         suites = {suite: tests for suite, tests in self.suites().items() if not MODEL_SUITES.search(suite)}
-        rank = {suite: next((i for i, part in enumerate(FIRST_SUITES) if re.search(part, suite)), len(FIRST_SUITES))
-                for suite in suites}
-        items = [self.test_item("tests", suite) for suite in sorted(suites, key=rank.get)]
+        items = [self.test_item("tests", suite) for suite in in_order(suites)]
         if self.dry:  # tests of rejected arguments launch few kernels
-            items = [self.test_item("tests", suite, test) for suite in sorted(suites, key=rank.get)
+            items = [self.test_item("tests", suite, test) for suite in in_order(suites)
                      for test in suites[suite] if test.startswith("Rejects")][:4]
         self.run_items(items, self.jobs)
 
@@ -500,6 +510,8 @@ class Runner:
             if self.run(self.client(folder, "--timeout", "2", "health"), "daemon-health") == 0:
                 return self.record(name, PASSED, seconds=time.monotonic() - start)
             self.wait(time.monotonic() + 0.2)
+        if process.poll() is None and not self.lost:
+            return self.record(name, NOT_RUN, self.why_cut(), time.monotonic() - start)
         what = "is not ready" if process.poll() is None else "has exited"
         return self.record(name, FAILED, f"quired {what}: {reason(self.log(log))}", time.monotonic() - start)
 
@@ -516,11 +528,15 @@ class Runner:
                 self.run_items(items)
                 if process.poll() is None:
                     process.send_signal(signal.SIGTERM)
-                until = min(time.monotonic() + 10, self.end)
+                limit = time.monotonic() + 10
+                until = min(limit, self.end)
                 while process.poll() is None and time.monotonic() < until:
                     self.wait(until)
                 status = process.poll()
-                self.record(f"{prefix}stop", *judge(Item(f"{prefix}stop", [], log), status, self.log(log), 10))
+                verdict = judge(Item(f"{prefix}stop", [], log), status, self.log(log), 10)
+                if status is None and until < limit:
+                    verdict = NOT_RUN, self.why_cut()
+                self.record(f"{prefix}stop", *verdict)
         finally:
             if process.poll() is None:
                 self.kill(process)
