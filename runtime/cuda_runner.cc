@@ -209,7 +209,7 @@ absl::Status CudaRunner::State::MakeCollections() {
     QUIRE_ASSIGN_OR_RETURN(
         kernels::AnyKvCollection collection,
         kernels::MakeKvCollection(pool->geometry(), pool->blocks(), step, pool->scales()));
-    kv.push_back(std::move(collection));
+    kv.push_back(collection);
   }
   if constexpr (kernels::kHasCuda) {
     QUIRE_ASSIGN_OR_RETURN(maps, kernels::cuda::KvTensorMaps::Create(backend.device(), kv[0]));

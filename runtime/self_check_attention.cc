@@ -131,7 +131,7 @@ class HostPages {
                                                       .max_cache_length = tokens,
                                                       .max_history_length = tokens},
                                                      pool_->scales()));
-    collection_.emplace(std::move(collection));
+    collection_.emplace(collection);
     return absl::OkStatus();
   }
 
@@ -525,7 +525,7 @@ absl::StatusOr<std::string> AttentionCheck::CompareQueries(ConstFloatPtr device,
   for (std::size_t i = 0; i < want.size(); ++i) {
     if (i % shape_.width >= columns) continue;
     const float rounded = is_bf16 ? BF16::FromFloat(want[i]).ToFloat() : want[i];
-    if (std::memcmp(&rounded, &got[i], sizeof(float)) != 0) {
+    if (!HasEqualBits({&rounded, 1}, {&got[i], 1})) {
       return absl::StrCat("query row ", i / shape_.width, " differs from that of the CPU");
     }
   }

@@ -350,7 +350,7 @@ absl::Status ProductCheck::Experts(const Use& use, std::span<const models::Linea
 absl::Status ProductCheck::Heads(const Use& use, std::span<const models::LinearWeights> heads) {
   const std::size_t count = std::min<std::size_t>(heads.size(), kernels::kMaxHeadsPerLaunch);
   std::vector<const PackedLinear*> matrices;
-  for (std::size_t h = 0; h < count; ++h) matrices.push_back(&heads[h].matrices[0]);
+  for (std::size_t h = 0; h < count; ++h) matrices.push_back(heads[h].matrices.data());
   const std::int64_t n = matrices[0]->n(), k = matrices[0]->k();
   Product product = Describe(use, *matrices[0]);
   if (!IsNew(product)) return absl::OkStatus();

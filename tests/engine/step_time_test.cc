@@ -244,7 +244,7 @@ class TimedEngine {
   void ServeStreamsAndPrompts() {
     for (int i = 0; i < 4; ++i) {
       harness.Submit(MakeRequest(absl::StrCat("stream", i),
-                                 MakePrompt(static_cast<std::uint64_t>(100 + i), 300), 400));
+                                 MakePrompt(100 + static_cast<std::uint64_t>(i), 300), 400));
     }
     for (int step = 0; !harness.core.idle(); ++step) {
       if (step % 40 == 10 && step < 300) {
@@ -310,7 +310,7 @@ void ServeStreamsThenPrompts(TimedEngine& timed, int streams, int prompts,
   Harness& harness = timed.harness;
   for (int i = 0; i < streams; ++i) {
     harness.Submit(MakeRequest(absl::StrCat("stream", i),
-                               MakePrompt(static_cast<std::uint64_t>(100 + i), 300), 400));
+                               MakePrompt(100 + static_cast<std::uint64_t>(i), 300), 400));
   }
   for (int step = 0; step < 100; ++step) timed.Step();
   timed.mixed_steps.clear();
@@ -424,7 +424,7 @@ TEST(StepTimeTargetTest, TimeLimitedStepsHaveMultiplesOfEightRows) {
   Harness& harness = timed.harness;
   for (int i = 0; i < 3; ++i) {
     harness.Submit(MakeRequest(absl::StrCat("stream", i),
-                               MakePrompt(static_cast<std::uint64_t>(100 + i), 300), 400));
+                               MakePrompt(100 + static_cast<std::uint64_t>(i), 300), 400));
   }
   for (int step = 0; step < 20; ++step) timed.Step();
   harness.Submit(MakeRequest("a", MakePrompt(2, 3001), 1));
@@ -641,7 +641,7 @@ TEST(StepTimeTargetTest, EightClientsHaveGapsOfThreeTimesTheirMedianOnEveryMachi
   for (const Machine& machine : kMachines) {
     SCOPED_TRACE(machine.name);
     std::vector<double> ratios;
-    for (const std::uint32_t seed : {31, 32, 33}) {
+    for (const std::uint32_t seed : {31u, 32u, 33u}) {
       const std::vector<double> gaps = Serve(machine, 8, /*requests=*/40, seed).with.gaps;
       ratios.push_back(Quantile(gaps, 0.99) / std::max(Quantile(gaps, 0.5), kMinGap / 3));
     }
