@@ -70,7 +70,7 @@ constexpr ReasonRow kReasons[] = {
      ErrorDetail::kPrecondition, "the call requires an idle server, but requests are live"},
     {Reason::kShuttingDown, "SHUTTING_DOWN", StatusCode::kFailedPrecondition, 409, Retry::kNo,
      ErrorDetail::kPrecondition, "the process is already exiting"},
-    {Reason::kFeatureUnsupported, "FEATURE_UNSUPPORTED", StatusCode::kUnimplemented, 501,
+    {Reason::kFeatureUnsupported, "FEATURE_UNSUPPORTED", StatusCode::kUnimplemented, 400,
      Retry::kNo, ErrorDetail::kNone, "this version does not support the feature"},
     {Reason::kTimeout, "TIMEOUT", StatusCode::kDeadlineExceeded, 504, Retry::kNo,
      ErrorDetail::kNone, "the deadline has passed"},

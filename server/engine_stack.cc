@@ -12,6 +12,7 @@
 #include "base/utf8.h"
 #include "engine/constraint/constraint_build.h"
 #include "engine/constraint/grammar_library.h"
+#include "server/build_info.h"
 #include "server/chat_templates.h"
 #include "server/config/per_device_options.h"
 #include "server/embedded_model.h"
@@ -270,6 +271,11 @@ ModelDescription EngineStack::Describe(const DaemonOptions& options) const {
   description.pad_token_id = tokenizer.pad_token_id();
   if (!description.pad_token_id) description.pad_token_id = model.config.pad_id;
   description.weights_fingerprint = model.fingerprint;
+  const runtime::ComputeDevice& device = loaded_->device();
+  description.system_fingerprint = absl::StrCat(
+      "fp_", model.fingerprint.substr(0, 10), "_",
+      device.is_cpu() ? kernels::CpuActivationsName(device.backend().activations()) : "gpu", "_",
+      DTypeName(options.pool.dtype), "_", absl::string_view(kGitCommit).substr(0, 8));
   description.parameter_count = model.parameter_count;
   description.load_time = absl::Now();
   description.kv_page_size = static_cast<std::int32_t>(geometry.page_size);

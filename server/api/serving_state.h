@@ -56,6 +56,8 @@ struct ModelDescription {
   std::vector<std::int32_t> eos_token_ids;
   std::optional<std::int32_t> bos_token_id, pad_token_id;
   std::string weights_fingerprint;
+  // Equal if a request with a seed gives equal output: weights, numeric types and build.
+  std::string system_fingerprint;
   std::int64_t parameter_count = 0;
   absl::Time load_time;
   std::int32_t kv_page_size = 0;

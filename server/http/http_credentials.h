@@ -1,7 +1,7 @@
 #pragma once
 
-// Reads the credentials of a caller over HTTP: the headers authorization and quire-tenant, and the
-// client certificate of the connection.
+// Reads the credentials of a caller over HTTP: the headers authorization, x-api-key (the token
+// alone) and quire-tenant, and the client certificate of the connection.
 //
 // Place:   shared by the handlers of both HTTP listeners.
 // Threads: any.
@@ -12,7 +12,9 @@
 namespace quire::server {
 
 inline Credentials ReadCredentials(const HttpRequest& request) {
-  return {.bearer_token = std::string(BearerToken(request.Header("authorization"))),
+  absl::string_view token = BearerToken(request.Header("authorization"));
+  if (token.empty()) token = request.Header("x-api-key");
+  return {.bearer_token = std::string(token),
           .certificate_name = request.certificate_name,
           .tenant_metadata = std::string(request.Header("quire-tenant")),
           .is_local_socket = false};

@@ -335,6 +335,8 @@ const EvaluationEndpoint* FindEvaluationEndpoint(absl::string_view path) {
       {"/v1/embeddings", "Embeddings", ReadEmbeddings},
       {"/v1/score", "TextScore", ReadScore},
       {"/v1/rerank", "Rerank", ReadRerank},
+      {"/v2/rerank", "Rerank", ReadRerank},
+      {"/rerank", "Rerank", ReadRerank},
       {"/v1/classify", "Classify", ReadClassify}};
   const auto* found =
       std::find_if(std::begin(kEndpoints), std::end(kEndpoints),

@@ -263,7 +263,11 @@ struct OpenAiAnswer::Impl {
   void Complete(std::size_t index, const v1::Completed& completed, std::string* events);
 
   ordered_json Envelope(const char* object) const {
-    return {{"id", head.id}, {"object", object}, {"created", head.created}, {"model", head.model}};
+    return {{"id", head.id},
+            {"object", object},
+            {"created", head.created},
+            {"model", head.model},
+            {"system_fingerprint", head.system_fingerprint}};
   }
   ordered_json Usage() const;
   // Returns the usage of a choice so far, and of its prompt.
@@ -484,7 +488,7 @@ void OpenAiAnswer::Take(std::size_t prompt, const v1::GenerateResponse& message,
   }
 }
 
-void OpenAiAnswer::AppendEnd(std::string* events) const {
+void OpenAiAnswer::AppendEnd(std::string* events) {
   if (impl_->include_usage) {
     ordered_json chunk =
         impl_->Envelope(impl_->is_chat ? "chat.completion.chunk" : "text_completion");

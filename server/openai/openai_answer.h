@@ -3,10 +3,7 @@
 // Converts quire.v1.GenerateResponse to the body or the server-sent events of one completions or
 // chat call.
 //
-//   for each message: answer.Take(prompt, message, &events); answer.AppendEnd(&events)   stream
-//   for each message: answer.Take(prompt, message, nullptr); answer.TakeBody()           else
-//
-// Place:      pure conversion; OpenAiCall sends the bytes.
+// Place:      pure conversion; see AnswerWriter.
 // Invariants: choice c of prompt p has the index p * choices + c. text_offset of a token is the
 //             number of characters (code points) of the choice's text, the echoed prompt included,
 //             that begin before the token. A character made of several tokens begins in the first
@@ -21,15 +18,18 @@
 #include <vector>
 
 #include "quire/v1/generation.pb.h"
+#include "server/openai/answer_writer.h"
 #include "server/openai/openai_request.h"
 #include "text/detokenizer.h"
 
 namespace quire::server {
 
 struct OpenAiAnswerHead {
-  std::string id;  // "cmpl-..." or "chatcmpl-..."
+  std::string id;  // prefix of the endpoint and request id, such as "chatcmpl-..."
   std::string model;
   std::int64_t created = 0;  // seconds since 1970
+  // Equal fingerprints mean equal weights, numeric class and build.
+  std::string system_fingerprint;
 };
 
 // Functions of the tokenizer.
@@ -39,19 +39,16 @@ struct OpenAiTokens {
   std::function<text::Detokenizer(bool skip_special_tokens)> detokenizer;
 };
 
-class OpenAiAnswer {
+class OpenAiAnswer : public AnswerWriter {
  public:
   OpenAiAnswer(const OpenAiRequest& request, OpenAiAnswerHead head, OpenAiTokens tokens);
-  ~OpenAiAnswer();
+  ~OpenAiAnswer() override;
 
-  // Takes the next message of a prompt. With a stream, appends the resulting events.
-  void Take(std::size_t prompt, const v1::GenerateResponse& message, std::string* events);
-  // Appends the end of a stream: the usage if requested, and [DONE].
-  void AppendEnd(std::string* events) const;
-  // Returns the whole answer. REQUIRES: no stream; every choice is completed; the last call.
-  std::string TakeBody();
-  // Returns the bytes of completed choices that are buffered; 0 with a stream.
-  std::size_t buffered_bytes() const;
+  void Take(std::size_t prompt, const v1::GenerateResponse& message, std::string* events) override;
+  // Appends the usage if requested, and [DONE].
+  void AppendEnd(std::string* events) override;
+  std::string TakeBody() override;
+  std::size_t buffered_bytes() const override;
 
  private:
   struct Impl;

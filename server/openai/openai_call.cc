@@ -86,8 +86,7 @@ absl::StatusOr<OpenAiRequest> OpenAiCall::Read(const std::string& body) {
       .max_json_nodes = json.max_nodes,
       .max_json_depth = json.max_depth,
       .max_logit_bias_entries = options->engine.limits.max_logit_bias_entries};
-  absl::StatusOr<OpenAiRequest> request =
-      head_.is_chat ? ParseChatRequest(body, limits) : ParseCompletionRequest(body, limits);
+  absl::StatusOr<OpenAiRequest> request = head_.endpoint->read(body, limits);
   // The id of the last prompt is the longest one. A refused call has an id, too.
   const std::size_t others = request.ok() ? request->prompts.size() - 1 : 0;
   head_.request_id =
@@ -111,18 +110,18 @@ void OpenAiCall::Start(OpenAiRequest request) {
     v1::GenerateRequest& message = request.prompts[i];
     message.set_request_id(i == 0 ? head_.request_id : absl::StrCat(head_.request_id, "-", i));
     auto generation =
-        Generation::Start(context_, head_.method, head_.traceparent, message, head_.info);
+        Generation::Start(context_, head_.endpoint->method, head_.traceparent, message, head_.info);
     if (!generation.ok()) return Fail(generation.status(), i);
     prompts_.push_back({.generation = *std::move(generation)});
   }
   // The model is set, since a generation has started.
   const ServedModel* const served = context_.state->model();
-  answer_ = std::make_unique<OpenAiAnswer>(
+  answer_ = head_.endpoint->make_writer(
       request,
-      OpenAiAnswerHead{
-          .id = absl::StrCat(head_.is_chat ? "chatcmpl-" : "cmpl-", head_.request_id),
-          .model = served->id(),
-          .created = absl::ToUnixSeconds(context_.clock->ToWall(head_.info.accept_time))},
+      {.id = absl::StrCat(head_.endpoint->id_prefix, head_.request_id),
+       .model = served->id(),
+       .created = absl::ToUnixSeconds(context_.clock->ToWall(head_.info.accept_time)),
+       .system_fingerprint = served->description.system_fingerprint},
       head_.tokens(*served));
 }
 
@@ -223,8 +222,12 @@ bool OpenAiCall::has_finished() const {
 void OpenAiCall::WriteEvents(std::string events) {
   if (!has_begun_) {
     has_begun_ = true;
-    exchange_->BeginStream(
-        {.content_type = "text/event-stream; charset=utf-8", .body = "", .headers = head_.headers});
+    HttpAnswer head = {.content_type = std::string(head_.endpoint->stream_type),
+                       .body = "",
+                       .headers = head_.headers};
+    // nginx buffers answers of a proxied server unless they have this header.
+    head.headers.emplace_back("X-Accel-Buffering", "no");
+    exchange_->BeginStream(std::move(head));
   }
   is_writing_ = true;
   exchange_->Write(std::move(events), [self = shared_from_this()] {
@@ -263,18 +266,19 @@ void OpenAiCall::End() {
 
 void OpenAiCall::EndWithError() {
   Count(error_.code());
-  HttpAnswer answer = OpenAiError(error_, names_);
+  HttpAnswer answer = OpenAiError(error_, names_, head_.endpoint->write_error);
   if (!has_begun_) {
     answer.headers.insert(answer.headers.end(), head_.headers.begin(), head_.headers.end());
     return exchange_->Answer(std::move(answer));
   }
   // End without [DONE] and without completing the body, so that the client does not mistake the
   // answer for a complete one.
-  exchange_->Write(SseEvent(answer.body), [exchange = exchange_] { exchange->EndStream(false); });
+  exchange_->Write(head_.endpoint->error_event(answer.body),
+                   [exchange = exchange_] { exchange->EndStream(false); });
 }
 
 void OpenAiCall::Count(absl::StatusCode code) {
-  context_.probe->CountRpc(head_.method, code);
+  context_.probe->CountRpc(head_.endpoint->method, code);
 }
 
 }  // namespace quire::server

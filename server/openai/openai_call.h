@@ -1,6 +1,6 @@
 #pragma once
 
-// One completions or chat call: reads the body, runs the generations, writes events or a body.
+// One call that generates text: reads the body, runs the generations, writes events or a body.
 //
 //   exchange -> Begin -> Prepare: parse, Generation::Start per prompt -> Pump ... -> End
 //
@@ -28,6 +28,7 @@
 #include "server/api/generation.h"
 #include "server/http/http_message.h"
 #include "server/openai/field_names.h"
+#include "server/openai/generation_endpoint.h"
 #include "server/openai/openai_answer.h"
 #include "server/openai/openai_request.h"
 
@@ -38,8 +39,7 @@ OpenAiTokens MakeTokens(const ServedModel& served);
 
 // Properties of a call that are known before its body is read.
 struct OpenAiCallHead {
-  absl::string_view method;  // a constant, as used in metrics and the access log
-  bool is_chat = false;
+  const GenerationEndpoint* endpoint = nullptr;
   CallInfo info;
   std::string request_id;  // id of the first prompt; others append "-1", "-2", ...
   std::string traceparent;
@@ -85,7 +85,7 @@ class OpenAiCall : public std::enable_shared_from_this<OpenAiCall> {
   const std::shared_ptr<HttpExchange> exchange_;
   OpenAiCallHead head_;
   bool stream_ = false;
-  std::unique_ptr<OpenAiAnswer> answer_;
+  std::unique_ptr<AnswerWriter> answer_;
   std::vector<PromptState> prompts_;
   std::size_t num_prompts_ = 0;
   absl::Status error_;       // the first error

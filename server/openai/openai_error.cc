@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
@@ -23,8 +24,6 @@ absl::string_view ErrorType(int http_status) {
       return "permission_error";
     case 429:
       return "rate_limit_error";
-    case 501:
-      return "invalid_request_error";
     default:
       return http_status >= 500 ? "server_error" : "invalid_request_error";
   }
@@ -70,32 +69,67 @@ std::string MessageFor(const WireError& error, absl::string_view field, absl::st
   return absl::StrCat(param, ": ", text);
 }
 
+// Returns OpenAI's code if clients act on it, else the reason in lower case.
+std::string ErrorCode(Reason reason) {
+  switch (reason) {
+    case Reason::kPromptTooLong:
+    case Reason::kExceedsCapacity:
+      return "context_length_exceeded";
+    case Reason::kTokenMissing:
+    case Reason::kTokenInvalid:
+      return "invalid_api_key";
+    case Reason::kQueueFull:
+    case Reason::kQueueTimeout:
+    case Reason::kTenantLimit:
+      return "rate_limit_exceeded";
+    case Reason::kPromptMissing:
+      return "missing_required_parameter";
+    case Reason::kBadParameter:
+    case Reason::kBadSamplingParam:
+      return "invalid_value";
+    case Reason::kFeatureUnsupported:
+      return "unsupported";
+    case Reason::kUnknownEndpoint:
+      return "unknown_url";
+    default:
+      return absl::AsciiStrToLower(ReasonName(reason));
+  }
+}
+
 HttpAnswer Answer(int http_status, Reason reason, absl::string_view message,
-                  absl::string_view param) {
-  const ordered_json error = {
-      {"message", std::string(message)},
-      {"type", std::string(ErrorType(http_status))},
-      {"param", param.empty() ? ordered_json() : ordered_json(std::string(param))},
-      {"code", ReasonName(reason)}};
-  return {.status = http_status,
-          .content_type = "application/json",
-          .body = JsonText(ordered_json{{"error", error}})};
+                  absl::string_view param, WriteErrorBody write) {
+  const ApiError error = {.http_status = http_status,
+                          .message = std::string(message),
+                          .type = std::string(ErrorType(http_status)),
+                          .param = std::string(param),
+                          .code = ErrorCode(reason)};
+  return {.status = http_status, .content_type = "application/json", .body = write(error)};
 }
 
 }  // namespace
 
-HttpAnswer OpenAiError(Reason reason, absl::string_view message, absl::string_view param) {
-  return Answer(RowOf(reason).http_status, reason, message, param);
+std::string OpenAiErrorBody(const ApiError& error) {
+  const ordered_json body = {
+      {"message", error.message},
+      {"type", error.type},
+      {"param", error.param.empty() ? ordered_json() : ordered_json(error.param)},
+      {"code", error.code}};
+  return JsonText(ordered_json{{"error", body}});
 }
 
-HttpAnswer OpenAiError(const absl::Status& status, const FieldNames& names) {
+HttpAnswer OpenAiError(Reason reason, absl::string_view message, absl::string_view param,
+                       WriteErrorBody write) {
+  return Answer(RowOf(reason).http_status, reason, message, param, write);
+}
+
+HttpAnswer OpenAiError(const absl::Status& status, const FieldNames& names, WriteErrorBody write) {
   const WireError error = ToWireError(status);
   const std::string field = FindField(error, names);
   const std::string param = names.Rename(field);
   const std::string message = MessageFor(error, field, param, names);
   // A reason without HTTP status means that the client is gone.
   HttpAnswer answer =
-      Answer(error.http_status == 0 ? 499 : error.http_status, error.reason, message, param);
+      Answer(error.http_status == 0 ? 499 : error.http_status, error.reason, message, param, write);
   if (error.retry_delay) {
     const std::int64_t seconds = std::max<std::int64_t>(
         1, absl::ToInt64Seconds(absl::Ceil(*error.retry_delay, absl::Seconds(1))));
@@ -105,8 +139,8 @@ HttpAnswer OpenAiError(const absl::Status& status, const FieldNames& names) {
   return answer;
 }
 
-HttpAnswer RefuseAsOpenAi(Reason reason, absl::string_view message) {
-  HttpAnswer answer = OpenAiError(reason, message, "");
+HttpAnswer RefuseAsOpenAi(Reason reason, absl::string_view message, WriteErrorBody write) {
+  HttpAnswer answer = OpenAiError(reason, message, "", write);
   if (answer.status == 503) answer.headers.emplace_back("Retry-After", "1");
   return answer;
 }

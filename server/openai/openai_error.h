@@ -1,10 +1,13 @@
 #pragma once
 
-// Errors in OpenAI's format: {"error": {"message", "type", "param", "code"}}, with the HTTP status
-// and the reason of base/error_reason.h.
+// Errors of the HTTP APIs: an HTTP status and a JSON body in the format of one API. OpenAI's format
+// is {"error": {"message", "type", "param", "code"}}.
 //
-// Place:      below everything in server/openai.
-// Invariants: `code` is the reason; `param` is the field's name in this API.
+// Place:      below everything in server/openai and server/dialects.
+// Invariants: `code` is OpenAI's where clients act on it (context_length_exceeded, invalid_api_key,
+//             rate_limit_exceeded, ...), else the reason of base/error_reason.h in lower case.
+//             `param` is the field's name in the client's body. Only defects of the server, and
+//             its states, have 5xx statuses, because clients retry these.
 // Threads:    any.
 
 #include <string>
@@ -17,14 +20,30 @@
 
 namespace quire::server {
 
+struct ApiError {
+  int http_status = 500;
+  std::string message;
+  std::string type;   // OpenAI's: invalid_request_error, rate_limit_error, server_error, ...
+  std::string param;  // may be empty
+  std::string code;
+};
+
+// Writes the body of an error in the format of one API.
+using WriteErrorBody = std::string (*)(const ApiError& error);
+
+std::string OpenAiErrorBody(const ApiError& error);
+
 // Returns an error of the HTTP side, with the HTTP status of the reason.
-HttpAnswer OpenAiError(Reason reason, absl::string_view message, absl::string_view param = "");
+HttpAnswer OpenAiError(Reason reason, absl::string_view message, absl::string_view param = "",
+                       WriteErrorBody write = &OpenAiErrorBody);
 
 // `names` are the field names of the request. Neither `param` nor the message has names of the gRPC
 // API. REQUIRES: !status.ok().
-HttpAnswer OpenAiError(const absl::Status& status, const FieldNames& names = {});
+HttpAnswer OpenAiError(const absl::Status& status, const FieldNames& names = {},
+                       WriteErrorBody write = &OpenAiErrorBody);
 
 // Returns an error of HttpServer itself, such as a body that is too large.
-HttpAnswer RefuseAsOpenAi(Reason reason, absl::string_view message);
+HttpAnswer RefuseAsOpenAi(Reason reason, absl::string_view message,
+                          WriteErrorBody write = &OpenAiErrorBody);
 
 }  // namespace quire::server

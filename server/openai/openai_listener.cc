@@ -27,10 +27,11 @@ void WarnIfUnencrypted(const std::string& text) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<OpenAiListener>> OpenAiListener::Start(
-    const HandlerContext& context, const CertificateStore* certificates) {
+    const HandlerContext& context, const CertificateStore* certificates,
+    std::span<const GenerationEndpoint> more) {
   const std::shared_ptr<const DaemonOptions> options = context.config->options();
   if (certificates == nullptr) WarnIfUnencrypted(options->openai.listen);
-  std::unique_ptr<OpenAiListener> listener(new OpenAiListener(context));
+  std::unique_ptr<OpenAiListener> listener(new OpenAiListener(context, more));
   HttpServerOptions server;
   server.address = options->openai.listen;
   server.thread_name = "openai";

@@ -22,10 +22,11 @@ namespace quire::server {
 
 class OpenAiListener {
  public:
-  // Listens on the configured address. `certificates` is null without TLS. Returns the errors of
-  // HttpServer::Start.
+  // Listens on the configured address. `certificates` is null without TLS. `more` are the endpoints
+  // of other APIs. Returns the errors of HttpServer::Start.
   static absl::StatusOr<std::unique_ptr<OpenAiListener>> Start(
-      const HandlerContext& context, const CertificateStore* certificates);
+      const HandlerContext& context, const CertificateStore* certificates,
+      std::span<const GenerationEndpoint> more = {});
 
   const std::string& address() const { return server_->address(); }
   // See OpenAiService.
@@ -37,7 +38,8 @@ class OpenAiListener {
   void Shutdown(absl::Time deadline) { server_->Shutdown(deadline); }
 
  private:
-  explicit OpenAiListener(const HandlerContext& context) : service_(context) {}
+  OpenAiListener(const HandlerContext& context, std::span<const GenerationEndpoint> more)
+      : service_(context, more) {}
 
   OpenAiService service_;
   std::unique_ptr<HttpServer> server_;

@@ -26,27 +26,16 @@ namespace {
 using nlohmann::ordered_json;
 
 constexpr absl::string_view kModelsPath = "/v1/models";
-constexpr absl::string_view kCompletionsPath = "/v1/completions";
-constexpr absl::string_view kChatPath = "/v1/chat/completions";
 
 // Workers for large bodies.
 constexpr int kNumWorkers = 2;
 constexpr std::size_t kMaxWaitingBodies = 1024;
 
-// Returns the name of a generation or evaluation endpoint for metrics and logs, or "" for other
-// endpoints.
-absl::string_view MethodName(absl::string_view path) {
-  if (path == kCompletionsPath) return "Completions";
-  if (path == kChatPath) return "ChatCompletions";
-  const EvaluationEndpoint* const endpoint = FindEvaluationEndpoint(path);
-  return endpoint == nullptr ? "" : endpoint->method;
-}
-
 // Parts of OpenAI's API that are not supported, including all paths below them.
 constexpr absl::string_view kUnsupportedPaths[] = {
-    "/v1/responses", "/v1/audio",   "/v1/images",      "/v1/moderations",
-    "/v1/files",     "/v1/batches", "/v1/fine_tuning", "/v1/assistants",
-    "/v1/threads",   "/v1/uploads", "/v1/realtime",    "/v1/vector_stores"};
+    "/v1/audio",   "/v1/images",      "/v1/moderations",  "/v1/files",
+    "/v1/batches", "/v1/fine_tuning", "/v1/assistants",   "/v1/threads",
+    "/v1/uploads", "/v1/realtime",    "/v1/vector_stores"};
 
 bool IsUnsupported(absl::string_view path) {
   return std::any_of(std::begin(kUnsupportedPaths), std::end(kUnsupportedPaths),
@@ -105,12 +94,33 @@ HttpAnswer AddHeaders(HttpHeaders headers, HttpAnswer answer) {
 
 }  // namespace
 
-OpenAiService::OpenAiService(const HandlerContext& context)
-    : context_(context), worker_(kNumWorkers, kMaxWaitingBodies) {
+OpenAiService::OpenAiService(const HandlerContext& context,
+                             std::span<const GenerationEndpoint> more)
+    : context_(context), more_(more), worker_(kNumWorkers, kMaxWaitingBodies) {
   const std::shared_ptr<const DaemonOptions> options = context.config->options();
   ListenAddress address;
   checks_host_ = options->auth.mode == AuthMode::kNone &&
                  ParseListenAddress(options->openai.listen, &address) && address.is_loopback();
+}
+
+const GenerationEndpoint* OpenAiService::FindEndpoint(absl::string_view path) const {
+  for (const std::span<const GenerationEndpoint> endpoints : {OpenAiEndpoints(), more_}) {
+    for (const GenerationEndpoint& endpoint : endpoints) {
+      if (endpoint.path == path) return &endpoint;
+    }
+  }
+  return nullptr;
+}
+
+absl::string_view OpenAiService::MethodName(absl::string_view path) const {
+  if (const GenerationEndpoint* const endpoint = FindEndpoint(path)) return endpoint->method;
+  const EvaluationEndpoint* const endpoint = FindEvaluationEndpoint(path);
+  return endpoint == nullptr ? "" : endpoint->method;
+}
+
+WriteErrorBody OpenAiService::ErrorWriter(absl::string_view path) const {
+  const GenerationEndpoint* const endpoint = FindEndpoint(path);
+  return endpoint == nullptr ? &OpenAiErrorBody : endpoint->write_error;
 }
 
 bool OpenAiService::IsAllowed(const HttpRequest& request, absl::string_view origin) const {
@@ -148,7 +158,8 @@ std::optional<HttpAnswer> OpenAiService::CheckBeforeBody(const HttpRequest& head
 
 HttpAnswer OpenAiService::RejectBeforeRead(Reason reason, absl::string_view message,
                                            const HttpRequest& request) const {
-  return AddHeaders(OriginHeaders(request), RefuseAsOpenAi(reason, message));
+  return AddHeaders(OriginHeaders(request),
+                    RefuseAsOpenAi(reason, message, ErrorWriter(request.path)));
 }
 
 // Counts the call as ended with this error, and returns the error.
@@ -160,7 +171,7 @@ HttpAnswer OpenAiService::Refuse(const HttpRequest& request, const absl::Status&
     context_.probe->CountRefused(error.reason);
     context_.probe->CountRpc(method, error.code);
   }
-  return OpenAiError(sanitized);
+  return OpenAiError(sanitized, {}, ErrorWriter(request.path));
 }
 
 void OpenAiService::Handle(const std::shared_ptr<HttpExchange>& exchange) {
@@ -254,8 +265,7 @@ void OpenAiService::Post(const std::shared_ptr<HttpExchange>& exchange, HttpHead
     return;
   }
   OpenAiCallHead head;
-  head.method = MethodName(request.path);
-  head.is_chat = request.path == kChatPath;
+  head.endpoint = FindEndpoint(request.path);
   head.info.principal = caller->principal;
   head.info.tenant = caller->tenant;
   head.info.accept_time = context_.clock->Now();

@@ -1,7 +1,7 @@
 #pragma once
 
-// The OpenAI-compatible API: /v1/models, /v1/completions, /v1/chat/completions, /health, and the
-// endpoints of evaluation_bodies.h.
+// The APIs over HTTP: /v1/models, /health, the endpoints of generation_endpoint.h and
+// evaluation_bodies.h, and those of server/dialects.
 //
 //   HttpServer -> OpenAiService::Handle -> OpenAiCall -> Generation
 //                                       -> EvaluationCall -> Evaluation
@@ -17,6 +17,7 @@
 #include <atomic>
 #include <memory>
 #include <optional>
+#include <span>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -25,12 +26,14 @@
 #include "server/api/generation.h"
 #include "server/auth/authenticator.h"
 #include "server/http/http_message.h"
+#include "server/openai/generation_endpoint.h"
 
 namespace quire::server {
 
 class OpenAiService {
  public:
-  explicit OpenAiService(const HandlerContext& context);
+  // `more` are the endpoints of other APIs.
+  OpenAiService(const HandlerContext& context, std::span<const GenerationEndpoint> more);
 
   void Handle(const std::shared_ptr<HttpExchange>& exchange);
 
@@ -48,6 +51,11 @@ class OpenAiService {
   void AllowStatusPage(int port) { status_page_port_.store(port); }
 
  private:
+  const GenerationEndpoint* FindEndpoint(absl::string_view path) const;
+  // Returns the name of a generation or evaluation endpoint for metrics and logs, or "" for other
+  // paths.
+  absl::string_view MethodName(absl::string_view path) const;
+  WriteErrorBody ErrorWriter(absl::string_view path) const;
   bool IsAllowed(const HttpRequest& request, absl::string_view origin) const;
   HttpHeaders OriginHeaders(const HttpRequest& request) const;
   std::optional<HttpAnswer> CheckHostAndOrigin(const HttpRequest& head) const;
@@ -59,6 +67,7 @@ class OpenAiService {
   absl::StatusOr<Identity> Authorize(const HttpRequest& request) const;
 
   const HandlerContext context_;
+  const std::span<const GenerationEndpoint> more_;
   bool checks_host_ = false;
   std::atomic<int> status_page_port_{0};  // 0: no status page
   CallWorker worker_;

@@ -64,7 +64,7 @@ def test_models_are_listed(client, model):
     assert client.models.retrieve(model).id == model
     with pytest.raises(openai.NotFoundError) as caught:
         client.models.retrieve("none")
-    assert caught.value.code == "MODEL_NOT_FOUND"
+    assert caught.value.code == "model_not_found"
 
 
 def test_completion_and_its_stream(client, model):
@@ -146,10 +146,10 @@ def test_loglikelihood_requests_of_lm_eval(api, served, client, model):
 
 def test_errors_map_to_the_exception_types_of_the_client(client, model):
     cases = [
-        ({"temperature": -1}, openai.BadRequestError, "BAD_SAMPLING_PARAM", "temperature"),
-        ({"prompt": ""}, openai.BadRequestError, "PROMPT_MISSING", "prompt"),
-        ({"stop": ["x"] * 100}, openai.BadRequestError, "TOO_MANY_STOPS", None),
-        ({"max_tokens": "many"}, openai.BadRequestError, "BAD_PARAMETER", "max_tokens"),
+        ({"temperature": -1}, openai.BadRequestError, "invalid_value", "temperature"),
+        ({"prompt": ""}, openai.BadRequestError, "missing_required_parameter", "prompt"),
+        ({"stop": ["x"] * 100}, openai.BadRequestError, "too_many_stops", None),
+        ({"max_tokens": "many"}, openai.BadRequestError, "invalid_value", "max_tokens"),
     ]
     for arguments, kind, code, param in cases:
         with pytest.raises(kind) as caught:
@@ -160,13 +160,13 @@ def test_errors_map_to_the_exception_types_of_the_client(client, model):
         complete(client, "other")
     with pytest.raises(openai.APIStatusError) as caught:
         client.moderations.create(input="x")
-    assert caught.value.status_code == 501 and caught.value.code == "FEATURE_UNSUPPORTED"
+    assert caught.value.status_code == 400 and caught.value.code == "unsupported"
 
 
 def test_chat_without_template_is_rejected_with_an_explanation(client, model):
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model=model, messages=[{"role": "user", "content": "Hi"}])
-    assert caught.value.code == "CHAT_TEMPLATE_MISSING"
+    assert caught.value.code == "chat_template_missing"
 
 
 TEMPLATE = """{% for m in messages %}{{ m.role }}: {{ m.content }}

@@ -338,7 +338,7 @@ def test_openai_package_parses_models(client):
         assert re.fullmatch(pattern, answer.choices[0].message.content)
     with pytest.raises(openai.BadRequestError) as error:
         client.chat.completions.create(model="", messages=messages, extra_body={"guided_json": {"contains": {}}})
-    assert error.value.code == "BAD_CONSTRAINT" and "/contains" in error.value.message
+    assert error.value.code == "bad_constraint" and "/contains" in error.value.message
     with pytest.raises(openai.BadRequestError) as error:
         client.chat.completions.create(model="", messages=messages, extra_body={"guided_regex": "a", "constraint_start": "x"})
     assert error.value.param == "constraint_start" and '"x", it must be at_start or after_reasoning' in error.value.message

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -128,6 +129,25 @@ TEST(ErrorDetailsTest, EveryReasonStaysBelowFourKibibytes) {
   }
 }
 
+// Returns the code of an error over HTTP: OpenAI's code, or the reason in lower case.
+std::string HttpCode(const std::string& reason) {
+  static const auto* openai = new std::map<std::string, std::string>{
+      {"PROMPT_TOO_LONG", "context_length_exceeded"},
+      {"EXCEEDS_CAPACITY", "context_length_exceeded"},
+      {"PROMPT_MISSING", "missing_required_parameter"},
+      {"BAD_PARAMETER", "invalid_value"},
+      {"BAD_SAMPLING_PARAM", "invalid_value"},
+      {"QUEUE_FULL", "rate_limit_exceeded"},
+      {"QUEUE_TIMEOUT", "rate_limit_exceeded"},
+      {"TENANT_LIMIT", "rate_limit_exceeded"},
+      {"TOKEN_MISSING", "invalid_api_key"},
+      {"TOKEN_INVALID", "invalid_api_key"},
+      {"FEATURE_UNSUPPORTED", "unsupported"},
+      {"UNKNOWN_ENDPOINT", "unknown_url"}};
+  const auto found = openai->find(reason);
+  return found == openai->end() ? absl::AsciiStrToLower(reason) : found->second;
+}
+
 // Every interface reports the reason of an error with its field, value and limit.
 TEST(ErrorDetailsTest, EveryReasonReachesGrpcHttpAndTheLog) {
   const testing::TempDir dir;
@@ -162,7 +182,7 @@ TEST(ErrorDetailsTest, EveryReasonReachesGrpcHttpAndTheLog) {
     const HttpAnswer answer = OpenAiError(status);
     EXPECT_EQ(answer.status, row.http_status == 0 ? 499 : row.http_status);
     const auto error = nlohmann::json::parse(answer.body).at("error");
-    EXPECT_EQ(error.at("code"), name);
+    EXPECT_EQ(error.at("code"), HttpCode(name));
     EXPECT_EQ(error.at("param") == "top_k", is_told);
     EXPECT_EQ(error.at("message") == "top_k is -1", is_told);
 

@@ -115,7 +115,7 @@ class OpenAiCallTest : public ServiceTest {
              std::size_t max_buffered_bytes = 1 << 20) {
     OpenAiCallHead head;
     head.max_buffered_bytes = max_buffered_bytes;
-    head.method = "Completions";
+    head.endpoint = &OpenAiEndpoints()[0];
     head.info.accept_time = clock_.Now();
     head.request_id = "call";
     head.tokens = tokens;
@@ -157,7 +157,7 @@ TEST_F(OpenAiCallTest, ExceptionBeforeTheFirstByteIsA500AndCancelsTheGenerations
           &TokensThatThrow);
     ASSERT_TRUE(exchange_->RunUntilEnd());
     EXPECT_EQ(exchange_->answer_.status, 500);
-    EXPECT_EQ(json::parse(exchange_->answer_.body)["error"]["code"], "ENGINE_ERROR");
+    EXPECT_EQ(json::parse(exchange_->answer_.body)["error"]["code"], "engine_error");
     // The exception's text appears in the log only.
     EXPECT_THAT(exchange_->answer_.body, Not(HasSubstr("string")));
     EXPECT_EQ(exchange_->writes_, 0);
@@ -257,7 +257,7 @@ TEST_F(OpenAiCallTest, RejectsLargeBodiesBeyondTheQueue) {
     Begin({{"prompt", "Once"}, {"unknown", std::string(100000, 'x')}});
     ASSERT_TRUE(exchange_->RunUntilEnd());
     EXPECT_EQ(exchange_->answer_.status, 429);
-    EXPECT_EQ(json::parse(exchange_->answer_.body)["error"]["code"], "QUEUE_FULL");
+    EXPECT_EQ(json::parse(exchange_->answer_.body)["error"]["code"], "rate_limit_exceeded");
   }
   exchange_->has_ended_ = false;
   Begin({{"prompt", "Once"}, {"max_tokens", 1}});  // small bodies need no worker

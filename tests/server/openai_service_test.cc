@@ -171,18 +171,18 @@ TEST_F(OpenAiServiceTest, ErrorsAreObjectsWithTheNamesOfThisApi) {
   };
   const json prompt = "Once";
   for (const Bad& bad :
-       {Bad{{{"model", "other"}, {"prompt", prompt}}, 404, "MODEL_NOT_FOUND", "model"},
-        Bad{{{"prompt", prompt}, {"n", 1000000000}}, 400, "BAD_SAMPLING_PARAM", "n"},
-        Bad{{{"prompt", prompt}, {"top_p", 2}}, 400, "BAD_SAMPLING_PARAM", "top_p"},
-        Bad{{{"prompt", prompt}, {"max_tokens", 0}}, 400, "BAD_PARAMETER", "max_tokens"},
-        Bad{{{"prompt", prompt}, {"temperature", "hot"}}, 400, "BAD_PARAMETER", "temperature"},
-        Bad{{{"prompt", ""}}, 400, "PROMPT_MISSING", "prompt"},
-        Bad{{{"prompt", {1, 99999999}}}, 400, "BAD_TOKEN_ID", "prompt"},
-        Bad{{{"prompt", {"fine", ""}}}, 400, "PROMPT_MISSING", "prompt[1]"},
-        Bad{{{"prompt", {{1}, {2}, {1, 99999999}}}}, 400, "BAD_TOKEN_ID", "prompt[2]"},
+       {Bad{{{"model", "other"}, {"prompt", prompt}}, 404, "model_not_found", "model"},
+        Bad{{{"prompt", prompt}, {"n", 1000000000}}, 400, "invalid_value", "n"},
+        Bad{{{"prompt", prompt}, {"top_p", 2}}, 400, "invalid_value", "top_p"},
+        Bad{{{"prompt", prompt}, {"max_tokens", 0}}, 400, "invalid_value", "max_tokens"},
+        Bad{{{"prompt", prompt}, {"temperature", "hot"}}, 400, "invalid_value", "temperature"},
+        Bad{{{"prompt", ""}}, 400, "missing_required_parameter", "prompt"},
+        Bad{{{"prompt", {1, 99999999}}}, 400, "bad_token_id", "prompt"},
+        Bad{{{"prompt", {"fine", ""}}}, 400, "missing_required_parameter", "prompt[1]"},
+        Bad{{{"prompt", {{1}, {2}, {1, 99999999}}}}, 400, "bad_token_id", "prompt[2]"},
         Bad{{{"prompt", prompt}, {"structured_outputs", {{"structural_tag", "{}"}}}},
             400,
-            "BAD_PARAMETER",
+            "invalid_value",
             "structured_outputs.structural_tag.type"}}) {
     const HttpReply reply = Complete(bad.body);
     EXPECT_EQ(reply.status, bad.status) << bad.body << reply.body;
@@ -210,14 +210,14 @@ TEST_F(OpenAiServiceTest, EndpointsAndMethods) {
   const HttpReply wrong_method = client.Ask("GET", "/v1/completions");
   EXPECT_EQ(wrong_method.status, 405);
   EXPECT_EQ(Parsed(wrong_method)["error"]["message"], "method \"GET\" is not allowed; use POST");
-  for (const char* const path : {"/v1/images/edits", "/v1/responses", "/v1/audio/speech"}) {
+  for (const char* const path : {"/v1/images/edits", "/v1/files", "/v1/audio/speech"}) {
     const HttpReply reply = client.Ask("POST", path, "{}");
-    EXPECT_EQ(reply.status, 501);
-    EXPECT_EQ(Parsed(reply)["error"]["code"], "FEATURE_UNSUPPORTED");
+    EXPECT_EQ(reply.status, 400);
+    EXPECT_EQ(Parsed(reply)["error"]["code"], "unsupported");
   }
   const HttpReply unknown = client.Ask("GET", "/v2/anything");
   EXPECT_EQ(unknown.status, 404);
-  EXPECT_EQ(Parsed(unknown)["error"]["code"], "UNKNOWN_ENDPOINT");
+  EXPECT_EQ(Parsed(unknown)["error"]["code"], "unknown_url");
 }
 
 TEST_F(OpenAiServiceTest, RejectsPagesOfOtherSites) {
@@ -354,13 +354,13 @@ TEST_F(OpenAiServiceTest, HttpViolationsAreErrorObjects) {
   };
   const Case cases[] = {
       {"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: gzip\r\n", 415,
-       "UNSUPPORTED_ENCODING"},
+       "unsupported_encoding"},
       {"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: zstd\r\n", 415,
-       "UNSUPPORTED_ENCODING"},
-      {"POST /v1/completions HTTP/1.1\r\n", 400, "BAD_REQUEST"},
+       "unsupported_encoding"},
+      {"POST /v1/completions HTTP/1.1\r\n", 400, "bad_request"},
       {"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n", 400,
-       "BAD_REQUEST"},
-      {"CONNECT localhost:80 HTTP/1.1\r\nHost: localhost\r\n", 501, "FEATURE_UNSUPPORTED"}};
+       "bad_request"},
+      {"CONNECT localhost:80 HTTP/1.1\r\nHost: localhost\r\n", 400, "unsupported"}};
   for (const Case& one : cases) {
     const HttpReply reply = ask(one.head);
     EXPECT_EQ(reply.status, one.status) << one.head;

@@ -31,7 +31,7 @@ const std::set<int>& HttpOf(absl::StatusCode code) {
       {absl::StatusCode::kResourceExhausted, {429, 503}},
       {absl::StatusCode::kUnavailable, {503}},
       {absl::StatusCode::kFailedPrecondition, {400, 409}},
-      {absl::StatusCode::kUnimplemented, {405, 501}},
+      {absl::StatusCode::kUnimplemented, {400, 405}},
       {absl::StatusCode::kDeadlineExceeded, {408, 504}},
       {absl::StatusCode::kCancelled, {0, 499, 503}},
       {absl::StatusCode::kUnauthenticated, {401}},

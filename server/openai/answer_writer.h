@@ -1,0 +1,34 @@
+#pragma once
+
+// Writes the answer of one generation call in the format of one API.
+//
+//   for each message: writer.Take(prompt, message, &events); writer.AppendEnd(&events)   stream
+//   for each message: writer.Take(prompt, message, nullptr); writer.TakeBody()           else
+//
+// Place:      OpenAiCall drives a writer and sends its bytes. OpenAiAnswer and the writers of
+//             server/dialects implement it.
+// Threads:    one thread at a time.
+
+#include <cstddef>
+#include <string>
+
+#include "quire/v1/generation.pb.h"
+
+namespace quire::server {
+
+class AnswerWriter {
+ public:
+  virtual ~AnswerWriter() = default;
+
+  // Takes the next message of a prompt. With a stream, appends the resulting events.
+  virtual void Take(std::size_t prompt, const v1::GenerateResponse& message,
+                    std::string* events) = 0;
+  // Appends the events that end a stream.
+  virtual void AppendEnd(std::string* events) = 0;
+  // Returns the whole answer. REQUIRES: no stream; every choice is completed; the last call.
+  virtual std::string TakeBody() = 0;
+  // Returns the bytes of completed choices that are buffered; 0 with a stream.
+  virtual std::size_t buffered_bytes() const = 0;
+};
+
+}  // namespace quire::server

@@ -1,0 +1,40 @@
+#pragma once
+
+// The endpoints that generate text, each with the format of one API: how its body is read, and how
+// its answer and its errors are written. All of them run as v1::GenerateRequests in OpenAiCall.
+//
+// Place:   OpenAiService finds the endpoint of a path; server/dialects adds those of other APIs.
+// Threads: any; the functions have no state.
+
+#include <memory>
+#include <span>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "server/openai/answer_writer.h"
+#include "server/openai/openai_answer.h"
+#include "server/openai/openai_error.h"
+#include "server/openai/openai_request.h"
+
+namespace quire::server {
+
+constexpr absl::string_view kServerSentEvents = "text/event-stream; charset=utf-8";
+
+struct GenerationEndpoint {
+  absl::string_view path;
+  absl::string_view method;     // a constant, as used in metrics and the access log
+  absl::string_view id_prefix;  // of the answer's id, such as "chatcmpl-"
+  // Reads a body into requests without ids. Errors name fields of the body.
+  absl::StatusOr<OpenAiRequest> (*read)(absl::string_view body, const OpenAiLimits& limits);
+  std::unique_ptr<AnswerWriter> (*make_writer)(const OpenAiRequest& request, OpenAiAnswerHead head,
+                                               OpenAiTokens tokens);
+  WriteErrorBody write_error;
+  // Converts the body of an error to what ends a stream that has begun.
+  std::string (*error_event)(const std::string& error_body);
+  absl::string_view stream_type = kServerSentEvents;  // Content-Type of streams
+};
+
+// /v1/completions and /v1/chat/completions.
+std::span<const GenerationEndpoint> OpenAiEndpoints();
+
+}  // namespace quire::server
