@@ -11,7 +11,7 @@ endforeach()
 
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/configs/
         DESTINATION ${CMAKE_INSTALL_DATADIR}/quire/configs COMPONENT configs
-        FILES_MATCHING PATTERN "*.yaml")
+        FILES_MATCHING PATTERN "*.yaml" PATTERN "*.jinja")
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/proto/quire ${PROJECT_SOURCE_DIR}/proto/smg ${PROJECT_SOURCE_DIR}/proto/vllm
         DESTINATION ${CMAKE_INSTALL_DATADIR}/quire/proto COMPONENT assets
         FILES_MATCHING PATTERN "*.proto")

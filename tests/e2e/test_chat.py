@@ -1,6 +1,7 @@
 """Chat templates: a model with a template renders conversations, and a model without one reports that."""
 
 import json
+import shutil
 import struct
 import subprocess
 
@@ -42,6 +43,15 @@ def chatty(model_dir, tmp_path_factory):
 def service(api, chatty):
     with chatty.channel() as channel:
         yield api.GenerationServiceStub(channel)
+
+
+def copy_without_template(folder):
+    """Copies the embedded model without its chat template, and returns the folder."""
+    shutil.copytree(ROOT / "assets" / "story", folder)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    del config["chat_template"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
 
 
 def say(api, *messages, **fields):
@@ -124,17 +134,62 @@ def test_bad_conversations_are_rejected_with_their_field(api, service):
     assert service.RenderChat(api.RenderChatRequest(chat=say(api, ("user", "ok")))).text
 
 
-def test_model_without_template_reports_it(api, generation):
+def test_model_without_template_reports_it(api, tmp_path):
     chat = say(api, ("user", "hi"))
-    for call in (
-        lambda: generation.RenderChat(api.RenderChatRequest(chat=chat)),
-        lambda: list(generation.Generate(greedy(api, chat=chat))),
-        lambda: generation.Tokenize(api.TokenizeRequest(chat=chat)),
-    ):
-        code, reason, text = refusal(call)
-        assert (code, reason) == (grpc.StatusCode.FAILED_PRECONDITION, "CHAT_TEMPLATE_MISSING")
-        assert text == "the model has no chat template; set chat.template_file"
-    assert not generation.GetModel(api.GetModelRequest()).model.has_chat_template
+    with Daemon(tmp_path, copy_without_template(tmp_path / "model")) as running:
+        running.wait_serving()
+        with running.channel() as channel:
+            service = api.GenerationServiceStub(channel)
+            for call in (
+                lambda: service.RenderChat(api.RenderChatRequest(chat=chat)),
+                lambda: list(service.Generate(greedy(api, chat=chat))),
+                lambda: service.Tokenize(api.TokenizeRequest(chat=chat)),
+            ):
+                code, reason, text = refusal(call)
+                assert (code, reason) == (grpc.StatusCode.FAILED_PRECONDITION, "CHAT_TEMPLATE_MISSING")
+                assert text == ("the model has no chat template; set chat.template_file to a Jinja file, "
+                                "such as one of configs/templates")
+            assert not service.GetModel(api.GetModelRequest()).model.has_chat_template
+
+
+@pytest.mark.parametrize("wish, prompt", [
+    ("tell me a story about a cat", "<|endoftext|>Once upon a time, there was a cat.\n"),
+    ("A story about two frogs, please!", "<|endoftext|>Once upon a time, there was two frogs, please.\n"),
+    ("Tell me a story.", "<|endoftext|>"),
+    (" Lily and Tom ", "<|endoftext|>Lily and Tom"),
+])
+def test_the_embedded_model_turns_a_wish_into_a_story(api, generation, wish, prompt):
+    chat = say(api, ("system", "Be kind."), ("user", "hi"), ("assistant", "Hi."), ("user", wish))
+    assert generation.RenderChat(api.RenderChatRequest(chat=chat)).text == prompt
+    assert len(list(generation.Generate(greedy(api, chat=chat)))[-1].completed.text) > 10
+
+
+# What the models' own templates render, with the special tokens of the embedded model.
+TURNS = [("system", "Be brief."), ("user", "Hi"), ("assistant", "Hello"), ("user", "Bye")]
+READY = {
+    "chatml": "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
+              "<|im_start|>assistant\nHello<|im_end|>\n<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n",
+    "llama3": "<|endoftext|><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>"
+              "<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
+              "<|start_header_id|>assistant<|end_header_id|>\n\nHello<|eot_id|>"
+              "<|start_header_id|>user<|end_header_id|>\n\nBye<|eot_id|>"
+              "<|start_header_id|>assistant<|end_header_id|>\n\n",
+    "mistral": "<|endoftext|>[INST] Be brief.\n\nHi [/INST] Hello<|endoftext|>[INST] Bye [/INST]",
+    "gemma": "<|endoftext|><start_of_turn>user\nBe brief.\n\nHi<end_of_turn>\n<start_of_turn>model\nHello<end_of_turn>\n"
+             "<start_of_turn>user\nBye<end_of_turn>\n<start_of_turn>model\n",
+    "plain": "System: Be brief.\nUser: Hi\nAssistant: Hello\nUser: Bye\nAssistant:",
+}
+
+
+def test_ready_templates_render_the_formats_of_their_models(api, tmp_path):
+    files = sorted((ROOT / "configs" / "templates").glob("*.jinja"))
+    assert [file.stem for file in files] == sorted(READY)
+    for file in files:
+        with Daemon(tmp_path, settings=[f"chat.template_file={file}"]) as running:
+            running.wait_serving()
+            with running.channel() as channel:
+                rendering = api.RenderChatRequest(chat=say(api, *TURNS))
+                assert api.GenerationServiceStub(channel).RenderChat(rendering).text == READY[file.stem], file
 
 
 def test_template_of_a_gguf_file_is_used(api, tmp_path):

@@ -410,7 +410,9 @@ TEST(ChatTemplateTest, ReportsWhyATemplateIsMissing) {
     const char* message;
   };
   const Case cases[] = {
-      {{}, "the model has no chat template; set chat.template_file"},
+      {{},
+       "the model has no chat template; set chat.template_file to a Jinja file, such as one of "
+       "configs/templates"},
       {{.chat_template_jinja = "a\n{% if %}"},
        "chat_template.jinja: template \"default\": line 2, column 7: unexpected '%}'"},
       {{.chat_template_jinja = "\xff"}, "not UTF-8"},

@@ -342,7 +342,9 @@ absl::StatusOr<std::shared_ptr<const ChatTemplates>> ChatTemplates::Create(
   templates->origin_ = found.origin;
   templates->problem_ = found.problem;
   if (found.templates.empty() && found.problem.empty()) {
-    templates->problem_ = "the model has no chat template; set chat.template_file";
+    templates->problem_ =
+        "the model has no chat template; set chat.template_file to a Jinja file, such as one of "
+        "configs/templates";
   }
   for (const TemplateSource& source : found.templates) {
     const std::string label = absl::StrCat(source.origin, ": template \"", source.name, "\": ");
