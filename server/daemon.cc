@@ -21,6 +21,7 @@
 #include "server/api/serving_state.h"
 #include "server/auth/authenticator.h"
 #include "server/auth/certificate_store.h"
+#include "server/build_info.h"
 #include "server/config/live_config.h"
 #include "server/config/options.h"
 #include "server/config/validator.h"
@@ -121,6 +122,7 @@ class Daemon::Impl {
   Notifier notifier_{NotifyTargetFromEnvironment()};
   std::unique_ptr<Authenticator> authenticator_;
   std::unique_ptr<CertificateStore> certificates_;  // null without TLS
+  std::unique_ptr<TraceExporter> traces_;           // null without tracing.otlp_endpoint
   Listeners listeners_;
   HandlerContext context_;  // complete before the listeners start
 
@@ -146,6 +148,12 @@ int Daemon::Impl::Run() {
   {
     MutexLock lock(&mutex_);
     has_read_files_ = true;
+  }
+  if (!options().tracing.endpoint.empty()) {
+    TracingOptions tracing = options().tracing;
+    tracing.version = kVersion;
+    traces_ = std::make_unique<TraceExporter>(tracing, &registry_);
+    context_.traces = traces_.get();
   }
   if (listening.ok()) listening = listeners_.Start(context_, &drain_, &live_, certificates_.get());
   if (!listening.ok()) {

@@ -1,8 +1,8 @@
 #pragma once
 
-// One line per finished request.
+// One log line and one trace per finished request.
 //
-// Place:      written by generation.h at the end of a request.
+// Place:      made by Generation and Evaluation at the end of a request.
 // Invariants: no text of prompts or outputs.
 // Threads:    any.
 
@@ -14,6 +14,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/error_reason.h"
+#include "server/tracing/trace_exporter.h"
 
 namespace quire::server {
 
@@ -26,8 +27,13 @@ struct AccessRecord {
   std::int32_t prompt_tokens = 0, cached_tokens = 0, completion_tokens = 0;
   absl::Duration time_to_first_token;  // 0: no token was sent
   absl::Duration duration;
+  absl::Duration queue_time;  // from accept until the first step; 0: it was never scheduled
 };
 
 void WriteAccessLog(const AccessRecord& record);
+
+// Returns the spans of a request that ends at `end`, a wall time. The names of attributes are those
+// of OpenTelemetry's conventions for generative AI where they exist.
+TracedRequest MakeTrace(const AccessRecord& record, absl::Time end);
 
 }  // namespace quire::server

@@ -35,6 +35,11 @@ void SetOutcome(const absl::Status& status, AccessRecord* record) {
 
 }  // namespace
 
+void RecordEnd(const HandlerContext& context, const AccessRecord& record) {
+  if (context.config->options()->access_log) WriteAccessLog(record);
+  if (context.traces != nullptr) context.traces->Add(MakeTrace(record, context.clock->WallNow()));
+}
+
 absl::StatusOr<std::unique_ptr<Generation>> Generation::Start(const HandlerContext& context,
                                                               absl::string_view method,
                                                               const std::string& traceparent,
@@ -51,7 +56,7 @@ absl::StatusOr<std::unique_ptr<Generation>> Generation::Start(const HandlerConte
   record.duration = context.clock->Now() - call.accept_time;
   // The engine counts its own refusals.
   if (!translated) context.probe->CountRefused(*record.reason);
-  if (context.config->options()->access_log) WriteAccessLog(record);
+  RecordEnd(context, record);
   return status;
 }
 
@@ -82,7 +87,7 @@ absl::Status Generation::Refuse(const HandlerContext& context, absl::string_view
   SetOutcome(status, &record);
   record.duration = context.clock->Now() - call.accept_time;
   context.probe->CountRefused(*record.reason);
-  if (context.config->options()->access_log) WriteAccessLog(record);
+  RecordEnd(context, record);
   return status;
 }
 
@@ -104,6 +109,9 @@ void Generation::SetAbandonedCallback(std::function<void()> callback) {
 bool Generation::TakeResponse(v1::GenerateResponse* message) {
   std::optional<engine::OutputEvent> event = stream_->Take();
   if (!event) return false;
+  if (const auto* started = std::get_if<engine::StartedEvent>(&*event)) {
+    record_.queue_time = started->schedule_time - accept_time_;
+  }
   const bool has_output = std::holds_alternative<engine::DeltaEvent>(*event) ||
                           std::holds_alternative<engine::CompletedEvent>(*event);
   if (has_output && record_.time_to_first_token == absl::ZeroDuration()) {
@@ -137,7 +145,7 @@ absl::Status Generation::Close() {
   record_.cached_tokens = usage.cached_tokens;
   record_.completion_tokens = usage.completion_tokens;
   record_.duration = context_.clock->Now() - accept_time_;
-  if (context_.config->options()->access_log) WriteAccessLog(record_);
+  RecordEnd(context_, record_);
   return status;
 }
 

@@ -47,7 +47,11 @@ struct HandlerContext {
   const Authenticator* authenticator = nullptr;  // never null in handlers
   const LiveConfig* config = nullptr;            // never null in handlers
   const PeerTable* peers = nullptr;              // never null in gRPC handlers
+  TraceExporter* traces = nullptr;               // null: no traces
 };
+
+// Logs and traces a request that has ended.
+void RecordEnd(const HandlerContext& context, const AccessRecord& record);
 
 class Generation {
  public:

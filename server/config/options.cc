@@ -409,6 +409,8 @@ DaemonOptions ToOptions(const LayeredConfig& layered) {
       .file = logging.file(),
       .rate_limit_per_second = static_cast<std::uint32_t>(logging.rate_limit_per_second())};
   options.access_log = logging.access_log();
+  options.tracing = {.endpoint = config.tracing().otlp_endpoint(),
+                     .sample_ratio = config.tracing().sample_ratio()};
   return options;
 }
 

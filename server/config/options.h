@@ -20,6 +20,7 @@
 #include "runtime/runtime_options.h"
 #include "server/auth/auth_options.h"
 #include "server/config/layered_config.h"
+#include "server/tracing/trace_exporter.h"
 #include "text/chat/chat_template.h"
 
 namespace quire::server {
@@ -113,6 +114,7 @@ struct DaemonOptions {
   ShutdownOptions shutdown;
   log::Options logging;
   bool access_log = true;
+  TracingOptions tracing;
 };
 
 DaemonOptions ToOptions(const LayeredConfig& config);

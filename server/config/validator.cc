@@ -13,6 +13,7 @@
 #include "absl/strings/strip.h"
 #include "quire/config/v1/config.pb.h"
 #include "server/config/quoting.h"
+#include "server/tracing/trace_exporter.h"
 
 namespace quire::server {
 namespace {
@@ -143,6 +144,13 @@ class ConfigChecker {
       Error("server.grpc.listen", "server.grpc.listen: the list is empty; add an address");
     }
     for (const std::string& text : server.admin().listen()) add("server.admin.listen", text, true);
+    const std::string& collector = config_.tracing().otlp_endpoint();
+    const absl::Status endpoint =
+        collector.empty() ? absl::OkStatus() : CheckOtlpEndpoint(collector);
+    if (!endpoint.ok()) {
+      Error("tracing.otlp_endpoint",
+            absl::StrCat("tracing.otlp_endpoint: \"", collector, "\" ", endpoint.message()));
+    }
     const auto add_http = [&](const std::string& path, const std::string& text) {
       if (absl::StartsWith(text, "unix:")) {
         return Error(path, absl::StrCat(path, ": HTTP needs host:port"));

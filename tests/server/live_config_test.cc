@@ -105,6 +105,7 @@ std::map<std::string, std::string> OtherValues(const std::string& dir) {
       {"model.packed_dir", dir},
       {"device.ids", "[1]"},
       {"openai.listen", "127.0.0.1:1236"},
+      {"tracing.otlp_endpoint", "127.0.0.1:4317"},
       {"openai.allowed_origins", "[\"https://a.example\"]"},
       {"tls.cert_file", dir + "/other"},
       {"tls.key_file", dir + "/other"},

@@ -45,7 +45,7 @@ const text::Tokenizer& TestTokenizer() {
 
 OpenAiAnswer Answer(const OpenAiRequest& request) {
   return OpenAiAnswer(
-      request, {.id = "id-1", .model = "m", .created = 5},
+      request, {.id = "id-1", .model = "m", .created = 5, .system_fingerprint = "fp_1"},
       {.bytes = [](std::int32_t id) { return TestTokenizer().TokenBytes(id); },
        .is_special = [](std::int32_t id) { return TestTokenizer().IsSpecial(id); },
        .detokenizer = [](bool skips) { return text::Detokenizer(TestTokenizer(), skips); }});
@@ -100,6 +100,7 @@ TEST(OpenAiAnswerTest, CompletionsOfSeveralPromptsAndChoices) {
   EXPECT_EQ(body["id"], "id-1");
   EXPECT_EQ(body["object"], "text_completion");
   EXPECT_EQ(body["created"], 5);
+  EXPECT_EQ(body["system_fingerprint"], "fp_1");
   EXPECT_EQ(body["model"], "m");
   ASSERT_EQ(body["choices"].size(), 4u);
   for (std::size_t i = 0; i < 4; ++i) {

@@ -30,6 +30,7 @@ THIRD_PARTY = [
                            "tools/quire/*"]),
     (r"grpc|google/|quire/(config/)?v\d", ["server/*", "tools/quire/*"]),
     (r"(vllm|smg)/", ["server/vllm/*"]),
+    (r"opentelemetry/", ["server/tracing/*"]),
     (r"yaml-cpp/", ["server/config/*"]),
     (r"boost/", ["server/edge/*", "server/http/*", "server/net/*"]),
     (r"curl/", ["tools/quire/*"]),
@@ -47,7 +48,7 @@ THIRD_PARTY = [
 ]
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
-GENERATED = re.compile(r"^(quire|vllm|smg)/.*\.pb\.h$")
+GENERATED = re.compile(r"^(quire|vllm|smg|opentelemetry)/.*\.pb\.h$")
 CALL = re.compile(r"^[ \t]*quire_(component|binary)\(\s*([^)]*)\)", re.MULTILINE)
 LISTS = {"HDRS", "SRCS", "CUDA_HDRS", "CUDA_HOST", "CUDA_PORTABLE", "CUDA_SM90", "DEPS", "LIBS"}
 

@@ -27,7 +27,7 @@ NUMBERS = {Field.TYPE_INT32, Field.TYPE_INT64, Field.TYPE_SINT32, Field.TYPE_SIN
 FILE_MESSAGE, FILE_ENUM, FILE_SERVICE = 4, 5, 6
 MESSAGE_FIELD, MESSAGE_NESTED, MESSAGE_ENUM, MESSAGE_ONEOF = 2, 3, 4, 8
 # Packages of other projects: only comments, sizes and published elements are checked.
-FOREIGN = ("vllm.", "smg.")
+FOREIGN = ("vllm.", "smg.", "opentelemetry.")
 PASCAL, SNAKE = r"[A-Z][A-Za-z0-9]*", r"[a-z][a-z0-9]*(_[a-z0-9]+)*"
 MAX_LINES, MAX_COLUMNS = 600, 100
 

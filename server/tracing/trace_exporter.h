@@ -1,0 +1,77 @@
+#pragma once
+
+// Sends a span per finished request, and one per stage of it, to an OpenTelemetry collector: OTLP
+// over gRPC (https://opentelemetry.io/docs/specs/otlp/).
+//
+//   TraceExporter traces(options, &registry);
+//   traces.Add({.name = "Generate", .traceparent = header, ...});   at the end of a request
+//
+// Place:      created by the daemon if tracing.otlp_endpoint is set. server/api/access_log.h adds
+//             requests.
+// Invariants: Add never waits for the network. At most kMaxQueuedSpans spans are queued; further
+//             ones are dropped and counted. A batch that the collector cannot take now is sent
+//             again, with growing pauses; one that it refuses for good is dropped and counted.
+// Threads:    Add is thread-safe. A thread of its own sends.
+// Lifetime:   the destructor tries for kLastExportTime to send what is queued. The registry outlives
+//             it.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "base/probe.h"
+
+namespace quire::server {
+
+struct TracingOptions {
+  std::string endpoint = {};  // host:port, http://host:port or https://host:port; empty: off
+  double sample_ratio = 1.0;  // of requests without traceparent, in [0, 1]
+  std::string version = {};   // of the daemon
+};
+
+// Returns an error if the text is not an endpoint.
+absl::Status CheckOtlpEndpoint(absl::string_view endpoint);
+
+struct TracedRequest {
+  using Value = std::variant<std::string, std::int64_t, double>;
+  struct Stage {
+    const char* name;
+    absl::Duration duration;
+  };
+
+  std::string name;
+  std::string traceparent;  // header of the caller; may be empty or malformed
+  absl::Time start;         // wall time
+  absl::Duration duration;
+  std::vector<Stage> stages;  // in order, from `start` on
+  std::vector<std::pair<std::string, Value>> attributes;
+  std::string error;  // empty on success
+};
+
+class TraceExporter {
+ public:
+  static constexpr std::size_t kMaxQueuedSpans = 8192;
+  static constexpr absl::Duration kLastExportTime = absl::Seconds(2);
+
+  // REQUIRES: CheckOtlpEndpoint(options.endpoint).ok().
+  TraceExporter(const TracingOptions& options, probe::Registry* registry);
+  ~TraceExporter();
+
+  void Add(const TracedRequest& request);
+
+  // Checks the count of queued spans. Fails a check if it is wrong.
+  void CheckIntegrity() const;
+
+ private:
+  class Impl;
+  const std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace quire::server
