@@ -32,16 +32,23 @@ install_packages() {
     apt-get install -y -q --no-install-recommends "${missing[@]}"
 }
 
-# make_venv: installs the Python packages of tests and checks, with pinned versions, into build/venv.
-make_venv() {
-  local lists=(tests/e2e/requirements.txt tools/cuda_requirements.txt) wanted
-  wanted=$(cat "${lists[@]}" | sha256sum)
-  [ "$(cat build/venv/installed 2>/dev/null)" = "$wanted" ] && return
-  rm -rf build/venv &&
-    /usr/bin/python3 -m venv build/venv &&
-    build/venv/bin/pip install --quiet --disable-pip-version-check "${lists[@]/#/-r}" &&
-    echo "$wanted" >build/venv/installed
+# install_python FOLDER LIST...: installs the Python packages of these lists into a virtual environment.
+install_python() {
+  local folder=$1 wanted
+  shift
+  wanted=$(cat "$@" | sha256sum)
+  [ "$(cat "$folder/installed" 2>/dev/null)" = "$wanted" ] && return
+  rm -rf "$folder" &&
+    /usr/bin/python3 -m venv "$folder" &&
+    "$folder/bin/pip" install --quiet --disable-pip-version-check "${@/#/-r}" &&
+    echo "$wanted" >"$folder/installed"
 }
+
+# make_venv: installs the Python packages of tests and checks, with pinned versions, into build/venv.
+make_venv() { install_python build/venv tests/e2e/requirements.txt tools/cuda_requirements.txt; }
+
+# make_clients: installs clients that need other versions than the tests into build/clients.
+make_clients() { install_python build/clients tests/e2e/clients/requirements.txt; }
 
 # has_cuda BUILD: true if the build folder was configured with CUDA.
 has_cuda() { grep -q '^CMAKE_CUDA_COMPILER:[A-Z]*=.*nvcc' "$1/CMakeCache.txt"; }
