@@ -246,7 +246,9 @@ bool TraceExporter::Impl::Send(const std::vector<otlp::Span>& spans) {
       if (is_ending_) time = std::min(time, end_time_ - MonotonicNow());
     }
     grpc::ClientContext context;
-    context.set_deadline(absl::ToChronoTime(absl::Now() + time));
+    context.set_deadline(
+        gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
+                     gpr_time_from_millis(absl::ToInt64Milliseconds(time), GPR_TIMESPAN)));
     otlp::ExportTraceServiceResponse response;
     const grpc::Status status = stub_->Export(&context, request, &response);
     if (status.ok()) {

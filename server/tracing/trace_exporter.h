@@ -12,8 +12,8 @@
 //             ones are dropped and counted. A batch that the collector cannot take now is sent
 //             again, with growing pauses; one that it refuses for good is dropped and counted.
 // Threads:    Add is thread-safe. A thread of its own sends.
-// Lifetime:   the destructor tries for kLastExportTime to send what is queued. The registry outlives
-//             it.
+// Lifetime:   the destructor tries for kLastExportTime to send what is queued. The registry
+//             outlives it.
 
 #include <cstddef>
 #include <cstdint>
