@@ -6,6 +6,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/edit_distance.h"
 #include "engine/constraint/schema_nodes.h"
 
 namespace quire::engine {
@@ -55,22 +56,6 @@ std::uint8_t TypeBit(const std::string& name) {
   };
   const auto found = kTypes.find(name);
   return found == kTypes.end() ? 0 : found->second;
-}
-
-// Returns the number of edits between two words: letters that differ, are missing or are extra.
-std::size_t EditDistance(const std::string& a, const std::string& b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    std::size_t diagonal = row[0];
-    row[0] = i;
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      const std::size_t above = row[j];
-      row[j] = std::min({above + 1, row[j - 1] + 1, diagonal + (a[i - 1] == b[j - 1] ? 0u : 1u)});
-      diagonal = above;
-    }
-  }
-  return row[b.size()];
 }
 
 // Returns the cost of comparing or copying the value.
@@ -182,9 +167,9 @@ void NodeReader::ReadObject() {
 void NodeReader::Unknown(const std::string& keyword) {
   if (keyword.starts_with("x-")) return;
   std::string nearest;
-  std::size_t distance = 4;  // larger distances give no suggestion
+  int distance = 4;  // larger distances give no suggestion
   for (const auto& [known, how] : Keywords()) {
-    const std::size_t d = keyword.size() > 64 ? distance : EditDistance(keyword, known);
+    const int d = keyword.size() > 64 ? distance : EditDistance(keyword, known);
     if (d < distance) {
       distance = d;
       nearest = known;
