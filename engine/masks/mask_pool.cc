@@ -154,6 +154,10 @@ absl::Status MaskPool::Make(ChoiceMask& choice) {
     }
     banned->Exclude(choice.banned_state_, choice.words_);
   }
+  if (choice.rules_.allowed != nullptr) {
+    const std::vector<std::uint32_t>& allowed = *choice.rules_.allowed;
+    for (std::size_t i = 0; i < choice.words_.size(); ++i) choice.words_[i] &= allowed[i];
+  }
   PenalizeRepeats(choice);
   return absl::OkStatus();
 }

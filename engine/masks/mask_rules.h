@@ -1,7 +1,7 @@
 #pragma once
 
-// The inputs of the masks of a request: a constraint, banned text and repetition penalties. A plain
-// value.
+// The inputs of the masks of a request: a constraint, banned text, allowed token ids and repetition
+// penalties. A plain value.
 
 #include <cstdint>
 #include <memory>
@@ -19,12 +19,16 @@ struct MaskRules {
   std::shared_ptr<const CompiledConstraint> constraint;  // null: any text
   std::vector<std::int32_t> end_tokens;                  // end tokens of the constraint's matchers
   std::shared_ptr<const BannedText> banned;              // null: none
+  // One bit for each token id, set if the request allows the token; null: all are allowed. The same
+  // for every token of an answer, so it needs no mask of a mask thread on its own.
+  std::shared_ptr<const std::vector<std::uint32_t>> allowed = nullptr;
   std::shared_ptr<const RepeatPenalty> repeats = nullptr;  // includes the prompt; null: none
   // The biases of the request, by ascending ids. Only set if `repeats` is not null.
   std::vector<kernels::LogitBias> bias = {};
 
+  // Returns whether the mask threads have nothing to compute.
   bool empty() const { return constraint == nullptr && banned == nullptr && repeats == nullptr; }
-  // Returns whether some tokens may be excluded.
+  // Returns whether a mask thread may exclude tokens.
   bool excludes_tokens() const { return constraint != nullptr || banned != nullptr; }
 };
 

@@ -31,6 +31,7 @@ struct PreparedPrompt {
   std::int32_t max_tokens = 0;
   std::uint32_t score_from = 1;  // position of the first continuation token of a ScorePrompt
   bool clipped_by_context = false;
+  bool is_truncated = false;     // the prompt lost its first tokens
   bool opens_reasoning = false;  // the answer begins inside a reasoning section
   // The answer cannot contain reasoning: the prompt ends after a reasoning section, or in a
   // continued message outside of one.

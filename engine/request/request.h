@@ -3,6 +3,7 @@
 // One generation request, immutable after Accept, and the enums of its life cycle.
 
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -90,6 +91,8 @@ struct Request {
   std::variant<TextPrompt, TokenPrompt, ChatPrompt, ScorePrompt> prompt;
   // Generating tasks keep the last tokens of a prompt that is too long, embedding keeps the first.
   bool truncate_prompt = false;
+  // Generating tasks keep at most this number of last tokens.
+  std::int32_t max_prompt_tokens = std::numeric_limits<std::int32_t>::max();
   SamplingParams sampling;
   StoppingParams stopping;
   OutputParams output;

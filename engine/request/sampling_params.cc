@@ -75,6 +75,19 @@ absl::Status CheckLogitBias(const SamplingParams& params, const ParamLimits& lim
   return absl::OkStatus();
 }
 
+absl::Status CheckAllowedTokens(const SamplingParams& params, const ParamLimits& limits) {
+  constexpr absl::string_view kField = "sampling.allowed_token_ids";
+  const std::vector<std::int32_t>& ids = params.allowed_token_ids;
+  if (ids.size() > static_cast<std::size_t>(limits.vocab_size)) {
+    return OutOfRangeError(Reason::kBadSamplingParam, kField, absl::StrCat(ids.size(), " ids"),
+                           absl::StrCat("[0, ", limits.vocab_size, "] ids"));
+  }
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    QUIRE_RETURN_IF_ERROR(CheckTokenId(kField, " has", i, ids[i], limits.vocab_size));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckStrings(absl::string_view list, const std::vector<std::string>& strings) {
   constexpr std::size_t kMaxStrings = 64;
   constexpr std::size_t kMaxBytes = 256;
@@ -174,6 +187,7 @@ absl::Status Validate(const SamplingParams& params, const ParamLimits& limits) {
   QUIRE_RETURN_IF_ERROR(CheckFloat("sampling.frequency_penalty", params.frequency_penalty, -2, 2));
   QUIRE_RETURN_IF_ERROR(CheckInt(Reason::kBadSamplingParam, "sampling.choice_count",
                                  params.choice_count, 1, limits.max_choices));
+  QUIRE_RETURN_IF_ERROR(CheckAllowedTokens(params, limits));
   QUIRE_RETURN_IF_ERROR(CheckStrings("sampling.banned_text", params.banned_text));
   QUIRE_RETURN_IF_ERROR(CheckDry(params.dry));
   return CheckLogitBias(params, limits);

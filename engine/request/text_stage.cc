@@ -37,8 +37,9 @@ absl::Status TooLongError(absl::string_view at_least, std::size_t prompt_tokens,
                      {"max_context_tokens", absl::StrCat(context)}});
 }
 
-// Returns whether the prompt is truncated if it is too long.
+// Returns whether a prompt that is longer than the context is truncated.
 bool TruncatesPrompt(const EngineOptions& options, const Request& request) {
+  if (request.generates() && request.max_prompt_tokens < options.max_context_tokens) return true;
   return request.truncate_prompt &&
          (!request.generates() || options.max_context_tokens > request.stopping.max_tokens);
 }
@@ -200,17 +201,21 @@ absl::Status FitWholePrompt(const EngineOptions& options, const Request& request
   return absl::OkStatus();
 }
 
-// Applies truncate_prompt and clips max_tokens, so that prompt and answer fit into the context.
+// Truncates the prompt if the request asks for it, and clips max_tokens, so that prompt and answer
+// fit into the context.
 absl::Status FitContext(const EngineOptions& options, const Request& request,
                         PreparedPrompt& prompt) {
   if (!request.generates()) return FitWholePrompt(options, request, prompt);
   const std::int32_t context = options.max_context_tokens;
   const std::int32_t requested = request.stopping.max_tokens;
-  const std::int32_t max_prompt = context - requested;
   std::vector<std::int32_t>& tokens = prompt.tokens;
-  const auto prompt_tokens = static_cast<std::int64_t>(tokens.size());
-  if (TruncatesPrompt(options, request) && prompt_tokens > max_prompt) {
+  std::int32_t max_prompt = request.max_prompt_tokens;
+  if (request.truncate_prompt && context > requested) {
+    max_prompt = std::min(max_prompt, context - requested);
+  }
+  if (std::cmp_greater(tokens.size(), max_prompt)) {
     tokens.erase(tokens.begin(), tokens.end() - max_prompt);
+    prompt.is_truncated = true;
   }
   if (tokens.size() >= static_cast<std::size_t>(context)) {
     return TooLongError("", tokens.size(), context);
@@ -267,6 +272,17 @@ void CollectEndIds(const EngineOptions& options, const text::Tokenizer& tokenize
   }
 }
 
+void SetAllowedTokens(const EngineOptions& options, const Request& request, MaskRules* rules) {
+  const std::vector<std::int32_t>& ids = request.sampling.allowed_token_ids;
+  if (ids.empty()) return;
+  std::vector<std::uint32_t> words(
+      kernels::MaskWords(static_cast<std::uint32_t>(options.vocab_size)));
+  for (const std::int32_t id : ids) {
+    words[static_cast<std::size_t>(id) / 32] |= std::uint32_t{1} << (id % 32);
+  }
+  rules->allowed = std::make_shared<const std::vector<std::uint32_t>>(std::move(words));
+}
+
 // The text of an answer continues the decoded prompt. The text of a constrained answer joins the
 // unchanged texts of its tokens, as its masks assume.
 text::DetokenizerState ComputeAnswerStart(const text::Tokenizer& tokenizer, const Request& request,
@@ -284,11 +300,11 @@ absl::Status FillEcho(const text::Tokenizer& tokenizer, const Request& request,
   if (output.token_ids) prompt.echo_ids = prompt.tokens;
   if (!output.text) return absl::OkStatus();
   const auto* text = std::get_if<TextPrompt>(&request.prompt);
-  if (text != nullptr && !request.truncate_prompt) {
+  if (text != nullptr && !prompt.is_truncated) {
     prompt.echo_text = text->text;
     return absl::OkStatus();
   }
-  if (!rendered.empty() && !request.truncate_prompt) {
+  if (!rendered.empty() && !prompt.is_truncated) {
     prompt.echo_text = std::move(rendered);
     return absl::OkStatus();
   }
@@ -343,6 +359,7 @@ absl::StatusOr<std::unique_ptr<PreparedPrompt>> PrepareRequest(const EngineOptio
   prompt.answer_start = ComputeAnswerStart(tokenizer, request, prompt.tokens);
   QUIRE_RETURN_IF_ERROR(FillEcho(tokenizer, request, std::move(rendered), prompt));
   CollectEndIds(options, tokenizer, request, prompt);
+  SetAllowedTokens(options, request, &prompt.mask_rules);
   prompt.root = cache::HashRoot(
       shape.hash_key,
       {.tenant = request.tenant, .fingerprint = options.fingerprint, .salt = request.cache.salt});

@@ -144,6 +144,7 @@ void BatchBuilder::AddSample(Sequence& sequence, std::uint32_t position) {
   const bool lacks_last = !history.empty() && position > known.total();
   const std::int32_t in_flight = lacks_last ? static_cast<std::int32_t>(known.sample_index) : -1;
   const SamplingParams& params = live.request.sampling;
+  const auto& allowed = live.prompt.mask_rules.allowed;
   const bool holds_end =
       static_cast<std::int32_t>(position - known.prompt_tokens) < live.request.stopping.min_tokens;
   runtime::StepBatch& batch = flight_->batch;
@@ -171,7 +172,7 @@ void BatchBuilder::AddSample(Sequence& sequence, std::uint32_t position) {
               .bias_size = static_cast<std::uint32_t>(live.prompt.bias.size()),
               .banned = live.prompt.end_ids.data(),
               .banned_size = holds_end ? static_cast<std::uint32_t>(live.prompt.end_ids.size()) : 0,
-              .allowed = nullptr,
+              .allowed = allowed == nullptr ? nullptr : allowed->data(),
               .text_vocab = 0,
               .has_text = nullptr,
               .num_logprobs = live.request.output.logprobs,

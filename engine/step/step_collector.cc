@@ -129,10 +129,14 @@ void StepCollector::FailBadRows(const InFlightStep& flight, const runtime::StepR
     if (token.non_finite) {
       FailNonFinite(live, "logits", now);
     } else {
+      std::vector<std::pair<std::string, std::string>> metadata = {{"stage", "decode"}};
+      if (live.prompt.mask_rules.allowed != nullptr) {
+        metadata.emplace_back("field", "sampling.allowed_token_ids");
+      }
       lifecycle_->Fail(live,
                        WithReason(absl::InvalidArgumentError(
                                       "the request excludes every token of the vocabulary"),
-                                  Reason::kBadConstraint, {{"stage", "decode"}}),
+                                  Reason::kBadConstraint, metadata),
                        /*invalidate=*/false, now);
     }
   };

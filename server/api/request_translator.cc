@@ -103,6 +103,8 @@ void ReadSampling(const v1::SamplingParams& message, engine::SamplingParams* sam
   if (message.has_choice_count()) sampling->choice_count = message.choice_count();
   sampling->logit_bias.assign(message.logit_bias().begin(), message.logit_bias().end());
   std::sort(sampling->logit_bias.begin(), sampling->logit_bias.end());
+  sampling->allowed_token_ids.assign(message.allowed_token_ids().begin(),
+                                     message.allowed_token_ids().end());
   sampling->banned_text.assign(message.banned_text().begin(), message.banned_text().end());
   ReadDry(message, &sampling->dry);
 }
@@ -505,6 +507,13 @@ absl::StatusOr<engine::Request> RequestTranslator::ToRequest(const v1::GenerateR
   QUIRE_RETURN_IF_ERROR(ReadPrompt(message, options, &request));
   QUIRE_RETURN_IF_ERROR(ReadConstraint(message, &request));
   request.truncate_prompt = message.truncate_prompt();
+  if (message.has_truncate_prompt_tokens()) {
+    if (message.truncate_prompt_tokens() < 1) {
+      return BadParameter("truncate_prompt_tokens", absl::StrCat(message.truncate_prompt_tokens()),
+                          "at least 1");
+    }
+    request.max_prompt_tokens = message.truncate_prompt_tokens();
+  }
 
   request.sampling = options.sampling_defaults;
   ReadSampling(message.sampling(), &request.sampling);

@@ -498,6 +498,57 @@ TEST(EngineConstraintTest, BanThatContradictsTheConstraintEndsTheRequest) {
   EXPECT_THAT(harness.output("none left").tokens.at(0), ElementsAre('a'));
 }
 
+TEST(EngineConstraintTest, OnlyAllowedTokensAreSampled) {
+  const std::vector<std::int32_t> allowed = {'a', 'b', 'c', 'd', kEosToken};
+  for (const int in_flight : {1, 2}) {
+    Harness together(Small(in_flight));
+    std::vector<Request> requests;
+    for (int i = 0; i < 16; ++i) {
+      Request request = MakeRequest(absl::StrCat("r", i), MakePrompt(1, 20), 40);
+      request.sampling.temperature = i % 2 == 0 ? 0.0f : 1.0f;
+      request.sampling.seed = static_cast<std::uint64_t>(i);
+      if (i % 4 != 0) request.sampling.allowed_token_ids = allowed;
+      if (i % 4 == 2) request.sampling.banned_text = {"ab"};
+      if (i % 4 == 3) request.sampling.dry = {.multiplier = 1, .allowed_length = 1};
+      if (i % 8 == 5) request.sampling.choice_count = 3;
+      if (i % 8 == 1) request.stopping.min_tokens = 30;
+      requests.push_back(request);
+      together.Submit(request);
+    }
+    together.RunUntilIdle();
+    for (const Request& request : requests) {
+      const Harness::Output& output = together.output(request.id);
+      ASSERT_TRUE(output.status.ok()) << output.status;
+      Harness alone(Small(1));
+      alone.Submit(request);
+      alone.RunUntilIdle();
+      EXPECT_EQ(output.tokens, alone.output(request.id).tokens);
+      if (request.sampling.allowed_token_ids.empty()) continue;
+      for (const auto& [choice, tokens] : output.tokens) {
+        EXPECT_THAT(tokens, ::testing::Each(::testing::AnyOfArray(allowed))) << request.id;
+      }
+    }
+  }
+}
+
+TEST(EngineConstraintTest, AllowedTokensNarrowTheConstraint) {
+  Harness harness(Small(2));
+  harness.compile = [](const ConstraintSpec&) {
+    return MakeTableConstraint(kByteVocab, {Bytes("abc"), Bytes("abd")});
+  };
+  for (const auto& [id, allowed] : {std::pair("one left", "abd"), std::pair("none left", "ab")}) {
+    Request request = MakeRequest(id, MakePrompt(1, 20), 60);
+    request.constraint = Table(0);
+    request.sampling.allowed_token_ids = Bytes(allowed);
+    harness.Submit(request);
+  }
+  harness.RunUntilIdle();
+  EXPECT_EQ(harness.output("one left").tokens.at(0), Bytes("abd"));
+  const absl::Status status = harness.output("none left").status;
+  EXPECT_EQ(ReasonOf(status), "BAD_CONSTRAINT");
+  EXPECT_EQ(GetErrorReason(status)->Find("field"), "sampling.allowed_token_ids");
+}
+
 // An engine whose constraint compiler runs next to it. Builds wait at the gate.
 class EngineCompileTest : public ::testing::Test {
  protected:

@@ -95,10 +95,14 @@ void FakeRunner::SampleLate(const runtime::StepBatch& batch) {
     launch.completed[i] = true;
     launch.biases[i].assign(sample.row.bias, sample.row.bias + sample.row.bias_size);
     launch.histories[i].assign(sample.row.history, sample.row.history + sample.row.history_size);
-    if (sample.row.allowed == nullptr) continue;
-    const auto words = kernels::MaskWords(static_cast<std::uint32_t>(options_.vocab_size));
-    launch.allowed[i].assign(sample.row.allowed, sample.row.allowed + words);
+    launch.allowed[i] = AllowedOf(sample);
   }
+}
+
+std::vector<std::uint32_t> FakeRunner::AllowedOf(const runtime::StepSample& sample) const {
+  const std::uint32_t* const words = sample.row.allowed;
+  if (words == nullptr) return {};
+  return {words, words + kernels::MaskWords(static_cast<std::uint32_t>(options_.vocab_size))};
 }
 
 absl::StatusOr<const runtime::StepResult*> FakeRunner::Collect() {
@@ -145,8 +149,8 @@ FakeRunner::Launch FakeRunner::Snapshot(const runtime::StepBatch& batch) const {
   for (const runtime::StepSample& sample : batch.samples) {
     CheckSampleInFlight(launch, sample);
     launch.histories.emplace_back(sample.row.history, sample.row.history + sample.row.history_size);
-    QUIRE_CHECK(sample.row.allowed == nullptr && !sample.is_completed);
-    launch.allowed.emplace_back();
+    QUIRE_CHECK(!sample.is_completed);
+    launch.allowed.push_back(AllowedOf(sample));
     launch.biases.emplace_back(sample.row.bias, sample.row.bias + sample.row.bias_size);
     launch.completed.push_back(false);
     launch.awaits_masks |= sample.is_late;

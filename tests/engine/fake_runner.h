@@ -109,6 +109,8 @@ class FakeRunner : public runtime::StepRunner {
   };
 
   Launch Snapshot(const runtime::StepBatch& batch) const;
+  // Returns the words of the mask; empty: no mask.
+  std::vector<std::uint32_t> AllowedOf(const runtime::StepSample& sample) const;
   void ListUses(const runtime::StepBatch& batch, Launch* launch) const;
   void CheckPages(const Launch& launch) const;
   void CheckFeedback(const Launch& launch) const;

@@ -79,6 +79,16 @@ TEST(SamplingParamsTest, ChecksCountsAndBiases) {
   ExpectField(Validate(params, Limits()), "BAD_SAMPLING_PARAM", "sampling.logit_bias[5]");
   params.logit_bias = {{5, 1}, {5, 2}};
   ExpectField(Validate(params, Limits()), "BAD_SAMPLING_PARAM", "token 5 twice");
+  params.logit_bias.clear();
+  params.allowed_token_ids = {0, 99, 99};
+  EXPECT_TRUE(Validate(params, Limits()).ok());
+  params.allowed_token_ids = {1, 100};
+  ExpectField(Validate(params, Limits()), "BAD_TOKEN_ID", "allowed_token_ids has token id 100");
+  params.allowed_token_ids = {-1};
+  ExpectField(Validate(params, Limits()), "BAD_TOKEN_ID", "allowed_token_ids has token id -1");
+  params.allowed_token_ids.assign(101, 5);
+  ExpectField(Validate(params, Limits()), "BAD_SAMPLING_PARAM", "allowed_token_ids is 101 ids");
+  params.allowed_token_ids.clear();
   params.banned_text.assign(65, "a");
   ExpectField(Validate(params, Limits()), "BAD_SAMPLING_PARAM", "sampling.banned_text");
   params.banned_text = {"a", ""};

@@ -167,6 +167,20 @@ TEST(TextLengthTest, DoesNotTokenizeATextThatIsTooLongForAnyTokens) {
   request.truncate_prompt = true;
   request.prompt = TextPrompt{.text = std::string(9 * 1024, 'a')};
   EXPECT_EQ(harness.Submit(request)->progress.prompt_tokens.load(), 1020);
+  request.id = "last";
+  request.truncate_prompt = false;
+  request.max_prompt_tokens = 7;
+  EXPECT_EQ(harness.Submit(request)->progress.prompt_tokens.load(), 7);
+  request.id = "both";
+  request.truncate_prompt = true;
+  request.max_prompt_tokens = 1022;
+  EXPECT_EQ(harness.Submit(request)->progress.prompt_tokens.load(), 1020);
+  // The limit does not allow a prompt that fills the context.
+  request.id = "full";
+  request.truncate_prompt = false;
+  request.max_prompt_tokens = 1024;
+  harness.Submit(request);
+  EXPECT_EQ(GetErrorReason(harness.output("full").status)->name(), "PROMPT_TOO_LONG");
 }
 
 }  // namespace
