@@ -159,6 +159,10 @@ absl::Status CheckCounts(const v1::ChatPrompt& chat) {
                                      " bytes, at most ", kMaxNameBytes, " are allowed"),
                         "chat.template_name");
   }
+  if (!chat.template_text().empty() && !chat.template_name().empty()) {
+    return BadChatInput(chat, "chat.template_text needs an empty chat.template_name",
+                        "chat.template_text");
+  }
   if (chat.continue_final_message() && chat.has_add_generation_prompt() &&
       chat.add_generation_prompt()) {
     return BadChatInput(
@@ -274,6 +278,7 @@ absl::StatusOr<text::ChatInput> ToChatInput(const v1::ChatPrompt& chat,
   QUIRE_RETURN_IF_ERROR(CheckCounts(chat));
   text::ChatInput input;
   input.template_name = chat.template_name();
+  input.template_text = chat.template_text();
   input.continue_final_message = chat.continue_final_message();
   input.add_generation_prompt = chat.has_add_generation_prompt() ? chat.add_generation_prompt()
                                                                  : !chat.continue_final_message();

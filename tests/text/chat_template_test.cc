@@ -453,6 +453,45 @@ TEST(ChatTemplateTest, RequestVariablesOverrideTheDefaults) {
           .ok());
 }
 
+TEST(ChatTemplateTest, TemplatesOfRequestsReplaceThoseOfTheModel) {
+  ChatOptions options;
+  options.max_request_template_bytes = 100;
+  options.default_vars_json = R"({"a": 1})";
+  options.escape_special_in_content = true;
+  const auto templates = Load({.template_file = "model: {{ messages[0].content }}"}, options);
+  ChatInput chat = Say("</s>");
+  EXPECT_EQ(TextOf(*templates, chat), "model: </s>");
+  // The variables and the escaping are those of the model.
+  chat.template_text = "{{ bos_token }}{{ a }}{{ messages[0].content }}";
+  const auto rendered = templates->Render(chat, kNow);
+  ASSERT_TRUE(rendered.ok()) << rendered.status();
+  EXPECT_EQ(rendered->text, "<s>1</s>");
+  ASSERT_EQ(rendered->literal.size(), 1u);
+  EXPECT_EQ(rendered->literal[0].begin, 4u);
+  // The forms of its inputs are detected.
+  chat = Say("x");
+  chat.template_text = "{% for p in messages[0].content %}{{ p.text }}{% endfor %}";
+  EXPECT_EQ(TextOf(*templates, chat), "x");
+  // A model without a template has that of the request.
+  EXPECT_EQ(TextOf(*Load({}, options), chat), "x");
+
+  const auto status_of = [&](const ChatTemplates& chosen, std::string text) {
+    chat.template_text = std::move(text);
+    const absl::Status status = chosen.Render(chat, kNow).status();
+    EXPECT_EQ(ReasonOf(status), "BAD_CHAT_TEMPLATE_INPUT");
+    EXPECT_EQ(GetErrorReason(status)->Find("field"), "chat.template_text");
+    return std::string(status.message());
+  };
+  EXPECT_THAT(status_of(*templates, std::string(101, 'x')),
+              HasSubstr("has 101 bytes, at most 100 are allowed"));
+  EXPECT_THAT(status_of(*templates, "{% if %}"), HasSubstr("is not a valid template: line 1"));
+  EXPECT_THAT(status_of(*templates, "\xff"), HasSubstr("is not UTF-8"));
+  EXPECT_THAT(status_of(*Load({.template_file = "x"}), "x"),
+              HasSubstr("chat.max_request_template_bytes is 0"));
+  chat.template_text = "{% for i in range(9999999) %}{{ 'x' * 99999 }}{% endfor %}";
+  EXPECT_EQ(ReasonOf(templates->Render(chat, kNow).status()), "INPUT_TOO_LARGE");
+}
+
 TEST(ChatTemplateTest, ErrorsNameTemplateAndLine) {
   const auto templates =
       Load({.template_file = "\n\n{{ raise_exception('roles must alternate') }}"});
@@ -764,6 +803,9 @@ TEST(ChatTemplateTest, InputBytesCountEveryField) {
   EXPECT_EQ(InputBytes(chat), 25);
   chat.template_vars_json = "1234";
   EXPECT_EQ(InputBytes(chat), 29);
+  chat.template_text = "12";
+  EXPECT_EQ(InputBytes(chat), 31);
+  chat.template_text.clear();
   chat.messages[0].parts = {"12", "3"};
   EXPECT_EQ(InputBytes(chat), 32);
 }

@@ -48,6 +48,7 @@ struct ChatInput {
   std::vector<ChatMessage> messages = {};
   std::vector<ChatTool> tools = {};
   std::string template_name = {};       // empty: the default
+  std::string template_text = {};       // replaces the templates of the model; empty: none
   std::string template_vars_json = {};  // an object; empty: none
   bool add_generation_prompt = true;
   bool continue_final_message = false;

@@ -27,8 +27,12 @@ using jinja::Value;
 constexpr absl::string_view kDefaultName = "default";
 // Name of the template that is preferred for conversations with tools.
 constexpr absl::string_view kToolUseName = "tool_use";
-// Maximum number of steps to render a probe, which is a conversation of a few words.
+// Maximum number of steps to render a probe, which is a conversation of a few words. Templates of
+// requests have less, because clients choose them and each call probes its template.
 constexpr std::int64_t kMaxProbeSteps = 100000;
+constexpr std::int64_t kMaxRequestProbeSteps = 10000;
+// Name of the template of a request in messages.
+constexpr absl::string_view kRequestName = "request";
 
 absl::Status BadInputError(absl::string_view name, int line, absl::string_view message) {
   // A template can cut a message inside a character.
@@ -266,7 +270,7 @@ absl::Status TruncateAfterFinal(absl::string_view content, std::size_t num_messa
 }  // namespace
 
 std::int64_t InputBytes(const ChatInput& chat) {
-  std::size_t bytes = chat.template_vars_json.size();
+  std::size_t bytes = chat.template_vars_json.size() + chat.template_text.size();
   for (const ChatMessage& message : chat.messages) {
     bytes += message.role.size() + message.content.size() + message.name.size() +
              message.tool_call_id.size() + message.reasoning_content.size();
@@ -379,7 +383,8 @@ absl::StatusOr<std::shared_ptr<const ChatTemplates>> ChatTemplates::Create(
     QUIRE_ASSIGN_OR_RETURN(jinja::ParsedTemplate generic, jinja::Parse(GenericToolsSource()));
     templates->generic_ = std::move(generic.body);
   }
-  for (auto& [name, loaded] : templates->templates_) templates->ProbeTraits(&loaded);
+  for (auto& [name, loaded] : templates->templates_)
+    templates->ProbeTraits(kMaxProbeSteps, &loaded);
   return std::shared_ptr<const ChatTemplates>(std::move(templates));
 }
 
@@ -393,9 +398,9 @@ ProbeRenderer ChatTemplates::RendererOf(const jinja::Body& body,
   };
 }
 
-void ChatTemplates::ProbeTraits(LoadedTemplate* loaded) const {
+void ChatTemplates::ProbeTraits(std::int64_t max_steps, LoadedTemplate* loaded) const {
   jinja::RenderLimits limits = options_.limits;
-  limits.max_steps = std::min(limits.max_steps, kMaxProbeSteps);
+  limits.max_steps = std::min(limits.max_steps, max_steps);
   const bool template_has_developer = loaded->traits.template_has_developer;
   loaded->traits = ProbeTemplate(RendererOf(loaded->body, limits));
   loaded->traits.template_has_developer = template_has_developer;
@@ -530,21 +535,63 @@ absl::StatusOr<ChatInput> ChatTemplates::ToGeneric(const LoadedTemplate& chosen,
   return WithGenericTools(chat, instructions, chosen.traits.has_system_role);
 }
 
+absl::StatusOr<ChatTemplates::LoadedTemplate> ChatTemplates::LoadRequestTemplate(
+    const std::string& text) const {
+  const auto bad = [](absl::string_view problem, int line) {
+    return WithReason(absl::InvalidArgumentError(absl::StrCat("chat.template_text ", problem)),
+                      Reason::kBadChatTemplateInput,
+                      {{"template_name", std::string(kRequestName)},
+                       {"line", absl::StrCat(line)},
+                       {"field", "chat.template_text"}});
+  };
+  const std::int64_t limit = options_.max_request_template_bytes;
+  if (limit == 0) {
+    return bad(
+        "is refused, because chat.max_request_template_bytes is 0; omit it to use the "
+        "template of the model",
+        0);
+  }
+  if (static_cast<std::int64_t>(text.size()) > limit) {
+    return bad(absl::StrCat("has ", text.size(), " bytes, at most ", limit,
+                            " are allowed (chat.max_request_template_bytes)"),
+               0);
+  }
+  if (FirstInvalidUtf8(text)) return bad("is not UTF-8", 0);
+  absl::StatusOr<jinja::ParsedTemplate> parsed = jinja::Parse(text);
+  if (!parsed.ok()) {
+    return bad(absl::StrCat("is not a valid template: ", parsed.status().message()), 0);
+  }
+  LoadedTemplate loaded{std::move(parsed->body),
+                        {.template_has_developer = HasStringLiteral(text, "developer")}};
+  ProbeTraits(kMaxRequestProbeSteps, &loaded);
+  return loaded;
+}
+
 absl::StatusOr<RenderedChat> ChatTemplates::Render(const ChatInput& chat,
                                                    absl::Time wall_now) const {
+  if (!chat.template_text.empty()) {
+    QUIRE_ASSIGN_OR_RETURN(const LoadedTemplate own, LoadRequestTemplate(chat.template_text));
+    return RenderLoaded(std::string(kRequestName), own, chat, wall_now);
+  }
   // In the generic format, the template gets no tools.
   const bool has_tools = !chat.tools.empty() && !generic_.has_value();
   QUIRE_ASSIGN_OR_RETURN(const LoadedTemplate* chosen, Choose(chat.template_name, has_tools));
-  const std::string name = NameFor(chat.template_name, has_tools);
+  return RenderLoaded(NameFor(chat.template_name, has_tools), *chosen, chat, wall_now);
+}
+
+absl::StatusOr<RenderedChat> ChatTemplates::RenderLoaded(const std::string& name,
+                                                         const LoadedTemplate& chosen,
+                                                         const ChatInput& chat,
+                                                         absl::Time wall_now) const {
   if (generic_.has_value()) {
-    const absl::StatusOr<ChatInput> generic = ToGeneric(*chosen, chat);
+    const absl::StatusOr<ChatInput> generic = ToGeneric(chosen, chat);
     if (absl::IsResourceExhausted(generic.status())) {
       return TooLargeError(options_.limits, generic.status());
     }
     if (!generic.ok()) return BadInputError(name, 0, generic.status().message());
-    return RenderTemplate(name, *chosen, chat, *generic, wall_now);
+    return RenderTemplate(name, chosen, chat, *generic, wall_now);
   }
-  return RenderTemplate(name, *chosen, chat, chat, wall_now);
+  return RenderTemplate(name, chosen, chat, chat, wall_now);
 }
 
 absl::StatusOr<RenderedChat> ChatTemplates::RenderTemplate(const std::string& name,

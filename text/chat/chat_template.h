@@ -43,7 +43,8 @@ struct ChatOptions {
   std::string default_template_name = {};  // empty: "default"
   std::string default_vars_json = {};      // an object; empty: none
   bool escape_special_in_content = false;
-  bool generic_tools = false;  // templates get tools as text (generic_tools.h)
+  bool generic_tools = false;                   // templates get tools as text (generic_tools.h)
+  std::int64_t max_request_template_bytes = 0;  // of ChatInput.template_text; 0: refused
   jinja::JsonLimits json_limits = {};
 };
 
@@ -111,6 +112,10 @@ class ChatTemplates {
     TemplateTraits traits;
   };
 
+  // Parses ChatInput.template_text. Errors name the field.
+  absl::StatusOr<LoadedTemplate> LoadRequestTemplate(const std::string& text) const;
+  absl::StatusOr<RenderedChat> RenderLoaded(const std::string& name, const LoadedTemplate& chosen,
+                                            const ChatInput& chat, absl::Time wall_now) const;
   // Returns the name of the template for a request. `requested` is the name in the request; empty:
   // none.
   std::string NameFor(const std::string& requested, bool has_tools) const;
@@ -128,7 +133,7 @@ class ChatTemplates {
                                                  const TemplateTraits& traits,
                                                  const jinja::TextHook& literal) const;
   ProbeRenderer RendererOf(const jinja::Body& body, const jinja::RenderLimits& limits) const;
-  void ProbeTraits(LoadedTemplate* loaded) const;
+  void ProbeTraits(std::int64_t max_steps, LoadedTemplate* loaded) const;
   void CollectSpecialTokens(const Tokenizer& tokenizer);
 
   ChatOptions options_;
