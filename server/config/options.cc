@@ -60,12 +60,14 @@ void ReadListeners(const Config& config, DaemonOptions* options) {
                    .max_connections = http.max_connections(),
                    .max_connections_per_address = MaxPerAddress(http)};
   const auto& openai = config.openai();
-  options->openai = {.enabled = openai.enabled(),
-                     .listen = openai.listen(),
-                     .max_connections = openai.max_connections(),
-                     .max_connections_per_address = MaxPerAddress(openai),
-                     .max_body_bytes = openai.max_body_bytes(),
-                     .allowed_origins = ToVector(openai.allowed_origins())};
+  options->openai = {
+      .enabled = openai.enabled(),
+      .listen = openai.listen(),
+      .max_connections = openai.max_connections(),
+      .max_connections_per_address = MaxPerAddress(openai),
+      .max_body_bytes = openai.max_body_bytes(),
+      .allowed_origins = ToVector(openai.allowed_origins()),
+      .refuses_unknown_fields = openai.unknown_fields() != config::v1::UNKNOWN_FIELD_POLICY_WARN};
   options->metrics_enabled = config.metrics().enabled();
   options->engine_stall_timeout = ToDuration(config.health().engine_stall_timeout());
 }
@@ -343,6 +345,7 @@ void ReadChat(const Config& config, ChatTemplateOptions* options) {
   // The rendered text is a prompt, so the limit of prompts applies too.
   rendering.limits.max_bytes =
       std::min(chat.max_render_bytes(), config.tokenizer().max_input_bytes());
+  rendering.max_request_template_bytes = chat.max_request_template_bytes();
   rendering.limits.max_steps = chat.max_render_steps();
   const auto& limits = config.limits();
   rendering.json_limits = {.max_bytes = limits.max_json_bytes(),

@@ -61,6 +61,7 @@ struct OpenAiOptions {
   std::optional<std::int32_t> max_connections_per_address;  // absent: depends on the address
   std::int64_t max_body_bytes = 0;
   std::vector<std::string> allowed_origins;
+  bool refuses_unknown_fields = true;
 };
 
 // Defaults of sampling parameters. An absent value is taken from the model, or else from the

@@ -2,6 +2,7 @@
 
 #include <google/protobuf/struct.pb.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -10,6 +11,8 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "base/json_text.h"
 #include "formats/raw_json.h"
 #include "server/api/status_mapping.h"
@@ -62,17 +65,37 @@ absl::Status ReadContent(const JsonValue& content, v1::ChatMessage* message) {
   return absl::OkStatus();
 }
 
+// Reads {"name": .., "arguments": ..}.
+absl::Status ReadCalledFunction(const JsonValue& function, v1::ToolCall* message) {
+  QUIRE_RETURN_IF_ERROR(CheckObject(function));
+  const JsonFields fields(function);
+  if (!fields.Find("name")) return MissingMember(function, "name");
+  QUIRE_RETURN_IF_ERROR(fields.Text("name", [&](std::string name) { message->set_name(name); }));
+  return fields.Text("arguments", [&](std::string text) { message->set_arguments_json(text); });
+}
+
 absl::Status ReadToolCall(const JsonValue& call, v1::ToolCall* message) {
   QUIRE_RETURN_IF_ERROR(CheckObject(call));
   const JsonFields fields(call);
   QUIRE_RETURN_IF_ERROR(fields.Text("id", [&](std::string id) { message->set_id(id); }));
   const auto function = fields.Find("function");
   if (!function) return MissingMember(call, "function");
-  QUIRE_RETURN_IF_ERROR(CheckObject(*function));
-  const JsonFields inner(*function);
-  if (!inner.Find("name")) return MissingMember(*function, "name");
-  QUIRE_RETURN_IF_ERROR(inner.Text("name", [&](std::string name) { message->set_name(name); }));
-  return inner.Text("arguments", [&](std::string text) { message->set_arguments_json(text); });
+  return ReadCalledFunction(*function, message);
+}
+
+// Reads tool_calls, or the older function_call, which has no id.
+absl::Status ReadToolCalls(const JsonFields& fields, v1::ChatMessage* message) {
+  const auto calls = fields.Find("tool_calls");
+  if (const auto call = fields.Find("function_call")) {
+    if (calls) return BadField(*call, "cannot be combined with tool_calls");
+    return ReadCalledFunction(*call, message->add_tool_calls());
+  }
+  if (!calls) return absl::OkStatus();
+  QUIRE_RETURN_IF_ERROR(CheckArray(*calls));
+  for (std::size_t i = 0; i < calls->size(); ++i) {
+    QUIRE_RETURN_IF_ERROR(ReadToolCall(calls->At(i), message->add_tool_calls()));
+  }
+  return absl::OkStatus();
 }
 
 // Reads the reasoning of an earlier message. Clients use one of three names for it.
@@ -106,13 +129,25 @@ absl::Status ReadMessage(const JsonValue& value, v1::ChatMessage* message) {
   const auto content = fields.Find("content");
   if (!content && message->role() != "assistant") return MissingMember(value, "content");
   if (content) QUIRE_RETURN_IF_ERROR(ReadContent(*content, message));
-  const auto calls = fields.Find("tool_calls");
-  if (!calls) return absl::OkStatus();
-  QUIRE_RETURN_IF_ERROR(CheckArray(*calls));
-  for (std::size_t i = 0; i < calls->size(); ++i) {
-    QUIRE_RETURN_IF_ERROR(ReadToolCall(calls->At(i), message->add_tool_calls()));
+  return ReadToolCalls(fields, message);
+}
+
+// Pairs each older function_call with the message of role `function` that answers it, as a tool
+// call with an id and a message of role `tool`. Other messages of role `function` stay as they are.
+void PairFunctionCalls(const JsonValue& messages, v1::ChatPrompt* chat) {
+  std::string name, id;
+  for (int i = 0; i < chat->messages_size(); ++i) {
+    v1::ChatMessage* const message = chat->mutable_messages(i);
+    if (messages.At(static_cast<std::size_t>(i)).FindSet("function_call")) {
+      name = message->tool_calls(0).name();
+      // Mistral's templates require ids of nine characters.
+      id = absl::StrFormat("call%05d", i);
+      message->mutable_tool_calls(0)->set_id(id);
+    } else if (message->role() == "function" && !id.empty() && message->name() == name) {
+      message->set_role("tool");
+      message->set_tool_call_id(std::exchange(id, ""));
+    }
   }
-  return absl::OkStatus();
 }
 
 // Reads the name of a declared or chosen tool.
@@ -132,19 +167,29 @@ absl::StatusOr<std::string> ReadFunctionName(const JsonValue& tool) {
   return name;
 }
 
+// Checks the types of {"name": .., "description": .., "parameters": .., "strict": ..}, and returns
+// the name.
+absl::StatusOr<std::string> CheckFunction(const JsonValue& function) {
+  QUIRE_RETURN_IF_ERROR(CheckObject(function));
+  const JsonFields fields(function);
+  std::string name;
+  if (!fields.Find("name")) return MissingMember(function, "name");
+  QUIRE_RETURN_IF_ERROR(fields.Text("name", [&](std::string value) { name = value; }));
+  const auto ignore = [](const auto&) {};
+  QUIRE_RETURN_IF_ERROR(fields.Text("description", ignore));
+  QUIRE_RETURN_IF_ERROR(fields.Bool("strict", ignore));
+  if (const auto parameters = fields.Find("parameters")) {
+    QUIRE_RETURN_IF_ERROR(CheckObject(*parameters));
+  }
+  return name;
+}
+
 // Returns the tool's name. `raw` is the tool's text in the body.
 absl::StatusOr<std::string> ReadTool(const JsonValue& tool, absl::string_view raw,
                                      v1::ToolSpec* spec) {
-  QUIRE_ASSIGN_OR_RETURN(std::string name, ReadFunctionName(tool));
-  const JsonFields function(*tool.Find("function"));
-  const auto ignore = [](const auto&) {};
-  QUIRE_RETURN_IF_ERROR(function.Text("description", ignore));
-  QUIRE_RETURN_IF_ERROR(function.Bool("strict", ignore));
-  if (const auto parameters = function.Find("parameters")) {
-    QUIRE_RETURN_IF_ERROR(CheckObject(*parameters));
-  }
+  QUIRE_RETURN_IF_ERROR(ReadFunctionName(tool).status());
   spec->set_tool_json(std::string(raw));
-  return name;
+  return CheckFunction(*tool.Find("function"));
 }
 
 // Names of the allowed tools; absent: all tools are allowed.
@@ -213,8 +258,55 @@ absl::Status CheckAllowedTools(const std::vector<std::string>& allowed,
   return absl::OkStatus();
 }
 
+// Reads functions and function_call, the older spelling of tools and tool_choice. Its answers have
+// at most one call.
+absl::Status ReadFunctions(const JsonFields& body, absl::string_view bytes, v1::ChatPrompt* chat,
+                           FieldNames* names) {
+  const auto functions = body.Find("functions");
+  const auto choice = body.Find("function_call");
+  for (const char* key : {"tools", "tool_choice", "parallel_tool_calls"}) {
+    if (body.Find(key)) {
+      return BadField(functions ? *functions : *choice,
+                      absl::StrCat("cannot be combined with ", key));
+    }
+  }
+  if (!functions) return BadField(*choice, "needs functions");
+  QUIRE_RETURN_IF_ERROR(CheckArray(*functions));
+  const std::vector<absl::string_view> raw =
+      formats::RawElements(formats::RawMember(bytes, "functions"));
+  for (std::size_t i = 0; i < functions->size(); ++i) {
+    QUIRE_RETURN_IF_ERROR(CheckFunction(functions->At(i)).status());
+    chat->add_tools()->set_tool_json(
+        absl::StrCat(R"({"type": "function", "function": )", raw[i], "}"));
+  }
+  chat->set_parallel_tool_calls(false);
+  names->Set("chat.tools", "functions");
+  names->Set("chat.tools[].tool_json", "functions[]");
+  for (const char* member : {"name", "description", "parameters", "strict"}) {
+    names->Set(absl::StrCat("chat.tools[].", member), absl::StrCat("functions[].", member));
+  }
+  names->Set("chat.tools[].parameters_json_schema", "functions[].parameters");
+  names->Set("chat.tool_choice", "function_call");
+  names->Set("chat.tool_name", "function_call.name");
+  names->Set("chat.parallel_tool_calls", "functions");
+  if (!choice) return absl::OkStatus();
+  if (choice->is_object()) {
+    if (!choice->FindSet("name")) return MissingMember(*choice, "name");
+    chat->set_tool_choice(v1::TOOL_CHOICE_NAMED);
+    return JsonFields(*choice).Text("name", [&](std::string name) { chat->set_tool_name(name); });
+  }
+  if (choice->raw() != "none" && choice->raw() != "auto") {
+    return BadField(*choice, "must be none, auto or an object with the name of a function");
+  }
+  chat->set_tool_choice(choice->raw() == "none" ? v1::TOOL_CHOICE_NONE : v1::TOOL_CHOICE_AUTO);
+  return absl::OkStatus();
+}
+
 absl::Status ReadTools(const JsonFields& body, absl::string_view bytes, v1::ChatPrompt* chat,
                        FieldNames* names) {
+  if (body.Find("functions") || body.Find("function_call")) {
+    return ReadFunctions(body, bytes, chat, names);
+  }
   QUIRE_ASSIGN_OR_RETURN(const AllowedTools allowed, ReadToolChoice(body, chat));
   QUIRE_RETURN_IF_ERROR(body.Bool("parallel_tool_calls",
                                   [&](bool parallel) { chat->set_parallel_tool_calls(parallel); }));
@@ -286,6 +378,52 @@ absl::Status CheckFinalMessage(const JsonValue& messages) {
       Reason::kBadParameter, {{"field", path}});
 }
 
+// Sets a variable of the template that has a field of its own.
+absl::Status SetVariable(const JsonFields& body, const std::string& name, const JsonValue& value,
+                         v1::ChatPrompt* chat) {
+  const auto vars = body.Find("chat_template_kwargs");
+  const auto same = vars ? vars->FindSet(name) : std::nullopt;
+  if (same && same->raw() != value.raw()) {
+    return BadField(
+        value, absl::StrCat("differs from chat_template_kwargs.", name, "; send only one of them"));
+  }
+  FillValue(value.raw(), &(*chat->mutable_template_vars()->mutable_fields())[name]);
+  return absl::OkStatus();
+}
+
+// Reads reasoning_effort, enable_thinking and documents, which are variables of the template.
+absl::Status ReadVariables(const JsonFields& body, v1::ChatPrompt* chat) {
+  std::optional<bool> thinks;
+  QUIRE_RETURN_IF_ERROR(body.Bool("enable_thinking", [&](bool v) { thinks = v; }));
+  if (thinks) {
+    QUIRE_RETURN_IF_ERROR(
+        SetVariable(body, "enable_thinking", *body.Find("enable_thinking"), chat));
+  }
+  std::string effort;
+  QUIRE_RETURN_IF_ERROR(body.Text("reasoning_effort", [&](std::string v) { effort = v; }));
+  if (const auto value = body.Find("reasoning_effort")) {
+    constexpr absl::string_view kEfforts[] = {"none", "minimal", "low", "medium",
+                                              "high", "xhigh",   "max"};
+    if (std::ranges::find(kEfforts, effort) == std::end(kEfforts)) {
+      return BadField(*value, absl::StrCat("must be one of ", absl::StrJoin(kEfforts, ", ")));
+    }
+    QUIRE_RETURN_IF_ERROR(SetVariable(body, "reasoning_effort", *value, chat));
+    if (effort == "none") {
+      if (thinks.value_or(false)) return BadField(*value, "is none, but enable_thinking is true");
+      const json off = false;
+      QUIRE_RETURN_IF_ERROR(
+          SetVariable(body, "enable_thinking", JsonValue(off, value->path()), chat));
+    }
+  }
+  const auto documents = body.Find("documents");
+  if (!documents) return absl::OkStatus();
+  QUIRE_RETURN_IF_ERROR(CheckArray(*documents));
+  for (std::size_t i = 0; i < documents->size(); ++i) {
+    QUIRE_RETURN_IF_ERROR(CheckObject(documents->At(i)));
+  }
+  return SetVariable(body, "documents", *documents, chat);
+}
+
 }  // namespace
 
 absl::Status ReadChatPrompt(const JsonFields& body, absl::string_view bytes, v1::ChatPrompt* chat,
@@ -299,17 +437,23 @@ absl::Status ReadChatPrompt(const JsonFields& body, absl::string_view bytes, v1:
   for (std::size_t i = 0; i < messages->size(); ++i) {
     QUIRE_RETURN_IF_ERROR(ReadMessage(messages->At(i), chat->add_messages()));
   }
+  PairFunctionCalls(*messages, chat);
   QUIRE_RETURN_IF_ERROR(ReadTools(body, bytes, chat, names));
   QUIRE_RETURN_IF_ERROR(
       body.Bool("add_generation_prompt", [&](bool add) { chat->set_add_generation_prompt(add); }));
   QUIRE_RETURN_IF_ERROR(body.Bool("continue_final_message",
                                   [&](bool open) { chat->set_continue_final_message(open); }));
   if (chat->continue_final_message()) QUIRE_RETURN_IF_ERROR(CheckFinalMessage(*messages));
-  const auto vars = body.Find("chat_template_kwargs");
-  if (!vars) return absl::OkStatus();
-  QUIRE_RETURN_IF_ERROR(CheckObject(*vars));
-  FillStruct(vars->raw(), chat->mutable_template_vars());
-  return absl::OkStatus();
+  QUIRE_RETURN_IF_ERROR(body.Text(
+      "chat_template", [&](std::string text) { chat->set_template_text(std::move(text)); }));
+  if (const auto text = body.Find("chat_template"); text && chat->template_text().empty()) {
+    return BadField(*text, "is empty; omit it to use the template of the model");
+  }
+  if (const auto vars = body.Find("chat_template_kwargs")) {
+    QUIRE_RETURN_IF_ERROR(CheckObject(*vars));
+    FillStruct(vars->raw(), chat->mutable_template_vars());
+  }
+  return ReadVariables(body, chat);
 }
 
 }  // namespace quire::server

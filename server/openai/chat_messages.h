@@ -1,7 +1,8 @@
 #pragma once
 
-// Converts `messages`, `tools`, `tool_choice` and the template variables of a chat request to
-// quire.v1.ChatPrompt. Tools that tool_choice does not allow are omitted.
+// Converts `messages`, `tools`, `tool_choice`, their older spellings `functions` and
+// `function_call`, the template and its variables to quire.v1.ChatPrompt. Tools that tool_choice
+// does not allow are omitted.
 //
 // Place:      part of openai_request.h.
 // Invariants: the invariants of openai_request.h hold. Content parts stay a list. Parts that are

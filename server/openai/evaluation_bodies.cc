@@ -6,6 +6,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -93,6 +94,15 @@ absl::StatusOr<std::vector<EvaluationItem>> ReadItems(const ServedModel& served,
                                                       const JsonFields& body,
                                                       v1::EmbedRequest* request) {
   std::vector<std::string> fields;
+  std::int32_t kept = -1;
+  QUIRE_RETURN_IF_ERROR(body.Int32("truncate_prompt_tokens", [&](std::int32_t v) { kept = v; }));
+  if (kept != -1) {
+    return BadField(*body.Find("truncate_prompt_tokens"),
+                    absl::StrCat("is ", kept,
+                                 ", it must be -1, which keeps what fits into the "
+                                 "context of the model"));
+  }
+  request->set_truncate(body.Find("truncate_prompt_tokens").has_value());
   QUIRE_RETURN_IF_ERROR(ReadInputs(body, request, &fields));
   QUIRE_ASSIGN_OR_RETURN(std::vector<EvaluationItem> items, ToEvaluationItems(served, *request));
   for (std::size_t i = 0; i < items.size(); ++i) items[i].field = std::move(fields[i]);
@@ -126,14 +136,10 @@ absl::StatusOr<std::string> WriteEmbeddings(const ServedModel& served,
                                {"usage", UsageObject(response.usage().prompt_tokens())}});
 }
 
-absl::StatusOr<formats::JsonDocument> Parse(const EvaluationBodyContext& context,
-                                            absl::string_view body) {
-  return ParseBody(body, context.limits);
-}
-
 absl::StatusOr<EvaluationPlan> ReadEmbeddings(const EvaluationBodyContext& context,
                                               absl::string_view bytes) {
-  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document, Parse(context, bytes));
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document,
+                         ParseBody(bytes, kEmbeddingBody, context.limits));
   const JsonFields body(document.root());
   v1::EmbedRequest request;
   QUIRE_RETURN_IF_ERROR(
@@ -172,36 +178,42 @@ struct Texts {
   std::vector<std::string> fields;
 };
 
-// Reads the first of the fields `names` that is set.
+// Reads the field of `names` that is set; they are spellings of one field.
 absl::StatusOr<Texts> ReadTexts(const JsonFields& body, std::initializer_list<const char*> names) {
+  Texts result;
+  std::optional<JsonValue> value;
   for (const char* name : names) {
-    const auto value = body.Find(name);
-    if (!value) continue;
-    Texts result{.name = name, .texts = {}, .fields = {}};
-    const auto add = [&result](const JsonValue& text) -> absl::Status {
-      result.fields.push_back(text.path());
-      QUIRE_ASSIGN_OR_RETURN(result.texts.emplace_back(), ReadDocument(text));
-      return absl::OkStatus();
-    };
-    if (!value->is_array()) {
-      QUIRE_RETURN_IF_ERROR(add(*value));
-      return result;
-    }
-    QUIRE_RETURN_IF_ERROR(CheckLength(*value));
-    for (std::size_t i = 0; i < value->size(); ++i) QUIRE_RETURN_IF_ERROR(add(value->At(i)));
+    const auto member = body.Find(name);
+    if (!member) continue;
+    if (value) return BadField(*member, absl::StrCat("cannot be combined with ", result.name));
+    value = member;
+    result.name = name;
+  }
+  if (!value) return MissingField(*names.begin());
+  const auto add = [&result](const JsonValue& text) -> absl::Status {
+    result.fields.push_back(text.path());
+    QUIRE_ASSIGN_OR_RETURN(result.texts.emplace_back(), ReadDocument(text));
+    return absl::OkStatus();
+  };
+  if (!value->is_array()) {
+    QUIRE_RETURN_IF_ERROR(add(*value));
     return result;
   }
-  return MissingField(*names.begin());
+  QUIRE_RETURN_IF_ERROR(CheckLength(*value));
+  for (std::size_t i = 0; i < value->size(); ++i) QUIRE_RETURN_IF_ERROR(add(value->At(i)));
+  return result;
 }
 
 absl::StatusOr<EvaluationPlan> ReadScore(const EvaluationBodyContext& context,
                                          absl::string_view bytes) {
-  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document, Parse(context, bytes));
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document,
+                         ParseBody(bytes, kScoreBody, context.limits));
   const JsonFields body(document.root());
   const ServedModel& served = context.served;
   QUIRE_RETURN_IF_ERROR(ReadModel(body, served));
-  QUIRE_ASSIGN_OR_RETURN(const Texts first, ReadTexts(body, {"text_1", "queries"}));
-  QUIRE_ASSIGN_OR_RETURN(const Texts second, ReadTexts(body, {"text_2", "documents"}));
+  QUIRE_ASSIGN_OR_RETURN(const Texts first, ReadTexts(body, {"text_1", "queries", "data_1"}));
+  QUIRE_ASSIGN_OR_RETURN(const Texts second,
+                         ReadTexts(body, {"text_2", "documents", "items", "data_2"}));
   const std::size_t count = first.texts.size();
   if (count != 1 && count != second.texts.size()) {
     return BadParameter(
@@ -253,7 +265,8 @@ ordered_json RankDocuments(const std::vector<double>& scores, std::size_t most,
 
 absl::StatusOr<EvaluationPlan> ReadRerank(const EvaluationBodyContext& context,
                                           absl::string_view bytes) {
-  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document, Parse(context, bytes));
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document,
+                         ParseBody(bytes, kRerankBody, context.limits));
   const JsonFields body(document.root());
   const ServedModel& served = context.served;
   QUIRE_RETURN_IF_ERROR(ReadModel(body, served));
@@ -311,7 +324,8 @@ std::string WriteClasses(const ServedModel& served, const std::string& id, std::
 
 absl::StatusOr<EvaluationPlan> ReadClassify(const EvaluationBodyContext& context,
                                             absl::string_view bytes) {
-  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document, Parse(context, bytes));
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document,
+                         ParseBody(bytes, kClassifyBody, context.limits));
   const JsonFields body(document.root());
   const ServedModel& served = context.served;
   QUIRE_RETURN_IF_ERROR(CheckIsClassifier(served));

@@ -4,7 +4,8 @@
 // /v1/score, /v1/rerank and /v1/classify in the formats of vLLM, Jina and Cohere.
 //
 // Place:      between the OpenAI-compatible listener and Evaluation.
-// Invariants: unknown and null fields are ignored. Errors about a wrong type name the field.
+// Invariants: null fields count as absent. Errors about an unknown, refused or mistyped field name
+//             the field (request_fields.h).
 // Threads:    any.
 // Lifetime:   the model outlives a plan.
 

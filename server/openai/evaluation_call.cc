@@ -64,9 +64,12 @@ absl::StatusOr<const ServedModel*> EvaluationCall::MakePlan(const std::string& b
   QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context_.state->ModelOrError());
   const std::shared_ptr<const DaemonOptions> options = context_.config->options();
   const text::jinja::JsonLimits& json = options->chat.rendering.json_limits;
+  OpenAiLimits limits = {.max_json_nodes = json.max_nodes, .max_json_depth = json.max_depth};
+  if (!options->openai.refuses_unknown_fields && head_.unknown_fields != nullptr) {
+    limits.on_unknown_field = [this](absl::string_view path) { head_.unknown_fields->Warn(path); };
+  }
   QUIRE_ASSIGN_OR_RETURN(plan_, head_.endpoint->read({.served = *served,
-                                                      .limits = {.max_json_nodes = json.max_nodes,
-                                                                 .max_json_depth = json.max_depth},
+                                                      .limits = limits,
                                                       .wall_now = context_.clock->WallNow(),
                                                       .request_id = head_.info.metadata_request_id},
                                                      body));

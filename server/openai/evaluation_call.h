@@ -20,6 +20,7 @@
 #include "server/api/generation.h"
 #include "server/http/http_message.h"
 #include "server/openai/evaluation_bodies.h"
+#include "server/openai/unknown_field_log.h"
 
 namespace quire::server {
 
@@ -29,7 +30,8 @@ class EvaluationCall : public std::enable_shared_from_this<EvaluationCall> {
     const EvaluationEndpoint* endpoint = nullptr;
     CallInfo info;  // includes the request id
     std::string traceparent;
-    HttpHeaders headers;  // added to every answer
+    HttpHeaders headers;                        // added to every answer
+    UnknownFieldLog* unknown_fields = nullptr;  // outlives the call; null: they are refused
   };
 
   EvaluationCall(const HandlerContext& context, std::shared_ptr<HttpExchange> exchange, Head head,

@@ -49,6 +49,7 @@ constexpr NamePair kNames[] = {
     {"chat.parallel_tool_calls", "parallel_tool_calls"},
     {"chat.add_generation_prompt", "add_generation_prompt"},
     {"chat.continue_final_message", "continue_final_message"},
+    {"chat.template_text", "chat_template"},
     {"chat.template_vars", "chat_template_kwargs"},
     {"chat.template_name", "messages"},
     {"inputs", "input"},

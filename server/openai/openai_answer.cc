@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -34,22 +36,26 @@ std::string TokenText(const std::string& bytes) {
 }
 
 // `has_calls` is false for a call that tool_choice named: OpenAI reports "stop" for it.
-const char* FinishReasonName(v1::FinishReason reason, bool has_calls) {
+const char* FinishReasonName(v1::FinishReason reason, bool has_calls, bool uses_functions) {
   if (reason == v1::FINISH_REASON_LENGTH || reason == v1::FINISH_REASON_CONTEXT_FULL) {
     return "length";
   }
-  return has_calls ? "tool_calls" : "stop";
+  if (!has_calls) return "stop";
+  return uses_functions ? "function_call" : "tool_calls";
+}
+
+template <typename Call>
+ordered_json MakeFunction(const Call& call) {
+  return {{"name", call.name()}, {"arguments", call.arguments_json()}};
 }
 
 // Converts a v1::ToolCall or v1::ToolCallDelta.
 template <typename Call>
 ordered_json MakeCall(const Call& call) {
-  return {{"id", call.id()},
-          {"type", "function"},
-          {"function", {{"name", call.name()}, {"arguments", call.arguments_json()}}}};
+  return {{"id", call.id()}, {"type", "function"}, {"function", MakeFunction(call)}};
 }
 
-ordered_json MakeMessage(const v1::Completed& completed) {
+ordered_json MakeMessage(const v1::Completed& completed, bool uses_functions) {
   const bool has_calls = completed.tool_calls_size() > 0;
   const bool has_content = !completed.text().empty() || !has_calls;
   ordered_json message = {{"role", "assistant"},
@@ -58,6 +64,10 @@ ordered_json MakeMessage(const v1::Completed& completed) {
   if (!completed.reasoning_text().empty()) {
     message["reasoning_content"] = completed.reasoning_text();
   }
+  if (uses_functions && has_calls) {
+    message["function_call"] = MakeFunction(completed.tool_calls(0));
+    return message;
+  }
   for (const v1::ToolCall& call : completed.tool_calls()) {
     message["tool_calls"].push_back(MakeCall(call));
   }
@@ -65,13 +75,17 @@ ordered_json MakeMessage(const v1::Completed& completed) {
 }
 
 // Converts a Delta to the `delta` of a chat chunk.
-ordered_json MakeDelta(const v1::Delta& delta, const std::string& text) {
+ordered_json MakeDelta(const v1::Delta& delta, const std::string& text, bool uses_functions) {
   ordered_json content = ordered_json::object();
   if (!delta.reasoning_text().empty()) content["reasoning_content"] = delta.reasoning_text();
   if (!text.empty() || (delta.reasoning_text().empty() && delta.tool_calls().empty())) {
     content["content"] = text;
   }
   for (const v1::ToolCallDelta& call : delta.tool_calls()) {
+    if (uses_functions) {
+      content["function_call"] = MakeFunction(call);
+      break;
+    }
     ordered_json entry = {{"index", call.call_index()}};
     entry.update(MakeCall(call));
     content["tool_calls"].push_back(std::move(entry));
@@ -205,6 +219,38 @@ ordered_json ChatLogprobs(const TokenLogprobs& tokens) {
   return {{"content", std::move(content)}, {"refusal", nullptr}};
 }
 
+// Returns vLLM's form: for each prompt token an object of token ids, the token's own first. The
+// first token has no probability.
+ordered_json MakePromptLogprobs(const std::vector<v1::TokenLogprob>& tokens) {
+  ordered_json list = ordered_json::array({nullptr});
+  for (const v1::TokenLogprob& token : tokens) {
+    ordered_json entries = ordered_json::object();
+    const auto add = [&entries](const auto& one, std::int32_t rank) {
+      entries.emplace(absl::StrCat(one.token_id()),
+                      ordered_json{{"logprob", FiniteOrMin(one.logprob())},
+                                   {"rank", rank},
+                                   {"decoded_token", one.token_bytes()}});
+    };
+    add(token, token.rank());
+    for (int i = 0; i < token.top_size(); ++i) add(token.top(i), i + 1);
+    list.push_back(std::move(entries));
+  }
+  return list;
+}
+
+ordered_json IdList(const google::protobuf::RepeatedField<std::int32_t>& ids) {
+  return std::vector<std::int32_t>(ids.begin(), ids.end());
+}
+
+// Returns the mean log-probability of the tokens of a choice, by which best_of ranks. A choice
+// without tokens is the least likely one.
+double MeanLogprob(const TokenLogprobs& tokens) {
+  if (tokens.empty()) return kNoLogprob;
+  double sum = 0;
+  for (const v1::TokenLogprob& token : tokens) sum += FiniteOrMin(token.logprob());
+  return sum / tokens.size();
+}
+
 // Returns the keyword, with its field in the client's name.
 std::string RenameKeyword(absl::string_view keyword, const FieldNames& names) {
   const std::size_t pointer = std::min(keyword.find('#'), keyword.size());
@@ -215,7 +261,8 @@ struct Choice {
   bool is_open = false;  // its first chunk was sent
   bool has_calls = false;
   CompletionLogprobs logprobs;
-  std::string json;  // without a stream: JSON of the completed choice
+  std::string json;  // without a stream: JSON of the completed choice, without its index
+  double mean_logprob = 0;
   std::int32_t completion_tokens = 0;
   std::int32_t reasoning_tokens = 0;
 };
@@ -227,6 +274,7 @@ struct Prompt {
   std::int64_t characters = 0;             // length of text in code points
   bool is_decoded = false;                 // the text was decoded from the prompt's tokens
   std::int32_t first_id = -1;              // set with echo and logprobs
+  ordered_json ids;                        // set with return_token_ids
   std::vector<v1::TokenLogprob> logprobs;  // cleared when all choices have completed
   std::size_t num_completed = 0;           // number of completed choices
 };
@@ -242,12 +290,16 @@ struct OpenAiAnswer::Impl {
         echo(request.echo),
         with_logprobs(request.logprobs),
         hides_output(request.hides_output),
+        with_prompt_logprobs(request.prompt_logprobs),
+        with_ids(request.token_ids),
+        uses_functions(request.uses_functions),
         has_named_tool(!request.prompts.empty() &&
                        request.prompts[0].chat().tool_choice() == v1::TOOL_CHOICE_NAMED),
         skips_special(request.prompts.empty() ||
                       !request.prompts[0].output().has_skip_special_tokens() ||
                       request.prompts[0].output().skip_special_tokens()),
         choices_per_prompt(static_cast<std::size_t>(request.choices)),
+        returned_per_prompt(static_cast<std::size_t>(request.returned_choices)),
         names(request.names),
         head(std::move(the_head)),
         vocabulary(std::move(the_tokens)),
@@ -277,7 +329,16 @@ struct OpenAiAnswer::Impl {
   ordered_json MakeLogprobs(std::size_t index, const TokenLogprobs& tokens, bool is_first);
   bool EndsInsideCharacter(const google::protobuf::RepeatedField<std::int32_t>& ids) const;
   void AddPrompt(const Prompt& prompt, CompletionLogprobs* lists) const;
-  void AppendChunk(std::size_t index, ordered_json choice, std::string* events);
+  // `begins` is true for the first chunk of a choice of a chat.
+  void AppendChunk(std::size_t index, ordered_json choice, std::string* events,
+                   bool begins = false);
+  // Adds the ids of the output to a choice, and those of the prompt to the first one of a
+  // completion.
+  void AddIds(std::size_t index, const google::protobuf::RepeatedField<std::int32_t>& ids,
+              bool is_first, ordered_json* choice) const;
+  // Returns the indexes of the choices of a prompt that are returned, best first if best_of is
+  // above n.
+  std::vector<std::size_t> ReturnedChoices(std::size_t prompt) const;
   // Returns the choice of a chunk. `word` is the finish reason, or null.
   ordered_json ChunkChoice(std::size_t index, ordered_json content, ordered_json logprobs,
                            const char* word) const;
@@ -286,8 +347,8 @@ struct OpenAiAnswer::Impl {
   }
 
   const bool is_chat, stream, include_usage, continuous_usage, echo, with_logprobs, hides_output,
-      has_named_tool, skips_special;
-  const std::size_t choices_per_prompt;
+      with_prompt_logprobs, with_ids, uses_functions, has_named_tool, skips_special;
+  const std::size_t choices_per_prompt, returned_per_prompt;
   const FieldNames names;
   OpenAiAnswerHead head;
   const OpenAiTokens vocabulary;
@@ -338,12 +399,14 @@ ordered_json OpenAiAnswer::Impl::ChunkChoice(std::size_t index, ordered_json con
   return choice;
 }
 
-void OpenAiAnswer::Impl::AppendChunk(std::size_t index, ordered_json choice, std::string* events) {
+void OpenAiAnswer::Impl::AppendChunk(std::size_t index, ordered_json choice, std::string* events,
+                                     bool begins) {
   ordered_json chunk = Envelope(is_chat ? "chat.completion.chunk" : "text_completion");
   if (!std::exchange(has_sent_unenforced, true) && !unenforced.empty()) {
     chunk["unenforced_keywords"] = unenforced;
   }
   chunk["choices"] = ordered_json::array({std::move(choice)});
+  if (begins && is_chat && with_ids) chunk["prompt_token_ids"] = PromptOfChoice(index).ids;
   if (include_usage) chunk["usage"] = continuous_usage ? UsageOfChoice(index) : ordered_json();
   absl::StrAppend(events, SseEvent(JsonText(chunk)));
 }
@@ -363,6 +426,7 @@ void OpenAiAnswer::Impl::Start(std::size_t prompt, const v1::Started& started,
   if (echo && with_logprobs && started.prompt_token_ids_size() > 0) {
     state.first_id = started.prompt_token_ids(0);
   }
+  if (with_ids) state.ids = IdList(started.prompt_token_ids());
   if (unenforced.empty()) {
     for (const std::string& keyword : started.unenforced_keywords()) {
       unenforced.push_back(RenameKeyword(keyword, names));
@@ -372,7 +436,7 @@ void OpenAiAnswer::Impl::Start(std::size_t prompt, const v1::Started& started,
   for (std::size_t c = 0; c < choices_per_prompt; ++c) {
     const ordered_json role = {{"role", "assistant"}, {"content", ""}};
     const std::size_t index = prompt * choices_per_prompt + c;
-    AppendChunk(index, ChunkChoice(index, role, nullptr, nullptr), events);
+    AppendChunk(index, ChunkChoice(index, role, nullptr, nullptr), events, /*begins=*/true);
   }
 }
 
@@ -408,6 +472,24 @@ ordered_json OpenAiAnswer::Impl::MakeLogprobs(std::size_t index, const TokenLogp
   return lists.Take();
 }
 
+void OpenAiAnswer::Impl::AddIds(std::size_t index,
+                                const google::protobuf::RepeatedField<std::int32_t>& ids,
+                                bool is_first, ordered_json* choice) const {
+  if (!with_ids) return;
+  if (is_first && !is_chat) (*choice)["prompt_token_ids"] = PromptOfChoice(index).ids;
+  (*choice)["token_ids"] = hides_output ? ordered_json::array() : IdList(ids);
+}
+
+std::vector<std::size_t> OpenAiAnswer::Impl::ReturnedChoices(std::size_t prompt) const {
+  std::vector<std::size_t> indexes(choices_per_prompt);
+  std::iota(indexes.begin(), indexes.end(), prompt * choices_per_prompt);
+  if (returned_per_prompt == choices_per_prompt) return indexes;
+  std::ranges::stable_sort(indexes, std::greater<>(),
+                           [&](std::size_t index) { return choices[index].mean_logprob; });
+  indexes.resize(returned_per_prompt);
+  return indexes;
+}
+
 void OpenAiAnswer::Impl::AddDelta(std::size_t index, const v1::Delta& delta, std::string* events) {
   const bool is_first = !std::exchange(choices[index].is_open, true);
   if (delta.has_usage() && !hides_output) {
@@ -419,9 +501,12 @@ void OpenAiAnswer::Impl::AddDelta(std::size_t index, const v1::Delta& delta, std
   ordered_json logprobs = MakeLogprobs(index, delta.logprobs(), is_first);
   const bool is_parsed = !delta.reasoning_text().empty() || !delta.tool_calls().empty();
   if (!delta.tool_calls().empty()) choices[index].has_calls = true;
-  if (shown.empty() && !is_parsed && logprobs.is_null()) return;
-  ordered_json content = is_chat ? MakeDelta(delta, shown) : ordered_json(shown);
-  AppendChunk(index, ChunkChoice(index, std::move(content), std::move(logprobs), nullptr), events);
+  const bool has_ids = with_ids && (is_first || !delta.token_ids().empty());
+  if (shown.empty() && !is_parsed && logprobs.is_null() && !has_ids) return;
+  ordered_json content = is_chat ? MakeDelta(delta, shown, uses_functions) : ordered_json(shown);
+  ordered_json choice = ChunkChoice(index, std::move(content), std::move(logprobs), nullptr);
+  AddIds(index, delta.token_ids(), is_first, &choice);
+  AppendChunk(index, std::move(choice), events);
 }
 
 void OpenAiAnswer::Impl::Complete(std::size_t index, const v1::Completed& completed,
@@ -430,12 +515,13 @@ void OpenAiAnswer::Impl::Complete(std::size_t index, const v1::Completed& comple
   choice.completion_tokens = hides_output ? 0 : completed.usage().completion_tokens();
   choice.reasoning_tokens = completed.usage().reasoning_tokens();
   const bool has_calls = choice.has_calls || !completed.tool_calls().empty();
-  const char* const word =
-      hides_output ? "length"
-                   : FinishReasonName(completed.finish_reason(), has_calls && !has_named_tool);
+  const char* const word = hides_output
+                               ? "length"
+                               : FinishReasonName(completed.finish_reason(),
+                                                  has_calls && !has_named_tool, uses_functions);
   if (stream) {
-    // If the choice has no output, the echoed prompt has not been sent yet.
-    if (!choice.is_open && echo) AddDelta(index, v1::Delta(), events);
+    // If the choice has no output, the prompt has not been sent yet.
+    if (!choice.is_open && (echo || with_ids)) AddDelta(index, v1::Delta(), events);
     ordered_json nothing = is_chat ? ordered_json::object() : ordered_json("");
     AppendChunk(index, ChunkChoice(index, std::move(nothing), nullptr, word), events);
     return;
@@ -443,14 +529,19 @@ void OpenAiAnswer::Impl::Complete(std::size_t index, const v1::Completed& comple
   std::string shown = echo ? PromptOfChoice(index).text : "";
   if (!hides_output) shown += completed.text();
   ordered_json logprobs = MakeLogprobs(index, completed.logprobs(), /*is_first=*/true);
-  ordered_json json = {{"index", index}};
+  ordered_json json;
   if (is_chat) {
-    json["message"] = MakeMessage(completed);
+    json["message"] = MakeMessage(completed, uses_functions);
   } else {
     json["text"] = shown;
   }
   json["logprobs"] = std::move(logprobs);
   json["finish_reason"] = word;
+  if (with_prompt_logprobs && !is_chat) {
+    json["prompt_logprobs"] = MakePromptLogprobs(PromptOfChoice(index).logprobs);
+  }
+  AddIds(index, completed.token_ids(), /*is_first=*/true, &json);
+  choice.mean_logprob = MeanLogprob(completed.logprobs());
   choice.json = JsonText(json);
   buffered_bytes += choice.json.size();
 }
@@ -480,7 +571,9 @@ void OpenAiAnswer::Take(std::size_t prompt, const v1::GenerateResponse& message,
       const v1::Completed& completed = message.completed();
       impl_->Complete(first + static_cast<std::size_t>(completed.index()), completed, events);
       Prompt& state = impl_->prompts[prompt];
-      if (++state.num_completed == impl_->choices_per_prompt) state.logprobs = {};
+      // The answer to a chat has the prompt's log-probabilities once, at its end.
+      const bool is_last = ++state.num_completed == impl_->choices_per_prompt;
+      if (is_last && !impl_->is_chat) state.logprobs = {};
       return;
     }
     default:
@@ -513,11 +606,22 @@ std::string OpenAiAnswer::TakeBody() {
   }
   body.reserve(body.size() + impl_->buffered_bytes + impl_->choices.size() + 256);
   body += ",\"choices\":[";
-  for (Choice& choice : impl_->choices) {
-    body += std::exchange(choice.json, "");
-    body += ',';
+  std::size_t returned = 0;
+  for (std::size_t prompt = 0; prompt < impl_->prompts.size(); ++prompt) {
+    for (const std::size_t index : impl_->ReturnedChoices(prompt)) {
+      const std::string json = std::exchange(impl_->choices[index].json, "");
+      absl::StrAppend(&body, "{\"index\":", returned++, ",", absl::string_view(json).substr(1),
+                      ",");
+    }
   }
   body.back() = ']';
+  if (impl_->is_chat && impl_->with_prompt_logprobs) {
+    absl::StrAppend(&body, ",\"prompt_logprobs\":",
+                    JsonText(MakePromptLogprobs(impl_->prompts.front().logprobs)));
+  }
+  if (impl_->is_chat && impl_->with_ids) {
+    absl::StrAppend(&body, ",\"prompt_token_ids\":", JsonText(impl_->prompts.front().ids));
+  }
   absl::StrAppend(&body, ",\"usage\":", JsonText(impl_->Usage()), "}");
   return body;
 }

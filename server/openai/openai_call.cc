@@ -82,10 +82,12 @@ void OpenAiCall::Prepare(const std::string& body) {
 absl::StatusOr<OpenAiRequest> OpenAiCall::Read(const std::string& body) {
   const std::shared_ptr<const DaemonOptions> options = context_.config->options();
   const text::jinja::JsonLimits& json = options->chat.rendering.json_limits;
-  const OpenAiLimits limits = {
-      .max_json_nodes = json.max_nodes,
-      .max_json_depth = json.max_depth,
-      .max_logit_bias_entries = options->engine.limits.max_logit_bias_entries};
+  OpenAiLimits limits = {.max_json_nodes = json.max_nodes,
+                         .max_json_depth = json.max_depth,
+                         .max_logit_bias_entries = options->engine.limits.max_logit_bias_entries};
+  if (!options->openai.refuses_unknown_fields && head_.unknown_fields != nullptr) {
+    limits.on_unknown_field = [this](absl::string_view path) { head_.unknown_fields->Warn(path); };
+  }
   absl::StatusOr<OpenAiRequest> request = head_.endpoint->read(body, limits);
   // The id of the last prompt is the longest one. A refused call has an id, too.
   const std::size_t others = request.ok() ? request->prompts.size() - 1 : 0;

@@ -31,6 +31,7 @@
 #include "server/openai/generation_endpoint.h"
 #include "server/openai/openai_answer.h"
 #include "server/openai/openai_request.h"
+#include "server/openai/unknown_field_log.h"
 
 namespace quire::server {
 
@@ -45,6 +46,7 @@ struct OpenAiCallHead {
   std::string traceparent;
   HttpHeaders headers;  // added to every answer
   OpenAiTokens (*tokens)(const ServedModel& served) = &MakeTokens;
+  UnknownFieldLog* unknown_fields = nullptr;  // outlives the call; null: they are refused
   // Limit of an answer that is not streamed. It is buffered until its last choice is complete.
   std::size_t max_buffered_bytes = std::size_t{256} << 20;
 };

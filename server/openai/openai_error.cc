@@ -124,8 +124,10 @@ HttpAnswer OpenAiError(Reason reason, absl::string_view message, absl::string_vi
 
 HttpAnswer OpenAiError(const absl::Status& status, const FieldNames& names, WriteErrorBody write) {
   const WireError error = ToWireError(status);
-  const std::string field = FindField(error, names);
-  const std::string param = names.Rename(field);
+  // `param` is a name of the client already, which may be a name of the gRPC API, too.
+  const absl::string_view own = error.Find("param");
+  const std::string field = own.empty() ? FindField(error, names) : std::string(own);
+  const std::string param = own.empty() ? names.Rename(field) : field;
   const std::string message = MessageFor(error, field, param, names);
   // A reason without HTTP status means that the client is gone.
   HttpAnswer answer =

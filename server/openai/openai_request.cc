@@ -62,6 +62,28 @@ absl::Status ReadLogitBias(const JsonFields& body, const OpenAiLimits& limits,
 }
 
 template <typename Add>
+absl::Status ReadIds(const JsonValue& list, Add add) {
+  if (!list.is_array()) return BadField(list, "must be a list of token ids");
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    const JsonValue id = list.At(i);
+    const auto value = id.AsInteger(std::numeric_limits<std::int32_t>::min(),
+                                    std::numeric_limits<std::int32_t>::max());
+    if (!value.ok()) return NameField(value.status(), id);
+    add(static_cast<std::int32_t>(*value));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadAllowedTokens(const JsonFields& body, v1::SamplingParams* sampling) {
+  const auto ids = body.Find("allowed_token_ids");
+  if (!ids) return absl::OkStatus();
+  if (ids->is_array() && ids->size() == 0) {
+    return BadField(*ids, "must have at least one id; omit it to allow all tokens");
+  }
+  return ReadIds(*ids, [&](std::int32_t id) { sampling->add_allowed_token_ids(id); });
+}
+
+template <typename Add>
 absl::Status ReadStrings(const JsonValue& list, Add add) {
   if (!list.is_array()) return BadField(list, "must be a list of strings");
   for (std::size_t i = 0; i < list.size(); ++i) {
@@ -116,22 +138,10 @@ absl::Status ReadSampling(const JsonFields& body, v1::SamplingParams* sampling) 
     QUIRE_RETURN_IF_ERROR(
         ReadStrings(*words, [&](std::string text) { sampling->add_banned_text(std::move(text)); }));
   }
+  QUIRE_RETURN_IF_ERROR(ReadAllowedTokens(body, sampling));
   QUIRE_RETURN_IF_ERROR(ReadDry(body, sampling));
   QUIRE_RETURN_IF_ERROR(body.Int64("seed", [&](std::int64_t v) { sampling->set_seed(v); }));
   return body.Int32("n", [&](std::int32_t v) { sampling->set_choice_count(v); });
-}
-
-template <typename Add>
-absl::Status ReadIds(const JsonValue& list, Add add) {
-  if (!list.is_array()) return BadField(list, "must be a list of token ids");
-  for (std::size_t i = 0; i < list.size(); ++i) {
-    const JsonValue id = list.At(i);
-    const auto value = id.AsInteger(std::numeric_limits<std::int32_t>::min(),
-                                    std::numeric_limits<std::int32_t>::max());
-    if (!value.ok()) return NameField(value.status(), id);
-    add(static_cast<std::int32_t>(*value));
-  }
-  return absl::OkStatus();
 }
 
 absl::Status ReadStops(const JsonValue& stop, v1::StoppingParams* stopping, FieldNames* names) {
@@ -171,7 +181,8 @@ absl::StatusOr<std::string> ReadSchema(const JsonValue& schema, absl::string_vie
   return formats::OrderedText(formats::OrderedJson::parse(raw.begin(), raw.end()));
 }
 
-// Refuses unknown members. Ignoring one could leave the answer less constrained than requested.
+// Refuses members that the type of the object does not have. Ignoring one could leave the answer
+// less constrained than requested.
 absl::Status CheckMembers(const JsonValue& object, absl::string_view where,
                           std::initializer_list<absl::string_view> known) {
   for (const auto& [key, value] : object.raw().items()) {
@@ -254,34 +265,15 @@ absl::Status ReadConstraintMembers(const JsonFields& fields, const std::string& 
 // its older form, guided_json and so on.
 absl::Status ReadGuided(const JsonFields& body, absl::string_view bytes,
                         v1::GenerateRequest* request, FieldNames* names) {
-  // Other servers use these names for constraints. Ignoring them would leave the answer
-  // unconstrained.
-  for (const char* key : {"grammar", "json_schema", "regex", "ebnf", "guided_whitespace_pattern"}) {
-    const auto other = body.Find(key);
-    if (!other) continue;
-    return BadField(*other, "is not supported; use response_format or structured_outputs");
-  }
   QUIRE_RETURN_IF_ERROR(ReadConstraintMembers(body, "guided_", bytes, request, names));
   const auto structured = body.Find("structured_outputs");
   if (!structured) return absl::OkStatus();
   if (!structured->is_object()) return BadField(*structured, "must be an object");
-  QUIRE_RETURN_IF_ERROR(
-      CheckMembers(*structured, "structured_outputs",
-                   {"json", "regex", "choice", "grammar", "json_object", "structural_tag",
-                    "disable_any_whitespace", "disable_fallback", "whitespace_pattern",
-                    "disable_additional_properties"}));
   const absl::string_view raw = formats::RawMember(bytes, "structured_outputs");
   if (const auto tags = JsonFields(*structured).Find("structural_tag")) {
     QUIRE_ASSIGN_OR_RETURN(const std::string text,
                            ReadSchema(*tags, formats::RawMember(raw, "structural_tag")));
     QUIRE_RETURN_IF_ERROR(ReadStructuralTags(*tags, text, request, names));
-  }
-  // These members would change the set of allowed answers.
-  for (const char* key : {"whitespace_pattern", "disable_additional_properties"}) {
-    const auto other = JsonFields(*structured).Find(key);
-    if (!other) continue;
-    const auto is_on = other->AsBool();
-    if (!is_on.ok() || *is_on) return BadField(*other, "is not supported");
   }
   return ReadConstraintMembers(JsonFields(*structured), "", raw, request, names);
 }
@@ -419,6 +411,40 @@ absl::Status ReadUnenforced(const JsonFields& body, v1::GenerateRequest* request
   return absl::OkStatus();
 }
 
+// Reads vLLM's truncate_prompt_tokens: -1 keeps what fits into the context.
+absl::Status ReadTruncation(const JsonFields& body, v1::GenerateRequest* request) {
+  std::int32_t kept = 0;
+  QUIRE_RETURN_IF_ERROR(body.Int32("truncate_prompt_tokens", [&](std::int32_t v) { kept = v; }));
+  const auto value = body.Find("truncate_prompt_tokens");
+  if (!value) return absl::OkStatus();
+  if (kept == -1) {
+    request->set_truncate_prompt(true);
+    return absl::OkStatus();
+  }
+  if (kept < 1) {
+    return BadField(*value, absl::StrCat("is ", kept,
+                                         ", it must be the number of prompt tokens to "
+                                         "keep, or -1 for what fits into the context"));
+  }
+  request->set_truncate_prompt_tokens(kept);
+  return absl::OkStatus();
+}
+
+// Reads prompt_logprobs and return_token_ids.
+absl::Status ReadPromptOutput(const JsonFields& body, v1::OutputOptions* output,
+                              OpenAiRequest* result) {
+  QUIRE_RETURN_IF_ERROR(body.Int32("prompt_logprobs", [&](std::int32_t v) {
+    result->prompt_logprobs = true;
+    output->set_prompt_logprobs(v);
+    result->names.Set("output.prompt_logprobs", "prompt_logprobs");
+  }));
+  if (result->prompt_logprobs && result->stream) {
+    return BadField(*body.Find("prompt_logprobs"),
+                    "is not available with stream; set stream to false");
+  }
+  return body.Bool("return_token_ids", [&](bool v) { result->token_ids = v; });
+}
+
 // Reads the fields that completions and chat calls share.
 absl::Status ReadShared(const JsonFields& body, absl::string_view bytes, const OpenAiLimits& limits,
                         v1::GenerateRequest* request, OpenAiRequest* result) {
@@ -433,6 +459,12 @@ absl::Status ReadShared(const JsonFields& body, absl::string_view bytes, const O
   QUIRE_RETURN_IF_ERROR(ReadConstraintOptions(body, request));
   QUIRE_RETURN_IF_ERROR(ReadUnenforced(body, request));
   QUIRE_RETURN_IF_ERROR(ReadStream(body, result));
+  QUIRE_RETURN_IF_ERROR(ReadTruncation(body, request));
+  QUIRE_RETURN_IF_ERROR(ReadPromptOutput(body, request->mutable_output(), result));
+  QUIRE_RETURN_IF_ERROR(body.Int32("stream_interval", [&](std::int32_t v) {
+    request->mutable_output()->set_stream_interval_tokens(v);
+    result->names.Set("output.stream_interval_tokens", "stream_interval");
+  }));
   QUIRE_RETURN_IF_ERROR(body.Int32("priority", [&](std::int32_t v) { request->set_priority(v); }));
   QUIRE_RETURN_IF_ERROR(body.Text("cache_salt", [&](std::string salt) {
     request->mutable_cache()->set_salt(std::move(salt));
@@ -446,10 +478,14 @@ absl::Status ReadShared(const JsonFields& body, absl::string_view bytes, const O
   request->mutable_output()->set_stream(result->stream);
   request->mutable_output()->set_usage_every_chunk(result->stream && result->continuous_usage);
   request->mutable_output()->set_text(true);
+  // The echo has the ids of the prompt.
+  request->mutable_output()->set_token_ids(result->token_ids);
+  request->mutable_output()->set_echo_prompt(result->token_ids);
   // The translator refuses values below 1 later, so count at least one choice.
   if (request->sampling().has_choice_count()) {
     result->choices = std::max(request->sampling().choice_count(), 1);
   }
+  result->returned_choices = result->choices;
   return absl::OkStatus();
 }
 
@@ -496,23 +532,32 @@ absl::Status AddPrompts(const JsonFields& body, const v1::GenerateRequest& share
   return absl::OkStatus();
 }
 
-// Refuses parameters of completions that would change the answer and are not supported.
-absl::Status RefuseUnsupported(const JsonFields& body, std::int32_t choices) {
-  const auto best_of = body.Find("best_of");
-  std::int32_t best = choices;
+// Reads best_of: so many choices are generated, and n of them are returned.
+absl::Status ReadBestOf(const JsonFields& body, v1::GenerateRequest* shared,
+                        OpenAiRequest* result) {
+  std::int32_t best = result->choices;
   QUIRE_RETURN_IF_ERROR(body.Int32("best_of", [&](std::int32_t v) { best = v; }));
-  if (best != choices)
-    return BadField(*best_of, "must be equal to n, because choices are not ranked");
-  std::string text;
-  QUIRE_RETURN_IF_ERROR(body.Text("suffix", [&](std::string v) { text = std::move(v); }));
-  if (!text.empty())
-    return BadField(*body.Find("suffix"), "must be empty, because insertion is not supported");
+  if (best == result->choices) return absl::OkStatus();
+  const JsonValue value = *body.Find("best_of");
+  if (best < result->choices) {
+    return BadField(
+        value, absl::StrCat("is ", best, ", it must be at least n, which is ", result->choices));
+  }
+  if (result->stream) {
+    return BadField(value,
+                    "must be equal to n if stream is true, because choices are ranked when "
+                    "they are complete");
+  }
+  result->choices = best;
+  result->names.Set("sampling.choice_count", "best_of");
+  shared->mutable_sampling()->set_choice_count(best);
+  if (!shared->output().has_logprobs()) shared->mutable_output()->set_logprobs(0);
   return absl::OkStatus();
 }
 
 }  // namespace
 
-absl::StatusOr<formats::JsonDocument> ParseBody(absl::string_view body,
+absl::StatusOr<formats::JsonDocument> ParseBody(absl::string_view body, FieldOwner owner,
                                                 const OpenAiLimits& limits) {
   auto document = formats::JsonDocument::Parse(
       body, {.max_depth = limits.max_json_depth, .max_nodes = limits.max_json_nodes});
@@ -522,17 +567,18 @@ absl::StatusOr<formats::JsonDocument> ParseBody(absl::string_view body,
     return WithReason(absl::InvalidArgumentError(absl::StrCat("body: ", status.message())),
                       Reason::kBadParameter, {{"field", "body"}});
   }
+  QUIRE_RETURN_IF_ERROR(CheckFields(document->root(), owner, limits.on_unknown_field));
   return document;
 }
 
 absl::StatusOr<OpenAiRequest> ParseCompletionRequest(absl::string_view bytes,
                                                      const OpenAiLimits& limits) {
-  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document, ParseBody(bytes, limits));
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document,
+                         ParseBody(bytes, kCompletionBody, limits));
   const JsonFields body(document.root());
   OpenAiRequest result;
   v1::GenerateRequest shared;
   QUIRE_RETURN_IF_ERROR(ReadShared(body, bytes, limits, &shared, &result));
-  QUIRE_RETURN_IF_ERROR(RefuseUnsupported(body, result.choices));
   QUIRE_RETURN_IF_ERROR(body.Bool("echo", [&](bool v) { result.echo = v; }));
   QUIRE_RETURN_IF_ERROR(
       body.Bool("add_special_tokens", [&](bool v) { shared.set_add_special_tokens(v); }));
@@ -540,9 +586,13 @@ absl::StatusOr<OpenAiRequest> ParseCompletionRequest(absl::string_view bytes,
   QUIRE_RETURN_IF_ERROR(body.Int32("logprobs", [&](std::int32_t v) {
     result.logprobs = true;
     output->set_logprobs(v);
-    if (result.echo) output->set_prompt_logprobs(v);
+    if (result.echo && !result.prompt_logprobs) output->set_prompt_logprobs(v);
   }));
-  output->set_echo_prompt(result.echo);
+  if (result.echo && result.logprobs && output->prompt_logprobs() != output->logprobs()) {
+    return BadField(*body.Find("prompt_logprobs"), "must be equal to logprobs if echo is true");
+  }
+  QUIRE_RETURN_IF_ERROR(ReadBestOf(body, &shared, &result));
+  output->set_echo_prompt(result.echo || result.token_ids);
   if (result.echo && shared.stopping().has_max_tokens() && shared.stopping().max_tokens() == 0) {
     result.hides_output = true;
     shared.mutable_stopping()->set_max_tokens(1);
@@ -550,14 +600,15 @@ absl::StatusOr<OpenAiRequest> ParseCompletionRequest(absl::string_view bytes,
   }
   // The first prompt token has no log-probability entry to carry its text, so its id is requested.
   // With hidden output the ids show whether the prompt ends within a character.
-  output->set_token_ids(result.echo && (result.logprobs || result.hides_output));
+  output->set_token_ids(result.token_ids ||
+                        (result.echo && (result.logprobs || result.hides_output)));
   QUIRE_RETURN_IF_ERROR(AddPrompts(body, shared, &result));
   return result;
 }
 
 absl::StatusOr<OpenAiRequest> ParseChatRequest(absl::string_view bytes,
                                                const OpenAiLimits& limits) {
-  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document, ParseBody(bytes, limits));
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document, ParseBody(bytes, kChatBody, limits));
   const JsonFields body(document.root());
   OpenAiRequest result;
   result.is_chat = true;
@@ -575,8 +626,9 @@ absl::StatusOr<OpenAiRequest> ParseChatRequest(absl::string_view bytes,
   result.names.Set("prompt", "messages");
   // Without an explicit constraint, the only one comes from tools, so errors name `tools`.
   if (request.constraint().kind_case() == v1::Constraint::KIND_NOT_SET) {
-    result.names.SetConstraint("tools");
+    result.names.SetConstraint(body.Find("functions") ? "functions" : "tools");
   }
+  result.uses_functions = body.Find("functions").has_value();
   QUIRE_RETURN_IF_ERROR(ReadChatPrompt(body, bytes, request.mutable_chat(), &result.names));
   output->set_parse(true);
   result.prompts.push_back(std::move(request));

@@ -6,8 +6,9 @@
 //
 // Place:      between the OpenAI-compatible listener and Generation. RequestTranslator checks
 //             ranges later.
-// Invariants: unknown and null fields are ignored. A field of the wrong type is INVALID_ARGUMENT /
-//             BAD_PARAMETER whose metadata `field` is the field's name in the client's body.
+// Invariants: null fields count as absent. A field that is unknown, refused or of the wrong type is
+//             INVALID_ARGUMENT / BAD_PARAMETER whose metadata `field` is the field's name in the
+//             client's body (request_fields.h).
 //             Bodies are parsed by formats/json_value.h: valid UTF-8, no duplicate keys, within
 //             OpenAiLimits.
 // Threads:    any.
@@ -21,18 +22,24 @@
 #include "formats/json_value.h"
 #include "quire/v1/generation.pb.h"
 #include "server/openai/field_names.h"
+#include "server/openai/request_fields.h"
 
 namespace quire::server {
 
 struct OpenAiRequest {
   bool is_chat = false;
   std::vector<v1::GenerateRequest> prompts;  // without request ids
-  std::int32_t choices = 1;                  // per prompt
+  std::int32_t choices = 1;                  // generated per prompt
+  std::int32_t returned_choices = 1;         // per prompt; those with the best mean logprob
   bool stream = false;
   bool include_usage = false;     // send a last chunk with the usage
   bool continuous_usage = false;  // send the usage so far in every chunk
   bool echo = false;              // completions: return the prompt before the text
   bool logprobs = false;
+  bool prompt_logprobs = false;  // return the log-probabilities of the prompt in vLLM's form
+  bool token_ids = false;        // return the ids of prompt and output
+  // The tools came as `functions`, so a call is returned as `function_call`.
+  bool uses_functions = false;
   // Set for completions with max_tokens 0, which request only the prompt: one token is generated
   // but not returned.
   bool hides_output = false;
@@ -44,10 +51,13 @@ struct OpenAiLimits {
   std::int64_t max_json_nodes = 250000;
   int max_json_depth = 64;
   std::int32_t max_logit_bias_entries = 1024;
+  UnknownFieldHandler on_unknown_field = nullptr;  // null: unknown fields are refused
 };
 
-// Parses a body, which must be an object. Errors are BAD_PARAMETER with metadata `field` "body".
-absl::StatusOr<formats::JsonDocument> ParseBody(absl::string_view body, const OpenAiLimits& limits);
+// Parses a body, which must be an object with fields of `owner`. Errors are BAD_PARAMETER with
+// metadata `field`, which is "body" if the body is not an object.
+absl::StatusOr<formats::JsonDocument> ParseBody(absl::string_view body, FieldOwner owner,
+                                                const OpenAiLimits& limits);
 
 absl::StatusOr<OpenAiRequest> ParseCompletionRequest(absl::string_view body,
                                                      const OpenAiLimits& limits = {});

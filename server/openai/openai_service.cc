@@ -256,6 +256,7 @@ void OpenAiService::Post(const std::shared_ptr<HttpExchange>& exchange, HttpHead
     head.endpoint = endpoint;
     head.traceparent = std::string(request.Header("traceparent"));
     head.headers = std::move(headers);
+    head.unknown_fields = &unknown_fields_;
     head.info.principal = caller->principal;
     head.info.tenant = caller->tenant;
     head.info.metadata_request_id = std::move(id);
@@ -272,6 +273,7 @@ void OpenAiService::Post(const std::shared_ptr<HttpExchange>& exchange, HttpHead
   head.request_id = std::move(id);
   head.traceparent = std::string(request.Header("traceparent"));
   head.headers = std::move(headers);
+  head.unknown_fields = &unknown_fields_;
   std::make_shared<OpenAiCall>(context_, exchange, std::move(head))
       ->Begin(exchange->TakeBody(), &worker_);
 }

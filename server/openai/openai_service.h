@@ -27,6 +27,7 @@
 #include "server/auth/authenticator.h"
 #include "server/http/http_message.h"
 #include "server/openai/generation_endpoint.h"
+#include "server/openai/unknown_field_log.h"
 
 namespace quire::server {
 
@@ -70,6 +71,7 @@ class OpenAiService {
   const std::span<const GenerationEndpoint> more_;
   bool checks_host_ = false;
   std::atomic<int> status_page_port_{0};  // 0: no status page
+  UnknownFieldLog unknown_fields_;
   CallWorker worker_;
 };
 

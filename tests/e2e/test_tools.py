@@ -149,6 +149,27 @@ def test_documented_round_trip(client):
     assert second.choices[0].finish_reason == "stop"
 
 
+def test_round_trip_in_the_older_spelling(client):
+    messages = [{"role": "user", "content": QUESTIONS[0]}]
+    arguments = {"model": "", "messages": messages, "functions": [tool["function"] for tool in TOOLS]}
+    choice = client.chat.completions.create(**arguments).choices[0]
+    assert choice.finish_reason == "function_call" and choice.message.content == "Let me look.\n"
+    call = choice.message.function_call
+    assert (call.name, call.arguments) == ("get_weather", '{"location": "Paris, France"}')
+    assert choice.message.tool_calls is None
+    chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**arguments, stream=True)]
+    calls = [chunk.delta.function_call for chunk in chunks if chunk.delta.function_call]
+    assert [(call.name, call.arguments) for call in calls] == [(call.name, call.arguments)]
+    assert chunks[-1].finish_reason == "function_call"
+    messages.append(choice.message)
+    messages.append({"role": "function", "name": "get_weather", "content": "14"})
+    assert client.chat.completions.create(**arguments).choices[0].message.content == AFTER_TOOL
+    # The older spelling has one call per answer.
+    messages[:] = [{"role": "user", "content": QUESTIONS[1]}]
+    call = client.chat.completions.create(**arguments).choices[0].message.function_call
+    assert json.loads(call.arguments)["location"] == "Bogotá, Colombia"
+
+
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_stream_equals_the_whole_answer(client, question):
     whole = ask(client, question, n=2)

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "google/protobuf/text_format.h"
@@ -394,6 +395,125 @@ TEST(OpenAiAnswerTest, CountsBufferedBytes) {
   message.mutable_completed()->set_index(0);
   stream.Take(0, message, &events);
   EXPECT_EQ(stream.buffered_bytes(), 0u);
+}
+
+TEST(OpenAiAnswerTest, PromptLogprobsHaveTheFormOfVllm) {
+  const auto body = [](const std::string& request) {
+    OpenAiAnswer answer = Answer(Parse(request));
+    answer.Take(0, Message("started { prompt_tokens: 3 }"), nullptr);
+    answer.Take(0, Message(R"(prompt_logprobs { start_position: 1
+        tokens { token_id: 3 logprob: -2.5 token_bytes: "b" rank: 7
+                 top { token_id: 0 logprob: -0.5 token_bytes: "a" } }
+        tokens { token_id: 0 logprob: -inf token_bytes: "a" rank: 1
+                 top { token_id: 0 logprob: -inf token_bytes: "a" } } })"),
+                nullptr);
+    answer.Take(0, Message("completed { text: 'x' }"), nullptr);
+    return json::parse(answer.TakeBody());
+  };
+  const json wanted = json::parse(R"([null,
+      {"3": {"logprob": -2.5, "rank": 7, "decoded_token": "b"},
+       "0": {"logprob": -0.5, "rank": 1, "decoded_token": "a"}},
+      {"0": {"logprob": -9999.0, "rank": 1, "decoded_token": "a"}}])");
+  const json completion = body(R"({"prompt": "x", "prompt_logprobs": 1})");
+  EXPECT_EQ(completion["choices"][0]["prompt_logprobs"], wanted);
+  EXPECT_EQ(completion["choices"][0]["logprobs"], nullptr);
+  const json chat = body(R"({"messages": [], "prompt_logprobs": 1})");
+  EXPECT_EQ(chat["prompt_logprobs"], wanted);
+  EXPECT_FALSE(chat["choices"][0].contains("prompt_logprobs"));
+}
+
+TEST(OpenAiAnswerTest, TokenIdsAreReturned) {
+  const std::string started = "started { prompt_token_ids: [6, 0] prompt_text: 'a' }";
+  OpenAiAnswer completion = Answer(Parse(R"({"prompt": "a", "return_token_ids": true})"));
+  completion.Take(0, Message(started), nullptr);
+  completion.Take(0, Message("completed { text: 'b' token_ids: [3, 5] }"), nullptr);
+  json choice = json::parse(completion.TakeBody())["choices"][0];
+  EXPECT_EQ(choice["text"], "b");
+  EXPECT_EQ(choice["prompt_token_ids"], json::parse("[6, 0]"));
+  EXPECT_EQ(choice["token_ids"], json::parse("[3, 5]"));
+
+  OpenAiAnswer chat = Answer(Parse(R"({"messages": [], "return_token_ids": true})"));
+  chat.Take(0, Message(started), nullptr);
+  chat.Take(0, Message("completed { text: 'b' token_ids: [3, 5] }"), nullptr);
+  const json body = json::parse(chat.TakeBody());
+  EXPECT_EQ(body["prompt_token_ids"], json::parse("[6, 0]"));
+  EXPECT_EQ(body["choices"][0]["token_ids"], json::parse("[3, 5]"));
+  EXPECT_FALSE(body["choices"][0].contains("prompt_token_ids"));
+}
+
+// The ids of a token whose text is still held back are sent at once.
+TEST(OpenAiAnswerTest, StreamsTokenIds) {
+  for (const bool is_chat : {false, true}) {
+    OpenAiAnswer answer =
+        Answer(Parse(absl::StrCat("{\"stream\": true, \"return_token_ids\": true, ",
+                                  is_chat ? "\"messages\": []}" : "\"prompt\": \"a\"}")));
+    std::string events;
+    answer.Take(0, Message("started { prompt_token_ids: [6, 0] prompt_text: 'a' }"), &events);
+    answer.Take(0, Message("delta { token_ids: [1] }"), &events);
+    answer.Take(0, Message("delta { text: 'b' token_ids: [2, 3] }"), &events);
+    answer.Take(0, Message("completed {}"), &events);
+    std::vector<json> ids, prompts;
+    for (const std::string& event : Events(events)) {
+      const json chunk = json::parse(event);
+      const json& choice = chunk["choices"][0];
+      if (choice.contains("token_ids")) ids.push_back(choice["token_ids"]);
+      const json& holder = is_chat ? chunk : choice;
+      if (holder.contains("prompt_token_ids")) prompts.push_back(holder["prompt_token_ids"]);
+    }
+    EXPECT_EQ(json(ids), json::parse("[[1], [2, 3]]"));
+    EXPECT_EQ(json(prompts), json::parse("[[6, 0]]"));
+  }
+}
+
+TEST(OpenAiAnswerTest, BestOfReturnsTheHighestMeanLogprob) {
+  OpenAiAnswer answer = Answer(Parse(R"({"prompt": ["x", "y"], "n": 2, "best_of": 4})"));
+  // The third choice has the highest mean, though not the highest sum. The last one has no tokens.
+  const char* const logprobs[] = {"logprobs { logprob: -3 }", "logprobs { logprob: -1 }",
+                                  "logprobs { logprob: -0.75 } logprobs { logprob: -0.75 }", ""};
+  for (const std::size_t prompt : {0u, 1u}) {
+    answer.Take(prompt, Message("started { prompt_tokens: 1 }"), nullptr);
+    for (int i = 3; i >= 0; --i) {
+      answer.Take(prompt,
+                  Message(absl::StrCat("completed { index: ", i, " text: '", prompt, i,
+                                       "' usage { completion_tokens: 1 } ", logprobs[i], "}")),
+                  nullptr);
+    }
+  }
+  const json body = json::parse(answer.TakeBody());
+  std::vector<std::string> texts;
+  for (const json& choice : body["choices"]) {
+    EXPECT_EQ(choice["index"], texts.size());
+    EXPECT_EQ(choice["logprobs"], nullptr);
+    texts.push_back(choice["text"]);
+  }
+  EXPECT_EQ(texts, (std::vector<std::string>{"02", "01", "12", "11"}));
+  EXPECT_EQ(body["usage"]["completion_tokens"], 8);
+}
+
+TEST(OpenAiAnswerTest, CallsOfFunctionsHaveTheOlderSpelling) {
+  const std::string request = R"({"messages": [], "functions": [{"name": "f"}], "stream": )";
+  const json function = json::parse(R"({"name": "f", "arguments": "{}"})");
+  OpenAiAnswer whole = Answer(Parse(request + "false}"));
+  whole.Take(0, Message("started {}"), nullptr);
+  whole.Take(0, Message("completed { tool_calls { id: 'c' name: 'f' arguments_json: '{}' } }"),
+             nullptr);
+  const json choice = json::parse(whole.TakeBody())["choices"][0];
+  EXPECT_EQ(choice["message"]["function_call"], function);
+  EXPECT_EQ(choice["message"]["content"], nullptr);
+  EXPECT_FALSE(choice["message"].contains("tool_calls"));
+  EXPECT_EQ(choice["finish_reason"], "function_call");
+
+  OpenAiAnswer streamed = Answer(Parse(request + "true}"));
+  std::string events;
+  streamed.Take(0, Message("started {}"), &events);
+  streamed.Take(0, Message("delta { tool_calls { id: 'c' name: 'f' arguments_json: '{}' } }"),
+                &events);
+  streamed.Take(0, Message("completed {}"), &events);
+  const std::vector<std::string> chunks = Events(events);
+  ASSERT_EQ(chunks.size(), 3u);
+  EXPECT_EQ(json::parse(chunks[1])["choices"][0]["delta"],
+            json::parse(R"({"function_call": {"name": "f", "arguments": "{}"}})"));
+  EXPECT_EQ(json::parse(chunks[2])["choices"][0]["finish_reason"], "function_call");
 }
 
 }  // namespace

@@ -214,7 +214,7 @@ TEST_F(OpenAiCallTest, WorkersReadLargeBodies) {
                      {"max_tokens", 8},
                      {"ignore_eos", true},
                      {"temperature", 0},
-                     {"unknown", std::string(100000, 'x')}};
+                     {"user", std::string(100000, 'x')}};
   Begin(body);
   EXPECT_FALSE(exchange_->has_ended_);
   ASSERT_TRUE(exchange_->RunUntilEnd());
@@ -222,7 +222,7 @@ TEST_F(OpenAiCallTest, WorkersReadLargeBodies) {
   EXPECT_EQ(json::parse(exchange_->answer_.body)["choices"][0]["text"],
             Generate(Request("Once", 8)).Text());
   exchange_->has_ended_ = false;
-  Begin({{"prompt", ""}, {"unknown", std::string(100000, 'x')}});
+  Begin({{"prompt", ""}, {"user", std::string(100000, 'x')}});
   ASSERT_TRUE(exchange_->RunUntilEnd());
   EXPECT_EQ(exchange_->answer_.status, 400);
 }
@@ -236,7 +236,7 @@ TEST_F(OpenAiCallTest, DisconnectDuringBodyParsingCancelsTheGenerations) {
            {"max_tokens", kManyTokens},
            {"ignore_eos", true},
            {"n", 4},
-           {"unknown", std::string(100000, 'x')}});
+           {"user", std::string(100000, 'x')}});
     exchange_->Leave();
   }
   const absl::Time deadline = MonotonicNow() + absl::Seconds(20);
@@ -254,7 +254,7 @@ TEST_F(OpenAiCallTest, RejectsLargeBodiesBeyondTheQueue) {
     int held = 0;
     while (held < 5) held += HoldWorker() ? 1 : 0;
     ASSERT_FALSE(HoldWorker());
-    Begin({{"prompt", "Once"}, {"unknown", std::string(100000, 'x')}});
+    Begin({{"prompt", "Once"}, {"user", std::string(100000, 'x')}});
     ASSERT_TRUE(exchange_->RunUntilEnd());
     EXPECT_EQ(exchange_->answer_.status, 429);
     EXPECT_EQ(json::parse(exchange_->answer_.body)["error"]["code"], "rate_limit_exceeded");

@@ -1,10 +1,13 @@
 #include "server/openai/openai_request.h"
 
 #include <gmock/gmock.h>
+#include <google/protobuf/util/json_util.h>
 #include <google/protobuf/util/message_differencer.h>
 #include <gtest/gtest.h>
 
+#include <nlohmann/json.hpp>
 #include <random>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/error_reason.h"
@@ -43,7 +46,7 @@ std::string FieldOf(const absl::StatusOr<OpenAiRequest>& parsed) {
 TEST(OpenAiRequestTest, ParsesEveryCompletionField) {
   const auto parsed = ParseCompletionRequest(R"({
     "model": "m", "prompt": "Once", "max_tokens": 7, "temperature": 0.5, "top_p": 0.25, "n": 2,
-    "stream": true, "stream_options": {"include_usage": true, "unknown": 1}, "logprobs": 3,
+    "stream": true, "stream_options": {"include_usage": true}, "logprobs": 3,
     "echo": true, "stop": ["a", "b"], "presence_penalty": 1, "frequency_penalty": -1, "best_of": 2,
     "logit_bias": {"5": -100, "6": 1.5}, "user": "me", "seed": -9, "top_k": 4, "min_p": 0.125,
     "dry_multiplier": 0.75, "dry_base": 2, "dry_allowed_length": 3, "dry_penalty_last_n": 64,
@@ -52,7 +55,7 @@ TEST(OpenAiRequestTest, ParsesEveryCompletionField) {
     "repetition_penalty": 1.5, "min_tokens": 2, "ignore_eos": true, "stop_token_ids": [1, 2],
     "include_stop_str_in_output": true, "cache_salt": "s", "priority": -3,
     "skip_special_tokens": false, "bad_words": ["x", "y z"],
-    "add_special_tokens": false, "suffix": null, "nobody_knows_this": {"x": []}})");
+    "add_special_tokens": false, "suffix": null, "nobody_knows_this": null})");
   ExpectPrompt(parsed, R"(
     model: "m" text: "Once"
     sampling { temperature: 0.5 top_p: 0.25 top_k: 4 min_p: 0.125 repetition_penalty: 1.5
@@ -180,7 +183,9 @@ TEST(OpenAiRequestTest, RejectsInvalidChatFields) {
   EXPECT_EQ(
       FieldOf(message(
           R"({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]})")),
-      "messages[0].content[0]");
+      "messages[0].content[0].image_url");
+  EXPECT_EQ(FieldOf(message(R"({"role": "user", "content": [{"type": "video"}]})")),
+            "messages[0].content[0]");
   EXPECT_EQ(FieldOf(message(R"({"role": "assistant", "tool_calls": [{"function": {}}]})")),
             "messages[0].tool_calls[0].function.name");
   EXPECT_EQ(FieldOf(with(R"("tool_choice": "some")")), "tool_choice");
@@ -574,7 +579,18 @@ TEST(OpenAiRequestTest, WrongTypesNameTheirField) {
         Bad{R"("logit_bias": {"1": "b"})", "logit_bias"},
         Bad{R"("seed": 0.5)", "seed"},
         Bad{R"("user": 1)", "user"},
-        Bad{R"("best_of": 2)", "best_of"},
+        Bad{R"("best_of": 0)", "best_of"},
+        Bad{R"("best_of": 2, "n": 3)", "best_of"},
+        Bad{R"("best_of": 2, "stream": true)", "best_of"},
+        Bad{R"("allowed_token_ids": [])", "allowed_token_ids"},
+        Bad{R"("allowed_token_ids": [1, "a"])", "allowed_token_ids[1]"},
+        Bad{R"("prompt_logprobs": true)", "prompt_logprobs"},
+        Bad{R"("prompt_logprobs": 1, "stream": true)", "prompt_logprobs"},
+        Bad{R"("prompt_logprobs": 1, "logprobs": 2, "echo": true)", "prompt_logprobs"},
+        Bad{R"("truncate_prompt_tokens": 0)", "truncate_prompt_tokens"},
+        Bad{R"("truncate_prompt_tokens": -2)", "truncate_prompt_tokens"},
+        Bad{R"("return_token_ids": 1)", "return_token_ids"},
+        Bad{R"("stream_interval": "a")", "stream_interval"},
         Bad{R"("suffix": "x")", "suffix"},
         Bad{R"("stop_token_ids": ["a"])", "stop_token_ids[0]"},
         Bad{R"("cache_salt": 1)", "cache_salt"},
@@ -633,6 +649,122 @@ TEST(OpenAiRequestTest, LongUserNamesAreTruncatedBetweenCharacters) {
                                              std::string(63, 'u') + "\xc3\xa4\"}");
   ASSERT_TRUE(parsed.ok()) << parsed.status();
   EXPECT_EQ(parsed->prompts[0].labels().at("user"), std::string(63, 'u'));
+}
+
+TEST(OpenAiRequestTest, ParsesFieldsOfVllm) {
+  const auto parse = [](const std::string& fields) {
+    return ParseCompletionRequest(R"({"prompt": "a", )" + fields + "}");
+  };
+  ExpectPrompt(parse(R"("allowed_token_ids": [5, 6], "truncate_prompt_tokens": 7,
+                        "stream_interval": 3)"),
+               R"(text: "a" truncate_prompt_tokens: 7 sampling { allowed_token_ids: [5, 6] }
+                  stopping {} output { text: true stream_interval_tokens: 3 })");
+  ExpectPrompt(parse(R"("truncate_prompt_tokens": -1)"),
+               R"(text: "a" truncate_prompt: true sampling {} stopping {} output { text: true })");
+  auto parsed = parse(R"("prompt_logprobs": 2, "return_token_ids": true)");
+  ExpectPrompt(parsed, R"(text: "a" sampling {} stopping {} output {
+                            text: true token_ids: true prompt_logprobs: 2 echo_prompt: true })");
+  EXPECT_TRUE(parsed->prompt_logprobs && parsed->token_ids);
+  EXPECT_FALSE(parsed->echo || parsed->logprobs);
+  EXPECT_EQ(parsed->names.Rename("output.prompt_logprobs"), "prompt_logprobs");
+  parsed = parse(R"("best_of": 4, "n": 2)");
+  ExpectPrompt(parsed, R"(text: "a" sampling { choice_count: 4 } stopping {} output {
+                            text: true logprobs: 0 })");
+  EXPECT_EQ(parsed->choices, 4);
+  EXPECT_EQ(parsed->returned_choices, 2);
+  EXPECT_EQ(parsed->names.Rename("sampling.choice_count"), "best_of");
+  // Log-probabilities of the answer keep their number.
+  EXPECT_EQ(parse(R"("best_of": 2, "logprobs": 3)")->prompts[0].output().logprobs(), 3);
+}
+
+TEST(OpenAiRequestTest, ParsesVariablesOfTheTemplate) {
+  const auto parse = [](const std::string& fields) {
+    return ParseChatRequest(R"({"messages": [], )" + fields + "}");
+  };
+  const auto vars = [&](const std::string& fields) {
+    const auto parsed = parse(fields);
+    EXPECT_TRUE(parsed.ok()) << parsed.status();
+    std::string json;
+    EXPECT_TRUE(google::protobuf::util::MessageToJsonString(
+                    parsed->prompts[0].chat().template_vars(), &json)
+                    .ok());
+    return nlohmann::json::parse(json);
+  };
+  EXPECT_EQ(vars(R"("reasoning_effort": "high")"),
+            nlohmann::json::parse(R"({"reasoning_effort": "high"})"));
+  EXPECT_EQ(
+      vars(R"("reasoning_effort": "none", "chat_template_kwargs": {"a": 1})"),
+      nlohmann::json::parse(R"({"reasoning_effort": "none", "enable_thinking": false, "a": 1})"));
+  EXPECT_EQ(vars(R"("enable_thinking": true, "chat_template_kwargs": {"enable_thinking": true})"),
+            nlohmann::json::parse(R"({"enable_thinking": true})"));
+  EXPECT_EQ(vars(R"("documents": [{"text": "a", "b": [1]}])"),
+            nlohmann::json::parse(R"({"documents": [{"text": "a", "b": [1]}]})"));
+  EXPECT_EQ(parse(R"("chat_template": "{{ x }}")")->prompts[0].chat().template_text(), "{{ x }}");
+  for (const auto& [fields, field] :
+       {std::pair(R"("reasoning_effort": "some")", "reasoning_effort"),
+        std::pair(R"("reasoning_effort": "none", "enable_thinking": true)", "reasoning_effort"),
+        std::pair(
+            R"("reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": true})",
+            "reasoning_effort"),
+        std::pair(R"("enable_thinking": 1)", "enable_thinking"),
+        std::pair(R"("enable_thinking": true, "chat_template_kwargs": {"enable_thinking": false})",
+                  "enable_thinking"),
+        std::pair(R"("documents": {})", "documents"),
+        std::pair(R"("documents": [{}, "a"])", "documents[1]"),
+        std::pair(R"("chat_template": "")", "chat_template"),
+        std::pair(R"("chat_template": 1)", "chat_template")}) {
+    EXPECT_EQ(FieldOf(parse(fields)), field) << fields;
+  }
+}
+
+TEST(OpenAiRequestTest, ParsesTheOlderSpellingOfTools) {
+  const auto parsed = ParseChatRequest(R"({"messages": [
+      {"role": "assistant", "content": null, "function_call": {"name": "f", "arguments": "{}"}},
+      {"role": "function", "name": "g", "content": "other"},
+      {"role": "function", "name": "f", "content": "4"}],
+      "functions": [{"name": "f", "parameters": {"z": 1, "a": 2}}, {"name": "g"}],
+      "function_call": {"name": "g"}})");
+  ExpectPrompt(parsed, R"(chat {
+      messages { role: "assistant" tool_calls { id: "call00000" name: "f" arguments_json: "{}" } }
+      messages { role: "function" name: "g" content: "other" }
+      messages { role: "tool" name: "f" content: "4" tool_call_id: "call00000" }
+      tools { tool_json:
+        '{"type": "function", "function": {"name": "f", "parameters": {"z": 1, "a": 2}}}' }
+      tools { tool_json: '{"type": "function", "function": {"name": "g"}}' }
+      tool_choice: TOOL_CHOICE_NAMED tool_name: "g" parallel_tool_calls: false }
+      sampling {} stopping {} output { text: true parse: true })");
+  EXPECT_TRUE(parsed->uses_functions);
+  EXPECT_EQ(parsed->names.Rename("chat.tools[1].parameters_json_schema"),
+            "functions[1].parameters");
+  EXPECT_EQ(parsed->names.Rename("chat.tool_name"), "function_call.name");
+  EXPECT_EQ(parsed->names.Rename("constraint.json_schema"), "functions");
+  const auto parse = [](const std::string& fields) {
+    return ParseChatRequest(R"({"messages": [], )" + fields + "}");
+  };
+  const auto choice = [&](const std::string& word) {
+    return parse(R"("functions": [], "function_call": ")" + word + """)
+        ->prompts[0]
+        .chat()
+        .tool_choice();
+  };
+  EXPECT_EQ(choice("none"), v1::TOOL_CHOICE_NONE);
+  EXPECT_EQ(choice("auto"), v1::TOOL_CHOICE_AUTO);
+  for (const auto& [fields, field] :
+       {std::pair(R"("functions": [], "tools": [])", "functions"),
+        std::pair(R"("functions": [], "tool_choice": "none")", "functions"),
+        std::pair(R"("function_call": "none")", "function_call"),
+        std::pair(R"("functions": [], "function_call": "required")", "function_call"),
+        std::pair(R"("functions": [], "function_call": {})", "function_call.name"),
+        std::pair(R"("functions": {})", "functions"),
+        std::pair(R"("functions": [{}])", "functions[0].name"),
+        std::pair(R"("functions": [{"name": "f", "strict": 1}])", "functions[0].strict"),
+        std::pair(R"("functions": [{"name": "f", "parameters": []}])",
+                  "functions[0].parameters")}) {
+    EXPECT_EQ(FieldOf(parse(fields)), field) << fields;
+  }
+  EXPECT_EQ(FieldOf(ParseChatRequest(R"({"messages": [{"role": "assistant", "tool_calls": [],
+                "function_call": {"name": "f"}}]})")),
+            "messages[0].function_call");
 }
 
 // Modified valid bodies either parse or are rejected with a field.

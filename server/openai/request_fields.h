@@ -1,0 +1,90 @@
+#pragma once
+
+// The table of all fields of request bodies, and the check of a body against it.
+//
+//   QUIRE_RETURN_IF_ERROR(CheckFields(body, kChatBody, limits.on_unknown_field));
+//   {"temperture": 1}  -> "temperture is not a known field; did you mean temperature?"
+//   {"logprobs": true, "audio": {}}  -> "audio is not supported; the model writes text only"
+//
+// Place:      below the readers of bodies, which read only supported fields.
+// Invariants: every field has one of three outcomes. It is supported; it is refused by name; or it
+//             has no meaning for this server and is accepted. docs/openai.md lists the table, and a
+//             test compares them.
+// Threads:    pure functions, except for the caller's handler of unknown fields.
+// Sources:    openai 3.54.0 (PyPI); vLLM, llama.cpp and Ollama at the commits named in
+//             tests/testdata/request_fields.json.
+
+#include <cstdint>
+#include <functional>
+#include <span>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "formats/json_value.h"
+
+namespace quire::server {
+
+// The objects whose members the table lists, as bits.
+enum FieldOwner : std::uint32_t {
+  kCompletionBody = 1U << 0,
+  kChatBody = 1U << 1,
+  kEmbeddingBody = 1U << 2,
+  kScoreBody = 1U << 3,
+  kRerankBody = 1U << 4,
+  kClassifyBody = 1U << 5,
+  kStreamOptions = 1U << 6,
+  kResponseFormat = 1U << 7,
+  kSchemaWrapper = 1U << 8,  // response_format.json_schema, if it has the member schema
+  kStructuredOutputs = 1U << 9,
+  kMessage = 1U << 10,
+  kContentPart = 1U << 11,
+  kToolCall = 1U << 12,
+  kCalledFunction = 1U << 13,  // {"name", "arguments"}
+  kTool = 1U << 14,
+  kFunction = 1U << 15,  // {"name", "description", "parameters", "strict"}
+  kToolChoice = 1U << 16,
+  kAllowedTools = 1U << 17,
+  kNamedTool = 1U << 18,  // {"type": "function", "function": {"name"}}
+  kName = 1U << 19,       // {"name"}
+  kDocument = 1U << 20,   // {"text"}
+};
+
+enum class FieldOutcome : std::uint8_t { kSupported, kRefused, kNoMeaning };
+
+// JSON types, as bits.
+enum FieldType : std::uint8_t {
+  kBoolean = 1U << 0,
+  kNumber = 1U << 1,
+  kString = 1U << 2,
+  kArray = 1U << 3,
+  kObject = 1U << 4,
+};
+
+struct RequestField {
+  absl::string_view name;
+  std::uint32_t owners = 0;  // FieldOwner bits
+  FieldOutcome outcome = FieldOutcome::kSupported;
+  // Supported: the owner whose members an object, or the objects of a list, may have; 0: the reader
+  // checks the value.
+  std::uint32_t members = 0;
+  // No meaning: the accepted types.
+  std::uint8_t types = 0;
+  // Refused: the end of the error message, and a JSON list of values that are accepted because they
+  // ask for nothing.
+  absl::string_view remedy = "";
+  absl::string_view neutral = "[]";
+};
+
+std::span<const RequestField> RequestFields();
+
+// Called with the path of an unknown field, if unknown fields are accepted.
+using UnknownFieldHandler = std::function<void(absl::string_view path)>;
+
+// Checks all members of `object` and of the objects in it, once. Null members count as absent.
+// Unknown members are refused, or passed to `on_unknown` if it is set. Errors are INVALID_ARGUMENT
+// / BAD_PARAMETER with the metadata `field` and `param`, the path of the member. REQUIRES:
+// object.is_object().
+absl::Status CheckFields(const formats::JsonValue& object, FieldOwner owner,
+                         const UnknownFieldHandler& on_unknown);
+
+}  // namespace quire::server
