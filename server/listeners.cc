@@ -20,6 +20,7 @@
 #include "server/build_info.h"
 #include "server/config/validator.h"
 #include "server/descriptor_limit.h"
+#include "server/dialects/dialect_endpoints.h"
 #include "server/engine_stack.h"
 #include "server/http/ops_handlers.h"
 #include "server/http/status_handlers.h"
@@ -140,7 +141,8 @@ absl::Status Listeners::StartGrpc(const CertificateStore* certificates) {
 
 absl::Status Listeners::StartHttp(const CertificateStore* certificates) {
   if (options_.openai.enabled) {
-    QUIRE_ASSIGN_OR_RETURN(openai_listener_, OpenAiListener::Start(context_, certificates));
+    QUIRE_ASSIGN_OR_RETURN(openai_listener_,
+                           OpenAiListener::Start(context_, certificates, DialectEndpoints()));
   }
   if (!options_.http.listen.empty()) {
     QUIRE_ASSIGN_OR_RETURN(
