@@ -4,6 +4,7 @@
 //
 //   for each message: writer.Take(prompt, message, &events); writer.AppendEnd(&events)   stream
 //   for each message: writer.Take(prompt, message, nullptr); writer.TakeBody()           else
+//   writer.AppendError(body, &events)                           instead of AppendEnd, on an error
 //
 // Place:      OpenAiCall drives a writer and sends its bytes. OpenAiAnswer and the writers of
 //             server/dialects implement it.
@@ -25,6 +26,8 @@ class AnswerWriter {
                     std::string* events) = 0;
   // Appends the events that end a stream.
   virtual void AppendEnd(std::string* events) = 0;
+  // Appends the events that end a stream with an error, whose body has the format of the API.
+  virtual void AppendError(const std::string& error_body, std::string* events) = 0;
   // Returns the whole answer. REQUIRES: no stream; every choice is completed; the last call.
   virtual std::string TakeBody() = 0;
   // Returns the bytes of completed choices that are buffered; 0 with a stream.

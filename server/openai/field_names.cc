@@ -81,7 +81,7 @@ std::optional<Match> MatchPrefix(absl::string_view field, absl::string_view patt
   Match match;
   for (std::size_t i = 0; i < pattern.size(); ++i) {
     if (field.empty() || field[0] != pattern[i]) return std::nullopt;
-    if (pattern[i] != '[') {
+    if (pattern.substr(i, 2) != "[]") {
       field.remove_prefix(1);
       continue;
     }

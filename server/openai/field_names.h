@@ -24,7 +24,7 @@ namespace quire::server {
 
 class FieldNames {
  public:
-  // Maps a path to another. Indexes are written as "[]": "chat.tools[].name". The mapping also
+  // Maps a path to another. "[]" stands for any index: "chat.tools[].name". The mapping also
   // applies to fields below the path. The longest matching path wins; among equal paths, the last
   // one that was set.
   void Set(std::string ours, std::string theirs);

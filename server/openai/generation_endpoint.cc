@@ -20,9 +20,9 @@ absl::StatusOr<OpenAiRequest> ReadChat(absl::string_view body, const OpenAiLimit
 
 constexpr GenerationEndpoint kEndpoints[] = {
     {"/v1/completions", "Completions", "cmpl-", &ReadCompletion, &MakeOpenAiAnswer,
-     &OpenAiErrorBody, &SseEvent},
+     &OpenAiErrorBody},
     {"/v1/chat/completions", "ChatCompletions", "chatcmpl-", &ReadChat, &MakeOpenAiAnswer,
-     &OpenAiErrorBody, &SseEvent}};
+     &OpenAiErrorBody}};
 
 }  // namespace
 

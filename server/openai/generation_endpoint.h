@@ -29,8 +29,6 @@ struct GenerationEndpoint {
   std::unique_ptr<AnswerWriter> (*make_writer)(const OpenAiRequest& request, OpenAiAnswerHead head,
                                                OpenAiTokens tokens);
   WriteErrorBody write_error;
-  // Converts the body of an error to what ends a stream that has begun.
-  std::string (*error_event)(const std::string& error_body);
   absl::string_view stream_type = kServerSentEvents;  // Content-Type of streams
 };
 

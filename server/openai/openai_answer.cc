@@ -592,6 +592,11 @@ void OpenAiAnswer::AppendEnd(std::string* events) {
   absl::StrAppend(events, SseEvent("[DONE]"));
 }
 
+// Without [DONE], so that the client does not mistake the answer for a complete one.
+void OpenAiAnswer::AppendError(const std::string& error_body, std::string* events) {
+  absl::StrAppend(events, SseEvent(error_body));
+}
+
 std::size_t OpenAiAnswer::buffered_bytes() const {
   return impl_->buffered_bytes;
 }

@@ -47,6 +47,7 @@ class OpenAiAnswer : public AnswerWriter {
   void Take(std::size_t prompt, const v1::GenerateResponse& message, std::string* events) override;
   // Appends the usage if requested, and [DONE].
   void AppendEnd(std::string* events) override;
+  void AppendError(const std::string& error_body, std::string* events) override;
   std::string TakeBody() override;
   std::size_t buffered_bytes() const override;
 

@@ -254,9 +254,9 @@ void OpenAiCall::End() {
   has_ended_ = true;
   // Also destroys their callbacks, which own this call.
   prompts_.clear();
-  answer_.reset();
+  const std::unique_ptr<AnswerWriter> writer = std::move(answer_);
   if (is_gone_) return Count(absl::StatusCode::kCancelled);
-  if (!error_.ok()) return EndWithError();
+  if (!error_.ok()) return EndWithError(writer.get());
   Count(absl::StatusCode::kOk);
   if (!stream_) {
     return exchange_->Answer({.content_type = "application/json",
@@ -266,17 +266,18 @@ void OpenAiCall::End() {
   exchange_->Write(std::move(last), [exchange = exchange_] { exchange->EndStream(true); });
 }
 
-void OpenAiCall::EndWithError() {
+void OpenAiCall::EndWithError(AnswerWriter* writer) {
   Count(error_.code());
   HttpAnswer answer = OpenAiError(error_, names_, head_.endpoint->write_error);
   if (!has_begun_) {
     answer.headers.insert(answer.headers.end(), head_.headers.begin(), head_.headers.end());
     return exchange_->Answer(std::move(answer));
   }
-  // End without [DONE] and without completing the body, so that the client does not mistake the
-  // answer for a complete one.
-  exchange_->Write(head_.endpoint->error_event(answer.body),
-                   [exchange = exchange_] { exchange->EndStream(false); });
+  std::string events;
+  writer->AppendError(answer.body, &events);
+  // End without completing the body, so that the client does not mistake the answer for a complete
+  // one.
+  exchange_->Write(std::move(events), [exchange = exchange_] { exchange->EndStream(false); });
 }
 
 void OpenAiCall::Count(absl::StatusCode code) {

@@ -80,7 +80,8 @@ class OpenAiCall : public std::enable_shared_from_this<OpenAiCall> {
   bool has_finished() const;
   void WriteEvents(std::string events);
   void End();
-  void EndWithError();
+  // `writer` has begun the stream; null if no generation started.
+  void EndWithError(AnswerWriter* writer);
   void Count(absl::StatusCode code);
 
   const HandlerContext context_;
