@@ -557,7 +557,7 @@ absl::Status ReadBestOf(const JsonFields& body, v1::GenerateRequest* shared,
 
 }  // namespace
 
-absl::StatusOr<formats::JsonDocument> ParseBody(absl::string_view body, FieldOwner owner,
+absl::StatusOr<formats::JsonDocument> ParseBody(absl::string_view body,
                                                 const OpenAiLimits& limits) {
   auto document = formats::JsonDocument::Parse(
       body, {.max_depth = limits.max_json_depth, .max_nodes = limits.max_json_nodes});
@@ -567,7 +567,13 @@ absl::StatusOr<formats::JsonDocument> ParseBody(absl::string_view body, FieldOwn
     return WithReason(absl::InvalidArgumentError(absl::StrCat("body: ", status.message())),
                       Reason::kBadParameter, {{"field", "body"}});
   }
-  QUIRE_RETURN_IF_ERROR(CheckFields(document->root(), owner, limits.on_unknown_field));
+  return document;
+}
+
+absl::StatusOr<formats::JsonDocument> ParseBody(absl::string_view body, FieldOwner owner,
+                                                const OpenAiLimits& limits) {
+  QUIRE_ASSIGN_OR_RETURN(formats::JsonDocument document, ParseBody(body, limits));
+  QUIRE_RETURN_IF_ERROR(CheckFields(document.root(), owner, limits.on_unknown_field));
   return document;
 }
 

@@ -46,16 +46,19 @@ struct OpenAiRequest {
   FieldNames names;  // the client's names of fields, for errors
 };
 
-// Limits of the configuration that apply to parsing.
+// Limits of the configuration and properties of the model that apply to parsing.
 struct OpenAiLimits {
   std::int64_t max_json_nodes = 250000;
   int max_json_depth = 64;
   std::int32_t max_logit_bias_entries = 1024;
+  std::int32_t max_tokens = 1 << 20;               // limits.max_tokens_per_request
+  bool has_chat_template = true;                   // the model has a default template
   UnknownFieldHandler on_unknown_field = nullptr;  // null: unknown fields are refused
 };
 
-// Parses a body, which must be an object with fields of `owner`. Errors are BAD_PARAMETER with
-// metadata `field`, which is "body" if the body is not an object.
+// Parses a body, which must be an object. Errors are BAD_PARAMETER with metadata `field` "body".
+absl::StatusOr<formats::JsonDocument> ParseBody(absl::string_view body, const OpenAiLimits& limits);
+// Also checks the fields of the body.
 absl::StatusOr<formats::JsonDocument> ParseBody(absl::string_view body, FieldOwner owner,
                                                 const OpenAiLimits& limits);
 

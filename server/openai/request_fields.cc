@@ -24,27 +24,6 @@ constexpr std::uint32_t kEvaluationBodies =
     kEmbeddingBody | kScoreBody | kRerankBody | kClassifyBody;
 constexpr std::uint32_t kAllBodies = kGenerationBodies | kEvaluationBodies;
 
-constexpr RequestField Supported(absl::string_view name, std::uint32_t owners,
-                                 std::uint32_t members = 0) {
-  return {.name = name, .owners = owners, .members = members};
-}
-
-constexpr RequestField NoMeaning(absl::string_view name, std::uint32_t owners, unsigned types) {
-  return {.name = name,
-          .owners = owners,
-          .outcome = FieldOutcome::kNoMeaning,
-          .types = static_cast<std::uint8_t>(types)};
-}
-
-constexpr RequestField Refused(absl::string_view name, std::uint32_t owners,
-                               absl::string_view remedy, absl::string_view neutral = "[]") {
-  return {.name = name,
-          .owners = owners,
-          .outcome = FieldOutcome::kRefused,
-          .remedy = remedy,
-          .neutral = neutral};
-}
-
 // Longer names are cut in messages and get no suggestion.
 constexpr std::size_t kMaxNameBytes = 64;
 constexpr absl::string_view kTextOnly = "the model reads and writes text only";
@@ -288,7 +267,8 @@ constexpr RequestField kFields[] = {
 
     Supported("type",
               kResponseFormat | kContentPart | kToolCall | kTool | kToolChoice | kNamedTool),
-    Supported("json_schema", kResponseFormat, kSchemaWrapper),
+    // Without the member schema, json_schema is the schema itself.
+    Supported("json_schema", kResponseFormat, kSchemaWrapper, "schema"),
     Supported("schema", kResponseFormat | kSchemaWrapper),
     Supported("triggers", kResponseFormat),
     Supported("structures", kResponseFormat),
@@ -352,22 +332,6 @@ constexpr RequestField kFields[] = {
     Supported("tools", kAllowedTools, kNamedTool),
 };
 
-using FieldsOfName = std::vector<const RequestField*>;
-
-const RequestField* FindField(FieldOwner owner, absl::string_view name) {
-  static const auto* const kByName = [] {
-    auto* const map = new absl::flat_hash_map<absl::string_view, FieldsOfName>();
-    for (const RequestField& field : kFields) (*map)[field.name].push_back(&field);
-    return map;
-  }();
-  const auto found = kByName->find(name);
-  if (found == kByName->end()) return nullptr;
-  for (const RequestField* field : found->second) {
-    if ((field->owners & owner) != 0) return field;
-  }
-  return nullptr;
-}
-
 absl::Status BadField(const JsonValue& value, absl::string_view problem) {
   return WithReason(value.Error(problem), Reason::kBadParameter,
                     {{"field", value.path()}, {"param", value.path()}});
@@ -383,13 +347,14 @@ std::string FoldName(absl::string_view name) {
 }
 
 // Returns the supported field of `owner` with the most similar name, or "" if none is similar.
-absl::string_view SuggestField(FieldOwner owner, absl::string_view name) {
+absl::string_view SuggestField(const FieldTable& table, std::uint32_t owner,
+                               absl::string_view name) {
   if (name.size() > kMaxNameBytes) return "";
   const std::string folded = FoldName(name);
   absl::string_view best;
   // Short names are similar to many others.
   int best_distance = folded.size() <= 4 ? 2 : 3;
-  for (const RequestField& field : kFields) {
+  for (const RequestField& field : table.fields()) {
     if ((field.owners & owner) == 0 || field.outcome != FieldOutcome::kSupported) continue;
     const int distance = EditDistance(folded, FoldName(field.name));
     if (distance >= best_distance) continue;
@@ -399,8 +364,9 @@ absl::string_view SuggestField(FieldOwner owner, absl::string_view name) {
   return best;
 }
 
-absl::Status UnknownField(const JsonValue& value, FieldOwner owner, absl::string_view name) {
-  const absl::string_view similar = SuggestField(owner, name);
+absl::Status UnknownField(const FieldTable& table, const JsonValue& value, std::uint32_t owner,
+                          absl::string_view name) {
+  const absl::string_view similar = SuggestField(table, owner, name);
   if (!similar.empty()) {
     return BadField(value, absl::StrCat("is not a known field; did you mean ", similar, "?"));
   }
@@ -442,46 +408,63 @@ absl::Status CheckValue(const RequestField& field, const JsonValue& value) {
   return absl::OkStatus();
 }
 
-absl::Status CheckMembers(const JsonValue& value, std::uint32_t members,
-                          const UnknownFieldHandler& on_unknown) {
-  if (members == 0) return absl::OkStatus();
-  const auto owner = static_cast<FieldOwner>(members);
+absl::Status CheckMembers(const FieldTable& table, const JsonValue& value,
+                          const RequestField& field, const UnknownFieldHandler& on_unknown) {
+  if (field.members == 0) return absl::OkStatus();
   if (value.is_object()) {
-    // Without the member schema, json_schema is the schema itself.
-    if (owner == kSchemaWrapper && !value.FindSet("schema")) return absl::OkStatus();
-    return CheckFields(value, owner, on_unknown);
+    if (!field.members_if.empty() && !value.FindSet(field.members_if)) return absl::OkStatus();
+    return CheckFields(table, value, field.members, on_unknown);
   }
   if (!value.is_array()) return absl::OkStatus();
   for (std::size_t i = 0; i < value.size(); ++i) {
     const JsonValue element = value.At(i);
     if (!element.is_object()) continue;
-    QUIRE_RETURN_IF_ERROR(CheckFields(element, owner, on_unknown));
+    QUIRE_RETURN_IF_ERROR(CheckFields(table, element, field.members, on_unknown));
   }
   return absl::OkStatus();
 }
 
 }  // namespace
 
+FieldTable::FieldTable(std::span<const RequestField> fields) : fields_(fields) {
+  for (const RequestField& field : fields) by_name_[field.name].push_back(&field);
+}
+
+const RequestField* FieldTable::Find(std::uint32_t owner, absl::string_view name) const {
+  const auto found = by_name_.find(name);
+  if (found == by_name_.end()) return nullptr;
+  for (const RequestField* field : found->second) {
+    if ((field->owners & owner) != 0) return field;
+  }
+  return nullptr;
+}
+
 std::span<const RequestField> RequestFields() {
   return kFields;
 }
 
-absl::Status CheckFields(const JsonValue& object, FieldOwner owner,
+absl::Status CheckFields(const FieldTable& table, const JsonValue& object, std::uint32_t owner,
                          const UnknownFieldHandler& on_unknown) {
   for (const auto& [name, raw] : object.raw().get_ref<const nlohmann::json::object_t&>()) {
     if (raw.is_null()) continue;
     const JsonValue value(raw, object.PathOf(name.substr(0, kMaxNameBytes)));
-    const RequestField* const field = FindField(owner, name);
+    const RequestField* const field = table.Find(owner, name);
     if (field != nullptr) {
       QUIRE_RETURN_IF_ERROR(CheckValue(*field, value));
-      QUIRE_RETURN_IF_ERROR(CheckMembers(value, field->members, on_unknown));
+      QUIRE_RETURN_IF_ERROR(CheckMembers(table, value, *field, on_unknown));
     } else if (on_unknown) {
       on_unknown(value.path());
     } else {
-      return UnknownField(value, owner, name);
+      return UnknownField(table, value, owner, name);
     }
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckFields(const JsonValue& object, FieldOwner owner,
+                         const UnknownFieldHandler& on_unknown) {
+  static const auto* const kTable = new FieldTable(kFields);
+  return CheckFields(*kTable, object, owner, on_unknown);
 }
 
 }  // namespace quire::server

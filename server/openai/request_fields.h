@@ -17,7 +17,9 @@
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "formats/json_value.h"
@@ -67,6 +69,8 @@ struct RequestField {
   // Supported: the owner whose members an object, or the objects of a list, may have; 0: the reader
   // checks the value.
   std::uint32_t members = 0;
+  // Supported: members of an object without this member are not checked.
+  absl::string_view members_if = "";
   // No meaning: the accepted types.
   std::uint8_t types = 0;
   // Refused: the end of the error message, and a JSON list of values that are accepted because they
@@ -75,7 +79,49 @@ struct RequestField {
   absl::string_view neutral = "[]";
 };
 
+constexpr RequestField Supported(absl::string_view name, std::uint32_t owners,
+                                 std::uint32_t members = 0, absl::string_view members_if = "") {
+  return {.name = name, .owners = owners, .members = members, .members_if = members_if};
+}
+
+constexpr RequestField NoMeaning(absl::string_view name, std::uint32_t owners, unsigned types) {
+  return {.name = name,
+          .owners = owners,
+          .outcome = FieldOutcome::kNoMeaning,
+          .types = static_cast<std::uint8_t>(types)};
+}
+
+constexpr RequestField Refused(absl::string_view name, std::uint32_t owners,
+                               absl::string_view remedy, absl::string_view neutral = "[]") {
+  return {.name = name,
+          .owners = owners,
+          .outcome = FieldOutcome::kRefused,
+          .remedy = remedy,
+          .neutral = neutral};
+}
+
+// The fields of one API, by name.
+class FieldTable {
+ public:
+  explicit FieldTable(std::span<const RequestField> fields);
+
+  std::span<const RequestField> fields() const { return fields_; }
+  // Returns null if `owner` has no such field.
+  const RequestField* Find(std::uint32_t owner, absl::string_view name) const;
+
+ private:
+  const std::span<const RequestField> fields_;
+  absl::flat_hash_map<absl::string_view, std::vector<const RequestField*>> by_name_;
+};
+
+// The fields of the bodies that FieldOwner lists. Other APIs have tables and owners of their own.
 std::span<const RequestField> RequestFields();
+
+// The fields of one body: those of `owner` in a table.
+struct BodyFields {
+  std::span<const RequestField> (*table)() = nullptr;  // null: not described
+  std::uint32_t owner = 0;
+};
 
 // Called with the path of an unknown field, if unknown fields are accepted.
 using UnknownFieldHandler = std::function<void(absl::string_view path)>;
@@ -84,6 +130,8 @@ using UnknownFieldHandler = std::function<void(absl::string_view path)>;
 // Unknown members are refused, or passed to `on_unknown` if it is set. Errors are INVALID_ARGUMENT
 // / BAD_PARAMETER with the metadata `field` and `param`, the path of the member. REQUIRES:
 // object.is_object().
+absl::Status CheckFields(const FieldTable& table, const formats::JsonValue& object,
+                         std::uint32_t owner, const UnknownFieldHandler& on_unknown);
 absl::Status CheckFields(const formats::JsonValue& object, FieldOwner owner,
                          const UnknownFieldHandler& on_unknown);
 
