@@ -399,14 +399,8 @@ absl::Status ReadVariables(const JsonFields& body, v1::ChatPrompt* chat) {
     QUIRE_RETURN_IF_ERROR(
         SetVariable(body, "enable_thinking", *body.Find("enable_thinking"), chat));
   }
-  std::string effort;
-  QUIRE_RETURN_IF_ERROR(body.Text("reasoning_effort", [&](std::string v) { effort = v; }));
   if (const auto value = body.Find("reasoning_effort")) {
-    constexpr absl::string_view kEfforts[] = {"none", "minimal", "low", "medium",
-                                              "high", "xhigh",   "max"};
-    if (std::ranges::find(kEfforts, effort) == std::end(kEfforts)) {
-      return BadField(*value, absl::StrCat("must be one of ", absl::StrJoin(kEfforts, ", ")));
-    }
+    QUIRE_ASSIGN_OR_RETURN(const std::string effort, ReadReasoningEffort(*value));
     QUIRE_RETURN_IF_ERROR(SetVariable(body, "reasoning_effort", *value, chat));
     if (effort == "none") {
       if (thinks.value_or(false)) return BadField(*value, "is none, but enable_thinking is true");
@@ -425,6 +419,15 @@ absl::Status ReadVariables(const JsonFields& body, v1::ChatPrompt* chat) {
 }
 
 }  // namespace
+
+absl::StatusOr<std::string> ReadReasoningEffort(const JsonValue& value) {
+  constexpr absl::string_view kEfforts[] = {"none", "minimal", "low", "medium",
+                                            "high", "xhigh",   "max"};
+  absl::StatusOr<std::string> effort = value.AsString();
+  if (!effort.ok()) return NameField(effort.status(), value);
+  if (std::ranges::find(kEfforts, *effort) != std::end(kEfforts)) return effort;
+  return BadField(value, absl::StrCat("must be one of ", absl::StrJoin(kEfforts, ", ")));
+}
 
 absl::Status ReadChatPrompt(const JsonFields& body, absl::string_view bytes, v1::ChatPrompt* chat,
                             FieldNames* names) {

@@ -9,7 +9,9 @@
 //             not text are refused, not ignored.
 // Threads:    any.
 
-#include "absl/status/status.h"
+#include <string>
+
+#include "absl/status/statusor.h"
 #include "quire/v1/chat.pb.h"
 #include "server/openai/field_names.h"
 #include "server/openai/json_fields.h"
@@ -20,5 +22,8 @@ namespace quire::server {
 // of each tool of `chat`, for error messages.
 absl::Status ReadChatPrompt(const JsonFields& body, absl::string_view bytes, v1::ChatPrompt* chat,
                             FieldNames* names);
+
+// Reads one of OpenAI's reasoning efforts, which range from none to max.
+absl::StatusOr<std::string> ReadReasoningEffort(const formats::JsonValue& value);
 
 }  // namespace quire::server

@@ -3,7 +3,8 @@
 // Typed members of a JSON object from a client. A null member counts as absent.
 //
 // Place:      below openai_request.cc and chat_messages.cc.
-// Invariants: every error is INVALID_ARGUMENT / BAD_PARAMETER with metadata `field`.
+// Invariants: every error is INVALID_ARGUMENT / BAD_PARAMETER with metadata `field` and
+//             `param`, both the path in the client's body.
 // Threads:    any.
 // Lifetime:   a view of a JsonDocument.
 
@@ -21,9 +22,11 @@
 
 namespace quire::server {
 
-// Adds reason and field to an error that JsonValue returned for `value`.
+// Adds reason and field to an error that JsonValue returned for `value`. `param` is a field in the
+// client's names.
 inline absl::Status NameField(absl::Status status, const formats::JsonValue& value) {
-  return WithReason(std::move(status), Reason::kBadParameter, {{"field", value.path()}});
+  return WithReason(std::move(status), Reason::kBadParameter,
+                    {{"field", value.path()}, {"param", value.path()}});
 }
 
 class JsonFields {

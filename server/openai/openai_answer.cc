@@ -207,18 +207,6 @@ ordered_json ChatToken(const Token& token) {
           {"bytes", std::move(bytes)}};
 }
 
-ordered_json ChatLogprobs(const TokenLogprobs& tokens) {
-  ordered_json content = ordered_json::array();
-  for (const v1::TokenLogprob& token : tokens) {
-    ordered_json entry = ChatToken(token);
-    ordered_json best = ordered_json::array();
-    for (const v1::TopLogprob& top : token.top()) best.push_back(ChatToken(top));
-    entry["top_logprobs"] = std::move(best);
-    content.push_back(std::move(entry));
-  }
-  return {{"content", std::move(content)}, {"refusal", nullptr}};
-}
-
 // Returns vLLM's form: for each prompt token an object of token ids, the token's own first. The
 // first token has no probability.
 ordered_json MakePromptLogprobs(const std::vector<v1::TokenLogprob>& tokens) {
@@ -462,7 +450,7 @@ void OpenAiAnswer::Impl::AddPrompt(const Prompt& prompt, CompletionLogprobs* lis
 ordered_json OpenAiAnswer::Impl::MakeLogprobs(std::size_t index, const TokenLogprobs& tokens,
                                               bool is_first) {
   if (!with_logprobs) return nullptr;
-  if (is_chat) return ChatLogprobs(tokens);
+  if (is_chat) return {{"content", ChatLogprobs(tokens)}, {"refusal", nullptr}};
   CompletionLogprobs& lists = choices[index].logprobs;
   if (is_first && echo) AddPrompt(PromptOfChoice(index), &lists);
   if (!hides_output) {
@@ -629,6 +617,18 @@ std::string OpenAiAnswer::TakeBody() {
   }
   absl::StrAppend(&body, ",\"usage\":", JsonText(impl_->Usage()), "}");
   return body;
+}
+
+ordered_json ChatLogprobs(const TokenLogprobs& tokens) {
+  ordered_json list = ordered_json::array();
+  for (const v1::TokenLogprob& token : tokens) {
+    ordered_json entry = ChatToken(token);
+    ordered_json best = ordered_json::array();
+    for (const v1::TopLogprob& top : token.top()) best.push_back(ChatToken(top));
+    entry["top_logprobs"] = std::move(best);
+    list.push_back(std::move(entry));
+  }
+  return list;
 }
 
 std::string SseEvent(const std::string& data) {

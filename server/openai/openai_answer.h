@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -55,6 +56,10 @@ class OpenAiAnswer : public AnswerWriter {
   struct Impl;
   const std::unique_ptr<Impl> impl_;
 };
+
+// Returns a list of {"token", "logprob", "bytes", "top_logprobs"}.
+nlohmann::ordered_json ChatLogprobs(
+    const google::protobuf::RepeatedPtrField<v1::TokenLogprob>& tokens);
 
 // Returns "data: JSON" and an empty line.
 std::string SseEvent(const std::string& data);

@@ -268,7 +268,7 @@ void OpenAiCall::End() {
 
 void OpenAiCall::EndWithError(AnswerWriter* writer) {
   Count(error_.code());
-  HttpAnswer answer = OpenAiError(error_, names_, head_.endpoint->write_error);
+  HttpAnswer answer = OpenAiError(error_, names_, head_.endpoint->write_error, head_.request_id);
   if (!has_begun_) {
     answer.headers.insert(answer.headers.end(), head_.headers.begin(), head_.headers.end());
     return exchange_->Answer(std::move(answer));

@@ -97,12 +97,14 @@ std::string ErrorCode(Reason reason) {
 }
 
 HttpAnswer Answer(int http_status, Reason reason, absl::string_view message,
-                  absl::string_view param, WriteErrorBody write) {
+                  absl::string_view param, WriteErrorBody write,
+                  absl::string_view request_id = "") {
   const ApiError error = {.http_status = http_status,
                           .message = std::string(message),
                           .type = std::string(ErrorType(http_status)),
                           .param = std::string(param),
-                          .code = ErrorCode(reason)};
+                          .code = ErrorCode(reason),
+                          .request_id = std::string(request_id)};
   return {.status = http_status, .content_type = "application/json", .body = write(error)};
 }
 
@@ -122,16 +124,20 @@ HttpAnswer OpenAiError(Reason reason, absl::string_view message, absl::string_vi
   return Answer(RowOf(reason).http_status, reason, message, param, write);
 }
 
-HttpAnswer OpenAiError(const absl::Status& status, const FieldNames& names, WriteErrorBody write) {
+HttpAnswer OpenAiError(const absl::Status& status, const FieldNames& names, WriteErrorBody write,
+                       absl::string_view request_id) {
   const WireError error = ToWireError(status);
-  // `param` is a name of the client already, which may be a name of the gRPC API, too.
-  const absl::string_view own = error.Find("param");
-  const std::string field = own.empty() ? FindField(error, names) : std::string(own);
-  const std::string param = own.empty() ? names.Rename(field) : field;
-  const std::string message = MessageFor(error, field, param, names);
+  // With `param`, the error has names of the client, which may be names of the gRPC API, too.
+  std::string param(error.Find("param"));
+  std::string message = error.message;
+  if (param.empty()) {
+    const std::string field = FindField(error, names);
+    param = names.Rename(field);
+    message = MessageFor(error, field, param, names);
+  }
   // A reason without HTTP status means that the client is gone.
-  HttpAnswer answer =
-      Answer(error.http_status == 0 ? 499 : error.http_status, error.reason, message, param, write);
+  HttpAnswer answer = Answer(error.http_status == 0 ? 499 : error.http_status, error.reason,
+                             message, param, write, request_id);
   if (error.retry_delay) {
     const std::int64_t seconds = std::max<std::int64_t>(
         1, absl::ToInt64Seconds(absl::Ceil(*error.retry_delay, absl::Seconds(1))));

@@ -26,6 +26,7 @@ struct ApiError {
   std::string type;   // OpenAI's: invalid_request_error, rate_limit_error, server_error, ...
   std::string param;  // may be empty
   std::string code;
+  std::string request_id;  // empty before the call has one
 };
 
 // Writes the body of an error in the format of one API.
@@ -40,7 +41,7 @@ HttpAnswer OpenAiError(Reason reason, absl::string_view message, absl::string_vi
 // `names` are the field names of the request. Neither `param` nor the message has names of the gRPC
 // API. REQUIRES: !status.ok().
 HttpAnswer OpenAiError(const absl::Status& status, const FieldNames& names = {},
-                       WriteErrorBody write = &OpenAiErrorBody);
+                       WriteErrorBody write = &OpenAiErrorBody, absl::string_view request_id = "");
 
 // Returns an error of HttpServer itself, such as a body that is too large.
 HttpAnswer RefuseAsOpenAi(Reason reason, absl::string_view message,

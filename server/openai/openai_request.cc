@@ -32,16 +32,6 @@ absl::Status BadField(const JsonValue& value, absl::string_view problem) {
   return NameField(value.Error(problem), value);
 }
 
-// Truncates a label, without splitting a character. Labels are only logged, so a long one is not an
-// error.
-std::string TruncateLabel(std::string text) {
-  if (text.size() <= kMaxLabelBytes) return text;
-  std::size_t end = kMaxLabelBytes;
-  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
-  text.resize(end);
-  return text;
-}
-
 absl::Status ReadLogitBias(const JsonFields& body, const OpenAiLimits& limits,
                            v1::SamplingParams* sampling) {
   const auto bias = body.Find("logit_bias");
@@ -556,6 +546,14 @@ absl::Status ReadBestOf(const JsonFields& body, v1::GenerateRequest* shared,
 }
 
 }  // namespace
+
+std::string TruncateLabel(std::string text) {
+  if (text.size() <= kMaxLabelBytes) return text;
+  std::size_t end = kMaxLabelBytes;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
+  text.resize(end);
+  return text;
+}
 
 absl::StatusOr<formats::JsonDocument> ParseBody(absl::string_view body,
                                                 const OpenAiLimits& limits) {

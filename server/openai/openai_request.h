@@ -43,6 +43,8 @@ struct OpenAiRequest {
   // Set for completions with max_tokens 0, which request only the prompt: one token is generated
   // but not returned.
   bool hides_output = false;
+  // Of /v1/responses: the members of the answer that repeat the request, as JSON members.
+  std::string repeated_members;
   FieldNames names;  // the client's names of fields, for errors
 };
 
@@ -61,6 +63,10 @@ absl::StatusOr<formats::JsonDocument> ParseBody(absl::string_view body, const Op
 // Also checks the fields of the body.
 absl::StatusOr<formats::JsonDocument> ParseBody(absl::string_view body, FieldOwner owner,
                                                 const OpenAiLimits& limits);
+
+// Truncates a label, without splitting a character. Labels are only logged, so a long one is not an
+// error.
+std::string TruncateLabel(std::string text);
 
 absl::StatusOr<OpenAiRequest> ParseCompletionRequest(absl::string_view body,
                                                      const OpenAiLimits& limits = {});
