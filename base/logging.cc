@@ -5,11 +5,14 @@
 #include <spdlog/sinks/basic_file_sink.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <deque>
 #include <map>
 #include <memory>
@@ -405,7 +408,12 @@ std::optional<Level> LevelFromName(absl::string_view name) {
   return std::nullopt;
 }
 
-absl::StatusOr<std::function<void()>> PrepareConfigure(const Options& options) {
+absl::StatusOr<std::function<void()>> PrepareConfigure(const Options& requested) {
+  Options options = requested;
+  if (options.format == Format::kAuto) {
+    const bool is_terminal = options.file.empty() && isatty(STDERR_FILENO) != 0;
+    options.format = is_terminal ? Format::kText : Format::kJson;
+  }
   absl::StatusOr<Sink> sink = OpenSink(options.file);
   if (!sink.ok()) return sink.status();
   auto destination = std::make_shared<const Destination>(Destination{*sink, options.format});
@@ -426,6 +434,20 @@ absl::Status Configure(const Options& options) {
   const absl::StatusOr<std::function<void()>> apply = PrepareConfigure(options);
   if (apply.ok()) (*apply)();
   return apply.status();
+}
+
+absl::Status CheckFile(const std::string& file) {
+  if (file.empty()) return absl::OkStatus();
+  QUIRE_RETURN_IF_ERROR(CheckRegular(file));
+  // Opening creates a missing file, which needs write permission for its folder.
+  std::string target = file;
+  if (access(file.c_str(), F_OK) != 0) {
+    const std::size_t slash = file.rfind('/');
+    target = slash == file.npos ? "." : file.substr(0, slash + 1);
+  }
+  if (access(target.c_str(), W_OK) == 0) return absl::OkStatus();
+  return absl::UnavailableError(
+      absl::StrCat("log file ", file, " cannot be opened: ", std::strerror(errno)));
 }
 
 absl::Status Reopen() {

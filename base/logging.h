@@ -39,7 +39,8 @@
 namespace quire::log {
 
 enum class Level : std::uint8_t { kTrace, kDebug, kInfo, kWarn, kError, kOff };
-enum class Format : std::uint8_t { kText, kJson };
+// kAuto is kText if the lines go to a terminal, otherwise kJson.
+enum class Format : std::uint8_t { kText, kJson, kAuto };
 
 // The names are "trace", "debug", "info", "warn", "error" and "off".
 absl::string_view LevelName(Level level);
@@ -91,6 +92,10 @@ using Fields = std::initializer_list<Field>;
 absl::Status Configure(const Options& options);
 // Configure in two steps: opens the file, and returns a function that applies the change.
 absl::StatusOr<std::function<void()>> PrepareConfigure(const Options& options);
+
+// Checks that `file` can be opened as a log file, without creating it. An empty name is standard
+// error.
+absl::Status CheckFile(const std::string& file);
 
 // Opens the log file again by name, after log rotation. Does nothing for standard error.
 absl::Status Reopen();

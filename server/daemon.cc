@@ -242,7 +242,8 @@ void Daemon::Impl::Load() {
     state_.SetState(LifeState::kReady);
     listeners_.UpdateHealth();
     log::Info("server", "ready",
-              {{"model", served.id()},
+              {{"url", listeners_.OpenAiUrl()},
+               {"model", served.id()},
                {"architecture", served.description.architecture},
                {"parameters", served.description.parameter_count},
                {"max_context_tokens", served.description.max_context_tokens},

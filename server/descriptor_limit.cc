@@ -69,7 +69,7 @@ void LogDescriptorLimit(const RaisedDescriptorLimit& limit) {
 }
 
 std::int32_t LimitGrpcConnections(std::int32_t wanted, int num_listeners,
-                                  std::int32_t http_connections) {
+                                  std::int32_t http_connections, bool wanted_is_default) {
   rlimit limit = {};
   QUIRE_CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
   if (limit.rlim_cur == RLIM_INFINITY) return wanted;
@@ -77,13 +77,14 @@ std::int32_t LimitGrpcConnections(std::int32_t wanted, int num_listeners,
   const std::int64_t share = (descriptors - kOtherDescriptors - http_connections) / num_listeners;
   const std::int64_t possible = std::max(share / kDescriptorsPerConnection, kMinGrpcConnections);
   if (possible >= wanted) return wanted;
-  log::Warn("server",
-            "fewer connections than server.grpc.max_connections are possible: too few descriptors",
-            {{"max_connections", wanted},
-             {"possible", possible},
-             {"grpc_listeners", num_listeners},
-             {"http_connections", http_connections},
-             {"descriptors", descriptors}});
+  // The default suits large servers, and most systems have fewer descriptors.
+  log::Write(wanted_is_default ? log::Level::kInfo : log::Level::kWarn, "server",
+             "fewer connections than server.grpc.max_connections are possible: too few descriptors",
+             {{"max_connections", wanted},
+              {"possible", possible},
+              {"grpc_listeners", num_listeners},
+              {"http_connections", http_connections},
+              {"descriptors", descriptors}});
   return static_cast<std::int32_t>(possible);
 }
 

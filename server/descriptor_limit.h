@@ -28,8 +28,9 @@ void LogDescriptorLimit(const RaisedDescriptorLimit& limit);
 
 // Returns the number of connections that each of `num_listeners` gRPC listeners may have if the
 // HTTP servers have up to `http_connections`. The result is `wanted`, or less if there are too few
-// descriptors, which is logged. A gRPC connection takes three descriptors.
+// descriptors. That is logged, as a warning if the configuration sets `wanted`. A gRPC connection
+// takes three descriptors.
 std::int32_t LimitGrpcConnections(std::int32_t wanted, int num_listeners,
-                                  std::int32_t http_connections);
+                                  std::int32_t http_connections, bool wanted_is_default);
 
 }  // namespace quire::server

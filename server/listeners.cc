@@ -40,12 +40,25 @@ bool MakeRunDir(const std::string& path) {
   return access(path.c_str(), W_OK | X_OK) == 0;
 }
 
+// Adds the key of the address to an error, and the remedy if another process uses the address.
+absl::Status WithKey(const absl::Status& status, absl::string_view key) {
+  if (status.ok()) return status;
+  std::string remedy;
+  if (absl::IsAlreadyExists(status)) {
+    remedy = absl::StrCat("; set another address with --set ", key,
+                          "=ADDRESS, or shift all addresses with --port-offset 1");
+  }
+  return absl::Status(status.code(), absl::StrCat(key, ": ", status.message(), remedy));
+}
+
 // Returns server.admin.listen, or the first usable path if no layer of the configuration sets it.
 // `quire` tries the same paths. An existing folder that other users can write to is an error,
 // because another user could intercept our callers.
 absl::StatusOr<std::vector<std::string>> AdminAddresses(const DaemonOptions& options) {
   if (!options.admin_listen_is_default) return options.admin_listen;
   if (MakeRunDir("/run/quire")) return options.admin_listen;
+  const std::string& preferred = options.admin_listen.front();
+  const std::string file = preferred.substr(preferred.rfind('/'));
   std::vector<std::string> folders;
   const char* runtime_dir = std::getenv("XDG_RUNTIME_DIR");
   if (runtime_dir != nullptr) folders.push_back(absl::StrCat(runtime_dir, "/quire"));
@@ -54,7 +67,7 @@ absl::StatusOr<std::vector<std::string>> AdminAddresses(const DaemonOptions& opt
   folders.push_back(absl::StrCat(error ? "/tmp" : temporary.string(), "/quire-", geteuid()));
   for (const std::string& folder : folders) {
     const absl::Status made = MakePrivateDir(folder);
-    if (made.ok()) return std::vector<std::string>{absl::StrCat("unix:", folder, "/admin.sock")};
+    if (made.ok()) return std::vector<std::string>{absl::StrCat("unix:", folder, file)};
     if (!absl::IsUnavailable(made)) {
       return absl::InvalidArgumentError(
           absl::StrCat("the folder of the admin socket, ", made.message()));
@@ -109,24 +122,28 @@ absl::Status Listeners::StartGrpc(const CertificateStore* certificates) {
   const std::vector<grpc::Service*> data_services = MakeDataServices();
   QUIRE_ASSIGN_OR_RETURN(const std::vector<std::string> admin_addresses, AdminAddresses(options_));
   GrpcTransportOptions transport = options_.transport;
-  transport.max_connections = LimitGrpcConnections(
-      transport.max_connections, admin_addresses.empty() ? 1 : 2, NumHttpConnections(options_));
-  QUIRE_ASSIGN_OR_RETURN(data_listener_, GrpcListener::Start({.addresses = options_.grpc_listen,
-                                                              .transport = transport,
-                                                              .certificates = certificates,
-                                                              .peers = &peers_,
-                                                              .registry = metrics_},
-                                                             data_services));
+  transport.max_connections =
+      LimitGrpcConnections(transport.max_connections, admin_addresses.empty() ? 1 : 2,
+                           NumHttpConnections(options_), transport.max_connections_is_default);
+  auto data = GrpcListener::Start({.addresses = options_.grpc_listen,
+                                   .transport = transport,
+                                   .certificates = certificates,
+                                   .peers = &peers_,
+                                   .registry = metrics_},
+                                  data_services);
+  if (!data.ok()) return WithKey(data.status(), "server.grpc.listen");
+  data_listener_ = *std::move(data);
   std::vector<GrpcListener*> listeners = {data_listener_.get()};
   if (!admin_addresses.empty()) {
-    QUIRE_ASSIGN_OR_RETURN(admin_listener_,
-                           GrpcListener::Start({.addresses = admin_addresses,
-                                                .socket_mode = options_.admin_socket_mode,
-                                                .transport = transport,
-                                                .certificates = certificates,
-                                                .peers = &peers_,
-                                                .registry = metrics_},
-                                               {admin_->service()}));
+    auto admin = GrpcListener::Start({.addresses = admin_addresses,
+                                      .socket_mode = options_.admin_socket_mode,
+                                      .transport = transport,
+                                      .certificates = certificates,
+                                      .peers = &peers_,
+                                      .registry = metrics_},
+                                     {admin_->service()});
+    if (!admin.ok()) return WithKey(admin.status(), "server.admin.listen");
+    admin_listener_ = *std::move(admin);
     listeners.push_back(admin_listener_.get());
   }
   {
@@ -141,18 +158,19 @@ absl::Status Listeners::StartGrpc(const CertificateStore* certificates) {
 
 absl::Status Listeners::StartHttp(const CertificateStore* certificates) {
   if (options_.openai.enabled) {
-    QUIRE_ASSIGN_OR_RETURN(openai_listener_,
-                           OpenAiListener::Start(context_, certificates, DialectEndpoints()));
+    auto openai = OpenAiListener::Start(context_, certificates, DialectEndpoints());
+    if (!openai.ok()) return WithKey(openai.status(), "openai.listen");
+    openai_listener_ = *std::move(openai);
   }
   if (!options_.http.listen.empty()) {
-    QUIRE_ASSIGN_OR_RETURN(
-        http_listener_,
-        HttpListener::Start(
-            {.address = options_.http.listen,
-             .num_threads = options_.http.threads,
-             .max_connections = options_.http.max_connections,
-             .max_connections_per_address = options_.http.max_connections_per_address},
-            MakeHandlers(certificates), options_.http.tls ? certificates : nullptr));
+    auto http = HttpListener::Start(
+        {.address = options_.http.listen,
+         .num_threads = options_.http.threads,
+         .max_connections = options_.http.max_connections,
+         .max_connections_per_address = options_.http.max_connections_per_address},
+        MakeHandlers(certificates), options_.http.tls ? certificates : nullptr);
+    if (!http.ok()) return WithKey(http.status(), "server.http.listen");
+    http_listener_ = *std::move(http);
     ListenAddress address;
     QUIRE_CHECK(ParseListenAddress(http_listener_->address(), &address));
     if (openai_listener_ != nullptr) openai_listener_->AllowStatusPage(address.port);
@@ -192,6 +210,15 @@ void Listeners::LogAddresses() const {
        {"openai", openai_listener_ == nullptr ? std::string() : openai_listener_->address()},
        {"pid", getpid()},
        {"version", kVersion}});
+}
+
+std::string Listeners::OpenAiUrl() const {
+  if (openai_listener_ == nullptr) return "";
+  ListenAddress address;
+  QUIRE_CHECK(ParseListenAddress(openai_listener_->address(), &address));
+  const std::string authority = address.is_wildcard() ? absl::StrCat("127.0.0.1:", address.port)
+                                                      : openai_listener_->address();
+  return absl::StrCat(options_.tls.enabled() ? "https://" : "http://", authority, "/v1");
 }
 
 void Listeners::UpdateHealth() {

@@ -9,6 +9,7 @@
 //             to the LiveConfig, so this object also outlives the last reload.
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -51,6 +52,9 @@ class Listeners {
                      const CertificateStore* certificates);
   // REQUIRES: Start succeeded.
   void LogAddresses() const;
+  // Returns the base URL for clients of the OpenAI-compatible API on this machine, or "" if it is
+  // not served. REQUIRES: Start succeeded.
+  std::string OpenAiUrl() const;
 
   // Publishes the state in grpc.health.v1. Has no effect before Start and after Close.
   void UpdateHealth();

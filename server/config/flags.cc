@@ -2,15 +2,26 @@
 
 #include <CLI/CLI.hpp>
 
+#include "server/config/validator.h"
+
 namespace quire::server {
 
 void AddFlags(CLI::App* app, Flags* flags) {
   app->add_option("model", flags->model,
                   "model directory or GGUF file, short for --set model.path=MODEL");
+  app->footer(
+      "By default quired serves the OpenAI-compatible API on http://127.0.0.1:8000/v1, gRPC on\n"
+      "127.0.0.1:50051, and a status page, health and metrics on http://127.0.0.1:9464.");
   app->add_option("--config", flags->sources.files, "YAML configuration file, repeatable")
       ->allow_extra_args(false);
   app->add_option("--set", flags->sources.sets, "set one configuration key: KEY=VALUE, repeatable")
       ->allow_extra_args(false);
+  app->add_option("--port-offset", flags->sources.port_offset,
+                  "add N to every TCP port and the suffix .N to every Unix socket, so that several "
+                  "daemons can run on one machine; port 0 stays 0. `quire --port-offset N` finds "
+                  "the daemon")
+      ->check(CLI::Range(0, kMaxPort))
+      ->type_name("N");
   app->add_flag(
       "--validate", flags->validate,
       "check the configuration, memory plan, tokens and certificates included, without loading the "

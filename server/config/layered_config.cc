@@ -47,16 +47,18 @@ std::string FindProfile(const std::string& profile, const std::vector<std::strin
   return path.empty() ? absl::StrCat(profile, ".yaml") : path;
 }
 
-// Applies the layers above the profile, lowest first.
-void ApplyUpperLayers(const ConfigSources& sources, Message* config, Origins* origins,
+// Applies the layers above the profile, lowest first. Returns false if a file could not be read.
+bool ApplyUpperLayers(const ConfigSources& sources, Message* config, Origins* origins,
                       std::vector<std::string>* errors) {
+  bool is_complete = true;
   for (const std::string& file : sources.files) {
     const absl::StatusOr<std::string> text = ReadSmallFile(file, kMaxFileBytes);
     if (!text.ok()) {
       errors->push_back(absl::StrCat("--config: ", text.status().message()));
+      is_complete = false;
       continue;
     }
-    ReadYaml(*text, file, config, origins, errors);
+    is_complete &= ReadYaml(*text, file, config, origins, errors);
   }
   for (const auto& [name, value] : sources.environment) {
     absl::string_view rest = name;
@@ -73,9 +75,11 @@ void ApplyUpperLayers(const ConfigSources& sources, Message* config, Origins* or
     ReadOverride(set.substr(0, equals), set.substr(equals + 1), Origin{.layer = "--set"}, config,
                  origins, errors);
   }
+  return is_complete;
 }
 
-void ApplyProfile(const std::string& profile, const ConfigSources& sources, Message* config,
+// Returns false if the profile could not be read.
+bool ApplyProfile(const std::string& profile, const ConfigSources& sources, Message* config,
                   Origins* origins, std::vector<std::string>* errors) {
   const std::string path = FindProfile(profile, sources.profile_dirs);
   const absl::StatusOr<std::string> text = ReadSmallFile(path, kMaxFileBytes);
@@ -83,14 +87,42 @@ void ApplyProfile(const std::string& profile, const ConfigSources& sources, Mess
     errors->push_back(absl::StrCat(
         "profile \"", profile, "\": ", text.status().message(), "; searched in ",
         sources.profile_dirs.empty() ? "no directory" : absl::StrJoin(sources.profile_dirs, ", ")));
-    return;
+    return false;
   }
-  ReadYaml(*text, path, config, origins, errors);
+  const bool is_complete = ReadYaml(*text, path, config, origins, errors);
   const auto origin = origins->find("profile");
   if (origin != origins->end() && origin->second.layer == path) {
     errors->push_back(absl::StrCat(origin->second.ToString(),
                                    ": profile: a profile cannot name another profile"));
   }
+  return is_complete;
+}
+
+// Shifts the addresses of all listeners.
+void ApplyPortOffset(int offset, config::v1::Config* config, Origins* origins,
+                     std::vector<std::string>* errors) {
+  if (offset == 0) return;
+  const auto shift = [&](const std::string& path, std::string* address) {
+    Origin& origin = (*origins)[path];
+    absl::StatusOr<std::string> shifted = ShiftListenAddress(*address, offset);
+    if (!shifted.ok()) {
+      errors->push_back(absl::StrCat(origin.ToString(), ": ", path, ": ", *address, ": ",
+                                     shifted.status().message()));
+      return;
+    }
+    if (*shifted == *address) return;
+    *address = *std::move(shifted);
+    if (origin.layer == "default") origin.layer = "--port-offset";
+  };
+  auto* server = config->mutable_server();
+  for (std::string& text : *server->mutable_grpc()->mutable_listen()) {
+    shift("server.grpc.listen", &text);
+  }
+  for (std::string& text : *server->mutable_admin()->mutable_listen()) {
+    shift("server.admin.listen", &text);
+  }
+  shift("server.http.listen", server->mutable_http()->mutable_listen());
+  shift("openai.listen", config->mutable_openai()->mutable_listen());
 }
 
 bool IsDefault(const Origins& origins, const std::string& path) {
@@ -201,17 +233,23 @@ std::unique_ptr<LayeredConfig> LayeredConfig::Load(const ConfigSources& sources,
   ApplyDefaults(result->config_.get(), &result->origins_, errors);
   const config::v1::Config defaults = *result->config_;
   const Origins default_origins = result->origins_;
-  ApplyUpperLayers(sources, result->config_.get(), &result->origins_, errors);
+  bool is_complete = ApplyUpperLayers(sources, result->config_.get(), &result->origins_, errors);
 
   // The profile is below the layers that name it, so apply these layers again on top of it.
   const std::string profile = result->config_->profile();
-  if (errors->empty() && !profile.empty()) {
+  if (is_complete && !profile.empty()) {
+    errors->clear();  // the second reading reports them again
     *result->config_ = defaults;
     result->origins_ = default_origins;
-    ApplyProfile(profile, sources, result->config_.get(), &result->origins_, errors);
-    ApplyUpperLayers(sources, result->config_.get(), &result->origins_, errors);
+    is_complete = ApplyProfile(profile, sources, result->config_.get(), &result->origins_, errors);
+    is_complete &= ApplyUpperLayers(sources, result->config_.get(), &result->origins_, errors);
   }
-  if (errors->empty()) ValidateConfig(*result->config_, result->origins_, errors);
+  // The rules between keys would report wrong errors if the keys of a file are missing. A value
+  // that is wrong by itself has its default here.
+  if (is_complete) {
+    ApplyPortOffset(sources.port_offset, result->config_.get(), &result->origins_, errors);
+    ValidateConfig(*result->config_, result->origins_, errors);
+  }
   if (errors->empty()) return result;
   if (errors->size() > kMaxErrors) {
     const std::size_t more = errors->size() - kMaxErrors;

@@ -36,6 +36,8 @@ struct ConfigSources {
   // Names other than QUIRE__... are ignored.
   std::vector<std::pair<std::string, std::string>> environment = {};
   std::vector<std::string> profile_dirs = {};  // searched in order for `profile: NAME`
+  // Added to every port after all layers; see ShiftListenAddress.
+  int port_offset = 0;
 };
 
 // Returns the QUIRE__... variables of this process.

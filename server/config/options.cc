@@ -382,15 +382,33 @@ log::Level ToLevel(config::v1::LogLevel level) {
   }
 }
 
+// Returns true if no layer sets the key. --port-offset may have shifted its default.
+bool IsBuiltIn(const Origins& origins, const std::string& path) {
+  const auto origin = origins.find(path);
+  return origin == origins.end() || origin->second.layer == "default" ||
+         origin->second.layer == "--port-offset";
+}
+
+log::Format ToFormat(config::v1::LogFormat format) {
+  switch (format) {
+    case config::v1::LOG_FORMAT_TEXT:
+      return log::Format::kText;
+    case config::v1::LOG_FORMAT_JSON:
+      return log::Format::kJson;
+    default:
+      return log::Format::kAuto;
+  }
+}
+
 }  // namespace
 
 DaemonOptions ToOptions(const LayeredConfig& layered) {
   const Config& config = layered.config();
   DaemonOptions options;
   ReadListeners(config, &options);
-  const auto origin = layered.origins().find("server.admin.listen");
-  options.admin_listen_is_default =
-      origin == layered.origins().end() || origin->second.layer == "default";
+  options.admin_listen_is_default = IsBuiltIn(layered.origins(), "server.admin.listen");
+  options.transport.max_connections_is_default =
+      IsBuiltIn(layered.origins(), "server.grpc.max_connections");
   ReadSecurity(config, &options);
   ReadTenants(config, &options.engine.tenants);
   ReadDevice(config, &options.device);
@@ -407,8 +425,7 @@ DaemonOptions ToOptions(const LayeredConfig& layered) {
   const auto& logging = config.logging();
   options.logging = {
       .level = ToLevel(logging.level()),
-      .format =
-          logging.format() == config::v1::LOG_FORMAT_TEXT ? log::Format::kText : log::Format::kJson,
+      .format = ToFormat(logging.format()),
       .file = logging.file(),
       .rate_limit_per_second = static_cast<std::uint32_t>(logging.rate_limit_per_second())};
   options.access_log = logging.access_log();

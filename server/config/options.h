@@ -38,6 +38,7 @@ struct GrpcTransportOptions {
   std::int32_t max_concurrent_streams = 0;
   std::int64_t max_metadata_bytes = 0;
   std::int32_t max_connections = 0;
+  bool max_connections_is_default = false;
   std::int32_t max_connections_per_address = 0;
   std::int64_t memory_bytes = 0;  // per listener
   KeepaliveOptions keepalive;

@@ -366,7 +366,21 @@ bool ParseListenAddress(absl::string_view text, ListenAddress* address) {
   address->host = std::string(host);
   const absl::string_view port = text.substr(colon + 1);
   return !host.empty() && !port.empty() && port.find_first_not_of("0123456789") == port.npos &&
-         absl::SimpleAtoi(port, &address->port) && address->port <= 65535;
+         absl::SimpleAtoi(port, &address->port) && address->port <= kMaxPort;
+}
+
+absl::StatusOr<std::string> ShiftListenAddress(const std::string& text, int offset) {
+  ListenAddress address;
+  if (offset == 0 || !ParseListenAddress(text, &address)) return text;
+  if (address.is_unix) return absl::StrCat(text, ".", offset);
+  if (address.port == 0) return text;
+  const int port = address.port + offset;
+  if (port > kMaxPort) {
+    return absl::OutOfRangeError(absl::StrCat("port ", address.port, " plus --port-offset ", offset,
+                                              " is larger than ", kMaxPort,
+                                              "; use a smaller offset or another port"));
+  }
+  return absl::StrCat(text.substr(0, text.rfind(':') + 1), port);
 }
 
 void ValidateConfig(const Config& config, const Origins& origins,

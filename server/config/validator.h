@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "server/config/yaml_reader.h"
 
@@ -21,6 +22,8 @@ namespace quire::server {
 // Appends one message per violated rule. Each begins with the origin of the offending value.
 void ValidateConfig(const config::v1::Config& config, const Origins& origins,
                     std::vector<std::string>* errors);
+
+inline constexpr int kMaxPort = 65535;
 
 // A parsed listen address: `unix:PATH` or `host:port`, with `[v6]:port` for IPv6.
 struct ListenAddress {
@@ -37,5 +40,10 @@ struct ListenAddress {
 
 // Returns false if `text` is not a listen address.
 bool ParseListenAddress(absl::string_view text, ListenAddress* address);
+
+// Returns `text` with its port increased by `offset`. A Unix socket gets the suffix `.offset`
+// instead. Port 0, and any text if `offset` is 0 or the text is not a listen address, are returned
+// unchanged. Returns OUT_OF_RANGE if the port would exceed 65535.
+absl::StatusOr<std::string> ShiftListenAddress(const std::string& text, int offset);
 
 }  // namespace quire::server

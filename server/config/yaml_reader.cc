@@ -390,9 +390,9 @@ void ApplyDefaults(Message* config, Origins* origins, std::vector<std::string>* 
                        errors);
 }
 
-void ReadYaml(absl::string_view text, absl::string_view file_name, Message* config,
+bool ReadYaml(absl::string_view text, absl::string_view file_name, Message* config,
               Origins* origins, std::vector<std::string>* errors) {
-  if (!CheckText(text, file_name, errors)) return;
+  if (!CheckText(text, file_name, errors)) return false;
   try {
     if (const std::optional<DocumentStart> second = FindSecondDocument(std::string(text))) {
       const bool is_marked = second->start().pos != second->node().pos;
@@ -400,22 +400,24 @@ void ReadYaml(absl::string_view text, absl::string_view file_name, Message* conf
           absl::StrCat(file_name, ":", second->node().line + 1, ":", second->node().column + 1,
                        is_marked ? ": second YAML document; a configuration file has exactly one"
                                  : ": this text is after the end of the YAML document"));
-      return;
+      return false;
     }
     const YAML::Node document = YAML::Load(std::string(text));
-    if (document.IsNull()) return;
+    if (document.IsNull()) return true;
     if (!document.IsMap()) {
       const YAML::Mark mark = document.Mark();
       errors->push_back(absl::StrCat(file_name, ":", mark.line + 1, ":", mark.column + 1,
                                      ": the file is not a map of sections"));
-      return;
+      return false;
     }
     LayerReader(Origin{.layer = std::string(file_name)}, /*is_file=*/true, config->GetDescriptor(),
                 origins, errors)
         .ReadSection(document, "", config);
+    return true;
   } catch (const YAML::Exception& error) {
     errors->push_back(absl::StrCat(file_name, ":", error.mark.line + 1, ":", error.mark.column + 1,
                                    ": ", error.msg));
+    return false;
   }
 }
 

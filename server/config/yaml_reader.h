@@ -22,11 +22,13 @@ namespace quire::server {
 
 // Origin of a value.
 struct Origin {
-  std::string layer;  // file name, "env NAME", "--set" or "default"
-  int line = 0;       // 1-based; 0 if the layer has no lines
+  // File name, "env NAME", "--set" or "default"; "--port-offset" for a default address that the
+  // flag has shifted.
+  std::string layer;
+  int line = 0;  // 1-based; 0 if the layer has no lines
   int column = 0;
 
-  // Returns "prod.yaml:12:3", "env NAME", "--set" or "default".
+  // Returns "prod.yaml:12:3", or the layer if it has no lines.
   std::string ToString() const;
 };
 
@@ -37,8 +39,9 @@ using Origins = std::map<std::string, Origin>;
 void ApplyDefaults(google::protobuf::Message* config, Origins* origins,
                    std::vector<std::string>* errors);
 
-// Applies one YAML document on top of `config`.
-void ReadYaml(absl::string_view text, absl::string_view file_name,
+// Applies one YAML document on top of `config`. Returns false if the text is not such a document,
+// so that none or only some of its keys were read.
+bool ReadYaml(absl::string_view text, absl::string_view file_name,
               google::protobuf::Message* config, Origins* origins,
               std::vector<std::string>* errors);
 

@@ -2,10 +2,8 @@
 
 #include <utility>
 
-#include "base/logging.h"
 #include "base/status.h"
 #include "server/config/live_config.h"
-#include "server/config/validator.h"
 
 namespace quire::server {
 namespace {
@@ -17,20 +15,12 @@ constexpr int kNumThreads = 2;
 // connection is closed.
 constexpr absl::Duration kWriteMargin = absl::Seconds(5);
 
-void WarnIfUnencrypted(const std::string& text) {
-  ListenAddress address;
-  if (!ParseListenAddress(text, &address) || address.is_loopback()) return;
-  log::Warn("server", "OpenAI-compatible HTTP listens without TLS on a non-loopback address",
-            {{"address", text}, {"reason", "tls.cert_file is not set"}});
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<OpenAiListener>> OpenAiListener::Start(
     const HandlerContext& context, const CertificateStore* certificates,
     std::span<const GenerationEndpoint> more) {
   const std::shared_ptr<const DaemonOptions> options = context.config->options();
-  if (certificates == nullptr) WarnIfUnencrypted(options->openai.listen);
   std::unique_ptr<OpenAiListener> listener(new OpenAiListener(context, more));
   HttpServerOptions server;
   server.address = options->openai.listen;

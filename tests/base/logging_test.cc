@@ -163,6 +163,24 @@ TEST_F(LoggingTest, UnopenableFileChangesNothing) {
   EXPECT_EQ(Lines().size(), 1u);
 }
 
+TEST_F(LoggingTest, AutoFormatIsJsonInAFile) {
+  Configure(log::Format::kAuto);
+  log::Info("a", "one");
+  ASSERT_TRUE(log::Reopen().ok());
+  log::Info("a", "two");
+  EXPECT_THAT(Lines(), ElementsAre(HasSubstr("\"msg\":\"one\""), HasSubstr("\"msg\":\"two\"")));
+}
+
+TEST_F(LoggingTest, CheckFileCreatesNothing) {
+  EXPECT_TRUE(log::CheckFile("").ok());
+  EXPECT_TRUE(log::CheckFile(file_).ok());
+  EXPECT_TRUE(log::CheckFile(dir_.path() + "/new").ok());
+  EXPECT_FALSE(std::filesystem::exists(dir_.path() + "/new"));
+  EXPECT_THAT(std::string(log::CheckFile(dir_.path()).message()), HasSubstr("not a regular file"));
+  EXPECT_THAT(std::string(log::CheckFile(dir_.path() + "/none/new").message()),
+              HasSubstr("No such file or directory"));
+}
+
 TEST_F(LoggingTest, RateLimitCountsWhatItDrops) {
   Configure(log::Format::kText, 5);
   const std::uint64_t before = log::SuppressedLines();

@@ -58,7 +58,7 @@ def test_installing_layers_remove_package_lists():
 def test_ports_profile_and_user_match_the_configuration():
     grpc, http = ports(effective())
     openai = effective()["openai"]
-    assert openai["listen"].startswith("0.0.0.0:") and not openai["enabled"]
+    assert openai["listen"].startswith("0.0.0.0:") and openai["enabled"]
     assert of_stage("runtime", "EXPOSE") == [f"{grpc} {http} {port(openai['listen'])}"]
     (profile,) = of_stage("runtime", "ENV")
     assert profile == "QUIRE__PROFILE=container" and (ROOT / "configs" / "container.yaml").exists()
@@ -236,7 +236,8 @@ def test_health_check_passes_soon_after_the_start(tmp_path):
     socket = tmp_path / "admin.sock"
     start = time.monotonic()
     with subprocess.Popen([str(QUIRED), "--set", "server.grpc.listen=[127.0.0.1:0]", "--set", "server.http.listen=127.0.0.1:0",
-                           "--set", f"server.admin.listen=[unix:{socket}]", "--set", "shutdown.pre_drain_delay=0s"],
+                           "--set", "openai.listen=127.0.0.1:0", "--set", f"server.admin.listen=[unix:{socket}]",
+                           "--set", "shutdown.pre_drain_delay=0s"],
                           stderr=subprocess.DEVNULL) as process:
         try:
             health = [str(QUIRE), "--admin", f"unix:{socket}", "health"]

@@ -68,6 +68,7 @@ class Daemon:
             "server.grpc.listen=[127.0.0.1:0]",
             f"server.admin.listen=[{self.admin}]",
             "server.http.listen=127.0.0.1:0",
+            "openai.listen=127.0.0.1:0",
             *([] if format_in_file else ["logging.format=json"]),
             *settings,
         ):

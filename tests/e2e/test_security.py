@@ -41,7 +41,8 @@ EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 def run_quired(folder, *settings):
     """Returns the exit code and error text of a daemon that should not start."""
-    command = [str(QUIRED), "--set", "server.http.listen=127.0.0.1:0", "--set", "server.grpc.listen=[127.0.0.1:0]"]
+    command = [str(QUIRED), "--set", "server.http.listen=127.0.0.1:0", "--set", "server.grpc.listen=[127.0.0.1:0]",
+               "--set", "openai.listen=127.0.0.1:0"]
     for setting in settings:
         command += ["--set", setting]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, cwd=folder)
@@ -352,7 +353,7 @@ def test_an_admin_socket_folder_that_others_may_enter_is_rejected(open_folder, p
     except PermissionError as error:
         pytest.skip(f"user {user} cannot start a program in the folder for temporary files: {error}")
     command = [quired, "--set", "server.http.listen=127.0.0.1:0", "--set", "server.grpc.listen=[127.0.0.1:0]",
-               "--set", "logging.format=json"]
+               "--set", "openai.listen=127.0.0.1:0", "--set", "logging.format=json"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, **as_user) as process:
         try:
             if kind == "own":

@@ -89,7 +89,8 @@ def test_pool_without_a_page_for_every_group_is_rejected():
     larger = ["kv_cache.page_size=128", "scheduler.prefill_chunk_tokens=128"]  # a capacity has at least 64 KiB
     capacity = 5 * plan_of("gemma3-text-bf16", *larger)["page_bytes"]
     sets = [*SETTINGS, *larger, f"model.path={MODELS / 'gemma3-text-bf16'}", f"kv_cache.capacity_bytes={capacity}"]
-    sets += ["device.type=cpu", "server.grpc.listen=[127.0.0.1:0]", "server.http.listen=127.0.0.1:0"]
+    sets += ["device.type=cpu", "server.grpc.listen=[127.0.0.1:0]", "server.http.listen=127.0.0.1:0",
+             "openai.listen=127.0.0.1:0"]
     model = str(MODELS / "gemma3-text-bf16")
     starts = [[QUIRED], [QUIRED, "--validate"], [QUIRE, "plan", "--cpu", "--model", model], [QUIRE, "inspect", model]]
     for start in starts:

@@ -49,6 +49,7 @@ class RunningDaemon {
     std::vector<std::string> all = {absl::StrCat("server.grpc.listen=[", address_, "]"),
                                     absl::StrCat("server.admin.listen=[unix:", folder, "/admin]"),
                                     "server.http.listen=\"\"",
+                                    "openai.enabled=false",
                                     absl::StrCat("logging.file=", folder, "/log"),
                                     "device.cpu.threads=1",
                                     "scheduler.max_running_sequences=4",

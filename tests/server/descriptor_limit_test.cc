@@ -29,12 +29,14 @@ TEST_F(DescriptorLimitTest, RaisesTheSoftLimitToTheHardLimit) {
 
 TEST_F(DescriptorLimitTest, AllListenersShareTheDescriptors) {
   Lower(1024);
-  EXPECT_EQ(LimitGrpcConnections(100, /*num_listeners=*/1, /*http_connections=*/0), 100);
-  EXPECT_EQ(LimitGrpcConnections(170, 1, 0), 170);
-  EXPECT_EQ(LimitGrpcConnections(10'000, 1, 0), 170);  // 1024 - 512, three for each
-  EXPECT_EQ(LimitGrpcConnections(10'000, 2, 0), 85);
-  EXPECT_EQ(LimitGrpcConnections(10'000, 2, 300), 35);
-  EXPECT_EQ(LimitGrpcConnections(10'000, 2, 1000), 16);  // the minimum
+  EXPECT_EQ(LimitGrpcConnections(100, /*num_listeners=*/1, /*http_connections=*/0,
+                                 /*wanted_is_default=*/true),
+            100);
+  EXPECT_EQ(LimitGrpcConnections(170, 1, 0, true), 170);
+  EXPECT_EQ(LimitGrpcConnections(10'000, 1, 0, true), 170);  // 1024 - 512, three for each
+  EXPECT_EQ(LimitGrpcConnections(10'000, 2, 0, true), 85);
+  EXPECT_EQ(LimitGrpcConnections(10'000, 2, 300, true), 35);
+  EXPECT_EQ(LimitGrpcConnections(10'000, 2, 1000, true), 16);  // the minimum
 }
 
 }  // namespace

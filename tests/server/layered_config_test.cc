@@ -119,6 +119,50 @@ TEST_F(LayeredConfigTest, CrossFieldRulesNameBothSides) {
                                    "scheduler.max_step_tokens (2048, from --set)"));
 }
 
+TEST_F(LayeredConfigTest, ChecksTheRulesBetweenKeysDespiteWrongValues) {
+  EXPECT_EQ(Load({.sets = {"limits.max_choices=0", "scheduler.prefill_chunk_tokens=9000"}}),
+            nullptr);
+  EXPECT_THAT(errors_, ElementsAre(HasSubstr("limits.max_choices"),
+                                   HasSubstr("scheduler.max_step_tokens (8192, the default)")));
+  // The file may have the missing key.
+  const std::string damaged = File("damaged.yaml", "scheduler: {max_step_tokens: 16384\n");
+  EXPECT_EQ(Load({.files = {damaged}, .sets = {"scheduler.prefill_chunk_tokens=9000"}}), nullptr);
+  EXPECT_THAT(errors_, ElementsAre(HasSubstr(damaged)));
+}
+
+TEST_F(LayeredConfigTest, ErrorsBesideAProfileAreReportedOnce) {
+  File("fast.yaml", "limits: {max_choices: 2}\n");
+  EXPECT_EQ(Load({.sets = {"profile=fast", "limits.max_logprobs=-1"}, .profile_dirs = {dir_}}),
+            nullptr);
+  EXPECT_THAT(errors_, ElementsAre(HasSubstr("limits.max_logprobs")));
+}
+
+TEST_F(LayeredConfigTest, PortOffsetShiftsEveryAddress) {
+  const auto config = Load(
+      {.sets = {"server.grpc.listen=[\"[::1]:50000\", \"127.0.0.1:0\"]", "server.http.listen=\"\""},
+       .port_offset = 12});
+  ASSERT_NE(config, nullptr) << errors_[0];
+  EXPECT_THAT(config->config().server().grpc().listen(), ElementsAre("[::1]:50012", "127.0.0.1:0"));
+  EXPECT_THAT(config->config().server().admin().listen(),
+              ElementsAre("unix:/run/quire/admin.sock.12"));
+  EXPECT_EQ(config->config().server().http().listen(), "");
+  EXPECT_EQ(config->config().openai().listen(), "127.0.0.1:8012");
+  EXPECT_EQ(config->origins().at("openai.listen").ToString(), "--port-offset");
+  EXPECT_EQ(config->origins().at("server.grpc.listen").ToString(), "--set");
+  EXPECT_TRUE(ToOptions(*config).admin_listen_is_default);
+  EXPECT_FALSE(ToOptions(*Load({.sets = {"server.admin.listen=unix:/x"}, .port_offset = 1}))
+                   .admin_listen_is_default);
+}
+
+TEST_F(LayeredConfigTest, RejectsPortsAboveTheLimit) {
+  const std::vector<std::string> sets = {"server.grpc.listen=127.0.0.1:65530"};
+  EXPECT_NE(Load({.sets = sets, .port_offset = 5}), nullptr);
+  EXPECT_EQ(Load({.sets = sets, .port_offset = 6}), nullptr);
+  EXPECT_THAT(errors_, ElementsAre("--set: server.grpc.listen: 127.0.0.1:65530: port 65530 plus "
+                                   "--port-offset 6 is larger than 65535; use a smaller offset or "
+                                   "another port"));
+}
+
 TEST_F(LayeredConfigTest, RejectsUnsupportedValues) {
   const std::pair<const char*, const char*> cases[] = {
       {"model.dtype=bf16", "bf16 activations need a GPU"},

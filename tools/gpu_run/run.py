@@ -520,7 +520,7 @@ class Runner:
         first = len(self.items)
         process = self.start(self.quired([
             *keys, f"server.grpc.listen=[unix:{folder}/grpc.sock]", f"server.admin.listen=[unix:{folder}/admin.sock]",
-            "server.http.listen=127.0.0.1:0", "shutdown.pre_drain_delay=0s"]), log)
+            "server.http.listen=127.0.0.1:0", "openai.enabled=false", "shutdown.pre_drain_delay=0s"]), log)
         if process is None:
             return self.record(f"{prefix}start", FAILED, reason(self.log(log)))
         try:

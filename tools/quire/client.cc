@@ -29,6 +29,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/grpc_code.h"
 #include "base/private_dir.h"
+#include "server/config/validator.h"
 
 namespace quire::client {
 namespace {
@@ -107,6 +108,9 @@ sigset_t InterruptSet() {
   return set;
 }
 
+// The port of server.grpc.listen by default.
+constexpr int kDataPort = 50051;
+
 }  // namespace
 
 CLI::Option* AddFileOption(CLI::App* app, const std::string& name, const std::string& description,
@@ -123,7 +127,9 @@ CLI::Option* AddFileOption(CLI::App* app, const std::string& name, const std::st
 }
 
 // Searches the same paths as AdminAddresses in server/listeners.cc, in the same order.
-std::string DefaultAdminAddress() {
+std::string DefaultAdminAddress(int port_offset) {
+  const std::string file =
+      port_offset == 0 ? "/admin.sock" : absl::StrCat("/admin.sock.", port_offset);
   std::vector<std::string> folders = {"/run/quire"};
   if (const char* runtime_dir = std::getenv("XDG_RUNTIME_DIR")) {
     folders.push_back(absl::StrCat(runtime_dir, "/quire"));
@@ -132,24 +138,38 @@ std::string DefaultAdminAddress() {
   const std::filesystem::path temporary = std::filesystem::temp_directory_path(error);
   folders.push_back(absl::StrCat(error ? "/tmp" : temporary.string(), "/quire-", geteuid()));
   for (const std::string& folder : folders) {
-    if (!std::filesystem::exists(folder + "/admin.sock", error)) continue;
+    if (!std::filesystem::exists(folder + file, error)) continue;
     // Another user with write access could have created the socket.
     const absl::Status is_ours =
         folder == folders.front() ? absl::OkStatus() : CheckPrivateDir(folder);
-    if (is_ours.ok()) return absl::StrCat("unix:", folder, "/admin.sock");
+    if (is_ours.ok()) return absl::StrCat("unix:", folder, file);
     std::cerr << "ignoring the admin socket: " << is_ours.message() << "\n";
   }
-  return absl::StrCat("unix:", folders.front(), "/admin.sock");
+  return absl::StrCat("unix:", folders.front(), file);
 }
 
 void AddCommonOptions(CLI::App* app, CommonOptions* options) {
-  app->add_option("--address", options->address,
-                  "address of the data listener, host:port or unix:PATH")
-      ->capture_default_str()
-      ->take_last();
-  app->add_option("--admin", options->admin,
-                  "address of the control listener, unix:PATH or host:port")
-      ->capture_default_str()
+  const CLI::Option* const address =
+      app->add_option("--address", options->address,
+                      "address of the data listener, host:port or unix:PATH")
+          ->capture_default_str()
+          ->take_last();
+  const CLI::Option* const admin =
+      app->add_option("--admin", options->admin,
+                      "address of the control listener, unix:PATH or host:port")
+          ->capture_default_str()
+          ->take_last();
+  // CLI11 runs this callback after it has parsed all arguments and stored the options above.
+  app->add_option_function<int>(
+         "--port-offset",
+         [=](int offset) {
+           if (address->empty()) options->address = absl::StrCat("127.0.0.1:", kDataPort + offset);
+           if (admin->empty()) options->admin = DefaultAdminAddress(offset);
+         },
+         "find the daemon that was started with the same --port-offset; has no effect on --address "
+         "and --admin")
+      ->check(CLI::Range(0, server::kMaxPort - kDataPort))
+      ->type_name("N")
       ->take_last();
   app->add_option("--timeout", options->timeout_seconds, "time limit of a call in seconds")
       ->check(CLI::NonNegativeNumber)

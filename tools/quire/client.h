@@ -34,8 +34,8 @@ inline constexpr int kCannotConnect = 3;
 
 // Returns the default path of quired's admin socket (docs/config.md, server.admin.listen), in the
 // first directory that contains it: /run/quire, $XDG_RUNTIME_DIR/quire, or quire-UID in the
-// temporary directory.
-std::string DefaultAdminAddress();
+// temporary directory. `port_offset` is the --port-offset of the daemon.
+std::string DefaultAdminAddress(int port_offset = 0);
 
 // Options that are accepted before and after any subcommand.
 struct CommonOptions {

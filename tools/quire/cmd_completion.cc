@@ -66,7 +66,7 @@ ManualText DescribeQuire() {
             {{"/run/quire/admin.sock",
               "default control listener; otherwise the socket in $XDG_RUNTIME_DIR/quire or in "
               "quire-UID in the temporary directory, if that directory belongs to the user and "
-              "has mode 0700"}}}},
+              "has mode 0700; with --port-offset N the socket is admin.sock.N"}}}},
       .see_also = ".BR quired (8)",
   };
 }
@@ -76,9 +76,11 @@ ManualText DescribeQuired() {
       .section = 8,
       .summary = "LLM inference server",
       .description =
-          {"Loads one model and serves it over gRPC: data on server.grpc.listen, control on "
-           "server.admin.listen, health and metrics over HTTP on server.http.listen. Without a "
-           "model argument it serves a small built-in story model.",
+          {"Loads one model and serves it over OpenAI-compatible HTTP on openai.listen and over "
+           "gRPC "
+           "on server.grpc.listen. Control is on server.admin.listen; a status page, health and "
+           "metrics are on server.http.listen. Without a model argument it serves a small built-in "
+           "story model.",
            "Values come from built-in defaults, the profile, the files of --config, environment "
            "variables QUIRE__SECTION__KEY, and --set. Later ones override earlier ones."},
       .lists = {{"SIGNALS",
