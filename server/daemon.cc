@@ -79,7 +79,8 @@ class Daemon::Impl {
         live_(std::move(sources), std::move(config), &registry_),
         start_time_(MonotonicNow()),
         state_(options().engine_stall_timeout),
-        drain_(&state_, &clock_, options().shutdown.drain_timeout, [this] { RequestStop(); }),
+        drain_(&state_, &clock_, options().shutdown.drain_timeout,
+               [this] { RequestStop(/*skips_delay=*/false); }),
         listeners_(options(), start_time_, &state_, &registry_),
         context_{.state = &state_,
                  .probe = listeners_.probe(),
@@ -90,7 +91,7 @@ class Daemon::Impl {
   }
 
   int Run();
-  void RequestStop();
+  void RequestStop(bool skips_delay);
   void RequestReload() { reloader_.Request(); }
   void Dump();
 
@@ -107,7 +108,6 @@ class Daemon::Impl {
   bool IsLoading();
   void Housekeep();
   void WaitForStop();
-  void WaitUntil(absl::Time deadline);
   void Drain();
   void StartShutdownTimer();
 
@@ -130,6 +130,7 @@ class Daemon::Impl {
   CondVar changed_;
   // Set when a stop was requested.
   std::optional<int> exit_code_ ABSL_GUARDED_BY(mutex_);
+  bool skips_delay_ ABSL_GUARDED_BY(mutex_) = false;  // of shutdown.pre_drain_delay
   // The loading thread has finished, with or without success.
   bool loaded_ ABSL_GUARDED_BY(mutex_) = false;
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
@@ -293,28 +294,27 @@ bool Daemon::Impl::IsLoading() {
   return !loaded_;
 }
 
-void Daemon::Impl::WaitUntil(absl::Time deadline) {
-  MutexLock lock(&mutex_);
-  while (clock_.Now() < deadline) changed_.WaitUntil(&mutex_, deadline);
-}
-
 void Daemon::Impl::Drain() {
-  // A drain that exits the process has its own deadline.
-  const bool was_exiting = state_.exiting();
-  state_.SetDrainStarted(true);
-  state_.SetExiting();
-  listeners_.UpdateHealth();
   notifier_.Stopping();
-  if (state_.state() == LifeState::kReady) {
-    const absl::Duration delay = live_.options()->shutdown.pre_drain_delay;
-    log::Info("server", "not ready, still admitting requests", {{"for", delay}});
-    WaitUntil(clock_.Now() + delay);
-    const absl::Status begun = drain_.Begin(drain_.default_timeout(), /*exit_after=*/false);
+  absl::Duration delay = live_.options()->shutdown.pre_drain_delay;
+  {
+    MutexLock lock(&mutex_);
+    if (skips_delay_) delay = absl::ZeroDuration();
+  }
+  // A drain that exits the process has its own times.
+  const bool was_exiting = state_.exiting();
+  state_.SetExiting();
+  if (state_.state() == LifeState::kReady && !was_exiting) {
+    const absl::Status begun = drain_.Begin(delay, drain_.default_timeout(), /*exit_after=*/false);
     if (!begun.ok()) log::Error("server", "cannot drain", {{"error", begun.message()}});
   } else if (state_.state() == LifeState::kDraining && !was_exiting) {
     drain_.ShortenDeadline(drain_.default_timeout());
   }
-  if (state_.state() == LifeState::kDraining && !drain_.WaitDrained()) {
+  state_.SetDrainStarted(true);
+  listeners_.UpdateHealth();
+  const LifeState state = state_.state();
+  const bool has_requests = state == LifeState::kReady || state == LifeState::kDraining;
+  if (has_requests && !drain_.WaitDrained()) {
     log::Warn("server", "requests are still live after the drain timeout");
   }
 }
@@ -326,8 +326,9 @@ void Daemon::Impl::StartShutdownTimer() {
                          *exit_code_ == kExitOk ? kExitEngine : *exit_code_);
 }
 
-void Daemon::Impl::RequestStop() {
+void Daemon::Impl::RequestStop(bool skips_delay) {
   MutexLock lock(&mutex_);
+  skips_delay_ = skips_delay_ || skips_delay;
   // The main thread may be blocked reading a file. No listener is open yet.
   if (!has_read_files_) std::_Exit(kExitOk);
   if (!exit_code_) exit_code_ = kExitOk;
@@ -437,8 +438,8 @@ Daemon::~Daemon() = default;
 int Daemon::Run() {
   return impl_->Run();
 }
-void Daemon::RequestStop() {
-  impl_->RequestStop();
+void Daemon::RequestStop(bool skips_delay) {
+  impl_->RequestStop(skips_delay);
 }
 void Daemon::Dump() {
   impl_->Dump();

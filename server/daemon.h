@@ -39,9 +39,9 @@ class Daemon {
   int Run();
 
   // Begins the shutdown. The server is not ready from now on, stops admission after
-  // shutdown.pre_drain_delay and then drains. If Run has not read its files yet, exits the process
-  // with kExitOk.
-  void RequestStop();
+  // shutdown.pre_drain_delay, or at once if `skips_delay` is set, and then drains. If Run has not
+  // read its files yet, exits the process with kExitOk.
+  void RequestStop(bool skips_delay);
   // Reloads the configuration (live_config.h) on another thread, and reopens the log file even if
   // the reload fails. Calls during a reload cause one further reload.
   void RequestReload();

@@ -117,9 +117,10 @@ int Run(Flags flags) {
   const quire::server::RaisedDescriptorLimit descriptors = quire::server::RaiseDescriptorLimit();
   const quire::log::Options log_options = ToOptions(*config).logging;
   quire::server::Daemon daemon(std::move(flags.sources), std::move(config), std::move(cpu_check));
-  quire::server::SignalThread signals({.stop = [&] { daemon.RequestStop(); },
-                                       .reload = [&] { daemon.RequestReload(); },
-                                       .dump = [&] { daemon.Dump(); }});
+  quire::server::SignalThread signals(
+      {.stop = [&](bool is_interrupt) { daemon.RequestStop(is_interrupt); },
+       .reload = [&] { daemon.RequestReload(); },
+       .dump = [&] { daemon.Dump(); }});
   const absl::Status logging = quire::log::Configure(log_options);
   if (!logging.ok()) return PrintErrors({"logging.file: " + std::string(logging.message())});
   quire::log::FlushOnCrash();

@@ -61,7 +61,7 @@ void SignalThread::Loop() {
       case SIGINT:
         if (stopping) _exit(1);
         stopping = true;
-        handlers_.stop();
+        handlers_.stop(signal == SIGINT);
         break;
       case SIGHUP:
         handlers_.reload();

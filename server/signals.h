@@ -18,7 +18,8 @@
 namespace quire::server {
 
 struct SignalHandlers {
-  std::function<void()> stop;    // first SIGTERM or SIGINT; a second one exits with code 1
+  // First SIGTERM (false) or SIGINT (true); a second one exits with code 1.
+  std::function<void(bool is_interrupt)> stop;
   std::function<void()> reload;  // SIGHUP
   std::function<void()> dump;    // SIGUSR1
 };

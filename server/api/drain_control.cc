@@ -26,23 +26,36 @@ void DrainControl::SetDefaultTimeout(absl::Duration timeout) {
   default_timeout_ = timeout;
 }
 
-absl::Status DrainControl::Begin(absl::Duration timeout, bool exit_after) {
-  QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, state_->ModelOrError());
+absl::Status DrainControl::Begin(absl::Duration delay, absl::Duration timeout, bool exit_after) {
+  QUIRE_RETURN_IF_ERROR(state_->ModelOrError().status());
   std::function<void()> request_exit;
   {
     MutexLock lock(&mutex_);
-    deadline_ = clock_->Now() + timeout;
+    timeout_ = timeout;
     if (exit_after) {
       state_->SetExiting();
       request_exit = std::exchange(request_exit_, nullptr);
     }
+    state_->SetDrainStarted(true);
+    if (state_->state() == LifeState::kDraining || delay <= absl::ZeroDuration()) {
+      StopAdmission();
+    } else {
+      admit_until_ = std::min(admit_until_, clock_->Now() + delay);
+      log::Info("server", "not ready, still admitting requests",
+                {{"for", admit_until_ - clock_->Now()}});
+    }
   }
-  state_->SetDrainStarted(true);
-  state_->SetState(LifeState::kDraining);
-  served->engine->Drain();
-  log::Info("server", "draining", {{"timeout", timeout}, {"exit_after", exit_after}});
+  changed_.NotifyAll();
   if (request_exit) request_exit();
   return absl::OkStatus();
+}
+
+void DrainControl::StopAdmission() {
+  admit_until_ = absl::InfiniteFuture();
+  deadline_ = clock_->Now() + timeout_;
+  state_->SetState(LifeState::kDraining);
+  state_->model()->engine->Drain();
+  log::Info("server", "draining", {{"timeout", timeout_}, {"exit_after", state_->exiting()}});
 }
 
 void DrainControl::ShortenDeadline(absl::Duration timeout) {
@@ -51,21 +64,31 @@ void DrainControl::ShortenDeadline(absl::Duration timeout) {
 }
 
 absl::Status DrainControl::Resume() {
+  MutexLock lock(&mutex_);
   if (state_->exiting()) {
     return WithReason(absl::FailedPreconditionError("the process is exiting"),
                       Reason::kShuttingDown);
   }
-  const ServedModel* served = state_->model();
-  if (served == nullptr || state_->state() != LifeState::kDraining) return absl::OkStatus();
-  {
-    MutexLock lock(&mutex_);
-    deadline_ = absl::InfiniteFuture();
-  }
-  served->engine->Resume();
+  if (!is_delayed() && state_->state() != LifeState::kDraining) return absl::OkStatus();
+  admit_until_ = absl::InfiniteFuture();
+  deadline_ = absl::InfiniteFuture();
+  state_->model()->engine->Resume();
   state_->SetState(LifeState::kReady);
   state_->SetDrainStarted(false);
+  changed_.NotifyAll();
   log::Info("server", "resumed");
   return absl::OkStatus();
+}
+
+void DrainControl::WaitDelay() {
+  // Interval at which the state is checked: the engine may fail.
+  constexpr absl::Duration kPollInterval = absl::Milliseconds(200);
+  MutexLock lock(&mutex_);
+  while (is_delayed() && state_->state() == LifeState::kReady) {
+    const absl::Time now = clock_->Now();
+    if (now >= admit_until_) return StopAdmission();
+    changed_.WaitUntil(&mutex_, std::min(admit_until_, now + kPollInterval));
+  }
 }
 
 bool DrainControl::WaitDrained() {
@@ -73,6 +96,7 @@ bool DrainControl::WaitDrained() {
   constexpr absl::Duration kCancelTimeout = absl::Seconds(2);
   const ServedModel* served = state_->model();
   if (served == nullptr) return true;
+  WaitDelay();
   // Another Begin may change the deadline in the meantime.
   while (state_->state() == LifeState::kDraining) {
     const absl::Time until = deadline();
@@ -86,6 +110,10 @@ bool DrainControl::WaitDrained() {
 }
 
 void DrainControl::Tick() {
+  {
+    MutexLock lock(&mutex_);
+    if (clock_->Now() >= admit_until_) StopAdmission();
+  }
   if (state_->state() != LifeState::kDraining || clock_->Now() < deadline()) return;
   const ServedModel* served = state_->model();
   if (served != nullptr) CancelAll(served->engine);

@@ -4,6 +4,7 @@
 //
 // Place:      owned by the daemon; changes ServingState and the engine together.
 // Invariants: the state is DRAINING exactly while the engine refuses requests because of a drain.
+//             During the delay before, the state is READY, and drain_started() is true.
 //             Requests that are live at the deadline end with UNAVAILABLE / SERVER_SHUTDOWN.
 // Threads:    any.
 // Lifetime:   the state and its model outlive it.
@@ -28,21 +29,30 @@ class DrainControl {
   // Applies to later drains.
   void SetDefaultTimeout(absl::Duration timeout);
 
-  // Stops admission. A repeated call sets a new deadline. Returns UNAVAILABLE / MODEL_LOADING if
-  // there is no model.
-  absl::Status Begin(absl::Duration timeout, bool exit_after);
+  // Reports not ready at once, and stops admission after `delay`. Live requests then have
+  // `timeout`. A repeated call can shorten the delay, but not extend it. After the delay, a
+  // repeated call sets a new deadline. Returns UNAVAILABLE / MODEL_LOADING if there is no model.
+  absl::Status Begin(absl::Duration delay, absl::Duration timeout, bool exit_after);
   // Shortens the deadline of the current drain to at most `timeout` from now.
   void ShortenDeadline(absl::Duration timeout);
-  // Ends the drain, if there is one. Returns FAILED_PRECONDITION / SHUTTING_DOWN if the process is
-  // exiting.
+  // Ends the drain or its delay, if there is one. Returns FAILED_PRECONDITION / SHUTTING_DOWN if
+  // the process is exiting.
   absl::Status Resume();
-  // Waits until no request is live. At the deadline, cancels the live requests and waits a short
-  // time for them to end. Returns false if a request is still live or Resume has ended the drain.
+  // Waits until the delay is over and no request is live. At the deadline, cancels the live
+  // requests and waits a short time for them to end. Returns false if a request is still live or
+  // Resume has ended the drain.
   bool WaitDrained();
-  // Cancels the live requests if the deadline has passed. Called periodically.
+  // Stops admission if the delay is over, and cancels the live requests if the deadline has passed.
+  // Called periodically.
   void Tick();
 
  private:
+  bool is_delayed() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return admit_until_ != absl::InfiniteFuture();
+  }
+  void StopAdmission() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Returns after the delay, or when Resume or a failure of the engine ends it.
+  void WaitDelay();
   void CancelAll(engine::Engine* engine);
   absl::Time deadline() const;
 
@@ -51,6 +61,10 @@ class DrainControl {
   mutable Mutex mutex_;
   absl::Duration default_timeout_ ABSL_GUARDED_BY(mutex_);
   std::function<void()> request_exit_ ABSL_GUARDED_BY(mutex_);
+  CondVar changed_;
+  // End of the delay; infinite: there is no delay, or it is over.
+  absl::Time admit_until_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
+  absl::Duration timeout_ ABSL_GUARDED_BY(mutex_);  // of the drain that follows the delay
   absl::Time deadline_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
 };
 

@@ -300,12 +300,18 @@ class AdminService::Impl final : public RawService {
       QUIRE_ASSIGN_OR_RETURN(timeout,
                              ToDuration(request.timeout(), "timeout", /*zero_allowed=*/true));
     }
-    QUIRE_RETURN_IF_ERROR(drain_->Begin(timeout, request.exit_after()));
+    absl::Duration delay = config_->options()->shutdown.pre_drain_delay;
+    if (request.has_pre_drain_delay()) {
+      QUIRE_ASSIGN_OR_RETURN(delay, ToDuration(request.pre_drain_delay(), "pre_drain_delay",
+                                               /*zero_allowed=*/true));
+    }
+    QUIRE_RETURN_IF_ERROR(drain_->Begin(delay, timeout, request.exit_after()));
     if (request.wait()) drain_->WaitDrained();
     const engine::EngineStats stats = context_.state->model()->engine->GetStats();
     response->set_running_count(stats.running);
     response->set_waiting_count(stats.waiting);
-    response->set_drained(context_.state->model()->engine->WaitIdle(absl::InfinitePast()));
+    response->set_drained(context_.state->state() == LifeState::kDraining &&
+                          context_.state->model()->engine->WaitIdle(absl::InfinitePast()));
     return absl::OkStatus();
   }
 

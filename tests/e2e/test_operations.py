@@ -5,6 +5,7 @@ import re
 import signal
 import socket
 import subprocess
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -12,6 +13,7 @@ import urllib.request
 import grpc
 import pytest
 from daemon import QUIRE, QUIRED, ROOT, Daemon
+from google.protobuf import duration_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from waiting import wait_until
@@ -178,7 +180,7 @@ def watch(api):
 
 
 def test_drain_and_resume(api, admin, generation):
-    drained = admin.Drain(api.DrainRequest(wait=True))
+    drained = admin.Drain(api.DrainRequest(wait=True, pre_drain_delay=duration_pb2.Duration()))
     assert drained.drained and drained.running_count == 0
     with pytest.raises(grpc.RpcError) as error:
         list(generation.Generate(api.GenerateRequest(text="Once")))
@@ -187,6 +189,73 @@ def test_drain_and_resume(api, admin, generation):
     request = api.GenerateRequest(text="Once")
     request.stopping.max_tokens = 2
     assert list(generation.Generate(request))[-1].HasField("completed")
+
+
+def readiness(daemon):
+    with daemon.channel() as channel:
+        return health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service="readiness")).status
+
+
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def test_drain_admits_requests_for_the_delay(tmp_path):
+    """As after SIGTERM, readiness turns first. Resume ends the delay, and --now ends it with the drain."""
+    with Daemon(tmp_path, settings=["shutdown.pre_drain_delay=300s"]) as daemon:
+        daemon.wait_serving()
+        for _ in range(2):
+            assert quire(daemon, "drain") == "draining: 0 running, 0 waiting\n"
+            wait_until(lambda: readiness(daemon) == NOT_SERVING, "the daemon is not ready")
+            assert quire(daemon, "generate", "Once", "--max-tokens", "2", "--quiet").strip()
+            assert quire(daemon, "resume") == "READY\n"
+            wait_until(lambda: readiness(daemon) == SERVING, "the daemon is ready again")
+        quire(daemon, "drain")
+        assert quire(daemon, "drain", "--now") == "drained: 0 running, 0 waiting\n"
+        quire(daemon, "generate", "Once", "--max-tokens", "2", code=1)
+        assert quire(daemon, "resume") == "READY\n"
+        assert quire(daemon, "generate", "Once", "--max-tokens", "2", "--quiet").strip()
+
+
+def test_drain_begins_after_the_delay(tmp_path):
+    with Daemon(tmp_path, settings=["shutdown.pre_drain_delay=1s"]) as daemon:
+        daemon.wait_serving()
+        quire(daemon, "drain")  # a call that does not wait; the daemon itself ends the delay
+        wait_until(lambda: '"msg":"draining"' in daemon.log, "the delay is over")
+        quire(daemon, "generate", "Once", "--max-tokens", "2", code=1)
+        quire(daemon, "resume")
+        start = time.monotonic()
+        assert quire(daemon, "drain", "--wait") == "drained: 0 running, 0 waiting\n"
+        assert time.monotonic() - start >= 1
+        quire(daemon, "resume")
+        quire(daemon, "drain", "--exit")
+        quire(daemon, "resume", code=1)  # the process is exiting
+        assert daemon.wait(30) == 0
+
+
+def test_sigterm_during_the_delay_of_a_drain_keeps_its_end(tmp_path):
+    with Daemon(tmp_path, settings=["shutdown.pre_drain_delay=2s"]) as daemon:
+        daemon.wait_serving()
+        quire(daemon, "drain")
+        daemon.terminate()
+        assert daemon.wait(30) == 0
+        delays = [json.loads(line)["for"] for line in daemon.lines if "still admitting" in line]
+        assert len(delays) == 2 and 1.9 < delays[0] <= 2 and delays[1] <= delays[0]
+
+
+def test_time_to_first_token_is_the_engines(api, tmp_path):
+    """The engine's time is the same for a stream, for one answer, and for a client that reads late."""
+    with Daemon(tmp_path) as daemon:
+        daemon.wait_serving()
+        with daemon.channel() as channel:
+            stub = api.GenerationServiceStub(channel)
+            request = api.GenerateRequest(text="Once")
+            request.stopping.max_tokens, request.stopping.ignore_eos = 400, True
+            request.output.timings = True
+            measured = list(stub.Generate(request))[-1].completed.timings.time_to_first_token
+        line = wait_until(lambda: next((json.loads(line) for line in daemon.lines if '"access"' in line), None), "the request is logged")
+        assert line["time_to_first_token"] == pytest.approx(measured.seconds + 1e-9 * measured.nanos, abs=1e-6)
+        # Of 400 tokens the first takes a small part of the time.
+        assert 0 < line["time_to_first_token"] < line["duration"] / 4
 
 
 def test_command_line_client(daemon):

@@ -152,7 +152,7 @@ class RunningDaemon {
     return exit_code_;
   }
   int Stop() {
-    if (daemon_ != nullptr) daemon_->RequestStop();
+    if (daemon_ != nullptr) daemon_->RequestStop(/*skips_delay=*/false);
     return Wait();
   }
 

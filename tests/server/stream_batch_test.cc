@@ -392,6 +392,7 @@ TEST_F(BatchTest, DrainRejectsAndResumeAdmits) {
   v1::DrainRequest drain;
   v1::DrainResponse drained;
   drain.set_wait(true);
+  drain.mutable_pre_drain_delay();  // zero
   ASSERT_TRUE(admin_->Drain(&drain_context, drain, &drained).ok());
   EXPECT_TRUE(drained.drained());
   const Answer refused = Generate(Request("Once", 1));
@@ -412,7 +413,7 @@ TEST_F(BatchTest, DrainTimeoutEndsRemainingRequests) {
   const auto reader = generation_->Generate(&context, request);
   v1::GenerateResponse message;
   ASSERT_TRUE(reader->Read(&message));
-  ASSERT_TRUE(drain_->Begin(absl::ZeroDuration(), /*exit_after=*/false).ok());
+  ASSERT_TRUE(drain_->Begin(absl::ZeroDuration(), absl::ZeroDuration(), /*exit_after=*/false).ok());
   drain_->Tick();
   while (reader->Read(&message)) {
   }

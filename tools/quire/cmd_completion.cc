@@ -84,7 +84,8 @@ ManualText DescribeQuired() {
            "Values come from built-in defaults, the profile, the files of --config, environment "
            "variables QUIRE__SECTION__KEY, and --set. Later ones override earlier ones."},
       .lists = {{"SIGNALS",
-                 {{"SIGTERM, SIGINT", "drain and exit; a second signal exits at once"},
+                 {{"SIGTERM", "drain and exit; a second signal exits at once"},
+                  {"SIGINT", "the same without shutdown.pre_drain_delay"},
                   {"SIGHUP", "reload the configuration and reopen the log file"},
                   {"SIGUSR1", "log the live requests"}}},
                 {"EXIT STATUS",

@@ -74,6 +74,7 @@ int RunAbort(const CommonOptions& common, const AbortOptions& options) {
 
 struct DrainOptions {
   double drain_timeout_seconds = 0;
+  bool now = false;
   bool exit_after = false;
   bool wait = false;
 };
@@ -86,6 +87,7 @@ int RunDrain(const CommonOptions& common, const DrainOptions& options) {
   if (options.drain_timeout_seconds > 0) {
     *request.mutable_timeout() = ToDuration(options.drain_timeout_seconds);
   }
+  if (options.now) request.mutable_pre_drain_delay();
   request.set_exit_after(options.exit_after);
   request.set_wait(options.wait);
   v1::DrainResponse response;
@@ -195,6 +197,9 @@ void AddControl(CLI::App* app, const CommonOptions* common, int* exit_code) {
   CLI::App* drain_cmd = app->add_subcommand("drain", "refuse new requests and finish the others");
   drain_cmd->add_option("--drain-timeout", drain->drain_timeout_seconds,
                         "time limit for live requests in seconds");
+  drain_cmd->add_flag("--now", drain->now,
+                      "refuse new requests at once; without it they are still admitted for "
+                      "shutdown.pre_drain_delay, while health checks report not ready");
   drain_cmd->add_flag("--exit", drain->exit_after, "exit the daemon once drained");
   drain_cmd->add_flag("--wait", drain->wait, "wait until drained");
   drain_cmd->callback([=] { *exit_code = RunDrain(*common, *drain); });
