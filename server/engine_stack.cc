@@ -121,26 +121,36 @@ std::string ServedModelId(const DaemonOptions& options) {
   return path.filename().string();
 }
 
-absl::Status ValidateModel(const DaemonOptions& options) {
+void ValidateModel(const DaemonOptions& options, std::vector<std::string>* errors) {
+  const auto is_ok = [errors](const absl::Status& status) {
+    if (!status.ok()) errors->emplace_back(status.message());
+    return status.ok();
+  };
   // The check forks, so it runs before a driver starts threads.
   const runtime::CpuCheck check = runtime::CheckCpu(options.device);
-  QUIRE_RETURN_IF_ERROR(runtime::SelectCheckedIsa(options.device, check));
-  QUIRE_ASSIGN_OR_RETURN(const DeviceKind device, runtime::ChooseDevice(options.device));
-  QUIRE_ASSIGN_OR_RETURN(const formats::ModelFiles files, OpenModelFiles(options.model));
-  QUIRE_ASSIGN_OR_RETURN(const runtime::CheckedSpec model, runtime::ReadModelSpec(files, device));
-  QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<text::Tokenizer> tokenizer,
-                         runtime::OpenTokenizer(options.model, files));
-  QUIRE_RETURN_IF_ERROR(CheckPreload(options.preload));
-  QUIRE_ASSIGN_OR_RETURN(const LoadedChat chat, LoadChatTemplates(options.chat, files, *tokenizer));
-  QUIRE_RETURN_IF_ERROR(
-      runtime::CheckPlan(RuntimeOptionsFor(options, device), files, model, device));
+  (void)is_ok(runtime::SelectCheckedIsa(options.device, check));
+  const absl::StatusOr<DeviceKind> device = runtime::ChooseDevice(options.device);
+  (void)is_ok(device.status());
+  (void)is_ok(CheckPreload(options.preload));
+  const absl::StatusOr<formats::ModelFiles> files = OpenModelFiles(options.model);
+  if (!is_ok(files.status())) return;
+  const auto tokenizer = runtime::OpenTokenizer(options.model, *files);
+  LoadedChat chat;
+  if (is_ok(tokenizer.status())) {
+    absl::StatusOr<LoadedChat> loaded = LoadChatTemplates(options.chat, *files, **tokenizer);
+    if (is_ok(loaded.status())) chat = *std::move(loaded);
+  }
+  if (!device.ok()) return;
+  const absl::StatusOr<runtime::CheckedSpec> model = runtime::ReadModelSpec(*files, *device);
+  if (!is_ok(model.status())) return;
+  (void)is_ok(runtime::CheckPlan(RuntimeOptionsFor(options, *device), *files, *model, *device));
   // Only compiling shows whether preloaded constraints are valid and fit into the cache.
-  if (options.preload.empty()) return absl::OkStatus();
-  QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<engine::ConstraintCompiler> compiler,
-                         MakeCompiler(options, model.config, model.spec.has_head, *tokenizer,
-                                      /*metrics=*/nullptr));
-  return PreloadConstraints(options.preload, chat.has_reasoning ? chat.tool_format : nullptr,
-                            compiler.get());
+  if (options.preload.empty() || !errors->empty()) return;
+  const auto compiler =
+      MakeCompiler(options, model->config, model->spec.has_head, **tokenizer, /*metrics=*/nullptr);
+  if (!is_ok(compiler.status())) return;
+  (void)is_ok(PreloadConstraints(options.preload, chat.has_reasoning ? chat.tool_format : nullptr,
+                                 compiler->get()));
 }
 
 absl::Status CheckGpuKernels(const DaemonOptions& options, const runtime::CpuCheck& cpu_check,

@@ -52,11 +52,20 @@ int PrintErrors(const std::vector<std::string>& errors) {
   return quire::server::kExitConfig;
 }
 
-// Checks tokens and certificates in the way the daemon reads them at start.
-absl::Status ValidateSecurity(const quire::server::DaemonOptions& options) {
-  QUIRE_RETURN_IF_ERROR(quire::server::Authenticator::Read(options.auth).status());
-  if (!options.tls.enabled()) return absl::OkStatus();
-  return quire::server::ReadCertificates(options.tls, absl::Now()).status();
+// Implements --validate: makes the checks of the start, without listening or loading weights.
+std::vector<std::string> Validate(const quire::server::DaemonOptions& options) {
+  std::vector<std::string> errors;
+  const absl::Status log_file = quire::log::CheckFile(options.logging.file);
+  if (!log_file.ok()) errors.push_back("logging.file: " + std::string(log_file.message()));
+  const auto check = [&errors](const absl::Status& status) {
+    if (!status.ok()) errors.emplace_back(status.message());
+  };
+  check(quire::server::Authenticator::Read(options.auth).status());
+  if (options.tls.enabled()) {
+    check(quire::server::ReadCertificates(options.tls, absl::Now()).status());
+  }
+  quire::server::ValidateModel(options, &errors);
+  return errors;
 }
 
 // Checks every instruction set of the CPU and prints the results. Returns the exit code.
@@ -104,10 +113,8 @@ int Run(Flags flags) {
     std::cout << config->Print(flags.print_format == "json" ? Spelling::kJson : Spelling::kYaml);
   }
   if (flags.validate) {
-    const absl::Status security = ValidateSecurity(ToOptions(*config));
-    if (!security.ok()) return PrintErrors({std::string(security.message())});
-    const absl::Status status = quire::server::ValidateModel(ToOptions(*config));
-    if (!status.ok()) return PrintErrors({std::string(status.message())});
+    errors = Validate(ToOptions(*config));
+    if (!errors.empty()) return PrintErrors(errors);
   }
   if (flags.self_check) return RunSelfCheck(ToOptions(*config));
   if (flags.validate || !flags.print_format.empty()) return quire::server::kExitOk;
