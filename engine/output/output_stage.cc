@@ -178,9 +178,10 @@ void OutputStage::FinishStream(Ring& ring, OutputItem& item) {
   AcceptedRequest& request = *item.request;
   const auto state = ring.states.find(request.arrival);  // made by MakeEvents
   const Usage usage = state->second->TotalUsage();
+  const absl::Duration time_to_first_token = state->second->TimeToFirstToken();
   ring.states.erase(state);
   table_->Remove(request);
-  request.stream->Finish(std::move(item.status), usage);
+  request.stream->Finish(std::move(item.status), usage, time_to_first_token);
 }
 
 }  // namespace quire::engine

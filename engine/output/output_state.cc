@@ -278,7 +278,7 @@ void OutputState::EndChoice(const OutputItem& item) {
   choice.timings = {.queue = schedule_time_ - request_.accept_time,
                     .prefill = choice.first_token_time - schedule_time_,
                     .decode = choice.last_token_time - choice.first_token_time,
-                    .time_to_first_token = first_handed_over_ - request_.accept_time,
+                    .time_to_first_token = TimeToFirstToken(),
                     .preemption_count = item.preemptions,
                     .recomputed_tokens = item.recomputed_tokens};
   if (params_.timings) completed.timings = choice.timings;
@@ -290,6 +290,11 @@ Usage OutputState::UsageOf(const Choice& choice) const {
           .completion_tokens = choice.tokens,
           .cached_tokens = cached_tokens_,
           .reasoning_tokens = choice.reasoning_tokens};
+}
+
+absl::Duration OutputState::TimeToFirstToken() const {
+  if (first_handed_over_ == absl::InfiniteFuture()) return absl::ZeroDuration();
+  return first_handed_over_ - request_.accept_time;
 }
 
 Usage OutputState::TotalUsage() const {
@@ -318,7 +323,7 @@ void OutputState::EndRequest(const OutputItem& item, absl::Time now, EngineProbe
         first = std::min(first, choice.first_token_time);
         last = std::max(last, choice.last_token_time);
       }
-      probe.answers.ObservePhases({.time_to_first_token = first_handed_over_ - request_.accept_time,
+      probe.answers.ObservePhases({.time_to_first_token = TimeToFirstToken(),
                                    .prefill = first - schedule_time_,
                                    .decode = last - first});
     }

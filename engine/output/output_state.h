@@ -47,6 +47,9 @@ class OutputState {
   void EndRequest(const OutputItem& item, absl::Time now, EngineProbe& probe);
   // Returns the sum over all choices.
   Usage TotalUsage() const;
+  // Returns the time from accept until the first token of any choice was handled, or 0 if there was
+  // none.
+  absl::Duration TimeToFirstToken() const;
 
  private:
   struct Choice {

@@ -49,13 +49,15 @@ void TokenStream::Write(OutputEvent event) {
   Notify();
 }
 
-void TokenStream::Finish(absl::Status status, const Usage& usage) {
+void TokenStream::Finish(absl::Status status, const Usage& usage,
+                         absl::Duration time_to_first_token) {
   {
     MutexLock lock(&mutex_);
     if (finish_called_) return;
     finish_called_ = true;
     status_ = std::move(status);
     usage_ = usage;
+    time_to_first_token_ = time_to_first_token;
     if (!reader_waits_) return;
     reader_waits_ = false;
   }
@@ -126,6 +128,11 @@ void TokenStream::SetAbandonedCallback(std::function<void()> callback) {
 absl::Status TokenStream::status() const {
   MutexLock lock(&mutex_);
   return status_;
+}
+
+absl::Duration TokenStream::time_to_first_token() const {
+  MutexLock lock(&mutex_);
+  return time_to_first_token_;
 }
 
 Usage TokenStream::usage() const {

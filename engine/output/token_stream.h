@@ -133,8 +133,10 @@ class TokenStream {
   // Write and Finish are for the producer. After Finish, both do nothing.
   void Write(OutputEvent event);
   // Ends the request: with OK after the last CompletedEvent, otherwise with the status and its
-  // reason. `usage` is the usage so far, for the trailers of a failed call.
-  void Finish(absl::Status status, const Usage& usage);
+  // reason. `usage` is the usage so far, for the trailers of a failed call. `time_to_first_token`
+  // is 0 if no token was sampled.
+  void Finish(absl::Status status, const Usage& usage,
+              absl::Duration time_to_first_token = absl::ZeroDuration());
 
   // For the reader. Returns the next event, or nullopt if there is none now. If finished() is also
   // true, none will follow.
@@ -144,6 +146,8 @@ class TokenStream {
   bool finished();
   absl::Status status() const;
   Usage usage() const;
+  // Returns the time that Finish set, or 0 before.
+  absl::Duration time_to_first_token() const;
   // Sets a callback. After Take returned nothing, the thread that writes the next event or the end
   // calls it once. The state lock is not held during the call. If an event or the end is already
   // available, SetReadyCallback itself calls the callback. There is one callback at a time. Null
@@ -188,6 +192,7 @@ class TokenStream {
   bool is_read_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
   Usage usage_ ABSL_GUARDED_BY(mutex_);
+  absl::Duration time_to_first_token_ ABSL_GUARDED_BY(mutex_);
   std::function<void()> callback_ ABSL_GUARDED_BY(callback_mutex_);
   std::int32_t capacity_tokens_ = 0;  // constant after SetDrainedCallback
   std::function<void()> on_drained_;  // constant after SetDrainedCallback

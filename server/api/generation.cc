@@ -112,11 +112,6 @@ bool Generation::TakeResponse(v1::GenerateResponse* message) {
   if (const auto* started = std::get_if<engine::StartedEvent>(&*event)) {
     record_.queue_time = started->schedule_time - accept_time_;
   }
-  const bool has_output = std::holds_alternative<engine::DeltaEvent>(*event) ||
-                          std::holds_alternative<engine::CompletedEvent>(*event);
-  if (has_output && record_.time_to_first_token == absl::ZeroDuration()) {
-    record_.time_to_first_token = context_.clock->Now() - accept_time_;
-  }
   ToProto(*std::move(event), id(), *context_.clock, message);
   return true;
 }
@@ -144,6 +139,7 @@ absl::Status Generation::Close() {
   record_.prompt_tokens = usage.prompt_tokens;
   record_.cached_tokens = usage.cached_tokens;
   record_.completion_tokens = usage.completion_tokens;
+  record_.time_to_first_token = stream_->time_to_first_token();
   record_.duration = context_.clock->Now() - accept_time_;
   RecordEnd(context_, record_);
   return status;
