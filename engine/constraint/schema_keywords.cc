@@ -6,7 +6,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "base/edit_distance.h"
+#include "base/closest_name.h"
 #include "engine/constraint/schema_nodes.h"
 
 namespace quire::engine {
@@ -166,15 +166,10 @@ void NodeReader::ReadObject() {
 
 void NodeReader::Unknown(const std::string& keyword) {
   if (keyword.starts_with("x-")) return;
-  std::string nearest;
-  int distance = 4;  // larger distances give no suggestion
-  for (const auto& [known, how] : Keywords()) {
-    const int d = keyword.size() > 64 ? distance : EditDistance(keyword, known);
-    if (d < distance) {
-      distance = d;
-      nearest = known;
-    }
-  }
+  std::vector<absl::string_view> names;
+  names.reserve(Keywords().size());
+  for (const auto& [known, how] : Keywords()) names.emplace_back(known);
+  const absl::string_view nearest = ClosestName(keyword, names);
   LeaveOut(nearest.empty() ? "is not a known keyword"
                            : absl::StrCat("is not a known keyword; did you mean ", nearest, "?"));
 }

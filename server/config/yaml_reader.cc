@@ -12,7 +12,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "base/edit_distance.h"
+#include "base/closest_name.h"
 #include "base/utf8.h"
 #include "quire/config/v1/options.pb.h"
 #include "server/config/quoting.h"
@@ -40,20 +40,13 @@ void CollectPaths(const Descriptor* section, const std::string& prefix,
   }
 }
 
-// Suggests a replacement for the unknown key `name`: a key of this section within an edit distance
-// of two, or else a key with that name in another section. Returns "" if there is none.
+// Suggests a replacement for the unknown key `name`: a similar key of this section, or else a key
+// with that name in another section. Returns "" if there is none.
 std::string SuggestName(const Descriptor* root, const Descriptor* section, absl::string_view name) {
-  std::string best;
-  int best_distance = 3;
-  for (int i = 0; i < section->field_count(); ++i) {
-    const std::string& candidate = section->field(i)->name();
-    const int distance = EditDistance(name, candidate);
-    if (distance < best_distance) {
-      best = candidate;
-      best_distance = distance;
-    }
-  }
-  if (!best.empty()) return best;
+  std::vector<absl::string_view> names;
+  for (int i = 0; i < section->field_count(); ++i) names.push_back(section->field(i)->name());
+  const absl::string_view closest = ClosestName(name, names);
+  if (!closest.empty()) return std::string(closest);
   std::vector<std::string> paths;
   CollectPaths(root, "", &paths);
   for (const std::string& path : paths) {

@@ -10,7 +10,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "base/edit_distance.h"
+#include "base/closest_name.h"
 #include "base/error_reason.h"
 #include "base/status.h"
 
@@ -24,7 +24,7 @@ constexpr std::uint32_t kEvaluationBodies =
     kEmbeddingBody | kScoreBody | kRerankBody | kClassifyBody;
 constexpr std::uint32_t kAllBodies = kGenerationBodies | kEvaluationBodies;
 
-// Longer names are cut in messages and get no suggestion.
+// Longer names are cut in messages.
 constexpr std::size_t kMaxNameBytes = 64;
 constexpr absl::string_view kTextOnly = "the model reads and writes text only";
 constexpr absl::string_view kUseConstraint = "use response_format or structured_outputs";
@@ -337,31 +337,16 @@ absl::Status BadField(const JsonValue& value, absl::string_view problem) {
                     {{"field", value.path()}, {"param", value.path()}});
 }
 
-// Returns the name in lower case without separators: clients confuse maxTokens and max_tokens.
-std::string FoldName(absl::string_view name) {
-  std::string folded;
-  for (const char c : name) {
-    if (c != '_' && c != '-') folded += absl::ascii_tolower(static_cast<unsigned char>(c));
-  }
-  return folded;
-}
-
 // Returns the supported field of `owner` with the most similar name, or "" if none is similar.
 absl::string_view SuggestField(const FieldTable& table, std::uint32_t owner,
                                absl::string_view name) {
-  if (name.size() > kMaxNameBytes) return "";
-  const std::string folded = FoldName(name);
-  absl::string_view best;
-  // Short names are similar to many others.
-  int best_distance = folded.size() <= 4 ? 2 : 3;
+  std::vector<absl::string_view> names;
   for (const RequestField& field : table.fields()) {
-    if ((field.owners & owner) == 0 || field.outcome != FieldOutcome::kSupported) continue;
-    const int distance = EditDistance(folded, FoldName(field.name));
-    if (distance >= best_distance) continue;
-    best_distance = distance;
-    best = field.name;
+    if ((field.owners & owner) != 0 && field.outcome == FieldOutcome::kSupported) {
+      names.push_back(field.name);
+    }
   }
-  return best;
+  return ClosestName(name, names);
 }
 
 absl::Status UnknownField(const FieldTable& table, const JsonValue& value, std::uint32_t owner,

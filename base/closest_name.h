@@ -1,0 +1,22 @@
+#pragma once
+
+// Suggests a known name for a misspelled one, for messages such as `did you mean "max_tokens"?`.
+//
+// Source:  edit distance with transpositions of neighbours ("optimal string alignment"), Damerau
+//          1964 and Levenshtein 1966.
+// Threads: any.
+
+#include <span>
+
+#include "absl/strings/string_view.h"
+
+namespace quire {
+
+// Returns the name of `known` that needs the fewest edits to become `name`, or "" if every name
+// needs too many. An edit inserts, removes or replaces a byte, or swaps two neighbours. Upper and
+// lower case are equal. A name of at least four bytes may need two edits, a shorter one needs at
+// most one. The first of several closest names wins. The result refers to memory of `known`. A name
+// of more than 64 bytes has no suggestion, which bounds the cost of names that clients send.
+absl::string_view ClosestName(absl::string_view name, std::span<const absl::string_view> known);
+
+}  // namespace quire
