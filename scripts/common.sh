@@ -47,8 +47,12 @@ install_python() {
 # make_venv: installs the Python packages of tests and checks, with pinned versions, into build/venv.
 make_venv() { install_python build/venv tests/e2e/requirements.txt tools/cuda_requirements.txt; }
 
-# make_clients: installs clients that need other versions than the tests into build/clients.
-make_clients() { install_python build/clients tests/e2e/clients/requirements.txt; }
+# make_clients: installs clients that need other versions than the tests into build/clients, and the oldest versions of
+# the Python client's dependencies into build/oldest_client.
+make_clients() {
+  install_python build/clients tests/e2e/clients/requirements.txt &&
+    install_python build/oldest_client tests/e2e/oldest_client.txt
+}
 
 # has_cuda BUILD: true if the build folder was configured with CUDA.
 has_cuda() { grep -q '^CMAKE_CUDA_COMPILER:[A-Z]*=.*nvcc' "$1/CMakeCache.txt"; }

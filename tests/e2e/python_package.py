@@ -15,6 +15,10 @@ import venv
 import pytest
 from daemon import ROOT
 
+# A Python with the oldest dependencies of the package, made by make_clients of scripts/common.sh. A published package is
+# built with it.
+OLDEST = ROOT / "build" / "oldest_client" / "bin" / "python"
+
 
 def run(*command, **options):
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=120, **options)
@@ -23,18 +27,19 @@ def run(*command, **options):
 
 
 def build_wheel(source, out):
-    """Builds with the installed setuptools and grpcio-tools, so that nothing is downloaded."""
+    """Builds with the setuptools and grpcio-tools of OLDEST, so that nothing is downloaded."""
     flags = ["--quiet", "--no-build-isolation", "--no-deps", "--no-index", "--disable-pip-version-check"]
-    run(sys.executable, "-m", "pip", "wheel", *flags, "--wheel-dir", out, source)
+    run(OLDEST, "-m", "pip", "wheel", *flags, "--wheel-dir", out, source)
     (wheel,) = out.glob("*.whl")
     return wheel
 
 
 def build_all(folder):
-    """Builds a source distribution, a wheel of the tree, a wheel of the source distribution, and a venv with the first
+    """Builds a source distribution, a wheel of the tree, a wheel of the source distribution, and two venvs with the first
     wheel.
 
-    The venv also sees the packages of this Python, which replace what pip would download.
+    One venv sees the packages of this Python, which are the newest, and the other those of OLDEST. They replace what pip
+    would download.
     """
     ignored = shutil.ignore_patterns("build", "dist", "*.egg-info", "_proto", "__pycache__")
     tree = folder / "tree"
@@ -43,7 +48,7 @@ def build_all(folder):
     shutil.copy(ROOT / "LICENSE", tree / "LICENSE")
     made = types.SimpleNamespace(run=run, source=tree / "tools" / "python")
     build = f"from setuptools import build_meta; build_meta.build_sdist({str(folder)!r})"
-    run(sys.executable, "-c", build, cwd=made.source)
+    run(OLDEST, "-c", build, cwd=made.source)
     (made.sdist,) = folder.glob("*.tar.gz")
     made.wheel = build_wheel(made.source, folder / "wheel")
     (folder / "alone").mkdir()
@@ -51,14 +56,21 @@ def build_all(folder):
     (alone,) = (folder / "alone").iterdir()
     made.wheel_of_sdist = build_wheel(alone, folder / "wheel_of_sdist")
 
-    venv.create(folder / "venv")
-    made.python = folder / "venv" / "bin" / "python"
-    site = run(made.python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
-    made.site = pathlib.Path(site)
-    (made.site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    flags = ["--quiet", "--no-deps", "--no-index", "--disable-pip-version-check"]
-    run(sys.executable, "-m", "pip", "--python", made.python, "install", *flags, made.wheel)
+    made.python, made.site = install(made.wheel, folder / "venv", sysconfig.get_path("purelib"))
+    oldest = run(OLDEST, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
+    made.oldest_python, _ = install(made.wheel, folder / "oldest", oldest)
     return made
+
+
+def install(wheel, folder, dependencies):
+    """Makes a venv with the wheel that sees the packages in `dependencies`. Returns its Python and its packages' folder."""
+    venv.create(folder)
+    python = folder / "bin" / "python"
+    site = pathlib.Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+    (site / "dependencies.pth").write_text(str(dependencies) + "\n")
+    flags = ["--quiet", "--no-deps", "--no-index", "--disable-pip-version-check"]
+    run(sys.executable, "-m", "pip", "--python", python, "install", *flags, wheel)
+    return python, site
 
 
 @pytest.fixture(scope="session")

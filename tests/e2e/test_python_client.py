@@ -435,6 +435,7 @@ class Endings:
         yield
         wait_until(lambda: self.total(name, label) == before + 1, "the cancel")
         wait_until(lambda: self.total("quire_requests_running") + self.total("quire_requests_waiting{") == 0, "idleness")
+        wait_until(lambda: self.total("quire_kv_cache_pages", 'state="used"') == 0, "free pages")
 
 
 def leave_with(q, client, endings):
@@ -593,6 +594,67 @@ def test_asyncio_client_cancels_abandoned_calls(q, endless, end):
 
     with endings.one_more_cancelled():
         asyncio.run(use())
+
+
+OLDEST_CALLS = """
+import asyncio, sys
+import google.protobuf, grpc
+from quire_client import AsyncClient, Client, QuireError, v1
+
+print(google.protobuf.__version__, grpc.__version__)
+address, endless = sys.argv[1:]
+request = v1.GenerateRequest(text="Once", stopping={"max_tokens": 4}, output={"logprobs": 1})
+with Client(address, timeout=60) as client:
+    whole = client.complete(request)
+    with client.generate(request) as stream:
+        assert "".join(stream.text()) and whole.choices[0].usage.completion_tokens == 4
+    assert sorted(item.index for item in client.batch([request, request])) == [0, 1]
+    ids = client.tokenize(v1.TokenizeRequest(text="Once")).token_ids
+    assert "Once" in client.detokenize(v1.DetokenizeRequest(token_ids=ids)).text and client.health()
+    try:
+        client.complete(v1.GenerateRequest(text="Once", model="none"))
+    except QuireError as error:
+        assert error.reason == "MODEL_NOT_FOUND", error
+    else:
+        raise AssertionError("an unknown model was served")
+
+async def cancel():
+    async with AsyncClient(endless) as client:
+        stopping = {"max_tokens": ENDLESS, "ignore_eos": True}
+        stream = client.generate(v1.GenerateRequest(token_ids={"ids": [5]}, stopping=stopping))
+        async for _ in stream:
+            break
+        task = asyncio.ensure_future(stream.result())
+        await asyncio.sleep(0)
+        task.cancel()
+        try:
+            await task
+        except asyncio.CancelledError:
+            return
+        raise AssertionError("the task was not cancelled")
+
+asyncio.run(cancel())
+"""
+
+
+def test_oldest_dependencies_make_the_same_calls(package, daemon, endless):
+    pins = dict(line.split("==") for line in (ROOT / "tests/e2e/oldest_client.txt").read_text().split() if "==" in line)
+    with Endings(endless).one_more_cancelled():
+        script = OLDEST_CALLS.replace("ENDLESS", str(ENDLESS))
+        printed = package.run(package.oldest_python, "-c", script, daemon.grpc_address, endless.unix)
+    assert printed.split() == [pins["protobuf"], pins["grpcio"]]
+
+
+def test_declared_bounds_are_the_tested_ones(package):
+    from packaging.requirements import Requirement
+
+    pins = [line.split("==") for line in (ROOT / "tests/e2e/oldest_client.txt").read_text().split() if "==" in line]
+    show = "import importlib.metadata as m, json; print(json.dumps(m.requires('quire-client')))"
+    wanted = {one.name: one.specifier for one in map(Requirement, json.loads(package.run(package.python, "-c", show)))}
+    for name, version in pins:
+        if name in wanted:
+            assert any(one.operator == ">=" and one.version == version for one in wanted[name]), f"{name}: {wanted[name]}"
+    assert set(wanted) <= {name for name, _ in pins}
 
 
 # --- errors ----------------------------------------------------------------------------------------

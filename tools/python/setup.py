@@ -12,6 +12,7 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 HERE = pathlib.Path(__file__).resolve().parent
+UNTESTED_PROTOBUF = 8  # major release
 
 
 def make_messages(target):
@@ -42,10 +43,15 @@ class BuildWithMessages(build_py):
 
 
 def dependencies():
-    """Returns the dependencies of the generated code, which are those of its generator."""
-    wanted = importlib.metadata.requires("grpcio-tools") or []
-    shared = [one for one in wanted if re.match(r"(grpcio|protobuf)\b", one) and "extra" not in one]
-    return [*shared, "grpcio-health-checking", "googleapis-common-protos"]
+    """Returns the dependencies of the generated code: its generator's lower bounds, and below the first major release of
+    protobuf with which it was not tested.
+
+    The generator's own upper bound is that of protoc in Python. Generated code also runs with later releases.
+    """
+    wanted = " ".join(importlib.metadata.requires("grpcio-tools") or [])
+    grpcio, protobuf = (re.search(rf"\b{name}\b[^;]*?>=\s*([\d.]+)", wanted).group(1) for name in ("grpcio", "protobuf"))
+    lowest = [f"grpcio>={grpcio}", f"grpcio-health-checking>={grpcio}", f"protobuf>={protobuf},<{UNTESTED_PROTOBUF}"]
+    return [*lowest, "googleapis-common-protos>=1.56.4"]
 
 
 setup(cmdclass={"build_py": BuildWithMessages}, install_requires=dependencies())
