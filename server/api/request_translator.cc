@@ -480,7 +480,8 @@ absl::Status CheckModelName(const TranslatorOptions& options, absl::string_view 
   }
   const absl::string_view shown = name.substr(0, 128);
   return WithReason(
-      absl::NotFoundError(absl::StrCat("model \"", shown, "\" is not served")),
+      absl::NotFoundError(absl::StrCat("model \"", shown, "\" is not served; this server has \"",
+                                       options.model_id, "\"")),
       Reason::kModelNotFound,
       {{"field", "model"}, {"model", std::string(shown)}, {"available", options.model_id}});
 }

@@ -223,10 +223,13 @@ absl::StatusOr<Identity> IdentifyByToken(const AuthRules& rules, const Credentia
   if (credentials.bearer_token.empty()) {
     Identity anonymous{.principal = "", .scopes = rules.options.anonymous_scopes};
     if (anonymous.scopes.Has(needed)) return anonymous;
-    return MissingTokenError("the call has no bearer token");
+    return MissingTokenError(
+        "the call has no bearer token; send the header \"Authorization: Bearer TOKEN\"");
   }
   const TokenLine* line = rules.Find(credentials.bearer_token);
-  if (line == nullptr) return InvalidTokenError("the bearer token is unknown");
+  if (line == nullptr)
+    return InvalidTokenError(
+        "the bearer token is unknown; auth.tokens_file of the server has the valid ones");
   if (!line->scopes.Has(needed)) return MissingScopeError("the token", needed);
   return Identity{.principal = line->principal, .tenant = line->tenant, .scopes = line->scopes};
 }

@@ -57,11 +57,12 @@ std::string SuggestName(const Descriptor* root, const Descriptor* section, absl:
 
 std::string DescribeUnknownField(const Descriptor* root, const Descriptor* section,
                                  const std::string& section_path, absl::string_view name) {
+  const std::string where = section_path.empty() ? "" : absl::StrCat(" in ", section_path);
+  const std::string unknown = absl::StrCat("unknown field \"", name, "\"", where);
   const std::string suggestion = SuggestName(root, section, name);
-  return absl::StrCat(
-      "unknown field \"", name, "\"",
-      section_path.empty() ? "" : absl::StrCat(" in ", section_path),
-      suggestion.empty() ? "" : absl::StrCat("; did you mean \"", suggestion, "\"?"));
+  return absl::StrCat(unknown, suggestion.empty()
+                                   ? "; docs/reference/config.md lists the fields"
+                                   : absl::StrCat("; did you mean \"", suggestion, "\"?"));
 }
 
 // Hint for messages about files, which do not repeat the value.
@@ -92,7 +93,8 @@ class LayerReader {
       const auto [first, is_new] = lines.emplace(name, mark.line + 1);
       if (!is_new) {
         Error(mark, "",
-              absl::StrCat("duplicate key \"", name, "\" (first at line ", first->second, ")"));
+              absl::StrCat("duplicate key \"", name, "\" (first at line ", first->second,
+                           "); remove one of them"));
         continue;
       }
       const FieldDescriptor* field = message->GetDescriptor()->FindFieldByName(name);

@@ -11,6 +11,10 @@
 namespace quire::server {
 namespace {
 
+constexpr char kUnknownPage[] =
+    "no such page; this port (server.http.listen) has /metrics, /livez, /readyz, /startupz and "
+    "/status.json, and the OpenAI API is at openai.listen\n";
+
 HttpAnswer AnswerOf(const HttpHandlers& handlers, const HttpRequest& request) {
   if (request.method != "GET" && request.method != "HEAD") {
     return {.status = 405,
@@ -18,7 +22,7 @@ HttpAnswer AnswerOf(const HttpHandlers& handlers, const HttpRequest& request) {
             .headers = {{"Allow", "GET, HEAD"}}};
   }
   const auto handler = handlers.find(request.path);
-  if (handler == handlers.end()) return {.status = 404, .body = "no such page\n"};
+  if (handler == handlers.end()) return {.status = 404, .body = kUnknownPage};
   return handler->second(request);
 }
 

@@ -79,7 +79,9 @@ absl::Status RequestReader::ToStatus(const Error& error) {
     // If Content-Length exceeds the limit, the head is complete and is checked first.
     if (!is_head_parsed_) QUIRE_RETURN_IF_ERROR(ReadHead());
     return refused(Reason::kInputTooLarge,
-                   absl::StrCat("the body has more than ", limits_.max_body_bytes, " bytes"));
+                   limits_.max_body_bytes == 0
+                       ? "this port takes no bodies; the OpenAI API is at openai.listen"
+                       : absl::StrCat("the body has more than ", limits_.max_body_bytes, " bytes"));
   }
   if (error == http::error::header_limit) {
     const absl::string_view what =

@@ -47,7 +47,9 @@ bool IsUnsupported(absl::string_view path) {
 HttpAnswer UnknownEndpoint(absl::string_view path) {
   if (IsUnsupported(path)) return OpenAiError(FeatureUnsupported(path, "path"));
   return OpenAiError(Reason::kUnknownEndpoint,
-                     absl::StrCat("endpoint ", path.substr(0, 200), " does not exist"), "path");
+                     absl::StrCat("endpoint ", path.substr(0, 200),
+                                  " does not exist; use an endpoint such as /v1/completions"),
+                     "path");
 }
 
 // Quotes at most 200 bytes of what the client sent, for an error message.

@@ -51,7 +51,9 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"limits:\n  page_size: 16\n",
              "prod.yaml:2:3: unknown field \"page_size\" in limits; did you mean "
              "\"kv_cache.page_size\"?"},
-        Case{"nothing_like_it: 1\n", "prod.yaml:1:1: unknown field \"nothing_like_it\""},
+        Case{"nothing_like_it: 1\n",
+             "prod.yaml:1:1: unknown field \"nothing_like_it\"; docs/reference/config.md lists the "
+             "fields"},
         Case{"kv_cache:\n  page_size: 48\n",
              "prod.yaml:2:14: kv_cache.page_size: 48 is not one of 16, 32, 64, 128"},
         Case{"shutdown:\n  drain_timeout: 45\n",
@@ -97,7 +99,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"model: story\n", "prod.yaml:1:8: model: is a section; write keys below it"},
         Case{"model:\n  aliases: one\n", "prod.yaml:2:3: model.aliases: is a list; write [a, b]"},
         Case{"limits:\n  max_choices: 2\nlimits:\n  max_choices: 3\n",
-             "prod.yaml:3:1: duplicate key \"limits\" (first at line 1)"},
+             "prod.yaml:3:1: duplicate key \"limits\" (first at line 1); remove one of them"},
         Case{"schema_version: 1\n---\nschema_version: 1\n",
              "prod.yaml:3:1: second YAML document; a configuration file has exactly one"},
         Case{", limits: {max_choices: 2}\n",
@@ -105,7 +107,8 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"{schema_version: 1}, {schema_version: 1}\n",
              "prod.yaml:1:20: this text is after the end of the YAML document"},
         Case{"- a\n- b\n", "prod.yaml:1:1: the file is not a map of sections"},
-        Case{"<<: {a: 1}\n", "prod.yaml:1:1: unknown field \"<<\""},
+        Case{"<<: {a: 1}\n",
+             "prod.yaml:1:1: unknown field \"<<\"; docs/reference/config.md lists the fields"},
         Case{"model:\n  id: \"a\xff\"\n", "prod.yaml:2:9: invalid UTF-8"},
         Case{"schema_version: 2\n",
              "prod.yaml:1:17: schema_version: 2 is out of range; it must be 1 to 1"}));
