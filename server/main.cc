@@ -25,6 +25,7 @@
 #include "server/config/flags.h"
 #include "server/config/layered_config.h"
 #include "server/config/options.h"
+#include "server/config/usage_error.h"
 #include "server/daemon.h"
 #include "server/descriptor_limit.h"
 #include "server/engine_stack.h"
@@ -147,6 +148,10 @@ int main(int argc, char** argv) {
   CLI::App app("quired: LLM inference server", "quired");
   app.set_version_flag("--version", std::string("quired ") + quire::server::kVersion);
   quire::server::AddFlags(&app, &flags);
+  app.failure_message([](const CLI::App* failed, const CLI::Error& error) {
+    return quire::server::DescribeUsageError(*failed, error) +
+           "settings are keys: --set KEY=VALUE, such as --set openai.listen=127.0.0.1:8000\n";
+  });
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -34,7 +34,7 @@ THIRD_PARTY = [
     (r"yaml-cpp/", ["server/config/*"]),
     (r"boost/", ["server/edge/*", "server/http/*", "server/net/*"]),
     (r"curl/", ["tools/quire/*"]),
-    (r"CLI/", ["server/main.cc", "server/config/flags.cc", "tools/*"]),
+    (r"CLI/", ["server/main.cc", "server/config/flags.cc", "server/config/usage_error.cc", "tools/*"]),
     (r"spdlog/|fmt/", ["base/logging.cc"]),
     (r"prometheus/", ["base/probe.cc"]),
     (r"xgrammar/|dlpack/", ["engine/constraint/grammar_library_xgrammar.cc"]),

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <exception>
 
+#include "server/config/usage_error.h"
 #include "tools/quire/client.h"
 
 namespace {
@@ -17,6 +18,9 @@ int Run(int argc, char** argv) {
   app.set_version_flag("--version", QUIRE_VERSION);
   app.require_subcommand(1);
   app.fallthrough();
+  app.failure_message([](const CLI::App* failed, const CLI::Error& error) {
+    return quire::server::DescribeUsageError(*failed, error);
+  });
   quire::client::AddCommonOptions(&app, &common);
   quire::client::AddGenerate(&app, &common, &exit_code);
   quire::client::AddChat(&app, &common, &exit_code);
@@ -41,6 +45,8 @@ int Run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  // Errors are printed from statuses. gRPC's own log would repeat them, unless a user asks for it.
+  setenv("GRPC_VERBOSITY", "NONE", /*replace=*/0);
   const int exit_code = Run(argc, argv);
   // gRPC's threads outlive its channels. Returning from main would run OpenSSL's cleanup while
   // these threads may be in a handshake, which can crash.

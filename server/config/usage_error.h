@@ -1,0 +1,21 @@
+#pragma once
+
+// Messages about wrong command lines, for quired and quire.
+//
+// Threads: the main thread.
+
+#include <string>
+
+namespace CLI {
+class App;
+class Error;
+}  // namespace CLI
+
+namespace quire::server {
+
+// Returns the message for an error of parsing `app`, which ends with a newline. It names the
+// command and the argument, suggests similar commands and options, and ends with the usage of the
+// command.
+std::string DescribeUsageError(const CLI::App& app, const CLI::Error& error);
+
+}  // namespace quire::server
