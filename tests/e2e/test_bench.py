@@ -9,6 +9,7 @@ import socketserver
 import subprocess
 import sys
 import threading
+import xml.etree.ElementTree
 
 import pytest
 from attack_tools import http_get
@@ -215,7 +216,7 @@ def test_a_failing_peer_is_reported(daemon, fault, text):
             "--address", daemon.grpc_address, "bench", "--requests", 2, "--input-tokens", 8, "--output-tokens", 4,
             "--peer", f"openai={url}", code=1
         )
-    assert "first failure (openai)" in out and text in out
+    assert "all of 2 requests failed (openai); the first error: " in out and text in out
 
 
 def test_unreachable_peers_and_bad_metrics_are_reported(daemon):
@@ -231,6 +232,31 @@ def test_unreachable_peers_and_bad_metrics_are_reported(daemon):
         assert "are inconsistent" in out and "1 completed, 0 failed" in out
 
 
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def test_results_are_drawn(daemon, tmp_path):
+    arguments = ["--address", daemon.grpc_address, "bench", "--requests", 6, "--output-tokens", 5, "--svg", tmp_path / "bench.svg"]
+    quire(*arguments)
+    root = xml.etree.ElementTree.parse(tmp_path / "bench.svg").getroot()
+    texts = [text.text for text in root.iter(f"{SVG}text")]
+    assert "quire, model story" in texts and "6 completed, 0 failed" in texts and "no values" not in texts
+    assert {"time to first token, ms", "p99.9", "quire: output tokens/s", "requests in flight"} <= set(texts)
+    assert len(list(root.iter(f"{SVG}path"))) == 4 + 2  # percentiles; tokens and requests over time
+    with peer("status") as (_, url):  # all requests to the peer fail
+        quire(*arguments, "--peer", f"openai={url}", "--peer-model", "<a&b>", code=1)
+    root = xml.etree.ElementTree.parse(tmp_path / "bench.svg").getroot()
+    texts = [text.text for text in root.iter(f"{SVG}text")]
+    assert "openai, model <a&b>" in texts and "0 completed, 6 failed" in texts and "openai: output tokens/s" in texts
+    assert len([line for line in root.iter(f"{SVG}line") if line.get("stroke") == "#dc2626"]) == 6
+
+
+def test_a_run_without_a_completed_request_says_so(daemon):
+    out = quire("--address", daemon.grpc_address, "bench", "--requests", 3, "--input-tokens", 5000, code=1)
+    assert "all of 3 requests failed (quire); the first error: PROMPT_TOO_LONG" in out
+    assert "no request completed, so there are no latencies" in out and "p99" not in out
+
+
 def test_output_file_is_opened_before_the_load(daemon, tmp_path):
     arguments = ["--address", daemon.grpc_address, "bench", "--requests", 1]
     out = quire(*arguments, "--output-file", tmp_path / "absent" / "report.json", code=1)
@@ -239,6 +265,7 @@ def test_output_file_is_opened_before_the_load(daemon, tmp_path):
     assert "cannot write /dev/full" in out and "1 completed" in out
     quire(*arguments, "--output-file", tmp_path / "report.json")
     assert json.loads((tmp_path / "report.json").read_text())["completed"] == 1
+    assert "cannot write /dev/full" in quire(*arguments, "--svg", "/dev/full", code=1)
 
 
 @pytest.mark.parametrize("options", [

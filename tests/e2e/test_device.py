@@ -219,7 +219,7 @@ def test_model_without_weights_is_served(api, tmp_path):
 def test_cpu_plan_of_llama_8b(tmp_path):
     model = tmp_path / "llama"
     quire("make-model", "--shape", "llama-3.1-8b", "--out", model)
-    arguments = ["plan", "--model", model, "--cpu", "--set", "model.load_mode=dummy"]
+    arguments = ["plan", model, "--set", "model.load_mode=dummy"]
     layers = 32 * (4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 14336)
     embedding = 128256 * 4096
     vectors = (2 * 32 + 1) * 4096 * 4
@@ -237,7 +237,7 @@ def test_cpu_plan_of_llama_8b(tmp_path):
 def test_plan_of_llama_8b(tmp_path):
     model = tmp_path / "llama"
     quire("make-model", "--shape", "llama-3.1-8b", "--out", model)
-    arguments = ["plan", "--model", model, "--set", "model.load_mode=dummy"]
+    arguments = ["plan", model, "--set", "model.load_mode=dummy"]
     plan = json.loads(quire("--json", *arguments, "--device-memory", "80GiB"))
     uses = ("weights", "kv", "activations", "attention", "sampler", "linear", "graphs")
     assert plan["total_bytes"] == sum(plan[f"{use}_bytes"] for use in uses)

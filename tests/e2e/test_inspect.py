@@ -75,7 +75,9 @@ def test_text_report_of_a_model(model):
     assert re.search(r"^architecture +LlamaForCausalLM, family llama$", text, re.M)
     assert re.search(r"^parameters +254592 in 20 tensors, 0\.49 MiB in files$", text, re.M)
     assert re.search(r"^ +embedding +49152 parameters +0\.09 MiB in 1 tensors$", text, re.M)
-    assert re.search(r"^spec +model vocab 384 ", text, re.M)
+    assert re.search(r"^model +2 layers, hidden size 128, vocabulary 384, context 512 tokens, the head shares ", text, re.M)
+    layer = "attention with 4 heads of size 32 on 1 KV head, rotary positions; MLP: gated SiLU of inner size 160; "
+    assert re.search(rf"^layers 0-1 +{layer}RMSNorm before attention, before the MLP$", text, re.M)
     assert re.search(r"^tokenizer +BPE \(tokenizer\.json\), vocabulary 320, bos 0, eos 1, pad 2$", text, re.M)
     assert re.search(r"^CPU plan +weights ", text, re.M)
     assert re.search(r"^keys +ignored: attention_dropout, ", text, re.M)
@@ -84,7 +86,7 @@ def test_text_report_of_a_model(model):
 
 def test_plan_equals_that_of_quire_plan(model):
     report = inspect_json(model, "--device-memory", "2GiB", "--set", "kv_cache.dtype=int8")
-    command = [QUIRE, "--json", "plan", "--model", model, "--device-memory", "2GiB", "--set", "kv_cache.dtype=int8"]
+    command = [QUIRE, "--json", "plan", model, "--device-memory", "2GiB", "--set", "kv_cache.dtype=int8"]
     assert report["plan"] == json.loads(subprocess.check_output(list(map(str, command)), timeout=60))
     assert report["plan"]["kv_dtype"] == "int8"
 
@@ -173,6 +175,13 @@ def test_every_rejected_key_is_named(model):
     text = inspect(model, code=1)
     assert re.search(r"refused: alibi = true, clip_qkv = 8\.0$", text, re.M)
     assert re.search(r"^problem +.*alibi true is not supported", text, re.M)
+
+
+def test_layers_are_described_in_words():
+    text = inspect(MODELS / "gpt-oss-mxfp4")
+    assert "window of 32 tokens, attention sinks, biases of Q, K, V, output; mixture of 4 experts, 2 per token, " in text
+    assert re.search(r"layers +a page holds 1 layer; 1 layer keeps all tokens, 2 layers keep the last 32 tokens$", text, re.M)
+    assert "latent attention (MLA) with " in inspect(MODELS / "deepseek-v3-bf16")
 
 
 def test_unknown_architecture(model):

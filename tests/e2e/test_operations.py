@@ -12,7 +12,7 @@ import urllib.request
 
 import grpc
 import pytest
-from daemon import QUIRE, QUIRED, ROOT, Daemon
+from daemon import QUIRE, QUIRED, ROOT, Daemon, has_structured_output
 from google.protobuf import duration_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
@@ -269,14 +269,15 @@ def test_command_line_client(daemon):
     ids = quire(daemon, "tokenize", "Once upon a time").split()
     assert "Once upon a time" in quire(daemon, "detokenize", ",".join(ids))
     assert "LlamaForCausalLM" in quire(daemon, "models")
-    assert "READY" in quire(daemon, "info")
-    assert quire(daemon, "health").strip() == "SERVING"
+    assert "state ready" in quire(daemon, "info")
+    assert quire(daemon, "health").strip() == "serving"
+    assert json.loads(quire(daemon, "--json", "health")) == {"status": "SERVING"}
     assert "pages" in quire(daemon, "stats")
-    assert quire(daemon, "requests") == ""
+    assert quire(daemon, "requests") == "no requests\n" and quire(daemon, "--json", "requests") == ""
     assert "scheduler" in quire(daemon, "config", "--all")
     assert "pages freed" in quire(daemon, "flush")
-    assert quire(daemon, "cancel", "nobody").strip() == "no such request"
-    assert quire(daemon, "abort", "nobody").splitlines() == ["0 aborted", "unknown: nobody"]
+    assert quire(daemon, "cancel", "nobody", code=1) == ""
+    assert quire(daemon, "abort", "nobody", code=1) == "0 aborted\n"
     quire(daemon, "abort", code=1)
     quire(daemon, "abort", "--tenant", "x", code=1)
     assert quire(daemon, "abort", "--all", "--tenant", "nobody").strip() == "0 aborted"
@@ -287,6 +288,35 @@ def test_command_line_client(daemon):
     quire(daemon, "--address", "127.0.0.1:1", "models", code=3)
     for line in quire(daemon, "--json", "generate", "Once", "--max-tokens", "3").splitlines():
         assert json.loads(line)["requestId"]
+    for address in (f"http://{daemon.grpc_address}", f"grpc://{daemon.grpc_address}/", f"ipv4:{daemon.grpc_address}"):
+        assert "LlamaForCausalLM" in quire(daemon, "--address", address, "models")
+
+
+def test_json_of_the_client_has_zeros_and_numbers(daemon):
+    stats = json.loads(quire(daemon, "--json", "stats"))["stats"]
+    assert stats["waitingUncachedTokens"] == 0 and stats["preemptionCount"] == 0 and stats["loadedAdapters"] == []
+    assert isinstance(stats["stepCount"], int) and isinstance(stats["memoryBytes"]["weights"], int)
+    (model,) = map(json.loads, quire(daemon, "--json", "models").splitlines())
+    assert model["parameterCount"] > 1_000_000 and model["samplingDefaults"]["temperature"] == 0.7
+    assert "seed" not in model["samplingDefaults"], "an optional field that is unset stays absent"
+
+
+def test_client_reads_pipes(daemon, tmp_path):
+    def pipe(command, text):
+        done = subprocess.run(["bash", "-c", command.replace("QUIRE", f"{QUIRE} --address {daemon.grpc_address}")], input=text,
+                              capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    greedy = "--max-tokens 8 --temperature 0 --quiet"
+    wanted = quire(daemon, "generate", "Once upon a time", *greedy.split())
+    for command in (f"QUIRE generate - {greedy}", f"QUIRE generate --prompt-file - {greedy}",
+                    f"QUIRE generate --prompt-file /dev/stdin {greedy}", f"QUIRE generate --prompt-file <(cat) {greedy}"):
+        assert pipe(command, "Once upon a time") == wanted, command
+    if has_structured_output():
+        schema = '{"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"], "additionalProperties": false}'
+        for file in ("/dev/stdin", "-", "<(cat)"):
+            assert pipe(f"QUIRE generate Once --quiet --schema {file}", schema) == '{"a": 1}\n', file
 
 
 def test_bench_reports_standard_field_names(daemon):

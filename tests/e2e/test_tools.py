@@ -433,19 +433,24 @@ def test_calls_are_counted(api, served, service):
 
 
 def test_quire_chat_prints_calls_and_reasoning(served, tmp_path):
-    tools = tmp_path / "tools.json"
-    tools.write_text(json.dumps([{"name": "get_weather", "parametersJsonSchema": '{"type": "object"}'}]))
+    file = tmp_path / "tools.json"
 
     def chat(*arguments):
-        command = [QUIRE, "--address", served.grpc_address, "--timeout", "60", *arguments, "--quiet", "--tools", tools]
+        command = [QUIRE, "--address", served.grpc_address, "--timeout", "60", *arguments, "--tools", file]
         done = subprocess.run(command, capture_output=True, text=True, timeout=90)
         assert done.returncode == 0, done.stderr
         return done
 
-    called = chat("chat", QUESTIONS[0])
-    assert called.stdout == 'Let me look.\n\nget_weather {"location": "Paris, France"}\n' and called.stderr == ""
-    thought = chat("chat", QUESTIONS[3])
-    assert (thought.stdout, thought.stderr) == ("It stays dry.\n", "Rain needs clouds, and </thin air has none.")
+    own = [{"name": "get_weather", "parametersJsonSchema": '{"type": "object"}'}]
+    responses = [{"type": "function", **TOOLS[0]["function"]}]  # the flat form of OpenAI's Responses API
+    for tools in (TOOLS, own, responses):
+        file.write_text(json.dumps(tools))
+        called = chat("chat", "--quiet", QUESTIONS[0])
+        assert called.stdout == 'Let me look.\n\nget_weather {"location": "Paris, France"}\n' and called.stderr == ""
+        thought = chat("chat", "--quiet", QUESTIONS[3])
+        assert (thought.stdout, thought.stderr) == ("It stays dry.\n", "Rain needs clouds, and </thin air has none.")
+        # The template gets OpenAI's document unchanged.
+        assert (json.dumps(TOOLS[0]) in chat("render", QUESTIONS[0]).stdout) == (tools is not own)
 
 
 def test_python_client_returns_the_parts(q, served):

@@ -92,7 +92,7 @@ def test_pool_without_a_page_for_every_group_is_rejected():
     sets += ["device.type=cpu", "server.grpc.listen=[127.0.0.1:0]", "server.http.listen=127.0.0.1:0",
              "openai.listen=127.0.0.1:0"]
     model = str(MODELS / "gemma3-text-bf16")
-    starts = [[QUIRED], [QUIRED, "--validate"], [QUIRE, "plan", "--cpu", "--model", model], [QUIRE, "inspect", model]]
+    starts = [[QUIRED], [QUIRED, "--validate"], [QUIRE, "plan", model], [QUIRE, "inspect", model]]
     for start in starts:
         command = [*map(str, start), *(word for setting in sets for word in ("--set", setting))]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)

@@ -1,7 +1,5 @@
 // Implements the targets of `quire bench` for HTTP servers, with libcurl.
 
-#include <curl/curl.h>
-
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -13,34 +11,14 @@
 #include "base/json_text.h"
 #include "base/status.h"
 #include "tools/quire/bench_target.h"
+#include "tools/quire/curl_handle.h"
+#include "tools/quire/port_probe.h"
 #include "tools/quire/sse.h"
 
 namespace quire::client {
 namespace {
 
 using nlohmann::json;
-
-struct CurlDeleter {
-  void operator()(CURL* curl) const { curl_easy_cleanup(curl); }
-  void operator()(curl_slist* list) const { curl_slist_free_all(list); }
-};
-using CurlPtr = std::unique_ptr<CURL, CurlDeleter>;
-using HeaderPtr = std::unique_ptr<curl_slist, CurlDeleter>;
-
-CurlPtr NewCurl() {
-  [[maybe_unused]] static const CURLcode initialized = curl_global_init(CURL_GLOBAL_DEFAULT);
-  CurlPtr curl(curl_easy_init());
-  curl_easy_setopt(curl.get(), CURLOPT_NOSIGNAL, 1L);  // signals are not safe with several threads
-  curl_easy_setopt(curl.get(), CURLOPT_HTTP_VERSION, CURL_HTTP_VERSION_1_1);
-  curl_easy_setopt(curl.get(), CURLOPT_NOPROXY, "*");
-  return curl;
-}
-
-std::int64_t ResponseCode(CURL* curl) {
-  long code = 0;  // NOLINT(google-runtime-int): libcurl writes a long
-  curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &code);
-  return code;
-}
 
 std::int64_t IntegerOr0(const json& object, const char* key) {
   const auto it = object.find(key);
@@ -117,11 +95,6 @@ class Answer {
 std::size_t OnAnswerBytes(char* bytes, std::size_t size, std::size_t count, void* answer) {
   const std::size_t length = size * count;
   return static_cast<Answer*>(answer)->Take({bytes, length}) ? length : 0;
-}
-
-std::size_t OnBodyBytes(char* bytes, std::size_t size, std::size_t count, void* body) {
-  static_cast<std::string*>(body)->append(bytes, size * count);
-  return size * count;
 }
 
 class HttpTarget : public Target {
@@ -205,11 +178,12 @@ absl::StatusOr<PeerAddress> ParsePeer(absl::string_view text) {
     peer.kind = PeerAddress::Kind::kLlamaCpp;
   } else if (!absl::ConsumePrefix(&text, "openai=")) {
     return absl::InvalidArgumentError(
-        absl::StrCat("\"", text, "\" is not openai=URL or llamacpp=URL"));
+        absl::StrCat("--peer: \"", text,
+                     "\" does not name the kind of server; write openai=URL or llamacpp=URL"));
   }
   if (!absl::StartsWith(text, "http://") && !absl::StartsWith(text, "https://")) {
     return absl::InvalidArgumentError(
-        absl::StrCat("\"", text, "\" is not an http:// or https:// URL"));
+        absl::StrCat("--peer: \"", text, "\" is not a URL; write http://", text));
   }
   peer.url = std::string(absl::StripSuffix(text, "/"));
   return peer;
@@ -223,12 +197,13 @@ absl::StatusOr<std::string> HttpGet(const std::string& url) {
   const CurlPtr curl = NewCurl();
   std::string body;
   curl_easy_setopt(curl.get(), CURLOPT_URL, url.c_str());
-  curl_easy_setopt(curl.get(), CURLOPT_WRITEFUNCTION, OnBodyBytes);
-  curl_easy_setopt(curl.get(), CURLOPT_WRITEDATA, &body);
+  CollectBody(curl.get(), &body);
   curl_easy_setopt(curl.get(), CURLOPT_TIMEOUT_MS, 10'000L);
   const CURLcode result = curl_easy_perform(curl.get());
   if (result != CURLE_OK) {
-    return absl::UnavailableError(absl::StrCat(url, ": ", curl_easy_strerror(result)));
+    const std::string explained = ExplainHttpFailure(url);
+    return absl::UnavailableError(
+        explained.empty() ? absl::StrCat(url, ": ", curl_easy_strerror(result)) : explained);
   }
   if (ResponseCode(curl.get()) != 200) {
     return absl::UnavailableError(absl::StrCat(url, ": HTTP ", ResponseCode(curl.get())));
@@ -237,8 +212,12 @@ absl::StatusOr<std::string> HttpGet(const std::string& url) {
 }
 
 absl::StatusOr<std::string> PeerModel(const PeerAddress& peer) {
-  QUIRE_ASSIGN_OR_RETURN(const std::string body, HttpGet(absl::StrCat(peer.url, "/v1/models")));
-  const json answer = json::parse(body, nullptr, /*allow_exceptions=*/false);
+  const absl::StatusOr<std::string> body = HttpGet(absl::StrCat(peer.url, "/v1/models"));
+  if (!body.ok()) {
+    return absl::UnavailableError(absl::StrCat(
+        body.status().message(), "; --peer needs the URL of a server that lists its models there"));
+  }
+  const json answer = json::parse(*body, nullptr, /*allow_exceptions=*/false);
   if (answer.is_object() && answer.contains("data") && answer["data"].is_array() &&
       !answer["data"].empty() && answer["data"][0].is_object() &&
       HasText(answer["data"][0], "id")) {

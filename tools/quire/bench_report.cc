@@ -285,6 +285,8 @@ std::string ReportTable(const BenchRun& run) {
     absl::StrAppendFormat(&out, "peak memory of the server %.1f MiB\n",
                           static_cast<double>(run.peak_pss_bytes) / (1 << 20));
   }
+  if (summary.completed == 0)
+    return absl::StrCat(out, "no request completed, so there are no latencies\n");
   absl::StrAppendFormat(&out, "%-9s %10s %10s %10s %10s %10s %10s %10s   (ms)\n", "", "mean", "p50",
                         "p90", "p95", "p99", "p99.9", "max");
   const std::pair<const char*, const Distribution*> rows[] = {{"TTFT", &summary.ttft},

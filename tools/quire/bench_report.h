@@ -27,6 +27,7 @@ struct RequestSample {
   std::int64_t input_tokens = 0;
   std::int64_t output_tokens = 0;
   std::int64_t messages = 0;  // messages with tokens
+  double start_seconds = 0;   // after the start of the run
   double ttft_seconds = 0;
   double e2e_seconds = 0;
   double first_to_last_token_seconds = 0;

@@ -45,7 +45,11 @@ RunResult RunClosed(const Workload& workload, const TargetFactory& targets,
     threads.emplace_back([&] {
       const std::unique_ptr<Target> target = targets();
       for (std::int64_t i = next++; i < options.count && !stop.load(); i = next++) {
-        slots[static_cast<std::size_t>(i)] = target->Send(workload.Request(options.first + i));
+        const LoadRequest request = workload.Request(options.first + i);
+        const double sent = SecondsSince(start);
+        std::optional<RequestSample>& slot = slots[static_cast<std::size_t>(i)];
+        slot = target->Send(request);
+        slot->start_seconds = sent;
       }
     });
   }
@@ -57,9 +61,10 @@ RunResult RunClosed(const Workload& workload, const TargetFactory& targets,
 class OpenLoop {
  public:
   OpenLoop(const TargetFactory& targets, std::int64_t max_threads, std::int64_t count,
-           const std::atomic<bool>& stop)
+           SteadyClock::time_point start, const std::atomic<bool>& stop)
       : targets_(targets),
         max_threads_(max_threads),
+        start_(start),
         stop_(stop),
         slots_(static_cast<std::size_t>(count)) {}
 
@@ -105,13 +110,16 @@ class OpenLoop {
       }
       if (stop_.load()) continue;  // stopped while the job waited for a thread
       const double late = SecondsSince(job->time);
+      const double sent = SecondsSince(start_);
       slots_[job->slot] = target->Send(job->request);
       slots_[job->slot]->late_seconds = late;
+      slots_[job->slot]->start_seconds = sent;
     }
   }
 
   const TargetFactory& targets_;
   const std::int64_t max_threads_;
+  const SteadyClock::time_point start_;
   const std::atomic<bool>& stop_;
   std::vector<std::optional<RequestSample>> slots_;  // each written by one thread
   Mutex mutex_;
@@ -136,8 +144,8 @@ bool WaitUntil(SteadyClock::time_point time, const std::atomic<bool>& stop) {
 RunResult RunOpen(const Workload& workload, const TargetFactory& targets, const RunOptions& options,
                   const std::atomic<bool>& stop) {
   const std::vector<double> times = workload.SendTimes(options.count);
-  OpenLoop loop(targets, options.concurrency, options.count, stop);
   const auto start = SteadyClock::now();
+  OpenLoop loop(targets, options.concurrency, options.count, start, stop);
   for (std::size_t i = 0; i < times.size(); ++i) {
     // Created before its send time, since creating a long prompt takes a while.
     LoadRequest request = workload.Request(options.first + static_cast<std::int64_t>(i));

@@ -1,7 +1,6 @@
 #include "tools/quire/client.h"
 
 #include <google/protobuf/io/coded_stream.h>
-#include <google/protobuf/util/json_util.h>
 #include <google/protobuf/wire_format_lite.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/support/client_interceptor.h>
@@ -9,10 +8,12 @@
 
 #include <CLI/CLI.hpp>
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
@@ -29,7 +30,11 @@
 #include "absl/strings/str_cat.h"
 #include "base/grpc_code.h"
 #include "base/private_dir.h"
+#include "base/status.h"
 #include "server/config/validator.h"
+#include "tools/quire/address.h"
+#include "tools/quire/message_json.h"
+#include "tools/quire/port_probe.h"
 
 namespace quire::client {
 namespace {
@@ -58,6 +63,7 @@ bool ForEachBytesField(const std::string& bytes, OnField on_field) {
   return true;
 }
 
+constexpr int kDefaultPort = 50051;  // of server.grpc.listen
 constexpr int kReconnectBackoffMs = 100;
 constexpr std::chrono::milliseconds kConnectTimeout{500};
 
@@ -91,13 +97,72 @@ class TokenSenderFactory final : public grpc::experimental::ClientInterceptorFac
   const std::string token_;
 };
 
-std::string ReadContents(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return std::string(std::istreambuf_iterator<char>(file), {});
+bool UsesTls(const CommonOptions& options) {
+  return options.use_tls || !options.tls_ca.empty();
 }
 
-std::string ReadToken(absl::string_view contents) {
-  return std::string(absl::StripAsciiWhitespace(contents.substr(0, contents.find('\n'))));
+// Reads the token, the first line of `contents`.
+absl::Status TakeToken(absl::string_view contents, std::string* token) {
+  const absl::string_view line =
+      absl::StripAsciiWhitespace(contents.substr(0, contents.find('\n')));
+  // gRPC aborts on other bytes and prints the token.
+  if (line.empty() || !absl::c_all_of(line, absl::ascii_isgraph)) {
+    return absl::InvalidArgumentError(
+        "the first line is not a token of printable ASCII characters");
+  }
+  *token = std::string(line);
+  return absl::OkStatus();
+}
+
+// Adds an option for an address of the server. `*address` becomes a target of gRPC, and `*use_tls`
+// becomes true for the URL of a server with TLS.
+CLI::Option* AddAddressOption(CLI::App* app, const std::string& name,
+                              const std::string& description, int default_port, bool* use_tls,
+                              std::string* address) {
+  return app->add_option(name, *address, description)
+      ->capture_default_str()
+      ->take_last()
+      ->transform(CLI::Validator(
+          [=](std::string& text) {
+            const absl::StatusOr<ServerAddress> parsed = ParseAddress(text, default_port);
+            if (!parsed.ok()) return std::string(parsed.status().message());
+            text = parsed->target;
+            *use_tls = *use_tls || parsed->needs_tls;
+            return std::string();
+          },
+          ""));
+}
+
+// Returns the cause in gRPC's message about a failed connection, such as "Connection refused".
+absl::string_view FindCause(absl::string_view message) {
+  if (absl::StrContains(message, "DNS resolution failed")) return "the host name is not known";
+  for (const absl::string_view mark :
+       {"Failed to connect to remote host: ", "last error: UNKNOWN: "}) {
+    const std::size_t found = message.rfind(mark);
+    if (found != absl::string_view::npos) return message.substr(found + mark.size());
+  }
+  return message;
+}
+
+void PrintConnectionFailure(const CommonOptions& common, const std::string& message,
+                            absl::string_view address) {
+  const bool is_socket = absl::StartsWith(address, "unix:");
+  const std::string explained = is_socket ? "" : ExplainGrpcFailure(address, UsesTls(common));
+  if (!explained.empty()) {
+    std::fprintf(stderr, "quire: %s\n", explained.c_str());
+    return;
+  }
+  absl::string_view remedy =
+      is_socket ? "start the server with \"quired MODEL\", or give its address with --admin "
+                  "(server.admin.listen)"
+                : "start the server with \"quired MODEL\", or give its address with --address "
+                  "(server.grpc.listen)";
+  if (absl::StrContains(message, "CERTIFICATE_VERIFY_FAILED")) {
+    remedy = "give --tls-ca FILE with the CA of the server's certificate";
+  }
+  const std::string text =
+      absl::StrCat("cannot connect to ", address, ": ", FindCause(message), "; ", remedy);
+  std::fprintf(stderr, "quire: %s\n", text.c_str());
 }
 
 sigset_t InterruptSet() {
@@ -108,21 +173,35 @@ sigset_t InterruptSet() {
   return set;
 }
 
-// The port of server.grpc.listen by default.
-constexpr int kDataPort = 50051;
-
 }  // namespace
 
+absl::StatusOr<std::string> ReadInput(const std::string& path) {
+  if (path == "-") return std::string(std::istreambuf_iterator<char>(std::cin), {});
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) {
+    return absl::NotFoundError(absl::StrCat("cannot read ", path, ": it is a directory"));
+  }
+  std::ifstream file(path, std::ios::binary);
+  if (!file) {
+    return absl::NotFoundError(absl::StrCat("cannot read ", path, ": ", std::strerror(errno)));
+  }
+  return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
 CLI::Option* AddFileOption(CLI::App* app, const std::string& name, const std::string& description,
-                           std::function<void(std::string)> take) {
-  const auto has_contents = [](const std::string& path) {
-    return ReadContents(path).empty() ? path + " cannot be read or is empty" : std::string();
+                           std::function<absl::Status(std::string)> take) {
+  // A validator reads the file, because a callback cannot report an error.
+  const auto read = [take = std::move(take)](const std::string& path) {
+    absl::StatusOr<std::string> contents = ReadInput(path);
+    if (!contents.ok()) return std::string(contents.status().message());
+    if (contents->empty()) return path + " is empty";
+    const absl::Status taken = take(*std::move(contents));
+    return taken.ok() ? std::string() : absl::StrCat(path, ": ", taken.message());
   };
   return app
       ->add_option_function<std::string>(
-          name, [take = std::move(take)](const std::string& path) { take(ReadContents(path)); },
-          description)
-      ->check(has_contents)
+          name, [](const std::string&) {}, description)
+      ->check(read)
       ->take_last();
 }
 
@@ -149,48 +228,49 @@ std::string DefaultAdminAddress(int port_offset) {
 }
 
 void AddCommonOptions(CLI::App* app, CommonOptions* options) {
-  const CLI::Option* const address =
-      app->add_option("--address", options->address,
-                      "address of the data listener, host:port or unix:PATH")
-          ->capture_default_str()
-          ->take_last();
+  const CLI::Option* const address = AddAddressOption(
+      app, "--address", "address of the data listener: host, host:port, a URL or unix:PATH",
+      kDefaultPort, &options->use_tls, &options->address);
   const CLI::Option* const admin =
-      app->add_option("--admin", options->admin,
-                      "address of the control listener, unix:PATH or host:port")
-          ->capture_default_str()
-          ->take_last();
+      AddAddressOption(app, "--admin", "address of the control listener, unix:PATH or host:port",
+                       /*default_port=*/0, &options->use_tls, &options->admin);
   // CLI11 runs this callback after it has parsed all arguments and stored the options above.
   app->add_option_function<int>(
          "--port-offset",
          [=](int offset) {
-           if (address->empty()) options->address = absl::StrCat("127.0.0.1:", kDataPort + offset);
+           if (address->empty()) {
+             options->address = absl::StrCat("127.0.0.1:", kDefaultPort + offset);
+           }
            if (admin->empty()) options->admin = DefaultAdminAddress(offset);
          },
          "find the daemon that was started with the same --port-offset; has no effect on --address "
          "and --admin")
-      ->check(CLI::Range(0, server::kMaxPort - kDataPort))
+      ->check(CLI::Range(0, server::kMaxPort - kDefaultPort))
       ->type_name("N")
       ->take_last();
   app->add_option("--timeout", options->timeout_seconds, "time limit of a call in seconds")
       ->check(CLI::NonNegativeNumber)
       ->take_last();
   app->add_flag("--json", options->json, "print answers as JSON, one object per line");
-  AddFileOption(app, "--tls-ca",
-                "PEM file with the CAs that verify the server's certificate; turns TLS on",
-                [options](std::string pem) { options->tls_ca = std::move(pem); });
-  AddFileOption(app, "--tls-cert", "PEM file with the client certificate",
-                [options](std::string pem) { options->tls_cert = std::move(pem); });
-  AddFileOption(app, "--tls-key", "PEM file with the private key of --tls-cert",
-                [options](std::string pem) { options->tls_key = std::move(pem); });
+  const auto keep = [](std::string* text) {
+    return [text](std::string pem) {
+      *text = std::move(pem);
+      return absl::OkStatus();
+    };
+  };
+  AddFileOption(
+      app, "--tls-ca",
+      "PEM file with the CAs that verify the server's certificate; turns TLS on (default with "
+      "https://: the CAs of the system)",
+      keep(&options->tls_ca));
+  CLI::Option* const cert = AddFileOption(app, "--tls-cert", "PEM file with the client certificate",
+                                          keep(&options->tls_cert));
+  CLI::Option* const key = AddFileOption(
+      app, "--tls-key", "PEM file with the private key of --tls-cert", keep(&options->tls_key));
+  cert->needs(key);
+  key->needs(cert);
   AddFileOption(app, "--token-file", "file whose first line is the bearer token",
-                [options](const std::string& text) { options->token = ReadToken(text); })
-      ->check([](const std::string& path) {
-        const std::string token = ReadToken(ReadContents(path));
-        // gRPC aborts on other bytes and prints the token.
-        const bool is_valid = !token.empty() && absl::c_all_of(token, absl::ascii_isgraph);
-        return is_valid ? ""
-                        : path + ": the first line is not a token of printable ASCII characters";
-      });
+                [options](const std::string& text) { return TakeToken(text, &options->token); });
 }
 
 std::shared_ptr<grpc::Channel> Connect(const CommonOptions& options, const std::string& address) {
@@ -199,7 +279,7 @@ std::shared_ptr<grpc::Channel> Connect(const CommonOptions& options, const std::
   // One connection per channel, so that threads of `bench` do not share one.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kReconnectBackoffMs);
-  const bool is_plain = options.tls_ca.empty() || absl::StartsWith(address, "unix:");
+  const bool is_plain = !UsesTls(options) || absl::StartsWith(address, "unix:");
   const std::shared_ptr<grpc::ChannelCredentials> credentials =
       is_plain ? grpc::InsecureChannelCredentials()
                : grpc::SslCredentials({.pem_root_certs = options.tls_ca,
@@ -242,11 +322,10 @@ std::string ReasonOf(const grpc::Status& status) {
   return reason;
 }
 
-int Fail(const grpc::Status& status, absl::string_view address) {
+int Fail(const CommonOptions& common, const grpc::Status& status, absl::string_view address) {
   const std::string reason = ReasonOf(status);
   if (status.error_code() == grpc::StatusCode::UNAVAILABLE && reason.empty()) {
-    std::fprintf(stderr, "quire: cannot connect to %s: %s\n", std::string(address).c_str(),
-                 status.error_message().c_str());
+    PrintConnectionFailure(common, status.error_message(), address);
     return kCannotConnect;
   }
   std::fprintf(stderr, "quire: %s%s%s: %s\n",
@@ -255,16 +334,19 @@ int Fail(const grpc::Status& status, absl::string_view address) {
   return kRequestFailed;
 }
 
+int FailWithUsage(const absl::Status& status) {
+  std::fprintf(stderr, "quire: %s\n", std::string(status.message()).c_str());
+  return kWrongUsage;
+}
+
 void PrintJson(const google::protobuf::Message& message) {
-  google::protobuf::util::JsonPrintOptions options;
-  options.always_print_primitive_fields = false;
-  std::string json;
-  const auto status = google::protobuf::util::MessageToJsonString(message, &json, options);
-  if (!status.ok()) {
-    std::fprintf(stderr, "quire: cannot print the answer as JSON: %s\n", status.ToString().c_str());
+  const absl::StatusOr<std::string> json = MessageJson(message);
+  if (!json.ok()) {
+    std::fprintf(stderr, "quire: cannot print the answer as JSON: %s\n",
+                 json.status().ToString().c_str());
     return;
   }
-  std::printf("%s\n", json.c_str());
+  std::printf("%s\n", json->c_str());
   std::fflush(stdout);
 }
 

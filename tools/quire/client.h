@@ -9,8 +9,8 @@
 #include <memory>
 #include <string>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "absl/time/time.h"
 
 namespace CLI {
 class App;
@@ -43,7 +43,10 @@ struct CommonOptions {
   std::string admin = DefaultAdminAddress();
   double timeout_seconds = 0;  // 0: no deadline
   bool json = false;
-  // Contents of PEM files. TLS is used if tls_ca is set, but never on Unix sockets.
+  // An address was an https:// or grpcs:// URL.
+  bool use_tls = false;
+  // Contents of PEM files. TLS is used if use_tls or tls_ca is set, but never on Unix sockets.
+  // Without tls_ca the CAs of the system verify the server.
   std::string tls_ca, tls_cert, tls_key;
   std::string token;  // sent with every call if not empty
 };
@@ -51,9 +54,14 @@ struct CommonOptions {
 // Adds the common options to `app`.
 void AddCommonOptions(CLI::App* app, CommonOptions* options);
 
-// Adds an option for a file that must not be empty, and passes its contents to `take`.
+// Reads a file or a pipe to its end; "-" is standard input. Returns NOT_FOUND with the path and the
+// reason.
+absl::StatusOr<std::string> ReadInput(const std::string& path);
+
+// Adds an option for a file or a pipe that must not be empty, reads it once and passes its contents
+// to `take`. An error of `take` is an error of the option.
 CLI::Option* AddFileOption(CLI::App* app, const std::string& name, const std::string& description,
-                           std::function<void(std::string)> take);
+                           std::function<absl::Status(std::string)> take);
 
 // Returns a channel and waits up to half a second for the connection. If the connection fails,
 // calls report why.
@@ -62,13 +70,17 @@ std::shared_ptr<grpc::Channel> Connect(const CommonOptions& options, const std::
 // Sets the gRPC deadline according to --timeout.
 void ApplyDeadline(const CommonOptions& options, grpc::ClientContext* context);
 
-// Prints `CODE/REASON: message` to standard error and returns the exit code.
-int Fail(const grpc::Status& status, absl::string_view address);
+// Prints `CODE/REASON: message` to standard error and returns the exit code. Without a connection,
+// prints what answers at the address and which option to give.
+int Fail(const CommonOptions& common, const grpc::Status& status, absl::string_view address);
+
+// Prints the message of a command line that is wrong and returns the exit code.
+int FailWithUsage(const absl::Status& status);
 
 // Returns the reason in the status's ErrorInfo, or "" if there is none.
 std::string ReasonOf(const grpc::Status& status);
 
-// Prints one message as a line of JSON to standard output.
+// Prints one message as a line of JSON (message_json.h) to standard output.
 void PrintJson(const google::protobuf::Message& message);
 
 // Calls `cancel` on the first SIGINT or SIGTERM and exits on the second. At most one object exists

@@ -25,6 +25,7 @@
 #include "tools/quire/bench_load.h"
 #include "tools/quire/bench_report.h"
 #include "tools/quire/bench_run.h"
+#include "tools/quire/bench_svg.h"
 #include "tools/quire/bench_target.h"
 #include "tools/quire/bench_trace.h"
 #include "tools/quire/client.h"
@@ -44,7 +45,7 @@ struct BenchOptions {
   std::string input = "128", output = "64";
   std::string arrival = "poisson";
   LoadOptions load;
-  std::string slo, trace, output_file;
+  std::string slo, trace, output_file, svg_file;
   double speed = 1;
   std::string metrics;
   std::string peer, peer_model;
@@ -105,11 +106,17 @@ absl::StatusOr<BenchPlan> MakePlan(const BenchOptions& options) {
 }
 
 absl::StatusOr<ServerCounters> ReadCounters(const std::string& url) {
-  QUIRE_ASSIGN_OR_RETURN(const std::string text, HttpGet(url));
-  if (!absl::StrContains(text, "quire_requests_accepted_total")) {
-    return absl::InvalidArgumentError(absl::StrCat(url, ": not the metrics of quired"));
+  constexpr absl::string_view kHint =
+      "; --metrics needs the metrics of quired (server.http.listen), by default "
+      "http://127.0.0.1:9464/metrics";
+  const absl::StatusOr<std::string> text = HttpGet(url);
+  if (!text.ok()) {
+    return absl::UnavailableError(absl::StrCat(text.status().message(), kHint));
   }
-  return ParseCounters(text);
+  if (!absl::StrContains(*text, "quire_requests_accepted_total")) {
+    return absl::InvalidArgumentError(absl::StrCat(url, ": not the metrics of quired", kHint));
+  }
+  return ParseCounters(*text);
 }
 
 // The server may count the end of a request some time after the client has its answer. So violated
@@ -175,7 +182,7 @@ absl::StatusOr<BenchRun> RunOnce(const BenchPlan& plan, const Subject& subject,
   return run;
 }
 
-// The file of --output-file. It is opened before the load, which may take hours.
+// A file that a run writes. It is opened before the load, which may take hours.
 class OutputFile {
  public:
   explicit OutputFile(const std::string& path)
@@ -189,9 +196,9 @@ class OutputFile {
   absl::Status status() const {
     return path_.empty() || file_ != nullptr ? absl::OkStatus() : Error();
   }
-  absl::Status Write(const std::string& report) {
+  absl::Status Write(const std::string& text) {
     if (file_ == nullptr) return status();
-    const bool written = std::fprintf(file_, "%s\n", report.c_str()) >= 0;
+    const bool written = std::fwrite(text.data(), 1, text.size(), file_) == text.size();
     const bool closed = std::fclose(std::exchange(file_, nullptr)) == 0;
     return written && closed ? absl::OkStatus() : Error();
   }
@@ -205,19 +212,27 @@ class OutputFile {
   std::FILE* file_;
 };
 
-// Returns exit code 1 if a request failed.
+// Returns exit code 1 if a request failed, and prints the first error of each server.
 int ExitCodeOf(const std::vector<std::vector<BenchRun>>& runs) {
+  int exit_code = kOk;
   for (const std::vector<BenchRun>& subject_runs : runs) {
+    std::size_t failed = 0, sent = 0;
+    const RequestSample* first = nullptr;
     for (const BenchRun& run : subject_runs) {
+      sent += run.samples.size();
       for (const RequestSample& sample : run.samples) {
         if (sample.ok || sample.cancelled) continue;
-        std::fprintf(stderr, "quire: first failure (%s): %s\n", run.backend.c_str(),
-                     sample.error.c_str());
-        return kRequestFailed;
+        ++failed;
+        if (first == nullptr) first = &sample;
       }
     }
+    if (failed == 0) continue;
+    exit_code = kRequestFailed;
+    std::fprintf(stderr, "quire: %s of %zu requests failed (%s); the first error: %s\n",
+                 failed == sent ? "all" : absl::StrCat(failed).c_str(), sent,
+                 subject_runs.front().backend.c_str(), first->error.c_str());
   }
-  return kOk;
+  return exit_code;
 }
 
 // Prints the report and writes it to `output`. REQUIRES: there is a run of each subject.
@@ -239,7 +254,8 @@ absl::Status Print(const CommonOptions& common, OutputFile* output,
     }
     json = absl::StrJoin(lines, "\n");
   }
-  std::printf("%s%s", common.json ? json.c_str() : table.c_str(), common.json ? "\n" : "");
+  json += "\n";
+  std::printf("%s", common.json ? json.c_str() : table.c_str());
   return output->Write(json);
 }
 
@@ -273,6 +289,8 @@ int RunRounds(const CommonOptions& common, const BenchOptions& options, const Be
               const std::vector<Subject>& subjects, std::int32_t vocab_size) {
   OutputFile output(options.output_file);
   if (!output.status().ok()) return FailWith(output.status(), kRequestFailed);
+  OutputFile svg(options.svg_file);
+  if (!svg.status().ok()) return FailWith(svg.status(), kRequestFailed);
   std::atomic<bool> stop{false};
   InterruptGuard guard([&stop] { stop.store(true); });
   std::vector<std::vector<BenchRun>> runs(subjects.size());
@@ -285,7 +303,10 @@ int RunRounds(const CommonOptions& common, const BenchOptions& options, const Be
   }
   // Prints the measured rounds even if a later one failed.
   absl::Status written;
-  if (!runs[0].empty()) written = Print(common, &output, runs, interrupted);
+  if (!runs[0].empty()) {
+    written = Print(common, &output, runs, interrupted);
+    written.Update(svg.Write(BenchSvg(runs)));
+  }
   if (interrupted && runs[0].empty()) {
     std::fprintf(stderr, "quire: interrupted in the first round\n");
   }
@@ -303,7 +324,7 @@ int RunBench(const CommonOptions& common, const BenchOptions& options) {
   grpc::ClientContext context;
   ApplyDeadline(common, &context);
   const grpc::Status status = stub->GetModel(&context, {}, &model);
-  if (!status.ok()) return Fail(status, common.address);
+  if (!status.ok()) return Fail(common, status, common.address);
 
   std::vector<Subject> subjects = {
       {"quire", model.model().id(), GrpcTargets(common), options.pid, options.metrics}};
@@ -390,9 +411,11 @@ void AddLoadOptions(CLI::App* cmd, BenchOptions* options) {
                   "fraction of requests that are cancelled after some tokens")
       ->capture_default_str()
       ->check(CLI::Range(0.0, 1.0));
-  CLI::Option* const schema =
-      AddFileOption(cmd, "--schema", "file with a JSON Schema for the answers",
-                    [options](std::string text) { options->load.schema = std::move(text); });
+  CLI::Option* const schema = AddFileOption(
+      cmd, "--schema", "file with a JSON Schema for the answers", [options](std::string text) {
+        options->load.schema = std::move(text);
+        return absl::OkStatus();
+      });
   cmd->add_option("--schema-share", options->load.schema_share,
                   "fraction of requests with --schema")
       ->capture_default_str()
@@ -425,6 +448,8 @@ void AddMeasureOptions(CLI::App* cmd, BenchOptions* options) {
       ->check(CLI::PositiveNumber)
       ->needs(peer);
   cmd->add_option("--output-file", options->output_file, "write the JSON report to this file");
+  cmd->add_option("--svg", options->svg_file,
+                  "draw latencies by percentile and a timeline to this file");
 }
 
 }  // namespace

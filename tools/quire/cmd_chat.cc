@@ -9,10 +9,9 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <iostream>
-#include <iterator>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <utility>
@@ -22,6 +21,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "base/json_text.h"
 #include "base/status.h"
 #include "quire/v1/generation.grpc.pb.h"
 #include "tools/quire/client.h"
@@ -29,6 +29,12 @@
 
 namespace quire::client {
 namespace {
+
+using nlohmann::ordered_json;
+
+constexpr absl::string_view kMessagesForm = R"([{"role": "user", "content": "Hi"}])";
+constexpr absl::string_view kToolsForm =
+    R"([{"type": "function", "function": {"name": ..., "description": ..., "parameters": {...}}}])";
 
 struct ChatOptions {
   std::string message;
@@ -48,13 +54,6 @@ struct ChatOptions {
   v1::Constraint constraint;
 };
 
-absl::StatusOr<std::string> ReadFile(const std::string& path) {
-  if (path == "-") return std::string(std::istreambuf_iterator<char>(std::cin), {});
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return absl::NotFoundError(absl::StrCat("cannot read ", path));
-  return std::string(std::istreambuf_iterator<char>(file), {});
-}
-
 // Parses one JSON value. Text after it is an error.
 absl::StatusOr<google::protobuf::Value> ParseJson(const std::string& json,
                                                   const std::string& source) {
@@ -66,15 +65,12 @@ absl::StatusOr<google::protobuf::Value> ParseJson(const std::string& json,
       absl::StrCat(source, ": ", absl::string_view(text.data(), text.size())));
 }
 
-// Reads a file with the JSON form of one field of ChatPrompt and merges it into `chat`.
-absl::Status MergeFile(absl::string_view field, const std::string& path, v1::ChatPrompt* chat) {
-  if (path.empty()) return absl::OkStatus();
-  QUIRE_ASSIGN_OR_RETURN(const std::string json, ReadFile(path));
-  // A file with more than one value could set other fields.
-  QUIRE_RETURN_IF_ERROR(ParseJson(json, path).status());
+// Merges the JSON form of one field of ChatPrompt, from the file `path`, into `chat`.
+absl::Status MergeField(absl::string_view field, const ordered_json& value, const std::string& path,
+                        v1::ChatPrompt* chat) {
   v1::ChatPrompt part;
   const auto status = google::protobuf::util::JsonStringToMessage(
-      absl::StrCat("{\"", field, "\": ", json, "}"), &part);
+      absl::StrCat("{\"", field, "\": ", JsonText(value), "}"), &part);
   if (!status.ok()) {
     const auto& text = status.message();
     return absl::InvalidArgumentError(
@@ -82,6 +78,39 @@ absl::Status MergeFile(absl::string_view field, const std::string& path, v1::Cha
   }
   chat->MergeFrom(part);
   return absl::OkStatus();
+}
+
+absl::StatusOr<ordered_json> ReadList(const std::string& path, absl::string_view form) {
+  QUIRE_ASSIGN_OR_RETURN(const std::string text, ReadInput(path));
+  ordered_json list = ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (list.is_array()) return list;
+  return absl::InvalidArgumentError(absl::StrCat(
+      path, ": ", list.is_discarded() ? "the text is not JSON" : "the JSON is not a list",
+      "; write ", form));
+}
+
+absl::Status MergeMessages(const std::string& path, v1::ChatPrompt* chat) {
+  if (path.empty()) return absl::OkStatus();
+  QUIRE_ASSIGN_OR_RETURN(const ordered_json list, ReadList(path, kMessagesForm));
+  return MergeField("messages", list, path, chat);
+}
+
+// Converts a tool of OpenAI's format, with or without the `function` member, to the JSON form of
+// ToolSpec. Leaves a tool that has this form already unchanged.
+ordered_json ToToolSpec(ordered_json tool) {
+  if (!tool.is_object() || !(tool.contains("function") || tool.contains("parameters"))) return tool;
+  if (!tool.contains("function")) {
+    tool.erase("type");
+    tool = {{"type", "function"}, {"function", std::move(tool)}};
+  }
+  return {{"toolJson", JsonText(tool)}};
+}
+
+absl::Status MergeTools(const std::string& path, v1::ChatPrompt* chat) {
+  if (path.empty()) return absl::OkStatus();
+  QUIRE_ASSIGN_OR_RETURN(ordered_json list, ReadList(path, kToolsForm));
+  for (ordered_json& tool : list) tool = ToToolSpec(std::move(tool));
+  return MergeField("tools", list, path, chat);
 }
 
 // Sets the template variable of an argument NAME=JSON.
@@ -131,24 +160,18 @@ absl::StatusOr<v1::ChatPrompt> StartChat(const ChatOptions& options) {
   chat.set_template_name(options.template_name);
   chat.set_continue_final_message(options.continue_final);
   if (options.no_generation_prompt) chat.set_add_generation_prompt(false);
-  QUIRE_RETURN_IF_ERROR(MergeFile("tools", options.tools_file, &chat));
+  QUIRE_RETURN_IF_ERROR(MergeTools(options.tools_file, &chat));
   SetToolChoice(options.tool_choice, &chat);
   for (const std::string& var : options.vars) QUIRE_RETURN_IF_ERROR(SetVariable(var, &chat));
   if (!options.system.empty()) AddMessage("system", options.system, &chat);
-  QUIRE_RETURN_IF_ERROR(MergeFile("messages", options.messages_file, &chat));
+  QUIRE_RETURN_IF_ERROR(MergeMessages(options.messages_file, &chat));
   if (options.message == "-") {
-    QUIRE_ASSIGN_OR_RETURN(const std::string text, ReadFile("-"));
+    QUIRE_ASSIGN_OR_RETURN(const std::string text, ReadInput("-"));
     AddMessage("user", text, &chat);
   } else if (!options.message.empty()) {
     AddMessage("user", options.message, &chat);
   }
   return chat;
-}
-
-int FailWithUsage(const absl::Status& status) {
-  const absl::string_view text = status.message();
-  std::fprintf(stderr, "quire: %.*s\n", static_cast<int>(text.size()), text.data());
-  return kWrongUsage;
 }
 
 v1::GenerateRequest ToRequest(const ChatOptions& options, const v1::ChatPrompt& chat) {
@@ -184,6 +207,17 @@ void ShowDelta(const v1::Delta& delta, const v1::ChatMessage& before) {
   std::fflush(stdout);
 }
 
+// Prints the error, and what to do if the model has no template. Returns the exit code.
+int FailChat(const CommonOptions& common, const grpc::Status& status) {
+  const int exit_code = Fail(common, status, common.address);
+  if (ReasonOf(status) == "CHAT_TEMPLATE_MISSING") {
+    std::fprintf(stderr,
+                 "quire: a template is given to the server: quired MODEL --set "
+                 "chat.template_file=FILE. \"quire generate\" needs no template.\n");
+  }
+  return exit_code;
+}
+
 // Requests one answer and streams it to standard output. Appends it to `answer`.
 int RequestAnswer(const CommonOptions& common, const ChatOptions& options,
                   const v1::ChatPrompt& chat, v1::GenerationService::Stub* stub,
@@ -207,10 +241,12 @@ int RequestAnswer(const CommonOptions& common, const ChatOptions& options,
       made->set_arguments_json(call.arguments_json());
     }
   }
-  if (!common.json) std::printf("\n");
-  std::fflush(stdout);
   const grpc::Status status = reader->Finish();
-  return status.ok() ? kOk : Fail(status, common.address);
+  // An answer ends with a newline, also if it was cut.
+  const bool has_output = !answer->content().empty() || !answer->tool_calls().empty();
+  if (!common.json && (status.ok() || has_output)) std::printf("\n");
+  std::fflush(stdout);
+  return status.ok() ? kOk : FailChat(common, status);
 }
 
 // Reads the next line of the user. Returns false at the end of the input.
@@ -261,7 +297,7 @@ int RunRender(const CommonOptions& common, const ChatOptions& options) {
   ApplyDeadline(common, &context);
   const auto stub = v1::GenerationService::NewStub(Connect(common, common.address));
   const grpc::Status status = stub->RenderChat(&context, request, &response);
-  if (!status.ok()) return Fail(status, common.address);
+  if (!status.ok()) return FailChat(common, status);
   if (common.json) {
     PrintJson(response);
   } else if (options.ids) {
@@ -279,10 +315,9 @@ void AddConversation(CLI::App* cmd, ChatOptions* options) {
   cmd->add_option("message", options->message, "message of the user; - reads standard input");
   cmd->add_option("--system", options->system, "system message before all others");
   cmd->add_option("--messages", options->messages_file,
-                  "file with a JSON list of messages, such as [{\"role\": \"user\", \"content\": "
-                  "\"Hi\"}]");
+                  absl::StrCat("file with a JSON list of messages, such as ", kMessagesForm));
   cmd->add_option("--tools", options->tools_file,
-                  "file with a JSON list of tools: name, description, parametersJsonSchema");
+                  absl::StrCat("file with a JSON list of tools in OpenAI's format: ", kToolsForm));
   cmd->add_option("--tool-choice", options->tool_choice,
                   "auto, none, required, or the name of the tool to call");
   cmd->add_option("--template", options->template_name, "name of the model's template to use");

@@ -14,6 +14,7 @@
 #include "quire/v1/admin.grpc.pb.h"
 #include "quire/v1/generation.grpc.pb.h"
 #include "tools/quire/client.h"
+#include "tools/quire/message_json.h"
 
 namespace quire::client {
 namespace {
@@ -21,6 +22,13 @@ namespace {
 google::protobuf::Duration ToDuration(double seconds) {
   return google::protobuf::util::TimeUtil::NanosecondsToDuration(
       static_cast<std::int64_t>(std::llround(seconds * 1e9)));
+}
+
+// Reports an id that no live request has.
+int FailUnknown(const std::string& id) {
+  std::fprintf(stderr, "quire: no live request has the id \"%s\"; \"quire requests\" lists them\n",
+               id.c_str());
+  return kRequestFailed;
 }
 
 int RunCancel(const CommonOptions& common, const std::string& id) {
@@ -31,13 +39,13 @@ int RunCancel(const CommonOptions& common, const std::string& id) {
   request.set_request_id(id);
   v1::CancelResponse response;
   const grpc::Status status = stub->Cancel(&context, request, &response);
-  if (!status.ok()) return Fail(status, common.address);
+  if (!status.ok()) return Fail(common, status, common.address);
   if (common.json) {
     PrintJson(response);
-  } else {
-    std::printf("%s\n", response.found() ? "cancelled" : "no such request");
+  } else if (response.found()) {
+    std::printf("cancelled\n");
   }
-  return kOk;
+  return response.found() ? kOk : FailUnknown(id);
 }
 
 struct AbortOptions {
@@ -62,14 +70,14 @@ int RunAbort(const CommonOptions& common, const AbortOptions& options) {
   request.set_reason(options.reason);
   v1::AbortRequestsResponse response;
   const grpc::Status status = stub->AbortRequests(&context, request, &response);
-  if (!status.ok()) return Fail(status, common.admin);
+  if (!status.ok()) return Fail(common, status, common.admin);
   if (common.json) {
     PrintJson(response);
-    return kOk;
+  } else {
+    std::printf("%d aborted\n", response.aborted_count());
   }
-  std::printf("%d aborted\n", response.aborted_count());
-  for (const std::string& id : response.unknown_ids()) std::printf("unknown: %s\n", id.c_str());
-  return kOk;
+  for (const std::string& id : response.unknown_ids()) FailUnknown(id);
+  return response.unknown_ids().empty() ? kOk : kRequestFailed;
 }
 
 struct DrainOptions {
@@ -92,7 +100,7 @@ int RunDrain(const CommonOptions& common, const DrainOptions& options) {
   request.set_wait(options.wait);
   v1::DrainResponse response;
   const grpc::Status status = stub->Drain(&context, request, &response);
-  if (!status.ok()) return Fail(status, common.admin);
+  if (!status.ok()) return Fail(common, status, common.admin);
   if (common.json) {
     PrintJson(response);
   } else {
@@ -108,11 +116,11 @@ int RunResume(const CommonOptions& common) {
   ApplyDeadline(common, &context);
   v1::ResumeResponse response;
   const grpc::Status status = stub->Resume(&context, {}, &response);
-  if (!status.ok()) return Fail(status, common.admin);
+  if (!status.ok()) return Fail(common, status, common.admin);
   if (common.json) {
     PrintJson(response);
   } else {
-    std::printf("%s\n", v1::ServerState_Name(response.state()).c_str() + 13);
+    std::printf("%s\n", EnumWords(v1::ServerState_descriptor(), response.state()).c_str());
   }
   return kOk;
 }
@@ -125,7 +133,7 @@ int RunFlush(const CommonOptions& common, double idle_timeout_seconds) {
   if (idle_timeout_seconds > 0) *request.mutable_idle_timeout() = ToDuration(idle_timeout_seconds);
   v1::FlushCacheResponse response;
   const grpc::Status status = stub->FlushCache(&context, request, &response);
-  if (!status.ok()) return Fail(status, common.admin);
+  if (!status.ok()) return Fail(common, status, common.admin);
   if (common.json) {
     PrintJson(response);
   } else {
@@ -151,7 +159,7 @@ int RunReload(const CommonOptions& common, bool dry_run) {
   request.set_dry_run(dry_run);
   v1::ReloadConfigResponse response;
   const grpc::Status status = stub->ReloadConfig(&context, request, &response);
-  if (!status.ok()) return Fail(status, common.admin);
+  if (!status.ok()) return Fail(common, status, common.admin);
   const bool refused = response.errors_size() > 0;
   if (common.json) {
     PrintJson(response);

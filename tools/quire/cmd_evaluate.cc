@@ -48,7 +48,7 @@ int RunEmbed(const CommonOptions& common, const EmbedOptions& options) {
   ApplyDeadline(common, &context);
   const auto stub = v1::GenerationService::NewStub(Connect(common, common.address));
   const grpc::Status status = stub->Embed(&context, request, &response);
-  if (!status.ok()) return Fail(status, common.address);
+  if (!status.ok()) return Fail(common, status, common.address);
   if (common.json) {
     PrintJson(response);
     return kOk;
@@ -75,7 +75,7 @@ int RunScore(const CommonOptions& common, const ScoreOptions& options) {
   ApplyDeadline(common, &context);
   const auto stub = v1::GenerationService::NewStub(Connect(common, common.address));
   const grpc::Status status = stub->Score(&context, request, &response);
-  if (!status.ok()) return Fail(status, common.address);
+  if (!status.ok()) return Fail(common, status, common.address);
   if (common.json) {
     PrintJson(response);
     return kOk;

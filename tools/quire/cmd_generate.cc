@@ -6,8 +6,6 @@
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
-#include <iostream>
-#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
@@ -15,15 +13,18 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "base/status.h"
 #include "quire/v1/generation.grpc.pb.h"
 #include "tools/quire/client.h"
 #include "tools/quire/constraint_options.h"
+#include "tools/quire/message_json.h"
 
 namespace quire::client {
 namespace {
 
 struct GenerateOptions {
-  std::string prompt;
+  std::string prompt, prompt_file;
   std::vector<std::int32_t> token_ids;
   std::string model;
   std::string request_id;
@@ -103,7 +104,7 @@ void PrintSummary(const v1::Completed& completed) {
   const double decode = Seconds(timings.decode());
   const int tokens = completed.usage().completion_tokens();
   std::fprintf(stderr, "[%s; prompt %d tokens, %d from cache; output %d tokens",
-               v1::FinishReason_Name(completed.finish_reason()).c_str() + 14,
+               EnumWords(v1::FinishReason_descriptor(), completed.finish_reason()).c_str(),
                completed.usage().prompt_tokens(), completed.usage().cached_tokens(), tokens);
   std::fprintf(stderr, "; first token after %.1f ms", 1e3 * Seconds(timings.time_to_first_token()));
   if (decode > 0 && tokens > 1) {
@@ -150,6 +151,18 @@ class TextPrinter {
   std::map<std::int32_t, std::string> texts_;
 };
 
+// Sets the prompt from the file or standard input if an option asks for it.
+absl::Status ReadPrompt(GenerateOptions* options) {
+  const std::string source = options->prompt == "-" ? "-" : options->prompt_file;
+  if (!source.empty()) {
+    QUIRE_ASSIGN_OR_RETURN(options->prompt, ReadInput(source));
+  }
+  if (!options->prompt.empty() || !options->token_ids.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "the prompt is empty; give a text, --prompt-file FILE, --token-ids IDS, or - for standard "
+      "input");
+}
+
 int RunGenerate(const CommonOptions& common, const GenerateOptions& options) {
   const auto stub = v1::GenerationService::NewStub(Connect(common, common.address));
   grpc::ClientContext context;
@@ -166,7 +179,7 @@ int RunGenerate(const CommonOptions& common, const GenerateOptions& options) {
     }
   }
   const grpc::Status status = reader->Finish();
-  return status.ok() ? kOk : Fail(status, common.address);
+  return status.ok() ? kOk : Fail(common, status, common.address);
 }
 
 void AddDryOptions(CLI::App* cmd, GenerateOptions* options) {
@@ -186,10 +199,15 @@ void AddDryOptions(CLI::App* cmd, GenerateOptions* options) {
 void AddGenerate(CLI::App* app, const CommonOptions* common, int* exit_code) {
   auto options = std::make_shared<GenerateOptions>();
   CLI::App* cmd = app->add_subcommand("generate", "generate text for a prompt and stream it");
-  auto* prompt = cmd->add_option("prompt", options->prompt, "the prompt; - reads standard input");
+  CLI::Option* const prompt =
+      cmd->add_option("prompt", options->prompt, "the prompt; - reads standard input");
+  CLI::Option* const file = cmd->add_option("--prompt-file", options->prompt_file,
+                                            "file or pipe with the prompt; - reads standard input")
+                                ->excludes(prompt);
   cmd->add_option("--token-ids", options->token_ids, "prompt as token ids")
       ->delimiter(',')
-      ->excludes(prompt);
+      ->excludes(prompt)
+      ->excludes(file);
   cmd->add_option("--model", options->model, "model id (default: the server's default)");
   cmd->add_option("--request-id", options->request_id, "request id for logs and `cancel`");
   cmd->add_option("--max-tokens", options->max_tokens, "maximum output tokens");
@@ -231,10 +249,8 @@ void AddGenerate(CLI::App* app, const CommonOptions* common, int* exit_code) {
   AddConstraintOptions(cmd, &options->constraint);
   cmd->add_option("--priority", options->priority, "priority from -100 (first) to 100");
   cmd->callback([=] {
-    if (options->prompt == "-") {
-      options->prompt.assign(std::istreambuf_iterator<char>(std::cin), {});
-    }
-    *exit_code = RunGenerate(*common, *options);
+    const absl::Status read = ReadPrompt(options.get());
+    *exit_code = read.ok() ? RunGenerate(*common, *options) : FailWithUsage(read);
   });
 }
 

@@ -16,6 +16,7 @@
 #include "quire/v1/admin.grpc.pb.h"
 #include "quire/v1/generation.grpc.pb.h"
 #include "tools/quire/client.h"
+#include "tools/quire/message_json.h"
 
 namespace quire::client {
 namespace {
@@ -28,7 +29,7 @@ int RunModels(const CommonOptions& common) {
     ApplyDeadline(common, &context);
     v1::ListModelsResponse response;
     const grpc::Status status = stub->ListModels(&context, request, &response);
-    if (!status.ok()) return Fail(status, common.address);
+    if (!status.ok()) return Fail(common, status, common.address);
     for (const v1::Model& model : response.models()) {
       if (common.json) {
         PrintJson(model);
@@ -58,13 +59,14 @@ int RunInfo(const CommonOptions& common) {
   ApplyDeadline(common, &context);
   v1::GetServerInfoResponse info;
   const grpc::Status status = stub->GetServerInfo(&context, {}, &info);
-  if (!status.ok()) return Fail(status, common.address);
+  if (!status.ok()) return Fail(common, status, common.address);
   if (common.json) {
     PrintJson(info);
     return kOk;
   }
   std::printf("version %s (%s, %s)\nstate %s\n", info.version().c_str(), info.git_commit().c_str(),
-              info.build_type().c_str(), v1::ServerState_Name(info.state()).c_str());
+              info.build_type().c_str(),
+              EnumWords(v1::ServerState_descriptor(), info.state()).c_str());
   for (const v1::Device& device : info.devices()) {
     std::printf("device %s %d: %s %s%s%s, %.1f of %.1f GiB free\n", device.kind().c_str(),
                 device.ordinal(), device.name().c_str(), device.architecture().c_str(),
@@ -118,9 +120,12 @@ int RunHealth(const CommonOptions& common, const std::string& service) {
   const std::string& address = use_admin ? common.admin : common.address;
   bool serving = false;
   const grpc::Status status = CheckHealth(common, address, service, &serving);
-  if (!status.ok()) return Fail(status, address);
-  const char* word = serving ? "SERVING" : "NOT_SERVING";
-  std::printf(common.json ? "{\"status\":\"%s\"}\n" : "%s\n", word);
+  if (!status.ok()) return Fail(common, status, address);
+  if (common.json) {
+    std::printf("{\"status\":\"%s\"}\n", serving ? "SERVING" : "NOT_SERVING");
+  } else {
+    std::printf("%s\n", serving ? "serving" : "not serving");
+  }
   return serving ? kOk : kRequestFailed;
 }
 
@@ -130,14 +135,14 @@ int RunStats(const CommonOptions& common) {
   ApplyDeadline(common, &context);
   v1::GetStatsResponse response;
   const grpc::Status status = stub->GetStats(&context, {}, &response);
-  if (!status.ok()) return Fail(status, common.admin);
+  if (!status.ok()) return Fail(common, status, common.admin);
   if (common.json) {
     PrintJson(response);
     return kOk;
   }
   const v1::Stats& stats = response.stats();
   std::printf("state %s  running %d  waiting %d (%lld uncached tokens)\n",
-              v1::ServerState_Name(stats.state()).c_str(), stats.running_count(),
+              EnumWords(v1::ServerState_descriptor(), stats.state()).c_str(), stats.running_count(),
               stats.waiting_count(), static_cast<long long>(stats.waiting_uncached_tokens()));
   std::printf("pages: %d used, %d cached, %d total  prefix hits %.1f %%\n",
               stats.used_kv_page_count(), stats.cached_kv_page_count(), stats.total_kv_page_count(),
@@ -152,24 +157,29 @@ int RunStats(const CommonOptions& common) {
 int RunRequests(const CommonOptions& common) {
   const auto stub = v1::AdminService::NewStub(Connect(common, common.admin));
   v1::ListRequestsRequest request;
+  bool has_requests = false;
   do {
     grpc::ClientContext context;
     ApplyDeadline(common, &context);
     v1::ListRequestsResponse response;
     const grpc::Status status = stub->ListRequests(&context, request, &response);
-    if (!status.ok()) return Fail(status, common.admin);
+    if (!status.ok()) return Fail(common, status, common.admin);
+    has_requests = has_requests || !response.requests().empty();
     for (const v1::RequestInfo& info : response.requests()) {
       if (common.json) {
         PrintJson(info);
         continue;
       }
       std::printf("%s  %s  prompt %d  output %d  pages %d  priority %d  tenant %s\n",
-                  info.request_id().c_str(), v1::RequestState_Name(info.state()).c_str() + 14,
+                  info.request_id().c_str(),
+                  EnumWords(v1::RequestState_descriptor(), info.state()).c_str(),
                   info.prompt_tokens(), info.output_tokens(), info.kv_page_count(), info.priority(),
                   info.tenant().c_str());
     }
     request.set_page_token(response.next_page_token());
   } while (!request.page_token().empty());
+  // JSON has one line per request, so an empty list has none.
+  if (!has_requests && !common.json) std::printf("no requests\n");
   return kOk;
 }
 
@@ -181,7 +191,7 @@ int RunConfig(const CommonOptions& common, bool all) {
   request.set_include_defaults(all);
   v1::GetConfigResponse response;
   const grpc::Status status = stub->GetConfig(&context, request, &response);
-  if (!status.ok()) return Fail(status, common.admin);
+  if (!status.ok()) return Fail(common, status, common.admin);
   if (common.json) {
     PrintJson(response);
   } else {
@@ -200,7 +210,8 @@ void AddInspect(CLI::App* app, const CommonOptions* common, int* exit_code) {
     *exit_code = RunInfo(*common);
   });
   auto service = std::make_shared<std::string>("readiness");
-  CLI::App* health = app->add_subcommand("health", "check health; the exit code is 0 if SERVING");
+  CLI::App* health =
+      app->add_subcommand("health", "check health; the exit code is 0 if the server is serving");
   health->add_option("--service", *service, "readiness, liveness or startup")
       ->capture_default_str();
   health->callback([=] { *exit_code = RunHealth(*common, *service); });

@@ -35,7 +35,11 @@ int RunPlan(const CommonOptions& common, const PlanRequest& request) {
   if (common.json) {
     std::printf("%s\n", JsonText(plan->json).c_str());
   } else {
-    std::printf("%s\n", absl::StrJoin(plan->lines, "\n").c_str());
+    const bool is_cpu = request.device() == DeviceKind::kCpu;
+    std::printf(
+        "%s\n%s\n",
+        is_cpu ? "plan for the CPU; --device-memory SIZE plans for a GPU" : "plan for a GPU",
+        absl::StrJoin(plan->lines, "\n").c_str());
   }
   return kOk;
 }
@@ -84,21 +88,14 @@ void AddLocal(CLI::App* app, const CommonOptions* common, int* exit_code) {
   auto inspected = std::make_shared<PlanRequest>();
   CLI::App* inspect = app->add_subcommand(
       "inspect", "describe the files of a model: layers, weights, tokenizer, memory, ignored keys");
-  inspect->add_option("model", inspected->model, "model directory or GGUF file")->required();
   AddPlanOptions(inspect, inspected.get());
   inspect->callback([=] { *exit_code = RunInspect(*common, *inspected); });
 
   auto request = std::make_shared<PlanRequest>();
   CLI::App* plan = app->add_subcommand(
       "plan", "compute the memory plan of a model without loading it; needs no GPU");
-  plan->add_option("--model", request->model, "model directory")->required();
-  plan->add_flag("--cpu", request->cpu, "plan for the CPU instead of a GPU");
   AddPlanOptions(plan, request.get());
-  plan->callback([=] {
-    *exit_code = request->cpu || !request->device_memory.empty()
-                     ? RunPlan(*common, *request)
-                     : FailWith("give --device-memory or --cpu");
-  });
+  plan->callback([=] { *exit_code = RunPlan(*common, *request); });
 
   auto make = std::make_shared<MakeOptions>();
   CLI::App* make_model =

@@ -33,7 +33,7 @@ int RunTokenize(const CommonOptions& common, const TextOptions& options) {
   ApplyDeadline(common, &context);
   const auto stub = v1::GenerationService::NewStub(Connect(common, common.address));
   const grpc::Status status = stub->Tokenize(&context, request, &response);
-  if (!status.ok()) return Fail(status, common.address);
+  if (!status.ok()) return Fail(common, status, common.address);
   if (common.json) {
     PrintJson(response);
     return kOk;
@@ -63,7 +63,7 @@ int RunDetokenize(const CommonOptions& common, const TextOptions& options) {
   ApplyDeadline(common, &context);
   const auto stub = v1::GenerationService::NewStub(Connect(common, common.address));
   const grpc::Status status = stub->Detokenize(&context, request, &response);
-  if (!status.ok()) return Fail(status, common.address);
+  if (!status.ok()) return Fail(common, status, common.address);
   if (common.json) {
     PrintJson(response);
   } else {

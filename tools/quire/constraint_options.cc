@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "quire/v1/generation.pb.h"
 #include "tools/quire/client.h"
 
@@ -23,15 +24,20 @@ void AddWord(CLI::App* cmd, const std::string& name, const std::string& descript
 }  // namespace
 
 void AddConstraintOptions(CLI::App* cmd, v1::Constraint* constraint) {
-  CLI::Option* const schema =
-      AddFileOption(cmd, "--schema", "file with a JSON Schema for the answer",
-                    [=](std::string text) { constraint->set_json_schema(std::move(text)); });
+  CLI::Option* const schema = AddFileOption(
+      cmd, "--schema", "file with a JSON Schema for the answer", [=](std::string text) {
+        constraint->set_json_schema(std::move(text));
+        return absl::OkStatus();
+      });
   CLI::Option* const regex = cmd->add_option_function<std::string>(
       "--regex", [=](const std::string& text) { constraint->set_regex(text); },
       "regular expression that the whole answer must match");
   CLI::Option* const grammar =
       AddFileOption(cmd, "--grammar", "file with an EBNF grammar for the answer; it starts at root",
-                    [=](std::string text) { constraint->set_ebnf_grammar(std::move(text)); });
+                    [=](std::string text) {
+                      constraint->set_ebnf_grammar(std::move(text));
+                      return absl::OkStatus();
+                    });
   CLI::Option* const choice =
       cmd->add_option_function<std::vector<std::string>>(
              "--choice",
@@ -45,7 +51,8 @@ void AddConstraintOptions(CLI::App* cmd, v1::Constraint* constraint) {
   regex->excludes(grammar)->excludes(choice);
   grammar->excludes(choice);
   // Without a JSON constraint, the server refuses this option with an error that names it.
-  AddWord(cmd, "--constraint-whitespace", "white space between JSON tokens: bounded or compact",
+  AddWord(cmd, "--constraint-whitespace",
+          "white space between JSON tokens: bounded or compact (default with --schema)",
           {{"bounded", v1::WHITESPACE_POLICY_BOUNDED}, {"compact", v1::WHITESPACE_POLICY_COMPACT}},
           [=](int value) { constraint->set_whitespace(static_cast<v1::WhitespacePolicy>(value)); });
 }
@@ -61,7 +68,13 @@ void AddConstraintStart(CLI::App* cmd, v1::Constraint* constraint) {
 }
 
 void SetConstraint(const v1::Constraint& constraint, v1::GenerateRequest* request) {
-  if (constraint.ByteSizeLong() > 0) *request->mutable_constraint() = constraint;
+  if (constraint.ByteSizeLong() == 0) return;
+  *request->mutable_constraint() = constraint;
+  // White space costs tokens and does not help a reader of a terminal or a script.
+  if (constraint.has_json_schema() &&
+      constraint.whitespace() == v1::WHITESPACE_POLICY_UNSPECIFIED) {
+    request->mutable_constraint()->set_whitespace(v1::WHITESPACE_POLICY_COMPACT);
+  }
 }
 
 }  // namespace quire::client

@@ -19,7 +19,8 @@ void AddConstraintOptions(CLI::App* cmd, v1::Constraint* constraint);
 // Adds the option for the start of the constraint, for parsed answers.
 void AddConstraintStart(CLI::App* cmd, v1::Constraint* constraint);
 
-// Sets the constraint of the request, unless no option was given.
+// Sets the constraint of the request, unless no option was given. The JSON of a schema is compact
+// by default.
 void SetConstraint(const v1::Constraint& constraint, v1::GenerateRequest* request);
 
 }  // namespace quire::client

@@ -31,6 +31,7 @@
 #include "text/chat/template_files.h"
 #include "text/tokenizer/gguf_vocabulary.h"
 #include "text/tokenizer/tokenizer.h"
+#include "tools/quire/spec_text.h"
 
 namespace quire::client {
 namespace {
@@ -107,9 +108,7 @@ std::string MiB(std::int64_t bytes) {
 
 class Inspector {
  public:
-  explicit Inspector(const PlanRequest& request) : request_(request) {
-    request_.cpu = request.device_memory.empty();
-  }
+  explicit Inspector(const PlanRequest& request) : request_(request) {}
 
   ModelReport Run() {
     report_.json["model"] = request_.model;
@@ -196,9 +195,8 @@ void Inspector::AddModel(const formats::ModelFiles& files) {
   // configuration.
   const absl::StatusOr<server::DaemonOptions> options = ReadOptions(request_);
   const std::int32_t context = options.ok() ? options->model.max_context_tokens.value_or(0) : 0;
-  const DeviceKind device = request_.cpu ? DeviceKind::kCpu : DeviceKind::kCuda;
   const absl::StatusOr<runtime::CheckedSpec> checked =
-      runtime::ReadModelSpec(files, device, static_cast<std::uint32_t>(context));
+      runtime::ReadModelSpec(files, request_.device(), static_cast<std::uint32_t>(context));
   if (!checked.ok()) return AddProblem(checked.status());
   const models::ModelConfig& config = checked->config;
   Add("architecture", absl::StrCat(config.architecture, ", family ", config.family));
@@ -208,7 +206,7 @@ void Inspector::AddModel(const formats::ModelFiles& files) {
   const std::vector<std::string> spec =
       absl::StrSplit(absl::StripSuffix(models::DumpSpec(checked->spec), "\n"), '\n');
   report_.json["spec"] = spec;
-  for (std::size_t i = 0; i < spec.size(); ++i) Add(i == 0 ? "spec" : "", spec[i]);
+  for (const SpecLine& line : DescribeSpec(checked->spec)) Add(line.name, line.text);
   report_.json["warnings"] = config.warnings;
   for (const std::string& warning : config.warnings) Add("warning", warning);
 }
@@ -324,7 +322,7 @@ void Inspector::AddTemplates(const formats::ModelFiles& files, const text::Token
 void Inspector::AddPlan() {
   const absl::StatusOr<PlanReport> plan = MakePlan(request_);
   if (!plan.ok()) return AddProblem(plan.status());
-  const absl::string_view name = request_.cpu ? "CPU plan" : "GPU plan";
+  const absl::string_view name = request_.device() == DeviceKind::kCpu ? "CPU plan" : "GPU plan";
   for (std::size_t i = 0; i < plan->lines.size(); ++i) {
     Add(i == 0 ? name : absl::string_view(), plan->lines[i]);
   }

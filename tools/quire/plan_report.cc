@@ -13,6 +13,7 @@
 #include "server/config/options.h"
 #include "server/config/per_device_options.h"
 #include "server/config/scalar_value.h"
+#include "tools/quire/spec_text.h"
 
 namespace quire::client {
 namespace {
@@ -33,7 +34,7 @@ void AddLayers(const models::LayerGroups& layers, std::int64_t page_bytes,
   }
   report->json["sequence_pages"] = sequence_pages;
   report->json["max_context_tokens"] = context_tokens;
-  report->lines.push_back(absl::StrCat("layers       ", models::DescribeLayerGroups(layers)));
+  report->lines.push_back(absl::StrCat("layers       ", DescribePages(layers)));
   report->lines.push_back(
       Line("sequence", sequence_pages * page_bytes,
            absl::StrCat(", ", sequence_pages, " pages at most, of ", context_tokens, " tokens")));
@@ -100,8 +101,10 @@ absl::StatusOr<PlanReport> PlanHost(const server::DaemonOptions& daemon,
 }  // namespace
 
 void AddPlanOptions(CLI::App* command, PlanRequest* request) {
+  command->add_option("model", request->model, "model directory or GGUF file")->required();
   command->add_option("--device-memory", request->device_memory,
-                      "free GPU memory before the model is loaded, such as 80GiB");
+                      "plan for a GPU with this much free memory, such as 80GiB (default: plan for "
+                      "the CPU)");
   command->add_option("--sms", request->num_sms, "number of multiprocessors of the GPU")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
@@ -114,7 +117,8 @@ void AddPlanOptions(CLI::App* command, PlanRequest* request) {
 absl::StatusOr<server::DaemonOptions> ReadOptions(const PlanRequest& request) {
   server::ConfigSources sources = request.sources;
   sources.sets.push_back(absl::StrCat("model.path=", request.model));
-  sources.sets.emplace_back(request.cpu ? "device.type=cpu" : "device.type=cuda");
+  sources.sets.emplace_back(request.device() == DeviceKind::kCpu ? "device.type=cpu"
+                                                                 : "device.type=cuda");
   sources.environment = server::ConfigEnvironment();
   sources.profile_dirs = server::InstalledProfileDirs();
   std::vector<std::string> errors;
@@ -127,7 +131,8 @@ absl::StatusOr<PlanReport> MakePlan(const PlanRequest& request) {
   QUIRE_ASSIGN_OR_RETURN(const server::DaemonOptions daemon, ReadOptions(request));
   QUIRE_ASSIGN_OR_RETURN(const formats::ModelFiles files,
                          formats::ModelFiles::FromPath(request.model));
-  return request.cpu ? PlanHost(daemon, files) : PlanGpu(request, daemon, files);
+  return request.device() == DeviceKind::kCpu ? PlanHost(daemon, files)
+                                              : PlanGpu(request, daemon, files);
 }
 
 }  // namespace quire::client

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/device.h"
 #include "server/config/layered_config.h"
 #include "server/config/options.h"
 
@@ -21,18 +22,19 @@ namespace quire::client {
 
 struct PlanRequest {
   std::string model;          // directory or GGUF file
-  bool cpu = false;           // false: plan for a GPU
-  std::string device_memory;  // GPU memory, such as "80GiB"
+  std::string device_memory;  // GPU memory, such as "80GiB"; empty: plan for the CPU
   std::uint32_t num_sms = 132;
   server::ConfigSources sources = {};
+
+  DeviceKind device() const { return device_memory.empty() ? DeviceKind::kCpu : DeviceKind::kCuda; }
 };
 
 struct PlanReport {
-  std::vector<std::string> lines;
+  std::vector<std::string> lines;  // human-readable
   nlohmann::json json;
 };
 
-// Adds --device-memory, --sms, --config and --set. `request` must outlive the parsing.
+// Adds the model, --device-memory, --sms, --config and --set. `request` must outlive the parsing.
 void AddPlanOptions(CLI::App* command, PlanRequest* request);
 
 // Returns the options that `quired` would have with the request's sources. Error messages of

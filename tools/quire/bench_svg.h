@@ -1,0 +1,20 @@
+#pragma once
+
+// Draws the result of `quire bench` as an SVG image: the latencies by percentile, and a timeline of
+// each server with tokens per second, requests in flight and failures.
+//
+// Threads: any; pure functions.
+
+#include <string>
+#include <vector>
+
+#include "tools/quire/bench_report.h"
+
+namespace quire::client {
+
+// `subjects` has the runs of each server under test, one or two servers. The timelines of several
+// runs follow each other. Cancelled requests count in the timeline only. REQUIRES: each server has
+// a run.
+std::string BenchSvg(const std::vector<std::vector<BenchRun>>& subjects);
+
+}  // namespace quire::client

@@ -1,0 +1,33 @@
+#include "tools/quire/curl_handle.h"
+
+namespace quire::client {
+namespace {
+
+std::size_t OnBodyBytes(char* bytes, std::size_t size, std::size_t count, void* body) {
+  static_cast<std::string*>(body)->append(bytes, size * count);
+  return size * count;
+}
+
+}  // namespace
+
+CurlPtr NewCurl() {
+  [[maybe_unused]] static const CURLcode initialized = curl_global_init(CURL_GLOBAL_DEFAULT);
+  CurlPtr curl(curl_easy_init());
+  curl_easy_setopt(curl.get(), CURLOPT_NOSIGNAL, 1L);  // signals are not safe with several threads
+  curl_easy_setopt(curl.get(), CURLOPT_HTTP_VERSION, CURL_HTTP_VERSION_1_1);
+  curl_easy_setopt(curl.get(), CURLOPT_NOPROXY, "*");
+  return curl;
+}
+
+void CollectBody(CURL* curl, std::string* body) {
+  curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, OnBodyBytes);
+  curl_easy_setopt(curl, CURLOPT_WRITEDATA, body);
+}
+
+std::int64_t ResponseCode(CURL* curl) {
+  long code = 0;  // NOLINT(google-runtime-int): libcurl writes a long
+  curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &code);
+  return code;
+}
+
+}  // namespace quire::client

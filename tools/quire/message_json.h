@@ -1,0 +1,29 @@
+#pragma once
+
+// Text forms of messages and enumerators, for the output of commands.
+//
+// Threads: any.
+
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace google::protobuf {
+class EnumDescriptor;
+class Message;
+}  // namespace google::protobuf
+
+namespace quire::client {
+
+// Returns the message as one line of JSON. It differs from protobuf's JSON mapping in two ways:
+// fields that are zero, false or empty are present, unless they are absent `optional` fields, and
+// 64-bit integers are numbers if a double holds them exactly (up to 2^53). Larger ones are texts.
+// Returns INVALID_ARGUMENT if protobuf cannot print the message.
+absl::StatusOr<std::string> MessageJson(const google::protobuf::Message& message);
+
+// Returns the words of an enumerator without the name of its type: "stop text" for
+// FINISH_REASON_STOP_TEXT. A number that `type` lacks, such as that of a newer server, is printed
+// as "unknown (7)".
+std::string EnumWords(const google::protobuf::EnumDescriptor* type, int value);
+
+}  // namespace quire::client
