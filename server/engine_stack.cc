@@ -12,6 +12,7 @@
 #include "base/utf8.h"
 #include "engine/constraint/constraint_build.h"
 #include "engine/constraint/grammar_library.h"
+#include "hub/cache/model_cache.h"
 #include "server/build_info.h"
 #include "server/chat_templates.h"
 #include "server/config/per_device_options.h"
@@ -114,6 +115,7 @@ std::string ServedModelId(const DaemonOptions& options) {
   if (options.model_id) return *options.model_id;
   const std::string& model = options.model.path;
   if (model == "embedded") return "story";
+  if (std::string name = hub::RepositoryOfPath(model); !name.empty()) return name;
   std::filesystem::path path(model);
   if (!path.has_filename()) path = path.parent_path();  // the path has a trailing slash
   // Only GGUF files have an extension; directory names may contain dots.

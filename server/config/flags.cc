@@ -8,7 +8,9 @@ namespace quire::server {
 
 void AddFlags(CLI::App* app, Flags* flags) {
   app->add_option("model", flags->model,
-                  "model directory or GGUF file, short for --set model.path=MODEL");
+                  "model directory, GGUF file, or the name of a model that `quire pull` downloaded "
+                  "(ORG/NAME, ORG/NAME@REVISION or ORG/NAME:FILE.gguf); short for --set "
+                  "model.path=MODEL");
   app->footer(
       "By default quired serves the OpenAI-compatible API on http://127.0.0.1:8000/v1, gRPC on\n"
       "127.0.0.1:50051, and a status page, health and metrics on http://127.0.0.1:9464.");

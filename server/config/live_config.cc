@@ -153,7 +153,10 @@ ReloadResult LiveConfig::ReloadLocked(bool dry_run) {
   ReloadResult result;
   std::shared_ptr<const LayeredConfig> next = LayeredConfig::Load(sources_, &result.errors);
   if (next == nullptr) return result;
-  auto options = std::make_shared<const DaemonOptions>(ToOptions(*next));
+  DaemonOptions next_options = ToOptions(*next);
+  // A name of a model may lead to a newer revision now, whose files are not those that are loaded.
+  next_options.model.path = start_options_.model.path;
+  auto options = std::make_shared<const DaemonOptions>(std::move(next_options));
   for (ConfigChange& change : CompareConfigs(*config(), *next)) {
     std::string refusal = DescribeRefusal(change, start_options_, *options);
     (refusal.empty() ? result.changed : result.rejected).push_back(std::move(change));

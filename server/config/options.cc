@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "hub/cache/model_cache.h"
 #include "quire/config/v1/config.pb.h"
 
 namespace quire::server {
@@ -239,7 +240,9 @@ models::Quantization ToQuantization(config::v1::Quantization quantization) {
 
 void ReadModel(const Config& config, DaemonOptions* options) {
   const auto& model = config.model();
-  options->model.path = model.path();
+  // The validator has reported a model that is not there, so a failure means that it was removed
+  // since. Opening the files then reports the name.
+  options->model.path = hub::LocateModel(model.path()).value_or(model.path());
   if (model.dtype() == config::v1::MODEL_DATA_TYPE_BF16) options->model.dtype = DType::kBF16;
   if (model.dtype() == config::v1::MODEL_DATA_TYPE_F32) options->model.dtype = DType::kF32;
   options->model.quantization = ToQuantization(model.quantization());

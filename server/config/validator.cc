@@ -7,10 +7,12 @@
 #include <filesystem>
 #include <set>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "hub/cache/model_cache.h"
 #include "quire/config/v1/config.pb.h"
 #include "server/config/quoting.h"
 #include "server/tracing/trace_exporter.h"
@@ -271,9 +273,10 @@ class ConfigChecker {
             absl::StrCat("model.packed_dir: \"", model.packed_dir(), "\" is not a directory"));
     }
     if (model.path() == "embedded") return;
-    if (model.path().empty() || !std::filesystem::exists(model.path(), error)) {
-      Error("model.path", absl::StrCat("model.path: \"", model.path(), "\" does not exist"));
-    } else if (access(model.path().c_str(), R_OK) != 0) {
+    const absl::StatusOr<std::string> path = hub::LocateModel(model.path());
+    if (!path.ok()) {
+      Error("model.path", absl::StrCat("model.path: ", path.status().message()));
+    } else if (access(path->c_str(), R_OK) != 0) {
       Error("model.path", absl::StrCat("model.path: \"", model.path(), "\" is not readable"));
     }
   }

@@ -18,8 +18,8 @@ CASES = [
     ("models/config", "formats", "config_reader.cc", "formats/"),
 ]
 SOURCES = ["CMakeLists.txt", "CMakePresets.json", "cmake", "proto", "base", "formats", "text",
-           "cache_manager", "kernels", "models", "runtime", "engine", "server", "assets", "LICENSE",
-           "configs"]
+           "hub", "cache_manager", "kernels", "models", "runtime", "engine", "server", "assets",
+           "LICENSE", "configs"]
 
 
 def run(*command):

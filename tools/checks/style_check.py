@@ -15,8 +15,8 @@ import pathlib
 import re
 import sys
 
-FOLDERS = ["base", "formats", "text", "cache_manager", "kernels", "models", "runtime", "engine", "server", "tools", "tests",
-           "assets", "proto", "scripts", "cmake"]
+FOLDERS = ["base", "formats", "hub", "text", "cache_manager", "kernels", "models", "runtime", "engine", "server", "tools",
+           "tests", "assets", "proto", "scripts", "cmake"]
 PAGE_FOLDERS = ["docs", "assets", "kernels", "tools", "deploy"]
 CPP = {".h", ".cc", ".cu", ".cuh"}
 CHECKED = CPP | {".py", ".proto", ".cmake", ".sh"}

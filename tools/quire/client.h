@@ -31,6 +31,8 @@ inline constexpr int kOk = 0;
 inline constexpr int kRequestFailed = 1;
 inline constexpr int kWrongUsage = 2;
 inline constexpr int kCannotConnect = 3;
+// The code that shells use for SIGINT.
+inline constexpr int kInterrupted = 130;
 
 // Returns the default path of quired's admin socket (docs/config.md, server.admin.listen), in the
 // first directory that contains it: /run/quire, $XDG_RUNTIME_DIR/quire, or quire-UID in the
@@ -112,6 +114,8 @@ void AddInspect(CLI::App* app, const CommonOptions* common, int* exit_code);
 void AddControl(CLI::App* app, const CommonOptions* common, int* exit_code);
 // inspect, plan, make-model
 void AddLocal(CLI::App* app, const CommonOptions* common, int* exit_code);
+// pull, list, rm
+void AddHub(CLI::App* app, const CommonOptions* common, int* exit_code);
 void AddBench(CLI::App* app, const CommonOptions* common, int* exit_code);
 // completion, manual
 void AddCompletion(CLI::App* app, int* exit_code);

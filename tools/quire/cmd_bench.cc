@@ -35,8 +35,6 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kInterrupted = 130;  // the code that shells use for SIGINT
-
 // Options of the command line.
 struct BenchOptions {
   std::int64_t requests = 0;  // 0: 64, or the whole trace

@@ -61,7 +61,7 @@ ManualText DescribeQuire() {
              {"1", "the request failed; CODE/REASON: message is on standard error"},
              {"2", "wrong usage"},
              {"3", "cannot connect"},
-             {"130", "bench was interrupted; it has reported the completed part"}}},
+             {"130", "interrupted; bench has reported the completed part, pull has kept it"}}},
            {"FILES",
             {{"/run/quire/admin.sock",
               "default control listener; otherwise the socket in $XDG_RUNTIME_DIR/quire or in "

@@ -29,6 +29,7 @@ int Run(int argc, char** argv) {
   quire::client::AddInspect(&app, &common, &exit_code);
   quire::client::AddControl(&app, &common, &exit_code);
   quire::client::AddLocal(&app, &common, &exit_code);
+  quire::client::AddHub(&app, &common, &exit_code);
   quire::client::AddBench(&app, &common, &exit_code);
   quire::client::AddCompletion(&app, &exit_code);
   try {

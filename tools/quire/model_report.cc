@@ -20,6 +20,7 @@
 #include "formats/tensors/gguf_tensors.h"
 #include "formats/tensors/quantized_tensor.h"
 #include "formats/tensors/safetensors.h"
+#include "hub/cache/model_cache.h"
 #include "models/config/config_keys.h"
 #include "models/config/config_reader.h"
 #include "models/config/layer_spec.h"
@@ -112,6 +113,12 @@ class Inspector {
 
   ModelReport Run() {
     report_.json["model"] = request_.model;
+    absl::StatusOr<std::string> path = hub::LocateModel(request_.model);
+    if (!path.ok()) {
+      AddProblem(path.status());
+      return Finish();
+    }
+    request_.model = *std::move(path);
     absl::StatusOr<formats::ModelFiles> files = formats::ModelFiles::FromPath(request_.model);
     if (!files.ok()) {
       AddProblem(files.status());

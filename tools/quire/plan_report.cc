@@ -101,7 +101,10 @@ absl::StatusOr<PlanReport> PlanHost(const server::DaemonOptions& daemon,
 }  // namespace
 
 void AddPlanOptions(CLI::App* command, PlanRequest* request) {
-  command->add_option("model", request->model, "model directory or GGUF file")->required();
+  command
+      ->add_option("model", request->model,
+                   "model directory, GGUF file or name of a downloaded model")
+      ->required();
   command->add_option("--device-memory", request->device_memory,
                       "plan for a GPU with this much free memory, such as 80GiB (default: plan for "
                       "the CPU)");
@@ -130,7 +133,7 @@ absl::StatusOr<server::DaemonOptions> ReadOptions(const PlanRequest& request) {
 absl::StatusOr<PlanReport> MakePlan(const PlanRequest& request) {
   QUIRE_ASSIGN_OR_RETURN(const server::DaemonOptions daemon, ReadOptions(request));
   QUIRE_ASSIGN_OR_RETURN(const formats::ModelFiles files,
-                         formats::ModelFiles::FromPath(request.model));
+                         formats::ModelFiles::FromPath(daemon.model.path));
   return request.device() == DeviceKind::kCpu ? PlanHost(daemon, files)
                                               : PlanGpu(request, daemon, files);
 }

@@ -1,0 +1,59 @@
+#pragma once
+
+// Downloads one file of a repository into the blobs of the cache.
+//
+// The bytes go to blobs/HASH.incomplete, which a later call continues by a range request. The file
+// becomes blobs/HASH when its hash is right. A lock keeps other processes away meanwhile.
+//
+// Threads:  any; one call per file at a time.
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "hub/cache/model_cache.h"
+#include "hub/http_client.h"
+#include "hub/pull_progress.h"
+#include "hub/repository_files.h"
+#include "hub/stop_signal.h"
+
+namespace quire::hub {
+
+// Delays between attempts: 0.5 s, doubled each time, or what the server asks for in Retry-After. A
+// download fails after kMaxAttempts in a row that received nothing.
+inline constexpr int kMaxAttempts = 6;
+inline constexpr absl::Duration kFirstRetryDelay = absl::Milliseconds(500);
+inline constexpr absl::Duration kMaxRetryAfter = absl::Minutes(5);
+
+// Returns the delay before the next attempt, after `failures` attempts in a row that failed.
+absl::Duration RetryDelay(int failures, absl::Duration retry_after);
+
+// Returns whether an answer or a failed transfer may succeed later.
+bool IsTemporary(const absl::StatusOr<HttpAnswer>& answer);
+
+struct BlobRequest {
+  const ModelCache* cache;
+  const StopSignal* stop;
+  PullProgress* progress;
+  ModelName name;         // for messages and paths
+  std::string commit;     // to download from
+  RepositoryFile file;    // with size and hash
+  std::size_t index = 0;  // in `progress`
+};
+
+// Returns OK when the blob is in the cache. Errors: DATA_LOSS if the bytes have another hash, which
+// deletes them; RESOURCE_EXHAUSTED if the disk is full; CANCELLED after a stop; those of HttpClient
+// and of AnswerError. The bytes received so far are kept except after DATA_LOSS.
+absl::Status DownloadBlob(const BlobRequest& request, const HubSettings& settings,
+                          HttpClient* client);
+
+// Returns the number of bytes of the file that are in the cache, complete or not.
+std::int64_t CachedBytes(const ModelCache& cache, absl::string_view repository,
+                         const RepositoryFile& file);
+
+// Returns the error for an answer of the hub that is not a success, with a remedy: a gated, private
+// or unknown repository, an unknown revision or file, a refused token, or the status itself.
+absl::Status AnswerError(const HubSettings& settings, const ModelName& name,
+                         const HttpAnswer& answer);
+
+}  // namespace quire::hub

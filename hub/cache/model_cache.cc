@@ -1,0 +1,509 @@
+#include "hub/cache/model_cache.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <set>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "base/small_file.h"
+#include "base/status.h"
+#include "hub/cache/cache_dir.h"
+#include "hub/cache/file_lock.h"
+
+namespace quire::hub {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr absl::string_view kPrefix = "models--";
+constexpr std::size_t kMaxRefBytes = 256;
+
+// A file of a snapshot.
+struct Entry {
+  std::string name;  // relative to the snapshot
+  std::string blob;  // name of the blob that it links to; empty for a file that is no link
+  std::int64_t size_bytes = 0;
+  absl::Time last_used = absl::InfinitePast();
+};
+
+absl::Status FileError(const std::error_code& error, const fs::path& path) {
+  return absl::ErrnoToStatus(error.value(), path.string());
+}
+
+// Returns the names in a directory, sorted; none if it does not exist.
+std::vector<std::string> NamesIn(const fs::path& directory) {
+  std::vector<std::string> names;
+  std::error_code error;
+  fs::directory_iterator it(directory, error);
+  for (; !error && it != fs::directory_iterator(); it.increment(error)) {
+    names.push_back(it->path().filename().string());
+  }
+  std::ranges::sort(names);
+  return names;
+}
+
+// Calls `visit` for each path below `directory` that is not a directory. Links are not followed.
+template <typename Visit>
+void ForEachFile(const fs::path& directory, Visit visit) {
+  std::error_code error;
+  fs::recursive_directory_iterator it(directory, error);
+  for (; !error && it != fs::recursive_directory_iterator(); it.increment(error)) {
+    std::error_code ignored;
+    if (!it->is_directory(ignored) || it->is_symlink(ignored)) visit(it->path());
+  }
+}
+
+// Returns the files of a snapshot with their contents' sizes, sorted, without broken links.
+std::vector<Entry> EntriesOf(const fs::path& snapshot) {
+  std::vector<Entry> entries;
+  ForEachFile(snapshot, [&](const fs::path& path) {
+    struct stat content;
+    if (stat(path.c_str(), &content) != 0 || !S_ISREG(content.st_mode)) return;
+    Entry entry;
+    entry.name = path.lexically_relative(snapshot).string();
+    std::error_code error;
+    const fs::path target = fs::read_symlink(path, error);
+    if (!error) entry.blob = target.filename().string();
+    entry.size_bytes = content.st_size;
+    entry.last_used = absl::TimeFromTimespec(content.st_atim);
+    entries.push_back(std::move(entry));
+  });
+  std::ranges::sort(entries, {}, &Entry::name);
+  return entries;
+}
+
+std::int64_t SizeOf(const std::vector<Entry>& entries) {
+  std::set<absl::string_view> seen;
+  std::int64_t size = 0;
+  for (const Entry& entry : entries) {
+    if (entry.blob.empty() || seen.insert(entry.blob).second) size += entry.size_bytes;
+  }
+  return size;
+}
+
+// Returns the bytes of a file or a tree. Links count nothing: their target lies elsewhere.
+std::int64_t StoredBytes(const fs::path& path) {
+  std::error_code error;
+  if (fs::is_symlink(path, error)) return 0;
+  if (fs::is_regular_file(path, error)) {
+    return static_cast<std::int64_t>(fs::file_size(path, error));
+  }
+  std::int64_t bytes = 0;
+  ForEachFile(path, [&](const fs::path& file) {
+    if (fs::is_regular_file(fs::symlink_status(file, error))) bytes += StoredBytes(file);
+  });
+  return bytes;
+}
+
+bool IsBlobName(absl::string_view name) {
+  const auto is_digit = [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); };
+  return (name.size() == 40 || name.size() == 64) && std::ranges::all_of(name, is_digit);
+}
+
+// Returns the commits of the refs, by the name of the ref.
+std::map<std::string, std::string> RefsOf(const fs::path& repository) {
+  std::map<std::string, std::string> refs;
+  ForEachFile(repository / "refs", [&](const fs::path& path) {
+    const absl::StatusOr<std::string> commit = ReadSmallFile(path.string(), kMaxRefBytes);
+    if (!commit.ok()) return;
+    refs[path.lexically_relative(repository / "refs").string()] =
+        std::string(absl::StripAsciiWhitespace(*commit));
+  });
+  return refs;
+}
+
+std::string RefNames(const std::map<std::string, std::string>& refs, absl::string_view commit) {
+  std::vector<std::string> names;
+  for (const auto& [name, target] : refs) {
+    if (target == commit) names.push_back(name);
+  }
+  return names.empty() ? std::string(commit) : absl::StrJoin(names, ", ");
+}
+
+// Returns the repository of a directory such as "models--ORG--NAME", or "" for other directories.
+std::string RepositoryOfDir(absl::string_view directory) {
+  if (!absl::ConsumePrefix(&directory, kPrefix)) return "";
+  const std::string repository = absl::StrReplaceAll(directory, {{"--", "/"}});
+  return ParseModelName(repository).ok() ? repository : "";
+}
+
+// Returns one file per GGUF model: the first shard of split files.
+std::vector<Entry> GgufModels(const std::vector<Entry>& entries) {
+  std::vector<Entry> models;
+  std::map<std::string, std::size_t> sets;
+  for (const Entry& entry : entries) {
+    if (!IsGguf(entry.name)) continue;
+    const auto [set, is_new] = sets.emplace(ShardSet(entry.name), models.size());
+    if (is_new) {
+      models.push_back(entry);
+      continue;
+    }
+    models[set->second].size_bytes += entry.size_bytes;
+    models[set->second].last_used = std::max(models[set->second].last_used, entry.last_used);
+  }
+  return models;
+}
+
+bool HasSafetensors(const std::vector<Entry>& entries) {
+  return std::ranges::any_of(entries, [](const Entry& entry) {
+    return absl::EndsWith(entry.name, ".safetensors") && !absl::StrContains(entry.name, "/");
+  });
+}
+
+// Appends the models of one snapshot. `row` has the repository, revision, commit and directory.
+void AppendModels(const std::vector<Entry>& entries, const CachedModel& row,
+                  std::vector<CachedModel>* models) {
+  std::vector<Entry> rest;
+  for (const Entry& entry : entries) {
+    if (!IsGguf(entry.name)) rest.push_back(entry);
+  }
+  const std::vector<Entry> ggufs = GgufModels(entries);
+  if (HasSafetensors(entries) || ggufs.empty()) {
+    CachedModel model = row;
+    model.format = HasSafetensors(entries) ? "safetensors" : "other";
+    model.size_bytes = SizeOf(rest);
+    for (const Entry& entry : rest) model.last_used = std::max(model.last_used, entry.last_used);
+    models->push_back(std::move(model));
+  }
+  for (const Entry& gguf : ggufs) {
+    CachedModel model = row;
+    model.format = "gguf";
+    model.file = gguf.name;
+    model.size_bytes = gguf.size_bytes;
+    model.path = absl::StrCat(row.path, "/", gguf.name);
+    model.last_used = gguf.last_used;
+    models->push_back(std::move(model));
+  }
+}
+
+absl::Status LinkFile(const fs::path& snapshot, const CachedFile& file) {
+  const fs::path link = snapshot / file.name;
+  std::error_code error;
+  fs::create_directories(link.parent_path(), error);
+  if (error) return FileError(error, link.parent_path());
+  std::string target = "../../";
+  for (const char c : file.name) {
+    if (c == '/') target += "../";
+  }
+  absl::StrAppend(&target, "blobs/", file.hash);
+  if (fs::read_symlink(link, error) == target && !error) return absl::OkStatus();
+  fs::remove(link, error);
+  fs::create_symlink(target, link, error);
+  return error ? FileError(error, link) : absl::OkStatus();
+}
+
+// Replaces a small file at once, so that no reader sees a part of it.
+absl::Status ReplaceFile(const fs::path& path, const fs::path& temporary,
+                         absl::string_view content) {
+  std::error_code error;
+  fs::create_directories(path.parent_path(), error);
+  if (error) return FileError(error, path.parent_path());
+  std::ofstream file(temporary, std::ios::binary | std::ios::trunc);
+  file << content;
+  file.close();
+  if (!file.good())
+    return absl::UnavailableError(absl::StrCat("cannot write ", temporary.string()));
+  fs::rename(temporary, path, error);
+  return error ? FileError(error, path) : absl::OkStatus();
+}
+
+absl::Status CheckLink(const fs::path& blobs, const fs::path& link) {
+  std::error_code error;
+  const fs::path target = fs::read_symlink(link, error);
+  if (error) return absl::OkStatus();  // other programs store a copy where links do not work
+  const fs::path blob = (link.parent_path() / target).lexically_normal();
+  if (blob.parent_path() != blobs || !IsBlobName(blob.filename().string())) {
+    return absl::InternalError(absl::StrCat(link.string(), " links to ", target.string()));
+  }
+  if (fs::is_regular_file(blob, error)) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat(link.string(), " links to a missing blob"));
+}
+
+}  // namespace
+
+std::string ModelCache::RepositoryDir(absl::string_view repository) const {
+  return absl::StrCat(root_, "/", kPrefix, absl::StrReplaceAll(repository, {{"/", "--"}}));
+}
+
+std::string ModelCache::BlobPath(absl::string_view repository, absl::string_view hash) const {
+  return absl::StrCat(RepositoryDir(repository), "/blobs/", hash);
+}
+
+std::string ModelCache::SnapshotDir(absl::string_view repository, absl::string_view commit) const {
+  return absl::StrCat(RepositoryDir(repository), "/snapshots/", commit);
+}
+
+std::string ModelCache::LockPath(absl::string_view repository, absl::string_view name) const {
+  return absl::StrCat(root_, "/.locks/", kPrefix, absl::StrReplaceAll(repository, {{"/", "--"}}),
+                      "/", name);
+}
+
+std::string ModelCache::FindCommit(absl::string_view repository, absl::string_view revision) const {
+  const auto refs = RefsOf(RepositoryDir(repository));
+  const auto ref = refs.find(std::string(revision));
+  const std::string commit = ref != refs.end() ? ref->second : std::string(revision);
+  std::error_code error;
+  if (!IsCommit(commit) || !fs::is_directory(SnapshotDir(repository, commit), error)) return "";
+  return commit;
+}
+
+absl::Status ModelCache::NotPulled(const ModelName& name) const {
+  const std::string command =
+      absl::StrCat(name.ToString(), " was not pulled; run: ", PullCommand(name));
+  if (!FindCommit(name.repository, name.revision_or_default()).empty()) {
+    return absl::NotFoundError(command);  // only the file is missing
+  }
+  std::string others;
+  const fs::path repository = RepositoryDir(name.repository);
+  const auto refs = RefsOf(repository);
+  for (const std::string& commit : NamesIn(repository / "snapshots")) {
+    absl::StrAppend(&others, others.empty() ? "; in the cache are the revisions " : ", ",
+                    RefNames(refs, commit));
+  }
+  return absl::NotFoundError(command + others);
+}
+
+absl::StatusOr<std::string> ModelCache::Find(const ModelName& name) const {
+  const std::string commit = FindCommit(name.repository, name.revision_or_default());
+  if (commit.empty()) return NotPulled(name);
+  const std::string snapshot = SnapshotDir(name.repository, commit);
+  const std::vector<Entry> entries = EntriesOf(snapshot);
+  if (!name.file.empty()) {
+    const bool is_there = std::ranges::find(entries, name.file, &Entry::name) != entries.end();
+    if (!is_there) return NotPulled(name);
+    return absl::StrCat(snapshot, "/", name.file);
+  }
+  if (HasSafetensors(entries)) return snapshot;
+  const std::vector<Entry> ggufs = GgufModels(entries);
+  if (ggufs.empty()) return NotPulled(name);
+  if (ggufs.size() == 1) return absl::StrCat(snapshot, "/", ggufs.front().name);
+  std::vector<std::string> choices;
+  for (const Entry& gguf : ggufs) {
+    choices.push_back(ModelName{name.repository, name.revision, gguf.name}.ToString());
+  }
+  return absl::InvalidArgumentError(absl::StrCat(name.ToString(),
+                                                 " has several GGUF files; name "
+                                                 "one of them: ",
+                                                 absl::StrJoin(choices, ", ")));
+}
+
+absl::StatusOr<std::vector<CachedModel>> ModelCache::List() const {
+  std::vector<CachedModel> models;
+  for (const std::string& directory : NamesIn(root_)) {
+    const std::string repository = RepositoryOfDir(directory);
+    if (repository.empty()) continue;
+    const fs::path path = fs::path(root_) / directory;
+    const auto refs = RefsOf(path);
+    const std::size_t before = models.size();
+    for (const std::string& commit : NamesIn(path / "snapshots")) {
+      const std::string snapshot = SnapshotDir(repository, commit);
+      const std::vector<Entry> entries = EntriesOf(snapshot);
+      if (entries.empty()) continue;
+      AppendModels(entries,
+                   {.repository = repository,
+                    .revision = RefNames(refs, commit),
+                    .commit = commit,
+                    .file = "",
+                    .format = "",
+                    .size_bytes = 0,
+                    .path = snapshot,
+                    .last_used = absl::InfinitePast()},
+                   &models);
+    }
+    if (models.size() > before) continue;
+    models.push_back({.repository = repository,
+                      .revision = "",
+                      .commit = "",
+                      .file = "",
+                      .format = "incomplete",
+                      .size_bytes = StoredBytes(path / "blobs"),
+                      .path = path.string(),
+                      .last_used = absl::InfinitePast()});
+  }
+  return models;
+}
+
+absl::Status ModelCache::Publish(absl::string_view repository, absl::string_view revision,
+                                 absl::string_view commit,
+                                 const std::vector<CachedFile>& files) const {
+  const fs::path snapshot = SnapshotDir(repository, commit);
+  std::vector<CachedFile> ordered = files;
+  std::ranges::stable_partition(ordered,
+                                [](const CachedFile& file) { return file.name != "config.json"; });
+  for (const CachedFile& file : ordered) QUIRE_RETURN_IF_ERROR(LinkFile(snapshot, file));
+  if (revision == commit) return absl::OkStatus();
+  const fs::path directory = RepositoryDir(repository);
+  // Outside refs/, because other programs take every file there for a ref.
+  const fs::path temporary = directory / absl::StrCat("ref.", getpid(), ".incomplete");
+  return ReplaceFile(directory / "refs" / std::string(revision), temporary, commit);
+}
+
+absl::StatusOr<std::int64_t> ModelCache::Remove(const ModelName& name) const {
+  const fs::path directory = RepositoryDir(name.repository);
+  std::error_code error;
+  if (!fs::is_directory(directory, error)) {
+    std::set<std::string> pulled;
+    QUIRE_ASSIGN_OR_RETURN(const std::vector<CachedModel> models, List());
+    for (const CachedModel& model : models) pulled.insert(model.repository);
+    return absl::NotFoundError(
+        absl::StrCat(name.repository, " is not in ", root_, "; ",
+                     pulled.empty() ? "it has no models"
+                                    : absl::StrCat("it has ", absl::StrJoin(pulled, ", "))));
+  }
+  absl::StatusOr<FileLock> lock =
+      FileLock::Try(LockPath(name.repository, "quire.lock"), LockMode::kExclusive);
+  if (absl::IsUnavailable(lock.status())) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        name.repository, " is being downloaded by another process; stop it or wait for it"));
+  }
+  QUIRE_RETURN_IF_ERROR(lock.status());
+  if (!name.file.empty()) return RemoveFile(name);
+  if (name.revision.empty()) return RemoveRepository(name);
+  const std::string commit = FindCommit(name.repository, name.revision);
+  if (commit.empty()) return NotPulled(name);
+  return RemoveCommit(name, commit);
+}
+
+absl::StatusOr<std::int64_t> ModelCache::RemoveRepository(const ModelName& name) const {
+  const fs::path directory = RepositoryDir(name.repository);
+  const std::int64_t bytes = StoredBytes(directory);
+  std::error_code error;
+  // Refs first, so that an interrupted removal does not leave a name without its files.
+  fs::remove_all(directory / "refs", error);
+  fs::remove_all(directory, error);
+  if (error) return FileError(error, directory);
+  return bytes;
+}
+
+absl::StatusOr<std::int64_t> ModelCache::RemoveCommit(const ModelName& name,
+                                                      absl::string_view commit) const {
+  const fs::path directory = RepositoryDir(name.repository);
+  const std::vector<std::string> commits = NamesIn(directory / "snapshots");
+  if (commits.size() == 1 && commits.front() == commit) return RemoveRepository(name);
+  std::error_code error;
+  for (const auto& [ref, target] : RefsOf(directory)) {
+    if (target == commit) fs::remove(directory / "refs" / ref, error);
+  }
+  // huggingface_hub stores lists of absent and of all files of a commit.
+  fs::remove_all(directory / ".no_exist" / std::string(commit), error);
+  fs::remove(directory / "trees" / absl::StrCat(commit, ".json"), error);
+  const std::string snapshot = SnapshotDir(name.repository, commit);
+  fs::remove_all(snapshot, error);
+  if (error) return FileError(error, snapshot);
+  return RemoveUnlinkedBlobs(name.repository);
+}
+
+absl::StatusOr<std::int64_t> ModelCache::RemoveFile(const ModelName& name) const {
+  const fs::path directory = RepositoryDir(name.repository);
+  std::vector<std::string> commits = NamesIn(directory / "snapshots");
+  if (!name.revision.empty()) commits = {FindCommit(name.repository, name.revision)};
+  bool is_found = false;
+  std::int64_t bytes = 0;
+  for (const std::string& commit : commits) {
+    if (commit.empty()) continue;
+    const fs::path snapshot = SnapshotDir(name.repository, commit);
+    std::size_t left = 0;
+    for (const Entry& entry : EntriesOf(snapshot)) {
+      const bool is_meant = IsGguf(entry.name) && ShardSet(entry.name) == ShardSet(name.file);
+      std::error_code error;
+      if (is_meant && !fs::remove(snapshot / entry.name, error)) {
+        return FileError(error, snapshot / entry.name);
+      }
+      is_found |= is_meant;
+      left += is_meant ? 0 : 1;
+    }
+    if (left > 0) continue;
+    QUIRE_ASSIGN_OR_RETURN(const std::int64_t freed, RemoveCommit(name, commit));
+    bytes += freed;
+  }
+  if (!is_found) return NotPulled(name);
+  QUIRE_ASSIGN_OR_RETURN(const std::int64_t freed, RemoveUnlinkedBlobs(name.repository));
+  return bytes + freed;
+}
+
+absl::StatusOr<std::int64_t> ModelCache::RemoveUnlinkedBlobs(absl::string_view repository) const {
+  const fs::path directory = RepositoryDir(repository);
+  std::set<std::string> linked;
+  for (const std::string& commit : NamesIn(directory / "snapshots")) {
+    for (const Entry& entry : EntriesOf(directory / "snapshots" / commit)) {
+      linked.insert(entry.blob);
+    }
+  }
+  std::int64_t bytes = 0;
+  for (const std::string& blob : NamesIn(directory / "blobs")) {
+    if (!IsBlobName(blob) || linked.contains(blob)) continue;
+    // A program that downloads the blob holds this lock until it has linked it.
+    const absl::StatusOr<FileLock> lock =
+        FileLock::Try(LockPath(repository, absl::StrCat(blob, ".lock")), LockMode::kExclusive);
+    if (absl::IsUnavailable(lock.status())) continue;
+    QUIRE_RETURN_IF_ERROR(lock.status());
+    const fs::path path = directory / "blobs" / blob;
+    const std::int64_t size = StoredBytes(path);
+    std::error_code error;
+    if (!fs::remove(path, error)) return FileError(error, path);
+    bytes += size;
+  }
+  return bytes;
+}
+
+absl::Status ModelCache::CheckIntegrity(absl::string_view repository) const {
+  const fs::path directory = fs::path(RepositoryDir(repository)).lexically_normal();
+  std::error_code error;
+  if (!fs::exists(directory, error)) return absl::OkStatus();
+  for (const auto& [ref, commit] : RefsOf(directory)) {
+    if (!IsCommit(commit) || !fs::is_directory(directory / "snapshots" / commit, error)) {
+      return absl::InternalError(absl::StrCat("ref ", ref, " names ", commit, ", not a snapshot"));
+    }
+  }
+  absl::Status status;
+  for (const std::string& commit : NamesIn(directory / "snapshots")) {
+    ForEachFile(directory / "snapshots" / commit,
+                [&](const fs::path& link) { status.Update(CheckLink(directory / "blobs", link)); });
+  }
+  for (const std::string& blob : NamesIn(directory / "blobs")) {
+    if (IsBlobName(blob) || absl::EndsWith(blob, ".incomplete")) continue;
+    status.Update(absl::InternalError(absl::StrCat("impossible name of a blob: ", blob)));
+  }
+  return status;
+}
+
+absl::StatusOr<std::string> LocateModel(absl::string_view path_or_name) {
+  std::error_code error;
+  const std::string text(path_or_name);
+  if (text == "embedded" || (!text.empty() && fs::exists(text, error))) return text;
+  const absl::StatusOr<ModelName> name = ParseModelName(text);
+  if (!name.ok()) return absl::NotFoundError(absl::StrCat("\"", text, "\" does not exist"));
+  absl::StatusOr<std::string> root = CacheDir();
+  absl::StatusOr<std::string> path =
+      root.ok() ? ModelCache(*root).Find(*name) : absl::StatusOr<std::string>(root.status());
+  if (path.ok()) return path;
+  return absl::Status(path.status().code(),
+                      absl::StrCat("\"", text, "\" is not a file or directory, and the model ",
+                                   path.status().message()));
+}
+
+std::string RepositoryOfPath(absl::string_view path) {
+  const std::vector<absl::string_view> parts = absl::StrSplit(path, '/', absl::SkipEmpty());
+  for (std::size_t i = 0; i + 2 < parts.size(); ++i) {
+    const std::string repository = RepositoryOfDir(parts[i]);
+    if (!repository.empty() && parts[i + 1] == "snapshots" && IsCommit(parts[i + 2])) {
+      return repository;
+    }
+  }
+  return "";
+}
+
+}  // namespace quire::hub

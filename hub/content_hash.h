@@ -1,0 +1,43 @@
+#pragma once
+
+// The hash that names a blob: the SHA-256 of an LFS file, or the git SHA-1 of another file, which
+// is the SHA-1 of "blob SIZE\0" and the content.
+//
+// Threads: one.
+// Source:  https://git-scm.com/book/en/v2/Git-Internals-Git-Objects
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/strings/string_view.h"
+
+struct evp_md_ctx_st;
+
+namespace quire::hub {
+
+// Returns whether the text is the hash of a blob: 40 or 64 hexadecimal digits in lower case.
+bool IsContentHash(absl::string_view text);
+
+class ContentHash {
+ public:
+  // Prepares the computation of the kind of hash that `expected` is, for a file of `size_bytes`.
+  // REQUIRES: IsContentHash(expected).
+  ContentHash(absl::string_view expected, std::int64_t size_bytes);
+  ~ContentHash();
+  ContentHash(ContentHash&&) noexcept;
+  ContentHash& operator=(ContentHash&&) noexcept;
+
+  void Add(absl::string_view bytes);
+  // Returns the hash in hexadecimal digits. Called once, at the end.
+  std::string Finish();
+
+ private:
+  struct Deleter {
+    void operator()(evp_md_ctx_st* context) const;
+  };
+
+  std::unique_ptr<evp_md_ctx_st, Deleter> context_;
+};
+
+}  // namespace quire::hub

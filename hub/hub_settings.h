@@ -1,0 +1,30 @@
+#pragma once
+
+// The settings of the client of a hub, from the environment variables of huggingface_hub.
+//
+// Threads: any, as long as no thread changes the environment.
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "hub/cache/cache_dir.h"
+
+namespace quire::hub {
+
+struct HubSettings {
+  std::string endpoint;   // HF_ENDPOINT without a slash at the end, https://huggingface.co
+  std::string cache_dir;  // see CacheDir
+  // HF_TOKEN, else the file HF_TOKEN_PATH, which is $HF_HOME/token by default; empty: none.
+  std::string token;
+  bool is_offline = false;  // HF_HUB_OFFLINE
+  // HF_HUB_DOWNLOAD_TIMEOUT: a transfer without bytes for so long is retried.
+  absl::Duration stall_timeout = absl::Seconds(10);
+  // CURL_CA_BUNDLE or SSL_CERT_FILE: certificates to trust; empty: those of the system.
+  std::string ca_file;
+
+  // Returns INVALID_ARGUMENT with the variable whose value is wrong.
+  static absl::StatusOr<HubSettings> Read(const Environment& environment = ProcessEnvironment);
+};
+
+}  // namespace quire::hub

@@ -1,0 +1,50 @@
+#pragma once
+
+// Shows the progress of `quire pull` on standard error: bars on a terminal, otherwise one line for
+// each finished file, each retry, and every ten seconds.
+//
+// Threads:  created and destroyed by one thread; it draws on a thread of its own.
+// Lifetime: `progress` outlives it.
+
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "hub/pull_progress.h"
+#include "hub/stop_signal.h"
+
+namespace quire::client {
+
+// Returns the lines of a terminal of `columns`: a bar for each active file, and the total.
+std::vector<std::string> DrawProgress(const std::vector<hub::FileProgress>& files,
+                                      std::int64_t received_bytes, absl::Duration elapsed,
+                                      int columns);
+
+class PullDisplay {
+ public:
+  explicit PullDisplay(const hub::PullProgress* progress);
+  // Draws the last state.
+  ~PullDisplay();
+  PullDisplay(const PullDisplay&) = delete;
+  PullDisplay& operator=(const PullDisplay&) = delete;
+
+ private:
+  void Run();
+  void Draw();
+  void PrintChanges();
+  void PrintLine(const std::string& line);
+
+  const hub::PullProgress* const progress_;
+  const bool is_terminal_;
+  const absl::Time start_;
+  hub::StopSignal stop_;
+  // The display's thread.
+  std::vector<hub::FileProgress> shown_;  // the states that lines were printed for
+  std::string shown_note_;
+  std::size_t drawn_lines_ = 0;  // of bars, which the next drawing replaces
+  absl::Time next_total_;        // of the plain form
+  std::thread thread_;           // last, so that it starts after the other members
+};
+
+}  // namespace quire::client
