@@ -20,6 +20,8 @@ namespace {
 using formats::JsonValue;
 
 constexpr std::int64_t kMaxNodes = 4'000'000;
+constexpr absl::string_view kSingleFile = "model.safetensors";
+constexpr absl::string_view kIndexFile = "model.safetensors.index.json";
 
 // Files in the top directory that quired or the tokenizers of transformers read.
 constexpr absl::string_view kTopFiles[] = {
@@ -30,7 +32,7 @@ constexpr absl::string_view kTopFiles[] = {
     "config_sentence_transformers.json",
     "generation_config.json",
     "merges.txt",
-    "model.safetensors.index.json",
+    kIndexFile,
     "modules.json",
     "sentence_bert_config.json",
     "special_tokens_map.json",
@@ -42,8 +44,9 @@ constexpr absl::string_view kTopFiles[] = {
 };
 
 // Suffixes of weights that quired does not read, for messages.
-constexpr absl::string_view kOtherWeights[] = {".bin", ".pth", ".pt",      ".ckpt", ".onnx",
-                                               ".h5",  ".npz", ".msgpack", ".nemo", ".tflite"};
+constexpr absl::string_view kOtherWeights[] = {".safetensors", ".bin",  ".pth",   ".pt",
+                                               ".ckpt",        ".onnx", ".h5",    ".npz",
+                                               ".msgpack",     ".nemo", ".tflite"};
 
 absl::StatusOr<std::optional<std::int64_t>> ReadSize(const JsonValue& object) {
   const std::optional<JsonValue> size = object.FindSet("size");
@@ -91,13 +94,15 @@ bool IsNestedFile(absl::string_view name) {
          absl::ascii_isdigit(static_cast<unsigned char>(parts[0][0]));
 }
 
-bool IsWeights(absl::string_view name) {
-  return absl::EndsWith(name, ".safetensors") && !absl::StrContains(name, "/");
+// Returns whether the file may be a shard that model.safetensors.index.json names. Repositories may
+// have the same weights again as consolidated*.safetensors, and adapters.
+bool IsShard(absl::string_view name) {
+  return absl::EndsWith(name, ".safetensors") && !absl::StrContains(name, "/") &&
+         !absl::StartsWith(name, "consolidated") && !absl::StartsWith(name, "adapter");
 }
 
-// Returns whether the file is model.safetensors or one of its shards.
-bool IsModelWeights(absl::string_view name) {
-  return IsWeights(name) && (name == "model.safetensors" || absl::StartsWith(name, "model-"));
+bool Has(const std::vector<RepositoryFile>& files, absl::string_view name) {
+  return std::ranges::any_of(files, [&](const RepositoryFile& file) { return file.name == name; });
 }
 
 std::string ListGgufs(const std::vector<RepositoryFile>& files) {
@@ -142,12 +147,12 @@ absl::Status NoWeights(const std::vector<RepositoryFile>& files, const ModelName
     for (const absl::string_view suffix : kOtherWeights) {
       if (!absl::EndsWith(file.name, suffix)) continue;
       return absl::FailedPreconditionError(absl::StrCat(
-          name.repository, " has no safetensors or GGUF weights, only formats that quired does ",
-          "not read, such as ", file.name));
+          name.repository, " has no ", kSingleFile, ", ", kIndexFile,
+          " or GGUF file, only weights that quired does not read, such as ", file.name));
     }
   }
   return absl::FailedPreconditionError(
-      absl::StrCat(name.repository, " has no weights in safetensors or GGUF format"));
+      absl::StrCat(name.repository, " has no ", kSingleFile, ", ", kIndexFile, " or GGUF file"));
 }
 
 }  // namespace
@@ -183,18 +188,14 @@ absl::StatusOr<Listing> ParseListing(absl::string_view json) {
 absl::StatusOr<std::vector<RepositoryFile>> SelectFiles(const std::vector<RepositoryFile>& files,
                                                         const ModelName& name) {
   if (!name.file.empty()) return SelectGguf(files, name);
-  // Repositories with model*.safetensors may have the same weights again in another layout
-  // (consolidated.safetensors), or adapters.
-  const bool has_model = std::ranges::any_of(
-      files, [](const RepositoryFile& file) { return IsModelWeights(file.name); });
+  // quired reads model.safetensors alone if it exists, otherwise the index and the shards.
+  const bool is_single = Has(files, kSingleFile);
+  if (!is_single && !Has(files, kIndexFile)) return NoWeights(files, name);
   std::vector<RepositoryFile> selected;
-  bool has_weights = false;
   for (const RepositoryFile& file : files) {
-    const bool is_weights = has_model ? IsModelWeights(file.name) : IsWeights(file.name);
-    has_weights |= is_weights;
+    const bool is_weights = is_single ? file.name == kSingleFile : IsShard(file.name);
     if (is_weights || IsTopFile(file.name) || IsNestedFile(file.name)) selected.push_back(file);
   }
-  if (!has_weights) return NoWeights(files, name);
   return selected;
 }
 

@@ -486,13 +486,15 @@ absl::StatusOr<std::string> LocateModel(absl::string_view path_or_name) {
   if (text == "embedded" || (!text.empty() && fs::exists(text, error))) return text;
   const absl::StatusOr<ModelName> name = ParseModelName(text);
   if (!name.ok()) return absl::NotFoundError(absl::StrCat("\"", text, "\" does not exist"));
-  absl::StatusOr<std::string> root = CacheDir();
-  absl::StatusOr<std::string> path =
-      root.ok() ? ModelCache(*root).Find(*name) : absl::StatusOr<std::string>(root.status());
+  const std::string problem = absl::StrCat("\"", text, "\" is not a file or directory");
+  const absl::StatusOr<std::string> root = CacheDir();
+  if (!root.ok()) {
+    return absl::NotFoundError(absl::StrCat(problem, "; ", root.status().message()));
+  }
+  absl::StatusOr<std::string> path = ModelCache(*root).Find(*name);
   if (path.ok()) return path;
   return absl::Status(path.status().code(),
-                      absl::StrCat("\"", text, "\" is not a file or directory, and the model ",
-                                   path.status().message()));
+                      absl::StrCat(problem, ", and the model ", path.status().message()));
 }
 
 std::string RepositoryOfPath(absl::string_view path) {

@@ -28,7 +28,7 @@ namespace quire::server {
 struct VllmDescription {
   std::string version;
   absl::Time start_time;
-  std::string model_path;     // model.path
+  std::string model_path;     // model.path, or the path that its name leads to
   bool has_own_files = true;  // false: the embedded model, which has no path
 };
 

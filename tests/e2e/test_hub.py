@@ -445,7 +445,7 @@ def test_gguf_files_are_chosen_by_name(api, hub, env, tmp_path):
 
 def test_weights_in_other_formats_are_refused(hub, env):
     hub.add(NAME, {"config.json": b"{}", "pytorch_model.bin": b"pickle"})
-    assert "only formats that quired does not read, such as pytorch_model.bin" in pull(env, NAME, code=1).stderr
+    assert "only weights that quired does not read, such as pytorch_model.bin" in pull(env, NAME, code=1).stderr
 
 
 def test_a_hub_without_hashes_in_the_list_is_asked_per_file(hub, env):

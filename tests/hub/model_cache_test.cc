@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <optional>
 #include <random>
 
 #include "absl/strings/str_cat.h"
+#include "hub/cache/cache_dir.h"
 #include "hub/cache/file_lock.h"
 #include "tests/testing/temp_dir.h"
 
@@ -235,6 +237,22 @@ TEST_F(ModelCacheTest, LocatesPathsBeforeNames) {
   EXPECT_EQ(LocateModel("org/name").value(), "org/name");
   fs::current_path(before);
   unsetenv("HF_HUB_CACHE");
+}
+
+TEST(LocateModelTest, NeedsAHomeForNames) {
+  const std::pair<const char*, std::optional<std::string>> variables[] = {
+      {"HOME", ProcessEnvironment("HOME")},
+      {"HF_HOME", ProcessEnvironment("HF_HOME")},
+      {"HF_HUB_CACHE", ProcessEnvironment("HF_HUB_CACHE")},
+      {"HUGGINGFACE_HUB_CACHE", ProcessEnvironment("HUGGINGFACE_HUB_CACHE")},
+      {"XDG_CACHE_HOME", ProcessEnvironment("XDG_CACHE_HOME")}};
+  for (const auto& [name, value] : variables) unsetenv(name);
+  EXPECT_EQ(Message(LocateModel("org/name").status()),
+            "\"org/name\" is not a file or directory; the directory of the model cache is unknown "
+            "because HOME is not set; set HF_HOME");
+  for (const auto& [name, value] : variables) {
+    if (value) setenv(name, value->c_str(), 1);
+  }
 }
 
 TEST(RepositoryOfPathTest, ReadsTheNameFromASnapshot) {

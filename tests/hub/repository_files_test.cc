@@ -137,6 +137,15 @@ TEST(SelectFilesTest, TakesWhatQuiredReads) {
                   "chat_template.jinja", "additional_chat_templates/tool_use.jinja"));
 }
 
+TEST(SelectFilesTest, TakesTheSingleFileInPlaceOfShards) {
+  EXPECT_THAT(Select({"model-00001-of-00001.safetensors", "model.fp16.safetensors",
+                      "model.safetensors", "model.safetensors.index.json"}),
+              ElementsAre("model.safetensors", "model.safetensors.index.json"));
+  EXPECT_THAT(
+      Select({"adapter_model.safetensors", "model.safetensors.index.json", "part-1.safetensors"}),
+      ElementsAre("model.safetensors.index.json", "part-1.safetensors"));
+}
+
 TEST(SelectFilesTest, TakesModulesOfSentenceTransformers) {
   EXPECT_THAT(
       Select({"1_Pooling/config.json", "2_Dense/model.safetensors", "2_Normalize/config.json",
@@ -172,6 +181,9 @@ TEST(SelectFilesTest, NamesWeightsThatAreNotRead) {
       SelectFiles(Files({"config.json", "pytorch_model.bin"}), {"org/name", "", ""}).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(other));
   EXPECT_THAT(std::string(other.message()), HasSubstr("pytorch_model.bin"));
+  const absl::Status adapter =
+      SelectFiles(Files({"adapter_model.safetensors"}), {"org/name", "", ""}).status();
+  EXPECT_THAT(std::string(adapter.message()), HasSubstr("such as adapter_model.safetensors"));
   EXPECT_TRUE(
       absl::IsFailedPrecondition(SelectFiles(Files({"README.md"}), {"org/name", "", ""}).status()));
 }
