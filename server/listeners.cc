@@ -98,7 +98,7 @@ absl::Status Listeners::Start(const HandlerContext& context, DrainControl* drain
   context_ = context;
   admin_ = std::make_unique<AdminService>(context_, drain, live);
   QUIRE_RETURN_IF_ERROR(StartGrpc(certificates));
-  return StartHttp(certificates);
+  return StartHttp(drain, certificates);
 }
 
 std::vector<grpc::Service*> Listeners::MakeDataServices() {
@@ -156,7 +156,7 @@ absl::Status Listeners::StartGrpc(const CertificateStore* certificates) {
   return absl::OkStatus();
 }
 
-absl::Status Listeners::StartHttp(const CertificateStore* certificates) {
+absl::Status Listeners::StartHttp(const DrainControl* drain, const CertificateStore* certificates) {
   if (options_.openai.enabled) {
     auto openai = OpenAiListener::Start(context_, certificates, DialectEndpoints());
     if (!openai.ok()) return WithKey(openai.status(), "openai.listen");
@@ -168,7 +168,7 @@ absl::Status Listeners::StartHttp(const CertificateStore* certificates) {
          .num_threads = options_.http.threads,
          .max_connections = options_.http.max_connections,
          .max_connections_per_address = options_.http.max_connections_per_address},
-        MakeHandlers(certificates), options_.http.tls ? certificates : nullptr);
+        MakeHandlers(drain, certificates), options_.http.tls ? certificates : nullptr);
     if (!http.ok()) return WithKey(http.status(), "server.http.listen");
     http_listener_ = *std::move(http);
     ListenAddress address;
@@ -178,7 +178,8 @@ absl::Status Listeners::StartHttp(const CertificateStore* certificates) {
   return absl::OkStatus();
 }
 
-HttpHandlers Listeners::MakeHandlers(const CertificateStore* certificates) const {
+HttpHandlers Listeners::MakeHandlers(const DrainControl* drain,
+                                     const CertificateStore* certificates) const {
   ListenAddress address;
   const bool is_loopback =
       ParseListenAddress(options_.http.listen, &address) && address.is_loopback();
@@ -189,6 +190,8 @@ HttpHandlers Listeners::MakeHandlers(const CertificateStore* certificates) const
                                           context_.authenticator, checks_host);
   AddStatusHandlers(
       {.state = state_,
+       .drain = drain,
+       .history = &history_,
        .authenticator = context_.authenticator,
        .version = kVersion,
        .start_time = start_time_,
@@ -227,6 +230,7 @@ void Listeners::UpdateHealth() {
 }
 
 void Listeners::Tick(absl::Time now) {
+  if (const ServedModel* model = state_->model()) history_.Add(now, model->engine->GetStats());
   if (now >= next_check_) {
     next_check_ = now + kCheckInterval;
     data_listener_->CheckReachable();

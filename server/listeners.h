@@ -29,6 +29,7 @@
 #include "server/grpc/grpc_listener.h"
 #include "server/grpc/health_service.h"
 #include "server/http/http_listener.h"
+#include "server/http/status_history.h"
 #include "server/openai/openai_listener.h"
 #include "server/vllm/vllm_service.h"
 
@@ -72,8 +73,8 @@ class Listeners {
  private:
   std::vector<grpc::Service*> MakeDataServices();
   absl::Status StartGrpc(const CertificateStore* certificates);
-  absl::Status StartHttp(const CertificateStore* certificates);
-  HttpHandlers MakeHandlers(const CertificateStore* certificates) const;
+  absl::Status StartHttp(const DrainControl* drain, const CertificateStore* certificates);
+  HttpHandlers MakeHandlers(const DrainControl* drain, const CertificateStore* certificates) const;
 
   const DaemonOptions& options_;
   const absl::Time start_time_;
@@ -82,6 +83,7 @@ class Listeners {
   ServerProbe probe_;
   PeerTable peers_;
   HandlerContext context_;
+  StatusHistory history_;
 
   Mutex health_mutex_;
   std::unique_ptr<HealthService> health_ ABSL_GUARDED_BY(health_mutex_);

@@ -26,6 +26,8 @@ class DrainControl {
                std::function<void()> request_exit);
 
   absl::Duration default_timeout() const;
+  // Returns the end of the current drain, or InfiniteFuture() if there is none.
+  absl::Time deadline() const;
   // Applies to later drains.
   void SetDefaultTimeout(absl::Duration timeout);
 
@@ -54,7 +56,6 @@ class DrainControl {
   // Returns after the delay, or when Resume or a failure of the engine ends it.
   void WaitDelay();
   void CancelAll(engine::Engine* engine);
-  absl::Time deadline() const;
 
   ServingState* const state_;
   const Clock* const clock_;

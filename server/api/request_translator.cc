@@ -493,6 +493,13 @@ bool HasJson(const v1::Constraint& constraint) {
          constraint.has_structural_tags();
 }
 
+std::string RequestTranslator::ChatProblem() const {
+  const std::shared_ptr<const text::ChatTemplates> chat = options()->chat;
+  if (chat == nullptr) return "the model cannot chat";
+  if (chat->has_default()) return "";
+  return chat->problem().empty() ? "the model has no default chat template" : chat->problem();
+}
+
 absl::Status RequestTranslator::CheckModel(absl::string_view name) const {
   return CheckModelName(*options(), name);
 }

@@ -73,6 +73,9 @@ class RequestTranslator {
   // Returns OK for "", the model's id and its aliases; otherwise NOT_FOUND / MODEL_NOT_FOUND.
   absl::Status CheckModel(absl::string_view name) const;
 
+  // Returns why a chat that names no template cannot be rendered, or "".
+  std::string ChatProblem() const;
+
   std::shared_ptr<const TranslatorOptions> options() const { return options_->Get(); }
   // Applies to later requests. The model's id must not change.
   void SetOptions(std::shared_ptr<const TranslatorOptions> options) {

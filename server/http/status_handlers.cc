@@ -1,5 +1,7 @@
 #include "server/http/status_handlers.h"
 
+#include <algorithm>
+#include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -7,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/json_text.h"
@@ -45,6 +48,38 @@ ordered_json MakeQueueJson(const std::vector<engine::RequestInfo>& requests) {
   return queue;
 }
 
+// Returns one array per number, with the current statistics as last elements.
+ordered_json MakeHistoryJson(std::vector<StatusSample> samples, const StatusSample& current) {
+  samples.push_back(current);
+  const auto make_array = [&](const auto& read) {
+    ordered_json values = ordered_json::array();
+    for (const StatusSample& sample : samples) values.push_back(read(sample));
+    return values;
+  };
+  const auto round = [](double value) { return std::round(value * 10) / 10; };
+  return {{"age_seconds", make_array([&](const StatusSample& sample) {
+             return round(absl::ToDoubleSeconds(current.time - sample.time));
+           })},
+          {"generation_tokens_per_second", make_array([&](const StatusSample& sample) {
+             return round(sample.stats.generation_tokens_per_second);
+           })},
+          {"prompt_tokens_per_second", make_array([&](const StatusSample& sample) {
+             return round(sample.stats.prompt_tokens_per_second);
+           })},
+          {"running", make_array([](const StatusSample& sample) { return sample.stats.running; })},
+          {"waiting", make_array([](const StatusSample& sample) { return sample.stats.waiting; })},
+          {"cache_usage", make_array([](const StatusSample& sample) {
+             return std::round(sample.stats.cache.used_pages * 1e4 /
+                               std::max(1u, sample.stats.cache.usable_pages)) /
+                    1e4;
+           })},
+          {"hit_tokens",
+           make_array([](const StatusSample& sample) { return sample.stats.cache.hit_tokens; })},
+          {"queried_tokens", make_array([](const StatusSample& sample) {
+             return sample.stats.cache.queried_tokens;
+           })}};
+}
+
 ordered_json MakeModelJson(const ServedModel& model) {
   const ModelDescription& description = model.description;
   return {{"id", model.id()},
@@ -53,7 +88,9 @@ ordered_json MakeModelJson(const ServedModel& model) {
           {"parameters", description.parameter_count},
           {"max_context_tokens", description.max_context_tokens},
           {"device", model.device.name},
-          {"kv_dtype", description.kv_dtype}};
+          {"kv_dtype", description.kv_dtype},
+          {"has_head", description.has_head},
+          {"chat_problem", model.translator.ChatProblem()}};
 }
 
 // Returns nullopt while another request waits for a snapshot, so that a thread stays free for
@@ -89,12 +126,32 @@ HttpAnswer StatusAnswer(const StatusSources& sources, const HttpRequest& request
           .headers = {{"Cache-Control", "no-store"}}};
 }
 
-HttpAnswer PageAnswer() {
+// Returns the page with its style sheet and scripts inside.
+std::string MakePage() {
   const std::vector<EmbeddedFile> files = StatusPageFiles();
-  QUIRE_CHECK(files.size() == 1);
+  QUIRE_CHECK(!files.empty());
+  std::string page;
+  for (const EmbeddedFile& file : files) {
+    const absl::string_view text(reinterpret_cast<const char*>(file.bytes.data()),
+                                 file.bytes.size());
+    if (page.empty()) {
+      page = text;
+      continue;
+    }
+    const std::string style = absl::StrCat("<link rel=\"stylesheet\" href=\"", file.name, "\">");
+    const std::string script = absl::StrCat("<script src=\"", file.name, "\"></script>");
+    const int num_replaced =
+        absl::StrReplaceAll({{style, absl::StrCat("<style>\n", text, "</style>")},
+                             {script, absl::StrCat("<script>\n", text, "</script>")}},
+                            &page);
+    QUIRE_CHECK(num_replaced == 1);
+  }
+  return page;
+}
+
+HttpAnswer PageAnswer(const std::string& page) {
   return {.content_type = "text/html; charset=utf-8",
-          .body = std::string(reinterpret_cast<const char*>(files[0].bytes.data()),
-                              files[0].bytes.size()),
+          .body = page,
           .headers = {{"Cache-Control", "no-cache"},
                       {"Content-Security-Policy",
                        "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
@@ -116,12 +173,21 @@ std::string StatusJson(const StatusSources& sources, const ServedModel* model, a
       {"openai", sources.openai_address.empty() ? ordered_json(nullptr)
                                                 : ordered_json{{"address", sources.openai_address},
                                                                {"tls", sources.openai_has_tls}}}};
+  const absl::Time drain_deadline =
+      sources.drain == nullptr ? absl::InfiniteFuture() : sources.drain->deadline();
+  status["drain_seconds_left"] =
+      drain_deadline == absl::InfiniteFuture()
+          ? ordered_json(nullptr)
+          : ordered_json(std::max(0.0, absl::ToDoubleSeconds(drain_deadline - now)));
   if (model != nullptr) {
     const engine::EngineStats stats = model->engine->GetStats();
     status["model"] = MakeModelJson(*model);
     status["requests"] = {{"running", stats.running}, {"waiting", stats.waiting}};
     status["tokens_per_second"] = {{"prompt", stats.prompt_tokens_per_second},
                                    {"generation", stats.generation_tokens_per_second}};
+    status["history"] = MakeHistoryJson(
+        sources.history == nullptr ? std::vector<StatusSample>() : sources.history->samples(),
+        {now, stats});
     status["queue"] = MakeQueueJson(model->engine->ListRequests());
     const std::optional<engine::PageSnapshot> snapshot = TryGetSnapshot(sources, model->engine);
     if (snapshot.has_value()) {
@@ -134,7 +200,7 @@ std::string StatusJson(const StatusSources& sources, const ServedModel* model, a
 }
 
 void AddStatusHandlers(const StatusSources& sources, HttpHandlers* handlers) {
-  (*handlers)["/"] = [](const HttpRequest&) { return PageAnswer(); };
+  (*handlers)["/"] = [page = MakePage()](const HttpRequest&) { return PageAnswer(page); };
   (*handlers)["/status.json"] = [sources](const HttpRequest& request) {
     return StatusAnswer(sources, request);
   };

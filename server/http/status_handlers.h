@@ -2,8 +2,8 @@
 
 // Handlers of GET / and /status.json: the status page and its data.
 //
-// The page is one file that loads nothing from other sites. It polls /status.json and /metrics and
-// draws them. Its playground uses the OpenAI-compatible listener, so that answers that stream for
+// The page is one document that loads nothing from other sites. It polls /status.json and /metrics
+// and draws them. Its chat uses the OpenAI-compatible listener, so that answers that stream for
 // minutes take no connection that probes need.
 //
 // Place:      beside ops_handlers.h, on the operators' listener.
@@ -22,14 +22,18 @@
 
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "server/api/drain_control.h"
 #include "server/api/serving_state.h"
 #include "server/auth/authenticator.h"
 #include "server/http/http_listener.h"
+#include "server/http/status_history.h"
 
 namespace quire::server {
 
 struct StatusSources {
   const ServingState* state = nullptr;
+  const DrainControl* drain = nullptr;     // null: drains have no deadline
+  const StatusHistory* history = nullptr;  // null: no history
   const Authenticator* authenticator = nullptr;
   absl::string_view version;
   absl::Time start_time;
@@ -46,7 +50,8 @@ struct StatusSources {
 void AddStatusHandlers(const StatusSources& sources, HttpHandlers* handlers);
 
 // Returns the body of /status.json. `state` is a LifeStateName, or "pre_drain" while the server is
-// not ready but still admits requests. Each run of equal pages is [value, length], with the values
+// not ready but still admits requests. `drain_seconds_left` is null without a deadline. The arrays
+// of `history` have one element per sample, oldest first. Each run of equal pages is [value, length], with the values
 // of engine::PageSnapshot.
 std::string StatusJson(const StatusSources& sources, const ServedModel* model, absl::Time now);
 

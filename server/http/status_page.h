@@ -17,7 +17,7 @@ struct EmbeddedFile {
   std::span<const std::byte> bytes;
 };
 
-// Returns one entry, status_page.html.
+// Returns status_page.html, status_page.css, status_page.js and status_chat.js, in this order.
 std::vector<EmbeddedFile> StatusPageFiles();
 
 }  // namespace quire::server

@@ -133,6 +133,29 @@ TEST(StatusHandlersTest, PreDrainEndsWhenAdmissionEnds) {
   EXPECT_THAT(status(), HasSubstr(R"("state":"ready")"));
 }
 
+TEST(StatusHandlersTest, PageLoadsNoOtherFile) {
+  HttpHandlers handlers;
+  AddStatusHandlers({}, &handlers);
+  const std::string page = handlers.at("/")({}).body;
+  EXPECT_THAT(page, StartsWith("<!doctype html>"));
+  EXPECT_THAT(page, HasSubstr("<style>\n:root {"));
+  EXPECT_THAT(page, HasSubstr("<script>\n'use strict';"));
+  for (const char* reference : {"src=", "url(", "@import", "rel=\"stylesheet\""}) {
+    EXPECT_THAT(page, ::testing::Not(HasSubstr(reference)));
+  }
+}
+
+TEST(StatusHandlersTest, DrainWithoutDeadlineHasNoTimeLeft) {
+  ServingState state(absl::Seconds(1));
+  MachineClock clock;
+  const DrainControl drain(&state, &clock, absl::Seconds(1), [] {});
+  StatusSources sources;
+  sources.state = &state;
+  sources.drain = &drain;
+  EXPECT_THAT(StatusJson(sources, /*model=*/nullptr, absl::Now()),
+              HasSubstr(R"("drain_seconds_left":null)"));
+}
+
 // SHA-256 of "good", the metrics token, and of "other", which may only generate.
 TEST(OpsHandlersTest, MetricsRequireAScopeAndHealthNone) {
   const testing::TempDir folder;
