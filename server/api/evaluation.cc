@@ -204,7 +204,7 @@ std::vector<EvaluationResult> Evaluation::TakeResults(const absl::Status& status
     record_.reason = error.reason;
   }
   record_.duration = context_.clock->Now() - call_.accept_time;
-  RecordEnd(context_, record_);
+  EndRecord(context_, record_);
   std::vector<EvaluationResult> results;
   if (!status.ok()) return results;
   results.reserve(items_.size());

@@ -35,8 +35,13 @@ void SetOutcome(const absl::Status& status, AccessRecord* record) {
 
 }  // namespace
 
-void RecordEnd(const HandlerContext& context, const AccessRecord& record) {
-  if (context.config->options()->access_log) WriteAccessLog(record);
+void EndRecord(const HandlerContext& context, const AccessRecord& record) {
+  const std::shared_ptr<const DaemonOptions> options = context.config->options();
+  // Without authentication every caller has this tenant.
+  const bool is_named =
+      record.tenant == CallInfo().tenant || options->engine.tenants.entries.contains(record.tenant);
+  context.probe->CountTenant(record, is_named);
+  if (options->access_log) WriteAccessLog(record);
   if (context.traces != nullptr) context.traces->Add(MakeTrace(record, context.clock->WallNow()));
 }
 
@@ -56,7 +61,7 @@ absl::StatusOr<std::unique_ptr<Generation>> Generation::Start(const HandlerConte
   record.duration = context.clock->Now() - call.accept_time;
   // The engine counts its own refusals.
   if (!translated) context.probe->CountRefused(*record.reason);
-  RecordEnd(context, record);
+  EndRecord(context, record);
   return status;
 }
 
@@ -87,7 +92,7 @@ absl::Status Generation::Refuse(const HandlerContext& context, absl::string_view
   SetOutcome(status, &record);
   record.duration = context.clock->Now() - call.accept_time;
   context.probe->CountRefused(*record.reason);
-  RecordEnd(context, record);
+  EndRecord(context, record);
   return status;
 }
 
@@ -141,7 +146,7 @@ absl::Status Generation::Close() {
   record_.completion_tokens = usage.completion_tokens;
   record_.time_to_first_token = stream_->time_to_first_token();
   record_.duration = context_.clock->Now() - accept_time_;
-  RecordEnd(context_, record_);
+  EndRecord(context_, record_);
   return status;
 }
 

@@ -50,8 +50,8 @@ struct HandlerContext {
   TraceExporter* traces = nullptr;               // null: no traces
 };
 
-// Logs and traces a request that has ended.
-void RecordEnd(const HandlerContext& context, const AccessRecord& record);
+// Counts a finished request for its tenant, writes its line of the access log, and traces it.
+void EndRecord(const HandlerContext& context, const AccessRecord& record);
 
 class Generation {
  public:

@@ -26,4 +26,21 @@ void ServerProbe::CountRpc(absl::string_view method, absl::StatusCode code) {
       .Increment();
 }
 
+void ServerProbe::CountTenant(const AccessRecord& record, bool is_named) {
+  const std::string tenant = is_named ? record.tenant : "other";
+  registry_
+      ->AddCounter("quire_tenant_requests_total", "Finished requests by tenant and gRPC code.",
+                   {{"tenant", tenant}, {"code", record.code}})
+      .Increment();
+  const auto add_tokens = [&](const char* kind, std::int32_t count) {
+    registry_
+        ->AddCounter("quire_tenant_tokens_total", "Tokens of finished requests by tenant.",
+                     {{"tenant", tenant}, {"kind", kind}})
+        .Increment(count);
+  };
+  add_tokens("prompt_uncached", record.prompt_tokens - record.cached_tokens);
+  add_tokens("prompt_cached", record.cached_tokens);
+  add_tokens("generated", record.completion_tokens);
+}
+
 }  // namespace quire::server

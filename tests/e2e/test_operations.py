@@ -12,6 +12,7 @@ import urllib.request
 
 import grpc
 import pytest
+from attack_tools import bearer, token_line
 from daemon import QUIRE, QUIRED, ROOT, Daemon, has_structured_output
 from google.protobuf import duration_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -240,6 +241,33 @@ def test_sigterm_during_the_delay_of_a_drain_keeps_its_end(tmp_path):
         assert daemon.wait(30) == 0
         delays = [json.loads(line)["for"] for line in daemon.lines if "still admitting" in line]
         assert len(delays) == 2 and 1.9 < delays[0] <= 2 and delays[1] <= delays[0]
+
+
+def test_tenants_without_an_entry_share_a_label(api, tmp_path):
+    tokens = tmp_path / "tokens"
+    tenants = ["acme", *(f"tenant-{number}" for number in range(20))]
+    tokens.write_text("".join(token_line(tenant, tenant, "generate") for tenant in tenants))
+    settings = ["auth.mode=token", f"auth.tokens_file={tokens}", "auth.anonymous_scopes=[metrics]",
+                "tenants.entries=[{id: acme}, {id: idle}]"]
+    with Daemon(tmp_path, settings=settings) as daemon, daemon.wait_serving().channel() as channel:
+        stub = api.GenerationServiceStub(channel)
+        request = api.GenerateRequest(text="Once")
+        request.stopping.max_tokens, request.stopping.ignore_eos = 3, True
+        for tenant in tenants:
+            usage = list(stub.Generate(request, metadata=bearer(tenant)))[-1].completed.usage
+        request.sampling.top_p = 7
+        with pytest.raises(grpc.RpcError):
+            list(stub.Generate(request, metadata=bearer("acme")))
+        seen = {key: value for key, value in samples(get(daemon, "/metrics")[1]).items() if key.startswith("quire_tenant_")}
+    computed = {"acme": usage.prompt_tokens, "other": 20 * usage.prompt_tokens}
+    assert seen == {
+        'quire_tenant_requests_total{code="OK",tenant="acme"}': 1,
+        'quire_tenant_requests_total{code="INVALID_ARGUMENT",tenant="acme"}': 1,
+        'quire_tenant_requests_total{code="OK",tenant="other"}': 20,
+        **{f'quire_tenant_tokens_total{{kind="{kind}",tenant="{tenant}"}}': count for tenant, count in computed.items()
+           for kind, count in (("prompt_uncached", count), ("prompt_cached", 0),
+                               ("generated", 3 if tenant == "acme" else 60))},
+    }
 
 
 def test_time_to_first_token_is_the_engines(api, tmp_path):
