@@ -191,19 +191,16 @@ absl::Status CheckPlan(const RuntimeOptions& options, const formats::ModelFiles&
   LogLayerGroups(models::PlanLayerGroups(model.spec));
   if (device == DeviceKind::kCpu) {
     QUIRE_ASSIGN_OR_RETURN(const CpuPlan plan, PlanCpu(options, files));
-    std::int64_t free_bytes = FreeMemoryBytes();
-    // Packed weights are mapped from their file, so the system can drop their pages.
-    if (options.model.packed_dir.empty()) {
-      if (plan.memory.weight_bytes > free_bytes) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("the weights of the model take ", plan.memory.weight_bytes,
-                         " bytes, but only ", free_bytes,
-                         " bytes of memory are free; use a smaller model, or a smaller "
-                         "model.quantization such as int4_g32"));
-      }
-      free_bytes -= plan.memory.weight_bytes;
+    const std::int64_t free_bytes = FreeMemoryBytes();
+    if (plan.memory.weight_bytes > free_bytes) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the weights of the model take ", plan.memory.weight_bytes,
+                       " bytes, but only ", free_bytes,
+                       " bytes of memory are free; use a smaller model, or a smaller "
+                       "model.quantization such as int4_g32"));
     }
-    return PlanCpuPool(options, model.spec, free_bytes).status();
+    // The start plans the pages after it has loaded the weights.
+    return PlanCpuPool(options, model.spec, free_bytes - plan.memory.weight_bytes).status();
   }
   const absl::StatusOr<Device> gpu = OpenCudaDevice(options.device.cuda_ordinal);
   if (!gpu.ok()) return absl::OkStatus();

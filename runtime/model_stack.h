@@ -107,9 +107,10 @@ class ModelStack {
 absl::StatusOr<std::unique_ptr<text::Tokenizer>> OpenTokenizer(const ModelOptions& options,
                                                                const formats::ModelFiles& files);
 
-// Checks, without loading anything, that the pages of `options` fit. The memory plan of a GPU is
-// checked only if the GPU is present; everything else is checked on any machine. Returns the errors
-// of Build.
+// Checks, without loading anything, that the weights and the pages of `options` fit. The memory
+// plan of a GPU is checked only if the GPU is present; everything else is checked on any machine.
+// Returns the errors of Build, and INVALID_ARGUMENT for weights with which a CPU would run out of
+// memory.
 absl::Status CheckPlan(const RuntimeOptions& options, const formats::ModelFiles& files,
                        const CheckedSpec& model, DeviceKind device);
 

@@ -130,10 +130,10 @@ void ValidateModel(const DaemonOptions& options, std::vector<std::string>* error
   };
   // The check forks, so it runs before a driver starts threads.
   const runtime::CpuCheck check = runtime::CheckCpu(options.device);
-  (void)is_ok(runtime::SelectCheckedIsa(options.device, check));
+  is_ok(runtime::SelectCheckedIsa(options.device, check));
   const absl::StatusOr<DeviceKind> device = runtime::ChooseDevice(options.device);
-  (void)is_ok(device.status());
-  (void)is_ok(CheckPreload(options.preload));
+  is_ok(device.status());
+  is_ok(CheckPreload(options.preload));
   const absl::StatusOr<formats::ModelFiles> files = OpenModelFiles(options.model);
   if (!is_ok(files.status())) return;
   const auto tokenizer = runtime::OpenTokenizer(options.model, *files);
@@ -145,14 +145,14 @@ void ValidateModel(const DaemonOptions& options, std::vector<std::string>* error
   if (!device.ok()) return;
   const absl::StatusOr<runtime::CheckedSpec> model = runtime::ReadModelSpec(*files, *device);
   if (!is_ok(model.status())) return;
-  (void)is_ok(runtime::CheckPlan(RuntimeOptionsFor(options, *device), *files, *model, *device));
+  is_ok(runtime::CheckPlan(RuntimeOptionsFor(options, *device), *files, *model, *device));
   // Only compiling shows whether preloaded constraints are valid and fit into the cache.
   if (options.preload.empty() || !errors->empty()) return;
   const auto compiler =
       MakeCompiler(options, model->config, model->spec.has_head, **tokenizer, /*metrics=*/nullptr);
   if (!is_ok(compiler.status())) return;
-  (void)is_ok(PreloadConstraints(options.preload, chat.has_reasoning ? chat.tool_format : nullptr,
-                                 compiler->get()));
+  is_ok(PreloadConstraints(options.preload, chat.has_reasoning ? chat.tool_format : nullptr,
+                           compiler->get()));
 }
 
 absl::Status CheckGpuKernels(const DaemonOptions& options, const runtime::CpuCheck& cpu_check,
