@@ -386,7 +386,7 @@ TEST_F(VllmServiceTest, DeadlinesAndDrainsEqualQuireV1) {
   EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
   EXPECT_EQ(UsedPagesWhenIdle(), 0);
 
-  ASSERT_TRUE(drain_->Begin(absl::Seconds(5), /*exit_after=*/false).ok());
+  ASSERT_TRUE(drain_->Begin(absl::ZeroDuration(), absl::Seconds(5), /*exit_after=*/false).ok());
   const Reply refused = Ask(Greedy(4, false));
   EXPECT_EQ(refused.status.error_code(), grpc::StatusCode::UNAVAILABLE);
   EXPECT_TRUE(refused.Says("SERVER_DRAINING"));
