@@ -46,7 +46,7 @@ absl::Status WithKey(const absl::Status& status, absl::string_view key) {
   std::string remedy;
   if (absl::IsAlreadyExists(status)) {
     remedy = absl::StrCat("; set another address with --set ", key,
-                          "=ADDRESS, or shift all addresses with --port-offset 1");
+                          "=ADDRESS, or shift all addresses with --port-offset N");
   }
   return absl::Status(status.code(), absl::StrCat(key, ": ", status.message(), remedy));
 }

@@ -327,7 +327,7 @@ def programs_for_all():
         yield [shutil.copy(program, folder) for program in (QUIRED, QUIRE)]
 
 
-@pytest.mark.parametrize("kind", ["own", "open", "link", "file", "foreign"])
+@pytest.mark.parametrize("kind", ["own", "offset", "open", "link", "file", "foreign"])
 def test_an_admin_socket_folder_that_others_may_enter_is_rejected(open_folder, programs_for_all, kind):
     # Root would use /run/quire.
     user = 65534 if os.geteuid() == 0 else os.geteuid()
@@ -354,14 +354,16 @@ def test_an_admin_socket_folder_that_others_may_enter_is_rejected(open_folder, p
         pytest.skip(f"user {user} cannot start a program in the folder for temporary files: {error}")
     command = [quired, "--set", "server.http.listen=127.0.0.1:0", "--set", "server.grpc.listen=[127.0.0.1:0]",
                "--set", "openai.listen=127.0.0.1:0", "--set", "logging.format=json"]
+    offset = ["--port-offset", "2"] if kind == "offset" else []  # the ports are 0, which stays 0
+    command += offset
     with subprocess.Popen(command, stderr=subprocess.PIPE, **as_user) as process:
         try:
-            if kind == "own":
+            if kind in ("own", "offset"):
                 line = next(line for line in process.stderr if '"listening"' in line)
-                assert json.loads(line)["admin"] == f"unix:{place}/admin.sock"
+                assert json.loads(line)["admin"] == f"unix:{place}/admin.sock" + (".2" if offset else "")
 
                 def stats():
-                    answer = subprocess.run([quire, "stats"], capture_output=True, timeout=30, **as_user)
+                    answer = subprocess.run([quire, *offset, "stats"], capture_output=True, timeout=30, **as_user)
                     print(answer.returncode, answer.stderr)  # shown if the test fails
                     return answer
 

@@ -91,7 +91,7 @@ def test_a_taken_address_names_its_key_and_the_remedy(tmp_path, key):
             assert daemon.wait(30) == 78
             error = entry(daemon, "cannot listen")["error"]
     assert error == (f"{key}: address {address} is in use; set another address with --set {key}=ADDRESS, or shift all "
-                     "addresses with --port-offset 1")
+                     "addresses with --port-offset N")
 
 
 def test_port_offset_moves_every_listener(tmp_path):

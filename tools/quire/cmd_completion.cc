@@ -77,10 +77,9 @@ ManualText DescribeQuired() {
       .summary = "LLM inference server",
       .description =
           {"Loads one model and serves it over OpenAI-compatible HTTP on openai.listen and over "
-           "gRPC "
-           "on server.grpc.listen. Control is on server.admin.listen; a status page, health and "
-           "metrics are on server.http.listen. Without a model argument it serves a small built-in "
-           "story model.",
+           "gRPC on server.grpc.listen. Control is on server.admin.listen; a status page, health "
+           "and metrics are on server.http.listen. Without a model argument it serves a small "
+           "built-in story model.",
            "Values come from built-in defaults, the profile, the files of --config, environment "
            "variables QUIRE__SECTION__KEY, and --set. Later ones override earlier ones."},
       .lists = {{"SIGNALS",
