@@ -123,6 +123,28 @@ def test_every_alert_has_a_unit_test():
     assert tested == {rule["alert"] for _, rule in rules() if "alert" in rule}
 
 
+def test_mistakes_of_clients_are_tested_against_every_alert():
+    (burst,) = [test for test in read_yaml("tests/deploy/rules_test.yml")["tests"] if "mistakes" in test["name"]]
+    silent = {case["alertname"] for case in burst["alert_rule_test"] if not case["exp_alerts"]}
+    assert silent == {rule["alert"] for _, rule in rules() if "alert" in rule}
+    reasons = set(re.findall(r'reason="(\w+)"', str(burst["input_series"])))
+    source = (ROOT / "base" / "error_reason.cc").read_text()
+    assert all(f'"{reason}"' in source for reason in reasons)
+
+
+def test_every_alert_waits_before_it_fires():
+    assert all(rule["for"] for _, rule in rules() if "alert" in rule)
+
+
+def test_rules_count_existing_reasons_and_codes():
+    source = (ROOT / "base" / "error_reason.cc").read_text()
+    for label, names in ((label, names.split("|")) for _, rule in rules()
+                         for label, names in re.findall(r'(reason|code)=~"([^"]*)"', rule["expr"])):
+        for name in names:
+            constant = "k" + "".join(part.capitalize() for part in name.split("_"))
+            assert (f'"{name}"' if label == "reason" else constant) in source, name
+
+
 def test_promtool_accepts_rules_and_their_tests():
     needs("promtool")
     files = sorted(str(path) for path in (ROOT / "deploy" / "prometheus").glob("*.yml"))
