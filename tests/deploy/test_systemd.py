@@ -8,13 +8,13 @@ import subprocess
 import time
 
 import pytest
-from deployment import QUIRED, ROOT, Daemon, effective, needs, seconds, stop_seconds
+from deployment import QUIRED, ROOT, Daemon, effective, needs, quire, seconds, stop_seconds
 
 UNIT = ROOT / "deploy" / "systemd" / "quired.service"
 
 
 def service():
-    parser = configparser.ConfigParser(interpolation=None)
+    parser = configparser.ConfigParser(interpolation=None, strict=False)
     parser.optionxform = str
     parser.read_string(UNIT.read_text())
     return dict(parser["Service"])
@@ -47,6 +47,49 @@ def test_systemd_accepts_the_unit(tmp_path):
     done = subprocess.run(["systemd-analyze", "verify", str(copy)], capture_output=True, text=True, timeout=60)
     said = [line for line in (done.stdout + done.stderr).splitlines() if "quired.service" in line]
     assert done.returncode == 0 and not said, done.stderr
+
+
+def syscalls(group):
+    """Returns the system calls of a group such as `@system-service`, as systemd lists them."""
+    done = subprocess.run(["systemd-analyze", "syscall-filter", group], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    names = [line.strip() for line in done.stdout.splitlines()[1:] if line.strip() and not line.strip().startswith("#")]
+    return {found for name in names for found in (syscalls(name) if name.startswith("@") else [name])}
+
+
+def test_exposure_is_low():
+    """The score of systemd goes from 0, no access, to 10. The unit gives a reason for every check that stays open."""
+    needs("systemd-analyze")
+    command = ["systemd-analyze", "security", "--offline=true", "--no-pager", str(UNIT)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    (score,) = re.findall(r"Overall exposure level for quired.service: ([0-9.]+) ", done.stdout)
+    assert float(score) < 2, done.stdout
+    comments = " ".join(line for line in UNIT.read_text().splitlines() if line.startswith("#"))
+    open_checks = re.findall(r"^\u2717 (\w+)=", done.stdout, re.MULTILINE)
+    explained = {"SystemCallFilter": "~@resources", "RestrictAddressFamilies": "AF_INET", "DeviceAllow": "DevicePolicy"}
+    assert open_checks
+    for name in open_checks:
+        assert explained.get(name, name) in comments, name
+
+
+def test_sandbox_admits_what_quired_does(tmp_path):
+    """Runs the daemon under strace from start to drain. The sandbox itself needs a running systemd."""
+    needs("systemd-analyze")
+    needs("strace")
+    text = UNIT.read_text()
+    admitted, *denied = re.findall(r"^SystemCallFilter=(.*)$", text, re.MULTILINE)
+    allowed = syscalls(admitted).difference(*(syscalls(group.removeprefix("~")) for group in denied))
+    families = re.findall(r"^RestrictAddressFamilies=(.*)$", text, re.MULTILINE)[0].split()
+    trace = tmp_path / "trace"
+    with Daemon(tmp_path, settings=["openai.enabled=true", "openai.listen=127.0.0.1:0", "shutdown.pre_drain_delay=0s"],
+                prefix=["strace", "-f", "-qq", "-o", str(trace)]) as daemon:
+        daemon.wait_serving()
+        quire(daemon, "generate", "Once upon a time", "--max-tokens", "4")
+        quire(daemon, "drain", "--exit")
+        assert daemon.wait(60) == 0
+    calls = re.findall(r"^\d+ +(\w+)\((\w*)", trace.read_text(), re.MULTILINE)
+    assert {"futex", "socket", "mmap"} <= {name for name, _ in calls} <= allowed
+    assert {"AF_INET", "AF_UNIX"} <= {family for name, family in calls if name == "socket"} <= set(families)
 
 
 @pytest.fixture(params=["path", "abstract"])
