@@ -9,6 +9,8 @@ import subprocess
 import sys
 import urllib.request
 
+import custom_resources
+import jsonschema
 import pytest
 import yaml
 
@@ -91,6 +93,47 @@ def needs(program):
     if shutil.which(program) is None:
         pytest.skip(f"{program} is not installed")
     return program
+
+
+def kubernetes_tools():
+    """Returns the folder with helm, kubectl and the schemas of Kubernetes. Skips the test if it is missing."""
+    version = re.search(r"^version=(\S+)$", (ROOT / "scripts" / "fetch_kubernetes_tools").read_text(), re.MULTILINE)[1]
+    folder = ROOT / "build" / f"kubernetes-{version}"
+    if not folder.exists():
+        pytest.skip(f"{folder} is missing; scripts/fetch_kubernetes_tools gets it")
+    return folder
+
+
+@functools.cache
+def kustomized(folder):
+    """Returns the documents that kubectl renders for a folder with a kustomization.yaml."""
+    done = subprocess.run([kubernetes_tools() / "kubectl", "kustomize", str(folder)], capture_output=True, text=True,
+                          timeout=60)
+    # Deprecated fields of kustomize are reported on stderr.
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    return [document for document in yaml.safe_load_all(done.stdout) if document]
+
+
+@functools.cache
+def kubernetes_schemas():
+    """Returns the published schemas of Kubernetes, which allow no unknown fields, and {(apiVersion, kind): name}."""
+    text = (kubernetes_tools() / "schemas.json").read_text()
+    definitions = json.loads(text.replace('"/api/_definitions.json#/', '"#/'))["$defs"]
+    names = {("/".join(filter(None, (kind["group"], kind["version"]))), kind["kind"]): name
+             for name, definition in definitions.items()
+             for kind in definition.get("x-kubernetes-group-version-kind", [])}
+    return definitions, names
+
+
+def check_schema(document):
+    """Checks a resource against the published schema of its kind."""
+    kind = document["apiVersion"], document["kind"]
+    schema = custom_resources.schema(*kind)
+    if schema is None:
+        definitions, names = kubernetes_schemas()
+        schema = {"$defs": definitions, "$ref": f"#/$defs/{names[kind]}"}
+    errors = jsonschema.Draft202012Validator(schema).iter_errors(document)
+    assert not (found := [f"{kind}: {error.json_path}: {error.message[:300]}" for error in errors]), found
 
 
 def scrape(address):

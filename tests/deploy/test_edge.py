@@ -8,7 +8,7 @@ import subprocess
 import grpc
 import pytest
 import yaml
-from deployment import ROOT, Daemon, effective, needs, ports, read_yaml, seconds, stop_seconds
+from deployment import ROOT, Daemon, effective, kustomized, needs, ports, read_yaml, seconds, stop_seconds
 from attack_tools import Files, bearer, failure, generate, request_of, token_line
 from certificates import Authority
 from conftest import api  # noqa: F401 - a fixture
@@ -194,9 +194,7 @@ def test_compose_files_have_known_keys_only(tmp_path):
 
 
 def test_overlay_puts_the_edge_in_front_of_the_base():
-    done = subprocess.run([needs("kubectl"), "kustomize", str(OVERLAY)], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    by_name = {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(done.stdout) if one}
+    by_name = {(one["kind"], one["metadata"]["name"]): one for one in kustomized(OVERLAY)}
     quire, edge = by_name["Deployment", "quire"]["spec"], by_name["Deployment", "quire-edge"]["spec"]
     (quired,), (nginx,) = quire["template"]["spec"]["containers"], edge["template"]["spec"]["containers"]
     # quired reads both files of one ConfigMap, and the certificates at the paths in edge.yaml.
@@ -219,6 +217,9 @@ def test_overlay_puts_the_edge_in_front_of_the_base():
     (outside,) = by_name["Service", "quire-edge"]["spec"]["ports"]
     assert outside["targetPort"] == port["name"] and by_name["Service", "quire-edge"]["spec"]["selector"] == edge["selector"]["matchLabels"]
     assert edge["template"]["spec"]["terminationGracePeriodSeconds"] >= quire["template"]["spec"]["terminationGracePeriodSeconds"]
+    # OpenAI-compatible HTTP does not pass the edge, so it is off and no Service has it.
+    assert read_yaml("deploy/k8s/overlays/edge/edge.yaml")["openai"] == {"enabled": False}
+    assert {port["name"] for port in by_name["Service", "quire"]["spec"]["ports"]} == {"grpc", "http"}
     # Only the edge can reach the daemon's gRPC port.
     policy = by_name["NetworkPolicy", "quire"]["spec"]
     assert policy["podSelector"]["matchLabels"] == quire["selector"]["matchLabels"]
