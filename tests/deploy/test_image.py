@@ -173,7 +173,8 @@ def test_compose_matches_the_configuration():
     services = read_yaml(COMPOSE)["services"]
     grpc, http = ports(effective())
     quired = services["quired"]
-    assert quired["ports"] == [f"127.0.0.1:{number}:{number}" for number in (grpc, http)]
+    openai = port(effective()["openai"]["listen"])
+    assert quired["ports"] == [f"127.0.0.1:{number}:{number}" for number in (grpc, openai, http)]
     assert seconds(quired["stop_grace_period"]) > stop_seconds(effective())
     assert f"quired:{grpc}" in services["check"]["entrypoint"]
     assert quired["image"] == services["check"]["image"]
