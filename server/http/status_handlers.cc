@@ -135,7 +135,7 @@ std::string MakePage() {
     const absl::string_view text(reinterpret_cast<const char*>(file.bytes.data()),
                                  file.bytes.size());
     if (page.empty()) {
-      page = text;
+      page = std::string(text);
       continue;
     }
     const std::string style = absl::StrCat("<link rel=\"stylesheet\" href=\"", file.name, "\">");

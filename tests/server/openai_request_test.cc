@@ -742,7 +742,7 @@ TEST(OpenAiRequestTest, ParsesTheOlderSpellingOfTools) {
     return ParseChatRequest(R"({"messages": [], )" + fields + "}");
   };
   const auto choice = [&](const std::string& word) {
-    return parse(R"("functions": [], "function_call": ")" + word + """)
+    return parse(R"("functions": [], "function_call": ")" + word + "\"")
         ->prompts[0]
         .chat()
         .tool_choice();
