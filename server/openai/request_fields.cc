@@ -165,6 +165,7 @@ constexpr RequestField kFields[] = {
     Refused("logprob_token_ids", kGenerationBodies, "use logprobs"),
     Refused("prompt_embeds", kCompletionBody, "send a text or token ids as prompt"),
     Refused("echo", kChatBody, "use continue_final_message", "[false]"),
+    Refused("best_of", kChatBody, "use n", "[1]"),
     Refused("add_special_tokens", kChatBody, "the chat template writes the special tokens",
             "[false]"),
     Refused("include_reasoning", kChatBody, "ignore reasoning_content in the answer", "[true]"),
