@@ -90,6 +90,14 @@ class IncompleteBlob {
 
   absl::Status Delete() { return unlink(path_.c_str()) == 0 ? absl::OkStatus() : Error(); }
 
+  // Returns INTERNAL if the file has not exactly the bytes that were counted, for example because
+  // another program writes to it in spite of the lock.
+  absl::Status CheckIntegrity() const {
+    if (FileSize(path_) == size_) return absl::OkStatus();
+    return absl::InternalError(
+        absl::StrCat(path_, " has ", FileSize(path_), " bytes in place of ", size_));
+  }
+
   // Makes the content durable under its final name.
   absl::Status Commit() {
     if (fsync(file_.fd) != 0 || rename(path_.c_str(), blob_path_.c_str()) != 0) return Error();
@@ -221,7 +229,8 @@ std::int64_t CachedBytes(const ModelCache& cache, absl::string_view repository,
                          const RepositoryFile& file) {
   const std::string blob = cache.BlobPath(repository, file.hash);
   if (FileSize(blob) == file.size_bytes) return file.size_bytes;
-  return std::clamp(FileSize(blob + ".incomplete"), std::int64_t{0}, file.size_bytes);
+  const std::int64_t part = FileSize(blob + ".incomplete");
+  return part > file.size_bytes ? 0 : std::max(part, std::int64_t{0});  // too large: is discarded
 }
 
 absl::Status AnswerError(const HubSettings& settings, const ModelName& name,
@@ -277,6 +286,7 @@ absl::Status DownloadBlob(const BlobRequest& request, const HubSettings& setting
       // Bytes of an earlier process may be damaged, for example after a loss of power.
       QUIRE_RETURN_IF_ERROR(blob.Restart());
     }
+    QUIRE_RETURN_IF_ERROR(blob.CheckIntegrity());
     QUIRE_RETURN_IF_ERROR(blob.Commit());
   }
   request.progress->Update(request.index, FileState::kDone, size);

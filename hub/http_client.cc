@@ -17,6 +17,7 @@ namespace {
 
 constexpr std::size_t kMaxErrorBody = 4096;
 constexpr std::size_t kMaxHeaderValue = 1024;
+constexpr long kBufferBytes = 256 << 10;     // NOLINT(google-runtime-int): libcurl takes a long
 constexpr long kMaxRedirects = 5;            // NOLINT(google-runtime-int): libcurl takes a long
 constexpr long kConnectTimeoutSeconds = 15;  // NOLINT(google-runtime-int)
 
@@ -231,6 +232,7 @@ void HttpClient::SetOptions() {
   curl_easy_setopt(curl, CURLOPT_LOW_SPEED_LIMIT, 1L);
   curl_easy_setopt(curl, CURLOPT_LOW_SPEED_TIME,
                    static_cast<long>(absl::ToInt64Seconds(settings_->stall_timeout)));
+  curl_easy_setopt(curl, CURLOPT_BUFFERSIZE, kBufferBytes);
   curl_easy_setopt(curl, CURLOPT_USERAGENT, "quire");
   if (!settings_->ca_file.empty()) {
     curl_easy_setopt(curl, CURLOPT_CAINFO, settings_->ca_file.c_str());

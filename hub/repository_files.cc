@@ -8,7 +8,6 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/status.h"
 #include "formats/json_value.h"
@@ -90,7 +89,7 @@ bool IsNestedFile(absl::string_view name) {
   const std::vector<absl::string_view> parts = absl::StrSplit(name, '/');
   if (parts.size() != 2) return false;
   if (parts[0] == "additional_chat_templates") return absl::EndsWith(parts[1], ".jinja");
-  return parts[1] == "config.json" && parts[0].find('_') != absl::string_view::npos &&
+  return parts[1] == "config.json" && absl::StrContains(parts[0], '_') &&
          absl::ascii_isdigit(static_cast<unsigned char>(parts[0][0]));
 }
 
@@ -112,13 +111,13 @@ std::string ListGgufs(const std::vector<RepositoryFile>& files) {
     const auto [set, is_new] = sets.emplace(ShardSet(file.name), file);
     if (!is_new && file.size_bytes > 0) set->second.size_bytes += file.size_bytes;
   }
-  std::vector<std::string> lines;
+  std::string lines;
   for (const auto& [ignored, file] : sets) {
-    lines.push_back(absl::StrCat(
-        "\n  ", file.name,
-        file.size_bytes < 0 ? "" : absl::StrCat(" (", FormatBytes(file.size_bytes), ")")));
+    const std::string size =
+        file.size_bytes < 0 ? "" : absl::StrCat(" (", FormatBytes(file.size_bytes), ")");
+    absl::StrAppend(&lines, "\n  ", file.name, size);
   }
-  return absl::StrJoin(lines, "");
+  return lines;
 }
 
 absl::StatusOr<std::vector<RepositoryFile>> SelectGguf(const std::vector<RepositoryFile>& files,

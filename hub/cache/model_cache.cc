@@ -341,8 +341,8 @@ absl::Status ModelCache::Publish(absl::string_view repository, absl::string_view
                                  const std::vector<CachedFile>& files) const {
   const fs::path snapshot = SnapshotDir(repository, commit);
   std::vector<CachedFile> ordered = files;
-  std::ranges::stable_partition(ordered,
-                                [](const CachedFile& file) { return file.name != "config.json"; });
+  std::stable_partition(ordered.begin(), ordered.end(),
+                        [](const CachedFile& file) { return file.name != "config.json"; });
   for (const CachedFile& file : ordered) QUIRE_RETURN_IF_ERROR(LinkFile(snapshot, file));
   if (revision == commit) return absl::OkStatus();
   const fs::path directory = RepositoryDir(repository);

@@ -36,7 +36,8 @@ class Fault:
 
 
 class FakeHub:
-    def __init__(self):
+    def __init__(self, hub_tls=None, cdn_tls=None):
+        self.tls = {"hub": hub_tls, "cdn": cdn_tls}  # contexts of the ssl module; None: plain HTTP
         self.repositories = {}  # name -> {commit: {file: content}}
         self.refs = {}          # name -> {revision: commit}
         self.renamed = {}       # old name -> new name
@@ -52,11 +53,11 @@ class FakeHub:
 
     @property
     def url(self):
-        return f"http://127.0.0.1:{self.hub.server_address[1]}"
+        return f"http{'s' if self.tls['hub'] else ''}://127.0.0.1:{self.hub.server_address[1]}"
 
     @property
     def cdn_url(self):
-        return f"http://127.0.0.1:{self.cdn.server_address[1]}"
+        return f"http{'s' if self.tls['cdn'] else ''}://127.0.0.1:{self.cdn.server_address[1]}"
 
     def add(self, name, files, revision="main"):
         """Adds a commit with these files and lets `revision` name it. Returns the commit."""
@@ -106,6 +107,10 @@ class FakeHub:
 
         server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         server.daemon_threads = True
+        if self.tls[label]:
+            # The thread of the connection does the handshake, so that it cannot block the others.
+            server.socket = self.tls[label].wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+            server.handle_error = lambda *_: None  # a client that does not trust the certificate hangs up
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         return server
 

@@ -7,6 +7,7 @@ import pathlib
 import pty
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ import time
 import urllib.request
 
 import pytest
+from certificates import Authority
 from daemon import QUIRE, QUIRED, ROOT, TESTDATA, Daemon
 from fake_hub import FakeHub, Fault, blob_hash
 from waiting import wait_until
@@ -324,6 +326,43 @@ def test_the_list_is_asked_for_again(hub, env):
     assert "HTTP 502; next attempt in 500ms" in done.stderr and "HTTP 429; next attempt in 1s" in done.stderr
     hub.faults["list"] = [Fault(status=429, headers={"Retry-After": "3600"})]
     assert "HTTP 429" in pull(env, NAME, code=1).stderr
+
+
+def test_a_server_that_asks_for_too_long_a_wait_ends_the_pull(hub, env):
+    hub.add(NAME, story_files())
+    hub.faults["model.safetensors"] = [Fault(status=429, headers={"Retry-After": "3600"})]
+    err = pull(env, NAME, code=1).stderr
+    assert "model.safetensors: gave up after 1 failed attempts: HTTP 429; the server asks to retry after 1h; run the same" in err
+
+
+def tls_context(tmp_path):
+    """Returns a context for servers at 127.0.0.1, and the file of the authority that issued its certificate."""
+    authority = Authority()
+    certificate, key = authority.issue("hub")
+    (tmp_path / "server.pem").write_bytes(certificate + key)
+    (tmp_path / "ca.pem").write_bytes(authority.pem)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "server.pem")
+    return context, str(tmp_path / "ca.pem")
+
+
+def test_certificates_are_verified(env, tmp_path):
+    context, authority = tls_context(tmp_path)
+    with FakeHub(hub_tls=context, cdn_tls=context) as hub:
+        commit = hub.add(NAME, story_files())
+        secure = {**env, "HF_ENDPOINT": hub.url}
+        assert "name the certificates to trust in SSL_CERT_FILE" in pull(secure, NAME, code=1).stderr
+        assert not hub.requests
+        pull({**secure, "SSL_CERT_FILE": authority}, NAME)
+        check_snapshot(env, NAME, commit, story_files())
+
+
+def test_a_secure_hub_does_not_redirect_to_plain_http(env, tmp_path):
+    context, authority = tls_context(tmp_path)
+    with FakeHub(hub_tls=context) as hub:
+        hub.add(NAME, story_files())
+        err = pull({**env, "HF_ENDPOINT": hub.url, "SSL_CERT_FILE": authority}, NAME, code=1).stderr
+        assert 'Protocol "http" ' in err and not hub.seen(server="cdn")
 
 
 def test_refusals_say_what_to_do(hub, env):

@@ -23,6 +23,7 @@ std::string Answer(absl::string_view siblings) {
 
 std::vector<RepositoryFile> Files(const std::vector<std::string>& names) {
   std::vector<RepositoryFile> files;
+  files.reserve(names.size());
   for (const std::string& name : names)
     files.push_back({.name = name, .size_bytes = 1, .hash = kSha});
   return files;
@@ -101,7 +102,8 @@ TEST(ParseListingTest, SurvivesDamagedAnswers) {
   std::mt19937 random(seed);
   for (int round = 0; round < 2000; ++round) {
     std::string damaged = sound;
-    damaged[random() % damaged.size()] ^= static_cast<char>(1 << (random() % 8));
+    char& byte = damaged[random() % damaged.size()];
+    byte = static_cast<char>(byte ^ (1 << (random() % 8)));
     const auto listing = ParseListing(damaged);
     if (!listing.ok()) continue;
     EXPECT_TRUE(IsCommit(listing->commit));
