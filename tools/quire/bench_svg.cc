@@ -230,13 +230,16 @@ void DrawTimeline(const std::vector<BenchRun>& runs, const char* color, const Bo
                "start", color);
   canvas->Text({box.right(), box.top - 8}, "requests in flight", "end");
   const auto left = DrawScale(box, RoundUp(most_tokens / bucket_seconds), "left", color, canvas);
-  const auto right = DrawScale(box, RoundUp(most_in_flight), "right", "#111827", canvas);
+  // Four divisions of whole requests.
+  const double top = 4 * std::ceil(std::max(most_in_flight, 1.0) / 4);
+  const auto right = DrawScale(box, top, "right", "#111827", canvas);
   const auto x = [&](double time) {
     return box.left + box.width * std::min(time, seconds) / seconds;
   };
-  for (int i = 0; i <= 5; ++i) {
-    canvas->Text({x(seconds * i / 5), box.bottom() + 14},
-                 absl::StrFormat("%.3g s", seconds * i / 5), "middle", kAxisColor, 10);
+  const double tick = RoundUp(seconds / 8);
+  for (int i = 0; i * tick <= seconds; ++i) {
+    canvas->Text({x(i * tick), box.bottom() + 14}, absl::StrFormat("%g s", i * tick), "middle",
+                 kAxisColor, 10);
   }
   std::vector<Point> area = {{box.left, box.bottom()}};
   for (std::size_t i = 0; i < kBuckets; ++i) {
