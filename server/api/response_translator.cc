@@ -10,6 +10,10 @@
 #include "base/check.h"
 #include "quire/v1/admin.pb.h"
 #include "quire/v1/generation.pb.h"
+#include "quire/v1/model.pb.h"
+#include "text/chat/chat_template.h"
+#include "text/tokenizer/tokenizer.h"
+#include "text/tools/tool_format.h"
 
 namespace quire::server {
 namespace {
@@ -248,6 +252,52 @@ void ToProto(const engine::SamplingParams& defaults, v1::SamplingParams* message
   message->set_repetition_penalty(defaults.repetition_penalty);
   message->set_presence_penalty(defaults.presence_penalty);
   message->set_frequency_penalty(defaults.frequency_penalty);
+}
+
+void ToProto(const ServedModel& served, v1::Model* model) {
+  const ModelDescription& description = served.description;
+  const std::shared_ptr<const TranslatorOptions> options = served.translator.options();
+  model->set_id(options->model_id);
+  for (const std::string& alias : options->aliases) model->add_aliases(alias);
+  model->set_state(v1::MODEL_STATE_READY);
+  model->set_architecture(description.architecture);
+  model->set_dtype(description.dtype);
+  model->set_quantization(description.quantization);
+  model->set_max_context_tokens(description.max_context_tokens);
+  model->set_vocab_size(description.vocab_size);
+  for (const std::int32_t id : description.eos_token_ids) model->add_eos_token_ids(id);
+  if (description.bos_token_id) model->set_bos_token_id(*description.bos_token_id);
+  if (description.pad_token_id) model->set_pad_token_id(*description.pad_token_id);
+  model->set_tokenizer_sha256(served.tokenizer->sha256());
+  model->set_weights_fingerprint(description.weights_fingerprint);
+  if (description.has_head) {
+    model->add_capabilities("generate");
+    model->add_capabilities("score");
+  }
+  if (description.has_constraints) model->add_capabilities("constraint");
+  if (description.embedding_width > 0) model->add_capabilities("embed");
+  if (description.classifier) model->add_capabilities("classify");
+  const bool has_one_label = description.classifier && description.classifier->labels.size() == 1;
+  if (has_one_label || (description.yes_no && description.has_head)) {
+    model->add_capabilities("rerank");
+  }
+  const bool has_chat =
+      description.has_head && options->chat != nullptr && options->chat->has_default();
+  model->set_has_chat_template(has_chat);
+  if (has_chat) model->add_capabilities("chat");
+  if (has_chat && options->tool_format != nullptr) {
+    const text::ToolFormat& format = *options->tool_format;
+    const bool is_harmony = format.shape == text::CallShape::kHarmony;
+    if (format.shape != text::CallShape::kNone) model->add_capabilities("tools");
+    if (is_harmony || options->has_reasoning) model->add_capabilities("reasoning");
+  }
+  if (description.batch_invariant) model->add_capabilities("batch_invariant");
+  ToProto(options->sampling_defaults, model->mutable_sampling_defaults());
+  model->set_parameter_count(description.parameter_count);
+  ToProto(description.load_time, model->mutable_load_time());
+  model->set_kv_page_size(description.kv_page_size);
+  model->set_kv_page_count(description.kv_page_count);
+  model->set_kv_dtype(description.kv_dtype);
 }
 
 }  // namespace quire::server

@@ -1,6 +1,6 @@
 #pragma once
 
-// Converts output of the engine to quire.v1 messages.
+// Converts output of the engine, and the description of the model, to quire.v1 messages.
 //
 // Place:      between the engine and the transports; the counterpart of request_translator.h.
 // Threads:    any.
@@ -23,6 +23,7 @@ class Timestamp;
 }  // namespace google::protobuf
 namespace quire::v1 {
 class GenerateResponse;
+class Model;
 class RequestInfo;
 class SamplingParams;
 class Stats;
@@ -44,6 +45,7 @@ void ToProto(const engine::RequestInfo& info, const Clock& clock, v1::RequestInf
 // Converts everything except the server state and the memory, which the engine does not know.
 void ToProto(const engine::EngineStats& stats, const Clock& clock, v1::Stats* message);
 v1::ServerState ToProto(LifeState state);
+void ToProto(const ServedModel& served, v1::Model* model);
 // Converts the seven values that a configuration or a model may set.
 void ToProto(const engine::SamplingParams& defaults, v1::SamplingParams* message);
 

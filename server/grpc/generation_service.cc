@@ -7,22 +7,17 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/error_reason.h"
 #include "base/status.h"
-#include "base/utf8.h"
 #include "quire/v1/generation.grpc.pb.h"
 #include "server/api/call_worker.h"
-#include "server/api/chat_translator.h"
 #include "server/api/response_translator.h"
+#include "server/api/tokenization.h"
 #include "server/config/live_config.h"
 #include "server/grpc/call_util.h"
 #include "server/grpc/error_details.h"
 #include "server/grpc/evaluation_reactor.h"
 #include "server/grpc/generate_reactor.h"
 #include "server/grpc/unary_call.h"
-#include "text/chat/chat_template.h"
-#include "text/tokenizer/tokenizer.h"
-#include "text/tools/tool_format.h"
 
 namespace quire::server {
 namespace {
@@ -63,147 +58,6 @@ void FillDevice(const runtime::DeviceDescription& description, v1::Device* devic
   if (sysinfo(&info) != 0) return;
   device->set_memory_total_bytes(static_cast<std::int64_t>(info.totalram) * info.mem_unit);
   device->set_memory_free_bytes(static_cast<std::int64_t>(info.freeram) * info.mem_unit);
-}
-
-void FillModel(const ServedModel& served, v1::Model* model) {
-  const ModelDescription& description = served.description;
-  const std::shared_ptr<const TranslatorOptions> options = served.translator.options();
-  model->set_id(options->model_id);
-  for (const std::string& alias : options->aliases) model->add_aliases(alias);
-  model->set_state(v1::MODEL_STATE_READY);
-  model->set_architecture(description.architecture);
-  model->set_dtype(description.dtype);
-  model->set_quantization(description.quantization);
-  model->set_max_context_tokens(description.max_context_tokens);
-  model->set_vocab_size(description.vocab_size);
-  for (const std::int32_t id : description.eos_token_ids) model->add_eos_token_ids(id);
-  if (description.bos_token_id) model->set_bos_token_id(*description.bos_token_id);
-  if (description.pad_token_id) model->set_pad_token_id(*description.pad_token_id);
-  model->set_tokenizer_sha256(served.tokenizer->sha256());
-  model->set_weights_fingerprint(description.weights_fingerprint);
-  if (description.has_head) {
-    model->add_capabilities("generate");
-    model->add_capabilities("score");
-  }
-  if (description.has_constraints) model->add_capabilities("constraint");
-  if (description.embedding_width > 0) model->add_capabilities("embed");
-  if (description.classifier) model->add_capabilities("classify");
-  const bool has_one_label = description.classifier && description.classifier->labels.size() == 1;
-  if (has_one_label || (description.yes_no && description.has_head)) {
-    model->add_capabilities("rerank");
-  }
-  const bool has_chat =
-      description.has_head && options->chat != nullptr && options->chat->has_default();
-  model->set_has_chat_template(has_chat);
-  if (has_chat) model->add_capabilities("chat");
-  if (has_chat && options->tool_format != nullptr) {
-    const text::ToolFormat& format = *options->tool_format;
-    const bool is_harmony = format.shape == text::CallShape::kHarmony;
-    if (format.shape != text::CallShape::kNone) model->add_capabilities("tools");
-    if (is_harmony || options->has_reasoning) model->add_capabilities("reasoning");
-  }
-  if (description.batch_invariant) model->add_capabilities("batch_invariant");
-  ToProto(options->sampling_defaults, model->mutable_sampling_defaults());
-  model->set_parameter_count(description.parameter_count);
-  ToProto(description.load_time, model->mutable_load_time());
-  model->set_kv_page_size(description.kv_page_size);
-  model->set_kv_page_count(description.kv_page_count);
-  model->set_kv_dtype(description.kv_dtype);
-}
-
-absl::Status CheckBytes(std::int64_t bytes, std::int64_t max_bytes) {
-  if (bytes <= max_bytes) return absl::OkStatus();
-  return WithReason(absl::InvalidArgumentError(absl::StrCat("text has ", bytes, " bytes, at most ",
-                                                            max_bytes, " are allowed")),
-                    Reason::kInputTooLarge,
-                    {{"bytes", absl::StrCat(bytes)}, {"max_bytes", absl::StrCat(max_bytes)}});
-}
-
-absl::StatusOr<text::RenderedChat> Render(const ServedModel& served, const v1::ChatPrompt& chat,
-                                          std::int64_t max_bytes, absl::Time wall_now) {
-  const std::shared_ptr<const text::ChatTemplates> templates = served.translator.options()->chat;
-  QUIRE_ASSIGN_OR_RETURN(const text::ChatInput input, ToChatInput(chat, templates->json_limits()));
-  QUIRE_RETURN_IF_ERROR(CheckBytes(text::InputBytes(input), max_bytes));
-  return templates->Render(input, wall_now);
-}
-
-absl::Status RenderChat(const ServedModel& served, std::int64_t max_bytes, absl::Time wall_now,
-                        const v1::RenderChatRequest& request, v1::RenderChatResponse* response) {
-  QUIRE_RETURN_IF_ERROR(served.translator.CheckModel(request.model()));
-  QUIRE_ASSIGN_OR_RETURN(text::RenderedChat rendered,
-                         Render(served, request.chat(), max_bytes, wall_now));
-  QUIRE_ASSIGN_OR_RETURN(const std::vector<std::int32_t> ids,
-                         served.tokenizer->Encode(rendered.text, {.add_special_tokens = false,
-                                                                  .from_template = true,
-                                                                  .literal = rendered.literal}));
-  response->set_text(std::move(rendered.text));
-  response->mutable_token_ids()->Assign(ids.begin(), ids.end());
-  return absl::OkStatus();
-}
-
-absl::Status Tokenize(const ServedModel& served, std::int64_t max_bytes, absl::Time wall_now,
-                      const v1::TokenizeRequest& request, v1::TokenizeResponse* response) {
-  QUIRE_RETURN_IF_ERROR(served.translator.CheckModel(request.model()));
-  text::RenderedChat rendered;
-  if (request.has_chat()) {
-    QUIRE_ASSIGN_OR_RETURN(rendered, Render(served, request.chat(), max_bytes, wall_now));
-  } else if (request.has_text()) {
-    rendered.text = request.text();
-  } else {
-    return WithReason(absl::InvalidArgumentError("input is missing; set one of text and chat"),
-                      Reason::kPromptMissing, {{"field", "input"}});
-  }
-  const std::string& text = rendered.text;
-  QUIRE_RETURN_IF_ERROR(CheckBytes(static_cast<std::int64_t>(text.size()), max_bytes));
-  const text::EncodeOptions options{
-      // A chat template contains the special tokens that the tokenizer would add.
-      .add_special_tokens =
-          !request.has_chat() &&
-          (request.has_add_special_tokens() ? request.add_special_tokens() : true),
-      .parse_special_tokens =
-          request.has_parse_special_tokens() ? request.parse_special_tokens() : true,
-      .from_template = request.has_chat(),
-      .literal = rendered.literal};
-  response->set_max_context_tokens(served.description.max_context_tokens);
-  if (!request.with_pieces()) {
-    QUIRE_ASSIGN_OR_RETURN(const std::vector<std::int32_t> ids,
-                           served.tokenizer->Encode(text, options));
-    response->mutable_token_ids()->Assign(ids.begin(), ids.end());
-    return absl::OkStatus();
-  }
-  QUIRE_ASSIGN_OR_RETURN(const std::vector<text::TokenPiece> pieces,
-                         served.tokenizer->EncodeWithPieces(text, options));
-  for (const text::TokenPiece& piece : pieces) {
-    response->add_token_ids(piece.id);
-    v1::TokenPiece* message = response->add_pieces();
-    message->set_piece(piece.piece);
-    message->set_start_byte(piece.start_byte);
-    message->set_end_byte(piece.end_byte);
-    message->set_special(piece.special);
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Detokenize(const ServedModel& served, const v1::DetokenizeRequest& request,
-                        v1::DetokenizeResponse* response) {
-  QUIRE_RETURN_IF_ERROR(served.translator.CheckModel(request.model()));
-  const text::Tokenizer& tokenizer = *served.tokenizer;
-  const std::vector<std::int32_t> ids(request.token_ids().begin(), request.token_ids().end());
-  for (std::size_t i = 0; i < ids.size(); ++i) {
-    if (tokenizer.HasText(ids[i])) continue;
-    return WithReason(absl::InvalidArgumentError(absl::StrCat("token id ", ids[i], " at position ",
-                                                              i, " is not in the vocabulary of ",
-                                                              tokenizer.vocab_size())),
-                      Reason::kBadTokenId,
-                      {{"token_id", absl::StrCat(ids[i])},
-                       {"position", absl::StrCat(i)},
-                       {"vocab_size", absl::StrCat(tokenizer.vocab_size())}});
-  }
-  QUIRE_ASSIGN_OR_RETURN(*response->mutable_text(),
-                         tokenizer.Decode(ids, request.skip_special_tokens()));
-  QUIRE_ASSIGN_OR_RETURN(*response->mutable_raw(),
-                         tokenizer.DecodeBytes(ids, request.skip_special_tokens()));
-  return absl::OkStatus();
 }
 
 }  // namespace
@@ -300,7 +154,7 @@ class GenerationService::Impl final : public RawService {
   absl::Status FillGetModel(const v1::GetModelRequest& request, v1::GetModelResponse* response) {
     QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context_.state->ModelOrError());
     QUIRE_RETURN_IF_ERROR(served->translator.CheckModel(request.model()));
-    FillModel(*served, response->mutable_model());
+    ToProto(*served, response->mutable_model());
     return absl::OkStatus();
   }
 
@@ -309,7 +163,7 @@ class GenerationService::Impl final : public RawService {
                               v1::ListModelsResponse* response) {
     QUIRE_RETURN_IF_ERROR(CheckPage(request.page_size(), request.page_token()));
     QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context_.state->ModelOrError());
-    FillModel(*served, response->add_models());
+    ToProto(*served, response->add_models());
     return absl::OkStatus();
   }
 

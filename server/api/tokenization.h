@@ -1,0 +1,37 @@
+#pragma once
+
+// Calls that use only the tokenizer and the chat template: Tokenize, Detokenize and RenderChat.
+//
+// Place:      below the gRPC service and the HTTP endpoints with the same calls.
+// Invariants: errors are those of proto/quire/v1/text.proto. The tokens of a chat are those that a
+//             generation computes from it.
+// Threads:    any. A call takes milliseconds per megabyte, so transports run it on a worker.
+// Lifetime:   the model outlives a call.
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "server/api/serving_state.h"
+
+namespace quire::v1 {
+class DetokenizeRequest;
+class DetokenizeResponse;
+class RenderChatRequest;
+class RenderChatResponse;
+class TokenizeRequest;
+class TokenizeResponse;
+}  // namespace quire::v1
+
+namespace quire::server {
+
+// `max_bytes` limits the text (tokenizer.max_input_bytes). Templates print `wall_now` as the
+// current time.
+absl::Status RenderChat(const ServedModel& served, std::int64_t max_bytes, absl::Time wall_now,
+                        const v1::RenderChatRequest& request, v1::RenderChatResponse* response);
+absl::Status Tokenize(const ServedModel& served, std::int64_t max_bytes, absl::Time wall_now,
+                      const v1::TokenizeRequest& request, v1::TokenizeResponse* response);
+absl::Status Detokenize(const ServedModel& served, const v1::DetokenizeRequest& request,
+                        v1::DetokenizeResponse* response);
+
+}  // namespace quire::server
