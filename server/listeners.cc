@@ -158,7 +158,13 @@ absl::Status Listeners::StartGrpc(const CertificateStore* certificates) {
 
 absl::Status Listeners::StartHttp(const DrainControl* drain, const CertificateStore* certificates) {
   if (options_.openai.enabled) {
-    auto openai = OpenAiListener::Start(context_, certificates, DialectEndpoints());
+    auto openai = OpenAiListener::Start(context_, certificates,
+                                        {.version = kVersion,
+                                         .git_commit = kGitCommit,
+                                         .model_path = options_.model.path,
+                                         .start_time = start_time_,
+                                         .metrics = options_.metrics_enabled ? metrics_ : nullptr},
+                                        DialectTables());
     if (!openai.ok()) return WithKey(openai.status(), "openai.listen");
     openai_listener_ = *std::move(openai);
   }

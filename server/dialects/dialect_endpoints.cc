@@ -6,4 +6,8 @@ std::span<const GenerationEndpoint> DialectEndpoints() {
   return {};
 }
 
+std::vector<EndpointTables> DialectTables() {
+  return {{.generation = DialectEndpoints()}};
+}
+
 }  // namespace quire::server

@@ -7,11 +7,16 @@
 // Threads: any.
 
 #include <span>
+#include <vector>
 
 #include "server/openai/generation_endpoint.h"
+#include "server/openai/info_endpoint.h"
 
 namespace quire::server {
 
 std::span<const GenerationEndpoint> DialectEndpoints();
+
+// All endpoints of other APIs.
+std::vector<EndpointTables> DialectTables();
 
 }  // namespace quire::server

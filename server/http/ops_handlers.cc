@@ -20,11 +20,7 @@ HttpAnswer Metrics(const probe::Registry& registry, const Authenticator& authent
     if (error.http_status == 401) answer.headers.emplace_back("WWW-Authenticate", "Bearer");
     return answer;
   }
-  absl::StatusOr<std::string> text = registry.Expose();
-  if (!text.ok()) {
-    return {.status = 503, .body = absl::StrCat(text.status().message(), "\n")};
-  }
-  return {.content_type = "text/plain; version=0.0.4; charset=utf-8", .body = *std::move(text)};
+  return MetricsAnswer(registry);
 }
 
 HttpAnswer Probe(bool good, absl::string_view reason) {
@@ -50,6 +46,14 @@ HttpAnswer Startup(const ServingState& state) {
 }
 
 }  // namespace
+
+HttpAnswer MetricsAnswer(const probe::Registry& registry) {
+  absl::StatusOr<std::string> text = registry.Expose();
+  if (!text.ok()) {
+    return {.status = 503, .body = absl::StrCat(text.status().message(), "\n")};
+  }
+  return {.content_type = "text/plain; version=0.0.4; charset=utf-8", .body = *std::move(text)};
+}
 
 HttpAnswer ReadinessAnswer(const ServingState& state) {
   std::string reason = "the engine is not alive";

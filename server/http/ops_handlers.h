@@ -17,6 +17,8 @@ namespace quire::server {
 
 // Returns 200, or 503 with the reason.
 HttpAnswer ReadinessAnswer(const ServingState& state);
+// Returns all metrics in the text format of Prometheus. The caller has checked the scope `metrics`.
+HttpAnswer MetricsAnswer(const probe::Registry& registry);
 
 // If `registry` is null, there is no /metrics. If `checks_host` is true, /metrics is served only if
 // the header Host is local (http_host.h).

@@ -344,18 +344,23 @@ absl::StatusOr<EvaluationPlan> ReadClassify(const EvaluationBodyContext& context
 
 }  // namespace
 
-const EvaluationEndpoint* FindEvaluationEndpoint(absl::string_view path) {
+std::span<const EvaluationEndpoint> EvaluationEndpoints() {
   static constexpr EvaluationEndpoint kEndpoints[] = {
-      {"/v1/embeddings", "Embeddings", ReadEmbeddings},
-      {"/v1/score", "TextScore", ReadScore},
-      {"/v1/rerank", "Rerank", ReadRerank},
-      {"/v2/rerank", "Rerank", ReadRerank},
-      {"/rerank", "Rerank", ReadRerank},
-      {"/v1/classify", "Classify", ReadClassify}};
-  const auto* found =
-      std::find_if(std::begin(kEndpoints), std::end(kEndpoints),
-                   [&](const EvaluationEndpoint& endpoint) { return endpoint.path == path; });
-  return found == std::end(kEndpoints) ? nullptr : found;
+      {"/v1/embeddings",
+       "Embeddings",
+       &ReadEmbeddings,
+       &OpenAiErrorBody,
+       {&RequestFields, kEmbeddingBody}},
+      {"/v1/score", "TextScore", &ReadScore, &OpenAiErrorBody, {&RequestFields, kScoreBody}},
+      {"/v1/rerank", "Rerank", &ReadRerank, &OpenAiErrorBody, {&RequestFields, kRerankBody}},
+      {"/v2/rerank", "Rerank", &ReadRerank, &OpenAiErrorBody, {&RequestFields, kRerankBody}},
+      {"/rerank", "Rerank", &ReadRerank, &OpenAiErrorBody, {&RequestFields, kRerankBody}},
+      {"/v1/classify",
+       "Classify",
+       &ReadClassify,
+       &OpenAiErrorBody,
+       {&RequestFields, kClassifyBody}}};
+  return kEndpoints;
 }
 
 }  // namespace quire::server

@@ -1,7 +1,8 @@
 #pragma once
 
 // Reads and writes the bodies of calls without streams: /v1/embeddings in OpenAI's format, and
-// /v1/score, /v1/rerank and /v1/classify in the formats of vLLM, Jina and Cohere.
+// /v1/score, /v1/rerank and /v1/classify in the formats of vLLM, Jina and Cohere. server/dialects
+// adds calls of other APIs.
 //
 // Place:      between the OpenAI-compatible listener and Evaluation.
 // Invariants: null fields count as absent. Errors about an unknown, refused or mistyped field name
@@ -11,6 +12,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -19,6 +21,7 @@
 #include "absl/time/time.h"
 #include "server/api/evaluation.h"
 #include "server/api/serving_state.h"
+#include "server/openai/openai_error.h"
 #include "server/openai/openai_request.h"
 
 namespace quire::server {
@@ -28,9 +31,11 @@ struct EvaluationBodyContext {
   OpenAiLimits limits;
   absl::Time wall_now;
   std::string request_id;
+  std::int64_t max_input_bytes = 0;  // tokenizer.max_input_bytes
 };
 
-// The items of a body, and the function that writes its answer.
+// The items of a body, and the function that writes its answer. Without items, the answer is
+// written at once.
 struct EvaluationPlan {
   std::vector<EvaluationItem> items;
   std::function<absl::StatusOr<std::string>(std::vector<EvaluationResult>)> answer;
@@ -43,8 +48,9 @@ struct EvaluationEndpoint {
   absl::string_view path;
   absl::string_view method;  // name in metrics and the access log
   ReadEvaluationBody read;
+  WriteErrorBody write_error = &OpenAiErrorBody;
+  BodyFields body = {};  // for /openapi.json
 };
-// Returns null for other paths.
-const EvaluationEndpoint* FindEvaluationEndpoint(absl::string_view path);
+std::span<const EvaluationEndpoint> EvaluationEndpoints();
 
 }  // namespace quire::server

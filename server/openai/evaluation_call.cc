@@ -50,6 +50,7 @@ void EvaluationCall::Read(const std::string& body) {
       });
   const absl::StatusOr<const ServedModel*> served = CatchExceptions([&] { return MakePlan(body); });
   if (!served.ok()) return evaluation->Refuse(served.status());
+  if (plan_.items.empty()) return Answer(CatchExceptions([&] { return plan_.answer({}); }));
   bool is_gone = false;
   {
     MutexLock lock(&mutex_);
@@ -68,11 +69,13 @@ absl::StatusOr<const ServedModel*> EvaluationCall::MakePlan(const std::string& b
   if (!options->openai.refuses_unknown_fields && head_.unknown_fields != nullptr) {
     limits.on_unknown_field = [this](absl::string_view path) { head_.unknown_fields->Warn(path); };
   }
-  QUIRE_ASSIGN_OR_RETURN(plan_, head_.endpoint->read({.served = *served,
-                                                      .limits = limits,
-                                                      .wall_now = context_.clock->WallNow(),
-                                                      .request_id = head_.info.metadata_request_id},
-                                                     body));
+  QUIRE_ASSIGN_OR_RETURN(plan_,
+                         head_.endpoint->read({.served = *served,
+                                               .limits = limits,
+                                               .wall_now = context_.clock->WallNow(),
+                                               .request_id = head_.info.metadata_request_id,
+                                               .max_input_bytes = options->engine.max_input_bytes},
+                                              body));
   return served;
 }
 
@@ -110,7 +113,7 @@ void EvaluationCall::Answer(absl::StatusOr<std::string> body) {
   if (body.ok()) {
     answer = {.content_type = "application/json", .body = *std::move(body)};
   } else {
-    answer = OpenAiError(status);
+    answer = OpenAiError(status, {}, head_.endpoint->write_error);
   }
   const std::shared_ptr<EvaluationCall> self = shared_from_this();
   exchange_->Post([self, answer = std::move(answer)]() mutable {

@@ -18,11 +18,20 @@ absl::StatusOr<OpenAiRequest> ReadChat(absl::string_view body, const OpenAiLimit
   return ParseChatRequest(body, limits);
 }
 
-constexpr GenerationEndpoint kEndpoints[] = {
-    {"/v1/completions", "Completions", "cmpl-", &ReadCompletion, &MakeOpenAiAnswer,
-     &OpenAiErrorBody},
-    {"/v1/chat/completions", "ChatCompletions", "chatcmpl-", &ReadChat, &MakeOpenAiAnswer,
-     &OpenAiErrorBody}};
+constexpr GenerationEndpoint kEndpoints[] = {{.path = "/v1/completions",
+                                              .method = "Completions",
+                                              .id_prefix = "cmpl-",
+                                              .read = &ReadCompletion,
+                                              .make_writer = &MakeOpenAiAnswer,
+                                              .write_error = &OpenAiErrorBody,
+                                              .body = {&RequestFields, kCompletionBody}},
+                                             {.path = "/v1/chat/completions",
+                                              .method = "ChatCompletions",
+                                              .id_prefix = "chatcmpl-",
+                                              .read = &ReadChat,
+                                              .make_writer = &MakeOpenAiAnswer,
+                                              .write_error = &OpenAiErrorBody,
+                                              .body = {&RequestFields, kChatBody}}};
 
 }  // namespace
 

@@ -30,6 +30,7 @@ struct GenerationEndpoint {
                                                OpenAiTokens tokens);
   WriteErrorBody write_error;
   absl::string_view stream_type = kServerSentEvents;  // Content-Type of streams
+  BodyFields body = {};                               // for /openapi.json
 };
 
 // /v1/completions and /v1/chat/completions.

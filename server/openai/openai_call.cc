@@ -12,6 +12,7 @@
 #include "server/config/live_config.h"
 #include "server/config/options.h"
 #include "server/openai/openai_error.h"
+#include "text/chat/chat_template.h"
 #include "text/tokenizer/tokenizer.h"
 
 namespace quire::server {
@@ -82,9 +83,14 @@ void OpenAiCall::Prepare(const std::string& body) {
 absl::StatusOr<OpenAiRequest> OpenAiCall::Read(const std::string& body) {
   const std::shared_ptr<const DaemonOptions> options = context_.config->options();
   const text::jinja::JsonLimits& json = options->chat.rendering.json_limits;
+  const ServedModel* const served = context_.state->model();
+  const std::shared_ptr<const text::ChatTemplates> templates =
+      served == nullptr ? nullptr : served->translator.options()->chat;
   OpenAiLimits limits = {.max_json_nodes = json.max_nodes,
                          .max_json_depth = json.max_depth,
-                         .max_logit_bias_entries = options->engine.limits.max_logit_bias_entries};
+                         .max_logit_bias_entries = options->engine.limits.max_logit_bias_entries,
+                         .max_tokens = options->engine.limits.max_tokens_per_request,
+                         .has_chat_template = templates != nullptr && templates->has_default()};
   if (!options->openai.refuses_unknown_fields && head_.unknown_fields != nullptr) {
     limits.on_unknown_field = [this](absl::string_view path) { head_.unknown_fields->Warn(path); };
   }

@@ -19,9 +19,10 @@ constexpr absl::Duration kWriteMargin = absl::Seconds(5);
 
 absl::StatusOr<std::unique_ptr<OpenAiListener>> OpenAiListener::Start(
     const HandlerContext& context, const CertificateStore* certificates,
-    std::span<const GenerationEndpoint> more) {
+    ServerIdentity server_identity, std::vector<EndpointTables> more) {
   const std::shared_ptr<const DaemonOptions> options = context.config->options();
-  std::unique_ptr<OpenAiListener> listener(new OpenAiListener(context, more));
+  std::unique_ptr<OpenAiListener> listener(
+      new OpenAiListener(context, std::move(server_identity), std::move(more)));
   HttpServerOptions server;
   server.address = options->openai.listen;
   server.thread_name = "openai";

@@ -10,6 +10,8 @@
 
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -26,7 +28,7 @@ class OpenAiListener {
   // of other APIs. Returns the errors of HttpServer::Start.
   static absl::StatusOr<std::unique_ptr<OpenAiListener>> Start(
       const HandlerContext& context, const CertificateStore* certificates,
-      std::span<const GenerationEndpoint> more = {});
+      ServerIdentity server = {}, std::vector<EndpointTables> more = {});
 
   const std::string& address() const { return server_->address(); }
   // See OpenAiService.
@@ -38,8 +40,9 @@ class OpenAiListener {
   void Shutdown(absl::Time deadline) { server_->Shutdown(deadline); }
 
  private:
-  OpenAiListener(const HandlerContext& context, std::span<const GenerationEndpoint> more)
-      : service_(context, more) {}
+  OpenAiListener(const HandlerContext& context, ServerIdentity server,
+                 std::vector<EndpointTables> more)
+      : service_(context, std::move(server), std::move(more)) {}
 
   OpenAiService service_;
   std::unique_ptr<HttpServer> server_;

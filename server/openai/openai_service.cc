@@ -1,7 +1,6 @@
 #include "server/openai/openai_service.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 
@@ -14,42 +13,32 @@
 #include "server/config/validator.h"
 #include "server/http/http_credentials.h"
 #include "server/http/http_host.h"
-#include "server/http/ops_handlers.h"
-#include "server/openai/evaluation_bodies.h"
 #include "server/openai/evaluation_call.h"
 #include "server/openai/openai_call.h"
-#include "server/openai/openai_error.h"
 
 namespace quire::server {
 namespace {
-
-using nlohmann::ordered_json;
-
-constexpr absl::string_view kModelsPath = "/v1/models";
 
 // Workers for large bodies.
 constexpr int kNumWorkers = 2;
 constexpr std::size_t kMaxWaitingBodies = 1024;
 
-// Parts of OpenAI's API that are not supported, including all paths below them.
-constexpr absl::string_view kUnsupportedPaths[] = {
-    "/v1/audio",   "/v1/images",      "/v1/moderations",  "/v1/files",
-    "/v1/batches", "/v1/fine_tuning", "/v1/assistants",   "/v1/threads",
-    "/v1/uploads", "/v1/realtime",    "/v1/vector_stores"};
+// Parts of OpenAI's API.
+constexpr RefusedPath kRefused[] = {{"/v1/audio"},      {"/v1/images"},       {"/v1/moderations"},
+                                    {"/v1/files"},      {"/v1/batches"},      {"/v1/fine_tuning"},
+                                    {"/v1/assistants"}, {"/v1/threads"},      {"/v1/uploads"},
+                                    {"/v1/realtime"},   {"/v1/vector_stores"}};
 
-bool IsUnsupported(absl::string_view path) {
-  return std::any_of(std::begin(kUnsupportedPaths), std::end(kUnsupportedPaths),
-                     [&](absl::string_view prefix) {
-                       return path == prefix || absl::StartsWith(path, absl::StrCat(prefix, "/"));
-                     });
+// Returns true if `path` is `parent` or below it.
+bool IsBelow(absl::string_view path, absl::string_view parent) {
+  return absl::ConsumePrefix(&path, parent) && (path.empty() || path[0] == '/');
 }
 
-HttpAnswer UnknownEndpoint(absl::string_view path) {
-  if (IsUnsupported(path)) return OpenAiError(FeatureUnsupported(path, "path"));
-  return OpenAiError(Reason::kUnknownEndpoint,
-                     absl::StrCat("endpoint ", path.substr(0, 200),
-                                  " does not exist; use an endpoint such as /v1/completions"),
-                     "path");
+// `pattern` is the path of an InfoEndpoint.
+bool Matches(absl::string_view path, absl::string_view pattern) {
+  const std::size_t wildcard = pattern.find('{');
+  return wildcard == pattern.npos ? path == pattern
+                                  : absl::StartsWith(path, pattern.substr(0, wildcard));
 }
 
 // Quotes at most 200 bytes of what the client sent, for an error message.
@@ -57,10 +46,10 @@ std::string Quoted(absl::string_view text) {
   return JsonQuoted(text.substr(0, 200));
 }
 
-HttpAnswer WrongMethod(absl::string_view method, absl::string_view allowed) {
+HttpAnswer WrongMethod(absl::string_view method, absl::string_view allowed, WriteErrorBody write) {
   HttpAnswer answer = OpenAiError(
       Reason::kMethodNotAllowed,
-      absl::StrCat("method ", Quoted(method), " is not allowed; use ", allowed), "method");
+      absl::StrCat("method ", Quoted(method), " is not allowed; use ", allowed), "method", write);
   answer.headers.emplace_back("Allow", std::string(allowed));
   return answer;
 }
@@ -80,15 +69,6 @@ HttpAnswer ForeignHostError(absl::string_view host) {
       "host");
 }
 
-ordered_json ModelObject(const ServedModel& served, const std::string& name) {
-  return {{"id", name},
-          {"object", "model"},
-          {"created", absl::ToUnixSeconds(served.description.load_time)},
-          {"owned_by", "quire"},
-          {"root", served.id()},
-          {"max_model_len", served.description.max_context_tokens}};
-}
-
 HttpAnswer AddHeaders(HttpHeaders headers, HttpAnswer answer) {
   for (auto& header : headers) answer.headers.push_back(std::move(header));
   return answer;
@@ -96,32 +76,68 @@ HttpAnswer AddHeaders(HttpHeaders headers, HttpAnswer answer) {
 
 }  // namespace
 
-OpenAiService::OpenAiService(const HandlerContext& context,
-                             std::span<const GenerationEndpoint> more)
-    : context_(context), more_(more), worker_(kNumWorkers, kMaxWaitingBodies) {
+OpenAiService::OpenAiService(const HandlerContext& context, ServerIdentity server,
+                             std::vector<EndpointTables> more)
+    : context_(context),
+      server_(std::move(server)),
+      tables_(std::move(more)),
+      worker_(kNumWorkers, kMaxWaitingBodies) {
+  tables_.push_back({.generation = OpenAiEndpoints(),
+                     .evaluation = EvaluationEndpoints(),
+                     .info = OpenAiInfoEndpoints(),
+                     .refused = kRefused});
   const std::shared_ptr<const DaemonOptions> options = context.config->options();
   ListenAddress address;
   checks_host_ = options->auth.mode == AuthMode::kNone &&
                  ParseListenAddress(options->openai.listen, &address) && address.is_loopback();
 }
 
-const GenerationEndpoint* OpenAiService::FindEndpoint(absl::string_view path) const {
-  for (const std::span<const GenerationEndpoint> endpoints : {OpenAiEndpoints(), more_}) {
-    for (const GenerationEndpoint& endpoint : endpoints) {
+const GenerationEndpoint* OpenAiService::FindGeneration(absl::string_view path) const {
+  for (const EndpointTables& tables : tables_) {
+    for (const GenerationEndpoint& endpoint : tables.generation) {
       if (endpoint.path == path) return &endpoint;
     }
   }
   return nullptr;
 }
 
+const EvaluationEndpoint* OpenAiService::FindEvaluation(absl::string_view path) const {
+  for (const EndpointTables& tables : tables_) {
+    for (const EvaluationEndpoint& endpoint : tables.evaluation) {
+      if (endpoint.path == path) return &endpoint;
+    }
+  }
+  return nullptr;
+}
+
+const InfoEndpoint* OpenAiService::FindInfo(absl::string_view path) const {
+  for (const EndpointTables& tables : tables_) {
+    for (const InfoEndpoint& endpoint : tables.info) {
+      if (Matches(path, endpoint.path)) return &endpoint;
+    }
+  }
+  return nullptr;
+}
+
+const RefusedPath* OpenAiService::FindRefused(absl::string_view path) const {
+  for (const EndpointTables& tables : tables_) {
+    for (const RefusedPath& refused : tables.refused) {
+      if (IsBelow(path, refused.path)) return &refused;
+    }
+  }
+  return nullptr;
+}
+
 absl::string_view OpenAiService::MethodName(absl::string_view path) const {
-  if (const GenerationEndpoint* const endpoint = FindEndpoint(path)) return endpoint->method;
-  const EvaluationEndpoint* const endpoint = FindEvaluationEndpoint(path);
+  if (const GenerationEndpoint* const endpoint = FindGeneration(path)) return endpoint->method;
+  const EvaluationEndpoint* const endpoint = FindEvaluation(path);
   return endpoint == nullptr ? "" : endpoint->method;
 }
 
 WriteErrorBody OpenAiService::ErrorWriter(absl::string_view path) const {
-  const GenerationEndpoint* const endpoint = FindEndpoint(path);
+  if (const GenerationEndpoint* const endpoint = FindGeneration(path)) return endpoint->write_error;
+  if (const EvaluationEndpoint* const endpoint = FindEvaluation(path)) return endpoint->write_error;
+  const InfoEndpoint* const endpoint = FindInfo(path);
   return endpoint == nullptr ? &OpenAiErrorBody : endpoint->write_error;
 }
 
@@ -184,10 +200,12 @@ void OpenAiService::Handle(const std::shared_ptr<HttpExchange>& exchange) {
   if (request.method == "OPTIONS") {
     return exchange->Answer(Preflight(request, std::move(headers)));
   }
-  const bool generates = !MethodName(request.path).empty();
-  if (generates && request.method == "POST") return Post(exchange, std::move(headers));
+  if (MethodName(request.path).empty()) {
+    return exchange->Answer(AddHeaders(std::move(headers), AnswerInfo(request)));
+  }
+  if (request.method == "POST") return Post(exchange, std::move(headers));
   exchange->Answer(AddHeaders(std::move(headers),
-                              generates ? WrongMethod(request.method, "POST") : Get(request)));
+                              WrongMethod(request.method, "POST", ErrorWriter(request.path))));
 }
 
 HttpAnswer OpenAiService::Preflight(const HttpRequest& request, HttpHeaders headers) const {
@@ -201,42 +219,38 @@ HttpAnswer OpenAiService::Preflight(const HttpRequest& request, HttpHeaders head
   return answer;
 }
 
-HttpAnswer OpenAiService::Get(const HttpRequest& request) const {
-  const absl::string_view path = request.path;
-  const bool is_health = path == "/health";
-  if (!is_health && path != kModelsPath && !absl::StartsWith(path, "/v1/models/")) {
-    return UnknownEndpoint(path);
+HttpAnswer OpenAiService::UnknownEndpoint(absl::string_view path) const {
+  const absl::string_view shown = path.substr(0, 200);
+  const RefusedPath* const refused = FindRefused(path);
+  if (refused == nullptr) {
+    return OpenAiError(
+        Reason::kUnknownEndpoint,
+        absl::StrCat("endpoint ", shown, " does not exist; GET /openapi.json lists all"), "path");
   }
-  if (request.method != "GET" && request.method != "HEAD")
-    return WrongMethod(request.method, "GET, HEAD");
-  return is_health ? ReadinessAnswer(*context_.state) : Models(request);
+  return OpenAiError(Reason::kFeatureUnsupported,
+                     absl::StrCat(shown, " is not supported", refused->remedy), "path",
+                     refused->write_error);
 }
 
-HttpAnswer OpenAiService::Models(const HttpRequest& request) const {
-  const auto caller = Authorize(request);
-  if (!caller.ok()) return OpenAiError(caller.status());
-  const auto served = context_.state->ModelOrError();
-  if (!served.ok()) return OpenAiError(served.status());
-  absl::string_view name = request.path;
-  HttpAnswer answer{.content_type = "application/json", .body = ""};
-  if (absl::ConsumePrefix(&name, "/v1/models/")) {
-    const absl::Status known = (*served)->translator.CheckModel(name);
-    if (!known.ok()) return OpenAiError(known);
-    answer.body =
-        JsonText(ModelObject(**served, name.empty() ? (*served)->id() : std::string(name)));
-    return answer;
+HttpAnswer OpenAiService::AnswerInfo(const HttpRequest& request) const {
+  const InfoEndpoint* const endpoint = FindInfo(request.path);
+  if (endpoint == nullptr) return UnknownEndpoint(request.path);
+  const bool reads = request.method == "GET" || request.method == "HEAD";
+  if (!reads && !(endpoint->allows_post && request.method == "POST")) {
+    return WrongMethod(request.method, endpoint->allows_post ? "GET, HEAD, POST" : "GET, HEAD",
+                       endpoint->write_error);
   }
-  ordered_json list = ordered_json::array({ModelObject(**served, (*served)->id())});
-  const auto options = (*served)->translator.options();
-  for (const std::string& alias : options->aliases) {
-    list.push_back(ModelObject(**served, alias));
+  if (endpoint->scope) {
+    const auto caller = Authorize(request, *endpoint->scope);
+    if (!caller.ok()) return OpenAiError(caller.status(), {}, endpoint->write_error);
   }
-  answer.body = JsonText(ordered_json{{"object", "list"}, {"data", std::move(list)}});
-  return answer;
+  auto answer =
+      endpoint->answer({.handlers = context_, .server = server_, .tables = tables_}, request);
+  return answer.ok() ? *std::move(answer) : OpenAiError(answer.status(), {}, endpoint->write_error);
 }
 
-absl::StatusOr<Identity> OpenAiService::Authorize(const HttpRequest& request) const {
-  auto caller = context_.authenticator->Authenticate(ReadCredentials(request), Scope::kGenerate);
+absl::StatusOr<Identity> OpenAiService::Authorize(const HttpRequest& request, Scope scope) const {
+  auto caller = context_.authenticator->Authenticate(ReadCredentials(request), scope);
   if (!caller.ok()) {
     log::Info("auth", "call refused",
               {{"method", request.path}, {"reason", caller.status().message()}});
@@ -251,7 +265,7 @@ void OpenAiService::Post(const std::shared_ptr<HttpExchange>& exchange, HttpHead
     return exchange->Answer(AddHeaders(std::move(headers), Refuse(request, caller.status())));
   }
   std::string id(request.Header("x-request-id"));
-  if (const EvaluationEndpoint* const endpoint = FindEvaluationEndpoint(request.path)) {
+  if (const EvaluationEndpoint* const endpoint = FindEvaluation(request.path)) {
     id = ChooseRequestId(id, kLongestItemSuffix);
     headers.emplace_back("x-request-id", id);
     EvaluationCall::Head head;
@@ -268,7 +282,7 @@ void OpenAiService::Post(const std::shared_ptr<HttpExchange>& exchange, HttpHead
     return;
   }
   OpenAiCallHead head;
-  head.endpoint = FindEndpoint(request.path);
+  head.endpoint = FindGeneration(request.path);
   head.info.principal = caller->principal;
   head.info.tenant = caller->tenant;
   head.info.accept_time = context_.clock->Now();

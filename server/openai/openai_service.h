@@ -1,7 +1,7 @@
 #pragma once
 
-// The APIs over HTTP: /v1/models, /health, the endpoints of generation_endpoint.h and
-// evaluation_bodies.h, and those of server/dialects.
+// The APIs over HTTP: the endpoints of generation_endpoint.h, evaluation_bodies.h and
+// info_endpoint.h, and those of server/dialects.
 //
 //   HttpServer -> OpenAiService::Handle -> OpenAiCall -> Generation
 //                                       -> EvaluationCall -> Evaluation
@@ -17,7 +17,7 @@
 #include <atomic>
 #include <memory>
 #include <optional>
-#include <span>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -26,7 +26,7 @@
 #include "server/api/generation.h"
 #include "server/auth/authenticator.h"
 #include "server/http/http_message.h"
-#include "server/openai/generation_endpoint.h"
+#include "server/openai/info_endpoint.h"
 #include "server/openai/unknown_field_log.h"
 
 namespace quire::server {
@@ -34,7 +34,8 @@ namespace quire::server {
 class OpenAiService {
  public:
   // `more` are the endpoints of other APIs.
-  OpenAiService(const HandlerContext& context, std::span<const GenerationEndpoint> more);
+  OpenAiService(const HandlerContext& context, ServerIdentity server,
+                std::vector<EndpointTables> more);
 
   void Handle(const std::shared_ptr<HttpExchange>& exchange);
 
@@ -45,14 +46,19 @@ class OpenAiService {
   HttpAnswer RejectBeforeRead(Reason reason, absl::string_view message,
                               const HttpRequest& request) const;
   // Returns true if the request is answered even above the connection limit.
-  static bool IsProbe(const HttpRequest& head) { return head.path == "/health"; }
+  static bool IsProbe(const HttpRequest& head) {
+    return head.path == "/health" || head.path == "/ping";
+  }
 
   // Allows the status page of the operators' listener at this port as origin, if it has the same
   // host.
   void AllowStatusPage(int port) { status_page_port_.store(port); }
 
  private:
-  const GenerationEndpoint* FindEndpoint(absl::string_view path) const;
+  const GenerationEndpoint* FindGeneration(absl::string_view path) const;
+  const EvaluationEndpoint* FindEvaluation(absl::string_view path) const;
+  const InfoEndpoint* FindInfo(absl::string_view path) const;
+  const RefusedPath* FindRefused(absl::string_view path) const;
   // Returns the name of a generation or evaluation endpoint for metrics and logs, or "" for other
   // paths.
   absl::string_view MethodName(absl::string_view path) const;
@@ -61,14 +67,16 @@ class OpenAiService {
   HttpHeaders OriginHeaders(const HttpRequest& request) const;
   std::optional<HttpAnswer> CheckHostAndOrigin(const HttpRequest& head) const;
   HttpAnswer Preflight(const HttpRequest& request, HttpHeaders headers) const;
-  HttpAnswer Get(const HttpRequest& request) const;
+  HttpAnswer AnswerInfo(const HttpRequest& request) const;
+  HttpAnswer UnknownEndpoint(absl::string_view path) const;
   HttpAnswer Refuse(const HttpRequest& request, const absl::Status& status) const;
-  HttpAnswer Models(const HttpRequest& request) const;
   void Post(const std::shared_ptr<HttpExchange>& exchange, HttpHeaders headers);
-  absl::StatusOr<Identity> Authorize(const HttpRequest& request) const;
+  absl::StatusOr<Identity> Authorize(const HttpRequest& request,
+                                     Scope scope = Scope::kGenerate) const;
 
   const HandlerContext context_;
-  const std::span<const GenerationEndpoint> more_;
+  const ServerIdentity server_;
+  std::vector<EndpointTables> tables_;  // constant; OpenAI's are the last ones
   bool checks_host_ = false;
   std::atomic<int> status_page_port_{0};  // 0: no status page
   UnknownFieldLog unknown_fields_;
