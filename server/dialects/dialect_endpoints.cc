@@ -1,5 +1,9 @@
 #include "server/dialects/dialect_endpoints.h"
 
+#include "server/dialects/ollama_endpoints.h"
+#include "server/dialects/sglang_endpoints.h"
+#include "server/dialects/vllm_endpoints.h"
+
 namespace quire::server {
 
 std::span<const GenerationEndpoint> DialectEndpoints() {
@@ -7,7 +11,7 @@ std::span<const GenerationEndpoint> DialectEndpoints() {
 }
 
 std::vector<EndpointTables> DialectTables() {
-  return {{.generation = DialectEndpoints()}};
+  return {{.generation = DialectEndpoints()}, OllamaTables(), VllmTables(), SglangTables()};
 }
 
 }  // namespace quire::server

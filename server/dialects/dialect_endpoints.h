@@ -16,7 +16,7 @@ namespace quire::server {
 
 std::span<const GenerationEndpoint> DialectEndpoints();
 
-// All endpoints of other APIs.
+// Returns DialectEndpoints and the tables of Ollama, vLLM and sglang.
 std::vector<EndpointTables> DialectTables();
 
 }  // namespace quire::server

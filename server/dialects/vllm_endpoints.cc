@@ -1,0 +1,191 @@
+#include "server/dialects/vllm_endpoints.h"
+
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/json_text.h"
+#include "base/status.h"
+#include "quire/v1/text.pb.h"
+#include "server/api/status_mapping.h"
+#include "server/api/tokenization.h"
+#include "server/http/ops_handlers.h"
+#include "server/openai/chat_messages.h"
+#include "server/openai/json_fields.h"
+
+namespace quire::server {
+namespace {
+
+using formats::JsonValue;
+using nlohmann::ordered_json;
+
+constexpr std::uint32_t kTokenizeBody = 1U << 0, kDetokenizeBody = 1U << 1;
+
+constexpr RequestField kFields[] = {
+    Supported("model", kTokenizeBody | kDetokenizeBody),
+    Supported("prompt", kTokenizeBody),
+    Supported("messages", kTokenizeBody),
+    Supported("tools", kTokenizeBody),
+    Supported("add_special_tokens", kTokenizeBody),
+    Supported("add_generation_prompt", kTokenizeBody),
+    Supported("continue_final_message", kTokenizeBody),
+    Supported("chat_template", kTokenizeBody),
+    Supported("chat_template_kwargs", kTokenizeBody),
+    Supported("return_token_strs", kTokenizeBody),
+    Supported("tokens", kDetokenizeBody),
+    NoMeaning("media_io_kwargs", kTokenizeBody, kObject),
+    NoMeaning("mm_processor_kwargs", kTokenizeBody, kObject),
+};
+
+std::span<const RequestField> TokenizationFields() {
+  return kFields;
+}
+
+absl::StatusOr<formats::JsonDocument> Parse(absl::string_view bytes, std::uint32_t owner,
+                                            const OpenAiLimits& limits) {
+  static const auto* const kTable = new FieldTable(kFields);
+  QUIRE_ASSIGN_OR_RETURN(formats::JsonDocument document, ParseBody(bytes, limits));
+  QUIRE_RETURN_IF_ERROR(CheckFields(*kTable, document.root(), owner, limits.on_unknown_field));
+  return document;
+}
+
+// Checks the members of messages or tools, which are those of chat completions.
+absl::Status CheckElements(const JsonFields& body, absl::string_view key, FieldOwner owner,
+                           const UnknownFieldHandler& on_unknown) {
+  const auto list = body.Find(key);
+  if (!list || !list->is_array()) return absl::OkStatus();
+  for (std::size_t i = 0; i < list->size(); ++i) {
+    const JsonValue element = list->At(i);
+    if (!element.is_object()) continue;
+    QUIRE_RETURN_IF_ERROR(CheckFields(element, owner, on_unknown));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadTokenize(const JsonFields& body, absl::string_view bytes,
+                          const UnknownFieldHandler& on_unknown, v1::TokenizeRequest* request) {
+  QUIRE_RETURN_IF_ERROR(
+      body.Text("model", [&](std::string name) { request->set_model(std::move(name)); }));
+  QUIRE_RETURN_IF_ERROR(
+      body.Bool("return_token_strs", [&](bool v) { request->set_with_pieces(v); }));
+  QUIRE_RETURN_IF_ERROR(
+      body.Bool("add_special_tokens", [&](bool v) { request->set_add_special_tokens(v); }));
+  if (!body.Find("messages")) {
+    if (body.Find("prompt")) {
+      return body.Text("prompt", [&](std::string text) { request->set_text(std::move(text)); });
+    }
+    return WithReason(absl::InvalidArgumentError("prompt is missing; send prompt or messages"),
+                      Reason::kPromptMissing, {{"field", "prompt"}});
+  }
+  if (const auto prompt = body.Find("prompt")) {
+    return NameField(prompt->Error("cannot be combined with messages"), *prompt);
+  }
+  if (request->add_special_tokens()) {
+    const JsonValue value = *body.Find("add_special_tokens");
+    return NameField(
+        value.Error("must be false with messages, because the chat template writes these tokens"),
+        value);
+  }
+  QUIRE_RETURN_IF_ERROR(CheckElements(body, "messages", kMessage, on_unknown));
+  QUIRE_RETURN_IF_ERROR(CheckElements(body, "tools", kTool, on_unknown));
+  FieldNames names;
+  return ReadChatPrompt(body, bytes, request->mutable_chat(), &names);
+}
+
+absl::StatusOr<EvaluationPlan> ReadTokenizeBody(const EvaluationBodyContext& context,
+                                                absl::string_view bytes) {
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document,
+                         Parse(bytes, kTokenizeBody, context.limits));
+  v1::TokenizeRequest request;
+  QUIRE_RETURN_IF_ERROR(
+      ReadTokenize(JsonFields(document.root()), bytes, context.limits.on_unknown_field, &request));
+  v1::TokenizeResponse response;
+  QUIRE_RETURN_IF_ERROR(
+      Tokenize(context.served, context.max_input_bytes, context.wall_now, request, &response));
+  EvaluationPlan plan;
+  plan.answer = [response = std::move(response), with_pieces = request.with_pieces()](
+                    const std::vector<EvaluationResult>&) -> absl::StatusOr<std::string> {
+    const auto& ids = response.token_ids();
+    ordered_json texts = with_pieces ? ordered_json::array() : ordered_json();
+    for (const v1::TokenPiece& piece : response.pieces()) texts.push_back(piece.piece());
+    return JsonText(ordered_json{{"count", ids.size()},
+                                 {"max_model_len", response.max_context_tokens()},
+                                 {"tokens", std::vector<std::int32_t>(ids.begin(), ids.end())},
+                                 {"token_strs", std::move(texts)}});
+  };
+  return plan;
+}
+
+absl::StatusOr<EvaluationPlan> ReadDetokenizeBody(const EvaluationBodyContext& context,
+                                                  absl::string_view bytes) {
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document,
+                         Parse(bytes, kDetokenizeBody, context.limits));
+  const JsonFields body(document.root());
+  v1::DetokenizeRequest request;
+  QUIRE_RETURN_IF_ERROR(
+      body.Text("model", [&](std::string name) { request.set_model(std::move(name)); }));
+  const auto tokens = body.Find("tokens");
+  if (!tokens) {
+    return WithReason(absl::InvalidArgumentError("tokens is missing; send a list of token ids"),
+                      Reason::kBadParameter, {{"field", "tokens"}});
+  }
+  if (!tokens->is_array()) return NameField(tokens->Error("must be a list of token ids"), *tokens);
+  for (std::size_t i = 0; i < tokens->size(); ++i) {
+    const JsonValue id = tokens->At(i);
+    const auto value = id.AsInteger(0, std::numeric_limits<std::int32_t>::max());
+    if (!value.ok()) return NameField(value.status(), id);
+    request.add_token_ids(static_cast<std::int32_t>(*value));
+  }
+  v1::DetokenizeResponse response;
+  QUIRE_RETURN_IF_ERROR(Detokenize(context.served, request, &response));
+  EvaluationPlan plan;
+  plan.answer = [text = std::move(*response.mutable_text())](
+                    const std::vector<EvaluationResult>&) -> absl::StatusOr<std::string> {
+    return JsonText(ordered_json{{"prompt", text}});
+  };
+  return plan;
+}
+
+absl::StatusOr<HttpAnswer> Version(const InfoContext& context, const HttpRequest&) {
+  return JsonAnswer({{"version", context.server.version}});
+}
+
+absl::StatusOr<HttpAnswer> Ping(const InfoContext& context, const HttpRequest&) {
+  return ReadinessAnswer(*context.handlers.state);
+}
+
+absl::StatusOr<HttpAnswer> Load(const InfoContext& context, const HttpRequest&) {
+  QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context.handlers.state->ModelOrError());
+  const engine::EngineStats stats = served->engine->GetStats();
+  return JsonAnswer({{"server_load", stats.running + stats.waiting}});
+}
+
+constexpr EvaluationEndpoint kCalls[] = {{"/tokenize",
+                                          "Tokenize",
+                                          &ReadTokenizeBody,
+                                          &OpenAiErrorBody,
+                                          {&TokenizationFields, kTokenizeBody}},
+                                         {"/detokenize",
+                                          "Detokenize",
+                                          &ReadDetokenizeBody,
+                                          &OpenAiErrorBody,
+                                          {&TokenizationFields, kDetokenizeBody}}};
+
+constexpr InfoEndpoint kInfo[] = {
+    {.path = "/version", .summary = "The version of the server.", .answer = &Version},
+    {.path = "/ping",
+     .summary = "Whether the server accepts requests: 200, or 503 with the reason.",
+     .answer = &Ping,
+     .scope = std::nullopt,
+     .allows_post = true},
+    {.path = "/load", .summary = "The number of requests that run or wait.", .answer = &Load}};
+
+}  // namespace
+
+EndpointTables VllmTables() {
+  return {.evaluation = kCalls, .info = kInfo};
+}
+
+}  // namespace quire::server
