@@ -298,7 +298,7 @@ def test_a_connection_reaches_grpc_only_after_its_preface(api, daemon):
 
 def test_descriptors_bound_the_number_of_connections(api, tmp_path):
     """A new connection evicts an idle one. If all others have calls, the new one is rejected and the calls continue."""
-    with Daemon(tmp_path, prefix=["prlimit", f"--nofile={512 + 256 + 2 * 3 * 21}"]) as daemon:
+    with Daemon(tmp_path, prefix=["prlimit", f"--nofile={512 + 2 * 256 + 2 * 3 * 21}"]) as daemon:
         daemon.wait_serving()
         assert answer(api, daemon)
         wait_until(lambda: connections(daemon) == 0, "that connection is closed")
