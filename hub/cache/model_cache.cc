@@ -291,6 +291,7 @@ absl::StatusOr<std::string> ModelCache::Find(const ModelName& name) const {
   if (ggufs.empty()) return NotPulled(name);
   if (ggufs.size() == 1) return absl::StrCat(snapshot, "/", ggufs.front().name);
   std::vector<std::string> choices;
+  choices.reserve(ggufs.size());
   for (const Entry& gguf : ggufs) {
     choices.push_back(ModelName{name.repository, name.revision, gguf.name}.ToString());
   }
