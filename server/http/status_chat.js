@@ -29,9 +29,7 @@ function updateChat() {
     $('mode').value = canChat ? 'chat' : 'completion';
     updateMode();
   }
-  const note = obstacle || (canChat ? '' : `Plain completion only: ${model.chat_problem}. ` +
-    'To chat, start quired with --set chat.template_file=FILE, a Jinja template.');
-  if ($('chat-note').textContent !== note) $('chat-note').textContent = note;
+  setText('chat-note', obstacle || (canChat ? '' : `Plain completion only: ${model.chat_problem}.`));
   $('send').disabled = Boolean(obstacle);
   $('send').hidden = call !== null;
   $('stop').hidden = call === null;

@@ -180,14 +180,10 @@ std::string StatusJson(const StatusSources& sources, const ServedModel* model, a
           ? ordered_json(nullptr)
           : ordered_json(std::max(0.0, absl::ToDoubleSeconds(drain_deadline - now)));
   if (model != nullptr) {
-    const engine::EngineStats stats = model->engine->GetStats();
     status["model"] = MakeModelJson(*model);
-    status["requests"] = {{"running", stats.running}, {"waiting", stats.waiting}};
-    status["tokens_per_second"] = {{"prompt", stats.prompt_tokens_per_second},
-                                   {"generation", stats.generation_tokens_per_second}};
     status["history"] = MakeHistoryJson(
         sources.history == nullptr ? std::vector<StatusSample>() : sources.history->samples(),
-        {now, stats});
+        {now, model->engine->GetStats()});
     status["queue"] = MakeQueueJson(model->engine->ListRequests());
     const std::optional<engine::PageSnapshot> snapshot = TryGetSnapshot(sources, model->engine);
     if (snapshot.has_value()) {

@@ -51,8 +51,8 @@ void AddStatusHandlers(const StatusSources& sources, HttpHandlers* handlers);
 
 // Returns the body of /status.json. `state` is a LifeStateName, or "pre_drain" while the server is
 // not ready but still admits requests. `drain_seconds_left` is null without a deadline. The arrays
-// of `history` have one element per sample, oldest first. Each run of equal pages is [value,
-// length], with the values of engine::PageSnapshot.
+// of `history` have one element per sample, oldest first; the last one is the current state. Each
+// run of equal pages is [value, length], with the values of engine::PageSnapshot.
 std::string StatusJson(const StatusSources& sources, const ServedModel* model, absl::Time now);
 
 }  // namespace quire::server

@@ -1,5 +1,7 @@
 'use strict';
 const $ = id => document.getElementById(id);
+// Live regions announce a text when it is set, so it is set only if it changes.
+const setText = (id, text) => { if ($(id).textContent !== text) $(id).textContent = text; };
 const kPollMs = 1000, kTimeoutMs = 4000, kLatencyShots = 60, kHitSamples = 12, kSpanSeconds = 600;
 const kUses = ['free', 'cached', 'shared', 'work', 'used'];
 const kWaiting = ['preparing', 'queued', 'preempted'];
@@ -198,7 +200,10 @@ function setPages({runs, owners, page_size}) {
   $('pool-size').textContent = `${plural(values.length, 'page')} of ${page_size} tokens`;
   $('cache-use').textContent = percent((counts.used + counts.shared + counts.work) / values.length);
   takeSlots(owners);
-  if (!pages || pages.values.length !== values.length) view = [0, values.length];
+  if (!pages || pages.values.length !== values.length) {
+    view = [0, values.length];
+    selected = null;
+  }
   pages = {values, owners};
   drawPool();
 }
@@ -298,20 +303,16 @@ function markSelection(context, height) {
 
 const kUseNames = {used: 'used by one sequence', shared: 'shared', work: 'copied or cleared', cached: 'cached', free: 'free'};
 function describeSelection() {
-  if (!selected) {
-    $('pool-note').textContent = 'Point at pages or tap them to count their uses. Drag to zoom.';
-    return;
-  }
+  if (!selected) return setText('pool-note', 'Point at pages or tap them to count their uses. Drag to zoom.');
   const {first, last} = selected, {values, owners} = pages;
   if (last - first === 1) {
     const value = values[first];
-    $('pool-note').textContent = `Page ${count(first + 1)}: ` + (value < 4 ? kUseNames[kUses[value]] : `used by ${owners[value - 4]}`);
-    return;
+    return setText('pool-note', `Page ${count(first + 1)}: ` + (value < 4 ? kUseNames[kUses[value]] : `used by ${owners[value - 4]}`));
   }
   const counts = countUses(values, first, last), sequences = new Set(values.slice(first, last).filter(value => value >= 4));
   const names = {...kUseNames, used: `used by ${plural(sequences.size, 'sequence')}`};
-  $('pool-note').textContent = `Pages ${count(first + 1)}–${count(last)}: ` +
-    Object.keys(names).filter(use => counts[use]).map(use => `${count(counts[use])} ${names[use]}`).join(', ');
+  setText('pool-note', `Pages ${count(first + 1)}–${count(last)}: ` +
+    Object.keys(names).filter(use => counts[use]).map(use => `${count(counts[use])} ${names[use]}`).join(', '));
 }
 
 function select(range) {
@@ -393,7 +394,7 @@ new ResizeObserver(drawPool).observe($('pool'));
 const kStateNames = {pre_drain: 'will drain'};
 function draw(json) {
   served = json;
-  $('state').textContent = kStateNames[json.state] || json.state;
+  setText('state', kStateNames[json.state] || json.state);
   $('state').dataset.state = json.state;
   $('drain-left').textContent = json.state === 'draining' && json.drain_seconds_left !== null
     ? `${Math.ceil(json.drain_seconds_left)} s left` : '';
@@ -414,10 +415,9 @@ function draw(json) {
 function showStale() {
   isStale = true;
   document.body.classList.add('stale');
-  $('state').textContent = $('state').dataset.state = 'disconnected';
+  setText('state', $('state').dataset.state = 'disconnected');
   $('drain-left').textContent = '';
-  const notice = 'No answer, reconnecting.';
-  if ($('notice').textContent !== notice) $('notice').textContent = notice;
+  setText('notice', 'No answer, reconnecting.');
   $('age').textContent = lastUpdate === null ? '' : `Last update ${span((performance.now() - lastUpdate) / 1000)} ago.`;
   updateChat();
 }
@@ -443,7 +443,7 @@ async function poll() {
   setTimeout(poll, Math.max(kPollMs, 4 * (performance.now() - start)));
   isStale = false;
   document.body.classList.remove('stale');
-  $('notice').textContent = answer.ok ? '' : json.trim();
+  setText('notice', answer.ok ? '' : json.trim());
   $('age').textContent = '';
   $('token-form').hidden = answer.status !== 401 && answer.status !== 403;
   if (!answer.ok) return;

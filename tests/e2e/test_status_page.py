@@ -12,7 +12,7 @@ import urllib.request
 import pytest
 from attack_tools import tls_channel
 from certificates import Authority
-from daemon import ROOT, Daemon, becomes_serving
+from daemon import TESTDATA, Daemon, becomes_serving
 from google.protobuf import duration_pb2
 from selenium import webdriver
 from selenium.webdriver.common.action_chains import ActionChains
@@ -24,11 +24,9 @@ USES = ("free", "cached", "shared", "work", "used")
 # The controls in the order of the tab key, on a page without messages. None: the element has no id.
 IDS = ("theme", "options", "mode", "system", "temperature", "top-p", "max-tokens", "seed", "log", "text", "send", None,
        "pool-in", "pool")
-TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: Once upon a time"
+TEMPLATE = "{% for m in messages %}{{ m.content }}\n\n{% endfor %}"
 # Opens a section of reasoning, which the story model never ends.
 REASONING_TEMPLATE = TEMPLATE + "<think>"
-# A model without chat template.
-NO_TEMPLATE_MODEL = ROOT / "tests" / "testdata" / "models" / "llama-mha-f32"
 MIN_TOUCH_PIXELS = 44
 # Records what the Content-Security-Policy blocks.
 VIOLATIONS = """
@@ -104,12 +102,14 @@ def browser(tmp_path_factory):
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium")
     profile = tmp_path_factory.mktemp("chromium")
-    for argument in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "window-size=1280,800",
+    for argument in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage",
                      "disable-background-networking", "disable-component-update", "no-first-run",
                      f"user-data-dir={profile}"):
         options.add_argument(f"--{argument}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
+    frame = driver.execute_script("return outerHeight - innerHeight")
+    driver.set_window_size(1280, 800 + frame)
     driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": VIOLATIONS})
     yield driver
     driver.quit()
@@ -254,7 +254,7 @@ def test_numbers_change_under_load(daemon, page, load):
     # The totals are sums over the table of the same moment.
     totals, rows = page.execute_script("""return [['running', 'waiting'].map(id => Number($(id).textContent)),
         [...document.querySelectorAll('#queue tr')].map(row => Number(row.lastChild.textContent))]""")
-    assert sum(totals) == sum(rows) >= 8
+    assert sum(totals) == sum(rows) > 0
     use, counts = page.execute_script("""return [$('cache-use').textContent,
         arguments[0].map(use => Number($('count-' + use).textContent.replaceAll(',', '')))]""", list(USES))
     share = 100 * sum(counts[USES.index(use)] for use in ("used", "shared", "work")) / total
@@ -263,9 +263,11 @@ def test_numbers_change_under_load(daemon, page, load):
     wait_until(lambda: len(json.loads(fetch(daemon, "/status.json"))["pages"]["owners"]) == 8, "eight owners", 30)
     out = os.environ.get("QUIRE_SCREENSHOTS")
     if out:
-        say(page, "Tell me a story about a cat")
+        fill(page, seed=2, max_tokens=120)
+        press(page, "options")
+        say(page, "A story about a cat.")
         wait_answered(page, 2)
-        wait_until(lambda: len(json.loads(fetch(daemon, "/status.json"))["history"]["running"]) > 40, "a history", 300)
+        wait_until(lambda: len(json.loads(fetch(daemon, "/status.json"))["history"]["running"]) > 24, "a history", 200)
     for theme in ("light", "dark"):
         page.execute_script(f"document.documentElement.dataset.theme = '{theme}'")
         picture = page.get_screenshot_as_png()
@@ -352,7 +354,7 @@ def test_chat_round_trip(daemon, page):
 def test_enter_sends_and_shift_enter_does_not(page):
     fill(page, max_tokens=4)
     box = element(page, "text")
-    box.send_keys("one", Keys.chord(Keys.SHIFT, Keys.ENTER), "two")
+    box.send_keys("one", Keys.SHIFT, Keys.ENTER, Keys.NULL, "two")
     assert box.get_attribute("value") == "one\ntwo" and turns(page) == []
     box.send_keys(Keys.ENTER)
     assert wait_answered(page, 2)[0][1] == "one\ntwo"
@@ -361,9 +363,13 @@ def test_enter_sends_and_shift_enter_does_not(page):
 
 def test_stop_ends_the_request_and_keeps_the_text(daemon, page):
     fill(page, max_tokens="")
+    # Presses the button at the first text, so that the answer cannot end before.
+    page.execute_script("""new MutationObserver((_, observer) => {
+        if (!document.querySelector('#log .assistant .text')?.textContent) return;
+        observer.disconnect();
+        $('stop').click();
+    }).observe($('log'), {childList: true, subtree: true})""")
     say(page, "Tell me a long story")
-    wait_until(lambda: len(turns(page)) == 2 and turns(page)[1][1], "the answer has begun")
-    press(page, "stop")
     answer = wait_answered(page, 2)[1]
     assert answer[1] and answer[3].startswith("stopped, ") and "first token after" in answer[3]
     wait_until(lambda: json.loads(fetch(daemon, "/status.json"))["queue"] == [], "the request is cancelled")
@@ -373,7 +379,7 @@ def test_stop_ends_the_request_and_keeps_the_text(daemon, page):
     assert "4 tokens" in wait_answered(page, 4)[3][3]
 
 
-def test_regenerate_and_edit_replace_turns(page):
+def test_regenerate_and_edit_replace_turns(daemon, page):
     fill(page, temperature=0, max_tokens=8)
     say(page, "Tell me about Tom")
     before = wait_answered(page, 2)
@@ -387,25 +393,32 @@ def test_regenerate_and_edit_replace_turns(page):
     box.send_keys(" and Lily", Keys.ENTER)
     edited = wait_until(lambda: turns(page)[0][1] == "Tell me about Tom and Lily" and wait_answered(page, 2),
                         "the edited message is answered")
-    assert edited[1][1] != after[1][1]
+    messages = [{"role": "user", "content": edited[0][1]}]
+    same = ask(daemon, "chat/completions", messages=messages, temperature=0, max_tokens=12)
+    assert edited[1][1] == same["choices"][0]["message"]["content"]
 
 
 def test_errors_show_message_and_param(page):
-    fill(page, temperature=3, max_tokens=4)
+    fill(page, top_p=3, max_tokens=4)
     say(page, "Hello")
     wait_answered(page, 2)
     error = page.find_element(By.CSS_SELECTOR, "#log .error")
     assert error.get_attribute("role") == "alert"
-    assert "temperature" in error.text.splitlines()[0] and "param: temperature" in error.text
-    fill(page, temperature=1)
+    assert "top_p is 3" in error.text and "param: top_p" in error.text
+    fill(page, top_p="")
     act(page, "Try again")
     wait_until(lambda: "4 tokens" in turns(page)[-1][3], "the repeated request succeeds")
     assert not page.find_elements(By.CSS_SELECTOR, "#log .error")
 
 
 def test_model_without_template_continues_text(browser, tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(TESTDATA / "models" / "llama-mha-f32", model)
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    del config["chat_template"]
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
     settings = ["openai.enabled=true", "openai.listen=127.0.0.1:0", "kv_cache.dtype=f32"]
-    with Daemon(tmp_path, str(NO_TEMPLATE_MODEL), settings=settings) as daemon:
+    with Daemon(tmp_path, str(model), settings=settings) as daemon:
         page = open_page(browser, daemon.wait_serving())
         assert "chat.template_file" in text(page, "chat-note") and text(page, "h-chat") == "Completion"
         fill(page, temperature=0, max_tokens=5)
