@@ -37,7 +37,9 @@ def post(served):
     url = "http://" + next(entry for entry in entries if entry["msg"] == "listening")["openai"]
 
     def ask(path, body, headers=None):
-        data = json.dumps({"max_tokens": 1, **body}).encode()
+        if path in (COMPLETIONS, CHAT):
+            body = {"max_tokens": 1, **body}
+        data = json.dumps(body).encode()
         request = urllib.request.Request(url + path, data, {"Content-Type": "application/json", **(headers or {})})
         try:
             with urllib.request.urlopen(request, timeout=60) as answer:

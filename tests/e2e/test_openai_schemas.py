@@ -85,11 +85,12 @@ PLAUSIBLE = {
     ("message", "function_call"): {"name": "f", "arguments": "{}"},
     ("message", "tool_calls"): [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
 }
-# Values of refused fields for which {"a": 1} would not be plausible; all others get it.
+# Values of refused fields, of some in one call only, for which {"a": 1} would not be plausible; all others get it.
 ASKING = {
     "suffix": "a", "modalities": ["text", "audio"], "verbosity": "low", "use_beam_search": True, "length_penalty": 2,
-    "watermarking": True, "truncation_side": "right", "logprob_token_ids": [5], "prompt_embeds": "a", "echo": True,
-    "add_special_tokens": True, "include_reasoning": False, "thinking_token_budget": 5, "request_id": "a", "n_keep": 5,
+    "watermarking": True, "truncation_side": "left",
+    ("completions", "truncation_side"): "right", ("chat", "truncation_side"): "right", "logprob_token_ids": [5], "prompt_embeds": "a", "echo": True,
+    ("chat", "add_special_tokens"): True, "add_special_tokens": False, "include_reasoning": False, "thinking_token_budget": 5, "request_id": "a", "n_keep": 5,
     "return_prompt_text": True, "cache_prompt": False, "typical_p": 0.5, "mirostat": 2, "parse_tool_calls": False,
     "reasoning_format": "none", "refusal": "no",
 }
@@ -224,7 +225,7 @@ def test_schemas_are_found():
 def test_outcome_is_the_documented_one(urls, owner, field):
     expected = outcome(owner, field)
     if expected == "refused":
-        status, error = ask(urls, owner, {field: ASKING.get(field, {"a": 1})})
+        status, error = ask(urls, owner, {field: ASKING.get((owner, field), ASKING.get(field, {"a": 1}))})
         assert (status, error["param"].split(".")[-1]) == (400, field), error
         assert error["message"].startswith(f"{error['param']} is not supported; "), error
         return

@@ -284,8 +284,12 @@ TEST_F(OpenAiDocsTest, NameSupportedFields) {
     if (field.outcome != FieldOutcome::kSupported) continue;
     const std::string name = absl::StrCat("`", field.name, "`");
     constexpr std::uint32_t kEvaluation = kEmbeddingBody | kScoreBody | kRerankBody | kClassifyBody;
-    if ((field.owners & ~kEvaluation) != 0) EXPECT_THAT(generation, HasSubstr(name));
-    if ((field.owners & kEvaluation) != 0) EXPECT_THAT(evaluation, HasSubstr(name));
+    if ((field.owners & ~kEvaluation) != 0) {
+      EXPECT_THAT(generation, HasSubstr(name));
+    }
+    if ((field.owners & kEvaluation) != 0) {
+      EXPECT_THAT(evaluation, HasSubstr(name));
+    }
   }
 }
 
