@@ -432,7 +432,9 @@ absl::Status CheckFields(const FieldTable& table, const JsonValue& object, std::
                          const UnknownFieldHandler& on_unknown) {
   for (const auto& [name, raw] : object.raw().get_ref<const nlohmann::json::object_t&>()) {
     if (raw.is_null()) continue;
-    const JsonValue value(raw, object.PathOf(name.substr(0, kMaxNameBytes)));
+    // An empty name has no path of its own.
+    const JsonValue value(raw,
+                          object.PathOf(name.empty() ? R"("")" : name.substr(0, kMaxNameBytes)));
     const RequestField* const field = table.Find(owner, name);
     if (field != nullptr) {
       QUIRE_RETURN_IF_ERROR(CheckValue(*field, value));

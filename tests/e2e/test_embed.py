@@ -183,8 +183,8 @@ def test_bad_input_over_http_is_named(qwen):
     assert code == 400 and error["code"] == "context_length_exceeded" and "context is 1024" in error["message"]
     code, error = http_error(qwen, "/v1/embeddings", {"input": "a", "model": "other"})
     assert code == 404 and error["code"] == "model_not_found"
-    for path in ("/v1/score", "/v1/rerank", "/v1/classify"):
-        body = {"text_1": "a", "text_2": "b", "query": "a", "documents": ["b"], "input": "a"}
+    for path, body in (("/v1/score", {"text_1": "a", "text_2": "b"}), ("/v1/rerank", {"query": "a", "documents": ["b"]}),
+                       ("/v1/classify", {"input": "a"})):
         code, error = http_error(qwen, path, body)
         assert code == 400 and error["code"] == "unsupported", error
 

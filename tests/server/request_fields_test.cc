@@ -58,7 +58,8 @@ TEST(RequestFieldsTest, EachMemberHasOneOutcome) {
 // A value that no field accepts is refused by the reader of the field, so the reader knows it.
 TEST(RequestFieldsTest, ReadersReadEverySupportedField) {
   for (const RequestField& field : RequestFields()) {
-    if (field.outcome != FieldOutcome::kSupported) continue;
+    // Any JSON can be a schema; the compiler of constraints checks it.
+    if (field.outcome != FieldOutcome::kSupported || field.name == "guided_json") continue;
     for (const bool is_chat : {false, true}) {
       if ((field.owners & (is_chat ? kChatBody : kCompletionBody)) == 0) continue;
       nlohmann::json body;
@@ -74,8 +75,7 @@ TEST(RequestFieldsTest, ReadersReadEverySupportedField) {
           (is_chat ? ParseChatRequest(body.dump()) : ParseCompletionRequest(body.dump())).status();
       EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << field.name;
       const auto reason = GetErrorReason(status);
-      ASSERT_TRUE(reason) << field.name;
-      EXPECT_THAT(std::string(reason->Find("field").value_or("")),
+      EXPECT_THAT(std::string(reason ? reason->Find("field").value_or("") : ""),
                   StartsWith(std::string(field.name)));
     }
   }
@@ -115,6 +115,7 @@ TEST(RequestFieldsTest, UnknownFieldsAreRefusedWithASuggestion) {
          "tools[0].function.paramters", "parameters");
   expect(kChatBody, R"({"tool_choice": {"allowed_tools": {"tool": []}}})",
          "tool_choice.allowed_tools.tool", "tools");
+  expect(kChatBody, R"({"": 1})", R"("")", "");
   expect(kRerankBody, R"({"documents": ["a", {"text": "a", "title": "b"}]})", "documents[1].title",
          "");
   // A name of any length does not fill the answer.
