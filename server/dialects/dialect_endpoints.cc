@@ -1,13 +1,47 @@
 #include "server/dialects/dialect_endpoints.h"
 
+#include <utility>
+
+#include "server/dialects/anthropic_answer.h"
+#include "server/dialects/anthropic_request.h"
 #include "server/dialects/ollama_endpoints.h"
+#include "server/dialects/responses_answer.h"
+#include "server/dialects/responses_request.h"
 #include "server/dialects/sglang_endpoints.h"
 #include "server/dialects/vllm_endpoints.h"
 
 namespace quire::server {
+namespace {
+
+std::unique_ptr<AnswerWriter> MakeResponsesAnswer(const OpenAiRequest& request,
+                                                  OpenAiAnswerHead head, OpenAiTokens /*tokens*/) {
+  return std::make_unique<ResponsesAnswer>(request, std::move(head));
+}
+
+std::unique_ptr<AnswerWriter> MakeAnthropicAnswer(const OpenAiRequest& request,
+                                                  OpenAiAnswerHead head, OpenAiTokens /*tokens*/) {
+  return std::make_unique<AnthropicAnswer>(request.stream, std::move(head));
+}
+
+constexpr GenerationEndpoint kEndpoints[] = {{.path = "/v1/responses",
+                                              .method = "Responses",
+                                              .id_prefix = "resp_",
+                                              .read = &ParseResponsesRequest,
+                                              .make_writer = &MakeResponsesAnswer,
+                                              .write_error = &OpenAiErrorBody,
+                                              .body = {&ResponsesFields, kResponsesBody}},
+                                             {.path = "/v1/messages",
+                                              .method = "Messages",
+                                              .id_prefix = "msg_",
+                                              .read = &ParseAnthropicRequest,
+                                              .make_writer = &MakeAnthropicAnswer,
+                                              .write_error = &AnthropicErrorBody,
+                                              .body = {&AnthropicFields, kAnthropicBody}}};
+
+}  // namespace
 
 std::span<const GenerationEndpoint> DialectEndpoints() {
-  return {};
+  return kEndpoints;
 }
 
 std::vector<EndpointTables> DialectTables() {

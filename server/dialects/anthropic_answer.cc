@@ -1,0 +1,205 @@
+#include "server/dialects/anthropic_answer.h"
+
+#include <nlohmann/json.hpp>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/json_text.h"
+#include "server/dialects/dialect_fields.h"
+
+namespace quire::server {
+namespace {
+
+using nlohmann::ordered_json;
+
+// `has_calls` takes precedence over the end of the text, but not over a limit.
+absl::string_view StopReason(const v1::Completed& completed, bool has_calls) {
+  switch (completed.finish_reason()) {
+    case v1::FINISH_REASON_LENGTH:
+      return "max_tokens";
+    case v1::FINISH_REASON_CONTEXT_FULL:
+      return "model_context_window_exceeded";
+    case v1::FINISH_REASON_STOP_TEXT:
+      return "stop_sequence";
+    default:
+      return has_calls ? "tool_use" : "end_turn";
+  }
+}
+
+absl::string_view ErrorType(int http_status) {
+  switch (http_status) {
+    case 401:
+      return "authentication_error";
+    case 403:
+      return "permission_error";
+    case 404:
+      return "not_found_error";
+    case 413:
+      return "request_too_large";
+    case 429:
+      return "rate_limit_error";
+    case 503:
+      return "overloaded_error";
+    case 504:
+      return "timeout_error";
+    default:
+      return http_status >= 500 ? "api_error" : "invalid_request_error";
+  }
+}
+
+// Returns a block as JSON. `text` has the content of the kind.
+std::string TextBlock(bool is_thinking, absl::string_view text) {
+  if (is_thinking) {
+    return JsonText(ordered_json{{"type", "thinking"}, {"thinking", text}, {"signature", ""}});
+  }
+  return JsonText(ordered_json{{"type", "text"}, {"text", text}});
+}
+
+// Returns a tool_use block. `input` is the JSON text of the arguments, whose digits are kept.
+std::string CallBlock(const std::string& id, const std::string& name, absl::string_view input) {
+  return absl::StrCat("{\"type\":\"tool_use\",\"id\":", JsonQuoted(id),
+                      ",\"name\":", JsonQuoted(name), ",\"input\":", input, "}");
+}
+
+}  // namespace
+
+AnthropicAnswer::AnthropicAnswer(bool stream, OpenAiAnswerHead head)
+    : stream_(stream), head_(std::move(head)) {}
+
+void AnthropicAnswer::Take(std::size_t /*prompt*/, const v1::GenerateResponse& message,
+                           std::string* events) {
+  if (message.has_started()) {
+    prompt_tokens_ = message.started().prompt_tokens();
+    cached_tokens_ = message.started().cached_tokens();
+    if (!stream_) return;
+    absl::StrAppend(events,
+                    NamedEvent("message_start", absl::StrCat("{\"type\":\"message_start\",",
+                                                             "\"message\":", MessageJson(), "}")));
+  } else if (message.has_delta()) {
+    AddDelta(message.delta(), events);
+  } else if (message.has_completed()) {
+    if (stream_) {
+      CloseBlock(events);
+    } else {
+      SetContent(message.completed());
+    }
+    Finish(message.completed());
+  }
+}
+
+void AnthropicAnswer::AddDelta(const v1::Delta& delta, std::string* events) {
+  if (!delta.reasoning_text().empty()) AddText(Block::kThinking, delta.reasoning_text(), events);
+  if (!delta.text().empty()) AddText(Block::kText, delta.text(), events);
+  for (const v1::ToolCallDelta& call : delta.tool_calls()) {
+    CloseBlock(events);
+    has_calls_ = true;
+    AppendStart(CallBlock(call.id(), call.name(), "{}"), events);
+    AppendDelta({{"type", "input_json_delta"}, {"partial_json", call.arguments_json()}}, events);
+    AppendStop(events);
+  }
+}
+
+void AnthropicAnswer::AddText(Block kind, absl::string_view text, std::string* events) {
+  const bool is_thinking = kind == Block::kThinking;
+  if (open_ != kind) {
+    CloseBlock(events);
+    AppendStart(TextBlock(is_thinking, ""), events);
+    open_ = kind;
+  }
+  AppendDelta({{"type", is_thinking ? "thinking_delta" : "text_delta"},
+               {is_thinking ? "thinking" : "text", text}},
+              events);
+}
+
+void AnthropicAnswer::CloseBlock(std::string* events) {
+  if (std::exchange(open_, Block::kNone) != Block::kNone) AppendStop(events);
+}
+
+void AnthropicAnswer::AppendStart(absl::string_view block, std::string* events) {
+  absl::StrAppend(events, NamedEvent("content_block_start",
+                                     absl::StrCat("{\"type\":\"content_block_start\",\"index\":",
+                                                  num_blocks_, ",\"content_block\":", block, "}")));
+}
+
+void AnthropicAnswer::AppendDelta(const ordered_json& delta, std::string* events) {
+  const ordered_json event = {
+      {"type", "content_block_delta"}, {"index", num_blocks_}, {"delta", delta}};
+  absl::StrAppend(events, NamedEvent("content_block_delta", JsonText(event)));
+}
+
+void AnthropicAnswer::AppendStop(std::string* events) {
+  const ordered_json event = {{"type", "content_block_stop"}, {"index", num_blocks_++}};
+  absl::StrAppend(events, NamedEvent("content_block_stop", JsonText(event)));
+}
+
+void AnthropicAnswer::SetContent(const v1::Completed& completed) {
+  std::vector<std::string> blocks;
+  if (!completed.reasoning_text().empty()) {
+    blocks.push_back(TextBlock(/*is_thinking=*/true, completed.reasoning_text()));
+  }
+  if (!completed.text().empty()) {
+    blocks.push_back(TextBlock(/*is_thinking=*/false, completed.text()));
+  }
+  for (const v1::ToolCall& call : completed.tool_calls()) {
+    has_calls_ = true;
+    blocks.push_back(CallBlock(call.id(), call.name(), call.arguments_json()));
+  }
+  content_ = absl::StrJoin(blocks, ",");
+}
+
+void AnthropicAnswer::Finish(const v1::Completed& completed) {
+  stop_reason_ = std::string(StopReason(completed, has_calls_));
+  stop_sequence_ = completed.stop_text();
+  output_tokens_ = completed.usage().completion_tokens();
+}
+
+// As in Anthropic's API, cached tokens are not part of input_tokens.
+ordered_json AnthropicAnswer::Usage() const {
+  return {{"input_tokens", prompt_tokens_ - cached_tokens_},
+          {"cache_creation_input_tokens", 0},
+          {"cache_read_input_tokens", cached_tokens_},
+          {"output_tokens", output_tokens_}};
+}
+
+ordered_json AnthropicAnswer::StopMembers() const {
+  const auto text = [](const std::string& value) {
+    return value.empty() ? ordered_json() : ordered_json(value);
+  };
+  return {{"stop_reason", text(stop_reason_)}, {"stop_sequence", text(stop_sequence_)}};
+}
+
+std::string AnthropicAnswer::MessageJson() const {
+  std::string json = JsonText(ordered_json{
+      {"id", head_.id}, {"type", "message"}, {"role", "assistant"}, {"model", head_.model}});
+  json.pop_back();
+  ordered_json rest = StopMembers();
+  rest["usage"] = Usage();
+  absl::StrAppend(&json, ",\"content\":[", content_, "],", JsonText(rest).substr(1));
+  return json;
+}
+
+void AnthropicAnswer::AppendEnd(std::string* events) {
+  const ordered_json event = {
+      {"type", "message_delta"}, {"delta", StopMembers()}, {"usage", Usage()}};
+  absl::StrAppend(events, NamedEvent("message_delta", JsonText(event)),
+                  NamedEvent("message_stop", R"({"type":"message_stop"})"));
+}
+
+void AnthropicAnswer::AppendError(const std::string& error_body, std::string* events) {
+  absl::StrAppend(events, NamedEvent("error", error_body));
+}
+
+std::string AnthropicAnswer::TakeBody() {
+  return MessageJson();
+}
+
+std::string AnthropicErrorBody(const ApiError& error) {
+  return JsonText(ordered_json{
+      {"type", "error"},
+      {"error", {{"type", ErrorType(error.http_status)}, {"message", error.message}}},
+      {"request_id", error.request_id.empty() ? ordered_json() : ordered_json(error.request_id)}});
+}
+
+}  // namespace quire::server

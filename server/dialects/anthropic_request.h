@@ -1,0 +1,33 @@
+#pragma once
+
+// Converts bodies of Anthropic's POST /v1/messages to quire.v1.GenerateRequest.
+//
+//   {"system": "Be brief.", "messages": [{"role": "user", "content": "Hi"}]}
+//                               -> a chat of a system and a user message
+//   thinking, text and tool_use blocks   -> one assistant message
+//   tool_result blocks                   -> messages of role tool
+//
+// Place:      a reader of dialect_endpoints.cc. RequestTranslator checks ranges later.
+// Invariants: those of openai_request.h. As in Anthropic's API, consecutive messages of one role
+//             are one message, and the model continues a last message of the assistant.
+// Threads:    pure functions.
+// Source:     anthropic 2.14.0 (PyPI), types/message_create_params.py.
+
+#include <cstdint>
+#include <span>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "server/openai/openai_request.h"
+#include "server/openai/request_fields.h"
+
+namespace quire::server {
+
+absl::StatusOr<OpenAiRequest> ParseAnthropicRequest(absl::string_view body,
+                                                    const OpenAiLimits& limits);
+
+// The fields of the body, whose owner is kAnthropicBody, and of the objects in it.
+constexpr std::uint32_t kAnthropicBody = 1U << 0;
+std::span<const RequestField> AnthropicFields();
+
+}  // namespace quire::server

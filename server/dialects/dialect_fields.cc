@@ -1,0 +1,85 @@
+#include "server/dialects/dialect_fields.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/json_text.h"
+#include "formats/ordered_json.h"
+#include "server/openai/chat_messages.h"
+#include "server/openai/json_fields.h"
+
+namespace quire::server {
+
+using formats::JsonValue;
+
+absl::Status BadField(const JsonValue& value, absl::string_view problem) {
+  return NameField(value.Error(problem), value);
+}
+
+absl::Status MissingField(const JsonValue& object, absl::string_view key) {
+  const std::string path = object.PathOf(key);
+  return WithReason(absl::InvalidArgumentError(absl::StrCat(path, " is missing")),
+                    Reason::kBadParameter, {{"field", path}, {"param", path}});
+}
+
+absl::Status CheckIsObject(const JsonValue& value) {
+  return value.is_object() ? absl::OkStatus() : BadField(value, "must be an object");
+}
+
+absl::Status CheckIsArray(const JsonValue& value) {
+  return value.is_array() ? absl::OkStatus() : BadField(value, "must be a list");
+}
+
+absl::StatusOr<std::string> RequiredText(const JsonValue& object, absl::string_view key) {
+  const auto member = object.FindSet(key);
+  if (!member) return MissingField(object, key);
+  absl::StatusOr<std::string> text = member->AsString();
+  if (!text.ok()) return NameField(text.status(), *member);
+  return text;
+}
+
+absl::StatusOr<std::string> TypeOf(const JsonValue& object, absl::string_view absent) {
+  QUIRE_RETURN_IF_ERROR(CheckIsObject(object));
+  if (!absent.empty() && !object.FindSet("type")) return std::string(absent);
+  return RequiredText(object, "type");
+}
+
+absl::Status UnsupportedType(const JsonValue& object, absl::string_view type,
+                             absl::string_view remedy) {
+  return BadField(*object.FindSet("type"), absl::StrCat("is ", JsonQuoted(type.substr(0, 40)),
+                                                        ", which is not supported; ", remedy));
+}
+
+absl::Status SetSchema(const JsonValue& schema, absl::string_view raw, v1::GenerateRequest* request,
+                       FieldNames* names) {
+  QUIRE_RETURN_IF_ERROR(CheckIsObject(schema));
+  names->SetConstraint(schema.path());
+  request->mutable_constraint()->set_json_schema(CompactJson(raw));
+  return absl::OkStatus();
+}
+
+absl::Status SetReasoningEffort(const JsonValue& effort, v1::ChatPrompt* chat) {
+  QUIRE_ASSIGN_OR_RETURN(const std::string word, ReadReasoningEffort(effort));
+  auto& variables = *chat->mutable_template_vars()->mutable_fields();
+  variables["reasoning_effort"].set_string_value(word);
+  if (word == "none") variables["enable_thinking"].set_bool_value(false);
+  return absl::OkStatus();
+}
+
+std::string CompactJson(absl::string_view raw) {
+  return formats::OrderedText(formats::OrderedJson::parse(raw.begin(), raw.end()));
+}
+
+std::string NamedEvent(absl::string_view name, absl::string_view json) {
+  return absl::StrCat("event: ", name, "\ndata: ", json, "\n\n");
+}
+
+void JoinSingleParts(v1::ChatPrompt* chat) {
+  for (v1::ChatMessage& message : *chat->mutable_messages()) {
+    if (message.parts_size() != 1) continue;
+    message.set_content(std::move(*message.mutable_parts(0)->mutable_text()));
+    message.clear_parts();
+  }
+}
+
+}  // namespace quire::server

@@ -1,0 +1,48 @@
+#pragma once
+
+// Helpers of the readers and writers of this folder. Errors are those of openai_request.h.
+//
+// Place:   above server/openai/json_fields.h.
+// Threads: pure functions.
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "formats/json_value.h"
+#include "quire/v1/generation.pb.h"
+#include "server/openai/field_names.h"
+
+namespace quire::server {
+
+absl::Status BadField(const formats::JsonValue& value, absl::string_view problem);
+absl::Status MissingField(const formats::JsonValue& object, absl::string_view key);
+absl::Status CheckIsObject(const formats::JsonValue& value);
+absl::Status CheckIsArray(const formats::JsonValue& value);
+
+// Returns the member, which must be a string. An error names the member if it is missing.
+absl::StatusOr<std::string> RequiredText(const formats::JsonValue& object, absl::string_view key);
+// Returns the member `type` of an item, block or tool; `absent` if it has none.
+absl::StatusOr<std::string> TypeOf(const formats::JsonValue& object, absl::string_view absent = "");
+// Returns the error of a `type` that is not supported. `remedy` ends the message.
+absl::Status UnsupportedType(const formats::JsonValue& object, absl::string_view type,
+                             absl::string_view remedy);
+
+// Sets the constraint to a JSON schema, whose keys keep their order. `raw` is its text in the body.
+absl::Status SetSchema(const formats::JsonValue& schema, absl::string_view raw,
+                       v1::GenerateRequest* request, FieldNames* names);
+
+// Passes a reasoning effort to the chat template: reasoning_effort, and enable_thinking false if it
+// is none.
+absl::Status SetReasoningEffort(const formats::JsonValue& effort, v1::ChatPrompt* chat);
+
+// Returns JSON text on one line, with its keys in their order. REQUIRES: `raw` is valid JSON.
+std::string CompactJson(absl::string_view raw);
+
+// Returns a server-sent event: "event: NAME", "data: JSON" and an empty line.
+std::string NamedEvent(absl::string_view name, absl::string_view json);
+
+// Moves the text of messages with one part from `parts` to `content`, which every template reads.
+void JoinSingleParts(v1::ChatPrompt* chat);
+
+}  // namespace quire::server
