@@ -8,6 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "formats/raw_json.h"
+#include "quire/v1/text.pb.h"
+#include "server/api/tokenization.h"
 #include "server/dialects/dialect_fields.h"
 #include "server/openai/json_fields.h"
 
@@ -354,12 +356,11 @@ void SetNames(FieldNames* names) {
   names->SetConstraint("tools");
 }
 
-absl::Status ReadOptions(const JsonFields& body, const JsonValue& root,
-                         v1::GenerateRequest* request, OpenAiRequest* result) {
+absl::Status ReadOptions(const JsonFields& body, v1::GenerateRequest* request,
+                         OpenAiRequest* result) {
   QUIRE_RETURN_IF_ERROR(
       body.Text("model", [&](std::string name) { request->set_model(std::move(name)); }));
   v1::StoppingParams* const stopping = request->mutable_stopping();
-  if (!body.Find("max_tokens")) return MissingField(root, "max_tokens");
   QUIRE_RETURN_IF_ERROR(
       body.Int32("max_tokens", [&](std::int32_t v) { stopping->set_max_tokens(v); }));
   if (const auto stops = body.Find("stop_sequences")) {
@@ -383,14 +384,8 @@ absl::Status ReadOptions(const JsonFields& body, const JsonValue& root,
   });
 }
 
-}  // namespace
-
-std::span<const RequestField> AnthropicFields() {
-  return kFields;
-}
-
-absl::StatusOr<OpenAiRequest> ParseAnthropicRequest(absl::string_view bytes,
-                                                    const OpenAiLimits& limits) {
+// Reads a body, whose max_tokens may be absent.
+absl::StatusOr<OpenAiRequest> ReadBody(absl::string_view bytes, const OpenAiLimits& limits) {
   QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document, ParseBody(bytes, limits));
   QUIRE_RETURN_IF_ERROR(Check(document.root(), kBody, limits));
   const JsonFields body(document.root());
@@ -398,7 +393,7 @@ absl::StatusOr<OpenAiRequest> ParseAnthropicRequest(absl::string_view bytes,
   result.is_chat = true;
   v1::GenerateRequest request;
   SetNames(&result.names);
-  QUIRE_RETURN_IF_ERROR(ReadOptions(body, document.root(), &request, &result));
+  QUIRE_RETURN_IF_ERROR(ReadOptions(body, &request, &result));
   v1::ChatPrompt* const chat = request.mutable_chat();
   QUIRE_RETURN_IF_ERROR(ReadMessages(body, bytes, limits, chat, &result.names));
   QUIRE_RETURN_IF_ERROR(ReadTools(body, bytes, limits, chat));
@@ -410,6 +405,36 @@ absl::StatusOr<OpenAiRequest> ParseAnthropicRequest(absl::string_view bytes,
   request.mutable_output()->set_parse(true);
   result.prompts.push_back(std::move(request));
   return result;
+}
+
+}  // namespace
+
+std::span<const RequestField> AnthropicFields() {
+  return kFields;
+}
+
+absl::StatusOr<OpenAiRequest> ParseAnthropicRequest(absl::string_view bytes,
+                                                    const OpenAiLimits& limits) {
+  QUIRE_ASSIGN_OR_RETURN(OpenAiRequest result, ReadBody(bytes, limits));
+  if (result.prompts[0].stopping().has_max_tokens()) return result;
+  return WithReason(absl::InvalidArgumentError("max_tokens is missing"), Reason::kBadParameter,
+                    {{"field", "max_tokens"}, {"param", "max_tokens"}});
+}
+
+absl::StatusOr<EvaluationPlan> ReadAnthropicTokenCount(const EvaluationBodyContext& context,
+                                                       absl::string_view bytes) {
+  QUIRE_ASSIGN_OR_RETURN(OpenAiRequest body, ReadBody(bytes, context.limits));
+  v1::TokenizeRequest request;
+  request.set_model(body.prompts[0].model());
+  *request.mutable_chat() = std::move(*body.prompts[0].mutable_chat());
+  v1::TokenizeResponse response;
+  QUIRE_RETURN_IF_ERROR(
+      Tokenize(context.served, context.max_input_bytes, context.wall_now, request, &response));
+  EvaluationPlan plan;
+  plan.answer = [count = response.token_ids_size()](const std::vector<EvaluationResult>&) {
+    return absl::StatusOr<std::string>(absl::StrCat("{\"input_tokens\":", count, "}"));
+  };
+  return plan;
 }
 
 }  // namespace quire::server

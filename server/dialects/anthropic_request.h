@@ -18,6 +18,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "server/openai/evaluation_bodies.h"
 #include "server/openai/openai_request.h"
 #include "server/openai/request_fields.h"
 
@@ -25,6 +26,10 @@ namespace quire::server {
 
 absl::StatusOr<OpenAiRequest> ParseAnthropicRequest(absl::string_view body,
                                                     const OpenAiLimits& limits);
+
+// Reads a body of /v1/messages/count_tokens, which may lack max_tokens, and counts its tokens.
+absl::StatusOr<EvaluationPlan> ReadAnthropicTokenCount(const EvaluationBodyContext& context,
+                                                       absl::string_view bytes);
 
 // The fields of the body, whose owner is kAnthropicBody, and of the objects in it.
 constexpr std::uint32_t kAnthropicBody = 1U << 0;

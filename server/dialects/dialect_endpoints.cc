@@ -38,6 +38,15 @@ constexpr GenerationEndpoint kEndpoints[] = {{.path = "/v1/responses",
                                               .write_error = &AnthropicErrorBody,
                                               .body = {&AnthropicFields, kAnthropicBody}}};
 
+constexpr EvaluationEndpoint kEvaluations[] = {{"/v1/messages/count_tokens",
+                                                "CountTokens",
+                                                &ReadAnthropicTokenCount,
+                                                &AnthropicErrorBody,
+                                                {&AnthropicFields, kAnthropicBody}}};
+
+constexpr RefusedPath kRefused[] = {{"/v1/responses", "; responses are not stored"},
+                                    {"/v1/messages", "; use /v1/messages", &AnthropicErrorBody}};
+
 }  // namespace
 
 std::span<const GenerationEndpoint> DialectEndpoints() {
@@ -45,7 +54,10 @@ std::span<const GenerationEndpoint> DialectEndpoints() {
 }
 
 std::vector<EndpointTables> DialectTables() {
-  return {{.generation = DialectEndpoints()}, OllamaTables(), VllmTables(), SglangTables()};
+  return {{.generation = DialectEndpoints(), .evaluation = kEvaluations, .refused = kRefused},
+          OllamaTables(),
+          VllmTables(),
+          SglangTables()};
 }
 
 }  // namespace quire::server

@@ -190,6 +190,16 @@ def test_errors_are_typed_and_name_the_field(client):
         assert words in caught.value.body["error"]["message"], caught.value
 
 
+def test_tokens_are_counted(client):
+    messages = [{"role": "user", "content": "Once upon a time"}]
+    counted = client.messages.count_tokens(model="", messages=messages, system="Write a story.")
+    usage = client.messages.create(model="", messages=messages, system="Write a story.", max_tokens=1).usage
+    assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        client.messages.batches.list()
+    assert "/v1/messages/batches is not supported" in caught.value.body["error"]["message"]
+
+
 def test_no_published_field_is_unknown(client):
     for field in MessageCreateParamsBase.__annotations__:
         try:
