@@ -51,7 +51,7 @@ absl::StatusOr<std::string> ReadToken(const Environment& environment) {
   }
   return absl::InvalidArgumentError(
       absl::StrCat(origin, " is not a token: it has blanks, control characters or more than ",
-                   kMaxTokenBytes, " bytes"));
+                   kMaxTokenBytes, " bytes; set it to the token alone"));
 }
 
 }  // namespace

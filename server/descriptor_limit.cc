@@ -79,7 +79,7 @@ std::int32_t LimitGrpcConnections(std::int32_t wanted, int num_listeners,
   if (possible >= wanted) return wanted;
   // The default suits large servers, and most systems have fewer descriptors.
   log::Write(wanted_is_default ? log::Level::kInfo : log::Level::kWarn, "server",
-             "fewer connections than server.grpc.max_connections are possible: too few descriptors",
+             "too few descriptors for server.grpc.max_connections; raise the limit of open files",
              {{"max_connections", wanted},
               {"possible", possible},
               {"grpc_listeners", num_listeners},

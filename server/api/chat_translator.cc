@@ -160,8 +160,9 @@ absl::Status CheckCounts(const v1::ChatPrompt& chat) {
                         "chat.template_name");
   }
   if (!chat.template_text().empty() && !chat.template_name().empty()) {
-    return BadChatInput(chat, "chat.template_text needs an empty chat.template_name",
-                        "chat.template_text");
+    return BadChatInput(
+        chat, "chat.template_text cannot be combined with chat.template_name; omit one of them",
+        "chat.template_text");
   }
   if (chat.continue_final_message() && chat.has_add_generation_prompt() &&
       chat.add_generation_prompt()) {

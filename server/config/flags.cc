@@ -24,10 +24,9 @@ void AddFlags(CLI::App* app, Flags* flags) {
                   "the daemon")
       ->check(CLI::Range(0, kMaxPort))
       ->type_name("N");
-  app->add_flag(
-      "--validate", flags->validate,
-      "check the configuration, memory plan, tokens and certificates included, without loading the "
-      "model; exit with 0 or 78");
+  app->add_flag("--validate", flags->validate,
+                "check the configuration, its files, the model and the memory plan without loading "
+                "weights or listening, and exit with 0 or 78");
   app->add_flag("--self-check", flags->self_check,
                 "compare the kernels of the GPU, or of every instruction set of this CPU, with "
                 "their references, print a table, and exit with 0 or 78");

@@ -227,7 +227,7 @@ def test_unreachable_peers_and_bad_metrics_are_reported(daemon):
     quire(*arguments, "--slo", "ttft", code=2)
     with peer() as (_, url):  # the peer has no metrics of quired
         assert "Couldn't connect" in quire(*arguments, "--metrics", "http://127.0.0.1:1/metrics", code=1)
-        assert "not the metrics of quired" in quire(*arguments, "--metrics", f"{url}/v1/models", code=1)
+        assert "does not serve the metrics of quired" in quire(*arguments, "--metrics", f"{url}/v1/models", code=1)
         out = quire(*arguments, "--metrics", f"{url}/metrics", code=1)
         assert "are inconsistent" in out and "1 completed, 0 failed" in out
 

@@ -112,7 +112,8 @@ absl::StatusOr<ServerCounters> ReadCounters(const std::string& url) {
     return absl::UnavailableError(absl::StrCat(text.status().message(), kHint));
   }
   if (!absl::StrContains(*text, "quire_requests_accepted_total")) {
-    return absl::InvalidArgumentError(absl::StrCat(url, ": not the metrics of quired", kHint));
+    return absl::InvalidArgumentError(
+        absl::StrCat(url, " does not serve the metrics of quired", kHint));
   }
   return ParseCounters(*text);
 }

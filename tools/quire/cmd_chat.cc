@@ -212,8 +212,8 @@ int FailChat(const CommonOptions& common, const grpc::Status& status) {
   const int exit_code = Fail(common, status, common.address);
   if (ReasonOf(status) == "CHAT_TEMPLATE_MISSING") {
     std::fprintf(stderr,
-                 "quire: a template is given to the server: quired MODEL --set "
-                 "chat.template_file=FILE. \"quire generate\" needs no template.\n");
+                 "quire: start the server with a template: quired MODEL --set "
+                 "chat.template_file=FILE; \"quire generate\" needs no template\n");
   }
   return exit_code;
 }

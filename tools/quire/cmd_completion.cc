@@ -61,7 +61,9 @@ ManualText DescribeQuire() {
              {"1", "the request failed; CODE/REASON: message is on standard error"},
              {"2", "wrong usage"},
              {"3", "cannot connect"},
-             {"130", "interrupted; bench has reported the completed part, pull has kept it"}}},
+             {"130",
+              "interrupted; bench reports its completed part, pull keeps the bytes for the next "
+              "run"}}},
            {"FILES",
             {{"/run/quire/admin.sock",
               "default control listener; otherwise the socket in $XDG_RUNTIME_DIR/quire or in "

@@ -26,7 +26,8 @@ google::protobuf::Duration ToDuration(double seconds) {
 
 // Reports an id that no live request has.
 int FailUnknown(const std::string& id) {
-  std::fprintf(stderr, "quire: no live request has the id \"%s\"; \"quire requests\" lists them\n",
+  std::fprintf(stderr,
+               "quire: no live request has the id \"%s\"; \"quire requests\" lists the ids\n",
                id.c_str());
   return kRequestFailed;
 }
@@ -202,7 +203,8 @@ void AddControl(CLI::App* app, const CommonOptions* common, int* exit_code) {
   abort_cmd->callback([=] { *exit_code = RunAbort(*common, *abort); });
 
   auto drain = std::make_shared<DrainOptions>();
-  CLI::App* drain_cmd = app->add_subcommand("drain", "refuse new requests and finish the others");
+  CLI::App* drain_cmd = app->add_subcommand(
+      "drain", "report not ready, refuse new requests and finish the live ones");
   drain_cmd->add_option("--drain-timeout", drain->drain_timeout_seconds,
                         "time limit for live requests in seconds");
   drain_cmd->add_flag("--now", drain->now,
