@@ -49,7 +49,7 @@ ${entries}  };
 " @ONLY)
   set_source_files_properties(${source} PROPERTIES OBJECT_DEPENDS "${inputs}")
   add_library(${EMBED_NAME} OBJECT ${source})
-  # A unity build would lose OBJECT_DEPENDS, and with it changes of the files.
+  # A unity build ignores OBJECT_DEPENDS, so it would not recompile after a change of the files.
   set_target_properties(${EMBED_NAME} PROPERTIES UNITY_BUILD OFF)
   target_include_directories(${EMBED_NAME} PRIVATE ${PROJECT_SOURCE_DIR})
 endfunction()

@@ -3,7 +3,7 @@
 // Downloads one file of a repository into the blobs of the cache.
 //
 // The bytes go to blobs/HASH.incomplete, which a later call continues by a range request. The file
-// becomes blobs/HASH when its hash is right. A lock keeps other processes away meanwhile.
+// is renamed to blobs/HASH when its hash is right. A file lock excludes other processes until then.
 //
 // Threads:  any; one call per file at a time.
 

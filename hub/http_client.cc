@@ -40,7 +40,7 @@ std::optional<std::int64_t> RangeStart(absl::string_view value) {
   return ToSize(value.substr(0, value.find('-')));
 }
 
-// Text of a server that is shown to a user: at most 1 KiB without control characters.
+// Returns the text of a server for display: at most 1 KiB, without control characters.
 std::string Printable(absl::string_view text) {
   std::string result(text.substr(0, kMaxHeaderValue));
   std::ranges::replace_if(result, absl::ascii_iscntrl, ' ');
@@ -84,7 +84,7 @@ struct HttpClient::Transfer {
 
   void OnHeader(absl::string_view line) {
     if (absl::StartsWith(line, "HTTP/")) {
-      // A redirect was followed: forget what describes one answer only.
+      // After a redirect, reset the fields that describe only one answer.
       const absl::string_view code = line.substr(std::min(line.find(' ') + 1, line.size()));
       if (!absl::SimpleAtoi(code.substr(0, 3), &answer.status)) answer.status = 0;
       answer.range_start.reset();

@@ -60,7 +60,7 @@ class HttpClient {
  private:
   struct Transfer;
 
-  // Sets what all requests have in common.
+  // Sets the options that all requests share.
   void SetOptions();
   absl::StatusOr<HttpAnswer> Run(absl::string_view path, Transfer* transfer);
 

@@ -18,7 +18,7 @@ struct HubSettings {
   // HF_TOKEN, else the file HF_TOKEN_PATH, which is $HF_HOME/token by default; empty: none.
   std::string token;
   bool is_offline = false;  // HF_HUB_OFFLINE
-  // HF_HUB_DOWNLOAD_TIMEOUT: a transfer without bytes for so long is retried.
+  // HF_HUB_DOWNLOAD_TIMEOUT: a transfer that receives no bytes for this long is retried.
   absl::Duration stall_timeout = absl::Seconds(10);
   // CURL_CA_BUNDLE or SSL_CERT_FILE: certificates to trust; empty: those of the system.
   std::string ca_file;

@@ -24,7 +24,7 @@
 namespace quire::hub {
 namespace {
 
-// One download: what its steps share.
+// The state that the steps of one download share.
 struct PullState {
   const HubSettings& settings;
   const ModelName& name;
@@ -72,7 +72,7 @@ std::string FilePath(const PullState& pull, absl::string_view commit, const Repo
                       EscapeUrl(file.name, /*keep_slashes=*/true));
 }
 
-// Asks for size and hash of a file for which the list has none.
+// Requests the size and hash of a file from the hub if the list of files lacks them.
 absl::Status FillDetails(const PullState& pull, absl::string_view commit, HttpClient* client,
                          RepositoryFile* file) {
   QUIRE_ASSIGN_OR_RETURN(const HttpAnswer answer,
@@ -129,7 +129,7 @@ absl::StatusOr<FileLock> OpenRepository(const PullState& pull) {
 // Downloads all files. The first error stops the other threads and is returned.
 absl::Status DownloadAll(const PullState& pull, const std::string& commit,
                          const std::vector<RepositoryFile>& files) {
-  // Large files first, so that no thread is left alone with one at the end.
+  // Large files come first, so that the threads finish at about the same time.
   std::vector<std::size_t> order(files.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
   std::ranges::stable_sort(order, std::greater<>(),

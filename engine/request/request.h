@@ -91,7 +91,7 @@ struct Request {
   std::variant<TextPrompt, TokenPrompt, ChatPrompt, ScorePrompt> prompt;
   // Generating tasks keep the last tokens of a prompt that is too long, embedding keeps the first.
   bool truncate_prompt = false;
-  // Generating tasks keep at most this number of last tokens.
+  // Generating tasks keep only this many last tokens of the prompt.
   std::int32_t max_prompt_tokens = std::numeric_limits<std::int32_t>::max();
   SamplingParams sampling;
   StoppingParams stopping;

@@ -1,6 +1,6 @@
 #pragma once
 
-// A lock of a file that other processes respect: flock, as in huggingface_hub.
+// An advisory lock (flock) that huggingface_hub and other processes also take.
 //
 // Threads:  any; one object per lock. The lock excludes other objects of the same process, too.
 // Lifetime: the lock is released when the object is destroyed or the process ends in any way.

@@ -72,9 +72,10 @@ class ModelCache {
   absl::Status Publish(absl::string_view repository, absl::string_view revision,
                        absl::string_view commit, const std::vector<CachedFile>& files) const;
 
-  // Removes one revision, one GGUF file of all or one revisions, or the whole repository, and the
-  // blobs that no snapshot links to any more. Returns the bytes that were freed. Returns NOT_FOUND
-  // with what is there, and FAILED_PRECONDITION while a download of the repository runs.
+  // Removes the whole repository, one revision, or one GGUF file (of one revision if the name has
+  // one, otherwise of all). Then removes the blobs that no remaining snapshot links to. Returns the
+  // number of bytes freed, NOT_FOUND with the names that exist, or FAILED_PRECONDITION while a
+  // download of the repository runs.
   absl::StatusOr<std::int64_t> Remove(const ModelName& name) const;
 
   // Returns INTERNAL if a ref names no snapshot, a link leads elsewhere than to a complete blob of

@@ -4,7 +4,7 @@
 //
 // Place:      owned by the daemon; changes ServingState and the engine together.
 // Invariants: the state is DRAINING exactly while the engine refuses requests because of a drain.
-//             During the delay before, the state is READY, and drain_started() is true.
+//             During the delay before a drain the state is READY and drain_started() is true.
 //             Requests that are live at the deadline end with UNAVAILABLE / SERVER_SHUTDOWN.
 // Threads:    any.
 // Lifetime:   the state and its model outlive it.

@@ -3,8 +3,8 @@
 // Handlers of GET / and /status.json: the status page and its data.
 //
 // The page is one document that loads nothing from other sites. It polls /status.json and /metrics
-// and draws them. Its chat uses the OpenAI-compatible listener, so that answers that stream for
-// minutes take no connection that probes need.
+// and draws them. Its chat uses the OpenAI-compatible listener, so that long streams
+// do not occupy connections that probes need.
 //
 // Place:      beside ops_handlers.h, on the operators' listener.
 // Invariants: the page itself contains no data. /status.json needs the scope `metrics`. Without

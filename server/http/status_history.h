@@ -27,7 +27,7 @@ class StatusHistory {
   static constexpr absl::Duration kInterval = absl::Seconds(5);
   static constexpr std::size_t kMaxSamples = 120;
 
-  // Adds a sample if the last one is at least kInterval older, and removes the oldest one if there
+  // Adds a sample if the last sample is at least kInterval old. Removes the oldest sample if there
   // are more than kMaxSamples.
   void Add(absl::Time now, const engine::EngineStats& stats);
   std::vector<StatusSample> samples() const;

@@ -28,7 +28,7 @@ class AnswerWriter {
   virtual void AppendEnd(std::string* events) = 0;
   // Appends the events that end a stream with an error, whose body has the format of the API.
   virtual void AppendError(const std::string& error_body, std::string* events) = 0;
-  // Returns the whole answer. REQUIRES: no stream; every choice is completed; the last call.
+  // Returns the whole answer. Called once, last. REQUIRES: no stream; every choice is completed.
   virtual std::string TakeBody() = 0;
   // Returns the bytes of completed choices that are buffered; 0 with a stream.
   virtual std::size_t buffered_bytes() const = 0;

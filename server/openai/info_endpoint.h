@@ -26,7 +26,7 @@ namespace quire::server {
 
 struct InfoEndpoint;
 
-// Parts of an API that do not exist here.
+// Paths of an API that are not served.
 struct RefusedPath {
   absl::string_view path;         // includes all paths below it
   absl::string_view remedy = "";  // the end of the message, such as "; use /v1/embeddings"

@@ -127,7 +127,7 @@ HttpAnswer OpenAiError(Reason reason, absl::string_view message, absl::string_vi
 HttpAnswer OpenAiError(const absl::Status& status, const FieldNames& names, WriteErrorBody write,
                        absl::string_view request_id) {
   const WireError error = ToWireError(status);
-  // With `param`, the error has names of the client, which may be names of the gRPC API, too.
+  // An error with `param` already names the client's field, so its text is not renamed.
   std::string param(error.Find("param"));
   std::string message = error.message;
   if (param.empty()) {

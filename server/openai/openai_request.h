@@ -43,7 +43,7 @@ struct OpenAiRequest {
   // Set for completions with max_tokens 0, which request only the prompt: one token is generated
   // but not returned.
   bool hides_output = false;
-  // Of /v1/responses: the members of the answer that repeat the request, as JSON members.
+  // /v1/responses only: members of the answer that repeat the request, as JSON members.
   std::string repeated_members;
   FieldNames names;  // the client's names of fields, for errors
 };

@@ -23,7 +23,7 @@ namespace {
 constexpr int kNumWorkers = 2;
 constexpr std::size_t kMaxWaitingBodies = 1024;
 
-// Parts of OpenAI's API.
+// Paths of OpenAI's API that are not served.
 constexpr RefusedPath kRefused[] = {{"/v1/audio"},      {"/v1/images"},       {"/v1/moderations"},
                                     {"/v1/files"},      {"/v1/batches"},      {"/v1/fine_tuning"},
                                     {"/v1/assistants"}, {"/v1/threads"},      {"/v1/uploads"},

@@ -42,7 +42,7 @@ std::string TargetOf(absl::string_view endpoint) {
   return std::string(endpoint);
 }
 
-// The codes after which the protocol lets a client send a batch again.
+// Returns true for the status codes after which OTLP allows a client to retry.
 bool IsRetryable(grpc::StatusCode code) {
   switch (code) {
     case grpc::StatusCode::CANCELLED:
@@ -135,7 +135,7 @@ class TraceExporter::Impl {
   std::vector<otlp::Span> TakeBatch();
   bool Send(const std::vector<otlp::Span>& spans);
   void CountDropped(std::size_t count) { dropped_.Increment(static_cast<double>(count)); }
-  // Waits, and returns false if the exporter ends and its last time is over.
+  // Waits for `pause`. Returns false if the exporter is ending and kLastExportTime has passed.
   bool Pause(absl::Duration pause);
 
   const TracingOptions options_;

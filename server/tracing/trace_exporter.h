@@ -9,9 +9,9 @@
 // Place:      created by the daemon if tracing.otlp_endpoint is set. server/api/access_log.h adds
 //             requests.
 // Invariants: Add never waits for the network. At most kMaxQueuedSpans spans are queued; further
-//             ones are dropped and counted. A batch that the collector cannot take now is sent
-//             again, with growing pauses; one that it refuses for good is dropped and counted.
-// Threads:    Add is thread-safe. A thread of its own sends.
+//             ones are dropped and counted. A batch that fails with a retryable code is
+//             sent again after growing pauses. A batch that fails otherwise is dropped and counted.
+// Threads:    Add is thread-safe. The exporter sends on a thread of its own.
 // Lifetime:   the destructor tries for kLastExportTime to send what is queued. The registry
 //             outlives it.
 

@@ -23,7 +23,7 @@ def blob_hash(name, content):
 
 
 class Fault:
-    """What happens to one request of a file. `status` answers with an error; the others change the transfer of a body."""
+    """A fault of one request for a file. `status` answers with an error; the other fields disturb the transfer of the body."""
 
     def __init__(self, status=None, headers=(), cut=None, damage=False, hold=None, before_body=None, ignore_range=False):
         self.status = status
@@ -110,7 +110,7 @@ class FakeHub:
         if self.tls[label]:
             # The thread of the connection does the handshake, so that it cannot block the others.
             server.socket = self.tls[label].wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
-            server.handle_error = lambda *_: None  # a client that does not trust the certificate hangs up
+            server.handle_error = lambda *_: None  # a client that does not trust the certificate disconnects
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         return server
 

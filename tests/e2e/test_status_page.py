@@ -339,7 +339,7 @@ def test_chat_round_trip(daemon, page):
     assert re.search(r"max tokens reached, 24 tokens, [\d.]+ tokens/s, first token after [\d.]+ m?s", first[1][3])
     say(page, "And then?")
     second = wait_answered(page, 4)
-    # The page has sent the system prompt, both turns and the fields: the same request has the same answer.
+    # The same request with the system prompt, both turns and the settings has the same answer.
     messages = [{"role": "system", "content": "Be kind."}]
     messages += [{"role": role, "content": content} for role, content, _, _ in second[:3]]
     same = ask(daemon, "chat/completions", messages=messages, temperature=0, max_tokens=24, seed=7)

@@ -26,7 +26,7 @@ using ::testing::HasSubstr;
 
 constexpr char kTraceparent[] = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
-// A collector that keeps the spans, and fails as many calls as told with a code.
+// A collector that stores the spans. Its first calls can be made to fail with a status code.
 class Collector final : public otlp::TraceService::Service {
  public:
   Collector() {
@@ -242,7 +242,7 @@ TEST(TraceExporterTest, RefusedAndExcessSpansAreCounted) {
   }
   lost.CheckIntegrity();
   EXPECT_THAT(*registry.Expose(), HasSubstr(absl::StrCat("quire_trace_spans_dropped_total ",
-                                                        4 + 3 * TraceExporter::kMaxQueuedSpans)));
+                                                         4 + 3 * TraceExporter::kMaxQueuedSpans)));
 }
 
 TEST(TraceExporterTest, SendsWhatIsQueuedAtTheEnd) {

@@ -172,7 +172,7 @@ void DrawPercentiles(const std::vector<std::vector<BenchRun>>& subjects, const L
   }
 }
 
-// Activity of a server over time, all runs after each other.
+// Activity of a server over time. Its runs follow one another.
 struct Timeline {
   double seconds = 0;
   std::vector<double> tokens = std::vector<double>(kBuckets);  // per bucket

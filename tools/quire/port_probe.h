@@ -1,6 +1,6 @@
 #pragma once
 
-// Finds out which protocol a port speaks, for messages about addresses that were confused.
+// Detects the protocol of a port, for messages to users who gave the address of another listener.
 //
 // Threads: any.
 

@@ -19,8 +19,8 @@ struct SpecLine {
   std::string text;
 };
 
-// Returns a line for the model and one per run of equal layers. Knobs at their defaults are left
-// out.
+// Returns a line for the model and one per run of equal layers. Options at their defaults are
+// omitted.
 std::vector<SpecLine> DescribeSpec(const models::ModelSpec& spec);
 
 // Returns how the layers share pages, such as "a page holds 6 layers; 5 layers keep all tokens, 29
