@@ -74,7 +74,7 @@ struct RequestField {
   // No meaning: the accepted types.
   std::uint8_t types = 0;
   // Refused: the end of the error message, and a JSON list of values that are accepted because they
-  // ask for nothing.
+  // turn the feature off.
   absl::string_view remedy = "";
   absl::string_view neutral = "[]";
 };
