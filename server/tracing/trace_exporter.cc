@@ -114,6 +114,9 @@ class TraceExporter::Impl {
       is_ending_ = true;
       end_time_ = MonotonicNow() + kLastExportTime;
       changed_.NotifyAll();
+      while (!has_ended_ && MonotonicNow() < end_time_) changed_.WaitUntil(&mutex_, end_time_);
+      // The call may have begun before, with a later deadline.
+      if (call_ != nullptr) call_->TryCancel();
     }
     thread_.join();
   }
@@ -149,8 +152,10 @@ class TraceExporter::Impl {
   std::deque<otlp::Span> queue_ ABSL_GUARDED_BY(mutex_);
   std::size_t num_sending_ ABSL_GUARDED_BY(mutex_) = 0;
   bool is_ending_ ABSL_GUARDED_BY(mutex_) = false;
-  absl::Time end_time_ ABSL_GUARDED_BY(mutex_);  // set when is_ending_ is
-  std::thread thread_;                           // last member, because it uses the others
+  absl::Time end_time_ ABSL_GUARDED_BY(mutex_);                  // set when is_ending_ is
+  bool has_ended_ ABSL_GUARDED_BY(mutex_) = false;               // Run has returned
+  grpc::ClientContext* call_ ABSL_GUARDED_BY(mutex_) = nullptr;  // null: no call is in flight
+  std::thread thread_;  // last member, because it uses the others
 };
 
 std::string TraceExporter::Impl::RandomBytes(std::size_t count) {
@@ -240,17 +245,22 @@ bool TraceExporter::Impl::Send(const std::vector<otlp::Span>& spans) {
   for (const otlp::Span& span : spans) *scope->add_spans() = span;
   absl::Duration pause = kBatchTime;
   for (;;) {
-    absl::Duration time = kCallTime;
+    grpc::ClientContext context;
     {
       MutexLock lock(&mutex_);
+      absl::Duration time = kCallTime;
       if (is_ending_) time = std::min(time, end_time_ - MonotonicNow());
+      context.set_deadline(
+          gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
+                       gpr_time_from_millis(absl::ToInt64Milliseconds(time), GPR_TIMESPAN)));
+      call_ = &context;
     }
-    grpc::ClientContext context;
-    context.set_deadline(
-        gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
-                     gpr_time_from_millis(absl::ToInt64Milliseconds(time), GPR_TIMESPAN)));
     otlp::ExportTraceServiceResponse response;
     const grpc::Status status = stub_->Export(&context, request, &response);
+    {
+      MutexLock lock(&mutex_);
+      call_ = nullptr;
+    }
     if (status.ok()) {
       const auto rejected = static_cast<std::uint64_t>(
           std::max<std::int64_t>(0, response.partial_success().rejected_spans()));
@@ -284,6 +294,8 @@ void TraceExporter::Impl::Run() {
     if (may_continue && !(is_ending_ && queue_.empty())) continue;
     CountDropped(queue_.size());
     queue_.clear();
+    has_ended_ = true;
+    changed_.NotifyAll();
     return;
   }
 }

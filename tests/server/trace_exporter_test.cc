@@ -4,6 +4,7 @@
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <map>
 #include <memory>
 #include <string>
@@ -12,6 +13,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "base/clock.h"
 #include "base/mutex.h"
 #include "opentelemetry/proto/collector/trace/v1/trace_service.grpc.pb.h"
 #include "server/api/access_log.h"
@@ -35,7 +37,10 @@ class Collector final : public otlp::TraceService::Service {
     builder.RegisterService(this);
     server_ = builder.BuildAndStart();
   }
-  ~Collector() override { server_->Shutdown(); }
+  ~Collector() override { Stop(); }
+
+  // Waits for the end of all calls.
+  void Stop() { server_->Shutdown(); }
 
   std::string address() const { return absl::StrCat("127.0.0.1:", port_); }
 
@@ -43,6 +48,21 @@ class Collector final : public otlp::TraceService::Service {
     MutexLock lock(&mutex_);
     num_failing_ = calls;
     code_ = code;
+  }
+
+  // Makes later calls wait until they are cancelled.
+  void Hang() {
+    MutexLock lock(&mutex_);
+    hangs_ = true;
+  }
+  void WaitForCall() {
+    MutexLock lock(&mutex_);
+    while (num_calls_ == 0) changed_.Wait(&mutex_);
+  }
+  // Returns true if a call that hung was cancelled more than a second before its deadline.
+  bool was_cancelled() {
+    MutexLock lock(&mutex_);
+    return was_cancelled_;
   }
 
   // Waits until there are `count` spans and returns all.
@@ -62,11 +82,19 @@ class Collector final : public otlp::TraceService::Service {
   }
 
  private:
-  grpc::Status Export(grpc::ServerContext* /*context*/,
-                      const otlp::ExportTraceServiceRequest* request,
+  grpc::Status Export(grpc::ServerContext* context, const otlp::ExportTraceServiceRequest* request,
                       otlp::ExportTraceServiceResponse* /*response*/) override {
     MutexLock lock(&mutex_);
     ++num_calls_;
+    changed_.NotifyAll();
+    while (hangs_ && !context->IsCancelled()) {
+      changed_.WaitUntil(&mutex_, MonotonicNow() + absl::Milliseconds(10));
+    }
+    if (hangs_) {
+      was_cancelled_ =
+          std::chrono::system_clock::now() + std::chrono::seconds(1) < context->deadline();
+      return grpc::Status::CANCELLED;
+    }
     if (num_failing_ > 0) {
       --num_failing_;
       return grpc::Status(code_, "not now");
@@ -89,6 +117,8 @@ class Collector final : public otlp::TraceService::Service {
   std::map<std::string, std::string> resource_ ABSL_GUARDED_BY(mutex_);
   int num_calls_ ABSL_GUARDED_BY(mutex_) = 0;
   int num_failing_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool hangs_ ABSL_GUARDED_BY(mutex_) = false;
+  bool was_cancelled_ ABSL_GUARDED_BY(mutex_) = false;
   grpc::StatusCode code_ ABSL_GUARDED_BY(mutex_) = grpc::StatusCode::OK;
   int port_ = 0;
   std::unique_ptr<grpc::Server> server_;
@@ -259,6 +289,20 @@ TEST(TraceExporterTest, SendsWhatIsQueuedAtTheEnd) {
     for (std::thread& thread : threads) thread.join();
   }
   EXPECT_EQ(collector.WaitForSpans(1600).size(), 1600u);
+}
+
+TEST(TraceExporterTest, TheEndCancelsACallThatHangs) {
+  Collector collector;
+  collector.Hang();
+  probe::Registry registry;
+  {
+    TraceExporter traces({.endpoint = collector.address()}, &registry);
+    traces.Add(MakeTrace(Finished(), absl::Now()));
+    collector.WaitForCall();
+  }
+  collector.Stop();
+  EXPECT_TRUE(collector.was_cancelled());
+  EXPECT_THAT(*registry.Expose(), HasSubstr("quire_trace_spans_dropped_total 4"));
 }
 
 }  // namespace
