@@ -1,12 +1,14 @@
 #include "server/dialects/ollama_request.h"
 
-#include <algorithm>
+#include <cstddef>
+#include <deque>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
@@ -278,25 +280,54 @@ absl::Status ReadMessage(const JsonValue& value, absl::string_view raw, v1::Chat
   return absl::OkStatus();
 }
 
+// The calls of a conversation that no message has answered yet, in the order of the calls.
+class OpenCalls {
+ public:
+  void Add(const v1::ToolCall& call) {
+    by_name_[call.name()].push_back(ids_.size());
+    ids_.push_back(call.id());
+    is_open_.push_back(true);
+  }
+
+  // Closes the first open call with this name, or the first open call if the name is empty, and
+  // returns its id. Returns "" if there is none. Takes constant time on average, because clients
+  // choose the number of calls.
+  std::string Take(const std::string& name) {
+    if (name.empty()) {
+      while (first_ < ids_.size() && !is_open_[first_]) ++first_;
+      return Close(first_);
+    }
+    std::deque<std::size_t>& calls = by_name_[name];
+    while (!calls.empty() && !is_open_[calls.front()]) calls.pop_front();
+    return Close(calls.empty() ? ids_.size() : calls.front());
+  }
+
+ private:
+  std::string Close(std::size_t call) {
+    if (call == ids_.size()) return "";
+    is_open_[call] = false;
+    return std::move(ids_[call]);
+  }
+
+  std::vector<std::string> ids_;
+  std::vector<bool> is_open_;
+  std::size_t first_ = 0;  // all calls before it are closed
+  absl::flat_hash_map<std::string, std::deque<std::size_t>> by_name_;
+};
+
 // Gives ids to calls without one, and to the messages of role `tool` that answer them. Ollama's
-// clients send none, but templates may need them. A message answers the first open call with its
-// tool_name, or the first open call if it has no name.
+// clients send none, but templates may need them.
 void PairToolCalls(v1::ChatPrompt* chat) {
-  std::vector<std::pair<std::string, std::string>> open;  // name and id
+  OpenCalls open;
   std::int32_t count = 0;
   for (v1::ChatMessage& message : *chat->mutable_messages()) {
     for (v1::ToolCall& call : *message.mutable_tool_calls()) {
       // Mistral's templates require ids of nine characters.
       if (call.id().empty()) call.set_id(absl::StrFormat("call%05d", count++));
-      open.emplace_back(call.name(), call.id());
+      open.Add(call);
     }
     if (message.role() != "tool" || !message.tool_call_id().empty()) continue;
-    const auto found = std::find_if(open.begin(), open.end(), [&](const auto& call) {
-      return message.name().empty() || call.first == message.name();
-    });
-    if (found == open.end()) continue;
-    message.set_tool_call_id(found->second);
-    open.erase(found);
+    message.set_tool_call_id(open.Take(message.name()));
   }
 }
 

@@ -7,6 +7,8 @@
 
 #include <nlohmann/json.hpp>
 #include <set>
+#include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/error_reason.h"
@@ -18,6 +20,7 @@ namespace {
 
 using google::protobuf::util::MessageDifferencer;
 using nlohmann::json;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 template <typename Message>
@@ -106,6 +109,26 @@ TEST(OllamaRequestTest, ReadsChat) {
     stopping { max_tokens: 4000 stop: "x" }
     output { text: true stream: true timings: true parse: true }
     constraint { json_schema: "{\"type\":\"object\",\"b\":1,\"a\":2}" })");
+}
+
+TEST(OllamaRequestTest, PairsToolMessagesWithOpenCalls) {
+  const auto parsed = ReadOllamaChat(R"({"messages": [
+      {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}, {"function": {"name": "g"}},
+                                           {"function": {"name": "f"}}]},
+      {"role": "tool", "content": "1"},
+      {"role": "tool", "tool_name": "f", "content": "2"},
+      {"role": "tool", "tool_name": "f", "content": "3"},
+      {"role": "tool", "tool_call_id": "own", "content": "4"},
+      {"role": "tool", "content": "5"},
+      {"role": "tool", "content": "6"}]})",
+                                     {});
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  std::vector<std::string> ids;
+  for (const v1::ChatMessage& message : parsed->prompts[0].chat().messages()) {
+    ids.push_back(message.tool_call_id());
+  }
+  // The second message for f finds no open call, and the last one neither.
+  EXPECT_THAT(ids, ElementsAre("", "call00000", "call00002", "", "own", "call00001", ""));
 }
 
 TEST(OllamaRequestTest, RefusalsNameTheField) {
