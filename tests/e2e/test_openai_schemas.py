@@ -70,7 +70,7 @@ PLAUSIBLE = {
     "store": True, "metadata": {"a": "b"}, "service_tier": "flex", "safety_identifier": "a", "prompt_cache_key": "a",
     "prompt_cache_options": {"mode": "explicit"}, "prompt_cache_retention": "24h", "prediction": {"type": "content", "content": "a"},
     "session_id": "a", "spaces_between_special_tokens": False, "guided_decoding_backend": "xgrammar", "return_mm_kwargs": False,
-    "mm_processor_kwargs": {"a": 1}, "media_io_kwargs": {"image": {}}, "endianness": "native", "sse_ping_interval": 5,
+    "mm_processor_kwargs": {"a": 1}, "media_io_kwargs": {"image": {}}, "sse_ping_interval": 5,
     "backend_sampling": True, "n_cache_reuse": 64, "id_slot": 1, "include_obfuscation": False, "include_usage": True,
     "continuous_usage_stats": True,
     # Members of objects.
@@ -92,7 +92,7 @@ ASKING = {
     ("completions", "truncation_side"): "right", ("chat", "truncation_side"): "right", "logprob_token_ids": [5], "prompt_embeds": "a", "echo": True,
     ("chat", "add_special_tokens"): True, "add_special_tokens": False, "include_reasoning": False, "thinking_token_budget": 5, "request_id": "a", "n_keep": 5,
     "return_prompt_text": True, "cache_prompt": False, "typical_p": 0.5, "mirostat": 2, "parse_tool_calls": False,
-    "reasoning_format": "none", "refusal": "no",
+    "reasoning_format": "none", "refusal": "no", "endianness": "big",
 }
 
 
