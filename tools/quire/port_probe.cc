@@ -52,8 +52,9 @@ bool AcceptsTls(const std::string& host_port) {
 bool IsOpenAiAnswer(const std::string& body) {
   const auto json = nlohmann::json::parse(body, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) return false;
+  const auto object = json.find("object");
   const auto error = json.find("error");
-  return json.value("object", "") == "list" || (error != json.end() && error->is_object());
+  return (object != json.end() && *object == "list") || (error != json.end() && error->is_object());
 }
 
 }  // namespace
