@@ -264,6 +264,7 @@ struct Prompt {
   std::int32_t first_id = -1;              // set with echo and logprobs
   ordered_json ids;                        // set with return_token_ids
   std::vector<v1::TokenLogprob> logprobs;  // cleared when all choices have completed
+  std::string logprobs_json;               // of a chat with prompt_logprobs, set at the same time
   std::size_t num_completed = 0;           // number of completed choices
 };
 
@@ -344,7 +345,7 @@ struct OpenAiAnswer::Impl {
   std::vector<Choice> choices;
   ordered_json unenforced = ordered_json::array();  // keywords of schemas, equal for all prompts
   bool has_sent_unenforced = false;                 // a chunk with these keywords was sent
-  std::size_t buffered_bytes = 0;                   // size of all `json`
+  std::size_t buffered_bytes = 0;                   // size of all `json` and `logprobs_json`
 };
 
 ordered_json OpenAiAnswer::Impl::Usage() const {
@@ -559,9 +560,13 @@ void OpenAiAnswer::Take(std::size_t prompt, const v1::GenerateResponse& message,
       const v1::Completed& completed = message.completed();
       impl_->Complete(first + static_cast<std::size_t>(completed.index()), completed, events);
       Prompt& state = impl_->prompts[prompt];
+      if (++state.num_completed < impl_->choices_per_prompt) return;
       // The answer to a chat has the prompt's log-probabilities once, at its end.
-      const bool is_last = ++state.num_completed == impl_->choices_per_prompt;
-      if (is_last && !impl_->is_chat) state.logprobs = {};
+      if (impl_->is_chat && impl_->with_prompt_logprobs) {
+        state.logprobs_json = JsonText(MakePromptLogprobs(state.logprobs));
+        impl_->buffered_bytes += state.logprobs_json.size();
+      }
+      state.logprobs = {};
       return;
     }
     default:
@@ -609,8 +614,7 @@ std::string OpenAiAnswer::TakeBody() {
   }
   body.back() = ']';
   if (impl_->is_chat && impl_->with_prompt_logprobs) {
-    absl::StrAppend(&body, ",\"prompt_logprobs\":",
-                    JsonText(MakePromptLogprobs(impl_->prompts.front().logprobs)));
+    absl::StrAppend(&body, ",\"prompt_logprobs\":", impl_->prompts.front().logprobs_json);
   }
   if (impl_->is_chat && impl_->with_ids) {
     absl::StrAppend(&body, ",\"prompt_token_ids\":", JsonText(impl_->prompts.front().ids));

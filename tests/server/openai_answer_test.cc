@@ -398,7 +398,11 @@ TEST(OpenAiAnswerTest, CountsBufferedBytes) {
 }
 
 TEST(OpenAiAnswerTest, PromptLogprobsHaveTheFormOfVllm) {
-  const auto body = [](const std::string& request) {
+  const json wanted = json::parse(R"([null,
+      {"3": {"logprob": -2.5, "rank": 7, "decoded_token": "b"},
+       "0": {"logprob": -0.5, "rank": 1, "decoded_token": "a"}},
+      {"0": {"logprob": -9999.0, "rank": 1, "decoded_token": "a"}}])");
+  const auto body = [&wanted](const std::string& request) {
     OpenAiAnswer answer = Answer(Parse(request));
     answer.Take(0, Message("started { prompt_tokens: 3 }"), nullptr);
     answer.Take(0, Message(R"(prompt_logprobs { start_position: 1
@@ -408,12 +412,9 @@ TEST(OpenAiAnswerTest, PromptLogprobsHaveTheFormOfVllm) {
                  top { token_id: 0 logprob: -inf token_bytes: "a" } } })"),
                 nullptr);
     answer.Take(0, Message("completed { text: 'x' }"), nullptr);
+    EXPECT_GT(answer.buffered_bytes(), wanted.dump().size());  // they count for the limit
     return json::parse(answer.TakeBody());
   };
-  const json wanted = json::parse(R"([null,
-      {"3": {"logprob": -2.5, "rank": 7, "decoded_token": "b"},
-       "0": {"logprob": -0.5, "rank": 1, "decoded_token": "a"}},
-      {"0": {"logprob": -9999.0, "rank": 1, "decoded_token": "a"}}])");
   const json completion = body(R"({"prompt": "x", "prompt_logprobs": 1})");
   EXPECT_EQ(completion["choices"][0]["prompt_logprobs"], wanted);
   EXPECT_EQ(completion["choices"][0]["logprobs"], nullptr);
