@@ -56,14 +56,16 @@ std::vector<std::string> NamesIn(const fs::path& directory) {
 }
 
 // Calls `visit` for each path below `directory` that is not a directory. Links are not followed.
+// Returns the error at which it stopped, if there was one.
 template <typename Visit>
-void ForEachFile(const fs::path& directory, Visit visit) {
+std::error_code ForEachFile(const fs::path& directory, Visit visit) {
   std::error_code error;
   fs::recursive_directory_iterator it(directory, error);
   for (; !error && it != fs::recursive_directory_iterator(); it.increment(error)) {
     std::error_code ignored;
     if (!it->is_directory(ignored) || it->is_symlink(ignored)) visit(it->path());
   }
+  return error;
 }
 
 // Returns the files of a snapshot with their contents' sizes, sorted, without broken links.
@@ -438,10 +440,15 @@ absl::StatusOr<std::int64_t> ModelCache::RemoveFile(const ModelName& name) const
 absl::StatusOr<std::int64_t> ModelCache::RemoveUnlinkedBlobs(absl::string_view repository) const {
   const fs::path directory = RepositoryDir(repository);
   std::set<std::string> linked;
-  for (const std::string& commit : NamesIn(directory / "snapshots")) {
-    for (const Entry& entry : EntriesOf(directory / "snapshots" / commit)) {
-      linked.insert(entry.blob);
-    }
+  const fs::path snapshots = directory / "snapshots";
+  const std::error_code failure = ForEachFile(snapshots, [&](const fs::path& path) {
+    std::error_code no_link;
+    const fs::path target = fs::read_symlink(path, no_link);
+    if (!no_link) linked.insert(target.filename().string());
+  });
+  // A folder that cannot be read may have links to any blob.
+  if (failure && failure != std::errc::no_such_file_or_directory) {
+    return FileError(failure, snapshots);
   }
   std::int64_t bytes = 0;
   for (const std::string& blob : NamesIn(directory / "blobs")) {
