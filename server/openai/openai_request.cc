@@ -527,7 +527,10 @@ absl::Status ReadBestOf(const JsonFields& body, v1::GenerateRequest* shared,
                         OpenAiRequest* result) {
   std::int32_t best = result->choices;
   QUIRE_RETURN_IF_ERROR(body.Int32("best_of", [&](std::int32_t v) { best = v; }));
-  if (best == result->choices) return absl::OkStatus();
+  const v1::SamplingParams& sampling = shared->sampling();
+  const bool is_n_valid = !sampling.has_choice_count() || sampling.choice_count() >= 1;
+  // The translator refuses an n below 1.
+  if (best == result->choices || !is_n_valid) return absl::OkStatus();
   const JsonValue value = *body.Find("best_of");
   if (best < result->choices) {
     return BadField(

@@ -673,6 +673,8 @@ TEST(OpenAiRequestTest, ParsesFieldsOfVllm) {
   EXPECT_EQ(parsed->choices, 4);
   EXPECT_EQ(parsed->returned_choices, 2);
   EXPECT_EQ(parsed->names.Rename("sampling.choice_count"), "best_of");
+  // The translator gets an n that it refuses.
+  EXPECT_EQ(parse(R"("best_of": 2, "n": 0)")->prompts[0].sampling().choice_count(), 0);
   // Log-probabilities of the answer keep their number.
   EXPECT_EQ(parse(R"("best_of": 2, "logprobs": 3)")->prompts[0].output().logprobs(), 3);
 }
