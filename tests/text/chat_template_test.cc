@@ -488,7 +488,7 @@ TEST(ChatTemplateTest, TemplatesOfRequestsReplaceThoseOfTheModel) {
   EXPECT_THAT(status_of(*templates, "\xff"), HasSubstr("is not UTF-8"));
   EXPECT_THAT(status_of(*Load({.template_file = "x"}), "x"),
               HasSubstr("chat.max_request_template_bytes is 0"));
-  chat.template_text = "{% for i in range(9999999) %}{{ 'x' * 99999 }}{% endfor %}";
+  chat.template_text = "{{ 'x' * 99999999 }}";
   EXPECT_EQ(ReasonOf(templates->Render(chat, kNow).status()), "INPUT_TOO_LARGE");
 }
 
