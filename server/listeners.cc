@@ -160,9 +160,7 @@ absl::Status Listeners::StartHttp(const DrainControl* drain, const CertificateSt
   if (options_.openai.enabled) {
     auto openai = OpenAiListener::Start(context_, certificates,
                                         {.version = kVersion,
-                                         .git_commit = kGitCommit,
                                          .model_path = options_.model.path,
-                                         .start_time = start_time_,
                                          .metrics = options_.metrics_enabled ? metrics_ : nullptr},
                                         DialectTables());
     if (!openai.ok()) return WithKey(openai.status(), "openai.listen");

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/json_text.h"
 #include "base/status.h"
 #include "quire/v1/text.pb.h"
@@ -139,7 +140,12 @@ absl::StatusOr<EvaluationPlan> ReadDetokenizeBody(const EvaluationBodyContext& c
     request.add_token_ids(static_cast<std::int32_t>(*value));
   }
   v1::DetokenizeResponse response;
-  QUIRE_RETURN_IF_ERROR(Detokenize(context.served, request, &response));
+  const absl::Status status = Detokenize(context.served, request, &response);
+  if (absl::IsInvalidArgument(status)) {
+    return WithReason(absl::InvalidArgumentError(absl::StrCat("tokens: ", status.message())),
+                      Reason::kBadTokenId, {{"field", "tokens"}});
+  }
+  QUIRE_RETURN_IF_ERROR(status);
   EvaluationPlan plan;
   plan.answer = [text = std::move(*response.mutable_text())](
                     const std::vector<EvaluationResult>&) -> absl::StatusOr<std::string> {

@@ -13,7 +13,6 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "absl/time/time.h"
 #include "base/probe.h"
 #include "server/api/generation.h"
 #include "server/auth/authenticator.h"
@@ -44,9 +43,7 @@ struct EndpointTables {
 // The daemon's own properties.
 struct ServerIdentity {
   std::string version;
-  std::string git_commit;
-  std::string model_path;  // model.path
-  absl::Time start_time = absl::UnixEpoch();
+  std::string model_path;                    // model.path
   const probe::Registry* metrics = nullptr;  // null: there is no /metrics
 };
 

@@ -83,14 +83,15 @@ void OpenAiCall::Prepare(const std::string& body) {
 absl::StatusOr<OpenAiRequest> OpenAiCall::Read(const std::string& body) {
   const std::shared_ptr<const DaemonOptions> options = context_.config->options();
   const text::jinja::JsonLimits& json = options->chat.rendering.json_limits;
-  const ServedModel* const served = context_.state->model();
-  const std::shared_ptr<const text::ChatTemplates> templates =
-      served == nullptr ? nullptr : served->translator.options()->chat;
   OpenAiLimits limits = {.max_json_nodes = json.max_nodes,
                          .max_json_depth = json.max_depth,
-                         .max_logit_bias_entries = options->engine.limits.max_logit_bias_entries,
-                         .max_tokens = options->engine.limits.max_tokens_per_request,
-                         .has_chat_template = templates != nullptr && templates->has_default()};
+                         .max_logit_bias_entries = options->engine.limits.max_logit_bias_entries};
+  // Without a model the call fails later.
+  if (const ServedModel* const served = context_.state->model()) {
+    const std::shared_ptr<const TranslatorOptions> model = served->translator.options();
+    limits.max_tokens = model->limits.max_tokens_per_request;
+    limits.has_chat_template = model->chat != nullptr && model->chat->has_default();
+  }
   if (!options->openai.refuses_unknown_fields && head_.unknown_fields != nullptr) {
     limits.on_unknown_field = [this](absl::string_view path) { head_.unknown_fields->Warn(path); };
   }
@@ -269,6 +270,8 @@ void OpenAiCall::End() {
                               .body = std::move(last),
                               .headers = std::move(head_.headers)});
   }
+  // Some APIs have nothing to send after the last event.
+  if (last.empty()) return exchange_->EndStream(true);
   exchange_->Write(std::move(last), [exchange = exchange_] { exchange->EndStream(true); });
 }
 

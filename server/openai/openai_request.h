@@ -53,7 +53,7 @@ struct OpenAiLimits {
   std::int64_t max_json_nodes = 250000;
   int max_json_depth = 64;
   std::int32_t max_logit_bias_entries = 1024;
-  std::int32_t max_tokens = 1 << 20;               // limits.max_tokens_per_request
+  std::int32_t max_tokens = 1 << 20;               // limits.max_tokens_per_request, or the context
   bool has_chat_template = true;                   // the model has a default template
   UnknownFieldHandler on_unknown_field = nullptr;  // null: unknown fields are refused
 };

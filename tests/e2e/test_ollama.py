@@ -190,4 +190,5 @@ def test_closed_stream_cancels_its_request(api, served, client, model):
     stream.close()
     with served.admin_channel() as channel:
         admin = api.AdminServiceStub(channel)
-        wait_until(lambda: admin.GetStats(api.GetStatsRequest(), timeout=10).stats.running_count == 0)
+        wait_until(lambda: admin.GetStats(api.GetStatsRequest(), timeout=10).stats.running_count == 0,
+                   "the request runs after its client left")

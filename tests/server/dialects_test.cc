@@ -22,14 +22,16 @@ using ::testing::HasSubstr;
 class DialectsTest : public ServiceTest {
  protected:
   DialectsTest() : ServiceTest({"openai.listen=127.0.0.1:0"}) {
-    auto listener = OpenAiListener::Start(
-        {.state = state_.get(),
-         .probe = probe_.get(),
-         .clock = &clock_,
-         .authenticator = authenticator_.get(),
-         .config = config_.get()},
-        nullptr, {.version = "1.2.3", .model_path = "/models/m", .metrics = &registry_},
-        DialectTables());
+    ServerIdentity server;
+    server.version = "1.2.3";
+    server.model_path = "/models/m";
+    server.metrics = &registry_;
+    auto listener = OpenAiListener::Start({.state = state_.get(),
+                                           .probe = probe_.get(),
+                                           .clock = &clock_,
+                                           .authenticator = authenticator_.get(),
+                                           .config = config_.get()},
+                                          nullptr, std::move(server), DialectTables());
     EXPECT_TRUE(listener.ok()) << listener.status();
     openai_ = *std::move(listener);
   }
@@ -83,7 +85,7 @@ TEST_F(DialectsTest, MetricsAreThoseOfTheRegistry) {
   const HttpReply reply = Get("/metrics");
   EXPECT_EQ(reply.status, 200);
   EXPECT_THAT(reply.head, HasSubstr("text/plain; version=0.0.4"));
-  EXPECT_THAT(reply.body, HasSubstr("# TYPE quire_rpcs_total counter"));
+  EXPECT_THAT(reply.body, HasSubstr("# TYPE quire_requests_received_total counter"));
 }
 
 TEST_F(DialectsTest, TokenizeEqualsTheGrpcCall) {

@@ -3,6 +3,8 @@
 
 #include "server/openai/evaluation_bodies.h"
 
+#include <algorithm>
+#include <span>
 #include <string>
 #include <utility>
 #include <variant>
@@ -35,9 +37,12 @@ std::string RerankBody(std::size_t query_bytes, int documents) {
 }
 
 absl::StatusOr<EvaluationPlan> ReadRerank(const ServedModel& model, absl::string_view body) {
-  return FindEvaluationEndpoint("/v1/rerank")
-      ->read({.served = model, .limits = {}, .wall_now = absl::UnixEpoch(), .request_id = "r"},
-             body);
+  const std::span<const EvaluationEndpoint> all = EvaluationEndpoints();
+  const auto rerank = std::find_if(all.begin(), all.end(), [](const EvaluationEndpoint& endpoint) {
+    return endpoint.path == "/v1/rerank";
+  });
+  return rerank->read(
+      {.served = model, .limits = {}, .wall_now = absl::UnixEpoch(), .request_id = "r"}, body);
 }
 
 TEST(EvaluationBodiesTest, QueryRepeatedByEveryPairIsBounded) {

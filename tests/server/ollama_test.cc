@@ -137,8 +137,7 @@ TEST(OllamaRequestTest, RefusalsNameTheField) {
     const char* message;
   };
   for (const Bad& bad :
-       {Bad{R"({"prompt": "x", "temperature": 1})",
-            "temperature is not a known field; did you mean "},
+       {Bad{R"({"prompt": "x", "temperature": 1})", "temperature is not a known field; remove it"},
         Bad{R"({"prompt": "x", "options": {"temperatur": 1}})",
             "options.temperatur is not a known field; did you mean temperature?"},
         Bad{R"({"prompt": "x", "images": ["aGk="]})",
