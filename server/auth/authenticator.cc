@@ -229,7 +229,7 @@ absl::StatusOr<Identity> IdentifyByToken(const AuthRules& rules, const Credentia
   const TokenLine* line = rules.Find(credentials.bearer_token);
   if (line == nullptr)
     return InvalidTokenError(
-        "the bearer token is unknown; auth.tokens_file of the server has the valid ones");
+        "the bearer token is unknown; valid tokens are in auth.tokens_file of the server");
   if (!line->scopes.Has(needed)) return MissingScopeError("the token", needed);
   return Identity{.principal = line->principal, .tenant = line->tenant, .scopes = line->scopes};
 }
