@@ -29,13 +29,14 @@ constexpr std::int32_t kReservedHistory = 1024;
 
 absl::Status TooLongError(absl::string_view at_least, std::size_t prompt_tokens,
                           std::int32_t context) {
-  return WithReason(absl::InvalidArgumentError(absl::StrCat("prompt has ", at_least, prompt_tokens,
-                                                            " tokens, model context is ", context,
-                                                            "; shorten the prompt")),
-                    Reason::kPromptTooLong,
-                    {{"field", "prompt"},
-                     {"prompt_tokens", absl::StrCat(prompt_tokens)},
-                     {"max_context_tokens", absl::StrCat(context)}});
+  return WithReason(
+      absl::InvalidArgumentError(absl::StrCat(
+          "prompt has ", at_least, prompt_tokens,
+          " tokens, but this model's maximum context length is ", context, "; shorten the prompt")),
+      Reason::kPromptTooLong,
+      {{"field", "prompt"},
+       {"prompt_tokens", absl::StrCat(prompt_tokens)},
+       {"max_context_tokens", absl::StrCat(context)}});
 }
 
 // Returns whether a prompt that is longer than the context is truncated.

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason=f"{PYTHON} is missin
 
 def start(folder, *settings):
     folder.mkdir()
-    return Daemon(folder, settings=["openai.enabled=true", "openai.listen=127.0.0.1:0", *settings])
+    return Daemon(folder, settings=settings)
 
 
 def base_url(running):
@@ -48,5 +48,5 @@ def test_litellm_raises_its_exceptions_and_falls_back(api, tmp_path):
 def test_langchain_and_instructor_get_objects_and_tool_calls(tmp_path):
     template = tmp_path / "tools.jinja"
     template.write_text(TEMPLATE)
-    with start(tmp_path / "one", f"chat.template_file={template}") as running:
+    with start(tmp_path / "one", f"chat.template_file={template}", "chat.tool_format=hermes") as running:
         run("structured_calls.py", base_url(running))

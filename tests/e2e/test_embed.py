@@ -180,7 +180,7 @@ def test_bad_input_over_http_is_named(qwen):
     code, error = http_error(qwen, "/v1/embeddings", {"input": [1 << 20]})
     assert code == 400 and error["code"] == "bad_token_id" and error["param"] == "input"
     code, error = http_error(qwen, "/v1/embeddings", {"input": "word " * 3000})
-    assert code == 400 and error["code"] == "context_length_exceeded" and "context is 1024" in error["message"]
+    assert code == 400 and error["code"] == "context_length_exceeded" and "context length is 1024" in error["message"]
     code, error = http_error(qwen, "/v1/embeddings", {"input": "a", "model": "other"})
     assert code == 404 and error["code"] == "model_not_found"
     for path, body in (("/v1/score", {"text_1": "a", "text_2": "b"}), ("/v1/rerank", {"query": "a", "documents": ["b"]}),

@@ -124,7 +124,7 @@ def test_bad_input_is_named(api, generation):
     unknown = {"context_ids": {"ids": [1 << 20]}, "text": "b"}
     assert refused(score(good, unknown), bad, "BAD_TOKEN_ID")[0]["token_id"] == str(1 << 20)
     metadata, text = refused(score({"context_text": "a", "text": "word " * 5000}), bad, "PROMPT_TOO_LONG")
-    assert "model context is" in text and metadata["max_context_tokens"]
+    assert "maximum context length is" in text and metadata["max_context_tokens"]
     refused(score(good, model="other"), grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND")
 
 

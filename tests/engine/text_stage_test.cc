@@ -150,7 +150,8 @@ TEST(TextLengthTest, DoesNotTokenizeATextThatIsTooLongForAnyTokens) {
   harness.Submit(request);
   const absl::Status status = harness.output("long").status;
   EXPECT_EQ(status.message(),
-            "prompt has at least 1024 tokens, model context is 1024; shorten the prompt");
+            "prompt has at least 1024 tokens, but this model's maximum context length is 1024; "
+            "shorten the prompt");
   EXPECT_EQ(GetErrorReason(status)->name(), "PROMPT_TOO_LONG");
   EXPECT_EQ(GetErrorReason(status)->Find("prompt_tokens"), "1024");
   // With one byte less it could be 1023 tokens, so the tokens are counted.
@@ -158,7 +159,8 @@ TEST(TextLengthTest, DoesNotTokenizeATextThatIsTooLongForAnyTokens) {
   request.prompt = TextPrompt{.text = std::string(8 * 1023, 'a')};
   harness.Submit(request);
   EXPECT_EQ(harness.output("shorter").status.message(),
-            "prompt has 8184 tokens, model context is 1024; shorten the prompt");
+            "prompt has 8184 tokens, but this model's maximum context length is 1024; shorten the "
+            "prompt");
   request.id = "short";
   request.prompt = TextPrompt{.text = absl::StrCat("<poison>", std::string(99, 'a'))};
   const auto live = harness.Submit(request);
