@@ -117,14 +117,14 @@ class MessageReader {
 
   // `raw` is the message's text in the body.
   absl::Status Read(const JsonValue& message, absl::string_view raw) {
-    QUIRE_RETURN_IF_ERROR(CheckIsObject(message));
+    QUIRE_RETURN_IF_ERROR(CheckObject(message));
     QUIRE_RETURN_IF_ERROR(Check(message, kMessage, limits_));
     QUIRE_ASSIGN_OR_RETURN(const std::string role, RequiredText(message, "role"));
     if (role != "user" && role != "assistant" && role != "system") {
       return BadField(*message.FindSet("role"), "must be user, assistant or system");
     }
     const auto content = message.FindSet("content");
-    if (!content) return MissingField(message, "content");
+    if (!content) return MissingMember(message, "content");
     if (!content->is_array() || content->size() == 0) {
       return ReadTexts(*content, OpenMessage(role, message.path()));
     }
@@ -204,8 +204,8 @@ class MessageReader {
     QUIRE_ASSIGN_OR_RETURN(*call->mutable_id(), RequiredText(block, "id"));
     QUIRE_ASSIGN_OR_RETURN(*call->mutable_name(), RequiredText(block, "name"));
     const auto input = block.FindSet("input");
-    if (!input) return MissingField(block, "input");
-    QUIRE_RETURN_IF_ERROR(CheckIsObject(*input));
+    if (!input) return MissingMember(block, "input");
+    QUIRE_RETURN_IF_ERROR(CheckObject(*input));
     call->set_arguments_json(std::string(formats::RawMember(raw, "input")));
     return absl::OkStatus();
   }
@@ -234,7 +234,7 @@ absl::Status ReadMessages(const JsonFields& body, absl::string_view bytes,
     return WithReason(absl::InvalidArgumentError("messages is missing"), Reason::kPromptMissing,
                       {{"field", "messages"}, {"param", "messages"}});
   }
-  QUIRE_RETURN_IF_ERROR(CheckIsArray(*messages));
+  QUIRE_RETURN_IF_ERROR(CheckArray(*messages));
   const std::vector<absl::string_view> raw =
       formats::RawElements(formats::RawMember(bytes, "messages"));
   for (std::size_t i = 0; i < messages->size(); ++i) {
@@ -260,8 +260,8 @@ absl::Status ReadTool(const JsonValue& tool, absl::string_view raw, const OpenAi
       fields.Text("description", [&](std::string text) { spec->set_description(text); }));
   QUIRE_RETURN_IF_ERROR(fields.Bool("strict", [&](bool strict) { spec->set_strict(strict); }));
   const auto schema = fields.Find("input_schema");
-  if (!schema) return MissingField(tool, "input_schema");
-  QUIRE_RETURN_IF_ERROR(CheckIsObject(*schema));
+  if (!schema) return MissingMember(tool, "input_schema");
+  QUIRE_RETURN_IF_ERROR(CheckObject(*schema));
   spec->set_parameters_json_schema(std::string(formats::RawMember(raw, "input_schema")));
   return absl::OkStatus();
 }
@@ -294,7 +294,7 @@ absl::Status ReadTools(const JsonFields& body, absl::string_view bytes, const Op
   }
   const auto tools = body.Find("tools");
   if (!tools) return absl::OkStatus();
-  QUIRE_RETURN_IF_ERROR(CheckIsArray(*tools));
+  QUIRE_RETURN_IF_ERROR(CheckArray(*tools));
   const std::vector<absl::string_view> raw =
       formats::RawElements(formats::RawMember(bytes, "tools"));
   for (std::size_t i = 0; i < tools->size(); ++i) {
@@ -323,7 +323,7 @@ absl::Status ReadOutputConfig(const JsonFields& body, absl::string_view bytes,
                               v1::GenerateRequest* request, FieldNames* names) {
   const auto config = body.Find("output_config");
   if (!config) return absl::OkStatus();
-  QUIRE_RETURN_IF_ERROR(CheckIsObject(*config));
+  QUIRE_RETURN_IF_ERROR(CheckObject(*config));
   if (const auto effort = config->FindSet("effort")) {
     QUIRE_RETURN_IF_ERROR(SetReasoningEffort(*effort, request->mutable_chat()));
   }
@@ -332,7 +332,7 @@ absl::Status ReadOutputConfig(const JsonFields& body, absl::string_view bytes,
   QUIRE_ASSIGN_OR_RETURN(const std::string type, TypeOf(*format));
   if (type != "json_schema") return UnsupportedType(*format, type, "use json_schema");
   const auto schema = format->FindSet("schema");
-  if (!schema) return MissingField(*format, "schema");
+  if (!schema) return MissingMember(*format, "schema");
   const absl::string_view raw = formats::RawMember(bytes, "output_config");
   return SetSchema(*schema, formats::RawMember(formats::RawMember(raw, "format"), "schema"),
                    request, names);
@@ -364,7 +364,7 @@ absl::Status ReadOptions(const JsonFields& body, v1::GenerateRequest* request,
   QUIRE_RETURN_IF_ERROR(
       body.Int32("max_tokens", [&](std::int32_t v) { stopping->set_max_tokens(v); }));
   if (const auto stops = body.Find("stop_sequences")) {
-    QUIRE_RETURN_IF_ERROR(CheckIsArray(*stops));
+    QUIRE_RETURN_IF_ERROR(CheckArray(*stops));
     for (std::size_t i = 0; i < stops->size(); ++i) {
       absl::StatusOr<std::string> text = stops->At(i).AsString();
       if (!text.ok()) return NameField(text.status(), stops->At(i));
@@ -378,7 +378,7 @@ absl::Status ReadOptions(const JsonFields& body, v1::GenerateRequest* request,
   QUIRE_RETURN_IF_ERROR(body.Bool("stream", [&](bool v) { result->stream = v; }));
   const auto metadata = body.Find("metadata");
   if (!metadata) return absl::OkStatus();
-  QUIRE_RETURN_IF_ERROR(CheckIsObject(*metadata));
+  QUIRE_RETURN_IF_ERROR(CheckObject(*metadata));
   return JsonFields(*metadata).Text("user_id", [&](std::string user) {
     (*request->mutable_labels())["user"] = TruncateLabel(std::move(user));
   });

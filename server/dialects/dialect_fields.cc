@@ -12,34 +12,16 @@ namespace quire::server {
 
 using formats::JsonValue;
 
-absl::Status BadField(const JsonValue& value, absl::string_view problem) {
-  return NameField(value.Error(problem), value);
-}
-
-absl::Status MissingField(const JsonValue& object, absl::string_view key) {
-  const std::string path = object.PathOf(key);
-  return WithReason(absl::InvalidArgumentError(absl::StrCat(path, " is missing")),
-                    Reason::kBadParameter, {{"field", path}, {"param", path}});
-}
-
-absl::Status CheckIsObject(const JsonValue& value) {
-  return value.is_object() ? absl::OkStatus() : BadField(value, "must be an object");
-}
-
-absl::Status CheckIsArray(const JsonValue& value) {
-  return value.is_array() ? absl::OkStatus() : BadField(value, "must be a list");
-}
-
 absl::StatusOr<std::string> RequiredText(const JsonValue& object, absl::string_view key) {
   const auto member = object.FindSet(key);
-  if (!member) return MissingField(object, key);
+  if (!member) return MissingMember(object, key);
   absl::StatusOr<std::string> text = member->AsString();
   if (!text.ok()) return NameField(text.status(), *member);
   return text;
 }
 
 absl::StatusOr<std::string> TypeOf(const JsonValue& object, absl::string_view absent) {
-  QUIRE_RETURN_IF_ERROR(CheckIsObject(object));
+  QUIRE_RETURN_IF_ERROR(CheckObject(object));
   if (!absent.empty() && !object.FindSet("type")) return std::string(absent);
   return RequiredText(object, "type");
 }
@@ -52,7 +34,7 @@ absl::Status UnsupportedType(const JsonValue& object, absl::string_view type,
 
 absl::Status SetSchema(const JsonValue& schema, absl::string_view raw, v1::GenerateRequest* request,
                        FieldNames* names) {
-  QUIRE_RETURN_IF_ERROR(CheckIsObject(schema));
+  QUIRE_RETURN_IF_ERROR(CheckObject(schema));
   names->SetConstraint(schema.path());
   request->mutable_constraint()->set_json_schema(CompactJson(raw));
   return absl::OkStatus();

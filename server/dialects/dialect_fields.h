@@ -15,11 +15,6 @@
 
 namespace quire::server {
 
-absl::Status BadField(const formats::JsonValue& value, absl::string_view problem);
-absl::Status MissingField(const formats::JsonValue& object, absl::string_view key);
-absl::Status CheckIsObject(const formats::JsonValue& value);
-absl::Status CheckIsArray(const formats::JsonValue& value);
-
 // Returns the member, which must be a string. An error names the member if it is missing.
 absl::StatusOr<std::string> RequiredText(const formats::JsonValue& object, absl::string_view key);
 // Returns the member `type` of an item, block or tool; `absent` if it has none.

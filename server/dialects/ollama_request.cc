@@ -102,20 +102,6 @@ constexpr RequestField kFields[] = {
     NoMeaning("index", kOllamaFunction, kNumber),
 };
 
-absl::Status BadField(const JsonValue& value, absl::string_view problem) {
-  return NameField(value.Error(problem), value);
-}
-
-absl::Status MissingMember(const JsonValue& object, absl::string_view key) {
-  const std::string path = object.PathOf(key);
-  return WithReason(absl::InvalidArgumentError(absl::StrCat(path, " is missing")),
-                    Reason::kBadParameter, {{"field", path}});
-}
-
-absl::Status CheckArray(const JsonValue& value) {
-  return value.is_array() ? absl::OkStatus() : BadField(value, "must be a list");
-}
-
 absl::Status ReadStops(const JsonFields& options, v1::StoppingParams* stopping) {
   const auto stop = options.Find("stop");
   if (!stop) return absl::OkStatus();

@@ -193,7 +193,7 @@ class ItemReader {
   absl::Status ReadMessage(const JsonValue& item) {
     QUIRE_ASSIGN_OR_RETURN(const std::string role, RequiredText(item, "role"));
     const auto content = item.FindSet("content");
-    if (!content) return MissingField(item, "content");
+    if (!content) return MissingMember(item, "content");
     v1::ChatMessage* const message =
         role == "assistant" ? OpenMessage(item) : AddMessage(role, item.path());
     return ReadParts(*content, {"input_text", "output_text", "text"}, message);
@@ -218,7 +218,7 @@ class ItemReader {
     QUIRE_RETURN_IF_ERROR(
         JsonFields(item).Text("name", [&](std::string name) { message->set_name(name); }));
     const auto output = item.FindSet("output");
-    if (!output) return MissingField(item, "output");
+    if (!output) return MissingMember(item, "output");
     return ReadParts(*output, {"input_text"}, message);
   }
 
@@ -278,8 +278,8 @@ absl::StatusOr<AllowedTools> ReadAllowedTools(const JsonValue& choice, const Ope
   }
   chat->set_tool_choice(mode == "auto" ? v1::TOOL_CHOICE_AUTO : v1::TOOL_CHOICE_REQUIRED);
   const auto tools = choice.FindSet("tools");
-  if (!tools) return MissingField(choice, "tools");
-  QUIRE_RETURN_IF_ERROR(CheckIsArray(*tools));
+  if (!tools) return MissingMember(choice, "tools");
+  QUIRE_RETURN_IF_ERROR(CheckArray(*tools));
   if (tools->size() == 0) {
     return BadField(*tools, "must have at least one tool; send tool_choice none to allow no tool");
   }
@@ -334,7 +334,7 @@ absl::Status ReadTool(const JsonValue& tool, absl::string_view raw, const OpenAi
   QUIRE_RETURN_IF_ERROR(fields.Bool("strict", [&](bool strict) { spec->set_strict(strict); }));
   const auto parameters = fields.Find("parameters");
   if (!parameters) return absl::OkStatus();
-  QUIRE_RETURN_IF_ERROR(CheckIsObject(*parameters));
+  QUIRE_RETURN_IF_ERROR(CheckObject(*parameters));
   spec->set_parameters_json_schema(std::string(formats::RawMember(raw, "parameters")));
   return absl::OkStatus();
 }
@@ -347,7 +347,7 @@ absl::Status ReadTools(const JsonFields& body, absl::string_view bytes, const Op
   std::vector<std::string> declared;
   std::vector<std::size_t> indexes;
   if (const auto tools = body.Find("tools")) {
-    QUIRE_RETURN_IF_ERROR(CheckIsArray(*tools));
+    QUIRE_RETURN_IF_ERROR(CheckArray(*tools));
     const std::vector<absl::string_view> raw =
         formats::RawElements(formats::RawMember(bytes, "tools"));
     for (std::size_t i = 0; i < tools->size(); ++i) {
@@ -373,7 +373,7 @@ absl::Status ReadFormat(const JsonFields& body, absl::string_view bytes,
                         v1::GenerateRequest* request, FieldNames* names) {
   const auto text = body.Find("text");
   if (!text) return absl::OkStatus();
-  QUIRE_RETURN_IF_ERROR(CheckIsObject(*text));
+  QUIRE_RETURN_IF_ERROR(CheckObject(*text));
   const auto format = text->FindSet("format");
   if (!format) return absl::OkStatus();
   QUIRE_ASSIGN_OR_RETURN(const std::string type, TypeOf(*format));
@@ -387,7 +387,7 @@ absl::Status ReadFormat(const JsonFields& body, absl::string_view bytes,
     return UnsupportedType(*format, type, "use text, json_object or json_schema");
   }
   const auto schema = format->FindSet("schema");
-  if (!schema) return MissingField(*format, "schema");
+  if (!schema) return MissingMember(*format, "schema");
   return SetSchema(
       *schema,
       formats::RawMember(formats::RawMember(formats::RawMember(bytes, "text"), "format"), "schema"),
@@ -406,7 +406,7 @@ absl::Status ReadInclude(const JsonFields& body, v1::OutputOptions* output, Open
                                           "computer_call_output.output.image_url",
                                           "code_interpreter_call.outputs"};
   if (const auto include = body.Find("include")) {
-    QUIRE_RETURN_IF_ERROR(CheckIsArray(*include));
+    QUIRE_RETURN_IF_ERROR(CheckArray(*include));
     for (std::size_t i = 0; i < include->size(); ++i) {
       const auto name = include->At(i).AsString();
       if (!name.ok()) return NameField(name.status(), include->At(i));
@@ -483,7 +483,7 @@ absl::Status ReadOptions(const JsonFields& body, v1::GenerateRequest* request,
     (*request->mutable_labels())["user"] = TruncateLabel(std::move(user));
   }));
   for (const char* key : {"metadata", "reasoning", "stream_options"}) {
-    if (const auto value = body.Find(key)) QUIRE_RETURN_IF_ERROR(CheckIsObject(*value));
+    if (const auto value = body.Find(key)) QUIRE_RETURN_IF_ERROR(CheckObject(*value));
   }
   if (const auto reasoning = body.Find("reasoning")) {
     if (const auto effort = reasoning->FindSet("effort")) {

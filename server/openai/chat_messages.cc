@@ -23,24 +23,6 @@ namespace {
 using formats::JsonValue;
 using nlohmann::json;
 
-absl::Status BadField(const JsonValue& value, absl::string_view problem) {
-  return NameField(value.Error(problem), value);
-}
-
-absl::Status MissingMember(const JsonValue& object, absl::string_view key) {
-  const std::string path = object.PathOf(key);
-  return WithReason(absl::InvalidArgumentError(absl::StrCat(path, " is missing")),
-                    Reason::kBadParameter, {{"field", path}});
-}
-
-absl::Status CheckObject(const JsonValue& value) {
-  return value.is_object() ? absl::OkStatus() : BadField(value, "must be an object");
-}
-
-absl::Status CheckArray(const JsonValue& value) {
-  return value.is_array() ? absl::OkStatus() : BadField(value, "must be a list");
-}
-
 // Reads content: a string, or a list of parts.
 absl::Status ReadContent(const JsonValue& content, v1::ChatMessage* message) {
   if (content.is_string()) {

@@ -33,10 +33,6 @@ absl::Status MissingField(absl::string_view field) {
                     Reason::kPromptMissing, {{"field", std::string(field)}});
 }
 
-absl::Status BadField(const JsonValue& value, absl::string_view problem) {
-  return NameField(value.Error(problem), value);
-}
-
 absl::Status EmptyField(const JsonValue& value) {
   return WithReason(value.Error("is empty"), Reason::kPromptMissing, {{"field", value.path()}});
 }

@@ -1,8 +1,9 @@
 #pragma once
 
-// Typed members of a JSON object from a client. A null member counts as absent.
+// Typed members of a JSON object from a client, and the errors about them. A null member counts as
+// absent.
 //
-// Place:      below openai_request.cc and chat_messages.cc.
+// Place:      below request_fields.cc and the readers of bodies.
 // Invariants: every error is INVALID_ARGUMENT / BAD_PARAMETER with metadata `field` and
 //             `param`, both the path in the client's body.
 // Threads:    any.
@@ -15,6 +16,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/error_reason.h"
 #include "base/status.h"
@@ -27,6 +29,25 @@ namespace quire::server {
 inline absl::Status NameField(absl::Status status, const formats::JsonValue& value) {
   return WithReason(std::move(status), Reason::kBadParameter,
                     {{"field", value.path()}, {"param", value.path()}});
+}
+
+// Returns the error "PATH PROBLEM" for the path of `value`.
+inline absl::Status BadField(const formats::JsonValue& value, absl::string_view problem) {
+  return NameField(value.Error(problem), value);
+}
+
+inline absl::Status MissingMember(const formats::JsonValue& object, absl::string_view key) {
+  const std::string path = object.PathOf(key);
+  return WithReason(absl::InvalidArgumentError(absl::StrCat(path, " is missing")),
+                    Reason::kBadParameter, {{"field", path}, {"param", path}});
+}
+
+inline absl::Status CheckObject(const formats::JsonValue& value) {
+  return value.is_object() ? absl::OkStatus() : BadField(value, "must be an object");
+}
+
+inline absl::Status CheckArray(const formats::JsonValue& value) {
+  return value.is_array() ? absl::OkStatus() : BadField(value, "must be a list");
 }
 
 class JsonFields {

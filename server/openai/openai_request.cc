@@ -28,10 +28,6 @@ constexpr std::int64_t kMaxChoices = 2048;  // over all prompts of a list
 constexpr std::size_t kMaxCopiedBytes = 64 << 20;
 constexpr std::size_t kMaxLabelBytes = 64;
 
-absl::Status BadField(const JsonValue& value, absl::string_view problem) {
-  return NameField(value.Error(problem), value);
-}
-
 absl::Status ReadLogitBias(const JsonFields& body, const OpenAiLimits& limits,
                            v1::SamplingParams* sampling) {
   const auto bias = body.Find("logit_bias");

@@ -10,8 +10,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/closest_name.h"
-#include "base/error_reason.h"
 #include "base/status.h"
+#include "server/openai/json_fields.h"
 
 namespace quire::server {
 namespace {
@@ -332,11 +332,6 @@ constexpr RequestField kFields[] = {
     Supported("mode", kAllowedTools),
     Supported("tools", kAllowedTools, kNamedTool),
 };
-
-absl::Status BadField(const JsonValue& value, absl::string_view problem) {
-  return WithReason(value.Error(problem), Reason::kBadParameter,
-                    {{"field", value.path()}, {"param", value.path()}});
-}
 
 // Returns the supported field of `owner` with the most similar name, or "" if none is similar.
 absl::string_view SuggestField(const FieldTable& table, std::uint32_t owner,
