@@ -109,7 +109,7 @@ def test_a_model_is_pulled_listed_served_and_removed(api, hub, env, tmp_path):
 
     inspected = json.loads(quire(env, "inspect", NAME, "--json").stdout)
     assert inspected["model"] == NAME and not inspected.get("problems")
-    quire(env, "plan", "--model", NAME, "--cpu")
+    quire(env, "plan", NAME)
 
     settings = ["openai.enabled=true", "openai.listen=127.0.0.1:0", "kv_cache.capacity_bytes=64MiB"]
     with Daemon(tmp_path, NAME, settings=settings, env=env) as daemon:

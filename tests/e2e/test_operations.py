@@ -208,12 +208,12 @@ def test_drain_admits_requests_for_the_delay(tmp_path):
             assert quire(daemon, "drain") == "draining: 0 running, 0 waiting\n"
             wait_until(lambda: readiness(daemon) == NOT_SERVING, "the daemon is not ready")
             assert quire(daemon, "generate", "Once", "--max-tokens", "2", "--quiet").strip()
-            assert quire(daemon, "resume") == "READY\n"
+            assert quire(daemon, "resume") == "ready\n"
             wait_until(lambda: readiness(daemon) == SERVING, "the daemon is ready again")
         quire(daemon, "drain")
         assert quire(daemon, "drain", "--now") == "drained: 0 running, 0 waiting\n"
         quire(daemon, "generate", "Once", "--max-tokens", "2", code=1)
-        assert quire(daemon, "resume") == "READY\n"
+        assert quire(daemon, "resume") == "ready\n"
         assert quire(daemon, "generate", "Once", "--max-tokens", "2", "--quiet").strip()
 
 

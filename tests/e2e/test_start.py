@@ -107,7 +107,7 @@ def test_port_offset_moves_every_listener(tmp_path):
         # The client finds the daemon by the same flag. --admin is as given, since the socket is in a folder of this test.
         client = [QUIRE, "--port-offset", offset, "--admin", f"{daemon.admin}.{offset}"]
         assert run(*client, "generate", "Once", "--max-tokens", "4", "--quiet").stdout.strip()
-        assert run(*client, "health").stdout.strip() == "SERVING"
+        assert run(*client, "health").stdout.strip() == "serving"
         # A reload keeps the offset, so it finds no change.
         daemon.process.send_signal(signal.SIGHUP)
         assert wait_until(lambda: entry(daemon, "reload"), "the reload is logged")["result"] == "unchanged"
@@ -121,7 +121,7 @@ def test_port_offset_lets_two_daemons_share_a_configuration(tmp_path):
             assert third.wait(30) == 78
             assert f"server.admin.listen: address {first.admin} is in use" in third.log
         for socket_path in (first.admin, f"{first.admin}.1"):
-            assert run(QUIRE, "--admin", socket_path, "health").stdout.strip() == "SERVING"
+            assert run(QUIRE, "--admin", socket_path, "health").stdout.strip() == "serving"
 
 
 def test_port_offset_is_checked(tmp_path):

@@ -571,12 +571,12 @@ def test_pages_of_other_origins_may_not_use_the_model(daemon, page):
     page_port = daemon.http_address.split(":")[1]
     own = f"http://{daemon.http_address}"
     for origin, host, refusal in (
-        ("http://example.com", openai, "ORIGIN_NOT_ALLOWED"),
-        (f"http://localhost:{page_port}", openai, "ORIGIN_NOT_ALLOWED"),  # differs from the host of this request
-        (f"http://127.0.0.1:{int(page_port) - 1}", openai, "ORIGIN_NOT_ALLOWED"),
-        ("null", openai, "ORIGIN_NOT_ALLOWED"),
+        ("http://example.com", openai, "origin_not_allowed"),
+        (f"http://localhost:{page_port}", openai, "origin_not_allowed"),  # differs from the host of this request
+        (f"http://127.0.0.1:{int(page_port) - 1}", openai, "origin_not_allowed"),
+        ("null", openai, "origin_not_allowed"),
         # The attacker's name resolves to this host.
-        (f"http://evil.test:{page_port}", f"evil.test:{openai.split(':')[1]}", "HOST_NOT_ALLOWED"),
+        (f"http://evil.test:{page_port}", f"evil.test:{openai.split(':')[1]}", "host_not_allowed"),
         (own, openai, None),
     ):
         request = urllib.request.Request(

@@ -450,7 +450,7 @@ def test_quire_chat_prints_calls_and_reasoning(served, tmp_path):
         thought = chat("chat", "--quiet", QUESTIONS[3])
         assert (thought.stdout, thought.stderr) == ("It stays dry.\n", "Rain needs clouds, and </thin air has none.")
         # The template gets OpenAI's document unchanged.
-        assert (json.dumps(TOOLS[0]) in chat("render", QUESTIONS[0]).stdout) == (tools is not own)
+        assert (json.dumps(TOOLS[0], ensure_ascii=False) in chat("render", QUESTIONS[0]).stdout) == (tools is not own)
 
 
 def test_python_client_returns_the_parts(q, served):

@@ -25,7 +25,7 @@ def weigh(fruit: Literal["apple", "pear"], grams: Literal[1, 2, 3]) -> str:
     return f"{fruit}: {grams}"
 
 
-chat = ChatOpenAI(base_url=URL, api_key="none", model="story", temperature=0, max_tokens=200, max_retries=0)
+chat = ChatOpenAI(base_url=URL, api_key="none", model="story", temperature=0, max_tokens=300, max_retries=0)
 assert chat.invoke("Hello").content
 assert "".join(piece.content for piece in chat.stream("Hello")) == chat.invoke("Hello").content
 for method in ("json_schema", "function_calling"):
@@ -39,10 +39,10 @@ assert again["name"] == "weigh", again
 client = openai.OpenAI(base_url=URL, api_key="none", max_retries=0)
 for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
     made = instructor.from_openai(client, mode=mode).chat.completions.create(
-        model="story", response_model=Fruit, messages=[{"role": "user", "content": "A fruit."}], max_tokens=200,
-        max_retries=0)
+        model="story", response_model=Fruit, messages=[{"role": "user", "content": "A fruit."}], max_tokens=300,
+        temperature=0, max_retries=0)
     assert isinstance(made, Fruit), (mode, made)
-parsed = client.chat.completions.parse(model="story", response_format=Fruit, max_tokens=200,
+parsed = client.chat.completions.parse(model="story", response_format=Fruit, max_tokens=300, temperature=0,
                                        messages=[{"role": "user", "content": "A fruit."}])
 assert isinstance(parsed.choices[0].message.parsed, Fruit), parsed
 print("structured done")
