@@ -296,12 +296,14 @@ bool Daemon::Impl::IsLoading() {
 
 void Daemon::Impl::Drain() {
   notifier_.Stopping();
-  absl::Duration delay = live_.options()->shutdown.pre_drain_delay;
+  bool skips_delay = false;
   {
     MutexLock lock(&mutex_);
-    if (skips_delay_) delay = absl::ZeroDuration();
+    skips_delay = skips_delay_;
   }
-  // A drain that exits the process has its own times.
+  const absl::Duration delay =
+      skips_delay ? absl::ZeroDuration() : live_.options()->shutdown.pre_drain_delay;
+  // A drain that exits the process has its own times. SIGINT ends its delay only.
   const bool was_exiting = state_.exiting();
   state_.SetExiting();
   if (state_.state() == LifeState::kReady && !was_exiting) {
@@ -310,6 +312,7 @@ void Daemon::Impl::Drain() {
   } else if (state_.state() == LifeState::kDraining && !was_exiting) {
     drain_.ShortenDeadline(drain_.default_timeout());
   }
+  if (skips_delay) drain_.SkipDelay();
   state_.SetDrainStarted(true);
   listeners_.UpdateHealth();
   const LifeState state = state_.state();
@@ -327,12 +330,16 @@ void Daemon::Impl::StartShutdownTimer() {
 }
 
 void Daemon::Impl::RequestStop(bool skips_delay) {
-  MutexLock lock(&mutex_);
-  skips_delay_ = skips_delay_ || skips_delay;
-  // The main thread may be blocked reading a file. No listener is open yet.
-  if (!has_read_files_) std::_Exit(kExitOk);
-  if (!exit_code_) exit_code_ = kExitOk;
-  changed_.NotifyAll();
+  {
+    MutexLock lock(&mutex_);
+    skips_delay_ = skips_delay_ || skips_delay;
+    // The main thread may be blocked reading a file. No listener is open yet.
+    if (!has_read_files_) std::_Exit(kExitOk);
+    if (!exit_code_) exit_code_ = kExitOk;
+    changed_.NotifyAll();
+  }
+  // The main thread may already wait for the delay of a drain that exits the process.
+  if (skips_delay) drain_.SkipDelay();
 }
 
 // Subscribes the daemon's own components; the model subscribes when it is loaded.

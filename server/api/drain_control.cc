@@ -58,6 +58,13 @@ void DrainControl::StopAdmission() {
   log::Info("server", "draining", {{"timeout", timeout_}, {"exit_after", state_->exiting()}});
 }
 
+void DrainControl::SkipDelay() {
+  MutexLock lock(&mutex_);
+  if (!is_delayed()) return;
+  StopAdmission();
+  changed_.NotifyAll();
+}
+
 void DrainControl::ShortenDeadline(absl::Duration timeout) {
   MutexLock lock(&mutex_);
   deadline_ = std::min(deadline_, clock_->Now() + timeout);

@@ -35,6 +35,8 @@ class DrainControl {
   // `timeout`. A repeated call can shorten the delay, but not extend it. After the delay, a
   // repeated call sets a new deadline. Returns UNAVAILABLE / MODEL_LOADING if there is no model.
   absl::Status Begin(absl::Duration delay, absl::Duration timeout, bool exit_after);
+  // Stops admission if a delay is running. The timeout of the drain stays as Begin set it.
+  void SkipDelay();
   // Shortens the deadline of the current drain to at most `timeout` from now.
   void ShortenDeadline(absl::Duration timeout);
   // Ends the drain or its delay, if there is one. Returns FAILED_PRECONDITION / SHUTTING_DOWN if

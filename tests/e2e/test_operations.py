@@ -243,6 +243,15 @@ def test_sigterm_during_the_delay_of_a_drain_keeps_its_end(tmp_path):
         assert len(delays) == 2 and 1.9 < delays[0] <= 2 and delays[1] <= delays[0]
 
 
+def test_sigint_skips_the_delay_of_a_drain_that_exits(tmp_path):
+    with Daemon(tmp_path, settings=["shutdown.pre_drain_delay=300s"]) as daemon:
+        daemon.wait_serving()
+        quire(daemon, "drain", "--exit")
+        wait_until(lambda: "still admitting" in daemon.log, "the delay runs")
+        daemon.process.send_signal(signal.SIGINT)
+        assert daemon.wait(30) == 0
+
+
 def test_tenants_without_an_entry_share_a_label(api, tmp_path):
     tokens = tmp_path / "tokens"
     tenants = ["acme", *(f"tenant-{number}" for number in range(20))]
