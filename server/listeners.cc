@@ -161,6 +161,7 @@ absl::Status Listeners::StartHttp(const DrainControl* drain, const CertificateSt
     auto openai = OpenAiListener::Start(context_, certificates,
                                         {.version = kVersion,
                                          .model_path = options_.model.path,
+                                         .has_own_files = options_.model.path != "embedded",
                                          .metrics = options_.metrics_enabled ? metrics_ : nullptr},
                                         DialectTables());
     if (!openai.ok()) return WithKey(openai.status(), "openai.listen");

@@ -32,6 +32,13 @@ bool ServingState::is_live() const {
          served->engine->IsAlive(absl::Nanoseconds(stall_nanos_.load(std::memory_order_acquire)));
 }
 
+absl::string_view ServingState::DescribeReadiness() const {
+  if (is_ready()) return LifeStateName(LifeState::kReady);
+  const LifeState now = state();
+  if (now != LifeState::kReady) return LifeStateName(now);
+  return drain_started() ? LifeStateName(LifeState::kDraining) : "the engine does not answer";
+}
+
 absl::StatusOr<const ServedModel*> ServingState::ModelOrError() const {
   if (state() == LifeState::kFailed) {
     return WithReason(absl::UnavailableError("the engine has failed and the process is exiting"),

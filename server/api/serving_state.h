@@ -133,6 +133,9 @@ class ServingState {
   bool is_live() const;
   bool is_ready() const { return state() == LifeState::kReady && !drain_started() && is_live(); }
   bool is_started() const { return state() != LifeState::kLoading; }
+  // Returns "ready", or why the server is not ready: "loading", "draining", "failed" or "the engine
+  // does not answer".
+  absl::string_view DescribeReadiness() const;
 
   // Returns the model, or UNAVAILABLE / MODEL_LOADING or DEVICE_ERROR. While draining, also returns
   // the model: the engine itself refuses requests then.

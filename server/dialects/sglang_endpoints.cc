@@ -1,6 +1,7 @@
 #include "server/dialects/sglang_endpoints.h"
 
 #include <nlohmann/json.hpp>
+#include <string>
 
 #include "base/status.h"
 #include "server/config/live_config.h"
@@ -11,6 +12,11 @@ namespace {
 
 using nlohmann::ordered_json;
 
+// Returns "" for the embedded model, so that gateways do not look for its files.
+std::string TokenizerPath(const ServerIdentity& server) {
+  return server.has_own_files ? server.model_path : "";
+}
+
 absl::StatusOr<HttpAnswer> ServerInfo(const InfoContext& context, const HttpRequest&) {
   QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context.handlers.state->ModelOrError());
   const ModelDescription& model = served->description;
@@ -20,9 +26,9 @@ absl::StatusOr<HttpAnswer> ServerInfo(const InfoContext& context, const HttpRequ
   return JsonAnswer(
       {{"model_path", context.server.model_path},
        {"served_model_name", served->id()},
-       {"tokenizer_path", context.server.model_path},
+       {"tokenizer_path", TokenizerPath(context.server)},
        {"version", context.server.version},
-       {"status", "ready"},
+       {"status", std::string(context.handlers.state->DescribeReadiness())},
        {"tp_size", 1},
        {"dp_size", 1},
        {"disaggregation_mode", "null"},
@@ -37,7 +43,7 @@ absl::StatusOr<HttpAnswer> ModelInfo(const InfoContext& context, const HttpReque
   QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context.handlers.state->ModelOrError());
   const ModelDescription& model = served->description;
   return JsonAnswer({{"model_path", context.server.model_path},
-                     {"tokenizer_path", context.server.model_path},
+                     {"tokenizer_path", TokenizerPath(context.server)},
                      {"is_generation", model.has_head},
                      {"preferred_sampling_params", nullptr},
                      {"weight_version", model.weights_fingerprint},

@@ -62,13 +62,6 @@ class RefusedStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   void OnDone() override { delete this; }
 };
 
-// Returns why the server is not ready, or "" if it is.
-std::string DescribeNotReady(const ServingState& state) {
-  if (state.is_ready()) return "";
-  if (state.state() != LifeState::kReady) return std::string(LifeStateName(state.state()));
-  return state.drain_started() ? "draining" : "the engine does not answer";
-}
-
 // Returns the model's sampling defaults for gateways to send, because this service does not apply
 // them itself. JsonText would print a float as a double: 0.800000011920929.
 std::string DefaultSamplingJson(const engine::SamplingParams& defaults) {
@@ -125,10 +118,10 @@ class VllmService::Impl final : public RawService {
 
   // Needs no token and gives the same answer as grpc.health.v1. The request has no fields.
   Reactor* HealthCheck(Context* call, const Bytes*, Bytes* response) override {
-    const std::string problem = DescribeNotReady(*context_.state);
+    const std::string readiness(context_.state->DescribeReadiness());
     wire::HealthCheckResponse health;
-    health.set_healthy(problem.empty());
-    health.set_message(problem.empty() ? "ready" : problem);
+    health.set_healthy(readiness == "ready");
+    health.set_message(readiness);
     *response = SerializeMessage(health);
     Reactor* const reactor = call->DefaultReactor();
     FinishCall(context_, reactor, "VllmEngine.HealthCheck", absl::OkStatus());

@@ -21,10 +21,11 @@ using ::testing::HasSubstr;
 
 class DialectsTest : public ServiceTest {
  protected:
-  DialectsTest() : ServiceTest({"openai.listen=127.0.0.1:0"}) {
+  explicit DialectsTest(bool has_own_files = true) : ServiceTest({"openai.listen=127.0.0.1:0"}) {
     ServerIdentity server;
     server.version = "1.2.3";
-    server.model_path = "/models/m";
+    server.model_path = has_own_files ? "/models/m" : "embedded";
+    server.has_own_files = has_own_files;
     server.metrics = &registry_;
     auto listener = OpenAiListener::Start({.state = state_.get(),
                                            .probe = probe_.get(),
@@ -79,6 +80,31 @@ TEST_F(DialectsTest, ServerAndModelInSglangsFormat) {
   EXPECT_EQ(model["is_generation"], true);
   EXPECT_THAT(model["architectures"], ElementsAre(served().description.architecture));
   EXPECT_EQ(Parsed(Get("/get_model_info")), model);
+  for (const json& info : {server, model}) EXPECT_EQ(info["tokenizer_path"], "/models/m");
+}
+
+TEST_F(DialectsTest, ServerInfoHasTheState) {
+  EXPECT_EQ(Parsed(Get("/server_info"))["status"], "ready");
+  ASSERT_TRUE(drain_->Begin(absl::Seconds(60), absl::Seconds(5), /*exit_after=*/false).ok());
+  EXPECT_EQ(Parsed(Get("/server_info"))["status"], "draining");
+  drain_->SkipDelay();
+  EXPECT_EQ(state_->state(), LifeState::kDraining);
+  EXPECT_EQ(Parsed(Get("/server_info"))["status"], "draining");
+  ASSERT_TRUE(drain_->Resume().ok());
+  EXPECT_EQ(Parsed(Get("/server_info"))["status"], "ready");
+}
+
+class EmbeddedModelTest : public DialectsTest {
+ protected:
+  EmbeddedModelTest() : DialectsTest(/*has_own_files=*/false) {}
+};
+
+TEST_F(EmbeddedModelTest, HasNoTokenizerPath) {
+  for (const char* const path : {"/server_info", "/model_info"}) {
+    const json info = Parsed(Get(path));
+    EXPECT_EQ(info["model_path"], "embedded");
+    EXPECT_EQ(info["tokenizer_path"], "");
+  }
 }
 
 TEST_F(DialectsTest, MetricsAreThoseOfTheRegistry) {
