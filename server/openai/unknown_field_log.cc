@@ -22,11 +22,17 @@ std::string WithoutIndexes(absl::string_view path) {
 
 bool UnknownFieldLog::Warn(absl::string_view path) {
   std::string name = WithoutIndexes(path);
+  bool is_last = false;
   {
     MutexLock lock(&mutex_);
     if (names_.size() >= kMaxNames || !names_.insert(name).second) return false;
+    is_last = names_.size() == kMaxNames;
   }
   log::Warn("openai", "unknown request field is ignored", {{"field", name}});
+  if (is_last) {
+    log::Warn("openai", "further names of unknown request fields are not logged",
+              {{"max_names", kMaxNames}});
+  }
   return true;
 }
 

@@ -3,7 +3,8 @@
 // Logs the names of unknown request fields for openai.unknown_fields: warn, each name once.
 //
 // Place:      one per OpenAI-compatible listener.
-// Invariants: clients choose the names, so at most kMaxNames are kept, and no more are logged.
+// Invariants: clients choose the names, so at most kMaxNames are kept. The last one is followed by
+//             a line that says that later names are not logged.
 // Threads:    any.
 
 #include <cstddef>
@@ -21,8 +22,8 @@ class UnknownFieldLog {
  public:
   static constexpr std::size_t kMaxNames = 256;
 
-  // Logs the field of a request unless its name was logged before. Indexes in `path` are not part
-  // of the name. Returns true if the name was logged.
+  // Logs the field of a request unless its name was logged before or the list is full. Indexes in
+  // `path` are not part of the name. Returns true if the name was logged.
   bool Warn(absl::string_view path);
 
   absl::Status CheckIntegrity() const;

@@ -16,10 +16,12 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/error_reason.h"
+#include "base/logging.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/openai/openai_request.h"
 #include "server/openai/unknown_field_log.h"
+#include "tests/testing/temp_dir.h"
 
 namespace quire::server {
 namespace {
@@ -173,15 +175,26 @@ TEST(RequestFieldsTest, UnknownFieldsCanBeAccepted) {
 }
 
 TEST(RequestFieldsTest, UnknownNamesAreLoggedOnceUpToALimit) {
-  UnknownFieldLog log;
-  EXPECT_TRUE(log.Warn("messages[0].a"));
-  EXPECT_FALSE(log.Warn("messages[17].a"));
-  EXPECT_TRUE(log.Warn("messages[0].b"));
+  const quire::testing::TempDir dir;
+  const std::string file = dir.path() + "/log";
+  ASSERT_TRUE(log::Configure({.file = file}).ok());
+  UnknownFieldLog names;
+  EXPECT_TRUE(names.Warn("messages[0].a"));
+  EXPECT_FALSE(names.Warn("messages[17].a"));
+  EXPECT_TRUE(names.Warn("messages[0].b"));
   for (std::size_t i = 2; i < UnknownFieldLog::kMaxNames; ++i) {
-    EXPECT_TRUE(log.Warn(absl::StrCat("x", i)));
+    EXPECT_TRUE(names.Warn(absl::StrCat("x", i)));
   }
-  EXPECT_FALSE(log.Warn("one more"));
-  EXPECT_TRUE(log.CheckIntegrity().ok());
+  EXPECT_FALSE(names.Warn("one more"));
+  EXPECT_FALSE(names.Warn("another"));
+  EXPECT_TRUE(names.CheckIntegrity().ok());
+  ASSERT_TRUE(log::Flush(absl::Seconds(20)));
+  ASSERT_TRUE(log::Configure({}).ok());
+  std::vector<std::string> lines;
+  std::ifstream in(file);
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  ASSERT_EQ(lines.size(), UnknownFieldLog::kMaxNames + 1);
+  EXPECT_THAT(lines.back(), HasSubstr("further names of unknown request fields are not logged"));
 }
 
 // The parts of docs/openai.md that follow from the table.
