@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "base/json_text.h"
@@ -22,6 +23,8 @@ namespace {
 // Workers for large bodies.
 constexpr int kNumWorkers = 2;
 constexpr std::size_t kMaxWaitingBodies = 1024;
+// Limit of the body of a request that needs no token.
+constexpr std::int64_t kMaxBytesWithoutToken = 512;
 
 // Paths of OpenAI's API that are not served.
 constexpr RefusedPath kRefused[] = {{"/v1/audio"},      {"/v1/images"},       {"/v1/moderations"},
@@ -67,6 +70,19 @@ HttpAnswer ForeignHostError(absl::string_view host) {
       absl::StrCat("the Host header ", Quoted(host), " is not an IP address or localhost; use one ",
                    "of these, or configure authentication"),
       "host");
+}
+
+// Checks the body of a request that needs no token.
+std::optional<HttpAnswer> CheckBodyWithoutToken(const HttpRequest& head) {
+  const absl::string_view length = head.Header("content-length");
+  std::int64_t bytes = 0;
+  if (absl::SimpleAtoi(length, &bytes) && bytes <= kMaxBytesWithoutToken) return std::nullopt;
+  const std::string problem = length.empty() ? "no Content-Length" : absl::StrCat(length, " bytes");
+  return OpenAiError(
+      Reason::kInputTooLarge,
+      absl::StrCat("the body has ", problem, ", ", Quoted(head.path), " allows at most ",
+                   kMaxBytesWithoutToken, " bytes; send no body"),
+      "");
 }
 
 HttpAnswer AddHeaders(HttpHeaders headers, HttpAnswer answer) {
@@ -169,9 +185,36 @@ std::optional<HttpAnswer> OpenAiService::CheckHostAndOrigin(const HttpRequest& h
 std::optional<HttpAnswer> OpenAiService::CheckBeforeBody(const HttpRequest& head) const {
   std::optional<HttpAnswer> error = CheckHostAndOrigin(head);
   if (error) return error;
-  const auto caller = Authorize(head);
-  if (caller.ok()) return std::nullopt;
-  return AddHeaders(OriginHeaders(head), Refuse(head, caller.status()));
+  std::optional<Identity> caller;
+  error = CheckCall(head, &caller);
+  if (!error && !caller) error = CheckBodyWithoutToken(head);
+  if (!error) return std::nullopt;
+  return AddHeaders(OriginHeaders(head), *std::move(error));
+}
+
+std::optional<HttpAnswer> OpenAiService::CheckCall(const HttpRequest& head,
+                                                   std::optional<Identity>* caller) const {
+  if (head.method == "OPTIONS") return std::nullopt;
+  std::optional<Scope> scope = Scope::kGenerate;
+  if (!MethodName(head.path).empty()) {
+    if (head.method != "POST") {
+      return WrongMethod(head.method, "POST", ErrorWriter(head.path));
+    }
+  } else {
+    const InfoEndpoint* const endpoint = FindInfo(head.path);
+    if (endpoint == nullptr) return UnknownEndpoint(head.path);
+    const bool reads = head.method == "GET" || head.method == "HEAD";
+    if (!reads && !(endpoint->allows_post && head.method == "POST")) {
+      return WrongMethod(head.method, endpoint->allows_post ? "GET, HEAD, POST" : "GET, HEAD",
+                         endpoint->write_error);
+    }
+    scope = endpoint->scope;
+  }
+  if (!scope) return std::nullopt;
+  absl::StatusOr<Identity> identity = Authorize(head, *scope);
+  if (!identity.ok()) return Refuse(head, identity.status());
+  *caller = *std::move(identity);
+  return std::nullopt;
 }
 
 HttpAnswer OpenAiService::RejectBeforeRead(Reason reason, absl::string_view message,
@@ -197,15 +240,16 @@ void OpenAiService::Handle(const std::shared_ptr<HttpExchange>& exchange) {
   std::optional<HttpAnswer> error = CheckHostAndOrigin(request);
   if (error) return exchange->Answer(*std::move(error));
   HttpHeaders headers = OriginHeaders(request);
+  std::optional<Identity> caller;
+  error = CheckCall(request, &caller);
+  if (error) return exchange->Answer(AddHeaders(std::move(headers), *std::move(error)));
   if (request.method == "OPTIONS") {
     return exchange->Answer(Preflight(request, std::move(headers)));
   }
   if (MethodName(request.path).empty()) {
     return exchange->Answer(AddHeaders(std::move(headers), AnswerInfo(request)));
   }
-  if (request.method == "POST") return Post(exchange, std::move(headers));
-  exchange->Answer(AddHeaders(std::move(headers),
-                              WrongMethod(request.method, "POST", ErrorWriter(request.path))));
+  Post(exchange, *std::move(caller), std::move(headers));
 }
 
 HttpAnswer OpenAiService::Preflight(const HttpRequest& request, HttpHeaders headers) const {
@@ -232,18 +276,9 @@ HttpAnswer OpenAiService::UnknownEndpoint(absl::string_view path) const {
                      refused->write_error);
 }
 
+// REQUIRES: the path is one of an InfoEndpoint.
 HttpAnswer OpenAiService::AnswerInfo(const HttpRequest& request) const {
   const InfoEndpoint* const endpoint = FindInfo(request.path);
-  if (endpoint == nullptr) return UnknownEndpoint(request.path);
-  const bool reads = request.method == "GET" || request.method == "HEAD";
-  if (!reads && !(endpoint->allows_post && request.method == "POST")) {
-    return WrongMethod(request.method, endpoint->allows_post ? "GET, HEAD, POST" : "GET, HEAD",
-                       endpoint->write_error);
-  }
-  if (endpoint->scope) {
-    const auto caller = Authorize(request, *endpoint->scope);
-    if (!caller.ok()) return OpenAiError(caller.status(), {}, endpoint->write_error);
-  }
   auto answer =
       endpoint->answer({.handlers = context_, .server = server_, .tables = tables_}, request);
   return answer.ok() ? *std::move(answer) : OpenAiError(answer.status(), {}, endpoint->write_error);
@@ -258,12 +293,9 @@ absl::StatusOr<Identity> OpenAiService::Authorize(const HttpRequest& request, Sc
   return caller;
 }
 
-void OpenAiService::Post(const std::shared_ptr<HttpExchange>& exchange, HttpHeaders headers) {
+void OpenAiService::Post(const std::shared_ptr<HttpExchange>& exchange, Identity caller,
+                         HttpHeaders headers) {
   const HttpRequest& request = exchange->request();
-  const auto caller = Authorize(request);
-  if (!caller.ok()) {
-    return exchange->Answer(AddHeaders(std::move(headers), Refuse(request, caller.status())));
-  }
   std::string id(request.Header("x-request-id"));
   if (const EvaluationEndpoint* const endpoint = FindEvaluation(request.path)) {
     id = ChooseRequestId(id, kLongestItemSuffix);
@@ -273,8 +305,8 @@ void OpenAiService::Post(const std::shared_ptr<HttpExchange>& exchange, HttpHead
     head.traceparent = std::string(request.Header("traceparent"));
     head.headers = std::move(headers);
     head.unknown_fields = &unknown_fields_;
-    head.info.principal = caller->principal;
-    head.info.tenant = caller->tenant;
+    head.info.principal = std::move(caller.principal);
+    head.info.tenant = std::move(caller.tenant);
     head.info.metadata_request_id = std::move(id);
     head.info.accept_time = context_.clock->Now();
     std::make_shared<EvaluationCall>(context_, exchange, std::move(head), &worker_)
@@ -283,8 +315,8 @@ void OpenAiService::Post(const std::shared_ptr<HttpExchange>& exchange, HttpHead
   }
   OpenAiCallHead head;
   head.endpoint = FindGeneration(request.path);
-  head.info.principal = caller->principal;
-  head.info.tenant = caller->tenant;
+  head.info.principal = std::move(caller.principal);
+  head.info.tenant = std::move(caller.tenant);
   head.info.accept_time = context_.clock->Now();
   head.request_id = std::move(id);
   head.traceparent = std::string(request.Header("traceparent"));

@@ -39,8 +39,8 @@ class OpenAiService {
 
   void Handle(const std::shared_ptr<HttpExchange>& exchange);
 
-  // Returns an error if the origin or the caller of the request is not allowed. Called before the
-  // body is read.
+  // Checks the head of a request that has a body, before the body is read. Returns the error that
+  // Handle would return, or 413 if the endpoint needs no token and the body is not small.
   std::optional<HttpAnswer> CheckBeforeBody(const HttpRequest& head) const;
   // Returns an error of the HTTP server, such as a body that is too large, with the origin headers.
   HttpAnswer RejectBeforeRead(Reason reason, absl::string_view message,
@@ -66,13 +66,16 @@ class OpenAiService {
   bool IsAllowed(const HttpRequest& request, absl::string_view origin) const;
   HttpHeaders OriginHeaders(const HttpRequest& request) const;
   std::optional<HttpAnswer> CheckHostAndOrigin(const HttpRequest& head) const;
+  // Returns an error if the path does not exist, or if its method or its caller is not allowed.
+  // Otherwise sets `caller`, unless the request needs no token.
+  std::optional<HttpAnswer> CheckCall(const HttpRequest& head,
+                                      std::optional<Identity>* caller) const;
   HttpAnswer Preflight(const HttpRequest& request, HttpHeaders headers) const;
   HttpAnswer AnswerInfo(const HttpRequest& request) const;
   HttpAnswer UnknownEndpoint(absl::string_view path) const;
   HttpAnswer Refuse(const HttpRequest& request, const absl::Status& status) const;
-  void Post(const std::shared_ptr<HttpExchange>& exchange, HttpHeaders headers);
-  absl::StatusOr<Identity> Authorize(const HttpRequest& request,
-                                     Scope scope = Scope::kGenerate) const;
+  void Post(const std::shared_ptr<HttpExchange>& exchange, Identity caller, HttpHeaders headers);
+  absl::StatusOr<Identity> Authorize(const HttpRequest& request, Scope scope) const;
 
   const HandlerContext context_;
   const ServerIdentity server_;

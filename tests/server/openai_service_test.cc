@@ -23,6 +23,7 @@ namespace {
 using nlohmann::json;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using ::testing::StartsWith;
 
 class OpenAiServiceTest : public ServiceTest {
  protected:
@@ -251,6 +252,43 @@ class GuardedOpenAiTest : private testing::TempDir, public OpenAiServiceTest {
       : OpenAiServiceTest({"auth.mode=token", "auth.tokens_file=" + Write("tokens", kTokens),
                            "openai.max_body_bytes=1KiB", "openai.max_connections=16"}) {}
 };
+
+TEST_F(GuardedOpenAiTest, RequestsWithAndWithoutBodyGetTheSameAnswer) {
+  struct Case {
+    const char* method;
+    const char* path;
+    int status;
+  };
+  for (const Case& one : {Case{"GET", "/health", 200}, Case{"HEAD", "/health", 200},
+                          Case{"POST", "/health", 405}, Case{"OPTIONS", "/v1/completions", 200},
+                          Case{"GET", "/v1/models", 401}, Case{"POST", "/v1/models", 405},
+                          Case{"POST", "/v1/completions", 401}, Case{"GET", "/v1/completions", 405},
+                          Case{"POST", "/nothing", 404}, Case{"POST", "/v1/files", 400}}) {
+    for (const char* const body : {"", "Content-Length: 2\r\n\r\n{}"}) {
+      HttpClient client(openai_->address());
+      EXPECT_TRUE(client.Send(absl::StrCat(one.method, " ", one.path, " HTTP/1.1\r\n",
+                                           "Host: localhost\r\nConnection: close\r\n",
+                                           *body == '\0' ? "\r\n" : body)));
+      const std::string answer = client.ReadAll();
+      EXPECT_THAT(answer, StartsWith(absl::StrCat("HTTP/1.1 ", one.status, " ")))
+          << one.method << " " << one.path << " " << body;
+    }
+  }
+}
+
+TEST_F(GuardedOpenAiTest, RequestsWithoutTokenHaveSmallBodies) {
+  HttpClient client(openai_->address());
+  EXPECT_EQ(client.Ask("GET", "/health", std::string(512, 'x')).status, 200);
+  const HttpReply large = client.Ask("GET", "/health", std::string(513, 'x'));
+  EXPECT_EQ(large.status, 413);
+  EXPECT_EQ(Parsed(large)["error"]["message"],
+            "the body has 513 bytes, \"/health\" allows at most 512 bytes; send no body");
+  HttpClient chunked(openai_->address());
+  EXPECT_TRUE(
+      chunked.Send("GET /health HTTP/1.1\r\nHost: localhost\r\n"
+                   "Transfer-Encoding: chunked\r\n\r\n"));
+  EXPECT_EQ(chunked.Read().status, 413);
+}
 
 // A page can show the error to its user only if it may read the rejection.
 TEST_F(GuardedOpenAiTest, AllowedPagesCanReadRejections) {
