@@ -76,13 +76,24 @@ struct HttpClient::Transfer {
   bool is_size_final = false;
   std::int64_t first = 0;
   bool is_head = false;
+  bool is_ended = false;  // the answer has all that is needed, so the transfer was ended early
   std::size_t max_body = kMaxErrorBody;
   bool is_body_too_large = false;
   const Sink* sink = nullptr;  // null: the body is kept
   absl::Status sink_status;
   const StopSignal* stop = nullptr;
 
-  void OnHeader(absl::string_view line) {
+  // Returns false to end the transfer.
+  bool OnHeader(absl::string_view line) {
+    if (absl::StripAsciiWhitespace(line).empty()) {  // the end of the headers of one answer
+      is_ended = is_head && is_etag_final && is_size_final;
+      return !is_ended;
+    }
+    ReadHeader(line);
+    return true;
+  }
+
+  void ReadHeader(absl::string_view line) {
     if (absl::StartsWith(line, "HTTP/")) {
       // After a redirect, reset the fields that describe only one answer.
       const absl::string_view code = line.substr(std::min(line.find(' ') + 1, line.size()));
@@ -122,8 +133,11 @@ struct HttpClient::Transfer {
     }
     const std::size_t room = max_body - std::min(max_body, answer.body.size());
     absl::StrAppend(&answer.body, bytes.substr(0, room));
-    is_body_too_large = bytes.size() > room && sink == nullptr;
-    return !is_body_too_large;
+    if (bytes.size() <= room) return true;
+    // The answer to Download is an error whose text has no use beyond the kept part.
+    is_body_too_large = sink == nullptr;
+    is_ended = sink != nullptr;
+    return false;
   }
 };
 
@@ -131,8 +145,7 @@ namespace {
 
 template <typename T>
 std::size_t OnHeaderBytes(char* bytes, std::size_t size, std::size_t count, void* transfer) {
-  static_cast<T*>(transfer)->OnHeader({bytes, size * count});
-  return size * count;
+  return static_cast<T*>(transfer)->OnHeader({bytes, size * count}) ? size * count : 0;
 }
 
 template <typename T>
@@ -206,7 +219,7 @@ absl::StatusOr<HttpAnswer> HttpClient::Run(absl::string_view path, Transfer* tra
     return absl::FailedPreconditionError(
         absl::StrCat(url, ": the answer has more than ", transfer->max_body, " bytes"));
   }
-  if (code != CURLE_OK) {
+  if (code != CURLE_OK && !transfer->is_ended) {
     curl_off_t connect_time = 0;  // 0: no connection was made
     curl_easy_getinfo(curl, CURLINFO_CONNECT_TIME_T, &connect_time);
     const bool is_unreachable = code == CURLE_OPERATION_TIMEDOUT && connect_time == 0;

@@ -53,8 +53,11 @@ class HttpClient {
   // `path` starts with a slash and is escaped. Get returns FAILED_PRECONDITION for a body of more
   // than `max_bytes`.
   absl::StatusOr<HttpAnswer> Get(absl::string_view path, std::size_t max_bytes);
+  // Ends at the first answer that has X-Linked-Etag and X-Linked-Size, even a redirect. Its target
+  // may refuse HEAD, for example an S3 URL signed for GET.
   absl::StatusOr<HttpAnswer> Head(absl::string_view path);
-  // Requests the bytes from `first` on, and passes those of an answer 200 or 206 to `sink`.
+  // Requests the bytes from `first` on, and passes those of an answer 200 or 206 to `sink`. Keeps
+  // the first 4 KiB of another answer.
   absl::StatusOr<HttpAnswer> Download(absl::string_view path, std::int64_t first, const Sink& sink);
 
  private:

@@ -77,7 +77,7 @@ absl::Status FillDetails(const PullState& pull, absl::string_view commit, HttpCl
                          RepositoryFile* file) {
   QUIRE_ASSIGN_OR_RETURN(const HttpAnswer answer,
                          Repeat(pull, [&] { return client->Head(FilePath(pull, commit, *file)); }));
-  if (answer.status != 200) return AnswerError(pull.settings, pull.name, answer);
+  if (answer.status >= 400) return AnswerError(pull.settings, pull.name, answer);
   if (!IsContentHash(answer.etag) || !answer.size_bytes || *answer.size_bytes > kMaxFileBytes) {
     return absl::FailedPreconditionError(
         absl::StrCat(pull.settings.endpoint, " gives no size or no SHA-256 or git hash for ",

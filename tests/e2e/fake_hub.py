@@ -25,8 +25,10 @@ def blob_hash(name, content):
 class Fault:
     """A fault of one request for a file. `status` answers with an error; the other fields disturb the transfer of the body."""
 
-    def __init__(self, status=None, headers=(), cut=None, damage=False, hold=None, before_body=None, ignore_range=False):
+    def __init__(self, status=None, headers=(), cut=None, damage=False, hold=None, before_body=None, ignore_range=False,
+                 endless=False):
         self.status = status
+        self.endless = endless          # the body of the error ends only when the client disconnects
         self.headers = dict(headers)
         self.cut = cut                  # close the connection after so many bytes of the body
         self.damage = damage            # flip a bit of the first byte that is sent
@@ -44,6 +46,7 @@ class FakeHub:
         self.gated = {}         # name -> token that has access
         self.faults = {}        # file, or "list" -> faults of the next requests, in order
         self.has_blobs = True   # the list of files has sizes and hashes
+        self.cdn_allows_head = True  # False: like a URL of S3 that is signed for GET
         self.listed = {}        # name -> siblings that replace the list of files
         self.requests = []      # (server, method, path, headers)
         self.closing = threading.Event()
@@ -201,12 +204,16 @@ class FakeHub:
         return self._send(handler, 302, b"Found", headers)
 
     def _answer_cdn(self, handler):
+        if handler.command == "HEAD" and not self.cdn_allows_head:
+            return self._send(handler, 403)
         match = re.fullmatch(r"/blobs/([^/]+/[^/]+)/([^/]+)/(.+)", urllib.parse.unquote(handler.path))
         name, commit, file = match.groups()
-        self._send_file(handler, file, self.repositories[name][commit][file], {"ETag": '"of-the-cdn"'})
+        return self._send_file(handler, file, self.repositories[name][commit][file], {"ETag": '"of-the-cdn"'})
 
     def _send_file(self, handler, file, content, headers):
         fault = self._next_fault(file) if handler.command == "GET" else Fault()
+        if fault.endless:
+            return self._send_endless(handler, fault)
         if fault.status:
             return self._send(handler, fault.status, b"fault", fault.headers)
         status, body = 200, content
@@ -230,6 +237,16 @@ class FakeHub:
         except OSError:
             handler.close_connection = True  # the client is gone
         return None
+
+    def _send_endless(self, handler, fault):
+        handler.send_response(fault.status)
+        handler.send_header("Connection", "close")
+        handler.end_headers()
+        try:
+            while not self.closing.is_set():
+                handler.wfile.write(b"fault" * 1000)
+        except OSError:
+            pass  # the client is gone
 
     def _send_body(self, handler, body, fault):
         if fault.before_body:

@@ -305,6 +305,14 @@ def test_a_stalled_transfer_is_retried(hub, env):
     assert [r[3].get("Range") for r in hub.seen("cdn", "GET")] == [None, "bytes=1000-"]
 
 
+def test_an_endless_error_is_not_read(hub, env):
+    hub.add(NAME, story_files())
+    hub.faults["model.safetensors"] = [Fault(status=404, endless=True)]
+    assert f"has no model {NAME}" in pull(env, NAME, code=1, timeout=30).stderr
+    hub.faults["model.safetensors"] = [Fault(status=503, endless=True)]
+    assert "HTTP 503; next attempt" in pull(env, NAME, timeout=30).stderr
+
+
 def test_wrong_bytes_are_deleted(hub, env):
     commit = hub.add(NAME, story_files())
     for file in ("model.safetensors", "config.json"):
@@ -493,6 +501,15 @@ def test_a_hub_without_hashes_in_the_list_is_asked_per_file(hub, env):
     pull(env, NAME)
     check_snapshot(env, NAME, commit, story_files())
     assert len(hub.seen("hub", "HEAD")) == len(story_files())
+
+
+def test_a_cdn_that_refuses_head_is_not_asked(hub, env):
+    commit = hub.add("new/story", story_files())
+    hub.renamed[NAME] = "new/story"  # the redirect of the hub itself is followed
+    hub.has_blobs, hub.cdn_allows_head = False, False
+    pull(env, NAME)
+    check_snapshot(env, NAME, commit, story_files())
+    assert not hub.seen("cdn", "HEAD")
 
 
 def test_a_terminal_shows_bars(hub, env):
