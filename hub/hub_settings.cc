@@ -1,5 +1,7 @@
 #include "hub/hub_settings.h"
 
+#include <arpa/inet.h>
+
 #include <algorithm>
 
 #include "absl/strings/ascii.h"
@@ -20,8 +22,28 @@ bool IsTrue(const std::optional<std::string>& value) {
   return lower == "1" || lower == "on" || lower == "yes" || lower == "true";
 }
 
+// Returns the part of a URL between "://" and the path.
+absl::string_view Authority(absl::string_view url) {
+  const std::size_t scheme = url.find("://");
+  if (scheme != url.npos) url.remove_prefix(scheme + 3);
+  return url.substr(0, url.find_first_of("/?#"));
+}
+
+bool IsLoopback(absl::string_view authority) {
+  if (absl::StartsWith(authority, "[::1]")) return true;
+  const std::string host(authority.substr(0, authority.find(':')));
+  in_addr address = {};
+  return host == "localhost" || (inet_pton(AF_INET, host.c_str(), &address) == 1 &&
+                                 ntohl(address.s_addr) >> 24 == IN_LOOPBACKNET);
+}
+
 absl::StatusOr<std::string> ReadEndpoint(const Environment& environment) {
   const std::string value = environment("HF_ENDPOINT").value_or("https://huggingface.co");
+  if (absl::StrContains(Authority(value), '@')) {  // the value is not printed: it has a secret
+    return absl::InvalidArgumentError(
+        "HF_ENDPOINT has a user name or password before its host; remove the part up to '@', and "
+        "set HF_TOKEN to a token of the hub");
+  }
   const bool is_url = absl::StartsWith(value, "https://") || absl::StartsWith(value, "http://");
   if (!is_url || !std::ranges::all_of(value, absl::ascii_isgraph)) {
     return absl::InvalidArgumentError(
@@ -55,6 +77,11 @@ absl::StatusOr<std::string> ReadToken(const Environment& environment) {
 }
 
 }  // namespace
+
+bool HubSettings::sends_unencrypted_token() const {
+  return !token.empty() && !is_offline && absl::StartsWith(endpoint, "http://") &&
+         !IsLoopback(Authority(endpoint));
+}
 
 absl::StatusOr<HubSettings> HubSettings::Read(const Environment& environment) {
   HubSettings settings;

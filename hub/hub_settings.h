@@ -23,6 +23,9 @@ struct HubSettings {
   // CURL_CA_BUNDLE or SSL_CERT_FILE: certificates to trust; empty: those of the system.
   std::string ca_file;
 
+  // True if requests carry the token over http to another machine.
+  bool sends_unencrypted_token() const;
+
   // Returns INVALID_ARGUMENT with the variable whose value is wrong.
   static absl::StatusOr<HubSettings> Read(const Environment& environment = ProcessEnvironment);
 };

@@ -387,6 +387,13 @@ def test_refusals_say_what_to_do(hub, env):
     nowhere = {**env, "HF_ENDPOINT": "http://127.0.0.1:1"}
     assert "cannot reach http://127.0.0.1:1" in pull(nowhere, NAME, code=3).stderr
     assert "HF_ENDPOINT is" in pull({**env, "HF_ENDPOINT": "huggingface.co"}, NAME, code=1).stderr
+    secret = {**env, "HF_ENDPOINT": "https://user:secret@127.0.0.1:1"}
+    err = pull(secret, NAME, code=1).stderr
+    assert "HF_ENDPOINT has a user name or password before its host" in err and "HF_TOKEN" in err and "secret" not in err
+    unencrypted = {**env, "HF_ENDPOINT": "http://0.0.0.0:1", "HF_TOKEN": "hf_secret"}
+    err = pull(unencrypted, NAME, code=3).stderr
+    assert "warning: HF_ENDPOINT is http://0.0.0.0:1, so the token is sent unencrypted" in err and "hf_secret" not in err
+    assert "warning" not in pull({**nowhere, "HF_TOKEN": "hf_secret"}, NAME, code=3).stderr
     assert "is not in" in quire(env, "rm", "org/absent", code=1).stderr
     assert not (repository_of(env) / "refs").exists()
 

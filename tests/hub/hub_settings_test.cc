@@ -51,6 +51,7 @@ TEST(HubSettingsTest, ReadsTheTokenFile) {
 TEST(HubSettingsTest, NamesTheWrongVariable) {
   const std::pair<const char*, const char*> wrong[] = {
       {"HF_ENDPOINT", "huggingface.co"},   {"HF_ENDPOINT", "https://a b"},
+      {"HF_ENDPOINT", "https://user@hub"}, {"HF_ENDPOINT", "ftp://user:secret@hub"},
       {"HF_TOKEN", "two words"},           {"HF_TOKEN", "a\r\nX-Header: b"},
       {"HF_HUB_DOWNLOAD_TIMEOUT", "soon"}, {"HF_HUB_DOWNLOAD_TIMEOUT", "0"}};
   for (const auto& [name, value] : wrong) {
@@ -58,6 +59,25 @@ TEST(HubSettingsTest, NamesTheWrongVariable) {
         HubSettings::Read(FakeEnvironment({{"HF_HOME", "/nowhere"}, {name, value}})).status();
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << name;
     EXPECT_EQ(status.message().find(name), 0U) << status;
+    EXPECT_EQ(status.message().find("secret"), absl::string_view::npos) << status;
+  }
+}
+
+TEST(HubSettingsTest, FindsATokenThatIsSentUnencrypted) {
+  const auto sends = [](const char* endpoint, const char* token) {
+    return HubSettings::Read(
+               FakeEnvironment(
+                   {{"HF_HOME", "/nowhere"}, {"HF_ENDPOINT", endpoint}, {"HF_TOKEN", token}}))
+        ->sends_unencrypted_token();
+  };
+  for (const char* endpoint : {"http://hub", "http://10.0.0.1:80", "http://127.example:80/a",
+                               "http://hub/127.0.0.1", "http://[::2]:80"}) {
+    EXPECT_TRUE(sends(endpoint, "hf_abc")) << endpoint;
+    EXPECT_FALSE(sends(endpoint, "")) << endpoint;
+  }
+  for (const char* endpoint : {"https://hub", "http://localhost:80", "http://127.0.0.2/path",
+                               "http://[::1]:80", "https://hub/a@b"}) {
+    EXPECT_FALSE(sends(endpoint, "hf_abc")) << endpoint;
   }
 }
 

@@ -75,6 +75,12 @@ int RunPull(const CommonOptions& common, const NameOptions& options) {
   if (!name.ok()) return PrintError(name.status(), kWrongUsage);
   const absl::StatusOr<hub::HubSettings> settings = hub::HubSettings::Read();
   if (!settings.ok()) return PrintError(settings.status(), kRequestFailed);
+  if (settings->sends_unencrypted_token()) {
+    std::fprintf(stderr,
+                 "quire: warning: HF_ENDPOINT is %s, so the token is sent unencrypted; use an "
+                 "https:// URL, or give no token\n",
+                 settings->endpoint.c_str());
+  }
   hub::StopSignal stop;
   hub::PullProgress progress;
   std::atomic<bool> is_interrupted{false};
