@@ -146,8 +146,7 @@ absl::StatusOr<FileLock> LockBlob(const BlobRequest& request) {
 // Requests the missing bytes once. Returns the answer, whose body was appended to `blob`.
 absl::StatusOr<HttpAnswer> RequestRest(const BlobRequest& request, HttpClient* client,
                                        IncompleteBlob* blob) {
-  const std::string path = absl::StrCat("/", request.name.repository, "/resolve/", request.commit,
-                                        "/", EscapeUrl(request.file.name, /*keep_slashes=*/true));
+  const std::string path = FilePath(request.name.repository, request.commit, request.file.name);
   const std::int64_t first = blob->size();
   bool is_checked = false;
   return client->Download(path, first, [&](const HttpAnswer& head, absl::string_view bytes) {
@@ -215,6 +214,12 @@ std::string TokenRemedy(const HubSettings& settings) {
 }
 
 }  // namespace
+
+std::string FilePath(absl::string_view repository, absl::string_view commit,
+                     absl::string_view file) {
+  return absl::StrCat("/", repository, "/resolve/", commit, "/",
+                      EscapeUrl(file, /*keep_slashes=*/true));
+}
 
 absl::Duration RetryDelay(int failures, absl::Duration retry_after) {
   return std::max(retry_after, kFirstRetryDelay * (1 << std::min(failures - 1, 5)));

@@ -25,6 +25,10 @@ inline constexpr int kMaxAttempts = 6;
 inline constexpr absl::Duration kFirstRetryDelay = absl::Milliseconds(500);
 inline constexpr absl::Duration kMaxRetryAfter = absl::Minutes(5);
 
+// Returns the path of a file on the hub, escaped.
+std::string FilePath(absl::string_view repository, absl::string_view commit,
+                     absl::string_view file);
+
 // Returns the delay before the next attempt, after `failures` attempts in a row that failed.
 absl::Duration RetryDelay(int failures, absl::Duration retry_after);
 

@@ -2,25 +2,17 @@
 
 #include <openssl/evp.h>
 
-#include <algorithm>
-
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "hub/cache/model_name.h"
 
 namespace quire::hub {
 namespace {
 
 constexpr std::size_t kGitDigits = 40;
-constexpr std::size_t kSha256Digits = 64;
 
 }  // namespace
-
-bool IsContentHash(absl::string_view text) {
-  return (text.size() == kGitDigits || text.size() == kSha256Digits) &&
-         std::ranges::all_of(
-             text, [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
-}
 
 void ContentHash::Deleter::operator()(evp_md_ctx_st* context) const {
   EVP_MD_CTX_free(context);

@@ -16,13 +16,10 @@ struct evp_md_ctx_st;
 
 namespace quire::hub {
 
-// Returns whether the text is the hash of a blob: 40 or 64 hexadecimal digits in lower case.
-bool IsContentHash(absl::string_view text);
-
 class ContentHash {
  public:
   // Prepares the computation of the kind of hash that `expected` is, for a file of `size_bytes`.
-  // REQUIRES: IsContentHash(expected).
+  // REQUIRES: IsContentHash(expected), see model_name.h.
   ContentHash(absl::string_view expected, std::int64_t size_bytes);
   ~ContentHash();
   ContentHash(ContentHash&&) noexcept;

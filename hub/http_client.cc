@@ -108,7 +108,6 @@ struct HttpClient::Transfer {
     const std::string name = absl::AsciiStrToLower(line.substr(0, colon));
     const absl::string_view value = absl::StripAsciiWhitespace(line.substr(colon + 1));
     if (value.size() > kMaxHeaderValue) return;
-    if (name == "x-repo-commit" && answer.commit.empty()) answer.commit = Printable(value);
     if (name == "x-error-code" && answer.error_code.empty()) answer.error_code = Printable(value);
     if (name == "x-error-message" && answer.error_message.empty()) {
       answer.error_message = Printable(value);

@@ -28,7 +28,6 @@ namespace quire::hub {
 struct HttpAnswer {
   int status = 0;
   std::string body;           // of Get; of Download only if the status is not 200 or 206
-  std::string commit;         // X-Repo-Commit
   std::string etag;           // X-Linked-Etag, else ETag; without quotes and W/
   std::string error_code;     // X-Error-Code
   std::string error_message;  // X-Error-Message

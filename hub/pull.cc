@@ -17,7 +17,6 @@
 #include "hub/blob_download.h"
 #include "hub/cache/file_lock.h"
 #include "hub/cache/model_cache.h"
-#include "hub/content_hash.h"
 #include "hub/http_client.h"
 #include "hub/repository_files.h"
 
@@ -67,16 +66,11 @@ absl::StatusOr<Listing> FetchListing(const PullState& pull, HttpClient* client) 
                       absl::StrCat(pull.settings.endpoint, path, ": ", listing.status().message()));
 }
 
-std::string FilePath(const PullState& pull, absl::string_view commit, const RepositoryFile& file) {
-  return absl::StrCat("/", pull.name.repository, "/resolve/", commit, "/",
-                      EscapeUrl(file.name, /*keep_slashes=*/true));
-}
-
 // Requests the size and hash of a file from the hub if the list of files lacks them.
 absl::Status FillDetails(const PullState& pull, absl::string_view commit, HttpClient* client,
                          RepositoryFile* file) {
-  QUIRE_ASSIGN_OR_RETURN(const HttpAnswer answer,
-                         Repeat(pull, [&] { return client->Head(FilePath(pull, commit, *file)); }));
+  const std::string path = FilePath(pull.name.repository, commit, file->name);
+  QUIRE_ASSIGN_OR_RETURN(const HttpAnswer answer, Repeat(pull, [&] { return client->Head(path); }));
   if (answer.status >= 400) return AnswerError(pull.settings, pull.name, answer);
   if (!IsContentHash(answer.etag) || !answer.size_bytes || *answer.size_bytes > kMaxFileBytes) {
     return absl::FailedPreconditionError(

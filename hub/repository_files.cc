@@ -11,7 +11,6 @@
 #include "absl/strings/str_split.h"
 #include "base/status.h"
 #include "formats/json_value.h"
-#include "hub/content_hash.h"
 
 namespace quire::hub {
 namespace {

@@ -110,11 +110,6 @@ std::int64_t StoredBytes(const fs::path& path) {
   return bytes;
 }
 
-bool IsBlobName(absl::string_view name) {
-  const auto is_digit = [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); };
-  return (name.size() == 40 || name.size() == 64) && std::ranges::all_of(name, is_digit);
-}
-
 // Returns the commits of the refs, by the name of the ref.
 std::map<std::string, std::string> RefsOf(const fs::path& repository) {
   std::map<std::string, std::string> refs;
@@ -227,7 +222,7 @@ absl::Status CheckLink(const fs::path& blobs, const fs::path& link) {
   const fs::path target = fs::read_symlink(link, error);
   if (error) return absl::OkStatus();  // other programs store a copy where links do not work
   const fs::path blob = (link.parent_path() / target).lexically_normal();
-  if (blob.parent_path() != blobs || !IsBlobName(blob.filename().string())) {
+  if (blob.parent_path() != blobs || !IsContentHash(blob.filename().string())) {
     return absl::InternalError(absl::StrCat(link.string(), " links to ", target.string()));
   }
   if (fs::is_regular_file(blob, error)) return absl::OkStatus();
@@ -452,7 +447,7 @@ absl::StatusOr<std::int64_t> ModelCache::RemoveUnlinkedBlobs(absl::string_view r
   }
   std::int64_t bytes = 0;
   for (const std::string& blob : NamesIn(directory / "blobs")) {
-    if (!IsBlobName(blob) || linked.contains(blob)) continue;
+    if (!IsContentHash(blob) || linked.contains(blob)) continue;
     // A program that downloads the blob holds this lock until it has linked it.
     const absl::StatusOr<FileLock> lock =
         FileLock::Try(LockPath(repository, absl::StrCat(blob, ".lock")), LockMode::kExclusive);
@@ -482,7 +477,7 @@ absl::Status ModelCache::CheckIntegrity(absl::string_view repository) const {
                 [&](const fs::path& link) { status.Update(CheckLink(directory / "blobs", link)); });
   }
   for (const std::string& blob : NamesIn(directory / "blobs")) {
-    if (IsBlobName(blob) || absl::EndsWith(blob, ".incomplete")) continue;
+    if (IsContentHash(blob) || absl::EndsWith(blob, ".incomplete")) continue;
     status.Update(absl::InternalError(absl::StrCat("impossible name of a blob: ", blob)));
   }
   return status;

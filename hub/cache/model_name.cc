@@ -41,6 +41,11 @@ bool IsDigits(absl::string_view text) {
   return text.size() == 5 && std::ranges::all_of(text, absl::ascii_isdigit);
 }
 
+bool IsLowerHex(absl::string_view text) {
+  return std::ranges::all_of(
+      text, [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
+}
+
 }  // namespace
 
 std::string ModelName::revision_or_default() const {
@@ -109,9 +114,11 @@ absl::Status CheckFileName(absl::string_view name) {
 }
 
 bool IsCommit(absl::string_view text) {
-  return text.size() == 40 && std::ranges::all_of(text, [](char c) {
-           return absl::ascii_isdigit(static_cast<unsigned char>(c)) || (c >= 'a' && c <= 'f');
-         });
+  return text.size() == 40 && IsLowerHex(text);
+}
+
+bool IsContentHash(absl::string_view text) {
+  return (text.size() == 40 || text.size() == 64) && IsLowerHex(text);
 }
 
 bool IsGguf(absl::string_view file) {

@@ -43,6 +43,10 @@ absl::Status CheckFileName(absl::string_view name);
 // Returns whether `text` is a commit: 40 hexadecimal digits in lower case.
 bool IsCommit(absl::string_view text);
 
+// Returns whether `text` is the hash that names a blob: a git SHA-1 or a SHA-256, in 40 or 64
+// hexadecimal digits in lower case.
+bool IsContentHash(absl::string_view text);
+
 // Returns whether the name ends in .gguf, in any case.
 bool IsGguf(absl::string_view file);
 

@@ -1,7 +1,6 @@
 // Fuzzes the answer of a hub with the list of a repository's files, and names of models.
 
 #include "hub/cache/model_name.h"
-#include "hub/content_hash.h"
 #include "hub/repository_files.h"
 #include "tests/fuzz/fuzz_target.h"
 

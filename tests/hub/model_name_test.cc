@@ -76,6 +76,16 @@ TEST(ModelNameTest, FileNamesStayInsideTheirDirectory) {
   EXPECT_FALSE(CheckFileName(deep).ok());
 }
 
+TEST(ModelNameTest, KnowsTheFormOfHashes) {
+  const std::string hash = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+  EXPECT_TRUE(IsContentHash(hash) && IsContentHash(hash.substr(24)) && IsCommit(hash.substr(24)));
+  EXPECT_FALSE(IsCommit(hash));
+  for (const std::string& text : {std::string(), std::string("5f3-60a"), hash.substr(1),
+                                  hash.substr(25), std::string(40, 'A'), std::string(64, 'g')}) {
+    EXPECT_FALSE(IsContentHash(text) || IsCommit(text)) << text;
+  }
+}
+
 TEST(ModelNameTest, GroupsShards) {
   EXPECT_EQ(ShardSet("m-00001-of-00003.gguf"), ShardSet("m-00003-of-00003.gguf"));
   EXPECT_NE(ShardSet("m-00001-of-00003.gguf"), ShardSet("m-00001-of-00004.gguf"));
