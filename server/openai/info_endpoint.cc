@@ -8,7 +8,6 @@
 #include "base/json_text.h"
 #include "base/status.h"
 #include "server/http/ops_handlers.h"
-#include "server/openai/openapi.h"
 
 namespace quire::server {
 namespace {
@@ -51,7 +50,7 @@ absl::StatusOr<HttpAnswer> Models(const InfoContext& context, const HttpRequest&
 }
 
 absl::StatusOr<HttpAnswer> OpenApi(const InfoContext& context, const HttpRequest&) {
-  return JsonAnswer(OpenApiDocument(context.server.version, context.tables));
+  return HttpAnswer{.content_type = "application/json", .body = context.openapi};
 }
 
 constexpr InfoEndpoint kInfoEndpoints[] = {

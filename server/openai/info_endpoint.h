@@ -51,7 +51,7 @@ struct ServerIdentity {
 struct InfoContext {
   const HandlerContext& handlers;
   const ServerIdentity& server;
-  std::span<const EndpointTables> tables;  // all endpoints of the service
+  const std::string& openapi;  // the body of /openapi.json
 };
 
 struct InfoEndpoint {

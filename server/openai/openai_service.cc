@@ -1,6 +1,7 @@
 #include "server/openai/openai_service.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 
@@ -16,6 +17,7 @@
 #include "server/http/http_host.h"
 #include "server/openai/evaluation_call.h"
 #include "server/openai/openai_call.h"
+#include "server/openai/openapi.h"
 
 namespace quire::server {
 namespace {
@@ -102,6 +104,7 @@ OpenAiService::OpenAiService(const HandlerContext& context, ServerIdentity serve
                      .evaluation = EvaluationEndpoints(),
                      .info = OpenAiInfoEndpoints(),
                      .refused = kRefused});
+  openapi_ = JsonText(OpenApiDocument(server_.version, tables_));
   const std::shared_ptr<const DaemonOptions> options = context.config->options();
   ListenAddress address;
   checks_host_ = options->auth.mode == AuthMode::kNone &&
@@ -280,7 +283,7 @@ HttpAnswer OpenAiService::UnknownEndpoint(absl::string_view path) const {
 HttpAnswer OpenAiService::AnswerInfo(const HttpRequest& request) const {
   const InfoEndpoint* const endpoint = FindInfo(request.path);
   auto answer =
-      endpoint->answer({.handlers = context_, .server = server_, .tables = tables_}, request);
+      endpoint->answer({.handlers = context_, .server = server_, .openapi = openapi_}, request);
   return answer.ok() ? *std::move(answer) : OpenAiError(answer.status(), {}, endpoint->write_error);
 }
 

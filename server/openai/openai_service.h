@@ -17,6 +17,7 @@
 #include <atomic>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -80,6 +81,7 @@ class OpenAiService {
   const HandlerContext context_;
   const ServerIdentity server_;
   std::vector<EndpointTables> tables_;  // constant; OpenAI's are the last ones
+  std::string openapi_;                 // constant; the body of /openapi.json
   bool checks_host_ = false;
   std::atomic<int> status_page_port_{0};  // 0: no status page
   UnknownFieldLog unknown_fields_;

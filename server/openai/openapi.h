@@ -2,7 +2,7 @@
 
 // The description of all endpoints in OpenAPI 3.1, written from their tables.
 //
-// Place:   answers /openapi.json.
+// Place:   OpenAiService writes it once and answers /openapi.json with it.
 // Threads: any.
 // Source:  OpenAPI Specification 3.1.0, https://spec.openapis.org/oas/v3.1.0.
 
