@@ -207,23 +207,19 @@ ordered_json ChatToken(const Token& token) {
           {"bytes", std::move(bytes)}};
 }
 
-// Returns vLLM's form: for each prompt token an object of token ids, the token's own first. The
-// first token has no probability.
-ordered_json MakePromptLogprobs(const std::vector<v1::TokenLogprob>& tokens) {
-  ordered_json list = ordered_json::array({nullptr});
-  for (const v1::TokenLogprob& token : tokens) {
-    ordered_json entries = ordered_json::object();
-    const auto add = [&entries](const auto& one, std::int32_t rank) {
-      entries.emplace(absl::StrCat(one.token_id()),
-                      ordered_json{{"logprob", FiniteOrMin(one.logprob())},
-                                   {"rank", rank},
-                                   {"decoded_token", one.token_bytes()}});
-    };
-    add(token, token.rank());
-    for (int i = 0; i < token.top_size(); ++i) add(token.top(i), i + 1);
-    list.push_back(std::move(entries));
-  }
-  return list;
+// Returns one element of prompt_logprobs in vLLM's form, as JSON text: an object of token ids, the
+// token's own first.
+std::string PromptLogprob(const v1::TokenLogprob& token) {
+  ordered_json entries = ordered_json::object();
+  const auto add = [&entries](const auto& one, std::int32_t rank) {
+    entries.emplace(absl::StrCat(one.token_id()),
+                    ordered_json{{"logprob", FiniteOrMin(one.logprob())},
+                                 {"rank", rank},
+                                 {"decoded_token", one.token_bytes()}});
+  };
+  add(token, token.rank());
+  for (int i = 0; i < token.top_size(); ++i) add(token.top(i), i + 1);
+  return JsonText(entries);
 }
 
 ordered_json IdList(const google::protobuf::RepeatedField<std::int32_t>& ids) {
@@ -263,8 +259,8 @@ struct Prompt {
   bool is_decoded = false;                 // the text was decoded from the prompt's tokens
   std::int32_t first_id = -1;              // set with echo and logprobs
   ordered_json ids;                        // set with return_token_ids
-  std::vector<v1::TokenLogprob> logprobs;  // cleared when all choices have completed
-  std::string logprobs_json;               // of a chat with prompt_logprobs, set at the same time
+  std::vector<v1::TokenLogprob> logprobs;  // set with echo; cleared when all choices completed
+  std::string logprobs_json;               // elements of prompt_logprobs, each after a comma
   std::size_t num_completed = 0;           // number of completed choices
 };
 
@@ -300,6 +296,7 @@ struct OpenAiAnswer::Impl {
   }
 
   void Start(std::size_t prompt, const v1::Started& started, std::string* events);
+  void AddPromptLogprobs(const TokenLogprobs& tokens, Prompt* prompt);
   void AddDelta(std::size_t index, const v1::Delta& delta, std::string* events);
   void Complete(std::size_t index, const v1::Completed& completed, std::string* events);
 
@@ -318,6 +315,10 @@ struct OpenAiAnswer::Impl {
   ordered_json MakeLogprobs(std::size_t index, const TokenLogprobs& tokens, bool is_first);
   bool EndsInsideCharacter(const google::protobuf::RepeatedField<std::int32_t>& ids) const;
   void AddPrompt(const Prompt& prompt, CompletionLogprobs* lists) const;
+  // Appends the member prompt_logprobs. The first token has no probability.
+  static void AppendPromptLogprobs(const Prompt& prompt, std::string* body) {
+    absl::StrAppend(body, ",\"prompt_logprobs\":[null", prompt.logprobs_json, "]");
+  }
   // `begins` is true for the first chunk of a choice of a chat.
   void AppendChunk(std::size_t index, ordered_json choice, std::string* events,
                    bool begins = false);
@@ -345,7 +346,8 @@ struct OpenAiAnswer::Impl {
   std::vector<Choice> choices;
   ordered_json unenforced = ordered_json::array();  // keywords of schemas, equal for all prompts
   bool has_sent_unenforced = false;                 // a chunk with these keywords was sent
-  std::size_t buffered_bytes = 0;                   // size of all `json` and `logprobs_json`
+  // Size of each `json`, and of each `logprobs_json` times the number of its copies in the body.
+  std::size_t buffered_bytes = 0;
 };
 
 ordered_json OpenAiAnswer::Impl::Usage() const {
@@ -427,6 +429,19 @@ void OpenAiAnswer::Impl::Start(std::size_t prompt, const v1::Started& started,
     const std::size_t index = prompt * choices_per_prompt + c;
     AppendChunk(index, ChunkChoice(index, role, nullptr, nullptr), events, /*begins=*/true);
   }
+}
+
+// Converts the tokens to text at once, so that buffered_bytes exceeds its limit before the memory
+// does. A chat's body has the list once, and a completion's body once per choice.
+void OpenAiAnswer::Impl::AddPromptLogprobs(const TokenLogprobs& tokens, Prompt* prompt) {
+  if (echo) prompt->logprobs.insert(prompt->logprobs.end(), tokens.begin(), tokens.end());
+  if (!with_prompt_logprobs) return;
+  const std::size_t before = prompt->logprobs_json.size();
+  for (const v1::TokenLogprob& token : tokens) {
+    absl::StrAppend(&prompt->logprobs_json, ",", PromptLogprob(token));
+  }
+  const std::size_t copies = is_chat ? 1 : returned_per_prompt;
+  buffered_bytes += copies * (prompt->logprobs_json.size() - before);
 }
 
 bool OpenAiAnswer::Impl::EndsInsideCharacter(
@@ -526,9 +541,6 @@ void OpenAiAnswer::Impl::Complete(std::size_t index, const v1::Completed& comple
   }
   json["logprobs"] = std::move(logprobs);
   json["finish_reason"] = word;
-  if (with_prompt_logprobs && !is_chat) {
-    json["prompt_logprobs"] = MakePromptLogprobs(PromptOfChoice(index).logprobs);
-  }
   AddIds(index, completed.token_ids(), /*is_first=*/true, &json);
   choice.mean_logprob = MeanLogprob(completed.logprobs());
   choice.json = JsonText(json);
@@ -547,10 +559,7 @@ void OpenAiAnswer::Take(std::size_t prompt, const v1::GenerateResponse& message,
     case v1::GenerateResponse::kStarted:
       return impl_->Start(prompt, message.started(), events);
     case v1::GenerateResponse::kPromptLogprobs: {
-      auto& tokens = impl_->prompts[prompt].logprobs;
-      const auto& more = message.prompt_logprobs().tokens();
-      tokens.insert(tokens.end(), more.begin(), more.end());
-      return;
+      return impl_->AddPromptLogprobs(message.prompt_logprobs().tokens(), &impl_->prompts[prompt]);
     }
     case v1::GenerateResponse::kDelta: {
       const v1::Delta& delta = message.delta();
@@ -560,13 +569,7 @@ void OpenAiAnswer::Take(std::size_t prompt, const v1::GenerateResponse& message,
       const v1::Completed& completed = message.completed();
       impl_->Complete(first + static_cast<std::size_t>(completed.index()), completed, events);
       Prompt& state = impl_->prompts[prompt];
-      if (++state.num_completed < impl_->choices_per_prompt) return;
-      // The answer to a chat has the prompt's log-probabilities once, at its end.
-      if (impl_->is_chat && impl_->with_prompt_logprobs) {
-        state.logprobs_json = JsonText(MakePromptLogprobs(state.logprobs));
-        impl_->buffered_bytes += state.logprobs_json.size();
-      }
-      state.logprobs = {};
+      if (++state.num_completed == impl_->choices_per_prompt) state.logprobs = {};
       return;
     }
     default:
@@ -608,13 +611,18 @@ std::string OpenAiAnswer::TakeBody() {
   for (std::size_t prompt = 0; prompt < impl_->prompts.size(); ++prompt) {
     for (const std::size_t index : impl_->ReturnedChoices(prompt)) {
       const std::string json = std::exchange(impl_->choices[index].json, "");
-      absl::StrAppend(&body, "{\"index\":", returned++, ",", absl::string_view(json).substr(1),
-                      ",");
+      absl::StrAppend(&body, "{\"index\":", returned++, ",", absl::string_view(json).substr(1));
+      if (!impl_->is_chat && impl_->with_prompt_logprobs) {
+        body.pop_back();
+        impl_->AppendPromptLogprobs(impl_->prompts[prompt], &body);
+        body += '}';
+      }
+      body += ',';
     }
   }
   body.back() = ']';
   if (impl_->is_chat && impl_->with_prompt_logprobs) {
-    absl::StrAppend(&body, ",\"prompt_logprobs\":", impl_->prompts.front().logprobs_json);
+    impl_->AppendPromptLogprobs(impl_->prompts.front(), &body);
   }
   if (impl_->is_chat && impl_->with_ids) {
     absl::StrAppend(&body, ",\"prompt_token_ids\":", JsonText(impl_->prompts.front().ids));

@@ -423,6 +423,28 @@ TEST(OpenAiAnswerTest, PromptLogprobsHaveTheFormOfVllm) {
   EXPECT_FALSE(chat["choices"][0].contains("prompt_logprobs"));
 }
 
+TEST(OpenAiAnswerTest, PromptLogprobsCountWhenTheyArrive) {
+  const auto logprobs = Message(R"(prompt_logprobs { start_position: 1
+      tokens { token_id: 3 logprob: -2.5 token_bytes: "b" rank: 7 } })");
+  const std::size_t size = absl::string_view(R"(,{"3":{"logprob":-2.5,"rank":7,)"
+                                             R"("decoded_token":"b"}})")
+                               .size();
+  struct Case {
+    const char* request;
+    std::size_t copies;
+  };
+  for (const Case& one : {Case{R"({"prompt": "x", "prompt_logprobs": 0})", 1},
+                          Case{R"({"prompt": "x", "n": 2, "prompt_logprobs": 0})", 2},
+                          Case{R"({"messages": [], "n": 2, "prompt_logprobs": 0})", 1}}) {
+    OpenAiAnswer answer = Answer(Parse(one.request));
+    answer.Take(0, Message("started { prompt_tokens: 3 }"), nullptr);
+    for (std::size_t i = 1; i <= 2; ++i) {
+      answer.Take(0, logprobs, nullptr);
+      EXPECT_EQ(answer.buffered_bytes(), i * one.copies * size) << one.request;
+    }
+  }
+}
+
 TEST(OpenAiAnswerTest, TokenIdsAreReturned) {
   const std::string started = "started { prompt_token_ids: [6, 0] prompt_text: 'a' }";
   OpenAiAnswer completion = Answer(Parse(R"({"prompt": "a", "return_token_ids": true})"));
