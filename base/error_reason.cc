@@ -26,7 +26,8 @@ constexpr ReasonRow kReasons[] = {
     {Reason::kInputTooLarge, "INPUT_TOO_LARGE", StatusCode::kInvalidArgument, 413, Retry::kNo,
      ErrorDetail::kNone,
      "the text or chat exceeds `tokenizer.max_input_bytes`, the rendered chat exceeds "
-     "`chat.max_render_bytes`, or the HTTP body is too large"},
+     "`chat.max_render_bytes`, the HTTP body is too large, or Tokenize would return the bytes of "
+     "more than 1000000 tokens"},
     {Reason::kBadUtf8, "BAD_UTF8", StatusCode::kInvalidArgument, 400, Retry::kNo,
      ErrorDetail::kBadRequest, "a text is not valid UTF-8"},
     {Reason::kBadTokenId, "BAD_TOKEN_ID", StatusCode::kInvalidArgument, 400, Retry::kNo,

@@ -33,6 +33,17 @@ absl::StatusOr<text::RenderedChat> Render(const ServedModel& served, const v1::C
 
 }  // namespace
 
+absl::Status CheckTokenTexts(std::size_t num_tokens, absl::string_view field) {
+  if (num_tokens <= kMaxTokenTexts) return absl::OkStatus();
+  return WithReason(absl::InvalidArgumentError(absl::StrCat(
+                        field, ": the input has ", num_tokens, " tokens, at most ", kMaxTokenTexts,
+                        " are allowed; split the input, or omit ", field)),
+                    Reason::kInputTooLarge,
+                    {{"field", std::string(field)},
+                     {"tokens", absl::StrCat(num_tokens)},
+                     {"max_tokens", absl::StrCat(kMaxTokenTexts)}});
+}
+
 absl::Status RenderChat(const ServedModel& served, std::int64_t max_bytes, absl::Time wall_now,
                         const v1::RenderChatRequest& request, v1::RenderChatResponse* response) {
   QUIRE_RETURN_IF_ERROR(served.translator.CheckModel(request.model()));
@@ -71,11 +82,15 @@ absl::Status Tokenize(const ServedModel& served, std::int64_t max_bytes, absl::T
       .from_template = request.has_chat(),
       .literal = rendered.literal};
   response->set_max_context_tokens(served.description.max_context_tokens);
-  if (!request.with_pieces()) {
+  // Counts the tokens of a long text before their pieces take memory.
+  if (!request.with_pieces() || text.size() > kMaxTokenTexts) {
     QUIRE_ASSIGN_OR_RETURN(const std::vector<std::int32_t> ids,
                            served.tokenizer->Encode(text, options));
-    response->mutable_token_ids()->Assign(ids.begin(), ids.end());
-    return absl::OkStatus();
+    if (!request.with_pieces()) {
+      response->mutable_token_ids()->Assign(ids.begin(), ids.end());
+      return absl::OkStatus();
+    }
+    QUIRE_RETURN_IF_ERROR(CheckTokenTexts(ids.size(), "with_pieces"));
   }
   QUIRE_ASSIGN_OR_RETURN(const std::vector<text::TokenPiece> pieces,
                          served.tokenizer->EncodeWithPieces(text, options));

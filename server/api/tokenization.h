@@ -8,9 +8,11 @@
 // Threads:    any. A call takes milliseconds per megabyte, so transports run it on a worker.
 // Lifetime:   the model outlives a call.
 
+#include <cstddef>
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "server/api/serving_state.h"
 
@@ -24,6 +26,13 @@ class TokenizeResponse;
 }  // namespace quire::v1
 
 namespace quire::server {
+
+// Limit of the tokens of a call that returns the text of each token.
+inline constexpr std::size_t kMaxTokenTexts = 1'000'000;
+
+// Returns INVALID_ARGUMENT / INPUT_TOO_LARGE if `num_tokens` exceeds kMaxTokenTexts. `field` is the
+// field that requests the texts.
+absl::Status CheckTokenTexts(std::size_t num_tokens, absl::string_view field);
 
 // `max_bytes` limits the text (tokenizer.max_input_bytes). Templates print `wall_now` as the
 // current time.

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/json_text.h"
 #include "base/status.h"
 #include "quire/v1/text.pb.h"
@@ -15,6 +16,7 @@
 #include "server/http/ops_handlers.h"
 #include "server/openai/chat_messages.h"
 #include "server/openai/json_fields.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace quire::server {
 namespace {
@@ -65,12 +67,11 @@ absl::Status CheckElements(const JsonFields& body, absl::string_view key, FieldO
   return absl::OkStatus();
 }
 
+// Reads all members but return_token_strs.
 absl::Status ReadTokenize(const JsonFields& body, absl::string_view bytes,
                           const UnknownFieldHandler& on_unknown, v1::TokenizeRequest* request) {
   QUIRE_RETURN_IF_ERROR(
       body.Text("model", [&](std::string name) { request->set_model(std::move(name)); }));
-  QUIRE_RETURN_IF_ERROR(
-      body.Bool("return_token_strs", [&](bool v) { request->set_with_pieces(v); }));
   QUIRE_RETURN_IF_ERROR(
       body.Bool("add_special_tokens", [&](bool v) { request->set_add_special_tokens(v); }));
   if (!body.Find("messages")) {
@@ -95,26 +96,42 @@ absl::Status ReadTokenize(const JsonFields& body, absl::string_view bytes,
   return ReadChatPrompt(body, bytes, request->mutable_chat(), &names);
 }
 
+// Writes text instead of JSON values, since there may be millions of tokens.
+std::string TokenizeAnswer(const v1::TokenizeResponse& response, const text::Tokenizer& tokenizer,
+                           bool with_strings) {
+  const auto& ids = response.token_ids();
+  std::string body =
+      absl::StrCat("{\"count\":", ids.size(), ",\"max_model_len\":", response.max_context_tokens(),
+                   ",\"tokens\":[", absl::StrJoin(ids, ","), "],\"token_strs\":");
+  if (!with_strings) return absl::StrCat(body, "null}");
+  const auto quote = [&tokenizer](std::string* out, std::int32_t id) {
+    absl::StrAppend(out, JsonQuoted(tokenizer.TokenBytes(id)));
+  };
+  absl::StrAppend(&body, "[", absl::StrJoin(ids, ",", quote), "]}");
+  return body;
+}
+
 absl::StatusOr<EvaluationPlan> ReadTokenizeBody(const EvaluationBodyContext& context,
                                                 absl::string_view bytes) {
   QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document,
                          Parse(bytes, kTokenizeBody, context.limits));
+  const JsonFields body(document.root());
+  bool with_strings = false;
+  QUIRE_RETURN_IF_ERROR(body.Bool("return_token_strs", [&](bool v) { with_strings = v; }));
   v1::TokenizeRequest request;
-  QUIRE_RETURN_IF_ERROR(
-      ReadTokenize(JsonFields(document.root()), bytes, context.limits.on_unknown_field, &request));
+  QUIRE_RETURN_IF_ERROR(ReadTokenize(body, bytes, context.limits.on_unknown_field, &request));
   v1::TokenizeResponse response;
   QUIRE_RETURN_IF_ERROR(
       Tokenize(context.served, context.max_input_bytes, context.wall_now, request, &response));
+  if (with_strings) {
+    QUIRE_RETURN_IF_ERROR(
+        CheckTokenTexts(static_cast<std::size_t>(response.token_ids_size()), "return_token_strs"));
+  }
   EvaluationPlan plan;
-  plan.answer = [response = std::move(response), with_pieces = request.with_pieces()](
-                    const std::vector<EvaluationResult>&) -> absl::StatusOr<std::string> {
-    const auto& ids = response.token_ids();
-    ordered_json texts = with_pieces ? ordered_json::array() : ordered_json();
-    for (const v1::TokenPiece& piece : response.pieces()) texts.push_back(piece.piece());
-    return JsonText(ordered_json{{"count", ids.size()},
-                                 {"max_model_len", response.max_context_tokens()},
-                                 {"tokens", std::vector<std::int32_t>(ids.begin(), ids.end())},
-                                 {"token_strs", std::move(texts)}});
+  plan.answer =
+      [response = std::move(response), tokenizer = context.served.tokenizer,
+       with_strings](const std::vector<EvaluationResult>&) -> absl::StatusOr<std::string> {
+    return TokenizeAnswer(response, *tokenizer, with_strings);
   };
   return plan;
 }

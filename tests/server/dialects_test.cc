@@ -6,7 +6,9 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "server/api/tokenization.h"
 #include "server/dialects/dialect_endpoints.h"
 #include "server/openai/openai_listener.h"
 #include "tests/server/http_client.h"
@@ -140,6 +142,30 @@ TEST_F(DialectsTest, TokenizeEqualsTheGrpcCall) {
   EXPECT_EQ(back.dump(), R"({"prompt":"Once upon a time"})");
   EXPECT_TRUE(MetricBecomes("quire_rpcs_total{code=\"OK\",method=\"Tokenize\"}", 4));
   EXPECT_TRUE(MetricBecomes("quire_rpcs_total{code=\"OK\",method=\"Detokenize\"}", 1));
+}
+
+TEST_F(DialectsTest, TokenizeBoundsTheTextsOfTokens) {
+  std::string prompt;
+  while (prompt.size() < 1'200'000) prompt += "\u6f22 ";  // a token per byte
+  const json ids = Parsed(Post("/tokenize", {{"prompt", prompt}}));
+  ASSERT_GT(ids["count"], kMaxTokenTexts);
+  EXPECT_TRUE(ids["token_strs"].is_null());
+  const HttpReply refused = Post("/tokenize", {{"prompt", prompt}, {"return_token_strs", true}});
+  EXPECT_EQ(refused.status, 413);
+  const json error = Parsed(refused)["error"];
+  EXPECT_EQ(error["param"], "return_token_strs");
+  EXPECT_EQ(error["message"],
+            absl::StrCat("return_token_strs: the input has ", ids["count"].get<std::int64_t>(),
+                         " tokens, at most 1000000 are allowed; split the input, or omit "
+                         "return_token_strs"));
+  v1::TokenizeRequest request;
+  request.set_text(prompt);
+  request.set_with_pieces(true);
+  v1::TokenizeResponse response;
+  grpc::ClientContext context;
+  const grpc::Status status = generation_->Tokenize(&context, request, &response);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(status.error_message(), HasSubstr("with_pieces: the input has "));
 }
 
 TEST_F(DialectsTest, TokenizeRefusals) {
