@@ -102,7 +102,6 @@ int RunSelfCheck(const quire::server::DaemonOptions& options) {
 
 int Run(Flags flags) {
   quire::server::LimitFreeHeapTops();
-  if (!flags.model.empty()) flags.sources.sets.push_back("model.path=" + flags.model);
   flags.sources.environment = quire::server::ConfigEnvironment();
   flags.sources.profile_dirs = quire::server::InstalledProfileDirs();
   quire::server::ExitOnStopSignals();

@@ -7,7 +7,7 @@
 namespace quire::server {
 
 void AddFlags(CLI::App* app, Flags* flags) {
-  app->add_option("model", flags->model,
+  app->add_option("model", flags->sources.model,
                   "model directory, GGUF file, or the name of a model that `quire pull` downloaded "
                   "(ORG/NAME, ORG/NAME@REVISION or ORG/NAME:FILE.gguf); short for --set "
                   "model.path=MODEL");

@@ -17,7 +17,6 @@ class App;
 namespace quire::server {
 
 struct Flags {
-  std::string model;  // short for --set model.path=MODEL; empty if not given
   ConfigSources sources;
   bool validate = false;
   bool self_check = false;

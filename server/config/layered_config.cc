@@ -75,6 +75,9 @@ bool ApplyUpperLayers(const ConfigSources& sources, Message* config, Origins* or
     ReadOverride(set.substr(0, equals), set.substr(equals + 1), Origin{.layer = "--set"}, config,
                  origins, errors);
   }
+  if (!sources.model.empty()) {
+    ReadOverride("model.path", sources.model, Origin{.layer = "MODEL"}, config, origins, errors);
+  }
   return is_complete;
 }
 

@@ -33,6 +33,8 @@ namespace quire::server {
 struct ConfigSources {
   std::vector<std::string> files = {};  // --config, in command-line order
   std::vector<std::string> sets = {};   // --set "path=value", in command-line order
+  // The argument MODEL, which sets model.path above all other layers; empty: not given.
+  std::string model = {};
   // Names other than QUIRE__... are ignored.
   std::vector<std::pair<std::string, std::string>> environment = {};
   std::vector<std::string> profile_dirs = {};  // searched in order for `profile: NAME`

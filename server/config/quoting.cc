@@ -42,6 +42,7 @@ std::string WriteTexts(absl::string_view layer, absl::string_view path,
   if (absl::StartsWith(layer, "--set")) {
     return absl::StrCat("--set ", QuoteForShell(absl::StrCat(path, "=", yaml)));
   }
+  if (layer == "MODEL") return QuoteForShell(yaml);
   if (absl::ConsumePrefix(&layer, "env ")) return absl::StrCat(layer, "=", QuoteForShell(yaml));
   return absl::StrCat(path.substr(path.rfind('.') + 1), ": ", yaml);
 }

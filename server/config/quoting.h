@@ -14,7 +14,8 @@
 namespace quire::server {
 
 // Returns the text that sets the key `path` to `texts` in a layer, which is given as Origin::layer:
-// `--set 'a.b=["[::1]:80"]'`, `QUIRE__A__B='["[::1]:80"]'`, or `b: ["[::1]:80"]` for a file.
+// `--set 'a.b=["[::1]:80"]'`, `QUIRE__A__B='["[::1]:80"]'`, `'"[a]/b"'` for the argument MODEL, or
+// `b: ["[::1]:80"]` for a file.
 // REQUIRES: texts.size() == 1 unless is_list.
 std::string WriteTexts(absl::string_view layer, absl::string_view path,
                        const std::vector<std::string>& texts, bool is_list);

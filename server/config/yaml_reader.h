@@ -22,8 +22,8 @@ namespace quire::server {
 
 // Origin of a value.
 struct Origin {
-  // File name, "env NAME", "--set" or "default"; "--port-offset" for a default address that the
-  // flag has shifted.
+  // File name, "env NAME", "--set", "MODEL" for the argument of quired, or "default";
+  // "--port-offset" for a default address that the flag has shifted.
   std::string layer;
   int line = 0;  // 1-based; 0 if the layer has no lines
   int column = 0;
@@ -46,7 +46,7 @@ bool ReadYaml(absl::string_view text, absl::string_view file_name,
               std::vector<std::string>* errors);
 
 // Applies one `path = value` on top of `config`. `value` is a YAML scalar or a flow list. For a
-// list key, a scalar means a list of one element. `origin.layer` is "env NAME" or "--set".
+// list key, a scalar means a list of one element. `origin.layer` is "env NAME", "--set" or "MODEL".
 void ReadOverride(absl::string_view path, absl::string_view value, const Origin& origin,
                   google::protobuf::Message* config, Origins* origins,
                   std::vector<std::string>* errors);

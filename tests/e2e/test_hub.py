@@ -167,10 +167,10 @@ def test_a_model_that_was_not_pulled_is_refused_with_the_command(hub, env, tmp_p
     hub.add(NAME, story_files())
     for name, command in [(NAME, f"quire pull {NAME}"), (f"{NAME}@v2", f"quire pull {NAME}@v2"),
                           (f"{NAME}:m.gguf", f"quire pull {NAME} --gguf m.gguf")]:
-        for arguments in ([name], ["--set", f"model.path={name}"]):
+        for origin, arguments in [("MODEL", [name]), ("--set", ["--set", f"model.path={name}"])]:
             done = subprocess.run([QUIRED, *arguments], capture_output=True, text=True, env=env, timeout=60, check=False)
             assert done.returncode == 78
-            assert done.stderr == (f'--set: model.path: "{name}" is not a file or directory, and the model {name} was not pulled; '
+            assert done.stderr == (f'{origin}: model.path: "{name}" is not a file or directory, and the model {name} was not pulled; '
                                    f"run: {command}\n")
     assert not hub.requests
     # A path that exists wins over a name.

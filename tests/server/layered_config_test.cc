@@ -89,6 +89,18 @@ TEST_F(LayeredConfigTest, RejectsUnknownVariablesFilesAndProfiles) {
   EXPECT_THAT(errors_[0], HasSubstr("write PATH=VALUE"));
 }
 
+TEST_F(LayeredConfigTest, TheArgumentNamesTheModel) {
+  const auto config = Load({.sets = {absl::StrCat("model.path=", dir_, "/none")}, .model = dir_});
+  ASSERT_NE(config, nullptr) << errors_[0];
+  EXPECT_EQ(config->config().model().path(), dir_);
+  EXPECT_EQ(config->origins().at("model.path").ToString(), "MODEL");
+  EXPECT_EQ(Load({.model = "org/none"}), nullptr);
+  EXPECT_THAT(errors_, ElementsAre(HasSubstr("MODEL: model.path: \"org/none\" is not a file")));
+  EXPECT_EQ(Load({.model = "[org]/none"}), nullptr);
+  EXPECT_THAT(errors_[0], HasSubstr("MODEL: "));
+  EXPECT_THAT(errors_[0], ::testing::EndsWith(R"(; quote the text: '"[org]/none"')"));
+}
+
 TEST_F(LayeredConfigTest, RejectsInvalidUtf8WithItsPosition) {
   EXPECT_EQ(Load({.environment = {{"QUIRE__MODEL__PATH", "/models/\xff"}}}), nullptr);
   EXPECT_EQ(errors_[0], "env QUIRE__MODEL__PATH: the value is not valid UTF-8 at byte 9");

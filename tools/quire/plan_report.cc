@@ -119,7 +119,7 @@ void AddPlanOptions(CLI::App* command, PlanRequest* request) {
 
 absl::StatusOr<server::DaemonOptions> ReadOptions(const PlanRequest& request) {
   server::ConfigSources sources = request.sources;
-  sources.sets.push_back(absl::StrCat("model.path=", request.model));
+  sources.model = request.model;
   sources.sets.emplace_back(request.device() == DeviceKind::kCpu ? "device.type=cpu"
                                                                  : "device.type=cuda");
   sources.environment = server::ConfigEnvironment();
