@@ -33,6 +33,8 @@ using google::protobuf::Message;
 constexpr std::size_t kMaxErrors = 50;
 constexpr std::size_t kMaxFileBytes = std::size_t{4} << 20;
 constexpr absl::string_view kPrefix = "QUIRE__";
+// A variable that begins with this and has a "__" later is a mistake for one with kPrefix.
+constexpr absl::string_view kShortPrefix = "QUIRE_";
 
 // Returns the file of a profile. A name with a slash or ".yaml" is a path; other names are searched
 // in `dirs`.
@@ -62,7 +64,14 @@ bool ApplyUpperLayers(const ConfigSources& sources, Message* config, Origins* or
   }
   for (const auto& [name, value] : sources.environment) {
     absl::string_view rest = name;
-    if (!absl::ConsumePrefix(&rest, kPrefix)) continue;
+    if (!absl::ConsumePrefix(&rest, kPrefix)) {
+      if (absl::ConsumePrefix(&rest, kShortPrefix) && absl::StrContains(rest, "__")) {
+        errors->push_back(absl::StrCat("env ", name,
+                                       ": a variable of the configuration begins with ", kPrefix,
+                                       "; did you mean ", kPrefix, rest, "?"));
+      }
+      continue;
+    }
     const std::string path = absl::AsciiStrToLower(absl::StrReplaceAll(rest, {{"__", "."}}));
     ReadOverride(path, value, Origin{.layer = absl::StrCat("env ", name)}, config, origins, errors);
   }
@@ -210,7 +219,7 @@ std::string PrintJson(const Message& section, const std::string& prefix, int ind
 std::vector<std::pair<std::string, std::string>> ConfigEnvironment() {
   std::vector<std::pair<std::string, std::string>> variables;
   for (char** entry = environ; *entry != nullptr; ++entry) {
-    if (!absl::StartsWith(*entry, kPrefix)) continue;
+    if (!absl::StartsWith(*entry, kShortPrefix)) continue;
     const std::pair<std::string, std::string> parts =
         absl::StrSplit(*entry, absl::MaxSplits('=', 1));
     variables.push_back(parts);

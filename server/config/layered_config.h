@@ -35,14 +35,14 @@ struct ConfigSources {
   std::vector<std::string> sets = {};   // --set "path=value", in command-line order
   // The argument MODEL, which sets model.path above all other layers; empty: not given.
   std::string model = {};
-  // Names other than QUIRE__... are ignored.
+  // Names other than QUIRE__... are ignored, but QUIRE_SECTION__KEY is an error.
   std::vector<std::pair<std::string, std::string>> environment = {};
   std::vector<std::string> profile_dirs = {};  // searched in order for `profile: NAME`
   // Added to every port after all layers; see ShiftListenAddress.
   int port_offset = 0;
 };
 
-// Returns the QUIRE__... variables of this process.
+// Returns the QUIRE_... variables of this process.
 std::vector<std::pair<std::string, std::string>> ConfigEnvironment();
 // Returns share/quire/configs of the prefix that the running binary is installed in.
 std::vector<std::string> InstalledProfileDirs();

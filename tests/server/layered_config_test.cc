@@ -81,6 +81,12 @@ TEST_F(LayeredConfigTest, LaterLayersWin) {
 TEST_F(LayeredConfigTest, RejectsUnknownVariablesFilesAndProfiles) {
   EXPECT_EQ(Load({.environment = {{"QUIRE__LIMITS__MAX_CHOICE", "1"}}}), nullptr);
   EXPECT_THAT(errors_[0], HasSubstr("did you mean \"max_choices\""));
+  EXPECT_EQ(Load({.environment = {{"QUIRE_LIMITS__MAX_CHOICES", "1"}}}), nullptr);
+  EXPECT_THAT(errors_,
+              ElementsAre("env QUIRE_LIMITS__MAX_CHOICES: a variable of the configuration "
+                          "begins with QUIRE__; did you mean QUIRE__LIMITS__MAX_CHOICES?"));
+  EXPECT_NE(Load({.environment = {{"QUIRE_BUILD", "1"}, {"QUIRE_SERVICE_PORT_HTTP", "1"}}}),
+            nullptr);
   EXPECT_EQ(Load({.files = {dir_ + "/none.yaml"}}), nullptr);
   EXPECT_THAT(errors_[0], HasSubstr("/none.yaml cannot be read: No such file"));
   EXPECT_EQ(Load({.sets = {"profile=none"}, .profile_dirs = {dir_}}), nullptr);
