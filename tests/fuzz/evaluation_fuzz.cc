@@ -44,8 +44,8 @@ void ReadAndAnswer(const EvaluationEndpoint& endpoint, absl::string_view body) {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const absl::string_view body = quire::fuzz::AsText(data, size);
-  for (const char* path : {"/v1/embeddings", "/v1/score", "/v1/rerank", "/v1/classify"}) {
-    quire::server::ReadAndAnswer(*quire::server::FindEvaluationEndpoint(path), body);
+  for (const quire::server::EvaluationEndpoint& endpoint : quire::server::EvaluationEndpoints()) {
+    quire::server::ReadAndAnswer(endpoint, body);
   }
   return 0;
 }
