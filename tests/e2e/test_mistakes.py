@@ -19,7 +19,9 @@ import os
 import pathlib
 import shlex
 import socket
+import socketserver
 import subprocess
+import threading
 
 import grpc
 import pytest
@@ -99,6 +101,31 @@ def test_commands(row, names):
     done = subprocess.run([str(path), *words], input=row.get("input", ""), capture_output=True, text=True, timeout=60)
     assert done.returncode == row["exit"], done.stdout + done.stderr
     check(row, names, done.stdout + done.stderr)
+
+
+def test_an_endless_answer_of_another_server_is_not_read():
+    sent = []
+    part = b"x" * 65536
+
+    class Endless(socketserver.BaseRequestHandler):
+        def handle(self):
+            try:
+                self.request.recv(65536)
+                self.request.sendall(b"HTTP/1.1 404 Not Found\r\n\r\n")
+                while True:
+                    self.request.sendall(part)
+                    sent.append(len(part))
+            except OSError:
+                pass  # the client has enough
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Endless) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"127.0.0.1:{server.server_address[1]}"
+        done = subprocess.run([str(QUIRE), "--address", address, "models"], capture_output=True, text=True, timeout=60)
+        server.shutdown()
+    assert done.returncode == 3 and f"{address} is the HTTP port of another server" in done.stderr, done.stderr
+    assert sum(sent) < 64 << 20  # what the buffers of the connections hold
 
 
 @rows_of("configurations")

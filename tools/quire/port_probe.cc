@@ -1,5 +1,6 @@
 #include "tools/quire/port_probe.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/match.h"
@@ -11,12 +12,19 @@ namespace quire::client {
 namespace {
 
 constexpr long kProbeTimeoutMs = 2000;  // NOLINT(google-runtime-int): libcurl reads a long
+constexpr std::size_t kMaxBodyBytes = 64 << 10;
 
 struct ProbeAnswer {
-  CURLcode result = CURLE_OK;
   std::int64_t status = 0;  // 0: the answer does not begin with an HTTP/1 status line
-  std::string body;
+  std::string body;         // the first 64 KiB
 };
+
+// Ends the transfer when the body is full.
+std::size_t OnProbeBytes(char* bytes, std::size_t size, std::size_t count, void* body) {
+  std::string& text = *static_cast<std::string*>(body);
+  text.append(bytes, std::min(size * count, kMaxBodyBytes - text.size()));
+  return text.size() < kMaxBodyBytes ? size * count : 0;
+}
 
 ProbeAnswer Get(const std::string& url) {
   const CurlPtr curl = NewCurl();
@@ -25,8 +33,9 @@ ProbeAnswer Get(const std::string& url) {
   curl_easy_setopt(curl.get(), CURLOPT_TIMEOUT_MS, kProbeTimeoutMs);
   // Bytes that are not HTTP/1 become the body.
   curl_easy_setopt(curl.get(), CURLOPT_HTTP09_ALLOWED, 1L);
-  CollectBody(curl.get(), &answer.body);
-  answer.result = curl_easy_perform(curl.get());
+  curl_easy_setopt(curl.get(), CURLOPT_WRITEFUNCTION, OnProbeBytes);
+  curl_easy_setopt(curl.get(), CURLOPT_WRITEDATA, &answer.body);
+  curl_easy_perform(curl.get());
   answer.status = ResponseCode(curl.get());
   return answer;
 }
