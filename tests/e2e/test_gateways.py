@@ -14,7 +14,6 @@ import urllib.request
 import openai
 import pytest
 from daemon import ROOT, Daemon
-from test_openai import listening
 from waiting import wait_until
 
 PYTHON = ROOT / "build" / "clients" / "bin" / "python"
@@ -35,8 +34,9 @@ class Backend:
     def __init__(self, folder):
         self.folder = folder
         folder.mkdir()
-        self.port = free_port()
+        self.port = 0
         self.start()
+        self.port = self.daemon.openai_address.rpartition(":")[2]
 
     def start(self):
         self.daemon = Daemon(self.folder, settings=[
@@ -51,17 +51,34 @@ class Backend:
 
 @contextlib.contextmanager
 def gateway(kind, folder, urls):
+    """Runs a gateway and gives its URL."""
+    with contextlib.ExitStack() as stack:
+        for attempt in range(2):
+            log = folder / f"gateway-{attempt}.log"
+            process, url = stack.enter_context(started(kind, log, urls))
+            wait_until(lambda: process.poll() is not None or is_port_taken(log) or answers(url), f"{kind} routes requests", 60)
+            if not is_port_taken(log):
+                break
+        assert answers(url), log.read_text()
+        yield url
+
+
+def is_port_taken(log):
+    """Returns whether another program took a port after free_port."""
+    return "Address already in use" in log.read_text()
+
+
+@contextlib.contextmanager
+def started(kind, log_file, urls):
+    """Runs a gateway, which may end at once, and gives its process and URL."""
     port, metrics = free_port(), free_port()
     module = {"smg": "smg.launch_router", "sglang-router": "sglang_router.launch_router"}[kind]
-    log = (folder / "gateway.log").open("wb")
     command = [PYTHON, "-m", module, "--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(metrics),
                "--worker-urls", *urls, "--policy", "round_robin", "--health-check-interval-secs", "1",
                "--health-failure-threshold", "1", "--health-success-threshold", "1"]
-    with subprocess.Popen(command, stdout=log, stderr=log) as process:
+    with log_file.open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
         try:
-            url = f"http://127.0.0.1:{port}"
-            wait_until(lambda: answers(url), f"{kind} routes requests", 60)
-            yield url
+            yield process, f"http://127.0.0.1:{port}"
         finally:
             process.terminate()
             try:
