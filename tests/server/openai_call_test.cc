@@ -185,7 +185,7 @@ TEST_F(OpenAiCallTest, ExceptionInAStreamIsItsLastEventAndCancelsTheGenerations)
   failing.join();
   EXPECT_FALSE(exchange_->is_whole_);
   EXPECT_THAT(exchange_->stream_, HasSubstr("\"text_completion\""));
-  EXPECT_THAT(exchange_->stream_, HasSubstr("\"code\":\"ENGINE_ERROR\""));
+  EXPECT_THAT(exchange_->stream_, HasSubstr("\"code\":\"engine_error\""));
   EXPECT_THAT(exchange_->stream_, Not(HasSubstr("[DONE]")));
   EXPECT_TRUE(BecomesIdle());
   EXPECT_EQ(RpcsOf("INTERNAL"), 1);
