@@ -9,7 +9,8 @@ from test_openai import listening
 
 CLIENTS = pathlib.Path(__file__).parent / "clients"
 PYTHON = ROOT / "build" / "clients" / "bin" / "python"
-TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if tools %}{{ tools | tojson }}\n{% endif %}a:"
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}" \
+           "{% for t in tools or [] %}{{ t.function.name }}\n{% endfor %}a:"
 
 pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason=f"{PYTHON} is missing; scripts/test makes it")
 

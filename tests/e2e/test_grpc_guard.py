@@ -267,7 +267,7 @@ def test_the_port_serves_after_more_connects_than_descriptors(api, tmp_path, ope
         with daemon.channel() as channel:
             assert generate(api, channel)
         assert http_get(daemon.http_address, "/readyz")[0] == 200
-        assert "fewer connections than server.grpc.max_connections" in daemon.log
+        assert "too few descriptors for server.grpc.max_connections" in daemon.log
 
 
 def num_descriptors(daemon):

@@ -135,14 +135,11 @@ def test_unstructured_json_limits(live, key, limit):
     request.chat.messages.add(role="user", content="Hello")
     request.chat.template_vars.update(nested)
 
-    def refusal():
-        with pytest.raises(grpc.RpcError) as error:
-            live.generation.RenderChat(request)
-        return error.value.details()
-
-    assert "limits." not in refusal()  # the model has no template
+    assert live.generation.RenderChat(request).text
     live.set(**{f"limits__max_json_{key}": limit})
-    assert f"(limits.max_json_{key})" in refusal()
+    with pytest.raises(grpc.RpcError) as error:
+        live.generation.RenderChat(request)
+    assert f"(limits.max_json_{key})" in error.value.details()
 
 
 # --- steps ---------------------------------------------------------------------------------------------------
@@ -551,6 +548,24 @@ def test_openai_listener(live):
     assert post("Once", "https://page.example") == (403, None)
     live.set(openai__allowed_origins='["https://page.example"]')
     assert post("Once", "https://page.example") == (200, "https://page.example")
+
+
+@covers("openai.unknown_fields", "chat.max_request_template_bytes")
+def test_request_fields(live):
+    url = f"http://{live.log_lines(msg='listening')[0]['openai']}/v1/chat/completions"
+
+    def post(**fields):
+        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, **fields}
+        try:
+            request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return answer.status
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    assert [post(temperture=1), post(chat_template="Hello")] == [400, 200]
+    live.set(openai__unknown_fields="warn", chat__max_request_template_bytes=0)
+    assert [post(temperture=1), post(chat_template="Hello")] == [200, 400]
 
 
 # --- structured output ---------------------------------------------------------------------------------------

@@ -586,7 +586,7 @@ def test_pages_of_other_origins_may_not_use_the_model(daemon, page):
             urllib.request.urlopen(request, timeout=10)
         code = json.loads(refused.value.read())["error"]["code"]
         if refusal is None:  # the request is parsed, and its page may read the error
-            assert (refused.value.code, code) == (400, "PROMPT_MISSING")
+            assert (refused.value.code, code) == (400, "missing_required_parameter")
             assert refused.value.headers["Access-Control-Allow-Origin"] == own
         else:
             assert (refused.value.code, code) == (403, refusal), origin

@@ -12,7 +12,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
 
 def ask(messages, url=SHORT, model="story", **more):
     return litellm.completion(model=f"openai/{model}", api_base=url, api_key="none", messages=messages, max_tokens=8,
-                              temperature=0, num_retries=0, **more)
+                              num_retries=0, **{"temperature": 0, **more})
 
 
 def error_of(kind, *arguments, **more):

@@ -37,12 +37,14 @@ again = chat.bind_tools([weigh], tool_choice="weigh").invoke("Weigh a pear.").to
 assert again["name"] == "weigh", again
 
 client = openai.OpenAI(base_url=URL, api_key="none", max_retries=0)
-for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
+# The story model fills schemas with spaces. A constraint of a response format can be compact.
+COMPACT = {"constraint_whitespace": "compact"}
+for mode, body in ((instructor.Mode.TOOLS, {}), (instructor.Mode.JSON_SCHEMA, COMPACT)):
     made = instructor.from_openai(client, mode=mode).chat.completions.create(
         model="story", response_model=Fruit, messages=[{"role": "user", "content": "A fruit."}], max_tokens=300,
-        temperature=0, max_retries=0)
+        temperature=0, max_retries=0, extra_body=body)
     assert isinstance(made, Fruit), (mode, made)
-parsed = client.chat.completions.parse(model="story", response_format=Fruit, max_tokens=300, temperature=0,
+parsed = client.chat.completions.parse(model="story", response_format=Fruit, max_tokens=300, temperature=0, extra_body=COMPACT,
                                        messages=[{"role": "user", "content": "A fruit."}])
 assert isinstance(parsed.choices[0].message.parsed, Fruit), parsed
 print("structured done")
