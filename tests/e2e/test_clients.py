@@ -6,12 +6,10 @@ import subprocess
 import pytest
 from daemon import ROOT, Daemon, has_structured_output
 from test_openai import listening
+from test_smollm2 import MODEL
 
 CLIENTS = pathlib.Path(__file__).parent / "clients"
 PYTHON = ROOT / "build" / "clients" / "bin" / "python"
-TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}" \
-           "{% for t in tools or [] %}{{ t.function.name }}\n{% endfor %}a:"
-
 pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason=f"{PYTHON} is missing; scripts/test makes it")
 
 
@@ -46,8 +44,8 @@ def test_litellm_raises_its_exceptions_and_falls_back(api, tmp_path):
 
 
 @pytest.mark.skipif(not has_structured_output(), reason="the build has no structured output")
+@pytest.mark.skipif(not MODEL.exists(), reason=f"{MODEL} is missing; scripts/fetch_smollm2 gets it")
 def test_langchain_and_instructor_get_objects_and_tool_calls(tmp_path):
-    template = tmp_path / "tools.jinja"
-    template.write_text(TEMPLATE)
-    with start(tmp_path / "one", f"chat.template_file={template}", "chat.tool_format=hermes") as running:
+    settings = [f"model.path={MODEL}", "model.id=smollm2", "chat.tool_format=generic"]
+    with start(tmp_path / "one", *settings) as running:
         run("structured_calls.py", base_url(running))

@@ -564,7 +564,7 @@ def test_request_fields(live):
             return error.code
 
     assert [post(temperture=1), post(chat_template="Hello")] == [400, 200]
-    live.set(openai__unknown_fields="warn", chat__max_request_template_bytes=0)
+    live.set(openai__unknown_fields="warn", chat__max_request_template_bytes="0")
     assert [post(temperture=1), post(chat_template="Hello")] == [200, 400]
 
 

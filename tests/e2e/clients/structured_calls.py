@@ -25,7 +25,7 @@ def weigh(fruit: Literal["apple", "pear"], grams: Literal[1, 2, 3]) -> str:
     return f"{fruit}: {grams}"
 
 
-chat = ChatOpenAI(base_url=URL, api_key="none", model="story", temperature=0, max_tokens=300, max_retries=0)
+chat = ChatOpenAI(base_url=URL, api_key="none", model="smollm2", temperature=0, max_tokens=300, max_retries=0)
 assert chat.invoke("Hello").content
 assert "".join(piece.content for piece in chat.stream("Hello")) == chat.invoke("Hello").content
 for method in ("json_schema", "function_calling"):
@@ -37,14 +37,12 @@ again = chat.bind_tools([weigh], tool_choice="weigh").invoke("Weigh a pear.").to
 assert again["name"] == "weigh", again
 
 client = openai.OpenAI(base_url=URL, api_key="none", max_retries=0)
-# The story model fills schemas with spaces. A constraint of a response format can be compact.
-COMPACT = {"constraint_whitespace": "compact"}
-for mode, body in ((instructor.Mode.TOOLS, {}), (instructor.Mode.JSON_SCHEMA, COMPACT)):
+for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
     made = instructor.from_openai(client, mode=mode).chat.completions.create(
-        model="story", response_model=Fruit, messages=[{"role": "user", "content": "A fruit."}], max_tokens=300,
-        temperature=0, max_retries=0, extra_body=body)
+        model="smollm2", response_model=Fruit, messages=[{"role": "user", "content": "A fruit."}], max_tokens=300,
+        temperature=0, max_retries=0)
     assert isinstance(made, Fruit), (mode, made)
-parsed = client.chat.completions.parse(model="story", response_format=Fruit, max_tokens=300, temperature=0, extra_body=COMPACT,
+parsed = client.chat.completions.parse(model="smollm2", response_format=Fruit, max_tokens=300, temperature=0,
                                        messages=[{"role": "user", "content": "A fruit."}])
 assert isinstance(parsed.choices[0].message.parsed, Fruit), parsed
 print("structured done")
