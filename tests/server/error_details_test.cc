@@ -131,19 +131,19 @@ TEST(ErrorDetailsTest, EveryReasonStaysBelowFourKibibytes) {
 
 // Returns the code of an error over HTTP: OpenAI's code, or the reason in lower case.
 std::string HttpCode(const std::string& reason) {
-  static const auto* openai = new std::map<std::string, std::string>{
-      {"PROMPT_TOO_LONG", "context_length_exceeded"},
-      {"EXCEEDS_CAPACITY", "context_length_exceeded"},
-      {"PROMPT_MISSING", "missing_required_parameter"},
-      {"BAD_PARAMETER", "invalid_value"},
-      {"BAD_SAMPLING_PARAM", "invalid_value"},
-      {"QUEUE_FULL", "rate_limit_exceeded"},
-      {"QUEUE_TIMEOUT", "rate_limit_exceeded"},
-      {"TENANT_LIMIT", "rate_limit_exceeded"},
-      {"TOKEN_MISSING", "invalid_api_key"},
-      {"TOKEN_INVALID", "invalid_api_key"},
-      {"FEATURE_UNSUPPORTED", "unsupported"},
-      {"UNKNOWN_ENDPOINT", "unknown_url"}};
+  static const auto* openai =
+      new std::map<std::string, std::string>{{"PROMPT_TOO_LONG", "context_length_exceeded"},
+                                             {"EXCEEDS_CAPACITY", "context_length_exceeded"},
+                                             {"PROMPT_MISSING", "missing_required_parameter"},
+                                             {"BAD_PARAMETER", "invalid_value"},
+                                             {"BAD_SAMPLING_PARAM", "invalid_value"},
+                                             {"QUEUE_FULL", "rate_limit_exceeded"},
+                                             {"QUEUE_TIMEOUT", "rate_limit_exceeded"},
+                                             {"TENANT_LIMIT", "rate_limit_exceeded"},
+                                             {"TOKEN_MISSING", "invalid_api_key"},
+                                             {"TOKEN_INVALID", "invalid_api_key"},
+                                             {"FEATURE_UNSUPPORTED", "unsupported"},
+                                             {"UNKNOWN_ENDPOINT", "unknown_url"}};
   const auto found = openai->find(reason);
   return found == openai->end() ? absl::AsciiStrToLower(reason) : found->second;
 }
