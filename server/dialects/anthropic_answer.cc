@@ -155,7 +155,7 @@ void AnthropicAnswer::Finish(const v1::Completed& completed) {
   output_tokens_ = completed.usage().completion_tokens();
 }
 
-// As in Anthropic's API, cached tokens are not part of input_tokens.
+// Anthropic's API does not count cached tokens in input_tokens.
 ordered_json AnthropicAnswer::Usage() const {
   return {{"input_tokens", prompt_tokens_ - cached_tokens_},
           {"cache_creation_input_tokens", 0},

@@ -2,13 +2,13 @@
 
 #include <google/protobuf/duration.pb.h>
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/json_text.h"
+#include "server/openai/openai_answer.h"
 
 namespace quire::server {
 namespace {
@@ -27,25 +27,6 @@ ordered_json MakeCall(const Call& call, int index) {
            {{"index", index},
             {"name", call.name()},
             {"arguments", ordered_json::parse(call.arguments_json())}}}};
-}
-
-template <typename Token>
-ordered_json MakeToken(const Token& token) {
-  ordered_json bytes = ordered_json::array();
-  for (const char c : token.token_bytes()) bytes.push_back(static_cast<unsigned char>(c));
-  // JSON has no infinity, so probability 0 is -9999 as in OpenAI's format.
-  const double logprob = std::max(static_cast<double>(token.logprob()), -9999.0);
-  return {{"token", token.token_bytes()}, {"logprob", logprob}, {"bytes", std::move(bytes)}};
-}
-
-ordered_json MakeLogprobs(const google::protobuf::RepeatedPtrField<v1::TokenLogprob>& tokens) {
-  ordered_json list = ordered_json::array();
-  for (const v1::TokenLogprob& token : tokens) {
-    ordered_json entry = MakeToken(token);
-    for (const v1::TopLogprob& top : token.top()) entry["top_logprobs"].push_back(MakeToken(top));
-    list.push_back(std::move(entry));
-  }
-  return list;
 }
 
 const char* DoneReason(v1::FinishReason reason) {
@@ -92,7 +73,7 @@ void OllamaAnswer::Take(std::size_t, const v1::GenerateResponse& message, std::s
   }
   ordered_json line = Part(delta.text(), delta.reasoning_text(), std::move(calls));
   line["done"] = false;
-  if (!delta.logprobs().empty()) line["logprobs"] = MakeLogprobs(delta.logprobs());
+  if (!delta.logprobs().empty()) line["logprobs"] = ChatLogprobs(delta.logprobs());
   absl::StrAppend(events, JsonText(line), "\n");
 }
 
@@ -114,7 +95,7 @@ void OllamaAnswer::Complete(const v1::Completed& completed, std::string* events)
   answer["prompt_eval_duration"] = prefill;
   answer["eval_count"] = completed.usage().completion_tokens();
   answer["eval_duration"] = decode;
-  if (!completed.logprobs().empty()) answer["logprobs"] = MakeLogprobs(completed.logprobs());
+  if (!completed.logprobs().empty()) answer["logprobs"] = ChatLogprobs(completed.logprobs());
   if (stream_) {
     absl::StrAppend(events, JsonText(answer), "\n");
   } else {

@@ -164,7 +164,7 @@ def test_the_embedded_model_turns_a_wish_into_a_story(api, generation, wish, pro
     assert len(list(generation.Generate(greedy(api, chat=chat)))[-1].completed.text) > 10
 
 
-# What the models' own templates render, with the special tokens of the embedded model.
+# The models' own templates render these texts. The special tokens are those of the embedded model.
 TURNS = [("system", "Be brief."), ("user", "Hi"), ("assistant", "Hello"), ("user", "Bye")]
 READY = {
     "chatml": "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"

@@ -184,7 +184,7 @@ TEST_P(AttentionMaskTypeTest, NeutralMasksChangeNoBit) {
   EXPECT_NE(std::memcmp(shorter.data() + last, plain.data() + last, s.q_columns() * 4), 0);
 }
 
-// Of the span of token 511, the last row that sees the token sees nothing else.
+// The last row that sees token 511 sees no other token of its span.
 TEST(AttentionMaskedTest, NanOutsideTheWindowHasNoEffect) {
   for (const std::uint32_t token : {50u, 511u}) {
     const std::uint32_t length = token + 70;

@@ -316,7 +316,7 @@ TEST(Bf16AttentionSpecialTest, NanAffectsTheRowsThatSeeItOnly) {
     std::uint32_t length;
     std::uint32_t window;
   };
-  // Of the span of token 511, the last row that sees the token sees nothing else.
+  // The last row that sees token 511 sees no other token of its span.
   for (const auto& [token, length, window] :
        {Place{37, 70, 0}, Place{37, 70, 10}, Place{511, 560, 10}}) {
     for (const bool is_key : {false, true}) {
