@@ -51,7 +51,9 @@ class IncompleteBlob {
     std::array<char, 1 << 16> buffer;
     while (size_ < found) {
       if (request_->stop->is_requested()) return absl::CancelledError("the download was stopped");
-      const ssize_t count = pread(file_.fd, buffer.data(), buffer.size(), size_);
+      // Another program may append to the file meanwhile.
+      const auto wanted = std::min(buffer.size(), static_cast<std::size_t>(found - size_));
+      const ssize_t count = pread(file_.fd, buffer.data(), wanted, size_);
       if (count < 0 && errno == EINTR) continue;
       if (count < 0) return Error();
       if (count == 0) break;

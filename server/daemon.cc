@@ -312,6 +312,11 @@ void Daemon::Impl::Drain() {
   } else if (state_.state() == LifeState::kDraining && !was_exiting) {
     drain_.ShortenDeadline(drain_.default_timeout());
   }
+  {
+    // SIGINT may have arrived since the delay was chosen.
+    MutexLock lock(&mutex_);
+    skips_delay = skips_delay_;
+  }
   if (skips_delay) drain_.SkipDelay();
   state_.SetDrainStarted(true);
   listeners_.UpdateHealth();

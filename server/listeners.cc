@@ -235,7 +235,10 @@ void Listeners::UpdateHealth() {
 }
 
 void Listeners::Tick(absl::Time now) {
-  if (const ServedModel* model = state_->model()) history_.Add(now, model->engine->GetStats());
+  if (const ServedModel* model = state_->model(); model != nullptr && now >= next_sample_) {
+    next_sample_ = now + StatusHistory::kInterval;
+    history_.Add(now, model->engine->GetStats());
+  }
   if (now >= next_check_) {
     next_check_ = now + kCheckInterval;
     data_listener_->CheckReachable();

@@ -94,7 +94,8 @@ class Listeners {
   std::unique_ptr<GrpcListener> data_listener_, admin_listener_;
   std::unique_ptr<HttpListener> http_listener_;
   std::unique_ptr<OpenAiListener> openai_listener_;  // null if not enabled
-  absl::Time next_poll_ = absl::InfinitePast(), next_check_ = absl::InfinitePast();
+  absl::Time next_poll_ = absl::InfinitePast(), next_check_ = absl::InfinitePast(),
+             next_sample_ = absl::InfinitePast();
 };
 
 }  // namespace quire::server

@@ -381,6 +381,7 @@ absl::StatusOr<std::int64_t> ModelCache::RemoveRepository(const ModelName& name)
   std::error_code error;
   // Refs first, so that an interrupted removal does not leave a name without its files.
   fs::remove_all(directory / "refs", error);
+  if (error) return FileError(error, directory / "refs");
   fs::remove_all(directory, error);
   if (error) return FileError(error, directory);
   return bytes;
@@ -394,6 +395,7 @@ absl::StatusOr<std::int64_t> ModelCache::RemoveCommit(const ModelName& name,
   std::error_code error;
   for (const auto& [ref, target] : RefsOf(directory)) {
     if (target == commit) fs::remove(directory / "refs" / ref, error);
+    if (error) return FileError(error, directory / "refs" / ref);
   }
   // huggingface_hub stores lists of absent and of all files of a commit.
   fs::remove_all(directory / ".no_exist" / std::string(commit), error);
@@ -417,9 +419,8 @@ absl::StatusOr<std::int64_t> ModelCache::RemoveFile(const ModelName& name) const
     for (const Entry& entry : EntriesOf(snapshot)) {
       const bool is_meant = IsGguf(entry.name) && ShardSet(entry.name) == ShardSet(name.file);
       std::error_code error;
-      if (is_meant && !fs::remove(snapshot / entry.name, error)) {
-        return FileError(error, snapshot / entry.name);
-      }
+      if (is_meant) fs::remove(snapshot / entry.name, error);
+      if (error) return FileError(error, snapshot / entry.name);
       is_found |= is_meant;
       left += is_meant ? 0 : 1;
     }
@@ -456,7 +457,8 @@ absl::StatusOr<std::int64_t> ModelCache::RemoveUnlinkedBlobs(absl::string_view r
     const fs::path path = directory / "blobs" / blob;
     const std::int64_t size = StoredBytes(path);
     std::error_code error;
-    if (!fs::remove(path, error)) return FileError(error, path);
+    fs::remove(path, error);
+    if (error) return FileError(error, path);
     bytes += size;
   }
   return bytes;

@@ -197,7 +197,8 @@ std::string ResponsesAnswer::ResponseJson(const ordered_json& error) const {
                            {"truncation", "disabled"},
                            {"usage", nullptr}};
   if (status_ == "incomplete") response["incomplete_details"] = {{"reason", "max_output_tokens"}};
-  if (has_ended) {
+  // A stream that failed has no final counts.
+  if (has_ended && status_ != "failed") {
     response["usage"] = {
         {"input_tokens", prompt_tokens_},
         {"input_tokens_details", {{"cached_tokens", cached_tokens_}, {"cache_write_tokens", 0}}},

@@ -206,7 +206,10 @@ void TraceExporter::Impl::Add(const TracedRequest& request) {
     queue_.push_back(std::move(part));
   }
   queue_.push_back(std::move(span));
-  if (queue_.size() >= kMaxBatchSpans) changed_.NotifyAll();
+  // A longer queue waits for the collector, not for this thread.
+  if (queue_.size() >= kMaxBatchSpans && queue_.size() < kMaxBatchSpans + num_spans) {
+    changed_.NotifyAll();
+  }
 }
 
 std::vector<otlp::Span> TraceExporter::Impl::TakeBatch() {

@@ -214,6 +214,7 @@ TEST(ResponsesAnswerTest, ErrorEndsTheStream) {
   EXPECT_EQ(failed["response"]["status"], "failed");
   EXPECT_EQ(failed["response"]["error"],
             json::parse(R"({"code": "deadline_exceeded", "message": "too late"})"));
+  EXPECT_TRUE(failed["response"]["usage"].is_null());
 }
 
 }  // namespace
