@@ -21,6 +21,7 @@
 #include "base/strong_id.h"
 #include "cache_manager/cache_manager.h"
 #include "cache_manager/views/kv_step_inputs.h"
+#include "cache_manager/views/state_step_inputs.h"
 #include "kernels/sampling/sampling.h"
 
 namespace quire::runtime {
@@ -85,6 +86,7 @@ struct StepBatch {
   std::vector<cache::PageCopy> copies;  // before the forward pass, in this order, after the clears
   std::vector<BlockId> clears;
   std::span<const cache::KvStepInputs> kv;  // one per layer group, or none without rows and pages
+  cache::StateStepInputs states;            // empty if the model has no recurrent layers
 
   // On the CPU, where a step may take long, the runner beats after every layer. May be null.
   Heartbeat* heartbeat = nullptr;
@@ -105,6 +107,7 @@ struct StepBatch {
     copies.clear();
     clears.clear();
     kv = {};
+    states = {};
     heartbeat = nullptr;
     logits_out = nullptr;
     hidden_out = nullptr;
