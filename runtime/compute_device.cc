@@ -15,9 +15,15 @@
 namespace quire::runtime {
 namespace {
 
+// True if the machine has no GPU that this build can use. device.type auto then selects the CPU.
+bool IsNoGpu(const absl::Status& status) {
+  return absl::IsFailedPrecondition(status) || absl::IsUnimplemented(status);
+}
+
+// Marks an error of a device that a restart may mend. A build without CUDA, a missing or too old
+// driver or GPU, and an instruction set that the CPU lacks are refused like a configuration.
 absl::Status DeviceError(const absl::Status& status) {
-  // A build without CUDA is the operator's choice and not a device error.
-  if (GetErrorReason(status) || absl::IsUnimplemented(status)) return status;
+  if (GetErrorReason(status) || IsNoGpu(status)) return status;
   return WithReason(status, Reason::kDeviceError);
 }
 
@@ -41,11 +47,6 @@ absl::StatusOr<kernels::Backend> OpenBackend(const Stream& stream, kernels::Dete
     }
   }
   return backend;
-}
-
-// True if the machine has no GPU that this build can use. device.type auto then selects the CPU.
-bool IsNoGpu(const absl::Status& status) {
-  return absl::IsFailedPrecondition(status) || absl::IsUnimplemented(status);
 }
 
 std::unique_ptr<ThreadPool> MakeThreads(const DeviceOptions& options) {
@@ -77,7 +78,7 @@ absl::Status SelectIsa(const DeviceOptions& options) {
     status = kernels::CheckCpuActivations(options.activations);
   }
   if (status.ok()) return status;
-  return DeviceError(absl::Status(status.code(), absl::StrCat(key, ": ", status.message())));
+  return absl::Status(status.code(), absl::StrCat(key, ": ", status.message()));
 }
 
 absl::Status SelectCheckedIsa(const DeviceOptions& options, const CpuCheck& check) {

@@ -55,7 +55,7 @@ class ComputeDevice {
   SelfCheck self_check_;
 };
 
-// True if the device could not be opened or was lost.
+// True if the device failed or was lost. False if the machine has no usable device.
 bool IsDeviceError(const absl::Status& status);
 
 // Returns the kind of device that Open would open, without opening it. Returns the same errors.
