@@ -59,10 +59,12 @@ def link_files(out: pathlib.Path) -> list[pathlib.Path]:
 
 
 def reference_of(folder: pathlib.Path) -> dict:
-    """What the weights are drawn by; embedders have their records apart, without the vocabulary."""
-    if folder.parent == HERE / "models":
+    """What the weights of a generated folder are drawn by; embedders have their records apart,
+    without the vocabulary."""
+    if folder.parent.parent.name != "embeddings":
         return read_json(folder / "reference.json")
-    reference = read_json(HERE / "embeddings" / "reference" / f"{folder.name}.json")
+    records = folder.parent.parent / "reference"
+    reference = read_json(records / f"{folder.name}.json")
     tokenizer = read_json(folder / "tokenizer.json")
     ids = [*tokenizer["model"]["vocab"].values(), *(one["id"] for one in tokenizer["added_tokens"])]
     return {**reference, "tokenizer_vocab_size": max(ids) + 1}
@@ -81,7 +83,7 @@ def write_checkpoint(folder: pathlib.Path, heads: list[pathlib.Path], target: pa
     data = of_checkpoint(
         folder.name,
         read_json(folder / "config.json"),
-        reference_of(folder),
+        reference_of(target),
         tensors,
     )
     for head, text in texts.items():

@@ -12,21 +12,31 @@ import numpy as np
 from ggml_blocks import BLOCKS
 from torch_random import F32, Generator
 
-# Standard deviations: of a matrix its gain / sqrt(inputs), of `embed`, `bias` and `correction` the
-# gain itself; the bounds of a norm's uniform weights. `after` and `final` are norms where they
-# differ from the others.
+# Standard deviations: of a matrix its gain / sqrt(inputs), of `embed`, `per_layer`, `bias` and
+# `correction` the gain itself; the bounds of uniform weights. `heads` (norms of q and k), `gated`,
+# `after` and `final` are norms where they differ from the others. `step` are the projections that
+# give a recurrent layer its decay and the size of its update.
 GAINS = {
     "embed": 1.0,
+    "per_layer": 0.25,
     "head": 5.0,
     "q": 1.4,
     "attention": 1.6,
     "mlp": 1.6,
     "router": 2.0,
+    "convolution": 1.2,
+    "step": 1.2,
     "bias": 0.4,
     "correction": 0.2,
     "norm": (0.5, 1.5),
+    "A_log": (-3.5, 0.3),
+    "dt_bias": (-3.0, 0.0),
+    "D": (0.4, 1.6),
+    "layer_scalar": (0.6, 1.2),
     "score": 2.0,
 }
+QWEN_NORMS = {"norm": (-0.5, 0.5), "heads": (0.4, 1.4), "gated": (0.5, 1.5)}
+GEMMA4 = {"embed": 0.12, "heads": (0.35, 0.75), "after": (1.0, 3.0), "final": (3.0, 5.0)}
 OTHER_GAINS = {
     "deepseek-v2-lite-bf16": {"router": 1.4},
     "gemma2-bf16": {
@@ -42,17 +52,44 @@ OTHER_GAINS = {
         "after": (1.0, 3.0),
         "final": (3.0, 5.0),
     },
+    "gemma4-bf16": GEMMA4,
+    "gemma4-moe-bf16": {**GEMMA4, "router": 16.0},
     "gpt-oss-bf16": {"router": 1.5},
     "granite-bf16": {"embed": 0.25, "attention": 3.0, "mlp": 3.0},
+    "granite-hybrid-bf16": {"embed": 0.25, "attention": 2.4, "mlp": 2.4},
+    "lfm2-bf16": {"attention": 2.2, "mlp": 2.2},
+    "nemotron-h-bf16": {"attention": 1.3, "mlp": 1.3},
+    "olmo3-bf16": {"heads": (0.9, 2.1)},
     "qwen2-bf16": {"attention": 2.2, "mlp": 2.2, "bias": 0.5},
     "qwen3-embed-last-bf16": {"attention": 2.0, "mlp": 2.0},
     "qwen3-hd128-bf16": {"attention": 2.5, "mlp": 2.5},
+    "qwen3-next-bf16": QWEN_NORMS,
     "qwen3-rerank1-bf16": {"attention": 2.0, "mlp": 2.0},
     "qwen3-rerank-yesno-bf16": {"attention": 2.0, "mlp": 2.0},
+    "qwen35-bf16": {**QWEN_NORMS, "attention": 2.4, "mlp": 2.0},
+    "qwen35-moe-bf16": {**QWEN_NORMS, "attention": 2.4},
 }
-EXPERT = re.compile(
-    r"(.*)\.(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(gate_proj|up_proj|down_proj|w1|w2|w3)\.weight"
-)
+# Tensors of parts that the model leaves out, all of one value.
+UNUSED = {
+    "glm4-moe-bf16": (re.compile(r"model\.layers\.3\."), 0.5),
+    "qwen35-moe-bf16": (re.compile(r"model\.visual\.|mtp\."), 0.25),
+}
+# What transformers calls the parameters of a family otherwise than its published files do.
+MLP = (r"\.block_sparse_moe\.", ".mlp.")
+RENAMED = {
+    "granitemoehybrid": [
+        (r"input_linear\.weight", "experts.gate_up_proj"),
+        (r"(block_sparse_moe)\.output_linear\.weight", r"\1.experts.down_proj"),
+        (r"router\.layer", "router"),
+    ],
+    "kimi_linear": [MLP, (r"\.(A_log|dt_bias|f_[ab]_proj)", r".forget_gate.\1")],
+    "minimax_m2": [MLP],
+    "mixtral": [MLP],
+    "nemotron_h": [(r"^backbone\.", "model.")],
+}
+EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj|w1|w2|w3)\.weight")
+EMBEDDING = re.compile(r"embed_tokens|\.embeddings\.")
+CONVOLUTION = re.compile(r"(.*\.)([qkv])_(conv1d\.weight)")
 
 
 def stored(values: np.ndarray, dtype: str) -> bytes:
@@ -71,52 +108,94 @@ def stored(values: np.ndarray, dtype: str) -> bytes:
 # models/*
 
 
-def parameters(shapes: dict) -> dict:
-    """The parameters that transformers has for the tensors of a file, with their shapes: it keeps
-    all experts of a layer in one, and calls a layer's experts and router `mlp`."""
+def parameter_of(name: str, model_type: str) -> tuple:
+    """Of a tensor in a file: the parameter that transformers has for it, the expert if the
+    parameter has experts, which part of the rows the tensor is, and the number of parts."""
+    for pattern, replacement in RENAMED.get(model_type, []):
+        name = re.sub(pattern, replacement, name)
+    if found := CONVOLUTION.fullmatch(name):
+        return found[1] + found[3], None, "qkv".index(found[2]), 3
+    if found := EXPERT.fullmatch(name):
+        expert = int(found[2])
+        if found[3] in ("down_proj", "w2"):
+            return f"{found[1]}.down_proj", expert, 0, 1
+        if model_type == "nemotron_h":  # has no gate
+            return f"{found[1]}.up_proj", expert, 0, 1
+        return f"{found[1]}.gate_up_proj", expert, int(found[3] in ("up_proj", "w3")), 2
+    return name, None, 0, 1
+
+
+def parameters(shapes: dict, model_type: str) -> dict:
+    """The parameters that transformers has for the tensors of a file, with their shapes."""
     found, experts = {}, {}
     for name, shape in shapes.items():
-        expert = EXPERT.fullmatch(name)
-        if expert:
-            kind = "down_proj" if expert[3] in ("down_proj", "w2") else "gate_up_proj"
-            rows = shape[0] if kind == "down_proj" else 2 * shape[0]
-            parameter = f"{expert[1]}.mlp.experts.{kind}"
-            experts[parameter] = max(experts.get(parameter, 0), int(expert[2]) + 1)
-            found[parameter] = [experts[parameter], rows, shape[1]]
-        elif not name.endswith("inv_freq"):
-            found[name.replace("block_sparse_moe", "mlp")] = shape
-    return found
+        if name.endswith("inv_freq"):
+            continue
+        parameter, expert, _, parts = parameter_of(name, model_type)
+        found[parameter] = [parts * shape[0], *shape[1:]]
+        if expert is not None:
+            experts[parameter] = max(experts.get(parameter, 0), expert + 1)
+    return {
+        name: [experts[name], *shape] if name in experts else shape for name, shape in found.items()
+    }
 
 
-def draw(
-    name: str, shape: list, gain: dict, fused_experts: bool, generator: Generator
-) -> np.ndarray:
-    if name.endswith("norm.weight"):
-        kind = "final" if name == "model.norm.weight" else "after" if "post_" in name else "norm"
-        low, high = gain.get(kind, gain["norm"])
+def bounds_of(name: str, gain: dict) -> tuple | None:
+    """Of a parameter whose weights are uniform."""
+    last = name.rsplit(".", 1)[-1]
+    if last in ("A_log", "dt_bias", "D", "layer_scalar"):
+        return gain[last]
+    if last in ("scale", "per_expert_scale"):
+        return gain["norm"]
+    if not re.search(r"norm\w*\.weight$", name):
+        return None
+    if name == "model.norm.weight":
+        kind = "final"
+    elif re.search(r"post_(attention|feedforward)_layernorm", name):
+        kind = "after"
+    elif "linear_attn" in name:
+        kind = "gated"
+    else:
+        kind = "heads" if re.search(r"\.[qk]_norm\.", name) else "norm"
+    return gain.get(kind, gain["norm"])
+
+
+def kind_of_matrix(name: str) -> str:
+    if name == "lm_head.weight":
+        return "head"
+    if re.search(r"(mlp|mixer)\.gate\.|router|weights_proj", name):
+        return "router"
+    if "conv1d" in name or ".conv.conv." in name:
+        return "convolution"
+    if re.search(r"in_proj_(a|b|ba)\.|self_attn\.b_proj", name):
+        return "step"
+    if re.search(r"[qk]_proj|q_b_proj|qkv_proj|\.wk\.|wq_b", name):
+        return "q"
+    return "attention" if "self_attn" in name else "mlp"
+
+
+def draw(name: str, shape: list, gain: dict, transposed: bool, generator: Generator) -> np.ndarray:
+    bounds = bounds_of(name, gain)
+    if bounds:
+        low, high = bounds
         return generator.rand(shape) * F32(high - low) + F32(low)
     normal = generator.randn(shape)
     if name.endswith("sinks"):
         return normal + F32(0.5)
-    if "embed_tokens" in name:
-        return normal * F32(gain["embed"])
+    if EMBEDDING.search(name):
+        return normal * F32(gain["per_layer" if "per_layer" in name else "embed"])
     if name.endswith("bias"):
         return normal * F32(gain["correction" if "correction" in name else "bias"])
-    inputs = shape[1] if len(shape) == 2 or fused_experts else shape[2]
-    if name == "lm_head.weight":
-        kind = "head"
-    elif re.search(r"mlp\.(gate|router)\.weight$", name):
-        kind = "router"
-    elif re.search(r"[qk]_proj|q_b_proj|qkv_proj", name):
-        kind = "q"
-    else:
-        kind = "attention" if "self_attn" in name else "mlp"
-    return normal * F32(gain[kind] / math.sqrt(inputs))
+    inputs = shape[-2] if transposed and len(shape) == 3 else shape[-1]
+    return normal * F32(gain[kind_of_matrix(name)] / math.sqrt(inputs))
+
+
+WHOLE = ("model.", "lm_head.", "score.", "backbone.")
 
 
 def whole_name(name: str) -> str:
     """Of a parameter as it is in a whole model; a bare decoder has no prefix."""
-    return name if name.startswith(("model.", "lm_head.", "score.")) else "model." + name
+    return name if name.startswith(WHOLE) else "model." + name
 
 
 def inverse_frequencies(config: dict) -> np.ndarray:
@@ -126,20 +205,22 @@ def inverse_frequencies(config: dict) -> np.ndarray:
 
 
 def tensor_of(name: str, values: dict, config: dict) -> np.ndarray:
-    expert = EXPERT.fullmatch(name)
-    if not expert:
-        if name.endswith("inv_freq"):
-            return inverse_frequencies(config)
-        return values[name.replace("block_sparse_moe", "mlp")]
-    if expert[3] in ("down_proj", "w2"):
-        return values[f"{expert[1]}.mlp.experts.down_proj"][int(expert[2])]
-    gate, up = np.split(values[f"{expert[1]}.mlp.experts.gate_up_proj"][int(expert[2])], 2)
-    return gate if expert[3] in ("gate_proj", "w1") else up
+    if name.endswith("inv_freq"):
+        return inverse_frequencies(config)
+    parameter, expert, part, parts = parameter_of(name, config["model_type"])
+    value = values[parameter] if expert is None else values[parameter][expert]
+    return np.split(value, parts)[part]
 
 
 def of_checkpoint(folder: str, config: dict, reference: dict, tensors: dict) -> dict:
     """The bytes of each tensor; `tensors` are the entries of the heads of all files of a model."""
-    shapes = parameters({whole_name(name): entry["shape"] for name, entry in tensors.items()})
+    model_type = config["model_type"]
+    pattern, constant = UNUSED.get(folder, (None, 0.0))
+    unused = {name for name in tensors if pattern and pattern.match(name)}
+    shapes = parameters(
+        {whole_name(name): tensors[name]["shape"] for name in tensors if name not in unused},
+        model_type,
+    )
     is_bare = config["architectures"][0].endswith("Model")
     has_no_head = "lm_head.weight" not in shapes and not is_bare
     tied = has_no_head or config.get("tie_word_embeddings", False)
@@ -150,7 +231,7 @@ def of_checkpoint(folder: str, config: dict, reference: dict, tensors: dict) -> 
         **({"embed": 4.2 / math.sqrt(config["hidden_size"])} if tied else {}),
         **OTHER_GAINS.get(folder, {}),
     }
-    fused_experts = config["model_type"] == "gpt_oss"
+    transposed = model_type in ("gpt_oss", "llama4_text")
     generator, values = Generator(reference["seed"]), {}
     # The head of a classifier has a generator of its own.
     score = shapes.pop("score.weight", None)
@@ -158,13 +239,24 @@ def of_checkpoint(folder: str, config: dict, reference: dict, tensors: dict) -> 
         scale = F32(gain["score"] / math.sqrt(score[1]))
         values["score.weight"] = Generator(reference["seed"] + 1).randn(score) * scale
     for name in sorted(shapes):
-        values[name] = draw(name, shapes[name], gain, fused_experts, generator)
-        if "embed_tokens" in name or name == "lm_head.weight":
+        values[name] = draw(name, shapes[name], gain, transposed, generator)
+        if EMBEDDING.search(name) or name == "lm_head.weight":
             values[name][reference["tokenizer_vocab_size"] :] *= F32(0.05)
+        # The last rows of a projection into Mamba-2 give the step of each head.
+        heads = shapes.get(name.replace("in_proj.weight", "A_log"))
+        if heads and name.endswith("in_proj.weight"):
+            values[name][-heads[0] :] *= F32(0.5)
     if tied:
         values["lm_head.weight"] = values["model.embed_tokens.weight"]
     return {
-        name: stored(tensor_of(whole_name(name), values, config), entry["dtype"])
+        name: stored(
+            (
+                np.full(entry["shape"], constant)
+                if name in unused
+                else tensor_of(whole_name(name), values, config)
+            ),
+            entry["dtype"],
+        )
         for name, entry in tensors.items()
     }
 
