@@ -19,6 +19,7 @@ the model is too close to call.
 
 import argparse
 import json
+import lzma
 import os
 import platform
 import re
@@ -69,6 +70,9 @@ def write_json(path: Path, value: dict) -> None:
 
 
 def read_json(path: Path) -> dict:
+    """The records of this folder are packed, those of a folder of the build are not."""
+    if not path.exists():
+        return json.loads(lzma.decompress(path.with_name(path.name + ".xz").read_bytes()))
     return json.loads(path.read_text(encoding="utf-8"))
 
 
