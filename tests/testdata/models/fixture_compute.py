@@ -55,16 +55,21 @@ def load_model(folder, dtype=torch.float32):
     return ready(AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=dtype).to(dtype))
 
 
+def correction_biases(model) -> list:
+    """Of routers that choose by more than their scores; no parameters, but drawn like them."""
+    return [(name, buffer) for name, buffer in model.named_buffers() if "e_score_correction_bias" in name]
+
+
 def init_weights(model, config: dict, gains: dict, vocabulary: int, seed: int) -> None:
     """Draws every parameter and rounds it to bfloat16.
 
     Matrices are normal with a standard deviation of gain / sqrt(inputs), much larger than the usual 0.02, which would
     leave all logits nearly equal. Norm weights are uniform and never all 1. Rows of embedding and head behind the
-    tokenizer's vocabulary are small, so that they are there and never win.
+    tokenizer's vocabulary are small, so that they are there and never win. Correction biases of routers stay float32.
     """
     tied = config.get("tie_word_embeddings", False)
     gain = {"embed": 4.2 / math.sqrt(config["hidden_size"]) if tied else 1.0, "head": 5.0, "q": 1.4, "attention": 1.6,
-            "mlp": 1.6, "router": 2.0, "norm": (0.5, 1.5), **gains}  # fmt: skip
+            "mlp": 1.6, "router": 2.0, "correction": 0.2, "norm": (0.5, 1.5), **gains}  # fmt: skip
     generator = torch.Generator().manual_seed(seed)
 
     def normal(shape, deviation):
@@ -86,7 +91,10 @@ def init_weights(model, config: dict, gains: dict, vocabulary: int, seed: int) -
         return normal(shape, gain[kind] / math.sqrt(shape[1]))
 
     with torch.no_grad():
-        for name, parameter in sorted(model.named_parameters()):
+        for name, parameter in sorted([*model.named_parameters(), *correction_biases(model)]):
+            if "e_score_correction_bias" in name:
+                parameter.copy_(normal(parameter.shape, gain["correction"]))
+                continue
             if name.endswith("bias"):
                 raise NotImplementedError(f"{name}: no gain is known for biases")
             parameter.copy_(value_of(name, parameter.shape).bfloat16().to(parameter.dtype))
@@ -98,13 +106,23 @@ class Router:
     def __init__(self, model):
         self.smallest = math.inf
         routers = [m for m in model.modules() if type(m).__name__.endswith("Router")]
-        if any(hasattr(router, "e_score_correction_bias") for router in routers):
-            raise NotImplementedError("routers with a correction bias decide by more than their logits")
         self.handles = [router.register_forward_hook(self.note) for router in routers]
 
     def note(self, module, inputs, output):
-        best = output[0].float().topk(module.top_k + 1, dim=-1).values
-        self.smallest = min(self.smallest, (best[..., -2] - best[..., -1]).min().item())
+        logits = output[0].float()
+        if not hasattr(module, "e_score_correction_bias"):
+            self.note_choice(logits, module.top_k)
+            return
+        groups = (logits.sigmoid() + module.e_score_correction_bias).unflatten(-1, (module.num_group, -1))
+        sums = groups.topk(2, dim=-1).values.sum(-1)
+        self.note_choice(sums, module.topk_group)
+        kept = torch.zeros_like(sums).scatter(-1, sums.topk(module.topk_group, dim=-1).indices, 1).bool()
+        self.note_choice(groups.masked_fill(~kept[..., None], -1e9).flatten(-2), module.top_k)
+
+    def note_choice(self, scores, count):
+        if count < scores.shape[-1]:
+            best = scores.topk(count + 1, dim=-1).values
+            self.smallest = min(self.smallest, (best[..., -2] - best[..., -1]).min().item())
 
     def margin(self) -> float | None:
         return rounded(self.smallest, 4) if math.isfinite(self.smallest) else None

@@ -112,6 +112,23 @@ def drop_latent_norm(attention) -> None:
     attention.kv_a_layernorm = torch.nn.Identity()
 
 
+def drop_latent_norms(attention) -> None:
+    attention.q_a_layernorm = torch.nn.Identity()
+    attention.kv_a_layernorm = torch.nn.Identity()
+
+
+def patch_routers(function: Callable) -> Switch:
+    return patch(lambda model: [function(layer.mlp.gate) for layer in model.model.layers if hasattr(layer.mlp, "gate")])
+
+
+def keep_all_groups(router) -> None:
+    router.topk_group = router.num_group
+
+
+def drop_correction(router) -> None:
+    router.e_score_correction_bias.zero_()
+
+
 def divide_by_sum(model) -> None:
     for layer in model.model.layers:
         if hasattr(layer.mlp, "gate"):
@@ -135,6 +152,16 @@ LATENT = {
     "shared experts": zeros(r"shared_experts\.down_proj"),
 }
 
+# Of DeepSeek-V3 and what followed it.
+SIGMOID_LATENT = {
+    "neighbouring pairs in rope (halves instead)": set_config(rope_interleave=False),
+    "norms of the latents (left out)": patch_attention(drop_latent_norms),
+    "correction bias": patch_routers(drop_correction),
+    "renormalised expert weights": set_config(norm_topk_prob=False),
+    "routed_scaling_factor": set_config(routed_scaling_factor=1.0),
+    "shared expert": zeros(r"shared_experts\.down_proj"),
+}
+
 # Of fixtures that came from elsewhere: with them `make_fixture.py check` proves the method of this script.
 SWITCHES: dict[str, dict[str, Switch]] = {
     "mistral-window-bf16": WINDOW,
@@ -143,6 +170,12 @@ SWITCHES: dict[str, dict[str, Switch]] = {
         **LATENT,
         "attention factor of cos and sin (set to 1)": set_rope(attention_factor=1.0),
         "routed_scaling_factor": set_config(routed_scaling_factor=1.0),
+    },
+    "deepseek-v3-bf16": {
+        **SIGMOID_LATENT,
+        "rope scaling": set_config(rope_scaling=None),
+        "mscale in the attention scale": patch_attention(drop_mscale),
+        "choice of groups": patch_routers(keep_all_groups),
     },
 }
 
@@ -250,8 +283,29 @@ def deepseek_v2_lite() -> Recipe:
     )  # fmt: skip
 
 
+def glm4_moe_lite() -> Recipe:
+    config = config_of(
+        "Glm4MoeLiteForCausalLM", "glm4_moe_lite", attention_bias=False, first_k_dense_replace=1, hidden_size=64,
+        intermediate_size=96, kv_lora_rank=32, max_position_embeddings=512, moe_intermediate_size=16, n_group=1,
+        n_routed_experts=8, n_shared_experts=1, norm_topk_prob=True, num_attention_heads=4, num_experts_per_tok=4,
+        num_hidden_layers=3, num_key_value_heads=4, num_nextn_predict_layers=1, pad_token_id=PAD,
+        partial_rotary_factor=1.0, q_lora_rank=48, qk_nope_head_dim=24, qk_rope_head_dim=8, rms_norm_eps=1e-5,
+        rope_scaling=None, rope_theta=1000000, routed_scaling_factor=1.8, tie_word_embeddings=False, topk_group=1,
+        topk_method="noaux_tc", transformers_version="5.0.0rc0", v_head_dim=32, vocab_size=304,
+    )  # fmt: skip
+    return Recipe(
+        "glm4_moe_lite",
+        ["latent attention with q_lora, value heads wider than nope keys", "rope on neighbouring pairs, not scaled",
+         "8 experts, 4 active, sigmoid with a float32 correction bias, 1 shared", "first layer dense"],
+        config,
+        "glm4-moe-bf16",
+        SIGMOID_LATENT,
+    )  # fmt: skip
+
+
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "ministral-bf16": ministral,
     "phi4-mini-bf16": phi4_mini,
     "deepseek-v2-lite-bf16": deepseek_v2_lite,
+    "glm4-moe-lite-bf16": glm4_moe_lite,
 }

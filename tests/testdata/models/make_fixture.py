@@ -86,7 +86,10 @@ def published_tensors(model) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         tensors = load_file(f"{folder}/model.safetensors")
-    return {name: tensor.bfloat16().contiguous() for name, tensor in tensors.items()}
+    return {
+        name: (tensor if "e_score_correction_bias" in name else tensor.bfloat16()).contiguous()
+        for name, tensor in tensors.items()
+    }
 
 
 def feature_checks(config: dict, tensors: dict, switches: dict, sequences: list, full: list) -> list[dict]:
