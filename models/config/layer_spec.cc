@@ -1,5 +1,6 @@
 #include "models/config/layer_spec.h"
 
+#include <algorithm>
 #include <map>
 #include <span>
 #include <tuple>
@@ -68,6 +69,42 @@ absl::Status ValidateMla(const ModelSpec& spec, std::size_t index, const MlaSpec
   return absl::OkStatus();
 }
 
+absl::Status ValidateRecurrent(std::size_t index, const RecurrentSpec& recurrent) {
+  if (recurrent.conv_width == 0 || recurrent.conv_width > kMaxConvWidth) {
+    return Invalid(index, absl::StrCat("conv_width is ", recurrent.conv_width, ", it must be 1 to ",
+                                       kMaxConvWidth));
+  }
+  if (recurrent.heads == 0 || recurrent.key_heads == 0 ||
+      recurrent.heads % recurrent.key_heads != 0) {
+    return Invalid(index, absl::StrCat("recurrent heads is ", recurrent.heads,
+                                       ", it must be a multiple of key_heads ", recurrent.key_heads,
+                                       ", both above 0"));
+  }
+  for (const auto& [name, size] :
+       {std::pair("key_size", recurrent.key_size), std::pair("value_size", recurrent.value_size)}) {
+    if (size == 0 || size > kMaxStateColumns) {
+      return Invalid(index, absl::StrCat("recurrent ", name, " is ", size, ", it must be 1 to ",
+                                         kMaxStateColumns));
+    }
+  }
+  if (recurrent.conv_channels != 2 * recurrent.key_columns() + recurrent.value_columns()) {
+    return Invalid(index,
+                   absl::StrCat("conv_channels is ", recurrent.conv_channels, ", it must be ",
+                                2 * recurrent.key_columns() + recurrent.value_columns(),
+                                ", the columns of q, k and v"));
+  }
+  if (!(recurrent.dt_min <= recurrent.dt_max)) {
+    return Invalid(index, absl::StrCat("dt_min is ", recurrent.dt_min,
+                                       ", it must be at most dt_max ", recurrent.dt_max));
+  }
+  if (recurrent.norm_groups != 0 && recurrent.value_columns() % recurrent.norm_groups != 0) {
+    return Invalid(index,
+                   absl::StrCat("norm_groups is ", recurrent.norm_groups,
+                                ", it must divide heads * value_size ", recurrent.value_columns()));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ValidateMoe(std::size_t index, const MoeSpec& moe) {
   if (moe.num_experts == 0 || moe.groups == 0 || moe.num_experts % moe.groups != 0) {
     return Invalid(index, absl::StrCat("groups is ", moe.groups, ", it must divide num_experts ",
@@ -98,6 +135,9 @@ absl::Status ValidateLayer(const ModelSpec& spec, std::size_t index) {
   }
   if (layer.attention == AttentionKind::kMla) {
     QUIRE_RETURN_IF_ERROR(ValidateMla(spec, index, layer.mla));
+  }
+  if (layer.attention == AttentionKind::kRecurrent) {
+    QUIRE_RETURN_IF_ERROR(ValidateRecurrent(index, layer.recurrent));
   }
   if (layer.mlp == MlpKind::kMoe) QUIRE_RETURN_IF_ERROR(ValidateMoe(index, layer.moe));
   if (layer.mlp == MlpKind::kDense && layer.dense.intermediate == 0) {
@@ -210,6 +250,7 @@ std::string UnbuiltLayer(const LayerSpec& layer, DeviceKind device) {
   const Knob knobs[] = {
       {"parallel order", layer.order != LayerOrder::kSequential},
       {"no attention", layer.attention == AttentionKind::kNone},
+      {"recurrent layers", layer.attention == AttentionKind::kRecurrent},
       {"no MLP", layer.mlp == MlpKind::kNone},
       {"kv_from_layer", layer.kv_from_layer >= 0},
   };
@@ -232,6 +273,9 @@ std::string UnbuiltLayer(const LayerSpec& layer, DeviceKind device) {
 std::string UnbuiltEnds(const ModelSpec& spec, DeviceKind device) {
   const Knob knobs[] = {
       {"no final norm", !Has(spec.final_norm)},
+      {"no layer with keys and values",
+       std::none_of(spec.layers.begin(), spec.layers.end(),
+                    [](const LayerSpec& layer) { return layer.has_kv(); })},
       {"head_bias", spec.head_bias},
   };
   std::string unbuilt = FirstUnbuilt(knobs, device);
@@ -285,6 +329,7 @@ std::string DumpHeads(const AttentionSpec& heads) {
   AppendSet(&text, "sinks", heads.has_sinks);
   AppendSet(&text, absl::StrCat("value_scale ", heads.value_scale), heads.value_scale != 1);
   AppendSet(&text, "output_gate", heads.output_gate != GateKind::kNone);
+  AppendSet(&text, "in q_proj", heads.output_gate_source == GateSource::kInQueryProjection);
   return text;
 }
 
@@ -310,6 +355,26 @@ std::string DumpMla(const MlaSpec& mla) {
   AppendSet(&text, "qa_bias", mla.qa_bias);
   AppendSet(&text, "kva_bias", mla.kva_bias);
   AppendSet(&text, "o_bias", mla.o_bias);
+  return text;
+}
+
+std::string DumpRecurrent(const RecurrentSpec& recurrent) {
+  constexpr const char* kGates[] = {"norm silu", "norm sigmoid", "silu norm"};
+  std::string text =
+      absl::StrCat(recurrent.delta ? "delta" : "ssd", " heads ", recurrent.heads, " keys ",
+                   recurrent.key_heads, " state ", recurrent.key_size, " x ", recurrent.value_size,
+                   " conv ", recurrent.conv_channels, " x ", recurrent.conv_width, " ",
+                   kGates[static_cast<std::size_t>(recurrent.gate)], " eps ", recurrent.norm_eps);
+  AppendSet(&text, "conv_bias", recurrent.conv_bias);
+  AppendSet(&text, "no conv_silu", !recurrent.conv_silu);
+  AppendSet(&text, "decay per channel", recurrent.decay == DecayKind::kPerChannel);
+  AppendSet(&text, absl::StrCat("beta_scale ", recurrent.beta_scale), recurrent.beta_scale != 1);
+  AppendSet(&text, absl::StrCat("qk_l2_eps ", recurrent.qk_l2_eps), recurrent.qk_l2_eps != 0);
+  AppendSet(
+      &text, absl::StrCat("dt ", recurrent.dt_min, " to ", recurrent.dt_max),
+      recurrent.dt_min != RecurrentSpec().dt_min || recurrent.dt_max != RecurrentSpec().dt_max);
+  AppendSet(&text, "skip", recurrent.skip);
+  AppendSet(&text, absl::StrCat("norm_groups ", recurrent.norm_groups), recurrent.norm_groups != 0);
   return text;
 }
 
@@ -341,6 +406,8 @@ std::string DumpLayer(const LayerSpec& layer) {
     text += DumpHeads(layer.heads);
   } else if (layer.attention == AttentionKind::kMla) {
     text += DumpMla(layer.mla);
+  } else if (layer.attention == AttentionKind::kRecurrent) {
+    text += DumpRecurrent(layer.recurrent);
   } else {
     text += "no attention";
   }
@@ -395,14 +462,15 @@ absl::Status CheckSupported(const ModelSpec& spec, DeviceKind device) {
         absl::StrCat("model with ", unbuilt, " is not supported ", Where(device)));
   }
   for (std::size_t i = 0; i < spec.layers.size(); ++i) {
-    unbuilt = UnbuiltLayer(spec.layers[i], device);
-    if (unbuilt.empty() &&
-        !(spec.layers[i].attention == spec.layers[0].attention &&
-          spec.layers[i].mla.kv_lora_rank == spec.layers[0].mla.kv_lora_rank &&
-          spec.layers[i].mla.rope_size == spec.layers[0].mla.rope_size &&
-          spec.layers[i].heads.num_kv_heads == spec.layers[0].heads.num_kv_heads &&
-          spec.layers[i].heads.head_size == spec.layers[0].heads.head_size)) {
-      unbuilt = "another head geometry than layer 0";
+    const LayerSpec& layer = spec.layers[i];
+    unbuilt = UnbuiltLayer(layer, device);
+    const LayerSpec& first = spec.first_kv_layer();
+    if (unbuilt.empty() && layer.has_kv() &&
+        !(layer.attention == first.attention && layer.mla.kv_lora_rank == first.mla.kv_lora_rank &&
+          layer.mla.rope_size == first.mla.rope_size &&
+          layer.heads.num_kv_heads == first.heads.num_kv_heads &&
+          layer.heads.head_size == first.heads.head_size)) {
+      unbuilt = absl::StrCat("another head geometry than layer ", &first - spec.layers.data());
     }
     if (!unbuilt.empty()) {
       return absl::UnimplementedError(

@@ -17,7 +17,9 @@
 // cannot compute. Notation: p is the absolute position, d the head size. docs/adding_a_model.md
 // explains how to fill a spec.
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -114,6 +116,71 @@ struct MlaSpec {
   friend bool operator==(const MlaSpec&, const MlaSpec&) = default;
 };
 
+enum class DecayKind : std::uint8_t {
+  kPerHead,     // one factor per head
+  kPerChannel,  // one factor per head and key column, that is, per row of a head's state
+};
+
+// Order of the norm and the gate of a recurrent layer, for its result o and its gate z.
+enum class RecurrentGate : std::uint8_t {
+  kNormThenSilu,     // norm(o) * w * silu(z)
+  kNormThenSigmoid,  // norm(o) * w * sigmoid(z)
+  kSiluThenNorm,     // norm(o * silu(z)) * w
+};
+
+// A layer whose memory of earlier tokens is a state of constant size, not keys and values. A head
+// has the state S [key_size, value_size], which is zero before the first token. All is f32:
+//
+//   q, k, v (in the order v, k, q without delta) = silu(conv(W_in x)), z, b, a = W_in x
+//   q = q / sqrt(sum q^2 + qk_l2_eps) * key_size^-0.5, k = k / sqrt(sum k^2 + qk_l2_eps)
+//   t = softplus(a + dt_bias), without delta clamped to [dt_min, dt_max]
+//   S = exp(-exp(A_log) t) * S
+//   S = S + k (beta (v - S^T k))^T with delta, where beta = beta_scale * sigmoid(b)
+//   S = S + k (t v)^T without delta
+//   o = S^T q, plus D v with `skip`
+//   y = W_out gate(o, z)
+//
+// With delta this is the gated delta rule, without it the state space model of Mamba-2 (SSD), where
+// v, k and q are called x, B and C. The convolution is causal and runs over conv_width tokens of
+// each channel: y_t = bias + sum over j of w_j x_(t - conv_width + 1 + j).
+struct RecurrentSpec {
+  std::uint32_t conv_width = 0;     // 1 to kMaxConvWidth
+  std::uint32_t conv_channels = 0;  // 2 * key_heads * key_size + heads * value_size
+  bool conv_bias = false;
+  bool conv_silu = true;
+  std::uint32_t heads = 0;
+  std::uint32_t key_heads = 0;  // head h reads q and k of key head h / (heads / key_heads)
+  std::uint32_t key_size = 0;
+  std::uint32_t value_size = 0;
+  DecayKind decay = DecayKind::kPerHead;
+  bool delta = true;
+  float beta_scale = 1;
+  float qk_l2_eps = 0;  // 0: q and k are used as they are
+  float dt_min = 0;
+  float dt_max = std::numeric_limits<float>::infinity();
+  bool skip = false;
+  RecurrentGate gate = RecurrentGate::kNormThenSilu;
+  float norm_eps = 0;
+  // 0: the norm is over value_size, with the same weights for all heads. Otherwise the number of
+  // groups of adjacent columns that are normalized, with a weight for each column of all heads.
+  std::uint32_t norm_groups = 0;
+
+  std::uint32_t key_columns() const { return key_heads * key_size; }
+  std::uint32_t value_columns() const { return heads * value_size; }
+  // Factors of a token's decay.
+  std::uint32_t decay_columns() const {
+    return decay == DecayKind::kPerChannel ? heads * key_size : heads;
+  }
+  // Columns of W_in: those of the convolution, z, b and a.
+  std::uint32_t in_columns() const {
+    return conv_channels + value_columns() + (delta ? heads : 0) + decay_columns();
+  }
+  friend bool operator==(const RecurrentSpec&, const RecurrentSpec&) = default;
+};
+
+inline constexpr std::uint32_t kMaxConvWidth = 8;
+inline constexpr std::uint32_t kMaxStateColumns = 256;  // of key_size and of value_size
+
 enum class Activation : std::uint8_t {
   kSilu,      // x / (1 + e^(-alpha x))
   kGeluTanh,  // 0.5 x (1 + tanh(0.7978845608 (x + 0.044715 x^3)))
@@ -159,7 +226,7 @@ struct MoeSpec {
 };
 
 enum class LayerOrder : std::uint8_t { kSequential, kParallel };
-enum class AttentionKind : std::uint8_t { kHeads, kMla, kNone };
+enum class AttentionKind : std::uint8_t { kHeads, kMla, kRecurrent, kNone };
 enum class MlpKind : std::uint8_t { kDense, kMoe, kNone };
 
 struct LayerSpec {
@@ -174,12 +241,17 @@ struct LayerSpec {
   MlpKind mlp = MlpKind::kDense;
   AttentionSpec heads;              // used if attention is kHeads
   MlaSpec mla;                      // used if attention is kMla
+  RecurrentSpec recurrent;          // used if attention is kRecurrent
   MlpSpec dense;                    // used if mlp is kDense
   MoeSpec moe;                      // used if mlp is kMoe
   std::int32_t kv_from_layer = -1;  // layer whose K and V this layer reads; -1: its own
   // AssignCacheGroups computes this: layers with equal KV rows and windows have equal numbers.
   // layer_groups.h decides which layers share pages.
   std::uint8_t cache_group = 0;
+  // True if the layer caches a row per token in the pages of the KV cache.
+  bool has_kv() const {
+    return attention == AttentionKind::kHeads || attention == AttentionKind::kMla;
+  }
   friend bool operator==(const LayerSpec&, const LayerSpec&) = default;
 };
 
@@ -201,6 +273,11 @@ struct ModelSpec {
   std::vector<std::int32_t> eos_ids;
   std::optional<std::int32_t> bos_id;
   std::optional<std::int32_t> pad_id;
+  // The first layer with KV, whose geometry all pages have. REQUIRES: CheckSupported is OK.
+  const LayerSpec& first_kv_layer() const {
+    return *std::find_if(layers.begin(), layers.end(),
+                         [](const LayerSpec& layer) { return layer.has_kv(); });
+  }
   friend bool operator==(const ModelSpec&, const ModelSpec&) = default;
 };
 

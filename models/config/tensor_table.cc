@@ -1,6 +1,7 @@
 #include "models/config/tensor_table.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
@@ -40,6 +41,34 @@ Extent ExtentInMla(Dim dim, const MlaSpec& mla) {
   return {};
 }
 
+Extent ExtentInRecurrent(Dim dim, const RecurrentSpec& recurrent) {
+  const std::int64_t values = recurrent.value_columns();
+  switch (dim) {
+    case Dim::kRecurrentHeads:
+      return {recurrent.heads, "number of state heads"};
+    case Dim::kRecurrentDecays:
+      return {recurrent.decay_columns(), "decays of all state heads"};
+    case Dim::kRecurrentRates:
+      return {std::int64_t{recurrent.heads} + recurrent.decay_columns(),
+              "2 * number of state heads"};
+    case Dim::kRecurrentValues:
+      return {values, "state heads * their value size"};
+    case Dim::kRecurrentChannels:
+      return {recurrent.conv_channels, "columns of q, k and v of the convolution"};
+    case Dim::kRecurrentChannelsAndGates:
+      return {recurrent.conv_channels + values, "columns of q, k, v and z"};
+    case Dim::kRecurrentTaps:
+      return {recurrent.conv_width, "width of the convolution"};
+    case Dim::kRecurrentNorm:
+      return {recurrent.norm_groups == 0 ? recurrent.value_size : values,
+              "columns of the gated norm"};
+    default:
+      break;
+  }
+  QUIRE_CHECK(false);
+  return {};
+}
+
 Extent ExtentInMoe(Dim dim, const MoeSpec& moe) {
   switch (dim) {
     case Dim::kExperts:
@@ -57,6 +86,19 @@ Extent ExtentInMoe(Dim dim, const MoeSpec& moe) {
   return {};
 }
 
+// A tensor has, for each key head, a run of rows of each size. Returns the first runs of all key
+// heads, then the second ones, and so on.
+std::vector<RowRange> RowsByKeyHead(std::int64_t key_heads, std::span<const std::int64_t> sizes) {
+  const std::int64_t all = std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0});
+  std::vector<RowRange> rows;
+  std::int64_t at = 0;
+  for (const std::int64_t size : sizes) {
+    for (std::int64_t head = 0; head < key_heads; ++head) rows.push_back({head * all + at, size});
+    at += size;
+  }
+  return rows;
+}
+
 }  // namespace
 
 std::array<BlockKind, 2> BlocksOf(const LayerSpec& layer) {
@@ -64,6 +106,9 @@ std::array<BlockKind, 2> BlocksOf(const LayerSpec& layer) {
   switch (layer.attention) {
     case AttentionKind::kMla:
       blocks[0] = BlockKind::kMla;
+      break;
+    case AttentionKind::kRecurrent:
+      blocks[0] = BlockKind::kRecurrent;
       break;
     case AttentionKind::kHeads:
     case AttentionKind::kNone:
@@ -103,6 +148,9 @@ Extent ExtentOf(Dim dim, std::uint32_t hidden, const LayerSpec& layer) {
       return {heads.head_size, "head_dim"};
     case Dim::kQueries:
       return {queries, "num_attention_heads * head_dim"};
+    case Dim::kQueryRows:
+      if (!HasGateInQueries(layer)) return {queries, "num_attention_heads * head_dim"};
+      return {2 * queries, "2 * num_attention_heads * head_dim"};
     case Dim::kKeys:
       return {keys, "num_key_value_heads * head_dim"};
     case Dim::kQkv:
@@ -125,6 +173,15 @@ Extent ExtentOf(Dim dim, std::uint32_t hidden, const LayerSpec& layer) {
     case Dim::kMlaKeysAndValues:
     case Dim::kMlaValues:
       return ExtentInMla(dim, layer.mla);
+    case Dim::kRecurrentHeads:
+    case Dim::kRecurrentDecays:
+    case Dim::kRecurrentRates:
+    case Dim::kRecurrentValues:
+    case Dim::kRecurrentChannels:
+    case Dim::kRecurrentChannelsAndGates:
+    case Dim::kRecurrentTaps:
+    case Dim::kRecurrentNorm:
+      return ExtentInRecurrent(dim, layer.recurrent);
   }
   QUIRE_CHECK(false);
   return {};
@@ -135,11 +192,45 @@ bool TensorInfo::IsIn(const LayerSpec& layer) const {
   return norm == nullptr || norm(layer).kind != NormKind::kNone;
 }
 
-std::span<const PartInfo> TensorInfo::PartsIn(const TensorNames& names) const {
-  if (fused.name != nullptr && !(names.*fused.name).empty()) return {&fused, 1};
-  const auto end = std::find_if(parts.begin(), parts.end(),
-                                [](const PartInfo& part) { return part.name == nullptr; });
-  return {parts.begin(), end};
+std::vector<PartInfo> TensorInfo::PartsIn(const TensorNames& names) const {
+  if (fused.name != nullptr && !(names.*fused.name).empty()) return {fused};
+  std::vector<PartInfo> found;
+  for (const PartInfo& part : parts) {
+    if (part.name != nullptr && !(names.*part.name).empty()) found.push_back(part);
+  }
+  return found;
+}
+
+std::vector<RowRange> QueryRows(const LayerSpec& layer) {
+  const std::int64_t size = layer.heads.head_size;
+  if (!HasGateInQueries(layer)) return {{0, layer.heads.num_heads * size}};
+  std::vector<RowRange> rows;
+  for (std::int64_t h = 0; h < layer.heads.num_heads; ++h) rows.push_back({2 * h * size, size});
+  return rows;
+}
+
+std::vector<RowRange> GateRows(const LayerSpec& layer) {
+  std::vector<RowRange> rows;
+  if (!HasGateInQueries(layer)) return rows;
+  const std::int64_t size = layer.heads.head_size;
+  for (std::int64_t h = 0; h < layer.heads.num_heads; ++h) {
+    rows.push_back({(2 * h + 1) * size, size});
+  }
+  return rows;
+}
+
+std::vector<RowRange> RowsOfQkvz(const LayerSpec& layer) {
+  const RecurrentSpec& recurrent = layer.recurrent;
+  const std::int64_t values = recurrent.value_columns() / recurrent.key_heads;  // of a key head
+  const std::int64_t sizes[] = {recurrent.key_size, recurrent.key_size, values, values};
+  return RowsByKeyHead(recurrent.key_heads, sizes);
+}
+
+std::vector<RowRange> RowsOfBa(const LayerSpec& layer) {
+  const RecurrentSpec& recurrent = layer.recurrent;
+  const std::int64_t sizes[] = {recurrent.heads / recurrent.key_heads,
+                                recurrent.decay_columns() / recurrent.key_heads};
+  return RowsByKeyHead(recurrent.key_heads, sizes);
 }
 
 void ForEachTensor(const LayerSpec& layer,

@@ -7,7 +7,7 @@
 //
 // A new tensor is added in this file and in the kernel call that reads it:
 //   1. a field of TensorNames: its name in checkpoints;
-//   2. a member of LayerTensors, MlaTensors or MoeTensors: its place in memory;
+//   2. a member of LayerTensors, MlaTensors, RecurrentTensors or MoeTensors: its place in memory;
 //   3. a row of the block's table.
 
 #include <array>
@@ -53,6 +53,19 @@ struct TensorNames {
   absl::string_view kv_a_norm = "self_attn.kv_a_layernorm";
   absl::string_view kv_b = "self_attn.kv_b_proj";
   absl::string_view o = "self_attn.o_proj";
+  // Recurrent layers. Their input projection is one or more of the next tensors, which together
+  // have the columns of RecurrentSpec::in_columns. Their vectors have no ".weight" of their own.
+  absl::string_view in_qkvz = "";  // for each key head q, k, v of its heads, z of its heads
+  absl::string_view in_ba = "";    // for each key head b of its heads, a of its heads
+  absl::string_view in_qkv = "";
+  absl::string_view in_z = "";
+  absl::string_view in_b = "";
+  absl::string_view in_a = "";
+  absl::string_view conv = "";
+  absl::string_view a_log = "";
+  absl::string_view dt_bias = "";
+  absl::string_view gate_norm = "";
+  absl::string_view recurrent_out = "";
   absl::string_view gate = "mlp.gate_proj";
   absl::string_view up = "mlp.up_proj";
   absl::string_view gate_up = "";  // one tensor with the rows of gate and up, instead of the two
@@ -83,8 +96,8 @@ struct TensorNames {
 
 // The parts of a layer. Every layer has the norms of its branches, an attention block and an MLP
 // block.
-enum class BlockKind : std::uint8_t { kNorms, kAttention, kMla, kMlp, kMoe };
-inline constexpr int kNumBlockKinds = 5;
+enum class BlockKind : std::uint8_t { kNorms, kAttention, kMla, kRecurrent, kMlp, kMoe };
+inline constexpr int kNumBlockKinds = 6;
 
 // Returns the two blocks that a layer computes, in order. REQUIRES: CheckSupported is OK.
 std::array<BlockKind, 2> BlocksOf(const LayerSpec& layer);
@@ -97,8 +110,9 @@ enum class Dim : std::uint8_t {
   kHidden,
   kHeads,
   kHeadSize,
-  kQueries,  // query heads * head size
-  kKeys,     // KV heads * head size
+  kQueries,    // query heads * head size
+  kQueryRows,  // kQueries, twice with an output gate in the query projection
+  kKeys,       // KV heads * head size
   kQkv,
   kInner,  // intermediate size of the MLP
   kTwoInner,
@@ -110,6 +124,14 @@ enum class Dim : std::uint8_t {
   kMlaValue,
   kMlaKeysAndValues,  // of all heads
   kMlaValues,         // of all heads
+  kRecurrentHeads,
+  kRecurrentDecays,    // RecurrentSpec::decay_columns
+  kRecurrentRates,     // b and a
+  kRecurrentValues,    // of all heads
+  kRecurrentChannels,  // of the convolution
+  kRecurrentChannelsAndGates,
+  kRecurrentTaps,
+  kRecurrentNorm,
   kExperts,
   kExpertInner,
   kTwoExpertInner,
@@ -125,7 +147,7 @@ Extent ExtentOf(Dim dim, std::uint32_t hidden, const LayerSpec& layer);
 
 enum class TensorKind : std::uint8_t {
   kNorm,           // NAME.weight [rows], where the layer has the norm
-  kVector,         // NAME [rows]
+  kVector,         // NAME [rows] or, with columns, [rows, columns]; dimensions of 1 do not count
   kMatrix,         // NAME.weight [rows, columns], NAME.bias [rows]
   kUnconverted,    // like kMatrix, but model.quantization does not apply
   kHeadMatrices,   // NAME.weight [heads * rows of a head, columns], cut into one matrix per head
@@ -137,6 +159,12 @@ enum class Split : std::uint8_t { kReplicated, kRows, kColumns };
 
 using LayerPredicate = bool (*)(const LayerSpec&);
 
+// Adjacent rows of a tensor.
+struct RowRange {
+  std::int64_t first = 0;
+  std::int64_t count = 0;
+};
+
 // A tensor in checkpoints.
 struct PartInfo {
   absl::string_view TensorNames::*name = nullptr;  // null: no such part
@@ -144,6 +172,9 @@ struct PartInfo {
   LayerPredicate has_bias = nullptr;  // null: it has none
   // kExpertMatrices: the stack of all experts.
   absl::string_view TensorNames::*stack_name = nullptr;
+  // Returns the rows of the tensor that belong to the matrix, in their order there. None: the layer
+  // has no such part. Null: all rows as stored.
+  std::vector<RowRange> (*pick)(const LayerSpec&) = nullptr;
 };
 
 // The rows of each head that form one matrix of a kHeadMatrices tensor.
@@ -158,8 +189,9 @@ struct HeadRows {
 struct TensorInfo {
   absl::string_view label = "";  // names the matrices in packed files; empty for vectors
   TensorKind kind = TensorKind::kMatrix;
-  std::array<PartInfo, 3> parts = {};  // matrices that share an input, concatenated by rows
-  PartInfo fused = {};                 // replaces the parts in families that name it
+  // Matrices that share an input, concatenated by rows. Families lack the ones without a name.
+  std::array<PartInfo, 6> parts = {};
+  PartInfo fused = {};  // replaces the parts in families that name it
   Dim columns = Dim::kNone;
   absl::string_view TensorNames::*scope = nullptr;  // names become SCOPE.NAME
   HeadRows head = {};
@@ -172,7 +204,7 @@ struct TensorInfo {
   bool IsIn(const LayerSpec& layer) const;
   // Returns the tensors that a family's checkpoints contain. For kExpertMatrices, `fused` is a
   // stack of all experts.
-  std::span<const PartInfo> PartsIn(const TensorNames& names) const;
+  std::vector<PartInfo> PartsIn(const TensorNames& names) const;
   // Inputs of one matrix. REQUIRES: not a vector.
   Dim inputs() const { return head.is_transposed ? head.rows : columns; }
   bool is_vector() const { return kind == TensorKind::kNorm || kind == TensorKind::kVector; }
@@ -205,6 +237,19 @@ struct MlaTensors {
   Linear o;                         // [hidden, heads * v]
 };
 
+// A recurrent layer.
+template <typename VectorType, typename LinearType>
+struct RecurrentTensors {
+  using Vector = VectorType;
+  using Linear = LinearType;
+  Linear in;           // [in_columns, hidden]: channels of the convolution, z, b, a
+  Vector conv{};       // [conv_channels, conv_width]
+  Vector a_log{};      // [heads]
+  Vector dt_bias{};    // [decay_columns]
+  Vector gate_norm{};  // [value_size], or [heads * value_size] with norm_groups
+  Linear out;          // [hidden, heads * value_size]
+};
+
 // Mixture of experts.
 template <typename VectorType, typename LinearType>
 struct MoeTensors {
@@ -228,7 +273,7 @@ struct LayerTensors {
   Vector attn_out{};  // [hidden]
   Vector mlp_in{};    // [hidden]
   Vector mlp_out{};   // [hidden]
-  Linear qkv;         // [(heads + 2 kv_heads) * d, hidden]
+  Linear qkv;         // [(heads + 2 kv_heads) * d, hidden], then the rows of the output gate
   Vector q_norm{};    // [d], or [heads * d] for QkNormScope::kWhole
   Vector k_norm{};    // [d], or [kv_heads * d]
   Vector sinks{};     // [heads]
@@ -236,6 +281,7 @@ struct LayerTensors {
   Linear gate_up;     // [2 * intermediate, hidden]
   Linear down;        // [hidden, intermediate]
   MlaTensors<Vector, Linear> mla;
+  RecurrentTensors<Vector, Linear> recurrent;
   Moe moe;
 };
 
@@ -269,19 +315,34 @@ constexpr NormSpec QkNorm(const LayerSpec& layer) {
   return layer.heads.qk_norm;
 }
 
+constexpr bool HasGateInQueries(const LayerSpec& layer) {
+  return layer.heads.output_gate != GateKind::kNone &&
+         layer.heads.output_gate_source == GateSource::kInQueryProjection;
+}
+
+// Return the rows of queries and of output gates in the query projection. With gates, the rows of a
+// head are followed by those of its gate.
+std::vector<RowRange> QueryRows(const LayerSpec& layer);
+std::vector<RowRange> GateRows(const LayerSpec& layer);
+
 // The norms of q and k have a row for each scope.
 template <typename Layer>
 inline constexpr TensorRow<Layer> kAttentionTable[] = {
     {.info = {.label = "qkv",
               .parts = {{{.name = &TensorNames::q,
-                          .rows = Dim::kQueries,
-                          .has_bias = [](const LayerSpec& layer) { return layer.heads.q_bias; }},
+                          .rows = Dim::kQueryRows,
+                          .has_bias = [](const LayerSpec& layer) { return layer.heads.q_bias; },
+                          .pick = QueryRows},
                          {.name = &TensorNames::k,
                           .rows = Dim::kKeys,
                           .has_bias = [](const LayerSpec& layer) { return layer.heads.k_bias; }},
                          {.name = &TensorNames::v,
                           .rows = Dim::kKeys,
-                          .has_bias = [](const LayerSpec& layer) { return layer.heads.v_bias; }}}},
+                          .has_bias = [](const LayerSpec& layer) { return layer.heads.v_bias; }},
+                         {.name = &TensorNames::q,
+                          .rows = Dim::kQueryRows,
+                          .has_bias = [](const LayerSpec& layer) { return layer.heads.q_bias; },
+                          .pick = GateRows}}},
               .fused = {.name = &TensorNames::qkv,
                         .rows = Dim::kQkv,
                         .has_bias = [](const LayerSpec& layer) { return layer.heads.q_bias; }},
@@ -388,6 +449,43 @@ inline constexpr TensorRow<Block> kMlaTable[] = {
                           .has_bias = [](const LayerSpec& layer) { return layer.mla.o_bias; }}}},
               .columns = Dim::kMlaValues},
      .linear = &Block::o},
+};
+
+// Return the rows of tensors that are ordered by key heads, in the order of RecurrentTensors::in.
+std::vector<RowRange> RowsOfQkvz(const LayerSpec& layer);
+std::vector<RowRange> RowsOfBa(const LayerSpec& layer);
+
+template <typename Block>
+inline constexpr TensorRow<Block> kRecurrentTable[] = {
+    {.info =
+         {.label = "recurrent_in",
+          .parts = {{{.name = &TensorNames::in_qkvz,
+                      .rows = Dim::kRecurrentChannelsAndGates,
+                      .pick = RowsOfQkvz},
+                     {.name = &TensorNames::in_ba, .rows = Dim::kRecurrentRates, .pick = RowsOfBa},
+                     {.name = &TensorNames::in_qkv, .rows = Dim::kRecurrentChannels},
+                     {.name = &TensorNames::in_z, .rows = Dim::kRecurrentValues},
+                     {.name = &TensorNames::in_b, .rows = Dim::kRecurrentHeads},
+                     {.name = &TensorNames::in_a, .rows = Dim::kRecurrentDecays}}},
+          .columns = Dim::kHidden},
+     .linear = &Block::in},
+    {.info = {.kind = TensorKind::kVector,
+              .parts = {{{.name = &TensorNames::conv, .rows = Dim::kRecurrentChannels}}},
+              .columns = Dim::kRecurrentTaps},
+     .vector = &Block::conv},
+    {.info = {.kind = TensorKind::kVector,
+              .parts = {{{.name = &TensorNames::a_log, .rows = Dim::kRecurrentHeads}}}},
+     .vector = &Block::a_log},
+    {.info = {.kind = TensorKind::kVector,
+              .parts = {{{.name = &TensorNames::dt_bias, .rows = Dim::kRecurrentDecays}}}},
+     .vector = &Block::dt_bias},
+    {.info = {.kind = TensorKind::kVector,
+              .parts = {{{.name = &TensorNames::gate_norm, .rows = Dim::kRecurrentNorm}}}},
+     .vector = &Block::gate_norm},
+    {.info = {.label = "recurrent_out",
+              .parts = {{{.name = &TensorNames::recurrent_out, .rows = Dim::kHidden}}},
+              .columns = Dim::kRecurrentValues},
+     .linear = &Block::out},
 };
 
 template <typename Layer>
@@ -502,6 +600,9 @@ void ForEachRow(Layer& layer, Fn&& fn) {
   for (const auto& row : kNormTable<Whole>) fn(BlockKind::kNorms, row, layer);
   for (const auto& row : kAttentionTable<Whole>) fn(BlockKind::kAttention, row, layer);
   for (const auto& row : kMlaTable<decltype(Whole::mla)>) fn(BlockKind::kMla, row, layer.mla);
+  for (const auto& row : kRecurrentTable<decltype(Whole::recurrent)>) {
+    fn(BlockKind::kRecurrent, row, layer.recurrent);
+  }
   for (const auto& row : kMlpTable<Whole>) fn(BlockKind::kMlp, row, layer);
   for (const auto& row : kMoeTable<decltype(Whole::moe)>) fn(BlockKind::kMoe, row, layer.moe);
 }

@@ -29,6 +29,10 @@ absl::Status CheckDivisible(std::size_t layer, const LayerSpec& spec) {
     refused = "MLA";
   } else if (spec.attention == AttentionKind::kNone) {
     refused = "a layer without attention";
+  } else if (spec.attention == AttentionKind::kRecurrent) {
+    refused = "a recurrent layer";
+  } else if (HasGateInQueries(spec)) {
+    refused = "an output gate in the query projection";
   } else if (spec.mlp == MlpKind::kMoe) {
     refused = "a mixture of experts";
   } else if (spec.mlp == MlpKind::kNone) {
@@ -194,7 +198,9 @@ absl::StatusOr<Checkpoint> CheckpointOfPart(const Checkpoint& whole, const Model
                        ExtentOf(dim, spec.hidden, own.layers[i]).size, part);
       };
       for (const PartInfo& tensor : info.PartsIn(names)) {
-        if (&tensor == &info.fused) {
+        // A part without rows here is a gate that the layer does not have.
+        if (tensor.pick != nullptr && tensor.pick(spec.layers[i]).empty()) continue;
+        if (tensor.name == info.fused.name) {
           status = absl::UnimplementedError(
               absl::StrCat("tensors ", names.*tensor.name,
                            " contain several matrices each and cannot be divided among devices"));

@@ -66,7 +66,9 @@ class WantedList {
           Add(absl::StrCat(name, ".weight"), {SizeOf(part.rows)}, /*is_norm=*/true);
           break;
         case TensorKind::kVector:
-          Add(name, {SizeOf(part.rows)});
+          Add(name, info.columns == Dim::kNone
+                        ? std::vector<std::int64_t>{SizeOf(part.rows)}
+                        : std::vector<std::int64_t>{SizeOf(part.rows), SizeOf(info.columns)});
           break;
         case TensorKind::kExpertMatrices:
           AddExperts(info, part, has_bias, prefix);

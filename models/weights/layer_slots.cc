@@ -51,13 +51,18 @@ class RowFinder {
 
   absl::StatusOr<VectorSlot> Vector(BlockKind block, const TensorInfo& info) const {
     const PartInfo& part = info.parts[0];
-    const std::string name = NameOf(block, info, part);
     if (info.kind == TensorKind::kNorm) {
-      return FindNorm(finder_, info.norm(layer_), name, ExtentOf(part.rows));
+      return FindNorm(finder_, info.norm(layer_), NameOf(block, info, part), ExtentOf(part.rows));
     }
-    QUIRE_ASSIGN_OR_RETURN(const formats::StoredTensor* tensor,
-                           finder_.Find(name, {ExtentOf(part.rows)}));
-    return VectorSlot{tensor, 0};
+    VectorSlot slot;
+    for (const PartInfo& piece : info.PartsIn(names_)) {
+      std::vector<Extent> extents = {ExtentOf(piece.rows)};
+      if (info.columns != Dim::kNone) extents.push_back(ExtentOf(info.columns));
+      QUIRE_ASSIGN_OR_RETURN(const formats::StoredTensor* tensor,
+                             finder_.FindVector(NameOf(block, info, piece), extents));
+      slot.parts.push_back(tensor);
+    }
+    return slot;
   }
 
   absl::StatusOr<LinearSlot> Linear(BlockKind block, const TensorInfo& info) const {
@@ -107,7 +112,13 @@ class RowFinder {
   std::vector<Part> PartsUnder(const std::string& prefix, const TensorInfo& info) const {
     std::vector<Part> parts;
     for (const PartInfo& part : info.PartsIn(names_)) {
-      parts.push_back({PartName(names_, info, part, prefix), ExtentOf(part.rows), HasBias(part)});
+      std::vector<RowRange> picked;
+      if (part.pick != nullptr) {
+        picked = part.pick(layer_);
+        if (picked.empty()) continue;
+      }
+      parts.push_back({PartName(names_, info, part, prefix), ExtentOf(part.rows), HasBias(part),
+                       std::move(picked)});
     }
     return parts;
   }

@@ -27,8 +27,9 @@ bool SameOrder(const formats::StoredTensor& a, const formats::StoredTensor& b) {
 
 }  // namespace
 
-absl::StatusOr<const formats::StoredTensor*> SlotFinder::Find(
-    const std::string& name, std::initializer_list<Extent> extents) {
+absl::StatusOr<const formats::StoredTensor*> SlotFinder::Find(const std::string& name,
+                                                              std::span<const Extent> extents,
+                                                              bool counts_ones) {
   const formats::StoredTensor* tensor = checkpoint_.Find(name);
   if (tensor == nullptr) {
     return absl::InvalidArgumentError(absl::StrCat("tensor ", name, " is missing"));
@@ -39,7 +40,11 @@ absl::StatusOr<const formats::StoredTensor*> SlotFinder::Find(
     shape.push_back(extent.size);
     keys.push_back(extent.keys);
   }
-  if (tensor->shape != shape) {
+  const auto significant = [counts_ones](std::vector<std::int64_t> dimensions) {
+    if (!counts_ones) std::erase(dimensions, 1);
+    return dimensions;
+  };
+  if (significant(tensor->shape) != significant(shape)) {
     return absl::InvalidArgumentError(
         absl::StrCat(tensor->file, ": tensor ", name, ": shape is ", tensor->ShapeText(),
                      ", the configuration asks for [", absl::StrJoin(shape, ", "), "] (",
@@ -52,6 +57,16 @@ absl::StatusOr<const formats::StoredTensor*> SlotFinder::Find(
   }
   used_.insert(tensor);
   return tensor;
+}
+
+absl::StatusOr<const formats::StoredTensor*> SlotFinder::FindVector(
+    const std::string& name, std::span<const Extent> extents) {
+  QUIRE_ASSIGN_OR_RETURN(const formats::StoredTensor* tensor,
+                         Find(name, extents, /*counts_ones=*/false));
+  if (tensor->shape.size() == 1) return tensor;
+  formats::StoredTensor flat = *tensor;
+  flat.shape = {tensor->num_elements()};
+  return AddPiece(std::move(flat));
 }
 
 const formats::StoredTensor* SlotFinder::AddPiece(formats::StoredTensor piece) {
@@ -114,21 +129,55 @@ absl::Status FormChooser::CheckInputs(const formats::StoredTensor& tensor, const
                    " needs ", needs, " inputs, this matrix has ", k));
 }
 
+namespace {
+
+// Cuts a tensor into the picked ranges of rows, or of elements of a vector.
+std::vector<const formats::StoredTensor*> CutRows(SlotFinder& finder,
+                                                  const formats::StoredTensor& whole,
+                                                  std::span<const RowRange> picked) {
+  if (picked.size() == 1 && picked[0].count == whole.shape[0]) return {&whole};
+  // For quantized weights, only the number of these bytes is right; they are not the bytes of the
+  // rows.
+  const std::int64_t row_bytes = static_cast<std::int64_t>(whole.bytes.size()) / whole.shape[0];
+  std::vector<const formats::StoredTensor*> pieces;
+  for (const RowRange& rows : picked) {
+    formats::StoredTensor piece = whole;
+    piece.name = absl::StrCat(whole.name, "[", rows.first, " to ", rows.first + rows.count, "]");
+    piece.shape[0] = rows.count;
+    piece.bytes = whole.bytes.subspan(static_cast<std::size_t>(rows.first * row_bytes),
+                                      static_cast<std::size_t>(rows.count * row_bytes));
+    piece.first_row = whole.first_row + rows.first;
+    pieces.push_back(finder.AddPiece(std::move(piece)));
+  }
+  return pieces;
+}
+
+}  // namespace
+
 absl::StatusOr<LinearSlot> FindLinear(SlotFinder& finder, const FormChooser& chooser,
                                       const std::vector<Part>& parts, const Extent& columns,
                                       MatrixRole role) {
   LinearSlot slot;
   slot.k = static_cast<std::uint32_t>(columns.size);
   std::vector<const formats::StoredTensor*> weights;
+  const auto append = [&](const formats::StoredTensor& found, const Part& part,
+                          std::vector<const formats::StoredTensor*>* to) {
+    const RowRange all{0, part.rows.size};
+    const std::span<const RowRange> picked =
+        part.picked.empty() ? std::span(&all, 1) : std::span(part.picked);
+    for (const formats::StoredTensor* piece : CutRows(finder, found, picked)) to->push_back(piece);
+  };
   for (const Part& part : parts) {
     QUIRE_ASSIGN_OR_RETURN(const formats::StoredTensor* weight,
                            finder.Find(absl::StrCat(part.name, ".weight"), {part.rows, columns}));
-    weights.push_back(weight);
-    slot.n += static_cast<std::uint32_t>(part.rows.size);
+    append(*weight, part, &weights);
     if (!part.has_bias) continue;
     QUIRE_ASSIGN_OR_RETURN(const formats::StoredTensor* bias,
                            finder.Find(absl::StrCat(part.name, ".bias"), {part.rows}));
-    slot.biases.push_back(bias);
+    append(*bias, part, &slot.biases);
+  }
+  for (const formats::StoredTensor* weight : weights) {
+    slot.n += static_cast<std::uint32_t>(weight->shape[0]);
   }
   QUIRE_ASSIGN_OR_RETURN(slot.matrices, chooser.Matrices(weights, role));
   return slot;
@@ -139,7 +188,7 @@ absl::StatusOr<VectorSlot> FindNorm(SlotFinder& finder, const NormSpec& norm,
   if (norm.kind == NormKind::kNone) return VectorSlot{};
   QUIRE_ASSIGN_OR_RETURN(const formats::StoredTensor* tensor,
                          finder.Find(absl::StrCat(name, ".weight"), {elements}));
-  return VectorSlot{tensor, norm.weight_offset};
+  return VectorSlot{{tensor}, norm.weight_offset};
 }
 
 }  // namespace quire::models

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,6 +33,7 @@ struct Part {
   std::string name;  // without ".weight"
   Extent rows;
   bool has_bias;
+  std::vector<RowRange> picked = {};  // rows of the matrix; empty: all
 };
 
 // Looks up tensors by name, checks them and records which ones were used.
@@ -42,7 +44,12 @@ class SlotFinder {
   // Returns INVALID_ARGUMENT if the tensor is missing or has another shape, with both shapes and
   // the keys of config.json; UNIMPLEMENTED for an unsupported dtype.
   absl::StatusOr<const formats::StoredTensor*> Find(const std::string& name,
-                                                    std::initializer_list<Extent> extents);
+                                                    std::initializer_list<Extent> extents) {
+    return Find(name, {extents.begin(), extents.size()}, /*counts_ones=*/true);
+  }
+  // Like Find, but dimensions of 1 do not count. Returns the tensor as a vector of all elements.
+  absl::StatusOr<const formats::StoredTensor*> FindVector(const std::string& name,
+                                                          std::span<const Extent> extents);
   // Returns null if there is no such tensor. Does not mark the tensor as used.
   const formats::StoredTensor* Peek(absl::string_view name) const { return checkpoint_.Find(name); }
 
@@ -57,6 +64,10 @@ class SlotFinder {
   const absl::flat_hash_set<const formats::StoredTensor*>& used() const { return used_; }
 
  private:
+  absl::StatusOr<const formats::StoredTensor*> Find(const std::string& name,
+                                                    std::span<const Extent> extents,
+                                                    bool counts_ones);
+
   const Checkpoint& checkpoint_;
   absl::flat_hash_set<const formats::StoredTensor*> used_;
   std::vector<std::shared_ptr<const formats::StoredTensor>> pieces_;

@@ -316,7 +316,9 @@ void ForEachVector(const WeightSlots& slots, Fn&& fn) {
     if (!slot.biases.empty()) fn(std::int64_t{slot.n});
   };
   const auto vector = [&](const VectorSlot& slot) {
-    if (slot.tensor != nullptr) fn(slot.tensor->num_elements());
+    std::int64_t elements = 0;
+    for (const formats::StoredTensor* part : slot.parts) elements += part->num_elements();
+    if (elements > 0) fn(elements);
   };
   for (const LayerSlots& layer : slots.layers) {
     for (const VectorSlot* slot : VectorsOf(layer)) vector(*slot);

@@ -133,7 +133,7 @@ std::vector<VectorPlace> VectorPlaces(const WeightSlots& slots, std::span<LayerW
     if (!slot.biases.empty()) places.push_back({slot.biases, 0, &weights->bias});
   };
   const auto vector = [&](const VectorSlot& slot, const float** where) {
-    if (slot.tensor != nullptr) places.push_back({{&slot.tensor, 1}, slot.offset, where});
+    if (!slot.parts.empty()) places.push_back({slot.parts, slot.offset, where});
   };
   for (std::size_t i = 0; i < slots.layers.size(); ++i) {
     const LayerSlots& slot = slots.layers[i];

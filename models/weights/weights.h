@@ -43,8 +43,8 @@ struct LinearSlot {
 
 // The weights of a norm, or another vector that is held in f32.
 struct VectorSlot {
-  const formats::StoredTensor* tensor = nullptr;  // null: the spec has none
-  float offset = 0;                               // added to every element, NormSpec::weight_offset
+  std::vector<const formats::StoredTensor*> parts;  // concatenated; empty: the spec has none
+  float offset = 0;  // added to every element, NormSpec::weight_offset
 };
 
 using MlaSlots = MlaTensors<VectorSlot, LinearSlot>;
@@ -129,6 +129,7 @@ absl::Status ApplyGroups(const kernels::Backend& backend,
                          kernels::GroupedLinearParams params);
 
 using MlaWeights = MlaTensors<const float*, LinearWeights>;
+using RecurrentWeights = RecurrentTensors<const float*, LinearWeights>;
 
 // On a GPU the matrices of one kind lie at equal distances from expert to expert, and so do their
 // biases. gate_up_groups[i] and down_groups[i] describe matrix i of every expert.

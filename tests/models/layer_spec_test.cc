@@ -36,6 +36,19 @@ ModelSpec LlamaSpec() {
   return spec;
 }
 
+LayerSpec RecurrentLayer(const ModelSpec& spec) {
+  LayerSpec layer = spec.layers[0];
+  layer.attention = AttentionKind::kRecurrent;
+  layer.heads = {};
+  layer.recurrent = {.conv_width = 4,
+                     .conv_channels = 2 * 2 * 8 + 4 * 6,
+                     .heads = 4,
+                     .key_heads = 2,
+                     .key_size = 8,
+                     .value_size = 6};
+  return layer;
+}
+
 constexpr DeviceKind kDevices[] = {DeviceKind::kCpu, DeviceKind::kCuda};
 
 TEST(LayerSpecTest, LlamaIsValidAndSupported) {
@@ -72,6 +85,42 @@ TEST(LayerSpecTest, RejectsContradictions) {
          s.layers[1].moe.top_k = 5;
        }},
       {"kv_from_layer is 1", [](ModelSpec& s) { s.layers[1].kv_from_layer = 1; }},
+      {"conv_width is 9",
+       [](ModelSpec& s) {
+         s.layers[1] = RecurrentLayer(s);
+         s.layers[1].recurrent.conv_width = 9;
+       }},
+      {"recurrent heads is 3",
+       [](ModelSpec& s) {
+         s.layers[1] = RecurrentLayer(s);
+         s.layers[1].recurrent.heads = 3;
+       }},
+      {"recurrent key_size is 257",
+       [](ModelSpec& s) {
+         s.layers[1] = RecurrentLayer(s);
+         s.layers[1].recurrent.key_size = 257;
+       }},
+      {"recurrent value_size is 0",
+       [](ModelSpec& s) {
+         s.layers[1] = RecurrentLayer(s);
+         s.layers[1].recurrent.value_size = 0;
+       }},
+      {"conv_channels is 57, it must be 56",
+       [](ModelSpec& s) {
+         s.layers[1] = RecurrentLayer(s);
+         s.layers[1].recurrent.conv_channels = 57;
+       }},
+      {"dt_min is 1, it must be at most dt_max 0.5",
+       [](ModelSpec& s) {
+         s.layers[1] = RecurrentLayer(s);
+         s.layers[1].recurrent.dt_min = 1;
+         s.layers[1].recurrent.dt_max = 0.5f;
+       }},
+      {"norm_groups is 5",
+       [](ModelSpec& s) {
+         s.layers[1] = RecurrentLayer(s);
+         s.layers[1].recurrent.norm_groups = 5;
+       }},
       {"intermediate is 0", [](ModelSpec& s) { s.layers[1].dense.intermediate = 0; }},
   };
   for (const auto& [message, change] : cases) {
@@ -120,6 +169,9 @@ TEST(LayerSpecTest, RejectsUnimplementedOptionsByName) {
       {"chunk", [](ModelSpec& s) { s.layers[2].heads.chunk = 32; }},
       {"value_scale", [](ModelSpec& s) { s.layers[2].heads.value_scale = 0.7f; }},
       {"output_gate", [](ModelSpec& s) { s.layers[2].heads.output_gate = GateKind::kSigmoid; }},
+      {"recurrent layers", [](ModelSpec& s) { s.layers[2] = RecurrentLayer(s); }},
+      {"no layer with keys and values",
+       [](ModelSpec& s) { s.layers.assign(3, RecurrentLayer(s)); }},
       {"v_head_size", [](ModelSpec& s) { s.layers[2].heads.v_head_size = 8; }},
       {"q_bias", [](ModelSpec& s) { s.layers[2].heads.q_bias = true; }},
       {"gate", [](ModelSpec& s) { s.layers[2].dense.gated = false; }},

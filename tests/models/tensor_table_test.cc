@@ -303,13 +303,17 @@ TEST(TensorTableTest, GgufStacksExperts) {
 // Packed files store norms, other vectors and biases in the order of the tables and do not name
 // them. A change of the order makes old files wrong, so it requires a new version.
 TEST(TensorTableTest, OrderInMemoryIsThatOfTheVersionOfPackedFiles) {
-  EXPECT_EQ(runtime::kPackedFileVersion, 4);
+  EXPECT_EQ(runtime::kPackedFileVersion, 5);
   const TensorNames names{.attn_out = "attn_out",
                           .mlp_in = "mlp_in",
                           .mlp_out = "mlp_out",
                           .q_norm = "q_norm",
                           .k_norm = "k_norm",
                           .sinks = "sinks",
+                          .conv = "conv",
+                          .a_log = "a_log",
+                          .dt_bias = "dt_bias",
+                          .gate_norm = "gate_norm",
                           .choice_bias = "choice_bias"};
   std::vector<std::string> order;
   ForEachTensor([&](BlockKind, const TensorInfo& info) {
@@ -323,6 +327,8 @@ TEST(TensorTableTest, OrderInMemoryIsThatOfTheVersionOfPackedFiles) {
       // MLA; q has a row with and a row without a rank
       "q_a", "self_attn.q_a_layernorm", "q", "q", "kv_a", "self_attn.kv_a_layernorm", "to_latent",
       "from_latent", "o",
+      // recurrent
+      "recurrent_in", "conv", "a_log", "dt_bias", "gate_norm", "recurrent_out",
       // MLP
       "gate_up", "down",
       // MoE
@@ -330,11 +336,81 @@ TEST(TensorTableTest, OrderInMemoryIsThatOfTheVersionOfPackedFiles) {
   EXPECT_EQ(order, expected);
 }
 
+LayerSpec RecurrentLayer() {
+  LayerSpec layer = HeadsLayer();
+  layer.attention = AttentionKind::kRecurrent;
+  layer.recurrent = {.conv_width = 4,
+                     .conv_channels = 2 * 2 * 8 + 4 * 6,
+                     .heads = 4,
+                     .key_heads = 2,
+                     .key_size = 8,
+                     .value_size = 6};
+  return layer;
+}
+
+TEST(TensorTableTest, InputsOfARecurrentLayerAreOneTensorOrSeveral) {
+  TensorNames names{.in_qkv = "qkv",
+                    .in_z = "z",
+                    .in_b = "b",
+                    .in_a = "a",
+                    .conv = "conv.weight",
+                    .a_log = "A_log",
+                    .dt_bias = "dt_bias",
+                    .gate_norm = "norm.weight",
+                    .recurrent_out = "out"};
+  const Tensors common = WithMlp({{"input_layernorm.weight", {40}},
+                                  {"post_attention_layernorm.weight", {40}},
+                                  {"conv.weight", {56, 4}},
+                                  {"A_log", {4}},
+                                  {"dt_bias", {4}},
+                                  {"norm.weight", {6}},
+                                  {"out.weight", {40, 24}}});
+  LayerSpec layer = RecurrentLayer();
+  ExpectTensors(layer, names,
+                Join(common, {{"qkv.weight", {56, 40}},
+                              {"z.weight", {24, 40}},
+                              {"b.weight", {4, 40}},
+                              {"a.weight", {4, 40}}}));
+  names.in_qkv = names.in_z = names.in_b = names.in_a = "";
+  names.in_qkvz = "qkvz";
+  names.in_ba = "ba";
+  ExpectTensors(layer, names, Join(common, {{"qkvz.weight", {80, 40}}, {"ba.weight", {8, 40}}}));
+}
+
+// The rows of a key head are q, k, then v and z of its two heads.
+TEST(TensorTableTest, RowsByKeyHeadAreReordered) {
+  const auto numbers = [](const std::vector<RowRange>& ranges) {
+    std::vector<std::pair<std::int64_t, std::int64_t>> rows;
+    for (const RowRange& range : ranges) rows.emplace_back(range.first, range.count);
+    return rows;
+  };
+  using Rows = std::vector<std::pair<std::int64_t, std::int64_t>>;
+  EXPECT_EQ(numbers(RowsOfQkvz(RecurrentLayer())),
+            (Rows{{0, 8}, {40, 8}, {8, 8}, {48, 8}, {16, 12}, {56, 12}, {28, 12}, {68, 12}}));
+  EXPECT_EQ(numbers(RowsOfBa(RecurrentLayer())), (Rows{{0, 2}, {4, 2}, {2, 2}, {6, 2}}));
+}
+
+// The gate of a head follows the rows of its query.
+TEST(TensorTableTest, OutputGatesLieBetweenTheRowsOfQueries) {
+  LayerSpec layer = HeadsLayer();
+  ASSERT_EQ(QueryRows(layer).size(), 1u);
+  EXPECT_EQ(QueryRows(layer)[0].count, 64);
+  EXPECT_TRUE(GateRows(layer).empty());
+  layer.heads.output_gate = GateKind::kSigmoid;
+  layer.heads.output_gate_source = GateSource::kInQueryProjection;
+  EXPECT_EQ(ExtentOf(Dim::kQueryRows, 40, layer).size, 128);
+  ASSERT_EQ(QueryRows(layer).size(), 4u);
+  EXPECT_EQ(QueryRows(layer)[3].first, 96);
+  ASSERT_EQ(GateRows(layer).size(), 4u);
+  EXPECT_EQ(GateRows(layer)[3].first, 112);
+  EXPECT_EQ(GateRows(layer)[3].count, 16);
+}
+
 TEST(TensorTableTest, LabelsOfABlockAreDistinctAndVectorsHaveNone) {
   LayerSpec moe = MoeLayer();
   moe.moe.shared = MlpSpec{.intermediate = 48};
   moe.moe.shared_gate = true;
-  for (const LayerSpec& layer : {HeadsLayer(), MlaLayer(), moe}) {
+  for (const LayerSpec& layer : {HeadsLayer(), MlaLayer(), RecurrentLayer(), moe}) {
     std::set<std::string> labels;
     ForEachTensor(layer, [&](BlockKind, const TensorInfo& info) {
       EXPECT_EQ(info.is_vector(), info.label.empty());

@@ -66,6 +66,7 @@ absl::string_view BlockGroup(models::BlockKind block) {
       return "norms";
     case models::BlockKind::kAttention:
     case models::BlockKind::kMla:
+    case models::BlockKind::kRecurrent:
       return "attention";
     case models::BlockKind::kMlp:
       return "mlp";

@@ -109,6 +109,16 @@ std::string DescribeMoe(const MoeSpec& moe) {
   return parts.Join();
 }
 
+std::string DescribeRecurrent(const models::RecurrentSpec& recurrent) {
+  Parts parts;
+  parts.Add(recurrent.delta ? "gated delta rule" : "state space model", " of ", recurrent.heads,
+            " heads");
+  parts.Add("state ", recurrent.key_size, " x ", recurrent.value_size);
+  parts.AddIf(recurrent.key_heads != recurrent.heads, recurrent.key_heads, " key heads");
+  parts.Add("convolution over ", recurrent.conv_width, " tokens");
+  return parts.Join();
+}
+
 std::string DescribeNorms(const LayerSpec& layer) {
   std::vector<absl::string_view> places;
   absl::string_view kind;
@@ -128,6 +138,9 @@ std::string DescribeLayer(const LayerSpec& layer) {
   std::vector<std::string> parts;
   if (layer.attention == AttentionKind::kHeads) parts.push_back(DescribeHeads(layer.heads));
   if (layer.attention == AttentionKind::kMla) parts.push_back(DescribeMla(layer.mla));
+  if (layer.attention == AttentionKind::kRecurrent) {
+    parts.push_back(DescribeRecurrent(layer.recurrent));
+  }
   if (layer.mlp == MlpKind::kDense)
     parts.push_back(absl::StrCat("MLP: ", DescribeMlp(layer.dense)));
   if (layer.mlp == MlpKind::kMoe) parts.push_back(DescribeMoe(layer.moe));
