@@ -13,7 +13,7 @@ namespace quire::kernels {
 
 struct GatedProductParams {
   ConstFloatPtr gate;  // [num_rows, columns], rows gate_stride apart
-  ConstFloatPtr up;    // [num_rows, columns], rows up_stride apart
+  ConstFloatPtr up;    // [num_rows, columns], rows up_stride apart; null: 1, CPU only
   FloatPtr y;          // [num_rows, columns], rows y_stride apart; may alias gate or up
   std::int64_t gate_stride;
   std::int64_t up_stride;
@@ -24,8 +24,9 @@ struct GatedProductParams {
 };
 
 // Computes y = act(gate) * up, element by element in f32, with the exp that all kernels share. NaN
-// stays NaN. On a GPU gate, up and y are all f32 or all bf16. Returns INVALID_ARGUMENT if a stride
-// is less than columns, limit is negative, or element types are unsupported.
+// stays NaN. On a GPU gate, up and y are all f32 or all bf16. Without `up` it computes act(gate).
+// Returns INVALID_ARGUMENT if a stride is less than columns, limit is negative, limit or up_offset
+// is set without `up`, or element types are unsupported.
 absl::Status GatedProduct(const Backend& backend, const GatedProductParams& params);
 
 namespace internal {

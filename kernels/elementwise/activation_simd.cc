@@ -58,22 +58,23 @@ template <Activation kAct, bool kShaped>
 void Rows(const GatedProductParams& params, std::int64_t row_begin, std::int64_t row_end) {
   const DF d;
   const GateShape shape = params.shape;
+  const bool has_up = !params.up.is_null();
   for (std::int64_t m = row_begin; m < row_end; ++m) {
     const float* const gate = params.gate.f32() + m * params.gate_stride;
-    const float* const up = params.up.f32() + m * params.up_stride;
+    const float* const up = has_up ? params.up.f32() + m * params.up_stride : nullptr;
     float* const y = params.y.f32() + m * params.y_stride;
     const std::size_t columns = params.columns;
     std::size_t i = 0;
     for (; i + kLanes <= columns; i += kLanes) {
-      const VF product =
-          Product<kAct, kShaped>(shape, hn::LoadU(d, gate + i), hn::LoadU(d, up + i));
+      const VF product = Product<kAct, kShaped>(shape, hn::LoadU(d, gate + i),
+                                                has_up ? hn::LoadU(d, up + i) : hn::Set(d, 1.0f));
       hn::StoreU(product, d, y + i);
     }
     if (i == columns) continue;
     HWY_ALIGN float tail[2][kLanes] = {};
     for (std::size_t lane = 0; i + lane < columns; ++lane) {
       tail[0][lane] = gate[i + lane];
-      tail[1][lane] = up[i + lane];
+      tail[1][lane] = has_up ? up[i + lane] : 1.0f;
     }
     const VF product = Product<kAct, kShaped>(shape, hn::Load(d, tail[0]), hn::Load(d, tail[1]));
     hn::Store(product, d, tail[0]);

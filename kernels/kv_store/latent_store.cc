@@ -45,8 +45,10 @@ absl::Status LatentStore(const Backend& backend, const LatentStoreParams& params
   const std::uint32_t query = params.nope_size + params.rope_size;
   float* const heads = params.heads.f32();
   float* const latents = params.latents.f32();
-  QUIRE_RETURN_IF_ERROR(Rotate(backend, params, heads, params.num_heads, query));
-  QUIRE_RETURN_IF_ERROR(Rotate(backend, params, latents, 1, columns));
+  if (params.cosines != nullptr) {
+    QUIRE_RETURN_IF_ERROR(Rotate(backend, params, heads, params.num_heads, query));
+    QUIRE_RETURN_IF_ERROR(Rotate(backend, params, latents, 1, columns));
+  }
   const std::int64_t num_heads = params.num_heads;
   QUIRE_RETURN_IF_ERROR(CopyHeadColumns(backend, {.x = heads,
                                                   .y = params.queries.f32(),

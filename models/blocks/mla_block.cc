@@ -120,7 +120,8 @@ absl::Status ApplyHeads(const StepContext& step, const std::vector<LinearWeights
 absl::Status StoreAndAttend(const StepContext& step, const MlaSpec& mla, const Sizes& sizes,
                             const LayerPlace& place) {
   const StepBuffers& b = *step.buffers;
-  const RopeAngles& angles = step.angles[static_cast<std::size_t>(mla.rope)];
+  const RopeAngles angles = mla.rope < 0 ? RopeAngles{.cosines = nullptr, .sines = nullptr}
+                                         : step.angles[static_cast<std::size_t>(mla.rope)];
   const kernels::AnyKvView rows = kernels::LatentView(step.kv[place.group], place.slot);
   QUIRE_RETURN_IF_ERROR(kernels::LatentStore(
       *step.backend,

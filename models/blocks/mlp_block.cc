@@ -27,13 +27,15 @@ kernels::GateShape GateShapeOf(const MlpSpec& mlp) {
 
 absl::Status Activate(const StepContext& step, const MlpSpec& mlp, kernels::FloatPtr y,
                       std::uint32_t num_rows) {
-  const std::int64_t inner = mlp.intermediate;
+  const std::int64_t stride = mlp.inner_columns();
+  kernels::ConstFloatPtr up;
+  if (mlp.gated) up = y + std::int64_t{mlp.intermediate};
   return kernels::GatedProduct(*step.backend, {.gate = y,
-                                               .up = y + inner,
+                                               .up = up,
                                                .y = y,
-                                               .gate_stride = 2 * inner,
-                                               .up_stride = 2 * inner,
-                                               .y_stride = 2 * inner,
+                                               .gate_stride = stride,
+                                               .up_stride = stride,
+                                               .y_stride = stride,
                                                .num_rows = num_rows,
                                                .columns = mlp.intermediate,
                                                .shape = GateShapeOf(mlp)});
@@ -44,10 +46,10 @@ absl::Status GatedProjection(const StepContext& step, const MlpSpec& mlp,
   kernels::LinearParams product{.x = rows.x,
                                 .weight = nullptr,
                                 .y = rows.y,
-                                .x_stride = step.hidden,
-                                .y_stride = 2 * std::int64_t{mlp.intermediate},
+                                .x_stride = gate_up.matrices.front().k(),
+                                .y_stride = mlp.inner_columns(),
                                 .num_rows = rows.num_rows};
-  if (gate_up.matrices.size() == 1 &&
+  if (mlp.gated && gate_up.matrices.size() == 1 &&
       kernels::CanFuseGate(*step.backend, gate_up.matrices[0], rows.x.dtype(), rows.y.dtype())) {
     product.gate = GateShapeOf(mlp);
     return ApplyLinear(*step.backend, gate_up, product);
@@ -64,7 +66,7 @@ absl::Status MlpBlock(const StepContext& step, const LayerSpec& layer,
   QUIRE_RETURN_IF_ERROR(GatedProjection(step, layer.dense, weights.gate_up,
                                         {.x = input, .y = b.gate_up, .num_rows = step.num_tokens}));
   return AddProduct(step, MlpOutput(layer, weights), weights.down, b.gate_up,
-                    2 * std::int64_t{layer.dense.intermediate});
+                    layer.dense.inner_columns());
 }
 
 }  // namespace quire::models

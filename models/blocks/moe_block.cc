@@ -66,7 +66,12 @@ absl::Status Route(const StepContext& step, const MoeSpec& moe, const MoeWeights
                          .x_stride = step.hidden});
 }
 
-// Writes act(gate(x)) * up(x) to the first half of the rows of gate_up.
+// Columns of the input and the output of a chosen expert.
+std::uint32_t ExpertColumns(const StepContext& step, const MoeSpec& moe) {
+  return moe.latent != 0 ? moe.latent : step.hidden;
+}
+
+// Writes act(gate(x)) * up(x) to the first half of the rows of gate_up, or act(up(x)) to the rows.
 absl::Status Inner(const StepContext& step, const MlpSpec& mlp, const LinearWeights& gate_up,
                    kernels::ConstFloatPtr x, std::uint32_t num_rows) {
   return GatedProjection(step, mlp, gate_up,
@@ -95,56 +100,66 @@ absl::Status InnerOfGroups(const StepContext& step, const MlpSpec& mlp,
   return Activate(step, mlp, b.gate_up, num_rows);
 }
 
+// Rows of f32 that a product writes.
+struct OutputRows {
+  float* y;
+  const float* residual;  // added to the product; null: none
+  std::uint32_t num_rows;
+  std::uint32_t columns;
+};
+
 // Computes y = down(gate_up), plus the residual if it is not null.
-absl::Status Down(const StepContext& step, const MlpSpec& mlp, const LinearWeights& down, float* y,
-                  const float* residual, std::uint32_t num_rows) {
+absl::Status Down(const StepContext& step, const MlpSpec& mlp, const LinearWeights& down,
+                  const OutputRows& rows) {
   return ApplyLinear(*step.backend, down,
                      {.x = step.buffers->moe.gate_up,
                       .weight = nullptr,
-                      .residual = residual,
-                      .y = y,
-                      .x_stride = 2 * std::int64_t{mlp.intermediate},
-                      .residual_stride = step.hidden,
-                      .y_stride = step.hidden,
-                      .num_rows = num_rows});
+                      .residual = rows.residual,
+                      .y = rows.y,
+                      .x_stride = mlp.inner_columns(),
+                      .residual_stride = rows.columns,
+                      .y_stride = rows.columns,
+                      .num_rows = rows.num_rows});
 }
 
 // Computes sum[row] += weight * outputs, with the rows of AddWeightedRows.
 absl::Status AddOutputs(const StepContext& step, const std::uint32_t* rows, const float* weights,
-                        std::uint32_t num_rows) {
-  const MoeBuffers& b = step.buffers->moe;
-  return kernels::AddWeightedRows(*step.backend, {.x = b.outputs,
+                        const OutputRows& sum) {
+  return kernels::AddWeightedRows(*step.backend, {.x = step.buffers->moe.outputs,
                                                   .rows = rows,
                                                   .weights = weights,
-                                                  .y = b.sum,
-                                                  .x_stride = step.hidden,
-                                                  .y_stride = step.hidden,
-                                                  .num_rows = num_rows,
-                                                  .columns = step.hidden});
+                                                  .y = sum.y,
+                                                  .x_stride = sum.columns,
+                                                  .y_stride = sum.columns,
+                                                  .num_rows = sum.num_rows,
+                                                  .columns = sum.columns});
 }
 
-// Computes one expert for the rows b.rows[begin], ..., b.rows[begin + count - 1].
+// Computes one expert for the rows b.rows[begin], ..., b.rows[begin + count - 1], and adds its
+// weighted output to `sum`.
 absl::Status RunExpert(const StepContext& step, const MoeSpec& moe, const MoeWeights& weights,
-                       kernels::ConstFloatPtr input, std::uint32_t expert, std::uint32_t begin,
-                       std::uint32_t count) {
+                       kernels::ConstFloatPtr input, float* sum, std::uint32_t expert) {
   const MoeBuffers& b = step.buffers->moe;
+  const std::uint32_t begin = b.offsets[expert];
+  const std::uint32_t count = b.offsets[expert + 1] - begin;
   if (count == 0) return absl::OkStatus();
+  const std::uint32_t columns = ExpertColumns(step, moe);
   // An expert that all rows chose reads the input without a copy.
   const bool all = count == step.num_tokens;
   if (!all) {
     QUIRE_RETURN_IF_ERROR(kernels::GatherRows(*step.backend, {.x = input.f32(),
                                                               .rows = b.rows + begin,
                                                               .y = b.inputs.f32(),
-                                                              .x_stride = step.hidden,
-                                                              .y_stride = step.hidden,
+                                                              .x_stride = columns,
+                                                              .y_stride = columns,
                                                               .num_rows = count,
-                                                              .columns = step.hidden}));
+                                                              .columns = columns}));
   }
   const kernels::ConstFloatPtr x = all ? input : kernels::ConstFloatPtr(b.inputs);
   QUIRE_RETURN_IF_ERROR(Inner(step, moe.expert, weights.gate_up[expert], x, count));
   QUIRE_RETURN_IF_ERROR(
-      Down(step, moe.expert, weights.down[expert], b.outputs, /*residual=*/nullptr, count));
-  return AddOutputs(step, b.rows + begin, b.row_weights + begin, count);
+      Down(step, moe.expert, weights.down[expert], {b.outputs, nullptr, count, columns}));
+  return AddOutputs(step, b.rows + begin, b.row_weights + begin, {sum, nullptr, count, columns});
 }
 
 // Adds the output of the shared expert to sum if `add` is true, else sets sum to it. REQUIRES:
@@ -153,9 +168,10 @@ absl::Status RunShared(const StepContext& step, const MoeSpec& moe, const MoeWei
                        kernels::ConstFloatPtr input, bool add) {
   const MoeBuffers& b = step.buffers->moe;
   QUIRE_RETURN_IF_ERROR(Inner(step, *moe.shared, weights.shared_gate_up, input, step.num_tokens));
-  QUIRE_RETURN_IF_ERROR(Down(step, *moe.shared, weights.shared_down,
-                             moe.shared_gate ? b.outputs : b.sum,
-                             add && !moe.shared_gate ? b.sum : nullptr, step.num_tokens));
+  QUIRE_RETURN_IF_ERROR(
+      Down(step, *moe.shared, weights.shared_down,
+           {moe.shared_gate ? b.outputs : b.sum, add && !moe.shared_gate ? b.sum : nullptr,
+            step.num_tokens, step.hidden}));
   if (!moe.shared_gate) return absl::OkStatus();
   // The buffer is free: the router's logits are not needed any more.
   QUIRE_RETURN_IF_ERROR(ApplyLinear(*step.backend, weights.shared_gate,
@@ -166,19 +182,38 @@ absl::Status RunShared(const StepContext& step, const MoeSpec& moe, const MoeWei
                                      .y_stride = 1,
                                      .num_rows = step.num_tokens}));
   QUIRE_RETURN_IF_ERROR(kernels::SigmoidInPlace(*step.backend, b.router_logits, step.num_tokens));
-  return AddOutputs(step, /*rows=*/nullptr, b.router_logits, step.num_tokens);
+  return AddOutputs(step, /*rows=*/nullptr, b.router_logits,
+                    {b.sum, nullptr, step.num_tokens, step.hidden});
 }
 
-// Computes one expert after the other, on the CPU.
+// Computes one expert after the other, on the CPU. Writes their weighted sum to MoeBuffers::sum.
 absl::Status RunExperts(const StepContext& step, const MoeSpec& moe, const MoeWeights& weights,
                         kernels::ConstFloatPtr input) {
   const MoeBuffers& b = step.buffers->moe;
-  std::fill_n(b.sum, std::size_t{step.num_tokens} * step.hidden, 0.0f);
-  for (std::uint32_t expert = 0; expert < moe.num_experts; ++expert) {
-    QUIRE_RETURN_IF_ERROR(RunExpert(step, moe, weights, input, expert, b.offsets[expert],
-                                    b.offsets[expert + 1] - b.offsets[expert]));
+  const bool is_latent = moe.latent != 0;
+  if (is_latent) {
+    QUIRE_RETURN_IF_ERROR(ApplyLinear(*step.backend, weights.latent_in,
+                                      {.x = input,
+                                       .weight = nullptr,
+                                       .y = b.latent_in,
+                                       .x_stride = step.hidden,
+                                       .y_stride = moe.latent,
+                                       .num_rows = step.num_tokens}));
+    input = b.latent_in;
   }
-  return absl::OkStatus();
+  float* const sum = is_latent ? b.latent_sum : b.sum;
+  std::fill_n(sum, std::size_t{step.num_tokens} * ExpertColumns(step, moe), 0.0f);
+  for (std::uint32_t expert = 0; expert < moe.num_experts; ++expert) {
+    QUIRE_RETURN_IF_ERROR(RunExpert(step, moe, weights, input, sum, expert));
+  }
+  if (!is_latent) return absl::OkStatus();
+  return ApplyLinear(*step.backend, weights.latent_out,
+                     {.x = sum,
+                      .weight = nullptr,
+                      .y = b.sum,
+                      .x_stride = moe.latent,
+                      .y_stride = step.hidden,
+                      .num_rows = step.num_tokens});
 }
 
 // Computes outputs = down(gate_up) of all experts and the weighted sum of each row. The sum is

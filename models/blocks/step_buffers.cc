@@ -43,10 +43,12 @@ struct Widths {
   std::int64_t latent = 0;
   std::int64_t latents = 0;
   std::int64_t values = 0;
-  std::int64_t experts = 0;  // MoE, as the next three; 0: no MoE
+  std::int64_t experts = 0;  // MoE, as the next five; 0: no MoE
   std::int64_t top_k = 0;
   std::int64_t expert_inner = 0;  // gate and up of an expert
   std::int64_t shared_inner = 0;  // gate and up of a shared expert
+  std::int64_t expert_latent = 0;
+  std::int64_t expert_input = 0;  // hidden or latent columns
   std::int64_t angles = 0;        // all rope tables together
 };
 
@@ -58,7 +60,7 @@ Widths WidthsOf(const ModelSpec& spec) {
     const std::int64_t all_heads = std::int64_t{heads.num_heads} + 2 * heads.num_kv_heads;
     widths.qkv = std::max(widths.qkv, all_heads * heads.head_size);
     widths.attended = std::max(widths.attended, std::int64_t{heads.num_heads} * heads.head_size);
-    widths.gate_up = std::max(widths.gate_up, 2 * std::int64_t{layer.dense.intermediate});
+    widths.gate_up = std::max(widths.gate_up, layer.dense.inner_columns());
     if (layer.attention == AttentionKind::kMla) {
       const MlaSpec& mla = layer.mla;
       const std::int64_t num_heads = mla.num_heads;
@@ -70,12 +72,14 @@ Widths WidthsOf(const ModelSpec& spec) {
       widths.values = std::max(widths.values, num_heads * mla.v_size);
     }
     if (layer.mlp != MlpKind::kMoe) continue;
-    const std::uint32_t shared = layer.moe.shared ? layer.moe.shared->intermediate : 0;
     widths.experts = std::max(widths.experts, std::int64_t{layer.moe.num_experts});
     widths.top_k = std::max(widths.top_k, std::int64_t{layer.moe.top_k});
-    widths.expert_inner =
-        std::max(widths.expert_inner, 2 * std::int64_t{layer.moe.expert.intermediate});
-    widths.shared_inner = std::max(widths.shared_inner, 2 * std::int64_t{shared});
+    widths.expert_inner = std::max(widths.expert_inner, layer.moe.expert.inner_columns());
+    const std::int64_t latent = layer.moe.latent;
+    widths.expert_latent = std::max(widths.expert_latent, latent);
+    widths.expert_input = std::max(widths.expert_input, latent != 0 ? latent : widths.hidden);
+    if (!layer.moe.shared) continue;
+    widths.shared_inner = std::max(widths.shared_inner, layer.moe.shared->inner_columns());
   }
   for (const RopeTable& table : spec.rope_tables) {
     widths.angles += static_cast<std::int64_t>(table.inv_freq.size());
@@ -115,13 +119,16 @@ void CutMoe(Cutter& cutter, const Widths& widths, const StepLimits& limits, MoeB
   if (all) {
     moe->places = cutter.Take<std::uint32_t>(tokens * widths.top_k);
   } else {
-    moe->inputs = TakeFloats(cutter, limits.activation, rows * widths.hidden);
+    moe->inputs = TakeFloats(cutter, limits.activation, rows * widths.expert_input);
   }
   // The shared expert computes every token once.
   moe->gate_up = TakeFloats(cutter, limits.activation,
                             std::max(rows * widths.expert_inner, tokens * widths.shared_inner));
-  moe->outputs = cutter.Take<float>(rows * widths.hidden);
+  moe->outputs = cutter.Take<float>(rows * std::max(widths.expert_input, widths.hidden));
   moe->sum = cutter.Take<float>(tokens * widths.hidden);
+  if (widths.expert_latent == 0) return;
+  moe->latent_in = cutter.Take<float>(tokens * widths.expert_latent);
+  moe->latent_sum = cutter.Take<float>(tokens * widths.expert_latent);
 }
 
 // Cuts the memory that attention (qkv and attended, or mla) and then the MLP (gate_up or moe) use.

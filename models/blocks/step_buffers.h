@@ -40,7 +40,8 @@ struct MlaBuffers {
 
 // Buffers of MoE layers; null if the model has none. E is the largest number of experts of a layer,
 // K the largest number of experts per token. R is T * K on a GPU, which computes all experts at
-// once, and T on the CPU, which computes one expert at a time.
+// once, and T on the CPU, which computes one expert at a time. An expert input has the columns of
+// the latent width if the layer has one, else of hidden.
 struct MoeBuffers {
   float* router_logits = nullptr;    // [T, E]
   std::uint32_t* chosen = nullptr;   // [T, K]
@@ -49,10 +50,12 @@ struct MoeBuffers {
   std::uint32_t* rows = nullptr;     // [T * K] sorted by expert
   float* row_weights = nullptr;      // [T * K]
   std::uint32_t* places = nullptr;   // [T, K] indices into rows; null on the CPU
-  kernels::FloatPtr inputs;          // [R, hidden]; null on a GPU, which gathers rows itself
-  kernels::FloatPtr gate_up;         // [R, 2 * intermediate] or [T, 2 * shared intermediate]
-  float* outputs = nullptr;          // [R, hidden]
+  kernels::FloatPtr inputs;          // [R, expert input]; null on a GPU, which gathers rows itself
+  kernels::FloatPtr gate_up;         // [R, inner columns of an expert] or [T, those of the shared]
+  float* outputs = nullptr;          // [R, expert input], or [T, hidden] of the shared expert
   float* sum = nullptr;              // [T, hidden] sum over all experts
+  float* latent_in = nullptr;        // [T, latent] input of the experts
+  float* latent_sum = nullptr;       // [T, latent] sum over the chosen experts
 };
 
 // True if a branch of the layer is written to the buffer `branch` before it is added, because
@@ -85,7 +88,7 @@ struct StepBuffers {
   float* branch = nullptr;               // [T, hidden] output of a branch that is not a plain sum
   kernels::FloatPtr qkv;                 // [T, (heads + 2 kv_heads) * d]
   kernels::FloatPtr attended;            // [T, heads * d]
-  kernels::FloatPtr gate_up;             // [T, 2 * intermediate]
+  kernels::FloatPtr gate_up;             // [T, inner columns]
   MoeBuffers moe;
   MlaBuffers mla;
   std::uint32_t* head_tokens = nullptr;  // [T] tokens with logits, in the order of logits_tokens

@@ -60,7 +60,8 @@ absl::Status ValidateMla(const ModelSpec& spec, std::size_t index, const MlaSpec
                                        mla.kv_lora_rank, ", sizes ", mla.nope_size, ", ",
                                        mla.rope_size, " and ", mla.v_size, " must all be above 0"));
   }
-  if (mla.rope < 0 || static_cast<std::size_t>(mla.rope) >= spec.rope_tables.size() ||
+  if (mla.rope < 0) return absl::OkStatus();
+  if (static_cast<std::size_t>(mla.rope) >= spec.rope_tables.size() ||
       2 * spec.rope_tables[static_cast<std::size_t>(mla.rope)].inv_freq.size() != mla.rope_size) {
     return Invalid(
         index, absl::StrCat("rope table ", mla.rope, " must be one of ", spec.rope_tables.size(),
@@ -105,6 +106,16 @@ absl::Status ValidateRecurrent(std::size_t index, const RecurrentSpec& recurrent
   return absl::OkStatus();
 }
 
+absl::Status ValidateMlp(std::size_t index, const MlpSpec& mlp) {
+  if (mlp.intermediate == 0) return Invalid(index, "intermediate is 0");
+  if (!mlp.gated && (mlp.gate_bias || mlp.limit != 0 || mlp.up_offset != 0)) {
+    return Invalid(
+        index, absl::StrCat("gate_bias ", mlp.gate_bias, ", limit ", mlp.limit, " and up_offset ",
+                            mlp.up_offset, " must be 0 in an MLP without gate"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ValidateMoe(std::size_t index, const MoeSpec& moe) {
   if (moe.num_experts == 0 || moe.groups == 0 || moe.num_experts % moe.groups != 0) {
     return Invalid(index, absl::StrCat("groups is ", moe.groups, ", it must divide num_experts ",
@@ -122,10 +133,8 @@ absl::Status ValidateMoe(std::size_t index, const MoeSpec& moe) {
   if (moe.groups > 1 && moe.group_score == GroupScore::kTop2Sum && per_group < 2) {
     return Invalid(index, "a group of one expert has no two best");
   }
-  if (moe.expert.intermediate == 0 || (moe.shared && moe.shared->intermediate == 0)) {
-    return Invalid(index, "intermediate of an expert is 0");
-  }
-  return absl::OkStatus();
+  QUIRE_RETURN_IF_ERROR(ValidateMlp(index, moe.expert));
+  return moe.shared ? ValidateMlp(index, *moe.shared) : absl::OkStatus();
 }
 
 absl::Status ValidateLayer(const ModelSpec& spec, std::size_t index) {
@@ -140,9 +149,7 @@ absl::Status ValidateLayer(const ModelSpec& spec, std::size_t index) {
     QUIRE_RETURN_IF_ERROR(ValidateRecurrent(index, layer.recurrent));
   }
   if (layer.mlp == MlpKind::kMoe) QUIRE_RETURN_IF_ERROR(ValidateMoe(index, layer.moe));
-  if (layer.mlp == MlpKind::kDense && layer.dense.intermediate == 0) {
-    return Invalid(index, "intermediate is 0");
-  }
+  if (layer.mlp == MlpKind::kDense) QUIRE_RETURN_IF_ERROR(ValidateMlp(index, layer.dense));
   if (layer.kv_from_layer >= 0) {
     const std::size_t source = static_cast<std::size_t>(layer.kv_from_layer);
     if (source >= index || spec.layers[source].cache_group != layer.cache_group) {
@@ -209,6 +216,7 @@ std::string UnbuiltAttention(const AttentionSpec& heads, DeviceKind device) {
 std::string UnbuiltMla(const MlaSpec& mla, DeviceKind device) {
   const auto is_uneven = [](std::uint32_t columns) { return columns % 8 != 0; };
   const Knob knobs[] = {
+      {"shared MLA columns without rope", mla.rope < 0, true},
       {"q_latent_scale or kv_latent_scale", mla.q_latent_scale != 1 || mla.kv_latent_scale != 1},
       {"MLA cache rows of more than 576 columns, kv_lora_rank + qk_rope_head_dim",
        mla.kv_lora_rank + mla.rope_size > kernels::kMaxLatentColumns, true},
@@ -223,8 +231,8 @@ std::string UnbuiltMla(const MlaSpec& mla, DeviceKind device) {
 
 std::string UnbuiltMlp(const MlpSpec& mlp, DeviceKind device) {
   const Knob knobs[] = {
-      {"an MLP without gate", !mlp.gated},
-      {"gate_bias and up_bias that differ", mlp.gate_bias != mlp.up_bias},
+      {"an MLP without gate", !mlp.gated, true},
+      {"gate_bias and up_bias that differ", mlp.gated && mlp.gate_bias != mlp.up_bias},
   };
   return FirstUnbuilt(knobs, device);
 }
@@ -238,6 +246,7 @@ std::string UnbuiltMoe(const MoeSpec& moe, DeviceKind device) {
       {"so many experts", 2 * moe.num_experts + moe.groups > kMaxRouterFloats, true},
       {"router_softcap", moe.router_softcap != 0},
       {"weight_on_input", moe.weight_on_input},
+      {"experts behind a latent projection", moe.latent != 0, true},
       {"shared_average", moe.shared_average},
   };
   std::string unbuilt = FirstUnbuilt(knobs, device);
@@ -263,7 +272,9 @@ std::string UnbuiltLayer(const LayerSpec& layer, DeviceKind device) {
     if (unbuilt.empty()) unbuilt = UnbuiltNorm(slot, *norm);
   }
   if (unbuilt.empty()) unbuilt = UnbuiltAttention(layer.heads, device);
-  if (unbuilt.empty()) unbuilt = UnbuiltMla(layer.mla, device);
+  if (unbuilt.empty() && layer.attention == AttentionKind::kMla) {
+    unbuilt = UnbuiltMla(layer.mla, device);
+  }
   if (unbuilt.empty() && layer.mlp == MlpKind::kMoe) return UnbuiltMoe(layer.moe, device);
   if (unbuilt.empty()) unbuilt = UnbuiltMlp(layer.dense, device);
   return unbuilt;
@@ -350,8 +361,10 @@ std::string DumpMla(const MlaSpec& mla) {
   std::string text =
       absl::StrCat("mla heads ", mla.num_heads, " q_rank ", mla.q_lora_rank, " rank ",
                    mla.kv_lora_rank, " nope ", mla.nope_size, " rope ", mla.rope_size,
-                   mla.rope_style == RopeStyle::kHalf ? " half v " : " interleaved v ", mla.v_size,
-                   " scale ", mla.scale, " latent_eps ", mla.latent_eps);
+                   mla.rope < 0                         ? " unrotated v "
+                   : mla.rope_style == RopeStyle::kHalf ? " half v "
+                                                        : " interleaved v ",
+                   mla.v_size, " scale ", mla.scale, " latent_eps ", mla.latent_eps);
   AppendSet(&text, "qa_bias", mla.qa_bias);
   AppendSet(&text, "kva_bias", mla.kva_bias);
   AppendSet(&text, "o_bias", mla.o_bias);
@@ -393,6 +406,7 @@ std::string DumpMoe(const MoeSpec& moe) {
   AppendSet(&text, absl::StrCat("renormalize eps ", moe.renorm_eps), moe.renormalize);
   AppendSet(&text, absl::StrCat("weight_scale ", moe.weight_scale), moe.weight_scale != 1);
   AppendSet(&text, "weight_on_input", moe.weight_on_input);
+  AppendSet(&text, absl::StrCat("latent ", moe.latent), moe.latent != 0);
   if (moe.shared) absl::StrAppend(&text, " shared ", DumpMlp(*moe.shared));
   AppendSet(&text, "shared_gate", moe.shared_gate);
   AppendSet(&text, "shared_average", moe.shared_average);

@@ -96,15 +96,16 @@ struct AttentionSpec {
   friend bool operator==(const AttentionSpec&, const AttentionSpec&) = default;
 };
 
-// Multi-head latent attention: the cached row is [norm(c), rope(k_pe)].
+// Multi-head latent attention: the cached row is [norm(c), rope(k_pe)], or [norm(c), k_pe] without
+// rope.
 struct MlaSpec {
   std::uint32_t num_heads = 0;
   std::uint32_t q_lora_rank = 0;  // 0: one query matrix
   std::uint32_t kv_lora_rank = 0;
   std::uint32_t nope_size = 0;
-  std::uint32_t rope_size = 0;
+  std::uint32_t rope_size = 0;  // columns that all heads share
   std::uint32_t v_size = 0;
-  std::int32_t rope = -1;
+  std::int32_t rope = -1;  // index into ModelSpec::rope_tables; -1: no column rotates
   RopeStyle rope_style = RopeStyle::kInterleaved;
   float latent_eps = 1e-6f;  // epsilon of the norms of both latents; 0: no norms
   float scale = 0;
@@ -198,6 +199,8 @@ struct MlpSpec {
   float alpha = 1;
   float limit = 0;      // g = min(g, limit), u = clamp(u, -limit, limit) before act; 0: off
   float up_offset = 0;  // act(g) * (u + up_offset)
+  // Columns of the first product: gate and up, or up alone.
+  std::int64_t inner_columns() const { return (gated ? 2 : 1) * std::int64_t{intermediate}; }
   friend bool operator==(const MlpSpec&, const MlpSpec&) = default;
 };
 
@@ -219,6 +222,9 @@ struct MoeSpec {
   float renorm_eps = 0;
   float weight_scale = 1;
   bool weight_on_input = false;
+  // Experts compute in this width, between projections W_in before and W_out after their weighted
+  // sum. The router and the shared expert read the full width. 0: off.
+  std::uint32_t latent = 0;
   std::optional<MlpSpec> shared;
   bool shared_gate = false;
   bool shared_average = false;

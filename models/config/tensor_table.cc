@@ -69,7 +69,8 @@ Extent ExtentInRecurrent(Dim dim, const RecurrentSpec& recurrent) {
   return {};
 }
 
-Extent ExtentInMoe(Dim dim, const MoeSpec& moe) {
+Extent ExtentInMoe(Dim dim, std::uint32_t hidden, const MoeSpec& moe) {
+  const std::int64_t shared = moe.shared ? moe.shared->intermediate : 0;
   switch (dim) {
     case Dim::kExperts:
       return {moe.num_experts, "number of experts"};
@@ -78,7 +79,14 @@ Extent ExtentInMoe(Dim dim, const MoeSpec& moe) {
     case Dim::kTwoExpertInner:
       return {2 * std::int64_t{moe.expert.intermediate}, "2 * width of an expert"};
     case Dim::kSharedInner:
-      return {moe.shared ? moe.shared->intermediate : 0, "width of the shared expert"};
+      return {shared, "width of the shared expert"};
+    case Dim::kTwoSharedInner:
+      return {2 * shared, "2 * width of the shared expert"};
+    case Dim::kLatent:
+      return {moe.latent, "moe_latent_size"};
+    case Dim::kExpertInput:
+      if (moe.latent != 0) return {moe.latent, "moe_latent_size"};
+      return {hidden, "hidden_size"};
     default:
       break;
   }
@@ -162,8 +170,11 @@ Extent ExtentOf(Dim dim, std::uint32_t hidden, const LayerSpec& layer) {
     case Dim::kExperts:
     case Dim::kExpertInner:
     case Dim::kTwoExpertInner:
+    case Dim::kExpertInput:
+    case Dim::kLatent:
     case Dim::kSharedInner:
-      return ExtentInMoe(dim, layer.moe);
+    case Dim::kTwoSharedInner:
+      return ExtentInMoe(dim, hidden, layer.moe);
     case Dim::kMlaQueries:
     case Dim::kMlaQueryRank:
     case Dim::kMlaRank:
@@ -193,10 +204,13 @@ bool TensorInfo::IsIn(const LayerSpec& layer) const {
 }
 
 std::vector<PartInfo> TensorInfo::PartsIn(const TensorNames& names) const {
-  if (fused.name != nullptr && !(names.*fused.name).empty()) return {fused};
+  const auto is_named = [&](absl::string_view TensorNames::*name) {
+    return name != nullptr && !(names.*name).empty();
+  };
+  if (is_named(fused.name) || is_named(fused.stack_name)) return {fused};
   std::vector<PartInfo> found;
   for (const PartInfo& part : parts) {
-    if (part.name != nullptr && !(names.*part.name).empty()) found.push_back(part);
+    if (is_named(part.name)) found.push_back(part);
   }
   return found;
 }
@@ -262,7 +276,7 @@ std::string PartName(const TensorNames& names, const TensorInfo& info, const Par
 }
 
 ExpertStorage ExpertStorageOf(const TensorNames& names) {
-  if (!names.gate_stack.empty()) return ExpertStorage::kStacks;
+  if (!names.down_stack.empty()) return ExpertStorage::kStacks;
   return names.stacked_gate_up.empty() ? ExpertStorage::kPerExpert
                                        : ExpertStorage::kTransposedStacks;
 }

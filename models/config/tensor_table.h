@@ -80,17 +80,24 @@ struct TensorNames {
   absl::string_view expert_gate = "gate_proj";
   absl::string_view expert_up = "up_proj";
   absl::string_view expert_down = "down_proj";
-  // GGUF, instead of the tensors per expert: gate_stack.weight [experts, outputs, inputs] and so
-  // on.
+  // Instead of the tensors per expert, as in GGUF files: gate_stack.weight [experts, outputs,
+  // inputs] and so on. gate_up_stack has the rows of gate, then those of up, instead of the two.
   absl::string_view gate_stack = "";
   absl::string_view up_stack = "";
+  absl::string_view gate_up_stack = "";
   absl::string_view down_stack = "";
   // Instead of the tensors per expert: experts.stacked_gate_up [experts, inputs, outputs], whose
   // columns alternate between gate and up, and experts.stacked_down. Quantized tensors are
   // [experts, outputs, inputs]. Biases end in "_bias".
   absl::string_view stacked_gate_up = "";
   absl::string_view stacked_down = "";
-  absl::string_view shared = "";  // the shared expert: SHARED.expert_gate.weight and so on
+  absl::string_view latent_in = "";   // projection of the experts' input
+  absl::string_view latent_out = "";  // projection of the experts' output
+  absl::string_view shared = "";      // the shared expert: SHARED.shared_mlp_gate.weight and so on
+  absl::string_view shared_mlp_gate = "gate_proj";
+  absl::string_view shared_mlp_up = "up_proj";
+  absl::string_view shared_mlp_gate_up = "";  // one tensor with the rows of gate and up
+  absl::string_view shared_mlp_down = "down_proj";
   absl::string_view shared_gate = "";
 };
 
@@ -135,7 +142,10 @@ enum class Dim : std::uint8_t {
   kExperts,
   kExpertInner,
   kTwoExpertInner,
+  kExpertInput,  // hidden, or the latent width
+  kLatent,
   kSharedInner,
+  kTwoSharedInner,
 };
 
 // The size of a dimension, and the keys of config.json that it is computed from.
@@ -257,9 +267,11 @@ struct MoeTensors {
   using Linear = LinearType;
   Linear router;                // [experts, hidden]
   Vector choice_bias{};         // [experts]
-  std::vector<Linear> gate_up;  // [2 * intermediate, hidden] per expert
-  std::vector<Linear> down;     // [hidden, intermediate] per expert
-  Linear shared_gate_up;        // [2 * shared intermediate, hidden]
+  Linear latent_in;             // [latent, hidden]
+  std::vector<Linear> gate_up;  // [MlpSpec::inner_columns, hidden or latent] per expert
+  std::vector<Linear> down;     // [hidden or latent, intermediate] per expert
+  Linear latent_out;            // [hidden, latent]
+  Linear shared_gate_up;        // [MlpSpec::inner_columns, hidden]
   Linear shared_down;           // [hidden, shared intermediate]
   Linear shared_gate;           // [1, hidden]
 };
@@ -278,7 +290,7 @@ struct LayerTensors {
   Vector k_norm{};    // [d], or [kv_heads * d]
   Vector sinks{};     // [heads]
   Linear o;           // [hidden, heads * d]
-  Linear gate_up;     // [2 * intermediate, hidden]
+  Linear gate_up;     // [MlpSpec::inner_columns, hidden]
   Linear down;        // [hidden, intermediate]
   MlaTensors<Vector, Linear> mla;
   RecurrentTensors<Vector, Linear> recurrent;
@@ -488,6 +500,7 @@ inline constexpr TensorRow<Block> kRecurrentTable[] = {
      .linear = &Block::out},
 };
 
+// An MLP without gate has a row of its own, which has the rows of up alone.
 template <typename Layer>
 inline constexpr TensorRow<Layer> kMlpTable[] = {
     {.info = {.label = "gate_up",
@@ -501,7 +514,16 @@ inline constexpr TensorRow<Layer> kMlpTable[] = {
                         .rows = Dim::kTwoInner,
                         .has_bias = [](const LayerSpec& layer) { return layer.dense.gate_bias; }},
               .columns = Dim::kHidden,
-              .split = Split::kRows},
+              .split = Split::kRows,
+              .is_present = [](const LayerSpec& layer) { return layer.dense.gated; }},
+     .linear = &Layer::gate_up},
+    {.info = {.label = "gate_up",
+              .parts = {{{.name = &TensorNames::up,
+                          .rows = Dim::kInner,
+                          .has_bias = [](const LayerSpec& layer) { return layer.dense.up_bias; }}}},
+              .columns = Dim::kHidden,
+              .split = Split::kRows,
+              .is_present = [](const LayerSpec& layer) { return !layer.dense.gated; }},
      .linear = &Layer::gate_up},
     {.info = {.label = "down",
               .parts = {{{.name = &TensorNames::down,
@@ -513,8 +535,17 @@ inline constexpr TensorRow<Layer> kMlpTable[] = {
      .linear = &Layer::down},
 };
 
+constexpr bool HasLatent(const LayerSpec& layer) {
+  return layer.moe.latent != 0;
+}
 constexpr bool HasShared(const LayerSpec& layer) {
   return layer.moe.shared.has_value();
+}
+constexpr bool HasGatedShared(const LayerSpec& layer) {
+  return HasShared(layer) && layer.moe.shared->gated;
+}
+constexpr bool HasUngatedShared(const LayerSpec& layer) {
+  return HasShared(layer) && !layer.moe.shared->gated;
 }
 
 template <typename Block>
@@ -532,6 +563,11 @@ inline constexpr TensorRow<Block> kMoeTable[] = {
               .parts = {{{.name = &TensorNames::choice_bias, .rows = Dim::kExperts}}},
               .is_present = [](const LayerSpec& layer) { return layer.moe.choice_bias; }},
      .vector = &Block::choice_bias},
+    {.info = {.label = "latent_in",
+              .parts = {{{.name = &TensorNames::latent_in, .rows = Dim::kLatent}}},
+              .columns = Dim::kHidden,
+              .is_present = HasLatent},
+     .linear = &Block::latent_in},
     {.info =
          {.label = "gate_up",
           .kind = TensorKind::kExpertMatrices,
@@ -545,36 +581,67 @@ inline constexpr TensorRow<Block> kMoeTable[] = {
                       .stack_name = &TensorNames::up_stack}}},
           .fused = {.name = &TensorNames::stacked_gate_up,
                     .rows = Dim::kTwoExpertInner,
-                    .has_bias = [](const LayerSpec& layer) { return layer.moe.expert.gate_bias; }},
-          .columns = Dim::kHidden},
+                    .has_bias = [](const LayerSpec& layer) { return layer.moe.expert.gate_bias; },
+                    .stack_name = &TensorNames::gate_up_stack},
+          .columns = Dim::kExpertInput,
+          .is_present = [](const LayerSpec& layer) { return layer.moe.expert.gated; }},
      .linears = &Block::gate_up},
-    {.info =
-         {.label = "down",
-          .kind = TensorKind::kExpertMatrices,
-          .parts = {{{.name = &TensorNames::expert_down,
-                      .rows = Dim::kHidden,
-                      .has_bias = [](const LayerSpec& layer) { return layer.moe.expert.down_bias; },
-                      .stack_name = &TensorNames::down_stack}}},
-          .fused = {.name = &TensorNames::stacked_down,
-                    .rows = Dim::kHidden,
-                    .has_bias = [](const LayerSpec& layer) { return layer.moe.expert.down_bias; }},
-          .columns = Dim::kExpertInner},
+    {.info = {.label = "gate_up",
+              .kind = TensorKind::kExpertMatrices,
+              .parts = {{{.name = &TensorNames::expert_up,
+                          .rows = Dim::kExpertInner,
+                          .has_bias =
+                              [](const LayerSpec& layer) { return layer.moe.expert.up_bias; },
+                          .stack_name = &TensorNames::up_stack}}},
+              .columns = Dim::kExpertInput,
+              .is_present = [](const LayerSpec& layer) { return !layer.moe.expert.gated; }},
+     .linears = &Block::gate_up},
+    {.info = {.label = "down",
+              .kind = TensorKind::kExpertMatrices,
+              .parts = {{{.name = &TensorNames::expert_down,
+                          .rows = Dim::kExpertInput,
+                          .has_bias =
+                              [](const LayerSpec& layer) { return layer.moe.expert.down_bias; },
+                          .stack_name = &TensorNames::down_stack}}},
+              .fused = {.name = &TensorNames::stacked_down,
+                        .rows = Dim::kExpertInput,
+                        .has_bias =
+                            [](const LayerSpec& layer) { return layer.moe.expert.down_bias; }},
+              .columns = Dim::kExpertInner},
      .linears = &Block::down},
+    {.info = {.label = "latent_out",
+              .parts = {{{.name = &TensorNames::latent_out, .rows = Dim::kHidden}}},
+              .columns = Dim::kLatent,
+              .is_present = HasLatent},
+     .linear = &Block::latent_out},
     {.info = {.label = "shared_gate_up",
-              .parts = {{{.name = &TensorNames::expert_gate,
+              .parts = {{{.name = &TensorNames::shared_mlp_gate,
                           .rows = Dim::kSharedInner,
                           .has_bias =
                               [](const LayerSpec& layer) { return layer.moe.shared->gate_bias; }},
-                         {.name = &TensorNames::expert_up,
+                         {.name = &TensorNames::shared_mlp_up,
+                          .rows = Dim::kSharedInner,
+                          .has_bias =
+                              [](const LayerSpec& layer) { return layer.moe.shared->up_bias; }}}},
+              .fused = {.name = &TensorNames::shared_mlp_gate_up,
+                        .rows = Dim::kTwoSharedInner,
+                        .has_bias =
+                            [](const LayerSpec& layer) { return layer.moe.shared->gate_bias; }},
+              .columns = Dim::kHidden,
+              .scope = &TensorNames::shared,
+              .is_present = HasGatedShared},
+     .linear = &Block::shared_gate_up},
+    {.info = {.label = "shared_gate_up",
+              .parts = {{{.name = &TensorNames::shared_mlp_up,
                           .rows = Dim::kSharedInner,
                           .has_bias =
                               [](const LayerSpec& layer) { return layer.moe.shared->up_bias; }}}},
               .columns = Dim::kHidden,
               .scope = &TensorNames::shared,
-              .is_present = HasShared},
+              .is_present = HasUngatedShared},
      .linear = &Block::shared_gate_up},
     {.info = {.label = "shared_down",
-              .parts = {{{.name = &TensorNames::expert_down,
+              .parts = {{{.name = &TensorNames::shared_mlp_down,
                           .rows = Dim::kHidden,
                           .has_bias =
                               [](const LayerSpec& layer) { return layer.moe.shared->down_bias; }}}},

@@ -155,16 +155,17 @@ template <typename Layer>
 auto LinearsOf(Layer& layer) {
   using Linear = std::remove_reference_t<decltype((layer.qkv))>;
   std::vector<NamedLinear<Linear>> linears;
+  // Skips alternative rows of the same member.
   ForEachRow(layer, [&](BlockKind, const auto& row, auto& block) {
     if (row.linear != nullptr) {
       Linear* const linear = &(block.*row.linear);
-      // Skips alternative rows of the same member.
       if (!linears.empty() && linears.back().linear == linear) return;
       linears.push_back({std::string(row.info.label), linear});
     }
     if (row.linears == nullptr) return;
     const bool experts = row.info.kind == TensorKind::kExpertMatrices;
     auto& list = block.*row.linears;
+    if (!list.empty() && linears.back().linear == &list.back()) return;
     for (std::size_t i = 0; i < list.size(); ++i) {
       linears.push_back(
           {absl::StrCat(experts ? "experts." : "heads.", i, ".", row.info.label), &list[i]});

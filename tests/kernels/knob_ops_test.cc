@@ -113,6 +113,35 @@ TEST_P(GatedProductTest, PropagatesNanAndSaturatesAtTheLimits) {
   }
 }
 
+// Without up the product is the activation alone, also in the tail of a row.
+TEST_P(GatedProductTest, WithoutUpIsTheActivation) {
+  const GateShape shape = GetParam();
+  constexpr std::uint32_t kRows = 3, kColumns = 37;
+  const auto gate = RandomFloats(kRows * kColumns, 4, 4.0f);
+  const std::vector<float> ones(gate.size(), 1.0f);
+  const auto params = [&](const float* up, float* y) {
+    return GatedProductParams{gate.data(), up,    y,        kColumns, up == nullptr ? 0 : kColumns,
+                              kColumns,    kRows, kColumns, shape};
+  };
+  for (const std::string& isa : AvailableIsas()) {
+    const ScopedIsa scoped(isa);
+    const TestBackend backend(1);
+    std::vector<float> want(gate.size()), y(gate.size()), reference(gate.size());
+    ASSERT_TRUE(GatedProduct(*backend, params(ones.data(), want.data())).ok());
+    const absl::Status status = GatedProduct(*backend, params(nullptr, y.data()));
+    if (shape.limit != 0 || shape.up_offset != 0) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+      EXPECT_THAT(status.message(), testing::HasSubstr("without up"));
+      continue;
+    }
+    ASSERT_TRUE(status.ok()) << status;
+    EXPECT_EQ(y, want) << isa;
+    internal::GatedProductCpu(params(ones.data(), want.data()), 0, kRows);
+    internal::GatedProductCpu(params(nullptr, reference.data()), 0, kRows);
+    EXPECT_EQ(reference, want);
+  }
+}
+
 TEST(GatedProductErrorTest, RejectsANegativeLimit) {
   const TestBackend backend(1);
   float x[4] = {};

@@ -82,6 +82,12 @@ void PostNorms(ModelSpec& spec) {
   for (LayerSpec& layer : spec.layers) layer.attn_out = layer.mlp_out = kNorm;
 }
 
+void NoGate(ModelSpec& spec) {
+  Dense(spec).gated = false;
+  Dense(spec).act = Activation::kRelu2;
+  Dense(spec).up_bias = Dense(spec).down_bias = true;
+}
+
 void Clamp(ModelSpec& spec) {
   Dense(spec).alpha = 1.702f;
   Dense(spec).limit = 0.7f;
@@ -118,6 +124,8 @@ std::vector<Knob> Knobs() {
       {"gelu_tanh", [](ModelSpec& s) { Dense(s).act = Activation::kGeluTanh; }},
       {"gelu_erf", [](ModelSpec& s) { Dense(s).act = Activation::kGeluErf; }},
       {"relu2", [](ModelSpec& s) { Dense(s).act = Activation::kRelu2; }},
+      {"no_gate", [](ModelSpec& s) { Dense(s).gated = false; }},
+      {"no_gate_relu2_bias", NoGate},
       {"alpha", [](ModelSpec& s) { Dense(s).alpha = 1.702f; }},
       {"clamp", Clamp},
       {"mlp_bias",
@@ -288,8 +296,13 @@ class Reference {
   }
 
   Doubles Mlp(const MlpSpec& mlp, const Doubles& x) const {
-    Doubles gate = Product("mlp.gate_proj", x, mlp.gate_bias);
     const Doubles up = Product("mlp.up_proj", x, mlp.up_bias);
+    if (!mlp.gated) {
+      Doubles inner;
+      for (const double u : up) inner.push_back(Activated(mlp, u));
+      return Product("mlp.down_proj", inner, mlp.down_bias);
+    }
+    Doubles gate = Product("mlp.gate_proj", x, mlp.gate_bias);
     for (std::size_t i = 0; i < gate.size(); ++i) {
       double g = gate[i], u = up[i];
       if (mlp.limit != 0) {

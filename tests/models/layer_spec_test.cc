@@ -122,6 +122,11 @@ TEST(LayerSpecTest, RejectsContradictions) {
          s.layers[1].recurrent.norm_groups = 5;
        }},
       {"intermediate is 0", [](ModelSpec& s) { s.layers[1].dense.intermediate = 0; }},
+      {"limit 7 and up_offset 0 must be 0 in an MLP without gate",
+       [](ModelSpec& s) {
+         s.layers[1].dense.gated = false;
+         s.layers[1].dense.limit = 7;
+       }},
   };
   for (const auto& [message, change] : cases) {
     ModelSpec spec = LlamaSpec();
@@ -174,7 +179,6 @@ TEST(LayerSpecTest, RejectsUnimplementedOptionsByName) {
        [](ModelSpec& s) { s.layers.assign(3, RecurrentLayer(s)); }},
       {"v_head_size", [](ModelSpec& s) { s.layers[2].heads.v_head_size = 8; }},
       {"q_bias", [](ModelSpec& s) { s.layers[2].heads.q_bias = true; }},
-      {"gate", [](ModelSpec& s) { s.layers[2].dense.gated = false; }},
       {"kv_from_layer", [](ModelSpec& s) { s.layers[2].kv_from_layer = 0; }},
       {"head geometry", [](ModelSpec& s) { s.layers[2].heads.num_kv_heads = 4; }},
       {"head_bias", [](ModelSpec& s) { s.head_bias = true; }},
@@ -208,6 +212,7 @@ TEST(LayerSpecTest, RejectsCpuOnlyOptionsOnAGpu) {
     mla.rope_size = rope;
     mla.nope_size = nope;
     mla.v_size = 64;
+    mla.rope = 0;
     return mla;
   };
   const Knob knobs[] = {
@@ -217,6 +222,17 @@ TEST(LayerSpecTest, RejectsCpuOnlyOptionsOnAGpu) {
       {"qk_rope_head_dim above 128", [&](ModelSpec& s) { latent(s, sizes(64, 136, 64)); }},
       {"an MLA rank or head dim that is no multiple of 8",
        [&](ModelSpec& s) { latent(s, sizes(512, 64, 60)); }},
+      {"shared MLA columns without rope",
+       [&](ModelSpec& s) {
+         latent(s, sizes(512, 64, 64));
+         for (LayerSpec& layer : s.layers) layer.mla.rope = -1;
+       }},
+      {"an MLP without gate", [](ModelSpec& s) { s.layers[2].dense.gated = false; }},
+      {"experts behind a latent projection",
+       [](ModelSpec& s) {
+         s.layers[2].mlp = MlpKind::kMoe;
+         s.layers[2].moe.latent = 32;
+       }},
   };
   for (const Knob& knob : knobs) {
     const absl::Status status = Checked(knob, DeviceKind::kCuda);
@@ -239,7 +255,10 @@ TEST(LayerSpecTest, AcceptsOptionsOfBothDevices) {
       {"a mixture of experts", [](ModelSpec& s) { s.layers[2].mlp = MlpKind::kMoe; }},
       {"latent attention",
        [](ModelSpec& s) {
-         for (LayerSpec& layer : s.layers) layer.attention = AttentionKind::kMla;
+         for (LayerSpec& layer : s.layers) {
+           layer.attention = AttentionKind::kMla;
+           layer.mla.rope = 0;
+         }
        }},
       {"attn_out", [&](ModelSpec& s) { s.layers[2].attn_out = norm; }},
       {"mlp_out", [&](ModelSpec& s) { s.layers[2].mlp_out = norm; }},

@@ -39,6 +39,8 @@ constexpr std::uint32_t kExperts = 8;
 constexpr std::uint32_t kChosen = 3;
 
 constexpr TensorNames kNames{.choice_bias = "gate.e_score_correction_bias",
+                             .latent_in = "latent_in",
+                             .latent_out = "latent_out",
                              .shared = "shared_experts",
                              .shared_gate = "shared_expert_gate"};
 
@@ -82,6 +84,20 @@ ModelSpec TestSpec() {
   spec.final_norm = dense.attn_in;
   spec.tie_embeddings = true;
   AssignCacheGroups(&spec);
+  return spec;
+}
+
+// TestSpec with experts of squared relu without gate, behind a latent projection unless it is 0.
+ModelSpec LatentSpec(std::uint32_t latent) {
+  ModelSpec spec = TestSpec();
+  MoeSpec& moe = spec.layers[1].moe;
+  moe.latent = latent;
+  moe.expert = {.gated = false,
+                .intermediate = 96,
+                .up_bias = true,
+                .down_bias = true,
+                .act = Activation::kRelu2};
+  moe.shared = MlpSpec{.gated = false, .intermediate = 32, .act = Activation::kRelu2};
   return spec;
 }
 
@@ -205,7 +221,13 @@ double Sigmoid(double x) {
   return 1 / (1 + std::exp(-x));
 }
 
+// The MLP is gated by silu, or has squared relu if there is no gate.
 Doubles Mlp(const Tensors& tensors, const std::string& name, const Doubles& x, bool has_bias) {
+  if (!tensors.all.contains(Layer1(name + ".gate_proj.weight"))) {
+    Doubles inner = Product(tensors, name + ".up_proj", x, has_bias);
+    for (double& value : inner) value = value > 0 ? value * value : 0;
+    return Product(tensors, name + ".down_proj", inner, has_bias);
+  }
   Doubles gate = Product(tensors, name + ".gate_proj", x, has_bias);
   const Doubles up = Product(tensors, name + ".up_proj", x, has_bias);
   for (std::size_t i = 0; i < gate.size(); ++i) gate[i] *= Sigmoid(gate[i]) * up[i];
@@ -248,11 +270,16 @@ Doubles ExactRow(const Tensors& tensors, const float* x, std::vector<int>* hit) 
   double sum = 1e-20;
   for (const std::size_t e : experts) sum += scores[e];
   Doubles y(x, x + kHidden);
+  const bool is_latent = tensors.all.contains(Layer1("mlp.latent_in.weight"));
+  const Doubles input = is_latent ? Product(tensors, "mlp.latent_in", n, false) : n;
+  Doubles routed(input.size());
   for (const std::size_t e : experts) {
     ++(*hit)[e];
-    const Doubles out = Mlp(tensors, absl::StrCat("mlp.experts.", e), n, /*has_bias=*/true);
-    for (std::size_t i = 0; i < kHidden; ++i) y[i] += 2.5 * scores[e] / sum * out[i];
+    const Doubles out = Mlp(tensors, absl::StrCat("mlp.experts.", e), input, /*has_bias=*/true);
+    for (std::size_t i = 0; i < out.size(); ++i) routed[i] += 2.5 * scores[e] / sum * out[i];
   }
+  if (is_latent) routed = Product(tensors, "mlp.latent_out", routed, false);
+  for (std::size_t i = 0; i < kHidden; ++i) y[i] += routed[i];
   const double gate = Sigmoid(Product(tensors, "mlp.shared_expert_gate", n, false)[0]);
   const Doubles shared = Mlp(tensors, "mlp.shared_experts", n, /*has_bias=*/false);
   for (std::size_t i = 0; i < kHidden; ++i) y[i] += gate * shared[i];
@@ -306,8 +333,37 @@ TEST(MoeBlockTest, EqualsDoublePrecision) {
   }
 }
 
-TEST(MoeBlockTest, RowsAreBatchInvariant) {
-  const ModelSpec spec = TestSpec();
+// The latent width may be below or above the hidden size, also without a shared expert.
+TEST(MoeBlockTest, LatentExpertsWithoutGateEqualDoublePrecision) {
+  for (const std::uint32_t latent : {40u, 80u, 0u}) {
+    const Tensors tensors(LatentSpec(latent));
+    Loaded loaded(LatentSpec(latent), tensors, 2);
+    constexpr std::uint32_t kRows = 100;
+    const auto x = RandomRows(kRows);
+    const auto got = loaded.Run(x);
+    std::vector<int> hit(kExperts, 0);
+    double difference = 0;
+    double norm = 0;
+    for (std::uint32_t m = 0; m < kRows; ++m) {
+      const float* const row = x.data() + m * kHidden;
+      const Doubles want = ExactRow(tensors, row, &hit);
+      for (std::size_t i = 0; i < kHidden; ++i) {
+        difference += std::pow(double{got[m * kHidden + i]} - want[i], 2);
+        norm += std::pow(want[i] - double{row[i]}, 2);
+      }
+    }
+    EXPECT_LE(std::sqrt(difference / norm), 2e-6) << latent;
+    EXPECT_GE(*std::min_element(hit.begin(), hit.end()), 1) << "rows that reach all experts";
+  }
+}
+
+class MoeBatchTest : public testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Specs, MoeBatchTest, testing::Bool(), [](const auto& info) {
+  return info.param ? "LatentWithoutGate" : "Gated";
+});
+
+TEST_P(MoeBatchTest, RowsAreBatchInvariant) {
+  const ModelSpec spec = GetParam() ? LatentSpec(96) : TestSpec();
   const Tensors tensors(spec);
   constexpr std::uint32_t kRows = 33;
   const auto x = RandomRows(kRows);

@@ -259,6 +259,52 @@ TEST(TensorTableTest, ASharedExpertMayHaveAGate) {
                                           {"mlp.shared_expert_gate.weight", {1, 40}}}));
 }
 
+// The names of Nemotron 3: experts behind a latent projection, no gates.
+TEST(TensorTableTest, ExpertsMayBeLatentAndWithoutGate) {
+  LayerSpec layer = MoeLayer();
+  layer.moe.latent = 12;
+  layer.moe.expert.gated = false;
+  layer.moe.shared = MlpSpec{.gated = false, .intermediate = 48};
+  const TensorNames names{
+      .latent_in = "fc1_latent_proj", .latent_out = "fc2_latent_proj", .shared = "shared_experts"};
+  ExpectTensors(layer, names,
+                Join(AttentionTensors(), {{"mlp.gate.weight", {2, 40}},
+                                          {"mlp.fc1_latent_proj.weight", {12, 40}},
+                                          {"mlp.experts.0.up_proj.weight", {24, 12}},
+                                          {"mlp.experts.0.down_proj.weight", {12, 24}},
+                                          {"mlp.experts.1.up_proj.weight", {24, 12}},
+                                          {"mlp.experts.1.down_proj.weight", {12, 24}},
+                                          {"mlp.fc2_latent_proj.weight", {40, 12}},
+                                          {"mlp.shared_experts.up_proj.weight", {48, 40}},
+                                          {"mlp.shared_experts.down_proj.weight", {40, 48}}}));
+  layer = HeadsLayer();
+  layer.dense.gated = false;
+  layer.dense.up_bias = true;
+  ExpectTensors(layer, LlamaFamily().names,
+                Join(AttentionTensors(), {{"mlp.up_proj.weight", {96, 40}},
+                                          {"mlp.up_proj.bias", {96}},
+                                          {"mlp.down_proj.weight", {40, 96}}}));
+}
+
+// The names of Granite: stacks with the rows of gate and up, and a shared expert beside them.
+TEST(TensorTableTest, StacksMayFuseGateAndUp) {
+  LayerSpec layer = MoeLayer();
+  layer.moe.shared = MlpSpec{.intermediate = 48};
+  const TensorNames names{.moe = "",
+                          .router = "block_sparse_moe.router.layer",
+                          .gate_up_stack = "block_sparse_moe.input_linear",
+                          .down_stack = "block_sparse_moe.output_linear",
+                          .shared = "shared_mlp",
+                          .shared_mlp_gate_up = "input_linear",
+                          .shared_mlp_down = "output_linear"};
+  ExpectTensors(layer, names,
+                Join(AttentionTensors(), {{"block_sparse_moe.router.layer.weight", {2, 40}},
+                                          {"block_sparse_moe.input_linear.weight", {2, 48, 40}},
+                                          {"block_sparse_moe.output_linear.weight", {2, 40, 24}},
+                                          {"shared_mlp.input_linear.weight", {96, 40}},
+                                          {"shared_mlp.output_linear.weight", {40, 48}}}));
+}
+
 TEST(TensorTableTest, GptOssHasSinksAndTransposedStacks) {
   LayerSpec layer = MoeLayer();
   layer.heads.has_sinks = true;
@@ -329,10 +375,11 @@ TEST(TensorTableTest, OrderInMemoryIsThatOfTheVersionOfPackedFiles) {
       "from_latent", "o",
       // recurrent
       "recurrent_in", "conv", "a_log", "dt_bias", "gate_norm", "recurrent_out",
-      // MLP
-      "gate_up", "down",
+      // MLP; the first product has a row with and a row without a gate, also in MoE
+      "gate_up", "gate_up", "down",
       // MoE
-      "router", "choice_bias", "gate_up", "down", "shared_gate_up", "shared_down", "shared_gate"};
+      "router", "choice_bias", "latent_in", "gate_up", "gate_up", "down", "latent_out",
+      "shared_gate_up", "shared_gate_up", "shared_down", "shared_gate"};
   EXPECT_EQ(order, expected);
 }
 
