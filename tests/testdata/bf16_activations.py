@@ -14,8 +14,9 @@ matrix. Embeddings, norms, rope, attention scores and activation functions are n
 never expands the latents. It multiplies the queries without rope and the attended latents by the halves of kv_b_proj,
 so the script rounds these two and not the latents.
 
-A third run computes attention over bf16 pages as kernels/attention/bf16_attention.h defines it: stored keys, values and
-latents are rounded, and so are queries and weights.
+A third run computes attention over bf16 pages as kernels/attention/bf16_attention.h defines it: stored keys, values,
+latents and index keys are rounded, and so are queries and weights. Convolutions, recurrent states and index scores are
+never rounded.
 
 | field | value |
 |---|---|
@@ -61,7 +62,7 @@ TABLE = HERE / "bf16_activations.json"
 MAX_FROM_RECORD = 5e-6
 # Largest relative difference of a figure that --check accepts.
 MAX_FIGURE = 0.01
-MATRIX_PRODUCTS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
+MATRIX_PRODUCTS = (torch.bmm, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
 
 
 def read_json(path: Path) -> dict:
@@ -79,7 +80,8 @@ def bf16(tensor: torch.Tensor) -> torch.Tensor:
 class Bf16Activations(TorchFunctionMode):
     """Rounds both operands of every product with a weight matrix to bf16.
 
-    The experts of GPT-OSS use `@` with a weight matrix. All other operands of `@` have more than two dimensions.
+    The experts of GPT-OSS and Llama 4 use `@` and `bmm` with a weight matrix or all of them. All other second operands
+    of `@` have more than two dimensions, and no other is a parameter.
     """
 
     def __init__(self, exact_inputs: set[int]):
@@ -87,17 +89,26 @@ class Bf16Activations(TorchFunctionMode):
         self.exact_inputs = exact_inputs  # ids of weights whose input is not rounded
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        is_expert = function in MATRIX_PRODUCTS and args[1].dim() == 2
+        is_expert = function in MATRIX_PRODUCTS and (args[1].dim() == 2 or isinstance(args[1], torch.nn.Parameter))
         if function is torch.nn.functional.linear or is_expert:
             x, weight, *rest = args
             args = (x if id(weight) in self.exact_inputs else bf16(x), bf16(weight), *rest)
         return function(*args, **(kwargs or {}))
 
 
-def latent_attention(module, query, key, value, mask, scaling, **_):
+def selected_only(mask, indices):
+    """Sparse attention gives the keys that an indexer selected for each query."""
+    if indices is None:
+        return mask
+    others = torch.ones_like(mask, dtype=torch.bool).scatter(-1, indices.long().unsqueeze(1), False)
+    return mask.masked_fill(others, torch.finfo(mask.dtype).min)
+
+
+def latent_attention(module, query, key, value, mask, scaling, indices=None, **_):
     """Computes attention over module.latents with the products that quire rounds. Does not use `value`."""
     nope, heads = module.qk_nope_head_dim, query.shape[1]
     query = torch.cat((bf16(query[..., :nope]), query[..., nope:]), dim=-1)
+    mask = selected_only(mask, indices)
     probabilities = torch.softmax(query @ key.transpose(2, 3) * scaling + mask, dim=-1)
     attended = bf16(probabilities @ module.latents)
     to_values = bf16(module.kv_b_proj.weight).view(heads, -1, attended.shape[-1])[:, nope:]
@@ -125,14 +136,14 @@ def page_attention(module, query, key, value, mask, scaling, softcap=None, s_aux
     return (weights @ bf16(value)).transpose(1, 2).contiguous(), weights
 
 
-def latent_page_attention(module, query, key, value, mask, scaling, **_):
+def latent_page_attention(module, query, key, value, mask, scaling, indices=None, **_):
     """latent_attention over bf16 pages, which have the latents and the rotated part of the keys."""
     nope, heads = module.qk_nope_head_dim, query.shape[1]
     rank = module.latents.shape[-1]
     latents = module.latents.view(query.shape[0], 1, -1, rank).expand(-1, heads, -1, -1)
     projections = bf16(module.kv_b_proj.weight).view(heads, -1, rank)
     query = torch.cat((bf16(query[..., :nope]) @ projections[:, :nope], query[..., nope:]), dim=-1)
-    weights = page_weights(query, torch.cat((latents, key[..., nope:]), dim=-1), mask, scaling)
+    weights = page_weights(query, torch.cat((latents, key[..., nope:]), dim=-1), selected_only(mask, indices), scaling)
     attended = bf16(weights @ bf16(latents))
     return (attended @ projections[:, nope:].transpose(1, 2)).transpose(1, 2).contiguous(), weights
 
@@ -142,6 +153,17 @@ for name, function in (
 ):  # fmt: skip
     AttentionInterface.register(name, function)
     AttentionMaskInterface.register(name, eager_mask)
+
+
+class IndexPages:
+    """Stands for the cache of an indexer."""
+
+    def update_indexer(self, keys, layer):
+        return bf16(keys)
+
+
+def with_pages(indexer, inputs, named):
+    return inputs, {**named, "past_key_values": IndexPages()}
 
 
 @contextlib.contextmanager
@@ -156,6 +178,9 @@ def bf16_activations(model, pages: bool):
         return note
 
     handles = [attention.kv_b_proj.register_forward_pre_hook(note_latents(attention)) for attention in latent]
+    indexers = [module.indexer for module in latent if getattr(module, "indexer", None) is not None]
+    if pages:
+        handles += [indexer.register_forward_pre_hook(with_pages, with_kwargs=True) for indexer in indexers]
     if latent:
         model.config._attn_implementation = "bf16_latent_pages" if pages else "bf16_latents"
     elif pages:
@@ -177,8 +202,10 @@ class Routes:
             router.register_forward_hook(self.note)
 
     def note(self, module, inputs, output):
-        (experts,) = [part for part in output if not part.is_floating_point()]
-        self.chosen.append(experts.sort(dim=-1).values)
+        experts = [part for part in output if not part.is_floating_point()]
+        # Llama 4 gives scores, which are 0 for other experts.
+        (chosen,) = experts or [output[0].topk(module.top_k, dim=-1).indices]
+        self.chosen.append(chosen.sort(dim=-1).values)
 
     def take(self) -> list[torch.Tensor]:
         chosen, self.chosen = self.chosen, []
@@ -261,7 +288,8 @@ def entry_of(model, prompts: list[dict], record: list[torch.Tensor]) -> dict:
     model = model.double()
     routes = Routes(model)
     with float32_means_float64():
-        model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
+        if getattr(model.model, "rotary_emb", None) is not None:
+            model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
         exact, best, chosen = run(model, prompts, routes)
         with bf16_activations(model, pages=False):
             got, got_best, got_chosen = run(model, prompts, routes)
