@@ -67,6 +67,9 @@ class FrameGuard {
   // Return true if only whole frames and header blocks were sent, so that another frame may follow.
   bool is_between_client_frames() const { return client_.IsBetweenFrames(); }
   bool is_between_server_frames() const { return server_.IsBetweenFrames(); }
+  // Returns a number of bytes that the server will send before its current frame ends, at least 1.
+  // If it is between two frames, these are the bytes of the next frame's header.
+  std::size_t missing_server_bytes() const { return server_.MissingBytes(); }
   std::size_t num_streams() const { return streams_.size(); }
   std::int64_t unfinished_bytes() const { return unfinished_bytes_; }
   std::uint32_t last_stream() const { return last_stream_; }
@@ -86,6 +89,10 @@ class FrameGuard {
     // Takes and returns bytes of the current payload.
     std::span<const std::byte> TakePayload(std::span<const std::byte>* bytes);
     bool IsBetweenFrames() const { return num_header_bytes == 0 && !is_block_open; }
+    // Returns the missing bytes of the current header or payload.
+    std::size_t MissingBytes() const {
+      return num_header_bytes < kHeaderBytes ? kHeaderBytes - num_header_bytes : payload_left;
+    }
 
     std::array<std::uint8_t, kHeaderBytes> header = {};
     std::size_t num_header_bytes = 0;  // received for the current frame

@@ -171,21 +171,29 @@ void GuardedConnection::WriteServer(net::const_buffer bytes) {
 void GuardedConnection::ContinueToClient() {
   if (state_ == State::kClosed) return;
   if (!own_frames_.empty() && guard_.is_between_server_frames()) {
+    if (state_ == State::kLingering) CloseServer();
     own_frames_being_written_ = std::exchange(own_frames_, {});
     return WriteClient(net::buffer(own_frames_being_written_));
   }
-  if (state_ == State::kLingering) return transport_->ShutdownSend();
-  server_->async_read_some(from_server_.SpaceForRead(),
-                           [self = shared_from_this()](Error error, std::size_t size) {
-                             self->OnServerRead(error, size);
-                           });
+  const bool has_server = server_ && server_->is_open();
+  if (state_ == State::kLingering && (own_frames_.empty() || !has_server)) {
+    return transport_->ShutdownSend();
+  }
+  // While our own frames wait, reads end where the frame of gRPC ends.
+  net::mutable_buffer space = from_server_.SpaceForRead();
+  if (!own_frames_.empty()) space = net::buffer(space, guard_.missing_server_bytes());
+  server_->async_read_some(space, [self = shared_from_this()](Error error, std::size_t size) {
+    self->OnServerRead(error, size);
+  });
 }
 
 void GuardedConnection::OnServerRead(Error error, std::size_t size) {
-  if (state_ != State::kRelaying || error == net::error::operation_aborted) {
-    return ContinueToClient();
-  }
+  if (!server_->is_open() || error == net::error::operation_aborted) return ContinueToClient();
   if (error) {
+    if (state_ == State::kLingering) {
+      CloseServer();  // the rest of the frame is lost, so our own frames are not sent
+      return ContinueToClient();
+    }
     if (has_client_ended_) return Close();
     host_->set_phase(number_, Phase::kIdle);  // it keeps its place until it is closed or evicted
     Linger();
@@ -193,7 +201,7 @@ void GuardedConnection::OnServerRead(Error error, std::size_t size) {
   }
   has_server_sent_ = true;
   guard_.OnServerBytes(from_server_.LastRead(size));
-  UpdateCounts();
+  if (state_ == State::kRelaying) UpdateCounts();
   WriteClient(from_server_.TakeAll(size));
 }
 
@@ -305,13 +313,22 @@ void GuardedConnection::CloseWithGoAway(CloseCause cause, const absl::Status& wh
   if (!server_) ContinueToClient();  // no pending operation will do it
 }
 
-// Closes the socket to gRPC. The pending write to the client and our own frames are still sent.
+// Ends the connection to gRPC, which then ends its calls. The pending write to the client and our
+// own frames are still sent. If gRPC's last frame is incomplete, the socket stays open for the rest
+// of the frame, because our own frames may only follow it.
 void GuardedConnection::Linger() {
   state_ = State::kLingering;
   state_since_ = MonotonicNow();
+  SetUnfinishedBytes(0);
+  if (!server_) return;
+  if (own_frames_.empty() || guard_.is_between_server_frames()) return CloseServer();
+  Error ignored;
+  server_->shutdown(net::local::stream_protocol::socket::shutdown_send, ignored);
+}
+
+void GuardedConnection::CloseServer() {
   Error ignored;
   if (server_) server_->close(ignored);
-  SetUnfinishedBytes(0);
 }
 
 void GuardedConnection::Close() {
@@ -319,8 +336,7 @@ void GuardedConnection::Close() {
   host_->set_phase(number_, Phase::kClosing);
   state_ = State::kClosed;
   transport_->Close();
-  Error ignored;
-  if (server_) server_->close(ignored);
+  CloseServer();
   SetUnfinishedBytes(0);
 }
 

@@ -146,6 +146,7 @@ class GuardedConnection final : public std::enable_shared_from_this<GuardedConne
   void ResetLateStreams(const std::vector<std::uint32_t>& late);
   void CloseWithGoAway(CloseCause cause, const absl::Status& why);
   void Linger();
+  void CloseServer();
   void Close();
   void UpdateCounts();
   void SetUnfinishedBytes(std::int64_t bytes);

@@ -226,10 +226,28 @@ TEST_F(GuardedConnectionTest, EvictionNamesTheLastCallOfTheClient) {
   EXPECT_EQ(from_server_, kServerSettings + kAnswer + GoAway(1));
 }
 
-TEST_F(GuardedConnectionTest, EvictionInsideAServersFrameSendsNothing) {
+TEST_F(GuardedConnectionTest, GoAwayFollowsTheRestOfTheServersFrame) {
+  const std::string headers =
+      absl::StrCat(Frame(kHeaders, 0, 1, "h"), Frame(http2::kMore, kEndHeaders, 1, "more"));
+  Send(grpc_, kServerSettings + headers.substr(0, 3));
+  EXPECT_TRUE(Becomes([&] { return from_server_.size() == kServerSettings.size() + 3; }));
+  connection_->Evict();
+  EXPECT_TRUE(Becomes([this] { return has_grpc_ended_; })) << "its calls end at once";
+  EXPECT_FALSE(has_client_ended_);
+  // The read that was pending takes a byte, and later ones end with the header block.
+  Send(grpc_, headers.substr(3, 1));
+  EXPECT_TRUE(Becomes([&] { return from_server_.size() == kServerSettings.size() + 4; }));
+  Send(grpc_, headers.substr(4) + kAnswer);
+  EXPECT_TRUE(Becomes([this] { return has_client_ended_; }));
+  EXPECT_EQ(from_server_, kServerSettings + headers + GoAway(0));
+}
+
+TEST_F(GuardedConnectionTest, IncompleteServersFrameIsFollowedByNothing) {
   Send(grpc_, kServerSettings.substr(0, 11));
   EXPECT_TRUE(Becomes([this] { return from_server_.size() == 11; }));
   connection_->Evict();
+  EXPECT_TRUE(Becomes([this] { return has_grpc_ended_; }));
+  grpc_.ours.close();
   EXPECT_TRUE(Becomes([this] { return has_client_ended_; }));
   EXPECT_EQ(from_server_.size(), 11u);
 }
