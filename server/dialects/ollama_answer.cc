@@ -4,8 +4,11 @@
 
 #include <nlohmann/json.hpp>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "absl/time/time.h"
 #include "base/json_text.h"
 #include "server/openai/openai_answer.h"
@@ -19,14 +22,13 @@ std::int64_t Nanoseconds(const google::protobuf::Duration& duration) {
   return duration.seconds() * 1'000'000'000 + duration.nanos();
 }
 
-// Converts a v1::ToolCall or v1::ToolCallDelta.
+// Returns a v1::ToolCall or v1::ToolCallDelta as JSON on one line. The arguments keep their text,
+// because parsing them would round long numbers. Line breaks in JSON can only be white space.
 template <typename Call>
-ordered_json MakeCall(const Call& call, int index) {
-  return {{"id", call.id()},
-          {"function",
-           {{"index", index},
-            {"name", call.name()},
-            {"arguments", ordered_json::parse(call.arguments_json())}}}};
+std::string CallJson(const Call& call, int index) {
+  return absl::StrCat("{\"id\":", JsonQuoted(call.id()), ",\"function\":{\"index\":", index,
+                      ",\"name\":", JsonQuoted(call.name()), ",\"arguments\":",
+                      absl::StrReplaceAll(call.arguments_json(), {{"\n", " "}, {"\r", " "}}), "}}");
 }
 
 const char* DoneReason(v1::FinishReason reason) {
@@ -43,63 +45,69 @@ OllamaAnswer::OllamaAnswer(const OpenAiRequest& request, const OpenAiAnswerHead&
       created_at_(absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", absl::FromUnixSeconds(head.created),
                                    absl::UTCTimeZone())) {}
 
-// Returns an answer, or one line of a stream, up to its text. `calls` is null without tool calls.
-ordered_json OllamaAnswer::Part(const std::string& text, const std::string& thinking,
-                                ordered_json calls) const {
-  ordered_json part = {{"model", model_}, {"created_at", created_at_}};
+// Returns an answer, or one line of a stream. `calls` are JSON texts; `rest` has the last members.
+std::string OllamaAnswer::Json(const std::string& text, const std::string& thinking,
+                               const std::vector<std::string>& calls,
+                               const ordered_json& rest) const {
+  ordered_json head = {{"model", model_}, {"created_at", created_at_}};
   if (!is_chat_) {
-    part["response"] = text;
-    if (!thinking.empty()) part["thinking"] = thinking;
-    return part;
+    head["response"] = text;
+    if (!thinking.empty()) head["thinking"] = thinking;
   }
-  ordered_json& message = part["message"];
-  message = {{"role", "assistant"}, {"content", text}};
-  if (!thinking.empty()) message["thinking"] = thinking;
-  if (!calls.is_null()) message["tool_calls"] = std::move(calls);
-  return part;
+  std::string json = JsonText(head);
+  json.pop_back();
+  if (is_chat_) {
+    ordered_json message = {{"role", "assistant"}, {"content", text}};
+    if (!thinking.empty()) message["thinking"] = thinking;
+    absl::StrAppend(&json, ",\"message\":", JsonText(message));
+    if (!calls.empty()) {
+      json.pop_back();
+      absl::StrAppend(&json, ",\"tool_calls\":[", absl::StrJoin(calls, ","), "]}");
+    }
+  }
+  absl::StrAppend(&json, ",", JsonText(rest).substr(1));
+  return json;
 }
 
 void OllamaAnswer::Take(std::size_t, const v1::GenerateResponse& message, std::string* events) {
   if (message.has_completed()) return Complete(message.completed(), events);
   if (!message.has_delta()) return;
   const v1::Delta& delta = message.delta();
-  ordered_json calls;
+  std::vector<std::string> calls;
   for (const v1::ToolCallDelta& call : delta.tool_calls()) {
-    calls.push_back(MakeCall(call, call.call_index()));
+    calls.push_back(CallJson(call, call.call_index()));
   }
-  if (delta.text().empty() && delta.reasoning_text().empty() && calls.is_null() &&
+  if (delta.text().empty() && delta.reasoning_text().empty() && calls.empty() &&
       delta.logprobs().empty()) {
     return;
   }
-  ordered_json line = Part(delta.text(), delta.reasoning_text(), std::move(calls));
-  line["done"] = false;
-  if (!delta.logprobs().empty()) line["logprobs"] = ChatLogprobs(delta.logprobs());
-  absl::StrAppend(events, JsonText(line), "\n");
+  ordered_json rest = {{"done", false}};
+  if (!delta.logprobs().empty()) rest["logprobs"] = ChatLogprobs(delta.logprobs());
+  absl::StrAppend(events, Json(delta.text(), delta.reasoning_text(), calls, rest), "\n");
 }
 
 void OllamaAnswer::Complete(const v1::Completed& completed, std::string* events) {
-  ordered_json calls;
+  std::vector<std::string> calls;
   for (const v1::ToolCall& call : completed.tool_calls()) {
-    const int index = static_cast<int>(calls.size());
-    calls.push_back(MakeCall(call, index));
+    calls.push_back(CallJson(call, static_cast<int>(calls.size())));
   }
-  ordered_json answer = Part(completed.text(), completed.reasoning_text(), std::move(calls));
   const v1::Timings& timings = completed.timings();
   const std::int64_t prefill = Nanoseconds(timings.prefill());
   const std::int64_t decode = Nanoseconds(timings.decode());
-  answer["done"] = true;
-  answer["done_reason"] = DoneReason(completed.finish_reason());
-  answer["total_duration"] = Nanoseconds(timings.queue()) + prefill + decode;
-  answer["load_duration"] = 0;
-  answer["prompt_eval_count"] = completed.usage().prompt_tokens();
-  answer["prompt_eval_duration"] = prefill;
-  answer["eval_count"] = completed.usage().completion_tokens();
-  answer["eval_duration"] = decode;
-  if (!completed.logprobs().empty()) answer["logprobs"] = ChatLogprobs(completed.logprobs());
+  ordered_json rest = {{"done", true},
+                       {"done_reason", DoneReason(completed.finish_reason())},
+                       {"total_duration", Nanoseconds(timings.queue()) + prefill + decode},
+                       {"load_duration", 0},
+                       {"prompt_eval_count", completed.usage().prompt_tokens()},
+                       {"prompt_eval_duration", prefill},
+                       {"eval_count", completed.usage().completion_tokens()},
+                       {"eval_duration", decode}};
+  if (!completed.logprobs().empty()) rest["logprobs"] = ChatLogprobs(completed.logprobs());
+  std::string answer = Json(completed.text(), completed.reasoning_text(), calls, rest);
   if (stream_) {
-    absl::StrAppend(events, JsonText(answer), "\n");
+    absl::StrAppend(events, answer, "\n");
   } else {
-    body_ = JsonText(answer);
+    body_ = std::move(answer);
   }
 }
 

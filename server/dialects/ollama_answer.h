@@ -14,6 +14,7 @@
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <vector>
 
 #include "server/openai/answer_writer.h"
 #include "server/openai/openai_answer.h"
@@ -34,8 +35,8 @@ class OllamaAnswer : public AnswerWriter {
   std::size_t buffered_bytes() const override { return body_.size(); }
 
  private:
-  nlohmann::ordered_json Part(const std::string& text, const std::string& thinking,
-                              nlohmann::ordered_json calls) const;
+  std::string Json(const std::string& text, const std::string& thinking,
+                   const std::vector<std::string>& calls, const nlohmann::ordered_json& rest) const;
   void Complete(const v1::Completed& completed, std::string* events);
 
   const bool is_chat_;  // false: /api/generate

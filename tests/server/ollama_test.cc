@@ -269,16 +269,27 @@ TEST(OllamaAnswerTest, ChatAnswersWithCallsAndArguments) {
   EXPECT_THAT(body,
               HasSubstr(R"("message":{"role":"assistant","content":"Look:",)"
                         R"("thinking":"Hm.","tool_calls":[{"id":"call_1","function":)"
-                        R"({"index":0,"name":"f","arguments":{"b":1,"a":2}}},)"
+                        R"({"index":0,"name":"f","arguments":{"b": 1, "a": 2}}},)"
                         R"({"id":"call_2","function":{"index":1,"name":"g","arguments":{}}}]})"
                         R"(,"done":true)"));
+}
+
+// A line break would end the line of a stream.
+TEST(OllamaAnswerTest, ArgumentsKeepTheirDigitsOnOneLine) {
+  OllamaAnswer answer = Writer(/*is_chat=*/true, /*stream=*/true);
+  std::string lines;
+  answer.Take(0, Proto<v1::GenerateResponse>(R"(completed { tool_calls { id: "c" name: "f"
+      arguments_json: "{\"x\": 123456789012345678901,\r\n\"y\": 1.10}" } })"),
+              &lines);
+  EXPECT_THAT(lines, HasSubstr(R"("arguments":{"x": 123456789012345678901,  "y": 1.10}}}]},)"));
+  EXPECT_EQ(lines.find('\n'), lines.size() - 1);
 }
 
 TEST(OllamaAnswerTest, ChatStreamsWholeCalls) {
   OllamaAnswer answer = Writer(/*is_chat=*/true, /*stream=*/true);
   std::string lines;
   answer.Take(0, Proto<v1::GenerateResponse>(R"(delta { tool_calls { call_index: 1 id: "call_2"
-      name: "g" arguments_json: "{\"x\": []}" } })"),
+      name: "g" arguments_json: "{\"x\":[]}" } })"),
               &lines);
   EXPECT_EQ(lines,
             R"({"model":"m","created_at":"2027-01-15T08:00:00Z","message":{"role":"assistant",)"
