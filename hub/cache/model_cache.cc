@@ -1,12 +1,12 @@
 #include "hub/cache/model_cache.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <set>
 #include <system_error>
@@ -18,6 +18,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "base/file_descriptor.h"
 #include "base/small_file.h"
 #include "base/status.h"
 #include "hub/cache/cache_dir.h"
@@ -43,37 +44,49 @@ absl::Status FileError(const std::error_code& error, const fs::path& path) {
   return absl::ErrnoToStatus(error.value(), path.string());
 }
 
+// Returns true for an error other than that the file does not exist.
+bool IsFailure(const std::error_code& error) {
+  return error && error != std::errc::no_such_file_or_directory &&
+         error != std::errc::not_a_directory;
+}
+
 // Returns the names in a directory, sorted; none if it does not exist.
-std::vector<std::string> NamesIn(const fs::path& directory) {
+absl::StatusOr<std::vector<std::string>> NamesIn(const fs::path& directory) {
   std::vector<std::string> names;
   std::error_code error;
   fs::directory_iterator it(directory, error);
   for (; !error && it != fs::directory_iterator(); it.increment(error)) {
     names.push_back(it->path().filename().string());
   }
+  if (IsFailure(error)) return FileError(error, directory);
   std::ranges::sort(names);
   return names;
 }
 
-// Calls `visit` for each path below `directory` that is not a directory. Links are not followed.
-// Returns the error at which it stopped, if there was one.
+// Calls `visit`, which returns absl::Status, for each path below `directory` that is not a
+// directory. Links are not followed. Stops at the first error and returns it.
 template <typename Visit>
-std::error_code ForEachFile(const fs::path& directory, Visit visit) {
+absl::Status ForEachFile(const fs::path& directory, Visit visit) {
   std::error_code error;
   fs::recursive_directory_iterator it(directory, error);
   for (; !error && it != fs::recursive_directory_iterator(); it.increment(error)) {
     std::error_code ignored;
-    if (!it->is_directory(ignored) || it->is_symlink(ignored)) visit(it->path());
+    if (it->is_directory(ignored) && !it->is_symlink(ignored)) continue;
+    QUIRE_RETURN_IF_ERROR(visit(it->path()));
   }
-  return error;
+  return IsFailure(error) ? FileError(error, directory) : absl::OkStatus();
 }
 
 // Returns the files of a snapshot with their contents' sizes, sorted, without broken links.
-std::vector<Entry> EntriesOf(const fs::path& snapshot) {
+absl::StatusOr<std::vector<Entry>> EntriesOf(const fs::path& snapshot) {
   std::vector<Entry> entries;
-  ForEachFile(snapshot, [&](const fs::path& path) {
+  QUIRE_RETURN_IF_ERROR(ForEachFile(snapshot, [&](const fs::path& path) -> absl::Status {
     struct stat content;
-    if (stat(path.c_str(), &content) != 0 || !S_ISREG(content.st_mode)) return;
+    if (stat(path.c_str(), &content) != 0) {
+      const std::error_code cause(errno, std::generic_category());
+      return IsFailure(cause) ? FileError(cause, path) : absl::OkStatus();
+    }
+    if (!S_ISREG(content.st_mode)) return absl::OkStatus();
     Entry entry;
     entry.name = path.lexically_relative(snapshot).string();
     std::error_code error;
@@ -82,7 +95,8 @@ std::vector<Entry> EntriesOf(const fs::path& snapshot) {
     entry.size_bytes = content.st_size;
     entry.last_used = absl::TimeFromTimespec(content.st_atim);
     entries.push_back(std::move(entry));
-  });
+    return absl::OkStatus();
+  }));
   std::ranges::sort(entries, {}, &Entry::name);
   return entries;
 }
@@ -97,28 +111,37 @@ std::int64_t SizeOf(const std::vector<Entry>& entries) {
 }
 
 // Returns the bytes of a file or a tree. Links count nothing: their target lies elsewhere.
-std::int64_t StoredBytes(const fs::path& path) {
+absl::StatusOr<std::int64_t> StoredBytes(const fs::path& path) {
   std::error_code error;
-  if (fs::is_symlink(path, error)) return 0;
-  if (fs::is_regular_file(path, error)) {
-    return static_cast<std::int64_t>(fs::file_size(path, error));
-  }
+  const fs::file_type type = fs::symlink_status(path, error).type();
+  if (IsFailure(error)) return FileError(error, path);
   std::int64_t bytes = 0;
-  ForEachFile(path, [&](const fs::path& file) {
-    if (fs::is_regular_file(fs::symlink_status(file, error))) bytes += StoredBytes(file);
-  });
+  if (type == fs::file_type::regular) {
+    bytes = static_cast<std::int64_t>(fs::file_size(path, error));
+    if (error) return FileError(error, path);
+  } else if (type == fs::file_type::directory) {
+    QUIRE_RETURN_IF_ERROR(ForEachFile(path, [&](const fs::path& file) -> absl::Status {
+      QUIRE_ASSIGN_OR_RETURN(const std::int64_t size, StoredBytes(file));
+      bytes += size;
+      return absl::OkStatus();
+    }));
+  }
   return bytes;
 }
 
-// Returns the commits of the refs, by the name of the ref.
-std::map<std::string, std::string> RefsOf(const fs::path& repository) {
+// Returns the commits of the refs, by the name of the ref. A file that cannot be a ref is ignored.
+absl::StatusOr<std::map<std::string, std::string>> RefsOf(const fs::path& repository) {
   std::map<std::string, std::string> refs;
-  ForEachFile(repository / "refs", [&](const fs::path& path) {
+  QUIRE_RETURN_IF_ERROR(ForEachFile(repository / "refs", [&](const fs::path& path) -> absl::Status {
     const absl::StatusOr<std::string> commit = ReadSmallFile(path.string(), kMaxRefBytes);
-    if (!commit.ok()) return;
+    if (absl::IsNotFound(commit.status()) || absl::IsInvalidArgument(commit.status())) {
+      return absl::OkStatus();
+    }
+    QUIRE_RETURN_IF_ERROR(commit.status());
     refs[path.lexically_relative(repository / "refs").string()] =
         std::string(absl::StripAsciiWhitespace(*commit));
-  });
+    return absl::OkStatus();
+  }));
   return refs;
 }
 
@@ -202,17 +225,25 @@ absl::Status LinkFile(const fs::path& snapshot, const CachedFile& file) {
   return error ? FileError(error, link) : absl::OkStatus();
 }
 
-// Replaces a small file at once, so that no reader sees a part of it.
+// Replaces a small file at once, so that no reader sees a part of it. Its content is on the disk
+// before its name is, so that a loss of power does not leave an empty file.
 absl::Status ReplaceFile(const fs::path& path, const fs::path& temporary,
                          absl::string_view content) {
   std::error_code error;
   fs::create_directories(path.parent_path(), error);
   if (error) return FileError(error, path.parent_path());
-  std::ofstream file(temporary, std::ios::binary | std::ios::trunc);
-  file << content;
-  file.close();
-  if (!file.good())
-    return absl::UnavailableError(absl::StrCat("cannot write ", temporary.string()));
+  const FileDescriptor file(
+      open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  bool is_written = file.fd >= 0;
+  if (is_written) {
+    errno = ENOSPC;  // the cause if only a part of these few bytes is written
+    is_written =
+        write(file.fd, content.data(), content.size()) == static_cast<ssize_t>(content.size()) &&
+        fsync(file.fd) == 0;
+  }
+  if (!is_written) {
+    return absl::ErrnoToStatus(errno, absl::StrCat("cannot write ", temporary.string()));
+  }
   fs::rename(temporary, path, error);
   return error ? FileError(error, path) : absl::OkStatus();
 }
@@ -248,25 +279,30 @@ std::string ModelCache::LockPath(absl::string_view repository, absl::string_view
                       "/", name);
 }
 
-std::string ModelCache::FindCommit(absl::string_view repository, absl::string_view revision) const {
-  const auto refs = RefsOf(RepositoryDir(repository));
+absl::StatusOr<std::string> ModelCache::FindCommit(absl::string_view repository,
+                                                   absl::string_view revision) const {
+  QUIRE_ASSIGN_OR_RETURN(const auto refs, RefsOf(RepositoryDir(repository)));
   const auto ref = refs.find(std::string(revision));
   const std::string commit = ref != refs.end() ? ref->second : std::string(revision);
+  if (!IsCommit(commit)) return std::string();
+  const std::string snapshot = SnapshotDir(repository, commit);
   std::error_code error;
-  if (!IsCommit(commit) || !fs::is_directory(SnapshotDir(repository, commit), error)) return "";
-  return commit;
+  const bool is_there = fs::is_directory(snapshot, error);
+  if (IsFailure(error)) return FileError(error, snapshot);
+  return is_there ? commit : std::string();
 }
 
 absl::Status ModelCache::NotPulled(const ModelName& name) const {
   const std::string command =
       absl::StrCat(name.ToString(), " was not pulled; run: ", PullCommand(name));
-  if (!FindCommit(name.repository, name.revision_or_default()).empty()) {
-    return absl::NotFoundError(command);  // only the file is missing
-  }
+  QUIRE_ASSIGN_OR_RETURN(const std::string found,
+                         FindCommit(name.repository, name.revision_or_default()));
+  if (!found.empty()) return absl::NotFoundError(command);  // only the file is missing
   std::string others;
   const fs::path repository = RepositoryDir(name.repository);
-  const auto refs = RefsOf(repository);
-  for (const std::string& commit : NamesIn(repository / "snapshots")) {
+  QUIRE_ASSIGN_OR_RETURN(const auto refs, RefsOf(repository));
+  QUIRE_ASSIGN_OR_RETURN(const auto commits, NamesIn(repository / "snapshots"));
+  for (const std::string& commit : commits) {
     absl::StrAppend(&others, others.empty() ? "; in the cache are the revisions " : ", ",
                     RefNames(refs, commit));
   }
@@ -274,10 +310,11 @@ absl::Status ModelCache::NotPulled(const ModelName& name) const {
 }
 
 absl::StatusOr<std::string> ModelCache::Find(const ModelName& name) const {
-  const std::string commit = FindCommit(name.repository, name.revision_or_default());
+  QUIRE_ASSIGN_OR_RETURN(const std::string commit,
+                         FindCommit(name.repository, name.revision_or_default()));
   if (commit.empty()) return NotPulled(name);
   const std::string snapshot = SnapshotDir(name.repository, commit);
-  const std::vector<Entry> entries = EntriesOf(snapshot);
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<Entry> entries, EntriesOf(snapshot));
   if (!name.file.empty()) {
     const bool is_there = std::ranges::find(entries, name.file, &Entry::name) != entries.end();
     if (!is_there) return NotPulled(name);
@@ -300,15 +337,17 @@ absl::StatusOr<std::string> ModelCache::Find(const ModelName& name) const {
 
 absl::StatusOr<std::vector<CachedModel>> ModelCache::List() const {
   std::vector<CachedModel> models;
-  for (const std::string& directory : NamesIn(root_)) {
+  QUIRE_ASSIGN_OR_RETURN(const auto directories, NamesIn(root_));
+  for (const std::string& directory : directories) {
     const std::string repository = RepositoryOfDir(directory);
     if (repository.empty()) continue;
     const fs::path path = fs::path(root_) / directory;
-    const auto refs = RefsOf(path);
+    QUIRE_ASSIGN_OR_RETURN(const auto refs, RefsOf(path));
+    QUIRE_ASSIGN_OR_RETURN(const auto commits, NamesIn(path / "snapshots"));
     const std::size_t before = models.size();
-    for (const std::string& commit : NamesIn(path / "snapshots")) {
+    for (const std::string& commit : commits) {
       const std::string snapshot = SnapshotDir(repository, commit);
-      const std::vector<Entry> entries = EntriesOf(snapshot);
+      QUIRE_ASSIGN_OR_RETURN(const std::vector<Entry> entries, EntriesOf(snapshot));
       if (entries.empty()) continue;
       AppendModels(entries,
                    {.repository = repository,
@@ -322,12 +361,13 @@ absl::StatusOr<std::vector<CachedModel>> ModelCache::List() const {
                    &models);
     }
     if (models.size() > before) continue;
+    QUIRE_ASSIGN_OR_RETURN(const std::int64_t size, StoredBytes(path / "blobs"));
     models.push_back({.repository = repository,
                       .revision = "",
                       .commit = "",
                       .file = "",
                       .format = "incomplete",
-                      .size_bytes = StoredBytes(path / "blobs"),
+                      .size_bytes = size,
                       .path = path.string(),
                       .last_used = absl::InfinitePast()});
   }
@@ -352,7 +392,9 @@ absl::Status ModelCache::Publish(absl::string_view repository, absl::string_view
 absl::StatusOr<std::int64_t> ModelCache::Remove(const ModelName& name) const {
   const fs::path directory = RepositoryDir(name.repository);
   std::error_code error;
-  if (!fs::is_directory(directory, error)) {
+  const bool is_there = fs::is_directory(directory, error);
+  if (IsFailure(error)) return FileError(error, directory);
+  if (!is_there) {
     std::set<std::string> pulled;
     QUIRE_ASSIGN_OR_RETURN(const std::vector<CachedModel> models, List());
     for (const CachedModel& model : models) pulled.insert(model.repository);
@@ -370,14 +412,14 @@ absl::StatusOr<std::int64_t> ModelCache::Remove(const ModelName& name) const {
   QUIRE_RETURN_IF_ERROR(lock.status());
   if (!name.file.empty()) return RemoveFile(name);
   if (name.revision.empty()) return RemoveRepository(name);
-  const std::string commit = FindCommit(name.repository, name.revision);
+  QUIRE_ASSIGN_OR_RETURN(const std::string commit, FindCommit(name.repository, name.revision));
   if (commit.empty()) return NotPulled(name);
   return RemoveCommit(name, commit);
 }
 
 absl::StatusOr<std::int64_t> ModelCache::RemoveRepository(const ModelName& name) const {
   const fs::path directory = RepositoryDir(name.repository);
-  const std::int64_t bytes = StoredBytes(directory);
+  QUIRE_ASSIGN_OR_RETURN(const std::int64_t bytes, StoredBytes(directory));
   std::error_code error;
   // Refs first, so that an interrupted removal does not leave a name without its files.
   fs::remove_all(directory / "refs", error);
@@ -390,10 +432,11 @@ absl::StatusOr<std::int64_t> ModelCache::RemoveRepository(const ModelName& name)
 absl::StatusOr<std::int64_t> ModelCache::RemoveCommit(const ModelName& name,
                                                       absl::string_view commit) const {
   const fs::path directory = RepositoryDir(name.repository);
-  const std::vector<std::string> commits = NamesIn(directory / "snapshots");
+  QUIRE_ASSIGN_OR_RETURN(const auto commits, NamesIn(directory / "snapshots"));
   if (commits.size() == 1 && commits.front() == commit) return RemoveRepository(name);
   std::error_code error;
-  for (const auto& [ref, target] : RefsOf(directory)) {
+  QUIRE_ASSIGN_OR_RETURN(const auto refs, RefsOf(directory));
+  for (const auto& [ref, target] : refs) {
     if (target == commit) fs::remove(directory / "refs" / ref, error);
     if (error) return FileError(error, directory / "refs" / ref);
   }
@@ -408,15 +451,19 @@ absl::StatusOr<std::int64_t> ModelCache::RemoveCommit(const ModelName& name,
 
 absl::StatusOr<std::int64_t> ModelCache::RemoveFile(const ModelName& name) const {
   const fs::path directory = RepositoryDir(name.repository);
-  std::vector<std::string> commits = NamesIn(directory / "snapshots");
-  if (!name.revision.empty()) commits = {FindCommit(name.repository, name.revision)};
+  QUIRE_ASSIGN_OR_RETURN(auto commits, NamesIn(directory / "snapshots"));
+  if (!name.revision.empty()) {
+    QUIRE_ASSIGN_OR_RETURN(std::string commit, FindCommit(name.repository, name.revision));
+    commits = {std::move(commit)};
+  }
   bool is_found = false;
   std::int64_t bytes = 0;
   for (const std::string& commit : commits) {
     if (commit.empty()) continue;
     const fs::path snapshot = SnapshotDir(name.repository, commit);
     std::size_t left = 0;
-    for (const Entry& entry : EntriesOf(snapshot)) {
+    QUIRE_ASSIGN_OR_RETURN(const std::vector<Entry> entries, EntriesOf(snapshot));
+    for (const Entry& entry : entries) {
       const bool is_meant = IsGguf(entry.name) && ShardSet(entry.name) == ShardSet(name.file);
       std::error_code error;
       if (is_meant) fs::remove(snapshot / entry.name, error);
@@ -436,26 +483,26 @@ absl::StatusOr<std::int64_t> ModelCache::RemoveFile(const ModelName& name) const
 absl::StatusOr<std::int64_t> ModelCache::RemoveUnlinkedBlobs(absl::string_view repository) const {
   const fs::path directory = RepositoryDir(repository);
   std::set<std::string> linked;
-  const fs::path snapshots = directory / "snapshots";
-  const std::error_code failure = ForEachFile(snapshots, [&](const fs::path& path) {
-    std::error_code no_link;
-    const fs::path target = fs::read_symlink(path, no_link);
-    if (!no_link) linked.insert(target.filename().string());
-  });
   // A folder that cannot be read may have links to any blob.
-  if (failure && failure != std::errc::no_such_file_or_directory) {
-    return FileError(failure, snapshots);
-  }
+  QUIRE_RETURN_IF_ERROR(
+      ForEachFile(directory / "snapshots", [&](const fs::path& path) -> absl::Status {
+        std::error_code no_link;
+        const fs::path target = fs::read_symlink(path, no_link);
+        if (!no_link) linked.insert(target.filename().string());
+        return absl::OkStatus();
+      }));
   std::int64_t bytes = 0;
-  for (const std::string& blob : NamesIn(directory / "blobs")) {
+  QUIRE_ASSIGN_OR_RETURN(const auto blobs, NamesIn(directory / "blobs"));
+  for (const std::string& blob : blobs) {
     if (!IsContentHash(blob) || linked.contains(blob)) continue;
-    // A program that downloads the blob holds this lock until it has linked it.
+    // huggingface_hub holds this lock until it has linked the blob. A download of quire holds
+    // quire.lock instead, which the caller has.
     const absl::StatusOr<FileLock> lock =
         FileLock::Try(LockPath(repository, absl::StrCat(blob, ".lock")), LockMode::kExclusive);
     if (absl::IsUnavailable(lock.status())) continue;
     QUIRE_RETURN_IF_ERROR(lock.status());
     const fs::path path = directory / "blobs" / blob;
-    const std::int64_t size = StoredBytes(path);
+    QUIRE_ASSIGN_OR_RETURN(const std::int64_t size, StoredBytes(path));
     std::error_code error;
     fs::remove(path, error);
     if (error) return FileError(error, path);
@@ -467,22 +514,25 @@ absl::StatusOr<std::int64_t> ModelCache::RemoveUnlinkedBlobs(absl::string_view r
 absl::Status ModelCache::CheckIntegrity(absl::string_view repository) const {
   const fs::path directory = fs::path(RepositoryDir(repository)).lexically_normal();
   std::error_code error;
-  if (!fs::exists(directory, error)) return absl::OkStatus();
-  for (const auto& [ref, commit] : RefsOf(directory)) {
-    if (!IsCommit(commit) || !fs::is_directory(directory / "snapshots" / commit, error)) {
-      return absl::InternalError(absl::StrCat("ref ", ref, " names ", commit, ", not a snapshot"));
-    }
+  if (!fs::exists(directory, error)) {
+    return IsFailure(error) ? FileError(error, directory) : absl::OkStatus();
   }
-  absl::Status status;
-  for (const std::string& commit : NamesIn(directory / "snapshots")) {
-    ForEachFile(directory / "snapshots" / commit,
-                [&](const fs::path& link) { status.Update(CheckLink(directory / "blobs", link)); });
+  QUIRE_ASSIGN_OR_RETURN(const auto refs, RefsOf(directory));
+  for (const auto& [ref, commit] : refs) {
+    const fs::path snapshot = directory / "snapshots" / commit;
+    if (IsCommit(commit) && fs::is_directory(snapshot, error)) continue;
+    if (IsFailure(error)) return FileError(error, snapshot);
+    return absl::InternalError(absl::StrCat("ref ", ref, " names ", commit, ", not a snapshot"));
   }
-  for (const std::string& blob : NamesIn(directory / "blobs")) {
+  QUIRE_RETURN_IF_ERROR(ForEachFile(directory / "snapshots", [&](const fs::path& link) {
+    return CheckLink(directory / "blobs", link);
+  }));
+  QUIRE_ASSIGN_OR_RETURN(const auto blobs, NamesIn(directory / "blobs"));
+  for (const std::string& blob : blobs) {
     if (IsContentHash(blob) || absl::EndsWith(blob, ".incomplete")) continue;
-    status.Update(absl::InternalError(absl::StrCat("impossible name of a blob: ", blob)));
+    return absl::InternalError(absl::StrCat("impossible name of a blob: ", blob));
   }
-  return status;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::string> LocateModel(absl::string_view path_or_name) {
@@ -498,8 +548,12 @@ absl::StatusOr<std::string> LocateModel(absl::string_view path_or_name) {
   }
   absl::StatusOr<std::string> path = ModelCache(*root).Find(*name);
   if (path.ok()) return path;
-  return absl::Status(path.status().code(),
-                      absl::StrCat(problem, ", and the model ", path.status().message()));
+  const bool is_about_model =
+      absl::IsNotFound(path.status()) || absl::IsInvalidArgument(path.status());
+  return absl::Status(
+      path.status().code(),
+      absl::StrCat(problem, ", and the model ",
+                   is_about_model ? "" : "cache cannot be read: ", path.status().message()));
 }
 
 std::string RepositoryOfPath(absl::string_view path) {

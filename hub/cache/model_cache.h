@@ -9,7 +9,8 @@
 //
 // Place:      below hub/pull.h, which downloads blobs; used by quired to find a model.
 // Invariants: a ref is written after the snapshot that it names, and a snapshot after its blobs.
-//             A reader therefore never finds a partly downloaded model.
+//             A reader therefore never finds a partly downloaded model. A folder or file that
+//             exists but cannot be read is an error with its path and the cause.
 // Threads:    any. Other processes may change the directory at any time.
 // Source:     https://huggingface.co/docs/huggingface_hub/guides/manage-cache
 
@@ -84,7 +85,8 @@ class ModelCache {
 
  private:
   // Returns the commit of a revision, or "" if it is not in the cache.
-  std::string FindCommit(absl::string_view repository, absl::string_view revision) const;
+  absl::StatusOr<std::string> FindCommit(absl::string_view repository,
+                                         absl::string_view revision) const;
   absl::Status NotPulled(const ModelName& name) const;
   absl::StatusOr<std::int64_t> RemoveRepository(const ModelName& name) const;
   absl::StatusOr<std::int64_t> RemoveFile(const ModelName& name) const;

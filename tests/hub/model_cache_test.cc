@@ -2,9 +2,11 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
 #include <optional>
 #include <random>
 
@@ -194,6 +196,40 @@ TEST_F(ModelCacheTest, IntegrityCheckFindsDamage) {
   fs::remove(fs::path(dir_.path()) / "hub/models--org--name/refs/stale");
   dir_.Write("hub/models--org--name/blobs/name", "");
   EXPECT_THAT(Message(cache_.CheckIntegrity("org/name")), HasSubstr("impossible name"));
+}
+
+// A link to itself cannot be followed, not even by root.
+TEST_F(ModelCacheTest, UnreadableFoldersAreErrorsWithPathAndCause) {
+  for (const char* const folder : {"refs", "snapshots"}) {
+    Publish("org/name", "main", kOne, {"model.safetensors"});
+    const fs::path path = fs::path(cache_.RepositoryDir("org/name")) / folder;
+    fs::remove_all(path);
+    fs::create_symlink(folder, path);
+    for (const absl::Status& status :
+         {cache_.Find({"org/name", kOne, ""}).status(), cache_.List().status(),
+          cache_.Remove({"org/name", kOne, ""}).status(), cache_.CheckIntegrity("org/name")}) {
+      EXPECT_THAT(Message(status), HasSubstr(path.string())) << folder;
+      EXPECT_THAT(Message(status), HasSubstr("Too many levels of symbolic links")) << folder;
+    }
+    fs::remove(path);
+  }
+  const ModelCache looped(dir_.path() + "/loop");
+  fs::create_symlink("loop", looped.root());
+  EXPECT_EQ(Message(looped.List().status()), looped.root() + ": Too many levels of symbolic links");
+  setenv("HF_HUB_CACHE", looped.root().c_str(), 1);
+  EXPECT_THAT(Message(LocateModel("org/name").status()),
+              HasSubstr("and the model cache cannot be read: " + looped.root()));
+  unsetenv("HF_HUB_CACHE");
+}
+
+TEST_F(ModelCacheTest, FullDiskIsTheCauseOfARefThatCannotBeWritten) {
+  const std::string path =
+      absl::StrCat(cache_.RepositoryDir("org/name"), "/ref.", getpid(), ".incomplete");
+  fs::create_directories(cache_.RepositoryDir("org/name"));
+  fs::create_symlink("/dev/full", path);
+  EXPECT_EQ(Message(cache_.Publish("org/name", "main", kOne, {})),
+            absl::StrCat("cannot write ", path, ": No space left on device"));
+  EXPECT_FALSE(fs::exists(cache_.RepositoryDir("org/name") + "/refs/main"));
 }
 
 TEST_F(ModelCacheTest, StaysSoundUnderRandomChanges) {
