@@ -100,7 +100,7 @@ class IncompleteBlob {
         absl::StrCat(path_, " has ", FileSize(path_), " bytes in place of ", size_));
   }
 
-  // Makes the content durable under its final name.
+  // Writes the content to the disk and then gives it its final name.
   absl::Status Commit() {
     if (fsync(file_.fd) != 0 || rename(path_.c_str(), blob_path_.c_str()) != 0) return Error();
     return absl::OkStatus();

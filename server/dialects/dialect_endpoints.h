@@ -1,7 +1,7 @@
 #pragma once
 
-// The generation endpoints of APIs other than OpenAI's completions and chat completions. Each API
-// is a reader that converts its body to v1::GenerateRequest, and an AnswerWriter.
+// The endpoints of APIs other than OpenAI's completions and chat completions. A generation endpoint
+// has a reader, which converts its body to v1::GenerateRequest, and an AnswerWriter.
 //
 // Place:   above server/openai, whose listener serves these endpoints.
 // Threads: any.
@@ -14,9 +14,11 @@
 
 namespace quire::server {
 
+// Returns the generation endpoints of OpenAI's Responses API and of Anthropic's API.
 std::span<const GenerationEndpoint> DialectEndpoints();
 
-// Returns DialectEndpoints and the tables of Ollama, vLLM and sglang.
+// Returns all endpoints and refused paths of OpenAI's Responses API, Anthropic, Ollama, vLLM and
+// sglang.
 std::vector<EndpointTables> DialectTables();
 
 }  // namespace quire::server
