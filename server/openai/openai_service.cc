@@ -59,23 +59,23 @@ HttpAnswer WrongMethod(absl::string_view method, absl::string_view allowed, Writ
   return answer;
 }
 
-HttpAnswer ForeignOriginError(absl::string_view origin) {
+HttpAnswer ForeignOriginError(absl::string_view origin, WriteErrorBody write) {
   return OpenAiError(
       Reason::kOriginNotAllowed,
-      absl::StrCat("origin ", Quoted(origin), " is not listed in openai.allowed_origins"),
-      "origin");
+      absl::StrCat("origin ", Quoted(origin), " is not listed in openai.allowed_origins"), "origin",
+      write);
 }
 
-HttpAnswer ForeignHostError(absl::string_view host) {
+HttpAnswer ForeignHostError(absl::string_view host, WriteErrorBody write) {
   return OpenAiError(
       Reason::kHostNotAllowed,
       absl::StrCat("the Host header ", Quoted(host), " is not an IP address or localhost; use one ",
                    "of these, or configure authentication"),
-      "host");
+      "host", write);
 }
 
 // Checks the body of a request that needs no token.
-std::optional<HttpAnswer> CheckBodyWithoutToken(const HttpRequest& head) {
+std::optional<HttpAnswer> CheckBodyWithoutToken(const HttpRequest& head, WriteErrorBody write) {
   const absl::string_view length = head.Header("content-length");
   std::int64_t bytes = 0;
   if (absl::SimpleAtoi(length, &bytes) && bytes <= kMaxBytesWithoutToken) return std::nullopt;
@@ -84,7 +84,7 @@ std::optional<HttpAnswer> CheckBodyWithoutToken(const HttpRequest& head) {
       Reason::kInputTooLarge,
       absl::StrCat("the body has ", problem, ", ", Quoted(head.path), " allows at most ",
                    kMaxBytesWithoutToken, " bytes; send no body"),
-      "");
+      "", write);
 }
 
 HttpAnswer AddHeaders(HttpHeaders headers, HttpAnswer answer) {
@@ -156,8 +156,9 @@ absl::string_view OpenAiService::MethodName(absl::string_view path) const {
 WriteErrorBody OpenAiService::ErrorWriter(absl::string_view path) const {
   if (const GenerationEndpoint* const endpoint = FindGeneration(path)) return endpoint->write_error;
   if (const EvaluationEndpoint* const endpoint = FindEvaluation(path)) return endpoint->write_error;
-  const InfoEndpoint* const endpoint = FindInfo(path);
-  return endpoint == nullptr ? &OpenAiErrorBody : endpoint->write_error;
+  if (const InfoEndpoint* const endpoint = FindInfo(path)) return endpoint->write_error;
+  const RefusedPath* const refused = FindRefused(path);
+  return refused == nullptr ? &OpenAiErrorBody : refused->write_error;
 }
 
 bool OpenAiService::IsAllowed(const HttpRequest& request, absl::string_view origin) const {
@@ -179,9 +180,10 @@ HttpHeaders OpenAiService::OriginHeaders(const HttpRequest& request) const {
 }
 
 std::optional<HttpAnswer> OpenAiService::CheckHostAndOrigin(const HttpRequest& head) const {
-  if (checks_host_ && !IsHostLocal(head)) return ForeignHostError(head.Header("host"));
+  const WriteErrorBody write = ErrorWriter(head.path);
+  if (checks_host_ && !IsHostLocal(head)) return ForeignHostError(head.Header("host"), write);
   const absl::string_view origin = head.Header("origin");
-  if (!origin.empty() && !IsAllowed(head, origin)) return ForeignOriginError(origin);
+  if (!origin.empty() && !IsAllowed(head, origin)) return ForeignOriginError(origin, write);
   return std::nullopt;
 }
 
@@ -190,7 +192,7 @@ std::optional<HttpAnswer> OpenAiService::CheckBeforeBody(const HttpRequest& head
   if (error) return error;
   std::optional<Identity> caller;
   error = CheckCall(head, &caller);
-  if (!error && !caller) error = CheckBodyWithoutToken(head);
+  if (!error && !caller) error = CheckBodyWithoutToken(head, ErrorWriter(head.path));
   if (!error) return std::nullopt;
   return AddHeaders(OriginHeaders(head), *std::move(error));
 }

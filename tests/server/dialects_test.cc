@@ -261,6 +261,31 @@ TEST_F(DialectsTest, OllamaErrorsHaveTheNamesOfItsFields) {
   EXPECT_TRUE(Parsed(other)["error"].is_string()) << other.body;
 }
 
+TEST_F(DialectsTest, ForeignHostsAndOriginsAreErrorsOfThePathsApi) {
+  const std::string origin = R"(origin "https://evil.example" is not listed in )"
+                             "openai.allowed_origins";
+  const std::string host = R"(the Host header "evil.example" is not an IP address or localhost; )"
+                           "use one of these, or configure authentication";
+  const auto error_of = [](const std::string& path, const std::string& message) {
+    if (path[1] == 'a') return json{{"error", message}};
+    return json{{"type", "error"},
+                {"error", {{"type", "permission_error"}, {"message", message}}},
+                {"request_id", nullptr}};
+  };
+  for (const char* const path : {"/v1/messages", "/v1/messages/count_tokens", "/v1/messages/x",
+                                 "/api/chat", "/api/show", "/api/tags", "/api/pull"}) {
+    const HttpReply from_page =
+        HttpClient(openai_->address()).Ask("GET", path, "", "Origin: https://evil.example\r\n");
+    EXPECT_EQ(from_page.status, 403);
+    EXPECT_EQ(Parsed(from_page), error_of(path, origin)) << path;
+    HttpClient client(openai_->address());
+    EXPECT_TRUE(client.Send(absl::StrCat("GET ", path, " HTTP/1.1\r\nHost: evil.example\r\n\r\n")));
+    const HttpReply to_name = client.Read();
+    EXPECT_EQ(to_name.status, 403);
+    EXPECT_EQ(Parsed(to_name), error_of(path, host)) << path;
+  }
+}
+
 TEST_F(DialectsTest, OpenApiDescribesEveryPath) {
   const json document = Parsed(Get("/openapi.json"));
   EXPECT_EQ(document["openapi"], "3.1.0");
