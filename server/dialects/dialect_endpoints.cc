@@ -36,13 +36,15 @@ constexpr GenerationEndpoint kEndpoints[] = {{.path = "/v1/responses",
                                               .read = &ParseAnthropicRequest,
                                               .make_writer = &MakeAnthropicAnswer,
                                               .write_error = &AnthropicErrorBody,
-                                              .body = {&AnthropicFields, kAnthropicBody}}};
+                                              .body = {&AnthropicFields, kAnthropicBody},
+                                              .id_header = "request-id"}};
 
 constexpr EvaluationEndpoint kEvaluations[] = {{"/v1/messages/count_tokens",
                                                 "CountTokens",
                                                 &ReadAnthropicTokenCount,
                                                 &AnthropicErrorBody,
-                                                {&AnthropicFields, kAnthropicBody}}};
+                                                {&AnthropicFields, kAnthropicBody},
+                                                "request-id"}};
 
 constexpr RefusedPath kRefused[] = {{"/v1/responses", "; responses are not stored"},
                                     {"/v1/messages", "; use /v1/messages", &AnthropicErrorBody}};

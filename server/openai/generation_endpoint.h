@@ -31,6 +31,7 @@ struct GenerationEndpoint {
   WriteErrorBody write_error;
   absl::string_view stream_type = kServerSentEvents;  // Content-Type of streams
   BodyFields body = {};                               // for /openapi.json
+  absl::string_view id_header = "";  // name of a second header with the request id; empty: none
 };
 
 // /v1/completions and /v1/chat/completions.

@@ -101,6 +101,9 @@ absl::StatusOr<OpenAiRequest> OpenAiCall::Read(const std::string& body) {
   head_.request_id =
       ChooseRequestId(head_.request_id, others == 0 ? "" : absl::StrCat("-", others));
   head_.headers.emplace_back("x-request-id", head_.request_id);
+  if (const absl::string_view second = head_.endpoint->id_header; !second.empty()) {
+    head_.headers.emplace_back(std::string(second), head_.request_id);
+  }
   if (!request.ok()) return request.status();
   // A longer list could never be queued completely.
   const std::int32_t most = options->engine.max_queued_requests;

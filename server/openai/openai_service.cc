@@ -175,7 +175,7 @@ HttpHeaders OpenAiService::OriginHeaders(const HttpRequest& request) const {
   const absl::string_view origin = request.Header("origin");
   if (origin.empty() || !IsAllowed(request, origin)) return {};
   return {{"Access-Control-Allow-Origin", std::string(origin)},
-          {"Access-Control-Expose-Headers", "x-request-id, retry-after"},
+          {"Access-Control-Expose-Headers", "x-request-id, request-id, retry-after"},
           {"Vary", "Origin"}};
 }
 
@@ -305,6 +305,7 @@ void OpenAiService::Post(const std::shared_ptr<HttpExchange>& exchange, Identity
   if (const EvaluationEndpoint* const endpoint = FindEvaluation(request.path)) {
     id = ChooseRequestId(id, kLongestItemSuffix);
     headers.emplace_back("x-request-id", id);
+    if (!endpoint->id_header.empty()) headers.emplace_back(std::string(endpoint->id_header), id);
     EvaluationCall::Head head;
     head.endpoint = endpoint;
     head.traceparent = std::string(request.Header("traceparent"));

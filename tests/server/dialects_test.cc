@@ -261,6 +261,18 @@ TEST_F(DialectsTest, OllamaErrorsHaveTheNamesOfItsFields) {
   EXPECT_TRUE(Parsed(other)["error"].is_string()) << other.body;
 }
 
+TEST_F(DialectsTest, AnthropicAnswersHaveARequestIdInTheirHeader) {
+  const json body = {{"max_tokens", 1}, {"messages", {{{"role", "user"}, {"content", "Hi"}}}}};
+  for (const char* const path :
+       {"/v1/messages", "/v1/messages/count_tokens", "/v1/chat/completions"}) {
+    const HttpReply reply =
+        HttpClient(openai_->address()).Ask("POST", path, body.dump(), "x-request-id: mine\r\n");
+    EXPECT_THAT(reply.head, HasSubstr("\r\nx-request-id: mine\r\n")) << path;
+    const bool has_second = reply.head.find("\r\nrequest-id: mine\r\n") != std::string::npos;
+    EXPECT_EQ(has_second, std::string(path) != "/v1/chat/completions") << reply.head;
+  }
+}
+
 TEST_F(DialectsTest, ForeignHostsAndOriginsAreErrorsOfThePathsApi) {
   const std::string origin = R"(origin "https://evil.example" is not listed in )"
                              "openai.allowed_origins";
