@@ -1,5 +1,6 @@
 #include "server/dialects/anthropic_request.h"
 
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
@@ -308,15 +309,21 @@ absl::Status ReadThinking(const JsonFields& body, v1::ChatPrompt* chat) {
   const auto thinking = body.Find("thinking");
   if (!thinking) return absl::OkStatus();
   QUIRE_ASSIGN_OR_RETURN(const std::string type, TypeOf(*thinking));
-  if (type == "adaptive") return absl::OkStatus();
-  if (type != "enabled" && type != "disabled") {
+  if (type != "enabled" && type != "disabled" && type != "adaptive") {
     return UnsupportedType(*thinking, type, "use enabled, disabled or adaptive");
   }
+  const auto budget = thinking->FindSet("budget_tokens");
+  if (budget && type != "enabled") {
+    return BadField(*budget, absl::StrCat("cannot be combined with type ", type, "; remove it"));
+  }
+  if (type == "adaptive") return absl::OkStatus();
   auto& variables = *chat->mutable_template_vars()->mutable_fields();
   variables["enable_thinking"].set_bool_value(type == "enabled");
-  return JsonFields(*thinking).Int32("budget_tokens", [&](std::int32_t budget) {
-    variables["thinking_budget"].set_number_value(budget);
-  });
+  if (!budget) return absl::OkStatus();
+  const auto tokens = budget->AsInteger(1, std::numeric_limits<std::int32_t>::max());
+  if (!tokens.ok()) return NameField(tokens.status(), *budget);
+  variables["thinking_budget"].set_number_value(static_cast<double>(*tokens));
+  return absl::OkStatus();
 }
 
 absl::Status ReadOutputConfig(const JsonFields& body, absl::string_view bytes,

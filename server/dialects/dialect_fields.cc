@@ -44,7 +44,12 @@ absl::Status SetReasoningEffort(const JsonValue& effort, v1::ChatPrompt* chat) {
   QUIRE_ASSIGN_OR_RETURN(const std::string word, ReadReasoningEffort(effort));
   auto& variables = *chat->mutable_template_vars()->mutable_fields();
   variables["reasoning_effort"].set_string_value(word);
-  if (word == "none") variables["enable_thinking"].set_bool_value(false);
+  if (word != "none") return absl::OkStatus();
+  google::protobuf::Value& thinks = variables["enable_thinking"];
+  if (thinks.bool_value()) {
+    return BadField(effort, "is none, but thinking is enabled; change one of them");
+  }
+  thinks.set_bool_value(false);
   return absl::OkStatus();
 }
 

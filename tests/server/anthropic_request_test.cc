@@ -108,37 +108,49 @@ TEST(AnthropicRequestTest, ToolsAndTheirChoice) {
 
 TEST(AnthropicRequestTest, RefusesByName) {
   const std::string messages = R"("messages": [{"role": "user", "content": "a"}])";
-  for (
-      const auto& [body, message] : std::vector<std::pair<std::string, std::string>>{
-          {"{" + messages + "}", "max_tokens is missing"},
-          {R"({"max_tokens": 7})", "messages is missing"},
-          {R"({"max_tokens": 7, "stop": ["a"], )" + messages + "}",
-           "stop is not a known field; remove it, or set openai.unknown_fields to warn in the "
-           "server's configuration"},
-          {R"({"max_tokens": 7, "stop_sequence": ["a"], )" + messages + "}",
-           "stop_sequence is not a known field; did you mean stop_sequences?"},
-          {R"({"max_tokens": 7, "messages": [{"role": "tool", "content": "a"}]})",
-           "messages[0].role must be user, assistant or system"},
-          {R"({"max_tokens": 7, "messages": [{"role": "user", "content": [
+  for (const auto& [body, message] : std::vector<std::pair<std::string, std::string>>{
+           {"{" + messages + "}", "max_tokens is missing"},
+           {R"({"max_tokens": 7})", "messages is missing"},
+           {R"({"max_tokens": 7, "stop": ["a"], )" + messages + "}",
+            "stop is not a known field; remove it, or set openai.unknown_fields to warn in the "
+            "server's configuration"},
+           {R"({"max_tokens": 7, "stop_sequence": ["a"], )" + messages + "}",
+            "stop_sequence is not a known field; did you mean stop_sequences?"},
+           {R"({"max_tokens": 7, "messages": [{"role": "tool", "content": "a"}]})",
+            "messages[0].role must be user, assistant or system"},
+           {R"({"max_tokens": 7, "messages": [{"role": "user", "content": [
                 {"type": "image", "source": {}}]}]})",
-           R"(messages[0].content[0].type is "image", which is not supported; the model reads )"
-           "text only; use blocks of type text"},
-          {R"({"max_tokens": 7, "messages": [{"role": "assistant", "content": [
+            R"(messages[0].content[0].type is "image", which is not supported; the model reads )"
+            "text only; use blocks of type text"},
+           {R"({"max_tokens": 7, "messages": [{"role": "assistant", "content": [
                 {"type": "redacted_thinking", "data": ""}]}]})",
-           R"(messages[0].content[0].type is "redacted_thinking", which is not supported; use )"
-           "blocks of type text, thinking and tool_use"},
-          {R"({"max_tokens": 7, "tools": [{"type": "bash_20250124", "name": "bash"}], )" +
-               messages + "}",
-           R"(tools[0].type is "bash_20250124", which is not supported; describe the tool by )"
-           "input_schema, without a type"},
-          {R"({"max_tokens": 7, "tools": [{"name": "f"}], )" + messages + "}",
-           "tools[0].input_schema is missing"},
-          {R"({"max_tokens": 7, "tool_choice": {"type": "some"}, )" + messages + "}",
-           R"(tool_choice.type is "some", which is not supported; use auto, any, tool or none)"},
-          {R"({"max_tokens": 7, "stop_sequences": "a", )" + messages + "}",
-           "stop_sequences must be a list"},
-          {R"({"max_tokens": 7, "thinking": {"type": "x"}, )" + messages + "}",
-           R"(thinking.type is "x", which is not supported; use enabled, disabled or adaptive)"}}) {
+            R"(messages[0].content[0].type is "redacted_thinking", which is not supported; use )"
+            "blocks of type text, thinking and tool_use"},
+           {R"({"max_tokens": 7, "tools": [{"type": "bash_20250124", "name": "bash"}], )" +
+                messages + "}",
+            R"(tools[0].type is "bash_20250124", which is not supported; describe the tool by )"
+            "input_schema, without a type"},
+           {R"({"max_tokens": 7, "tools": [{"name": "f"}], )" + messages + "}",
+            "tools[0].input_schema is missing"},
+           {R"({"max_tokens": 7, "tool_choice": {"type": "some"}, )" + messages + "}",
+            R"(tool_choice.type is "some", which is not supported; use auto, any, tool or none)"},
+           {R"({"max_tokens": 7, "stop_sequences": "a", )" + messages + "}",
+            "stop_sequences must be a list"},
+           {R"({"max_tokens": 7, "thinking": {"type": "x"}, )" + messages + "}",
+            R"(thinking.type is "x", which is not supported; use enabled, disabled or adaptive)"},
+           {R"({"max_tokens": 7, "thinking": {"type": "adaptive", "budget_tokens": 1024}, )" +
+                messages + "}",
+            "thinking.budget_tokens cannot be combined with type adaptive; remove it"},
+           {R"({"max_tokens": 7, "thinking": {"type": "disabled", "budget_tokens": 1024}, )" +
+                messages + "}",
+            "thinking.budget_tokens cannot be combined with type disabled; remove it"},
+           {R"({"max_tokens": 7, "thinking": {"type": "enabled", "budget_tokens": 0}, )" +
+                messages + "}",
+            "thinking.budget_tokens is 0, must be in [1, 2147483647]"},
+           {R"({"max_tokens": 7, "thinking": {"type": "enabled"}, )"
+            R"("output_config": {"effort": "none"}, )" +
+                messages + "}",
+            "output_config.effort is none, but thinking is enabled; change one of them"}}) {
     const auto parsed = Parse(body);
     ASSERT_FALSE(parsed.ok()) << body;
     const HttpAnswer answer = OpenAiError(parsed.status(), {}, &AnthropicErrorBody, "id-1");
