@@ -96,14 +96,20 @@ absl::StatusOr<EvaluationPlan> ReadShow(const EvaluationBodyContext& context,
   QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document,
                          ParseOllamaBody(bytes, kOllamaShow, context.limits));
   const JsonFields body(document.root());
-  std::string name;
+  const ServedModel& served = context.served;
+  std::string known;
   // `name` is the older spelling of `model`.
-  for (const char* const key : {"name", "model"}) {
+  for (const char* const key : {"model", "name"}) {
+    std::string name;
     QUIRE_RETURN_IF_ERROR(
         body.Text(key, [&](const std::string& v) { name = std::string(OllamaModelName(v)); }));
+    if (name.empty()) continue;
+    if (!known.empty() && name != known) {
+      return BadField(*body.Find(key), "differs from model; send only one of them");
+    }
+    QUIRE_RETURN_IF_ERROR(served.translator.CheckModel(name));
+    known = std::move(name);
   }
-  const ServedModel& served = context.served;
-  QUIRE_RETURN_IF_ERROR(served.translator.CheckModel(name));
   EvaluationPlan plan;
   plan.answer = [&served](const std::vector<EvaluationResult>&) -> absl::StatusOr<std::string> {
     const ModelDescription& model = served.description;

@@ -212,6 +212,12 @@ TEST_F(DialectsTest, OllamaListsAndShowsTheModel) {
   const HttpReply unknown = Post("/api/show", {{"model", "other"}});
   EXPECT_EQ(unknown.status, 404);
   EXPECT_EQ(Parsed(unknown)["error"].get<std::string>().substr(0, 13), "model \"other\"");
+  EXPECT_EQ(Post("/api/show", {{"name", "other"}}).status, 404);
+  EXPECT_EQ(Parsed(Post("/api/show", {{"name", served().id()}})), shown);
+  EXPECT_EQ(Parsed(Post("/api/show", {{"name", served().id()}, {"model", served().id()}})), shown);
+  const HttpReply conflict = Post("/api/show", {{"name", "other"}, {"model", served().id()}});
+  EXPECT_EQ(conflict.status, 400);
+  EXPECT_EQ(Parsed(conflict)["error"], "name differs from model; send only one of them");
   const HttpReply pull = Post("/api/pull", {{"model", "x"}});
   EXPECT_EQ(pull.status, 400);
   EXPECT_EQ(Parsed(pull)["error"],
