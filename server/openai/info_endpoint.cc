@@ -38,7 +38,7 @@ absl::StatusOr<HttpAnswer> Model(const InfoContext& context, const HttpRequest& 
   QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context.handlers.state->ModelOrError());
   const std::string name(absl::StripPrefix(request.path, "/v1/models/"));
   QUIRE_RETURN_IF_ERROR(served->translator.CheckModel(name));
-  return JsonAnswer(ModelObject(*served, name.empty() ? served->id() : name));
+  return JsonAnswer(ModelObject(*served, name));
 }
 
 absl::StatusOr<HttpAnswer> Models(const InfoContext& context, const HttpRequest&) {

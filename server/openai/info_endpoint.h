@@ -55,7 +55,7 @@ struct InfoContext {
 };
 
 struct InfoEndpoint {
-  // A last segment {name} stands for the rest of the path.
+  // A last segment {name} stands for the rest of the path, which is not empty.
   absl::string_view path;
   absl::string_view summary;  // one sentence, for /openapi.json
   absl::StatusOr<HttpAnswer> (*answer)(const InfoContext& context, const HttpRequest& request);

@@ -42,8 +42,8 @@ bool IsBelow(absl::string_view path, absl::string_view parent) {
 // `pattern` is the path of an InfoEndpoint.
 bool Matches(absl::string_view path, absl::string_view pattern) {
   const std::size_t wildcard = pattern.find('{');
-  return wildcard == pattern.npos ? path == pattern
-                                  : absl::StartsWith(path, pattern.substr(0, wildcard));
+  if (wildcard == pattern.npos) return path == pattern;
+  return path.size() > wildcard && absl::StartsWith(path, pattern.substr(0, wildcard));
 }
 
 // Quotes at most 200 bytes of what the client sent, for an error message.

@@ -207,6 +207,7 @@ TEST_F(OpenAiServiceTest, EndpointsAndMethods) {
   EXPECT_EQ(models["data"][0]["max_model_len"], served().description.max_context_tokens);
   EXPECT_EQ(Parsed(client.Ask("GET", "/v1/models/" + served().id())), models["data"][0]);
   EXPECT_EQ(client.Ask("GET", "/v1/models/none").status, 404);
+  EXPECT_EQ(client.Ask("GET", "/v1/models/").status, 404);
   EXPECT_EQ(client.Ask("POST", "/v1/models", "{}").status, 405);
   // A connection whose request is refused before its body is read is closed.
   const HttpReply wrong_method = HttpClient(openai_->address()).Ask("GET", "/v1/completions");
