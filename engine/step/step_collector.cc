@@ -3,9 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <span>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/check.h"
 #include "base/error_reason.h"
 
@@ -68,6 +71,18 @@ void CollectPools(const InFlightStep& flight, const runtime::StepResult& result)
     const auto tokens = static_cast<float>(live.first().prompt_tokens);
     for (float& value : live.pooled) value /= tokens;
   }
+}
+
+// Returns the error message of a request whose fields exclude every token together.
+std::string DescribeExclusion(const ScheduledRequest& live) {
+  std::vector<absl::string_view> fields;
+  if (live.prompt.mask_rules.constraint != nullptr) fields.push_back("constraint");
+  if (live.prompt.mask_rules.allowed != nullptr) fields.push_back("sampling.allowed_token_ids");
+  if (!live.request.sampling.banned_text.empty()) fields.push_back("sampling.banned_text");
+  if (live.request.stopping.min_tokens > 0) fields.push_back("stopping.min_tokens");
+  if (fields.empty()) fields.push_back("the request");
+  return absl::StrCat(absl::StrJoin(fields, " and "), fields.size() == 1 ? " excludes" : " exclude",
+                      " every token of the vocabulary");
 }
 
 }  // namespace
@@ -134,8 +149,7 @@ void StepCollector::FailBadRows(const InFlightStep& flight, const runtime::StepR
         metadata.emplace_back("field", "sampling.allowed_token_ids");
       }
       lifecycle_->Fail(live,
-                       WithReason(absl::InvalidArgumentError(
-                                      "the request excludes every token of the vocabulary"),
+                       WithReason(absl::InvalidArgumentError(DescribeExclusion(live)),
                                   Reason::kBadConstraint, metadata),
                        /*invalidate=*/false, now);
     }

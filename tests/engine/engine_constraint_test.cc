@@ -494,7 +494,10 @@ TEST(EngineConstraintTest, BanThatContradictsTheConstraintEndsTheRequest) {
   }
   harness.RunUntilIdle();
   EXPECT_EQ(harness.output("one left").tokens.at(0), Bytes("abd"));
-  EXPECT_EQ(ReasonOf(harness.output("none left").status), "BAD_CONSTRAINT");
+  const absl::Status& status = harness.output("none left").status;
+  EXPECT_EQ(ReasonOf(status), "BAD_CONSTRAINT");
+  EXPECT_EQ(status.message(),
+            "constraint and sampling.banned_text exclude every token of the vocabulary");
   EXPECT_THAT(harness.output("none left").tokens.at(0), ElementsAre('a'));
 }
 
@@ -547,6 +550,8 @@ TEST(EngineConstraintTest, AllowedTokensNarrowTheConstraint) {
   const absl::Status status = harness.output("none left").status;
   EXPECT_EQ(ReasonOf(status), "BAD_CONSTRAINT");
   EXPECT_EQ(GetErrorReason(status)->Find("field"), "sampling.allowed_token_ids");
+  EXPECT_EQ(status.message(),
+            "constraint and sampling.allowed_token_ids exclude every token of the vocabulary");
 }
 
 // An engine whose constraint compiler runs next to it. Builds wait at the gate.
