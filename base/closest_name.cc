@@ -46,13 +46,14 @@ int CountEdits(absl::string_view a, absl::string_view b) {
 absl::string_view ClosestName(absl::string_view name, std::span<const absl::string_view> known) {
   absl::string_view closest;
   if (name.size() > kMaxBytes) return closest;
-  int limit = name.size() < 2 ? 0 : name.size() < 4 ? 1 : 2;
+  int fewest = 3;
   for (const absl::string_view candidate : known) {
     if (candidate.size() > kMaxBytes) continue;
+    const int limit = name.size() < 2 ? 0 : std::min(name.size(), candidate.size()) < 4 ? 1 : 2;
     const int edits = CountEdits(name, candidate);
-    if (edits > limit) continue;
+    if (edits > limit || edits >= fewest) continue;
     closest = candidate;
-    limit = edits - 1;
+    fewest = edits;
   }
   return closest;
 }

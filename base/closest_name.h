@@ -14,10 +14,10 @@ namespace quire {
 
 // Returns the name of `known` that needs the fewest edits to become `name`, or "" if every name
 // needs too many. An edit inserts, removes or replaces a byte, or swaps two neighbours. Upper and
-// lower case are equal. A name of at least four bytes may need two edits, a shorter one needs at
-// most one, and one of a single byte none, because it resembles every other. The first of several
-// closest names wins. The result refers to memory of `known`. A name of more than 64 bytes has no
-// suggestion, which bounds the cost of names that clients send.
+// lower case are equal. Two edits are allowed if both names have at least four bytes, otherwise
+// one. A name of a single byte may need none, because it resembles every other. The first of
+// several closest names wins. The result refers to memory of `known`. A name of more than 64 bytes
+// has no suggestion, which bounds the cost of names that clients send.
 absl::string_view ClosestName(absl::string_view name, std::span<const absl::string_view> known);
 
 }  // namespace quire

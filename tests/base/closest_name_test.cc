@@ -32,6 +32,7 @@ TEST(ClosestNameTest, SuggestsNothingForDistantNames) {
 TEST(ClosestNameTest, AllowsOneEditOfShortNames) {
   EXPECT_EQ(ClosestName("run", kCommands), "");
   EXPECT_EQ(ClosestName("rem", kCommands), "rm");
+  EXPECT_EQ(ClosestName("trim", kCommands), "");
   const std::vector<absl::string_view> single = {"n"};
   EXPECT_EQ(ClosestName("x", single), "");
   EXPECT_EQ(ClosestName("N", single), "n");
