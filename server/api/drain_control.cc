@@ -52,6 +52,7 @@ absl::Status DrainControl::Begin(absl::Duration delay, absl::Duration timeout, b
 
 void DrainControl::StopAdmission() {
   admit_until_ = absl::InfiniteFuture();
+  if (state_->state() == LifeState::kFailed) return;  // no request is live or admitted any more
   deadline_ = clock_->Now() + timeout_;
   state_->SetState(LifeState::kDraining);
   state_->model()->engine->Drain();
@@ -72,6 +73,7 @@ void DrainControl::ShortenDeadline(absl::Duration timeout) {
 
 absl::Status DrainControl::Resume() {
   MutexLock lock(&mutex_);
+  if (state_->state() == LifeState::kFailed) return state_->ModelOrError().status();
   if (state_->exiting()) {
     return WithReason(absl::FailedPreconditionError("the process is exiting"),
                       Reason::kShuttingDown);

@@ -40,7 +40,7 @@ class DrainControl {
   // Shortens the deadline of the current drain to at most `timeout` from now.
   void ShortenDeadline(absl::Duration timeout);
   // Ends the drain or its delay, if there is one. Returns FAILED_PRECONDITION / SHUTTING_DOWN if
-  // the process is exiting.
+  // the process is exiting, and UNAVAILABLE / DEVICE_ERROR if the engine has failed.
   absl::Status Resume();
   // Waits until the delay is over and no request is live. At the deadline, cancels the live
   // requests and waits a short time for them to end. Returns false if a request is still live or
@@ -54,6 +54,7 @@ class DrainControl {
   bool is_delayed() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return admit_until_ != absl::InfiniteFuture();
   }
+  // Ends the delay. Begins the drain unless the engine has failed.
   void StopAdmission() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Returns after the delay, or when Resume or a failure of the engine ends it.
   void WaitDelay();
