@@ -34,10 +34,10 @@ TracedRequest MakeTrace(const AccessRecord& record, absl::Time end) {
                          .attributes = {},
                          .error = ""};
   if (record.reason) trace.error = ReasonName(*record.reason);
-  if (record.queue_time > absl::ZeroDuration()) {
-    trace.stages.push_back({"queue", record.queue_time});
-    if (record.time_to_first_token > record.queue_time) {
-      trace.stages.push_back({"prefill", record.time_to_first_token - record.queue_time});
+  if (record.queue_time) {
+    trace.stages.push_back({"queue", *record.queue_time});
+    if (record.time_to_first_token > *record.queue_time) {
+      trace.stages.push_back({"prefill", record.time_to_first_token - *record.queue_time});
       trace.stages.push_back({"decode", record.duration - record.time_to_first_token});
     }
   }

@@ -27,7 +27,7 @@ struct AccessRecord {
   std::int32_t prompt_tokens = 0, cached_tokens = 0, completion_tokens = 0;
   absl::Duration time_to_first_token;  // in the engine, from accept; 0: no token was sampled
   absl::Duration duration;
-  absl::Duration queue_time;  // from accept until the first step; 0: it was never scheduled
+  std::optional<absl::Duration> queue_time;  // from accept until the first step, if there was one
 };
 
 void WriteAccessLog(const AccessRecord& record);

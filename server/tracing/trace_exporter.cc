@@ -76,6 +76,53 @@ void SetTimes(absl::Time start, absl::Duration duration, otlp::Span* span) {
   span->set_end_time_unix_nano(static_cast<std::uint64_t>(absl::ToUnixNanos(start + duration)));
 }
 
+// Returns the generator of this thread, so that requests that end at the same time need no lock.
+std::mt19937_64& Random() {
+  thread_local std::mt19937_64 random{std::random_device()()};
+  return random;
+}
+
+std::string RandomBytes(std::size_t count) {
+  std::string bytes(count, '\0');
+  while (bytes.find_first_not_of('\0') == std::string::npos) {
+    for (char& byte : bytes) byte = static_cast<char>(Random()());
+  }
+  return bytes;
+}
+
+// Returns the spans of the stages and, as the last one, that of the request.
+std::vector<otlp::Span> MakeSpans(const TracedRequest& request,
+                                  const std::optional<TraceContext>& parent) {
+  otlp::Span span;
+  span.set_trace_id(parent ? parent->trace_id : RandomBytes(16));
+  span.set_span_id(RandomBytes(8));
+  if (parent) span.set_parent_span_id(parent->span_id);
+  span.set_name(request.name);
+  span.set_kind(otlp::Span::SPAN_KIND_SERVER);
+  SetTimes(request.start, request.duration, &span);
+  for (const auto& [key, value] : request.attributes) {
+    AddAttribute(key, value, span.mutable_attributes());
+  }
+  if (!request.error.empty()) {
+    span.mutable_status()->set_code(otlp::Status::STATUS_CODE_ERROR);
+    span.mutable_status()->set_message(request.error);
+  }
+  std::vector<otlp::Span> spans;
+  absl::Time start = request.start;
+  for (const TracedRequest::Stage& stage : request.stages) {
+    otlp::Span& part = spans.emplace_back();
+    part.set_trace_id(span.trace_id());
+    part.set_span_id(RandomBytes(8));
+    part.set_parent_span_id(span.span_id());
+    part.set_name(stage.name);
+    part.set_kind(otlp::Span::SPAN_KIND_INTERNAL);
+    SetTimes(start, stage.duration, &part);
+    start += stage.duration;
+  }
+  spans.push_back(std::move(span));
+  return spans;
+}
+
 }  // namespace
 
 absl::Status CheckOtlpEndpoint(absl::string_view endpoint) {
@@ -105,7 +152,6 @@ class TraceExporter::Impl {
                                        "Spans that the collector has accepted.")),
         dropped_(registry->AddCounter("quire_trace_spans_dropped_total",
                                       "Spans lost because the collector did not take them.")),
-        random_(std::random_device()()),
         thread_([this] { Run(); }) {}
 
   ~Impl() {
@@ -133,7 +179,6 @@ class TraceExporter::Impl {
   }
 
  private:
-  std::string RandomBytes(std::size_t count) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Run();
   std::vector<otlp::Span> TakeBatch();
   bool Send(const std::vector<otlp::Span>& spans);
@@ -148,7 +193,6 @@ class TraceExporter::Impl {
 
   mutable Mutex mutex_;
   CondVar changed_;
-  std::mt19937_64 random_ ABSL_GUARDED_BY(mutex_);
   std::deque<otlp::Span> queue_ ABSL_GUARDED_BY(mutex_);
   std::size_t num_sending_ ABSL_GUARDED_BY(mutex_) = 0;
   bool is_ending_ ABSL_GUARDED_BY(mutex_) = false;
@@ -158,56 +202,23 @@ class TraceExporter::Impl {
   std::thread thread_;  // last member, because it uses the others
 };
 
-std::string TraceExporter::Impl::RandomBytes(std::size_t count) {
-  std::string bytes(count, '\0');
-  while (bytes.find_first_not_of('\0') == std::string::npos) {
-    for (char& byte : bytes) byte = static_cast<char>(random_());
-  }
-  return bytes;
-}
-
 void TraceExporter::Impl::Add(const TracedRequest& request) {
   const std::optional<TraceContext> parent = ParseTraceparent(request.traceparent);
-  MutexLock lock(&mutex_);
   // The caller has decided for its trace. Other requests are sampled here.
   const bool is_sampled =
       parent ? parent->is_sampled
-             : std::uniform_real_distribution<double>(0, 1)(random_) < options_.sample_ratio;
+             : std::uniform_real_distribution<double>(0, 1)(Random()) < options_.sample_ratio;
   if (!is_sampled) return;
-  const std::size_t num_spans = 1 + request.stages.size();
-  if (queue_.size() + num_sending_ + num_spans > kMaxQueuedSpans) {
-    CountDropped(num_spans);
+  std::vector<otlp::Span> spans = MakeSpans(request, parent);
+  MutexLock lock(&mutex_);
+  if (queue_.size() + num_sending_ + spans.size() > kMaxQueuedSpans) {
+    CountDropped(spans.size());
     return;
   }
-  otlp::Span span;
-  span.set_trace_id(parent ? parent->trace_id : RandomBytes(16));
-  span.set_span_id(RandomBytes(8));
-  if (parent) span.set_parent_span_id(parent->span_id);
-  span.set_name(request.name);
-  span.set_kind(otlp::Span::SPAN_KIND_SERVER);
-  SetTimes(request.start, request.duration, &span);
-  for (const auto& [key, value] : request.attributes) {
-    AddAttribute(key, value, span.mutable_attributes());
-  }
-  if (!request.error.empty()) {
-    span.mutable_status()->set_code(otlp::Status::STATUS_CODE_ERROR);
-    span.mutable_status()->set_message(request.error);
-  }
-  absl::Time start = request.start;
-  for (const TracedRequest::Stage& stage : request.stages) {
-    otlp::Span part;
-    part.set_trace_id(span.trace_id());
-    part.set_span_id(RandomBytes(8));
-    part.set_parent_span_id(span.span_id());
-    part.set_name(stage.name);
-    part.set_kind(otlp::Span::SPAN_KIND_INTERNAL);
-    SetTimes(start, stage.duration, &part);
-    start += stage.duration;
-    queue_.push_back(std::move(part));
-  }
-  queue_.push_back(std::move(span));
+  queue_.insert(queue_.end(), std::make_move_iterator(spans.begin()),
+                std::make_move_iterator(spans.end()));
   // A longer queue waits for the collector, not for this thread.
-  if (queue_.size() >= kMaxBatchSpans && queue_.size() < kMaxBatchSpans + num_spans) {
+  if (queue_.size() >= kMaxBatchSpans && queue_.size() < kMaxBatchSpans + spans.size()) {
     changed_.NotifyAll();
   }
 }

@@ -210,6 +210,24 @@ TEST(TraceExporterTest, SendsASpanPerRequestAndStage) {
   EXPECT_EQ(collector.resource()["service.version"], "1.2");
 }
 
+TEST(MakeTraceTest, HasTheStagesThatTheRequestReached) {
+  const auto stages = [](const AccessRecord& record) {
+    std::vector<std::string> names;
+    for (const auto& stage : MakeTrace(record, absl::UnixEpoch()).stages) {
+      names.push_back(absl::StrCat(stage.name, " ", absl::FormatDuration(stage.duration)));
+    }
+    return names;
+  };
+  AccessRecord record = Finished();
+  EXPECT_THAT(stages(record), ElementsAre("queue 10ms", "prefill 20ms", "decode 70ms"));
+  record.queue_time = absl::ZeroDuration();
+  EXPECT_THAT(stages(record), ElementsAre("queue 0", "prefill 30ms", "decode 70ms"));
+  record.time_to_first_token = absl::ZeroDuration();
+  EXPECT_THAT(stages(record), ElementsAre("queue 0"));
+  record.queue_time.reset();
+  EXPECT_THAT(stages(record), ElementsAre());
+}
+
 TEST(TraceExporterTest, AFailureIsTheStatusOfItsSpan) {
   Collector collector;
   probe::Registry registry;
