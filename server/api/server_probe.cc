@@ -27,20 +27,30 @@ void ServerProbe::CountRpc(absl::string_view method, absl::StatusCode code) {
 }
 
 void ServerProbe::CountTenant(const AccessRecord& record, bool is_named) {
-  const std::string tenant = is_named ? record.tenant : "other";
-  registry_
-      ->AddCounter("quire_tenant_requests_total", "Finished requests by tenant and gRPC code.",
-                   {{"tenant", tenant}, {"code", record.code}})
-      .Increment();
-  const auto add_tokens = [&](const char* kind, std::int32_t count) {
-    registry_
-        ->AddCounter("quire_tenant_tokens_total", "Tokens of finished requests by tenant.",
-                     {{"tenant", tenant}, {"kind", kind}})
-        .Increment(count);
+  TenantCounters counters = CountersOf(is_named ? record.tenant : "other", record.code);
+  counters.requests.Increment();
+  counters.uncached.Increment(record.prompt_tokens - record.cached_tokens);
+  counters.cached.Increment(record.cached_tokens);
+  counters.generated.Increment(record.completion_tokens);
+}
+
+ServerProbe::TenantCounters ServerProbe::CountersOf(const std::string& tenant,
+                                                    const std::string& code) {
+  MutexLock lock(&mutex_);
+  const auto [found, is_new] = tenant_counters_.try_emplace({tenant, code});
+  if (!is_new) return found->second;
+  const auto tokens = [&](const char* kind) {
+    return registry_->AddCounter("quire_tenant_tokens_total",
+                                 "Tokens of finished requests by tenant.",
+                                 {{"tenant", tenant}, {"kind", kind}});
   };
-  add_tokens("prompt_uncached", record.prompt_tokens - record.cached_tokens);
-  add_tokens("prompt_cached", record.cached_tokens);
-  add_tokens("generated", record.completion_tokens);
+  found->second = {.requests = registry_->AddCounter("quire_tenant_requests_total",
+                                                     "Finished requests by tenant and gRPC code.",
+                                                     {{"tenant", tenant}, {"code", code}}),
+                   .uncached = tokens("prompt_uncached"),
+                   .cached = tokens("prompt_cached"),
+                   .generated = tokens("generated")};
+  return found->second;
 }
 
 }  // namespace quire::server

@@ -9,10 +9,13 @@
 // Lifetime:   the registry outlives it.
 
 #include <string>
+#include <utility>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "base/error_reason.h"
+#include "base/mutex.h"
 #include "base/probe.h"
 #include "server/api/access_log.h"
 
@@ -33,9 +36,18 @@ class ServerProbe {
   void StreamClosed() { streams_.Add(-1); }
 
  private:
+  struct TenantCounters {
+    probe::Counter requests, uncached, cached, generated;
+  };
+  TenantCounters CountersOf(const std::string& tenant, const std::string& code);
+
   probe::Registry* const registry_;
   probe::Gauge streams_;
   probe::Counter received_;
+  Mutex mutex_;
+  // By tenant and code. The registry is only asked for new ones: it also serves scrapes.
+  absl::flat_hash_map<std::pair<std::string, std::string>, TenantCounters> tenant_counters_
+      ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace quire::server
