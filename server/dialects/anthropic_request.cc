@@ -371,12 +371,8 @@ absl::Status ReadOptions(const JsonFields& body, v1::GenerateRequest* request,
   QUIRE_RETURN_IF_ERROR(
       body.Int32("max_tokens", [&](std::int32_t v) { stopping->set_max_tokens(v); }));
   if (const auto stops = body.Find("stop_sequences")) {
-    QUIRE_RETURN_IF_ERROR(CheckArray(*stops));
-    for (std::size_t i = 0; i < stops->size(); ++i) {
-      absl::StatusOr<std::string> text = stops->At(i).AsString();
-      if (!text.ok()) return NameField(text.status(), stops->At(i));
-      stopping->add_stop(*std::move(text));
-    }
+    QUIRE_RETURN_IF_ERROR(
+        ReadStrings(*stops, [&](std::string text) { stopping->add_stop(std::move(text)); }));
   }
   v1::SamplingParams* const sampling = request->mutable_sampling();
   QUIRE_RETURN_IF_ERROR(body.Float("temperature", [&](float v) { sampling->set_temperature(v); }));

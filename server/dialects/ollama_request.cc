@@ -109,12 +109,7 @@ absl::Status ReadStops(const JsonFields& options, v1::StoppingParams* stopping) 
     return options.Text("stop", [&](std::string text) { stopping->add_stop(std::move(text)); });
   }
   if (!stop->is_array()) return BadField(*stop, "must be a string or a list of strings");
-  for (std::size_t i = 0; i < stop->size(); ++i) {
-    auto text = stop->At(i).AsString();
-    if (!text.ok()) return NameField(text.status(), stop->At(i));
-    stopping->add_stop(*std::move(text));
-  }
-  return absl::OkStatus();
+  return ReadStrings(*stop, [&](std::string text) { stopping->add_stop(std::move(text)); });
 }
 
 absl::Status ReadOptions(const JsonFields& body, const OpenAiLimits& limits,

@@ -13,6 +13,7 @@
 #include "base/status.h"
 #include "formats/raw_json.h"
 #include "server/dialects/dialect_fields.h"
+#include "server/openai/chat_messages.h"
 #include "server/openai/json_fields.h"
 
 namespace quire::server {
@@ -309,13 +310,7 @@ absl::StatusOr<AllowedTools> ReadToolChoice(const JsonFields& body, const OpenAi
     QUIRE_ASSIGN_OR_RETURN(*chat->mutable_tool_name(), RequiredText(*choice, "name"));
     return AllowedTools();
   }
-  for (const auto& [name, value] :
-       {std::pair("none", v1::TOOL_CHOICE_NONE), std::pair("auto", v1::TOOL_CHOICE_AUTO),
-        std::pair("required", v1::TOOL_CHOICE_REQUIRED)}) {
-    if (choice->raw() != name) continue;
-    chat->set_tool_choice(value);
-    return AllowedTools();
-  }
+  if (SetToolChoiceWord(*choice, chat)) return AllowedTools();
   return BadField(*choice, "must be none, auto, required, a function or allowed_tools");
 }
 

@@ -206,16 +206,7 @@ absl::StatusOr<AllowedTools> ReadAllowedTools(const JsonValue& choice, v1::ChatP
 absl::StatusOr<AllowedTools> ReadToolChoice(const JsonFields& body, v1::ChatPrompt* chat) {
   const auto choice = body.Find("tool_choice");
   if (!choice) return AllowedTools();
-  if (choice->is_string()) {
-    QUIRE_ASSIGN_OR_RETURN(const std::string word, choice->AsString());
-    for (const auto& [name, value] :
-         {std::pair("none", v1::TOOL_CHOICE_NONE), std::pair("auto", v1::TOOL_CHOICE_AUTO),
-          std::pair("required", v1::TOOL_CHOICE_REQUIRED)}) {
-      if (word != name) continue;
-      chat->set_tool_choice(value);
-      return AllowedTools();
-    }
-  }
+  if (SetToolChoiceWord(*choice, chat)) return AllowedTools();
   const auto type = choice->is_object() ? choice->FindSet("type") : std::nullopt;
   if (type && type->raw() == "allowed_tools") return ReadAllowedTools(*choice, chat);
   if (!choice->is_object() || !choice->FindSet("function")) {
@@ -401,6 +392,17 @@ absl::Status ReadVariables(const JsonFields& body, v1::ChatPrompt* chat) {
 }
 
 }  // namespace
+
+bool SetToolChoiceWord(const JsonValue& choice, v1::ChatPrompt* chat) {
+  for (const auto& [name, value] :
+       {std::pair("none", v1::TOOL_CHOICE_NONE), std::pair("auto", v1::TOOL_CHOICE_AUTO),
+        std::pair("required", v1::TOOL_CHOICE_REQUIRED)}) {
+    if (choice.raw() != name) continue;
+    chat->set_tool_choice(value);
+    return true;
+  }
+  return false;
+}
 
 absl::StatusOr<std::string> ReadReasoningEffort(const JsonValue& value) {
   constexpr absl::string_view kEfforts[] = {"none", "minimal", "low", "medium",

@@ -23,6 +23,9 @@ namespace quire::server {
 absl::Status ReadChatPrompt(const JsonFields& body, absl::string_view bytes, v1::ChatPrompt* chat,
                             FieldNames* names);
 
+// Sets tool_choice if `choice` is none, auto or required. Returns false for all other values.
+bool SetToolChoiceWord(const formats::JsonValue& choice, v1::ChatPrompt* chat);
+
 // Reads one of OpenAI's reasoning efforts, which range from none to max.
 absl::StatusOr<std::string> ReadReasoningEffort(const formats::JsonValue& value);
 

@@ -50,6 +50,18 @@ inline absl::Status CheckArray(const formats::JsonValue& value) {
   return value.is_array() ? absl::OkStatus() : BadField(value, "must be a list");
 }
 
+// Calls `add` with each string of a list.
+template <typename Add>
+absl::Status ReadStrings(const formats::JsonValue& list, Add add) {
+  if (!list.is_array()) return BadField(list, "must be a list of strings");
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    auto text = list.At(i).AsString();
+    if (!text.ok()) return NameField(text.status(), list.At(i));
+    add(*std::move(text));
+  }
+  return absl::OkStatus();
+}
+
 class JsonFields {
  public:
   // REQUIRES: object.is_object().

@@ -69,17 +69,6 @@ absl::Status ReadAllowedTokens(const JsonFields& body, v1::SamplingParams* sampl
   return ReadIds(*ids, [&](std::int32_t id) { sampling->add_allowed_token_ids(id); });
 }
 
-template <typename Add>
-absl::Status ReadStrings(const JsonValue& list, Add add) {
-  if (!list.is_array()) return BadField(list, "must be a list of strings");
-  for (std::size_t i = 0; i < list.size(); ++i) {
-    auto text = list.At(i).AsString();
-    if (!text.ok()) return NameField(text.status(), list.At(i));
-    add(*std::move(text));
-  }
-  return absl::OkStatus();
-}
-
 // Reads DRY parameters under the names of llama.cpp.
 absl::Status ReadDry(const JsonFields& body, v1::SamplingParams* sampling) {
   QUIRE_RETURN_IF_ERROR(

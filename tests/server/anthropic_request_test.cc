@@ -135,7 +135,7 @@ TEST(AnthropicRequestTest, RefusesByName) {
            {R"({"max_tokens": 7, "tool_choice": {"type": "some"}, )" + messages + "}",
             R"(tool_choice.type is "some", which is not supported; use auto, any, tool or none)"},
            {R"({"max_tokens": 7, "stop_sequences": "a", )" + messages + "}",
-            "stop_sequences must be a list"},
+            "stop_sequences must be a list of strings"},
            {R"({"max_tokens": 7, "thinking": {"type": "x"}, )" + messages + "}",
             R"(thinking.type is "x", which is not supported; use enabled, disabled or adaptive)"},
            {R"({"max_tokens": 7, "thinking": {"type": "adaptive", "budget_tokens": 1024}, )" +
