@@ -165,6 +165,8 @@ def test_pods_are_those_of_the_base():
     ours = pod_of(render("default"))
     (deployment,) = [one for one in kustomized(K8S / "base") if one["kind"] == "Deployment"]
     base = deployment["spec"]["template"]["spec"]
+    (chart,) = of_kind(render("default"), "Deployment")
+    assert chart["spec"]["progressDeadlineSeconds"] == deployment["spec"]["progressDeadlineSeconds"] == 1200
     assert ours["securityContext"] == base["securityContext"]
     assert str(ours["securityContext"]["runAsUser"]) == image_user().split(":")[0]
     (left,), (right,) = ours["containers"], base["containers"]
@@ -207,6 +209,11 @@ def test_image_is_set_in_one_place():
     images = re.findall(r"image: (\S+)", done.stdout)
     assert len(images) == 3 and set(images) == {"registry.example/quire:v1"}
     assert pod_of(render("gpu"))["containers"][0]["image"] == "quire:cuda"
+
+
+def test_a_rollout_may_take_as_long_as_a_pull():
+    (deployment,) = of_kind(render("pull"), "Deployment")
+    assert deployment["spec"]["progressDeadlineSeconds"] == 7200
 
 
 def test_pull_stores_the_model_where_the_daemon_looks():
