@@ -63,6 +63,8 @@ constexpr absl::string_view kHarmlessKeys[] = {"_name_or_path",
                                                "label2id",
                                                "max_sequence_length",
                                                "max_window_layers",
+                                               "mtp_transformer_layers",
+                                               "num_mtp_modules",
                                                "output_attentions",
                                                "output_hidden_states",
                                                "output_router_logits",
@@ -74,6 +76,7 @@ constexpr absl::string_view kHarmlessKeys[] = {"_name_or_path",
                                                "router_jitter_noise",
                                                "sep_token_id",
                                                "seq_aux",
+                                               "shared_moe_mode",
                                                "task_specific_params",
                                                "tokenizer_class",
                                                "transformers.js_config",
@@ -81,7 +84,8 @@ constexpr absl::string_view kHarmlessKeys[] = {"_name_or_path",
                                                "unk_token_id",
                                                "unsloth_fixed",
                                                "unsloth_version",
-                                               "use_cache"};
+                                               "use_cache",
+                                               "use_mtp"};
 
 // Keys that change the computation, with their neutral values as JSON text; null and false are
 // always neutral. Some families read some of these keys (Family::keys).
@@ -104,6 +108,12 @@ constexpr ForeignKey kForeignKeys[] = {
     {"index_topk", {}},
     {"is_encoder_decoder", {}},
     {"kv_lora_rank", {}},
+    {"layernorm_full_attention_alpha", {"1", "1.0"}},
+    {"layernorm_full_attention_beta", {"1", "1.0"}},
+    {"layernorm_linear_attention_alpha", {"1", "1.0"}},
+    {"layernorm_linear_attention_beta", {"1", "1.0"}},
+    {"layernorm_mlp_alpha", {"1", "1.0"}},
+    {"layernorm_mlp_beta", {"1", "1.0"}},
     {"logit_scale", {"1", "1.0"}},
     {"logits_scaling", {"1", "1.0"}},
     {"mlp_bias", {}},
@@ -122,15 +132,18 @@ constexpr ForeignKey kForeignKeys[] = {
     {"position_embedding_type", {"\"rope\"", "\"rotary\""}},
     {"q_lora_rank", {}},
     {"qk_norm", {}},
+    {"qk_norm_type", {"\"per_layer\""}},
     {"query_pre_attn_scalar", {}},
     {"residual_multiplier", {"1", "1.0"}},
     {"rope_interleaved", {}},
     {"rope_local_base_freq", {}},
+    {"rotary_dim", {}},
     {"routed_scaling_factor", {"1", "1.0"}},
     {"scale_depth", {}},
     {"scale_emb", {"1", "1.0"}},
     {"scoring_func", {"\"softmax\""}},
     {"shared_expert_intermediate_size", {"0"}},
+    {"shared_intermediate_size", {"0"}},
     {"sliding_window", {}},
     {"sliding_window_pattern", {}},
     {"swiglu_alpha", {}},
@@ -141,6 +154,7 @@ constexpr ForeignKey kForeignKeys[] = {
     {"use_bidirectional_attention", {}},
     {"use_parallel_residual", {}},
     {"use_qk_norm", {}},
+    {"use_routing_bias", {}},
     {"use_sliding_window", {}},
     {"vision_config", {}},
 };
@@ -157,14 +171,26 @@ bool IsNeutral(const ForeignKey& foreign, const std::string& value) {
       [&](absl::string_view neutral) { return !neutral.empty() && value == neutral; });
 }
 
+bool HasOnlyOnes(const ConfigReader& reader, const std::string& key) {
+  const auto list = reader.OptionalIds(key);
+  return list.ok() && *list &&
+         std::all_of((*list)->begin(), (*list)->end(),
+                     [](std::int32_t entry) { return entry == 1; });
+}
+
 KeyUse UseOf(const ConfigReader& reader, const Family& family, const std::string& key) {
   // The only other known value, false, makes attention bidirectional.
   if (key == "is_causal" && !reader.IsNull(key)) {
     return reader.ValueText(key) == "true" ? KeyUse::kIgnored : KeyUse::kRefused;
   }
-  // Families that list the key always normalize heads of q and k, so false is an error.
-  if (key == "use_qk_norm" && ReadsKey(family, key) && !reader.IsNull(key)) {
+  // Most families that list the key always normalize heads of q and k, so false is an error.
+  if (key == "use_qk_norm" && ReadsKey(family, key) && !family.may_omit_qk_norm &&
+      !reader.IsNull(key)) {
     return reader.ValueText(key) == "true" ? KeyUse::kRead : KeyUse::kRefused;
+  }
+  // 1 stands for softmax attention, 0 for linear attention.
+  if (key == "attn_type_list" && !reader.IsNull(key)) {
+    return HasOnlyOnes(reader, key) ? KeyUse::kIgnored : KeyUse::kRefused;
   }
   if (ReadsKey(family, key) || Contains(kReadKeys, key)) return KeyUse::kRead;
   const auto* foreign = std::find_if(std::begin(kForeignKeys), std::end(kForeignKeys),

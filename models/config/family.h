@@ -30,6 +30,9 @@ struct ConfigDefaults {
   std::uint32_t num_key_value_heads = 0;  // 0: as many as heads
   std::uint32_t head_dim = 0;             // 0: hidden_size / num_attention_heads
   std::uint32_t sliding_window = 0;       // tokens; 0: no window
+  std::int64_t sliding_window_pattern = kDefaultWindowPattern;
+  double partial_rotary_factor = 1;
+  bool use_qk_norm = true;  // for families that list the key
   double query_pre_attn_scalar = 256;
   double attn_logit_softcapping = 0;   // 0: no cap
   double final_logit_softcapping = 0;  // 0: no cap
@@ -60,6 +63,10 @@ struct Family {
   // model_type of text_config, for the text model inside a multimodal model. Empty: the keys are at
   // the top level.
   absl::string_view text_model_type = "";
+  // use_qk_norm false is supported. Families that list the key without this flag refuse it.
+  bool may_omit_qk_norm = false;
+  // rope_scaling applies to layers without window only, and rope_parameters are nested.
+  bool scales_full_layers_only = false;
   // In early files rope_type "su" and "yarn" mean longrope.
   bool has_old_longrope_names = false;
   // Rope settings of files without rope_scaling and rope_parameters; its theta is not used. Null:

@@ -62,10 +62,12 @@ struct ModelConfig {
   float rms_norm_eps = 0;
   std::string hidden_act;
   bool attention_bias = false;
+  bool use_qk_norm = true;
   bool mlp_bias = false;
   bool tie_word_embeddings = false;
   DType dtype = DType::kBF16;  // dtype of activations in training; tensors keep their stored type
-  std::uint32_t rotary_size = 0;  // rotated columns of a head: partial_rotary_factor * head_dim
+  // Rotated columns of a head: rotary_dim, or partial_rotary_factor * head_dim.
+  std::uint32_t rotary_size = 0;
   RopeConfig rope;
   // Set if windowed layers have their own rope settings (rope_local_base_freq).
   std::optional<RopeConfig> local_rope;

@@ -102,7 +102,8 @@ absl::Status ReadDenseLayers(const ConfigReader& reader, const Family& family,
   return absl::OkStatus();
 }
 
-// Reads the keys of DeepSeek: groups, shared experts and the scaling factor.
+// Reads the keys of DeepSeek and its relatives: groups, shared experts, the method of routing and
+// the scaling factor.
 absl::Status ReadRouting(const ConfigReader& reader, const Family& family, MoeConfig* moe) {
   const struct {
     absl::string_view key;
@@ -126,13 +127,16 @@ absl::Status ReadRouting(const ConfigReader& reader, const Family& family, MoeCo
                                      moe->intermediate_size, " the shared expert is wider than ",
                                      kMaxIntermediate));
   }
-  if (ReadsKey(family, "topk_method")) {
-    QUIRE_ASSIGN_OR_RETURN(const std::optional<std::string> method,
-                           reader.OptionalString("topk_method"));
-    QUIRE_ASSIGN_OR_RETURN(const std::optional<std::string> scores,
-                           reader.OptionalString("scoring_func"));
-    moe->topk_method = method.value_or("");
-    moe->scoring_func = scores.value_or("");
+  const std::pair<absl::string_view, std::string*> names[] = {{"topk_method", &moe->topk_method},
+                                                              {"scoring_func", &moe->scoring_func}};
+  for (const auto& [key, value] : names) {
+    if (!ReadsKey(family, key)) continue;
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<std::string> given, reader.OptionalString(key));
+    *value = given.value_or("");
+  }
+  if (ReadsKey(family, "use_routing_bias")) {
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> bias, reader.OptionalBool("use_routing_bias"));
+    moe->use_routing_bias = bias.value_or(true);
   }
   return ReadPositive(reader, family, "routed_scaling_factor",
                       family.defaults.routed_scaling_factor, &moe->routed_scaling_factor);

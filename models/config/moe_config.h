@@ -27,6 +27,7 @@ struct MoeConfig {
   std::uint32_t n_shared_experts = 0;
   std::uint32_t n_group = 1;
   std::uint32_t topk_group = 1;
+  bool use_routing_bias = true;
   std::string topk_method;   // empty: not given
   std::string scoring_func;  // likewise
   double routed_scaling_factor = 1;

@@ -201,27 +201,51 @@ absl::Status ReadTheta(const ConfigReader& config, const ConfigReader* rope,
   return absl::OkStatus();
 }
 
-// Computes rotary_size from partial_rotary_factor of the dictionary, or else of the top level.
+// Reads rotary_dim; nullopt if it is absent or the family does not read it.
+absl::StatusOr<std::optional<std::uint32_t>> ReadRotaryDim(const ConfigReader& config,
+                                                           const RopeContext& context) {
+  constexpr absl::string_view kKey = "rotary_dim";
+  if (!ReadsKey(context.family, kKey)) return std::optional<std::uint32_t>();
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> columns,
+                         config.OptionalInteger(kKey, 2, context.head_dim));
+  if (!columns) return std::optional<std::uint32_t>();
+  if (*columns % 2 != 0) {
+    return config.Error(kKey, absl::StrCat("is ", *columns, ", it must be even"));
+  }
+  return std::optional(static_cast<std::uint32_t>(*columns));
+}
+
+// Computes rotary_size from partial_rotary_factor of the dictionary, else of the top level, else
+// from rotary_dim, else from the default of the family.
 absl::StatusOr<std::uint32_t> ReadRotarySize(const ConfigReader& config, const ConfigReader* rope,
                                              const RopeContext& context) {
   constexpr absl::string_view kKey = "partial_rotary_factor";
+  const ConfigReader* source = &config;
+  std::optional<double> partial;
   for (const ConfigReader* reader : {rope, &config}) {
-    if (reader == nullptr) continue;
-    QUIRE_ASSIGN_OR_RETURN(const std::optional<double> partial, reader->OptionalNumber(kKey));
-    if (!partial) continue;
-    if (!ReadsKey(context.family, kKey) && *partial != 1) {
-      return reader->Unsupported(kKey, absl::StrCat("by ", context.family.name, " (supported: 1)"));
-    }
-    const double columns = std::floor(*partial * context.head_dim);
-    if (!(*partial > 0 && *partial <= 1) || columns < 2 || std::fmod(columns, 2) != 0) {
-      return reader->Error(
-          kKey, absl::StrCat("is ", *partial, ", which rotates ", columns, " of ", context.head_dim,
-                             " columns of a head, it must be an even number of 2 ", "to ",
-                             context.head_dim));
-    }
-    return static_cast<std::uint32_t>(columns);
+    if (reader == nullptr || partial) continue;
+    QUIRE_ASSIGN_OR_RETURN(partial, reader->OptionalNumber(kKey));
+    if (partial) source = reader;
   }
-  return context.head_dim;
+  if (partial && !ReadsKey(context.family, kKey) && *partial != 1) {
+    return source->Unsupported(kKey, absl::StrCat("by ", context.family.name, " (supported: 1)"));
+  }
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::uint32_t> dim, ReadRotaryDim(config, context));
+  if (dim && !partial) return *dim;
+  const double factor = partial.value_or(context.family.defaults.partial_rotary_factor);
+  const double columns = std::floor(factor * context.head_dim);
+  if (!(factor > 0 && factor <= 1) || columns < 2 || std::fmod(columns, 2) != 0) {
+    return source->Error(
+        kKey,
+        absl::StrCat("is ", factor, ", which rotates ", columns, " of ", context.head_dim,
+                     " columns of a head, it must be an even number of 2 to ", context.head_dim));
+  }
+  if (dim && *dim != columns) {
+    return source->Error(
+        kKey, absl::StrCat("is ", factor, ", which rotates ", columns, " of ", context.head_dim,
+                           " columns of a head, but rotary_dim is ", *dim));
+  }
+  return static_cast<std::uint32_t>(columns);
 }
 
 // Reads the settings of one dictionary, or the defaults without one.
@@ -263,6 +287,7 @@ ThetaSource FullTheta(const Family& family) {
 }
 
 ThetaSource LocalTheta(const Family& family) {
+  if (family.scales_full_layers_only) return FullTheta(family);
   return {"rope_local_base_freq", family.defaults.rope_local_base_freq};
 }
 
@@ -362,6 +387,11 @@ absl::StatusOr<RopeSettings> ReadNested(const ConfigReader& config, const RopeCo
   RopeSettings settings{.rope = {}, .local = {}, .rotary_size = context.head_dim};
   QUIRE_ASSIGN_OR_RETURN(settings.rope, Interpret(config, scaling ? &*scaling : nullptr, context,
                                                   FullTheta(context.family), warnings));
+  if (context.family.scales_full_layers_only) {
+    settings.local = RopeConfig();
+    settings.local->theta = settings.rope.theta;
+    return settings;
+  }
   QUIRE_ASSIGN_OR_RETURN(settings.local,
                          Interpret(config, nullptr, context, LocalTheta(context.family), warnings));
   return settings;
@@ -371,8 +401,10 @@ absl::StatusOr<RopeSettings> ReadNested(const ConfigReader& config, const RopeCo
 
 absl::StatusOr<RopeSettings> ReadRopeConfig(const ConfigReader& config, const RopeContext& context,
                                             std::vector<std::string>* warnings) {
-  return ReadsKey(context.family, "rope_local_base_freq") ? ReadNested(config, context, warnings)
-                                                          : ReadFlat(config, context, warnings);
+  const Family& family = context.family;
+  return ReadsKey(family, "rope_local_base_freq") || family.scales_full_layers_only
+             ? ReadNested(config, context, warnings)
+             : ReadFlat(config, context, warnings);
 }
 
 }  // namespace quire::models

@@ -6,11 +6,13 @@
 //   new     rope_parameters {rope_theta, rope_type, ...}
 //   nested  rope_parameters {full_attention {...}, sliding_attention {...}}, where a family reads
 //           rope_local_base_freq; the old form is then rope_theta and rope_scaling for full layers
-//           and rope_local_base_freq for windowed ones
+//           and rope_local_base_freq for windowed ones. With Family::scales_full_layers_only
+//           rope_theta also applies to windowed layers
 //
 // A non-empty rope_scaling takes precedence over rope_parameters. The file is refused if both are
 // present and differ. theta is read from the chosen dictionary, else from the top level, else it is
 // the family's default, with a warning. partial_rotary_factor is read likewise, without a warning.
+// Some families state the rotated columns as rotary_dim instead.
 // A top-level original_max_position_embeddings takes precedence over a nested one; the default is
 // max_position_embeddings. attn_factor of yarn is ignored with a warning, as in transformers.
 

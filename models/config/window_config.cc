@@ -28,7 +28,7 @@ absl::StatusOr<std::uint32_t> ReadWidth(const ConfigReader& reader, const Family
 }
 
 // Reads sliding_window_pattern, which has two names.
-absl::StatusOr<std::int64_t> ReadPattern(const ConfigReader& reader) {
+absl::StatusOr<std::int64_t> ReadPattern(const ConfigReader& reader, const Family& family) {
   constexpr std::int64_t kMax = kMaxLayers + 1;
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> pattern,
                          reader.OptionalInteger("sliding_window_pattern", 1, kMax));
@@ -38,16 +38,16 @@ absl::StatusOr<std::int64_t> ReadPattern(const ConfigReader& reader) {
     return reader.Error("sliding_window_pattern",
                         absl::StrCat("is ", *pattern, ", but _sliding_window_pattern is ", *other));
   }
-  return pattern ? *pattern : other.value_or(kDefaultWindowPattern);
+  return pattern ? *pattern : other.value_or(family.defaults.sliding_window_pattern);
 }
 
 // Returns the layers that have a window by the family's rule.
 absl::StatusOr<std::vector<bool>> ByRule(const ConfigReader& reader, const Family& family,
                                          std::uint32_t num_layers,
                                          const std::vector<bool>& rope_layers) {
-  std::int64_t pattern = kDefaultWindowPattern;
+  std::int64_t pattern = family.defaults.sliding_window_pattern;
   if (family.windows == WindowRule::kPattern) {
-    QUIRE_ASSIGN_OR_RETURN(pattern, ReadPattern(reader));
+    QUIRE_ASSIGN_OR_RETURN(pattern, ReadPattern(reader, family));
   }
   std::vector<bool> windowed = WindowedByRule(family.windows, num_layers, pattern);
   if (family.windows == WindowRule::kFromLayer) {

@@ -28,7 +28,7 @@ enum class WindowRule : std::uint8_t {
 // other rules, which need more inputs, no layer has a window.
 std::vector<bool> WindowedByRule(WindowRule rule, std::uint32_t num_layers, std::int64_t pattern);
 
-// Default of sliding_window_pattern.
+// Default of sliding_window_pattern in most families.
 inline constexpr std::int64_t kDefaultWindowPattern = 6;
 
 // Returns the window of each of `num_layers` layers, 0 for full attention; empty if no layer has a

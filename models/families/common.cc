@@ -85,6 +85,39 @@ float RoundToTrainingDType(const ModelConfig& config, double factor) {
   return rounded;
 }
 
+std::optional<MlpSpec> SharedExperts(const ModelConfig& config, const MlpSpec& dense) {
+  if (config.moe.n_shared_experts == 0) return std::nullopt;
+  MlpSpec shared = dense;
+  shared.intermediate = config.moe.intermediate_size * config.moe.n_shared_experts;
+  return shared;
+}
+
+MoeSpec SigmoidRouting(const ModelConfig& config, const MlpSpec& dense) {
+  MoeSpec moe;
+  moe.score = RouterScore::kSigmoid;
+  moe.choice_bias = true;
+  moe.groups = config.moe.n_group;
+  moe.groups_kept = config.moe.topk_group;
+  moe.group_score = GroupScore::kTop2Sum;
+  moe.renormalize = config.moe.norm_topk_prob;
+  moe.renorm_eps = 1e-20f;
+  moe.weight_scale = static_cast<float>(config.moe.routed_scaling_factor);
+  moe.shared = SharedExperts(config, dense);
+  return moe;
+}
+
+absl::Status UnsupportedName(absl::string_view key, absl::string_view value,
+                             absl::string_view supported, const Family& family) {
+  return absl::UnimplementedError(absl::StrCat(key, " \"", value, "\" is not supported by ",
+                                               family.name, " (supported: ", supported, ")"));
+}
+
+absl::Status CheckName(absl::string_view key, absl::string_view value, absl::string_view supported,
+                       const Family& family) {
+  if (value.empty() || value == supported) return absl::OkStatus();
+  return UnsupportedName(key, value, supported, family);
+}
+
 void UseExperts(const ModelConfig& config, MoeSpec moe, ModelSpec* spec) {
   moe.num_experts = config.moe.num_experts;
   moe.top_k = config.moe.experts_per_token;

@@ -3,7 +3,11 @@
 // The spec of a pre-norm decoder, built from a checked configuration. Families start from it and
 // change what differs.
 
+#include <optional>
+
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "models/config/layer_spec.h"
 #include "models/config/model_config.h"
 #include "models/families/registry.h"
@@ -50,6 +54,20 @@ float RoundToTrainingDType(const ModelConfig& config, double factor);
 // taken from the configuration. If windowed layers have their own rope table, it is table 1.
 // Returns UNIMPLEMENTED for an activation that `family` does not list.
 absl::StatusOr<ModelSpec> PreNormSpec(const ModelConfig& config, const Family& family);
+
+// Returns the shared expert with the activation of `dense`, or nullopt if config.moe has none.
+std::optional<MlpSpec> SharedExperts(const ModelConfig& config, const MlpSpec& dense);
+
+// Returns the routing of DeepSeek-V3: sigmoids with a correction bias, and groups that are scored
+// by their two best experts.
+MoeSpec SigmoidRouting(const ModelConfig& config, const MlpSpec& dense);
+
+// Returns UNIMPLEMENTED that names the key, its value, the family and the supported values.
+absl::Status UnsupportedName(absl::string_view key, absl::string_view value,
+                             absl::string_view supported, const Family& family);
+// Returns UnsupportedName unless `value` is `supported` or empty, which means absent.
+absl::Status CheckName(absl::string_view key, absl::string_view value, absl::string_view supported,
+                       const Family& family);
 
 // Turns the layers that config.moe lists into MoE layers with the routing of `moe`. Each expert
 // gets the spec of the dense MLP, with the width of config.moe, which also sets their number.

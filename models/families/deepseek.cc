@@ -2,9 +2,7 @@
 
 #include <cmath>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "models/families/common.h"
 
@@ -44,6 +42,17 @@ constexpr ConfigDefaults kDefaults3{.max_position_embeddings = 4096,
                                     .n_group = 8,
                                     .topk_group = 4,
                                     .routed_scaling_factor = 2.5};
+constexpr absl::string_view kArchitecturesOfGlm[] = {"Glm4MoeLiteForCausalLM"};
+constexpr absl::string_view kModelTypesOfGlm[] = {"glm4_moe_lite"};
+constexpr ConfigDefaults kDefaultsOfGlm{.rms_norm_eps = 1e-5,
+                                        .max_position_embeddings = 202752,
+                                        .num_experts = 64,
+                                        .experts_per_token = 4,
+                                        .moe_intermediate_size = 1536,
+                                        .norm_topk_prob = true,
+                                        .first_k_dense_replace = 1,
+                                        .n_shared_experts = 1,
+                                        .routed_scaling_factor = 1.8};
 constexpr TensorNames kNames{.choice_bias = "gate.e_score_correction_bias",
                              .shared = "shared_experts"};
 
@@ -73,36 +82,19 @@ MlaSpec BuildMla(const ModelConfig& config) {
   return mla;
 }
 
-absl::Status Unsupported(absl::string_view key, absl::string_view value, absl::string_view family,
-                         absl::string_view supported) {
-  return absl::UnimplementedError(absl::StrCat(key, " \"", value, "\" is not supported by ", family,
-                                               " (supported: ", supported, ")"));
-}
-
-// Builds the layers of V2 and V3. `moe` has the routing of experts.
-absl::StatusOr<ModelSpec> Build(const ModelConfig& config, const Family& family, MoeSpec moe) {
-  QUIRE_ASSIGN_OR_RETURN(ModelSpec spec, PreNormSpec(config, family));
-  moe.weight_scale = static_cast<float>(config.moe.routed_scaling_factor);
-  if (config.moe.n_shared_experts > 0) {
-    MlpSpec shared = spec.layers[0].dense;
-    shared.intermediate = config.moe.intermediate_size * config.moe.n_shared_experts;
-    moe.shared = shared;
-  }
-  UseExperts(config, moe, &spec);
-  for (LayerSpec& layer : spec.layers) {
+// Replaces the attention of a pre-norm decoder by MLA.
+void UseMla(const ModelConfig& config, ModelSpec* spec) {
+  for (LayerSpec& layer : spec->layers) {
     layer.attention = AttentionKind::kMla;
     layer.heads = AttentionSpec{};
     layer.mla = BuildMla(config);
   }
-  AssignCacheGroups(&spec);
-  return spec;
+  AssignCacheGroups(spec);
 }
 
 absl::StatusOr<ModelSpec> BuildSpec2(const ModelConfig& config) {
-  constexpr absl::string_view kName = "deepseek_v2";
-  if (!config.moe.scoring_func.empty() && config.moe.scoring_func != "softmax") {
-    return Unsupported("scoring_func", config.moe.scoring_func, kName, "softmax");
-  }
+  const Family& family = DeepseekV2Family();
+  QUIRE_RETURN_IF_ERROR(CheckName("scoring_func", config.moe.scoring_func, "softmax", family));
   MoeSpec moe;
   moe.score = RouterScore::kSoftmaxAll;
   if (config.moe.topk_method == "group_limited_greedy") {
@@ -110,29 +102,26 @@ absl::StatusOr<ModelSpec> BuildSpec2(const ModelConfig& config) {
     moe.groups_kept = config.moe.topk_group;
     moe.group_score = GroupScore::kMax;
   } else if (!config.moe.topk_method.empty() && config.moe.topk_method != "greedy") {
-    return Unsupported("topk_method", config.moe.topk_method, kName,
-                       "greedy, group_limited_greedy");
+    return UnsupportedName("topk_method", config.moe.topk_method, "greedy, group_limited_greedy",
+                           family);
   }
-  return Build(config, DeepseekV2Family(), moe);
+  QUIRE_ASSIGN_OR_RETURN(ModelSpec spec, PreNormSpec(config, family));
+  moe.weight_scale = static_cast<float>(config.moe.routed_scaling_factor);
+  moe.shared = SharedExperts(config, spec.layers[0].dense);
+  UseExperts(config, moe, &spec);
+  UseMla(config, &spec);
+  return spec;
 }
 
+// V3 and GLM-4.7-Flash.
 absl::StatusOr<ModelSpec> BuildSpec3(const ModelConfig& config) {
-  constexpr absl::string_view kName = "deepseek_v3";
-  if (!config.moe.scoring_func.empty() && config.moe.scoring_func != "sigmoid") {
-    return Unsupported("scoring_func", config.moe.scoring_func, kName, "sigmoid");
-  }
-  if (!config.moe.topk_method.empty() && config.moe.topk_method != "noaux_tc") {
-    return Unsupported("topk_method", config.moe.topk_method, kName, "noaux_tc");
-  }
-  MoeSpec moe;
-  moe.score = RouterScore::kSigmoid;
-  moe.choice_bias = true;
-  moe.groups = config.moe.n_group;
-  moe.groups_kept = config.moe.topk_group;
-  moe.group_score = GroupScore::kTop2Sum;
-  moe.renormalize = config.moe.norm_topk_prob;
-  moe.renorm_eps = 1e-20f;
-  return Build(config, DeepseekV3Family(), moe);
+  const Family& family = FamilyNamed(config.family);
+  QUIRE_RETURN_IF_ERROR(CheckName("scoring_func", config.moe.scoring_func, "sigmoid", family));
+  QUIRE_RETURN_IF_ERROR(CheckName("topk_method", config.moe.topk_method, "noaux_tc", family));
+  QUIRE_ASSIGN_OR_RETURN(ModelSpec spec, PreNormSpec(config, family));
+  UseExperts(config, SigmoidRouting(config, spec.layers[0].dense), &spec);
+  UseMla(config, &spec);
+  return spec;
 }
 
 }  // namespace
@@ -155,6 +144,19 @@ const Family& DeepseekV3Family() {
                               .architectures = kArchitectures3,
                               .model_types = kModelTypes3,
                               .defaults = kDefaults3,
+                              .keys = kKeys,
+                              .names = kNames,
+                              .gguf_architecture = "",
+                              .gguf_names = {},
+                              .build_spec = BuildSpec3};
+  return kFamily;
+}
+
+const Family& Glm4MoeLiteFamily() {
+  static const Family kFamily{.name = "glm4_moe_lite",
+                              .architectures = kArchitecturesOfGlm,
+                              .model_types = kModelTypesOfGlm,
+                              .defaults = kDefaultsOfGlm,
                               .keys = kKeys,
                               .names = kNames,
                               .gguf_architecture = "",

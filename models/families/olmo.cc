@@ -7,9 +7,12 @@
 namespace quire::models {
 namespace {
 
-constexpr absl::string_view kArchitectures[] = {"Olmo2ForCausalLM"};
-constexpr absl::string_view kModelTypes[] = {"olmo2"};
-constexpr absl::string_view kKeys[] = {"attention_bias"};
+constexpr absl::string_view kArchitectures2[] = {"Olmo2ForCausalLM"};
+constexpr absl::string_view kModelTypes2[] = {"olmo2"};
+constexpr absl::string_view kKeys2[] = {"attention_bias"};
+constexpr absl::string_view kArchitectures3[] = {"Olmo3ForCausalLM"};
+constexpr absl::string_view kModelTypes3[] = {"olmo3"};
+constexpr absl::string_view kKeys3[] = {"attention_bias", "sliding_window"};
 constexpr TensorNames kNames{.attn_in = "",
                              .attn_out = "post_attention_layernorm",
                              .mlp_in = "",
@@ -18,7 +21,7 @@ constexpr TensorNames kNames{.attn_in = "",
                              .k_norm = "self_attn.k_norm"};
 
 absl::StatusOr<ModelSpec> BuildSpec(const ModelConfig& config) {
-  QUIRE_ASSIGN_OR_RETURN(ModelSpec spec, PreNormSpec(config, Olmo2Family()));
+  QUIRE_ASSIGN_OR_RETURN(ModelSpec spec, PreNormSpec(config, FamilyNamed(config.family)));
   for (LayerSpec& layer : spec.layers) {
     layer.attn_out = layer.attn_in;
     layer.mlp_out = layer.mlp_in;
@@ -34,10 +37,28 @@ absl::StatusOr<ModelSpec> BuildSpec(const ModelConfig& config) {
 
 const Family& Olmo2Family() {
   static const Family kFamily{.name = "olmo2",
-                              .architectures = kArchitectures,
-                              .model_types = kModelTypes,
+                              .architectures = kArchitectures2,
+                              .model_types = kModelTypes2,
                               .defaults = {.rms_norm_eps = 1e-5},
-                              .keys = kKeys,
+                              .keys = kKeys2,
+                              .names = kNames,
+                              .gguf_architecture = "",
+                              .gguf_names = {},
+                              .build_spec = BuildSpec};
+  return kFamily;
+}
+
+const Family& Olmo3Family() {
+  static const Family kFamily{.name = "olmo3",
+                              .architectures = kArchitectures3,
+                              .model_types = kModelTypes3,
+                              .defaults = {.rope_theta = 500000,
+                                           .rms_norm_eps = 1e-5,
+                                           .sliding_window = 4096,
+                                           .sliding_window_pattern = 4},
+                              .keys = kKeys3,
+                              .windows = WindowRule::kPattern,
+                              .scales_full_layers_only = true,
                               .names = kNames,
                               .gguf_architecture = "",
                               .gguf_names = {},

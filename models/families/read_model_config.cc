@@ -245,6 +245,10 @@ absl::Status ReadFlags(const ConfigReader& reader, const Family& family, ModelCo
     QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> value, reader.OptionalBool(flag.key));
     *flag.value = value.value_or(flag.absent);
   }
+  if (ReadsKey(family, "use_qk_norm")) {
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> norms, reader.OptionalBool("use_qk_norm"));
+    config->use_qk_norm = norms.value_or(family.defaults.use_qk_norm);
+  }
   QUIRE_ASSIGN_OR_RETURN(const std::optional<double> eps, reader.OptionalNumber("rms_norm_eps"));
   config->rms_norm_eps = static_cast<float>(eps.value_or(family.defaults.rms_norm_eps));
   if (!(config->rms_norm_eps > 0 && config->rms_norm_eps < 1)) {

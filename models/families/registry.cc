@@ -7,9 +7,11 @@
 #include "base/check.h"
 #include "models/families/deepseek.h"
 #include "models/families/gemma.h"
+#include "models/families/glm.h"
 #include "models/families/gpt_oss.h"
 #include "models/families/granite.h"
 #include "models/families/llama.h"
+#include "models/families/minimax.h"
 #include "models/families/mistral.h"
 #include "models/families/mixtral.h"
 #include "models/families/olmo.h"
@@ -29,12 +31,13 @@ bool Contains(std::span<const absl::string_view> names, absl::string_view name) 
 
 std::span<const Family* const> AllFamilies() {
   static const Family* const kFamilies[] = {
-      &LlamaFamily(),     &MistralFamily(), &Qwen2Family(),
-      &Qwen3Family(),     &SmolLm3Family(), &GraniteFamily(),
-      &Gemma2Family(),    &Gemma3Family(),  &Gemma3TextOfVisionFamily(),
-      &Phi3Family(),      &Olmo2Family(),   &MixtralFamily(),
-      &Qwen3MoeFamily(),  &GptOssFamily(),  &DeepseekV2Family(),
-      &DeepseekV3Family()};
+      &LlamaFamily(),      &MistralFamily(), &Qwen2Family(),
+      &Qwen3Family(),      &SmolLm3Family(), &GraniteFamily(),
+      &Gemma2Family(),     &Gemma3Family(),  &Gemma3TextOfVisionFamily(),
+      &Phi3Family(),       &Olmo2Family(),   &MixtralFamily(),
+      &Qwen3MoeFamily(),   &GptOssFamily(),  &DeepseekV2Family(),
+      &DeepseekV3Family(), &Glm4MoeFamily(), &Glm4MoeLiteFamily(),
+      &MiniMaxM2Family(),  &Olmo3Family()};
   return kFamilies;
 }
 

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -51,7 +52,8 @@ json Without(json config, std::initializer_list<const char*> keys) {
 const char* const kFolders[] = {"mistral-window-bf16", "qwen2-bf16",     "qwen3-hd128-bf16",
                                 "smollm3-bf16",        "granite-bf16",   "gemma2-bf16",
                                 "gemma3-text-bf16",    "phi3-bf16",      "phi3-longrope-bf16",
-                                "olmo2-bf16",          "ministral-bf16", "phi4-mini-bf16"};
+                                "olmo2-bf16",          "ministral-bf16", "phi4-mini-bf16",
+                                "olmo3-bf16",          "glm4-moe-bf16",  "minimax-m2-bf16"};
 
 struct Golden {
   const char* folder;
@@ -199,14 +201,15 @@ json NewForm(const json& old_form) {
   if (old_form.contains("partial_rotary_factor")) {
     rope["partial_rotary_factor"] = old_form["partial_rotary_factor"];
   }
-  if (!old_form.contains("rope_local_base_freq")) {
+  const bool by_type = old_form["model_type"] == "olmo3";
+  if (!old_form.contains("rope_local_base_freq") && !by_type) {
     config["rope_parameters"] = rope;
     return config;
   }
+  const json local_theta = old_form[by_type ? "rope_theta" : "rope_local_base_freq"];
   config["rope_parameters"] = {
       {"full_attention", rope},
-      {"sliding_attention",
-       {{"rope_type", "default"}, {"rope_theta", old_form["rope_local_base_freq"]}}}};
+      {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", local_theta}}}};
   return config;
 }
 
@@ -289,6 +292,12 @@ TEST(FamilyConfigTest, WindowsFollowEachRule) {
   gemma3["_sliding_window_pattern"] = 3;
   EXPECT_EQ(windows(gemma3), (Windows{24, 24, 0, 24, 24, 0, 24}));
 
+  json olmo3 = ConfigOf("olmo3-bf16");
+  EXPECT_EQ(windows(olmo3), (Windows{24, 24, 24, 0}));
+  EXPECT_EQ(windows(Without(olmo3, {"layer_types"})), (Windows{24, 24, 24, 0}));
+  olmo3["max_position_embeddings"] = 8192;
+  EXPECT_EQ(windows(Without(olmo3, {"sliding_window"})), (Windows{4096, 4096, 4096, 0}));
+
   json phi = ConfigOf("phi3-bf16");
   EXPECT_EQ(windows(phi), (Windows{47, 47, 47}));
   EXPECT_EQ(windows(Without(phi, {"sliding_window"})), (Windows{0, 0, 0}));
@@ -304,9 +313,10 @@ TEST(FamilyConfigTest, AbsentAndNullKeysHaveTheDefaultsOfTheFamily) {
     return SpecOf(config).layers[0].heads;
   };
   const std::tuple<const char*, std::uint32_t> kv_heads[] = {
-      {"mistral-window-bf16", 8}, {"qwen2-bf16", 32}, {"qwen3-hd128-bf16", 32},
-      {"smollm3-bf16", 4},        {"gemma2-bf16", 4}, {"gemma3-text-bf16", 4},
-      {"granite-bf16", 64},       {"phi3-bf16", 64},  {"olmo2-bf16", 64}};
+      {"mistral-window-bf16", 8}, {"qwen2-bf16", 32},   {"qwen3-hd128-bf16", 32},
+      {"smollm3-bf16", 4},        {"gemma2-bf16", 4},   {"gemma3-text-bf16", 4},
+      {"granite-bf16", 64},       {"phi3-bf16", 64},    {"olmo2-bf16", 64},
+      {"olmo3-bf16", 64},         {"glm4-moe-bf16", 8}, {"minimax-m2-bf16", 8}};
   for (const auto& [folder, absent] : kv_heads) {
     SCOPED_TRACE(folder);
     EXPECT_EQ(heads(folder, "num_key_value_heads", "absent").num_kv_heads, absent);
@@ -315,7 +325,8 @@ TEST(FamilyConfigTest, AbsentAndNullKeysHaveTheDefaultsOfTheFamily) {
   for (const auto& [folder, absent] : {std::pair{"qwen3-hd128-bf16", 128u},
                                        {"gemma2-bf16", 256u},
                                        {"gemma3-text-bf16", 256u},
-                                       {"qwen2-bf16", 64u}}) {
+                                       {"qwen2-bf16", 64u},
+                                       {"glm4-moe-bf16", 64u}}) {
     SCOPED_TRACE(folder);
     EXPECT_EQ(heads(folder, "head_dim", "absent").head_size, absent);
     EXPECT_EQ(heads(folder, "head_dim", nullptr).head_size, 64u) << "hidden_size / heads";
@@ -346,6 +357,47 @@ TEST(FamilyConfigTest, AbsentAndNullKeysHaveTheDefaultsOfTheFamily) {
   smollm.erase("no_rope_layer_interval");
   EXPECT_EQ(SpecOf(smollm).layers[1].heads.rope, 0);
   EXPECT_EQ(SpecOf(smollm).layers[3].heads.rope, -1);
+}
+
+TEST(FamilyConfigTest, AbsentKeysOfSparseFamiliesHaveTheirDefaults) {
+  const json glm = ConfigOf("glm4-moe-bf16");
+  const auto heads = [](const json& config) { return SpecOf(config).layers[0].heads; };
+  EXPECT_EQ(heads(Without(glm, {"partial_rotary_factor"})).rotary_size, 16u) << "half a head";
+  EXPECT_EQ(heads(Without(glm, {"use_qk_norm"})).qk_norm, NormSpec{}) << "false when absent";
+  EXPECT_FALSE(heads(Without(glm, {"attention_bias"})).q_bias);
+  EXPECT_FALSE(heads(glm).o_bias);
+  const json bare =
+      Without(glm, {"n_routed_experts", "num_experts_per_tok", "n_shared_experts",
+                    "moe_intermediate_size", "routed_scaling_factor", "norm_topk_prob",
+                    "first_k_dense_replace", "n_group", "topk_group", "num_nextn_predict_layers"});
+  const ModelSpec spec = SpecOf(bare);
+  EXPECT_EQ(spec.layers[0].mlp, MlpKind::kDense);
+  const MoeSpec& moe = spec.layers[1].moe;
+  EXPECT_EQ(moe.num_experts, 128u);
+  EXPECT_EQ(moe.top_k, 8u);
+  EXPECT_EQ(moe.shared->intermediate, 1408u);
+  EXPECT_EQ(moe.weight_scale, 1);
+  EXPECT_TRUE(moe.renormalize);
+  EXPECT_EQ(moe.groups, 1u);
+
+  json minimax = ConfigOf("minimax-m2-bf16");
+  EXPECT_EQ(heads(Without(minimax, {"rotary_dim"})).rotary_size, 32u) << "the whole head";
+  minimax["partial_rotary_factor"] = 0.5;
+  EXPECT_EQ(heads(minimax).rotary_size, 16u);
+  EXPECT_EQ(heads(Without(minimax, {"rotary_dim"})).rotary_size, 16u);
+  minimax["use_routing_bias"] = false;
+  EXPECT_FALSE(SpecOf(minimax).layers[0].moe.choice_bias);
+  minimax.erase("use_routing_bias");
+  EXPECT_TRUE(SpecOf(minimax).layers[0].moe.choice_bias);
+  EXPECT_EQ(heads(Without(minimax, {"use_qk_norm"})).qk_norm.kind, NormKind::kRms);
+
+  // A file of transformers 5 without settings for a kind of layer is an error.
+  json olmo3 = ConfigOf("olmo3-bf16");
+  EXPECT_FLOAT_EQ(SpecOf(Without(olmo3, {"rope_theta"})).rope_tables[1].inv_freq[1],
+                  static_cast<float>(std::pow(500000.0, -2.0 / 16)));
+  olmo3["rope_theta"] = 10000;
+  EXPECT_FLOAT_EQ(SpecOf(olmo3).rope_tables[1].inv_freq[1],
+                  static_cast<float>(std::pow(10000.0, -2.0 / 16)));
 }
 
 // sqrt(hidden_size) is rounded to the type of the weights before it multiplies. The sizes are
@@ -400,7 +452,7 @@ TEST(FamilyConfigTest, DummyWeightsHaveRealSizes) {
   std::vector<const char*> folders(std::begin(kFolders), std::end(kFolders));
   folders.insert(folders.end(),
                  {"mixtral-bf16", "qwen3-moe-bf16", "gpt-oss-bf16", "deepseek-v2-bf16",
-                  "deepseek-v3-bf16", "deepseek-v3-noqlora-bf16"});
+                  "deepseek-v3-bf16", "deepseek-v3-noqlora-bf16", "glm4-moe-lite-bf16"});
   for (const char* folder : folders) {
     SCOPED_TRACE(folder);
     EditableFiles only_config;
@@ -439,7 +491,15 @@ std::vector<Refusal> OfKeysNotRead() {
       {"granite-bf16", "num_local_experts", 8, {"num_local_experts 8", "granite"}},
       {"olmo2-bf16", "sliding_window", 64, {"sliding_window 64", "olmo2"}},
       {"olmo2-bf16", "clip_qkv", 8.0, {"clip_qkv", "olmo2"}},
-      {"smollm3-bf16", "partial_rotary_factor", 0.5, {"partial_rotary_factor", "supported: 1"}}};
+      {"smollm3-bf16", "partial_rotary_factor", 0.5, {"partial_rotary_factor", "supported: 1"}},
+      {"olmo3-bf16", "sliding_window_pattern", 4, {"sliding_window_pattern 4", "olmo3"}},
+      {"glm4-moe-bf16", "rotary_dim", 16, {"rotary_dim 16", "glm4_moe"}},
+      {"glm4-moe-bf16", "mlp_layer_types", json::array({"dense"}), {"mlp_layer_types", "glm4_moe"}},
+      {"minimax-m2-bf16", "attention_bias", true, {"attention_bias true", "minimax_m2"}},
+      {"minimax-m2-bf16", "shared_intermediate_size", 64, {"shared_intermediate_size 64"}},
+      {"minimax-m2-bf16", "layernorm_mlp_alpha", 3.5, {"layernorm_mlp_alpha 3.5", "minimax_m2"}},
+      {"minimax-m2-bf16", "qk_norm_type", "per_head", {"qk_norm_type \"per_head\""}},
+      {"minimax-m2-bf16", "attn_type_list", json::array({1, 0, 1}), {"attn_type_list [1,0,1]"}}};
 }
 
 std::vector<Refusal> OfValues() {
@@ -461,7 +521,18 @@ std::vector<Refusal> OfValues() {
       {"mistral-window-bf16", "sliding_window", 0, {"sliding_window"}},
       {"phi3-bf16", "sliding_window", -47, {"sliding_window"}},
       {"phi3-longrope-bf16", "partial_rotary_factor", 1.5, {"partial_rotary_factor is 1.5"}},
-      {"phi3-longrope-bf16", "partial_rotary_factor", 0.5, {"short_factor has 24", "16", "32"}}};
+      {"phi3-longrope-bf16", "partial_rotary_factor", 0.5, {"short_factor has 24", "16", "32"}},
+      {"glm4-moe-bf16", "partial_rotary_factor", 0.1, {"partial_rotary_factor is 0.1", "3 of 32"}},
+      {"glm4-moe-bf16", "use_qk_norm", "yes", {"use_qk_norm"}},
+      {"minimax-m2-bf16", "use_qk_norm", false, {"use_qk_norm false", "minimax_m2"}},
+      {"minimax-m2-bf16", "rotary_dim", 15, {"rotary_dim is 15", "even"}},
+      {"minimax-m2-bf16", "rotary_dim", 64, {"rotary_dim", "32"}},
+      {"minimax-m2-bf16",
+       "partial_rotary_factor",
+       1.0,
+       {"partial_rotary_factor is 1", "32 of 32", "rotary_dim is 16"}},
+      {"minimax-m2-bf16", "scoring_func", "softmax", {"scoring_func \"softmax\"", "sigmoid"}},
+      {"minimax-m2-bf16", "use_routing_bias", 1, {"use_routing_bias"}}};
 }
 
 std::vector<Refusal> OfLayers() {
@@ -490,6 +561,14 @@ std::vector<Refusal> OfRope() {
            json::object({{"rope_theta", 1e6}}),
            {"rope_parameters.rope_theta", "gemma3", "full_attention"}},
           {"gemma3-text-bf16",
+           "rope_parameters",
+           json::object({{"full_attention", {{"rope_type", "default"}}}}),
+           {"rope_parameters.sliding_attention is missing"}},
+          {"olmo3-bf16",
+           "rope_parameters",
+           json::object({{"rope_theta", 5e5}, {"rope_type", "default"}}),
+           {"rope_parameters.rope_theta", "olmo3", "full_attention"}},
+          {"olmo3-bf16",
            "rope_parameters",
            json::object({{"full_attention", {{"rope_type", "default"}}}}),
            {"rope_parameters.sliding_attention is missing"}},
@@ -567,15 +646,22 @@ TEST(FamilyConfigTest, FamiliesDoNotOverlap) {
     EXPECT_FALSE(family->model_types.empty()) << family->name;
   }
   EXPECT_THAT(names, testing::IsSupersetOf({"llama", "mistral", "qwen2", "qwen3", "smollm3",
-                                            "granite", "gemma2", "gemma3", "phi3", "olmo2"}));
+                                            "granite", "gemma2", "gemma3", "phi3", "olmo2", "olmo3",
+                                            "glm4_moe", "glm4_moe_lite", "minimax_m2"}));
 }
 
 TEST(FamilyConfigTest, GpusAcceptEveryFamily) {
-  for (const char* folder :
-       {"qwen2-bf16", "mistral-window-bf16", "qwen3-hd128-bf16", "smollm3-bf16", "granite-bf16",
-        "gemma2-bf16", "gemma3-text-bf16", "phi3-bf16", "phi3-longrope-bf16", "olmo2-bf16",
-        "mixtral-bf16", "qwen3-moe-bf16", "gpt-oss-bf16", "gpt-oss-mxfp4", "deepseek-v2-bf16",
-        "deepseek-v2-lite-bf16", "deepseek-v3-bf16", "deepseek-v3-noqlora-bf16"}) {
+  for (const char* folder : {"qwen2-bf16",         "mistral-window-bf16",
+                             "qwen3-hd128-bf16",   "smollm3-bf16",
+                             "granite-bf16",       "gemma2-bf16",
+                             "gemma3-text-bf16",   "phi3-bf16",
+                             "phi3-longrope-bf16", "olmo2-bf16",
+                             "mixtral-bf16",       "qwen3-moe-bf16",
+                             "gpt-oss-bf16",       "gpt-oss-mxfp4",
+                             "deepseek-v2-bf16",   "deepseek-v2-lite-bf16",
+                             "deepseek-v3-bf16",   "deepseek-v3-noqlora-bf16",
+                             "olmo3-bf16",         "glm4-moe-bf16",
+                             "minimax-m2-bf16"}) {
     const auto files =
         formats::ModelFiles::FromDirectory(TestDataPath(absl::StrCat("models/", folder)));
     const auto read = runtime::ReadModelSpec(*files, DeviceKind::kCuda);

@@ -39,7 +39,9 @@ constexpr Fixture kFixtures[] = {
     {"mixtral-bf16"},        {"qwen3-moe-bf16"},
     {"gpt-oss-bf16"},        {"gpt-oss-mxfp4", 1u << 30, Quantization::kNone},
     {"deepseek-v2-bf16"},    {"deepseek-v2-lite-bf16"},
-    {"deepseek-v3-bf16"},    {"deepseek-v3-noqlora-bf16"}};
+    {"deepseek-v3-bf16"},    {"deepseek-v3-noqlora-bf16"},
+    {"olmo3-bf16"},          {"glm4-moe-bf16"},
+    {"glm4-moe-lite-bf16"},  {"minimax-m2-bf16"}};
 
 class FamiliesParityTest : public testing::TestWithParam<Fixture> {
  protected:
@@ -47,7 +49,7 @@ class FamiliesParityTest : public testing::TestWithParam<Fixture> {
     auto read = ReadReference(GetParam().folder);
     ASSERT_TRUE(read.ok()) << read.status();
     reference_ = *std::move(read);
-    ASSERT_EQ(reference_.prompts.size(), 11u);
+    ASSERT_GE(reference_.prompts.size(), 11u);
     auto files = formats::ModelFiles::FromDirectory(FixturePath(GetParam().folder));
     ASSERT_TRUE(files.ok()) << files.status();
     files_ = *std::move(files);

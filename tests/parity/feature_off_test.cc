@@ -166,6 +166,11 @@ Change CopyRope(const std::string& from, const std::string& to) {
   };
 }
 
+// Every layer uses the scaled table of the full layers.
+void OneRopeTable(LayerSpec& layer) {
+  layer.heads.rope = 0;
+}
+
 void WindowFromLayer0(EditedFixture& fixture) {
   fixture.config()["use_sliding_window"] = true;
   fixture.config()["max_window_layers"] = 0;
@@ -175,7 +180,12 @@ void RopeEverywhere(EditedFixture& fixture) {
   for (nlohmann::json& flag : fixture.config()["no_rope_layers"]) flag = 1;
 }
 
-// By fixture. A feature in a fixture's feature_checks that is missing here fails the test.
+// Features whose alternative is a computation that no knob selects: heads that are normalized
+// separately, each with weights of its own.
+constexpr const char* kNoKnob[] = {"norm over all heads (over each head instead)"};
+
+// By fixture. A feature in a fixture's feature_checks that is neither here nor in kNoKnob fails the
+// test.
 using ExperimentMap = std::map<std::string, std::vector<Experiment>>;
 
 ExperimentMap LlamaExperiments() {
@@ -303,6 +313,14 @@ ExperimentMap PostNormExperiments() {
       {"olmo2-bf16",
        {{"weights of q_norm and k_norm (set to 1)", Fill("[qk]_norm", 1)},
         {"q and k norm (left out)", nullptr, NoQkNorm()},
+        {"weights of the post norms (set to 1)", Fill("post_.*norm", 1)}}},
+      {"olmo3-bf16",
+       {{"windows (nearly endless)", SetConfig("sliding_window", 4096)},
+        {"window one token longer", SetConfig("sliding_window", 25)},
+        {"rope scaling of full layers", PlainRope},
+        {"rope scaling in full layers only (everywhere instead)", nullptr, EachLayer(OneRopeTable)},
+        {"attention factor (set to 1)", SetRope("attention_factor", 1.0)},
+        {"weights of q_norm and k_norm (set to 1)", Fill("[qk]_norm", 1)},
         {"weights of the post norms (set to 1)", Fill("post_.*norm", 1)}}}};
 }
 
@@ -332,6 +350,25 @@ ExperimentMap MoeExperiments() {
           {"gpt-oss-mxfp4",
            {{"sinks", nullptr, NoSinks()},
             {"order of the two values in a byte (swapped)", SwapNibbles}}}};
+}
+
+// Routing by sigmoids with a correction bias.
+ExperimentMap SigmoidExperiments() {
+  return {{"glm4-moe-bf16",
+           {{"bias of q", Fill("q_proj\\.bias", 0)},
+            {"bias of k", Fill("k_proj\\.bias", 0)},
+            {"bias of v", Fill("v_proj\\.bias", 0)},
+            {"partial rotary factor (whole heads rotate)", SetConfig("partial_rotary_factor", 1.0)},
+            {"q and k norm (left out)", nullptr, NoQkNorm()},
+            {"correction bias", Fill("e_score_correction_bias", 0)},
+            {"renormalised expert weights", SetConfig("norm_topk_prob", false)},
+            {"routed_scaling_factor", SetConfig("routed_scaling_factor", 1.0)},
+            {"shared expert", Fill("shared_experts\\.down_proj", 0)}}},
+          {"minimax-m2-bf16",
+           {{"rotary_dim (whole heads rotate)", SetConfig("rotary_dim", 32)},
+            {"q and k norm (left out)", nullptr, NoQkNorm()},
+            {"correction bias", Fill("e_score_correction_bias", 0)},
+            {"second expert", SetConfig("num_experts_per_tok", 1)}}}};
 }
 
 SpecChange EachLatent(const std::function<void(MlaSpec&)>& change) {
@@ -384,7 +421,14 @@ ExperimentMap LatentExperiments() {
           {"deepseek-v3-noqlora-bf16",
            {{"correction bias", Fill("e_score_correction_bias", 0)},
             {"neighbouring pairs in rope (halves instead)", SetConfig("rope_interleave", false)},
-            {"routed_scaling_factor", SetConfig("routed_scaling_factor", 1.0)}}}};
+            {"routed_scaling_factor", SetConfig("routed_scaling_factor", 1.0)}}},
+          {"glm4-moe-lite-bf16",
+           {{"neighbouring pairs in rope (halves instead)", SetConfig("rope_interleave", false)},
+            {"norms of the latents (left out)", nullptr, EachLatent(NoLatentNorms)},
+            {"correction bias", Fill("e_score_correction_bias", 0)},
+            {"renormalised expert weights", SetConfig("norm_topk_prob", false)},
+            {"routed_scaling_factor", SetConfig("routed_scaling_factor", 1.0)},
+            {"shared expert", Fill("shared_experts\\.down_proj", 0)}}}};
 }
 
 const ExperimentMap& Experiments() {
@@ -394,6 +438,7 @@ const ExperimentMap& Experiments() {
     all->merge(Phi4MiniExperiments());
     all->merge(PostNormExperiments());
     all->merge(MoeExperiments());
+    all->merge(SigmoidExperiments());
     all->merge(LatentExperiments());
     return all;
   }();
@@ -468,6 +513,7 @@ TEST_P(FeatureOffTest, ChangesTheLogitsByTheRecordedAmount) {
     EXPECT_NEAR(got, want, 0.05 * want);
     recorded.erase(experiment.feature);
   }
+  for (const char* feature : kNoKnob) recorded.erase(feature);
   for (const auto& [feature, change] : recorded) ADD_FAILURE() << "not switched off: " << feature;
 }
 
