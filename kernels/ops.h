@@ -23,5 +23,9 @@
 #include "kernels/moe/route.h"               // Route: router product, Router and sort
 #include "kernels/moe/router.h"              // Router: selects experts and weights
 #include "kernels/norm/norm.h"               // RmsNorm: normalizes rows or heads
+#include "kernels/recurrent/causal_conv.h"   // CausalConv: a filter over tokens
+#include "kernels/recurrent/gate_norm.h"     // GateNorm: norm and gate
+#include "kernels/recurrent/prepare_scan.h"  // PrepareScan: decays and rates
+#include "kernels/recurrent/state_scan.h"    // StateScan: the recurrence of states
 #include "kernels/rope/rope.h"               // RopeAngles (per step), Rope (per layer)
 #include "kernels/sampling/sampling.h"       // Sample, ComputeLogprobs

@@ -1,0 +1,37 @@
+#include "kernels/recurrent/causal_conv.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+namespace quire::kernels {
+namespace {
+
+constexpr std::uint32_t kBlock = 128;  // channels of a work item
+
+}  // namespace
+
+absl::Status CausalConv(const Backend& backend, const CausalConvParams& params) {
+  if (params.width == 0 || params.width > kMaxTaps || params.channels == 0 ||
+      params.x_stride < params.channels) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("convolution of ", params.channels, " channels with width ", params.width,
+                     " and stride ", params.x_stride, ": width must be 1 to ", kMaxTaps,
+                     " and the stride at least the number of channels, which must be positive"));
+  }
+  if (backend.cuda() != nullptr) return absl::UnimplementedError("CausalConv on a GPU");
+  const std::uint32_t rows = params.rows.batch_size;
+  const std::uint32_t blocks = (params.channels + kBlock - 1) / kBlock;
+  const double tokens_per_row = static_cast<double>(params.rows.num_tokens()) / std::max(rows, 1u);
+  backend.ParallelItems(std::int64_t{rows} * blocks, tokens_per_row * kBlock * params.width * 0.2,
+                        [&](std::int64_t item, int) {
+                          const auto row = static_cast<std::uint32_t>(item % rows);
+                          const auto begin = static_cast<std::uint32_t>(item / rows) * kBlock;
+                          if (params.rows.tokens_of(row) == 0) return;
+                          internal::CausalConvSimd(params, row, begin,
+                                                   std::min(begin + kBlock, params.channels));
+                        });
+  return absl::OkStatus();
+}
+
+}  // namespace quire::kernels

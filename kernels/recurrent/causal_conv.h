@@ -1,0 +1,43 @@
+#pragma once
+
+// The causal convolution of recurrent layers: a short filter over the tokens of each channel.
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "kernels/backend/backend.h"
+#include "kernels/recurrent/state_rows.h"
+
+namespace quire::kernels {
+
+// Maximum number of taps.
+inline constexpr std::uint32_t kMaxTaps = 8;
+
+struct CausalConvParams {
+  StateRows rows;       // state [width - 1, channels]: the inputs of the last tokens, oldest first
+  float* x;             // [tokens, channels], rows x_stride apart; replaced by the result
+  const float* weight;  // [channels, width], the tap of the current token last
+  const float* bias = nullptr;  // [channels]; null: none
+  std::int64_t x_stride;
+  std::uint32_t channels;
+  std::uint32_t width;
+  bool silu = true;
+};
+
+// Computes y_t = bias + sum over j of w_j x_(t - width + 1 + j), j ascending, then y * sigmoid(y)
+// with `silu`, for each channel in f32. Inputs before the first token of a sequence are 0. The
+// state has inputs, not results. A token's result depends on the inputs of the last tokens alone,
+// so any division of a sequence into steps gives the same bits. Returns INVALID_ARGUMENT if width
+// is not 1 to kMaxTaps or x_stride is less than channels, and UNIMPLEMENTED on a GPU.
+absl::Status CausalConv(const Backend& backend, const CausalConvParams& params);
+
+namespace internal {
+
+// Compute channels [begin, end) of a batch row: reference implementation and fast path.
+void CausalConvCpu(const CausalConvParams& params, std::uint32_t row, std::uint32_t begin,
+                   std::uint32_t end);
+void CausalConvSimd(const CausalConvParams& params, std::uint32_t row, std::uint32_t begin,
+                    std::uint32_t end);
+
+}  // namespace internal
+}  // namespace quire::kernels

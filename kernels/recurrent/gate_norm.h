@@ -1,0 +1,48 @@
+#pragma once
+
+// The gate behind a recurrence or attention, with the norm beside it.
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "kernels/backend/backend.h"
+
+namespace quire::kernels {
+
+enum class GateOrder : std::uint8_t {
+  kNormThenSilu,     // norm(x) * w * silu(gate)
+  kNormThenSigmoid,  // norm(x) * w * sigmoid(gate)
+  kSiluThenNorm,     // norm(x * silu(gate)) * w
+  kSigmoid,          // x * sigmoid(gate), without norm
+};
+
+struct GateNormParams {
+  const float* x;     // [num_rows, groups, columns], rows x_stride apart
+  const float* gate;  // likewise, rows gate_stride apart
+  const float* weight =
+      nullptr;  // [columns], or [groups, columns] if weights_groups; not read by kSigmoid
+  float* y;     // likewise, rows y_stride apart; may be x
+  std::int64_t x_stride;
+  std::int64_t gate_stride;
+  std::int64_t y_stride;
+  std::uint32_t num_rows;
+  std::uint32_t groups;
+  std::uint32_t columns;
+  GateOrder order;
+  bool weights_groups = false;  // each group has its own weights
+  float epsilon = 0;
+};
+
+// Computes y in f32, where norm(v) = v / sqrt(mean(v^2) + epsilon) over the columns of a group.
+// Squares are summed in 16 virtual lanes, as in RmsNorm. Returns INVALID_ARGUMENT if columns or
+// groups is 0 or a stride is less than the row length, and UNIMPLEMENTED on a GPU.
+absl::Status GateNorm(const Backend& backend, const GateNormParams& params);
+
+namespace internal {
+
+// Process rows [row_begin, row_end): reference implementation and fast path.
+void GateNormCpu(const GateNormParams& params, std::int64_t row_begin, std::int64_t row_end);
+void GateNormSimd(const GateNormParams& params, std::int64_t row_begin, std::int64_t row_end);
+
+}  // namespace internal
+}  // namespace quire::kernels

@@ -1,0 +1,48 @@
+#pragma once
+
+// The states of a recurrent layer in all slots, and the batch rows that read and write them.
+//
+// A slot is a run of bytes with the states of all layers. The state of this layer lies at the same
+// place in every slot. A row reads the state before its tokens and writes the state after them, and
+// on request the state after some of them (cache_manager/views/state_step_inputs.h).
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cache_manager/views/state_step_inputs.h"
+
+namespace quire::kernels {
+
+struct StateRows {
+  std::byte* states;         // the layer's state in slot 0; f32
+  std::int64_t slot_stride;  // bytes from slot to slot
+  cache::StateStepInputs slots;
+  const std::uint32_t* row_offsets;  // [batch_size + 1]: first token of each row, then the total
+  const std::int32_t* positions;     // [tokens] position of each token in its sequence
+  std::uint32_t batch_size;
+
+  std::uint32_t num_tokens() const { return row_offsets[batch_size]; }
+  std::uint32_t tokens_of(std::uint32_t row) const {
+    return row_offsets[row + 1] - row_offsets[row];
+  }
+
+  // These REQUIRE that the row has tokens.
+  // Returns the state before the row's tokens, or null if it is zero.
+  const float* before(std::uint32_t row) const {
+    return positions[row_offsets[row]] == 0 ? nullptr : At(slots.state_in[row]);
+  }
+  float* after(std::uint32_t row) const { return At(slots.state_out[row]); }
+  // Returns the number of the row's tokens in the snapshot, or 0 if there is none.
+  std::uint32_t snapshot_tokens(std::uint32_t row) const {
+    const std::uint32_t at = slots.snapshot_at[row];
+    return at == 0 ? 0 : at - static_cast<std::uint32_t>(positions[row_offsets[row]]);
+  }
+  float* snapshot(std::uint32_t row) const { return At(slots.snapshot_slot[row]); }
+
+ private:
+  float* At(std::uint32_t slot) const {
+    return reinterpret_cast<float*>(states + std::int64_t{slot} * slot_stride);
+  }
+};
+
+}  // namespace quire::kernels
