@@ -91,6 +91,10 @@ std::int64_t ThreadBytes(const models::ModelSpec& spec, kernels::CpuActivations 
   std::int64_t bytes = linear_bytes;
   if (spec.has_head) bytes = std::max(bytes, kernels::SampleThreadBytes(spec.vocab_size));
   for (const models::LayerSpec& layer : spec.layers) {
+    if (layer.mlp == models::MlpKind::kMoe) {
+      bytes = std::max(bytes, kernels::RouterThreadBytes(layer.moe.num_experts, layer.moe.groups));
+    }
+    if (!layer.has_kv()) continue;
     // All heads of MLA share the cached row.
     const bool is_mla = layer.attention == models::AttentionKind::kMla;
     const std::uint32_t kv_heads = is_mla ? 1 : std::max(layer.heads.num_kv_heads, 1u);
@@ -100,8 +104,6 @@ std::int64_t ThreadBytes(const models::ModelSpec& spec, kernels::CpuActivations 
                                                       kv_heads, layer.mla.num_heads)
                       : kernels::AttentionThreadBytes(activations, layer.heads.head_size, kv_heads,
                                                       layer.heads.num_heads / kv_heads));
-    if (layer.mlp != models::MlpKind::kMoe) continue;
-    bytes = std::max(bytes, kernels::RouterThreadBytes(layer.moe.num_experts, layer.moe.groups));
   }
   return bytes;
 }
@@ -150,6 +152,9 @@ absl::Status CpuRunner::Allocate() {
   if (options.comm != nullptr) {
     options.comm->Reserve(std::size_t{limits_.max_step_tokens} * model.spec.hidden);
   }
+  QUIRE_ASSIGN_OR_RETURN(
+      states_,
+      DeviceBuffer::Allocate(MemoryKind::kHost, options.num_state_slots * layers.state_bytes));
   sampled_.reserve(limits_.max_step_samples);
   result_.samples.reserve(limits_.max_step_samples);
   result_.prompt_logprobs.reserve(limits_.max_step_tokens);
@@ -202,6 +207,9 @@ absl::Status CpuRunner::Forward(const StepBatch& batch) {
                                  .heartbeat = batch.heartbeat,
                                  .hidden_out = batch.hidden_out,
                                  .batch_index = order_.batch_index(),
+                                 .states = {.memory = states_.bytes().data(),
+                                            .slot_bytes = layers.state_bytes,
+                                            .inputs = batch.states},
                                  .comm = options.comm});
 }
 

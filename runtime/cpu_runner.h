@@ -2,10 +2,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/device_buffer.h"
 #include "kernels/backend/backend.h"
 #include "kernels/kv_store/kv_dispatch.h"
 #include "kernels/sampling/sampling.h"
@@ -51,6 +53,8 @@ class CpuRunner : public StepRunner, private RunnerBase {
 
   // Number of bytes of the activations and of the reserved scratch memory.
   std::int64_t workspace_bytes() const;
+  // The state slots of recurrent layers; empty without such layers.
+  std::span<std::byte> states() const { return states_.bytes(); }
 
  private:
   CpuRunner(const Model& model, const kernels::Backend& backend, cache::KvPool* pool,
@@ -74,7 +78,8 @@ class CpuRunner : public StepRunner, private RunnerBase {
   std::int64_t scratch_bytes_ = 0;            // reserved in the backend
   std::vector<kernels::AnyKvCollection> kv_;  // by layer group, over the one pool
   std::vector<kernels::SampledRow> sampled_;  // one block of logits
-  std::vector<float> pooled_;                 // [max_rows, hidden] sums so far
+  DeviceBuffer states_;        // [num_state_slots, layers.state_bytes]; resident when first used
+  std::vector<float> pooled_;  // [max_rows, hidden] sums so far
   StepResult result_;
   bool has_result_ = false;
   absl::Status late_error_;  // error of SampleLate, which Collect returns

@@ -28,31 +28,34 @@ std::uint32_t LatentColumns(const models::LayerSpec& layer) {
 absl::StatusOr<cache::KvGeometry> KvGeometryFor(const models::ModelSpec& spec,
                                                 std::uint32_t page_size, DType kv_dtype,
                                                 std::uint32_t num_blocks) {
+  if (std::ranges::none_of(spec.layers, [](const auto& layer) { return layer.has_kv(); })) {
+    return absl::UnimplementedError("the model has no layer with keys and values");
+  }
+  const models::LayerSpec& first = spec.first_kv_layer();
   for (std::size_t i = 0; i < spec.layers.size(); ++i) {
     const models::LayerSpec& layer = spec.layers[i];
+    if (layer.attention == models::AttentionKind::kRecurrent) continue;
     // All layer groups share one pool, so their pages must be equal.
-    if (layer.attention != spec.layers[0].attention ||
-        layer.attention == models::AttentionKind::kNone ||
-        LatentColumns(layer) != LatentColumns(spec.layers[0]) ||
-        layer.heads.num_kv_heads != spec.layers[0].heads.num_kv_heads ||
-        layer.heads.head_size != spec.layers[0].heads.head_size ||
+    if (layer.attention != first.attention || LatentColumns(layer) != LatentColumns(first) ||
+        layer.heads.num_kv_heads != first.heads.num_kv_heads ||
+        layer.heads.head_size != first.heads.head_size ||
         layer.heads.v_head_size != layer.heads.head_size) {
-      return absl::UnimplementedError(
-          absl::StrCat("layer ", i, " needs another kind of page than layer 0"));
+      return absl::UnimplementedError(absl::StrCat(
+          "layer ", i, " needs another kind of page than layer ", &first - spec.layers.data()));
     }
   }
   cache::KvGeometry geometry;
   geometry.num_blocks = num_blocks;
   geometry.num_layers = models::PlanLayerGroups(spec).slots;
   geometry.page_size = page_size;
-  geometry.num_heads = spec.layers[0].heads.num_kv_heads;
-  geometry.head_size = spec.layers[0].heads.head_size;
-  if (spec.layers[0].attention == models::AttentionKind::kMla) {
+  geometry.num_heads = first.heads.num_kv_heads;
+  geometry.head_size = first.heads.head_size;
+  if (first.attention == models::AttentionKind::kMla) {
     // An MLA row serves as K and V, so the space for K and V of one layer holds the rows of two
     // layers (LatentView).
     geometry.num_layers = (geometry.num_layers + 1) / 2;
     geometry.num_heads = 1;
-    geometry.head_size = LatentColumns(spec.layers[0]);
+    geometry.head_size = LatentColumns(first);
   }
   geometry.dtype = kv_dtype;
   if (kv_dtype == DType::kI8 || kv_dtype == DType::kF8E4M3) {
@@ -145,6 +148,7 @@ absl::StatusOr<MemoryPlan> PlanMemory(const formats::ModelFiles& files,
   plan.weight_bytes = models::WeightBytes(slots, target);
   plan.weight_format = slots.quantized_format.empty() ? "none" : slots.quantized_format;
   plan.layer_groups = models::PlanLayerGroups(checked.spec);
+  plan.state_bytes = options.runner.num_state_slots * plan.layer_groups.state_bytes;
   plan.page_bytes = geometry.page_bytes();
   plan.pool_bytes = geometry.page_bytes() * geometry.num_blocks;
   plan.prefix_index_bytes = PrefixIndexBytes(checked.spec, geometry, plan.layer_groups,

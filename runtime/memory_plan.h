@@ -61,8 +61,9 @@ struct MemoryPlan {
   std::int64_t pool_bytes = 0;          // all pages, the null page included
   std::int64_t prefix_index_bytes = 0;  // an upper bound, CacheManager::PrefixIndexBytes
   std::int64_t workspace_bytes = 0;
+  std::int64_t state_bytes = 0;  // all slots of recurrent states, the size of CpuRunner::states
   std::int64_t total_bytes() const {
-    return weight_bytes + pool_bytes + prefix_index_bytes + workspace_bytes;
+    return weight_bytes + pool_bytes + prefix_index_bytes + workspace_bytes + state_bytes;
   }
 };
 

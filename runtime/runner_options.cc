@@ -1,5 +1,7 @@
 #include "runtime/runner_options.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "kernels/backend/backend.h"
@@ -21,6 +23,7 @@ models::StepLimits LimitsOf(const RunnerOptions& options) {
           .max_step_samples =
               options.max_step_samples == 0 ? 4 * options.max_rows : options.max_step_samples,
           .max_logprobs = options.max_logprobs,
+          .num_state_slots = options.num_state_slots,
           .is_part = options.comm != nullptr};
 }
 
@@ -40,6 +43,15 @@ absl::Status CheckRunnerOptions(const models::ModelSpec& spec, const RunnerOptio
       return absl::InvalidArgumentError(absl::StrCat(
           range.name, " is ", range.value, ", it must be ", range.low, " to ", range.high));
     }
+  }
+  const bool is_recurrent = std::ranges::any_of(spec.layers, [](const models::LayerSpec& layer) {
+    return layer.attention == models::AttentionKind::kRecurrent;
+  });
+  if (is_recurrent ? options.num_state_slots < 2 : options.num_state_slots != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("num_state_slots is ", options.num_state_slots, ", it must be ",
+                     is_recurrent ? "at least 2 for a model with recurrent layers"
+                                  : "0 for a model without recurrent layers"));
   }
   if (!options.has_text.empty() && options.has_text.size() != spec.vocab_size) {
     return absl::InvalidArgumentError(absl::StrCat("has_text has ", options.has_text.size(),

@@ -72,6 +72,37 @@ absl::Status CheckRow(const StepBatch& batch, const models::ModelSpec& spec,
   return absl::OkStatus();
 }
 
+// Checks the state slots of a row. The null slot is never written.
+absl::Status CheckStates(const StepBatch& batch, const models::StepLimits& limits,
+                         std::size_t index) {
+  if (limits.num_state_slots == 0) return absl::OkStatus();
+  const StepRow& row = batch.rows[index];
+  const std::uint32_t batch_row = row.batch_row.value();
+  if (batch_row >= batch.states.max_rows) {
+    return Refuse(absl::StrCat("rows[", index, "].batch_row is ", batch_row,
+                               ", states has the slots of ", batch.states.max_rows, " rows"));
+  }
+  const std::uint32_t at = batch.states.snapshot_at[batch_row];
+  const struct {
+    const char* name;
+    std::uint32_t slot;
+    bool is_used;
+  } slots[] = {{"state_in", batch.states.state_in[batch_row], row.cache_length > 0},
+               {"state_out", batch.states.state_out[batch_row], true},
+               {"snapshot_slot", batch.states.snapshot_slot[batch_row], at != 0}};
+  for (const auto& slot : slots) {
+    if (!slot.is_used || (slot.slot > 0 && slot.slot < limits.num_state_slots)) continue;
+    return Refuse(absl::StrCat("states.", slot.name, "[", batch_row, "] is slot ", slot.slot,
+                               ", it must be in [1, ", limits.num_state_slots, ")"));
+  }
+  if (at != 0 && (at <= row.cache_length || at - row.cache_length > row.num_tokens)) {
+    return Refuse(absl::StrCat("states.snapshot_at[", batch_row, "] is ", at,
+                               ", the step computes ", row.num_tokens, " tokens after ",
+                               row.cache_length));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckTokens(const StepBatch& batch, const models::ModelSpec& spec,
                          std::uint32_t previous_samples) {
   for (std::size_t i = 0; i < batch.token_ids.size(); ++i) {
@@ -196,6 +227,7 @@ absl::Status CheckStepBatch(const StepBatch& batch, const models::ModelSpec& spe
   std::uint64_t next_token = 0;
   for (std::size_t i = 0; i < batch.rows.size(); ++i) {
     QUIRE_RETURN_IF_ERROR(CheckRow(batch, spec, limits, i, next_token));
+    QUIRE_RETURN_IF_ERROR(CheckStates(batch, limits, i));
     next_token += batch.rows[i].num_tokens;
   }
   if (next_token != batch.token_ids.size()) {

@@ -5,17 +5,20 @@
 #include "kernels/kv_store/qkv_store.h"
 #include "kernels/linear/linear.h"
 #include "kernels/norm/norm.h"
+#include "kernels/recurrent/gate_norm.h"
 #include "models/blocks/branch.h"
 
 namespace quire::models {
 namespace {
 
-// Row layout of the qkv buffer, in elements.
+// Row layout of the qkv buffer, in elements: q, k, v, and the output gate if there is one.
 struct QkvLayout {
   explicit QkvLayout(const AttentionSpec& heads)
       : q_width(std::int64_t{heads.num_heads} * heads.head_size),
-        width(q_width + 2 * std::int64_t{heads.num_kv_heads} * heads.head_size) {}
+        gate_at(q_width + 2 * std::int64_t{heads.num_kv_heads} * heads.head_size),
+        width(gate_at + (heads.output_gate == GateKind::kNone ? 0 : q_width)) {}
   std::int64_t q_width;
+  std::int64_t gate_at;
   std::int64_t width;
 };
 
@@ -131,6 +134,23 @@ absl::Status StoreAndAttend(const StepContext& step, const AttentionSpec& heads,
                                   .sinks = heads.has_sinks ? weights.sinks : nullptr});
 }
 
+// Computes attended *= sigmoid(gate), if the layer has a gate.
+absl::Status ApplyOutputGate(const StepContext& step, const AttentionSpec& heads) {
+  if (heads.output_gate == GateKind::kNone) return absl::OkStatus();
+  const StepBuffers& b = *step.buffers;
+  const QkvLayout layout(heads);
+  return kernels::GateNorm(*step.backend, {.x = b.attended.f32(),
+                                           .gate = b.qkv.f32() + layout.gate_at,
+                                           .y = b.attended.f32(),
+                                           .x_stride = layout.q_width,
+                                           .gate_stride = layout.width,
+                                           .y_stride = layout.q_width,
+                                           .num_rows = step.num_tokens,
+                                           .groups = heads.num_heads,
+                                           .columns = heads.head_size,
+                                           .order = kernels::GateOrder::kSigmoid});
+}
+
 }  // namespace
 
 absl::Status AttentionBlock(const StepContext& step, const LayerSpec& layer,
@@ -138,6 +158,7 @@ absl::Status AttentionBlock(const StepContext& step, const LayerSpec& layer,
   QUIRE_ASSIGN_OR_RETURN(const kernels::ConstFloatPtr input,
                          BranchInput(step, layer.attn_in, weights.attn_in));
   QUIRE_RETURN_IF_ERROR(StoreAndAttend(step, layer.heads, weights, place, input));
+  QUIRE_RETURN_IF_ERROR(ApplyOutputGate(step, layer.heads));
   return AddProduct(step, AttentionOutput(layer, weights), weights.o, step.buffers->attended,
                     QkvLayout(layer.heads).q_width);
 }

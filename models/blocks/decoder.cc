@@ -14,6 +14,7 @@
 #include "models/blocks/mla_block.h"
 #include "models/blocks/mlp_block.h"
 #include "models/blocks/moe_block.h"
+#include "models/blocks/recurrent_block.h"
 #include "models/blocks/step_context.h"
 #include "models/config/tensor_table.h"
 
@@ -79,6 +80,7 @@ constexpr struct {
 } kBlocks[] = {
     {BlockKind::kAttention, AttentionBlock},
     {BlockKind::kMla, MlaBlock},
+    {BlockKind::kRecurrent, RecurrentBlock},
     {BlockKind::kMlp,
      [](const StepContext& step, const LayerSpec& layer, const LayerWeights& weights,
         const LayerPlace&) { return MlpBlock(step, layer, weights); }},
@@ -136,6 +138,7 @@ absl::Status DecoderForward(const ModelSpec& spec, const Weights& weights,
                             .num_tokens = step.num_tokens,
                             .batch_size = step.batch_size,
                             .hidden = spec.hidden,
+                            .states = step.states,
                             .comm = step.comm};
   for (std::size_t i = 0; i < spec.layers.size(); ++i) {
     for (const BlockKind kind : BlocksOf(spec.layers[i])) {

@@ -13,6 +13,7 @@
 #include "kernels/kv_store/kv_dispatch.h"
 #include "models/blocks/layer_groups.h"
 #include "models/blocks/step_buffers.h"
+#include "models/blocks/step_context.h"
 #include "models/config/layer_spec.h"
 #include "models/weights/weights.h"
 
@@ -37,6 +38,7 @@ struct DecoderStep {
   // null: not wanted. On a GPU the host then waits after every layer.
   float* hidden_out = nullptr;
   std::span<const std::uint32_t> batch_index = {};  // StepOrder::batch_index(), for hidden_out
+  StepStates states = {};
   kernels::Communicator* comm = nullptr;  // set if the model is divided (divided_checkpoint.h)
 };
 

@@ -40,21 +40,38 @@ std::uint32_t SlotsOf(const Classes& classes, std::uint32_t num_layers) {
   return slots;
 }
 
+// Returns the bytes of a layer's states in a slot.
+std::int64_t StateBytesOf(const LayerSpec& layer) {
+  constexpr std::int64_t kAlignment = 256;
+  if (layer.attention != AttentionKind::kRecurrent) return 0;
+  const std::int64_t floats = layer.recurrent.state_floats() + layer.recurrent.conv_floats();
+  const std::int64_t bytes = floats * std::int64_t{sizeof(float)};
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
 }  // namespace
 
 LayerGroups PlanLayerGroups(const ModelSpec& spec) {
-  QUIRE_CHECK(!spec.layers.empty());
-  const auto num_layers = static_cast<std::uint32_t>(spec.layers.size());
-  const bool has_windows = spec.layers[0].attention == AttentionKind::kHeads;
+  const auto num_layers = static_cast<std::uint32_t>(
+      std::ranges::count_if(spec.layers, [](const LayerSpec& layer) { return layer.has_kv(); }));
+  QUIRE_CHECK(num_layers > 0);
+  const bool has_windows = spec.first_kv_layer().attention == AttentionKind::kHeads;
   const auto window_of = [&](const LayerSpec& layer) {
     return has_windows ? WindowOf(spec, layer) : 0;
   };
   Classes classes;
-  for (const LayerSpec& layer : spec.layers) ++classes[window_of(layer)];
+  for (const LayerSpec& layer : spec.layers) {
+    if (layer.has_kv()) ++classes[window_of(layer)];
+  }
   LayerGroups plan;
   plan.slots = SlotsOf(classes, num_layers);
   std::map<std::uint32_t, std::uint32_t> last;  // last group of each window
   for (const LayerSpec& layer : spec.layers) {
+    if (!layer.has_kv()) {
+      plan.places.push_back({.state = plan.state_bytes});
+      plan.state_bytes += StateBytesOf(layer);
+      continue;
+    }
     const std::uint32_t window = window_of(layer);
     auto group = last.find(window);
     if (group == last.end() || plan.groups[group->second].num_layers == plan.slots) {
@@ -91,7 +108,10 @@ std::string DescribeLayerGroups(const LayerGroups& layers) {
         counts.groups == 1 ? std::string() : absl::StrCat(" in ", counts.groups, " groups")));
   }
   return absl::StrCat(layers.slots, layers.slots == 1 ? " layer" : " layers",
-                      " a page: ", absl::StrJoin(parts, ", "));
+                      " a page: ", absl::StrJoin(parts, ", "),
+                      layers.state_bytes == 0
+                          ? std::string()
+                          : absl::StrCat("; states of ", layers.state_bytes, " bytes"));
 }
 
 }  // namespace quire::models

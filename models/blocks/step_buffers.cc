@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "models/config/tensor_table.h"
 
 namespace quire::models {
 namespace {
@@ -43,6 +44,10 @@ struct Widths {
   std::int64_t latent = 0;
   std::int64_t latents = 0;
   std::int64_t values = 0;
+  std::int64_t recurrent_in = 0;  // recurrent layers, as the next three; 0: none
+  std::int64_t decays = 0;
+  std::int64_t rates = 0;
+  std::int64_t recurrent_out = 0;
   std::int64_t experts = 0;  // MoE, as the next five; 0: no MoE
   std::int64_t top_k = 0;
   std::int64_t expert_inner = 0;  // gate and up of an expert
@@ -57,7 +62,8 @@ Widths WidthsOf(const ModelSpec& spec) {
   widths.hidden = spec.hidden;
   for (const LayerSpec& layer : spec.layers) {
     const AttentionSpec& heads = layer.heads;
-    const std::int64_t all_heads = std::int64_t{heads.num_heads} + 2 * heads.num_kv_heads;
+    const std::int64_t all_heads =
+        std::int64_t{heads.num_heads} * (HasGateInQueries(layer) ? 2 : 1) + 2 * heads.num_kv_heads;
     widths.qkv = std::max(widths.qkv, all_heads * heads.head_size);
     widths.attended = std::max(widths.attended, std::int64_t{heads.num_heads} * heads.head_size);
     widths.gate_up = std::max(widths.gate_up, layer.dense.inner_columns());
@@ -70,6 +76,14 @@ Widths WidthsOf(const ModelSpec& spec) {
       widths.latent = std::max(widths.latent, latent);
       widths.latents = std::max(widths.latents, num_heads * latent);
       widths.values = std::max(widths.values, num_heads * mla.v_size);
+    }
+    if (layer.attention == AttentionKind::kRecurrent) {
+      const RecurrentSpec& recurrent = layer.recurrent;
+      widths.recurrent_in = std::max(widths.recurrent_in, std::int64_t{recurrent.in_columns()});
+      widths.decays = std::max(widths.decays, std::int64_t{recurrent.decay_columns()});
+      widths.rates = std::max(widths.rates, std::int64_t{recurrent.heads});
+      widths.recurrent_out =
+          std::max(widths.recurrent_out, std::int64_t{recurrent.value_columns()});
     }
     if (layer.mlp != MlpKind::kMoe) continue;
     widths.experts = std::max(widths.experts, std::int64_t{layer.moe.num_experts});
@@ -104,6 +118,16 @@ void CutMla(Cutter& cutter, const Widths& widths, const StepLimits& limits, MlaB
   mla->values = take(widths.values);
 }
 
+void CutRecurrent(Cutter& cutter, const Widths& widths, const StepLimits& limits,
+                  RecurrentBuffers* recurrent) {
+  if (widths.recurrent_in == 0) return;
+  const std::int64_t tokens = limits.max_step_tokens;
+  recurrent->in = cutter.Take<float>(tokens * widths.recurrent_in);
+  recurrent->decay = cutter.Take<float>(tokens * widths.decays);
+  recurrent->rate = cutter.Take<float>(tokens * widths.rates);
+  recurrent->out = cutter.Take<float>(tokens * widths.recurrent_out);
+}
+
 void CutMoe(Cutter& cutter, const Widths& widths, const StepLimits& limits, MoeBuffers* moe) {
   const std::int64_t tokens = limits.max_step_tokens;
   if (widths.experts == 0) return;
@@ -131,7 +155,8 @@ void CutMoe(Cutter& cutter, const Widths& widths, const StepLimits& limits, MoeB
   moe->latent_sum = cutter.Take<float>(tokens * widths.expert_latent);
 }
 
-// Cuts the memory that attention (qkv and attended, or mla) and then the MLP (gate_up or moe) use.
+// Cuts the memory that attention (qkv and attended, mla or recurrent) and then the MLP (gate_up or
+// moe) use.
 void CutLayer(Cutter& cutter, const Widths& widths, const StepLimits& limits,
               StepBuffers* buffers) {
   const std::int64_t tokens = limits.max_step_tokens;
@@ -142,13 +167,18 @@ void CutLayer(Cutter& cutter, const Widths& widths, const StepLimits& limits,
   CutMoe(counted, widths, limits, &buffers->moe);
   Cutter counted_mla(nullptr);
   CutMla(counted_mla, widths, limits, &buffers->mla);
-  std::byte* const base = cutter.Take<std::byte>(
-      std::max({attention, tokens * widths.gate_up * element, counted.used(), counted_mla.used()}));
+  Cutter counted_recurrent(nullptr);
+  CutRecurrent(counted_recurrent, widths, limits, &buffers->recurrent);
+  std::byte* const base =
+      cutter.Take<std::byte>(std::max({attention, tokens * widths.gate_up * element, counted.used(),
+                                       counted_mla.used(), counted_recurrent.used()}));
   if (base == nullptr) return;
   Cutter moe_cutter(base);
   CutMoe(moe_cutter, widths, limits, &buffers->moe);
   Cutter mla_cutter(base);
   CutMla(mla_cutter, widths, limits, &buffers->mla);
+  Cutter recurrent_cutter(base);
+  CutRecurrent(recurrent_cutter, widths, limits, &buffers->recurrent);
   buffers->qkv = {base, limits.activation};
   buffers->attended = {base + attended_at, limits.activation};
   buffers->gate_up = buffers->qkv;

@@ -23,9 +23,10 @@ struct StepLimits {
   std::uint32_t head_rows = kHeadRows;  // rows of logits that are computed at once
   DType activation = DType::kF32;       // f32, or bf16 on a GPU
   MemoryKind memory = MemoryKind::kHost;
-  std::uint32_t lookup_stride = 0;  // row stride of a lookup table on a GPU
-  std::uint32_t num_groups = 1;     // layer groups: number of lookup tables on a GPU
-  bool is_part = false;             // the model is divided: branches are sums over ranks
+  std::uint32_t lookup_stride = 0;    // row stride of a lookup table on a GPU
+  std::uint32_t num_groups = 1;       // layer groups: number of lookup tables on a GPU
+  std::uint32_t num_state_slots = 0;  // slots of recurrent states, the null slot included
+  bool is_part = false;               // the model is divided: branches are sums over ranks
 };
 
 // Buffers of MLA; null if the model has none. H is the number of heads, R is rank + rope.
@@ -36,6 +37,14 @@ struct MlaBuffers {
   kernels::FloatPtr queries;   // [T, H * R]
   kernels::FloatPtr attended;  // [T, H * R] weighted means of latents
   kernels::FloatPtr values;    // [T, H * v]
+};
+
+// Buffers of recurrent layers; null if the model has none.
+struct RecurrentBuffers {
+  float* in = nullptr;     // [T, RecurrentSpec::in_columns]
+  float* decay = nullptr;  // [T, RecurrentSpec::decay_columns]
+  float* rate = nullptr;   // [T, heads]
+  float* out = nullptr;    // [T, heads * value_size]
 };
 
 // Buffers of MoE layers; null if the model has none. E is the largest number of experts of a layer,
@@ -66,8 +75,8 @@ bool NeedsBranchBuffer(const LayerSpec& layer);
 //
 // Place:      owned by a runner, used by the blocks.
 // Invariants: arrays start at multiples of 256 bytes and do not overlap, with two exceptions.
-//             1. gate_up and moe share memory with qkv and attended, or with mla, since the results
-//                of attention are not needed any more when the MLP runs.
+//             1. gate_up and moe share memory with qkv and attended, mla, or recurrent, since the
+//                results of attention are not needed any more when the MLP runs.
 //             2. If activations are f32, branch and normed are the same array. Otherwise branch is
 //                null, unless some branch of the model is not a plain sum or is summed over ranks.
 // Threads:    the engine thread and the ops it runs.
@@ -86,11 +95,12 @@ struct StepBuffers {
   float* x = nullptr;                    // [T, hidden] the residual stream
   kernels::FloatPtr normed;              // [T, hidden] input of a branch
   float* branch = nullptr;               // [T, hidden] output of a branch that is not a plain sum
-  kernels::FloatPtr qkv;                 // [T, (heads + 2 kv_heads) * d]
+  kernels::FloatPtr qkv;                 // [T, (heads + 2 kv_heads) * d], then output gates
   kernels::FloatPtr attended;            // [T, heads * d]
   kernels::FloatPtr gate_up;             // [T, inner columns]
   MoeBuffers moe;
   MlaBuffers mla;
+  RecurrentBuffers recurrent;
   std::uint32_t* head_tokens = nullptr;  // [T] tokens with logits, in the order of logits_tokens
   kernels::FloatPtr head_in;             // [head_rows, hidden]
   float* logits = nullptr;               // [head_rows, vocab]

@@ -2,9 +2,11 @@
 
 // Inputs that all layers of a step share.
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
+#include "cache_manager/views/state_step_inputs.h"
 #include "kernels/attention/attention.h"
 #include "kernels/attention/attention_plan.h"
 #include "kernels/backend/backend.h"
@@ -23,6 +25,14 @@ struct RopeAngles {
   const float* sines;
 };
 
+// The slots with the states of recurrent layers, and the step's use of them. Empty if the model has
+// no recurrent layers.
+struct StepStates {
+  std::byte* memory = nullptr;  // slot 0
+  std::int64_t slot_bytes = 0;
+  cache::StateStepInputs inputs = {};
+};
+
 // Tokens of the step are sorted by batch row: row b owns [row_offsets[b], row_offsets[b + 1]).
 struct StepContext {
   const kernels::Backend* backend;
@@ -34,6 +44,7 @@ struct StepContext {
   std::uint32_t num_tokens;
   std::uint32_t batch_size;  // row_offsets has batch_size + 1 elements
   std::uint32_t hidden;
+  StepStates states = {};
   kernels::Communicator* comm = nullptr;  // null: the weights are the whole model
 
   // Null on the CPU.

@@ -94,6 +94,9 @@ absl::Status ValidateRecurrent(std::size_t index, const RecurrentSpec& recurrent
                                 2 * recurrent.key_columns() + recurrent.value_columns(),
                                 ", the columns of q, k and v"));
   }
+  if (!recurrent.delta && recurrent.decay == DecayKind::kPerChannel) {
+    return Invalid(index, "a recurrent layer without delta has a decay per channel");
+  }
   if (!(recurrent.dt_min <= recurrent.dt_max)) {
     return Invalid(index, absl::StrCat("dt_min is ", recurrent.dt_min,
                                        ", it must be at most dt_max ", recurrent.dt_max));
@@ -192,6 +195,12 @@ std::string UnbuiltNorm(absl::string_view slot, const NormSpec& norm) {
 // (kernels/kv_store/qkv_store.h).
 constexpr std::uint32_t kMaxGpuColumns = 256;
 
+// A sigmoid of one number per output column, whose rows are in the query projection.
+bool IsBuiltGate(const AttentionSpec& heads) {
+  return heads.output_gate == GateKind::kSigmoid && !heads.output_gate_per_head &&
+         heads.output_gate_source == GateSource::kInQueryProjection;
+}
+
 std::string UnbuiltAttention(const AttentionSpec& heads, DeviceKind device) {
   const Knob knobs[] = {
       {"v_head_size unlike head_size", heads.v_head_size != heads.head_size},
@@ -207,7 +216,8 @@ std::string UnbuiltAttention(const AttentionSpec& heads, DeviceKind device) {
       {"q_position_scale", heads.q_position_scale.beta != 0},
       {"chunk", heads.chunk != 0},
       {"value_scale", heads.value_scale != 1},
-      {"output_gate", heads.output_gate != GateKind::kNone},
+      {"output_gate", heads.output_gate != GateKind::kNone && !IsBuiltGate(heads)},
+      {"output_gate in the query projection", heads.output_gate != GateKind::kNone, true},
   };
   std::string unbuilt = FirstUnbuilt(knobs, device);
   return unbuilt.empty() ? UnbuiltNorm("qk_norm", heads.qk_norm) : unbuilt;
@@ -259,7 +269,7 @@ std::string UnbuiltLayer(const LayerSpec& layer, DeviceKind device) {
   const Knob knobs[] = {
       {"parallel order", layer.order != LayerOrder::kSequential},
       {"no attention", layer.attention == AttentionKind::kNone},
-      {"recurrent layers", layer.attention == AttentionKind::kRecurrent},
+      {"recurrent layers", layer.attention == AttentionKind::kRecurrent, true},
       {"no MLP", layer.mlp == MlpKind::kNone},
       {"kv_from_layer", layer.kv_from_layer >= 0},
   };

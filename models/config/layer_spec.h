@@ -176,6 +176,9 @@ struct RecurrentSpec {
   std::uint32_t in_columns() const {
     return conv_channels + value_columns() + (delta ? heads : 0) + decay_columns();
   }
+  // Floats of the states of one sequence: S of all heads, and the inputs of the convolution.
+  std::int64_t state_floats() const { return std::int64_t{heads} * key_size * value_size; }
+  std::int64_t conv_floats() const { return std::int64_t{conv_width - 1} * conv_channels; }
   friend bool operator==(const RecurrentSpec&, const RecurrentSpec&) = default;
 };
 

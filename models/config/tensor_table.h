@@ -62,8 +62,10 @@ struct TensorNames {
   absl::string_view in_b = "";
   absl::string_view in_a = "";
   absl::string_view conv = "";
+  absl::string_view conv_bias = "";
   absl::string_view a_log = "";
   absl::string_view dt_bias = "";
+  absl::string_view skip = "";
   absl::string_view gate_norm = "";
   absl::string_view recurrent_out = "";
   absl::string_view gate = "mlp.gate_proj";
@@ -91,6 +93,9 @@ struct TensorNames {
   // [experts, outputs, inputs]. Biases end in "_bias".
   absl::string_view stacked_gate_up = "";
   absl::string_view stacked_down = "";
+  // True: these stacks are [experts, outputs, inputs], and the rows of up follow those of gate.
+  // Some files have one tensor per expert instead.
+  bool stacks_have_rows = false;
   absl::string_view latent_in = "";   // projection of the experts' input
   absl::string_view latent_out = "";  // projection of the experts' output
   absl::string_view shared = "";      // the shared expert: SHARED.shared_mlp_gate.weight and so on
@@ -254,8 +259,10 @@ struct RecurrentTensors {
   using Linear = LinearType;
   Linear in;           // [in_columns, hidden]: channels of the convolution, z, b, a
   Vector conv{};       // [conv_channels, conv_width]
+  Vector conv_bias{};  // [conv_channels]
   Vector a_log{};      // [heads]
   Vector dt_bias{};    // [decay_columns]
+  Vector skip{};       // [heads]
   Vector gate_norm{};  // [value_size], or [heads * value_size] with norm_groups
   Linear out;          // [hidden, heads * value_size]
 };
@@ -486,11 +493,19 @@ inline constexpr TensorRow<Block> kRecurrentTable[] = {
               .columns = Dim::kRecurrentTaps},
      .vector = &Block::conv},
     {.info = {.kind = TensorKind::kVector,
+              .parts = {{{.name = &TensorNames::conv_bias, .rows = Dim::kRecurrentChannels}}},
+              .is_present = [](const LayerSpec& layer) { return layer.recurrent.conv_bias; }},
+     .vector = &Block::conv_bias},
+    {.info = {.kind = TensorKind::kVector,
               .parts = {{{.name = &TensorNames::a_log, .rows = Dim::kRecurrentHeads}}}},
      .vector = &Block::a_log},
     {.info = {.kind = TensorKind::kVector,
               .parts = {{{.name = &TensorNames::dt_bias, .rows = Dim::kRecurrentDecays}}}},
      .vector = &Block::dt_bias},
+    {.info = {.kind = TensorKind::kVector,
+              .parts = {{{.name = &TensorNames::skip, .rows = Dim::kRecurrentHeads}}},
+              .is_present = [](const LayerSpec& layer) { return layer.recurrent.skip; }},
+     .vector = &Block::skip},
     {.info = {.kind = TensorKind::kVector,
               .parts = {{{.name = &TensorNames::gate_norm, .rows = Dim::kRecurrentNorm}}}},
      .vector = &Block::gate_norm},
@@ -694,6 +709,7 @@ enum class ExpertStorage : std::uint8_t {
   kPerExpert,         // one tensor per part and expert
   kStacks,            // PartInfo::stack_name.weight [experts, rows, columns]
   kTransposedStacks,  // TensorInfo::fused [experts, columns, rows]
+  kRowStacks,         // TensorInfo::fused [experts, rows, columns]
 };
 ExpertStorage ExpertStorageOf(const TensorNames& names);
 

@@ -101,9 +101,12 @@ class WantedList {
         if (has_bias) Add(absl::StrCat(name, ".bias"), {experts, rows});
         break;
       }
-      case ExpertStorage::kTransposedStacks: {
+      case ExpertStorage::kTransposedStacks:
+      case ExpertStorage::kRowStacks: {
         const std::string name = absl::StrCat(prefix, "experts.", names_.*part.name);
-        Add(name, {experts, columns, rows});
+        Add(name, ExpertStorageOf(names_) == ExpertStorage::kRowStacks
+                      ? std::vector<std::int64_t>{experts, rows, columns}
+                      : std::vector<std::int64_t>{experts, columns, rows});
         if (has_bias) Add(absl::StrCat(name, "_bias"), {experts, rows});
         break;
       }

@@ -39,8 +39,12 @@ class RowFinder {
     for (int kind = 0; kind < kNumBlockKinds; ++kind) {
       prefixes_.push_back(BlockPrefix(names, static_cast<BlockKind>(kind), index));
     }
-    if (names.moe_alias.empty()) return;
     std::string& moe = prefixes_[static_cast<std::size_t>(BlockKind::kMoe)];
+    if (names.stacks_have_rows &&
+        finder.Peek(absl::StrCat(moe, "experts.", names.stacked_gate_up)) == nullptr) {
+      names_.stacked_gate_up = names_.stacked_down = "";
+    }
+    if (names.moe_alias.empty()) return;
     const std::string other = absl::StrCat(LayerPrefix(names, index), names.moe_alias, ".");
     if (!HasRouter(moe) && HasRouter(other)) moe = other;
   }
@@ -79,7 +83,8 @@ class RowFinder {
       case ExpertStorage::kStacks:
         return FindStacks(block, info);
       case ExpertStorage::kTransposedStacks:
-        return FindTransposedStack(block, info);
+      case ExpertStorage::kRowStacks:
+        return FindFusedStack(block, info);
       case ExpertStorage::kPerExpert:
         break;
     }
@@ -167,29 +172,32 @@ class RowFinder {
     return slots;
   }
 
-  // Finds one stack for all parts. If there are several parts, their columns alternate.
-  absl::StatusOr<std::vector<LinearSlot>> FindTransposedStack(BlockKind block,
-                                                              const TensorInfo& info) const {
+  // Finds one stack for all parts. If there are several parts in a transposed stack, their columns
+  // alternate.
+  absl::StatusOr<std::vector<LinearSlot>> FindFusedStack(BlockKind block,
+                                                         const TensorInfo& info) const {
     const Extent experts = ExtentOf(Dim::kExperts), columns = ExtentOf(info.columns);
     const Extent rows = ExtentOf(info.fused.rows);
     const std::string name = absl::StrCat(prefix(block), "experts.", names_.*info.fused.name);
     const formats::StoredTensor* const stored = finder_.Peek(name);
     const bool is_quantized = stored != nullptr && stored->quantized != nullptr;
+    const bool has_rows = ExpertStorageOf(names_) == ExpertStorage::kRowStacks;
+    const bool is_transposed = !has_rows && !is_quantized;
     QUIRE_ASSIGN_OR_RETURN(const formats::StoredTensor* stack,
-                           is_quantized ? finder_.Find(name, {experts, rows, columns})
-                                        : finder_.Find(name, {experts, columns, rows}));
+                           is_transposed ? finder_.Find(name, {experts, columns, rows})
+                                         : finder_.Find(name, {experts, rows, columns}));
     const formats::StoredTensor* biases = nullptr;
     if (HasBias(info.fused)) {
       QUIRE_ASSIGN_OR_RETURN(biases, finder_.Find(absl::StrCat(name, "_bias"), {experts, rows}));
     }
-    const bool is_interleaved = info.parts[1].name != nullptr;
+    const bool is_interleaved = !has_rows && info.parts[1].name != nullptr;
     std::vector<LinearSlot> slots(layer_.moe.num_experts);
     for (std::uint32_t e = 0; e < slots.size(); ++e) {
       LinearSlot& slot = slots[e];
       slot.n = static_cast<std::uint32_t>(rows.size);
       slot.k = static_cast<std::uint32_t>(columns.size);
       formats::StoredTensor piece = CutExpert(*stack, e, rows.size, columns.size);
-      piece.is_transposed = !is_quantized;
+      piece.is_transposed = is_transposed;
       piece.is_interleaved = is_interleaved;
       QUIRE_ASSIGN_OR_RETURN(slot.matrices, chooser_.Matrices({finder_.AddPiece(std::move(piece))},
                                                               MatrixRole::kLayer));
@@ -247,7 +255,7 @@ class RowFinder {
 
   SlotFinder& finder_;
   const FormChooser& chooser_;
-  const TensorNames& names_;
+  TensorNames names_;  // of this layer's tensors
   const std::uint32_t hidden_;
   const LayerSpec& layer_;
   std::vector<std::string> prefixes_;  // by BlockKind

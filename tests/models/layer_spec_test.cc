@@ -85,42 +85,6 @@ TEST(LayerSpecTest, RejectsContradictions) {
          s.layers[1].moe.top_k = 5;
        }},
       {"kv_from_layer is 1", [](ModelSpec& s) { s.layers[1].kv_from_layer = 1; }},
-      {"conv_width is 9",
-       [](ModelSpec& s) {
-         s.layers[1] = RecurrentLayer(s);
-         s.layers[1].recurrent.conv_width = 9;
-       }},
-      {"recurrent heads is 3",
-       [](ModelSpec& s) {
-         s.layers[1] = RecurrentLayer(s);
-         s.layers[1].recurrent.heads = 3;
-       }},
-      {"recurrent key_size is 257",
-       [](ModelSpec& s) {
-         s.layers[1] = RecurrentLayer(s);
-         s.layers[1].recurrent.key_size = 257;
-       }},
-      {"recurrent value_size is 0",
-       [](ModelSpec& s) {
-         s.layers[1] = RecurrentLayer(s);
-         s.layers[1].recurrent.value_size = 0;
-       }},
-      {"conv_channels is 57, it must be 56",
-       [](ModelSpec& s) {
-         s.layers[1] = RecurrentLayer(s);
-         s.layers[1].recurrent.conv_channels = 57;
-       }},
-      {"dt_min is 1, it must be at most dt_max 0.5",
-       [](ModelSpec& s) {
-         s.layers[1] = RecurrentLayer(s);
-         s.layers[1].recurrent.dt_min = 1;
-         s.layers[1].recurrent.dt_max = 0.5f;
-       }},
-      {"norm_groups is 5",
-       [](ModelSpec& s) {
-         s.layers[1] = RecurrentLayer(s);
-         s.layers[1].recurrent.norm_groups = 5;
-       }},
       {"intermediate is 0", [](ModelSpec& s) { s.layers[1].dense.intermediate = 0; }},
       {"limit 7 and up_offset 0 must be 0 in an MLP without gate",
        [](ModelSpec& s) {
@@ -131,6 +95,35 @@ TEST(LayerSpecTest, RejectsContradictions) {
   for (const auto& [message, change] : cases) {
     ModelSpec spec = LlamaSpec();
     change(spec);
+    const absl::Status status = ValidateSpec(spec);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << message;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(message));
+  }
+}
+
+TEST(LayerSpecTest, RejectsContradictionsOfRecurrentLayers) {
+  const std::pair<const char*, std::function<void(RecurrentSpec&)>> cases[] = {
+      {"conv_width is 9", [](RecurrentSpec& r) { r.conv_width = 9; }},
+      {"recurrent heads is 3", [](RecurrentSpec& r) { r.heads = 3; }},
+      {"recurrent key_size is 257", [](RecurrentSpec& r) { r.key_size = 257; }},
+      {"recurrent value_size is 0", [](RecurrentSpec& r) { r.value_size = 0; }},
+      {"conv_channels is 57, it must be 56", [](RecurrentSpec& r) { r.conv_channels = 57; }},
+      {"without delta has a decay per channel",
+       [](RecurrentSpec& r) {
+         r.delta = false;
+         r.decay = DecayKind::kPerChannel;
+       }},
+      {"dt_min is 1, it must be at most dt_max 0.5",
+       [](RecurrentSpec& r) {
+         r.dt_min = 1;
+         r.dt_max = 0.5f;
+       }},
+      {"norm_groups is 5", [](RecurrentSpec& r) { r.norm_groups = 5; }}};
+  for (const auto& [message, change] : cases) {
+    ModelSpec spec = LlamaSpec();
+    spec.layers[1] = RecurrentLayer(spec);
+    EXPECT_TRUE(ValidateSpec(spec).ok()) << ValidateSpec(spec);
+    change(spec.layers[1].recurrent);
     const absl::Status status = ValidateSpec(spec);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << message;
     EXPECT_THAT(std::string(status.message()), HasSubstr(message));
@@ -174,7 +167,6 @@ TEST(LayerSpecTest, RejectsUnimplementedOptionsByName) {
       {"chunk", [](ModelSpec& s) { s.layers[2].heads.chunk = 32; }},
       {"value_scale", [](ModelSpec& s) { s.layers[2].heads.value_scale = 0.7f; }},
       {"output_gate", [](ModelSpec& s) { s.layers[2].heads.output_gate = GateKind::kSigmoid; }},
-      {"recurrent layers", [](ModelSpec& s) { s.layers[2] = RecurrentLayer(s); }},
       {"no layer with keys and values",
        [](ModelSpec& s) { s.layers.assign(3, RecurrentLayer(s)); }},
       {"v_head_size", [](ModelSpec& s) { s.layers[2].heads.v_head_size = 8; }},
@@ -216,6 +208,12 @@ TEST(LayerSpecTest, RejectsCpuOnlyOptionsOnAGpu) {
     return mla;
   };
   const Knob knobs[] = {
+      {"recurrent layers", [](ModelSpec& s) { s.layers[2] = RecurrentLayer(s); }},
+      {"output_gate in the query projection",
+       [](ModelSpec& s) {
+         s.layers[2].heads.output_gate = GateKind::kSigmoid;
+         s.layers[2].heads.output_gate_source = GateSource::kInQueryProjection;
+       }},
       {"head_size above 256", [&](ModelSpec& s) { heads_of(s, 512); }},
       {"no multiple of 4", [&](ModelSpec& s) { heads_of(s, 62); }},
       {"more than 576 columns", [&](ModelSpec& s) { latent(s, sizes(520, 64, 64)); }},

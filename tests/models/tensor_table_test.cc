@@ -357,8 +357,10 @@ TEST(TensorTableTest, OrderInMemoryIsThatOfTheVersionOfPackedFiles) {
                           .k_norm = "k_norm",
                           .sinks = "sinks",
                           .conv = "conv",
+                          .conv_bias = "conv_bias",
                           .a_log = "a_log",
                           .dt_bias = "dt_bias",
+                          .skip = "skip",
                           .gate_norm = "gate_norm",
                           .choice_bias = "choice_bias"};
   std::vector<std::string> order;
@@ -374,7 +376,7 @@ TEST(TensorTableTest, OrderInMemoryIsThatOfTheVersionOfPackedFiles) {
       "q_a", "self_attn.q_a_layernorm", "q", "q", "kv_a", "self_attn.kv_a_layernorm", "to_latent",
       "from_latent", "o",
       // recurrent
-      "recurrent_in", "conv", "a_log", "dt_bias", "gate_norm", "recurrent_out",
+      "recurrent_in", "conv", "conv_bias", "a_log", "dt_bias", "skip", "gate_norm", "recurrent_out",
       // MLP; the first product has a row with and a row without a gate, also in MoE
       "gate_up", "gate_up", "down",
       // MoE

@@ -1,0 +1,153 @@
+#include "models/blocks/recurrent_block.h"
+
+#include <cstdint>
+
+#include "base/status.h"
+#include "kernels/linear/linear.h"
+#include "kernels/recurrent/causal_conv.h"
+#include "kernels/recurrent/gate_norm.h"
+#include "kernels/recurrent/prepare_scan.h"
+#include "kernels/recurrent/state_scan.h"
+#include "models/blocks/branch.h"
+
+namespace quire::models {
+namespace {
+
+// Columns of RecurrentBuffers::in where the parts of a row begin.
+struct Columns {
+  explicit Columns(const RecurrentSpec& r)
+      : q(r.delta ? 0 : r.value_columns() + r.key_columns()),
+        k(r.delta ? r.key_columns() : r.value_columns()),
+        v(r.delta ? 2 * r.key_columns() : 0),
+        z(r.conv_channels),
+        b(z + r.value_columns()),
+        a(r.delta ? b + r.heads : b),
+        width(r.in_columns()) {}
+  std::uint32_t q, k, v, z, b, a;
+  std::int64_t width;
+};
+
+// Returns the rows of the step with the states that begin `floats` floats behind the layer's place.
+kernels::StateRows RowsOf(const StepContext& step, const LayerPlace& place, std::int64_t floats) {
+  return {.states = step.states.memory + place.state + floats * std::int64_t{sizeof(float)},
+          .slot_stride = step.states.slot_bytes,
+          .slots = step.states.inputs,
+          .row_offsets = step.buffers->row_offsets,
+          .positions = step.buffers->positions,
+          .batch_size = step.batch_size};
+}
+
+// Computes q, k, v, z, b and a of the step's tokens, and what the scan needs of them.
+absl::Status Project(const StepContext& step, const RecurrentSpec& recurrent,
+                     const RecurrentWeights& weights, const LayerPlace& place,
+                     kernels::ConstFloatPtr input) {
+  const RecurrentBuffers& b = step.buffers->recurrent;
+  const Columns columns(recurrent);
+  QUIRE_RETURN_IF_ERROR(ApplyLinear(*step.backend, weights.in,
+                                    {.x = input,
+                                     .weight = nullptr,
+                                     .y = b.in,
+                                     .x_stride = step.hidden,
+                                     .y_stride = columns.width,
+                                     .num_rows = step.num_tokens}));
+  QUIRE_RETURN_IF_ERROR(
+      kernels::CausalConv(*step.backend, {.rows = RowsOf(step, place, recurrent.state_floats()),
+                                          .x = b.in,
+                                          .weight = weights.conv,
+                                          .bias = weights.conv_bias,
+                                          .x_stride = columns.width,
+                                          .channels = recurrent.conv_channels,
+                                          .width = recurrent.conv_width,
+                                          .silu = recurrent.conv_silu}));
+  return kernels::PrepareScan(*step.backend, {.q = b.in + columns.q,
+                                              .k = b.in + columns.k,
+                                              .a = b.in + columns.a,
+                                              .b = recurrent.delta ? b.in + columns.b : nullptr,
+                                              .a_log = weights.a_log,
+                                              .dt_bias = weights.dt_bias,
+                                              .decay = b.decay,
+                                              .rate = b.rate,
+                                              .qk_stride = columns.width,
+                                              .rates_stride = columns.width,
+                                              .num_rows = step.num_tokens,
+                                              .heads = recurrent.heads,
+                                              .key_heads = recurrent.key_heads,
+                                              .key_size = recurrent.key_size,
+                                              .channels = recurrent.decay_columns(),
+                                              .qk_l2_eps = recurrent.qk_l2_eps,
+                                              .beta_scale = recurrent.beta_scale,
+                                              .dt_min = recurrent.dt_min,
+                                              .dt_max = recurrent.dt_max});
+}
+
+absl::Status Scan(const StepContext& step, const RecurrentSpec& recurrent,
+                  const RecurrentWeights& weights, const LayerPlace& place) {
+  const RecurrentBuffers& b = step.buffers->recurrent;
+  const Columns columns(recurrent);
+  return kernels::StateScan(*step.backend,
+                            {.rows = RowsOf(step, place, 0),
+                             .q = b.in + columns.q,
+                             .k = b.in + columns.k,
+                             .v = b.in + columns.v,
+                             .decay = b.decay,
+                             .rate = b.rate,
+                             .skip = weights.skip,
+                             .out = b.out,
+                             .qkv_stride = columns.width,
+                             .heads = recurrent.heads,
+                             .key_heads = recurrent.key_heads,
+                             .key_size = recurrent.key_size,
+                             .value_size = recurrent.value_size,
+                             .decays_channels = recurrent.decay == DecayKind::kPerChannel,
+                             .delta = recurrent.delta});
+}
+
+kernels::GateOrder OrderOf(RecurrentGate gate) {
+  switch (gate) {
+    case RecurrentGate::kNormThenSilu:
+      return kernels::GateOrder::kNormThenSilu;
+    case RecurrentGate::kNormThenSigmoid:
+      return kernels::GateOrder::kNormThenSigmoid;
+    case RecurrentGate::kSiluThenNorm:
+      break;
+  }
+  return kernels::GateOrder::kSiluThenNorm;
+}
+
+// Computes out = gate(out, z).
+absl::Status Gate(const StepContext& step, const RecurrentSpec& recurrent,
+                  const RecurrentWeights& weights) {
+  const RecurrentBuffers& b = step.buffers->recurrent;
+  const Columns columns(recurrent);
+  const bool by_head = recurrent.norm_groups == 0;
+  const std::uint32_t groups = by_head ? recurrent.heads : recurrent.norm_groups;
+  return kernels::GateNorm(*step.backend, {.x = b.out,
+                                           .gate = b.in + columns.z,
+                                           .weight = weights.gate_norm,
+                                           .y = b.out,
+                                           .x_stride = recurrent.value_columns(),
+                                           .gate_stride = columns.width,
+                                           .y_stride = recurrent.value_columns(),
+                                           .num_rows = step.num_tokens,
+                                           .groups = groups,
+                                           .columns = recurrent.value_columns() / groups,
+                                           .order = OrderOf(recurrent.gate),
+                                           .weights_groups = !by_head,
+                                           .epsilon = recurrent.norm_eps});
+}
+
+}  // namespace
+
+absl::Status RecurrentBlock(const StepContext& step, const LayerSpec& layer,
+                            const LayerWeights& weights, const LayerPlace& place) {
+  const RecurrentSpec& recurrent = layer.recurrent;
+  QUIRE_ASSIGN_OR_RETURN(const kernels::ConstFloatPtr input,
+                         BranchInput(step, layer.attn_in, weights.attn_in));
+  QUIRE_RETURN_IF_ERROR(Project(step, recurrent, weights.recurrent, place, input));
+  QUIRE_RETURN_IF_ERROR(Scan(step, recurrent, weights.recurrent, place));
+  QUIRE_RETURN_IF_ERROR(Gate(step, recurrent, weights.recurrent));
+  return AddProduct(step, AttentionOutput(layer, weights), weights.recurrent.out,
+                    step.buffers->recurrent.out, recurrent.value_columns());
+}
+
+}  // namespace quire::models
