@@ -61,10 +61,13 @@ constexpr absl::string_view kHarmlessKeys[] = {"_name_or_path",
                                                "is_decoder",
                                                "is_llama_config",
                                                "label2id",
+                                               "mamba_ssm_dtype",
                                                "max_sequence_length",
                                                "max_window_layers",
                                                "mtp_transformer_layers",
                                                "num_mtp_modules",
+                                               "mtp_num_hidden_layers",
+                                               "mtp_use_dedicated_embeddings",
                                                "output_attentions",
                                                "output_hidden_states",
                                                "output_router_logits",
@@ -100,11 +103,13 @@ constexpr ForeignKey kForeignKeys[] = {
     {"attention_bias", {}},
     {"attention_multiplier", {}},
     {"attn_logit_softcapping", {"0", "0.0"}},
+    {"attn_output_gate", {}},
     {"clip_qkv", {}},
     {"dual_chunk_attention_config", {}},
     {"embedding_multiplier", {"1", "1.0"}},
     {"final_logit_softcapping", {"0", "0.0"}},
     {"first_k_dense_replace", {}},
+    {"full_attention_interval", {}},
     {"index_topk", {}},
     {"is_encoder_decoder", {}},
     {"kv_lora_rank", {}},
@@ -114,6 +119,11 @@ constexpr ForeignKey kForeignKeys[] = {
     {"layernorm_linear_attention_beta", {"1", "1.0"}},
     {"layernorm_mlp_alpha", {"1", "1.0"}},
     {"layernorm_mlp_beta", {"1", "1.0"}},
+    {"linear_conv_kernel_dim", {}},
+    {"linear_key_head_dim", {}},
+    {"linear_num_key_heads", {}},
+    {"linear_num_value_heads", {}},
+    {"linear_value_head_dim", {}},
     {"logit_scale", {"1", "1.0"}},
     {"logits_scaling", {"1", "1.0"}},
     {"mlp_bias", {}},
@@ -191,6 +201,10 @@ KeyUse UseOf(const ConfigReader& reader, const Family& family, const std::string
   // 1 stands for softmax attention, 0 for linear attention.
   if (key == "attn_type_list" && !reader.IsNull(key)) {
     return HasOnlyOnes(reader, key) ? KeyUse::kIgnored : KeyUse::kRefused;
+  }
+  // Families that list the key always have the gate. transformers does not read the key.
+  if (key == "attn_output_gate" && ReadsKey(family, key) && !reader.IsNull(key)) {
+    return reader.ValueText(key) == "true" ? KeyUse::kRead : KeyUse::kRefused;
   }
   if (ReadsKey(family, key) || Contains(kReadKeys, key)) return KeyUse::kRead;
   const auto* foreign = std::find_if(std::begin(kForeignKeys), std::end(kForeignKeys),

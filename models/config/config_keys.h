@@ -15,9 +15,10 @@ namespace quire::models {
 struct Family;
 
 // Keys next to text_config that describe inputs other than text.
-inline constexpr absl::string_view kOtherInputKeys[] = {"vision_config", "boi_token_index",
-                                                        "eoi_token_index", "image_token_index",
-                                                        "mm_tokens_per_image"};
+inline constexpr absl::string_view kOtherInputKeys[] = {
+    "vision_config",     "boi_token_index",       "eoi_token_index",
+    "image_token_index", "mm_tokens_per_image",   "image_token_id",
+    "video_token_id",    "vision_start_token_id", "vision_end_token_id"};
 
 // How a key of config.json is treated.
 enum class KeyUse : std::uint8_t {

@@ -39,6 +39,9 @@ struct ConfigDefaults {
   std::uint32_t num_experts = 0;       // 0: the family has no MoE layers
   std::uint32_t experts_per_token = 0;
   std::uint32_t moe_intermediate_size = 0;
+  std::uint32_t intermediate_size = 0;  // 0: the key is required
+  std::uint32_t shared_expert_intermediate_size = 0;
+  double partial_rotary_factor = 1;
   bool attention_bias = false;
   bool norm_topk_prob = false;
   std::uint32_t first_k_dense_replace = 0;  // layers
@@ -60,6 +63,8 @@ struct Family {
   // unless its value is neutral (config_keys.cc).
   std::span<const absl::string_view> keys = {};
   WindowRule windows = WindowRule::kNone;
+  // Layers are recurrent or have full attention (recurrent_config.h).
+  bool has_recurrent_layers = false;
   // model_type of text_config, for the text model inside a multimodal model. Empty: the keys are at
   // the top level.
   absl::string_view text_model_type = "";

@@ -13,6 +13,7 @@
 #include "models/config/mla_config.h"
 #include "models/config/moe_config.h"
 #include "models/config/pooling_config.h"
+#include "models/config/recurrent_config.h"
 #include "models/config/rope_table.h"
 
 namespace quire::models {
@@ -84,6 +85,7 @@ struct ModelConfig {
   double logits_scaling = 1;
   MoeConfig moe;
   MlaConfig mla;
+  RecurrentConfig recurrent;
   formats::StoredQuantization stored_quantization;
   std::vector<std::int32_t> eos_ids;
   std::optional<std::int32_t> bos_id;

@@ -165,6 +165,13 @@ absl::StatusOr<MoeConfig> ReadMoe(const ConfigReader& reader, const Family& fami
     moe.intermediate_size =
         static_cast<std::uint32_t>(width.value_or(absent.moe_intermediate_size));
   }
+  if (ReadsKey(family, "shared_expert_intermediate_size")) {
+    QUIRE_ASSIGN_OR_RETURN(
+        const std::optional<std::int64_t> width,
+        reader.OptionalInteger("shared_expert_intermediate_size", 1, kMaxIntermediate));
+    moe.shared_expert_intermediate_size =
+        static_cast<std::uint32_t>(width.value_or(absent.shared_expert_intermediate_size));
+  }
   if (ReadsKey(family, "norm_topk_prob")) {
     QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> renormalize,
                            reader.OptionalBool("norm_topk_prob"));

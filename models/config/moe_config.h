@@ -30,6 +30,7 @@ struct MoeConfig {
   bool use_routing_bias = true;
   std::string topk_method;   // empty: not given
   std::string scoring_func;  // likewise
+  std::uint32_t shared_expert_intermediate_size = 0;
   double routed_scaling_factor = 1;
   double swiglu_limit = 0;
   double swiglu_alpha = 0;

@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "models/config/family.h"
@@ -34,7 +35,7 @@ constexpr absl::string_view kKnownKeys[] = {"type",
                                             "partial_rotary_factor",
                                             "finetuned"};
 
-absl::Status CheckKeys(const ConfigReader& rope, RopeKind kind, absl::string_view family,
+absl::Status CheckKeys(const ConfigReader& rope, RopeKind kind, const Family& family,
                        std::vector<std::string>* warnings) {
   for (const std::string& key : rope.Keys()) {
     // transformers does not read the key, so published models were trained or tested without it.
@@ -46,9 +47,11 @@ absl::Status CheckKeys(const ConfigReader& rope, RopeKind kind, absl::string_vie
     }
     const bool known =
         std::find(std::begin(kKnownKeys), std::end(kKnownKeys), key) != std::end(kKnownKeys) ||
-        (kind == RopeKind::kLongrope && (key == "short_factor" || key == "long_factor"));
+        (kind == RopeKind::kLongrope && (key == "short_factor" || key == "long_factor")) ||
+        // Positions of text are equal in all sections.
+        (ReadsKey(family, "mrope_section") && absl::StartsWith(key, "mrope_"));
     if (!known && !rope.IsNull(key)) {
-      return rope.Unsupported(key, absl::StrCat("by ", family));
+      return rope.Unsupported(key, absl::StrCat("by ", family.name));
     }
   }
   return absl::OkStatus();
@@ -256,7 +259,7 @@ absl::StatusOr<RopeConfig> Interpret(const ConfigReader& config, const ConfigRea
   QUIRE_ASSIGN_OR_RETURN(const std::uint32_t rotary_size, ReadRotarySize(config, rope, context));
   if (rope != nullptr) {
     QUIRE_ASSIGN_OR_RETURN(result.kind, ReadKind(*rope, context.family));
-    QUIRE_RETURN_IF_ERROR(CheckKeys(*rope, result.kind, context.family.name, warnings));
+    QUIRE_RETURN_IF_ERROR(CheckKeys(*rope, result.kind, context.family, warnings));
   }
   QUIRE_RETURN_IF_ERROR(ReadTheta(config, rope, theta, context.family, &result, warnings));
   if (result.kind == RopeKind::kDefault) return result;

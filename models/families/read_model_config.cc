@@ -17,6 +17,7 @@
 #include "models/config/config_keys.h"
 #include "models/config/config_reader.h"
 #include "models/config/quantization_config.h"
+#include "models/config/recurrent_config.h"
 #include "models/config/rope_config.h"
 #include "models/config/window_config.h"
 #include "models/families/gguf_config.h"
@@ -196,7 +197,8 @@ absl::Status ReadSizes(const ConfigReader& reader, const Family& family, ModelCo
                                                            family.defaults.vocab_size));
   QUIRE_ASSIGN_OR_RETURN(config->hidden_size, reader.Count("hidden_size", 1, kMaxHidden));
   QUIRE_ASSIGN_OR_RETURN(config->intermediate_size,
-                         reader.Count("intermediate_size", 1, kMaxIntermediate));
+                         RequiredCount(reader, "intermediate_size", kMaxIntermediate,
+                                       family.defaults.intermediate_size));
   QUIRE_ASSIGN_OR_RETURN(config->num_hidden_layers,
                          reader.Count("num_hidden_layers", 1, kMaxLayers));
   QUIRE_RETURN_IF_ERROR(ReadHeads(reader, family, config));
@@ -465,6 +467,8 @@ absl::StatusOr<ModelConfig> ReadModelConfig(const formats::ModelFiles& files) {
   QUIRE_RETURN_IF_ERROR(ReadRope(reader, *family, &config));
   QUIRE_ASSIGN_OR_RETURN(
       config.moe, ReadMoe(reader, *family, config.num_hidden_layers, config.intermediate_size));
+  QUIRE_ASSIGN_OR_RETURN(config.recurrent,
+                         ReadRecurrent(reader, *family, config.num_hidden_layers));
   if (config.output == ModelOutput::kLabels) QUIRE_RETURN_IF_ERROR(ReadLabels(reader, &config));
   QUIRE_ASSIGN_OR_RETURN(config.pooling,
                          ReadPoolingConfig(files, config.hidden_size, config.vocab_size));

@@ -17,6 +17,7 @@
 #include "models/families/olmo.h"
 #include "models/families/phi.h"
 #include "models/families/qwen.h"
+#include "models/families/qwen_hybrid.h"
 #include "models/families/qwen_moe.h"
 #include "models/families/smollm.h"
 
@@ -30,14 +31,31 @@ bool Contains(std::span<const absl::string_view> names, absl::string_view name) 
 }  // namespace
 
 std::span<const Family* const> AllFamilies() {
-  static const Family* const kFamilies[] = {
-      &LlamaFamily(),      &MistralFamily(), &Qwen2Family(),
-      &Qwen3Family(),      &SmolLm3Family(), &GraniteFamily(),
-      &Gemma2Family(),     &Gemma3Family(),  &Gemma3TextOfVisionFamily(),
-      &Phi3Family(),       &Olmo2Family(),   &MixtralFamily(),
-      &Qwen3MoeFamily(),   &GptOssFamily(),  &DeepseekV2Family(),
-      &DeepseekV3Family(), &Glm4MoeFamily(), &Glm4MoeLiteFamily(),
-      &MiniMaxM2Family(),  &Olmo3Family()};
+  static const Family* const kFamilies[] = {&LlamaFamily(),
+                                            &MistralFamily(),
+                                            &Qwen2Family(),
+                                            &Qwen3Family(),
+                                            &SmolLm3Family(),
+                                            &GraniteFamily(),
+                                            &Gemma2Family(),
+                                            &Gemma3Family(),
+                                            &Gemma3TextOfVisionFamily(),
+                                            &Phi3Family(),
+                                            &Olmo2Family(),
+                                            &MixtralFamily(),
+                                            &Qwen3MoeFamily(),
+                                            &GptOssFamily(),
+                                            &DeepseekV2Family(),
+                                            &DeepseekV3Family(),
+                                            &Glm4MoeFamily(),
+                                            &Glm4MoeLiteFamily(),
+                                            &MiniMaxM2Family(),
+                                            &Olmo3Family(),
+                                            &Qwen3NextFamily(),
+                                            &Qwen35Family(),
+                                            &Qwen35MoeFamily(),
+                                            &Qwen35TextOfVisionFamily(),
+                                            &Qwen35MoeTextOfVisionFamily()};
   return kFamilies;
 }
 

@@ -41,7 +41,9 @@ constexpr Fixture kFixtures[] = {
     {"deepseek-v2-bf16"},    {"deepseek-v2-lite-bf16"},
     {"deepseek-v3-bf16"},    {"deepseek-v3-noqlora-bf16"},
     {"olmo3-bf16"},          {"glm4-moe-bf16"},
-    {"glm4-moe-lite-bf16"},  {"minimax-m2-bf16"}};
+    {"glm4-moe-lite-bf16"},  {"minimax-m2-bf16"},
+    {"qwen3-next-bf16"},     {"qwen35-bf16"},
+    {"qwen35-moe-bf16"}};
 
 class FamiliesParityTest : public testing::TestWithParam<Fixture> {
  protected:

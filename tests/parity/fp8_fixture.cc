@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/match.h"
@@ -61,6 +62,9 @@ void AddFp8(const formats::StoredTensor& tensor, std::vector<FileTensor>* fp8,
   exact->push_back({tensor.name, "F32", BytesOfValues(values), tensor.shape});
 }
 
+constexpr absl::string_view kMatrixEnds[] = {"_proj.weight", "_proj_with_mqa.weight",
+                                             "in_proj_qkvz.weight", "in_proj_ba.weight"};
+
 }  // namespace
 
 std::vector<std::string> MakeFp8(EditedFixture* fp8, EditedFixture* exact) {
@@ -69,8 +73,10 @@ std::vector<std::string> MakeFp8(EditedFixture* fp8, EditedFixture* exact) {
   std::vector<std::string> coded;
   std::vector<FileTensor> fp8_tensors, exact_tensors;
   for (const formats::StoredTensor& tensor : checkpoint->tensors()) {
-    if (absl::EndsWith(tensor.name, "_proj.weight") ||
-        absl::EndsWith(tensor.name, "_proj_with_mqa.weight")) {
+    const bool is_matrix =
+        std::any_of(std::begin(kMatrixEnds), std::end(kMatrixEnds),
+                    [&](absl::string_view end) { return absl::EndsWith(tensor.name, end); });
+    if (is_matrix) {
       coded.push_back(tensor.name);
       AddFp8(tensor, &fp8_tensors, &exact_tensors);
       continue;

@@ -66,6 +66,9 @@ class Stage {
     const std::uint32_t max_rows = 2 * num_rows;
     const std::uint32_t row_pages = (row_tokens + kPageSize - 1) / kPageSize;
     const LayerGroups layers = PlanLayerGroups(stage->model_->spec);
+    for (auto* slots : {&stage->state_in_, &stage->state_out_, &stage->no_snapshots_}) {
+      slots->assign(max_rows, 0);
+    }
     const auto num_groups = static_cast<std::uint32_t>(layers.groups.size());
     const std::uint32_t num_pages = 1 + 2 * num_rows * row_pages * num_groups;
     QUIRE_ASSIGN_OR_RETURN(
@@ -78,6 +81,7 @@ class Stage {
         stage->MakeRunner({.max_rows = max_rows,
                            .max_step_tokens = num_rows * std::max(options.chunk, 1u),
                            .max_logprobs = kTop,
+                           .num_state_slots = layers.state_bytes > 0 ? 1 + 2 * max_rows : 0,
                            .comm = options.comm,
                            .activation = options.activation,
                            .max_context_tokens = row_pages * kPageSize,
@@ -103,6 +107,33 @@ class Stage {
   const runtime::CudaRunner* cuda_runner() const { return cuda_runner_; }
   BatchRow batch_row(std::size_t i) const { return tables_->batch_row(i); }
   PageTables& tables() { return *tables_; }
+
+  // Returns the state slots for a step in which row i has cached[i] tokens and computes fresh[i].
+  cache::StateStepInputs States(const std::vector<std::uint32_t>& cached,
+                                const std::vector<std::uint32_t>& fresh,
+                                const ReplayOptions& options) {
+    const LayerGroups layers = PlanLayerGroups(model_->spec);
+    if (layers.state_bytes == 0) return {};
+    for (std::size_t i = 0; i < cached.size(); ++i) {
+      const std::uint32_t row = batch_row(i).value();
+      if (fresh[i] == 0) continue;
+      // Slots 1 + 2 * row and the one after it belong to the row.
+      const std::uint32_t first = 1 + 2 * row;
+      state_in_[row] = state_out_[row] == 0 ? first : state_out_[row];
+      state_out_[row] = row % 2 == 0 ? first : 2 * first + 1 - state_in_[row];
+      if (options.edit_state == nullptr || cached[i] == 0) continue;
+      const auto bytes = static_cast<std::size_t>(layers.state_bytes);
+      const std::span<std::byte> slot = static_cast<runtime::CpuRunner&>(*runner_).states().subspan(
+          state_in_[row] * bytes, bytes);
+      options.edit_state(model_->spec, layers,
+                         {reinterpret_cast<float*>(slot.data()), bytes / sizeof(float)});
+    }
+    return {.state_in = state_in_.data(),
+            .state_out = state_out_.data(),
+            .snapshot_at = no_snapshots_.data(),
+            .snapshot_slot = no_snapshots_.data(),
+            .max_rows = static_cast<std::uint32_t>(state_in_.size())};
+  }
 
  private:
   absl::Status MakeBackend(const ReplayOptions& options) {
@@ -168,6 +199,9 @@ class Stage {
   std::unique_ptr<runtime::StepRunner> runner_;
   const runtime::CudaRunner* cuda_runner_ = nullptr;
   std::optional<PageTables> tables_;
+  std::vector<std::uint32_t> state_in_;  // [max_rows], as the next two
+  std::vector<std::uint32_t> state_out_;
+  std::vector<std::uint32_t> no_snapshots_;
 };
 
 kernels::SamplingRow GreedyRow(bool logprobs) {
@@ -275,6 +309,7 @@ class Replayer {
     step.wanted.clear();
     for (const std::size_t i : order) AddRow(i, fresh[i], &step);
     QUIRE_ASSIGN_OR_RETURN(step.batch.kv, stage_.tables().Inputs(cached_, fresh));
+    step.batch.states = stage_.States(cached_, fresh, options_);
     step.logits.assign(step.batch.logits_tokens.size() * reference_.vocab_size, 0);
     step.batch.logits_out = step.logits.data();
     QUIRE_RETURN_IF_ERROR(stage_.runner().Run(step.batch));
@@ -538,6 +573,7 @@ absl::StatusOr<std::vector<float>> ReplayHidden(const formats::ModelFiles& files
     for (std::uint32_t j = 0; j < fresh; ++j) batch.token_ids.push_back(prompt.tokens[done + j]);
     batch.rows.push_back({stage->batch_row(0), done, 0, fresh, fresh});
     QUIRE_ASSIGN_OR_RETURN(batch.kv, stage->tables().Inputs({done}, {fresh}));
+    batch.states = stage->States({done}, {fresh}, options);
     std::vector<float> part(planes * fresh * spec.hidden);
     batch.hidden_out = part.data();
     QUIRE_RETURN_IF_ERROR(stage->runner().Run(batch));

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "formats/model_files.h"
 #include "kernels/backend/backend.h"
 #include "kernels/comm/communicator.h"
+#include "models/blocks/layer_groups.h"
 #include "models/config/layer_spec.h"
 #include "models/weights/quantization.h"
 
@@ -69,6 +71,10 @@ struct ReplayOptions {
   // Called with the spec of the loaded model. The weights do not change.
   std::function<void(ModelSpec*)> edit_spec = nullptr;
 
+  // Called before each step with the state slot of each row that has cached tokens.
+  std::function<void(const ModelSpec&, const LayerGroups&, std::span<float> slot)> edit_state =
+      nullptr;
+
   // Runs on GPU 0, or on that of `comm`, through CudaRunner. `threads` then applies to the host's
   // part.
   bool cuda = false;
@@ -105,7 +111,7 @@ struct ReplayedPrompt {
 
 // Prefills all prompts in chunks and continues them in one batch over shuffled pages of 16 tokens.
 // A page is released as soon as no window reaches it, and reused. Pages that no sequence owns are
-// NaN.
+// NaN. Every other row writes its recurrent states to another slot than it reads.
 absl::StatusOr<std::vector<ReplayedPrompt>> Replay(const formats::ModelFiles& files,
                                                    const Reference& reference,
                                                    const ReplayOptions& options,

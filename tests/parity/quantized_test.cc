@@ -18,7 +18,7 @@ struct Case {
 };
 
 // Covers a head size of 80, biases, f16 and f32 files, several shards, fused tensors, norms after
-// branches, experts and MLA.
+// branches, experts, MLA and recurrent layers.
 const Case kCases[] = {{"llama-bias-bf16", Quantization::kInt8},
                        {"llama-bias-bf16", Quantization::kInt4G32},
                        {"llama-gqa-hd80-bf16", Quantization::kInt8G32},
@@ -36,7 +36,9 @@ const Case kCases[] = {{"llama-bias-bf16", Quantization::kInt8},
                        {"mixtral-bf16", Quantization::kInt8G32, true},
                        {"qwen3-moe-bf16", Quantization::kInt4G32, true},
                        {"gpt-oss-bf16", Quantization::kInt8G32, true},
-                       {"deepseek-v2-bf16", Quantization::kInt8G32, true}};
+                       {"deepseek-v2-bf16", Quantization::kInt8G32, true},
+                       {"qwen3-next-bf16", Quantization::kInt8, true},
+                       {"qwen35-bf16", Quantization::kInt8}};
 
 class QuantizedTest : public testing::TestWithParam<Case> {
  protected:

@@ -267,15 +267,13 @@ TEST(StoredFormatModelsTest, ReferenceEqualsTheOriginalModel) {
   EXPECT_LT(CompareLogits(*got, model.original()).relative, kMaxRelative);
 }
 
-// MLA reads columns of kv_b_proj, and experts are many matrices. DeepSeek-V3 in its publisher's fp8
-// must compute the same as its exact values in f32. Results are bitwise equal if fp8 is widened to
-// f32, and differ by the order of sums if fp8 is multiplied.
-TEST(StoredFormatModelsTest, DeepSeekInFp8EqualsItsExactValues) {
-  const std::string folder = "deepseek-v3-bf16";
+// Compares a model in fp8 with its exact values in f32. Results are bitwise equal if fp8 is widened
+// to f32, and differ by the order of sums if fp8 is multiplied.
+void ExpectFp8EqualsExactValues(const std::string& folder, const std::string& matrix) {
   EditedFixture fp8(folder), exact(folder);
   const std::vector<std::string> coded = MakeFp8(&fp8, &exact);
-  ASSERT_TRUE(std::any_of(coded.begin(), coded.end(), [](const std::string& name) {
-    return absl::StrContains(name, "kv_b_proj");
+  ASSERT_TRUE(std::any_of(coded.begin(), coded.end(), [&](const std::string& name) {
+    return absl::StrContains(name, matrix);
   }));
   const auto reference = ReadReference(folder);
   ASSERT_TRUE(reference.ok()) << reference.status();
@@ -296,6 +294,16 @@ TEST(StoredFormatModelsTest, DeepSeekInFp8EqualsItsExactValues) {
   const Deviation rounding = Compare(a->at(0).logits, reference->prompts[4].logits);
   EXPECT_GT(rounding.relative, 1e-3) << "nothing was rounded";
   EXPECT_LT(rounding.relative, 0.5);
+}
+
+// MLA reads columns of kv_b_proj, and experts are many matrices.
+TEST(StoredFormatModelsTest, DeepSeekInFp8EqualsItsExactValues) {
+  ExpectFp8EqualsExactValues("deepseek-v3-bf16", "kv_b_proj");
+}
+
+// The rows of in_proj_qkvz and q_proj are reordered, and scales belong to blocks of rows.
+TEST(StoredFormatModelsTest, QwenNextInFp8EqualsItsExactValues) {
+  ExpectFp8EqualsExactValues("qwen3-next-bf16", "in_proj_qkvz");
 }
 
 // Shards are split by size, so the parts of a matrix may be in several.

@@ -8,7 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "runtime/model.h"
 #include "tests/parity/edited_fixture.h"
 #include "tests/parity/parity_harness.h"
@@ -50,6 +52,62 @@ TEST(TextConfigTest, ComputesTheSameAsTheTextModel) {
   const auto got = Replay(fixture.Files(), *reference, {.threads = 2});
   ASSERT_TRUE(got.ok()) << got.status();
   EXPECT_TRUE(Passes(*got, *reference));
+}
+
+// Wraps qwen35-bf16 as Qwen3.5 does.
+void WrapQwen(EditedFixture* fixture) {
+  json inner = fixture->config();
+  inner.erase("architectures");
+  fixture->config() = {{"architectures", {"Qwen3_5ForConditionalGeneration"}},
+                       {"model_type", "qwen3_5"},
+                       {"image_token_id", 310},
+                       {"tie_word_embeddings", true},
+                       {"text_config", inner},
+                       {"vision_config", {{"depth", 1}, {"model_type", "qwen3_5"}}}};
+  fixture->RenameTensors(
+      [](const std::string& name) {
+        return absl::StrCat("model.language_model.", absl::StripPrefix(name, "model."));
+      },
+      {"model.visual.patch_embed.proj.bias", "mtp.norm.weight"});
+}
+
+// Makes the text model of qwen35-moe-bf16 a model of its own.
+void UnwrapQwen(EditedFixture* fixture) {
+  json inner = fixture->config()["text_config"];
+  inner["architectures"] = {"Qwen3_5MoeForCausalLM"};
+  fixture->config() = inner;
+  fixture->RenameTensors(
+      [](absl::string_view name) {
+        return absl::ConsumePrefix(&name, "model.language_model.")
+                   ? absl::StrCat("model.", name)
+                   : absl::StrCat(absl::StartsWith(name, "model.visual.") ? "mtp." : "", name);
+      },
+      {});
+}
+
+TEST(TextConfigTest, QwenIsTheSameWithAndWithoutItsWrapper) {
+  const struct {
+    const char* folder;
+    void (*edit)(EditedFixture*);
+    const char* family;
+  } cases[] = {{"qwen35-bf16", WrapQwen, "qwen3_5_vision"},
+               {"qwen35-moe-bf16", UnwrapQwen, "qwen3_5_moe"}};
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.folder);
+    const auto reference = ReadReference(c.folder);
+    ASSERT_TRUE(reference.ok()) << reference.status();
+    EditedFixture plain(c.folder), edited(c.folder);
+    c.edit(&edited);
+    const auto want = runtime::ReadModelSpec(plain.Files(), DeviceKind::kCpu);
+    const auto read = runtime::ReadModelSpec(edited.Files(), DeviceKind::kCpu);
+    ASSERT_TRUE(want.ok()) << want.status();
+    ASSERT_TRUE(read.ok()) << read.status();
+    EXPECT_EQ(read->config.family, c.family);
+    EXPECT_EQ(read->spec, want->spec);
+    const auto got = Replay(edited.Files(), *reference, {.threads = 2});
+    ASSERT_TRUE(got.ok()) << got.status();
+    EXPECT_TRUE(Passes(*got, *reference));
+  }
 }
 
 TEST(TextConfigTest, SpecEqualsTheTextModel) {

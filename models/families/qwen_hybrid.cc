@@ -1,0 +1,245 @@
+#include "models/families/qwen_hybrid.h"
+
+#include "absl/status/statusor.h"
+#include "base/status.h"
+#include "models/families/common.h"
+
+namespace quire::models {
+namespace {
+
+constexpr absl::string_view kArchitecturesNext[] = {"Qwen3NextForCausalLM"};
+constexpr absl::string_view kModelTypesNext[] = {"qwen3_next"};
+constexpr absl::string_view kArchitectures35[] = {"Qwen3_5ForCausalLM"};
+constexpr absl::string_view kModelTypes35[] = {"qwen3_5_text"};
+constexpr absl::string_view kArchitecturesMoe[] = {"Qwen3_5MoeForCausalLM"};
+constexpr absl::string_view kModelTypesMoe[] = {"qwen3_5_moe_text"};
+constexpr absl::string_view kArchitectures35OfVision[] = {"Qwen3_5ForConditionalGeneration"};
+constexpr absl::string_view kModelTypes35OfVision[] = {"qwen3_5"};
+constexpr absl::string_view kArchitecturesMoeOfVision[] = {"Qwen3_5MoeForConditionalGeneration"};
+constexpr absl::string_view kModelTypesMoeOfVision[] = {"qwen3_5_moe"};
+
+constexpr absl::string_view kKeysNext[] = {
+    "attention_bias",          "decoder_sparse_step",
+    "full_attention_interval", "linear_conv_kernel_dim",
+    "linear_key_head_dim",     "linear_num_key_heads",
+    "linear_num_value_heads",  "linear_value_head_dim",
+    "mlp_only_layers",         "moe_intermediate_size",
+    "norm_topk_prob",          "num_experts",
+    "num_experts_per_tok",     "num_local_experts",
+    "partial_rotary_factor",   "shared_expert_intermediate_size"};
+constexpr absl::string_view kKeys35[] = {"attention_bias",          "attn_output_gate",
+                                         "full_attention_interval", "linear_conv_kernel_dim",
+                                         "linear_key_head_dim",     "linear_num_key_heads",
+                                         "linear_num_value_heads",  "linear_value_head_dim",
+                                         "mrope_section",           "partial_rotary_factor"};
+constexpr absl::string_view kKeysMoe[] = {
+    "attention_bias",         "attn_output_gate",      "full_attention_interval",
+    "linear_conv_kernel_dim", "linear_key_head_dim",   "linear_num_key_heads",
+    "linear_num_value_heads", "linear_value_head_dim", "moe_intermediate_size",
+    "mrope_section",          "num_experts",           "num_experts_per_tok",
+    "num_local_experts",      "partial_rotary_factor", "shared_expert_intermediate_size"};
+
+constexpr ConfigDefaults kDefaultsNext{.max_position_embeddings = 32768,
+                                       .num_key_value_heads = 2,
+                                       .head_dim = 256,
+                                       .num_experts = 512,
+                                       .experts_per_token = 10,
+                                       .moe_intermediate_size = 512,
+                                       .shared_expert_intermediate_size = 512,
+                                       .partial_rotary_factor = 0.25,
+                                       .norm_topk_prob = true};
+constexpr ConfigDefaults kDefaults35{.max_position_embeddings = 32768,
+                                     .num_key_value_heads = 4,
+                                     .head_dim = 256,
+                                     .partial_rotary_factor = 0.25};
+// All layers are sparse, so intermediate_size is absent and has no effect.
+constexpr ConfigDefaults kDefaultsMoe{.max_position_embeddings = 32768,
+                                      .num_key_value_heads = 2,
+                                      .head_dim = 256,
+                                      .num_experts = 256,
+                                      .experts_per_token = 8,
+                                      .moe_intermediate_size = 512,
+                                      .intermediate_size = 512,
+                                      .shared_expert_intermediate_size = 512,
+                                      .partial_rotary_factor = 0.25,
+                                      .norm_topk_prob = true};
+
+constexpr TensorNames NamesWithoutInputs() {
+  TensorNames names;
+  names.q_norm = "self_attn.q_norm";
+  names.k_norm = "self_attn.k_norm";
+  names.conv = "linear_attn.conv1d.weight";
+  names.a_log = "linear_attn.A_log";
+  names.dt_bias = "linear_attn.dt_bias";
+  names.gate_norm = "linear_attn.norm.weight";
+  names.recurrent_out = "linear_attn.out_proj";
+  names.shared = "shared_expert";
+  names.shared_gate = "shared_expert_gate";
+  return names;
+}
+
+constexpr TensorNames NamesNext() {
+  TensorNames names = NamesWithoutInputs();
+  names.in_qkvz = "linear_attn.in_proj_qkvz";
+  names.in_ba = "linear_attn.in_proj_ba";
+  return names;
+}
+
+constexpr TensorNames Names35() {
+  TensorNames names = NamesWithoutInputs();
+  names.in_qkv = "linear_attn.in_proj_qkv";
+  names.in_z = "linear_attn.in_proj_z";
+  names.in_b = "linear_attn.in_proj_b";
+  names.in_a = "linear_attn.in_proj_a";
+  names.stacked_gate_up = "gate_up_proj";
+  names.stacked_down = "down_proj";
+  names.stacks_have_rows = true;
+  return names;
+}
+
+constexpr absl::string_view kSkippedInVision[] = {"model.visual."};
+
+constexpr TensorNames NamesInVision() {
+  TensorNames names = Names35();
+  names.skipped = kSkippedInVision;
+  names.embedding = "model.language_model.embed_tokens";
+  names.final_norm = "model.language_model.norm";
+  names.layer_prefix = "model.language_model.layers.";
+  return names;
+}
+
+RecurrentSpec GatedDeltaRule(const ModelConfig& config) {
+  RecurrentSpec recurrent;
+  recurrent.conv_width = config.recurrent.conv_width;
+  recurrent.heads = config.recurrent.value_heads;
+  recurrent.key_heads = config.recurrent.key_heads;
+  recurrent.key_size = config.recurrent.key_size;
+  recurrent.value_size = config.recurrent.value_size;
+  recurrent.conv_channels = 2 * recurrent.key_columns() + recurrent.value_columns();
+  recurrent.qk_l2_eps = 1e-6f;
+  recurrent.norm_eps = config.rms_norm_eps;
+  return recurrent;
+}
+
+// Norms multiply by 1 + weight, except the gated norm of recurrent layers.
+absl::StatusOr<ModelSpec> HybridSpec(const ModelConfig& config, const Family& family) {
+  QUIRE_ASSIGN_OR_RETURN(ModelSpec spec, PreNormSpec(config, family));
+  const NormSpec norm = RmsNormSpec(config, /*weight_offset=*/1);
+  for (std::size_t i = 0; i < spec.layers.size(); ++i) {
+    LayerSpec& layer = spec.layers[i];
+    layer.attn_in = norm;
+    layer.mlp_in = norm;
+    if (config.recurrent.layers[i]) {
+      layer.attention = AttentionKind::kRecurrent;
+      layer.heads = {};
+      layer.recurrent = GatedDeltaRule(config);
+    } else {
+      layer.heads.qk_norm = norm;
+      layer.heads.output_gate = GateKind::kSigmoid;
+      layer.heads.output_gate_source = GateSource::kInQueryProjection;
+    }
+  }
+  spec.final_norm = norm;
+  AssignCacheGroups(&spec);
+  return spec;
+}
+
+absl::StatusOr<ModelSpec> MoeSpecOf(const ModelConfig& config, const Family& family) {
+  QUIRE_ASSIGN_OR_RETURN(ModelSpec spec, HybridSpec(config, family));
+  MoeSpec moe;
+  moe.score = RouterScore::kSoftmaxAll;
+  moe.renormalize = config.moe.norm_topk_prob;
+  moe.shared = spec.layers[0].dense;
+  moe.shared->intermediate = config.moe.shared_expert_intermediate_size;
+  moe.shared_gate = true;
+  UseExperts(config, moe, &spec);
+  return spec;
+}
+
+absl::StatusOr<ModelSpec> BuildNext(const ModelConfig& config) {
+  return MoeSpecOf(config, Qwen3NextFamily());
+}
+
+absl::StatusOr<ModelSpec> Build35(const ModelConfig& config) {
+  return HybridSpec(config, Qwen35Family());
+}
+
+absl::StatusOr<ModelSpec> BuildMoe(const ModelConfig& config) {
+  ModelConfig always = config;
+  always.moe.norm_topk_prob = true;  // the key is not read
+  return MoeSpecOf(always, Qwen35MoeFamily());
+}
+
+Family InVision(Family family) {
+  family.text_model_type = family.model_types[0];
+  family.names = NamesInVision();
+  return family;
+}
+
+}  // namespace
+
+const Family& Qwen3NextFamily() {
+  static const Family kFamily{.name = "qwen3_next",
+                              .architectures = kArchitecturesNext,
+                              .model_types = kModelTypesNext,
+                              .defaults = kDefaultsNext,
+                              .keys = kKeysNext,
+                              .has_recurrent_layers = true,
+                              .names = NamesNext(),
+                              .gguf_architecture = "",
+                              .gguf_names = {},
+                              .build_spec = BuildNext};
+  return kFamily;
+}
+
+const Family& Qwen35Family() {
+  static const Family kFamily{.name = "qwen3_5",
+                              .architectures = kArchitectures35,
+                              .model_types = kModelTypes35,
+                              .defaults = kDefaults35,
+                              .keys = kKeys35,
+                              .has_recurrent_layers = true,
+                              .names = Names35(),
+                              .gguf_architecture = "",
+                              .gguf_names = {},
+                              .build_spec = Build35};
+  return kFamily;
+}
+
+const Family& Qwen35MoeFamily() {
+  static const Family kFamily{.name = "qwen3_5_moe",
+                              .architectures = kArchitecturesMoe,
+                              .model_types = kModelTypesMoe,
+                              .defaults = kDefaultsMoe,
+                              .keys = kKeysMoe,
+                              .has_recurrent_layers = true,
+                              .names = Names35(),
+                              .gguf_architecture = "",
+                              .gguf_names = {},
+                              .build_spec = BuildMoe};
+  return kFamily;
+}
+
+const Family& Qwen35TextOfVisionFamily() {
+  static const Family kFamily = [] {
+    Family family = InVision(Qwen35Family());
+    family.name = "qwen3_5_vision";
+    family.architectures = kArchitectures35OfVision;
+    family.model_types = kModelTypes35OfVision;
+    return family;
+  }();
+  return kFamily;
+}
+
+const Family& Qwen35MoeTextOfVisionFamily() {
+  static const Family kFamily = [] {
+    Family family = InVision(Qwen35MoeFamily());
+    family.name = "qwen3_5_moe_vision";
+    family.architectures = kArchitecturesMoeOfVision;
+    family.model_types = kModelTypesMoeOfVision;
+    return family;
+  }();
+  return kFamily;
+}
+
+}  // namespace quire::models
