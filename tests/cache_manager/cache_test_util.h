@@ -17,6 +17,7 @@
 #include "cache_manager/finite_proof.h"
 #include "cache_manager/pool/block_pool.h"
 #include "cache_manager/pool/lookup_table.h"
+#include "cache_manager/pool/state_pool.h"
 #include "cache_manager/prefix/prefix_cache.h"
 #include "cache_manager/prefix_index.h"
 #include "cache_manager/row_pages.h"
@@ -120,6 +121,10 @@ struct BlockPoolPeer {
   static Page& page(BlockPool& pool, std::uint32_t id) { return pool.pages_[id]; }
   static auto& free_list(BlockPool& pool) { return pool.free_; }
   static auto& cached_list(BlockPool& pool) { return pool.cached_; }
+};
+
+struct StatePoolPeer {
+  static auto& slot(StatePool& pool, std::uint32_t id) { return pool.slots_[id]; }
 };
 
 struct LookupTablePeer {
