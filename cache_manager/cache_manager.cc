@@ -33,6 +33,29 @@ PrefixCacheOptions PrefixOptions(const CacheManagerOptions& options) {
           .max_empty_nodes = MaxEmptyNodes(options)};
 }
 
+absl::Status CheckStateOptions(const CacheManagerOptions& options) {
+  if (options.num_state_slots == 0) return absl::OkStatus();
+  // The null slot, a slot for each row, the slot that a fork to all rows freezes, and the snapshot
+  // that the forking row has begun with.
+  if (options.num_state_slots < options.max_rows + 3) {
+    return absl::InvalidArgumentError(absl::StrCat("num_state_slots is ", options.num_state_slots,
+                                                   ", and max_rows ", options.max_rows,
+                                                   " needs at least ", options.max_rows + 3));
+  }
+  if (options.state_interval_tokens % options.geometry.page_size != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("state_interval_tokens is ", options.state_interval_tokens,
+                     ", must be a multiple of the page size ", options.geometry.page_size));
+  }
+  for (const CacheGroup& group : options.groups) {
+    if (group.window == 0) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "num_state_slots is ", options.num_state_slots, " and a group has a window of ",
+        group.window, " tokens; a cache supports states or windows, not both"));
+  }
+  return absl::OkStatus();
+}
+
 PageUse::Kind KindOf(PageState state) {
   if (state == PageState::kFree) return PageUse::Kind::kFree;
   return state == PageState::kCached ? PageUse::Kind::kCached : PageUse::Kind::kUsed;
@@ -57,6 +80,7 @@ absl::StatusOr<std::unique_ptr<CacheManager>> CacheManager::Create(
                      "; at least 1 group is needed, and max_row_overlap_tokens must be at least 1 "
                      "if a group has a window"));
   }
+  QUIRE_RETURN_IF_ERROR(CheckStateOptions(options));
   const std::uint32_t max_pages = CeilDiv(options.max_context_tokens, options.geometry.page_size);
   std::vector<LookupTable> tables;
   for (std::size_t group = 0; group < options.groups.size(); ++group) {
@@ -71,9 +95,11 @@ CacheManager::CacheManager(const CacheManagerOptions& options, std::vector<Looku
       layout_(options.geometry.page_size, options.groups),
       demand_(layout_.page_size(), options.groups, options.max_row_overlap_tokens),
       pool_(options.geometry.num_blocks),
-      prefixes_(PrefixOptions(options), &pool_),
+      state_pool_(options.num_state_slots),
+      prefixes_(PrefixOptions(options), &pool_, &state_pool_),
       step_work_(options.max_rows, &layout_, &pool_, &prefixes_),
       rows_(&layout_, std::move(tables), &pool_, &prefixes_, &step_work_),
+      states_(options, &state_pool_, &prefixes_),
       proof_(&pool_, &rows_, &step_work_),
       index_(options, &pool_, &prefixes_, &rows_, &proof_) {}
 
@@ -81,16 +107,47 @@ std::int64_t CacheManager::PrefixIndexBytes(const CacheManagerOptions& options) 
   return PrefixCache::BytesFor(PrefixOptions(options), options.geometry.num_blocks);
 }
 
-absl::Status CacheManager::Attach(BatchRow row, const PrefixMatch& match, const Hash128& root) {
+absl::Status CacheManager::Attach(BatchRow row, const PrefixMatch& match, const Hash128& root,
+                                  std::uint32_t prompt_tokens) {
   QUIRE_RETURN_IF_ERROR(index_.CheckCurrent(match));
+  QUIRE_RETURN_IF_ERROR(states_.CheckRoom(states_.SlotsForRow(row), match.state));
   QUIRE_RETURN_IF_ERROR(rows_.Attach(row, match));
+  states_.Attach(row, match, prompt_tokens);
   index_.Attach(row, root, static_cast<std::uint32_t>(match.pages.size() / num_groups()));
   proof_.Attach(row, match.proven_tokens);
   return absl::OkStatus();
 }
 
+absl::Status CacheManager::Reserve(BatchRow row, std::uint32_t total_tokens,
+                                   std::uint32_t step_tokens) {
+  QUIRE_RETURN_IF_ERROR(states_.CheckRoom(states_.SlotsForRow(row), kNullSlot));
+  QUIRE_RETURN_IF_ERROR(rows_.Reserve(row, total_tokens, step_tokens));
+  states_.Reserve(row);
+  return absl::OkStatus();
+}
+
+void CacheManager::Publish(BatchRow row, std::span<const std::int32_t> tokens,
+                           std::vector<PageKey>* keys, std::uint32_t computed_tokens) {
+  index_.Publish(row, tokens, keys, computed_tokens);
+  PublishSnapshot(row);
+}
+
+void CacheManager::PublishSnapshot(BatchRow row) {
+  if (!has_states()) return;
+  const std::uint32_t tokens = states_.snapshot_tokens(row);
+  states_.PublishSnapshot(row, index_.PublishedNode(row, tokens / page_size()),
+                          /*is_proven=*/proof_.proven_tokens(row) >= tokens);
+}
+
+void CacheManager::SetProven(BatchRow row, std::uint32_t tokens) {
+  proof_.SetProven(row, tokens);
+  states_.SetProven(row);
+}
+
 absl::Status CacheManager::Fork(BatchRow parent, BatchRow child, std::uint32_t computed_tokens) {
+  QUIRE_RETURN_IF_ERROR(states_.CheckRoom(states_.SlotsForFork(parent), kNullSlot));
   QUIRE_RETURN_IF_ERROR(rows_.Fork(parent, child, computed_tokens));
+  states_.Fork(parent, child, computed_tokens);
   const std::uint32_t shared_columns = computed_tokens / page_size();
   index_.Fork(parent, child, shared_columns);
   proof_.Fork(parent, child, shared_columns * page_size());
@@ -98,6 +155,7 @@ absl::Status CacheManager::Fork(BatchRow parent, BatchRow child, std::uint32_t c
 }
 
 void CacheManager::Free(BatchRow row) {
+  states_.Free(row, step_work_.IsInFlight(row));
   rows_.Free(row);
   index_.ForgetRow(row);
   proof_.ForgetRow(row);
@@ -105,18 +163,36 @@ void CacheManager::Free(BatchRow row) {
 
 void CacheManager::FreeKeepingTail(BatchRow row, std::span<const std::int32_t> tokens,
                                    std::span<const PageKey> keys, std::uint32_t computed_tokens) {
-  index_.PublishWithTail(row, tokens, keys, computed_tokens);
+  const bool hands_over = has_states() && states_.CanHandOver(row, computed_tokens);
+  const bool is_proven = proof_.proven_tokens(row) >= computed_tokens;
+  const NodeId node = index_.PublishWithTail(row, tokens, keys, computed_tokens,
+                                             !has_states() || (hands_over && is_proven));
+  if (hands_over && node != kNoNode) states_.HandOver(row, node, is_proven);
   Free(row);
 }
 
 void CacheManager::Invalidate(BatchRow row, std::span<const std::int32_t> tokens,
                               std::span<const PageKey> keys, std::uint32_t first_token) {
   rows_.Poison(row, index_.Invalidate(row, tokens, keys, first_token));
+  index_.DropUnprovenStates(index_.root(row), tokens, keys);
   Free(row);
 }
 
+void CacheManager::Invalidate(const Hash128& root, std::span<const std::int32_t> tokens,
+                              std::span<const PageKey> keys, std::uint32_t first_token) {
+  index_.Invalidate(root, tokens, keys, first_token);
+  index_.DropUnprovenStates(root, tokens, keys);
+}
+
+void CacheManager::CompleteStep(bool is_poisoned) {
+  step_work_.Complete(is_poisoned);
+  states_.CompleteStep();
+}
+
 std::span<const KvStepInputs> CacheManager::PrepareStep(std::span<const RowStep> rows) {
+  QUIRE_CHECK(!has_states() || step_work_.num_in_flight() == 0);
   step_work_.Start();
+  states_.PrepareStep(rows, [this](BatchRow row) { return index_.CanPublish(row); });
   return rows_.FillStepInputs(rows);
 }
 
@@ -129,7 +205,12 @@ CacheStats CacheManager::stats() const {
           .hit_tokens = lookups.hit_tokens,
           .queried_tokens = lookups.queried_tokens,
           .evicted_pages = pool_.num_detached(),
-          .collisions = lookups.collisions};
+          .collisions = lookups.collisions,
+          .tokens_lost_to_state = lookups.tokens_lost_to_state,
+          .state_slots = state_pool_.usable(),
+          .free_state_slots = state_pool_.num_free(),
+          .live_state_slots = states_.num_live(),
+          .snapshot_state_slots = state_pool_.num_snapshots()};
 }
 
 std::vector<PageUse> CacheManager::DescribePages() const {
@@ -167,7 +248,9 @@ absl::Status CacheManager::CheckReferences() const {
 
 absl::Status CacheManager::CheckIntegrity() const {
   QUIRE_RETURN_IF_ERROR(pool_.CheckIntegrity());
+  QUIRE_RETURN_IF_ERROR(state_pool_.CheckIntegrity());
   QUIRE_RETURN_IF_ERROR(rows_.CheckIntegrity());
+  QUIRE_RETURN_IF_ERROR(states_.CheckIntegrity());
   QUIRE_RETURN_IF_ERROR(prefixes_.CheckIntegrity());
   QUIRE_RETURN_IF_ERROR(CheckReferences());
   QUIRE_RETURN_IF_ERROR(index_.CheckIntegrity());

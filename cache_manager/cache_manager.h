@@ -10,6 +10,7 @@
 //   cache->Reserve(row, all_tokens, step_tokens);      allocates pages, all or nothing
 //   cache->CountLookup(match, prompt_tokens);          once per request, after its admission
 //   inputs = cache->PrepareStep(rows);                 lookup tables and lengths for the kernels
+//   states = cache->state_inputs();                    slots of recurrent states, if there are any
 //   clears, copies = cache->TakeClears(), TakeCopies() the runner executes both, then computes
 //   cache->CompleteStep();                             the oldest step in flight has run
 //   cache->Publish(row, tokens, &keys, computed);      full pages can be matched
@@ -20,12 +21,17 @@
 // has one page per column in each group without window. In a window group it has the pages that its
 // next token and the tokens being computed read.
 //
-// RowPages manages the pages of rows, PrefixIndex the published pages, and StepWork the copies and
-// clears of steps. FiniteProof records which pages contain only finite values.
+// In a model with recurrent layers a row also has a slot for its states, and a prefix can be reused
+// only up to a page, or an end of a history, that has a snapshot of the states. At most one step is
+// then in flight.
+//
+// RowPages manages the pages of rows, RowStates their slots, PrefixIndex the published pages, and
+// StepWork the copies and clears of steps. FiniteProof records which pages contain only finite
+// values.
 //
 // Place:      above the pool and the prefix cache; below the scheduler.
-// Invariants: I1 to I11 of docs/kv_cache.md, except for parts about several tiers, and those of the
-//             four classes. See CheckIntegrity().
+// Invariants: I1 to I11 and I13 to I16 of docs/kv_cache.md, except for parts about several tiers,
+//             and those of the five classes. See CheckIntegrity().
 // Threads:    engine thread only. HashPages (page_hash.h) may run on any thread.
 // Lifetime:   must outlive every step that reads its arrays.
 
@@ -44,13 +50,16 @@
 #include "cache_manager/pool/block_pool.h"
 #include "cache_manager/pool/lookup_table.h"
 #include "cache_manager/pool/page_demand.h"
+#include "cache_manager/pool/state_pool.h"
 #include "cache_manager/prefix/page_hash.h"
 #include "cache_manager/prefix/prefix_cache.h"
 #include "cache_manager/prefix_index.h"
 #include "cache_manager/prefix_match.h"
 #include "cache_manager/row_pages.h"
+#include "cache_manager/row_states.h"
 #include "cache_manager/step_work.h"
 #include "cache_manager/views/kv_step_inputs.h"
+#include "cache_manager/views/state_step_inputs.h"
 
 namespace quire::cache {
 
@@ -63,6 +72,13 @@ struct CacheStats {
   std::uint64_t queried_tokens = 0;
   std::uint64_t evicted_pages = 0;
   std::uint64_t collisions = 0;  // equal keys of different tokens, in CountLookup and Publish
+  // Published prompt tokens that were computed again because no state follows them, counted by
+  // CountLookup.
+  std::uint64_t tokens_lost_to_state = 0;
+  std::uint32_t state_slots = 0;           // without the null slot; 0: the model has no states
+  std::uint32_t free_state_slots = 0;      // neither written nor read, and no snapshot
+  std::uint32_t live_state_slots = 0;      // written by rows
+  std::uint32_t snapshot_state_slots = 0;  // of prefix nodes
 };
 
 // The use of one page, for snapshots of the pool.
@@ -86,18 +102,21 @@ class CacheManager {
 
   // Returns the longest published prefix of `tokens`, of at most `max_tokens` tokens. The caller
   // chooses `max_tokens` so that at least one token and every token whose logits it needs are left
-  // to compute. `keys` are the keys of the full pages of `tokens` under `root`. Adds no references
-  // and counts nothing.
+  // to compute. `keys` are the keys of the full pages of `tokens` under `root`. Without `may_copy`
+  // the match has only full pages. Adds no references and counts nothing.
   PrefixMatch Match(std::span<const std::int32_t> tokens, std::span<const PageKey> keys,
-                    const Hash128& root, std::uint32_t max_tokens) const {
-    return index_.Match(tokens, keys, root, max_tokens);
+                    const Hash128& root, std::uint32_t max_tokens, bool may_copy = true) const {
+    return index_.Match(tokens, keys, root, max_tokens, may_copy);
   }
   // Makes the matched pages (possibly none) the first columns of `row`. The row will publish under
   // `root`. If the match has partial sources, a new page is allocated in each group and a PageCopy
-  // is queued. The sources stay referenced until the copy has completed. If too few pages are
-  // available, returns RESOURCE_EXHAUSTED. If the match is outdated, returns ABORTED. Neither error
-  // changes anything. REQUIRES: the row has no pages.
-  absl::Status Attach(BatchRow row, const PrefixMatch& match, const Hash128& root);
+  // is queued. The sources stay referenced until the copy has completed. With states, the row gets
+  // a slot, and the state of the match is not evicted before the row's first step has completed. If
+  // too few pages or slots are available, returns RESOURCE_EXHAUSTED. If the match is outdated,
+  // returns ABORTED. Neither error changes anything. The steps of the row's first `prompt_tokens`
+  // tokens leave snapshots for later requests (RowStates). REQUIRES: the row has no pages.
+  absl::Status Attach(BatchRow row, const PrefixMatch& match, const Hash128& root,
+                      std::uint32_t prompt_tokens = 0);
   // Adds a lookup of `queried_tokens` tokens to the hit statistics. The caller counts only the
   // first successful admission of a request.
   void CountLookup(const PrefixMatch& match, std::uint32_t queried_tokens) {
@@ -107,10 +126,9 @@ class CacheManager {
   // Allocates the pages that the row lacks: for `total_tokens` tokens in groups without window, and
   // for the first `step_tokens` of them in window groups. If too few pages are available for all
   // groups together, allocates and evicts nothing and returns RESOURCE_EXHAUSTED "needs N pages, M
-  // available". REQUIRES: step_tokens <= total_tokens <= max_context_tokens.
-  absl::Status Reserve(BatchRow row, std::uint32_t total_tokens, std::uint32_t step_tokens) {
-    return rows_.Reserve(row, total_tokens, step_tokens);
-  }
+  // available". With states, a row that was never attached gets its slot too, all or nothing.
+  // REQUIRES: step_tokens <= total_tokens <= max_context_tokens.
+  absl::Status Reserve(BatchRow row, std::uint32_t total_tokens, std::uint32_t step_tokens);
   absl::Status Reserve(BatchRow row, std::uint32_t tokens) { return Reserve(row, tokens, tokens); }
 
   // Publishes every page of `row` that [0, computed_tokens) of `tokens` fills. Missing keys are
@@ -122,9 +140,7 @@ class CacheManager {
   //   - Flush or Invalidate removed the node of one of its pages.
   // REQUIRES: the step that computed the tokens has completed.
   void Publish(BatchRow row, std::span<const std::int32_t> tokens, std::vector<PageKey>* keys,
-               std::uint32_t computed_tokens) {
-    index_.Publish(row, tokens, keys, computed_tokens);
-  }
+               std::uint32_t computed_tokens);
   // Enables or disables Publish until the row is freed. Enabled by default.
   void SetPublish(BatchRow row, bool enabled) { index_.SetPublish(row, enabled); }
 
@@ -133,7 +149,7 @@ class CacheManager {
   // window group is not proven if it begins before the window. A page that the row adopted
   // (Publish) is proven only by steps launched after the adoption. REQUIRES: the row has pages for
   // these tokens; tokens > 0.
-  void SetProven(BatchRow row, std::uint32_t tokens) { proof_.SetProven(row, tokens); }
+  void SetProven(BatchRow row, std::uint32_t tokens);
   // Returns the number of leading tokens whose K and V are proven finite. These tokens cannot be
   // the cause of non-finite logits. SetProven and Attach raise it. Adopting a page that is not
   // proven lowers it.
@@ -150,8 +166,10 @@ class CacheManager {
 
   // In each group, makes the empty row `child` share the full pages of `parent` within [0,
   // computed_tokens), and queues a copy of the partial page after them. If too few pages are
-  // available for the copies, changes nothing and returns RESOURCE_EXHAUSTED. REQUIRES: the parent
-  // has the pages that tokens from computed_tokens on read; the child has no pages.
+  // available for the copies, changes nothing and returns RESOURCE_EXHAUSTED. With states, the
+  // parent's slot becomes shared, and each of the two rows gets a slot to write. REQUIRES: the
+  // parent has the pages that tokens from computed_tokens on read, and its state follows exactly
+  // computed_tokens tokens; the child has no pages.
   absl::Status Fork(BatchRow parent, BatchRow child, std::uint32_t computed_tokens);
 
   // Frees all pages of the row, the last page first, and forgets the row's scope. Copies into these
@@ -159,6 +177,8 @@ class CacheManager {
   void Free(BatchRow row);
   // Publishes the full pages of [0, computed_tokens) that have `keys`, then frees the row. The
   // partial last page becomes a partial child of the last full page, which later matches copy from.
+  // With states, the row's slot becomes the snapshot of the last page. A partial page is kept only
+  // if its state is, and if both are proven finite.
   void FreeKeepingTail(BatchRow row, std::span<const std::int32_t> tokens,
                        std::span<const PageKey> keys, std::uint32_t computed_tokens);
 
@@ -172,15 +192,14 @@ class CacheManager {
   // Unpublishes the same pages for a history whose row has already been freed. Called before the
   // CompleteStep of the step that reported non-finite values.
   void Invalidate(const Hash128& root, std::span<const std::int32_t> tokens,
-                  std::span<const PageKey> keys, std::uint32_t first_token) {
-    index_.Invalidate(root, tokens, keys, first_token);
-  }
+                  std::span<const PageKey> keys, std::uint32_t first_token);
 
-  // Fills and returns the step inputs of each group: the cache lengths of the scheduled rows, 0 for
-  // all other rows, and the three maxima. REQUIRES (checked): every row is scheduled once, with at
-  // least one new token; the row holds the pages that these tokens read and write; the pages that
-  // they write are private and unpublished.
+  // Fills state_inputs() and the step inputs of each group. Returns the latter: the cache lengths
+  // of the scheduled rows, 0 for all other rows, and the three maxima. REQUIRES (checked): every
+  // row is scheduled once, with at least one new token; the row holds the pages that these tokens
+  // read and write; the pages that they write are private and unpublished.
   std::span<const KvStepInputs> PrepareStep(std::span<const RowStep> rows);
+  const StateStepInputs& state_inputs() const { return states_.inputs(); }
 
   // TakeClears and TakeCopies return the work of the runner before the next forward pass, and
   // remove it from the queue. The runner does the clears first and then the copies in order,
@@ -198,7 +217,7 @@ class CacheManager {
   // published are not quarantined; the caller invalidates them.
   std::vector<PageCopy> TakeCopies() { return step_work_.TakeCopies(); }
   std::vector<BlockId> TakeClears() { return step_work_.TakeClears(); }
-  void CompleteStep(bool is_poisoned = false) { step_work_.Complete(is_poisoned); }
+  void CompleteStep(bool is_poisoned = false);
   std::uint32_t steps_in_flight() const { return step_work_.num_in_flight(); }
   // True if copies or clears are queued. Only a step clears quarantined pages and makes them free.
   // An idle engine therefore runs a step without rows if this is true.
@@ -212,9 +231,18 @@ class CacheManager {
   FlushCounts Flush() { return index_.Flush(); }
 
   std::uint32_t available_pages() const { return pool_.available(); }  // free + cached
-  // Returns a counter that grows whenever a page becomes available or is published. An attach or a
-  // reservation that failed for lack of pages fails again as long as the counter is unchanged.
-  std::uint64_t num_changes() const { return pool_.num_returned() + prefixes_.num_published(); }
+  // Returns a counter that grows whenever a page or a slot becomes available or a page is
+  // published. An attach or a reservation that failed for lack of pages fails again as long as the
+  // counter is unchanged.
+  std::uint64_t num_changes() const {
+    return pool_.num_returned() + state_pool_.num_returned() + prefixes_.num_published();
+  }
+  bool has_states() const { return states_.is_enabled(); }
+  std::uint32_t available_state_slots() const { return state_pool_.available(); }
+  // Number of slots that Fork allocates for `children` children of a row without a pending fork.
+  std::uint32_t SlotsForForks(std::uint32_t children) const {
+    return has_states() ? children + 1 : 0;
+  }
   // Number of pages of the row in all groups.
   std::uint32_t num_pages(BatchRow row) const { return rows_.num_pages(row); }
   // Number of pages that only this row references.
@@ -232,8 +260,8 @@ class CacheManager {
   // Entry i describes page i + 1. O(pages + rows * columns).
   std::vector<PageUse> DescribePages() const;
 
-  // Checks I1 to I11. O(pages + rows * columns). Called by AdminService.CheckIntegrity and by every
-  // randomized test.
+  // Checks I1 to I11 and I13 to I16. O(pages + rows * columns). Called by
+  // AdminService.CheckIntegrity and by every randomized test.
   absl::Status CheckIntegrity() const;
 
  private:
@@ -241,15 +269,19 @@ class CacheManager {
 
   CacheManager(const CacheManagerOptions& options, std::vector<LookupTable> tables);
 
+  // Gives the snapshot that the row's last step wrote to its node.
+  void PublishSnapshot(BatchRow row);
   absl::Status CheckReferences() const;
 
   const HashKey hash_key_;
   const CacheLayout layout_;
   const PageDemand demand_;
   BlockPool pool_;
+  StatePool state_pool_;
   PrefixCache prefixes_;
   StepWork step_work_;
   RowPages rows_;
+  RowStates states_;
   FiniteProof proof_;
   PrefixIndex index_;
 };

@@ -46,6 +46,7 @@ bool IsInColumn(const PrefixCache& prefixes, NodeId node, const Hash128& root,
 PrefixIndex::PrefixIndex(const CacheManagerOptions& options, BlockPool* pool, PrefixCache* prefixes,
                          RowPages* rows, FiniteProof* proof)
     : prefix_caching_(options.prefix_caching),
+      has_states_(options.num_state_slots > 0),
       partial_page_reuse_(options.partial_page_reuse),
       hash_key_(options.hash_key),
       page_hash_(options.page_hash),
@@ -63,7 +64,7 @@ PrefixIndex::Row& PrefixIndex::at(BatchRow row) {
 }
 
 PrefixMatch PrefixIndex::Match(std::span<const std::int32_t> tokens, std::span<const PageKey> keys,
-                               const Hash128& root, std::uint32_t max_tokens) const {
+                               const Hash128& root, std::uint32_t max_tokens, bool may_copy) const {
   PrefixMatch match;
   match.generation = prefixes_->generation();
   if (!prefix_caching_) return match;
@@ -72,8 +73,9 @@ PrefixMatch PrefixIndex::Match(std::span<const std::int32_t> tokens, std::span<c
   const NodeId last = MatchPages(known, keys, root, &match);
   const std::size_t matched = match.pages.size() / rows_->layout().num_groups() * page_size;
   match.num_tokens = static_cast<std::uint32_t>(matched);
+  if (has_states_) LimitToState(known, last, may_copy && partial_page_reuse_, &match);
   match.proven_tokens = proof_->ProvenColumns(match.pages) * page_size_;
-  if (!partial_page_reuse_) return match;
+  if (has_states_ || !may_copy || !partial_page_reuse_) return match;
   const PrefixCache::PartialMatch partial = prefixes_->FindPartialMatch(
       last, known.subspan(matched, std::min(page_size, known.size() - matched)));
   if (partial.num_tokens >= page_size / kMinPartialShare) {
@@ -84,6 +86,32 @@ PrefixMatch PrefixIndex::Match(std::span<const std::int32_t> tokens, std::span<c
     match.is_partial_proven = proof_->AreProven(sources);
   }
   return match;
+}
+
+// The end of a history is used only as a whole, because its state follows all its tokens.
+void PrefixIndex::LimitToState(std::span<const std::int32_t> tokens, NodeId last, bool may_copy,
+                               PrefixMatch* match) const {
+  const std::size_t groups = rows_->layout().num_groups();
+  const std::uint32_t matched = match->num_tokens;
+  std::uint32_t columns = matched / page_size_;
+  for (NodeId node = last;; --columns, node = prefixes_->parent(node)) {
+    const auto rest = tokens.subspan(std::size_t{columns} * page_size_);
+    const PrefixCache::PartialMatch partial = prefixes_->FindWholePartial(node, rest);
+    if (may_copy && partial.node != kNoNode) {
+      const auto sources = prefixes_->pages(partial.node);
+      match->partial_sources.assign(sources.begin(), sources.end());
+      match->partial_rows = partial.num_tokens;
+      match->is_partial_proven = proof_->AreProven(sources);
+      match->state = prefixes_->state(partial.node);
+      break;
+    }
+    if (columns == 0) break;
+    match->state = prefixes_->state(node);
+    if (match->state != kNullSlot) break;
+  }
+  match->pages.resize(columns * groups);
+  match->num_tokens = columns * page_size_ + match->partial_rows;
+  match->lost_tokens = matched - std::min(matched, match->num_tokens);
 }
 
 NodeId PrefixIndex::MatchPages(std::span<const std::int32_t> tokens, std::span<const PageKey> keys,
@@ -128,6 +156,7 @@ absl::Status PrefixIndex::CheckCurrent(const PrefixMatch& match) const {
 void PrefixIndex::CountLookup(const PrefixMatch& match, std::uint32_t queried_tokens) {
   counts_.hit_tokens += match.num_tokens;
   counts_.queried_tokens += queried_tokens;
+  counts_.tokens_lost_to_state += match.lost_tokens;
   counts_.collisions += match.collision;
 }
 
@@ -263,36 +292,62 @@ void PrefixIndex::Merge(BatchRow row, std::uint32_t column, NodeId node) {
   prefixes_->Touch(node);
 }
 
-void PrefixIndex::PublishWithTail(BatchRow row, std::span<const std::int32_t> tokens,
-                                  std::span<const PageKey> keys, std::uint32_t computed_tokens) {
+NodeId PrefixIndex::PublishWithTail(BatchRow row, std::span<const std::int32_t> tokens,
+                                    std::span<const PageKey> keys, std::uint32_t computed_tokens,
+                                    bool keeps_tail) {
   QUIRE_CHECK(computed_tokens <= tokens.size());
   QUIRE_CHECK(computed_tokens <= rows_->reserved_columns(row) * page_size_);
-  if (!CanPublish(row)) return;
+  if (!CanPublish(row)) return kNoNode;
   const std::size_t full_pages = std::min<std::size_t>(computed_tokens / page_size_, keys.size());
   PublishColumns(row, tokens, keys, static_cast<std::uint32_t>(full_pages));
-  PublishTail(row, tokens, computed_tokens);
+  if (computed_tokens % page_size_ == 0) return PublishedNode(row, computed_tokens / page_size_);
+  return keeps_tail ? PublishTail(row, tokens, computed_tokens) : kNoNode;
 }
 
-void PrefixIndex::PublishTail(BatchRow row, std::span<const std::int32_t> tokens,
-                              std::uint32_t computed_tokens) {
+NodeId PrefixIndex::PublishedNode(BatchRow row, std::uint32_t columns) const {
+  const bool is_published = columns > 0 && columns <= publications_[row.value()].num_published;
+  return is_published ? NodeBefore(row, columns) : kNoNode;
+}
+
+NodeId PrefixIndex::PublishTail(BatchRow row, std::span<const std::int32_t> tokens,
+                                std::uint32_t computed_tokens) {
   const std::uint32_t column = computed_tokens / page_size_;
   const std::uint32_t filled = computed_tokens % page_size_;
-  if (!partial_page_reuse_ || filled == 0 || filled < page_size_ / kMinPartialShare) return;
-  if (!CanPublish(row) || at(row).num_published != column) return;
-  if (!rows_->HasValidColumn(row, column)) return;
+  // A state saves more than the tokens of its page.
+  const std::uint32_t least = has_states_ ? 1 : page_size_ / kMinPartialShare;
+  if (!partial_page_reuse_ || filled < least) return kNoNode;
+  if (!CanPublish(row) || at(row).num_published != column) return kNoNode;
+  if (!rows_->HasValidColumn(row, column)) return kNoNode;
   rows_->ReadColumn(row, column, column_pages_);
   const bool is_private = std::ranges::all_of(column_pages_, [&](BlockId page) {
     return pool_->requests(page) == 1 && pool_->node(page) == kNoNode;
   });
-  if (!is_private) return;
+  if (!is_private) return kNoNode;
   const auto tail = tokens.subspan(std::size_t{column} * page_size_, filled);
   const NodeId parent = NodeBefore(row, column);
-  const PrefixCache::PartialMatch known = prefixes_->FindPartialMatch(parent, tail);
-  if (known.num_tokens == filled) return prefixes_->Touch(known.node);
-  if (!prefixes_->MakeRoom()) return;
-  prefixes_->AddPartialChild(column > 0 ? parent : prefixes_->AddRoot(at(row).root), tail,
-                             column_pages_);
+  const PrefixCache::PartialMatch known = has_states_ ? prefixes_->FindWholePartial(parent, tail)
+                                                      : prefixes_->FindPartialMatch(parent, tail);
+  if (known.num_tokens == filled) {
+    prefixes_->Touch(known.node);
+    return has_states_ ? known.node : kNoNode;
+  }
+  if (!prefixes_->MakeRoom()) return kNoNode;
+  const NodeId node = prefixes_->AddPartialChild(
+      column > 0 ? parent : prefixes_->AddRoot(at(row).root), tail, column_pages_);
   proof_->SetTailProven(row, computed_tokens, column_pages_);
+  return node;
+}
+
+void PrefixIndex::DropUnprovenStates(const Hash128& root, std::span<const std::int32_t> tokens,
+                                     std::span<const PageKey> keys) {
+  if (!has_states_) return;
+  NodeId node = prefixes_->FindRoot(root);
+  for (std::uint32_t column = 0; node != kNoNode; ++column) {
+    node = ChildAt(*prefixes_, node, column, tokens, keys, page_size_);
+    if (node == kNoNode) return;
+    const StateSlot slot = prefixes_->state(node);
+    if (slot != kNullSlot && !prefixes_->is_state_proven(node)) prefixes_->RemoveState(node);
+  }
 }
 
 std::uint32_t PrefixIndex::FirstKeptColumn(BatchRow row) {

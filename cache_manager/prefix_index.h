@@ -25,6 +25,7 @@ struct FlushCounts {
 struct LookupCounts {
   std::uint64_t hit_tokens = 0;
   std::uint64_t queried_tokens = 0;
+  std::uint64_t tokens_lost_to_state = 0;
   std::uint64_t collisions = 0;  // equal keys of different tokens, in lookups and in Publish
 };
 
@@ -44,7 +45,7 @@ class PrefixIndex {
 
   // CacheManager describes the functions of the same names.
   PrefixMatch Match(std::span<const std::int32_t> tokens, std::span<const PageKey> keys,
-                    const Hash128& root, std::uint32_t max_tokens) const;
+                    const Hash128& root, std::uint32_t max_tokens, bool may_copy) const;
   void CountLookup(const PrefixMatch& match, std::uint32_t queried_tokens);
   void Publish(BatchRow row, std::span<const std::int32_t> tokens, std::vector<PageKey>* keys,
                std::uint32_t computed_tokens);
@@ -62,10 +63,19 @@ class PrefixIndex {
   // `parent`.
   void Fork(BatchRow parent, BatchRow child, std::uint32_t shared_columns);
   void ForgetRow(BatchRow row);
-  // Publishes the full pages that have keys, and the rest of [0, computed_tokens) as a partial
-  // child.
-  void PublishWithTail(BatchRow row, std::span<const std::int32_t> tokens,
-                       std::span<const PageKey> keys, std::uint32_t computed_tokens);
+  // Publishes the full pages that have keys, and with `keeps_tail` the rest of [0, computed_tokens)
+  // as a partial child. Returns the node whose history is [0, computed_tokens), or kNoNode.
+  NodeId PublishWithTail(BatchRow row, std::span<const std::int32_t> tokens,
+                         std::span<const PageKey> keys, std::uint32_t computed_tokens,
+                         bool keeps_tail);
+  // False if the row can publish no more pages.
+  bool CanPublish(BatchRow row);
+  // Returns the node of the row's first `columns` columns, or kNoNode if they are not published.
+  NodeId PublishedNode(BatchRow row, std::uint32_t columns) const;
+  // Takes the snapshots that are not proven finite from the nodes of a history.
+  void DropUnprovenStates(const Hash128& root, std::span<const std::int32_t> tokens,
+                          std::span<const PageKey> keys);
+  const Hash128& root(BatchRow row) const { return publications_[row.value()].root; }
   // Unpublishes the first column of the row's history that is not proven finite, at or after
   // `first_token`, and everything that continues it. Returns that column.
   std::uint32_t Invalidate(BatchRow row, std::span<const std::int32_t> tokens,
@@ -90,7 +100,6 @@ class PrefixIndex {
   };
 
   Row& at(BatchRow row);
-  bool CanPublish(BatchRow row);
   // Returns the parent of a node for `column`. Returns kNoNode if the parent is a root that does
   // not exist yet, or if the row does not hold the previous column.
   NodeId NodeBefore(BatchRow row, std::uint32_t column) const;
@@ -98,6 +107,9 @@ class PrefixIndex {
   // node.
   NodeId MatchPages(std::span<const std::int32_t> tokens, std::span<const PageKey> keys,
                     const Hash128& root, PrefixMatch* match) const;
+  // Shortens the match to the longest part that ends with a state. `last` is its last node.
+  void LimitToState(std::span<const std::int32_t> tokens, NodeId last, bool may_copy,
+                    PrefixMatch* match) const;
   void PublishColumns(BatchRow row, std::span<const std::int32_t> tokens,
                       std::span<const PageKey> keys, std::uint32_t full_pages);
   bool PublishColumn(BatchRow row, std::uint32_t column, std::span<const std::int32_t> page_tokens,
@@ -105,12 +117,14 @@ class PrefixIndex {
   // Replaces the column's pages by those of `node`, which has the same history. In groups where the
   // node has no page, adds the column's page to the node.
   void Merge(BatchRow row, std::uint32_t column, NodeId node);
-  // Publishes the partial page that follows the row's full ones, if the row can publish.
-  void PublishTail(BatchRow row, std::span<const std::int32_t> tokens,
-                   std::uint32_t computed_tokens);
+  // Publishes the partial page that follows the row's full ones, if the row can publish. Returns
+  // its node, or kNoNode if there is none or another node has the tokens already.
+  NodeId PublishTail(BatchRow row, std::span<const std::int32_t> tokens,
+                     std::uint32_t computed_tokens);
   absl::Status CheckRow(BatchRow row, std::size_t group) const;
 
   const bool prefix_caching_;
+  const bool has_states_;
   bool partial_page_reuse_;
   const HashKey hash_key_;
   const PageHashFunction page_hash_;

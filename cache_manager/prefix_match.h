@@ -4,12 +4,13 @@
 #include <vector>
 
 #include "base/strong_id.h"
+#include "cache_manager/pool/state_pool.h"
 
 namespace quire::cache {
 
 // The result of Match: a run of full pages, and perhaps a prefix of one more page. It is valid
-// until any page is unpublished (eviction, Invalidate, Flush). Attach rejects an outdated match by
-// its generation.
+// until any page is unpublished (eviction, Invalidate, Flush) or a snapshot is evicted. Attach
+// rejects an outdated match by its generation.
 struct PrefixMatch {
   std::uint32_t num_tokens = 0;  // full pages * page size + partial_rows
   // Full pages to share, [columns, groups]. A window group may have the null page in columns that
@@ -21,6 +22,10 @@ struct PrefixMatch {
   std::uint32_t proven_tokens = 0;
   bool is_partial_proven = false;  // true if all partial_sources are proven finite
   std::uint64_t generation = 0;
+  // With states: the slot with the state after num_tokens tokens; kNullSlot if num_tokens is 0.
+  StateSlot state;
+  // With states: tokens of published pages after num_tokens that have no state after them.
+  std::uint32_t lost_tokens = 0;
   bool collision = false;  // the match ended at a page with an equal key but other tokens
 };
 

@@ -46,10 +46,11 @@ std::int64_t PrefixCache::BytesFor(const PrefixCacheOptions& options, std::uint3
       TableBytes<decltype(roots_)>(TableRoom(usable)) + options.groups.size() * sizeof(CacheGroup));
 }
 
-PrefixCache::PrefixCache(const PrefixCacheOptions& options, BlockPool* pool)
+PrefixCache::PrefixCache(const PrefixCacheOptions& options, BlockPool* pool, StatePool* states)
     : options_(options),
       num_groups_(options.groups.size()),
       pool_(pool),
+      states_(states),
       nodes_(NumSlots(options, pool->usable())),
       tokens_(nodes_.size() * options.page_size),
       pages_(nodes_.size() * options.groups.size()) {
@@ -61,6 +62,7 @@ PrefixCache::PrefixCache(const PrefixCacheOptions& options, BlockPool* pool)
   index_.reserve(TableRoom(nodes_.size() - pool_->usable()));
   roots_.reserve(TableRoom(pool_->usable()));
   pool_->SetEvictionHandler([this](BlockId page) { Evict(page); });
+  states_->SetEvictionHandler([this](StateSlot slot) { RemoveState(states_->node(slot)); });
 }
 
 PrefixCache::Node& PrefixCache::at(NodeId node) {
@@ -131,6 +133,36 @@ PrefixCache::PartialMatch PrefixCache::FindPartialMatch(
     if (common > best.num_tokens) best = {.node = id(child), .num_tokens = common};
   }
   return best;
+}
+
+PrefixCache::PartialMatch PrefixCache::FindWholePartial(
+    NodeId parent, std::span<const std::int32_t> tokens) const {
+  PartialMatch best;
+  if (parent == kNoNode) return best;
+  std::uint32_t candidates = kMaxPartialCandidates;
+  for (const Node* child = at(parent).children.front(); child != nullptr && candidates > 0;
+       child = Siblings::next(child), --candidates) {
+    const auto stored = this->tokens(id(child));
+    if (child->kind != Kind::kPartial || stored.size() > tokens.size()) continue;
+    if (stored.size() <= best.num_tokens ||
+        !std::ranges::equal(stored, tokens.first(stored.size())))
+      continue;
+    best = {.node = id(child), .num_tokens = child->filled};
+  }
+  return best;
+}
+
+void PrefixCache::SetState(NodeId node, StateSlot slot) {
+  QUIRE_CHECK(at(node).state == kNullSlot && HasAllPages(node));
+  states_->AttachNode(slot, node);
+  at(node).state = slot;
+}
+
+void PrefixCache::RemoveState(NodeId node) {
+  QUIRE_CHECK(at(node).state != kNullSlot);
+  if (at(node).kind == Kind::kPartial) return DropSubtree(node);
+  states_->DetachNode(std::exchange(at(node).state, kNullSlot));
+  ++generation_;
 }
 
 NodeId PrefixCache::TakeSlot(Kind kind) {
@@ -233,6 +265,7 @@ void PrefixCache::RemoveLeaf(NodeId leaf) {
       const BlockId page = std::exchange(this->page(leaf, group), kNullBlock);
       if (page != kNullBlock) pool_->DetachNode(page);
     }
+    if (node.state != kNullSlot) states_->DetachNode(std::exchange(node.state, kNullSlot));
     --num_nodes_;
     ++generation_;
   }
@@ -325,6 +358,31 @@ absl::Status PrefixCache::CheckPages(const Node& node) const {
   return absl::OkStatus();
 }
 
+absl::Status PrefixCache::CheckState(const Node& node) const {
+  const std::uint32_t name = id(&node).value();
+  if (node.state == kNullSlot) {
+    if (node.kind == Kind::kFull || states_->usable() == 0) return absl::OkStatus();
+    return absl::InternalError(absl::StrCat("partial node ", name, " has no state"));
+  }
+  if (node.state.value() >= states_->num_slots() || states_->node(node.state) != id(&node)) {
+    return absl::InternalError(absl::StrCat("node ", name, " refers to slot ", node.state.value(),
+                                            ", which does not refer to it"));
+  }
+  std::uint32_t tokens = 0;
+  for (const Node* at = &node; at->kind != Kind::kRoot; at = &nodes_[at->parent.value()]) {
+    tokens += at->filled;
+  }
+  if (states_->tokens(node.state) != tokens) {
+    return absl::InternalError(absl::StrCat("node ", name, " ends after ", tokens,
+                                            " tokens, its state after ",
+                                            states_->tokens(node.state)));
+  }
+  if (!HasAllPages(id(&node))) {
+    return absl::InternalError(absl::StrCat("node ", name, " has a state but lacks a page"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status PrefixCache::CheckNode(const Node& node) const {
   const std::uint32_t name = id(&node).value();
   if (node.kind == Kind::kRoot) {
@@ -352,6 +410,7 @@ absl::Status PrefixCache::CheckNode(const Node& node) const {
   if (!is_full && !node.children.empty()) {
     return absl::InternalError(absl::StrCat("partial node ", name, " has children"));
   }
+  QUIRE_RETURN_IF_ERROR(CheckState(node));
   if (!is_full) return absl::OkStatus();
   if (options_.page_hash(options_.hash_key, above.key, tokens(id(&node))) != node.key) {
     return absl::InternalError(
@@ -369,9 +428,11 @@ absl::Status PrefixCache::CheckTree() const {
   std::size_t partial = 0;
   std::size_t roots = 0;
   std::size_t linked = 0;
+  std::size_t snapshots = 0;
   for (const Node& node : nodes_) {
     if (node.kind == Kind::kUnused) continue;
     QUIRE_RETURN_IF_ERROR(CheckNode(node));
+    snapshots += node.state != kNullSlot;
     full += node.kind == Kind::kFull;
     partial += node.kind == Kind::kPartial;
     roots += node.kind == Kind::kRoot;
@@ -396,6 +457,10 @@ absl::Status PrefixCache::CheckTree() const {
         "prefix cache counts ", index_.size(), " keys, ", roots_.size(), " roots, ", linked,
         " children, ", num_nodes_, " nodes and ", unused_.size(), " unused slots, but has ", full,
         " full, ", partial, " partial and ", roots, " root nodes"));
+  }
+  if (snapshots != states_->num_snapshots()) {
+    return absl::InternalError(absl::StrCat(
+        "nodes have ", snapshots, " snapshots, the pool counts ", states_->num_snapshots()));
   }
   return absl::OkStatus();
 }

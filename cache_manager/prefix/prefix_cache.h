@@ -11,6 +11,7 @@
 #include "base/strong_id.h"
 #include "cache_manager/pool/block_pool.h"
 #include "cache_manager/pool/page_demand.h"
+#include "cache_manager/pool/state_pool.h"
 #include "cache_manager/prefix/page_hash.h"
 
 namespace quire::cache {
@@ -41,10 +42,13 @@ struct PrefixCacheOptions {
 //   - Group with window: only the last pages are read, so pages are evicted one at a time.
 // A node exists while it owns a page or has a child.
 //
-// Place:      above BlockPool, below CacheManager. Knows token ids and page ids, not sequences or
-//             memory.
+// States. In a model with recurrent layers a node may own a snapshot: the slot with the state after
+// the node's last token. A partial child then always owns one, since it is of no use without.
+//
+// Place:      above BlockPool and StatePool, below CacheManager. Knows ids of tokens, pages and
+//             slots, not sequences or memory.
 // Threads:    engine thread only.
-// Lifetime:   destroyed before its BlockPool.
+// Lifetime:   destroyed before its pools.
 // Invariants (CheckIntegrity):
 //   1. pool.node(p) == n if and only if node n owns page p.
 //   2. Every parent chain ends at a root, and every root has a child.
@@ -53,6 +57,8 @@ struct PrefixCacheOptions {
 //   5. Groups without window evict leaves first: no child of a cached page is referenced by a row,
 //      and none is evicted after that page.
 //   6. The index holds exactly the full nodes, each under the hash of its tokens.
+//   7. states.node(s) == n if and only if node n owns slot s. The state follows exactly the tokens
+//      of n's history (I14), and n owns a page in every group (I16).
 class PrefixCache {
  public:
   // FindPartialMatch compares at most this many children of a node.
@@ -72,8 +78,8 @@ class PrefixCache {
   // page.
   static std::int64_t BytesFor(const PrefixCacheOptions& options, std::uint32_t num_blocks);
 
-  // Installs itself as the eviction handler of `pool`.
-  PrefixCache(const PrefixCacheOptions& options, BlockPool* pool);
+  // Installs itself as the eviction handler of the pools.
+  PrefixCache(const PrefixCacheOptions& options, BlockPool* pool, StatePool* states);
   PrefixCache(const PrefixCache&) = delete;
   PrefixCache& operator=(const PrefixCache&) = delete;
 
@@ -86,6 +92,9 @@ class PrefixCache {
   // that prefix. Only the kMaxPartialCandidates most recently used children that own all their
   // pages are compared. Among equals the most recently used child wins.
   PartialMatch FindPartialMatch(NodeId parent, std::span<const std::int32_t> tokens) const;
+  // Returns the longest partial child of `parent` whose tokens all begin `tokens`. It examines the
+  // same children as FindPartialMatch.
+  PartialMatch FindWholePartial(NodeId parent, std::span<const std::int32_t> tokens) const;
 
   // Ensures that one root and one child can be added, evicting unreferenced histories (coldest
   // first, leaf by leaf) if the node table is full. Returns false if every history is referenced.
@@ -107,6 +116,12 @@ class PrefixCache {
   // node.
   void AddPage(NodeId node, std::size_t group, BlockId page);
 
+  // Gives the node a snapshot, which is frozen and read. REQUIRES: the node has none and owns all
+  // its pages.
+  void SetState(NodeId node, StateSlot slot);
+  // Takes the snapshot from the node. A partial child is removed. REQUIRES: the node has one.
+  void RemoveState(NodeId node);
+
   // Makes the node the most recently used child of its parent if it owns all its pages.
   void Touch(NodeId node);
   // Removes the node and its subtree. Their pages are not found any more, and unreferenced ones
@@ -125,6 +140,9 @@ class PrefixCache {
     return {pages_.data() + node.value() * num_groups_, num_groups_};
   }
   NodeId parent(NodeId node) const { return at(node).parent; }
+  StateSlot state(NodeId node) const { return at(node).state; }  // kNullSlot if it has none
+  // True if the node's snapshot is proven finite. REQUIRES: the node has one.
+  bool is_state_proven(NodeId node) const { return states_->is_proven_finite(at(node).state); }
   bool is_full(NodeId node) const { return at(node).kind == Kind::kFull; }
   bool is_root(NodeId node, const Hash128& scope) const {
     return at(node).kind == Kind::kRoot && at(node).key == scope;
@@ -135,8 +153,8 @@ class PrefixCache {
   std::uint32_t num_nodes() const { return num_nodes_; }  // without roots
   // Number of nodes and pages published since construction.
   std::uint64_t num_published() const { return num_published_; }
-  // Incremented whenever a node is removed or loses a page. A match made at the same generation is
-  // still valid.
+  // Incremented whenever a node is removed or loses a page or its snapshot. A match made at the
+  // same generation is still valid.
   std::uint64_t generation() const { return generation_; }
 
   // Proves the invariants in O(num_blocks * page_size).
@@ -156,6 +174,7 @@ class PrefixCache {
     // Incremented when the slot is reused, so that stale NodeIds are detected.
     std::uint32_t generation = 0;
     std::uint32_t filled = 0;  // tokens: page_size, less for a partial child, 0 for a root
+    StateSlot state;           // snapshot after the last token; kNullSlot if none
     Kind kind = Kind::kUnused;
   };
   using Siblings = IntrusiveList<Node, &Node::sibling>;
@@ -185,6 +204,7 @@ class PrefixCache {
   // True if evicting the node's pages would remove the node and none of them is referenced.
   bool IsColdLeaf(NodeId node) const;
   absl::Status CheckPages(const Node& node) const;
+  absl::Status CheckState(const Node& node) const;
   absl::Status CheckNode(const Node& node) const;
   absl::Status CheckTree() const;
   absl::Status CheckEvictionOrder(std::size_t group) const;
@@ -192,6 +212,7 @@ class PrefixCache {
   const PrefixCacheOptions options_;
   const std::size_t num_groups_;
   BlockPool* const pool_;
+  StatePool* const states_;
   std::vector<Node> nodes_;                     // roots included; never resized
   std::vector<NodeId> unused_;                  // slots of nodes_, last in, first out
   std::vector<std::int32_t> tokens_;            // [nodes_, page_size]

@@ -1,8 +1,8 @@
 #pragma once
 
-// The simplest possible model of CacheManager. It compares histories token by token, counts
-// references by scanning every row, searches vectors linearly and evaluates window reach per page.
-// It predicts the exact page ids.
+// The simplest possible model of CacheManager, its state slots included. It compares histories
+// token by token, counts references by scanning every row, searches vectors linearly and evaluates
+// window reach per page. It predicts the exact page ids.
 
 #include <algorithm>
 #include <cstdint>
@@ -15,6 +15,7 @@
 
 #include "tests/cache_manager/cache_test_util.h"
 #include "tests/cache_manager/prefix_model.h"
+#include "tests/cache_manager/state_model.h"
 
 namespace quire::cache {
 
@@ -26,12 +27,15 @@ class CacheModel {
     bool attached = false, publishing = true, blocked = false;
     std::uint32_t published = 0;  // number of published columns
     std::uint64_t last_step = 0;
+    RowStateModel state;
   };
   struct Match {
     std::vector<std::uint32_t> pages;  // [columns, groups]
     std::vector<std::uint32_t> partial_sources;
     std::uint32_t partial_rows = 0, num_tokens = 0;
     std::size_t known_columns = 0;  // whether or not all groups can use them
+    std::uint32_t state = 0;        // slot
+    std::uint32_t lost_tokens = 0;
     bool collision = false;
   };
 
@@ -41,7 +45,8 @@ class CacheModel {
         num_slots_(num_slots),
         size_(options.geometry.page_size),
         groups_(options.groups.size()),
-        rows_(options.max_rows) {
+        rows_(options.max_rows),
+        slots_(options.num_state_slots) {
     for (Row& row : rows_) row.pages.resize(groups_);
     for (std::uint32_t page = options.geometry.num_blocks - 1; page > 0; --page) {
       free_.push_back(page);
@@ -67,6 +72,9 @@ class CacheModel {
   const std::vector<std::uint32_t>& cached() const { return cached_; }
   std::uint64_t evicted() const { return evicted_; }
   const PrefixModel& tree() const { return tree_; }
+  const StateModel& slots() const { return slots_; }
+  const RowStateModel& state(std::uint32_t row) const { return rows_[row].state; }
+  bool has_states() const { return options_.num_state_slots > 0; }
   std::uint32_t PrivatePages(std::uint32_t row) const {
     return static_cast<std::uint32_t>(std::ranges::count_if(
         PagesOf(row), [&](std::uint32_t page) { return Requests(page) == 1; }));
@@ -102,13 +110,16 @@ class CacheModel {
     }
     match.known_columns = path.size();
     while (!IsUsable(path)) path.pop_back();
+    if (has_states()) {
+      FindState(tokens.first(limit), root, &path, &match);
+    }
     for (const std::uint32_t node : path) {
       const auto& pages = tree_.at(node).pages;
       match.pages.insert(match.pages.end(), pages.begin(), pages.end());
     }
     const std::size_t begin = path.size() * size_;
-    match.num_tokens = static_cast<std::uint32_t>(begin);
-    if (!options_.partial_page_reuse) return match;
+    match.num_tokens = static_cast<std::uint32_t>(begin) + match.partial_rows;
+    if (has_states() || !options_.partial_page_reuse) return match;
     const auto [source, rows] =
         tree_.FindPartialMatch(root, path.empty() ? 0 : path.back(),
                                tokens.subspan(begin, std::min<std::size_t>(size_, limit - begin)));
@@ -120,7 +131,9 @@ class CacheModel {
     return match;
   }
 
-  bool Attach(std::uint32_t row, const Match& match, const Hash128& root) {
+  bool Attach(std::uint32_t row, const Match& match, const Hash128& root,
+              std::uint32_t prompt_tokens) {
+    if (has_states() && !slots_.HasRoom(1, match.state)) return false;
     std::vector<std::uint32_t> attached = match.pages;
     const std::size_t columns = attached.size() / groups_;
     for (std::size_t column = 0; column + 1 < columns; ++column) {
@@ -144,6 +157,7 @@ class CacheModel {
     rows_[row].root = root;
     rows_[row].attached = true;
     rows_[row].published = static_cast<std::uint32_t>(columns);
+    if (has_states()) AttachState(row, match, prompt_tokens);
     return true;
   }
 
@@ -199,10 +213,14 @@ class CacheModel {
   bool Fork(std::uint32_t parent, std::uint32_t child, std::uint32_t computed) {
     const std::uint32_t full = computed / size_;
     const bool has_tail = computed % size_ != 0;
+    RowStateModel& state = rows_[parent].state;
+    const bool freezes = state.source == 0 && state.tokens > 0;
+    if (has_states() && !slots_.HasRoom(freezes ? 2 : 1, 0)) return false;
     if (has_tail && available() < groups_) return false;
     rows_[child] = rows_[parent];
     rows_[child].last_step = 0;
     rows_[child].published = std::min(rows_[parent].published, full);
+    rows_[child].state = {};
     for (auto& pages : rows_[child].pages) pages.resize(full);
     for (std::size_t group = 0; has_tail && group < groups_; ++group) {
       rows_[child].pages[group].push_back(Take());
@@ -211,10 +229,17 @@ class CacheModel {
       waiting_.push_back(
           {rows_[parent].pages[group][full], rows_[child].pages[group][full], computed % size_});
     }
+    if (!has_states()) return true;
+    if (freezes) state.source = std::exchange(state.own, TakeSlot());
+    rows_[child].state = state;
+    rows_[child].state.own = TakeSlot();
+    rows_[child].state.left_border = 0;
+    rows_[child].state.snapshot = rows_[child].state.snapshot_tokens = 0;
     return true;
   }
 
   void Free(std::uint32_t row) {
+    if (has_states()) FreeState(row);
     auto& pages = rows_[row].pages;
     std::size_t columns = 0;
     for (const auto& group : pages) columns = std::max(columns, group.size());
@@ -234,9 +259,14 @@ class CacheModel {
 
   template <typename Predicate>
   void FreeKeepingTail(std::uint32_t row, std::span<const std::int32_t> tokens,
-                       std::span<const PageKey> keys, std::uint32_t computed, Predicate is_proven) {
+                       std::span<const PageKey> keys, std::uint32_t computed, Predicate is_proven,
+                       bool is_row_proven) {
     Row& state = rows_[row];
     const std::uint32_t full = computed / size_;
+    if (has_states()) {
+      KeepState(row, tokens, keys, computed, is_proven, is_row_proven);
+      return Free(row);
+    }
     Publish(row, tokens, keys, std::min(full, static_cast<std::uint32_t>(keys.size())) * size_,
             is_proven);
     const std::uint32_t filled = computed % size_;
@@ -252,6 +282,7 @@ class CacheModel {
   void Invalidate(std::uint32_t row, std::span<const std::int32_t> tokens,
                   std::span<const PageKey> keys, std::uint32_t first_token, Predicate is_proven) {
     std::size_t first = first_token / size_;
+    const Hash128 root = rows_[row].root;
     std::uint32_t node = NodeAt(rows_[row], first, tokens, keys);
     while (node != 0 && std::ranges::all_of(PagesOfColumn(rows_[row], first, node), is_proven)) {
       node = NodeAt(rows_[row], ++first, tokens, keys);
@@ -262,6 +293,7 @@ class CacheModel {
         if (pages[column] != 0) poisoned_.insert(pages[column]);
       }
     }
+    if (has_states()) DropUnprovenStates(root, tokens, keys);
     Free(row);
   }
 
@@ -285,6 +317,31 @@ class CacheModel {
     ++step_;
     for (const RowStep& row : rows) rows_[row.row.value()].last_step = step_;
     steps_.push_back(std::exchange(taken_, {}));
+    if (has_states()) PrepareStates(rows);
+  }
+  // The step that wrote the row's snapshot has completed and its pages are published.
+  void PublishSnapshot(std::uint32_t row, bool is_proven) {
+    RowStateModel& state = rows_[row].state;
+    const std::uint32_t slot = std::exchange(state.snapshot, 0);
+    const std::uint32_t at = std::exchange(state.snapshot_tokens, 0);
+    if (slot == 0) return;
+    const std::uint32_t column = at / size_;
+    const std::uint32_t node = rows_[row].published < column ? 0 : ParentOf(rows_[row], column);
+    if (node != 0 && tree_.at(node).state == 0) {
+      tree_.SetState(node, slot);
+      if (is_proven) {
+        slots_.SetProven(slot);
+      } else {
+        state.unproven.push_back({slot, slots_.num_uses(slot)});
+      }
+    }
+    SettleSlot(slot);
+  }
+  void SetProven(std::uint32_t row) {
+    for (const auto& [slot, use] : rows_[row].state.unproven) {
+      if (slots_.num_uses(slot) == use && IsFrozen(slot)) slots_.SetProven(slot);
+    }
+    rows_[row].state.unproven.clear();
   }
   void CompleteStep(bool is_poisoned) {
     for (const Step& step : steps_) {
@@ -292,6 +349,14 @@ class CacheModel {
     }
     Complete(steps_.front());
     steps_.erase(steps_.begin());
+    if (has_states()) {
+      while (!reading_.empty()) {  // several rows may read one slot
+        const std::uint32_t slot = reading_.front();
+        reading_.erase(reading_.begin());
+        SettleSlot(slot);
+      }
+      for (const std::uint32_t slot : std::exchange(quarantined_slots_, {})) SettleSlot(slot);
+    }
     if (steps_.empty()) Complete(taken_);
   }
   // Returns whether a step in flight reads, writes or copies into the page.
@@ -322,6 +387,152 @@ class CacheModel {
     std::size_t num_clears = 0;
     std::vector<std::uint32_t> held;
   };
+
+  // Shortens the path to the longest part that ends with a state, or with a partial child.
+  void FindState(std::span<const std::int32_t> tokens, const Hash128& root,
+                 std::vector<std::uint32_t>* path, Match* match) const {
+    const std::size_t matched = path->size() * size_;
+    while (true) {
+      const std::uint32_t node = path->empty() ? 0 : path->back();
+      const std::uint32_t partial =
+          options_.partial_page_reuse
+              ? tree_.FindWholePartial(root, node, tokens.subspan(path->size() * size_))
+              : 0;
+      if (partial != 0) {
+        match->partial_sources = tree_.at(partial).pages;
+        match->partial_rows = static_cast<std::uint32_t>(tree_.at(partial).tokens.size());
+        match->state = tree_.at(partial).state;
+        break;
+      }
+      if (node == 0) break;
+      match->state = tree_.at(node).state;
+      if (match->state != 0) break;
+      path->pop_back();
+    }
+    const std::size_t found = path->size() * size_ + match->partial_rows;
+    match->lost_tokens = static_cast<std::uint32_t>(matched - std::min(matched, found));
+  }
+
+  void AttachState(std::uint32_t row, const Match& match, std::uint32_t prompt_tokens) {
+    RowStateModel& state = rows_[row].state;
+    state = {.source = match.state, .tokens = match.num_tokens, .prompt_tokens = prompt_tokens};
+    slots_.Use(match.state);
+    if (match.state != 0) state.unproven.push_back({match.state, slots_.num_uses(match.state)});
+    state.own = TakeSlot();
+    if (match.lost_tokens > 0) state.left_border = match.num_tokens + match.lost_tokens;
+  }
+
+  void FreeState(std::uint32_t row) {
+    const RowStateModel state = std::exchange(rows_[row].state, {});
+    for (const std::uint32_t slot : {state.own, state.snapshot}) {
+      if (slot == 0) continue;
+      if (IsInFlight(rows_[row])) {
+        quarantined_slots_.push_back(slot);
+      } else {
+        SettleSlot(slot);
+      }
+    }
+    SettleSlot(state.source);
+  }
+
+  template <typename Predicate>
+  void KeepState(std::uint32_t row, std::span<const std::int32_t> tokens,
+                 std::span<const PageKey> keys, std::uint32_t computed, Predicate is_proven,
+                 bool is_row_proven) {
+    RowStateModel& state = rows_[row].state;
+    const bool hands_over = computed > 0 && state.own != 0 && state.tokens == computed &&
+                            tree_.NodeOfState(state.source) == 0;
+    const std::uint32_t full = computed / size_;
+    const std::uint32_t filled = computed % size_;
+    Row& own = rows_[row];
+    if (!CanPublish(own)) return;
+    Publish(row, tokens, keys, std::min(full, static_cast<std::uint32_t>(keys.size())) * size_,
+            is_proven);
+    std::uint32_t node = 0;
+    if (filled == 0) {
+      node = own.published >= full ? ParentOf(own, full) : 0;
+    } else if (hands_over && is_row_proven && options_.partial_page_reuse && CanPublish(own) &&
+               own.published == full && HoldsColumn(own, full) && IsPrivate(own, full)) {
+      const auto tail = tokens.subspan(std::size_t{full} * size_, filled);
+      const std::uint32_t parent = ParentOf(own, full);
+      node = tree_.FindWholePartial(own.root, parent, tail);
+      if (node != 0 && tree_.at(node).tokens.size() < filled) node = 0;
+      if (node != 0) {
+        tree_.Touch(node);
+      } else if (MakeRoom()) {
+        AddNode(own, full, {own.root, parent, std::nullopt, Tokens(tail.begin(), tail.end()), {}});
+        node = tree_.last_id();
+      }
+    }
+    if (!hands_over || node == 0) return;
+    if (tree_.at(node).state != 0) return slots_.Touch(tree_.at(node).state);
+    const std::uint32_t slot = state.source != 0 ? state.source : state.own;
+    tree_.SetState(node, slot);
+    if (is_row_proven) slots_.SetProven(slot);
+    if (slot == state.own) state.source = std::exchange(state.own, 0);
+  }
+
+  void DropUnprovenStates(const Hash128& root, std::span<const std::int32_t> tokens,
+                          std::span<const PageKey> keys) {
+    std::uint32_t node = 0;
+    bool collision = false;
+    for (std::size_t at = 0; at < keys.size(); ++at) {
+      node = tree_.FindChild(root, node, keys[at], tokens.subspan(at * size_, size_), &collision);
+      if (node == 0) return;
+      const std::uint32_t slot = tree_.at(node).state;
+      if (slot != 0 && !slots_.is_proven(slot)) EvictState(slot);
+    }
+  }
+
+  void PrepareStates(std::span<const RowStep> rows) {
+    for (const RowStep& step : rows) {
+      RowStateModel& state = rows_[step.row.value()].state;
+      const std::uint32_t unpublished = std::exchange(state.snapshot, 0);
+      if (unpublished != 0) SettleSlot(unpublished);
+      state.snapshot_tokens = 0;
+      if (state.source != 0) reading_.push_back(std::exchange(state.source, 0));
+      state.tokens += step.new_tokens;
+    }
+    for (const RowStep& step : rows) {
+      Row& row = rows_[step.row.value()];
+      const std::uint32_t border =
+          row.state.Border(step.cache_length, size_, options_.state_interval_tokens);
+      if (border == 0 || !CanPublish(row) || !slots_.HasRoom(1, 0)) continue;
+      row.state.snapshot = TakeSlot();
+      row.state.snapshot_tokens = border;
+    }
+  }
+
+  std::uint32_t TakeSlot() {
+    if (slots_.free().empty()) EvictState(slots_.cached().front());
+    return slots_.Take();
+  }
+  // Takes the snapshot from its node.
+  void EvictState(std::uint32_t slot) {
+    const std::uint32_t node = tree_.NodeOfState(slot);
+    if (!tree_.at(node).key.has_value()) return Drop(node);
+    tree_.RemoveState(node);
+    if (slots_.Use(slot)) slots_.Free(slot);
+  }
+  bool IsFrozen(std::uint32_t slot) const {
+    const auto reads = [&](const Row& row) { return row.state.source == slot; };
+    return tree_.NodeOfState(slot) != 0 || std::ranges::any_of(rows_, reads) ||
+           std::ranges::count(reading_, slot) > 0;
+  }
+  // Moves a slot that may have lost its last user to the right list.
+  void SettleSlot(std::uint32_t slot) {
+    const auto uses = [&](const Row& row) {
+      return row.state.source == slot || row.state.own == slot || row.state.snapshot == slot;
+    };
+    if (slot == 0 || std::ranges::any_of(rows_, uses) || std::ranges::count(reading_, slot) > 0) {
+      return;
+    }
+    if (tree_.NodeOfState(slot) != 0) {
+      slots_.Cache(slot);
+    } else {
+      slots_.Free(slot);
+    }
+  }
 
   bool IsInFlight(const Row& row) const { return row.last_step + steps_.size() > step_; }
   bool AwaitsCopy(std::uint32_t page) const {
@@ -557,6 +768,9 @@ class CacheModel {
       evicted_ += page != 0;
       if (page != 0 && std::erase(cached_, page) > 0) free_.push_back(page);
     }
+    for (const std::uint32_t slot : tree_.TakeDroppedStates()) {
+      if (slots_.Use(slot)) slots_.Free(slot);
+    }
   }
 
   // Moves a page that may have lost its last reference to the right list.
@@ -598,6 +812,9 @@ class CacheModel {
   std::vector<Copy> waiting_;
   Step taken_;
   std::vector<Step> steps_;  // in flight, oldest first
+  StateModel slots_;
+  std::vector<std::uint32_t> reading_;            // sources of the step in flight
+  std::vector<std::uint32_t> quarantined_slots_;  // freed while the step in flight writes them
   std::uint64_t step_ = 0;
   std::uint64_t evicted_ = 0;
 };

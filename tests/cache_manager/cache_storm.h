@@ -2,13 +2,15 @@
 
 // Random operations on a CacheManager next to CacheModel. Each page row stores a hash of the whole
 // history up to that token, so a row that reads a wrong history or another group's page is
-// detected. Each page row also records whether finite logits have read it, since only then may its
-// page be proven.
+// detected. Each state slot stores the hash of the history that its state follows, and a slot that
+// nobody uses stores garbage. Each page row also records whether finite logits have read it, since
+// only then may its page be proven.
 
 #include <algorithm>
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <span>
 #include <utility>
 #include <vector>
@@ -32,14 +34,38 @@ struct Coverage {
   std::uint64_t empty_nodes = 0;      // nodes without any page at the moment
   std::uint64_t completed_nodes = 0;  // nodes that got missing pages
   std::uint64_t full_trees = 0;       // times that the node slots were exhausted
+  std::uint64_t state_hits = 0;       // rows that begin with the state of a node
+  std::uint64_t partial_states = 0;   // of these, with that of the end of a history
+  std::uint64_t lost_tokens = 0;      // matched pages without a state, in tokens
+  std::uint64_t snapshots = 0;        // written by steps
+  std::uint64_t evicted_states = 0;
+  std::uint64_t shared_states = 0;  // read by several rows of a step
 
   Coverage& operator+=(const Coverage& other) {
-    for (const auto member :
-         {&Coverage::exhausted, &Coverage::outdated, &Coverage::shared_pages,
-          &Coverage::partial_copies, &Coverage::adopted, &Coverage::forks, &Coverage::cleared,
-          &Coverage::cancelled_copies, &Coverage::flushes, &Coverage::kept_tails, &Coverage::held,
-          &Coverage::poisoned, &Coverage::proven, &Coverage::released, &Coverage::short_matches,
-          &Coverage::empty_nodes, &Coverage::completed_nodes, &Coverage::full_trees}) {
+    for (const auto member : {&Coverage::exhausted,
+                              &Coverage::outdated,
+                              &Coverage::shared_pages,
+                              &Coverage::partial_copies,
+                              &Coverage::adopted,
+                              &Coverage::forks,
+                              &Coverage::cleared,
+                              &Coverage::cancelled_copies,
+                              &Coverage::flushes,
+                              &Coverage::kept_tails,
+                              &Coverage::held,
+                              &Coverage::poisoned,
+                              &Coverage::proven,
+                              &Coverage::released,
+                              &Coverage::short_matches,
+                              &Coverage::empty_nodes,
+                              &Coverage::completed_nodes,
+                              &Coverage::full_trees,
+                              &Coverage::state_hits,
+                              &Coverage::partial_states,
+                              &Coverage::lost_tokens,
+                              &Coverage::snapshots,
+                              &Coverage::evicted_states,
+                              &Coverage::shared_states}) {
       this->*member += other.*member;
     }
     return *this;
@@ -60,7 +86,8 @@ class Storm {
         model_(options, num_slots_),
         sequences_(options.max_rows),
         memory_(std::size_t{options.geometry.num_blocks} * kTestPageSize),
-        is_read_(memory_.size()) {
+        is_read_(memory_.size()),
+        slots_(options.num_state_slots) {
     for (Tokens& base : bases_) base = RandomTokens(200);
   }
 
@@ -75,6 +102,7 @@ class Storm {
     while (!in_flight_.empty()) Complete();
     ASSERT_NO_FATAL_FAILURE(Verify());
     EXPECT_EQ(cache_->available_pages(), cache_->usable_pages());
+    EXPECT_EQ(cache_->available_state_slots(), cache_->stats().state_slots);
   }
 
   const Coverage& coverage() const { return coverage_; }
@@ -145,13 +173,14 @@ class Storm {
     const std::uint64_t removals = model_.tree().removals();
     if (random_.OneIn(8)) Step();  // may evict matched pages
     const bool outdated = match.num_tokens > 0 && model_.tree().removals() != removals;
-    const absl::Status status = cache_->Attach(BatchRow{row}, match, sequence.root);
+    const std::uint32_t prompt_tokens = random_.OneIn(4) ? 0 : limit + 1;
+    const absl::Status status = cache_->Attach(BatchRow{row}, match, sequence.root, prompt_tokens);
     coverage_.outdated += outdated;
     if (outdated) {
       EXPECT_EQ(status.code(), absl::StatusCode::kAborted);
       return;
     }
-    const bool attached = model_.Attach(row, expected, sequence.root);
+    const bool attached = model_.Attach(row, expected, sequence.root, prompt_tokens);
     EXPECT_EQ(status.code(),
               attached ? absl::StatusCode::kOk : absl::StatusCode::kResourceExhausted);
     coverage_.exhausted += !attached;
@@ -159,6 +188,9 @@ class Storm {
     for (const BlockId page : match.pages) coverage_.shared_pages += page != kNullBlock;
     cache_->CountLookup(match, limit + 1);
     hit_tokens_ += match.num_tokens;
+    coverage_.lost_tokens += match.lost_tokens;
+    coverage_.state_hits += match.state != kNullSlot;
+    coverage_.partial_states += match.state != kNullSlot && match.partial_rows > 0;
     queried_tokens_ += limit + 1;
     if (random_.OneIn(10)) {
       cache_->SetPublish(BatchRow{row}, false);
@@ -177,6 +209,8 @@ class Storm {
     ASSERT_EQ(match.partial_rows, expected.partial_rows);
     ASSERT_EQ(match.collision, expected.collision);
     ASSERT_EQ(match.num_tokens, expected.num_tokens);
+    ASSERT_EQ(match.state.value(), expected.state);
+    ASSERT_EQ(match.lost_tokens, expected.lost_tokens);
     ASSERT_LE(match.num_tokens, limit);
     const auto histories = Histories(sequence);
     for (std::size_t group = 0; group < num_groups(); ++group) {
@@ -287,6 +321,50 @@ class Storm {
     }
   }
 
+  void RunStates(const std::vector<RowStep>& plan) {
+    const StateStepInputs& inputs = cache_->state_inputs();
+    ASSERT_EQ(inputs.max_rows, model_.has_states() ? options_.max_rows : 0);
+    if (!model_.has_states()) return;
+    const StatePool& pool = CacheManagerPeer::states(*cache_);
+    for (std::uint32_t slot = 1; slot < slots_.size(); ++slot) {
+      if (pool.state(StateSlot{slot}) == SlotState::kFree) slots_[slot] = 0xbad;
+    }
+    // Rows are computed in any order.
+    std::vector<RowStep> steps = plan;
+    for (std::size_t i = steps.size(); i > 1; --i) std::swap(steps[i - 1], steps[random_.Below(i)]);
+    std::set<std::uint32_t> read;
+    for (const RowStep& step : steps) {
+      const std::uint32_t row = step.row.value();
+      const auto histories = Histories(sequences_[row]);
+      const std::uint32_t in = inputs.state_in[row], out = inputs.state_out[row];
+      const std::uint32_t end = step.cache_length + step.new_tokens;
+      ASSERT_GT(out, 0u);
+      if (step.cache_length > 0) {
+        ASSERT_EQ(slots_[in], histories[step.cache_length - 1]) << "row " << row << " slot " << in;
+        coverage_.shared_states += in != out && !read.insert(in).second;
+      }
+      const std::uint32_t at = inputs.snapshot_at[row];
+      ASSERT_EQ(at, model_.state(row).snapshot_tokens);
+      ASSERT_EQ(inputs.snapshot_slot[row], model_.state(row).snapshot);
+      if (at > 0) {
+        ASSERT_GT(at, step.cache_length);
+        ASSERT_LE(at, end);
+        slots_[inputs.snapshot_slot[row]] = histories[at - 1];
+        ++coverage_.snapshots;
+      }
+      slots_[out] = histories[end - 1];
+    }
+    ASSERT_EQ(slots_[0], 0u);
+    std::set<std::uint32_t> scheduled;
+    for (const RowStep& step : plan) scheduled.insert(step.row.value());
+    for (std::uint32_t row = 0; row < inputs.max_rows; ++row) {
+      if (scheduled.contains(row)) continue;
+      ASSERT_EQ(inputs.state_in[row] + inputs.state_out[row] + inputs.snapshot_at[row] +
+                    inputs.snapshot_slot[row],
+                0u);
+    }
+  }
+
   // Memory changes when a step is launched, since steps run one after the other. The bookkeeping
   // may rely on the change when the step completes.
   void Step() {
@@ -312,7 +390,9 @@ class Storm {
       }
       sequences_[step.row.value()].launched += step.new_tokens;
     }
+    ASSERT_NO_FATAL_FAILURE(RunStates(plan));
     if (random_.OneIn(4)) Free(RandomRow());  // while its copies are still in flight
+    if (random_.OneIn(8)) FreeKeepingTail(RandomRow());
     if (in_flight_.size() == max_in_flight_) Complete();
   }
 
@@ -331,6 +411,7 @@ class Storm {
       sequence.computed += step.plan[i].new_tokens;
       if (random_.OneIn(2)) {
         cache_->SetProven(BatchRow{row}, sequence.computed);
+        model_.SetProven(row);
         for (const std::size_t read : step.reads[i]) is_read_[read] = true;
       }
       if (!random_.OneIn(5)) Publish(row);
@@ -347,6 +428,8 @@ class Storm {
     cache_->Publish(BatchRow{row}, sequence.tokens, &sequence.keys, sequence.computed);
     model_.Publish(row, sequence.tokens, all_keys, sequence.computed,
                    [&](std::uint32_t page) { return proven[page]; });
+    const std::uint32_t snapshot_tokens = model_.state(row).snapshot_tokens;
+    model_.PublishSnapshot(row, cache_->proven_tokens(BatchRow{row}) >= snapshot_tokens);
     coverage_.adopted += before != model_.PagesOf(row);
     coverage_.completed_nodes += model_.tree().num_completed() - completed;
     ASSERT_LE(sequence.keys.size(), all_keys.size());
@@ -374,9 +457,11 @@ class Storm {
     const auto keys = KeysOf(options_, sequence.root, sequence.tokens);
     const std::size_t cached = model_.cached().size();
     const std::vector<bool> proven = ProvenPages();
+    const bool is_row_proven = cache_->proven_tokens(BatchRow{row}) >= sequence.computed;
     cache_->FreeKeepingTail(BatchRow{row}, sequence.tokens, keys, sequence.computed);
-    model_.FreeKeepingTail(row, sequence.tokens, keys, sequence.computed,
-                           [&](std::uint32_t page) { return proven[page]; });
+    model_.FreeKeepingTail(
+        row, sequence.tokens, keys, sequence.computed,
+        [&](std::uint32_t page) { return proven[page]; }, is_row_proven);
     coverage_.kept_tails += model_.cached().size() > cached;
     sequence = Sequence{};
   }
@@ -385,7 +470,8 @@ class Storm {
     if (parent == child || !sequences_[parent].live || sequences_[child].live) return;
     Sequence sequence = sequences_[parent];
     // The fork is usually at the end of the parent's computed tokens, sometimes earlier.
-    if (random_.OneIn(3)) sequence.computed = random_.Below(sequence.computed + 1);
+    const bool is_at_end = model_.has_states();  // there is no other state
+    if (!is_at_end && random_.OneIn(3)) sequence.computed = random_.Below(sequence.computed + 1);
     const std::uint32_t computed = sequence.computed;
     if (computed >= options_.max_context_tokens || !model_.HoldsWindow(parent, computed)) return;
     const absl::Status status = cache_->Fork(BatchRow{parent}, BatchRow{child}, computed);
@@ -450,6 +536,7 @@ class Storm {
       trace_.insert(trace_.end(), pages.begin(), pages.end());
     }
     ASSERT_EQ(CacheManagerPeer::prefixes(*cache_).num_nodes(), model_.tree().size());
+    VerifySlots();
     coverage_.empty_nodes += model_.tree().num_empty();
     coverage_.full_trees += model_.tree().num_slots() + 2 > num_slots_;
     VerifyProven();
@@ -471,6 +558,24 @@ class Storm {
       ASSERT_EQ(has_page ? table.page(BatchRow{row}, column).value() : 0, expected[column])
           << "row " << row << " group " << group << " column " << column;
     }
+  }
+
+  void VerifySlots() {
+    const StatePool& pool = CacheManagerPeer::states(*cache_);
+    const StateModel& slots = model_.slots();
+    ASSERT_TRUE(std::ranges::equal(pool.EvictionOrder(), slots.cached(), {}, &StateSlot::value));
+    ASSERT_EQ(pool.num_free(), slots.free().size());
+    std::uint64_t unproven = 0;
+    for (const std::uint32_t slot : slots.cached()) {
+      ASSERT_EQ(pool.is_proven_finite(StateSlot{slot}), slots.is_proven(slot)) << "slot " << slot;
+      unproven += !slots.is_proven(slot);
+    }
+    coverage_.evicted_states += pool.num_free() == 0 && pool.num_cached() > unproven;
+    const CacheStats stats = cache_->stats();
+    ASSERT_EQ(stats.free_state_slots, slots.free().size());
+    ASSERT_EQ(stats.tokens_lost_to_state, coverage_.lost_tokens);
+    ASSERT_GE(stats.state_slots,
+              stats.free_state_slots + stats.live_state_slots + stats.snapshot_state_slots);
   }
 
   // Checks the pages that are still in use or cached.
@@ -546,7 +651,8 @@ class Storm {
   CacheModel model_;
   std::vector<Sequence> sequences_;  // by row
   std::vector<std::uint64_t> memory_;
-  std::vector<bool> is_read_;  // by cell of memory_
+  std::vector<bool> is_read_;         // by cell of memory_
+  std::vector<std::uint64_t> slots_;  // by state slot
   std::array<Tokens, 4> bases_;
   std::uint64_t serial_ = 0, hit_tokens_ = 0, queried_tokens_ = 0;
   std::vector<std::uint32_t> trace_;

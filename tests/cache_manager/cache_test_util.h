@@ -21,6 +21,7 @@
 #include "cache_manager/prefix/prefix_cache.h"
 #include "cache_manager/prefix_index.h"
 #include "cache_manager/row_pages.h"
+#include "cache_manager/row_states.h"
 #include "cache_manager/step_work.h"
 
 namespace quire::cache {
@@ -169,6 +170,16 @@ struct RowPagesPeer {
   static LookupTable& table(RowPages& rows, std::size_t group) { return rows.tables_[group]; }
 };
 
+struct RowStatesPeer {
+  static auto& row(RowStates& states, std::uint32_t row) { return states.rows_[row]; }
+  static std::uint32_t& state_out(RowStates& states, std::uint32_t row) {
+    return states.state_out_[row];
+  }
+  static std::uint32_t& snapshot_slot(RowStates& states, std::uint32_t row) {
+    return states.snapshot_slot_[row];
+  }
+};
+
 struct FiniteProofPeer {
   static auto& row(FiniteProof& proof, std::uint32_t row) { return proof.proofs_[row]; }
 };
@@ -179,6 +190,8 @@ struct PrefixIndexPeer {
 
 struct CacheManagerPeer {
   static BlockPool& pool(CacheManager& cache) { return cache.pool_; }
+  static StatePool& states(CacheManager& cache) { return cache.state_pool_; }
+  static RowStates& row_states(CacheManager& cache) { return cache.states_; }
   static PrefixCache& prefixes(CacheManager& cache) { return cache.prefixes_; }
   static StepWork& step_work(CacheManager& cache) { return cache.step_work_; }
   static LookupTable& table(CacheManager& cache, std::size_t group) {

@@ -21,7 +21,7 @@ class PrefixCacheTest : public ::testing::Test {
  protected:
   explicit PrefixCacheTest(PageHashFunction page_hash = &HashPage)
       : page_hash_(page_hash),
-        cache_({.page_size = 4, .hash_key = kKey, .page_hash = page_hash}, &pool_) {}
+        cache_({.page_size = 4, .hash_key = kKey, .page_hash = page_hash}, &pool_, &states_) {}
   ~PrefixCacheTest() override {
     EXPECT_EQ(pool_.CheckIntegrity(), absl::OkStatus());
     EXPECT_EQ(cache_.CheckIntegrity(), absl::OkStatus());
@@ -46,6 +46,7 @@ class PrefixCacheTest : public ::testing::Test {
 
   PageHashFunction page_hash_;
   BlockPool pool_{16};
+  StatePool states_{0};
   PrefixCache cache_;
 };
 
@@ -134,7 +135,8 @@ TEST_F(PrefixCacheTest, DropSubtreeDropsOnlyTheSubtree) {
 
 TEST_F(PrefixCacheTest, DropsALongPathWithoutRecursion) {
   BlockPool pool(200002);
-  PrefixCache cache({.page_size = 1, .hash_key = kKey, .page_hash = &HashPage}, &pool);
+  StatePool states{0};
+  PrefixCache cache({.page_size = 1, .hash_key = kKey, .page_hash = &HashPage}, &pool, &states);
   NodeId node = cache.AddRoot(kRoot);
   Hash128 key = kRoot;
   for (std::int32_t token = 0; token < 200000; ++token) {
@@ -198,7 +200,8 @@ class PrefixCacheIntegrityTest : public ::testing::Test {
   // second and tail are cached, and first is referenced.
   struct Setup {
     BlockPool pool{8};
-    PrefixCache cache{{.page_size = 4, .hash_key = kKey, .page_hash = &HashPage}, &pool};
+    StatePool states{0};
+    PrefixCache cache{{.page_size = 4, .hash_key = kKey, .page_hash = &HashPage}, &pool, &states};
     NodeId root, first, second, tail;
     Setup() {
       std::vector<BlockId> pages(3);
@@ -287,7 +290,8 @@ TEST_F(PrefixCacheIntegrityTest, ReportsAWrongEvictionOrder) {
 
 TEST(PrefixCacheDeathTest, BrokenContracts) {
   BlockPool pool(8);
-  PrefixCache cache({.page_size = 4, .hash_key = kKey, .page_hash = &HashPage}, &pool);
+  StatePool states{0};
+  PrefixCache cache({.page_size = 4, .hash_key = kKey, .page_hash = &HashPage}, &pool, &states);
   std::vector<BlockId> pages(3);
   ASSERT_TRUE(pool.Allocate(std::span(pages)).ok());
   const NodeId root = cache.AddRoot(kRoot);
@@ -318,9 +322,10 @@ TEST(PrefixCacheBytesTest, BoundTheMemoryOfAFullPool) {
         options.groups.assign(num_groups, CacheGroup{.window = 100});
         options.max_empty_nodes = max_empty_nodes;
         BlockPool pool(num_blocks);
+        StatePool states{0};
         std::vector<BlockId> pages(num_groups);
         const std::uint64_t before = BytesAllocated();
-        PrefixCache cache(options, &pool);
+        PrefixCache cache(options, &pool, &states);
         const std::uint64_t made = BytesAllocated();
         for (std::uint64_t root = 1; root <= 2 * (num_blocks / num_groups); ++root) {
           QUIRE_CHECK(pool.Allocate(pages).ok() && cache.MakeRoom());

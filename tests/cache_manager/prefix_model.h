@@ -26,6 +26,7 @@ class PrefixModel {
     std::vector<std::uint32_t> pages;  // by group; 0 means none
     std::uint64_t recency = 0;
     std::uint64_t lost_page = 0;  // time of the last lost page
+    std::uint32_t state = 0;      // slot of its snapshot; 0 means none
   };
 
   const Node& at(std::uint32_t id) const { return nodes_.at(id); }
@@ -95,6 +96,7 @@ class PrefixModel {
     node.recency = ++clock_;
     nodes_[++last_id_] = std::move(node);
   }
+  std::uint32_t last_id() const { return last_id_; }  // of the node that was added last
   void Touch(std::uint32_t id) { nodes_.at(id).recency = ++clock_; }
   void AddPage(std::uint32_t id, std::size_t group, std::uint32_t page) {
     nodes_.at(id).pages[group] = page;
@@ -102,6 +104,35 @@ class PrefixModel {
   }
   // Number of pages that nodes got later than others.
   std::uint64_t num_completed() const { return num_completed_; }
+
+  // Returns the node whose snapshot is in the slot, or 0.
+  std::uint32_t NodeOfState(std::uint32_t slot) const {
+    for (const auto& [id, node] : nodes_) {
+      if (slot != 0 && node.state == slot) return id;
+    }
+    return 0;
+  }
+  void SetState(std::uint32_t id, std::uint32_t slot) { nodes_.at(id).state = slot; }
+  void RemoveState(std::uint32_t id) {
+    nodes_.at(id).state = 0;
+    ++removals_;
+  }
+  // Returns the longest partial child whose tokens all begin `tokens`.
+  std::uint32_t FindWholePartial(const Hash128& root, std::uint32_t parent,
+                                 std::span<const std::int32_t> tokens) const {
+    std::uint32_t best = 0;
+    auto children = Children(root, parent);
+    children.resize(std::min<std::size_t>(children.size(), 8));
+    for (const std::uint32_t id : children) {
+      const Tokens& own = nodes_.at(id).tokens;
+      if (nodes_.at(id).key.has_value() || own.size() > tokens.size()) continue;
+      if (!std::ranges::equal(own, tokens.first(own.size()))) continue;
+      if (best == 0 || own.size() > nodes_.at(best).tokens.size()) best = id;
+    }
+    return best;
+  }
+  // Returns the slots that lost their nodes since the last call, in this order.
+  std::vector<std::uint32_t> TakeDroppedStates() { return std::exchange(dropped_states_, {}); }
 
   // Removes the page from its node.
   void RemovePage(std::uint32_t page) {
@@ -119,6 +150,7 @@ class PrefixModel {
       for (const std::uint32_t page : Drop(child)) dropped.push_back(page);
     }
     dropped.insert(dropped.end(), node.pages.begin(), node.pages.end());
+    if (node.state != 0) dropped_states_.push_back(node.state);
     if (nodes_.erase(id) > 0) Prune(node.parent);  // otherwise it was removed with its last child
     ++removals_;
     return dropped;
@@ -154,6 +186,7 @@ class PrefixModel {
   }
 
   std::map<std::uint32_t, Node> nodes_;  // by number, from 1
+  std::vector<std::uint32_t> dropped_states_;
   std::uint32_t last_id_ = 0;
   std::uint64_t clock_ = 0, removals_ = 0, num_completed_ = 0;
 };

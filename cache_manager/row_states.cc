@@ -1,0 +1,295 @@
+#include "cache_manager/row_states.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/status.h"
+
+namespace quire::cache {
+
+RowStates::RowStates(const CacheManagerOptions& options, StatePool* pool, PrefixCache* prefixes)
+    : page_size_(options.geometry.page_size),
+      interval_(options.state_interval_tokens),
+      pool_(pool),
+      prefixes_(prefixes) {
+  if (!is_enabled()) return;
+  rows_.resize(options.max_rows);
+  for (auto* array : {&state_in_, &state_out_, &snapshot_at_, &snapshot_slot_}) {
+    array->resize(options.max_rows);
+  }
+  for (Row& row : rows_) row.unproven.reserve(8);
+  scheduled_.reserve(options.max_rows);
+  read_.reserve(options.max_rows);
+  inputs_ = {.state_in = state_in_.data(),
+             .state_out = state_out_.data(),
+             .snapshot_at = snapshot_at_.data(),
+             .snapshot_slot = snapshot_slot_.data(),
+             .max_rows = options.max_rows};
+}
+
+RowStates::Row& RowStates::at(BatchRow row) {
+  QUIRE_CHECK(row.value() < rows_.size());
+  return rows_[row.value()];
+}
+
+const RowStates::Row& RowStates::at(BatchRow row) const {
+  QUIRE_CHECK(row.value() < rows_.size());
+  return rows_[row.value()];
+}
+
+absl::Status RowStates::CheckRoom(std::uint32_t slots, StateSlot kept) const {
+  if (!is_enabled()) return absl::OkStatus();
+  const bool keeps_cached = kept != kNullSlot && pool_->is_cached(kept);
+  const std::uint32_t available = pool_->available() - (keeps_cached ? 1 : 0);
+  if (slots <= available) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("needs ", slots, " state slots, ", available, " available"));
+}
+
+std::uint32_t RowStates::SlotsForRow(BatchRow row) const {
+  return is_enabled() && at(row).own == kNullSlot ? 1 : 0;
+}
+
+std::uint32_t RowStates::SlotsForFork(BatchRow parent) const {
+  if (!is_enabled()) return 0;
+  const Row& row = at(parent);
+  return row.source == kNullSlot && row.tokens > 0 ? 2 : 1;
+}
+
+StateSlot RowStates::Take() {
+  const StateSlot slot = pool_->Allocate();
+  QUIRE_CHECK(slot != kNullSlot);
+  return slot;
+}
+
+void RowStates::GiveBack(StateSlot slot, bool is_in_flight) {
+  if (slot == kNullSlot) return;
+  if (is_in_flight) {
+    pool_->Quarantine(slot);
+  } else {
+    pool_->Free(slot);
+  }
+}
+
+void RowStates::Attach(BatchRow row, const PrefixMatch& match, std::uint32_t prompt_tokens) {
+  if (!is_enabled()) return;
+  Row& attached = at(row);
+  QUIRE_CHECK(attached.own == kNullSlot && (match.num_tokens > 0) == (match.state != kNullSlot));
+  if (match.state != kNullSlot) {
+    pool_->AddReader(match.state);
+    attached.source = match.state;
+    attached.unproven.push_back({match.state, pool_->num_uses(match.state)});
+  }
+  attached.own = Take();
+  attached.tokens = match.num_tokens;
+  attached.prompt_tokens = prompt_tokens;
+  attached.left_border = match.lost_tokens > 0 ? match.num_tokens + match.lost_tokens : 0;
+}
+
+void RowStates::Reserve(BatchRow row) {
+  if (SlotsForRow(row) > 0) at(row).own = Take();
+}
+
+void RowStates::Fork(BatchRow parent, BatchRow child, std::uint32_t computed_tokens) {
+  if (!is_enabled()) return;
+  Row& from = at(parent);
+  Row& to = at(child);
+  QUIRE_CHECK(HasStateAfter(parent, computed_tokens) && to.own == kNullSlot);
+  if (from.source == kNullSlot && computed_tokens > 0) {
+    pool_->Freeze(from.own, computed_tokens);
+    from.source = std::exchange(from.own, Take());
+  }
+  if (from.source != kNullSlot) pool_->AddReader(from.source);
+  to.own = Take();
+  to.source = from.source;
+  to.tokens = computed_tokens;
+  to.prompt_tokens = from.prompt_tokens;
+  to.unproven = from.unproven;
+}
+
+void RowStates::Free(BatchRow row, bool is_in_flight) {
+  if (!is_enabled()) return;
+  Row& freed = at(row);
+  GiveBack(std::exchange(freed.own, kNullSlot), is_in_flight);
+  GiveBack(std::exchange(freed.snapshot, kNullSlot), is_in_flight);
+  if (freed.source != kNullSlot) pool_->DropReader(std::exchange(freed.source, kNullSlot));
+  freed.tokens = freed.prompt_tokens = freed.left_border = freed.snapshot_tokens = 0;
+  freed.unproven.clear();
+}
+
+bool RowStates::HasStateAfter(BatchRow row, std::uint32_t tokens) const {
+  return is_enabled() && at(row).own != kNullSlot && at(row).tokens == tokens;
+}
+
+bool RowStates::CanHandOver(BatchRow row, std::uint32_t tokens) const {
+  if (tokens == 0 || !HasStateAfter(row, tokens)) return false;
+  const StateSlot source = at(row).source;
+  return source == kNullSlot || pool_->node(source) == kNoNode;
+}
+
+void RowStates::HandOver(BatchRow row, NodeId node, bool is_proven) {
+  Row& ended = at(row);
+  QUIRE_CHECK(CanHandOver(row, ended.tokens));
+  if (prefixes_->state(node) != kNullSlot) return pool_->Touch(prefixes_->state(node));
+  if (ended.source == kNullSlot) {
+    pool_->Freeze(ended.own, ended.tokens);
+    ended.source = std::exchange(ended.own, kNullSlot);
+  }
+  prefixes_->SetState(node, ended.source);
+  if (is_proven) pool_->SetProvenFinite(ended.source);
+}
+
+void RowStates::PublishSnapshot(BatchRow row, NodeId node, bool is_proven) {
+  Row& writer = at(row);
+  const StateSlot slot = std::exchange(writer.snapshot, kNullSlot);
+  const std::uint32_t tokens = std::exchange(writer.snapshot_tokens, 0);
+  if (slot == kNullSlot) return;
+  if (node == kNoNode || prefixes_->state(node) != kNullSlot) return pool_->Free(slot);
+  pool_->Freeze(slot, tokens);
+  prefixes_->SetState(node, slot);
+  if (is_proven) {
+    pool_->SetProvenFinite(slot);
+  } else {
+    writer.unproven.push_back({slot, pool_->num_uses(slot)});
+  }
+  pool_->DropReader(slot);
+}
+
+void RowStates::SetProven(BatchRow row) {
+  if (!is_enabled()) return;
+  for (const SlotUse& use : at(row).unproven) {
+    const bool is_same = pool_->num_uses(use.slot) == use.use;
+    if (is_same && pool_->state(use.slot) == SlotState::kFrozen) pool_->SetProvenFinite(use.slot);
+  }
+  at(row).unproven.clear();
+}
+
+// The border that others have been seen to share comes first. The next is the last one that a
+// repetition of the prompt can use. Borders at intervals serve prompts that are edited late.
+std::uint32_t RowStates::SnapshotBorder(const Row& row, std::uint32_t begin,
+                                        std::uint32_t end) const {
+  const auto is_inside = [&](std::uint32_t border) { return border > begin && border <= end; };
+  if (is_inside(row.left_border)) return row.left_border;
+  const std::uint32_t reusable = row.prompt_tokens - std::min(row.prompt_tokens, 1 + kSlackTokens);
+  const std::uint32_t last = reusable / page_size_ * page_size_;
+  if (is_inside(last)) return last;
+  if (interval_ == 0) return 0;
+  const std::uint32_t spaced = std::min(end, row.prompt_tokens) / interval_ * interval_;
+  return is_inside(spaced) ? spaced : 0;
+}
+
+void RowStates::PrepareStep(std::span<const RowStep> rows,
+                            absl::FunctionRef<bool(BatchRow row)> may_publish) {
+  if (!is_enabled()) return;
+  QUIRE_CHECK(scheduled_.empty() && read_.empty());
+  for (const RowStep& step : rows) {
+    Row& row = at(step.row);
+    const std::uint32_t index = step.row.value();
+    QUIRE_CHECK(row.own != kNullSlot && row.tokens == step.cache_length);
+    GiveBack(std::exchange(row.snapshot, kNullSlot), /*is_in_flight=*/false);
+    row.snapshot_tokens = 0;
+    const StateSlot source = std::exchange(row.source, kNullSlot);
+    if (source != kNullSlot) read_.push_back(source);
+    if (row.tokens > 0) state_in_[index] = (source != kNullSlot ? source : row.own).value();
+    state_out_[index] = row.own.value();
+    row.tokens += step.new_tokens;
+    scheduled_.push_back(step.row);
+  }
+  for (const RowStep& step : rows) {
+    Row& row = at(step.row);
+    const std::uint32_t border = SnapshotBorder(row, step.cache_length, row.tokens);
+    if (border == 0 || !may_publish(step.row)) continue;
+    row.snapshot = pool_->Allocate();
+    if (row.snapshot == kNullSlot) continue;
+    row.snapshot_tokens = border;
+    snapshot_at_[step.row.value()] = border;
+    snapshot_slot_[step.row.value()] = row.snapshot.value();
+  }
+}
+
+void RowStates::CompleteStep() {
+  if (!is_enabled()) return;
+  for (const StateSlot slot : read_) pool_->DropReader(slot);
+  read_.clear();
+  for (const BatchRow row : scheduled_) {
+    for (auto* array : {&state_in_, &state_out_, &snapshot_at_, &snapshot_slot_}) {
+      (*array)[row.value()] = 0;
+    }
+  }
+  scheduled_.clear();
+  pool_->FreeQuarantined();
+}
+
+std::uint32_t RowStates::num_live() const {
+  std::uint32_t live = 0;
+  for (const Row& row : rows_) {
+    live += (row.own != kNullSlot ? 1 : 0) + (row.snapshot != kNullSlot ? 1 : 0);
+  }
+  return live;
+}
+
+absl::Status RowStates::CheckSlots() const {
+  std::vector<std::uint32_t> writers(pool_->num_slots());
+  std::vector<std::uint32_t> readers(pool_->num_slots());
+  for (std::uint32_t row = 0; row < rows_.size(); ++row) {
+    const Row& r = rows_[row];
+    for (const StateSlot slot : {r.own, r.snapshot}) ++writers[slot.value()];
+    if ((r.snapshot == kNullSlot) != (r.snapshot_tokens == 0)) {
+      return absl::InternalError(absl::StrCat("row ", row, " has snapshot slot ",
+                                              r.snapshot.value(), " after ", r.snapshot_tokens,
+                                              " tokens"));
+    }
+    if (r.source == kNullSlot) continue;
+    ++readers[r.source.value()];
+    if (r.own == kNullSlot || pool_->tokens(r.source) != r.tokens) {
+      return absl::InternalError(absl::StrCat("row ", row, " has ", r.tokens,
+                                              " tokens but reads slot ", r.source.value(),
+                                              " after ", pool_->tokens(r.source)));
+    }
+  }
+  for (const StateSlot slot : read_) ++readers[slot.value()];
+  for (std::uint32_t slot = 1; slot < pool_->num_slots(); ++slot) {
+    const std::uint32_t live = pool_->state(StateSlot{slot}) == SlotState::kLive ? 1 : 0;
+    if (writers[slot] != live || readers[slot] != pool_->readers(StateSlot{slot})) {
+      return absl::InternalError(
+          absl::StrCat("slot ", slot, " is ", SlotStateName(pool_->state(StateSlot{slot})),
+                       " with ", pool_->readers(StateSlot{slot}), " readers, but ", writers[slot],
+                       " rows write and ", readers[slot], " rows and steps read it"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RowStates::CheckStep() const {
+  std::vector<bool> is_written(pool_->num_slots());
+  for (std::uint32_t row = 0; row < rows_.size(); ++row) {
+    for (const std::uint32_t slot : {state_out_[row], snapshot_slot_[row]}) {
+      if (slot == 0) continue;
+      const SlotState state = pool_->state(StateSlot{slot});
+      if (is_written[slot] || (state != SlotState::kLive && state != SlotState::kQuarantined)) {
+        return absl::InternalError(absl::StrCat("the step writes slot ", slot, " of row ", row,
+                                                ", which is ", SlotStateName(state),
+                                                is_written[slot] ? " and written twice" : ""));
+      }
+      is_written[slot] = true;
+    }
+  }
+  for (std::uint32_t row = 0; row < rows_.size(); ++row) {
+    const std::uint32_t in = state_in_[row];
+    if (in != 0 && in != state_out_[row] && is_written[in]) {
+      return absl::InternalError(
+          absl::StrCat("the step reads slot ", in, " for row ", row, " and writes it for another"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RowStates::CheckIntegrity() const {
+  if (!is_enabled()) return absl::OkStatus();
+  QUIRE_RETURN_IF_ERROR(CheckSlots());
+  return CheckStep();
+}
+
+}  // namespace quire::cache

@@ -1,0 +1,133 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "base/strong_id.h"
+#include "cache_manager/cache_manager_options.h"
+#include "cache_manager/pool/state_pool.h"
+#include "cache_manager/prefix/prefix_cache.h"
+#include "cache_manager/prefix_match.h"
+#include "cache_manager/step_work.h"
+#include "cache_manager/views/state_step_inputs.h"
+
+namespace quire::cache {
+
+// The state slots of each batch row, and the step arrays made from them.
+//
+// A row writes its own slot. After an attach or a fork, the row's state lies in another slot that
+// others may read too. The row's next step reads that slot and writes the row's own one, so nothing
+// is copied. A step may also write a snapshot of the state, which becomes the state of a prefix
+// node when the step has completed.
+//
+// A model without recurrent layers has no slots, and all functions then do nothing.
+//
+// Place:      above StatePool and PrefixCache, below CacheManager, beside RowPages. Knows slots,
+//             positions and nodes, not tokens.
+// Invariants: a slot is the own slot or the snapshot of at most one row, and is then live. A step
+//             in flight writes no frozen slot (I15). See CheckIntegrity().
+// Threads:    engine thread only. At most one step is in flight, because a step that is discarded
+//             would have changed the only state of a row.
+// Lifetime:   destroyed before the pool and the prefix cache.
+class RowStates {
+ public:
+  // A repeated prompt may differ in this many of its last tokens and still use the snapshot that is
+  // taken near its end. Chat templates that open the reasoning of an answer make such prompts.
+  static constexpr std::uint32_t kSlackTokens = 16;
+
+  RowStates(const CacheManagerOptions& options, StatePool* pool, PrefixCache* prefixes);
+
+  bool is_enabled() const { return pool_->usable() > 0; }
+
+  // Returns RESOURCE_EXHAUSTED "needs N state slots, M available" if fewer than `slots` slots can
+  // be allocated while the snapshot `kept`, which may be the null slot, is not evicted.
+  absl::Status CheckRoom(std::uint32_t slots, StateSlot kept) const;
+  // Number of slots that Attach, Reserve or Fork allocates.
+  std::uint32_t SlotsForRow(BatchRow row) const;
+  std::uint32_t SlotsForFork(BatchRow parent) const;
+
+  // The functions below REQUIRE that slots are available.
+  // Takes the row's own slot and a reference to the state of the match.
+  void Attach(BatchRow row, const PrefixMatch& match, std::uint32_t prompt_tokens);
+  // Takes the row's own slot if it has none.
+  void Reserve(BatchRow row);
+  // REQUIRES: the parent's state follows `computed_tokens` tokens; no step in flight has the row.
+  void Fork(BatchRow parent, BatchRow child, std::uint32_t computed_tokens);
+
+  // Gives all slots of the row back. `is_in_flight`: a step in flight may still write them.
+  void Free(BatchRow row, bool is_in_flight);
+  // True if the row's state follows exactly `tokens` tokens, which is false while a step in flight
+  // adds to them.
+  bool HasStateAfter(BatchRow row, std::uint32_t tokens) const;
+  // True if HandOver(row, node) can make the state after `tokens` tokens the snapshot of a node.
+  bool CanHandOver(BatchRow row, std::uint32_t tokens) const;
+  // Makes the row's state the snapshot of `node`, unless the node has one. REQUIRES: CanHandOver
+  // for the tokens of the node's history. The row is freed next.
+  void HandOver(BatchRow row, NodeId node, bool is_proven);
+
+  // Returns the tokens after which the row's last step wrote a snapshot that has no node yet, 0 if
+  // there is none.
+  std::uint32_t snapshot_tokens(BatchRow row) const { return rows_[row.value()].snapshot_tokens; }
+  // Makes that snapshot the state of `node`, unless the node has one. Without a node, frees it.
+  // REQUIRES: the step that wrote it has completed.
+  void PublishSnapshot(BatchRow row, NodeId node, bool is_proven);
+
+  // Records that the logits of the row's last token were finite: so are the states that the row has
+  // read and written.
+  void SetProven(BatchRow row);
+
+  // Fills the step arrays. A row for which `may_publish` is true writes a snapshot where later
+  // requests can use one, if a slot is free or cached.
+  void PrepareStep(std::span<const RowStep> rows,
+                   absl::FunctionRef<bool(BatchRow row)> may_publish);
+  // The step in flight has completed.
+  void CompleteStep();
+  const StateStepInputs& inputs() const { return inputs_; }
+
+  std::uint32_t num_live() const;
+  absl::Status CheckIntegrity() const;
+
+ private:
+  friend struct RowStatesPeer;
+
+  // One use of a slot, which may have been evicted and allocated again since.
+  struct SlotUse {
+    StateSlot slot;
+    std::uint64_t use = 0;
+  };
+  struct Row {
+    StateSlot own;             // written by the row's steps
+    StateSlot source;          // read by the row's next step instead of `own`; may be shared
+    std::uint32_t tokens = 0;  // that the state follows, those of the step in flight included
+    std::uint32_t prompt_tokens = 0;
+    // Where the row left a published path whose states were missing, which others may share too.
+    std::uint32_t left_border = 0;
+    StateSlot snapshot;  // written by the row's last step, has no node yet
+    std::uint32_t snapshot_tokens = 0;
+    std::vector<SlotUse> unproven;  // read or written since the last finite logits
+  };
+
+  Row& at(BatchRow row);
+  const Row& at(BatchRow row) const;
+  StateSlot Take();
+  void GiveBack(StateSlot slot, bool is_in_flight);
+  // Returns the tokens after which a step over [begin, end) writes a snapshot, 0 if none.
+  std::uint32_t SnapshotBorder(const Row& row, std::uint32_t begin, std::uint32_t end) const;
+  absl::Status CheckSlots() const;
+  absl::Status CheckStep() const;
+
+  const std::uint32_t page_size_;
+  const std::uint32_t interval_;
+  StatePool* const pool_;
+  PrefixCache* const prefixes_;
+  std::vector<Row> rows_;
+  std::vector<std::uint32_t> state_in_, state_out_, snapshot_at_, snapshot_slot_;  // by row
+  StateStepInputs inputs_;
+  std::vector<BatchRow> scheduled_;  // rows of the step in flight
+  std::vector<StateSlot> read_;      // sources that the step in flight reads
+};
+
+}  // namespace quire::cache
