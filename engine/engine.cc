@@ -1,5 +1,6 @@
 #include "engine/engine.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -34,6 +35,13 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& opti
                                                        const Clock* clock,
                                                        probe::Registry* metrics) {
   QUIRE_RETURN_IF_ERROR(CheckOptions(options, cache->page_size()));
+  const int steps = std::min(options.max_steps_in_flight, runner->max_steps_in_flight());
+  if (cache->has_states() && steps > 1) {
+    return absl::UnimplementedError(absl::StrCat(
+        "max_steps_in_flight is ", steps,
+        ", must be 1 for a model with recurrent states: a step that is discarded would "
+        "have changed them"));
+  }
   return std::unique_ptr<Engine>(
       new Engine(options, std::move(cache), runner, tokenizer, clock, metrics));
 }

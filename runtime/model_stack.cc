@@ -139,6 +139,7 @@ absl::Status RunOneToken(cache::CacheManager* cache, StepRunner* runner, bool ha
   batch.copies = cache->TakeCopies();
   batch.clears = cache->TakeClears();
   batch.kv = cache->PrepareStep({&step, 1});
+  batch.states = cache->state_inputs();
   QUIRE_RETURN_IF_ERROR(runner->Run(batch));
   QUIRE_ASSIGN_OR_RETURN(const StepResult* result, runner->Collect());
   const bool is_finite = IsFinite(*result);

@@ -28,6 +28,16 @@ CacheProbe::CacheProbe(probe::Registry* registry, const probe::Labels& model,
                                         "Findable pages that were given up.",
                                         With(model, "cause", kCauses[i]));
   }
+  lost_to_state_ = registry_->AddCounter(
+      "quire_prefix_cache_lost_to_state_tokens_total",
+      "Prompt tokens found in the prefix cache but computed again for lack of a recurrent state.",
+      model);
+  constexpr absl::string_view kSlots = "quire_kv_state_slots";
+  constexpr absl::string_view kSlotsHelp =
+      "Slots of recurrent states by state, the null slot not counted.";
+  slots_live_ = registry_->AddGauge(kSlots, kSlotsHelp, With(model, "state", "live"));
+  slots_snapshot_ = registry_->AddGauge(kSlots, kSlotsHelp, With(model, "state", "snapshot"));
+  slots_free_ = registry_->AddGauge(kSlots, kSlotsHelp, With(model, "state", "free"));
   probe::Labels info = With(model, "block_size", absl::StrCat(options.page_size));
   info = With(info, "num_gpu_blocks", absl::StrCat(options.num_pages));
   registry_
@@ -53,6 +63,11 @@ void CacheProbe::Show(const cache::CacheStats& stats, EvictionCause since_last) 
   evicted_[static_cast<std::size_t>(since_last)].Increment(
       static_cast<double>(stats.evicted_pages - evicted_pages_));
   evicted_pages_ = stats.evicted_pages;
+  slots_live_.Set(stats.live_state_slots);
+  slots_snapshot_.Set(stats.snapshot_state_slots);
+  slots_free_.Set(stats.free_state_slots);
+  lost_to_state_.Increment(static_cast<double>(stats.tokens_lost_to_state - tokens_lost_to_state_));
+  tokens_lost_to_state_ = stats.tokens_lost_to_state;
 }
 
 }  // namespace quire::engine

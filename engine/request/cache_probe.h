@@ -37,8 +37,12 @@ class CacheProbe {
   probe::Registry* const registry_;
   probe::Counter queries_, hits_, prompt_device_;
   probe::Gauge usage_, pages_used_, pages_cached_, pages_free_;
+  probe::Counter lost_to_state_;
+  probe::Gauge slots_live_, slots_snapshot_, slots_free_;
   std::array<probe::Counter, 3> evicted_;
-  std::uint64_t evicted_pages_ = 0;  // counted by the last Show
+  // Counted by the last Show.
+  std::uint64_t evicted_pages_ = 0;
+  std::uint64_t tokens_lost_to_state_ = 0;
 };
 
 }  // namespace quire::engine

@@ -11,17 +11,11 @@
 namespace quire::engine {
 namespace {
 
-cache::PrefixMatch WithoutPartial(cache::PrefixMatch match) {
-  match.num_tokens -= match.partial_rows;
-  match.partial_rows = 0;
-  match.partial_sources.clear();
-  return match;
-}
-
 // A prompt position whose log-probability is wanted must be computed, and so must the last token.
 // After a preemption the match ends where the sequence was computed to before, because further
-// tokens would count as a second hit.
-cache::PrefixMatch MatchPrefix(const cache::CacheManager& cache, const Sequence& sequence) {
+// tokens would count as a second hit. Without `may_copy` the match has only full pages.
+cache::PrefixMatch MatchPrefix(const cache::CacheManager& cache, const Sequence& sequence,
+                               bool may_copy = true) {
   const ScheduledRequest& request = *sequence.request;
   std::uint32_t limit = request.request.reads_cache() ? sequence.total() - 1 : 0;
   if (request.request.output.prompt_logprobs >= 0 &&
@@ -30,10 +24,10 @@ cache::PrefixMatch MatchPrefix(const cache::CacheManager& cache, const Sequence&
   }
   if (request.was_scheduled) limit = std::min(limit, sequence.high_water);
   cache::PrefixMatch match =
-      cache.Match(sequence.cache_tokens(), sequence.keys, request.prompt.root, limit);
+      cache.Match(sequence.cache_tokens(), sequence.keys, request.prompt.root, limit, may_copy);
   // A non-finite value that was copied out of a page cannot be traced back to that page.
-  if (!match.is_partial_proven) return WithoutPartial(std::move(match));
-  return match;
+  if (match.partial_rows == 0 || match.is_partial_proven) return match;
+  return MatchPrefix(cache, sequence, /*may_copy=*/false);
 }
 
 }  // namespace
@@ -115,6 +109,7 @@ bool Admission::HasRows(std::size_t rows) const {
 bool Admission::IsStillBlocked(const Sequence& sequence) const {
   return blocked_.sequence == &sequence && blocked_.cache_changes == cache_->num_changes() &&
          draft_->fork_pages() >= blocked_.fork_pages &&
+         draft_->fork_slots() >= blocked_.fork_slots &&
          draft_->ChunkTokens(blocked_.matched_tokens, sequence.total(), sequence.total()) >=
              blocked_.chunk;
 }
@@ -133,12 +128,13 @@ Admission::Result Admission::TryAdmit(Sequence& sequence) {
   std::uint32_t chunk = draft_->ChunkTokens(match.num_tokens, total, /*room=*/total);
   if (chunk == 0) return Result::kNoTokens;
   blocked_ = {};
-  Blocked attempt{&sequence, 0, match.num_tokens, chunk, draft_->fork_pages()};
+  Blocked attempt{&sequence,           0, match.num_tokens, chunk, draft_->fork_pages(),
+                  draft_->fork_slots()};
   rows_->TakeRow(sequence);
   if (!TakePages(sequence, match, chunk)) {
     // The copied page keeps its source busy for a step, which can be the one page too many.
     const bool has_partial = match.partial_rows > 0;
-    match = WithoutPartial(MatchPrefix(*cache_, sequence));
+    match = MatchPrefix(*cache_, sequence, /*may_copy=*/false);
     chunk = draft_->ChunkTokens(match.num_tokens, total, /*room=*/total);
     if (!has_partial || chunk == 0 || !TakePages(sequence, match, chunk)) {
       rows_->ReleaseRow(sequence);
@@ -175,11 +171,13 @@ void Admission::Start(Sequence& sequence, const cache::PrefixMatch& match) {
 bool Admission::TakePages(Sequence& sequence, const cache::PrefixMatch& match,
                           std::uint32_t chunk) {
   const ScheduledRequest& request = *sequence.request;
-  if (!cache_->Attach(*sequence.row, match, request.prompt.root).ok()) return false;
+  if (!cache_->Attach(*sequence.row, match, request.prompt.root, sequence.prompt_tokens).ok()) {
+    return false;
+  }
   cache_->SetPublish(*sequence.row, !request.request.cache.skip_write);
   const std::uint32_t end = match.num_tokens + chunk;
   if (!FitsWithGrowth(sequence) || !cache_->Reserve(*sequence.row, sequence.total(), end).ok() ||
-      draft_->fork_pages() + draft_->ForkPages(sequence, end) > cache_->available_pages()) {
+      !draft_->HasRoomToFork(sequence, end)) {
     cache_->Free(*sequence.row);
     return false;
   }

@@ -88,6 +88,7 @@ class Admission {
     std::uint32_t matched_tokens = 0;
     std::uint32_t chunk = 0;
     std::uint32_t fork_pages = 0;
+    std::uint32_t fork_slots = 0;
   };
 
   void CountWaiting(const ScheduledRequest& request, std::int64_t sign);

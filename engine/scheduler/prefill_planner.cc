@@ -97,8 +97,7 @@ void PrefillPlanner::Plan(absl::Time now) {
       admits = false;  // no waiting request passes this prompt
       break;
     }
-    const std::uint32_t fork_pages = draft_->ForkPages(*sequence, sequence->launched() + chunk);
-    if (fork_pages > 0 && draft_->fork_pages() + fork_pages > cache_->available_pages()) continue;
+    if (!draft_->HasRoomToFork(*sequence, sequence->launched() + chunk)) continue;
     draft_->AddChunk(*sequence, chunk);
   }
   if (admits) admission_->AdmitBefore(/*next=*/nullptr, now);

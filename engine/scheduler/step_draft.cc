@@ -27,6 +27,7 @@ void StepDraft::Begin(const HotOptions& options) {
   max_chunk_ = static_cast<std::uint32_t>(options.prefill_chunk_tokens);
   if (cache_->demand().has_windows()) max_chunk_ = std::min(max_chunk_, max_window_chunk_);
   fork_pages_ = 0;
+  fork_slots_ = 0;
   time_target_ = absl::InfiniteDuration();
 }
 
@@ -39,6 +40,7 @@ void StepDraft::AddDecode(Sequence& sequence, std::uint32_t num_tokens) {
 
 void StepDraft::AddChunk(Sequence& sequence, std::uint32_t num_tokens) {
   fork_pages_ += ForkPages(sequence, sequence.launched() + num_tokens);
+  fork_slots_ += ForkSlots(sequence, sequence.launched() + num_tokens);
   plan_.prefills.push_back({&sequence, num_tokens});
   plan_.work.AddPrompt(sequence.launched(), num_tokens);
   plan_.num_tokens += num_tokens;
@@ -64,11 +66,27 @@ std::uint32_t StepDraft::ChunkTokens(std::uint32_t computed, std::uint32_t total
   return std::max(chunk > past_tile ? chunk - past_tile : 0, least);
 }
 
-std::uint32_t StepDraft::ForkPages(const Sequence& sequence, std::uint32_t end) const {
+bool StepDraft::ForksAfter(const Sequence& sequence, std::uint32_t end) const {
   const ScheduledRequest& request = *sequence.request;
-  if (admission_ != AdmissionMode::kSafe || request.forked) return 0;
-  if (end < sequence.total() || end % page_size_ == 0) return 0;
-  return (request.choices() - 1) * cache_->num_groups();
+  return admission_ == AdmissionMode::kSafe && !request.forked && end >= sequence.total() &&
+         request.choices() > 1;
+}
+
+std::uint32_t StepDraft::ForkPages(const Sequence& sequence, std::uint32_t end) const {
+  if (!ForksAfter(sequence, end) || end % page_size_ == 0) return 0;
+  return (sequence.request->choices() - 1) * cache_->num_groups();
+}
+
+std::uint32_t StepDraft::ForkSlots(const Sequence& sequence, std::uint32_t end) const {
+  if (!ForksAfter(sequence, end)) return 0;
+  return cache_->SlotsForForks(sequence.request->choices() - 1);
+}
+
+bool StepDraft::HasRoomToFork(const Sequence& sequence, std::uint32_t end) const {
+  const std::uint32_t pages = ForkPages(sequence, end);
+  const std::uint32_t slots = ForkSlots(sequence, end);
+  return (pages == 0 || fork_pages_ + pages <= cache_->available_pages()) &&
+         (slots == 0 || fork_slots_ + slots <= cache_->available_state_slots());
 }
 
 absl::Status StepDraft::CheckIntegrity() const {

@@ -46,19 +46,28 @@ class StepDraft {
   // chunk therefore waits until enough pages are available. No row takes pages between a plan and
   // the fork after its step, because the next plan waits for the fork (DecodePlanner::Select).
   std::uint32_t ForkPages(const Sequence& sequence, std::uint32_t end) const;
+  // True if the pages that the forks after this step copy are available, and the state slots that
+  // they take, with the fork after the chunk that ends at `end`.
+  bool HasRoomToFork(const Sequence& sequence, std::uint32_t end) const;
 
   const StepPlan& plan() const { return plan_; }
   StepPlan& plan() { return plan_; }
   // Tokens that the step can still take, and how many of them may be prompt tokens.
   std::uint32_t budget() const { return budget_; }
   std::uint32_t prompt_budget() const { return prompt_budget_; }
-  // Returns the number of pages that the forks after this step take.
+  // Return the number of pages and of state slots that the forks after this step take.
   std::uint32_t fork_pages() const { return fork_pages_; }
+  std::uint32_t fork_slots() const { return fork_slots_; }
 
   // The tokens of the plan add up.
   absl::Status CheckIntegrity() const;
 
  private:
+  // The same as ForkPages, for state slots.
+  std::uint32_t ForkSlots(const Sequence& sequence, std::uint32_t end) const;
+  // True if the choices of the request run separately after the chunk that ends at `end`.
+  bool ForksAfter(const Sequence& sequence, std::uint32_t end) const;
+
   const SchedulerPolicy policy_;
   const AdmissionMode admission_;
   const cache::CacheManager* const cache_;
@@ -71,6 +80,7 @@ class StepDraft {
   std::uint32_t prompt_budget_ = 0;
   std::uint32_t max_chunk_ = 0;
   std::uint32_t fork_pages_ = 0;
+  std::uint32_t fork_slots_ = 0;
   absl::Duration time_target_ = absl::InfiniteDuration();
 };
 

@@ -35,6 +35,7 @@ void BatchBuilder::Fill(InFlightStep* flight) {
   }
   TakeCacheWork();
   flight->batch.kv = cache_->PrepareStep(row_steps_);
+  flight->batch.states = cache_->state_inputs();
 }
 
 bool BatchBuilder::FillCacheWork(InFlightStep* flight) {
@@ -42,6 +43,7 @@ bool BatchBuilder::FillCacheWork(InFlightStep* flight) {
   TakeCacheWork();
   if (flight->batch.copies.empty() && flight->batch.clears.empty()) return false;
   flight->batch.kv = cache_->PrepareStep(row_steps_);
+  flight->batch.states = cache_->state_inputs();
   return true;
 }
 

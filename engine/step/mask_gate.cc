@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/check.h"
+
 namespace quire::engine {
 namespace {
 
@@ -31,8 +33,10 @@ bool CanSample(const Sequence& sequence) {
 
 }  // namespace
 
-MaskGate::MaskGate(std::int32_t num_threads, const Clock* clock, EngineProbe* probe)
-    : clock_(clock),
+MaskGate::MaskGate(std::int32_t num_threads, bool may_skip_samples, const Clock* clock,
+                   EngineProbe* probe)
+    : may_skip_samples_(may_skip_samples),
+      clock_(clock),
       probe_(probe),
       masks_(num_threads, clock, [probe](absl::Duration time) { probe->steps.MaskMade(time); }) {}
 
@@ -61,8 +65,8 @@ void MaskGate::AwaitLateSamples(const InFlightStep& step) {
   }
   has_others |= step.batch.rows.size() > sampled_rows;  // prompts that do not sample in this step
   if (awaited_.empty()) return;
-  absl::Duration patience = kLonePatience;
-  if (has_others) {
+  absl::Duration patience = may_skip_samples_ ? kLonePatience : absl::InfiniteDuration();
+  if (may_skip_samples_ && has_others) {
     patience = std::max({kMinPatience, step.expected * kPatienceShare,
                          step.expected * kStepShare - (clock_->Now() - step.launched)});
   }
@@ -78,6 +82,7 @@ void MaskGate::CompleteLateSamples(const BatchBuilder& builder, InFlightStep* st
       builder.CompleteSample(step, i);
       continue;
     }
+    QUIRE_CHECK(may_skip_samples_);
     Sequence& computed = sequence.request->forked ? sequence : sequence.request->first();
     if (!computed.awaits_mask) probe_->steps.MaskLate();
     computed.awaits_mask = true;

@@ -31,7 +31,9 @@ namespace quire::engine {
 
 class MaskGate {
  public:
-  MaskGate(std::int32_t num_threads, const Clock* clock, EngineProbe* probe);
+  // `may_skip_samples`: a token can be computed twice. A model with recurrent states cannot,
+  // because its states follow the token already. Its steps therefore wait for their masks.
+  MaskGate(std::int32_t num_threads, bool may_skip_samples, const Clock* clock, EngineProbe* probe);
 
   // Starts the first masks of the choices of a request, if it has rules.
   void Start(ScheduledRequest& live);
@@ -42,7 +44,8 @@ class MaskGate {
   // The request has ended.
   void Drop(const ScheduledRequest& live);
 
-  // Waits for the masks of late samples, but only briefly if the step has other rows.
+  // Waits for the masks of late samples. If samples may be skipped it waits only for a while, and
+  // only briefly if the step has other rows.
   void AwaitLateSamples(const InFlightStep& step);
   // Completes the late samples whose masks are ready, and stalls the rows of the others.
   void CompleteLateSamples(const BatchBuilder& builder, InFlightStep* step);
@@ -59,6 +62,7 @@ class MaskGate {
   absl::Status CheckIntegrity(std::span<const ScheduledRequest* const> live) const;
 
  private:
+  const bool may_skip_samples_;
   const Clock* const clock_;
   EngineProbe* const probe_;
   MaskPool masks_;

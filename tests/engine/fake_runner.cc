@@ -46,7 +46,8 @@ std::uint64_t FingerprintOf(const runtime::StepBatch& batch) {
 FakeRunner::FakeRunner(const FakeRunnerOptions& options)
     : options_(options),
       rows_(std::size_t{options.num_blocks} * options.page_size),
-      poisoned_(rows_.size()) {}
+      poisoned_(rows_.size()),
+      slots_(options.num_state_slots) {}
 
 std::uint64_t& FakeRunner::At(const Launch& launch, std::uint32_t group,
                               const runtime::StepRow& row, std::uint32_t position) {
@@ -304,6 +305,12 @@ void FakeRunner::Execute(Launch& launch) {
   for (std::uint32_t group = 0; group < options_.groups.size(); ++group) {
     for (const runtime::StepRow& row : launch.rows) ComputeRow(launch, group, row);
   }
+  QUIRE_CHECK((batch.states.max_rows > 0) == !slots_.empty());
+  launch.states.resize(slots_.empty() ? 0 : launch.tokens.size());
+  // In reverse, so that no row relies on an earlier one.
+  for (auto row = launch.rows.rbegin(); !slots_.empty() && row != launch.rows.rend(); ++row) {
+    ComputeStates(launch, *row);
+  }
   result_.samples.clear();
   result_.prompt_logprobs.clear();
   top_.clear();
@@ -340,6 +347,24 @@ std::span<const float> FakeRunner::Pool(const Launch& launch, const runtime::Ste
   return pool.ends ? std::span<const float>(sum) : std::span<const float>();
 }
 
+void FakeRunner::ComputeStates(Launch& launch, const runtime::StepRow& row) {
+  const cache::StateStepInputs& inputs = launch.batch->states;
+  const std::uint32_t index = row.batch_row.value();
+  QUIRE_CHECK(index < inputs.max_rows && inputs.state_out[index] > 0);
+  QUIRE_CHECK(row.cache_length == 0 || inputs.state_in[index] > 0);
+  const std::uint32_t snapshot_at = inputs.snapshot_at[index];
+  State state = row.cache_length == 0 ? State{.hash = 1} : slots_.at(inputs.state_in[index]);
+  for (std::uint32_t i = 0; i < row.num_tokens; ++i) {
+    const std::int32_t token = launch.tokens[row.first_token + i];
+    state.hash = Mix(state.hash, static_cast<std::uint64_t>(token));
+    state.is_poisoned |= token == options_.poison_token;
+    launch.states[row.first_token + i] = state;
+    if (row.cache_length + i + 1 == snapshot_at) slots_.at(inputs.snapshot_slot[index]) = state;
+  }
+  slots_.at(inputs.state_out[index]) = state;
+  QUIRE_CHECK(slots_[0].hash == 0);
+}
+
 void FakeRunner::ComputeRow(const Launch& launch, std::uint32_t group,
                             const runtime::StepRow& row) {
   QUIRE_CHECK(row.num_tokens >= 1 && row.prompt_tokens <= row.num_tokens);
@@ -363,8 +388,8 @@ std::uint64_t FakeRunner::ReadBack(const Launch& launch, std::uint32_t token, bo
   QUIRE_CHECK(row != launch.rows.begin());
   --row;
   const std::uint32_t last = row->cache_length + token - row->first_token;
-  std::uint64_t state = 0;
-  *poisoned = false;
+  std::uint64_t state = launch.states.empty() ? 0 : launch.states[token].hash;
+  *poisoned = !launch.states.empty() && launch.states[token].is_poisoned;
   for (std::uint32_t group = 0; group < options_.groups.size(); ++group) {
     for (std::uint32_t position = FirstRead(group, last); position <= last; ++position) {
       const std::uint64_t& cell = At(launch, group, *row, position);

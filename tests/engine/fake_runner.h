@@ -8,6 +8,10 @@
 // missing copy, a page that was assigned twice or too early, or a token computed at the wrong
 // position changes the tokens that follow.
 //
+// With state slots it also computes the states of a recurrent layer: one number per slot that
+// hashes all tokens before it, without pages. Then every sample depends on that number too, so a
+// state that is lost, stale, advanced twice or another sequence's changes the tokens that follow.
+//
 // With two steps in flight the runner computes as late as is legal, at Collect, from copies that
 // Run made of the tables. It also checks for possible errors of overlap scheduling: a page that a
 // step in flight names must not belong to another sequence in the next step, a fed-back token must
@@ -34,6 +38,7 @@ struct FakeRunnerOptions {
   std::uint32_t num_blocks = 0;  // the null page included
   std::uint32_t page_size = 0;
   std::vector<cache::CacheGroup> groups = {cache::CacheGroup{}};
+  std::uint32_t num_state_slots = 0;  // the null slot included; 0: no recurrent layers
   std::int32_t vocab_size = 259;
   // A sequence with this token has non-finite logits. -1: none.
   std::int32_t poison_token = -1;
@@ -91,6 +96,11 @@ class FakeRunner : public runtime::StepRunner {
     std::uint32_t read_end = 0;  // reads page rows [0, read_end)
     std::uint32_t write_begin = 0, write_end = 0;
   };
+  // The state of the recurrent layer after some tokens.
+  struct State {
+    std::uint64_t hash = 0;
+    bool is_poisoned = false;
+  };
   // A copy of a step made when it was launched.
   struct Launch {
     const runtime::StepBatch* batch = nullptr;
@@ -99,6 +109,7 @@ class FakeRunner : public runtime::StepRunner {
     std::vector<std::vector<std::uint32_t>> tables;  // by group
     std::vector<std::uint32_t> lengths;
     std::uint32_t stride = 0;
+    std::vector<State> states;  // after each token of `tokens`, with state slots
     std::vector<PageUse> uses;
     std::vector<std::vector<kernels::TokenCount>> histories;  // by sample
     std::vector<std::vector<std::uint32_t>> allowed;          // by sample; empty: no mask
@@ -123,6 +134,7 @@ class FakeRunner : public runtime::StepRunner {
                     std::uint32_t position);
   // Returns the first position that the token at `position` reads.
   std::uint32_t FirstRead(std::uint32_t group, std::uint32_t position) const;
+  void ComputeStates(Launch& launch, const runtime::StepRow& row);
   void ComputeRow(const Launch& launch, std::uint32_t group, const runtime::StepRow& row);
   std::uint64_t ReadBack(const Launch& launch, std::uint32_t token, bool* poisoned);
   void CheckSampleInFlight(const Launch& launch, const runtime::StepSample& sample) const;
@@ -136,6 +148,7 @@ class FakeRunner : public runtime::StepRunner {
   const FakeRunnerOptions options_;
   std::vector<std::uint64_t> rows_;     // [num_blocks, page_size]
   std::vector<std::uint8_t> poisoned_;  // the same
+  std::vector<State> slots_;
   std::vector<kernels::TopLogprob> top_;
   std::deque<Launch> in_flight_;                               // oldest first
   std::map<std::uint32_t, std::array<float, kHidden>> pools_;  // by batch row

@@ -63,6 +63,8 @@ std::unique_ptr<cache::CacheManager> MakeCache(const PoolOptions& options) {
   cache_options.max_context_tokens = options.max_context_tokens;
   cache_options.groups = options.groups;
   cache_options.max_row_overlap_tokens = options.max_row_overlap_tokens;
+  cache_options.num_state_slots = options.num_state_slots();
+  cache_options.state_interval_tokens = options.state_interval_tokens;
   absl::StatusOr<std::unique_ptr<cache::CacheManager>> cache =
       cache::CacheManager::Create(cache_options);
   if (!cache.ok()) {
@@ -139,6 +141,7 @@ HarnessOptions MakeHarnessOptions(const PoolOptions& pool, int max_steps_in_flig
           .runner = {.num_blocks = pool.usable_pages + 1,
                      .page_size = pool.page_size,
                      .groups = pool.groups,
+                     .num_state_slots = pool.num_state_slots(),
                      .vocab_size = kByteVocab,
                      .poison_token = kPoisonToken,
                      .max_steps_in_flight = max_steps_in_flight}};

@@ -35,6 +35,9 @@ struct PoolOptions {
   std::uint32_t max_context_tokens = 1024;
   std::vector<cache::CacheGroup> groups = {cache::CacheGroup{}};
   std::uint32_t max_row_overlap_tokens = 0;
+  std::uint32_t snapshots = 0;  // state slots besides those of the rows; 0: no recurrent layers
+  std::uint32_t state_interval_tokens = 0;
+  std::uint32_t num_state_slots() const { return snapshots == 0 ? 0 : 1 + max_rows + snapshots; }
 };
 std::unique_ptr<cache::CacheManager> MakeCache(const PoolOptions& options);
 

@@ -109,6 +109,7 @@ class Subject {
     batch.copies = cache_->TakeCopies();
     batch.clears = cache_->TakeClears();
     batch.kv = cache_->PrepareStep({&step, 1});
+    batch.states = cache_->state_inputs();
     batch.logits_out = logits_.data();
     QUIRE_RETURN_IF_ERROR(runner_->Run(batch));
     QUIRE_RETURN_IF_ERROR(runner_->Collect().status());
