@@ -159,8 +159,20 @@ struct Pages {
   const T* RowsAt(const KvView<const T>& view, std::uint32_t t, std::uint32_t head) const {
     return view.template block_paged_ptr<kStrip>(sequence, t, first_head + head);
   }
+  // Returns row t alone.
+  const T* RowAt(const KvView<const T>& view, std::uint32_t t, std::uint32_t head) const {
+    return view.template block_paged_ptr<1>(sequence, t, first_head + head);
+  }
+  // True if the rows of a strip are apart: each has a page of its own (sparse_attention.h).
+  bool is_gathered() const { return keys.page_size() < kStrip; }
   void LoadScales(const KvView<const T>& view, std::uint32_t t, std::uint32_t head,
                   std::uint32_t count, float* to) const {
+    if (is_gathered()) {
+      for (std::uint32_t j = 0; j < count; ++j) {
+        to[j] = *view.scales_block_paged_ptr(sequence, t + j, first_head + head);
+      }
+      return;
+    }
     const auto* const scales = view.scales_block_paged_ptr(sequence, t, first_head + head);
     const std::int64_t stride = view.scale_row_elements();
     for (std::uint32_t j = 0; j < count; ++j) to[j] = scales[j * stride];

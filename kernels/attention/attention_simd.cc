@@ -223,7 +223,8 @@ class TileFetch {
     const KvView<const T>& view = is_fetching_values_ ? pages.values : pages.keys;
     const T* const row = view.template block_paged_ptr<1>(pages.sequence, token_, pages.first_head);
     // If the item has all KV heads, the rows of a strip are contiguous and are prefetched together.
-    const std::uint32_t most = pages.num_heads == view.num_heads() ? kStrip : 1;
+    const bool is_contiguous = pages.num_heads == view.num_heads() && !pages.is_gathered();
+    const std::uint32_t most = is_contiguous ? kStrip : 1;
     const std::uint32_t tokens = std::min(most, end_ - token_);
     at_ = reinterpret_cast<const std::uint8_t*>(row);
     stop_ = at_ + std::size_t{tokens} * pages.num_heads * view.head_size() * sizeof(T);
@@ -241,14 +242,17 @@ class TileFetch {
   const std::uint8_t* stop_ = nullptr;
 };
 
-// Copies the first `count` of 16 rows; pads rows and columns with zeros.
+// Copies rows [t, t + count) of at most 16; pads rows and columns with zeros.
 template <typename T>
-HWY_NOINLINE const T* StageStrip(const T* from, std::int64_t stride, std::uint32_t count,
+HWY_NOINLINE const T* StageStrip(const Pages<T>& pages, const KvView<const T>& view,
+                                 std::uint32_t t, std::uint32_t head, std::uint32_t count,
                                  const Rows& rows, float* staging) {
   T* const to = reinterpret_cast<T*>(staging);
-  std::memset(static_cast<void*>(to), 0, kStrip * rows.columns * sizeof(T));
+  if (count < kStrip || rows.head_size != rows.columns) {
+    std::memset(static_cast<void*>(to), 0, kStrip * rows.columns * sizeof(T));
+  }
   for (std::uint32_t j = 0; j < count; ++j) {
-    std::memcpy(static_cast<void*>(to + j * rows.columns), from + j * stride,
+    std::memcpy(static_cast<void*>(to + j * rows.columns), pages.RowAt(view, t + j, head),
                 rows.head_size * sizeof(T));
   }
   return to;
@@ -274,32 +278,35 @@ HWY_INLINE void LoadTile(const Rows& rows, const Pages<T>& pages, std::uint32_t 
                          const Scratch& scratch, Fetch& fetch, Tile<E>* tile) {
   const std::int64_t stride = pages.keys.row_elements();
   const auto padded = static_cast<std::int64_t>(rows.columns);
-  const bool needs_padding = rows.head_size != rows.columns;
+  const bool is_staged = rows.head_size != rows.columns || pages.is_gathered();
   tile->begin = t;
-  tile->value_stride = kWide ? padded : stride;
+  tile->value_stride = kWide || pages.is_gathered() ? padded : stride;
   const std::uint32_t skipped = first > t ? (first - t) / internal::kAttentionStrip : 0;
   for (std::uint32_t s = skipped; s < kStrips && t + s * kStrip < end; ++s) {
     const std::uint32_t at = t + s * internal::kAttentionStrip;
     const std::uint32_t count = std::min<std::uint32_t>(kStrip, end - at);
-    const T* const k = pages.RowsAt(pages.keys, at, head);
     float* const transposed = scratch.transposed + s * tile->strip_floats;
-    if (count < kStrip || needs_padding) {
-      TransposeStrip<T, kWide>(StageStrip(k, stride, count, rows, scratch.staging), padded,
-                               rows.columns, fetch, transposed);
+    if (count < kStrip || is_staged) {
+      TransposeStrip<T, kWide>(
+          StageStrip(pages, pages.keys, at, head, count, rows, scratch.staging), padded,
+          rows.columns, fetch, transposed);
     } else {
-      TransposeStrip<T, kWide>(k, stride, rows.columns, fetch, transposed);
+      TransposeStrip<T, kWide>(pages.RowsAt(pages.keys, at, head), stride, rows.columns, fetch,
+                               transposed);
     }
-    const T* const v = pages.RowsAt(pages.values, at, head);
+    float* const values = scratch.values + s * kStrip * rows.columns;
     if constexpr (kWide) {
-      float* const wide = scratch.values + s * kStrip * rows.columns;
-      if (needs_padding) {
-        WidenStrip(StageStrip(v, stride, count, rows, scratch.staging), padded, count, rows, wide);
+      if (is_staged) {
+        WidenStrip(StageStrip(pages, pages.values, at, head, count, rows, scratch.staging), padded,
+                   count, rows, values);
       } else {
-        WidenStrip(v, stride, count, rows, wide);
+        WidenStrip(pages.RowsAt(pages.values, at, head), stride, count, rows, values);
       }
-      tile->values[s] = wide;
+      tile->values[s] = values;
+    } else if (is_staged) {
+      tile->values[s] = StageStrip(pages, pages.values, at, head, count, rows, values);
     } else {
-      tile->values[s] = v;
+      tile->values[s] = pages.RowsAt(pages.values, at, head);
     }
     if constexpr (kQuantizedKv<T>) {
       pages.LoadScales(pages.keys, at, head, count, scratch.k_scales + s * kStrip);

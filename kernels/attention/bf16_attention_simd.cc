@@ -175,26 +175,31 @@ class SpanLoader {
     const std::uint32_t count = std::min<std::uint32_t>(kStrip, tokens.end - j);
     auto* const keys = reinterpret_cast<float*>(memory_.keys + j * memory_.key_columns);
     const auto padded = static_cast<std::int64_t>(memory_.key_columns);
-    const BF16* const k = pages_.RowsAt(pages_.keys, tokens.span + j, head);
-    if (count < kStrip || rows_.head_size % 8 != 0) {
-      TransposeStrip<BF16, false>(Stage(k, count), padded, memory_.key_columns, fetch, keys);
+    const std::uint32_t t = tokens.span + j;
+    const bool is_staged = count < kStrip || pages_.is_gathered();
+    if (is_staged || rows_.head_size % 8 != 0) {
+      TransposeStrip<BF16, false>(Stage(pages_.keys, t, head, count), padded, memory_.key_columns,
+                                  fetch, keys);
     } else {
-      TransposeStrip<BF16, false>(k, stride_, rows_.head_size, fetch, keys);
+      TransposeStrip<BF16, false>(pages_.RowsAt(pages_.keys, t, head), stride_, rows_.head_size,
+                                  fetch, keys);
     }
-    const BF16* const v = pages_.RowsAt(pages_.values, tokens.span + j, head);
-    if (count < kStrip || rows_.head_size != rows_.columns) {
-      InterleaveStrip(Stage(v, count), padded, rows_.columns, fetch, PairAt(j));
+    if (is_staged || rows_.head_size != rows_.columns) {
+      InterleaveStrip(Stage(pages_.values, t, head, count), padded, rows_.columns, fetch,
+                      PairAt(j));
     } else {
-      InterleaveStrip(v, stride_, rows_.columns, fetch, PairAt(j));
+      InterleaveStrip(pages_.RowsAt(pages_.values, t, head), stride_, rows_.columns, fetch,
+                      PairAt(j));
     }
   }
 
-  // Copies the first `count` of 16 rows; pads rows and columns with zeros.
-  HWY_NOINLINE const BF16* Stage(const BF16* from, std::uint32_t count) const {
+  // Copies rows [t, t + count) of at most 16; pads rows and columns with zeros.
+  HWY_NOINLINE const BF16* Stage(const KvView<const BF16>& view, std::uint32_t t,
+                                 std::uint32_t head, std::uint32_t count) const {
     auto* const to = reinterpret_cast<BF16*>(memory_.staging);
     std::fill(memory_.staging, memory_.staging + kStrip * memory_.key_columns, std::uint16_t{0});
     for (std::uint32_t j = 0; j < count; ++j) {
-      std::copy_n(from + j * stride_, rows_.head_size, to + j * memory_.key_columns);
+      std::copy_n(pages_.RowAt(view, t + j, head), rows_.head_size, to + j * memory_.key_columns);
     }
     return to;
   }
@@ -212,7 +217,9 @@ class SpanLoader {
       j = tokens.begin + (j - tokens.end) / kTokens * kTokens;
       ++head;
     }
-    if (j >= tokens.end || head == pages_.num_heads) return StripFetch(nullptr, nullptr, 0, 0, 0);
+    if (j >= tokens.end || head == pages_.num_heads || pages_.is_gathered()) {
+      return StripFetch(nullptr, nullptr, 0, 0, 0);
+    }
     return StripFetch(pages_.RowsAt(pages_.keys, tokens.span + j, head),
                       pages_.RowsAt(pages_.values, tokens.span + j, head), stride_, rows_.head_size,
                       std::min<std::uint32_t>(kStrip, tokens.end - j));

@@ -8,7 +8,7 @@
 #include "cache_manager/views/kv_cache_collection.h"
 #include "cache_manager/views/reference/kv_continuous_collection.h"
 #include "cache_manager/views/reference/kv_mha_operand.h"
-#include "cache_manager/views/reference/sparse_index_remap.h"
+#include "cache_manager/views/sparse_index_remap.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cache_manager/kv_oracle_support.h"

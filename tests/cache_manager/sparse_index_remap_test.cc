@@ -1,4 +1,4 @@
-#include "cache_manager/views/reference/sparse_index_remap.h"
+#include "cache_manager/views/sparse_index_remap.h"
 
 #include <cstdint>
 #include <vector>

@@ -204,14 +204,25 @@ void TestPool::Put(std::uint32_t b, std::uint32_t t, const float* k, const float
   std::visit(
       [&](const auto& view) {
         using View = std::decay_t<decltype(view)>;
-        if constexpr (!View::kQuantized) {
+        const View& other = std::get<View>(any_values);
+        const std::uint32_t d = view.head_size();
+        if constexpr (View::kQuantized) {
           using T = typename View::Element;
-          const View& other = std::get<View>(any_values);
           for (std::uint32_t h = 0; h < view.num_heads(); ++h) {
-            for (std::uint32_t d = 0; d < view.head_size(); ++d) {
-              const std::size_t i = h * view.head_size() + d;
-              view.template store<1>(b, h, t, d, Vec<T, 1>{{FromFloat<T>(k[i])}});
-              other.template store<1>(b, h, t, d, Vec<T, 1>{{FromFloat<T>(v[i])}});
+            for (const auto& [from, to] : {std::pair{k, &view}, {v, &other}}) {
+              std::vector<T> q(d);
+              const float scale = cache::QuantizeGroup(from + h * d, d, q.data()).scale;
+              std::copy(q.begin(), q.end(), to->template block_paged_ptr<1>(b, t, h));
+              *to->scales_block_paged_ptr(b, t, h) = scale;
+            }
+          }
+        } else {
+          using T = typename View::Element;
+          for (std::uint32_t h = 0; h < view.num_heads(); ++h) {
+            for (std::uint32_t c = 0; c < d; ++c) {
+              const std::size_t i = h * d + c;
+              view.template store<1>(b, h, t, c, Vec<T, 1>{{FromFloat<T>(k[i])}});
+              other.template store<1>(b, h, t, c, Vec<T, 1>{{FromFloat<T>(v[i])}});
             }
           }
         }

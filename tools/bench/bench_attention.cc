@@ -19,6 +19,9 @@
 #include "benchmark/benchmark.h"
 #include "kernels/attention/attention.h"
 #include "kernels/kv_store/kv_store.h"
+#include "kernels/sparse/index_score.h"
+#include "kernels/sparse/select_topk.h"
+#include "kernels/sparse/sparse_attention.h"
 
 namespace quire::kernels {
 namespace {
@@ -35,6 +38,7 @@ struct Shape {
   bool shuffled;
   std::uint32_t window = 0;
   std::uint32_t layers = 1;
+  std::uint32_t value_columns = 0;
 };
 
 // Layers with cached tokens, and a step that appends rows to them.
@@ -95,9 +99,15 @@ class Step {
                                           .batch_size = shape_.batch,
                                           .num_heads = shape_.heads,
                                           .scale = 0.125f,
-                                          .window = shape_.window})
+                                          .window = shape_.window,
+                                          .value_columns = shape_.value_columns})
                     .ok());
   }
+
+  const AnyKvView& view() const { return keys_[0]; }
+  const std::vector<float>& q() const { return q_; }
+  float* out() { return out_.data(); }
+  const Shape& shape() const { return shape_; }
 
   double bytes() const {
     const double per_head = static_cast<double>(shape_.head_size * DTypeSize(shape_.dtype)) +
@@ -148,6 +158,75 @@ class Step {
   std::vector<AnyKvView> keys_, values_;  // one per layer
   std::size_t next_layer_ = 0;
   std::vector<float> q_, out_;
+};
+
+// The selection of one decode token that sees `num_keys` keys.
+class Selection {
+ public:
+  Selection(std::uint32_t num_keys, std::uint32_t topk)
+      : topk_(topk), position_(static_cast<std::int32_t>(num_keys) - 1), selected_(topk) {
+    scores_.resize(static_cast<std::size_t>(ScoreStride(num_keys)));
+    weights_.assign(64, 0.5f);
+  }
+
+  // Scores the rows of `index` and selects rows of `rows`.
+  void Select(const Backend& backend, const AnyKvView& index, const AnyKvView& rows,
+              const std::vector<float>& q) {
+    const std::uint32_t size = KvShapeOf(index).head_size;
+    QUIRE_CHECK(IndexScore(backend, {.keys = &index,
+                                     .q = q.data(),
+                                     .weights = weights_.data(),
+                                     .scores = scores_.data(),
+                                     .row_offsets = kOffsets,
+                                     .score_stride = static_cast<std::int64_t>(scores_.size()),
+                                     .batch_size = 1,
+                                     .row_begin = 0,
+                                     .row_end = 1,
+                                     .num_heads = static_cast<std::uint32_t>(q.size()) / size,
+                                     .scale = 0.1f})
+                    .ok());
+    QUIRE_CHECK(SelectTopK(backend, {.scores = scores_.data(),
+                                     .positions = &position_,
+                                     .selected = selected_.data(),
+                                     .score_stride = static_cast<std::int64_t>(scores_.size()),
+                                     .num_rows = 1,
+                                     .topk = topk_,
+                                     .max_selected = topk_})
+                    .ok());
+    MapSelectedRows(backend, {.rows = &rows,
+                              .selected = selected_.data(),
+                              .num_others = &num_others_,
+                              .row_offsets = kOffsets,
+                              .batch_size = 1,
+                              .max_selected = topk_});
+  }
+
+  void Attend(const Backend& backend, Step& step) const {
+    const Shape& shape = step.shape();
+    const std::int64_t stride = std::int64_t{shape.heads} * shape.head_size;
+    QUIRE_CHECK(SparseAttention(backend, {.rows = &step.view(),
+                                          .q = step.q().data(),
+                                          .out = step.out(),
+                                          .selected = selected_.data(),
+                                          .num_others = &num_others_,
+                                          .offsets = kOffsets,
+                                          .q_stride = stride,
+                                          .out_stride = stride,
+                                          .num_rows = 1,
+                                          .max_selected = topk_,
+                                          .num_heads = shape.heads,
+                                          .scale = 0.125f,
+                                          .value_columns = shape.value_columns})
+                    .ok());
+  }
+
+ private:
+  static constexpr std::uint32_t kOffsets[] = {0, 1};
+  const std::uint32_t topk_;
+  const std::int32_t position_;
+  std::uint32_t num_others_ = 0;
+  std::vector<std::int32_t> selected_;
+  std::vector<float> scores_, weights_;
 };
 
 // Arguments: dtype, heads, kv heads, head size, sequences, cached tokens, new rows per sequence,
@@ -301,6 +380,54 @@ BENCHMARK(BM_WindowedAttention)
     ->Args({32767, 1024, 1})
     ->Args({0, 0, 4096})
     ->Args({0, 512, 4096})
+    ->UseRealTime();
+
+// One decode token over the MLA cache rows of GLM-4.7-Flash: 20 heads, rank 512 and 64 rope columns
+// in bf16. With topk 0 attention is dense; else it is over topk keys, which 32 index heads of 128
+// columns select first if `selects` is set.
+// Arguments: cached tokens, topk, selects, threads.
+void BM_SparseAttention(benchmark::State& state) {
+  constexpr std::uint32_t kHeads = 20, kColumns = 576, kRank = 512;
+  constexpr std::uint32_t kIndexHeads = 32, kIndexSize = 128;
+  ThreadPool pool(static_cast<int>(state.range(3)));
+  const Backend backend = *Backend::Create(Device::Cpu(), &pool, CpuActivations::kF32);
+  const auto cached = static_cast<std::uint32_t>(state.range(0));
+  const auto topk = static_cast<std::uint32_t>(state.range(1));
+  const Shape shape{.dtype = DType::kBF16,
+                    .heads = kHeads,
+                    .kv_heads = 1,
+                    .head_size = kColumns,
+                    .batch = 1,
+                    .cached = cached,
+                    .rows = 1,
+                    .page_size = 64,
+                    .shuffled = true,
+                    .value_columns = kRank};
+  Step step(backend, shape);
+  Shape index_shape = shape;
+  index_shape.heads = kIndexHeads;
+  index_shape.head_size = kIndexSize;
+  index_shape.value_columns = 0;
+  Step index(backend, index_shape);
+  Selection selection(cached + 1, topk);
+  if (topk > 0) selection.Select(backend, index.view(), step.view(), index.q());
+  for (auto _ : state) {
+    if (topk == 0) {
+      step.Run();
+    } else {
+      if (state.range(2) != 0) selection.Select(backend, index.view(), step.view(), index.q());
+      selection.Attend(backend, step);
+    }
+    benchmark::ClobberMemory();
+  }
+}
+BENCHMARK(BM_SparseAttention)
+    ->ArgNames({"cached", "topk", "selects", "threads"})
+    ->Args({8191, 0, 0, 1})
+    ->Args({8191, 2048, 0, 1})
+    ->Args({8191, 2048, 1, 1})
+    ->Args({32767, 0, 0, 1})
+    ->Args({32767, 2048, 1, 1})
     ->UseRealTime();
 
 }  // namespace

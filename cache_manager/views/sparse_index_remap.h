@@ -2,9 +2,6 @@
 
 // Converts logical token positions, which a sparse attention indexer selects, to page * P + offset.
 // get_tma_row converts the result to rows.
-//
-// No request uses it. It exists because get_tma_row and sparse_tma_row of the reference API take
-// these indices, and tests compare the two.
 
 #include <cstdint>
 

@@ -1,0 +1,100 @@
+#include "kernels/sparse/select_topk.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <numeric>
+
+#include "absl/strings/str_cat.h"
+
+namespace quire::kernels {
+namespace {
+
+// Returns an integer with the order of SelectTopK: larger ones are selected first.
+std::uint32_t OrderedBits(float score) {
+  if (std::isnan(score)) return 0xffffffffu;
+  const auto bits = std::bit_cast<std::uint32_t>(score + 0.0f);  // -0 + 0 is +0
+  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+}
+
+// The border of a selection: keys above `bits` are selected, and the first `equal` keys with these
+// bits.
+struct Border {
+  std::uint32_t bits;
+  std::uint32_t equal;
+};
+
+// Finds the border in four passes of 8 bits each. REQUIRES: topk <= num_keys.
+Border FindBorder(const float* scores, std::uint32_t num_keys, std::uint32_t topk) {
+  std::uint32_t bits = 0;
+  std::uint32_t known = 0;  // mask of the bits that are found
+  std::uint32_t left = topk;
+  for (int shift = 24; shift >= 0; shift -= 8) {
+    std::uint32_t counts[256] = {};
+    for (std::uint32_t j = 0; j < num_keys; ++j) {
+      const std::uint32_t key = OrderedBits(scores[j]);
+      if ((key & known) == bits) ++counts[(key >> shift) & 255];
+    }
+    std::uint32_t digit = 255;
+    while (counts[digit] < left) left -= counts[digit--];
+    bits |= digit << shift;
+    known |= 255u << shift;
+  }
+  return {bits, left};
+}
+
+}  // namespace
+
+namespace internal {
+
+void SelectTopKRadix(const SelectTopKParams& params, std::int64_t row_begin, std::int64_t row_end) {
+  for (std::int64_t row = row_begin; row < row_end; ++row) {
+    const float* const scores = params.scores + row * params.score_stride;
+    const auto num_keys = static_cast<std::uint32_t>(params.positions[row]) + 1;
+    std::int32_t* to = params.selected + row * params.max_selected;
+    std::int32_t* const end = to + params.max_selected;
+    if (num_keys <= params.topk) {
+      std::iota(to, to + num_keys, 0);
+      std::fill(to + num_keys, end, -1);
+      continue;
+    }
+    auto [bits, equal] = FindBorder(scores, num_keys, params.topk);
+    for (std::uint32_t j = 0; j < num_keys; ++j) {
+      const std::uint32_t key = OrderedBits(scores[j]);
+      if (key < bits || (key == bits && equal == 0)) continue;
+      if (key == bits) --equal;
+      *to++ = static_cast<std::int32_t>(j);
+    }
+    std::fill(to, end, -1);
+  }
+}
+
+}  // namespace internal
+
+absl::Status SelectTopK(const Backend& backend, const SelectTopKParams& params) {
+  if (backend.cuda() != nullptr) {
+    return absl::InvalidArgumentError("SelectTopK is not supported on a GPU");
+  }
+  if (params.topk == 0) {
+    return absl::InvalidArgumentError("SelectTopK has topk 0, it must be at least 1");
+  }
+  std::int64_t total = 0;
+  for (std::uint32_t i = 0; i < params.num_rows; ++i) {
+    const std::int64_t num_keys = std::int64_t{params.positions[i]} + 1;
+    if (num_keys < 1 || std::min<std::int64_t>(num_keys, params.topk) > params.max_selected) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("row ", i, " has position ", params.positions[i], " and topk ", params.topk,
+                       ", the position must be at least 0 and at most ", params.max_selected,
+                       " keys can be selected"));
+    }
+    total += num_keys;
+  }
+  if (params.num_rows == 0) return absl::OkStatus();
+  backend.ParallelFor(params.num_rows, 5.0 * static_cast<double>(total) / params.num_rows,
+                      [&](std::int64_t begin, std::int64_t end, int) {
+                        internal::SelectTopKRadix(params, begin, end);
+                      });
+  return absl::OkStatus();
+}
+
+}  // namespace quire::kernels
