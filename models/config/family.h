@@ -31,7 +31,6 @@ struct ConfigDefaults {
   std::uint32_t head_dim = 0;             // 0: hidden_size / num_attention_heads
   std::uint32_t sliding_window = 0;       // tokens; 0: no window
   std::int64_t sliding_window_pattern = kDefaultWindowPattern;
-  double partial_rotary_factor = 1;
   bool use_qk_norm = true;  // for families that list the key
   double query_pre_attn_scalar = 256;
   double attn_logit_softcapping = 0;   // 0: no cap
