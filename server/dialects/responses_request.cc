@@ -25,16 +25,21 @@ using formats::JsonValue;
 enum Owner : std::uint32_t {
   kBody = kResponsesBody,
   kStreamOptions = 1U << 1,
-  kItem = 1U << 2,  // of the input
-  kPart = 1U << 3,  // of the content of an item
-  kTool = 1U << 4,
-  kToolChoice = 1U << 5,
-  kAllowedTool = 1U << 6,
-  kText = 1U << 7,
-  kFormat = 1U << 8,
-  kReasoning = 1U << 9,
+  kPart = 1U << 2,  // of the content of an item
+  kTool = 1U << 3,
+  kNamedTool = 1U << 4,     // a tool_choice, or one of the allowed tools
+  kAllowedTools = 1U << 5,  // a tool_choice
+  kText = 1U << 6,
+  kFormat = 1U << 7,
+  kReasoning = 1U << 8,
+  // Items of the input.
+  kMessage = 1U << 9,
+  kCall = 1U << 10,
+  kCallOutput = 1U << 11,
+  kReasoningItem = 1U << 12,
 };
 
+constexpr std::uint32_t kItems = kMessage | kCall | kCallOutput | kReasoningItem;
 constexpr absl::string_view kNotStored =
     "responses are not stored; send the whole conversation as input";
 constexpr absl::string_view kTextOnly = "the model reads text only; use parts of type input_text";
@@ -78,26 +83,27 @@ constexpr RequestField kFields[] = {
     Refused("moderation", kBody, "moderate prompts and answers before and after the call"),
     Refused("image", kBody, "the model reads text only"),
 
-    Supported("type", kItem | kPart | kTool | kToolChoice | kAllowedTool | kFormat),
+    Supported("type", kItems | kPart | kTool | kNamedTool | kAllowedTools | kFormat),
     // Items and their parts.
-    Supported("role", kItem),
-    Supported("content", kItem),
-    Supported("call_id", kItem),
-    Supported("name", kItem | kTool | kToolChoice | kAllowedTool),
-    Supported("arguments", kItem),
-    Supported("output", kItem),
-    Supported("summary", kItem),
+    Supported("role", kMessage),
+    Supported("content", kMessage | kReasoningItem),
+    Supported("call_id", kCall | kCallOutput),
+    Supported("name", kCall | kCallOutput | kTool | kNamedTool),
+    Supported("arguments", kCall),
+    Supported("output", kCallOutput),
+    Supported("summary", kReasoningItem),
     Supported("text", kPart),
-    NoMeaning("id", kItem, kString),
-    NoMeaning("status", kItem, kString),
-    NoMeaning("phase", kItem, kString),
-    NoMeaning("encrypted_content", kItem, kString),
+    NoMeaning("id", kItems, kString),
+    NoMeaning("status", kItems, kString),
+    NoMeaning("phase", kMessage, kString),
+    NoMeaning("encrypted_content", kReasoningItem, kString),
     NoMeaning("annotations", kPart, kArray),
     NoMeaning("logprobs", kPart, kArray),
     NoMeaning("prompt_cache_breakpoint", kPart, kObject),
-    Refused("caller", kItem, kCallsAreDirect, R"([{"type": "direct"}])"),
-    Refused("namespace", kItem, "put the namespace into the name"),
-    Refused("async", kItem | kTool, "send the output with the next request", "[false]"),
+    Refused("caller", kCall | kCallOutput, kCallsAreDirect, R"([{"type": "direct"}])"),
+    Refused("namespace", kCall | kCallOutput, "put the namespace into the name"),
+    Refused("async", kCall | kCallOutput | kTool, "send the output with the next request",
+            "[false]"),
     // Tools.
     Supported("description", kTool),
     Supported("parameters", kTool),
@@ -105,8 +111,8 @@ constexpr RequestField kFields[] = {
     NoMeaning("output_schema", kTool, kObject),
     Refused("allowed_callers", kTool, kCallsAreDirect, R"([["direct"]])"),
     Refused("defer_loading", kTool, "send only the tools of this turn", "[false]"),
-    Supported("mode", kToolChoice),
-    Supported("tools", kToolChoice),
+    Supported("mode", kAllowedTools),
+    Supported("tools", kAllowedTools),
     // text and reasoning.
     Supported("format", kText, kFormat),
     Refused("verbosity", kText, "ask for short or long answers in the input", R"(["medium"])"),
@@ -143,19 +149,23 @@ class ItemReader {
 
   absl::Status Read(const JsonValue& item) {
     QUIRE_ASSIGN_OR_RETURN(const std::string type, TypeOf(item, "message"));
-    const bool is_message = type == "message", is_call = type == "function_call";
-    const bool is_output = type == "function_call_output";
-    if (!is_message && !is_call && !is_output && type != "reasoning") {
-      return UnsupportedType(
-          item, type, "use message, function_call, function_call_output and reasoning items");
+    if (type == "message") return ReadAs(item, kMessage, &ItemReader::ReadMessage);
+    if (type == "function_call") return ReadAs(item, kCall, &ItemReader::ReadCall);
+    if (type == "function_call_output") {
+      return ReadAs(item, kCallOutput, &ItemReader::ReadCallOutput);
     }
-    QUIRE_RETURN_IF_ERROR(Check(item, kItem, limits_));
-    if (is_message) return ReadMessage(item);
-    if (is_call) return ReadCall(item);
-    return is_output ? ReadCallOutput(item) : ReadReasoning(item);
+    if (type == "reasoning") return ReadAs(item, kReasoningItem, &ItemReader::ReadReasoning);
+    return UnsupportedType(item, type,
+                           "use message, function_call, function_call_output and reasoning items");
   }
 
  private:
+  absl::Status ReadAs(const JsonValue& item, Owner owner,
+                      absl::Status (ItemReader::*read)(const JsonValue&)) {
+    QUIRE_RETURN_IF_ERROR(Check(item, owner, limits_));
+    return (this->*read)(item);
+  }
+
   // Returns the last message if the assistant wrote it, otherwise null.
   v1::ChatMessage* LastOfAssistant() {
     if (chat_->messages().empty()) return nullptr;
@@ -289,7 +299,7 @@ absl::StatusOr<AllowedTools> ReadAllowedTools(const JsonValue& choice, const Ope
     const JsonValue tool = tools->At(i);
     QUIRE_ASSIGN_OR_RETURN(const std::string type, TypeOf(tool));
     if (type != "function") return UnsupportedType(tool, type, "use tools of type function");
-    QUIRE_RETURN_IF_ERROR(Check(tool, kAllowedTool, limits));
+    QUIRE_RETURN_IF_ERROR(Check(tool, kNamedTool, limits));
     QUIRE_ASSIGN_OR_RETURN(names.emplace_back(), RequiredText(tool, "name"));
   }
   return AllowedTools(std::move(names));
@@ -304,8 +314,9 @@ absl::StatusOr<AllowedTools> ReadToolChoice(const JsonFields& body, const OpenAi
     if (type != "function" && type != "allowed_tools") {
       return UnsupportedType(*choice, type, "use none, auto, required, function or allowed_tools");
     }
-    QUIRE_RETURN_IF_ERROR(Check(*choice, kToolChoice, limits));
-    if (type == "allowed_tools") return ReadAllowedTools(*choice, limits, chat);
+    const bool is_list = type == "allowed_tools";
+    QUIRE_RETURN_IF_ERROR(Check(*choice, is_list ? kAllowedTools : kNamedTool, limits));
+    if (is_list) return ReadAllowedTools(*choice, limits, chat);
     chat->set_tool_choice(v1::TOOL_CHOICE_NAMED);
     QUIRE_ASSIGN_OR_RETURN(*chat->mutable_tool_name(), RequiredText(*choice, "name"));
     return AllowedTools();

@@ -158,6 +158,15 @@ TEST(ResponsesRequestTest, RefusesByName) {
             R"(input[0].type is "web_search_call", which is not supported; use message, )"
             "function_call, function_call_output and reasoning items"},
            {R"({"input": [{"role": "user"}]})", "input[0].content", "input[0].content is missing"},
+           {R"({"input": [{"role": "user", "content": "a", "output": "b"}]})", "input[0].output",
+            "input[0].output is not a known field; remove it, or set openai.unknown_fields to warn "
+            "in "
+            "the server's configuration"},
+           {R"({"input": "a", "tool_choice": {"type": "function", "name": "f", "tools": []}})",
+            "tool_choice.tools",
+            "tool_choice.tools is not a known field; remove it, or set openai.unknown_fields to "
+            "warn "
+            "in the server's configuration"},
            {R"({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]})",
             "input[0].call_id", "input[0].call_id is missing"},
            {R"({"input": "a", "tools": [{"type": "web_search"}]})", "tools[0].type",
