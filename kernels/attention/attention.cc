@@ -122,7 +122,7 @@ class Plan {
 
   // First key that any row of sequence b from row `row` on sees.
   std::uint32_t FirstKey(std::uint32_t b, std::uint32_t row) const {
-    return params_.window == 0 ? 0 : WindowBegin(cache_lengths_[b] + row, params_.window);
+    return FirstVisible(cache_lengths_[b] + row, params_.window, params_.chunk);
   }
 
   // Returns the number of tokens times the cost per token. A token costs 1 per row, plus
@@ -338,6 +338,11 @@ absl::Status CheckShapes(const AttentionParams& params) {
     return absl::InvalidArgumentError(
         absl::StrCat("attention has softcap ", params.softcap, ", it must be at least 0"));
   }
+  if (params.window != 0 && params.chunk != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("attention has window ", params.window,
+                                                   " and chunk ", params.chunk,
+                                                   ", one of them must be 0"));
+  }
   return absl::OkStatus();
 }
 
@@ -346,7 +351,11 @@ absl::Status CheckShapes(const AttentionParams& params) {
 absl::Status PagedAttention(const Backend& backend, const AttentionParams& params) {
   QUIRE_RETURN_IF_ERROR(CheckShapes(params));
   if constexpr (kHasCuda) {
-    if (backend.cuda() != nullptr) return internal::PagedAttentionCuda(*backend.cuda(), params);
+    if (backend.cuda() != nullptr) {
+      if (params.chunk == 0) return internal::PagedAttentionCuda(*backend.cuda(), params);
+      return absl::UnimplementedError(absl::StrCat("attention has chunk ", params.chunk,
+                                                   ", a GPU computes windows only (chunk 0)"));
+    }
   }
   QUIRE_RETURN_IF_ERROR(
       CheckKvStep(*params.keys, *params.values, params.row_offsets, params.batch_size));

@@ -36,6 +36,7 @@ struct AttentionParams {
   const cuda::KvTensorMaps* maps = nullptr;
   std::uint32_t layer = 0;
   std::uint32_t window = 0;      // number of tokens that a row sees, including itself; 0: all
+  std::uint32_t chunk = 0;       // CPU only: rows see the tokens of their own chunk; 0: all
   float softcap = 0;             // soft cap of scores; 0: none
   const float* sinks = nullptr;  // [num_heads] in the backend's memory; null: none
   // Number of value columns to compute, starting with the first; 0: all. Other columns of the heads
@@ -44,29 +45,29 @@ struct AttentionParams {
 };
 
 // Row i of sequence b has position p = cache_length(b) + i and sees keys 0 .. p; with a window only
-// keys j > p - window (attention_mask.h):
+// keys j > p - window, with a chunk only keys j with j / chunk == p / chunk (attention_mask.h):
 //   s_j = scale * q[h] . k_j; with a soft cap c then s_j = c tanh(s_j / c)
 //   out[h] = sum_j e^s_j v_j / (sum_j e^s_j + e^sink[h])
 // Query head h reads KV head h / (num_heads / kv_heads). The term e^sink[h] is added only with
 // sinks.
 //
 // CPU: with bf16 activations and bf16 pages, bf16_attention.h defines the arithmetic. In all other
-// cases all arithmetic is in f32. The reduction order depends only on p and the window, so
+// cases all arithmetic is in f32. The reduction order depends only on p and its first key, so
 // chunking, batching, page ids and threads do not change any bit. A score is one ascending chain of
 // FMAs over the columns of q * (scale / ln 2) and k. A tile of 64 tokens at a multiple of 64 is one
 // online-softmax step in powers of 2: token j adds its weight to part j mod 16 of the sum,
 // ascending, and its value to each column, ascending. Each span of 512 tokens has a separate state.
 // Spans are reduced left to right. At the end the parts of the sum are added, then the sink. Keys
 // beyond p are never read. Strips of 16 keys at multiples of 16 are not read if they precede the
-// windows of all rows of a sequence.
+// first key of all rows of a sequence.
 //
 // int8 and fp8_e4m3 pages have one scale per token and head. The K scale multiplies the score, the
 // V scale multiplies the weight. Returns INVALID_ARGUMENT if CheckKvStep does, or if num_heads is
 // not a multiple of the number of KV heads. Also returns it if a stride is less than the size of
-// all heads or the soft cap is negative.
+// all heads, the soft cap is negative, or window and chunk are combined.
 //
 // CUDA: lengths are in device memory and are not checked. q and out have the same type, f32 or
-// bf16.
+// bf16. A chunk is refused with UNIMPLEMENTED.
 //
 // Tensor cores are used for bf16 activations over bf16 pages, or one-byte pages with one scale per
 // token and head. Head sizes are 16 to 128 in steps of 16, over bf16 pages up to 256. Products of

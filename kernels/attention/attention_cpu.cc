@@ -14,12 +14,13 @@ namespace quire::kernels::internal {
 namespace {
 
 // Computes the weights of `count` keys for query q, whose position is that of the last key. Keys
-// outside the window have weight 0. Returns the sum of the weights, including the sink of head h.
+// before the first visible one have weight 0. Returns the sum of the weights, including the sink of
+// head h.
 template <typename View>
 float Weigh(const AttentionParams& params, const View& keys, std::uint32_t b, std::uint32_t h,
             const float* q, std::uint32_t count, std::vector<float>& p) {
   const std::uint32_t kv_head = h / (params.num_heads / keys.num_heads());
-  const std::uint32_t first = params.window == 0 ? 0 : WindowBegin(count - 1, params.window);
+  const std::uint32_t first = FirstVisible(count - 1, params.window, params.chunk);
   p.assign(count, 0.0f);
   float max = params.sinks == nullptr ? -std::numeric_limits<float>::infinity() : params.sinks[h];
   for (std::uint32_t t = first; t < count; ++t) {
@@ -46,7 +47,7 @@ void AttendRow(const AttentionParams& params, const View& keys, const View& valu
   const std::uint32_t d = keys.head_size();
   const std::uint32_t group = params.num_heads / keys.num_heads();
   const std::uint32_t count = keys.cache_length(b) + i + 1;  // keys including this row's own
-  const std::uint32_t first = params.window == 0 ? 0 : WindowBegin(count - 1, params.window);
+  const std::uint32_t first = FirstVisible(count - 1, params.window, params.chunk);
   const std::int64_t m = params.row_offsets[b] + i;
   for (std::uint32_t h = 0; h < params.num_heads; ++h) {
     const float* const q = params.q.f32() + m * params.q_stride + std::int64_t{h} * d;  // [d]

@@ -26,4 +26,17 @@ QUIRE_HOST_DEVICE constexpr std::uint32_t WindowBegin(std::uint32_t i, std::uint
   return i >= window ? i - window + 1 : 0;
 }
 
+// Returns the first key in the chunk of position i. REQUIRES: chunk > 0.
+QUIRE_HOST_DEVICE constexpr std::uint32_t ChunkBegin(std::uint32_t i, std::uint32_t chunk) {
+  return i / chunk * chunk;
+}
+
+// Returns the first key that position i sees, with a window, a chunk or neither (0). REQUIRES: at
+// most one of the two is above 0.
+QUIRE_HOST_DEVICE constexpr std::uint32_t FirstVisible(std::uint32_t i, std::uint32_t window,
+                                                       std::uint32_t chunk) {
+  if (chunk != 0) return ChunkBegin(i, chunk);
+  return window == 0 ? 0 : WindowBegin(i, window);
+}
+
 }  // namespace quire::kernels

@@ -95,7 +95,7 @@ struct Rows {
   }
   // First key that row i sees.
   std::uint32_t FirstKey(std::size_t i) const {
-    return params.window == 0 ? 0 : WindowBegin(KeysEnd(i) - 1, params.window);
+    return FirstVisible(KeysEnd(i) - 1, params.window, params.chunk);
   }
   std::size_t Head(std::size_t i) const { return static_cast<std::size_t>(Column(i) / head_size); }
   std::size_t query_floats() const { return packed * columns; }

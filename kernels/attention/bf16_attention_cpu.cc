@@ -130,7 +130,7 @@ class Query {
         h_(h),
         kv_head_(h / (params.num_heads / keys_.num_heads())),
         end_(keys_.cache_length(b) + i + 1),
-        begin_(params.window == 0 ? 0 : WindowBegin(end_ - 1, params.window)),
+        begin_(FirstVisible(end_ - 1, params.window, params.chunk)),
         row_(std::int64_t{params.row_offsets[b]} + i) {
     const float factor = params.scale * kLog2E;
     const float* const q = params.q.f32() + Offset(params.q_stride);

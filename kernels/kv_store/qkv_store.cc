@@ -1,12 +1,43 @@
 #include "kernels/kv_store/qkv_store.h"
 
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status.h"
 #include "kernels/kv_store/kv_store.h"
 
 namespace quire::kernels {
 
+namespace {
+
+// Multiplies the queries of each row by the factor of its position.
+void ScaleQueries(const Backend& backend, const QkvStoreParams& params, std::int64_t columns) {
+  const QueryScale& scale = params.q_scale;
+  backend.ParallelFor(
+      params.num_rows, static_cast<double>(columns) * 0.1,
+      [&](std::int64_t begin, std::int64_t end, int) {
+        for (std::int64_t m = begin; m < end; ++m) {
+          const std::uint32_t periods =
+              (static_cast<std::uint32_t>(params.positions[m]) + scale.offset) / scale.period;
+          const float factor = 1 + scale.beta * std::log1p(static_cast<float>(periods));
+          float* const q = params.qkv.f32() + m * params.qkv_stride;
+          for (std::int64_t c = 0; c < columns; ++c) q[c] *= factor;
+        }
+      });
+}
+
+}  // namespace
+
 absl::Status QkvStore(const Backend& backend, const QkvStoreParams& params) {
+  const bool scales = params.q_scale.beta != 0;
+  if (scales && params.q_scale.period == 0) {
+    return absl::InvalidArgumentError("q_scale has period 0, it must be above 0");
+  }
+  if (scales && backend.cuda() != nullptr) {
+    return absl::UnimplementedError(absl::StrCat("q_scale has beta ", params.q_scale.beta,
+                                                 ", a GPU does not scale queries (beta 0)"));
+  }
   if constexpr (kHasCuda) {
     if (backend.cuda() != nullptr) return internal::QkvStoreCuda(*backend.cuda(), params);
   }
@@ -28,6 +59,7 @@ absl::Status QkvStore(const Backend& backend, const QkvStoreParams& params) {
                                          .rotary_first = params.rotary_first,
                                          .style = params.style}));
   }
+  if (scales) ScaleQueries(backend, params, k - q);
   return KvStore(backend, {.keys = params.keys,
                            .values = params.values,
                            .k = k,

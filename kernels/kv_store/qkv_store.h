@@ -1,8 +1,8 @@
 #pragma once
 
-// Runs between the QKV product and attention: applies an optional norm (GPU only) and rope to q and
-// k, then writes k and v into their pages. On a GPU this is one kernel and the only writer of KV
-// values. On the CPU QkvStore calls Rope and KvStore.
+// Runs between the QKV product and attention: applies an optional norm (GPU only), rope to q and k,
+// and an optional scale to q (CPU only), then writes k and v into their pages. On a GPU this is one
+// kernel and the only writer of KV values. On the CPU QkvStore calls Rope and KvStore.
 
 #include <cstdint>
 
@@ -14,6 +14,13 @@
 
 namespace quire::kernels {
 
+// The factor 1 + beta * ln(1 + floor((position + offset) / period)) of a query. Off if beta is 0.
+struct QueryScale {
+  float beta = 0;
+  std::uint32_t period = 0;  // tokens
+  std::uint32_t offset = 0;  // tokens
+};
+
 struct QkvStoreParams {
   const AnyKvView* keys;    // one layer
   const AnyKvView* values;  // the same layer
@@ -23,9 +30,11 @@ struct QkvStoreParams {
   const float* cosines;              // [num_rows, rotary_size / 2]; unused when rotary_size is 0
   const float* sines;                // likewise
   const std::uint32_t* row_offsets;  // [batch_size + 1]: first row of each sequence, then the total
-  // CUDA only. Both are null on the CPU, which derives them from row_offsets.
-  const std::int32_t* token_rows;  // [num_rows] batch row of each token; -1: padding, not stored
-  const std::int32_t* positions;   // [num_rows] absolute
+  // CUDA only: the batch row of each token; -1: padding, not stored. The CPU derives it from
+  // row_offsets.
+  const std::int32_t* token_rows;  // [num_rows]
+  // Absolute positions. The CPU reads them for q_scale only.
+  const std::int32_t* positions;  // [num_rows]
   std::uint32_t batch_size;
   std::uint32_t num_rows;
   std::uint32_t num_heads;    // query heads
@@ -37,15 +46,17 @@ struct QkvStoreParams {
   const float* q_norm = nullptr;  // [head_size]
   const float* k_norm = nullptr;  // [head_size]
   float norm_epsilon = 0;
+  QueryScale q_scale = {};  // CPU only: multiplies q after the rotation
 };
 
 // Formulas are those of RmsNorm, Rope and KvStore. CPU: qkv is f32, pages have any type. CUDA: qkv
 // is f32 or bf16; heads are normalized and rounded, then rotated in f32 and rounded. Pages are f32
 // with f32 activations. With bf16 activations they are bf16, or quantized (int8, fp8_e4m3)
 // with one scale per token and head as by QuantizeGroup of cache_manager/views/kv_quantize.h.
-// Returns INVALID_ARGUMENT if Rope, KvStore or CheckKvStep would, or if the combination of types is
-// unsupported. CUDA: the step's lengths are not checked, padding rows are not touched, and head
-// sizes must be multiples of 4 up to 256.
+// Returns INVALID_ARGUMENT if Rope, KvStore or CheckKvStep would, if the combination of types is
+// unsupported, or if q_scale has period 0. CUDA: q_scale is refused with UNIMPLEMENTED, the step's
+// lengths are not checked, padding rows are not touched, and head sizes must be multiples of 4 up
+// to 256.
 absl::Status QkvStore(const Backend& backend, const QkvStoreParams& params);
 
 namespace internal {

@@ -61,9 +61,14 @@ absl::Status GatherRows(const Backend& backend, const GatherRowsParams& params) 
   backend.ParallelFor(params.num_rows, static_cast<double>(params.columns) * 0.2,
                       [&](std::int64_t begin, std::int64_t end, int) {
                         for (std::int64_t i = begin; i < end; ++i) {
-                          std::memcpy(params.y + i * params.y_stride,
-                                      params.x + params.rows[i] * params.x_stride,
-                                      params.columns * sizeof(float));
+                          const float* const x = params.x + params.rows[i] * params.x_stride;
+                          float* const y = params.y + i * params.y_stride;
+                          if (params.weights == nullptr) {
+                            std::memcpy(y, x, params.columns * sizeof(float));
+                            continue;
+                          }
+                          const float weight = params.weights[i];
+                          for (std::uint32_t c = 0; c < params.columns; ++c) y[c] = weight * x[c];
                         }
                       });
   return absl::OkStatus();
@@ -81,7 +86,7 @@ absl::Status AddWeightedRows(const Backend& backend, const AddWeightedRowsParams
                           const float* const x = params.x + i * params.x_stride;
                           const std::int64_t row = params.rows == nullptr ? i : params.rows[i];
                           float* const y = params.y + row * params.y_stride;
-                          const float weight = params.weights[i];
+                          const float weight = params.weights == nullptr ? 1 : params.weights[i];
                           for (std::uint32_t c = 0; c < params.columns; ++c) y[c] += weight * x[c];
                         }
                       });

@@ -41,16 +41,17 @@ struct GatherRowsParams {
   std::int64_t y_stride;
   std::uint32_t num_rows;
   std::uint32_t columns;
+  const float* weights = nullptr;  // [num_rows]; null: all ones
 };
 
-// Sets y[i] = x[rows[i]]. Returns INVALID_ARGUMENT if a stride is less than columns. REQUIRES: the
-// CPU; on a GPU GroupedLinear gathers the rows.
+// Sets y[i] = weights[i] * x[rows[i]]. Returns INVALID_ARGUMENT if a stride is less than columns.
+// REQUIRES: the CPU; on a GPU GroupedLinear gathers the rows.
 absl::Status GatherRows(const Backend& backend, const GatherRowsParams& params);
 
 struct AddWeightedRowsParams {
   const float* x;             // [num_rows, columns], rows x_stride apart
   const std::uint32_t* rows;  // [num_rows], distinct; null: row i
-  const float* weights;       // [num_rows]
+  const float* weights;       // [num_rows]; on the CPU null means all ones
   float* y;                   // rows y_stride apart; must not overlap x
   std::int64_t x_stride;
   std::int64_t y_stride;

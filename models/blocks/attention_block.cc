@@ -28,7 +28,8 @@ bool QkvStoreAppliesNorms(const StepContext& step, const AttentionSpec& heads) {
          heads.qk_norm.has_weight && heads.qk_norm_scope == QkNormScope::kPerHead;
 }
 
-// Normalizes q and k in place, per head or over all heads of a token.
+// Normalizes q and k in place, per head or over all heads of a token. A norm after the rotation is
+// computed before it: without weights the two commute (CheckSupported).
 absl::Status NormQueriesAndKeys(const StepContext& step, const AttentionSpec& heads,
                                 const LayerWeights& weights, const QkvLayout& layout) {
   if (heads.qk_norm.kind == NormKind::kNone || QkvStoreAppliesNorms(step, heads))
@@ -102,7 +103,10 @@ kernels::QkvStoreParams StoreParams(const StepContext& step, const AttentionSpec
                                                         : kernels::RopeStyle::kInterleaved,
           .q_norm = norms ? weights.q_norm : nullptr,
           .k_norm = norms ? weights.k_norm : nullptr,
-          .norm_epsilon = heads.qk_norm.eps};
+          .norm_epsilon = heads.qk_norm.eps,
+          .q_scale = {.beta = heads.q_position_scale.beta,
+                      .period = heads.q_position_scale.period,
+                      .offset = heads.q_position_scale.offset}};
 }
 
 // Stores K and V of the step, then computes attended = attention(q, cache).
@@ -130,6 +134,7 @@ absl::Status StoreAndAttend(const StepContext& step, const AttentionSpec& heads,
                                   .maps = step.maps,
                                   .layer = place.slot,
                                   .window = heads.window,
+                                  .chunk = heads.chunk,
                                   .softcap = heads.softcap,
                                   .sinks = heads.has_sinks ? weights.sinks : nullptr});
 }

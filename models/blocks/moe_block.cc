@@ -122,7 +122,7 @@ absl::Status Down(const StepContext& step, const MlpSpec& mlp, const LinearWeigh
                       .num_rows = rows.num_rows});
 }
 
-// Computes sum[row] += weight * outputs, with the rows of AddWeightedRows.
+// Computes sum[row] += weight * outputs, with the rows and weights of AddWeightedRows.
 absl::Status AddOutputs(const StepContext& step, const std::uint32_t* rows, const float* weights,
                         const OutputRows& sum) {
   return kernels::AddWeightedRows(*step.backend, {.x = step.buffers->moe.outputs,
@@ -144,22 +144,26 @@ absl::Status RunExpert(const StepContext& step, const MoeSpec& moe, const MoeWei
   const std::uint32_t count = b.offsets[expert + 1] - begin;
   if (count == 0) return absl::OkStatus();
   const std::uint32_t columns = ExpertColumns(step, moe);
-  // An expert that all rows chose reads the input without a copy.
-  const bool all = count == step.num_tokens;
+  const float* const row_weights = b.row_weights + begin;
+  // An expert that all rows chose reads the input without a copy, unless the input is weighted.
+  const bool all = count == step.num_tokens && !moe.weight_on_input;
   if (!all) {
-    QUIRE_RETURN_IF_ERROR(kernels::GatherRows(*step.backend, {.x = input.f32(),
-                                                              .rows = b.rows + begin,
-                                                              .y = b.inputs.f32(),
-                                                              .x_stride = columns,
-                                                              .y_stride = columns,
-                                                              .num_rows = count,
-                                                              .columns = columns}));
+    QUIRE_RETURN_IF_ERROR(kernels::GatherRows(
+        *step.backend, {.x = input.f32(),
+                        .rows = b.rows + begin,
+                        .y = b.inputs.f32(),
+                        .x_stride = columns,
+                        .y_stride = columns,
+                        .num_rows = count,
+                        .columns = columns,
+                        .weights = moe.weight_on_input ? row_weights : nullptr}));
   }
   const kernels::ConstFloatPtr x = all ? input : kernels::ConstFloatPtr(b.inputs);
   QUIRE_RETURN_IF_ERROR(Inner(step, moe.expert, weights.gate_up[expert], x, count));
   QUIRE_RETURN_IF_ERROR(
       Down(step, moe.expert, weights.down[expert], {b.outputs, nullptr, count, columns}));
-  return AddOutputs(step, b.rows + begin, b.row_weights + begin, {sum, nullptr, count, columns});
+  return AddOutputs(step, b.rows + begin, moe.weight_on_input ? nullptr : row_weights,
+                    {sum, nullptr, count, columns});
 }
 
 // Adds the output of the shared expert to sum if `add` is true, else sets sum to it. REQUIRES:

@@ -31,7 +31,11 @@ struct ConfigDefaults {
   std::uint32_t head_dim = 0;             // 0: hidden_size / num_attention_heads
   std::uint32_t sliding_window = 0;       // tokens; 0: no window
   std::int64_t sliding_window_pattern = kDefaultWindowPattern;
-  bool use_qk_norm = true;  // for families that list the key
+  bool use_qk_norm = true;                 // for families that list the key
+  std::uint32_t attention_chunk_size = 0;  // tokens
+  std::uint32_t floor_scale = 0;           // tokens
+  double attn_scale = 0;
+  std::uint32_t intermediate_size_mlp = 0;
   double query_pre_attn_scalar = 256;
   double attn_logit_softcapping = 0;   // 0: no cap
   double final_logit_softcapping = 0;  // 0: no cap

@@ -30,6 +30,13 @@ absl::Status ValidateHeads(const ModelSpec& spec, std::size_t index, const Atten
                    absl::StrCat("num_heads is ", heads.num_heads,
                                 ", it must be a multiple of num_kv_heads ", heads.num_kv_heads));
   }
+  if (heads.window != 0 && heads.chunk != 0) {
+    return Invalid(index, absl::StrCat("window is ", heads.window, " and chunk is ", heads.chunk,
+                                       ", one of them must be 0"));
+  }
+  if (heads.q_position_scale.beta != 0 && heads.q_position_scale.period == 0) {
+    return Invalid(index, "period of q_position_scale is 0, it must be above 0");
+  }
   if (heads.softcap != 0 && heads.has_sinks) {
     return Invalid(index, "softcap and sinks exclude each other");
   }
@@ -201,7 +208,17 @@ bool IsBuiltGate(const AttentionSpec& heads) {
          heads.output_gate_source == GateSource::kInQueryProjection;
 }
 
-std::string UnbuiltAttention(const AttentionSpec& heads, DeviceKind device) {
+// True if a norm of q and k after the rotation equals one before it.
+bool NormCommutesWithRope(const ModelSpec& spec, const AttentionSpec& heads) {
+  if (heads.rope < 0) return true;
+  return !heads.qk_norm.has_weight &&
+         spec.rope_tables[static_cast<std::size_t>(heads.rope)].attention_factor == 1;
+}
+
+std::string UnbuiltAttention(const ModelSpec& spec, const AttentionSpec& heads, DeviceKind device) {
+  const bool norms_rotated =
+      heads.qk_norm_after_rope && Has(heads.qk_norm) && !NormCommutesWithRope(spec, heads);
+  const bool has_plain_norm = Has(heads.qk_norm) && !heads.qk_norm.has_weight;
   const Knob knobs[] = {
       {"v_head_size unlike head_size", heads.v_head_size != heads.head_size},
       {"a head_size above 256 or no multiple of 4",
@@ -211,16 +228,19 @@ std::string UnbuiltAttention(const AttentionSpec& heads, DeviceKind device) {
       {"clip_qkv", heads.clip_qkv != 0},
       {"qk_norm with a weight for each head",
        Has(heads.qk_norm) && heads.qk_norm_scope == QkNormScope::kPerHeadOwn},
-      {"qk_norm_after_rope", heads.qk_norm_after_rope},
+      {"qk_norm_after_rope with weights or with an attention factor of rope", norms_rotated},
+      {"qk_norm without weight", has_plain_norm, true},
       {"v_norm", Has(heads.v_norm)},
-      {"q_position_scale", heads.q_position_scale.beta != 0},
-      {"chunk", heads.chunk != 0},
+      {"q_position_scale", heads.q_position_scale.beta != 0, true},
+      {"chunk", heads.chunk != 0, true},
       {"value_scale", heads.value_scale != 1},
       {"output_gate", heads.output_gate != GateKind::kNone && !IsBuiltGate(heads)},
       {"output_gate in the query projection", heads.output_gate != GateKind::kNone, true},
   };
   std::string unbuilt = FirstUnbuilt(knobs, device);
-  return unbuilt.empty() ? UnbuiltNorm("qk_norm", heads.qk_norm) : unbuilt;
+  NormSpec qk_norm = heads.qk_norm;
+  qk_norm.has_weight = true;  // a knob above
+  return unbuilt.empty() ? UnbuiltNorm("qk_norm", qk_norm) : unbuilt;
 }
 
 std::string UnbuiltMla(const MlaSpec& mla, DeviceKind device) {
@@ -255,7 +275,7 @@ std::string UnbuiltMoe(const MoeSpec& moe, DeviceKind device) {
   const Knob knobs[] = {
       {"so many experts", 2 * moe.num_experts + moe.groups > kMaxRouterFloats, true},
       {"router_softcap", moe.router_softcap != 0},
-      {"weight_on_input", moe.weight_on_input},
+      {"weight_on_input", moe.weight_on_input, true},
       {"experts behind a latent projection", moe.latent != 0, true},
       {"shared_average", moe.shared_average},
   };
@@ -265,7 +285,7 @@ std::string UnbuiltMoe(const MoeSpec& moe, DeviceKind device) {
   return unbuilt;
 }
 
-std::string UnbuiltLayer(const LayerSpec& layer, DeviceKind device) {
+std::string UnbuiltLayer(const ModelSpec& spec, const LayerSpec& layer, DeviceKind device) {
   const Knob knobs[] = {
       {"parallel order", layer.order != LayerOrder::kSequential},
       {"no attention", layer.attention == AttentionKind::kNone},
@@ -281,7 +301,7 @@ std::string UnbuiltLayer(const LayerSpec& layer, DeviceKind device) {
   for (const auto& [slot, norm] : norms) {
     if (unbuilt.empty()) unbuilt = UnbuiltNorm(slot, *norm);
   }
-  if (unbuilt.empty()) unbuilt = UnbuiltAttention(layer.heads, device);
+  if (unbuilt.empty()) unbuilt = UnbuiltAttention(spec, layer.heads, device);
   if (unbuilt.empty() && layer.attention == AttentionKind::kMla) {
     unbuilt = UnbuiltMla(layer.mla, device);
   }
@@ -342,8 +362,10 @@ std::string DumpHeads(const AttentionSpec& heads) {
   AppendSet(&text, "qk_norm_after_rope", heads.qk_norm_after_rope);
   AppendSet(&text, absl::StrCat("v_norm ", DumpNorm(heads.v_norm)),
             heads.v_norm.kind != NormKind::kNone);
-  AppendSet(&text, absl::StrCat("position_scale ", heads.q_position_scale.beta),
-            heads.q_position_scale.beta != 0);
+  const PositionScale& scale = heads.q_position_scale;
+  AppendSet(&text,
+            absl::StrCat("position_scale ", scale.beta, " ", scale.offset, "/", scale.period),
+            scale.beta != 0);
   AppendSet(&text, absl::StrCat("softcap ", heads.softcap), heads.softcap != 0);
   AppendSet(&text, absl::StrCat("window ", heads.window), heads.window != 0);
   AppendSet(&text, absl::StrCat("chunk ", heads.chunk), heads.chunk != 0);
@@ -461,7 +483,8 @@ void AssignCacheGroups(ModelSpec* spec) {
     const bool mla = layer.attention == AttentionKind::kMla;
     const Key key{layer.attention, mla ? 1 : layer.heads.num_kv_heads,
                   mla ? layer.mla.kv_lora_rank + layer.mla.rope_size : layer.heads.head_size,
-                  mla ? 0 : layer.heads.v_head_size, mla ? 0 : layer.heads.window};
+                  mla ? 0 : layer.heads.v_head_size,
+                  mla ? 0 : std::max(layer.heads.window, layer.heads.chunk)};
     const std::uint8_t next = static_cast<std::uint8_t>(groups.size());
     layer.cache_group = groups.emplace(key, next).first->second;
   }
@@ -487,7 +510,7 @@ absl::Status CheckSupported(const ModelSpec& spec, DeviceKind device) {
   }
   for (std::size_t i = 0; i < spec.layers.size(); ++i) {
     const LayerSpec& layer = spec.layers[i];
-    unbuilt = UnbuiltLayer(layer, device);
+    unbuilt = UnbuiltLayer(spec, layer, device);
     const LayerSpec& first = spec.first_kv_layer();
     if (unbuilt.empty() && layer.has_kv() &&
         !(layer.attention == first.attention && layer.mla.kv_lora_rank == first.mla.kv_lora_rank &&

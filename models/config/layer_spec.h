@@ -224,7 +224,7 @@ struct MoeSpec {
   bool renormalize = false;
   float renorm_eps = 0;
   float weight_scale = 1;
-  bool weight_on_input = false;
+  bool weight_on_input = false;  // the weight multiplies the expert's input, not its output
   // Experts compute in this width, between projections W_in before and W_out after their weighted
   // sum. The router and the shared expert read the full width. 0: off.
   std::uint32_t latent = 0;
@@ -290,8 +290,8 @@ struct ModelSpec {
   friend bool operator==(const ModelSpec&, const ModelSpec&) = default;
 };
 
-// Sets LayerSpec::cache_group: groups are layers with equal (kind, KV heads, qk size, v size,
-// window), numbered in order of first appearance.
+// Sets LayerSpec::cache_group: groups are layers with equal (kind, KV heads, qk size, v size, and
+// window or chunk), numbered in order of first appearance.
 void AssignCacheGroups(ModelSpec* spec);
 
 // Rejects a spec that contradicts itself, independent of the backend. Returns INVALID_ARGUMENT that

@@ -75,7 +75,14 @@ struct ModelConfig {
   // Window of each layer, 0 for none; empty if no layer has one. WindowRule states which keys are
   // read.
   std::vector<std::uint32_t> windows;
+  // Chunk of each layer, 0 for none; empty if the family has no chunks.
+  std::vector<std::uint32_t> chunks;
   std::vector<bool> rope_layers;  // layers with rope, from no_rope_layers; empty: all layers
+  bool attn_temperature_tuning = false;
+  std::uint32_t floor_scale = 0;  // tokens
+  double attn_scale = 0;
+  // Width of dense layers, in families whose intermediate_size is the width of an expert.
+  std::uint32_t intermediate_size_mlp = 0;
   double query_pre_attn_scalar = 0;
   double attn_logit_softcapping = 0;   // 0: off
   double final_logit_softcapping = 0;  // 0: off

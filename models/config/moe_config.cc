@@ -35,26 +35,33 @@ absl::StatusOr<std::uint32_t> AliasedCount(const ConfigReader& reader,
   return static_cast<std::uint32_t>(value.value_or(absent));
 }
 
-// Every decoder_sparse_step-th layer is sparse, except those in mlp_only_layers.
+// Every decoder_sparse_step-th or interleave_moe_layer_step-th layer is sparse, except those in
+// mlp_only_layers. If moe_layers is given, these layers are sparse.
 absl::StatusOr<std::vector<bool>> ReadSparseLayers(const ConfigReader& reader, const Family& family,
                                                    std::uint32_t num_layers) {
   std::vector<bool> sparse(num_layers, true);
-  if (ReadsKey(family, "decoder_sparse_step")) {
+  for (const absl::string_view key : {"decoder_sparse_step", "interleave_moe_layer_step"}) {
+    if (!ReadsKey(family, key)) continue;
     QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> step,
-                           reader.OptionalInteger("decoder_sparse_step", 1, kMaxLayers + 1));
+                           reader.OptionalInteger(key, 1, kMaxLayers + 1));
     for (std::uint32_t i = 0; i < num_layers; ++i) sparse[i] = (i + 1) % step.value_or(1) == 0;
   }
-  if (!ReadsKey(family, "mlp_only_layers")) return sparse;
-  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::vector<std::int32_t>> dense,
-                         reader.OptionalIds("mlp_only_layers"));
-  for (const std::int32_t layer : dense.value_or(std::vector<std::int32_t>())) {
-    // transformers ignores numbers beyond the last layer. A file with such numbers was made for
-    // another model.
-    if (static_cast<std::uint32_t>(layer) >= num_layers) {
-      return reader.Error("mlp_only_layers",
-                          absl::StrCat("has layer ", layer, ", num_hidden_layers is ", num_layers));
+  for (const bool is_sparse : {false, true}) {
+    const absl::string_view key = is_sparse ? "moe_layers" : "mlp_only_layers";
+    if (!ReadsKey(family, key)) continue;
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<std::vector<std::int32_t>> layers,
+                           reader.OptionalIds(key));
+    if (!layers) continue;
+    if (is_sparse) sparse.assign(num_layers, false);
+    for (const std::int32_t layer : *layers) {
+      // transformers ignores numbers beyond the last layer. A file with such numbers was made for
+      // another model.
+      if (static_cast<std::uint32_t>(layer) >= num_layers) {
+        return reader.Error(
+            key, absl::StrCat("has layer ", layer, ", num_hidden_layers is ", num_layers));
+      }
+      sparse[static_cast<std::size_t>(layer)] = is_sparse;
     }
-    sparse[static_cast<std::size_t>(layer)] = false;
   }
   return sparse;
 }

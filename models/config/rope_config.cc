@@ -116,9 +116,9 @@ absl::Status ReadOriginalLength(const ConfigReader& config, const ConfigReader& 
 absl::Status ReadLlama3(const ConfigReader& rope, RopeConfig* result) {
   QUIRE_ASSIGN_OR_RETURN(result->low_freq_factor, ReadPositive(rope, "low_freq_factor"));
   QUIRE_ASSIGN_OR_RETURN(result->high_freq_factor, ReadPositive(rope, "high_freq_factor"));
-  if (result->high_freq_factor <= result->low_freq_factor) {
+  if (result->high_freq_factor < result->low_freq_factor) {
     return rope.Error("high_freq_factor",
-                      absl::StrCat("is ", result->high_freq_factor, ", it must be above ",
+                      absl::StrCat("is ", result->high_freq_factor, ", it must be at least ",
                                    rope.PathOf("low_freq_factor"), " ", result->low_freq_factor));
   }
   return absl::OkStatus();

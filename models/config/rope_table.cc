@@ -29,7 +29,7 @@ float Llama3Frequency(const RopeConfig& config, float frequency) {
   const float factor = static_cast<float>(config.factor);
   const float wavelength = 2 * std::numbers::pi_v<float> / frequency;
   if (wavelength > length / low) return frequency / factor;
-  if (wavelength < length / high) return frequency;
+  if (wavelength < length / high || low == high) return frequency;
   const float smooth = (length / wavelength - low) / (high - low);
   return (1 - smooth) * frequency / factor + smooth * frequency;
 }

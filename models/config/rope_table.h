@@ -24,8 +24,10 @@ enum class RopeKind : std::uint8_t {
   kLinear,   // f_i / factor
   kDynamic,  // f_i up to the trained length. Longer contexts are refused: their base depends on the
              // length, so cached keys would become wrong
-  kLlama3,   // f_i / factor for long wavelengths, f_i for short ones, a linear blend between
-  kYarn,     // a ramp from f_i / factor to f_i over the dimensions
+  // f_i / factor for long wavelengths, f_i for short ones, a linear blend between. Equal factors of
+  // the borders leave no wavelengths between.
+  kLlama3,
+  kYarn,  // a ramp from f_i / factor to f_i over the dimensions
   // f_i divided by the i-th factor of one of two lists. The list is chosen when the model is
   // loaded: long_factors iff the configured context exceeds the original length. transformers
   // chooses for each forward pass, which would make cached keys wrong.

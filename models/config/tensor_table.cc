@@ -200,7 +200,7 @@ Extent ExtentOf(Dim dim, std::uint32_t hidden, const LayerSpec& layer) {
 
 bool TensorInfo::IsIn(const LayerSpec& layer) const {
   if (is_present != nullptr && !is_present(layer)) return false;
-  return norm == nullptr || norm(layer).kind != NormKind::kNone;
+  return norm == nullptr || (norm(layer).kind != NormKind::kNone && norm(layer).has_weight);
 }
 
 std::vector<PartInfo> TensorInfo::PartsIn(const TensorNames& names) const {

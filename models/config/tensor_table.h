@@ -93,6 +93,7 @@ struct TensorNames {
   // [experts, outputs, inputs]. Biases end in "_bias".
   absl::string_view stacked_gate_up = "";
   absl::string_view stacked_down = "";
+  bool stacked_in_halves = false;  // the columns of gate precede those of up
   // True: these stacks are [experts, outputs, inputs], and the rows of up follow those of gate.
   // Some files have one tensor per expert instead.
   bool stacks_have_rows = false;

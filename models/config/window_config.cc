@@ -62,10 +62,12 @@ absl::StatusOr<std::vector<bool>> ByRule(const ConfigReader& reader, const Famil
   return windowed;
 }
 
-// Reads layer_types; nullopt if the key is absent or null.
+// Reads layer_types: true for the layers of type `special`, false for full attention. An empty
+// `special` stands for no such type. Returns nullopt if the key is absent or null.
 absl::StatusOr<std::optional<std::vector<bool>>> ByTypes(const ConfigReader& reader,
                                                          const Family& family,
-                                                         std::uint32_t num_layers) {
+                                                         std::uint32_t num_layers,
+                                                         absl::string_view special) {
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::vector<std::string>> types,
                          reader.OptionalStrings("layer_types"));
   if (!types) return std::optional<std::vector<bool>>();
@@ -73,19 +75,22 @@ absl::StatusOr<std::optional<std::vector<bool>>> ByTypes(const ConfigReader& rea
     return reader.Error("layer_types", absl::StrCat("has ", types->size(),
                                                     " entries, num_hidden_layers is ", num_layers));
   }
-  const bool may_slide = family.windows != WindowRule::kNone;
-  std::vector<bool> windowed;
+  std::vector<bool> is_special;
   for (std::size_t i = 0; i < types->size(); ++i) {
     const std::string& type = (*types)[i];
-    const bool slides = type == "sliding_attention";
-    if (!(slides && may_slide) && type != "full_attention" && type != "attention") {
+    is_special.push_back(!special.empty() && type == special);
+    if (!is_special.back() && type != "full_attention" && type != "attention") {
       return absl::UnimplementedError(absl::StrCat(
           reader.label(), ": layer_types[", i, "] \"", type, "\" is not supported by ", family.name,
-          " (supported: full_attention", may_slide ? ", sliding_attention" : "", ")"));
+          " (supported: full_attention", special.empty() ? "" : ", ", special, ")"));
     }
-    windowed.push_back(slides);
   }
-  return std::optional(std::move(windowed));
+  return std::optional(std::move(is_special));
+}
+
+// True if layer_types has chunks instead of windows.
+bool HasChunks(const Family& family) {
+  return ReadsKey(family, "attention_chunk_size");
 }
 
 }  // namespace
@@ -107,8 +112,10 @@ absl::StatusOr<std::vector<std::uint32_t>> ReadWindows(const ConfigReader& reade
   // recurrent_config.h reads layer_types.
   if (family.has_recurrent_layers) return std::vector<std::uint32_t>();
   std::optional<std::vector<bool>> windowed;
-  if (family.windows != WindowRule::kAll) {
-    QUIRE_ASSIGN_OR_RETURN(windowed, ByTypes(reader, family, num_layers));
+  if (family.windows != WindowRule::kAll && !HasChunks(family)) {
+    const absl::string_view sliding =
+        family.windows == WindowRule::kNone ? "" : "sliding_attention";
+    QUIRE_ASSIGN_OR_RETURN(windowed, ByTypes(reader, family, num_layers, sliding));
   }
   if (family.windows == WindowRule::kNone) return std::vector<std::uint32_t>();
   QUIRE_ASSIGN_OR_RETURN(const std::uint32_t width, ReadWidth(reader, family));
@@ -129,6 +136,29 @@ absl::StatusOr<std::vector<std::uint32_t>> ReadWindows(const ConfigReader& reade
   if (!any || width == 0) return windows;
   for (const bool has_window : *windowed) windows.push_back(has_window ? width : 0);
   return windows;
+}
+
+absl::StatusOr<std::vector<std::uint32_t>> ReadChunks(const ConfigReader& reader,
+                                                      const Family& family,
+                                                      std::uint32_t num_layers,
+                                                      const std::vector<bool>& rope_layers) {
+  std::vector<std::uint32_t> chunks;
+  if (!HasChunks(family)) return chunks;
+  constexpr absl::string_view kKey = "attention_chunk_size";
+  QUIRE_ASSIGN_OR_RETURN(std::optional<std::vector<bool>> chunked,
+                         ByTypes(reader, family, num_layers, "chunked_attention"));
+  if (!chunked) chunked = rope_layers;
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> given,
+                         reader.OptionalInteger(kKey, 1, kMaxPositions));
+  const bool any = std::find(chunked->begin(), chunked->end(), true) != chunked->end();
+  if (any && reader.IsNull(kKey)) {
+    return reader.Error(kKey,
+                        absl::StrCat("is null, but ", family.name, " has layers with chunks"));
+  }
+  const auto chunk =
+      static_cast<std::uint32_t>(given.value_or(family.defaults.attention_chunk_size));
+  for (const bool has_chunk : *chunked) chunks.push_back(has_chunk ? chunk : 0);
+  return chunks;
 }
 
 }  // namespace quire::models

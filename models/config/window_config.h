@@ -40,4 +40,12 @@ absl::StatusOr<std::vector<std::uint32_t>> ReadWindows(const ConfigReader& reade
                                                        std::uint32_t num_layers,
                                                        const std::vector<bool>& rope_layers);
 
+// Returns the chunk of each of `num_layers` layers, 0 for full attention; empty if the family does
+// not read attention_chunk_size. Without layer_types the layers with rope have chunks. Errors are
+// those of ReadWindows.
+absl::StatusOr<std::vector<std::uint32_t>> ReadChunks(const ConfigReader& reader,
+                                                      const Family& family,
+                                                      std::uint32_t num_layers,
+                                                      const std::vector<bool>& rope_layers);
+
 }  // namespace quire::models

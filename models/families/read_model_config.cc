@@ -199,6 +199,12 @@ absl::Status ReadSizes(const ConfigReader& reader, const Family& family, ModelCo
   QUIRE_ASSIGN_OR_RETURN(config->intermediate_size,
                          RequiredCount(reader, "intermediate_size", kMaxIntermediate,
                                        family.defaults.intermediate_size));
+  if (ReadsKey(family, "intermediate_size_mlp")) {
+    QUIRE_ASSIGN_OR_RETURN(
+        config->intermediate_size_mlp,
+        CountOr(reader, "intermediate_size_mlp", kMaxIntermediate,
+                family.defaults.intermediate_size_mlp, family.defaults.intermediate_size_mlp));
+  }
   QUIRE_ASSIGN_OR_RETURN(config->num_hidden_layers,
                          reader.Count("num_hidden_layers", 1, kMaxLayers));
   QUIRE_RETURN_IF_ERROR(ReadHeads(reader, family, config));
@@ -310,10 +316,12 @@ absl::Status ReadRopeLayers(const ConfigReader& reader, const Family& family, Mo
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> given,
                          reader.OptionalInteger("no_rope_layer_interval", 1, kMaxLayers + 1));
   const std::int64_t interval = given.value_or(4);
-  for (std::uint32_t i = 0; i < config->num_hidden_layers && !flags; ++i) {
+  // Published files also have an empty list for an absent one.
+  const bool has_flags = flags && !flags->empty();
+  for (std::uint32_t i = 0; i < config->num_hidden_layers && !has_flags; ++i) {
     config->rope_layers.push_back((i + 1) % interval != 0);
   }
-  if (!flags) return absl::OkStatus();
+  if (!has_flags) return absl::OkStatus();
   if (flags->size() != config->num_hidden_layers) {
     return reader.Error("no_rope_layers",
                         absl::StrCat("has ", flags->size(), " entries, num_hidden_layers is ",
@@ -393,6 +401,30 @@ absl::Status ReadGeneration(const formats::ModelFiles& files, ModelConfig* confi
   return ReadSampling(reader, "repetition_penalty", 0, 100, true, &defaults.repetition_penalty);
 }
 
+// Reads the scale of queries by position. The first published files have 4 for true.
+absl::Status ReadTemperature(const ConfigReader& reader, const Family& family,
+                             ModelConfig* config) {
+  constexpr absl::string_view kKey = "attn_temperature_tuning";
+  if (!ReadsKey(family, kKey)) return absl::OkStatus();
+  const bool is_number = reader.Has(kKey) && reader.OptionalInteger(kKey, 0, kMaxPositions).ok();
+  if (is_number) {
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> number,
+                           reader.OptionalInteger(kKey, 0, kMaxPositions));
+    config->attn_temperature_tuning = number.value_or(1) != 0;
+  } else {
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> flag, reader.OptionalBool(kKey));
+    config->attn_temperature_tuning = flag.value_or(true);
+  }
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> period,
+                         reader.OptionalInteger("floor_scale", 1, kMaxPositions));
+  config->floor_scale = static_cast<std::uint32_t>(period.value_or(family.defaults.floor_scale));
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<double> scale, reader.OptionalNumber("attn_scale"));
+  config->attn_scale = scale.value_or(family.defaults.attn_scale);
+  if (config->attn_scale >= 0 && config->attn_scale <= 1e6) return absl::OkStatus();
+  return reader.Error("attn_scale",
+                      absl::StrCat("is ", config->attn_scale, ", it must be 0 to 1e6"));
+}
+
 absl::Status ReadRope(const ConfigReader& reader, const Family& family, ModelConfig* config) {
   QUIRE_ASSIGN_OR_RETURN(RopeSettings settings,
                          ReadRopeConfig(reader,
@@ -406,7 +438,9 @@ absl::Status ReadRope(const ConfigReader& reader, const Family& family, ModelCon
   QUIRE_RETURN_IF_ERROR(ReadRopeLayers(reader, family, config));
   QUIRE_ASSIGN_OR_RETURN(
       config->windows, ReadWindows(reader, family, config->num_hidden_layers, config->rope_layers));
-  return absl::OkStatus();
+  QUIRE_ASSIGN_OR_RETURN(
+      config->chunks, ReadChunks(reader, family, config->num_hidden_layers, config->rope_layers));
+  return ReadTemperature(reader, family, config);
 }
 
 void WarnAboutIds(ModelConfig* config) {

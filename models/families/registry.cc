@@ -11,6 +11,7 @@
 #include "models/families/gpt_oss.h"
 #include "models/families/granite.h"
 #include "models/families/llama.h"
+#include "models/families/llama4.h"
 #include "models/families/minimax.h"
 #include "models/families/mistral.h"
 #include "models/families/mixtral.h"
@@ -55,7 +56,9 @@ std::span<const Family* const> AllFamilies() {
                                             &Qwen35Family(),
                                             &Qwen35MoeFamily(),
                                             &Qwen35TextOfVisionFamily(),
-                                            &Qwen35MoeTextOfVisionFamily()};
+                                            &Qwen35MoeTextOfVisionFamily(),
+                                            &Llama4Family(),
+                                            &Llama4TextOfVisionFamily()};
   return kFamilies;
 }
 

@@ -173,7 +173,7 @@ class RowFinder {
   }
 
   // Finds one stack for all parts. If there are several parts in a transposed stack, their columns
-  // alternate.
+  // alternate or follow each other.
   absl::StatusOr<std::vector<LinearSlot>> FindFusedStack(BlockKind block,
                                                          const TensorInfo& info) const {
     const Extent experts = ExtentOf(Dim::kExperts), columns = ExtentOf(info.columns);
@@ -190,7 +190,8 @@ class RowFinder {
     if (HasBias(info.fused)) {
       QUIRE_ASSIGN_OR_RETURN(biases, finder_.Find(absl::StrCat(name, "_bias"), {experts, rows}));
     }
-    const bool is_interleaved = !has_rows && info.parts[1].name != nullptr;
+    const bool is_interleaved =
+        !has_rows && info.parts[1].name != nullptr && !names_.stacked_in_halves;
     std::vector<LinearSlot> slots(layer_.moe.num_experts);
     for (std::uint32_t e = 0; e < slots.size(); ++e) {
       LinearSlot& slot = slots[e];

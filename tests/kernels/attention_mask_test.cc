@@ -1,5 +1,5 @@
-// Windows, soft caps and sinks of attention on the CPU. Results are compared with double precision
-// and bitwise between all divisions of a step.
+// Windows, chunks, soft caps and sinks of attention on the CPU. Results are compared with double
+// precision and bitwise between all divisions of a step.
 
 #include <sys/mman.h>
 
@@ -28,12 +28,13 @@ struct MaskCase {
   std::uint32_t window;
   float softcap;
   bool sinks;
+  std::uint32_t chunk = 0;
 };
 
 Sequences MaskedSequences(const MaskCase& c, std::vector<std::uint32_t> lengths,
                           std::uint32_t seed) {
   Sequences s(c.shape, std::move(lengths), seed);
-  s.mask = {c.window, c.softcap, c.sinks ? Sinks(c.shape.heads) : std::vector<float>{}};
+  s.mask = {c.window, c.softcap, c.sinks ? Sinks(c.shape.heads) : std::vector<float>{}, c.chunk};
   return s;
 }
 
@@ -79,11 +80,16 @@ INSTANTIATE_TEST_SUITE_P(
                     MaskCase{kBF16, 0, 50.0f, false}, MaskCase{kI8, 0, 0.5f, false},
                     MaskCase{kF8, 20, 1.0f, false}, MaskCase{kF32, 0, 0, true},
                     MaskCase{kOdd, 0, 0, true}, MaskCase{kI8, 128, 0, true},
-                    MaskCase{kBF16, 8, 0, true}, MaskCase{kF32, 33, 2.0f, true}),
+                    MaskCase{kBF16, 8, 0, true}, MaskCase{kF32, 33, 2.0f, true},
+                    MaskCase{kF32, 0, 0, false, 1}, MaskCase{kF32, 0, 0, false, 3},
+                    MaskCase{kBF16, 0, 0, false, 16}, MaskCase{kOdd, 0, 0, false, 31},
+                    MaskCase{kI8, 0, 0, true, 40}, MaskCase{kF8, 0, 1.0f, false, 20},
+                    MaskCase{kBF16, 0, 0, false, 65}),
     [](const auto& info) {
       const MaskCase& c = info.param;
       return absl::StrCat(DTypeName(c.shape.dtype), "_d", c.shape.head_size, "_w", c.window, "_cap",
-                          static_cast<int>(c.softcap * 10), c.sinks ? "_sinks" : "");
+                          static_cast<int>(c.softcap * 10), c.sinks ? "_sinks" : "",
+                          c.chunk == 0 ? "" : absl::StrCat("_c", c.chunk));
     });
 
 class AttentionMaskTypeTest : public testing::TestWithParam<DType> {};
@@ -104,6 +110,24 @@ TEST_P(AttentionMaskTypeTest, WindowsAcrossSpansEqualDoublePrecision) {
       RunStep(*backend, pool, s, {0, 0}, {1690, 1099});
       const auto out = RunStep(*backend, pool, s, {1690, 1099}, {10, 1});
       EXPECT_LE(RelativeError(out, exact), 1e-6) << "window " << window << " threads " << threads;
+    }
+  }
+}
+
+// The chunks start in the first, a middle and the last span of their rows, and inside a step.
+TEST_P(AttentionMaskTypeTest, ChunksAcrossSpansEqualDoublePrecision) {
+  for (const std::uint32_t chunk : {20u, 512u, 600u, 1099u, 1695u}) {
+    const MaskCase c{{GetParam(), 4, 2, 16, 16, 1}, 0, 0, chunk == 600, chunk};
+    const Sequences s = MaskedSequences(c, {1700, 1100}, 5);
+    std::vector<double> exact;
+    AppendExact(s, 0, 1690, 1700, &exact);
+    AppendExact(s, 1, 1099, 1100, &exact);
+    for (const int threads : {1, 7}) {
+      const TestBackend backend(threads);
+      TestPool pool = MakePool(s, 6);
+      RunStep(*backend, pool, s, {0, 0}, {1690, 1099});
+      const auto out = RunStep(*backend, pool, s, {1690, 1099}, {10, 1});
+      EXPECT_LE(RelativeError(out, exact), 1e-6) << "chunk " << chunk << " threads " << threads;
     }
   }
 }
@@ -144,7 +168,9 @@ void ExpectSameBits(const Sequences& s, const std::vector<float>& whole, std::ui
 
 TEST_P(AttentionMaskTypeTest, BitsDoNotDependOnChunksBatchPagesOrThreads) {
   const AttentionCase shape{GetParam(), 6, 2, 48, 16, 1};
-  const MaskCase cases[] = {{shape, 100, 0, true}, {shape, 530, 1.5f, false}, {shape, 7, 0, false}};
+  const MaskCase cases[] = {{shape, 100, 0, true},        {shape, 530, 1.5f, false},
+                            {shape, 7, 0, false},         {shape, 0, 0, true, 100},
+                            {shape, 0, 1.5f, false, 530}, {shape, 0, 0, false, 512}};
   for (const MaskCase& c : cases) {
     const Sequences s = MaskedSequences(c, {700, 40, 129}, 7);
     for (const std::string& isa : AvailableIsas()) {
@@ -155,7 +181,7 @@ TEST_P(AttentionMaskTypeTest, BitsDoNotDependOnChunksBatchPagesOrThreads) {
       std::uint32_t seed = 9;
       for (const int threads : {1, 7}) {
         for (const std::uint32_t chunk : {1u, 100u, 513u}) {
-          SCOPED_TRACE(absl::StrCat(isa, " window ", c.window));
+          SCOPED_TRACE(absl::StrCat(isa, " window ", c.window, " chunk ", c.chunk));
           // Single tokens take long, so they start at the end of the first span and cross into the
           // second.
           ExpectSameBits(s, whole, chunk == 1 ? 640 : 0, chunk, threads, ++seed);
@@ -165,7 +191,7 @@ TEST_P(AttentionMaskTypeTest, BitsDoNotDependOnChunksBatchPagesOrThreads) {
   }
 }
 
-// A long window equals no window, and a sink of weight zero equals no sink.
+// A long window or chunk equals none, and a sink of weight zero equals no sink.
 TEST_P(AttentionMaskTypeTest, NeutralMasksChangeNoBit) {
   const TestBackend backend(3);
   Sequences s({GetParam(), 4, 2, 32, 16, 1}, {700, 65}, 60);
@@ -174,6 +200,10 @@ TEST_P(AttentionMaskTypeTest, NeutralMasksChangeNoBit) {
   for (const std::uint32_t window : {700u, 701u, 4096u, 0xffffffffu}) {
     s.mask = {.window = window, .softcap = 0, .sinks = {}};
     EXPECT_EQ(RunStep(*backend, pool, s, {0, 0}, s.lengths), plain) << window;
+  }
+  for (const std::uint32_t chunk : {700u, 4096u, 0xffffffffu}) {
+    s.mask = {.window = 0, .softcap = 0, .sinks = {}, .chunk = chunk};
+    EXPECT_EQ(RunStep(*backend, pool, s, {0, 0}, s.lengths), plain) << chunk;
   }
   s.mask = {.window = 0, .softcap = 0, .sinks = std::vector<float>(4, -1e30f)};
   EXPECT_EQ(RunStep(*backend, pool, s, {0, 0}, s.lengths), plain);
@@ -246,7 +276,7 @@ class UnreadablePages {
 
   // Runs attention of `rows` rows whose K and V already are in the pages.
   std::vector<float> Run(const Backend& backend, std::uint32_t cached, std::uint32_t rows,
-                         std::uint32_t window) {
+                         std::uint32_t window, std::uint32_t chunk = 0) {
     const std::uint32_t room = kPages * kPageSize;
     const cache::KvStepInputs inputs{table_, &cached, kStride, 1, room, room, room};
     const auto collection = MakeKvCollection(geometry_, memory_, inputs);
@@ -266,7 +296,8 @@ class UnreadablePages {
                                                          .batch_size = 1,
                                                          .num_heads = 4,
                                                          .scale = 0.125f,
-                                                         .window = window});
+                                                         .window = window,
+                                                         .chunk = chunk});
     EXPECT_TRUE(status.ok()) << status;
     return out;
   }
@@ -296,25 +327,48 @@ TEST(AttentionMaskedTest, DoesNotReadPagesBeforeTheWindow) {
   }
 }
 
-TEST(AttentionMaskedTest, RejectsANegativeSoftcap) {
+TEST(AttentionMaskedTest, DoesNotReadPagesBeforeTheChunk) {
+  for (const std::string& isa : AvailableIsas()) {
+    const ScopedIsa scoped(isa);
+    for (const int threads : {1, 5}) {
+      const TestBackend backend(threads);
+      UnreadablePages pages;
+      // The chunk of all rows begins at token 1060.
+      const auto one = pages.Run(*backend, 1100, 1, 0, 1060);
+      const auto many = pages.Run(*backend, 1100, 100, 0, 1060);
+      pages.CloseBefore(1060 / 16 * 16);
+      EXPECT_EQ(pages.Run(*backend, 1100, 1, 0, 1060), one) << isa;
+      EXPECT_EQ(pages.Run(*backend, 1100, 100, 0, 1060), many) << isa;
+    }
+  }
+}
+
+TEST(AttentionMaskedTest, RejectsWrongMasks) {
   const TestBackend backend(1);
   TestPool pool({DType::kF32, 1, 1, 16, 16}, {0}, {1}, 34);
   const AnyKvView keys = pool.keys();
   const AnyKvView values = pool.values();
   std::vector<float> q(16), out(16);
-  const absl::Status status = PagedAttention(*backend, {.keys = &keys,
-                                                        .values = &values,
-                                                        .q = q.data(),
-                                                        .out = out.data(),
-                                                        .row_offsets = pool.row_offsets(),
-                                                        .q_stride = 16,
-                                                        .out_stride = 16,
-                                                        .batch_size = 1,
-                                                        .num_heads = 1,
-                                                        .scale = 1,
-                                                        .softcap = -1});
+  AttentionParams params{.keys = &keys,
+                         .values = &values,
+                         .q = q.data(),
+                         .out = out.data(),
+                         .row_offsets = pool.row_offsets(),
+                         .q_stride = 16,
+                         .out_stride = 16,
+                         .batch_size = 1,
+                         .num_heads = 1,
+                         .scale = 1,
+                         .softcap = -1};
+  absl::Status status = PagedAttention(*backend, params);
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(status.message(), testing::HasSubstr("softcap -1"));
+  params.softcap = 0;
+  params.window = 3;
+  params.chunk = 4;
+  status = PagedAttention(*backend, params);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(status.message(), testing::HasSubstr("window 3 and chunk 4"));
 }
 
 }  // namespace

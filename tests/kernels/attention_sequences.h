@@ -30,6 +30,7 @@ struct AttentionMask {
   std::uint32_t window = 0;
   float softcap = 0;
   std::vector<float> sinks;  // [heads], or empty
+  std::uint32_t chunk = 0;
 };
 
 // Random K, V and Q of whole sequences. Rows of q are indexed by (sequence, position).
@@ -56,14 +57,18 @@ struct Sequences {
   AttentionMask mask = {};
 };
 
-// Two-pass softmax in double from the stored values. The window rule is written out: the row sees
-// the token itself and the window - 1 tokens before it.
+// Two-pass softmax in double from the stored values. The rules are written out. With a window the
+// row sees the token itself and the window - 1 tokens before it. With a chunk the row sees the
+// tokens back to the last multiple of the chunk.
 inline std::vector<double> ExactRow(const Sequences& s, std::uint32_t b, std::uint32_t position,
                                     float scale) {
   const AttentionCase& c = s.shape;
   const auto last = static_cast<std::int64_t>(position);
-  const std::int64_t first =
-      s.mask.window == 0 ? 0 : std::max<std::int64_t>(0, last + 1 - s.mask.window);
+  std::int64_t first = s.mask.window == 0 ? 0 : std::max<std::int64_t>(0, last + 1 - s.mask.window);
+  if (s.mask.chunk != 0) {
+    first = last;
+    while (first % s.mask.chunk != 0) --first;
+  }
   std::vector<double> out;
   for (std::uint32_t h = 0; h < c.heads; ++h) {
     const std::size_t kv = h / (c.heads / c.kv_heads) * c.head_size;
@@ -126,6 +131,7 @@ std::vector<float> RunStepWith(const Backend& backend, TestPool& pool, const Seq
                                .num_heads = s.shape.heads,
                                .scale = 1.0f / std::sqrt(static_cast<float>(s.shape.head_size)),
                                .window = s.mask.window,
+                               .chunk = s.mask.chunk,
                                .softcap = s.mask.softcap,
                                .sinks = s.mask.sinks.empty() ? nullptr : s.mask.sinks.data()};
   attend(params);

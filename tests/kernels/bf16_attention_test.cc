@@ -67,11 +67,12 @@ struct Case {
   float softcap = 0;
   bool has_sinks = false;
   bool is_latent = false;
+  std::uint32_t chunk = 0;
 };
 
 Sequences SequencesOf(const Case& c, std::uint32_t seed) {
   Sequences s(c.shape, c.lengths, seed);
-  s.mask = {c.window, c.softcap, {}};
+  s.mask = {c.window, c.softcap, {}, c.chunk};
   if (c.has_sinks) {
     s.mask.sinks = RandomFloats(c.shape.heads, 99, 2.0f);
     s.mask.sinks[0] = 40.0f;  // above all scores
@@ -109,10 +110,15 @@ const Case kCases[] = {
     {{kPages, 4, 1, 64, 16, 2}, Borders(), 0, 1.5f},
     {{kPages, 4, 2, 64, 32, 1}, Borders(), 0, 0, true},
     {{kPages, 4, 2, 48, 16, 1}, Borders(), 33, 30.0f, true},
+    {{kPages, 4, 2, 32, 16, 2}, Borders(), 0, 0, false, false, 1},
+    {{kPages, 4, 2, 64, 16, 1}, Borders(), 0, 0, false, false, 7},
+    {{kPages, 6, 2, 20, 64, 1}, Borders(), 0, 3.0f, true, false, 32},
     // More than one span.
     {{kPages, 4, 2, 32, 16, 3}, {515, 1030}},
     {{kPages, 2, 2, 16, 64, 7}, {1100}, 530, 0, true},
     {{kPages, 3, 1, 16, 16, 1}, {1100}, 20, 2.0f, false},
+    {{kPages, 2, 2, 16, 64, 7}, {1100}, 0, 0, true, false, 530},
+    {{kPages, 3, 1, 16, 16, 1}, {1100}, 0, 0, false, false, 512},
 };
 
 class Bf16AttentionTest : public testing::TestWithParam<Case> {};
@@ -123,7 +129,8 @@ INSTANTIATE_TEST_SUITE_P(Shapes, Bf16AttentionTest, testing::ValuesIn(kCases),
                                c.is_latent ? "latent_" : "", "h", c.shape.heads, "_kv",
                                c.shape.kv_heads, "_d", c.shape.head_size, "_p", c.shape.page_size,
                                "_n", c.lengths.back(), "_w", c.window, "_cap",
-                               static_cast<int>(10 * c.softcap), c.has_sinks ? "_sinks" : "");
+                               static_cast<int>(10 * c.softcap), c.has_sinks ? "_sinks" : "",
+                               c.chunk == 0 ? "" : absl::StrCat("_c", c.chunk));
                          });
 
 TEST_P(Bf16AttentionTest, EqualsTheReferenceBitwise) {
@@ -183,7 +190,7 @@ TEST_P(Bf16AttentionTest, HasTheErrorOfRoundedQueriesAndWeights) {
   const double error = RelativeError(got, exact);
   EXPECT_LE(error, 4e-3);
   // A row that sees one token has no error.
-  if (c.window != 1) {
+  if (c.window != 1 && c.chunk != 1) {
     EXPECT_GE(error, 2e-4);
   }
 }
@@ -221,8 +228,10 @@ TEST(Bf16AttentionClassTest, OtherPagesAndOtherActivationsAreNotRounded) {
 TEST(Bf16AttentionClassTest, BitsDoNotDependOnChunksBatchPagesOrThreads) {
   const AttentionCase shape{kPages, 6, 2, 48, 16, 1};
   const std::vector<std::uint32_t> lengths = {700, 40, 129};
-  for (const Case& c : {Case{shape, lengths}, Case{shape, lengths, 100, 0, true},
-                        Case{shape, lengths, 530, 1.5f}, Case{shape, lengths, 7}}) {
+  for (const Case& c :
+       {Case{shape, lengths}, Case{shape, lengths, 100, 0, true}, Case{shape, lengths, 530, 1.5f},
+        Case{shape, lengths, 7}, Case{shape, lengths, 0, 0, true, false, 100},
+        Case{shape, lengths, 0, 0, false, false, 512}}) {
     const Sequences s = SequencesOf(c, 10);
     const std::size_t columns = s.q_columns();
     TestPool first = MakePool(s, 11);
@@ -252,8 +261,9 @@ TEST(Bf16AttentionClassTest, BitsDoNotDependOnChunksBatchPagesOrThreads) {
               ASSERT_EQ(std::memcmp(out.data() + row * columns,
                                     whole.data() + s.token(b, done[b] + i) * columns, columns * 4),
                         0)
-                  << isa << " window " << c.window << " threads " << threads << " chunk " << chunk
-                  << " sequence " << b << " position " << done[b] + i;
+                  << isa << " window " << c.window << " mask chunk " << c.chunk << " threads "
+                  << threads << " chunk " << chunk << " sequence " << b << " position "
+                  << done[b] + i;
             }
             done[b] += fresh[b];
           }

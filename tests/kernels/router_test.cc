@@ -333,6 +333,40 @@ TEST(ExpertRowsTest, GathersRowsAndReturnsThemWeighted) {
   }
 }
 
+TEST(ExpertRowsTest, WeighsGatheredRowsAndReturnsThemAsTheyAre) {
+  const TestBackend backend(2);
+  constexpr std::uint32_t kColumns = 37;
+  const auto x = RandomFloats(std::size_t{5} * kColumns, 23);
+  const std::uint32_t rows[] = {1, 4};
+  const float weights[] = {0.3f, -2.0f};
+  GuardedRows gathered(2, kColumns);
+  ASSERT_TRUE(GatherRows(*backend, {.x = x.data(),
+                                    .rows = rows,
+                                    .y = gathered.data(),
+                                    .x_stride = kColumns,
+                                    .y_stride = gathered.stride(),
+                                    .num_rows = 2,
+                                    .columns = kColumns,
+                                    .weights = weights})
+                  .ok());
+  EXPECT_TRUE(gathered.GuardsIntact());
+  std::vector<float> y(x.size(), 1.0f);
+  ASSERT_TRUE(AddWeightedRows(*backend, {.x = gathered.data(),
+                                         .rows = rows,
+                                         .weights = nullptr,
+                                         .y = y.data(),
+                                         .x_stride = gathered.stride(),
+                                         .y_stride = kColumns,
+                                         .num_rows = 2,
+                                         .columns = kColumns})
+                  .ok());
+  for (std::uint32_t i = 0; i < kColumns; ++i) {
+    EXPECT_EQ(y[kColumns + i], 1.0f + 0.3f * x[kColumns + i]);
+    EXPECT_EQ(y[4 * kColumns + i], 1.0f - 2.0f * x[4 * kColumns + i]);
+    EXPECT_EQ(y[i], 1.0f);
+  }
+}
+
 TEST(ExpertRowsTest, RejectsStridesShorterThanARow) {
   const TestBackend backend(1);
   float value = 0;

@@ -49,11 +49,11 @@ json Without(json config, std::initializer_list<const char*> keys) {
   return config;
 }
 
-const char* const kFolders[] = {"mistral-window-bf16", "qwen2-bf16",     "qwen3-hd128-bf16",
-                                "smollm3-bf16",        "granite-bf16",   "gemma2-bf16",
-                                "gemma3-text-bf16",    "phi3-bf16",      "phi3-longrope-bf16",
-                                "olmo2-bf16",          "ministral-bf16", "phi4-mini-bf16",
-                                "olmo3-bf16",          "glm4-moe-bf16",  "minimax-m2-bf16"};
+const char* const kFolders[] = {
+    "mistral-window-bf16", "qwen2-bf16",    "qwen3-hd128-bf16", "smollm3-bf16",
+    "granite-bf16",        "gemma2-bf16",   "gemma3-text-bf16", "phi3-bf16",
+    "phi3-longrope-bf16",  "olmo2-bf16",    "ministral-bf16",   "phi4-mini-bf16",
+    "olmo3-bf16",          "glm4-moe-bf16", "minimax-m2-bf16",  "llama4-bf16"};
 
 struct Golden {
   const char* folder;
@@ -176,6 +176,54 @@ const Golden kGoldens[] = {
      "layers 0 to 2: sequential; attn_in rms eps 1e-05; heads 3 kv 1 size 32 v 32 scale "
      "0.176777 rope 0 half 0+24; attn_out none; mlp_in rms eps 1e-05; gated silu 128; mlp_out "
      "none; group 0\n"
+     "final norm rms eps 1e-05\n"},
+    {"olmo3-bf16",
+     "model vocab 304 hidden 64 max_position 512 eos 1 bos 0 pad 2\n"
+     "rope 0: 8 entries 1 to 1.28917e-06 factor 1.2\n"
+     "rope 1: 8 entries 1 to 1.03134e-05 factor 1\n"
+     "layers 0 to 2: sequential; attn_in none; heads 4 kv 2 size 16 v 16 scale 0.25 rope 1 "
+     "half 0+16 qk_norm rms eps 1e-06 whole window 24; attn_out rms eps 1e-06; mlp_in none; "
+     "gated silu 96; mlp_out rms eps 1e-06; group 0\n"
+     "layers 3 to 3: sequential; attn_in none; heads 4 kv 2 size 16 v 16 scale 0.25 rope 0 "
+     "half 0+16 qk_norm rms eps 1e-06 whole; attn_out rms eps 1e-06; mlp_in none; gated silu "
+     "96; mlp_out rms eps 1e-06; group 1\n"
+     "final norm rms eps 1e-06\n"},
+    {"glm4-moe-bf16",
+     "model vocab 304 hidden 64 max_position 512 eos 1 bos 0 pad 2\n"
+     "rope 0: 8 entries 1 to 5.62341e-06 factor 1\n"
+     "layers 0 to 0: sequential; attn_in rms eps 1e-05; heads 4 kv 2 size 32 v 32 scale "
+     "0.176777 rope 0 half 0+16 q_bias k_bias v_bias qk_norm rms eps 1e-05; attn_out none; "
+     "mlp_in rms eps 1e-05; gated silu 96; mlp_out none; group 0\n"
+     "layers 1 to 2: sequential; attn_in rms eps 1e-05; heads 4 kv 2 size 32 v 32 scale "
+     "0.176777 rope 0 half 0+16 q_bias k_bias v_bias qk_norm rms eps 1e-05; attn_out none; "
+     "mlp_in rms eps 1e-05; experts 2 of 6 sigmoid gated silu 16 choice_bias renormalize eps "
+     "1e-20 weight_scale 2.5 shared gated silu 16; mlp_out none; group 0\n"
+     "final norm rms eps 1e-05\n"},
+    {"minimax-m2-bf16",
+     "model vocab 304 hidden 64 max_position 512 eos 1 bos 0 pad 2\n"
+     "rope 0: 8 entries 1 to 1.37531e-06 factor 1\n"
+     "layers 0 to 2: sequential; attn_in rms eps 1e-06; heads 4 kv 2 size 32 v 32 scale "
+     "0.176777 rope 0 half 0+16 qk_norm rms eps 1e-06 whole; attn_out none; mlp_in rms eps "
+     "1e-06; experts 2 of 6 sigmoid gated silu 16 choice_bias renormalize eps 0; mlp_out none; "
+     "group 0\n"
+     "final norm rms eps 1e-06\n"},
+    {"llama4-bf16",
+     "model vocab 304 hidden 64 max_position 512 eos 1 bos 0 pad 2\n"
+     "rope 0: 16 entries 1 to 5.67709e-07 factor 1\n"
+     "layers 0 to 0: sequential; attn_in rms eps 1e-05; heads 2 kv 1 size 32 v 32 scale "
+     "0.176777 rope 0 interleaved 0+32 qk_norm rms eps 1e-05 no weight qk_norm_after_rope "
+     "chunk 32; attn_out none; mlp_in rms eps 1e-05; gated silu 80; mlp_out none; group 0\n"
+     "layers 1 to 1: sequential; attn_in rms eps 1e-05; heads 2 kv 1 size 32 v 32 scale "
+     "0.176777 rope -1 position_scale 0.3 1/32; attn_out none; mlp_in rms eps 1e-05; experts 1 "
+     "of 4 sigmoid_chosen gated silu 32 weight_on_input shared gated silu 32; mlp_out none; "
+     "group 1\n"
+     "layers 2 to 2: sequential; attn_in rms eps 1e-05; heads 2 kv 1 size 32 v 32 scale "
+     "0.176777 rope 0 interleaved 0+32 qk_norm rms eps 1e-05 no weight qk_norm_after_rope "
+     "chunk 32; attn_out none; mlp_in rms eps 1e-05; gated silu 80; mlp_out none; group 0\n"
+     "layers 3 to 3: sequential; attn_in rms eps 1e-05; heads 2 kv 1 size 32 v 32 scale "
+     "0.176777 rope -1 position_scale 0.3 1/32; attn_out none; mlp_in rms eps 1e-05; experts 1 "
+     "of 4 sigmoid_chosen gated silu 32 weight_on_input shared gated silu 32; mlp_out none; "
+     "group 1\n"
      "final norm rms eps 1e-05\n"}};
 
 TEST(FamilyConfigTest, SpecsEqualTheGoldenTexts) {
@@ -357,6 +405,61 @@ TEST(FamilyConfigTest, AbsentAndNullKeysHaveTheDefaultsOfTheFamily) {
   smollm.erase("no_rope_layer_interval");
   EXPECT_EQ(SpecOf(smollm).layers[1].heads.rope, 0);
   EXPECT_EQ(SpecOf(smollm).layers[3].heads.rope, -1);
+}
+
+TEST(FamilyConfigTest, ChunksAndScalesFollowTheKeysOfLlama4) {
+  json config = ConfigOf("llama4-bf16");
+  const auto chunks = [](const json& config) {
+    std::vector<std::uint32_t> found;
+    for (const LayerSpec& layer : SpecOf(config).layers) found.push_back(layer.heads.chunk);
+    return found;
+  };
+  const auto is_moe = [](const json& config) {
+    std::vector<bool> found;
+    for (const LayerSpec& layer : SpecOf(config).layers)
+      found.push_back(layer.mlp == MlpKind::kMoe);
+    return found;
+  };
+  using Chunks = std::vector<std::uint32_t>;
+  EXPECT_EQ(chunks(config), (Chunks{32, 0, 32, 0})) << "layers with rope";
+  EXPECT_EQ(chunks(Without(config, {"attention_chunk_size"})), (Chunks{8192, 0, 8192, 0}));
+  EXPECT_EQ(chunks(Without(config, {"no_rope_layers"})), (Chunks{32, 32, 32, 0}));
+  json other = config;
+  other["no_rope_layers"] = json::array();
+  EXPECT_EQ(chunks(other), (Chunks{32, 32, 32, 0})) << "an empty list counts as absent";
+  other["layer_types"] = {"full_attention", "chunked_attention", "full_attention",
+                          "chunked_attention"};
+  EXPECT_EQ(chunks(other), (Chunks{0, 32, 0, 32}));
+  EXPECT_EQ(SpecOf(other).layers[0].heads.rope, 0) << "layer_types do not change rope";
+
+  EXPECT_EQ(is_moe(config), (std::vector<bool>{false, true, false, true}));
+  EXPECT_EQ(is_moe(Without(config, {"interleave_moe_layer_step"})), std::vector<bool>(4, true));
+  config["moe_layers"] = {0, 3};
+  EXPECT_EQ(is_moe(config), (std::vector<bool>{true, false, false, true}));
+  const ModelSpec spec = SpecOf(Without(config, {"intermediate_size_mlp"}));
+  EXPECT_EQ(spec.layers[1].dense.intermediate, 16384u);
+  EXPECT_EQ(spec.layers[0].moe.shared->intermediate, 32u) << "as wide as an expert";
+
+  const auto scale = [](const json& config, std::size_t layer) {
+    return SpecOf(config).layers[layer].heads.q_position_scale;
+  };
+  const PositionScale scaled{.beta = 0.3f, .period = 32, .offset = 1};
+  EXPECT_EQ(scale(config, 1), scaled);
+  EXPECT_EQ(scale(config, 0), PositionScale{}) << "layers with rope are not scaled";
+  EXPECT_EQ(scale(Without(config, {"attn_scale", "floor_scale", "attn_temperature_tuning"}), 1),
+            (PositionScale{.beta = 0.1f, .period = 8192, .offset = 1}));
+  for (const json& on : {json(true), json(4), json(nullptr)}) {
+    config["attn_temperature_tuning"] = on;
+    EXPECT_EQ(scale(config, 1), scaled) << on;
+  }
+  for (const json& off : {json(false), json(0)}) {
+    config["attn_temperature_tuning"] = off;
+    EXPECT_EQ(scale(config, 1), PositionScale{}) << off;
+  }
+  const AttentionSpec heads = SpecOf(Without(config, {"use_qk_norm"})).layers[0].heads;
+  EXPECT_EQ(heads.qk_norm.kind, NormKind::kRms) << "true when absent";
+  EXPECT_FALSE(heads.qk_norm.has_weight);
+  EXPECT_TRUE(heads.qk_norm_after_rope);
 }
 
 TEST(FamilyConfigTest, AbsentKeysOfSparseFamiliesHaveTheirDefaults) {
@@ -552,7 +655,20 @@ std::vector<Refusal> OfLayers() {
        "layer_types",
        json(std::vector<std::string>(3, "sliding_attention")),
        {"layer_types[0] \"sliding_attention\"", "granite"}},
-      {"gemma3-text-bf16", "_sliding_window_pattern", 3, {"sliding_window_pattern is 6", "3"}}};
+      {"gemma3-text-bf16", "_sliding_window_pattern", 3, {"sliding_window_pattern is 6", "3"}},
+      {"llama4-bf16",
+       "layer_types",
+       json(std::vector<std::string>(4, "sliding_attention")),
+       {"layer_types[0] \"sliding_attention\"", "llama4", "chunked_attention"}},
+      {"llama4-bf16", "attention_chunk_size", nullptr, {"attention_chunk_size is null", "llama4"}},
+      {"llama4-bf16", "attention_chunk_size", 0, {"attention_chunk_size"}},
+      {"llama4-bf16", "moe_layers", json::array({1, 4}), {"moe_layers has layer 4", "4"}},
+      {"llama4-bf16", "no_rope_layers", json::array({1, 0, 2, 0}), {"no_rope_layers", "entry 2"}},
+      {"llama4-bf16", "floor_scale", 0, {"floor_scale"}},
+      {"llama4-bf16", "attn_scale", -1.0, {"attn_scale is -1"}},
+      {"llama4-bf16", "attn_temperature_tuning", "yes", {"attn_temperature_tuning"}},
+      {"olmo3-bf16", "attention_chunk_size", 64, {"attention_chunk_size 64", "olmo3"}},
+      {"olmo3-bf16", "moe_layers", json::array({1}), {"moe_layers [1]", "olmo3"}}};
 }
 
 std::vector<Refusal> OfRope() {
@@ -647,7 +763,7 @@ TEST(FamilyConfigTest, FamiliesDoNotOverlap) {
   }
   EXPECT_THAT(names, testing::IsSupersetOf({"llama", "mistral", "qwen2", "qwen3", "smollm3",
                                             "granite", "gemma2", "gemma3", "phi3", "olmo2", "olmo3",
-                                            "glm4_moe", "glm4_moe_lite", "minimax_m2"}));
+                                            "glm4_moe", "glm4_moe_lite", "minimax_m2", "llama4"}));
 }
 
 TEST(FamilyConfigTest, GpusAcceptEveryFamily) {
@@ -667,6 +783,22 @@ TEST(FamilyConfigTest, GpusAcceptEveryFamily) {
     const auto read = runtime::ReadModelSpec(*files, DeviceKind::kCuda);
     EXPECT_TRUE(read.ok()) << folder << ": " << read.status();
   }
+}
+
+TEST(FamilyConfigTest, GpusRejectLlama4ByName) {
+  EditableFiles files;
+  json config = ConfigOf("llama4-bf16");
+  const auto error = [&] {
+    files.Set("config.json", config.dump());
+    return std::string(runtime::ReadModelSpec(files.Files(), DeviceKind::kCuda).status().message());
+  };
+  EXPECT_THAT(error(), HasSubstr("layer 0 with qk_norm without weight is not supported on a GPU"));
+  config["use_qk_norm"] = false;
+  EXPECT_THAT(error(), HasSubstr("layer 0 with chunk is not supported on a GPU"));
+  config["layer_types"] = std::vector<std::string>(4, "full_attention");
+  EXPECT_THAT(error(), HasSubstr("layer 1 with q_position_scale is not supported on a GPU"));
+  config["attn_temperature_tuning"] = false;
+  EXPECT_THAT(error(), HasSubstr("layer 1 with weight_on_input is not supported on a GPU"));
 }
 
 }  // namespace

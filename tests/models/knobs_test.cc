@@ -78,6 +78,18 @@ void RotatePart(ModelSpec& spec, std::uint32_t first) {
   Heads(spec).rotary_first = first;
 }
 
+void ScaleByPosition(ModelSpec& spec) {
+  Heads(spec).q_position_scale = {.beta = 0.4f, .period = 16, .offset = 1};
+}
+
+// The norm has no weights, and the rotation does not scale.
+void NormAfterRope(ModelSpec& spec) {
+  Heads(spec).qk_norm = kNorm;
+  Heads(spec).qk_norm.has_weight = false;
+  Heads(spec).qk_norm_after_rope = true;
+  spec.rope_tables[0].attention_factor = 1;
+}
+
 void PostNorms(ModelSpec& spec) {
   for (LayerSpec& layer : spec.layers) layer.attn_out = layer.mlp_out = kNorm;
 }
@@ -86,6 +98,11 @@ void NoGate(ModelSpec& spec) {
   Dense(spec).gated = false;
   Dense(spec).act = Activation::kRelu2;
   Dense(spec).up_bias = Dense(spec).down_bias = true;
+}
+
+void PostNormsOnly(ModelSpec& spec) {
+  PostNorms(spec);
+  for (LayerSpec& layer : spec.layers) layer.attn_in = layer.mlp_in = {};
 }
 
 void Clamp(ModelSpec& spec) {
@@ -97,6 +114,9 @@ void Clamp(ModelSpec& spec) {
 std::vector<Knob> Knobs() {
   return {
       {"window", [](ModelSpec& s) { Heads(s).window = 7; }},
+      {"chunk", [](ModelSpec& s) { Heads(s).chunk = 23; }},
+      {"q_position_scale", ScaleByPosition},
+      {"qk_norm_after_rope", NormAfterRope},
       {"softcap", [](ModelSpec& s) { Heads(s).softcap = 0.8f; }},
       {"sinks", [](ModelSpec& s) { Heads(s).has_sinks = true; }},
       {"scale", [](ModelSpec& s) { Heads(s).scale = 0.1f; }},
@@ -114,11 +134,7 @@ std::vector<Knob> Knobs() {
        [](ModelSpec& s) { Heads(s).q_bias = Heads(s).k_bias = Heads(s).v_bias = true; }},
       {"o_bias", [](ModelSpec& s) { Heads(s).o_bias = true; }},
       {"sandwich_norms", PostNorms},
-      {"post_norms_only",
-       [](ModelSpec& s) {
-         PostNorms(s);
-         for (LayerSpec& layer : s.layers) layer.attn_in = layer.mlp_in = {};
-       }},
+      {"post_norms_only", PostNormsOnly},
       {"residual_scale", [](ModelSpec& s) { s.layers[1].residual_scale = 0.37f; }},
       {"output_scale", [](ModelSpec& s) { s.layers[0].output_scale = 0.6f; }},
       {"gelu_tanh", [](ModelSpec& s) { Dense(s).act = Activation::kGeluTanh; }},
@@ -230,7 +246,18 @@ class Reference {
   // Norm groups are as wide as the weights.
   Doubles Norm(const std::string& name, const NormSpec& norm, Doubles x) const {
     if (norm.kind == NormKind::kNone) return x;
-    const std::vector<float>& w = tensors_.At(prefix_ + name + ".weight");
+    return WeightedNorm(tensors_.At(prefix_ + name + ".weight"), norm, std::move(x));
+  }
+
+  // The norm of q or k.
+  Doubles HeadNorm(const std::string& name, const AttentionSpec& heads, Doubles x) const {
+    if (heads.qk_norm.kind == NormKind::kNone || heads.qk_norm.has_weight) {
+      return Norm(name, heads.qk_norm, std::move(x));
+    }
+    return WeightedNorm(std::vector<float>(heads.head_size, 1), heads.qk_norm, std::move(x));
+  }
+
+  static Doubles WeightedNorm(const std::vector<float>& w, const NormSpec& norm, Doubles x) {
     for (std::size_t at = 0; at < x.size(); at += w.size()) {
       double sum = 0;
       for (std::size_t i = 0; i < w.size(); ++i) sum += x[at + i] * x[at + i];
@@ -267,7 +294,8 @@ class Reference {
     const std::size_t d = heads.head_size;
     const std::size_t kv = head / (heads.num_heads / heads.num_kv_heads) * d;
     const std::size_t end = k.size();
-    const std::size_t begin = heads.window == 0 || end <= heads.window ? 0 : end - heads.window;
+    std::size_t begin = heads.window == 0 || end <= heads.window ? 0 : end - heads.window;
+    if (heads.chunk != 0) begin = (end - 1) / heads.chunk * heads.chunk;
     double sum = heads.has_sinks ? std::exp(double{tensors_.At(prefix_ + "sinks")[head]}) : 0;
     Doubles total(d);
     for (std::size_t j = begin; j < end; ++j) {
@@ -327,10 +355,17 @@ class Reference {
       Doubles q = Product("self_attn.q_proj", in, heads.q_bias);
       k.push_back(Product("self_attn.k_proj", in, heads.k_bias));
       v.push_back(Product("self_attn.v_proj", in, heads.v_bias));
-      q = Norm("q_norm", heads.qk_norm, q);
-      k.back() = Norm("k_norm", heads.qk_norm, k.back());
-      Rotate(heads, t, &q);
-      Rotate(heads, t, &k.back());
+      if (heads.qk_norm_after_rope) Rotate(heads, t, &q);
+      if (heads.qk_norm_after_rope) Rotate(heads, t, &k.back());
+      q = HeadNorm("q_norm", heads, q);
+      k.back() = HeadNorm("k_norm", heads, k.back());
+      if (!heads.qk_norm_after_rope) Rotate(heads, t, &q);
+      if (!heads.qk_norm_after_rope) Rotate(heads, t, &k.back());
+      const PositionScale& scale = heads.q_position_scale;
+      if (scale.beta != 0) {
+        const auto periods = static_cast<double>((t + scale.offset) / scale.period);
+        for (double& value : q) value *= 1 + double{scale.beta} * std::log(1 + periods);
+      }
       Doubles attended;
       for (std::size_t head = 0; head < heads.num_heads; ++head) {
         Attend(heads, head, q, k, v, &attended);

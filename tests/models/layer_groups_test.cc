@@ -121,6 +121,13 @@ TEST(LayerGroupsTest, WindowAsLongAsTheContextIsIgnored) {
   EXPECT_EQ(PlanLayerGroups(spec), Plan({0, 0, 0, 0}));
 }
 
+// A chunk is never longer than a window of its length, so pages behind that window are released.
+TEST(LayerGroupsTest, ChunksAreGroupedLikeWindows) {
+  ModelSpec spec = SpecOf({0, 0, 0, 0});
+  spec.layers[0].heads.chunk = spec.layers[2].heads.chunk = 64;
+  EXPECT_EQ(PlanLayerGroups(spec), Plan({64, 0, 64, 0}));
+}
+
 TEST(LayerGroupsTest, PageHasTheLayersOfOneGroup) {
   EXPECT_EQ(runtime::KvGeometryFor(SpecOf({8, 0, 8, 0}), 16, DType::kF32, 4)->num_layers, 2u);
   EXPECT_EQ(runtime::KvGeometryFor(SpecOf({0, 0, 0, 0}), 16, DType::kF32, 4)->num_layers, 4u);

@@ -136,6 +136,13 @@ struct Knob {
   std::function<void(ModelSpec&)> turn;
 };
 
+void PlainNormAfterRope(ModelSpec& spec) {
+  AttentionSpec& heads = spec.layers[2].heads;
+  heads.qk_norm.kind = NormKind::kRms;
+  heads.qk_norm.has_weight = false;
+  heads.qk_norm_after_rope = true;
+}
+
 absl::Status Checked(const Knob& knob, DeviceKind device) {
   ModelSpec spec = LlamaSpec();
   knob.turn(spec);
@@ -161,10 +168,17 @@ TEST(LayerSpecTest, RejectsUnimplementedOptionsByName) {
          s.layers[2].heads.qk_norm.kind = NormKind::kRms;
          s.layers[2].heads.qk_norm_scope = QkNormScope::kPerHeadOwn;
        }},
-      {"qk_norm_after_rope", [](ModelSpec& s) { s.layers[2].heads.qk_norm_after_rope = true; }},
+      {"qk_norm_after_rope with weights",
+       [](ModelSpec& s) {
+         s.layers[2].heads.qk_norm.kind = NormKind::kRms;
+         s.layers[2].heads.qk_norm_after_rope = true;
+       }},
+      {"qk_norm_after_rope with weights or with an attention factor",
+       [](ModelSpec& s) {
+         PlainNormAfterRope(s);
+         s.rope_tables[0].attention_factor = 1.2f;
+       }},
       {"v_norm", [](ModelSpec& s) { s.layers[2].heads.v_norm.kind = NormKind::kRms; }},
-      {"q_position_scale", [](ModelSpec& s) { s.layers[2].heads.q_position_scale.beta = 0.1f; }},
-      {"chunk", [](ModelSpec& s) { s.layers[2].heads.chunk = 32; }},
       {"value_scale", [](ModelSpec& s) { s.layers[2].heads.value_scale = 0.7f; }},
       {"output_gate", [](ModelSpec& s) { s.layers[2].heads.output_gate = GateKind::kSigmoid; }},
       {"no layer with keys and values",
@@ -214,6 +228,10 @@ TEST(LayerSpecTest, RejectsCpuOnlyOptionsOnAGpu) {
          s.layers[2].heads.output_gate = GateKind::kSigmoid;
          s.layers[2].heads.output_gate_source = GateSource::kInQueryProjection;
        }},
+      {"q_position_scale",
+       [](ModelSpec& s) { s.layers[2].heads.q_position_scale = {.beta = 0.1f, .period = 8}; }},
+      {"chunk", [](ModelSpec& s) { s.layers[2].heads.chunk = 32; }},
+      {"qk_norm without weight", PlainNormAfterRope},
       {"head_size above 256", [&](ModelSpec& s) { heads_of(s, 512); }},
       {"no multiple of 4", [&](ModelSpec& s) { heads_of(s, 62); }},
       {"more than 576 columns", [&](ModelSpec& s) { latent(s, sizes(520, 64, 64)); }},
@@ -311,8 +329,26 @@ TEST(LayerSpecTest, GroupsThatDifferInTheirWindowShareAPool) {
   EXPECT_THAT(std::string(other.status().message()), HasSubstr("layer 2"));
 }
 
+TEST(LayerSpecTest, RejectsContradictingMasks) {
+  ModelSpec spec = LlamaSpec();
+  spec.layers[1].heads.window = 32;
+  spec.layers[1].heads.chunk = 16;
+  EXPECT_THAT(std::string(ValidateSpec(spec).message()),
+              HasSubstr("layer 1: window is 32 and chunk is 16, one of them must be 0"));
+  spec.layers[1].heads.window = 0;
+  EXPECT_TRUE(ValidateSpec(spec).ok()) << ValidateSpec(spec);
+  spec.layers[1].heads.q_position_scale.beta = 0.1f;
+  EXPECT_THAT(std::string(ValidateSpec(spec).message()),
+              HasSubstr("layer 1: period of q_position_scale is 0"));
+}
+
 TEST(LayerSpecTest, WindowedLayersGetTheirOwnCacheGroup) {
   ModelSpec spec = LlamaSpec();
+  spec.layers[1].heads.chunk = 32;
+  AssignCacheGroups(&spec);
+  EXPECT_EQ(spec.layers[1].cache_group, 1);
+  EXPECT_EQ(spec.layers[2].cache_group, 0);
+  spec.layers[1].heads.chunk = 0;
   spec.layers[1].heads.window = 32;
   AssignCacheGroups(&spec);
   EXPECT_EQ(spec.layers[0].cache_group, 0);

@@ -241,5 +241,50 @@ TEST(PublishedKeysTest, ReadsPublishedOlmo3Keys) {
   }
 }
 
+// Keys of meta-llama/Llama-4-Scout-17B-16E-Instruct, without those of images.
+TEST(PublishedKeysTest, ReadsPublishedLlama4Keys) {
+  json config = json::parse(R"({
+    "architectures": ["Llama4ForConditionalGeneration"], "boi_token_index": 200080,
+    "eoi_token_index": 200081, "image_token_index": 200092, "model_type": "llama4",
+    "text_config": {
+      "attention_bias": false, "attention_chunk_size": 8192, "attention_dropout": 0.0,
+      "attn_scale": 0.1, "attn_temperature_tuning": 4, "bos_token_id": 200000,
+      "eos_token_id": [200001, 200007, 200008], "floor_scale": 8192, "head_dim": 128,
+      "hidden_act": "silu", "hidden_size": 5120, "initializer_range": 0.02,
+      "interleave_moe_layer_step": 1, "intermediate_size": 8192, "intermediate_size_mlp": 16384,
+      "max_position_embeddings": 10485760, "model_type": "llama4_text", "no_rope_layers": [],
+      "num_attention_heads": 40, "num_experts_per_tok": 1, "num_hidden_layers": 48,
+      "num_key_value_heads": 8, "num_local_experts": 16, "output_router_logits": false,
+      "pad_token_id": 200018, "rms_norm_eps": 1e-05,
+      "rope_scaling": {"factor": 16.0, "high_freq_factor": 1.0, "low_freq_factor": 1.0,
+                       "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+      "rope_theta": 500000.0, "router_aux_loss_coef": 0.001, "router_jitter_noise": 0.0,
+      "torch_dtype": "bfloat16", "use_cache": true, "use_qk_norm": true, "vocab_size": 202048},
+    "torch_dtype": "bfloat16", "transformers_version": "4.51.0.dev0",
+    "vision_config": {"hidden_size": 1408, "model_type": "llama4_vision_model"}})");
+  const auto read = Read(config);
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_THAT(read->config.warnings, testing::IsEmpty());
+  const ModelSpec& spec = read->spec;
+  EXPECT_EQ(spec.max_position, 10485760u);
+  for (std::size_t i = 0; i < 48; ++i) {
+    const AttentionSpec& heads = spec.layers[i].heads;
+    const bool has_rope = i % 4 != 3;
+    EXPECT_EQ(heads.rope, has_rope ? 0 : -1) << i;
+    EXPECT_EQ(heads.chunk, has_rope ? 8192u : 0u) << i;
+    EXPECT_EQ(heads.q_position_scale.beta, has_rope ? 0 : 0.1f) << i;
+    EXPECT_EQ(spec.layers[i].mlp, MlpKind::kMoe) << i;
+  }
+  // Equal borders leave two kinds of frequencies.
+  const std::vector<float>& frequencies = spec.rope_tables[0].inv_freq;
+  config["text_config"]["rope_scaling"]["factor"] = 1.0;
+  const ModelSpec unscaled = SpecOf(config);
+  for (std::size_t i = 0; i < frequencies.size(); ++i) {
+    const float plain = unscaled.rope_tables[0].inv_freq[i];
+    const bool is_long = 2 * 3.14159265f / plain > 8192;
+    EXPECT_FLOAT_EQ(frequencies[i], is_long ? plain / 16 : plain) << i;
+  }
+}
+
 }  // namespace
 }  // namespace quire::models

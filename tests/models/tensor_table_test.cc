@@ -19,6 +19,7 @@
 #include "models/families/gemma.h"
 #include "models/families/gpt_oss.h"
 #include "models/families/llama.h"
+#include "models/families/llama4.h"
 #include "models/families/mixtral.h"
 #include "models/families/olmo.h"
 #include "models/families/phi.h"
@@ -324,6 +325,23 @@ TEST(TensorTableTest, GptOssHasSinksAndTransposedStacks) {
                                           {"mlp.experts.gate_up_proj_bias", {2, 48}},
                                           {"mlp.experts.down_proj", {2, 24, 40}},
                                           {"mlp.experts.down_proj_bias", {2, 40}}}));
+}
+
+TEST(TensorTableTest, Llama4HasNormsWithoutWeightsAndTransposedStacks) {
+  LayerSpec layer = MoeLayer();
+  layer.heads.qk_norm = kNorm;
+  layer.heads.qk_norm.has_weight = false;
+  layer.moe.expert = {.intermediate = 24};
+  layer.moe.shared = layer.moe.expert;
+  EXPECT_EQ(ExpertStorageOf(Llama4Family().names), ExpertStorage::kTransposedStacks);
+  ExpectTensors(
+      layer, Llama4Family().names,
+      Join(AttentionTensors(), {{"feed_forward.router.weight", {2, 40}},
+                                {"feed_forward.experts.gate_up_proj", {2, 40, 48}},
+                                {"feed_forward.experts.down_proj", {2, 24, 40}},
+                                {"feed_forward.shared_expert.gate_proj.weight", {24, 40}},
+                                {"feed_forward.shared_expert.up_proj.weight", {24, 40}},
+                                {"feed_forward.shared_expert.down_proj.weight", {40, 24}}}));
 }
 
 TEST(TensorTableTest, GgufStacksExperts) {

@@ -43,7 +43,7 @@ constexpr Fixture kFixtures[] = {
     {"olmo3-bf16"},          {"glm4-moe-bf16"},
     {"glm4-moe-lite-bf16"},  {"minimax-m2-bf16"},
     {"qwen3-next-bf16"},     {"qwen35-bf16"},
-    {"qwen35-moe-bf16"}};
+    {"qwen35-moe-bf16"},     {"llama4-bf16"}};
 
 class FamiliesParityTest : public testing::TestWithParam<Fixture> {
  protected:

@@ -373,6 +373,38 @@ ExperimentMap SigmoidExperiments() {
             {"second expert", SetConfig("num_experts_per_tok", 1)}}}};
 }
 
+void WindowForChunk(LayerSpec& layer) {
+  layer.heads.window = layer.heads.chunk;
+  layer.heads.chunk = 0;
+}
+
+void RotateHeadHalves(LayerSpec& layer) {
+  layer.heads.rope_style = RopeStyle::kHalf;
+}
+
+// Layers without rope rotate instead of scaling queries. They still see all tokens without a norm.
+void RopeInEveryLayer(LayerSpec& layer) {
+  layer.heads.rope = 0;
+  layer.heads.q_position_scale = {};
+}
+
+ExperimentMap ChunkExperiments() {
+  return {{"llama4-bf16",
+           {{"chunks (full attention everywhere)", LayerTypes("full_attention")},
+            {"chunk of one token more", SetConfig("attention_chunk_size", 33)},
+            {"chunks (a window of the same length instead)", nullptr, EachLayer(WindowForChunk)},
+            {"layers without rope (rope everywhere)", nullptr, EachLayer(RopeInEveryLayer)},
+            {"scale of queries by position", SetConfig("attn_temperature_tuning", false)},
+            {"q and k norm (left out)", SetConfig("use_qk_norm", false)},
+            {"neighbouring pairs in rope (halves instead)", nullptr, EachLayer(RotateHeadHalves)},
+            {"rope scaling", PlainRope},
+            {"weight on the input of an expert (on its output instead)", nullptr,
+             EachLayer([](LayerSpec& layer) { layer.moe.weight_on_input = false; })},
+            {"sigmoid in the router (softmax instead)", nullptr,
+             EachLayer([](LayerSpec& layer) { layer.moe.score = RouterScore::kSoftmaxAll; })},
+            {"shared expert", Fill("shared_expert\\.down_proj", 0)}}}};
+}
+
 SpecChange EachLatent(const std::function<void(MlaSpec&)>& change) {
   return EachLayer([=](LayerSpec& layer) { change(layer.mla); });
 }
@@ -655,6 +687,7 @@ const ExperimentMap& Experiments() {
     all->merge(PostNormExperiments());
     all->merge(MoeExperiments());
     all->merge(SigmoidExperiments());
+    all->merge(ChunkExperiments());
     all->merge(LatentExperiments());
     all->merge(DeltaRuleExperiments());
     return all;

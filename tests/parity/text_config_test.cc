@@ -110,6 +110,38 @@ TEST(TextConfigTest, QwenIsTheSameWithAndWithoutItsWrapper) {
   }
 }
 
+// Wraps llama4-bf16 as Llama 4 does.
+void WrapLlama4(EditedFixture* fixture) {
+  json inner = fixture->config();
+  inner.erase("architectures");
+  fixture->config() = {{"architectures", {"Llama4ForConditionalGeneration"}},
+                       {"model_type", "llama4"},
+                       {"boi_token_index", 5},
+                       {"eoi_token_index", 6},
+                       {"image_token_index", 7},
+                       {"tie_word_embeddings", false},
+                       {"text_config", inner},
+                       {"vision_config", {{"model_type", "llama4_vision_model"}}}};
+  fixture->RenameTensors(
+      [](const std::string& name) { return absl::StrCat("language_model.", name); },
+      {"vision_model.class_embedding", "multi_modal_projector.linear_1.weight"});
+}
+
+TEST(TextConfigTest, Llama4ComputesTheSameAsItsTextModel) {
+  const auto reference = ReadReference("llama4-bf16");
+  ASSERT_TRUE(reference.ok()) << reference.status();
+  EditedFixture fixture("llama4-bf16");
+  const auto want = runtime::ReadModelSpec(fixture.Files(), DeviceKind::kCpu);
+  WrapLlama4(&fixture);
+  const auto spec = runtime::ReadModelSpec(fixture.Files(), DeviceKind::kCpu);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->spec, want->spec);
+  EXPECT_THAT(spec->config.warnings, testing::IsEmpty());
+  const auto got = Replay(fixture.Files(), *reference, {.threads = 2});
+  ASSERT_TRUE(got.ok()) << got.status();
+  EXPECT_TRUE(Passes(*got, *reference));
+}
+
 TEST(TextConfigTest, SpecEqualsTheTextModel) {
   EditedFixture plain("gemma3-text-bf16");
   EditedFixture wrapped("gemma3-text-bf16");

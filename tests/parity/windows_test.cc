@@ -1,5 +1,5 @@
-// Models with windows keep only the pages that a window reaches and compute the same. The harness
-// releases every other page, fills it with NaN and reuses it.
+// Models with windows or chunks keep only the pages that these reach and compute the same. The
+// harness releases every other page, fills it with NaN and reuses it.
 
 #include <gtest/gtest.h>
 
@@ -69,7 +69,8 @@ INSTANTIATE_TEST_SUITE_P(
     All, WindowsTest,
     testing::Values(Windowed{"mistral-window-bf16", 1, 2}, Windowed{"gemma2-bf16", 2, 2},
                     Windowed{"gemma3-text-bf16", 7, 1}, Windowed{"gpt-oss-bf16", 3, 1},
-                    Windowed{"phi3-bf16", 1, 3}, Windowed{"ministral-bf16", 5, 1}));
+                    Windowed{"phi3-bf16", 1, 3}, Windowed{"ministral-bf16", 5, 1},
+                    Windowed{"olmo3-bf16", 4, 1}, Windowed{"llama4-bf16", 2, 2}));
 
 }  // namespace
 }  // namespace quire::models::parity

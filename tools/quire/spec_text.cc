@@ -70,6 +70,7 @@ std::string DescribeHeads(const AttentionSpec& heads) {
   parts.AddIf(heads.window != 0, "window of ", heads.window, " tokens");
   parts.AddIf(heads.chunk != 0, "chunks of ", heads.chunk, " tokens");
   parts.AddIf(heads.qk_norm.kind != NormKind::kNone, NormName(heads.qk_norm), " of Q and K");
+  parts.AddIf(heads.q_position_scale.beta != 0, "Q scaled by position");
   parts.AddIf(heads.v_norm.kind != NormKind::kNone, NormName(heads.v_norm), " of V");
   parts.AddIf(heads.has_sinks, "attention sinks");
   parts.AddIf(heads.softcap != 0, "scores capped at ", heads.softcap);
