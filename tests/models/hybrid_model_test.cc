@@ -49,7 +49,25 @@ std::string ErrorOf(const json& config) {
 }
 
 TEST(HybridModelTest, SpecEqualsTheGoldenText) {
-  EXPECT_EQ(DumpSpec(SpecOf(ConfigOf("qwen3-next-bf16"))), "");
+  const std::string recurrent =
+      "sequential; attn_in rms eps 1e-06 offset 1; delta heads 4 keys 2 state 16 x 24 conv 160 x 4 "
+      "norm silu eps 1e-06 qk_l2_eps 1e-06; attn_out none; mlp_in rms eps 1e-06 offset 1; experts "
+      "2 of 4 softmax_all gated silu 16 renormalize eps 0 shared gated silu 32 shared_gate; "
+      "mlp_out none; group 0\n";
+  const std::string attention =
+      "sequential; attn_in rms eps 1e-06 offset 1; heads 2 kv 1 size 32 v 32 scale 0.176777 rope 0 "
+      "half 0+8 qk_norm rms eps 1e-06 offset 1 output_gate in q_proj; attn_out none; mlp_in rms "
+      "eps 1e-06 offset 1; ";
+  EXPECT_EQ(DumpSpec(SpecOf(ConfigOf("qwen3-next-bf16"))),
+            absl::StrCat("model vocab 304 hidden 64 max_position 512 eos 1 bos 0 pad 2\n"
+                         "rope 0: 4 entries 1 to 5.62341e-06 factor 1\n"
+                         "layers 0 to 0: ",
+                         recurrent, "layers 1 to 1: ", attention,
+                         "gated silu 80; mlp_out none; group 1\nlayers 2 to 2: ", recurrent,
+                         "layers 3 to 3: ", attention,
+                         "experts 2 of 4 softmax_all gated silu 16 renormalize eps 0 shared gated "
+                         "silu 32 shared_gate; mlp_out none; group 1\n"
+                         "final norm rms eps 1e-06 offset 1\n"));
 }
 
 TEST(HybridModelTest, AbsentKeysHaveTheDefaultsOfTheFamily) {

@@ -212,6 +212,42 @@ TEST_P(FamiliesParityTest, HiddenStatesOfEveryLayerAgree) {
   }
 }
 
+// Models with recurrent layers.
+class RecurrentParityTest : public FamiliesParityTest {};
+
+TEST_P(RecurrentParityTest, ChunksOfAnySizeGiveEqualBits) {
+  const auto whole = MustReplay({.threads = 2, .chunk = 512, .generated = 8});
+  ASSERT_EQ(whole.size(), reference_.prompts.size());
+  for (const std::uint32_t chunk : {1u, 7u, 64u}) {
+    SCOPED_TRACE(chunk);
+    const auto cut = MustReplay({.threads = 3, .chunk = chunk, .seed = chunk, .generated = 8});
+    ASSERT_EQ(cut.size(), whole.size());
+    for (std::size_t i = 0; i < whole.size(); ++i) {
+      EXPECT_EQ(cut[i].sampled, whole[i].sampled);
+      ExpectSameBits(cut[i].logits, whole[i].logits);
+    }
+  }
+}
+
+// A state that is lost or taken from another sequence changes the logits, so the comparisons above
+// depend on the states.
+TEST_P(RecurrentParityTest, LogitsDependOnTheStates) {
+  const auto got =
+      MustReplay({.edit_state = [](const ModelSpec&, const LayerGroups&, std::span<float> slot) {
+        for (float& value : slot) value *= 0.5f;
+      }});
+  EXPECT_GT(CompareLogits(got, reference_).relative, 0.1);
+}
+
+INSTANTIATE_TEST_SUITE_P(Fixtures, RecurrentParityTest,
+                         testing::Values(Fixture{"qwen3-next-bf16"}, Fixture{"qwen35-bf16"},
+                                         Fixture{"qwen35-moe-bf16"}),
+                         [](const auto& info) {
+                           std::string name = info.param.folder;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
 INSTANTIATE_TEST_SUITE_P(Fixtures, FamiliesParityTest, testing::ValuesIn(kFixtures),
                          [](const auto& info) {
                            std::string name = info.param.folder;

@@ -154,6 +154,8 @@ TEST(RankPartsLoadTest, RejectsIndivisibleModelsByName) {
       {"mixtral-bf16", 2, absl::StatusCode::kUnimplemented, "a mixture of experts"},
       {"deepseek-v2-bf16", 2, absl::StatusCode::kUnimplemented, "layer 0: MLA cannot be divided"},
       {"gpt-oss-bf16", 2, absl::StatusCode::kUnimplemented, "cannot be divided among devices"},
+      {"qwen35-bf16", 2, absl::StatusCode::kUnimplemented,
+       "layer 0: a recurrent layer cannot be divided"},
       {"phi3-bf16", 2, absl::StatusCode::kUnimplemented, "self_attn.qkv_proj"},
   };
   for (const auto& c : cases) {

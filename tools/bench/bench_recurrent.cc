@@ -24,14 +24,14 @@
 namespace quire::kernels {
 namespace {
 
-struct Shape {
+struct ScanShape {
   std::uint32_t heads, key_heads, key_size, value_size;
   bool delta;
 };
-constexpr Shape kDelta{32, 16, 128, 128, true};
-constexpr Shape kSsd{128, 8, 128, 64, false};
+constexpr ScanShape kDeltaShape{32, 16, 128, 128, true};
+constexpr ScanShape kSsdShape{128, 8, 128, 64, false};
 
-std::vector<float> Random(std::size_t count, float low, float high) {
+std::vector<float> UniformFloats(std::size_t count, float low, float high) {
   std::mt19937 generator(1);
   std::uniform_real_distribution<float> uniform(low, high);
   std::vector<float> values(count);
@@ -41,9 +41,9 @@ std::vector<float> Random(std::size_t count, float low, float high) {
 
 // A step of `rows` rows with `tokens` tokens each. States lie in slots of as many layers as fill
 // memory beyond the caches, one after the other, as in a model.
-class Step {
+class ScanStep {
  public:
-  Step(const Shape& shape, std::uint32_t rows, std::uint32_t tokens)
+  ScanStep(const ScanShape& shape, std::uint32_t rows, std::uint32_t tokens)
       : shape_(shape),
         rows_(rows),
         state_bytes_(std::int64_t{shape.heads} * shape.key_size * shape.value_size * 4),
@@ -60,9 +60,9 @@ class Step {
     const std::size_t keys = shape.key_heads * shape.key_size;
     stride_ = 2 * keys + shape.heads * shape.value_size;
     const std::size_t count = positions_.size();
-    qkv_ = Random(count * stride_, -0.1f, 0.1f);
-    decay_ = Random(count * shape.heads, 0.9f, 1.0f);
-    rate_ = Random(count * shape.heads, 0.0f, 1.0f);
+    qkv_ = UniformFloats(count * stride_, -0.1f, 0.1f);
+    decay_ = UniformFloats(count * shape.heads, 0.9f, 1.0f);
+    rate_ = UniformFloats(count * shape.heads, 0.0f, 1.0f);
     out_.resize(count * shape.heads * shape.value_size);
   }
 
@@ -101,7 +101,7 @@ class Step {
  private:
   static constexpr std::int64_t kLayers = 24;
 
-  const Shape shape_;
+  const ScanShape shape_;
   const std::uint32_t rows_;
   const std::int64_t state_bytes_;
   DeviceBuffer states_;
@@ -116,13 +116,13 @@ class Step {
   std::vector<float> out_;
 };
 
-void RunScan(benchmark::State& state, const Shape& shape) {
+void RunScan(benchmark::State& state, const ScanShape& shape) {
   const auto rows = static_cast<std::uint32_t>(state.range(0));
   const auto tokens = static_cast<std::uint32_t>(state.range(1));
   const bool simd = state.range(3) != 0;
   ThreadPool pool(static_cast<int>(state.range(2)));
   const Backend backend = *Backend::Create(Device::Cpu(), &pool, CpuActivations::kInt8);
-  Step step(shape, rows, tokens);
+  ScanStep step(shape, rows, tokens);
   std::int64_t layer = 0;
   for (auto _ : state) {
     const StateScanParams params = step.Params(layer++);
@@ -145,20 +145,20 @@ void RunScan(benchmark::State& state, const Shape& shape) {
 }
 
 void BM_StateScanDelta(benchmark::State& state) {
-  RunScan(state, kDelta);
+  RunScan(state, kDeltaShape);
 }
 void BM_StateScanSsd(benchmark::State& state) {
-  RunScan(state, kSsd);
+  RunScan(state, kSsdShape);
 }
-void Shapes(benchmark::internal::Benchmark* bench) {
+void ScanShapes(benchmark::internal::Benchmark* bench) {
   bench->ArgNames({"rows", "tokens", "threads", "simd"})->UseRealTime();
   for (const std::int64_t simd : {0, 1}) {
     bench->Args({1, 1, 1, simd})->Args({8, 1, 1, simd})->Args({1, 256, 1, simd});
   }
   bench->Args({8, 1, 2, 1})->Args({1, 256, 2, 1});
 }
-BENCHMARK(BM_StateScanDelta)->Apply(Shapes);
-BENCHMARK(BM_StateScanSsd)->Apply(Shapes);
+BENCHMARK(BM_StateScanDelta)->Apply(ScanShapes);
+BENCHMARK(BM_StateScanSsd)->Apply(ScanShapes);
 
 }  // namespace
 }  // namespace quire::kernels
