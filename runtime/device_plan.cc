@@ -64,23 +64,42 @@ DevicePlanOptions PlanOptions(const RuntimeOptions& options, const DevicePlan& p
 }
 
 // Returns the configured number of blocks, or 0 if the pool is as large as memory allows.
+// `state_bytes` of a configured pool are for recurrent states.
 absl::StatusOr<std::uint32_t> ConfiguredBlocks(const RuntimeOptions& options,
-                                               const models::ModelSpec& spec) {
+                                               const models::ModelSpec& spec,
+                                               std::int64_t state_bytes) {
   if (!options.pool.capacity_bytes) return 0;
   QUIRE_ASSIGN_OR_RETURN(const cache::KvGeometry geometry,
                          KvGeometryFor(spec, options.pool.page_size, options.pool.dtype,
                                        /*num_blocks=*/2));
-  absl::StatusOr<std::uint32_t> blocks = NumBlocksForBytes(geometry, *options.pool.capacity_bytes);
+  absl::StatusOr<std::uint32_t> blocks =
+      NumBlocksForBytes(geometry, *options.pool.capacity_bytes - state_bytes);
   if (blocks.ok()) return blocks;
-  return absl::InvalidArgumentError(
-      absl::StrCat("kv_cache.capacity_bytes: ", blocks.status().message()));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "kv_cache.capacity_bytes", state_bytes == 0 ? "" : " without the recurrent states", ": ",
+      blocks.status().message()));
+}
+
+// Returns the memory of the pool of a host, with its recurrent states.
+std::int64_t HostPoolBytes(const RuntimeOptions& options, std::int64_t free_bytes) {
+  if (options.pool.capacity_bytes) return *options.pool.capacity_bytes;
+  return static_cast<std::int64_t>(options.pool.memory_share * static_cast<double>(free_bytes));
+}
+
+absl::StatusOr<StatePlan> PlanHostStates(const RuntimeOptions& options, const CpuPool& pool,
+                                         std::int64_t pool_bytes) {
+  return PlanStateSlots({.slot_bytes = pool.layers.state_bytes,
+                         .kv_bytes = pool_bytes,
+                         .share = options.pool.prefix_caching ? options.pool.state_share : 0,
+                         .max_rows = options.steps.max_rows,
+                         .page_bytes = pool.geometry.page_bytes(),
+                         .page_size = options.pool.page_size});
 }
 
 // Returns the number of blocks that fit into the free memory of a host with their prefix index.
 absl::StatusOr<std::uint32_t> FreeHostBlocks(const RuntimeOptions& options, const CpuPool& pool,
                                              std::int64_t free_bytes) {
-  const auto share =
-      static_cast<std::int64_t>(options.pool.memory_share * static_cast<double>(free_bytes));
+  const std::int64_t share = HostPoolBytes(options, free_bytes) - pool.states.bytes();
   absl::StatusOr<std::uint32_t> fit = NumBlocksWithIndex(
       {.geometry = pool.geometry,
        .groups = models::CacheGroupsOf(pool.layers),
@@ -92,6 +111,19 @@ absl::StatusOr<std::uint32_t> FreeHostBlocks(const RuntimeOptions& options, cons
   return absl::ResourceExhaustedError(absl::StrCat(
       "kv_cache.capacity_bytes is auto, ", free_bytes, " bytes of memory are free and ",
       "device.cpu.kv_memory_share is ", options.pool.memory_share, ": ", fit.status().message()));
+}
+
+// Returns the states of a pool that is just large enough for them.
+absl::StatusOr<StatePlan> SmallestStates(const RuntimeOptions& options,
+                                         const models::ModelSpec& spec) {
+  CpuPool pool;
+  pool.layers = models::PlanLayerGroups(spec);
+  QUIRE_ASSIGN_OR_RETURN(pool.geometry,
+                         KvGeometryFor(spec, options.pool.page_size, options.pool.dtype,
+                                       /*num_blocks=*/2));
+  RuntimeOptions smallest = options;
+  smallest.pool.state_share = 0;
+  return PlanHostStates(smallest, pool, 2 * options.steps.max_rows * pool.layers.state_bytes);
 }
 
 // Limits the context to the longest sequence that the pool holds, and plans the memory again,
@@ -186,7 +218,8 @@ absl::StatusOr<DevicePlan> PlanDevice(const RuntimeOptions& options,
                                                      ", the GPU has ", free_bytes, " bytes free"));
   }
   DevicePlanOptions request = PlanOptions(options, plan, num_sms);
-  QUIRE_ASSIGN_OR_RETURN(request.num_blocks, ConfiguredBlocks(options, model.spec));
+  QUIRE_ASSIGN_OR_RETURN(request.num_blocks,
+                         ConfiguredBlocks(options, model.spec, /*state_bytes=*/0));
   QUIRE_ASSIGN_OR_RETURN(plan.memory, PlanDeviceMemory(files, request));
   const cache::PageDemand demand = PageDemandFor(options, plan.memory.layer_groups);
   const std::int64_t useful = UsefulBlocks(options, demand, plan.context_tokens);
@@ -210,7 +243,10 @@ absl::StatusOr<CpuPool> PlanCpuPool(const RuntimeOptions& options, const models:
                                        /*num_blocks=*/2));
   pool.layers = models::PlanLayerGroups(spec);
   const cache::PageDemand demand = PageDemandFor(options, pool.layers);
-  QUIRE_ASSIGN_OR_RETURN(pool.geometry.num_blocks, ConfiguredBlocks(options, spec));
+  QUIRE_ASSIGN_OR_RETURN(pool.states,
+                         PlanHostStates(options, pool, HostPoolBytes(options, free_bytes)));
+  QUIRE_ASSIGN_OR_RETURN(pool.geometry.num_blocks,
+                         ConfiguredBlocks(options, spec, pool.states.bytes()));
   if (!options.pool.capacity_bytes) {
     QUIRE_ASSIGN_OR_RETURN(const std::uint32_t fit, FreeHostBlocks(options, pool, free_bytes));
     pool.geometry.num_blocks = static_cast<std::uint32_t>(
@@ -233,11 +269,15 @@ absl::StatusOr<CpuPlan> PlanCpu(const RuntimeOptions& options, const formats::Mo
     QUIRE_ASSIGN_OR_RETURN(const CpuPool pool, PlanCpuPool(options, model.spec, /*free_bytes=*/0));
     num_blocks = pool.geometry.num_blocks;
     plan.context_tokens = pool.context_tokens;
+    plan.states = pool.states;
+  } else {
+    QUIRE_ASSIGN_OR_RETURN(plan.states, SmallestStates(options, model.spec));
   }
   const cache::PageDemand demand = PageDemandFor(options, models::PlanLayerGroups(model.spec));
   plan.sequence_pages = demand.PagesFor(static_cast<std::uint32_t>(plan.context_tokens));
   RunnerOptions runner = RunnerOptionsFor(options, plan.context_tokens);
   runner.has_text.assign(model.config.vocab_size, 1);
+  runner.num_state_slots = plan.states.num_slots;
   QUIRE_ASSIGN_OR_RETURN(
       plan.memory,
       PlanMemory(files, {.page_size = options.pool.page_size,

@@ -25,6 +25,7 @@
 #include "runtime/model.h"
 #include "runtime/runner_options.h"
 #include "runtime/runtime_options.h"
+#include "runtime/state_plan.h"
 
 namespace quire::runtime {
 
@@ -53,20 +54,23 @@ struct CpuPlan {
   // Longest sequence; without kv_cache.capacity_bytes, before the pool limits it.
   std::int32_t context_tokens = 0;
   std::uint32_t sequence_pages = 0;  // maximum number of pages that it holds at any moment
+  StatePlan states;                  // without kv_cache.capacity_bytes, with 2 snapshots
 };
 
 // The planned pool of a host.
 struct CpuPool {
   cache::KvGeometry geometry;
   models::LayerGroups layers;
+  StatePlan states;                        // takes its memory from the pool
   std::int32_t context_tokens = 0;         // longest sequence
   std::int32_t wanted_context_tokens = 0;  // before it was limited by the pool
 };
 
 // Plans the pool of a host with `free_bytes` of free memory after weights are loaded. The pool
 // takes kv_cache.capacity_bytes. If that key is not set, the pool and its prefix index together
-// take device.cpu.kv_memory_share of the free memory. Returns RESOURCE_EXHAUSTED if fewer than two
-// pages fit, and INVALID_ARGUMENT in the same cases as PlanDevice.
+// take device.cpu.kv_memory_share of the free memory. The slots of recurrent states are part of the
+// pool. Returns RESOURCE_EXHAUSTED if fewer than two pages fit, the errors of PlanStateSlots, and
+// INVALID_ARGUMENT in the same cases as PlanDevice.
 absl::StatusOr<CpuPool> PlanCpuPool(const RuntimeOptions& options, const models::ModelSpec& spec,
                                     std::int64_t free_bytes);
 

@@ -278,10 +278,12 @@ absl::Status ModelStack::PrepareCpu(const RuntimeOptions& options,
               {{"max_context_tokens", context_tokens_}, {"of", planned.wanted_context_tokens}});
   }
   layers_ = std::move(planned.layers);
+  states_ = planned.states;
   LogLayerGroups(layers_);
   QUIRE_ASSIGN_OR_RETURN(cache::KvPool pool, cache::KvPool::Create(planned.geometry));
   pool_.emplace(std::move(pool));
   RunnerOptions runner = RunnerOptionsFor(options, context_tokens_);
+  runner.num_state_slots = states_.num_slots;
   CompleteRunnerOptions(*tokenizer_, *model_, &runner);
   QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<CpuRunner> created,
                          CpuRunner::Create(*model_, device_->backend(), &*pool_, runner));
@@ -292,6 +294,14 @@ absl::Status ModelStack::PrepareCpu(const RuntimeOptions& options,
              {"kv", pool_->size_bytes()},
              {"prefix_index", index_bytes},
              {"workspace", workspace_bytes_}};
+  if (states_.num_slots > 0) {
+    memory_.push_back({"states", states_.bytes()});
+    log::Info("model", "recurrent states",
+              {{"slot_bytes", states_.slot_bytes},
+               {"slots", states_.num_slots - 1},
+               {"snapshots", states_.num_snapshots},
+               {"slot_tokens", states_.slot_tokens}});
+  }
   const cache::KvGeometry& geometry = pool_->geometry();
   log::Info("model", "memory plan",
             {{"weight_bytes", model_->weight_bytes},
@@ -375,6 +385,8 @@ cache::CacheManagerOptions ModelStack::CacheOptionsFor(const RuntimeOptions& opt
           .max_rows = options.steps.max_rows,
           .max_context_tokens = static_cast<std::uint32_t>(context_tokens_),
           .max_row_overlap_tokens = options.steps.max_overlap_tokens,
+          .num_state_slots = states_.num_slots,
+          .state_interval_tokens = states_.interval_tokens,
           .prefix_caching = options.pool.prefix_caching,
           .partial_page_reuse = options.pool.partial_page_reuse,
           .hash_key = RandomHashKey()};

@@ -29,6 +29,7 @@
 #include "runtime/device_plan.h"
 #include "runtime/model.h"
 #include "runtime/runtime_options.h"
+#include "runtime/state_plan.h"
 #include "runtime/step/step_runner.h"
 #include "text/tokenizer/tokenizer.h"
 
@@ -97,6 +98,7 @@ class ModelStack {
   std::int32_t context_tokens_ = 0;
   DType activation_ = DType::kF32;
   models::LayerGroups layers_;
+  StatePlan states_;  // no slots if the model has no recurrent layers
   std::optional<cache::KvPool> pool_;
   std::unique_ptr<StepRunner> runner_;
   std::unique_ptr<cache::CacheManager> cache_;

@@ -49,6 +49,7 @@ struct PoolOptions {
   DType dtype = DType::kBF16;
   std::optional<std::int64_t> capacity_bytes;
   double memory_share = 0;  // share of free memory, used if capacity_bytes is absent
+  double state_share = 0;   // share of the pool for snapshots of recurrent states
   bool prefix_caching = true;
   bool partial_page_reuse = true;
 };

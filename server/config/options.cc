@@ -259,6 +259,7 @@ void ReadModel(const Config& config, DaemonOptions* options) {
   options->pool.dtype = ToDType(cache.dtype());
   if (cache.has_capacity_bytes()) options->pool.capacity_bytes = cache.capacity_bytes();
   options->pool.memory_share = config.device().cpu().kv_memory_share();
+  options->pool.state_share = cache.state_share();
   options->pool.prefix_caching = cache.prefix_caching();
   options->pool.partial_page_reuse = cache.partial_page_reuse();
 }

@@ -363,6 +363,51 @@ TEST(CpuPoolTest, AutomaticPoolLeavesRoomForItsPrefixIndex) {
               HasSubstr("device.cpu.kv_memory_share is 0.25: kv cache of "));
 }
 
+TEST(CpuPoolTest, StatesTakeTheirMemoryFromThePool) {
+  const auto files = formats::ModelFiles::FromDirectory(paths::TestData("models/qwen35-bf16"));
+  ASSERT_TRUE(files.ok()) << files.status();
+  const auto model = runtime::ReadModelSpec(*files, DeviceKind::kCpu);
+  ASSERT_TRUE(model.ok()) << model.status();
+  const std::int64_t slot = PlanLayerGroups(model->spec).state_bytes;
+  ASSERT_GT(slot, 0);
+  runtime::RuntimeOptions options = Options();
+  options.pool.page_size = 16;
+  options.pool.state_share = 0.25;
+  options.pool.capacity_bytes = 100 * slot;
+  const auto pool = runtime::PlanCpuPool(options, model->spec, /*free_bytes=*/0);
+  ASSERT_TRUE(pool.ok()) << pool.status();
+  EXPECT_EQ(pool->states.slot_bytes, slot);
+  EXPECT_EQ(pool->states.num_slots, 1u + 8 + 25);
+  const std::int64_t page = pool->geometry.page_bytes();
+  EXPECT_EQ(pool->geometry.num_blocks, 66 * slot / page);
+  const auto plan = runtime::PlanCpu(options, *files);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->memory.state_bytes, 34 * slot);
+  EXPECT_EQ(plan->memory.pool_bytes, pool->geometry.num_blocks * page);
+
+  // Without prefix caching there is no use for snapshots but in forks.
+  options.pool.prefix_caching = false;
+  EXPECT_EQ(runtime::PlanCpuPool(options, model->spec, 0)->states.num_slots, 1u + 8 + 2);
+
+  options.pool.capacity_bytes = 15 * slot;
+  const absl::Status refused = runtime::PlanCpuPool(options, model->spec, 0).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("scheduler.max_running_sequences is 8, and the recurrent states"));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("lower it to at most 7"));
+
+  // An automatic pool divides its share in the same way, and its plan knows the size of a slot.
+  options.pool.prefix_caching = true;
+  options.pool.capacity_bytes.reset();
+  options.pool.memory_share = 0.5;
+  const auto automatic = runtime::PlanCpuPool(options, model->spec, 200 * slot);
+  ASSERT_TRUE(automatic.ok()) << automatic.status();
+  EXPECT_EQ(automatic->states.num_slots, 34u);
+  EXPECT_LT(automatic->geometry.num_blocks * page, 66 * slot);
+  EXPECT_EQ(runtime::PlanCpu(options, *files)->states.slot_bytes, slot);
+  EXPECT_EQ(runtime::PlanCpu(options, *files)->states.num_slots, 1u + 8 + 2);
+}
+
 TEST(LongestSequenceTest, IsTheLongestWhosePagesFit) {
   const std::vector<std::vector<cache::CacheGroup>> models = {
       {{.window = 0}}, {{.window = 40}}, {{.window = 0}, {.window = 40}, {.window = 100}}};

@@ -1,6 +1,8 @@
 #include "tests/stress/real_model.h"
 
+#include <algorithm>
 #include <cstdlib>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,6 +18,7 @@
 #include "runtime/cuda_runner.h"
 #include "runtime/memory_plan.h"
 #include "runtime/model.h"
+#include "tests/cache_manager/cache_test_util.h"
 #include "tests/testing/paths.h"
 
 namespace quire::engine {
@@ -55,12 +58,15 @@ class RealModel : public StressModel {
                                          .max_step_tokens = 256,
                                          .max_logprobs = 20,
                                          .has_text = std::move(has_text),
+                                         .num_state_slots = NumStateSlots(pool),
                                          .activation = activation(),
                                          .max_context_tokens = pool.max_context_tokens};
     if (stream_ != nullptr) {
       return OrDie(runtime::CudaRunner::Create(*model_, backend_, &*pool_, options), "runner");
     }
-    return OrDie(runtime::CpuRunner::Create(*model_, backend_, &*pool_, options), "runner");
+    auto runner = OrDie(runtime::CpuRunner::Create(*model_, backend_, &*pool_, options), "runner");
+    states_ = runner->states();
+    return runner;
   }
   std::unique_ptr<cache::CacheManager> MakeCacheManager(const StressPool& pool) override {
     cache::CacheManagerOptions options;
@@ -70,6 +76,7 @@ class RealModel : public StressModel {
     options.max_context_tokens = pool.max_context_tokens;
     options.max_row_overlap_tokens =
         stream_ == nullptr ? kStressChunkTokens : 2 * kStressChunkTokens;
+    options.num_state_slots = NumStateSlots(pool);
     options.prefix_caching = pool.prefix_caching;
     return OrDie(cache::CacheManager::Create(options), "cache manager");
   }
@@ -95,6 +102,9 @@ class RealModel : public StressModel {
     return OrDie(
         runtime::KvGeometryFor(model_->spec, kStressPageSize, kv_dtype_, pool.usable_pages + 1),
         "geometry");
+  }
+  std::uint32_t NumStateSlots(const StressPool& pool) const {
+    return layers_.state_bytes > 0 ? 1 + pool.max_rows + pool.snapshots : 0;
   }
   DType activation() const { return kv_dtype_ == DType::kF32 ? DType::kF32 : DType::kBF16; }
 
@@ -124,10 +134,13 @@ class RealModel : public StressModel {
   const models::LayerGroups layers_ = models::PlanLayerGroups(model_->spec);
 
  protected:
+  std::int64_t slot_bytes() const { return layers_.state_bytes; }
+
   std::optional<cache::KvPool> pool_;
+  std::span<std::byte> states_;  // all state slots of the last runner
 };
 
-// Bytes of 0xff are NaN, so a sequence that reads a released page gets NaN logits.
+// Bytes of 0xff are NaN, so a sequence that reads a released page or slot gets NaN logits.
 class FixtureModel : public RealModel {
  public:
   using RealModel::RealModel;
@@ -141,7 +154,10 @@ class FixtureModel : public RealModel {
      private:
       const std::unique_ptr<runtime::StepRunner> owned_;
     };
-    return std::make_unique<Runner>(RealModel::MakeRunner(pool), [this] { PoisonFreePages(); });
+    return std::make_unique<Runner>(RealModel::MakeRunner(pool), [this] {
+      PoisonFreePages();
+      PoisonFreeSlots();
+    });
   }
   std::unique_ptr<cache::CacheManager> MakeCacheManager(const StressPool& pool) override {
     std::unique_ptr<cache::CacheManager> cache = RealModel::MakeCacheManager(pool);
@@ -166,7 +182,23 @@ class FixtureModel : public RealModel {
     }
   }
 
-  const cache::CacheManager* cache_ = nullptr;  // of the last created engine
+  void PoisonFreeSlots() {
+    const cache::StatePool& pool = cache::CacheManagerPeer::states(*cache_);
+    const auto slot_of = [&](std::uint32_t slot) {
+      return states_.subspan(static_cast<std::size_t>(slot * slot_bytes()),
+                             static_cast<std::size_t>(slot_bytes()));
+    };
+    for (std::uint32_t slot = 1; slot < pool.num_slots(); ++slot) {
+      if (pool.state(cache::StateSlot{slot}) != cache::SlotState::kFree) continue;
+      std::ranges::fill(slot_of(slot), std::byte{0xff});
+    }
+    if (pool.num_slots() == 0) return;
+    EXPECT_TRUE(std::ranges::all_of(slot_of(0), [](std::byte byte) {
+      return byte == std::byte{0};
+    })) << "the null slot was written";
+  }
+
+  cache::CacheManager* cache_ = nullptr;  // of the last created engine
 };
 
 }  // namespace

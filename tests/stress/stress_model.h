@@ -20,6 +20,7 @@ struct StressPool {
   std::uint32_t max_rows = 16;
   std::uint32_t max_context_tokens = 512;
   bool prefix_caching = true;
+  std::uint32_t snapshots = 2;  // state slots besides those of the rows, for recurrent layers
 };
 inline constexpr std::uint32_t kStressPageSize = 16;
 inline constexpr std::uint32_t kStressChunkTokens = 16;

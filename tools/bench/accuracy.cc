@@ -45,7 +45,8 @@ namespace quire {
 namespace {
 
 constexpr std::uint32_t kPageTokens = 16;
-constexpr std::uint32_t kChunk = 64;  // tokens per step; limits the memory of logits
+constexpr std::uint32_t kChunk = 64;      // tokens per step; limits the memory of logits
+constexpr std::uint32_t kStateSlots = 4;  // the least number for one row
 
 struct Arguments {
   std::string model, reference, text, tokenizer;
@@ -69,8 +70,9 @@ class Subject {
     auto subject = std::make_unique<Subject>();
     QUIRE_ASSIGN_OR_RETURN(subject->model_,
                            runtime::LoadModel(path, backend, {.quantization = quantization}));
-    const std::vector<cache::CacheGroup> groups =
-        models::CacheGroupsOf(models::PlanLayerGroups(subject->model_->spec));
+    const models::LayerGroups layers = models::PlanLayerGroups(subject->model_->spec);
+    const std::vector<cache::CacheGroup> groups = models::CacheGroupsOf(layers);
+    const std::uint32_t state_slots = layers.state_bytes > 0 ? kStateSlots : 0;
     const std::uint32_t pages =
         cache::PageDemand(kPageTokens, groups, kChunk).PagesFor(context) + 1;
     QUIRE_ASSIGN_OR_RETURN(
@@ -78,15 +80,18 @@ class Subject {
         runtime::KvGeometryFor(subject->model_->spec, kPageTokens, page_dtype, pages));
     QUIRE_ASSIGN_OR_RETURN(cache::KvPool pool, cache::KvPool::Create(geometry));
     subject->pool_ = std::make_unique<cache::KvPool>(std::move(pool));
-    QUIRE_ASSIGN_OR_RETURN(subject->runner_, runtime::CpuRunner::Create(
-                                                 *subject->model_, backend, subject->pool_.get(),
-                                                 {.max_rows = 1, .max_step_tokens = kChunk}));
+    QUIRE_ASSIGN_OR_RETURN(
+        subject->runner_,
+        runtime::CpuRunner::Create(
+            *subject->model_, backend, subject->pool_.get(),
+            {.max_rows = 1, .max_step_tokens = kChunk, .num_state_slots = state_slots}));
     QUIRE_ASSIGN_OR_RETURN(subject->cache_,
                            cache::CacheManager::Create({.geometry = geometry,
                                                         .groups = groups,
                                                         .max_rows = 1,
                                                         .max_context_tokens = context,
                                                         .max_row_overlap_tokens = kChunk,
+                                                        .num_state_slots = state_slots,
                                                         .prefix_caching = false}));
     subject->logits_.resize(std::size_t{kChunk} * subject->model_->spec.vocab_size);
     return subject;

@@ -40,6 +40,24 @@ void AddLayers(const models::LayerGroups& layers, std::int64_t page_bytes,
            absl::StrCat(", ", sequence_pages, " pages at most, of ", context_tokens, " tokens")));
 }
 
+// Adds the slots of recurrent states. Their number is known if the pool has a given size.
+void AddStates(const runtime::StatePlan& states, bool is_sized, PlanReport* report) {
+  if (states.slot_bytes == 0) return;
+  report->json["state_slot_bytes"] = states.slot_bytes;
+  report->json["state_slot_tokens"] = states.slot_tokens;
+  if (is_sized) {
+    report->json["states_bytes"] = states.bytes();
+    report->json["state_slots"] = states.num_slots - 1;
+    report->json["state_snapshots"] = states.num_snapshots;
+    report->lines.push_back(Line("states", states.bytes(),
+                                 absl::StrCat(", ", states.num_slots - 1, " slots, ",
+                                              states.num_snapshots, " of them for snapshots")));
+  }
+  report->lines.push_back(
+      Line("state slot", states.slot_bytes,
+           absl::StrCat(", as much as ", states.slot_tokens, " tokens in pages")));
+}
+
 absl::StatusOr<PlanReport> PlanGpu(const PlanRequest& request, const server::DaemonOptions& daemon,
                                    const formats::ModelFiles& files) {
   const absl::StatusOr<std::int64_t> bytes = server::ParseBytes(request.device_memory);
@@ -94,6 +112,7 @@ absl::StatusOr<PlanReport> PlanHost(const server::DaemonOptions& daemon,
   report.lines.push_back(
       Line("page", plan.page_bytes,
            absl::StrCat(", ", daemon.pool.page_size, " tokens as ", DTypeName(daemon.pool.dtype))));
+  AddStates(cpu.states, daemon.pool.capacity_bytes.has_value(), &report);
   AddLayers(plan.layer_groups, plan.page_bytes, cpu.sequence_pages, cpu.context_tokens, &report);
   return report;
 }

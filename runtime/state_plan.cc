@@ -1,0 +1,44 @@
+#include "runtime/state_plan.h"
+
+#include <algorithm>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+
+namespace quire::runtime {
+namespace {
+
+constexpr std::int64_t kMinSnapshots = 2;
+constexpr std::int64_t kMinIntervalTokens = 4096;
+
+}  // namespace
+
+absl::StatusOr<StatePlan> PlanStateSlots(const StatePlanRequest& request) {
+  StatePlan plan;
+  if (request.slot_bytes == 0) return plan;
+  const std::int64_t fits = request.kv_bytes / 2 / request.slot_bytes;
+  if (request.max_rows > fits) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "scheduler.max_running_sequences is ", request.max_rows, ", and the recurrent states of ",
+        request.max_rows, " sequences take ", request.max_rows * request.slot_bytes,
+        " bytes, more than half of the ", request.kv_bytes, " bytes of the KV cache; ",
+        fits > 0
+            ? absl::StrCat("lower it to at most ", fits, ", or raise kv_cache.capacity_bytes")
+            : absl::StrCat("raise kv_cache.capacity_bytes to at least ", 2 * request.slot_bytes)));
+  }
+  const auto share =
+      static_cast<std::int64_t>(request.share * static_cast<double>(request.kv_bytes));
+  const std::int64_t wanted =
+      std::min(share / request.slot_bytes, request.kv_bytes / request.page_bytes);
+  plan.slot_bytes = request.slot_bytes;
+  plan.num_snapshots = static_cast<std::uint32_t>(std::max(wanted, kMinSnapshots));
+  plan.num_slots = 1 + request.max_rows + plan.num_snapshots;
+  const std::int64_t tokens = request.slot_bytes * request.page_size / request.page_bytes;
+  plan.slot_tokens = static_cast<std::uint32_t>(tokens);
+  const std::int64_t pages =
+      (std::max(tokens, kMinIntervalTokens) + request.page_size - 1) / request.page_size;
+  plan.interval_tokens = static_cast<std::uint32_t>(pages * request.page_size);
+  return plan;
+}
+
+}  // namespace quire::runtime

@@ -1,0 +1,36 @@
+#pragma once
+
+// Divides the memory of a KV cache between the pages and the state slots of recurrent layers.
+//
+// Place:      below the plans of devices, which pass what StatePlan leaves to the pages.
+// Threads:    any; pure functions.
+
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+
+namespace quire::runtime {
+
+struct StatePlanRequest {
+  std::int64_t slot_bytes = 0;  // states of all recurrent layers of one sequence
+  std::int64_t kv_bytes = 0;    // memory for pages and slots together
+  double share = 0;             // of kv_bytes, for snapshots; key kv_cache.state_share
+  std::uint32_t max_rows = 0;
+  std::int64_t page_bytes = 0;
+  std::uint32_t page_size = 0;  // tokens
+};
+
+struct StatePlan {
+  std::int64_t slot_bytes = 0;  // 0: the model has no recurrent layers
+  std::uint32_t num_slots = 0;  // the null slot, one per row, and those for snapshots
+  std::uint32_t num_snapshots = 0;
+  std::uint32_t slot_tokens = 0;      // tokens whose pages take as many bytes as a slot
+  std::uint32_t interval_tokens = 0;  // between two snapshots of a long prompt
+  std::int64_t bytes() const { return slot_bytes * num_slots; }
+};
+
+// Plans max(2, share * kv_bytes / slot_bytes) snapshots, but no more than pages. Returns
+// RESOURCE_EXHAUSTED if the slots of max_rows rows take more than half of kv_bytes.
+absl::StatusOr<StatePlan> PlanStateSlots(const StatePlanRequest& request);
+
+}  // namespace quire::runtime
