@@ -6,7 +6,8 @@ import re
 import subprocess
 
 import pytest
-from daemon import QUIRE, QUIRED, TESTDATA, Daemon, http_get
+from attack_tools import http_get
+from daemon import QUIRE, QUIRED, TESTDATA, Daemon
 
 MODEL = TESTDATA / "models" / "qwen35-bf16"
 OUTPUT = 40
@@ -89,6 +90,7 @@ def test_cached_answers_equal_cold_ones(api, tmp_path):
             got, hit = read(generation.Generate(ask(api, turn), timeout=120))
             assert got == next_turn and hit >= len(turn) - 9 - 1, hit
         log = daemon.log
+        assert value_of(daemon, 'quire_preemptions_total{mode="recompute",model_name="fixture"}') > 0
         slots = {state: value_of(daemon, f'quire_kv_state_slots{{model_name="fixture",state="{state}"}}')
                  for state in ("live", "snapshot", "free")}
     planned = [line for line in map(json.loads, log.splitlines()) if line["msg"] == "recurrent states"]

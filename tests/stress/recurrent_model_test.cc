@@ -163,7 +163,7 @@ TEST_P(RecurrentModelTest, ChoicesContinueTheStateOfTheirPrompt) {
 
 // The pool is too small for the eight requests at a time.
 TEST_P(RecurrentModelTest, CrowdedRequestsEqualLoneOnes) {
-  Server server(*model_, Pool(40, 3), AdmissionMode::kOvercommit);
+  Server server(*model_, Pool(24, 3), AdmissionMode::kOvercommit);
   std::vector<Request> requests;
   for (std::uint64_t i = 0; i < 16; ++i) {
     Tokens prompt = Prompt(20 + i % 3, 20 + 5 * (i % 5));
