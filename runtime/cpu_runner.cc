@@ -17,10 +17,10 @@
 #include "kernels/linear/quantized_linear.h"
 #include "kernels/moe/router.h"
 #include "kernels/sampling/sampling.h"
+#include "kernels/sparse/index_score.h"
 #include "models/blocks/decoder.h"
 #include "models/blocks/step_buffers.h"
 #include "models/weights/weights.h"
-#include "runtime/memory_plan.h"
 #include "runtime/model.h"
 #include "runtime/runner_base.h"
 #include "runtime/step_batch_check.h"
@@ -104,6 +104,10 @@ std::int64_t ThreadBytes(const models::ModelSpec& spec, kernels::CpuActivations 
                                                       kv_heads, layer.mla.num_heads)
                       : kernels::AttentionThreadBytes(activations, layer.heads.head_size, kv_heads,
                                                       layer.heads.num_heads / kv_heads));
+    if (layer.mla.has_indexer()) {
+      const models::IndexSpec& index = *layer.mla.index;
+      bytes = std::max(bytes, kernels::IndexScoreThreadBytes(index.heads, index.size));
+    }
   }
   return bytes;
 }
@@ -148,6 +152,9 @@ absl::StatusOr<std::unique_ptr<CpuRunner>> CpuRunner::Create(const Model& model,
 }
 
 absl::Status CpuRunner::Allocate() {
+  if (layers.index_slots > 0) {
+    QUIRE_ASSIGN_OR_RETURN(index_rows_, IndexRowsFor(model.spec, pool->geometry()));
+  }
   QUIRE_ASSIGN_OR_RETURN(buffers, models::StepBuffers::Allocate(model.spec, limits_));
   if (options.comm != nullptr) {
     options.comm->Reserve(std::size_t{limits_.max_step_tokens} * model.spec.hidden);
@@ -176,16 +183,20 @@ absl::Status CpuRunner::MakeCollections(const StepBatch& batch) {
         kernels::MakeKvCollection(pool->geometry(), pool->blocks(), inputs, pool->scales()));
     kv_.push_back(collection);
   }
+  if (layers.index_slots > 0) {
+    auto* const rows = static_cast<std::byte*>(pool->blocks()) + index_rows_.offset_bytes;
+    QUIRE_ASSIGN_OR_RETURN(index_,
+                           kernels::MakeKvCollection(index_rows_.geometry, rows, batch.kv.front()));
+  }
   return absl::OkStatus();
 }
 
-// Pages are cleared and copied as a whole, so the collection of any group serves all groups.
-absl::Status CpuRunner::PreparePages(const StepBatch& batch) {
+absl::Status CpuRunner::PreparePages(const StepBatch& batch, const kernels::AnyKvCollection& kv) {
   for (const BlockId page : batch.clears) {
-    QUIRE_RETURN_IF_ERROR(kernels::ZeroPage(backend, kv_[0], page.value()));
+    QUIRE_RETURN_IF_ERROR(kernels::ZeroPage(backend, kv, page.value()));
   }
   for (const cache::PageCopy& copy : batch.copies) {
-    QUIRE_RETURN_IF_ERROR(kernels::CopyPage(backend, {.pool = kv_.data(),
+    QUIRE_RETURN_IF_ERROR(kernels::CopyPage(backend, {.pool = &kv,
                                                       .source = copy.source.value(),
                                                       .destination = copy.target.value(),
                                                       .num_rows = copy.num_rows}));
@@ -210,7 +221,8 @@ absl::Status CpuRunner::Forward(const StepBatch& batch) {
                                  .states = {.memory = states_.bytes().data(),
                                             .slot_bytes = layers.state_bytes,
                                             .inputs = batch.states},
-                                 .comm = options.comm});
+                                 .comm = options.comm,
+                                 .index = index_ ? &*index_ : nullptr});
 }
 
 absl::Status CpuRunner::Head(const StepBatch& batch) {
@@ -287,7 +299,9 @@ absl::Status CpuRunner::Step(const StepBatch& batch) {
   BeginLogits();
   if (!batch.kv.empty()) {
     QUIRE_RETURN_IF_ERROR(MakeCollections(batch));
-    QUIRE_RETURN_IF_ERROR(PreparePages(batch));
+    // Pages are cleared and copied as a whole, so the collection of any group serves all groups.
+    QUIRE_RETURN_IF_ERROR(PreparePages(batch, kv_[0]));
+    if (index_) QUIRE_RETURN_IF_ERROR(PreparePages(batch, *index_));
     if (!batch.rows.empty()) QUIRE_RETURN_IF_ERROR(Forward(batch));
   }
   if (!batch.has_late_samples()) QUIRE_RETURN_IF_ERROR(Head(batch));

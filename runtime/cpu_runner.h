@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "kernels/kv_store/kv_dispatch.h"
 #include "kernels/sampling/sampling.h"
 #include "models/blocks/step_buffers.h"
+#include "runtime/memory_plan.h"
 #include "runtime/runner_base.h"
 #include "runtime/runner_options.h"
 #include "runtime/step/step_runner.h"
@@ -64,7 +66,8 @@ class CpuRunner : public StepRunner, private RunnerBase {
   // Runs a step by calling the functions below in order.
   absl::Status Step(const StepBatch& batch);
   absl::Status MakeCollections(const StepBatch& batch);
-  absl::Status PreparePages(const StepBatch& batch);
+  // Clears and copies the step's pages in `kv`.
+  absl::Status PreparePages(const StepBatch& batch, const kernels::AnyKvCollection& kv);
   absl::Status Forward(const StepBatch& batch);
   absl::Status Head(const StepBatch& batch);
   absl::Status Pools(const StepBatch& batch);
@@ -75,9 +78,11 @@ class CpuRunner : public StepRunner, private RunnerBase {
 
   const models::StepLimits limits_;
   StepOrder order_;
-  std::int64_t scratch_bytes_ = 0;            // reserved in the backend
-  std::vector<kernels::AnyKvCollection> kv_;  // by layer group, over the one pool
-  std::vector<kernels::SampledRow> sampled_;  // one block of logits
+  std::int64_t scratch_bytes_ = 0;                 // reserved in the backend
+  std::vector<kernels::AnyKvCollection> kv_;       // by layer group, over the one pool
+  IndexRows index_rows_;                           // if LayerGroups::index_slots is above 0
+  std::optional<kernels::AnyKvCollection> index_;  // index rows of the pool, if it has any
+  std::vector<kernels::SampledRow> sampled_;       // one block of logits
   DeviceBuffer states_;        // [num_state_slots, layers.state_bytes]; resident when first used
   std::vector<float> pooled_;  // [max_rows, hidden] sums so far
   StepResult result_;

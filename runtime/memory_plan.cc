@@ -1,12 +1,14 @@
 #include "runtime/memory_plan.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "cache_manager/pool/kv_pool.h"
+#include "cache_manager/views/kv_cache_collection.h"
 #include "models/blocks/step_buffers.h"
 #include "models/families/registry.h"
 #include "models/weights/checkpoint.h"
@@ -21,6 +23,45 @@ namespace {
 // Returns the columns of an MLA (latent) cache row.
 std::uint32_t LatentColumns(const models::LayerSpec& layer) {
   return layer.mla.kv_lora_rank + layer.mla.rope_size;
+}
+
+std::int64_t RoundUp(std::int64_t value, std::int64_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
+
+// Returns the bytes from the begin of a page to its index rows.
+std::int64_t IndexOffset(const cache::KvGeometry& geometry) {
+  return RoundUp(geometry.packed_rows() * geometry.row_elements() * DTypeSize(geometry.dtype),
+                 static_cast<std::int64_t>(cache::kPoolAlignment));
+}
+
+// Returns the geometry of index rows without the distance between pages. As with MLA rows, the
+// space for K and V of one layer holds the rows of two layers. Quantized index rows would change
+// selections.
+cache::KvGeometry IndexGeometry(const models::ModelSpec& spec, std::uint32_t index_slots,
+                                const cache::KvGeometry& pool) {
+  cache::KvGeometry index;
+  index.num_blocks = pool.num_blocks;
+  index.num_layers = (index_slots + 1) / 2;
+  index.page_size = pool.page_size;
+  index.num_heads = 1;
+  index.head_size = models::IndexSize(spec);
+  index.dtype = pool.dtype == DType::kF32 ? DType::kF32 : DType::kBF16;
+  return index;
+}
+
+// Makes room for index rows behind the other rows of a page. The distance between pages is a
+// multiple of both kinds of rows, and scales have the same number of rows between pages.
+void AddIndexRows(const models::ModelSpec& spec, std::uint32_t index_slots,
+                  cache::KvGeometry* geometry) {
+  const cache::KvGeometry index = IndexGeometry(spec, index_slots, *geometry);
+  const std::int64_t row = geometry->row_elements() * DTypeSize(geometry->dtype);
+  const std::int64_t index_row = index.row_elements() * DTypeSize(index.dtype);
+  const std::int64_t bytes = IndexOffset(*geometry) + index.page_bytes();
+  const std::int64_t stride = RoundUp(bytes, std::lcm(row, index_row));
+  geometry->page_stride = stride / DTypeSize(geometry->dtype);
+  if (!geometry->quantized()) return;
+  geometry->scale_page_stride = stride / row * geometry->scale_row_elements();
 }
 
 }  // namespace
@@ -46,7 +87,8 @@ absl::StatusOr<cache::KvGeometry> KvGeometryFor(const models::ModelSpec& spec,
   }
   cache::KvGeometry geometry;
   geometry.num_blocks = num_blocks;
-  geometry.num_layers = models::PlanLayerGroups(spec).slots;
+  const models::LayerGroups layers = models::PlanLayerGroups(spec);
+  geometry.num_layers = layers.slots;
   geometry.page_size = page_size;
   geometry.num_heads = first.heads.num_kv_heads;
   geometry.head_size = first.heads.head_size;
@@ -62,8 +104,20 @@ absl::StatusOr<cache::KvGeometry> KvGeometryFor(const models::ModelSpec& spec,
     geometry.scale_dtype = DType::kF32;
     geometry.granularity = geometry.head_size;
   }
+  if (layers.index_slots > 0) AddIndexRows(spec, layers.index_slots, &geometry);
   QUIRE_RETURN_IF_ERROR(geometry.Validate());
   return geometry;
+}
+
+absl::StatusOr<IndexRows> IndexRowsFor(const models::ModelSpec& spec,
+                                       const cache::KvGeometry& geometry) {
+  IndexRows index;
+  index.geometry = IndexGeometry(spec, models::PlanLayerGroups(spec).index_slots, geometry);
+  index.offset_bytes = IndexOffset(geometry);
+  index.geometry.page_stride =
+      geometry.block_stride() * DTypeSize(geometry.dtype) / DTypeSize(index.geometry.dtype);
+  QUIRE_RETURN_IF_ERROR(index.geometry.Validate());
+  return index;
 }
 
 absl::StatusOr<std::uint32_t> NumBlocksForBytes(const cache::KvGeometry& geometry,

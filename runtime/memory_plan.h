@@ -27,12 +27,24 @@ struct QuantizedMatrices;  // weights.h
 namespace quire::runtime {
 
 // Returns the geometry of a model's pages. A page has the number of layers that PlanLayerGroups
-// chooses. int8 and fp8_e4m3 pages have one f32 scale per token and head. num_blocks includes the
-// null page. If the rows of layers differ, returns UNIMPLEMENTED with the layer. Also returns the
-// errors of KvGeometry::Validate.
+// chooses, and room for index rows. int8 and fp8_e4m3 pages have one f32 scale per token and head.
+// num_blocks includes the null page. If the rows of layers differ, returns UNIMPLEMENTED with the
+// layer. Also returns the errors of KvGeometry::Validate.
 absl::StatusOr<cache::KvGeometry> KvGeometryFor(const models::ModelSpec& spec,
                                                 std::uint32_t page_size, DType kv_dtype,
                                                 std::uint32_t num_blocks);
+
+// Where the index rows of a model (models::IndexSpec) lie in a pool: behind the other rows of each
+// page. They are bf16, or f32 in pages of f32.
+struct IndexRows {
+  std::int64_t offset_bytes = 0;  // from KvPool::blocks()
+  cache::KvGeometry geometry;     // as a pool; LatentView(collection, LayerPlace::index_slot)
+};
+
+// Returns the place of index rows in a pool of KvGeometryFor. Returns the errors of
+// KvGeometry::Validate. REQUIRES: a layer has an indexer.
+absl::StatusOr<IndexRows> IndexRowsFor(const models::ModelSpec& spec,
+                                       const cache::KvGeometry& geometry);
 
 // Returns the maximum number of pages, the null page included, that fit into `bytes` and into the
 // row limit of a view. geometry.num_blocks is ignored. Returns INVALID_ARGUMENT if fewer than two

@@ -24,7 +24,8 @@ models::StepLimits LimitsOf(const RunnerOptions& options) {
               options.max_step_samples == 0 ? 4 * options.max_rows : options.max_step_samples,
           .max_logprobs = options.max_logprobs,
           .num_state_slots = options.num_state_slots,
-          .is_part = options.comm != nullptr};
+          .is_part = options.comm != nullptr,
+          .max_context_tokens = options.max_context_tokens};
 }
 
 absl::Status CheckRunnerOptions(const models::ModelSpec& spec, const RunnerOptions& options) {
@@ -90,13 +91,14 @@ absl::Status CheckPoolGeometry(const models::ModelSpec& spec, const cache::KvGeo
                          KvGeometryFor(spec, pool.page_size, pool.dtype, pool.num_blocks));
   if (pool.kv_dim == wanted.kv_dim && pool.num_layers == wanted.num_layers &&
       pool.num_heads == wanted.num_heads && pool.head_size == wanted.head_size &&
-      pool.scale_dtype == wanted.scale_dtype && pool.granularity == wanted.granularity) {
+      pool.scale_dtype == wanted.scale_dtype && pool.granularity == wanted.granularity &&
+      pool.page_stride == wanted.page_stride) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(absl::StrCat("kv pool has ", pool.num_layers, " layers of ",
-                                                 pool.num_heads, " heads of size ", pool.head_size,
-                                                 ", the model has ", wanted.num_layers, " of ",
-                                                 wanted.num_heads, " of ", wanted.head_size));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "kv pool has ", pool.num_layers, " layers of ", pool.num_heads, " heads of size ",
+      pool.head_size, ", page stride ", pool.page_stride, ", the model has ", wanted.num_layers,
+      " of ", wanted.num_heads, " of ", wanted.head_size, ", page stride ", wanted.page_stride));
 }
 
 }  // namespace quire::runtime

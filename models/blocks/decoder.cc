@@ -139,7 +139,8 @@ absl::Status DecoderForward(const ModelSpec& spec, const Weights& weights,
                             .batch_size = step.batch_size,
                             .hidden = spec.hidden,
                             .states = step.states,
-                            .comm = step.comm};
+                            .comm = step.comm,
+                            .index = step.index};
   for (std::size_t i = 0; i < spec.layers.size(); ++i) {
     for (const BlockKind kind : BlocksOf(spec.layers[i])) {
       QUIRE_RETURN_IF_ERROR(

@@ -40,6 +40,7 @@ struct DecoderStep {
   std::span<const std::uint32_t> batch_index = {};  // StepOrder::batch_index(), for hidden_out
   StepStates states = {};
   kernels::Communicator* comm = nullptr;  // set if the model is divided (divided_checkpoint.h)
+  const kernels::AnyKvCollection* index = nullptr;  // StepContext::index
 };
 
 // Computes all layers. The output of the last one is buffers->x. Returns the first error of an op.

@@ -81,6 +81,7 @@ LayerGroups PlanLayerGroups(const ModelSpec& spec) {
       plan.groups.push_back({.window = window});
     }
     plan.places.push_back({group->second, plan.groups[group->second].num_layers++});
+    if (layer.mla.has_indexer()) plan.places.back().index_slot = plan.index_slots++;
   }
   return plan;
 }
@@ -108,11 +109,13 @@ std::string DescribeLayerGroups(const LayerGroups& layers) {
         window == 0 ? std::string("all tokens") : absl::StrCat("a window of ", window, " tokens"),
         counts.groups == 1 ? std::string() : absl::StrCat(" in ", counts.groups, " groups")));
   }
-  return absl::StrCat(layers.slots, layers.slots == 1 ? " layer" : " layers",
-                      " a page: ", absl::StrJoin(parts, ", "),
-                      layers.state_bytes == 0
-                          ? std::string()
-                          : absl::StrCat("; states of ", layers.state_bytes, " bytes"));
+  return absl::StrCat(
+      layers.slots, layers.slots == 1 ? " layer" : " layers",
+      " a page: ", absl::StrJoin(parts, ", "),
+      layers.state_bytes == 0 ? std::string()
+                              : absl::StrCat("; states of ", layers.state_bytes, " bytes"),
+      layers.index_slots == 0 ? std::string()
+                              : absl::StrCat("; index rows of ", layers.index_slots));
 }
 
 }  // namespace quire::models

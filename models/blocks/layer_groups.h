@@ -32,6 +32,8 @@ struct LayerPlace {
   std::uint32_t group = 0;
   std::uint32_t slot = 0;  // below LayerGroups::slots
   std::int64_t state = 0;  // bytes from the start of a state slot
+  // Place of the layer's index rows, below LayerGroups::index_slots; 0 without an indexer.
+  std::uint32_t index_slot = 0;
   friend bool operator==(const LayerPlace&, const LayerPlace&) = default;
 };
 
@@ -43,6 +45,7 @@ struct LayerGroup {
 
 struct LayerGroups {
   std::uint32_t slots = 0;         // layers per page
+  std::uint32_t index_slots = 0;   // layers with an indexer
   std::vector<LayerGroup> groups;  // in order of their first layers
   std::vector<LayerPlace> places;  // by layer
   std::int64_t state_bytes = 0;    // bytes of a state slot; 0: the model has no recurrent layers

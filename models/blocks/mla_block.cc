@@ -2,17 +2,25 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstddef>
+#include <numeric>
 #include <vector>
 
 #include "base/check.h"
 #include "base/status.h"
 #include "kernels/attention/attention.h"
 #include "kernels/kv_store/kv_dispatch.h"
+#include "kernels/kv_store/kv_store.h"
 #include "kernels/kv_store/latent_store.h"
 #include "kernels/linear/head_linear.h"
 #include "kernels/linear/linear.h"
+#include "kernels/norm/layer_norm.h"
 #include "kernels/norm/norm.h"
+#include "kernels/rope/rope.h"
+#include "kernels/sparse/index_score.h"
+#include "kernels/sparse/select_topk.h"
+#include "kernels/sparse/sparse_attention.h"
 #include "models/blocks/branch.h"
 
 namespace quire::models {
@@ -58,14 +66,10 @@ absl::Status NormLatent(const StepContext& step, float eps, const float* weight,
 }
 
 // For the step's tokens, computes the queries (MlaBuffers::heads) and the cache rows [norm(c),
-// k_pe] (MlaBuffers::rows), both before rope.
-absl::Status Project(const StepContext& step, const LayerSpec& layer, const LayerWeights& weights,
-                     const Sizes& sizes) {
-  const MlaSpec& mla = layer.mla;
-  const MlaWeights& w = weights.mla;
+// k_pe] (MlaBuffers::rows), both before rope. `input` is that of the branch.
+absl::Status Project(const StepContext& step, const MlaSpec& mla, const MlaWeights& w,
+                     kernels::ConstFloatPtr input, const Sizes& sizes) {
   const MlaBuffers& b = step.buffers->mla;
-  QUIRE_ASSIGN_OR_RETURN(const kernels::ConstFloatPtr input,
-                         BranchInput(step, layer.attn_in, weights.attn_in));
   kernels::ConstFloatPtr x = input;
   std::int64_t x_stride = step.hidden;
   if (mla.q_lora_rank > 0) {
@@ -115,32 +119,146 @@ absl::Status ApplyHeads(const StepContext& step, const std::vector<LinearWeights
   return absl::OkStatus();
 }
 
-// Writes the rotated columns of the queries, and writes the step's rows to their pages. Then
-// computes attended = attention(queries, cache).
-absl::Status StoreAndAttend(const StepContext& step, const MlaSpec& mla, const Sizes& sizes,
-                            const LayerPlace& place) {
+kernels::RopeStyle RopeStyleOf(RopeStyle style) {
+  return style == RopeStyle::kHalf ? kernels::RopeStyle::kHalf : kernels::RopeStyle::kInterleaved;
+}
+
+// Writes the rotated columns of the queries, and writes the step's rows to their pages.
+absl::Status StoreRows(const StepContext& step, const MlaSpec& mla,
+                       const kernels::AnyKvView& rows) {
   const StepBuffers& b = *step.buffers;
   const RopeAngles angles = mla.rope < 0 ? RopeAngles{.cosines = nullptr, .sines = nullptr}
                                          : step.angles[static_cast<std::size_t>(mla.rope)];
-  const kernels::AnyKvView rows = kernels::LatentView(step.kv[place.group], place.slot);
-  QUIRE_RETURN_IF_ERROR(kernels::LatentStore(
-      *step.backend,
-      {.rows = &rows,
-       .heads = b.mla.heads,
-       .latents = b.mla.rows,
-       .queries = b.mla.queries,
-       .cosines = angles.cosines,
-       .sines = angles.sines,
-       .row_offsets = b.row_offsets,
-       .token_rows = b.token_rows,
-       .positions = b.positions,
-       .batch_size = step.batch_size,
-       .num_rows = step.num_tokens,
-       .num_heads = mla.num_heads,
-       .nope_size = mla.nope_size,
-       .rope_size = mla.rope_size,
-       .style = mla.rope_style == RopeStyle::kHalf ? kernels::RopeStyle::kHalf
-                                                   : kernels::RopeStyle::kInterleaved}));
+  return kernels::LatentStore(*step.backend, {.rows = &rows,
+                                              .heads = b.mla.heads,
+                                              .latents = b.mla.rows,
+                                              .queries = b.mla.queries,
+                                              .cosines = angles.cosines,
+                                              .sines = angles.sines,
+                                              .row_offsets = b.row_offsets,
+                                              .token_rows = b.token_rows,
+                                              .positions = b.positions,
+                                              .batch_size = step.batch_size,
+                                              .num_rows = step.num_tokens,
+                                              .num_heads = mla.num_heads,
+                                              .nope_size = mla.nope_size,
+                                              .rope_size = mla.rope_size,
+                                              .style = RopeStyleOf(mla.rope_style)});
+}
+
+// Rotates the first columns of heads of an indexer.
+absl::Status RotateIndex(const StepContext& step, const MlaSpec& mla, float* x,
+                         std::uint32_t num_heads) {
+  const RopeAngles& angles = step.angles[static_cast<std::size_t>(mla.rope)];
+  return kernels::Rope(*step.backend, {.x = x,
+                                       .cosines = angles.cosines,
+                                       .sines = angles.sines,
+                                       .x_stride = std::int64_t{num_heads} * mla.index->size,
+                                       .num_rows = step.num_tokens,
+                                       .num_heads = num_heads,
+                                       .head_size = mla.index->size,
+                                       .rotary_size = mla.rope_size,
+                                       .style = RopeStyleOf(mla.index->rope_style)});
+}
+
+// Computes the queries, weights and rows of the indexer and writes the rows to their pages.
+// REQUIRES: Project computed the query latents.
+absl::Status StoreIndex(const StepContext& step, const MlaSpec& mla, const MlaWeights& w,
+                        kernels::ConstFloatPtr input, const kernels::AnyKvView& rows) {
+  const IndexSpec& index = *mla.index;
+  const IndexBuffers& b = step.buffers->index;
+  QUIRE_RETURN_IF_ERROR(Apply(step, w.index_q, step.buffers->mla.q_latent, mla.q_lora_rank,
+                              b.queries, std::int64_t{index.heads} * index.size));
+  QUIRE_RETURN_IF_ERROR(Apply(step, w.index_k, input, step.hidden, b.keys, index.size));
+  QUIRE_RETURN_IF_ERROR(Apply(step, w.index_weights, input, step.hidden, b.weights, index.heads));
+  QUIRE_RETURN_IF_ERROR(kernels::LayerNorm(*step.backend, {.x = b.keys,
+                                                           .weight = w.index_k_norm,
+                                                           .bias = w.index_k_norm_bias,
+                                                           .y = b.keys,
+                                                           .num_rows = step.num_tokens,
+                                                           .columns = index.size,
+                                                           .epsilon = index.norm_eps}));
+  QUIRE_RETURN_IF_ERROR(RotateIndex(step, mla, b.queries, index.heads));
+  QUIRE_RETURN_IF_ERROR(RotateIndex(step, mla, b.keys, 1));
+  return kernels::KvStore(*step.backend, {.keys = &rows,
+                                          .values = &rows,
+                                          .k = b.keys,
+                                          .v = b.keys,
+                                          .row_offsets = step.buffers->row_offsets,
+                                          .k_stride = index.size,
+                                          .v_stride = index.size,
+                                          .batch_size = step.batch_size});
+}
+
+// True if some row of the step sees more keys than it may select.
+bool NeedsSelection(const StepContext& step, const IndexSpec& index) {
+  const std::int32_t* const positions = step.buffers->positions;
+  return std::any_of(positions, positions + step.num_tokens, [&](std::int32_t position) {
+    return static_cast<std::uint32_t>(position) >= index.topk;
+  });
+}
+
+// Selects the keys of all rows (IndexBuffers::selected), as rows of the views of `latents`.
+absl::Status SelectKeys(const StepContext& step, const IndexSpec& index,
+                        const kernels::AnyKvView& rows, const kernels::AnyKvView& latents) {
+  const IndexBuffers& b = step.buffers->index;
+  for (std::uint32_t begin = 0; begin < step.num_tokens; begin += kIndexRows) {
+    const std::uint32_t end = std::min(step.num_tokens, begin + kIndexRows);
+    QUIRE_RETURN_IF_ERROR(kernels::IndexScore(
+        *step.backend, {.keys = &rows,
+                        .q = b.queries,
+                        .weights = b.weights,
+                        .scores = b.scores,
+                        .row_offsets = step.buffers->row_offsets,
+                        .score_stride = b.score_stride,
+                        .batch_size = step.batch_size,
+                        .row_begin = begin,
+                        .row_end = end,
+                        .num_heads = index.heads,
+                        .scale = 1 / std::sqrt(static_cast<float>(index.heads) *
+                                               static_cast<float>(index.size))}));
+    QUIRE_RETURN_IF_ERROR(kernels::SelectTopK(
+        *step.backend, {.scores = b.scores,
+                        .positions = step.buffers->positions + begin,
+                        .selected = b.selected + std::size_t{begin} * b.max_selected,
+                        .score_stride = b.score_stride,
+                        .num_rows = end - begin,
+                        .topk = index.topk,
+                        .max_selected = b.max_selected}));
+  }
+  std::iota(b.offsets, b.offsets + step.num_tokens + 1, 0u);
+  kernels::MapSelectedRows(*step.backend, {.rows = &latents,
+                                           .selected = b.selected,
+                                           .num_others = b.num_others,
+                                           .row_offsets = step.buffers->row_offsets,
+                                           .batch_size = step.batch_size,
+                                           .max_selected = b.max_selected});
+  return absl::OkStatus();
+}
+
+// Computes attended = attention(queries, selected rows of the cache).
+absl::Status AttendSelected(const StepContext& step, const MlaSpec& mla, const Sizes& sizes,
+                            const kernels::AnyKvView& rows) {
+  const StepBuffers& b = *step.buffers;
+  return kernels::SparseAttention(*step.backend, {.rows = &rows,
+                                                  .q = b.mla.queries,
+                                                  .out = b.mla.attended,
+                                                  .selected = b.index.selected,
+                                                  .num_others = b.index.num_others,
+                                                  .offsets = b.index.offsets,
+                                                  .q_stride = sizes.latents,
+                                                  .out_stride = sizes.latents,
+                                                  .num_rows = step.num_tokens,
+                                                  .max_selected = b.index.max_selected,
+                                                  .num_heads = mla.num_heads,
+                                                  .scale = mla.scale,
+                                                  .value_columns = mla.kv_lora_rank});
+}
+
+// Computes attended = attention(queries, cache).
+absl::Status AttendAll(const StepContext& step, const MlaSpec& mla, const Sizes& sizes,
+                       const LayerPlace& place, const kernels::AnyKvView& rows) {
+  const StepBuffers& b = *step.buffers;
   return kernels::PagedAttention(*step.backend, {.keys = &rows,
                                                  .values = &rows,
                                                  .q = b.mla.queries,
@@ -164,12 +282,23 @@ absl::Status MlaBlock(const StepContext& step, const LayerSpec& layer, const Lay
   const MlaSpec& mla = layer.mla;
   const Sizes sizes(mla);
   const MlaBuffers& b = step.buffers->mla;
-  QUIRE_RETURN_IF_ERROR(Project(step, layer, weights, sizes));
+  QUIRE_ASSIGN_OR_RETURN(const kernels::ConstFloatPtr input,
+                         BranchInput(step, layer.attn_in, weights.attn_in));
+  QUIRE_RETURN_IF_ERROR(Project(step, mla, weights.mla, input, sizes));
   // Computes the columns without rope of every latent query: UK_h^T q_nope.
   QUIRE_RETURN_IF_ERROR(
       ApplyHeads(step, weights.mla.to_latent,
                  {.x = b.heads, .y = b.queries, .x_head = sizes.query, .y_head = sizes.latent}));
-  QUIRE_RETURN_IF_ERROR(StoreAndAttend(step, mla, sizes, place));
+  const kernels::AnyKvView rows = kernels::LatentView(step.kv[place.group], place.slot);
+  QUIRE_RETURN_IF_ERROR(StoreRows(step, mla, rows));
+  const bool is_sparse = mla.index && NeedsSelection(step, *mla.index);
+  if (mla.has_indexer()) {
+    const kernels::AnyKvView index = kernels::LatentView(*step.index, place.index_slot);
+    QUIRE_RETURN_IF_ERROR(StoreIndex(step, mla, weights.mla, input, index));
+    if (is_sparse) QUIRE_RETURN_IF_ERROR(SelectKeys(step, *mla.index, index, rows));
+  }
+  QUIRE_RETURN_IF_ERROR(is_sparse ? AttendSelected(step, mla, sizes, rows)
+                                  : AttendAll(step, mla, sizes, place, rows));
   const std::int64_t values = std::int64_t{mla.num_heads} * mla.v_size;
   QUIRE_RETURN_IF_ERROR(
       ApplyHeads(step, weights.mla.from_latent,

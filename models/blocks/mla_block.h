@@ -15,7 +15,12 @@ namespace quire::models {
 // single KV head. The value part of kv_b maps the results, weighted means of latents, to the values
 // of each head. Prefill and decode run the same computation, so chunking does not change bits.
 //
-// Writes the rows of the step's tokens to `place` in the cache. Uses the buffers normed and mla.
+// With an IndexSpec the layer attends to the selected keys alone. A layer without an indexer of its
+// own takes the selection that an earlier layer left in StepBuffers::index. A step whose rows all
+// select every key runs the dense attention, which gives the same bits.
+//
+// Writes the rows of the step's tokens to `place` in the cache. Uses the buffers normed, mla and
+// index.
 // REQUIRES: CheckSupported is OK for the backend's device.
 absl::Status MlaBlock(const StepContext& step, const LayerSpec& layer, const LayerWeights& weights,
                       const LayerPlace& place);

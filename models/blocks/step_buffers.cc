@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "kernels/sparse/index_score.h"
 #include "models/config/tensor_table.h"
 
 namespace quire::models {
@@ -48,6 +49,10 @@ struct Widths {
   std::int64_t decays = 0;
   std::int64_t rates = 0;
   std::int64_t recurrent_out = 0;
+  std::int64_t index_queries = 0;  // indexers, as the next three; 0: no indexer
+  std::int64_t index_size = 0;
+  std::int64_t index_heads = 0;
+  std::int64_t index_topk = 0;
   std::int64_t experts = 0;  // MoE, as the next five; 0: no MoE
   std::int64_t top_k = 0;
   std::int64_t expert_inner = 0;  // gate and up of an expert
@@ -84,6 +89,14 @@ Widths WidthsOf(const ModelSpec& spec) {
       widths.rates = std::max(widths.rates, std::int64_t{recurrent.heads});
       widths.recurrent_out =
           std::max(widths.recurrent_out, std::int64_t{recurrent.value_columns()});
+    }
+    if (layer.mla.has_indexer()) {
+      const IndexSpec& index = *layer.mla.index;
+      const std::int64_t queries = std::int64_t{index.heads} * index.size;
+      widths.index_queries = std::max(widths.index_queries, queries);
+      widths.index_size = std::max(widths.index_size, std::int64_t{index.size});
+      widths.index_heads = std::max(widths.index_heads, std::int64_t{index.heads});
+      widths.index_topk = std::max(widths.index_topk, std::int64_t{index.topk});
     }
     if (layer.mlp != MlpKind::kMoe) continue;
     widths.experts = std::max(widths.experts, std::int64_t{layer.moe.num_experts});
@@ -128,6 +141,28 @@ void CutRecurrent(Cutter& cutter, const Widths& widths, const StepLimits& limits
   recurrent->out = cutter.Take<float>(tokens * widths.recurrent_out);
 }
 
+// Cuts the buffers that only the layer's own selection needs. They lie behind those of MLA.
+void CutIndex(Cutter& cutter, const Widths& widths, const StepLimits& limits, IndexBuffers* index) {
+  if (widths.index_topk == 0) return;
+  index->queries = cutter.Take<float>(limits.max_step_tokens * widths.index_queries);
+  index->keys = cutter.Take<float>(limits.max_step_tokens * widths.index_size);
+  index->weights = cutter.Take<float>(limits.max_step_tokens * widths.index_heads);
+  index->scores = cutter.Take<float>(kIndexRows * index->score_stride);
+}
+
+// Cuts the selections.
+void CutSelected(Cutter& cutter, const Widths& widths, const StepLimits& limits,
+                 std::uint32_t context, IndexBuffers* index) {
+  if (widths.index_topk == 0) return;
+  const std::int64_t tokens = limits.max_step_tokens;
+  index->score_stride = kernels::ScoreStride(context);
+  index->max_selected =
+      static_cast<std::uint32_t>(std::min(widths.index_topk, std::int64_t{context}));
+  index->selected = cutter.Take<std::int32_t>(tokens * index->max_selected);
+  index->num_others = cutter.Take<std::uint32_t>(tokens);
+  index->offsets = cutter.Take<std::uint32_t>(tokens + 1);
+}
+
 void CutMoe(Cutter& cutter, const Widths& widths, const StepLimits& limits, MoeBuffers* moe) {
   const std::int64_t tokens = limits.max_step_tokens;
   if (widths.experts == 0) return;
@@ -167,6 +202,7 @@ void CutLayer(Cutter& cutter, const Widths& widths, const StepLimits& limits,
   CutMoe(counted, widths, limits, &buffers->moe);
   Cutter counted_mla(nullptr);
   CutMla(counted_mla, widths, limits, &buffers->mla);
+  CutIndex(counted_mla, widths, limits, &buffers->index);
   Cutter counted_recurrent(nullptr);
   CutRecurrent(counted_recurrent, widths, limits, &buffers->recurrent);
   std::byte* const base =
@@ -177,6 +213,7 @@ void CutLayer(Cutter& cutter, const Widths& widths, const StepLimits& limits,
   CutMoe(moe_cutter, widths, limits, &buffers->moe);
   Cutter mla_cutter(base);
   CutMla(mla_cutter, widths, limits, &buffers->mla);
+  CutIndex(mla_cutter, widths, limits, &buffers->index);
   Cutter recurrent_cutter(base);
   CutRecurrent(recurrent_cutter, widths, limits, &buffers->recurrent);
   buffers->qkv = {base, limits.activation};
@@ -221,6 +258,9 @@ std::int64_t Cut(std::byte* base, const ModelSpec& spec, const StepLimits& limit
              std::any_of(spec.layers.begin(), spec.layers.end(), NeedsBranchBuffer)) {
     buffers->branch = cutter.Take<float>(tokens * spec.hidden);
   }
+  const std::uint32_t context =
+      limits.max_context_tokens == 0 ? spec.max_position : limits.max_context_tokens;
+  CutSelected(cutter, widths, limits, context, &buffers->index);
   CutLayer(cutter, widths, limits, buffers);
   buffers->head_tokens = cutter.Take<std::uint32_t>(tokens);
   buffers->head_in = TakeFloats(cutter, limits.activation, head_rows * spec.hidden);

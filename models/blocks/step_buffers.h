@@ -13,6 +13,8 @@ namespace quire::models {
 
 // Number of tokens whose logits are computed at once on the CPU.
 inline constexpr std::uint32_t kHeadRows = 64;
+// Number of tokens whose index scores are computed at once.
+inline constexpr std::uint32_t kIndexRows = 64;
 
 // Limits that determine the sizes of a runner's buffers.
 struct StepLimits {
@@ -23,10 +25,11 @@ struct StepLimits {
   std::uint32_t head_rows = kHeadRows;  // rows of logits that are computed at once
   DType activation = DType::kF32;       // f32, or bf16 on a GPU
   MemoryKind memory = MemoryKind::kHost;
-  std::uint32_t lookup_stride = 0;    // row stride of a lookup table on a GPU
-  std::uint32_t num_groups = 1;       // layer groups: number of lookup tables on a GPU
-  std::uint32_t num_state_slots = 0;  // slots of recurrent states, the null slot included
-  bool is_part = false;               // the model is divided: branches are sums over ranks
+  std::uint32_t lookup_stride = 0;       // row stride of a lookup table on a GPU
+  std::uint32_t num_groups = 1;          // layer groups: number of lookup tables on a GPU
+  std::uint32_t num_state_slots = 0;     // slots of recurrent states, the null slot included
+  bool is_part = false;                  // the model is divided: branches are sums over ranks
+  std::uint32_t max_context_tokens = 0;  // maximum length of a sequence; 0: the model's limit
 };
 
 // Buffers of MLA; null if the model has none. H is the number of heads, R is rank + rope.
@@ -45,6 +48,21 @@ struct RecurrentBuffers {
   float* decay = nullptr;  // [T, RecurrentSpec::decay_columns]
   float* rate = nullptr;   // [T, heads]
   float* out = nullptr;    // [T, heads * value_size]
+};
+
+// Buffers of learned selection (IndexSpec); null if no layer has an indexer. K is the largest topk,
+// at most the context. The last three arrays outlive the layer, because layers share selections.
+struct IndexBuffers {
+  float* queries = nullptr;        // [T, heads * size]
+  float* keys = nullptr;           // [T, size] rows for the cache
+  float* weights = nullptr;        // [T, heads]
+  float* scores = nullptr;         // [kIndexRows, score_stride]
+  std::int64_t score_stride = 0;   // the context, rounded up to the tiles of IndexScore
+  std::uint32_t max_selected = 0;  // K
+  // [T, K] selected keys, ascending; positions first, then rows of the views of the layer group.
+  std::int32_t* selected = nullptr;
+  std::uint32_t* num_others = nullptr;  // [T] number of selected keys minus 1
+  std::uint32_t* offsets = nullptr;     // [T + 1] 0, 1, 2, ...
 };
 
 // Buffers of MoE layers; null if the model has none. E is the largest number of experts of a layer,
@@ -101,6 +119,7 @@ struct StepBuffers {
   MoeBuffers moe;
   MlaBuffers mla;
   RecurrentBuffers recurrent;
+  IndexBuffers index;
   std::uint32_t* head_tokens = nullptr;  // [T] tokens with logits, in the order of logits_tokens
   kernels::FloatPtr head_in;             // [head_rows, hidden]
   float* logits = nullptr;               // [head_rows, vocab]

@@ -46,6 +46,8 @@ struct StepContext {
   std::uint32_t hidden;
   StepStates states = {};
   kernels::Communicator* comm = nullptr;  // null: the weights are the whole model
+  // Index rows, with the lookup table of layer group 0; null if no layer has an indexer.
+  const kernels::AnyKvCollection* index = nullptr;
 
   // Null on the CPU.
   const kernels::AttentionPlan* plan(const LayerPlace& place) const {

@@ -113,6 +113,8 @@ constexpr ForeignKey kForeignKeys[] = {
     {"first_k_dense_replace", {}},
     {"full_attention_interval", {}},
     {"index_topk", {}},
+    {"index_topk_pattern", {}},
+    {"indexer_types", {}},
     {"interleave_moe_layer_step", {"1"}},
     {"is_encoder_decoder", {}},
     {"kv_lora_rank", {}},

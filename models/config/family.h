@@ -52,6 +52,8 @@ struct ConfigDefaults {
   std::uint32_t n_group = 1;
   std::uint32_t topk_group = 1;
   double routed_scaling_factor = 1;
+  std::uint32_t index_n_heads = 0;  // with index_topk only
+  bool indexer_rope_interleave = false;
 };
 
 inline constexpr absl::string_view kSiluNames[] = {"silu", "swish"};

@@ -60,6 +60,36 @@ absl::Status ValidateHeads(const ModelSpec& spec, std::size_t index, const Atten
   return absl::OkStatus();
 }
 
+absl::Status ValidateIndex(const ModelSpec& spec, std::size_t layer, const MlaSpec& mla) {
+  const IndexSpec& index = *mla.index;
+  if (index.heads == 0 || index.topk == 0 || index.size < mla.rope_size) {
+    return Invalid(layer, absl::StrCat("index heads ", index.heads, " and index topk ", index.topk,
+                                       " must be above 0, index size ", index.size,
+                                       " must be at least the rope size ", mla.rope_size));
+  }
+  if (mla.q_lora_rank == 0) {
+    return Invalid(layer, "q_lora_rank is 0, an indexer needs the query latent");
+  }
+  if (mla.rope < 0) {
+    return Invalid(layer, "MLA rope is -1, an indexer needs the rope table of the layer");
+  }
+  if (index.is_own()) return absl::OkStatus();
+  // A selection is kept until the next layer with an indexer.
+  std::int64_t source = static_cast<std::int64_t>(layer) - 1;
+  const auto layer_at = [&](std::int64_t i) -> const LayerSpec& {
+    return spec.layers[static_cast<std::size_t>(i)];
+  };
+  while (source >= 0 && !layer_at(source).mla.has_indexer()) --source;
+  IndexSpec own = index;
+  own.from_layer = -1;
+  if (index.from_layer != source || *layer_at(source).mla.index != own) {
+    return Invalid(layer, absl::StrCat("index from_layer is ", index.from_layer,
+                                       ", it must be the last earlier layer with an indexer, ",
+                                       source, ", and the index of that layer must be equal"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ValidateMla(const ModelSpec& spec, std::size_t index, const MlaSpec& mla) {
   if (mla.num_heads == 0 || mla.kv_lora_rank == 0 || mla.nope_size == 0 || mla.rope_size == 0 ||
       mla.v_size == 0) {
@@ -74,7 +104,7 @@ absl::Status ValidateMla(const ModelSpec& spec, std::size_t index, const MlaSpec
         index, absl::StrCat("rope table ", mla.rope, " must be one of ", spec.rope_tables.size(),
                             " with ", mla.rope_size / 2, " entries"));
   }
-  return absl::OkStatus();
+  return mla.index ? ValidateIndex(spec, index, mla) : absl::OkStatus();
 }
 
 absl::Status ValidateRecurrent(std::size_t index, const RecurrentSpec& recurrent) {
@@ -255,6 +285,7 @@ std::string UnbuiltMla(const MlaSpec& mla, DeviceKind device) {
        is_uneven(mla.q_lora_rank) || is_uneven(mla.kv_lora_rank) || is_uneven(mla.nope_size) ||
            is_uneven(mla.rope_size) || is_uneven(mla.v_size),
        true},
+      {"index, a learned selection of keys", mla.index.has_value(), true},
   };
   return FirstUnbuilt(knobs, device);
 }
@@ -389,6 +420,13 @@ std::string DumpMlp(const MlpSpec& mlp) {
   return text;
 }
 
+std::string DumpIndex(const IndexSpec& index) {
+  return absl::StrCat(" index top ", index.topk, " by ", index.heads, " heads of ", index.size,
+                      index.rope_style == RopeStyle::kHalf ? " half" : " interleaved", " eps ",
+                      index.norm_eps,
+                      index.is_own() ? "" : absl::StrCat(" from_layer ", index.from_layer));
+}
+
 std::string DumpMla(const MlaSpec& mla) {
   std::string text =
       absl::StrCat("mla heads ", mla.num_heads, " q_rank ", mla.q_lora_rank, " rank ",
@@ -400,6 +438,7 @@ std::string DumpMla(const MlaSpec& mla) {
   AppendSet(&text, "qa_bias", mla.qa_bias);
   AppendSet(&text, "kva_bias", mla.kva_bias);
   AppendSet(&text, "o_bias", mla.o_bias);
+  if (mla.index) absl::StrAppend(&text, DumpIndex(*mla.index));
   return text;
 }
 
@@ -490,6 +529,13 @@ void AssignCacheGroups(ModelSpec* spec) {
   }
 }
 
+std::uint32_t IndexSize(const ModelSpec& spec) {
+  for (const LayerSpec& layer : spec.layers) {
+    if (layer.mla.has_indexer()) return layer.mla.index->size;
+  }
+  return 0;
+}
+
 absl::Status ValidateSpec(const ModelSpec& spec) {
   if (spec.vocab_size == 0 || spec.hidden == 0 || spec.max_position == 0 || spec.layers.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -511,6 +557,9 @@ absl::Status CheckSupported(const ModelSpec& spec, DeviceKind device) {
   for (std::size_t i = 0; i < spec.layers.size(); ++i) {
     const LayerSpec& layer = spec.layers[i];
     unbuilt = UnbuiltLayer(spec, layer, device);
+    if (unbuilt.empty() && layer.mla.has_indexer() && layer.mla.index->size != IndexSize(spec)) {
+      unbuilt = "another index size than earlier layers";
+    }
     const LayerSpec& first = spec.first_kv_layer();
     if (unbuilt.empty() && layer.has_kv() &&
         !(layer.attention == first.attention && layer.mla.kv_lora_rank == first.mla.kv_lora_rank &&

@@ -96,6 +96,23 @@ struct AttentionSpec {
   friend bool operator==(const AttentionSpec&, const AttentionSpec&) = default;
 };
 
+// Learned selection of keys (DeepSeek sparse attention). A query at position p sees only the
+// min(topk, p + 1) keys j with the largest s_j. Of equal s_j the lowest positions are selected.
+//   qi = rope(W_qb c_q) [heads, size]; ki = rope(layer_norm(W_k h)) [size]; w = W_w h [heads]
+//   s_j = sum over heads of w_h relu(qi_h . ki_j) / sqrt(heads * size)
+// c_q is the normed query latent, h the layer's normed input. Rope rotates the first columns with
+// the angles of the layer's queries. ki is cached beside the latent row.
+struct IndexSpec {
+  std::uint32_t heads = 0;
+  std::uint32_t size = 0;
+  std::uint32_t topk = 0;
+  RopeStyle rope_style = RopeStyle::kHalf;
+  float norm_eps = 1e-6f;
+  std::int32_t from_layer = -1;  // layer whose selection this layer takes; -1: its own
+  constexpr bool is_own() const { return from_layer < 0; }
+  friend bool operator==(const IndexSpec&, const IndexSpec&) = default;
+};
+
 // Multi-head latent attention: the cached row is [norm(c), rope(k_pe)], or [norm(c), k_pe] without
 // rope.
 struct MlaSpec {
@@ -114,6 +131,9 @@ struct MlaSpec {
   bool o_bias = false;
   float q_latent_scale = 1;
   float kv_latent_scale = 1;
+  std::optional<IndexSpec> index = std::nullopt;  // absent: a query sees all keys
+  // True if the layer computes a selection.
+  constexpr bool has_indexer() const { return index && index->is_own(); }
   friend bool operator==(const MlaSpec&, const MlaSpec&) = default;
 };
 
@@ -293,6 +313,9 @@ struct ModelSpec {
 // Sets LayerSpec::cache_group: groups are layers with equal (kind, KV heads, qk size, v size, and
 // window or chunk), numbered in order of first appearance.
 void AssignCacheGroups(ModelSpec* spec);
+
+// Returns the number of columns of index rows (IndexSpec::size); 0 if no layer has an indexer.
+std::uint32_t IndexSize(const ModelSpec& spec);
 
 // Rejects a spec that contradicts itself, independent of the backend. Returns INVALID_ARGUMENT that
 // names the layer, the field, its value and the limit.

@@ -10,6 +10,7 @@
 
 #include "base/dtype.h"
 #include "formats/stored_quantization.h"
+#include "models/config/index_config.h"
 #include "models/config/mla_config.h"
 #include "models/config/moe_config.h"
 #include "models/config/pooling_config.h"
@@ -93,6 +94,7 @@ struct ModelConfig {
   MoeConfig moe;
   MlaConfig mla;
   RecurrentConfig recurrent;
+  IndexConfig index;
   formats::StoredQuantization stored_quantization;
   std::vector<std::int32_t> eos_ids;
   std::optional<std::int32_t> bos_id;

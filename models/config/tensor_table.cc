@@ -13,6 +13,31 @@ namespace {
 struct NoMemory {};
 using NoLayer = LayerTensors<NoMemory, NoMemory>;
 
+Extent ExtentInHeads(Dim dim, const LayerSpec& layer) {
+  const AttentionSpec& heads = layer.heads;
+  const std::int64_t queries = std::int64_t{heads.num_heads} * heads.head_size;
+  const std::int64_t keys = std::int64_t{heads.num_kv_heads} * heads.head_size;
+  switch (dim) {
+    case Dim::kHeads:
+      return {heads.num_heads, "num_attention_heads"};
+    case Dim::kHeadSize:
+      return {heads.head_size, "head_dim"};
+    case Dim::kQueries:
+      return {queries, "num_attention_heads * head_dim"};
+    case Dim::kQueryRows:
+      if (!HasGateInQueries(layer)) return {queries, "num_attention_heads * head_dim"};
+      return {2 * queries, "2 * num_attention_heads * head_dim"};
+    case Dim::kKeys:
+      return {keys, "num_key_value_heads * head_dim"};
+    case Dim::kQkv:
+      return {queries + 2 * keys, "(num_attention_heads + 2 * num_key_value_heads) * head_dim"};
+    default:
+      break;
+  }
+  QUIRE_CHECK(false);
+  return {};
+}
+
 Extent ExtentInMla(Dim dim, const MlaSpec& mla) {
   const std::int64_t heads = mla.num_heads;
   switch (dim) {
@@ -62,6 +87,21 @@ Extent ExtentInRecurrent(Dim dim, const RecurrentSpec& recurrent) {
     case Dim::kRecurrentNorm:
       return {recurrent.norm_groups == 0 ? recurrent.value_size : values,
               "columns of the gated norm"};
+    default:
+      break;
+  }
+  QUIRE_CHECK(false);
+  return {};
+}
+
+Extent ExtentInIndex(Dim dim, const IndexSpec& index) {
+  switch (dim) {
+    case Dim::kIndexHeads:
+      return {index.heads, "index_n_heads"};
+    case Dim::kIndexSize:
+      return {index.size, "index_head_dim"};
+    case Dim::kIndexQueries:
+      return {std::int64_t{index.heads} * index.size, "index_n_heads * index_head_dim"};
     default:
       break;
   }
@@ -140,9 +180,6 @@ bool HasBlock(const LayerSpec& layer, BlockKind block) {
 }
 
 Extent ExtentOf(Dim dim, std::uint32_t hidden, const LayerSpec& layer) {
-  const AttentionSpec& heads = layer.heads;
-  const std::int64_t queries = std::int64_t{heads.num_heads} * heads.head_size;
-  const std::int64_t keys = std::int64_t{heads.num_kv_heads} * heads.head_size;
   switch (dim) {
     case Dim::kNone:
       return {0, ""};
@@ -151,18 +188,12 @@ Extent ExtentOf(Dim dim, std::uint32_t hidden, const LayerSpec& layer) {
     case Dim::kHidden:
       return {hidden, "hidden_size"};
     case Dim::kHeads:
-      return {heads.num_heads, "num_attention_heads"};
     case Dim::kHeadSize:
-      return {heads.head_size, "head_dim"};
     case Dim::kQueries:
-      return {queries, "num_attention_heads * head_dim"};
     case Dim::kQueryRows:
-      if (!HasGateInQueries(layer)) return {queries, "num_attention_heads * head_dim"};
-      return {2 * queries, "2 * num_attention_heads * head_dim"};
     case Dim::kKeys:
-      return {keys, "num_key_value_heads * head_dim"};
     case Dim::kQkv:
-      return {queries + 2 * keys, "(num_attention_heads + 2 * num_key_value_heads) * head_dim"};
+      return ExtentInHeads(dim, layer);
     case Dim::kInner:
       return {layer.dense.intermediate, "intermediate_size"};
     case Dim::kTwoInner:
@@ -193,6 +224,10 @@ Extent ExtentOf(Dim dim, std::uint32_t hidden, const LayerSpec& layer) {
     case Dim::kRecurrentTaps:
     case Dim::kRecurrentNorm:
       return ExtentInRecurrent(dim, layer.recurrent);
+    case Dim::kIndexHeads:
+    case Dim::kIndexSize:
+    case Dim::kIndexQueries:
+      return ExtentInIndex(dim, layer.mla.index.value_or(IndexSpec{}));
   }
   QUIRE_CHECK(false);
   return {};

@@ -52,6 +52,11 @@ struct TensorNames {
   absl::string_view kv_a = "self_attn.kv_a_proj_with_mqa";
   absl::string_view kv_a_norm = "self_attn.kv_a_layernorm";
   absl::string_view kv_b = "self_attn.kv_b_proj";
+  absl::string_view index_q = "self_attn.indexer.wq_b";
+  absl::string_view index_k = "self_attn.indexer.wk";
+  absl::string_view index_k_norm = "self_attn.indexer.k_norm";
+  absl::string_view index_k_norm_bias = "self_attn.indexer.k_norm.bias";
+  absl::string_view index_weights = "self_attn.indexer.weights_proj";
   absl::string_view o = "self_attn.o_proj";
   // Recurrent layers. Their input projection is one or more of the next tensors, which together
   // have the columns of RecurrentSpec::in_columns. Their vectors have no ".weight" of their own.
@@ -145,6 +150,9 @@ enum class Dim : std::uint8_t {
   kRecurrentChannelsAndGates,
   kRecurrentTaps,
   kRecurrentNorm,
+  kIndexHeads,
+  kIndexSize,
+  kIndexQueries,  // of all heads
   kExperts,
   kExpertInner,
   kTwoExpertInner,
@@ -250,6 +258,11 @@ struct MlaTensors {
   Vector kv_a_norm{};               // [rank]
   std::vector<Linear> to_latent;    // [rank, nope] per head
   std::vector<Linear> from_latent;  // [v, rank] per head
+  Linear index_q;                   // [index heads * index size, q rank]; empty without an indexer
+  Linear index_k;                   // [index size, hidden]
+  Vector index_k_norm{};            // [index size]
+  Vector index_k_norm_bias{};       // [index size]
+  Linear index_weights;             // [index heads, hidden]
   Linear o;                         // [hidden, heads * v]
 };
 
@@ -416,6 +429,10 @@ constexpr NormSpec MlaNorm(const LayerSpec& layer) {
   return {.kind = NormKind::kRms, .eps = layer.mla.latent_eps};
 }
 
+constexpr bool HasIndexer(const LayerSpec& layer) {
+  return layer.mla.has_indexer();
+}
+
 template <typename Block>
 inline constexpr TensorRow<Block> kMlaTable[] = {
     {.info = {.label = "q_a",
@@ -463,6 +480,34 @@ inline constexpr TensorRow<Block> kMlaTable[] = {
               .columns = Dim::kMlaRank,
               .head = {.piece = "values", .first = Dim::kMlaNope, .rows = Dim::kMlaValue}},
      .linears = &Block::from_latent},
+    // Another selection of keys changes a token entirely, so the indexer keeps its stored type.
+    {.info = {.label = "index_q",
+              .kind = TensorKind::kUnconverted,
+              .parts = {{{.name = &TensorNames::index_q, .rows = Dim::kIndexQueries}}},
+              .columns = Dim::kMlaQueryRank,
+              .is_present = HasIndexer},
+     .linear = &Block::index_q},
+    {.info = {.label = "index_k",
+              .kind = TensorKind::kUnconverted,
+              .parts = {{{.name = &TensorNames::index_k, .rows = Dim::kIndexSize}}},
+              .columns = Dim::kHidden,
+              .is_present = HasIndexer},
+     .linear = &Block::index_k},
+    {.info = {.kind = TensorKind::kNorm,
+              .parts = {{{.name = &TensorNames::index_k_norm, .rows = Dim::kIndexSize}}},
+              .norm = [](const LayerSpec&) { return NormSpec{.kind = NormKind::kLayer}; },
+              .is_present = HasIndexer},
+     .vector = &Block::index_k_norm},
+    {.info = {.kind = TensorKind::kVector,
+              .parts = {{{.name = &TensorNames::index_k_norm_bias, .rows = Dim::kIndexSize}}},
+              .is_present = HasIndexer},
+     .vector = &Block::index_k_norm_bias},
+    {.info = {.label = "index_weights",
+              .kind = TensorKind::kUnconverted,
+              .parts = {{{.name = &TensorNames::index_weights, .rows = Dim::kIndexHeads}}},
+              .columns = Dim::kHidden,
+              .is_present = HasIndexer},
+     .linear = &Block::index_weights},
     {.info = {.label = "o",
               .parts = {{{.name = &TensorNames::o,
                           .rows = Dim::kHidden,

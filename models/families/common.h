@@ -3,6 +3,9 @@
 // The spec of a pre-norm decoder, built from a checked configuration. Families start from it and
 // change what differs.
 
+#include <algorithm>
+#include <array>
+#include <cstddef>
 #include <optional>
 
 #include "absl/status/status.h"
@@ -40,6 +43,15 @@ constexpr TensorNames WithGgufExperts(TensorNames names) {
 }
 inline constexpr absl::string_view kGgufExpertKeys[] = {"expert_count", "expert_used_count",
                                                         "expert_feed_forward_length"};
+
+// Returns the keys of a family that reads `more` keys than another one.
+template <std::size_t N, std::size_t M>
+constexpr std::array<absl::string_view, N + M> JoinKeys(const absl::string_view (&keys)[N],
+                                                        const absl::string_view (&more)[M]) {
+  std::array<absl::string_view, N + M> all;
+  std::copy_n(more, M, std::copy_n(keys, N, all.begin()));
+  return all;
+}
 
 // Returns an RMS norm with rms_norm_eps that multiplies by `weight_offset` + weight. Converters to
 // GGUF add the offset to the weights, so it is 0 for GGUF files.

@@ -503,6 +503,7 @@ absl::StatusOr<ModelConfig> ReadModelConfig(const formats::ModelFiles& files) {
       config.moe, ReadMoe(reader, *family, config.num_hidden_layers, config.intermediate_size));
   QUIRE_ASSIGN_OR_RETURN(config.recurrent,
                          ReadRecurrent(reader, *family, config.num_hidden_layers));
+  QUIRE_ASSIGN_OR_RETURN(config.index, ReadIndex(reader, *family, config.num_hidden_layers));
   if (config.output == ModelOutput::kLabels) QUIRE_RETURN_IF_ERROR(ReadLabels(reader, &config));
   QUIRE_ASSIGN_OR_RETURN(config.pooling,
                          ReadPoolingConfig(files, config.hidden_size, config.vocab_size));

@@ -367,7 +367,7 @@ TEST(TensorTableTest, GgufStacksExperts) {
 // Packed files store norms, other vectors and biases in the order of the tables and do not name
 // them. A change of the order makes old files wrong, so it requires a new version.
 TEST(TensorTableTest, OrderInMemoryIsThatOfTheVersionOfPackedFiles) {
-  EXPECT_EQ(runtime::kPackedFileVersion, 5);
+  EXPECT_EQ(runtime::kPackedFileVersion, 6);
   const TensorNames names{.attn_out = "attn_out",
                           .mlp_in = "mlp_in",
                           .mlp_out = "mlp_out",
@@ -392,7 +392,8 @@ TEST(TensorTableTest, OrderInMemoryIsThatOfTheVersionOfPackedFiles) {
       "qkv", "q_norm", "q_norm", "k_norm", "k_norm", "sinks", "o",
       // MLA; q has a row with and a row without a rank
       "q_a", "self_attn.q_a_layernorm", "q", "q", "kv_a", "self_attn.kv_a_layernorm", "to_latent",
-      "from_latent", "o",
+      "from_latent", "index_q", "index_k", "self_attn.indexer.k_norm",
+      "self_attn.indexer.k_norm.bias", "index_weights", "o",
       // recurrent
       "recurrent_in", "conv", "conv_bias", "a_log", "dt_bias", "skip", "gate_norm", "recurrent_out",
       // MLP; the first product has a row with and a row without a gate, also in MoE

@@ -1,0 +1,96 @@
+#include "models/config/index_config.h"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "models/config/config_reader.h"
+#include "models/config/family.h"
+#include "models/config/model_config.h"
+
+namespace quire::models {
+namespace {
+
+absl::StatusOr<std::uint32_t> CountOr(const ConfigReader& reader, absl::string_view key,
+                                      std::uint32_t high, std::uint32_t absent) {
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> value,
+                         reader.OptionalInteger(key, 1, high));
+  return static_cast<std::uint32_t>(value.value_or(absent));
+}
+
+// Returns indexer_types, or index_topk_pattern in the words of indexer_types. Sets *key to the key
+// that was read. The result is empty if neither key is given.
+absl::StatusOr<std::vector<std::string>> ReadTypes(const ConfigReader& reader,
+                                                   absl::string_view* key) {
+  *key = "indexer_types";
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::vector<std::string>> types,
+                         reader.OptionalStrings(*key));
+  if (types) return *types;
+  *key = "index_topk_pattern";
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::string> pattern, reader.OptionalString(*key));
+  std::vector<std::string> words;
+  for (const char letter : pattern.value_or("")) {
+    words.push_back(letter == 'F' ? "full" : letter == 'S' ? "shared" : std::string(1, letter));
+  }
+  return words;
+}
+
+absl::StatusOr<std::vector<bool>> OwnFromTypes(const ConfigReader& reader, absl::string_view key,
+                                               const std::vector<std::string>& types,
+                                               std::uint32_t num_layers) {
+  if (types.size() != num_layers) {
+    return reader.Error(
+        key, absl::StrCat("has ", types.size(), " entries, num_hidden_layers is ", num_layers));
+  }
+  std::vector<bool> own;
+  for (std::size_t i = 0; i < types.size(); ++i) {
+    if (types[i] != "full" && types[i] != "shared") {
+      return reader.Error(key, absl::StrCat("has \"", types[i], "\" for layer ", i,
+                                            ", it must be \"full\" or \"shared\" (F or S)"));
+    }
+    own.push_back(types[i] == "full");
+  }
+  if (own.front()) return own;
+  return reader.Error(key, "begins with a layer that shares a selection, but no layer precedes it");
+}
+
+absl::StatusOr<std::vector<bool>> ReadOwn(const ConfigReader& reader, const Family& family,
+                                          std::uint32_t num_layers) {
+  if (!ReadsKey(family, "indexer_types")) return std::vector<bool>(num_layers, true);
+  absl::string_view key;
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<std::string> types, ReadTypes(reader, &key));
+  if (!types.empty()) return OwnFromTypes(reader, key, types, num_layers);
+  QUIRE_ASSIGN_OR_RETURN(const std::uint32_t period,
+                         CountOr(reader, "index_topk_freq", kMaxLayers, 1));
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> offset,
+                         reader.OptionalInteger("index_skip_topk_offset", 0, kMaxLayers));
+  std::vector<bool> own;
+  for (std::int64_t i = 0; i < num_layers; ++i) {
+    own.push_back(std::max<std::int64_t>(i - offset.value_or(2) + 1, 0) % period == 0);
+  }
+  if (own.front()) return own;
+  return reader.Error("index_skip_topk_offset",
+                      "is 0, it must be at least 1: the first layer needs its own indexer");
+}
+
+}  // namespace
+
+absl::StatusOr<IndexConfig> ReadIndex(const ConfigReader& reader, const Family& family,
+                                      std::uint32_t num_layers) {
+  IndexConfig index;
+  if (!ReadsKey(family, "index_topk")) return index;
+  const ConfigDefaults& defaults = family.defaults;
+  QUIRE_ASSIGN_OR_RETURN(index.topk, CountOr(reader, "index_topk", kMaxPositions, 2048));
+  QUIRE_ASSIGN_OR_RETURN(index.n_heads,
+                         CountOr(reader, "index_n_heads", kMaxHeads, defaults.index_n_heads));
+  QUIRE_ASSIGN_OR_RETURN(index.head_dim, CountOr(reader, "index_head_dim", kMaxHeadDim, 128));
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> interleave,
+                         reader.OptionalBool("indexer_rope_interleave"));
+  index.rope_interleave = interleave.value_or(defaults.indexer_rope_interleave);
+  QUIRE_ASSIGN_OR_RETURN(index.own, ReadOwn(reader, family, num_layers));
+  return index;
+}
+
+}  // namespace quire::models

@@ -1,0 +1,30 @@
+#pragma once
+
+// The keys of config.json for learned selection of keys (IndexSpec).
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace quire::models {
+
+class ConfigReader;
+struct Family;
+
+struct IndexConfig {
+  std::uint32_t topk = 0;  // index_topk; 0: the family has no indexer
+  std::uint32_t n_heads = 0;
+  std::uint32_t head_dim = 0;
+  bool rope_interleave = false;  // adjacent columns rotate together
+  // True for layers with their own indexer. Other layers take the selection of the last such layer.
+  std::vector<bool> own;
+};
+
+// Reads the keys that `family` lists in Family::keys. indexer_types has precedence over
+// index_topk_pattern, and index_topk_pattern over index_topk_freq and index_skip_topk_offset.
+// Returns INVALID_ARGUMENT that names the key.
+absl::StatusOr<IndexConfig> ReadIndex(const ConfigReader& reader, const Family& family,
+                                      std::uint32_t num_layers);
+
+}  // namespace quire::models
