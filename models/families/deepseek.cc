@@ -13,21 +13,10 @@ constexpr absl::string_view kArchitectures2[] = {"DeepseekV2ForCausalLM"};
 constexpr absl::string_view kModelTypes2[] = {"deepseek_v2"};
 constexpr absl::string_view kArchitectures3[] = {"DeepseekV3ForCausalLM"};
 constexpr absl::string_view kModelTypes3[] = {"deepseek_v3"};
-// Layers for multi-token prediction (num_nextn_predict_layers) follow the last layer and are
-// skipped. V2 never reads norm_topk_prob.
-constexpr absl::string_view kKeys[] = {"attention_bias",    "q_lora_rank",
-                                       "kv_lora_rank",      "qk_nope_head_dim",
-                                       "qk_rope_head_dim",  "v_head_dim",
-                                       "rope_interleave",   "n_routed_experts",
-                                       "num_experts",       "num_local_experts",
-                                       "n_shared_experts",  "num_experts_per_tok",
-                                       "experts_per_token", "moe_intermediate_size",
-                                       "n_group",           "topk_group",
-                                       "topk_method",       "scoring_func",
-                                       "norm_topk_prob",    "routed_scaling_factor",
-                                       "moe_layer_freq",    "first_k_dense_replace",
-                                       "mlp_layer_types",   "num_nextn_predict_layers",
-                                       "num_mtp_layers"};
+constexpr absl::string_view kArchitectures32[] = {"DeepseekV32ForCausalLM"};
+constexpr absl::string_view kModelTypes32[] = {"deepseek_v32"};
+constexpr auto kKeys32 = JoinKeys(
+    kDeepseekKeys, {"index_topk", "index_n_heads", "index_head_dim", "indexer_rope_interleave"});
 constexpr ConfigDefaults kDefaults2{.num_experts = 64,
                                     .experts_per_token = 6,
                                     .moe_intermediate_size = 1407,
@@ -42,6 +31,11 @@ constexpr ConfigDefaults kDefaults3{.max_position_embeddings = 4096,
                                     .n_group = 8,
                                     .topk_group = 4,
                                     .routed_scaling_factor = 2.5};
+constexpr ConfigDefaults kDefaults32 = [] {
+  ConfigDefaults defaults = kDefaults3;
+  defaults.index_n_heads = 64;
+  return defaults;
+}();
 constexpr absl::string_view kArchitecturesOfGlm[] = {"Glm4MoeLiteForCausalLM"};
 constexpr absl::string_view kModelTypesOfGlm[] = {"glm4_moe_lite"};
 constexpr ConfigDefaults kDefaultsOfGlm{.rms_norm_eps = 1e-5,
@@ -92,6 +86,22 @@ void UseMla(const ModelConfig& config, ModelSpec* spec) {
   AssignCacheGroups(spec);
 }
 
+// Layers with shared selections take that of the last layer with an indexer.
+void UseIndex(const IndexConfig& config, ModelSpec* spec) {
+  if (config.topk == 0) return;
+  IndexSpec index{
+      .heads = config.n_heads,
+      .size = config.head_dim,
+      .topk = config.topk,
+      .rope_style = config.rope_interleave ? RopeStyle::kInterleaved : RopeStyle::kHalf};
+  std::int32_t last = -1;
+  for (std::size_t i = 0; i < spec->layers.size(); ++i) {
+    index.from_layer = config.own[i] ? -1 : last;
+    if (config.own[i]) last = static_cast<std::int32_t>(i);
+    spec->layers[i].mla.index = index;
+  }
+}
+
 absl::StatusOr<ModelSpec> BuildSpec2(const ModelConfig& config) {
   const Family& family = DeepseekV2Family();
   QUIRE_RETURN_IF_ERROR(CheckName("scoring_func", config.moe.scoring_func, "softmax", family));
@@ -113,25 +123,25 @@ absl::StatusOr<ModelSpec> BuildSpec2(const ModelConfig& config) {
   return spec;
 }
 
-// V3 and GLM-4.7-Flash.
-absl::StatusOr<ModelSpec> BuildSpec3(const ModelConfig& config) {
+}  // namespace
+
+absl::StatusOr<ModelSpec> DeepseekV3Spec(const ModelConfig& config) {
   const Family& family = FamilyNamed(config.family);
   QUIRE_RETURN_IF_ERROR(CheckName("scoring_func", config.moe.scoring_func, "sigmoid", family));
   QUIRE_RETURN_IF_ERROR(CheckName("topk_method", config.moe.topk_method, "noaux_tc", family));
   QUIRE_ASSIGN_OR_RETURN(ModelSpec spec, PreNormSpec(config, family));
   UseExperts(config, SigmoidRouting(config, spec.layers[0].dense), &spec);
   UseMla(config, &spec);
+  UseIndex(config.index, &spec);
   return spec;
 }
-
-}  // namespace
 
 const Family& DeepseekV2Family() {
   static const Family kFamily{.name = "deepseek_v2",
                               .architectures = kArchitectures2,
                               .model_types = kModelTypes2,
                               .defaults = kDefaults2,
-                              .keys = kKeys,
+                              .keys = kDeepseekKeys,
                               .names = kNames,
                               .gguf_architecture = "",
                               .gguf_names = {},
@@ -144,11 +154,24 @@ const Family& DeepseekV3Family() {
                               .architectures = kArchitectures3,
                               .model_types = kModelTypes3,
                               .defaults = kDefaults3,
-                              .keys = kKeys,
+                              .keys = kDeepseekKeys,
                               .names = kNames,
                               .gguf_architecture = "",
                               .gguf_names = {},
-                              .build_spec = BuildSpec3};
+                              .build_spec = DeepseekV3Spec};
+  return kFamily;
+}
+
+const Family& DeepseekV32Family() {
+  static const Family kFamily{.name = "deepseek_v32",
+                              .architectures = kArchitectures32,
+                              .model_types = kModelTypes32,
+                              .defaults = kDefaults32,
+                              .keys = kKeys32,
+                              .names = kNames,
+                              .gguf_architecture = "",
+                              .gguf_names = {},
+                              .build_spec = DeepseekV3Spec};
   return kFamily;
 }
 
@@ -157,11 +180,11 @@ const Family& Glm4MoeLiteFamily() {
                               .architectures = kArchitecturesOfGlm,
                               .model_types = kModelTypesOfGlm,
                               .defaults = kDefaultsOfGlm,
-                              .keys = kKeys,
+                              .keys = kDeepseekKeys,
                               .names = kNames,
                               .gguf_architecture = "",
                               .gguf_names = {},
-                              .build_spec = BuildSpec3};
+                              .build_spec = DeepseekV3Spec};
   return kFamily;
 }
 

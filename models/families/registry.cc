@@ -8,6 +8,7 @@
 #include "models/families/deepseek.h"
 #include "models/families/gemma.h"
 #include "models/families/glm.h"
+#include "models/families/glm_dsa.h"
 #include "models/families/gpt_oss.h"
 #include "models/families/granite.h"
 #include "models/families/llama.h"
@@ -58,7 +59,9 @@ std::span<const Family* const> AllFamilies() {
                                             &Qwen35TextOfVisionFamily(),
                                             &Qwen35MoeTextOfVisionFamily(),
                                             &Llama4Family(),
-                                            &Llama4TextOfVisionFamily()};
+                                            &Llama4TextOfVisionFamily(),
+                                            &DeepseekV32Family(),
+                                            &GlmMoeDsaFamily()};
   return kFamilies;
 }
 

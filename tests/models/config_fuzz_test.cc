@@ -26,13 +26,14 @@ using Json = nlohmann::ordered_json;
 
 constexpr int kRuns = 10'000;
 constexpr absl::string_view kFixtures[] = {
-    "llama-bias-bf16",  "llama-rope-llama3-bf16", "llama-rope-yarn-newstyle-bf16",
-    "qwen2-bf16",       "qwen3-hd128-bf16",       "mistral-window-bf16",
-    "smollm3-bf16",     "granite-bf16",           "gemma2-bf16",
-    "gemma3-text-bf16", "phi3-longrope-bf16",     "olmo2-bf16",
-    "mixtral-bf16",     "qwen3-moe-bf16",         "gpt-oss-bf16",
-    "gpt-oss-mxfp4",    "deepseek-v2-bf16",       "deepseek-v3-bf16",
-    "ministral-bf16",   "phi4-mini-bf16",         "deepseek-v2-lite-bf16"};
+    "llama-bias-bf16",   "llama-rope-llama3-bf16", "llama-rope-yarn-newstyle-bf16",
+    "qwen2-bf16",        "qwen3-hd128-bf16",       "mistral-window-bf16",
+    "smollm3-bf16",      "granite-bf16",           "gemma2-bf16",
+    "gemma3-text-bf16",  "phi3-longrope-bf16",     "olmo2-bf16",
+    "mixtral-bf16",      "qwen3-moe-bf16",         "gpt-oss-bf16",
+    "gpt-oss-mxfp4",     "deepseek-v2-bf16",       "deepseek-v3-bf16",
+    "ministral-bf16",    "phi4-mini-bf16",         "deepseek-v2-lite-bf16",
+    "deepseek-v32-bf16", "glm-moe-dsa-bf16"};
 constexpr absl::string_view kUnknownKey = "an_unheard_of_key";
 
 // Values that parsers of numbers, flags, names and lists often mishandle.

@@ -553,9 +553,9 @@ TEST(FamilyConfigTest, FingerprintIncludesTheLongropeFactors) {
 TEST(FamilyConfigTest, DummyWeightsHaveRealSizes) {
   const TestBackend cpu;
   std::vector<const char*> folders(std::begin(kFolders), std::end(kFolders));
-  folders.insert(folders.end(),
-                 {"mixtral-bf16", "qwen3-moe-bf16", "gpt-oss-bf16", "deepseek-v2-bf16",
-                  "deepseek-v3-bf16", "deepseek-v3-noqlora-bf16", "glm4-moe-lite-bf16"});
+  folders.insert(folders.end(), {"mixtral-bf16", "qwen3-moe-bf16", "gpt-oss-bf16",
+                                 "deepseek-v2-bf16", "deepseek-v3-bf16", "deepseek-v3-noqlora-bf16",
+                                 "glm4-moe-lite-bf16", "deepseek-v32-bf16", "glm-moe-dsa-bf16"});
   for (const char* folder : folders) {
     SCOPED_TRACE(folder);
     EditableFiles only_config;

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "models/blocks/layer_groups.h"
 #include "models/weights/weights.h"
 #include "runtime/memory_plan.h"
 #include "runtime/model.h"
@@ -54,6 +55,151 @@ TEST(MlaSpecTest, SpecsOfTheFixturesEqualTheGoldenTexts) {
             "latent_eps 1e-06; attn_out none; mlp_in rms eps 1e-06; experts 3 of 8 sigmoid "
             "gated silu 32 choice_bias groups 2 of 4 by top2_sum renormalize eps 1e-20 "
             "weight_scale 2.5 shared gated silu 32");
+  EXPECT_EQ(LastLayers("deepseek-v32-bf16"),
+            "mla heads 2 q_rank 48 rank 32 nope 32 rope 16 interleaved v 32 scale 0.18713 "
+            "latent_eps 1e-06 index top 24 by 16 heads of 24 half eps 1e-06; attn_out none; "
+            "mlp_in rms eps 1e-06; experts 3 of 8 sigmoid gated silu 16 choice_bias groups 2 of 4 "
+            "by top2_sum renormalize eps 1e-20 weight_scale 2.5 shared gated silu 16");
+  EXPECT_EQ(LastLayers("glm-moe-dsa-bf16"),
+            "mla heads 2 q_rank 32 rank 32 nope 24 rope 16 interleaved v 40 scale 0.158114 "
+            "latent_eps 1e-06 index top 24 by 14 heads of 32 interleaved eps 1e-06; attn_out none; "
+            "mlp_in rms eps 1e-05; experts 2 of 6 sigmoid gated silu 16 choice_bias renormalize "
+            "eps 1e-20 weight_scale 2.5 shared gated silu 16");
+}
+
+// F: the layer has its own indexer. A digit: the layer takes the selection of that layer.
+std::string Selections(const json& changes) {
+  const auto checked = Read("glm-moe-dsa-bf16", changes);
+  EXPECT_TRUE(checked.ok()) << checked.status();
+  std::string text;
+  if (!checked.ok()) return text;
+  for (const LayerSpec& layer : checked->spec.layers) {
+    const std::int32_t from = layer.mla.index->from_layer;
+    text += from < 0 ? 'F' : static_cast<char>('0' + from);
+  }
+  return text;
+}
+
+TEST(MlaSpecTest, SelectionsAreSharedByTypesPatternOrFrequency) {
+  EXPECT_EQ(Selections(json::object()), "F0F");
+  EXPECT_EQ(Selections({{"index_topk_freq", 1}}), "FFF");
+  EXPECT_EQ(Selections({{"index_skip_topk_offset", nullptr}}), "FF1");
+  EXPECT_EQ(Selections({{"index_topk_freq", nullptr}}), "FFF");
+  EXPECT_EQ(Selections({{"index_topk_pattern", "FFS"}}), "FF1");
+  EXPECT_EQ(
+      Selections({{"index_topk_pattern", "FFF"}, {"indexer_types", {"full", "shared", "shared"}}}),
+      "F00");
+}
+
+TEST(MlaSpecTest, AbsentIndexKeysHaveTheDefaultsOfTheFamily) {
+  const auto index = [](const std::string& folder) {
+    const auto checked = Read(folder, {{"index_topk", nullptr},
+                                       {"index_n_heads", nullptr},
+                                       {"index_head_dim", nullptr},
+                                       {"indexer_rope_interleave", nullptr}});
+    EXPECT_TRUE(checked.ok()) << checked.status();
+    return checked.ok() ? *checked->spec.layers[0].mla.index : IndexSpec{};
+  };
+  EXPECT_EQ(index("deepseek-v32-bf16"),
+            (IndexSpec{.heads = 64, .size = 128, .topk = 2048, .rope_style = RopeStyle::kHalf}));
+  EXPECT_EQ(
+      index("glm-moe-dsa-bf16"),
+      (IndexSpec{.heads = 32, .size = 128, .topk = 2048, .rope_style = RopeStyle::kInterleaved}));
+}
+
+TEST(MlaSpecTest, RejectsIndexKeysByKeyAndValue) {
+  const struct {
+    const char* folder;
+    json changes;
+    const char* message;
+  } refused[] = {
+      {"glm-moe-dsa-bf16", {{"index_topk", 0}}, "index_topk is 0"},
+      {"glm-moe-dsa-bf16", {{"index_n_heads", 5000}}, "index_n_heads is 5000"},
+      {"glm-moe-dsa-bf16",
+       {{"index_head_dim", 8}},
+       "index size 8 must be at least the rope size 16"},
+      {"glm-moe-dsa-bf16", {{"index_topk_pattern", "FS"}}, "index_topk_pattern has 2 entries"},
+      {"glm-moe-dsa-bf16", {{"index_topk_pattern", "FXF"}}, "index_topk_pattern has \"X\""},
+      {"glm-moe-dsa-bf16",
+       {{"indexer_types", {"shared", "full", "full"}}},
+       "indexer_types begins with a layer that shares"},
+      {"glm-moe-dsa-bf16", {{"index_skip_topk_offset", 0}}, "index_skip_topk_offset is 0"},
+      {"glm-moe-dsa-bf16", {{"q_lora_rank", nullptr}}, "q_lora_rank is 0"},
+      {"deepseek-v32-bf16", {{"index_topk_pattern", "FS"}}, "index_topk_pattern \"FS\""},
+      {"deepseek-v32-bf16", {{"indexer_types", {"full", "full"}}}, "indexer_types"}};
+  for (const auto& c : refused) {
+    const auto checked = Read(c.folder, c.changes);
+    ASSERT_FALSE(checked.ok()) << c.message;
+    EXPECT_THAT(std::string(checked.status().message()), HasSubstr(c.message));
+  }
+}
+
+TEST(MlaSpecTest, GpusRejectLearnedSelectionByName) {
+  for (const char* folder : {"deepseek-v32-bf16", "glm-moe-dsa-bf16"}) {
+    const auto checked = Read(folder, json::object(), DeviceKind::kCuda);
+    EXPECT_EQ(checked.status().code(), absl::StatusCode::kUnimplemented);
+    EXPECT_THAT(std::string(checked.status().message()),
+                HasSubstr("layer 0 with index, a learned selection of keys, is not supported on a "
+                          "GPU"));
+  }
+}
+
+TEST(MlaSpecTest, SpecsWithContradictingSelectionsAreInvalid) {
+  const auto checked = Read("glm-moe-dsa-bf16", json::object());
+  ASSERT_TRUE(checked.ok()) << checked.status();
+  const struct {
+    std::size_t layer;
+    IndexSpec index;
+    const char* message;
+  } cases[] = {{0, {.heads = 14, .size = 32, .topk = 24, .from_layer = 1}, "index from_layer is 1"},
+               {2, {.heads = 14, .size = 32, .topk = 24, .from_layer = 1}, "index from_layer is 1"},
+               {1, {.heads = 14, .size = 32, .topk = 8, .from_layer = 0}, "must be equal"},
+               {0, {.heads = 14, .size = 32, .topk = 0}, "index topk 0"},
+               {0, {.heads = 0, .size = 32, .topk = 24}, "index heads 0"}};
+  for (const auto& c : cases) {
+    ModelSpec spec = checked->spec;
+    spec.layers[c.layer].mla.index = c.index;
+    EXPECT_THAT(std::string(ValidateSpec(spec).message()), HasSubstr(c.message));
+  }
+  ModelSpec spec = checked->spec;
+  spec.layers[2].mla.index->size = 48;
+  EXPECT_TRUE(ValidateSpec(spec).ok());
+  EXPECT_THAT(std::string(CheckSupported(spec, DeviceKind::kCpu).message()),
+              HasSubstr("layer 2 with another index size"));
+}
+
+TEST(MlaSpecTest, LayersWithoutIndexerHaveNoIndexRows) {
+  const auto checked = Read("glm-moe-dsa-bf16", json::object());
+  ASSERT_TRUE(checked.ok()) << checked.status();
+  const LayerGroups layers = PlanLayerGroups(checked->spec);
+  EXPECT_EQ(DescribeLayerGroups(layers), "3 layers a page: 3 for all tokens; index rows of 2");
+  EXPECT_EQ(layers.places[0].index_slot, 0u);
+  EXPECT_EQ(layers.places[2].index_slot, 1u);
+}
+
+// Latent rows of 32 + 16 columns in two layers, then index rows of 24 columns. The distance between
+// pages is a multiple of both rows.
+TEST(MlaSpecTest, IndexRowsLieBehindTheRowsOfAPage) {
+  const auto checked = Read("deepseek-v32-bf16", json::object());
+  ASSERT_TRUE(checked.ok()) << checked.status();
+  const struct {
+    DType dtype;
+    std::int64_t row;
+    std::int64_t index_row;
+  } cases[] = {{DType::kBF16, 96, 48}, {DType::kF32, 192, 96}, {DType::kI8, 48, 48}};
+  for (const auto& c : cases) {
+    const auto geometry = runtime::KvGeometryFor(checked->spec, 16, c.dtype, 4);
+    ASSERT_TRUE(geometry.ok()) << geometry.status();
+    const auto index = runtime::IndexRowsFor(checked->spec, *geometry);
+    ASSERT_TRUE(index.ok()) << index.status();
+    EXPECT_EQ(index->offset_bytes, 2 * 16 * c.row);
+    EXPECT_EQ(geometry->block_stride() * DTypeSize(c.dtype), 2 * 16 * (c.row + c.index_row));
+    EXPECT_EQ(index->geometry.block_stride() * DTypeSize(index->geometry.dtype),
+              2 * 16 * (c.row + c.index_row));
+    EXPECT_EQ(index->geometry.dtype, c.dtype == DType::kF32 ? DType::kF32 : DType::kBF16);
+    EXPECT_EQ(geometry->rows_per_block(), geometry->quantized() ? geometry->scale_rows_per_block()
+                                                                : geometry->rows_per_block());
+  }
 }
 
 TEST(MlaSpecTest, DenseLayersAreTheFirstOrListed) {

@@ -112,6 +112,30 @@ class RunnerTest : public testing::Test {
     return sampled;
   }
 
+  // Runs 64 steps of one token and counts allocations after the first 32.
+  void ExpectSteadyState() {
+    std::vector<std::int32_t> tokens(64);
+    for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<std::int32_t>(i) + 40;
+    ASSERT_TRUE(cache_->Reserve(BatchRow{1}, 64).ok());
+    runtime::StepBatch batch;
+    std::int64_t before = 0;
+    for (std::uint32_t i = 0; i < 64; ++i) {
+      const cache::RowStep step{BatchRow{1}, i, 1};
+      batch.Clear();
+      batch.token_ids.push_back(tokens[i]);
+      batch.rows.push_back({BatchRow{1}, i, 0, 1});
+      batch.logits_tokens.push_back(0);
+      batch.samples.push_back({0, Greedy(3)});
+      batch.kv = cache_->PrepareStep({&step, 1});
+      // The first steps grow the scratch memory of the ops, whose size is a power of two of the
+      // context.
+      if (i == 32) before = AllocationCount();
+      ASSERT_TRUE(runner_->Run(batch).ok());
+      ASSERT_TRUE(runner_->Collect().ok());
+    }
+    EXPECT_EQ(AllocationCount() - before, 0);
+  }
+
   // Returns a valid batch of one row of three tokens, which tests modify.
   runtime::StepBatch SoundBatch() {
     EXPECT_TRUE(cache_->Reserve(BatchRow{1}, 3).ok());
@@ -221,7 +245,8 @@ TEST_F(RunnerTest, StepsStayWithinThePlannedScratchMemory) {
   const runtime::RunnerOptions options = DefaultOptions();
   for (const char* const folder :
        {"models/llama-gqa-tied-bf16", "models/gemma2-bf16", "models/deepseek-v2-lite-bf16",
-        "models/qwen3-moe-bf16", "models/gpt-oss-mxfp4"}) {
+        "models/qwen3-moe-bf16", "models/gpt-oss-mxfp4", "models/deepseek-v32-bf16",
+        "models/glm-moe-dsa-bf16"}) {
     const auto files = formats::ModelFiles::FromDirectory(TestDataPath(folder));
     ASSERT_TRUE(files.ok()) << files.status();
     struct Case {
@@ -415,27 +440,68 @@ TEST_F(RunnerTest, ForkedSequencesContinueLikeTheirParent) {
   EXPECT_TRUE(pool_->CheckIntegrity().ok());
 }
 
-TEST_F(RunnerTest, SteadyStateStepsAllocateNothing) {
-  std::vector<std::int32_t> tokens(64);
-  for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<std::int32_t>(i) + 40;
-  ASSERT_TRUE(cache_->Reserve(BatchRow{1}, 64).ok());
-  runtime::StepBatch batch;
-  std::int64_t before = 0;
-  for (std::uint32_t i = 0; i < 64; ++i) {
-    const cache::RowStep step{BatchRow{1}, i, 1};
-    batch.Clear();
-    batch.token_ids.push_back(tokens[i]);
-    batch.rows.push_back({BatchRow{1}, i, 0, 1});
-    batch.logits_tokens.push_back(0);
-    batch.samples.push_back({0, Greedy(3)});
-    batch.kv = cache_->PrepareStep({&step, 1});
-    // The first steps grow the scratch memory of the ops, whose size is a power of two of the
-    // context.
-    if (i == 32) before = AllocationCount();
-    ASSERT_TRUE(runner_->Run(batch).ok());
-    ASSERT_TRUE(runner_->Collect().ok());
+// A copied page brings its index rows along: the page is one of those that the child selects from.
+TEST_F(RunnerTest, ForksOfIndexedModelsContinueLikeTheirParent) {
+  constexpr std::uint32_t kTokens = 77;  // 24 are selected, the last page has 13
+  Load("models/deepseek-v32-bf16");
+  std::vector<std::int32_t> tokens;
+  for (std::uint32_t i = 0; i < kTokens; ++i)
+    tokens.push_back(static_cast<std::int32_t>(i * 3 + 5));
+  auto token = Advance(0, tokens, 0, kTokens);
+  ASSERT_TRUE(token.ok()) << token.status();
+  ASSERT_TRUE(cache_->Fork(BatchRow{0}, BatchRow{3}, kTokens).ok());
+  for (std::uint32_t step = 0; step < 4; ++step) {
+    const std::uint32_t cached = kTokens + step;
+    tokens.push_back(token->token);
+    const auto child = Advance(3, tokens, cached, 1);
+    ASSERT_TRUE(child.ok()) << child.status();
+    const auto parent = Advance(0, tokens, cached, 1);
+    ASSERT_TRUE(parent.ok()) << parent.status();
+    const auto alone = Advance(1, tokens, 0, cached + 1);
+    ASSERT_TRUE(alone.ok()) << alone.status();
+    EXPECT_EQ(child->token, alone->token);
+    EXPECT_EQ(child->logprob, alone->logprob);
+    EXPECT_EQ(parent->logprob, alone->logprob);
+    cache_->Free(BatchRow{1});
+    token = child;
   }
-  EXPECT_EQ(AllocationCount() - before, 0);
+  EXPECT_TRUE(cache_->CheckIntegrity().ok());
+  EXPECT_TRUE(pool_->CheckIntegrity().ok());
+}
+
+TEST_F(RunnerTest, ClearedPagesHaveNoIndexRows) {
+  Load("models/glm-moe-dsa-bf16");
+  const std::vector<std::int32_t> tokens(16, 7);
+  ASSERT_TRUE(Advance(0, tokens, 0, 16).ok());
+  const auto rows = runtime::IndexRowsFor(model_->spec, pool_->geometry());
+  ASSERT_TRUE(rows.ok()) << rows.status();
+  const auto first_index_row = [&](std::uint32_t page) {
+    return pool_->page_blocks(BlockId{page})
+        .subspan(static_cast<std::size_t>(rows->offset_bytes),
+                 static_cast<std::size_t>(rows->geometry.head_size) * 4);
+  };
+  const auto is_zero = [&](std::uint32_t page) {
+    return std::ranges::all_of(first_index_row(page),
+                               [](std::byte b) { return b == std::byte{0}; });
+  };
+  std::uint32_t page = 1;
+  while (page < kBlocks && is_zero(page)) ++page;
+  ASSERT_LT(page, kBlocks) << "no page has index rows";
+  batch_.Clear();
+  batch_.clears = {BlockId{page}};
+  const cache::RowStep none{};
+  batch_.kv = cache_->PrepareStep({&none, 0});
+  ASSERT_TRUE(runner_->Run(batch_).ok());
+  EXPECT_TRUE(is_zero(page));
+}
+
+TEST_F(RunnerTest, SteadyStateStepsOfIndexedModelsAllocateNothing) {
+  Load("models/glm-moe-dsa-bf16");
+  ExpectSteadyState();
+}
+
+TEST_F(RunnerTest, SteadyStateStepsAllocateNothing) {
+  ExpectSteadyState();
 }
 
 TEST(StoryModelTest, GeneratesTheExpectedStory) {

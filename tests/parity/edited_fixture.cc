@@ -135,6 +135,33 @@ void EditedFixture::AddCopy(const std::string& from, const std::string& to,
   Text("model.safetensors") = Joined(parts);
 }
 
+void EditedFixture::AppendNegatedRows(const std::string& pattern) {
+  SafetensorsParts parts = Split(Text("model.safetensors"));
+  const std::regex expression(pattern);
+  // Tensors must cover the data without gaps, so all of them move.
+  std::string data;
+  for (auto& [name, entry] : parts.header.items()) {
+    if (name == "__metadata__") continue;
+    const auto first = entry["data_offsets"][0].get<std::size_t>();
+    const auto end = entry["data_offsets"][1].get<std::size_t>();
+    const std::size_t begin = data.size();
+    data += parts.data.substr(first, end - first);
+    if (std::regex_search(name, expression)) {
+      QUIRE_CHECK(entry["dtype"] == "BF16" || entry["dtype"] == "F16");
+      std::string negated = parts.data.substr(first, end - first);
+      // The sign is the top bit of the second byte.
+      for (std::size_t i = 1; i < negated.size(); i += 2) {
+        negated[i] = static_cast<char>(negated[i] ^ 0x80);
+      }
+      data += negated;
+      entry["shape"][0] = 2 * entry["shape"][0].get<std::size_t>();
+    }
+    entry["data_offsets"] = {begin, data.size()};
+  }
+  parts.data = data;
+  Text("model.safetensors") = Joined(parts);
+}
+
 formats::ModelFiles EditedFixture::Files() {
   Text("config.json") = config_.dump();
   std::vector<formats::ModelFiles::MemoryFile> files;

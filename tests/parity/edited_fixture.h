@@ -36,6 +36,10 @@ class EditedFixture {
   void AddCopy(const std::string& from, const std::string& to,
                const std::vector<std::size_t>& rows);
 
+  // Appends the negated rows of every tensor whose name contains a match of `pattern`. This doubles
+  // its first dimension. REQUIRES: the tensors are bf16 or f16.
+  void AppendNegatedRows(const std::string& pattern);
+
   // Returns the files as edited so far.
   formats::ModelFiles Files();
 

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "tests/parity/parity_harness.h"
 
@@ -43,7 +44,8 @@ constexpr Fixture kFixtures[] = {
     {"olmo3-bf16"},          {"glm4-moe-bf16"},
     {"glm4-moe-lite-bf16"},  {"minimax-m2-bf16"},
     {"qwen3-next-bf16"},     {"qwen35-bf16"},
-    {"qwen35-moe-bf16"},     {"llama4-bf16"}};
+    {"qwen35-moe-bf16"},     {"llama4-bf16"},
+    {"deepseek-v32-bf16"},   {"glm-moe-dsa-bf16"}};
 
 class FamiliesParityTest : public testing::TestWithParam<Fixture> {
  protected:
@@ -141,6 +143,28 @@ TEST_P(FamiliesParityTest, BitsDependOnTheSequenceOnly) {
     EXPECT_EQ(together[i].sampled, alone[0].sampled);
     ExpectSameBits(together[i].logits, alone[0].logits);
     ExpectSameBits(together[i].logprobs, alone[0].logprobs);
+  }
+}
+
+// Models with a learned selection, whose rows change from all keys to selected ones.
+TEST_P(FamiliesParityTest, ChunksOfAnySizeGiveTheBitsOfOnePass) {
+  if (!absl::StrContains(GetParam().folder, "-v32") &&
+      !absl::StrContains(GetParam().folder, "-dsa")) {
+    GTEST_SKIP() << "the other tests vary chunks enough";
+  }
+  for (const DType pages : {DType::kF32, DType::kBF16}) {
+    const auto whole = MustReplay({.kv_dtype = pages, .threads = 2, .chunk = 512, .seed = 3});
+    ASSERT_EQ(whole.size(), reference_.prompts.size());
+    for (const std::uint32_t chunk : {1u, 7u, 64u}) {
+      const auto got =
+          MustReplay({.kv_dtype = pages, .threads = 2, .chunk = chunk, .seed = 4 + chunk});
+      ASSERT_EQ(got.size(), whole.size());
+      for (std::size_t i = 0; i < got.size(); ++i) {
+        SCOPED_TRACE(absl::StrCat(reference_.prompts[i].id, " in chunks of ", chunk));
+        EXPECT_EQ(got[i].sampled, whole[i].sampled);
+        ExpectSameBits(got[i].logits, whole[i].logits);
+      }
+    }
   }
 }
 

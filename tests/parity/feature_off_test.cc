@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <fstream>
 #include <functional>
@@ -30,13 +31,15 @@ namespace {
 using Change = std::function<void(EditedFixture&)>;
 using SpecChange = std::function<void(ModelSpec*)>;
 using StateChange = decltype(ReplayOptions::edit_state);
+using WeightChange = std::function<void(std::span<LayerWeights>)>;
 
-// One feature, switched off in the files or in the spec of the loaded model.
+// One feature, switched off in the files, or in the spec or the weights of the loaded model.
 struct Experiment {
   const char* feature;  // as in feature_checks
   Change files = nullptr;
   SpecChange spec = nullptr;
   StateChange state = nullptr;  // of each row before each step of 64 tokens
+  WeightChange weights = nullptr;
 };
 
 Change SetConfig(const std::string& key, const nlohmann::json& value) {
@@ -679,6 +682,83 @@ ExperimentMap DeltaRuleExperiments() {
   return all;
 }
 
+SpecChange EachIndex(const std::function<void(IndexSpec&)>& change) {
+  return EachLayer([=](LayerSpec& layer) { change(*layer.mla.index); });
+}
+
+void OtherIndexRope(IndexSpec& index) {
+  index.rope_style =
+      index.rope_style == RopeStyle::kHalf ? RopeStyle::kInterleaved : RopeStyle::kHalf;
+}
+
+// x = relu(x) - relu(-x), so each head gets a second one with the opposite queries and weight.
+void NoReluInIndexScores(EditedFixture& fixture) {
+  fixture.config()["index_n_heads"] = 2 * fixture.config()["index_n_heads"].get<int>();
+  fixture.AppendNegatedRows("indexer\\.(wq_b|weights_proj)\\.weight$");
+}
+
+// Moves the last columns of index heads to the front, where rope rotates them. Scores without rope
+// do not depend on the order.
+void RotateLastIndexColumns(EditedFixture& fixture) {
+  const auto size = fixture.config()["index_head_dim"].get<std::size_t>();
+  const auto rope = fixture.config()["qk_rope_head_dim"].get<std::size_t>();
+  const auto heads = fixture.config()["index_n_heads"].get<std::size_t>();
+  const auto rotate = [&](const std::string& pattern, std::size_t blocks) {
+    fixture.EditTensors(pattern, [&](std::vector<float>& values) {
+      const std::size_t columns = values.size() / (blocks * size);
+      for (std::size_t b = 0; b < blocks; ++b) {
+        const auto begin = values.begin() + static_cast<std::ptrdiff_t>(b * size * columns);
+        std::rotate(begin, begin + static_cast<std::ptrdiff_t>((size - rope) * columns),
+                    begin + static_cast<std::ptrdiff_t>(size * columns));
+      }
+    });
+  };
+  rotate("indexer\\.wq_b\\.weight$", heads);
+  rotate("indexer\\.(wk\\.weight|k_norm\\.weight|k_norm\\.bias)$", 1);
+}
+
+// The bias exists in the loaded model only. It is the weight of every head, as the matrix is zero.
+void EqualIndexWeights(std::span<LayerWeights> layers) {
+  static constexpr std::array<float, 64> kOnes = [] {
+    std::array<float, 64> ones{};
+    ones.fill(1);
+    return ones;
+  }();
+  for (LayerWeights& layer : layers) layer.mla.index_weights.bias = kOnes.data();
+}
+
+std::vector<Experiment> IndexExperiments() {
+  return {{"selection of keys (all keys)", nullptr,
+           EachIndex([](IndexSpec& index) { index.topk = 1u << 20; })},
+          {"one key fewer", nullptr, EachIndex([](IndexSpec& index) { --index.topk; })},
+          {"relu in the index scores (left out)", NoReluInIndexScores},
+          {"weights of index heads (all equal)", Fill("indexer\\.weights_proj", 0), nullptr,
+           nullptr, EqualIndexWeights},
+          {"pairs of columns in the rope of the indexer (the other way)", nullptr,
+           EachIndex(OtherIndexRope)},
+          {"rotated columns of index heads (last instead of first)", RotateLastIndexColumns},
+          {"weights of the norm of index keys (set to 1)", Fill("indexer\\.k_norm\\.weight", 1)},
+          {"bias of the norm of index keys", Fill("indexer\\.k_norm\\.bias", 0)},
+          {"correction bias", Fill("e_score_correction_bias", 0)}};
+}
+
+// Learned selection of keys.
+ExperimentMap SelectionExperiments() {
+  std::vector<Experiment> deepseek = IndexExperiments();
+  deepseek.push_back({"choice of groups", nullptr, EachLayer([](LayerSpec& layer) {
+                        layer.moe.groups_kept = layer.moe.groups;
+                      })});
+  deepseek.push_back({"mscale in the attention scale", nullptr, EachLatent(NoScoreFactor)});
+  deepseek.push_back({"shared expert", Fill("shared_experts\\.down_proj", 0)});
+  std::vector<Experiment> glm = IndexExperiments();
+  glm.push_back({"selection in the layers that share one (all keys)", nullptr,
+                 EachLayer([](LayerSpec& layer) {
+                   if (!layer.mla.has_indexer()) layer.mla.index.reset();
+                 })});
+  glm.push_back({"routed_scaling_factor", SetConfig("routed_scaling_factor", 1.0)});
+  return {{"deepseek-v32-bf16", deepseek}, {"glm-moe-dsa-bf16", glm}};
+}
+
 const ExperimentMap& Experiments() {
   static const auto& kExperiments = *[] {
     auto* const all = new ExperimentMap(LlamaExperiments());
@@ -690,6 +770,7 @@ const ExperimentMap& Experiments() {
     all->merge(ChunkExperiments());
     all->merge(LatentExperiments());
     all->merge(DeltaRuleExperiments());
+    all->merge(SelectionExperiments());
     return all;
   }();
   return kExperiments;
@@ -731,15 +812,15 @@ class FeatureOffTest : public testing::TestWithParam<std::string> {
   }
 
   static std::vector<ReplayedPrompt> MustReplay(EditedFixture& fixture, const Reference& reference,
-                                                const SpecChange& spec,
-                                                const StateChange& state = nullptr) {
+                                                const Experiment& experiment) {
     const auto replayed = ReplayByContext(fixture.Files(), reference,
                                           {.threads = 2,
                                            .chunk = 64,
                                            .generated = 1,
                                            .logprobs = false,
-                                           .edit_spec = spec,
-                                           .edit_state = state},
+                                           .edit_spec = experiment.spec,
+                                           .edit_weights = experiment.weights,
+                                           .edit_state = experiment.state},
                                           Border(fixture.config()));
     EXPECT_TRUE(replayed.ok()) << replayed.status();
     return replayed.ok() ? *replayed : std::vector<ReplayedPrompt>();
@@ -751,7 +832,7 @@ TEST_P(FeatureOffTest, ChangesTheLogitsByTheRecordedAmount) {
   ASSERT_TRUE(read.ok()) << read.status();
   Reference reference = WholeSequences(*read);
   EditedFixture untouched(GetParam());
-  const auto base = MustReplay(untouched, reference, nullptr);
+  const auto base = MustReplay(untouched, reference, Experiment{});
   ASSERT_EQ(base.size(), reference.prompts.size());
   for (std::size_t i = 0; i < base.size(); ++i) reference.prompts[i].logits = base[i].logits;
 
@@ -761,7 +842,7 @@ TEST_P(FeatureOffTest, ChangesTheLogitsByTheRecordedAmount) {
     ASSERT_EQ(recorded.count(experiment.feature), 1u) << "the fixture has no such feature";
     EditedFixture edited(GetParam());
     if (experiment.files) experiment.files(edited);
-    const auto changed = MustReplay(edited, reference, experiment.spec, experiment.state);
+    const auto changed = MustReplay(edited, reference, experiment);
     const double got = CompareLogits(changed, reference).relative;
     const double want = recorded[experiment.feature];
     std::printf("%s: %s: %.4g, recorded %.4g\n", GetParam().c_str(), experiment.feature, got, want);

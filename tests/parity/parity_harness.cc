@@ -62,6 +62,11 @@ class Stage {
                          ? RankPart{}
                          : RankPart{options.comm->rank(), options.comm->size()}}));
     if (options.edit_spec) options.edit_spec(&stage->model_->spec);
+    if (options.edit_weights) {
+      // Nothing else changes weights, so Weights has no such access.
+      const std::span<const LayerWeights> layers = stage->model_->weights->layers();
+      options.edit_weights({const_cast<LayerWeights*>(layers.data()), layers.size()});
+    }
     // Uses twice the rows and pages needed, so that tables have gaps and most ids belong to nobody.
     const std::uint32_t max_rows = 2 * num_rows;
     const std::uint32_t row_pages = (row_tokens + kPageSize - 1) / kPageSize;

@@ -17,6 +17,7 @@
 #include "models/blocks/layer_groups.h"
 #include "models/config/layer_spec.h"
 #include "models/weights/quantization.h"
+#include "models/weights/weights.h"
 
 namespace quire::models::parity {
 
@@ -70,6 +71,8 @@ struct ReplayOptions {
   std::uint32_t max_context_tokens = 0;
   // Called with the spec of the loaded model. The weights do not change.
   std::function<void(ModelSpec*)> edit_spec = nullptr;
+  // Called with the layers of the loaded model.
+  std::function<void(std::span<LayerWeights>)> edit_weights = nullptr;
 
   // Called before each step with the state slot of each row that has cached tokens.
   std::function<void(const ModelSpec&, const LayerGroups&, std::span<float> slot)> edit_state =

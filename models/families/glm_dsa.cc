@@ -1,0 +1,45 @@
+#include "models/families/glm_dsa.h"
+
+#include "models/families/common.h"
+#include "models/families/deepseek.h"
+
+namespace quire::models {
+namespace {
+
+constexpr absl::string_view kArchitectures[] = {"GlmMoeDsaForCausalLM"};
+constexpr absl::string_view kModelTypes[] = {"glm_moe_dsa"};
+// qk_head_dim is qk_nope_head_dim + qk_rope_head_dim and not read.
+constexpr auto kKeys =
+    JoinKeys(kDeepseekKeys, {"qk_head_dim", "index_topk", "index_n_heads", "index_head_dim",
+                             "index_topk_freq", "index_topk_pattern", "index_skip_topk_offset",
+                             "indexer_types", "indexer_rope_interleave"});
+constexpr ConfigDefaults kDefaults{.rms_norm_eps = 1e-5,
+                                   .max_position_embeddings = 202752,
+                                   .num_experts = 256,
+                                   .experts_per_token = 8,
+                                   .moe_intermediate_size = 2048,
+                                   .norm_topk_prob = true,
+                                   .first_k_dense_replace = 3,
+                                   .n_shared_experts = 1,
+                                   .routed_scaling_factor = 2.5,
+                                   .index_n_heads = 32,
+                                   .indexer_rope_interleave = true};
+constexpr TensorNames kNames{.choice_bias = "gate.e_score_correction_bias",
+                             .shared = "shared_experts"};
+
+}  // namespace
+
+const Family& GlmMoeDsaFamily() {
+  static const Family kFamily{.name = "glm_moe_dsa",
+                              .architectures = kArchitectures,
+                              .model_types = kModelTypes,
+                              .defaults = kDefaults,
+                              .keys = kKeys,
+                              .names = kNames,
+                              .gguf_architecture = "",
+                              .gguf_names = {},
+                              .build_spec = DeepseekV3Spec};
+  return kFamily;
+}
+
+}  // namespace quire::models
