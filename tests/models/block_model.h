@@ -45,7 +45,7 @@ struct BlockModel {
             .file = "tiny.gguf"};
     const auto n = static_cast<std::uint32_t>(rows);
     slots.embedding = &embedding;
-    slots.final_norm.tensor = &norm;
+    slots.final_norm.parts = {&norm};
     slots.head = {
         .matrices = {{.parts = {&embedding}, .n = n, .k = kInputs, .form = {.dtype = DType::kF32}}},
         .biases = {},
