@@ -8,6 +8,7 @@
 #include "kernels/backend/backend.h"          // Backend: where the ops run
 #include "kernels/elementwise/activation.h"   // GatedProduct: act(gate) * up
 #include "kernels/elementwise/embedding.h"    // Embedding: rows of the token table
+#include "kernels/elementwise/multiply.h"     // Multiply: x * gate
 #include "kernels/elementwise/residual.h"     // ResidualAdd: scaled sum
 #include "kernels/elementwise/softcap.h"      // Softcap: scales and caps logits
 #include "kernels/elementwise/sum_rows.h"     // SumRows: sums rows in order

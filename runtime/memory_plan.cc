@@ -75,7 +75,7 @@ absl::StatusOr<cache::KvGeometry> KvGeometryFor(const models::ModelSpec& spec,
   const models::LayerSpec& first = spec.first_kv_layer();
   for (std::size_t i = 0; i < spec.layers.size(); ++i) {
     const models::LayerSpec& layer = spec.layers[i];
-    if (layer.attention == models::AttentionKind::kRecurrent) continue;
+    if (!layer.has_kv()) continue;
     // All layer groups share one pool, so their pages must be equal.
     if (layer.attention != first.attention || LatentColumns(layer) != LatentColumns(first) ||
         layer.heads.num_kv_heads != first.heads.num_kv_heads ||

@@ -45,9 +45,8 @@ absl::Status CheckRunnerOptions(const models::ModelSpec& spec, const RunnerOptio
           range.name, " is ", range.value, ", it must be ", range.low, " to ", range.high));
     }
   }
-  const bool is_recurrent = std::ranges::any_of(spec.layers, [](const models::LayerSpec& layer) {
-    return layer.attention == models::AttentionKind::kRecurrent;
-  });
+  const bool is_recurrent = std::ranges::any_of(
+      spec.layers, [](const models::LayerSpec& layer) { return layer.has_state(); });
   if (is_recurrent ? options.num_state_slots < 2 : options.num_state_slots != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("num_state_slots is ", options.num_state_slots, ", it must be ",

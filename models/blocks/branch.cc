@@ -40,7 +40,9 @@ absl::StatusOr<kernels::ConstFloatPtr> BranchInput(const StepContext& step, cons
 }
 
 BranchOutput AttentionOutput(const LayerSpec& layer, const LayerWeights& weights) {
-  return {&layer.attn_out, weights.attn_out, layer.residual_scale, 1};
+  const bool is_last = layer.mlp == MlpKind::kNone;
+  return {&layer.attn_out, weights.attn_out, layer.residual_scale,
+          is_last ? layer.output_scale : 1};
 }
 
 BranchOutput MlpOutput(const LayerSpec& layer, const LayerWeights& weights) {

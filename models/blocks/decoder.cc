@@ -15,6 +15,7 @@
 #include "models/blocks/mlp_block.h"
 #include "models/blocks/moe_block.h"
 #include "models/blocks/recurrent_block.h"
+#include "models/blocks/short_conv_block.h"
 #include "models/blocks/step_context.h"
 #include "models/config/tensor_table.h"
 
@@ -81,6 +82,7 @@ constexpr struct {
     {BlockKind::kAttention, AttentionBlock},
     {BlockKind::kMla, MlaBlock},
     {BlockKind::kRecurrent, RecurrentBlock},
+    {BlockKind::kShortConv, ShortConvBlock},
     {BlockKind::kMlp,
      [](const StepContext& step, const LayerSpec& layer, const LayerWeights& weights,
         const LayerPlace&) { return MlpBlock(step, layer, weights); }},

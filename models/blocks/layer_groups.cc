@@ -42,10 +42,12 @@ std::uint32_t SlotsOf(const Classes& classes, std::uint32_t num_layers) {
 }
 
 // Returns the bytes of a layer's states in a slot.
-std::int64_t StateBytesOf(const LayerSpec& layer) {
+std::int64_t StateBytesOf(const ModelSpec& spec, const LayerSpec& layer) {
   constexpr std::int64_t kAlignment = 256;
-  if (layer.attention != AttentionKind::kRecurrent) return 0;
-  const std::int64_t floats = layer.recurrent.state_floats() + layer.recurrent.conv_floats();
+  if (!layer.has_state()) return 0;
+  const std::int64_t floats = layer.attention == AttentionKind::kShortConv
+                                  ? std::int64_t{layer.short_conv.width - 1} * spec.hidden
+                                  : layer.recurrent.state_floats() + layer.recurrent.conv_floats();
   const std::int64_t bytes = floats * std::int64_t{sizeof(float)};
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
@@ -70,7 +72,7 @@ LayerGroups PlanLayerGroups(const ModelSpec& spec) {
   for (const LayerSpec& layer : spec.layers) {
     if (!layer.has_kv()) {
       plan.places.push_back({.state = plan.state_bytes});
-      plan.state_bytes += StateBytesOf(layer);
+      plan.state_bytes += StateBytesOf(spec, layer);
       continue;
     }
     const std::uint32_t window = window_of(layer);

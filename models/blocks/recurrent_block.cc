@@ -19,22 +19,31 @@ struct Columns {
       : q(r.delta ? 0 : r.value_columns() + r.key_columns()),
         k(r.delta ? r.key_columns() : r.value_columns()),
         v(r.delta ? 2 * r.key_columns() : 0),
-        z(r.conv_channels),
-        b(z + r.value_columns()),
-        a(r.delta ? b + r.heads : b),
-        width(r.in_columns()) {}
-  std::uint32_t q, k, v, z, b, a;
+        gate_in(r.conv_channels),
+        b(gate_in + r.gate_in_columns()),
+        decay_in(r.delta ? b + r.heads : b),
+        z(r.gate_rank != 0 ? r.in_columns() : gate_in),
+        a(r.decay_rank != 0 ? r.row_columns() - r.decay_columns() : decay_in),
+        width(r.row_columns()) {}
+  std::uint32_t q, k, v;
+  std::uint32_t gate_in;  // the first stage of z if it has two, else z
+  std::uint32_t b;
+  std::uint32_t decay_in;  // likewise for a
+  std::uint32_t z, a;
   std::int64_t width;
 };
 
-// Returns the rows of the step with the states that begin `floats` floats behind the layer's place.
-kernels::StateRows RowsOf(const StepContext& step, const LayerPlace& place, std::int64_t floats) {
-  return {.states = step.states.memory + place.state + floats * std::int64_t{sizeof(float)},
-          .slot_stride = step.states.slot_bytes,
-          .slots = step.states.inputs,
-          .row_offsets = step.buffers->row_offsets,
-          .positions = step.buffers->positions,
-          .batch_size = step.batch_size};
+// Computes columns of RecurrentBuffers::in from other columns: the second stage of z or a.
+absl::Status SecondStage(const StepContext& step, const LinearWeights& weights, std::int64_t width,
+                         std::uint32_t from, std::uint32_t to) {
+  float* const in = step.buffers->recurrent.in;
+  return ApplyLinear(*step.backend, weights,
+                     {.x = in + from,
+                      .weight = nullptr,
+                      .y = in + to,
+                      .x_stride = width,
+                      .y_stride = width,
+                      .num_rows = step.num_tokens});
 }
 
 // Computes q, k, v, z, b and a of the step's tokens, and what the scan needs of them.
@@ -50,15 +59,23 @@ absl::Status Project(const StepContext& step, const RecurrentSpec& recurrent,
                                      .x_stride = step.hidden,
                                      .y_stride = columns.width,
                                      .num_rows = step.num_tokens}));
-  QUIRE_RETURN_IF_ERROR(
-      kernels::CausalConv(*step.backend, {.rows = RowsOf(step, place, recurrent.state_floats()),
-                                          .x = b.in,
-                                          .weight = weights.conv,
-                                          .bias = weights.conv_bias,
-                                          .x_stride = columns.width,
-                                          .channels = recurrent.conv_channels,
-                                          .width = recurrent.conv_width,
-                                          .silu = recurrent.conv_silu}));
+  if (recurrent.gate_rank != 0) {
+    QUIRE_RETURN_IF_ERROR(
+        SecondStage(step, weights.gate, columns.width, columns.gate_in, columns.z));
+  }
+  if (recurrent.decay_rank != 0) {
+    QUIRE_RETURN_IF_ERROR(
+        SecondStage(step, weights.decay, columns.width, columns.decay_in, columns.a));
+  }
+  QUIRE_RETURN_IF_ERROR(kernels::CausalConv(
+      *step.backend, {.rows = StateRowsOf(step, place, recurrent.state_floats()),
+                      .x = b.in,
+                      .weight = weights.conv,
+                      .bias = weights.conv_bias,
+                      .x_stride = columns.width,
+                      .channels = recurrent.conv_channels,
+                      .width = recurrent.conv_width,
+                      .silu = recurrent.conv_silu}));
   return kernels::PrepareScan(*step.backend, {.q = b.in + columns.q,
                                               .k = b.in + columns.k,
                                               .a = b.in + columns.a,
@@ -85,7 +102,7 @@ absl::Status Scan(const StepContext& step, const RecurrentSpec& recurrent,
   const RecurrentBuffers& b = step.buffers->recurrent;
   const Columns columns(recurrent);
   return kernels::StateScan(*step.backend,
-                            {.rows = RowsOf(step, place, 0),
+                            {.rows = StateRowsOf(step, place, 0),
                              .q = b.in + columns.q,
                              .k = b.in + columns.k,
                              .v = b.in + columns.v,
@@ -137,6 +154,16 @@ absl::Status Gate(const StepContext& step, const RecurrentSpec& recurrent,
 }
 
 }  // namespace
+
+kernels::StateRows StateRowsOf(const StepContext& step, const LayerPlace& place,
+                               std::int64_t floats) {
+  return {.states = step.states.memory + place.state + floats * std::int64_t{sizeof(float)},
+          .slot_stride = step.states.slot_bytes,
+          .slots = step.states.inputs,
+          .row_offsets = step.buffers->row_offsets,
+          .positions = step.buffers->positions,
+          .batch_size = step.batch_size};
+}
 
 absl::Status RecurrentBlock(const StepContext& step, const LayerSpec& layer,
                             const LayerWeights& weights, const LayerPlace& place) {

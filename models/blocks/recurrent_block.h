@@ -1,11 +1,18 @@
 #pragma once
 
+#include <cstdint>
+
 #include "absl/status/status.h"
+#include "kernels/recurrent/state_rows.h"
 #include "models/blocks/step_context.h"
 #include "models/config/layer_spec.h"
 #include "models/weights/weights.h"
 
 namespace quire::models {
+
+// Returns the rows of the step with the states that begin `floats` floats behind the layer's place.
+kernels::StateRows StateRowsOf(const StepContext& step, const LayerPlace& place,
+                               std::int64_t floats);
 
 // Adds the branch of a recurrent layer, the formula of RecurrentSpec, to the residual stream
 // (branch.h). Reads and writes the states of the step's rows at `place` in their slots. Prompts and

@@ -84,7 +84,7 @@ Widths WidthsOf(const ModelSpec& spec) {
     }
     if (layer.attention == AttentionKind::kRecurrent) {
       const RecurrentSpec& recurrent = layer.recurrent;
-      widths.recurrent_in = std::max(widths.recurrent_in, std::int64_t{recurrent.in_columns()});
+      widths.recurrent_in = std::max(widths.recurrent_in, std::int64_t{recurrent.row_columns()});
       widths.decays = std::max(widths.decays, std::int64_t{recurrent.decay_columns()});
       widths.rates = std::max(widths.rates, std::int64_t{recurrent.heads});
       widths.recurrent_out =
@@ -97,6 +97,9 @@ Widths WidthsOf(const ModelSpec& spec) {
       widths.index_size = std::max(widths.index_size, std::int64_t{index.size});
       widths.index_heads = std::max(widths.index_heads, std::int64_t{index.heads});
       widths.index_topk = std::max(widths.index_topk, std::int64_t{index.topk});
+    }
+    if (layer.attention == AttentionKind::kShortConv) {
+      widths.recurrent_in = std::max(widths.recurrent_in, 3 * widths.hidden);
     }
     if (layer.mlp != MlpKind::kMoe) continue;
     widths.experts = std::max(widths.experts, std::int64_t{layer.moe.num_experts});

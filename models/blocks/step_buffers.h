@@ -44,7 +44,7 @@ struct MlaBuffers {
 
 // Buffers of recurrent layers; null if the model has none.
 struct RecurrentBuffers {
-  float* in = nullptr;     // [T, RecurrentSpec::in_columns]
+  float* in = nullptr;     // [T, RecurrentSpec::row_columns], or [T, 3 * hidden]
   float* decay = nullptr;  // [T, RecurrentSpec::decay_columns]
   float* rate = nullptr;   // [T, heads]
   float* out = nullptr;    // [T, heads * value_size]

@@ -177,8 +177,30 @@ absl::Status ValidateMoe(std::size_t index, const MoeSpec& moe) {
   return moe.shared ? ValidateMlp(index, *moe.shared) : absl::OkStatus();
 }
 
+// A layer has at least one branch, and norms of its branches only.
+absl::Status ValidateBranches(std::size_t index, const LayerSpec& layer) {
+  const bool has_attention = layer.attention != AttentionKind::kNone;
+  const bool has_mlp = layer.mlp != MlpKind::kNone;
+  if (!has_attention && !has_mlp) return Invalid(index, "there is neither attention nor an MLP");
+  const struct {
+    absl::string_view name;
+    const NormSpec& norm;
+    bool has_branch;
+  } norms[] = {{"attn_in", layer.attn_in, has_attention},
+               {"attn_out", layer.attn_out, has_attention},
+               {"mlp_in", layer.mlp_in, has_mlp},
+               {"mlp_out", layer.mlp_out, has_mlp}};
+  for (const auto& [name, norm, has_branch] : norms) {
+    if (!has_branch && norm.kind != NormKind::kNone) {
+      return Invalid(index, absl::StrCat(name, " must be none without its branch"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ValidateLayer(const ModelSpec& spec, std::size_t index) {
   const LayerSpec& layer = spec.layers[index];
+  QUIRE_RETURN_IF_ERROR(ValidateBranches(index, layer));
   if (layer.attention == AttentionKind::kHeads) {
     QUIRE_RETURN_IF_ERROR(ValidateHeads(spec, index, layer.heads));
   }
@@ -187,6 +209,11 @@ absl::Status ValidateLayer(const ModelSpec& spec, std::size_t index) {
   }
   if (layer.attention == AttentionKind::kRecurrent) {
     QUIRE_RETURN_IF_ERROR(ValidateRecurrent(index, layer.recurrent));
+  }
+  const std::uint32_t width = layer.short_conv.width;
+  if (layer.attention == AttentionKind::kShortConv && (width == 0 || width > kMaxConvWidth)) {
+    return Invalid(
+        index, absl::StrCat("short_conv width is ", width, ", it must be 1 to ", kMaxConvWidth));
   }
   if (layer.mlp == MlpKind::kMoe) QUIRE_RETURN_IF_ERROR(ValidateMoe(index, layer.moe));
   if (layer.mlp == MlpKind::kDense) QUIRE_RETURN_IF_ERROR(ValidateMlp(index, layer.dense));
@@ -319,9 +346,10 @@ std::string UnbuiltMoe(const MoeSpec& moe, DeviceKind device) {
 std::string UnbuiltLayer(const ModelSpec& spec, const LayerSpec& layer, DeviceKind device) {
   const Knob knobs[] = {
       {"parallel order", layer.order != LayerOrder::kSequential},
-      {"no attention", layer.attention == AttentionKind::kNone},
+      {"no attention", layer.attention == AttentionKind::kNone, true},
       {"recurrent layers", layer.attention == AttentionKind::kRecurrent, true},
-      {"no MLP", layer.mlp == MlpKind::kNone},
+      {"short convolutions", layer.attention == AttentionKind::kShortConv, true},
+      {"no MLP", layer.mlp == MlpKind::kNone, true},
       {"kv_from_layer", layer.kv_from_layer >= 0},
   };
   std::string unbuilt = FirstUnbuilt(knobs, device);
@@ -458,6 +486,8 @@ std::string DumpRecurrent(const RecurrentSpec& recurrent) {
       &text, absl::StrCat("dt ", recurrent.dt_min, " to ", recurrent.dt_max),
       recurrent.dt_min != RecurrentSpec().dt_min || recurrent.dt_max != RecurrentSpec().dt_max);
   AppendSet(&text, "skip", recurrent.skip);
+  AppendSet(&text, absl::StrCat("decay_rank ", recurrent.decay_rank), recurrent.decay_rank != 0);
+  AppendSet(&text, absl::StrCat("gate_rank ", recurrent.gate_rank), recurrent.gate_rank != 0);
   AppendSet(&text, absl::StrCat("norm_groups ", recurrent.norm_groups), recurrent.norm_groups != 0);
   return text;
 }
@@ -493,6 +523,8 @@ std::string DumpLayer(const LayerSpec& layer) {
     text += DumpMla(layer.mla);
   } else if (layer.attention == AttentionKind::kRecurrent) {
     text += DumpRecurrent(layer.recurrent);
+  } else if (layer.attention == AttentionKind::kShortConv) {
+    absl::StrAppend(&text, "short conv ", layer.short_conv.width);
   } else {
     text += "no attention";
   }

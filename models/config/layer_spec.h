@@ -11,6 +11,7 @@
 //     parallel     h = norm(x, L.attn_in);  g = L.mlp_in ? norm(x, L.mlp_in) : h
 //                  x += L.residual_scale * (attn(h) + mlp(g))
 //     x *= L.output_scale
+//   A layer with one branch, attention or mlp, computes that branch alone.
 //   logits = softcap(W_head * norm(x, final_norm) * logit_scale + head_bias, logit_softcap)
 //
 // The structs have all knobs of the known families; CheckSupported rejects those that this version
@@ -182,6 +183,9 @@ struct RecurrentSpec {
   bool skip = false;
   RecurrentGate gate = RecurrentGate::kNormThenSilu;
   float norm_eps = 0;
+  // Ranks of two-stage projections: a = W_b (W_a x) for decays, and likewise for z. 0: one stage.
+  std::uint32_t decay_rank = 0;
+  std::uint32_t gate_rank = 0;
   // 0: the norm is over value_size, with the same weights for all heads. Otherwise the number of
   // groups of adjacent columns that are normalized, with a weight for each column of all heads.
   std::uint32_t norm_groups = 0;
@@ -192,14 +196,28 @@ struct RecurrentSpec {
   std::uint32_t decay_columns() const {
     return decay == DecayKind::kPerChannel ? heads * key_size : heads;
   }
-  // Columns of W_in: those of the convolution, z, b and a.
+  // Columns of W_in: those of the convolution, z, b and a. With a rank, z or a has that many here.
   std::uint32_t in_columns() const {
-    return conv_channels + value_columns() + (delta ? heads : 0) + decay_columns();
+    return conv_channels + gate_in_columns() + (delta ? heads : 0) + decay_in_columns();
   }
   // Floats of the states of one sequence: S of all heads, and the inputs of the convolution.
   std::int64_t state_floats() const { return std::int64_t{heads} * key_size * value_size; }
   std::int64_t conv_floats() const { return std::int64_t{conv_width - 1} * conv_channels; }
+  // Elements of a token: W_in x, then the second stages of z and of a.
+  std::uint32_t row_columns() const {
+    return in_columns() + (gate_rank != 0 ? value_columns() : 0) +
+           (decay_rank != 0 ? decay_columns() : 0);
+  }
+  std::uint32_t gate_in_columns() const { return gate_rank != 0 ? gate_rank : value_columns(); }
+  std::uint32_t decay_in_columns() const { return decay_rank != 0 ? decay_rank : decay_columns(); }
   friend bool operator==(const RecurrentSpec&, const RecurrentSpec&) = default;
+};
+
+// A layer whose only memory is a causal convolution over `width` tokens, one for each column of
+// hidden: y = W_out (C * conv(B * v)), with B, C, v = W_in x.
+struct ShortConvSpec {
+  std::uint32_t width = 0;  // 1 to kMaxConvWidth
+  friend bool operator==(const ShortConvSpec&, const ShortConvSpec&) = default;
 };
 
 inline constexpr std::uint32_t kMaxConvWidth = 8;
@@ -255,7 +273,7 @@ struct MoeSpec {
 };
 
 enum class LayerOrder : std::uint8_t { kSequential, kParallel };
-enum class AttentionKind : std::uint8_t { kHeads, kMla, kRecurrent, kNone };
+enum class AttentionKind : std::uint8_t { kHeads, kMla, kRecurrent, kShortConv, kNone };
 enum class MlpKind : std::uint8_t { kDense, kMoe, kNone };
 
 struct LayerSpec {
@@ -271,6 +289,7 @@ struct LayerSpec {
   AttentionSpec heads;              // used if attention is kHeads
   MlaSpec mla;                      // used if attention is kMla
   RecurrentSpec recurrent;          // used if attention is kRecurrent
+  ShortConvSpec short_conv;         // used if attention is kShortConv
   MlpSpec dense;                    // used if mlp is kDense
   MoeSpec moe;                      // used if mlp is kMoe
   std::int32_t kv_from_layer = -1;  // layer whose K and V this layer reads; -1: its own
@@ -280,6 +299,10 @@ struct LayerSpec {
   // True if the layer caches a row per token in the pages of the KV cache.
   bool has_kv() const {
     return attention == AttentionKind::kHeads || attention == AttentionKind::kMla;
+  }
+  // True if the layer keeps a state of constant size for each sequence.
+  bool has_state() const {
+    return attention == AttentionKind::kRecurrent || attention == AttentionKind::kShortConv;
   }
   friend bool operator==(const LayerSpec&, const LayerSpec&) = default;
 };

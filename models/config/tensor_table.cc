@@ -82,6 +82,14 @@ Extent ExtentInRecurrent(Dim dim, const RecurrentSpec& recurrent) {
       return {recurrent.conv_channels, "columns of q, k and v of the convolution"};
     case Dim::kRecurrentChannelsAndGates:
       return {recurrent.conv_channels + values, "columns of q, k, v and z"};
+    case Dim::kRecurrentIn:
+      return {recurrent.in_columns(), "columns of z, the convolution and dt"};
+    case Dim::kRecurrentKeys:
+      return {recurrent.key_columns(), "key heads * their size"};
+    case Dim::kRecurrentGateRank:
+      return {recurrent.gate_rank, "rank of the output gate"};
+    case Dim::kRecurrentDecayRank:
+      return {recurrent.decay_rank, "rank of the decay"};
     case Dim::kRecurrentTaps:
       return {recurrent.conv_width, "width of the convolution"};
     case Dim::kRecurrentNorm:
@@ -149,24 +157,31 @@ std::vector<RowRange> RowsByKeyHead(std::int64_t key_heads, std::span<const std:
 
 }  // namespace
 
-std::array<BlockKind, 2> BlocksOf(const LayerSpec& layer) {
-  std::array<BlockKind, 2> blocks = {BlockKind::kAttention, BlockKind::kMlp};
+absl::InlinedVector<BlockKind, 2> BlocksOf(const LayerSpec& layer) {
+  absl::InlinedVector<BlockKind, 2> blocks;
   switch (layer.attention) {
+    case AttentionKind::kHeads:
+      blocks.push_back(BlockKind::kAttention);
+      break;
     case AttentionKind::kMla:
-      blocks[0] = BlockKind::kMla;
+      blocks.push_back(BlockKind::kMla);
       break;
     case AttentionKind::kRecurrent:
-      blocks[0] = BlockKind::kRecurrent;
+      blocks.push_back(BlockKind::kRecurrent);
       break;
-    case AttentionKind::kHeads:
+    case AttentionKind::kShortConv:
+      blocks.push_back(BlockKind::kShortConv);
+      break;
     case AttentionKind::kNone:
       break;
   }
   switch (layer.mlp) {
-    case MlpKind::kMoe:
-      blocks[1] = BlockKind::kMoe;
-      break;
     case MlpKind::kDense:
+      blocks.push_back(BlockKind::kMlp);
+      break;
+    case MlpKind::kMoe:
+      blocks.push_back(BlockKind::kMoe);
+      break;
     case MlpKind::kNone:
       break;
   }
@@ -174,7 +189,7 @@ std::array<BlockKind, 2> BlocksOf(const LayerSpec& layer) {
 }
 
 bool HasBlock(const LayerSpec& layer, BlockKind block) {
-  const std::array<BlockKind, 2> blocks = BlocksOf(layer);
+  const auto blocks = BlocksOf(layer);
   return block == BlockKind::kNorms ||
          std::find(blocks.begin(), blocks.end(), block) != blocks.end();
 }
@@ -187,6 +202,10 @@ Extent ExtentOf(Dim dim, std::uint32_t hidden, const LayerSpec& layer) {
       return {1, "1"};
     case Dim::kHidden:
       return {hidden, "hidden_size"};
+    case Dim::kThreeHidden:
+      return {3 * std::int64_t{hidden}, "3 * hidden_size"};
+    case Dim::kShortConvTaps:
+      return {layer.short_conv.width, "width of the convolution"};
     case Dim::kHeads:
     case Dim::kHeadSize:
     case Dim::kQueries:
@@ -215,22 +234,13 @@ Extent ExtentOf(Dim dim, std::uint32_t hidden, const LayerSpec& layer) {
     case Dim::kMlaKeysAndValues:
     case Dim::kMlaValues:
       return ExtentInMla(dim, layer.mla);
-    case Dim::kRecurrentHeads:
-    case Dim::kRecurrentDecays:
-    case Dim::kRecurrentRates:
-    case Dim::kRecurrentValues:
-    case Dim::kRecurrentChannels:
-    case Dim::kRecurrentChannelsAndGates:
-    case Dim::kRecurrentTaps:
-    case Dim::kRecurrentNorm:
+    default:
       return ExtentInRecurrent(dim, layer.recurrent);
     case Dim::kIndexHeads:
     case Dim::kIndexSize:
     case Dim::kIndexQueries:
       return ExtentInIndex(dim, layer.mla.index.value_or(IndexSpec{}));
   }
-  QUIRE_CHECK(false);
-  return {};
 }
 
 bool TensorInfo::IsIn(const LayerSpec& layer) const {
@@ -280,6 +290,12 @@ std::vector<RowRange> RowsOfBa(const LayerSpec& layer) {
   const std::int64_t sizes[] = {recurrent.heads / recurrent.key_heads,
                                 recurrent.decay_columns() / recurrent.key_heads};
   return RowsByKeyHead(recurrent.key_heads, sizes);
+}
+
+std::vector<RowRange> RowsOfZxbcdt(const LayerSpec& layer) {
+  const RecurrentSpec& recurrent = layer.recurrent;
+  const std::int64_t values = recurrent.value_columns(), channels = recurrent.conv_channels;
+  return {{values, channels}, {0, values}, {values + channels, recurrent.heads}};
 }
 
 void ForEachTensor(const LayerSpec& layer,

@@ -7,7 +7,8 @@
 //
 // A new tensor is added in this file and in the kernel call that reads it:
 //   1. a field of TensorNames: its name in checkpoints;
-//   2. a member of LayerTensors, MlaTensors, RecurrentTensors or MoeTensors: its place in memory;
+//   2. a member of LayerTensors, MlaTensors, RecurrentTensors, ShortConvTensors or MoeTensors: its
+//      place in memory;
 //   3. a row of the block's table.
 
 #include <array>
@@ -18,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/functional/function_ref.h"
 #include "absl/strings/string_view.h"
 #include "models/config/layer_spec.h"
@@ -60,19 +62,33 @@ struct TensorNames {
   absl::string_view o = "self_attn.o_proj";
   // Recurrent layers. Their input projection is one or more of the next tensors, which together
   // have the columns of RecurrentSpec::in_columns. Their vectors have no ".weight" of their own.
-  absl::string_view in_qkvz = "";  // for each key head q, k, v of its heads, z of its heads
-  absl::string_view in_ba = "";    // for each key head b of its heads, a of its heads
+  absl::string_view in_qkvz = "";    // for each key head q, k, v of its heads, z of its heads
+  absl::string_view in_ba = "";      // for each key head b of its heads, a of its heads
+  absl::string_view in_zxbcdt = "";  // z, the channels of the convolution, a
   absl::string_view in_qkv = "";
+  absl::string_view in_q = "";
+  absl::string_view in_k = "";
+  absl::string_view in_v = "";
   absl::string_view in_z = "";
+  absl::string_view in_gate_rank = "";  // the first stage of z
   absl::string_view in_b = "";
   absl::string_view in_a = "";
+  absl::string_view in_decay_rank = "";  // the first stage of a
+  absl::string_view gate_of_rank = "";   // the second stages
+  absl::string_view decay_of_rank = "";
   absl::string_view conv = "";
+  absl::string_view conv_q = "";  // instead of conv
+  absl::string_view conv_k = "";
+  absl::string_view conv_v = "";
   absl::string_view conv_bias = "";
   absl::string_view a_log = "";
   absl::string_view dt_bias = "";
   absl::string_view skip = "";
   absl::string_view gate_norm = "";
   absl::string_view recurrent_out = "";
+  absl::string_view short_conv_in = "";
+  absl::string_view short_conv = "";  // without a ".weight" of its own
+  absl::string_view short_conv_out = "";
   absl::string_view gate = "mlp.gate_proj";
   absl::string_view up = "mlp.up_proj";
   absl::string_view gate_up = "";  // one tensor with the rows of gate and up, instead of the two
@@ -114,11 +130,19 @@ struct TensorNames {
 
 // The parts of a layer. Every layer has the norms of its branches, an attention block and an MLP
 // block.
-enum class BlockKind : std::uint8_t { kNorms, kAttention, kMla, kRecurrent, kMlp, kMoe };
-inline constexpr int kNumBlockKinds = 6;
+enum class BlockKind : std::uint8_t {
+  kNorms,
+  kAttention,
+  kMla,
+  kRecurrent,
+  kShortConv,
+  kMlp,
+  kMoe
+};
+inline constexpr int kNumBlockKinds = 7;
 
-// Returns the two blocks that a layer computes, in order. REQUIRES: CheckSupported is OK.
-std::array<BlockKind, 2> BlocksOf(const LayerSpec& layer);
+// Returns the blocks that a layer computes, in order: one or two.
+absl::InlinedVector<BlockKind, 2> BlocksOf(const LayerSpec& layer);
 bool HasBlock(const LayerSpec& layer, BlockKind block);
 
 // A dimension of a tensor.
@@ -126,6 +150,7 @@ enum class Dim : std::uint8_t {
   kNone,  // 0
   kOne,
   kHidden,
+  kThreeHidden,
   kHeads,
   kHeadSize,
   kQueries,    // query heads * head size
@@ -148,11 +173,16 @@ enum class Dim : std::uint8_t {
   kRecurrentValues,    // of all heads
   kRecurrentChannels,  // of the convolution
   kRecurrentChannelsAndGates,
+  kRecurrentIn,    // RecurrentSpec::in_columns
+  kRecurrentKeys,  // of all key heads
+  kRecurrentGateRank,
+  kRecurrentDecayRank,
   kRecurrentTaps,
   kRecurrentNorm,
   kIndexHeads,
   kIndexSize,
   kIndexQueries,  // of all heads
+  kShortConvTaps,
   kExperts,
   kExpertInner,
   kTwoExpertInner,
@@ -214,7 +244,7 @@ struct TensorInfo {
   absl::string_view label = "";  // names the matrices in packed files; empty for vectors
   TensorKind kind = TensorKind::kMatrix;
   // Matrices that share an input, concatenated by rows. Families lack the ones without a name.
-  std::array<PartInfo, 6> parts = {};
+  std::array<PartInfo, 12> parts = {};
   PartInfo fused = {};  // replaces the parts in families that name it
   Dim columns = Dim::kNone;
   absl::string_view TensorNames::*scope = nullptr;  // names become SCOPE.NAME
@@ -272,6 +302,8 @@ struct RecurrentTensors {
   using Vector = VectorType;
   using Linear = LinearType;
   Linear in;           // [in_columns, hidden]: channels of the convolution, z, b, a
+  Linear gate;         // [heads * value_size, gate_rank]
+  Linear decay;        // [decay_columns, decay_rank]
   Vector conv{};       // [conv_channels, conv_width]
   Vector conv_bias{};  // [conv_channels]
   Vector a_log{};      // [heads]
@@ -279,6 +311,16 @@ struct RecurrentTensors {
   Vector skip{};       // [heads]
   Vector gate_norm{};  // [value_size], or [heads * value_size] with norm_groups
   Linear out;          // [hidden, heads * value_size]
+};
+
+// Short convolution.
+template <typename VectorType, typename LinearType>
+struct ShortConvTensors {
+  using Vector = VectorType;
+  using Linear = LinearType;
+  Linear in;      // [3 * hidden, hidden]: B, C, v
+  Vector conv{};  // [hidden, width]
+  Linear out;     // [hidden, hidden]
 };
 
 // Mixture of experts.
@@ -315,6 +357,7 @@ struct LayerTensors {
   Linear down;        // [hidden, intermediate]
   MlaTensors<Vector, Linear> mla;
   RecurrentTensors<Vector, Linear> recurrent;
+  ShortConvTensors<Vector, Linear> short_conv;
   Moe moe;
 };
 
@@ -519,23 +562,45 @@ inline constexpr TensorRow<Block> kMlaTable[] = {
 // Return the rows of tensors that are ordered by key heads, in the order of RecurrentTensors::in.
 std::vector<RowRange> RowsOfQkvz(const LayerSpec& layer);
 std::vector<RowRange> RowsOfBa(const LayerSpec& layer);
+// Returns the rows of a tensor of z, the channels and a in the order of RecurrentTensors::in.
+std::vector<RowRange> RowsOfZxbcdt(const LayerSpec& layer);
 
 template <typename Block>
 inline constexpr TensorRow<Block> kRecurrentTable[] = {
     {.info =
          {.label = "recurrent_in",
-          .parts = {{{.name = &TensorNames::in_qkvz,
-                      .rows = Dim::kRecurrentChannelsAndGates,
-                      .pick = RowsOfQkvz},
-                     {.name = &TensorNames::in_ba, .rows = Dim::kRecurrentRates, .pick = RowsOfBa},
-                     {.name = &TensorNames::in_qkv, .rows = Dim::kRecurrentChannels},
-                     {.name = &TensorNames::in_z, .rows = Dim::kRecurrentValues},
-                     {.name = &TensorNames::in_b, .rows = Dim::kRecurrentHeads},
-                     {.name = &TensorNames::in_a, .rows = Dim::kRecurrentDecays}}},
+          .parts =
+              {{{.name = &TensorNames::in_qkvz,
+                 .rows = Dim::kRecurrentChannelsAndGates,
+                 .pick = RowsOfQkvz},
+                {.name = &TensorNames::in_ba, .rows = Dim::kRecurrentRates, .pick = RowsOfBa},
+                {.name = &TensorNames::in_zxbcdt, .rows = Dim::kRecurrentIn, .pick = RowsOfZxbcdt},
+                {.name = &TensorNames::in_qkv, .rows = Dim::kRecurrentChannels},
+                {.name = &TensorNames::in_q, .rows = Dim::kRecurrentKeys},
+                {.name = &TensorNames::in_k, .rows = Dim::kRecurrentKeys},
+                {.name = &TensorNames::in_v, .rows = Dim::kRecurrentValues},
+                {.name = &TensorNames::in_z, .rows = Dim::kRecurrentValues},
+                {.name = &TensorNames::in_gate_rank, .rows = Dim::kRecurrentGateRank},
+                {.name = &TensorNames::in_b, .rows = Dim::kRecurrentHeads},
+                {.name = &TensorNames::in_a, .rows = Dim::kRecurrentDecays},
+                {.name = &TensorNames::in_decay_rank, .rows = Dim::kRecurrentDecayRank}}},
           .columns = Dim::kHidden},
      .linear = &Block::in},
+    {.info = {.label = "recurrent_gate",
+              .parts = {{{.name = &TensorNames::gate_of_rank, .rows = Dim::kRecurrentValues}}},
+              .columns = Dim::kRecurrentGateRank,
+              .is_present = [](const LayerSpec& layer) { return layer.recurrent.gate_rank != 0; }},
+     .linear = &Block::gate},
+    {.info = {.label = "recurrent_decay",
+              .parts = {{{.name = &TensorNames::decay_of_rank, .rows = Dim::kRecurrentDecays}}},
+              .columns = Dim::kRecurrentDecayRank,
+              .is_present = [](const LayerSpec& layer) { return layer.recurrent.decay_rank != 0; }},
+     .linear = &Block::decay},
     {.info = {.kind = TensorKind::kVector,
-              .parts = {{{.name = &TensorNames::conv, .rows = Dim::kRecurrentChannels}}},
+              .parts = {{{.name = &TensorNames::conv, .rows = Dim::kRecurrentChannels},
+                         {.name = &TensorNames::conv_q, .rows = Dim::kRecurrentKeys},
+                         {.name = &TensorNames::conv_k, .rows = Dim::kRecurrentKeys},
+                         {.name = &TensorNames::conv_v, .rows = Dim::kRecurrentValues}}},
               .columns = Dim::kRecurrentTaps},
      .vector = &Block::conv},
     {.info = {.kind = TensorKind::kVector,
@@ -558,6 +623,22 @@ inline constexpr TensorRow<Block> kRecurrentTable[] = {
     {.info = {.label = "recurrent_out",
               .parts = {{{.name = &TensorNames::recurrent_out, .rows = Dim::kHidden}}},
               .columns = Dim::kRecurrentValues},
+     .linear = &Block::out},
+};
+
+template <typename Block>
+inline constexpr TensorRow<Block> kShortConvTable[] = {
+    {.info = {.label = "short_conv_in",
+              .parts = {{{.name = &TensorNames::short_conv_in, .rows = Dim::kThreeHidden}}},
+              .columns = Dim::kHidden},
+     .linear = &Block::in},
+    {.info = {.kind = TensorKind::kVector,
+              .parts = {{{.name = &TensorNames::short_conv, .rows = Dim::kHidden}}},
+              .columns = Dim::kShortConvTaps},
+     .vector = &Block::conv},
+    {.info = {.label = "short_conv_out",
+              .parts = {{{.name = &TensorNames::short_conv_out, .rows = Dim::kHidden}}},
+              .columns = Dim::kHidden},
      .linear = &Block::out},
 };
 
@@ -730,6 +811,9 @@ void ForEachRow(Layer& layer, Fn&& fn) {
   for (const auto& row : kMlaTable<decltype(Whole::mla)>) fn(BlockKind::kMla, row, layer.mla);
   for (const auto& row : kRecurrentTable<decltype(Whole::recurrent)>) {
     fn(BlockKind::kRecurrent, row, layer.recurrent);
+  }
+  for (const auto& row : kShortConvTable<decltype(Whole::short_conv)>) {
+    fn(BlockKind::kShortConv, row, layer.short_conv);
   }
   for (const auto& row : kMlpTable<Whole>) fn(BlockKind::kMlp, row, layer);
   for (const auto& row : kMoeTable<decltype(Whole::moe)>) fn(BlockKind::kMoe, row, layer.moe);

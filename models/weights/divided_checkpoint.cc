@@ -31,6 +31,8 @@ absl::Status CheckDivisible(std::size_t layer, const LayerSpec& spec) {
     refused = "a layer without attention";
   } else if (spec.attention == AttentionKind::kRecurrent) {
     refused = "a recurrent layer";
+  } else if (spec.attention == AttentionKind::kShortConv) {
+    refused = "a short convolution";
   } else if (HasGateInQueries(spec)) {
     refused = "an output gate in the query projection";
   } else if (spec.mlp == MlpKind::kMoe) {

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/elementwise/activation.h"
+#include "kernels/elementwise/multiply.h"
 #include "kernels/elementwise/residual.h"
 #include "kernels/elementwise/softcap.h"
 #include "kernels/elementwise/sum_rows.h"
@@ -148,6 +149,27 @@ TEST(GatedProductErrorTest, RejectsANegativeLimit) {
   const absl::Status status = GatedProduct(*backend, {x, x, x, 4, 4, 4, 1, 4, {.limit = -1}});
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(status.message(), testing::HasSubstr("limit -1"));
+}
+
+TEST(MultiplyTest, EqualsTheProductsOfElements) {
+  constexpr std::uint32_t kRows = 5, kColumns = 1030, kStride = 3 * kColumns;
+  const auto rows = RandomFloats(kRows * kStride, 7);
+  for (const int threads : {1, 3}) {
+    const TestBackend backend(threads);
+    std::vector<float> got = rows;
+    ASSERT_TRUE(
+        Multiply(*backend, {got.data() + kColumns, got.data(), kStride, kStride, kRows, kColumns})
+            .ok());
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      const bool is_product = i % kStride >= kColumns && i % kStride < 2 * kColumns;
+      ASSERT_EQ(got[i], is_product ? rows[i] * rows[i - kColumns] : rows[i]) << i;
+    }
+  }
+  const TestBackend backend(1);
+  float x[4] = {};
+  const absl::Status status = Multiply(*backend, {x, x, 4, 3, 1, 4});
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(status.message(), testing::HasSubstr("gate 3"));
 }
 
 TEST(SoftcapTest, EqualsReferenceAndDouble) {

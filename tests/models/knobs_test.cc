@@ -94,6 +94,15 @@ void PostNorms(ModelSpec& spec) {
   for (LayerSpec& layer : spec.layers) layer.attn_out = layer.mlp_out = kNorm;
 }
 
+// Layer 0 has the MLP alone, layer 1 attention alone, which is also its last branch.
+void OneBranchLayers(ModelSpec& spec) {
+  spec.layers[0].attention = AttentionKind::kNone;
+  spec.layers[0].attn_in = {};
+  spec.layers[1].mlp = MlpKind::kNone;
+  spec.layers[1].mlp_in = {};
+  for (LayerSpec& layer : spec.layers) layer.output_scale = 0.6f;
+}
+
 void NoGate(ModelSpec& spec) {
   Dense(spec).gated = false;
   Dense(spec).act = Activation::kRelu2;
@@ -140,8 +149,8 @@ std::vector<Knob> Knobs() {
       {"gelu_tanh", [](ModelSpec& s) { Dense(s).act = Activation::kGeluTanh; }},
       {"gelu_erf", [](ModelSpec& s) { Dense(s).act = Activation::kGeluErf; }},
       {"relu2", [](ModelSpec& s) { Dense(s).act = Activation::kRelu2; }},
-      {"no_gate", [](ModelSpec& s) { Dense(s).gated = false; }},
-      {"no_gate_relu2_bias", NoGate},
+      {"no_gate", NoGate},
+      {"one_branch_layers", OneBranchLayers},
       {"alpha", [](ModelSpec& s) { Dense(s).alpha = 1.702f; }},
       {"clamp", Clamp},
       {"mlp_bias",
@@ -346,34 +355,42 @@ class Reference {
     for (std::size_t i = 0; i < x->size(); ++i) (*x)[i] += scale * branch[i];
   }
 
-  void Layer(const LayerSpec& layer, std::vector<Doubles>* x) {
+  // Adds the attention of token t, whose keys and values are appended to k and v.
+  void Attention(const LayerSpec& layer, std::size_t t, std::vector<Doubles>* k,
+                 std::vector<Doubles>* v, Doubles* row) {
     const AttentionSpec& heads = layer.heads;
+    const Doubles in = Norm("input_layernorm", layer.attn_in, *row);
+    Doubles q = Product("self_attn.q_proj", in, heads.q_bias);
+    k->push_back(Product("self_attn.k_proj", in, heads.k_bias));
+    v->push_back(Product("self_attn.v_proj", in, heads.v_bias));
+    if (heads.qk_norm_after_rope) Rotate(heads, t, &q);
+    if (heads.qk_norm_after_rope) Rotate(heads, t, &k->back());
+    q = HeadNorm("q_norm", heads, q);
+    k->back() = HeadNorm("k_norm", heads, k->back());
+    if (!heads.qk_norm_after_rope) Rotate(heads, t, &q);
+    if (!heads.qk_norm_after_rope) Rotate(heads, t, &k->back());
+    const PositionScale& scale = heads.q_position_scale;
+    if (scale.beta != 0) {
+      const auto periods = static_cast<double>((t + scale.offset) / scale.period);
+      for (double& value : q) value *= 1 + double{scale.beta} * std::log(1 + periods);
+    }
+    Doubles attended;
+    for (std::size_t head = 0; head < heads.num_heads; ++head) {
+      Attend(heads, head, q, *k, *v, &attended);
+    }
+    const Doubles o = Product("self_attn.o_proj", attended, heads.o_bias);
+    Join(Norm("attn_out", layer.attn_out, o), layer.residual_scale, row);
+  }
+
+  void Layer(const LayerSpec& layer, std::vector<Doubles>* x) {
     std::vector<Doubles> k, v;
     for (std::size_t t = 0; t < x->size(); ++t) {
       Doubles& row = (*x)[t];
-      const Doubles in = Norm("input_layernorm", layer.attn_in, row);
-      Doubles q = Product("self_attn.q_proj", in, heads.q_bias);
-      k.push_back(Product("self_attn.k_proj", in, heads.k_bias));
-      v.push_back(Product("self_attn.v_proj", in, heads.v_bias));
-      if (heads.qk_norm_after_rope) Rotate(heads, t, &q);
-      if (heads.qk_norm_after_rope) Rotate(heads, t, &k.back());
-      q = HeadNorm("q_norm", heads, q);
-      k.back() = HeadNorm("k_norm", heads, k.back());
-      if (!heads.qk_norm_after_rope) Rotate(heads, t, &q);
-      if (!heads.qk_norm_after_rope) Rotate(heads, t, &k.back());
-      const PositionScale& scale = heads.q_position_scale;
-      if (scale.beta != 0) {
-        const auto periods = static_cast<double>((t + scale.offset) / scale.period);
-        for (double& value : q) value *= 1 + double{scale.beta} * std::log(1 + periods);
+      if (layer.attention != AttentionKind::kNone) Attention(layer, t, &k, &v, &row);
+      if (layer.mlp != MlpKind::kNone) {
+        const Doubles m = Mlp(layer.dense, Norm("post_attention_layernorm", layer.mlp_in, row));
+        Join(Norm("mlp_out", layer.mlp_out, m), layer.residual_scale, &row);
       }
-      Doubles attended;
-      for (std::size_t head = 0; head < heads.num_heads; ++head) {
-        Attend(heads, head, q, k, v, &attended);
-      }
-      const Doubles o = Product("self_attn.o_proj", attended, heads.o_bias);
-      Join(Norm("attn_out", layer.attn_out, o), layer.residual_scale, &row);
-      const Doubles m = Mlp(layer.dense, Norm("post_attention_layernorm", layer.mlp_in, row));
-      Join(Norm("mlp_out", layer.mlp_out, m), layer.residual_scale, &row);
       for (double& value : row) value *= double{layer.output_scale};
     }
   }

@@ -36,6 +36,22 @@ LayerGroups Plan(const std::vector<std::uint32_t>& windows) {
   return PlanLayerGroups(SpecOf(windows));
 }
 
+TEST(LayerGroupsTest, LayersWithoutKvTakeNoSlot) {
+  ModelSpec spec = SpecOf({0, 0, 0, 0});
+  spec.layers[0].attention = AttentionKind::kNone;
+  spec.layers[2].attention = AttentionKind::kRecurrent;
+  const LayerGroups plan = PlanLayerGroups(spec);
+  EXPECT_EQ(plan.slots, 2u);
+  ASSERT_EQ(plan.groups.size(), 1u);
+  EXPECT_EQ(plan.groups[0].num_layers, 2u);
+  ASSERT_EQ(plan.places.size(), 4u);
+  EXPECT_EQ(plan.places[1], (LayerPlace{0, 0}));
+  EXPECT_EQ(plan.places[3], (LayerPlace{0, 1}));
+  const auto geometry = runtime::KvGeometryFor(spec, 16, DType::kF32, 4);
+  ASSERT_TRUE(geometry.ok()) << geometry.status();
+  EXPECT_EQ(geometry->num_layers, 2u);
+}
+
 TEST(LayerGroupsTest, GroupsTheLayersOfPublishedModels) {
   struct Shape {
     const char* name;

@@ -86,6 +86,15 @@ TEST(LayerSpecTest, RejectsContradictions) {
        }},
       {"kv_from_layer is 1", [](ModelSpec& s) { s.layers[1].kv_from_layer = 1; }},
       {"intermediate is 0", [](ModelSpec& s) { s.layers[1].dense.intermediate = 0; }},
+      {"neither attention nor an MLP",
+       [](ModelSpec& s) {
+         s.layers[1].attention = AttentionKind::kNone;
+         s.layers[1].mlp = MlpKind::kNone;
+       }},
+      {"short_conv width is 0",
+       [](ModelSpec& s) { s.layers[1].attention = AttentionKind::kShortConv; }},
+      {"attn_in must be none", [](ModelSpec& s) { s.layers[1].attention = AttentionKind::kNone; }},
+      {"mlp_in must be none", [](ModelSpec& s) { s.layers[1].mlp = MlpKind::kNone; }},
       {"limit 7 and up_offset 0 must be 0 in an MLP without gate",
        [](ModelSpec& s) {
          s.layers[1].dense.gated = false;
@@ -157,9 +166,7 @@ TEST(LayerSpecTest, RejectsUnimplementedOptionsByName) {
       {"mlp_in without weight", [](ModelSpec& s) { s.layers[2].mlp_in.has_weight = false; }},
       {"attn_out LayerNorm", [](ModelSpec& s) { s.layers[2].attn_out.kind = NormKind::kLayer; }},
       {"final without weight or with bias", [](ModelSpec& s) { s.final_norm.has_bias = true; }},
-      {"no attention", [](ModelSpec& s) { s.layers[2].attention = AttentionKind::kNone; }},
       {"head geometry", [](ModelSpec& s) { s.layers[1].attention = AttentionKind::kMla; }},
-      {"no MLP", [](ModelSpec& s) { s.layers[2].mlp = MlpKind::kNone; }},
       {"clip_qkv", [](ModelSpec& s) { s.layers[2].heads.clip_qkv = 8; }},
       {"qk_norm LayerNorm",
        [](ModelSpec& s) { s.layers[2].heads.qk_norm.kind = NormKind::kLayer; }},
@@ -198,6 +205,20 @@ TEST(LayerSpecTest, RejectsUnimplementedOptionsByName) {
     knob.turn(spec);
     EXPECT_NE(DumpSpec(spec), DumpSpec(LlamaSpec())) << knob.name << " does not show in the dump";
   }
+}
+
+void UseShortConvolution(ModelSpec& spec) {
+  spec.layers[2].attention = AttentionKind::kShortConv;
+}
+
+MlaSpec WithoutRope(MlaSpec mla) {
+  mla.rope = -1;
+  return mla;
+}
+
+void UseLatentExperts(ModelSpec& spec) {
+  spec.layers[2].mlp = MlpKind::kMoe;
+  spec.layers[2].moe.latent = 32;
 }
 
 // CUDA rejects by name the options that only the CPU implements, and never computes them wrongly.
@@ -239,16 +260,12 @@ TEST(LayerSpecTest, RejectsCpuOnlyOptionsOnAGpu) {
       {"an MLA rank or head dim that is no multiple of 8",
        [&](ModelSpec& s) { latent(s, sizes(512, 64, 60)); }},
       {"shared MLA columns without rope",
-       [&](ModelSpec& s) {
-         latent(s, sizes(512, 64, 64));
-         for (LayerSpec& layer : s.layers) layer.mla.rope = -1;
-       }},
+       [&](ModelSpec& s) { latent(s, WithoutRope(sizes(512, 64, 64))); }},
+      {"no attention", [](ModelSpec& s) { s.layers[2].attention = AttentionKind::kNone; }},
+      {"no MLP", [](ModelSpec& s) { s.layers[2].mlp = MlpKind::kNone; }},
+      {"short convolutions", UseShortConvolution},
       {"an MLP without gate", [](ModelSpec& s) { s.layers[2].dense.gated = false; }},
-      {"experts behind a latent projection",
-       [](ModelSpec& s) {
-         s.layers[2].mlp = MlpKind::kMoe;
-         s.layers[2].moe.latent = 32;
-       }},
+      {"experts behind a latent projection", UseLatentExperts},
   };
   for (const Knob& knob : knobs) {
     const absl::Status status = Checked(knob, DeviceKind::kCuda);

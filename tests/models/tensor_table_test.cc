@@ -380,6 +380,7 @@ TEST(TensorTableTest, OrderInMemoryIsThatOfTheVersionOfPackedFiles) {
                           .dt_bias = "dt_bias",
                           .skip = "skip",
                           .gate_norm = "gate_norm",
+                          .short_conv = "short_conv",
                           .choice_bias = "choice_bias"};
   std::vector<std::string> order;
   ForEachTensor([&](BlockKind, const TensorInfo& info) {
@@ -395,7 +396,8 @@ TEST(TensorTableTest, OrderInMemoryIsThatOfTheVersionOfPackedFiles) {
       "from_latent", "index_q", "index_k", "self_attn.indexer.k_norm",
       "self_attn.indexer.k_norm.bias", "index_weights", "o",
       // recurrent
-      "recurrent_in", "conv", "conv_bias", "a_log", "dt_bias", "skip", "gate_norm", "recurrent_out",
+      "recurrent_in", "recurrent_gate", "recurrent_decay", "conv", "conv_bias", "a_log", "dt_bias",
+      "skip", "gate_norm", "recurrent_out", "short_conv_in", "short_conv", "short_conv_out",
       // MLP; the first product has a row with and a row without a gate, also in MoE
       "gate_up", "gate_up", "down",
       // MoE

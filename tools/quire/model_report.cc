@@ -67,6 +67,7 @@ absl::string_view BlockGroup(models::BlockKind block) {
     case models::BlockKind::kAttention:
     case models::BlockKind::kMla:
     case models::BlockKind::kRecurrent:
+    case models::BlockKind::kShortConv:
       return "attention";
     case models::BlockKind::kMlp:
       return "mlp";

@@ -141,6 +141,8 @@ std::string DescribeLayer(const LayerSpec& layer) {
   if (layer.attention == AttentionKind::kMla) parts.push_back(DescribeMla(layer.mla));
   if (layer.attention == AttentionKind::kRecurrent) {
     parts.push_back(DescribeRecurrent(layer.recurrent));
+  } else if (layer.attention == AttentionKind::kShortConv) {
+    parts.push_back(absl::StrCat("short convolution over ", layer.short_conv.width, " tokens"));
   }
   if (layer.mlp == MlpKind::kDense)
     parts.push_back(absl::StrCat("MLP: ", DescribeMlp(layer.dense)));
