@@ -136,6 +136,25 @@ absl::StatusOr<std::optional<std::vector<double>>> ConfigReader::OptionalNumbers
   return std::optional<std::vector<double>>(std::move(numbers));
 }
 
+absl::StatusOr<std::optional<std::vector<double>>> ConfigReader::OptionalLimits(
+    absl::string_view key) const {
+  const std::optional<formats::JsonValue> value = object_.FindSet(key);
+  if (!value) return std::optional<std::vector<double>>();
+  if (const absl::Status status = value->CheckArray(); !status.ok()) return Label(status);
+  const nlohmann::json infinity = {{"__float__", "Infinity"}};
+  std::vector<double> limits;
+  for (std::size_t i = 0; i < value->size(); ++i) {
+    const formats::JsonValue item = value->At(i);
+    const bool is_infinite = item.raw() == infinity;
+    if (!is_infinite && !item.is_number()) {
+      return Label(item.Error("must be a number or {\"__float__\": \"Infinity\"}"));
+    }
+    limits.push_back(is_infinite ? std::numeric_limits<double>::infinity()
+                                 : item.raw().get<double>());
+  }
+  return std::optional<std::vector<double>>(std::move(limits));
+}
+
 absl::StatusOr<std::optional<std::vector<std::string>>> ConfigReader::OptionalStrings(
     absl::string_view key) const {
   const std::optional<formats::JsonValue> value = object_.FindSet(key);

@@ -50,6 +50,8 @@ class ConfigReader {
   absl::StatusOr<std::optional<std::vector<std::int32_t>>> OptionalIds(absl::string_view key) const;
   // Reads a list of finite numbers.
   absl::StatusOr<std::optional<std::vector<double>>> OptionalNumbers(absl::string_view key) const;
+  // Like OptionalNumbers, but an entry may be {"__float__": "Infinity"}.
+  absl::StatusOr<std::optional<std::vector<double>>> OptionalLimits(absl::string_view key) const;
   // Reads a list of strings.
   absl::StatusOr<std::optional<std::vector<std::string>>> OptionalStrings(
       absl::string_view key) const;

@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "models/config/hybrid_config.h"
 #include "models/config/layer_spec.h"
 #include "models/config/model_config.h"
 #include "models/config/tensor_table.h"
@@ -70,6 +71,9 @@ struct Family {
   WindowRule windows = WindowRule::kNone;
   // Layers are recurrent or have full attention (recurrent_config.h).
   bool has_recurrent_layers = false;
+  // Entries of layer_types, for families with layers of different kinds. Empty: layer_types tells
+  // windowed from full layers only.
+  std::span<const LayerTypeName> layer_types = {};
   // model_type of text_config, for the text model inside a multimodal model. Empty: the keys are at
   // the top level.
   absl::string_view text_model_type = "";

@@ -10,6 +10,7 @@
 
 #include "base/dtype.h"
 #include "formats/stored_quantization.h"
+#include "models/config/hybrid_config.h"
 #include "models/config/index_config.h"
 #include "models/config/mla_config.h"
 #include "models/config/moe_config.h"
@@ -91,9 +92,12 @@ struct ModelConfig {
   double embedding_multiplier = 1;
   double residual_multiplier = 1;
   double logits_scaling = 1;
+  bool has_rope = true;                        // position_embedding_type is "rope", if it is read
+  std::uint32_t shared_intermediate_size = 0;  // of an MLP beside the experts of all layers
   MoeConfig moe;
   MlaConfig mla;
   RecurrentConfig recurrent;
+  HybridConfig hybrid;
   IndexConfig index;
   formats::StoredQuantization stored_quantization;
   std::vector<std::int32_t> eos_ids;

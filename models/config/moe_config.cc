@@ -14,17 +14,19 @@ namespace {
 
 constexpr absl::string_view kExpertKeys[] = {"num_experts", "num_local_experts",
                                              "n_routed_experts"};
-constexpr absl::string_view kChosenKeys[] = {"num_experts_per_tok", "experts_per_token"};
+constexpr absl::string_view kChosenKeys[] = {"num_experts_per_tok", "experts_per_token",
+                                             "num_experts_per_token"};
 
 // Reads a number that has several names. If more than one is given, they must agree.
 absl::StatusOr<std::uint32_t> AliasedCount(const ConfigReader& reader,
                                            std::span<const absl::string_view> keys,
-                                           std::uint32_t most, std::uint32_t absent) {
+                                           std::uint32_t least, std::uint32_t most,
+                                           std::uint32_t absent) {
   std::optional<std::int64_t> value;
   absl::string_view from;
   for (const absl::string_view key : keys) {
     QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> given,
-                           reader.OptionalInteger(key, 1, most));
+                           reader.OptionalInteger(key, least, most));
     if (!given) continue;
     if (value && *given != *value) {
       return reader.Error(key, absl::StrCat("is ", *given, ", but ", from, " is ", *value));
@@ -109,6 +111,24 @@ absl::Status ReadDenseLayers(const ConfigReader& reader, const Family& family,
   return absl::OkStatus();
 }
 
+// Reads the widths of experts that differ from the others.
+absl::Status ReadWidths(const ConfigReader& reader, const Family& family, MoeConfig* moe) {
+  const struct {
+    absl::string_view key;
+    std::uint32_t* value;
+    std::uint32_t absent;
+  } widths[] = {{"moe_shared_expert_intermediate_size", &moe->shared_expert_intermediate_size,
+                 family.defaults.moe_intermediate_size},
+                {"moe_latent_size", &moe->latent_size, 0}};
+  for (const auto& width : widths) {
+    if (!ReadsKey(family, width.key)) continue;
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> given,
+                           reader.OptionalInteger(width.key, 1, kMaxIntermediate));
+    *width.value = static_cast<std::uint32_t>(given.value_or(width.absent));
+  }
+  return absl::OkStatus();
+}
+
 // Reads the keys of DeepSeek and its relatives: groups, shared experts, the method of routing and
 // the scaling factor.
 absl::Status ReadRouting(const ConfigReader& reader, const Family& family, MoeConfig* moe) {
@@ -118,7 +138,9 @@ absl::Status ReadRouting(const ConfigReader& reader, const Family& family, MoeCo
     std::uint32_t low;
     std::uint32_t absent;
   } counts[] = {{"n_shared_experts", &moe->n_shared_experts, 0, family.defaults.n_shared_experts},
+                {"num_shared_experts", &moe->n_shared_experts, 0, family.defaults.n_shared_experts},
                 {"n_group", &moe->n_group, 1, family.defaults.n_group},
+                {"num_expert_group", &moe->n_group, 1, family.defaults.n_group},
                 {"topk_group", &moe->topk_group, 1, family.defaults.topk_group}};
   for (const auto& count : counts) {
     if (!ReadsKey(family, count.key)) continue;
@@ -134,8 +156,10 @@ absl::Status ReadRouting(const ConfigReader& reader, const Family& family, MoeCo
                                      moe->intermediate_size, " the shared expert is wider than ",
                                      kMaxIntermediate));
   }
-  const std::pair<absl::string_view, std::string*> names[] = {{"topk_method", &moe->topk_method},
-                                                              {"scoring_func", &moe->scoring_func}};
+  const std::pair<absl::string_view, std::string*> names[] = {
+      {"topk_method", &moe->topk_method},
+      {"scoring_func", &moe->scoring_func},
+      {"moe_router_activation_func", &moe->scoring_func}};
   for (const auto& [key, value] : names) {
     if (!ReadsKey(family, key)) continue;
     QUIRE_ASSIGN_OR_RETURN(const std::optional<std::string> given, reader.OptionalString(key));
@@ -156,10 +180,13 @@ absl::StatusOr<MoeConfig> ReadMoe(const ConfigReader& reader, const Family& fami
   MoeConfig moe;
   const ConfigDefaults& absent = family.defaults;
   if (absent.num_experts == 0) return moe;
+  // Models with an MLP beside the experts may have no experts.
+  const std::uint32_t least = ReadsKey(family, "shared_intermediate_size") ? 0 : 1;
   QUIRE_ASSIGN_OR_RETURN(moe.num_experts,
-                         AliasedCount(reader, kExpertKeys, kMaxExperts, absent.num_experts));
-  QUIRE_ASSIGN_OR_RETURN(moe.experts_per_token,
-                         AliasedCount(reader, kChosenKeys, kMaxExperts, absent.experts_per_token));
+                         AliasedCount(reader, kExpertKeys, least, kMaxExperts, absent.num_experts));
+  if (moe.num_experts == 0) return moe;
+  QUIRE_ASSIGN_OR_RETURN(moe.experts_per_token, AliasedCount(reader, kChosenKeys, 1, kMaxExperts,
+                                                             absent.experts_per_token));
   if (moe.experts_per_token > moe.num_experts) {
     return reader.Error("num_experts_per_tok",
                         absl::StrCat("is ", moe.experts_per_token, ", it must be at most the ",
@@ -179,15 +206,16 @@ absl::StatusOr<MoeConfig> ReadMoe(const ConfigReader& reader, const Family& fami
     moe.shared_expert_intermediate_size =
         static_cast<std::uint32_t>(width.value_or(absent.shared_expert_intermediate_size));
   }
-  if (ReadsKey(family, "norm_topk_prob")) {
-    QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> renormalize,
-                           reader.OptionalBool("norm_topk_prob"));
+  for (const absl::string_view key : {"norm_topk_prob", "moe_renormalize"}) {
+    if (!ReadsKey(family, key)) continue;
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> renormalize, reader.OptionalBool(key));
     moe.norm_topk_prob = renormalize.value_or(absent.norm_topk_prob);
   }
   QUIRE_RETURN_IF_ERROR(
       ReadPositive(reader, family, "swiglu_limit", kDefaultSwigluLimit, &moe.swiglu_limit));
   QUIRE_RETURN_IF_ERROR(
       ReadPositive(reader, family, "swiglu_alpha", kDefaultSwigluAlpha, &moe.swiglu_alpha));
+  QUIRE_RETURN_IF_ERROR(ReadWidths(reader, family, &moe));
   QUIRE_RETURN_IF_ERROR(ReadRouting(reader, family, &moe));
   QUIRE_ASSIGN_OR_RETURN(moe.sparse_layers, ReadSparseLayers(reader, family, num_layers));
   QUIRE_RETURN_IF_ERROR(ReadDenseLayers(reader, family, &moe.sparse_layers));

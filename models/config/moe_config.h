@@ -25,6 +25,7 @@ struct MoeConfig {
   bool norm_topk_prob = false;
   std::vector<bool> sparse_layers;  // true for MoE layers, false for dense ones
   std::uint32_t n_shared_experts = 0;
+  std::uint32_t latent_size = 0;  // moe_latent_size; 0: none
   std::uint32_t n_group = 1;
   std::uint32_t topk_group = 1;
   bool use_routing_bias = true;
@@ -37,7 +38,8 @@ struct MoeConfig {
 };
 
 // Reads the MoE keys that `family` lists in Family::keys. num_experts, num_local_experts and
-// n_routed_experts are synonyms, and so are num_experts_per_tok and experts_per_token. If the
+// n_routed_experts are synonyms, and so are num_experts_per_tok, experts_per_token and
+// num_experts_per_token. If the
 // family does not read moe_intermediate_size, experts are as wide as dense layers:
 // `intermediate_size`. Returns INVALID_ARGUMENT that names the key.
 absl::StatusOr<MoeConfig> ReadMoe(const ConfigReader& reader, const Family& family,

@@ -112,7 +112,7 @@ absl::StatusOr<std::vector<std::uint32_t>> ReadWindows(const ConfigReader& reade
   // recurrent_config.h reads layer_types.
   if (family.has_recurrent_layers) return std::vector<std::uint32_t>();
   std::optional<std::vector<bool>> windowed;
-  if (family.windows != WindowRule::kAll && !HasChunks(family)) {
+  if (family.windows != WindowRule::kAll && !HasChunks(family) && family.layer_types.empty()) {
     const absl::string_view sliding =
         family.windows == WindowRule::kNone ? "" : "sliding_attention";
     QUIRE_ASSIGN_OR_RETURN(windowed, ByTypes(reader, family, num_layers, sliding));

@@ -16,7 +16,16 @@ namespace {
 constexpr std::pair<absl::string_view, Activation> kActivations[] = {
     {"silu", Activation::kSilu},         {"swish", Activation::kSilu},
     {"gelu", Activation::kGeluErf},      {"gelu_pytorch_tanh", Activation::kGeluTanh},
-    {"gelu_new", Activation::kGeluTanh}, {"gelu_fast", Activation::kGeluTanh}};
+    {"gelu_new", Activation::kGeluTanh}, {"gelu_fast", Activation::kGeluTanh},
+    {"relu2", Activation::kRelu2}};
+
+// The key of hidden_act in a family's files.
+absl::string_view ActivationKey(const Family& family) {
+  for (const absl::string_view key : {"hidden_activation", "mlp_hidden_act"}) {
+    if (ReadsKey(family, key)) return key;
+  }
+  return "hidden_act";
+}
 
 absl::StatusOr<Activation> ActivationOf(const ModelConfig& config, const Family& family) {
   for (const auto& [name, activation] : kActivations) {
@@ -26,9 +35,8 @@ absl::StatusOr<Activation> ActivationOf(const ModelConfig& config, const Family&
     }
   }
   return absl::UnimplementedError(
-      absl::StrCat(ReadsKey(family, "hidden_activation") ? "hidden_activation" : "hidden_act",
-                   " \"", config.hidden_act, "\" is not supported by ", family.name,
-                   " (supported: ", absl::StrJoin(family.activations, ", "), ")"));
+      absl::StrCat(ActivationKey(family), " \"", config.hidden_act, "\" is not supported by ",
+                   family.name, " (supported: ", absl::StrJoin(family.activations, ", "), ")"));
 }
 
 // Returns the number of positions that the scaled rope table supports.
@@ -130,6 +138,37 @@ void UseExperts(const ModelConfig& config, MoeSpec moe, ModelSpec* spec) {
     layer.moe = moe;
     layer.dense = MlpSpec{};
   }
+}
+
+void RemoveRope(ModelSpec* spec) {
+  spec->rope_tables.clear();
+  for (LayerSpec& layer : spec->layers) {
+    layer.heads.rope = -1;
+    layer.heads.rotary_size = 0;
+  }
+}
+
+void UseRecurrentLayers(const ModelConfig& config, const RecurrentSpec& recurrent,
+                        ModelSpec* spec) {
+  for (std::size_t i = 0; i < spec->layers.size(); ++i) {
+    if (config.hybrid.layers[i] != LayerBranch::kRecurrent) continue;
+    LayerSpec& layer = spec->layers[i];
+    layer.attention = AttentionKind::kRecurrent;
+    layer.heads = AttentionSpec{};
+    layer.mla = MlaSpec{};
+    layer.recurrent = recurrent;
+  }
+  AssignCacheGroups(spec);
+}
+
+void UseMamba(const ModelConfig& config, ModelSpec* spec) {
+  RecurrentSpec mamba = config.hybrid.recurrent;
+  mamba.delta = false;
+  mamba.skip = true;
+  mamba.gate = RecurrentGate::kSiluThenNorm;
+  mamba.norm_eps = config.rms_norm_eps;
+  mamba.norm_groups = mamba.key_heads;
+  UseRecurrentLayers(config, mamba, spec);
 }
 
 absl::StatusOr<ModelSpec> PreNormSpec(const ModelConfig& config, const Family& family) {

@@ -85,4 +85,13 @@ absl::Status CheckName(absl::string_view key, absl::string_view value, absl::str
 // gets the spec of the dense MLP, with the width of config.moe, which also sets their number.
 void UseExperts(const ModelConfig& config, MoeSpec moe, ModelSpec* spec);
 
+// Makes attention independent of positions.
+void RemoveRope(ModelSpec* spec);
+
+// Replaces attention by `recurrent` in the recurrent layers of config.hybrid.
+void UseRecurrentLayers(const ModelConfig& config, const RecurrentSpec& recurrent, ModelSpec* spec);
+
+// UseRecurrentLayers for Mamba-2 with the sizes of config.hybrid. The gated norm is per group.
+void UseMamba(const ModelConfig& config, ModelSpec* spec);
+
 }  // namespace quire::models

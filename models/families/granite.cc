@@ -15,16 +15,20 @@ constexpr absl::string_view kKeys[] = {"attention_bias",       "mlp_bias",
 
 absl::StatusOr<ModelSpec> BuildSpec(const ModelConfig& config) {
   QUIRE_ASSIGN_OR_RETURN(ModelSpec spec, PreNormSpec(config, GraniteFamily()));
-  spec.embed_scale = static_cast<float>(config.embedding_multiplier);
-  spec.logit_scale = static_cast<float>(1.0 / config.logits_scaling);
-  for (LayerSpec& layer : spec.layers) {
-    layer.heads.scale = static_cast<float>(config.attention_multiplier);
-    layer.residual_scale = static_cast<float>(config.residual_multiplier);
-  }
+  ApplyGraniteMultipliers(config, &spec);
   return spec;
 }
 
 }  // namespace
+
+void ApplyGraniteMultipliers(const ModelConfig& config, ModelSpec* spec) {
+  spec->embed_scale = static_cast<float>(config.embedding_multiplier);
+  spec->logit_scale = static_cast<float>(1.0 / config.logits_scaling);
+  for (LayerSpec& layer : spec->layers) {
+    layer.heads.scale = static_cast<float>(config.attention_multiplier);
+    layer.residual_scale = static_cast<float>(config.residual_multiplier);
+  }
+}
 
 const Family& GraniteFamily() {
   static const Family kFamily{.name = "granite",

@@ -12,4 +12,7 @@ namespace quire::models {
 
 const Family& GraniteFamily();
 
+// Applies the four factors.
+void ApplyGraniteMultipliers(const ModelConfig& config, ModelSpec* spec);
+
 }  // namespace quire::models

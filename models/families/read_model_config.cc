@@ -26,8 +26,9 @@
 namespace quire::models {
 namespace {
 
-absl::StatusOr<formats::JsonDocument> ParseObject(const formats::ModelFile& file) {
-  absl::StatusOr<formats::JsonDocument> document = formats::JsonDocument::Parse(file.text());
+absl::StatusOr<formats::JsonDocument> ParseObject(const formats::ModelFile& file,
+                                                  absl::string_view text) {
+  absl::StatusOr<formats::JsonDocument> document = formats::JsonDocument::Parse(text);
   if (!document.ok()) {
     return absl::InvalidArgumentError(
         absl::StrCat(file.label(), ": ", document.status().message()));
@@ -197,8 +198,10 @@ absl::Status ReadSizes(const ConfigReader& reader, const Family& family, ModelCo
                                                            family.defaults.vocab_size));
   QUIRE_ASSIGN_OR_RETURN(config->hidden_size, reader.Count("hidden_size", 1, kMaxHidden));
   QUIRE_ASSIGN_OR_RETURN(config->intermediate_size,
-                         RequiredCount(reader, "intermediate_size", kMaxIntermediate,
-                                       family.defaults.intermediate_size));
+                         ReadsKey(family, "block_ff_dim")
+                             ? ReadAdjustedWidth(reader)
+                             : RequiredCount(reader, "intermediate_size", kMaxIntermediate,
+                                             family.defaults.intermediate_size));
   if (ReadsKey(family, "intermediate_size_mlp")) {
     QUIRE_ASSIGN_OR_RETURN(
         config->intermediate_size_mlp,
@@ -208,10 +211,12 @@ absl::Status ReadSizes(const ConfigReader& reader, const Family& family, ModelCo
   QUIRE_ASSIGN_OR_RETURN(config->num_hidden_layers,
                          reader.Count("num_hidden_layers", 1, kMaxLayers));
   QUIRE_RETURN_IF_ERROR(ReadHeads(reader, family, config));
+  const absl::string_view length =
+      ReadsKey(family, "model_max_length") ? "model_max_length" : "max_position_embeddings";
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> positions,
-                         reader.OptionalInteger("max_position_embeddings", 1, kMaxPositions));
+                         reader.OptionalInteger(length, 1, kMaxPositions));
   if (!positions) {
-    config->warnings.push_back(absl::StrCat("config.json has no max_position_embeddings; using ",
+    config->warnings.push_back(absl::StrCat("config.json has no ", length, "; using ",
                                             family.defaults.max_position_embeddings,
                                             ", the default of ", family.name));
   }
@@ -220,12 +225,12 @@ absl::Status ReadSizes(const ConfigReader& reader, const Family& family, ModelCo
   return absl::OkStatus();
 }
 
-// hidden_act and hidden_activation are synonyms, except in families that read hidden_activation
-// only. Their files have arbitrary values of hidden_act.
+// hidden_act and hidden_activation are synonyms, except in families that read hidden_activation or
+// mlp_hidden_act only. Their files have arbitrary values of hidden_act.
 absl::Status ReadActivation(const ConfigReader& reader, const Family& family, ModelConfig* config) {
-  if (ReadsKey(family, "hidden_activation")) {
-    QUIRE_ASSIGN_OR_RETURN(const std::optional<std::string> only,
-                           reader.OptionalString("hidden_activation"));
+  for (const absl::string_view key : {"hidden_activation", "mlp_hidden_act"}) {
+    if (!ReadsKey(family, key)) continue;
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<std::string> only, reader.OptionalString(key));
     config->hidden_act = only ? *only : std::string(family.defaults.hidden_act);
     return absl::OkStatus();
   }
@@ -257,11 +262,18 @@ absl::Status ReadFlags(const ConfigReader& reader, const Family& family, ModelCo
     QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> norms, reader.OptionalBool("use_qk_norm"));
     config->use_qk_norm = norms.value_or(family.defaults.use_qk_norm);
   }
-  QUIRE_ASSIGN_OR_RETURN(const std::optional<double> eps, reader.OptionalNumber("rms_norm_eps"));
+  if (ReadsKey(family, "tie_embedding")) {
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> ties, reader.OptionalBool("tie_embedding"));
+    config->tie_word_embeddings = ties.value_or(config->tie_word_embeddings);
+  }
+  absl::string_view key = "rms_norm_eps";
+  for (const absl::string_view other : {"norm_eps", "layer_norm_epsilon"}) {
+    if (ReadsKey(family, other)) key = other;
+  }
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<double> eps, reader.OptionalNumber(key));
   config->rms_norm_eps = static_cast<float>(eps.value_or(family.defaults.rms_norm_eps));
   if (!(config->rms_norm_eps > 0 && config->rms_norm_eps < 1)) {
-    return reader.Error("rms_norm_eps",
-                        absl::StrCat("is ", *eps, ", it must be above 0 and below 1"));
+    return reader.Error(key, absl::StrCat("is ", *eps, ", it must be above 0 and below 1"));
   }
   return absl::OkStatus();
 }
@@ -387,7 +399,7 @@ absl::Status ReadGeneration(const formats::ModelFiles& files, ModelConfig* confi
   constexpr absl::string_view kName = "generation_config.json";
   if (!files.Has(kName)) return absl::OkStatus();
   QUIRE_ASSIGN_OR_RETURN(const formats::ModelFile file, files.Open(kName));
-  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document, ParseObject(file));
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document, ParseObject(file, file.text()));
   const ConfigReader reader(file.label(), document.root());
   QUIRE_RETURN_IF_ERROR(ReadIds(reader, config));
   GenerationDefaults& defaults = config->generation;
@@ -443,6 +455,28 @@ absl::Status ReadRope(const ConfigReader& reader, const Family& family, ModelCon
   return ReadTemperature(reader, family, config);
 }
 
+// Reads the keys of families with layers of different kinds.
+absl::Status ReadHybridKeys(const ConfigReader& reader, const Family& family, ModelConfig* config) {
+  QUIRE_ASSIGN_OR_RETURN(
+      config->hybrid, ReadHybrid(reader, family, config->num_hidden_layers, config->hidden_size));
+  if (ReadsKey(family, "position_embedding_type")) {
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<std::string> type,
+                           reader.OptionalString("position_embedding_type"));
+    config->has_rope = type == "rope";
+  }
+  if (ReadsKey(family, "mla_use_nope")) {
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> no_rope, reader.OptionalBool("mla_use_nope"));
+    if (!no_rope.value_or(true)) {
+      return reader.Unsupported("mla_use_nope", absl::StrCat("by ", family.name));
+    }
+  }
+  if (!ReadsKey(family, "shared_intermediate_size")) return absl::OkStatus();
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> shared,
+                         reader.OptionalInteger("shared_intermediate_size", 1, kMaxIntermediate));
+  config->shared_intermediate_size = static_cast<std::uint32_t>(shared.value_or(1024));
+  return absl::OkStatus();
+}
+
 void WarnAboutIds(ModelConfig* config) {
   for (const std::int32_t id : config->eos_ids) {
     if (static_cast<std::uint32_t>(id) < config->vocab_size) continue;
@@ -482,7 +516,8 @@ absl::StatusOr<ModelConfig> ReadModelConfig(const formats::ModelFiles& files) {
   if (!files.gguf().empty()) return ReadGgufConfig(files);
   if (!files.Has("config.json")) return NoConfigError(files);
   QUIRE_ASSIGN_OR_RETURN(const formats::ModelFile file, files.Open("config.json"));
-  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document, ParseObject(file));
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document,
+                         ParseObject(file, WithQuotedInfinity(file.text())));
   const ConfigReader top(file.label(), document.root());
   ModelConfig config;
   QUIRE_ASSIGN_OR_RETURN(const Family* family, SelectFamily(top, &config));
@@ -499,6 +534,7 @@ absl::StatusOr<ModelConfig> ReadModelConfig(const formats::ModelFiles& files) {
   QUIRE_RETURN_IF_ERROR(ReadDType(reader, &config));
   QUIRE_RETURN_IF_ERROR(ReadNumbers(reader, *family, &config));
   QUIRE_RETURN_IF_ERROR(ReadRope(reader, *family, &config));
+  QUIRE_RETURN_IF_ERROR(ReadHybridKeys(reader, *family, &config));
   QUIRE_ASSIGN_OR_RETURN(
       config.moe, ReadMoe(reader, *family, config.num_hidden_layers, config.intermediate_size));
   QUIRE_ASSIGN_OR_RETURN(config.recurrent,

@@ -11,11 +11,15 @@
 #include "models/families/glm_dsa.h"
 #include "models/families/gpt_oss.h"
 #include "models/families/granite.h"
+#include "models/families/granite_hybrid.h"
+#include "models/families/kimi_linear.h"
+#include "models/families/lfm2.h"
 #include "models/families/llama.h"
 #include "models/families/llama4.h"
 #include "models/families/minimax.h"
 #include "models/families/mistral.h"
 #include "models/families/mixtral.h"
+#include "models/families/nemotron_h.h"
 #include "models/families/olmo.h"
 #include "models/families/phi.h"
 #include "models/families/qwen.h"
@@ -61,7 +65,11 @@ std::span<const Family* const> AllFamilies() {
                                             &Llama4Family(),
                                             &Llama4TextOfVisionFamily(),
                                             &DeepseekV32Family(),
-                                            &GlmMoeDsaFamily()};
+                                            &GlmMoeDsaFamily(),
+                                            &GraniteHybridFamily(),
+                                            &NemotronHFamily(),
+                                            &Lfm2Family(),
+                                            &KimiLinearFamily()};
   return kFamilies;
 }
 

@@ -15,6 +15,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "models/config/hybrid_config.h"
 #include "runtime/model.h"
 #include "tests/models/model_check.h"
 #include "tests/models/test_files.h"
@@ -25,15 +26,41 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int kRuns = 10'000;
-constexpr absl::string_view kFixtures[] = {
-    "llama-bias-bf16",   "llama-rope-llama3-bf16", "llama-rope-yarn-newstyle-bf16",
-    "qwen2-bf16",        "qwen3-hd128-bf16",       "mistral-window-bf16",
-    "smollm3-bf16",      "granite-bf16",           "gemma2-bf16",
-    "gemma3-text-bf16",  "phi3-longrope-bf16",     "olmo2-bf16",
-    "mixtral-bf16",      "qwen3-moe-bf16",         "gpt-oss-bf16",
-    "gpt-oss-mxfp4",     "deepseek-v2-bf16",       "deepseek-v3-bf16",
-    "ministral-bf16",    "phi4-mini-bf16",         "deepseek-v2-lite-bf16",
-    "deepseek-v32-bf16", "glm-moe-dsa-bf16"};
+constexpr absl::string_view kFixtures[] = {"llama-bias-bf16",
+                                           "llama-rope-llama3-bf16",
+                                           "llama-rope-yarn-newstyle-bf16",
+                                           "qwen2-bf16",
+                                           "qwen3-hd128-bf16",
+                                           "mistral-window-bf16",
+                                           "smollm3-bf16",
+                                           "granite-bf16",
+                                           "gemma2-bf16",
+                                           "gemma3-text-bf16",
+                                           "phi3-longrope-bf16",
+                                           "olmo2-bf16",
+                                           "mixtral-bf16",
+                                           "qwen3-moe-bf16",
+                                           "gpt-oss-bf16",
+                                           "gpt-oss-mxfp4",
+                                           "deepseek-v2-bf16",
+                                           "deepseek-v3-bf16",
+                                           "ministral-bf16",
+                                           "phi4-mini-bf16",
+                                           "deepseek-v2-lite-bf16",
+                                           "nemotron-h-bf16",
+                                           "granite-hybrid-bf16",
+                                           "kimi-linear-bf16",
+                                           "lfm2-bf16",
+                                           "deepseek-v32-bf16",
+                                           "glm-moe-dsa-bf16",
+                                           "qwen3-next-bf16",
+                                           "qwen35-bf16",
+                                           "qwen35-moe-bf16",
+                                           "llama4-bf16",
+                                           "glm4-moe-bf16",
+                                           "glm4-moe-lite-bf16",
+                                           "minimax-m2-bf16",
+                                           "olmo3-bf16"};
 constexpr absl::string_view kUnknownKey = "an_unheard_of_key";
 
 // Values that parsers of numbers, flags, names and lists often mishandle.
@@ -53,7 +80,7 @@ class Fuzzer {
   explicit Fuzzer(std::uint64_t seed) : random_(seed) {
     for (const absl::string_view name : kFixtures) {
       files_.emplace_back(absl::StrCat("models/", name));
-      configs_.push_back(Json::parse(files_.back().Get("config.json")));
+      configs_.push_back(Json::parse(WithQuotedInfinity(files_.back().Get("config.json"))));
     }
   }
 

@@ -12,8 +12,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
+#include "models/config/hybrid_config.h"
 #include "models/families/registry.h"
 #include "tests/models/test_files.h"
 #include "tests/testing/paths.h"
@@ -57,11 +57,10 @@ TEST(ModelsPageTest, EveryArchitectureHasAFixture) {
                                  "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForCausalLM"};
   for (const auto& entry : std::filesystem::directory_iterator(TestDataPath("models"))) {
     if (!std::filesystem::exists(entry.path() / "reference.json")) continue;
-    std::stringstream text;
-    text << std::ifstream(entry.path() / "config.json").rdbuf();
-    // Some published files have a bare Infinity, which is not JSON.
-    const std::string config = absl::StrReplaceAll(text.str(), {{"Infinity", "0"}});
-    found.insert(nlohmann::json::parse(config)["architectures"][0].get<std::string>());
+    const std::string name = absl::StrCat("models/", entry.path().filename().string());
+    const std::string config = ReadTestFile(name + "/config.json");
+    found.insert(
+        nlohmann::json::parse(WithQuotedInfinity(config))["architectures"][0].get<std::string>());
   }
   for (const Family* family : AllFamilies()) {
     for (const absl::string_view architecture : family->architectures) {

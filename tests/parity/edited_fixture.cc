@@ -11,6 +11,7 @@
 
 #include "absl/strings/match.h"
 #include "base/check.h"
+#include "models/config/hybrid_config.h"
 #include "models/weights/checkpoint.h"
 #include "tests/parity/parity_harness.h"
 
@@ -68,7 +69,7 @@ EditedFixture::EditedFixture(const std::string& folder) {
     names_.push_back(name);
     texts_.push_back(ReadText(FixturePath(folder) + "/" + name));
   }
-  config_ = nlohmann::json::parse(Text("config.json"));
+  config_ = nlohmann::json::parse(WithQuotedInfinity(Text("config.json")));
 }
 
 std::string& EditedFixture::Text(const std::string& name) {

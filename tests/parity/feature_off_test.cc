@@ -186,8 +186,10 @@ void RopeEverywhere(EditedFixture& fixture) {
 }
 
 // Features whose alternative is a computation that no knob selects: heads that are normalized
-// separately, each with weights of its own.
-constexpr const char* kNoKnob[] = {"norm over all heads (over each head instead)"};
+// separately, each with weights of its own, gates of 1, and the mean of the decays of a head.
+constexpr const char* kNoKnob[] = {"norm over all heads (over each head instead)",
+                                   "gate before the convolution", "gate behind the convolution",
+                                   "decay for each channel (mean of the head instead)"};
 
 // By fixture. A feature in a fixture's feature_checks that is neither here nor in kNoKnob fails the
 // test.
@@ -472,9 +474,13 @@ ExperimentMap LatentExperiments() {
 StateChange EachState(const std::function<void(std::span<float>, std::span<float>)>& change) {
   return [=](const ModelSpec& spec, const LayerGroups& layers, std::span<float> slot) {
     for (std::size_t i = 0; i < spec.layers.size(); ++i) {
+      const auto first = static_cast<std::size_t>(layers.places[i].state) / sizeof(float);
+      if (spec.layers[i].attention == AttentionKind::kShortConv) {
+        const std::size_t taps = spec.layers[i].short_conv.width - 1;
+        change({}, slot.subspan(first, taps * spec.hidden));
+      }
       if (spec.layers[i].attention != AttentionKind::kRecurrent) continue;
       const RecurrentSpec& recurrent = spec.layers[i].recurrent;
-      const auto first = static_cast<std::size_t>(layers.places[i].state) / sizeof(float);
       const auto states = static_cast<std::size_t>(recurrent.state_floats());
       change(slot.subspan(first, states),
              slot.subspan(first + states, static_cast<std::size_t>(recurrent.conv_floats())));
@@ -498,9 +504,9 @@ SpecChange EachRecurrent(const std::function<void(RecurrentSpec&)>& change) {
   return EachLayer([=](LayerSpec& layer) { change(layer.recurrent); });
 }
 
-Change LastTap(std::size_t width) {
+Change LastTap(std::size_t width, const std::string& pattern = "conv1d\\.weight") {
   return [=](EditedFixture& fixture) {
-    fixture.EditTensors("conv1d", [=](std::vector<float>& values) {
+    fixture.EditTensors(pattern, [=](std::vector<float>& values) {
       for (std::size_t i = 0; i < values.size(); ++i) {
         if (i % width != width - 1) values[i] = 0;
       }
@@ -759,6 +765,101 @@ ExperimentMap SelectionExperiments() {
   return {{"deepseek-v32-bf16", deepseek}, {"glm-moe-dsa-bf16", glm}};
 }
 
+std::vector<Experiment> Join(std::vector<Experiment> all, const std::vector<Experiment>& more) {
+  all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
+
+const Experiment kNoHistory = {"history of the convolution (cleared every 64 tokens)", nullptr,
+                               nullptr, NoHistory()};
+
+// Swaps the rows of B and of C of the two groups of nemotron-h-bf16, of 16 each.
+void SwapGroups(EditedFixture& fixture) {
+  constexpr std::size_t kInner = 96, kState = 16;
+  const auto edit = [&](const std::string& name, std::size_t first, std::size_t size) {
+    fixture.EditTensors(name, [=](std::vector<float>& values) {
+      Swap(values, first, first + kState, kState, size);
+      Swap(values, first + 2 * kState, first + 3 * kState, kState, size);
+    });
+  };
+  edit("mixer\\.in_proj", 2 * kInner, 64);
+  edit("conv1d\\.weight", kInner, 4);
+  edit("conv1d\\.bias", kInner, 1);
+}
+
+std::vector<Experiment> Mamba(const std::string& gated_norm) {
+  return {{"recurrent state (cleared every 64 tokens)", nullptr, nullptr, NoState()},
+          kNoHistory,
+          {"convolution (last tap alone)", LastTap(4)},
+          {"bias of the convolution", Fill("conv1d\\.bias", 0)},
+          {"decay (none)", Fill("A_log", -1e4f)},
+          {"dt_bias", Fill("dt_bias", 0)},
+          {"D", Fill("\\.D$", 0)},
+          {"gate before the norm (behind it instead)", nullptr,
+           EachRecurrent(
+               [](RecurrentSpec& recurrent) { recurrent.gate = RecurrentGate::kNormThenSilu; })},
+          {"weights of the gated norm (set to 1)", Fill(gated_norm, 1)}};
+}
+
+void UseSilu(LayerSpec& layer) {
+  layer.dense.act = layer.moe.expert.act = Activation::kSilu;
+  if (layer.moe.shared) layer.moe.shared->act = Activation::kSilu;
+}
+
+ExperimentMap MambaExperiments() {
+  return {{"granite-hybrid-bf16",
+           Join(Mamba("mamba\\.norm"),
+                {{"attention without positions (rope instead)",
+                  SetConfig("position_embedding_type", "rope")},
+                 {"shared mlp", Fill("shared_mlp\\.output_linear", 0)},
+                 {"experts", Fill("block_sparse_moe\\.output_linear", 0)},
+                 {"second expert", SetConfig("num_experts_per_tok", 1)},
+                 {"embedding_multiplier", SetConfig("embedding_multiplier", 1.0)},
+                 {"residual_multiplier", SetConfig("residual_multiplier", 1.0)},
+                 {"attention_multiplier (head size ** -0.5 instead)",
+                  SetConfig("attention_multiplier", 1 / std::sqrt(32.0))},
+                 {"logits_scaling", SetConfig("logits_scaling", 1.0)}})},
+          {"nemotron-h-bf16",
+           Join(Mamba("mixer\\.norm"),
+                {{"norm by group (over all columns instead)", nullptr,
+                  EachRecurrent([](RecurrentSpec& recurrent) { recurrent.norm_groups = 1; })},
+                 {"group of a head (in the opposite order)", SwapGroups},
+                 {"squared relu (silu instead)", nullptr, EachLayer(UseSilu)},
+                 {"correction bias", Fill("e_score_correction_bias", 0)},
+                 {"routed_scaling_factor", SetConfig("routed_scaling_factor", 1.0)},
+                 {"renormalised expert weights", SetConfig("norm_topk_prob", false)},
+                 {"shared expert", Fill("shared_experts\\.down_proj", 0)}})}};
+}
+
+ExperimentMap KimiExperiments() {
+  return {{"kimi-linear-bf16",
+           {{"recurrent state (cleared every 64 tokens)", nullptr, nullptr, NoState()},
+            kNoHistory,
+            {"convolution (last tap alone)", LastTap(4)},
+            {"decay (none)", Fill("A_log", -1e4f)},
+            {"dt_bias", Fill("dt_bias", 0)},
+            {"size of the update, beta (always 1/2)", Fill("\\.b_proj", 0)},
+            {"norm of keys in the delta rule (divided by 8 instead)", nullptr,
+             EachRecurrent([](RecurrentSpec& recurrent) { recurrent.qk_l2_eps = 64; })},
+            {"gate of the output norm (always 1/2)", Fill("g_b_proj", 0)},
+            {"sigmoid in the output gate (silu instead)", nullptr,
+             EachRecurrent(
+                 [](RecurrentSpec& recurrent) { recurrent.gate = RecurrentGate::kNormThenSilu; })},
+            {"weights of the gated norm (set to 1)", Fill("o_norm", 1)},
+            {"norm of the latent (left out)", nullptr, EachLatent(NoLatentNorms)},
+            {"correction bias", Fill("e_score_correction_bias", 0)},
+            {"routed_scaling_factor", SetConfig("routed_scaling_factor", 1.0)},
+            {"shared expert", Fill("shared_experts\\.down_proj", 0)}}}};
+}
+
+ExperimentMap ShortConvExperiments() {
+  return {{"lfm2-bf16",
+           {kNoHistory,
+            {"convolution (last tap alone)", LastTap(3, "conv\\.conv\\.weight")},
+            {"q and k norm (left out)", nullptr, NoQkNorm()},
+            {"rope (theta 1e12)", SetConfig("rope_theta", 1e12)}}}};
+}
+
 const ExperimentMap& Experiments() {
   static const auto& kExperiments = *[] {
     auto* const all = new ExperimentMap(LlamaExperiments());
@@ -771,6 +872,9 @@ const ExperimentMap& Experiments() {
     all->merge(LatentExperiments());
     all->merge(DeltaRuleExperiments());
     all->merge(SelectionExperiments());
+    all->merge(MambaExperiments());
+    all->merge(KimiExperiments());
+    all->merge(ShortConvExperiments());
     return all;
   }();
   return kExperiments;

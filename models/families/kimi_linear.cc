@@ -1,0 +1,144 @@
+#include "models/families/kimi_linear.h"
+
+#include <cmath>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "models/families/common.h"
+
+namespace quire::models {
+namespace {
+
+constexpr absl::string_view kArchitectures[] = {"KimiLinearForCausalLM"};
+constexpr absl::string_view kModelTypes[] = {"kimi_linear"};
+constexpr absl::string_view kKeys[] = {"q_lora_rank",
+                                       "kv_lora_rank",
+                                       "qk_nope_head_dim",
+                                       "qk_rope_head_dim",
+                                       "v_head_dim",
+                                       "mla_use_nope",
+                                       "model_max_length",
+                                       "linear_attn_config",
+                                       "num_experts",
+                                       "num_local_experts",
+                                       "num_experts_per_token",
+                                       "num_shared_experts",
+                                       "moe_intermediate_size",
+                                       "moe_renormalize",
+                                       "moe_router_activation_func",
+                                       "num_expert_group",
+                                       "topk_group",
+                                       "routed_scaling_factor",
+                                       "moe_layer_freq",
+                                       "first_k_dense_replace",
+                                       "mlp_layer_types",
+                                       "num_nextn_predict_layers"};
+constexpr ConfigDefaults kDefaults{.rms_norm_eps = 1e-5,
+                                   .max_position_embeddings = 1048576,
+                                   .num_experts = 256,
+                                   .experts_per_token = 8,
+                                   .moe_intermediate_size = 1024,
+                                   .norm_topk_prob = true,
+                                   .first_k_dense_replace = 1,
+                                   .n_shared_experts = 1,
+                                   .routed_scaling_factor = 2.446};
+constexpr LayerTypeName kLayerTypes[] = {{"linear_attention", LayerBranch::kRecurrent},
+                                         {"full_attention", LayerBranch::kAttention}};
+constexpr TensorNames kNames{.in_q = "self_attn.q_proj",
+                             .in_k = "self_attn.k_proj",
+                             .in_v = "self_attn.v_proj",
+                             .in_gate_rank = "self_attn.g_a_proj",
+                             .in_b = "self_attn.b_proj",
+                             .in_decay_rank = "self_attn.f_a_proj",
+                             .gate_of_rank = "self_attn.g_b_proj",
+                             .decay_of_rank = "self_attn.f_b_proj",
+                             .conv_q = "self_attn.q_conv1d.weight",
+                             .conv_k = "self_attn.k_conv1d.weight",
+                             .conv_v = "self_attn.v_conv1d.weight",
+                             .a_log = "self_attn.A_log",
+                             .dt_bias = "self_attn.dt_bias",
+                             .gate_norm = "self_attn.o_norm.weight",
+                             .recurrent_out = "self_attn.o_proj",
+                             .moe = "block_sparse_moe",
+                             .choice_bias = "gate.e_score_correction_bias",
+                             .expert_gate = "w1",
+                             .expert_up = "w3",
+                             .expert_down = "w2",
+                             .shared = "shared_experts"};
+
+MlaSpec BuildMla(const ModelConfig& config) {
+  MlaSpec mla;
+  mla.num_heads = config.num_attention_heads;
+  mla.q_lora_rank = config.mla.q_lora_rank;
+  mla.kv_lora_rank = config.mla.kv_lora_rank;
+  mla.nope_size = config.mla.qk_nope_head_dim;
+  mla.rope_size = config.mla.qk_rope_head_dim;
+  mla.v_size = config.mla.v_head_dim;
+  const double columns = mla.nope_size + mla.rope_size;
+  mla.scale = static_cast<float>(1 / std::sqrt(columns));
+  return mla;
+}
+
+// The gated delta rule with a decay for each channel and gates of low rank.
+RecurrentSpec BuildKda(const ModelConfig& config) {
+  RecurrentSpec kda = config.hybrid.recurrent;
+  kda.decay = DecayKind::kPerChannel;
+  kda.qk_l2_eps = 1e-6f;
+  kda.gate = RecurrentGate::kNormThenSigmoid;
+  kda.norm_eps = config.rms_norm_eps;
+  kda.decay_rank = kda.value_size;
+  kda.gate_rank = kda.value_size;
+  return kda;
+}
+
+absl::StatusOr<ModelSpec> BuildSpec(const ModelConfig& config) {
+  if (!config.moe.scoring_func.empty() && config.moe.scoring_func != "sigmoid") {
+    return absl::UnimplementedError(absl::StrCat("moe_router_activation_func \"",
+                                                 config.moe.scoring_func,
+                                                 "\" is not supported by kimi_linear (supported: "
+                                                 "sigmoid)"));
+  }
+  QUIRE_ASSIGN_OR_RETURN(ModelSpec spec, PreNormSpec(config, KimiLinearFamily()));
+  RemoveRope(&spec);
+  MoeSpec moe;
+  moe.score = RouterScore::kSigmoid;
+  moe.choice_bias = true;
+  moe.groups = config.moe.n_group;
+  moe.groups_kept = config.moe.topk_group;
+  moe.group_score = GroupScore::kTop2Sum;
+  moe.renormalize = config.moe.norm_topk_prob;
+  moe.renorm_eps = 1e-20f;
+  moe.weight_scale = static_cast<float>(config.moe.routed_scaling_factor);
+  if (config.moe.n_shared_experts > 0) {
+    moe.shared = spec.layers[0].dense;
+    moe.shared->intermediate = config.moe.intermediate_size * config.moe.n_shared_experts;
+  }
+  UseExperts(config, moe, &spec);
+  for (LayerSpec& layer : spec.layers) {
+    layer.attention = AttentionKind::kMla;
+    layer.heads = {};
+    layer.mla = BuildMla(config);
+  }
+  UseRecurrentLayers(config, BuildKda(config), &spec);
+  return spec;
+}
+
+}  // namespace
+
+const Family& KimiLinearFamily() {
+  static const Family kFamily{.name = "kimi_linear",
+                              .architectures = kArchitectures,
+                              .model_types = kModelTypes,
+                              .defaults = kDefaults,
+                              .keys = kKeys,
+                              .layer_types = kLayerTypes,
+                              .names = kNames,
+                              .gguf_architecture = "",
+                              .gguf_names = {},
+                              .build_spec = BuildSpec};
+  return kFamily;
+}
+
+}  // namespace quire::models
