@@ -93,6 +93,10 @@ struct TensorNames {
   absl::string_view up = "mlp.up_proj";
   absl::string_view gate_up = "";  // one tensor with the rows of gate and up, instead of the two
   absl::string_view down = "mlp.down_proj";
+  // The names of gate, up and down in files that have no `down`.
+  absl::string_view gate_alias = "";
+  absl::string_view up_alias = "";
+  absl::string_view down_alias = "";
   // MoE. Names below follow MOE and a dot, where MOE is `moe`, or `moe_alias` in files that have no
   // router under `moe`. An empty `moe` adds nothing, not even the dot.
   absl::string_view moe = "mlp";

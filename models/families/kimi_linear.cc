@@ -46,6 +46,7 @@ constexpr ConfigDefaults kDefaults{.rms_norm_eps = 1e-5,
                                    .routed_scaling_factor = 2.446};
 constexpr LayerTypeName kLayerTypes[] = {{"linear_attention", LayerBranch::kRecurrent},
                                          {"full_attention", LayerBranch::kAttention}};
+// transformers 5 saves dense layers under the name of the experts' block.
 constexpr TensorNames kNames{.in_q = "self_attn.q_proj",
                              .in_k = "self_attn.k_proj",
                              .in_v = "self_attn.v_proj",
@@ -61,6 +62,9 @@ constexpr TensorNames kNames{.in_q = "self_attn.q_proj",
                              .dt_bias = "self_attn.dt_bias",
                              .gate_norm = "self_attn.o_norm.weight",
                              .recurrent_out = "self_attn.o_proj",
+                             .gate_alias = "block_sparse_moe.gate_proj",
+                             .up_alias = "block_sparse_moe.up_proj",
+                             .down_alias = "block_sparse_moe.down_proj",
                              .moe = "block_sparse_moe",
                              .choice_bias = "gate.e_score_correction_bias",
                              .expert_gate = "w1",

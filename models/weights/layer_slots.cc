@@ -44,6 +44,14 @@ class RowFinder {
         finder.Peek(absl::StrCat(moe, "experts.", names.stacked_gate_up)) == nullptr) {
       names_.stacked_gate_up = names_.stacked_down = "";
     }
+    const auto has = [&](absl::string_view name) {
+      return finder.Peek(absl::StrCat(LayerPrefix(names, index), name, ".weight")) != nullptr;
+    };
+    if (!names.down_alias.empty() && !has(names.down) && has(names.down_alias)) {
+      names_.gate = names.gate_alias;
+      names_.up = names.up_alias;
+      names_.down = names.down_alias;
+    }
     if (names.moe_alias.empty()) return;
     const std::string other = absl::StrCat(LayerPrefix(names, index), names.moe_alias, ".");
     if (!HasRouter(moe) && HasRouter(other)) moe = other;
