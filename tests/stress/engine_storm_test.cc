@@ -12,6 +12,11 @@ TEST(EngineStormTest, FakeModel) {
   RunStorm(*model, *model, StormRequests());
 }
 
+TEST(EngineStormTest, RecurrentFakeModel) {
+  const auto model = MakeRecurrentFakeModel();
+  RunStorm(*model, *model, StormRequests() / 2);
+}
+
 TEST(EngineStormTest, OverlappedFakeModel) {
   const auto calm = MakeFakeModel();
   const auto model = MakeFakeModel(/*max_steps_in_flight=*/2);

@@ -12,5 +12,11 @@ TEST(ModelStormTest, StoryModel) {
   RunStorm(*model, *model, StormRequests() / 10);
 }
 
+TEST(ModelStormTest, RecurrentFixture) {
+  const auto model = MakeFixtureModel("qwen35-moe-bf16", 2);
+  const auto calm = MakeFixtureModel("qwen35-moe-bf16", 2);
+  RunStorm(*model, *calm, StormRequests() / 10);
+}
+
 }  // namespace
 }  // namespace quire::engine

@@ -267,6 +267,18 @@ TEST(SameBitsTest, FakeModelWithWindows) {
   ExpectSameBits(*alone, *pooled, {.usable_pages = 90, .min_hit_tokens = 16});
 }
 
+TEST(SameBitsTest, RecurrentFakeModel) {
+  const auto model = MakeRecurrentFakeModel();
+  ExpectSameBits(*model, *model, {.min_hit_tokens = 16});
+  ExpectSameBits(*model, *model, {.step_time_target = kNoTime, .min_hit_tokens = 16});
+}
+
+TEST(SameBitsTest, QwenWithRecurrentLayers) {
+  const auto alone = MakeFixtureModel("qwen35-moe-bf16", 1);
+  const auto pooled = MakeFixtureModel("qwen35-moe-bf16", 3);
+  ExpectSameBits(*alone, *pooled, {.min_hit_tokens = 16});
+}
+
 TEST(SameBitsTest, MistralWithWindowsInAllLayers) {
   const auto alone = MakeFixtureModel("mistral-window-bf16", 1);
   const auto pooled = MakeFixtureModel("mistral-window-bf16", 3);

@@ -40,6 +40,8 @@ class StressModel {
 std::unique_ptr<StressModel> MakeFakeModel(int max_steps_in_flight = 1,
                                            std::vector<cache::CacheGroup> groups = {
                                                cache::CacheGroup{}});
+// The fake runner with a recurrent layer besides.
+std::unique_ptr<StressModel> MakeRecurrentFakeModel();
 // Sets options common to all models: step sizes and threads.
 void SetCommonOptions(EngineOptions& options);
 
