@@ -113,7 +113,7 @@ absl::StatusOr<std::uint32_t> FreeHostBlocks(const RuntimeOptions& options, cons
       "device.cpu.kv_memory_share is ", options.pool.memory_share, ": ", fit.status().message()));
 }
 
-// Returns the states of a pool that is just large enough for them.
+// Returns the states of a pool that is large enough for them and has the fewest snapshots.
 absl::StatusOr<StatePlan> SmallestStates(const RuntimeOptions& options,
                                          const models::ModelSpec& spec) {
   CpuPool pool;
@@ -123,7 +123,8 @@ absl::StatusOr<StatePlan> SmallestStates(const RuntimeOptions& options,
                                        /*num_blocks=*/2));
   RuntimeOptions smallest = options;
   smallest.pool.state_share = 0;
-  return PlanHostStates(smallest, pool, 2 * options.steps.max_rows * pool.layers.state_bytes);
+  const std::int64_t enough = 2 * (options.steps.max_rows + 4) * pool.layers.state_bytes;
+  return PlanHostStates(smallest, pool, enough + 2 * pool.geometry.page_bytes());
 }
 
 // Limits the context to the longest sequence that the pool holds, and plans the memory again,

@@ -33,6 +33,13 @@ absl::StatusOr<StatePlan> PlanStateSlots(const StatePlanRequest& request) {
   plan.slot_bytes = request.slot_bytes;
   plan.num_snapshots = static_cast<std::uint32_t>(std::max(wanted, kMinSnapshots));
   plan.num_slots = 1 + request.max_rows + plan.num_snapshots;
+  const std::int64_t least = plan.bytes() + 2 * request.page_bytes;
+  if (least > request.kv_bytes) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the KV cache has ", request.kv_bytes, " bytes, and ", plan.num_slots,
+                     " slots of recurrent states and two pages take ", least,
+                     "; raise kv_cache.capacity_bytes, or lower scheduler.max_running_sequences"));
+  }
   const std::int64_t tokens = request.slot_bytes * request.page_size / request.page_bytes;
   plan.slot_tokens = static_cast<std::uint32_t>(tokens);
   const std::int64_t pages =

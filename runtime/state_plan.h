@@ -30,7 +30,8 @@ struct StatePlan {
 };
 
 // Plans max(2, share * kv_bytes / slot_bytes) snapshots, but no more than pages. Returns
-// RESOURCE_EXHAUSTED if the slots of max_rows rows take more than half of kv_bytes.
+// RESOURCE_EXHAUSTED if the slots of max_rows rows take more than half of kv_bytes, or if two pages
+// do not fit besides all slots.
 absl::StatusOr<StatePlan> PlanStateSlots(const StatePlanRequest& request);
 
 }  // namespace quire::runtime

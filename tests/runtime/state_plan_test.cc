@@ -70,6 +70,13 @@ TEST(StatePlanTest, RefusesRowsThatTakeMoreThanHalf) {
       HasSubstr("scheduler.max_running_sequences is 82, and the recurrent states of 82 "
                 "sequences take 5244977152 bytes, more than half of the 10485760000 bytes"));
   EXPECT_THAT(std::string(refused.message()), HasSubstr("lower it to at most 81, or raise"));
+  // One row fits, but not the slots that the snapshots and the null slot need besides.
+  StatePlanRequest small = Request(1);
+  small.kv_bytes = 244 * kMiB;
+  EXPECT_THAT(std::string(PlanStateSlots(small).status().message()),
+              HasSubstr("has 255852544 bytes, and 4 slots of recurrent states and two pages take"));
+  small.kv_bytes += 2 * small.page_bytes;
+  EXPECT_TRUE(PlanStateSlots(small).ok());
   StatePlanRequest request = Request(1);
   request.kv_bytes = 100 * kMiB;
   EXPECT_THAT(std::string(PlanStateSlots(request).status().message()),
