@@ -14,13 +14,15 @@
 namespace quire::models {
 
 void ExpectWorks(const runtime::Model& model, const kernels::Backend& backend, bool sound) {
-  const auto num_groups = static_cast<std::uint32_t>(PlanLayerGroups(model.spec).groups.size());
+  const LayerGroups layers = PlanLayerGroups(model.spec);
+  const auto num_groups = static_cast<std::uint32_t>(layers.groups.size());
+  const std::uint32_t num_slots = layers.state_bytes > 0 ? 2 : 0;  // the null slot and one more
   const auto geometry = runtime::KvGeometryFor(model.spec, 16, DType::kF32, 1 + num_groups);
   ASSERT_TRUE(geometry.ok()) << geometry.status();
   auto pool = cache::KvPool::Create(*geometry);
   ASSERT_TRUE(pool.ok()) << pool.status();
-  auto runner =
-      runtime::CpuRunner::Create(model, backend, &*pool, {.max_rows = 1, .max_step_tokens = 3});
+  auto runner = runtime::CpuRunner::Create(
+      model, backend, &*pool, {.max_rows = 1, .max_step_tokens = 3, .num_state_slots = num_slots});
   ASSERT_TRUE(runner.ok()) << runner.status();
   struct alignas(64) Table {
     std::uint32_t pages[32] = {};
@@ -40,6 +42,14 @@ void ExpectWorks(const runtime::Model& model, const kernels::Backend& backend, b
   batch.rows.push_back({BatchRow{0}, 0, 0, tokens});
   batch.logits_tokens = {tokens - 1};
   batch.kv = inputs;
+  const std::uint32_t state_slot = 1, no_snapshot = 0;
+  if (num_slots > 0) {
+    batch.states = {.state_in = &state_slot,
+                    .state_out = &state_slot,
+                    .snapshot_at = &no_snapshot,
+                    .snapshot_slot = &no_snapshot,
+                    .max_rows = 1};
+  }
   std::vector<float> logits(model.spec.vocab_size);
   batch.logits_out = logits.data();
   const absl::Status status = (*runner)->Run(batch);
