@@ -179,7 +179,9 @@ TEST_P(RecurrentModelTest, CrowdedRequestsEqualLoneOnes) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, RecurrentModelTest,
-                         testing::Values("qwen35-bf16", "qwen35-moe-bf16", "qwen3-next-bf16"),
+                         testing::Values("qwen35-bf16", "qwen35-moe-bf16", "qwen3-next-bf16",
+                                         "granite-hybrid-bf16", "nemotron-h-bf16", "lfm2-bf16",
+                                         "kimi-linear-bf16"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');
