@@ -69,8 +69,6 @@ struct Family {
   // unless its value is neutral (config_keys.cc).
   std::span<const absl::string_view> keys = {};
   WindowRule windows = WindowRule::kNone;
-  // Layers are recurrent or have full attention (recurrent_config.h).
-  bool has_recurrent_layers = false;
   // Entries of layer_types, for families with layers of different kinds. Empty: layer_types tells
   // windowed from full layers only.
   std::span<const LayerTypeName> layer_types = {};

@@ -39,6 +39,31 @@ absl::Status CheckLength(const ConfigReader& reader, absl::string_view key, std:
                       absl::StrCat("has ", length, " entries, num_hidden_layers is ", num_layers));
 }
 
+// Returns the layers, or an error if none has attention.
+absl::StatusOr<std::vector<LayerBranch>> CheckAttention(const ConfigReader& reader,
+                                                        absl::string_view key,
+                                                        std::vector<LayerBranch> layers) {
+  if (std::find(layers.begin(), layers.end(), LayerBranch::kAttention) != layers.end()) {
+    return layers;
+  }
+  return reader.Error(key, "leaves no layer with full attention");
+}
+
+// Every full_attention_interval-th layer has attention.
+absl::StatusOr<std::vector<LayerBranch>> ReadInterval(const ConfigReader& reader,
+                                                      std::uint32_t num_layers) {
+  constexpr absl::string_view kKey = "full_attention_interval";
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> given,
+                         reader.OptionalInteger(kKey, 1, kMaxLayers));
+  const std::int64_t interval = given.value_or(4);
+  std::vector<LayerBranch> layers;
+  for (std::uint32_t i = 0; i < num_layers; ++i) {
+    const bool has_attention = (i + 1) % interval == 0;
+    layers.push_back(has_attention ? LayerBranch::kAttention : LayerBranch::kRecurrent);
+  }
+  return CheckAttention(reader, kKey, std::move(layers));
+}
+
 // Reads hybrid_override_pattern, which has a character for each layer.
 absl::StatusOr<std::vector<LayerBranch>> ReadPattern(const ConfigReader& reader,
                                                      std::uint32_t num_layers) {
@@ -111,8 +136,9 @@ absl::StatusOr<std::vector<LayerBranch>> ReadBranches(const ConfigReader& reader
                              BranchOf(reader, family, key, i, (*types)[i]));
       layers.push_back(branch);
     }
-    return layers;
+    return CheckAttention(reader, key, std::move(layers));
   }
+  if (ReadsKey(family, "full_attention_interval")) return ReadInterval(reader, num_layers);
   if (ReadsKey(family, "hybrid_override_pattern")) return ReadPattern(reader, num_layers);
   if (ReadsKey(family, "linear_attn_config")) {
     QUIRE_ASSIGN_OR_RETURN(const std::optional<ConfigReader> kda,
@@ -203,6 +229,21 @@ absl::Status ReadHeadSize(const ConfigReader& reader, std::uint32_t hidden_size,
   return absl::OkStatus();
 }
 
+absl::StatusOr<RecurrentSpec> ReadDeltaRule(const ConfigReader& reader) {
+  RecurrentSpec delta;
+  QUIRE_RETURN_IF_ERROR(
+      ReadSizes(reader, {{"linear_num_key_heads", &delta.key_heads, 16, kMaxStateHeads},
+                         {"linear_num_value_heads", &delta.heads, 32, kMaxStateHeads},
+                         {"linear_key_head_dim", &delta.key_size, 128, kMaxStateColumns},
+                         {"linear_value_head_dim", &delta.value_size, 128, kMaxStateColumns},
+                         {"linear_conv_kernel_dim", &delta.conv_width, 4, kMaxConvWidth}}));
+  if (delta.heads % delta.key_heads == 0) return delta;
+  return reader.Error(
+      "linear_num_value_heads",
+      absl::StrCat("is ", delta.heads, ", it must be a multiple of linear_num_key_heads ",
+                   delta.key_heads));
+}
+
 absl::StatusOr<RecurrentSpec> ReadKda(const ConfigReader& reader) {
   RecurrentSpec kda;
   QUIRE_ASSIGN_OR_RETURN(const std::optional<ConfigReader> keys,
@@ -227,6 +268,8 @@ absl::StatusOr<RecurrentSpec> ReadStates(const ConfigReader& reader, const Famil
     QUIRE_ASSIGN_OR_RETURN(recurrent, ReadMamba(reader, kNemotronKeys, 8, 128));
     QUIRE_RETURN_IF_ERROR(ReadSizes(
         reader, {{kNemotronKeys.head_size, &recurrent.value_size, 64, kMaxStateColumns}}));
+  } else if (ReadsKey(family, "linear_num_key_heads")) {
+    QUIRE_ASSIGN_OR_RETURN(recurrent, ReadDeltaRule(reader));
   } else if (ReadsKey(family, "linear_attn_config")) {
     QUIRE_ASSIGN_OR_RETURN(recurrent, ReadKda(reader));
   } else if (ReadsKey(family, "conv_L_cache")) {

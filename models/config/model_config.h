@@ -15,7 +15,6 @@
 #include "models/config/mla_config.h"
 #include "models/config/moe_config.h"
 #include "models/config/pooling_config.h"
-#include "models/config/recurrent_config.h"
 #include "models/config/rope_table.h"
 
 namespace quire::models {
@@ -96,7 +95,6 @@ struct ModelConfig {
   std::uint32_t shared_intermediate_size = 0;  // of an MLP beside the experts of all layers
   MoeConfig moe;
   MlaConfig mla;
-  RecurrentConfig recurrent;
   HybridConfig hybrid;
   IndexConfig index;
   formats::StoredQuantization stored_quantization;

@@ -109,8 +109,6 @@ absl::StatusOr<std::vector<std::uint32_t>> ReadWindows(const ConfigReader& reade
                                                        const Family& family,
                                                        std::uint32_t num_layers,
                                                        const std::vector<bool>& rope_layers) {
-  // recurrent_config.h reads layer_types.
-  if (family.has_recurrent_layers) return std::vector<std::uint32_t>();
   std::optional<std::vector<bool>> windowed;
   if (family.windows != WindowRule::kAll && !HasChunks(family) && family.layer_types.empty()) {
     const absl::string_view sliding =

@@ -18,6 +18,8 @@ constexpr absl::string_view kModelTypes35OfVision[] = {"qwen3_5"};
 constexpr absl::string_view kArchitecturesMoeOfVision[] = {"Qwen3_5MoeForConditionalGeneration"};
 constexpr absl::string_view kModelTypesMoeOfVision[] = {"qwen3_5_moe"};
 
+constexpr LayerTypeName kLayerTypes[] = {{"linear_attention", LayerBranch::kRecurrent},
+                                         {"full_attention", LayerBranch::kAttention}};
 constexpr absl::string_view kKeysNext[] = {
     "attention_bias",          "decoder_sparse_step",
     "full_attention_interval", "linear_conv_kernel_dim",
@@ -109,13 +111,7 @@ constexpr TensorNames NamesInVision() {
 }
 
 RecurrentSpec GatedDeltaRule(const ModelConfig& config) {
-  RecurrentSpec recurrent;
-  recurrent.conv_width = config.recurrent.conv_width;
-  recurrent.heads = config.recurrent.value_heads;
-  recurrent.key_heads = config.recurrent.key_heads;
-  recurrent.key_size = config.recurrent.key_size;
-  recurrent.value_size = config.recurrent.value_size;
-  recurrent.conv_channels = 2 * recurrent.key_columns() + recurrent.value_columns();
+  RecurrentSpec recurrent = config.hybrid.recurrent;
   recurrent.qk_l2_eps = 1e-6f;
   recurrent.norm_eps = config.rms_norm_eps;
   return recurrent;
@@ -125,22 +121,15 @@ RecurrentSpec GatedDeltaRule(const ModelConfig& config) {
 absl::StatusOr<ModelSpec> HybridSpec(const ModelConfig& config, const Family& family) {
   QUIRE_ASSIGN_OR_RETURN(ModelSpec spec, PreNormSpec(config, family));
   const NormSpec norm = RmsNormSpec(config, /*weight_offset=*/1);
-  for (std::size_t i = 0; i < spec.layers.size(); ++i) {
-    LayerSpec& layer = spec.layers[i];
+  for (LayerSpec& layer : spec.layers) {
     layer.attn_in = norm;
     layer.mlp_in = norm;
-    if (config.recurrent.layers[i]) {
-      layer.attention = AttentionKind::kRecurrent;
-      layer.heads = {};
-      layer.recurrent = GatedDeltaRule(config);
-    } else {
-      layer.heads.qk_norm = norm;
-      layer.heads.output_gate = GateKind::kSigmoid;
-      layer.heads.output_gate_source = GateSource::kInQueryProjection;
-    }
+    layer.heads.qk_norm = norm;
+    layer.heads.output_gate = GateKind::kSigmoid;
+    layer.heads.output_gate_source = GateSource::kInQueryProjection;
   }
   spec.final_norm = norm;
-  AssignCacheGroups(&spec);
+  UseRecurrentLayers(config, GatedDeltaRule(config), &spec);
   return spec;
 }
 
@@ -184,7 +173,7 @@ const Family& Qwen3NextFamily() {
                               .model_types = kModelTypesNext,
                               .defaults = kDefaultsNext,
                               .keys = kKeysNext,
-                              .has_recurrent_layers = true,
+                              .layer_types = kLayerTypes,
                               .names = NamesNext(),
                               .gguf_architecture = "",
                               .gguf_names = {},
@@ -198,7 +187,7 @@ const Family& Qwen35Family() {
                               .model_types = kModelTypes35,
                               .defaults = kDefaults35,
                               .keys = kKeys35,
-                              .has_recurrent_layers = true,
+                              .layer_types = kLayerTypes,
                               .names = Names35(),
                               .gguf_architecture = "",
                               .gguf_names = {},
@@ -212,7 +201,7 @@ const Family& Qwen35MoeFamily() {
                               .model_types = kModelTypesMoe,
                               .defaults = kDefaultsMoe,
                               .keys = kKeysMoe,
-                              .has_recurrent_layers = true,
+                              .layer_types = kLayerTypes,
                               .names = Names35(),
                               .gguf_architecture = "",
                               .gguf_names = {},

@@ -16,8 +16,8 @@
 #include "formats/model_files.h"
 #include "models/config/config_keys.h"
 #include "models/config/config_reader.h"
+#include "models/config/hybrid_config.h"
 #include "models/config/quantization_config.h"
-#include "models/config/recurrent_config.h"
 #include "models/config/rope_config.h"
 #include "models/config/window_config.h"
 #include "models/families/gguf_config.h"
@@ -537,8 +537,6 @@ absl::StatusOr<ModelConfig> ReadModelConfig(const formats::ModelFiles& files) {
   QUIRE_RETURN_IF_ERROR(ReadHybridKeys(reader, *family, &config));
   QUIRE_ASSIGN_OR_RETURN(
       config.moe, ReadMoe(reader, *family, config.num_hidden_layers, config.intermediate_size));
-  QUIRE_ASSIGN_OR_RETURN(config.recurrent,
-                         ReadRecurrent(reader, *family, config.num_hidden_layers));
   QUIRE_ASSIGN_OR_RETURN(config.index, ReadIndex(reader, *family, config.num_hidden_layers));
   if (config.output == ModelOutput::kLabels) QUIRE_RETURN_IF_ERROR(ReadLabels(reader, &config));
   QUIRE_ASSIGN_OR_RETURN(config.pooling,
