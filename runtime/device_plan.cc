@@ -253,6 +253,8 @@ absl::StatusOr<CpuPool> PlanCpuPool(const RuntimeOptions& options, const models:
     pool.geometry.num_blocks = static_cast<std::uint32_t>(
         std::min<std::int64_t>(fit, UsefulBlocks(options, demand, pool.wanted_context_tokens)));
   }
+  pool.geometry.num_blocks = static_cast<std::uint32_t>(
+      std::min<std::int64_t>(pool.geometry.num_blocks, MaxNumBlocks(spec, pool.geometry)));
   QUIRE_RETURN_IF_ERROR(CheckSmallestRequestFits(options, demand, pool.geometry.num_blocks));
   pool.context_tokens =
       LongestSequence(demand, pool.geometry.num_blocks - 1, pool.wanted_context_tokens);

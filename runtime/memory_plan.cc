@@ -64,6 +64,16 @@ void AddIndexRows(const models::ModelSpec& spec, std::uint32_t index_slots,
   geometry->scale_page_stride = stride / row * geometry->scale_row_elements();
 }
 
+// IndexRowsFor without the checks of the geometry.
+IndexRows PlaceIndexRows(const models::ModelSpec& spec, const cache::KvGeometry& geometry) {
+  IndexRows index;
+  index.geometry = IndexGeometry(spec, models::PlanLayerGroups(spec).index_slots, geometry);
+  index.offset_bytes = IndexOffset(geometry);
+  index.geometry.page_stride =
+      geometry.block_stride() * DTypeSize(geometry.dtype) / DTypeSize(index.geometry.dtype);
+  return index;
+}
+
 }  // namespace
 
 absl::StatusOr<cache::KvGeometry> KvGeometryFor(const models::ModelSpec& spec,
@@ -111,13 +121,15 @@ absl::StatusOr<cache::KvGeometry> KvGeometryFor(const models::ModelSpec& spec,
 
 absl::StatusOr<IndexRows> IndexRowsFor(const models::ModelSpec& spec,
                                        const cache::KvGeometry& geometry) {
-  IndexRows index;
-  index.geometry = IndexGeometry(spec, models::PlanLayerGroups(spec).index_slots, geometry);
-  index.offset_bytes = IndexOffset(geometry);
-  index.geometry.page_stride =
-      geometry.block_stride() * DTypeSize(geometry.dtype) / DTypeSize(index.geometry.dtype);
+  const IndexRows index = PlaceIndexRows(spec, geometry);
   QUIRE_RETURN_IF_ERROR(index.geometry.Validate());
   return index;
+}
+
+std::int64_t MaxNumBlocks(const models::ModelSpec& spec, const cache::KvGeometry& geometry) {
+  const std::int64_t most = geometry.max_num_blocks();
+  if (models::PlanLayerGroups(spec).index_slots == 0) return most;
+  return std::min(most, PlaceIndexRows(spec, geometry).geometry.max_num_blocks());
 }
 
 absl::StatusOr<std::uint32_t> NumBlocksForBytes(const cache::KvGeometry& geometry,

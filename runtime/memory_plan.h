@@ -46,6 +46,10 @@ struct IndexRows {
 absl::StatusOr<IndexRows> IndexRowsFor(const models::ModelSpec& spec,
                                        const cache::KvGeometry& geometry);
 
+// Returns the maximum number of pages of a pool of KvGeometryFor, the null page included, whose
+// rows and index rows are within the row limit of a view. geometry.num_blocks is ignored.
+std::int64_t MaxNumBlocks(const models::ModelSpec& spec, const cache::KvGeometry& geometry);
+
 // Returns the maximum number of pages, the null page included, that fit into `bytes` and into the
 // row limit of a view. geometry.num_blocks is ignored. Returns INVALID_ARGUMENT if fewer than two
 // fit.

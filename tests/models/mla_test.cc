@@ -197,9 +197,31 @@ TEST(MlaSpecTest, IndexRowsLieBehindTheRowsOfAPage) {
     EXPECT_EQ(index->geometry.block_stride() * DTypeSize(index->geometry.dtype),
               2 * 16 * (c.row + c.index_row));
     EXPECT_EQ(index->geometry.dtype, c.dtype == DType::kF32 ? DType::kF32 : DType::kBF16);
-    EXPECT_EQ(geometry->rows_per_block(), geometry->quantized() ? geometry->scale_rows_per_block()
-                                                                : geometry->rows_per_block());
+    // A selected row has one number for elements and scales.
+    if (!geometry->quantized()) continue;
+    EXPECT_EQ(geometry->rows_per_block(), geometry->scale_rows_per_block());
   }
+}
+
+// A page spans more index rows than MLA rows if index rows are shorter.
+TEST(MlaSpecTest, IndexRowsLimitTheNumberOfPages) {
+  const auto checked = Read("deepseek-v32-bf16", json::object());
+  ASSERT_TRUE(checked.ok()) << checked.status();
+  auto geometry = runtime::KvGeometryFor(checked->spec, 16, DType::kBF16, 4);
+  ASSERT_TRUE(geometry.ok()) << geometry.status();
+  const std::int64_t most = runtime::MaxNumBlocks(checked->spec, *geometry);
+  EXPECT_LT(most, geometry->max_num_blocks());
+  geometry->num_blocks = static_cast<std::uint32_t>(most);
+  EXPECT_TRUE(runtime::IndexRowsFor(checked->spec, *geometry).ok());
+  ++geometry->num_blocks;
+  EXPECT_THAT(std::string(runtime::IndexRowsFor(checked->spec, *geometry).status().message()),
+              HasSubstr("exceeds 2^31"));
+
+  const auto other = Read("deepseek-v3-bf16", json::object());
+  ASSERT_TRUE(other.ok()) << other.status();
+  const auto plain = runtime::KvGeometryFor(other->spec, 16, DType::kBF16, 4);
+  ASSERT_TRUE(plain.ok()) << plain.status();
+  EXPECT_EQ(runtime::MaxNumBlocks(other->spec, *plain), plain->max_num_blocks());
 }
 
 TEST(MlaSpecTest, DenseLayersAreTheFirstOrListed) {
