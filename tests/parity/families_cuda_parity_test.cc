@@ -43,7 +43,11 @@ constexpr Fixture kFixtures[] = {{"mistral-window-bf16"},
                                  {"deepseek-v2-bf16"},
                                  {"deepseek-v2-lite-bf16"},
                                  {"deepseek-v3-bf16"},
-                                 {"deepseek-v3-noqlora-bf16"}};
+                                 {"deepseek-v3-noqlora-bf16"},
+                                 {"olmo3-bf16"},
+                                 {"glm4-moe-bf16"},
+                                 {"glm4-moe-lite-bf16"},
+                                 {"minimax-m2-bf16"}};
 
 // A prompt of 37 tokens, and one longer than every window and border.
 const std::vector<std::size_t> kSome = {10, 9};
