@@ -164,6 +164,16 @@ def test_gguf(name):
     assert report["problems"] == []
 
 
+@pytest.mark.parametrize("name", ["granite-hybrid-bf16", "nemotron-h-bf16", "lfm2-bf16", "kimi-linear-bf16"])
+def test_hybrid_models(name):
+    """All keys are read or ignored, also those of a config.json with a bare Infinity."""
+    report = inspect_json(MODELS / name)
+    assert report["keys"]["ignored"] and report["keys"]["unknown"] == report["keys"]["refused"] == []
+    assert report["problems"] == [] and report["warnings"] == []
+    assert ("experts" in report["groups"]) == (name != "lfm2-bf16") and "other" not in report["groups"]
+    assert report["plan"]["state_slot_bytes"] > 0
+
+
 def test_every_rejected_key_is_named(model):
     edit(model, alibi=True, clip_qkv=8.0, sliding_window=None, colour="red")
     report = inspect_json(model, code=1)

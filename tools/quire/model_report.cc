@@ -23,6 +23,7 @@
 #include "hub/cache/model_cache.h"
 #include "models/config/config_keys.h"
 #include "models/config/config_reader.h"
+#include "models/config/hybrid_config.h"
 #include "models/config/layer_spec.h"
 #include "models/config/tensor_table.h"
 #include "models/families/registry.h"
@@ -93,7 +94,12 @@ absl::string_view LayerGroup(const models::TensorNames& names, absl::string_view
       return ExpertGroup(names, rest);
     }
   }
-  return "other";
+  if (!names.moe.empty()) return "other";
+  if (IsPartOfAny(name, {names.router, names.choice_bias})) return "router";
+  return IsPartOfAny(name,
+                     {names.gate_stack, names.up_stack, names.gate_up_stack, names.down_stack})
+             ? "experts"
+             : "other";
 }
 
 absl::string_view FindGroup(const models::TensorNames& names, absl::string_view name) {
@@ -174,7 +180,8 @@ void Inspector::AddKeys(const formats::ModelFiles& files) {
   if (!files.gguf().empty() || !files.Has("config.json")) return;
   const absl::StatusOr<formats::ModelFile> file = files.Open("config.json");
   if (!file.ok()) return AddProblem(file.status());
-  const absl::StatusOr<formats::JsonDocument> document = formats::JsonDocument::Parse(file->text());
+  const absl::StatusOr<formats::JsonDocument> document =
+      formats::JsonDocument::Parse(models::WithQuotedInfinity(file->text()));
   if (!document.ok() || !document->root().is_object()) return;  // AddModel reports the error
   const models::ConfigReader reader(file->label(), document->root());
   const models::Family* family = FindFamily(reader);
