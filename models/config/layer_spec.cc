@@ -312,7 +312,7 @@ std::string UnbuiltMla(const MlaSpec& mla, DeviceKind device) {
        is_uneven(mla.q_lora_rank) || is_uneven(mla.kv_lora_rank) || is_uneven(mla.nope_size) ||
            is_uneven(mla.rope_size) || is_uneven(mla.v_size),
        true},
-      {"index, a learned selection of keys", mla.index.has_value(), true},
+      {"a learned selection of keys (index)", mla.index.has_value(), true},
   };
   return FirstUnbuilt(knobs, device);
 }

@@ -139,7 +139,7 @@ TEST(MlaSpecTest, GpusRejectLearnedSelectionByName) {
     const auto checked = Read(folder, json::object(), DeviceKind::kCuda);
     EXPECT_EQ(checked.status().code(), absl::StatusCode::kUnimplemented);
     EXPECT_THAT(std::string(checked.status().message()),
-                HasSubstr("layer 0 with index, a learned selection of keys, is not supported on a "
+                HasSubstr("layer 0 with a learned selection of keys (index) is not supported on a "
                           "GPU"));
   }
 }
