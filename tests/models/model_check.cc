@@ -21,8 +21,11 @@ void ExpectWorks(const runtime::Model& model, const kernels::Backend& backend, b
   ASSERT_TRUE(geometry.ok()) << geometry.status();
   auto pool = cache::KvPool::Create(*geometry);
   ASSERT_TRUE(pool.ok()) << pool.status();
-  auto runner = runtime::CpuRunner::Create(
-      model, backend, &*pool, {.max_rows = 1, .max_step_tokens = 3, .num_state_slots = num_slots});
+  auto runner = runtime::CpuRunner::Create(model, backend, &*pool,
+                                           {.max_rows = 1,
+                                            .max_step_tokens = 3,
+                                            .num_state_slots = num_slots,
+                                            .max_context_tokens = 16});
   ASSERT_TRUE(runner.ok()) << runner.status();
   struct alignas(64) Table {
     std::uint32_t pages[32] = {};
