@@ -52,6 +52,7 @@ models::QuantizedMatrices QuantizedMatricesOf(const models::Weights& weights) {
     }
   };
   add(weights.head());
+  add(weights.input_context());
   for (const models::LayerWeights& layer : weights.layers()) {
     for (const auto& named : models::LinearsOf(layer)) add(*named.linear);
   }
@@ -91,7 +92,7 @@ std::int64_t ThreadBytes(const models::ModelSpec& spec, kernels::CpuActivations 
   std::int64_t bytes = linear_bytes;
   if (spec.has_head) bytes = std::max(bytes, kernels::SampleThreadBytes(spec.vocab_size));
   for (const models::LayerSpec& layer : spec.layers) {
-    if (layer.mlp == models::MlpKind::kMoe) {
+    if (layer.has_moe()) {
       bytes = std::max(bytes, kernels::RouterThreadBytes(layer.moe.num_experts, layer.moe.groups));
     }
     if (!layer.has_kv()) continue;
@@ -177,10 +178,11 @@ absl::Status CpuRunner::Allocate() {
 
 absl::Status CpuRunner::MakeCollections(const StepBatch& batch) {
   kv_.clear();
-  for (const cache::KvStepInputs& inputs : batch.kv) {
+  for (std::size_t group = 0; group < batch.kv.size(); ++group) {
     QUIRE_ASSIGN_OR_RETURN(
         kernels::AnyKvCollection collection,
-        kernels::MakeKvCollection(pool->geometry(), pool->blocks(), inputs, pool->scales()));
+        kernels::MakeKvCollection(models::GroupGeometry(pool->geometry(), layers, group),
+                                  pool->blocks(), batch.kv[group], pool->scales()));
     kv_.push_back(collection);
   }
   if (layers.index_slots > 0) {
@@ -191,15 +193,29 @@ absl::Status CpuRunner::MakeCollections(const StepBatch& batch) {
   return absl::OkStatus();
 }
 
-absl::Status CpuRunner::PreparePages(const StepBatch& batch, const kernels::AnyKvCollection& kv) {
+// If the rows of layers differ, the collection of slots cannot tell which bytes belong to the first
+// tokens, and whole pages are copied. The tokens that were not asked for are overwritten before
+// they are read.
+absl::Status CpuRunner::PreparePages(const StepBatch& batch) {
+  if (batch.clears.empty() && batch.copies.empty()) return absl::OkStatus();
+  QUIRE_ASSIGN_OR_RETURN(const kernels::AnyKvCollection slots,
+                         kernels::MakeKvCollection(pool->geometry(), pool->blocks(),
+                                                   batch.kv.front(), pool->scales()));
+  QUIRE_RETURN_IF_ERROR(PreparePagesOf(batch, slots));
+  return index_ ? PreparePagesOf(batch, *index_) : absl::OkStatus();
+}
+
+absl::Status CpuRunner::PreparePagesOf(const StepBatch& batch, const kernels::AnyKvCollection& kv) {
   for (const BlockId page : batch.clears) {
     QUIRE_RETURN_IF_ERROR(kernels::ZeroPage(backend, kv, page.value()));
   }
+  const bool has_equal_rows = models::HasEqualRows(layers);
   for (const cache::PageCopy& copy : batch.copies) {
-    QUIRE_RETURN_IF_ERROR(kernels::CopyPage(backend, {.pool = &kv,
-                                                      .source = copy.source.value(),
-                                                      .destination = copy.target.value(),
-                                                      .num_rows = copy.num_rows}));
+    QUIRE_RETURN_IF_ERROR(kernels::CopyPage(
+        backend, {.pool = &kv,
+                  .source = copy.source.value(),
+                  .destination = copy.target.value(),
+                  .num_rows = has_equal_rows ? copy.num_rows : pool->geometry().page_size}));
   }
   return absl::OkStatus();
 }
@@ -300,8 +316,7 @@ absl::Status CpuRunner::Step(const StepBatch& batch) {
   if (!batch.kv.empty()) {
     QUIRE_RETURN_IF_ERROR(MakeCollections(batch));
     // Pages are cleared and copied as a whole, so the collection of any group serves all groups.
-    QUIRE_RETURN_IF_ERROR(PreparePages(batch, kv_[0]));
-    if (index_) QUIRE_RETURN_IF_ERROR(PreparePages(batch, *index_));
+    QUIRE_RETURN_IF_ERROR(PreparePages(batch));
     if (!batch.rows.empty()) QUIRE_RETURN_IF_ERROR(Forward(batch));
   }
   if (!batch.has_late_samples()) QUIRE_RETURN_IF_ERROR(Head(batch));

@@ -66,8 +66,10 @@ class CpuRunner : public StepRunner, private RunnerBase {
   // Runs a step by calling the functions below in order.
   absl::Status Step(const StepBatch& batch);
   absl::Status MakeCollections(const StepBatch& batch);
-  // Clears and copies the step's pages in `kv`.
-  absl::Status PreparePages(const StepBatch& batch, const kernels::AnyKvCollection& kv);
+  // Clears and copies the step's pages.
+  absl::Status PreparePages(const StepBatch& batch);
+  // Does so for the rows of `kv`, which are those of the slots or index rows.
+  absl::Status PreparePagesOf(const StepBatch& batch, const kernels::AnyKvCollection& kv);
   absl::Status Forward(const StepBatch& batch);
   absl::Status Head(const StepBatch& batch);
   absl::Status Pools(const StepBatch& batch);

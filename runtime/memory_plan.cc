@@ -20,11 +20,6 @@
 namespace quire::runtime {
 namespace {
 
-// Returns the columns of an MLA (latent) cache row.
-std::uint32_t LatentColumns(const models::LayerSpec& layer) {
-  return layer.mla.kv_lora_rank + layer.mla.rope_size;
-}
-
 std::int64_t RoundUp(std::int64_t value, std::int64_t unit) {
   return (value + unit - 1) / unit * unit;
 }
@@ -83,31 +78,31 @@ absl::StatusOr<cache::KvGeometry> KvGeometryFor(const models::ModelSpec& spec,
     return absl::UnimplementedError("the model has no layer with keys and values");
   }
   const models::LayerSpec& first = spec.first_kv_layer();
+  const bool is_mla = first.attention == models::AttentionKind::kMla;
+  const models::LayerGroups layers = models::PlanLayerGroups(spec);
   for (std::size_t i = 0; i < spec.layers.size(); ++i) {
     const models::LayerSpec& layer = spec.layers[i];
     if (!layer.has_kv()) continue;
-    // All layer groups share one pool, so their pages must be equal.
-    if (layer.attention != first.attention || LatentColumns(layer) != LatentColumns(first) ||
-        layer.heads.num_kv_heads != first.heads.num_kv_heads ||
-        layer.heads.head_size != first.heads.head_size ||
-        layer.heads.v_head_size != layer.heads.head_size) {
+    // All layer groups share one pool, so their pages must have equal bytes.
+    const models::KvRow& row = layers.groups[layers.places[i].group].row;
+    if (layer.attention != first.attention ||
+        (is_mla ? row != layers.slot_row
+                : layer.heads.v_head_size != layer.heads.head_size ||
+                      row.head_size % layers.slot_row.head_size != 0)) {
       return absl::UnimplementedError(absl::StrCat(
           "layer ", i, " needs another kind of page than layer ", &first - spec.layers.data()));
     }
   }
   cache::KvGeometry geometry;
   geometry.num_blocks = num_blocks;
-  const models::LayerGroups layers = models::PlanLayerGroups(spec);
   geometry.num_layers = layers.slots;
   geometry.page_size = page_size;
-  geometry.num_heads = first.heads.num_kv_heads;
-  geometry.head_size = first.heads.head_size;
-  if (first.attention == models::AttentionKind::kMla) {
+  geometry.num_heads = layers.slot_row.num_heads;
+  geometry.head_size = layers.slot_row.head_size;
+  if (is_mla) {
     // An MLA row serves as K and V, so the space for K and V of one layer holds the rows of two
     // layers (LatentView).
     geometry.num_layers = (geometry.num_layers + 1) / 2;
-    geometry.num_heads = 1;
-    geometry.head_size = LatentColumns(first);
   }
   geometry.dtype = kv_dtype;
   if (kv_dtype == DType::kI8 || kv_dtype == DType::kF8E4M3) {

@@ -34,7 +34,7 @@ namespace quire::runtime {
 
 // Version of the text, the packed weight formats, the rounding of weights and the order of vectors.
 // Incremented when any of them changes.
-inline constexpr int kPackedFileVersion = 6;
+inline constexpr int kPackedFileVersion = 7;
 
 // Identifies the weights in a file.
 struct PackedFileKey {

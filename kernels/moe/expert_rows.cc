@@ -61,7 +61,8 @@ absl::Status GatherRows(const Backend& backend, const GatherRowsParams& params) 
   backend.ParallelFor(params.num_rows, static_cast<double>(params.columns) * 0.2,
                       [&](std::int64_t begin, std::int64_t end, int) {
                         for (std::int64_t i = begin; i < end; ++i) {
-                          const float* const x = params.x + params.rows[i] * params.x_stride;
+                          const std::int64_t row = params.rows == nullptr ? i : params.rows[i];
+                          const float* const x = params.x + row * params.x_stride;
                           float* const y = params.y + i * params.y_stride;
                           if (params.weights == nullptr) {
                             std::memcpy(y, x, params.columns * sizeof(float));

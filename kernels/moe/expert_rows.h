@@ -35,7 +35,7 @@ absl::Status SortByExpert(const Backend& backend, const SortByExpertParams& para
 
 struct GatherRowsParams {
   const float* x;             // rows x_stride apart
-  const std::uint32_t* rows;  // [num_rows]
+  const std::uint32_t* rows;  // [num_rows]; null: row i
   float* y;                   // [num_rows, columns], rows y_stride apart; must not overlap x
   std::int64_t x_stride;
   std::int64_t y_stride;

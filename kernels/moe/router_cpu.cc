@@ -134,6 +134,8 @@ void RouterCpu(const RouterParams& params, std::int64_t row_begin, std::int64_t 
       weights[k] = row.scores[chosen[k]];
     }
     Weigh(params, weights);
+    if (params.expert_scale == nullptr) continue;
+    for (std::uint32_t k = 0; k < params.top_k; ++k) weights[k] *= params.expert_scale[chosen[k]];
   }
 }
 

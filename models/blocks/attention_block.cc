@@ -4,20 +4,27 @@
 #include "kernels/attention/attention.h"
 #include "kernels/kv_store/qkv_store.h"
 #include "kernels/linear/linear.h"
+#include "kernels/moe/expert_rows.h"
 #include "kernels/norm/norm.h"
 #include "kernels/recurrent/gate_norm.h"
+#include "kernels/rope/rope.h"
 #include "models/blocks/branch.h"
+#include "models/config/tensor_table.h"
 
 namespace quire::models {
 namespace {
 
-// Row layout of the qkv buffer, in elements: q, k, v, and the output gate if there is one.
+// Row layout of the qkv buffer, in elements: q, k, v, and the output gate if there is one. A layer
+// that reads the K and V of another one has no k and v.
 struct QkvLayout {
-  explicit QkvLayout(const AttentionSpec& heads)
-      : q_width(std::int64_t{heads.num_heads} * heads.head_size),
-        gate_at(q_width + 2 * std::int64_t{heads.num_kv_heads} * heads.head_size),
-        width(gate_at + (heads.output_gate == GateKind::kNone ? 0 : q_width)) {}
+  explicit QkvLayout(const LayerSpec& layer)
+      : q_width(std::int64_t{layer.heads.num_heads} * layer.heads.head_size),
+        k_width(layer.stores_kv() ? std::int64_t{layer.heads.num_kv_heads} * layer.heads.head_size
+                                  : 0),
+        gate_at(q_width + 2 * k_width),
+        width(gate_at + (layer.heads.output_gate == GateKind::kNone ? 0 : q_width)) {}
   std::int64_t q_width;
+  std::int64_t k_width;
   std::int64_t gate_at;
   std::int64_t width;
 };
@@ -28,10 +35,18 @@ bool QkvStoreAppliesNorms(const StepContext& step, const AttentionSpec& heads) {
          heads.qk_norm.has_weight && heads.qk_norm_scope == QkNormScope::kPerHead;
 }
 
+// True if QkvStore can follow the product directly.
+bool StoresProduct(const StepContext& step, const LayerSpec& layer) {
+  const AttentionSpec& heads = layer.heads;
+  return layer.stores_kv() && !heads.v_from_k && heads.v_norm.kind == NormKind::kNone &&
+         (heads.qk_norm.kind == NormKind::kNone || QkvStoreAppliesNorms(step, heads));
+}
+
 // Normalizes q and k in place, per head or over all heads of a token. A norm after the rotation is
 // computed before it: without weights the two commute (CheckSupported).
-absl::Status NormQueriesAndKeys(const StepContext& step, const AttentionSpec& heads,
+absl::Status NormQueriesAndKeys(const StepContext& step, const LayerSpec& layer,
                                 const LayerWeights& weights, const QkvLayout& layout) {
+  const AttentionSpec& heads = layer.heads;
   if (heads.qk_norm.kind == NormKind::kNone || QkvStoreAppliesNorms(step, heads))
     return absl::OkStatus();
   const kernels::FloatPtr qkv = step.buffers->qkv;
@@ -40,9 +55,10 @@ absl::Status NormQueriesAndKeys(const StepContext& step, const AttentionSpec& he
     const float* weight;
     std::uint32_t num_heads;
   } parts[] = {{qkv, weights.q_norm, heads.num_heads},
-               {qkv + layout.q_width, weights.k_norm, heads.num_kv_heads}};
+               {qkv + layout.q_width, weights.k_norm, layer.stores_kv() ? heads.num_kv_heads : 0}};
   const bool whole = heads.qk_norm_scope == QkNormScope::kWhole;
   for (const auto& part : parts) {
+    if (part.num_heads == 0) continue;
     QUIRE_RETURN_IF_ERROR(kernels::RmsNorm(
         *step.backend, {.x = part.x,
                         .weight = part.weight,
@@ -57,8 +73,52 @@ absl::Status NormQueriesAndKeys(const StepContext& step, const AttentionSpec& he
   return absl::OkStatus();
 }
 
+// Copies the projected k to v if the layer has no projection of v, and normalizes the heads of v.
+// Must run before the norm of k.
+absl::Status PrepareValues(const StepContext& step, const LayerSpec& layer,
+                           const QkvLayout& layout) {
+  const AttentionSpec& heads = layer.heads;
+  const kernels::FloatPtr k = step.buffers->qkv + layout.q_width;
+  const kernels::FloatPtr v = k + layout.k_width;
+  if (heads.v_norm.kind != NormKind::kNone) {
+    return kernels::RmsNorm(*step.backend, {.x = heads.v_from_k ? k : v,
+                                            .y = v,
+                                            .x_stride = layout.width,
+                                            .y_stride = layout.width,
+                                            .num_rows = step.num_tokens,
+                                            .hidden = heads.head_size,
+                                            .epsilon = heads.v_norm.eps,
+                                            .groups = heads.num_kv_heads});
+  }
+  if (!heads.v_from_k) return absl::OkStatus();
+  return kernels::GatherRows(*step.backend,
+                             {.x = k.f32(),
+                              .rows = nullptr,
+                              .y = v.f32(),
+                              .x_stride = layout.width,
+                              .y_stride = layout.width,
+                              .num_rows = step.num_tokens,
+                              .columns = static_cast<std::uint32_t>(layout.k_width)});
+}
+
+// Rotates q in a layer that stores no K and V.
+absl::Status RotateQueries(const StepContext& step, const AttentionSpec& heads,
+                           const kernels::QkvStoreParams& store) {
+  if (store.rotary_size == 0) return absl::OkStatus();
+  return kernels::Rope(*step.backend, {.x = store.qkv.f32(),
+                                       .cosines = store.cosines,
+                                       .sines = store.sines,
+                                       .x_stride = store.qkv_stride,
+                                       .num_rows = store.num_rows,
+                                       .num_heads = heads.num_heads,
+                                       .head_size = heads.head_size,
+                                       .rotary_size = store.rotary_size,
+                                       .rotary_first = store.rotary_first,
+                                       .style = store.style});
+}
+
 // Computes qkv = W norm(x) + bias, rotates q and k, and writes K and V of the step to the cache.
-absl::Status ProjectAndStore(const StepContext& step, const AttentionSpec& heads,
+absl::Status ProjectAndStore(const StepContext& step, const LayerSpec& layer,
                              const LayerWeights& weights, kernels::ConstFloatPtr input,
                              const kernels::QkvStoreParams& store) {
   kernels::LinearParams product{.x = input,
@@ -67,19 +127,22 @@ absl::Status ProjectAndStore(const StepContext& step, const AttentionSpec& heads
                                 .x_stride = step.hidden,
                                 .y_stride = store.qkv_stride,
                                 .num_rows = step.num_tokens};
-  if (weights.qkv.matrices.size() == 1 &&
-      (heads.qk_norm.kind == NormKind::kNone || QkvStoreAppliesNorms(step, heads))) {
+  if (weights.qkv.matrices.size() == 1 && StoresProduct(step, layer)) {
     product.store = &store;
     return ApplyLinear(*step.backend, weights.qkv, product);
   }
+  const QkvLayout layout(layer);
   QUIRE_RETURN_IF_ERROR(ApplyLinear(*step.backend, weights.qkv, product));
-  QUIRE_RETURN_IF_ERROR(NormQueriesAndKeys(step, heads, weights, QkvLayout(heads)));
-  return kernels::QkvStore(*step.backend, store);
+  if (layer.stores_kv()) QUIRE_RETURN_IF_ERROR(PrepareValues(step, layer, layout));
+  QUIRE_RETURN_IF_ERROR(NormQueriesAndKeys(step, layer, weights, layout));
+  return layer.stores_kv() ? kernels::QkvStore(*step.backend, store)
+                           : RotateQueries(step, layer.heads, store);
 }
 
-kernels::QkvStoreParams StoreParams(const StepContext& step, const AttentionSpec& heads,
+kernels::QkvStoreParams StoreParams(const StepContext& step, const LayerSpec& layer,
                                     const LayerWeights& weights, const kernels::AnyKvView& keys,
                                     const kernels::AnyKvView& values) {
+  const AttentionSpec& heads = layer.heads;
   const StepBuffers& b = *step.buffers;
   const bool rotates = heads.rope >= 0;
   const bool norms = QkvStoreAppliesNorms(step, heads);
@@ -88,7 +151,7 @@ kernels::QkvStoreParams StoreParams(const StepContext& step, const AttentionSpec
   return {.keys = &keys,
           .values = &values,
           .qkv = b.qkv,
-          .qkv_stride = QkvLayout(heads).width,
+          .qkv_stride = QkvLayout(layer).width,
           .cosines = angles.cosines,
           .sines = angles.sines,
           .row_offsets = b.row_offsets,
@@ -109,16 +172,18 @@ kernels::QkvStoreParams StoreParams(const StepContext& step, const AttentionSpec
                       .offset = heads.q_position_scale.offset}};
 }
 
-// Stores K and V of the step, then computes attended = attention(q, cache).
-absl::Status StoreAndAttend(const StepContext& step, const AttentionSpec& heads,
+// Stores K and V of the step unless an earlier layer has done so, then computes attended =
+// attention(q, cache).
+absl::Status StoreAndAttend(const StepContext& step, const LayerSpec& layer,
                             const LayerWeights& weights, const LayerPlace& place,
                             kernels::ConstFloatPtr input) {
   const StepBuffers& b = *step.buffers;
-  const QkvLayout layout(heads);
+  const AttentionSpec& heads = layer.heads;
+  const QkvLayout layout(layer);
   const kernels::AnyKvView keys = kernels::KeyView(step.kv[place.group], place.slot);
   const kernels::AnyKvView values = kernels::ValueView(step.kv[place.group], place.slot);
-  QUIRE_RETURN_IF_ERROR(ProjectAndStore(step, heads, weights, input,
-                                        StoreParams(step, heads, weights, keys, values)));
+  QUIRE_RETURN_IF_ERROR(ProjectAndStore(step, layer, weights, input,
+                                        StoreParams(step, layer, weights, keys, values)));
   return kernels::PagedAttention(*step.backend,
                                  {.keys = &keys,
                                   .values = &values,
@@ -140,10 +205,11 @@ absl::Status StoreAndAttend(const StepContext& step, const AttentionSpec& heads,
 }
 
 // Computes attended *= sigmoid(gate), if the layer has a gate.
-absl::Status ApplyOutputGate(const StepContext& step, const AttentionSpec& heads) {
+absl::Status ApplyOutputGate(const StepContext& step, const LayerSpec& layer) {
+  const AttentionSpec& heads = layer.heads;
   if (heads.output_gate == GateKind::kNone) return absl::OkStatus();
   const StepBuffers& b = *step.buffers;
-  const QkvLayout layout(heads);
+  const QkvLayout layout(layer);
   return kernels::GateNorm(*step.backend, {.x = b.attended.f32(),
                                            .gate = b.qkv.f32() + layout.gate_at,
                                            .y = b.attended.f32(),
@@ -162,10 +228,10 @@ absl::Status AttentionBlock(const StepContext& step, const LayerSpec& layer,
                             const LayerWeights& weights, const LayerPlace& place) {
   QUIRE_ASSIGN_OR_RETURN(const kernels::ConstFloatPtr input,
                          BranchInput(step, layer.attn_in, weights.attn_in));
-  QUIRE_RETURN_IF_ERROR(StoreAndAttend(step, layer.heads, weights, place, input));
-  QUIRE_RETURN_IF_ERROR(ApplyOutputGate(step, layer.heads));
+  QUIRE_RETURN_IF_ERROR(StoreAndAttend(step, layer, weights, place, input));
+  QUIRE_RETURN_IF_ERROR(ApplyOutputGate(step, layer));
   return AddProduct(step, AttentionOutput(layer, weights), weights.o, step.buffers->attended,
-                    QkvLayout(layer.heads).q_width);
+                    QkvLayout(layer).q_width);
 }
 
 }  // namespace quire::models

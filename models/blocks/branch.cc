@@ -20,6 +20,17 @@ absl::Status Norm(const StepContext& step, const NormSpec& norm, const float* we
                                           .epsilon = norm.eps});
 }
 
+// Returns the factor of the residual stream after the layer. A stored one is in host memory, since
+// GPUs do not support it.
+float OutputScale(const LayerSpec& layer, const LayerWeights& weights) {
+  return layer.has_output_scale ? layer.output_scale * weights.output_scale[0] : layer.output_scale;
+}
+
+// Returns the factor of the residual stream after the attention or MLP branch.
+float ScaleAfter(const LayerSpec& layer, const LayerWeights& weights, bool is_last) {
+  return is_last && layer.input.size == 0 ? OutputScale(layer, weights) : 1;
+}
+
 }  // namespace
 
 absl::StatusOr<kernels::ConstFloatPtr> BranchInput(const StepContext& step, const NormSpec& norm,
@@ -40,13 +51,23 @@ absl::StatusOr<kernels::ConstFloatPtr> BranchInput(const StepContext& step, cons
 }
 
 BranchOutput AttentionOutput(const LayerSpec& layer, const LayerWeights& weights) {
-  const bool is_last = layer.mlp == MlpKind::kNone;
   return {&layer.attn_out, weights.attn_out, layer.residual_scale,
-          is_last ? layer.output_scale : 1};
+          ScaleAfter(layer, weights, /*is_last=*/layer.mlp == MlpKind::kNone)};
 }
 
 BranchOutput MlpOutput(const LayerSpec& layer, const LayerWeights& weights) {
-  return {&layer.mlp_out, weights.mlp_out, layer.residual_scale, layer.output_scale};
+  return {&layer.mlp_out, weights.mlp_out, layer.residual_scale,
+          ScaleAfter(layer, weights, /*is_last=*/true)};
+}
+
+BranchOutput InputOutput(const LayerSpec& layer, const LayerWeights& weights) {
+  return {&layer.input.norm, weights.input_out_norm, layer.residual_scale,
+          OutputScale(layer, weights)};
+}
+
+absl::Status NormInPlace(const StepContext& step, const NormSpec& norm, const float* weight,
+                         float* x) {
+  return norm.kind == NormKind::kNone ? absl::OkStatus() : Norm(step, norm, weight, x, x);
 }
 
 absl::Status AddProduct(const StepContext& step, const BranchOutput& output,
@@ -79,9 +100,7 @@ absl::Status AddProduct(const StepContext& step, const BranchOutput& output,
 }
 
 absl::Status AddBranch(const StepContext& step, const BranchOutput& output, float* branch) {
-  if (output.norm->kind != NormKind::kNone) {
-    QUIRE_RETURN_IF_ERROR(Norm(step, *output.norm, output.norm_weight, branch, branch));
-  }
+  QUIRE_RETURN_IF_ERROR(NormInPlace(step, *output.norm, output.norm_weight, branch));
   return kernels::ResidualAdd(*step.backend, {.x = step.buffers->x,
                                               .branch = branch,
                                               .x_stride = step.hidden,

@@ -24,13 +24,15 @@ struct BranchOutput {
   const NormSpec* norm;
   const float* norm_weight;
   float scale;
-  float output_scale;  // LayerSpec::output_scale for a layer's last branch, else 1
+  float output_scale;  // that of the layer for its last branch, else 1
 
   // True if the branch is added unchanged, so that its last linear layer can add it.
   bool is_sum() const { return norm->kind == NormKind::kNone && scale == 1 && output_scale == 1; }
 };
 BranchOutput AttentionOutput(const LayerSpec& layer, const LayerWeights& weights);
 BranchOutput MlpOutput(const LayerSpec& layer, const LayerWeights& weights);
+// The branch of LayerSpec::input.
+BranchOutput InputOutput(const LayerSpec& layer, const LayerWeights& weights);
 
 // Adds the branch W input (+ bias) to the residual stream. Uses the buffer `branch` unless the
 // output is a plain sum. Rows of `input` are input_stride apart. With a communicator, W and `input`
@@ -39,6 +41,10 @@ BranchOutput MlpOutput(const LayerSpec& layer, const LayerWeights& weights);
 absl::Status AddProduct(const StepContext& step, const BranchOutput& output,
                         const LinearWeights& weights, kernels::ConstFloatPtr input,
                         std::int64_t input_stride);
+
+// Computes y = norm(x), or leaves x unchanged if there is no norm. Rows have `hidden` elements.
+absl::Status NormInPlace(const StepContext& step, const NormSpec& norm, const float* weight,
+                         float* x);
 
 // Adds the branch [num_tokens, hidden] to the residual stream. Overwrites the branch if there is a
 // norm.

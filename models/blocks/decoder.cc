@@ -11,6 +11,7 @@
 #include "kernels/norm/norm.h"
 #include "kernels/rope/rope.h"
 #include "models/blocks/attention_block.h"
+#include "models/blocks/input_block.h"
 #include "models/blocks/mla_block.h"
 #include "models/blocks/mlp_block.h"
 #include "models/blocks/moe_block.h"
@@ -100,6 +101,16 @@ absl::Status RunBlock(BlockKind kind, const StepContext& step, const LayerSpec& 
   return absl::OkStatus();
 }
 
+absl::Status RunLayer(const StepContext& context, const ModelSpec& spec, const Weights& weights,
+                      std::size_t index, const LayerPlace& place) {
+  const LayerSpec& layer = spec.layers[index];
+  for (const BlockKind kind : BlocksOf(layer)) {
+    QUIRE_RETURN_IF_ERROR(RunBlock(kind, context, layer, weights.layers()[index], place));
+  }
+  if (layer.input.size == 0) return absl::OkStatus();
+  return InputBlock(context, spec, weights.layers()[index], index);
+}
+
 absl::Status FinalNorm(const ModelSpec& spec, const Weights& weights,
                        const kernels::Backend& backend, const float* x, kernels::FloatPtr y,
                        std::uint32_t num_rows, const std::uint32_t* row_indices) {
@@ -143,11 +154,11 @@ absl::Status DecoderForward(const ModelSpec& spec, const Weights& weights,
                             .states = step.states,
                             .comm = step.comm,
                             .index = step.index};
+  if (spec.layer_inputs.size > 0) {
+    QUIRE_RETURN_IF_ERROR(ComputeLayerInputs(context, spec, weights));
+  }
   for (std::size_t i = 0; i < spec.layers.size(); ++i) {
-    for (const BlockKind kind : BlocksOf(spec.layers[i])) {
-      QUIRE_RETURN_IF_ERROR(
-          RunBlock(kind, context, spec.layers[i], weights.layers()[i], step.layers->places[i]));
-    }
+    QUIRE_RETURN_IF_ERROR(RunLayer(context, spec, weights, i, step.layers->places[i]));
     QUIRE_RETURN_IF_ERROR(WriteHidden(spec, step, b.x, i + 1));
     if (step.heartbeat != nullptr) step.heartbeat->Beat();
   }

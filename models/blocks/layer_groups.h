@@ -7,22 +7,32 @@
 //   layers          w w f w w f       w: windowed, f: full; 2 slots per page
 //   group, slot     0,0 0,1 1,0 2,0 2,1 1,1
 //
-// Layers with equal windows are assigned to groups in their order. The plan has the fewest groups
-// that leave at most one unused slot per eight layers, and for that number the fewest slots.
+// Layers with equal windows and KV rows are assigned to groups in their order. The plan has the
+// fewest groups that leave at most one unused slot per eight layers, and for that number the fewest
+// slots.
+//
+// If the KV rows of layers differ, a slot holds the greatest common divisor of their elements, and
+// a layer takes several neighbouring slots. A page has room for a whole number of layers of each
+// kind, and the places of a group count its layers. A layer with kv_from_layer has the place of the
+// layer that it reads, and takes no slot.
 //
 // Recurrent layers have no pages. Their states lie in state slots, one layer after the other: S of
 // all heads, then the inputs of the convolution. Each layer starts at a multiple of 256 bytes.
 //
 // Place:      between ModelSpec and the KV geometry, the cache manager's groups and the decoder.
-// Invariants: every layer has its own place; all layers of a group have the same window. A model
-//             whose layers have equal windows has one group, and so has MLA, which has no windows.
+// Invariants: every layer that stores K and V has its own place; all layers of a group have the
+//             same window and the same KV rows. A model whose layers have equal windows and rows
+//             has one group, and so has MLA, which has no windows.
 // Threads:    any; plain values.
 
+#include <compare>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "cache_manager/cache_manager.h"
+#include "cache_manager/views/kv_params.h"
 #include "models/config/layer_spec.h"
 
 namespace quire::models {
@@ -30,30 +40,49 @@ namespace quire::models {
 // The place of a layer's K and V, or of the states of a recurrent layer.
 struct LayerPlace {
   std::uint32_t group = 0;
-  std::uint32_t slot = 0;  // below LayerGroups::slots
+  std::uint32_t slot = 0;  // index among the layers of the group, below LayerGroup::num_layers
   std::int64_t state = 0;  // bytes from the start of a state slot
   // Place of the layer's index rows, below LayerGroups::index_slots; 0 without an indexer.
   std::uint32_t index_slot = 0;
   friend bool operator==(const LayerPlace&, const LayerPlace&) = default;
 };
 
+// The K or V of one token in one layer. An MLA cache row has one head.
+struct KvRow {
+  std::uint32_t num_heads = 0;
+  std::uint32_t head_size = 0;
+  std::uint64_t elements() const { return std::uint64_t{num_heads} * head_size; }
+  friend auto operator<=>(const KvRow&, const KvRow&) = default;
+};
+
 struct LayerGroup {
-  std::uint32_t window = 0;      // tokens that a query reads, including itself; 0: all
-  std::uint32_t num_layers = 0;  // at most LayerGroups::slots
+  std::uint32_t window = 0;           // tokens that a query reads, including itself; 0: all
+  std::uint32_t num_layers = 0;       // layers that store K and V
+  std::uint32_t slots_per_layer = 1;  // above 1 only if the KV rows of layers differ
+  KvRow row;
   friend bool operator==(const LayerGroup&, const LayerGroup&) = default;
 };
 
 struct LayerGroups {
-  std::uint32_t slots = 0;         // layers per page
+  std::uint32_t slots = 0;         // per page; a multiple of every slots_per_layer
   std::uint32_t index_slots = 0;   // layers with an indexer
+  KvRow slot_row;                  // K or V of one token in one slot
   std::vector<LayerGroup> groups;  // in order of their first layers
   std::vector<LayerPlace> places;  // by layer
   std::int64_t state_bytes = 0;    // bytes of a state slot; 0: the model has no recurrent layers
   friend bool operator==(const LayerGroups&, const LayerGroups&) = default;
 };
 
-// REQUIRES: the spec has a layer with K and V.
+// REQUIRES: some layer stores K and V, and kv_from_layer names earlier ones that do.
 LayerGroups PlanLayerGroups(const ModelSpec& spec);
+
+// True if all layers have equal KV rows.
+bool HasEqualRows(const LayerGroups& layers);
+
+// Returns the geometry of a group's pages in a pool whose geometry describes slots
+// (KvGeometryFor). They have the same bytes.
+cache::KvGeometry GroupGeometry(const cache::KvGeometry& pool, const LayerGroups& layers,
+                                std::size_t group);
 
 // Returns the groups as the cache manager's configuration.
 std::vector<cache::CacheGroup> CacheGroupsOf(const LayerGroups& layers);

@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/status.h"
 #include "kernels/elementwise/activation.h"
+#include "kernels/elementwise/residual.h"
 #include "kernels/linear/grouped_linear.h"
 #include "kernels/linear/linear.h"
 #include "kernels/moe/expert_rows.h"
@@ -58,7 +59,8 @@ absl::Status Route(const StepContext& step, const MoeSpec& moe, const MoeWeights
                                                        : kernels::RouterGroupScore::kTop2Sum,
                                     .renormalize = moe.renormalize,
                                     .renorm_eps = moe.renorm_eps,
-                                    .weight_scale = moe.weight_scale},
+                                    .weight_scale = moe.weight_scale,
+                                    .expert_scale = weights.expert_scale},
                          .offsets = b.offsets,
                          .rows = b.rows,
                          .row_weights = b.row_weights,
@@ -283,19 +285,65 @@ absl::Status RunOnGpu(const StepContext& step, const MoeSpec& moe, const MoeWeig
   return AddBranch(step, output, step.buffers->moe.sum);
 }
 
+// Routes the tokens and returns the input of the experts, norm(x).
+absl::StatusOr<kernels::ConstFloatPtr> RouteInput(const StepContext& step, const MoeSpec& moe,
+                                                  const MoeWeights& weights, const NormSpec& norm,
+                                                  const float* norm_weight) {
+  const bool has_norm = moe.router_norm.kind != NormKind::kNone;
+  if (has_norm) {
+    // The two norms use the same buffer, one after the other.
+    QUIRE_ASSIGN_OR_RETURN(const kernels::ConstFloatPtr routed,
+                           BranchInput(step, moe.router_norm, weights.router_norm));
+    QUIRE_RETURN_IF_ERROR(Route(step, moe, weights, routed));
+  }
+  QUIRE_ASSIGN_OR_RETURN(const kernels::ConstFloatPtr input, BranchInput(step, norm, norm_weight));
+  if (!has_norm) QUIRE_RETURN_IF_ERROR(Route(step, moe, weights, input));
+  return input;
+}
+
+// Writes dense_out = norm(down(act(gate(norm(x))) * up(norm(x)))).
+absl::Status DenseBesideExperts(const StepContext& step, const LayerSpec& layer,
+                                const LayerWeights& weights) {
+  const StepBuffers& b = *step.buffers;
+  QUIRE_ASSIGN_OR_RETURN(const kernels::ConstFloatPtr input,
+                         BranchInput(step, layer.mlp_in, weights.mlp_in));
+  QUIRE_RETURN_IF_ERROR(GatedProjection(step, layer.dense, weights.gate_up,
+                                        {.x = input, .y = b.gate_up, .num_rows = step.num_tokens}));
+  QUIRE_RETURN_IF_ERROR(ApplyLinear(*step.backend, weights.down,
+                                    {.x = b.gate_up,
+                                     .weight = nullptr,
+                                     .y = b.dense_out,
+                                     .x_stride = layer.dense.inner_columns(),
+                                     .y_stride = step.hidden,
+                                     .num_rows = step.num_tokens}));
+  return NormInPlace(step, layer.dense_out, weights.dense_out, b.dense_out);
+}
+
 }  // namespace
 
 absl::Status MoeBlock(const StepContext& step, const LayerSpec& layer,
                       const LayerWeights& weights) {
   const MoeSpec& moe = layer.moe;
+  const bool has_dense = layer.mlp == MlpKind::kDenseAndMoe;
+  if (has_dense) QUIRE_RETURN_IF_ERROR(DenseBesideExperts(step, layer, weights));
   QUIRE_ASSIGN_OR_RETURN(const kernels::ConstFloatPtr input,
-                         BranchInput(step, layer.mlp_in, weights.mlp_in));
-  QUIRE_RETURN_IF_ERROR(Route(step, moe, weights.moe, input));
+                         RouteInput(step, moe, weights.moe, has_dense ? layer.moe_in : layer.mlp_in,
+                                    has_dense ? weights.moe_in : weights.mlp_in));
   const BranchOutput output = MlpOutput(layer, weights);
   if (step.backend->cuda() != nullptr) return RunOnGpu(step, moe, weights.moe, input, output);
+  float* const sum = step.buffers->moe.sum;
   QUIRE_RETURN_IF_ERROR(RunExperts(step, moe, weights.moe, input));
   if (moe.shared) QUIRE_RETURN_IF_ERROR(RunShared(step, moe, weights.moe, input, /*add=*/true));
-  return AddBranch(step, output, step.buffers->moe.sum);
+  if (has_dense) {
+    QUIRE_RETURN_IF_ERROR(NormInPlace(step, layer.moe_out, weights.moe_out, sum));
+    QUIRE_RETURN_IF_ERROR(kernels::ResidualAdd(*step.backend, {.x = sum,
+                                                               .branch = step.buffers->dense_out,
+                                                               .x_stride = step.hidden,
+                                                               .branch_stride = step.hidden,
+                                                               .num_rows = step.num_tokens,
+                                                               .columns = step.hidden}));
+  }
+  return AddBranch(step, output, sum);
 }
 
 }  // namespace quire::models

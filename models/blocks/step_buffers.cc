@@ -60,11 +60,15 @@ struct Widths {
   std::int64_t expert_latent = 0;
   std::int64_t expert_input = 0;  // hidden or latent columns
   std::int64_t angles = 0;        // all rope tables together
+  std::int64_t layer_inputs = 0;  // all layers together; 0: none
+  std::int64_t dense_out = 0;     // 0: no dense MLP beside experts
 };
 
 Widths WidthsOf(const ModelSpec& spec) {
   Widths widths;
   widths.hidden = spec.hidden;
+  widths.layer_inputs =
+      std::int64_t{spec.layer_inputs.size} * static_cast<std::int64_t>(spec.layers.size());
   for (const LayerSpec& layer : spec.layers) {
     const AttentionSpec& heads = layer.heads;
     const std::int64_t all_heads =
@@ -101,7 +105,8 @@ Widths WidthsOf(const ModelSpec& spec) {
     if (layer.attention == AttentionKind::kShortConv) {
       widths.recurrent_in = std::max(widths.recurrent_in, 3 * widths.hidden);
     }
-    if (layer.mlp != MlpKind::kMoe) continue;
+    if (layer.mlp == MlpKind::kDenseAndMoe) widths.dense_out = spec.hidden;
+    if (!layer.has_moe()) continue;
     widths.experts = std::max(widths.experts, std::int64_t{layer.moe.num_experts});
     widths.top_k = std::max(widths.top_k, std::int64_t{layer.moe.top_k});
     widths.expert_inner = std::max(widths.expert_inner, layer.moe.expert.inner_columns());
@@ -208,9 +213,9 @@ void CutLayer(Cutter& cutter, const Widths& widths, const StepLimits& limits,
   CutIndex(counted_mla, widths, limits, &buffers->index);
   Cutter counted_recurrent(nullptr);
   CutRecurrent(counted_recurrent, widths, limits, &buffers->recurrent);
-  std::byte* const base =
-      cutter.Take<std::byte>(std::max({attention, tokens * widths.gate_up * element, counted.used(),
-                                       counted_mla.used(), counted_recurrent.used()}));
+  std::byte* const base = cutter.Take<std::byte>(
+      std::max({attention, tokens * std::max(widths.gate_up, widths.layer_inputs) * element,
+                counted.used(), counted_mla.used(), counted_recurrent.used()}));
   if (base == nullptr) return;
   Cutter moe_cutter(base);
   CutMoe(moe_cutter, widths, limits, &buffers->moe);
@@ -264,6 +269,10 @@ std::int64_t Cut(std::byte* base, const ModelSpec& spec, const StepLimits& limit
   const std::uint32_t context =
       limits.max_context_tokens == 0 ? spec.max_position : limits.max_context_tokens;
   CutSelected(cutter, widths, limits, context, &buffers->index);
+  if (widths.layer_inputs > 0) {
+    buffers->layer_inputs = cutter.Take<float>(tokens * widths.layer_inputs);
+  }
+  if (widths.dense_out > 0) buffers->dense_out = cutter.Take<float>(tokens * widths.dense_out);
   CutLayer(cutter, widths, limits, buffers);
   buffers->head_tokens = cutter.Take<std::uint32_t>(tokens);
   buffers->head_in = TakeFloats(cutter, limits.activation, head_rows * spec.hidden);
@@ -280,7 +289,8 @@ std::int64_t Cut(std::byte* base, const ModelSpec& spec, const StepLimits& limit
 
 bool NeedsBranchBuffer(const LayerSpec& layer) {
   return layer.attn_out.kind != NormKind::kNone || layer.mlp_out.kind != NormKind::kNone ||
-         layer.residual_scale != 1 || layer.output_scale != 1;
+         layer.residual_scale != 1 || layer.output_scale != 1 || layer.has_output_scale ||
+         layer.input.size > 0;
 }
 
 std::int64_t StepBuffers::BytesFor(const ModelSpec& spec, const StepLimits& limits) {

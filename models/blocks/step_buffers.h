@@ -113,6 +113,8 @@ struct StepBuffers {
   float* x = nullptr;                    // [T, hidden] the residual stream
   kernels::FloatPtr normed;              // [T, hidden] input of a branch
   float* branch = nullptr;               // [T, hidden] output of a branch that is not a plain sum
+  float* layer_inputs = nullptr;         // [T, layers, input]; null: no inputs per layer
+  float* dense_out = nullptr;            // [T, hidden]; null: no dense MLP beside experts
   kernels::FloatPtr qkv;                 // [T, (heads + 2 kv_heads) * d], then output gates
   kernels::FloatPtr attended;            // [T, heads * d]
   kernels::FloatPtr gate_up;             // [T, inner columns]

@@ -181,6 +181,7 @@ absl::Status ValidateMoe(std::size_t index, const MoeSpec& moe) {
 absl::Status ValidateBranches(std::size_t index, const LayerSpec& layer) {
   const bool has_attention = layer.attention != AttentionKind::kNone;
   const bool has_mlp = layer.mlp != MlpKind::kNone;
+  const bool has_both = layer.mlp == MlpKind::kDenseAndMoe;
   if (!has_attention && !has_mlp) return Invalid(index, "there is neither attention nor an MLP");
   const struct {
     absl::string_view name;
@@ -189,7 +190,11 @@ absl::Status ValidateBranches(std::size_t index, const LayerSpec& layer) {
   } norms[] = {{"attn_in", layer.attn_in, has_attention},
                {"attn_out", layer.attn_out, has_attention},
                {"mlp_in", layer.mlp_in, has_mlp},
-               {"mlp_out", layer.mlp_out, has_mlp}};
+               {"mlp_out", layer.mlp_out, has_mlp},
+               {"dense_out", layer.dense_out, has_both},
+               {"moe_in", layer.moe_in, has_both},
+               {"moe_out", layer.moe_out, has_both},
+               {"input.norm", layer.input.norm, layer.input.size > 0}};
   for (const auto& [name, norm, has_branch] : norms) {
     if (!has_branch && norm.kind != NormKind::kNone) {
       return Invalid(index, absl::StrCat(name, " must be none without its branch"));
@@ -215,13 +220,20 @@ absl::Status ValidateLayer(const ModelSpec& spec, std::size_t index) {
     return Invalid(
         index, absl::StrCat("short_conv width is ", width, ", it must be 1 to ", kMaxConvWidth));
   }
-  if (layer.mlp == MlpKind::kMoe) QUIRE_RETURN_IF_ERROR(ValidateMoe(index, layer.moe));
-  if (layer.mlp == MlpKind::kDense) QUIRE_RETURN_IF_ERROR(ValidateMlp(index, layer.dense));
+  if (layer.has_moe()) QUIRE_RETURN_IF_ERROR(ValidateMoe(index, layer.moe));
+  if (layer.has_dense()) QUIRE_RETURN_IF_ERROR(ValidateMlp(index, layer.dense));
+  if (layer.input.size != spec.layer_inputs.size) {
+    return Invalid(
+        index, absl::StrCat("input.size is ", layer.input.size,
+                            ", it must be the model's layer_inputs.size ", spec.layer_inputs.size));
+  }
   if (layer.kv_from_layer >= 0) {
     const std::size_t source = static_cast<std::size_t>(layer.kv_from_layer);
-    if (source >= index || spec.layers[source].cache_group != layer.cache_group) {
+    if (source >= index || spec.layers[source].cache_group != layer.cache_group ||
+        spec.layers[source].kv_from_layer >= 0) {
       return Invalid(index, absl::StrCat("kv_from_layer is ", layer.kv_from_layer,
-                                         ", it must be an earlier layer of the same cache group"));
+                                         ", it must be an earlier layer of the same cache group ",
+                                         "that stores K and V"));
     }
   }
   return absl::OkStatus();
@@ -287,7 +299,11 @@ std::string UnbuiltAttention(const ModelSpec& spec, const AttentionSpec& heads, 
        Has(heads.qk_norm) && heads.qk_norm_scope == QkNormScope::kPerHeadOwn},
       {"qk_norm_after_rope with weights or with an attention factor of rope", norms_rotated},
       {"qk_norm without weight", has_plain_norm, true},
-      {"v_norm", Has(heads.v_norm)},
+      {"v_norm that is not an RMS norm without weight",
+       Has(heads.v_norm) && (heads.v_norm.kind != NormKind::kRms || heads.v_norm.has_weight)},
+      {"v_norm", Has(heads.v_norm), true},
+      {"v_from_k with an output_gate", heads.v_from_k && heads.output_gate != GateKind::kNone},
+      {"v_from_k", heads.v_from_k, true},
       {"q_position_scale", heads.q_position_scale.beta != 0, true},
       {"chunk", heads.chunk != 0, true},
       {"value_scale", heads.value_scale != 1},
@@ -336,6 +352,8 @@ std::string UnbuiltMoe(const MoeSpec& moe, DeviceKind device) {
       {"weight_on_input", moe.weight_on_input, true},
       {"experts behind a latent projection", moe.latent != 0, true},
       {"shared_average", moe.shared_average},
+      {"router_norm", Has(moe.router_norm), true},
+      {"expert_scale", moe.expert_scale, true},
   };
   std::string unbuilt = FirstUnbuilt(knobs, device);
   if (unbuilt.empty()) unbuilt = UnbuiltMlp(moe.expert, device);
@@ -350,13 +368,20 @@ std::string UnbuiltLayer(const ModelSpec& spec, const LayerSpec& layer, DeviceKi
       {"recurrent layers", layer.attention == AttentionKind::kRecurrent, true},
       {"short convolutions", layer.attention == AttentionKind::kShortConv, true},
       {"no MLP", layer.mlp == MlpKind::kNone, true},
-      {"kv_from_layer", layer.kv_from_layer >= 0},
+      {"kv_from_layer without heads",
+       layer.kv_from_layer >= 0 && layer.attention != AttentionKind::kHeads},
+      {"kv_from_layer and q_position_scale",
+       layer.kv_from_layer >= 0 && layer.heads.q_position_scale.beta != 0},
+      {"kv_from_layer", layer.kv_from_layer >= 0, true},
+      {"a dense MLP and experts side by side", layer.mlp == MlpKind::kDenseAndMoe, true},
+      {"inputs per layer", layer.input.size > 0, true},
+      {"has_output_scale", layer.has_output_scale, true},
   };
   std::string unbuilt = FirstUnbuilt(knobs, device);
-  const std::pair<absl::string_view, const NormSpec*> norms[] = {{"attn_in", &layer.attn_in},
-                                                                 {"attn_out", &layer.attn_out},
-                                                                 {"mlp_in", &layer.mlp_in},
-                                                                 {"mlp_out", &layer.mlp_out}};
+  const std::pair<absl::string_view, const NormSpec*> norms[] = {
+      {"attn_in", &layer.attn_in}, {"attn_out", &layer.attn_out},   {"mlp_in", &layer.mlp_in},
+      {"mlp_out", &layer.mlp_out}, {"dense_out", &layer.dense_out}, {"moe_in", &layer.moe_in},
+      {"moe_out", &layer.moe_out}, {"input", &layer.input.norm}};
   for (const auto& [slot, norm] : norms) {
     if (unbuilt.empty()) unbuilt = UnbuiltNorm(slot, *norm);
   }
@@ -364,9 +389,33 @@ std::string UnbuiltLayer(const ModelSpec& spec, const LayerSpec& layer, DeviceKi
   if (unbuilt.empty() && layer.attention == AttentionKind::kMla) {
     unbuilt = UnbuiltMla(layer.mla, device);
   }
-  if (unbuilt.empty() && layer.mlp == MlpKind::kMoe) return UnbuiltMoe(layer.moe, device);
-  if (unbuilt.empty()) unbuilt = UnbuiltMlp(layer.dense, device);
+  if (unbuilt.empty() && layer.has_moe()) unbuilt = UnbuiltMoe(layer.moe, device);
+  if (unbuilt.empty() && layer.mlp != MlpKind::kMoe) unbuilt = UnbuiltMlp(layer.dense, device);
   return unbuilt;
+}
+
+// Returns how the KV rows of a layer differ from those of other layers in a way that is not
+// supported, or an empty string. On the CPU, heads may differ if their sizes are multiples of the
+// smallest one (layer_groups.h).
+std::string UnbuiltRows(const ModelSpec& spec, const LayerSpec& layer, DeviceKind device) {
+  if (!layer.has_kv()) return "";
+  const LayerSpec& first = spec.first_kv_layer();
+  const bool has_equal_heads = layer.heads.num_kv_heads == first.heads.num_kv_heads &&
+                               layer.heads.head_size == first.heads.head_size;
+  if (layer.attention != first.attention || layer.mla.kv_lora_rank != first.mla.kv_lora_rank ||
+      layer.mla.rope_size != first.mla.rope_size ||
+      (!has_equal_heads &&
+       (device != DeviceKind::kCpu || layer.attention != AttentionKind::kHeads))) {
+    return absl::StrCat("another head geometry than layer ", &first - spec.layers.data());
+  }
+  if (layer.attention != AttentionKind::kHeads) return "";
+  std::uint32_t smallest = layer.heads.head_size;
+  for (const LayerSpec& other : spec.layers) {
+    if (other.has_kv()) smallest = std::min(smallest, other.heads.head_size);
+  }
+  if (smallest == 0 || layer.heads.head_size % smallest == 0) return "";
+  return absl::StrCat("head_size ", layer.heads.head_size, ", no multiple of the smallest one, ",
+                      smallest, ",");
 }
 
 // Returns the first unsupported knob of the model outside its layers, or an empty string.
@@ -379,6 +428,7 @@ std::string UnbuiltEnds(const ModelSpec& spec, DeviceKind device) {
       {"head_bias", spec.head_bias},
   };
   std::string unbuilt = FirstUnbuilt(knobs, device);
+  if (unbuilt.empty()) unbuilt = UnbuiltNorm("layer_inputs", spec.layer_inputs.norm);
   return unbuilt.empty() ? UnbuiltNorm("final", spec.final_norm) : unbuilt;
 }
 
@@ -392,6 +442,7 @@ std::string DumpNorm(const NormSpec& norm) {
   if (norm.kind == NormKind::kNone) return "none";
   std::string text = absl::StrCat(norm.kind == NormKind::kRms ? "rms" : "layer", " eps ", norm.eps);
   if (norm.weight_offset != 0) absl::StrAppend(&text, " offset ", norm.weight_offset);
+  if (norm.weight_scale != 1) absl::StrAppend(&text, " weight_scale ", norm.weight_scale);
   if (!norm.has_weight) text += " no weight";
   if (norm.has_bias) text += " bias";
   return text;
@@ -421,6 +472,7 @@ std::string DumpHeads(const AttentionSpec& heads) {
   AppendSet(&text, "qk_norm_after_rope", heads.qk_norm_after_rope);
   AppendSet(&text, absl::StrCat("v_norm ", DumpNorm(heads.v_norm)),
             heads.v_norm.kind != NormKind::kNone);
+  AppendSet(&text, "v_from_k", heads.v_from_k);
   const PositionScale& scale = heads.q_position_scale;
   AppendSet(&text,
             absl::StrCat("position_scale ", scale.beta, " ", scale.offset, "/", scale.period),
@@ -435,8 +487,9 @@ std::string DumpHeads(const AttentionSpec& heads) {
   return text;
 }
 
+constexpr const char* kActs[] = {"silu", "gelu_tanh", "gelu_erf", "relu2"};
+
 std::string DumpMlp(const MlpSpec& mlp) {
-  constexpr const char* kActs[] = {"silu", "gelu_tanh", "gelu_erf", "relu2"};
   std::string text = absl::StrCat(mlp.gated ? "gated " : "plain ",
                                   kActs[static_cast<std::size_t>(mlp.act)], " ", mlp.intermediate);
   AppendSet(&text, "gate_bias", mlp.gate_bias);
@@ -511,6 +564,8 @@ std::string DumpMoe(const MoeSpec& moe) {
   if (moe.shared) absl::StrAppend(&text, " shared ", DumpMlp(*moe.shared));
   AppendSet(&text, "shared_gate", moe.shared_gate);
   AppendSet(&text, "shared_average", moe.shared_average);
+  AppendSet(&text, absl::StrCat("router_norm ", DumpNorm(moe.router_norm)), Has(moe.router_norm));
+  AppendSet(&text, "expert_scale", moe.expert_scale);
   return text;
 }
 
@@ -534,6 +589,10 @@ std::string DumpLayer(const LayerSpec& layer) {
     text += DumpMlp(layer.dense);
   } else if (layer.mlp == MlpKind::kMoe) {
     text += DumpMoe(layer.moe);
+  } else if (layer.mlp == MlpKind::kDenseAndMoe) {
+    absl::StrAppend(&text, DumpMlp(layer.dense), "; dense_out ", DumpNorm(layer.dense_out),
+                    "; moe_in ", DumpNorm(layer.moe_in), "; ", DumpMoe(layer.moe), "; moe_out ",
+                    DumpNorm(layer.moe_out));
   } else {
     text += "no mlp";
   }
@@ -541,6 +600,12 @@ std::string DumpLayer(const LayerSpec& layer) {
   AppendSet(&text, absl::StrCat("residual_scale ", layer.residual_scale),
             layer.residual_scale != 1);
   AppendSet(&text, absl::StrCat("output_scale ", layer.output_scale), layer.output_scale != 1);
+  AppendSet(&text, "output_scale tensor", layer.has_output_scale);
+  AppendSet(&text,
+            absl::StrCat("input ", layer.input.size, " ",
+                         kActs[static_cast<std::size_t>(layer.input.act)], " norm ",
+                         DumpNorm(layer.input.norm)),
+            layer.input.size > 0);
   AppendSet(&text, absl::StrCat("kv_from_layer ", layer.kv_from_layer), layer.kv_from_layer >= 0);
   return text;
 }
@@ -574,6 +639,12 @@ absl::Status ValidateSpec(const ModelSpec& spec) {
         "vocab_size ", spec.vocab_size, ", hidden ", spec.hidden, ", max_position ",
         spec.max_position, " and ", spec.layers.size(), " layers must all be above 0"));
   }
+  const PerLayerInputSpec& inputs = spec.layer_inputs;
+  if (inputs.size > 0 && (inputs.vocab < spec.vocab_size || inputs.projection_scale == 0)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "layer_inputs.vocab is ", inputs.vocab, ", it must be at least vocab_size ",
+        spec.vocab_size, ", and projection_scale ", inputs.projection_scale, " must not be 0"));
+  }
   for (std::size_t i = 0; i < spec.layers.size(); ++i) {
     QUIRE_RETURN_IF_ERROR(ValidateLayer(spec, i));
   }
@@ -592,14 +663,7 @@ absl::Status CheckSupported(const ModelSpec& spec, DeviceKind device) {
     if (unbuilt.empty() && layer.mla.has_indexer() && layer.mla.index->size != IndexSize(spec)) {
       unbuilt = "another index size than earlier layers";
     }
-    const LayerSpec& first = spec.first_kv_layer();
-    if (unbuilt.empty() && layer.has_kv() &&
-        !(layer.attention == first.attention && layer.mla.kv_lora_rank == first.mla.kv_lora_rank &&
-          layer.mla.rope_size == first.mla.rope_size &&
-          layer.heads.num_kv_heads == first.heads.num_kv_heads &&
-          layer.heads.head_size == first.heads.head_size)) {
-      unbuilt = absl::StrCat("another head geometry than layer ", &first - spec.layers.data());
-    }
+    if (unbuilt.empty()) unbuilt = UnbuiltRows(spec, layer, device);
     if (!unbuilt.empty()) {
       return absl::UnimplementedError(
           absl::StrCat("layer ", i, " with ", unbuilt, " is not supported ", Where(device)));
@@ -615,6 +679,12 @@ std::string DumpSpec(const ModelSpec& spec) {
   AppendSet(&text, absl::StrCat("labels ", spec.num_labels), spec.num_labels != 0);
   AppendSet(&text, "tied", spec.tie_embeddings);
   AppendSet(&text, absl::StrCat("embed_scale ", spec.embed_scale), spec.embed_scale != 1);
+  const PerLayerInputSpec& inputs = spec.layer_inputs;
+  AppendSet(&text,
+            absl::StrCat("layer_inputs ", inputs.size, " vocab ", inputs.vocab, " scales ",
+                         inputs.embed_scale, " ", inputs.projection_scale, " ", inputs.scale,
+                         " norm ", DumpNorm(inputs.norm)),
+            inputs.size > 0);
   AppendSet(&text, "head_bias", spec.head_bias);
   AppendSet(&text, absl::StrCat("logit_scale ", spec.logit_scale), spec.logit_scale != 1);
   AppendSet(&text, absl::StrCat("logit_softcap ", spec.logit_softcap), spec.logit_softcap != 0);

@@ -10,7 +10,8 @@
 //                  m = mlp (norm(x, L.mlp_in));    x += L.residual_scale * norm(m, L.mlp_out)
 //     parallel     h = norm(x, L.attn_in);  g = L.mlp_in ? norm(x, L.mlp_in) : h
 //                  x += L.residual_scale * (attn(h) + mlp(g))
-//     x *= L.output_scale
+//     x += norm(W_p (act(W_g x) * u_L), L.input.norm)                if L.input.size > 0
+//     x *= L.output_scale * (L.has_output_scale ? output_scale tensor : 1)
 //   A layer with one branch, attention or mlp, computes that branch alone.
 //   logits = softcap(W_head * norm(x, final_norm) * logit_scale + head_bias, logit_softcap)
 //
@@ -38,7 +39,8 @@ enum class NormKind : std::uint8_t { kNone, kRms, kLayer };
 struct NormSpec {
   NormKind kind = NormKind::kNone;
   float eps = 0;            // inside the root
-  float weight_offset = 0;  // multiply by weight + offset
+  float weight_offset = 0;  // multiply by weight * weight_scale + offset
+  float weight_scale = 1;
   bool has_weight = true;
   bool has_bias = false;
   friend bool operator==(const NormSpec&, const NormSpec&) = default;
@@ -79,7 +81,8 @@ struct AttentionSpec {
   NormSpec qk_norm;
   QkNormScope qk_norm_scope = QkNormScope::kPerHead;
   bool qk_norm_after_rope = false;
-  NormSpec v_norm;
+  NormSpec v_norm;         // per head, before v is cached
+  bool v_from_k = false;   // v is the projected k, before the norm and rope of k
   std::int32_t rope = -1;  // index into ModelSpec::rope_tables; -1: no position in this layer
   RopeStyle rope_style = RopeStyle::kHalf;
   std::uint32_t rotary_size = 0;   // number of rotated columns, r
@@ -269,12 +272,29 @@ struct MoeSpec {
   std::optional<MlpSpec> shared;
   bool shared_gate = false;
   bool shared_average = false;
+  // The router reads this norm of the residual stream instead of the input of the experts.
+  NormSpec router_norm;
+  bool expert_scale = false;  // one learned factor per expert, after renormalizing
   friend bool operator==(const MoeSpec&, const MoeSpec&) = default;
 };
 
 enum class LayerOrder : std::uint8_t { kSequential, kParallel };
 enum class AttentionKind : std::uint8_t { kHeads, kMla, kRecurrent, kShortConv, kNone };
-enum class MlpKind : std::uint8_t { kDense, kMoe, kNone };
+enum class MlpKind : std::uint8_t {
+  kDense,
+  kMoe,
+  // norm(dense(norm(x, mlp_in)), dense_out) + norm(moe(norm(x, moe_in)), moe_out)
+  kDenseAndMoe,
+  kNone
+};
+
+// The last branch of a layer, which multiplies by the layer's input u_L of PerLayerInputSpec.
+struct LayerInputSpec {
+  std::uint32_t size = 0;  // columns of u_L; 0: the layer has no such branch
+  Activation act = Activation::kGeluTanh;
+  NormSpec norm;
+  friend bool operator==(const LayerInputSpec&, const LayerInputSpec&) = default;
+};
 
 struct LayerSpec {
   LayerOrder order = LayerOrder::kSequential;
@@ -282,29 +302,51 @@ struct LayerSpec {
   NormSpec attn_out;
   NormSpec mlp_in;
   NormSpec mlp_out;
-  float residual_scale = 1;  // multiplies each branch before it is added
-  float output_scale = 1;    // multiplies the residual stream after the layer
+  float residual_scale = 1;       // multiplies each branch before it is added
+  float output_scale = 1;         // multiplies the residual stream after the layer
+  bool has_output_scale = false;  // so does a stored scalar
   AttentionKind attention = AttentionKind::kHeads;
   MlpKind mlp = MlpKind::kDense;
-  AttentionSpec heads;              // used if attention is kHeads
-  MlaSpec mla;                      // used if attention is kMla
-  RecurrentSpec recurrent;          // used if attention is kRecurrent
-  ShortConvSpec short_conv;         // used if attention is kShortConv
-  MlpSpec dense;                    // used if mlp is kDense
-  MoeSpec moe;                      // used if mlp is kMoe
+  AttentionSpec heads;       // used if attention is kHeads
+  MlaSpec mla;               // used if attention is kMla
+  RecurrentSpec recurrent;   // used if attention is kRecurrent
+  ShortConvSpec short_conv;  // used if attention is kShortConv
+  MlpSpec dense;             // used if mlp is kDense or kDenseAndMoe
+  MoeSpec moe;               // used if mlp is kMoe or kDenseAndMoe
+  NormSpec dense_out;        // used if mlp is kDenseAndMoe, as the next two
+  NormSpec moe_in;
+  NormSpec moe_out;
+  LayerInputSpec input;
   std::int32_t kv_from_layer = -1;  // layer whose K and V this layer reads; -1: its own
   // AssignCacheGroups computes this: layers with equal KV rows and windows have equal numbers.
   // layer_groups.h decides which layers share pages.
   std::uint8_t cache_group = 0;
+  bool has_dense() const { return mlp == MlpKind::kDense || mlp == MlpKind::kDenseAndMoe; }
+  bool has_moe() const { return mlp == MlpKind::kMoe || mlp == MlpKind::kDenseAndMoe; }
   // True if the layer caches a row per token in the pages of the KV cache.
   bool has_kv() const {
     return attention == AttentionKind::kHeads || attention == AttentionKind::kMla;
   }
+  // True if the layer writes these rows, false if it reads those of an earlier layer.
+  bool stores_kv() const { return has_kv() && kv_from_layer < 0; }
   // True if the layer keeps a state of constant size for each sequence.
   bool has_state() const {
     return attention == AttentionKind::kRecurrent || attention == AttentionKind::kShortConv;
   }
   friend bool operator==(const LayerSpec&, const LayerSpec&) = default;
+};
+
+// Inputs of layers besides the residual stream. For layer L of a token with embedding x0 (scaled):
+//   u_L = (norm(projection_scale * W_context x0)_L + embedding[token]_L * embed_scale) * scale
+// The norm has the size of one layer's input. W_context and `embedding` hold all layers.
+struct PerLayerInputSpec {
+  std::uint32_t size = 0;   // columns per layer, LayerInputSpec::size of all layers; 0: none
+  std::uint32_t vocab = 0;  // rows of the embedding
+  float embed_scale = 1;
+  float projection_scale = 1;
+  float scale = 1;
+  NormSpec norm;
+  friend bool operator==(const PerLayerInputSpec&, const PerLayerInputSpec&) = default;
 };
 
 struct ModelSpec {
@@ -314,6 +356,7 @@ struct ModelSpec {
   std::vector<LayerSpec> layers;
   std::vector<RopeTable> rope_tables;
   float embed_scale = 1;
+  PerLayerInputSpec layer_inputs;
   NormSpec final_norm;
   bool has_head = true;  // false: the model returns hidden states or labels
   // Rows of `score`, which is applied to the hidden state of the last token.
@@ -325,7 +368,7 @@ struct ModelSpec {
   std::vector<std::int32_t> eos_ids;
   std::optional<std::int32_t> bos_id;
   std::optional<std::int32_t> pad_id;
-  // The first layer with KV, whose geometry all pages have. REQUIRES: CheckSupported is OK.
+  // The first layer with KV. REQUIRES: CheckSupported is OK.
   const LayerSpec& first_kv_layer() const {
     return *std::find_if(layers.begin(), layers.end(),
                          [](const LayerSpec& layer) { return layer.has_kv(); });

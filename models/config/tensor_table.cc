@@ -180,6 +180,7 @@ absl::InlinedVector<BlockKind, 2> BlocksOf(const LayerSpec& layer) {
       blocks.push_back(BlockKind::kMlp);
       break;
     case MlpKind::kMoe:
+    case MlpKind::kDenseAndMoe:
       blocks.push_back(BlockKind::kMoe);
       break;
     case MlpKind::kNone:
@@ -189,6 +190,8 @@ absl::InlinedVector<BlockKind, 2> BlocksOf(const LayerSpec& layer) {
 }
 
 bool HasBlock(const LayerSpec& layer, BlockKind block) {
+  if (block == BlockKind::kInput) return layer.input.size > 0;
+  if (block == BlockKind::kMlp && layer.mlp == MlpKind::kDenseAndMoe) return true;
   const auto blocks = BlocksOf(layer);
   return block == BlockKind::kNorms ||
          std::find(blocks.begin(), blocks.end(), block) != blocks.end();
@@ -217,6 +220,8 @@ Extent ExtentOf(Dim dim, std::uint32_t hidden, const LayerSpec& layer) {
       return {layer.dense.intermediate, "intermediate_size"};
     case Dim::kTwoInner:
       return {2 * std::int64_t{layer.dense.intermediate}, "2 * intermediate_size"};
+    case Dim::kLayerInput:
+      return {layer.input.size, "hidden_size_per_layer_input"};
     case Dim::kExperts:
     case Dim::kExpertInner:
     case Dim::kTwoExpertInner:
@@ -266,6 +271,15 @@ std::vector<RowRange> QueryRows(const LayerSpec& layer) {
   std::vector<RowRange> rows;
   for (std::int64_t h = 0; h < layer.heads.num_heads; ++h) rows.push_back({2 * h * size, size});
   return rows;
+}
+
+std::vector<RowRange> KeyRows(const LayerSpec& layer) {
+  if (!layer.stores_kv()) return {};
+  return {{0, std::int64_t{layer.heads.num_kv_heads} * layer.heads.head_size}};
+}
+
+std::vector<RowRange> ValueRows(const LayerSpec& layer) {
+  return layer.heads.v_from_k ? std::vector<RowRange>() : KeyRows(layer);
 }
 
 std::vector<RowRange> GateRows(const LayerSpec& layer) {

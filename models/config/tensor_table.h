@@ -5,8 +5,8 @@
 // and loads weights, makes dummy and divided checkpoints, plans memory and writes reports iterates
 // over these tables.
 //
-// A new tensor is added in this file and in the kernel call that reads it:
-//   1. a field of TensorNames: its name in checkpoints;
+// A new tensor is added in these places and in the kernel call that reads it:
+//   1. a field of TensorNames (tensor_names.h): its name in checkpoints;
 //   2. a member of LayerTensors, MlaTensors, RecurrentTensors, ShortConvTensors or MoeTensors: its
 //      place in memory;
 //   3. a row of the block's table.
@@ -23,114 +23,9 @@
 #include "absl/functional/function_ref.h"
 #include "absl/strings/string_view.h"
 #include "models/config/layer_spec.h"
+#include "models/config/tensor_names.h"
 
 namespace quire::models {
-
-// Names of a family's tensors; an empty name means that the family has no such tensor. Weights and
-// biases end in ".weight" and ".bias". Names of a layer follow `layer_prefix`, the layer's number
-// and a dot.
-struct TensorNames {
-  // Tensors with these prefixes are ignored, for example those of a vision tower.
-  std::span<const absl::string_view> skipped = {};
-  absl::string_view embedding = "model.embed_tokens";
-  absl::string_view final_norm = "model.norm";
-  absl::string_view head = "lm_head";
-  absl::string_view layer_prefix = "model.layers.";
-  absl::string_view attn_in = "input_layernorm";
-  absl::string_view attn_out = "";
-  absl::string_view mlp_in = "post_attention_layernorm";
-  absl::string_view mlp_out = "";
-  absl::string_view q = "self_attn.q_proj";
-  absl::string_view k = "self_attn.k_proj";
-  absl::string_view v = "self_attn.v_proj";
-  absl::string_view qkv = "";  // one tensor with the rows of q, k and v, instead of the three
-  absl::string_view q_norm = "";
-  absl::string_view k_norm = "";
-  absl::string_view sinks = "";  // without a ".weight" of its own
-  // MLA.
-  absl::string_view q_a = "self_attn.q_a_proj";
-  absl::string_view q_a_norm = "self_attn.q_a_layernorm";
-  absl::string_view q_b = "self_attn.q_b_proj";
-  absl::string_view kv_a = "self_attn.kv_a_proj_with_mqa";
-  absl::string_view kv_a_norm = "self_attn.kv_a_layernorm";
-  absl::string_view kv_b = "self_attn.kv_b_proj";
-  absl::string_view index_q = "self_attn.indexer.wq_b";
-  absl::string_view index_k = "self_attn.indexer.wk";
-  absl::string_view index_k_norm = "self_attn.indexer.k_norm";
-  absl::string_view index_k_norm_bias = "self_attn.indexer.k_norm.bias";
-  absl::string_view index_weights = "self_attn.indexer.weights_proj";
-  absl::string_view o = "self_attn.o_proj";
-  // Recurrent layers. Their input projection is one or more of the next tensors, which together
-  // have the columns of RecurrentSpec::in_columns. Their vectors have no ".weight" of their own.
-  absl::string_view in_qkvz = "";    // for each key head q, k, v of its heads, z of its heads
-  absl::string_view in_ba = "";      // for each key head b of its heads, a of its heads
-  absl::string_view in_zxbcdt = "";  // z, the channels of the convolution, a
-  absl::string_view in_qkv = "";
-  absl::string_view in_q = "";
-  absl::string_view in_k = "";
-  absl::string_view in_v = "";
-  absl::string_view in_z = "";
-  absl::string_view in_gate_rank = "";  // the first stage of z
-  absl::string_view in_b = "";
-  absl::string_view in_a = "";
-  absl::string_view in_decay_rank = "";  // the first stage of a
-  absl::string_view gate_of_rank = "";   // the second stages
-  absl::string_view decay_of_rank = "";
-  absl::string_view conv = "";
-  absl::string_view conv_q = "";  // instead of conv
-  absl::string_view conv_k = "";
-  absl::string_view conv_v = "";
-  absl::string_view conv_bias = "";
-  absl::string_view a_log = "";
-  absl::string_view dt_bias = "";
-  absl::string_view skip = "";
-  absl::string_view gate_norm = "";
-  absl::string_view recurrent_out = "";
-  absl::string_view short_conv_in = "";
-  absl::string_view short_conv = "";  // without a ".weight" of its own
-  absl::string_view short_conv_out = "";
-  absl::string_view gate = "mlp.gate_proj";
-  absl::string_view up = "mlp.up_proj";
-  absl::string_view gate_up = "";  // one tensor with the rows of gate and up, instead of the two
-  absl::string_view down = "mlp.down_proj";
-  // The names of gate, up and down in files that have no `down`.
-  absl::string_view gate_alias = "";
-  absl::string_view up_alias = "";
-  absl::string_view down_alias = "";
-  // MoE. Names below follow MOE and a dot, where MOE is `moe`, or `moe_alias` in files that have no
-  // router under `moe`. An empty `moe` adds nothing, not even the dot.
-  absl::string_view moe = "mlp";
-  absl::string_view moe_alias = "";
-  absl::string_view router = "gate";
-  absl::string_view choice_bias = "";  // without a ".weight" of its own
-  // One tensor per expert: experts.NUMBER.expert_gate.weight and so on.
-  absl::string_view expert_gate = "gate_proj";
-  absl::string_view expert_up = "up_proj";
-  absl::string_view expert_down = "down_proj";
-  // Instead of the tensors per expert, as in GGUF files: gate_stack.weight [experts, outputs,
-  // inputs] and so on. gate_up_stack has the rows of gate, then those of up, instead of the two.
-  absl::string_view gate_stack = "";
-  absl::string_view up_stack = "";
-  absl::string_view gate_up_stack = "";
-  absl::string_view down_stack = "";
-  // Instead of the tensors per expert: experts.stacked_gate_up [experts, inputs, outputs], whose
-  // columns alternate between gate and up, and experts.stacked_down. Quantized tensors are
-  // [experts, outputs, inputs]. Biases end in "_bias".
-  absl::string_view stacked_gate_up = "";
-  absl::string_view stacked_down = "";
-  bool stacked_in_halves = false;  // the columns of gate precede those of up
-  // True: these stacks are [experts, outputs, inputs], and the rows of up follow those of gate.
-  // Some files have one tensor per expert instead.
-  bool stacks_have_rows = false;
-  absl::string_view latent_in = "";   // projection of the experts' input
-  absl::string_view latent_out = "";  // projection of the experts' output
-  absl::string_view shared = "";      // the shared expert: SHARED.shared_mlp_gate.weight and so on
-  absl::string_view shared_mlp_gate = "gate_proj";
-  absl::string_view shared_mlp_up = "up_proj";
-  absl::string_view shared_mlp_gate_up = "";  // one tensor with the rows of gate and up
-  absl::string_view shared_mlp_down = "down_proj";
-  absl::string_view shared_gate = "";
-};
 
 // The parts of a layer. Every layer has the norms of its branches, an attention block and an MLP
 // block.
@@ -141,12 +36,15 @@ enum class BlockKind : std::uint8_t {
   kRecurrent,
   kShortConv,
   kMlp,
-  kMoe
+  kMoe,
+  kInput
 };
-inline constexpr int kNumBlockKinds = 7;
+inline constexpr int kNumBlockKinds = 8;
 
-// Returns the blocks that a layer computes, in order: one or two.
+// Returns the blocks that a layer computes, in order: one or two. A dense MLP and experts side by
+// side are one block, kMoe. Layers with inputs of their own compute kInput after these.
 absl::InlinedVector<BlockKind, 2> BlocksOf(const LayerSpec& layer);
+// True if the layer has tensors of the block.
 bool HasBlock(const LayerSpec& layer, BlockKind block);
 
 // A dimension of a tensor.
@@ -187,6 +85,7 @@ enum class Dim : std::uint8_t {
   kIndexSize,
   kIndexQueries,  // of all heads
   kShortConvTaps,
+  kLayerInput,  // columns of a layer's own input
   kExperts,
   kExpertInner,
   kTwoExpertInner,
@@ -334,6 +233,8 @@ struct MoeTensors {
   using Linear = LinearType;
   Linear router;                // [experts, hidden]
   Vector choice_bias{};         // [experts]
+  Vector router_norm{};         // [hidden]
+  Vector expert_scale{};        // [experts]
   Linear latent_in;             // [latent, hidden]
   std::vector<Linear> gate_up;  // [MlpSpec::inner_columns, hidden or latent] per expert
   std::vector<Linear> down;     // [hidden or latent, intermediate] per expert
@@ -348,17 +249,24 @@ template <typename VectorType, typename LinearType,
 struct LayerTensors {
   using Vector = VectorType;
   using Linear = LinearType;
-  Vector attn_in{};   // [hidden]
-  Vector attn_out{};  // [hidden]
-  Vector mlp_in{};    // [hidden]
-  Vector mlp_out{};   // [hidden]
-  Linear qkv;         // [(heads + 2 kv_heads) * d, hidden], then the rows of the output gate
-  Vector q_norm{};    // [d], or [heads * d] for QkNormScope::kWhole
-  Vector k_norm{};    // [d], or [kv_heads * d]
-  Vector sinks{};     // [heads]
-  Linear o;           // [hidden, heads * d]
-  Linear gate_up;     // [MlpSpec::inner_columns, hidden]
-  Linear down;        // [hidden, intermediate]
+  Vector attn_in{};         // [hidden]
+  Vector attn_out{};        // [hidden]
+  Vector mlp_in{};          // [hidden]
+  Vector mlp_out{};         // [hidden]
+  Vector dense_out{};       // [hidden]
+  Vector moe_in{};          // [hidden]
+  Vector moe_out{};         // [hidden]
+  Vector output_scale{};    // [1]
+  Vector input_out_norm{};  // [hidden]
+  Linear qkv;               // [(heads + 2 kv_heads) * d, hidden], then the rows of the output gate
+  Vector q_norm{};          // [d], or [heads * d] for QkNormScope::kWhole
+  Vector k_norm{};          // [d], or [kv_heads * d]
+  Vector sinks{};           // [heads]
+  Linear o;                 // [hidden, heads * d]
+  Linear gate_up;           // [MlpSpec::inner_columns, hidden]
+  Linear down;              // [hidden, intermediate]
+  Linear input_gate;        // [layer input, hidden]
+  Linear input_out;         // [hidden, layer input]
   MlaTensors<Vector, Linear> mla;
   RecurrentTensors<Vector, Linear> recurrent;
   ShortConvTensors<Vector, Linear> short_conv;
@@ -383,6 +291,23 @@ inline constexpr TensorRow<Layer> kNormTable[] = {
               .parts = {{{.name = &TensorNames::mlp_out, .rows = Dim::kHidden}}},
               .norm = [](const LayerSpec& layer) { return layer.mlp_out; }},
      .vector = &Layer::mlp_out},
+    {.info = {.kind = TensorKind::kNorm,
+              .parts = {{{.name = &TensorNames::dense_out, .rows = Dim::kHidden}}},
+              .norm = [](const LayerSpec& layer) { return layer.dense_out; }},
+     .vector = &Layer::dense_out},
+    {.info = {.kind = TensorKind::kNorm,
+              .parts = {{{.name = &TensorNames::moe_in, .rows = Dim::kHidden}}},
+              .norm = [](const LayerSpec& layer) { return layer.moe_in; }},
+     .vector = &Layer::moe_in},
+    {.info = {.kind = TensorKind::kNorm,
+              .parts = {{{.name = &TensorNames::moe_out, .rows = Dim::kHidden}}},
+              .norm = [](const LayerSpec& layer) { return layer.moe_out; }},
+     .vector = &Layer::moe_out},
+    {.info = {.kind = TensorKind::kVector,
+              .parts = {{{.name = &TensorNames::output_scale, .rows = Dim::kOne}}},
+              .is_present = [](const LayerSpec& layer) { return layer.has_output_scale; },
+              .indivisible_field = "has_output_scale"},
+     .vector = &Layer::output_scale},
 };
 
 constexpr bool NormsWholeRows(const LayerSpec& layer) {
@@ -404,6 +329,9 @@ constexpr bool HasGateInQueries(const LayerSpec& layer) {
 // head are followed by those of its gate.
 std::vector<RowRange> QueryRows(const LayerSpec& layer);
 std::vector<RowRange> GateRows(const LayerSpec& layer);
+// Return the rows of k_proj and v_proj, or none in layers without these tensors.
+std::vector<RowRange> KeyRows(const LayerSpec& layer);
+std::vector<RowRange> ValueRows(const LayerSpec& layer);
 
 // The norms of q and k have a row for each scope.
 template <typename Layer>
@@ -415,10 +343,12 @@ inline constexpr TensorRow<Layer> kAttentionTable[] = {
                           .pick = QueryRows},
                          {.name = &TensorNames::k,
                           .rows = Dim::kKeys,
-                          .has_bias = [](const LayerSpec& layer) { return layer.heads.k_bias; }},
+                          .has_bias = [](const LayerSpec& layer) { return layer.heads.k_bias; },
+                          .pick = KeyRows},
                          {.name = &TensorNames::v,
                           .rows = Dim::kKeys,
-                          .has_bias = [](const LayerSpec& layer) { return layer.heads.v_bias; }},
+                          .has_bias = [](const LayerSpec& layer) { return layer.heads.v_bias; },
+                          .pick = ValueRows},
                          {.name = &TensorNames::q,
                           .rows = Dim::kQueryRows,
                           .has_bias = [](const LayerSpec& layer) { return layer.heads.q_bias; },
@@ -443,12 +373,14 @@ inline constexpr TensorRow<Layer> kAttentionTable[] = {
     {.info = {.kind = TensorKind::kNorm,
               .parts = {{{.name = &TensorNames::k_norm, .rows = Dim::kHeadSize}}},
               .norm = QkNorm,
-              .is_present = NormsHeads},
+              .is_present =
+                  [](const LayerSpec& layer) { return NormsHeads(layer) && layer.stores_kv(); }},
      .vector = &Layer::k_norm},
     {.info = {.kind = TensorKind::kNorm,
               .parts = {{{.name = &TensorNames::k_norm, .rows = Dim::kKeys}}},
               .norm = QkNorm,
-              .is_present = NormsWholeRows,
+              .is_present =
+                  [](const LayerSpec& layer) { return NormsWholeRows(layer) && layer.stores_kv(); },
               .indivisible_field = "heads.qk_norm over all heads"},
      .vector = &Layer::k_norm},
     {.info = {.kind = TensorKind::kVector,
@@ -709,6 +641,14 @@ inline constexpr TensorRow<Block> kMoeTable[] = {
               .parts = {{{.name = &TensorNames::choice_bias, .rows = Dim::kExperts}}},
               .is_present = [](const LayerSpec& layer) { return layer.moe.choice_bias; }},
      .vector = &Block::choice_bias},
+    {.info = {.kind = TensorKind::kVector,
+              .parts = {{{.name = &TensorNames::router_norm, .rows = Dim::kHidden}}},
+              .norm = [](const LayerSpec& layer) { return layer.moe.router_norm; }},
+     .vector = &Block::router_norm},
+    {.info = {.kind = TensorKind::kVector,
+              .parts = {{{.name = &TensorNames::expert_scale, .rows = Dim::kExperts}}},
+              .is_present = [](const LayerSpec& layer) { return layer.moe.expert_scale; }},
+     .vector = &Block::expert_scale},
     {.info = {.label = "latent_in",
               .parts = {{{.name = &TensorNames::latent_in, .rows = Dim::kLatent}}},
               .columns = Dim::kHidden,
@@ -804,6 +744,23 @@ inline constexpr TensorRow<Block> kMoeTable[] = {
      .linear = &Block::shared_gate},
 };
 
+template <typename Layer>
+inline constexpr TensorRow<Layer> kInputTable[] = {
+    {.info = {.label = "input_gate",
+              .parts = {{{.name = &TensorNames::input_gate, .rows = Dim::kLayerInput}}},
+              .columns = Dim::kHidden,
+              .indivisible_field = "input"},
+     .linear = &Layer::input_gate},
+    {.info = {.label = "input_out",
+              .parts = {{{.name = &TensorNames::input_out, .rows = Dim::kHidden}}},
+              .columns = Dim::kLayerInput},
+     .linear = &Layer::input_out},
+    {.info = {.kind = TensorKind::kNorm,
+              .parts = {{{.name = &TensorNames::input_out_norm, .rows = Dim::kHidden}}},
+              .norm = [](const LayerSpec& layer) { return layer.input.norm; }},
+     .vector = &Layer::input_out_norm},
+};
+
 // Calls fn(block kind, row, block) for the rows of all tables, in the order in which tensors lie in
 // memory. `Layer` is a LayerTensors, const or not; `block` is the struct that the row's member
 // belongs to.
@@ -821,6 +778,7 @@ void ForEachRow(Layer& layer, Fn&& fn) {
   }
   for (const auto& row : kMlpTable<Whole>) fn(BlockKind::kMlp, row, layer);
   for (const auto& row : kMoeTable<decltype(Whole::moe)>) fn(BlockKind::kMoe, row, layer.moe);
+  for (const auto& row : kInputTable<Whole>) fn(BlockKind::kInput, row, layer);
 }
 
 // Calls fn(block kind, info) for the rows that a layer has.

@@ -35,8 +35,10 @@ absl::Status CheckDivisible(std::size_t layer, const LayerSpec& spec) {
     refused = "a short convolution";
   } else if (HasGateInQueries(spec)) {
     refused = "an output gate in the query projection";
-  } else if (spec.mlp == MlpKind::kMoe) {
+  } else if (spec.has_moe()) {
     refused = "a mixture of experts";
+  } else if (spec.kv_from_layer >= 0) {
+    refused = "kv_from_layer";
   } else if (spec.mlp == MlpKind::kNone) {
     refused = "a layer without MLP";
   } else {
@@ -200,7 +202,7 @@ absl::StatusOr<Checkpoint> CheckpointOfPart(const Checkpoint& whole, const Model
                        ExtentOf(dim, spec.hidden, own.layers[i]).size, part);
       };
       for (const PartInfo& tensor : info.PartsIn(names)) {
-        // A part without rows here is a gate that the layer does not have.
+        // The layer does not have a part without rows.
         if (tensor.pick != nullptr && tensor.pick(spec.layers[i]).empty()) continue;
         if (tensor.name == info.fused.name) {
           status = absl::UnimplementedError(

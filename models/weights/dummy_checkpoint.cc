@@ -32,6 +32,7 @@ class WantedList {
 
   std::vector<Wanted> Take() {
     Add(absl::StrCat(names_.embedding, ".weight"), {spec_.vocab_size, spec_.hidden});
+    AddLayerInputs();
     for (std::size_t i = 0; i < spec_.layers.size(); ++i) {
       layer_ = &spec_.layers[i];
       ForEachTensor(*layer_, [&](BlockKind block, const TensorInfo& info) {
@@ -55,10 +56,22 @@ class WantedList {
     wanted_.push_back({std::move(name), std::move(shape), is_norm});
   }
 
+  void AddLayerInputs() {
+    const PerLayerInputSpec& inputs = spec_.layer_inputs;
+    if (inputs.size == 0) return;
+    const std::int64_t all =
+        std::int64_t{inputs.size} * static_cast<std::int64_t>(spec_.layers.size());
+    Add(absl::StrCat(names_.input_embedding, ".weight"), {inputs.vocab, all});
+    Add(absl::StrCat(names_.input_context, ".weight"), {all, spec_.hidden});
+    if (inputs.norm.kind == NormKind::kNone) return;
+    Add(absl::StrCat(names_.input_norm, ".weight"), {inputs.size}, /*is_norm=*/true);
+  }
+
   std::int64_t SizeOf(Dim dim) const { return ExtentOf(dim, spec_.hidden, *layer_).size; }
 
   void AddTensor(const TensorInfo& info, const std::string& prefix) {
     for (const PartInfo& part : info.PartsIn(names_)) {
+      if (part.pick != nullptr && part.pick(*layer_).empty()) continue;
       const bool has_bias = part.has_bias != nullptr && part.has_bias(*layer_);
       const std::string name = PartName(names_, info, part, prefix);
       switch (info.kind) {

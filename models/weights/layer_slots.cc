@@ -74,6 +74,10 @@ class RowFinder {
                              finder_.FindVector(NameOf(block, info, piece), extents));
       slot.parts.push_back(tensor);
     }
+    if (info.norm != nullptr) {
+      slot.offset = info.norm(layer_).weight_offset;
+      slot.scale = info.norm(layer_).weight_scale;
+    }
     return slot;
   }
 

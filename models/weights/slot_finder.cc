@@ -188,7 +188,7 @@ absl::StatusOr<VectorSlot> FindNorm(SlotFinder& finder, const NormSpec& norm,
   if (norm.kind == NormKind::kNone) return VectorSlot{};
   QUIRE_ASSIGN_OR_RETURN(const formats::StoredTensor* tensor,
                          finder.Find(absl::StrCat(name, ".weight"), {elements}));
-  return VectorSlot{{tensor}, norm.weight_offset};
+  return VectorSlot{{tensor}, norm.weight_offset, norm.weight_scale};
 }
 
 }  // namespace quire::models

@@ -27,12 +27,25 @@ std::int64_t LayerOf(absl::string_view name, absl::string_view prefix) {
   return number;
 }
 
+// True for the projections and norms of K and V of layers that read those of an earlier layer.
+// Published files have them, but they take no part in the computation.
+bool IsOfSharedKeys(const ModelSpec& spec, const TensorNames& names, const std::string& name) {
+  const std::int64_t number = LayerOf(name, names.layer_prefix);
+  if (number < 0 || number >= static_cast<std::int64_t>(spec.layers.size())) return false;
+  const auto layer = static_cast<std::size_t>(number);
+  if (spec.layers[layer].kv_from_layer < 0) return false;
+  const std::string prefix = LayerPrefix(names, layer);
+  return std::ranges::any_of(std::array{names.k, names.v, names.k_norm}, [&](const auto& part) {
+    return !part.empty() && absl::StartsWith(name, absl::StrCat(prefix, part, "."));
+  });
+}
+
 // True for tensors in files that no family uses: buffers, and layers after the last one, which are
 // heads for multi-token prediction.
 bool IsIgnorable(const ModelSpec& spec, const TensorNames& names, const std::string& name) {
   return absl::EndsWith(name, ".rotary_emb.inv_freq") || absl::EndsWith(name, ".attn.bias") ||
          absl::EndsWith(name, ".masked_bias") || absl::StartsWith(name, "mtp.") ||
-         absl::StartsWith(name, "model.mtp.") ||
+         absl::StartsWith(name, "model.mtp.") || IsOfSharedKeys(spec, names, name) ||
          LayerOf(name, names.layer_prefix) >= static_cast<std::int64_t>(spec.layers.size()) ||
          std::any_of(names.skipped.begin(), names.skipped.end(),
                      [&](absl::string_view prefix) { return absl::StartsWith(name, prefix); });
@@ -110,6 +123,7 @@ void ForEachMatrix(const WeightSlots& slots, Fn&& fn) {
       for (const MatrixSlot& matrix : slot->matrices) fn(matrix, false);
     }
   }
+  for (const MatrixSlot& matrix : slots.input_context.matrices) fn(matrix, false);
   for (const MatrixSlot& matrix : slots.head.matrices) fn(matrix, true);
 }
 
@@ -263,6 +277,7 @@ absl::Status RoundFp8Rows(const WeightTarget& target, WeightSlots* slots) {
   for (LayerSlots& layer : slots->layers) {
     for (const auto& [name, slot] : LinearsOf(layer)) QUIRE_RETURN_IF_ERROR(round(slot));
   }
+  QUIRE_RETURN_IF_ERROR(round(&slots->input_context));
   QUIRE_RETURN_IF_ERROR(round(&slots->head));
   for (LayerSlots& layer : slots->layers) {
     for (std::vector<LinearSlot>* const experts : ExpertsOf(layer)) {
@@ -324,8 +339,29 @@ void ForEachVector(const WeightSlots& slots, Fn&& fn) {
     for (const VectorSlot* slot : VectorsOf(layer)) vector(*slot);
     for (const auto& [name, slot] : LinearsOf(layer)) linear(*slot);
   }
+  vector(slots.input_norm);
   vector(slots.final_norm);
   linear(slots.head);
+}
+
+// Finds the tensors of PerLayerInputSpec.
+absl::Status FindLayerInputs(SlotFinder& finder, const FormChooser& chooser, const ModelSpec& spec,
+                             const TensorNames& names, WeightSlots* slots) {
+  const PerLayerInputSpec& inputs = spec.layer_inputs;
+  if (inputs.size == 0) return absl::OkStatus();
+  const Extent size{inputs.size, "hidden_size_per_layer_input"};
+  const Extent all{std::int64_t{inputs.size} * static_cast<std::int64_t>(spec.layers.size()),
+                   "num_hidden_layers * hidden_size_per_layer_input"};
+  QUIRE_ASSIGN_OR_RETURN(slots->input_embedding,
+                         finder.Find(absl::StrCat(names.input_embedding, ".weight"),
+                                     {{inputs.vocab, "vocab_size_per_layer_input"}, all}));
+  QUIRE_ASSIGN_OR_RETURN(
+      slots->input_context,
+      FindLinear(finder, chooser, {{std::string(names.input_context), all, /*has_bias=*/false}},
+                 {spec.hidden, "hidden_size"}));
+  QUIRE_ASSIGN_OR_RETURN(slots->input_norm,
+                         FindNorm(finder, inputs.norm, std::string(names.input_norm), size));
+  return absl::OkStatus();
 }
 
 // Files of a bare "...Model", and of embedding models made from one, omit the prefix "model." in
@@ -335,7 +371,9 @@ TensorNames NamesIn(const Checkpoint& checkpoint, TensorNames names) {
   if (checkpoint.Find(absl::StrCat(names.embedding, ".weight")) != nullptr) return names;
   const absl::string_view bare = absl::StripPrefix(names.embedding, kPrefix);
   if (checkpoint.Find(absl::StrCat(bare, ".weight")) == nullptr) return names;
-  for (absl::string_view* name : {&names.embedding, &names.final_norm, &names.layer_prefix}) {
+  for (absl::string_view* name :
+       {&names.embedding, &names.final_norm, &names.layer_prefix, &names.input_embedding,
+        &names.input_context, &names.input_norm}) {
     absl::ConsumePrefix(name, kPrefix);
   }
   return names;
@@ -352,6 +390,7 @@ absl::StatusOr<WeightSlots> FindWeights(const ModelSpec& spec, const TensorNames
   QUIRE_ASSIGN_OR_RETURN(slots.embedding, finder.Find(absl::StrCat(names.embedding, ".weight"),
                                                       {{spec.vocab_size, "vocab_size"},
                                                        {spec.hidden, "hidden_size"}}));
+  QUIRE_RETURN_IF_ERROR(FindLayerInputs(finder, chooser, spec, names, &slots));
   for (std::size_t i = 0; i < spec.layers.size(); ++i) {
     QUIRE_ASSIGN_OR_RETURN(LayerSlots layer, FindLayer(finder, chooser, spec, names, i));
     slots.layers.push_back(std::move(layer));
@@ -407,7 +446,11 @@ std::int64_t WeightBytes(const WeightSlots& slots, const WeightTarget& target) {
   for (const LayerSlots& layer : slots.layers) {
     for (const auto& [name, slot] : LinearsOf(layer)) bytes += MatrixBytes(*slot, target);
   }
-  return bytes + MatrixBytes(slots.head, target);
+  if (slots.input_embedding != nullptr) {
+    bytes += slots.input_embedding->num_elements() *
+             DTypeSize(EmbeddingDType(*slots.input_embedding, target.quantization));
+  }
+  return bytes + MatrixBytes(slots.input_context, target) + MatrixBytes(slots.head, target);
 }
 
 }  // namespace quire::models

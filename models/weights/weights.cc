@@ -58,6 +58,8 @@ class Progress {
       }
     };
     fn(*slots.embedding);
+    if (slots.input_embedding != nullptr) fn(*slots.input_embedding);
+    linear(slots.input_context);
     for (const LayerSlots& layer : slots.layers) {
       for (const auto& [name, slot] : LinearsOf(layer)) linear(*slot);
     }
@@ -122,18 +124,26 @@ std::vector<LinearPair> Pairs(const LayerSlots& slots, LayerWeights* layer) {
 struct VectorPlace {
   std::span<const formats::StoredTensor* const> parts;
   float offset;
+  float scale;
   const float** where;
+};
+
+// The vectors of the model outside its layers.
+struct ModelVectors {
+  const float** input_norm;
+  const float** final_norm;
+  LinearWeights* head;
 };
 
 // Returns all vectors in the order in which they lie in memory.
 std::vector<VectorPlace> VectorPlaces(const WeightSlots& slots, std::span<LayerWeights> layers,
-                                      const float** final_norm, LinearWeights* head) {
+                                      const ModelVectors& model) {
   std::vector<VectorPlace> places;
   const auto bias = [&](const LinearSlot& slot, LinearWeights* weights) {
-    if (!slot.biases.empty()) places.push_back({slot.biases, 0, &weights->bias});
+    if (!slot.biases.empty()) places.push_back({slot.biases, 0, 1, &weights->bias});
   };
   const auto vector = [&](const VectorSlot& slot, const float** where) {
-    if (!slot.parts.empty()) places.push_back({slot.parts, slot.offset, where});
+    if (!slot.parts.empty()) places.push_back({slot.parts, slot.offset, slot.scale, where});
   };
   for (std::size_t i = 0; i < slots.layers.size(); ++i) {
     const LayerSlots& slot = slots.layers[i];
@@ -143,8 +153,9 @@ std::vector<VectorPlace> VectorPlaces(const WeightSlots& slots, std::span<LayerW
     for (std::size_t v = 0; v < from.size(); ++v) vector(*from[v], to[v]);
     for (const auto& [slot_of, weights] : Pairs(slot, &layer)) bias(*slot_of, weights);
   }
-  vector(slots.final_norm, final_norm);
-  bias(slots.head, head);
+  vector(slots.input_norm, model.input_norm);
+  vector(slots.final_norm, model.final_norm);
+  bias(slots.head, model.head);
   return places;
 }
 
@@ -173,8 +184,8 @@ absl::StatusOr<std::vector<float>> ReadVectors(std::span<const VectorPlace> plac
       QUIRE_RETURN_IF_ERROR(CheckFinite(*part, backend));
       const auto elements = static_cast<std::size_t>(part->num_elements());
       WidenRow(*part, 0, {values.data() + part_at, elements});
-      if (place.offset != 0) {
-        for (std::size_t i = 0; i < elements; ++i) values[part_at + i] += place.offset;
+      for (std::size_t i = 0; i < elements && (place.scale != 1 || place.offset != 0); ++i) {
+        values[part_at + i] = values[part_at + i] * place.scale + place.offset;
       }
       part_at += elements;
     }
@@ -475,6 +486,17 @@ absl::StatusOr<Weights> Weights::Load(const WeightSlots& slots, const kernels::B
   weights.embedding_dtype_ = EmbeddingDType(*slots.embedding, target.quantization);
   QUIRE_ASSIGN_OR_RETURN(weights.embedding_,
                          packer.LoadEmbedding(*slots.embedding, weights.embedding_dtype_));
+  if (slots.input_embedding != nullptr) {
+    weights.input_embedding_dtype_ = EmbeddingDType(*slots.input_embedding, target.quantization);
+    QUIRE_ASSIGN_OR_RETURN(
+        weights.input_embedding_,
+        packer.LoadEmbedding(*slots.input_embedding, weights.input_embedding_dtype_));
+  }
+  if (!slots.input_context.matrices.empty()) {
+    const LinearPair context{&slots.input_context, &weights.input_context_};
+    QUIRE_ASSIGN_OR_RETURN(DeviceBuffer block, packer.Load({&context, 1}));
+    weights.matrices_.push_back(std::move(block));
+  }
   // Resized once, since Pairs and VectorPlaces point to elements.
   weights.layers_.resize(slots.layers.size());
   for (std::size_t i = 0; i < slots.layers.size(); ++i) {
@@ -485,8 +507,8 @@ absl::StatusOr<Weights> Weights::Load(const WeightSlots& slots, const kernels::B
   const LinearPair head{&slots.head, &weights.head_};
   QUIRE_ASSIGN_OR_RETURN(DeviceBuffer block, packer.Load({&head, 1}));
   weights.matrices_.push_back(std::move(block));
-  const std::vector<VectorPlace> vectors =
-      VectorPlaces(slots, weights.layers_, &weights.final_norm_, &weights.head_);
+  const std::vector<VectorPlace> vectors = VectorPlaces(
+      slots, weights.layers_, {&weights.input_norm_, &weights.final_norm_, &weights.head_});
   QUIRE_ASSIGN_OR_RETURN(const std::vector<float> values,
                          ReadVectors(vectors, VectorFloats(slots), backend));
   QUIRE_ASSIGN_OR_RETURN(
@@ -509,6 +531,14 @@ absl::StatusOr<Weights> Weights::Allocate(const WeightSlots& slots, Quantization
       weights.embedding_,
       DeviceBuffer::Allocate(MemoryKind::kHost, slots.embedding->num_elements() *
                                                     DTypeSize(weights.embedding_dtype_)));
+  if (slots.input_embedding != nullptr) {
+    weights.input_embedding_dtype_ = EmbeddingDType(*slots.input_embedding, quantization);
+    QUIRE_ASSIGN_OR_RETURN(
+        weights.input_embedding_,
+        DeviceBuffer::Allocate(MemoryKind::kHost, slots.input_embedding->num_elements() *
+                                                      DTypeSize(weights.input_embedding_dtype_)));
+  }
+  QUIRE_RETURN_IF_ERROR(AllocateMatrices(slots.input_context, &weights.input_context_));
   weights.layers_.resize(slots.layers.size());
   for (std::size_t i = 0; i < slots.layers.size(); ++i) {
     for (const auto& [slot, linear] : Pairs(slots.layers[i], &weights.layers_[i])) {
@@ -521,7 +551,8 @@ absl::StatusOr<Weights> Weights::Allocate(const WeightSlots& slots, Quantization
       DeviceBuffer::Allocate(MemoryKind::kHost,
                              VectorFloats(slots) * static_cast<std::int64_t>(sizeof(float))));
   PointInto(weights.vectors_.data(),
-            VectorPlaces(slots, weights.layers_, &weights.final_norm_, &weights.head_));
+            VectorPlaces(slots, weights.layers_,
+                         {&weights.input_norm_, &weights.final_norm_, &weights.head_}));
   return weights;
 }
 
@@ -545,6 +576,11 @@ std::vector<Weights::Section> Weights::Sections() const {
       }
     }
   };
+  if (!input_embedding_.bytes().empty()) {
+    sections.push_back({absl::StrCat("input_embedding ", DTypeName(input_embedding_dtype_)),
+                        input_embedding_.bytes()});
+  }
+  add(input_context_, "input_context");
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     for (const auto& [name, linear] : LinearsOf(layers_[i])) {
       add(*linear, absl::StrCat("layers.", i, ".", name));
@@ -555,7 +591,8 @@ std::vector<Weights::Section> Weights::Sections() const {
 }
 
 std::int64_t Weights::size_bytes() const {
-  std::int64_t bytes = embedding_.size_bytes() + vectors_.size_bytes();
+  std::int64_t bytes =
+      embedding_.size_bytes() + input_embedding_.size_bytes() + vectors_.size_bytes();
   for (const DeviceBuffer& block : matrices_) bytes += block.size_bytes();
   if (embedding_.kind() == MemoryKind::kDevice) return bytes;
   const auto add = [&](const LinearWeights& linear) {
@@ -564,6 +601,7 @@ std::int64_t Weights::size_bytes() const {
   for (const LayerWeights& layer : layers_) {
     for (const auto& [name, linear] : LinearsOf(layer)) add(*linear);
   }
+  add(input_context_);
   add(head_);
   return bytes;
 }

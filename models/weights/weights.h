@@ -45,6 +45,7 @@ struct LinearSlot {
 struct VectorSlot {
   std::vector<const formats::StoredTensor*> parts;  // concatenated; empty: the spec has none
   float offset = 0;  // added to every element, NormSpec::weight_offset
+  float scale = 1;   // multiplies every element before, NormSpec::weight_scale
 };
 
 using MlaSlots = MlaTensors<VectorSlot, LinearSlot>;
@@ -55,8 +56,12 @@ using LayerSlots = LayerTensors<VectorSlot, LinearSlot>;
 struct WeightSlots {
   const formats::StoredTensor* embedding = nullptr;  // [vocab, hidden]
   std::vector<LayerSlots> layers;
-  VectorSlot final_norm;  // [hidden]
-  LinearSlot head;        // the embedding if tied; empty without ModelSpec::has_head
+  // Inputs per layer; empty without ModelSpec::layer_inputs. All layers follow each other.
+  const formats::StoredTensor* input_embedding = nullptr;  // [vocab, layers * input]
+  LinearSlot input_context;                                // [layers * input, hidden]
+  VectorSlot input_norm;                                   // [input]
+  VectorSlot final_norm;                                   // [hidden]
+  LinearSlot head;  // the embedding if tied; empty without ModelSpec::has_head
   const formats::StoredTensor* labels = nullptr;  // [labels, hidden]; null: no labels
   std::int64_t parameter_count = 0;               // a tied matrix counts once
   DType stored_dtype = DType::kInvalid;           // dtype of most parameters; kInvalid: GGML blocks
@@ -218,6 +223,11 @@ class Weights {
 
   const void* embedding() const { return embedding_.data(); }  // [vocab, hidden]
   DType embedding_dtype() const { return embedding_dtype_; }
+  // Inputs per layer; null or empty without ModelSpec::layer_inputs.
+  const void* input_embedding() const { return input_embedding_.data(); }
+  DType input_embedding_dtype() const { return input_embedding_dtype_; }
+  const LinearWeights& input_context() const { return input_context_; }
+  const float* input_norm() const { return input_norm_; }
   std::span<const LayerWeights> layers() const { return layers_; }
   const float* final_norm() const { return final_norm_; }  // [hidden]
   const LinearWeights& head() const { return head_; }
@@ -228,6 +238,10 @@ class Weights {
 
   DeviceBuffer embedding_;
   DType embedding_dtype_ = DType::kInvalid;
+  DeviceBuffer input_embedding_;
+  DType input_embedding_dtype_ = DType::kInvalid;
+  LinearWeights input_context_;
+  const float* input_norm_ = nullptr;
   DeviceBuffer vectors_;                // norms and biases
   std::vector<DeviceBuffer> matrices_;  // GPU: the allocation of each layer, then of the head
   std::vector<LayerWeights> layers_;

@@ -31,8 +31,16 @@ namespace quire::models {
 namespace {
 
 constexpr std::uint32_t kHidden = 48, kVocab = 40, kInner = 40, kTokens = 90;
+constexpr std::uint32_t kInput = 10;
 constexpr TensorNames kNames{.attn_out = "attn_out",
                              .mlp_out = "mlp_out",
+                             .output_scale = "output_scale",
+                             .input_embedding = "input_embedding",
+                             .input_context = "input_context",
+                             .input_norm = "input_norm",
+                             .input_gate = "input_gate",
+                             .input_out = "input_out",
+                             .input_out_norm = "input_out_norm",
                              .q_norm = "q_norm",
                              .k_norm = "k_norm",
                              .sinks = "sinks"};
@@ -118,6 +126,96 @@ void Clamp(ModelSpec& spec) {
   Dense(spec).alpha = 1.702f;
   Dense(spec).limit = 0.7f;
   Dense(spec).up_offset = 1;
+}
+
+NormSpec WithoutWeight(NormSpec norm) {
+  norm.has_weight = false;
+  return norm;
+}
+
+// The heads of the second layer have twice the size, so that it takes two slots.
+void WideHeads(ModelSpec& spec) {
+  Heads(spec).head_size = Heads(spec).v_head_size = 24;
+}
+
+// A third layer reads the K and V of layer `source`.
+void ShareKeys(ModelSpec& spec, std::size_t source) {
+  spec.layers.push_back(spec.layers[source]);
+  spec.layers.back().kv_from_layer = static_cast<std::int32_t>(source);
+}
+
+void UseGate(ModelSpec& spec) {
+  Heads(spec).output_gate = GateKind::kSigmoid;
+  Heads(spec).output_gate_source = GateSource::kInQueryProjection;
+}
+
+void UseInputs(ModelSpec& spec, const NormSpec& norm) {
+  spec.layer_inputs = {.size = kInput,
+                       .vocab = kVocab + 3,
+                       .embed_scale = 1.7f,
+                       .projection_scale = 0.3f,
+                       .scale = 0.7f,
+                       .norm = norm};
+  for (LayerSpec& layer : spec.layers) {
+    layer.input = {.size = kInput, .act = Activation::kGeluTanh, .norm = norm};
+  }
+}
+
+// Options of values, of KV rows that differ or are shared, and of inputs per layer.
+std::vector<Knob> KnobsOfLayersThatDiffer() {
+  return {
+      {"v_norm", [](ModelSpec& s) { Heads(s).v_norm = WithoutWeight(kNorm); }},
+      {"v_from_k",
+       [](ModelSpec& s) {
+         Heads(s).v_from_k = true;
+         Heads(s).qk_norm = kNorm;
+       }},
+      {"v_from_k_with_norm",
+       [](ModelSpec& s) {
+         Heads(s).v_from_k = true;
+         Heads(s).qk_norm = kNorm;
+         Heads(s).v_norm = WithoutWeight(kNorm);
+       }},
+      {"wide_heads", WideHeads},
+      {"wide_heads_of_512",
+       [](ModelSpec& s) {
+         s.layers[0].heads.head_size = s.layers[0].heads.v_head_size = 256;
+         Heads(s).head_size = Heads(s).v_head_size = 512;
+         Heads(s).num_kv_heads = 1;
+         for (LayerSpec& layer : s.layers) layer.heads.scale = 0.02f;
+       }},
+      {"shared_keys", [](ModelSpec& s) { ShareKeys(s, 0); }},
+      {"output_gate", UseGate},
+      {"shared_keys_with_output_gate",
+       [](ModelSpec& s) {
+         UseGate(s);
+         ShareKeys(s, 1);
+       }},
+      {"shared_keys_of_windows_and_wide_heads",
+       [](ModelSpec& s) {
+         s.layers[0].heads.window = 7;
+         WideHeads(s);
+         Heads(s).qk_norm = kNorm;
+         Heads(s).v_norm = WithoutWeight(kNorm);
+         ShareKeys(s, 1);
+         ShareKeys(s, 0);
+         s.layers.back().heads.rope = -1;
+       }},
+      {"stored_output_scale", [](ModelSpec& s) { s.layers[1].has_output_scale = true; }},
+      {"stored_output_scale_without_mlp",
+       [](ModelSpec& s) {
+         s.layers[0].has_output_scale = true;
+         s.layers[0].mlp = MlpKind::kNone;
+         s.layers[0].mlp_in = {};
+       }},
+      {"inputs", [](ModelSpec& s) { UseInputs(s, {}); }},
+      {"inputs_with_norms",
+       [](ModelSpec& s) {
+         UseInputs(s, kNorm);
+         s.layers[0].has_output_scale = true;
+         s.layers[0].output_scale = 0.8f;
+       }},
+  };
 }
 
 std::vector<Knob> Knobs() {
@@ -224,9 +322,12 @@ class Reference {
       for (std::uint32_t i = 0; i < kHidden; ++i) embedded.push_back(row[i] * spec_.embed_scale);
       x.push_back(embedded);
     }
+    if (spec_.layer_inputs.size > 0) ComputeInputs(tokens, x);
+    keys_.resize(spec_.layers.size());
+    values_.resize(spec_.layers.size());
     for (std::size_t i = 0; i < spec_.layers.size(); ++i) {
       prefix_ = absl::StrCat("model.layers.", i, ".");
-      Layer(spec_.layers[i], &x);
+      Layer(i, &x);
     }
     prefix_.clear();
     Doubles logits;
@@ -263,7 +364,7 @@ class Reference {
     if (heads.qk_norm.kind == NormKind::kNone || heads.qk_norm.has_weight) {
       return Norm(name, heads.qk_norm, std::move(x));
     }
-    return WeightedNorm(std::vector<float>(heads.head_size, 1), heads.qk_norm, std::move(x));
+    return PlainNorm(heads.qk_norm, heads.head_size, std::move(x));
   }
 
   static Doubles WeightedNorm(const std::vector<float>& w, const NormSpec& norm, Doubles x) {
@@ -276,6 +377,28 @@ class Reference {
       }
     }
     return x;
+  }
+
+  // Normalizes groups of `size` elements without weights.
+  static Doubles PlainNorm(const NormSpec& norm, std::size_t size, Doubles x) {
+    if (norm.kind == NormKind::kNone) return x;
+    return WeightedNorm(std::vector<float>(size, 1), norm, std::move(x));
+  }
+
+  void ComputeInputs(const std::vector<std::int32_t>& tokens, const std::vector<Doubles>& x) {
+    const PerLayerInputSpec& inputs = spec_.layer_inputs;
+    const std::vector<float>& table = tensors_.At("input_embedding.weight");
+    for (std::size_t t = 0; t < x.size(); ++t) {
+      Doubles context = Product("input_context", x[t], false);
+      for (double& value : context) value *= double{inputs.projection_scale};
+      context = Norm("input_norm", inputs.norm, context);
+      for (std::size_t i = 0; i < context.size(); ++i) {
+        const float embedded = table[static_cast<std::size_t>(tokens[t]) * context.size() + i];
+        context[i] =
+            (context[i] + double{embedded} * double{inputs.embed_scale}) * double{inputs.scale};
+      }
+      inputs_.push_back(context);
+    }
   }
 
   void Rotate(const AttentionSpec& heads, std::size_t position, Doubles* x) const {
@@ -355,49 +478,95 @@ class Reference {
     for (std::size_t i = 0; i < x->size(); ++i) (*x)[i] += scale * branch[i];
   }
 
-  // Adds the attention of token t, whose keys and values are appended to k and v.
-  void Attention(const LayerSpec& layer, std::size_t t, std::vector<Doubles>* k,
-                 std::vector<Doubles>* v, Doubles* row) {
+  // Normalizes and rotates q or k of token t.
+  Doubles Place(const std::string& norm, const AttentionSpec& heads, std::size_t t,
+                Doubles x) const {
+    if (heads.qk_norm_after_rope) Rotate(heads, t, &x);
+    x = HeadNorm(norm, heads, std::move(x));
+    if (!heads.qk_norm_after_rope) Rotate(heads, t, &x);
+    return x;
+  }
+
+  // Appends K and V of a token.
+  void Store(const LayerSpec& layer, std::size_t index, const Doubles& in) {
     const AttentionSpec& heads = layer.heads;
+    const Doubles k = Product("self_attn.k_proj", in, heads.k_bias);
+    const Doubles v = heads.v_from_k ? k : Product("self_attn.v_proj", in, heads.v_bias);
+    keys_[index].push_back(Place("k_norm", heads, keys_[index].size(), k));
+    values_[index].push_back(PlainNorm(heads.v_norm, heads.head_size, v));
+  }
+
+  // Removes the output gates, whose rows follow those of the query of their head.
+  static Doubles TakeGates(const AttentionSpec& heads, Doubles* q) {
+    Doubles gates;
+    if (heads.output_gate == GateKind::kNone) return gates;
+    const auto d = static_cast<std::ptrdiff_t>(heads.head_size);
+    for (auto head = q->begin(); head != q->end();) {
+      head += d;
+      gates.insert(gates.end(), head, head + d);
+      head = q->erase(head, head + d);
+    }
+    return gates;
+  }
+
+  // Adds the attention of token t.
+  void Attention(const LayerSpec& layer, std::size_t index, std::size_t t, Doubles* row) {
+    const AttentionSpec& heads = layer.heads;
+    const bool is_shared = layer.kv_from_layer >= 0;
+    const std::size_t source = is_shared ? static_cast<std::size_t>(layer.kv_from_layer) : index;
     const Doubles in = Norm("input_layernorm", layer.attn_in, *row);
     Doubles q = Product("self_attn.q_proj", in, heads.q_bias);
-    k->push_back(Product("self_attn.k_proj", in, heads.k_bias));
-    v->push_back(Product("self_attn.v_proj", in, heads.v_bias));
-    if (heads.qk_norm_after_rope) Rotate(heads, t, &q);
-    if (heads.qk_norm_after_rope) Rotate(heads, t, &k->back());
-    q = HeadNorm("q_norm", heads, q);
-    k->back() = HeadNorm("k_norm", heads, k->back());
-    if (!heads.qk_norm_after_rope) Rotate(heads, t, &q);
-    if (!heads.qk_norm_after_rope) Rotate(heads, t, &k->back());
+    const Doubles gates = TakeGates(heads, &q);
+    if (!is_shared) Store(layer, index, in);
+    q = Place("q_norm", heads, t, q);
     const PositionScale& scale = heads.q_position_scale;
     if (scale.beta != 0) {
       const auto periods = static_cast<double>((t + scale.offset) / scale.period);
       for (double& value : q) value *= 1 + double{scale.beta} * std::log(1 + periods);
     }
+    const auto count = static_cast<std::ptrdiff_t>(t + 1);
+    const std::vector<Doubles> k(keys_[source].begin(), keys_[source].begin() + count);
+    const std::vector<Doubles> v(values_[source].begin(), values_[source].begin() + count);
     Doubles attended;
     for (std::size_t head = 0; head < heads.num_heads; ++head) {
-      Attend(heads, head, q, *k, *v, &attended);
+      Attend(heads, head, q, k, v, &attended);
     }
+    for (std::size_t i = 0; i < gates.size(); ++i) attended[i] /= 1 + std::exp(-gates[i]);
     const Doubles o = Product("self_attn.o_proj", attended, heads.o_bias);
     Join(Norm("attn_out", layer.attn_out, o), layer.residual_scale, row);
   }
 
-  void Layer(const LayerSpec& layer, std::vector<Doubles>* x) {
-    std::vector<Doubles> k, v;
+  void Layer(std::size_t index, std::vector<Doubles>* x) {
+    const LayerSpec& layer = spec_.layers[index];
     for (std::size_t t = 0; t < x->size(); ++t) {
       Doubles& row = (*x)[t];
-      if (layer.attention != AttentionKind::kNone) Attention(layer, t, &k, &v, &row);
+      if (layer.attention != AttentionKind::kNone) Attention(layer, index, t, &row);
       if (layer.mlp != MlpKind::kNone) {
         const Doubles m = Mlp(layer.dense, Norm("post_attention_layernorm", layer.mlp_in, row));
         Join(Norm("mlp_out", layer.mlp_out, m), layer.residual_scale, &row);
       }
-      for (double& value : row) value *= double{layer.output_scale};
+      if (layer.input.size > 0) AddInput(layer, index, t, &row);
+      double scale = double{layer.output_scale};
+      if (layer.has_output_scale) scale *= double{tensors_.At(prefix_ + "output_scale")[0]};
+      for (double& value : row) value *= scale;
     }
+  }
+
+  void AddInput(const LayerSpec& layer, std::size_t index, std::size_t t, Doubles* row) const {
+    Doubles gate = Product("input_gate", *row, false);
+    for (std::size_t i = 0; i < gate.size(); ++i) {
+      gate[i] = Activated({.act = layer.input.act}, gate[i]) * inputs_[t][index * gate.size() + i];
+    }
+    const Doubles out = Norm("input_out_norm", layer.input.norm, Product("input_out", gate, false));
+    Join(out, layer.residual_scale, row);
   }
 
   const ModelSpec& spec_;
   const Tensors& tensors_;
-  std::string prefix_;  // of the layer
+  std::string prefix_;                        // of the layer
+  std::vector<std::vector<Doubles>> keys_;    // by layer, then by token
+  std::vector<std::vector<Doubles>> values_;  // likewise
+  std::vector<Doubles> inputs_;               // by token, those of all layers
 };
 
 std::vector<std::int32_t> Tokens() {
@@ -487,6 +656,8 @@ TEST(KnobsTest, EveryOptionEqualsItsFormula) {
   const Tensors base_tensors(base);
   const Doubles without = Reference(base, base_tensors).Logits(tokens);
   std::vector<Knob> knobs = Knobs();
+  const std::vector<Knob> others = KnobsOfLayersThatDiffer();
+  knobs.insert(knobs.end(), others.begin(), others.end());
   knobs.push_back({"none", [](ModelSpec&) {}});
   for (const Knob& knob : knobs) {
     SCOPED_TRACE(knob.name);

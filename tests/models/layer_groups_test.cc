@@ -85,7 +85,8 @@ TEST(LayerGroupsTest, LayersAreFilledInTheirOrder) {
   EXPECT_EQ(layers.slots, 2u);
   const std::vector<LayerPlace> places = {{0, 0}, {0, 1}, {1, 0}, {2, 0}, {2, 1}, {1, 1}};
   EXPECT_EQ(layers.places, places);
-  const std::vector<LayerGroup> groups = {{8, 2}, {0, 2}, {8, 2}};
+  const KvRow row{.num_heads = 2, .head_size = 16};
+  const std::vector<LayerGroup> groups = {{8, 2, 1, row}, {0, 2, 1, row}, {8, 2, 1, row}};
   EXPECT_EQ(layers.groups, groups);
   ASSERT_EQ(CacheGroupsOf(layers).size(), 3u);
   EXPECT_EQ(CacheGroupsOf(layers)[2].window, 8u);
@@ -147,6 +148,95 @@ TEST(LayerGroupsTest, ChunksAreGroupedLikeWindows) {
 TEST(LayerGroupsTest, PageHasTheLayersOfOneGroup) {
   EXPECT_EQ(runtime::KvGeometryFor(SpecOf({8, 0, 8, 0}), 16, DType::kF32, 4)->num_layers, 2u);
   EXPECT_EQ(runtime::KvGeometryFor(SpecOf({0, 0, 0, 0}), 16, DType::kF32, 4)->num_layers, 4u);
+}
+
+// Returns a model where layers with a window have `windowed` rows and the others `full` ones.
+ModelSpec SpecOfRows(const std::vector<std::uint32_t>& windows, KvRow windowed, KvRow full) {
+  ModelSpec spec = SpecOf(windows);
+  for (LayerSpec& layer : spec.layers) {
+    const KvRow& row = layer.heads.window != 0 ? windowed : full;
+    layer.heads.num_kv_heads = row.num_heads;
+    layer.heads.head_size = layer.heads.v_head_size = row.head_size;
+  }
+  return spec;
+}
+
+TEST(LayerGroupsTest, GroupsTheUnequalRowsOfPublishedModels) {
+  struct Shape {
+    const char* name;
+    ModelSpec spec;
+    std::uint32_t slots;
+    std::string text;
+  };
+  ModelSpec e2b = SpecOfRows(Windows(35, 5, 512), {1, 256}, {1, 512});
+  for (std::size_t i = 15; i < 35; ++i) e2b.layers[i].kv_from_layer = (i + 1) % 5 == 0 ? 14 : 13;
+  const Shape shapes[] = {
+      {"Gemma 4 E2B", e2b, 6,
+       "6 slots a page: 3 of 2 slots for all tokens, 12 of 1 slot for a window of 512 tokens in 2 "
+       "groups"},
+      {"Gemma 4 31B", SpecOfRows(Windows(60, 6, 1024), {16, 256}, {4, 512}), 20,
+       "20 slots a page: 10 of 1 slot for all tokens, 50 of 2 slots for a window of 1024 tokens in "
+       "5 groups"},
+      {"Gemma 4 26B-A4B", SpecOfRows(Windows(30, 6, 1024), {8, 256}, {2, 512}), 10,
+       "10 slots a page: 5 of 1 slot for all tokens, 25 of 2 slots for a window of 1024 tokens in "
+       "5 "
+       "groups"}};
+  for (const Shape& shape : shapes) {
+    const LayerGroups layers = PlanLayerGroups(shape.spec);
+    EXPECT_EQ(layers.slots, shape.slots) << shape.name;
+    EXPECT_EQ(DescribeLayerGroups(layers), shape.text) << shape.name;
+  }
+}
+
+TEST(LayerGroupsTest, SharedLayersHaveThePlaceOfTheirSource) {
+  ModelSpec spec = SpecOf({8, 8, 0, 8, 0});
+  spec.layers[3].kv_from_layer = 1;
+  spec.layers[4].kv_from_layer = 2;
+  const LayerGroups layers = PlanLayerGroups(spec);
+  ModelSpec producers = SpecOf({8, 8, 0});
+  const LayerGroups without = PlanLayerGroups(producers);
+  EXPECT_EQ(layers.slots, without.slots);
+  EXPECT_EQ(layers.groups, without.groups);
+  EXPECT_EQ(layers.places[3], layers.places[1]);
+  EXPECT_EQ(layers.places[4], layers.places[2]);
+}
+
+// Every element of a page that a layer of some group uses belongs to it alone, and a page has the
+// same bytes for all groups, with and without scales.
+TEST(LayerGroupsTest, LayersOfUnequalRowsFillThePagesOfOnePool) {
+  std::mt19937 engine(7);
+  const auto random = [&](std::uint32_t n) { return static_cast<std::uint32_t>(engine()) % n; };
+  for (int round = 0; round < 200; ++round) {
+    std::vector<std::uint32_t> windows(1 + random(40));
+    for (std::uint32_t& window : windows) window = random(2) * 64;
+    const std::uint32_t size = 8 * (1 + random(3));
+    const ModelSpec spec =
+        SpecOfRows(windows, {1 + random(6), size}, {1 + random(4), size * (1 + random(3))});
+    const LayerGroups layers = PlanLayerGroups(spec);
+    for (const DType dtype : {DType::kBF16, DType::kI8}) {
+      const auto pool = runtime::KvGeometryFor(spec, 16, dtype, 5);
+      ASSERT_TRUE(pool.ok()) << pool.status();
+      std::uint32_t counted = 0;
+      for (std::size_t g = 0; g < layers.groups.size(); ++g) {
+        const cache::KvGeometry own = GroupGeometry(*pool, layers, g);
+        ASSERT_TRUE(own.Validate().ok()) << own.Validate();
+        ASSERT_EQ(own.page_bytes(), pool->page_bytes());
+        ASSERT_LE(layers.groups[g].num_layers, own.num_layers);
+        ASSERT_EQ(own.num_heads, layers.groups[g].row.num_heads);
+        ASSERT_EQ(own.head_size, layers.groups[g].row.head_size);
+        ASSERT_LE(own.packed_rows() * own.row_elements(), pool->block_stride());
+        counted += layers.groups[g].num_layers;
+      }
+      ASSERT_EQ(counted, windows.size());
+    }
+  }
+}
+
+TEST(LayerGroupsTest, HeadSizesMustBeMultiplesOfTheSmallest) {
+  const ModelSpec spec = SpecOfRows({8, 0}, {2, 16}, {2, 24});
+  const auto geometry = runtime::KvGeometryFor(spec, 16, DType::kF32, 4);
+  EXPECT_EQ(geometry.status().code(), absl::StatusCode::kUnimplemented);
+  EXPECT_NE(std::string(geometry.status().message()).find("layer 1"), std::string::npos);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <span>
 #include <string>
 
 #include "runtime/memory_plan.h"
@@ -47,6 +48,17 @@ LayerSpec RecurrentLayer(const ModelSpec& spec) {
                      .key_size = 8,
                      .value_size = 6};
   return layer;
+}
+
+NormSpec WithoutWeight(NormSpec norm) {
+  norm.has_weight = false;
+  return norm;
+}
+
+// Gives layer 2 experts.
+MoeSpec& Moe(ModelSpec& spec) {
+  spec.layers[2].mlp = MlpKind::kMoe;
+  return spec.layers[2].moe;
 }
 
 constexpr DeviceKind kDevices[] = {DeviceKind::kCpu, DeviceKind::kCuda};
@@ -192,8 +204,17 @@ TEST(LayerSpecTest, RejectsUnimplementedOptionsByName) {
        [](ModelSpec& s) { s.layers.assign(3, RecurrentLayer(s)); }},
       {"v_head_size", [](ModelSpec& s) { s.layers[2].heads.v_head_size = 8; }},
       {"q_bias", [](ModelSpec& s) { s.layers[2].heads.q_bias = true; }},
-      {"kv_from_layer", [](ModelSpec& s) { s.layers[2].kv_from_layer = 0; }},
-      {"head geometry", [](ModelSpec& s) { s.layers[2].heads.num_kv_heads = 4; }},
+      {"kv_from_layer and q_position_scale",
+       [](ModelSpec& s) {
+         s.layers[2].kv_from_layer = 0;
+         s.layers[2].heads.q_position_scale = {.beta = 1, .period = 4};
+       }},
+      {"v_from_k with an output_gate",
+       [](ModelSpec& s) {
+         s.layers[2].heads.v_from_k = true;
+         s.layers[2].heads.output_gate = GateKind::kSigmoid;
+         s.layers[2].heads.output_gate_source = GateSource::kInQueryProjection;
+       }},
       {"head_bias", [](ModelSpec& s) { s.head_bias = true; }},
   };
   for (const Knob& knob : knobs) {
@@ -219,6 +240,22 @@ MlaSpec WithoutRope(MlaSpec mla) {
 void UseLatentExperts(ModelSpec& spec) {
   spec.layers[2].mlp = MlpKind::kMoe;
   spec.layers[2].moe.latent = 32;
+}
+
+// CUDA rejects the knobs by name, and the CPU accepts them.
+void ExpectCpuOnly(std::span<const Knob> knobs) {
+  for (const Knob& knob : knobs) {
+    const absl::Status status = Checked(knob, DeviceKind::kCuda);
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << knob.name;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(knob.name));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("on a GPU"));
+    ModelSpec spec = LlamaSpec();
+    knob.turn(spec);
+    AssignCacheGroups(&spec);
+    EXPECT_TRUE(CheckSupported(spec, DeviceKind::kCpu).ok())
+        << CheckSupported(spec, DeviceKind::kCpu);
+    EXPECT_NE(DumpSpec(spec), DumpSpec(LlamaSpec())) << knob.name << " does not show in the dump";
+  }
 }
 
 // CUDA rejects by name the options that only the CPU implements, and never computes them wrongly.
@@ -267,18 +304,23 @@ TEST(LayerSpecTest, RejectsCpuOnlyOptionsOnAGpu) {
       {"an MLP without gate", [](ModelSpec& s) { s.layers[2].dense.gated = false; }},
       {"experts behind a latent projection", UseLatentExperts},
   };
-  for (const Knob& knob : knobs) {
-    const absl::Status status = Checked(knob, DeviceKind::kCuda);
-    EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << knob.name;
-    EXPECT_THAT(std::string(status.message()), HasSubstr(knob.name));
-    EXPECT_THAT(std::string(status.message()), HasSubstr("on a GPU"));
-    ModelSpec spec = LlamaSpec();
-    knob.turn(spec);
-    AssignCacheGroups(&spec);
-    EXPECT_TRUE(CheckSupported(spec, DeviceKind::kCpu).ok())
-        << CheckSupported(spec, DeviceKind::kCpu);
-    EXPECT_NE(DumpSpec(spec), DumpSpec(LlamaSpec())) << knob.name << " does not show in the dump";
-  }
+  ExpectCpuOnly(knobs);
+}
+
+TEST(LayerSpecTest, RejectsLayersThatDifferOnAGpu) {
+  const Knob knobs[] = {
+      {"head geometry", [](ModelSpec& s) { s.layers[2].heads.num_kv_heads = 4; }},
+      {"kv_from_layer", [](ModelSpec& s) { s.layers[2].kv_from_layer = 0; }},
+      {"v_norm", [](ModelSpec& s) { s.layers[2].heads.v_norm = WithoutWeight(s.final_norm); }},
+      {"v_from_k", [](ModelSpec& s) { s.layers[2].heads.v_from_k = true; }},
+      {"has_output_scale", [](ModelSpec& s) { s.layers[2].has_output_scale = true; }},
+      {"a dense MLP and experts side by side",
+       [](ModelSpec& s) { s.layers[2].mlp = MlpKind::kDenseAndMoe; }},
+      {"router_norm", [](ModelSpec& s) { Moe(s).router_norm = s.final_norm; }},
+      {"expert_scale", [](ModelSpec& s) { Moe(s).expert_scale = true; }},
+      {"inputs per layer", [](ModelSpec& s) { s.layers[2].input.size = 8; }},
+  };
+  ExpectCpuOnly(knobs);
 }
 
 // Rare options that both devices implement.
@@ -339,8 +381,8 @@ TEST(LayerSpecTest, GroupsThatDifferInTheirWindowShareAPool) {
   const auto geometry = runtime::KvGeometryFor(spec, 16, DType::kF32, 4);
   ASSERT_TRUE(geometry.ok()) << geometry.status();
   EXPECT_EQ(geometry->num_layers, 1u) << "of one group, its pages are those of all";
-  spec.layers[2].heads.head_size = 8;
-  spec.layers[2].heads.v_head_size = 8;
+  spec.layers[2].heads.head_size = 6;
+  spec.layers[2].heads.v_head_size = 6;
   const auto other = runtime::KvGeometryFor(spec, 16, DType::kF32, 4);
   EXPECT_EQ(other.status().code(), absl::StatusCode::kUnimplemented);
   EXPECT_THAT(std::string(other.status().message()), HasSubstr("layer 2"));

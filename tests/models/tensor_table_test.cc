@@ -367,10 +367,15 @@ TEST(TensorTableTest, GgufStacksExperts) {
 // Packed files store norms, other vectors and biases in the order of the tables and do not name
 // them. A change of the order makes old files wrong, so it requires a new version.
 TEST(TensorTableTest, OrderInMemoryIsThatOfTheVersionOfPackedFiles) {
-  EXPECT_EQ(runtime::kPackedFileVersion, 6);
+  EXPECT_EQ(runtime::kPackedFileVersion, 7);
   const TensorNames names{.attn_out = "attn_out",
                           .mlp_in = "mlp_in",
                           .mlp_out = "mlp_out",
+                          .dense_out = "dense_out",
+                          .moe_in = "moe_in",
+                          .moe_out = "moe_out",
+                          .output_scale = "output_scale",
+                          .input_out_norm = "input_out_norm",
                           .q_norm = "q_norm",
                           .k_norm = "k_norm",
                           .sinks = "sinks",
@@ -381,14 +386,17 @@ TEST(TensorTableTest, OrderInMemoryIsThatOfTheVersionOfPackedFiles) {
                           .skip = "skip",
                           .gate_norm = "gate_norm",
                           .short_conv = "short_conv",
-                          .choice_bias = "choice_bias"};
+                          .choice_bias = "choice_bias",
+                          .router_norm = "router_norm",
+                          .expert_scale = "expert_scale"};
   std::vector<std::string> order;
   ForEachTensor([&](BlockKind, const TensorInfo& info) {
     order.emplace_back(info.is_vector() ? names.*info.parts[0].name : info.label);
   });
   const std::vector<std::string> expected = {
       // norms
-      "input_layernorm", "attn_out", "mlp_in", "mlp_out",
+      "input_layernorm", "attn_out", "mlp_in", "mlp_out", "dense_out", "moe_in", "moe_out",
+      "output_scale",
       // attention; norms of q and k have a row for each scope
       "qkv", "q_norm", "q_norm", "k_norm", "k_norm", "sinks", "o",
       // MLA; q has a row with and a row without a rank
@@ -401,8 +409,10 @@ TEST(TensorTableTest, OrderInMemoryIsThatOfTheVersionOfPackedFiles) {
       // MLP; the first product has a row with and a row without a gate, also in MoE
       "gate_up", "gate_up", "down",
       // MoE
-      "router", "choice_bias", "latent_in", "gate_up", "gate_up", "down", "latent_out",
-      "shared_gate_up", "shared_gate_up", "shared_down", "shared_gate"};
+      "router", "choice_bias", "router_norm", "expert_scale", "latent_in", "gate_up", "gate_up",
+      "down", "latent_out", "shared_gate_up", "shared_gate_up", "shared_down", "shared_gate",
+      // inputs per layer
+      "input_gate", "input_out", "input_out_norm"};
   EXPECT_EQ(order, expected);
 }
 

@@ -41,8 +41,8 @@ namespace {
 using nlohmann::ordered_json;
 
 // Groups of tensors, in printing order.
-constexpr absl::string_view kGroups[] = {"embedding", "attention", "mlp",  "experts",
-                                         "router",    "norms",     "head", "other"};
+constexpr absl::string_view kGroups[] = {"embedding",    "attention", "mlp",  "experts", "router",
+                                         "layer inputs", "norms",     "head", "other"};
 
 // Returns true if `name` is the tensor `slot` or a part of it.
 bool IsPartOf(absl::string_view name, absl::string_view slot) {
@@ -57,7 +57,9 @@ bool IsPartOfAny(absl::string_view name, std::initializer_list<absl::string_view
 
 // Returns the group of a tensor, given its name after the prefix of its MoE block.
 absl::string_view ExpertGroup(const models::TensorNames& names, absl::string_view name) {
-  return IsPartOfAny(name, {names.router, names.choice_bias}) ? "router" : "experts";
+  return IsPartOfAny(name, {names.router, names.choice_bias, names.router_norm, names.expert_scale})
+             ? "router"
+             : "experts";
 }
 
 // Returns the group of the tensors of a block kind. MoE tensors have a prefix of their own.
@@ -72,6 +74,8 @@ absl::string_view BlockGroup(models::BlockKind block) {
       return "attention";
     case models::BlockKind::kMlp:
       return "mlp";
+    case models::BlockKind::kInput:
+      return "layer inputs";
     case models::BlockKind::kMoe:
       break;
   }
@@ -88,6 +92,8 @@ absl::string_view LayerGroup(const models::TensorNames& names, absl::string_view
     }
   });
   if (!group.empty()) return group;
+  if (names.moe.empty() && IsPartOf(name, "experts")) return "experts";
+  if (names.moe.empty() && ExpertGroup(names, name) == "router") return "router";
   for (const absl::string_view moe : {names.moe, names.moe_alias}) {
     absl::string_view rest = name;
     if (!moe.empty() && absl::ConsumePrefix(&rest, moe) && absl::ConsumePrefix(&rest, ".")) {
@@ -106,6 +112,9 @@ absl::string_view FindGroup(const models::TensorNames& names, absl::string_view 
   if (IsPartOf(name, names.embedding)) return "embedding";
   if (IsPartOf(name, names.final_norm)) return "norms";
   if (IsPartOf(name, names.head)) return "head";
+  if (IsPartOfAny(name, {names.input_embedding, names.input_context, names.input_norm})) {
+    return "layer inputs";
+  }
   if (!absl::ConsumePrefix(&name, names.layer_prefix)) return "other";
   const std::size_t dot = name.find('.');
   return dot == absl::string_view::npos ? "other" : LayerGroup(names, name.substr(dot + 1));

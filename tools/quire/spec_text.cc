@@ -72,6 +72,7 @@ std::string DescribeHeads(const AttentionSpec& heads) {
   parts.AddIf(heads.qk_norm.kind != NormKind::kNone, NormName(heads.qk_norm), " of Q and K");
   parts.AddIf(heads.q_position_scale.beta != 0, "Q scaled by position");
   parts.AddIf(heads.v_norm.kind != NormKind::kNone, NormName(heads.v_norm), " of V");
+  parts.AddIf(heads.v_from_k, "V is the projection of K");
   parts.AddIf(heads.has_sinks, "attention sinks");
   parts.AddIf(heads.softcap != 0, "scores capped at ", heads.softcap);
   parts.AddIf(heads.clip_qkv != 0, "Q, K and V clipped at ", heads.clip_qkv);
@@ -132,6 +133,9 @@ std::string DescribeNorms(const LayerSpec& layer) {
   add(layer.attn_out, "after attention");
   add(layer.mlp_in, "before the MLP");
   add(layer.mlp_out, "after the MLP");
+  add(layer.dense_out, "after the dense MLP");
+  add(layer.moe_in, "before the experts");
+  add(layer.moe_out, "after the experts");
   return places.empty() ? "no norms" : absl::StrCat(kind, " ", absl::StrJoin(places, ", "));
 }
 
@@ -144,9 +148,11 @@ std::string DescribeLayer(const LayerSpec& layer) {
   } else if (layer.attention == AttentionKind::kShortConv) {
     parts.push_back(absl::StrCat("short convolution over ", layer.short_conv.width, " tokens"));
   }
-  if (layer.mlp == MlpKind::kDense)
-    parts.push_back(absl::StrCat("MLP: ", DescribeMlp(layer.dense)));
-  if (layer.mlp == MlpKind::kMoe) parts.push_back(DescribeMoe(layer.moe));
+  if (layer.has_dense()) parts.push_back(absl::StrCat("MLP: ", DescribeMlp(layer.dense)));
+  if (layer.has_moe()) parts.push_back(DescribeMoe(layer.moe));
+  if (layer.input.size != 0) {
+    parts.push_back(absl::StrCat("input of its own, ", layer.input.size, " columns"));
+  }
   parts.push_back(DescribeNorms(layer));
   if (layer.order == models::LayerOrder::kParallel) {
     parts.emplace_back("attention and MLP in parallel");
@@ -193,7 +199,8 @@ std::string DescribePages(const models::LayerGroups& layers) {
         absl::StrCat(Count(count, "layer"), count == 1 ? " keeps " : " keep ",
                      window == 0 ? "all tokens" : absl::StrCat("the last ", window, " tokens")));
   }
-  return absl::StrCat("a page holds ", Count(layers.slots, "layer"), "; ",
+  return absl::StrCat("a page holds ",
+                      Count(layers.slots, models::HasEqualRows(layers) ? "layer" : "slot"), "; ",
                       absl::StrJoin(parts, ", "));
 }
 
