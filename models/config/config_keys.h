@@ -16,9 +16,11 @@ struct Family;
 
 // Keys next to text_config that describe inputs other than text.
 inline constexpr absl::string_view kOtherInputKeys[] = {
-    "vision_config",     "boi_token_index",       "eoi_token_index",
-    "image_token_index", "mm_tokens_per_image",   "image_token_id",
-    "video_token_id",    "vision_start_token_id", "vision_end_token_id"};
+    "audio_config",         "audio_token_id", "boa_token_id",        "boi_token_id",
+    "boi_token_index",      "eoa_token_id",   "eoa_token_index",     "eoi_token_id",
+    "eoi_token_index",      "image_token_id", "image_token_index",   "mm_tokens_per_image",
+    "video_token_id",       "vision_config",  "vision_end_token_id", "vision_soft_tokens_per_image",
+    "vision_start_token_id"};
 
 // How a key of config.json is treated.
 enum class KeyUse : std::uint8_t {

@@ -72,6 +72,7 @@ struct Family {
   // Entries of layer_types, for families with layers of different kinds. Empty: layer_types tells
   // windowed from full layers only.
   std::span<const LayerTypeName> layer_types = {};
+  bool has_full_last_layer = false;  // the last layer has no window, whatever the keys say
   // model_type of text_config, for the text model inside a multimodal model. Empty: the keys are at
   // the top level.
   absl::string_view text_model_type = "";
@@ -81,8 +82,8 @@ struct Family {
   bool scales_full_layers_only = false;
   // In early files rope_type "su" and "yarn" mean longrope.
   bool has_old_longrope_names = false;
-  // Rope settings of files without rope_scaling and rope_parameters; its theta is not used. Null:
-  // no scaling.
+  // Rope settings of files without rope_scaling and rope_parameters, of full layers if windowed
+  // ones have their own; its theta is not used. Null: no scaling.
   const RopeConfig* default_rope = nullptr;
   TensorNames names;
   // general.architecture of GGUF files; empty if they are not supported.

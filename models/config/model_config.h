@@ -14,6 +14,7 @@
 #include "models/config/index_config.h"
 #include "models/config/mla_config.h"
 #include "models/config/moe_config.h"
+#include "models/config/per_layer_config.h"
 #include "models/config/pooling_config.h"
 #include "models/config/rope_table.h"
 
@@ -97,6 +98,7 @@ struct ModelConfig {
   MlaConfig mla;
   HybridConfig hybrid;
   IndexConfig index;
+  PerLayerConfig per_layer;
   formats::StoredQuantization stored_quantization;
   std::vector<std::int32_t> eos_ids;
   std::optional<std::int32_t> bos_id;

@@ -173,12 +173,27 @@ absl::Status ReadRouting(const ConfigReader& reader, const Family& family, MoeCo
                       family.defaults.routed_scaling_factor, &moe->routed_scaling_factor);
 }
 
+// Reads the keys of families whose experts enable_moe_block turns on. All layers have them.
+absl::StatusOr<MoeConfig> ReadOptionalMoe(const ConfigReader& reader, std::uint32_t num_layers) {
+  MoeConfig moe;
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> enabled,
+                         reader.OptionalBool("enable_moe_block"));
+  if (!enabled.value_or(false)) return moe;
+  QUIRE_ASSIGN_OR_RETURN(moe.num_experts, reader.Count("num_experts", 1, kMaxExperts));
+  QUIRE_ASSIGN_OR_RETURN(moe.experts_per_token, reader.Count("top_k_experts", 1, moe.num_experts));
+  QUIRE_ASSIGN_OR_RETURN(moe.intermediate_size,
+                         reader.Count("moe_intermediate_size", 1, kMaxIntermediate));
+  moe.sparse_layers.assign(num_layers, true);
+  return moe;
+}
+
 }  // namespace
 
 absl::StatusOr<MoeConfig> ReadMoe(const ConfigReader& reader, const Family& family,
                                   std::uint32_t num_layers, std::uint32_t intermediate_size) {
   MoeConfig moe;
   const ConfigDefaults& absent = family.defaults;
+  if (ReadsKey(family, "enable_moe_block")) return ReadOptionalMoe(reader, num_layers);
   if (absent.num_experts == 0) return moe;
   // Models with an MLP beside the experts may have no experts.
   const std::uint32_t least = ReadsKey(family, "shared_intermediate_size") ? 0 : 1;

@@ -13,8 +13,9 @@
 namespace quire::models {
 namespace {
 
-constexpr RopeKind kKinds[] = {RopeKind::kDefault, RopeKind::kLinear, RopeKind::kDynamic,
-                               RopeKind::kYarn,    RopeKind::kLlama3, RopeKind::kLongrope};
+constexpr RopeKind kKinds[] = {RopeKind::kDefault,     RopeKind::kLinear, RopeKind::kDynamic,
+                               RopeKind::kYarn,        RopeKind::kLlama3, RopeKind::kLongrope,
+                               RopeKind::kProportional};
 constexpr absl::string_view kSupportedKinds = "default, linear, dynamic, yarn, llama3, longrope";
 constexpr double kMaxFactor = 1e6;
 
@@ -57,6 +58,11 @@ absl::Status CheckKeys(const ConfigReader& rope, RopeKind kind, const Family& fa
   return absl::OkStatus();
 }
 
+// True if full layers have heads of their own size, and rope settings in dictionaries only.
+bool HasOwnFullHeads(const Family& family) {
+  return ReadsKey(family, "global_head_dim");
+}
+
 absl::StatusOr<RopeKind> ReadKind(const ConfigReader& rope, const Family& family) {
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::string> name, rope.OptionalString("rope_type"));
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::string> old_name, rope.OptionalString("type"));
@@ -77,11 +83,13 @@ absl::StatusOr<RopeKind> ReadKind(const ConfigReader& rope, const Family& family
     return RopeKind::kLongrope;
   }
   for (const RopeKind kind : kKinds) {
+    if (kind == RopeKind::kProportional && !HasOwnFullHeads(family)) continue;
     if (given == RopeKindName(kind)) return kind;
   }
-  return absl::UnimplementedError(absl::StrCat(rope.label(), ": ", rope.PathOf("rope_type"), " \"",
-                                               given, "\" is not supported by ", family.name,
-                                               " (supported: ", kSupportedKinds, ")"));
+  return absl::UnimplementedError(
+      absl::StrCat(rope.label(), ": ", rope.PathOf("rope_type"), " \"", given,
+                   "\" is not supported by ", family.name, " (supported: ", kSupportedKinds,
+                   HasOwnFullHeads(family) ? ", proportional" : "", ")"));
 }
 
 absl::StatusOr<double> ReadPositive(const ConfigReader& rope, absl::string_view key) {
@@ -178,6 +186,14 @@ absl::Status ReadLongrope(const ConfigReader& rope, const RopeContext& context,
   return ReadAttentionFactor(rope, result);
 }
 
+absl::Status ReadProportional(const ConfigReader& rope, RopeConfig* result) {
+  QUIRE_RETURN_IF_ERROR(ReadOptionalPositive(rope, "factor", &result->factor));
+  QUIRE_RETURN_IF_ERROR(ReadOptionalPositive(rope, "partial_rotary_factor", &result->partial));
+  if (result->partial <= 1) return absl::OkStatus();
+  return rope.Error("partial_rotary_factor",
+                    absl::StrCat("is ", result->partial, ", it must be at most 1"));
+}
+
 // The key of theta outside the dictionary, and the default.
 struct ThetaSource {
   absl::string_view key;
@@ -256,12 +272,16 @@ absl::StatusOr<RopeConfig> Interpret(const ConfigReader& config, const ConfigRea
                                      const RopeContext& context, const ThetaSource& theta,
                                      std::vector<std::string>* warnings) {
   RopeConfig result;
-  QUIRE_ASSIGN_OR_RETURN(const std::uint32_t rotary_size, ReadRotarySize(config, rope, context));
   if (rope != nullptr) {
     QUIRE_ASSIGN_OR_RETURN(result.kind, ReadKind(*rope, context.family));
     QUIRE_RETURN_IF_ERROR(CheckKeys(*rope, result.kind, context.family, warnings));
   }
   QUIRE_RETURN_IF_ERROR(ReadTheta(config, rope, theta, context.family, &result, warnings));
+  if (result.kind == RopeKind::kProportional) {
+    QUIRE_RETURN_IF_ERROR(ReadProportional(*rope, &result));
+    return result;
+  }
+  QUIRE_ASSIGN_OR_RETURN(const std::uint32_t rotary_size, ReadRotarySize(config, rope, context));
   if (result.kind == RopeKind::kDefault) return result;
   const bool is_longrope = result.kind == RopeKind::kLongrope;
   if (result.kind == RopeKind::kLlama3 || result.kind == RopeKind::kYarn || is_longrope) {
@@ -397,6 +417,11 @@ absl::StatusOr<RopeSettings> ReadNested(const ConfigReader& config, const RopeCo
   }
   QUIRE_ASSIGN_OR_RETURN(settings.local,
                          Interpret(config, nullptr, context, LocalTheta(context.family), warnings));
+  if (!scaling && context.family.default_rope != nullptr) {
+    const double theta = settings.rope.theta;
+    settings.rope = *context.family.default_rope;
+    settings.rope.theta = theta;
+  }
   return settings;
 }
 
@@ -405,7 +430,8 @@ absl::StatusOr<RopeSettings> ReadNested(const ConfigReader& config, const RopeCo
 absl::StatusOr<RopeSettings> ReadRopeConfig(const ConfigReader& config, const RopeContext& context,
                                             std::vector<std::string>* warnings) {
   const Family& family = context.family;
-  return ReadsKey(family, "rope_local_base_freq") || family.scales_full_layers_only
+  return ReadsKey(family, "rope_local_base_freq") || family.scales_full_layers_only ||
+                 HasOwnFullHeads(family)
              ? ReadNested(config, context, warnings)
              : ReadFlat(config, context, warnings);
 }

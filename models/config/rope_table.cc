@@ -63,6 +63,17 @@ std::vector<float> YarnFrequencies(const RopeConfig& config, std::uint32_t rotar
   return frequencies;
 }
 
+std::vector<float> ProportionalFrequencies(const RopeConfig& config, std::uint32_t rotary_size) {
+  std::vector<float> frequencies = PositionPowers(config.theta, rotary_size);
+  const double rotating = std::floor(config.partial * rotary_size / 2);
+  for (std::size_t i = 0; i < frequencies.size(); ++i) {
+    frequencies[i] = static_cast<double>(i) < rotating
+                         ? 1.0f / frequencies[i] / static_cast<float>(config.factor)
+                         : 0.0f;
+  }
+  return frequencies;
+}
+
 // Computes 1 / (factor_i * theta^(2i/r)) in float32.
 std::vector<float> LongropeFrequencies(const RopeConfig& config, std::uint32_t rotary_size) {
   const std::vector<double>& factors =
@@ -111,6 +122,8 @@ absl::string_view RopeKindName(RopeKind kind) {
       return "yarn";
     case RopeKind::kLongrope:
       return "longrope";
+    case RopeKind::kProportional:
+      return "proportional";
   }
   return "unknown";
 }
@@ -132,6 +145,8 @@ absl::StatusOr<RopeTable> BuildRopeTable(const RopeConfig& config, std::uint32_t
   if (config.kind == RopeKind::kYarn) {
     table.inv_freq = YarnFrequencies(config, rotary_size);
     table.attention_factor = static_cast<float>(YarnAttentionFactor(config));
+  } else if (config.kind == RopeKind::kProportional) {
+    table.inv_freq = ProportionalFrequencies(config, rotary_size);
   } else if (is_longrope) {
     table.inv_freq = LongropeFrequencies(config, rotary_size);
     table.attention_factor = static_cast<float>(LongropeAttentionFactor(config));

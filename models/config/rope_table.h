@@ -32,6 +32,7 @@ enum class RopeKind : std::uint8_t {
   // loaded: long_factors iff the configured context exceeds the original length. transformers
   // chooses for each forward pass, which would make cached keys wrong.
   kLongrope,
+  kProportional,  // f_i / factor for the first pairs, a share of `partial`, and 0 for the others
 };
 
 absl::string_view RopeKindName(RopeKind kind);  // as config.json spells it
@@ -41,6 +42,7 @@ struct RopeConfig {
   RopeKind kind = RopeKind::kDefault;
   double theta = 10000;
   double factor = 1;                        // kLongrope uses it in the attention factor only
+  double partial = 1;                       // kProportional: share of the pairs that rotate
   double low_freq_factor = 0;               // kLlama3
   double high_freq_factor = 0;              // kLlama3
   std::uint32_t original_max_position = 0;  // kLlama3, kYarn, kLongrope

@@ -450,6 +450,11 @@ absl::Status ReadRope(const ConfigReader& reader, const Family& family, ModelCon
   QUIRE_RETURN_IF_ERROR(ReadRopeLayers(reader, family, config));
   QUIRE_ASSIGN_OR_RETURN(
       config->windows, ReadWindows(reader, family, config->num_hidden_layers, config->rope_layers));
+  if (family.has_full_last_layer && !config->windows.empty() && config->windows.back() != 0) {
+    config->windows.back() = 0;
+    config->warnings.push_back(
+        absl::StrCat("the last layer of ", family.name, " has no window, as in transformers"));
+  }
   QUIRE_ASSIGN_OR_RETURN(
       config->chunks, ReadChunks(reader, family, config->num_hidden_layers, config->rope_layers));
   return ReadTemperature(reader, family, config);
@@ -533,6 +538,12 @@ absl::StatusOr<ModelConfig> ReadModelConfig(const formats::ModelFiles& files) {
   QUIRE_RETURN_IF_ERROR(ReadFlags(reader, *family, &config));
   QUIRE_RETURN_IF_ERROR(ReadDType(reader, &config));
   QUIRE_RETURN_IF_ERROR(ReadNumbers(reader, *family, &config));
+  QUIRE_ASSIGN_OR_RETURN(config.per_layer,
+                         ReadPerLayerConfig(reader, *family,
+                                            {.vocab_size = config.vocab_size,
+                                             .num_layers = config.num_hidden_layers,
+                                             .num_heads = config.num_attention_heads,
+                                             .num_kv_heads = config.num_key_value_heads}));
   QUIRE_RETURN_IF_ERROR(ReadRope(reader, *family, &config));
   QUIRE_RETURN_IF_ERROR(ReadHybridKeys(reader, *family, &config));
   QUIRE_ASSIGN_OR_RETURN(

@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "models/families/deepseek.h"
 #include "models/families/gemma.h"
+#include "models/families/gemma4.h"
 #include "models/families/glm.h"
 #include "models/families/glm_dsa.h"
 #include "models/families/gpt_oss.h"
@@ -69,7 +70,9 @@ std::span<const Family* const> AllFamilies() {
                                             &GraniteHybridFamily(),
                                             &NemotronHFamily(),
                                             &Lfm2Family(),
-                                            &KimiLinearFamily()};
+                                            &KimiLinearFamily(),
+                                            &Gemma4Family(),
+                                            &Gemma4TextOfVisionFamily()};
   return kFamilies;
 }
 

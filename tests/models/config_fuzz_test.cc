@@ -60,7 +60,9 @@ constexpr absl::string_view kFixtures[] = {"llama-bias-bf16",
                                            "glm4-moe-bf16",
                                            "glm4-moe-lite-bf16",
                                            "minimax-m2-bf16",
-                                           "olmo3-bf16"};
+                                           "olmo3-bf16",
+                                           "gemma4-bf16",
+                                           "gemma4-moe-bf16"};
 constexpr absl::string_view kUnknownKey = "an_unheard_of_key";
 
 // Values that parsers of numbers, flags, names and lists often mishandle.

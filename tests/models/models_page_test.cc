@@ -53,7 +53,8 @@ TEST(ModelsPageTest, TableOfFamiliesEqualsTheRegistry) {
 // folder with recorded logits.
 TEST(ModelsPageTest, EveryArchitectureHasAFixture) {
   // These fixtures are derived from others by wrapping or unwrapping them (text_config_test.cc).
-  std::set<std::string> found = {"Gemma3ForConditionalGeneration", "Llama4ForConditionalGeneration",
+  std::set<std::string> found = {"Gemma3ForConditionalGeneration", "Gemma4ForConditionalGeneration",
+                                 "Llama4ForConditionalGeneration",
                                  "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForCausalLM"};
   for (const auto& entry : std::filesystem::directory_iterator(TestDataPath("models"))) {
     if (!std::filesystem::exists(entry.path() / "reference.json")) continue;

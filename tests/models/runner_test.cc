@@ -246,7 +246,7 @@ TEST_F(RunnerTest, StepsStayWithinThePlannedScratchMemory) {
   for (const char* const folder :
        {"models/llama-gqa-tied-bf16", "models/gemma2-bf16", "models/deepseek-v2-lite-bf16",
         "models/qwen3-moe-bf16", "models/gpt-oss-mxfp4", "models/deepseek-v32-bf16",
-        "models/glm-moe-dsa-bf16"}) {
+        "models/glm-moe-dsa-bf16", "models/gemma4-bf16", "models/gemma4-moe-bf16"}) {
     const auto files = formats::ModelFiles::FromDirectory(TestDataPath(folder));
     ASSERT_TRUE(files.ok()) << files.status();
     struct Case {
@@ -418,9 +418,15 @@ TEST_F(RunnerTest, StepSendsAHeartbeatAfterEveryLayer) {
   EXPECT_EQ(clock.looks(), before + model_->spec.layers.size() + 1);  // and after the head
 }
 
+// A model with equal layers, and models whose layers have different KV rows and share them.
+class RunnerOfFolderTest : public RunnerTest, public testing::WithParamInterface<const char*> {
+ protected:
+  void SetUp() override { Load(GetParam()); }
+};
+
 // Results after a shared prefix, a copied tail and a cleared page are bitwise equal to those of a
 // separate sequence.
-TEST_F(RunnerTest, ForkedSequencesContinueLikeTheirParent) {
+TEST_P(RunnerOfFolderTest, ForkedSequencesContinueLikeTheirParent) {
   std::vector<std::int32_t> tokens;
   for (std::int32_t i = 0; i < 21; ++i) tokens.push_back(i * 7 + 3);
   const auto token = Advance(0, tokens, 0, 21);
@@ -500,9 +506,13 @@ TEST_F(RunnerTest, SteadyStateStepsOfIndexedModelsAllocateNothing) {
   ExpectSteadyState();
 }
 
-TEST_F(RunnerTest, SteadyStateStepsAllocateNothing) {
+TEST_P(RunnerOfFolderTest, SteadyStateStepsAllocateNothing) {
   ExpectSteadyState();
 }
+
+INSTANTIATE_TEST_SUITE_P(Folders, RunnerOfFolderTest,
+                         testing::Values("models/llama-gqa-tied-bf16", "models/gemma4-bf16",
+                                         "models/gemma4-moe-bf16"));
 
 TEST(StoryModelTest, GeneratesTheExpectedStory) {
   TestBackend cpu(2);

@@ -31,8 +31,7 @@ class EditedFixture {
   void RenameTensors(const std::function<std::string(const std::string&)>& rename,
                      const std::vector<std::string>& more);
 
-  // Adds a tensor to model.safetensors: the rows of another one in this order. REQUIRES: the same
-  // number of rows.
+  // Adds a tensor to model.safetensors: these rows of another one, in this order.
   void AddCopy(const std::string& from, const std::string& to,
                const std::vector<std::size_t>& rows);
 

@@ -47,7 +47,8 @@ constexpr Fixture kFixtures[] = {
     {"qwen35-moe-bf16"},     {"llama4-bf16"},
     {"deepseek-v32-bf16"},   {"glm-moe-dsa-bf16"},
     {"granite-hybrid-bf16"}, {"nemotron-h-bf16"},
-    {"lfm2-bf16"},           {"kimi-linear-bf16"}};
+    {"lfm2-bf16"},           {"kimi-linear-bf16"},
+    {"gemma4-bf16"},         {"gemma4-moe-bf16"}};
 
 // Returns a factor on the errors that rounded pages may cause. The recorded error is over all
 // positions, and those that are compared may err more. A float64 model that rounds its pages errs

@@ -500,6 +500,104 @@ ExperimentMap SelectionExperiments() {
   return {{"deepseek-v32-bf16", deepseek}, {"glm-moe-dsa-bf16", glm}};
 }
 
+// The frequencies of full layers are spread over the pairs that rotate instead of over all pairs.
+SpecChange FullRopeByItsRotatedPart() {
+  return [](ModelSpec* spec) {
+    std::vector<float>& frequencies = spec->rope_tables[0].inv_freq;
+    const auto end = std::find(frequencies.begin(), frequencies.end(), 0.0f);
+    const auto rotating = static_cast<std::size_t>(end - frequencies.begin());
+    for (std::size_t i = 0; i < rotating; ++i) {
+      frequencies[i] = static_cast<float>(
+          std::pow(1e6, -static_cast<double>(i) / static_cast<double>(rotating)));
+    }
+  };
+}
+
+void EndlessWindows(EditedFixture& fixture) {
+  fixture.config()["sliding_window"] = 1 << 20;
+}
+
+// Shared layers read the first layer of their type.
+void ShareFirstLayers(ModelSpec* spec) {
+  for (LayerSpec& layer : spec->layers) {
+    if (layer.kv_from_layer < 0) continue;
+    for (std::size_t i = 0; i < spec->layers.size(); ++i) {
+      if (spec->layers[i].cache_group != layer.cache_group) continue;
+      layer.kv_from_layer = static_cast<std::int32_t>(i);
+      break;
+    }
+  }
+}
+
+// Adds 1 to the weights of the norms before and after branches.
+void NormsWithOne(EditedFixture& fixture) {
+  fixture.EditTensors("layernorm\\.weight$", [](std::vector<float>& values) {
+    for (float& value : values) value += 1;
+  });
+}
+
+// Full layers get a v_proj that computes what the norm of k multiplies by its weights. But for a
+// factor, which the norm of v removes, these are the normed keys. Without attention_k_eq_v these
+// layers have as many KV heads as the others, so their one head is stored twice.
+void ValuesFromNormedKeys(EditedFixture& fixture) {
+  const std::string layer = "model.layers.2.self_attn.";
+  fixture.config()["attention_k_eq_v"] = false;
+  fixture.RenameTensors(
+      [&](const std::string& name) {
+        return name == layer + "k_proj.weight" ? std::string("mtp.k_proj") : name;
+      },
+      {});
+  std::vector<std::size_t> rows;
+  for (std::size_t i = 0; i < 128; ++i) rows.push_back(i % 64);
+  fixture.AddCopy("mtp.k_proj", layer + "k_proj.weight", rows);
+  fixture.AddCopy("mtp.k_proj", layer + "v_proj.weight", rows);
+  std::vector<float> weights;
+  fixture.EditTensors("layers\\.2\\.self_attn\\.k_norm",
+                      [&](std::vector<float>& values) { weights = values; });
+  fixture.EditTensors("layers\\.2\\.self_attn\\.v_proj", [&](std::vector<float>& values) {
+    const std::size_t columns = values.size() / rows.size();
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] *= weights[i / columns % 64];
+  });
+}
+
+std::vector<Experiment> Gemma4Experiments() {
+  return {
+      {"windows (nearly endless)", EndlessWindows},
+      {"soft cap on logits", SetConfig("final_logit_softcapping", nullptr)},
+      {"norm of v (left out)", nullptr,
+       EachLayer([](LayerSpec& layer) { layer.heads.v_norm = {}; })},
+      {"attention scale 1 (head size ** -0.5 instead)", nullptr, EachLayer([](LayerSpec& layer) {
+         layer.heads.scale =
+             static_cast<float>(1 / std::sqrt(static_cast<double>(layer.heads.head_size)));
+       })},
+      {"rope of full layers by the whole head (by its rotated part instead)", nullptr,
+       FullRopeByItsRotatedPart()},
+      {"layer_scalar (set to 1)", Fill("layer_scalar$", 1)},
+      {"embedding scale", nullptr, NoEmbeddingScale},
+      {"weights of q_norm and k_norm (set to 1)", Fill("[qk]_norm\\.weight$", 1)},
+      {"w in norms (1 + w instead)", NormsWithOne}};
+}
+
+ExperimentMap Gemma4ExperimentMap() {
+  std::vector<Experiment> e = Gemma4Experiments();
+  e.push_back({"embeddings of each layer", Fill("embed_tokens_per_layer", 0)});
+  e.push_back(
+      {"projection of the embedding for each layer", Fill("per_layer_model_projection", 0)});
+  e.push_back({"whole input of each layer", Fill("per_layer_projection\\.weight$", 0)});
+  e.push_back(
+      {"which layer's keys and values are shared (the first of its kind instead of the last)",
+       nullptr, ShareFirstLayers});
+  std::vector<Experiment> moe = Gemma4Experiments();
+  moe.push_back({"values from projected keys (from normed keys instead)", ValuesFromNormedKeys});
+  moe.push_back({"dense mlp", Fill("mlp\\.down_proj", 0)});
+  moe.push_back({"experts", Fill("experts\\.down_proj", 0)});
+  moe.push_back(
+      {"norm before the experts (weights set to 1)", Fill("pre_feedforward_layernorm_2", 1)});
+  moe.push_back({"scale by column in the router (set to 1)", Fill("router\\.scale$", 1)});
+  moe.push_back({"scale by expert (set to 1)", Fill("per_expert_scale$", 1)});
+  return {{"gemma4-bf16", e}, {"gemma4-moe-bf16", moe}};
+}
+
 // A feature in a fixture's feature_checks that is neither here nor in kNoKnob fails the test.
 const ExperimentMap& Experiments() {
   static const auto& kExperiments = *[] {
@@ -513,6 +611,7 @@ const ExperimentMap& Experiments() {
     all->merge(LatentExperiments());
     all->merge(RecurrentExperiments());
     all->merge(SelectionExperiments());
+    all->merge(Gemma4ExperimentMap());
     return all;
   }();
   return kExperiments;

@@ -188,5 +188,57 @@ TEST(TextConfigTest, RejectsBrokenWrappersByName) {
               HasSubstr("model_type \"gemma3\""));
 }
 
+// Wraps a Gemma 4 as published files do.
+void WrapGemma4(EditedFixture* fixture) {
+  json inner = fixture->config();
+  inner.erase("architectures");
+  json outer = {{"architectures", {"Gemma4ForConditionalGeneration"}},
+                {"model_type", "gemma4"},
+                {"audio_config", {{"hidden_size", 1024}, {"model_type", "gemma4_audio"}}},
+                {"vision_config", {{"hidden_size", 768}, {"model_type", "gemma4_vision"}}},
+                {"tie_word_embeddings", true}};
+  for (const char* key :
+       {"audio_token_id", "boa_token_id", "boi_token_id", "eoa_token_id", "eoa_token_index",
+        "eoi_token_id", "image_token_id", "video_token_id", "vision_soft_tokens_per_image"}) {
+    outer[key] = 280;
+  }
+  inner["use_bidirectional_attention"] = "vision";
+  outer["text_config"] = inner;
+  fixture->config() = outer;
+  fixture->RenameTensors(
+      [](const std::string& name) { return absl::StrCat("model.language_", name); },
+      {"model.vision_tower.patch_embedder.input_proj.weight", "model.audio_tower.output_proj.bias",
+       "model.embed_vision.embedding_projection.weight",
+       "model.embed_audio.embedding_projection.weight",
+       // Published files also have the projections that shared layers do not use.
+       "model.language_model.layers.4.self_attn.k_proj.weight",
+       "model.language_model.layers.4.self_attn.v_proj.weight",
+       "model.language_model.layers.4.self_attn.k_norm.weight"});
+}
+
+TEST(TextConfigTest, Gemma4ComputesTheSameAsItsTextModel) {
+  const auto reference = ReadReference("gemma4-bf16");
+  ASSERT_TRUE(reference.ok()) << reference.status();
+  EditedFixture fixture("gemma4-bf16");
+  WrapGemma4(&fixture);
+  const auto got = Replay(fixture.Files(), *reference, {.threads = 2});
+  ASSERT_TRUE(got.ok()) << got.status();
+  EXPECT_TRUE(Passes(*got, *reference));
+}
+
+TEST(TextConfigTest, Gemma4SpecEqualsItsTextModel) {
+  for (const char* folder : {"gemma4-bf16", "gemma4-moe-bf16"}) {
+    EditedFixture plain(folder);
+    EditedFixture wrapped(folder);
+    WrapGemma4(&wrapped);
+    const auto want = runtime::ReadModelSpec(plain.Files(), DeviceKind::kCpu);
+    const auto got = runtime::ReadModelSpec(wrapped.Files(), DeviceKind::kCpu);
+    ASSERT_TRUE(want.ok()) << want.status();
+    ASSERT_TRUE(got.ok()) << got.status();
+    EXPECT_EQ(got->spec, want->spec);
+    EXPECT_THAT(got->config.warnings, testing::IsEmpty());
+  }
+}
+
 }  // namespace
 }  // namespace quire::models::parity
