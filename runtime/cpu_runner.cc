@@ -20,6 +20,7 @@
 #include "kernels/sparse/index_score.h"
 #include "models/blocks/decoder.h"
 #include "models/blocks/step_buffers.h"
+#include "models/blocks/tail_rows.h"
 #include "models/weights/weights.h"
 #include "runtime/model.h"
 #include "runtime/runner_base.h"
@@ -138,6 +139,9 @@ CpuRunner::CpuRunner(const Model& model, const kernels::Backend& backend, cache:
                      const RunnerOptions& options)
     : RunnerBase(model, backend, pool, options), limits_(LimitsOf(options)), order_(limits_) {
   kv_.reserve(layers.groups.size());
+  if (models::FirstTailLayer(model.spec) == model.spec.layers.size()) return;
+  tail_kv_.reserve(layers.groups.size());
+  wanted_.resize(limits_.max_rows);
 }
 
 absl::StatusOr<std::unique_ptr<CpuRunner>> CpuRunner::Create(const Model& model,
@@ -178,12 +182,21 @@ absl::Status CpuRunner::Allocate() {
 
 absl::Status CpuRunner::MakeCollections(const StepBatch& batch) {
   kv_.clear();
+  tail_kv_.clear();
   for (std::size_t group = 0; group < batch.kv.size(); ++group) {
     QUIRE_ASSIGN_OR_RETURN(
         kernels::AnyKvCollection collection,
         kernels::MakeKvCollection(models::GroupGeometry(pool->geometry(), layers, group),
                                   pool->blocks(), batch.kv[group], pool->scales()));
     kv_.push_back(collection);
+    if (wanted_.empty()) continue;
+    cache::KvStepInputs tail = batch.kv[group];
+    tail.cache_lengths = buffers.tail_lengths;
+    tail.max_history_length = tail.max_cache_length;
+    QUIRE_ASSIGN_OR_RETURN(collection, kernels::MakeKvCollection(
+                                           models::GroupGeometry(pool->geometry(), layers, group),
+                                           pool->blocks(), tail, pool->scales()));
+    tail_kv_.push_back(collection);
   }
   if (layers.index_slots > 0) {
     auto* const rows = static_cast<std::byte*>(pool->blocks()) + index_rows_.offset_bytes;
@@ -191,6 +204,22 @@ absl::Status CpuRunner::MakeCollections(const StepBatch& batch) {
                            kernels::MakeKvCollection(index_rows_.geometry, rows, batch.kv.front()));
   }
   return absl::OkStatus();
+}
+
+std::span<const std::uint32_t> CpuRunner::WantedTokens(const StepBatch& batch,
+                                                       std::uint32_t batch_size) {
+  if (wanted_.empty() || batch.hidden_out != nullptr) return {};
+  std::fill(wanted_.begin(), wanted_.end(), 0u);
+  const std::span<const std::uint32_t> offsets(buffers.row_offsets, batch_size + 1);
+  const auto want = [&](std::uint32_t token) {
+    const std::uint32_t index = order_.step_index()[token];
+    const auto end = std::upper_bound(offsets.begin(), offsets.end(), index);
+    std::uint32_t& wanted = wanted_[static_cast<std::size_t>(end - offsets.begin()) - 1];
+    wanted = std::max(wanted, *end - index);
+  };
+  for (const std::uint32_t token : batch.logits_tokens) want(token);
+  for (const StepPool& pool : batch.pools) want(pool.first_token);
+  return wanted_;
 }
 
 // If the rows of layers differ, the collection of slots cannot tell which bytes belong to the first
@@ -238,7 +267,10 @@ absl::Status CpuRunner::Forward(const StepBatch& batch) {
                                             .slot_bytes = layers.state_bytes,
                                             .inputs = batch.states},
                                  .comm = options.comm,
-                                 .index = index_ ? &*index_ : nullptr});
+                                 .index = index_ ? &*index_ : nullptr,
+                                 .wanted = WantedTokens(batch, batch_size),
+                                 .cache_lengths = batch.kv[0].cache_lengths,
+                                 .tail_kv = tail_kv_});
 }
 
 absl::Status CpuRunner::Head(const StepBatch& batch) {

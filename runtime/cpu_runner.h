@@ -71,6 +71,9 @@ class CpuRunner : public StepRunner, private RunnerBase {
   // Does so for the rows of `kv`, which are those of the slots or index rows.
   absl::Status PreparePagesOf(const StepBatch& batch, const kernels::AnyKvCollection& kv);
   absl::Status Forward(const StepBatch& batch);
+  // Returns the number of last tokens of each row whose output the step needs, or nothing if all
+  // layers compute all tokens.
+  std::span<const std::uint32_t> WantedTokens(const StepBatch& batch, std::uint32_t batch_size);
   absl::Status Head(const StepBatch& batch);
   absl::Status Pools(const StepBatch& batch);
   // Compute the samples and prompt log-probabilities whose logits are rows [begin, end) of
@@ -84,7 +87,11 @@ class CpuRunner : public StepRunner, private RunnerBase {
   std::vector<kernels::AnyKvCollection> kv_;       // by layer group, over the one pool
   IndexRows index_rows_;                           // if LayerGroups::index_slots is above 0
   std::optional<kernels::AnyKvCollection> index_;  // index rows of the pool, if it has any
-  std::vector<kernels::SampledRow> sampled_;       // one block of logits
+  // Collections and counts for DecoderStep::wanted; empty if the last layer writes K and V or
+  // states.
+  std::vector<kernels::AnyKvCollection> tail_kv_;
+  std::vector<std::uint32_t> wanted_;         // [max_rows]
+  std::vector<kernels::SampledRow> sampled_;  // one block of logits
   DeviceBuffer states_;        // [num_state_slots, layers.state_bytes]; resident when first used
   std::vector<float> pooled_;  // [max_rows, hidden] sums so far
   StepResult result_;

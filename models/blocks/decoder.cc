@@ -1,6 +1,7 @@
 #include "models/blocks/decoder.h"
 
 #include <array>
+#include <optional>
 #include <vector>
 
 #include "base/check.h"
@@ -18,6 +19,7 @@
 #include "models/blocks/recurrent_block.h"
 #include "models/blocks/short_conv_block.h"
 #include "models/blocks/step_context.h"
+#include "models/blocks/tail_rows.h"
 #include "models/config/tensor_table.h"
 
 namespace quire::models {
@@ -142,26 +144,35 @@ absl::Status DecoderForward(const ModelSpec& spec, const Weights& weights,
   QUIRE_RETURN_IF_ERROR(WriteHidden(spec, step, b.x, 0));
   std::array<RopeAngles, kMaxRopeTables> angles{};
   QUIRE_RETURN_IF_ERROR(ComputeAngles(spec, step, &angles));
-  const StepContext context{.backend = step.backend,
-                            .kv = step.kv,
-                            .plans = step.plans,
-                            .maps = step.maps,
-                            .buffers = step.buffers,
-                            .angles = {angles.data(), spec.rope_tables.size()},
-                            .num_tokens = step.num_tokens,
-                            .batch_size = step.batch_size,
-                            .hidden = spec.hidden,
-                            .states = step.states,
-                            .comm = step.comm,
-                            .index = step.index};
+  StepContext context{.backend = step.backend,
+                      .kv = step.kv,
+                      .plans = step.plans,
+                      .maps = step.maps,
+                      .buffers = step.buffers,
+                      .angles = {angles.data(), spec.rope_tables.size()},
+                      .num_tokens = step.num_tokens,
+                      .batch_size = step.batch_size,
+                      .hidden = spec.hidden,
+                      .states = step.states,
+                      .comm = step.comm,
+                      .index = step.index};
   if (spec.layer_inputs.size > 0) {
     QUIRE_RETURN_IF_ERROR(ComputeLayerInputs(context, spec, weights));
   }
+  const std::size_t first_tail = step.wanted.empty() ? spec.layers.size() : FirstTailLayer(spec);
+  std::optional<TailRows> tail;
   for (std::size_t i = 0; i < spec.layers.size(); ++i) {
-    QUIRE_RETURN_IF_ERROR(RunLayer(context, spec, weights, i, step.layers->places[i]));
+    if (i == first_tail) {
+      tail.emplace(spec, step.wanted, step.cache_lengths, &context);
+      context.kv = step.tail_kv;
+    }
+    if (context.num_tokens > 0) {
+      QUIRE_RETURN_IF_ERROR(RunLayer(context, spec, weights, i, step.layers->places[i]));
+    }
     QUIRE_RETURN_IF_ERROR(WriteHidden(spec, step, b.x, i + 1));
     if (step.heartbeat != nullptr) step.heartbeat->Beat();
   }
+  if (tail) tail->Restore();
   if (step.hidden_out == nullptr) return absl::OkStatus();
   QUIRE_RETURN_IF_ERROR(FinalNorm(spec, weights, *step.backend, b.x, b.normed, step.num_tokens,
                                   /*row_indices=*/nullptr));

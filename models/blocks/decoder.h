@@ -41,6 +41,11 @@ struct DecoderStep {
   StepStates states = {};
   kernels::Communicator* comm = nullptr;  // set if the model is divided (divided_checkpoint.h)
   const kernels::AnyKvCollection* index = nullptr;  // StepContext::index
+  // The last layers that write neither K and V nor states compute only the last wanted[b] tokens of
+  // each row b. Empty: they compute all tokens. See tail_rows.h.
+  std::span<const std::uint32_t> wanted = {};
+  const std::uint32_t* cache_lengths = nullptr;            // used with `wanted`
+  std::span<const kernels::AnyKvCollection> tail_kv = {};  // `kv` with buffers->tail_lengths
 };
 
 // Computes all layers. The output of the last one is buffers->x. Returns the first error of an op.

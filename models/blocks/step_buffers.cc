@@ -6,6 +6,7 @@
 
 #include "base/status.h"
 #include "kernels/sparse/index_score.h"
+#include "models/blocks/tail_rows.h"
 #include "models/config/tensor_table.h"
 
 namespace quire::models {
@@ -278,6 +279,10 @@ std::int64_t Cut(std::byte* base, const ModelSpec& spec, const StepLimits& limit
   buffers->head_in = TakeFloats(cutter, limits.activation, head_rows * spec.hidden);
   buffers->logits = cutter.Take<float>(head_rows * spec.vocab_size);
   if (limits.memory == MemoryKind::kHost) {
+    if (FirstTailLayer(spec) < spec.layers.size()) {
+      buffers->tail_offsets = cutter.Take<std::uint32_t>(std::int64_t{limits.max_rows} + 1);
+      buffers->tail_lengths = cutter.Take<std::uint32_t>(limits.max_rows);
+    }
     CutHost(cutter, limits, buffers);
   } else {
     CutDevice(cutter, widths, limits, buffers);

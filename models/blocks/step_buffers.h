@@ -126,7 +126,9 @@ struct StepBuffers {
   kernels::FloatPtr head_in;             // [head_rows, hidden]
   float* logits = nullptr;               // [head_rows, vocab]
 
-  // Host memory only.
+  // Host memory only. The next two are null unless the last layers write nothing (tail_rows.h).
+  std::uint32_t* tail_offsets = nullptr;              // [max_rows + 1]
+  std::uint32_t* tail_lengths = nullptr;              // [max_rows]
   kernels::TopLogprob* sample_top = nullptr;          // [max_step_samples, max_logprobs]
   kernels::TopLogprob* prompt_logprob_top = nullptr;  // [T, max_logprobs]
 
