@@ -244,15 +244,24 @@ absl::StatusOr<RecurrentSpec> ReadDeltaRule(const ConfigReader& reader) {
                    delta.key_heads));
 }
 
-absl::StatusOr<RecurrentSpec> ReadKda(const ConfigReader& reader) {
-  RecurrentSpec kda;
+// Refuses keys of linear_attn_config that are not read.
+absl::StatusOr<RecurrentSpec> ReadKda(const ConfigReader& reader, const Family& family) {
+  constexpr absl::string_view kKnown[] = {"full_attn_layers", "kda_layers", "head_dim", "num_heads",
+                                          "short_conv_kernel_size"};
   QUIRE_ASSIGN_OR_RETURN(const std::optional<ConfigReader> keys,
                          reader.OptionalObject("linear_attn_config"));
-  const ConfigReader& from = keys ? *keys : reader;
+  if (!keys) return reader.Error("linear_attn_config", "is missing");
+  for (const std::string& key : keys->Keys()) {
+    const bool is_known = std::find(std::begin(kKnown), std::end(kKnown), key) != std::end(kKnown);
+    if (!is_known && !keys->IsNull(key)) {
+      return keys->Unsupported(key, absl::StrCat("by ", family.name));
+    }
+  }
+  RecurrentSpec kda;
   QUIRE_RETURN_IF_ERROR(
-      ReadSizes(from, {{"head_dim", &kda.key_size, 128, kMaxStateColumns},
-                       {"num_heads", &kda.heads, 32, kMaxStateHeads},
-                       {"short_conv_kernel_size", &kda.conv_width, 4, kMaxConvWidth}}));
+      ReadSizes(*keys, {{"head_dim", &kda.key_size, 128, kMaxStateColumns},
+                        {"num_heads", &kda.heads, 32, kMaxStateHeads},
+                        {"short_conv_kernel_size", &kda.conv_width, 4, kMaxConvWidth}}));
   kda.key_heads = kda.heads;
   kda.value_size = kda.key_size;
   return kda;
@@ -271,7 +280,7 @@ absl::StatusOr<RecurrentSpec> ReadStates(const ConfigReader& reader, const Famil
   } else if (ReadsKey(family, "linear_num_key_heads")) {
     QUIRE_ASSIGN_OR_RETURN(recurrent, ReadDeltaRule(reader));
   } else if (ReadsKey(family, "linear_attn_config")) {
-    QUIRE_ASSIGN_OR_RETURN(recurrent, ReadKda(reader));
+    QUIRE_ASSIGN_OR_RETURN(recurrent, ReadKda(reader, family));
   } else if (ReadsKey(family, "conv_L_cache")) {
     QUIRE_RETURN_IF_ERROR(
         ReadSizes(reader, {{"conv_L_cache", &recurrent.conv_width, 3, kMaxConvWidth}}));

@@ -229,6 +229,11 @@ TEST(HybridConfigTest, RejectsLayersByName) {
       {"kimi-linear-bf16", kda({{"full_attn_layers", {3, 4}}}), "must name layer 3 once"},
       {"kimi-linear-bf16", kda({{"kda_layers", {1, 2}}}), "must name layer 3 once"},
       {"kimi-linear-bf16", {{"linear_attn_config", nullptr}}, "linear_attn_config is missing"},
+      {"kimi-linear-bf16",
+       {{"linear_attn_config", nullptr},
+        {"layer_types", json(std::vector<std::string>(4, "full_attention"))}},
+       "linear_attn_config is missing"},
+      {"kimi-linear-bf16", kda({{"chunk", 64}}), "linear_attn_config.chunk 64 is not supported"},
   };
   for (const auto& c : refused) {
     EXPECT_THAT(ErrorOf(With(c.folder, c.changes)), HasSubstr(c.message));
