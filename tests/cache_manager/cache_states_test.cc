@@ -242,6 +242,23 @@ TEST_F(CacheStatesTest, ASnapshotThatARowReadsIsNotEvicted) {
   EXPECT_EQ(MatchedTokens(tokens), kP);
 }
 
+TEST_F(CacheStatesTest, TheSnapshotOfAMatchIsNotTakenAsTheRowsOwnSlot) {
+  const Tokens tokens = Count(3 * kP);
+  Prompt(kA, tokens);
+  cache_->Free(kA);
+  std::vector<StateSlot> taken;
+  while (pool().num_free() > 0) taken.push_back(pool().Allocate());
+  EXPECT_EQ(cache_->available_state_slots(), 1u);
+  const PrefixMatch match = Match(tokens);
+  ASSERT_EQ(match.num_tokens, kP);
+  const absl::Status refused = cache_->Attach(kB, match, kRoot);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(refused.message(), HasSubstr("needs 1 state slots, 0 available"));
+  EXPECT_EQ(cache_->num_pages(kB), 0u);
+  for (const StateSlot slot : taken) pool().Free(slot);
+  EXPECT_TRUE(cache_->Attach(kB, match, kRoot).ok());
+}
+
 TEST_F(CacheStatesTest, RemovedNodesGiveTheirSlotsBack) {
   const Tokens tokens = Count(4 * kP + 5);
   Prompt(kA, tokens);
