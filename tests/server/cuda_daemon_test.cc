@@ -411,11 +411,11 @@ TEST_F(CudaDaemonTest, StrictModeReusesNoPagesOfGeneratedTokens) {
   EXPECT_EQ(cold.Stop(), kExitOk);
 }
 
-TEST_F(CudaDaemonTest, UnopenableDeviceExitsWith71AndReportsFigures) {
+TEST_F(CudaDaemonTest, UnusableDeviceIsRefusedWithFigures) {
   const auto refused = [this](const cuda_emulator::EmulatorOptions& options, const char* text,
                               const std::vector<std::string>& sets = {"device.type=cuda"}) {
     cuda_emulator::SetOptions(options);
-    EXPECT_EQ(Refused(sets), kExitDevice) << text;
+    EXPECT_EQ(Refused(sets), kExitConfig) << text;
     EXPECT_THAT(Log(), HasSubstr(text));
   };
   refused({.driver_version = 0}, "no CUDA driver is installed");
