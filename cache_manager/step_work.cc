@@ -88,6 +88,7 @@ void StepWork::Pin(BlockId page) {
 }
 
 bool StepWork::IsInFlight(BatchRow row) const {
+  QUIRE_CHECK(row.value() < last_step_.size());
   return last_step_[row.value()] > num_completed();
 }
 
