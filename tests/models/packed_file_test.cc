@@ -167,7 +167,7 @@ TEST_F(PackedFileTest, DamagedFilesAreRewritten) {
   const std::pair<std::string, std::string> cases[] = {
       {"is no file of packed weights", changed(0, 'Q')},
       {"is no file of packed weights", changed(15, '\x7f')},
-      {"version 7", changed(text + 8, '7')},
+      {"version 8", changed(text + 8, '8')},
       {"expected are", good.substr(0, good.size() - 1)},
       {"expected are", good + "x"},
       {"ends at byte", good.substr(0, 300)},
