@@ -45,6 +45,12 @@ absl::StatusCode CodeOf(cudaError_t error) {
   }
 }
 
+// True if the device may be usable later: its fabric manager is starting, or another process holds a
+// GPU in exclusive mode.
+bool IsTemporary(cudaError_t error) {
+  return error == cudaErrorSystemNotReady || error == cudaErrorDevicesUnavailable;
+}
+
 }  // namespace
 
 absl::Status CudaStatus(cudaError_t error, absl::string_view what) {
@@ -52,6 +58,7 @@ absl::Status CudaStatus(cudaError_t error, absl::string_view what) {
   (void)cudaGetLastError();
   absl::Status status(CodeOf(error), absl::StrCat(what, ": ", cudaGetErrorName(error), ", ",
                                                   cudaGetErrorString(error)));
+  if (IsTemporary(error)) return WithReason(status, Reason::kDeviceError);
   if (status.code() != absl::StatusCode::kUnavailable) return status;
   return WithReason(status, Reason::kDeviceLost);
 }

@@ -141,7 +141,7 @@ void CacheManager::PublishSnapshot(BatchRow row) {
 
 void CacheManager::SetProven(BatchRow row, std::uint32_t tokens) {
   proof_.SetProven(row, tokens);
-  states_.SetProven(row);
+  states_.SetProven(row, tokens);
 }
 
 absl::Status CacheManager::Fork(BatchRow parent, BatchRow child, std::uint32_t computed_tokens) {

@@ -157,13 +157,15 @@ void RowStates::PublishSnapshot(BatchRow row, NodeId node, bool is_proven) {
   pool_->DropReader(slot);
 }
 
-void RowStates::SetProven(BatchRow row) {
+void RowStates::SetProven(BatchRow row, std::uint32_t tokens) {
   if (!is_enabled()) return;
-  for (const SlotUse& use : at(row).unproven) {
+  std::erase_if(at(row).unproven, [&](const SlotUse& use) {
     const bool is_same = pool_->num_uses(use.slot) == use.use;
-    if (is_same && pool_->state(use.slot) == SlotState::kFrozen) pool_->SetProvenFinite(use.slot);
-  }
-  at(row).unproven.clear();
+    if (!is_same || pool_->state(use.slot) != SlotState::kFrozen) return true;
+    if (pool_->tokens(use.slot) > tokens) return false;
+    pool_->SetProvenFinite(use.slot);
+    return true;
+  });
 }
 
 // The border that others have been seen to share comes first. The next is the last one that a

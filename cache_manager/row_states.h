@@ -75,9 +75,9 @@ class RowStates {
   // REQUIRES: the step that wrote it has completed.
   void PublishSnapshot(BatchRow row, NodeId node, bool is_proven);
 
-  // Records that the logits of the row's last token were finite: so are the states that the row has
-  // read and written.
-  void SetProven(BatchRow row);
+  // Records that the logits of token `tokens` - 1 of the row were finite. The states after at most
+  // `tokens` tokens that the row has read and written are then finite too.
+  void SetProven(BatchRow row, std::uint32_t tokens);
 
   // Fills the step arrays. A row for which `may_publish` is true writes a snapshot where later
   // requests can use one, if a slot is free or cached.

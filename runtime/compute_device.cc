@@ -20,8 +20,8 @@ bool IsNoGpu(const absl::Status& status) {
   return absl::IsFailedPrecondition(status) || absl::IsUnimplemented(status);
 }
 
-// Marks an error of a device that a restart may mend. A build without CUDA, a missing or too old
-// driver or GPU, and an instruction set that the CPU lacks are refused like a configuration.
+// Marks an error of a device that a restart may mend. A build without CUDA and a missing or too old
+// driver or GPU are refused like a configuration.
 absl::Status DeviceError(const absl::Status& status) {
   if (GetErrorReason(status) || IsNoGpu(status)) return status;
   return WithReason(status, Reason::kDeviceError);

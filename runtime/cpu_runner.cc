@@ -347,7 +347,6 @@ absl::Status CpuRunner::Step(const StepBatch& batch) {
   BeginLogits();
   if (!batch.kv.empty()) {
     QUIRE_RETURN_IF_ERROR(MakeCollections(batch));
-    // Pages are cleared and copied as a whole, so the collection of any group serves all groups.
     QUIRE_RETURN_IF_ERROR(PreparePages(batch));
     if (!batch.rows.empty()) QUIRE_RETURN_IF_ERROR(Forward(batch));
   }

@@ -204,7 +204,7 @@ void Daemon::Impl::OnFatal(const absl::Status& status) {
   Fail(status);
 }
 
-// Sets the exit code for an internal error, a lost or unusable device, or an unusable
+// Sets the exit code for an internal error, a device that failed or was lost, or an unusable
 // configuration.
 void Daemon::Impl::Fail(const absl::Status& status) {
   exit_code_ = runtime::IsDeviceError(status) ? kExitDevice

@@ -141,9 +141,11 @@ PrefixCache::PartialMatch PrefixCache::FindWholePartial(
   if (parent == kNoNode) return best;
   std::uint32_t candidates = kMaxPartialCandidates;
   for (const Node* child = at(parent).children.front(); child != nullptr && candidates > 0;
-       child = Siblings::next(child), --candidates) {
+       child = Siblings::next(child)) {
+    if (child->kind != Kind::kPartial) continue;
+    --candidates;
     const auto stored = this->tokens(id(child));
-    if (child->kind != Kind::kPartial || stored.size() > tokens.size()) continue;
+    if (stored.size() > tokens.size()) continue;
     if (stored.size() <= best.num_tokens ||
         !std::ranges::equal(stored, tokens.first(stored.size())))
       continue;

@@ -97,7 +97,8 @@ void PrefillPlanner::Plan(absl::Time now) {
       admits = false;  // no waiting request passes this prompt
       break;
     }
-    if (!draft_->HasRoomToFork(*sequence, sequence->launched() + chunk)) continue;
+    const std::uint32_t end = sequence->launched() + chunk;
+    if (draft_->ForksAfter(*sequence, end) && !draft_->HasRoomToFork(*sequence, end)) continue;
     draft_->AddChunk(*sequence, chunk);
   }
   if (admits) admission_->AdmitBefore(/*next=*/nullptr, now);

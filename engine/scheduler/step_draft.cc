@@ -83,10 +83,8 @@ std::uint32_t StepDraft::ForkSlots(const Sequence& sequence, std::uint32_t end) 
 }
 
 bool StepDraft::HasRoomToFork(const Sequence& sequence, std::uint32_t end) const {
-  const std::uint32_t pages = ForkPages(sequence, end);
-  const std::uint32_t slots = ForkSlots(sequence, end);
-  return (pages == 0 || fork_pages_ + pages <= cache_->available_pages()) &&
-         (slots == 0 || fork_slots_ + slots <= cache_->available_state_slots());
+  return fork_pages_ + ForkPages(sequence, end) <= cache_->available_pages() &&
+         fork_slots_ + ForkSlots(sequence, end) <= cache_->available_state_slots();
 }
 
 absl::Status StepDraft::CheckIntegrity() const {

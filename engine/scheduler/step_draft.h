@@ -46,6 +46,8 @@ class StepDraft {
   // chunk therefore waits until enough pages are available. No row takes pages between a plan and
   // the fork after its step, because the next plan waits for the fork (DecodePlanner::Select).
   std::uint32_t ForkPages(const Sequence& sequence, std::uint32_t end) const;
+  // True if the choices of the request run separately after the chunk that ends at `end`.
+  bool ForksAfter(const Sequence& sequence, std::uint32_t end) const;
   // True if the pages that the forks after this step copy are available, and the state slots that
   // they take, with the fork after the chunk that ends at `end`.
   bool HasRoomToFork(const Sequence& sequence, std::uint32_t end) const;
@@ -65,8 +67,6 @@ class StepDraft {
  private:
   // The same as ForkPages, for state slots.
   std::uint32_t ForkSlots(const Sequence& sequence, std::uint32_t end) const;
-  // True if the choices of the request run separately after the chunk that ends at `end`.
-  bool ForksAfter(const Sequence& sequence, std::uint32_t end) const;
 
   const SchedulerPolicy policy_;
   const AdmissionMode admission_;

@@ -125,6 +125,11 @@ TEST_F(DeviceCudaTest, ErrorsByKind) {
     EXPECT_EQ(GetErrorReason(status)->name(), "DEVICE_LOST");
   }
   EXPECT_FALSE(IsDeviceLost(CudaStatus(cudaErrorInvalidValue, "x")));
+  // A restart may find the device ready, so the daemon must not exit as for a missing one.
+  for (const cudaError_t error : {cudaErrorSystemNotReady, cudaErrorDevicesUnavailable}) {
+    EXPECT_TRUE(HasReason(CudaStatus(error, "x"), Reason::kDeviceError));
+  }
+  EXPECT_FALSE(GetErrorReason(CudaStatus(cudaErrorNoDevice, "x")));
   EXPECT_FALSE(IsDeviceLost(absl::UnavailableError("x")));
   EXPECT_FALSE(IsDeviceLost(absl::OkStatus()));
 }

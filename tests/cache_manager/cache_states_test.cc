@@ -297,7 +297,7 @@ TEST_F(CacheStatesTest, NothingOfAFaultyStepIsFoundAgain) {
   EXPECT_EQ(Match(tokens).lost_tokens, 4 * kP);
 }
 
-TEST_F(CacheStatesTest, ARowThatReadsAnUnprovenStateAndFailsRemovesIt) {
+TEST_F(CacheStatesTest, AStateThatFiniteLogitsFollowedOutlivesAFailedReader) {
   const Tokens tokens = Count(4 * kP);
   ASSERT_TRUE(cache_->Attach(kA, Match(tokens), kRoot, 4 * kP).ok());
   ASSERT_TRUE(cache_->Reserve(kA, 4 * kP).ok());
@@ -311,6 +311,28 @@ TEST_F(CacheStatesTest, ARowThatReadsAnUnprovenStateAndFailsRemovesIt) {
   cache_->Invalidate(kB, tokens, keys, 0);
   EXPECT_EQ(MatchedTokens(tokens), 2 * kP) << "finite logits have followed from the state";
   cache_->Flush();
+}
+
+TEST_F(CacheStatesTest, AFailedReaderRemovesTheUnprovenStateThatItRead) {
+  const Tokens tokens = Count(4 * kP);
+  ASSERT_TRUE(cache_->Attach(kA, Match(tokens), kRoot, 4 * kP).ok());
+  ASSERT_TRUE(cache_->Reserve(kA, 4 * kP).ok());
+  const RowStep first{kA, 0, 3 * kP};
+  cache_->PrepareStep(std::span(&first, 1));
+  RunStepWork();
+  auto keys = KeysOf(options_, kRoot, tokens);
+  cache_->Publish(kA, tokens, &keys, 3 * kP);
+  cache_->Free(kA);  // cancelled before its first logits
+  ASSERT_TRUE(cache_->Attach(kB, Match(tokens), kRoot, 4 * kP).ok());
+  ASSERT_TRUE(cache_->Reserve(kB, 4 * kP).ok());
+  const RowStep second{kB, 2 * kP, 2 * kP};
+  cache_->PrepareStep(std::span(&second, 1));
+  RunStepWork();
+  // Finite values at the first token say nothing about a state that later tokens made.
+  cache_->SetProven(kB, 1);
+  cache_->Invalidate(kB, tokens, keys, cache_->proven_tokens(kB));
+  EXPECT_EQ(MatchedTokens(tokens), 0u);
+  EXPECT_EQ(cache_->CheckIntegrity(), absl::OkStatus());
 }
 
 TEST_F(CacheStatesTest, ARowFreedInFlightKeepsItsSlotUntilTheStepHasCompleted) {
