@@ -35,8 +35,8 @@ PrefixCacheOptions PrefixOptions(const CacheManagerOptions& options) {
 
 absl::Status CheckStateOptions(const CacheManagerOptions& options) {
   if (options.num_state_slots == 0) return absl::OkStatus();
-  // The null slot, a slot for each row, the slot that a fork to all rows freezes, and the snapshot
-  // that the forking row has begun with.
+  // A pool needs the null slot and a slot for each row. A fork to all rows also needs the slot that
+  // it freezes and the snapshot that the forking row began with.
   if (options.num_state_slots < options.max_rows + 3) {
     return absl::InvalidArgumentError(absl::StrCat("num_state_slots is ", options.num_state_slots,
                                                    ", and max_rows ", options.max_rows,

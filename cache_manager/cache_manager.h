@@ -21,9 +21,9 @@
 // has one page per column in each group without window. In a window group it has the pages that its
 // next token and the tokens being computed read.
 //
-// In a model with recurrent layers a row also has a slot for its states, and a prefix can be reused
-// only up to a page, or an end of a history, that has a snapshot of the states. At most one step is
-// then in flight.
+// In a model with recurrent layers a row also has a slot for its states. A prefix can then be
+// reused only up to a page or partial child that has a snapshot of the states, and at most one step
+// is in flight.
 //
 // RowPages manages the pages of rows, RowStates their slots, PrefixIndex the published pages, and
 // StepWork the copies and clears of steps. FiniteProof records which pages contain only finite
@@ -78,7 +78,7 @@ struct CacheStats {
   std::uint32_t state_slots = 0;           // without the null slot; 0: the model has no states
   std::uint32_t free_state_slots = 0;      // neither written nor read, and no snapshot
   std::uint32_t live_state_slots = 0;      // written by rows
-  std::uint32_t snapshot_state_slots = 0;  // of prefix nodes
+  std::uint32_t snapshot_state_slots = 0;  // slots of prefix nodes
 };
 
 // The use of one page, for snapshots of the pool.
@@ -168,8 +168,8 @@ class CacheManager {
   // computed_tokens), and queues a copy of the partial page after them. If too few pages are
   // available for the copies, changes nothing and returns RESOURCE_EXHAUSTED. With states, the
   // parent's slot becomes shared, and each of the two rows gets a slot to write. REQUIRES: the
-  // parent has the pages that tokens from computed_tokens on read, and its state follows exactly
-  // computed_tokens tokens; the child has no pages.
+  // parent has the pages that tokens from computed_tokens on read. Its state is the one after
+  // exactly computed_tokens tokens. The child has no pages.
   absl::Status Fork(BatchRow parent, BatchRow child, std::uint32_t computed_tokens);
 
   // Frees all pages of the row, the last page first, and forgets the row's scope. Copies into these
@@ -177,8 +177,8 @@ class CacheManager {
   void Free(BatchRow row);
   // Publishes the full pages of [0, computed_tokens) that have `keys`, then frees the row. The
   // partial last page becomes a partial child of the last full page, which later matches copy from.
-  // With states, the row's slot becomes the snapshot of the last page. A partial page is kept only
-  // if its state is, and if both are proven finite.
+  // With states, the row's slot becomes the snapshot of the last page. A partial page is published
+  // only together with its snapshot, and only if both are proven finite.
   void FreeKeepingTail(BatchRow row, std::span<const std::int32_t> tokens,
                        std::span<const PageKey> keys, std::uint32_t computed_tokens);
 
@@ -232,8 +232,8 @@ class CacheManager {
 
   std::uint32_t available_pages() const { return pool_.available(); }  // free + cached
   // Returns a counter that grows whenever a page or a slot becomes available or a page is
-  // published. An attach or a reservation that failed for lack of pages fails again as long as the
-  // counter is unchanged.
+  // published. An attach or a reservation that failed for lack of pages or slots fails again as
+  // long as the counter is unchanged.
   std::uint64_t num_changes() const {
     return pool_.num_returned() + state_pool_.num_returned() + prefixes_.num_published();
   }
@@ -269,7 +269,7 @@ class CacheManager {
 
   CacheManager(const CacheManagerOptions& options, std::vector<LookupTable> tables);
 
-  // Gives the snapshot that the row's last step wrote to its node.
+  // Attaches the snapshot that the row's last step wrote to the node that it belongs to.
   void PublishSnapshot(BatchRow row);
   absl::Status CheckReferences() const;
 

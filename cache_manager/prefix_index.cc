@@ -88,7 +88,7 @@ PrefixMatch PrefixIndex::Match(std::span<const std::int32_t> tokens, std::span<c
   return match;
 }
 
-// The end of a history is used only as a whole, because its state follows all its tokens.
+// A partial child is used only as a whole, because its state is the one after all its tokens.
 void PrefixIndex::LimitToState(std::span<const std::int32_t> tokens, NodeId last, bool may_copy,
                                PrefixMatch* match) const {
   const std::size_t groups = rows_->layout().num_groups();
@@ -313,7 +313,7 @@ NodeId PrefixIndex::PublishTail(BatchRow row, std::span<const std::int32_t> toke
                                 std::uint32_t computed_tokens) {
   const std::uint32_t column = computed_tokens / page_size_;
   const std::uint32_t filled = computed_tokens % page_size_;
-  // A state saves more than the tokens of its page.
+  // A snapshot saves the computation of the whole history, so even a short tail is published.
   const std::uint32_t least = has_states_ ? 1 : page_size_ / kMinPartialShare;
   if (!partial_page_reuse_ || filled < least) return kNoNode;
   if (!CanPublish(row) || at(row).num_published != column) return kNoNode;

@@ -168,8 +168,9 @@ void RowStates::SetProven(BatchRow row, std::uint32_t tokens) {
   });
 }
 
-// The border that others have been seen to share comes first. The next is the last one that a
-// repetition of the prompt can use. Borders at intervals serve prompts that are edited late.
+// The border where the prompt diverged from published pages comes first, because other prompts
+// share it. The last page end that a repetition of the prompt can use comes second. Borders at
+// intervals come last. They serve prompts that are edited late.
 std::uint32_t RowStates::SnapshotBorder(const Row& row, std::uint32_t begin,
                                         std::uint32_t end) const {
   const auto is_inside = [&](std::uint32_t border) { return border > begin && border <= end; };

@@ -101,9 +101,10 @@ class RowStates {
   struct Row {
     StateSlot own;             // written by the row's steps
     StateSlot source;          // read by the row's next step instead of `own`; may be shared
-    std::uint32_t tokens = 0;  // that the state follows, those of the step in flight included
+    std::uint32_t tokens = 0;  // tokens in the state, including those of the step in flight
     std::uint32_t prompt_tokens = 0;
-    // Where the row left a published path whose states were missing, which others may share too.
+    // Number of tokens after which the row diverged from published pages that have no snapshot. A
+    // snapshot there serves other prompts with the same beginning. 0: none.
     std::uint32_t left_border = 0;
     StateSlot snapshot;  // written by the row's last step, has no node yet
     std::uint32_t snapshot_tokens = 0;

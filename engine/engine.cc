@@ -39,8 +39,8 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& opti
   if (cache->has_states() && steps > 1) {
     return absl::UnimplementedError(absl::StrCat(
         "max_steps_in_flight is ", steps,
-        ", must be 1 for a model with recurrent states: a step that is discarded would "
-        "have changed them"));
+        ", it must be 1 for a model with recurrent layers, because a discarded step would have "
+        "changed their states"));
   }
   return std::unique_ptr<Engine>(
       new Engine(options, std::move(cache), runner, tokenizer, clock, metrics));

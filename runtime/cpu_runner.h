@@ -68,7 +68,8 @@ class CpuRunner : public StepRunner, private RunnerBase {
   absl::Status MakeCollections(const StepBatch& batch);
   // Clears and copies the step's pages.
   absl::Status PreparePages(const StepBatch& batch);
-  // Does so for the rows of `kv`, which are those of the slots or index rows.
+  // Clears and copies the rows of `kv` in these pages: the rows of the layer slots, or the index
+  // rows.
   absl::Status PreparePagesOf(const StepBatch& batch, const kernels::AnyKvCollection& kv);
   absl::Status Forward(const StepBatch& batch);
   // Returns the number of last tokens of each row whose output the step needs, or nothing if all

@@ -75,7 +75,8 @@ absl::StatusOr<cache::KvGeometry> KvGeometryFor(const models::ModelSpec& spec,
                                                 std::uint32_t page_size, DType kv_dtype,
                                                 std::uint32_t num_blocks) {
   if (std::ranges::none_of(spec.layers, [](const auto& layer) { return layer.has_kv(); })) {
-    return absl::UnimplementedError("the model has no layer with keys and values");
+    return absl::UnimplementedError(
+        "the model has 0 layers with keys and values, it must have at least 1");
   }
   const models::LayerSpec& first = spec.first_kv_layer();
   const bool is_mla = first.attention == models::AttentionKind::kMla;
@@ -90,7 +91,8 @@ absl::StatusOr<cache::KvGeometry> KvGeometryFor(const models::ModelSpec& spec,
                 : layer.heads.v_head_size != layer.heads.head_size ||
                       row.head_size % layers.slot_row.head_size != 0)) {
       return absl::UnimplementedError(absl::StrCat(
-          "layer ", i, " needs another kind of page than layer ", &first - spec.layers.data()));
+          "layer ", i, " has another kind of attention or another head size than layer ",
+          &first - spec.layers.data(), ", all layers must share one page layout"));
     }
   }
   cache::KvGeometry geometry;

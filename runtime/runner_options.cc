@@ -94,10 +94,11 @@ absl::Status CheckPoolGeometry(const models::ModelSpec& spec, const cache::KvGeo
       pool.page_stride == wanted.page_stride) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "kv pool has ", pool.num_layers, " layers of ", pool.num_heads, " heads of size ",
-      pool.head_size, ", page stride ", pool.page_stride, ", the model has ", wanted.num_layers,
-      " of ", wanted.num_heads, " of ", wanted.head_size, ", page stride ", wanted.page_stride));
+  return absl::InvalidArgumentError(
+      absl::StrCat("kv pool has ", pool.num_layers, " layers of ", pool.num_heads,
+                   " heads of size ", pool.head_size, ", page stride ", pool.page_stride,
+                   "; the model needs ", wanted.num_layers, " layers of ", wanted.num_heads,
+                   " heads of size ", wanted.head_size, ", page stride ", wanted.page_stride));
 }
 
 }  // namespace quire::runtime

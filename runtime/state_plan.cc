@@ -1,6 +1,7 @@
 #include "runtime/state_plan.h"
 
 #include <algorithm>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -22,9 +23,8 @@ absl::StatusOr<StatePlan> PlanStateSlots(const StatePlanRequest& request) {
         "scheduler.max_running_sequences is ", request.max_rows, ", and the recurrent states of ",
         request.max_rows, " sequences take ", request.max_rows * request.slot_bytes,
         " bytes, more than half of the ", request.kv_bytes, " bytes of the KV cache; ",
-        fits > 0
-            ? absl::StrCat("lower it to at most ", fits, ", or raise kv_cache.capacity_bytes")
-            : absl::StrCat("raise kv_cache.capacity_bytes to at least ", 2 * request.slot_bytes)));
+        fits > 0 ? absl::StrCat("lower it to at most ", fits, ", or ") : std::string(),
+        "raise kv_cache.capacity_bytes to at least ", 2 * request.max_rows * request.slot_bytes));
   }
   const auto share =
       static_cast<std::int64_t>(request.share * static_cast<double>(request.kv_bytes));

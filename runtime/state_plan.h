@@ -2,7 +2,7 @@
 
 // Divides the memory of a KV cache between the pages and the state slots of recurrent layers.
 //
-// Place:      below the plans of devices, which pass what StatePlan leaves to the pages.
+// Place:      below the plans of devices, which give the pages the memory that StatePlan leaves.
 // Threads:    any; pure functions.
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace quire::runtime {
 struct StatePlanRequest {
   std::int64_t slot_bytes = 0;  // states of all recurrent layers of one sequence
   std::int64_t kv_bytes = 0;    // memory for pages and slots together
-  double share = 0;             // of kv_bytes, for snapshots; key kv_cache.state_share
+  double share = 0;             // part of kv_bytes for snapshots; key kv_cache.state_share
   std::uint32_t max_rows = 0;
   std::int64_t page_bytes = 0;
   std::uint32_t page_size = 0;  // tokens
@@ -25,7 +25,7 @@ struct StatePlan {
   std::uint32_t num_slots = 0;  // the null slot, one per row, and those for snapshots
   std::uint32_t num_snapshots = 0;
   std::uint32_t slot_tokens = 0;      // tokens whose pages take as many bytes as a slot
-  std::uint32_t interval_tokens = 0;  // between two snapshots of a long prompt
+  std::uint32_t interval_tokens = 0;  // tokens between two snapshots of a long prompt
   std::int64_t bytes() const { return slot_bytes * num_slots; }
 };
 

@@ -34,7 +34,7 @@ CacheProbe::CacheProbe(probe::Registry* registry, const probe::Labels& model,
       model);
   constexpr absl::string_view kSlots = "quire_kv_state_slots";
   constexpr absl::string_view kSlotsHelp =
-      "Slots of recurrent states by state, the null slot not counted.";
+      "State slots of recurrent layers by use; the null slot is not counted.";
   slots_live_ = registry_->AddGauge(kSlots, kSlotsHelp, With(model, "state", "live"));
   slots_snapshot_ = registry_->AddGauge(kSlots, kSlotsHelp, With(model, "state", "snapshot"));
   slots_free_ = registry_->AddGauge(kSlots, kSlotsHelp, With(model, "state", "free"));

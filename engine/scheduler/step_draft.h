@@ -48,8 +48,8 @@ class StepDraft {
   std::uint32_t ForkPages(const Sequence& sequence, std::uint32_t end) const;
   // True if the choices of the request run separately after the chunk that ends at `end`.
   bool ForksAfter(const Sequence& sequence, std::uint32_t end) const;
-  // True if the pages that the forks after this step copy are available, and the state slots that
-  // they take, with the fork after the chunk that ends at `end`.
+  // True if enough pages and state slots are available for all forks after this step, including the
+  // forks after the chunk that ends at `end`.
   bool HasRoomToFork(const Sequence& sequence, std::uint32_t end) const;
 
   const StepPlan& plan() const { return plan_; }

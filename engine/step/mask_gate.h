@@ -31,8 +31,9 @@ namespace quire::engine {
 
 class MaskGate {
  public:
-  // `may_skip_samples`: a token can be computed twice. A model with recurrent states cannot,
-  // because its states follow the token already. Its steps therefore wait for their masks.
+  // If `may_skip_samples` is true, a stalled row computes its last token again. A model with
+  // recurrent states cannot, because its states already include that token. Its steps therefore
+  // wait for the masks.
   MaskGate(std::int32_t num_threads, bool may_skip_samples, const Clock* clock, EngineProbe* probe);
 
   // Starts the first masks of the choices of a request, if it has rules.
@@ -44,8 +45,8 @@ class MaskGate {
   // The request has ended.
   void Drop(const ScheduledRequest& live);
 
-  // Waits for the masks of late samples. If samples may be skipped it waits only for a while, and
-  // only briefly if the step has other rows.
+  // Waits for the masks of late samples. Without `may_skip_samples` the wait is unlimited. With it
+  // the wait is limited, and is short if the step has other rows.
   void AwaitLateSamples(const InFlightStep& step);
   // Completes the late samples whose masks are ready, and stalls the rows of the others.
   void CompleteLateSamples(const BatchBuilder& builder, InFlightStep* step);

@@ -522,7 +522,8 @@ absl::Status ModelCache::CheckIntegrity(absl::string_view repository) const {
     const fs::path snapshot = directory / "snapshots" / commit;
     if (IsCommit(commit) && fs::is_directory(snapshot, error)) continue;
     if (IsFailure(error)) return FileError(error, snapshot);
-    return absl::InternalError(absl::StrCat("ref ", ref, " names ", commit, ", not a snapshot"));
+    return absl::InternalError(absl::StrCat("ref ", ref, " names commit ", commit,
+                                            ", which has no snapshot; pull the model again"));
   }
   QUIRE_RETURN_IF_ERROR(ForEachFile(directory / "snapshots", [&](const fs::path& link) {
     return CheckLink(directory / "blobs", link);
@@ -530,7 +531,8 @@ absl::Status ModelCache::CheckIntegrity(absl::string_view repository) const {
   QUIRE_ASSIGN_OR_RETURN(const auto blobs, NamesIn(directory / "blobs"));
   for (const std::string& blob : blobs) {
     if (IsContentHash(blob) || absl::EndsWith(blob, ".incomplete")) continue;
-    return absl::InternalError(absl::StrCat("impossible name of a blob: ", blob));
+    return absl::InternalError(
+        absl::StrCat("blob ", blob, " is not named by a content hash; remove it"));
   }
   return absl::OkStatus();
 }

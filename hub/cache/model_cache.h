@@ -80,7 +80,7 @@ class ModelCache {
   absl::StatusOr<std::int64_t> Remove(const ModelName& name) const;
 
   // Returns INTERNAL if a ref names no snapshot, a link leads elsewhere than to a complete blob of
-  // the repository, or a blob has an impossible name.
+  // the repository, or a blob is not named by a content hash.
   absl::Status CheckIntegrity(absl::string_view repository) const;
 
  private:

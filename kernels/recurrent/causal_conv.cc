@@ -19,7 +19,9 @@ absl::Status CausalConv(const Backend& backend, const CausalConvParams& params) 
                      " and stride ", params.x_stride, ": width must be 1 to ", kMaxTaps,
                      " and the stride at least the number of channels, which must be positive"));
   }
-  if (backend.cuda() != nullptr) return absl::UnimplementedError("CausalConv on a GPU");
+  if (backend.cuda() != nullptr) {
+    return absl::UnimplementedError("CausalConv is not supported on a GPU");
+  }
   const std::uint32_t rows = params.rows.batch_size;
   const std::uint32_t blocks = (params.channels + kBlock - 1) / kBlock;
   const double tokens_per_row = static_cast<double>(params.rows.num_tokens()) / std::max(rows, 1u);

@@ -38,8 +38,9 @@ struct PrepareScanParams {
 //   with b:     decay = exp(-exp(a_log[h]) t), rate = beta_scale * sigmoid(b)
 //   without b:  t is clamped to [dt_min, dt_max], decay likewise, rate = t
 //
-// Squares are summed in 16 virtual lanes, as in RmsNorm. Returns INVALID_ARGUMENT if channels is
-// not as stated, or not heads without b, or a stride is too small, and UNIMPLEMENTED on a GPU.
+// Squares are summed in 16 virtual lanes, as in RmsNorm. Returns INVALID_ARGUMENT if `channels` is
+// neither heads nor heads * key_size. Without b, `channels` must be heads. Also returns it if a
+// stride is too small. Returns UNIMPLEMENTED on a GPU.
 absl::Status PrepareScan(const Backend& backend, const PrepareScanParams& params);
 
 namespace internal {

@@ -22,7 +22,9 @@ absl::Status StateScan(const Backend& backend, const StateScanParams& params) {
                      " and stride ", params.qkv_stride, ": the first size must be 1 to ",
                      kMaxStateRows, ", the second above 0, the stride at least ", columns));
   }
-  if (backend.cuda() != nullptr) return absl::UnimplementedError("StateScan on a GPU");
+  if (backend.cuda() != nullptr) {
+    return absl::UnimplementedError("StateScan is not supported on a GPU");
+  }
   const std::uint32_t rows = params.rows.batch_size;
   const std::uint32_t blocks = (params.value_size + kScanColumns - 1) / kScanColumns;
   const double tokens_per_row = static_cast<double>(params.rows.num_tokens()) / std::max(rows, 1u);

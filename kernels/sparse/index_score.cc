@@ -41,9 +41,10 @@ absl::Status CheckParams(const IndexScoreParams& params) {
   QUIRE_RETURN_IF_ERROR(
       CheckKvStep(*params.keys, *params.keys, params.row_offsets, params.batch_size));
   if (params.row_begin > params.row_end || params.row_end > params.row_offsets[params.batch_size]) {
-    return absl::InvalidArgumentError(absl::StrCat("index scores of rows ", params.row_begin,
-                                                   " to ", params.row_end, ", the step has ",
-                                                   params.row_offsets[params.batch_size]));
+    return absl::InvalidArgumentError(
+        absl::StrCat("row_begin is ", params.row_begin, " and row_end is ", params.row_end,
+                     ", row_begin must be at most row_end, and row_end at most ",
+                     params.row_offsets[params.batch_size], ", the rows of the step"));
   }
   const std::uint32_t* const lengths = CacheLengths(*params.keys);
   std::uint32_t longest = 0;

@@ -47,7 +47,7 @@ namespace internal {
 // Rows of one sequence and keys [key_begin, key_begin + kIndexSpan).
 struct IndexItem {
   std::uint32_t sequence;
-  std::uint32_t row_begin;  // of the step
+  std::uint32_t row_begin;  // first row, counted in the step
   std::uint32_t num_rows;   // at most kIndexBlockRows
   std::uint32_t key_begin;
 };

@@ -81,11 +81,15 @@ absl::Status SelectTopK(const Backend& backend, const SelectTopKParams& params) 
   std::int64_t total = 0;
   for (std::uint32_t i = 0; i < params.num_rows; ++i) {
     const std::int64_t num_keys = std::int64_t{params.positions[i]} + 1;
-    if (num_keys < 1 || std::min<std::int64_t>(num_keys, params.topk) > params.max_selected) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("row ", i, " has position ", params.positions[i], " and topk ", params.topk,
-                       ", the position must be at least 0 and at most ", params.max_selected,
-                       " keys can be selected"));
+    if (num_keys < 1) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "position of row ", i, " is ", params.positions[i], ", it must be at least 0"));
+    }
+    const std::int64_t num_selected = std::min<std::int64_t>(num_keys, params.topk);
+    if (num_selected > params.max_selected) {
+      return absl::InvalidArgumentError(absl::StrCat("max_selected is ", params.max_selected,
+                                                     ", it must be at least ", num_selected,
+                                                     ", the keys that row ", i, " selects"));
     }
     total += num_keys;
   }

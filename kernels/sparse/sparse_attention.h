@@ -12,7 +12,7 @@
 namespace quire::kernels {
 
 struct SelectedRowsParams {
-  const AnyKvView* rows;             // any layer of the group whose views the rows are for
+  const AnyKvView* rows;             // the view of any layer of the layer group
   std::int32_t* selected;            // [num_rows, max_selected] keys, -1 behind the last one
   std::uint32_t* num_others;         // [num_rows] receives the number of selected keys minus 1
   const std::uint32_t* row_offsets;  // [batch_size + 1]: first row of each sequence, then the total

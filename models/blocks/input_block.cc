@@ -15,13 +15,14 @@
 namespace quire::models {
 namespace {
 
-// Distance between the inputs of two tokens, which are those of all layers.
+// Returns the number of floats from the inputs of one token to those of the next. A token has an
+// input for each layer.
 std::int64_t InputStride(const ModelSpec& spec) {
   return std::int64_t{spec.layer_inputs.size} * static_cast<std::int64_t>(spec.layers.size());
 }
 
-// Writes norm(projection_scale * W_context x), layer by layer, to the buffer qkv, but for a factor
-// that is returned.
+// Writes norm(projection_scale * W_context x), layer by layer, to the buffer qkv. The values still
+// have to be multiplied by the factor that is returned.
 absl::StatusOr<float> ProjectContext(const StepContext& step, const ModelSpec& spec,
                                      const Weights& weights) {
   const PerLayerInputSpec& inputs = spec.layer_inputs;

@@ -190,7 +190,8 @@ std::string DescribeLayerGroups(const LayerGroups& layers) {
       layers.state_bytes == 0 ? std::string()
                               : absl::StrCat("; states of ", layers.state_bytes, " bytes"),
       layers.index_slots == 0 ? std::string()
-                              : absl::StrCat("; index rows of ", layers.index_slots));
+                              : absl::StrCat("; index rows of ", layers.index_slots,
+                                             layers.index_slots == 1 ? " layer" : " layers"));
 }
 
 }  // namespace quire::models

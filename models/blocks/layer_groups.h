@@ -7,14 +7,14 @@
 //   layers          w w f w w f       w: windowed, f: full; 2 slots per page
 //   group, slot     0,0 0,1 1,0 2,0 2,1 1,1
 //
-// Layers with equal windows and KV rows are assigned to groups in their order. The plan has the
-// fewest groups that leave at most one unused slot per eight layers, and for that number the fewest
-// slots.
+// Layers with equal windows and KV rows are assigned to groups in the order of the layers. The plan
+// has the fewest groups that leave at most one unused slot per eight layers. Among plans with that
+// number of groups it has the fewest slots.
 //
-// If the KV rows of layers differ, a slot holds the greatest common divisor of their elements, and
-// a layer takes several neighbouring slots. A page has room for a whole number of layers of each
-// kind, and the places of a group count its layers. A layer with kv_from_layer has the place of the
-// layer that it reads, and takes no slot.
+// If the KV rows of layers differ, the elements of a slot are the greatest common divisor of the
+// elements of the rows, and a layer takes several neighbouring slots. A page has room for a whole
+// number of layers of each kind. LayerPlace::slot counts the layers of a group, not slots. A
+// layer with kv_from_layer has the place of the layer that it reads, and takes no slot.
 //
 // Recurrent layers have no pages. Their states lie in state slots, one layer after the other: S of
 // all heads, then the inputs of the convolution. Each layer starts at a multiple of 256 bytes.
@@ -73,7 +73,8 @@ struct LayerGroups {
   friend bool operator==(const LayerGroups&, const LayerGroups&) = default;
 };
 
-// REQUIRES: some layer stores K and V, and kv_from_layer names earlier ones that do.
+// Returns the plan of the model. REQUIRES: at least one layer stores K and V, and each
+// kv_from_layer names an earlier layer that stores K and V.
 LayerGroups PlanLayerGroups(const ModelSpec& spec);
 
 // True if all layers have equal KV rows.

@@ -10,7 +10,8 @@
 
 namespace quire::models {
 
-// Returns the rows of the step with the states that begin `floats` floats behind the layer's place.
+// Returns the state rows of the step for the part of the layer's states that begins `floats` floats
+// after the start of the layer's place.
 kernels::StateRows StateRowsOf(const StepContext& step, const LayerPlace& place,
                                std::int64_t floats);
 

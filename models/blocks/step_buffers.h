@@ -59,7 +59,7 @@ struct IndexBuffers {
   float* scores = nullptr;         // [kIndexRows, score_stride]
   std::int64_t score_stride = 0;   // the context, rounded up to the tiles of IndexScore
   std::uint32_t max_selected = 0;  // K
-  // [T, K] selected keys, ascending; positions first, then rows of the views of the layer group.
+  // [T, K] selected keys, ascending: positions, until MapSelectedRows replaces them by view rows.
   std::int32_t* selected = nullptr;
   std::uint32_t* num_others = nullptr;  // [T] number of selected keys minus 1
   std::uint32_t* offsets = nullptr;     // [T + 1] 0, 1, 2, ...

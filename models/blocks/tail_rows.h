@@ -14,8 +14,8 @@
 
 namespace quire::models {
 
-// Returns the first layer from which on no layer stores K and V (with or without index rows) or has
-// a state, or the number of layers if the last one does.
+// Returns the index of the first layer of the tail: the last layers that store neither K and V (or
+// index rows) nor a state. Returns the number of layers if the last layer stores either.
 std::size_t FirstTailLayer(const ModelSpec& spec);
 
 // Moves the wanted tokens of a step to the front of the step's arrays, and back.

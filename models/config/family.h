@@ -82,8 +82,8 @@ struct Family {
   bool scales_full_layers_only = false;
   // In early files rope_type "su" and "yarn" mean longrope.
   bool has_old_longrope_names = false;
-  // Rope settings of files without rope_scaling and rope_parameters, of full layers if windowed
-  // ones have their own; its theta is not used. Null: no scaling.
+  // Rope settings for files without rope_scaling and rope_parameters; null: no scaling. If windowed
+  // layers have settings of their own, these apply to full layers only. The theta is not used.
   const RopeConfig* default_rope = nullptr;
   TensorNames names;
   // general.architecture of GGUF files; empty if they are not supported.

@@ -46,7 +46,7 @@ absl::StatusOr<std::vector<LayerBranch>> CheckAttention(const ConfigReader& read
   if (std::find(layers.begin(), layers.end(), LayerBranch::kAttention) != layers.end()) {
     return layers;
   }
-  return reader.Error(key, "leaves no layer with full attention");
+  return reader.Error(key, "gives 0 layers with full attention, there must be at least 1");
 }
 
 // Every full_attention_interval-th layer has attention.
@@ -87,7 +87,8 @@ absl::StatusOr<std::vector<LayerBranch>> ReadPattern(const ConfigReader& reader,
   return layers;
 }
 
-// Returns a layer for each number in `key`, which counts from `first`, all others recurrent.
+// Returns all layers: those that `key` lists, counted from `first`, have attention, and all others
+// are recurrent.
 absl::StatusOr<std::vector<LayerBranch>> ReadNumbers(const ConfigReader& reader,
                                                      absl::string_view key, std::int32_t first,
                                                      std::uint32_t num_layers) {

@@ -62,10 +62,13 @@ absl::Status ValidateHeads(const ModelSpec& spec, std::size_t index, const Atten
 
 absl::Status ValidateIndex(const ModelSpec& spec, std::size_t layer, const MlaSpec& mla) {
   const IndexSpec& index = *mla.index;
-  if (index.heads == 0 || index.topk == 0 || index.size < mla.rope_size) {
-    return Invalid(layer, absl::StrCat("index heads ", index.heads, " and index topk ", index.topk,
-                                       " must be above 0, index size ", index.size,
-                                       " must be at least the rope size ", mla.rope_size));
+  if (index.heads == 0 || index.topk == 0) {
+    return Invalid(layer, absl::StrCat("index heads is ", index.heads, " and index topk is ",
+                                       index.topk, ", both must be at least 1"));
+  }
+  if (index.size < mla.rope_size) {
+    return Invalid(layer, absl::StrCat("index size is ", index.size,
+                                       ", it must be at least the rope size ", mla.rope_size));
   }
   if (mla.q_lora_rank == 0) {
     return Invalid(layer, "q_lora_rank is 0, an indexer needs the query latent");
@@ -83,9 +86,10 @@ absl::Status ValidateIndex(const ModelSpec& spec, std::size_t layer, const MlaSp
   IndexSpec own = index;
   own.from_layer = -1;
   if (index.from_layer != source || *layer_at(source).mla.index != own) {
-    return Invalid(layer, absl::StrCat("index from_layer is ", index.from_layer,
-                                       ", it must be the last earlier layer with an indexer, ",
-                                       source, ", and the index of that layer must be equal"));
+    return Invalid(layer,
+                   absl::StrCat("index from_layer is ", index.from_layer,
+                                ", it must be the last earlier layer with an indexer, ", source,
+                                ", and both IndexSpecs must be equal except for from_layer"));
   }
   return absl::OkStatus();
 }
@@ -132,7 +136,8 @@ absl::Status ValidateRecurrent(std::size_t index, const RecurrentSpec& recurrent
                                 ", the columns of q, k and v"));
   }
   if (!recurrent.delta && recurrent.decay == DecayKind::kPerChannel) {
-    return Invalid(index, "a recurrent layer without delta has a decay per channel");
+    return Invalid(index,
+                   "decay is per channel, it must be per head in a recurrent layer without delta");
   }
   if (!(recurrent.dt_min <= recurrent.dt_max)) {
     return Invalid(index, absl::StrCat("dt_min is ", recurrent.dt_min,
@@ -147,7 +152,7 @@ absl::Status ValidateRecurrent(std::size_t index, const RecurrentSpec& recurrent
 }
 
 absl::Status ValidateMlp(std::size_t index, const MlpSpec& mlp) {
-  if (mlp.intermediate == 0) return Invalid(index, "intermediate is 0");
+  if (mlp.intermediate == 0) return Invalid(index, "intermediate is 0, it must be at least 1");
   if (!mlp.gated && (mlp.gate_bias || mlp.limit != 0 || mlp.up_offset != 0)) {
     return Invalid(
         index, absl::StrCat("gate_bias ", mlp.gate_bias, ", limit ", mlp.limit, " and up_offset ",
@@ -197,7 +202,9 @@ absl::Status ValidateBranches(std::size_t index, const LayerSpec& layer) {
                {"input.norm", layer.input.norm, layer.input.size > 0}};
   for (const auto& [name, norm, has_branch] : norms) {
     if (!has_branch && norm.kind != NormKind::kNone) {
-      return Invalid(index, absl::StrCat(name, " must be none without its branch"));
+      return Invalid(
+          index,
+          absl::StrCat(name, " is set, it must be kNone because the layer has no such branch"));
     }
   }
   return absl::OkStatus();

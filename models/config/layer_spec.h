@@ -224,7 +224,7 @@ struct ShortConvSpec {
 };
 
 inline constexpr std::uint32_t kMaxConvWidth = 8;
-inline constexpr std::uint32_t kMaxStateColumns = 256;  // of key_size and of value_size
+inline constexpr std::uint32_t kMaxStateColumns = 256;  // limit of key_size and of value_size
 
 enum class Activation : std::uint8_t {
   kSilu,      // x / (1 + e^(-alpha x))

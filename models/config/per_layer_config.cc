@@ -14,7 +14,7 @@ namespace {
 constexpr std::uint32_t kDefaultInputSize = 256;
 constexpr std::uint32_t kDefaultInputVocab = 262144;
 
-// Text is causal with "vision", which is about image tokens.
+// The value "vision" concerns image tokens only, so text stays causal with it.
 absl::Status CheckCausal(const ConfigReader& reader, const Family& family) {
   constexpr absl::string_view kKey = "use_bidirectional_attention";
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::string> value, reader.OptionalString(kKey));
@@ -33,7 +33,7 @@ absl::Status ReadGlobalHeads(const ConfigReader& reader, const PerLayerContext& 
   }
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> heads,
                          reader.OptionalInteger("num_global_key_value_heads", 1, kMaxHeads));
-  // As in transformers, the key counts only where keys are values.
+  // As in transformers, the key applies only if attention_k_eq_v is true.
   config->num_global_key_value_heads =
       config->attention_k_eq_v && heads ? static_cast<std::uint32_t>(*heads) : context.num_kv_heads;
   if (context.num_heads % config->num_global_key_value_heads != 0) {

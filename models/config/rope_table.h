@@ -22,17 +22,18 @@ namespace quire::models {
 enum class RopeKind : std::uint8_t {
   kDefault,  // f_i
   kLinear,   // f_i / factor
-  kDynamic,  // f_i up to the trained length. Longer contexts are refused: their base depends on the
-             // length, so cached keys would become wrong
-  // f_i / factor for long wavelengths, f_i for short ones, a linear blend between. Equal factors of
-  // the borders leave no wavelengths between.
+  // f_i up to the trained length. Longer contexts are refused. Their base depends on the length, so
+  // cached keys would become wrong.
+  kDynamic,
+  // f_i / factor for long wavelengths, f_i for short ones, and a linear blend for those between. If
+  // low_freq_factor equals high_freq_factor, no wavelength is between.
   kLlama3,
   kYarn,  // a ramp from f_i / factor to f_i over the dimensions
   // f_i divided by the i-th factor of one of two lists. The list is chosen when the model is
   // loaded: long_factors iff the configured context exceeds the original length. transformers
   // chooses for each forward pass, which would make cached keys wrong.
   kLongrope,
-  kProportional,  // f_i / factor for the first pairs, a share of `partial`, and 0 for the others
+  kProportional,  // f_i / factor for the first pairs, whose share is `partial`; 0 for all others
 };
 
 absl::string_view RopeKindName(RopeKind kind);  // as config.json spells it

@@ -53,8 +53,8 @@ struct TensorNames {
   absl::string_view o = "self_attn.o_proj";
   // Recurrent layers. Their input projection is one or more of the next tensors, which together
   // have the columns of RecurrentSpec::in_columns. Their vectors have no ".weight" of their own.
-  absl::string_view in_qkvz = "";    // for each key head q, k, v of its heads, z of its heads
-  absl::string_view in_ba = "";      // for each key head b of its heads, a of its heads
+  absl::string_view in_qkvz = "";    // for each key head: q, k, then v and z of its heads
+  absl::string_view in_ba = "";      // for each key head: b of its heads, then a of its heads
   absl::string_view in_zxbcdt = "";  // z, the channels of the convolution, a
   absl::string_view in_qkv = "";
   absl::string_view in_q = "";

@@ -67,23 +67,23 @@ enum class Dim : std::uint8_t {
   kMlaRow,  // rank and rotated columns: a cached row
   kMlaNope,
   kMlaValue,
-  kMlaKeysAndValues,  // of all heads
-  kMlaValues,         // of all heads
+  kMlaKeysAndValues,  // columns of all heads
+  kMlaValues,         // columns of all heads
   kRecurrentHeads,
   kRecurrentDecays,    // RecurrentSpec::decay_columns
   kRecurrentRates,     // b and a
-  kRecurrentValues,    // of all heads
-  kRecurrentChannels,  // of the convolution
+  kRecurrentValues,    // columns of all heads
+  kRecurrentChannels,  // channels of the convolution
   kRecurrentChannelsAndGates,
   kRecurrentIn,    // RecurrentSpec::in_columns
-  kRecurrentKeys,  // of all key heads
+  kRecurrentKeys,  // columns of all key heads
   kRecurrentGateRank,
   kRecurrentDecayRank,
   kRecurrentTaps,
   kRecurrentNorm,
   kIndexHeads,
   kIndexSize,
-  kIndexQueries,  // of all heads
+  kIndexQueries,  // columns of all heads
   kShortConvTaps,
   kLayerInput,  // columns of a layer's own input
   kExperts,
@@ -459,7 +459,8 @@ inline constexpr TensorRow<Block> kMlaTable[] = {
               .columns = Dim::kMlaRank,
               .head = {.piece = "values", .first = Dim::kMlaNope, .rows = Dim::kMlaValue}},
      .linears = &Block::from_latent},
-    // Another selection of keys changes a token entirely, so the indexer keeps its stored type.
+    // A rounding error of the indexer can select other keys and change a token's result entirely.
+    // The tensors of the indexer therefore keep their stored type.
     {.info = {.label = "index_q",
               .kind = TensorKind::kUnconverted,
               .parts = {{{.name = &TensorNames::index_q, .rows = Dim::kIndexQueries}}},
@@ -578,7 +579,7 @@ inline constexpr TensorRow<Block> kShortConvTable[] = {
      .linear = &Block::out},
 };
 
-// An MLP without gate has a row of its own, which has the rows of up alone.
+// An MLP without gate has a table row of its own, whose tensor has only the rows of up.
 template <typename Layer>
 inline constexpr TensorRow<Layer> kMlpTable[] = {
     {.info = {.label = "gate_up",

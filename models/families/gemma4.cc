@@ -107,8 +107,8 @@ void SetHeads(const ModelConfig& config, std::size_t index, AttentionSpec* heads
   heads->v_from_k = own.attention_k_eq_v;
 }
 
-// The last layers read K and V of the last earlier layer that stores its own and has a window if
-// they do.
+// Each of the last layers reads K and V of an earlier layer. This is the last layer of the same
+// kind, with or without a window, that stores its own K and V.
 absl::Status ShareKeys(const ModelConfig& config, ModelSpec* spec) {
   const PerLayerConfig& own = config.per_layer;
   const std::size_t first = spec->layers.size() - own.num_kv_shared_layers;

@@ -95,7 +95,7 @@ MoeSpec BuildMoe(const ModelConfig& config, const MlpSpec& mlp) {
 }
 
 absl::StatusOr<ModelSpec> BuildSpec(const ModelConfig& config) {
-  // Every layer of experts has one shared expert, whatever its number.
+  // Each MoE layer has one shared expert in transformers. Other values of the key are refused.
   if (config.moe.n_shared_experts != 1) {
     return absl::UnimplementedError(absl::StrCat("n_shared_experts ", config.moe.n_shared_experts,
                                                  " is not supported by nemotron_h (supported: 1)"));

@@ -328,7 +328,7 @@ absl::Status ReadRopeLayers(const ConfigReader& reader, const Family& family, Mo
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> given,
                          reader.OptionalInteger("no_rope_layer_interval", 1, kMaxLayers + 1));
   const std::int64_t interval = given.value_or(4);
-  // Published files also have an empty list for an absent one.
+  // In published files an empty list means the same as an absent list.
   const bool has_flags = flags && !flags->empty();
   for (std::uint32_t i = 0; i < config->num_hidden_layers && !has_flags; ++i) {
     config->rope_layers.push_back((i + 1) % interval != 0);
@@ -453,7 +453,8 @@ absl::Status ReadRope(const ConfigReader& reader, const Family& family, ModelCon
   if (family.has_full_last_layer && !config->windows.empty() && config->windows.back() != 0) {
     config->windows.back() = 0;
     config->warnings.push_back(
-        absl::StrCat("the last layer of ", family.name, " has no window, as in transformers"));
+        absl::StrCat("the window of the last layer is ignored: ", family.name,
+                     " computes it with full attention, as transformers does"));
   }
   QUIRE_ASSIGN_OR_RETURN(
       config->chunks, ReadChunks(reader, family, config->num_hidden_layers, config->rope_layers));

@@ -202,7 +202,7 @@ absl::StatusOr<Checkpoint> CheckpointOfPart(const Checkpoint& whole, const Model
                        ExtentOf(dim, spec.hidden, own.layers[i]).size, part);
       };
       for (const PartInfo& tensor : info.PartsIn(names)) {
-        // The layer does not have a part without rows.
+        // If a part picks no rows, the layer does not have its tensor.
         if (tensor.pick != nullptr && tensor.pick(spec.layers[i]).empty()) continue;
         if (tensor.name == info.fused.name) {
           status = absl::UnimplementedError(

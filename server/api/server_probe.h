@@ -45,7 +45,7 @@ class ServerProbe {
   probe::Gauge streams_;
   probe::Counter received_;
   Mutex mutex_;
-  // By tenant and code. The registry is only asked for new ones: it also serves scrapes.
+  // Counters by tenant and code. Only a new pair asks the registry, which scrapes use too.
   absl::flat_hash_map<std::pair<std::string, std::string>, TenantCounters> tenant_counters_
       ABSL_GUARDED_BY(mutex_);
 };

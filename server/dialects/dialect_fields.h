@@ -27,8 +27,8 @@ absl::Status UnsupportedType(const formats::JsonValue& object, absl::string_view
 absl::Status SetSchema(const formats::JsonValue& schema, absl::string_view raw,
                        v1::GenerateRequest* request, FieldNames* names);
 
-// Passes a reasoning effort to the chat template: reasoning_effort, and enable_thinking false if it
-// is none. Refuses none if enable_thinking is already true.
+// Passes a reasoning effort to the chat template as reasoning_effort. Effort "none" also sets
+// enable_thinking to false, and is refused if enable_thinking is already true.
 absl::Status SetReasoningEffort(const formats::JsonValue& effort, v1::ChatPrompt* chat);
 
 // Returns JSON text on one line, with its keys in their order. REQUIRES: `raw` is valid JSON.

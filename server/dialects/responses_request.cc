@@ -25,7 +25,7 @@ using formats::JsonValue;
 enum Owner : std::uint32_t {
   kBody = kResponsesBody,
   kStreamOptions = 1U << 1,
-  kPart = 1U << 2,  // of the content of an item
+  kPart = 1U << 2,  // part of the content of an item
   kTool = 1U << 3,
   kNamedTool = 1U << 4,     // a tool_choice, or one of the allowed tools
   kAllowedTools = 1U << 5,  // a tool_choice

@@ -222,7 +222,7 @@ TEST_F(CacheStatesTest, TheColdestSnapshotIsEvictedAndItsPagesStay) {
     Prompt(kA, prompts.back());
     cache_->Free(kA);
   }
-  EXPECT_EQ(num_snapshots(), 5u);  // of six
+  EXPECT_EQ(num_snapshots(), 5u);  // the prompts wrote six
   EXPECT_EQ(MatchedTokens(prompts[0]), 0u);
   EXPECT_EQ(Match(prompts[0]).lost_tokens, 2 * kP);
   for (std::size_t i = 1; i < 6; ++i) EXPECT_EQ(MatchedTokens(prompts[i]), kP);

@@ -35,7 +35,7 @@ struct Coverage {
   std::uint64_t completed_nodes = 0;  // nodes that got missing pages
   std::uint64_t full_trees = 0;       // times that the node slots were exhausted
   std::uint64_t state_hits = 0;       // rows that begin with the state of a node
-  std::uint64_t partial_states = 0;   // of these, with that of the end of a history
+  std::uint64_t partial_states = 0;   // rows that begin with the state of a partial child
   std::uint64_t lost_tokens = 0;      // matched pages without a state, in tokens
   std::uint64_t snapshots = 0;        // written by steps
   std::uint64_t evicted_states = 0;

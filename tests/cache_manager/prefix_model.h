@@ -96,7 +96,7 @@ class PrefixModel {
     node.recency = ++clock_;
     nodes_[++last_id_] = std::move(node);
   }
-  std::uint32_t last_id() const { return last_id_; }  // of the node that was added last
+  std::uint32_t last_id() const { return last_id_; }  // id of the node that was added last
   void Touch(std::uint32_t id) { nodes_.at(id).recency = ++clock_; }
   void AddPage(std::uint32_t id, std::size_t group, std::uint32_t page) {
     nodes_.at(id).pages[group] = page;

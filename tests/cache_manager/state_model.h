@@ -30,7 +30,8 @@ struct RowStateModel {
   }
 
  private:
-  // Whether `at` is the last border that a repeated prompt can use, and not only the last so far.
+  // True if `at` is the last border of the whole prompt that a repeated prompt can use. Otherwise a
+  // later step reaches another one.
   bool at_end(std::uint32_t at, std::uint32_t page_size) const {
     return at > 0 && at + page_size + 17 > prompt_tokens;
   }

@@ -195,7 +195,8 @@ TEST_F(ModelCacheTest, IntegrityCheckFindsDamage) {
   EXPECT_THAT(Message(cache_.CheckIntegrity("org/name")), HasSubstr("stale"));
   fs::remove(fs::path(dir_.path()) / "hub/models--org--name/refs/stale");
   dir_.Write("hub/models--org--name/blobs/name", "");
-  EXPECT_THAT(Message(cache_.CheckIntegrity("org/name")), HasSubstr("impossible name"));
+  EXPECT_THAT(Message(cache_.CheckIntegrity("org/name")),
+              HasSubstr("blob name is not named by a content hash; remove it"));
 }
 
 // A link to itself cannot be followed, not even by root.

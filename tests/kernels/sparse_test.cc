@@ -177,8 +177,8 @@ TEST(IndexScoreRulesTest, NanReachesTheScoresAndBadArgumentsAreRejected) {
                           .row_end = 3,
                           .num_heads = 1,
                           .scale = 1};
-  q[16] = kNan;       // of row 1
-  weights[2] = kNan;  // of row 2
+  q[16] = kNan;       // query of row 1
+  weights[2] = kNan;  // weight of row 2
   ASSERT_TRUE(IndexScore(*backend, params).ok());
   EXPECT_TRUE(std::isfinite(scores[0]));
   EXPECT_TRUE(std::isnan(scores[64]) && std::isnan(scores[65]));
@@ -380,7 +380,7 @@ TEST_P(SparseAttentionTest, ASelectionOfAllKeysGivesTheBitsOfDenseAttention) {
   }
 }
 
-// The rows that nobody selects are NaN, as are the pages of nobody.
+// Cache rows that no query selects are NaN, and so are pages that no sequence has.
 TEST_P(SparseAttentionTest, EqualsTheMaskedSoftmaxAndReadsNoOtherRow) {
   constexpr std::uint32_t kWidth = 90;
   const SparseCase c = GetParam();

@@ -122,7 +122,7 @@ TEST(Gemma4ConfigTest, MoeFormHasExpertsBesideADenseMlp) {
     EXPECT_EQ(layer.heads.num_kv_heads, i == 2 ? 1u : 2u);
     EXPECT_EQ(layer.heads.v_from_k, i == 2);
   }
-  // The number of KV heads of full layers counts only where keys are values.
+  // num_global_key_value_heads applies only if attention_k_eq_v is true.
   config["attention_k_eq_v"] = false;
   EXPECT_EQ(SpecOf(config).layers[2].heads.num_kv_heads, 2u);
   EXPECT_FALSE(SpecOf(config).layers[2].heads.v_from_k);

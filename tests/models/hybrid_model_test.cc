@@ -121,7 +121,7 @@ TEST(HybridModelTest, NamesUnsupportedAndContradictingValues) {
       {"qwen35-bf16", "linear_conv_kernel_dim", 9, "linear_conv_kernel_dim"},
       {"qwen35-bf16", "linear_key_head_dim", 512, "linear_key_head_dim"},
       {"qwen35-bf16", "layer_types", json(std::vector<std::string>(4, "linear_attention")),
-       "layer_types leaves no layer with full attention"},
+       "layer_types gives 0 layers with full attention, there must be at least 1"},
       {"qwen35-bf16", "layer_types", json(std::vector<std::string>(4, "mamba")),
        "layer_types[0] \"mamba\" is not supported by qwen3_5"},
       {"qwen35-bf16", "layer_types", json(std::vector<std::string>(3, "full_attention")),

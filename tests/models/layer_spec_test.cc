@@ -129,7 +129,7 @@ TEST(LayerSpecTest, RejectsContradictionsOfRecurrentLayers) {
       {"recurrent key_size is 257", [](RecurrentSpec& r) { r.key_size = 257; }},
       {"recurrent value_size is 0", [](RecurrentSpec& r) { r.value_size = 0; }},
       {"conv_channels is 57, it must be 56", [](RecurrentSpec& r) { r.conv_channels = 57; }},
-      {"without delta has a decay per channel",
+      {"decay is per channel, it must be per head",
        [](RecurrentSpec& r) {
          r.delta = false;
          r.decay = DecayKind::kPerChannel;

@@ -151,11 +151,15 @@ TEST(MlaSpecTest, SpecsWithContradictingSelectionsAreInvalid) {
     std::size_t layer;
     IndexSpec index;
     const char* message;
-  } cases[] = {{0, {.heads = 14, .size = 32, .topk = 24, .from_layer = 1}, "index from_layer is 1"},
-               {2, {.heads = 14, .size = 32, .topk = 24, .from_layer = 1}, "index from_layer is 1"},
-               {1, {.heads = 14, .size = 32, .topk = 8, .from_layer = 0}, "must be equal"},
-               {0, {.heads = 14, .size = 32, .topk = 0}, "index topk 0"},
-               {0, {.heads = 0, .size = 32, .topk = 24}, "index heads 0"}};
+  } cases[] = {
+      {0, {.heads = 14, .size = 32, .topk = 24, .from_layer = 1}, "index from_layer is 1"},
+      {2, {.heads = 14, .size = 32, .topk = 24, .from_layer = 1}, "index from_layer is 1"},
+      {1,
+       {.heads = 14, .size = 32, .topk = 8, .from_layer = 0},
+       "must be equal except for from_layer"},
+      {0, {.heads = 14, .size = 32, .topk = 0}, "index topk is 0, both must be at least 1"},
+      {0, {.heads = 0, .size = 32, .topk = 24}, "index heads is 0"},
+      {0, {.heads = 14, .size = 0, .topk = 24}, "index size is 0"}};
   for (const auto& c : cases) {
     ModelSpec spec = checked->spec;
     spec.layers[c.layer].mla.index = c.index;
@@ -172,7 +176,8 @@ TEST(MlaSpecTest, LayersWithoutIndexerHaveNoIndexRows) {
   const auto checked = Read("glm-moe-dsa-bf16", json::object());
   ASSERT_TRUE(checked.ok()) << checked.status();
   const LayerGroups layers = PlanLayerGroups(checked->spec);
-  EXPECT_EQ(DescribeLayerGroups(layers), "3 layers a page: 3 for all tokens; index rows of 2");
+  EXPECT_EQ(DescribeLayerGroups(layers),
+            "3 layers a page: 3 for all tokens; index rows of 2 layers");
   EXPECT_EQ(layers.places[0].index_slot, 0u);
   EXPECT_EQ(layers.places[2].index_slot, 1u);
 }

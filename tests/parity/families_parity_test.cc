@@ -50,10 +50,10 @@ constexpr Fixture kFixtures[] = {
     {"lfm2-bf16"},           {"kimi-linear-bf16"},
     {"gemma4-bf16"},         {"gemma4-moe-bf16"}};
 
-// Returns a factor on the errors that rounded pages may cause. The recorded error is over all
-// positions, and those that are compared may err more. A float64 model that rounds its pages errs
-// as much as the runner: 2.16 times the record for lfm2-bf16, and for kimi-linear-bf16 in fp8_e4m3
-// 44.6 times, since one token chooses another expert.
+// Returns a factor on the errors that rounded pages may cause. The recorded error is that over all
+// positions. The positions that are compared may have larger errors. A float64 model that rounds
+// its pages has errors as large as those of the runner: 2.16 times the record for lfm2-bf16. For
+// kimi-linear-bf16 in fp8_e4m3 it is 44.6 times, because one token chooses another expert.
 double PageErrorOf(const std::string& folder) {
   if (folder == "lfm2-bf16") return 1.2;
   return folder == "kimi-linear-bf16" ? 1.5 : 1;
