@@ -45,8 +45,8 @@ absl::StatusCode CodeOf(cudaError_t error) {
   }
 }
 
-// True if the device may be usable later: its fabric manager is starting, or another process holds a
-// GPU in exclusive mode.
+// True if the device may be usable later: its fabric manager is starting, or another process holds
+// the GPU in exclusive mode.
 bool IsTemporary(cudaError_t error) {
   return error == cudaErrorSystemNotReady || error == cudaErrorDevicesUnavailable;
 }

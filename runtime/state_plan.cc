@@ -12,6 +12,13 @@ namespace {
 constexpr std::int64_t kMinSnapshots = 2;
 constexpr std::int64_t kMinIntervalTokens = 4096;
 
+// Returns the bytes of KV cache with which this many rows are accepted.
+std::int64_t NeededBytes(const StatePlanRequest& request, std::int64_t rows) {
+  const std::int64_t slots = 1 + rows + kMinSnapshots;
+  return std::max(2 * rows * request.slot_bytes,
+                  slots * request.slot_bytes + 2 * request.page_bytes);
+}
+
 }  // namespace
 
 absl::StatusOr<StatePlan> PlanStateSlots(const StatePlanRequest& request) {
@@ -24,7 +31,7 @@ absl::StatusOr<StatePlan> PlanStateSlots(const StatePlanRequest& request) {
         request.max_rows, " sequences take ", request.max_rows * request.slot_bytes,
         " bytes, more than half of the ", request.kv_bytes, " bytes of the KV cache; ",
         fits > 0 ? absl::StrCat("lower it to at most ", fits, ", or ") : std::string(),
-        "raise kv_cache.capacity_bytes to at least ", 2 * request.max_rows * request.slot_bytes));
+        "raise kv_cache.capacity_bytes to at least ", NeededBytes(request, request.max_rows)));
   }
   const auto share =
       static_cast<std::int64_t>(request.share * static_cast<double>(request.kv_bytes));
@@ -38,7 +45,8 @@ absl::StatusOr<StatePlan> PlanStateSlots(const StatePlanRequest& request) {
     return absl::ResourceExhaustedError(
         absl::StrCat("the KV cache has ", request.kv_bytes, " bytes, and ", plan.num_slots,
                      " slots of recurrent states and two pages take ", least,
-                     "; raise kv_cache.capacity_bytes, or lower scheduler.max_running_sequences"));
+                     "; raise kv_cache.capacity_bytes, or lower scheduler.max_running_sequences or "
+                     "kv_cache.state_share"));
   }
   const std::int64_t tokens = request.slot_bytes * request.page_size / request.page_bytes;
   plan.slot_tokens = static_cast<std::uint32_t>(tokens);

@@ -81,8 +81,9 @@ TEST(StatePlanTest, RefusesRowsThatTakeMoreThanHalf) {
   EXPECT_TRUE(PlanStateSlots(small).ok());
   StatePlanRequest request = Request(1);
   request.kv_bytes = 100 * kMiB;
-  EXPECT_THAT(std::string(PlanStateSlots(request).status().message()),
-              HasSubstr("raise kv_cache.capacity_bytes to at least 127926272"));
+  EXPECT_THAT(
+      std::string(PlanStateSlots(request).status().message()),
+      HasSubstr("raise kv_cache.capacity_bytes to at least " + std::to_string(small.kv_bytes)));
 }
 
 }  // namespace
