@@ -26,7 +26,6 @@ struct PrepareScanParams {
   std::uint32_t key_size;
   std::uint32_t channels;  // decays of a token: heads, or heads * key_size
   float qk_l2_eps = 0;     // 0: q and k stay as they are
-  float beta_scale = 1;
   float dt_min = 0;
   float dt_max = 0;
 };
@@ -35,7 +34,7 @@ struct PrepareScanParams {
 //
 //   q = q / sqrt(sum q^2 + qk_l2_eps) * key_size^-0.5, k = k / sqrt(sum k^2 + qk_l2_eps)
 //   t = softplus(a + dt_bias)
-//   with b:     decay = exp(-exp(a_log[h]) t), rate = beta_scale * sigmoid(b)
+//   with b:     decay = exp(-exp(a_log[h]) t), rate = sigmoid(b)
 //   without b:  t is clamped to [dt_min, dt_max], decay likewise, rate = t
 //
 // Squares are summed in 16 virtual lanes, as in RmsNorm. Returns INVALID_ARGUMENT if `channels` is

@@ -38,7 +38,7 @@ void PrepareScanCpu(const PrepareScanParams& params, std::int64_t row_begin, std
       decay[c] = std::exp(-std::exp(params.a_log[head]) * t);
     }
     for (std::size_t head = 0; b != nullptr && head < heads; ++head) {
-      rate[head] = params.beta_scale / (1.0f + std::exp(-b[head]));
+      rate[head] = 1.0f / (1.0f + std::exp(-b[head]));
     }
   }
 }

@@ -70,9 +70,8 @@ void PrepareRows(const PrepareScanParams& params, std::int64_t row_begin, std::i
              params.decay + static_cast<std::size_t>(m) * params.channels, rate);
     if (params.b == nullptr) continue;
     const float* const b = params.b + m * params.rates_stride;
-    const VF beta_scale = hn::Set(DF(), params.beta_scale);
     for (std::size_t h = 0; h < heads; h += kLanes) {
-      StoreSome(hn::Mul(beta_scale, Sigmoid(LoadSome(b + h, heads - h))), rate + h, heads - h);
+      StoreSome(Sigmoid(LoadSome(b + h, heads - h)), rate + h, heads - h);
     }
   }
 }

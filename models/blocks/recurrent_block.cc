@@ -74,8 +74,7 @@ absl::Status Project(const StepContext& step, const RecurrentSpec& recurrent,
                       .bias = weights.conv_bias,
                       .x_stride = columns.width,
                       .channels = recurrent.conv_channels,
-                      .width = recurrent.conv_width,
-                      .silu = recurrent.conv_silu}));
+                      .width = recurrent.conv_width}));
   return kernels::PrepareScan(*step.backend, {.q = b.in + columns.q,
                                               .k = b.in + columns.k,
                                               .a = b.in + columns.a,
@@ -92,7 +91,6 @@ absl::Status Project(const StepContext& step, const RecurrentSpec& recurrent,
                                               .key_size = recurrent.key_size,
                                               .channels = recurrent.decay_columns(),
                                               .qk_l2_eps = recurrent.qk_l2_eps,
-                                              .beta_scale = recurrent.beta_scale,
                                               .dt_min = recurrent.dt_min,
                                               .dt_max = recurrent.dt_max});
 }

@@ -41,7 +41,7 @@ struct Widths {
   std::int64_t attended = 0;
   std::int64_t gate_up = 0;
   std::int64_t hidden = 0;
-  std::int64_t q_latent = 0;  // MLA, as the next four; 0: no MLA
+  std::int64_t q_latent = 0;  // MLA, as the next four; 0: no layer has a query latent
   std::int64_t queries = 0;
   std::int64_t latent = 0;
   std::int64_t latents = 0;

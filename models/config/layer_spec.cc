@@ -538,9 +538,7 @@ std::string DumpRecurrent(const RecurrentSpec& recurrent) {
                    " conv ", recurrent.conv_channels, " x ", recurrent.conv_width, " ",
                    kGates[static_cast<std::size_t>(recurrent.gate)], " eps ", recurrent.norm_eps);
   AppendSet(&text, "conv_bias", recurrent.conv_bias);
-  AppendSet(&text, "no conv_silu", !recurrent.conv_silu);
   AppendSet(&text, "decay per channel", recurrent.decay == DecayKind::kPerChannel);
-  AppendSet(&text, absl::StrCat("beta_scale ", recurrent.beta_scale), recurrent.beta_scale != 1);
   AppendSet(&text, absl::StrCat("qk_l2_eps ", recurrent.qk_l2_eps), recurrent.qk_l2_eps != 0);
   AppendSet(
       &text, absl::StrCat("dt ", recurrent.dt_min, " to ", recurrent.dt_max),

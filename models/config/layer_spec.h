@@ -160,7 +160,7 @@ enum class RecurrentGate : std::uint8_t {
 //   q = q / sqrt(sum q^2 + qk_l2_eps) * key_size^-0.5, k = k / sqrt(sum k^2 + qk_l2_eps)
 //   t = softplus(a + dt_bias), without delta clamped to [dt_min, dt_max]
 //   S = exp(-exp(A_log) t) * S
-//   S = S + k (beta (v - S^T k))^T with delta, where beta = beta_scale * sigmoid(b)
+//   S = S + k (beta (v - S^T k))^T with delta, where beta = sigmoid(b)
 //   S = S + k (t v)^T without delta
 //   o = S^T q, plus D v with `skip`
 //   y = W_out gate(o, z)
@@ -172,14 +172,12 @@ struct RecurrentSpec {
   std::uint32_t conv_width = 0;     // 1 to kMaxConvWidth
   std::uint32_t conv_channels = 0;  // 2 * key_heads * key_size + heads * value_size
   bool conv_bias = false;
-  bool conv_silu = true;
   std::uint32_t heads = 0;
   std::uint32_t key_heads = 0;  // head h reads q and k of key head h / (heads / key_heads)
   std::uint32_t key_size = 0;
   std::uint32_t value_size = 0;
   DecayKind decay = DecayKind::kPerHead;
   bool delta = true;
-  float beta_scale = 1;
   float qk_l2_eps = 0;  // 0: q and k are used as they are
   float dt_min = 0;
   float dt_max = std::numeric_limits<float>::infinity();

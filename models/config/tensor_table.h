@@ -27,8 +27,8 @@
 
 namespace quire::models {
 
-// The parts of a layer. Every layer has the norms of its branches, an attention block and an MLP
-// block.
+// The parts of a layer. Every layer has the norms of its branches, and an attention block, an MLP
+// block or both.
 enum class BlockKind : std::uint8_t {
   kNorms,
   kAttention,

@@ -249,7 +249,7 @@ class Packer {
   static void Forget(const formats::StoredTensor& tensor) {
     if (!tensor.is_mapped) return;
     MappedFile::Forget(tensor.bytes);
-    // The other matrices of a stack still need its scales.
+    // Other matrices of a stack, or other picked rows of a matrix, still need the scales.
     if (tensor.quantized == nullptr || tensor.bytes.size() != tensor.quantized->codes_bytes()) {
       return;
     }

@@ -483,7 +483,7 @@ Prepared Prepare(const Backend* backend, std::uint32_t size, bool delta, bool pe
       exact_decay->push_back(std::exp(-std::exp(double{a_log[h]}) * t));
     }
     for (std::uint32_t h = 0; delta && h < kHeads; ++h) {
-      exact_rate->push_back(2 / (1 + std::exp(-double{rates[m * stride + h]})));
+      exact_rate->push_back(1 / (1 + std::exp(-double{rates[m * stride + h]})));
     }
   }
   const PrepareScanParams params{.q = p.q.data(),
@@ -502,7 +502,6 @@ Prepared Prepare(const Backend* backend, std::uint32_t size, bool delta, bool pe
                                  .key_size = size,
                                  .channels = channels,
                                  .qk_l2_eps = 1e-6f,
-                                 .beta_scale = 2,
                                  .dt_min = static_cast<float>(low),
                                  .dt_max = static_cast<float>(high)};
   if (backend == nullptr) {

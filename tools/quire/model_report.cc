@@ -101,7 +101,6 @@ absl::string_view LayerGroup(const models::TensorNames& names, absl::string_view
     }
   }
   if (!names.moe.empty()) return "other";
-  if (IsPartOfAny(name, {names.router, names.choice_bias})) return "router";
   return IsPartOfAny(name,
                      {names.gate_stack, names.up_stack, names.gate_up_stack, names.down_stack})
              ? "experts"
