@@ -30,7 +30,8 @@ HWY_INLINE VF Decays(const PrepareScanParams& params, const float* a, const floa
   const DF d;
   VF t = Softplus(hn::Add(LoadSome(a, count), LoadSome(dt_bias, count)));
   if (params.b == nullptr) {
-    t = hn::Min(hn::Max(t, hn::Set(d, params.dt_min)), hn::Set(d, params.dt_max));
+    const VF clamped = hn::Min(hn::Max(t, hn::Set(d, params.dt_min)), hn::Set(d, params.dt_max));
+    t = hn::IfThenElse(hn::Eq(t, t), clamped, t);  // NaN stays NaN
   }
   StoreSome(Exp(hn::Neg(hn::Mul(Exp(a_log), t))), decay, count);
   return t;

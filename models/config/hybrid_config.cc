@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <optional>
 #include <utility>
 
@@ -162,12 +163,13 @@ struct SizeKey {
   std::uint32_t* value;
   std::uint32_t absent;
   std::uint32_t most;
+  std::uint32_t least = 1;
 };
 
 absl::Status ReadSizes(const ConfigReader& reader, std::initializer_list<SizeKey> sizes) {
   for (const SizeKey& size : sizes) {
     QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> given,
-                           reader.OptionalInteger(size.key, 1, size.most));
+                           reader.OptionalInteger(size.key, size.least, size.most));
     *size.value = static_cast<std::uint32_t>(given.value_or(size.absent));
   }
   return absl::OkStatus();
@@ -184,8 +186,12 @@ absl::Status ReadTimeSteps(const ConfigReader& reader, RecurrentSpec* recurrent)
     return reader.Error(kKey, absl::StrCat("is ", reader.ValueText(kKey),
                                            ", it must have two numbers, from 0, ascending"));
   }
-  recurrent->dt_min = static_cast<float>((*limits)[0]);
-  recurrent->dt_max = static_cast<float>((*limits)[1]);
+  const auto narrow = [](double limit) {
+    return limit > std::numeric_limits<float>::max() ? std::numeric_limits<float>::infinity()
+                                                     : static_cast<float>(limit);
+  };
+  recurrent->dt_min = narrow((*limits)[0]);
+  recurrent->dt_max = narrow((*limits)[1]);
   return absl::OkStatus();
 }
 
@@ -284,8 +290,7 @@ absl::StatusOr<RecurrentSpec> ReadStates(const ConfigReader& reader, const Famil
     QUIRE_ASSIGN_OR_RETURN(recurrent, ReadKda(reader, family));
   } else if (ReadsKey(family, "conv_L_cache")) {
     QUIRE_RETURN_IF_ERROR(
-        ReadSizes(reader, {{"conv_L_cache", &recurrent.conv_width, 3, kMaxConvWidth}}));
-    recurrent.conv_channels = hidden_size;
+        ReadSizes(reader, {{"conv_L_cache", &recurrent.conv_width, 3, kMaxConvWidth, 2}}));
     return recurrent;
   }
   recurrent.conv_channels = 2 * recurrent.key_columns() + recurrent.value_columns();

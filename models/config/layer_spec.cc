@@ -101,9 +101,9 @@ absl::Status ValidateMla(const ModelSpec& spec, std::size_t index, const MlaSpec
                                        mla.kv_lora_rank, ", sizes ", mla.nope_size, ", ",
                                        mla.rope_size, " and ", mla.v_size, " must all be above 0"));
   }
-  if (mla.rope < 0) return absl::OkStatus();
-  if (static_cast<std::size_t>(mla.rope) >= spec.rope_tables.size() ||
-      2 * spec.rope_tables[static_cast<std::size_t>(mla.rope)].inv_freq.size() != mla.rope_size) {
+  if (mla.rope >= 0 &&
+      (static_cast<std::size_t>(mla.rope) >= spec.rope_tables.size() ||
+       2 * spec.rope_tables[static_cast<std::size_t>(mla.rope)].inv_freq.size() != mla.rope_size)) {
     return Invalid(
         index, absl::StrCat("rope table ", mla.rope, " must be one of ", spec.rope_tables.size(),
                             " with ", mla.rope_size / 2, " entries"));
@@ -219,13 +219,16 @@ absl::Status ValidateLayer(const ModelSpec& spec, std::size_t index) {
   if (layer.attention == AttentionKind::kMla) {
     QUIRE_RETURN_IF_ERROR(ValidateMla(spec, index, layer.mla));
   }
+  if (layer.attention != AttentionKind::kMla && layer.mla.index) {
+    return Invalid(index, "mla.index is set in a layer without MLA");
+  }
   if (layer.attention == AttentionKind::kRecurrent) {
     QUIRE_RETURN_IF_ERROR(ValidateRecurrent(index, layer.recurrent));
   }
   const std::uint32_t width = layer.short_conv.width;
-  if (layer.attention == AttentionKind::kShortConv && (width == 0 || width > kMaxConvWidth)) {
+  if (layer.attention == AttentionKind::kShortConv && (width < 2 || width > kMaxConvWidth)) {
     return Invalid(
-        index, absl::StrCat("short_conv width is ", width, ", it must be 1 to ", kMaxConvWidth));
+        index, absl::StrCat("short_conv width is ", width, ", it must be 2 to ", kMaxConvWidth));
   }
   if (layer.has_moe()) QUIRE_RETURN_IF_ERROR(ValidateMoe(index, layer.moe));
   if (layer.has_dense()) QUIRE_RETURN_IF_ERROR(ValidateMlp(index, layer.dense));
@@ -363,6 +366,7 @@ std::string UnbuiltMoe(const MoeSpec& moe, DeviceKind device) {
       {"expert_scale", moe.expert_scale, true},
   };
   std::string unbuilt = FirstUnbuilt(knobs, device);
+  if (unbuilt.empty()) unbuilt = UnbuiltNorm("router_norm", moe.router_norm);
   if (unbuilt.empty()) unbuilt = UnbuiltMlp(moe.expert, device);
   if (unbuilt.empty() && moe.shared) unbuilt = UnbuiltMlp(*moe.shared, device);
   return unbuilt;
@@ -392,7 +396,9 @@ std::string UnbuiltLayer(const ModelSpec& spec, const LayerSpec& layer, DeviceKi
   for (const auto& [slot, norm] : norms) {
     if (unbuilt.empty()) unbuilt = UnbuiltNorm(slot, *norm);
   }
-  if (unbuilt.empty()) unbuilt = UnbuiltAttention(spec, layer.heads, device);
+  if (unbuilt.empty() && layer.attention == AttentionKind::kHeads) {
+    unbuilt = UnbuiltAttention(spec, layer.heads, device);
+  }
   if (unbuilt.empty() && layer.attention == AttentionKind::kMla) {
     unbuilt = UnbuiltMla(layer.mla, device);
   }

@@ -217,7 +217,7 @@ struct RecurrentSpec {
 // A layer whose only memory is a causal convolution over `width` tokens, one for each column of
 // hidden: y = W_out (C * conv(B * v)), with B, C, v = W_in x.
 struct ShortConvSpec {
-  std::uint32_t width = 0;  // 1 to kMaxConvWidth
+  std::uint32_t width = 0;  // 2 to kMaxConvWidth
   friend bool operator==(const ShortConvSpec&, const ShortConvSpec&) = default;
 };
 

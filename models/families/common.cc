@@ -161,13 +161,13 @@ void UseRecurrentLayers(const ModelConfig& config, const RecurrentSpec& recurren
   AssignCacheGroups(spec);
 }
 
-void UseMamba(const ModelConfig& config, ModelSpec* spec) {
+void UseMamba(const ModelConfig& config, std::uint32_t norm_groups, ModelSpec* spec) {
   RecurrentSpec mamba = config.hybrid.recurrent;
   mamba.delta = false;
   mamba.skip = true;
   mamba.gate = RecurrentGate::kSiluThenNorm;
   mamba.norm_eps = config.rms_norm_eps;
-  mamba.norm_groups = mamba.key_heads;
+  mamba.norm_groups = norm_groups;
   UseRecurrentLayers(config, mamba, spec);
 }
 

@@ -91,7 +91,8 @@ void RemoveRope(ModelSpec* spec);
 // Replaces attention by `recurrent` in the recurrent layers of config.hybrid.
 void UseRecurrentLayers(const ModelConfig& config, const RecurrentSpec& recurrent, ModelSpec* spec);
 
-// UseRecurrentLayers for Mamba-2 with the sizes of config.hybrid. The gated norm is per group.
-void UseMamba(const ModelConfig& config, ModelSpec* spec);
+// UseRecurrentLayers for Mamba-2 with the sizes of config.hybrid. The gated norm is over
+// each of `norm_groups` groups of columns.
+void UseMamba(const ModelConfig& config, std::uint32_t norm_groups, ModelSpec* spec);
 
 }  // namespace quire::models

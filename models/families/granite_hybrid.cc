@@ -66,7 +66,8 @@ absl::StatusOr<ModelSpec> BuildSpec(const ModelConfig& config) {
     moe.shared = shared;
     UseExperts(config, moe, &spec);
   }
-  UseMamba(config, &spec);
+  // The norm is over all columns, however many groups share B and C.
+  UseMamba(config, /*norm_groups=*/1, &spec);
   return spec;
 }
 

@@ -111,7 +111,7 @@ absl::StatusOr<ModelSpec> BuildSpec(const ModelConfig& config) {
     with_experts.moe.sparse_layers[i] = config.hybrid.layers[i] == LayerBranch::kExperts;
   }
   UseExperts(with_experts, BuildMoe(config, spec.layers[0].dense), &spec);
-  UseMamba(config, &spec);
+  UseMamba(config, /*norm_groups=*/config.hybrid.recurrent.key_heads, &spec);
   for (std::size_t i = 0; i < spec.layers.size(); ++i) {
     LayerSpec& layer = spec.layers[i];
     const LayerBranch branch = config.hybrid.layers[i];

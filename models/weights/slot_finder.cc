@@ -63,6 +63,11 @@ absl::StatusOr<const formats::StoredTensor*> SlotFinder::FindVector(
     const std::string& name, std::span<const Extent> extents) {
   QUIRE_ASSIGN_OR_RETURN(const formats::StoredTensor* tensor,
                          Find(name, extents, /*counts_ones=*/false));
+  if (tensor->is_quantized()) {
+    return absl::UnimplementedError(absl::StrCat(tensor->file, ": tensor ", name, ": type ",
+                                                 tensor->type,
+                                                 " is not supported (supported: F32, F16, BF16)"));
+  }
   if (tensor->shape.size() == 1) return tensor;
   formats::StoredTensor flat = *tensor;
   flat.shape = {tensor->num_elements()};

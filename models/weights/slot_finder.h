@@ -47,7 +47,8 @@ class SlotFinder {
                                                     std::initializer_list<Extent> extents) {
     return Find(name, {extents.begin(), extents.size()}, /*counts_ones=*/true);
   }
-  // Like Find, but dimensions of 1 do not count. Returns the tensor as a vector of all elements.
+  // Like Find, but dimensions of 1 do not count and quantized tensors are refused. Returns the
+  // tensor as a vector of all elements.
   absl::StatusOr<const formats::StoredTensor*> FindVector(const std::string& name,
                                                           std::span<const Extent> extents);
   // Returns null if there is no such tensor. Does not mark the tensor as used.

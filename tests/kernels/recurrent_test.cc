@@ -539,6 +539,46 @@ TEST(PrepareScanTest, EqualsDouble) {
   }
 }
 
+// A clamp must not hide values that are not numbers. Without b, rates and decays depend on t.
+TEST(PrepareScanTest, NaNStaysNaN) {
+  constexpr std::uint32_t kHeads = 6;
+  const std::vector<float> a{1, kNaN, -2, 3, kNaN, 0}, zeros(kHeads, 0.0f);
+  std::vector<std::string> isas = AvailableIsas();
+  isas.push_back("reference");
+  for (const std::string& isa : isas) {
+    const bool is_reference = isa == "reference";
+    const ScopedIsa scoped(is_reference ? isas.front() : isa);
+    const TestBackend backend(1);
+    std::vector<float> q(kHeads, 1.0f), k(kHeads, 1.0f), decay(kHeads), rate(kHeads);
+    const PrepareScanParams params{.q = q.data(),
+                                   .k = k.data(),
+                                   .a = a.data(),
+                                   .b = nullptr,
+                                   .a_log = zeros.data(),
+                                   .dt_bias = zeros.data(),
+                                   .decay = decay.data(),
+                                   .rate = rate.data(),
+                                   .qk_stride = kHeads,
+                                   .rates_stride = kHeads,
+                                   .num_rows = 1,
+                                   .heads = kHeads,
+                                   .key_heads = kHeads,
+                                   .key_size = 1,
+                                   .channels = kHeads,
+                                   .dt_min = 0.001f,
+                                   .dt_max = 10};
+    if (is_reference) {
+      internal::PrepareScanCpu(params, 0, 1);
+    } else {
+      ASSERT_TRUE(PrepareScan(*backend, params).ok());
+    }
+    for (std::uint32_t h = 0; h < kHeads; ++h) {
+      EXPECT_EQ(std::isnan(rate[h]), std::isnan(a[h])) << isa << " " << h;
+      EXPECT_EQ(std::isnan(decay[h]), std::isnan(a[h])) << isa << " " << h;
+    }
+  }
+}
+
 TEST(PrepareScanTest, RejectsWrongShapes) {
   const TestBackend backend(1);
   PrepareScanParams params{.q = nullptr,

@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -136,9 +137,10 @@ TEST(HybridConfigTest, SpecsOfTheFixturesEqualTheGoldenTexts) {
   }
 }
 
-// Finds the tensors of a fixture, where `from` in names becomes `to`. FindWeights refuses missing
-// tensors, other shapes and surplus tensors.
-absl::Status FindAll(const std::string& folder, const std::string& from, const std::string& to) {
+// Finds the tensors of a fixture after `edit` of each. FindWeights refuses missing tensors, other
+// shapes and surplus tensors.
+absl::Status FindAll(const std::string& folder,
+                     const std::function<void(formats::StoredTensor&)>& edit) {
   const auto files = formats::ModelFiles::FromDirectory(TestDataPath("models/" + folder));
   EXPECT_TRUE(files.ok()) << files.status();
   const auto config = ReadModelConfig(*files);
@@ -149,11 +151,18 @@ absl::Status FindAll(const std::string& folder, const std::string& from, const s
   EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
   std::vector<formats::StoredTensor> tensors;
   for (formats::StoredTensor tensor : checkpoint->tensors()) {
-    tensor.name = absl::StrReplaceAll(tensor.name, {{from, to}});
+    edit(tensor);
     tensors.push_back(std::move(tensor));
   }
-  const Checkpoint renamed = Checkpoint::FromTensors(std::move(tensors), nullptr);
-  return FindWeights(*spec, TensorNamesOf(*config), renamed, WeightTarget{}).status();
+  const Checkpoint edited = Checkpoint::FromTensors(std::move(tensors), nullptr);
+  return FindWeights(*spec, TensorNamesOf(*config), edited, WeightTarget{}).status();
+}
+
+// Finds the tensors of a fixture, where `from` in names becomes `to`.
+absl::Status FindAll(const std::string& folder, const std::string& from, const std::string& to) {
+  return FindAll(folder, [&](formats::StoredTensor& tensor) {
+    tensor.name = absl::StrReplaceAll(tensor.name, {{from, to}});
+  });
 }
 
 TEST(HybridConfigTest, EveryTensorOfTheFixturesHasItsPlace) {
@@ -168,6 +177,18 @@ TEST(HybridConfigTest, DenseLayersOfKimiHaveTwoNames) {
   EXPECT_TRUE(found.ok()) << found;
   EXPECT_THAT(std::string(FindAll("kimi-linear-bf16", ".mlp.", ".ffn.").message()),
               HasSubstr("model.layers.0.mlp.gate_proj.weight is missing"));
+}
+
+TEST(HybridConfigTest, RefusesQuantizedConvolutionsByName) {
+  const absl::Status found = FindAll("kimi-linear-bf16", [](formats::StoredTensor& tensor) {
+    if (tensor.name != "model.layers.0.self_attn.k_conv1d.weight") return;
+    tensor.dtype = DType::kInvalid;
+    tensor.type = "Q8_0";
+    tensor.blocks = formats::GgmlType::kQ8_0;
+  });
+  EXPECT_EQ(found.code(), absl::StatusCode::kUnimplemented) << found;
+  EXPECT_THAT(std::string(found.message()),
+              HasSubstr("tensor model.layers.0.self_attn.k_conv1d.weight: type Q8_0"));
 }
 
 // One letter a layer: a attention, r recurrent or convolution, m MLP, e experts.
@@ -260,6 +281,7 @@ TEST(HybridConfigTest, RejectsUnsupportedKeysByKeyAndValue) {
       {"nemotron-h-bf16", {{"conv_kernel", 9}}, "conv_kernel is 9"},
       {"nemotron-h-bf16", {{"layer_norm_epsilon", 0}}, "layer_norm_epsilon is 0"},
       {"lfm2-bf16", {{"conv_bias", true}}, "conv_bias true"},
+      {"lfm2-bf16", {{"conv_L_cache", 1}}, "conv_L_cache is 1"},
       {"lfm2-bf16", {{"block_ffn_dim_multiplier", 0}}, "block_ffn_dim_multiplier is 0"},
       {"kimi-linear-bf16", {{"mla_use_nope", false}}, "mla_use_nope false"},
       {"kimi-linear-bf16",
@@ -284,6 +306,9 @@ TEST(HybridConfigTest, TheLimitOfTimeStepsMayBeInfinite) {
   const ModelSpec spec = SpecOf(With("nemotron-h-bf16", {{"time_step_limit", {0.25, 2}}}));
   EXPECT_EQ(spec.layers[0].recurrent.dt_min, 0.25f);
   EXPECT_EQ(spec.layers[0].recurrent.dt_max, 2);
+  // Numbers that f32 cannot represent are infinite.
+  const ModelSpec wide = SpecOf(With("nemotron-h-bf16", {{"time_step_limit", {0, 1e300}}}));
+  EXPECT_EQ(wide.layers[0].recurrent.dt_max, kInfinity);
   // Other keys must be JSON.
   json config = ConfigOf("nemotron-h-bf16");
   config["routed_scaling_factor"] = "@";
@@ -305,6 +330,15 @@ TEST(HybridConfigTest, AbsentKeysHaveTheDefaultsOfTheFamily) {
   EXPECT_EQ(SpecOf(With("nemotron-h-bf16", {{"moe_latent_size", none}})).layers[1].moe.latent, 0u);
   const json kimi = With("kimi-linear-bf16", {{"model_max_length", none}});
   EXPECT_EQ(SpecOf(kimi).max_position, 1048576u);
+}
+
+TEST(HybridConfigTest, OnlyNemotronNormalizesByGroup) {
+  const ModelSpec granite = SpecOf(With("granite-hybrid-bf16", {{"mamba_n_groups", 2}}));
+  EXPECT_EQ(granite.layers[0].recurrent.key_heads, 2u);
+  EXPECT_EQ(granite.layers[0].recurrent.norm_groups, 1u);
+  const ModelSpec nemotron = SpecOf(With("nemotron-h-bf16", {{"n_groups", 4}}));
+  EXPECT_EQ(nemotron.layers[0].recurrent.key_heads, 4u);
+  EXPECT_EQ(nemotron.layers[0].recurrent.norm_groups, 4u);
 }
 
 TEST(HybridConfigTest, GraniteRotatesOnlyIfAskedTo) {

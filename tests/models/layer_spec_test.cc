@@ -103,8 +103,11 @@ TEST(LayerSpecTest, RejectsContradictions) {
          s.layers[1].attention = AttentionKind::kNone;
          s.layers[1].mlp = MlpKind::kNone;
        }},
-      {"short_conv width is 0",
-       [](ModelSpec& s) { s.layers[1].attention = AttentionKind::kShortConv; }},
+      {"short_conv width is 1, it must be 2 to 8",
+       [](ModelSpec& s) {
+         s.layers[1].attention = AttentionKind::kShortConv;
+         s.layers[1].short_conv.width = 1;
+       }},
       {"attn_in must be none", [](ModelSpec& s) { s.layers[1].attention = AttentionKind::kNone; }},
       {"mlp_in must be none", [](ModelSpec& s) { s.layers[1].mlp = MlpKind::kNone; }},
       {"limit 7 and up_offset 0 must be 0 in an MLP without gate",
@@ -215,6 +218,8 @@ TEST(LayerSpecTest, RejectsUnimplementedOptionsByName) {
          s.layers[2].heads.output_gate = GateKind::kSigmoid;
          s.layers[2].heads.output_gate_source = GateSource::kInQueryProjection;
        }},
+      {"router_norm without weight",
+       [](ModelSpec& s) { Moe(s).router_norm = WithoutWeight(s.final_norm); }},
       {"head_bias", [](ModelSpec& s) { s.head_bias = true; }},
   };
   for (const Knob& knob : knobs) {
@@ -256,6 +261,13 @@ void ExpectCpuOnly(std::span<const Knob> knobs) {
         << CheckSupported(spec, DeviceKind::kCpu);
     EXPECT_NE(DumpSpec(spec), DumpSpec(LlamaSpec())) << knob.name << " does not show in the dump";
   }
+}
+
+TEST(LayerSpecTest, HeadsOfOtherLayersDoNotCount) {
+  ModelSpec spec = LlamaSpec();
+  spec.layers[2] = RecurrentLayer(spec);
+  spec.layers[2].heads.clip_qkv = 8;
+  EXPECT_TRUE(CheckSupported(spec, DeviceKind::kCpu).ok());
 }
 
 // CUDA rejects by name the options that only the CPU implements, and never computes them wrongly.

@@ -166,6 +166,12 @@ TEST(MlaSpecTest, SpecsWithContradictingSelectionsAreInvalid) {
     EXPECT_THAT(std::string(ValidateSpec(spec).message()), HasSubstr(c.message));
   }
   ModelSpec spec = checked->spec;
+  spec.layers[2].mla.rope = -1;
+  EXPECT_THAT(std::string(ValidateSpec(spec).message()), HasSubstr("layer 2: MLA rope is -1"));
+  spec = checked->spec;
+  spec.layers[2].attention = AttentionKind::kRecurrent;
+  EXPECT_THAT(std::string(ValidateSpec(spec).message()), HasSubstr("layer 2: mla.index is set"));
+  spec = checked->spec;
   spec.layers[2].mla.index->size = 48;
   EXPECT_TRUE(ValidateSpec(spec).ok());
   EXPECT_THAT(std::string(CheckSupported(spec, DeviceKind::kCpu).message()),

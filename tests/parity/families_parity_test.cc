@@ -252,7 +252,7 @@ TEST_P(FamiliesParityTest, HiddenStatesOfEveryLayerAgree) {
   }
 }
 
-// Models with recurrent layers.
+// Models with recurrent layers or short convolutions.
 class RecurrentParityTest : public FamiliesParityTest {};
 
 TEST_P(RecurrentParityTest, ChunksOfAnySizeGiveEqualBits) {
@@ -281,7 +281,9 @@ TEST_P(RecurrentParityTest, LogitsDependOnTheStates) {
 
 INSTANTIATE_TEST_SUITE_P(Fixtures, RecurrentParityTest,
                          testing::Values(Fixture{"qwen3-next-bf16"}, Fixture{"qwen35-bf16"},
-                                         Fixture{"qwen35-moe-bf16"}),
+                                         Fixture{"qwen35-moe-bf16"}, Fixture{"granite-hybrid-bf16"},
+                                         Fixture{"nemotron-h-bf16"}, Fixture{"kimi-linear-bf16"},
+                                         Fixture{"lfm2-bf16"}),
                          [](const auto& info) {
                            std::string name = info.param.folder;
                            std::replace(name.begin(), name.end(), '-', '_');
