@@ -5,11 +5,13 @@
 #include <atomic>
 #include <cstdlib>
 #include <random>
+#include <thread>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/error_reason.h"
 #include "base/mutex.h"
 #include "engine/constraint/constraint_compiler.h"
@@ -210,7 +212,9 @@ struct LateHarness {
 // A harness whose constraints have one answer. The mask after a number of tokens waits at a gate.
 struct HeldHarness {
   HeldHarness(int in_flight, absl::string_view answer, std::uint32_t held_after)
-      : harness(WithoutEnds(in_flight)) {
+      : HeldHarness(Small(in_flight), answer, held_after) {}
+  HeldHarness(HarnessOptions options, absl::string_view answer, std::uint32_t held_after)
+      : harness(WithoutEnds(std::move(options))) {
     gate.Set(true);
     MatcherHooks hooks;
     hooks.before_mask = [this, held_after](std::uint32_t accepted) {
@@ -222,8 +226,7 @@ struct HeldHarness {
   }
   ~HeldHarness() { gate.Set(false); }
 
-  static HarnessOptions WithoutEnds(int in_flight) {
-    HarnessOptions options = Small(in_flight);
+  static HarnessOptions WithoutEnds(HarnessOptions options) {
     options.runner.end_period = 0;
     return options;
   }
@@ -370,6 +373,27 @@ TEST(EngineConstraintTest, LateMaskDelaysOnlyItsRow) {
     EXPECT_EQ(harness.output("slow").tokens.at(0), Bytes("abcde"));
     EXPECT_EQ(harness.output("slow").finish.at(0), FinishReason::kConstraintDone);
   }
+}
+
+// A step of a model with recurrent states cannot be computed again, so it waits as long as needed.
+TEST(EngineConstraintTest, ModelsWithStatesWaitForMasksWithoutLimit) {
+  constexpr absl::Duration kLongerThanOthersWait = absl::Milliseconds(100);
+  HeldHarness held(MakeHarnessOptions({.usable_pages = 200, .page_size = 16, .snapshots = 8}),
+                   "abcde", /*held_after=*/2);
+  Request slow = MakeRequest("slow", MakePrompt(1, 20), 50);
+  slow.constraint = Table(0);
+  held.harness.Submit(slow);
+  held.harness.Submit(MakeRequest("other", MakePrompt(2, 20), 30));
+  std::thread opener([&held, kLongerThanOthersWait] {
+    held.gate.AwaitArrival();
+    absl::SleepFor(kLongerThanOthersWait);
+    held.gate.Set(false);
+  });
+  held.harness.RunUntilIdle();
+  opener.join();
+  EXPECT_EQ(held.harness.output("slow").tokens.at(0), Bytes("abcde"));
+  EXPECT_EQ(held.harness.output("other").tokens.at(0).size(), 30);
+  EXPECT_EQ(MasksLate(held.harness), 0);
 }
 
 TEST(EngineConstraintTest, CanBeCancelledWhileItsMaskIsLate) {

@@ -10,7 +10,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/error_reason.h"
 #include "engine/engine.h"
-#include "tests/engine/constraint/table_constraint.h"
 #include "tests/engine/harness.h"
 
 namespace quire::engine {
@@ -179,26 +178,6 @@ TEST(RecurrentTest, APoisonedSequenceLeavesNoStateBehind) {
   EXPECT_GT(RunAndCompare(&harness, Plain("better", head)), 0);
 }
 
-TEST(RecurrentTest, StepsWaitForTheirMasks) {
-  Harness harness(OptionsFor({}));
-  harness.compile = [](const ConstraintSpec&) {
-    return MakeTableConstraint(kByteVocab, {Tokens{97, 98, 99}, Tokens{97, 98, 100}});
-  };
-  for (int i = 0; i < 20; ++i) {
-    Request request =
-        MakeRequest(absl::StrCat("c", i), MakePrompt(static_cast<std::uint64_t>(i), 40), 10);
-    request.constraint.emplace();
-    harness.Submit(request);
-    harness.Submit(
-        Plain(absl::StrCat("p", i), MakePrompt(static_cast<std::uint64_t>(100 + i), 40)));
-    harness.RunUntilIdle();
-    EXPECT_EQ(harness.output(request.id).tokens.at(0).size(), 3u);
-  }
-  EXPECT_EQ(MetricValue(harness.registry,
-                        "quire_constraint_masks_total{model_name=\"m\",result=\"late\"}"),
-            0);
-}
-
 TEST(RecurrentTest, FlushForgetsEveryState) {
   Harness harness(OptionsFor({}));
   const Tokens prompt = MakePrompt(6, 100);
@@ -218,7 +197,7 @@ TEST(RecurrentTest, RefusesToDiscardSteps) {
   const auto engine = Engine::Create(options.engine, MakeCache(options.pool), &runner,
                                      tokenizer.get(), &clock, &registry);
   EXPECT_EQ(engine.status().code(), absl::StatusCode::kUnimplemented);
-  EXPECT_THAT(engine.status().message(), HasSubstr("max_steps_in_flight is 2, must be 1"));
+  EXPECT_THAT(engine.status().message(), HasSubstr("max_steps_in_flight is 2, it must be 1"));
 }
 
 // Random requests that share heads, with choices, cancellations, chunks and few pages and slots.
