@@ -117,7 +117,7 @@ TEST(MlaSpecTest, RejectsIndexKeysByKeyAndValue) {
       {"glm-moe-dsa-bf16", {{"index_n_heads", 5000}}, "index_n_heads is 5000"},
       {"glm-moe-dsa-bf16",
        {{"index_head_dim", 8}},
-       "index size 8 must be at least the rope size 16"},
+       "index size is 8, it must be at least the rope size 16"},
       {"glm-moe-dsa-bf16", {{"index_topk_pattern", "FS"}}, "index_topk_pattern has 2 entries"},
       {"glm-moe-dsa-bf16", {{"index_topk_pattern", "FXF"}}, "index_topk_pattern has \"X\""},
       {"glm-moe-dsa-bf16",
