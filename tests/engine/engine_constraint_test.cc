@@ -11,7 +11,6 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/error_reason.h"
 #include "base/mutex.h"
 #include "engine/constraint/constraint_compiler.h"
@@ -377,16 +376,16 @@ TEST(EngineConstraintTest, LateMaskDelaysOnlyItsRow) {
 
 // A step of a model with recurrent states cannot be computed again, so it waits as long as needed.
 TEST(EngineConstraintTest, ModelsWithStatesWaitForMasksWithoutLimit) {
-  constexpr absl::Duration kLongerThanOthersWait = absl::Milliseconds(100);
+  static constexpr absl::Duration kLongerThanOthersWait = absl::Milliseconds(100);
   HeldHarness held(MakeHarnessOptions({.usable_pages = 200, .page_size = 16, .snapshots = 8}),
                    "abcde", /*held_after=*/2);
   Request slow = MakeRequest("slow", MakePrompt(1, 20), 50);
   slow.constraint = Table(0);
   held.harness.Submit(slow);
   held.harness.Submit(MakeRequest("other", MakePrompt(2, 20), 30));
-  std::thread opener([&held, kLongerThanOthersWait] {
+  std::thread opener([&held] {
     held.gate.AwaitArrival();
-    absl::SleepFor(kLongerThanOthersWait);
+    testing::Pace(kLongerThanOthersWait);
     held.gate.Set(false);
   });
   held.harness.RunUntilIdle();

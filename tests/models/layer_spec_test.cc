@@ -108,8 +108,9 @@ TEST(LayerSpecTest, RejectsContradictions) {
          s.layers[1].attention = AttentionKind::kShortConv;
          s.layers[1].short_conv.width = 1;
        }},
-      {"attn_in must be none", [](ModelSpec& s) { s.layers[1].attention = AttentionKind::kNone; }},
-      {"mlp_in must be none", [](ModelSpec& s) { s.layers[1].mlp = MlpKind::kNone; }},
+      {"attn_in is set, it must be kNone",
+       [](ModelSpec& s) { s.layers[1].attention = AttentionKind::kNone; }},
+      {"mlp_in is set, it must be kNone", [](ModelSpec& s) { s.layers[1].mlp = MlpKind::kNone; }},
       {"limit 7 and up_offset 0 must be 0 in an MLP without gate",
        [](ModelSpec& s) {
          s.layers[1].dense.gated = false;
