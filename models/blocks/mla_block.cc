@@ -104,7 +104,7 @@ absl::Status ApplyHeads(const StepContext& step, const std::vector<LinearWeights
     const std::size_t count = std::min(matrices.size(), weights.size() - first);
     for (std::size_t i = 0; i < count; ++i) {
       QUIRE_DCHECK(weights[first + i].matrices.size() == 1 && weights[first + i].bias == nullptr);
-      matrices[i] = &weights[first + i].matrices[0];
+      matrices[i] = &weights[first + i].matrices.front();
     }
     const auto at = static_cast<std::int64_t>(first);
     QUIRE_RETURN_IF_ERROR(kernels::HeadLinear(*step.backend, {.weights = {matrices.data(), count},

@@ -774,6 +774,7 @@ TEST(MaskPoolTest, MasksEqualTheMatcherInAnyOrder) {
     }
     if (ends_here) pairs.erase(pairs.begin() + (&pair - pairs.data()));
     std::vector<const ChoiceMask*> masks;
+    masks.reserve(pairs.size());
     for (const Pair& left : pairs) masks.push_back(left.choice.get());
     const absl::Status status = pool.CheckIntegrity(masks);
     ASSERT_TRUE(status.ok()) << status;
