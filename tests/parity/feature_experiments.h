@@ -29,7 +29,7 @@ struct Experiment {
   WeightChange weights = nullptr;
 };
 
-// By fixture.
+// The experiments of each fixture.
 using ExperimentMap = std::map<std::string, std::vector<Experiment>>;
 
 inline Change SetConfig(const std::string& key, const nlohmann::json& value) {

@@ -74,7 +74,7 @@ UNUSED = {
     "glm4-moe-bf16": (re.compile(r"model\.layers\.3\."), 0.5),
     "qwen35-moe-bf16": (re.compile(r"model\.visual\.|mtp\."), 0.25),
 }
-# What transformers calls the parameters of a family otherwise than its published files do.
+# Families whose parameters have other names in transformers than in published files.
 MLP = (r"\.block_sparse_moe\.", ".mlp.")
 RENAMED = {
     "granitemoehybrid": [
