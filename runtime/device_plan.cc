@@ -86,6 +86,13 @@ std::int64_t HostPoolBytes(const RuntimeOptions& options, std::int64_t free_byte
   return static_cast<std::int64_t>(options.pool.memory_share * static_cast<double>(free_bytes));
 }
 
+// Returns how the size of an automatic pool was chosen, as the beginning of a message.
+std::string AutomaticPoolText(const RuntimeOptions& options, std::int64_t free_bytes) {
+  return absl::StrCat("kv_cache.capacity_bytes is auto, ", free_bytes,
+                      " bytes of memory are free and device.cpu.kv_memory_share is ",
+                      options.pool.memory_share, ": ");
+}
+
 absl::StatusOr<StatePlan> PlanHostStates(const RuntimeOptions& options, const CpuPool& pool,
                                          std::int64_t pool_bytes) {
   return PlanStateSlots({.slot_bytes = pool.layers.state_bytes,
@@ -108,9 +115,8 @@ absl::StatusOr<std::uint32_t> FreeHostBlocks(const RuntimeOptions& options, cons
        .prefix_caching = options.pool.prefix_caching},
       share);
   if (fit.ok()) return fit;
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "kv_cache.capacity_bytes is auto, ", free_bytes, " bytes of memory are free and ",
-      "device.cpu.kv_memory_share is ", options.pool.memory_share, ": ", fit.status().message()));
+  return absl::ResourceExhaustedError(
+      absl::StrCat(AutomaticPoolText(options, free_bytes), fit.status().message()));
 }
 
 // Returns the states of a pool that is large enough for them and has the fewest snapshots.
@@ -125,6 +131,26 @@ absl::StatusOr<StatePlan> SmallestStates(const RuntimeOptions& options,
   smallest.pool.state_share = 0;
   const std::int64_t enough = 2 * (options.steps.max_rows + 4) * pool.layers.state_bytes;
   return PlanHostStates(smallest, pool, enough + 2 * pool.geometry.page_bytes());
+}
+
+absl::StatusOr<MemoryPlan> PlanHostMemory(const RuntimeOptions& options,
+                                          const formats::ModelFiles& files,
+                                          std::uint32_t vocab_size, std::uint32_t num_blocks,
+                                          const CpuPlan& plan) {
+  RunnerOptions runner = RunnerOptionsFor(options, plan.context_tokens);
+  runner.has_text.assign(vocab_size, 1);
+  runner.num_state_slots = plan.states.num_slots;
+  return PlanMemory(files,
+                    {.page_size = options.pool.page_size,
+                     .kv_dtype = options.pool.dtype,
+                     .num_blocks = num_blocks,
+                     .prefix_caching = options.pool.prefix_caching,
+                     .load_mode = LoadModeOf(options.model),
+                     .quantization = options.model.quantization,
+                     .fp8_activations = options.model.fp8_activations,
+                     .activations = kernels::ResolveCpuActivations(options.device.activations),
+                     .num_threads = NumThreads(options.device),
+                     .runner = std::move(runner)});
 }
 
 // Limits the context to the longest sequence that the pool holds, and plans the memory again,
@@ -244,8 +270,13 @@ absl::StatusOr<CpuPool> PlanCpuPool(const RuntimeOptions& options, const models:
                                        /*num_blocks=*/2));
   pool.layers = models::PlanLayerGroups(spec);
   const cache::PageDemand demand = PageDemandFor(options, pool.layers);
-  QUIRE_ASSIGN_OR_RETURN(pool.states,
-                         PlanHostStates(options, pool, HostPoolBytes(options, free_bytes)));
+  absl::StatusOr<StatePlan> states =
+      PlanHostStates(options, pool, HostPoolBytes(options, free_bytes));
+  if (!states.ok() && !options.pool.capacity_bytes) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(AutomaticPoolText(options, free_bytes), states.status().message()));
+  }
+  QUIRE_ASSIGN_OR_RETURN(pool.states, std::move(states));
   QUIRE_ASSIGN_OR_RETURN(pool.geometry.num_blocks,
                          ConfiguredBlocks(options, spec, pool.states.bytes()));
   if (!options.pool.capacity_bytes) {
@@ -262,7 +293,8 @@ absl::StatusOr<CpuPool> PlanCpuPool(const RuntimeOptions& options, const models:
   return pool;
 }
 
-absl::StatusOr<CpuPlan> PlanCpu(const RuntimeOptions& options, const formats::ModelFiles& files) {
+absl::StatusOr<CpuPlan> PlanCpu(const RuntimeOptions& options, const formats::ModelFiles& files,
+                                std::int64_t free_bytes) {
   QUIRE_ASSIGN_OR_RETURN(const CheckedSpec model, ReadModelSpec(files, DeviceKind::kCpu));
   const auto own = static_cast<std::int32_t>(model.spec.max_position);
   CpuPlan plan;
@@ -276,23 +308,16 @@ absl::StatusOr<CpuPlan> PlanCpu(const RuntimeOptions& options, const formats::Mo
   } else {
     QUIRE_ASSIGN_OR_RETURN(plan.states, SmallestStates(options, model.spec));
   }
-  const cache::PageDemand demand = PageDemandFor(options, models::PlanLayerGroups(model.spec));
+  QUIRE_ASSIGN_OR_RETURN(plan.memory,
+                         PlanHostMemory(options, files, model.config.vocab_size, num_blocks, plan));
+  const std::int64_t left = free_bytes - plan.memory.weight_bytes;
+  if (!options.pool.capacity_bytes && plan.states.num_slots > 0 && left >= 0) {
+    QUIRE_ASSIGN_OR_RETURN(const CpuPool pool, PlanCpuPool(options, model.spec, left));
+    plan.states = pool.states;
+    plan.memory.state_bytes = plan.states.bytes();
+  }
+  const cache::PageDemand demand = PageDemandFor(options, plan.memory.layer_groups);
   plan.sequence_pages = demand.PagesFor(static_cast<std::uint32_t>(plan.context_tokens));
-  RunnerOptions runner = RunnerOptionsFor(options, plan.context_tokens);
-  runner.has_text.assign(model.config.vocab_size, 1);
-  runner.num_state_slots = plan.states.num_slots;
-  QUIRE_ASSIGN_OR_RETURN(
-      plan.memory,
-      PlanMemory(files, {.page_size = options.pool.page_size,
-                         .kv_dtype = options.pool.dtype,
-                         .num_blocks = num_blocks,
-                         .prefix_caching = options.pool.prefix_caching,
-                         .load_mode = LoadModeOf(options.model),
-                         .quantization = options.model.quantization,
-                         .fp8_activations = options.model.fp8_activations,
-                         .activations = kernels::ResolveCpuActivations(options.device.activations),
-                         .num_threads = NumThreads(options.device),
-                         .runner = runner}));
   return plan;
 }
 

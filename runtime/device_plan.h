@@ -54,7 +54,9 @@ struct CpuPlan {
   // Longest sequence; without kv_cache.capacity_bytes, before the pool limits it.
   std::int32_t context_tokens = 0;
   std::uint32_t sequence_pages = 0;  // maximum number of pages that it holds at any moment
-  StatePlan states;                  // without kv_cache.capacity_bytes, with 2 snapshots
+  // The slots of the pool. If kv_cache.capacity_bytes is not set and the weights do not fit into
+  // the free memory, the slots of a pool that is large enough, with 2 snapshots.
+  StatePlan states;
 };
 
 // The planned pool of a host.
@@ -74,10 +76,13 @@ struct CpuPool {
 absl::StatusOr<CpuPool> PlanCpuPool(const RuntimeOptions& options, const models::ModelSpec& spec,
                                     std::int64_t free_bytes);
 
-// Plans the CPU with the pages of kv_cache.capacity_bytes. If that key is not set, the number of
-// pages depends on the memory that is free at start. The plan then has only the null page and one
-// more. Returns INVALID_ARGUMENT in the same cases as PlanDevice.
-absl::StatusOr<CpuPlan> PlanCpu(const RuntimeOptions& options, const formats::ModelFiles& files);
+// Plans the CPU with the pages of kv_cache.capacity_bytes. If that key is not set, the plan has
+// only the null page and one more, because the daemon sizes the pool after it has loaded the
+// weights. `free_bytes` is the free memory before that. Returns INVALID_ARGUMENT in the same cases as
+// PlanDevice. For a model with recurrent layers also returns the errors of PlanCpuPool, unless the
+// weights alone exceed the free memory.
+absl::StatusOr<CpuPlan> PlanCpu(const RuntimeOptions& options, const formats::ModelFiles& files,
+                                std::int64_t free_bytes);
 
 // Returns each use of GPU memory with its bytes, then "total", "reserve", "free" and, on the host,
 // "pinned" and "prefix_index".

@@ -4,14 +4,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <random>
 #include <string>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
 #include "base/clock.h"
 #include "base/logging.h"
 #include "base/status.h"
@@ -21,6 +18,7 @@
 #include "models/families/registry.h"
 #include "runtime/cpu_runner.h"
 #include "runtime/cuda_runner.h"
+#include "runtime/host_memory.h"
 #include "runtime/memory_plan.h"
 #include "runtime/self_check.h"
 #include "runtime/step/step_batch.h"
@@ -30,33 +28,6 @@ namespace quire::runtime {
 namespace {
 
 constexpr char kContextCut[] = "context cut to what the KV pool can hold";
-
-// Returns the first number of a file such as /sys/fs/cgroup/memory.max, or nothing for "max" or a
-// missing file.
-std::optional<std::int64_t> ReadNumber(const char* path) {
-  std::ifstream file(path);
-  std::string word;
-  std::int64_t value = 0;
-  if (!(file >> word) || !absl::SimpleAtoi(word, &value)) return std::nullopt;
-  return value;
-}
-
-// Returns the memory available without swapping (proc(5), MemAvailable), within the cgroup's limit.
-std::int64_t FreeMemoryBytes() {
-  std::ifstream file("/proc/meminfo");
-  std::string line;
-  std::int64_t available = 0;
-  while (std::getline(file, line)) {
-    absl::string_view rest = line;
-    if (!absl::ConsumePrefix(&rest, "MemAvailable:")) continue;
-    absl::ConsumeSuffix(&rest, " kB");
-    if (absl::SimpleAtoi(rest, &available)) available *= 1024;
-  }
-  const std::optional<std::int64_t> limit = ReadNumber("/sys/fs/cgroup/memory.max");
-  const std::optional<std::int64_t> used = ReadNumber("/sys/fs/cgroup/memory.current");
-  if (limit && used) available = std::min(available, *limit - *used);
-  return std::max<std::int64_t>(available, 0);
-}
 
 // Returns a new key for each process, so that clients cannot predict which prefixes share a key.
 HashKey RandomHashKey() {
@@ -191,8 +162,8 @@ absl::Status CheckPlan(const RuntimeOptions& options, const formats::ModelFiles&
                        const CheckedSpec& model, DeviceKind device) {
   LogLayerGroups(models::PlanLayerGroups(model.spec));
   if (device == DeviceKind::kCpu) {
-    QUIRE_ASSIGN_OR_RETURN(const CpuPlan plan, PlanCpu(options, files));
-    const std::int64_t free_bytes = FreeMemoryBytes();
+    const std::int64_t free_bytes = FreeHostMemory();
+    QUIRE_ASSIGN_OR_RETURN(const CpuPlan plan, PlanCpu(options, files, free_bytes));
     if (plan.memory.weight_bytes > free_bytes) {
       return absl::InvalidArgumentError(
           absl::StrCat("the weights of the model take ", plan.memory.weight_bytes,
@@ -270,8 +241,10 @@ absl::Status ModelStack::PrepareCpu(const RuntimeOptions& options,
   if (options.model.dtype == DType::kBF16) {
     return absl::InvalidArgumentError("model.dtype is bf16, and the CPU computes in f32 only");
   }
+  // Reading the weights takes long, so the plan that they do not affect is checked first.
+  QUIRE_RETURN_IF_ERROR(PlanCpu(options, files, FreeHostMemory()).status());
   QUIRE_RETURN_IF_ERROR(LoadWeights(options, files, /*weight_limit_bytes=*/0));
-  QUIRE_ASSIGN_OR_RETURN(CpuPool planned, PlanCpuPool(options, model_->spec, FreeMemoryBytes()));
+  QUIRE_ASSIGN_OR_RETURN(CpuPool planned, PlanCpuPool(options, model_->spec, FreeHostMemory()));
   context_tokens_ = planned.context_tokens;
   if (context_tokens_ < planned.wanted_context_tokens) {
     log::Warn("model", kContextCut,

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -12,7 +13,9 @@
 #include "absl/strings/str_cat.h"
 #include "cache_manager/cache_manager.h"
 #include "formats/model_files.h"
+#include "runtime/compute_device.h"
 #include "runtime/model.h"
+#include "runtime/model_stack.h"
 #include "tests/testing/paths.h"
 #include "tests/testing/temp_dir.h"
 #include "tools/quire/synthetic_model.h"
@@ -254,17 +257,17 @@ TEST(PoolOfTwoGroupsTest, EveryPlanRejectsOneUsablePage) {
     options.pool.capacity_bytes = pool_bytes;
     return options;
   };
-  const auto whole = runtime::PlanCpu(options(64 * kMiB), *files);
+  const auto whole = runtime::PlanCpu(options(64 * kMiB), *files, /*free_bytes=*/0);
   ASSERT_TRUE(whole.ok()) << whole.status();
   EXPECT_EQ(whole->memory.layer_groups.groups.size(), 2u);
   const std::int64_t page = whole->memory.page_bytes;
-  const auto two_pages = runtime::PlanCpu(options(3 * page), *files);
+  const auto two_pages = runtime::PlanCpu(options(3 * page), *files, /*free_bytes=*/0);
   ASSERT_TRUE(two_pages.ok()) << two_pages.status();
   EXPECT_EQ(two_pages->context_tokens, 16);
   const char kRefusal[] =
       "the KV pool has 1 usable pages, the shortest sequence needs 2; raise "
       "kv_cache.capacity_bytes";
-  EXPECT_THAT(std::string(runtime::PlanCpu(options(2 * page), *files).status().message()),
+  EXPECT_THAT(std::string(runtime::PlanCpu(options(2 * page), *files, 0).status().message()),
               kRefusal);
   EXPECT_THAT(
       std::string(
@@ -303,7 +306,7 @@ TEST(WindowedPrefixIndexTest, PlanEqualsTheIndexOfTheCacheManager) {
     cache.max_rows = options.steps.max_rows;
     cache.max_context_tokens = static_cast<std::uint32_t>(pool->context_tokens);
     cache.prefix_caching = prefix_caching;
-    const auto plan = runtime::PlanCpu(options, *files);
+    const auto plan = runtime::PlanCpu(options, *files, /*free_bytes=*/0);
     ASSERT_TRUE(plan.ok()) << plan.status();
     EXPECT_EQ(plan->memory.prefix_index_bytes, cache::CacheManager::PrefixIndexBytes(cache));
     const auto device = runtime::PlanDevice(options, *files, 1024 * kMiB, 132);
@@ -349,7 +352,7 @@ TEST(CpuPoolTest, AutomaticPoolLeavesRoomForItsPrefixIndex) {
   const auto given = runtime::PlanCpuPool(options, model->spec, /*free_bytes=*/0);
   ASSERT_TRUE(given.ok()) << given.status();
   EXPECT_EQ(given->geometry.num_blocks, kShare / cache.geometry.page_bytes());
-  const auto plan = runtime::PlanCpu(options, *files);
+  const auto plan = runtime::PlanCpu(options, *files, /*free_bytes=*/0);
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->memory.pool_bytes + plan->memory.prefix_index_bytes,
             bytes(given->geometry.num_blocks));
@@ -380,7 +383,7 @@ TEST(CpuPoolTest, StatesTakeTheirMemoryFromThePool) {
   EXPECT_EQ(pool->states.num_slots, 1u + 8 + 25);
   const std::int64_t page = pool->geometry.page_bytes();
   EXPECT_EQ(pool->geometry.num_blocks, 66 * slot / page);
-  const auto plan = runtime::PlanCpu(options, *files);
+  const auto plan = runtime::PlanCpu(options, *files, /*free_bytes=*/0);
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->memory.state_bytes, 34 * slot);
   EXPECT_EQ(plan->memory.pool_bytes, pool->geometry.num_blocks * page);
@@ -404,8 +407,69 @@ TEST(CpuPoolTest, StatesTakeTheirMemoryFromThePool) {
   ASSERT_TRUE(automatic.ok()) << automatic.status();
   EXPECT_EQ(automatic->states.num_slots, 34u);
   EXPECT_LT(automatic->geometry.num_blocks * page, 66 * slot);
-  EXPECT_EQ(runtime::PlanCpu(options, *files)->states.slot_bytes, slot);
-  EXPECT_EQ(runtime::PlanCpu(options, *files)->states.num_slots, 1u + 8 + 2);
+  const std::int64_t weights = plan->memory.weight_bytes;
+  const auto before_loading = runtime::PlanCpu(options, *files, weights + 200 * slot);
+  ASSERT_TRUE(before_loading.ok()) << before_loading.status();
+  EXPECT_EQ(before_loading->states.num_slots, 34u);
+  EXPECT_EQ(before_loading->memory.state_bytes, 34 * slot);
+  // The plan for a host that cannot hold the weights still has the size of a slot.
+  const auto elsewhere = runtime::PlanCpu(options, *files, weights - 1);
+  ASSERT_TRUE(elsewhere.ok()) << elsewhere.status();
+  EXPECT_EQ(elsewhere->states.slot_bytes, slot);
+  EXPECT_EQ(elsewhere->states.num_slots, 1u + 8 + 2);
+}
+
+// The message has the number of sequences, what they need, what is free, and how to go on.
+TEST(CpuPoolTest, StatesThatDoNotFitAreRefusedBeforeWeightsAreRead) {
+  const std::string fixture = paths::TestData("models/qwen35-bf16");
+  const testing::TempDir dir;
+  std::filesystem::copy(fixture, dir.path(), std::filesystem::copy_options::recursive);
+  const auto files = formats::ModelFiles::FromDirectory(dir.path());
+  ASSERT_TRUE(files.ok()) << files.status();
+  const auto model = runtime::ReadModelSpec(*files, DeviceKind::kCpu);
+  ASSERT_TRUE(model.ok()) << model.status();
+  const std::int64_t slot = PlanLayerGroups(model->spec).state_bytes;
+  runtime::RuntimeOptions options = Options();
+  options.model.dummy_weights = false;
+  options.model.path = dir.path();
+  options.pool.page_size = 16;
+  options.pool.memory_share = 0.5;
+  options.device.threads = 1;
+  const std::int64_t weights = runtime::PlanCpu(options, *files, 0)->memory.weight_bytes;
+  const std::string refusal(
+      runtime::PlanCpu(options, *files, weights + 30 * slot).status().message());
+  EXPECT_THAT(refusal,
+              HasSubstr(absl::StrCat(
+                  "kv_cache.capacity_bytes is auto, ", 30 * slot,
+                  " bytes of memory are free and device.cpu.kv_memory_share is 0.5: "
+                  "scheduler.max_running_sequences is 8, and the recurrent states of 8 sequences "
+                  "take ",
+                  8 * slot, " bytes, more than half of the ", 15 * slot)));
+  EXPECT_THAT(refusal, HasSubstr("lower it to at most 7, or raise kv_cache.capacity_bytes"));
+
+  // With almost no memory for the pool, `quired --validate` and the start of the daemon refuse it
+  // alike, although the weights could not be loaded either.
+  options.pool.memory_share = 1e-9;
+  constexpr char kTooMany[] = "scheduler.max_running_sequences is 8, and the recurrent states of 8";
+  EXPECT_THAT(std::string(runtime::CheckPlan(options, *files, *model, DeviceKind::kCpu).message()),
+              HasSubstr(kTooMany));
+  const auto weights_path = std::filesystem::path(dir.path()) / "model.safetensors";
+  const auto size = std::filesystem::file_size(weights_path);
+  {
+    std::fstream stream(weights_path, std::ios::in | std::ios::out | std::ios::binary);
+    stream.seekp(static_cast<std::streamoff>(size / 2));
+    stream << std::string(size / 2, '\xff');
+  }
+  const auto broken = formats::ModelFiles::FromDirectory(dir.path());
+  ASSERT_TRUE(broken.ok()) << broken.status();
+  const auto build = [&] {
+    auto device = runtime::ComputeDevice::Open(options.device, runtime::CheckCpu(options.device));
+    EXPECT_TRUE(device.ok()) << device.status();
+    return runtime::ModelStack::Build(options, *broken, *std::move(device)).status();
+  };
+  EXPECT_THAT(std::string(build().message()), HasSubstr(kTooMany));
+  options.pool.memory_share = 0.1;
+  EXPECT_THAT(std::string(build().message()), HasSubstr("finite"));
 }
 
 TEST(LongestSequenceTest, IsTheLongestWhosePagesFit) {

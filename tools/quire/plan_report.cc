@@ -10,6 +10,7 @@
 #include "formats/model_files.h"
 #include "runtime/compute_device.h"
 #include "runtime/device_plan.h"
+#include "runtime/host_memory.h"
 #include "server/config/options.h"
 #include "server/config/per_device_options.h"
 #include "server/config/scalar_value.h"
@@ -40,7 +41,8 @@ void AddLayers(const models::LayerGroups& layers, std::int64_t page_bytes,
            absl::StrCat(", ", sequence_pages, " pages at most, of ", context_tokens, " tokens")));
 }
 
-// Adds the slots of recurrent states. Their number is known if the pool has a given size.
+// Adds the slots of recurrent states. Their number is unknown if the pool has no given size and the
+// weights do not fit into the free memory of this host.
 void AddStates(const runtime::StatePlan& states, bool is_sized, PlanReport* report) {
   if (states.slot_bytes == 0) return;
   report->json["state_slot_bytes"] = states.slot_bytes;
@@ -89,9 +91,10 @@ absl::StatusOr<PlanReport> PlanHost(const server::DaemonOptions& daemon,
                                     const formats::ModelFiles& files) {
   // The instruction set decides the type of activations, and thus the size of the workspace.
   QUIRE_RETURN_IF_ERROR(runtime::SelectIsa(daemon.device));
+  const std::int64_t free_bytes = runtime::FreeHostMemory();
   QUIRE_ASSIGN_OR_RETURN(
       const runtime::CpuPlan cpu,
-      runtime::PlanCpu(server::RuntimeOptionsFor(daemon, DeviceKind::kCpu), files));
+      runtime::PlanCpu(server::RuntimeOptionsFor(daemon, DeviceKind::kCpu), files, free_bytes));
   const runtime::MemoryPlan& plan = cpu.memory;
   PlanReport report;
   report.json = {
@@ -112,7 +115,7 @@ absl::StatusOr<PlanReport> PlanHost(const server::DaemonOptions& daemon,
   report.lines.push_back(
       Line("page", plan.page_bytes,
            absl::StrCat(", ", daemon.pool.page_size, " tokens as ", DTypeName(daemon.pool.dtype))));
-  AddStates(cpu.states, daemon.pool.capacity_bytes.has_value(), &report);
+  AddStates(cpu.states, daemon.pool.capacity_bytes || plan.weight_bytes <= free_bytes, &report);
   AddLayers(plan.layer_groups, plan.page_bytes, cpu.sequence_pages, cpu.context_tokens, &report);
   return report;
 }
