@@ -62,6 +62,7 @@ Engine::Engine(const EngineOptions& options, std::unique_ptr<cache::CacheManager
       table_(TableCapacity(options, options.max_running_sequences)),
       hot_(options) {
   limiter_.SetTenants(options.tenants);
+  probe_.requests.ShowMaxRunning(options.max_running_sequences);
   output_ = std::make_unique<OutputStage>(
       OutputStageOptions{.num_workers = options.text_threads,
                          .ring_items = RingItems(options, options.max_running_sequences),
@@ -149,6 +150,7 @@ void Engine::SetHotOptions(const HotOptions& options) {
   limiter_.SetLimits(options.max_queued_requests, options.max_queued_tokens);
   limiter_.SetTenants(options.tenants);
   text_->SetLimits(options);
+  probe_.requests.ShowMaxRunning(options.max_running_sequences);
   hot_.Set(options);
   thread_->TakeHotOptions();
 }

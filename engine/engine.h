@@ -96,6 +96,8 @@ class Engine {
   // REQUIRES: PrepareHotOptions returned OK for the same options.
   void SetHotOptions(const HotOptions& options);
 
+  // Returns the maximum number of sequences of a step that is in effect.
+  std::int32_t max_running_sequences() const { return hot_.Get()->max_running_sequences; }
   std::vector<RequestInfo> ListRequests() const;  // sorted by accept time, id, tenant
   EngineStats GetStats() const;
   // Describes the pages at the next step boundary, with no step in flight. Too slow for every

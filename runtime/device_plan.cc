@@ -39,13 +39,13 @@ cache::PageDemand PageDemandFor(const RuntimeOptions& options, const models::Lay
 }
 
 // Returns the maximum size of an automatic pool: the null page, and the pages of the whole
-// histories of max_running_sequences sequences of this context, including pages that windows
-// release. More pages would only cache more prefixes.
-std::int64_t UsefulBlocks(const RuntimeOptions& options, const cache::PageDemand& demand,
+// histories of `max_rows` sequences of this context, including pages that windows release. More
+// pages would only cache more prefixes.
+std::int64_t UsefulBlocks(std::uint32_t max_rows, const cache::PageDemand& demand,
                           std::int32_t context_tokens) {
   const auto pages =
       static_cast<std::int64_t>(demand.HistoryPages(static_cast<std::uint32_t>(context_tokens)));
-  return pages * options.steps.max_rows + 1;
+  return pages * max_rows + 1;
 }
 
 DevicePlanOptions PlanOptions(const RuntimeOptions& options, const DevicePlan& plan,
@@ -99,6 +99,7 @@ absl::StatusOr<StatePlan> PlanHostStates(const RuntimeOptions& options, const Cp
                          .kv_bytes = pool_bytes,
                          .share = options.pool.prefix_caching ? options.pool.state_share : 0,
                          .max_rows = options.steps.max_rows,
+                         .may_lower_rows = options.steps.may_lower_rows,
                          .page_bytes = pool.geometry.page_bytes(),
                          .page_size = options.pool.page_size});
 }
@@ -110,7 +111,7 @@ absl::StatusOr<std::uint32_t> FreeHostBlocks(const RuntimeOptions& options, cons
   absl::StatusOr<std::uint32_t> fit = NumBlocksWithIndex(
       {.geometry = pool.geometry,
        .groups = models::CacheGroupsOf(pool.layers),
-       .max_rows = options.steps.max_rows,
+       .max_rows = pool.states.max_rows,
        .max_context_tokens = static_cast<std::uint32_t>(pool.wanted_context_tokens),
        .prefix_caching = options.pool.prefix_caching},
       share);
@@ -139,6 +140,7 @@ absl::StatusOr<MemoryPlan> PlanHostMemory(const RuntimeOptions& options,
                                           const CpuPlan& plan) {
   RunnerOptions runner = RunnerOptionsFor(options, plan.context_tokens);
   runner.has_text.assign(vocab_size, 1);
+  runner.max_rows = plan.states.max_rows;
   runner.num_state_slots = plan.states.num_slots;
   return PlanMemory(files,
                     {.page_size = options.pool.page_size,
@@ -249,7 +251,7 @@ absl::StatusOr<DevicePlan> PlanDevice(const RuntimeOptions& options,
                          ConfiguredBlocks(options, model.spec, /*state_bytes=*/0));
   QUIRE_ASSIGN_OR_RETURN(plan.memory, PlanDeviceMemory(files, request));
   const cache::PageDemand demand = PageDemandFor(options, plan.memory.layer_groups);
-  const std::int64_t useful = UsefulBlocks(options, demand, plan.context_tokens);
+  const std::int64_t useful = UsefulBlocks(options.steps.max_rows, demand, plan.context_tokens);
   if (!options.pool.capacity_bytes && plan.memory.num_blocks > useful) {
     request.num_blocks = static_cast<std::uint32_t>(useful);
     QUIRE_ASSIGN_OR_RETURN(plan.memory, PlanDeviceMemory(files, request));
@@ -281,8 +283,8 @@ absl::StatusOr<CpuPool> PlanCpuPool(const RuntimeOptions& options, const models:
                          ConfiguredBlocks(options, spec, pool.states.bytes()));
   if (!options.pool.capacity_bytes) {
     QUIRE_ASSIGN_OR_RETURN(const std::uint32_t fit, FreeHostBlocks(options, pool, free_bytes));
-    pool.geometry.num_blocks = static_cast<std::uint32_t>(
-        std::min<std::int64_t>(fit, UsefulBlocks(options, demand, pool.wanted_context_tokens)));
+    pool.geometry.num_blocks = static_cast<std::uint32_t>(std::min(
+        std::int64_t{fit}, UsefulBlocks(pool.states.max_rows, demand, pool.wanted_context_tokens)));
   }
   pool.geometry.num_blocks = static_cast<std::uint32_t>(
       std::min<std::int64_t>(pool.geometry.num_blocks, MaxNumBlocks(spec, pool.geometry)));
@@ -314,7 +316,8 @@ absl::StatusOr<CpuPlan> PlanCpu(const RuntimeOptions& options, const formats::Mo
   if (!options.pool.capacity_bytes && plan.states.num_slots > 0 && left >= 0) {
     QUIRE_ASSIGN_OR_RETURN(const CpuPool pool, PlanCpuPool(options, model.spec, left));
     plan.states = pool.states;
-    plan.memory.state_bytes = plan.states.bytes();
+    QUIRE_ASSIGN_OR_RETURN(
+        plan.memory, PlanHostMemory(options, files, model.config.vocab_size, num_blocks, plan));
   }
   const cache::PageDemand demand = PageDemandFor(options, plan.memory.layer_groups);
   plan.sequence_pages = demand.PagesFor(static_cast<std::uint32_t>(plan.context_tokens));

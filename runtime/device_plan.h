@@ -78,9 +78,9 @@ absl::StatusOr<CpuPool> PlanCpuPool(const RuntimeOptions& options, const models:
 
 // Plans the CPU with the pages of kv_cache.capacity_bytes. If that key is not set, the plan has
 // only the null page and one more, because the daemon sizes the pool after it has loaded the
-// weights. `free_bytes` is the free memory before that. Returns INVALID_ARGUMENT in the same cases as
-// PlanDevice. For a model with recurrent layers also returns the errors of PlanCpuPool, unless the
-// weights alone exceed the free memory.
+// weights. `free_bytes` is the free memory before that. Returns INVALID_ARGUMENT in the same cases
+// as PlanDevice. For a model with recurrent layers also returns the errors of PlanCpuPool, unless
+// the weights alone exceed the free memory.
 absl::StatusOr<CpuPlan> PlanCpu(const RuntimeOptions& options, const formats::ModelFiles& files,
                                 std::int64_t free_bytes);
 

@@ -185,6 +185,7 @@ absl::StatusOr<std::unique_ptr<ModelStack>> ModelStack::Build(
     std::unique_ptr<ComputeDevice> device, std::vector<kernels::KernelCheck>* checks) {
   std::unique_ptr<ModelStack> stack(new ModelStack());
   stack->device_ = std::move(device);
+  stack->max_rows_ = options.steps.max_rows;
   QUIRE_RETURN_IF_ERROR(stack->LoadTokenizer(options, files));
   const absl::Status prepared = stack->device_->is_cpu()
                                     ? stack->PrepareCpu(options, files)
@@ -252,10 +253,17 @@ absl::Status ModelStack::PrepareCpu(const RuntimeOptions& options,
   }
   layers_ = std::move(planned.layers);
   states_ = planned.states;
+  max_rows_ = states_.max_rows;
+  if (max_rows_ < options.steps.max_rows) {
+    log::Info("model",
+              "fewer sequences run at a time, because the recurrent states of more do not fit",
+              {{"max_running_sequences", max_rows_}, {"of", options.steps.max_rows}});
+  }
   LogLayerGroups(layers_);
   QUIRE_ASSIGN_OR_RETURN(cache::KvPool pool, cache::KvPool::Create(planned.geometry));
   pool_.emplace(std::move(pool));
   RunnerOptions runner = RunnerOptionsFor(options, context_tokens_);
+  runner.max_rows = max_rows_;
   runner.num_state_slots = states_.num_slots;
   CompleteRunnerOptions(*tokenizer_, *model_, &runner);
   QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<CpuRunner> created,
@@ -355,7 +363,7 @@ DeviceDescription ModelStack::DescribeDevice() const {
 cache::CacheManagerOptions ModelStack::CacheOptionsFor(const RuntimeOptions& options) const {
   return {.geometry = pool_->geometry(),
           .groups = models::CacheGroupsOf(layers_),
-          .max_rows = options.steps.max_rows,
+          .max_rows = max_rows_,
           .max_context_tokens = static_cast<std::uint32_t>(context_tokens_),
           .max_row_overlap_tokens = options.steps.max_overlap_tokens,
           .num_state_slots = states_.num_slots,

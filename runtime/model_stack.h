@@ -66,6 +66,9 @@ class ModelStack {
   const text::Tokenizer& tokenizer() const { return *tokenizer_; }
   // Maximum number of tokens of a sequence.
   std::int32_t context_tokens() const { return context_tokens_; }
+  // Maximum number of sequences that run at a time. It is lower than options.steps.max_rows if
+  // options.steps.may_lower_rows is set and the recurrent states of so many do not fit.
+  std::uint32_t max_rows() const { return max_rows_; }
   DType activation() const { return activation_; }
   const models::LayerGroups& layers() const { return layers_; }
   const cache::KvPool& pool() const { return *pool_; }
@@ -96,6 +99,7 @@ class ModelStack {
   std::unique_ptr<Model> model_;
   std::unique_ptr<text::Tokenizer> tokenizer_;
   std::int32_t context_tokens_ = 0;
+  std::uint32_t max_rows_ = 0;
   DType activation_ = DType::kF32;
   models::LayerGroups layers_;
   StatePlan states_;  // no slots if the model has no recurrent layers

@@ -57,6 +57,7 @@ struct PoolOptions {
 // The maximum sizes of the scheduler's steps on a device.
 struct StepSizes {
   std::uint32_t max_rows = 0;    // sequences that run at a time
+  bool may_lower_rows = false;   // fewer rows may be planned if their recurrent states do not fit
   std::uint32_t max_tokens = 0;  // tokens of one step
   // Prompt tokens of one sequence that are planned or in flight at a time.
   std::uint32_t max_overlap_tokens = 0;

@@ -19,27 +19,51 @@ std::int64_t NeededBytes(const StatePlanRequest& request, std::int64_t rows) {
                   slots * request.slot_bytes + 2 * request.page_bytes);
 }
 
-}  // namespace
-
-absl::StatusOr<StatePlan> PlanStateSlots(const StatePlanRequest& request) {
-  StatePlan plan;
-  if (request.slot_bytes == 0) return plan;
-  const std::int64_t fits = request.kv_bytes / 2 / request.slot_bytes;
-  if (request.max_rows > fits) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "scheduler.max_running_sequences is ", request.max_rows, ", and the recurrent states of ",
-        request.max_rows, " sequences take ", request.max_rows * request.slot_bytes,
-        " bytes, more than half of the ", request.kv_bytes, " bytes of the KV cache; ",
-        fits > 0 ? absl::StrCat("lower it to at most ", fits, ", or ") : std::string(),
-        "raise kv_cache.capacity_bytes to at least ", NeededBytes(request, request.max_rows)));
-  }
+// Returns the number of snapshots, which does not depend on the number of rows.
+std::int64_t NumSnapshots(const StatePlanRequest& request) {
   const auto share =
       static_cast<std::int64_t>(request.share * static_cast<double>(request.kv_bytes));
   const std::int64_t wanted =
       std::min(share / request.slot_bytes, request.kv_bytes / request.page_bytes);
+  return std::max(wanted, kMinSnapshots);
+}
+
+// Returns the largest number of rows, at least 1 and at most max_rows, that is accepted. If 1 is
+// not accepted either, the caller finds out.
+std::int64_t FittingRows(const StatePlanRequest& request) {
+  const std::int64_t half = request.kv_bytes / 2 / request.slot_bytes;
+  const std::int64_t slots = (request.kv_bytes - 2 * request.page_bytes) / request.slot_bytes;
+  const std::int64_t rows = std::min(half, slots - 1 - NumSnapshots(request));
+  return std::clamp<std::int64_t>(rows, 1, request.max_rows);
+}
+
+absl::Status TooManyRowsError(const StatePlanRequest& request, std::int64_t rows) {
+  const std::int64_t fits = request.kv_bytes / 2 / request.slot_bytes;
+  const std::string states =
+      request.may_lower_rows
+          ? "the recurrent states of one sequence take "
+          : absl::StrCat("scheduler.max_running_sequences is ", rows,
+                         ", and the recurrent states of ", rows, " sequences take ");
+  return absl::ResourceExhaustedError(
+      absl::StrCat(states, rows * request.slot_bytes, " bytes, more than half of the ",
+                   request.kv_bytes, " bytes of the KV cache; ",
+                   fits > 0 ? absl::StrCat("lower it to at most ", fits, ", or ") : std::string(),
+                   "raise kv_cache.capacity_bytes to at least ", NeededBytes(request, rows)));
+}
+
+}  // namespace
+
+absl::StatusOr<StatePlan> PlanStateSlots(const StatePlanRequest& request) {
+  StatePlan plan;
+  plan.max_rows = request.max_rows;
+  if (request.slot_bytes == 0) return plan;
+  if (request.may_lower_rows) plan.max_rows = static_cast<std::uint32_t>(FittingRows(request));
+  if (plan.max_rows > request.kv_bytes / 2 / request.slot_bytes) {
+    return TooManyRowsError(request, plan.max_rows);
+  }
   plan.slot_bytes = request.slot_bytes;
-  plan.num_snapshots = static_cast<std::uint32_t>(std::max(wanted, kMinSnapshots));
-  plan.num_slots = 1 + request.max_rows + plan.num_snapshots;
+  plan.num_snapshots = static_cast<std::uint32_t>(NumSnapshots(request));
+  plan.num_slots = 1 + plan.max_rows + plan.num_snapshots;
   const std::int64_t least = plan.bytes() + 2 * request.page_bytes;
   if (least > request.kv_bytes) {
     return absl::ResourceExhaustedError(

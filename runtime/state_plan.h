@@ -16,12 +16,14 @@ struct StatePlanRequest {
   std::int64_t kv_bytes = 0;    // memory for pages and slots together
   double share = 0;             // part of kv_bytes for snapshots; key kv_cache.state_share
   std::uint32_t max_rows = 0;
+  bool may_lower_rows = false;  // plan as many rows as fit instead of refusing max_rows
   std::int64_t page_bytes = 0;
   std::uint32_t page_size = 0;  // tokens
 };
 
 struct StatePlan {
   std::int64_t slot_bytes = 0;  // 0: the model has no recurrent layers
+  std::uint32_t max_rows = 0;   // of the request, or fewer if it allows that
   std::uint32_t num_slots = 0;  // the null slot, one per row, and those for snapshots
   std::uint32_t num_snapshots = 0;
   std::uint32_t slot_tokens = 0;      // tokens whose pages take as many bytes as a slot
@@ -30,8 +32,8 @@ struct StatePlan {
 };
 
 // Plans max(2, share * kv_bytes / slot_bytes) snapshots, but no more than pages. Returns
-// RESOURCE_EXHAUSTED if the slots of max_rows rows take more than half of kv_bytes, or if two pages
-// do not fit besides all slots.
+// RESOURCE_EXHAUSTED if the slots of the rows take more than half of kv_bytes, or if two pages do
+// not fit besides all slots. With may_lower_rows, that happens only if not even one row fits.
 absl::StatusOr<StatePlan> PlanStateSlots(const StatePlanRequest& request);
 
 }  // namespace quire::runtime

@@ -197,6 +197,10 @@ engine::EngineOptions EngineStack::MakeEngineOptions(const DaemonOptions& option
   const runtime::Model& model = loaded_->model();
   const runtime::ComputeDevice& device = loaded_->device();
   engine::EngineOptions engine = AdaptEngineOptions(options.engine, device.device().kind);
+  if (options.running_sequences_is_default) {
+    engine.max_running_sequences =
+        std::min(engine.max_running_sequences, static_cast<std::int32_t>(loaded_->max_rows()));
+  }
   engine.model_id = ServedModelId(options);
   engine.fingerprint = model.fingerprint;
   engine.vocab_size = static_cast<std::int32_t>(model.config.vocab_size);

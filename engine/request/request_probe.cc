@@ -44,6 +44,8 @@ RequestProbe::RequestProbe(probe::Registry* registry, const probe::Labels& model
                           "Accepted requests that do not run, preempted ones included.", model);
   waiting_tokens_ = registry_->AddGauge("quire_requests_waiting_tokens",
                                         "Waiting prompt tokens that no cache holds.", model);
+  max_running_ =
+      registry_->AddGauge("quire_running_sequences_limit", "Maximum sequences per step.", model);
 }
 
 void RequestProbe::Rejected(Reason reason) {

@@ -39,6 +39,7 @@ class RequestProbe {
   // The request ended early during its preparation. Counts it as accepted and as cancelled.
   void CancelledInPreparation(CancelSource source);
   void ShowWaitingTokens(std::int64_t tokens) { waiting_tokens_.Set(static_cast<double>(tokens)); }
+  void ShowMaxRunning(std::int32_t sequences) { max_running_.Set(sequences); }
 
  private:
   probe::Gauge& GaugeOf(bool is_running) { return is_running ? running_ : waiting_; }
@@ -47,7 +48,7 @@ class RequestProbe {
   const probe::Labels model_;
   probe::Counter received_, accepted_, completed_;
   std::array<probe::Counter, kNumCancelSources> cancelled_;
-  probe::Gauge running_, waiting_, waiting_tokens_;
+  probe::Gauge running_, waiting_, waiting_tokens_, max_running_;
 };
 
 }  // namespace quire::engine

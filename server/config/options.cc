@@ -413,6 +413,8 @@ DaemonOptions ToOptions(const LayeredConfig& layered) {
   options.admin_listen_is_default = IsBuiltIn(layered.origins(), "server.admin.listen");
   options.transport.max_connections_is_default =
       IsBuiltIn(layered.origins(), "server.grpc.max_connections");
+  options.running_sequences_is_default =
+      IsBuiltIn(layered.origins(), "scheduler.max_running_sequences");
   ReadSecurity(config, &options);
   ReadTenants(config, &options.engine.tenants);
   ReadDevice(config, &options.device);

@@ -103,6 +103,8 @@ struct DaemonOptions {
   // Set from the sections scheduler, limits, stream and tokenizer and from structured.mask_threads.
   // The daemon sets the members that depend on the model.
   engine::EngineOptions engine;
+  // True: a model with recurrent layers runs fewer sequences if the states of more do not fit.
+  bool running_sequences_is_default = false;
   bool text_threads_auto = false;
   bool mask_threads_auto = false;  // true: use as many as text threads
   engine::ConstraintOptions constraints;

@@ -30,6 +30,7 @@ runtime::RuntimeOptions RuntimeOptionsFor(const DaemonOptions& options, DeviceKi
           .model = options.model,
           .pool = options.pool,
           .steps = {.max_rows = static_cast<std::uint32_t>(engine.max_running_sequences),
+                    .may_lower_rows = options.running_sequences_is_default,
                     .max_tokens = MaxStepTokens(engine, page_size),
                     .max_overlap_tokens = engine::MaxChunkTokens(engine, page_size) *
                                           static_cast<std::uint32_t>(steps),

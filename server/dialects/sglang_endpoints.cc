@@ -21,7 +21,6 @@ absl::StatusOr<HttpAnswer> ServerInfo(const InfoContext& context, const HttpRequ
   QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context.handlers.state->ModelOrError());
   const ModelDescription& model = served->description;
   const engine::EngineStats stats = served->engine->GetStats();
-  const std::shared_ptr<const DaemonOptions> options = context.handlers.config->options();
   const std::int64_t tokens = std::int64_t{model.kv_page_count} * model.kv_page_size;
   return JsonAnswer(
       {{"model_path", context.server.model_path},
@@ -34,7 +33,7 @@ absl::StatusOr<HttpAnswer> ServerInfo(const InfoContext& context, const HttpRequ
        {"disaggregation_mode", "null"},
        {"context_length", model.max_context_tokens},
        {"max_total_tokens", tokens / model.kv_group_count},
-       {"max_running_requests", options->engine.max_running_sequences},
+       {"max_running_requests", served->engine->max_running_sequences()},
        {"internal_states",
         ordered_json::array({{{"last_gen_throughput", stats.generation_tokens_per_second}}})}});
 }

@@ -193,6 +193,7 @@ class GenerationService::Impl final : public RawService {
     FillDevice(served->device, response->add_devices());
     const std::shared_ptr<const TranslatorOptions> options = served->translator.options();
     limits->set_max_context_tokens(served->description.max_context_tokens);
+    limits->set_max_running_sequences(served->engine->max_running_sequences());
     limits->set_max_choices(options->limits.max_choices);
     limits->set_max_logprobs(options->limits.max_logprobs);
     limits->set_max_stop_sequences(options->limits.max_stop_sequences);

@@ -244,6 +244,7 @@ class VllmService::Impl final : public RawService {
     response->set_max_num_seqs(context_.config->options()->engine.max_running_sequences);
     const ServedModel* served = context_.state->model();
     if (served == nullptr) return;
+    response->set_max_num_seqs(served->engine->max_running_sequences());
     std::uint32_t active = 0;
     for (const engine::RequestInfo& request : served->engine->ListRequests()) {
       if (request.tenant == caller.tenant) ++active;
@@ -262,7 +263,7 @@ class VllmService::Impl final : public RawService {
     loads->set_dp_rank_count(1);
     wire::SchedulerLoad* const load = loads->add_loads();
     FillLoad(*served, served->engine->GetStats(), load);
-    load->set_max_running_requests(context_.config->options()->engine.max_running_sequences);
+    load->set_max_running_requests(served->engine->max_running_sequences());
     return absl::OkStatus();
   }
 

@@ -110,6 +110,28 @@ def test_states_that_do_not_fit_are_refused(tmp_path):
     assert f"lower it to at most {capacity // 2 // slot}" in daemon.log
 
 
+def test_the_default_runs_as_many_sequences_as_fit(api, tmp_path):
+    slot = plan_of()["state_slot_bytes"]
+    capacity = max(65536, 40 * slot)
+    fits = capacity // 2 // slot
+    settings = [setting for setting in SETTINGS if "max_running_sequences" not in setting]
+    settings.append(f"kv_cache.capacity_bytes={capacity}")
+    sets = [word for setting in settings for word in ("--set", setting)]
+    inspected = json.loads(subprocess.check_output([str(QUIRE), "--json", "inspect", str(MODEL), *sets], timeout=60))
+    assert inspected["plan"]["max_running_sequences"] == fits < 256
+    with Daemon(tmp_path, str(MODEL), settings=settings) as daemon:
+        daemon.wait_serving()
+        with daemon.channel() as channel:
+            generation = api.GenerationServiceStub(channel)
+            assert generation.GetServerInfo(api.GetServerInfoRequest(), timeout=60).limits.max_running_sequences == fits
+            calls = [generation.Generate(ask(api, prompt_of(i, 20)), timeout=120) for i in range(fits + 4)]
+            assert all(len(read(call)[0][0][0]) == OUTPUT for call in calls)
+        assert value_of(daemon, 'quire_running_sequences_limit{model_name="fixture"}') == fits
+        log = daemon.log
+    lines = [line for line in map(json.loads, log.splitlines()) if line["msg"].startswith("fewer sequences run")]
+    assert len(lines) == 1 and lines[0]["max_running_sequences"] == fits and lines[0]["of"] == 256
+
+
 @pytest.mark.parametrize("device, code", [("cpu", 0), ("cuda", 78)])
 def test_only_cpus_serve_them(device, code):
     command = [str(QUIRED), "--validate", "--set", f"model.path={MODEL}", "--set", f"device.type={device}"]

@@ -398,6 +398,13 @@ TEST(CpuPoolTest, StatesTakeTheirMemoryFromThePool) {
   EXPECT_THAT(std::string(refused.message()),
               HasSubstr("scheduler.max_running_sequences is 8, and the recurrent states"));
   EXPECT_THAT(std::string(refused.message()), HasSubstr("lower it to at most 7"));
+  options.steps.may_lower_rows = true;
+  const auto lowered = runtime::PlanCpuPool(options, model->spec, 0);
+  ASSERT_TRUE(lowered.ok()) << lowered.status();
+  EXPECT_EQ(lowered->states.max_rows, 7u);
+  EXPECT_EQ(lowered->states.num_slots, 1u + 7 + 2);
+  EXPECT_EQ(runtime::PlanCpu(options, *files, 0)->states.max_rows, 7u);
+  options.steps.may_lower_rows = false;
 
   // An automatic pool divides its share in the same way, and its plan knows the size of a slot.
   options.pool.prefix_caching = true;

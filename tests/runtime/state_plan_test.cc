@@ -62,6 +62,7 @@ TEST(StatePlanTest, TheIntervalIsAWholeNumberOfPages) {
 }
 
 TEST(StatePlanTest, RefusesRowsThatTakeMoreThanHalf) {
+  EXPECT_EQ(PlanStateSlots(Request(81))->max_rows, 81u);
   EXPECT_TRUE(PlanStateSlots(Request(81)).ok());
   const absl::Status refused = PlanStateSlots(Request(82)).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
@@ -84,6 +85,42 @@ TEST(StatePlanTest, RefusesRowsThatTakeMoreThanHalf) {
   EXPECT_THAT(
       std::string(PlanStateSlots(request).status().message()),
       HasSubstr("raise kv_cache.capacity_bytes to at least " + std::to_string(small.kv_bytes)));
+}
+
+// The plan with lower rows is accepted without that permission, and one with a row more is not.
+TEST(StatePlanTest, LowersRowsToTheLargestNumberThatFits) {
+  for (const double share : {0.0, 0.2, 0.45, 0.5}) {
+    for (const std::int64_t mib : {247, 300, 600, 1000, 9999}) {
+      StatePlanRequest request = Request(256);
+      request.share = share;
+      request.kv_bytes = mib * kMiB;
+      request.may_lower_rows = true;
+      const auto lowered = PlanStateSlots(request);
+      ASSERT_TRUE(lowered.ok()) << lowered.status();
+      EXPECT_LT(lowered->max_rows, 256u);
+      EXPECT_EQ(lowered->num_slots, 1 + lowered->max_rows + lowered->num_snapshots);
+      request.may_lower_rows = false;
+      request.max_rows = lowered->max_rows;
+      EXPECT_EQ(PlanStateSlots(request)->num_slots, lowered->num_slots);
+      ++request.max_rows;
+      EXPECT_FALSE(PlanStateSlots(request).ok()) << share << ", " << mib;
+    }
+  }
+}
+
+TEST(StatePlanTest, KeepsRowsThatFitAndRefusesIfNoneDoes) {
+  StatePlanRequest request = Request(64);
+  request.may_lower_rows = true;
+  EXPECT_EQ(PlanStateSlots(request)->max_rows, 64u);
+  EXPECT_EQ(PlanStateSlots(request)->num_slots, PlanStateSlots(Request(64))->num_slots);
+  request.kv_bytes = 100 * kMiB;
+  const absl::Status refused = PlanStateSlots(request).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("the recurrent states of one sequence take 63963136 bytes, more than half "
+                        "of the 104857600 bytes of the KV cache; raise kv_cache.capacity_bytes"));
+  request.slot_bytes = 0;
+  EXPECT_EQ(PlanStateSlots(request)->max_rows, 64u);
 }
 
 }  // namespace

@@ -29,6 +29,7 @@ runtime::StepSizes StepsOf(std::vector<std::string> sets, DeviceKind device) {
 TEST(PerDeviceOptionsTest, OnTheCpuPromptTokensOfAStepAreBounded) {
   const runtime::StepSizes steps = StepsOf({}, DeviceKind::kCpu);
   EXPECT_EQ(steps.max_rows, 8u);
+  EXPECT_FALSE(steps.may_lower_rows);
   EXPECT_EQ(steps.max_tokens, 512u + 8);
   EXPECT_EQ(steps.max_overlap_tokens, 512u);
   EXPECT_EQ(steps.max_logprobs, 7u);
@@ -45,6 +46,15 @@ TEST(PerDeviceOptionsTest, OnAGpuStepsAreAsLargeAsConfiguredAndTwoAreUnderWay) {
   EXPECT_EQ(steps.max_overlap_tokens, 2 * 640u);
   const runtime::StepSizes one = StepsOf({"engine.overlap_scheduling=false"}, DeviceKind::kCuda);
   EXPECT_EQ(one.max_overlap_tokens, 640u);
+}
+
+TEST(PerDeviceOptionsTest, TheDefaultNumberOfSequencesMayBeLowered) {
+  std::vector<std::string> errors;
+  const auto config = LayeredConfig::Load({}, &errors);
+  ASSERT_NE(config, nullptr) << errors[0];
+  const runtime::StepSizes steps = RuntimeOptionsFor(ToOptions(*config), DeviceKind::kCpu).steps;
+  EXPECT_TRUE(steps.may_lower_rows);
+  EXPECT_EQ(steps.max_rows, 256u);
 }
 
 TEST(PerDeviceOptionsTest, TheEngineHasTheBoundOfItsDevice) {

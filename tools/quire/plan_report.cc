@@ -51,9 +51,11 @@ void AddStates(const runtime::StatePlan& states, bool is_sized, PlanReport* repo
     report->json["states_bytes"] = states.bytes();
     report->json["state_slots"] = states.num_slots - 1;
     report->json["state_snapshots"] = states.num_snapshots;
-    report->lines.push_back(Line("states", states.bytes(),
-                                 absl::StrCat(", ", states.num_slots - 1, " slots, ",
-                                              states.num_snapshots, " of them for snapshots")));
+    report->json["max_running_sequences"] = states.max_rows;
+    report->lines.push_back(
+        Line("states", states.bytes(),
+             absl::StrCat(", ", states.num_slots - 1, " slots, ", states.max_rows,
+                          " of them for sequences, ", states.num_snapshots, " for snapshots")));
   }
   report->lines.push_back(
       Line("state slot", states.slot_bytes,
