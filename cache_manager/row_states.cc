@@ -8,10 +8,22 @@
 #include "base/status.h"
 
 namespace quire::cache {
+namespace {
+
+std::uint32_t MaxPathSnapshots(const CacheManagerOptions& options) {
+  constexpr std::uint32_t kLeast = 2;
+  const std::uint32_t others = 1 + options.max_rows;  // the null slot and those of rows
+  const std::uint32_t snapshots =
+      options.num_state_slots - std::min(options.num_state_slots, others);
+  return std::clamp(snapshots / 2, kLeast, RowStates::kMaxPathSnapshots);
+}
+
+}  // namespace
 
 RowStates::RowStates(const CacheManagerOptions& options, StatePool* pool, PrefixCache* prefixes)
     : page_size_(options.geometry.page_size),
       interval_(options.state_interval_tokens),
+      max_path_snapshots_(MaxPathSnapshots(options)),
       pool_(pool),
       prefixes_(prefixes) {
   if (!is_enabled()) return;
@@ -62,6 +74,11 @@ StateSlot RowStates::Take() {
   const StateSlot slot = pool_->Allocate();
   QUIRE_CHECK(slot != kNullSlot);
   return slot;
+}
+
+void RowStates::SetState(NodeId node, StateSlot slot) {
+  prefixes_->SetState(node, slot);
+  prefixes_->ThinStates(node, max_path_snapshots_);
 }
 
 void RowStates::GiveBack(StateSlot slot, bool is_in_flight) {
@@ -137,7 +154,7 @@ void RowStates::HandOver(BatchRow row, NodeId node, bool is_proven) {
     pool_->Freeze(ended.own, ended.tokens);
     ended.source = std::exchange(ended.own, kNullSlot);
   }
-  prefixes_->SetState(node, ended.source);
+  SetState(node, ended.source);
   if (is_proven) pool_->SetProvenFinite(ended.source);
 }
 
@@ -148,7 +165,7 @@ void RowStates::PublishSnapshot(BatchRow row, NodeId node, bool is_proven) {
   if (slot == kNullSlot) return;
   if (node == kNoNode || prefixes_->state(node) != kNullSlot) return pool_->Free(slot);
   pool_->Freeze(slot, tokens);
-  prefixes_->SetState(node, slot);
+  SetState(node, slot);
   if (is_proven) {
     pool_->SetProvenFinite(slot);
   } else {
@@ -179,7 +196,7 @@ std::uint32_t RowStates::SnapshotBorder(const Row& row, std::uint32_t begin,
   const std::uint32_t last = reusable / page_size_ * page_size_;
   if (is_inside(last)) return last;
   if (interval_ == 0) return 0;
-  const std::uint32_t spaced = std::min(end, row.prompt_tokens) / interval_ * interval_;
+  const std::uint32_t spaced = std::min(end, last) / interval_ * interval_;
   return is_inside(spaced) ? spaced : 0;
 }
 

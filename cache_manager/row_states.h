@@ -37,6 +37,9 @@ class RowStates {
   // A repeated prompt may differ in this many of its last tokens and still use the snapshot that is
   // taken near its end. Chat templates that open the reasoning of an answer make such prompts.
   static constexpr std::uint32_t kSlackTokens = 16;
+  // A history has at most this many snapshots, or half of all if that is fewer, but at least 2.
+  // Otherwise one long prompt could evict the snapshots of all other conversations.
+  static constexpr std::uint32_t kMaxPathSnapshots = 8;
 
   RowStates(const CacheManagerOptions& options, StatePool* pool, PrefixCache* prefixes);
 
@@ -114,6 +117,8 @@ class RowStates {
   Row& at(BatchRow row);
   const Row& at(BatchRow row) const;
   StateSlot Take();
+  // Makes the slot the snapshot of `node`. If its history then has too many, one before it goes.
+  void SetState(NodeId node, StateSlot slot);
   void GiveBack(StateSlot slot, bool is_in_flight);
   // Returns the tokens after which a step over [begin, end) writes a snapshot, 0 if none.
   std::uint32_t SnapshotBorder(const Row& row, std::uint32_t begin, std::uint32_t end) const;
@@ -122,6 +127,7 @@ class RowStates {
 
   const std::uint32_t page_size_;
   const std::uint32_t interval_;
+  const std::uint32_t max_path_snapshots_;
   StatePool* const pool_;
   PrefixCache* const prefixes_;
   std::vector<Row> rows_;

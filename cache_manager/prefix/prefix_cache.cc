@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <functional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -56,6 +57,7 @@ PrefixCache::PrefixCache(const PrefixCacheOptions& options, BlockPool* pool, Sta
       pages_(nodes_.size() * options.groups.size()) {
   QUIRE_CHECK(options.page_size > 0 && !options.groups.empty());
   unused_.reserve(nodes_.size());
+  path_states_.reserve(states->num_slots());
   for (std::size_t slot = nodes_.size(); slot > 0; --slot) {
     unused_.emplace_back(static_cast<std::uint32_t>(slot - 1));
   }
@@ -165,6 +167,52 @@ void PrefixCache::RemoveState(NodeId node) {
   if (at(node).kind == Kind::kPartial) return DropSubtree(node);
   states_->DetachNode(std::exchange(at(node).state, kNullSlot));
   ++generation_;
+}
+
+void PrefixCache::AddStates(NodeId above, NodeId below) {
+  const auto add = [this](NodeId node, bool may_go) {
+    const StateSlot slot = at(node).state;
+    path_states_.push_back({states_->tokens(slot), node, may_go && states_->is_cached(slot)});
+  };
+  const auto continued = tokens(below);
+  std::size_t others = at(above).children.size();
+  const auto begin = static_cast<std::ptrdiff_t>(path_states_.size());
+  std::uint32_t candidates = kMaxPartialCandidates;
+  for (const Node* child = at(above).children.front(); child != nullptr && candidates > 0;
+       child = Siblings::next(child)) {
+    if (child->kind != Kind::kPartial) continue;
+    --candidates;
+    const auto stored = tokens(id(child));
+    if (id(child) == below || stored.size() > continued.size()) continue;
+    if (!std::ranges::equal(stored, continued.first(stored.size()))) continue;
+    add(id(child), /*may_go=*/true);
+    --others;
+  }
+  std::ranges::sort(path_states_.begin() + begin, path_states_.end(), std::greater(),
+                    &PathState::tokens);
+  if (at(above).state != kNullSlot) add(above, /*may_go=*/others == 1);
+}
+
+void PrefixCache::ThinStates(NodeId node, std::size_t limit) {
+  path_states_.clear();
+  path_states_.push_back({.tokens = states_->tokens(at(node).state), .node = node});
+  for (NodeId above = parent(node); above != kNoNode; above = parent(node)) {
+    AddStates(above, node);
+    node = above;
+  }
+  if (path_states_.size() <= limit) return;
+  const PathState* best = nullptr;
+  std::uint32_t least = 0;
+  for (std::size_t i = 2; i < path_states_.size(); ++i) {
+    const PathState& state = path_states_[i];
+    const bool is_first = i + 1 == path_states_.size();
+    const std::uint32_t gap =
+        path_states_[i - 1].tokens - (is_first ? 0 : path_states_[i + 1].tokens);
+    if (!state.may_go || (best != nullptr && gap > least)) continue;
+    best = &state;
+    least = gap;
+  }
+  if (best != nullptr) RemoveState(best->node);
 }
 
 NodeId PrefixCache::TakeSlot(Kind kind) {

@@ -121,6 +121,11 @@ class PrefixCache {
   void SetState(NodeId node, StateSlot slot);
   // Takes the snapshot from the node. A partial child is removed. REQUIRES: the node has one.
   void RemoveState(NodeId node);
+  // Takes one snapshot from the history that ends with `node` if it has more than `limit` of them,
+  // including those of partial children that the history continues. The one whose neighbours are
+  // closest to each other is taken. The last two, those that rows read and those at branches stay.
+  // O(nodes of the history). REQUIRES: the node has a snapshot.
+  void ThinStates(NodeId node, std::size_t limit);
 
   // Makes the node the most recently used child of its parent if it owns all its pages.
   void Touch(NodeId node);
@@ -203,11 +208,20 @@ class PrefixCache {
   void Prune(NodeId node);
   // True if evicting the node's pages would remove the node and none of them is referenced.
   bool IsColdLeaf(NodeId node) const;
+  // Adds the snapshots of `above` and of its partial children that `below`, another child of it,
+  // continues. Those after more tokens come first.
+  void AddStates(NodeId above, NodeId below);
   absl::Status CheckPages(const Node& node) const;
   absl::Status CheckState(const Node& node) const;
   absl::Status CheckNode(const Node& node) const;
   absl::Status CheckTree() const;
   absl::Status CheckEvictionOrder(std::size_t group) const;
+
+  struct PathState {
+    std::uint32_t tokens = 0;
+    NodeId node = kNoNode;
+    bool may_go = false;
+  };
 
   const PrefixCacheOptions options_;
   const std::size_t num_groups_;
@@ -219,6 +233,7 @@ class PrefixCache {
   std::vector<BlockId> pages_;                  // [nodes_, groups]
   absl::flat_hash_map<PageKey, NodeId> index_;  // full nodes; never iterated for a decision
   absl::flat_hash_map<Hash128, NodeId> roots_;
+  std::vector<PathState> path_states_;  // scratch of ThinStates
   std::uint32_t num_nodes_ = 0;
   std::uint64_t generation_ = 0;
   std::uint64_t num_published_ = 0;

@@ -328,7 +328,7 @@ class CacheModel {
     const std::uint32_t column = at / size_;
     const std::uint32_t node = rows_[row].published < column ? 0 : ParentOf(rows_[row], column);
     if (node != 0 && tree_.at(node).state == 0) {
-      tree_.SetState(node, slot);
+      SetState(node, slot);
       if (is_proven) {
         slots_.SetProven(slot);
       } else {
@@ -467,7 +467,7 @@ class CacheModel {
     if (!hands_over || node == 0) return;
     if (tree_.at(node).state != 0) return slots_.Touch(tree_.at(node).state);
     const std::uint32_t slot = state.source != 0 ? state.source : state.own;
-    tree_.SetState(node, slot);
+    SetState(node, slot);
     if (is_row_proven) slots_.SetProven(slot);
     if (slot == state.own) state.source = std::exchange(state.own, 0);
   }
@@ -503,6 +503,21 @@ class CacheModel {
     }
   }
 
+  void SetState(std::uint32_t node, std::uint32_t slot) {
+    tree_.SetState(node, slot);
+    const std::uint32_t snapshots = options_.num_state_slots - 1 - options_.max_rows;
+    const std::uint32_t limit = std::min(std::max(snapshots / 2, 2u), 8u);
+    const auto path = tree_.StatesBefore(node);
+    if (path.size() <= limit) return;
+    std::uint32_t thinnest = 0, least = 0xffffffff;
+    for (std::size_t i = 0; i + 2 < path.size(); ++i) {
+      const std::uint32_t gap = path[i + 1].tokens - (i == 0 ? 0 : path[i - 1].tokens);
+      if (path[i].is_branch || gap >= least || !slots_.IsCached(path[i].slot)) continue;
+      thinnest = path[i].slot;
+      least = gap;
+    }
+    if (thinnest != 0) EvictState(thinnest);
+  }
   std::uint32_t TakeSlot() {
     if (slots_.free().empty()) EvictState(slots_.cached().front());
     return slots_.Take();

@@ -120,6 +120,7 @@ TEST_F(CacheStatesTest, MatchesWithoutCopiesEndAtAPage) {
 }
 
 TEST_F(CacheStatesTest, PromptsLeaveSnapshotsAtIntervals) {
+  options_ = WithSlots(8);
   options_.state_interval_tokens = 2 * kP;
   cache_ = MakeCache(options_);
   const Tokens tokens = Count(9 * kP + 3);
@@ -226,6 +227,74 @@ TEST_F(CacheStatesTest, TheColdestSnapshotIsEvictedAndItsPagesStay) {
   EXPECT_EQ(MatchedTokens(prompts[0]), 0u);
   EXPECT_EQ(Match(prompts[0]).lost_tokens, 2 * kP);
   for (std::size_t i = 1; i < 6; ++i) EXPECT_EQ(MatchedTokens(prompts[i]), kP);
+}
+
+// A cache with 16 slots besides those of rows. Nine conversations have one snapshot each.
+class ManyConversationsTest : public CacheStatesTest {
+ protected:
+  ManyConversationsTest() {
+    options_ = TinyOptions(400, 4, 1600);
+    options_.num_state_slots = 1 + options_.max_rows + 16;
+    options_.state_interval_tokens = 2 * kP;
+    cache_ = MakeCache(options_);
+    for (std::int32_t i = 0; i < 9; ++i) {
+      conversations_.push_back(Count(3 * kP, 10000 + i * 1000));
+      Prompt(kB, conversations_.back());
+      cache_->Free(kB);
+    }
+  }
+  void ExpectAllConversations() {
+    for (const Tokens& tokens : conversations_) EXPECT_EQ(MatchedTokens(tokens), kP);
+  }
+
+  std::vector<Tokens> conversations_;
+};
+
+TEST_F(ManyConversationsTest, ALongPromptThinsItsOwnSnapshots) {
+  const Tokens tokens = Count(90 * kP);
+  Prompt(kA, tokens, 2 * kP);
+  cache_->Free(kA);
+  ExpectAllConversations();
+  EXPECT_EQ(MatchedTokens(tokens), 88 * kP);
+  // The snapshots that are left lie apart, so an edit anywhere loses less than half of the prompt.
+  for (std::uint32_t page = 8; page < 88; ++page) {
+    Tokens edited = tokens;
+    edited[page * kP] = -1;
+    EXPECT_LT(page * kP - MatchedTokens(edited), 45 * kP) << page;
+  }
+}
+
+TEST_F(ManyConversationsTest, ManyTurnsThinTheSnapshotsOfTheirConversation) {
+  Tokens tokens = Count(40);
+  for (std::int32_t turn = 1; turn <= 40; ++turn) {
+    Prompt(kA, tokens);
+    FreeKeepingTail(kA, tokens);
+    EXPECT_EQ(cache_->CheckIntegrity(), absl::OkStatus());
+    tokens = tokens + Count(21, turn * 100);
+    EXPECT_EQ(MatchedTokens(tokens), tokens.size() - 21) << "turn " << turn;
+  }
+  ExpectAllConversations();
+}
+
+TEST_F(ManyConversationsTest, SnapshotsAtBranchesAndThoseThatAreReadStay) {
+  const Tokens tokens = Count(90 * kP);
+  Prompt(kA, Tokens(tokens.begin(), tokens.begin() + 12 * kP), 2 * kP);
+  cache_->Free(kA);
+  Tokens branch(tokens.begin(), tokens.begin() + 6 * kP);
+  EXPECT_EQ(Prompt(kA, branch + Count(kP, 7000)), 6 * kP);
+  cache_->Free(kA);
+  Tokens reader(tokens.begin(), tokens.begin() + 8 * kP);
+  reader.push_back(-1);
+  const PrefixMatch match = Match(reader);
+  ASSERT_EQ(match.num_tokens, 8 * kP);
+  ASSERT_TRUE(cache_->Attach(kB, match, kRoot).ok());
+  Prompt(kA, tokens, 2 * kP);
+  cache_->Free(kA);
+  branch.push_back(-1);
+  EXPECT_EQ(MatchedTokens(branch), 6 * kP);
+  EXPECT_EQ(MatchedTokens(reader), 8 * kP);
+  ExpectAllConversations();
+  cache_->Free(kB);
 }
 
 TEST_F(CacheStatesTest, ASnapshotThatARowReadsIsNotEvicted) {

@@ -117,6 +117,35 @@ class PrefixModel {
     nodes_.at(id).state = 0;
     ++removals_;
   }
+  struct PathState {
+    std::uint32_t tokens = 0, slot = 0;
+    bool is_branch = false;
+  };
+  // Returns the snapshots of the history that ends with the node, by number of tokens. Those of
+  // partial children count if the history continues them.
+  std::vector<PathState> StatesBefore(std::uint32_t last) const {
+    std::vector<PathState> path = {{Length(last), nodes_.at(last).state, false}};
+    for (std::uint32_t below = last; below != 0; below = nodes_.at(below).parent) {
+      const Node& next = nodes_.at(below);
+      const auto children = Children(next.root, next.parent);
+      std::size_t others = children.size(), candidates = 8;
+      for (const std::uint32_t id : children) {
+        const Node& child = nodes_.at(id);
+        if (child.key.has_value() || candidates == 0) continue;
+        --candidates;
+        if (id == below || child.tokens.size() > next.tokens.size()) continue;
+        if (!std::ranges::equal(child.tokens, std::span(next.tokens).first(child.tokens.size()))) {
+          continue;
+        }
+        path.push_back({Length(id), child.state, false});
+        --others;
+      }
+      if (next.parent == 0 || nodes_.at(next.parent).state == 0) continue;
+      path.push_back({Length(next.parent), nodes_.at(next.parent).state, others > 1});
+    }
+    std::ranges::sort(path, {}, &PathState::tokens);
+    return path;
+  }
   // Returns the longest partial child whose tokens all begin `tokens`.
   std::uint32_t FindWholePartial(const Hash128& root, std::uint32_t parent,
                                  std::span<const std::int32_t> tokens) const {
@@ -157,6 +186,11 @@ class PrefixModel {
   }
 
  private:
+  std::uint32_t Length(std::uint32_t id) const {
+    std::size_t tokens = 0;
+    for (; id != 0; id = nodes_.at(id).parent) tokens += nodes_.at(id).tokens.size();
+    return static_cast<std::uint32_t>(tokens);
+  }
   static bool IsEmpty(const Node& node) {
     return std::ranges::all_of(node.pages, [](std::uint32_t page) { return page == 0; });
   }

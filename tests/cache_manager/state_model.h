@@ -22,7 +22,7 @@ struct RowStateModel {
     std::uint32_t last = 0, spaced = 0;
     for (std::uint32_t at = page_size; at <= tokens; at += page_size) {
       if (at + 17 <= prompt_tokens) last = at;
-      if (interval > 0 && at % interval == 0 && at <= prompt_tokens) spaced = at;
+      if (interval > 0 && at % interval == 0 && at + 17 <= prompt_tokens) spaced = at;
     }
     const bool is_last = at_end(last, page_size);
     if (is_last && begin < last) return last;
@@ -60,6 +60,7 @@ class StateModel {
     proven_.erase(slot);
     return slot;
   }
+  bool IsCached(std::uint32_t slot) const { return std::ranges::count(cached_, slot) > 0; }
   // Takes the slot from the cached ones. Returns whether it was one.
   bool Use(std::uint32_t slot) { return std::erase(cached_, slot) > 0; }
   void Touch(std::uint32_t slot) {
