@@ -55,6 +55,7 @@ void Admission::Add(ScheduledRequest* request) {
   request->uncached_tokens = first.total() - MatchPrefix(*cache_, first).num_tokens;
   CountWaiting(*request, 1);
   for (const auto& sequence : request->sequences) rows_->Enter(*sequence, SequenceState::kQueued);
+  request->first().holds_last_token = cache_->has_states() && !request->prompt.mask_rules.empty();
   tenants_.Join(*request);
   waiting_.Add(request);
   RefreshState(*request);
@@ -110,7 +111,7 @@ bool Admission::IsStillBlocked(const Sequence& sequence) const {
   return blocked_.sequence == &sequence && blocked_.cache_changes == cache_->num_changes() &&
          draft_->fork_pages() >= blocked_.fork_pages &&
          draft_->fork_slots() >= blocked_.fork_slots &&
-         draft_->ChunkTokens(blocked_.matched_tokens, sequence.total(), sequence.total()) >=
+         draft_->ChunkTokens(blocked_.matched_tokens, sequence.chunk_end(), sequence.total()) >=
              blocked_.chunk;
 }
 
@@ -125,8 +126,9 @@ Admission::Result Admission::TryAdmit(Sequence& sequence) {
   if (IsStillBlocked(sequence)) return Result::kBlocked;
   cache::PrefixMatch match = MatchPrefix(*cache_, sequence);
   const std::uint32_t total = sequence.total();
-  std::uint32_t chunk = draft_->ChunkTokens(match.num_tokens, total, /*room=*/total);
-  if (chunk == 0) return Result::kNoTokens;
+  std::uint32_t chunk = draft_->ChunkTokens(match.num_tokens, sequence.chunk_end(), total);
+  // The only token left may wait for its mask, whose making begins with the admission.
+  if (chunk == 0 && match.num_tokens < sequence.chunk_end()) return Result::kNoTokens;
   blocked_ = {};
   Blocked attempt{&sequence,           0, match.num_tokens, chunk, draft_->fork_pages(),
                   draft_->fork_slots()};
@@ -135,7 +137,7 @@ Admission::Result Admission::TryAdmit(Sequence& sequence) {
     // The copied page keeps its source busy for a step, which can be the one page too many.
     const bool has_partial = match.partial_rows > 0;
     match = MatchPrefix(*cache_, sequence, /*may_copy=*/false);
-    chunk = draft_->ChunkTokens(match.num_tokens, total, /*room=*/total);
+    chunk = draft_->ChunkTokens(match.num_tokens, sequence.chunk_end(), total);
     if (!has_partial || chunk == 0 || !TakePages(sequence, match, chunk)) {
       rows_->ReleaseRow(sequence);
       ++blocked_admissions_;
@@ -145,7 +147,11 @@ Admission::Result Admission::TryAdmit(Sequence& sequence) {
     }
   }
   Start(sequence, match);
-  draft_->AddChunk(sequence, chunk);
+  if (chunk > 0) {
+    draft_->AddChunk(sequence, chunk);
+  } else {
+    sequence.awaits_mask = true;
+  }
   RefreshState(request);
   return Result::kAdmitted;
 }

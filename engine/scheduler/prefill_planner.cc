@@ -92,7 +92,8 @@ void PrefillPlanner::Plan(absl::Time now) {
     if (!is_oldest && admits) admits = admission_->AdmitBefore(sequence, now);
     is_oldest = false;
     const std::uint32_t room = cache_->reserved_tokens(*sequence->row) - sequence->launched();
-    const std::uint32_t chunk = draft_->ChunkTokens(sequence->launched(), sequence->total(), room);
+    const std::uint32_t chunk =
+        draft_->ChunkTokens(sequence->launched(), sequence->chunk_end(), room);
     if (chunk == 0) {
       admits = false;  // no waiting request passes this prompt
       break;

@@ -110,7 +110,11 @@ struct Sequence {
   bool is_stalled = false;
   // Its last step made no sample because the mask was late. When the mask is ready, the last token
   // is computed again.
+  // With recurrent states no step computes a token again, so no step is made before the mask.
   bool awaits_mask = false;
+  // The mask of its next token is not made and the model has recurrent states. A chunk may compute
+  // all its tokens but the last one.
+  bool holds_last_token = false;
   bool completed = false;    // kFinished because it came to its own end
   bool invalidated = false;  // kFinished because of its logits
 
@@ -133,6 +137,8 @@ struct Sequence {
   }
   std::uint32_t total() const { return static_cast<std::uint32_t>(tokens.size()); }
   std::uint32_t launched() const { return computed + in_flight; }
+  // End of the tokens that the next chunk may compute.
+  std::uint32_t chunk_end() const { return total() - (holds_last_token ? 1 : 0); }
   std::uint32_t known() const { return total() + samples_in_flight; }
   std::int32_t output_tokens() const {
     return static_cast<std::int32_t>(tokens.size()) - static_cast<std::int32_t>(prompt_tokens);

@@ -33,9 +33,9 @@ bool CanSample(const Sequence& sequence) {
 
 }  // namespace
 
-MaskGate::MaskGate(std::int32_t num_threads, bool may_skip_samples, const Clock* clock,
+MaskGate::MaskGate(std::int32_t num_threads, bool has_states, const Clock* clock,
                    EngineProbe* probe)
-    : may_skip_samples_(may_skip_samples),
+    : has_states_(has_states),
       clock_(clock),
       probe_(probe),
       masks_(num_threads, clock, [probe](absl::Duration time) { probe->steps.MaskMade(time); }) {}
@@ -48,6 +48,42 @@ void MaskGate::Start(ScheduledRequest& live) {
 
 void MaskGate::Drop(const ScheduledRequest& live) {
   if (live.sequences.front()->mask != nullptr) --num_masked_;
+}
+
+void MaskGate::AddAwaited(const Sequence& sequence) {
+  const auto add = [this](const Sequence& choice) {
+    if (choice.mask != nullptr && !choice.mask->is_ready()) awaited_.push_back(choice.mask.get());
+  };
+  const ScheduledRequest& live = *sequence.request;
+  if (live.forked) return add(sequence);
+  for (const auto& choice : live.sequences) add(*choice);
+}
+
+void MaskGate::AwaitNextSamples(std::span<Sequence* const> running, absl::Duration expected) {
+  if (!has_states_ || num_masked_ == 0) return;
+  awaited_.clear();
+  for (const Sequence* sequence : running) {
+    const bool is_next = sequence->active() && sequence->launched() + 1 == sequence->total();
+    if (is_next && !sequence->awaits_mask) AddAwaited(*sequence);
+  }
+  if (awaited_.empty()) return;
+  masks_.WaitAll(awaited_, std::max(kMinPatience, expected * kPatienceShare));
+}
+
+void MaskGate::HoldRows(std::span<Sequence* const> running, std::span<Sequence* const> preempted) {
+  if (!has_states_ || num_masked_ == 0) return;
+  const auto hold = [](Sequence* sequence) {
+    if (sequence->mask != nullptr) sequence->holds_last_token = !CanSample(*sequence);
+  };
+  std::ranges::for_each(preempted, hold);
+  for (Sequence* sequence : running) {
+    if (!sequence->active()) continue;
+    hold(sequence);
+    const bool is_next = sequence->launched() + 1 == sequence->total();
+    if (!is_next || !sequence->holds_last_token || sequence->awaits_mask) continue;
+    sequence->awaits_mask = true;
+    probe_->steps.MaskLate();
+  }
 }
 
 void MaskGate::AwaitLateSamples(const InFlightStep& step) {
@@ -65,8 +101,8 @@ void MaskGate::AwaitLateSamples(const InFlightStep& step) {
   }
   has_others |= step.batch.rows.size() > sampled_rows;  // prompts that do not sample in this step
   if (awaited_.empty()) return;
-  absl::Duration patience = may_skip_samples_ ? kLonePatience : absl::InfiniteDuration();
-  if (may_skip_samples_ && has_others) {
+  absl::Duration patience = kLonePatience;
+  if (has_others) {
     patience = std::max({kMinPatience, step.expected * kPatienceShare,
                          step.expected * kStepShare - (clock_->Now() - step.launched)});
   }
@@ -82,7 +118,7 @@ void MaskGate::CompleteLateSamples(const BatchBuilder& builder, InFlightStep* st
       builder.CompleteSample(step, i);
       continue;
     }
-    QUIRE_CHECK(may_skip_samples_);
+    QUIRE_CHECK(!has_states_);  // HoldRows
     Sequence& computed = sequence.request->forked ? sequence : sequence.request->first();
     if (!computed.awaits_mask) probe_->steps.MaskLate();
     computed.awaits_mask = true;
@@ -112,11 +148,7 @@ bool MaskGate::AwaitAny(std::span<Sequence* const> running, std::span<Sequence* 
   const auto add = [&](const Sequence* sequence) {
     if (!sequence->awaits_mask) return;
     is_any_stalled = true;
-    for (const auto& choice : sequence->request->sequences) {
-      if (choice->mask != nullptr && !choice->mask->is_ready()) {
-        awaited_.push_back(choice->mask.get());
-      }
-    }
+    AddAwaited(*sequence);
   };
   std::ranges::for_each(running, add);
   std::ranges::for_each(preempted, add);

@@ -7,6 +7,9 @@
 // same step. A row whose mask is late gets no sample, is left out of steps until the mask is ready,
 // and then computes its last token again.
 //
+// A model with recurrent states cannot compute a token again, because its states already include
+// that token. Its rows compute the token whose logits they sample only when their masks are ready.
+//
 // Place:      between StepPipeline and MaskPool. Ends no request itself.
 // Invariants: see CheckIntegrity(). Exactly the choices of requests with rules that have started
 //             have masks.
@@ -31,10 +34,8 @@ namespace quire::engine {
 
 class MaskGate {
  public:
-  // If `may_skip_samples` is true, a stalled row computes its last token again. A model with
-  // recurrent states cannot, because its states already include that token. Its steps therefore
-  // wait for the masks.
-  MaskGate(std::int32_t num_threads, bool may_skip_samples, const Clock* clock, EngineProbe* probe);
+  // `has_states`: the model has recurrent states.
+  MaskGate(std::int32_t num_threads, bool has_states, const Clock* clock, EngineProbe* probe);
 
   // Starts the first masks of the choices of a request, if it has rules.
   void Start(ScheduledRequest& live);
@@ -45,8 +46,13 @@ class MaskGate {
   // The request has ended.
   void Drop(const ScheduledRequest& live);
 
-  // Waits for the masks of late samples. Without `may_skip_samples` the wait is unlimited. With it
-  // the wait is limited, and is short if the step has other rows.
+  // The two functions below do nothing without states. The first waits a short time, relative to
+  // the expected time of a step, for the masks of rows that the next step samples.
+  void AwaitNextSamples(std::span<Sequence* const> running, absl::Duration expected);
+  // Stalls the rows that would sample without a mask. Called when FindEnds has been.
+  void HoldRows(std::span<Sequence* const> running, std::span<Sequence* const> preempted);
+
+  // Waits for the masks of late samples. The wait is short if the step has other rows.
   void AwaitLateSamples(const InFlightStep& step);
   // Completes the late samples whose masks are ready, and stalls the rows of the others.
   void CompleteLateSamples(const BatchBuilder& builder, InFlightStep* step);
@@ -63,7 +69,10 @@ class MaskGate {
   absl::Status CheckIntegrity(std::span<const ScheduledRequest* const> live) const;
 
  private:
-  const bool may_skip_samples_;
+  // Adds to awaited_ the masks of the request's samples that are not ready.
+  void AddAwaited(const Sequence& sequence);
+
+  const bool has_states_;
   const Clock* const clock_;
   EngineProbe* const probe_;
   MaskPool masks_;

@@ -28,7 +28,9 @@ bool StepPipeline::Step(absl::Time now) {
   lifecycle_->FreeEnded();
   if (!fatal_.ok()) return false;
   FinishSampling();
+  masks_->AwaitNextSamples(scheduler_->running(), expected_);
   const bool has_ended = lifecycle_->EndMasked(now);
+  masks_->HoldRows(scheduler_->running(), scheduler_->preempted());
   const absl::Time start = clock_->Now();
   const bool ahead = num_in_flight_ > 0;
   lifecycle_->ReportStalls(now);
@@ -59,7 +61,7 @@ void StepPipeline::Launch(absl::Time start, absl::Time planned) {
   next.number = scheduler_->steps().Launch();
   next.start = start;
   next.planned = planned;
-  next.expected = scheduler_->step_time().Expect(next.plan.work);
+  next.expected = expected_ = scheduler_->step_time().Expect(next.plan.work);
   builder_.Fill(&next);
   next.batch.heartbeat = &heartbeat_;
   next.launched = clock_->Now();

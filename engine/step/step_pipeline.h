@@ -94,6 +94,7 @@ class StepPipeline {
   std::array<InFlightStep, kMaxStepsInFlight> flights_;  // a ring
   std::size_t oldest_ = 0;
   std::size_t num_in_flight_ = 0;
+  absl::Duration expected_;        // expected time of the last launched step
   bool has_late_samples_ = false;  // the last launched step has late samples to be made
   StepPlan empty_plan_;
   const StepPlan* plan_ = &empty_plan_;
