@@ -238,6 +238,11 @@ class CacheManager {
     return pool_.num_returned() + state_pool_.num_returned() + prefixes_.num_published();
   }
   bool has_states() const { return states_.is_enabled(); }
+  // Returns how many of the next `tokens` prompt tokens of a row its next step computes, so that it
+  // leaves every snapshot that other requests can use. `tokens` if the row publishes nothing.
+  std::uint32_t LimitChunk(BatchRow row, std::uint32_t tokens) {
+    return has_states() && index_.CanPublish(row) ? states_.LimitChunk(row, tokens) : tokens;
+  }
   std::uint32_t available_state_slots() const { return state_pool_.available(); }
   // Number of slots that Fork allocates for `children` children of a row without a pending fork.
   std::uint32_t SlotsForForks(std::uint32_t children) const {

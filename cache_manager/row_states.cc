@@ -185,6 +185,20 @@ void RowStates::SetProven(BatchRow row, std::uint32_t tokens) {
   });
 }
 
+std::uint32_t RowStates::LastBorder(const Row& row) const {
+  const std::uint32_t reusable = row.prompt_tokens - std::min(row.prompt_tokens, 1 + kSlackTokens);
+  return reusable / page_size_ * page_size_;
+}
+
+std::uint32_t RowStates::LimitChunk(BatchRow row, std::uint32_t tokens) const {
+  if (!is_enabled()) return tokens;
+  const Row& next = at(row);
+  const std::uint32_t last = LastBorder(next);
+  const bool has_both =
+      next.tokens < next.left_border && next.left_border < last && last <= next.tokens + tokens;
+  return has_both ? next.left_border - next.tokens : tokens;
+}
+
 // The border where the prompt diverged from published pages comes first, because other prompts
 // share it. The last page end that a repetition of the prompt can use comes second. Borders at
 // intervals come last. They serve prompts that are edited late.
@@ -192,8 +206,7 @@ std::uint32_t RowStates::SnapshotBorder(const Row& row, std::uint32_t begin,
                                         std::uint32_t end) const {
   const auto is_inside = [&](std::uint32_t border) { return border > begin && border <= end; };
   if (is_inside(row.left_border)) return row.left_border;
-  const std::uint32_t reusable = row.prompt_tokens - std::min(row.prompt_tokens, 1 + kSlackTokens);
-  const std::uint32_t last = reusable / page_size_ * page_size_;
+  const std::uint32_t last = LastBorder(row);
   if (is_inside(last)) return last;
   if (interval_ == 0) return 0;
   const std::uint32_t spaced = std::min(end, last) / interval_ * interval_;

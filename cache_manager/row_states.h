@@ -82,6 +82,11 @@ class RowStates {
   // `tokens` tokens that the row has read and written are then finite too.
   void SetProven(BatchRow row, std::uint32_t tokens);
 
+  // Returns how many of the row's next `tokens` tokens a step computes so that no snapshot is lost.
+  // A step leaves one, so it ends where the row left a published path if the last reusable page end
+  // follows.
+  std::uint32_t LimitChunk(BatchRow row, std::uint32_t tokens) const;
+
   // Fills the step arrays. A row for which `may_publish` is true writes a snapshot where later
   // requests can use one, if a slot is free or cached.
   void PrepareStep(std::span<const RowStep> rows,
@@ -120,6 +125,8 @@ class RowStates {
   // Makes the slot the snapshot of `node`. If its history then has too many, one before it goes.
   void SetState(NodeId node, StateSlot slot);
   void GiveBack(StateSlot slot, bool is_in_flight);
+  // Returns the last page end that a repetition of the row's prompt can use, 0 if there is none.
+  std::uint32_t LastBorder(const Row& row) const;
   // Returns the tokens after which a step over [begin, end) writes a snapshot, 0 if none.
   std::uint32_t SnapshotBorder(const Row& row, std::uint32_t begin, std::uint32_t end) const;
   absl::Status CheckSlots() const;

@@ -148,7 +148,7 @@ Admission::Result Admission::TryAdmit(Sequence& sequence) {
   }
   Start(sequence, match);
   if (chunk > 0) {
-    draft_->AddChunk(sequence, chunk);
+    draft_->AddChunk(sequence, cache_->LimitChunk(*sequence.row, chunk));
   } else {
     sequence.awaits_mask = true;
   }

@@ -92,12 +92,12 @@ void PrefillPlanner::Plan(absl::Time now) {
     if (!is_oldest && admits) admits = admission_->AdmitBefore(sequence, now);
     is_oldest = false;
     const std::uint32_t room = cache_->reserved_tokens(*sequence->row) - sequence->launched();
-    const std::uint32_t chunk =
-        draft_->ChunkTokens(sequence->launched(), sequence->chunk_end(), room);
+    std::uint32_t chunk = draft_->ChunkTokens(sequence->launched(), sequence->chunk_end(), room);
     if (chunk == 0) {
       admits = false;  // no waiting request passes this prompt
       break;
     }
+    chunk = cache_->LimitChunk(*sequence->row, chunk);
     const std::uint32_t end = sequence->launched() + chunk;
     if (draft_->ForksAfter(*sequence, end) && !draft_->HasRoomToFork(*sequence, end)) continue;
     draft_->AddChunk(*sequence, chunk);

@@ -29,7 +29,7 @@ namespace quire::engine {
 class PrefillPlanner {
  public:
   struct Parts {
-    const cache::CacheManager* cache;
+    cache::CacheManager* cache;
     RowPool* rows;
     Admission* admission;
     StepDraft* draft;
@@ -51,7 +51,7 @@ class PrefillPlanner {
   }
 
   const std::uint64_t steps_per_oldest_first_;
-  const cache::CacheManager* const cache_;
+  cache::CacheManager* const cache_;
   RowPool* const rows_;
   Admission* const admission_;
   StepDraft* const draft_;

@@ -122,6 +122,18 @@ TEST(RecurrentTest, TheThirdPromptWithASharedHeadStartsBehindIt) {
       2);
 }
 
+// One step would leave only the snapshot at the end of the head.
+TEST(RecurrentTest, APromptThatLeavesASharedHeadAlsoLeavesItsLastSnapshot) {
+  Harness harness(OptionsFor({}));
+  Tokens prompt;
+  for (std::uint64_t i = 0; i < 2; ++i) {
+    prompt = MakePrompt(4, 5 * kPage);
+    for (const std::int32_t token : MakePrompt(10 + i, 60)) prompt.push_back(token);
+    EXPECT_EQ(RunAndCompare(&harness, Plain(absl::StrCat("r", i), prompt)), 0);
+  }
+  EXPECT_EQ(RunAndCompare(&harness, Plain("again", prompt)), 7 * kPage);
+}
+
 TEST(RecurrentTest, ChoicesContinueTheStateOfTheirPrompt) {
   for (const AdmissionMode mode : {AdmissionMode::kSafe, AdmissionMode::kOvercommit}) {
     for (const std::size_t size : {std::size_t{64}, std::size_t{70}}) {
