@@ -124,6 +124,27 @@ absl::StatusOr<std::vector<LayerBranch>> ReadKdaLayers(const ConfigReader& kda,
   return layers;
 }
 
+// If linear_attn_config has lists of layers, they must agree with layer_types.
+absl::Status CheckKdaLayers(const ConfigReader& reader, absl::string_view key,
+                            const std::vector<LayerBranch>& layers) {
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<ConfigReader> kda,
+                         reader.OptionalObject("linear_attn_config"));
+  const auto has = [&](absl::string_view list) { return kda->Has(list) && !kda->IsNull(list); };
+  if (!kda || !(has("full_attn_layers") || has("kda_layers"))) return absl::OkStatus();
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<LayerBranch> listed,
+                         ReadKdaLayers(*kda, static_cast<std::uint32_t>(layers.size())));
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    if (layers[i] == listed[i]) continue;
+    const bool is_full = layers[i] == LayerBranch::kAttention;
+    return reader.Error(
+        absl::StrCat(key, "[", i, "]"),
+        absl::StrCat("is ", is_full ? "full_attention" : "linear_attention",
+                     ", and linear_attn_config.", is_full ? "kda_layers" : "full_attn_layers",
+                     " has layer ", i + 1, ", which counts from 1; remove one of the two"));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::vector<LayerBranch>> ReadBranches(const ConfigReader& reader,
                                                       const Family& family,
                                                       std::uint32_t num_layers) {
@@ -137,6 +158,9 @@ absl::StatusOr<std::vector<LayerBranch>> ReadBranches(const ConfigReader& reader
       QUIRE_ASSIGN_OR_RETURN(const LayerBranch branch,
                              BranchOf(reader, family, key, i, (*types)[i]));
       layers.push_back(branch);
+    }
+    if (ReadsKey(family, "linear_attn_config")) {
+      QUIRE_RETURN_IF_ERROR(CheckKdaLayers(reader, key, layers));
     }
     return CheckAttention(reader, key, std::move(layers));
   }

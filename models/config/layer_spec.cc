@@ -210,6 +210,36 @@ absl::Status ValidateBranches(std::size_t index, const LayerSpec& layer) {
   return absl::OkStatus();
 }
 
+// A layer with kv_from_layer reads rows that the other layer has rotated and that its pages keep as
+// long as that layer's mask needs them.
+absl::Status ValidateSharedKv(const ModelSpec& spec, std::size_t index) {
+  const LayerSpec& layer = spec.layers[index];
+  if (layer.kv_from_layer < 0) return absl::OkStatus();
+  const auto number = static_cast<std::size_t>(layer.kv_from_layer);
+  if (number >= index || spec.layers[number].cache_group != layer.cache_group ||
+      spec.layers[number].kv_from_layer >= 0) {
+    return Invalid(index, absl::StrCat("kv_from_layer is ", layer.kv_from_layer,
+                                       ", it must be an earlier layer of the same cache group ",
+                                       "that stores K and V"));
+  }
+  const AttentionSpec& own = layer.heads;
+  const AttentionSpec& source = spec.layers[number].heads;
+  const std::tuple<absl::string_view, std::int64_t, std::int64_t> fields[] = {
+      {"rope", own.rope, source.rope},
+      {"rope_style", static_cast<std::int64_t>(own.rope_style),
+       static_cast<std::int64_t>(source.rope_style)},
+      {"rotary_size", own.rotary_size, source.rotary_size},
+      {"rotary_first", own.rotary_first, source.rotary_first},
+      {"chunk", own.chunk, source.chunk},
+      {"window", own.window, source.window}};
+  for (const auto& [name, value, wanted] : fields) {
+    if (value == wanted) continue;
+    return Invalid(index, absl::StrCat(name, " is ", value, ", it must be ", wanted,
+                                       " as in layer ", number, ", which is its kv_from_layer"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ValidateLayer(const ModelSpec& spec, std::size_t index) {
   const LayerSpec& layer = spec.layers[index];
   QUIRE_RETURN_IF_ERROR(ValidateBranches(index, layer));
@@ -237,16 +267,7 @@ absl::Status ValidateLayer(const ModelSpec& spec, std::size_t index) {
         index, absl::StrCat("input.size is ", layer.input.size,
                             ", it must be the model's layer_inputs.size ", spec.layer_inputs.size));
   }
-  if (layer.kv_from_layer >= 0) {
-    const std::size_t source = static_cast<std::size_t>(layer.kv_from_layer);
-    if (source >= index || spec.layers[source].cache_group != layer.cache_group ||
-        spec.layers[source].kv_from_layer >= 0) {
-      return Invalid(index, absl::StrCat("kv_from_layer is ", layer.kv_from_layer,
-                                         ", it must be an earlier layer of the same cache group ",
-                                         "that stores K and V"));
-    }
-  }
-  return absl::OkStatus();
+  return ValidateSharedKv(spec, index);
 }
 
 // A knob that a device does not support.

@@ -113,7 +113,7 @@ struct TensorNames {
   absl::string_view stacked_down = "";
   bool stacked_in_halves = false;  // the columns of gate precede those of up
   // True: these stacks are [experts, outputs, inputs], and the rows of up follow those of gate.
-  // Some files have one tensor per expert instead.
+  // Some files of such models, and of those with stacked_in_halves, have one tensor per expert.
   bool stacks_have_rows = false;
   absl::string_view latent_in = "";   // projection of the experts' input
   absl::string_view latent_out = "";  // projection of the experts' output

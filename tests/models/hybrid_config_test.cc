@@ -137,10 +137,12 @@ TEST(HybridConfigTest, SpecsOfTheFixturesEqualTheGoldenTexts) {
   }
 }
 
-// Finds the tensors of a fixture after `edit` of each. FindWeights refuses missing tensors, other
+using Tensors = std::vector<formats::StoredTensor>;
+
+// Finds the tensors that replace those of a fixture. FindWeights refuses missing tensors, other
 // shapes and surplus tensors.
-absl::Status FindAll(const std::string& folder,
-                     const std::function<void(formats::StoredTensor&)>& edit) {
+absl::Status FindReplaced(const std::string& folder,
+                          const std::function<Tensors(const formats::StoredTensor&)>& replace) {
   const auto files = formats::ModelFiles::FromDirectory(TestDataPath("models/" + folder));
   EXPECT_TRUE(files.ok()) << files.status();
   const auto config = ReadModelConfig(*files);
@@ -149,13 +151,20 @@ absl::Status FindAll(const std::string& folder,
   EXPECT_TRUE(spec.ok()) << spec.status();
   const auto checkpoint = Checkpoint::Open(*files);
   EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
-  std::vector<formats::StoredTensor> tensors;
-  for (formats::StoredTensor tensor : checkpoint->tensors()) {
-    edit(tensor);
-    tensors.push_back(std::move(tensor));
+  Tensors tensors;
+  for (const formats::StoredTensor& tensor : checkpoint->tensors()) {
+    for (formats::StoredTensor& replaced : replace(tensor)) tensors.push_back(std::move(replaced));
   }
   const Checkpoint edited = Checkpoint::FromTensors(std::move(tensors), nullptr);
   return FindWeights(*spec, TensorNamesOf(*config), edited, WeightTarget{}).status();
+}
+
+absl::Status FindAll(const std::string& folder,
+                     const std::function<void(formats::StoredTensor&)>& edit) {
+  return FindReplaced(folder, [&](formats::StoredTensor tensor) {
+    edit(tensor);
+    return Tensors{std::move(tensor)};
+  });
 }
 
 // Finds the tensors of a fixture, where `from` in names becomes `to`.
@@ -177,6 +186,36 @@ TEST(HybridConfigTest, DenseLayersOfKimiHaveTwoNames) {
   EXPECT_TRUE(found.ok()) << found;
   EXPECT_THAT(std::string(FindAll("kimi-linear-bf16", ".mlp.", ".ffn.").message()),
               HasSubstr("model.layers.0.mlp.gate_proj.weight is missing"));
+}
+
+// Converters to quantized formats write one tensor per expert and part.
+TEST(HybridConfigTest, ExpertsOfLlama4MayBeTensorsOfTheirOwn) {
+  constexpr std::int64_t kHidden = 64, kInner = 32;
+  const auto split = [](const formats::StoredTensor& stack, const std::string& skipped) {
+    Tensors tensors;
+    const bool is_gate_up = stack.name.ends_with(".experts.gate_up_proj");
+    if (!is_gate_up && !stack.name.ends_with(".experts.down_proj")) return Tensors{stack};
+    const std::string prefix = stack.name.substr(0, stack.name.rfind('.'));
+    for (int expert = 0; expert < 4; ++expert) {
+      for (const std::string part : {"gate", "up", "down"}) {
+        if (is_gate_up == (part == "down") || part == skipped) continue;
+        formats::StoredTensor tensor = stack;
+        tensor.name = absl::StrCat(prefix, ".", expert, ".", part, "_proj.weight");
+        tensor.shape = {kInner, kHidden};
+        if (part == "down") tensor.shape = {kHidden, kInner};
+        tensor.bytes = stack.bytes.first(kInner * kHidden * sizeof(std::uint16_t));
+        tensors.push_back(tensor);
+      }
+    }
+    return tensors;
+  };
+  const absl::Status found = FindReplaced(
+      "llama4-bf16", [&](const formats::StoredTensor& tensor) { return split(tensor, ""); });
+  EXPECT_TRUE(found.ok()) << found;
+  const absl::Status missing = FindReplaced(
+      "llama4-bf16", [&](const formats::StoredTensor& tensor) { return split(tensor, "up"); });
+  EXPECT_THAT(std::string(missing.message()),
+              HasSubstr("feed_forward.experts.0.up_proj.weight is missing"));
 }
 
 TEST(HybridConfigTest, RefusesQuantizedConvolutionsByName) {
@@ -222,7 +261,15 @@ TEST(HybridConfigTest, LayersAreListedInManyForms) {
   EXPECT_EQ(kinds("lfm2-bf16", {{"layer_types", nullptr}}), "aaaa");
   // Numbers of Kimi-Linear count from 1.
   EXPECT_EQ(kinds("kimi-linear-bf16", {}), "rrra");
-  EXPECT_EQ(kinds("kimi-linear-bf16", {{"layer_types", new_names}}), "rara");
+  json kda = ConfigOf("kimi-linear-bf16")["linear_attn_config"];
+  kda["full_attn_layers"] = {2, 4};
+  kda["kda_layers"] = {1, 3};
+  EXPECT_EQ(kinds("kimi-linear-bf16", {{"layer_types", new_names}, {"linear_attn_config", kda}}),
+            "rara");
+  kda.erase("full_attn_layers");
+  kda.erase("kda_layers");
+  EXPECT_EQ(kinds("kimi-linear-bf16", {{"layer_types", new_names}, {"linear_attn_config", kda}}),
+            "rara");
 }
 
 TEST(HybridConfigTest, RejectsLayersByName) {
@@ -255,6 +302,13 @@ TEST(HybridConfigTest, RejectsLayersByName) {
         {"layer_types", json(std::vector<std::string>(4, "full_attention"))}},
        "linear_attn_config is missing"},
       {"kimi-linear-bf16", kda({{"chunk", 64}}), "linear_attn_config.chunk 64 is not supported"},
+      {"kimi-linear-bf16",
+       {{"layer_types",
+         {"linear_attention", "full_attention", "linear_attention", "full_attention"}}},
+       "layer_types[1] is full_attention, and linear_attn_config.kda_layers has layer 2"},
+      {"kimi-linear-bf16",
+       {{"layer_types", json(std::vector<std::string>(4, "linear_attention"))}},
+       "layer_types[3] is linear_attention, and linear_attn_config.full_attn_layers has layer 4"},
   };
   for (const auto& c : refused) {
     EXPECT_THAT(ErrorOf(With(c.folder, c.changes)), HasSubstr(c.message));

@@ -126,6 +126,30 @@ TEST(LayerSpecTest, RejectsContradictions) {
   }
 }
 
+TEST(LayerSpecTest, RejectsSharedKeysOfOtherPositionsOrMasks) {
+  const std::pair<const char*, std::function<void(ModelSpec&)>> cases[] = {
+      {"chunk is 8, it must be 0 as in layer 0, which is its kv_from_layer",
+       [](ModelSpec& s) {
+         s.layers[0].heads.window = 8;
+         s.layers[1].heads.chunk = 8;
+       }},
+      {"rope is -1, it must be 0 as in layer 0",
+       [](ModelSpec& s) {
+         s.layers[1].heads.rope = -1;
+         s.layers[1].heads.rotary_size = 0;
+       }},
+      {"rope_style is 1, it must be 0 as in layer 0",
+       [](ModelSpec& s) { s.layers[1].heads.rope_style = RopeStyle::kInterleaved; }},
+  };
+  for (const auto& [message, change] : cases) {
+    ModelSpec spec = LlamaSpec();
+    spec.layers[1].kv_from_layer = 0;
+    EXPECT_TRUE(ValidateSpec(spec).ok()) << ValidateSpec(spec);
+    change(spec);
+    EXPECT_THAT(std::string(ValidateSpec(spec).message()), HasSubstr(message));
+  }
+}
+
 TEST(LayerSpecTest, RejectsContradictionsOfRecurrentLayers) {
   const std::pair<const char*, std::function<void(RecurrentSpec&)>> cases[] = {
       {"conv_width is 9", [](RecurrentSpec& r) { r.conv_width = 9; }},
