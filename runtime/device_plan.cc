@@ -74,7 +74,10 @@ absl::StatusOr<std::uint32_t> ConfiguredBlocks(const RuntimeOptions& options,
                                        /*num_blocks=*/2));
   absl::StatusOr<std::uint32_t> blocks =
       NumBlocksForBytes(geometry, *options.pool.capacity_bytes - state_bytes);
-  if (blocks.ok()) return blocks;
+  if (blocks.ok()) {
+    return static_cast<std::uint32_t>(
+        std::min<std::int64_t>(*blocks, MaxNumBlocks(spec, geometry)));
+  }
   return absl::InvalidArgumentError(absl::StrCat(
       "kv_cache.capacity_bytes", state_bytes == 0 ? "" : " without the recurrent states", ": ",
       blocks.status().message()));

@@ -124,8 +124,13 @@ absl::StatusOr<IndexRows> IndexRowsFor(const models::ModelSpec& spec,
 }
 
 std::int64_t MaxNumBlocks(const models::ModelSpec& spec, const cache::KvGeometry& geometry) {
-  const std::int64_t most = geometry.max_num_blocks();
-  if (models::PlanLayerGroups(spec).index_slots == 0) return most;
+  const models::LayerGroups layers = models::PlanLayerGroups(spec);
+  std::int64_t most = geometry.max_num_blocks();
+  // Rows with fewer heads have fewer scales, so a page has more rows of scales.
+  for (std::size_t group = 0; group < layers.groups.size(); ++group) {
+    most = std::min(most, models::GroupGeometry(geometry, layers, group).max_num_blocks());
+  }
+  if (layers.index_slots == 0) return most;
   return std::min(most, PlaceIndexRows(spec, geometry).geometry.max_num_blocks());
 }
 
@@ -260,14 +265,14 @@ absl::Status DoesNotFitError(const DeviceMemoryPlan& plan, absl::string_view why
 }
 
 // Sets the pool of the plan to `num_blocks` pages or, if that is 0, to as many as fit.
-absl::Status PlanPool(cache::KvGeometry geometry, std::uint32_t num_blocks,
-                      DeviceMemoryPlan* plan) {
+absl::Status PlanPool(const models::ModelSpec& spec, cache::KvGeometry geometry,
+                      std::uint32_t num_blocks, DeviceMemoryPlan* plan) {
   plan->page_bytes = geometry.page_bytes();
   geometry.num_blocks = 2;
   const std::int64_t guards = cache::KvPool::BytesFor(geometry) - 2 * geometry.page_bytes();
   const std::int64_t left = plan->device_memory_bytes - plan->total_bytes() - guards;
   std::int64_t blocks = num_blocks;
-  if (blocks == 0) blocks = std::min(left / geometry.page_bytes(), geometry.max_num_blocks());
+  if (blocks == 0) blocks = std::min(left / geometry.page_bytes(), MaxNumBlocks(spec, geometry));
   plan->num_blocks = static_cast<std::uint32_t>(std::max<std::int64_t>(blocks, 0));
   plan->pool_bytes = guards + plan->num_blocks * geometry.page_bytes();
   if (plan->num_blocks < 2) {
@@ -301,7 +306,7 @@ absl::StatusOr<DeviceMemoryPlan> PlanDeviceMemory(const formats::ModelFiles& fil
   plan.runner =
       RunnerMemoryFor(checked.spec, CudaSizesFor(checked.spec, options.page_size, options.runner),
                       options.num_sms, options.determinism);
-  QUIRE_RETURN_IF_ERROR(PlanPool(geometry, options.num_blocks, &plan));
+  QUIRE_RETURN_IF_ERROR(PlanPool(checked.spec, geometry, options.num_blocks, &plan));
   geometry.num_blocks = plan.num_blocks;
   plan.prefix_index_bytes = PrefixIndexBytes(checked.spec, geometry, plan.layer_groups,
                                              options.runner, options.prefix_caching);

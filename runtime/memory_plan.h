@@ -48,7 +48,8 @@ absl::StatusOr<IndexRows> IndexRowsFor(const models::ModelSpec& spec,
                                        const cache::KvGeometry& geometry);
 
 // Returns the maximum number of pages of a pool of KvGeometryFor, the null page included, whose
-// rows and index rows are within the row limit of a view. geometry.num_blocks is ignored.
+// rows in each layer group and index rows are within the row limit of a view. geometry.num_blocks
+// is ignored.
 std::int64_t MaxNumBlocks(const models::ModelSpec& spec, const cache::KvGeometry& geometry);
 
 // Returns the maximum number of pages, the null page included, that fit into `bytes` and into the

@@ -87,6 +87,26 @@ TEST(Gemma4ConfigTest, LastLayersShareKeysAndHaveWiderMlps) {
   EXPECT_EQ(SpecOf(config).layers[4].kv_from_layer, -1);
 }
 
+// A page has twice as many rows of scales in layers with half as many heads.
+TEST(Gemma4ConfigTest, EveryGroupLimitsTheNumberOfPages) {
+  const ModelSpec spec = SpecOf(ConfigOf(kMoe));
+  const LayerGroups layers = PlanLayerGroups(spec);
+  for (const DType dtype : {DType::kBF16, DType::kI8}) {
+    auto pool = runtime::KvGeometryFor(spec, 16, dtype, 4);
+    ASSERT_TRUE(pool.ok()) << pool.status();
+    const std::int64_t most = runtime::MaxNumBlocks(spec, *pool);
+    EXPECT_EQ(most < pool->max_num_blocks(), dtype == DType::kI8);
+    bool exceeds = false;
+    for (std::size_t group = 0; group < layers.groups.size(); ++group) {
+      pool->num_blocks = static_cast<std::uint32_t>(most);
+      EXPECT_TRUE(GroupGeometry(*pool, layers, group).Validate().ok()) << group;
+      ++pool->num_blocks;
+      exceeds |= !GroupGeometry(*pool, layers, group).Validate().ok();
+    }
+    EXPECT_TRUE(exceeds);
+  }
+}
+
 TEST(Gemma4ConfigTest, LayersHaveInputsUnlessTheirSizeIsZero) {
   json config = ConfigOf(kDense);
   const ModelSpec spec = SpecOf(config);
