@@ -283,6 +283,37 @@ TEST(EngineOverlapTest, SafeForkWaitsForPagesThatAreBeingCleared) {
   }
 }
 
+// The other prompt would fit, but not the copies of the choices besides. The pages of the cancelled
+// request are in use by the step in flight and then have to be cleared.
+TEST(EngineOverlapTest, AdmissionLeavesThePagesOfAPlannedFork) {
+  HarnessOptions options = Small(kOverlapped, /*usable_pages=*/30);
+  options.engine.prefill_chunk_tokens = 1000;
+  options.engine.max_step_tokens = 1000;
+  options.engine.max_step_prompt_tokens = 1000;
+  options.runner.end_period = 0;
+  Harness harness(options);
+  harness.runner.RecordSteps(true);
+  std::vector<std::int32_t> sick = MakePrompt(1, 150);
+  sick.push_back(kPoisonToken);
+  const auto live = harness.Submit(MakeRequest("sick", sick, 1));
+  harness.Step();
+  Request forked = MakeRequest("forked", MakePrompt(2, 170), 5);
+  forked.sampling.choice_count = 4;
+  harness.Submit(forked);
+  harness.Submit(MakeRequest("other", MakePrompt(3, 130), 5));
+  harness.Cancel(live, CancelSource::kApi);
+  harness.RunUntilIdle();
+  using Rows = std::vector<std::pair<std::uint32_t, std::uint32_t>>;
+  ASSERT_GT(harness.runner.steps().size(), 1);
+  EXPECT_EQ(harness.runner.steps()[1].rows, (Rows{{0, 170}})) << "the other prompt waits";
+  EXPECT_EQ(harness.core.Stats(harness.clock.Now()).preemptions, 0);
+  EXPECT_EQ(harness.output("forked").tokens.size(), 4);
+  for (const auto& [choice, tokens] : harness.output("forked").tokens) {
+    EXPECT_EQ(tokens.size(), 5) << choice;
+  }
+  EXPECT_EQ(harness.output("other").tokens.at(0).size(), 5);
+}
+
 // Harness::Step checks the reservations after each step.
 TEST(EngineOverlapTest, SafeModeNeverPreempts) {
   std::mt19937_64 random(11);
