@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <iterator>
 #include <limits>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <string>
@@ -28,6 +29,7 @@
 #include "kernels/linear/fp8_linear.h"
 #include "kernels/linear/quantized_linear.h"
 #include "kernels/norm/norm.h"
+#include "kernels/recurrent/state_scan.h"
 
 namespace quire::runtime {
 namespace {
@@ -189,6 +191,8 @@ class Checker {
   // With kBF16 the bits must be those of the reference.
   void CheckAttention(CpuActivations activations);
   void CheckNorm();
+  // The second of two steps continues from the state of the first one.
+  void CheckScan();
 
  private:
   Backend MakeBackend(CpuActivations activations) {
@@ -424,10 +428,81 @@ void Checker::CheckNorm() {
   sink_(check, /*is_finished=*/true);
 }
 
+// Inputs of the delta rule. Two heads share a key head. The columns of a head are a block of the
+// kernel and a part of one.
+struct ScanInputs {
+  static constexpr std::uint32_t kHeads = 2, kKeySize = 24, kValueSize = 72, kTokens = 5;
+  static constexpr std::uint32_t kColumns = kHeads * kValueSize;
+  static constexpr std::size_t kState = std::size_t{kColumns} * kKeySize;
+
+  // Parameters of a step after `cached` tokens.
+  kernels::StateScanParams Params(std::int32_t cached, float* out) {
+    std::iota(positions.begin(), positions.end(), cached);
+    return {.rows = {.states = reinterpret_cast<std::byte*>(states.data()),
+                     .slot_stride = kState * sizeof(float),
+                     .slots = {.state_in = &zero,
+                               .state_out = &zero,
+                               .snapshot_at = &zero,
+                               .snapshot_slot = &zero,
+                               .max_rows = 1},
+                     .row_offsets = row_offsets,
+                     .positions = positions.data(),
+                     .batch_size = 1},
+            .q = q.data(),
+            .k = k.data(),
+            .v = v.data(),
+            .decay = decay.data(),
+            .rate = rate.data(),
+            .out = out,
+            .qkv_stride = kColumns,
+            .heads = kHeads,
+            .key_heads = 1,
+            .key_size = kKeySize,
+            .value_size = kValueSize};
+  }
+
+  const std::vector<float> q = UniformValues(kTokens * kColumns, 11);
+  const std::vector<float> k = UniformValues(kTokens * kColumns, 12, 0.2f);
+  const std::vector<float> v = UniformValues(kTokens * kColumns, 13);
+  const std::vector<float> decay = UniformValues(kTokens * kHeads, 14);
+  const std::vector<float> rate = UniformValues(kTokens * kHeads, 15);
+  std::vector<float> states = std::vector<float>(kState);
+  std::vector<std::int32_t> positions = std::vector<std::int32_t>(kTokens);
+  std::uint32_t row_offsets[2] = {0, kTokens};
+  std::uint32_t zero = 0;
+};
+
+void Checker::CheckScan() {
+  constexpr std::uint32_t kTokens = ScanInputs::kTokens;
+  const Backend backend = MakeBackend(CpuActivations::kF32);
+  KernelCheck check = {
+      .kernel = "state scan",
+      .shape = absl::StrCat("2 x ", kTokens, " tokens, ", ScanInputs::kHeads, " heads of ",
+                            ScanInputs::kKeySize, " x ", ScanInputs::kValueSize),
+      .limit = kMaxError};
+  sink_(check, /*is_finished=*/false);
+  ScanInputs inputs, reference;
+  // One row for the results of each step.
+  Output y(2, kTokens * ScanInputs::kColumns), expected(2, kTokens * ScanInputs::kColumns);
+  for (std::uint32_t step = 0; step < 2 && check.fault.empty(); ++step) {
+    const auto cached = static_cast<std::int32_t>(step * kTokens);
+    const auto params = reference.Params(cached, expected.data() + step * expected.stride());
+    for (std::uint32_t head = 0; head < ScanInputs::kHeads; ++head) {
+      kernels::internal::StateScanCpu(params, 0, head, 0, ScanInputs::kValueSize);
+    }
+    SetFault(ops_.scan(backend, inputs.Params(cached, y.data() + step * y.stride())), &check);
+  }
+  if (check.fault.empty()) Compare(y, expected, &check);
+  sink_(check, /*is_finished=*/true);
+}
+
 }  // namespace
 
 CheckedOps::CheckedOps()
-    : linear(kernels::Linear), attention(kernels::PagedAttention), norm(kernels::RmsNorm) {}
+    : linear(kernels::Linear),
+      attention(kernels::PagedAttention),
+      norm(kernels::RmsNorm),
+      scan(kernels::StateScan) {}
 
 void CheckCpuKernels(const CheckedOps& ops, KernelCheckSink sink) {
   Checker checker(ops, sink);
@@ -437,6 +512,7 @@ void CheckCpuKernels(const CheckedOps& ops, KernelCheckSink sink) {
     checker.CheckAttention(CpuActivations::kBF16);
   }
   checker.CheckNorm();
+  checker.CheckScan();
 }
 
 }  // namespace quire::runtime

@@ -22,18 +22,20 @@ namespace quire::kernels {
 struct AttentionParams;
 struct LinearParams;
 struct RmsNormParams;
+struct StateScanParams;
 }  // namespace quire::kernels
 
 namespace quire::runtime {
 
 // The ops that are checked. Tests replace them to inject faults.
 struct CheckedOps {
-  // Sets Linear, PagedAttention and RmsNorm of kernels/.
+  // Sets Linear, PagedAttention, RmsNorm and StateScan of kernels/.
   CheckedOps();
 
   std::function<absl::Status(const kernels::Backend&, const kernels::LinearParams&)> linear;
   std::function<absl::Status(const kernels::Backend&, const kernels::AttentionParams&)> attention;
   std::function<absl::Status(const kernels::Backend&, const kernels::RmsNormParams&)> norm;
+  std::function<absl::Status(const kernels::Backend&, const kernels::StateScanParams&)> scan;
 };
 
 // Receives a check before each run of its kernel, with the shape of that run, and when it is

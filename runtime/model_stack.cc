@@ -3,7 +3,6 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <cmath>
 #include <random>
 #include <string>
 #include <utility>
@@ -18,10 +17,10 @@
 #include "models/families/registry.h"
 #include "runtime/cpu_runner.h"
 #include "runtime/cuda_runner.h"
+#include "runtime/first_steps.h"
 #include "runtime/host_memory.h"
 #include "runtime/memory_plan.h"
 #include "runtime/self_check.h"
-#include "runtime/step/step_batch.h"
 #include "text/tokenizer/gguf_vocabulary.h"
 
 namespace quire::runtime {
@@ -83,43 +82,6 @@ void LogLayerGroups(const models::LayerGroups& layers) {
   if (!has_windows) return;
   log::Info("model", "layer groups",
             {{"groups", layers.groups.size()}, {"text", models::DescribeLayerGroups(layers)}});
-}
-
-bool IsFinite(const StepResult& result) {
-  if (!result.samples.empty()) return !result.samples[0].non_finite;
-  return std::ranges::all_of(result.pools[0], [](float value) { return std::isfinite(value); });
-}
-
-// Runs one greedy step over one token before requests are accepted, so that a model whose logits
-// are not finite never becomes READY.
-absl::Status RunOneToken(cache::CacheManager* cache, StepRunner* runner, bool has_head) {
-  const BatchRow row(0);
-  QUIRE_RETURN_IF_ERROR(cache->Reserve(row, 1));
-  const cache::RowStep step{.row = row, .cache_length = 0, .new_tokens = 1};
-  StepBatch batch;
-  batch.token_ids = {0};
-  batch.rows = {{.batch_row = row, .cache_length = 0, .first_token = 0, .num_tokens = 1}};
-  if (has_head) {
-    batch.logits_tokens = {0};
-    batch.samples.resize(1);
-    batch.samples[0].row.temperature = 0;
-    batch.samples[0].row.position = 1;
-  } else {
-    batch.pools = {{.batch_row = row, .num_tokens = 1, .begins = true, .ends = true}};
-  }
-  batch.copies = cache->TakeCopies();
-  batch.clears = cache->TakeClears();
-  batch.kv = cache->PrepareStep({&step, 1});
-  batch.states = cache->state_inputs();
-  QUIRE_RETURN_IF_ERROR(runner->Run(batch));
-  QUIRE_ASSIGN_OR_RETURN(const StepResult* result, runner->Collect());
-  const bool is_finite = IsFinite(*result);
-  cache->CompleteStep();
-  cache->Free(row);
-  if (!is_finite) {
-    return absl::InvalidArgumentError("the first step of the model gave NaN or infinite logits");
-  }
-  return absl::OkStatus();
 }
 
 // Binds the thread, during its lifetime, to the CPU that computes part 0 of every op. The thread
@@ -197,9 +159,36 @@ absl::StatusOr<std::unique_ptr<ModelStack>> ModelStack::Build(
   QUIRE_RETURN_IF_ERROR(prepared);
   QUIRE_ASSIGN_OR_RETURN(stack->cache_,
                          cache::CacheManager::Create(stack->CacheOptionsFor(options)));
-  QUIRE_RETURN_IF_ERROR(
-      RunOneToken(stack->cache_.get(), stack->runner_.get(), stack->model_->spec.has_head));
+  QUIRE_RETURN_IF_ERROR(stack->RunFirstSteps(options, checks));
   return stack;
+}
+
+absl::Status ModelStack::RunFirstSteps(const RuntimeOptions& options,
+                                       std::vector<kernels::KernelCheck>* checks) {
+  const FirstSteps steps = {
+      .cache = cache_.get(),
+      .runner = runner_.get(),
+      .vocab_size = model_->spec.vocab_size,
+      .has_head = model_->spec.has_head,
+      .max_rows = options.steps.max_rows,
+      .max_step_tokens = options.steps.max_tokens,
+      .max_context_tokens = static_cast<std::uint32_t>(context_tokens_),
+      .activation = activation_,
+  };
+  QUIRE_RETURN_IF_ERROR(RunOneToken(steps));
+  if (device_->is_cpu()) return absl::OkStatus();
+  const absl::Time start = MonotonicNow();
+  std::vector<kernels::KernelCheck> compared;
+  QUIRE_RETURN_IF_ERROR(CompareSteps(steps, &compared));
+  self_check_.checks += static_cast<int>(compared.size());
+  self_check_.time += MonotonicNow() - start;
+  const absl::Status status = FailureOf(compared, device_->backend());
+  if (status.ok()) {
+    log::Info("device", "the kernels passed the self-check",
+              {{"checks", self_check_.checks}, {"time", self_check_.time}});
+  }
+  if (checks != nullptr) checks->insert(checks->end(), compared.begin(), compared.end());
+  return status;
 }
 
 absl::Status ModelStack::LoadTokenizer(const RuntimeOptions& options,
@@ -346,10 +335,6 @@ absl::Status ModelStack::CheckKernels(CudaRunner* runner,
   const absl::Status status = runner->CheckKernels(kSelfCheckLimit, &report);
   self_check_.checks = static_cast<int>(report.checks.size());
   self_check_.time = MonotonicNow() - start;
-  if (status.ok()) {
-    log::Info("device", "the kernels passed the self-check",
-              {{"checks", self_check_.checks}, {"time", self_check_.time}});
-  }
   if (checks != nullptr) *checks = std::move(report.checks);
   return status;
 }

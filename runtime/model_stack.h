@@ -4,7 +4,7 @@
 // and cache manager.
 //
 //   CPU   open, load, plan, pool, runner, cache, one token
-//   GPU   open, plan all memory or reject, load, pool, runner, self-check, cache, one token
+//   GPU   open, plan all memory or reject, load, pool, runner, self-check, cache, first steps
 //
 // Place:      above ComputeDevice, the plans and the runners; below the engine, which gets the
 //             parts.
@@ -91,6 +91,8 @@ class ModelStack {
   absl::Status PrepareCuda(const RuntimeOptions& options, const formats::ModelFiles& files,
                            std::vector<kernels::KernelCheck>* checks);
   absl::Status CheckKernels(CudaRunner* runner, std::vector<kernels::KernelCheck>* checks);
+  absl::Status RunFirstSteps(const RuntimeOptions& options,
+                             std::vector<kernels::KernelCheck>* checks);
   cache::CacheManagerOptions CacheOptionsFor(const RuntimeOptions& options) const;
 
   LoadTimes load_times_;

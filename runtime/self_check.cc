@@ -30,16 +30,6 @@ std::string Remedy(const kernels::Backend& backend) {
   return "update the driver, use another GPU, or set device.type: cpu";
 }
 
-// Returns the first failed comparison as an error.
-absl::Status FailureOf(const SelfCheckReport& report, const kernels::Backend& backend) {
-  const auto failed = std::find_if(report.checks.begin(), report.checks.end(),
-                                   [](const auto& check) { return !check.fault.empty(); });
-  if (failed == report.checks.end()) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrFormat(
-      "self-check of the kernels: %s, %s: %s (relative error %.2g, limit %.2g); %s", failed->kernel,
-      failed->shape, failed->fault, failed->error, failed->limit, Remedy(backend)));
-}
-
 // Names the last comparison before an error of the device, because the one after it failed.
 absl::Status DeviceFailure(const absl::Status& status, const SelfCheckReport& report,
                            const kernels::Backend& backend) {
@@ -202,6 +192,16 @@ double RelativeError(std::span<const float> a, std::span<const float> b) {
   return std::sqrt(apart / size);
 }
 
+absl::Status FailureOf(std::span<const kernels::KernelCheck> checks,
+                       const kernels::Backend& backend) {
+  const auto failed = std::ranges::find_if(
+      checks, [](const kernels::KernelCheck& check) { return !check.fault.empty(); });
+  if (failed == checks.end()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrFormat(
+      "self-check of the kernels: %s, %s: %s (relative error %.2g, limit %.2g); %s", failed->kernel,
+      failed->shape, failed->fault, failed->error, failed->limit, Remedy(backend)));
+}
+
 absl::Status RunSelfCheck(const SelfCheckParams& params, absl::Duration limit,
                           SelfCheckReport* report) {
   QUIRE_CHECK(params.backend->cuda() != nullptr);
@@ -212,7 +212,7 @@ absl::Status RunSelfCheck(const SelfCheckParams& params, absl::Duration limit,
   if (status.ok()) status = CheckSmallOps(&context);
   if (status.ok()) status = CleanUp(&context);
   if (!status.ok()) return DeviceFailure(status, *report, *params.backend);
-  return FailureOf(*report, *params.backend);
+  return FailureOf(report->checks, *params.backend);
 }
 
 }  // namespace quire::runtime

@@ -13,8 +13,8 @@
 //   others     KV store (the first pages) and sampler against the CPU, bit for bit; norm, rope and
 //              gate by norm
 //
-// Not checked: kernels that fuse several ops (the QKV product with its store, experts with their
-// sum, q and k norms), the router, the embedding, the step inputs and captured graphs.
+// Kernels that fuse several ops, the router, the step inputs and captured graphs are compared by
+// CompareSteps (first_steps.h), but only with themselves. The embedding is not checked.
 //
 // Place:      called by CudaRunner, which lends its buffers; reported by ModelStack.
 // Invariants: allocates no device memory. The pages that it wrote are zero afterwards.
@@ -79,6 +79,11 @@ struct SelfCheckWork {
   std::int64_t launches = 0;  // products
   friend bool operator==(const SelfCheckWork&, const SelfCheckWork&) = default;
 };
+
+// Returns FAILED_PRECONDITION with kernel, shape, error and remedy of the first comparison that
+// failed, or OK.
+absl::Status FailureOf(std::span<const kernels::KernelCheck> checks,
+                       const kernels::Backend& backend);
 
 struct SelfCheckReport {
   std::vector<kernels::KernelCheck> checks;  // in the order in which they ran

@@ -20,6 +20,7 @@
 #include "kernels/backend/isa.h"
 #include "kernels/linear/linear.h"
 #include "kernels/norm/norm.h"
+#include "kernels/recurrent/state_scan.h"
 #include "runtime/compute_device.h"
 #include "tests/kernels/software_tiles.h"
 
@@ -170,6 +171,18 @@ std::vector<Fault> AllFaults() {
     return status;
   };
   faults.push_back({"LosesResidual", options, "rms norm", "9 x 333", "the residual is wrong"});
+
+  options = CpuCheckOptions();
+  options.ops.scan = [level](const Backend& backend, const kernels::StateScanParams& params) {
+    kernels::StateScanParams restarted = params;
+    const std::int32_t first_position = 0;
+    if (backend.isa() == level && params.rows.positions[0] > 0) {
+      restarted.rows.positions = &first_position;
+    }
+    return kernels::StateScan(backend, restarted);
+  };
+  faults.push_back(
+      {"ForgetsState", options, "state scan", "2 heads of 24 x 72", "above the limit"});
 
   options = CpuCheckOptions();
   options.select = [level](absl::string_view isa) {

@@ -23,6 +23,7 @@
 #include "base/status.h"
 #include "base/stream.h"
 #include "base/thread_pool.h"
+#include "cache_manager/cache_manager.h"
 #include "cache_manager/pool/kv_pool.h"
 #include "formats/model_files.h"
 #include "kernels/attention/attention.h"
@@ -30,7 +31,9 @@
 #include "kernels/kv_store/qkv_store.h"
 #include "kernels/linear/linear.h"
 #include "kernels/norm/norm.h"
+#include "models/blocks/layer_groups.h"
 #include "runtime/cuda_runner.h"
+#include "runtime/first_steps.h"
 #include "runtime/memory_plan.h"
 #include "runtime/model.h"
 #include "runtime/self_check_context.h"
@@ -272,11 +275,11 @@ struct Stage {
 
   Stage(const std::string& path, const Options& options)
       : Stage(*formats::ModelFiles::FromPath(path), options) {}
-  Stage(const formats::ModelFiles& files, const Options& options)
-      : stream(*Stream::Create(DeviceFor(options))),
+  Stage(const formats::ModelFiles& files, const Options& the_options)
+      : options(the_options),
+        stream(*Stream::Create(DeviceFor(options))),
         backend(*kernels::Backend::CreateCuda(stream, kernels::Determinism::kBatchInvariant,
                                               &threads)) {
-    const DType activation = options.pages == DType::kF32 ? DType::kF32 : DType::kBF16;
     auto loaded = LoadModel(files, backend,
                             {.mode = options.mode,
                              .activation = activation,
@@ -304,6 +307,30 @@ struct Stage {
   }
   absl::Status Check() { return runner->CheckKernels(absl::Minutes(10), &report); }
 
+  // Runs CompareSteps and returns the first difference.
+  absl::Status Compare() {
+    const auto max_context_tokens = static_cast<std::uint32_t>(model->spec.max_position);
+    auto cache = cache::CacheManager::Create(
+        {.geometry = pool->geometry(),
+         .groups = models::CacheGroupsOf(models::PlanLayerGroups(model->spec)),
+         .max_rows = options.max_rows,
+         .max_context_tokens = max_context_tokens,
+         .max_row_overlap_tokens = options.max_step_tokens});
+    QUIRE_RETURN_IF_ERROR(cache.status());
+    const FirstSteps steps = {.cache = cache->get(),
+                              .runner = runner.get(),
+                              .vocab_size = model->spec.vocab_size,
+                              .has_head = true,
+                              .max_rows = options.max_rows,
+                              .max_step_tokens = options.max_step_tokens,
+                              .max_context_tokens = max_context_tokens,
+                              .activation = activation};
+    QUIRE_RETURN_IF_ERROR(CompareSteps(steps, &compared));
+    return FailureOf(compared, backend);
+  }
+
+  const Options options;
+  const DType activation = options.pages == DType::kF32 ? DType::kF32 : DType::kBF16;
   ThreadPool threads{1};
   Stream stream;
   kernels::Backend backend;
@@ -311,6 +338,7 @@ struct Stage {
   std::optional<cache::KvPool> pool;
   std::unique_ptr<CudaRunner> runner;
   SelfCheckReport report;
+  std::vector<kernels::KernelCheck> compared;
 };
 
 class SelfCheckTest : public ::testing::Test {
@@ -410,6 +438,10 @@ TEST_F(SelfCheckTest, PassesForEveryFamily) {
     const absl::Status status = stage.Check();
     EXPECT_TRUE(status.ok()) << name << ": " << status << "\n"
                              << kernels::KernelCheckTable(stage.report.checks);
+    const absl::Status compared = stage.Compare();
+    EXPECT_TRUE(compared.ok()) << name << ": " << compared;
+    EXPECT_EQ(stage.compared.size(), 4u);
+    EXPECT_GT(stage.runner->graph_steps(), 0u);
   }
 }
 
@@ -463,6 +495,30 @@ TEST_F(SelfCheckTest, FindsFaultsOfOtherOps) {
   ExpectFound(Fault::kKeysAsValues, "KV store", "differs from the page that the CPU stores");
   ExpectFound(Fault::kWrongEpsilon, "norm", "the result differs from the reference");
   ExpectFound(Fault::kGateWithoutActivation, "gate", "the result differs from the reference");
+}
+
+TEST_F(SelfCheckTest, FindsFaultsOfGraphs) {
+  kernels::internal::injected = Fault::kWrongScale;
+  Stage stage(path(), {});  // captures graphs with the fault
+  kernels::internal::injected = Fault::kNone;
+  EXPECT_THAT(std::string(stage.Compare().message()),
+              AllOf(HasSubstr("steps, generated token beside a prompt"), HasSubstr("other bits")));
+}
+
+TEST_F(SelfCheckTest, FindsStepsThatDependOnOtherRows) {
+  Stage stage(path(), {});
+  kernels::internal::injected = Fault::kBatchDependentAttention;
+  EXPECT_THAT(std::string(stage.Compare().message()),
+              AllOf(HasSubstr("steps, "), HasSubstr("beside a"), HasSubstr("other bits")));
+}
+
+TEST_F(SelfCheckTest, FindsGeneratedTokensThatDifferFromPrompts) {
+  kernels::internal::injected = Fault::kGateWithoutActivation;
+  Stage stage(path(), {});
+  kernels::internal::injected = Fault::kNone;
+  ASSERT_FALSE(stage.Compare().ok());
+  EXPECT_EQ(stage.compared.back().shape, "generated token and the same token in a prompt");
+  EXPECT_EQ(stage.compared.back().fault, "the logits differ");
 }
 
 TEST_F(SelfCheckTest, PortableKernelsPassWhereHopperKernelsFail) {

@@ -1,0 +1,178 @@
+#include "runtime/first_steps.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "base/strong_id.h"
+#include "cache_manager/cache_manager.h"
+#include "runtime/self_check_context.h"
+
+namespace quire::runtime {
+namespace {
+
+// A longer prompt would take longer on a CPU that emulates the GPU. Attention over several pages
+// is compared by RunSelfCheck.
+constexpr std::uint32_t kPromptTokens = 9;
+
+bool IsFinite(const StepResult& result) {
+  if (!result.samples.empty()) return !result.samples[0].non_finite;
+  return std::ranges::all_of(result.pools[0], [](float value) { return std::isfinite(value); });
+}
+
+// Tokens [begin, end) of the sequence, computed for a row whose pages contain those before.
+struct Part {
+  BatchRow row;
+  std::uint32_t begin = 0, end = 0;
+  bool is_prompt = true;
+};
+
+class StepComparison {
+ public:
+  StepComparison(const FirstSteps& steps, std::vector<kernels::KernelCheck>* checks)
+      : steps_(steps),
+        checks_(checks),
+        prompt_(std::min({kPromptTokens, steps.max_step_tokens - 1, steps.max_context_tokens - 1})),
+        limit_(steps.activation == DType::kBF16 ? 0.1 : 1e-3) {}
+
+  absl::Status Run();
+
+ private:
+  using Logits = std::vector<float>;  // [parts, vocab], of the last token of each part
+
+  absl::StatusOr<Logits> Compute(std::span<const Part> parts);
+  void CompareBits(const std::string& shape, std::span<const float> got, const Logits& want);
+  void Free(std::uint32_t rows);
+
+  const FirstSteps& steps_;
+  std::vector<kernels::KernelCheck>* const checks_;
+  const std::uint32_t prompt_;  // tokens of the prompt, which one token follows
+  const double limit_;          // of the error between prompt and generated tokens
+};
+
+absl::StatusOr<StepComparison::Logits> StepComparison::Compute(std::span<const Part> parts) {
+  StepBatch batch;
+  std::vector<cache::RowStep> rows;
+  for (const Part& part : parts) {
+    QUIRE_RETURN_IF_ERROR(steps_.cache->Reserve(part.row, part.end));
+    const std::uint32_t count = part.end - part.begin;
+    batch.rows.push_back({.batch_row = part.row,
+                          .cache_length = part.begin,
+                          .first_token = static_cast<std::uint32_t>(batch.token_ids.size()),
+                          .num_tokens = count,
+                          .prompt_tokens = part.is_prompt ? count : 0});
+    rows.push_back({.row = part.row, .cache_length = part.begin, .new_tokens = count});
+    for (std::uint32_t i = part.begin; i < part.end; ++i) {
+      constexpr std::uint64_t kPrime = 7919;
+      batch.token_ids.push_back(static_cast<std::int32_t>((i + 1) * kPrime % steps_.vocab_size));
+    }
+    batch.logits_tokens.push_back(static_cast<std::uint32_t>(batch.token_ids.size() - 1));
+  }
+  Logits logits(parts.size() * steps_.vocab_size);
+  batch.logits_out = logits.data();
+  batch.copies = steps_.cache->TakeCopies();
+  batch.clears = steps_.cache->TakeClears();
+  batch.kv = steps_.cache->PrepareStep(rows);
+  batch.states = steps_.cache->state_inputs();
+  QUIRE_RETURN_IF_ERROR(steps_.runner->Run(batch));
+  QUIRE_RETURN_IF_ERROR(steps_.runner->Collect().status());
+  steps_.cache->CompleteStep();
+  return logits;
+}
+
+void StepComparison::CompareBits(const std::string& shape, std::span<const float> got,
+                                 const Logits& want) {
+  kernels::KernelCheck check{.kernel = "steps", .shape = shape};
+  check.error = RelativeError(got, want);
+  if (std::memcmp(got.data(), want.data(), got.size_bytes()) != 0) {
+    check.fault = "the logits have other bits than those of the same token alone";
+  }
+  checks_->push_back(std::move(check));
+}
+
+void StepComparison::Free(std::uint32_t rows) {
+  for (std::uint32_t row = 0; row < rows; ++row) steps_.cache->Free(BatchRow(row));
+}
+
+absl::Status StepComparison::Run() {
+  const BatchRow first(0), second(1);
+  const Part prompt{first, 0, prompt_};
+  const Part next{first, prompt_, prompt_ + 1, /*is_prompt=*/false};
+  QUIRE_ASSIGN_OR_RETURN(const Logits of_prompt, Compute({{prompt}}));
+  QUIRE_ASSIGN_OR_RETURN(const Logits of_next, Compute({{next}}));
+  Free(1);
+
+  const std::uint32_t half = prompt_ / 2;
+  QUIRE_RETURN_IF_ERROR(Compute({{{first, 0, half}}}).status());
+  QUIRE_ASSIGN_OR_RETURN(const Logits of_chunk, Compute({{{first, half, prompt_}}}));
+  CompareBits(absl::StrCat("prompt of ", half, " + ", prompt_ - half, " tokens"), of_chunk,
+              of_prompt);
+
+  // A step with a prompt does not run as a graph.
+  if (steps_.max_rows > 1) {
+    QUIRE_ASSIGN_OR_RETURN(const Logits mixed, Compute({{next, {second, 0, prompt_}}}));
+    const std::span<const float> rows = mixed;
+    CompareBits("generated token beside a prompt", rows.first(steps_.vocab_size), of_next);
+    CompareBits("prompt beside a generated token", rows.subspan(steps_.vocab_size), of_prompt);
+  }
+  Free(std::min(steps_.max_rows, 2u));
+
+  QUIRE_ASSIGN_OR_RETURN(const Logits as_prompt, Compute({{{first, 0, prompt_ + 1}}}));
+  Free(1);
+  kernels::KernelCheck check{.kernel = "steps",
+                             .shape = "generated token and the same token in a prompt",
+                             .error = RelativeError(of_next, as_prompt),
+                             .limit = limit_};
+  if (!(check.error <= check.limit)) check.fault = "the logits differ";
+  checks_->push_back(std::move(check));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status RunOneToken(const FirstSteps& steps) {
+  const BatchRow row(0);
+  QUIRE_RETURN_IF_ERROR(steps.cache->Reserve(row, 1));
+  const cache::RowStep step{.row = row, .cache_length = 0, .new_tokens = 1};
+  StepBatch batch;
+  batch.token_ids = {0};
+  batch.rows = {{.batch_row = row, .cache_length = 0, .first_token = 0, .num_tokens = 1}};
+  if (steps.has_head) {
+    batch.logits_tokens = {0};
+    batch.samples.resize(1);
+    batch.samples[0].row.temperature = 0;
+    batch.samples[0].row.position = 1;
+  } else {
+    batch.pools = {{.batch_row = row, .num_tokens = 1, .begins = true, .ends = true}};
+  }
+  batch.copies = steps.cache->TakeCopies();
+  batch.clears = steps.cache->TakeClears();
+  batch.kv = steps.cache->PrepareStep({&step, 1});
+  batch.states = steps.cache->state_inputs();
+  QUIRE_RETURN_IF_ERROR(steps.runner->Run(batch));
+  QUIRE_ASSIGN_OR_RETURN(const StepResult* result, steps.runner->Collect());
+  const bool is_finite = IsFinite(*result);
+  steps.cache->CompleteStep();
+  steps.cache->Free(row);
+  if (!is_finite) {
+    return absl::InvalidArgumentError("the first step of the model gave NaN or infinite logits");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CompareSteps(const FirstSteps& steps, std::vector<kernels::KernelCheck>* checks) {
+  constexpr std::uint32_t kLeastTokens = 4;
+  if (!steps.has_head || std::min(steps.max_step_tokens, steps.max_context_tokens) < kLeastTokens) {
+    return absl::OkStatus();
+  }
+  return StepComparison(steps, checks).Run();
+}
+
+}  // namespace quire::runtime
