@@ -14,20 +14,33 @@
 HWY_BEFORE_NAMESPACE();
 namespace quire::kernels::HWY_NAMESPACE {
 
-// Computes up to kLanes channels of a row from channel c on.
+// Loads the taps of `count` channels, which are [channels, width] in memory.
+template <std::size_t kWidth>
+HWY_INLINE void LoadTaps(const float* from, std::size_t width, std::size_t count, VF* taps) {
+  const DF d;
+  if constexpr (kWidth == 4) {
+    if (count >= kLanes) return hn::LoadInterleaved4(d, from, taps[0], taps[1], taps[2], taps[3]);
+  }
+  HWY_ALIGN float lanes[kLanes] = {};
+  for (std::size_t j = 0; j < width; ++j) {
+    for (std::size_t lane = 0; lane < count; ++lane) lanes[lane] = from[lane * width + j];
+    taps[j] = hn::Load(d, lanes);
+  }
+}
+
+// Computes up to kLanes channels of a row from channel c on. kWidth is the number of taps, or 0 for
+// any number. A known number keeps taps and inputs in registers.
+template <std::size_t kWidth>
 HWY_NOINLINE void ConvLanes(const CausalConvParams& params, std::uint32_t row, std::size_t c,
                             std::size_t count) {
   const DF d;
-  const std::size_t channels = params.channels, width = params.width;
-  VF weight[kMaxTaps];
-  VF window[kMaxTaps];  // inputs of the last `width` tokens, oldest first
-  HWY_ALIGN float lanes[kLanes] = {};
+  const std::size_t channels = params.channels, width = kWidth != 0 ? kWidth : params.width;
+  constexpr std::size_t kTaps = kWidth != 0 ? kWidth : kMaxTaps;
+  VF weight[kTaps];
+  VF window[kTaps];  // inputs of the last `width` tokens, oldest first
+  LoadTaps<kWidth>(params.weight + c * width, width, count, weight);
   const float* const before = params.rows.before(row);
   for (std::size_t j = 0; j < width; ++j) {
-    for (std::size_t lane = 0; lane < count; ++lane) {
-      lanes[lane] = params.weight[(c + lane) * width + j];
-    }
-    weight[j] = hn::Load(d, lanes);
     window[j] = before == nullptr || j == 0 ? hn::Zero(d)
                                             : LoadSome(before + (j - 1) * channels + c, count);
   }
@@ -54,7 +67,12 @@ HWY_NOINLINE void ConvLanes(const CausalConvParams& params, std::uint32_t row, s
 void ConvRow(const CausalConvParams& params, std::uint32_t row, std::uint32_t begin,
              std::uint32_t end) {
   for (std::size_t c = begin; c < end; c += kLanes) {
-    ConvLanes(params, row, c, HWY_MIN(kLanes, end - c));
+    const std::size_t count = HWY_MIN(kLanes, end - c);
+    if (params.width == 4) {
+      ConvLanes<4>(params, row, c, count);
+    } else {
+      ConvLanes<0>(params, row, c, count);
+    }
   }
 }
 

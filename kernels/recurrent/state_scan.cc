@@ -26,19 +26,21 @@ absl::Status StateScan(const Backend& backend, const StateScanParams& params) {
     return absl::UnimplementedError("StateScan is not supported on a GPU");
   }
   const std::uint32_t rows = params.rows.batch_size;
-  const std::uint32_t blocks = (params.value_size + kScanColumns - 1) / kScanColumns;
+  // Rows of one token read all columns of a head, since they are adjacent in memory.
+  const bool one_token = params.rows.num_tokens() <= rows;
+  const std::uint32_t width = one_token ? params.value_size : kScanColumns;
+  const std::uint32_t blocks = (params.value_size + width - 1) / width;
+  const std::uint32_t items = params.heads * blocks;  // of a row
   const double tokens_per_row = static_cast<double>(params.rows.num_tokens()) / std::max(rows, 1u);
-  // The items of a row are apart, since rows have different numbers of tokens.
-  backend.ParallelItems(
-      std::int64_t{rows} * params.heads * blocks, (tokens_per_row + 1) * params.key_size * 4,
-      [&](std::int64_t item, int) {
-        const auto row = static_cast<std::uint32_t>(item % rows);
-        if (params.rows.tokens_of(row) == 0) return;
-        const auto head = static_cast<std::uint32_t>(item / rows / blocks);
-        const auto begin = static_cast<std::uint32_t>(item / rows % blocks) * kScanColumns;
-        internal::StateScanSimd(params, row, head, begin,
-                                std::min(begin + kScanColumns, params.value_size));
-      });
+  backend.ParallelItems(std::int64_t{rows} * items, (tokens_per_row + 1) * params.key_size * 4,
+                        [&](std::int64_t item, int) {
+                          const auto row = static_cast<std::uint32_t>(item / items);
+                          if (params.rows.tokens_of(row) == 0) return;
+                          const auto head = static_cast<std::uint32_t>(item % items / blocks);
+                          const auto begin = static_cast<std::uint32_t>(item % blocks) * width;
+                          internal::StateScanSimd(params, row, head, begin,
+                                                  std::min(begin + width, params.value_size));
+                        });
   return absl::OkStatus();
 }
 

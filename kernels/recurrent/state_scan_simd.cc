@@ -1,8 +1,11 @@
-// Columns of a head's state are lanes, so sums over its rows need no reduction across lanes. 64
-// columns of a state of 128 rows take 32 KiB, which stay in L1 while the tokens of a row are
-// computed. A token reads them once for the prediction (with delta), and once more to update them
-// and to compute its result. The decayed state is computed in both passes, which costs less than to
-// store it.
+// Columns of a head's state are lanes, so sums over its rows need no reduction across lanes. A
+// token reads the state once for the prediction (with delta), and once more to update it and to
+// compute its result. The decayed state is computed in both passes, which costs less than to store
+// it.
+//
+// A row of several tokens copies 64 columns at a time. Those of a state of 128 rows take 32 KiB,
+// which stay in L1 for all of its tokens. A row of one token updates the state in place, all
+// columns of a head at a time, because reading and writing memory takes most of its time.
 
 #include <cstddef>
 #include <cstdint>
@@ -18,9 +21,19 @@
 HWY_BEFORE_NAMESPACE();
 namespace quire::kernels::HWY_NAMESPACE {
 
-// Registers of columns that are computed at once. Twice as many would not fit AVX2.
+// Registers of columns that are computed at once. Twice as many would not fit AVX2. On AVX-512 they
+// hide the latency of multiply-adds.
 inline constexpr std::size_t kColumnRegisters = HWY_MIN(4, internal::kScanColumns / kLanes);
 inline constexpr std::size_t kColumns = kColumnRegisters * kLanes;
+inline constexpr std::size_t kWideRegisters = kColumnRegisters * (kLanes == 16 ? 2 : 1);
+inline constexpr std::size_t kWideColumns = kWideRegisters * kLanes;
+
+// Columns of a state: where its rows are read and where they are written.
+struct Place {
+  const float* from;
+  float* to;
+  std::size_t stride;
+};
 
 // The inputs of one token and head.
 struct Token {
@@ -30,30 +43,30 @@ struct Token {
   float rate;
 };
 
-// Updates kColumns columns of `state`, whose rows are kScanColumns apart. v and out are padded.
-template <bool kDelta, bool kChannels>
-HWY_INLINE void Step(const Token& token, std::size_t key_size, float* HWY_RESTRICT state,
+// Updates kCount registers of columns of a state, and writes as many results.
+template <bool kDelta, bool kChannels, std::size_t kCount>
+HWY_INLINE void Step(const Token& token, std::size_t key_size, const Place& state,
                      const float* HWY_RESTRICT v, float* HWY_RESTRICT out) {
   const DF d;
-  VF u[kColumnRegisters];
-  for (std::size_t c = 0; c < kColumnRegisters; ++c) u[c] = hn::Load(d, v + c * kLanes);
+  VF u[kCount];
+  for (std::size_t c = 0; c < kCount; ++c) u[c] = hn::LoadU(d, v + c * kLanes);
   VF decay = hn::Set(d, token.decay[0]);
   if constexpr (kDelta) {
-    VF predicted[kColumnRegisters];
-    for (std::size_t c = 0; c < kColumnRegisters; ++c) predicted[c] = hn::Zero(d);
+    VF predicted[kCount];
+    for (std::size_t c = 0; c < kCount; ++c) predicted[c] = hn::Zero(d);
     for (std::size_t i = 0; i < key_size; ++i) {
       if constexpr (kChannels) decay = hn::Set(d, token.decay[i]);
       const VF k = hn::Set(d, token.k[i]);
-      const float* const row = state + i * internal::kScanColumns;
-      for (std::size_t c = 0; c < kColumnRegisters; ++c) {
-        const VF s = hn::Mul(decay, hn::Load(d, row + c * kLanes));
+      const float* const row = state.from + i * state.stride;
+      for (std::size_t c = 0; c < kCount; ++c) {
+        const VF s = hn::Mul(decay, hn::LoadU(d, row + c * kLanes));
         predicted[c] = hn::MulAdd(s, k, predicted[c]);
       }
     }
-    for (std::size_t c = 0; c < kColumnRegisters; ++c) u[c] = hn::Sub(u[c], predicted[c]);
+    for (std::size_t c = 0; c < kCount; ++c) u[c] = hn::Sub(u[c], predicted[c]);
   }
-  VF sum[kColumnRegisters];
-  for (std::size_t c = 0; c < kColumnRegisters; ++c) {
+  VF sum[kCount];
+  for (std::size_t c = 0; c < kCount; ++c) {
     u[c] = hn::Mul(hn::Set(d, token.rate), u[c]);
     sum[c] = hn::Zero(d);
   }
@@ -61,14 +74,61 @@ HWY_INLINE void Step(const Token& token, std::size_t key_size, float* HWY_RESTRI
     if constexpr (kChannels) decay = hn::Set(d, token.decay[i]);
     const VF k = hn::Set(d, token.k[i]);
     const VF q = hn::Set(d, token.q[i]);
-    float* const row = state + i * internal::kScanColumns;
-    for (std::size_t c = 0; c < kColumnRegisters; ++c) {
-      const VF s = hn::MulAdd(k, u[c], hn::Mul(decay, hn::Load(d, row + c * kLanes)));
-      hn::Store(s, d, row + c * kLanes);
+    const float* const from = state.from + i * state.stride;
+    float* const to = state.to + i * state.stride;
+    for (std::size_t c = 0; c < kCount; ++c) {
+      const VF s = hn::MulAdd(k, u[c], hn::Mul(decay, hn::LoadU(d, from + c * kLanes)));
+      hn::StoreU(s, d, to + c * kLanes);
       sum[c] = hn::MulAdd(s, q, sum[c]);
     }
   }
-  for (std::size_t c = 0; c < kColumnRegisters; ++c) hn::Store(sum[c], d, out + c * kLanes);
+  for (std::size_t c = 0; c < kCount; ++c) hn::StoreU(sum[c], d, out + c * kLanes);
+}
+
+template <bool kChannels>
+HWY_INLINE Token TokenInputs(const StateScanParams& params, std::size_t token, std::size_t head) {
+  const std::size_t dk = params.key_size, key_head = head / (params.heads / params.key_heads);
+  const std::size_t from = token * static_cast<std::size_t>(params.qkv_stride) + key_head * dk;
+  const std::size_t index = token * params.heads + head;
+  return {.q = params.q + from,
+          .k = params.k + from,
+          .decay = params.decay + index * (kChannels ? dk : 1),
+          .rate = params.rate[index]};
+}
+
+// Adds skip * v to `columns` results of a head, if there is a skip.
+HWY_INLINE void AddSkip(const StateScanParams& params, std::size_t head, std::size_t columns,
+                        const float* HWY_RESTRICT v, float* HWY_RESTRICT out) {
+  if (params.skip == nullptr) return;
+  const DF d;
+  const VF skip = hn::Set(d, params.skip[head]);
+  for (std::size_t c = 0; c < columns; c += kLanes) {
+    hn::StoreU(hn::MulAdd(skip, hn::LoadU(d, v + c), hn::LoadU(d, out + c)), d, out + c);
+  }
+}
+
+// Computes one token of a row that has a state, without a copy of the state.
+template <bool kDelta, bool kChannels>
+HWY_NOINLINE void ScanToken(const StateScanParams& params, std::uint32_t row, std::uint32_t head,
+                            std::size_t begin, std::size_t columns) {
+  const std::size_t dk = params.key_size, dv = params.value_size;
+  const std::size_t token = params.rows.row_offsets[row];
+  const Token inputs = TokenInputs<kChannels>(params, token, head);
+  const std::size_t at = head * dk * dv + begin, column = head * dv + begin;
+  const float* const v = params.v + token * static_cast<std::size_t>(params.qkv_stride) + column;
+  float* const out = params.out + token * params.heads * dv + column;
+  const float* const before = params.rows.before(row) + at;
+  float* const after = params.rows.after(row) + at;
+  std::size_t c = 0;
+  for (; c + kWideColumns <= columns; c += kWideColumns) {
+    Step<kDelta, kChannels, kWideRegisters>(inputs, dk, {before + c, after + c, dv}, v + c,
+                                            out + c);
+  }
+  for (; c < columns; c += kColumns) {
+    Step<kDelta, kChannels, kColumnRegisters>(inputs, dk, {before + c, after + c, dv}, v + c,
+                                              out + c);
+  }
+  AddSkip(params, head, columns, v, out);
 }
 
 template <bool kDelta, bool kChannels>
@@ -78,9 +138,7 @@ HWY_NOINLINE void ScanBlock(const StateScanParams& params, std::uint32_t row, st
   HWY_ALIGN float state[kMaxStateRows * kWidth];
   HWY_ALIGN float v[kWidth] = {};
   HWY_ALIGN float out[kWidth];
-  const DF d;
   const std::size_t dk = params.key_size, dv = params.value_size, heads = params.heads;
-  const std::size_t key_head = head / (params.heads / params.key_heads);
   const std::size_t at = head * dk * dv + begin;
   const std::size_t bytes = columns * sizeof(float);
   const float* const before = params.rows.before(row);
@@ -97,34 +155,39 @@ HWY_NOINLINE void ScanBlock(const StateScanParams& params, std::uint32_t row, st
   const std::uint32_t snapshot = params.rows.snapshot_tokens(row);
   for (std::uint32_t t = 0; t < tokens; ++t) {
     const std::size_t token = params.rows.row_offsets[row] + t;
-    const std::size_t from = token * static_cast<std::size_t>(params.qkv_stride);
-    const std::size_t index = token * heads + head;
-    std::memcpy(v, params.v + from + head * dv + begin, bytes);
-    const Token inputs{.q = params.q + from + key_head * dk,
-                       .k = params.k + from + key_head * dk,
-                       .decay = params.decay + index * (kChannels ? dk : 1),
-                       .rate = params.rate[index]};
+    const Token inputs = TokenInputs<kChannels>(params, token, head);
+    std::memcpy(v,
+                params.v + token * static_cast<std::size_t>(params.qkv_stride) + head * dv + begin,
+                bytes);
     for (std::size_t c = 0; c < columns; c += kColumns) {
-      Step<kDelta, kChannels>(inputs, dk, state + c, v + c, out + c);
+      Step<kDelta, kChannels, kColumnRegisters>(inputs, dk, {state + c, state + c, kWidth}, v + c,
+                                                out + c);
     }
-    if (params.skip != nullptr) {
-      const VF skip = hn::Set(d, params.skip[head]);
-      for (std::size_t c = 0; c < columns; c += kLanes) {
-        hn::Store(hn::MulAdd(skip, hn::Load(d, v + c), hn::Load(d, out + c)), d, out + c);
-      }
-    }
-    std::memcpy(params.out + index * dv + begin, out, bytes);
+    AddSkip(params, head, columns, v, out);
+    std::memcpy(params.out + (token * heads + head) * dv + begin, out, bytes);
     if (t + 1 == snapshot) store(params.rows.snapshot(row));
   }
   store(params.rows.after(row));
 }
 
+template <bool kDelta, bool kChannels>
+void Scan(const StateScanParams& params, std::uint32_t row, std::uint32_t head, std::size_t begin,
+          std::size_t end) {
+  const bool in_place = params.rows.tokens_of(row) == 1 && params.rows.before(row) != nullptr &&
+                        params.rows.snapshot_tokens(row) == 0 && (end - begin) % kColumns == 0;
+  if (in_place) return ScanToken<kDelta, kChannels>(params, row, head, begin, end - begin);
+  for (; begin < end; begin += internal::kScanColumns) {
+    ScanBlock<kDelta, kChannels>(params, row, head, begin,
+                                 HWY_MIN(end - begin, std::size_t{internal::kScanColumns}));
+  }
+}
+
 void ScanHead(const StateScanParams& params, std::uint32_t row, std::uint32_t head,
               std::uint32_t begin, std::uint32_t end) {
-  const auto scan =
-      params.delta ? (params.decays_channels ? ScanBlock<true, true> : ScanBlock<true, false>)
-                   : (params.decays_channels ? ScanBlock<false, true> : ScanBlock<false, false>);
-  scan(params, row, head, begin, end - begin);
+  const auto scan = params.delta
+                        ? (params.decays_channels ? Scan<true, true> : Scan<true, false>)
+                        : (params.decays_channels ? Scan<false, true> : Scan<false, false>);
+  scan(params, row, head, begin, end);
 }
 
 }  // namespace quire::kernels::HWY_NAMESPACE

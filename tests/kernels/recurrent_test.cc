@@ -116,6 +116,7 @@ std::vector<Steps> Cuts(std::uint32_t tokens) {
     }
     cuts.push_back(steps);
   }
+  cuts.push_back({.chunks = std::vector<std::uint32_t>(tokens, 1)});
   return cuts;
 }
 
@@ -269,6 +270,8 @@ INSTANTIATE_TEST_SUITE_P(Shapes, StateScanTest,
                          testing::Values(ScanShape{4, 2, 16, 24, true, false, false, -1},
                                          ScanShape{2, 2, 8, 8, true, false, false, 0},
                                          ScanShape{2, 1, 128, 128, true, false, false, -20},
+                                         ScanShape{2, 2, 128, 128, true, true, false, -5},
+                                         ScanShape{2, 1, 24, 192, true, false, false, -1},
                                          ScanShape{3, 1, 64, 16, true, true, false, -5},
                                          ScanShape{2, 2, 24, 64, true, true, false, -20},
                                          ScanShape{4, 1, 16, 32, false, false, true, -1},
