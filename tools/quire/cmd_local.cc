@@ -100,7 +100,9 @@ void AddLocal(CLI::App* app, const CommonOptions* common, int* exit_code) {
   auto make = std::make_shared<MakeOptions>();
   CLI::App* make_model =
       app->add_subcommand("make-model", "write a synthetic model; --weights adds random weights");
-  make_model->add_option("--shape", make->shape, "llama-3.1-8b, tiny, llama-0.5b or llama-1.1b")
+  make_model
+      ->add_option("--shape", make->shape,
+                   "llama-3.1-8b, tiny, llama-0.5b, llama-1.1b, qwen3.5-4b or qwen3.5-4b-quarter")
       ->required();
   make_model->add_option("--out", make->directory, "directory to write")->required();
   make_model->add_flag("--weights", make->weights,

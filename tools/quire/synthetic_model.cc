@@ -94,6 +94,26 @@ json Tokenizer(const ModelShape& shape) {
             {"merges", json::array()}}}};
 }
 
+// Replaces what differs between Llama and Qwen3.5, which reads neither biases nor rope_theta.
+void MakeHybrid(const ModelShape& shape, json* config) {
+  for (const char* key : {"mlp_bias", "rope_theta", "rope_scaling"}) config->erase(key);
+  config->update({{"architectures", {"Qwen3_5ForCausalLM"}},
+                  {"model_type", "qwen3_5_text"},
+                  {"rms_norm_eps", 1e-6},
+                  {"attn_output_gate", true},
+                  {"full_attention_interval", ModelShape::kFullAttentionInterval},
+                  {"linear_conv_kernel_dim", ModelShape::kConvWidth},
+                  {"linear_key_head_dim", ModelShape::kLinearHeadSize},
+                  {"linear_value_head_dim", ModelShape::kLinearHeadSize},
+                  {"linear_num_key_heads", shape.linear_key_heads},
+                  {"linear_num_value_heads", shape.linear_value_heads},
+                  {"rope_parameters",
+                   {{"rope_type", "default"},
+                    {"rope_theta", shape.rope_theta},
+                    {"partial_rotary_factor", 0.25},
+                    {"mrope_section", {11, 11, 10}}}}});
+}
+
 json Config(const ModelShape& shape) {
   json config = {{"architectures", {"LlamaForCausalLM"}},
                  {"model_type", "llama"},
@@ -115,6 +135,7 @@ json Config(const ModelShape& shape) {
                  {"bos_token_id", shape.vocab_size - 2},
                  {"eos_token_id", shape.vocab_size - 1},
                  {"torch_dtype", "bfloat16"}};
+  if (shape.is_hybrid()) MakeHybrid(shape, &config);
   if (shape.original_max_position_embeddings > 0) {
     config["rope_scaling"] = {
         {"rope_type", "llama3"},
@@ -124,6 +145,23 @@ json Config(const ModelShape& shape) {
         {"original_max_position_embeddings", shape.original_max_position_embeddings}};
   }
   return config;
+}
+
+// Returns the published shape of Qwen3.5-4B with these numbers of layers and tokens.
+ModelShape Qwen4b(const char* name, std::uint32_t layers, std::uint32_t vocabulary) {
+  return {.name = name,
+          .hidden_size = 2560,
+          .intermediate_size = 9216,
+          .num_layers = layers,
+          .num_heads = 16,
+          .num_kv_heads = 4,
+          .head_dim = 256,
+          .vocab_size = vocabulary,
+          .max_position_embeddings = 262144,
+          .rope_theta = 10000000,
+          .tie_word_embeddings = true,
+          .linear_key_heads = 16,
+          .linear_value_heads = 32};
 }
 
 absl::Status WriteFile(const std::filesystem::path& path, const json& content) {
@@ -179,7 +217,9 @@ const std::vector<ModelShape>& KnownShapes() {
                                     .num_kv_heads = 4,
                                     .head_dim = 64,
                                     .vocab_size = 32000,
-                                    .max_position_embeddings = 4096}};
+                                    .max_position_embeddings = 4096},
+                                   Qwen4b("qwen3.5-4b", 32, 248320),
+                                   Qwen4b("qwen3.5-4b-quarter", 8, 62080)};
   return shapes;
 }
 

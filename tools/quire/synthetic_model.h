@@ -27,10 +27,23 @@ struct ModelShape {
   // If above 0: "llama3" RoPE scaling with factor 8, from this many positions.
   std::uint32_t original_max_position_embeddings = 0;
   bool tie_word_embeddings = false;
+  // If above 0, three of four layers are recurrent (gated delta rule), and the shape is of the
+  // Qwen3.5 family instead of Llama: output gates, QK norm, and RoPE on a quarter of a head.
+  std::uint32_t linear_key_heads = 0, linear_value_heads = 0;
+
+  bool is_hybrid() const { return linear_key_heads > 0; }
+  bool is_recurrent(std::uint32_t layer) const {
+    return is_hybrid() && (layer + 1) % kFullAttentionInterval != 0;
+  }
+  std::uint32_t linear_key_columns() const { return linear_key_heads * kLinearHeadSize; }
+  std::uint32_t linear_value_columns() const { return linear_value_heads * kLinearHeadSize; }
+
+  static constexpr std::uint32_t kFullAttentionInterval = 4, kLinearHeadSize = 128, kConvWidth = 4;
 };
 
-// Returns the shapes "llama-3.1-8b", "tiny" (fast on a CPU), and "llama-0.5b" and "llama-1.1b"
-// (used by the CPU benchmarks).
+// Returns the shapes "llama-3.1-8b", "tiny" (fast on a CPU), and those of the CPU benchmarks:
+// "llama-0.5b", "llama-1.1b", "qwen3.5-4b", and "qwen3.5-4b-quarter". The last has a quarter of the
+// layers and of the vocabulary, so that each part takes the same share of a step.
 const std::vector<ModelShape>& KnownShapes();
 // If the name is unknown, returns NOT_FOUND with all known names.
 absl::StatusOr<ModelShape> FindShape(absl::string_view name);

@@ -20,7 +20,7 @@ namespace quire::client {
 absl::Status WriteSyntheticWeights(const ModelShape& shape, std::uint64_t seed,
                                    const std::string& directory);
 
-// Writes a GGUF file (version 3) with the same weights and vocabulary: matrices as BF16, norms as
+// Writes a GGUF file (version 3) with the same weights and vocabulary: matrices as BF16, others as
 // F32. Returns FAILED_PRECONDITION as above, and UNIMPLEMENTED for a shape with scaled RoPE.
 absl::Status WriteSyntheticGguf(const ModelShape& shape, std::uint64_t seed,
                                 const std::string& path);
