@@ -7,7 +7,8 @@
 namespace quire::kernels {
 namespace {
 
-constexpr std::uint32_t kBlock = 128;  // channels of a work item
+// Channels of a work item. Rows of one token read long runs of their states from memory.
+constexpr std::uint32_t kBlock = 128, kOneTokenBlock = 1024;
 
 }  // namespace
 
@@ -23,15 +24,16 @@ absl::Status CausalConv(const Backend& backend, const CausalConvParams& params) 
     return absl::UnimplementedError("CausalConv is not supported on a GPU");
   }
   const std::uint32_t rows = params.rows.batch_size;
-  const std::uint32_t blocks = (params.channels + kBlock - 1) / kBlock;
+  const std::uint32_t block = params.rows.num_tokens() <= rows ? kOneTokenBlock : kBlock;
+  const std::uint32_t blocks = (params.channels + block - 1) / block;
   const double tokens_per_row = static_cast<double>(params.rows.num_tokens()) / std::max(rows, 1u);
-  backend.ParallelItems(std::int64_t{rows} * blocks, tokens_per_row * kBlock * params.width * 0.2,
+  backend.ParallelItems(std::int64_t{rows} * blocks, tokens_per_row * block * params.width * 0.2,
                         [&](std::int64_t item, int) {
-                          const auto row = static_cast<std::uint32_t>(item % rows);
-                          const auto begin = static_cast<std::uint32_t>(item / rows) * kBlock;
+                          const auto row = static_cast<std::uint32_t>(item / blocks);
+                          const auto begin = static_cast<std::uint32_t>(item % blocks) * block;
                           if (params.rows.tokens_of(row) == 0) return;
                           internal::CausalConvSimd(params, row, begin,
-                                                   std::min(begin + kBlock, params.channels));
+                                                   std::min(begin + block, params.channels));
                         });
   return absl::OkStatus();
 }
