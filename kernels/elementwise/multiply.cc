@@ -14,8 +14,8 @@ absl::Status Multiply(const Backend& backend, const MultiplyParams& params) {
         "product of ", params.columns, " columns has strides x ", params.x_stride, ", gate ",
         params.gate_stride, ", each must be at least the number of columns"));
   }
-  if (backend.cuda() != nullptr) {
-    return absl::UnimplementedError("the element-wise product does not run on a GPU");
+  if constexpr (kHasCuda) {
+    if (backend.cuda() != nullptr) return internal::MultiplyCuda(*backend.cuda(), params);
   }
   backend.ParallelFor(params.num_rows, static_cast<double>(params.columns) * 0.2,
                       [&](std::int64_t begin, std::int64_t end, int) {

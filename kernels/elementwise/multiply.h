@@ -19,7 +19,13 @@ struct MultiplyParams {
 };
 
 // Computes x = x * gate, element by element in f32. Returns INVALID_ARGUMENT if a stride is less
-// than columns, and UNIMPLEMENTED on a GPU.
+// than columns.
 absl::Status Multiply(const Backend& backend, const MultiplyParams& params);
+
+namespace internal {
+
+absl::Status MultiplyCuda(const CudaContext& context, const MultiplyParams& params);
+
+}  // namespace internal
 
 }  // namespace quire::kernels

@@ -1,8 +1,8 @@
-// Small ops over f32 rows: residual addition with factors, soft cap of logits, and conversion of
-// the stream to bf16. These three are bound by memory: 12, 8 and 6 bytes per element. Grid: rows by
-// blocks of columns, one element per thread. SumRows (f32 or bf16) has one thread per column, which
-// adds the rows in token order. SumRows uses few blocks, which is acceptable because only requests
-// for mean pooling use it.
+// Small ops over f32 rows: residual addition with factors, soft cap of logits, conversion of the
+// stream to bf16, and products of rows. These four are bound by memory: 12, 8, 6 and 12 bytes per
+// element. Grid: rows by blocks of columns, one element per thread. SumRows (f32 or bf16) has one
+// thread per column, which adds the rows in token order. SumRows uses few blocks, which is
+// acceptable because only requests for mean pooling use it.
 
 #include <cmath>
 #include <cstdint>
@@ -12,6 +12,7 @@
 #include "kernels/cuda/convert.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/thread.cuh"
+#include "kernels/elementwise/multiply.h"
 #include "kernels/elementwise/residual.h"
 #include "kernels/elementwise/softcap.h"
 #include "kernels/elementwise/sum_rows.h"
@@ -66,6 +67,16 @@ __global__ void __launch_bounds__(kThreads) RoundRowsKernel(const RoundRowsParam
   params.y[row * params.y_stride + i] = BF16::FromFloat(params.x[row * params.x_stride + i]);
 }
 
+__global__ void __launch_bounds__(kThreads) MultiplyKernel(const MultiplyParams params) {
+  cuda::DependencyLaunch();
+  cuda::DependencyWait();
+  const std::int64_t row = cuda::BlockX();
+  const std::uint32_t i = Column();
+  if (i >= params.columns) return;
+  float* const x = params.x + row * params.x_stride + i;
+  *x = cuda::Mul(*x, params.gate[row * params.gate_stride + i]);
+}
+
 // SumRowsParams as kernel arguments.
 struct RowsToSum {
   const void* x;  // [num_rows, columns]
@@ -118,6 +129,11 @@ absl::Status SumRowsCuda(const CudaContext& context, const SumRowsParams& params
 absl::Status RoundRowsCuda(const CudaContext& context, const RoundRowsParams& params) {
   return cuda::Launch(context, "round_rows", RoundRowsKernel,
                       ShapeOf(params.num_rows, params.columns), params);
+}
+
+absl::Status MultiplyCuda(const CudaContext& context, const MultiplyParams& params) {
+  return cuda::Launch(context, "multiply", MultiplyKernel, ShapeOf(params.num_rows, params.columns),
+                      params);
 }
 
 }  // namespace internal

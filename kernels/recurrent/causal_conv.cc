@@ -20,13 +20,13 @@ absl::Status CausalConv(const Backend& backend, const CausalConvParams& params) 
                      " and stride ", params.x_stride, ": width must be 1 to ", kMaxTaps,
                      " and the stride at least the number of channels, which must be positive"));
   }
-  if (backend.cuda() != nullptr) {
-    return absl::UnimplementedError("CausalConv is not supported on a GPU");
+  if constexpr (kHasCuda) {
+    if (backend.cuda() != nullptr) return internal::CausalConvCuda(*backend.cuda(), params);
   }
   const std::uint32_t rows = params.rows.batch_size;
-  const std::uint32_t block = params.rows.num_tokens() <= rows ? kOneTokenBlock : kBlock;
+  const std::uint32_t block = params.rows.num_tokens <= rows ? kOneTokenBlock : kBlock;
   const std::uint32_t blocks = (params.channels + block - 1) / block;
-  const double tokens_per_row = static_cast<double>(params.rows.num_tokens()) / std::max(rows, 1u);
+  const double tokens_per_row = static_cast<double>(params.rows.num_tokens) / std::max(rows, 1u);
   backend.ParallelItems(std::int64_t{rows} * blocks, tokens_per_row * block * params.width * 0.2,
                         [&](std::int64_t item, int) {
                           const auto row = static_cast<std::uint32_t>(item / blocks);

@@ -28,7 +28,7 @@ struct CausalConvParams {
 // with `silu`, for each channel in f32. Inputs before the first token of a sequence are 0. The
 // state has inputs, not results. A token's result depends on the inputs of the last tokens alone,
 // so any division of a sequence into steps gives the same bits. Returns INVALID_ARGUMENT if width
-// is not 1 to kMaxTaps or x_stride is less than channels, and UNIMPLEMENTED on a GPU.
+// is not 1 to kMaxTaps or x_stride is less than channels.
 absl::Status CausalConv(const Backend& backend, const CausalConvParams& params);
 
 namespace internal {
@@ -38,6 +38,8 @@ void CausalConvCpu(const CausalConvParams& params, std::uint32_t row, std::uint3
                    std::uint32_t end);
 void CausalConvSimd(const CausalConvParams& params, std::uint32_t row, std::uint32_t begin,
                     std::uint32_t end);
+
+absl::Status CausalConvCuda(const CudaContext& context, const CausalConvParams& params);
 
 }  // namespace internal
 }  // namespace quire::kernels

@@ -14,8 +14,8 @@ absl::Status GateNorm(const Backend& backend, const GateNormParams& params) {
         params.x_stride, ", gate ", params.gate_stride, ", y ", params.y_stride,
         ", each must be at least the number of elements, which must be positive"));
   }
-  if (backend.cuda() != nullptr) {
-    return absl::UnimplementedError("GateNorm is not supported on a GPU");
+  if constexpr (kHasCuda) {
+    if (backend.cuda() != nullptr) return internal::GateNormCuda(*backend.cuda(), params);
   }
   backend.ParallelFor(params.num_rows, static_cast<double>(length),
                       [&](std::int64_t begin, std::int64_t end, int) {

@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "kernels/backend/backend.h"
+#include "kernels/backend/float_ptr.h"
 
 namespace quire::kernels {
 
@@ -17,11 +18,11 @@ enum class GateOrder : std::uint8_t {
 };
 
 struct GateNormParams {
-  const float* x;     // [num_rows, groups, columns], rows x_stride apart
-  const float* gate;  // likewise, rows gate_stride apart
+  ConstFloatPtr x;     // [num_rows, groups, columns], rows x_stride apart
+  ConstFloatPtr gate;  // likewise in the dtype of x, rows gate_stride apart
   const float* weight =
       nullptr;  // [columns], or [groups, columns] if weights_groups; not read by kSigmoid
-  float* y;     // likewise, rows y_stride apart; may be x
+  FloatPtr y;   // likewise, rows y_stride apart; may be x
   std::int64_t x_stride;
   std::int64_t gate_stride;
   std::int64_t y_stride;
@@ -34,8 +35,10 @@ struct GateNormParams {
 };
 
 // Computes y in f32, where norm(v) = v / sqrt(mean(v^2) + epsilon) over the columns of a group.
-// Squares are summed in 16 virtual lanes, as in RmsNorm. Returns INVALID_ARGUMENT if columns or
-// groups is 0 or a stride is less than the row length, and UNIMPLEMENTED on a GPU.
+// Squares are summed in 16 virtual lanes, as in RmsNorm. A GPU reads and writes f32 or bf16, rounds
+// once, and sums squares in 32 lanes, or in 256 for more than 1024 columns. Returns
+// INVALID_ARGUMENT if columns or groups is 0, a stride is less than the row length, or a GPU does
+// not support the dtypes.
 absl::Status GateNorm(const Backend& backend, const GateNormParams& params);
 
 namespace internal {
@@ -43,6 +46,8 @@ namespace internal {
 // Process rows [row_begin, row_end): reference implementation and fast path.
 void GateNormCpu(const GateNormParams& params, std::int64_t row_begin, std::int64_t row_end);
 void GateNormSimd(const GateNormParams& params, std::int64_t row_begin, std::int64_t row_end);
+
+absl::Status GateNormCuda(const CudaContext& context, const GateNormParams& params);
 
 }  // namespace internal
 }  // namespace quire::kernels

@@ -59,10 +59,10 @@ void GateRows(const GateNormParams& params, std::int64_t row_begin, std::int64_t
   for (std::int64_t m = row_begin; m < row_end; ++m) {
     for (std::uint32_t g = 0; g < params.groups; ++g) {
       const std::int64_t at = std::int64_t{g} * params.columns;
-      GateGroup<kOrder>({.x = params.x + m * params.x_stride + at,
-                         .gate = params.gate + m * params.gate_stride + at,
+      GateGroup<kOrder>({.x = params.x.f32() + m * params.x_stride + at,
+                         .gate = params.gate.f32() + m * params.gate_stride + at,
                          .weight = params.weights_groups ? params.weight + at : params.weight,
-                         .y = params.y + m * params.y_stride + at},
+                         .y = params.y.f32() + m * params.y_stride + at},
                         params.columns, params.epsilon);
     }
   }

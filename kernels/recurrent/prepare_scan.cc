@@ -21,8 +21,8 @@ absl::Status PrepareScan(const Backend& backend, const PrepareScanParams& params
         absl::StrCat("scan has strides qk ", params.qk_stride, " and rates ", params.rates_stride,
                      ", they must be at least ", keys, " and ", params.channels));
   }
-  if (backend.cuda() != nullptr) {
-    return absl::UnimplementedError("PrepareScan is not supported on a GPU");
+  if constexpr (kHasCuda) {
+    if (backend.cuda() != nullptr) return internal::PrepareScanCuda(*backend.cuda(), params);
   }
   backend.ParallelFor(params.num_rows,
                       static_cast<double>(keys) * 0.3 + static_cast<double>(params.channels) * 2,

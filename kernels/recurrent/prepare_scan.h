@@ -37,9 +37,9 @@ struct PrepareScanParams {
 //   with b:     decay = exp(-exp(a_log[h]) t), rate = sigmoid(b)
 //   without b:  t is clamped to [dt_min, dt_max], decay likewise, rate = t
 //
-// Squares are summed in 16 virtual lanes, as in RmsNorm. Returns INVALID_ARGUMENT if `channels` is
-// neither heads nor heads * key_size. Without b, `channels` must be heads. Also returns it if a
-// stride is too small. Returns UNIMPLEMENTED on a GPU.
+// Squares are summed in 16 virtual lanes, as in RmsNorm, and on a GPU in 32 lanes. Returns
+// INVALID_ARGUMENT if `channels` is neither heads nor heads * key_size. Without b, `channels` must
+// be heads. Also returns it if a stride is too small.
 absl::Status PrepareScan(const Backend& backend, const PrepareScanParams& params);
 
 namespace internal {
@@ -47,6 +47,8 @@ namespace internal {
 // Process rows [row_begin, row_end): reference implementation and fast path.
 void PrepareScanCpu(const PrepareScanParams& params, std::int64_t row_begin, std::int64_t row_end);
 void PrepareScanSimd(const PrepareScanParams& params, std::int64_t row_begin, std::int64_t row_end);
+
+absl::Status PrepareScanCuda(const CudaContext& context, const PrepareScanParams& params);
 
 }  // namespace internal
 }  // namespace quire::kernels

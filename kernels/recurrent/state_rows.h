@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/host_device.h"
 #include "cache_manager/views/state_step_inputs.h"
 
 namespace quire::kernels {
@@ -18,29 +19,35 @@ struct StateRows {
   std::int64_t slot_stride;  // bytes from slot to slot
   cache::StateStepInputs slots;
   const std::uint32_t* row_offsets;  // [batch_size + 1]: first token of each row, then the total
-  const std::int32_t* positions;     // [tokens] position of each token in its sequence
+  const std::int32_t* positions;     // [num_tokens] position of each token in its sequence
   std::uint32_t batch_size;
+  std::uint32_t num_tokens;  // at least the total, because a GPU pads the tokens of a step
+  // GPU only: [1 + batch_size] number of rows with tokens, then these rows. Launches have one block
+  // for each row that a step of num_tokens tokens can have.
+  const std::uint32_t* live_rows = nullptr;
 
-  std::uint32_t num_tokens() const { return row_offsets[batch_size]; }
-  std::uint32_t tokens_of(std::uint32_t row) const {
+  std::uint32_t max_live_rows() const { return num_tokens < batch_size ? num_tokens : batch_size; }
+  QUIRE_HOST_DEVICE std::uint32_t tokens_of(std::uint32_t row) const {
     return row_offsets[row + 1] - row_offsets[row];
   }
 
   // These REQUIRE that the row has tokens.
   // Returns the state before the row's tokens, or null if it is zero.
-  const float* before(std::uint32_t row) const {
+  QUIRE_HOST_DEVICE const float* before(std::uint32_t row) const {
     return positions[row_offsets[row]] == 0 ? nullptr : At(slots.state_in[row]);
   }
-  float* after(std::uint32_t row) const { return At(slots.state_out[row]); }
+  QUIRE_HOST_DEVICE float* after(std::uint32_t row) const { return At(slots.state_out[row]); }
   // Returns the number of the row's tokens in the snapshot, or 0 if there is none.
-  std::uint32_t snapshot_tokens(std::uint32_t row) const {
+  QUIRE_HOST_DEVICE std::uint32_t snapshot_tokens(std::uint32_t row) const {
     const std::uint32_t at = slots.snapshot_at[row];
     return at == 0 ? 0 : at - static_cast<std::uint32_t>(positions[row_offsets[row]]);
   }
-  float* snapshot(std::uint32_t row) const { return At(slots.snapshot_slot[row]); }
+  QUIRE_HOST_DEVICE float* snapshot(std::uint32_t row) const {
+    return At(slots.snapshot_slot[row]);
+  }
 
  private:
-  float* At(std::uint32_t slot) const {
+  QUIRE_HOST_DEVICE float* At(std::uint32_t slot) const {
     return reinterpret_cast<float*>(states + std::int64_t{slot} * slot_stride);
   }
 };

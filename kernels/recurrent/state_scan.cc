@@ -22,16 +22,16 @@ absl::Status StateScan(const Backend& backend, const StateScanParams& params) {
                      " and stride ", params.qkv_stride, ": the first size must be 1 to ",
                      kMaxStateRows, ", the second above 0, the stride at least ", columns));
   }
-  if (backend.cuda() != nullptr) {
-    return absl::UnimplementedError("StateScan is not supported on a GPU");
+  if constexpr (kHasCuda) {
+    if (backend.cuda() != nullptr) return internal::StateScanCuda(*backend.cuda(), params);
   }
   const std::uint32_t rows = params.rows.batch_size;
   // Rows of one token read all columns of a head, since they are adjacent in memory.
-  const bool one_token = params.rows.num_tokens() <= rows;
+  const bool one_token = params.rows.num_tokens <= rows;
   const std::uint32_t width = one_token ? params.value_size : kScanColumns;
   const std::uint32_t blocks = (params.value_size + width - 1) / width;
   const std::uint32_t items = params.heads * blocks;  // of a row
-  const double tokens_per_row = static_cast<double>(params.rows.num_tokens()) / std::max(rows, 1u);
+  const double tokens_per_row = static_cast<double>(params.rows.num_tokens) / std::max(rows, 1u);
   backend.ParallelItems(std::int64_t{rows} * items, (tokens_per_row + 1) * params.key_size * 4,
                         [&](std::int64_t item, int) {
                           const auto row = static_cast<std::uint32_t>(item / items);

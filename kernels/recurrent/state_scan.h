@@ -39,10 +39,11 @@ struct StateScanParams {
 //   out = S^T q + skip * v
 //
 // S is [key_size, value_size], zero before the first token of a sequence. Sums over key_size run
-// ascending in one accumulator per column. A token's result depends on the state before it alone,
-// so any division of a sequence into steps gives the same bits. Returns INVALID_ARGUMENT if heads
-// is no multiple of key_heads, key_size is not 1 to kMaxStateRows, value_size is 0 or qkv_stride is
-// too small, and UNIMPLEMENTED on a GPU.
+// ascending in one accumulator per column. On a GPU a column has 16 accumulators, or 32 for
+// key_size above 128. Row i of S belongs to accumulator i modulo their number, and they are added
+// in a fixed order. A token's result depends on the state before it alone, so any division of a
+// sequence into steps gives the same bits. Returns INVALID_ARGUMENT if heads is no multiple of
+// key_heads, key_size is not 1 to kMaxStateRows, value_size is 0 or qkv_stride is too small.
 absl::Status StateScan(const Backend& backend, const StateScanParams& params);
 
 namespace internal {
@@ -56,6 +57,8 @@ void StateScanCpu(const StateScanParams& params, std::uint32_t row, std::uint32_
                   std::uint32_t begin, std::uint32_t end);
 void StateScanSimd(const StateScanParams& params, std::uint32_t row, std::uint32_t head,
                    std::uint32_t begin, std::uint32_t end);
+
+absl::Status StateScanCuda(const CudaContext& context, const StateScanParams& params);
 
 }  // namespace internal
 }  // namespace quire::kernels

@@ -160,7 +160,9 @@ kernels::StateRows StateRowsOf(const StepContext& step, const LayerPlace& place,
           .slots = step.states.inputs,
           .row_offsets = step.buffers->row_offsets,
           .positions = step.buffers->positions,
-          .batch_size = step.batch_size};
+          .batch_size = step.batch_size,
+          .num_tokens = step.num_tokens,
+          .live_rows = step.buffers->live_rows};
 }
 
 absl::Status RecurrentBlock(const StepContext& step, const LayerSpec& layer,
