@@ -11,7 +11,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "base/device_graph.h"
 #include "kernels/elementwise/multiply.h"
 #include "kernels/recurrent/causal_conv.h"
 #include "kernels/recurrent/gate_norm.h"
@@ -52,6 +54,18 @@ class DeviceRows {
             .batch_size = host_.batch_size + kPadding,
             .num_tokens = host_.num_tokens + kPadding,
             .live_rows = live_.data()};
+  }
+  // Replaces all values. REQUIRES: the sizes are those of the rows before.
+  void Put(const StateRows& rows) {
+    host_ = rows;
+    states_.Put(Floats(rows));
+    in_.Put(Words(rows.slots.state_in));
+    out_.Put(Words(rows.slots.state_out));
+    at_.Put(Words(rows.slots.snapshot_at));
+    snapshots_.Put(Words(rows.slots.snapshot_slot));
+    offsets_.Put(Offsets());
+    positions_.Put(Positions());
+    live_.Put(Live());
   }
   // Copies the states back.
   void Download() const {
@@ -99,25 +113,36 @@ class DeviceRows {
   DeviceArray<std::uint32_t> live_;
 };
 
-// Runs StateScan for the rows of a step. `in` has the inputs of their tokens. Returns [tokens,
-// heads, value_size].
+// A step of StateScan in device memory. `in` has the inputs of its tokens.
+struct DeviceScan {
+  DeviceScan(const EmulatedBackend& cuda, const ScanInputs& in, const StateRows& host)
+      : rows(cuda, host),
+        qkv(cuda, in.qkv),
+        decay(cuda, in.decay),
+        rate(cuda, in.rate),
+        skip(cuda, in.skip),
+        out(cuda, std::size_t{host.num_tokens} * in.shape.heads * in.shape.value_size),
+        params(in.Params(rows.get(), out.data())) {
+    params.k = qkv.data() + (params.k - params.q);
+    params.v = qkv.data() + (params.v - params.q);
+    params.q = qkv.data();
+    params.decay = decay.data();
+    params.rate = rate.data();
+    if (params.skip != nullptr) params.skip = skip.data();
+  }
+  DeviceRows rows;
+  DeviceArray<float> qkv, decay, rate, skip;
+  DeviceArray<float> out;  // [tokens, heads, value_size]
+  StateScanParams params;
+};
+
+// Runs StateScan for the rows of a step and returns its results.
 std::vector<float> ScanOnGpu(const EmulatedBackend& cuda, const ScanInputs& in,
                              const StateRows& rows) {
-  const ScanShape& s = in.shape;
-  const DeviceRows device(cuda, rows);
-  const DeviceArray<float> qkv(cuda, in.qkv), decay(cuda, in.decay), rate(cuda, in.rate),
-      skip(cuda, in.skip), out(cuda, std::size_t{rows.num_tokens} * s.heads * s.value_size);
-  StateScanParams params = in.Params(device.get(), out.data());
-  const auto keys = static_cast<std::int64_t>(params.k - params.q);
-  params.q = qkv.data();
-  params.k = qkv.data() + keys;
-  params.v = qkv.data() + 2 * keys;
-  params.decay = decay.data();
-  params.rate = rate.data();
-  params.skip = s.has_skip ? skip.data() : nullptr;
-  EXPECT_TRUE(StateScan(*cuda, params).ok());
-  device.Download();
-  return out.Get();
+  const DeviceScan scan(cuda, in, rows);
+  EXPECT_TRUE(StateScan(*cuda, scan.params).ok());
+  scan.rows.Download();
+  return scan.out.Get();
 }
 
 Result RunScan(const EmulatedBackend& cuda, const ScanInputs& all, const Steps& steps) {
@@ -359,6 +384,37 @@ TEST(RecurrentRowsCudaTest, BitsDoNotDependOnTheBatch) {
     EXPECT_EQ(own.Slot(specs[row].out), slots.Slot(specs[row].out));
     EXPECT_TRUE(own.IsIntact());
   }
+}
+
+// A captured launch reads the rows, positions and slots of the step in which it runs.
+TEST(RecurrentRowsCudaTest, GraphServesOtherRows) {
+  const EmulatedBackend cuda;
+  constexpr std::size_t kFloats = 24 * 20;
+  const ScanInputs inputs({1, 1, 24, 20, true, false, false, -2}, 2, 3);
+  const std::vector<float> first = RandomFloats(kFloats, 4), second = RandomFloats(kFloats, 5);
+  const auto prepared = [&] {
+    Slots slots(kSlots, kFloats);
+    slots.Put(4, first);
+    slots.Put(5, second);
+    return slots;
+  };
+  const std::vector<RowSpec> before{{3, 2, 4, 4}, {0, 0, 0, 0}, {0, 0, 0, 0}};
+  const std::vector<RowSpec> after{{0, 1, 0, 1}, {0, 0, 0, 0}, {7, 1, 5, 2}};
+  Slots captured = prepared(), direct = prepared();
+  DeviceScan scan(cuda, inputs, HostRows(&captured, before).get());
+  ASSERT_TRUE(StateScan(*cuda, scan.params).ok());  // Loads the kernel.
+  const absl::StatusOr<DeviceGraph> graph =
+      DeviceGraph::Capture(cuda.stream(), [&] { return StateScan(*cuda, scan.params); });
+  ASSERT_TRUE(graph.ok()) << graph.status();
+  const HostRows rows(&captured, after);
+  scan.rows.Put(rows.get());
+  ASSERT_TRUE(graph->Launch(cuda.stream()).ok());
+  scan.rows.Download();
+  const HostRows direct_rows(&direct, after);
+  EXPECT_EQ(scan.out.Get(), ScanOnGpu(cuda, inputs, direct_rows.get()));
+  for (const std::uint32_t slot : {1u, 2u, 4u, 5u})
+    EXPECT_EQ(captured.Slot(slot), direct.Slot(slot));
+  EXPECT_TRUE(captured.IsIntact());
 }
 
 // The convolution stores no state to the null slot either.
