@@ -351,11 +351,7 @@ absl::Status CheckShapes(const AttentionParams& params) {
 absl::Status PagedAttention(const Backend& backend, const AttentionParams& params) {
   QUIRE_RETURN_IF_ERROR(CheckShapes(params));
   if constexpr (kHasCuda) {
-    if (backend.cuda() != nullptr) {
-      if (params.chunk == 0) return internal::PagedAttentionCuda(*backend.cuda(), params);
-      return absl::UnimplementedError(absl::StrCat("attention has chunk ", params.chunk,
-                                                   ", a GPU computes windows only (chunk 0)"));
-    }
+    if (backend.cuda() != nullptr) return internal::PagedAttentionCuda(*backend.cuda(), params);
   }
   QUIRE_RETURN_IF_ERROR(
       CheckKvStep(*params.keys, *params.values, params.row_offsets, params.batch_size));

@@ -28,15 +28,15 @@ struct AttentionParams {
   std::uint32_t batch_size;
   std::uint32_t num_heads;  // query heads, a multiple of the KV heads
   float scale;              // factor of q . k, usually head_size^-0.5
-  // CUDA: the plan that PlanAttention made for this step's rows and for this window or a longer
-  // one. Null on the CPU.
+  // CUDA: the plan that PlanAttention made for this step's rows and for this window or chunk, or a
+  // longer window. Null on the CPU.
   const AttentionPlan* plan = nullptr;
   // CUDA: the tensor maps of the pool (kv_tensor_maps.h); null: kernels without tensor maps run.
   // `layer` is the layer of the views, for MLA the layer argument of LatentView.
   const cuda::KvTensorMaps* maps = nullptr;
   std::uint32_t layer = 0;
   std::uint32_t window = 0;      // number of tokens that a row sees, including itself; 0: all
-  std::uint32_t chunk = 0;       // CPU only: rows see the tokens of their own chunk; 0: all
+  std::uint32_t chunk = 0;       // rows see the tokens of their own chunk; 0: all
   float softcap = 0;             // soft cap of scores; 0: none
   const float* sinks = nullptr;  // [num_heads] in the backend's memory; null: none
   // Number of value columns to compute, starting with the first; 0: all. Other columns of the heads
@@ -67,7 +67,7 @@ struct AttentionParams {
 // all heads, the soft cap is negative, or window and chunk are combined.
 //
 // CUDA: lengths are in device memory and are not checked. q and out have the same type, f32 or
-// bf16. A chunk is refused with UNIMPLEMENTED.
+// bf16.
 //
 // Tensor cores are used for bf16 activations over bf16 pages, or one-byte pages with one scale per
 // token and head. Head sizes are 16 to 128 in steps of 16, over bf16 pages up to 256. Products of
@@ -80,13 +80,13 @@ struct AttentionParams {
 // The scalar kernel serves all other cases. It supports heads of up to 576 columns and needs no
 // plan.
 //
-// Tiles of 64 keys (128 in prefill with tensor maps) are not read if they precede the windows of
-// all rows of a work item. Keys before the windows in the first tile that is read are multiplied by
-// zero.
+// Tiles of 64 keys (128 in prefill with tensor maps) are not read if they precede the windows or
+// chunks of all rows of a work item. Keys before them in the first tile that is read are multiplied
+// by zero.
 //
 // MLA cache rows have a tensor-core kernel for bf16 activations over one KV head of 144 to 576
 // columns of bf16 in steps of 16. `values` equals `keys`, and the first value_columns, a multiple
-// of 8 up to 512, are the values. Windows, soft caps and sinks are not supported. On 9.0, with
+// of 8 up to 512, are the values. It runs without window, chunk, soft cap and sinks. On 9.0, with
 // tensor maps and rows aligned to 16 bytes, another kernel runs. Each of the two kernels uses one
 // reduction order for prefill and decode tokens. Both use the memory of the plan.
 absl::Status PagedAttention(const Backend& backend, const AttentionParams& params);

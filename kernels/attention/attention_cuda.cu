@@ -36,7 +36,8 @@ bool HasTileKernels(const KvShape& shape) {
 // True if an MLA kernel supports these parameters. MLA pages are wider than those of the other
 // kernels.
 bool HasLatentKernel(const AttentionParams& params, const KvShape& shape) {
-  const bool is_plain = params.window == 0 && params.softcap == 0 && params.sinks == nullptr;
+  const bool is_plain =
+      params.window == 0 && params.chunk == 0 && params.softcap == 0 && params.sinks == nullptr;
   const std::uint32_t values = params.value_columns;
   return params.keys == params.values && is_plain && shape.dtype == DType::kBF16 &&
          shape.num_heads == 1 && shape.head_size > kMaxHead && shape.head_size % 16 == 0 &&
@@ -74,10 +75,12 @@ absl::Status CheckTiles(const AttentionParams& params, const KvShape& shape) {
                                                    ", its plan has ", limits.num_heads, " and ",
                                                    limits.num_kv_heads, " of ", limits.head_size));
   }
-  if (limits.window != 0 && (params.window == 0 || params.window > limits.window)) {
-    return absl::InvalidArgumentError(absl::StrCat("attention has a window of ", params.window,
-                                                   " tokens, the limit of its plan is ",
-                                                   limits.window));
+  // The chunk of a token is within a window of the same length.
+  const std::uint32_t window = std::max(params.window, params.chunk);
+  if (limits.window != 0 && (window == 0 || window > limits.window)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("attention has a ", params.chunk != 0 ? "chunk" : "window", " of ", window,
+                     " tokens, the limit of its plan is ", limits.window));
   }
   const AttentionPlanParams& planned = params.plan->params();
   if (planned.row_offsets != params.row_offsets || planned.batch_size != params.batch_size) {

@@ -201,13 +201,14 @@ struct DecodeWarp {
     float factor[2];
 #pragma unroll
     for (std::uint32_t j = 0; j < 2; ++j) {
+      const VisibleKeys visible = rules.Visible(position[j]);
 #pragma unroll
       for (std::uint32_t t = 0; t < 2; ++t) {
         float scale = scale_log2;
         if constexpr (Shape::kScaled) scale = cuda::Mul(k_scales[row + 8 * t], scale);
         float score = cuda::Mul(s[2 * t + j], scale);
         if (rules.cap_log2 > 0) score = CapScore(score, rules.cap_log2);
-        s[2 * t + j] = rules.Visible(position[j], tile * kKvTile + row + 8 * t) ? score : kNoScore;
+        s[2 * t + j] = visible.Has(tile * kKvTile + row + 8 * t) ? score : kNoScore;
       }
       const float before = max[j];
       max[j] = cuda::Max(max[j], LaneMax(cuda::Max(s[j], s[j + 2])));
@@ -237,8 +238,9 @@ struct DecodeWarp {
                                                     float (&p)[4], float (&factor)[2]) {
 #pragma unroll
     for (std::uint32_t j = 0; j < 2; ++j) {
-      const float s0 = rules.Visible(position[j], first + row) ? scales[row] : 0.0f;
-      const float s1 = rules.Visible(position[j], first + row + 8) ? scales[row + 8] : 0.0f;
+      const VisibleKeys visible = rules.Visible(position[j]);
+      const float s0 = visible.Has(first + row) ? scales[row] : 0.0f;
+      const float s1 = visible.Has(first + row + 8) ? scales[row + 8] : 0.0f;
       const float largest = LaneMax(cuda::Max(s0, s1));
       const float next = largest > 0 ? PowerOfTwoFrom(largest) : unit[j];
       const float inverse = ReciprocalOfPower(next);

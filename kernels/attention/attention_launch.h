@@ -14,7 +14,8 @@ namespace quire::kernels::attention {
 // RulesOf returns the score rules of a layer, ScoreScale the factor of q . k.
 inline ScoreRules RulesOf(const AttentionParams& params) {
   ScoreRules rules;
-  if (params.window != 0) rules.window = params.window;
+  rules.window = params.window;
+  rules.chunk = params.chunk;
   rules.cap_log2 = params.softcap * kLog2E;
   rules.sinks = params.sinks;
   return rules;

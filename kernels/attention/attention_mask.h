@@ -15,13 +15,8 @@ QUIRE_HOST_DEVICE constexpr bool CausalVisible(std::uint32_t i, std::uint32_t j)
   return j <= i;
 }
 
-// The window includes the token itself: 0 <= i - j < window.
-QUIRE_HOST_DEVICE constexpr bool WindowVisible(std::uint32_t i, std::uint32_t j,
-                                               std::uint32_t window) {
-  return CausalVisible(i, j) && i - j < window;
-}
-
-// Returns the first key in the window of position i. REQUIRES: window > 0.
+// Returns the first key in the window of position i. The window includes the token itself: key j is
+// visible if 0 <= i - j < window. REQUIRES: window > 0.
 QUIRE_HOST_DEVICE constexpr std::uint32_t WindowBegin(std::uint32_t i, std::uint32_t window) {
   return i >= window ? i - window + 1 : 0;
 }
@@ -37,6 +32,19 @@ QUIRE_HOST_DEVICE constexpr std::uint32_t FirstVisible(std::uint32_t i, std::uin
                                                        std::uint32_t chunk) {
   if (chunk != 0) return ChunkBegin(i, chunk);
   return window == 0 ? 0 : WindowBegin(i, window);
+}
+
+// The consecutive keys that a query sees.
+struct VisibleKeys {
+  std::uint32_t first;
+  std::uint32_t others;  // number of keys minus 1
+
+  QUIRE_HOST_DEVICE constexpr bool Has(std::uint32_t j) const { return j - first <= others; }
+};
+
+// Returns keys first to i, those of the query at position i. REQUIRES: first <= i.
+QUIRE_HOST_DEVICE constexpr VisibleKeys VisibleFrom(std::uint32_t first, std::uint32_t i) {
+  return {first, i - first};
 }
 
 }  // namespace quire::kernels

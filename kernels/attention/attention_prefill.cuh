@@ -170,10 +170,10 @@ struct PrefillWarp {
   // Converts the scores of a tile that starts at token `first` to weights, and rescales o.
   __device__ __forceinline__ void Softmax(std::uint32_t first, const ScoreRules& rules,
                                           float (&s)[kTokens][4]) {
-    const bool masked =
-        first + kKvTile - 1 > first_position || last_position - first >= rules.window;
+    const bool masked = first + kKvTile - 1 > first_position || first < rules.First(last_position);
 #pragma unroll
     for (std::uint32_t half = 0; half < 2; ++half) {
+      const VisibleKeys visible = rules.Visible(position[half]);
       float largest = kNoScore;
 #pragma unroll
       for (std::uint32_t n = 0; n < kTokens; ++n) {
@@ -181,7 +181,7 @@ struct PrefillWarp {
         for (std::uint32_t j = 0; j < 2; ++j) {
           float& score = s[n][2 * half + j];
           const std::uint32_t token = first + 8 * n + 2 * (cuda::Lane() % 4) + j;
-          if (masked && !rules.Visible(position[half], token)) score = kNoScore;
+          if (masked && !visible.Has(token)) score = kNoScore;
           largest = cuda::Max(largest, score);
         }
       }
@@ -234,7 +234,7 @@ struct PrefillWarp {
                                          float scale_log2, const ScoreRules& rules) {
     const std::uint32_t first = tile * kKvTile;
     if (first > last_position) return;
-    if (first + kKvTile <= WindowBegin(first_position, rules.window)) return;
+    if (first + kKvTile <= rules.First(first_position)) return;
     float s[kTokens][4];
     Scores(stage, s);
     ScaleScores(scale_log2, rules.cap_log2, s);

@@ -218,10 +218,11 @@ struct PrefillConsumer {
     }
   }
   __device__ __forceinline__ void Mask(std::uint32_t first_key) {
+    const VisibleKeys visible[2] = {rules.Visible(position[0]), rules.Visible(position[1])};
 #pragma unroll
     for (std::uint32_t i = 0; i < kScores; ++i) {
       const std::uint32_t key = first_key + i / 4 * 8 + 2 * (cuda::Lane() % 4) + i % 2;
-      if (!rules.Visible(position[i / 2 % 2], key)) s[i] = kNoScore;
+      if (!visible[i / 2 % 2].Has(key)) s[i] = kNoScore;
     }
   }
 
@@ -377,9 +378,9 @@ struct PrefillConsumer {
     Start(rows);
     const std::uint32_t keys_end = rows.KeysEnd();
     const std::uint32_t first = FirstTile(rows);
-    // No window masks a key in tiles from `whole` on. The causal mask hides no key in tiles before
-    // `whole_end`.
-    const std::uint32_t whole = TilesUpTo(WindowBegin(keys_end - 1, rules.window));
+    // No window or chunk hides a key in tiles from `whole` on. The causal mask hides no key in
+    // tiles before `whole_end`.
+    const std::uint32_t whole = TilesUpTo(rules.First(keys_end - 1));
     const std::uint32_t whole_end = (rows.Position(0) + 1) / kPrefillKeys;
     std::uint32_t n = TilesUpTo(keys_end) - 1;
     First(n * kPrefillKeys, keys_end);

@@ -63,13 +63,13 @@ __device__ State Attend(const ScalarArgs<T>& args, std::uint32_t sequence, std::
                         std::uint32_t position, WarpMemory& memory) {
   const std::uint32_t head_size = args.keys.head_size();
   const std::uint32_t lane = cuda::Lane();
-  const std::uint32_t seen = WindowBegin(position, args.rules.window);
+  const VisibleKeys visible = args.rules.Visible(position);
   State state;
-  for (std::uint32_t first = seen / cuda::kWarpSize * cuda::kWarpSize; first <= position;
+  for (std::uint32_t first = visible.first / cuda::kWarpSize * cuda::kWarpSize; first <= position;
        first += cuda::kWarpSize) {
     const std::uint32_t token = first + lane;
     float score = kNoScore;
-    if (args.rules.Visible(position, token)) {
+    if (visible.Has(token)) {
       float dot = 0;
       for (std::uint32_t d = 0; d < head_size; ++d) {
         dot = cuda::Fma(memory.q[d],
@@ -97,7 +97,7 @@ __device__ State Attend(const ScalarArgs<T>& args, std::uint32_t sequence, std::
     cuda::SyncWarp();
     const std::uint32_t left = position - first + 1;
     const std::uint32_t count = left < cuda::kWarpSize ? left : cuda::kWarpSize;
-    const std::uint32_t begin = seen > first ? seen - first : 0;
+    const std::uint32_t begin = visible.first > first ? visible.first - first : 0;
     for (std::uint32_t d = lane; d < args.value_columns; d += cuda::kWarpSize) {
       float sum = cuda::Mul(memory.o[d], factor);
       for (std::uint32_t t = begin; t < count; ++t) {

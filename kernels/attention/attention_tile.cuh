@@ -22,17 +22,20 @@
 
 namespace quire::kernels::attention {
 
-// A layer's window, soft cap and sinks.
+// A layer's window or chunk, soft cap and sinks.
 struct ScoreRules {
-  // Number of tokens that a row sees, including itself; kAllTokens exceeds every sequence.
-  static constexpr std::uint32_t kAllTokens = 0xffffffffu;
-  std::uint32_t window = kAllTokens;
+  std::uint32_t window = 0;  // AttentionParams::window
+  std::uint32_t chunk = 0;   // AttentionParams::chunk
   // Soft cap times log2(e); 0: no cap. With a cap, TileArgs::scale_log2 yields score / cap.
   float cap_log2 = 0;
   const float* sinks = nullptr;  // [query heads]; null: no sinks
 
-  __device__ __forceinline__ bool Visible(std::uint32_t position, std::uint32_t token) const {
-    return WindowVisible(position, token, window);
+  // The keys that the row at `position` sees. Their first one never decreases with the position.
+  __device__ __forceinline__ std::uint32_t First(std::uint32_t position) const {
+    return FirstVisible(position, window, chunk);
+  }
+  __device__ __forceinline__ VisibleKeys Visible(std::uint32_t position) const {
+    return VisibleFrom(First(position), position);
   }
 };
 
@@ -172,7 +175,7 @@ struct ItemRows {
   }
   // The first tile that any row sees. Earlier tiles do not affect results.
   __device__ __forceinline__ std::uint32_t FirstTile() const {
-    return WindowBegin(Position(0), args.rules.window) / kKvTile;
+    return args.rules.First(Position(0)) / kKvTile;
   }
   __device__ __forceinline__ std::uint32_t Head(std::uint32_t row) const {
     return item.kv_head * args.group + (item.first_row + row) % args.group;

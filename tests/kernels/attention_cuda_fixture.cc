@@ -103,8 +103,10 @@ void ExactHead(const AttentionShape& shape, const View& keys, const View& values
   const std::uint32_t columns = keys.head_size();
   const std::uint32_t h = query_head / (shape.heads / shape.kv_heads);
   const double scale = shape.loudness / std::sqrt(static_cast<double>(columns));
-  const std::uint32_t first =
-      shape.window == 0 || position < shape.window ? 0 : position - shape.window + 1;
+  const std::uint32_t first = shape.chunk != 0 ? position - position % shape.chunk
+                              : shape.window == 0 || position < shape.window
+                                  ? 0
+                                  : position - shape.window + 1;
   std::vector<double> p;
   for (std::uint32_t t = first; t <= position; ++t) {
     double score = 0;
@@ -342,7 +344,7 @@ DeviceStep::DeviceStep(const AttentionRig& rig, const AttentionBackend& cuda,
   planned_.batch_size = batch;
   auto plan = AttentionPlan::Create(
       *cuda, {batch, max_rows, 1, rig.shape_.heads, rig.shape_.kv_heads, rig.shape_.head_size,
-              rig.shape_.plan_window.value_or(rig.shape_.window)});
+              rig.shape_.plan_window.value_or(std::max(rig.shape_.window, rig.shape_.chunk))});
   EXPECT_TRUE(plan.ok()) << plan.status();
   plan_ = *std::move(plan);
   Set(step);
@@ -438,6 +440,7 @@ absl::Status DeviceStep::Enqueue(
   params.num_heads = shape.heads;
   params.scale = shape.scale();
   params.window = shape.window;
+  params.chunk = shape.chunk;
   params.softcap = shape.softcap;
   params.sinks = shape.sinks ? sinks_.data() : nullptr;
   params.plan = plan_.get();

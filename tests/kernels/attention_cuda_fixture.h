@@ -84,6 +84,7 @@ struct AttentionShape {
   std::uint32_t first_page =
       0;  // added to the page ids on the device; no step names the pages before
   std::uint32_t window = 0;
+  std::uint32_t chunk = 0;
   std::optional<std::uint32_t> plan_window = std::nullopt;  // replaces the plan's window
   float softcap = 0;
   bool sinks = false;            // one per head, 2 to 10

@@ -489,9 +489,9 @@ TEST(AttentionMaskTest, PredicatesMatchTheirDefinitions) {
       EXPECT_EQ(CausalVisible(at, key), j <= i);
       for (int window = 1; window < 45; ++window) {
         const auto w = static_cast<std::uint32_t>(window);
-        EXPECT_EQ(WindowVisible(at, key, w), 0 <= i - j && i - j < window);
-        EXPECT_TRUE(WindowVisible(at, WindowBegin(at, w), w));
-        EXPECT_TRUE(WindowBegin(at, w) == 0 || !WindowVisible(at, WindowBegin(at, w) - 1, w));
+        EXPECT_EQ(VisibleFrom(FirstVisible(at, w, 0), at).Has(key), 0 <= i - j && i - j < window);
+        EXPECT_EQ(VisibleFrom(FirstVisible(at, 0, w), at).Has(key),
+                  j <= i && j / window == i / window);
       }
     }
   }

@@ -1,5 +1,5 @@
-// Windows, soft caps and sinks of attention on the emulated GPU. Results are compared with double
-// precision over the same pages, and must be bitwise invariant to batching, chunking and
+// Windows, chunks, soft caps and sinks of attention on the emulated GPU. Results are compared with
+// double precision over the same pages, and must be bitwise invariant to batching, chunking and
 // scheduling.
 
 #include <algorithm>
@@ -22,6 +22,7 @@ struct Rules {
   std::uint32_t window;
   float softcap;
   bool sinks;
+  std::uint32_t chunk = 0;
 };
 constexpr Rules kRules[] = {{1, 0, false},   {17, 0, false},  {64, 0, false}, {65, 0, true},
                             {100, 3, false}, {600, 0, false}, {0, 3, false},  {0, 0, true}};
@@ -29,6 +30,7 @@ constexpr float kLoudness = 6;
 
 AttentionShape With(AttentionShape shape, const Rules& rules) {
   shape.window = rules.window;
+  shape.chunk = rules.chunk;
   shape.softcap = rules.softcap;
   shape.sinks = rules.sinks;
   shape.loudness = kLoudness;
@@ -48,7 +50,8 @@ double Tolerance(const AttentionShape& shape) {
 void ExpectExact(const AttentionBackend& cuda, const AttentionShape& shape,
                  const std::vector<StepRows>& step) {
   SCOPED_TRACE(absl::StrCat(DTypeName(shape.kv), " heads of ", shape.head_size, ", window ",
-                            shape.window, ", softcap ", shape.softcap, shape.sinks ? ", sinks" : "",
+                            shape.window, ", chunk ", shape.chunk, ", softcap ", shape.softcap,
+                            shape.sinks ? ", sinks" : "",
                             shape.tensor_maps ? ", tensor maps" : ""));
   std::vector<std::uint32_t> lengths;
   for (const StepRows& r : step) lengths.push_back(r.cached + r.prompt + r.generated);
@@ -58,6 +61,7 @@ void ExpectExact(const AttentionBackend& cuda, const AttentionShape& shape,
   // The rules have an effect: without them the result differs.
   AttentionShape plain = shape;
   plain.window = 0;
+  plain.chunk = 0;
   plain.softcap = 0;
   plain.sinks = false;
   EXPECT_GT(RelativeError(out, AttentionRig(plain, lengths, 11).Exact(step)), 0.02);
@@ -90,6 +94,47 @@ TEST(AttentionRulesTest, WindowsEndAnywhere) {
   }
 }
 
+// Chunks begin inside a tile, at the borders of tiles and spans, and inside a step. The plan has a
+// window of the length of the chunk.
+TEST(AttentionRulesTest, ChunksBeginAnywhere) {
+  const AttentionBackend cuda(2);
+  std::uint32_t i = 0;
+  for (const std::uint32_t chunk : {1u, 48u, 64u, 128u, 257u, 512u, 600u}) {
+    for (const bool maps : {false, true}) {
+      const DType kv = kElements[i++ % std::size(kElements)];
+      AttentionShape shape{6, 2, 64, 16, kv, DType::kBF16, 0, maps};
+      ExpectExact(cuda, With(shape, {0, 0, chunk == 48, chunk}),
+                  {{0, 690, 0, 3}, {1, 130, 175, 2}, {2, 599, 0, 1}, {3, 9, 0, 1}});
+    }
+    if (chunk > 128) continue;
+    AttentionShape scalar{4, 2, 16, 16, DType::kF32, DType::kF32, 0};
+    ExpectExact(cuda, With(scalar, {0, 0, false, chunk}), {{0, 250, 9, 1}, {1, 40, 0, 1}});
+  }
+}
+
+// Decode tokens of one step are in two chunks, and prompts are computed in pieces.
+TEST(AttentionRulesBitsTest, ChunkMasksDoNotDependOnTheStep) {
+  const AttentionBackend cuda;
+  for (const DType kv : kElements) {
+    for (const bool maps : {false, true}) {
+      AttentionShape shape{7, 1, 64, 16, kv, DType::kBF16, 0, maps};
+      const AttentionRig rig(With(shape, {0, 0, true, 96}), {580}, 8);
+      const std::vector<float> together = rig.Run(cuda, {{0, 570, 0, 10}});
+      std::vector<float> alone;
+      for (std::uint32_t i = 0; i < 10; ++i) {
+        const std::vector<float> out = rig.Run(cuda, {{0, 570 + i, 0, 1}});
+        alone.insert(alone.end(), out.begin(), out.end());
+      }
+      EXPECT_TRUE(SameBits(together, alone)) << DTypeName(kv);
+      const std::vector<float> once = rig.Run(cuda, {{0, 150, 160, 0}});
+      std::vector<float> parts = rig.Run(cuda, {{0, 150, 43, 0}});
+      const std::vector<float> rest = rig.Run(cuda, {{0, 193, 117, 0}});
+      parts.insert(parts.end(), rest.begin(), rest.end());
+      EXPECT_TRUE(SameBits(once, parts)) << DTypeName(kv);
+    }
+  }
+}
+
 TEST(AttentionRulesTest, ScalarKernelEqualsDoublePrecision) {
   const AttentionBackend cuda;
   std::uint32_t i = 0;
@@ -113,11 +158,13 @@ TEST(AttentionRulesTest, DoesNotReadTilesBeforeTheWindows) {
       for (const DType kv : {DType::kBF16, DType::kF8E4M3}) {
         AttentionShape shape{4, 2, 64, 16, kv, activations, 0};
         shape.tensor_maps = maps;
-        shape = With(shape, {100, 0, false});
         shape.nan_tokens = 640;
-        for (const StepRows& rows : {StepRows{0, 760, 0, 2}, StepRows{0, 740, 20, 0}}) {
-          const AttentionRig rig(shape, {762}, 5);
-          EXPECT_LE(RelativeError(rig.Run(cuda, {rows}), rig.Exact({rows})), Tolerance(shape));
+        for (const Rules& rules : {Rules{100, 0, false}, Rules{0, 0, false, 700}}) {
+          shape = With(shape, rules);
+          for (const StepRows& rows : {StepRows{0, 760, 0, 2}, StepRows{0, 740, 20, 0}}) {
+            const AttentionRig rig(shape, {762}, 5);
+            EXPECT_LE(RelativeError(rig.Run(cuda, {rows}), rig.Exact({rows})), Tolerance(shape));
+          }
         }
       }
     }

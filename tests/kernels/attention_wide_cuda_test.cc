@@ -90,10 +90,12 @@ TEST(AttentionWideTest, RulesEqualDoublePrecision) {
     std::uint32_t window;
     float softcap;
     bool sinks;
-  } cases[] = {{1, 0, false}, {70, 3, true}, {33, 0, true}, {0, 2, false}};
+    std::uint32_t chunk = 0;
+  } cases[] = {{1, 0, false}, {70, 3, true}, {33, 0, true}, {0, 2, false}, {0, 0, false, 50}};
   for (const auto& c : cases) {
     AttentionShape shape = Wide(6, 2);
     shape.window = c.window;
+    shape.chunk = c.chunk;
     shape.softcap = c.softcap;
     shape.sinks = c.sinks;
     shape.loudness = 6;
