@@ -32,12 +32,10 @@ QUIRE_HOST_DEVICE inline float ExactExp(float x) {
   return (p + p) * std::bit_cast<float>(exponent << 23);
 }
 
-// Converts the random word r to an exponential variate: -ln u with u = (r + 0.5) / 2^32, which f64
-// represents exactly. The relative error before rounding to f32 is below 1e-15. With u = m 2^k and
-// m near 1, ln m = 2 atanh(s), s = (m - 1) / (m + 1). Since s^2 <= 0.0295, ten terms of the series
+// Returns ln u of a positive normal number, with a relative error below 1e-15. With u = m 2^k and m
+// near 1, ln m = 2 atanh(s), s = (m - 1) / (m + 1). Since s^2 <= 0.0295, ten terms of the series
 // leave an error of 2e-17.
-QUIRE_HOST_DEVICE inline float ExponentialVariate(std::uint32_t r) {
-  const double u = (static_cast<double>(r) + 0.5) * 0x1p-32;
+QUIRE_HOST_DEVICE inline double ExactLog(double u) {
   const auto bits = std::bit_cast<std::uint64_t>(u);
   auto k = static_cast<std::int32_t>(bits >> 52) - 1023;
   double m = std::bit_cast<double>((bits & 0xfffffffffffffull) | 0x3ff0000000000000ull);
@@ -59,7 +57,13 @@ QUIRE_HOST_DEVICE inline float ExponentialVariate(std::uint32_t r) {
   p = fma(p, z, 1.0 / 3.0);
   const double tail = (s + s) * z;
   const double ln_m = fma(tail, p, s + s);
-  return static_cast<float>(-fma(static_cast<double>(k), 0.6931471805599453, ln_m));
+  return fma(static_cast<double>(k), 0.6931471805599453, ln_m);
+}
+
+// Converts the random word r to an exponential variate: -ln u with u = (r + 0.5) / 2^32, which f64
+// represents exactly.
+QUIRE_HOST_DEVICE inline float ExponentialVariate(std::uint32_t r) {
+  return static_cast<float>(-ExactLog((static_cast<double>(r) + 0.5) * 0x1p-32));
 }
 
 struct CosSin {

@@ -13,9 +13,6 @@
 
 namespace quire::kernels::kv_head {
 
-// Maximum number of pieces of 32 lanes x 4 columns per head.
-inline constexpr std::uint32_t kQkvPieces = 2;
-
 template <typename T, typename E>
 struct QkvStoreArgs {
   KvView<E> keys;
@@ -28,6 +25,8 @@ struct QkvStoreArgs {
   const std::int32_t* positions;
   std::int64_t qkv_stride;
   std::uint32_t num_heads;
+  std::uint32_t all_heads;  // of q, k and v, or of q alone
+  QueryScale q_scale;
 };
 
 // Converts QkvStoreParams to kernel arguments.
@@ -43,38 +42,47 @@ QkvStoreArgs<T, E> QkvArgsOf(const QkvStoreParams& params, const KvView<E>& keys
           params.token_rows,
           params.positions,
           params.qkv_stride,
-          params.num_heads};
+          params.num_heads,
+          params.num_heads + (params.queries_only ? 0 : 2 * keys.num_heads()),
+          params.q_scale};
 }
 
 // Processes head `head` of row `row`; heads of q, k and v are numbered consecutively. Padding rows
-// and nonexistent heads are skipped.
-template <typename T, typename E>
+// and nonexistent heads are skipped. REQUIRES: a head has at most kPieces pieces of 32 lanes x 4
+// columns.
+template <std::uint32_t kPieces, typename T, typename E>
 __device__ __forceinline__ void StoreQkvHead(const QkvStoreArgs<T, E>& args, std::int64_t row,
                                              std::uint32_t head) {
   const std::uint32_t kv_heads = args.keys.num_heads();
   const std::uint32_t head_size = args.keys.head_size();
   const std::int32_t batch_row = args.token_rows[row];
-  if (batch_row < 0 || head >= args.num_heads + 2 * kv_heads) return;
+  if (batch_row < 0 || head >= args.all_heads) return;
   T* const x = args.qkv + row * args.qkv_stride + std::int64_t{head} * head_size;
   const bool is_value = head >= args.num_heads + kv_heads;
   HeadNorm norm = head < args.num_heads ? args.q_norm : args.k_norm;
   if (is_value) norm.weight = nullptr;
-  HeadValues<kQkvPieces> values;
-  ReadHead<kQkvPieces>(args.rotation, x, head_size, row, !is_value, values, norm);
+  HeadValues<kPieces> values;
+  ReadHead<kPieces>(args.rotation, x, head_size, row, !is_value, values, norm);
   cuda::SyncWarp();
   if (head < args.num_heads) {
+    const float factor =
+        args.q_scale.beta == 0
+            ? 1.0f
+            : QueryFactor(args.q_scale, static_cast<std::uint32_t>(args.positions[row]));
 #pragma unroll
-    for (std::uint32_t j = 0; j < kQkvPieces; ++j) {
+    for (std::uint32_t j = 0; j < kPieces; ++j) {
       const std::uint32_t d = FirstColumn(j);
       if (d >= head_size) break;
       Vec<T, kColumns> out;
 #pragma unroll
-      for (std::uint32_t c = 0; c < kColumns; ++c) out.lane[c] = FromFloat<T>(values[j][c]);
+      for (std::uint32_t c = 0; c < kColumns; ++c) {
+        out.lane[c] = FromFloat<T>(cuda::Mul(values[j][c], factor));
+      }
       cache::StoreVector<kColumns>(x + d, out);
     }
     return;
   }
-  StoreHead<kQkvPieces, E>(
+  StoreHead<kPieces, E>(
       is_value ? args.values : args.keys,
       {static_cast<std::uint32_t>(batch_row), head - args.num_heads - (is_value ? kv_heads : 0),
        static_cast<std::uint32_t>(args.positions[row])},

@@ -1,13 +1,15 @@
 #pragma once
 
 // Runs between the QKV product and attention: applies an optional norm (GPU only), rope to q and k,
-// and an optional scale to q (CPU only), then writes k and v into their pages. On a GPU this is one
-// kernel and the only writer of KV values. On the CPU QkvStore calls Rope and KvStore.
+// and an optional scale to q, then writes k and v into their pages. On a GPU this is one kernel and
+// the only writer of KV values. On the CPU QkvStore calls Rope and KvStore.
 
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "base/host_device.h"
 #include "kernels/backend/backend.h"
+#include "kernels/backend/exact_math.h"
 #include "kernels/backend/float_ptr.h"
 #include "kernels/kv_store/kv_dispatch.h"
 #include "kernels/rope/rope.h"
@@ -21,10 +23,20 @@ struct QueryScale {
   std::uint32_t offset = 0;  // tokens
 };
 
+// Returns the factor of a query, with the same bits on all devices. REQUIRES: beta is not 0.
+QUIRE_HOST_DEVICE inline float QueryFactor(const QueryScale& scale, std::uint32_t position) {
+  const std::uint32_t periods = (position + scale.offset) / scale.period;
+  return fmaf(scale.beta, static_cast<float>(ExactLog(1 + static_cast<double>(periods))), 1.0f);
+}
+
+// Maximum number of columns of a head on a GPU.
+inline constexpr std::uint32_t kMaxQkvColumns = 512;
+
 struct QkvStoreParams {
   const AnyKvView* keys;    // one layer
   const AnyKvView* values;  // the same layer
   // [num_rows, num_heads + 2 * kv_heads, head_size]: q, k, v. q is rotated in place; k may also be.
+  // With queries_only a row has q alone.
   FloatPtr qkv;
   std::int64_t qkv_stride;
   const float* cosines;              // [num_rows, rotary_size / 2]; unused when rotary_size is 0
@@ -33,7 +45,7 @@ struct QkvStoreParams {
   // CUDA only: the batch row of each token; -1: padding, not stored. The CPU derives it from
   // row_offsets.
   const std::int32_t* token_rows;  // [num_rows]
-  // Absolute positions. The CPU reads them for q_scale only.
+  // Absolute positions. The CPU and queries_only read them for q_scale only.
   const std::int32_t* positions;  // [num_rows]
   std::uint32_t batch_size;
   std::uint32_t num_rows;
@@ -46,7 +58,10 @@ struct QkvStoreParams {
   const float* q_norm = nullptr;  // [head_size]
   const float* k_norm = nullptr;  // [head_size]
   float norm_epsilon = 0;
-  QueryScale q_scale = {};  // CPU only: multiplies q after the rotation
+  QueryScale q_scale = {};  // multiplies q after the rotation
+  // The layer reads the K and V of an earlier one: nothing is stored, and the views only state the
+  // shape of heads.
+  bool queries_only = false;
 };
 
 // Formulas are those of RmsNorm, Rope and KvStore. CPU: qkv is f32, pages have any type. CUDA: qkv
@@ -54,9 +69,8 @@ struct QkvStoreParams {
 // with f32 activations. With bf16 activations they are bf16, or quantized (int8, fp8_e4m3)
 // with one scale per token and head as by QuantizeGroup of cache_manager/views/kv_quantize.h.
 // Returns INVALID_ARGUMENT if Rope, KvStore or CheckKvStep would, if the combination of types is
-// unsupported, or if q_scale has period 0. CUDA: q_scale is refused with UNIMPLEMENTED, the step's
-// lengths are not checked, padding rows are not touched, and head sizes must be multiples of 4 up
-// to 256.
+// unsupported, or if q_scale has period 0. CUDA: the step's lengths are not checked, padding rows
+// are not touched, and head sizes must be multiples of 4 up to kMaxQkvColumns.
 absl::Status QkvStore(const Backend& backend, const QkvStoreParams& params);
 
 namespace internal {

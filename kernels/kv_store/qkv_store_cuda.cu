@@ -16,7 +16,8 @@ namespace {
 
 constexpr std::uint32_t kThreads = 256;
 constexpr std::uint32_t kWarps = kThreads / cuda::kWarpSize;
-constexpr std::uint32_t kMaxHeadSize = kv_head::kMaxHeadSize<kv_head::kQkvPieces>;
+constexpr std::uint32_t kPieces = 4;
+static_assert(kv_head::kMaxHeadSize<kPieces> == kMaxQkvColumns);
 using kv_head::kColumns;
 
 template <typename T, typename E>
@@ -24,19 +25,20 @@ __global__ void __launch_bounds__(kThreads)
     QkvStoreKernel(const __grid_constant__ kv_head::QkvStoreArgs<T, E> args) {
   cuda::DependencyLaunch();
   cuda::DependencyWait();
-  kv_head::StoreQkvHead<T, E>(args, cuda::BlockX(), cuda::BlockY() * kWarps + cuda::Warp());
+  kv_head::StoreQkvHead<kPieces>(args, cuda::BlockX(), cuda::BlockY() * kWarps + cuda::Warp());
 }
 
 template <typename T, typename E>
 absl::Status LaunchQkvStore(const CudaContext& context, const QkvStoreParams& params,
                             const KvView<E>& keys) {
-  const std::uint32_t heads = params.num_heads + 2 * keys.num_heads();
+  const kv_head::QkvStoreArgs<T, E> args =
+      kv_head::QkvArgsOf<T, E>(params, keys, std::get<KvView<E>>(*params.values));
   return cuda::Launch(context, "qkv_store", QkvStoreKernel<T, E>,
                       {.blocks_x = params.num_rows,
-                       .blocks_y = (heads + kWarps - 1) / kWarps,
+                       .blocks_y = (args.all_heads + kWarps - 1) / kWarps,
                        .threads = kThreads,
                        .programmatic = true},
-                      kv_head::QkvArgsOf<T, E>(params, keys, std::get<KvView<E>>(*params.values)));
+                      args);
 }
 
 }  // namespace
@@ -48,10 +50,10 @@ absl::Status CheckQkvStore(const QkvStoreParams& params) {
   if (!(shape == KvShapeOf(*params.values))) {
     return absl::InvalidArgumentError("key and value views have different shapes");
   }
-  if (shape.head_size % kColumns != 0 || shape.head_size > kMaxHeadSize) {
+  if (shape.head_size % kColumns != 0 || shape.head_size > kMaxQkvColumns) {
     return absl::InvalidArgumentError(absl::StrCat("head size ", shape.head_size,
                                                    " must be a multiple of ", kColumns,
-                                                   " and at most ", kMaxHeadSize));
+                                                   " and at most ", kMaxQkvColumns));
   }
   if (params.rotary_size % 2 != 0 || params.rotary_first > shape.head_size ||
       params.rotary_size > shape.head_size - params.rotary_first) {
@@ -59,8 +61,8 @@ absl::Status CheckQkvStore(const QkvStoreParams& params) {
         absl::StrCat("rotary size ", params.rotary_size, " from column ", params.rotary_first,
                      " must be even and inside the head of ", shape.head_size));
   }
-  const std::int64_t columns =
-      (std::int64_t{params.num_heads} + 2 * std::int64_t{shape.num_heads}) * shape.head_size;
+  const std::int64_t stored = params.queries_only ? 0 : 2 * std::int64_t{shape.num_heads};
+  const std::int64_t columns = (params.num_heads + stored) * shape.head_size;
   if (params.qkv_stride < columns) {
     return absl::InvalidArgumentError(absl::StrCat("qkv_stride is ", params.qkv_stride,
                                                    ", must be at least the size of all heads, ",

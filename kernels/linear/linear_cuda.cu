@@ -43,6 +43,9 @@ using linear_tile::WorkOf;
 // Limit of rows for launches that store or sum after the product.
 constexpr std::uint32_t kFewRows = 8;
 static_assert(internal::kMaxStoredRows <= kFewRows);
+// A stored head is inside a tile.
+constexpr std::uint32_t kStoredPieces = 2;
+static_assert(kv_head::kMaxHeadSize<kStoredPieces> >= cuda::kLinearTileN);
 
 // Arguments of the QKV store that runs after a product in the same launch, for all rows of y. They
 // are not a member of LinearArgs: StoreHeads takes their address, and the main loop would then read
@@ -62,7 +65,7 @@ __attribute__((noinline)) __device__ void StoreHeads(const NextArgs& next) {
   const std::uint32_t heads = cuda::kLinearTileN / next.store.keys.head_size();
   const std::uint32_t first = cuda::BlockX() / next.grid_splits * heads;
   for (std::uint32_t i = cuda::Warp(); i < next.num_rows * heads; i += kWarps) {
-    kv_head::StoreQkvHead<BF16, BF16>(next.store, i / heads, first + i % heads);
+    kv_head::StoreQkvHead<kStoredPieces>(next.store, i / heads, first + i % heads);
   }
 }
 

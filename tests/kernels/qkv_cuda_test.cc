@@ -125,6 +125,8 @@ struct QkvCase {
   std::uint32_t rotary_first;
   RopeStyle style;
   bool norm = false;  // of heads of q and k
+  QueryScale q_scale = {};
+  bool queries_only = false;
 };
 
 class QkvStoreCudaTest : public testing::TestWithParam<QkvCase> {};
@@ -145,7 +147,13 @@ INSTANTIATE_TEST_SUITE_P(
                     QkvCase{DType::kF32, 3, 1, 20, 20, 0, RopeStyle::kInterleaved, true},
                     QkvCase{DType::kBF16, 8, 2, 128, 128, 0, RopeStyle::kHalf, true},
                     QkvCase{DType::kBF16, 2, 1, 256, 0, 0, RopeStyle::kHalf, true},
-                    QkvCase{DType::kI8, 2, 2, 64, 32, 32, RopeStyle::kHalf, true}));
+                    QkvCase{DType::kI8, 2, 2, 64, 32, 32, RopeStyle::kHalf, true},
+                    QkvCase{DType::kF32, 2, 1, 32, 0, 0, RopeStyle::kHalf, false, {0.3f, 4, 1}},
+                    QkvCase{DType::kBF16, 3, 1, 64, 64, 0, RopeStyle::kHalf, true, {0.1f, 3, 0}},
+                    QkvCase{DType::kF32, 3, 1, 16, 8, 0, RopeStyle::kHalf, true, {}, true},
+                    QkvCase{DType::kBF16, 4, 2, 512, 512, 0, RopeStyle::kHalf, true, {}, true},
+                    QkvCase{DType::kBF16, 2, 1, 512, 512, 0, RopeStyle::kHalf, true},
+                    QkvCase{DType::kF8E4M3, 1, 2, 384, 384, 0, RopeStyle::kInterleaved}));
 
 // Returns column d of a head after rope, with products rounded one by one. The definition of a pair
 // determines the partner of d.
@@ -199,15 +207,16 @@ std::vector<std::uint32_t> StepTable() {
 template <typename T>
 struct QkvInputs {
   explicit QkvInputs(const QkvCase& of)
-      : all_heads(of.heads + 2 * of.kv_heads),
+      : all_heads(of.heads + (of.queries_only ? 0 : 2 * of.kv_heads)),
         stride(all_heads * of.head_size + 5),
         pairs(std::max(of.rotary_size / 2, 1u)),
         cosines(kTokenRows.size() * pairs),
         sines(cosines.size()) {
     auto values = RandomFloats(kTokenRows.size() * stride, 3, 2.0f);
     // One head is zero, one contains an infinity, and one has tiny values.
-    std::fill_n(&values[2 * stride + of.heads * of.head_size], of.head_size, 0.0f);
-    values[4 * stride + of.heads * of.head_size + 1] = std::numeric_limits<float>::infinity();
+    const std::uint32_t special = of.queries_only ? 0 : of.heads * of.head_size;
+    std::fill_n(&values[2 * stride + special], of.head_size, 0.0f);
+    values[4 * stride + special + 1] = std::numeric_limits<float>::infinity();
     for (std::uint32_t d = 0; d < of.head_size; ++d) {
       values[3 * stride + (all_heads - 1) * of.head_size + d] *= 1e-38f;
     }
@@ -246,14 +255,20 @@ std::vector<T> NormHeads(const EmulatedBackend& cuda, const QkvCase& of, const Q
                     .ok());
   };
   norm(0, of.heads, q_norm.data());
-  norm(of.heads, of.kv_heads, k_norm.data());
+  if (!of.queries_only) norm(of.heads, of.kv_heads, k_norm.data());
   return qkv.Get();
+}
+
+// Writes a rotated query of a position, times its factor.
+template <typename T>
+void PutQuery(const QkvCase& of, const std::vector<float>& x, std::uint32_t position, T* to) {
+  const float factor = of.q_scale.beta == 0 ? 1.0f : QueryFactor(of.q_scale, position);
+  std::transform(x.begin(), x.end(), to, [&](float v) { return FromFloat<T>(v * factor); });
 }
 
 // T is the type of activations, E the type of page elements.
 template <typename T, typename E>
 void CheckQkvStore(const QkvCase& of) {
-  const auto rows = static_cast<std::uint32_t>(kTokenRows.size());
   const std::vector<std::uint32_t> table = StepTable();
   const EmulatedBackend cuda(of.head_size);
   DevicePool pool(cuda, Geometry(of.dtype, of.kv_heads, of.head_size), table);
@@ -267,31 +282,33 @@ void CheckQkvStore(const QkvCase& of) {
   const std::vector<T> from = of.norm ? NormHeads(cuda, of, in, q_norm, k_norm) : qkv;
   const AnyKvView keys = KeyView(pool.collection(), 1);
   const AnyKvView view_values = ValueView(pool.collection(), 1);
-  const absl::Status status = QkvStore(*cuda, {.keys = &keys,
-                                               .values = &view_values,
-                                               .qkv = device_qkv.data(),
-                                               .qkv_stride = stride,
-                                               .cosines = device_cos.data(),
-                                               .sines = device_sin.data(),
-                                               .row_offsets = nullptr,
-                                               .token_rows = device_rows.data(),
-                                               .positions = device_positions.data(),
-                                               .batch_size = 3,
-                                               .num_rows = rows,
-                                               .num_heads = of.heads,
-                                               .rotary_size = of.rotary_size,
-                                               .rotary_first = of.rotary_first,
-                                               .style = of.style,
-                                               .q_norm = of.norm ? q_norm.data() : nullptr,
-                                               .k_norm = of.norm ? k_norm.data() : nullptr,
-                                               .norm_epsilon = kNormEpsilon});
+  const absl::Status status =
+      QkvStore(*cuda, {.keys = &keys,
+                       .values = &view_values,
+                       .qkv = device_qkv.data(),
+                       .qkv_stride = stride,
+                       .cosines = device_cos.data(),
+                       .sines = device_sin.data(),
+                       .row_offsets = nullptr,
+                       .token_rows = device_rows.data(),
+                       .positions = device_positions.data(),
+                       .batch_size = 3,
+                       .num_rows = static_cast<std::uint32_t>(kTokenRows.size()),
+                       .num_heads = of.heads,
+                       .rotary_size = of.rotary_size,
+                       .rotary_first = of.rotary_first,
+                       .style = of.style,
+                       .q_norm = of.norm ? q_norm.data() : nullptr,
+                       .k_norm = of.norm ? k_norm.data() : nullptr,
+                       .norm_epsilon = kNormEpsilon,
+                       .q_scale = of.q_scale,
+                       .queries_only = of.queries_only});
   ASSERT_TRUE(status.ok()) << status;
   // Expected result: q heads in place, k and v in the image of the pool.
-  for (std::uint32_t m = 0; m < rows; ++m) {
+  for (std::uint32_t m = 0; m < kTokenRows.size(); ++m) {
     if (kTokenRows[m] < 0) continue;
     const auto t = static_cast<std::uint32_t>(kPositions[m]);
-    const std::uint32_t page =
-        table[static_cast<std::uint32_t>(kTokenRows[m]) * kLookupStride + t / 16];
+    const std::uint32_t page = table[kTokenRows[m] * kLookupStride + t / 16];
     for (std::uint32_t h = 0; h < all_heads; ++h) {
       T* const at = &qkv[m * stride + h * of.head_size];
       const bool is_value = h >= of.heads + of.kv_heads;
@@ -300,7 +317,7 @@ void CheckQkvStore(const QkvCase& of) {
       for (std::uint32_t d = 0; d < of.head_size; ++d) out.push_back(ToFloat(head[d]));
       if (!is_value) out = RotateHead(of, out, &cosines[m * pairs], &sines[m * pairs]);
       if (h < of.heads) {
-        std::transform(out.begin(), out.end(), at, [](float v) { return FromFloat<T>(v); });
+        PutQuery(of, out, t, at);
       } else if (page != 0) {
         const std::uint32_t kv_head = h - of.heads - (is_value ? of.kv_heads : 0);
         PutHead<E>(out, pool.Head(page, is_value, 1, t % 16, kv_head),
@@ -308,8 +325,7 @@ void CheckQkvStore(const QkvCase& of) {
       }
     }
   }
-  const std::vector<T> got = device_qkv.Get();
-  EXPECT_EQ(std::memcmp(got.data(), qkv.data(), qkv.size() * sizeof(T)), 0);
+  EXPECT_EQ(std::memcmp(device_qkv.Get().data(), qkv.data(), qkv.size() * sizeof(T)), 0);
   pool.ExpectDeviceIsAsHere();
 }
 
@@ -326,11 +342,21 @@ TEST_P(QkvStoreCudaTest, WritesExactlyItsBytes) {
   }
 }
 
+TEST(QkvStoreTest, QueryFactorGrowsWithTheLogarithmOfPeriods) {
+  const QueryScale scale{.beta = 0.3f, .period = 32, .offset = 1};
+  EXPECT_EQ(QueryFactor(scale, 0), 1.0f);
+  EXPECT_EQ(QueryFactor(scale, 30), 1.0f);
+  for (const std::uint32_t position : {31u, 63u, 1000u, 5000000u}) {
+    const double want = 1 + double{scale.beta} * std::log1p((position + 1) / 32);
+    EXPECT_NEAR(QueryFactor(scale, position), want, 2e-7 * want) << position;
+  }
+}
+
 TEST(QkvStoreCudaRefusalTest, RejectsOtherCombinations) {
   const EmulatedBackend cuda;
   const std::vector<std::uint32_t> table(kLookupStride, 0);
-  DeviceArray<float> qkv(cuda, 3 * 288);
-  DeviceArray<BF16> rounded(cuda, 3 * 288);
+  DeviceArray<float> qkv(cuda, 3 * 516);
+  DeviceArray<BF16> rounded(cuda, 3 * 516);
   DeviceArray<std::int32_t> rows(cuda, 1);
   const auto refused = [&](DType dtype, std::uint32_t head_size, auto change) {
     DevicePool pool(cuda, Geometry(dtype, 1, head_size), table);
@@ -356,12 +382,13 @@ TEST(QkvStoreCudaRefusalTest, RejectsOtherCombinations) {
   EXPECT_TRUE(refused(DType::kBF16, 16, as_is));  // with f32 activations
   EXPECT_TRUE(refused(DType::kI8, 16, as_is));
   EXPECT_TRUE(refused(DType::kF16, 16, [&](auto& p) { p.qkv = rounded.data(); }));
-  EXPECT_TRUE(refused(DType::kF32, 288, as_is));
+  EXPECT_TRUE(refused(DType::kF32, 516, as_is));
   EXPECT_TRUE(refused(DType::kF32, 18, as_is));
   EXPECT_TRUE(refused(DType::kF32, 16, [](auto& p) { p.rotary_size = 3; }));
   EXPECT_TRUE(refused(DType::kF32, 16, [](auto& p) { p.rotary_size = 18; }));
   EXPECT_TRUE(refused(DType::kF32, 16, [](auto& p) { p.qkv_stride = 47; }));
   EXPECT_TRUE(refused(DType::kF32, 16, [](auto& p) { p.token_rows = nullptr; }));
+  EXPECT_TRUE(refused(DType::kF32, 16, [](auto& p) { p.q_scale = {.beta = 1, .period = 0}; }));
 }
 
 // The first `count` rows of a step, from the input of attention to a separate pool.
