@@ -13,7 +13,7 @@ namespace quire::kernels {
 
 struct GatedProductParams {
   ConstFloatPtr gate;  // [num_rows, columns], rows gate_stride apart
-  ConstFloatPtr up;    // [num_rows, columns], rows up_stride apart; null: 1, CPU only
+  ConstFloatPtr up;    // [num_rows, columns], rows up_stride apart; null: 1
   FloatPtr y;          // [num_rows, columns], rows y_stride apart; may alias gate or up
   std::int64_t gate_stride;
   std::int64_t up_stride;
@@ -24,7 +24,8 @@ struct GatedProductParams {
 };
 
 // Computes y = act(gate) * up, element by element in f32, with the exp that all kernels share. NaN
-// stays NaN. On a GPU gate, up and y are all f32 or all bf16. Without `up` it computes act(gate).
+// stays NaN. On a GPU gate and y are both f32 or both bf16, and up is f32 or as they are, but not
+// bf16 beside f32. Without `up` it computes act(gate).
 // Returns INVALID_ARGUMENT if a stride is less than columns, limit is negative, limit or up_offset
 // is set without `up`, or element types are unsupported.
 absl::Status GatedProduct(const Backend& backend, const GatedProductParams& params);

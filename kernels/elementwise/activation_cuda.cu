@@ -3,6 +3,7 @@
 // own kernel. All other activations share a kernel, whose branches are uniform.
 
 #include <cstdint>
+#include <type_traits>
 
 #include "absl/strings/str_cat.h"
 #include "base/vec.h"
@@ -19,10 +20,11 @@ constexpr std::uint32_t kThreads = 128;
 template <typename T>
 constexpr int kWidth = 16 / sizeof(T);
 
-template <typename T>
+// U is the type of up.
+template <typename T, typename U>
 struct GatedProductArgs {
   const T* gate;
-  const T* up;
+  const U* up;  // null: 1
   T* y;
   std::int64_t gate_stride;
   std::int64_t up_stride;
@@ -31,58 +33,63 @@ struct GatedProductArgs {
   GateShape shape;
 };
 
-template <typename T, typename Product>
-__device__ __forceinline__ void WriteProducts(const GatedProductArgs<T>& args,
+template <typename T, typename U, typename Product>
+__device__ __forceinline__ void WriteProducts(const GatedProductArgs<T, U>& args,
                                               const Product& product) {
   const std::int64_t row = cuda::BlockX();
   const std::uint32_t first = (cuda::BlockY() * kThreads + cuda::ThreadIndex()) * kWidth<T>;
   if (first >= args.columns) return;
   const T* const gate = args.gate + row * args.gate_stride + first;
-  const T* const up = args.up + row * args.up_stride + first;
+  const U* const up = args.up == nullptr ? nullptr : args.up + row * args.up_stride + first;
   T* const y = args.y + row * args.y_stride + first;
   if (first + kWidth<T> <= args.columns) {
     const Vec<T, kWidth<T>> g = cache::LoadVector<kWidth<T>>(gate);
-    const Vec<T, kWidth<T>> u = cache::LoadVector<kWidth<T>>(up);
+    Vec<U, kWidth<T>> u{};
+    if (up != nullptr) u = cache::LoadVector<kWidth<T>>(up);
     Vec<T, kWidth<T>> out;
 #pragma unroll
     for (int i = 0; i < kWidth<T>; ++i) {
-      out[i] = FromFloat<T>(product(ToFloat(g[i]), ToFloat(u[i])));
+      out[i] = FromFloat<T>(product(ToFloat(g[i]), up == nullptr ? 1.0f : ToFloat(u[i])));
     }
     cache::StoreVector<kWidth<T>>(y, out);
     return;
   }
   for (std::uint32_t i = 0; i < args.columns - first; ++i) {
-    y[i] = FromFloat<T>(product(ToFloat(gate[i]), ToFloat(up[i])));
+    y[i] = FromFloat<T>(product(ToFloat(gate[i]), up == nullptr ? 1.0f : ToFloat(up[i])));
   }
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads) SiluProductKernel(const GatedProductArgs<T> args) {
+__global__ void __launch_bounds__(kThreads) SiluProductKernel(const GatedProductArgs<T, T> args) {
   cuda::DependencyLaunch();
   cuda::DependencyWait();
   WriteProducts(args, cuda::SiluProduct());
 }
 
-template <typename T>
-__global__ void __launch_bounds__(kThreads) GatedProductKernel(const GatedProductArgs<T> args) {
+template <typename T, typename U>
+__global__ void __launch_bounds__(kThreads) GatedProductKernel(const GatedProductArgs<T, U> args) {
   cuda::DependencyLaunch();
   cuda::DependencyWait();
   WriteProducts(args, cuda::ShapedProduct{args.shape});
 }
 
-template <typename T>
+template <typename T, typename U>
 absl::Status LaunchProduct(const CudaContext& context, const GatedProductParams& params) {
   constexpr std::uint32_t kColumns = kThreads * kWidth<T>;
-  const bool is_silu = params.shape == GateShape{};
-  return cuda::Launch(context, is_silu ? "silu_product" : "gated_product",
-                      is_silu ? SiluProductKernel<T> : GatedProductKernel<T>,
-                      {.blocks_x = params.num_rows,
-                       .blocks_y = params.columns / kColumns + (params.columns % kColumns != 0),
-                       .threads = kThreads,
-                       .programmatic = true},
-                      GatedProductArgs<T>{params.gate.as<T>(), params.up.as<T>(), params.y.as<T>(),
-                                          params.gate_stride, params.up_stride, params.y_stride,
-                                          params.columns, params.shape});
+  const cuda::LaunchShape shape{
+      .blocks_x = params.num_rows,
+      .blocks_y = params.columns / kColumns + (params.columns % kColumns != 0),
+      .threads = kThreads,
+      .programmatic = true};
+  const GatedProductArgs<T, U> args{params.gate.as<T>(), params.up.as<U>(), params.y.as<T>(),
+                                    params.gate_stride,  params.up_stride,  params.y_stride,
+                                    params.columns,      params.shape};
+  if constexpr (std::is_same_v<T, U>) {
+    if (params.shape == GateShape{}) {
+      return cuda::Launch(context, "silu_product", SiluProductKernel<T>, shape, args);
+    }
+  }
+  return cuda::Launch(context, "gated_product", GatedProductKernel<T, U>, shape, args);
 }
 
 }  // namespace
@@ -91,13 +98,18 @@ namespace internal {
 
 absl::Status GatedProductCuda(const CudaContext& context, const GatedProductParams& params) {
   const DType dtype = params.gate.dtype();
-  if (params.up.dtype() == dtype && params.y.dtype() == dtype) {
-    if (dtype == DType::kF32) return LaunchProduct<float>(context, params);
-    if (dtype == DType::kBF16) return LaunchProduct<BF16>(context, params);
+  const DType up = params.up.is_null() ? dtype : params.up.dtype();
+  if (params.y.dtype() == dtype) {
+    if (dtype == DType::kF32 && up == dtype) return LaunchProduct<float, float>(context, params);
+    if (dtype == DType::kBF16 && up == dtype) return LaunchProduct<BF16, BF16>(context, params);
+    if (dtype == DType::kBF16 && up == DType::kF32) {
+      return LaunchProduct<BF16, float>(context, params);
+    }
   }
   return absl::InvalidArgumentError(absl::StrCat(
-      "gated product of ", DTypeName(dtype), " and ", DTypeName(params.up.dtype()), " to ",
-      DTypeName(params.y.dtype()), ": a GPU requires that all are f32 or all are bf16"));
+      "gated product of ", DTypeName(dtype), " and ", DTypeName(up), " to ",
+      DTypeName(params.y.dtype()),
+      ": a GPU requires f32 or bf16, equal types of gate and y, and no bf16 beside f32 gates"));
 }
 
 }  // namespace internal

@@ -19,13 +19,16 @@ absl::Status ResidualAdd(const Backend& backend, const ResidualAddParams& params
   if constexpr (kHasCuda) {
     if (backend.cuda() != nullptr) return internal::ResidualAddCuda(*backend.cuda(), params);
   }
+  const float output_scale = params.stored_scale == nullptr
+                                 ? params.output_scale
+                                 : params.output_scale * *params.stored_scale;
   backend.ParallelFor(params.num_rows, static_cast<double>(params.columns) * 0.2,
                       [&](std::int64_t begin, std::int64_t end, int) {
                         for (std::int64_t m = begin; m < end; ++m) {
                           float* const x = params.x + m * params.x_stride;
                           const float* const branch = params.branch + m * params.branch_stride;
                           for (std::uint32_t i = 0; i < params.columns; ++i) {
-                            x[i] = (x[i] + params.scale * branch[i]) * params.output_scale;
+                            x[i] = (x[i] + params.scale * branch[i]) * output_scale;
                           }
                         }
                       });

@@ -21,10 +21,13 @@ struct ResidualAddParams {
   std::uint32_t columns;
   float scale = 1;         // factor of the branch
   float output_scale = 1;  // factor of the sum
+  // [1] a second factor of the sum, in the backend's memory, multiplied by output_scale first.
+  // Null: 1.
+  const float* stored_scale = nullptr;
 };
 
-// Computes x = (x + scale * branch) * output_scale, element by element, with every step rounded to
-// f32. Returns INVALID_ARGUMENT if a stride is less than columns.
+// Computes x = (x + scale * branch) * (output_scale * stored_scale), element by element, with every
+// step rounded to f32. Returns INVALID_ARGUMENT if a stride is less than columns.
 absl::Status ResidualAdd(const Backend& backend, const ResidualAddParams& params);
 
 struct RoundRowsParams {

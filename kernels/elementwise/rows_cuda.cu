@@ -43,7 +43,10 @@ __global__ void __launch_bounds__(kThreads) ResidualAddKernel(const ResidualAddP
   if (i >= params.columns) return;
   float* const x = params.x + row * params.x_stride + i;
   const float branch = params.branch[row * params.branch_stride + i];
-  *x = cuda::Mul(cuda::Add(*x, cuda::Mul(params.scale, branch)), params.output_scale);
+  const float output_scale = params.stored_scale == nullptr
+                                 ? params.output_scale
+                                 : cuda::Mul(params.output_scale, *params.stored_scale);
+  *x = cuda::Mul(cuda::Add(*x, cuda::Mul(params.scale, branch)), output_scale);
 }
 
 __global__ void __launch_bounds__(kThreads) SoftcapKernel(const SoftcapParams params) {

@@ -26,7 +26,8 @@ constexpr GateShape kShapes[] = {{.alpha = 1.702f},
                                  {.act = Activation::kGeluTanh},
                                  {.act = Activation::kGeluTanh, .limit = 3, .up_offset = -0.5f},
                                  {.act = Activation::kGeluErf},
-                                 {.act = Activation::kRelu2}};
+                                 {.act = Activation::kRelu2},
+                                 {.act = Activation::kSigmoid}};
 
 template <typename T>
 std::vector<T> As(const std::vector<float>& values) {
@@ -70,6 +71,51 @@ TEST(GatedProductCudaTest, EveryShapeEqualsDoublePrecision) {
     for (const std::uint32_t columns : {1u, 8u, 1030u}) {
       CheckProduct<float>(cuda, shape, columns);
       CheckProduct<BF16>(cuda, shape, columns);
+    }
+  }
+}
+
+// The product without up equals the one with up of ones. The product of bf16 gates and f32 inputs
+// is exact and rounded once.
+template <typename T>
+void CheckOtherInputs(const EmulatedBackend& cuda, const GateShape& shape, std::uint32_t columns) {
+  constexpr std::uint32_t kRows = 2;
+  const std::vector<T> gate = As<T>(RandomFloats(kRows * columns, columns, 4.0f));
+  const std::vector<float> up = RandomFloats(kRows * (columns + 2), 5);
+  const DeviceArray<T> in(cuda, gate), y(cuda, gate.size()), want(cuda, gate.size());
+  const DeviceArray<float> inputs(cuda, up);
+  if (shape.limit == 0 && shape.up_offset == 0) {
+    const DeviceArray<T> ones(cuda, As<T>(std::vector<float>(gate.size(), 1.0f)));
+    ASSERT_TRUE(GatedProduct(*cuda, {in.data(), nullptr, y.data(), columns, 0, columns, kRows,
+                                     columns, shape})
+                    .ok());
+    ASSERT_TRUE(GatedProduct(*cuda, {in.data(), ones.data(), want.data(), columns, columns, columns,
+                                     kRows, columns, shape})
+                    .ok());
+    const std::vector<T> got = y.Get(), of_ones = want.Get();
+    EXPECT_EQ(std::memcmp(got.data(), of_ones.data(), got.size() * sizeof(T)), 0);
+  }
+  ASSERT_TRUE(GatedProduct(*cuda, {in.data(), inputs.data(), y.data(), columns, columns + 2,
+                                   columns, kRows, columns, shape})
+                  .ok());
+  const std::vector<T> got = y.Get();
+  for (std::uint32_t i = 0; i < got.size(); ++i) {
+    const double x = ToFloat(gate[i]);
+    const double u = up[i / columns * (columns + 2) + i % columns];
+    const double exact = ExactProduct(shape, x, u);
+    ASSERT_NEAR(ToFloat(got[i]), exact,
+                kUnit<T> * std::abs(exact) + 4e-7 * std::abs(x * (std::abs(u) + 1)))
+        << i;
+  }
+}
+
+TEST(GatedProductCudaTest, TakesInputsInF32AndNone) {
+  const EmulatedBackend cuda;
+  for (const GateShape& shape : kShapes) {
+    SCOPED_TRACE(absl::StrCat(static_cast<int>(shape.act), " ", shape.alpha, " ", shape.limit));
+    for (const std::uint32_t columns : {16u, 37u}) {
+      CheckOtherInputs<float>(cuda, shape, columns);
+      CheckOtherInputs<BF16>(cuda, shape, columns);
     }
   }
 }
@@ -164,18 +210,23 @@ TEST(ResidualAddCudaTest, RoundsEveryStep) {
   constexpr std::uint32_t kRows = 3, kColumns = 300, kX = 301, kBranch = 305;
   const auto x = RandomFloats(kRows * kX, 1);
   const auto branch = RandomFloats(kRows * kBranch, 2);
-  const DeviceArray<float> dx(cuda, x);
   const DeviceArray<float> db(cuda, branch);
-  ASSERT_TRUE(
-      ResidualAdd(*cuda, {dx.data(), db.data(), kX, kBranch, kRows, kColumns, 0.22f, 1.5f}).ok());
-  const std::vector<float> got = dx.Get();
-  for (std::uint32_t m = 0; m < kRows; ++m) {
-    for (std::uint32_t i = 0; i < kColumns; ++i) {
-      const volatile float scaled = 0.22f * branch[m * kBranch + i];
-      const volatile float sum = x[m * kX + i] + scaled;
-      ASSERT_EQ(got[m * kX + i], sum * 1.5f);
+  const DeviceArray<float> stored(cuda, std::vector<float>{0.7f});
+  for (const bool has_stored : {false, true}) {
+    const DeviceArray<float> dx(cuda, x);
+    ASSERT_TRUE(ResidualAdd(*cuda, {dx.data(), db.data(), kX, kBranch, kRows, kColumns, 0.22f, 1.5f,
+                                    has_stored ? stored.data() : nullptr})
+                    .ok());
+    const volatile float factor = has_stored ? 1.5f * 0.7f : 1.5f;
+    const std::vector<float> got = dx.Get();
+    for (std::uint32_t m = 0; m < kRows; ++m) {
+      for (std::uint32_t i = 0; i < kColumns; ++i) {
+        const volatile float scaled = 0.22f * branch[m * kBranch + i];
+        const volatile float sum = x[m * kX + i] + scaled;
+        ASSERT_EQ(got[m * kX + i], sum * factor);
+      }
+      EXPECT_EQ(got[m * kX + kColumns], x[m * kX + kColumns]);
     }
-    EXPECT_EQ(got[m * kX + kColumns], x[m * kX + kColumns]);
   }
 }
 
