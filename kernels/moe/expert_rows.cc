@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "base/check.h"
+#include "base/dtype.h"
 #include "base/status.h"
 #include "kernels/backend/exact_math.h"
 
@@ -57,13 +57,22 @@ absl::Status SortByExpert(const Backend& backend, const SortByExpertParams& para
 
 absl::Status GatherRows(const Backend& backend, const GatherRowsParams& params) {
   QUIRE_RETURN_IF_ERROR(CheckRows("GatherRows", params.x_stride, params.y_stride, params.columns));
-  QUIRE_CHECK(backend.cuda() == nullptr);
+  const DType dtype = params.x.dtype();
+  const bool is_gpu = backend.cuda() != nullptr;
+  if (params.y.dtype() != dtype || (dtype != DType::kF32 && !(is_gpu && dtype == DType::kBF16))) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("GatherRows of ", DTypeName(dtype), " to ", DTypeName(params.y.dtype()),
+                     ": both must be f32", is_gpu ? ", or both bf16" : ""));
+  }
+  if constexpr (kHasCuda) {
+    if (is_gpu) return internal::GatherRowsCuda(*backend.cuda(), params);
+  }
   backend.ParallelFor(params.num_rows, static_cast<double>(params.columns) * 0.2,
                       [&](std::int64_t begin, std::int64_t end, int) {
                         for (std::int64_t i = begin; i < end; ++i) {
                           const std::int64_t row = params.rows == nullptr ? i : params.rows[i];
-                          const float* const x = params.x + row * params.x_stride;
-                          float* const y = params.y + i * params.y_stride;
+                          const float* const x = params.x.f32() + row * params.x_stride;
+                          float* const y = params.y.f32() + i * params.y_stride;
                           if (params.weights == nullptr) {
                             std::memcpy(y, x, params.columns * sizeof(float));
                             continue;
@@ -115,7 +124,8 @@ absl::Status SumChosenRows(const Backend& backend, const SumChosenRowsParams& pa
       }
       last = place;
       const float* const x = params.x + place * params.x_stride;
-      for (std::uint32_t c = 0; c < params.columns; ++c) sum[c] += params.weights[next] * x[c];
+      const float weight = params.weights == nullptr ? 1 : params.weights[next];
+      for (std::uint32_t c = 0; c < params.columns; ++c) sum[c] += weight * x[c];
     }
     float* const y = params.y + m * params.y_stride;
     if (params.addend != nullptr) {

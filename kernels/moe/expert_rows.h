@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "kernels/backend/backend.h"
+#include "kernels/backend/float_ptr.h"
 
 namespace quire::kernels {
 
@@ -34,9 +35,9 @@ struct SortByExpertParams {
 absl::Status SortByExpert(const Backend& backend, const SortByExpertParams& params);
 
 struct GatherRowsParams {
-  const float* x;             // rows x_stride apart
+  ConstFloatPtr x;            // rows x_stride apart
   const std::uint32_t* rows;  // [num_rows]; null: row i
-  float* y;                   // [num_rows, columns], rows y_stride apart; must not overlap x
+  FloatPtr y;                 // [num_rows, columns], rows y_stride apart; must not overlap x
   std::int64_t x_stride;
   std::int64_t y_stride;
   std::uint32_t num_rows;
@@ -44,8 +45,9 @@ struct GatherRowsParams {
   const float* weights = nullptr;  // [num_rows]; null: all ones
 };
 
-// Sets y[i] = weights[i] * x[rows[i]]. Returns INVALID_ARGUMENT if a stride is less than columns.
-// REQUIRES: the CPU; on a GPU GroupedLinear gathers the rows.
+// Sets y[i] = weights[i] * x[rows[i]], rounded once. Returns INVALID_ARGUMENT if a stride is less
+// than columns. x and y are f32 or, on a GPU, bf16; other types are INVALID_ARGUMENT. On a GPU
+// GroupedLinear gathers rows without weights itself.
 absl::Status GatherRows(const Backend& backend, const GatherRowsParams& params);
 
 struct AddWeightedRowsParams {
@@ -66,7 +68,7 @@ absl::Status AddWeightedRows(const Backend& backend, const AddWeightedRowsParams
 struct SumChosenRowsParams {
   const float* x;  // [num_rows * top_k, columns], indexed by place, rows x_stride apart
   const std::uint32_t* places;  // [num_rows, top_k], distinct (SortByExpert)
-  const float* weights;         // [num_rows, top_k]
+  const float* weights;         // [num_rows, top_k]; null: all ones
   float* y;                     // [num_rows, columns], rows y_stride apart; must not overlap x
   std::int64_t x_stride;
   std::int64_t y_stride;
@@ -91,6 +93,7 @@ absl::Status SigmoidInPlace(const Backend& backend, float* x, std::uint32_t coun
 namespace internal {
 
 absl::Status SortByExpertCuda(const CudaContext& context, const SortByExpertParams& params);
+absl::Status GatherRowsCuda(const CudaContext& context, const GatherRowsParams& params);
 absl::Status AddWeightedRowsCuda(const CudaContext& context, const AddWeightedRowsParams& params);
 absl::Status SumChosenRowsCuda(const CudaContext& context, const SumChosenRowsParams& params);
 absl::Status SigmoidCuda(const CudaContext& context, float* x, std::uint32_t count);

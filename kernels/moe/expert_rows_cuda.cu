@@ -98,6 +98,37 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// GatherRowsParams as kernel arguments.
+struct RowsToGather {
+  const void* x;
+  const std::uint32_t* rows;
+  void* y;
+  const float* weights;
+  std::int64_t x_stride;
+  std::int64_t y_stride;
+  std::uint32_t columns;
+  bool is_f32;  // otherwise bf16
+};
+
+__global__ void __launch_bounds__(kThreads) GatherRowsKernel(const RowsToGather params) {
+  cuda::DependencyLaunch();
+  cuda::DependencyWait();
+  const std::uint32_t i = cuda::BlockY() * kThreads + cuda::ThreadIndex();
+  if (i >= params.columns) return;
+  const std::int64_t row = cuda::BlockX();
+  const std::int64_t from = params.rows == nullptr ? row : std::int64_t{params.rows[row]};
+  const float weight = params.weights == nullptr ? 1.0f : params.weights[row];
+  const std::int64_t source = from * params.x_stride + i;
+  const std::int64_t target = row * params.y_stride + i;
+  if (params.is_f32) {
+    static_cast<float*>(params.y)[target] =
+        cuda::Mul(weight, static_cast<const float*>(params.x)[source]);
+  } else {
+    static_cast<BF16*>(params.y)[target] =
+        BF16::FromFloat(cuda::Mul(weight, static_cast<const BF16*>(params.x)[source].ToFloat()));
+  }
+}
+
 __global__ void __launch_bounds__(kThreads)
     AddWeightedRowsKernel(const AddWeightedRowsParams params) {
   cuda::DependencyLaunch();
@@ -118,7 +149,8 @@ __global__ void __launch_bounds__(kThreads) SumChosenRowsKernel(const SumChosenR
   if (i >= params.columns) return;
   const std::int64_t row = cuda::BlockX();
   const std::uint32_t* const places = params.places + row * params.top_k;
-  const float* const weights = params.weights + row * params.top_k;
+  const float* const weights =
+      params.weights == nullptr ? nullptr : params.weights + row * params.top_k;
   float sum = 0;
   std::uint32_t least = 0;  // lower bound of the next place
   for (std::uint32_t step = 0; step < params.top_k; ++step) {
@@ -128,7 +160,7 @@ __global__ void __launch_bounds__(kThreads) SumChosenRowsKernel(const SumChosenR
       const std::uint32_t candidate = places[j];
       if (candidate < least || candidate >= place) continue;
       place = candidate;
-      weight = weights[j];
+      weight = weights == nullptr ? 1.0f : weights[j];
     }
     sum = cuda::Add(sum, cuda::Mul(weight, params.x[place * params.x_stride + i]));
     least = place + 1;
@@ -167,6 +199,19 @@ absl::Status SortByExpertCuda(const CudaContext& context, const SortByExpertPara
                        .shared_bytes = SortSharedBytes(params.num_experts),
                        .programmatic = true},
                       params, turns_per_block * kThreads);
+}
+
+absl::Status GatherRowsCuda(const CudaContext& context, const GatherRowsParams& params) {
+  return cuda::Launch(context, "gather_rows", GatherRowsKernel,
+                      ShapeOf(params.num_rows, params.columns),
+                      RowsToGather{.x = params.x.data(),
+                                   .rows = params.rows,
+                                   .y = params.y.data(),
+                                   .weights = params.weights,
+                                   .x_stride = params.x_stride,
+                                   .y_stride = params.y_stride,
+                                   .columns = params.columns,
+                                   .is_f32 = params.x.is_f32()});
 }
 
 absl::Status AddWeightedRowsCuda(const CudaContext& context, const AddWeightedRowsParams& params) {

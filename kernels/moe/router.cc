@@ -41,9 +41,6 @@ std::int64_t RouterThreadBytes(std::uint32_t num_experts, std::uint32_t groups) 
 absl::Status Router(const Backend& backend, const RouterParams& params) {
   if (const absl::Status status = internal::CheckRouter(params); !status.ok()) return status;
   if constexpr (kHasCuda) {
-    if (backend.cuda() != nullptr && params.expert_scale != nullptr) {
-      return absl::InvalidArgumentError("router has expert_scale, which only the CPU supports");
-    }
     if (backend.cuda() != nullptr) return internal::RouterCuda(*backend.cuda(), params);
   }
   const auto scratch =

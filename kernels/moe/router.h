@@ -37,7 +37,7 @@ struct RouterParams {
   bool renormalize = false;  // weights /= their sum + renorm_eps
   float renorm_eps = 0;
   float weight_scale = 1;
-  const float* expert_scale = nullptr;  // [num_experts]; null: none. CPU only.
+  const float* expert_scale = nullptr;  // [num_experts]; null: none
 };
 
 // Computes for each row, in f32, score[e] and choice[e] = score[e] + choice_bias[e] of each expert.
@@ -49,7 +49,7 @@ struct RouterParams {
 // ExactExp. Even if logits contain NaN, no expert is selected twice. Returns INVALID_ARGUMENT if
 // the stride is less than a row, there are no experts, or num_experts is not a multiple of groups.
 // Also returns it if top_k, groups_kept or kTop2Sum needs more experts or groups than there are, or
-// if the experts do not fit in a GPU's shared memory (about 1500), or expert_scale is set on a GPU.
+// if the experts do not fit in a GPU's shared memory (about 1500).
 // Source of the order of operations: modeling_mixtral.py, modeling_deepseek_v3.py and
 // modeling_gpt_oss.py of Hugging Face transformers.
 absl::Status Router(const Backend& backend, const RouterParams& params);

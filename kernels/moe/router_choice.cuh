@@ -130,7 +130,8 @@ __device__ __forceinline__ void KeepGroups(const RouterParams& params, float* ch
 }
 
 // Converts the scores of the selected experts to weights. One lane calls it.
-__device__ __forceinline__ void Weigh(const RouterParams& params, float* weights) {
+__device__ __forceinline__ void Weigh(const RouterParams& params, const std::uint32_t* experts,
+                                      float* weights) {
   const std::uint32_t count = params.top_k;
   if (params.score == RouterScore::kSoftmaxChosen) {
     float largest = weights[0];
@@ -153,6 +154,8 @@ __device__ __forceinline__ void Weigh(const RouterParams& params, float* weights
   }
   for (std::uint32_t k = 0; k < count; ++k) {
     weights[k] = cuda::Mul(cuda::Div(weights[k], divisor), params.weight_scale);
+    if (params.expert_scale == nullptr) continue;
+    weights[k] = cuda::Mul(weights[k], params.expert_scale[experts[k]]);
   }
 }
 
@@ -172,7 +175,7 @@ __device__ __forceinline__ void ChooseExperts(const RouterParams& params, std::u
     experts[k] = best;
     weights[k] = scores[best];
   }
-  if (cuda::Lane() == 0) Weigh(params, weights);
+  if (cuda::Lane() == 0) Weigh(params, experts, weights);
   cuda::SyncWarp();
 }
 

@@ -30,6 +30,7 @@ struct RouterCase {
   RouterGroupScore group_score = RouterGroupScore::kMax;
   bool renormalize = false;
   float scale = 1;
+  bool expert_scale = false;
 };
 
 constexpr RouterCase kCases[] = {
@@ -39,7 +40,8 @@ constexpr RouterCase kCases[] = {
     {16, 1, RouterScore::kSigmoidChosen, false},
     {64, 6, RouterScore::kSoftmaxAll, false, 8, 3, RouterGroupScore::kMax, false, 16},
     {256, 8, RouterScore::kSigmoid, true, 8, 4, RouterGroupScore::kTop2Sum, true, 2.5f},
-    {5, 5, RouterScore::kSigmoid, true}};
+    {5, 5, RouterScore::kSigmoid, true},
+    {6, 2, RouterScore::kSoftmaxAll, false, 1, 1, RouterGroupScore::kMax, true, 1, true}};
 
 std::string Describe(const RouterCase& c) {
   return absl::StrCat(c.top_k, " of ", c.experts, ", score ", static_cast<int>(c.score),
@@ -72,11 +74,13 @@ TEST(RouterCudaTest, ChoosesAndWeighsLikeTheCpu) {
     // Ties select the lower number: one row has equal logits, including zeros of either sign.
     for (std::uint32_t e = 0; e < c.experts; ++e) logits[stride + e] = e % 2 == 0 ? -0.0f : 0.0f;
     const auto bias = RandomFloats(c.experts, 5, 0.3f);
+    const auto scales = RandomFloats(c.experts, 6);
     std::vector<std::uint32_t> experts(kRows * c.top_k);
     std::vector<float> weights(kRows * c.top_k);
     RouterParams params = ParamsOf(c, kRows, stride);
     params.logits = logits.data();
     params.choice_bias = c.bias ? bias.data() : nullptr;
+    params.expert_scale = c.expert_scale ? scales.data() : nullptr;
     params.experts = experts.data();
     params.weights = weights.data();
     std::vector<std::byte> scratch((2 * c.experts + c.groups) * sizeof(float) + c.experts);
@@ -84,10 +88,12 @@ TEST(RouterCudaTest, ChoosesAndWeighsLikeTheCpu) {
 
     const DeviceArray<float> device_logits(cuda, logits);
     const DeviceArray<float> device_bias(cuda, bias);
+    const DeviceArray<float> device_scales(cuda, scales);
     const DeviceArray<std::uint32_t> device_experts(cuda, experts.size());
     const DeviceArray<float> device_weights(cuda, weights.size());
     params.logits = device_logits.data();
     params.choice_bias = c.bias ? device_bias.data() : nullptr;
+    params.expert_scale = c.expert_scale ? device_scales.data() : nullptr;
     params.experts = device_experts.data();
     params.weights = device_weights.data();
     ASSERT_TRUE(Router(*cuda, params).ok());
@@ -377,6 +383,50 @@ TEST(ExpertRowsCudaTest, ReturnsWeightedRows) {
   }
 }
 
+// Rows with and without weights, in both types and in any order.
+TEST(ExpertRowsCudaTest, GathersWeightedRows) {
+  const EmulatedBackend cuda;
+  constexpr std::uint32_t kColumns = 300, kStride = 301;
+  const std::vector<float> x = RandomFloats(4 * kStride, 7);
+  std::vector<BF16> narrow;
+  for (const float value : x) narrow.push_back(BF16::FromFloat(value));
+  const std::vector<std::uint32_t> rows = {2, 0, 2};
+  const std::vector<float> weights = {0.3f, -1.7f, 1.0f};
+  const DeviceArray<float> wide_x(cuda, x), device_weights(cuda, weights);
+  const DeviceArray<BF16> narrow_x(cuda, narrow);
+  const DeviceArray<std::uint32_t> device_rows(cuda, rows);
+  for (const bool weighs : {false, true}) {
+    for (const bool all : {false, true}) {
+      const DeviceArray<float> y(cuda, std::size_t{3} * kColumns);
+      const DeviceArray<BF16> narrow_y(cuda, std::size_t{3} * kColumns);
+      GatherRowsParams params{.x = wide_x.data(),
+                              .rows = all ? nullptr : device_rows.data(),
+                              .y = y.data(),
+                              .x_stride = kStride,
+                              .y_stride = kColumns,
+                              .num_rows = 3,
+                              .columns = kColumns,
+                              .weights = weighs ? device_weights.data() : nullptr};
+      ASSERT_TRUE(GatherRows(*cuda, params).ok());
+      params.x = narrow_x.data();
+      params.y = narrow_y.data();
+      ASSERT_TRUE(GatherRows(*cuda, params).ok());
+      const std::vector<float> got = y.Get();
+      const std::vector<BF16> narrow_got = narrow_y.Get();
+      for (std::uint32_t i = 0; i < got.size(); ++i) {
+        const std::size_t from = (all ? i / kColumns : rows[i / kColumns]) * kStride + i % kColumns;
+        const float weight = weighs ? weights[i / kColumns] : 1.0f;
+        ASSERT_EQ(got[i], weight * x[from]) << i;
+        ASSERT_EQ(narrow_got[i].ToFloat(),
+                  BF16::FromFloat(weight * narrow[from].ToFloat()).ToFloat())
+            << i;
+      }
+      params.y = y.data();
+      EXPECT_TRUE(absl::IsInvalidArgument(GatherRows(*cuda, params)));
+    }
+  }
+}
+
 // A row's results are at its positions in any order of its choices, and are summed in order of
 // positions.
 TEST(ExpertRowsCudaTest, SumsChosenRowsInExpertOrder) {
@@ -437,6 +487,33 @@ TEST(ExpertRowsCudaTest, SumsChosenRowsInExpertOrder) {
   for (std::size_t i = 0; i < plain.size(); ++i) {
     ASSERT_EQ(plain[i], i % kStride == kColumns ? before[i] : before[i] + want[i]) << i;
   }
+}
+
+// Without weights the sums are those of weights of one.
+TEST(ExpertRowsCudaTest, SumsChosenRowsWithoutWeights) {
+  const EmulatedBackend cuda;
+  const TestBackend cpu(1);
+  constexpr std::uint32_t kRows = 3, kTopK = 2, kColumns = 300;
+  const std::vector<std::uint32_t> places = {4, 1, 0, 5, 2, 3};
+  const auto x = RandomFloats(places.size() * kColumns, 3);
+  const std::vector<float> ones(places.size(), 1.0f);
+  const DeviceArray<float> device_x(cuda, x), device_ones(cuda, ones);
+  const DeviceArray<std::uint32_t> device_places(cuda, places);
+  const DeviceArray<float> y(cuda, std::size_t{kRows} * kColumns);
+  const auto params = [&](const float* weights, float* to) {
+    return SumChosenRowsParams{
+        device_x.data(), device_places.data(), weights, to, kColumns, kColumns, kRows, kTopK,
+        kColumns};
+  };
+  ASSERT_TRUE(SumChosenRows(*cuda, params(device_ones.data(), y.data())).ok());
+  const std::vector<float> want = y.Get();
+  ASSERT_TRUE(SumChosenRows(*cuda, params(nullptr, y.data())).ok());
+  EXPECT_EQ(y.Get(), want);
+  std::vector<float> plain(want.size());
+  ASSERT_TRUE(SumChosenRows(*cpu, {x.data(), places.data(), nullptr, plain.data(), kColumns,
+                                   kColumns, kRows, kTopK, kColumns})
+                  .ok());
+  EXPECT_EQ(plain, want);
 }
 
 // A shared expert's result is added to the sum, and both to the existing values.
