@@ -73,6 +73,7 @@ struct CudaRunner::State : RunnerBase {
   absl::Status CheckRoom() const;
   absl::Status Allocate();
   absl::Status MakeCollections();
+  absl::Status MakeMaps();
   absl::Status UploadRopeTables();
   // Loads the kernels of steps, and runs none of them.
   absl::Status LoadKernels();
@@ -120,10 +121,12 @@ struct CudaRunner::State : RunnerBase {
   DeviceBuffer pooled;       // [max_rows, hidden] f32 sums so far
   DeviceBuffer pooled_host;  // [kSlots, max_rows, hidden], pinned: complete sums
   std::optional<CudaStepInputs> inputs;
-  std::vector<kernels::AnyKvCollection> kv;  // one per layer group over the one pool
-  std::vector<std::unique_ptr<kernels::AttentionPlan>> plans;  // one per window
-  std::vector<const kernels::AttentionPlan*> group_plans;      // by layer group
-  std::unique_ptr<kernels::cuda::KvTensorMaps> maps;  // tensor maps of the pages of all groups
+  std::vector<kernels::AnyKvCollection> kv;          // one per layer group over the one pool
+  std::optional<kernels::AnyKvCollection> slots_kv;  // the layer slots, for whole pages
+  std::vector<std::unique_ptr<kernels::AttentionPlan>> plans;      // CudaSizes::attention
+  std::vector<kernels::AttentionPlan*> group_plans;                // by layer group
+  std::vector<std::unique_ptr<kernels::cuda::KvTensorMaps>> maps;  // one per kind of KV rows
+  std::vector<const kernels::cuda::KvTensorMaps*> group_maps;      // by layer group; may be null
   std::unique_ptr<kernels::DeviceSampler> sampler;
   StepGraphs graphs;
   std::uint64_t graph_steps = 0;
@@ -169,10 +172,10 @@ absl::Status CudaRunner::State::Allocate() {
                            kernels::AttentionPlan::Create(backend, limits));
     plans.push_back(std::move(plan));
   }
-  for (const models::LayerGroup& group : layers.groups) {
-    const auto plan = std::find_if(plans.begin(), plans.end(), [&](const auto& p) {
-      return p->limits().window == group.window;
-    });
+  for (std::size_t group = 0; group < layers.groups.size(); ++group) {
+    const auto limits = AttentionLimitsOf(spec, layers, group, sizes);
+    const auto plan = std::find_if(plans.begin(), plans.end(),
+                                   [&](const auto& p) { return p->limits() == limits; });
     group_plans.push_back(plan->get());
   }
   QUIRE_ASSIGN_OR_RETURN(sampler, kernels::DeviceSampler::Create(backend, sizes.sampler,
@@ -198,7 +201,7 @@ absl::Status CudaRunner::State::Allocate() {
 
 absl::Status CudaRunner::State::MakeCollections() {
   const std::size_t table_size = std::size_t{sizes.limits.max_rows} * sizes.limits.lookup_stride;
-  for (std::size_t group = 0; group < layers.groups.size(); ++group) {
+  const auto make = [&](const cache::KvGeometry& geometry, std::size_t group) {
     const cache::KvStepInputs step{.lookup_table = buffers.lookup_table + group * table_size,
                                    .cache_lengths = buffers.cache_lengths,
                                    .lookup_stride = sizes.limits.lookup_stride,
@@ -206,13 +209,32 @@ absl::Status CudaRunner::State::MakeCollections() {
                                    .max_seq_length = sizes.limits.max_step_tokens,
                                    .max_cache_length = sizes.max_context,
                                    .max_history_length = sizes.max_context};
-    QUIRE_ASSIGN_OR_RETURN(
-        kernels::AnyKvCollection collection,
-        kernels::MakeKvCollection(pool->geometry(), pool->blocks(), step, pool->scales()));
+    return kernels::MakeKvCollection(geometry, pool->blocks(), step, pool->scales());
+  };
+  for (std::size_t group = 0; group < layers.groups.size(); ++group) {
+    QUIRE_ASSIGN_OR_RETURN(kernels::AnyKvCollection collection,
+                           make(models::GroupGeometry(pool->geometry(), layers, group), group));
     kv.push_back(collection);
   }
+  QUIRE_ASSIGN_OR_RETURN(slots_kv, make(pool->geometry(), 0));
+  return MakeMaps();
+}
+
+absl::Status CudaRunner::State::MakeMaps() {
+  group_maps.assign(layers.groups.size(), nullptr);
   if constexpr (kernels::kHasCuda) {
-    QUIRE_ASSIGN_OR_RETURN(maps, kernels::cuda::KvTensorMaps::Create(backend.device(), kv[0]));
+    for (std::size_t group = 0; group < layers.groups.size(); ++group) {
+      std::size_t first = 0;
+      while (layers.groups[first].row != layers.groups[group].row) ++first;
+      if (first < group) {
+        group_maps[group] = group_maps[first];
+        continue;
+      }
+      QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<kernels::cuda::KvTensorMaps> made,
+                             kernels::cuda::KvTensorMaps::Create(backend.device(), kv[group]));
+      group_maps[group] = made.get();
+      maps.push_back(std::move(made));
+    }
   }
   return absl::OkStatus();
 }
@@ -252,18 +274,20 @@ std::uint32_t CudaRunner::State::BucketOf(const StepBatch& batch) const {
   return decodes ? GraphBucket(num_rows) : 0;
 }
 
-// Pages are cleared and copied as a whole, so the collection of any group serves all groups.
+// Pages are cleared as a whole. If the rows of layers differ, they are also copied as a whole,
+// because the collection of slots cannot tell which bytes belong to the first tokens.
 absl::Status CudaRunner::State::PreparePages(const StepBatch& batch) {
   clears.clear();
   copies.clear();
   for (const BlockId page : batch.clears) clears.push_back(page.value());
+  const bool has_equal_rows = models::HasEqualRows(layers);
   for (const cache::PageCopy& copy : batch.copies) {
     copies.push_back({.source = copy.source.value(),
                       .destination = copy.target.value(),
-                      .num_rows = copy.num_rows});
+                      .num_rows = has_equal_rows ? copy.num_rows : pool->geometry().page_size});
   }
-  if (!clears.empty()) QUIRE_RETURN_IF_ERROR(kernels::ZeroPages(backend, kv[0], clears));
-  if (!copies.empty()) QUIRE_RETURN_IF_ERROR(kernels::CopyPages(backend, kv[0], copies));
+  if (!clears.empty()) QUIRE_RETURN_IF_ERROR(kernels::ZeroPages(backend, *slots_kv, clears));
+  if (!copies.empty()) QUIRE_RETURN_IF_ERROR(kernels::CopyPages(backend, *slots_kv, copies));
   return absl::OkStatus();
 }
 
@@ -290,7 +314,7 @@ absl::Status CudaRunner::State::EnqueuePadded(std::uint32_t num_tokens, bool has
                                                 .kv = kv,
                                                 .layers = &layers,
                                                 .plans = group_plans,
-                                                .maps = maps.get(),
+                                                .maps = group_maps,
                                                 .buffers = &buffers,
                                                 .num_tokens = num_tokens,
                                                 .batch_size = sizes.limits.max_rows,
@@ -325,7 +349,7 @@ absl::Status CudaRunner::State::EnqueueAllKinds() {
   QUIRE_RETURN_IF_ERROR(
       inputs->Upload({.words = 1}, /*slot=*/0, /*num_head_tokens=*/0, {}, nullptr, 0, &buffers));
   const std::uint32_t page = 1;
-  QUIRE_RETURN_IF_ERROR(kernels::ZeroPages(backend, kv[0], {&page, 1}));
+  QUIRE_RETURN_IF_ERROR(kernels::ZeroPages(backend, *slots_kv, {&page, 1}));
   const std::uint32_t most = sizes.buffers.max_step_tokens;
   for (std::uint32_t power = 1; power / 2 < most; power *= 2) {
     for (const std::uint32_t num_tokens : {std::min(power, most), std::min(power + 1, most)}) {
@@ -376,7 +400,7 @@ absl::Status CudaRunner::State::Forward(const StepBatch& batch, const PackedStep
                                  .kv = kv,
                                  .layers = &layers,
                                  .plans = group_plans,
-                                 .maps = maps.get(),
+                                 .maps = group_maps,
                                  .buffers = &buffers,
                                  .num_tokens = step.num_tokens,
                                  .batch_size = step.batch_size,
@@ -542,8 +566,8 @@ absl::Status CudaRunner::CheckKernels(absl::Duration limit, SelfCheckReport* rep
                                             .buffers = &s.buffers,
                                             .limits = s.sizes.buffers,
                                             .kv = s.kv,
-                                            .plans = s.plans,
-                                            .maps = s.maps.get(),
+                                            .plans = s.group_plans,
+                                            .maps = s.group_maps,
                                             .pool = s.pool,
                                             .sampler = s.sampler.get(),
                                             .text_vocab = s.text_vocab,

@@ -1,7 +1,6 @@
 #include "runtime/cuda_sizes.h"
 
 #include <algorithm>
-#include <set>
 
 #include "absl/strings/str_cat.h"
 #include "cache_manager/pool/lookup_table.h"
@@ -20,6 +19,8 @@ constexpr std::int64_t kQkNormNodes = 2;
 constexpr std::int64_t kBranchNodes = 4;  // norm and sum of both branches
 // Additional nodes of an MoE layer: router, dispatch to experts, combine, and a shared expert.
 constexpr std::int64_t kMoeNodes = 12;
+// Additional nodes of inputs per layer: for the last branch of a layer, and once for all layers.
+constexpr std::int64_t kInputNodes = 4;
 constexpr std::int64_t kOtherNodes = 16;
 // Additional nodes with dynamic activation quantization (fp8): one launch before each product, and
 // the store of heads after a product.
@@ -33,13 +34,6 @@ constexpr std::int64_t kMaxHistory = std::int64_t{1} << 22;
 constexpr std::int64_t kMaxBiasPerSample = 64;
 constexpr std::int64_t kMaxBannedPerSample = 64;
 constexpr std::uint32_t kMaxMasks = 256;
-
-// Returns the distinct windows of all layer groups.
-std::set<std::uint32_t> WindowsOf(const models::LayerGroups& layers) {
-  std::set<std::uint32_t> windows;
-  for (const models::LayerGroup& group : layers.groups) windows.insert(group.window);
-  return windows;
-}
 
 // Returns the heads of queries and of pages. MLA pages have one KV head.
 kernels::AttentionPlanLimits HeadsOf(const models::LayerSpec& layer) {
@@ -73,15 +67,20 @@ std::int64_t RankNodes(const models::ModelSpec& spec, const CudaSizes& sizes) {
 std::int64_t NodesOf(const models::ModelSpec& spec, const CudaSizes& sizes,
                      bool quantizes_activations) {
   std::int64_t nodes = kOtherNodes + static_cast<std::int64_t>(sizes.attention.size());
+  if (spec.layer_inputs.size > 0) nodes += kInputNodes;
   const std::int64_t rank_nodes = RankNodes(spec, sizes);
   for (const models::LayerSpec& layer : spec.layers) {
     nodes += kNodesPerLayer + rank_nodes;
     if (quantizes_activations)
-      nodes +=
-          layer.mlp == models::MlpKind::kMoe ? 2 * kActivationQuantNodes : kActivationQuantNodes;
+      nodes += layer.has_moe() ? 2 * kActivationQuantNodes : kActivationQuantNodes;
     if (layer.heads.qk_norm.kind != models::NormKind::kNone) nodes += kQkNormNodes;
+    if (layer.heads.v_norm.kind != models::NormKind::kNone) ++nodes;
+    if (layer.heads.output_gate != models::GateKind::kNone) ++nodes;
     if (models::NeedsBranchBuffer(layer)) nodes += kBranchNodes;
-    if (layer.mlp == models::MlpKind::kMoe) nodes += kMoeNodes;
+    if (layer.has_moe()) nodes += kMoeNodes;
+    // The dense MLP beside experts, three norms and a sum.
+    if (layer.mlp == models::MlpKind::kDenseAndMoe) nodes += kNodesPerLayer;
+    if (layer.input.size > 0) nodes += kInputNodes;
     // MLA has two products per head, into the latent space and back, and two latent norms.
     if (layer.attention == models::AttentionKind::kMla)
       nodes += 2 * std::int64_t{layer.mla.num_heads} + 2;
@@ -133,13 +132,12 @@ CudaSizes CudaSizesFor(const models::ModelSpec& spec, std::uint32_t page_size,
   sizes.buffers.max_step_tokens =
       std::max(options.max_step_tokens, GraphBucket(sizes.max_graph_rows));
   sizes.buffers.head_rows = std::max(models::kHeadRows, GraphBucket(sizes.max_graph_rows));
-  for (const std::uint32_t window : WindowsOf(layers)) {
-    kernels::AttentionPlanLimits limits = HeadsOf(spec.layers[0]);
-    limits.max_rows = options.max_rows;
-    limits.max_step_tokens = sizes.buffers.max_step_tokens;
-    limits.max_length = sizes.max_context;
-    limits.window = window;
-    sizes.attention.push_back(limits);
+  for (std::size_t group = 0; group < layers.groups.size(); ++group) {
+    const kernels::AttentionPlanLimits limits = AttentionLimitsOf(spec, layers, group, sizes);
+    if (std::find(sizes.attention.begin(), sizes.attention.end(), limits) ==
+        sizes.attention.end()) {
+      sizes.attention.push_back(limits);
+    }
   }
   sizes.sampler = SamplerLimits(spec, sizes.limits, sizes.max_context);
   sizes.sampled_stride = (std::int64_t{sizes.limits.max_step_samples} + 63) / 64 * 64;
@@ -148,6 +146,19 @@ CudaSizes CudaSizesFor(const models::ModelSpec& spec, std::uint32_t page_size,
   sizes.graph_bytes = NumBuckets(sizes.max_graph_rows) *
                       NodesOf(spec, sizes, options.fp8_activations) * kGraphNodeBytes;
   return sizes;
+}
+
+kernels::AttentionPlanLimits AttentionLimitsOf(const models::ModelSpec& spec,
+                                               const models::LayerGroups& layers, std::size_t group,
+                                               const CudaSizes& sizes) {
+  std::size_t layer = 0;
+  while (!spec.layers[layer].has_kv() || layers.places[layer].group != group) ++layer;
+  kernels::AttentionPlanLimits limits = HeadsOf(spec.layers[layer]);
+  limits.max_rows = sizes.limits.max_rows;
+  limits.max_step_tokens = sizes.buffers.max_step_tokens;
+  limits.max_length = sizes.max_context;
+  limits.window = layers.groups[group].window;
+  return limits;
 }
 
 RunnerMemory RunnerMemoryFor(const models::ModelSpec& spec, const CudaSizes& sizes,

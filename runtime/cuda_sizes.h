@@ -9,6 +9,7 @@
 #include "kernels/attention/attention_plan.h"
 #include "kernels/cuda/context.h"
 #include "kernels/sampling/device_sampler.h"
+#include "models/blocks/layer_groups.h"
 #include "models/blocks/step_buffers.h"
 #include "models/config/layer_spec.h"
 #include "runtime/memory_plan.h"
@@ -34,7 +35,7 @@ struct CudaSizes {
   models::StepLimits buffers;                           // limits plus the padding of graphs
   std::uint32_t max_context = 0;                        // maximum tokens of a sequence
   std::uint32_t max_graph_rows = 0;                     // 0: no graphs
-  std::vector<kernels::AttentionPlanLimits> attention;  // one per window of the layer groups
+  std::vector<kernels::AttentionPlanLimits> attention;  // distinct limits of all layer groups
   kernels::DeviceSamplerLimits sampler;
   std::int64_t sampled_stride = 0;  // tokens of one slot, including padding
   std::int64_t pooled_bytes = 0;    // one hidden state in f32 per row
@@ -44,6 +45,11 @@ struct CudaSizes {
 // REQUIRES: CheckRunnerOptions(spec, options) is OK.
 CudaSizes CudaSizesFor(const models::ModelSpec& spec, std::uint32_t page_size,
                        const RunnerOptions& options);
+
+// Returns the limits of the attention plan of a layer group.
+kernels::AttentionPlanLimits AttentionLimitsOf(const models::ModelSpec& spec,
+                                               const models::LayerGroups& layers, std::size_t group,
+                                               const CudaSizes& sizes);
 
 // Returns the memory of a runner, including the backend's scratch memory for matrix products.
 RunnerMemory RunnerMemoryFor(const models::ModelSpec& spec, const CudaSizes& sizes,

@@ -21,7 +21,6 @@
 // Threads:    one thread, while no step runs.
 
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <vector>
 
@@ -58,11 +57,12 @@ struct SelfCheckParams {
   const models::Weights* weights = nullptr;
   const kernels::Backend* backend = nullptr;  // a GPU
   const models::LayerGroups* layers = nullptr;
-  const models::StepBuffers* buffers = nullptr;       // every array but inv_freq is overwritten
-  models::StepLimits limits = {};                     // the sizes of `buffers`
-  std::span<const kernels::AnyKvCollection> kv = {};  // one per layer group, over `buffers`
-  std::span<const std::unique_ptr<kernels::AttentionPlan>> plans = {};  // one per window
-  const kernels::cuda::KvTensorMaps* maps = nullptr;  // null: kernels without maps run
+  const models::StepBuffers* buffers = nullptr;         // every array but inv_freq is overwritten
+  models::StepLimits limits = {};                       // the sizes of `buffers`
+  std::span<const kernels::AnyKvCollection> kv = {};    // one per layer group, over `buffers`
+  std::span<kernels::AttentionPlan* const> plans = {};  // one per layer group
+  // One per layer group. Null: kernels without maps run.
+  std::span<const kernels::cuda::KvTensorMaps* const> maps = {};
   const cache::KvPool* pool = nullptr;
   kernels::DeviceSampler* sampler = nullptr;
   std::uint32_t text_vocab = 0;

@@ -49,6 +49,7 @@ struct HeadShape {
   kernels::RopeStyle style = kernels::RopeStyle::kHalf;
   float scale = 0;
   std::uint32_t window = 0;
+  std::uint32_t chunk = 0;
   float softcap = 0;
   const float* sinks = nullptr;
 
@@ -85,6 +86,7 @@ HeadShape ShapeOf(const models::LayerSpec& layer, const models::LayerWeights& we
   shape.style = style(heads.rope_style);
   shape.scale = heads.scale;
   shape.window = heads.window;
+  shape.chunk = heads.chunk;
   shape.softcap = heads.softcap;
   shape.sinks = heads.has_sinks ? weights.sinks : nullptr;
   return shape;
@@ -159,19 +161,18 @@ struct PoolPiece {
   std::int64_t bytes;
 };
 
-// Returns the elements or the scales of K (kv 0) or V (kv 1) of a page and a layer.
-PoolPiece ElementsOf(const cache::KvPool& pool, std::uint32_t page, std::uint32_t kv,
-                     std::uint32_t layer) {
-  const cache::KvGeometry& g = pool.geometry();
+// Returns the elements or the scales of K (kv 0) or V (kv 1) of a page and a layer. `g` is the
+// geometry of the layer's group.
+PoolPiece ElementsOf(const cache::KvPool& pool, const cache::KvGeometry& g, std::uint32_t page,
+                     std::uint32_t kv, std::uint32_t layer) {
   const std::int64_t row = g.row_elements() * DTypeSize(g.dtype);
   const std::int64_t rows = (std::int64_t{kv} * g.num_layers + layer) * g.page_size;
   return {static_cast<std::byte*>(pool.blocks()) + page * g.block_stride() * DTypeSize(g.dtype) +
               rows * row,
           g.page_size * row};
 }
-PoolPiece ScalesOf(const cache::KvPool& pool, std::uint32_t page, std::uint32_t kv,
-                   std::uint32_t layer) {
-  const cache::KvGeometry& g = pool.geometry();
+PoolPiece ScalesOf(const cache::KvPool& pool, const cache::KvGeometry& g, std::uint32_t page,
+                   std::uint32_t kv, std::uint32_t layer) {
   if (!g.quantized()) return {nullptr, 0};
   const std::int64_t scale = DTypeSize(g.scale_dtype);
   const std::int64_t row = g.scale_row_elements() * scale;
@@ -182,13 +183,14 @@ PoolPiece ScalesOf(const cache::KvPool& pool, std::uint32_t page, std::uint32_t 
 }
 
 // Returns the pieces of a page that belong to a layer: K and V, or MLA rows, with their scales.
-std::vector<PoolPiece> PiecesOf(const cache::KvPool& pool, std::uint32_t page, std::uint32_t slot,
-                                bool is_mla) {
+std::vector<PoolPiece> PiecesOf(const cache::KvPool& pool, const cache::KvGeometry& g,
+                                std::uint32_t page, std::uint32_t slot, bool is_mla) {
   if (is_mla) {
-    return {ElementsOf(pool, page, slot % 2, slot / 2), ScalesOf(pool, page, slot % 2, slot / 2)};
+    return {ElementsOf(pool, g, page, slot % 2, slot / 2),
+            ScalesOf(pool, g, page, slot % 2, slot / 2)};
   }
-  return {ElementsOf(pool, page, 0, slot), ScalesOf(pool, page, 0, slot),
-          ElementsOf(pool, page, 1, slot), ScalesOf(pool, page, 1, slot)};
+  return {ElementsOf(pool, g, page, 0, slot), ScalesOf(pool, g, page, 0, slot),
+          ElementsOf(pool, g, page, 1, slot), ScalesOf(pool, g, page, 1, slot)};
 }
 
 // Compares the attention of one kind of layer.
@@ -199,7 +201,7 @@ class AttentionCheck {
       : context_(context),
         params_(context->params()),
         backend_(*params_.backend),
-        geometry_(params_.pool->geometry()),
+        geometry_(models::GroupGeometry(params_.pool->geometry(), *params_.layers, place.group)),
         shape_(ShapeOf(layer, weights)),
         place_(place),
         keys_(shape_.is_mla ? kernels::LatentView(params_.kv[place.group], place.slot)
@@ -240,7 +242,10 @@ class AttentionCheck {
     return shape_.is_mla ? shape_.num_heads * (shape_.nope_size + shape_.rotary) : shape_.width;
   }
   std::int64_t activation_bytes() const { return DTypeSize(context_->activation()); }
-  kernels::AttentionPlan* plan() const;
+  kernels::AttentionPlan* plan() const { return params_.plans[place_.group]; }
+  const kernels::cuda::KvTensorMaps* maps() const {
+    return params_.maps.empty() ? nullptr : params_.maps[place_.group];
+  }
   std::string Describe(absl::string_view what) const;
 
   absl::Status PoisonPages();
@@ -275,7 +280,7 @@ class AttentionCheck {
   SelfCheckContext* const context_;
   const SelfCheckParams& params_;
   const kernels::Backend& backend_;
-  const cache::KvGeometry& geometry_;
+  const cache::KvGeometry geometry_;  // of the layer's group
   const HeadShape shape_;
   const models::LayerPlace place_;
   const kernels::AnyKvView keys_;
@@ -284,18 +289,11 @@ class AttentionCheck {
   std::uint32_t tokens_ = 0;  // that the pages hold
 };
 
-kernels::AttentionPlan* AttentionCheck::plan() const {
-  const std::uint32_t window = params_.layers->groups[place_.group].window;
-  const auto found =
-      std::find_if(params_.plans.begin(), params_.plans.end(),
-                   [&](const auto& candidate) { return candidate->limits().window == window; });
-  return found->get();
-}
-
 std::string AttentionCheck::Describe(absl::string_view what) const {
   std::string text = absl::StrCat(DTypeName(geometry_.dtype), " pages, ", shape_.num_heads, "/",
                                   shape_.kv_heads, " heads of ", shape_.head_size);
   if (shape_.window > 0) absl::StrAppend(&text, ", window ", shape_.window);
+  if (shape_.chunk > 0) absl::StrAppend(&text, ", chunk ", shape_.chunk);
   if (shape_.softcap > 0) absl::StrAppend(&text, ", softcap ", shape_.softcap);
   if (shape_.sinks != nullptr) absl::StrAppend(&text, ", sinks");
   return absl::StrCat(text, ", ", what);
@@ -308,7 +306,8 @@ std::string AttentionCheck::Key() const {
 
 absl::Status AttentionCheck::PoisonPages() {
   for (std::uint32_t page = 1; page <= pages_; ++page) {
-    for (const PoolPiece& piece : PiecesOf(*params_.pool, page, place_.slot, shape_.is_mla)) {
+    for (const PoolPiece& piece :
+         PiecesOf(*params_.pool, geometry_, page, place_.slot, shape_.is_mla)) {
       QUIRE_RETURN_IF_ERROR(context_->Poison(piece.data, piece.bytes));
     }
   }
@@ -500,8 +499,8 @@ absl::StatusOr<std::string> AttentionCheck::ComparePages(const HostPages& host,
   for (std::uint32_t first = 0; first < count; first += geometry_.page_size) {
     const std::uint32_t page = 1 + first / geometry_.page_size;
     const std::int64_t tokens = std::min(geometry_.page_size, count - first);
-    const auto device = PiecesOf(*params_.pool, page, place_.slot, shape_.is_mla);
-    const auto wanted = PiecesOf(host.pool(), page, 0, shape_.is_mla);
+    const auto device = PiecesOf(*params_.pool, geometry_, page, place_.slot, shape_.is_mla);
+    const auto wanted = PiecesOf(host.pool(), host.pool().geometry(), page, 0, shape_.is_mla);
     for (std::size_t i = 0; i < device.size(); ++i) {
       const std::int64_t bytes = device[i].bytes / geometry_.page_size * tokens;
       std::vector<std::byte> got(static_cast<std::size_t>(bytes));
@@ -633,6 +632,7 @@ kernels::AttentionParams AttentionCheck::ParamsOf(const Launched& launched) cons
           .scale = shape_.scale,
           .layer = place_.slot,
           .window = shape_.window,
+          .chunk = shape_.chunk,
           .softcap = shape_.softcap,
           .sinks = shape_.sinks,
           .value_columns = shape_.value_columns};
@@ -641,7 +641,7 @@ kernels::AttentionParams AttentionCheck::ParamsOf(const Launched& launched) cons
 absl::Status AttentionCheck::Launch(const Launched& launched, Kernel kernel) {
   kernels::AttentionParams params = ParamsOf(launched);
   params.plan = plan();
-  params.maps = kernel == Kernel::kServed ? params_.maps : nullptr;
+  params.maps = kernel == Kernel::kServed ? maps() : nullptr;
   return kernels::PagedAttention(backend_, params);
 }
 
@@ -690,8 +690,8 @@ absl::StatusOr<std::vector<float>> AttentionCheck::CpuReference(std::span<const 
   HostPages host(geometry_, pages_, launched.batch_size);
   QUIRE_RETURN_IF_ERROR(host.Create());
   for (std::uint32_t page = 1; page <= pages_; ++page) {
-    const auto device = PiecesOf(*params_.pool, page, place_.slot, shape_.is_mla);
-    const auto copy = PiecesOf(host.pool(), page, 0, shape_.is_mla);
+    const auto device = PiecesOf(*params_.pool, geometry_, page, place_.slot, shape_.is_mla);
+    const auto copy = PiecesOf(host.pool(), host.pool().geometry(), page, 0, shape_.is_mla);
     for (std::size_t i = 0; i < device.size(); ++i) {
       QUIRE_RETURN_IF_ERROR(context_->Copy(copy[i].data, device[i].data, device[i].bytes));
     }
@@ -783,7 +783,7 @@ absl::Status AttentionCheck::CompareBatch(std::span<const Sequence> sequences, b
   }
   if (!HasEqualBits(first, second)) check.fault = "two runs differ";
   const bool has_portable_bits = !is_prompt && !shape_.is_mla && !is_quantized;
-  if (params_.maps != nullptr && context_->cuda().has_sm90a() && has_portable_bits) {
+  if (maps() != nullptr && context_->cuda().has_sm90a() && has_portable_bits) {
     QUIRE_ASSIGN_OR_RETURN(const std::vector<float> portable, Result(launched, Kernel::kPortable));
     if (!HasEqualBits(first, portable) && check.fault.empty()) {
       check.fault = "the result differs from the portable kernel";

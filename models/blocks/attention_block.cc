@@ -2,11 +2,11 @@
 
 #include "base/status.h"
 #include "kernels/attention/attention.h"
+#include "kernels/elementwise/activation.h"
 #include "kernels/kv_store/qkv_store.h"
 #include "kernels/linear/linear.h"
 #include "kernels/moe/expert_rows.h"
 #include "kernels/norm/norm.h"
-#include "kernels/recurrent/gate_norm.h"
 #include "kernels/rope/rope.h"
 #include "models/blocks/branch.h"
 #include "models/config/tensor_table.h"
@@ -38,7 +38,9 @@ bool QkvStoreAppliesNorms(const StepContext& step, const AttentionSpec& heads) {
 // True if QkvStore can follow the product directly.
 bool StoresProduct(const StepContext& step, const LayerSpec& layer) {
   const AttentionSpec& heads = layer.heads;
-  return layer.stores_kv() && !heads.v_from_k && heads.v_norm.kind == NormKind::kNone &&
+  const bool prepares_values =
+      layer.stores_kv() && (heads.v_from_k || heads.v_norm.kind != NormKind::kNone);
+  return !prepares_values &&
          (heads.qk_norm.kind == NormKind::kNone || QkvStoreAppliesNorms(step, heads));
 }
 
@@ -92,32 +94,17 @@ absl::Status PrepareValues(const StepContext& step, const LayerSpec& layer,
   }
   if (!heads.v_from_k) return absl::OkStatus();
   return kernels::GatherRows(*step.backend,
-                             {.x = k.f32(),
+                             {.x = k,
                               .rows = nullptr,
-                              .y = v.f32(),
+                              .y = v,
                               .x_stride = layout.width,
                               .y_stride = layout.width,
                               .num_rows = step.num_tokens,
                               .columns = static_cast<std::uint32_t>(layout.k_width)});
 }
 
-// Rotates q in a layer that stores no K and V.
-absl::Status RotateQueries(const StepContext& step, const AttentionSpec& heads,
-                           const kernels::QkvStoreParams& store) {
-  if (store.rotary_size == 0) return absl::OkStatus();
-  return kernels::Rope(*step.backend, {.x = store.qkv.f32(),
-                                       .cosines = store.cosines,
-                                       .sines = store.sines,
-                                       .x_stride = store.qkv_stride,
-                                       .num_rows = store.num_rows,
-                                       .num_heads = heads.num_heads,
-                                       .head_size = heads.head_size,
-                                       .rotary_size = store.rotary_size,
-                                       .rotary_first = store.rotary_first,
-                                       .style = store.style});
-}
-
-// Computes qkv = W norm(x) + bias, rotates q and k, and writes K and V of the step to the cache.
+// Computes qkv = W norm(x) + bias, rotates q and k, and writes K and V of the step to the cache if
+// the layer stores them.
 absl::Status ProjectAndStore(const StepContext& step, const LayerSpec& layer,
                              const LayerWeights& weights, kernels::ConstFloatPtr input,
                              const kernels::QkvStoreParams& store) {
@@ -135,8 +122,7 @@ absl::Status ProjectAndStore(const StepContext& step, const LayerSpec& layer,
   QUIRE_RETURN_IF_ERROR(ApplyLinear(*step.backend, weights.qkv, product));
   if (layer.stores_kv()) QUIRE_RETURN_IF_ERROR(PrepareValues(step, layer, layout));
   QUIRE_RETURN_IF_ERROR(NormQueriesAndKeys(step, layer, weights, layout));
-  return layer.stores_kv() ? kernels::QkvStore(*step.backend, store)
-                           : RotateQueries(step, layer.heads, store);
+  return kernels::QkvStore(*step.backend, store);
 }
 
 kernels::QkvStoreParams StoreParams(const StepContext& step, const LayerSpec& layer,
@@ -169,7 +155,8 @@ kernels::QkvStoreParams StoreParams(const StepContext& step, const LayerSpec& la
           .norm_epsilon = heads.qk_norm.eps,
           .q_scale = {.beta = heads.q_position_scale.beta,
                       .period = heads.q_position_scale.period,
-                      .offset = heads.q_position_scale.offset}};
+                      .offset = heads.q_position_scale.offset},
+          .queries_only = !layer.stores_kv()};
 }
 
 // Stores K and V of the step unless an earlier layer has done so, then computes attended =
@@ -196,7 +183,7 @@ absl::Status StoreAndAttend(const StepContext& step, const LayerSpec& layer,
                                   .num_heads = heads.num_heads,
                                   .scale = heads.scale,
                                   .plan = step.plan(place),
-                                  .maps = step.maps,
+                                  .maps = step.maps_of(place),
                                   .layer = place.slot,
                                   .window = heads.window,
                                   .chunk = heads.chunk,
@@ -210,16 +197,16 @@ absl::Status ApplyOutputGate(const StepContext& step, const LayerSpec& layer) {
   if (heads.output_gate == GateKind::kNone) return absl::OkStatus();
   const StepBuffers& b = *step.buffers;
   const QkvLayout layout(layer);
-  return kernels::GateNorm(*step.backend, {.x = b.attended.f32(),
-                                           .gate = b.qkv.f32() + layout.gate_at,
-                                           .y = b.attended.f32(),
-                                           .x_stride = layout.q_width,
-                                           .gate_stride = layout.width,
-                                           .y_stride = layout.q_width,
-                                           .num_rows = step.num_tokens,
-                                           .groups = heads.num_heads,
-                                           .columns = heads.head_size,
-                                           .order = kernels::GateOrder::kSigmoid});
+  return kernels::GatedProduct(*step.backend,
+                               {.gate = b.qkv + layout.gate_at,
+                                .up = b.attended,
+                                .y = b.attended,
+                                .gate_stride = layout.width,
+                                .up_stride = layout.q_width,
+                                .y_stride = layout.q_width,
+                                .num_rows = step.num_tokens,
+                                .columns = static_cast<std::uint32_t>(layout.q_width),
+                                .shape = {.act = kernels::Activation::kSigmoid}});
 }
 
 }  // namespace

@@ -20,15 +20,11 @@ absl::Status Norm(const StepContext& step, const NormSpec& norm, const float* we
                                           .epsilon = norm.eps});
 }
 
-// Returns the factor of the residual stream after the layer. A stored one is in host memory, since
-// GPUs do not support it.
-float OutputScale(const LayerSpec& layer, const LayerWeights& weights) {
-  return layer.has_output_scale ? layer.output_scale * weights.output_scale[0] : layer.output_scale;
-}
-
-// Returns the factor of the residual stream after the attention or MLP branch.
-float ScaleAfter(const LayerSpec& layer, const LayerWeights& weights, bool is_last) {
-  return is_last && layer.input.size == 0 ? OutputScale(layer, weights) : 1;
+// Returns how a branch is added. The last branch of a layer applies the factors of the stream.
+BranchOutput OutputOf(const LayerSpec& layer, const LayerWeights& weights, const NormSpec& norm,
+                      const float* norm_weight, bool is_last) {
+  return {&norm, norm_weight, layer.residual_scale, is_last ? layer.output_scale : 1,
+          is_last ? weights.output_scale : nullptr};
 }
 
 }  // namespace
@@ -51,18 +47,16 @@ absl::StatusOr<kernels::ConstFloatPtr> BranchInput(const StepContext& step, cons
 }
 
 BranchOutput AttentionOutput(const LayerSpec& layer, const LayerWeights& weights) {
-  return {&layer.attn_out, weights.attn_out, layer.residual_scale,
-          ScaleAfter(layer, weights, /*is_last=*/layer.mlp == MlpKind::kNone)};
+  const bool is_last = layer.mlp == MlpKind::kNone && layer.input.size == 0;
+  return OutputOf(layer, weights, layer.attn_out, weights.attn_out, is_last);
 }
 
 BranchOutput MlpOutput(const LayerSpec& layer, const LayerWeights& weights) {
-  return {&layer.mlp_out, weights.mlp_out, layer.residual_scale,
-          ScaleAfter(layer, weights, /*is_last=*/true)};
+  return OutputOf(layer, weights, layer.mlp_out, weights.mlp_out, layer.input.size == 0);
 }
 
 BranchOutput InputOutput(const LayerSpec& layer, const LayerWeights& weights) {
-  return {&layer.input.norm, weights.input_out_norm, layer.residual_scale,
-          OutputScale(layer, weights)};
+  return OutputOf(layer, weights, layer.input.norm, weights.input_out_norm, /*is_last=*/true);
 }
 
 absl::Status NormInPlace(const StepContext& step, const NormSpec& norm, const float* weight,
@@ -108,7 +102,8 @@ absl::Status AddBranch(const StepContext& step, const BranchOutput& output, floa
                                               .num_rows = step.num_tokens,
                                               .columns = step.hidden,
                                               .scale = output.scale,
-                                              .output_scale = output.output_scale});
+                                              .output_scale = output.output_scale,
+                                              .stored_scale = output.stored_scale});
 }
 
 }  // namespace quire::models

@@ -19,15 +19,20 @@ namespace quire::models {
 absl::StatusOr<kernels::ConstFloatPtr> BranchInput(const StepContext& step, const NormSpec& norm,
                                                    const float* weight);
 
-// How a branch is added to the residual stream: x = (x + scale * norm(branch)) * output_scale.
+// How a branch is added to the residual stream: x = (x + scale * norm(branch)) * output_scale *
+// stored_scale.
 struct BranchOutput {
   const NormSpec* norm;
   const float* norm_weight;
   float scale;
-  float output_scale;  // that of the layer for its last branch, else 1
+  float output_scale;         // that of the layer for its last branch, else 1
+  const float* stored_scale;  // likewise, in the backend's memory; null: 1
 
   // True if the branch is added unchanged, so that its last linear layer can add it.
-  bool is_sum() const { return norm->kind == NormKind::kNone && scale == 1 && output_scale == 1; }
+  bool is_sum() const {
+    return norm->kind == NormKind::kNone && scale == 1 && output_scale == 1 &&
+           stored_scale == nullptr;
+  }
 };
 BranchOutput AttentionOutput(const LayerSpec& layer, const LayerWeights& weights);
 BranchOutput MlpOutput(const LayerSpec& layer, const LayerWeights& weights);

@@ -28,8 +28,8 @@ struct DecoderStep {
   const kernels::Backend* backend;
   std::span<const kernels::AnyKvCollection> kv;  // one per layer group
   const LayerGroups* layers;
-  std::span<const kernels::AttentionPlan* const> plans = {};  // StepContext::plans
-  const kernels::cuda::KvTensorMaps* maps = nullptr;  // TMA maps of the pool; null: not used
+  std::span<const kernels::AttentionPlan* const> plans = {};      // StepContext::plans
+  std::span<const kernels::cuda::KvTensorMaps* const> maps = {};  // StepContext::maps
   StepBuffers* buffers;
   std::uint32_t num_tokens;
   std::uint32_t batch_size;

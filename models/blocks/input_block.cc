@@ -21,17 +21,19 @@ std::int64_t InputStride(const ModelSpec& spec) {
   return std::int64_t{spec.layer_inputs.size} * static_cast<std::int64_t>(spec.layers.size());
 }
 
-// Writes norm(projection_scale * W_context x), layer by layer, to the buffer qkv. The values still
-// have to be multiplied by the factor that is returned.
+// Writes norm(projection_scale * W_context x), layer by layer, to the buffer layer_context. The
+// values still have to be multiplied by the factor that is returned.
 absl::StatusOr<float> ProjectContext(const StepContext& step, const ModelSpec& spec,
                                      const Weights& weights) {
   const PerLayerInputSpec& inputs = spec.layer_inputs;
   const StepBuffers& b = *step.buffers;
   const std::int64_t stride = InputStride(spec);
+  QUIRE_ASSIGN_OR_RETURN(const kernels::ConstFloatPtr x,
+                         BranchInput(step, /*norm=*/{}, /*weight=*/nullptr));
   QUIRE_RETURN_IF_ERROR(ApplyLinear(*step.backend, weights.input_context(),
-                                    {.x = b.x,
+                                    {.x = x,
                                      .weight = nullptr,
-                                     .y = b.qkv,
+                                     .y = b.layer_context,
                                      .x_stride = step.hidden,
                                      .y_stride = stride,
                                      .num_rows = step.num_tokens}));
@@ -39,9 +41,9 @@ absl::StatusOr<float> ProjectContext(const StepContext& step, const ModelSpec& s
   // A norm of scaled values equals the norm of the values with a scaled epsilon.
   const float scale = inputs.projection_scale;
   QUIRE_RETURN_IF_ERROR(
-      kernels::RmsNorm(*step.backend, {.x = b.qkv,
+      kernels::RmsNorm(*step.backend, {.x = b.layer_context,
                                        .weight = weights.input_norm(),
-                                       .y = b.qkv,
+                                       .y = b.layer_context,
                                        .x_stride = stride,
                                        .y_stride = stride,
                                        .num_rows = step.num_tokens,
@@ -70,7 +72,7 @@ absl::Status ComputeLayerInputs(const StepContext& step, const ModelSpec& spec,
                                          .scale = inputs.embed_scale}));
   QUIRE_ASSIGN_OR_RETURN(const float scale, ProjectContext(step, spec, weights));
   return kernels::ResidualAdd(*step.backend, {.x = b.layer_inputs,
-                                              .branch = b.qkv.f32(),
+                                              .branch = b.layer_context,
                                               .x_stride = stride,
                                               .branch_stride = stride,
                                               .num_rows = step.num_tokens,
@@ -84,8 +86,10 @@ absl::Status InputBlock(const StepContext& step, const ModelSpec& spec, const La
   const LayerSpec& layer = spec.layers[index];
   const StepBuffers& b = *step.buffers;
   const std::int64_t size = layer.input.size;
+  QUIRE_ASSIGN_OR_RETURN(const kernels::ConstFloatPtr x,
+                         BranchInput(step, /*norm=*/{}, /*weight=*/nullptr));
   QUIRE_RETURN_IF_ERROR(ApplyLinear(*step.backend, weights.input_gate,
-                                    {.x = b.x,
+                                    {.x = x,
                                      .weight = nullptr,
                                      .y = b.gate_up,
                                      .x_stride = step.hidden,

@@ -270,7 +270,7 @@ absl::Status AttendAll(const StepContext& step, const MlaSpec& mla, const Sizes&
                                                  .num_heads = mla.num_heads,
                                                  .scale = mla.scale,
                                                  .plan = step.plan(place),
-                                                 .maps = step.maps,
+                                                 .maps = step.maps_of(place),
                                                  .layer = place.slot,
                                                  .value_columns = mla.kv_lora_rank});
 }

@@ -80,20 +80,35 @@ absl::Status Inner(const StepContext& step, const MlpSpec& mlp, const LinearWeig
                          {.x = x, .y = step.buffers->moe.gate_up, .num_rows = num_rows});
 }
 
-// Inner for the `num_rows` rows of all experts, sorted by expert.
-absl::Status InnerOfGroups(const StepContext& step, const MlpSpec& mlp,
-                           std::span<const kernels::LinearGroups> gate_up, kernels::ConstFloatPtr x,
-                           std::uint32_t num_rows) {
+// Inner for the rows of all experts, sorted by expert. The product gathers them from x, unless they
+// are weighted.
+absl::Status InnerOfGroups(const StepContext& step, const MoeSpec& moe,
+                           std::span<const kernels::LinearGroups> gate_up,
+                           kernels::ConstFloatPtr x) {
   const MoeBuffers& b = step.buffers->moe;
+  const MlpSpec& mlp = moe.expert;
+  const std::uint32_t num_rows = step.num_tokens * moe.top_k;
   kernels::GroupedLinearParams product{.x = x,
                                        .weights = {},
                                        .offsets = b.offsets,
                                        .y = b.gate_up,
                                        .x_stride = step.hidden,
-                                       .y_stride = 2 * std::int64_t{mlp.intermediate},
+                                       .y_stride = mlp.inner_columns(),
                                        .num_rows = num_rows,
                                        .rows = b.rows};
-  if (gate_up.size() == 1 &&
+  if (moe.weight_on_input) {
+    QUIRE_RETURN_IF_ERROR(kernels::GatherRows(*step.backend, {.x = x,
+                                                              .rows = b.rows,
+                                                              .y = b.inputs,
+                                                              .x_stride = step.hidden,
+                                                              .y_stride = step.hidden,
+                                                              .num_rows = num_rows,
+                                                              .columns = step.hidden,
+                                                              .weights = b.row_weights}));
+    product.x = b.inputs;
+    product.rows = nullptr;
+  }
+  if (mlp.gated && gate_up.size() == 1 &&
       kernels::CanFuseGroupedGate(gate_up[0], x.dtype(), b.gate_up.dtype())) {
     product.gate = GateShapeOf(mlp);
     return ApplyGroups(*step.backend, gate_up, product);
@@ -151,9 +166,9 @@ absl::Status RunExpert(const StepContext& step, const MoeSpec& moe, const MoeWei
   const bool all = count == step.num_tokens && !moe.weight_on_input;
   if (!all) {
     QUIRE_RETURN_IF_ERROR(kernels::GatherRows(
-        *step.backend, {.x = input.f32(),
+        *step.backend, {.x = input,
                         .rows = b.rows + begin,
-                        .y = b.inputs.f32(),
+                        .y = b.inputs,
                         .x_stride = columns,
                         .y_stride = columns,
                         .num_rows = count,
@@ -233,7 +248,7 @@ absl::Status DownOfGroups(const StepContext& step, const MoeSpec& moe, const Moe
                                        .weights = {},
                                        .offsets = b.offsets,
                                        .y = b.outputs,
-                                       .x_stride = 2 * std::int64_t{moe.expert.intermediate},
+                                       .x_stride = moe.expert.inner_columns(),
                                        .y_stride = step.hidden,
                                        .num_rows = step.num_tokens * moe.top_k};
   const kernels::ChosenSum sum{.places = b.places,
@@ -244,7 +259,7 @@ absl::Status DownOfGroups(const StepContext& step, const MoeSpec& moe, const Moe
                                .top_k = moe.top_k,
                                .add = into_stream,
                                .addend = with_sum ? b.sum : nullptr};
-  if (weights.down_groups.size() == 1) {
+  if (weights.down_groups.size() == 1 && !moe.weight_on_input) {
     product.weights = weights.down_groups.front();
     if (kernels::CanFuseGroupedSum(product, sum)) {
       product.sum = sum;
@@ -252,37 +267,55 @@ absl::Status DownOfGroups(const StepContext& step, const MoeSpec& moe, const Moe
     }
   }
   QUIRE_RETURN_IF_ERROR(ApplyGroups(*step.backend, weights.down_groups, product));
-  return kernels::SumChosenRows(*step.backend, {.x = b.outputs,
-                                                .places = sum.places,
-                                                .weights = sum.weights,
-                                                .y = sum.y,
-                                                .x_stride = step.hidden,
-                                                .y_stride = step.hidden,
-                                                .num_rows = sum.num_rows,
-                                                .top_k = sum.top_k,
-                                                .columns = step.hidden,
-                                                .add = sum.add,
-                                                .addend = sum.addend});
+  return kernels::SumChosenRows(*step.backend,
+                                {.x = b.outputs,
+                                 .places = sum.places,
+                                 .weights = moe.weight_on_input ? nullptr : sum.weights,
+                                 .y = sum.y,
+                                 .x_stride = step.hidden,
+                                 .y_stride = step.hidden,
+                                 .num_rows = sum.num_rows,
+                                 .top_k = sum.top_k,
+                                 .columns = step.hidden,
+                                 .add = sum.add,
+                                 .addend = sum.addend});
+}
+
+// Adds MoeBuffers::sum, and the dense MLP if there is one, to the residual stream.
+absl::Status AddSum(const StepContext& step, const LayerSpec& layer, const LayerWeights& weights) {
+  float* const sum = step.buffers->moe.sum;
+  if (layer.mlp == MlpKind::kDenseAndMoe) {
+    QUIRE_RETURN_IF_ERROR(NormInPlace(step, layer.moe_out, weights.moe_out, sum));
+    QUIRE_RETURN_IF_ERROR(kernels::ResidualAdd(*step.backend, {.x = sum,
+                                                               .branch = step.buffers->dense_out,
+                                                               .x_stride = step.hidden,
+                                                               .branch_stride = step.hidden,
+                                                               .num_rows = step.num_tokens,
+                                                               .columns = step.hidden}));
+  }
+  return AddBranch(step, MlpOutput(layer, weights), sum);
 }
 
 // Computes all experts at once, on a GPU, with sums in the order of RunExperts. A shared expert
 // without a gate is computed first and added in the same launch as the chosen ones. The order does
 // not matter, since this is a sum of two f32 values.
-absl::Status RunOnGpu(const StepContext& step, const MoeSpec& moe, const MoeWeights& weights,
-                      kernels::ConstFloatPtr input, const BranchOutput& output) {
+absl::Status RunOnGpu(const StepContext& step, const LayerSpec& layer, const LayerWeights& weights,
+                      kernels::ConstFloatPtr input) {
+  const MoeSpec& moe = layer.moe;
+  const BranchOutput output = MlpOutput(layer, weights);
   const bool shared_first = moe.shared && !moe.shared_gate;
-  const bool is_whole = output.is_sum() && (!moe.shared || shared_first);
+  const bool is_whole =
+      output.is_sum() && (!moe.shared || shared_first) && layer.mlp == MlpKind::kMoe;
   if (shared_first) {
-    QUIRE_RETURN_IF_ERROR(RunShared(step, moe, weights, input, /*add=*/false));
+    QUIRE_RETURN_IF_ERROR(RunShared(step, moe, weights.moe, input, /*add=*/false));
   }
-  QUIRE_RETURN_IF_ERROR(
-      InnerOfGroups(step, moe.expert, weights.gate_up_groups, input, step.num_tokens * moe.top_k));
-  QUIRE_RETURN_IF_ERROR(DownOfGroups(step, moe, weights, is_whole, shared_first));
+  QUIRE_RETURN_IF_ERROR(InnerOfGroups(step, moe, weights.moe.gate_up_groups, input));
+  QUIRE_RETURN_IF_ERROR(DownOfGroups(step, moe, weights.moe, is_whole, shared_first));
   if (is_whole) return absl::OkStatus();
   if (moe.shared && !shared_first) {
-    QUIRE_RETURN_IF_ERROR(RunShared(step, moe, weights, input, /*add=*/true));
+    QUIRE_RETURN_IF_ERROR(RunShared(step, moe, weights.moe, input, /*add=*/true));
   }
-  return AddBranch(step, output, step.buffers->moe.sum);
+  return AddSum(step, layer, weights);
 }
 
 // Routes the tokens and returns the input of the experts, norm(x).
@@ -329,21 +362,10 @@ absl::Status MoeBlock(const StepContext& step, const LayerSpec& layer,
   QUIRE_ASSIGN_OR_RETURN(const kernels::ConstFloatPtr input,
                          RouteInput(step, moe, weights.moe, has_dense ? layer.moe_in : layer.mlp_in,
                                     has_dense ? weights.moe_in : weights.mlp_in));
-  const BranchOutput output = MlpOutput(layer, weights);
-  if (step.backend->cuda() != nullptr) return RunOnGpu(step, moe, weights.moe, input, output);
-  float* const sum = step.buffers->moe.sum;
+  if (step.backend->cuda() != nullptr) return RunOnGpu(step, layer, weights, input);
   QUIRE_RETURN_IF_ERROR(RunExperts(step, moe, weights.moe, input));
   if (moe.shared) QUIRE_RETURN_IF_ERROR(RunShared(step, moe, weights.moe, input, /*add=*/true));
-  if (has_dense) {
-    QUIRE_RETURN_IF_ERROR(NormInPlace(step, layer.moe_out, weights.moe_out, sum));
-    QUIRE_RETURN_IF_ERROR(kernels::ResidualAdd(*step.backend, {.x = sum,
-                                                               .branch = step.buffers->dense_out,
-                                                               .x_stride = step.hidden,
-                                                               .branch_stride = step.hidden,
-                                                               .num_rows = step.num_tokens,
-                                                               .columns = step.hidden}));
-  }
-  return AddBranch(step, output, sum);
+  return AddSum(step, layer, weights);
 }
 
 }  // namespace quire::models

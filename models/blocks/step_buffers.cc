@@ -60,6 +60,7 @@ struct Widths {
   std::int64_t shared_inner = 0;  // gate and up of a shared expert
   std::int64_t expert_latent = 0;
   std::int64_t expert_input = 0;  // hidden or latent columns
+  bool weighted_inputs = false;   // experts read weighted inputs
   std::int64_t angles = 0;        // all rope tables together
   std::int64_t layer_inputs = 0;  // all layers together; 0: none
   std::int64_t dense_out = 0;     // 0: no dense MLP beside experts
@@ -114,6 +115,7 @@ Widths WidthsOf(const ModelSpec& spec) {
     const std::int64_t latent = layer.moe.latent;
     widths.expert_latent = std::max(widths.expert_latent, latent);
     widths.expert_input = std::max(widths.expert_input, latent != 0 ? latent : widths.hidden);
+    widths.weighted_inputs |= layer.moe.weight_on_input;
     if (!layer.moe.shared) continue;
     widths.shared_inner = std::max(widths.shared_inner, layer.moe.shared->inner_columns());
   }
@@ -184,9 +186,8 @@ void CutMoe(Cutter& cutter, const Widths& widths, const StepLimits& limits, MoeB
   // GPUs compute all experts at once.
   const bool all = limits.memory == MemoryKind::kDevice;
   const std::int64_t rows = all ? tokens * widths.top_k : tokens;
-  if (all) {
-    moe->places = cutter.Take<std::uint32_t>(tokens * widths.top_k);
-  } else {
+  if (all) moe->places = cutter.Take<std::uint32_t>(tokens * widths.top_k);
+  if (!all || widths.weighted_inputs) {
     moe->inputs = TakeFloats(cutter, limits.activation, rows * widths.expert_input);
   }
   // The shared expert computes every token once.
@@ -214,9 +215,10 @@ void CutLayer(Cutter& cutter, const Widths& widths, const StepLimits& limits,
   CutIndex(counted_mla, widths, limits, &buffers->index);
   Cutter counted_recurrent(nullptr);
   CutRecurrent(counted_recurrent, widths, limits, &buffers->recurrent);
+  const std::int64_t context = tokens * widths.layer_inputs * std::int64_t{sizeof(float)};
   std::byte* const base = cutter.Take<std::byte>(
-      std::max({attention, tokens * std::max(widths.gate_up, widths.layer_inputs) * element,
-                counted.used(), counted_mla.used(), counted_recurrent.used()}));
+      std::max({attention, tokens * widths.gate_up * element, context, counted.used(),
+                counted_mla.used(), counted_recurrent.used()}));
   if (base == nullptr) return;
   Cutter moe_cutter(base);
   CutMoe(moe_cutter, widths, limits, &buffers->moe);
@@ -228,6 +230,7 @@ void CutLayer(Cutter& cutter, const Widths& widths, const StepLimits& limits,
   buffers->qkv = {base, limits.activation};
   buffers->attended = {base + attended_at, limits.activation};
   buffers->gate_up = buffers->qkv;
+  if (context > 0) buffers->layer_context = reinterpret_cast<float*>(base);
 }
 
 void CutHost(Cutter& cutter, const StepLimits& limits, StepBuffers* buffers) {

@@ -77,12 +77,14 @@ struct MoeBuffers {
   std::uint32_t* rows = nullptr;     // [T * K] sorted by expert
   float* row_weights = nullptr;      // [T * K]
   std::uint32_t* places = nullptr;   // [T, K] indices into rows; null on the CPU
-  kernels::FloatPtr inputs;          // [R, expert input]; null on a GPU, which gathers rows itself
-  kernels::FloatPtr gate_up;         // [R, inner columns of an expert] or [T, those of the shared]
-  float* outputs = nullptr;          // [R, expert input], or [T, hidden] of the shared expert
-  float* sum = nullptr;              // [T, hidden] sum over all experts
-  float* latent_in = nullptr;        // [T, latent] input of the experts
-  float* latent_sum = nullptr;       // [T, latent] sum over the chosen experts
+  // [R, expert input]. Null on a GPU, unless experts read weighted inputs: products of groups
+  // gather unweighted rows themselves.
+  kernels::FloatPtr inputs;
+  kernels::FloatPtr gate_up;    // [R, inner columns of an expert] or [T, those of the shared]
+  float* outputs = nullptr;     // [R, expert input], or [T, hidden] of the shared expert
+  float* sum = nullptr;         // [T, hidden] sum over all experts
+  float* latent_in = nullptr;   // [T, latent] input of the experts
+  float* latent_sum = nullptr;  // [T, latent] sum over the chosen experts
 };
 
 // True if a branch of the layer is written to the buffer `branch` before it is added, because
@@ -94,7 +96,8 @@ bool NeedsBranchBuffer(const LayerSpec& layer);
 // Place:      owned by a runner, used by the blocks.
 // Invariants: arrays start at multiples of 256 bytes and do not overlap, with two exceptions.
 //             1. gate_up and moe share memory with qkv and attended, mla, or recurrent, since the
-//                results of attention are not needed any more when the MLP runs.
+//                results of attention are not needed any more when the MLP runs. So does
+//                layer_context, which is needed before the first layer only.
 //             2. If activations are f32, branch and normed are the same array. Otherwise branch is
 //                null, unless some branch of the model is not a plain sum or is summed over ranks.
 // Threads:    the engine thread and the ops it runs.
@@ -114,6 +117,7 @@ struct StepBuffers {
   kernels::FloatPtr normed;              // [T, hidden] input of a branch
   float* branch = nullptr;               // [T, hidden] output of a branch that is not a plain sum
   float* layer_inputs = nullptr;         // [T, layers, input]; null: no inputs per layer
+  float* layer_context = nullptr;        // [T, layers, input]; null: no inputs per layer
   float* dense_out = nullptr;            // [T, hidden]; null: no dense MLP beside experts
   kernels::FloatPtr qkv;                 // [T, (heads + 2 kv_heads) * d], then output gates
   kernels::FloatPtr attended;            // [T, heads * d]

@@ -38,7 +38,8 @@ struct StepContext {
   const kernels::Backend* backend;
   std::span<const kernels::AnyKvCollection> kv;          // one per layer group
   std::span<const kernels::AttentionPlan* const> plans;  // one per layer group; none on the CPU
-  const kernels::cuda::KvTensorMaps* maps;               // TMA maps of the pool; null: not used
+  // TMA maps of the pool, one per layer group; none on the CPU. Null: kernels without maps run.
+  std::span<const kernels::cuda::KvTensorMaps* const> maps;
   StepBuffers* buffers;
   std::span<const RopeAngles> angles;  // one per rope table
   std::uint32_t num_tokens;
@@ -52,6 +53,9 @@ struct StepContext {
   // Null on the CPU.
   const kernels::AttentionPlan* plan(const LayerPlace& place) const {
     return plans.empty() ? nullptr : plans[place.group];
+  }
+  const kernels::cuda::KvTensorMaps* maps_of(const LayerPlace& place) const {
+    return maps.empty() ? nullptr : maps[place.group];
   }
 };
 

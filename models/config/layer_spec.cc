@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "kernels/kv_store/latent_store.h"
+#include "kernels/kv_store/qkv_store.h"
 
 namespace quire::models {
 namespace {
@@ -298,10 +299,6 @@ std::string UnbuiltNorm(absl::string_view slot, const NormSpec& norm) {
   return "";
 }
 
-// Maximum number of columns of a head on a GPU, whose kernels write four columns at a time
-// (kernels/kv_store/qkv_store.h).
-constexpr std::uint32_t kMaxGpuColumns = 256;
-
 // A sigmoid of one number per output column, whose rows are in the query projection.
 bool IsBuiltGate(const AttentionSpec& heads) {
   return heads.output_gate == GateKind::kSigmoid && !heads.output_gate_per_head &&
@@ -318,32 +315,26 @@ bool NormCommutesWithRope(const ModelSpec& spec, const AttentionSpec& heads) {
 std::string UnbuiltAttention(const ModelSpec& spec, const AttentionSpec& heads, DeviceKind device) {
   const bool norms_rotated =
       heads.qk_norm_after_rope && Has(heads.qk_norm) && !NormCommutesWithRope(spec, heads);
-  const bool has_plain_norm = Has(heads.qk_norm) && !heads.qk_norm.has_weight;
   const Knob knobs[] = {
       {"v_head_size unlike head_size", heads.v_head_size != heads.head_size},
-      {"a head_size above 256 or no multiple of 4",
-       heads.head_size > kMaxGpuColumns || heads.head_size % 4 != 0, true},
+      // Kernels of a GPU write four columns at a time.
+      {"a head_size above 512 or no multiple of 4",
+       heads.head_size > kernels::kMaxQkvColumns || heads.head_size % 4 != 0, true},
       {"q_bias, k_bias and v_bias that differ",
        heads.q_bias != heads.k_bias || heads.q_bias != heads.v_bias},
       {"clip_qkv", heads.clip_qkv != 0},
       {"qk_norm with a weight for each head",
        Has(heads.qk_norm) && heads.qk_norm_scope == QkNormScope::kPerHeadOwn},
       {"qk_norm_after_rope with weights or with an attention factor of rope", norms_rotated},
-      {"qk_norm without weight", has_plain_norm, true},
       {"v_norm that is not an RMS norm without weight",
        Has(heads.v_norm) && (heads.v_norm.kind != NormKind::kRms || heads.v_norm.has_weight)},
-      {"v_norm", Has(heads.v_norm), true},
       {"v_from_k with an output_gate", heads.v_from_k && heads.output_gate != GateKind::kNone},
-      {"v_from_k", heads.v_from_k, true},
-      {"q_position_scale", heads.q_position_scale.beta != 0, true},
-      {"chunk", heads.chunk != 0, true},
       {"value_scale", heads.value_scale != 1},
       {"output_gate", heads.output_gate != GateKind::kNone && !IsBuiltGate(heads)},
-      {"output_gate in the query projection", heads.output_gate != GateKind::kNone, true},
   };
   std::string unbuilt = FirstUnbuilt(knobs, device);
   NormSpec qk_norm = heads.qk_norm;
-  qk_norm.has_weight = true;  // a knob above
+  qk_norm.has_weight = true;  // built with and without weight
   return unbuilt.empty() ? UnbuiltNorm("qk_norm", qk_norm) : unbuilt;
 }
 
@@ -366,7 +357,6 @@ std::string UnbuiltMla(const MlaSpec& mla, DeviceKind device) {
 
 std::string UnbuiltMlp(const MlpSpec& mlp, DeviceKind device) {
   const Knob knobs[] = {
-      {"an MLP without gate", !mlp.gated, true},
       {"gate_bias and up_bias that differ", mlp.gated && mlp.gate_bias != mlp.up_bias},
   };
   return FirstUnbuilt(knobs, device);
@@ -380,11 +370,8 @@ std::string UnbuiltMoe(const MoeSpec& moe, DeviceKind device) {
   const Knob knobs[] = {
       {"so many experts", 2 * moe.num_experts + moe.groups > kMaxRouterFloats, true},
       {"router_softcap", moe.router_softcap != 0},
-      {"weight_on_input", moe.weight_on_input, true},
       {"experts behind a latent projection", moe.latent != 0, true},
       {"shared_average", moe.shared_average},
-      {"router_norm", Has(moe.router_norm), true},
-      {"expert_scale", moe.expert_scale, true},
   };
   std::string unbuilt = FirstUnbuilt(knobs, device);
   if (unbuilt.empty()) unbuilt = UnbuiltNorm("router_norm", moe.router_norm);
@@ -402,12 +389,6 @@ std::string UnbuiltLayer(const ModelSpec& spec, const LayerSpec& layer, DeviceKi
       {"no MLP", layer.mlp == MlpKind::kNone, true},
       {"kv_from_layer without heads",
        layer.kv_from_layer >= 0 && layer.attention != AttentionKind::kHeads},
-      {"kv_from_layer and q_position_scale",
-       layer.kv_from_layer >= 0 && layer.heads.q_position_scale.beta != 0},
-      {"kv_from_layer", layer.kv_from_layer >= 0, true},
-      {"a dense MLP and experts side by side", layer.mlp == MlpKind::kDenseAndMoe, true},
-      {"inputs per layer", layer.input.size > 0, true},
-      {"has_output_scale", layer.has_output_scale, true},
   };
   std::string unbuilt = FirstUnbuilt(knobs, device);
   const std::pair<absl::string_view, const NormSpec*> norms[] = {
@@ -429,17 +410,16 @@ std::string UnbuiltLayer(const ModelSpec& spec, const LayerSpec& layer, DeviceKi
 }
 
 // Returns how the KV rows of a layer differ from those of other layers in a way that is not
-// supported, or an empty string. On the CPU, heads may differ if their sizes are multiples of the
-// smallest one (layer_groups.h).
-std::string UnbuiltRows(const ModelSpec& spec, const LayerSpec& layer, DeviceKind device) {
+// supported, or an empty string. Heads may differ if their sizes are multiples of the smallest one
+// (layer_groups.h).
+std::string UnbuiltRows(const ModelSpec& spec, const LayerSpec& layer) {
   if (!layer.has_kv()) return "";
   const LayerSpec& first = spec.first_kv_layer();
   const bool has_equal_heads = layer.heads.num_kv_heads == first.heads.num_kv_heads &&
                                layer.heads.head_size == first.heads.head_size;
   if (layer.attention != first.attention || layer.mla.kv_lora_rank != first.mla.kv_lora_rank ||
       layer.mla.rope_size != first.mla.rope_size ||
-      (!has_equal_heads &&
-       (device != DeviceKind::kCpu || layer.attention != AttentionKind::kHeads))) {
+      (!has_equal_heads && layer.attention != AttentionKind::kHeads)) {
     return absl::StrCat("another head geometry than layer ", &first - spec.layers.data());
   }
   if (layer.attention != AttentionKind::kHeads) return "";
@@ -695,7 +675,7 @@ absl::Status CheckSupported(const ModelSpec& spec, DeviceKind device) {
     if (unbuilt.empty() && layer.mla.has_indexer() && layer.mla.index->size != IndexSize(spec)) {
       unbuilt = "another index size than earlier layers";
     }
-    if (unbuilt.empty()) unbuilt = UnbuiltRows(spec, layer, device);
+    if (unbuilt.empty()) unbuilt = UnbuiltRows(spec, layer);
     if (!unbuilt.empty()) {
       return absl::UnimplementedError(
           absl::StrCat("layer ", i, " with ", unbuilt, " is not supported ", Where(device)));

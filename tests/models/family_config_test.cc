@@ -777,28 +777,12 @@ TEST(FamilyConfigTest, GpusAcceptEveryFamily) {
                              "deepseek-v2-bf16",   "deepseek-v2-lite-bf16",
                              "deepseek-v3-bf16",   "deepseek-v3-noqlora-bf16",
                              "olmo3-bf16",         "glm4-moe-bf16",
-                             "minimax-m2-bf16"}) {
+                             "minimax-m2-bf16",    "llama4-bf16"}) {
     const auto files =
         formats::ModelFiles::FromDirectory(TestDataPath(absl::StrCat("models/", folder)));
     const auto read = runtime::ReadModelSpec(*files, DeviceKind::kCuda);
     EXPECT_TRUE(read.ok()) << folder << ": " << read.status();
   }
-}
-
-TEST(FamilyConfigTest, GpusRejectLlama4ByName) {
-  EditableFiles files;
-  json config = ConfigOf("llama4-bf16");
-  const auto error = [&] {
-    files.Set("config.json", config.dump());
-    return std::string(runtime::ReadModelSpec(files.Files(), DeviceKind::kCuda).status().message());
-  };
-  EXPECT_THAT(error(), HasSubstr("layer 0 with qk_norm without weight is not supported on a GPU"));
-  config["use_qk_norm"] = false;
-  EXPECT_THAT(error(), HasSubstr("layer 0 with chunk is not supported on a GPU"));
-  config["layer_types"] = std::vector<std::string>(4, "full_attention");
-  EXPECT_THAT(error(), HasSubstr("layer 1 with q_position_scale is not supported on a GPU"));
-  config["attn_temperature_tuning"] = false;
-  EXPECT_THAT(error(), HasSubstr("layer 1 with weight_on_input is not supported on a GPU"));
 }
 
 }  // namespace

@@ -232,11 +232,6 @@ TEST(LayerSpecTest, RejectsUnimplementedOptionsByName) {
        [](ModelSpec& s) { s.layers.assign(3, RecurrentLayer(s)); }},
       {"v_head_size", [](ModelSpec& s) { s.layers[2].heads.v_head_size = 8; }},
       {"q_bias", [](ModelSpec& s) { s.layers[2].heads.q_bias = true; }},
-      {"kv_from_layer and q_position_scale",
-       [](ModelSpec& s) {
-         s.layers[2].kv_from_layer = 0;
-         s.layers[2].heads.q_position_scale = {.beta = 1, .period = 4};
-       }},
       {"v_from_k with an output_gate",
        [](ModelSpec& s) {
          s.layers[2].heads.v_from_k = true;
@@ -318,16 +313,7 @@ TEST(LayerSpecTest, RejectsCpuOnlyOptionsOnAGpu) {
   };
   const Knob knobs[] = {
       {"recurrent layers", [](ModelSpec& s) { s.layers[2] = RecurrentLayer(s); }},
-      {"output_gate in the query projection",
-       [](ModelSpec& s) {
-         s.layers[2].heads.output_gate = GateKind::kSigmoid;
-         s.layers[2].heads.output_gate_source = GateSource::kInQueryProjection;
-       }},
-      {"q_position_scale",
-       [](ModelSpec& s) { s.layers[2].heads.q_position_scale = {.beta = 0.1f, .period = 8}; }},
-      {"chunk", [](ModelSpec& s) { s.layers[2].heads.chunk = 32; }},
-      {"qk_norm without weight", PlainNormAfterRope},
-      {"head_size above 256", [&](ModelSpec& s) { heads_of(s, 512); }},
+      {"head_size above 512", [&](ModelSpec& s) { heads_of(s, 516); }},
       {"no multiple of 4", [&](ModelSpec& s) { heads_of(s, 62); }},
       {"more than 576 columns", [&](ModelSpec& s) { latent(s, sizes(520, 64, 64)); }},
       {"qk_rope_head_dim above 128", [&](ModelSpec& s) { latent(s, sizes(64, 136, 64)); }},
@@ -338,26 +324,22 @@ TEST(LayerSpecTest, RejectsCpuOnlyOptionsOnAGpu) {
       {"no attention", [](ModelSpec& s) { s.layers[2].attention = AttentionKind::kNone; }},
       {"no MLP", [](ModelSpec& s) { s.layers[2].mlp = MlpKind::kNone; }},
       {"short convolutions", UseShortConvolution},
-      {"an MLP without gate", [](ModelSpec& s) { s.layers[2].dense.gated = false; }},
       {"experts behind a latent projection", UseLatentExperts},
   };
   ExpectCpuOnly(knobs);
 }
 
-TEST(LayerSpecTest, RejectsLayersThatDifferOnAGpu) {
-  const Knob knobs[] = {
-      {"head geometry", [](ModelSpec& s) { s.layers[2].heads.num_kv_heads = 4; }},
-      {"kv_from_layer", [](ModelSpec& s) { s.layers[2].kv_from_layer = 0; }},
-      {"v_norm", [](ModelSpec& s) { s.layers[2].heads.v_norm = WithoutWeight(s.final_norm); }},
-      {"v_from_k", [](ModelSpec& s) { s.layers[2].heads.v_from_k = true; }},
-      {"has_output_scale", [](ModelSpec& s) { s.layers[2].has_output_scale = true; }},
-      {"a dense MLP and experts side by side",
-       [](ModelSpec& s) { s.layers[2].mlp = MlpKind::kDenseAndMoe; }},
-      {"router_norm", [](ModelSpec& s) { Moe(s).router_norm = s.final_norm; }},
-      {"expert_scale", [](ModelSpec& s) { Moe(s).expert_scale = true; }},
-      {"inputs per layer", [](ModelSpec& s) { s.layers[2].input.size = 8; }},
-  };
-  ExpectCpuOnly(knobs);
+void ExpectBothDevices(std::span<const Knob> knobs) {
+  for (const Knob& knob : knobs) {
+    ModelSpec spec = LlamaSpec();
+    knob.turn(spec);
+    AssignCacheGroups(&spec);
+    for (const DeviceKind device : kDevices) {
+      EXPECT_TRUE(CheckSupported(spec, device).ok())
+          << knob.name << ": " << CheckSupported(spec, device);
+    }
+    EXPECT_NE(DumpSpec(spec), DumpSpec(LlamaSpec())) << knob.name << " does not show in the dump";
+  }
 }
 
 // Rare options that both devices implement.
@@ -391,16 +373,36 @@ TEST(LayerSpecTest, AcceptsOptionsOfBothDevices) {
       {"logit_scale", [](ModelSpec& s) { s.logit_scale = 2; }},
       {"logit_softcap", [](ModelSpec& s) { s.logit_softcap = 30; }},
   };
-  for (const Knob& knob : knobs) {
-    ModelSpec spec = LlamaSpec();
-    knob.turn(spec);
-    AssignCacheGroups(&spec);
-    for (const DeviceKind device : kDevices) {
-      EXPECT_TRUE(CheckSupported(spec, device).ok())
-          << knob.name << ": " << CheckSupported(spec, device);
-    }
-    EXPECT_NE(DumpSpec(spec), DumpSpec(LlamaSpec())) << knob.name << " does not show in the dump";
-  }
+  ExpectBothDevices(knobs);
+}
+
+// Options of layers that differ from others, and of attention and MLPs that few families have.
+TEST(LayerSpecTest, AcceptsUnusualLayersOnBothDevices) {
+  const Knob knobs[] = {
+      {"plain", [](ModelSpec& s) { s.layers[2].dense.gated = false; }},
+      {"output_gate",
+       [](ModelSpec& s) {
+         s.layers[2].heads.output_gate = GateKind::kSigmoid;
+         s.layers[2].heads.output_gate_source = GateSource::kInQueryProjection;
+       }},
+      {"position_scale",
+       [](ModelSpec& s) { s.layers[2].heads.q_position_scale = {.beta = 0.1f, .period = 8}; }},
+      {"chunk", [](ModelSpec& s) { s.layers[2].heads.chunk = 32; }},
+      {"qk_norm without weight", PlainNormAfterRope},
+      {"head size",
+       [](ModelSpec& s) { s.layers[2].heads.head_size = s.layers[2].heads.v_head_size = 512; }},
+      {"KV heads", [](ModelSpec& s) { s.layers[2].heads.num_kv_heads = 4; }},
+      {"kv_from_layer", [](ModelSpec& s) { s.layers[2].kv_from_layer = 0; }},
+      {"v_norm", [](ModelSpec& s) { s.layers[2].heads.v_norm = WithoutWeight(s.final_norm); }},
+      {"v_from_k", [](ModelSpec& s) { s.layers[2].heads.v_from_k = true; }},
+      {"has_output_scale", [](ModelSpec& s) { s.layers[2].has_output_scale = true; }},
+      {"a dense MLP and experts", [](ModelSpec& s) { s.layers[2].mlp = MlpKind::kDenseAndMoe; }},
+      {"weight_on_input", [](ModelSpec& s) { Moe(s).weight_on_input = true; }},
+      {"router_norm", [](ModelSpec& s) { Moe(s).router_norm = s.final_norm; }},
+      {"expert_scale", [](ModelSpec& s) { Moe(s).expert_scale = true; }},
+      {"input", [](ModelSpec& s) { s.layers[2].input.size = 8; }},
+  };
+  ExpectBothDevices(knobs);
 }
 
 // Offsets of norms are folded into the weights.

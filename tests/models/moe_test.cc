@@ -186,7 +186,7 @@ struct Loaded {
     const StepContext step{.backend = &backend.backend,
                            .kv = {},
                            .plans = {},
-                           .maps = nullptr,
+                           .maps = {},
                            .buffers = &*buffers,
                            .angles = {},
                            .num_tokens = rows,
@@ -487,15 +487,15 @@ TEST(MoeSpecTest, BothDevicesSupportItAndRejectOthersByName) {
   EXPECT_TRUE(CheckSupported(spec, DeviceKind::kCuda).ok())
       << CheckSupported(spec, DeviceKind::kCuda);
   spec.layers[1].moe.weight_on_input = true;
-  EXPECT_TRUE(CheckSupported(spec, DeviceKind::kCpu).ok())
-      << CheckSupported(spec, DeviceKind::kCpu);
-  absl::Status status = CheckSupported(spec, DeviceKind::kCuda);
-  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("layer 1 with weight_on_input"));
+  for (const DeviceKind device : {DeviceKind::kCpu, DeviceKind::kCuda}) {
+    EXPECT_TRUE(CheckSupported(spec, device).ok()) << CheckSupported(spec, device);
+  }
   spec.layers[1].moe.shared_average = true;
-  status = CheckSupported(spec, DeviceKind::kCpu);
-  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("layer 1 with shared_average"));
+  for (const DeviceKind device : {DeviceKind::kCpu, DeviceKind::kCuda}) {
+    const absl::Status status = CheckSupported(spec, device);
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("layer 1 with shared_average"));
+  }
 }
 
 TEST(MoeSpecTest, GpuRejectsMoreExpertsThanItsRouterSupports) {

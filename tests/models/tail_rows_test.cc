@@ -124,7 +124,7 @@ TEST(TailRowsTest, MovesTheLastTokensOfEachRowToTheFrontAndBack) {
     StepContext context{.backend = nullptr,
                         .kv = {},
                         .plans = {},
-                        .maps = nullptr,
+                        .maps = {},
                         .buffers = &*buffers,
                         .angles = angles,
                         .num_tokens = total,

@@ -47,7 +47,10 @@ constexpr Fixture kFixtures[] = {{"mistral-window-bf16"},
                                  {"olmo3-bf16"},
                                  {"glm4-moe-bf16"},
                                  {"glm4-moe-lite-bf16"},
-                                 {"minimax-m2-bf16"}};
+                                 {"minimax-m2-bf16"},
+                                 {"gemma4-bf16"},
+                                 {"gemma4-moe-bf16"},
+                                 {"llama4-bf16"}};
 
 // A prompt of 37 tokens, and one longer than every window and border.
 const std::vector<std::size_t> kSome = {10, 9};
