@@ -28,6 +28,7 @@
 #include "models/weights/weights.h"
 #include "runtime/cuda_sizes.h"
 #include "runtime/cuda_step_inputs.h"
+#include "runtime/cuda_tail.h"
 #include "runtime/model.h"
 #include "runtime/runner_base.h"
 #include "runtime/self_check.h"
@@ -85,13 +86,16 @@ struct CudaRunner::State : RunnerBase {
   absl::Status PreparePages(const StepBatch& batch);
   absl::Status Compute(const StepBatch& batch, const PackedStep& step, std::uint32_t slot);
   absl::Status Forward(const StepBatch& batch, const PackedStep& step);
-  absl::Status Plan(std::uint32_t batch_size, bool has_prompt_rows, bool has_generated_rows);
+  // Plans the rows of a step, or those of its tail.
+  absl::Status Plan(std::uint32_t batch_size, bool has_prompt_rows, bool has_generated_rows,
+                    const models::TailArrays* of_tail = nullptr);
   // Runs the decoder and the head of a whole bucket, as one graph if it exists.
   absl::Status RunGraph(std::uint32_t bucket);
   // Enqueues planner, decoder and head for `num_tokens` tokens of any number of rows.
   absl::Status EnqueuePadded(std::uint32_t num_tokens, bool has_prompt_rows);
   // Enqueue every kind of kernel that steps may launch. REQUIRES: LoadedKernels only loads.
   absl::Status EnqueueAllKinds();
+  absl::Status EnqueueTail();
   absl::Status EnqueueSamplerKinds();
   absl::Status Head(std::uint32_t begin, std::uint32_t end);
   // Reports logits and computes samples and prompt log-probabilities of rows [begin, end) of
@@ -123,6 +127,8 @@ struct CudaRunner::State : RunnerBase {
   std::optional<CudaStepInputs> inputs;
   std::vector<kernels::AnyKvCollection> kv;          // one per layer group over the one pool
   std::optional<kernels::AnyKvCollection> slots_kv;  // the layer slots, for whole pages
+  std::optional<CudaTail> tail;  // set if the last layers of the model write nothing
+  std::vector<kernels::AnyKvCollection> tail_kv;  // `kv` with the cached tokens of the tail
   std::vector<std::unique_ptr<kernels::AttentionPlan>> plans;      // CudaSizes::attention
   std::vector<kernels::AttentionPlan*> group_plans;                // by layer group
   std::vector<std::unique_ptr<kernels::cuda::KvTensorMaps>> maps;  // one per kind of KV rows
@@ -167,6 +173,9 @@ absl::Status CudaRunner::State::Allocate() {
                          DeviceBuffer::Allocate(MemoryKind::kPinned, kSlots * sizes.pooled_bytes));
   QUIRE_ASSIGN_OR_RETURN(
       inputs, CudaStepInputs::Create(backend, sizes.buffers, pool->geometry().page_size));
+  if (sizes.has_tail) {
+    QUIRE_ASSIGN_OR_RETURN(tail, CudaTail::Create(backend, sizes.buffers));
+  }
   for (const kernels::AttentionPlanLimits& limits : sizes.attention) {
     QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<kernels::AttentionPlan> plan,
                            kernels::AttentionPlan::Create(backend, limits));
@@ -201,9 +210,10 @@ absl::Status CudaRunner::State::Allocate() {
 
 absl::Status CudaRunner::State::MakeCollections() {
   const std::size_t table_size = std::size_t{sizes.limits.max_rows} * sizes.limits.lookup_stride;
-  const auto make = [&](const cache::KvGeometry& geometry, std::size_t group) {
+  const auto make = [&](const cache::KvGeometry& geometry, std::size_t group,
+                        const std::uint32_t* cache_lengths) {
     const cache::KvStepInputs step{.lookup_table = buffers.lookup_table + group * table_size,
-                                   .cache_lengths = buffers.cache_lengths,
+                                   .cache_lengths = cache_lengths,
                                    .lookup_stride = sizes.limits.lookup_stride,
                                    .max_rows = sizes.limits.max_rows,
                                    .max_seq_length = sizes.limits.max_step_tokens,
@@ -212,11 +222,15 @@ absl::Status CudaRunner::State::MakeCollections() {
     return kernels::MakeKvCollection(geometry, pool->blocks(), step, pool->scales());
   };
   for (std::size_t group = 0; group < layers.groups.size(); ++group) {
+    const cache::KvGeometry geometry = models::GroupGeometry(pool->geometry(), layers, group);
     QUIRE_ASSIGN_OR_RETURN(kernels::AnyKvCollection collection,
-                           make(models::GroupGeometry(pool->geometry(), layers, group), group));
+                           make(geometry, group, buffers.cache_lengths));
     kv.push_back(collection);
+    if (!tail) continue;
+    QUIRE_ASSIGN_OR_RETURN(collection, make(geometry, group, tail->arrays().cache_lengths));
+    tail_kv.push_back(collection);
   }
-  QUIRE_ASSIGN_OR_RETURN(slots_kv, make(pool->geometry(), 0));
+  QUIRE_ASSIGN_OR_RETURN(slots_kv, make(pool->geometry(), 0, buffers.cache_lengths));
   return MakeMaps();
 }
 
@@ -292,17 +306,21 @@ absl::Status CudaRunner::State::PreparePages(const StepBatch& batch) {
 }
 
 absl::Status CudaRunner::State::Plan(std::uint32_t batch_size, bool has_prompt_rows,
-                                     bool has_generated_rows) {
+                                     bool has_generated_rows, const models::TailArrays* of_tail) {
+  kernels::AttentionPlanParams params{.row_offsets = buffers.row_offsets,
+                                      .cache_lengths = buffers.cache_lengths,
+                                      .prefill_tokens = buffers.prefill_tokens,
+                                      .live_sequences = buffers.live_rows,
+                                      .batch_size = batch_size,
+                                      .has_prompt_rows = has_prompt_rows,
+                                      .has_generated_rows = has_generated_rows};
+  if (of_tail != nullptr) {
+    params.row_offsets = of_tail->row_offsets;
+    params.cache_lengths = of_tail->cache_lengths;
+    params.prefill_tokens = of_tail->prefill_tokens;
+  }
   for (const std::unique_ptr<kernels::AttentionPlan>& plan : plans) {
-    QUIRE_RETURN_IF_ERROR(kernels::PlanAttention(backend,
-                                                 {.row_offsets = buffers.row_offsets,
-                                                  .cache_lengths = buffers.cache_lengths,
-                                                  .prefill_tokens = buffers.prefill_tokens,
-                                                  .live_sequences = buffers.live_rows,
-                                                  .batch_size = batch_size,
-                                                  .has_prompt_rows = has_prompt_rows,
-                                                  .has_generated_rows = has_generated_rows},
-                                                 plan.get()));
+    QUIRE_RETURN_IF_ERROR(kernels::PlanAttention(backend, params, plan.get()));
   }
   return absl::OkStatus();
 }
@@ -343,6 +361,16 @@ absl::Status CudaRunner::State::EnqueueSamplerKinds() {
   return sampler->Sample({&row, 1}, slots[0].tokens, /*slot=*/0);
 }
 
+// The layers of a tail use the kernels of other layers. Only moving the tail's tokens is added.
+absl::Status CudaRunner::State::EnqueueTail() {
+  models::TailArrays arrays = tail->arrays();
+  arrays.num_tokens = 1;
+  return Forward({}, {.num_tokens = 2,
+                      .batch_size = sizes.limits.max_rows,
+                      .has_prompt_rows = true,
+                      .tail = arrays});
+}
+
 // Ops choose their kernels by number of tokens. The limits are powers of two, or the choice changes
 // once between one token and the largest step.
 absl::Status CudaRunner::State::EnqueueAllKinds() {
@@ -356,6 +384,7 @@ absl::Status CudaRunner::State::EnqueueAllKinds() {
       QUIRE_RETURN_IF_ERROR(EnqueuePadded(num_tokens, /*has_prompt_rows=*/true));
     }
   }
+  if (tail) QUIRE_RETURN_IF_ERROR(EnqueueTail());
   QUIRE_RETURN_IF_ERROR(AddPool({.batch_row = BatchRow{0}, .num_tokens = 1}, /*first=*/0,
                                 sizes.buffers.head_rows, static_cast<float*>(pooled.data())));
   return EnqueueSamplerKinds();
@@ -395,6 +424,10 @@ absl::Status CudaRunner::State::CaptureGraphs() {
 
 absl::Status CudaRunner::State::Forward(const StepBatch& batch, const PackedStep& step) {
   QUIRE_RETURN_IF_ERROR(Plan(step.batch_size, step.has_prompt_rows, step.has_generated_rows));
+  const auto plan_tail = [&] {
+    return Plan(step.batch_size, step.has_prompt_rows, step.has_generated_rows, &*step.tail);
+  };
+  const models::DeviceTail tail_of{step.tail.value_or(models::TailArrays{}), tail_kv, plan_tail};
   return models::DecoderForward(model.spec, *model.weights,
                                 {.backend = &backend,
                                  .kv = kv,
@@ -406,7 +439,8 @@ absl::Status CudaRunner::State::Forward(const StepBatch& batch, const PackedStep
                                  .batch_size = step.batch_size,
                                  .hidden_out = batch.hidden_out,
                                  .batch_index = order.batch_index(),
-                                 .comm = options.comm});
+                                 .comm = options.comm,
+                                 .tail = step.tail ? &tail_of : nullptr});
 }
 
 absl::Status CudaRunner::State::Head(std::uint32_t begin, std::uint32_t end) {
@@ -509,8 +543,13 @@ absl::Status CudaRunner::State::Launch(const StepBatch& batch, std::uint32_t slo
   BeginLogits();
   QUIRE_RETURN_IF_ERROR(PreparePages(batch));
   if (batch.rows.empty()) return slots[slot].done.Record(stream());
-  const PackedStep step = inputs->Pack(batch, static_cast<int>(slot), &order);
+  PackedStep step = inputs->Pack(batch, static_cast<int>(slot), &order);
   const std::uint32_t bucket = BucketOf(batch);
+  if (tail && bucket == 0 && tail->Choose(batch, static_cast<int>(slot), order)) {
+    inputs->SetHeadTokens(step, static_cast<int>(slot), tail->head_tokens());
+    QUIRE_RETURN_IF_ERROR(tail->Upload(static_cast<int>(slot)));
+    step.tail = tail->arrays();
+  }
   if (options.comm != nullptr) {
     QUIRE_RETURN_IF_ERROR(options.comm->BeginStep(bucket > 0 ? bucket : step.num_tokens));
   }

@@ -6,7 +6,9 @@
 #include "cache_manager/pool/lookup_table.h"
 #include "kernels/comm/nccl_communicator.h"
 #include "models/blocks/layer_groups.h"
+#include "models/blocks/tail_rows.h"
 #include "runtime/cuda_step_inputs.h"
+#include "runtime/cuda_tail.h"
 
 namespace quire::runtime {
 namespace {
@@ -128,6 +130,8 @@ CudaSizes CudaSizesFor(const models::ModelSpec& spec, std::uint32_t page_size,
   if (options.graphs) {
     sizes.max_graph_rows = std::min({options.max_rows, options.max_step_tokens, kMaxGraphRows});
   }
+  // Ranks of a divided model exchange the sums of all tokens.
+  sizes.has_tail = !sizes.limits.is_part && models::FirstTailLayer(spec) < spec.layers.size();
   sizes.buffers = sizes.limits;
   sizes.buffers.max_step_tokens =
       std::max(options.max_step_tokens, GraphBucket(sizes.max_graph_rows));
@@ -168,6 +172,7 @@ RunnerMemory RunnerMemoryFor(const models::ModelSpec& spec, const CudaSizes& siz
                             CudaStepInputs::DeviceBytesFor(sizes.buffers) + sizes.pooled_bytes +
                             CudaStepInputs::kSlots * sizes.sampled_stride *
                                 static_cast<std::int64_t>(sizeof(std::int32_t));
+  if (sizes.has_tail) memory.activation_bytes += CudaTail::DeviceBytesFor(sizes.buffers);
   for (const kernels::AttentionPlanLimits& limits : sizes.attention) {
     memory.attention_bytes += kernels::AttentionPlan::BytesFor(limits, num_sms);
   }
@@ -177,6 +182,7 @@ RunnerMemory RunnerMemoryFor(const models::ModelSpec& spec, const CudaSizes& siz
   memory.pinned_bytes = CudaStepInputs::PinnedBytesFor(sizes.buffers) +
                         CudaStepInputs::kSlots * sizes.pooled_bytes +
                         kernels::DeviceSampler::PinnedBytesFor(sizes.sampler);
+  if (sizes.has_tail) memory.pinned_bytes += CudaTail::PinnedBytesFor(sizes.buffers);
   return memory;
 }
 

@@ -35,6 +35,7 @@ struct CudaSizes {
   models::StepLimits buffers;                           // limits plus the padding of graphs
   std::uint32_t max_context = 0;                        // maximum tokens of a sequence
   std::uint32_t max_graph_rows = 0;                     // 0: no graphs
+  bool has_tail = false;                                // CudaTail is used
   std::vector<kernels::AttentionPlanLimits> attention;  // distinct limits of all layer groups
   kernels::DeviceSamplerLimits sampler;
   std::int64_t sampled_stride = 0;  // tokens of one slot, including padding

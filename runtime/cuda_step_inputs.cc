@@ -79,6 +79,11 @@ void CudaStepInputs::PackRow(const StepBatch& batch, std::uint32_t group, const 
   step->words += end - first;
 }
 
+std::uint32_t* CudaStepInputs::PinnedBlock(int slot) {
+  return static_cast<std::uint32_t*>(pinned_.data()) +
+         std::size_t(slot) * static_cast<std::size_t>(BlockWords(limits_));
+}
+
 PackedStep CudaStepInputs::Pack(const StepBatch& batch, int slot, StepOrder* order) {
   QUIRE_CHECK(batch.kv.size() == limits_.num_groups);
   for (const cache::KvStepInputs& kv : batch.kv) {
@@ -92,8 +97,7 @@ PackedStep CudaStepInputs::Pack(const StepBatch& batch, int slot, StepOrder* ord
     step.has_prompt_rows |= row.prompt_tokens > 0;
     step.has_generated_rows |= row.prompt_tokens < row.num_tokens;
   }
-  auto* const block = static_cast<std::uint32_t*>(pinned_.data()) +
-                      std::size_t(slot) * static_cast<std::size_t>(BlockWords(limits_));
+  std::uint32_t* const block = PinnedBlock(slot);
   std::uint32_t* const heads = block + 3 * std::size_t{step.num_tokens};
   std::uint32_t* const offsets = heads + batch.logits_tokens.size();
   std::uint32_t* const lengths = offsets + step.batch_size + 1;
@@ -117,6 +121,11 @@ PackedStep CudaStepInputs::Pack(const StepBatch& batch, int slot, StepOrder* ord
     for (const StepRow& row : batch.rows) PackRow(batch, group, row, block, ranges, &step);
   }
   return step;
+}
+
+void CudaStepInputs::SetHeadTokens(const PackedStep& step, int slot,
+                                   std::span<const std::uint32_t> tokens) {
+  std::copy(tokens.begin(), tokens.end(), PinnedBlock(slot) + 3 * std::size_t{step.num_tokens});
 }
 
 absl::Status CudaStepInputs::Upload(const PackedStep& step, int slot, std::uint32_t num_head_tokens,

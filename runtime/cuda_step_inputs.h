@@ -2,6 +2,8 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -9,6 +11,7 @@
 #include "base/device_buffer.h"
 #include "kernels/backend/backend.h"
 #include "models/blocks/step_buffers.h"
+#include "models/blocks/tail_rows.h"
 #include "runtime/step/step_batch.h"
 #include "runtime/step_order.h"
 
@@ -23,6 +26,8 @@ struct PackedStep {
   std::int64_t words = 0;
   bool has_prompt_rows = false;
   bool has_generated_rows = false;
+  // What the last layers compute (CudaTail); absent: all tokens. Head tokens are those of the tail.
+  std::optional<models::TailArrays> tail = std::nullopt;
 };
 
 // Sizes to which the arrays of a step are padded for captured graphs.
@@ -57,6 +62,9 @@ class CudaStepInputs {
   // REQUIRES: CheckStepBatch(batch) is OK; the step that last used `slot` has completed.
   PackedStep Pack(const StepBatch& batch, int slot, StepOrder* order);
 
+  // Replaces the tokens with logits, which Pack took from the order of the step.
+  void SetHeadTokens(const PackedStep& step, int slot, std::span<const std::uint32_t> tokens);
+
   // Enqueues the copy and the kernel. Token ids below 0 refer to `previous_tokens` [num_previous].
   absl::Status Upload(const PackedStep& step, int slot, std::uint32_t num_head_tokens,
                       const StepPadding& padding, const std::int32_t* previous_tokens,
@@ -73,6 +81,8 @@ class CudaStepInputs {
   // to `ranges`.
   void PackRow(const StepBatch& batch, std::uint32_t group, const StepRow& row,
                std::uint32_t* block, std::uint32_t* ranges, PackedStep* step);
+
+  std::uint32_t* PinnedBlock(int slot);
 
   const kernels::Backend* backend_ = nullptr;
   models::StepLimits limits_;

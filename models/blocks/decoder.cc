@@ -2,6 +2,7 @@
 
 #include <array>
 #include <optional>
+#include <tuple>
 #include <vector>
 
 #include "base/check.h"
@@ -19,7 +20,6 @@
 #include "models/blocks/recurrent_block.h"
 #include "models/blocks/short_conv_block.h"
 #include "models/blocks/step_context.h"
-#include "models/blocks/tail_rows.h"
 #include "models/config/tensor_table.h"
 
 namespace quire::models {
@@ -27,9 +27,11 @@ namespace {
 
 // Families have at most one table for full and one for windowed layers.
 constexpr std::size_t kMaxRopeTables = 4;
+using AngleTables = std::array<RopeAngles, kMaxRopeTables>;
 
-absl::Status ComputeAngles(const ModelSpec& spec, const DecoderStep& step,
-                           std::array<RopeAngles, kMaxRopeTables>* angles) {
+// Computes the angles of the first `num_tokens` positions of the buffers.
+absl::Status ComputeAngles(const ModelSpec& spec, const DecoderStep& step, std::uint32_t num_tokens,
+                           AngleTables* angles) {
   QUIRE_CHECK(spec.rope_tables.size() <= kMaxRopeTables);
   float* cosines = step.buffers->cosines;
   float* sines = step.buffers->sines;
@@ -41,12 +43,12 @@ absl::Status ComputeAngles(const ModelSpec& spec, const DecoderStep& step,
                         .inv_freq = device_freq ? device_freq : table.inv_freq.data(),
                         .cosines = cosines,
                         .sines = sines,
-                        .num_rows = step.num_tokens,
+                        .num_rows = num_tokens,
                         .num_pairs = static_cast<std::uint32_t>(table.inv_freq.size()),
                         .attention_factor = table.attention_factor}));
     (*angles)[i] = {cosines, sines};
-    cosines += step.num_tokens * table.inv_freq.size();
-    sines += step.num_tokens * table.inv_freq.size();
+    cosines += num_tokens * table.inv_freq.size();
+    sines += num_tokens * table.inv_freq.size();
     if (device_freq != nullptr) device_freq += table.inv_freq.size();
   }
   return absl::OkStatus();
@@ -113,6 +115,28 @@ absl::Status RunLayer(const StepContext& context, const ModelSpec& spec, const W
   return InputBlock(context, spec, weights.layers()[index], index);
 }
 
+// Computes the last layers, from `first` on, for the tokens of the tail alone, on a GPU.
+absl::Status RunTail(const ModelSpec& spec, const Weights& weights, const DecoderStep& step,
+                     std::size_t first, StepContext context, AngleTables* angles) {
+  const DeviceTail& tail = *step.tail;
+  if (tail.arrays.num_tokens == 0) return absl::OkStatus();
+  QUIRE_RETURN_IF_ERROR(MoveTail(spec, tail.arrays, context));
+  StepBuffers& b = *step.buffers;
+  const auto all = std::tuple(b.positions, b.token_rows, b.row_offsets);
+  b.positions = tail.arrays.positions;
+  b.token_rows = tail.arrays.token_rows;
+  b.row_offsets = tail.arrays.row_offsets;
+  context.num_tokens = tail.arrays.num_tokens;
+  context.kv = tail.kv;
+  absl::Status status = ComputeAngles(spec, step, context.num_tokens, angles);
+  if (status.ok()) status = tail.plan();
+  for (std::size_t i = first; i < spec.layers.size() && status.ok(); ++i) {
+    status = RunLayer(context, spec, weights, i, step.layers->places[i]);
+  }
+  std::tie(b.positions, b.token_rows, b.row_offsets) = all;
+  return status;
+}
+
 absl::Status FinalNorm(const ModelSpec& spec, const Weights& weights,
                        const kernels::Backend& backend, const float* x, kernels::FloatPtr y,
                        std::uint32_t num_rows, const std::uint32_t* row_indices) {
@@ -142,8 +166,8 @@ absl::Status DecoderForward(const ModelSpec& spec, const Weights& weights,
                                                            .num_rows = step.num_tokens,
                                                            .scale = spec.embed_scale}));
   QUIRE_RETURN_IF_ERROR(WriteHidden(spec, step, b.x, 0));
-  std::array<RopeAngles, kMaxRopeTables> angles{};
-  QUIRE_RETURN_IF_ERROR(ComputeAngles(spec, step, &angles));
+  AngleTables angles{};
+  QUIRE_RETURN_IF_ERROR(ComputeAngles(spec, step, step.num_tokens, &angles));
   StepContext context{.backend = step.backend,
                       .kv = step.kv,
                       .plans = step.plans,
@@ -159,9 +183,13 @@ absl::Status DecoderForward(const ModelSpec& spec, const Weights& weights,
   if (spec.layer_inputs.size > 0) {
     QUIRE_RETURN_IF_ERROR(ComputeLayerInputs(context, spec, weights));
   }
-  const std::size_t first_tail = step.wanted.empty() ? spec.layers.size() : FirstTailLayer(spec);
+  const bool has_tail = step.tail != nullptr || !step.wanted.empty();
+  const std::size_t first_tail = has_tail ? FirstTailLayer(spec) : spec.layers.size();
   std::optional<TailRows> tail;
   for (std::size_t i = 0; i < spec.layers.size(); ++i) {
+    if (i == first_tail && step.tail != nullptr) {
+      return RunTail(spec, weights, step, i, context, &angles);
+    }
     if (i == first_tail) {
       tail.emplace(spec, step.wanted, step.cache_lengths, &context);
       context.kv = step.tail_kv;

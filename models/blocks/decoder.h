@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "base/heartbeat.h"
 #include "kernels/attention/attention.h"
@@ -14,6 +15,7 @@
 #include "models/blocks/layer_groups.h"
 #include "models/blocks/step_buffers.h"
 #include "models/blocks/step_context.h"
+#include "models/blocks/tail_rows.h"
 #include "models/config/layer_spec.h"
 #include "models/weights/weights.h"
 
@@ -22,6 +24,13 @@ class Communicator;
 }
 
 namespace quire::models {
+
+// The tokens that the last layers compute on a GPU.
+struct DeviceTail {
+  TailArrays arrays;
+  std::span<const kernels::AnyKvCollection> kv;  // DecoderStep::kv with arrays.cache_lengths
+  absl::FunctionRef<absl::Status()> plan;        // plans attention for these tokens
+};
 
 // A step. `buffers` has its tokens, positions and row_offsets; on a GPU also its other arrays.
 struct DecoderStep {
@@ -46,6 +55,9 @@ struct DecoderStep {
   std::span<const std::uint32_t> wanted = {};
   const std::uint32_t* cache_lengths = nullptr;            // used with `wanted`
   std::span<const kernels::AnyKvCollection> tail_kv = {};  // `kv` with buffers->tail_lengths
+  // The same on a GPU: what these layers compute; null: all tokens. Rows of buffers->x are then
+  // those of the tail.
+  const DeviceTail* tail = nullptr;
 };
 
 // Computes all layers. The output of the last one is buffers->x. Returns the first error of an op.

@@ -64,11 +64,13 @@ struct Widths {
   std::int64_t angles = 0;        // all rope tables together
   std::int64_t layer_inputs = 0;  // all layers together; 0: none
   std::int64_t dense_out = 0;     // 0: no dense MLP beside experts
+  bool has_tail = false;          // the last layers write nothing (tail_rows.h)
 };
 
 Widths WidthsOf(const ModelSpec& spec) {
   Widths widths;
   widths.hidden = spec.hidden;
+  widths.has_tail = FirstTailLayer(spec) < spec.layers.size();
   widths.layer_inputs =
       std::int64_t{spec.layer_inputs.size} * static_cast<std::int64_t>(spec.layers.size());
   for (const LayerSpec& layer : spec.layers) {
@@ -216,8 +218,10 @@ void CutLayer(Cutter& cutter, const Widths& widths, const StepLimits& limits,
   Cutter counted_recurrent(nullptr);
   CutRecurrent(counted_recurrent, widths, limits, &buffers->recurrent);
   const std::int64_t context = tokens * widths.layer_inputs * std::int64_t{sizeof(float)};
+  const bool has_tail = limits.memory == MemoryKind::kDevice && widths.has_tail;
+  const std::int64_t tail = has_tail ? tokens * widths.hidden * std::int64_t{sizeof(float)} : 0;
   std::byte* const base = cutter.Take<std::byte>(
-      std::max({attention, tokens * widths.gate_up * element, context, counted.used(),
+      std::max({attention, tokens * widths.gate_up * element, context, tail, counted.used(),
                 counted_mla.used(), counted_recurrent.used()}));
   if (base == nullptr) return;
   Cutter moe_cutter(base);
@@ -231,6 +235,7 @@ void CutLayer(Cutter& cutter, const Widths& widths, const StepLimits& limits,
   buffers->attended = {base + attended_at, limits.activation};
   buffers->gate_up = buffers->qkv;
   if (context > 0) buffers->layer_context = reinterpret_cast<float*>(base);
+  if (has_tail) buffers->tail_values = reinterpret_cast<float*>(base);
 }
 
 void CutHost(Cutter& cutter, const StepLimits& limits, StepBuffers* buffers) {

@@ -96,8 +96,8 @@ bool NeedsBranchBuffer(const LayerSpec& layer);
 // Place:      owned by a runner, used by the blocks.
 // Invariants: arrays start at multiples of 256 bytes and do not overlap, with two exceptions.
 //             1. gate_up and moe share memory with qkv and attended, mla, or recurrent, since the
-//                results of attention are not needed any more when the MLP runs. So does
-//                layer_context, which is needed before the first layer only.
+//                results of attention are not needed any more when the MLP runs. So do
+//                layer_context and tail_values, which are used between layers.
 //             2. If activations are f32, branch and normed are the same array. Otherwise branch is
 //                null, unless some branch of the model is not a plain sum or is summed over ranks.
 // Threads:    the engine thread and the ops it runs.
@@ -142,6 +142,7 @@ struct StepBuffers {
   std::uint32_t* prefill_tokens = nullptr;  // [max_rows] prompt tokens of each row of the step
   std::uint32_t* live_rows = nullptr;       // [1 + max_rows] number of rows of the step, the rows
   std::uint32_t* lookup_table = nullptr;    // [num_groups, max_rows, lookup_stride]
+  float* tail_values = nullptr;             // [T, hidden or all inputs per layer]; null: no tail
   float* inv_freq = nullptr;                // all rope tables, concatenated
 };
 

@@ -4,6 +4,8 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "base/status.h"
+#include "kernels/moe/expert_rows.h"
 
 namespace quire::models {
 namespace {
@@ -19,6 +21,29 @@ std::size_t FirstTailLayer(const ModelSpec& spec) {
   const auto writes = [](const LayerSpec& layer) { return layer.stores_kv() || layer.has_state(); };
   while (first > 0 && !writes(spec.layers[first - 1])) --first;
   return first;
+}
+
+absl::Status MoveTail(const ModelSpec& spec, const TailArrays& tail, const StepContext& context) {
+  if (tail.num_tokens == 0) return absl::OkStatus();
+  const StepBuffers& b = *context.buffers;
+  const auto gather = [&](const float* x, const std::uint32_t* rows, float* y,
+                          std::size_t columns) {
+    return kernels::GatherRows(*context.backend, {.x = x,
+                                                  .rows = rows,
+                                                  .y = y,
+                                                  .x_stride = static_cast<std::int64_t>(columns),
+                                                  .y_stride = static_cast<std::int64_t>(columns),
+                                                  .num_rows = tail.num_tokens,
+                                                  .columns = static_cast<std::uint32_t>(columns)});
+  };
+  // Rows of x may be overwritten before they are read, so they are copied twice.
+  const auto move = [&](float* x, std::size_t columns) -> absl::Status {
+    QUIRE_RETURN_IF_ERROR(gather(x, tail.tokens, b.tail_values, columns));
+    return gather(b.tail_values, nullptr, x, columns);
+  };
+  QUIRE_RETURN_IF_ERROR(move(b.x, spec.hidden));
+  if (b.layer_inputs == nullptr) return absl::OkStatus();
+  return move(b.layer_inputs, spec.layer_inputs.size * spec.layers.size());
 }
 
 TailRows::TailRows(const ModelSpec& spec, std::span<const std::uint32_t> wanted,

@@ -2,12 +2,15 @@
 
 // Last layers that read the K and V of earlier ones, or have no attention, write nothing that later
 // steps read. So their results are needed only for tokens whose output is wanted. These layers
-// compute the last tokens of each row alone.
+// compute the last tokens of each row alone. The CPU moves their values to the front of the step's
+// arrays and back (TailRows). On a GPU the runner uploads arrays of these tokens (TailArrays), and
+// their values stay in front.
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
 
+#include "absl/status/status.h"
 #include "models/blocks/step_buffers.h"
 #include "models/blocks/step_context.h"
 #include "models/config/layer_spec.h"
@@ -17,6 +20,21 @@ namespace quire::models {
 // Returns the index of the first layer of the tail: the last layers that store neither K and V (or
 // index rows) nor a state. Returns the number of layers if the last layer stores either.
 std::size_t FirstTailLayer(const ModelSpec& spec);
+
+// The tokens of the tail on a GPU. All arrays are in device memory.
+struct TailArrays {
+  const std::uint32_t* tokens = nullptr;    // [num_tokens] index in the step, ascending
+  std::int32_t* positions = nullptr;        // [num_tokens]
+  std::int32_t* token_rows = nullptr;       // [num_tokens] batch row
+  std::uint32_t* row_offsets = nullptr;     // [batch_size + 1] first token of each row in this list
+  std::uint32_t* cache_lengths = nullptr;   // [batch_size] position of the first token of each row
+  std::uint32_t* prefill_tokens = nullptr;  // [batch_size] prompt tokens of each row in this list
+  std::uint32_t num_tokens = 0;
+};
+
+// Moves x and layer_inputs of the tail's tokens to the front of these buffers. Uses the buffer
+// tail_values. REQUIRES: a GPU.
+absl::Status MoveTail(const ModelSpec& spec, const TailArrays& tail, const StepContext& context);
 
 // Moves the wanted tokens of a step to the front of the step's arrays, and back.
 //

@@ -139,7 +139,10 @@ TEST_F(CudaRunnerTest, PlanEqualsTheAllocatedBytes) {
       {"gpt-oss-mxfp4", DType::kBF16, Quantization::kAuto},
       {"deepseek-v2-lite-bf16", DType::kF32, Quantization::kAuto},
       {"deepseek-v3-bf16", DType::kBF16, Quantization::kAuto},
-      {"deepseek-v2-bf16", DType::kBF16, Quantization::kInt8G32}};
+      {"deepseek-v2-bf16", DType::kBF16, Quantization::kInt8G32},
+      {"gemma4-bf16", DType::kBF16, Quantization::kAuto},
+      {"gemma4-moe-bf16", DType::kBF16, Quantization::kInt8G32},
+      {"llama4-bf16", DType::kF32, Quantization::kAuto}};
   for (const auto& [name, dtype, quantization] : cases) {
     SCOPED_TRACE(absl::StrCat(name, " ", DTypeName(dtype), " ", QuantizationName(quantization)));
     std::uint64_t before = cuda_emulator::DeviceBytesAllocated();

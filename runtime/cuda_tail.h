@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/device_buffer.h"
+#include "kernels/backend/backend.h"
+#include "models/blocks/step_buffers.h"
+#include "models/blocks/tail_rows.h"
+#include "runtime/step/step_batch.h"
+#include "runtime/step_order.h"
+
+namespace quire::runtime {
+
+// Chooses the tokens that the last layers of a step compute (tail_rows.h), and uploads them. They
+// are the last tokens of each row, from the first one with logits on.
+//
+// Place:      part of CudaRunner, if the last layers of the model write nothing.
+// Invariants: a step that runs as a graph, has hidden states or pools, or has logits for all of its
+//             tokens has no tail.
+// Threads:    the engine thread.
+// Lifetime:   the backend must outlive it. A pinned buffer may be reused when the step that used it
+//             has completed.
+class CudaTail {
+ public:
+  static constexpr int kSlots = 2;
+
+  // Return the bytes that Create allocates on the device and in pinned memory.
+  static std::int64_t DeviceBytesFor(const models::StepLimits& limits);
+  static std::int64_t PinnedBytesFor(const models::StepLimits& limits);
+
+  static absl::StatusOr<CudaTail> Create(const kernels::Backend& backend,
+                                         const models::StepLimits& limits);
+
+  // Returns false if the step has no tail. Otherwise fills the pinned buffer of `slot`. REQUIRES:
+  // the order is that of the batch; the step that last used `slot` has completed.
+  bool Choose(const StepBatch& batch, int slot, const StepOrder& order);
+  // Enqueues the copy of what Choose filled.
+  absl::Status Upload(int slot) const;
+
+  // Results of the last Choose: the indices of the tokens with logits among those of the tail, in
+  // the order of StepBatch::logits_tokens.
+  std::span<const std::uint32_t> head_tokens() const { return head_tokens_; }
+  // The arrays of the tail in device memory. The addresses of row_offsets, cache_lengths and
+  // prefill_tokens never change.
+  models::TailArrays arrays() const;
+
+ private:
+  explicit CudaTail(const models::StepLimits& limits) : limits_(limits) {}
+
+  const kernels::Backend* backend_ = nullptr;
+  models::StepLimits limits_;
+  DeviceBuffer pinned_;
+  DeviceBuffer device_;
+  std::uint32_t num_tokens_ = 0;
+  std::vector<std::uint32_t> wanted_;  // [max_rows] last tokens of each batch row
+  std::vector<std::uint32_t> rows_;    // [max_rows] index in StepBatch::rows, or kNoRow
+  std::vector<std::uint32_t> head_tokens_;
+};
+
+}  // namespace quire::runtime
