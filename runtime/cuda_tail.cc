@@ -17,14 +17,14 @@ std::size_t RowWords(const models::StepLimits& limits) {
 }
 
 // Words of the largest step: the arrays of rows, then tokens, positions and batch rows.
-std::int64_t BlockWords(const models::StepLimits& limits) {
+std::int64_t TailWords(const models::StepLimits& limits) {
   return static_cast<std::int64_t>(RowWords(limits)) + 3 * std::int64_t{limits.max_step_tokens};
 }
 
 }  // namespace
 
 std::int64_t CudaTail::DeviceBytesFor(const models::StepLimits& limits) {
-  return BlockWords(limits) * static_cast<std::int64_t>(sizeof(std::uint32_t));
+  return TailWords(limits) * static_cast<std::int64_t>(sizeof(std::uint32_t));
 }
 
 std::int64_t CudaTail::PinnedBytesFor(const models::StepLimits& limits) {
@@ -62,7 +62,7 @@ bool CudaTail::Choose(const StepBatch& batch, int slot, const StepOrder& order) 
   }
   if (num_tokens_ == batch.token_ids.size()) return false;
   auto* const offsets = static_cast<std::uint32_t*>(pinned_.data()) +
-                        slot * static_cast<std::size_t>(BlockWords(limits_));
+                        slot * static_cast<std::size_t>(TailWords(limits_));
   std::uint32_t* const lengths = offsets + limits_.max_rows + 1;
   std::uint32_t* const prefill = lengths + limits_.max_rows;
   std::uint32_t* const tokens = offsets + RowWords(limits_);
