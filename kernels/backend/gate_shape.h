@@ -12,7 +12,6 @@ enum class Activation : std::uint8_t {
   kGeluTanh,  // 0.5 x (1 + tanh(0.7978845608 (x + 0.044715 x^3)))
   kGeluErf,   // 0.5 x (1 + erf(x / sqrt 2))
   kRelu2,     // max(x, 0)^2
-  kSigmoid,   // 1 / (1 + e^-x)
 };
 
 // Parameters of the product act(gate) * up. If limit or up_offset is set, the product is act(g) *

@@ -17,8 +17,6 @@ float Activate(const GateShape& shape, float x) {
       return 0.5f * x * (1.0f + std::erf(x * 0.7071067812f));
     case Activation::kRelu2:
       return x > 0 ? x * x : x * 0.0f;
-    case Activation::kSigmoid:
-      return 1.0f / (1.0f + std::exp(-x));
   }
   return 0;
 }

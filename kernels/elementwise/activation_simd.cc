@@ -30,8 +30,6 @@ HWY_INLINE VF Activate(VF x, VF alpha) {
   } else if constexpr (kAct == Activation::kGeluErf) {
     const VF error = Erf(hn::Mul(x, hn::Set(d, 0.7071067812f)));
     return hn::Mul(hn::Mul(hn::Set(d, 0.5f), x), hn::Add(hn::Set(d, 1.0f), error));
-  } else if constexpr (kAct == Activation::kSigmoid) {
-    return hn::Div(hn::Set(d, 1.0f), hn::Add(hn::Set(d, 1.0f), Exp(hn::Neg(x))));
   } else {
     // The comparison is false for NaN, so NaN is kept.
     const VF positive = hn::IfThenElse(hn::Lt(x, hn::Zero(d)), hn::Zero(d), x);
@@ -102,8 +100,6 @@ void GatedProductRows(const GatedProductParams& params, std::int64_t row_begin,
       return DispatchShape<Activation::kGeluErf>(params, row_begin, row_end);
     case Activation::kRelu2:
       return DispatchShape<Activation::kRelu2>(params, row_begin, row_end);
-    case Activation::kSigmoid:
-      return DispatchShape<Activation::kSigmoid>(params, row_begin, row_end);
   }
 }
 

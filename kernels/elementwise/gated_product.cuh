@@ -37,8 +37,6 @@ struct ShapedProduct {
       }
       case Activation::kRelu2:
         return x > 0 ? Mul(x, x) : Mul(x, 0.0f);
-      case Activation::kSigmoid:
-        return Div(1.0f, Add(1.0f, ExactExp(-x)));
     }
     return 0;
   }

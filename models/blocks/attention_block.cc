@@ -2,11 +2,11 @@
 
 #include "base/status.h"
 #include "kernels/attention/attention.h"
-#include "kernels/elementwise/activation.h"
 #include "kernels/kv_store/qkv_store.h"
 #include "kernels/linear/linear.h"
 #include "kernels/moe/expert_rows.h"
 #include "kernels/norm/norm.h"
+#include "kernels/recurrent/gate_norm.h"
 #include "kernels/rope/rope.h"
 #include "models/blocks/branch.h"
 #include "models/config/tensor_table.h"
@@ -197,16 +197,16 @@ absl::Status ApplyOutputGate(const StepContext& step, const LayerSpec& layer) {
   if (heads.output_gate == GateKind::kNone) return absl::OkStatus();
   const StepBuffers& b = *step.buffers;
   const QkvLayout layout(layer);
-  return kernels::GatedProduct(*step.backend,
-                               {.gate = b.qkv + layout.gate_at,
-                                .up = b.attended,
-                                .y = b.attended,
-                                .gate_stride = layout.width,
-                                .up_stride = layout.q_width,
-                                .y_stride = layout.q_width,
-                                .num_rows = step.num_tokens,
-                                .columns = static_cast<std::uint32_t>(layout.q_width),
-                                .shape = {.act = kernels::Activation::kSigmoid}});
+  return kernels::GateNorm(*step.backend, {.x = b.attended,
+                                           .gate = b.qkv + layout.gate_at,
+                                           .y = b.attended,
+                                           .x_stride = layout.q_width,
+                                           .gate_stride = layout.width,
+                                           .y_stride = layout.q_width,
+                                           .num_rows = step.num_tokens,
+                                           .groups = heads.num_heads,
+                                           .columns = heads.head_size,
+                                           .order = kernels::GateOrder::kSigmoid});
 }
 
 }  // namespace

@@ -20,8 +20,6 @@ inline double Activated(const GateShape& shape, double x) {
       return 0.5 * x * std::erfc(-x / std::sqrt(2.0));
     case Activation::kRelu2:
       return x > 0 ? x * x : 0;
-    case Activation::kSigmoid:
-      return 1 / (1 + std::exp(-x));
   }
   return std::numeric_limits<double>::quiet_NaN();
 }

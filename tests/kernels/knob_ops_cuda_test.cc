@@ -26,8 +26,7 @@ constexpr GateShape kShapes[] = {{.alpha = 1.702f},
                                  {.act = Activation::kGeluTanh},
                                  {.act = Activation::kGeluTanh, .limit = 3, .up_offset = -0.5f},
                                  {.act = Activation::kGeluErf},
-                                 {.act = Activation::kRelu2},
-                                 {.act = Activation::kSigmoid}};
+                                 {.act = Activation::kRelu2}};
 
 template <typename T>
 std::vector<T> As(const std::vector<float>& values) {

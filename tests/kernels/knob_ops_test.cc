@@ -31,8 +31,7 @@ INSTANTIATE_TEST_SUITE_P(
                     GateShape{.alpha = 1.702f, .limit = 7, .up_offset = 1}, GateShape{.limit = 2},
                     GateShape{.act = Activation::kGeluTanh},
                     GateShape{.act = Activation::kGeluTanh, .limit = 3, .up_offset = -0.5f},
-                    GateShape{.act = Activation::kGeluErf}, GateShape{.act = Activation::kRelu2},
-                    GateShape{.act = Activation::kSigmoid}),
+                    GateShape{.act = Activation::kGeluErf}, GateShape{.act = Activation::kRelu2}),
     [](const auto& info) {
       const GateShape& s = info.param;
       return absl::StrCat("act", static_cast<int>(s.act), "_alpha",
@@ -111,7 +110,7 @@ TEST_P(GatedProductTest, PropagatesNanAndSaturatesAtTheLimits) {
     EXPECT_TRUE(std::isnan(y[1])) << isa;
     EXPECT_NEAR(y[2], ExactProduct(shape, 100, 2), 1e-4 * y[2]) << isa;
     EXPECT_NEAR(y[3], 0, 1e-5) << isa;
-    EXPECT_FLOAT_EQ(y[4], static_cast<float>(ExactProduct(shape, 0, 2))) << isa;
+    EXPECT_EQ(y[4], 0) << isa;
   }
 }
 
