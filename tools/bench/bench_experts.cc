@@ -87,7 +87,7 @@ struct Stage {
     return {.backend = &backend,
             .kv = {},
             .plans = {},
-            .maps = nullptr,
+            .maps = {},
             .buffers = &buffers,
             .angles = {},
             .num_tokens = 1,

@@ -50,7 +50,7 @@ struct Tensor {
   // against each other. Hugging Face files store the halves one after the other; GGUF files
   // interleave them.
   std::uint32_t rope_head_rows = 0;
-  ValueHeads heads;
+  ValueHeads heads = {};
 
   std::uint64_t columns() const { return shape.size() == 1 ? 1 : shape.back(); }
   std::uint64_t rows() const { return elements() / columns(); }
