@@ -23,7 +23,7 @@ struct LatentStoreParams {
   // [num_rows, R] normalized latent, then the rope columns; may be rotated in place
   FloatPtr latents;
   FloatPtr queries;      // [num_rows, num_heads, R]; the last rope_size columns are written
-  const float* cosines;  // [num_rows, rope_size / 2]; null: no rope, CPU only
+  const float* cosines;  // [num_rows, rope_size / 2]; null: no rope
   const float* sines;    // likewise
   const std::uint32_t* row_offsets;  // [batch_size + 1]: first row of each sequence, then the total
   // CUDA only. Both are null on the CPU, which derives them from row_offsets.

@@ -26,7 +26,9 @@ struct LatentStoreArgs {
   const T* heads;
   const T* latents;
   T* queries;
-  kv_head::Rotation rope;  // rotation of the rope columns, which are treated as a separate head
+  // Rotation of the rope columns, which are treated as a separate head. Without cosines they are
+  // copied as they are.
+  kv_head::Rotation rope;
   const std::int32_t* token_rows;
   const std::int32_t* positions;
   std::uint32_t num_heads;
@@ -41,7 +43,7 @@ __device__ __forceinline__ void RotateQuery(const LatentStoreArgs<T, E>& args, s
   const std::int64_t index = row * args.num_heads + head;
   kv_head::HeadValues<1> values;
   kv_head::ReadHead<1>(args.rope, args.heads + index * (args.nope_size + rope) + args.nope_size,
-                       rope, row, true, values);
+                       rope, row, args.rope.cosines != nullptr, values);
   const std::uint32_t d = kv_head::FirstColumn(0);
   if (d >= rope) return;
   Vec<T, kColumns> out;
@@ -67,7 +69,8 @@ __global__ void __launch_bounds__(kThreads)
   kv_head::Rotation rotation = args.rope;
   rotation.first = columns - rotation.size;
   kv_head::HeadValues<kRowPieces> values;
-  kv_head::ReadHead<kRowPieces>(rotation, args.latents + row * columns, columns, row, true, values);
+  kv_head::ReadHead<kRowPieces>(rotation, args.latents + row * columns, columns, row,
+                                rotation.cosines != nullptr, values);
   kv_head::StoreHead<kRowPieces, E>(
       args.rows,
       {static_cast<std::uint32_t>(batch_row), 0, static_cast<std::uint32_t>(args.positions[row])},

@@ -573,6 +573,7 @@ struct LatentCase {
   std::uint32_t nope;
   std::uint32_t rope;
   RopeStyle style;
+  bool rotates = true;
 };
 
 class LatentStoreCudaTest : public testing::TestWithParam<LatentCase> {};
@@ -584,6 +585,8 @@ INSTANTIATE_TEST_SUITE_P(
                     LatentCase{DType::kBF16, 16, 512, 128, 64, RopeStyle::kInterleaved},
                     LatentCase{DType::kBF16, 4, 64, 16, 8, RopeStyle::kHalf},
                     LatentCase{DType::kBF16, 3, 64, 64, 32, RopeStyle::kInterleaved},
+                    LatentCase{DType::kF32, 2, 32, 32, 16, RopeStyle::kHalf, false},
+                    LatentCase{DType::kBF16, 3, 64, 64, 32, RopeStyle::kInterleaved, false},
                     LatentCase{DType::kI8, 2, 512, 128, 64, RopeStyle::kInterleaved},
                     LatentCase{DType::kF8E4M3, 2, 32, 32, 16, RopeStyle::kInterleaved}));
 
@@ -625,8 +628,8 @@ struct LatentInputs {
     table[1] = 2;
     table[kLookupStride] = 5;
     for (std::size_t i = 0; i < cosines.size(); ++i) {
-      cosines[i] = std::cos(static_cast<float>(i));
-      sines[i] = std::sin(static_cast<float>(i));
+      cosines[i] = of.rotates ? std::cos(static_cast<float>(i)) : 1.0f;
+      sines[i] = of.rotates ? std::sin(static_cast<float>(i)) : 0.0f;
     }
   }
 
@@ -676,8 +679,8 @@ void CheckLatentStore(const LatentCase& of) {
                           .heads = heads.data(),
                           .latents = latents.data(),
                           .queries = queries.data(),
-                          .cosines = cosines.data(),
-                          .sines = sines.data(),
+                          .cosines = of.rotates ? cosines.data() : nullptr,
+                          .sines = of.rotates ? sines.data() : nullptr,
                           .row_offsets = nullptr,
                           .token_rows = rows.data(),
                           .positions = positions.data(),
