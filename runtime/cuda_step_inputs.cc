@@ -12,13 +12,30 @@ namespace {
 
 constexpr std::uint32_t kUnknown = std::numeric_limits<std::uint32_t>::max();
 
-// Returns the number of 32-bit words of the largest step: tokens, head tokens, rows, live rows, and
-// per row and group one range with all its entries. The number is a multiple of 64.
+// Returns the number of words of a row's state slots.
+std::uint32_t StateWords(const models::StepLimits& limits) {
+  return limits.num_state_slots > 0 ? kernels::kStateArrays : 0;
+}
+
+// Returns the number of 32-bit words of the largest step: tokens, head tokens, rows, live rows,
+// state slots, and per row and group one range with all its entries. The number is a multiple of
+// 64.
 std::int64_t BlockWords(const models::StepLimits& limits) {
   const std::int64_t rows = limits.max_rows;
   const std::int64_t words = 4 * std::int64_t{limits.max_step_tokens} + 4 * rows + 1 +
+                             StateWords(limits) * rows +
                              limits.num_groups * rows * (3 + limits.lookup_stride);
   return (words + 63) / 64 * 64;
+}
+
+// Writes the first `batch_size` elements of each array.
+std::uint32_t* PackStates(const cache::StateStepInputs& states, std::uint32_t batch_size,
+                          std::uint32_t* to) {
+  for (const std::uint32_t* const array :
+       {states.state_in, states.state_out, states.snapshot_at, states.snapshot_slot}) {
+    to = std::copy_n(array, batch_size, to);
+  }
+  return to;
 }
 
 }  // namespace
@@ -114,7 +131,8 @@ PackedStep CudaStepInputs::Pack(const StepBatch& batch, int slot, StepOrder* ord
   }
   // The ranges have room for one per row and group. The kernel finds entries by their index, so a
   // gap after the last range is allowed.
-  std::uint32_t* const ranges = live_rows + step.num_live_rows;
+  std::uint32_t* ranges = live_rows + step.num_live_rows;
+  if (StateWords(limits_) > 0) ranges = PackStates(batch.states, step.batch_size, ranges);
   step.words =
       (ranges - block) + 3 * static_cast<std::int64_t>(batch.rows.size()) * limits_.num_groups;
   for (std::uint32_t group = 0; group < limits_.num_groups; ++group) {
@@ -156,7 +174,9 @@ absl::Status CudaStepInputs::Upload(const PackedStep& step, int slot, std::uint3
                             .cache_lengths = buffers->cache_lengths,
                             .prefill_tokens = buffers->prefill_tokens,
                             .live_rows = buffers->live_rows,
-                            .lookup_table = buffers->lookup_table});
+                            .lookup_table = buffers->lookup_table,
+                            .states = buffers->states,
+                            .states_stride = limits_.max_rows});
   }
   return absl::OkStatus();
 }

@@ -20,8 +20,9 @@ struct LookupRange {
 
 // The block has these arrays of words, in order: tokens, positions and token rows, [num_tokens]
 // each; head tokens [num_head_tokens]; row offsets [batch_size + 1]; cache lengths and prefill
-// tokens, [batch_size] each; live rows [num_live_rows]; ranges [num_ranges], three words each; then
-// the entries that ranges point to. All pointers point to device memory.
+// tokens, [batch_size] each; live rows [num_live_rows]; if `states` is not null, the arrays of
+// cache::StateStepInputs in their order, [batch_size] each; ranges [num_ranges], three words each;
+// then the entries that ranges point to. All pointers point to device memory.
 struct StepInputsParams {
   const std::uint32_t* block;
   std::uint32_t num_tokens;
@@ -48,7 +49,13 @@ struct StepInputsParams {
   std::uint32_t* prefill_tokens;
   std::uint32_t* live_rows;     // [1 + num_live_rows] the number, then the rows
   std::uint32_t* lookup_table;  // tables of all layer groups, concatenated
+  // [kStateArrays, states_stride] arrays of cache::StateStepInputs; null: no recurrent layers.
+  std::uint32_t* states = nullptr;
+  std::uint32_t states_stride = 0;  // at least padded_rows
 };
+
+// Number of arrays of cache::StateStepInputs.
+inline constexpr std::uint32_t kStateArrays = 4;
 
 namespace internal {
 

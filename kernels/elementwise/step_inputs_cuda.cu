@@ -56,6 +56,17 @@ __device__ __forceinline__ void ScatterLiveRows(const StepInputsParams& p,
   }
 }
 
+// Padding rows have the null slot and no snapshot.
+__device__ __forceinline__ void ScatterStates(const StepInputsParams& p,
+                                              const std::uint32_t* arrays, std::uint32_t first,
+                                              std::uint32_t step) {
+  for (std::uint32_t i = first; i < p.padded_rows; i += step) {
+    for (std::uint32_t a = 0; a < kStateArrays; ++a) {
+      p.states[a * p.states_stride + i] = i < p.batch_size ? arrays[a * p.batch_size + i] : 0;
+    }
+  }
+}
+
 __global__ void __launch_bounds__(kThreads) StepInputsKernel(const StepInputsParams p) {
   cuda::DependencyLaunch();
   cuda::DependencyWait();
@@ -66,7 +77,11 @@ __global__ void __launch_bounds__(kThreads) StepInputsKernel(const StepInputsPar
   ScatterRows(p, offsets, first, step);
   const std::uint32_t* const live_rows = offsets + 3 * p.batch_size + 1;
   ScatterLiveRows(p, live_rows, first, step);
-  const std::uint32_t* const ranges = live_rows + p.num_live_rows;
+  const std::uint32_t* ranges = live_rows + p.num_live_rows;
+  if (p.states != nullptr) {
+    ScatterStates(p, ranges, first, step);
+    ranges += kStateArrays * p.batch_size;
+  }
   for (std::uint32_t r = cuda::BlockX(); r < p.num_ranges; r += cuda::GridX()) {
     const std::uint32_t to = ranges[3 * r];
     const std::uint32_t from = ranges[3 * r + 1];

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "kernels/elementwise/step_inputs.h"
 #include "kernels/sparse/index_score.h"
 #include "models/blocks/tail_rows.h"
 #include "models/config/tensor_table.h"
@@ -46,11 +47,12 @@ struct Widths {
   std::int64_t latent = 0;
   std::int64_t latents = 0;
   std::int64_t values = 0;
-  std::int64_t recurrent_in = 0;  // recurrent layers, as the next three; 0: none
+  std::int64_t recurrent_in = 0;  // recurrent layers, as the next four; 0: none
   std::int64_t decays = 0;
   std::int64_t rates = 0;
   std::int64_t recurrent_out = 0;
-  std::int64_t index_queries = 0;  // indexers, as the next three; 0: no indexer
+  std::int64_t recurrent_rounded = 0;  // the widest input of a product
+  std::int64_t index_queries = 0;      // indexers, as the next three; 0: no indexer
   std::int64_t index_size = 0;
   std::int64_t index_heads = 0;
   std::int64_t index_topk = 0;
@@ -66,6 +68,16 @@ struct Widths {
   std::int64_t dense_out = 0;     // 0: no dense MLP beside experts
   bool has_tail = false;          // the last layers write nothing (tail_rows.h)
 };
+
+void AddRecurrent(const RecurrentSpec& recurrent, Widths* widths) {
+  widths->recurrent_in = std::max(widths->recurrent_in, std::int64_t{recurrent.row_columns()});
+  widths->decays = std::max(widths->decays, std::int64_t{recurrent.decay_columns()});
+  widths->rates = std::max(widths->rates, std::int64_t{recurrent.heads});
+  widths->recurrent_out = std::max(widths->recurrent_out, std::int64_t{recurrent.value_columns()});
+  widths->recurrent_rounded =
+      std::max({widths->recurrent_rounded, std::int64_t{recurrent.value_columns()},
+                std::int64_t{recurrent.gate_rank}, std::int64_t{recurrent.decay_rank}});
+}
 
 Widths WidthsOf(const ModelSpec& spec) {
   Widths widths;
@@ -90,14 +102,7 @@ Widths WidthsOf(const ModelSpec& spec) {
       widths.latents = std::max(widths.latents, num_heads * latent);
       widths.values = std::max(widths.values, num_heads * mla.v_size);
     }
-    if (layer.attention == AttentionKind::kRecurrent) {
-      const RecurrentSpec& recurrent = layer.recurrent;
-      widths.recurrent_in = std::max(widths.recurrent_in, std::int64_t{recurrent.row_columns()});
-      widths.decays = std::max(widths.decays, std::int64_t{recurrent.decay_columns()});
-      widths.rates = std::max(widths.rates, std::int64_t{recurrent.heads});
-      widths.recurrent_out =
-          std::max(widths.recurrent_out, std::int64_t{recurrent.value_columns()});
-    }
+    if (layer.attention == AttentionKind::kRecurrent) AddRecurrent(layer.recurrent, &widths);
     if (layer.mla.has_indexer()) {
       const IndexSpec& index = *layer.mla.index;
       const std::int64_t queries = std::int64_t{index.heads} * index.size;
@@ -108,6 +113,7 @@ Widths WidthsOf(const ModelSpec& spec) {
     }
     if (layer.attention == AttentionKind::kShortConv) {
       widths.recurrent_in = std::max(widths.recurrent_in, 3 * widths.hidden);
+      widths.recurrent_rounded = std::max(widths.recurrent_rounded, widths.hidden);
     }
     if (layer.mlp == MlpKind::kDenseAndMoe) widths.dense_out = spec.hidden;
     if (!layer.has_moe()) continue;
@@ -152,6 +158,8 @@ void CutRecurrent(Cutter& cutter, const Widths& widths, const StepLimits& limits
   recurrent->decay = cutter.Take<float>(tokens * widths.decays);
   recurrent->rate = cutter.Take<float>(tokens * widths.rates);
   recurrent->out = cutter.Take<float>(tokens * widths.recurrent_out);
+  if (limits.activation == DType::kF32) return;
+  recurrent->rounded = TakeFloats(cutter, limits.activation, tokens * widths.recurrent_rounded);
 }
 
 // Cuts the buffers that only the layer's own selection needs. They lie behind those of MLA.
@@ -198,7 +206,7 @@ void CutMoe(Cutter& cutter, const Widths& widths, const StepLimits& limits, MoeB
   moe->outputs = cutter.Take<float>(rows * std::max(widths.expert_input, widths.hidden));
   moe->sum = cutter.Take<float>(tokens * widths.hidden);
   if (widths.expert_latent == 0) return;
-  moe->latent_in = cutter.Take<float>(tokens * widths.expert_latent);
+  moe->latent_in = TakeFloats(cutter, limits.activation, tokens * widths.expert_latent);
   moe->latent_sum = cutter.Take<float>(tokens * widths.expert_latent);
 }
 
@@ -253,6 +261,9 @@ void CutDevice(Cutter& cutter, const Widths& widths, const StepLimits& limits,
   buffers->live_rows = cutter.Take<std::uint32_t>(1 + rows);
   buffers->lookup_table =
       cutter.Take<std::uint32_t>(limits.num_groups * rows * limits.lookup_stride);
+  if (limits.num_state_slots > 0) {
+    buffers->states = cutter.Take<std::uint32_t>(kernels::kStateArrays * rows);
+  }
   buffers->inv_freq = cutter.Take<float>(widths.angles);
 }
 

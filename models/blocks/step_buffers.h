@@ -48,6 +48,9 @@ struct RecurrentBuffers {
   float* decay = nullptr;  // [T, RecurrentSpec::decay_columns]
   float* rate = nullptr;   // [T, heads]
   float* out = nullptr;    // [T, heads * value_size]
+  // [T, columns] input of a product; null if activations are f32, since products then read `in` and
+  // `out`.
+  kernels::FloatPtr rounded;
 };
 
 // Buffers of learned selection (IndexSpec); null if no layer has an indexer. K is the largest topk,
@@ -83,7 +86,7 @@ struct MoeBuffers {
   kernels::FloatPtr gate_up;    // [R, inner columns of an expert] or [T, those of the shared]
   float* outputs = nullptr;     // [R, expert input], or [T, hidden] of the shared expert
   float* sum = nullptr;         // [T, hidden] sum over all experts
-  float* latent_in = nullptr;   // [T, latent] input of the experts
+  kernels::FloatPtr latent_in;  // [T, latent] input of the experts
   float* latent_sum = nullptr;  // [T, latent] sum over the chosen experts
 };
 
@@ -143,7 +146,9 @@ struct StepBuffers {
   std::uint32_t* live_rows = nullptr;       // [1 + max_rows] number of rows of the step, the rows
   std::uint32_t* lookup_table = nullptr;    // [num_groups, max_rows, lookup_stride]
   float* tail_values = nullptr;             // [T, hidden or all inputs per layer]; null: no tail
-  float* inv_freq = nullptr;                // all rope tables, concatenated
+  // The arrays of cache::StateStepInputs, [max_rows] each; null without num_state_slots.
+  std::uint32_t* states = nullptr;
+  float* inv_freq = nullptr;  // all rope tables, concatenated
 };
 
 }  // namespace quire::models

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 #include <random>
 
@@ -35,6 +36,7 @@ class CudaStepInputsTest : public testing::Test {
     table_.assign(kGroups * kLimits.max_rows * kStride, 0);
     lengths_.assign(kLimits.max_rows, 0);
     used_.assign(kLimits.max_rows, 0);
+    for (std::vector<std::uint32_t>& array : states_) array.assign(kLimits.max_rows, 0);
     for (std::uint32_t group = 0; group < kGroups; ++group) {
       kv_.push_back({.lookup_table = RowOf(group, 0),
                      .cache_lengths = lengths_.data(),
@@ -100,6 +102,14 @@ class CudaStepInputsTest : public testing::Test {
     for (std::uint32_t i = 0; i < batch.token_ids.size(); ++i) {
       if (below(2) == 0) batch.logits_tokens.push_back(i);
     }
+    for (std::vector<std::uint32_t>& array : states_) {
+      for (std::uint32_t& value : array) value = below(1000);
+    }
+    batch.states = {.state_in = states_[0].data(),
+                    .state_out = states_[1].data(),
+                    .snapshot_at = states_[2].data(),
+                    .snapshot_slot = states_[3].data(),
+                    .max_rows = kLimits.max_rows};
     return batch;
   }
 
@@ -114,6 +124,13 @@ class CudaStepInputsTest : public testing::Test {
     const auto live = Read(buffers_.live_rows, 1 + batch.rows.size());
     const auto heads = Read(buffers_.head_tokens, padding.head_tokens);
     const auto table = Read(buffers_.lookup_table, table_.size());
+    const auto states = Read(buffers_.states, std::size_t{4} * kLimits.max_rows);
+    for (std::uint32_t row = 0; row < padding.rows; ++row) {
+      for (std::size_t a = 0; a < states_.size(); ++a) {
+        ASSERT_EQ(states[a * kLimits.max_rows + row], row < step.batch_size ? states_[a][row] : 0)
+            << a << " " << row;
+      }
+    }
     std::vector<std::uint32_t> place(batch.token_ids.size());
     std::uint32_t seen = 0;
     std::uint32_t num_live = 0;
@@ -158,7 +175,8 @@ class CudaStepInputsTest : public testing::Test {
                                       .max_step_samples = 4,
                                       .memory = MemoryKind::kDevice,
                                       .lookup_stride = kStride,
-                                      .num_groups = kGroups};
+                                      .num_groups = kGroups,
+                                      .num_state_slots = 2};
   ThreadPool pool_;
   Stream stream_;
   kernels::Backend backend_;
@@ -168,7 +186,8 @@ class CudaStepInputsTest : public testing::Test {
   StepBuffers buffers_;
   std::vector<std::uint32_t> table_;
   std::vector<std::uint32_t> lengths_;
-  std::vector<std::uint32_t> used_;  // columns of each row
+  std::vector<std::uint32_t> used_;                   // columns of each row
+  std::array<std::vector<std::uint32_t>, 4> states_;  // of cache::StateStepInputs, in its order
   std::vector<cache::KvStepInputs> kv_;
 };
 
