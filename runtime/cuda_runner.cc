@@ -117,11 +117,14 @@ struct CudaRunner::State : RunnerBase {
 
   // Returns the bucket of a step that runs as a graph, or 0.
   std::uint32_t BucketOf(const StepBatch& batch) const;
+  // Returns the state slots, and the step's arrays at their fixed addresses.
+  models::StepStates States();
 
   const CudaSizes sizes;
   RunnerMemory memory;
   StepOrder order;
   DeviceBuffer sampled;      // [kSlots, sampled_stride]
+  DeviceBuffer states;       // [num_state_slots, layers.state_bytes]
   DeviceBuffer pooled;       // [max_rows, hidden] f32 sums so far
   DeviceBuffer pooled_host;  // [kSlots, max_rows, hidden], pinned: complete sums
   std::optional<CudaStepInputs> inputs;
@@ -153,10 +156,12 @@ absl::Status CudaRunner::State::CheckRoom() const {
   // The backend has allocated its scratch memory already.
   const std::int64_t needed = memory.device_bytes() - memory.linear_bytes;
   if (needed <= free) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "device memory: the runner needs ", needed, " bytes (activations ", memory.activation_bytes,
-      ", attention ", memory.attention_bytes, ", sampler ", memory.sampler_bytes, ", graphs ",
-      memory.graph_bytes, "), ", free, " are free"));
+  return absl::ResourceExhaustedError(
+      absl::StrCat("device memory: the runner needs ", needed, " bytes (activations ",
+                   memory.activation_bytes, ", attention ", memory.attention_bytes, ", sampler ",
+                   memory.sampler_bytes, ", graphs ", memory.graph_bytes,
+                   memory.state_bytes == 0 ? "" : absl::StrCat(", states ", memory.state_bytes),
+                   "), ", free, " are free"));
 }
 
 absl::Status CudaRunner::State::Allocate() {
@@ -168,6 +173,7 @@ absl::Status CudaRunner::State::Allocate() {
       sampled, DeviceBuffer::Allocate(MemoryKind::kDevice,
                                       kSlots * sizes.sampled_stride *
                                           static_cast<std::int64_t>(sizeof(std::int32_t))));
+  QUIRE_ASSIGN_OR_RETURN(states, DeviceBuffer::Allocate(MemoryKind::kDevice, sizes.state_bytes));
   QUIRE_ASSIGN_OR_RETURN(pooled, DeviceBuffer::Allocate(MemoryKind::kDevice, sizes.pooled_bytes));
   QUIRE_ASSIGN_OR_RETURN(pooled_host,
                          DeviceBuffer::Allocate(MemoryKind::kPinned, kSlots * sizes.pooled_bytes));
@@ -288,6 +294,19 @@ std::uint32_t CudaRunner::State::BucketOf(const StepBatch& batch) const {
   return decodes ? GraphBucket(num_rows) : 0;
 }
 
+models::StepStates CudaRunner::State::States() {
+  if (layers.state_bytes == 0) return {};
+  const std::uint32_t rows = sizes.limits.max_rows;
+  std::uint32_t* const arrays = buffers.states;
+  return {.memory = static_cast<std::byte*>(states.data()),
+          .slot_bytes = layers.state_bytes,
+          .inputs = {.state_in = arrays,
+                     .state_out = arrays + rows,
+                     .snapshot_at = arrays + 2 * std::size_t{rows},
+                     .snapshot_slot = arrays + 3 * std::size_t{rows},
+                     .max_rows = rows}};
+}
+
 // Pages are cleared as a whole. If the rows of layers differ, they are also copied as a whole,
 // because the collection of slots cannot tell which bytes belong to the first tokens.
 absl::Status CudaRunner::State::PreparePages(const StepBatch& batch) {
@@ -336,6 +355,7 @@ absl::Status CudaRunner::State::EnqueuePadded(std::uint32_t num_tokens, bool has
                                                 .buffers = &buffers,
                                                 .num_tokens = num_tokens,
                                                 .batch_size = sizes.limits.max_rows,
+                                                .states = States(),
                                                 .comm = options.comm}));
   return Head(0, std::min(num_tokens, sizes.buffers.head_rows));
 }
@@ -439,6 +459,7 @@ absl::Status CudaRunner::State::Forward(const StepBatch& batch, const PackedStep
                                  .batch_size = step.batch_size,
                                  .hidden_out = batch.hidden_out,
                                  .batch_index = order.batch_index(),
+                                 .states = States(),
                                  .comm = options.comm,
                                  .tail = step.tail ? &tail_of : nullptr});
 }
@@ -587,7 +608,7 @@ absl::StatusOr<std::unique_ptr<CudaRunner>> CudaRunner::Create(const Model& mode
   QUIRE_RETURN_IF_ERROR(state->LoadKernels());
   QUIRE_RETURN_IF_ERROR(state->CaptureGraphs());
   const DType pages = pool->geometry().dtype;
-  const models::LayerSpec& layer = model.spec.layers[0];
+  const models::LayerSpec& layer = model.spec.first_kv_layer();
   if (layer.attention == models::AttentionKind::kMla && pages != DType::kBF16 &&
       layer.mla.kv_lora_rank + layer.mla.rope_size > 128) {
     log::Info("model", "latent attention runs without tensor cores",
@@ -617,7 +638,12 @@ absl::Status CudaRunner::CheckKernels(absl::Duration limit, SelfCheckReport* rep
 }
 
 int CudaRunner::max_steps_in_flight() const {
-  return State::kSlots;
+  return state_->layers.state_bytes > 0 ? 1 : State::kSlots;
+}
+
+std::span<std::byte> CudaRunner::states() {
+  return {static_cast<std::byte*>(state_->states.data()),
+          static_cast<std::size_t>(state_->states.size_bytes())};
 }
 
 absl::Status CudaRunner::State::Check(const StepBatch& batch) const {

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -33,7 +35,7 @@ struct SelfCheckReport;
 // If every row of a step has one generated token, its decoder and head run as a captured graph.
 // There is one graph per bucket of rows (GraphBucket). Create loads the code of all kernels and
 // then captures all graphs, so a step does neither. The kernels read the number of rows of the step
-// from device memory.
+// from device memory. They read the state slots of its rows there, too.
 //
 // Place:      below the engine, which knows only StepRunner; beside CpuRunner; above blocks/ and
 //             kernels/.
@@ -60,6 +62,8 @@ class CudaRunner : public StepRunner {
   absl::Status Run(const StepBatch& batch) override;
   void SampleLate(const StepBatch& batch) override;
   absl::StatusOr<const StepResult*> Collect() override;
+  // 1 for a model with recurrent layers: a step that is thrown away would have changed the only
+  // state of its rows.
   int max_steps_in_flight() const override;
   bool can_pool() const override { return true; }
 
@@ -67,6 +71,9 @@ class CudaRunner : public StepRunner {
   // the pages of the pool. Errors are those of RunSelfCheck. After DEADLINE_EXCEEDED the runner
   // must not be destroyed. REQUIRES: no step has run, and no page holds tokens.
   absl::Status CheckKernels(absl::Duration limit, SelfCheckReport* report);
+
+  // All state slots, in device memory.
+  std::span<std::byte> states();
 
   // The memory that Create allocated, without the pool and the weights.
   const RunnerMemory& memory() const;

@@ -24,6 +24,9 @@ constexpr std::int64_t kMoeNodes = 12;
 // Additional nodes of inputs per layer: for the last branch of a layer, and once for all layers.
 constexpr std::int64_t kInputNodes = 4;
 constexpr std::int64_t kOtherNodes = 16;
+// Additional nodes of a recurrent layer: convolution, scan and gate, the rows that they round for
+// products, and the second stages of low-rank projections.
+constexpr std::int64_t kRecurrentNodes = 8;
 // Additional nodes with dynamic activation quantization (fp8): one launch before each product, and
 // the store of heads after a product.
 constexpr std::int64_t kActivationQuantNodes = 8;
@@ -78,6 +81,7 @@ std::int64_t NodesOf(const models::ModelSpec& spec, const CudaSizes& sizes,
     if (layer.heads.qk_norm.kind != models::NormKind::kNone) nodes += kQkNormNodes;
     if (layer.heads.v_norm.kind != models::NormKind::kNone) ++nodes;
     if (layer.heads.output_gate != models::GateKind::kNone) ++nodes;
+    if (layer.has_state()) nodes += kRecurrentNodes;
     if (models::NeedsBranchBuffer(layer)) nodes += kBranchNodes;
     if (layer.has_moe()) nodes += kMoeNodes;
     // The dense MLP beside experts, three norms and a sum.
@@ -143,6 +147,7 @@ CudaSizes CudaSizesFor(const models::ModelSpec& spec, std::uint32_t page_size,
       sizes.attention.push_back(limits);
     }
   }
+  sizes.state_bytes = options.num_state_slots * layers.state_bytes;
   sizes.sampler = SamplerLimits(spec, sizes.limits, sizes.max_context);
   sizes.sampled_stride = (std::int64_t{sizes.limits.max_step_samples} + 63) / 64 * 64;
   sizes.pooled_bytes =
@@ -179,6 +184,7 @@ RunnerMemory RunnerMemoryFor(const models::ModelSpec& spec, const CudaSizes& siz
   memory.sampler_bytes = kernels::DeviceSampler::BytesFor(sizes.sampler);
   memory.linear_bytes = kernels::LinearWorkspaceBytes(determinism);
   memory.graph_bytes = sizes.graph_bytes;
+  memory.state_bytes = sizes.state_bytes;
   memory.pinned_bytes = CudaStepInputs::PinnedBytesFor(sizes.buffers) +
                         CudaStepInputs::kSlots * sizes.pooled_bytes +
                         kernels::DeviceSampler::PinnedBytesFor(sizes.sampler);

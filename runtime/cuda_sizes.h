@@ -41,6 +41,7 @@ struct CudaSizes {
   std::int64_t sampled_stride = 0;  // tokens of one slot, including padding
   std::int64_t pooled_bytes = 0;    // one hidden state in f32 per row
   std::int64_t graph_bytes = 0;     // memory reserved for graphs
+  std::int64_t state_bytes = 0;     // all slots of recurrent states
 };
 
 // REQUIRES: CheckRunnerOptions(spec, options) is OK.

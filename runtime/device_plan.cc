@@ -96,15 +96,42 @@ std::string AutomaticPoolText(const RuntimeOptions& options, std::int64_t free_b
                       options.pool.memory_share, ": ");
 }
 
-absl::StatusOr<StatePlan> PlanHostStates(const RuntimeOptions& options, const CpuPool& pool,
-                                         std::int64_t pool_bytes) {
-  return PlanStateSlots({.slot_bytes = pool.layers.state_bytes,
-                         .kv_bytes = pool_bytes,
+// Divides `kv_bytes` between state slots and pages.
+absl::StatusOr<StatePlan> PlanStates(const RuntimeOptions& options, std::int64_t slot_bytes,
+                                     std::int64_t page_bytes, std::int64_t kv_bytes) {
+  return PlanStateSlots({.slot_bytes = slot_bytes,
+                         .kv_bytes = kv_bytes,
                          .share = options.pool.prefix_caching ? options.pool.state_share : 0,
                          .max_rows = options.steps.max_rows,
                          .may_lower_rows = options.steps.may_lower_rows,
-                         .page_bytes = pool.geometry.page_bytes(),
+                         .page_bytes = page_bytes,
                          .page_size = options.pool.page_size});
+}
+
+absl::StatusOr<StatePlan> PlanHostStates(const RuntimeOptions& options, const CpuPool& pool,
+                                         std::int64_t pool_bytes) {
+  return PlanStates(options, pool.layers.state_bytes, pool.geometry.page_bytes(), pool_bytes);
+}
+
+// Returns the state slots of a GPU. They take their memory from kv_cache.capacity_bytes. If that
+// key is not set, they take it from what the other parts of the plan leave.
+absl::StatusOr<StatePlan> PlanDeviceStates(const RuntimeOptions& options,
+                                           const models::ModelSpec& spec,
+                                           const formats::ModelFiles& files,
+                                           DevicePlanOptions request) {
+  constexpr std::uint32_t kFewestSlots = 2;
+  const std::int64_t slot_bytes = models::PlanLayerGroups(spec).state_bytes;
+  QUIRE_ASSIGN_OR_RETURN(const cache::KvGeometry geometry,
+                         KvGeometryFor(spec, options.pool.page_size, options.pool.dtype,
+                                       /*num_blocks=*/2));
+  std::int64_t kv_bytes = options.pool.capacity_bytes.value_or(0);
+  if (slot_bytes > 0 && !options.pool.capacity_bytes) {
+    request.runner.num_state_slots = kFewestSlots;
+    QUIRE_ASSIGN_OR_RETURN(const DeviceMemoryPlan all, PlanDeviceMemory(files, request));
+    kv_bytes = all.device_memory_bytes - all.total_bytes() + all.num_blocks * all.page_bytes +
+               all.runner.state_bytes;
+  }
+  return PlanStates(options, slot_bytes, geometry.page_bytes(), kv_bytes);
 }
 
 // Returns the number of blocks that fit into the free memory of a host with their prefix index.
@@ -250,11 +277,15 @@ absl::StatusOr<DevicePlan> PlanDevice(const RuntimeOptions& options,
                                                      ", the GPU has ", free_bytes, " bytes free"));
   }
   DevicePlanOptions request = PlanOptions(options, plan, num_sms);
+  QUIRE_ASSIGN_OR_RETURN(plan.states, PlanDeviceStates(options, model.spec, files, request));
+  plan.runner.max_rows = plan.states.max_rows;
+  plan.runner.num_state_slots = plan.states.num_slots;
+  request.runner = plan.runner;
   QUIRE_ASSIGN_OR_RETURN(request.num_blocks,
-                         ConfiguredBlocks(options, model.spec, /*state_bytes=*/0));
+                         ConfiguredBlocks(options, model.spec, plan.states.bytes()));
   QUIRE_ASSIGN_OR_RETURN(plan.memory, PlanDeviceMemory(files, request));
   const cache::PageDemand demand = PageDemandFor(options, plan.memory.layer_groups);
-  const std::int64_t useful = UsefulBlocks(options.steps.max_rows, demand, plan.context_tokens);
+  const std::int64_t useful = UsefulBlocks(plan.states.max_rows, demand, plan.context_tokens);
   if (!options.pool.capacity_bytes && plan.memory.num_blocks > useful) {
     request.num_blocks = static_cast<std::uint32_t>(useful);
     QUIRE_ASSIGN_OR_RETURN(plan.memory, PlanDeviceMemory(files, request));
@@ -329,13 +360,16 @@ absl::StatusOr<CpuPlan> PlanCpu(const RuntimeOptions& options, const formats::Mo
 
 std::vector<std::pair<std::string, std::int64_t>> PlanLines(const DevicePlan& plan) {
   const RunnerMemory& runner = plan.memory.runner;
-  return {
+  std::vector<std::pair<std::string, std::int64_t>> lines = {
       {"weights", plan.memory.weight_bytes},    {"kv", plan.memory.pool_bytes},
       {"activations", runner.activation_bytes}, {"attention", runner.attention_bytes},
       {"sampler", runner.sampler_bytes},        {"linear", runner.linear_bytes},
       {"graphs", runner.graph_bytes},           {"total", plan.memory.total_bytes()},
       {"reserve", plan.reserve_bytes},          {"free", plan.free_bytes},
       {"pinned", runner.pinned_bytes},          {"prefix_index", plan.memory.prefix_index_bytes}};
+  const auto total = std::ranges::find(lines, "total", [](const auto& line) { return line.first; });
+  if (runner.state_bytes > 0) lines.insert(total, {"states", runner.state_bytes});
+  return lines;
 }
 
 }  // namespace quire::runtime

@@ -39,6 +39,7 @@ struct DevicePlan {
   std::uint32_t sequence_pages = 0;  // maximum number of pages that it holds at any moment
   bool context_was_cut = false;      // the pool does not hold the requested context
   RunnerOptions runner;              // the caller sets has_text
+  StatePlan states;                  // its slots are part of `memory`
 };
 
 // Plans a GPU with `free_bytes` of free memory and `num_sms` multiprocessors. If weights, workspace
@@ -85,7 +86,7 @@ absl::StatusOr<CpuPlan> PlanCpu(const RuntimeOptions& options, const formats::Mo
                                 std::int64_t free_bytes);
 
 // Returns each use of GPU memory with its bytes, then "total", "reserve", "free" and, on the host,
-// "pinned" and "prefix_index".
+// "pinned" and "prefix_index". Without recurrent layers there are no "states".
 std::vector<std::pair<std::string, std::int64_t>> PlanLines(const DevicePlan& plan);
 
 // Returns the options of a runner on the CPU. The caller sets those that depend on the tokenizer.

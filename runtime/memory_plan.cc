@@ -228,15 +228,18 @@ absl::StatusOr<MemoryPlan> PlanMemory(const formats::ModelFiles& files,
 }
 
 std::vector<std::pair<std::string, std::int64_t>> DeviceMemoryPlan::Lines() const {
-  return {{"weights", weight_bytes},
-          {"pages", pool_bytes},
-          {"activations", runner.activation_bytes},
-          {"attention", runner.attention_bytes},
-          {"sampler", runner.sampler_bytes},
-          {"linear", runner.linear_bytes},
-          {"graphs", runner.graph_bytes},
-          {"total", total_bytes()},
-          {"limit", device_memory_bytes}};
+  std::vector<std::pair<std::string, std::int64_t>> lines = {
+      {"weights", weight_bytes},
+      {"pages", pool_bytes},
+      {"activations", runner.activation_bytes},
+      {"attention", runner.attention_bytes},
+      {"sampler", runner.sampler_bytes},
+      {"linear", runner.linear_bytes},
+      {"graphs", runner.graph_bytes}};
+  if (runner.state_bytes > 0) lines.emplace_back("states", runner.state_bytes);
+  lines.emplace_back("total", total_bytes());
+  lines.emplace_back("limit", device_memory_bytes);
+  return lines;
 }
 
 namespace {

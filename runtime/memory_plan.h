@@ -111,9 +111,11 @@ struct RunnerMemory {
   std::int64_t sampler_bytes = 0;
   std::int64_t linear_bytes = 0;  // scratch of matrix products
   std::int64_t graph_bytes = 0;   // upper bound, reserved for captured graphs
+  std::int64_t state_bytes = 0;   // all slots of recurrent states
   std::int64_t pinned_bytes = 0;  // host memory
   std::int64_t device_bytes() const {
-    return activation_bytes + attention_bytes + sampler_bytes + linear_bytes + graph_bytes;
+    return activation_bytes + attention_bytes + sampler_bytes + linear_bytes + graph_bytes +
+           state_bytes;
   }
 };
 
@@ -141,6 +143,7 @@ struct DeviceMemoryPlan {
   RunnerMemory runner;
   std::int64_t total_bytes() const { return weight_bytes + pool_bytes + runner.device_bytes(); }
   // Returns name and bytes of each part of the total, in the order above, then "total" and "limit".
+  // "states" is missing without recurrent layers.
   std::vector<std::pair<std::string, std::int64_t>> Lines() const;
 };
 

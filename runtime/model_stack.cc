@@ -66,12 +66,28 @@ void LogPlan(const DevicePlan& plan) {
              {"sampler_bytes", runner.sampler_bytes},
              {"linear_bytes", runner.linear_bytes},
              {"graph_bytes", runner.graph_bytes},
+             {"state_bytes", runner.state_bytes},
              {"total_bytes", plan.memory.total_bytes()},
              {"reserve_bytes", plan.reserve_bytes},
              {"free_bytes", plan.free_bytes},
              {"pinned_host_bytes", runner.pinned_bytes},
              {"prefix_index_host_bytes", plan.memory.prefix_index_bytes},
              {"max_context_tokens", plan.context_tokens}});
+}
+
+// Logs the state slots if there are any, and whether fewer than `wanted_rows` sequences can run.
+void LogStates(const StatePlan& states, std::uint32_t wanted_rows) {
+  if (states.num_slots == 0) return;
+  if (states.max_rows < wanted_rows) {
+    log::Info("model",
+              "fewer sequences run at a time, because the recurrent states of more do not fit",
+              {{"max_running_sequences", states.max_rows}, {"of", wanted_rows}});
+  }
+  log::Info("model", "recurrent states",
+            {{"slot_bytes", states.slot_bytes},
+             {"slots", states.num_slots - 1},
+             {"snapshots", states.num_snapshots},
+             {"slot_tokens", states.slot_tokens}});
 }
 
 // Logs the layer groups if any of them has a window.
@@ -243,11 +259,7 @@ absl::Status ModelStack::PrepareCpu(const RuntimeOptions& options,
   layers_ = std::move(planned.layers);
   states_ = planned.states;
   max_rows_ = states_.max_rows;
-  if (max_rows_ < options.steps.max_rows) {
-    log::Info("model",
-              "fewer sequences run at a time, because the recurrent states of more do not fit",
-              {{"max_running_sequences", max_rows_}, {"of", options.steps.max_rows}});
-  }
+  LogStates(states_, options.steps.max_rows);
   LogLayerGroups(layers_);
   QUIRE_ASSIGN_OR_RETURN(cache::KvPool pool, cache::KvPool::Create(planned.geometry));
   pool_.emplace(std::move(pool));
@@ -264,14 +276,7 @@ absl::Status ModelStack::PrepareCpu(const RuntimeOptions& options,
              {"kv", pool_->size_bytes()},
              {"prefix_index", index_bytes},
              {"workspace", workspace_bytes_}};
-  if (states_.num_slots > 0) {
-    memory_.push_back({"states", states_.bytes()});
-    log::Info("model", "recurrent states",
-              {{"slot_bytes", states_.slot_bytes},
-               {"slots", states_.num_slots - 1},
-               {"snapshots", states_.num_snapshots},
-               {"slot_tokens", states_.slot_tokens}});
-  }
+  if (states_.num_slots > 0) memory_.push_back({"states", states_.bytes()});
   const cache::KvGeometry& geometry = pool_->geometry();
   log::Info("model", "memory plan",
             {{"weight_bytes", model_->weight_bytes},
@@ -294,6 +299,9 @@ absl::Status ModelStack::PrepareCuda(const RuntimeOptions& options,
   QUIRE_ASSIGN_OR_RETURN(DevicePlan plan, PlanDevice(options, files, free_bytes, device.num_sms));
   LogPlan(plan);
   context_tokens_ = plan.context_tokens;
+  states_ = plan.states;
+  max_rows_ = states_.max_rows;
+  LogStates(states_, options.steps.max_rows);
   if (plan.context_was_cut) {
     log::Warn("model", kContextCut, {{"max_context_tokens", context_tokens_}});
   }
@@ -312,7 +320,7 @@ absl::Status ModelStack::PrepareCuda(const RuntimeOptions& options,
   QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<CudaRunner> created,
                          CudaRunner::Create(*model_, device_->backend(), &*pool_, plan.runner));
   const RunnerMemory& memory = created->memory();
-  workspace_bytes_ = memory.device_bytes();
+  workspace_bytes_ = memory.device_bytes() - memory.state_bytes;
   memory_ = {{"weights", model_->weight_bytes},
              {"kv", pool_->size_bytes()},
              {"activations", memory.activation_bytes},
@@ -323,6 +331,7 @@ absl::Status ModelStack::PrepareCuda(const RuntimeOptions& options,
              {"pinned", memory.pinned_bytes, /*on_host=*/true},
              {"prefix_index", cache::CacheManager::PrefixIndexBytes(CacheOptionsFor(options)),
               /*on_host=*/true}};
+  if (states_.num_slots > 0) memory_.push_back({"states", states_.bytes()});
   CudaRunner* const runner = created.get();
   runner_ = std::move(created);
   return CheckKernels(runner, checks);

@@ -32,7 +32,7 @@ struct RunnerOptions {
   // model.
   std::uint32_t text_vocab = 0;
   // Slots with the states of recurrent layers, the null slot included; 0 for models without such
-  // layers. CPU only.
+  // layers.
   std::uint32_t num_state_slots = 0;
   // The communicator of the ranks that share the model. Each rank has its own runner, which gets
   // the same steps. It must outlive the runner. Null if the model is not divided.

@@ -33,17 +33,25 @@ absl::StatusOr<kernels::ConstFloatPtr> BranchInput(const StepContext& step, cons
                                                    const float* weight) {
   const StepBuffers& b = *step.buffers;
   if (norm.kind == NormKind::kNone) {
-    if (b.normed.is_f32()) return kernels::ConstFloatPtr(b.x);
-    QUIRE_RETURN_IF_ERROR(kernels::RoundRows(*step.backend, {.x = b.x,
-                                                             .y = b.normed.as<BF16>(),
-                                                             .x_stride = step.hidden,
-                                                             .y_stride = step.hidden,
-                                                             .num_rows = step.num_tokens,
-                                                             .columns = step.hidden}));
-    return kernels::ConstFloatPtr(b.normed);
+    QUIRE_ASSIGN_OR_RETURN(const ProductRows rows,
+                           ProductInput(step, b.x, step.hidden, step.hidden, b.normed));
+    return rows.x;
   }
   QUIRE_RETURN_IF_ERROR(Norm(step, norm, weight, b.x, b.normed));
   return kernels::ConstFloatPtr(b.normed);
+}
+
+absl::StatusOr<ProductRows> ProductInput(const StepContext& step, const float* x,
+                                         std::int64_t stride, std::uint32_t columns,
+                                         kernels::FloatPtr rounded) {
+  if (step.buffers->normed.is_f32()) return ProductRows{x, stride};
+  QUIRE_RETURN_IF_ERROR(kernels::RoundRows(*step.backend, {.x = x,
+                                                           .y = rounded.as<BF16>(),
+                                                           .x_stride = stride,
+                                                           .y_stride = columns,
+                                                           .num_rows = step.num_tokens,
+                                                           .columns = columns}));
+  return ProductRows{rounded, columns};
 }
 
 BranchOutput AttentionOutput(const LayerSpec& layer, const LayerWeights& weights) {

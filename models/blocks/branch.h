@@ -19,6 +19,18 @@ namespace quire::models {
 absl::StatusOr<kernels::ConstFloatPtr> BranchInput(const StepContext& step, const NormSpec& norm,
                                                    const float* weight);
 
+// Rows that a product reads.
+struct ProductRows {
+  kernels::ConstFloatPtr x;
+  std::int64_t stride;
+};
+
+// Returns rows of f32 in the dtype of activations: the rows themselves, or a copy in `rounded`,
+// whose rows are `columns` apart.
+absl::StatusOr<ProductRows> ProductInput(const StepContext& step, const float* x,
+                                         std::int64_t stride, std::uint32_t columns,
+                                         kernels::FloatPtr rounded);
+
 // How a branch is added to the residual stream: x = (x + scale * norm(branch)) * output_scale *
 // stored_scale.
 struct BranchOutput {

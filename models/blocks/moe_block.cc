@@ -92,7 +92,7 @@ absl::Status InnerOfGroups(const StepContext& step, const MoeSpec& moe,
                                        .weights = {},
                                        .offsets = b.offsets,
                                        .y = b.gate_up,
-                                       .x_stride = step.hidden,
+                                       .x_stride = ExpertColumns(step, moe),
                                        .y_stride = mlp.inner_columns(),
                                        .num_rows = num_rows,
                                        .rows = b.rows};
@@ -207,19 +207,39 @@ absl::Status RunShared(const StepContext& step, const MoeSpec& moe, const MoeWei
                     {b.sum, nullptr, step.num_tokens, step.hidden});
 }
 
+// Computes latent_in, the input of experts behind a latent projection.
+absl::Status LatentInput(const StepContext& step, const MoeSpec& moe, const MoeWeights& weights,
+                         kernels::ConstFloatPtr input) {
+  return ApplyLinear(*step.backend, weights.latent_in,
+                     {.x = input,
+                      .weight = nullptr,
+                      .y = step.buffers->moe.latent_in,
+                      .x_stride = step.hidden,
+                      .y_stride = moe.latent,
+                      .num_rows = step.num_tokens});
+}
+
+// Computes sum from the sums of such experts, plus the residual if it is not null.
+absl::Status LatentOutput(const StepContext& step, const MoeSpec& moe, const MoeWeights& weights,
+                          kernels::ConstFloatPtr sums, const float* residual) {
+  return ApplyLinear(*step.backend, weights.latent_out,
+                     {.x = sums,
+                      .weight = nullptr,
+                      .residual = residual,
+                      .y = step.buffers->moe.sum,
+                      .x_stride = moe.latent,
+                      .residual_stride = step.hidden,
+                      .y_stride = step.hidden,
+                      .num_rows = step.num_tokens});
+}
+
 // Computes one expert after the other, on the CPU. Writes their weighted sum to MoeBuffers::sum.
 absl::Status RunExperts(const StepContext& step, const MoeSpec& moe, const MoeWeights& weights,
                         kernels::ConstFloatPtr input) {
   const MoeBuffers& b = step.buffers->moe;
   const bool is_latent = moe.latent != 0;
   if (is_latent) {
-    QUIRE_RETURN_IF_ERROR(ApplyLinear(*step.backend, weights.latent_in,
-                                      {.x = input,
-                                       .weight = nullptr,
-                                       .y = b.latent_in,
-                                       .x_stride = step.hidden,
-                                       .y_stride = moe.latent,
-                                       .num_rows = step.num_tokens}));
+    QUIRE_RETURN_IF_ERROR(LatentInput(step, moe, weights, input));
     input = b.latent_in;
   }
   float* const sum = is_latent ? b.latent_sum : b.sum;
@@ -227,38 +247,37 @@ absl::Status RunExperts(const StepContext& step, const MoeSpec& moe, const MoeWe
   for (std::uint32_t expert = 0; expert < moe.num_experts; ++expert) {
     QUIRE_RETURN_IF_ERROR(RunExpert(step, moe, weights, input, sum, expert));
   }
-  if (!is_latent) return absl::OkStatus();
-  return ApplyLinear(*step.backend, weights.latent_out,
-                     {.x = sum,
-                      .weight = nullptr,
-                      .y = b.sum,
-                      .x_stride = moe.latent,
-                      .y_stride = step.hidden,
-                      .num_rows = step.num_tokens});
+  return is_latent ? LatentOutput(step, moe, weights, sum, nullptr) : absl::OkStatus();
 }
 
-// Computes outputs = down(gate_up) of all experts and the weighted sum of each row. The sum is
-// added to the residual stream if `into_stream` is true, else written to MoeBuffers::sum. If
-// `with_sum` is true, the previous value of MoeBuffers::sum is added. If the product can add the
-// sums, this is one launch.
+// Where DownOfGroups writes its sums.
+struct GroupSum {
+  float* y;
+  bool add = false;               // to y
+  const float* addend = nullptr;  // added to the sums; null: none
+};
+
+// Computes outputs = down(gate_up) of all experts and the weighted sum of each row. If the product
+// can add the sums, this is one launch.
 absl::Status DownOfGroups(const StepContext& step, const MoeSpec& moe, const MoeWeights& weights,
-                          bool into_stream, bool with_sum) {
+                          const GroupSum& to) {
   const MoeBuffers& b = step.buffers->moe;
+  const std::uint32_t columns = ExpertColumns(step, moe);
   kernels::GroupedLinearParams product{.x = b.gate_up,
                                        .weights = {},
                                        .offsets = b.offsets,
                                        .y = b.outputs,
                                        .x_stride = moe.expert.inner_columns(),
-                                       .y_stride = step.hidden,
+                                       .y_stride = columns,
                                        .num_rows = step.num_tokens * moe.top_k};
   const kernels::ChosenSum sum{.places = b.places,
                                .weights = b.chosen_weights,
-                               .y = into_stream ? step.buffers->x : b.sum,
-                               .y_stride = step.hidden,
+                               .y = to.y,
+                               .y_stride = columns,
                                .num_rows = step.num_tokens,
                                .top_k = moe.top_k,
-                               .add = into_stream,
-                               .addend = with_sum ? b.sum : nullptr};
+                               .add = to.add,
+                               .addend = to.addend};
   if (weights.down_groups.size() == 1 && !moe.weight_on_input) {
     product.weights = weights.down_groups.front();
     if (kernels::CanFuseGroupedSum(product, sum)) {
@@ -272,11 +291,11 @@ absl::Status DownOfGroups(const StepContext& step, const MoeSpec& moe, const Moe
                                  .places = sum.places,
                                  .weights = moe.weight_on_input ? nullptr : sum.weights,
                                  .y = sum.y,
-                                 .x_stride = step.hidden,
-                                 .y_stride = step.hidden,
+                                 .x_stride = columns,
+                                 .y_stride = columns,
                                  .num_rows = sum.num_rows,
                                  .top_k = sum.top_k,
-                                 .columns = step.hidden,
+                                 .columns = columns,
                                  .add = sum.add,
                                  .addend = sum.addend});
 }
@@ -296,21 +315,44 @@ absl::Status AddSum(const StepContext& step, const LayerSpec& layer, const Layer
   return AddBranch(step, MlpOutput(layer, weights), sum);
 }
 
+// Computes all experts behind a latent projection at once. Writes their weighted sum to
+// MoeBuffers::sum, plus its previous value if `with_sum` is true.
+absl::Status RunLatentGroups(const StepContext& step, const MoeSpec& moe, const MoeWeights& weights,
+                             kernels::ConstFloatPtr input, bool with_sum) {
+  const MoeBuffers& b = step.buffers->moe;
+  QUIRE_RETURN_IF_ERROR(LatentInput(step, moe, weights, input));
+  QUIRE_RETURN_IF_ERROR(InnerOfGroups(step, moe, weights.gate_up_groups, b.latent_in));
+  QUIRE_RETURN_IF_ERROR(DownOfGroups(step, moe, weights, {.y = b.latent_sum}));
+  // The experts do not read their input any more.
+  QUIRE_ASSIGN_OR_RETURN(const ProductRows sums,
+                         ProductInput(step, b.latent_sum, moe.latent, moe.latent, b.latent_in));
+  return LatentOutput(step, moe, weights, sums.x, with_sum ? b.sum : nullptr);
+}
+
 // Computes all experts at once, on a GPU, with sums in the order of RunExperts. A shared expert
 // without a gate is computed first and added in the same launch as the chosen ones. The order does
 // not matter, since this is a sum of two f32 values.
 absl::Status RunOnGpu(const StepContext& step, const LayerSpec& layer, const LayerWeights& weights,
                       kernels::ConstFloatPtr input) {
   const MoeSpec& moe = layer.moe;
+  const MoeBuffers& b = step.buffers->moe;
   const BranchOutput output = MlpOutput(layer, weights);
   const bool shared_first = moe.shared && !moe.shared_gate;
+  const bool is_latent = moe.latent != 0;
   const bool is_whole =
-      output.is_sum() && (!moe.shared || shared_first) && layer.mlp == MlpKind::kMoe;
+      output.is_sum() && (!moe.shared || shared_first) && !is_latent && layer.mlp == MlpKind::kMoe;
   if (shared_first) {
     QUIRE_RETURN_IF_ERROR(RunShared(step, moe, weights.moe, input, /*add=*/false));
   }
-  QUIRE_RETURN_IF_ERROR(InnerOfGroups(step, moe, weights.moe.gate_up_groups, input));
-  QUIRE_RETURN_IF_ERROR(DownOfGroups(step, moe, weights.moe, is_whole, shared_first));
+  if (is_latent) {
+    QUIRE_RETURN_IF_ERROR(RunLatentGroups(step, moe, weights.moe, input, shared_first));
+  } else {
+    QUIRE_RETURN_IF_ERROR(InnerOfGroups(step, moe, weights.moe.gate_up_groups, input));
+    QUIRE_RETURN_IF_ERROR(DownOfGroups(step, moe, weights.moe,
+                                       {.y = is_whole ? step.buffers->x : b.sum,
+                                        .add = is_whole,
+                                        .addend = shared_first ? b.sum : nullptr}));
+  }
   if (is_whole) return absl::OkStatus();
   if (moe.shared && !shared_first) {
     QUIRE_RETURN_IF_ERROR(RunShared(step, moe, weights.moe, input, /*add=*/true));

@@ -36,12 +36,15 @@ struct Columns {
 // Computes columns of RecurrentBuffers::in from other columns: the second stage of z or a.
 absl::Status SecondStage(const StepContext& step, const LinearWeights& weights, std::int64_t width,
                          std::uint32_t from, std::uint32_t to) {
-  float* const in = step.buffers->recurrent.in;
+  const RecurrentBuffers& b = step.buffers->recurrent;
+  QUIRE_ASSIGN_OR_RETURN(
+      const ProductRows rows,
+      ProductInput(step, b.in + from, width, weights.matrices.front().k(), b.rounded));
   return ApplyLinear(*step.backend, weights,
-                     {.x = in + from,
+                     {.x = rows.x,
                       .weight = nullptr,
-                      .y = in + to,
-                      .x_stride = width,
+                      .y = b.in + to,
+                      .x_stride = rows.stride,
                       .y_stride = width,
                       .num_rows = step.num_tokens});
 }
@@ -129,7 +132,12 @@ kernels::GateOrder OrderOf(RecurrentGate gate) {
   return kernels::GateOrder::kSiluThenNorm;
 }
 
-// Computes out = gate(out, z).
+// Returns the rows of the gate, which the last product reads.
+kernels::FloatPtr Gated(const RecurrentBuffers& b) {
+  return b.rounded.is_null() ? kernels::FloatPtr(b.out) : b.rounded;
+}
+
+// Computes gate(out, z).
 absl::Status Gate(const StepContext& step, const RecurrentSpec& recurrent,
                   const RecurrentWeights& weights) {
   const RecurrentBuffers& b = step.buffers->recurrent;
@@ -139,7 +147,7 @@ absl::Status Gate(const StepContext& step, const RecurrentSpec& recurrent,
   return kernels::GateNorm(*step.backend, {.x = b.out,
                                            .gate = b.in + columns.z,
                                            .weight = weights.gate_norm,
-                                           .y = b.out,
+                                           .y = Gated(b),
                                            .x_stride = recurrent.value_columns(),
                                            .gate_stride = columns.width,
                                            .y_stride = recurrent.value_columns(),
@@ -174,7 +182,7 @@ absl::Status RecurrentBlock(const StepContext& step, const LayerSpec& layer,
   QUIRE_RETURN_IF_ERROR(Scan(step, recurrent, weights.recurrent, place));
   QUIRE_RETURN_IF_ERROR(Gate(step, recurrent, weights.recurrent));
   return AddProduct(step, AttentionOutput(layer, weights), weights.recurrent.out,
-                    step.buffers->recurrent.out, recurrent.value_columns());
+                    Gated(step.buffers->recurrent), recurrent.value_columns());
 }
 
 }  // namespace quire::models

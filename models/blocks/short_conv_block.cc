@@ -42,7 +42,10 @@ absl::Status ShortConvBlock(const StepContext& step, const LayerSpec& layer,
                                                             .width = layer.short_conv.width,
                                                             .silu = false}));
   QUIRE_RETURN_IF_ERROR(multiply(rows + step.hidden));
-  return AddProduct(step, AttentionOutput(layer, weights), weights.short_conv.out, v, stride);
+  QUIRE_ASSIGN_OR_RETURN(const ProductRows gated, ProductInput(step, v, stride, step.hidden,
+                                                               step.buffers->recurrent.rounded));
+  return AddProduct(step, AttentionOutput(layer, weights), weights.short_conv.out, gated.x,
+                    gated.stride);
 }
 
 }  // namespace quire::models

@@ -341,7 +341,6 @@ std::string UnbuiltAttention(const ModelSpec& spec, const AttentionSpec& heads, 
 std::string UnbuiltMla(const MlaSpec& mla, DeviceKind device) {
   const auto is_uneven = [](std::uint32_t columns) { return columns % 8 != 0; };
   const Knob knobs[] = {
-      {"shared MLA columns without rope", mla.rope < 0, true},
       {"q_latent_scale or kv_latent_scale", mla.q_latent_scale != 1 || mla.kv_latent_scale != 1},
       {"MLA cache rows of more than 576 columns, kv_lora_rank + qk_rope_head_dim",
        mla.kv_lora_rank + mla.rope_size > kernels::kMaxLatentColumns, true},
@@ -370,7 +369,6 @@ std::string UnbuiltMoe(const MoeSpec& moe, DeviceKind device) {
   const Knob knobs[] = {
       {"so many experts", 2 * moe.num_experts + moe.groups > kMaxRouterFloats, true},
       {"router_softcap", moe.router_softcap != 0},
-      {"experts behind a latent projection", moe.latent != 0, true},
       {"shared_average", moe.shared_average},
   };
   std::string unbuilt = FirstUnbuilt(knobs, device);
@@ -383,10 +381,6 @@ std::string UnbuiltMoe(const MoeSpec& moe, DeviceKind device) {
 std::string UnbuiltLayer(const ModelSpec& spec, const LayerSpec& layer, DeviceKind device) {
   const Knob knobs[] = {
       {"parallel order", layer.order != LayerOrder::kSequential},
-      {"no attention", layer.attention == AttentionKind::kNone, true},
-      {"recurrent layers", layer.attention == AttentionKind::kRecurrent, true},
-      {"short convolutions", layer.attention == AttentionKind::kShortConv, true},
-      {"no MLP", layer.mlp == MlpKind::kNone, true},
       {"kv_from_layer without heads",
        layer.kv_from_layer >= 0 && layer.attention != AttentionKind::kHeads},
   };

@@ -116,6 +116,13 @@ std::vector<float> ValuesOf(const runtime::StepResult& result) {
   return values;
 }
 
+// Returns the fewest state slots of a cache manager with kRows rows, or 0 if there are no states.
+std::uint32_t NumStateSlots(const formats::ModelFiles& files) {
+  const auto model = runtime::ReadModelSpec(files, DeviceKind::kCuda);
+  EXPECT_TRUE(model.ok()) << model.status();
+  return PlanLayerGroups(model->spec).state_bytes > 0 ? 1 + kRows + 2 : 0;
+}
+
 class CudaRunnerTest : public testing::Test {
  protected:
   void SetUp() override { cuda_emulator::Reset(); }
@@ -142,12 +149,18 @@ TEST_F(CudaRunnerTest, PlanEqualsTheAllocatedBytes) {
       {"deepseek-v2-bf16", DType::kBF16, Quantization::kInt8G32},
       {"gemma4-bf16", DType::kBF16, Quantization::kAuto},
       {"gemma4-moe-bf16", DType::kBF16, Quantization::kInt8G32},
-      {"llama4-bf16", DType::kF32, Quantization::kAuto}};
+      {"llama4-bf16", DType::kF32, Quantization::kAuto},
+      {"qwen35-moe-bf16", DType::kF32, Quantization::kAuto},
+      {"kimi-linear-bf16", DType::kBF16, Quantization::kAuto},
+      {"nemotron-h-bf16", DType::kBF16, Quantization::kInt8G32},
+      {"lfm2-bf16", DType::kBF16, Quantization::kAuto}};
   for (const auto& [name, dtype, quantization] : cases) {
     SCOPED_TRACE(absl::StrCat(name, " ", DTypeName(dtype), " ", QuantizationName(quantization)));
     std::uint64_t before = cuda_emulator::DeviceBytesAllocated();
     Stage stage(true, dtype);
     const formats::ModelFiles files = Fixture(name);
+    const std::uint32_t num_slots = NumStateSlots(files);
+    const runtime::RunnerOptions options = Options(dtype, num_slots);
     const auto plan =
         runtime::PlanDeviceMemory(files, {.page_size = kPageSize,
                                           .kv_dtype = dtype,
@@ -155,7 +168,7 @@ TEST_F(CudaRunnerTest, PlanEqualsTheAllocatedBytes) {
                                           .device_memory_bytes = std::int64_t{1} << 30,
                                           .num_sms = stage.backend().device().num_sms,
                                           .quantization = quantization,
-                                          .runner = Options(dtype)});
+                                          .runner = options});
     ASSERT_TRUE(plan.ok()) << plan.status();
     const auto taken = [&] {
       const std::uint64_t now = cuda_emulator::DeviceBytesAllocated();
@@ -167,14 +180,14 @@ TEST_F(CudaRunnerTest, PlanEqualsTheAllocatedBytes) {
     EXPECT_EQ(taken(), plan->weight_bytes);
     EXPECT_EQ(stage.model().weight_bytes, plan->weight_bytes);
     EXPECT_EQ(stage.model().weights->size_bytes(), plan->weight_bytes);
-    ASSERT_TRUE(stage.MakePool().ok());
+    ASSERT_TRUE(stage.MakePool(kRows, num_slots).ok());
     EXPECT_EQ(taken(), plan->pool_bytes);
     const std::uint64_t pinned = cuda_emulator::PinnedBytesEverAllocated();
-    ASSERT_TRUE(stage.MakeRunner(Options(dtype)).ok());
+    ASSERT_TRUE(stage.MakeRunner(options).ok());
     EXPECT_EQ(cuda_emulator::PinnedBytesEverAllocated() - pinned,
               static_cast<std::uint64_t>(plan->runner.pinned_bytes));
     EXPECT_EQ(taken(), plan->runner.activation_bytes + plan->runner.attention_bytes +
-                           plan->runner.sampler_bytes);
+                           plan->runner.sampler_bytes + plan->runner.state_bytes);
     EXPECT_EQ(stage.cuda().memory().device_bytes(), plan->runner.device_bytes());
     // Steps allocate nothing.
     ASSERT_TRUE(stage.Generate(1, {5, 6, 7}, 4).ok());

@@ -25,10 +25,11 @@ inline constexpr std::uint32_t kStepTokens = 64;
 inline constexpr std::uint32_t kBlocks = 64;
 inline constexpr std::uint32_t kPageSize = 16;
 
-inline runtime::RunnerOptions Options(DType activation) {
+inline runtime::RunnerOptions Options(DType activation, std::uint32_t num_state_slots = 0) {
   return {.max_rows = kRows,
           .max_step_tokens = kStepTokens,
           .max_logprobs = 5,
+          .num_state_slots = num_state_slots,
           .activation = activation};
 }
 
@@ -57,7 +58,7 @@ class Stage {
     return absl::OkStatus();
   }
 
-  absl::Status MakePool(std::uint32_t max_rows = kRows) {
+  absl::Status MakePool(std::uint32_t max_rows = kRows, std::uint32_t num_state_slots = 0) {
     QUIRE_ASSIGN_OR_RETURN(const cache::KvGeometry geometry,
                            runtime::KvGeometryFor(model_->spec, kPageSize, dtype_, kBlocks));
     QUIRE_ASSIGN_OR_RETURN(
@@ -70,7 +71,8 @@ class Stage {
                                              .groups = CacheGroupsOf(PlanLayerGroups(model_->spec)),
                                              .max_rows = max_rows,
                                              .max_context_tokens = model_->spec.max_position,
-                                             .max_row_overlap_tokens = kStepTokens}));
+                                             .max_row_overlap_tokens = kStepTokens,
+                                             .num_state_slots = num_state_slots}));
     return absl::OkStatus();
   }
 
@@ -114,6 +116,7 @@ class Stage {
     batch_.kv = cache_->PrepareStep({&step, 1});
     batch_.copies = cache_->TakeCopies();
     batch_.clears = cache_->TakeClears();
+    batch_.states = cache_->state_inputs();
     QUIRE_RETURN_IF_ERROR(runner_->Run(batch_));
     cache_->CompleteStep();
     return absl::OkStatus();

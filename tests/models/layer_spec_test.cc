@@ -253,20 +253,6 @@ TEST(LayerSpecTest, RejectsUnimplementedOptionsByName) {
   }
 }
 
-void UseShortConvolution(ModelSpec& spec) {
-  spec.layers[2].attention = AttentionKind::kShortConv;
-}
-
-MlaSpec WithoutRope(MlaSpec mla) {
-  mla.rope = -1;
-  return mla;
-}
-
-void UseLatentExperts(ModelSpec& spec) {
-  spec.layers[2].mlp = MlpKind::kMoe;
-  spec.layers[2].moe.latent = 32;
-}
-
 // CUDA rejects the knobs by name, and the CPU accepts them.
 void ExpectCpuOnly(std::span<const Knob> knobs) {
   for (const Knob& knob : knobs) {
@@ -312,19 +298,12 @@ TEST(LayerSpecTest, RejectsCpuOnlyOptionsOnAGpu) {
     return mla;
   };
   const Knob knobs[] = {
-      {"recurrent layers", [](ModelSpec& s) { s.layers[2] = RecurrentLayer(s); }},
       {"head_size above 512", [&](ModelSpec& s) { heads_of(s, 516); }},
       {"no multiple of 4", [&](ModelSpec& s) { heads_of(s, 62); }},
       {"more than 576 columns", [&](ModelSpec& s) { latent(s, sizes(520, 64, 64)); }},
       {"qk_rope_head_dim above 128", [&](ModelSpec& s) { latent(s, sizes(64, 136, 64)); }},
       {"an MLA rank or head dim that is no multiple of 8",
        [&](ModelSpec& s) { latent(s, sizes(512, 64, 60)); }},
-      {"shared MLA columns without rope",
-       [&](ModelSpec& s) { latent(s, WithoutRope(sizes(512, 64, 64))); }},
-      {"no attention", [](ModelSpec& s) { s.layers[2].attention = AttentionKind::kNone; }},
-      {"no MLP", [](ModelSpec& s) { s.layers[2].mlp = MlpKind::kNone; }},
-      {"short convolutions", UseShortConvolution},
-      {"experts behind a latent projection", UseLatentExperts},
   };
   ExpectCpuOnly(knobs);
 }
@@ -353,6 +332,25 @@ TEST(LayerSpecTest, AcceptsOptionsOfBothDevices) {
            layer.attention = AttentionKind::kMla;
            layer.mla.rope = 0;
          }
+       }},
+      {"latent attention without rope",
+       [](ModelSpec& s) {
+         for (LayerSpec& layer : s.layers) {
+           layer.attention = AttentionKind::kMla;
+           layer.mla.rope = -1;
+         }
+       }},
+      {"recurrent layers", [](ModelSpec& s) { s.layers[2] = RecurrentLayer(s); }},
+      {"short convolutions",
+       [](ModelSpec& s) { s.layers[2].attention = AttentionKind::kShortConv; }},
+      {"no attention", [](ModelSpec& s) { s.layers[2].attention = AttentionKind::kNone; }},
+      {"no MLP", [](ModelSpec& s) { s.layers[2].mlp = MlpKind::kNone; }},
+      {"an MLP without gate", [](ModelSpec& s) { s.layers[2].dense.gated = false; }},
+      {"experts behind a latent projection", [](ModelSpec& s) { Moe(s).latent = 32; }},
+      {"output_gate in the query projection",
+       [](ModelSpec& s) {
+         s.layers[2].heads.output_gate = GateKind::kSigmoid;
+         s.layers[2].heads.output_gate_source = GateSource::kInQueryProjection;
        }},
       {"attn_out", [&](ModelSpec& s) { s.layers[2].attn_out = norm; }},
       {"mlp_out", [&](ModelSpec& s) { s.layers[2].mlp_out = norm; }},

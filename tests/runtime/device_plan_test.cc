@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -364,6 +365,57 @@ TEST(CpuPoolTest, AutomaticPoolLeavesRoomForItsPrefixIndex) {
   const std::int64_t page = cache.geometry.page_bytes();
   EXPECT_THAT(std::string(runtime::PlanCpuPool(options, model->spec, 4 * page).status().message()),
               HasSubstr("device.cpu.kv_memory_share is 0.25: kv cache of "));
+}
+
+TEST(DeviceStatesTest, StatesTakeTheirMemoryFromThePages) {
+  const auto files = formats::ModelFiles::FromDirectory(paths::TestData("models/qwen35-bf16"));
+  ASSERT_TRUE(files.ok()) << files.status();
+  const auto model = runtime::ReadModelSpec(*files, DeviceKind::kCuda);
+  ASSERT_TRUE(model.ok()) << model.status();
+  const std::int64_t slot = PlanLayerGroups(model->spec).state_bytes;
+  runtime::RuntimeOptions options = Options();
+  options.model.dummy_weights = false;
+  options.pool.page_size = 16;
+  options.pool.state_share = 0.25;
+  const auto plan_of = [&](std::int64_t free_bytes) {
+    return runtime::PlanDevice(options, *files, free_bytes, /*num_sms=*/132);
+  };
+  options.pool.capacity_bytes = 80 * slot;
+  const auto given = plan_of(1024 * kMiB);
+  ASSERT_TRUE(given.ok()) << given.status();
+  const std::int64_t page = given->memory.page_bytes;
+  EXPECT_EQ(given->states.num_slots, 1u + 8 + 20);
+  EXPECT_EQ(given->runner.num_state_slots, given->states.num_slots);
+  EXPECT_EQ(given->memory.runner.state_bytes, 29 * slot);
+  EXPECT_EQ(given->memory.num_blocks, 51 * slot / page);
+
+  // An automatic pool divides what the other parts leave in the same way, to the last page.
+  options.pool.capacity_bytes.reset();
+  const std::int64_t others = given->memory.total_bytes() - given->memory.runner.state_bytes -
+                              given->memory.num_blocks * page;
+  const std::int64_t free = others + options.device.reserve_bytes + 80 * slot;
+  const auto automatic = plan_of(free);
+  ASSERT_TRUE(automatic.ok()) << automatic.status();
+  EXPECT_EQ(automatic->states.num_slots, 29u);
+  EXPECT_EQ(automatic->memory.num_blocks, 51 * slot / page);
+  const auto lines = runtime::PlanLines(*automatic);
+  const auto states =
+      std::ranges::find(lines, "states", [](const auto& line) { return line.first; });
+  ASSERT_NE(states, lines.end());
+  EXPECT_EQ(states->second, 29 * slot);
+
+  // By default as many sequences run as fit.
+  options.steps.may_lower_rows = true;
+  const auto lowered = plan_of(free - 65 * slot);
+  ASSERT_TRUE(lowered.ok()) << lowered.status();
+  EXPECT_LT(lowered->runner.max_rows, 8u);
+  EXPECT_EQ(lowered->runner.max_rows, lowered->states.max_rows);
+  options.steps.may_lower_rows = false;
+
+  const absl::Status refused = plan_of(free - 65 * slot).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("scheduler.max_running_sequences is 8, and the recurrent states"));
 }
 
 TEST(CpuPoolTest, StatesTakeTheirMemoryFromThePool) {

@@ -73,6 +73,7 @@ absl::StatusOr<PlanReport> PlanGpu(const PlanRequest& request, const server::Dae
                                              files, *bytes, request.num_sms));
   PlanReport report;
   for (const auto& [name, part] : runtime::PlanLines(plan)) {
+    if (name == "states") continue;  // AddStates adds more about them
     const bool on_host = name == "pinned" || name == "prefix_index";
     report.lines.push_back(Line(name, part, on_host ? " of host memory" : ""));
     report.json[name + "_bytes"] = part;
@@ -84,6 +85,7 @@ absl::StatusOr<PlanReport> PlanGpu(const PlanRequest& request, const server::Dae
   report.json["page_bytes"] = plan.memory.page_bytes;
   report.json["page_tokens"] = plan.page_size;
   report.json["kv_dtype"] = DTypeName(plan.kv_dtype);
+  AddStates(plan.states, /*is_sized=*/true, &report);
   AddLayers(plan.memory.layer_groups, plan.memory.page_bytes, plan.sequence_pages,
             plan.context_tokens, &report);
   return report;
