@@ -13,8 +13,9 @@
 //   others     KV store (the first pages) and sampler against the CPU, bit for bit; norm, rope and
 //              gate by norm
 //
-// Kernels that fuse several ops, the router, the step inputs and captured graphs are compared by
-// CompareSteps (first_steps.h), but only with themselves. The embedding is not checked.
+// Kernels that fuse several ops, the router, recurrent layers, the step inputs and captured graphs
+// are compared by CompareSteps (first_steps.h), but only with themselves. The embedding is not
+// checked.
 //
 // Place:      called by CudaRunner, which lends its buffers; reported by ModelStack.
 // Invariants: allocates no device memory. The pages that it wrote are zero afterwards.

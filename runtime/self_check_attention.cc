@@ -42,10 +42,11 @@ struct HeadShape {
   std::uint32_t kv_heads = 0;
   std::uint32_t head_size = 0;      // of q, and of rows of the cache
   std::uint32_t value_columns = 0;  // 0: all
-  std::uint32_t width = 0;          // elements of a row of q, k and v; MLA: of q
+  std::uint32_t width = 0;          // elements of a row of q, k, v and gate; MLA: of q
   std::uint32_t nope_size = 0;      // MLA
   std::uint32_t rotary = 0;
   std::uint32_t rotary_first = 0;
+  bool rotates = true;  // else the rotary columns of MLA stay as they are
   kernels::RopeStyle style = kernels::RopeStyle::kHalf;
   float scale = 0;
   std::uint32_t window = 0;
@@ -72,6 +73,7 @@ HeadShape ShapeOf(const models::LayerSpec& layer, const models::LayerWeights& we
     shape.width = mla.num_heads * shape.head_size;
     shape.nope_size = mla.nope_size;
     shape.rotary = mla.rope_size;
+    shape.rotates = mla.rope >= 0;
     shape.style = style(mla.rope_style);
     shape.scale = mla.scale;
     return shape;
@@ -81,6 +83,7 @@ HeadShape ShapeOf(const models::LayerSpec& layer, const models::LayerWeights& we
   shape.kv_heads = heads.num_kv_heads;
   shape.head_size = heads.head_size;
   shape.width = (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_size;
+  if (models::HasGateInQueries(layer)) shape.width += heads.num_heads * heads.head_size;
   shape.rotary = heads.rope >= 0 ? heads.rotary_size : 0;
   shape.rotary_first = heads.rope >= 0 ? heads.rotary_first : 0;
   shape.style = style(heads.rope_style);
@@ -301,7 +304,8 @@ std::string AttentionCheck::Describe(absl::string_view what) const {
 
 std::string AttentionCheck::Key() const {
   return Describe(absl::StrCat(shape_.width, " ", shape_.rotary, " ", shape_.rotary_first, " ",
-                               static_cast<int>(shape_.style), " ", shape_.scale));
+                               static_cast<int>(shape_.style), " ", shape_.rotates, " ",
+                               shape_.scale));
 }
 
 absl::Status AttentionCheck::PoisonPages() {
@@ -377,8 +381,8 @@ absl::Status AttentionCheck::LaunchStore(const kernels::Backend& backend, const 
                                           .heads = stored.rows,
                                           .latents = stored.latents,
                                           .queries = stored.queries,
-                                          .cosines = stored.cosines,
-                                          .sines = stored.sines,
+                                          .cosines = shape_.rotates ? stored.cosines : nullptr,
+                                          .sines = shape_.rotates ? stored.sines : nullptr,
                                           .row_offsets = stored.row_offsets,
                                           .token_rows = stored.token_rows,
                                           .positions = stored.positions,
@@ -410,7 +414,7 @@ absl::Status AttentionCheck::LaunchStore(const kernels::Backend& backend, const 
 absl::Status AttentionCheck::ComputeAngles(const Stored& stored, bool reports) {
   const std::uint32_t pairs = shape_.rotary / 2;
   const std::int64_t count = std::int64_t{stored.count} * pairs;
-  if (pairs == 0) return absl::OkStatus();
+  if (pairs == 0 || !shape_.rotates) return absl::OkStatus();
   std::vector<float> frequencies(pairs);
   for (std::uint32_t i = 0; i < pairs; ++i) {
     frequencies[i] = std::pow(10000.0f, -static_cast<float>(i) / static_cast<float>(pairs));
@@ -848,7 +852,7 @@ absl::Status CheckAttention(SelfCheckContext* context) {
   std::set<std::string> seen;
   for (std::size_t i = 0; i < params.spec->layers.size(); ++i) {
     const models::LayerSpec& layer = params.spec->layers[i];
-    if (layer.attention == models::AttentionKind::kNone) continue;
+    if (!layer.has_kv()) continue;
     AttentionCheck check(context, layer, params.weights->layers()[i], params.layers->places[i]);
     if (seen.insert(check.Key()).second) QUIRE_RETURN_IF_ERROR(check.Run());
   }

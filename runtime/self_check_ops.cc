@@ -124,18 +124,19 @@ absl::Status CheckGate(SelfCheckContext* context, const kernels::Backend& cpu,
   QUIRE_RETURN_IF_ERROR(context->UploadFloats(device_gate, gate));
   QUIRE_RETURN_IF_ERROR(context->UploadFloats(device_up, up));
   std::vector<float> want(gate.size());
-  kernels::GatedProductParams params{.gate = kernels::ConstFloatPtr(gate.data()),
-                                     .up = kernels::ConstFloatPtr(up.data()),
-                                     .y = FloatPtr(want.data()),
-                                     .gate_stride = columns,
-                                     .up_stride = columns,
-                                     .y_stride = columns,
-                                     .num_rows = rows,
-                                     .columns = columns,
-                                     .shape = models::GateShapeOf(mlp)};
+  kernels::GatedProductParams params{
+      .gate = kernels::ConstFloatPtr(gate.data()),
+      .up = mlp.gated ? kernels::ConstFloatPtr(up.data()) : kernels::ConstFloatPtr(),
+      .y = FloatPtr(want.data()),
+      .gate_stride = columns,
+      .up_stride = columns,
+      .y_stride = columns,
+      .num_rows = rows,
+      .columns = columns,
+      .shape = models::GateShapeOf(mlp)};
   QUIRE_RETURN_IF_ERROR(kernels::GatedProduct(cpu, params));
   params.gate = device_gate;
-  params.up = device_up;
+  if (mlp.gated) params.up = device_up;
   params.y = y;
   return CompareRows(context,
                      {.kernel = "gate",

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <initializer_list>
 #include <iterator>
 #include <numeric>
 #include <optional>
@@ -189,15 +190,20 @@ class ProductCheck {
 ProductCheck::Use ProductCheck::UseOf(absl::string_view name, const models::LayerSpec& spec) const {
   Use use{.name = std::string(name), .y = context_->activation(), .gate = {}};
   const bool is_shared = absl::StartsWith(name, "shared_");
+  const auto is_one_of = [&](std::initializer_list<absl::string_view> names) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
   if (absl::EndsWith(name, "gate_up")) {
     const models::MlpSpec& mlp = spec.mlp == models::MlpKind::kDense ? spec.dense
                                  : is_shared                         ? *spec.moe.shared
                                                                      : spec.moe.expert;
-    use.gate = models::GateShapeOf(mlp);
-  } else if (name == "o" || name == "down") {
+    if (mlp.gated) use.gate = models::GateShapeOf(mlp);
+  } else if (is_one_of({"o", "down", "recurrent_out", "short_conv_out"})) {
     use.y = DType::kF32;
     use.adds_residual = true;
-  } else if (absl::EndsWith(name, "down") || name == "router" || name == "shared_gate") {
+  } else if (absl::EndsWith(name, "down") ||
+             is_one_of({"router", "shared_gate", "recurrent_in", "recurrent_gate",
+                        "recurrent_decay", "short_conv_in", "latent_out"})) {
     use.y = DType::kF32;
   }
   return use;

@@ -294,6 +294,7 @@ struct Stage {
                                       {.max_rows = options.max_rows,
                                        .max_step_tokens = options.max_step_tokens,
                                        .max_logprobs = 5,
+                                       .num_state_slots = NumStateSlots(options),
                                        .activation = activation});
     QUIRE_CHECK(created.ok());
     runner = *std::move(created);
@@ -304,6 +305,9 @@ struct Stage {
     Device device = *OpenCudaDevice(0);
     if (!options.hopper_kernels) device.compute_capability = 80;
     return device;
+  }
+  std::uint32_t NumStateSlots(const Options& options) const {
+    return models::PlanLayerGroups(model->spec).state_bytes > 0 ? 1 + options.max_rows : 0;
   }
   absl::Status Check() { return runner->CheckKernels(absl::Minutes(10), &report); }
 
@@ -428,11 +432,12 @@ TEST_F(SelfCheckTest, PassesForEveryKindOfModel) {
   }
 }
 
-// Windows, sinks, MLA, MoE, bias, norms of q and k, tied embeddings, mxfp4.
+// Windows, sinks, MLA, MoE, bias, norms of q and k, tied embeddings, mxfp4, recurrent layers.
 TEST_F(SelfCheckTest, PassesForEveryFamily) {
   for (const char* name :
        {"llama-bias-bf16", "mistral-window-bf16", "gemma3-text-bf16", "qwen3-hd128-bf16",
-        "mixtral-bf16", "gpt-oss-mxfp4", "deepseek-v3-bf16", "phi3-bf16"}) {
+        "mixtral-bf16", "gpt-oss-mxfp4", "deepseek-v3-bf16", "phi3-bf16", "qwen35-moe-bf16",
+        "nemotron-h-bf16", "lfm2-bf16", "kimi-linear-bf16"}) {
     Stage stage(paths::TestData(absl::StrCat("models/", name)),
                 {.max_step_tokens = 17, .mode = LoadMode::kReal});
     const absl::Status status = stage.Check();
