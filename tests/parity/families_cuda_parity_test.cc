@@ -50,7 +50,14 @@ constexpr Fixture kFixtures[] = {{"mistral-window-bf16"},
                                  {"minimax-m2-bf16"},
                                  {"gemma4-bf16"},
                                  {"gemma4-moe-bf16"},
-                                 {"llama4-bf16"}};
+                                 {"llama4-bf16"},
+                                 {"qwen3-next-bf16"},
+                                 {"qwen35-bf16"},
+                                 {"qwen35-moe-bf16"},
+                                 {"granite-hybrid-bf16"},
+                                 {"nemotron-h-bf16"},
+                                 {"lfm2-bf16"},
+                                 {"kimi-linear-bf16"}};
 
 // A prompt of 37 tokens, and one longer than every window and border.
 const std::vector<std::size_t> kSome = {10, 9};

@@ -62,7 +62,10 @@ class RealModel : public StressModel {
                                          .activation = activation(),
                                          .max_context_tokens = pool.max_context_tokens};
     if (stream_ != nullptr) {
-      return OrDie(runtime::CudaRunner::Create(*model_, backend_, &*pool_, options), "runner");
+      auto runner =
+          OrDie(runtime::CudaRunner::Create(*model_, backend_, &*pool_, options), "runner");
+      states_ = runner->states();
+      return runner;
     }
     auto runner = OrDie(runtime::CpuRunner::Create(*model_, backend_, &*pool_, options), "runner");
     states_ = runner->states();
@@ -169,17 +172,29 @@ class FixtureModel : public RealModel {
   void PoisonFreePages() {
     const std::vector<cache::PageUse> pages = cache_->DescribePages();
     for (std::uint32_t i = 0; i < pages.size(); ++i) {
-      if (pages[i].kind != cache::PageUse::Kind::kFree) continue;
-      const std::span<std::byte> bytes = pool_->page_blocks(BlockId{i + 1});
-      if (stream_ == nullptr) {
-        std::fill(bytes.begin(), bytes.end(), std::byte{0xff});
-        continue;
-      }
-      const std::vector<std::byte> poisoned(bytes.size(), std::byte{0xff});
-      const auto size = static_cast<std::int64_t>(poisoned.size());
-      EXPECT_TRUE(stream_->Copy(bytes.data(), poisoned.data(), size).ok());
-      EXPECT_TRUE(stream_->Synchronize().ok());
+      if (pages[i].kind == cache::PageUse::Kind::kFree) Poison(pool_->page_blocks(BlockId{i + 1}));
     }
+  }
+
+  // Fills memory of the model's device.
+  void Poison(std::span<std::byte> bytes) {
+    if (stream_ == nullptr) {
+      std::ranges::fill(bytes, std::byte{0xff});
+      return;
+    }
+    const std::vector<std::byte> poisoned(bytes.size(), std::byte{0xff});
+    const auto size = static_cast<std::int64_t>(poisoned.size());
+    EXPECT_TRUE(stream_->Copy(bytes.data(), poisoned.data(), size).ok());
+    EXPECT_TRUE(stream_->Synchronize().ok());
+  }
+
+  std::vector<std::byte> Read(std::span<const std::byte> bytes) {
+    if (stream_ == nullptr) return {bytes.begin(), bytes.end()};
+    std::vector<std::byte> read(bytes.size());
+    const auto size = static_cast<std::int64_t>(read.size());
+    EXPECT_TRUE(stream_->Copy(read.data(), bytes.data(), size).ok());
+    EXPECT_TRUE(stream_->Synchronize().ok());
+    return read;
   }
 
   void PoisonFreeSlots() {
@@ -190,10 +205,10 @@ class FixtureModel : public RealModel {
     };
     for (std::uint32_t slot = 1; slot < pool.num_slots(); ++slot) {
       if (pool.state(cache::StateSlot{slot}) != cache::SlotState::kFree) continue;
-      std::ranges::fill(slot_of(slot), std::byte{0xff});
+      Poison(slot_of(slot));
     }
     if (pool.num_slots() == 0) return;
-    EXPECT_TRUE(std::ranges::all_of(slot_of(0), [](std::byte byte) {
+    EXPECT_TRUE(std::ranges::all_of(Read(slot_of(0)), [](std::byte byte) {
       return byte == std::byte{0};
     })) << "the null slot was written";
   }

@@ -1,6 +1,6 @@
-// Fixtures of models with recurrent layers on the CPU. Tokens and log-probabilities of requests
-// that hit, fork, continue or are preempted equal, bit by bit, those of the same requests that run
-// alone and compute everything.
+// Fixtures of models with recurrent layers, on the CPU and on an emulated GPU. Tokens and
+// log-probabilities of requests that hit, fork, continue or are preempted equal, bit by bit, those
+// of the same requests that run alone and compute everything.
 
 #include <gtest/gtest.h>
 
@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/backend/backend.h"
 #include "tests/engine/stream_reader.h"
 #include "tests/stress/real_model.h"
 
@@ -68,10 +69,20 @@ Request MakeRequest(const std::string& id, Tokens prompt, std::int32_t max_token
   return request;
 }
 
-class RecurrentModelTest : public testing::TestWithParam<const char*> {
+// A fixture on a device.
+struct Place {
+  const char* folder;
+  DeviceKind device = DeviceKind::kCpu;
+  DType kv_dtype = DType::kF32;
+};
+
+class RecurrentTest : public testing::TestWithParam<Place> {
  protected:
-  RecurrentModelTest()
-      : model_(MakeFixtureModel(GetParam(), 2)), cold_model_(MakeFixtureModel(GetParam(), 2)) {}
+  RecurrentTest() : model_(MakeModel()), cold_model_(MakeModel()) {}
+
+  static std::unique_ptr<StressModel> MakeModel() {
+    return MakeFixtureModel(GetParam().folder, 2, GetParam().device, GetParam().kv_dtype);
+  }
 
   static StressPool Pool(std::uint32_t usable_pages = 200, std::uint32_t snapshots = 4) {
     return {.usable_pages = usable_pages,
@@ -107,6 +118,8 @@ class RecurrentModelTest : public testing::TestWithParam<const char*> {
   const std::unique_ptr<StressModel> model_;
   const std::unique_ptr<StressModel> cold_model_;  // a model has one engine at a time
 };
+
+class RecurrentModelTest : public RecurrentTest {};
 
 TEST_P(RecurrentModelTest, HitsComputeAtMostAPageAndTheSlack) {
   Server server(*model_, Pool());
@@ -178,15 +191,57 @@ TEST_P(RecurrentModelTest, CrowdedRequestsEqualLoneOnes) {
   EXPECT_GT(server.Stats().preemptions, 0);
 }
 
+std::string NameOf(const testing::TestParamInfo<Place>& info) {
+  std::string name = info.param.folder;
+  std::replace(name.begin(), name.end(), '-', '_');
+  return absl::StrCat(name, info.param.kv_dtype == DType::kF32 ? "" : "_pages_of_bf16");
+}
+
 INSTANTIATE_TEST_SUITE_P(All, RecurrentModelTest,
-                         testing::Values("qwen35-bf16", "qwen35-moe-bf16", "qwen3-next-bf16",
-                                         "granite-hybrid-bf16", "nemotron-h-bf16", "lfm2-bf16",
-                                         "kimi-linear-bf16"),
-                         [](const auto& info) {
-                           std::string name = info.param;
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
-                         });
+                         testing::Values(Place{"qwen35-bf16"}, Place{"qwen35-moe-bf16"},
+                                         Place{"qwen3-next-bf16"}, Place{"granite-hybrid-bf16"},
+                                         Place{"nemotron-h-bf16"}, Place{"lfm2-bf16"},
+                                         Place{"kimi-linear-bf16"}),
+                         NameOf);
+
+// The use of slots does not depend on the model, so a GPU, which is emulated slowly, computes only
+// few requests.
+class RecurrentGpuTest : public RecurrentTest {};
+
+TEST_P(RecurrentGpuTest, HitsForksAndPreemptionsEqualLoneRequests) {
+  Server server(*model_, Pool(12, 3), AdmissionMode::kOvercommit);
+  const Tokens prompt = Prompt(1, 50);
+  for (const std::int32_t cached : {0, 32}) {
+    const auto request = MakeRequest(absl::StrCat("hits", cached), prompt, 4);
+    const Reading reading = server.Run(request);
+    ExpectCold(request, reading);
+    EXPECT_EQ(reading.usage.cached_tokens, cached);
+  }
+  Request forked = MakeRequest("forked", Prompt(2, 20), 6);
+  forked.sampling.choice_count = 3;
+  forked.sampling.temperature = 1;
+  forked.sampling.seed = 11;
+  ExpectCold(forked, server.Run(forked));
+  std::vector<Request> crowd;
+  std::vector<std::shared_ptr<TokenStream>> streams;
+  for (std::uint64_t i = 0; i < 4; ++i) {
+    crowd.push_back(MakeRequest(absl::StrCat("crowd", i), Prompt(3 + i, 24 + i), 30));
+    streams.push_back(server.Start(crowd.back()));
+  }
+  for (std::size_t i = 0; i < crowd.size(); ++i) ExpectCold(crowd[i], ReadAll(*streams[i]));
+  EXPECT_GT(server.Stats().preemptions, 0);
+}
+
+std::vector<Place> OnGpu() {
+  if (!kernels::kHasCuda) return {};
+  return {{"qwen35-bf16", DeviceKind::kCuda, DType::kF32},
+          {"qwen35-bf16", DeviceKind::kCuda, DType::kBF16},
+          {"nemotron-h-bf16", DeviceKind::kCuda, DType::kBF16},
+          {"lfm2-bf16", DeviceKind::kCuda, DType::kBF16}};
+}
+
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(RecurrentGpuTest);
+INSTANTIATE_TEST_SUITE_P(All, RecurrentGpuTest, testing::ValuesIn(OnGpu()), NameOf);
 
 }  // namespace
 }  // namespace quire::engine

@@ -57,7 +57,7 @@ DRY_KEYS = ["kv_cache.capacity_bytes=16MiB"]
 
 # The suites that run first, in this order: kernels of compute capability 9.0, fp8, MLA, attention rules, one-byte pages.
 FIRST_SUITES = ["Sm90|TensorMaps", "Fp8|Rounded", "Latent|HeadLinear", "Rules", "AttentionBits|QkvStore"]
-MODEL_SUITES = re.compile("Parity|LlamaCuda|FormatCuda|Converted|BlocksCuda|WindowModel")
+MODEL_SUITES = re.compile("Parity|LlamaCuda|FormatCuda|Converted|BlocksCuda|WindowModel|RecurrentModel|RecurrentGpu")
 OVERLAP_MODEL = "llama-theta500k-multieos-bf16"
 DEVICE_PROGRAMS = ("quired", "quire_gpu_tests", "bench_kernels_cuda")
 PROGRAMS = {"quired": "--version", "quire": "--version", "quire_answers": "--help",
