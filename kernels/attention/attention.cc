@@ -9,7 +9,6 @@
 #include "kernels/attention/attention_mask.h"
 #include "kernels/attention/attention_shares.h"
 #include "kernels/attention/bf16_attention.h"
-#include "kernels/backend/isa.h"
 
 namespace quire::kernels {
 namespace internal {
@@ -356,8 +355,7 @@ absl::Status PagedAttention(const Backend& backend, const AttentionParams& param
   QUIRE_RETURN_IF_ERROR(
       CheckKvStep(*params.keys, *params.values, params.row_offsets, params.batch_size));
   if (backend.activations() == CpuActivations::kBF16 && KvDType(*params.keys) == DType::kBF16) {
-    const bool has_tiles = internal::ChosenLevel() == internal::CpuLevel::kAmx;
-    internal::PagedAttentionBf16(backend, params, has_tiles ? internal::kBf16MultiplyAmx : nullptr);
+    internal::PagedAttentionBf16(backend, params, internal::ChosenBf16Multiply());
     return absl::OkStatus();
   }
   const std::uint32_t head_size = KvShapeOf(*params.keys).head_size;

@@ -7,12 +7,29 @@
 #include <cmath>
 #include <vector>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include "base/dtype.h"
+#include "kernels/backend/isa.h"
 #include "kernels/linear/fp8_rows.h"
 
 namespace quire::kernels {
 
 namespace {
+
+// Returns true if vdpbf16ps is faster than multiply-adds. CPUs with AMX compute it at half their
+// rate, the others at the same rate.
+bool HasFastPairs() {
+#if defined(__x86_64__)
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  const bool has_tiles = __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (edx >> 24 & 1);
+  return !has_tiles && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax >> 5 & 1);
+#else
+  return false;
+#endif
+}
 
 std::int64_t CeilDivide(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
@@ -32,6 +49,13 @@ std::int64_t Bf16LinearThreadBytes(std::uint32_t num_rows, std::uint32_t k) {
 }
 
 namespace internal {
+
+Bf16MultiplyFn ChosenBf16Multiply() {
+  const CpuLevel level = ChosenLevel();
+  if (level == CpuLevel::kAmx) return kBf16MultiplyAmx;
+  static const bool has_fast_pairs = HasFastPairs();
+  return level == CpuLevel::kAvx512Vnni && has_fast_pairs ? kBf16MultiplyAvx512Bf16 : nullptr;
+}
 
 float FlushedFma(float a, float b, float c) {
   const auto read = [](float x) -> double {

@@ -10,7 +10,6 @@
 #include "base/check.h"
 #include "base/logging.h"
 #include "base/status.h"
-#include "kernels/backend/isa.h"
 #include "kernels/kv_store/qkv_store.h"
 #include "kernels/linear/bf16_linear.h"
 #include "kernels/linear/fp8_linear.h"
@@ -246,8 +245,7 @@ absl::Status Linear(const Backend& backend, const LinearParams& params) {
   }
   const CpuActivations activations = backend.activations();
   if (activations == CpuActivations::kBF16) {
-    const bool has_tiles = internal::ChosenLevel() == internal::CpuLevel::kAmx;
-    internal::LinearBf16(backend, params, has_tiles ? internal::kBf16MultiplyAmx : nullptr);
+    internal::LinearBf16(backend, params, internal::ChosenBf16Multiply());
     return absl::OkStatus();
   }
   const WeightFormat format = params.weight->format();

@@ -8,10 +8,10 @@ weak() {
   symbols_of=$(nm --defined-only "$1") && printf '%s\n' "$symbols_of" | awk '$2 ~ /^[VWuvw]$/'
 }
 
-units=$(find "$1" \( -name 'int_linear_*.cc.o' ! -name '*_scalar.cc.o' ! -name '*_choice.cc.o' \) -o -name bf16_linear_amx.cc.o)
+units=$(find "$1" \( -name 'int_linear_*.cc.o' ! -name '*_scalar.cc.o' ! -name '*_choice.cc.o' \) -o -name bf16_linear_amx.cc.o -o -name bf16_linear_avx512bf16.cc.o)
 count=$(printf '%s\n' "$units" | wc -l)
-if [ "$count" -lt 8 ]; then
-  echo "expected 8 objects of instruction sets under $1, found: $units"
+if [ "$count" -lt 9 ]; then
+  echo "expected 9 objects of instruction sets under $1, found: $units"
   exit 1
 fi
 # An ordinary unit has such symbols. If it has none, the search is wrong.
