@@ -132,29 +132,31 @@ class CudaRunnerTest : public testing::Test {
   }
 };
 
+// Models whose memory is compared with its plan.
+constexpr std::tuple<const char*, DType, Quantization> kPlanned[] = {
+    {"llama-gqa-tied-bf16", DType::kF32, Quantization::kAuto},
+    {"llama-gqa-tied-bf16", DType::kBF16, Quantization::kAuto},
+    {"llama-gqa-tied-bf16", DType::kBF16, Quantization::kInt4G32},
+    {"mistral-window-bf16", DType::kBF16, Quantization::kInt8},
+    {"mixtral-bf16", DType::kF32, Quantization::kAuto},
+    {"qwen3-moe-bf16", DType::kBF16, Quantization::kAuto},
+    {"qwen3-moe-bf16", DType::kBF16, Quantization::kInt8G32},
+    {"gpt-oss-bf16", DType::kBF16, Quantization::kAuto},
+    {"gpt-oss-mxfp4", DType::kBF16, Quantization::kAuto},
+    {"deepseek-v2-lite-bf16", DType::kF32, Quantization::kAuto},
+    {"deepseek-v3-bf16", DType::kBF16, Quantization::kAuto},
+    {"deepseek-v2-bf16", DType::kBF16, Quantization::kInt8G32},
+    {"gemma4-bf16", DType::kBF16, Quantization::kAuto},
+    {"gemma4-moe-bf16", DType::kBF16, Quantization::kInt8G32},
+    {"llama4-bf16", DType::kF32, Quantization::kAuto},
+    {"qwen35-moe-bf16", DType::kF32, Quantization::kAuto},
+    {"kimi-linear-bf16", DType::kBF16, Quantization::kAuto},
+    {"nemotron-h-bf16", DType::kBF16, Quantization::kInt8G32},
+    {"lfm2-bf16", DType::kBF16, Quantization::kAuto}};
+
 // The plan contains exactly the bytes that Create and LoadModel allocate.
 TEST_F(CudaRunnerTest, PlanEqualsTheAllocatedBytes) {
-  const std::tuple<const char*, DType, Quantization> cases[] = {
-      {"llama-gqa-tied-bf16", DType::kF32, Quantization::kAuto},
-      {"llama-gqa-tied-bf16", DType::kBF16, Quantization::kAuto},
-      {"llama-gqa-tied-bf16", DType::kBF16, Quantization::kInt4G32},
-      {"mistral-window-bf16", DType::kBF16, Quantization::kInt8},
-      {"mixtral-bf16", DType::kF32, Quantization::kAuto},
-      {"qwen3-moe-bf16", DType::kBF16, Quantization::kAuto},
-      {"qwen3-moe-bf16", DType::kBF16, Quantization::kInt8G32},
-      {"gpt-oss-bf16", DType::kBF16, Quantization::kAuto},
-      {"gpt-oss-mxfp4", DType::kBF16, Quantization::kAuto},
-      {"deepseek-v2-lite-bf16", DType::kF32, Quantization::kAuto},
-      {"deepseek-v3-bf16", DType::kBF16, Quantization::kAuto},
-      {"deepseek-v2-bf16", DType::kBF16, Quantization::kInt8G32},
-      {"gemma4-bf16", DType::kBF16, Quantization::kAuto},
-      {"gemma4-moe-bf16", DType::kBF16, Quantization::kInt8G32},
-      {"llama4-bf16", DType::kF32, Quantization::kAuto},
-      {"qwen35-moe-bf16", DType::kF32, Quantization::kAuto},
-      {"kimi-linear-bf16", DType::kBF16, Quantization::kAuto},
-      {"nemotron-h-bf16", DType::kBF16, Quantization::kInt8G32},
-      {"lfm2-bf16", DType::kBF16, Quantization::kAuto}};
-  for (const auto& [name, dtype, quantization] : cases) {
+  for (const auto& [name, dtype, quantization] : kPlanned) {
     SCOPED_TRACE(absl::StrCat(name, " ", DTypeName(dtype), " ", QuantizationName(quantization)));
     std::uint64_t before = cuda_emulator::DeviceBytesAllocated();
     Stage stage(true, dtype);
