@@ -199,7 +199,6 @@ std::vector<Knob> KnobsOfLayersThatDiffer() {
          Heads(s).v_norm = WithoutWeight(kNorm);
          ShareKeys(s, 1);
          ShareKeys(s, 0);
-         s.layers.back().heads.rope = -1;
        }},
       {"stored_output_scale", [](ModelSpec& s) { s.layers[1].has_output_scale = true; }},
       {"stored_output_scale_without_mlp",
