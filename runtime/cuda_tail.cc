@@ -16,9 +16,12 @@ std::size_t RowWords(const models::StepLimits& limits) {
   return 3 * std::size_t{limits.max_rows} + 1;
 }
 
-// Words of the largest step: the arrays of rows, then tokens, positions and batch rows.
+// Words of the largest step: the arrays of rows, then tokens, positions and batch rows. The number
+// is a multiple of 64.
 std::int64_t TailWords(const models::StepLimits& limits) {
-  return static_cast<std::int64_t>(RowWords(limits)) + 3 * std::int64_t{limits.max_step_tokens};
+  const std::int64_t words =
+      static_cast<std::int64_t>(RowWords(limits)) + 3 * std::int64_t{limits.max_step_tokens};
+  return (words + 63) / 64 * 64;
 }
 
 }  // namespace

@@ -147,7 +147,7 @@ constexpr std::tuple<const char*, DType, Quantization> kPlanned[] = {
     {"deepseek-v3-bf16", DType::kBF16, Quantization::kAuto},
     {"deepseek-v2-bf16", DType::kBF16, Quantization::kInt8G32},
     {"gemma4-bf16", DType::kBF16, Quantization::kAuto},
-    {"gemma4-moe-bf16", DType::kBF16, Quantization::kInt8G32},
+    {"gemma4-moe-bf16", DType::kBF16, Quantization::kAuto},
     {"llama4-bf16", DType::kF32, Quantization::kAuto},
     {"qwen35-moe-bf16", DType::kF32, Quantization::kAuto},
     {"kimi-linear-bf16", DType::kBF16, Quantization::kAuto},
