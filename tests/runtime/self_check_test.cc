@@ -432,12 +432,13 @@ TEST_F(SelfCheckTest, PassesForEveryKindOfModel) {
   }
 }
 
-// Windows, sinks, MLA, MoE, bias, norms of q and k, tied embeddings, mxfp4, recurrent layers.
+// Windows, chunks, sinks, MLA, MoE, bias, norms of q and k, tied embeddings, mxfp4, recurrent
+// layers, KV rows that differ.
 TEST_F(SelfCheckTest, PassesForEveryFamily) {
   for (const char* name :
        {"llama-bias-bf16", "mistral-window-bf16", "gemma3-text-bf16", "qwen3-hd128-bf16",
         "mixtral-bf16", "gpt-oss-mxfp4", "deepseek-v3-bf16", "phi3-bf16", "qwen35-moe-bf16",
-        "nemotron-h-bf16", "lfm2-bf16", "kimi-linear-bf16"}) {
+        "nemotron-h-bf16", "lfm2-bf16", "kimi-linear-bf16", "gemma4-bf16", "llama4-bf16"}) {
     Stage stage(paths::TestData(absl::StrCat("models/", name)),
                 {.max_step_tokens = 17, .mode = LoadMode::kReal});
     const absl::Status status = stage.Check();
