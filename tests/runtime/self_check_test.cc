@@ -319,7 +319,8 @@ struct Stage {
          .groups = models::CacheGroupsOf(models::PlanLayerGroups(model->spec)),
          .max_rows = options.max_rows,
          .max_context_tokens = max_context_tokens,
-         .max_row_overlap_tokens = options.max_step_tokens});
+         .max_row_overlap_tokens = options.max_step_tokens,
+         .num_state_slots = NumStateSlots(options)});
     QUIRE_RETURN_IF_ERROR(cache.status());
     const FirstSteps steps = {.cache = cache->get(),
                               .runner = runner.get(),
@@ -511,15 +512,15 @@ TEST_F(SelfCheckTest, FindsFaultsOfGraphs) {
               AllOf(HasSubstr("steps, generated token beside a prompt"), HasSubstr("other bits")));
 }
 
-TEST_F(SelfCheckTest, FindsStepsThatDependOnOtherRows) {
+TEST_F(SelfCheckTest, FindsStepsThatDependOnTheirChunks) {
   Stage stage(path(), {});
-  kernels::internal::injected = Fault::kBatchDependentAttention;
+  kernels::internal::injected = Fault::kBatchDependentBits;
   EXPECT_THAT(std::string(stage.Compare().message()),
-              AllOf(HasSubstr("steps, "), HasSubstr("beside a"), HasSubstr("other bits")));
+              AllOf(HasSubstr("steps, prompt of 4 + 5 tokens"), HasSubstr("other bits")));
 }
 
 TEST_F(SelfCheckTest, FindsGeneratedTokensThatDifferFromPrompts) {
-  kernels::internal::injected = Fault::kGateWithoutActivation;
+  kernels::internal::injected = Fault::kWrongEpsilon;
   Stage stage(path(), {});
   kernels::internal::injected = Fault::kNone;
   ASSERT_FALSE(stage.Compare().ok());

@@ -28,7 +28,8 @@ struct LayerShape {
 };
 constexpr LayerShape kDeltaLayer{32, 16, 128, 128, true};
 constexpr LayerShape kSsdLayer{128, 8, 128, 64, false};
-constexpr LayerShape kTinyLayer{2, 1, 16, 16, true};
+constexpr LayerShape kTinyDeltaLayer{2, 1, 16, 16, true};
+constexpr LayerShape kTinySsdLayer{2, 1, 16, 16, false};
 
 // Rows of `tokens` tokens each behind a cached one. Every launch uses the states of another layer,
 // so that states come from memory as in a model.
@@ -127,8 +128,11 @@ absl::Status DeltaScan(benchmark::State& state, Gpu& gpu) {
 absl::Status SsdScan(benchmark::State& state, Gpu& gpu) {
   return Scan(state, gpu, kSsdLayer);
 }
-absl::Status TinyScan(benchmark::State& state, Gpu& gpu) {
-  return Scan(state, gpu, kTinyLayer);
+absl::Status TinyDeltaScan(benchmark::State& state, Gpu& gpu) {
+  return Scan(state, gpu, kTinyDeltaLayer);
+}
+absl::Status TinySsdScan(benchmark::State& state, Gpu& gpu) {
+  return Scan(state, gpu, kTinySsdLayer);
 }
 void Steps(Benchmark* bench) {
   bench->ArgNames({"rows", "tokens"})->UseManualTime();
@@ -136,7 +140,8 @@ void Steps(Benchmark* bench) {
 }
 BENCHMARK(Run<DeltaScan>)->Name("BM_DeltaScan")->Apply(Steps);
 BENCHMARK(Run<SsdScan>)->Name("BM_SsdScan")->Apply(Steps);
-BENCHMARK(Run<TinyScan>)->Name("BM_DeltaScan/tiny")->Args({2, 3})->UseManualTime();
+BENCHMARK(Run<TinyDeltaScan>)->Name("BM_DeltaScan/tiny")->Args({2, 3})->UseManualTime();
+BENCHMARK(Run<TinySsdScan>)->Name("BM_SsdScan/tiny")->Args({2, 3})->UseManualTime();
 
 // Arguments: rows, tokens of a row, channels. Four taps.
 absl::Status Convolve(benchmark::State& state, Gpu& gpu) {
