@@ -170,7 +170,8 @@ std::vector<Fault> AllFaults() {
     if (backend.isa() == level) params.residual[3] = 0;
     return status;
   };
-  faults.push_back({"LosesResidual", options, "rms norm", "9 x 333", "the residual is wrong"});
+  faults.push_back(
+      {"LosesResidual", options, "rms norm", "state scan", "9 x 333", "the residual is wrong"});
 
   options = CpuCheckOptions();
   options.ops.scan = [level](const Backend& backend, const kernels::StateScanParams& params) {
@@ -203,7 +204,8 @@ TEST(CpuCheckTest, EveryLevelOfThisMachinePasses) {
       kernels.insert(kernel.kernel);
       EXPECT_LE(kernel.error, kernel.limit) << kernel.kernel << ", " << kernel.shape;
     }
-    std::set<std::string> expected = {"f32 attention", "f32 product", "int8 product", "rms norm"};
+    std::set<std::string> expected = {"f32 attention", "f32 product", "int8 product", "rms norm",
+                                      "state scan"};
     if (level != "sse4" && level != "neon" && level != "scalar") {
       expected.insert({"bf16 attention", "bf16 product"});
     }
@@ -263,7 +265,7 @@ TEST(CpuCheckTest, ErrorIfAllLevelsFail) {
   const CpuCheck check = CheckCpu(Cpu(), options);
   EXPECT_THAT(std::string(check.status.message()),
               AllOf(HasSubstr("device.cpu.isa is auto, instruction set scalar fails its check"),
-                    HasSubstr("rms norm"), HasSubstr("quired --self-check")));
+                    HasSubstr("rms norm", "state scan"), HasSubstr("quired --self-check")));
   EXPECT_EQ(check.result.skipped_levels, options.levels);
   EXPECT_EQ(ComputeDevice::Open(Cpu(), check).status(), check.status);
 }
