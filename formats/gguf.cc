@@ -449,6 +449,18 @@ absl::StatusOr<std::optional<std::vector<std::int32_t>>> GgufFile::OptionalInteg
   return numbers;
 }
 
+absl::StatusOr<std::optional<std::vector<bool>>> GgufFile::OptionalBools(
+    absl::string_view key) const {
+  constexpr absl::string_view kWanted = "an array of bool";
+  QUIRE_ASSIGN_OR_RETURN(const Value* value, FindArray(key, kWanted));
+  if (value == nullptr) return std::nullopt;
+  std::vector<bool> flags;
+  if (value->count == 0) return flags;
+  if (value->element_type != GgufType::kBool) return WrongType(key, *value, kWanted);
+  for (const std::byte byte : value->bytes) flags.push_back(byte != std::byte{0});
+  return flags;
+}
+
 absl::StatusOr<std::optional<std::vector<float>>> GgufFile::OptionalFloats(
     absl::string_view key) const {
   constexpr absl::string_view kWanted = "an array of float32";

@@ -102,6 +102,7 @@ class GgufFile {
   // Accepts elements of any integer type whose values fit 32 bits.
   absl::StatusOr<std::optional<std::vector<std::int32_t>>> OptionalIntegers(
       absl::string_view key) const;
+  absl::StatusOr<std::optional<std::vector<bool>>> OptionalBools(absl::string_view key) const;
   // Accepts f32 elements, NaN and infinities included.
   absl::StatusOr<std::optional<std::vector<float>>> OptionalFloats(absl::string_view key) const;
   // Returns the number of elements. REQUIRES: Has(key) and the value is an array.

@@ -103,6 +103,21 @@ absl::Status CheckOverlaps(const GgufFile& gguf, const std::vector<StoredTensor>
   return absl::OkStatus();
 }
 
+// Returns a number of heads, which may be an array with 0 for layers without attention.
+absl::StatusOr<std::optional<std::int64_t>> HeadsOf(const GgufFile& gguf, const std::string& key) {
+  if (!gguf.Has(key) || gguf.TypeOf(key) != GgufType::kArray) {
+    return gguf.OptionalInteger(key, 1, kMaxHeads);
+  }
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::vector<std::int32_t>> heads,
+                         gguf.OptionalIntegers(key));
+  std::int64_t most = 0;
+  for (const std::int32_t count : heads.value_or(std::vector<std::int32_t>())) {
+    most = std::max<std::int64_t>(most, count);
+  }
+  if (most >= 1 && most <= kMaxHeads) return most;
+  return gguf.Error(key, absl::StrCat("has no element of 1 to ", kMaxHeads));
+}
+
 // If the rows of the tensor are interleaved, because rope rotates adjacent rows, returns the number
 // of heads. Returns 0 if the rows need no permutation.
 absl::StatusOr<std::int64_t> InterleavedHeads(const GgufFile& gguf, absl::string_view name) {
@@ -112,13 +127,14 @@ absl::StatusOr<std::int64_t> InterleavedHeads(const GgufFile& gguf, absl::string
       absl::EndsWith(name, ".attn_k.weight") || absl::EndsWith(name, ".attn_k.bias");
   if (!is_query && !is_key) return 0;
   QUIRE_ASSIGN_OR_RETURN(const absl::string_view architecture, gguf.String("general.architecture"));
-  if (architecture != "llama") return 0;
-  QUIRE_ASSIGN_OR_RETURN(const std::int64_t heads,
-                         gguf.Integer("llama.attention.head_count", 1, kMaxHeads));
-  if (is_query) return heads;
+  if (architecture != "llama" && architecture != "granitehybrid") return 0;
+  const std::string key = absl::StrCat(architecture, ".attention.head_count");
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> heads, HeadsOf(gguf, key));
+  if (!heads) return gguf.Error(key, "is missing");
+  if (is_query) return *heads;
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> kv_heads,
-                         gguf.OptionalInteger("llama.attention.head_count_kv", 1, kMaxHeads));
-  return kv_heads.value_or(heads);
+                         HeadsOf(gguf, absl::StrCat(key, "_kv")));
+  return kv_heads.value_or(*heads);
 }
 
 // Copies rows of equal size, and puts the even rows of each head before its odd rows.
@@ -133,10 +149,41 @@ void CopyHalves(std::span<const std::byte> from, std::int64_t rows, std::int64_t
   }
 }
 
-absl::Status RestoreRows(const GgufFile& gguf, GgufTensors* result) {
-  std::vector<std::pair<StoredTensor*, std::int64_t>> moved;
-  std::size_t total = 0;
-  for (StoredTensor& tensor : result->tensors) {
+// Copies logarithms of the negated elements.
+absl::Status CopyLogs(const GgufFile& gguf, const StoredTensor& tensor, std::byte* to) {
+  std::vector<float> values(static_cast<std::size_t>(tensor.num_elements()));
+  DequantizeRow(GgmlType::kF32, tensor.bytes, values);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (!(std::isfinite(values[i]) && values[i] < 0)) {
+      return Refuse(gguf, tensor.name,
+                    absl::StrCat("has element ", i, " of value ", values[i],
+                                 ", it must be negative and finite"));
+    }
+    values[i] = static_cast<float>(std::log(-static_cast<double>(values[i])));
+  }
+  std::memcpy(to, values.data(), tensor.bytes.size());
+  return absl::OkStatus();
+}
+
+// A tensor whose elements are rewritten.
+struct Rewrite {
+  StoredTensor* tensor;
+  std::int64_t head_size;  // rows of a head whose rows are interleaved; 0: CopyLogs
+};
+
+absl::StatusOr<std::vector<Rewrite>> FindRewrites(const GgufFile& gguf,
+                                                  std::vector<StoredTensor>& tensors) {
+  std::vector<Rewrite> rewrites;
+  for (StoredTensor& tensor : tensors) {
+    if (absl::EndsWith(tensor.name, ".ssm_a")) {
+      if (tensor.dtype != DType::kF32) {
+        return absl::UnimplementedError(absl::StrCat(gguf.label(), ": tensor ", tensor.name,
+                                                     " has type ", tensor.type,
+                                                     ", which is not supported (supported: F32)"));
+      }
+      rewrites.push_back({&tensor, 0});
+      continue;
+    }
     QUIRE_ASSIGN_OR_RETURN(const std::int64_t heads, InterleavedHeads(gguf, tensor.name));
     if (heads == 0) continue;
     const std::int64_t rows = tensor.shape.front();
@@ -146,9 +193,15 @@ absl::Status RestoreRows(const GgufFile& gguf, GgufTensors* result) {
           absl::StrCat("has ", rows, " rows, must have an even number of rows for each of ", heads,
                        " heads"));
     }
-    moved.push_back({&tensor, rows / heads});
-    total += tensor.bytes.size();
+    rewrites.push_back({&tensor, rows / heads});
   }
+  return rewrites;
+}
+
+absl::Status RewriteTensors(const GgufFile& gguf, GgufTensors* result) {
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<Rewrite> rewrites, FindRewrites(gguf, result->tensors));
+  std::size_t total = 0;
+  for (const Rewrite& rewrite : rewrites) total += rewrite.tensor->bytes.size();
   if (total == 0) return absl::OkStatus();
   absl::StatusOr<DeviceBuffer> allocated =
       DeviceBuffer::Allocate(MemoryKind::kHost, static_cast<std::int64_t>(total));
@@ -158,8 +211,12 @@ absl::Status RestoreRows(const GgufFile& gguf, GgufTensors* result) {
                                      " for the rows of attn_q and attn_k"));
   }
   std::byte* to = allocated->bytes().data();
-  for (const auto& [tensor, head_size] : moved) {
-    CopyHalves(tensor->bytes, tensor->shape.front(), head_size, to);
+  for (const auto& [tensor, head_size] : rewrites) {
+    if (head_size == 0) {
+      QUIRE_RETURN_IF_ERROR(CopyLogs(gguf, *tensor, to));
+    } else {
+      CopyHalves(tensor->bytes, tensor->shape.front(), head_size, to);
+    }
     tensor->bytes = {to, tensor->bytes.size()};
     to += tensor->bytes.size();
   }
@@ -232,7 +289,7 @@ absl::StatusOr<GgufTensors> LoadGgufTensors(const OpenedGguf& opened) {
     return tensor.name == kRopeFactors || tensor.name == kLongRopeFactors ||
            tensor.name == kShortRopeFactors;
   });
-  QUIRE_RETURN_IF_ERROR(RestoreRows(opened.gguf, &result));
+  QUIRE_RETURN_IF_ERROR(RewriteTensors(opened.gguf, &result));
   return result;
 }
 

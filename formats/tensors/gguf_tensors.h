@@ -47,11 +47,17 @@ struct GgufTensors {
   std::shared_ptr<const void> memory;  // owns the bytes of tensors that are not views of the file
 };
 
-// Returns ReadGgufTensors without the rope factors. For architecture llama it also permutes the
-// rows of attn_q and attn_k back to the order of Hugging Face checkpoints, in which rope rotates
-// halves: in each head of d rows, file row 2j becomes row j, and file row 2j + 1 becomes row j +
-// d/2. Other architectures already have that order. Whole rows are moved, so quantization blocks
-// stay intact. Returns RESOURCE_EXHAUSTED if memory for the permuted rows cannot be allocated.
+// Returns ReadGgufTensors without the rope factors, with these tensors as Hugging Face checkpoints
+// have them:
+//
+// - attn_q and attn_k of the architectures llama and granitehybrid. Their rows are permuted back to
+//   the order in which rope rotates halves: in each head of d rows, file row 2j becomes row j, and
+//   file row 2j + 1 becomes row j + d/2. Other architectures already have that order. Whole rows
+//   are moved, so quantization blocks stay intact.
+// - ssm_a, which is -exp(A_log), becomes A_log. Returns UNIMPLEMENTED unless it is F32, and
+//   INVALID_ARGUMENT for elements that are not negative.
+//
+// Returns RESOURCE_EXHAUSTED if memory for these tensors cannot be allocated.
 absl::StatusOr<GgufTensors> LoadGgufTensors(const OpenedGguf& opened);
 
 }  // namespace quire::formats

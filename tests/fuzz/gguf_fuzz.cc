@@ -20,6 +20,7 @@ void Read(std::span<const std::byte> bytes) {
     (void)opened->gguf.OptionalStrings(key);
     (void)opened->gguf.OptionalFloats(key);
     (void)opened->gguf.OptionalIntegers(key);
+    (void)opened->gguf.OptionalBools(key);
   }
   const auto loaded = LoadGgufTensors(*opened);
   if (loaded.ok()) {

@@ -265,12 +265,13 @@ absl::StatusOr<formats::GgufFile> Parse(const std::string& file) {
 
 TEST(GgufFileTest, TypedReads) {
   const std::string file =
-      absl::StrCat(Header(6), Text("a"), Number(0, 4), Number(200, 1), Text("b"), Number(5, 4),
+      absl::StrCat(Header(7), Text("a"), Number(0, 4), Number(200, 1), Text("b"), Number(5, 4),
                    Number(0xffffffff, 4), Text("words"), Number(9, 4), Number(8, 4), Number(2, 8),
                    Text("x"), Text("\xff"), Text("ids"), Number(9, 4), Number(11, 4), Number(2, 8),
                    Number(7, 8), Number(std::uint64_t{1} << 31, 8), Text("scores"), Number(9, 4),
                    Number(6, 4), Number(2, 8), Number(0x3fc00000, 4), Number(0x7fc00000, 4),
-                   Text("none"), Number(9, 4), Number(10, 4), Number(0, 8));
+                   Text("none"), Number(9, 4), Number(10, 4), Number(0, 8), Text("flags"),
+                   Number(9, 4), Number(7, 4), Number(2, 8), Number(1, 1), Number(0, 1));
   const auto gguf = Parse(file);
   ASSERT_TRUE(gguf.ok()) << gguf.status();
   EXPECT_EQ(*gguf->Integer("a", 0, 255), 200);
@@ -289,6 +290,11 @@ TEST(GgufFileTest, TypedReads) {
   EXPECT_TRUE(std::isnan((**scores)[1]));
   EXPECT_TRUE(gguf->Strings("none")->empty());
   EXPECT_TRUE(gguf->OptionalFloats("none")->value().empty());
+  EXPECT_EQ(gguf->OptionalBools("flags")->value(), (std::vector<bool>{true, false}));
+  EXPECT_TRUE(gguf->OptionalBools("none")->value().empty());
+  EXPECT_FALSE(gguf->OptionalBools("absent")->has_value());
+  EXPECT_EQ(gguf->OptionalBools("ids").status().message(),
+            "f: ids is an array of int64, it must be an array of bool");
   EXPECT_EQ(gguf->ArrayCount("none"), 0u);
   EXPECT_EQ(gguf->TypeOf("ids"), formats::GgufType::kArray);
 }
