@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "base/host_device.h"
 #include "kernels/backend/backend.h"
 #include "kernels/recurrent/state_rows.h"
 
@@ -29,6 +30,11 @@ struct StateScanParams {
   std::uint32_t value_size;
   bool decays_channels = false;
   bool delta = true;
+  bool tiles_key_heads = false;  // head h reads those of key head h % key_heads instead
+
+  QUIRE_HOST_DEVICE std::uint32_t key_head(std::uint32_t head) const {
+    return tiles_key_heads ? head % key_heads : head / (heads / key_heads);
+  }
 };
 
 // Computes for each head of each row, token by token, in f32:

@@ -10,7 +10,7 @@ namespace quire::kernels::internal {
 void StateScanCpu(const StateScanParams& params, std::uint32_t row, std::uint32_t head,
                   std::uint32_t begin, std::uint32_t end) {
   const std::size_t dk = params.key_size, dv = params.value_size;
-  const std::size_t key_head = head / (params.heads / params.key_heads);
+  const std::size_t key_head = params.key_head(head);
   const float* const before = params.rows.before(row);
   for (std::size_t column = begin; column < end; ++column) {
     std::vector<float> s(dk, 0.0f);

@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(kThreads, 4) StateScanKernel(const StateScanPa
               .head = cuda::BlockY() / blocks,
               .key_head = 0,
               .column = cuda::BlockY() % blocks * kColumns};
-  block.key_head = block.head / (params.heads / params.key_heads);
+  block.key_head = params.key_head(block.head);
   const auto count = [&](std::uint32_t begin) {
     return row.tokens - begin < kTile ? row.tokens - begin : kTile;
   };

@@ -117,7 +117,8 @@ absl::Status Scan(const StepContext& step, const RecurrentSpec& recurrent,
                              .key_size = recurrent.key_size,
                              .value_size = recurrent.value_size,
                              .decays_channels = recurrent.decay == DecayKind::kPerChannel,
-                             .delta = recurrent.delta});
+                             .delta = recurrent.delta,
+                             .tiles_key_heads = recurrent.tiles_key_heads});
 }
 
 kernels::GateOrder OrderOf(RecurrentGate gate) {

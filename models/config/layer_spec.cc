@@ -545,6 +545,7 @@ std::string DumpRecurrent(const RecurrentSpec& recurrent) {
       &text, absl::StrCat("dt ", recurrent.dt_min, " to ", recurrent.dt_max),
       recurrent.dt_min != RecurrentSpec().dt_min || recurrent.dt_max != RecurrentSpec().dt_max);
   AppendSet(&text, "skip", recurrent.skip);
+  AppendSet(&text, "tiles_key_heads", recurrent.tiles_key_heads);
   AppendSet(&text, absl::StrCat("decay_rank ", recurrent.decay_rank), recurrent.decay_rank != 0);
   AppendSet(&text, absl::StrCat("gate_rank ", recurrent.gate_rank), recurrent.gate_rank != 0);
   AppendSet(&text, absl::StrCat("norm_groups ", recurrent.norm_groups), recurrent.norm_groups != 0);

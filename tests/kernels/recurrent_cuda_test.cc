@@ -170,6 +170,7 @@ class StateScanCudaTest : public testing::TestWithParam<ScanShape> {
 };
 INSTANTIATE_TEST_SUITE_P(Shapes, StateScanCudaTest,
                          testing::Values(ScanShape{4, 2, 16, 24, true, false, false, -1},
+                                         ScanShape{6, 2, 16, 24, true, false, false, -1, true},
                                          ScanShape{2, 2, 8, 8, true, false, false, 0},
                                          ScanShape{1, 1, 128, 128, true, false, false, -20},
                                          ScanShape{3, 1, 64, 16, true, true, false, -5},

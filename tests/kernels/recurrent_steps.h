@@ -137,12 +137,14 @@ struct ScanShape {
   std::uint32_t heads, key_heads, key_size, value_size;
   bool delta, decays_channels, has_skip;
   float strongest;  // most negative logarithm of a decay
+  bool tiles_key_heads = false;
 };
 
 inline std::string NameOf(const ScanShape& s) {
   return absl::StrCat(s.delta ? "delta" : "ssd", s.decays_channels ? "_channels" : "", "_",
                       s.key_size, "x", s.value_size, "_", s.heads, "on", s.key_heads, "_decay",
-                      static_cast<int>(-s.strongest), s.has_skip ? "_skip" : "");
+                      static_cast<int>(-s.strongest), s.has_skip ? "_skip" : "",
+                      s.tiles_key_heads ? "_tiled" : "");
 }
 
 // The inputs of a scan of `tokens` tokens, with k of norm 1 if the rule is the delta rule.
@@ -184,7 +186,8 @@ struct ScanInputs {
             .key_size = shape.key_size,
             .value_size = shape.value_size,
             .decays_channels = shape.decays_channels,
-            .delta = shape.delta};
+            .delta = shape.delta,
+            .tiles_key_heads = shape.tiles_key_heads};
   }
 
   ScanShape shape;
@@ -208,7 +211,9 @@ inline ExactScan ScanInDouble(const ScanInputs& in, std::uint32_t tokens) {
                   std::vector<double>(s.heads * dk * dv)};
   for (std::size_t t = 0; t < tokens; ++t) {
     for (std::size_t h = 0; h < s.heads; ++h) {
-      const float* const q = in.qkv.data() + t * in.stride + h / (s.heads / s.key_heads) * dk;
+      const std::size_t key_head =
+          s.tiles_key_heads ? h % s.key_heads : h / (s.heads / s.key_heads);
+      const float* const q = in.qkv.data() + t * in.stride + key_head * dk;
       const float* const k = q + keys;
       const float* const v = in.qkv.data() + t * in.stride + 2 * keys + h * dv;
       double* const state = exact.state.data() + h * dk * dv;

@@ -51,6 +51,7 @@ Result RunScan(const Backend* backend, const ScanInputs& all, const Steps& steps
 class StateScanTest : public testing::TestWithParam<ScanShape> {};
 INSTANTIATE_TEST_SUITE_P(Shapes, StateScanTest,
                          testing::Values(ScanShape{4, 2, 16, 24, true, false, false, -1},
+                                         ScanShape{6, 2, 16, 24, true, false, false, -1, true},
                                          ScanShape{2, 2, 8, 8, true, false, false, 0},
                                          ScanShape{2, 1, 128, 128, true, false, false, -20},
                                          ScanShape{2, 2, 128, 128, true, true, false, -5},
