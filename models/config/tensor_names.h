@@ -45,6 +45,9 @@ struct TensorNames {
   absl::string_view kv_a = "self_attn.kv_a_proj_with_mqa";
   absl::string_view kv_a_norm = "self_attn.kv_a_layernorm";
   absl::string_view kv_b = "self_attn.kv_b_proj";
+  // Instead of kv_b: k_b_stack.weight [heads, rank, nope] and v_b_stack.weight [heads, v, rank].
+  absl::string_view k_b_stack = "";
+  absl::string_view v_b_stack = "";
   absl::string_view index_q = "self_attn.indexer.wq_b";
   absl::string_view index_k = "self_attn.indexer.wk";
   absl::string_view index_k_norm = "self_attn.indexer.k_norm";
@@ -117,7 +120,8 @@ struct TensorNames {
   bool stacks_have_rows = false;
   absl::string_view latent_in = "";   // projection of the experts' input
   absl::string_view latent_out = "";  // projection of the experts' output
-  absl::string_view shared = "";      // the shared expert: SHARED.shared_mlp_gate.weight and so on
+  // The shared expert: SHARED.shared_mlp_gate.weight and so on, without the dot if it is empty.
+  absl::string_view shared = "";
   absl::string_view shared_mlp_gate = "gate_proj";
   absl::string_view shared_mlp_up = "up_proj";
   absl::string_view shared_mlp_gate_up = "";  // one tensor with the rows of gate and up

@@ -336,7 +336,9 @@ std::string BlockPrefix(const TensorNames& names, BlockKind block, std::size_t l
 
 std::string PartName(const TensorNames& names, const TensorInfo& info, const PartInfo& part,
                      absl::string_view block_prefix) {
-  if (info.scope == nullptr) return absl::StrCat(block_prefix, names.*part.name);
+  if (info.scope == nullptr || (names.*info.scope).empty()) {
+    return absl::StrCat(block_prefix, names.*part.name);
+  }
   return absl::StrCat(block_prefix, names.*info.scope, ".", names.*part.name);
 }
 

@@ -103,11 +103,13 @@ struct Extent {
 Extent ExtentOf(Dim dim, std::uint32_t hidden, const LayerSpec& layer);
 
 enum class TensorKind : std::uint8_t {
-  kNorm,           // NAME.weight [rows], where the layer has the norm
-  kVector,         // NAME [rows] or, with columns, [rows, columns]; dimensions of 1 do not count
-  kMatrix,         // NAME.weight [rows, columns], NAME.bias [rows]
-  kUnconverted,    // like kMatrix, but model.quantization does not apply
-  kHeadMatrices,   // NAME.weight [heads * rows of a head, columns], cut into one matrix per head
+  kNorm,         // NAME.weight [rows], where the layer has the norm
+  kVector,       // NAME [rows] or, with columns, [rows, columns]; dimensions of 1 do not count
+  kMatrix,       // NAME.weight [rows, columns], NAME.bias [rows]
+  kUnconverted,  // like kMatrix, but model.quantization does not apply
+  // NAME.weight [heads * rows of a head, columns], cut into one matrix per head. In families that
+  // name a stack, STACK.weight [heads, outputs, inputs] instead.
+  kHeadMatrices,
   kExpertMatrices  // one matrix per expert, stored as TensorNames states
 };
 
@@ -127,7 +129,7 @@ struct PartInfo {
   absl::string_view TensorNames::*name = nullptr;  // null: no such part
   Dim rows = Dim::kNone;
   LayerPredicate has_bias = nullptr;  // null: it has none
-  // kExpertMatrices: the stack of all experts.
+  // The stack of all experts of kExpertMatrices, or of all matrices of kHeadMatrices.
   absl::string_view TensorNames::*stack_name = nullptr;
   // Returns the rows of the tensor that belong to the matrix, in their order there. None: the layer
   // has no such part. Null: all rows as stored.
@@ -162,8 +164,9 @@ struct TensorInfo {
   // Returns the tensors that a family's checkpoints contain. For kExpertMatrices, `fused` is a
   // stack of all experts.
   std::vector<PartInfo> PartsIn(const TensorNames& names) const;
-  // Inputs of one matrix. REQUIRES: not a vector.
+  // Inputs and outputs of one matrix. REQUIRES: not a vector, and of kHeadMatrices for outputs.
   Dim inputs() const { return head.is_transposed ? head.rows : columns; }
+  Dim outputs() const { return head.is_transposed ? columns : head.rows; }
   bool is_vector() const { return kind == TensorKind::kNorm || kind == TensorKind::kVector; }
 };
 
@@ -449,13 +452,17 @@ inline constexpr TensorRow<Block> kMlaTable[] = {
     // The rows that make keys are transposed, so that they map a query into the latent space.
     {.info = {.label = "to_latent",
               .kind = TensorKind::kHeadMatrices,
-              .parts = {{{.name = &TensorNames::kv_b, .rows = Dim::kMlaKeysAndValues}}},
+              .parts = {{{.name = &TensorNames::kv_b,
+                          .rows = Dim::kMlaKeysAndValues,
+                          .stack_name = &TensorNames::k_b_stack}}},
               .columns = Dim::kMlaRank,
               .head = {.piece = "keys", .rows = Dim::kMlaNope, .is_transposed = true}},
      .linears = &Block::to_latent},
     {.info = {.label = "from_latent",
               .kind = TensorKind::kHeadMatrices,
-              .parts = {{{.name = &TensorNames::kv_b, .rows = Dim::kMlaKeysAndValues}}},
+              .parts = {{{.name = &TensorNames::kv_b,
+                          .rows = Dim::kMlaKeysAndValues,
+                          .stack_name = &TensorNames::v_b_stack}}},
               .columns = Dim::kMlaRank,
               .head = {.piece = "values", .first = Dim::kMlaNope, .rows = Dim::kMlaValue}},
      .linears = &Block::from_latent},
@@ -510,7 +517,6 @@ inline constexpr TensorRow<Block> kRecurrentTable[] = {
               {{{.name = &TensorNames::in_qkvz,
                  .rows = Dim::kRecurrentChannelsAndGates,
                  .pick = RowsOfQkvz},
-                {.name = &TensorNames::in_ba, .rows = Dim::kRecurrentRates, .pick = RowsOfBa},
                 {.name = &TensorNames::in_zxbcdt, .rows = Dim::kRecurrentIn, .pick = RowsOfZxbcdt},
                 {.name = &TensorNames::in_qkv, .rows = Dim::kRecurrentChannels},
                 {.name = &TensorNames::in_q, .rows = Dim::kRecurrentKeys},
@@ -518,6 +524,7 @@ inline constexpr TensorRow<Block> kRecurrentTable[] = {
                 {.name = &TensorNames::in_v, .rows = Dim::kRecurrentValues},
                 {.name = &TensorNames::in_z, .rows = Dim::kRecurrentValues},
                 {.name = &TensorNames::in_gate_rank, .rows = Dim::kRecurrentGateRank},
+                {.name = &TensorNames::in_ba, .rows = Dim::kRecurrentRates, .pick = RowsOfBa},
                 {.name = &TensorNames::in_b, .rows = Dim::kRecurrentHeads},
                 {.name = &TensorNames::in_a, .rows = Dim::kRecurrentDecays},
                 {.name = &TensorNames::in_decay_rank, .rows = Dim::kRecurrentDecayRank}}},

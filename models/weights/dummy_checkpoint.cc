@@ -86,6 +86,9 @@ class WantedList {
         case TensorKind::kExpertMatrices:
           AddExperts(info, part, has_bias, prefix);
           break;
+        case TensorKind::kHeadMatrices:
+          AddHeads(info, part, prefix);
+          break;
         default:
           AddMatrix(name, SizeOf(part.rows), SizeOf(info.columns), has_bias);
       }
@@ -95,6 +98,16 @@ class WantedList {
   void AddMatrix(const std::string& name, std::int64_t rows, std::int64_t columns, bool has_bias) {
     Add(absl::StrCat(name, ".weight"), {rows, columns});
     if (has_bias) Add(absl::StrCat(name, ".bias"), {rows});
+  }
+
+  void AddHeads(const TensorInfo& info, const PartInfo& part, const std::string& prefix) {
+    const absl::string_view stack = names_.*part.stack_name;
+    if (stack.empty()) {
+      return AddMatrix(PartName(names_, info, part, prefix), SizeOf(part.rows),
+                       SizeOf(info.columns), /*has_bias=*/false);
+    }
+    Add(absl::StrCat(prefix, stack, ".weight"),
+        {layer_->mla.num_heads, SizeOf(info.outputs()), SizeOf(info.inputs())});
   }
 
   void AddExperts(const TensorInfo& info, const PartInfo& part, bool has_bias,

@@ -13,9 +13,10 @@
 namespace quire::models {
 namespace {
 
-// Cuts expert `e` from a stack: a matrix [rows, columns], or a vector [rows] if `columns` is 0.
-formats::StoredTensor CutExpert(const formats::StoredTensor& stack, std::uint32_t e,
-                                std::int64_t rows, std::int64_t columns) {
+// Cuts item `e`, an expert or a head, from a stack: a matrix [rows, columns], or a vector [rows] if
+// `columns` is 0.
+formats::StoredTensor CutItem(const formats::StoredTensor& stack, std::uint32_t e,
+                              std::int64_t rows, std::int64_t columns) {
   const std::size_t bytes = stack.bytes.size() / static_cast<std::size_t>(stack.shape[0]);
   formats::StoredTensor piece = stack;
   piece.name = absl::StrCat(stack.name, "[", e, "]");
@@ -172,9 +173,9 @@ class RowFinder {
       }
       for (std::uint32_t e = 0; e < slots.size(); ++e) {
         slots[e].n += static_cast<std::uint32_t>(rows.size);
-        weights[e].push_back(finder_.AddPiece(CutExpert(*weight, e, rows.size, columns.size)));
+        weights[e].push_back(finder_.AddPiece(CutItem(*weight, e, rows.size, columns.size)));
         if (bias == nullptr) continue;
-        slots[e].biases.push_back(finder_.AddPiece(CutExpert(*bias, e, rows.size, /*columns=*/0)));
+        slots[e].biases.push_back(finder_.AddPiece(CutItem(*bias, e, rows.size, /*columns=*/0)));
       }
     }
     for (std::size_t e = 0; e < slots.size(); ++e) {
@@ -209,13 +210,13 @@ class RowFinder {
       LinearSlot& slot = slots[e];
       slot.n = static_cast<std::uint32_t>(rows.size);
       slot.k = static_cast<std::uint32_t>(columns.size);
-      formats::StoredTensor piece = CutExpert(*stack, e, rows.size, columns.size);
+      formats::StoredTensor piece = CutItem(*stack, e, rows.size, columns.size);
       piece.is_transposed = is_transposed;
       piece.is_interleaved = is_interleaved;
       QUIRE_ASSIGN_OR_RETURN(slot.matrices, chooser_.Matrices({finder_.AddPiece(std::move(piece))},
                                                               MatrixRole::kLayer));
       if (biases == nullptr) continue;
-      formats::StoredTensor bias = CutExpert(*biases, e, rows.size, /*columns=*/0);
+      formats::StoredTensor bias = CutItem(*biases, e, rows.size, /*columns=*/0);
       bias.is_interleaved = is_interleaved;
       slot.biases.push_back(finder_.AddPiece(std::move(bias)));
     }
@@ -224,6 +225,7 @@ class RowFinder {
 
   absl::StatusOr<std::vector<LinearSlot>> FindHeads(BlockKind block, const TensorInfo& info) const {
     const PartInfo& part = info.parts[0];
+    if (!(names_.*part.stack_name).empty()) return FindHeadStack(block, info);
     const Extent rows = ExtentOf(part.rows);
     QUIRE_ASSIGN_OR_RETURN(const formats::StoredTensor* whole,
                            finder_.Find(absl::StrCat(NameOf(block, info, part), ".weight"),
@@ -238,6 +240,25 @@ class RowFinder {
     for (std::uint32_t h = 0; h < layer_.mla.num_heads; ++h) {
       QUIRE_ASSIGN_OR_RETURN(LinearSlot slot, CutHead(*whole, info.head, h, h * head_rows));
       slots.push_back(std::move(slot));
+    }
+    return slots;
+  }
+
+  // Finds one stack of the matrices of all heads.
+  absl::StatusOr<std::vector<LinearSlot>> FindHeadStack(BlockKind block,
+                                                        const TensorInfo& info) const {
+    const std::string name = absl::StrCat(prefix(block), names_.*info.parts[0].stack_name);
+    const Extent heads{layer_.mla.num_heads, "num_attention_heads"};
+    const Extent rows = ExtentOf(info.outputs()), columns = ExtentOf(info.inputs());
+    QUIRE_ASSIGN_OR_RETURN(const formats::StoredTensor* stack,
+                           finder_.Find(absl::StrCat(name, ".weight"), {heads, rows, columns}));
+    std::vector<LinearSlot> slots(layer_.mla.num_heads);
+    for (std::uint32_t h = 0; h < slots.size(); ++h) {
+      slots[h].n = static_cast<std::uint32_t>(rows.size);
+      slots[h].k = static_cast<std::uint32_t>(columns.size);
+      const formats::StoredTensor* piece =
+          finder_.AddPiece(CutItem(*stack, h, rows.size, columns.size));
+      QUIRE_ASSIGN_OR_RETURN(slots[h].matrices, chooser_.Matrices({piece}, MatrixRole::kLayer));
     }
     return slots;
   }
