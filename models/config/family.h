@@ -88,6 +88,8 @@ struct Family {
   TensorNames names;
   // general.architecture of GGUF files; empty if they are not supported.
   absl::string_view gguf_architecture;
+  // The same of files with experts, if another one.
+  absl::string_view gguf_moe_architecture = "";
   TensorNames gguf_names;
   // Keys of GGUF files, after the architecture, that this family reads. Families that do not list
   // such a key refuse it.

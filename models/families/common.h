@@ -41,8 +41,63 @@ constexpr TensorNames WithGgufExperts(TensorNames names) {
   names.down_stack = "ffn_down_exps";
   return names;
 }
+// Adds the tensor names of a shared expert.
+constexpr TensorNames WithGgufSharedExpert(TensorNames names) {
+  names.shared_mlp_gate = "ffn_gate_shexp";
+  names.shared_mlp_up = "ffn_up_shexp";
+  names.shared_mlp_down = "ffn_down_shexp";
+  return names;
+}
+// Adds the tensor names of Mamba-2 layers.
+constexpr TensorNames WithGgufMamba(TensorNames names) {
+  names.in_zxbcdt = "ssm_in";
+  names.conv = "ssm_conv1d.weight";
+  names.conv_bias = "ssm_conv1d.bias";
+  names.a_log = "ssm_a";
+  names.dt_bias = "ssm_dt.bias";
+  names.skip = "ssm_d";
+  names.gate_norm = "ssm_norm.weight";
+  names.recurrent_out = "ssm_out";
+  return names;
+}
+
+// Adds the tensor names of MLA.
+constexpr TensorNames WithGgufMla(TensorNames names) {
+  names.q_a = "attn_q_a";
+  names.q_a_norm = "attn_q_a_norm";
+  names.q_b = "attn_q_b";
+  names.kv_a = "attn_kv_a_mqa";
+  names.kv_a_norm = "attn_kv_a_norm";
+  names.k_b_stack = "attn_k_b";
+  names.v_b_stack = "attn_v_b";
+  return names;
+}
+constexpr TensorNames WithGgufChoiceBias(TensorNames names) {
+  names.choice_bias = "exp_probs_b.bias";
+  return names;
+}
+constexpr TensorNames WithGgufIndexer(TensorNames names) {
+  names.index_q = "indexer.attn_q_b";
+  names.index_k = "indexer.attn_k";
+  names.index_k_norm = "indexer.k_norm";
+  names.index_k_norm_bias = "indexer.k_norm.bias";
+  names.index_weights = "indexer.proj";
+  return names;
+}
 inline constexpr absl::string_view kGgufExpertKeys[] = {"expert_count", "expert_used_count",
                                                         "expert_feed_forward_length"};
+
+// Keys of routing by sigmoids with shared experts.
+inline constexpr absl::string_view kGgufSigmoidKeys[] = {"expert_count",
+                                                         "expert_used_count",
+                                                         "expert_feed_forward_length",
+                                                         "expert_shared_count",
+                                                         "expert_group_count",
+                                                         "expert_group_used_count",
+                                                         "expert_weights_norm",
+                                                         "expert_weights_scale",
+                                                         "expert_gating_func",
+                                                         "leading_dense_block_count"};
 
 // Returns the keys of a family that reads `more` keys than another one.
 template <std::size_t N, std::size_t M>
@@ -52,6 +107,22 @@ constexpr std::array<absl::string_view, N + M> JoinKeys(const absl::string_view 
   std::copy_n(more, M, std::copy_n(keys, N, all.begin()));
   return all;
 }
+template <std::size_t N, std::size_t M>
+constexpr std::array<absl::string_view, N + M> JoinKeys(
+    const std::array<absl::string_view, N>& keys, const absl::string_view (&more)[M]) {
+  std::array<absl::string_view, N + M> all;
+  std::copy_n(more, M, std::copy_n(keys.begin(), N, all.begin()));
+  return all;
+}
+
+// Keys of MLA with experts, and the same with an indexer.
+inline constexpr auto kGgufMlaKeys =
+    JoinKeys(kGgufSigmoidKeys,
+             {"attention.q_lora_rank", "attention.kv_lora_rank", "attention.key_length_mla",
+              "attention.value_length_mla", "rope.scaling.yarn_log_multiplier"});
+inline constexpr auto kGgufIndexKeys = JoinKeys(
+    kGgufMlaKeys,
+    {"attention.indexer.head_count", "attention.indexer.key_length", "attention.indexer.top_k"});
 
 // Returns an RMS norm with rms_norm_eps that multiplies by `weight_offset` + weight. Converters to
 // GGUF add the offset to the weights, so it is 0 for GGUF files.

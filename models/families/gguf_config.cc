@@ -15,6 +15,8 @@
 #include "base/status.h"
 #include "formats/model_files.h"
 #include "formats/tensors/gguf_tensors.h"
+#include "models/families/gguf_keys.h"
+#include "models/families/gguf_layers.h"
 #include "models/families/phi.h"
 #include "models/families/registry.h"
 
@@ -23,7 +25,6 @@ namespace {
 
 constexpr absl::string_view kEmbedding = "token_embd.weight";
 constexpr absl::string_view kTokens = "tokenizer.ggml.tokens";
-constexpr double kMaxFactor = 1e6;
 
 // Keys of the architecture that are read or that have no effect on generation.
 constexpr absl::string_view kKnownKeys[] = {"context_length",
@@ -31,12 +32,19 @@ constexpr absl::string_view kKnownKeys[] = {"context_length",
                                             "block_count",
                                             "feed_forward_length",
                                             "vocab_size",
+                                            "nextn_predict_layers",
+                                            "full_attention_interval",
+                                            "attention.recurrent_layers",
+                                            "attention.indexer.types",
                                             "attention.head_count",
                                             "attention.head_count_kv",
                                             "attention.key_length",
                                             "attention.value_length",
                                             "attention.layer_norm_rms_epsilon",
+                                            "attention.layer_norm_epsilon",
                                             "rope.dimension_count",
+                                            "rope.dimension_count_swa",
+                                            "rope.dimension_sections",
                                             "rope.freq_base",
                                             "rope.scale_linear",
                                             "rope.scaling.type",
@@ -58,6 +66,11 @@ constexpr ForeignKey kForeignKeys[] = {{"expert_count", 0, 0},
                                        {"expert_shared_count", 0, 0},
                                        {"expert_shared_feed_forward_length", 0, 0},
                                        {"expert_weights_scale", 0, 1},
+                                       {"expert_weights_norm", 1, 1},
+                                       {"expert_gating_func", 0, 1},
+                                       {"expert_group_count", 0, 1},
+                                       {"expert_group_used_count", 0, 1},
+                                       {"moe_latent_size", 0, 0},
                                        {"leading_dense_block_count", 0, 0},
                                        {"attention.sliding_window", 0, 0},
                                        {"attention.sliding_window_pattern", 0, 0},
@@ -65,6 +78,10 @@ constexpr ForeignKey kForeignKeys[] = {{"expert_count", 0, 0},
                                        {"attention.max_alibi_bias", 0, 0},
                                        {"attention.clamp_kqv", 0, 0},
                                        {"attention.scale", 0, 0},
+                                       {"attention.shared_kv_layers", 0, 0},
+                                       {"attention.temperature_scale", 0, 0},
+                                       {"attention.temperature_length", 0, 0},
+                                       {"embedding_length_per_layer_input", 0, 0},
                                        {"attention.causal", 1, 1},
                                        {"use_parallel_residual", 0, 0},
                                        {"logit_scale", 0, 1},
@@ -91,9 +108,15 @@ class GgufConfigReader {
     QUIRE_RETURN_IF_ERROR(ReadVocab());
     QUIRE_RETURN_IF_ERROR(ReadHeads());
     QUIRE_RETURN_IF_ERROR(ReadEpsilon());
-    QUIRE_RETURN_IF_ERROR(ReadRope());
-    QUIRE_RETURN_IF_ERROR(ReadExperts());
     QUIRE_RETURN_IF_ERROR(ReadWindows());
+    const GgufSource source{keys(), *family_, num_blocks_};
+    QUIRE_RETURN_IF_ERROR(ReadGgufPerLayer(source, &config_));
+    QUIRE_RETURN_IF_ERROR(ReadGgufMla(source, &config_));
+    QUIRE_RETURN_IF_ERROR(ReadRope());
+    QUIRE_RETURN_IF_ERROR(ReadGgufExperts(source, &config_));
+    QUIRE_RETURN_IF_ERROR(ReadGgufStates(source, &config_));
+    QUIRE_RETURN_IF_ERROR(ReadGgufIndex(source, &config_));
+    QUIRE_RETURN_IF_ERROR(ReadGgufChunks(source, &config_));
     QUIRE_RETURN_IF_ERROR(ReadScores());
     QUIRE_RETURN_IF_ERROR(ReadIds());
     ReadPresence();
@@ -101,32 +124,35 @@ class GgufConfigReader {
   }
 
  private:
-  std::string Key(absl::string_view suffix) const { return absl::StrCat(prefix_, suffix); }
-  std::string Tensor(absl::string_view part) const { return absl::StrCat("blk.0.", part); }
+  const GgufKeys& keys() const { return *keys_; }
+  std::string Key(absl::string_view suffix) const { return keys().Name(suffix); }
 
   bool FamilyReads(absl::string_view suffix) const {
-    return std::find(family_->gguf_keys.begin(), family_->gguf_keys.end(), suffix) !=
-           family_->gguf_keys.end();
-  }
-
-  absl::StatusOr<std::uint32_t> Count(absl::string_view suffix, std::uint32_t high) const {
-    QUIRE_ASSIGN_OR_RETURN(const std::int64_t count, gguf_.Integer(Key(suffix), 1, high));
-    return static_cast<std::uint32_t>(count);
+    return GgufSource{keys(), *family_}.Reads(suffix);
   }
 
   absl::Status SelectFamily() {
     QUIRE_ASSIGN_OR_RETURN(const absl::string_view architecture,
                            gguf_.String("general.architecture"));
+    keys_.emplace(gguf_, architecture);
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> experts,
+                           gguf_.OptionalInteger(Key("expert_count"), 0, kMaxExperts));
     QUIRE_ASSIGN_OR_RETURN(
-        const std::optional<std::int64_t> experts,
-        gguf_.OptionalInteger(absl::StrCat(architecture, ".expert_count"), 0, kMaxExperts));
-    family_ = FindFamilyByGgufArchitecture(architecture, experts.value_or(0) > 0);
+        const std::optional<std::int64_t> window,
+        gguf_.OptionalInteger(Key("attention.sliding_window"), 0, kMaxPositions));
+    const auto& tensors = gguf_.tensors();
+    const bool has_choice_bias =
+        std::any_of(tensors.begin(), tensors.end(), [](const formats::GgufTensor& tensor) {
+          return absl::EndsWith(tensor.name, ".exp_probs_b.bias");
+        });
+    family_ = FindFamilyByGgufArchitecture(architecture, {.has_experts = experts.value_or(0) > 0,
+                                                          .has_windows = window.value_or(0) > 0,
+                                                          .has_choice_bias = has_choice_bias});
     if (family_ == nullptr) {
       return absl::UnimplementedError(
           absl::StrCat(gguf_.label(), ": general.architecture \"", architecture,
                        "\" is not supported (supported: ", SupportedGgufArchitectures(), ")"));
     }
-    prefix_ = absl::StrCat(architecture, ".");
     config_.is_gguf = true;
     config_.family = std::string(family_->name);
     config_.architecture = std::string(family_->architectures[0]);
@@ -176,10 +202,12 @@ class GgufConfigReader {
                                                    " is not supported by ", family_->name));
     }
     std::vector<absl::string_view> unknown;
+    const std::string prefix = Key("");
     for (const absl::string_view key : gguf_.keys()) {
-      if (!absl::StartsWith(key, prefix_)) continue;
-      const absl::string_view suffix = key.substr(prefix_.size());
+      if (!absl::StartsWith(key, prefix)) continue;
+      const absl::string_view suffix = key.substr(prefix.size());
       const bool known =
+          FamilyReads(suffix) ||
           std::find(std::begin(kKnownKeys), std::end(kKnownKeys), suffix) != std::end(kKnownKeys) ||
           std::any_of(std::begin(kForeignKeys), std::end(kForeignKeys),
                       [&](const ForeignKey& foreign) { return foreign.key == suffix; });
@@ -193,21 +221,52 @@ class GgufConfigReader {
   }
 
   absl::Status ReadSizes() {
-    QUIRE_ASSIGN_OR_RETURN(config_.max_position_embeddings, Count("context_length", kMaxPositions));
-    QUIRE_ASSIGN_OR_RETURN(config_.hidden_size, Count("embedding_length", kMaxHidden));
-    QUIRE_ASSIGN_OR_RETURN(config_.num_hidden_layers, Count("block_count", kMaxLayers));
+    QUIRE_ASSIGN_OR_RETURN(config_.max_position_embeddings,
+                           keys().Count("context_length", kMaxPositions));
+    QUIRE_ASSIGN_OR_RETURN(config_.hidden_size, keys().Count("embedding_length", kMaxHidden));
+    QUIRE_ASSIGN_OR_RETURN(num_blocks_, keys().Count("block_count", kMaxLayers));
+    // Blocks for multi-token prediction follow the layers.
+    QUIRE_ASSIGN_OR_RETURN(
+        const std::optional<std::int64_t> behind,
+        gguf_.OptionalInteger(Key("nextn_predict_layers"), 0, std::int64_t{num_blocks_} - 1));
+    config_.num_hidden_layers = num_blocks_ - static_cast<std::uint32_t>(behind.value_or(0));
+    return ReadWidth();
+  }
+
+  absl::Status ReadWidth() {
+    constexpr absl::string_view kWidth = "feed_forward_length";
+    const std::uint32_t absent = family_->defaults.intermediate_size;
+    if (!keys().Has(kWidth) && absent == 0) return keys().Error(kWidth, "is missing");
+    if (FamilyReads("attention.key_length_swa")) {
+      QUIRE_ASSIGN_OR_RETURN(const std::vector<std::uint32_t> widths,
+                             keys().PerBlock(kWidth, num_blocks_, kMaxIntermediate));
+      config_.intermediate_size = widths.front();
+      return absl::OkStatus();
+    }
     QUIRE_ASSIGN_OR_RETURN(config_.intermediate_size,
-                           Count("feed_forward_length", kMaxIntermediate));
+                           keys().SameInBlocks(kWidth, num_blocks_, kMaxIntermediate, absent));
+    if (!ReadsKey(*family_, "intermediate_size_mlp")) return absl::OkStatus();
+    config_.intermediate_size_mlp = config_.intermediate_size;
+    QUIRE_ASSIGN_OR_RETURN(config_.intermediate_size,
+                           keys().SameInBlocks("expert_feed_forward_length", num_blocks_,
+                                               kMaxIntermediate, config_.intermediate_size));
     return absl::OkStatus();
   }
 
   absl::Status ReadHeads() {
-    QUIRE_ASSIGN_OR_RETURN(config_.num_attention_heads, Count("attention.head_count", kMaxHeads));
+    constexpr absl::string_view kHeads = "attention.head_count";
+    if (!keys().Has(kHeads)) return keys().Error(kHeads, "is missing");
+    QUIRE_ASSIGN_OR_RETURN(config_.num_attention_heads,
+                           keys().SameInBlocks(kHeads, num_blocks_, kMaxHeads, 0));
     const std::uint32_t heads = config_.num_attention_heads;
     const std::string kv_key = Key("attention.head_count_kv");
-    QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> kv_heads,
-                           gguf_.OptionalInteger(kv_key, 1, kMaxHeads));
-    config_.num_key_value_heads = static_cast<std::uint32_t>(kv_heads.value_or(heads));
+    config_.num_key_value_heads = heads;
+    // Layers of some families differ (ReadGgufPerLayer).
+    if (!FamilyReads("attention.key_length_swa")) {
+      QUIRE_ASSIGN_OR_RETURN(
+          config_.num_key_value_heads,
+          keys().SameInBlocks("attention.head_count_kv", num_blocks_, kMaxHeads, heads));
+    }
     if (heads % config_.num_key_value_heads != 0) {
       return gguf_.Error(kv_key,
                          absl::StrCat("is ", config_.num_key_value_heads, ", it must divide ",
@@ -227,18 +286,20 @@ class GgufConfigReader {
                          absl::StrCat("gives heads of ", config_.head_dim,
                                       ", it must be even and at most ", kMaxHeadDim));
     }
-    return MustBeHeadSize("attention.value_length");
+    // MLA has head sizes of its own (ReadGgufMla).
+    if (FamilyReads("attention.kv_lora_rank")) return absl::OkStatus();
+    return MustBe("attention.value_length", config_.head_dim);
   }
 
   // Checks a key that must equal the head size in supported models.
-  absl::Status MustBeHeadSize(absl::string_view suffix) const {
+  absl::Status MustBe(absl::string_view suffix, std::uint32_t head_size) const {
     const std::string key = Key(suffix);
     QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> size,
                            gguf_.OptionalInteger(key, 1, kMaxHeadDim));
-    if (!size || *size == config_.head_dim) return absl::OkStatus();
-    return absl::UnimplementedError(
-        absl::StrCat(gguf_.label(), ": ", key, " ", *size, " is not supported by ", family_->name,
-                     " (supported: the head size ", config_.head_dim, ")"));
+    if (!size || *size == head_size) return absl::OkStatus();
+    return absl::UnimplementedError(absl::StrCat(gguf_.label(), ": ", key, " ", *size,
+                                                 " is not supported by ", family_->name,
+                                                 " (supported: the head size ", head_size, ")"));
   }
 
   absl::Status ReadVocab() {
@@ -271,7 +332,9 @@ class GgufConfigReader {
   }
 
   absl::Status ReadEpsilon() {
-    const std::string key = Key("attention.layer_norm_rms_epsilon");
+    const std::string key =
+        Key(ReadsKey(*family_, "layer_norm_epsilon") ? "attention.layer_norm_epsilon"
+                                                     : "attention.layer_norm_rms_epsilon");
     QUIRE_ASSIGN_OR_RETURN(const double epsilon, gguf_.Number(key));
     if (!(epsilon > 0 && epsilon < 1)) {
       return gguf_.Error(key, absl::StrCat("is ", epsilon, ", it must be above 0 and below 1"));
@@ -280,22 +343,25 @@ class GgufConfigReader {
     return absl::OkStatus();
   }
 
-  // Reads a positive number; the default is `absent`.
-  absl::StatusOr<double> Positive(absl::string_view suffix, double absent) const {
-    const std::string key = Key(suffix);
-    QUIRE_ASSIGN_OR_RETURN(const std::optional<double> number, gguf_.OptionalNumber(key));
-    if (number && (*number <= 0 || *number > kMaxFactor)) {
-      return gguf_.Error(
-          key, absl::StrCat("is ", *number, ", it must be above 0 and at most ", kMaxFactor));
-    }
-    return number.value_or(absent);
-  }
-
   // Reads rope.dimension_count, the rotated columns, in families with partial rope.
   absl::Status ReadRotarySize() {
     config_.rotary_size = config_.head_dim;
     constexpr absl::string_view kSuffix = "rope.dimension_count";
-    if (!ReadsKey(*family_, "partial_rotary_factor")) return MustBeHeadSize(kSuffix);
+    if (FamilyReads("rope.scaling.finetuned")) {
+      QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> has_rope,
+                             gguf_.OptionalBool(Key("rope.scaling.finetuned")));
+      config_.has_rope = has_rope.value_or(true);
+      if (!config_.has_rope) return absl::OkStatus();
+    }
+    const std::uint32_t global = config_.per_layer.global_head_dim;
+    if (global != 0) {
+      QUIRE_RETURN_IF_ERROR(MustBe("attention.value_length_swa", config_.head_dim));
+      QUIRE_RETURN_IF_ERROR(MustBe("rope.dimension_count_swa", config_.head_dim));
+      return MustBe(kSuffix, global);
+    }
+    const bool is_partial =
+        ReadsKey(*family_, "partial_rotary_factor") || ReadsKey(*family_, "rotary_dim");
+    if (!is_partial) return MustBe(kSuffix, config_.head_dim);
     const std::string key = Key(kSuffix);
     QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> size,
                            gguf_.OptionalInteger(key, 2, config_.head_dim));
@@ -315,23 +381,28 @@ class GgufConfigReader {
       return gguf_.Error(base_key,
                          absl::StrCat("is ", rope.theta, ", it must be above 1 and at most 1e12"));
     }
-    if (ReadsKey(*family_, "rope_local_base_freq")) {
+    if (FamilyReads("rope.freq_base_swa")) {
       RopeConfig& local = config_.local_rope.emplace();
       QUIRE_ASSIGN_OR_RETURN(
-          local.theta, Positive("rope.freq_base_swa", family_->defaults.rope_local_base_freq));
+          local.theta,
+          keys().Positive("rope.freq_base_swa", family_->scales_full_layers_only
+                                                    ? rope.theta
+                                                    : family_->defaults.rope_local_base_freq));
     }
+    if (config_.per_layer.global_head_dim != 0) return ReadProportional(&rope);
     if (gguf_.FindTensor(formats::kLongRopeFactors) != nullptr ||
         gguf_.FindTensor(formats::kShortRopeFactors) != nullptr) {
       return ReadLongrope(&rope);
     }
-    QUIRE_ASSIGN_OR_RETURN(const double attention_factor, Positive("rope.scaling.attn_factor", 1));
+    QUIRE_ASSIGN_OR_RETURN(const double attention_factor,
+                           keys().Positive("rope.scaling.attn_factor", 1));
     if (attention_factor != 1) {
       return absl::UnimplementedError(
           absl::StrCat(gguf_.label(), ": ", Key("rope.scaling.attn_factor"), " ", attention_factor,
                        " without tensor ", formats::kLongRopeFactors, " is not supported"));
     }
     QUIRE_RETURN_IF_ERROR(ReadRopeScaling(&rope));
-    QUIRE_ASSIGN_OR_RETURN(rope.factors, FactorsOf(formats::kRopeFactors));
+    QUIRE_ASSIGN_OR_RETURN(rope.factors, FactorsOf(formats::kRopeFactors, config_.rotary_size));
     if (rope.factors.empty()) return absl::OkStatus();
     if (rope.kind == RopeKind::kDefault) return absl::OkStatus();
     return absl::UnimplementedError(
@@ -340,12 +411,32 @@ class GgufConfigReader {
   }
 
   // Reads a tensor with one factor per pair of rotated columns; empty if there is no such tensor.
-  absl::StatusOr<std::vector<float>> FactorsOf(absl::string_view name) const {
+  absl::StatusOr<std::vector<float>> FactorsOf(absl::string_view name,
+                                               std::uint32_t rotary_size) const {
     QUIRE_ASSIGN_OR_RETURN(std::vector<float> factors, formats::ReadRopeFactors(opened_, name));
-    if (factors.empty() || factors.size() == config_.rotary_size / 2) return factors;
+    if (factors.empty() || factors.size() == rotary_size / 2) return factors;
     return gguf_.Error(
         absl::StrCat("tensor ", name),
-        absl::StrCat("has ", factors.size(), " elements, it must have ", config_.rotary_size / 2));
+        absl::StrCat("has ", factors.size(), " elements, it must have ", rotary_size / 2));
+  }
+
+  // Full layers rotate their first pairs, whose factor is 1. Those of the others are huge.
+  absl::Status ReadProportional(RopeConfig* rope) const {
+    constexpr float kHuge = 1e20f;
+    QUIRE_ASSIGN_OR_RETURN(const std::vector<float> factors,
+                           FactorsOf(formats::kRopeFactors, config_.per_layer.global_head_dim));
+    if (factors.empty()) return absl::OkStatus();
+    const auto rest =
+        std::find_if(factors.begin(), factors.end(), [](float factor) { return factor != 1; });
+    if (std::any_of(rest, factors.end(), [&](float factor) { return factor < kHuge; })) {
+      return absl::UnimplementedError(
+          absl::StrCat(gguf_.label(), ": tensor ", formats::kRopeFactors, " has the factor ", *rest,
+                       ", supported by ", family_->name, " are ones, followed by 1e30"));
+    }
+    rope->kind = RopeKind::kProportional;
+    rope->partial =
+        static_cast<double>(rest - factors.begin()) / static_cast<double>(factors.size());
+    return absl::OkStatus();
   }
 
   absl::Status ReadLongrope(RopeConfig* rope) {
@@ -360,7 +451,8 @@ class GgufConfigReader {
     rope->kind = RopeKind::kLongrope;
     for (const auto& [name, list] : {std::pair{formats::kLongRopeFactors, &rope->long_factors},
                                      {formats::kShortRopeFactors, &rope->short_factors}}) {
-      QUIRE_ASSIGN_OR_RETURN(const std::vector<float> factors, FactorsOf(name));
+      QUIRE_ASSIGN_OR_RETURN(const std::vector<float> factors,
+                             FactorsOf(name, config_.rotary_size));
       if (factors.empty()) return gguf_.Error(absl::StrCat("tensor ", name), "is missing");
       list->assign(factors.begin(), factors.end());
     }
@@ -371,26 +463,7 @@ class GgufConfigReader {
     rope->factor = static_cast<double>(config_.max_position_embeddings) /
                    static_cast<double>(rope->original_max_position);
     if (!gguf_.Has(Key("rope.scaling.attn_factor"))) return absl::OkStatus();
-    QUIRE_ASSIGN_OR_RETURN(rope->attention_factor, Positive("rope.scaling.attn_factor", 1));
-    return absl::OkStatus();
-  }
-
-  // GGUF files have no key for norm_topk_prob; all supported architectures normalize.
-  absl::Status ReadExperts() {
-    if (!FamilyReads("expert_count")) return absl::OkStatus();
-    MoeConfig& moe = config_.moe;
-    QUIRE_ASSIGN_OR_RETURN(moe.num_experts, Count("expert_count", kMaxExperts));
-    QUIRE_ASSIGN_OR_RETURN(moe.experts_per_token, Count("expert_used_count", moe.num_experts));
-    QUIRE_ASSIGN_OR_RETURN(
-        const std::optional<std::int64_t> width,
-        gguf_.OptionalInteger(Key("expert_feed_forward_length"), 1, kMaxIntermediate));
-    moe.intermediate_size = static_cast<std::uint32_t>(width.value_or(config_.intermediate_size));
-    moe.norm_topk_prob = true;
-    if (ReadsKey(*family_, "swiglu_limit")) {
-      moe.swiglu_limit = kDefaultSwigluLimit;
-      moe.swiglu_alpha = kDefaultSwigluAlpha;
-    }
-    moe.sparse_layers.assign(config_.num_hidden_layers, true);
+    QUIRE_ASSIGN_OR_RETURN(rope->attention_factor, keys().Positive("rope.scaling.attn_factor", 1));
     return absl::OkStatus();
   }
 
@@ -414,32 +487,71 @@ class GgufConfigReader {
       width = *trained;
     }
     if (width == 0) return absl::OkStatus();
-    QUIRE_ASSIGN_OR_RETURN(
-        const std::optional<std::int64_t> pattern,
-        gguf_.OptionalInteger(Key("attention.sliding_window_pattern"), 1, kMaxLayers + 1));
-    for (const bool has_window : WindowedByRule(family_->windows, config_.num_hidden_layers,
-                                                pattern.value_or(kDefaultWindowPattern))) {
-      config_.windows.push_back(has_window ? width : 0);
+    QUIRE_ASSIGN_OR_RETURN(const std::vector<bool> windowed, WindowedLayers());
+    for (std::size_t i = 0; i < config_.num_hidden_layers; ++i) {
+      config_.windows.push_back(windowed[i] ? width : 0);
     }
     return absl::OkStatus();
+  }
+
+  // Returns which layers have a window. The key is a flag for each block, or the distance between
+  // layers without one.
+  absl::StatusOr<std::vector<bool>> WindowedLayers() const {
+    const std::string key = Key("attention.sliding_window_pattern");
+    if (gguf_.Has(key) && gguf_.TypeOf(key) == formats::GgufType::kArray) {
+      QUIRE_ASSIGN_OR_RETURN(const std::optional<std::vector<bool>> array,
+                             gguf_.OptionalBools(key));
+      const std::vector<bool> flags = array.value_or(std::vector<bool>());
+      if (flags.size() == num_blocks_) return flags;
+      return gguf_.Error(key, absl::StrCat("has ", flags.size(), " elements, ", Key("block_count"),
+                                           " is ", num_blocks_));
+    }
+    QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> pattern,
+                           gguf_.OptionalInteger(key, 1, kMaxLayers + 1));
+    return WindowedByRule(family_->windows, num_blocks_,
+                          pattern.value_or(family_->defaults.sliding_window_pattern));
   }
 
   // Reads the factors and caps of scores and logits.
   absl::Status ReadScores() {
     const ConfigDefaults& absent = family_->defaults;
-    if (FamilyReads("attn_logit_softcapping")) {
-      QUIRE_ASSIGN_OR_RETURN(config_.attn_logit_softcapping,
-                             Positive("attn_logit_softcapping", absent.attn_logit_softcapping));
-      QUIRE_ASSIGN_OR_RETURN(config_.final_logit_softcapping,
-                             Positive("final_logit_softcapping", absent.final_logit_softcapping));
+    const struct {
+      absl::string_view key;
+      double* value;
+      double absent;
+    } caps[] = {
+        {"attn_logit_softcapping", &config_.attn_logit_softcapping, absent.attn_logit_softcapping},
+        {"final_logit_softcapping", &config_.final_logit_softcapping,
+         absent.final_logit_softcapping}};
+    for (const auto& cap : caps) {
+      if (!FamilyReads(cap.key)) continue;
+      QUIRE_ASSIGN_OR_RETURN(*cap.value, keys().Positive(cap.key, cap.absent));
     }
+    if (FamilyReads("residual_scale")) return ReadMultipliers();
     if (!FamilyReads("attention.scale")) return absl::OkStatus();
     const bool is_wide = config_.num_hidden_layers == family_->gguf_wide_block_count;
     const std::uint32_t scalar =
         is_wide ? config_.hidden_size / config_.num_attention_heads : config_.head_dim;
-    QUIRE_ASSIGN_OR_RETURN(const double scale,
-                           Positive("attention.scale", 1 / std::sqrt(static_cast<double>(scalar))));
+    QUIRE_ASSIGN_OR_RETURN(
+        const double scale,
+        keys().Positive("attention.scale", 1 / std::sqrt(static_cast<double>(scalar))));
     config_.query_pre_attn_scalar = 1 / (scale * scale);
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadMultipliers() {
+    const struct {
+      absl::string_view key;
+      double* value;
+      double absent;
+    } factors[] = {{"attention.scale", &config_.attention_multiplier,
+                    1 / std::sqrt(static_cast<double>(config_.head_dim))},
+                   {"embedding_scale", &config_.embedding_multiplier, 1},
+                   {"residual_scale", &config_.residual_multiplier, 1},
+                   {"logit_scale", &config_.logits_scaling, 1}};
+    for (const auto& factor : factors) {
+      QUIRE_ASSIGN_OR_RETURN(*factor.value, keys().Positive(factor.key, factor.absent));
+    }
     return absl::OkStatus();
   }
 
@@ -447,8 +559,8 @@ class GgufConfigReader {
     const std::string key = Key("rope.scaling.type");
     QUIRE_ASSIGN_OR_RETURN(const std::optional<absl::string_view> type, gguf_.OptionalString(key));
     // Older files have the factor without the type, in one of two keys.
-    QUIRE_ASSIGN_OR_RETURN(const double old_factor, Positive("rope.scale_linear", 1));
-    QUIRE_ASSIGN_OR_RETURN(const double factor, Positive("rope.scaling.factor", old_factor));
+    QUIRE_ASSIGN_OR_RETURN(const double old_factor, keys().Positive("rope.scale_linear", 1));
+    QUIRE_ASSIGN_OR_RETURN(const double factor, keys().Positive("rope.scaling.factor", old_factor));
     const absl::string_view kind = type.value_or(factor == 1 ? "none" : "linear");
     if (kind == "none") return absl::OkStatus();
     if (kind != "linear" && kind != "yarn") {
@@ -466,13 +578,30 @@ class GgufConfigReader {
         static_cast<std::uint32_t>(length.value_or(config_.max_position_embeddings));
     // GGUF files have no key for truncate.
     if (family_->default_rope != nullptr) rope->truncate = family_->default_rope->truncate;
-    QUIRE_ASSIGN_OR_RETURN(rope->beta_fast, Positive("rope.scaling.yarn_beta_fast", 32));
-    QUIRE_ASSIGN_OR_RETURN(rope->beta_slow, Positive("rope.scaling.yarn_beta_slow", 1));
+    QUIRE_ASSIGN_OR_RETURN(rope->beta_fast, keys().Positive("rope.scaling.yarn_beta_fast", 32));
+    QUIRE_ASSIGN_OR_RETURN(rope->beta_slow, keys().Positive("rope.scaling.yarn_beta_slow", 1));
+    QUIRE_RETURN_IF_ERROR(ReadYarnFactors(rope));
     if (rope->beta_fast < rope->beta_slow) {
       return gguf_.Error(Key("rope.scaling.yarn_beta_fast"),
                          absl::StrCat("is ", rope->beta_fast, ", it must be at least ",
                                       Key("rope.scaling.yarn_beta_slow"), " ", rope->beta_slow));
     }
+    return absl::OkStatus();
+  }
+
+  // Reads the factor of cos and sin, or the one of scores from which both are computed.
+  absl::Status ReadYarnFactors(RopeConfig* rope) const {
+    constexpr absl::string_view kFactor = "rope.scaling.yarn_attn_factor";
+    if (FamilyReads(kFactor) && keys().Has(kFactor)) {
+      QUIRE_ASSIGN_OR_RETURN(rope->attention_factor, keys().Positive(kFactor, 1));
+    }
+    constexpr absl::string_view kLogMultiplier = "rope.scaling.yarn_log_multiplier";
+    if (!FamilyReads(kLogMultiplier) || !keys().Has(kLogMultiplier)) return absl::OkStatus();
+    // The key is 0.1 * mscale_all_dim, rounded to f32. mscale has no key; published models have
+    // the same value.
+    QUIRE_ASSIGN_OR_RETURN(const double multiplier, keys().Positive(kLogMultiplier, 0));
+    rope->mscale_all_dim = static_cast<float>(multiplier / 0.1);
+    rope->mscale = rope->mscale_all_dim;
     return absl::OkStatus();
   }
 
@@ -499,12 +628,19 @@ class GgufConfigReader {
   // Sets the fields that follow from the presence and the types of tensors.
   void ReadPresence() {
     const TensorNames& names = family_->gguf_names;
-    const auto has_bias = [&](absl::string_view part) {
-      return gguf_.FindTensor(Tensor(absl::StrCat(part, ".bias"))) != nullptr;
+    const auto has = [&](absl::string_view part, absl::string_view ending) {
+      for (std::size_t i = 0; i < config_.num_hidden_layers; ++i) {
+        if (keys().LayerTensor(i, absl::StrCat(part, ending)) != nullptr) return true;
+      }
+      return false;
     };
+    const auto has_bias = [&](absl::string_view part) { return has(part, ".bias"); };
     config_.attention_bias =
         has_bias(names.q) || has_bias(names.k) || has_bias(names.v) || has_bias(names.o);
     config_.mlp_bias = has_bias(names.gate) || has_bias(names.up) || has_bias(names.down);
+    if (family_->may_omit_qk_norm && !names.q_norm.empty()) {
+      config_.use_qk_norm = has(names.q_norm, ".weight");
+    }
     config_.tie_word_embeddings = gguf_.FindTensor(absl::StrCat(names.head, ".weight")) == nullptr;
     const std::uint32_t type = gguf_.FindTensor(kEmbedding)->type;
     if (type == static_cast<std::uint32_t>(formats::GgmlType::kF32)) config_.dtype = DType::kF32;
@@ -514,7 +650,8 @@ class GgufConfigReader {
   const formats::OpenedGguf& opened_;
   const formats::GgufFile& gguf_;
   const Family* family_ = nullptr;
-  std::string prefix_;  // "llama."
+  std::optional<GgufKeys> keys_;  // set with family_
+  std::uint32_t num_blocks_ = 0;  // with those for multi-token prediction
   ModelConfig config_;
 };
 

@@ -99,6 +99,42 @@ constexpr TensorNames Names35() {
   return names;
 }
 
+// Keys and names of GGUF files. Converters divide in_proj_qkvz of Qwen3-Next into two tensors.
+constexpr absl::string_view kGgufKeys[] = {"ssm.conv_kernel", "ssm.state_size", "ssm.group_count",
+                                           "ssm.time_step_rank", "ssm.inner_size"};
+constexpr auto kGgufKeysMoe =
+    JoinKeys(kGgufKeys, {"expert_count", "expert_used_count", "expert_feed_forward_length",
+                         "expert_shared_feed_forward_length"});
+
+constexpr TensorNames GgufNamesWithoutRates() {
+  TensorNames names = WithGgufSharedExpert(WithGgufExperts(kGgufNames));
+  names.mlp_in = "post_attention_norm";
+  names.q_norm = "attn_q_norm";
+  names.k_norm = "attn_k_norm";
+  names.in_qkv = "attn_qkv";
+  names.in_z = "attn_gate";
+  names.conv = "ssm_conv1d.weight";
+  names.a_log = "ssm_a";
+  names.dt_bias = "ssm_dt.bias";
+  names.gate_norm = "ssm_norm.weight";
+  names.recurrent_out = "ssm_out";
+  names.shared_gate = "ffn_gate_inp_shexp";
+  return names;
+}
+
+constexpr TensorNames GgufNamesNext() {
+  TensorNames names = GgufNamesWithoutRates();
+  names.in_ba = "ssm_ba";
+  return names;
+}
+
+constexpr TensorNames GgufNames35() {
+  TensorNames names = GgufNamesWithoutRates();
+  names.in_b = "ssm_beta";
+  names.in_a = "ssm_alpha";
+  return names;
+}
+
 constexpr absl::string_view kSkippedInVision[] = {"model.visual."};
 
 constexpr TensorNames NamesInVision() {
@@ -115,6 +151,15 @@ RecurrentSpec GatedDeltaRule(const ModelConfig& config) {
   recurrent.qk_l2_eps = 1e-6f;
   recurrent.norm_eps = config.rms_norm_eps;
   return recurrent;
+}
+
+// Converters reorder the heads of Qwen3.5 and later models.
+void TileKeyHeads(const ModelConfig& config, ModelSpec* spec) {
+  if (!config.is_gguf) return;
+  for (LayerSpec& layer : spec->layers) {
+    RecurrentSpec& recurrent = layer.recurrent;
+    recurrent.tiles_key_heads = recurrent.heads != recurrent.key_heads;
+  }
 }
 
 // Norms multiply by 1 + weight, except the gated norm of recurrent layers.
@@ -150,18 +195,23 @@ absl::StatusOr<ModelSpec> BuildNext(const ModelConfig& config) {
 }
 
 absl::StatusOr<ModelSpec> Build35(const ModelConfig& config) {
-  return HybridSpec(config, Qwen35Family());
+  QUIRE_ASSIGN_OR_RETURN(ModelSpec spec, HybridSpec(config, Qwen35Family()));
+  TileKeyHeads(config, &spec);
+  return spec;
 }
 
 absl::StatusOr<ModelSpec> BuildMoe(const ModelConfig& config) {
   ModelConfig always = config;
   always.moe.norm_topk_prob = true;  // the key is not read
-  return MoeSpecOf(always, Qwen35MoeFamily());
+  QUIRE_ASSIGN_OR_RETURN(ModelSpec spec, MoeSpecOf(always, Qwen35MoeFamily()));
+  TileKeyHeads(config, &spec);
+  return spec;
 }
 
 Family InVision(Family family) {
   family.text_model_type = family.model_types[0];
   family.names = NamesInVision();
+  family.gguf_architecture = "";
   return family;
 }
 
@@ -175,8 +225,9 @@ const Family& Qwen3NextFamily() {
                               .keys = kKeysNext,
                               .layer_types = kLayerTypes,
                               .names = NamesNext(),
-                              .gguf_architecture = "",
-                              .gguf_names = {},
+                              .gguf_architecture = "qwen3next",
+                              .gguf_names = GgufNamesNext(),
+                              .gguf_keys = kGgufKeysMoe,
                               .build_spec = BuildNext};
   return kFamily;
 }
@@ -189,8 +240,9 @@ const Family& Qwen35Family() {
                               .keys = kKeys35,
                               .layer_types = kLayerTypes,
                               .names = Names35(),
-                              .gguf_architecture = "",
-                              .gguf_names = {},
+                              .gguf_architecture = "qwen35",
+                              .gguf_names = GgufNames35(),
+                              .gguf_keys = kGgufKeys,
                               .build_spec = Build35};
   return kFamily;
 }
@@ -203,8 +255,9 @@ const Family& Qwen35MoeFamily() {
                               .keys = kKeysMoe,
                               .layer_types = kLayerTypes,
                               .names = Names35(),
-                              .gguf_architecture = "",
-                              .gguf_names = {},
+                              .gguf_architecture = "qwen35moe",
+                              .gguf_names = GgufNames35(),
+                              .gguf_keys = kGgufKeysMoe,
                               .build_spec = BuildMoe};
   return kFamily;
 }

@@ -1,6 +1,8 @@
 #include "models/families/registry.h"
 
 #include <algorithm>
+#include <iterator>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_join.h"
@@ -90,13 +92,29 @@ const Family* FindFamilyByModelType(absl::string_view model_type) {
   return nullptr;
 }
 
-const Family* FindFamilyByGgufArchitecture(absl::string_view architecture, bool has_experts) {
-  const Family* found = nullptr;
+const Family* FindFamilyByGgufArchitecture(absl::string_view architecture,
+                                           const GgufTraits& traits) {
+  std::vector<const Family*> found;
   for (const Family* family : AllFamilies()) {
-    if (architecture.empty() || family->gguf_architecture != architecture) continue;
-    if (found == nullptr || (family->defaults.num_experts > 0) == has_experts) found = family;
+    const bool is_named =
+        family->gguf_architecture == architecture || family->gguf_moe_architecture == architecture;
+    if (!architecture.empty() && is_named) found.push_back(family);
   }
-  return found;
+  const auto keep = [&](auto&& matches) {
+    std::vector<const Family*> matching;
+    std::copy_if(found.begin(), found.end(), std::back_inserter(matching), matches);
+    if (!matching.empty()) found = std::move(matching);
+  };
+  keep([&](const Family* family) {
+    return (family->defaults.num_experts > 0) == traits.has_experts;
+  });
+  keep([&](const Family* family) {
+    return (family->windows != WindowRule::kNone) == traits.has_windows;
+  });
+  keep([&](const Family* family) {
+    return !family->gguf_names.choice_bias.empty() == traits.has_choice_bias;
+  });
+  return found.empty() ? nullptr : found.front();
 }
 
 const Family& FamilyNamed(absl::string_view name) {
@@ -132,8 +150,10 @@ std::string SupportedModelTypes() {
 std::string SupportedGgufArchitectures() {
   std::vector<absl::string_view> names;
   for (const Family* family : AllFamilies()) {
-    const absl::string_view name = family->gguf_architecture;
-    if (!name.empty() && !Contains(names, name)) names.push_back(name);
+    for (const absl::string_view name :
+         {family->gguf_architecture, family->gguf_moe_architecture}) {
+      if (!name.empty() && !Contains(names, name)) names.push_back(name);
+    }
   }
   return absl::StrJoin(names, ", ");
 }

@@ -16,9 +16,15 @@ std::span<const Family* const> AllFamilies();
 // Both return null if no family has the name.
 const Family* FindFamilyByArchitecture(absl::string_view architecture);
 const Family* FindFamilyByModelType(absl::string_view model_type);
-// Two families may share a GGUF architecture; `has_experts` selects between MoE and dense. Returns
-// null if no family has the architecture.
-const Family* FindFamilyByGgufArchitecture(absl::string_view architecture, bool has_experts);
+// Properties of a GGUF file that tell families with the same architecture apart.
+struct GgufTraits {
+  bool has_experts = false;
+  bool has_windows = false;
+  bool has_choice_bias = false;  // a bias of the router that corrects the choice of experts
+};
+// Returns null if no family has the architecture.
+const Family* FindFamilyByGgufArchitecture(absl::string_view architecture,
+                                           const GgufTraits& traits);
 // Returns the family with this ModelConfig::family. REQUIRES: the family exists.
 const Family& FamilyNamed(absl::string_view name);
 // Returns the tensor names of the files that the configuration was read from.

@@ -28,8 +28,9 @@ std::string Quoted(std::span<const absl::string_view> names) {
 }
 
 std::string RowOf(const Family& family) {
-  const std::string gguf =
-      family.gguf_architecture.empty() ? "" : absl::StrCat("`", family.gguf_architecture, "`");
+  std::vector<absl::string_view> names = {family.gguf_architecture, family.gguf_moe_architecture};
+  std::erase(names, "");
+  const std::string gguf = Quoted(names);
   return absl::StrCat("| ", family.name, " | ", Quoted(family.architectures), " | ",
                       Quoted(family.model_types), " | ", gguf, " | ", Quoted(family.keys), " |");
 }

@@ -23,6 +23,22 @@ class GgufWriter {
     Key(key, 6);
     Put(&header_, static_cast<float>(value));
   }
+  void Bool(const std::string& key, bool value) {
+    Key(key, 7);
+    Put(&header_, static_cast<std::uint8_t>(value));
+  }
+  void Integers(const std::string& key, const std::vector<std::int32_t>& values) {
+    Key(key, 9);
+    Put(&header_, std::uint32_t{5});
+    Put(&header_, static_cast<std::uint64_t>(values.size()));
+    for (const std::int32_t value : values) Put(&header_, value);
+  }
+  void Bools(const std::string& key, const std::vector<bool>& values) {
+    Key(key, 9);
+    Put(&header_, std::uint32_t{7});
+    Put(&header_, static_cast<std::uint64_t>(values.size()));
+    for (const bool value : values) Put(&header_, static_cast<std::uint8_t>(value));
+  }
   // Shapes have the slowest dimension first. `type` uses ggml's numbers: 0 is F32, 30 is BF16.
   void Tensor(const std::string& name, const std::vector<std::int64_t>& shape, std::uint32_t type,
               const void* bytes, std::size_t size) {

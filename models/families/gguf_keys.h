@@ -1,0 +1,57 @@
+#pragma once
+
+// The metadata of a GGUF file that follow the name of its architecture, such as "llama.".
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "formats/gguf.h"
+
+namespace quire::models {
+
+// Place:    between GgufFile and the readers of the configuration.
+// Threads:  immutable.
+// Lifetime: a view; the GgufFile must outlive it.
+class GgufKeys {
+ public:
+  GgufKeys(const formats::GgufFile& gguf, absl::string_view architecture);
+
+  // Returns "llama.block_count" for "block_count". All functions take the part behind the dot.
+  std::string Name(absl::string_view key) const;
+  bool Has(absl::string_view key) const;
+  const formats::GgufFile& gguf() const { return gguf_; }
+  // Returns "blk.3.NAME" if the file has that tensor, else null.
+  const formats::GgufTensor* LayerTensor(std::size_t layer, absl::string_view name) const;
+
+  // Errors name the key and the range. Counts are at least 1.
+  absl::StatusOr<std::uint32_t> Count(absl::string_view key, std::uint32_t high) const;
+  absl::StatusOr<std::optional<std::uint32_t>> OptionalCount(absl::string_view key,
+                                                             std::uint32_t high) const;
+  // Returns a count, or `absent`.
+  absl::StatusOr<std::uint32_t> CountOr(absl::string_view key, std::uint32_t high,
+                                        std::uint32_t absent) const;
+  // Returns a positive number, or `absent`.
+  absl::StatusOr<double> Positive(absl::string_view key, double absent) const;
+  // Returns a number for each of `num_blocks` blocks: those of an array, or the same for all if the
+  // value is an integer. Returns an empty vector for an absent key.
+  absl::StatusOr<std::vector<std::uint32_t>> PerBlock(absl::string_view key, std::size_t num_blocks,
+                                                      std::uint32_t high) const;
+  // Returns the number that all blocks have in common, where 0 stands for blocks that need none.
+  // Returns UNIMPLEMENTED if blocks differ, and `absent` for an absent key.
+  absl::StatusOr<std::uint32_t> SameInBlocks(absl::string_view key, std::size_t num_blocks,
+                                             std::uint32_t high, std::uint32_t absent) const;
+  absl::Status Error(absl::string_view key, absl::string_view problem) const;
+  absl::Status Unsupported(absl::string_view key, absl::string_view value,
+                           absl::string_view supported) const;
+
+ private:
+  const formats::GgufFile& gguf_;
+  const std::string prefix_;
+};
+
+}  // namespace quire::models
