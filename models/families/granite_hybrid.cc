@@ -52,6 +52,23 @@ constexpr TensorNames kNames{.in_zxbcdt = "mamba.in_proj",
                              .shared_mlp_gate_up = "input_linear",
                              .shared_mlp_down = "output_linear"};
 
+constexpr TensorNames kGgufTensors =
+    WithGgufMamba(WithGgufSharedExpert(WithGgufExperts(kGgufNames)));
+constexpr absl::string_view kGgufKeys[] = {"expert_count",
+                                           "expert_used_count",
+                                           "expert_feed_forward_length",
+                                           "expert_shared_feed_forward_length",
+                                           "attention.scale",
+                                           "embedding_scale",
+                                           "residual_scale",
+                                           "logit_scale",
+                                           "rope.scaling.finetuned",
+                                           "ssm.conv_kernel",
+                                           "ssm.state_size",
+                                           "ssm.group_count",
+                                           "ssm.time_step_rank",
+                                           "ssm.inner_size"};
+
 absl::StatusOr<ModelSpec> BuildSpec(const ModelConfig& config) {
   QUIRE_ASSIGN_OR_RETURN(ModelSpec spec, PreNormSpec(config, GraniteHybridFamily()));
   ApplyGraniteMultipliers(config, &spec);
@@ -81,8 +98,9 @@ const Family& GraniteHybridFamily() {
                               .keys = kKeys,
                               .layer_types = kLayerTypes,
                               .names = kNames,
-                              .gguf_architecture = "",
-                              .gguf_names = {},
+                              .gguf_architecture = "granitehybrid",
+                              .gguf_names = kGgufTensors,
+                              .gguf_keys = kGgufKeys,
                               .build_spec = BuildSpec};
   return kFamily;
 }

@@ -32,6 +32,18 @@ constexpr TensorNames kNames{.final_norm = "model.embedding_norm",
                              .up = "feed_forward.w3",
                              .down = "feed_forward.w2"};
 
+constexpr TensorNames GgufNames() {
+  TensorNames names = kGgufNames;
+  names.final_norm = "token_embd_norm";
+  names.q_norm = "attn_q_norm";
+  names.k_norm = "attn_k_norm";
+  names.short_conv_in = "shortconv.in_proj";
+  names.short_conv = "shortconv.conv.weight";
+  names.short_conv_out = "shortconv.out_proj";
+  return names;
+}
+constexpr absl::string_view kGgufKeys[] = {"shortconv.l_cache"};
+
 absl::StatusOr<ModelSpec> BuildSpec(const ModelConfig& config) {
   QUIRE_ASSIGN_OR_RETURN(ModelSpec spec, PreNormSpec(config, Lfm2Family()));
   for (std::size_t i = 0; i < spec.layers.size(); ++i) {
@@ -58,8 +70,9 @@ const Family& Lfm2Family() {
                               .keys = kKeys,
                               .layer_types = kLayerTypes,
                               .names = kNames,
-                              .gguf_architecture = "",
-                              .gguf_names = {},
+                              .gguf_architecture = "lfm2",
+                              .gguf_names = GgufNames(),
+                              .gguf_keys = kGgufKeys,
                               .build_spec = BuildSpec};
   return kFamily;
 }

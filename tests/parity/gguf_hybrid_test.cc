@@ -31,8 +31,11 @@ void PrintTo(const Case& fixture, std::ostream* stream) {
   *stream << fixture.folder;
 }
 
-constexpr Case kCases[] = {
-    {"qwen3-next-bf16", "qwen3next"}, {"qwen35-bf16", "qwen35"}, {"qwen35-moe-bf16", "qwen35moe"}};
+constexpr Case kCases[] = {{"qwen3-next-bf16", "qwen3next"},
+                           {"qwen35-bf16", "qwen35"},
+                           {"qwen35-moe-bf16", "qwen35moe"},
+                           {"granite-hybrid-bf16", "granitehybrid"},
+                           {"lfm2-bf16", "lfm2"}};
 
 formats::ModelFiles FilesOf(const std::string& file) {
   return formats::ModelFiles::FromMemory(
