@@ -62,6 +62,39 @@ constexpr TensorNames kNames{.attn_out = "post_attention_layernorm",
                              .stacked_down = "down_proj",
                              .stacks_have_rows = true};
 
+constexpr TensorNames GgufNames() {
+  TensorNames names = WithGgufExperts(kGgufNames);
+  names.attn_out = "post_attention_norm";
+  names.mlp_out = "post_ffw_norm";
+  names.dense_out = "post_ffw_norm_1";
+  names.moe_in = "pre_ffw_norm_2";
+  names.moe_out = "post_ffw_norm_2";
+  names.output_scale = "layer_output_scale.weight";
+  names.input_embedding = "per_layer_token_embd";
+  names.input_context = "per_layer_model_proj";
+  names.input_norm = "per_layer_proj_norm";
+  names.input_gate = "inp_gate";
+  names.input_out = "proj";
+  names.input_out_norm = "post_norm";
+  names.q_norm = "attn_q_norm";
+  names.k_norm = "attn_k_norm";
+  names.router_norm = "ffn_gate_inp.scale";
+  names.expert_scale = "ffn_down_exps.scale";
+  names.gate_up_stack = "ffn_gate_up_exps";
+  return names;
+}
+constexpr absl::string_view kGgufKeys[] = {"expert_count",
+                                           "expert_used_count",
+                                           "expert_feed_forward_length",
+                                           "attention.key_length_swa",
+                                           "attention.value_length_swa",
+                                           "attention.shared_kv_layers",
+                                           "attention.sliding_window",
+                                           "attention.sliding_window_pattern",
+                                           "embedding_length_per_layer_input",
+                                           "final_logit_softcapping",
+                                           "rope.freq_base_swa"};
+
 constexpr absl::string_view kArchitectures[] = {"Gemma4ForCausalLM"};
 constexpr absl::string_view kModelTypes[] = {"gemma4_text"};
 constexpr absl::string_view kArchitecturesOfVision[] = {"Gemma4ForConditionalGeneration"};
@@ -196,8 +229,9 @@ const Family& Gemma4Family() {
                               .has_full_last_layer = true,
                               .default_rope = &DefaultRope(),
                               .names = kNames,
-                              .gguf_architecture = "",
-                              .gguf_names = {},
+                              .gguf_architecture = "gemma4",
+                              .gguf_names = GgufNames(),
+                              .gguf_keys = kGgufKeys,
                               .build_spec = BuildSpec};
   return kFamily;
 }

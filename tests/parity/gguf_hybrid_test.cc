@@ -35,7 +35,9 @@ constexpr Case kCases[] = {{"qwen3-next-bf16", "qwen3next"},
                            {"qwen35-bf16", "qwen35"},
                            {"qwen35-moe-bf16", "qwen35moe"},
                            {"granite-hybrid-bf16", "granitehybrid"},
-                           {"lfm2-bf16", "lfm2"}};
+                           {"lfm2-bf16", "lfm2"},
+                           {"gemma4-bf16", "gemma4"},
+                           {"gemma4-moe-bf16", "gemma4"}};
 
 formats::ModelFiles FilesOf(const std::string& file) {
   return formats::ModelFiles::FromMemory(
