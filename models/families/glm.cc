@@ -44,6 +44,15 @@ constexpr TensorNames kNames{.q_norm = "self_attn.q_norm",
                              .choice_bias = "gate.e_score_correction_bias",
                              .shared = "shared_experts"};
 
+constexpr TensorNames GgufNames() {
+  TensorNames names = WithGgufSharedExpert(WithGgufExperts(kGgufNames));
+  names.mlp_in = "post_attention_norm";
+  names.q_norm = "attn_q_norm";
+  names.k_norm = "attn_k_norm";
+  names.choice_bias = "exp_probs_b.bias";
+  return names;
+}
+
 absl::StatusOr<ModelSpec> BuildSpec(const ModelConfig& config) {
   QUIRE_ASSIGN_OR_RETURN(ModelSpec spec, PreNormSpec(config, Glm4MoeFamily()));
   for (LayerSpec& layer : spec.layers) {
@@ -64,8 +73,9 @@ const Family& Glm4MoeFamily() {
                               .keys = kKeys,
                               .may_omit_qk_norm = true,
                               .names = kNames,
-                              .gguf_architecture = "",
-                              .gguf_names = {},
+                              .gguf_architecture = "glm4moe",
+                              .gguf_names = GgufNames(),
+                              .gguf_keys = kGgufSigmoidKeys,
                               .build_spec = BuildSpec};
   return kFamily;
 }

@@ -50,6 +50,10 @@ constexpr TensorNames kNames{.gate = "feed_forward.gate_proj",
                              .stacked_down = "down_proj",
                              .stacked_in_halves = true,
                              .shared = "shared_expert"};
+constexpr TensorNames kGgufTensors = WithGgufSharedExpert(WithGgufExperts(kGgufNames));
+constexpr absl::string_view kGgufKeys[] = {"expert_count", "expert_used_count",
+                                           "expert_feed_forward_length",
+                                           "interleave_moe_layer_step", "attention.sliding_window"};
 constexpr TensorNames NamesInVision() {
   TensorNames names = kNames;
   names.skipped = kVisionPrefixes;
@@ -100,8 +104,9 @@ const Family& Llama4Family() {
                               .keys = kKeys,
                               .may_omit_qk_norm = true,
                               .names = kNames,
-                              .gguf_architecture = "",
-                              .gguf_names = {},
+                              .gguf_architecture = "llama4",
+                              .gguf_names = kGgufTensors,
+                              .gguf_keys = kGgufKeys,
                               .build_spec = BuildSpec};
   return kFamily;
 }

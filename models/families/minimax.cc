@@ -27,6 +27,15 @@ constexpr TensorNames kNames{.q_norm = "self_attn.q_norm",
                              .expert_up = "w3",
                              .expert_down = "w2"};
 
+constexpr TensorNames GgufNames() {
+  TensorNames names = WithGgufExperts(kGgufNames);
+  names.q_norm = "attn_q_norm";
+  names.k_norm = "attn_k_norm";
+  names.choice_bias = "exp_probs_b.bias";
+  return names;
+}
+constexpr auto kGgufKeys = JoinKeys(kGgufExpertKeys, {"expert_gating_func"});
+
 absl::StatusOr<ModelSpec> BuildSpec(const ModelConfig& config) {
   QUIRE_RETURN_IF_ERROR(
       CheckName("scoring_func", config.moe.scoring_func, "sigmoid", MiniMaxM2Family()));
@@ -52,8 +61,9 @@ const Family& MiniMaxM2Family() {
                               .defaults = kDefaults,
                               .keys = kKeys,
                               .names = kNames,
-                              .gguf_architecture = "",
-                              .gguf_names = {},
+                              .gguf_architecture = "minimax-m2",
+                              .gguf_names = GgufNames(),
+                              .gguf_keys = kGgufKeys,
                               .build_spec = BuildSpec};
   return kFamily;
 }

@@ -20,6 +20,21 @@ constexpr TensorNames kNames{.attn_in = "",
                              .q_norm = "self_attn.q_norm",
                              .k_norm = "self_attn.k_norm"};
 
+// Files of both families have architecture olmo2. Those with windows are OLMo 3.
+constexpr TensorNames GgufNames() {
+  TensorNames names = kGgufNames;
+  names.attn_in = "";
+  names.attn_out = "post_attention_norm";
+  names.mlp_in = "";
+  names.mlp_out = "post_ffw_norm";
+  names.q_norm = "attn_q_norm";
+  names.k_norm = "attn_k_norm";
+  return names;
+}
+constexpr absl::string_view kGgufKeys3[] = {"attention.sliding_window",
+                                            "attention.sliding_window_pattern",
+                                            "rope.freq_base_swa", "rope.scaling.yarn_attn_factor"};
+
 absl::StatusOr<ModelSpec> BuildSpec(const ModelConfig& config) {
   QUIRE_ASSIGN_OR_RETURN(ModelSpec spec, PreNormSpec(config, FamilyNamed(config.family)));
   for (LayerSpec& layer : spec.layers) {
@@ -42,8 +57,8 @@ const Family& Olmo2Family() {
                               .defaults = {.rms_norm_eps = 1e-5},
                               .keys = kKeys2,
                               .names = kNames,
-                              .gguf_architecture = "",
-                              .gguf_names = {},
+                              .gguf_architecture = "olmo2",
+                              .gguf_names = GgufNames(),
                               .build_spec = BuildSpec};
   return kFamily;
 }
@@ -60,8 +75,9 @@ const Family& Olmo3Family() {
                               .windows = WindowRule::kPattern,
                               .scales_full_layers_only = true,
                               .names = kNames,
-                              .gguf_architecture = "",
-                              .gguf_names = {},
+                              .gguf_architecture = "olmo2",
+                              .gguf_names = GgufNames(),
+                              .gguf_keys = kGgufKeys3,
                               .build_spec = BuildSpec};
   return kFamily;
 }

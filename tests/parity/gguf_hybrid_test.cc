@@ -37,7 +37,12 @@ constexpr Case kCases[] = {{"qwen3-next-bf16", "qwen3next"},
                            {"granite-hybrid-bf16", "granitehybrid"},
                            {"lfm2-bf16", "lfm2"},
                            {"gemma4-bf16", "gemma4"},
-                           {"gemma4-moe-bf16", "gemma4"}};
+                           {"gemma4-moe-bf16", "gemma4"},
+                           {"llama4-bf16", "llama4"},
+                           {"glm4-moe-bf16", "glm4moe"},
+                           {"minimax-m2-bf16", "minimax-m2"},
+                           {"olmo2-bf16", "olmo2"},
+                           {"olmo3-bf16", "olmo2"}};
 
 formats::ModelFiles FilesOf(const std::string& file) {
   return formats::ModelFiles::FromMemory(
