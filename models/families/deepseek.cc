@@ -50,6 +50,10 @@ constexpr ConfigDefaults kDefaultsOfGlm{.rms_norm_eps = 1e-5,
 constexpr TensorNames kNames{.choice_bias = "gate.e_score_correction_bias",
                              .shared = "shared_experts"};
 
+// GGUF files of GLM-4.7-Flash have the architecture of DeepSeek and compute like DeepSeek-V3.
+constexpr TensorNames kGgufNames2 = WithGgufMla(WithGgufSharedExpert(WithGgufExperts(kGgufNames)));
+constexpr TensorNames kGgufNames3 = WithGgufChoiceBias(kGgufNames2);
+
 // Returns the factor that yarn with mscale_all_dim applies to attention scores.
 double ScoreFactor(const RopeConfig& rope) {
   const double all_dim = rope.mscale_all_dim.value_or(0);
@@ -143,8 +147,9 @@ const Family& DeepseekV2Family() {
                               .defaults = kDefaults2,
                               .keys = kDeepseekKeys,
                               .names = kNames,
-                              .gguf_architecture = "",
-                              .gguf_names = {},
+                              .gguf_architecture = "deepseek2",
+                              .gguf_names = kGgufNames2,
+                              .gguf_keys = kGgufMlaKeys,
                               .build_spec = BuildSpec2};
   return kFamily;
 }
@@ -156,8 +161,9 @@ const Family& DeepseekV3Family() {
                               .defaults = kDefaults3,
                               .keys = kDeepseekKeys,
                               .names = kNames,
-                              .gguf_architecture = "",
-                              .gguf_names = {},
+                              .gguf_architecture = "deepseek2",
+                              .gguf_names = kGgufNames3,
+                              .gguf_keys = kGgufMlaKeys,
                               .build_spec = DeepseekV3Spec};
   return kFamily;
 }
@@ -169,8 +175,9 @@ const Family& DeepseekV32Family() {
                               .defaults = kDefaults32,
                               .keys = kKeys32,
                               .names = kNames,
-                              .gguf_architecture = "",
-                              .gguf_names = {},
+                              .gguf_architecture = "deepseek32",
+                              .gguf_names = WithGgufIndexer(kGgufNames3),
+                              .gguf_keys = kGgufIndexKeys,
                               .build_spec = DeepseekV3Spec};
   return kFamily;
 }

@@ -27,6 +27,9 @@ constexpr ConfigDefaults kDefaults{.rms_norm_eps = 1e-5,
 constexpr TensorNames kNames{.choice_bias = "gate.e_score_correction_bias",
                              .shared = "shared_experts"};
 
+constexpr TensorNames kGgufTensors = WithGgufIndexer(
+    WithGgufChoiceBias(WithGgufMla(WithGgufSharedExpert(WithGgufExperts(kGgufNames)))));
+
 }  // namespace
 
 const Family& GlmMoeDsaFamily() {
@@ -36,8 +39,9 @@ const Family& GlmMoeDsaFamily() {
                               .defaults = kDefaults,
                               .keys = kKeys,
                               .names = kNames,
-                              .gguf_architecture = "",
-                              .gguf_names = {},
+                              .gguf_architecture = "glm-dsa",
+                              .gguf_names = kGgufTensors,
+                              .gguf_keys = kGgufIndexKeys,
                               .build_spec = DeepseekV3Spec};
   return kFamily;
 }

@@ -72,6 +72,42 @@ constexpr TensorNames kNames{.in_q = "self_attn.q_proj",
                              .expert_down = "w2",
                              .shared = "shared_experts"};
 
+constexpr TensorNames GgufNames() {
+  TensorNames names =
+      WithGgufChoiceBias(WithGgufMla(WithGgufSharedExpert(WithGgufExperts(kGgufNames))));
+  names.in_q = "attn_q";
+  names.in_k = "attn_k";
+  names.in_v = "attn_v";
+  names.in_gate_rank = "ssm_g_a";
+  names.in_b = "ssm_beta";
+  names.in_decay_rank = "ssm_f_a";
+  names.gate_of_rank = "ssm_g_b";
+  names.decay_of_rank = "ssm_f_b";
+  names.conv_q = "ssm_conv1d_q.weight";
+  names.conv_k = "ssm_conv1d_k.weight";
+  names.conv_v = "ssm_conv1d_v.weight";
+  names.a_log = "ssm_a";
+  names.dt_bias = "ssm_dt.bias";
+  names.gate_norm = "ssm_norm.weight";
+  names.recurrent_out = "attn_output";
+  return names;
+}
+constexpr absl::string_view kGgufKeys[] = {"expert_count",
+                                           "expert_used_count",
+                                           "expert_feed_forward_length",
+                                           "expert_shared_count",
+                                           "expert_group_count",
+                                           "expert_group_used_count",
+                                           "expert_weights_scale",
+                                           "expert_gating_func",
+                                           "leading_dense_block_count",
+                                           "attention.q_lora_rank",
+                                           "attention.kv_lora_rank",
+                                           "attention.key_length_mla",
+                                           "attention.value_length_mla",
+                                           "ssm.conv_kernel",
+                                           "kda.head_dim"};
+
 MlaSpec BuildMla(const ModelConfig& config) {
   MlaSpec mla;
   mla.num_heads = config.num_attention_heads;
@@ -139,8 +175,9 @@ const Family& KimiLinearFamily() {
                               .keys = kKeys,
                               .layer_types = kLayerTypes,
                               .names = kNames,
-                              .gguf_architecture = "",
-                              .gguf_names = {},
+                              .gguf_architecture = "kimi-linear",
+                              .gguf_names = GgufNames(),
+                              .gguf_keys = kGgufKeys,
                               .build_spec = BuildSpec};
   return kFamily;
 }

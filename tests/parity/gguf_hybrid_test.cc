@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "base/thread_pool.h"
 #include "kernels/backend/backend.h"
 #include "models/families/read_model_config.h"
+#include "models/weights/checkpoint.h"
 #include "runtime/model.h"
 #include "tests/parity/edited_fixture.h"
 #include "tests/parity/gguf_conversion.h"
@@ -42,7 +44,14 @@ constexpr Case kCases[] = {{"qwen3-next-bf16", "qwen3next"},
                            {"glm4-moe-bf16", "glm4moe"},
                            {"minimax-m2-bf16", "minimax-m2"},
                            {"olmo2-bf16", "olmo2"},
-                           {"olmo3-bf16", "olmo2"}};
+                           {"olmo3-bf16", "olmo2"},
+                           {"deepseek-v2-bf16", "deepseek2"},
+                           {"deepseek-v2-lite-bf16", "deepseek2"},
+                           {"deepseek-v3-bf16", "deepseek2"},
+                           {"glm4-moe-lite-bf16", "deepseek2"},
+                           {"deepseek-v32-bf16", "deepseek32"},
+                           {"glm-moe-dsa-bf16", "glm-dsa"},
+                           {"kimi-linear-bf16", "kimi-linear"}};
 
 formats::ModelFiles FilesOf(const std::string& file) {
   return formats::ModelFiles::FromMemory(
@@ -184,6 +193,122 @@ INSTANTIATE_TEST_SUITE_P(Families, GgufHybridTest, testing::ValuesIn(kCases), []
   std::replace(name.begin(), name.end(), '-', '_');
   return name;
 });
+
+// Little-endian bytes of a key with a 32-bit value, as in the file.
+std::string Number(const std::string& key, std::uint32_t value) {
+  const std::uint32_t type = 4;
+  std::string bytes = key;
+  for (const std::uint32_t number : {type, value}) {
+    bytes.append(reinterpret_cast<const char*>(&number), sizeof(number));
+  }
+  return bytes;
+}
+std::string Float(float value) {
+  return std::string(reinterpret_cast<const char*>(&value), sizeof(value));
+}
+
+// A change of a file's bytes, and the required text of the message.
+struct BrokenFile {
+  const char* name;
+  const char* folder;
+  const char* architecture;
+  std::string from;
+  std::string to;
+  const char* message;
+};
+void PrintTo(const BrokenFile& broken, std::ostream* stream) {
+  *stream << broken.name;
+}
+
+class GgufHybridRefusalTest : public testing::TestWithParam<BrokenFile> {};
+
+TEST_P(GgufHybridRefusalTest, NamesTheKeyOrTensor) {
+  const BrokenFile& broken = GetParam();
+  EditedFixture fixture(broken.folder);
+  std::string file = ConvertToGguf(fixture, broken.architecture).File();
+  const std::size_t at = file.find(broken.from);
+  ASSERT_NE(at, std::string::npos);
+  ASSERT_EQ(broken.from.size(), broken.to.size());
+  file.replace(at, broken.to.size(), broken.to);
+  const auto read = runtime::ReadModelSpec(FilesOf(file), DeviceKind::kCpu);
+  ASSERT_FALSE(read.ok());
+  EXPECT_THAT(std::string(read.status().message()), testing::HasSubstr(broken.message));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Files, GgufHybridRefusalTest,
+    testing::Values(
+        BrokenFile{"EarlyMla", "deepseek-v3-bf16", "deepseek2", "attention.key_length_mla",
+                   "attention.key_length_old",
+                   "deepseek2.attention.key_length_mla is missing; convert the model anew"},
+        BrokenFile{"RotatedColumns", "deepseek-v3-bf16", "deepseek2",
+                   Number("rope.dimension_count", 16), Number("rope.dimension_count", 48),
+                   "deepseek2.rope.dimension_count is 48, it must be even and less than "
+                   "deepseek2.attention.key_length_mla 48"},
+        BrokenFile{"DenseLayers", "glm4-moe-bf16", "glm4moe",
+                   Number("leading_dense_block_count", 1), Number("leading_dense_block_count", 2),
+                   "glm4moe.leading_dense_block_count is 2, but block 1 has a tensor "
+                   "ffn_gate_inp.weight"},
+        BrokenFile{"GatingFunction", "glm4-moe-bf16", "glm4moe", Number("expert_gating_func", 2),
+                   Number("expert_gating_func", 3),
+                   "glm4moe.expert_gating_func 3 is not supported (supported: 1 for softmax, 2 "
+                   "for sigmoid)"},
+        BrokenFile{"ArrayLength", "lfm2-bf16", "lfm2", Number("block_count", 4),
+                   Number("block_count", 5),
+                   "lfm2.attention.head_count_kv has 4 elements, lfm2.block_count is 5"},
+        BrokenFile{"InnerSize", "granite-hybrid-bf16", "granitehybrid",
+                   Number("ssm.inner_size", 128), Number("ssm.inner_size", 130),
+                   "granitehybrid.ssm.inner_size is 130, divided by "
+                   "granitehybrid.ssm.time_step_rank 4 it must be an integer of at most 256"},
+        BrokenFile{"Predicted", "qwen35-bf16", "qwen35", Number("nextn_predict_layers", 1),
+                   Number("nextn_predict_layers", 5),
+                   "qwen35.nextn_predict_layers is 5, it must be 0 to 4"},
+        BrokenFile{"RopeFactors", "gemma4-bf16", "gemma4", Float(1e30f), Float(2),
+                   "tensor rope_freqs.weight has the factor 2, supported by gemma4 are ones"}),
+    [](const testing::TestParamInfo<BrokenFile>& info) { return std::string(info.param.name); });
+
+// Files may lack the arrays of newer writers, and state further keys and tensors.
+TEST(GgufHybridKeysTest, ReadsWhatOtherWritersState) {
+  const auto error = [](const char* folder, const char* architecture,
+                        const std::function<void(GgufWriter*)>& add) {
+    EditedFixture fixture(folder);
+    GgufWriter writer = ConvertToGguf(fixture, architecture);
+    add(&writer);
+    const std::string file = writer.File();
+    const auto read = runtime::ReadModelSpec(FilesOf(file), DeviceKind::kCpu);
+    if (!read.ok()) return std::string(read.status().message());
+    const auto checkpoint = Checkpoint::Open(FilesOf(file));
+    return checkpoint.ok() ? std::string() : std::string(checkpoint.status().message());
+  };
+  EXPECT_THAT(
+      error("llama4-bf16", "llama4",
+            [](GgufWriter* writer) { writer->Integer("llama4.attention.sliding_window", 0); }),
+      testing::HasSubstr("llama4.attention.sliding_window 0 is not supported (supported: "
+                         "none, or 8192)"));
+  EXPECT_EQ(
+      error("llama4-bf16", "llama4",
+            [](GgufWriter* writer) { writer->Integer("llama4.attention.sliding_window", 8192); }),
+      "");
+  EXPECT_THAT(
+      error("minimax-m2-bf16", "minimax-m2",
+            [](GgufWriter* writer) { writer->Integer("minimax-m2.expert_group_count", 2); }),
+      testing::HasSubstr("minimax-m2.expert_group_count 2 is not supported by minimax_m2"));
+  EXPECT_THAT(error("qwen35-bf16", "qwen35",
+                    [](GgufWriter* writer) {
+                      writer->Floats("blk.9.ssm_a", {-1, 0.5});
+                    }),
+              testing::HasSubstr("tensor blk.9.ssm_a has element 1 of value 0.5, it must be "
+                                 "negative and finite"));
+  EXPECT_THAT(error("qwen35-bf16", "qwen35",
+                    [](GgufWriter* writer) {
+                      const std::uint16_t half = 0xbc00;
+                      writer->Tensor("blk.9.ssm_a", {1}, 1, &half, sizeof(half));
+                    }),
+              testing::HasSubstr("tensor blk.9.ssm_a has type F16, which is not supported "
+                                 "(supported: F32)"));
+  EXPECT_THAT(error("qwen35-bf16", "lfm2moe", [](GgufWriter*) {}),
+              testing::HasSubstr("general.architecture \"lfm2moe\" is not supported"));
+}
 
 }  // namespace
 }  // namespace quire::models::parity
