@@ -32,5 +32,6 @@
 #include "kernels/rope/rope.h"                // RopeAngles (per step), Rope (per layer)
 #include "kernels/sampling/sampling.h"        // Sample, ComputeLogprobs
 #include "kernels/sparse/index_score.h"       // IndexScore: scores of keys for a selection
+#include "kernels/sparse/index_store.h"       // IndexStore: norm, rope and pages of an indexer
 #include "kernels/sparse/select_topk.h"       // SelectTopK: the keys with the largest scores
 #include "kernels/sparse/sparse_attention.h"  // SparseAttention over selected keys

@@ -35,6 +35,10 @@ struct AttentionParams {
   // `layer` is the layer of the views, for MLA the layer argument of LatentView.
   const cuda::KvTensorMaps* maps = nullptr;
   std::uint32_t layer = 0;
+  // CUDA, for SparseAttention: [1 + batch_size] the number of sequences with rows, then their
+  // indices. The plan was then made for other rows and only lends its memory, and `maps` is not
+  // used. Null: the rows are those of the plan.
+  const std::uint32_t* live_sequences = nullptr;
   std::uint32_t window = 0;      // number of tokens that a row sees, including itself; 0: all
   std::uint32_t chunk = 0;       // rows see the tokens of their own chunk; 0: all
   float softcap = 0;             // soft cap of scores; 0: none

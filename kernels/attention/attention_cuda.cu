@@ -82,6 +82,7 @@ absl::Status CheckTiles(const AttentionParams& params, const KvShape& shape) {
         absl::StrCat("attention has a ", params.chunk != 0 ? "chunk" : "window", " of ", window,
                      " tokens, the limit of its plan is ", limits.window));
   }
+  if (params.live_sequences != nullptr) return absl::OkStatus();
   const AttentionPlanParams& planned = params.plan->params();
   if (planned.row_offsets != params.row_offsets || planned.batch_size != params.batch_size) {
     return absl::InvalidArgumentError(
@@ -95,8 +96,9 @@ bool UsesTensorMaps(const CudaContext& context, const AttentionParams& params) {
   const auto aligned = [](const void* p, std::int64_t stride) {
     return reinterpret_cast<std::uintptr_t>(p) % 16 == 0 && stride % 8 == 0;
   };
-  return params.maps != nullptr && context.has_sm90a() && params.scale > 0 &&
-         aligned(params.q.data(), params.q_stride) && aligned(params.out.data(), params.out_stride);
+  return params.maps != nullptr && params.live_sequences == nullptr && context.has_sm90a() &&
+         params.scale > 0 && aligned(params.q.data(), params.q_stride) &&
+         aligned(params.out.data(), params.out_stride);
 }
 
 // True if the kernels of compute capability 9.0 run with separate maps for K and V. MLA cache rows
@@ -172,7 +174,8 @@ absl::Status LaunchLatentRows(const CudaContext& context, const AttentionParams&
       .q_stride = params.q_stride,
       .out_stride = params.out_stride,
       .row_offsets = params.row_offsets,
-      .live_sequences = params.plan->params().live_sequences,
+      .live_sequences = params.live_sequences != nullptr ? params.live_sequences
+                                                         : params.plan->params().live_sequences,
       .partials = lists.partials,
       .partial_rows = static_cast<std::uint32_t>(floats / attention::kLatentPartialFloats),
       .num_sms = context.num_sms,
@@ -195,7 +198,7 @@ absl::Status PagedAttentionCuda(const CudaContext& context, const AttentionParam
     QUIRE_RETURN_IF_ERROR(CheckTiles(params, shape));
     return LaunchLatentRows(context, params);
   }
-  if (params.q.is_f32() || !HasTileKernels(shape)) {
+  if (params.q.is_f32() || !HasTileKernels(shape) || params.live_sequences != nullptr) {
     if (shape.head_size > attention::kMaxScalarHead) {
       return absl::InvalidArgumentError(absl::StrCat("attention has heads of ", shape.head_size,
                                                      " columns, the limit is ",

@@ -31,13 +31,17 @@ void ForEachItem(const IndexScoreParams& params, Fn&& fn) {
   }
 }
 
-absl::Status CheckParams(const IndexScoreParams& params) {
-  const KvShape shape = KvShapeOf(*params.keys);
-  if (shape.num_heads != 1 || (shape.dtype != DType::kF32 && shape.dtype != DType::kBF16)) {
-    return absl::InvalidArgumentError(absl::StrCat("index rows are ", DTypeName(shape.dtype),
-                                                   " of ", shape.num_heads,
-                                                   " heads, they must be f32 or bf16 of 1 head"));
+absl::Status CheckPages(const KvShape& shape) {
+  if (shape.num_heads == 1 && (shape.dtype == DType::kF32 || shape.dtype == DType::kBF16)) {
+    return absl::OkStatus();
   }
+  return absl::InvalidArgumentError(absl::StrCat("index rows are ", DTypeName(shape.dtype), " of ",
+                                                 shape.num_heads,
+                                                 " heads, they must be f32 or bf16 of 1 head"));
+}
+
+// Checks the step on the CPU.
+absl::Status CheckStep(const IndexScoreParams& params) {
   QUIRE_RETURN_IF_ERROR(
       CheckKvStep(*params.keys, *params.keys, params.row_offsets, params.batch_size));
   if (params.row_begin > params.row_end || params.row_end > params.row_offsets[params.batch_size]) {
@@ -61,10 +65,11 @@ absl::Status CheckParams(const IndexScoreParams& params) {
 }  // namespace
 
 absl::Status IndexScore(const Backend& backend, const IndexScoreParams& params) {
-  if (backend.cuda() != nullptr) {
-    return absl::InvalidArgumentError("IndexScore is not supported on a GPU");
+  QUIRE_RETURN_IF_ERROR(CheckPages(KvShapeOf(*params.keys)));
+  if constexpr (kHasCuda) {
+    if (backend.cuda() != nullptr) return internal::IndexScoreCuda(*backend.cuda(), params);
   }
-  QUIRE_RETURN_IF_ERROR(CheckParams(params));
+  QUIRE_RETURN_IF_ERROR(CheckStep(params));
   std::int64_t num_items = 0;
   ForEachItem(params, [&](const internal::IndexItem&) { ++num_items; });
   auto* const items = reinterpret_cast<internal::IndexItem*>(backend.op_workspace().Reserve(

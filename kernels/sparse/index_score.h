@@ -1,6 +1,6 @@
 #pragma once
 
-// Scores of keys for a learned selection (IndexSpec of models/config/layer_spec.h). CPU only.
+// Scores of keys for a learned selection (IndexSpec of models/config/layer_spec.h).
 
 #include <cstddef>
 #include <cstdint>
@@ -23,15 +23,24 @@ struct IndexScoreParams {
   std::uint32_t row_end;
   std::uint32_t num_heads;
   float scale;  // factor of q
+  // CUDA only. Both are null on the CPU, which derives them from row_offsets.
+  const std::int32_t* token_rows = nullptr;  // [row_end] batch row of each row; -1: padding
+  const std::int32_t* positions = nullptr;   // [row_end] p
 };
+
+// Maximum number of heads of an indexer on a GPU, and of columns of its keys.
+inline constexpr std::uint32_t kMaxGpuIndexHeads = 64;
+inline constexpr std::uint32_t kMaxGpuIndexSize = 128;
 
 // Row i of a sequence has position p = cache_length + i and gets scores of the keys j <= p:
 //   s_j = sum over heads h of weights[h] * max(0, (scale * q[h]) . k_j)
 // All arithmetic is in f32. A product q . k is one ascending chain of FMAs over the columns. The
 // sum is one ascending chain of FMAs over the heads. So s_j depends only on the row, the key, the
 // size and the number of heads. NaN in q, k or weights gives NaN. Scores behind p are undefined.
-// Returns INVALID_ARGUMENT on a GPU, for pages that are not f32 or bf16 or have several heads, and
-// for rows outside the step. Also returns it if score_stride is too small and if CheckKvStep does.
+// A GPU gives the bits of the CPU, and no scores to rows of padding. Returns INVALID_ARGUMENT for
+// pages that are not f32 or bf16 or have several heads. CPU: also for rows outside the step, if
+// score_stride is too small and if CheckKvStep does. A GPU does not check lengths and rows. CUDA:
+// also for a size that is no multiple of 4, and for a size or heads above the limits.
 absl::Status IndexScore(const Backend& backend, const IndexScoreParams& params);
 
 // Returns the minimum score_stride for sequences of `tokens` tokens.
@@ -57,6 +66,8 @@ inline constexpr std::uint32_t kIndexBlockRows = 8;
 // Reference implementation: scores of all rows, one thread.
 void IndexScoreCpu(const IndexScoreParams& params);
 void IndexScoreSimd(const IndexScoreParams& params, const IndexItem& item, std::byte* scratch);
+
+absl::Status IndexScoreCuda(const CudaContext& context, const IndexScoreParams& params);
 
 }  // namespace internal
 }  // namespace quire::kernels

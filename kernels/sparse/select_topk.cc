@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
@@ -10,11 +9,8 @@
 namespace quire::kernels {
 namespace {
 
-// Returns an integer with the order of SelectTopK: larger ones are selected first.
 std::uint32_t OrderedBits(float score) {
-  if (std::isnan(score)) return 0xffffffffu;
-  const auto bits = std::bit_cast<std::uint32_t>(score + 0.0f);  // -0 + 0 is +0
-  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+  return internal::OrderedScoreBits(std::bit_cast<std::uint32_t>(score));
 }
 
 // The border of a selection: keys above `bits` are selected, and the first `equal` keys with these
@@ -72,11 +68,11 @@ void SelectTopKRadix(const SelectTopKParams& params, std::int64_t row_begin, std
 }  // namespace internal
 
 absl::Status SelectTopK(const Backend& backend, const SelectTopKParams& params) {
-  if (backend.cuda() != nullptr) {
-    return absl::InvalidArgumentError("SelectTopK is not supported on a GPU");
-  }
   if (params.topk == 0) {
     return absl::InvalidArgumentError("SelectTopK has topk 0, it must be at least 1");
+  }
+  if constexpr (kHasCuda) {
+    if (backend.cuda() != nullptr) return internal::SelectTopKCuda(*backend.cuda(), params);
   }
   std::int64_t total = 0;
   for (std::uint32_t i = 0; i < params.num_rows; ++i) {

@@ -1,6 +1,7 @@
 #include "kernels/sparse/sparse_attention.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "base/check.h"
 #include "cache_manager/views/sparse_index_remap.h"
@@ -36,10 +37,13 @@ void MapRow(const SelectedRowsParams& params, const View& view, std::uint32_t b,
 
 }  // namespace
 
-void MapSelectedRows(const Backend& backend, const SelectedRowsParams& params) {
-  QUIRE_CHECK(backend.cuda() == nullptr);
+absl::Status MapSelectedRows(const Backend& backend, const SelectedRowsParams& params) {
+  if constexpr (kHasCuda) {
+    if (backend.cuda() != nullptr) return internal::MapSelectedRowsCuda(*backend.cuda(), params);
+  }
+  std::iota(params.offsets, params.offsets + params.num_rows + 1, 0u);
   const auto map = [&](const auto& view) {
-    backend.ParallelFor(params.row_offsets[params.batch_size], params.max_selected * 2.0,
+    backend.ParallelFor(params.num_rows, params.max_selected * 2.0,
                         [&](std::int64_t begin, std::int64_t end, int) {
                           std::uint32_t b = 0;
                           for (auto m = static_cast<std::uint32_t>(begin); m < end; ++m) {
@@ -49,12 +53,10 @@ void MapSelectedRows(const Backend& backend, const SelectedRowsParams& params) {
                         });
   };
   std::visit(map, *params.rows);
+  return absl::OkStatus();
 }
 
 absl::Status SparseAttention(const Backend& backend, const SparseAttentionParams& params) {
-  if (backend.cuda() != nullptr) {
-    return absl::InvalidArgumentError("SparseAttention is not supported on a GPU");
-  }
   // Each row becomes a sequence of its own over pages of one token, with the selected keys as its
   // lookup table.
   AnyKvView gathered = *params.rows;
@@ -84,6 +86,8 @@ absl::Status SparseAttention(const Backend& backend, const SparseAttentionParams
                                   .batch_size = params.num_rows,
                                   .num_heads = params.num_heads,
                                   .scale = params.scale,
+                                  .plan = params.plan,
+                                  .live_sequences = params.live_rows,
                                   .value_columns = params.value_columns});
 }
 

@@ -1,10 +1,11 @@
 #pragma once
 
-// Attention over selected keys. CPU only.
+// Attention over selected keys.
 
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "kernels/attention/attention_plan.h"
 #include "kernels/backend/backend.h"
 #include "kernels/backend/float_ptr.h"
 #include "kernels/kv_store/kv_dispatch.h"
@@ -15,16 +16,22 @@ struct SelectedRowsParams {
   const AnyKvView* rows;             // the view of any layer of the layer group
   std::int32_t* selected;            // [num_rows, max_selected] keys, -1 behind the last one
   std::uint32_t* num_others;         // [num_rows] receives the number of selected keys minus 1
+  std::uint32_t* offsets;            // [num_rows + 1] receives 0, 1, 2, ...; padding: the end
   const std::uint32_t* row_offsets;  // [batch_size + 1]: first row of each sequence, then the total
   std::uint32_t batch_size;
+  std::uint32_t num_rows;
   std::uint32_t max_selected;
+  // CUDA only. Both are null on the CPU.
+  const std::int32_t* token_rows = nullptr;  // [num_rows] batch row of each row; -1: padding
+  // [1 + num_rows] receives the number of rows without padding, which precede it, then 0, 1, 2, ...
+  std::uint32_t* live_rows = nullptr;
 };
 
 // Replaces the keys of each row by rows of the view (RemapSparseIndices and get_tma_row). All
 // layers of a layer group have the same rows. A key without a page, and -1, becomes row 0, which is
-// zero.
-// REQUIRES: every row has at least one key; the backend is the CPU.
-void MapSelectedRows(const Backend& backend, const SelectedRowsParams& params);
+// zero. Nothing is written to `selected` and num_others for padding. Returns errors of the launch.
+// REQUIRES: every row without padding has at least one key.
+absl::Status MapSelectedRows(const Backend& backend, const SelectedRowsParams& params);
 
 struct SparseAttentionParams {
   const AnyKvView* rows;            // keys and values of one layer
@@ -32,7 +39,7 @@ struct SparseAttentionParams {
   FloatPtr out;                     // [num_rows, num_heads, head_size], rows out_stride apart
   const std::int32_t* selected;     // [num_rows, max_selected] as MapSelectedRows returns
   const std::uint32_t* num_others;  // likewise
-  const std::uint32_t* offsets;     // [num_rows + 1]: 0, 1, 2, ...
+  const std::uint32_t* offsets;     // likewise
   std::int64_t q_stride;
   std::int64_t out_stride;
   std::uint32_t num_rows;
@@ -40,11 +47,20 @@ struct SparseAttentionParams {
   std::uint32_t num_heads;
   float scale;
   std::uint32_t value_columns;  // AttentionParams::value_columns
+  // CUDA only. Both are null on the CPU.
+  const std::uint32_t* live_rows = nullptr;  // as MapSelectedRows returns
+  const AttentionPlan* plan = nullptr;       // of these heads; lends memory for partial results
 };
 
-// PagedAttention of each row over its selected keys alone, in their order. Tiles consist of 64
-// selected keys, so a row that selects all of its keys gets the bits of PagedAttention. Returns the
-// errors of PagedAttention, and INVALID_ARGUMENT on a GPU.
+// PagedAttention of each row over its selected keys alone, in their order. On the CPU tiles consist
+// of 64 selected keys, so a row that selects all of its keys gets the bits of PagedAttention. A GPU
+// runs the portable MLA kernel, or the scalar kernel for pages that the MLA kernel does not
+// support. Returns the errors of PagedAttention.
 absl::Status SparseAttention(const Backend& backend, const SparseAttentionParams& params);
 
+namespace internal {
+
+absl::Status MapSelectedRowsCuda(const CudaContext& context, const SelectedRowsParams& params);
+
+}  // namespace internal
 }  // namespace quire::kernels

@@ -4,21 +4,18 @@
 #include <array>
 #include <cmath>
 #include <cstddef>
-#include <numeric>
 #include <vector>
 
 #include "base/check.h"
 #include "base/status.h"
 #include "kernels/attention/attention.h"
 #include "kernels/kv_store/kv_dispatch.h"
-#include "kernels/kv_store/kv_store.h"
 #include "kernels/kv_store/latent_store.h"
 #include "kernels/linear/head_linear.h"
 #include "kernels/linear/linear.h"
-#include "kernels/norm/layer_norm.h"
 #include "kernels/norm/norm.h"
-#include "kernels/rope/rope.h"
 #include "kernels/sparse/index_score.h"
+#include "kernels/sparse/index_store.h"
 #include "kernels/sparse/select_topk.h"
 #include "kernels/sparse/sparse_attention.h"
 #include "models/blocks/branch.h"
@@ -146,21 +143,6 @@ absl::Status StoreRows(const StepContext& step, const MlaSpec& mla,
                                               .style = RopeStyleOf(mla.rope_style)});
 }
 
-// Rotates the first columns of heads of an indexer.
-absl::Status RotateIndex(const StepContext& step, const MlaSpec& mla, float* x,
-                         std::uint32_t num_heads) {
-  const RopeAngles& angles = step.angles[static_cast<std::size_t>(mla.rope)];
-  return kernels::Rope(*step.backend, {.x = x,
-                                       .cosines = angles.cosines,
-                                       .sines = angles.sines,
-                                       .x_stride = std::int64_t{num_heads} * mla.index->size,
-                                       .num_rows = step.num_tokens,
-                                       .num_heads = num_heads,
-                                       .head_size = mla.index->size,
-                                       .rotary_size = mla.rope_size,
-                                       .style = RopeStyleOf(mla.index->rope_style)});
-}
-
 // Computes the queries, weights and rows of the indexer and writes the rows to their pages.
 // REQUIRES: Project computed the query latents.
 absl::Status StoreIndex(const StepContext& step, const MlaSpec& mla, const MlaWeights& w,
@@ -171,27 +153,29 @@ absl::Status StoreIndex(const StepContext& step, const MlaSpec& mla, const MlaWe
                               b.queries, std::int64_t{index.heads} * index.size));
   QUIRE_RETURN_IF_ERROR(Apply(step, w.index_k, input, step.hidden, b.keys, index.size));
   QUIRE_RETURN_IF_ERROR(Apply(step, w.index_weights, input, step.hidden, b.weights, index.heads));
-  QUIRE_RETURN_IF_ERROR(kernels::LayerNorm(*step.backend, {.x = b.keys,
-                                                           .weight = w.index_k_norm,
-                                                           .bias = w.index_k_norm_bias,
-                                                           .y = b.keys,
-                                                           .num_rows = step.num_tokens,
-                                                           .columns = index.size,
-                                                           .epsilon = index.norm_eps}));
-  QUIRE_RETURN_IF_ERROR(RotateIndex(step, mla, b.queries, index.heads));
-  QUIRE_RETURN_IF_ERROR(RotateIndex(step, mla, b.keys, 1));
-  return kernels::KvStore(*step.backend, {.keys = &rows,
-                                          .values = &rows,
-                                          .k = b.keys,
-                                          .v = b.keys,
-                                          .row_offsets = step.buffers->row_offsets,
-                                          .k_stride = index.size,
-                                          .v_stride = index.size,
-                                          .batch_size = step.batch_size});
+  const RopeAngles& angles = step.angles[static_cast<std::size_t>(mla.rope)];
+  return kernels::IndexStore(*step.backend, {.rows = &rows,
+                                             .queries = b.queries,
+                                             .keys = b.keys,
+                                             .norm_weight = w.index_k_norm,
+                                             .norm_bias = w.index_k_norm_bias,
+                                             .cosines = angles.cosines,
+                                             .sines = angles.sines,
+                                             .row_offsets = step.buffers->row_offsets,
+                                             .token_rows = step.buffers->token_rows,
+                                             .positions = step.buffers->positions,
+                                             .batch_size = step.batch_size,
+                                             .num_rows = step.num_tokens,
+                                             .num_heads = index.heads,
+                                             .rope_size = mla.rope_size,
+                                             .style = RopeStyleOf(index.rope_style),
+                                             .epsilon = index.norm_eps});
 }
 
-// True if some row of the step sees more keys than it may select.
+// True if some row of the step sees more keys than it may select. A GPU always selects: the host
+// does not know the positions, and a row has other bits without selection.
 bool NeedsSelection(const StepContext& step, const IndexSpec& index) {
+  if (step.backend->cuda() != nullptr) return true;
   const std::int32_t* const positions = step.buffers->positions;
   return std::any_of(positions, positions + step.num_tokens, [&](std::int32_t position) {
     return static_cast<std::uint32_t>(position) >= index.topk;
@@ -202,21 +186,24 @@ bool NeedsSelection(const StepContext& step, const IndexSpec& index) {
 absl::Status SelectKeys(const StepContext& step, const IndexSpec& index,
                         const kernels::AnyKvView& rows, const kernels::AnyKvView& latents) {
   const IndexBuffers& b = step.buffers->index;
+  const std::int32_t* const token_rows = step.buffers->token_rows;
   for (std::uint32_t begin = 0; begin < step.num_tokens; begin += kIndexRows) {
     const std::uint32_t end = std::min(step.num_tokens, begin + kIndexRows);
     QUIRE_RETURN_IF_ERROR(kernels::IndexScore(
-        *step.backend, {.keys = &rows,
-                        .q = b.queries,
-                        .weights = b.weights,
-                        .scores = b.scores,
-                        .row_offsets = step.buffers->row_offsets,
-                        .score_stride = b.score_stride,
-                        .batch_size = step.batch_size,
-                        .row_begin = begin,
-                        .row_end = end,
-                        .num_heads = index.heads,
-                        .scale = 1 / std::sqrt(static_cast<float>(index.heads) *
-                                               static_cast<float>(index.size))}));
+        *step.backend,
+        {.keys = &rows,
+         .q = b.queries,
+         .weights = b.weights,
+         .scores = b.scores,
+         .row_offsets = step.buffers->row_offsets,
+         .score_stride = b.score_stride,
+         .batch_size = step.batch_size,
+         .row_begin = begin,
+         .row_end = end,
+         .num_heads = index.heads,
+         .scale = 1 / std::sqrt(static_cast<float>(index.heads) * static_cast<float>(index.size)),
+         .token_rows = step.buffers->token_rows,
+         .positions = step.buffers->positions}));
     QUIRE_RETURN_IF_ERROR(kernels::SelectTopK(
         *step.backend, {.scores = b.scores,
                         .positions = step.buffers->positions + begin,
@@ -224,21 +211,24 @@ absl::Status SelectKeys(const StepContext& step, const IndexSpec& index,
                         .score_stride = b.score_stride,
                         .num_rows = end - begin,
                         .topk = index.topk,
-                        .max_selected = b.max_selected}));
+                        .max_selected = b.max_selected,
+                        .token_rows = token_rows == nullptr ? nullptr : token_rows + begin}));
   }
-  std::iota(b.offsets, b.offsets + step.num_tokens + 1, 0u);
-  kernels::MapSelectedRows(*step.backend, {.rows = &latents,
-                                           .selected = b.selected,
-                                           .num_others = b.num_others,
-                                           .row_offsets = step.buffers->row_offsets,
-                                           .batch_size = step.batch_size,
-                                           .max_selected = b.max_selected});
-  return absl::OkStatus();
+  return kernels::MapSelectedRows(*step.backend, {.rows = &latents,
+                                                  .selected = b.selected,
+                                                  .num_others = b.num_others,
+                                                  .offsets = b.offsets,
+                                                  .row_offsets = step.buffers->row_offsets,
+                                                  .batch_size = step.batch_size,
+                                                  .num_rows = step.num_tokens,
+                                                  .max_selected = b.max_selected,
+                                                  .token_rows = token_rows,
+                                                  .live_rows = b.live_rows});
 }
 
 // Computes attended = attention(queries, selected rows of the cache).
 absl::Status AttendSelected(const StepContext& step, const MlaSpec& mla, const Sizes& sizes,
-                            const kernels::AnyKvView& rows) {
+                            const LayerPlace& place, const kernels::AnyKvView& rows) {
   const StepBuffers& b = *step.buffers;
   return kernels::SparseAttention(*step.backend, {.rows = &rows,
                                                   .q = b.mla.queries,
@@ -252,7 +242,9 @@ absl::Status AttendSelected(const StepContext& step, const MlaSpec& mla, const S
                                                   .max_selected = b.index.max_selected,
                                                   .num_heads = mla.num_heads,
                                                   .scale = mla.scale,
-                                                  .value_columns = mla.kv_lora_rank});
+                                                  .value_columns = mla.kv_lora_rank,
+                                                  .live_rows = b.index.live_rows,
+                                                  .plan = step.plan(place)});
 }
 
 // Computes attended = attention(queries, cache).
@@ -297,7 +289,7 @@ absl::Status MlaBlock(const StepContext& step, const LayerSpec& layer, const Lay
     QUIRE_RETURN_IF_ERROR(StoreIndex(step, mla, weights.mla, input, index));
     if (is_sparse) QUIRE_RETURN_IF_ERROR(SelectKeys(step, *mla.index, index, rows));
   }
-  QUIRE_RETURN_IF_ERROR(is_sparse ? AttendSelected(step, mla, sizes, rows)
+  QUIRE_RETURN_IF_ERROR(is_sparse ? AttendSelected(step, mla, sizes, place, rows)
                                   : AttendAll(step, mla, sizes, place, rows));
   const std::int64_t values = std::int64_t{mla.num_heads} * mla.v_size;
   QUIRE_RETURN_IF_ERROR(

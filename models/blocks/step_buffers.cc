@@ -182,6 +182,8 @@ void CutSelected(Cutter& cutter, const Widths& widths, const StepLimits& limits,
   index->selected = cutter.Take<std::int32_t>(tokens * index->max_selected);
   index->num_others = cutter.Take<std::uint32_t>(tokens);
   index->offsets = cutter.Take<std::uint32_t>(tokens + 1);
+  if (limits.memory == MemoryKind::kHost) return;
+  index->live_rows = cutter.Take<std::uint32_t>(1 + tokens);
 }
 
 void CutMoe(Cutter& cutter, const Widths& widths, const StepLimits& limits, MoeBuffers* moe) {

@@ -54,7 +54,7 @@ struct RecurrentBuffers {
 };
 
 // Buffers of learned selection (IndexSpec); null if no layer has an indexer. K is the largest topk,
-// at most the context. The last three arrays outlive the layer, because layers share selections.
+// at most the context. The last four arrays outlive the layer, because layers share selections.
 struct IndexBuffers {
   float* queries = nullptr;        // [T, heads * size]
   float* keys = nullptr;           // [T, size] rows for the cache
@@ -66,6 +66,7 @@ struct IndexBuffers {
   std::int32_t* selected = nullptr;
   std::uint32_t* num_others = nullptr;  // [T] number of selected keys minus 1
   std::uint32_t* offsets = nullptr;     // [T + 1] 0, 1, 2, ...
+  std::uint32_t* live_rows = nullptr;   // [1 + T] SelectedRowsParams; null on the CPU
 };
 
 // Buffers of MoE layers; null if the model has none. E is the largest number of experts of a layer,

@@ -333,14 +333,16 @@ class SparseAttentionTest : public testing::TestWithParam<SparseCase> {
     const TestBackend backend(threads, GetParam().activations);
     std::vector<float> out(q_.size());
     std::vector<std::uint32_t> others(kRows), offsets(kRows + 1);
-    std::iota(offsets.begin(), offsets.end(), 0u);
     const AnyKvView view = pool.keys();
-    MapSelectedRows(*backend, {.rows = &view,
-                               .selected = selected.data(),
-                               .num_others = others.data(),
-                               .row_offsets = pool.row_offsets(),
-                               .batch_size = 2,
-                               .max_selected = width});
+    EXPECT_TRUE(MapSelectedRows(*backend, {.rows = &view,
+                                           .selected = selected.data(),
+                                           .num_others = others.data(),
+                                           .offsets = offsets.data(),
+                                           .row_offsets = pool.row_offsets(),
+                                           .batch_size = 2,
+                                           .num_rows = kRows,
+                                           .max_selected = width})
+                    .ok());
     EXPECT_TRUE(SparseAttention(*backend, {.rows = &view,
                                            .q = q_.data(),
                                            .out = out.data(),

@@ -193,12 +193,15 @@ class Selection {
                                      .topk = topk_,
                                      .max_selected = topk_})
                     .ok());
-    MapSelectedRows(backend, {.rows = &rows,
-                              .selected = selected_.data(),
-                              .num_others = &num_others_,
-                              .row_offsets = kOffsets,
-                              .batch_size = 1,
-                              .max_selected = topk_});
+    QUIRE_CHECK(MapSelectedRows(backend, {.rows = &rows,
+                                          .selected = selected_.data(),
+                                          .num_others = &num_others_,
+                                          .offsets = offsets_,
+                                          .row_offsets = kOffsets,
+                                          .batch_size = 1,
+                                          .num_rows = 1,
+                                          .max_selected = topk_})
+                    .ok());
   }
 
   void Attend(const Backend& backend, Step& step) const {
@@ -209,7 +212,7 @@ class Selection {
                                           .out = step.out(),
                                           .selected = selected_.data(),
                                           .num_others = &num_others_,
-                                          .offsets = kOffsets,
+                                          .offsets = offsets_,
                                           .q_stride = stride,
                                           .out_stride = stride,
                                           .num_rows = 1,
@@ -225,6 +228,7 @@ class Selection {
   const std::uint32_t topk_;
   const std::int32_t position_;
   std::uint32_t num_others_ = 0;
+  std::uint32_t offsets_[2] = {};
   std::vector<std::int32_t> selected_;
   std::vector<float> scores_, weights_;
 };
