@@ -130,6 +130,7 @@ struct CudaRunner::State : RunnerBase {
   std::optional<CudaStepInputs> inputs;
   std::vector<kernels::AnyKvCollection> kv;          // one per layer group over the one pool
   std::optional<kernels::AnyKvCollection> slots_kv;  // the layer slots, for whole pages
+  std::optional<kernels::AnyKvCollection> index;     // index rows of the pool, if it has any
   std::optional<CudaTail> tail;  // set if the last layers of the model write nothing
   std::vector<kernels::AnyKvCollection> tail_kv;  // `kv` with the cached tokens of the tail
   std::vector<std::unique_ptr<kernels::AttentionPlan>> plans;      // CudaSizes::attention
@@ -217,7 +218,7 @@ absl::Status CudaRunner::State::Allocate() {
 absl::Status CudaRunner::State::MakeCollections() {
   const std::size_t table_size = std::size_t{sizes.limits.max_rows} * sizes.limits.lookup_stride;
   const auto make = [&](const cache::KvGeometry& geometry, std::size_t group,
-                        const std::uint32_t* cache_lengths) {
+                        const std::uint32_t* cache_lengths, std::int64_t offset_bytes = 0) {
     const cache::KvStepInputs step{.lookup_table = buffers.lookup_table + group * table_size,
                                    .cache_lengths = cache_lengths,
                                    .lookup_stride = sizes.limits.lookup_stride,
@@ -225,7 +226,9 @@ absl::Status CudaRunner::State::MakeCollections() {
                                    .max_seq_length = sizes.limits.max_step_tokens,
                                    .max_cache_length = sizes.max_context,
                                    .max_history_length = sizes.max_context};
-    return kernels::MakeKvCollection(geometry, pool->blocks(), step, pool->scales());
+    auto* const blocks = static_cast<std::byte*>(pool->blocks()) + offset_bytes;
+    void* const scales = geometry.quantized() ? pool->scales() : nullptr;
+    return kernels::MakeKvCollection(geometry, blocks, step, scales);
   };
   for (std::size_t group = 0; group < layers.groups.size(); ++group) {
     const cache::KvGeometry geometry = models::GroupGeometry(pool->geometry(), layers, group);
@@ -237,6 +240,10 @@ absl::Status CudaRunner::State::MakeCollections() {
     tail_kv.push_back(collection);
   }
   QUIRE_ASSIGN_OR_RETURN(slots_kv, make(pool->geometry(), 0, buffers.cache_lengths));
+  if (layers.index_slots > 0) {
+    QUIRE_ASSIGN_OR_RETURN(const IndexRows rows, IndexRowsFor(model.spec, pool->geometry()));
+    QUIRE_ASSIGN_OR_RETURN(index, make(rows.geometry, 0, buffers.cache_lengths, rows.offset_bytes));
+  }
   return MakeMaps();
 }
 
@@ -308,7 +315,8 @@ models::StepStates CudaRunner::State::States() {
 }
 
 // Pages are cleared as a whole. If the rows of layers differ, they are also copied as a whole,
-// because the collection of slots cannot tell which bytes belong to the first tokens.
+// because the collection of slots cannot tell which bytes belong to the first tokens. Index rows
+// are behind the other rows of a page.
 absl::Status CudaRunner::State::PreparePages(const StepBatch& batch) {
   clears.clear();
   copies.clear();
@@ -321,6 +329,9 @@ absl::Status CudaRunner::State::PreparePages(const StepBatch& batch) {
   }
   if (!clears.empty()) QUIRE_RETURN_IF_ERROR(kernels::ZeroPages(backend, *slots_kv, clears));
   if (!copies.empty()) QUIRE_RETURN_IF_ERROR(kernels::CopyPages(backend, *slots_kv, copies));
+  if (!index) return absl::OkStatus();
+  if (!clears.empty()) QUIRE_RETURN_IF_ERROR(kernels::ZeroPages(backend, *index, clears));
+  if (!copies.empty()) QUIRE_RETURN_IF_ERROR(kernels::CopyPages(backend, *index, copies));
   return absl::OkStatus();
 }
 
@@ -356,7 +367,8 @@ absl::Status CudaRunner::State::EnqueuePadded(std::uint32_t num_tokens, bool has
                                                 .num_tokens = num_tokens,
                                                 .batch_size = sizes.limits.max_rows,
                                                 .states = States(),
-                                                .comm = options.comm}));
+                                                .comm = options.comm,
+                                                .index = index ? &*index : nullptr}));
   return Head(0, std::min(num_tokens, sizes.buffers.head_rows));
 }
 
@@ -461,6 +473,7 @@ absl::Status CudaRunner::State::Forward(const StepBatch& batch, const PackedStep
                                  .batch_index = order.batch_index(),
                                  .states = States(),
                                  .comm = options.comm,
+                                 .index = index ? &*index : nullptr,
                                  .tail = step.tail ? &tail_of : nullptr});
 }
 

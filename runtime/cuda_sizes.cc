@@ -27,6 +27,10 @@ constexpr std::int64_t kOtherNodes = 16;
 // Additional nodes of a recurrent layer: convolution, scan and gate, the rows that they round for
 // products, and the second stages of low-rank projections.
 constexpr std::int64_t kRecurrentNodes = 8;
+// Additional nodes of a layer with learned selection: three products, the store and the map, and
+// two nodes for each block of kIndexRows rows.
+constexpr std::int64_t kIndexNodes = 5;
+constexpr std::int64_t kIndexBlockNodes = 2;
 // Additional nodes with dynamic activation quantization (fp8): one launch before each product, and
 // the store of heads after a product.
 constexpr std::int64_t kActivationQuantNodes = 8;
@@ -69,6 +73,13 @@ std::int64_t RankNodes(const models::ModelSpec& spec, const CudaSizes& sizes) {
   return 4 * ((elements + kPiece - 1) / kPiece) + kBranchNodes;
 }
 
+// Returns the additional nodes of a layer with an indexer.
+std::int64_t IndexNodes(const CudaSizes& sizes) {
+  constexpr std::int64_t kRows = models::kIndexRows;
+  const std::int64_t rows = GraphBucket(sizes.max_graph_rows);
+  return kIndexNodes + kIndexBlockNodes * ((rows + kRows - 1) / kRows);
+}
+
 std::int64_t NodesOf(const models::ModelSpec& spec, const CudaSizes& sizes,
                      bool quantizes_activations) {
   std::int64_t nodes = kOtherNodes + static_cast<std::int64_t>(sizes.attention.size());
@@ -90,6 +101,7 @@ std::int64_t NodesOf(const models::ModelSpec& spec, const CudaSizes& sizes,
     // MLA has two products per head, into the latent space and back, and two latent norms.
     if (layer.attention == models::AttentionKind::kMla)
       nodes += 2 * std::int64_t{layer.mla.num_heads} + 2;
+    if (layer.mla.has_indexer()) nodes += IndexNodes(sizes);
   }
   return nodes;
 }

@@ -39,7 +39,7 @@ struct RunnerOptions {
   kernels::Communicator* comm = nullptr;
 
   // The options below are for CUDA only, except that max_context_tokens also bounds the prefix
-  // index and the buffers of learned selection on CPUs.
+  // index and the buffers of learned selection.
 
   // Type of activations other than the residual stream: kF32 with f32 pages, else kBF16.
   DType activation = DType::kF32;

@@ -10,6 +10,7 @@
 #include "base/status.h"
 #include "kernels/kv_store/latent_store.h"
 #include "kernels/kv_store/qkv_store.h"
+#include "kernels/sparse/index_score.h"
 
 namespace quire::models {
 namespace {
@@ -349,7 +350,12 @@ std::string UnbuiltMla(const MlaSpec& mla, DeviceKind device) {
        is_uneven(mla.q_lora_rank) || is_uneven(mla.kv_lora_rank) || is_uneven(mla.nope_size) ||
            is_uneven(mla.rope_size) || is_uneven(mla.v_size),
        true},
-      {"a learned selection of keys (index)", mla.index.has_value(), true},
+      {"an indexer of more than 64 heads or more than 128 columns",
+       mla.has_indexer() && (mla.index->heads > kernels::kMaxGpuIndexHeads ||
+                             mla.index->size > kernels::kMaxGpuIndexSize),
+       true},
+      {"an index_head_dim that is no multiple of 8",
+       mla.has_indexer() && is_uneven(mla.index->size), true},
   };
   return FirstUnbuilt(knobs, device);
 }

@@ -353,6 +353,47 @@ TEST_F(CudaRunnerTest, LatentRowsOfDeepSeekWidthMatchTheCpu) {
   EXPECT_EQ(half.cuda().graph_steps(), 0u);
 }
 
+// The rows and index rows have DeepSeek's width, and 24 of 38 keys are selected. One layer decides
+// with rounded scores in bf16, so a key may differ from the CPU's.
+TEST_F(CudaRunnerTest, SelectedRowsOfDeepSeekWidthMatchTheCpu) {
+  EditableFiles only_config;
+  only_config.Set(
+      "config.json",
+      absl::StrReplaceAll(EditableFiles("models/deepseek-v32-bf16").Get("config.json"),
+                          {{"\"kv_lora_rank\": 32", "\"kv_lora_rank\": 512"},
+                           {"\"qk_rope_head_dim\": 16", "\"qk_rope_head_dim\": 64"},
+                           {"\"index_head_dim\": 24", "\"index_head_dim\": 128"},
+                           {"\"index_n_heads\": 16", "\"index_n_heads\": 64"},
+                           {"\"first_k_dense_replace\": 1", "\"first_k_dense_replace\": 2"}}));
+  std::vector<std::int32_t> prompt(37);
+  for (std::size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<std::int32_t>(7 * i + 2);
+  Stage cpu(false), gpu(true), half(true, DType::kBF16);
+  std::vector<float> want, single, rounded;
+  const std::pair<Stage*, std::vector<float>*> runs[] = {
+      {&cpu, &want}, {&gpu, &single}, {&half, &rounded}};
+  const std::uint64_t before = cuda_emulator::LaunchCount("attention latent");
+  for (const auto& [stage, logits] : runs) {
+    const absl::Status started = stage->Start(only_config.Files(), runtime::LoadMode::kDummy);
+    ASSERT_TRUE(started.ok()) << started;
+    logits->resize(stage->model().spec.vocab_size);
+    stage->logits_out = logits->data();
+    ASSERT_TRUE(stage->Launch(1, prompt, 0, 37, 37).ok());
+    ASSERT_TRUE(stage->runner().Collect().ok());
+    stage->logits_out = nullptr;
+  }
+  EXPECT_EQ(cuda_emulator::LaunchCount("attention latent") - before, 2u);  // layers
+  EXPECT_LE(RelativeTo(single, want), 2e-5);
+  EXPECT_LE(RelativeTo(rounded, want), 0.2);
+  // Decodes in bf16, with graphs and without.
+  const auto in_graphs = half.Generate(0, prompt, 3);
+  ASSERT_TRUE(in_graphs.ok()) << in_graphs.status();
+  EXPECT_GT(half.cuda().graph_steps(), 0u);
+  runtime::RunnerOptions without = Options(DType::kBF16);
+  without.graphs = false;
+  ASSERT_TRUE(half.MakeRunner(without).ok());
+  EXPECT_EQ(*half.Generate(2, prompt, 3), *in_graphs);
+}
+
 // Plans the model shape of the GPU benchmarks, without a GPU.
 TEST_F(CudaRunnerTest, PlansAnEightBillionParameterModelWithoutTensors) {
   EditableFiles files;
@@ -450,46 +491,58 @@ TEST_F(CudaRunnerTest, LateSamplesEqualSamplesOfRun) {
   }
 }
 
-// A fork copies the page that both sequences would write. A cleared page is zero, scales included.
-TEST_F(CudaRunnerTest, PagesAreCopiedAndClearedOnTheDevice) {
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    std::vector<std::int32_t> tokens(22);
-    for (std::size_t i = 0; i < tokens.size(); ++i)
-      tokens[i] = static_cast<std::int32_t>(3 * i + 1);
-    Stage stage(true, dtype);
-    ASSERT_TRUE(stage.Start(Fixture()).ok());
-    ASSERT_TRUE(stage.Launch(0, tokens, 0, 21, 22).ok());
+// Expects that a fork after `cached` tokens copies the page that both sequences would write, and
+// that a cleared page is zero.
+void ExpectCopiesAndClears(const formats::ModelFiles& files, DType dtype, std::uint32_t cached) {
+  std::vector<std::int32_t> tokens(cached + 1);
+  for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<std::int32_t>(3 * i + 1);
+  Stage stage(true, dtype);
+  ASSERT_TRUE(stage.Start(files).ok());
+  ASSERT_TRUE(stage.Launch(0, tokens, 0, cached, cached + 1).ok());
+  ASSERT_TRUE(stage.runner().Collect().ok());
+  ASSERT_TRUE(stage.cache().Fork(BatchRow{0}, BatchRow{3}, cached).ok());
+  std::vector<float> logits(stage.model().spec.vocab_size), first;
+  stage.logits_out = logits.data();
+  for (const std::uint32_t row : {3u, 0u}) {
+    ASSERT_TRUE(stage.Launch(row, tokens, cached, 1, cached + 1).ok());
     ASSERT_TRUE(stage.runner().Collect().ok());
-    ASSERT_TRUE(stage.cache().Fork(BatchRow{0}, BatchRow{3}, 21).ok());
-    std::vector<std::int32_t> sampled;
-    for (const std::uint32_t row : {3u, 0u}) {
-      ASSERT_TRUE(stage.Launch(row, tokens, 21, 1, 22).ok());
-      const auto result = stage.runner().Collect();
-      ASSERT_TRUE(result.ok()) << result.status();
-      sampled.push_back((*result)->samples[0].token);
-    }
-    EXPECT_EQ(sampled[0], sampled[1]);
-    Stage alone(true, dtype);
-    ASSERT_TRUE(alone.Start(Fixture()).ok());
-    EXPECT_EQ(alone.Generate(1, tokens, 1)->front(), sampled[0]);
+    if (first.empty()) first = logits;
+    EXPECT_EQ(logits, first) << row;
+  }
+  Stage alone(true, dtype);
+  ASSERT_TRUE(alone.Start(files).ok());
+  alone.logits_out = logits.data();
+  ASSERT_TRUE(alone.Launch(1, tokens, 0, cached + 1, cached + 1).ok());
+  ASSERT_TRUE(alone.runner().Collect().ok());
+  EXPECT_EQ(logits, first);
 
-    runtime::StepBatch clear;
-    clear.clears = {BlockId{1}, BlockId{2}};
-    clear.kv = stage.cache().PrepareStep({});
-    ASSERT_TRUE(stage.runner().Run(clear).ok());
-    stage.cache().CompleteStep();
-    ASSERT_TRUE(stage.runner().Collect().ok());
-    for (const BlockId page : clear.clears) {
-      const std::span<std::byte> bytes = stage.pool().page_blocks(page);
-      std::vector<std::byte> copy(bytes.size(), std::byte{1});
-      const Stream& stream = *stage.backend().cuda()->stream;
-      ASSERT_TRUE(
-          stream.Copy(copy.data(), bytes.data(), static_cast<std::int64_t>(copy.size())).ok());
-      ASSERT_TRUE(stream.Synchronize().ok());
-      EXPECT_EQ(std::count(copy.begin(), copy.end(), std::byte{0}),
-                static_cast<std::ptrdiff_t>(copy.size()));
-    }
-    EXPECT_TRUE(stage.pool().CheckIntegrity().ok());
+  runtime::StepBatch clear;
+  clear.clears = {BlockId{1}, BlockId{2}};
+  clear.kv = stage.cache().PrepareStep({});
+  ASSERT_TRUE(stage.runner().Run(clear).ok());
+  stage.cache().CompleteStep();
+  ASSERT_TRUE(stage.runner().Collect().ok());
+  for (const BlockId page : clear.clears) {
+    const std::span<std::byte> bytes = stage.pool().page_blocks(page);
+    std::vector<std::byte> copy(bytes.size(), std::byte{1});
+    const Stream& stream = *stage.backend().cuda()->stream;
+    ASSERT_TRUE(
+        stream.Copy(copy.data(), bytes.data(), static_cast<std::int64_t>(copy.size())).ok());
+    ASSERT_TRUE(stream.Synchronize().ok());
+    EXPECT_EQ(std::count(copy.begin(), copy.end(), std::byte{0}),
+              static_cast<std::ptrdiff_t>(copy.size()));
+  }
+  EXPECT_TRUE(stage.pool().CheckIntegrity().ok());
+}
+
+TEST_F(CudaRunnerTest, PagesAreCopiedAndClearedOnTheDevice) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) ExpectCopiesAndClears(Fixture(), dtype, 21);
+}
+
+// The copied page is one of those that the child selects 24 keys from. Index rows are in the page.
+TEST_F(CudaRunnerTest, IndexRowsAreCopiedAndClearedWithTheirPage) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    ExpectCopiesAndClears(EditableFiles("models/deepseek-v32-bf16").Files(), dtype, 60);
   }
 }
 
