@@ -209,6 +209,7 @@ absl::Status RunSelfCheck(const SelfCheckParams& params, absl::Duration limit,
   SelfCheckContext context(params, limit, report);
   absl::Status status = CheckProducts(&context);
   if (status.ok()) status = CheckAttention(&context);
+  if (status.ok()) status = CheckSelection(&context);
   if (status.ok()) status = CheckSmallOps(&context);
   if (status.ok()) status = CleanUp(&context);
   if (!status.ok()) return DeviceFailure(status, *report, *params.backend);

@@ -10,6 +10,8 @@
 //              scalar kernel or the host by norm; each row against the same row computed alone
 //   attention  random K and V in pages of the pool, lengths around 63, 64, 65, 512 and 2048,
 //              against the scalar kernel; decode also against the portable kernel, bit for bit
+//   selection  store, scores and selection of an indexer, and attention over the selected keys,
+//              against the CPU; scores and keys bit for bit
 //   others     KV store (the first pages) and sampler against the CPU, bit for bit; norm, rope and
 //              gate by norm
 //

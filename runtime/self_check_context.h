@@ -92,6 +92,7 @@ double RelativeError(std::span<const float> a, std::span<const float> b);
 // The parts of the check. They return errors of the device and of memory only.
 absl::Status CheckProducts(SelfCheckContext* context);
 absl::Status CheckAttention(SelfCheckContext* context);
+absl::Status CheckSelection(SelfCheckContext* context);
 absl::Status CheckSmallOps(SelfCheckContext* context);
 
 }  // namespace quire::runtime

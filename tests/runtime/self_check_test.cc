@@ -31,6 +31,9 @@
 #include "kernels/kv_store/qkv_store.h"
 #include "kernels/linear/linear.h"
 #include "kernels/norm/norm.h"
+#include "kernels/sparse/index_score.h"
+#include "kernels/sparse/index_store.h"
+#include "kernels/sparse/select_topk.h"
 #include "models/blocks/layer_groups.h"
 #include "runtime/cuda_runner.h"
 #include "runtime/first_steps.h"
@@ -62,6 +65,15 @@ absl::Status RealNorm(const CudaContext& context, const RmsNormParams& params) _
 absl::Status RealGate(const CudaContext& context, const GatedProductParams& params) __asm__(
     "__real__ZN5quire7kernels8internal16GatedProductCudaERKNS0_11CudaContextERKNS0_"
     "18GatedProductParamsE");
+absl::Status RealIndexStore(const CudaContext& context, const IndexStoreParams& params) __asm__(
+    "__real__ZN5quire7kernels8internal14IndexStoreCudaERKNS0_11CudaContextERKNS0_"
+    "16IndexStoreParamsE");
+absl::Status RealIndexScore(const CudaContext& context, const IndexScoreParams& params) __asm__(
+    "__real__ZN5quire7kernels8internal14IndexScoreCudaERKNS0_11CudaContextERKNS0_"
+    "16IndexScoreParamsE");
+absl::Status RealSelect(const CudaContext& context, const SelectTopKParams& params) __asm__(
+    "__real__ZN5quire7kernels8internal14SelectTopKCudaERKNS0_11CudaContextERKNS0_"
+    "16SelectTopKParamsE");
 // A copy of the kernel without a barrier (tests/kernels/planted).
 absl::Status LinearTensorCoreCudaStageNotWhole(const CudaContext& context,
                                                const LinearParams& params);
@@ -84,6 +96,10 @@ enum class Fault : std::uint8_t {
   kKeysAsValues,
   kWrongEpsilon,
   kGateWithoutActivation,
+  kWrongIndexEpsilon,
+  kRoundedIndexScale,
+  kOneKeyTooFew,
+  kWrongSparseScale,
 };
 Fault injected = Fault::kNone;
 
@@ -115,6 +131,16 @@ absl::Status WrapNorm(const CudaContext& context, const RmsNormParams& params) _
 absl::Status WrapGate(const CudaContext& context, const GatedProductParams& params) __asm__(
     "__wrap__ZN5quire7kernels8internal16GatedProductCudaERKNS0_11CudaContextERKNS0_"
     "18GatedProductParamsE");
+
+absl::Status WrapIndexStore(const CudaContext& context, const IndexStoreParams& params) __asm__(
+    "__wrap__ZN5quire7kernels8internal14IndexStoreCudaERKNS0_11CudaContextERKNS0_"
+    "16IndexStoreParamsE");
+absl::Status WrapIndexScore(const CudaContext& context, const IndexScoreParams& params) __asm__(
+    "__wrap__ZN5quire7kernels8internal14IndexScoreCudaERKNS0_11CudaContextERKNS0_"
+    "16IndexScoreParamsE");
+absl::Status WrapSelect(const CudaContext& context, const SelectTopKParams& params) __asm__(
+    "__wrap__ZN5quire7kernels8internal14SelectTopKCudaERKNS0_11CudaContextERKNS0_"
+    "16SelectTopKParamsE");
 
 absl::Status WrapLinear(const CudaContext& context, const LinearParams& params) {
   const std::uint32_t rows = params.num_rows;
@@ -226,6 +252,9 @@ absl::Status WrapAttention(const CudaContext& context, const AttentionParams& pa
       // The portable kernel sums in another order.
       if (params.batch_size > 1) changed.maps = nullptr;
       break;
+    case Fault::kWrongSparseScale:
+      if (params.live_sequences != nullptr) changed.scale *= 1.1f;
+      break;
     default:
       break;
   }
@@ -248,6 +277,24 @@ absl::Status WrapGate(const CudaContext& context, const GatedProductParams& para
   GatedProductParams changed = params;
   if (injected == Fault::kGateWithoutActivation) changed.shape.act = Activation::kRelu2;
   return RealGate(context, changed);
+}
+
+absl::Status WrapIndexStore(const CudaContext& context, const IndexStoreParams& params) {
+  IndexStoreParams changed = params;
+  if (injected == Fault::kWrongIndexEpsilon) changed.epsilon = 0.1f;
+  return RealIndexStore(context, changed);
+}
+
+absl::Status WrapIndexScore(const CudaContext& context, const IndexScoreParams& params) {
+  IndexScoreParams changed = params;
+  if (injected == Fault::kRoundedIndexScale) changed.scale *= 1.001f;
+  return RealIndexScore(context, changed);
+}
+
+absl::Status WrapSelect(const CudaContext& context, const SelectTopKParams& params) {
+  SelectTopKParams changed = params;
+  if (injected == Fault::kOneKeyTooFew) --changed.topk;
+  return RealSelect(context, changed);
 }
 
 }  // namespace quire::kernels::internal
@@ -360,8 +407,12 @@ class SelfCheckTest : public ::testing::Test {
 
   // Injects a fault and expects that the check describes it.
   void ExpectFound(Fault fault, const std::string& kernel, const std::string& text) {
+    ExpectFoundIn(path(), {}, fault, kernel, text);
+  }
+  void ExpectFoundIn(const std::string& model, const Stage::Options& options, Fault fault,
+                     const std::string& kernel, const std::string& text) {
     kernels::internal::injected = fault;
-    Stage stage(path(), {});
+    Stage stage(model, options);
     const absl::Status status = stage.Check();
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << kernel << " " << text;
     EXPECT_THAT(std::string(status.message()),
@@ -526,6 +577,19 @@ TEST_F(SelfCheckTest, FindsGeneratedTokensThatDifferFromPrompts) {
   ASSERT_FALSE(stage.Compare().ok());
   EXPECT_EQ(stage.compared.back().shape, "generated token and the same token in a prompt");
   EXPECT_EQ(stage.compared.back().fault, "the logits differ");
+}
+
+TEST_F(SelfCheckTest, FindsFaultsOfASelection) {
+  const std::string model = paths::TestData("models/deepseek-v32-bf16");
+  const Stage::Options options{.max_step_tokens = 17, .mode = LoadMode::kReal};
+  ExpectFoundIn(model, options, Fault::kWrongIndexEpsilon, "index store, 16 heads of 24",
+                "the result differs from the reference");
+  ExpectFoundIn(model, options, Fault::kRoundedIndexScale, "index score",
+                "the scores of row 0 differ from the CPU");
+  ExpectFoundIn(model, options, Fault::kOneKeyTooFew, "key selection",
+                "the keys differ from those of the CPU");
+  ExpectFoundIn(model, options, Fault::kWrongSparseScale, "sparse attention, 2 heads of 48",
+                "the result differs from the reference");
 }
 
 TEST_F(SelfCheckTest, PortableKernelsPassWhereHopperKernelsFail) {
