@@ -116,6 +116,9 @@ constexpr Name kNames[] = {
     {.name = "llama-v3", .family = Family::kLlama3, .ignore_merges = true, .adds_bos = true},
     {.name = "llama-bpe", .family = Family::kLlama3, .ignore_merges = true, .adds_bos = true},
     {.name = "falcon3", .family = Family::kLlama3, .ignore_merges = true, .adds_bos = true},
+    {.name = "lfm2", .family = Family::kLlama3, .ignore_merges = true, .adds_bos = true},
+    {.name = "glm4", .family = Family::kLlama3, .ignore_merges = true},
+    {.name = "glm5", .family = Family::kLlama3, .ignore_merges = true},
     {"dbrx", Family::kLlama3},
     {"smaug-bpe", Family::kLlama3},
     {"qwen2", Family::kQwen2},
@@ -125,8 +128,10 @@ constexpr Name kNames[] = {
     {"qwen35", Family::kQwen35},
     {"deepseek-v3", Family::kDeepSeek3},
     {.name = "tekken", .family = Family::kTekken, .ignore_merges = true, .adds_bos = true},
+    {.name = "pixtral", .family = Family::kTekken, .ignore_merges = true, .adds_bos = true},
     {"gpt-4o", Family::kO200k},
     {"llama4", Family::kO200k},
+    {"minimax-m2", Family::kO200k},
 };
 
 }  // namespace

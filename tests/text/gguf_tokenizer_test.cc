@@ -148,7 +148,7 @@ std::unique_ptr<Converted> Convert(const json& file, absl::string_view model,
   v.bos_id = BosOf(file["post_processor"]);
   v.add_bos = v.bos_id.has_value();
   for (const json& merge : file["model"]["merges"]) c->merges.push_back(MergeLine(merge));
-  if (model == "gpt2") {
+  if (model != "llama") {
     v.merges.emplace(c->merges.begin(), c->merges.end());
     return c;
   }
@@ -229,7 +229,8 @@ INSTANTIATE_TEST_SUITE_P(Families, GgufConvertedTest,
                                          Family{"deepseek-style", "gpt2", "deepseek-v3"},
                                          Family{"o200k-style", "gpt2", "gpt-4o"},
                                          Family{"tekken-style", "gpt2", "tekken"},
-                                         Family{"llama2-style", "llama", "default"}),
+                                         Family{"llama2-style", "llama", "default"},
+                                         Family{"gemma-style", "gemma4", "default"}),
                          [](const testing::TestParamInfo<Family>& info) {
                            std::string name = info.param.folder;
                            std::replace(name.begin(), name.end(), '-', '_');
@@ -244,7 +245,7 @@ TEST(GgufSplitsTest, FindsEveryListedName) {
     EXPECT_TRUE(formats::FindGgufSplit(names.substr(begin, end - begin)).has_value()) << names;
     begin = end + 2;
   }
-  EXPECT_EQ(count, 24);
+  EXPECT_EQ(count, 29);
   EXPECT_FALSE(formats::FindGgufSplit("default").has_value());
   EXPECT_FALSE(formats::FindGgufSplit("").has_value());
 }
@@ -515,7 +516,7 @@ TEST(GgufRefusalTest, Merges) {
 TEST(GgufRefusalTest, ModelPreAndIds) {
   GgufVocabulary v = SmallGpt2();
   v.model = "bert";
-  ExpectRefused(v, "model \"bert\" is not supported (supported: gpt2, llama)",
+  ExpectRefused(v, "model \"bert\" is not supported (supported: gpt2, llama, gemma4)",
                 absl::StatusCode::kUnimplemented);
   v = SmallGpt2();
   v.pre = "no-such-split";

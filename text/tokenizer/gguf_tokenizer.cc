@@ -36,8 +36,10 @@ class PipelineBuilder {
       QUIRE_RETURN_IF_ERROR(ReadGpt2());
     } else if (vocabulary_.model == "llama") {
       QUIRE_RETURN_IF_ERROR(ReadLlama());
+    } else if (vocabulary_.model == "gemma4") {
+      QUIRE_RETURN_IF_ERROR(ReadGemma4());
     } else {
-      return Unsupported("model", vocabulary_.model, "gpt2, llama");
+      return Unsupported("model", vocabulary_.model, "gpt2, llama, gemma4");
     }
     QUIRE_RETURN_IF_ERROR(AddTemplate());
     components_["added_tokens"] = added_;
@@ -96,6 +98,9 @@ class PipelineBuilder {
   absl::Status ReadGpt2();
   absl::Status ReadMerges();
   absl::Status ReadLlama();
+  absl::Status ReadGemma4();
+  absl::Status ReadUnknownAndBytes();
+  void AddSpaceSigns(bool adds_space);
   absl::Status ReadByteTokens();
   absl::Status CheckScores() const;
   void MergeByScores();
@@ -167,7 +172,9 @@ absl::Status PipelineBuilder::ReadGpt2() {
 }
 
 absl::Status PipelineBuilder::ReadMerges() {
-  if (!vocabulary_.merges) return Error("merges", "is missing, but model gpt2 needs it");
+  if (!vocabulary_.merges) {
+    return Error("merges", absl::StrCat("is missing, but model ", vocabulary_.model, " needs it"));
+  }
   std::vector<bool> in_merges(vocabulary_.tokens.size());
   parts_.merges.reserve(vocabulary_.merges->size());
   for (std::size_t i = 0; i < vocabulary_.merges->size(); ++i) {
@@ -220,8 +227,25 @@ void PipelineBuilder::AddVocabulary(const std::vector<bool>& in_merges) {
 
 absl::Status PipelineBuilder::ReadLlama() {
   QUIRE_RETURN_IF_ERROR(CheckScores());
+  QUIRE_RETURN_IF_ERROR(ReadUnknownAndBytes());
+  MergeByScores();
+  std::vector<bool> in_merges(vocabulary_.tokens.size());
+  for (std::size_t id = 0; id < in_merges.size(); ++id) in_merges[id] = IsMergeable(id);
+  AddVocabulary(in_merges);
+  AddSpaceSigns(vocabulary_.add_space_prefix.value_or(true));
+  return absl::OkStatus();
+}
+
+absl::Status PipelineBuilder::ReadGemma4() {
+  QUIRE_RETURN_IF_ERROR(ReadUnknownAndBytes());
+  AddSpaceSigns(vocabulary_.add_space_prefix.value_or(false));
+  return ReadMerges();
+}
+
+absl::Status PipelineBuilder::ReadUnknownAndBytes() {
   if (!vocabulary_.token_types) {
-    return Error("token_type", "is missing, but model llama needs it to identify its byte tokens");
+    return Error("token_type", absl::StrCat("is missing, but model ", vocabulary_.model,
+                                            " needs it to identify its byte tokens"));
   }
   adds_bos_by_default_ = true;
   parts_.fuse_unk = true;
@@ -229,13 +253,11 @@ absl::Status PipelineBuilder::ReadLlama() {
   for (std::size_t id = 0; id < vocabulary_.tokens.size() && !parts_.unk_id; ++id) {
     if (TypeOf(id) == GgufTokenType::kUnknown) parts_.unk_id = static_cast<std::int32_t>(id);
   }
-  QUIRE_RETURN_IF_ERROR(ReadByteTokens());
-  MergeByScores();
-  std::vector<bool> in_merges(vocabulary_.tokens.size());
-  for (std::size_t id = 0; id < in_merges.size(); ++id) in_merges[id] = IsMergeable(id);
-  AddVocabulary(in_merges);
+  return ReadByteTokens();
+}
 
-  const bool adds_space = vocabulary_.add_space_prefix.value_or(true);
+// Writes spaces as their sign, and one before the text if `adds_space`.
+void PipelineBuilder::AddSpaceSigns(bool adds_space) {
   json normalizers = json::array();
   json decoders =
       json::array({{{"type", "Replace"}, {"pattern", {{"String", kSign}}}, {"content", " "}},
@@ -248,7 +270,6 @@ absl::Status PipelineBuilder::ReadLlama() {
   normalizers.push_back({{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", kSign}});
   components_["normalizer"] = {{"type", "Sequence"}, {"normalizers", normalizers}};
   components_["decoder"] = {{"type", "Sequence"}, {"decoders", decoders}};
-  return absl::OkStatus();
 }
 
 absl::Status PipelineBuilder::ReadByteTokens() {
