@@ -82,13 +82,29 @@ absl::string_view BlockGroup(models::BlockKind block) {
   return "";
 }
 
+// True for the experts of GGUF files, whose names have no prefix of the MoE block.
+bool IsOfExperts(const models::TensorNames& names, absl::string_view name) {
+  if (!names.moe.empty()) return false;
+  const bool is_shared =
+      names.shared.empty() && IsPartOfAny(name, {names.shared_mlp_gate, names.shared_mlp_up,
+                                                 names.shared_mlp_down, names.shared_gate});
+  return is_shared || IsPartOfAny(name, {names.gate_stack, names.up_stack, names.gate_up_stack,
+                                         names.down_stack, names.latent_in, names.latent_out});
+}
+
 absl::string_view LayerGroup(const models::TensorNames& names, absl::string_view name) {
   absl::string_view group;
+  if (names.moe.empty() && IsPartOfAny(name, {names.router_norm, names.expert_scale})) {
+    return "router";
+  }
+  if (IsOfExperts(names, name)) return "experts";
+  if (names.moe.empty() && IsPartOfAny(name, {names.router})) return "router";
   models::ForEachTensor([&](models::BlockKind block, const models::TensorInfo& info) {
     const absl::string_view of_block = BlockGroup(block);
     if (!group.empty() || of_block.empty()) return;
     for (const models::PartInfo& part : info.PartsIn(names)) {
       if (IsPartOf(name, names.*part.name)) group = of_block;
+      if (part.stack_name != nullptr && IsPartOf(name, names.*part.stack_name)) group = of_block;
     }
   });
   if (!group.empty()) return group;
@@ -100,11 +116,7 @@ absl::string_view LayerGroup(const models::TensorNames& names, absl::string_view
       return ExpertGroup(names, rest);
     }
   }
-  if (!names.moe.empty()) return "other";
-  return IsPartOfAny(name,
-                     {names.gate_stack, names.up_stack, names.gate_up_stack, names.down_stack})
-             ? "experts"
-             : "other";
+  return "other";
 }
 
 absl::string_view FindGroup(const models::TensorNames& names, absl::string_view name) {
