@@ -289,6 +289,9 @@ absl::StatusOr<GgufTensors> LoadGgufTensors(const OpenedGguf& opened) {
     return tensor.name == kRopeFactors || tensor.name == kLongRopeFactors ||
            tensor.name == kShortRopeFactors;
   });
+  for (StoredTensor& tensor : result.tensors) {
+    if (absl::EndsWith(tensor.name, ".ssm_norm.weight")) tensor.shape = {tensor.num_elements()};
+  }
   QUIRE_RETURN_IF_ERROR(RewriteTensors(opened.gguf, &result));
   return result;
 }

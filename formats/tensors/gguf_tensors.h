@@ -56,6 +56,7 @@ struct GgufTensors {
 //   are moved, so quantization blocks stay intact.
 // - ssm_a, which is -exp(A_log), becomes A_log. Returns UNIMPLEMENTED unless it is F32, and
 //   INVALID_ARGUMENT for elements that are not negative.
+// - ssm_norm, which has a row for each group, becomes a vector.
 //
 // Returns RESOURCE_EXHAUSTED if memory for these tensors cannot be allocated.
 absl::StatusOr<GgufTensors> LoadGgufTensors(const OpenedGguf& opened);

@@ -78,6 +78,31 @@ constexpr TensorNames kNames{.embedding = "backbone.embeddings",
                              .latent_out = "fc2_latent_proj",
                              .shared = "shared_experts"};
 
+constexpr TensorNames GgufNames() {
+  TensorNames names = WithGgufMamba(WithGgufSharedExpert(WithGgufExperts(kGgufNames)));
+  names.mlp_in = names.attn_in;
+  names.choice_bias = "exp_probs_b.bias";
+  names.latent_in = "ffn_latent_down";
+  names.latent_out = "ffn_latent_up";
+  return names;
+}
+constexpr absl::string_view kGgufKeys[] = {"expert_count",
+                                           "expert_used_count",
+                                           "expert_feed_forward_length",
+                                           "expert_shared_count",
+                                           "expert_shared_feed_forward_length",
+                                           "expert_group_count",
+                                           "expert_group_used_count",
+                                           "expert_weights_norm",
+                                           "expert_weights_scale",
+                                           "moe_latent_size",
+                                           "rope.scaling.finetuned",
+                                           "ssm.conv_kernel",
+                                           "ssm.state_size",
+                                           "ssm.group_count",
+                                           "ssm.time_step_rank",
+                                           "ssm.inner_size"};
+
 MoeSpec BuildMoe(const ModelConfig& config, const MlpSpec& mlp) {
   MoeSpec moe;
   moe.score = RouterScore::kSigmoid;
@@ -140,8 +165,10 @@ const Family& NemotronHFamily() {
                               .keys = kKeys,
                               .layer_types = kLayerTypes,
                               .names = kNames,
-                              .gguf_architecture = "",
-                              .gguf_names = {},
+                              .gguf_architecture = "nemotron_h",
+                              .gguf_moe_architecture = "nemotron_h_moe",
+                              .gguf_names = GgufNames(),
+                              .gguf_keys = kGgufKeys,
                               .build_spec = BuildSpec};
   return kFamily;
 }

@@ -224,6 +224,7 @@ class Converter {
     if (config_.contains("mamba_d_state")) AddGraniteKeys();
     if (config_.contains("ssm_state_size")) AddNemotronKeys();
     if (arch_ == "lfm2") Copy("shortconv.l_cache", "conv_L_cache");
+    if (arch_ == "lfm2") Copy("vocab_size", "vocab_size");
     if (arch_ == "gemma4") AddGemmaKeys();
     if (arch_ == "llama4") AddLlama4Keys();
     if (arch_ == "olmo2") AddOlmoKeys();
@@ -569,8 +570,11 @@ class Converter {
       return AddGateAndUp(prefix, "_shexp", std::move(values));
     }
     if (part == "self_attn.kv_b_proj.weight") return AddKeysAndValues(prefix, values);
-    if (arch_ == "granitehybrid" && part == "self_attn.q_proj.weight") Interleave(&values);
-    if (arch_ == "granitehybrid" && part == "self_attn.k_proj.weight") Interleave(&values);
+    const bool interleaves = arch_ == "granitehybrid" || arch_ == "nemotron_h_moe";
+    if (interleaves &&
+        (absl::EndsWith(part, "q_proj.weight") || absl::EndsWith(part, "k_proj.weight"))) {
+      Interleave(&values);
+    }
     Tensor(prefix + GgufName(part), values);
   }
 
