@@ -5,9 +5,9 @@
 // multiply-adds.
 //
 // Rows are ordered once for 512 inputs. Weights stay in the order of AMX tiles and are ordered in
-// registers. A tile is 4 rows x 2 panels: 16 sums, 4 weights and 2 broadcasts. Up to 8
-// rows are one tile with one panel, so that weights are read at an even rate. The weights of the
-// next panels are prefetched, since a core alone keeps too few loads from memory in flight.
+// registers. A tile is 6 rows x 2 panels: 24 sums, 4 weights and 2 broadcasts. Up to 8 rows are one
+// tile with one panel, so that weights are read at an even rate. The weights of the next panels are
+// prefetched, since a core alone keeps too few loads from memory in flight.
 
 #include "kernels/linear/bf16_product.h"
 
@@ -108,17 +108,23 @@ QUIRE_OP void MultiplyPanels(const OrderedRows& rows, std::int64_t num_rows, con
                              std::int64_t w_stride, std::int64_t num_blocks, bool is_first,
                              float* totals, std::int64_t total_stride, const std::uint16_t* next) {
   // All tiles of rows together read the next weights once.
-  const int tiles = static_cast<int>(num_rows + 3) / 4;
+  const int tiles = static_cast<int>(num_rows + 5) / 6;
   NextWeights share = {next, next == nullptr ? 0 : (16 + tiles - 1) / tiles};
   std::int64_t row = 0;
-  for (; row + 4 <= num_rows; row += 4) {
-    MultiplyTile<4, kPanels>(rows.pairs + row * 16, w, w_stride, num_blocks, is_first,
+  for (; row + 6 <= num_rows; row += 6) {
+    MultiplyTile<6, kPanels>(rows.pairs + row * 16, w, w_stride, num_blocks, is_first,
                              totals + row * 16, total_stride, share);
     share.from += share.lines * num_blocks * 32;
   }
   const std::uint32_t* const x = rows.pairs + row * 16;
   float* const to = totals + row * 16;
   switch (num_rows - row) {
+    case 5:
+      return MultiplyTile<5, kPanels>(x, w, w_stride, num_blocks, is_first, to, total_stride,
+                                      share);
+    case 4:
+      return MultiplyTile<4, kPanels>(x, w, w_stride, num_blocks, is_first, to, total_stride,
+                                      share);
     case 3:
       return MultiplyTile<3, kPanels>(x, w, w_stride, num_blocks, is_first, to, total_stride,
                                       share);
@@ -184,14 +190,14 @@ __attribute__((noinline)) void MultiplyFlushed(const Bf16Product& p) {
       part.num_blocks = blocks_left < kBlocks ? blocks_left : kBlocks;
       Order(p.x + part.tile * p.x_stride + part.block * kTile, part.num_blocks, part.num_rows,
             &part.rows);
-      if (p.num_rows == 1) {
-        MultiplyFewRows<1>(p, part);
-      } else if (p.num_rows <= 4) {
-        MultiplyFewRows<4>(p, part);
-      } else if (p.num_rows <= 8) {
-        MultiplyFewRows<8>(p, part);
-      } else {
+      if (p.num_row_tiles > 1 || p.num_rows > 8) {
         MultiplyManyRows(p, part);
+      } else if (p.num_rows > 4) {
+        MultiplyFewRows<8>(p, part);
+      } else if (p.num_rows > 1) {
+        MultiplyFewRows<4>(p, part);
+      } else {
+        MultiplyFewRows<1>(p, part);
       }
     }
   }
