@@ -39,9 +39,10 @@ constexpr std::uint32_t kContext = 48;
 constexpr std::int32_t kVocab = 48;
 constexpr Hash128 kRoot{1, 2};
 constexpr int kSteps = 10000;
-// A mixture-of-experts step differs from a dense one only in the computation of its experts, and a
-// step of a hybrid model in its recurrent layer.
-constexpr int kOtherSteps = 2500;
+// A mixture-of-experts step differs from a dense one only in the computation of its experts.
+constexpr int kMixtureSteps = 2500;
+// A step of a hybrid model differs in its recurrent layer and in the slots of its rows.
+constexpr int kHybridSteps = 1000;
 
 // One layer and few columns, because the cost of a step here is its number of launches.
 constexpr char kDense[] = R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama",
@@ -491,8 +492,8 @@ TEST_P(CudaSteadyTest, StepsAllocateCaptureAndLoadNothing) {
 
 INSTANTIATE_TEST_SUITE_P(Models, CudaSteadyTest,
                          testing::Values(Kind{"Dense", kDense, DType::kF32, kSteps},
-                                         Kind{"Mixture", kMixture, DType::kBF16, kOtherSteps},
-                                         Kind{"Hybrid", kHybrid, DType::kBF16, kOtherSteps, true}),
+                                         Kind{"Mixture", kMixture, DType::kBF16, kMixtureSteps},
+                                         Kind{"Hybrid", kHybrid, DType::kBF16, kHybridSteps, true}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
