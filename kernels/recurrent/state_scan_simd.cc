@@ -87,7 +87,8 @@ HWY_INLINE void Step(const Token& token, std::size_t key_size, const Place& stat
 
 template <bool kChannels>
 HWY_INLINE Token TokenInputs(const StateScanParams& params, std::size_t token, std::size_t head) {
-  const std::size_t dk = params.key_size, key_head = params.key_head(head);
+  const std::size_t dk = params.key_size,
+                    key_head = params.key_head(static_cast<std::uint32_t>(head));
   const std::size_t from = token * static_cast<std::size_t>(params.qkv_stride) + key_head * dk;
   const std::size_t index = token * params.heads + head;
   return {.q = params.q + from,
