@@ -323,7 +323,7 @@ def test_missing_bodies_do_not_block_other_connections(daemon, neighbour, which)
             if i % 50 == 49:
                 start = time.monotonic()
                 assert http_get(address, probe)[0] == 200, i
-                assert time.monotonic() - start < 2
+                assert time.monotonic() - start < 5
         wait_until(lambda: http_get(address, other)[0] == 200, "a place becomes free")
         deadline = time.monotonic() + 30
         assert all(is_closed(connection, deadline - time.monotonic()) for connection in held)
