@@ -2,7 +2,7 @@
 """Checks the compiled CUDA kernels without a GPU.
 
 From the ptxas reports that cmake/nvcc_report.sh stores next to the objects: no spills, no stack, registers and static
-shared memory within kernels/cuda/resources.json, exactly the kernels of that table, at most 110 kernels per
+shared memory within kernels/cuda/resources.json, exactly the kernels of that table, at most 120 kernels per
 architecture. With --cuobjdump also from machine code and PTX: each unit has its required instructions, portable units
 have PTX for later GPUs, no kernel uses local memory, the inner loops of products and attention have the instruction
 counts of the table (machine_code.py), and the sizes of kernel arguments
@@ -26,7 +26,7 @@ import sys
 import kernel_arguments
 import machine_code
 
-MAX_KERNELS = 110  # per architecture (kernels/cuda/README.md)
+MAX_KERNELS = 120  # per architecture (kernels/cuda/README.md)
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TABLE = ROOT / "kernels" / "cuda" / "resources.json"
 ENTRY = re.compile(r"Compiling entry function '(\S+)' for '(\S+)'")
