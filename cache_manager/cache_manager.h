@@ -238,8 +238,8 @@ class CacheManager {
     return pool_.num_returned() + state_pool_.num_returned() + prefixes_.num_published();
   }
   bool has_states() const { return states_.is_enabled(); }
-  // Returns how many of the next `tokens` prompt tokens of a row its next step computes, so that it
-  // leaves every snapshot that other requests can use. `tokens` if the row publishes nothing.
+  // Returns how many of the next `tokens` prompt tokens of a row a step may compute without missing
+  // a snapshot that other requests can use. Returns `tokens` if the row publishes nothing.
   std::uint32_t LimitChunk(BatchRow row, std::uint32_t tokens) {
     return has_states() && index_.CanPublish(row) ? states_.LimitChunk(row, tokens) : tokens;
   }

@@ -82,9 +82,9 @@ class RowStates {
   // `tokens` tokens that the row has read and written are then finite too.
   void SetProven(BatchRow row, std::uint32_t tokens);
 
-  // Returns how many of the row's next `tokens` tokens a step computes so that no snapshot is lost.
-  // A step leaves one, so it ends where the row left a published path if the last reusable page end
-  // follows.
+  // Returns how many of the row's next `tokens` tokens a step may compute without missing a
+  // snapshot. A step writes at most one. It therefore ends where the row diverged from a published
+  // path, if it would also reach the last reusable page end.
   std::uint32_t LimitChunk(BatchRow row, std::uint32_t tokens) const;
 
   // Fills the step arrays. A row for which `may_publish` is true writes a snapshot where later
@@ -122,7 +122,7 @@ class RowStates {
   Row& at(BatchRow row);
   const Row& at(BatchRow row) const;
   StateSlot Take();
-  // Makes the slot the snapshot of `node`. If its history then has too many, one before it goes.
+  // Makes the slot the snapshot of `node`. Evicts an earlier one if the path has too many.
   void SetState(NodeId node, StateSlot slot);
   void GiveBack(StateSlot slot, bool is_in_flight);
   // Returns the last page end that a repetition of the row's prompt can use, 0 if there is none.

@@ -428,8 +428,8 @@ void Checker::CheckNorm() {
   sink_(check, /*is_finished=*/true);
 }
 
-// Inputs of the delta rule. Two heads share a key head. The columns of a head are a block of the
-// kernel and a part of one.
+// Inputs of the delta rule. Two heads share a key head. The columns of a head fill
+// one block of the kernel and part of another.
 struct ScanInputs {
   static constexpr std::uint32_t kHeads = 2, kKeySize = 24, kValueSize = 72, kTokens = 5;
   static constexpr std::uint32_t kColumns = kHeads * kValueSize;

@@ -393,7 +393,7 @@ absl::Status CudaRunner::State::EnqueueSamplerKinds() {
   return sampler->Sample({&row, 1}, slots[0].tokens, /*slot=*/0);
 }
 
-// The layers of a tail use the kernels of other layers. Only moving the tail's tokens is added.
+// The layers of a tail use the kernels of other layers. The only additional kernels move tokens.
 absl::Status CudaRunner::State::EnqueueTail() {
   models::TailArrays arrays = tail->arrays();
   arrays.num_tokens = 1;

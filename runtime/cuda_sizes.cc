@@ -146,7 +146,7 @@ CudaSizes CudaSizesFor(const models::ModelSpec& spec, std::uint32_t page_size,
   if (options.graphs) {
     sizes.max_graph_rows = std::min({options.max_rows, options.max_step_tokens, kMaxGraphRows});
   }
-  // Ranks of a divided model exchange the sums of all tokens.
+  // Ranks of a divided model have no tail, because they exchange the sums of all tokens.
   sizes.has_tail = !sizes.limits.is_part && models::FirstTailLayer(spec) < spec.layers.size();
   sizes.buffers = sizes.limits;
   sizes.buffers.max_step_tokens =

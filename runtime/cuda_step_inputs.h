@@ -26,7 +26,7 @@ struct PackedStep {
   std::int64_t words = 0;
   bool has_prompt_rows = false;
   bool has_generated_rows = false;
-  // What the last layers compute (CudaTail); absent: all tokens. Head tokens are those of the tail.
+  // The tokens that the last layers compute (CudaTail); absent: all. Head tokens index this list.
   std::optional<models::TailArrays> tail = std::nullopt;
 };
 
@@ -62,7 +62,7 @@ class CudaStepInputs {
   // REQUIRES: CheckStepBatch(batch) is OK; the step that last used `slot` has completed.
   PackedStep Pack(const StepBatch& batch, int slot, StepOrder* order);
 
-  // Replaces the tokens with logits, which Pack took from the order of the step.
+  // Overwrites the list of tokens that need logits. Pack filled it in the order of the step.
   void SetHeadTokens(const PackedStep& step, int slot, std::span<const std::uint32_t> tokens);
 
   // Enqueues the copy and the kernel. Token ids below 0 refer to `previous_tokens` [num_previous].

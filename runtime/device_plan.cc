@@ -96,21 +96,22 @@ std::string AutomaticPoolText(const RuntimeOptions& options, std::int64_t free_b
                       options.pool.memory_share, ": ");
 }
 
-// Divides `kv_bytes` between state slots and pages.
-absl::StatusOr<StatePlan> PlanStates(const RuntimeOptions& options, std::int64_t slot_bytes,
-                                     std::int64_t page_bytes, std::int64_t kv_bytes) {
-  return PlanStateSlots({.slot_bytes = slot_bytes,
-                         .kv_bytes = kv_bytes,
-                         .share = options.pool.prefix_caching ? options.pool.state_share : 0,
-                         .max_rows = options.steps.max_rows,
-                         .may_lower_rows = options.steps.may_lower_rows,
-                         .page_bytes = page_bytes,
-                         .page_size = options.pool.page_size});
+// Returns the request that divides `kv_bytes` between state slots and pages.
+StatePlanRequest StateRequest(const RuntimeOptions& options, std::int64_t slot_bytes,
+                              std::int64_t page_bytes, std::int64_t kv_bytes) {
+  return {.slot_bytes = slot_bytes,
+          .kv_bytes = kv_bytes,
+          .share = options.pool.prefix_caching ? options.pool.state_share : 0,
+          .max_rows = options.steps.max_rows,
+          .may_lower_rows = options.steps.may_lower_rows,
+          .page_bytes = page_bytes,
+          .page_size = options.pool.page_size};
 }
 
 absl::StatusOr<StatePlan> PlanHostStates(const RuntimeOptions& options, const CpuPool& pool,
                                          std::int64_t pool_bytes) {
-  return PlanStates(options, pool.layers.state_bytes, pool.geometry.page_bytes(), pool_bytes);
+  return PlanStateSlots(
+      StateRequest(options, pool.layers.state_bytes, pool.geometry.page_bytes(), pool_bytes));
 }
 
 // Returns the state slots of a GPU. They take their memory from kv_cache.capacity_bytes. If that
@@ -118,20 +119,23 @@ absl::StatusOr<StatePlan> PlanHostStates(const RuntimeOptions& options, const Cp
 absl::StatusOr<StatePlan> PlanDeviceStates(const RuntimeOptions& options,
                                            const models::ModelSpec& spec,
                                            const formats::ModelFiles& files,
-                                           DevicePlanOptions request) {
+                                           std::int32_t context_tokens, DevicePlanOptions request) {
   constexpr std::uint32_t kFewestSlots = 2;
-  const std::int64_t slot_bytes = models::PlanLayerGroups(spec).state_bytes;
+  const models::LayerGroups layers = models::PlanLayerGroups(spec);
   QUIRE_ASSIGN_OR_RETURN(const cache::KvGeometry geometry,
                          KvGeometryFor(spec, options.pool.page_size, options.pool.dtype,
                                        /*num_blocks=*/2));
-  std::int64_t kv_bytes = options.pool.capacity_bytes.value_or(0);
-  if (slot_bytes > 0 && !options.pool.capacity_bytes) {
+  StatePlanRequest states = StateRequest(options, layers.state_bytes, geometry.page_bytes(),
+                                         options.pool.capacity_bytes.value_or(0));
+  if (layers.state_bytes > 0 && !options.pool.capacity_bytes) {
+    states.max_pages =
+        UsefulBlocks(options.steps.max_rows, PageDemandFor(options, layers), context_tokens);
     request.runner.num_state_slots = kFewestSlots;
     QUIRE_ASSIGN_OR_RETURN(const DeviceMemoryPlan all, PlanDeviceMemory(files, request));
-    kv_bytes = all.device_memory_bytes - all.total_bytes() + all.num_blocks * all.page_bytes +
-               all.runner.state_bytes;
+    states.kv_bytes = all.device_memory_bytes - all.total_bytes() +
+                      all.num_blocks * all.page_bytes + all.runner.state_bytes;
   }
-  return PlanStates(options, slot_bytes, geometry.page_bytes(), kv_bytes);
+  return PlanStateSlots(states);
 }
 
 // Returns the number of blocks that fit into the free memory of a host with their prefix index.
@@ -277,7 +281,8 @@ absl::StatusOr<DevicePlan> PlanDevice(const RuntimeOptions& options,
                                                      ", the GPU has ", free_bytes, " bytes free"));
   }
   DevicePlanOptions request = PlanOptions(options, plan, num_sms);
-  QUIRE_ASSIGN_OR_RETURN(plan.states, PlanDeviceStates(options, model.spec, files, request));
+  QUIRE_ASSIGN_OR_RETURN(
+      plan.states, PlanDeviceStates(options, model.spec, files, plan.context_tokens, request));
   plan.runner.max_rows = plan.states.max_rows;
   plan.runner.num_state_slots = plan.states.num_slots;
   request.runner = plan.runner;

@@ -55,8 +55,8 @@ struct CpuPlan {
   // Longest sequence; without kv_cache.capacity_bytes, before the pool limits it.
   std::int32_t context_tokens = 0;
   std::uint32_t sequence_pages = 0;  // maximum number of pages that it holds at any moment
-  // The slots of the pool. If kv_cache.capacity_bytes is not set and the weights do not fit into
-  // the free memory, the slots of a pool that is large enough, with 2 snapshots.
+  // State slots of the pool. If kv_cache.capacity_bytes is not set and the weights exceed the free
+  // memory, the plan assumes a pool that fits max_rows sequences and 2 snapshots.
   StatePlan states;
 };
 

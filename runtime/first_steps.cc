@@ -40,6 +40,10 @@ class StepComparison {
       : steps_(steps),
         checks_(checks),
         prompt_(std::min({kPromptTokens, steps.max_step_tokens - 1, steps.max_context_tokens - 1})),
+        has_choices_(std::ranges::any_of(steps.spec->layers,
+                                         [](const models::LayerSpec& layer) {
+                                           return layer.has_moe() || layer.mla.has_indexer();
+                                         })),
         limit_(steps.activation == DType::kBF16 ? 0.1 : 1e-3) {}
 
   absl::Status Run();
@@ -54,6 +58,7 @@ class StepComparison {
   const FirstSteps& steps_;
   std::vector<kernels::KernelCheck>* const checks_;
   const std::uint32_t prompt_;  // tokens of the prompt, which one token follows
+  const bool has_choices_;      // of experts, or of keys by an indexer
   const double limit_;          // of the error between prompt and generated tokens
 };
 
@@ -71,11 +76,12 @@ absl::StatusOr<StepComparison::Logits> StepComparison::Compute(std::span<const P
     rows.push_back({.row = part.row, .cache_length = part.begin, .new_tokens = count});
     for (std::uint32_t i = part.begin; i < part.end; ++i) {
       constexpr std::uint64_t kPrime = 7919;
-      batch.token_ids.push_back(static_cast<std::int32_t>((i + 1) * kPrime % steps_.vocab_size));
+      batch.token_ids.push_back(
+          static_cast<std::int32_t>((i + 1) * kPrime % steps_.spec->vocab_size));
     }
     batch.logits_tokens.push_back(static_cast<std::uint32_t>(batch.token_ids.size() - 1));
   }
-  Logits logits(parts.size() * steps_.vocab_size);
+  Logits logits(parts.size() * steps_.spec->vocab_size);
   batch.logits_out = logits.data();
   batch.copies = steps_.cache->TakeCopies();
   batch.clears = steps_.cache->TakeClears();
@@ -92,7 +98,7 @@ void StepComparison::CompareBits(const std::string& shape, std::span<const float
   kernels::KernelCheck check{.kernel = "steps", .shape = shape};
   check.error = RelativeError(got, want);
   if (std::memcmp(got.data(), want.data(), got.size_bytes()) != 0) {
-    check.fault = "the logits have other bits than those of the same token alone";
+    check.fault = "the logits have other bits than in the reference step";
   }
   checks_->push_back(std::move(check));
 }
@@ -116,14 +122,18 @@ absl::Status StepComparison::Run() {
               of_prompt);
 
   // A step with a prompt does not run as a graph.
-  if (steps_.max_rows > 1) {
-    QUIRE_ASSIGN_OR_RETURN(const Logits mixed, Compute({{next, {second, 0, prompt_}}}));
-    const std::span<const float> rows = mixed;
-    CompareBits("generated token beside a prompt", rows.first(steps_.vocab_size), of_next);
-    CompareBits("prompt beside a generated token", rows.subspan(steps_.vocab_size), of_prompt);
+  absl::StatusOr<Logits> mixed = absl::ResourceExhaustedError("one row");
+  if (steps_.max_rows > 1) mixed = Compute({{next, {second, 0, prompt_}}});
+  if (!mixed.ok() && !absl::IsResourceExhausted(mixed.status())) return mixed.status();
+  if (mixed.ok()) {
+    const std::span<const float> rows = *mixed;
+    CompareBits("generated token beside a prompt", rows.first(steps_.spec->vocab_size), of_next);
+    CompareBits("prompt beside a generated token", rows.subspan(steps_.spec->vocab_size),
+                of_prompt);
   }
   Free(std::min(steps_.max_rows, 2u));
 
+  if (has_choices_) return absl::OkStatus();
   QUIRE_ASSIGN_OR_RETURN(const Logits as_prompt, Compute({{{first, 0, prompt_ + 1}}}));
   Free(1);
   kernels::KernelCheck check{.kernel = "steps",
@@ -144,7 +154,7 @@ absl::Status RunOneToken(const FirstSteps& steps) {
   StepBatch batch;
   batch.token_ids = {0};
   batch.rows = {{.batch_row = row, .cache_length = 0, .first_token = 0, .num_tokens = 1}};
-  if (steps.has_head) {
+  if (steps.spec->has_head) {
     batch.logits_tokens = {0};
     batch.samples.resize(1);
     batch.samples[0].row.temperature = 0;
@@ -169,7 +179,8 @@ absl::Status RunOneToken(const FirstSteps& steps) {
 
 absl::Status CompareSteps(const FirstSteps& steps, std::vector<kernels::KernelCheck>* checks) {
   constexpr std::uint32_t kLeastTokens = 4;
-  if (!steps.has_head || std::min(steps.max_step_tokens, steps.max_context_tokens) < kLeastTokens) {
+  if (!steps.spec->has_head ||
+      std::min(steps.max_step_tokens, steps.max_context_tokens) < kLeastTokens) {
     return absl::OkStatus();
   }
   return StepComparison(steps, checks).Run();

@@ -5,7 +5,8 @@
 //   CPU   one token: its logits must be finite
 //   GPU   the same, and a sequence computed in different ways. The logits of a token may not
 //         depend on the division of its prompt into steps, on other rows or on a captured graph.
-//         Kernels of prompts and those of generated tokens, which fuse several ops, must agree.
+//         Kernels of prompts and those of generated tokens, which fuse several ops, must agree,
+//         unless rounding can change the experts or the keys that a token chooses.
 //
 // Place:   called by ModelStack; complements RunSelfCheck, which compares single kernels.
 // Threads: one thread, before the engine runs.
@@ -16,6 +17,7 @@
 #include "absl/status/status.h"
 #include "base/dtype.h"
 #include "kernels/backend/kernel_check.h"
+#include "models/config/layer_spec.h"
 #include "runtime/step/step_runner.h"
 
 namespace quire::cache {
@@ -27,8 +29,7 @@ namespace quire::runtime {
 struct FirstSteps {
   cache::CacheManager* cache;  // without rows
   StepRunner* runner;
-  std::uint32_t vocab_size;
-  bool has_head;
+  const models::ModelSpec* spec;
   // Used by CompareSteps only.
   std::uint32_t max_rows;
   std::uint32_t max_step_tokens;
@@ -42,7 +43,8 @@ absl::Status RunOneToken(const FirstSteps& steps);
 
 // Compares steps as described above and appends the comparisons to `checks`, whether they passed or
 // not. Returns errors of the runner and the cache. Compares nothing if the model has no head, or if
-// a step or a sequence is limited to fewer than four tokens.
+// a step or a sequence is limited to fewer than four tokens. Compares no second sequence if the
+// pages of two do not fit.
 absl::Status CompareSteps(const FirstSteps& steps, std::vector<kernels::KernelCheck>* checks);
 
 }  // namespace quire::runtime

@@ -184,8 +184,7 @@ absl::Status ModelStack::RunFirstSteps(const RuntimeOptions& options,
   const FirstSteps steps = {
       .cache = cache_.get(),
       .runner = runner_.get(),
-      .vocab_size = model_->spec.vocab_size,
-      .has_head = model_->spec.has_head,
+      .spec = &model_->spec,
       .max_rows = max_rows_,
       .max_step_tokens = options.steps.max_tokens,
       .max_context_tokens = static_cast<std::uint32_t>(context_tokens_),
@@ -195,7 +194,10 @@ absl::Status ModelStack::RunFirstSteps(const RuntimeOptions& options,
   if (device_->is_cpu()) return absl::OkStatus();
   const absl::Time start = MonotonicNow();
   std::vector<kernels::KernelCheck> compared;
-  QUIRE_RETURN_IF_ERROR(CompareSteps(steps, &compared));
+  // Otherwise the bits may depend on the step.
+  if (device_->backend().cuda()->determinism == kernels::Determinism::kBatchInvariant) {
+    QUIRE_RETURN_IF_ERROR(CompareSteps(steps, &compared));
+  }
   self_check_.checks += static_cast<int>(compared.size());
   self_check_.time += MonotonicNow() - start;
   const absl::Status status = FailureOf(compared, device_->backend());
@@ -247,7 +249,7 @@ absl::Status ModelStack::PrepareCpu(const RuntimeOptions& options,
   if (options.model.dtype == DType::kBF16) {
     return absl::InvalidArgumentError("model.dtype is bf16, and the CPU computes in f32 only");
   }
-  // Reading the weights takes long, so the plan that they do not affect is checked first.
+  // Loading weights is slow, so the part of the plan that does not need them is checked first.
   QUIRE_RETURN_IF_ERROR(PlanCpu(options, files, FreeHostMemory()).status());
   QUIRE_RETURN_IF_ERROR(LoadWeights(options, files, /*weight_limit_bytes=*/0));
   QUIRE_ASSIGN_OR_RETURN(CpuPool planned, PlanCpuPool(options, model_->spec, FreeHostMemory()));

@@ -23,13 +23,13 @@ std::int64_t NeededBytes(const StatePlanRequest& request, std::int64_t rows) {
 std::int64_t NumSnapshots(const StatePlanRequest& request) {
   const auto share =
       static_cast<std::int64_t>(request.share * static_cast<double>(request.kv_bytes));
-  const std::int64_t wanted =
-      std::min(share / request.slot_bytes, request.kv_bytes / request.page_bytes);
+  const std::int64_t wanted = std::min(
+      {share / request.slot_bytes, request.kv_bytes / request.page_bytes, request.max_pages});
   return std::max(wanted, kMinSnapshots);
 }
 
-// Returns the largest number of rows, at least 1 and at most max_rows, that is accepted. If 1 is
-// not accepted either, the caller finds out.
+// Returns the largest number of rows that fits, limited to [1, max_rows]. The caller must check
+// whether 1 row fits.
 std::int64_t FittingRows(const StatePlanRequest& request) {
   const std::int64_t half = request.kv_bytes / 2 / request.slot_bytes;
   const std::int64_t slots = (request.kv_bytes - 2 * request.page_bytes) / request.slot_bytes;

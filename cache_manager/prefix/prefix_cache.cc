@@ -170,9 +170,8 @@ void PrefixCache::RemoveState(NodeId node) {
 }
 
 void PrefixCache::AddStates(NodeId above, NodeId below) {
-  const auto add = [this](NodeId node, bool may_go) {
-    const StateSlot slot = at(node).state;
-    path_states_.push_back({states_->tokens(slot), node, may_go && states_->is_cached(slot)});
+  const auto add = [this](NodeId node, bool is_branch) {
+    path_states_.push_back({states_->tokens(at(node).state), node, is_branch});
   };
   const auto continued = tokens(below);
   std::size_t others = at(above).children.size();
@@ -185,12 +184,12 @@ void PrefixCache::AddStates(NodeId above, NodeId below) {
     const auto stored = tokens(id(child));
     if (id(child) == below || stored.size() > continued.size()) continue;
     if (!std::ranges::equal(stored, continued.first(stored.size()))) continue;
-    add(id(child), /*may_go=*/true);
+    add(id(child), /*is_branch=*/false);
     --others;
   }
   std::ranges::sort(path_states_.begin() + begin, path_states_.end(), std::greater(),
                     &PathState::tokens);
-  if (at(above).state != kNullSlot) add(above, /*may_go=*/others == 1);
+  if (at(above).state != kNullSlot) add(above, /*is_branch=*/others > 1);
 }
 
 void PrefixCache::ThinStates(NodeId node, std::size_t limit) {
@@ -200,19 +199,29 @@ void PrefixCache::ThinStates(NodeId node, std::size_t limit) {
     AddStates(above, node);
     node = above;
   }
-  if (path_states_.size() <= limit) return;
-  const PathState* best = nullptr;
+  while (path_states_.size() > limit) {
+    std::size_t thinnest = FindThinnest(/*at_branches=*/false);
+    if (thinnest == 0) thinnest = FindThinnest(/*at_branches=*/true);
+    if (thinnest == 0) return;
+    RemoveState(path_states_[thinnest].node);
+    path_states_.erase(path_states_.begin() + static_cast<std::ptrdiff_t>(thinnest));
+  }
+}
+
+std::size_t PrefixCache::FindThinnest(bool at_branches) const {
+  std::size_t thinnest = 0;
   std::uint32_t least = 0;
   for (std::size_t i = 2; i < path_states_.size(); ++i) {
     const PathState& state = path_states_[i];
     const bool is_first = i + 1 == path_states_.size();
     const std::uint32_t gap =
         path_states_[i - 1].tokens - (is_first ? 0 : path_states_[i + 1].tokens);
-    if (!state.may_go || (best != nullptr && gap > least)) continue;
-    best = &state;
+    if (state.is_branch != at_branches || !states_->is_cached(at(state.node).state)) continue;
+    if (thinnest != 0 && gap > least) continue;
+    thinnest = i;
     least = gap;
   }
-  if (best != nullptr) RemoveState(best->node);
+  return thinnest;
 }
 
 NodeId PrefixCache::TakeSlot(Kind kind) {

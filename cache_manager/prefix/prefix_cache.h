@@ -121,10 +121,10 @@ class PrefixCache {
   void SetState(NodeId node, StateSlot slot);
   // Takes the snapshot from the node. A partial child is removed. REQUIRES: the node has one.
   void RemoveState(NodeId node);
-  // Takes one snapshot from the history that ends with `node` if it has more than `limit` of them,
-  // including those of partial children that the history continues. The one whose neighbours are
-  // closest to each other is taken. The last two, those that rows read and those at branches stay.
-  // O(nodes of the history). REQUIRES: the node has a snapshot.
+  // Removes snapshots from the path to `node` while the path has more than `limit` of them. Those
+  // of partial children that the path continues count too. Removes the one whose neighbours are
+  // closest together first, and those at branches after all others, but never the last two or one
+  // that a row reads. O(nodes of the path and their children). REQUIRES: the node has a snapshot.
   void ThinStates(NodeId node, std::size_t limit);
 
   // Makes the node the most recently used child of its parent if it owns all its pages.
@@ -208,8 +208,8 @@ class PrefixCache {
   void Prune(NodeId node);
   // True if evicting the node's pages would remove the node and none of them is referenced.
   bool IsColdLeaf(NodeId node) const;
-  // Adds the snapshots of `above` and of its partial children that `below`, another child of it,
-  // continues. Those after more tokens come first.
+  // Adds the snapshot of `above`, and those of its partial children that its child `below`
+  // continues, in descending order of their tokens.
   void AddStates(NodeId above, NodeId below);
   absl::Status CheckPages(const Node& node) const;
   absl::Status CheckState(const Node& node) const;
@@ -217,10 +217,14 @@ class PrefixCache {
   absl::Status CheckTree() const;
   absl::Status CheckEvictionOrder(std::size_t group) const;
 
+  // Returns the index in path_states_ of the snapshot to take first, of those at branches or of the
+  // others. Returns 0 if none may be taken.
+  std::size_t FindThinnest(bool at_branches) const;
+
   struct PathState {
     std::uint32_t tokens = 0;
     NodeId node = kNoNode;
-    bool may_go = false;
+    bool is_branch = false;
   };
 
   const PrefixCacheOptions options_;

@@ -13,8 +13,8 @@ namespace {
 absl::Status CheckStartBounds(const HotOptions& start, const HotOptions& next) {
   auto check = [](absl::string_view name, std::int32_t value, std::int32_t most) {
     if (value <= most) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, " is ", value, ", it must be at most its value at start, ", most));
+    return absl::InvalidArgumentError(absl::StrCat(
+        name, " is ", value, ", it must be at most the value in effect at start, ", most));
   };
   QUIRE_RETURN_IF_ERROR(check("scheduler.max_running_sequences", next.max_running_sequences,
                               start.max_running_sequences));

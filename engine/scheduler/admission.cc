@@ -127,7 +127,7 @@ Admission::Result Admission::TryAdmit(Sequence& sequence) {
   cache::PrefixMatch match = MatchPrefix(*cache_, sequence);
   const std::uint32_t total = sequence.total();
   std::uint32_t chunk = draft_->ChunkTokens(match.num_tokens, sequence.chunk_end(), total);
-  // The only token left may wait for its mask, whose making begins with the admission.
+  // The only remaining token may have to wait for its mask, which is built from admission on.
   if (chunk == 0 && match.num_tokens < sequence.chunk_end()) return Result::kNoTokens;
   blocked_ = {};
   Blocked attempt{&sequence,           0, match.num_tokens, chunk, draft_->fork_pages(),

@@ -110,10 +110,10 @@ struct Sequence {
   bool is_stalled = false;
   // Its last step made no sample because the mask was late. When the mask is ready, the last token
   // is computed again.
-  // With recurrent states no step computes a token again, so no step is made before the mask.
+  // Recurrent models cannot recompute a token, so their rows run no step until the mask is ready.
   bool awaits_mask = false;
-  // The mask of its next token is not made and the model has recurrent states. A chunk may compute
-  // all its tokens but the last one.
+  // True if the model has recurrent states and the mask of the next token is not ready. A chunk may
+  // then compute all tokens except the last one.
   bool holds_last_token = false;
   bool completed = false;    // kFinished because it came to its own end
   bool invalidated = false;  // kFinished because of its logits

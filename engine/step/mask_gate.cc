@@ -118,7 +118,7 @@ void MaskGate::CompleteLateSamples(const BatchBuilder& builder, InFlightStep* st
       builder.CompleteSample(step, i);
       continue;
     }
-    QUIRE_CHECK(!has_states_);  // HoldRows
+    QUIRE_CHECK(!has_states_);  // HoldRows stalls these rows before the step.
     Sequence& computed = sequence.request->forked ? sequence : sequence.request->first();
     if (!computed.awaits_mask) probe_->steps.MaskLate();
     computed.awaits_mask = true;

@@ -49,7 +49,7 @@ class MaskGate {
   // The two functions below do nothing without states. The first waits a short time, relative to
   // the expected time of a step, for the masks of rows that the next step samples.
   void AwaitNextSamples(std::span<Sequence* const> running, absl::Duration expected);
-  // Stalls the rows that would sample without a mask. Called when FindEnds has been.
+  // Stalls the rows that would sample without a mask. REQUIRES: FindEnds ran before this call.
   void HoldRows(std::span<Sequence* const> running, std::span<Sequence* const> preempted);
 
   // Waits for the masks of late samples. The wait is short if the step has other rows.

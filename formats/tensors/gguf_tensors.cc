@@ -208,7 +208,7 @@ absl::Status RewriteTensors(const GgufFile& gguf, GgufTensors* result) {
   if (!allocated.ok()) {
     return absl::Status(allocated.status().code(),
                         absl::StrCat(gguf.label(), ": ", allocated.status().message(),
-                                     " for the rows of attn_q and attn_k"));
+                                     " for tensors that are stored in another form"));
   }
   std::byte* to = allocated->bytes().data();
   for (const auto& [tensor, head_size] : rewrites) {

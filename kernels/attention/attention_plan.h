@@ -1,7 +1,7 @@
 #pragma once
 
 // Divides a step's attention into work items. The CPU divides a step inside PagedAttention. On a
-// GPU the planner kernel makes the lists once per step, window and kind of heads, and all layers
+// GPU the planner kernel makes the lists once per step, window and head shape, and all layers
 // with that window and those heads read them.
 //
 // The rows of a sequence have two classes: prefill tokens come first, then decode tokens. A row

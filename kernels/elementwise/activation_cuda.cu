@@ -109,7 +109,7 @@ absl::Status GatedProductCuda(const CudaContext& context, const GatedProductPara
   return absl::InvalidArgumentError(absl::StrCat(
       "gated product of ", DTypeName(dtype), " and ", DTypeName(up), " to ",
       DTypeName(params.y.dtype()),
-      ": a GPU requires f32 or bf16, equal types of gate and y, and no bf16 beside f32 gates"));
+      ": a GPU requires gate and y of one type, f32 or bf16, and up of that type or f32"));
 }
 
 }  // namespace internal

@@ -19,8 +19,8 @@ namespace quire::kernels {
 
 namespace {
 
-// Returns true if vdpbf16ps is faster than multiply-adds. CPUs with AMX compute it at half their
-// rate, the others at the same rate.
+// Returns true if vdpbf16ps is faster than multiply-adds. CPUs with AMX issue it at half the
+// rate of multiply-adds, other CPUs at the same rate.
 bool HasFastPairs() {
 #if defined(__x86_64__)
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;

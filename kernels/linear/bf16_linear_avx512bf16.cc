@@ -7,7 +7,7 @@
 // Rows are ordered once for 512 inputs. Weights stay in the order of AMX tiles and are ordered in
 // registers. A tile is 6 rows x 2 panels: 24 sums, 4 weights and 2 broadcasts. Up to 8 rows are one
 // tile with one panel, so that weights are read at an even rate. The weights of the next panels are
-// prefetched, since a core alone keeps too few loads from memory in flight.
+// prefetched, because out-of-order execution alone keeps too few loads in flight.
 
 #include "kernels/linear/bf16_product.h"
 
@@ -49,7 +49,7 @@ QUIRE_OP __m512 AddProducts(__m512 sum, __m512i a, __m512i b) {
   return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
 }
 
-// Weights of the next panels, which are read from memory while these are multiplied.
+// Weights of the next panels, prefetched while the current panels are multiplied.
 struct NextWeights {
   const std::uint16_t* from;  // null: none
   int lines;                  // cache lines of a panel to read in each block
@@ -107,7 +107,7 @@ template <int kPanels>
 QUIRE_OP void MultiplyPanels(const OrderedRows& rows, std::int64_t num_rows, const std::uint16_t* w,
                              std::int64_t w_stride, std::int64_t num_blocks, bool is_first,
                              float* totals, std::int64_t total_stride, const std::uint16_t* next) {
-  // All tiles of rows together read the next weights once.
+  // Each tile of rows prefetches an equal share of the next weights.
   const int tiles = static_cast<int>(num_rows + 5) / 6;
   NextWeights share = {next, next == nullptr ? 0 : (16 + tiles - 1) / tiles};
   std::int64_t row = 0;

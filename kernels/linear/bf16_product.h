@@ -31,7 +31,8 @@ using Bf16MultiplyFn = void (*)(const Bf16Product& product);
 extern const Bf16MultiplyFn kBf16MultiplyAmx;
 // Multiplies with the instruction vdpbf16ps. Null in builds without it.
 extern const Bf16MultiplyFn kBf16MultiplyAvx512Bf16;
-// Returns one of the two above if it is the fastest of the selected instruction set, else null.
+// Returns the faster of the two functions above for the selected instruction set. Returns null if
+// neither is available or faster than Bf16MultiplyVectors.
 Bf16MultiplyFn ChosenBf16Multiply();
 // Returns the function that multiplies in vectors of the selected instruction set. Null if the
 // instruction set has no fused multiply-add that flushes subnormal numbers.

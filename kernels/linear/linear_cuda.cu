@@ -43,7 +43,7 @@ using linear_tile::WorkOf;
 // Limit of rows for launches that store or sum after the product.
 constexpr std::uint32_t kFewRows = 8;
 static_assert(internal::kMaxStoredRows <= kFewRows);
-// A stored head is inside a tile.
+// A stored head is at most one product tile wide, so two pieces suffice.
 constexpr std::uint32_t kStoredPieces = 2;
 static_assert(kv_head::kMaxHeadSize<kStoredPieces> >= cuda::kLinearTileN);
 

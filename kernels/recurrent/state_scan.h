@@ -30,7 +30,7 @@ struct StateScanParams {
   std::uint32_t value_size;
   bool decays_channels = false;
   bool delta = true;
-  bool tiles_key_heads = false;  // head h reads those of key head h % key_heads instead
+  bool tiles_key_heads = false;  // true: head h reads key head h % key_heads instead
 
   QUIRE_HOST_DEVICE std::uint32_t key_head(std::uint32_t head) const {
     return tiles_key_heads ? head % key_heads : head / (heads / key_heads);
@@ -48,8 +48,9 @@ struct StateScanParams {
 // ascending in one accumulator per column. On a GPU a column has 16 accumulators, or 32 for
 // key_size above 128. Row i of S belongs to accumulator i modulo their number, and they are added
 // in a fixed order. A token's result depends on the state before it alone, so any division of a
-// sequence into steps gives the same bits. Returns INVALID_ARGUMENT if heads is no multiple of
-// key_heads, key_size is not 1 to kMaxStateRows, value_size is 0 or qkv_stride is too small.
+// sequence into steps gives the same bits; on a GPU this holds for finite values only. Returns
+// INVALID_ARGUMENT if heads is no multiple of key_heads, key_size is not 1 to kMaxStateRows,
+// value_size is 0 or qkv_stride is too small.
 absl::Status StateScan(const Backend& backend, const StateScanParams& params);
 
 namespace internal {

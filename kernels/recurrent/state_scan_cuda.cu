@@ -148,7 +148,7 @@ __device__ __forceinline__ float Step(const Tile<kRows>& tile, std::uint32_t t, 
 
 // The lane's part of a column of a head's state in memory.
 struct Part {
-  std::int64_t at;  // of the lane's first row
+  std::int64_t at;  // offset of the lane's first row
   std::int64_t row_stride;
   std::uint32_t rows;  // rows from the lane's first row to the end of the state; 0: no column
 

@@ -37,10 +37,10 @@ inline constexpr std::uint32_t kMaxGpuIndexSize = 128;
 // All arithmetic is in f32. A product q . k is one ascending chain of FMAs over the columns. The
 // sum is one ascending chain of FMAs over the heads. So s_j depends only on the row, the key, the
 // size and the number of heads. NaN in q, k or weights gives NaN. Scores behind p are undefined.
-// A GPU gives the bits of the CPU, and no scores to rows of padding. Returns INVALID_ARGUMENT for
-// pages that are not f32 or bf16 or have several heads. CPU: also for rows outside the step, if
-// score_stride is too small and if CheckKvStep does. A GPU does not check lengths and rows. CUDA:
-// also for a size that is no multiple of 4, and for a size or heads above the limits.
+// A GPU gives the same bits as the CPU and skips padding rows. Returns INVALID_ARGUMENT for pages
+// that are not f32 or bf16 or have several heads. CPU: also if rows are outside the step,
+// score_stride is too small or CheckKvStep fails. CUDA: also if the size is not a multiple of 4, or
+// the size or the number of heads is above its limit. CUDA does not check lengths and rows.
 absl::Status IndexScore(const Backend& backend, const IndexScoreParams& params);
 
 // Returns the minimum score_stride for sequences of `tokens` tokens.

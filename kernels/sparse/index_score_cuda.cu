@@ -58,7 +58,7 @@ struct IndexShared {
 
   float* queries;   // [head / 8][column][head % 8], scaled
   float* keys;      // [column][key]
-  float* products;  // [head][key], without negative ones
+  float* products;  // [head][key], negative products as 0
 };
 
 template <typename T>

@@ -36,8 +36,8 @@ struct IndexStoreParams {
 };
 
 // Formulas are those of LayerNorm, Rope and KvStore. A GPU sums the layer norm in f64 too, in
-// another order. Returns INVALID_ARGUMENT if these ops would, and on a GPU for pages that are not
-// f32 or bf16 of one head, and for a D above kMaxGpuIndexSize or no multiple of 4.
+// another order. Returns INVALID_ARGUMENT if these ops would. CUDA: also if pages are not f32 or
+// bf16 of one head, or D is above kMaxGpuIndexSize or not a multiple of 4.
 absl::Status IndexStore(const Backend& backend, const IndexStoreParams& params);
 
 namespace internal {

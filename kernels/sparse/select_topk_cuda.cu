@@ -23,7 +23,7 @@ static_assert(kThreads * kThreadKeys < 1u << 16);  // two counts fit in 32 bits
 struct SelectShared {
   std::uint32_t starts[kDigits + 1];
   std::uint32_t scratch[kWarps];
-  std::uint32_t bits;  // of the border, as far as known
+  std::uint32_t bits;  // bits of the border score found so far
   std::uint32_t left;  // keys to select among those that agree with `bits`
 };
 
@@ -99,7 +99,7 @@ __device__ __forceinline__ void ListKeys(const float* scores, std::uint32_t num_
   for (std::uint32_t first = 0; first < num_keys; first += kThreads * kThreadKeys) {
     const std::uint32_t begin = first + cuda::ThreadIndex() * kThreadKeys;
     std::uint32_t keys[kThreadKeys];
-    std::uint32_t count = 0;  // of keys above the border, and of equal ones times 2^16
+    std::uint32_t count = 0;  // keys above the border + 2^16 * keys at the border
 #pragma unroll
     for (std::uint32_t j = 0; j < kThreadKeys; ++j) {
       keys[j] = begin + j < num_keys ? OrderOf(scores[begin + j]) : 0;

@@ -16,14 +16,15 @@ struct SelectedRowsParams {
   const AnyKvView* rows;             // the view of any layer of the layer group
   std::int32_t* selected;            // [num_rows, max_selected] keys, -1 behind the last one
   std::uint32_t* num_others;         // [num_rows] receives the number of selected keys minus 1
-  std::uint32_t* offsets;            // [num_rows + 1] receives 0, 1, 2, ...; padding: the end
+  std::uint32_t* offsets;            // [num_rows + 1] receives 0, 1, ..., constant over padding
   const std::uint32_t* row_offsets;  // [batch_size + 1]: first row of each sequence, then the total
   std::uint32_t batch_size;
   std::uint32_t num_rows;
   std::uint32_t max_selected;
   // CUDA only. Both are null on the CPU.
   const std::int32_t* token_rows = nullptr;  // [num_rows] batch row of each row; -1: padding
-  // [1 + num_rows] receives the number of rows without padding, which precede it, then 0, 1, 2, ...
+  // [1 + num_rows] receives the number of rows that are not padding, then 0, 1, 2, ... REQUIRES:
+  // padding rows come last.
   std::uint32_t* live_rows = nullptr;
 };
 

@@ -55,8 +55,8 @@ struct DecoderStep {
   std::span<const std::uint32_t> wanted = {};
   const std::uint32_t* cache_lengths = nullptr;            // used with `wanted`
   std::span<const kernels::AnyKvCollection> tail_kv = {};  // `kv` with buffers->tail_lengths
-  // The same on a GPU: what these layers compute; null: all tokens. Rows of buffers->x are then
-  // those of the tail.
+  // GPU only, instead of `wanted`: the tokens that these layers compute. Null: all tokens. If set,
+  // the rows of buffers->x are those of the tail afterwards.
   const DeviceTail* tail = nullptr;
 };
 

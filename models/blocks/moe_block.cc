@@ -80,8 +80,8 @@ absl::Status Inner(const StepContext& step, const MlpSpec& mlp, const LinearWeig
                          {.x = x, .y = step.buffers->moe.gate_up, .num_rows = num_rows});
 }
 
-// Inner for the rows of all experts, sorted by expert. The product gathers them from x, unless they
-// are weighted.
+// Computes Inner for the rows of all experts, sorted by expert. The product gathers these rows from
+// x, unless experts read weighted inputs.
 absl::Status InnerOfGroups(const StepContext& step, const MoeSpec& moe,
                            std::span<const kernels::LinearGroups> gate_up,
                            kernels::ConstFloatPtr x) {
@@ -97,13 +97,14 @@ absl::Status InnerOfGroups(const StepContext& step, const MoeSpec& moe,
                                        .num_rows = num_rows,
                                        .rows = b.rows};
   if (moe.weight_on_input) {
+    const std::uint32_t columns = ExpertColumns(step, moe);
     QUIRE_RETURN_IF_ERROR(kernels::GatherRows(*step.backend, {.x = x,
                                                               .rows = b.rows,
                                                               .y = b.inputs,
-                                                              .x_stride = step.hidden,
-                                                              .y_stride = step.hidden,
+                                                              .x_stride = columns,
+                                                              .y_stride = columns,
                                                               .num_rows = num_rows,
-                                                              .columns = step.hidden,
+                                                              .columns = columns,
                                                               .weights = b.row_weights}));
     product.x = b.inputs;
     product.rows = nullptr;
@@ -219,7 +220,7 @@ absl::Status LatentInput(const StepContext& step, const MoeSpec& moe, const MoeW
                       .num_rows = step.num_tokens});
 }
 
-// Computes sum from the sums of such experts, plus the residual if it is not null.
+// Computes the hidden-size `sum` from the latent sums, plus the residual if it is not null.
 absl::Status LatentOutput(const StepContext& step, const MoeSpec& moe, const MoeWeights& weights,
                           kernels::ConstFloatPtr sums, const float* residual) {
   return ApplyLinear(*step.backend, weights.latent_out,

@@ -133,7 +133,7 @@ kernels::GateOrder OrderOf(RecurrentGate gate) {
   return kernels::GateOrder::kSiluThenNorm;
 }
 
-// Returns the rows of the gate, which the last product reads.
+// Returns the output buffer of the gate, which the last product reads.
 kernels::FloatPtr Gated(const RecurrentBuffers& b) {
   return b.rounded.is_null() ? kernels::FloatPtr(b.out) : b.rounded;
 }

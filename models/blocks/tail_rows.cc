@@ -36,7 +36,7 @@ absl::Status MoveTail(const ModelSpec& spec, const TailArrays& tail, const StepC
                                                   .num_rows = tail.num_tokens,
                                                   .columns = static_cast<std::uint32_t>(columns)});
   };
-  // Rows of x may be overwritten before they are read, so they are copied twice.
+  // A gather in place could overwrite rows of x before they are read. tail_values holds a copy.
   const auto move = [&](float* x, std::size_t columns) -> absl::Status {
     QUIRE_RETURN_IF_ERROR(gather(x, tail.tokens, b.tail_values, columns));
     return gather(b.tail_values, nullptr, x, columns);

@@ -88,7 +88,7 @@ struct Family {
   TensorNames names;
   // general.architecture of GGUF files; empty if they are not supported.
   absl::string_view gguf_architecture;
-  // The same of files with experts, if another one.
+  // general.architecture of GGUF files with experts; empty if it is the same.
   absl::string_view gguf_moe_architecture = "";
   TensorNames gguf_names;
   // Keys of GGUF files, after the architecture, that this family reads. Families that do not list

@@ -139,8 +139,8 @@ absl::Status CheckKdaLayers(const ConfigReader& reader, absl::string_view key,
     return reader.Error(
         absl::StrCat(key, "[", i, "]"),
         absl::StrCat("is ", is_full ? "full_attention" : "linear_attention",
-                     ", and linear_attn_config.", is_full ? "kda_layers" : "full_attn_layers",
-                     " has layer ", i + 1, ", which counts from 1; remove one of the two"));
+                     ", but linear_attn_config.", is_full ? "kda_layers" : "full_attn_layers",
+                     " lists layer ", i + 1, " (counted from 1); remove one of the two"));
   }
   return absl::OkStatus();
 }

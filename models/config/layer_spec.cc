@@ -212,8 +212,8 @@ absl::Status ValidateBranches(std::size_t index, const LayerSpec& layer) {
   return absl::OkStatus();
 }
 
-// A layer with kv_from_layer reads rows that the other layer has rotated and that its pages keep as
-// long as that layer's mask needs them.
+// A layer with kv_from_layer reads K rows that its source layer has rotated. Pages keep these rows
+// only as long as the mask of the source layer needs them.
 absl::Status ValidateSharedKv(const ModelSpec& spec, std::size_t index) {
   const LayerSpec& layer = spec.layers[index];
   if (layer.kv_from_layer < 0) return absl::OkStatus();

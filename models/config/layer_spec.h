@@ -174,7 +174,7 @@ struct RecurrentSpec {
   bool conv_bias = false;
   std::uint32_t heads = 0;
   std::uint32_t key_heads = 0;  // head h reads q and k of key head h / (heads / key_heads)
-  // Head h reads those of key head h % key_heads instead: the order of heads in some GGUF files.
+  // True: head h reads key head h % key_heads instead. Some GGUF files have this order of heads.
   bool tiles_key_heads = false;
   std::uint32_t key_size = 0;
   std::uint32_t value_size = 0;

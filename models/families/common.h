@@ -87,7 +87,7 @@ constexpr TensorNames WithGgufIndexer(TensorNames names) {
 inline constexpr absl::string_view kGgufExpertKeys[] = {"expert_count", "expert_used_count",
                                                         "expert_feed_forward_length"};
 
-// Keys of routing by sigmoids with shared experts.
+// GGUF keys of MoE layers with sigmoid routing and shared experts.
 inline constexpr absl::string_view kGgufSigmoidKeys[] = {"expert_count",
                                                          "expert_used_count",
                                                          "expert_feed_forward_length",
@@ -115,7 +115,7 @@ constexpr std::array<absl::string_view, N + M> JoinKeys(
   return all;
 }
 
-// Keys of MLA with experts, and the same with an indexer.
+// GGUF keys of MLA models with experts, without and with an indexer.
 inline constexpr auto kGgufMlaKeys =
     JoinKeys(kGgufSigmoidKeys,
              {"attention.q_lora_rank", "attention.kv_lora_rank", "attention.key_length_mla",

@@ -420,7 +420,8 @@ class GgufConfigReader {
         absl::StrCat("has ", factors.size(), " elements, it must have ", rotary_size / 2));
   }
 
-  // Full layers rotate their first pairs, whose factor is 1. Those of the others are huge.
+  // Full attention layers rotate only their first pairs, which have factor 1. The factors of all
+  // other pairs are huge, so those pairs do not rotate.
   absl::Status ReadProportional(RopeConfig* rope) const {
     constexpr float kHuge = 1e20f;
     QUIRE_ASSIGN_OR_RETURN(const std::vector<float> factors,
@@ -431,7 +432,7 @@ class GgufConfigReader {
     if (std::any_of(rest, factors.end(), [&](float factor) { return factor < kHuge; })) {
       return absl::UnimplementedError(
           absl::StrCat(gguf_.label(), ": tensor ", formats::kRopeFactors, " has the factor ", *rest,
-                       ", supported by ", family_->name, " are ones, followed by 1e30"));
+                       ", but ", family_->name, " supports only ones followed by 1e30"));
     }
     rope->kind = RopeKind::kProportional;
     rope->partial =
@@ -482,7 +483,7 @@ class GgufConfigReader {
             Key("attention.sliding_window"),
             absl::StrCat("is missing and not known for ", Key("context_length"), " ",
                          config_.max_position_embeddings, " with ", Key("block_count"), " ",
-                         config_.num_hidden_layers, "; convert the model anew"));
+                         config_.num_hidden_layers, "; reconvert the model"));
       }
       width = *trained;
     }
@@ -589,7 +590,7 @@ class GgufConfigReader {
     return absl::OkStatus();
   }
 
-  // Reads the factor of cos and sin, or the one of scores from which both are computed.
+  // Reads the YaRN attention factor, or the multiplier from which mscale is computed.
   absl::Status ReadYarnFactors(RopeConfig* rope) const {
     constexpr absl::string_view kFactor = "rope.scaling.yarn_attn_factor";
     if (FamilyReads(kFactor) && keys().Has(kFactor)) {

@@ -1,6 +1,6 @@
 #pragma once
 
-// The metadata of a GGUF file that follow the name of its architecture, such as "llama.".
+// Metadata keys of a GGUF file that begin with the name of its architecture, such as "llama.".
 
 #include <cstdint>
 #include <optional>
@@ -21,7 +21,7 @@ class GgufKeys {
  public:
   GgufKeys(const formats::GgufFile& gguf, absl::string_view architecture);
 
-  // Returns "llama.block_count" for "block_count". All functions take the part behind the dot.
+  // Returns "llama.block_count" for "block_count". All functions take a key without this prefix.
   std::string Name(absl::string_view key) const;
   bool Has(absl::string_view key) const;
   const formats::GgufFile& gguf() const { return gguf_; }
@@ -41,7 +41,7 @@ class GgufKeys {
   // value is an integer. Returns an empty vector for an absent key.
   absl::StatusOr<std::vector<std::uint32_t>> PerBlock(absl::string_view key, std::size_t num_blocks,
                                                       std::uint32_t high) const;
-  // Returns the number that all blocks have in common, where 0 stands for blocks that need none.
+  // Returns the number that all blocks share. Blocks with 0 do not use the number and are ignored.
   // Returns UNIMPLEMENTED if blocks differ, and `absent` for an absent key.
   absl::StatusOr<std::uint32_t> SameInBlocks(absl::string_view key, std::size_t num_blocks,
                                              std::uint32_t high, std::uint32_t absent) const;

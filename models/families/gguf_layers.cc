@@ -45,7 +45,7 @@ absl::Status ReadRouting(const GgufSource& source, MoeConfig* moe) {
                              keys.gguf().OptionalInteger(keys.Name(key), 0, kMaxExperts));
       *count = std::max<std::uint32_t>(static_cast<std::uint32_t>(groups.value_or(1)), 1);
     }
-    // The method of routing with a correction bias needs no name.
+    // Families with a correction bias do not need topk_method.
     if (source.family.gguf_names.choice_bias.empty()) {
       moe->topk_method = moe->n_group > 1 ? "group_limited_greedy" : "greedy";
     }
@@ -130,12 +130,12 @@ absl::Status ReadStateSizes(const GgufSource& source, RecurrentSpec* recurrent) 
   }
   return keys.Error(
       "ssm.inner_size",
-      absl::StrCat("is ", inner, ", divided by ", keys.Name("ssm.time_step_rank"), " ",
-                   recurrent->heads, " it must be an integer of at most ", kMaxStateColumns));
+      absl::StrCat("is ", inner, ", it must be a multiple of ", keys.Name("ssm.time_step_rank"),
+                   " ", recurrent->heads, " and at most ", kMaxStateColumns, " times as large"));
 }
 
 // Reads the sizes of the delta rule with a decay for each channel. No key states the number of
-// heads, which the rows of ssm_beta have.
+// heads, so it is the number of rows of ssm_beta.
 absl::Status ReadKdaSizes(const GgufSource& source, const std::vector<LayerBranch>& layers,
                           RecurrentSpec* recurrent) {
   QUIRE_ASSIGN_OR_RETURN(recurrent->key_size, source.keys.Count("kda.head_dim", kMaxStateColumns));
@@ -145,9 +145,10 @@ absl::Status ReadKdaSizes(const GgufSource& source, const std::vector<LayerBranc
   const auto index = static_cast<std::size_t>(layer - layers.begin());
   const absl::string_view name = source.family.gguf_names.in_b;
   recurrent->heads = recurrent->key_heads = RowsOf(source.keys, index, name);
-  if (recurrent->heads != 0) return absl::OkStatus();
-  return source.keys.gguf().Error(absl::StrCat("tensor blk.", index, ".", name, ".weight"),
-                                  "is missing or has not two dimensions");
+  if (recurrent->heads != 0 && recurrent->heads <= kMaxStateHeads) return absl::OkStatus();
+  return source.keys.gguf().Error(
+      absl::StrCat("tensor blk.", index, ".", name, ".weight"),
+      absl::StrCat("must be a matrix with a row for each head, 1 to ", kMaxStateHeads));
 }
 
 }  // namespace
@@ -234,7 +235,7 @@ absl::Status ReadGgufMla(const GgufSource& source, ModelConfig* config) {
   MlaConfig& mla = config->mla;
   // Files without this key have one matrix instead of attn_k_b and attn_v_b.
   constexpr absl::string_view kColumns = "attention.key_length_mla";
-  if (!keys.Has(kColumns)) return keys.Error(kColumns, "is missing; convert the model anew");
+  if (!keys.Has(kColumns)) return keys.Error(kColumns, "is missing; reconvert the model");
   QUIRE_ASSIGN_OR_RETURN(const std::uint32_t columns, keys.Count(kColumns, kMaxHeadDim));
   QUIRE_ASSIGN_OR_RETURN(mla.v_head_dim, keys.Count("attention.value_length_mla", kMaxHeadDim));
   QUIRE_ASSIGN_OR_RETURN(mla.q_lora_rank, keys.CountOr("attention.q_lora_rank", kMaxRank, 0));

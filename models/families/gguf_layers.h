@@ -1,8 +1,8 @@
 #pragma once
 
-// The parts of a GGUF file's configuration that only some families have: experts, recurrent layers,
-// latent attention, layers that differ. Where the tensors of a layer show what it computes, they
-// decide, since writers state the kinds of layers in several ways.
+// Reads the parts of a GGUF file's configuration that only some families have: experts, recurrent
+// layers, MLA, per-layer settings. The kind of a layer is derived from its tensors if possible,
+// because writers encode it in different keys.
 
 #include <cstdint>
 
@@ -18,7 +18,7 @@ namespace quire::models {
 struct GgufSource {
   const GgufKeys& keys;
   const Family& family;
-  std::uint32_t num_blocks = 0;  // layers and the blocks for multi-token prediction behind them
+  std::uint32_t num_blocks = 0;  // layers, then the blocks for multi-token prediction
 
   // True if the key is among Family::gguf_keys.
   bool Reads(absl::string_view key) const;

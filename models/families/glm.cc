@@ -54,6 +54,8 @@ constexpr TensorNames GgufNames() {
 }
 
 absl::StatusOr<ModelSpec> BuildSpec(const ModelConfig& config) {
+  QUIRE_RETURN_IF_ERROR(
+      CheckName("scoring_func", config.moe.scoring_func, "sigmoid", Glm4MoeFamily()));
   QUIRE_ASSIGN_OR_RETURN(ModelSpec spec, PreNormSpec(config, Glm4MoeFamily()));
   for (LayerSpec& layer : spec.layers) {
     layer.heads.o_bias = false;

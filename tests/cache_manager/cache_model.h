@@ -507,16 +507,22 @@ class CacheModel {
     tree_.SetState(node, slot);
     const std::uint32_t snapshots = options_.num_state_slots - 1 - options_.max_rows;
     const std::uint32_t limit = std::min(std::max(snapshots / 2, 2u), 8u);
-    const auto path = tree_.StatesBefore(node);
-    if (path.size() <= limit) return;
-    std::uint32_t thinnest = 0, least = 0xffffffff;
-    for (std::size_t i = 0; i + 2 < path.size(); ++i) {
-      const std::uint32_t gap = path[i + 1].tokens - (i == 0 ? 0 : path[i - 1].tokens);
-      if (path[i].is_branch || gap >= least || !slots_.IsCached(path[i].slot)) continue;
-      thinnest = path[i].slot;
-      least = gap;
+    for (;;) {
+      const auto path = tree_.StatesBefore(node);
+      if (path.size() <= limit) return;
+      // Snapshots at branches are taken after all others.
+      std::uint32_t thinnest = 0;
+      std::pair<bool, std::uint32_t> least{true, 0xffffffff};
+      for (std::size_t i = 0; i + 2 < path.size(); ++i) {
+        const std::uint32_t gap = path[i + 1].tokens - (i == 0 ? 0 : path[i - 1].tokens);
+        const std::pair<bool, std::uint32_t> rank{path[i].is_branch, gap};
+        if (rank >= least || !slots_.IsCached(path[i].slot)) continue;
+        thinnest = path[i].slot;
+        least = rank;
+      }
+      if (thinnest == 0) return;
+      EvictState(thinnest);
     }
-    if (thinnest != 0) EvictState(thinnest);
   }
   std::uint32_t TakeSlot() {
     if (slots_.free().empty()) EvictState(slots_.cached().front());

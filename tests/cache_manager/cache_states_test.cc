@@ -276,6 +276,19 @@ TEST_F(ManyConversationsTest, ManyTurnsThinTheSnapshotsOfTheirConversation) {
   ExpectAllConversations();
 }
 
+// Templates drop the reasoning of earlier turns, so each turn leaves a branch.
+TEST_F(ManyConversationsTest, TurnsThatReplaceTheirLastTokensThinTheirConversation) {
+  Tokens tokens = Count(40);
+  for (std::int32_t turn = 1; turn <= 40; ++turn) {
+    const Tokens reasoned = tokens + Count(21, 50000 + turn * 100);
+    Prompt(kA, reasoned);
+    FreeKeepingTail(kA, reasoned);
+    EXPECT_EQ(cache_->CheckIntegrity(), absl::OkStatus());
+    tokens = tokens + Count(21, turn * 100);
+  }
+  ExpectAllConversations();
+}
+
 TEST_F(ManyConversationsTest, SnapshotsAtBranchesAndThoseThatAreReadStay) {
   const Tokens tokens = Count(90 * kP);
   Prompt(kA, Tokens(tokens.begin(), tokens.begin() + 12 * kP), 2 * kP);

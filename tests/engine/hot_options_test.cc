@@ -219,14 +219,14 @@ INSTANTIATE_TEST_SUITE_P(StepsInFlight, HotOptionsTest, ::testing::Values(1, 2))
 
 TEST_P(HotOptionsTest, RejectsInvalidOptionsByName) {
   Start();
-  EXPECT_THAT(
-      RefusalOf([](HotOptions& o) { o.max_running_sequences = 17; }),
-      HasSubstr(
-          "scheduler.max_running_sequences is 17, it must be at most its value at start, 16"));
+  EXPECT_THAT(RefusalOf([](HotOptions& o) { o.max_running_sequences = 17; }),
+              HasSubstr("scheduler.max_running_sequences is 17, it must be at most the value in "
+                        "effect at start, 16"));
   EXPECT_THAT(RefusalOf([](HotOptions& o) { ++o.max_step_tokens; }),
               HasSubstr("scheduler.max_step_tokens is 8193"));
-  EXPECT_THAT(RefusalOf([](HotOptions& o) { ++o.limits.max_logprobs; }),
-              HasSubstr("limits.max_logprobs is 21, it must be at most its value at start, 20"));
+  EXPECT_THAT(
+      RefusalOf([](HotOptions& o) { ++o.limits.max_logprobs; }),
+      HasSubstr("limits.max_logprobs is 21, it must be at most the value in effect at start, 20"));
   EXPECT_THAT(RefusalOf([](HotOptions& o) { o.max_step_tokens = 31; }),
               HasSubstr("scheduler.max_step_tokens is 31, must be at least 32"));
   EXPECT_THAT(RefusalOf([](HotOptions& o) { o.prefill_chunk_tokens = 15; }),

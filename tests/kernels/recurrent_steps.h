@@ -1,7 +1,7 @@
 #pragma once
 
-// What the tests of recurrent ops share on all devices: state slots full of NaN, sequences that are
-// cut into steps in many ways, and the scan in double precision.
+// Helpers for tests of recurrent ops on all devices: state slots filled with NaN, sequences that
+// are cut into steps in many ways, and the scan in double precision.
 
 #include <algorithm>
 #include <cmath>

@@ -151,7 +151,7 @@ constexpr std::tuple<const char*, DType, Quantization> kPlanned[] = {
     {"llama4-bf16", DType::kF32, Quantization::kAuto},
     {"qwen35-moe-bf16", DType::kF32, Quantization::kAuto},
     {"kimi-linear-bf16", DType::kBF16, Quantization::kAuto},
-    {"nemotron-h-bf16", DType::kBF16, Quantization::kInt8G32},
+    {"nemotron-h-bf16", DType::kBF16, Quantization::kInt8},
     {"lfm2-bf16", DType::kBF16, Quantization::kAuto}};
 
 // The plan contains exactly the bytes that Create and LoadModel allocate.

@@ -305,10 +305,10 @@ TEST(HybridConfigTest, RejectsLayersByName) {
       {"kimi-linear-bf16",
        {{"layer_types",
          {"linear_attention", "full_attention", "linear_attention", "full_attention"}}},
-       "layer_types[1] is full_attention, and linear_attn_config.kda_layers has layer 2"},
+       "layer_types[1] is full_attention, but linear_attn_config.kda_layers lists layer 2"},
       {"kimi-linear-bf16",
        {{"layer_types", json(std::vector<std::string>(4, "linear_attention"))}},
-       "layer_types[3] is linear_attention, and linear_attn_config.full_attn_layers has layer 4"},
+       "layer_types[3] is linear_attention, but linear_attn_config.full_attn_layers lists layer 4"},
   };
   for (const auto& c : refused) {
     EXPECT_THAT(ErrorOf(With(c.folder, c.changes)), HasSubstr(c.message));

@@ -605,8 +605,8 @@ class Converter {
     for (float& value : values->data) value += 1;
   }
 
-  // Reorders heads of `size` columns along the first dimension: those of a key head follow each
-  // other in checkpoints, and have a distance of key_heads in files.
+  // Reorders value heads of `size` columns along the first dimension. The value heads of a key head
+  // are adjacent in checkpoints, and key_heads apart in GGUF files.
   void TileRows(std::size_t first, std::size_t size, Values* values) const {
     const auto key_heads = static_cast<std::size_t>(Size("linear_num_key_heads"));
     const std::size_t ratio = static_cast<std::size_t>(Size("linear_num_value_heads")) / key_heads;

@@ -1,6 +1,6 @@
-// The keys that layers with an indexer select, in every query of the fixtures, against those of
-// transformers (testdata/models/make_selections.py). The sets are read from the buffers of the
-// decoder. Layers behind the indexer are left out, because they would select again.
+// Compares the keys that indexers select for every query of the fixtures with those of transformers
+// (testdata/models/make_selections.py). The keys are read from the buffers of the decoder. Layers
+// after the indexer are omitted, because they would overwrite the selection.
 
 #include <gtest/gtest.h>
 
