@@ -227,8 +227,10 @@ int RequestAnswer(const CommonOptions& common, const ChatOptions& options,
   InterruptGuard guard([&context] { context.TryCancel(); });
   const auto reader = stub->Generate(&context, ToRequest(options, chat));
   v1::GenerateResponse response;
+  v1::Completed completed;
   while (reader->Read(&response)) {
     if (common.json) PrintJson(response);
+    if (response.has_completed()) completed = response.completed();
     if (!response.has_delta()) continue;
     const v1::Delta& delta = response.delta();
     if (!common.json) ShowDelta(delta, *answer);
@@ -246,7 +248,12 @@ int RequestAnswer(const CommonOptions& common, const ChatOptions& options,
   const bool has_output = !answer->content().empty() || !answer->tool_calls().empty();
   if (!common.json && (status.ok() || has_output)) std::printf("\n");
   std::fflush(stdout);
-  return status.ok() ? kOk : FailChat(common, status);
+  if (!status.ok()) return FailChat(common, status);
+  if (completed.finish_reason() == v1::FINISH_REASON_LENGTH) {
+    std::fprintf(stderr, "quire: the answer was cut after %d tokens; --max-tokens sets the limit\n",
+                 completed.usage().completion_tokens());
+  }
+  return kOk;
 }
 
 // Reads the next line of the user. Returns false at the end of the input.
