@@ -276,17 +276,25 @@ TEST_F(ManyConversationsTest, ManyTurnsThinTheSnapshotsOfTheirConversation) {
   ExpectAllConversations();
 }
 
-// Templates drop the reasoning of earlier turns, so each turn leaves a branch.
-TEST_F(ManyConversationsTest, TurnsThatReplaceTheirLastTokensThinTheirConversation) {
-  Tokens tokens = Count(40);
-  for (std::int32_t turn = 1; turn <= 40; ++turn) {
-    const Tokens reasoned = tokens + Count(21, 50000 + turn * 100);
-    Prompt(kA, reasoned);
-    FreeKeepingTail(kA, reasoned);
-    EXPECT_EQ(cache_->CheckIntegrity(), absl::OkStatus());
-    tokens = tokens + Count(21, turn * 100);
+TEST_F(ManyConversationsTest, APathOfBranchesIsThinnedToo) {
+  const Tokens tokens = Count(42 * kP);
+  const auto prefix = [&](std::uint32_t pages) {
+    return Tokens(tokens.begin(), tokens.begin() + pages * kP);
+  };
+  for (std::uint32_t pages = 2; pages <= 40; pages += 2) {
+    Prompt(kA, prefix(pages) + Count(kP, 20000 + static_cast<std::int32_t>(pages) * 100));
+    cache_->Free(kA);
   }
-  ExpectAllConversations();
+  Prompt(kA, tokens);
+  cache_->Free(kA);
+  std::uint32_t kept = 0;
+  for (std::uint32_t pages = 2; pages <= 40; ++pages) {
+    Tokens edited = prefix(pages);
+    edited.push_back(-1);
+    if (MatchedTokens(edited) == pages * kP) ++kept;
+  }
+  EXPECT_LE(kept, 8u);
+  EXPECT_GE(kept, 2u);
 }
 
 TEST_F(ManyConversationsTest, SnapshotsAtBranchesAndThoseThatAreReadStay) {

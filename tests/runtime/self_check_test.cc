@@ -565,8 +565,8 @@ TEST_F(SelfCheckTest, FindsFaultsOfGraphs) {
 }
 
 TEST_F(SelfCheckTest, FindsStepsThatDependOnTheirChunks) {
-  Stage stage(path(), {});
-  kernels::internal::injected = Fault::kBatchDependentBits;
+  Stage stage(path(), {.hopper_kernels = false});
+  kernels::internal::injected = Fault::kUnwrittenRow;
   EXPECT_THAT(std::string(stage.Compare().message()),
               AllOf(HasSubstr("steps, prompt of 4 + 5 tokens"), HasSubstr("other bits")));
 }
