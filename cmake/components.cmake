@@ -164,7 +164,7 @@ endfunction()
 function(quire_test)
   cmake_parse_arguments(TEST "EMULATED;GPU" "NAME;TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
   if(NOT TEST_TIMEOUT)
-    set(TEST_TIMEOUT 300)
+    set(TEST_TIMEOUT 600)
   endif()
   if(NOT TEST_EMULATED AND NOT TEST_GPU)
     _quire_test_binary(${TEST_NAME} "${TEST_SRCS}" "${TEST_DEPS};GTest::gmock;GTest::gtest_main"
