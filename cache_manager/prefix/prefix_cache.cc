@@ -201,7 +201,11 @@ void PrefixCache::ThinStates(NodeId node, std::size_t limit) {
   }
   while (path_states_.size() > limit) {
     std::size_t thinnest = FindThinnest(/*at_branches=*/false);
-    if (thinnest == 0) thinnest = FindThinnest(/*at_branches=*/true);
+    const auto branches = std::count_if(path_states_.begin() + 2, path_states_.end(),
+                                        [](const PathState& state) { return state.is_branch; });
+    if (thinnest == 0 && static_cast<std::size_t>(branches) > limit) {
+      thinnest = FindThinnest(/*at_branches=*/true);
+    }
     if (thinnest == 0) return;
     RemoveState(path_states_[thinnest].node);
     path_states_.erase(path_states_.begin() + static_cast<std::ptrdiff_t>(thinnest));

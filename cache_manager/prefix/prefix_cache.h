@@ -123,8 +123,9 @@ class PrefixCache {
   void RemoveState(NodeId node);
   // Removes snapshots from the path to `node` while the path has more than `limit` of them. Those
   // of partial children that the path continues count too. Removes the one whose neighbours are
-  // closest together first, and those at branches after all others, but never the last two or one
-  // that a row reads. O(nodes of the path and their children). REQUIRES: the node has a snapshot.
+  // closest together first. Removes those at branches only while they alone exceed the limit, and
+  // never the last two or one that a row reads. O(nodes of the path and their children). REQUIRES:
+  // the node has a snapshot.
   void ThinStates(NodeId node, std::size_t limit);
 
   // Makes the node the most recently used child of its parent if it owns all its pages.

@@ -510,13 +510,15 @@ class CacheModel {
     for (;;) {
       const auto path = tree_.StatesBefore(node);
       if (path.size() <= limit) return;
-      // Snapshots at branches are taken after all others.
-      std::uint32_t thinnest = 0;
+      // Snapshots at branches are taken after all others, while they alone exceed the limit.
+      std::uint32_t thinnest = 0, branches = 0;
+      for (std::size_t i = 0; i + 2 < path.size(); ++i) branches += path[i].is_branch ? 1 : 0;
       std::pair<bool, std::uint32_t> least{true, 0xffffffff};
       for (std::size_t i = 0; i + 2 < path.size(); ++i) {
         const std::uint32_t gap = path[i + 1].tokens - (i == 0 ? 0 : path[i - 1].tokens);
         const std::pair<bool, std::uint32_t> rank{path[i].is_branch, gap};
         if (rank >= least || !slots_.IsCached(path[i].slot)) continue;
+        if (path[i].is_branch && branches <= limit) continue;
         thinnest = path[i].slot;
         least = rank;
       }

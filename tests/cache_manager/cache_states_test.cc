@@ -293,7 +293,7 @@ TEST_F(ManyConversationsTest, APathOfBranchesIsThinnedToo) {
     edited.push_back(-1);
     if (MatchedTokens(edited) == pages * kP) ++kept;
   }
-  EXPECT_LE(kept, 8u);
+  EXPECT_LE(kept, 8u + 2u);  // those at branches, and the last two
   EXPECT_GE(kept, 2u);
 }
 
