@@ -1,4 +1,4 @@
-"""Writes llama_cpp.json: what the samplers of llama.cpp do to random rows, for kernels_sampling_test and engine_test.
+"""Writes llama_cpp.json.xz: what the samplers of llama.cpp do to random rows, for kernels_sampling_test and engine_test.
 
 Asked through the C interface of the library that the package xllamacpp 2026.10.11549 (PyPI) holds:
 
@@ -12,6 +12,7 @@ it takes from the logit of each token, without breakers: those need a model's vo
 import ctypes
 import importlib.util
 import json
+import lzma
 import pathlib
 import random
 
@@ -92,8 +93,8 @@ def main():
              "dry": [dry_case(rng) for _ in range(250)]}
     lines = [f' "{kind}": [\n  ' + ",\n  ".join(json.dumps(case, separators=(",", ":")) for case in of_kind) + "\n ]"
              for kind, of_kind in cases.items()]
-    path = pathlib.Path(__file__).with_name("llama_cpp.json")
-    path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    path = pathlib.Path(__file__).with_name("llama_cpp.json.xz")
+    path.write_bytes(lzma.compress(("{\n" + ",\n".join(lines) + "\n}\n").encode()))
 
 
 if __name__ == "__main__":
