@@ -99,6 +99,8 @@ void StepComparison::CompareBits(const std::string& shape, std::span<const float
   check.error = RelativeError(got, want);
   if (std::memcmp(got.data(), want.data(), got.size_bytes()) != 0) {
     check.fault = "the logits have other bits than in the reference step";
+  } else if (std::isnan(check.error)) {
+    check.fault = "the logits are not finite";
   }
   checks_->push_back(std::move(check));
 }

@@ -1,6 +1,7 @@
 #include "runtime/state_plan.h"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "absl/status/status.h"
@@ -12,11 +13,13 @@ namespace {
 constexpr std::int64_t kMinSnapshots = 2;
 constexpr std::int64_t kMinIntervalTokens = 4096;
 
-// Returns the bytes of KV cache with which this many rows are accepted.
+// Returns the bytes of KV cache with which this many rows are accepted. Snapshots take their share
+// of them, or the smallest number of slots.
 std::int64_t NeededBytes(const StatePlanRequest& request, std::int64_t rows) {
-  const std::int64_t slots = 1 + rows + kMinSnapshots;
-  return std::max(2 * rows * request.slot_bytes,
-                  slots * request.slot_bytes + 2 * request.page_bytes);
+  const std::int64_t others = (1 + rows) * request.slot_bytes + 2 * request.page_bytes;
+  const double with_share = static_cast<double>(others) / std::max(1 - request.share, 1e-3);
+  return std::max({2 * rows * request.slot_bytes, others + kMinSnapshots * request.slot_bytes,
+                   static_cast<std::int64_t>(std::ceil(with_share))});
 }
 
 // Returns the number of snapshots, which does not depend on the number of rows.
@@ -28,17 +31,15 @@ std::int64_t NumSnapshots(const StatePlanRequest& request) {
   return std::max(wanted, kMinSnapshots);
 }
 
-// Returns the largest number of rows that fits, limited to [1, max_rows]. The caller must check
-// whether 1 row fits.
+// Returns the largest number of rows that fits; at most 0 if not even one does.
 std::int64_t FittingRows(const StatePlanRequest& request) {
   const std::int64_t half = request.kv_bytes / 2 / request.slot_bytes;
   const std::int64_t slots = (request.kv_bytes - 2 * request.page_bytes) / request.slot_bytes;
-  const std::int64_t rows = std::min(half, slots - 1 - NumSnapshots(request));
-  return std::clamp<std::int64_t>(rows, 1, request.max_rows);
+  return std::min(half, slots - 1 - NumSnapshots(request));
 }
 
 absl::Status TooManyRowsError(const StatePlanRequest& request, std::int64_t rows) {
-  const std::int64_t fits = request.kv_bytes / 2 / request.slot_bytes;
+  const std::int64_t fits = FittingRows(request);
   const std::string states =
       request.may_lower_rows
           ? "the recurrent states of one sequence take "
@@ -57,7 +58,10 @@ absl::StatusOr<StatePlan> PlanStateSlots(const StatePlanRequest& request) {
   StatePlan plan;
   plan.max_rows = request.max_rows;
   if (request.slot_bytes == 0) return plan;
-  if (request.may_lower_rows) plan.max_rows = static_cast<std::uint32_t>(FittingRows(request));
+  if (request.may_lower_rows) {
+    plan.max_rows = static_cast<std::uint32_t>(
+        std::clamp<std::int64_t>(FittingRows(request), 1, request.max_rows));
+  }
   if (plan.max_rows > request.kv_bytes / 2 / request.slot_bytes) {
     return TooManyRowsError(request, plan.max_rows);
   }

@@ -67,7 +67,8 @@ void MaskGate::AwaitNextSamples(std::span<Sequence* const> running, absl::Durati
     if (is_next && !sequence->awaits_mask) AddAwaited(*sequence);
   }
   if (awaited_.empty()) return;
-  masks_.WaitAll(awaited_, std::max(kMinPatience, expected * kPatienceShare));
+  // The last step, whose time this is, may have been a long prompt.
+  masks_.WaitAll(awaited_, std::clamp(expected * kPatienceShare, kMinPatience, kLonePatience));
 }
 
 void MaskGate::HoldRows(std::span<Sequence* const> running, std::span<Sequence* const> preempted) {

@@ -49,7 +49,7 @@ struct Tile {
   float rate[kTile];
 };
 
-// What a block computes.
+// Describes the part of the results that a block computes.
 struct Block {
   std::uint32_t first;  // token of the tile's first token
   std::uint32_t head;

@@ -296,7 +296,7 @@ TEST_P(CausalConvCudaTest, AnySplitGivesTheBitsOfTheCpu) {
   const ConvInputs inputs(GetParam(), kTokens);
   // Levels without fused multiply-add have other bits.
   const std::vector<std::string> isas = AvailableIsas();
-  if (std::find(isas.begin(), isas.end(), "avx2") == isas.end()) GTEST_SKIP();
+  if (std::find(isas.begin(), isas.end(), "avx2") == isas.end()) GTEST_SKIP() << "no AVX2";
   const ScopedIsa scoped("avx2");
   for (Steps steps : Cuts(kTokens)) {
     steps.snapshot_at = 65;
@@ -502,7 +502,7 @@ struct PreparedRows {
 TEST(PrepareScanCudaTest, DecaysAndRatesHaveTheBitsOfTheCpu) {
   const EmulatedBackend cuda;
   const std::vector<std::string> isas = AvailableIsas();
-  if (std::find(isas.begin(), isas.end(), "avx2") == isas.end()) GTEST_SKIP();
+  if (std::find(isas.begin(), isas.end(), "avx2") == isas.end()) GTEST_SKIP() << "no AVX2";
   const ScopedIsa scoped("avx2");
   for (const PrepareShape& shape :
        {PrepareShape{16, true, false}, PrepareShape{23, true, true}, PrepareShape{128, true, true},

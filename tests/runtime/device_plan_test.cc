@@ -404,7 +404,7 @@ TEST(DeviceStatesTest, StatesTakeTheirMemoryFromThePages) {
   ASSERT_NE(states, lines.end());
   EXPECT_EQ(states->second, 29 * slot);
 
-  // By default as many sequences run as fit.
+  // The default runs as many sequences as fit.
   options.steps.may_lower_rows = true;
   const auto lowered = plan_of(free - 65 * slot);
   ASSERT_TRUE(lowered.ok()) << lowered.status();
