@@ -14,7 +14,7 @@ namespace quire::kernels {
 namespace internal {
 namespace {
 
-// Limits of the packed rows of an item, counted over its KV heads. There must be enough rows to
+// Limits of the packed rows of an item, summed over its KV heads. There must be enough rows to
 // amortize transposing and widening a tile, and few enough that the states stay in L2. The limits
 // do not affect results.
 constexpr std::uint32_t kMaxPackedRows = 128;
@@ -26,9 +26,9 @@ std::uint32_t SpansOf(std::uint32_t keys) {
   return (keys + kAttentionSpan - 1) / kAttentionSpan;
 }
 
-// The work list of one call. An item is a block of rows of one sequence for one KV head. With few
-// rows an item has several KV heads, because the heads of a token are adjacent in a page. A block
-// that is long compared with a thread's share is split by spans.
+// The work list of one call. An item is a block of rows of one sequence for one KV head. If there
+// are few rows, an item covers several KV heads, because the heads of a token are adjacent in a
+// page. A block whose cost is high compared with the average cost per thread is split by spans.
 class Plan {
  public:
   Plan(const AttentionParams& params, const KvShape& shape, const std::uint32_t* cache_lengths,
@@ -66,7 +66,7 @@ class Plan {
 
   std::int64_t num_items() const { return num_items_; }
   std::int64_t num_reductions() const { return num_reductions_; }
-  // Packed rows of the largest item.
+  // Returns the number of packed rows of the largest item.
   std::size_t packed_rows() const { return max_rows_; }
   std::size_t list_bytes() const {
     const auto entries = static_cast<std::size_t>(num_items_ + num_reductions_);
@@ -94,8 +94,8 @@ class Plan {
       }
       partial += NumSpans(block) * block.partial_stride;
     });
-    // Items for different heads of the same tokens stay adjacent, so that threads share what they
-    // load into the cache.
+    // Sorts the items by cost. Items for different heads of the same tokens stay adjacent, so that
+    // threads share the cache lines that they load.
     std::sort(items, item, [&](const AttentionItem& a, const AttentionItem& b) {
       const std::int64_t cost_a = Cost(a), cost_b = Cost(b);
       if (cost_a != cost_b) return cost_a > cost_b;
@@ -104,7 +104,7 @@ class Plan {
     });
   }
 
-  // Approximate cost of an average item in nanoseconds.
+  // Returns the approximate cost of an average item in nanoseconds.
   double item_nanoseconds() const {
     return static_cast<double>(total_cost_) /
            static_cast<double>(std::max<std::int64_t>(num_items_, 1)) * shape_.head_size * 0.02;
@@ -119,13 +119,13 @@ class Plan {
     return block.span_end - block.span_begin;
   }
 
-  // First key that any row of sequence b from row `row` on sees.
+  // Returns the first key that row `row` of sequence b sees. Later rows do not see earlier keys.
   std::uint32_t FirstKey(std::uint32_t b, std::uint32_t row) const {
     return FirstVisible(cache_lengths_[b] + row, params_.window, params_.chunk);
   }
 
   // Returns the number of tokens times the cost per token. A token costs 1 per row, plus
-  // kReadAsRows for reading it.
+  // kReadAsRows for loading it.
   std::int64_t Cost(const AttentionItem& item) const {
     constexpr std::int64_t kReadAsRows = 8;
     const std::uint32_t keys = cache_lengths_[item.sequence] + item.row_begin + item.num_rows;
@@ -136,8 +136,8 @@ class Plan {
            (std::int64_t{item.num_rows} * group_ + kReadAsRows);
   }
 
-  // Returns the number of spans per item of this block: all spans, unless their cost exceeds
-  // max_item_cost_.
+  // Returns the number of spans per item of this block: all spans if their cost is at most
+  // max_item_cost_, otherwise fewer.
   std::uint32_t SpansPerRun(const AttentionItem& block) const {
     const std::int64_t cost = Cost(block);
     if (cost <= max_item_cost_) return NumSpans(block);
@@ -157,8 +157,9 @@ class Plan {
     return floats;
   }
 
-  // Always allows the states of one row per sequence, because a few long sequences must be divided
-  // among many threads.
+  // Returns the maximum number of floats for states that await reduction. The limit always allows
+  // the states of one row per sequence, because a few long sequences must be divided among many
+  // threads.
   std::size_t MaxPartialFloats() const {
     std::size_t spans = 0;
     for (std::uint32_t b = 0; b < params_.batch_size; ++b) {
@@ -170,7 +171,7 @@ class Plan {
            spans * params_.num_heads * StateFloats(shape_.head_size);
   }
 
-  // Upper bound of the number of items.
+  // Returns an upper bound of the number of items.
   std::int64_t CountSpans() const {
     std::int64_t spans = 0;
     ForEachBlock([&](const AttentionItem& block) { spans += NumSpans(block); });
@@ -241,8 +242,9 @@ void RunItems(const Backend& backend, const AttentionParams& params,
   const std::size_t scratch = scratch_bytes(plan.packed_rows());
   backend.ReserveWorkspaces(scratch);
   backend.ParallelItems(plan.num_items(), plan.item_nanoseconds(), [&](std::int64_t i, int part) {
-    // Assumes that threads take items in turn, which holds while items cost about the same.
-    // Otherwise another thread processes the prefetched item.
+    // Prefetches for the item that this thread processes next if threads take items in turn, as
+    // they do when items cost about the same. Otherwise another thread processes the prefetched
+    // item.
     const std::int64_t next = i + backend.num_threads();
     attend(items[i], next < plan.num_items() ? &items[next] : nullptr,
            backend.workspace(part).Reserve(scratch));
@@ -259,7 +261,7 @@ void PagedAttentionBf16(const Backend& backend, const AttentionParams& params,
   if (multiply == nullptr) multiply = Bf16MultiplyVectors();
   const KvShape shape = KvShapeOf(*params.keys);
   if (multiply == nullptr) {
-    // Nanoseconds for a row. The reference is slow, so every row may have a thread of its own.
+    // Nanoseconds per row. The reference is slow, so each thread may process as little as one row.
     const double work = 1e6;
     return backend.ParallelFor(
         params.row_offsets[params.batch_size], work,
@@ -295,7 +297,7 @@ std::size_t AttentionScratchBytes(std::uint32_t head_size, std::size_t packed_ro
 
 std::int64_t AttentionThreadBytes(CpuActivations activations, std::uint32_t head_size,
                                   std::uint32_t kv_heads, std::uint32_t group) {
-  // An item has at least all query heads of one row and KV head.
+  // An item has at least all query heads that share one KV head, for one row.
   const std::size_t packed_rows = std::max(internal::kMaxPackedRows, group);
   std::size_t bytes = internal::AttentionScratchBytes(head_size, packed_rows);
   if (activations == CpuActivations::kBF16) {

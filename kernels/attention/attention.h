@@ -28,20 +28,21 @@ struct AttentionParams {
   std::uint32_t batch_size;
   std::uint32_t num_heads;  // query heads, a multiple of the KV heads
   float scale;              // factor of q . k, usually head_size^-0.5
-  // CUDA: the plan that PlanAttention made for this step's rows and for this window or chunk, or a
-  // longer window. Null on the CPU.
+  // CUDA: the plan that PlanAttention made for this step. The plan's window is 0, or at least
+  // `window` and `chunk`. Null on the CPU.
   const AttentionPlan* plan = nullptr;
-  // CUDA: the tensor maps of the pool (kv_tensor_maps.h); null: kernels without tensor maps run.
-  // `layer` is the layer of the views, for MLA the layer argument of LatentView.
+  // CUDA: the tensor maps of the KV pool (kv_tensor_maps.h). If null, kernels without tensor maps
+  // run. `layer` is the layer of the views, for MLA the layer argument of LatentView.
   const cuda::KvTensorMaps* maps = nullptr;
   std::uint32_t layer = 0;
-  // CUDA, for SparseAttention: [1 + batch_size] the number of sequences with rows, then their
-  // indices. The plan was then made for other rows and only lends its memory, and `maps` is not
-  // used. Null: the rows are those of the plan.
+  // CUDA, set by SparseAttention: [1 + batch_size], the number of sequences with rows, then their
+  // indices. Only the memory of `plan` is then used, not its work lists, and `maps` is ignored. If
+  // null, the plan's live sequences are used.
   const std::uint32_t* live_sequences = nullptr;
-  std::uint32_t window = 0;      // number of tokens that a row sees, including itself; 0: all
-  std::uint32_t chunk = 0;       // rows see the tokens of their own chunk; 0: all
-  float softcap = 0;             // soft cap of scores; 0: none
+  std::uint32_t window = 0;  // number of tokens that a row sees, including its own; 0: no limit
+  std::uint32_t chunk =
+      0;              // number of tokens of a chunk; a row sees only its own chunk; 0: no chunks
+  float softcap = 0;  // soft cap of scores; 0: none
   const float* sinks = nullptr;  // [num_heads] in the backend's memory; null: none
   // Number of value columns to compute, starting with the first; 0: all. Other columns of the heads
   // in `out` are undefined.
@@ -59,11 +60,12 @@ struct AttentionParams {
 // cases all arithmetic is in f32. The reduction order depends only on p and its first key, so
 // chunking, batching, page ids and threads do not change any bit. A score is one ascending chain of
 // FMAs over the columns of q * (scale / ln 2) and k. A tile of 64 tokens at a multiple of 64 is one
-// online-softmax step in powers of 2: token j adds its weight to part j mod 16 of the sum,
-// ascending, and its value to each column, ascending. Each span of 512 tokens has a separate state.
-// Spans are reduced left to right. At the end the parts of the sum are added, then the sink. Keys
-// beyond p are never read. Strips of 16 keys at multiples of 16 are not read if they precede the
-// first key of all rows of a sequence.
+// online-softmax step in powers of 2. The sum of the weights is kept as 16 partial sums: token j
+// adds its weight to partial sum j mod 16. Tokens are added to the partial sums and to each value
+// column in ascending order. Each span of 512 tokens has a separate state. Spans are reduced left
+// to right. At the end the partial sums are added, then the sink. Keys beyond p are never read.
+// Strips of 16 keys at multiples of 16 are not read if they precede the first visible key of all
+// rows of a sequence.
 //
 // int8 and fp8_e4m3 pages have one scale per token and head. The K scale multiplies the score, the
 // V scale multiplies the weight. Returns INVALID_ARGUMENT if CheckKvStep does, or if num_heads is
@@ -76,26 +78,27 @@ struct AttentionParams {
 // Tensor cores are used for bf16 activations over bf16 pages, or one-byte pages with one scale per
 // token and head. Head sizes are 16 to 128 in steps of 16, over bf16 pages up to 256. Products of
 // 16-bit values are summed in f32, in the orders of attention_work.h, which differ between prefill
-// and decode tokens. Rows of q and out are aligned to 8 bytes. With tensor maps, compute capability
-// 9.0, head sizes 64 to 128 (or MLA) and rows aligned to 16 bytes, other kernels run. They process
-// prefill over all of these pages in another order, and decode over bf16 pages with the
-// same bits.
+// and decode tokens. Rows of q and out are aligned to 8 bytes. The Hopper kernels run instead with
+// tensor maps, compute capability 9.0, head sizes 64 to 128 (or MLA) and rows aligned to 16 bytes.
+// Hopper prefill serves all of these pages and uses another reduction order. Hopper decode serves
+// only bf16 pages and gives the same bits as portable decode.
 //
 // The scalar kernel serves all other cases. It supports heads of up to 576 columns and needs no
 // plan.
 //
 // Tiles of 64 keys (128 in prefill with tensor maps) are not read if they precede the windows or
-// chunks of all rows of a work item. Keys before them in the first tile that is read are multiplied
-// by zero.
+// chunks of all rows of a work item. In the first tile that is read, keys before a row's window or
+// chunk have weight zero.
 //
 // MLA cache rows have a tensor-core kernel for bf16 activations over one KV head of 144 to 576
 // columns of bf16 in steps of 16. `values` equals `keys`, and the first value_columns, a multiple
 // of 8 up to 512, are the values. It runs without window, chunk, soft cap and sinks. On 9.0, with
-// tensor maps and rows aligned to 16 bytes, another kernel runs. Each of the two kernels uses one
-// reduction order for prefill and decode tokens. Both use the memory of the plan.
+// tensor maps and rows aligned to 16 bytes, a Hopper kernel runs instead. Each of the two kernels
+// uses one reduction order for prefill and decode tokens. Both store partial results in the memory
+// of the plan.
 absl::Status PagedAttention(const Backend& backend, const AttentionParams& params);
-// Returns the bytes of each Backend::workspace that PagedAttention uses at most on the CPU over
-// pages of any dtype, with `group` query heads per KV head.
+// Returns an upper bound of the bytes that PagedAttention uses of each Backend::workspace on the
+// CPU, for pages of any dtype and `group` query heads per KV head.
 std::int64_t AttentionThreadBytes(CpuActivations activations, std::uint32_t head_size,
                                   std::uint32_t kv_heads, std::uint32_t group);
 
@@ -116,9 +119,9 @@ struct AttentionItem {
   std::uint32_t num_rows;
   std::uint32_t span_begin;
   std::uint32_t span_end;
-  // If not null, the states of the item's spans are stored here and reduced later. Spans are
-  // partial_stride floats apart, each [KV head][row][head in group][StateFloats]. Null: the item
-  // reduces its states and writes the output.
+  // If not null, the item stores the states of its spans here, and they are reduced later. The
+  // states of consecutive spans are partial_stride floats apart, each [KV head][row][head in
+  // group][StateFloats]. If null, the item reduces its states and writes the output.
   float* partial;
   std::size_t partial_stride;
 };
@@ -128,8 +131,8 @@ struct AttentionItem {
 constexpr std::uint32_t PaddedColumns(std::uint32_t head_size) {
   return (head_size + 15) / 16 * 16;
 }
-// Number of floats of a state: the columns, the maximum (padded for alignment) and 16 parts of the
-// sum.
+// Returns the number of floats of a state: the columns, the maximum (padded for alignment) and 16
+// partial sums of the weights.
 constexpr std::size_t StateFloats(std::uint32_t head_size) {
   return PaddedColumns(head_size) + 2 * kAttentionStrip;
 }

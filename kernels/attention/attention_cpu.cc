@@ -1,6 +1,5 @@
 // Reference implementation of attention. For each row and head it computes all scores, their
-// maximum, their exponentials, and the weighted sum of values. Elements are read with the view's
-// load.
+// maximum, their exponentials, and the weighted sum of values. Elements are read with KvView::load.
 
 #include <algorithm>
 #include <cmath>
@@ -13,7 +12,7 @@
 namespace quire::kernels::internal {
 namespace {
 
-// Computes the weights of `count` keys for query q, whose position is that of the last key. Keys
+// Computes the weights of `count` keys for query q, which is at the position of the last key. Keys
 // before the first visible one have weight 0. Returns the sum of the weights, including the sink of
 // head h.
 template <typename View>

@@ -33,8 +33,8 @@ bool HasTileKernels(const KvShape& shape) {
   return (wide || scaled) && shape.head_size % 16 == 0 && shape.head_size <= most;
 }
 
-// True if an MLA kernel supports these parameters. MLA pages are wider than those of the other
-// kernels.
+// True if an MLA kernel supports these parameters. MLA rows are wider than the rows that the other
+// tensor-core kernels support.
 bool HasLatentKernel(const AttentionParams& params, const KvShape& shape) {
   const bool is_plain =
       params.window == 0 && params.chunk == 0 && params.softcap == 0 && params.sinks == nullptr;
@@ -75,7 +75,7 @@ absl::Status CheckTiles(const AttentionParams& params, const KvShape& shape) {
                                                    ", its plan has ", limits.num_heads, " and ",
                                                    limits.num_kv_heads, " of ", limits.head_size));
   }
-  // The chunk of a token is within a window of the same length.
+  // A chunk is covered by a plan for a window of the same length.
   const std::uint32_t window = std::max(params.window, params.chunk);
   if (limits.window != 0 && (window == 0 || window > limits.window)) {
     return absl::InvalidArgumentError(
@@ -91,7 +91,7 @@ absl::Status CheckTiles(const AttentionParams& params, const KvShape& shape) {
   return absl::OkStatus();
 }
 
-// True if the kernels of compute capability 9.0 run.
+// True if the Hopper kernels run.
 bool UsesTensorMaps(const CudaContext& context, const AttentionParams& params) {
   const auto aligned = [](const void* p, std::int64_t stride) {
     return reinterpret_cast<std::uintptr_t>(p) % 16 == 0 && stride % 8 == 0;
@@ -101,8 +101,8 @@ bool UsesTensorMaps(const CudaContext& context, const AttentionParams& params) {
          aligned(params.out.data(), params.out_stride);
 }
 
-// True if the kernels of compute capability 9.0 run with separate maps for K and V. MLA cache rows
-// have one map for both.
+// True if the Hopper kernels run with separate maps for K and V. MLA cache rows have one map for
+// both.
 bool UsesLayerMaps(const CudaContext& context, const AttentionParams& params) {
   return params.keys != params.values && UsesTensorMaps(context, params);
 }

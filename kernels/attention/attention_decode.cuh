@@ -5,18 +5,18 @@
 //   S^T [16 tokens, 8 rows] = K Q^T      A: K by ldmatrix; B: Q^T in registers
 //   O^T [16 columns, 8 rows] += V^T P^T  A: V by ldmatrix.trans; B: P^T by movmatrix
 //
-// With these operands rows are padded to 8 instead of 16. Query heads that share a KV head share
-// its loads. Each of four warps processes 16 tokens of a tile and keeps its own state over a span
-// of eight tiles. The states are reduced in warp order at the end of the span. K and V are read
-// from memory once; cp.async keeps kStages - 1 tiles in flight.
+// Because rows are the N dimension of both products, they are padded to 8 instead of 16. Query
+// heads that share a KV head share its loads. Each of four warps processes 16 tokens of a tile and
+// keeps its own state over a span of eight tiles. The states are reduced in warp order at the end
+// of the span. K and V are read from memory once; cp.async keeps kStages - 1 tiles in flight.
 //
 // One-byte pages: elements are converted to f16 and multiplied without their scales. K's scale
-// multiplies a token's scores. V's scale multiplies P after the sum of weights is computed. V's
-// scale is first divided by s, so that P stays within f16: s is the largest scale that the row sees
-// among the warp's tokens of the tile, rounded up to a power of two. The rescaling of O includes s.
-// For one-byte elements, ldmatrix permutes columns. The order in which Q's columns are loaded
-// undoes the permutation of K. The order in which O's columns are stored undoes the permutation of
-// V.
+// multiplies a token's scores. V's scale multiplies P after the sum of weights is computed. To keep
+// P within f16, V's scale is first divided by a power of two s. The bound of s is the largest scale
+// that the row sees among the warp's tokens of the tile, and s is that scale rounded up. The
+// rescaling of O includes s. For one-byte elements, ldmatrix permutes columns. Loading Q's columns
+// in a matching order undoes the permutation of K. Storing O's columns in a matching order undoes
+// the permutation of V.
 //
 // Swapped operands are from XQA (TensorRT-LLM); scale folding and split KV are from FlashInfer and
 // FlashAttention.
@@ -38,7 +38,7 @@ struct DecodeShape {
   using Tile = TileShape<T, kColumns>;
   static constexpr bool kScaled = kQuantizedKv<T>;
   static constexpr std::uint32_t kScaleBytes = kScaled ? kKvTile * 4 : 0;
-  // K, V, scales of K, scales of V.
+  // A stage contains K, V, the scales of K and the scales of V.
   static constexpr std::uint32_t kStageBytes = 2 * Tile::kBytes + 2 * kScaleBytes;
   static constexpr std::uint32_t kStages = Tile::kBytes >= 16384 ? 3 : 4;
   static constexpr std::uint32_t kSharedBytes = kStages * kStageBytes;
@@ -72,8 +72,8 @@ __device__ __forceinline__ std::uint32_t WidenPair(std::uint32_t bytes) {
   }
 }
 
-// State of one thread, whose warp has 16 tokens of each tile. The thread has rows 2 (lane % 4) and
-// 2 (lane % 4) + 1 of the item, and its MMA fragment of every 16 columns.
+// State of one thread, whose warp processes 16 tokens of each tile. The thread holds its MMA
+// fragment of every 16 columns, for rows 2 (lane % 4) and 2 (lane % 4) + 1 of the item.
 template <typename T, std::uint32_t kColumns>
 struct DecodeWarp {
   using Shape = DecodeShape<T, kColumns>;
@@ -85,7 +85,7 @@ struct DecodeWarp {
   float o[kSteps][4];
   float max[2];
   float sum[2];
-  float unit[2];  // one-byte pages: pending factor of o
+  float unit[2];  // one-byte pages: factor that o is still to be multiplied by
   std::uint32_t position[2];
 
   __device__ __forceinline__ void Clear() {
@@ -102,7 +102,7 @@ struct DecodeWarp {
     }
   }
 
-  // Rows beyond the item's count are zeros.
+  // Loads the queries. Rows beyond the item's count are zeros.
   __device__ __forceinline__ void LoadQueries(const ItemRows<T>& rows) {
     const std::uint32_t row = cuda::Lane() / 4;
     const std::uint32_t lane_column = cuda::Lane() % 4;
@@ -231,8 +231,8 @@ struct DecodeWarp {
     AddValues(values_of(), p);
   }
 
-  // Multiplies P by V's scales. Only tokens that a row sees contribute to the row's unit; otherwise
-  // the row's bits would depend on later tokens.
+  // Multiplies P by V's scales. Only the scales of tokens that a row sees determine the row's unit;
+  // otherwise the row's bits would depend on later tokens.
   __device__ __forceinline__ void ReduceValueScales(const float* scales, std::uint32_t first,
                                                     std::uint32_t row, const ScoreRules& rules,
                                                     float (&p)[4], float (&factor)[2]) {
@@ -251,7 +251,7 @@ struct DecodeWarp {
     }
   }
 
-  // Maximum over the lanes of one row.
+  // Returns the maximum over the lanes that share a row.
   static __device__ __forceinline__ float LaneMax(float x) {
 #pragma unroll
     for (std::uint32_t mask = 4; mask < cuda::kWarpSize; mask *= 2) {
@@ -341,13 +341,13 @@ __device__ __forceinline__ void CopyStage(const TileArgs<T>& args, const Attenti
   }
 }
 
-// Counts a partial result of `merge` that all threads of the block have written. Returns true in
-// the block that counts the last one; that block sees all partial results of `merge`. `flag` is
-// shared memory that no thread uses before `sync`, which synchronizes all threads that wrote.
+// Records that this block has written a partial result of `merge`. Returns true in the block that
+// records the last one. That block then sees all partial results of `merge`. `flag` is shared
+// memory that no thread uses before `sync`. `sync` synchronizes all threads that wrote the result.
 template <typename Sync>
 __device__ __forceinline__ bool IsLastPartial(AttentionMerge* merge, std::uint32_t* flag,
                                               const Sync& sync) {
-  // The thread that does the atomic also does the fences; the barriers extend the ordering to all
+  // The thread that does the atomic also does the fences. The barriers extend the ordering to all
   // threads.
   sync();
   if (cuda::ThreadIndex() == 0) {
@@ -393,8 +393,9 @@ __device__ __forceinline__ void MergePartials(const ItemRows<T>& rows,
                rows.Sink(row));
 }
 
-// Finishes an item: writes the output, or a partial result. The block that writes the last partial
-// result of the rows also merges them into the output. For `flag` and `sync` see IsLastPartial.
+// Finishes an item by writing its output, or a partial result. The block that writes the last
+// partial result of the rows also merges them into the output. IsLastPartial describes `flag` and
+// `sync`.
 template <typename T, std::uint32_t kColumns, typename Sync>
 __device__ __forceinline__ void FinishItem(const ItemRows<T>& rows,
                                            const RowReduction<kColumns>& reduce,
@@ -425,7 +426,7 @@ __device__ __forceinline__ void FinishItem(const ItemRows<T>& rows,
   MergePartials<T, kColumns>(rows, *merge);
 }
 
-// The tiles of an item that contain keys that its rows see. If there are none, end <= first, and
+// The range of tiles of an item with keys that its rows see. If there are none, end <= first, and
 // the item writes an empty state.
 struct TileRange {
   std::uint32_t first;
@@ -441,7 +442,7 @@ __device__ __forceinline__ TileRange TilesOf(const ItemRows<T>& rows, std::uint3
 }
 
 // Called after tile left.first of an item whose tiles end at left.end. At the end of a span,
-// reduces the warps' states into `reduce` through `scratch`, which no pending copy writes.
+// reduces the warps' states into `reduce`. `scratch` is shared memory that no pending copy writes.
 template <typename T, std::uint32_t kColumns>
 __device__ __forceinline__ void EndTile(const TileRange& left, float* scratch,
                                         DecodeWarp<T, kColumns>* warp,
@@ -495,7 +496,7 @@ __device__ __forceinline__ void DecodeItem(const TileArgs<T>& args, const Attent
     warp.Tile64(now, tile, args.scale_log2, args.rules);
     EndTile<T, kColumns>({tile, end}, reinterpret_cast<float*>(now), &warp, &reduce);
   }
-  // All tiles have arrived and have been read, so the flag may be in any stage.
+  // All tiles have arrived and have been read, so the flag may overwrite any stage.
   FinishItem<T, kColumns>(rows, reduce, reinterpret_cast<std::uint32_t*>(shared),
                           [] { cuda::SyncBlock(); });
 }
@@ -525,7 +526,7 @@ absl::Status LaunchDecodeColumns(const CudaContext& context, const TileArgs<T>& 
   return cuda::Launch(context, kName, DecodeKernel<T, kColumns>, shape, args);
 }
 
-// Each translation unit instantiates this for one element type, to limit its compile time.
+// Each translation unit instantiates LaunchDecode for one element type, to limit its compile time.
 template <typename T>
 absl::Status LaunchDecode(const CudaContext& context, const TileArgs<T>& args,
                           std::uint32_t max_blocks) {

@@ -1,7 +1,7 @@
-// Decode over bf16 pages on compute capability 9.0: the arithmetic of attention_decode.cuh
-// with K and V loaded by TMA; results are bitwise equal. Four warps consume. The fifth warp is the
-// producer and runs ahead across items, so that the pipeline does not drain between items. See
-// README.md.
+// Decode over bf16 pages on compute capability 9.0. The arithmetic is that of attention_decode.cuh
+// and the results are bitwise equal, but K and V are loaded by TMA. Four warps are consumers. The
+// fifth warp is the producer. It continues with the next item while the consumers finish the
+// current one, so that the pipeline does not drain between items. See README.md.
 
 #include <cuda.h>
 
@@ -18,8 +18,8 @@ namespace {
 constexpr std::uint32_t kThreads = kDecodeThreads + cuda::kWarpSize;
 constexpr std::uint32_t kConsumerBarrier = 1;
 
-// Stages and their barriers. Shared memory contains the stages, then the barriers, then a flag of
-// the consumers.
+// The pipeline stages and their barriers. Shared memory contains the stages, then the barriers,
+// then a flag that the consumers use (IsLastPartial).
 template <std::uint32_t kColumns>
 struct Pipeline {
   using Tile = TileShape<BF16, kColumns>;
@@ -45,7 +45,8 @@ struct Pipeline {
   }
 };
 
-// Body of the producer warp. Of the lanes with a box, the lower half loads K, the upper half V.
+// Runs the producer warp. A tile has at most one box per lane. The first half of the boxes loads K,
+// the second half V.
 template <std::uint32_t kColumns>
 __device__ __forceinline__ void Produce(const TileArgs<BF16>& args, const CUtensorMap* keys,
                                         const CUtensorMap* values, Pipeline<kColumns> pipeline) {
@@ -77,8 +78,8 @@ __device__ __forceinline__ void Produce(const TileArgs<BF16>& args, const CUtens
   }
 }
 
-// Zeroes V of the warp's own 16 tokens from keys_end on, because a page may contain another
-// sequence's old bytes, and 0 x NaN is NaN. The mask replaces the scores of such tokens.
+// Zeroes V of the warp's 16 tokens from `valid` on, because a page may contain another sequence's
+// old bytes, and 0 x NaN is NaN. Their scores need no clearing, because they are masked.
 template <std::uint32_t kColumns>
 __device__ __forceinline__ void ClearTail(std::byte* stage, std::uint32_t valid) {
   using Shape = Pipeline<kColumns>;

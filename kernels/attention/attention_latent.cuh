@@ -1,10 +1,10 @@
 #pragma once
 
-// Code shared by the MLA kernels: the division into items and their partial results. A packed row
-// is one query head of one row (attention_work.h). An item is a block of packed rows and the keys
-// to process: one span of keys if the step is split, otherwise all keys that the rows see. Lengths
-// are known only on the device, so every warp finds its items by counting through the sequences.
-// Warps of different roles then need not wait for each other.
+// Code shared by the MLA kernels: the division into items and the partial results of items. A
+// packed row is one query head of one row (attention_work.h). An item is a block of packed rows and
+// the keys to process. If the step is split, these are one span of keys, otherwise all keys that
+// the rows see. Lengths are known only on the device, so every warp finds its items by counting
+// through the sequences. Warps with different roles then need not wait for each other.
 
 #include <cstdint>
 
@@ -17,7 +17,7 @@ inline constexpr std::uint32_t kLatentSpan = 1024;  // tokens
 
 // Numbers of packed rows, row blocks and spans of keys of a sequence.
 struct LatentCount {
-  // `index` is that of a live sequence. Indices from args.live_sequences[0] on count as empty.
+  // Counts the live sequence `index`. Indices from args.live_sequences[0] on count as empty.
   __device__ __forceinline__ LatentCount(const LatentArgs& args, std::uint32_t index) {
     if (index >= args.live_sequences[0]) return;
     sequence = args.live_sequences[1 + index];
@@ -33,8 +33,8 @@ struct LatentCount {
   std::uint32_t spans = 0;
 };
 
-// True if every span is a separate item. This is so if there are fewer row blocks than
-// multiprocessors and the partial results fit. All lanes of a warp must call it together.
+// True if every span is a separate item: there are fewer row blocks than multiprocessors, and the
+// partial results fit. All lanes of a warp must call it together.
 __device__ __forceinline__ bool IsSplit(const LatentArgs& args) {
   std::uint32_t blocks = 0;
   std::uint32_t partials = 0;  // rows of partial results
@@ -53,7 +53,7 @@ __device__ __forceinline__ bool IsSplit(const LatentArgs& args) {
   return cuda::AnyLane(has_many_spans) && blocks < args.num_sms && partials <= args.partial_rows;
 }
 
-// A block of packed rows, and the index of an item among the items of this block.
+// A block of packed rows, and the index of an item among the items of that block.
 struct LatentPlace {
   std::uint32_t sequence;
   std::uint32_t block;
@@ -61,7 +61,8 @@ struct LatentPlace {
   std::uint32_t first_partial;  // row of the block's partial results, if the step is split
 };
 
-// Finds items by number. Each block of rows has `per_block` items (0: one per span).
+// Finds items by number. A block of packed rows has `per_block` items, or one per span if
+// `per_block` is 0.
 class LatentFinder {
  public:
   __device__ LatentFinder(const LatentArgs& args, std::uint32_t per_block)
@@ -121,7 +122,7 @@ struct LatentRows {
     count = packed - first < args.block_rows ? packed - first : args.block_rows;
     cached = args.rows.cache_length(sequence);
   }
-  // Rows beyond the last one have the position of the last one.
+  // Returns the position of a row. Rows beyond the last one have the position of the last one.
   __device__ __forceinline__ std::uint32_t Position(std::uint32_t row) const {
     return cached + (first + (row < count ? row : count - 1)) / args.num_heads;
   }
@@ -131,7 +132,7 @@ struct LatentRows {
     return (std::int64_t{base} + packed / args.num_heads) * stride +
            std::int64_t{packed % args.num_heads} * args.rows.head_size();
   }
-  // Number of keys that at least one of the rows sees.
+  // Returns the number of keys that at least one of the rows sees.
   __device__ __forceinline__ std::uint32_t KeysEnd() const { return Position(count - 1) + 1; }
 
   const LatentArgs& args;
@@ -142,8 +143,8 @@ struct LatentRows {
   std::uint32_t cached;
 };
 
-// The tiles of an item, with kTokens tokens each. There are none (first >= end) if the item is a
-// span that only later rows of the sequence see.
+// The range of tiles of an item, with kTokens tokens each. The range is empty (first >= end) if the
+// item is a span that only later rows of the sequence see.
 template <std::uint32_t kTokens>
 struct LatentTiles {
   static constexpr std::uint32_t kPerSpan = kLatentSpan / kTokens;
@@ -161,7 +162,7 @@ struct LatentTiles {
   }
 
   std::uint32_t keys_end;
-  std::uint32_t num_spans;  // of all keys that the rows see, also if the item is one span
+  std::uint32_t num_spans;  // spans of all keys that the rows see, even if the item is one span
   std::uint32_t first;
   std::uint32_t end;
 };

@@ -4,16 +4,16 @@
 // A block processes 32 packed rows (row and query head; attention_work.h) and iterates over their
 // keys in tiles of 32 tokens, each loaded once for K and V. The eight warps divide the work into
 // two halves of the rows by four groups of columns. Scores: a warp multiplies its 16 rows with a
-// quarter of the columns for all tokens. The quarters are added in order through shared memory,
-// where 8 threads per row compute the softmax. Values: a warp multiplies its 16 rows of P with 128
-// columns of V. Each part of a tile is thus read from shared memory by two warps instead of eight,
-// and queries and output stay in registers. cp.async loads a tile while the previous one is
-// multiplied.
+// quarter of the columns, for all tokens. The four partial products are added in order through
+// shared memory, then 8 threads per row compute the softmax. Values: a warp multiplies its 16 rows
+// of P with 128 columns of V. Each element of a tile is thus read from shared memory by two warps
+// instead of eight, and queries and output stay in registers. cp.async loads a tile while the
+// previous one is multiplied.
 //
-// Each span of 1024 tokens has a separate state. Spans are reduced left to right in global memory,
-// by the block itself. If there are fewer row blocks than multiprocessors, every span is a separate
-// item and a second kernel reduces them. The order is the same in both cases, so the split does not
-// change any bit. Tiles that a row does not see do not change the row's bits.
+// Each span of 1024 tokens has a separate state. Normally the block reduces its spans left to right
+// in global memory. If there are fewer row blocks than multiprocessors, every span is a separate
+// item and a second kernel reduces the spans. The order is the same in both cases, so the split
+// does not change any bit. Tiles that a row does not see do not change the row's bits.
 
 #include <algorithm>
 
@@ -33,9 +33,10 @@ constexpr std::uint32_t kSteps = kColumns / 16 / kGroups;     // MMA steps of a 
 constexpr std::uint32_t kValueTiles = kValues / 8 / kGroups;  // MMA tiles of a warp along V
 constexpr std::uint32_t kRowBytes = kColumns * 2;
 constexpr std::uint32_t kTileBytes = kTile * kRowBytes;
-// in floats; avoids bank conflicts between pairs of a half warp
+// Pitch in floats. It avoids bank conflicts between pairs of a half warp.
 constexpr std::uint32_t kScorePitch = 40;
-constexpr std::uint32_t kWeightPitch = 40;  // bf16; avoids bank conflicts of ldmatrix rows
+constexpr std::uint32_t kWeightPitch =
+    40;  // pitch in bf16 elements; avoids bank conflicts of ldmatrix rows
 static_assert(kThreads / cuda::kWarpSize == kRows / 16 * kGroups);
 static_assert(kMaxLatentColumns == kColumns && kMaxLatentValues == kValues);
 
@@ -49,11 +50,11 @@ struct Shared {
   float row_max[kRows];  // maximum and sum of the preceding spans
   float row_sum[kRows];
 };
-// 99 KB is the shared memory limit per block on 8.6 and 8.9, the lowest of all supported GPUs.
+// The limit is 99 KB per block on 8.6 and 8.9, the lowest of all supported GPUs.
 static_assert(sizeof(Shared) <= 99 * 1024);
 
-// Byte offset of 16-byte piece `piece` of token `row` in a tile. Eight rows at one piece are in
-// different banks.
+// Returns the byte offset of 16-byte piece `piece` of token `row` in a tile. The pieces with the
+// same index in eight consecutive rows are in different banks.
 __device__ __forceinline__ std::uint32_t At(std::uint32_t row, std::uint32_t piece) {
   return row * kRowBytes + ((piece ^ (row & 7)) << 4);
 }
@@ -139,13 +140,15 @@ __device__ __forceinline__ void Scores(const Fragments& f, const std::byte* tile
   }
 }
 
-// State of a row that eight threads share; `state.sum` is the partial sum of this thread.
+// Softmax state of a row. Eight threads share the row. `state.sum` is the partial sum of this
+// thread.
 struct Softmax {
   std::uint32_t position;
   State state;
 };
 
-// Adds the products of the column groups and converts them to weights, four tokens per thread.
+// Adds the partial products of the column groups and converts the scores to weights, four tokens
+// per thread.
 __device__ __forceinline__ void Weigh(float scale_log2, std::uint32_t first, Shared& shared,
                                       Softmax& softmax) {
   constexpr std::uint32_t kTokens = kTile / 8;
@@ -210,7 +213,7 @@ __device__ __forceinline__ void AddValues(const std::byte* tile, const Shared& s
   }
 }
 
-// Copies the state of the span to shared memory for all threads.
+// Adds up the row's sum and copies the state of the span to shared memory for all threads.
 __device__ __forceinline__ void ShareState(Softmax& softmax, Shared& shared) {
   float sum = softmax.state.sum;
 #pragma unroll
@@ -251,8 +254,8 @@ __device__ __forceinline__ void WriteOutput(const LatentRows& rows, const Fragme
   });
 }
 
-// Writes the span's state to `partial`. Here and in ReducePartial, rows beyond the item's count are
-// skipped; with 16 heads half of the rows are.
+// Writes the span's state to `partial`. StorePartial and ReducePartial skip rows beyond the item's
+// count. With 16 heads, half of the rows are skipped.
 __device__ __forceinline__ void StorePartial(const LatentRows& rows, const Shared& shared,
                                              const Fragments& f, float* partial) {
   ForEachPair([&](std::uint32_t half, std::uint32_t row, std::uint32_t i, std::uint32_t column) {
@@ -267,8 +270,9 @@ __device__ __forceinline__ void StorePartial(const LatentRows& rows, const Share
   }
 }
 
-// Reduces the state at `partial` (left) and the span's state (right): values into f, maximum and
-// sum into row_max and row_sum. A row that sees no key of the span keeps the values at `partial`.
+// Reduces the state at `partial` (left) and the span's state (right). Stores the values in f, the
+// maximum and sum in row_max and row_sum. A row that sees no key of the span takes the values at
+// `partial`.
 __device__ __forceinline__ void ReducePartial(const LatentRows& rows, Shared& shared, Fragments& f,
                                               const float* partial) {
   ForEachPair([&](std::uint32_t half, std::uint32_t row, std::uint32_t i, std::uint32_t column) {
@@ -295,7 +299,7 @@ __device__ __forceinline__ void ReducePartial(const LatentRows& rows, Shared& sh
   cuda::SyncBlock();
 }
 
-// Initializes the row states from the first of several spans that one block computes.
+// Initializes the row states from the first span, if one block computes several spans.
 __device__ __forceinline__ void StartRow(Shared& shared) {
   const std::uint32_t row = cuda::ThreadIndex();
   if (row >= kRows) return;
@@ -371,7 +375,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-// Merges the partial results of a packed row's spans. Each thread has two columns.
+// Merges the partial results of a packed row's spans. Each thread computes two columns.
 __device__ void MergeRow(const LatentArgs& args, const LatentPlace& place) {
   const LatentRows rows(args, place);
   const std::uint32_t row = place.index;

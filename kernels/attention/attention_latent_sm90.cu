@@ -1,18 +1,18 @@
-// MLA on compute capability 9.0: 64 packed rows of one KV head, up to 576 columns of bf16 as K and
-// the first 512 of them as V. Tiles of 64 tokens are loaded by TMA, products use wgmma. See
-// README.md.
+// MLA on compute capability 9.0. A block processes 64 packed rows of one KV head. K has up to 576
+// columns of bf16, the first 512 of which are V. Tiles of 64 tokens are loaded by TMA, and products
+// use wgmma. See README.md.
 //
 // One warp is the producer. It loads one box per page and slab of 64 columns into a ring of two
-// tiles of 72 KB. Two warpgroups consume. Each computes the scores of half of the tile's tokens,
-// and half of the output columns. Weights (8 KB) and row maxima are exchanged through shared
-// memory; scores, states and output stay in registers. A tile is thus read once for K and V, and no
-// product is computed twice.
+// tiles of 72 KB. Two warpgroups are consumers. Each consumer computes the scores of half of the
+// tile's tokens, and half of the output columns. Weights (8 KB) and row maxima are exchanged
+// through shared memory. Scores, states and output stay in registers. A tile is thus loaded once
+// for K and V, and no product is computed twice.
 //
-// Items, spans of 1024 tokens and their reduction are those of attention_latent_cuda.cu; its merge
-// kernel also reduces rows that are split here. Tiles are at absolute multiples of 64. The bits of
-// a row depend neither on the chunk nor on the batch nor on the split.
+// Items, spans of 1024 tokens and their reduction are those of attention_latent_cuda.cu. The merge
+// kernel of that file also reduces rows that are split here. Tiles are at absolute multiples of 64.
+// The bits of a row do not depend on the chunk, the batch or the split.
 //
-// Two warpgroups with half of V's columns each are from FlashMLA.
+// The division of V's columns among two warpgroups is from FlashMLA.
 
 #include <cuda.h>
 
@@ -38,8 +38,9 @@ constexpr std::uint32_t kConsumerThreads = kGroups * kGroupThreads;
 constexpr std::uint32_t kConsumerWarps = kConsumerThreads / cuda::kWarpSize;
 // One producer warp is enough, but ptxas allocates registers to whole warpgroups.
 constexpr std::uint32_t kThreads = kConsumerThreads + kGroupThreads;
-constexpr std::uint32_t kGroupTokens = kTile / kGroups;  // tokens of the scores of a group
-constexpr std::uint32_t kGroupValues = kMaxLatentValues / kGroups;  // columns of V
+constexpr std::uint32_t kGroupTokens = kTile / kGroups;  // tokens whose scores one group computes
+constexpr std::uint32_t kGroupValues =
+    kMaxLatentValues / kGroups;  // columns of V that one group computes
 constexpr std::uint32_t kSlabs = kMaxLatentColumns / 64;
 constexpr std::uint32_t kSlabBytes = 64 * 128;  // 64 columns of a tile or of the queries
 constexpr std::uint32_t kTileBytes = kSlabs * kSlabBytes;
@@ -48,7 +49,7 @@ static_assert(kRows == 64 && kTile == 64);
 
 using Tiles = LatentTiles<kTile>;
 
-// Rows of 64 columns with 128-byte swizzle.
+// The byte arrays consist of slabs: rows of 64 columns with 128-byte swizzle.
 struct Shared {
   std::byte queries[kTileBytes];
   std::byte tiles[kStages][kTileBytes];
@@ -59,7 +60,7 @@ struct Shared {
 };
 static_assert(sizeof(Shared) + cuda::kSharedAlignment <= 227 * 1024);
 
-// Body of the producer warp. Its lanes issue the boxes of a tile in turn. Columns beyond a row are
+// Runs the producer warp. Its lanes issue the boxes of a tile in turn. Columns beyond a row are
 // zero-filled.
 __device__ __forceinline__ void Produce(const LatentArgs& args, const CUtensorMap* map,
                                         bool is_split, Shared& shared) {
@@ -89,7 +90,8 @@ __device__ __forceinline__ void Produce(const LatentArgs& args, const CUtensorMa
   }
 }
 
-// Byte offset of a 16-byte piece of a row. Slabs of 64 columns follow each other.
+// Returns the byte offset of a 16-byte piece of a row. A matrix consists of consecutive slabs of 64
+// columns.
 __device__ __forceinline__ std::uint32_t At(std::uint32_t row, std::uint32_t piece) {
   return piece / 8 * kSlabBytes + row * 128 + ((piece ^ row) & 7) * 16;
 }
@@ -98,8 +100,8 @@ __device__ __forceinline__ void SyncConsumers() {
   cuda::NamedSync(kConsumerBarrier, kConsumerThreads);
 }
 
-// State of one thread of a consumer warpgroup: rows `row` and `row` + 8 of the block. Both groups
-// have all rows and the same row states.
+// State of one thread of a consumer warpgroup, for rows `row` and `row` + 8 of the block. Both
+// groups process all rows and have the same row states.
 struct Consumer {
   Shared& shared;
   const std::uint32_t group;
@@ -121,8 +123,8 @@ struct Consumer {
         scale_log2(args.scale_log2),
         o{} {}
 
-  // Copies queries to shared memory. Rows and columns that do not exist are zero-filled. The
-  // preceding item ended with a barrier after its last product.
+  // Copies queries to shared memory. Rows and columns that do not exist are zero-filled. No thread
+  // reads the old queries, because the preceding item ended with a barrier after its last product.
   __device__ __forceinline__ void Start(const LatentRows& rows) {
     constexpr std::uint32_t kRowThreads = kConsumerThreads / kRows;
     const std::uint32_t of_item = cuda::ThreadIndex() / kRowThreads;
@@ -240,8 +242,8 @@ struct Consumer {
     }
     cuda::FenceAsyncShared();
   }
-  // While the maxima of all rows are unchanged, which is common after a few tiles, the factor is 1
-  // and rescaling would not change any bit.
+  // Multiplies o by `factor`. Skips the multiplication if all factors of the warp are 1, which is
+  // common after a few tiles.
   __device__ __forceinline__ void Rescale() {
     if (!cuda::AnyLane(factor[0] != 1 || factor[1] != 1)) return;
 #pragma unroll
@@ -309,7 +311,7 @@ struct Consumer {
     cuda::WgmmaPin(at);
     return at[0];
   }
-  // First of the 512 columns that this thread has; the others follow at distances of 8.
+  // Returns the first output column of this thread. Its other columns follow in steps of 8.
   __device__ __forceinline__ std::uint32_t Column() const {
     return group * kGroupValues + 2 * (cuda::Lane() % 4);
   }
@@ -328,8 +330,8 @@ struct Consumer {
       }
     }
   }
-  // Writes the span's state to `partial`. Here and in ReducePartial, rows beyond the item's count
-  // are skipped.
+  // Writes the span's state to `partial`. StorePartial and ReducePartial skip rows beyond the
+  // item's count.
   __device__ __forceinline__ void StorePartial(const LatentRows& rows, const State (&states)[2],
                                                float* partial) {
 #pragma unroll
@@ -348,8 +350,8 @@ struct Consumer {
       }
     }
   }
-  // Reduces the state at `partial` (left) and the span's state (right): values into o, maximum and
-  // sum into `before`. A row that sees no key of the span keeps the values at `partial`.
+  // Reduces the state at `partial` (left) and the span's state (right). Stores the values in o, the
+  // maximum and sum in `before`. A row that sees no key of the span takes the values at `partial`.
   __device__ __forceinline__ void ReducePartial(const LatentRows& rows, const State (&span)[2],
                                                 const float* partial) {
 #pragma unroll
@@ -360,7 +362,7 @@ struct Consumer {
       Reduce reduce{1, 0};
       if (sees) reduce = ReduceState(&before[half], span[half]);
       const float* const from = partial + at * kMaxLatentValues + Column();
-      // Number of pending loads. With all loads pending the compiler would spill registers.
+      // Number of pending loads. If all loads were pending, the compiler would spill registers.
       constexpr std::uint32_t kAtOnce = 16;
 #pragma unroll
       for (std::uint32_t first = 0; first < kGroupValues / 8; first += kAtOnce) {
@@ -435,8 +437,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     Consumer consumer(args, shared);
     LatentFinder finder(args, is_split ? 0 : 1);
     LatentPlace place;
-    // No code follows the loop, because ptxas would otherwise limit the registers of the whole loop
-    // to those of the launch.
+    // No code may follow the loop. Otherwise ptxas would limit the registers of the whole loop to
+    // those that the launch allocates.
     for (std::uint32_t i = cuda::BlockX(); finder.Find(i, &place); i += cuda::GridX()) {
       consumer.Item(args, place, is_split);
     }

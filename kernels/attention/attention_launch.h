@@ -11,7 +11,7 @@
 
 namespace quire::kernels::attention {
 
-// RulesOf returns the score rules of a layer, ScoreScale the factor of q . k.
+// Returns the window, chunk, soft cap and sinks of a layer.
 inline ScoreRules RulesOf(const AttentionParams& params) {
   ScoreRules rules;
   rules.window = params.window;
@@ -24,8 +24,8 @@ inline float ScoreScale(const AttentionParams& params) {
   return params.softcap > 0 ? params.scale / params.softcap : params.scale * kLog2E;
 }
 
-// The tensor-core kernels are instantiated for some head sizes; a head uses the smallest one that
-// is large enough. Decode launches as many blocks as fit on the GPU, at most `max_blocks`.
+// The tensor-core kernels are instantiated for a few head sizes. A layer uses the smallest instance
+// that is large enough. Decode launches as many blocks as fit on the GPU, at most `max_blocks`.
 template <typename T>
 absl::Status LaunchDecode(const CudaContext& context, const TileArgs<T>& args,
                           std::uint32_t max_blocks);
@@ -69,8 +69,8 @@ struct LatentArgs {
 };
 // REQUIRES: block_rows is kLatentBlockRows.
 absl::Status LaunchLatent(const CudaContext& context, const LatentArgs& args);
-// Merges the partial results that the preceding MLA kernel wrote if it processed each span as a
-// separate item.
+// Merges the partial results of the preceding MLA kernel. Does nothing if that kernel did not split
+// rows into spans.
 absl::Status LaunchLatentMerge(const CudaContext& context, const LatentArgs& args);
 
 }  // namespace quire::kernels::attention

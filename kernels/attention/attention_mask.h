@@ -10,7 +10,7 @@
 
 namespace quire::kernels {
 
-// Query at position i, key at position j.
+// True if the query at position i sees the key at position j.
 QUIRE_HOST_DEVICE constexpr bool CausalVisible(std::uint32_t i, std::uint32_t j) {
   return j <= i;
 }
@@ -26,8 +26,8 @@ QUIRE_HOST_DEVICE constexpr std::uint32_t ChunkBegin(std::uint32_t i, std::uint3
   return i / chunk * chunk;
 }
 
-// Returns the first key that position i sees, with a window, a chunk or neither (0). REQUIRES: at
-// most one of the two is above 0.
+// Returns the first key that position i sees. REQUIRES: `window` or `chunk` is 0, which means that
+// it is not used.
 QUIRE_HOST_DEVICE constexpr std::uint32_t FirstVisible(std::uint32_t i, std::uint32_t window,
                                                        std::uint32_t chunk) {
   if (chunk != 0) return ChunkBegin(i, chunk);

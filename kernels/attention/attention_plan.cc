@@ -22,7 +22,7 @@ std::uint32_t PartialFloats(std::uint32_t head_size) {
   return kDecodeRows * (PartialColumns(head_size) + 2);
 }
 
-// Offsets of the parts of a plan's memory.
+// Byte offsets of the lists and the partial results in a plan's memory.
 struct Layout {
   std::int64_t prefill = 0;
   std::int64_t decode = 0;
@@ -103,8 +103,8 @@ struct Sequence {
   std::uint32_t DecodeBlocks(std::uint32_t group) const {
     return CeilDiv(decode_tokens * group, kDecodeRows);
   }
-  // A run is `per_run` consecutive keys: whole spans or groups. FirstRun returns the first run with
-  // keys of the decode tokens, Runs the number of such runs.
+  // A run is `per_run` consecutive keys: a span or a group. FirstRun returns the first run that
+  // decode tokens see, Runs the number of runs from there on.
   std::uint32_t FirstRun(std::uint32_t window, std::uint32_t per_run) const {
     return FirstKey(keys, decode_tokens, window) / per_run;
   }
@@ -166,7 +166,8 @@ void PlanDecode(const Sequence& s, const AttentionWorkShape& shape, std::uint32_
   }
 }
 
-// Plans the prefill items of one sequence, last rows first, because the last rows see most keys.
+// Plans the prefill items of one sequence, last rows first, because the last rows see the most
+// keys.
 void PlanPrefill(const Sequence& s, const AttentionWorkShape& shape,
                  const AttentionWorkLists& lists) {
   const std::uint32_t packed = s.prefill_tokens * shape.group;

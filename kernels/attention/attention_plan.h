@@ -1,8 +1,8 @@
 #pragma once
 
 // Divides a step's attention into work items. The CPU divides a step inside PagedAttention. On a
-// GPU the planner kernel makes the lists once per step, window and head shape, and all layers
-// with that window and those heads read them.
+// GPU the planner kernel builds the work lists once per step, window and head shape. All layers
+// with that window and head shape share the lists.
 //
 // The rows of a sequence have two classes: prefill tokens come first, then decode tokens. A row
 // keeps its class when it is recomputed, because the classes use different kernels with different
@@ -27,8 +27,9 @@ struct AttentionPlanLimits {
   std::uint32_t num_heads = 0;
   std::uint32_t num_kv_heads = 0;
   std::uint32_t head_size = 0;
-  // Number of tokens that a query of those layers sees at most, including itself; 0: all. Decode
-  // items may skip keys before the window. Layers with a chunk use a window of the same length.
+  // Maximum number of tokens that a query of those layers sees, including its own; 0: no limit.
+  // Decode items may skip keys before the window. Layers with chunks use a window of the chunk
+  // length.
   std::uint32_t window = 0;
   friend bool operator==(const AttentionPlanLimits&, const AttentionPlanLimits&) = default;
 };
@@ -52,8 +53,8 @@ struct AttentionPlanParams {
 
 // Device memory of the work lists, the counters and the partial results.
 //
-// Place:      created by the CUDA runner, one for layer groups of equal windows and heads; filled
-//             by PlanAttention; read by PagedAttention.
+// Place:      created by the CUDA runner, one per window and head shape; filled by PlanAttention;
+//             read by PagedAttention.
 // Invariants: README.md, "The planner". Every (row, KV tile) inside the window is covered exactly
 //             once. The split of a row does not affect its bits.
 // Threads:    the thread that enqueues.
@@ -69,7 +70,7 @@ class AttentionPlan {
                                                                const AttentionPlanLimits& limits);
 
   const AttentionPlanLimits& limits() const { return limits_; }
-  // Parameters of the last planned step.
+  // Returns the parameters of the last planned step.
   const AttentionPlanParams& params() const { return params_; }
 
  private:

@@ -22,8 +22,8 @@ struct PlanArgs {
   AttentionWorkLists lists;
 };
 
-// The number of live sequences, and shared memory: sort keys, then three arrays of one start per
-// live sequence and the total, then scratch.
+// The number of live sequences, and pointers into shared memory: sort keys, then three arrays with
+// one start per live sequence and the total at the end, then scratch memory.
 struct Shared {
   std::uint32_t num_live;
   std::uint32_t sorted_size;  // a power of two, at least num_live
@@ -62,7 +62,8 @@ __device__ Sequence ReadSequence(const AttentionPlanParams& params, std::uint32_
   return {b, first, prompt, rows - prompt, params.cache_lengths[b] + rows};
 }
 
-// The sequence at an index of the sorted order; its id is the low half of the key.
+// Returns the sequence at an index of the sorted order. Its index in the batch is the low half of
+// the sort key.
 __device__ __forceinline__ Sequence SortedSequence(const PlanArgs& args, const Shared& shared,
                                                    std::uint32_t place) {
   return ReadSequence(args.params, static_cast<std::uint32_t>(shared.keys[place]));
@@ -113,7 +114,7 @@ __device__ std::uint32_t FindStart(const std::uint32_t* starts, std::uint32_t n,
 }
 
 // The grid of a sequence's decode items: runs x blocks x KV heads. The first run contains the first
-// key that a row sees.
+// key that a decode token sees.
 struct DecodeGrid {
   std::uint32_t blocks;
   std::uint32_t spans;

@@ -2,11 +2,11 @@
 
 // Prefill: 128 packed rows of one KV head attend to all keys that they see. See README.md.
 //
-// Each of eight warps has 16 rows; queries and output stay in registers. S has the accumulator
-// layout of m16n8k16. After conversion to 16 bits, this is the layout of operand A of P V. Tiles of
-// 64 tokens at absolute multiples of 64 ascend from the first to the last key that a row sees. A
-// tile that a row does not see does not change its bits, so a row's bits do not depend on the chunk
-// or block.
+// Each of eight warps processes 16 rows; queries and output stay in registers. S has the
+// accumulator layout of m16n8k16. After conversion to 16 bits, this is the layout of operand A of P
+// V. Tiles of 64 tokens are at absolute multiples of 64. They are processed in ascending order,
+// from the first to the last key that a row sees. A tile that a row does not see does not change
+// its bits, so a row's bits do not depend on the chunk or block.
 //
 // bf16 pages are loaded by cp.async, kStages - 1 tiles ahead. One-byte pages are loaded through
 // registers: each element is multiplied by its scale, rounded to bf16 and stored into a tile of
@@ -32,7 +32,8 @@ struct PrefillShape {
   static_assert(kPrefillThreads / cuda::kWarpSize * 16 == kPrefillRows);
 };
 
-// Converts a piece of 16 elements of a page to bf16 in a tile; writes zeros if `valid` is false.
+// Converts a piece of 16 elements of a page to bf16 and stores them in a tile. Stores zeros if
+// `valid` is false.
 template <typename T, std::uint32_t kColumns>
 __device__ __forceinline__ void ConvertPiece(const KvView<T>& view, const AttentionWork& item,
                                              std::uint32_t token, std::uint32_t column, bool valid,
@@ -86,10 +87,10 @@ struct PrefillWarp {
   float max[2];
   float sum[2];  // partial sum of this lane
   std::uint32_t position[2];
-  std::uint32_t first_position;  // of the warp's rows
+  std::uint32_t first_position;  // lowest position of the warp's rows
   std::uint32_t last_position;
 
-  // Rows beyond the item's count are zeros.
+  // Loads the queries and clears the state. Rows beyond the item's count have zero queries.
   __device__ __forceinline__ void Start(const ItemRows<T>& rows) {
     const std::uint32_t first = cuda::Warp() * 16;
     const std::uint32_t lane_column = cuda::Lane() % 4;
@@ -336,7 +337,7 @@ absl::Status LaunchPrefillColumns(const CudaContext& context, const TileArgs<T>&
                       args);
 }
 
-// Each translation unit instantiates this for one element type, to limit its compile time.
+// Each translation unit instantiates LaunchPrefill for one element type, to limit its compile time.
 template <typename T>
 absl::Status LaunchPrefill(const CudaContext& context, const TileArgs<T>& args,
                            std::uint32_t blocks) {

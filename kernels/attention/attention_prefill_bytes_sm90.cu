@@ -1,12 +1,14 @@
-// Prefill over fp8_e4m3 and int8 pages on compute capability 9.0: the consumers of
-// attention_prefill_sm90.cuh with bf16 tiles that the first warpgroup widens. See README.md.
+// Prefill over fp8_e4m3 and int8 pages on compute capability 9.0. The consumers are those of
+// attention_prefill_sm90.cuh. They read bf16 tiles that the first warpgroup widens from bytes. See
+// README.md.
 //
 // TMA loads the bytes of a tile, 16 KB of K followed by 16 KB of V, into two stages in addition to
-// the two bf16 stages. Each thread of the widening warpgroup has one key of a tile. It loads the
-// key's two scales while the previous tile is widened. Then it reads the row 16 bytes at a time,
-// multiplies each element by the scale and rounds to bf16. The result goes to the place where TMA
-// would store the element of a 16-bit page. This is the arithmetic of the portable kernel
-// (ScaledPair). The output is bitwise equal to that of bf16 pages that contain these products.
+// the two bf16 stages. Each thread of the widening warpgroup widens the row of one key. It loads
+// the key's two scales while the previous tile is widened. Then it reads the row 16 bytes at a
+// time, multiplies each element by the scale and rounds to bf16. It stores the result at the
+// address where TMA would store the element of a 16-bit page. This is the arithmetic of the
+// portable kernel (ScaledPair). The output is bitwise equal to the output over bf16 pages that
+// contain these products.
 
 #include "kernels/attention/attention_prefill_sm90.cuh"
 
@@ -16,7 +18,7 @@ namespace {
 constexpr std::uint32_t kWidenWarps = kWarpgroupThreads / cuda::kWarpSize;
 static_assert(kWarpgroupThreads == kPrefillKeys);
 
-// The tiles of the block's items, in the order in which the consumers process them.
+// Iterates over the tiles of the block's items, in the order in which the consumers process them.
 template <typename T>
 struct BlockTiles {
   const TileArgs<T>& args;
@@ -48,13 +50,13 @@ struct BlockTiles {
   }
 };
 
-// Scales of a thread's key of a tile.
+// Scales of the key that this thread widens.
 struct KeyScales {
   bool exists;
   float k_and_v[2];  // scale of K, scale of V
 };
 
-// Starts copying a tile's bytes with one warp: lane l issues box l of K and of V.
+// Starts copying a tile's bytes with one warp. Lane l issues box l of K and box l of V.
 template <typename T, std::uint32_t kColumns>
 __device__ __forceinline__ void LoadBytes(const BlockTiles<T>& tiles, const CUtensorMap* keys,
                                           const CUtensorMap* values,
@@ -65,7 +67,7 @@ __device__ __forceinline__ void LoadBytes(const BlockTiles<T>& tiles, const CUte
   const std::uint32_t box_rows = page < kKvTile ? page : kKvTile;
   const std::uint32_t row = cuda::Lane() * box_rows;
   PrefillPipeline* const pipeline = layout.narrow_pipeline();
-  // Read before the wait, which hides the latency of the table lookup.
+  // Read before the wait, so that the wait hides the latency of the table lookup.
   const std::uint32_t from =
       row < kPrefillKeys ? tiles.args.keys.row_idx(tiles.sequence, tiles.tile * kPrefillKeys + row)
                          : 0;
@@ -92,14 +94,14 @@ __device__ __forceinline__ KeyScales LoadScales(const BlockTiles<T>& tiles) {
            *args.values.scales_block_paged_ptr(tiles.sequence, key, tiles.kv_head)}};
 }
 
-// Byte offset of a 16-byte piece in 128 bytes of the thread's row, in the order of the 128-byte
+// Returns the byte offset of a 16-byte piece in 128 bytes of the thread's row, with the 128-byte
 // swizzle. The eight threads of one access have different rows, so there are no bank conflicts.
 __device__ __forceinline__ std::uint32_t PieceOfRow(std::uint32_t piece) {
   return ((piece ^ cuda::ThreadIndex()) & 7) * 16;
 }
 
-// Widens four pieces of 16 elements of a row of K or V, times the scale, from 128 bytes to a slab
-// of 64 columns.
+// Widens four pieces of 16 elements of a row of K or V, multiplies them by `scale` and stores them
+// in slab `slab` of 64 columns.
 template <typename T>
 __device__ __forceinline__ void WidenSlab(const std::byte* row, std::uint32_t slab, float scale,
                                           std::byte* to) {
@@ -140,8 +142,8 @@ __device__ __forceinline__ void WidenRow(const std::byte* narrow, bool exists, f
   }
 }
 
-// Body of the widening warpgroup. There are as many stages of bytes as of bf16, so one cursor
-// serves both.
+// Runs the widening warpgroup. There are as many byte stages as bf16 stages, so one cursor serves
+// both.
 template <typename T, std::uint32_t kColumns>
 __device__ __forceinline__ void Widen(const TileArgs<T>& args, const CUtensorMap* keys,
                                       const CUtensorMap* values,

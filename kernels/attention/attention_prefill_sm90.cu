@@ -1,5 +1,5 @@
-// Prefill over bf16 pages on compute capability 9.0: 128 packed rows of one KV head attend
-// to all keys that they see. K and V are loaded by TMA, products use wgmma. See README.md.
+// Prefill over bf16 pages on compute capability 9.0: 128 packed rows of one KV head attend to all
+// keys that they see. K and V are loaded by TMA, and products use wgmma. See README.md.
 //
 // One warpgroup is the producer; one of its warps issues one TMA box per page and 128-byte slab.
 // attention_prefill_sm90.cuh defines the two consumer warpgroups.
@@ -21,7 +21,7 @@ __device__ __forceinline__ void IssueTile(const TileArgs<BF16>& args, const Atte
   const std::uint32_t boxes = kPrefillKeys / box_rows;
   const std::uint32_t slab = cuda::Lane() / boxes;
   const std::uint32_t row = cuda::Lane() % boxes * box_rows;
-  // Read before the wait, which hides the latency of the table lookup.
+  // Read before the wait, so that the wait hides the latency of the table lookup.
   const std::uint32_t from = args.keys.row_idx(item.sequence, first_key + row);
   cuda::BarrierWait(&pipeline->empty[cursor.stage], cursor.parity ^ 1);
   if (cuda::Lane() == 0) {

@@ -7,8 +7,8 @@
 // S = Q K^T has both operands in shared memory; P V has P in registers. K and V have separate
 // pipelines. Tiles of 128 keys at absolute multiples of 128 are processed in descending order, from
 // the last tile that a row of the item sees to the first. A tile that a row does not see does not
-// change its bits, so a row's bits depend neither on the chunk nor on the block. With a window,
-// earlier tiles are skipped and the first tiles are masked. A soft cap is a separate pass over the
+// change its bits, so a row's bits do not depend on the chunk or the block. With a window, tiles
+// before it are skipped and the lowest tiles are masked. A soft cap is a separate pass over the
 // scores in a uniform branch. A sink is added to the sum when a row is written.
 //
 // Warp roles, separate K and V stages, the overlap of S(n) with P V(n + 1) and the alternation of
@@ -40,8 +40,9 @@ static_assert(kPrefillGroups * kPrefillGroupRows == kPrefillRows);
 using PrefillPipeline = cuda::PipelineBarriers<kPrefillStages>;
 using PrefillCursor = cuda::PipelineCursor<kPrefillStages>;
 
-// Shared memory: queries by group (reused for the output), the stages of K and V, for one-byte
-// pages also two stages of their bytes, and the pipelines of K, V and bytes.
+// Shared memory contains the queries by group (reused for the output), the stages of K and V, and
+// the pipelines of K and V. For one-byte pages it also contains two stages of bytes and their
+// pipeline.
 template <typename T, std::uint32_t kColumns>
 struct PrefillLayout {
   static constexpr bool kWidened = kQuantizedKv<T>;
@@ -71,7 +72,7 @@ struct PrefillLayout {
   __device__ __forceinline__ std::byte* values(std::uint32_t stage) const {
     return shared + kValuesAt + stage * kTileBytes;
   }
-  // One-byte elements of K in a stage, followed by those of V.
+  // Returns the one-byte elements of K in a stage. Those of V follow.
   __device__ __forceinline__ std::byte* narrow(std::uint32_t stage) const {
     return shared + kNarrowAt + stage * 2 * kNarrowTile;
   }
@@ -86,21 +87,21 @@ __device__ __forceinline__ std::uint32_t TilesUpTo(std::uint32_t keys_end) {
   return (keys_end + kPrefillKeys - 1) / kPrefillKeys;
 }
 
-// The first tile that a row of the item sees.
+// Returns the first tile that a row of the item sees.
 template <typename T>
 __device__ __forceinline__ std::uint32_t FirstTile(const ItemRows<T>& rows) {
   static_assert(kPrefillKeys % kKvTile == 0);
   return rows.FirstTile() / (kPrefillKeys / kKvTile);
 }
 
-// State of one thread of a consumer warpgroup: rows lane / 4 and lane / 4 + 8 of the 16 rows of its
-// warp.
+// State of one thread of a consumer warpgroup, for rows lane / 4 and lane / 4 + 8 of the 16 rows of
+// its warp.
 template <typename T, std::uint32_t kColumns>
 struct PrefillConsumer {
   static constexpr int kScores = kPrefillKeys / 2;
   using Shape = PrefillLayout<T, kColumns>;
-  // Named barriers: kGroupBarrier + g synchronizes group g, kBothBarrier both groups. Group g waits
-  // at kTurnBarrier + g until it may issue its products.
+  // Named barriers: kGroupBarrier + g synchronizes group g, kBothBarrier synchronizes both groups.
+  // Group g waits at kTurnBarrier + g until it may issue its products.
   static constexpr std::uint32_t kGroupBarrier = 1;
   static constexpr std::uint32_t kBothBarrier = 3;
   static constexpr std::uint32_t kTurnBarrier = 4;
@@ -137,7 +138,8 @@ struct PrefillConsumer {
   __device__ __forceinline__ void Release(cuda::Barrier* empty) const {
     if (cuda::Lane() == 0) cuda::BarrierArrive(empty);
   }
-  // Byte offset of a 16-byte piece of a row of 64 columns, in the order that wgmma reads.
+  // Returns the byte offset of a 16-byte piece of a row, with 64 columns per slab, in the layout
+  // that wgmma reads.
   static __device__ __forceinline__ std::uint32_t Piece(std::uint32_t row, std::uint32_t piece) {
     return piece / 8 * Shape::kQuerySlab + row * 128 + ((piece ^ row) & 7) * 16;
   }
@@ -339,7 +341,8 @@ struct PrefillConsumer {
     ValuesDone();
   }
 
-  // Stages the output in the memory of the queries, so that rows are written in 16-byte pieces.
+  // Writes the output. Stages it in the memory of the queries first, so that rows are written in
+  // 16-byte pieces.
   __device__ __forceinline__ void Write(const ItemRows<T>& rows) {
     std::byte* const staged = layout.queries(group);
     const std::uint32_t first = thread / cuda::kWarpSize * 16;
@@ -378,8 +381,8 @@ struct PrefillConsumer {
     Start(rows);
     const std::uint32_t keys_end = rows.KeysEnd();
     const std::uint32_t first = FirstTile(rows);
-    // No window or chunk hides a key in tiles from `whole` on. The causal mask hides no key in
-    // tiles before `whole_end`.
+    // Tiles from `whole` on need no window or chunk mask. Tiles before `whole_end` need no causal
+    // mask.
     const std::uint32_t whole = TilesUpTo(rules.First(keys_end - 1));
     const std::uint32_t whole_end = (rows.Position(0) + 1) / kPrefillKeys;
     std::uint32_t n = TilesUpTo(keys_end) - 1;
@@ -404,11 +407,11 @@ __device__ __forceinline__ void Consume(const TileArgs<T>& args,
   using Consumer = PrefillConsumer<T, kColumns>;
   Consumer consumer(layout, group, args, unit_log2);
   const std::uint32_t count = args.lists.counts->prefill;
-  // No code follows the loop, because ptxas would otherwise limit the registers of the whole loop
-  // to those of the launch.
+  // No code may follow the loop. Otherwise ptxas would limit the registers of the whole loop to
+  // those that the launch allocates.
   for (std::uint32_t i = cuda::BlockX(); i < count; i += cuda::GridX()) {
-    // Gives the first turn to group 0. Group 0 consumes the last arrival of group 1 after its last
-    // item.
+    // Lets group 0 issue its products first. After its last item, group 0 consumes the last arrival
+    // of group 1.
     if (group == 1 && i < cuda::GridX()) {
       cuda::NamedArrive(Consumer::kTurnBarrier, kConsumerThreads);
     }

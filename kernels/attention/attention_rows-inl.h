@@ -26,8 +26,8 @@ HWY_INLINE void ClearState(float* state, std::size_t columns) {
   state[columns] = kNoMaximum;
 }
 
-// True if a state has no keys. A state with a NaN score is not empty, although the maximum of
-// vectors may lose the NaN.
+// True if the state has no keys. A state with a NaN score may have no maximum, because the maximum
+// of vectors may ignore NaN. Its partial sums are not zero.
 HWY_INLINE bool IsEmpty(const float* state, std::size_t columns) {
   if (state[columns] != kNoMaximum) return false;
   const DF d;
@@ -89,11 +89,11 @@ struct Rows {
     return column + static_cast<std::int64_t>(i % group) * head_size;
   }
   std::int64_t Row(std::size_t i) const { return first + static_cast<std::int64_t>(i / group); }
-  // Row i sees only keys before this position.
+  // Returns the end of the keys that row i may see: its own position plus 1.
   std::uint32_t KeysEnd(std::size_t i) const {
     return keys + static_cast<std::uint32_t>(i / group);
   }
-  // First key that row i sees.
+  // Returns the first key that row i sees.
   std::uint32_t FirstKey(std::size_t i) const {
     return FirstVisible(KeysEnd(i) - 1, params.window, params.chunk);
   }
@@ -155,15 +155,16 @@ struct Pages {
   std::uint32_t first_head;
   std::uint32_t num_heads;
 
-  // Returns the first of 16 rows, which are row_elements() apart.
+  // Returns the first of 16 rows from token t on, which are row_elements() apart.
   const T* RowsAt(const KvView<const T>& view, std::uint32_t t, std::uint32_t head) const {
     return view.template block_paged_ptr<kStrip>(sequence, t, first_head + head);
   }
-  // Returns row t alone.
+  // Returns the row of token t. The rows of other tokens may not follow it at a fixed distance.
   const T* RowAt(const KvView<const T>& view, std::uint32_t t, std::uint32_t head) const {
     return view.template block_paged_ptr<1>(sequence, t, first_head + head);
   }
-  // True if the rows of a strip are apart: each has a page of its own (sparse_attention.h).
+  // True if the rows of a strip are not at a constant distance, because every row has its own page
+  // (sparse_attention.h).
   bool is_gathered() const { return keys.page_size() < kStrip; }
   void LoadScales(const KvView<const T>& view, std::uint32_t t, std::uint32_t head,
                   std::uint32_t count, float* to) const {

@@ -1,8 +1,9 @@
 // Attention without tensor cores: one warp per row and query head. It serves f32 activations, f32
-// pages and head sizes that other kernels do not support, and is the reference for those kernels on
-// a device. Each lane has one token for scores and some columns for values. A step of online
-// softmax has 32 tokens at a multiple of 32, so a row's bits depend only on its position. Every
-// element is read with the view's load. The kernel is not optimized: each lane reads a whole K row.
+// pages and head sizes that other kernels do not support, and tests on a device use it as the
+// reference for those kernels. Each lane computes the score of one token and several value columns.
+// A step of online softmax has 32 tokens at a multiple of 32, so a row's bits depend only on its
+// position. Every element is read with KvView::load. The kernel is not optimized: each lane reads a
+// whole K row.
 
 #include "kernels/attention/attention_launch.h"
 #include "kernels/backend/exact_gate.h"
@@ -34,13 +35,13 @@ struct ScalarArgs {
   std::uint32_t batch_size;
   std::uint32_t num_heads;
   std::uint32_t value_columns;
-  float scale_log2;  // factor of q . k: scale * log2(e), or scale / cap
+  float scale_log2;  // factor of q . k: scale * log2(e), or scale / soft cap
   ScoreRules rules;
   bool f32_activations;
 };
 
-// Returns the sequence that contains a row: the last one that starts at or before it. REQUIRES:
-// there is one.
+// Returns the sequence that contains a row: the last one that starts at or before the row.
+// REQUIRES: such a sequence exists.
 __device__ std::uint32_t SequenceOf(const std::uint32_t* row_offsets, std::uint32_t batch_size,
                                     std::uint32_t row) {
   std::uint32_t low = 0;
@@ -56,8 +57,8 @@ __device__ std::uint32_t SequenceOf(const std::uint32_t* row_offsets, std::uint3
   return low;
 }
 
-// memory.q holds the query, memory.o receives the weighted sums. Returns the maximum and the sum of
-// weights.
+// Attends to all keys that the row sees. memory.q holds the query, memory.o receives the weighted
+// sums. Returns the maximum and the sum of weights.
 template <typename T>
 __device__ State Attend(const ScalarArgs<T>& args, std::uint32_t sequence, std::uint32_t kv_head,
                         std::uint32_t position, WarpMemory& memory) {

@@ -9,8 +9,8 @@
 
 namespace quire::kernels::internal {
 
-// Maximum memory for states that await reduction, not counting one row per sequence, whose states
-// are small compared with the sequence's pages.
+// Maximum memory for states that await reduction. The states of one row per sequence are allowed in
+// addition, because they are small compared with the sequence's pages.
 inline constexpr std::size_t kAttentionPartialBytes = std::size_t{64} << 20;
 
 // The division of a step on the CPU.

@@ -1,6 +1,6 @@
-// Memory traffic: K and V of a sequence are read once per KV head and block of query rows. With few
-// query rows (decode) values are widened in registers. With many rows a tile is transposed and
-// widened once into scratch memory in L2, which all rows and heads of the group read
+// Memory traffic: K and V of a sequence are read once per KV head and block of query rows. If there
+// are few query rows (decode), values are widened in registers. If there are many, a tile is
+// transposed and widened once into scratch memory in L2, which all rows and heads of the group read
 // (attention_tile-inl.h). A state is not rescaled while its maximum is unchanged, because the
 // factor would be 1.
 
@@ -70,7 +70,8 @@ struct Scratch {
 };
 static_assert(kMaxBlockRows <= internal::kAttentionBlockRows);
 
-// A loaded tile: transposed keys and pointers to the rows of values, both with elements of type E.
+// A loaded tile: transposed keys and pointers to the rows of values. The elements of both have type
+// E.
 template <typename E>
 struct Tile {
   const float* transposed;
@@ -82,7 +83,7 @@ struct Tile {
 };
 
 // For each of kRows rows, starting with row `first`, computes which tokens of the tile at `begin`
-// the row sees. Later rows never have a smaller `from` or `to`.
+// the row sees. Neither `from` nor `to` decreases from one row to the next.
 template <std::size_t kRows>
 HWY_INLINE void FindVisible(const Rows& rows, std::uint32_t begin, std::size_t first,
                             VisibleRange* seen) {
@@ -178,9 +179,10 @@ void AttendTile(const Rows& rows, const Tile<E>& tile, const float* queries, Fet
 }
 
 // Prefetches tokens into L2, two cache lines per step, because the hardware prefetcher cannot
-// predict the addresses of pages. L1 is not used: the rows of one head are a power of two apart and
-// would evict each other there. Prefetches the tile after the current one and, after the last tile,
-// the first tile of the next item, which matters for short sequences.
+// predict the addresses of pages. The tokens are not prefetched into L1, because the rows of one
+// head are a power of two bytes apart and would evict each other there. While a tile is computed,
+// the next one is prefetched. During the last tile that is the first tile of the next item, which
+// matters for short sequences.
 template <typename T>
 class TileFetch {
  public:
@@ -242,7 +244,7 @@ class TileFetch {
   const std::uint8_t* stop_ = nullptr;
 };
 
-// Copies rows [t, t + count) of at most 16; pads rows and columns with zeros.
+// Copies rows [t, t + count), at most 16. Pads rows and columns with zeros.
 template <typename T>
 HWY_NOINLINE const T* StageStrip(const Pages<T>& pages, const KvView<const T>& view,
                                  std::uint32_t t, std::uint32_t head, std::uint32_t count,
@@ -341,8 +343,8 @@ void Attend(const AttentionParams& params, const internal::AttentionItem& item,
             const internal::AttentionItem* next, float* memory) {
   const ItemTokens<T> tokens = TokensOf<T>(params, item);
   const Pages<T>& pages = tokens.pages;
-  // If the next item has only some KV heads, its rows have a constant stride, and the hardware
-  // prefetcher loads them at lower cost.
+  // Prefetches the next item only if it has all KV heads. Otherwise its rows have a constant
+  // stride, and the hardware prefetcher loads them at lower cost.
   const bool fetches_next = next != nullptr && next->num_kv_heads == pages.keys.num_heads();
   const ItemTokens<T> next_tokens = fetches_next ? TokensOf<T>(params, *next) : ItemTokens<T>();
   NoFetch no_fetch;

@@ -4,8 +4,9 @@
 // Keys: a strip of 16 tokens is transposed, so that a register holds one column of all tokens.
 // Scores are then one chain of FMAs with one token per lane, without a horizontal sum. Elements
 // narrower than 32 bits are transposed as 32-bit words of several columns. These words are widened
-// in registers if few rows use them, otherwise once into scratch memory. Values: each lane has one
-// column.
+// in registers if few rows use them, otherwise once into scratch memory.
+//
+// Values are not transposed: a register holds consecutive columns of one token.
 //
 // The sums of a block of query rows stay in registers for a whole tile. The queries of a block are
 // stored as [columns][rows], so that a column of all rows is contiguous.
@@ -75,8 +76,9 @@ HWY_INLINE float ScalarExp2(float x) {
   return hn::GetLane(Exp2(hn::Set(DF(), x)));
 }
 
-// Widens the e4m3 bits at the top of each lane. Moved to the exponent and mantissa of an f32, the
-// bits give the value times 2^-120, also for subnormals. NaN becomes 480, but no store writes NaN.
+// Widens the e4m3 bits at the top of each lane. Shifted into the exponent and mantissa fields of an
+// f32, the bits are the value times 2^-120, also for subnormals. NaN becomes 480, but no store
+// writes NaN.
 HWY_INLINE VF WidenF8(VU top) {
   const DI di;
   const auto moved = hn::ShiftRight<4>(hn::BitCast(di, top));
@@ -122,7 +124,7 @@ HWY_INLINE void ForColumnsOfWord(Fn&& fn) {
   }
 }
 
-// Replaces TileFetch where a tile is read so often that prefetching it does not matter.
+// Replaces TileFetch for a tile that is read so often that prefetching it would not help.
 struct NoFetch {
   HWY_INLINE void StartAfter(std::uint32_t) {}
   HWY_INLINE void Step() {}
@@ -153,8 +155,7 @@ void TransposeStrip(const T* rows, std::int64_t stride, std::size_t columns, Fet
 #else
 using D4U = hn::FixedTag<std::uint32_t, 4>;
 
-// Loads four words of each of the tokens 0, 4, 8, ... that fit into a register, one token per 128
-// bits.
+// Loads four words of each of the tokens 0, 4, 8 and so on, one token per 128 bits of the register.
 HWY_INLINE VU LoadBlocks(const std::uint8_t* from, std::int64_t bytes) {
   const D4U d4;
   const auto load = [&](std::int64_t token) HWY_ATTR {
@@ -250,7 +251,7 @@ HWY_INLINE void ScoreStrips(const float* HWY_RESTRICT q, const float* HWY_RESTRI
   }
 }
 
-// Multiplies the columns of a state and the 16 parts of its sum by `factor`.
+// Multiplies the columns of a state and its 16 partial sums by `factor`.
 HWY_INLINE void Rescale(float* state, std::size_t columns, float factor) {
   const DF d;
   const VF f = hn::Set(d, factor);
@@ -382,7 +383,8 @@ HWY_INLINE void AddValues(const float* HWY_RESTRICT p, const T* const* strips, s
   }
 }
 
-// AddValues for one row of a block, used for tokens that not all rows of the block see.
+// Adds values like AddValues, but for one row of a block. It serves tokens that not all rows of the
+// block see.
 template <typename T, typename Fetch>
 HWY_NOINLINE void AddValuesOfRow(const float* p, const T* const* strips, std::size_t columns,
                                  std::int64_t stride, std::size_t begin, std::size_t end,

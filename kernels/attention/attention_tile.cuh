@@ -4,9 +4,9 @@
 // in registers, and the reduction of states in the order of attention_work.h.
 //
 // A row of a tile holds a token's columns of one head, in 16-byte pieces. Pieces are permuted
-// inside 128 bytes (piece XOR row mod 8, the 128-byte swizzle of TMA and wgmma). Eight rows at one
-// piece are then in different banks, so ldmatrix has no bank conflicts. Rows of more than 128 bytes
-// consist of several 128-byte slabs.
+// inside 128 bytes (piece XOR row mod 8, the 128-byte swizzle of TMA and wgmma). The pieces with
+// the same index in eight consecutive rows are then in different banks, so ldmatrix has no bank
+// conflicts. Rows of more than 128 bytes consist of several 128-byte slabs.
 
 #include <cstdint>
 
@@ -30,7 +30,8 @@ struct ScoreRules {
   float cap_log2 = 0;
   const float* sinks = nullptr;  // [query heads]; null: no sinks
 
-  // The keys that the row at `position` sees. Their first one never decreases with the position.
+  // Returns the first key that the row at `position` sees. The result never decreases with the
+  // position.
   __device__ __forceinline__ std::uint32_t First(std::uint32_t position) const {
     return FirstVisible(position, window, chunk);
   }
@@ -51,7 +52,7 @@ struct TileArgs {
   const std::uint32_t* row_offsets;
   AttentionWorkLists lists;
   std::uint32_t group;  // query heads per KV head
-  float scale_log2;     // factor of q . k: scale * log2(e), or scale / cap
+  float scale_log2;     // factor of q . k: scale * log2(e), or scale / soft cap
   ScoreRules rules;
 };
 
@@ -70,7 +71,7 @@ using Reduce = AttentionReduction<DeviceMath>;
 inline constexpr float kLog2E = 1.44269504088896340736f;
 inline constexpr float kNoScore = -std::numeric_limits<float>::infinity();
 
-// tanh as 1 - 2 / (e^2x + 1), within 3e-7.
+// Returns tanh as 1 - 2 / (e^2x + 1), within 3e-7.
 __device__ __forceinline__ float TanhApprox(float x) {
   const float power = cuda::Exp2Approx(cuda::Mul(x, 2 * kLog2E));
   const float rest = cuda::ReciprocalApprox(cuda::Add(power, 1.0f));
@@ -97,7 +98,7 @@ struct TileShape {
   static constexpr std::uint32_t kRowBytes = kPieces <= 4 ? 64 : (kPieces + 7) / 8 * 128;
   static constexpr std::uint32_t kBytes = kKvTile * kRowBytes;
 
-  // Byte offset of a piece of a row.
+  // Returns the byte offset of a piece of a row.
   static __device__ __forceinline__ std::uint32_t At(std::uint32_t row, std::uint32_t piece) {
     if constexpr (kRowBytes == 64) {
       return row * 64 + (((piece ^ (row >> 1)) & 3) << 4);
@@ -115,8 +116,8 @@ __device__ __forceinline__ std::uint32_t ScaledPair(std::uint32_t bytes, std::ui
   if constexpr (std::is_same_v<T, F8E4M3>) {
     x = cuda::UnpackF16(cuda::E4M3ToF16(bytes >> (8 * first) & 0xffffu));
   } else {
-    // 0x4b0000xx is 2^23 + xx, and xx is the value plus 128, so this is exact. A byte conversion
-    // would use the unit that computes exponentials.
+    // 0x4b0000xx is the f32 2^23 + xx, where xx is the value plus 128, so the subtraction is exact.
+    // A byte conversion would use the unit that computes exponentials.
     const std::uint32_t above = bytes ^ 0x80808080u;
     constexpr float kOffset = 8388608.0f + 128.0f;
     x = {
@@ -153,7 +154,7 @@ __device__ __forceinline__ void CopyTile(const TileArgs<T>& args, const Attentio
   }
 }
 
-// Positions of an item's packed rows.
+// Positions and offsets of an item's packed rows.
 template <typename T>
 struct ItemRows {
   const TileArgs<T>& args;
@@ -173,18 +174,18 @@ struct ItemRows {
   __device__ __forceinline__ std::uint32_t KeysEnd() const {
     return Position(item.num_rows - 1) + 1;
   }
-  // The first tile that any row sees. Earlier tiles do not affect results.
+  // Returns the first tile that any row sees. Earlier tiles do not affect results.
   __device__ __forceinline__ std::uint32_t FirstTile() const {
     return args.rules.First(Position(0)) / kKvTile;
   }
   __device__ __forceinline__ std::uint32_t Head(std::uint32_t row) const {
     return item.kv_head * args.group + (item.first_row + row) % args.group;
   }
-  // The sink of a row's head, or null.
+  // Returns the sink of a row's head, or null.
   __device__ __forceinline__ const float* Sink(std::uint32_t row) const {
     return args.rules.sinks == nullptr ? nullptr : args.rules.sinks + Head(row);
   }
-  // Offset in q or out of the head's first column. REQUIRES: row < num_rows.
+  // Returns the offset in q or out of the head's first column. REQUIRES: row < num_rows.
   __device__ __forceinline__ std::int64_t Offset(std::uint32_t row, std::int64_t stride) const {
     const std::uint32_t packed = item.first_row + row;
     return (std::int64_t{item.base_row} + packed / args.group) * stride +
@@ -215,7 +216,7 @@ __device__ __forceinline__ void Mma(float (&d)[4], const std::uint32_t (&a)[4],
   }
 }
 
-// Converts two bf16 columns of a query; f16 saturates at its largest value.
+// Converts two bf16 columns of a query to the operand type. f16 saturates at its largest value.
 template <bool kBF16>
 __device__ __forceinline__ std::uint32_t QueryPair(std::uint32_t pair) {
   if constexpr (kBF16) {
@@ -228,9 +229,9 @@ __device__ __forceinline__ std::uint32_t QueryPair(std::uint32_t pair) {
   }
 }
 
-// States of kDecodeRows rows, distributed over a block of 128 threads: thread t has row t % 8 and
-// columns t / 8 + 16 j. Spans are reduced into a group in order, and groups of four spans into the
-// row.
+// States of kDecodeRows rows, distributed over a block of 128 threads. Thread t has row t % 8 and
+// columns t / 8 + 16 j. Spans are reduced into a group in order, then groups of four spans into the
+// state of the row.
 template <std::uint32_t kColumns>
 struct RowReduction {
   static constexpr std::uint32_t kThreads = 128;
@@ -266,7 +267,8 @@ struct RowReduction {
     }
     group = State();
   }
-  // Writes the row's output. `out` is the head's first column, `sink` its sink or null.
+  // Writes the row's output. `out` points to the head's first column, `sink` to its sink or is
+  // null.
   __device__ __forceinline__ void Write(BF16* out, std::uint32_t head_size,
                                         const float* sink) const {
     const State state = AddSink(row, sink);

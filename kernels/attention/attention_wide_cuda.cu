@@ -1,10 +1,10 @@
 // Heads of 129 to 256 columns over bf16 pages, such as Gemma's. See README.md.
 //
 // The arithmetic is that of attention_decode.cuh and attention_prefill.cuh. The memory layout
-// differs, because 64 tokens of K alone take 32 KB. Shared memory is a ring of slots that hold
-// parts of tiles. Decode has three slots with K or V of 64 tokens. Prefill has two slots with K or
-// V of 32 tokens. Its queries are also in shared memory, because they do not fit into registers. A
-// block uses at most 99 KB, the limit on 8.6 and 8.9.
+// differs, because 64 tokens of K alone occupy 32 KB. Shared memory is a ring of slots that hold
+// parts of tiles. Decode has three slots, each with K or V of 64 tokens. Prefill has two slots,
+// each with K or V of 32 tokens. Prefill also keeps its queries in shared memory, because they do
+// not fit into registers. A block uses at most 99 KB, the limit on 8.6 and 8.9.
 
 #include "kernels/attention/attention_decode.cuh"
 #include "kernels/attention/attention_launch.h"
@@ -19,14 +19,14 @@ constexpr std::uint32_t kColumns = 256;
 constexpr std::uint32_t kPieces = kColumns / 8;
 static_assert(kColumns == kMaxWideHead);
 
-// Byte offset of a piece of a row in a slot of kRows rows.
+// Returns the byte offset of a piece of a row in a slot of kRows rows.
 template <std::uint32_t kRows>
 __device__ __forceinline__ std::uint32_t PieceAt(std::uint32_t row, std::uint32_t piece) {
   return (piece >> 3) * (kRows * 128) + row * 128 + (((piece ^ row) & 7) << 4);
 }
 
-// Starts copying kRows tokens of K or V from `first` on. Unlike in CopyTile, eight threads copy 128
-// bytes of a row, so that a thread looks up only one in kThreads / 8 rows.
+// Starts copying kRows tokens of K or V from `first` on. Eight threads copy 128 bytes of a row, so
+// that a thread looks up the addresses of only one in kThreads / 8 rows.
 template <std::uint32_t kRows, std::uint32_t kThreads>
 __device__ __forceinline__ void CopyRows(const KvView<BF16>& view, const AttentionWork& item,
                                          std::uint32_t first, std::uint32_t keys_end,
@@ -86,7 +86,7 @@ struct Ring {
   }
 };
 
-// Decode: the parts are K, V, K, V, ... of tiles.
+// Decode: the parts are K and V of each tile in turn.
 using DecodeTile = TileShape<BF16, kColumns>;
 // A slot also holds the warps' states at the end of a span.
 constexpr std::uint32_t kDecodeSlotBytes =
@@ -118,7 +118,7 @@ __device__ __forceinline__ void DecodeWide(const TileArgs<BF16>& args, const Att
                 [&] { return values = ring.Next(copy); });
     EndTile<BF16, kColumns>({tile, end}, reinterpret_cast<float*>(values), &warp, &reduce);
   }
-  // All parts have arrived and have been read, so the flag may be in any slot.
+  // All parts have arrived and have been read, so the flag may overwrite any slot.
   FinishItem<BF16, kColumns>(rows, reduce, reinterpret_cast<std::uint32_t*>(shared),
                              [] { cuda::SyncBlock(); });
 }
@@ -134,7 +134,8 @@ __global__ void __launch_bounds__(kDecodeThreads, 2)
   }
 }
 
-// Prefill: the parts are K, K, V, V, ... of half tiles. The queries precede them in shared memory.
+// Prefill: the parts of a tile are the two halves of K, then the two halves of V. The queries
+// precede them in shared memory.
 constexpr std::uint32_t kHalf = kKvTile / 2;
 constexpr std::uint32_t kQueryBytes = kPrefillRows * kColumns * 2;
 constexpr std::uint32_t kHalfBytes = kHalf * kColumns * 2;

@@ -27,13 +27,14 @@ inline constexpr std::uint32_t kSpansPerGroup = 4;  // 2048 keys
 inline constexpr std::uint32_t kKvSpan = kKvTile * kTilesPerSpan;
 inline constexpr std::uint32_t kKvGroup = kKvSpan * kSpansPerGroup;
 
-// Packed rows of a decode item, which are the columns of its MMA.
+// Number of packed rows of a decode item. They are the columns of its MMA.
 inline constexpr std::uint32_t kDecodeRows = 8;
 inline constexpr std::uint32_t kPrefillRows = 128;   // packed rows of a prefill item
 inline constexpr std::uint32_t kMaxPlanRows = 4096;  // sequences of a step
 
-// Maximum number of partial results, and therefore of items of a step whose rows are split. With
-// more items there is enough parallelism without splitting.
+// Returns the maximum number of partial results of a step. Each item of a split row writes one, so
+// this also limits the number of such items. A step with more items has enough parallelism without
+// splitting.
 constexpr std::uint32_t MaxPartials(std::uint32_t num_sms) {
   return 32 * num_sms;
 }
@@ -50,17 +51,17 @@ struct AttentionWork {
   // Decode: keys [first_span * 512, (first_span + num_spans) * 512), up to the end of the sequence.
   std::uint32_t first_span;
   std::uint32_t num_spans;
-  // Decode: index of the partial result that the item writes. kNoPartial: the item covers all keys
-  // of its rows and writes the output.
+  // Decode: index of the partial result that the item writes. If kNoPartial, the item covers all
+  // keys of its rows and writes the output.
   std::uint32_t partial;
   std::uint32_t merge;  // index of the merge that the partial result belongs to; 0 if there is none
   friend bool operator==(const AttentionWork&, const AttentionWork&) = default;
 };
 
 // A merge of the partial results of all decode items that share packed rows. The results have
-// `num_partials` consecutive indices from `first_partial` on, in key order. Each covers
-// `spans_per_partial` spans (1, or kSpansPerGroup); the first one starts at span `first_span`. The
-// thread block that writes its result last merges all of them.
+// `num_partials` consecutive indices from `first_partial` on, in key order. Each result covers
+// `spans_per_partial` spans (1 or kSpansPerGroup). The first result starts at span `first_span`.
+// The thread block that writes its result last merges all of them.
 struct AttentionMerge {
   std::uint32_t first_partial;
   std::uint32_t num_partials;
@@ -83,14 +84,14 @@ struct AttentionWorkCounts {
 enum class AttentionSplit : std::uint32_t { kSpan, kGroup, kWholeRow };
 
 // Splits rows into spans if there are few items, into groups if the partial results fit, and
-// otherwise not at all. `groups` is the number of items if each item were a group.
+// otherwise not at all. `groups` is the number of items if every item covered one group.
 QUIRE_HOST_DEVICE constexpr AttentionSplit ChooseSplit(std::uint32_t groups,
                                                        std::uint32_t num_sms) {
   if (groups < 2 * num_sms) return AttentionSplit::kSpan;
   return groups <= MaxPartials(num_sms) ? AttentionSplit::kGroup : AttentionSplit::kWholeRow;
 }
 
-// The part of a plan that depends only on shapes.
+// Shapes that determine a plan together with the lengths of the step.
 struct AttentionWorkShape {
   std::uint32_t num_kv_heads;
   std::uint32_t group;  // query heads per KV head

@@ -10,16 +10,16 @@
 //   for each span of 512 tokens at a multiple of 512:
 //     max = max s_j
 //     p_j = bf16(2^(s_j - max))
-//     part j mod 16 of the sum = sum p_j, ascending
+//     partial sum j mod 16 = sum p_j, ascending
 //     value = sum p_j v_j
 //
-// The scores and the values are products in the arithmetic of bf16_linear.h: their blocks are 32
-// columns, the last of which is padded with zeros, or 32 tokens at a multiple of 32. Tokens that a
-// row does not see do not affect the row, not even if they are NaN. A value that is zero is
-// positive. All other arithmetic is ordinary f32, with a fused multiply-add where the reference
-// has one. Spans are reduced as in attention.h.
+// The scores and the values are products in the arithmetic of bf16_linear.h. A block of a score is
+// 32 columns, and the last block is padded with zeros. A block of a value is 32 tokens at a
+// multiple of 32. Tokens that a row does not see do not affect the row, not even if they are NaN. A
+// value of zero is +0. All other arithmetic is ordinary f32, with a fused multiply-add where the
+// reference has one. Spans are reduced as in attention.h.
 //
-// The sum has the rounded weights, so that the weights of a row add up to 1. All instruction sets,
+// The sum adds the rounded weights, so that the weights of a row add up to 1. All instruction sets,
 // batches and chunks give the same bits, except for the bits of NaNs.
 
 #include <cstddef>
@@ -31,20 +31,22 @@
 
 namespace quire::kernels::internal {
 
-// Tiles of 16 packed rows that are multiplied together.
+// Number of tiles of 16 packed rows that are multiplied together.
 inline constexpr std::size_t kBf16RowTiles = 2;
 
-// Returns the columns of a head in its tiles of keys, a multiple of the 32 columns of a tile.
+// Returns the number of columns of a head in its key tiles: head_size rounded up to a multiple of
+// 32.
 constexpr std::uint32_t KeyColumns(std::uint32_t head_size) {
   return (head_size + 31) / 32 * 32;
 }
-// Returns the bytes of scratch memory of an item with `packed_rows` packed rows, counted over its
-// KV heads, of which there are at most `kv_heads`.
+// Returns the bytes of scratch memory of an item with at most `kv_heads` KV heads. `packed_rows` is
+// the number of packed rows of all its KV heads together.
 std::size_t Bf16AttentionScratchBytes(std::uint32_t head_size, std::uint32_t kv_heads,
                                       std::size_t packed_rows);
 
-// Runs one step. `multiply` computes the products; null: in vectors, or by the reference if the
-// instruction set has no fused multiply-add. REQUIRES: bf16 pages; the arguments were checked.
+// Runs one step. `multiply` computes the products. If it is null, vector code does, or the
+// reference if the instruction set has no fused multiply-add. REQUIRES: bf16 pages; the arguments
+// were checked.
 void PagedAttentionBf16(const Backend& backend, const AttentionParams& params,
                         Bf16MultiplyFn multiply);
 

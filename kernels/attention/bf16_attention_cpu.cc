@@ -25,7 +25,7 @@ float Rounded(float x) {
   return BF16::FromFloat(x).ToFloat();
 }
 
-// Exp2 of attention_tile-inl.h.
+// Computes Exp2 of attention_tile-inl.h for one float.
 float Exp2(float x) {
   if (std::isnan(x)) return x;
   const float clamped = x < -127.0f ? -127.0f : x;
@@ -39,7 +39,7 @@ float Exp2(float x) {
   return p * std::bit_cast<float>((static_cast<std::int32_t>(n) + 127) << 23);
 }
 
-// Exp of simd_math-inl.h, for 0 <= x.
+// Computes Exp of simd_math-inl.h for one float. REQUIRES: x >= 0.
 float Exp(float x) {
   const float clamped = std::min(x, 89.0f);
   const float n = std::nearbyint(clamped * 1.44269504f);
@@ -53,7 +53,7 @@ float Exp(float x) {
   return (p + p) * std::bit_cast<float>((static_cast<std::int32_t>(n) + 126) << 23);
 }
 
-// Tanh of simd_math-inl.h.
+// Computes Tanh of simd_math-inl.h for one float.
 float Tanh(float x) {
   if (std::isnan(x)) return x;
   const float size = std::fabs(x);
@@ -68,7 +68,7 @@ float Tanh(float x) {
   return std::copysign(1.0f - 2.0f / (Exp(size + size) + 1.0f), x);
 }
 
-// The result for some tokens of a row.
+// The softmax state of a row over some tokens.
 struct State {
   explicit State(std::size_t columns) : values(columns) {}
   bool is_empty() const {
@@ -99,7 +99,8 @@ void Reduce(State* reduced, const State& span) {
   reduced->max = max;
 }
 
-// Adds the products at(i) = (a, b) of i in [begin, end), in blocks of 32 at multiples of 32.
+// Returns the sum of a * b over i in [begin, end), where at(i) returns (a, b). Sums in blocks of 32
+// at multiples of 32.
 template <typename At>
 float SumProducts(std::uint32_t begin, std::uint32_t end, At&& at) {
   float total = 0;
@@ -119,7 +120,7 @@ struct Factors {
   float b;
 };
 
-// One query head of a row.
+// Computes the output of one query head of a row.
 class Query {
  public:
   Query(const AttentionParams& params, std::uint32_t b, std::uint32_t i, std::uint32_t h)
@@ -162,7 +163,7 @@ class Query {
     return cap * Tanh(score / cap);
   }
 
-  // Returns the state of the tokens [begin, end), which are in one span.
+  // Returns the state over the tokens [begin, end), which are in one span.
   State Span(std::uint32_t begin, std::uint32_t end) const {
     State state(q_.size());
     std::vector<float> p;
@@ -200,9 +201,9 @@ class Query {
   const std::uint32_t b_;
   const std::uint32_t h_;
   const std::uint32_t kv_head_;
-  const std::uint32_t end_;    // of the tokens that the row sees
+  const std::uint32_t end_;    // end of the tokens that the row sees
   const std::uint32_t begin_;  // first token that the row sees
-  const std::int64_t row_;     // row of the step
+  const std::int64_t row_;     // row in the step
   std::vector<float> q_;
 };
 

@@ -1,8 +1,8 @@
 // Attention with bf16 activations. A span of 512 tokens of one KV head is copied into tiles once
 // and multiplied by all packed rows of the item, 32 rows at a time. Keys are transposed as 32-bit
 // words, two columns each, so that a row's scores are contiguous and its weights are a row of the
-// next product. Values are interleaved in pairs of tokens. The copies of a head of 128 columns take
-// 256 KiB, and the scores and weights of 32 rows 96 KiB, all of it in L2.
+// next product. Values are interleaved in pairs of tokens. The copies of a head of 128 columns
+// occupy 256 KiB, and the scores and weights of 32 rows 96 KiB. Both fit into L2.
 
 #include <algorithm>
 #include <cstddef>
@@ -22,12 +22,12 @@ namespace bf16_attention {
 
 constexpr std::size_t kSpan = internal::kAttentionSpan;
 constexpr std::size_t kTileRows = internal::kRowTile;
-constexpr std::size_t kBlock = internal::kBlock;  // columns or tokens that a tile product sums
+constexpr std::size_t kBlock = internal::kBlock;  // columns or tokens that one tile product adds up
 constexpr std::size_t kTileSize = kTileRows * kBlock;
 constexpr std::size_t kSumsSize = kTileRows * kStrip;  // floats of a tile of sums
 constexpr std::size_t kGroupRows = internal::kBf16RowTiles * kTileRows;
 constexpr std::size_t kValuePanel = kSpan * kStrip;  // elements of 16 columns of a span's values
-// Strips that are prefetched ahead.
+// Number of strips between the strip that is copied and the one that is prefetched.
 constexpr std::uint32_t kAhead = 4;
 static_assert(kStrip == PackedLinear::kPanel);
 
@@ -47,7 +47,7 @@ struct Memory {
         span(reduced + kv_heads * rows.total_state_floats()) {}
 
   std::size_t key_columns;
-  std::size_t head_queries;  // elements of the queries of a KV head
+  std::size_t head_queries;  // elements of all queries of one KV head
 
   std::uint16_t* keys;     // [strips][key_columns / 2][16 tokens][2]
   std::uint16_t* values;   // [columns / 16][256 pairs of tokens][16 columns][2]
@@ -88,8 +88,8 @@ HWY_INLINE void RoundQueries(const Rows& rows, const Memory& memory, std::uint16
   }
 }
 
-// Stores 16 tokens of values as pairs of tokens. `to` is the place of their first pair in the first
-// 16 columns.
+// Stores 16 tokens of values as pairs of tokens. `to` points to the first pair in the first panel
+// of 16 columns.
 template <typename Fetch>
 HWY_INLINE void InterleaveStrip(const BF16* HWY_RESTRICT rows, std::int64_t stride,
                                 std::size_t columns, Fetch& fetch, std::uint32_t* HWY_RESTRICT to) {
@@ -115,7 +115,7 @@ struct SpanTokens {
   std::uint32_t end;
 };
 
-// Prefetches 16 rows of keys and values into L2, one of each per step.
+// Prefetches 16 rows of keys and values into L2, one row of each per step.
 class StripFetch {
  public:
   StripFetch(const BF16* keys, const BF16* values, std::int64_t stride, std::size_t columns,
@@ -146,7 +146,7 @@ class SpanLoader {
  public:
   SpanLoader(const Rows& rows, const Pages<BF16>& pages, const Memory& memory)
       : rows_(rows), pages_(pages), memory_(memory), stride_(pages.keys.row_elements()) {
-    // TransposeStrip does not write the columns after those of the head.
+    // TransposeStrip does not write the padding columns after the head, so they are zeroed here.
     const std::size_t size = kStrip * memory.key_columns;
     for (std::size_t strip = 0; strip < kSpan / kStrip; ++strip) {
       std::fill(memory.keys + strip * size + kStrip * rows.head_size,
@@ -159,7 +159,7 @@ class SpanLoader {
       StripFetch fetch = FetchOf(tokens, j + kAhead * kStrip, head);
       LoadStrip(tokens, j, head, fetch);
     }
-    // The other halves of the first and the last block of 32 tokens.
+    // Clears the unused halves of the first and the last block of 32 tokens.
     if (tokens.begin / kStrip % 2 != 0) ClearValues(tokens.begin - kStrip);
     const std::uint32_t end = (tokens.end + kStrip - 1) / kStrip * kStrip;
     if (end / kStrip % 2 != 0) ClearValues(end);
@@ -193,7 +193,7 @@ class SpanLoader {
     }
   }
 
-  // Copies rows [t, t + count) of at most 16; pads rows and columns with zeros.
+  // Copies rows [t, t + count), at most 16. Pads rows and columns with zeros.
   HWY_NOINLINE const BF16* Stage(const KvView<const BF16>& view, std::uint32_t t,
                                  std::uint32_t head, std::uint32_t count) const {
     auto* const to = reinterpret_cast<BF16*>(memory_.staging);
@@ -210,7 +210,8 @@ class SpanLoader {
     }
   }
 
-  // Returns the fetch of the strip at j, which is in the next KV head if j is not in the span.
+  // Returns a prefetch of the strip at token j. If j is after the span, it is a strip of the next
+  // KV head.
   StripFetch FetchOf(const SpanTokens& tokens, std::uint32_t j, std::uint32_t head) const {
     if (j >= tokens.end) {
       constexpr std::uint32_t kTokens = internal::kAttentionStrip;
@@ -252,7 +253,8 @@ class RowGroup {
     }
   }
 
-  // Adds the tokens to the states of the KV head, which are empty. `queries` are those of the head.
+  // Adds the span's tokens to the states of the KV head, which must be empty. `queries` are the
+  // queries of that head.
   void Attend(internal::Bf16MultiplyFn multiply, const std::uint16_t* queries,
               float* states) const {
     if (any_.from >= any_.to) return;
@@ -281,7 +283,7 @@ class RowGroup {
   float* StateOf(float* states, std::size_t r) const {
     return states + (first_ + r) * rows_.state_floats;
   }
-  // Returns 16 sums of row r, for strip or panel i of a product.
+  // Returns the 16 sums of row r for strip (scores) or panel (values) i.
   float* SumsAt(float* sums, std::size_t i, std::size_t r) const {
     return sums + (i * num_tiles_ + r / kTileRows) * kSumsSize + r % kTileRows * kStrip;
   }
@@ -317,7 +319,8 @@ class RowGroup {
               .is_first = true});
   }
 
-  // Converts the scores of row r to weights and stores their maximum and the parts of their sum.
+  // Converts the scores of row r to weights. Stores their maximum and their 16 partial sums in
+  // `state`.
   void Weigh(std::size_t r, float* state) const {
     const DF d;
     const VisibleRange seen = seen_[r];
@@ -371,16 +374,16 @@ class RowGroup {
     }
   }
 
-  // A weight of zero times a value that is not finite would be NaN. Tokens that the item does not
-  // read are zeros.
+  // True if all values are finite that some rows do not see. A weight of zero times any other value
+  // would be NaN. Tokens that the item does not read are zeros.
   bool AreUnseenValuesFinite() const {
     const std::size_t begin = std::max<std::size_t>(first_block() * kBlock, tokens_.begin);
     const std::size_t end = std::min<std::size_t>(end_block() * kBlock, tokens_.end);
     return AreFinite(begin, all_.from) && AreFinite(all_.to, end);
   }
 
-  // True if the values of the tokens in [begin, end) are finite. May include one token more at
-  // either end.
+  // True if the values of the tokens in [begin, end) are finite. May also check one more token at
+  // either end, because values are stored in pairs.
   bool AreFinite(std::size_t begin, std::size_t end) const {
     if (begin >= end) return true;
     const DF d;
@@ -399,7 +402,7 @@ class RowGroup {
     return hn::AllTrue(d, hn::Eq(poisoned, zero));
   }
 
-  // Stores the values of row r; adding zero makes zeros positive.
+  // Stores the values of row r in `state`. Adding zero turns -0 into +0.
   HWY_INLINE void CopySums(std::size_t r, float* state) const {
     const DF d;
     for (std::size_t c = 0; c < rows_.columns; c += kLanes) {
@@ -408,7 +411,7 @@ class RowGroup {
     }
   }
 
-  // CopySums, computed from the tokens that row r sees.
+  // Stores the values of row r like CopySums, but sums only the tokens that row r sees.
   HWY_NOINLINE void SumSeenValues(std::size_t r, float* state) const {
     const auto [from, to] = seen_[r];
     for (std::size_t c = 0; c < rows_.columns; ++c) {
@@ -436,7 +439,7 @@ class RowGroup {
   std::size_t num_tiles_;
   VisibleRange seen_[kGroupRows];
   VisibleRange any_ = {kSpan, 0};  // tokens that at least one row sees
-  VisibleRange all_ = {0, kSpan};  // tokens that all rows see that see any
+  VisibleRange all_ = {0, kSpan};  // tokens that every row sees, ignoring rows that see none
 };
 
 void Attend(const AttentionParams& params, const internal::AttentionItem& item,

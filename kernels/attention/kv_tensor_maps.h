@@ -23,8 +23,9 @@ namespace quire::kernels {
 
 namespace cuda {
 
-// A box is 128 bytes of one head (64 columns of 16 bits or 128 of one byte) in TmaBoxRows(kKvTile,
-// page size) rows, with 128-byte swizzle. Columns beyond the head are zeros.
+// A box of a map is 128 bytes of one head (64 columns of 16 bits or 128 of one byte) in
+// TmaBoxRows(kKvTile, page size) rows, with 128-byte swizzle. Columns beyond the head are read as
+// zeros.
 struct KvLayerMaps {
   TmaTile keys;
   TmaTile values;
@@ -45,7 +46,7 @@ class KvTensorMaps {
   std::uint32_t num_layers() const { return static_cast<std::uint32_t>(layers_.size()); }
   // REQUIRES: layer < num_layers().
   const KvLayerMaps& layer(std::uint32_t layer) const { return layers_[layer]; }
-  // The map of the rows that LatentView(collection, layer) views. REQUIRES: layer / 2 <
+  // Returns the map of the rows that LatentView(collection, layer) views. REQUIRES: layer / 2 <
   // num_layers().
   const TmaTile& latent(std::uint32_t layer) const {
     return layer % 2 == 0 ? layers_[layer / 2].keys : layers_[layer / 2].values;
