@@ -7,7 +7,8 @@
 namespace quire::kernels {
 namespace {
 
-// Channels of a work item. Rows of one token read long runs of their states from memory.
+// Number of channels of a work item. Rows of one token use larger items, because reading their
+// states from memory takes most of the time.
 constexpr std::uint32_t kBlock = 128, kOneTokenBlock = 1024;
 
 }  // namespace

@@ -24,16 +24,17 @@ struct CausalConvParams {
   bool silu = true;
 };
 
-// Computes y_t = bias + sum over j of w_j x_(t - width + 1 + j), j ascending, then y * sigmoid(y)
-// with `silu`, for each channel in f32. Inputs before the first token of a sequence are 0. The
-// state has inputs, not results. A token's result depends on the inputs of the last tokens alone,
-// so any division of a sequence into steps gives the same bits. Returns INVALID_ARGUMENT if width
-// is not 1 to kMaxTaps or x_stride is less than channels.
+// Computes y_t = bias + sum over j of w_j x_(t - width + 1 + j), j ascending, for each channel in
+// f32. With `silu`, the result is y * sigmoid(y). Inputs before the first token of a sequence are
+// 0. The state stores inputs, not results. A token's result depends only on its own input and the
+// inputs of the width - 1 tokens before it, so any division of a sequence into steps gives the same
+// bits. Returns INVALID_ARGUMENT if width is not 1 to kMaxTaps or x_stride is less than channels.
 absl::Status CausalConv(const Backend& backend, const CausalConvParams& params);
 
 namespace internal {
 
-// Compute channels [begin, end) of a batch row: reference implementation and fast path.
+// Both compute channels [begin, end) of a batch row. CausalConvCpu is the reference, CausalConvSimd
+// the fast path.
 void CausalConvCpu(const CausalConvParams& params, std::uint32_t row, std::uint32_t begin,
                    std::uint32_t end);
 void CausalConvSimd(const CausalConvParams& params, std::uint32_t row, std::uint32_t begin,

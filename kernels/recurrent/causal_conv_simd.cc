@@ -1,5 +1,5 @@
-// Channels are lanes. The inputs of the last tokens stay in registers while the tokens of a row are
-// computed in order. 4 bytes in and 4 out per element.
+// Each lane computes one channel. The inputs of the last tokens stay in registers while the tokens
+// of a row are computed in order. Memory traffic per element: 4 bytes in and 4 out.
 
 #include <cstddef>
 #include <cstdint>
@@ -14,7 +14,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace quire::kernels::HWY_NAMESPACE {
 
-// Loads the taps of `count` channels, which are [channels, width] in memory.
+// Loads the taps of `count` channels. Their layout in memory is [channels, width].
 template <std::size_t kWidth>
 HWY_INLINE void LoadTaps(const float* from, std::size_t width, std::size_t count, VF* taps) {
   const DF d;
@@ -28,8 +28,8 @@ HWY_INLINE void LoadTaps(const float* from, std::size_t width, std::size_t count
   }
 }
 
-// Computes up to kLanes channels of a row from channel c on. kWidth is the number of taps, or 0 for
-// any number. A known number keeps taps and inputs in registers.
+// Computes up to kLanes channels of a row, starting with channel c. kWidth is the number of taps,
+// or 0 if it is not known at compile time. A known number keeps taps and inputs in registers.
 template <std::size_t kWidth>
 HWY_NOINLINE void ConvLanes(const CausalConvParams& params, std::uint32_t row, std::size_t c,
                             std::size_t count) {

@@ -1,6 +1,6 @@
 #pragma once
 
-// The gate behind a recurrence or attention, with the norm beside it.
+// The gate that follows a recurrence or attention, fused with the norm before or after it.
 
 #include <cstdint>
 
@@ -37,13 +37,13 @@ struct GateNormParams {
 // Computes y in f32, where norm(v) = v / sqrt(mean(v^2) + epsilon) over the columns of a group.
 // Squares are summed in 16 virtual lanes, as in RmsNorm. A GPU reads and writes f32 or bf16, rounds
 // once, and sums squares in 32 lanes, or in 256 for more than 1024 columns. Returns
-// INVALID_ARGUMENT if columns or groups is 0, a stride is less than the row length, or a GPU does
-// not support the dtypes.
+// INVALID_ARGUMENT if columns or groups is 0 or a stride is less than groups * columns. On a GPU
+// also returns it for dtypes other than f32 and bf16.
 absl::Status GateNorm(const Backend& backend, const GateNormParams& params);
 
 namespace internal {
 
-// Process rows [row_begin, row_end): reference implementation and fast path.
+// Both process rows [row_begin, row_end). GateNormCpu is the reference, GateNormSimd the fast path.
 void GateNormCpu(const GateNormParams& params, std::int64_t row_begin, std::int64_t row_end);
 void GateNormSimd(const GateNormParams& params, std::int64_t row_begin, std::int64_t row_end);
 

@@ -1,7 +1,7 @@
-// A warp computes a group of a row, or a block if the group has more than 1024 columns. Thread l of
-// L owns columns l, l + L, ... and adds their squares in that order. Each warp then adds its lanes
-// by a butterfly, and the sums of a block's warps are added in order. The second pass reads the
-// group again, from the cache.
+// A warp computes one group of a row. If the group has more than 1024 columns, a block does. Thread
+// l of L threads processes columns l, l + L, ... and adds their squares in that order. Each warp
+// then adds the sums of its lanes by a butterfly, and the sums of a block's warps are added in
+// order. The second pass reads the group again, from the cache.
 //
 // Bound by memory. Bytes per element: 8 in and 4 out for f32, half of that for bf16.
 
@@ -51,7 +51,7 @@ __device__ __forceinline__ void Store(void* to, std::int64_t at, float value, bo
   }
 }
 
-// A group of a row: where it begins in each array.
+// Element offsets of a group of a row in each array.
 struct Group {
   std::int64_t x;
   std::int64_t gate;
@@ -59,7 +59,7 @@ struct Group {
   std::int64_t y;
 };
 
-// Returns the value that is normalized.
+// Returns the value of column i that is normalized.
 __device__ __forceinline__ float Value(const GateNormArgs& args, const Group& group,
                                        std::uint32_t i) {
   const float x = Load(args.x, group.x + i, args.reads_bf16);

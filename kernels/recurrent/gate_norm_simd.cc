@@ -15,7 +15,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace quire::kernels::HWY_NAMESPACE {
 
-// One group: its input, gate, weights and result.
+// Pointers to one group: its input, gate, weights and result.
 struct Group {
   const float* x;
   const float* gate;

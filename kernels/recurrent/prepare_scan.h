@@ -1,6 +1,7 @@
 #pragma once
 
-// The inputs of StateScan that are not projections themselves: normalized q and k, decays, rates.
+// Computes the inputs of StateScan that are derived from projections: normalized q and k, decays,
+// rates.
 
 #include <cstdint>
 
@@ -25,7 +26,7 @@ struct PrepareScanParams {
   std::uint32_t key_heads;
   std::uint32_t key_size;
   std::uint32_t channels;  // decays of a token: heads, or heads * key_size
-  float qk_l2_eps = 0;     // 0: q and k stay as they are
+  float qk_l2_eps = 0;     // if 0, q and k are not normalized
   float dt_min = 0;
   float dt_max = 0;
 };
@@ -38,13 +39,14 @@ struct PrepareScanParams {
 //   without b:  t is clamped to [dt_min, dt_max], decay likewise, rate = t
 //
 // Squares are summed in 16 virtual lanes, as in RmsNorm, and on a GPU in 32 lanes. Returns
-// INVALID_ARGUMENT if `channels` is neither heads nor heads * key_size. Without b, `channels` must
-// be heads. Also returns it if a stride is too small.
+// INVALID_ARGUMENT if a stride is too small or `channels` is neither heads nor heads * key_size.
+// Without b, only `channels` == heads is valid.
 absl::Status PrepareScan(const Backend& backend, const PrepareScanParams& params);
 
 namespace internal {
 
-// Process rows [row_begin, row_end): reference implementation and fast path.
+// Both process rows [row_begin, row_end). PrepareScanCpu is the reference, PrepareScanSimd the fast
+// path.
 void PrepareScanCpu(const PrepareScanParams& params, std::int64_t row_begin, std::int64_t row_end);
 void PrepareScanSimd(const PrepareScanParams& params, std::int64_t row_begin, std::int64_t row_end);
 

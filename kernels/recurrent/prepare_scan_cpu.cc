@@ -1,4 +1,4 @@
-// Reference implementation of PrepareScan: the formulas, element by element.
+// Reference implementation of PrepareScan: computes the formulas element by element.
 
 #include <algorithm>
 #include <cmath>

@@ -1,7 +1,7 @@
-// Grid: rows by blocks of warps. The first warps of a row normalize one head of q or k each: lane l
-// owns elements l, l + 32, ..., adds their squares in that order, and the lanes are added by a
-// butterfly. The other warps compute one decay or rate per lane, with the bits of the CPU's vector
-// form.
+// Grid: x is the row, y a block of warps. Each of the first warps of a row normalizes one head of q
+// or k. Lane l processes elements l, l + 32, ... and adds their squares in that order. A butterfly
+// adds the sums of the lanes. The other warps compute one decay or rate per lane, with the bits of
+// the CPU's vector form.
 //
 // Bound by memory: 8 bytes per element of q and k, 8 per decay and 8 per rate.
 
@@ -37,13 +37,13 @@ __device__ __forceinline__ void Normalize(float* x, std::uint32_t size, float ep
   }
 }
 
-// Computes decay c of a row, and without b the rate.
+// Computes decay c of a row. Without b also computes the rate.
 __device__ __forceinline__ void Decay(const PrepareScanParams& params, std::int64_t m,
                                       std::uint32_t c) {
   const std::uint32_t head = c / (params.channels / params.heads);
   float t = cuda::Softplus(cuda::Add(params.a[m * params.rates_stride + c], params.dt_bias[c]));
   if (params.b == nullptr) {
-    // NaN stays NaN.
+    // Both comparisons are false for NaN, so NaN is kept.
     t = t < params.dt_min ? params.dt_min : t > params.dt_max ? params.dt_max : t;
     params.rate[m * params.heads + c] = t;
   }

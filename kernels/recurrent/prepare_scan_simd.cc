@@ -1,4 +1,4 @@
-// A row of q and k is read twice and stays in L1. Decays take an exp of their head, a softplus and
+// Each row of q and k is read twice and stays in L1. A decay costs an exp of a_log, a softplus and
 // an exp, about 70 instructions per register.
 
 #include <algorithm>
@@ -23,8 +23,8 @@ HWY_INLINE void NormalizeHead(float* x, std::size_t size, float epsilon, float s
   }
 }
 
-// Computes up to kLanes decays from the logits a and dt_bias, and returns t. `a_log` is that of
-// each lane.
+// Computes up to kLanes decays from the logits a and dt_bias. Returns t. Lane i of `a_log` is the
+// a_log of the head of decay i.
 HWY_INLINE VF Decays(const PrepareScanParams& params, const float* a, const float* dt_bias,
                      VF a_log, std::size_t count, float* decay) {
   const DF d;

@@ -1,5 +1,5 @@
-// Vector functions of the recurrent ops. It is compiled once per instruction set, so Highway's
-// toggle replaces the include guard.
+// Vector functions of the recurrent ops, compiled once per instruction set; Highway's toggle
+// replaces the include guard.
 
 #if defined(QUIRE_KERNELS_RECURRENT_MATH_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef QUIRE_KERNELS_RECURRENT_MATH_INL_H_
@@ -17,7 +17,7 @@ HWY_BEFORE_NAMESPACE();
 namespace quire::kernels {
 namespace HWY_NAMESPACE {
 
-// Load and store up to kLanes elements; the other lanes are 0 and not stored.
+// LoadSome and StoreSome load and store up to kLanes elements. LoadSome sets the other lanes to 0.
 HWY_INLINE VF LoadSome(const float* from, std::size_t count) {
   if (count >= kLanes) return hn::LoadU(DF(), from);
   HWY_ALIGN float lanes[kLanes] = {};
@@ -43,7 +43,7 @@ HWY_INLINE VF Silu(VF x) {
 }
 
 // Returns ln(1 + e^x) within 4 units in the last place, as max(x, 0) + log1p(u) with u = e^-|x|.
-// With s = u / (2 + u), at most 1/3, log1p(u) = 2 (s + s^3 / 3 + s^5 / 5 + ...). The terms behind
+// With s = u / (2 + u), at most 1/3, log1p(u) = 2 (s + s^3 / 3 + s^5 / 5 + ...). The terms after
 // s^17 are below 2e-10 of the sum.
 HWY_INLINE VF Softplus(VF x) {
   const DF d;
@@ -63,7 +63,7 @@ HWY_INLINE VF Softplus(VF x) {
   return hn::Add(hn::Max(x, hn::Zero(d)), log);
 }
 
-// Returns the sum of squares in the 16 virtual lanes.
+// Returns the sum of squares, summed in the 16 virtual lanes.
 HWY_INLINE float SumOfSquares(const float* x, std::size_t count) {
   const DF d;
   VF sum[kRegisters];

@@ -1,7 +1,7 @@
 #pragma once
 
-// Functions of the recurrent kernels: the row of a block, and gates with the bits of the CPU's
-// vector form.
+// Device functions of the recurrent kernels: the row of a block, and gates that give the same bits
+// as the CPU's vector form.
 
 #include <cstdint>
 
@@ -12,13 +12,13 @@
 
 namespace quire::kernels::cuda {
 
-// The row of a block, and where its tokens and states are.
+// The batch row that a block processes, its tokens and its states.
 struct RowOfBlock {
   std::uint32_t first = 0;        // the row's first token
-  std::uint32_t tokens = 0;       // 0: the block has no row
+  std::uint32_t tokens = 0;       // 0: the block has nothing to do
   std::uint32_t snapshot = 0;     // number of tokens in the snapshot; 0: none
   const float* before = nullptr;  // null: zero
-  float* after = nullptr;         // null: not written, because the slot is the null slot
+  float* after = nullptr;         // null: not written, because the row writes the null slot
   float* snapshot_to = nullptr;
 
   // REQUIRES: the launch has rows.max_live_rows() blocks in x.

@@ -2,9 +2,10 @@
 
 // The states of a recurrent layer in all slots, and the batch rows that read and write them.
 //
-// A slot is a run of bytes with the states of all layers. The state of this layer lies at the same
-// place in every slot. A row reads the state before its tokens and writes the state after them, and
-// on request the state after some of them (cache_manager/views/state_step_inputs.h).
+// A slot is a range of bytes with the states of all layers. The state of this layer has the same
+// offset in every slot. A row reads the state before its tokens and writes the state after them. On
+// request it also writes a snapshot, the state after some of its tokens
+// (cache_manager/views/state_step_inputs.h).
 
 #include <cstddef>
 #include <cstdint>
@@ -16,14 +17,14 @@ namespace quire::kernels {
 
 struct StateRows {
   std::byte* states;         // the layer's state in slot 0; f32
-  std::int64_t slot_stride;  // bytes from slot to slot
+  std::int64_t slot_stride;  // bytes between consecutive slots
   cache::StateStepInputs slots;
   const std::uint32_t* row_offsets;  // [batch_size + 1]: first token of each row, then the total
   const std::int32_t* positions;     // [num_tokens] position of each token in its sequence
   std::uint32_t batch_size;
-  std::uint32_t num_tokens;  // at least the total, because a GPU pads the tokens of a step
-  // GPU only: [1 + batch_size] number of rows with tokens, then these rows. Launches have one block
-  // for each row that a step of num_tokens tokens can have.
+  std::uint32_t num_tokens;  // number of tokens, including the padding tokens of a GPU
+  // GPU only: [1 + batch_size] number of rows with tokens, then the indices of these rows. Launches
+  // have one block for each row that a step of num_tokens tokens can have.
   const std::uint32_t* live_rows = nullptr;
 
   std::uint32_t max_live_rows() const { return num_tokens < batch_size ? num_tokens : batch_size; }
@@ -31,13 +32,13 @@ struct StateRows {
     return row_offsets[row + 1] - row_offsets[row];
   }
 
-  // These REQUIRE that the row has tokens.
+  // The following functions REQUIRE that the row has tokens.
   // Returns the state before the row's tokens, or null if it is zero.
   QUIRE_HOST_DEVICE const float* before(std::uint32_t row) const {
     return positions[row_offsets[row]] == 0 ? nullptr : At(slots.state_in[row]);
   }
   QUIRE_HOST_DEVICE float* after(std::uint32_t row) const { return At(slots.state_out[row]); }
-  // Returns the number of the row's tokens in the snapshot, or 0 if there is none.
+  // Returns how many tokens of the row the snapshot includes, or 0 if the row writes no snapshot.
   QUIRE_HOST_DEVICE std::uint32_t snapshot_tokens(std::uint32_t row) const {
     const std::uint32_t at = slots.snapshot_at[row];
     return at == 0 ? 0 : at - static_cast<std::uint32_t>(positions[row_offsets[row]]);

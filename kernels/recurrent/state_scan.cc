@@ -10,8 +10,8 @@ absl::Status StateScan(const Backend& backend, const StateScanParams& params) {
   using internal::kScanColumns;
   if (params.key_heads == 0 || params.heads == 0 || params.heads % params.key_heads != 0) {
     return absl::InvalidArgumentError(absl::StrCat("scan has ", params.heads,
-                                                   " heads, they must be a multiple of ",
-                                                   params.key_heads, " key heads, above 0"));
+                                                   " heads, must be above 0 and a multiple of ",
+                                                   params.key_heads, ", the number of key heads"));
   }
   const std::int64_t columns = std::max(std::int64_t{params.heads} * params.value_size,
                                         std::int64_t{params.key_heads} * params.key_size);
@@ -26,11 +26,11 @@ absl::Status StateScan(const Backend& backend, const StateScanParams& params) {
     if (backend.cuda() != nullptr) return internal::StateScanCuda(*backend.cuda(), params);
   }
   const std::uint32_t rows = params.rows.batch_size;
-  // Rows of one token read all columns of a head, since they are adjacent in memory.
+  // Items of rows with one token cover all columns of a head, since they are adjacent in memory.
   const bool one_token = params.rows.num_tokens <= rows;
   const std::uint32_t width = one_token ? params.value_size : kScanColumns;
   const std::uint32_t blocks = (params.value_size + width - 1) / width;
-  const std::uint32_t items = params.heads * blocks;  // of a row
+  const std::uint32_t items = params.heads * blocks;  // items of a row
   const double tokens_per_row = static_cast<double>(params.rows.num_tokens) / std::max(rows, 1u);
   backend.ParallelItems(std::int64_t{rows} * items, (tokens_per_row + 1) * params.key_size * 4,
                         [&](std::int64_t item, int) {

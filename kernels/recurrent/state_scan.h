@@ -11,7 +11,7 @@
 
 namespace quire::kernels {
 
-// Maximum number of rows of a head's state, key_size.
+// Maximum number of rows of a head's state. The number of rows is key_size.
 inline constexpr std::uint32_t kMaxStateRows = 256;
 
 struct StateScanParams {
@@ -44,22 +44,22 @@ struct StateScanParams {
 //   S = S + k u^T
 //   out = S^T q + skip * v
 //
-// S is [key_size, value_size], zero before the first token of a sequence. Sums over key_size run
-// ascending in one accumulator per column. On a GPU a column has 16 accumulators, or 32 for
-// key_size above 128. Row i of S belongs to accumulator i modulo their number, and they are added
-// in a fixed order. A token's result depends on the state before it alone, so any division of a
-// sequence into steps gives the same bits; on a GPU this holds for finite values only. Returns
-// INVALID_ARGUMENT if heads is no multiple of key_heads, key_size is not 1 to kMaxStateRows,
-// value_size is 0 or qkv_stride is too small.
+// S is [key_size, value_size], zero before the first token of a sequence. Sums over key_size are
+// ascending, in one accumulator per column. On a GPU a column has 16 accumulators, or 32 for
+// key_size above 128. Row i of S is added to accumulator i modulo their number, and the
+// accumulators are added in a fixed order. A token's result depends only on the state before it and
+// on its own inputs, so any division of a sequence into steps gives the same bits. On a GPU this is
+// so only for finite values. Returns INVALID_ARGUMENT if heads is not a multiple of key_heads,
+// key_size is not 1 to kMaxStateRows, value_size is 0 or qkv_stride is too small.
 absl::Status StateScan(const Backend& backend, const StateScanParams& params);
 
 namespace internal {
 
-// Columns of value_size that are computed together.
+// Number of columns of value_size that are computed together.
 inline constexpr std::uint32_t kScanColumns = 64;
 
-// Compute columns [begin, end), at most kScanColumns, of one head of a batch row: reference
-// implementation and fast path.
+// Both compute columns [begin, end), at most kScanColumns, of one head of a batch row. StateScanCpu
+// is the reference, StateScanSimd the fast path.
 void StateScanCpu(const StateScanParams& params, std::uint32_t row, std::uint32_t head,
                   std::uint32_t begin, std::uint32_t end);
 void StateScanSimd(const StateScanParams& params, std::uint32_t row, std::uint32_t head,

@@ -1,4 +1,4 @@
-// Reference implementation of the scan: the formula, column by column.
+// Reference implementation of the scan: computes the formula column by column.
 
 #include <cstddef>
 #include <vector>

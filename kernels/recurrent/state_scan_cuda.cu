@@ -1,11 +1,12 @@
-// A block computes columns of one head of a row, the row's tokens in order. A column has P lanes: 4
-// for states of up to 128 rows, else 8. Lane p owns rows 4 (P j + p) to 4 (P j + p) + 3 of the
-// state for j = 0, 1, ..., 7, and keeps them in registers for all tokens. Each of these 4 rows has
-// an accumulator, so row i belongs to accumulator i mod 4 P. A lane adds its accumulators, and a
-// butterfly adds the lanes of a column.
+// A block computes some columns of one head of a row and processes the row's tokens in order. P
+// lanes share a column: 4 for states of up to 128 rows, otherwise 8. Lane p owns rows 4 (P j + p)
+// to 4 (P j + p) + 3 of the state for j = 0, 1, ..., 7, and keeps them in registers for all tokens.
+// Each of these 4 rows has an accumulator, so row i is added to accumulator i mod 4 P. A lane adds
+// its accumulators, and a butterfly adds the sums of the lanes of a column.
 //
 // The block copies q, k, decays, v and the rate of 4 tokens to shared memory while it computes the
-// 4 tokens before. Rows of the state beyond key_size are zero, and so are q and k there.
+// previous 4 tokens. Rows of the state beyond key_size are zero, and so are the elements of q and k
+// for these rows.
 //
 // Decode is bound by memory: 8 bytes per element of the state. Prompts are bound by the latency of
 // a token, about 16 dependent FMAs, 4 or 6 shuffles and the loads of shared memory.
@@ -24,15 +25,15 @@ namespace {
 
 constexpr std::uint32_t kThreads = 128;
 constexpr std::uint32_t kTile = 4;       // tokens that are copied together
-constexpr std::uint32_t kLaneRows = 32;  // rows of the state in a lane
+constexpr std::uint32_t kLaneRows = 32;  // rows of the state that a lane owns
 
-// How states of up to kRows rows are divided.
+// The division of states of up to kRows rows among lanes and blocks.
 template <std::uint32_t kRows>
 struct Shape {
-  static constexpr std::uint32_t kParts = kRows / kLaneRows;  // lanes of a column
-  static constexpr std::uint32_t kStride = 4 * kParts;        // accumulators of a column
+  static constexpr std::uint32_t kParts = kRows / kLaneRows;  // number of lanes that share a column
+  static constexpr std::uint32_t kStride = 4 * kParts;        // number of accumulators of a column
   static constexpr std::uint32_t kWarpColumns = cuda::kWarpSize / kParts;
-  static constexpr std::uint32_t kColumns = kThreads / kParts;  // columns of a block
+  static constexpr std::uint32_t kColumns = kThreads / kParts;  // number of columns of a block
   // Returns the lane's first row.
   static __device__ __forceinline__ std::uint32_t FirstRow() {
     return 4 * (cuda::Lane() / kWarpColumns);
@@ -44,14 +45,14 @@ template <std::uint32_t kRows>
 struct Tile {
   float q[kTile][kRows];
   float k[kTile][kRows];
-  float decay[kTile][kRows];  // the first of a token alone unless decays_channels
+  float decay[kTile][kRows];  // if not decays_channels, only the first element of a token is used
   float v[kTile][Shape<kRows>::kColumns];
   float rate[kTile];
 };
 
-// Describes the part of the results that a block computes.
+// The head and the columns that a block computes.
 struct Block {
-  std::uint32_t first;  // token of the tile's first token
+  std::uint32_t first;  // index of the tile's first token
   std::uint32_t head;
   std::uint32_t key_head;
   std::uint32_t column;  // first column
@@ -90,7 +91,7 @@ __device__ __forceinline__ void CopyTile(const StateScanParams& params, const Bl
   }
 }
 
-// Returns the sum of the accumulators of a column, with the same bits in its lanes.
+// Returns the sum of the accumulators of a column, with the same bits in all of its lanes.
 template <std::uint32_t kRows>
 __device__ __forceinline__ float ColumnSum(const float* parts) {
   float sum = cuda::Add(cuda::Add(parts[0], parts[1]), cuda::Add(parts[2], parts[3]));
@@ -105,7 +106,8 @@ __device__ __forceinline__ float4 Load4(const float* from) {
   return *reinterpret_cast<const float4*>(from);
 }
 
-// Updates the lane's rows of its column's state by token t of the tile, and returns S^T q.
+// Updates the rows that this lane owns with token t of the tile, and returns S^T q of the lane's
+// column.
 template <std::uint32_t kRows>
 __device__ __forceinline__ float Step(const Tile<kRows>& tile, std::uint32_t t, bool delta,
                                       bool decays_channels, float v, float* s) {
@@ -146,7 +148,7 @@ __device__ __forceinline__ float Step(const Tile<kRows>& tile, std::uint32_t t, 
   return ColumnSum<kRows>(sum);
 }
 
-// The lane's part of a column of a head's state in memory.
+// The rows of a column that this lane owns, in a head's state in memory.
 struct Part {
   std::int64_t at;  // offset of the lane's first row
   std::int64_t row_stride;

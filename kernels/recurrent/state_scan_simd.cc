@@ -1,11 +1,12 @@
-// Columns of a head's state are lanes, so sums over its rows need no reduction across lanes. A
-// token reads the state once for the prediction (with delta), and once more to update it and to
-// compute its result. The decayed state is computed in both passes, which costs less than to store
-// it.
+// Each lane computes one column of a head's state, so sums over its rows need no reduction across
+// lanes. For each token the state is read once for the prediction (with delta), and once more to
+// update it and to compute the result. Both passes compute the decayed state, because that costs
+// less than storing it.
 //
-// A row of several tokens copies 64 columns at a time. Those of a state of 128 rows take 32 KiB,
-// which stay in L1 for all of its tokens. A row of one token updates the state in place, all
-// columns of a head at a time, because reading and writing memory takes most of its time.
+// For a row of several tokens, 64 columns at a time are copied to the stack. 64 columns of a state
+// of 128 rows occupy 32 KiB, which stay in L1 for all tokens of the row. For a row of one token the
+// state is updated in place, all columns of a head at a time, because reading and writing memory
+// takes most of the time.
 
 #include <cstddef>
 #include <cstdint>
@@ -21,14 +22,15 @@
 HWY_BEFORE_NAMESPACE();
 namespace quire::kernels::HWY_NAMESPACE {
 
-// Registers of columns that are computed at once. Twice as many would not fit AVX2. On AVX-512 they
-// hide the latency of multiply-adds.
+// Number of registers of columns that are computed at once. AVX2 has too few registers for twice as
+// many. On AVX-512 ScanToken uses twice as many to hide the latency of multiply-adds.
 inline constexpr std::size_t kColumnRegisters = HWY_MIN(4, internal::kScanColumns / kLanes);
 inline constexpr std::size_t kColumns = kColumnRegisters * kLanes;
 inline constexpr std::size_t kWideRegisters = kColumnRegisters * (kLanes == 16 ? 2 : 1);
 inline constexpr std::size_t kWideColumns = kWideRegisters * kLanes;
 
-// Columns of a state: where its rows are read and where they are written.
+// Some columns of a state: the address to read them from and the address to write them to. Rows are
+// `stride` floats apart.
 struct Place {
   const float* from;
   float* to;
@@ -43,7 +45,7 @@ struct Token {
   float rate;
 };
 
-// Updates kCount registers of columns of a state, and writes as many results.
+// Updates kCount registers of columns of a state, and writes the results of these columns.
 template <bool kDelta, bool kChannels, std::size_t kCount>
 HWY_INLINE void Step(const Token& token, std::size_t key_size, const Place& state,
                      const float* HWY_RESTRICT v, float* HWY_RESTRICT out) {
@@ -97,7 +99,7 @@ HWY_INLINE Token TokenInputs(const StateScanParams& params, std::size_t token, s
           .rate = params.rate[index]};
 }
 
-// Adds skip * v to `columns` results of a head, if there is a skip.
+// Adds skip * v to `columns` results of a head. Does nothing if there is no skip.
 HWY_INLINE void AddSkip(const StateScanParams& params, std::size_t head, std::size_t columns,
                         const float* HWY_RESTRICT v, float* HWY_RESTRICT out) {
   if (params.skip == nullptr) return;
@@ -108,7 +110,7 @@ HWY_INLINE void AddSkip(const StateScanParams& params, std::size_t head, std::si
   }
 }
 
-// Computes one token of a row that has a state, without a copy of the state.
+// Computes the only token of a row whose state is not zero. Updates the state without a copy of it.
 template <bool kDelta, bool kChannels>
 HWY_NOINLINE void ScanToken(const StateScanParams& params, std::uint32_t row, std::uint32_t head,
                             std::size_t begin, std::size_t columns) {

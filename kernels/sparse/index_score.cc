@@ -40,7 +40,7 @@ absl::Status CheckPages(const KvShape& shape) {
                                                  " heads, they must be f32 or bf16 of 1 head"));
 }
 
-// Checks the step on the CPU.
+// Checks the arguments that only the CPU can read.
 absl::Status CheckStep(const IndexScoreParams& params) {
   QUIRE_RETURN_IF_ERROR(
       CheckKvStep(*params.keys, *params.keys, params.row_offsets, params.batch_size));

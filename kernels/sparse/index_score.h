@@ -1,6 +1,6 @@
 #pragma once
 
-// Scores of keys for a learned selection (IndexSpec of models/config/layer_spec.h).
+// Scores of keys for sparse attention with an indexer (IndexSpec of models/config/layer_spec.h).
 
 #include <cstddef>
 #include <cstdint>
@@ -19,13 +19,13 @@ struct IndexScoreParams {
   const std::uint32_t* row_offsets;  // [batch_size + 1]: first row of each sequence, then the total
   std::int64_t score_stride;         // at least ScoreStride(tokens of the longest sequence)
   std::uint32_t batch_size;
-  std::uint32_t row_begin;  // the rows of the step whose scores are computed
+  std::uint32_t row_begin;  // scores of rows [row_begin, row_end) of the step are computed
   std::uint32_t row_end;
   std::uint32_t num_heads;
   float scale;  // factor of q
   // CUDA only. Both are null on the CPU, which derives them from row_offsets.
   const std::int32_t* token_rows = nullptr;  // [row_end] batch row of each row; -1: padding
-  const std::int32_t* positions = nullptr;   // [row_end] p
+  const std::int32_t* positions = nullptr;   // [row_end] position p of each row
 };
 
 // Maximum number of heads of an indexer on a GPU, and of columns of its keys.
@@ -36,11 +36,12 @@ inline constexpr std::uint32_t kMaxGpuIndexSize = 128;
 //   s_j = sum over heads h of weights[h] * max(0, (scale * q[h]) . k_j)
 // All arithmetic is in f32. A product q . k is one ascending chain of FMAs over the columns. The
 // sum is one ascending chain of FMAs over the heads. So s_j depends only on the row, the key, the
-// size and the number of heads. NaN in q, k or weights gives NaN. Scores behind p are undefined.
-// A GPU gives the same bits as the CPU and skips padding rows. Returns INVALID_ARGUMENT for pages
-// that are not f32 or bf16 or have several heads. CPU: also if rows are outside the step,
-// score_stride is too small or CheckKvStep fails. CUDA: also if the size is not a multiple of 4, or
-// the size or the number of heads is above its limit. CUDA does not check lengths and rows.
+// size and the number of heads. NaN in q, k or weights gives NaN. Scores of keys after p are
+// undefined. A GPU gives the same bits as the CPU and skips padding rows. Returns INVALID_ARGUMENT
+// for pages that are not f32 or bf16 or have several heads. On the CPU also returns it if rows are
+// outside the step, score_stride is too small or CheckKvStep fails. On a GPU also returns it if the
+// size is not a multiple of 4, or if the size or the number of heads is above its limit. A GPU does
+// not check lengths and rows.
 absl::Status IndexScore(const Backend& backend, const IndexScoreParams& params);
 
 // Returns the minimum score_stride for sequences of `tokens` tokens.
@@ -48,22 +49,22 @@ constexpr std::int64_t ScoreStride(std::uint32_t tokens) {
   return (std::int64_t{tokens} + 63) / 64 * 64;
 }
 
-// Returns the bytes of each Backend::workspace that IndexScore uses at most.
+// Returns an upper bound of the bytes that IndexScore uses of each Backend::workspace.
 std::int64_t IndexScoreThreadBytes(std::uint32_t num_heads, std::uint32_t size);
 
 namespace internal {
 
-// Rows of one sequence and keys [key_begin, key_begin + kIndexSpan).
+// A work item: some rows of one sequence and the keys [key_begin, key_begin + kIndexSpan).
 struct IndexItem {
   std::uint32_t sequence;
-  std::uint32_t row_begin;  // first row, counted in the step
+  std::uint32_t row_begin;  // index of the first row in the step
   std::uint32_t num_rows;   // at most kIndexBlockRows
   std::uint32_t key_begin;
 };
 inline constexpr std::uint32_t kIndexSpan = 512;
 inline constexpr std::uint32_t kIndexBlockRows = 8;
 
-// Reference implementation: scores of all rows, one thread.
+// Reference implementation: computes the scores of all rows in one thread.
 void IndexScoreCpu(const IndexScoreParams& params);
 void IndexScoreSimd(const IndexScoreParams& params, const IndexItem& item, std::byte* scratch);
 

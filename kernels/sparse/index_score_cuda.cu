@@ -1,9 +1,10 @@
 // Scores of index keys without tensor cores: a block computes one row of the step, over every
-// GridY-th tile of 64 keys. The products are f32, because rounding of queries changes selections.
+// GridY-th tile of 64 keys. The products are f32, because rounding queries to bf16 would change
+// selections.
 //
 // Each warp multiplies 8 heads with all keys of the tile, two keys per lane. Queries and transposed
-// keys are in shared memory. One thread per key then sums over the heads. Both sums have the order
-// of the CPU, so their bits are equal.
+// keys are in shared memory. One thread per key then sums over the heads. Both sums have the same
+// order as on the CPU, so their bits are equal.
 
 #include <algorithm>
 #include <cstdint>
@@ -74,7 +75,7 @@ __device__ __forceinline__ void LoadQueries(const IndexScoreArgs<T>& args, std::
   }
 }
 
-// Keys from `end` on are zeros.
+// Loads a tile of keys. Keys from `end` on are zeros.
 template <typename T>
 __device__ __forceinline__ void LoadKeys(const IndexScoreArgs<T>& args, std::uint32_t sequence,
                                          std::uint32_t first, std::uint32_t end,

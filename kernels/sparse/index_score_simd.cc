@@ -1,5 +1,6 @@
-// A tile of 64 keys is transposed once and read by up to 8 rows, with one key per lane. The heads
-// of a row are the rows of ScoreStrips, so products of several heads share the keys in registers.
+// A tile of 64 keys is transposed once and used for up to 8 rows, with one key per lane.
+// ScoreStrips multiplies several heads of a row at once, so their products share the keys in
+// registers.
 
 #include <algorithm>
 #include <cstddef>
@@ -55,7 +56,7 @@ void PackIndexQueries(const IndexScoreParams& params, std::size_t size, std::siz
   }
 }
 
-// Adds kHeads heads to the scores of a tile.
+// Adds the terms of kHeads heads to the scores of a tile.
 template <std::size_t kHeads>
 HWY_NOINLINE void AddHeads(const float* queries, const float* weights, std::size_t columns,
                            const IndexScratch& scratch) {
@@ -97,7 +98,7 @@ void ScoreTile(const IndexScoreParams& params, std::size_t columns, const float*
   }
 }
 
-// Transposes keys [t, end) of a tile. Lanes behind `end` are undefined and belong to no row.
+// Transposes keys [t, end) of a tile. Lanes of keys from `end` on are undefined and are not used.
 template <typename T>
 void TransposeTile(const KvView<const T>& keys, std::uint32_t sequence, std::uint32_t t,
                    std::uint32_t end, std::size_t columns, const IndexScratch& scratch) {

@@ -25,19 +25,22 @@ struct IndexStoreParams {
   const float* sines;                // [num_rows, rope_size / 2]
   const std::uint32_t* row_offsets;  // [batch_size + 1]: first row of each sequence, then the total
   // CUDA only. Both are null on the CPU, which derives them from row_offsets.
-  const std::int32_t* token_rows;  // [num_rows] batch row of each token; -1: padding, not stored
-  const std::int32_t* positions;   // [num_rows] absolute
+  const std::int32_t*
+      token_rows;  // [num_rows] batch row of each token; -1: a padding row, which is not stored
+  const std::int32_t* positions;  // [num_rows] absolute
   std::uint32_t batch_size;
   std::uint32_t num_rows;
   std::uint32_t num_heads;
-  std::uint32_t rope_size;  // even; the first columns of keys and of query heads rotate
+  std::uint32_t
+      rope_size;  // even; number of columns of keys and of query heads that are rotated, from the first on
   RopeStyle style;
-  float epsilon;  // of the layer norm
+  float epsilon;  // epsilon of the layer norm
 };
 
-// Formulas are those of LayerNorm, Rope and KvStore. A GPU sums the layer norm in f64 too, in
-// another order. Returns INVALID_ARGUMENT if these ops would. CUDA: also if pages are not f32 or
-// bf16 of one head, or D is above kMaxGpuIndexSize or not a multiple of 4.
+// Uses the formulas of LayerNorm, Rope and KvStore. A GPU also sums the layer norm in f64, but in
+// another order. Returns INVALID_ARGUMENT if one of these ops would. On a GPU also returns it if
+// pages are not f32 or bf16 with one head, or if D is above kMaxGpuIndexSize or not a multiple of
+// 4.
 absl::Status IndexStore(const Backend& backend, const IndexStoreParams& params);
 
 namespace internal {

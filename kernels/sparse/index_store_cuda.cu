@@ -1,5 +1,5 @@
 // Layer norm, rope and page writes of an indexer: one warp per query head, and one per index key.
-// A warp keeps its columns in shared memory, because a column rotates with another lane's column.
+// A warp keeps its columns in shared memory, because rope combines columns of different lanes.
 
 #include <cmath>
 #include <cstdint>

@@ -13,17 +13,17 @@ std::uint32_t OrderedBits(float score) {
   return internal::OrderedScoreBits(std::bit_cast<std::uint32_t>(score));
 }
 
-// The border of a selection: keys above `bits` are selected, and the first `equal` keys with these
-// bits.
+// The threshold of a selection. Keys with ordered bits above `bits` are selected, and the first
+// `equal` keys whose bits equal `bits`.
 struct Border {
   std::uint32_t bits;
   std::uint32_t equal;
 };
 
-// Finds the border in four passes of 8 bits each. REQUIRES: topk <= num_keys.
+// Finds the threshold in four passes of 8 bits each. REQUIRES: topk <= num_keys.
 Border FindBorder(const float* scores, std::uint32_t num_keys, std::uint32_t topk) {
   std::uint32_t bits = 0;
-  std::uint32_t known = 0;  // mask of the bits that are found
+  std::uint32_t known = 0;  // mask of the bits that are already known
   std::uint32_t left = topk;
   for (int shift = 24; shift >= 0; shift -= 8) {
     std::uint32_t counts[256] = {};

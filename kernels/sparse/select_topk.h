@@ -22,17 +22,17 @@ struct SelectTopKParams {
   const std::int32_t* token_rows = nullptr;
 };
 
-// Row i selects the first min(topk, positions[i] + 1) keys in the total order: larger scores first,
-// then lower keys. -0 equals +0. NaN precedes all numbers and equals NaN, so attention reads the
-// row of such a key, whose NaN then reaches the logits. Writes the selected keys in ascending
-// order, then -1. Returns INVALID_ARGUMENT if topk is 0. CPU: also for a negative position, and if
-// a row selects more than max_selected keys. A GPU does not check positions.
+// Row i selects the first min(topk, positions[i] + 1) keys in this total order: larger scores
+// first, for equal scores lower keys first. -0 equals +0. NaN precedes all numbers and equals NaN.
+// A key with a NaN score is therefore selected, and attention propagates the NaN to the logits.
+// Writes the selected keys in ascending order, then -1. Returns INVALID_ARGUMENT if topk is 0. On
+// the CPU also returns it for a negative position, and if a row selects more than max_selected
+// keys. A GPU does not check positions.
 absl::Status SelectTopK(const Backend& backend, const SelectTopKParams& params);
 
 namespace internal {
 
-// Returns an integer with the order of SelectTopK, from the bits of a score: larger ones are
-// selected first.
+// Maps the bits of a score to an integer. Scores with larger integers are selected first.
 QUIRE_HOST_DEVICE constexpr std::uint32_t OrderedScoreBits(std::uint32_t bits) {
   constexpr std::uint32_t kSign = 0x80000000u;
   constexpr std::uint32_t kInfinity = 0x7f800000u;
@@ -42,7 +42,7 @@ QUIRE_HOST_DEVICE constexpr std::uint32_t OrderedScoreBits(std::uint32_t bits) {
   return (bits & kSign) != 0 ? ~bits : bits | kSign;
 }
 
-// Process rows [row_begin, row_end). SelectTopKCpu is the reference, which sorts.
+// Both process rows [row_begin, row_end). SelectTopKCpu is the reference, which sorts.
 void SelectTopKCpu(const SelectTopKParams& params, std::int64_t row_begin, std::int64_t row_end);
 void SelectTopKRadix(const SelectTopKParams& params, std::int64_t row_begin, std::int64_t row_end);
 

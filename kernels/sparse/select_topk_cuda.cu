@@ -1,6 +1,6 @@
-// Radix select: one block per row. Four passes of 8-bit histograms find the border of the
+// Radix select: one block per row. Four passes of 8-bit histograms find the threshold of the
 // selection, and one ordered scan lists the selected keys. All sums are integers, so their order
-// does not matter. The scores of a row are read from L2 after the first pass.
+// does not matter. After the first pass the scores of a row are read from L2.
 
 #include <cstdint>
 
@@ -16,14 +16,14 @@ namespace {
 constexpr std::uint32_t kThreads = 512;
 constexpr std::uint32_t kWarps = kThreads / cuda::kWarpSize;
 constexpr std::uint32_t kDigits = 256;
-constexpr std::uint32_t kThreadKeys = 4;  // adjacent keys of a thread in the scan
+constexpr std::uint32_t kThreadKeys = 4;  // number of adjacent keys that a thread scans
 static_assert(kThreads >= kDigits);
 static_assert(kThreads * kThreadKeys < 1u << 16);  // two counts fit in 32 bits
 
 struct SelectShared {
   std::uint32_t starts[kDigits + 1];
   std::uint32_t scratch[kWarps];
-  std::uint32_t bits;  // bits of the border score found so far
+  std::uint32_t bits;  // bits of the threshold found so far
   std::uint32_t left;  // keys to select among those that agree with `bits`
 };
 
@@ -31,12 +31,12 @@ __device__ __forceinline__ std::uint32_t OrderOf(float score) {
   return internal::OrderedScoreBits(cuda::FloatBits(score));
 }
 
-// Leaves the bits of the border in shared.bits and the number of selected keys with these bits in
-// shared.left. REQUIRES: topk <= num_keys.
+// Stores the bits of the threshold in shared.bits and the number of selected keys with these bits
+// in shared.left. REQUIRES: topk <= num_keys.
 __device__ __forceinline__ void FindBorder(const float* scores, std::uint32_t num_keys,
                                            std::uint32_t topk, SelectShared& shared) {
   const std::uint32_t thread = cuda::ThreadIndex();
-  std::uint32_t known = 0;  // mask of the bits that are found
+  std::uint32_t known = 0;  // mask of the bits that are already known
   if (thread == 0) {
     shared.bits = 0;
     shared.left = topk;
@@ -67,8 +67,8 @@ __device__ __forceinline__ void FindBorder(const float* scores, std::uint32_t nu
   }
 }
 
-// Returns the sum of `count` over all threads before this one, and the sum over the block. Ends
-// without a barrier: the caller must wait before the next call.
+// Returns the sum of `count` over all threads before this one, and in *total the sum over the
+// block. Ends without a barrier, so the caller must synchronize before the next call.
 __device__ __forceinline__ std::uint32_t SumBefore(std::uint32_t count, SelectShared& shared,
                                                    std::uint32_t* total) {
   const std::uint32_t warp = cuda::Warp();
@@ -89,7 +89,7 @@ __device__ __forceinline__ std::uint32_t SumBefore(std::uint32_t count, SelectSh
   return sum;
 }
 
-// Lists the keys above the border, and the first shared.left keys at the border.
+// Lists the keys above the threshold, and the first shared.left keys at the threshold.
 __device__ __forceinline__ void ListKeys(const float* scores, std::uint32_t num_keys,
                                          SelectShared& shared, std::int32_t* selected) {
   const std::uint32_t bits = shared.bits;
@@ -99,7 +99,8 @@ __device__ __forceinline__ void ListKeys(const float* scores, std::uint32_t num_
   for (std::uint32_t first = 0; first < num_keys; first += kThreads * kThreadKeys) {
     const std::uint32_t begin = first + cuda::ThreadIndex() * kThreadKeys;
     std::uint32_t keys[kThreadKeys];
-    std::uint32_t count = 0;  // keys above the border + 2^16 * keys at the border
+    std::uint32_t count =
+        0;  // number of keys above the threshold + 2^16 * number of keys at the threshold
 #pragma unroll
     for (std::uint32_t j = 0; j < kThreadKeys; ++j) {
       keys[j] = begin + j < num_keys ? OrderOf(scores[begin + j]) : 0;

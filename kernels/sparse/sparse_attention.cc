@@ -10,7 +10,7 @@
 namespace quire::kernels {
 namespace {
 
-// Maps the keys of row m, which is in sequence b.
+// Maps the selected keys of row m, which belongs to sequence b.
 template <typename View>
 void MapRow(const SelectedRowsParams& params, const View& view, std::uint32_t b, std::uint32_t m) {
   constexpr std::uint32_t kOffsets[] = {0, 1};
@@ -57,8 +57,8 @@ absl::Status MapSelectedRows(const Backend& backend, const SelectedRowsParams& p
 }
 
 absl::Status SparseAttention(const Backend& backend, const SparseAttentionParams& params) {
-  // Each row becomes a sequence of its own over pages of one token, with the selected keys as its
-  // lookup table.
+  // Each row becomes a separate sequence over pages of one token. The selected keys are its lookup
+  // table.
   AnyKvView gathered = *params.rows;
   std::visit(
       [&](auto& view) {

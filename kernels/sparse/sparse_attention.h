@@ -13,10 +13,11 @@
 namespace quire::kernels {
 
 struct SelectedRowsParams {
-  const AnyKvView* rows;             // the view of any layer of the layer group
-  std::int32_t* selected;            // [num_rows, max_selected] keys, -1 behind the last one
-  std::uint32_t* num_others;         // [num_rows] receives the number of selected keys minus 1
-  std::uint32_t* offsets;            // [num_rows + 1] receives 0, 1, ..., constant over padding
+  const AnyKvView* rows;      // the view of any layer of the layer group
+  std::int32_t* selected;     // [num_rows, max_selected] keys, -1 after the last one
+  std::uint32_t* num_others;  // [num_rows] receives the number of selected keys minus 1
+  std::uint32_t*
+      offsets;  // [num_rows + 1] receives 0, 1, ..., and does not increase over padding rows
   const std::uint32_t* row_offsets;  // [batch_size + 1]: first row of each sequence, then the total
   std::uint32_t batch_size;
   std::uint32_t num_rows;
@@ -24,21 +25,21 @@ struct SelectedRowsParams {
   // CUDA only. Both are null on the CPU.
   const std::int32_t* token_rows = nullptr;  // [num_rows] batch row of each row; -1: padding
   // [1 + num_rows] receives the number of rows that are not padding, then 0, 1, 2, ... REQUIRES:
-  // padding rows come last.
+  // padding rows are last.
   std::uint32_t* live_rows = nullptr;
 };
 
-// Replaces the keys of each row by rows of the view (RemapSparseIndices and get_tma_row). All
-// layers of a layer group have the same rows. A key without a page, and -1, becomes row 0, which is
-// zero. Nothing is written to `selected` and num_others for padding. Returns errors of the launch.
-// REQUIRES: every row without padding has at least one key.
+// Replaces the selected keys of each row by rows of the view (RemapSparseIndices and get_tma_row).
+// The result is valid for all layers of the layer group. A key without a page and -1 become row 0,
+// which is zero. For padding rows, `selected` and num_others are not written. Returns errors of the
+// launch. REQUIRES: every row that is not padding has at least one key.
 absl::Status MapSelectedRows(const Backend& backend, const SelectedRowsParams& params);
 
 struct SparseAttentionParams {
   const AnyKvView* rows;            // keys and values of one layer
   ConstFloatPtr q;                  // [num_rows, num_heads, head_size], rows q_stride apart
   FloatPtr out;                     // [num_rows, num_heads, head_size], rows out_stride apart
-  const std::int32_t* selected;     // [num_rows, max_selected] as MapSelectedRows returns
+  const std::int32_t* selected;     // [num_rows, max_selected], written by MapSelectedRows
   const std::uint32_t* num_others;  // likewise
   const std::uint32_t* offsets;     // likewise
   std::int64_t q_stride;
@@ -50,13 +51,14 @@ struct SparseAttentionParams {
   std::uint32_t value_columns;  // AttentionParams::value_columns
   // CUDA only. Both are null on the CPU.
   const std::uint32_t* live_rows = nullptr;  // as MapSelectedRows returns
-  const AttentionPlan* plan = nullptr;       // of these heads; lends memory for partial results
+  const AttentionPlan* plan =
+      nullptr;  // a plan for these heads; only its memory for partial results is used
 };
 
-// PagedAttention of each row over its selected keys alone, in their order. On the CPU tiles consist
-// of 64 selected keys, so a row that selects all of its keys gets the bits of PagedAttention. A GPU
-// runs the portable MLA kernel, or the scalar kernel for pages that the MLA kernel does not
-// support. Returns the errors of PagedAttention.
+// Computes PagedAttention of each row over its selected keys only, in the order of `selected`. On
+// the CPU a tile is 64 selected keys, so a row that selects all of its keys gets the bits of
+// PagedAttention. A GPU runs the portable MLA kernel, or the scalar kernel for pages that the MLA
+// kernel does not support. Returns the errors of PagedAttention.
 absl::Status SparseAttention(const Backend& backend, const SparseAttentionParams& params);
 
 namespace internal {

@@ -1,5 +1,5 @@
-// Maps selected keys to rows of the pages: one block per row. The lookup table, not the element
-// type of the pages, decides the result, so one kernel serves all pages.
+// Maps selected keys to rows of the pages: one block per row. The result depends only on the lookup
+// table, so one kernel serves pages of all element types.
 
 #include <cstdint>
 #include <variant>
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kThreads)
   const std::uint32_t row = cuda::BlockX();
   const std::uint32_t total = args.row_offsets[args.batch_size];
   if (cuda::ThreadIndex() == 0) {
-    // Rows of padding follow the others and are empty sequences.
+    // Padding rows are after all other rows and are empty sequences.
     args.offsets[row] = row < total ? row : total;
     args.live_rows[1 + row] = row;
     if (row + 1 == cuda::GridX()) {
