@@ -1,4 +1,4 @@
-// Schedules products with bf16 activations, and the reference implementation.
+// Schedules products with bf16 activations and contains the reference implementation.
 
 #include "kernels/linear/bf16_linear.h"
 
@@ -43,7 +43,7 @@ std::int64_t Bf16LinearScratchBytes(std::uint32_t num_rows, std::uint32_t k) {
 }
 
 std::int64_t Bf16LinearThreadBytes(std::uint32_t num_rows, std::uint32_t k) {
-  // A row that is permuted or quantized first uses the memory of the product.
+  // If a row is permuted or quantized first, it is stored in the memory of the product.
   const std::int64_t row = CeilDivide(k, internal::kRowTile) * internal::kRowTile * 4;
   return std::max(row, internal::WeightScratchBytes(k) + internal::TotalBytes(num_rows, k));
 }
@@ -65,7 +65,7 @@ float FlushedFma(float a, float b, float c) {
   const double addend = read(c);
   double sum = product + addend;
   // Rounding the sum to odd before it is rounded to f32 gives the result of one rounding. The error
-  // of the sum is that of Knuth's TwoSum.
+  // of the sum is computed by Knuth's TwoSum.
   const double part = sum - product;
   const double error = (product - (sum - part)) + (addend - part);
   if (std::isfinite(sum) && error != 0) {
@@ -73,7 +73,7 @@ float FlushedFma(float a, float b, float c) {
     const bool is_outward = (error > 0) == (sum > 0);
     if ((bits & 1) == 0) sum = std::bit_cast<double>(is_outward ? bits + 1 : bits - 1);
   }
-  // A result is subnormal if it is below 2^-126 after rounding to 24 bits.
+  // Flushes results that would be subnormal after rounding to 24 bits, which means below 2^-126.
   if (std::fabs(sum) < 0x1p-126 - 0x1p-151) return std::copysign(0.0f, static_cast<float>(sum));
   return static_cast<float>(sum);
 }
@@ -136,7 +136,7 @@ void LinearBf16(const Backend& backend, const LinearParams& params, Bf16Multiply
       static_cast<std::size_t>(Bf16LinearScratchBytes(params.num_rows, k))));
   const std::int64_t tile_size = CeilDivide(k, kBlock) * kBlock * kRowTile;
   const auto thread_bytes = static_cast<std::size_t>(Bf16LinearThreadBytes(params.num_rows, k));
-  // Nanoseconds for an input.
+  // Nanoseconds per input.
   const double cost = weight.quantizes_activations()  ? 4
                       : weight.act_order() != nullptr ? 0.8
                                                       : 0.2;
@@ -158,7 +158,7 @@ void LinearBf16(const Backend& backend, const LinearParams& params, Bf16Multiply
         const Bf16Panels job = {params, x, multiply, backend.workspace(part).Reserve(thread_bytes)};
         LinearBf16Panels(job, begin, end);
       },
-      // Threads are kept busy before they share rows.
+      // With few panels per thread, groups are small, so that all threads have work.
       weight.num_panels() < GroupPanels(k) * backend.num_threads() ? kPanelGrain : GroupPanels(k));
 }
 

@@ -2,10 +2,10 @@
 
 // Matrix products with bf16 activations on the CPU, for weights of every format.
 //
-// x is rounded to bf16, to nearest even. A weight is PackedLinear::At rounded to bf16: plain
-// weights to nearest even, dequantized ones to nearest with ties away from zero. Scales and
-// minimums are finite. The inputs are divided into blocks of 32, the last of which is padded with
-// zeros. A total starts at 0 and is, for each block in order:
+// x is rounded to bf16, to nearest even. A weight is PackedLinear::At rounded to bf16: unquantized
+// weights are rounded to nearest even, dequantized weights to nearest with ties away from zero.
+// Scales and minimums are finite. The inputs are divided into blocks of 32. The last block is
+// padded with zeros. The total of an output starts at 0 and is computed for each block in order:
 //
 //   even = odd = 0
 //   for the pairs j = 0 .. 15 of the block:
@@ -14,7 +14,7 @@
 //   total = total + (even + odd)
 //
 // This is f32 arithmetic that reads subnormal operands as zeros and replaces subnormal results by
-// zeros; the sign of a total that is zero is unspecified. With an act-order permutation, inputs are
+// zeros. The sign of a total that is zero is unspecified. With an act-order permutation, inputs are
 // in the order of the packed weights. Then y = (total + bias) + residual, in ordinary f32
 // arithmetic.
 //
@@ -35,25 +35,26 @@ namespace quire::kernels {
 // Returns the bytes of Backend::op_workspace that Linear uses with bf16 activations for up to
 // `num_rows` rows of up to `k` inputs.
 std::int64_t Bf16LinearScratchBytes(std::uint32_t num_rows, std::uint32_t k);
-// Returns the bytes of each Backend::workspace that Linear uses then.
+// Returns the bytes of each Backend::workspace that Linear uses in that case.
 std::int64_t Bf16LinearThreadBytes(std::uint32_t num_rows, std::uint32_t k);
 
 namespace internal {
 
-// How a product is divided; no choice changes its bits. The sizes are those with which a prototype
-// was fastest on an AMX machine: the weights of two panels and one part of the inputs fill L1 (32
-// KiB), and the panels of a group share the rows of x that are in L2.
-inline constexpr std::int64_t kBlock = 32;    // inputs that a tile product sums
+// How a product is divided among threads and loops. The division does not change any bit. A
+// prototype was fastest with these sizes on an AMX machine. The weights of two panels and
+// kPartInputs inputs fill L1 (32 KiB), and the panels of a group share the rows of x that are in
+// L2.
+inline constexpr std::int64_t kBlock = 32;    // inputs whose products one tile product adds up
 inline constexpr std::int64_t kRowTile = 16;  // rows of a tile
 inline constexpr std::int64_t kPartInputs = 512;
-inline constexpr std::int64_t kPanelGrain = 4;  // panels of the smallest group
+inline constexpr std::int64_t kPanelGrain = 4;  // number of panels of the smallest group
 inline constexpr std::int64_t kMaxTiles = 32;   // tiles of rows that share dequantized weights
 
-// Returns the panels of a group.
+// Returns the number of panels of a group.
 constexpr std::int64_t GroupPanels(std::int64_t k) {
   return k < 4096 ? 4 : 16;
 }
-// Returns the bytes of the dequantized weights of a group.
+// Returns the bytes of the dequantized weights of a group, for kPartInputs inputs.
 constexpr std::int64_t WeightScratchBytes(std::int64_t k) {
   return GroupPanels(k) * PackedLinear::kPanel * kPartInputs * 2;
 }
@@ -63,27 +64,29 @@ constexpr std::int64_t TotalBytes(std::int64_t num_rows, std::int64_t k) {
   return GroupPanels(k) * tiles * PackedLinear::kPanel * kRowTile * 4;
 }
 
-// Linear with bf16 activations. `multiply` computes the sums; null: in Highway's vectors.
-// Arguments were checked.
+// Computes Linear with bf16 activations. `multiply` computes the sums. If it is null, Highway's
+// vectors do. REQUIRES: the arguments were checked.
 void LinearBf16(const Backend& backend, const LinearParams& params, Bf16MultiplyFn multiply);
 // The reference implementation, for panels [panel_begin, panel_end).
 void LinearBf16Cpu(const LinearParams& params, std::int64_t panel_begin, std::int64_t panel_end);
 
-// a * b + c and a + b, rounded once, in the arithmetic above.
+// FlushedFma returns a * b + c, FlushedAdd a + b. Both round once, in the arithmetic of the file
+// comment.
 float FlushedFma(float a, float b, float c);
 float FlushedAdd(float a, float b);
 
-// The parts below are compiled for each instruction set.
+// The following functions are compiled for each instruction set.
 
 // Writes a panel of integer weights as f32, [K][16]. Up to 7 further inputs are written too.
 void DequantizePanelF32(const PackedLinear& weight, std::int64_t panel, float* to);
 
-// Rounds row m of params.x into blocks of 32 inputs, 16 * 32 elements apart: its place in tiles of
-// 16 rows, [ceil(K / 32)][16][32]. `row` is temporary memory for K floats.
+// Rounds row m of params.x to bf16 and stores its blocks of 32 inputs 16 * 32 elements apart. This
+// is the layout of a row in a tile of 16 rows, [ceil(K / 32)][16][32]. `row` is temporary memory
+// for K floats.
 void RoundRowToTile(const LinearParams& params, std::int64_t m, std::uint16_t* to, float* row);
-// Computes panels [panel_begin, panel_end) for all rows, with `x` made by RoundRowToTile. Rows of
-// the last tile beyond num_rows may have any values. `scratch` has Bf16LinearThreadBytes and is
-// aligned to 64 bytes.
+// Arguments of LinearBf16Panels, which computes panels [panel_begin, panel_end) for all rows.
+// RoundRowToTile wrote `x`. Rows of the last tile beyond num_rows may have any values. `scratch`
+// has Bf16LinearThreadBytes and is aligned to 64 bytes.
 struct Bf16Panels {
   const LinearParams& params;
   const std::uint16_t* x;

@@ -1,13 +1,14 @@
-// Multiplies bf16 with the instruction vdpbf16ps. It adds two products to a sum, first that of the
-// upper halves, then that of the lower halves, each like a fused multiply-add that flushes
-// subnormal numbers. Operands are ordered so that both products belong to the even inputs or both
-// to the odd inputs (bf16_linear.h). Four inputs take two instructions instead of four
-// multiply-adds.
+// Multiplies bf16 with the instruction vdpbf16ps. It adds two products to a sum: first the product
+// of the upper halves, then the product of the lower halves. Each addition is like a fused
+// multiply-add that flushes subnormal numbers. Operands are ordered so that both products belong to
+// the even inputs or both to the odd inputs (bf16_linear.h). Four inputs need two instructions
+// instead of four multiply-adds.
 //
-// Rows are ordered once for 512 inputs. Weights stay in the order of AMX tiles and are ordered in
-// registers. A tile is 6 rows x 2 panels: 24 sums, 4 weights and 2 broadcasts. Up to 8 rows are one
-// tile with one panel, so that weights are read at an even rate. The weights of the next panels are
-// prefetched, because out-of-order execution alone keeps too few loads in flight.
+// Rows are ordered once for 512 inputs. Weights are stored in the order of AMX tiles and are
+// ordered in registers. A tile is 6 rows x 2 panels: 24 sums, 4 weights and 2 broadcasts. If there
+// are at most 8 rows, a tile has all of them and one panel, so that weights are read at an even
+// rate. The weights of the next panels are prefetched, because out-of-order execution alone keeps
+// too few loads in flight.
 
 #include "kernels/linear/bf16_product.h"
 
@@ -25,9 +26,10 @@ namespace {
 constexpr std::int64_t kRows = 16;            // rows of a row tile
 constexpr std::int64_t kTile = kRows * 32;    // elements of a bf16 tile
 constexpr std::int64_t kTotals = kRows * 16;  // elements of a tile of totals
-constexpr std::int64_t kBlocks = 16;          // blocks of inputs whose rows are ordered at once
+constexpr std::int64_t kBlocks = 16;          // blocks of inputs that are ordered together
 
-// A row tile. Of four inputs 0, 1, 2, 3 it has the pairs (2, 0) and (3, 1), the lower half first.
+// A row tile. Four inputs 0, 1, 2, 3 are stored as the pairs (2, 0) and (3, 1), the lower half
+// first.
 struct alignas(64) OrderedRows {
   std::uint32_t pairs[kBlocks * kRows * 16];  // [blocks][16 rows][8 groups of four inputs][2]
 };
@@ -52,11 +54,11 @@ QUIRE_OP __m512 AddProducts(__m512 sum, __m512i a, __m512i b) {
 // Weights of the next panels, prefetched while the current panels are multiplied.
 struct NextWeights {
   const std::uint16_t* from;  // null: none
-  int lines;                  // cache lines of a panel to read in each block
+  int lines;                  // cache lines of a panel to prefetch per block
 };
 
-// Computes kTileRows rows and kPanels panels. `w` and `totals` are those of the first panel, `x`
-// and `totals` begin at the first row. Panels are w_stride and total_stride apart.
+// Computes kTileRows rows and kPanels panels. `x` and `totals` start at the first row, `w` and
+// `totals` at the first panel. Panels are w_stride and total_stride apart.
 template <int kTileRows, int kPanels>
 QUIRE_OP void MultiplyTile(const std::uint32_t* x, const std::uint16_t* w, std::int64_t w_stride,
                            std::int64_t num_blocks, bool is_first, float* totals,
@@ -101,8 +103,8 @@ QUIRE_OP void MultiplyTile(const std::uint32_t* x, const std::uint16_t* w, std::
   }
 }
 
-// Computes kPanels panels for `num_rows` rows of a row tile. `next` are the weights read next, null
-// if there are none or if they are in a cache.
+// Computes kPanels panels for `num_rows` rows of a row tile. `next` points to the weights that are
+// read next. It is null if there are none or if they are in a cache.
 template <int kPanels>
 QUIRE_OP void MultiplyPanels(const OrderedRows& rows, std::int64_t num_rows, const std::uint16_t* w,
                              std::int64_t w_stride, std::int64_t num_blocks, bool is_first,
@@ -139,14 +141,14 @@ QUIRE_OP void MultiplyPanels(const OrderedRows& rows, std::int64_t num_rows, con
   }
 }
 
-// A row tile and the part of the inputs that is multiplied.
+// A row tile, and the range of inputs that is multiplied.
 struct Part {
   OrderedRows rows;
   std::int64_t tile, block, num_blocks, num_rows;
 };
 
-// Multiplies up to kTileRows rows, one panel at a time. Not inlined, so that the compiler assigns
-// registers to each tile alone.
+// Multiplies up to kTileRows rows, one panel at a time. Not inlined, so that the compiler allocates
+// registers for each tile separately.
 template <int kTileRows>
 __attribute__((noinline)) void MultiplyFewRows(const Bf16Product& p, const Part& part) {
   const std::uint16_t* w = p.w + part.block * kTile;
@@ -164,8 +166,8 @@ __attribute__((noinline)) void MultiplyManyRows(const Bf16Product& p, const Part
   float* totals = p.totals + part.tile * kTotals;
   std::int64_t panel = 0;
   for (; panel + 2 <= p.num_panels; panel += 2) {
-    // The last panels are followed by the next part of the first ones. Other row tiles find their
-    // weights in L2.
+    // After the last panels, the first panels are read for the next range of inputs. Weights for
+    // other row tiles are in L2.
     const std::uint16_t* const next = panel + 4 <= p.num_panels
                                           ? w + 2 * p.w_stride
                                           : p.w + (part.block + part.num_blocks) * kTile;

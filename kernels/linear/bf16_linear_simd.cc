@@ -1,6 +1,6 @@
-// The parts of products with bf16 activations that run in vectors: rounding x, dequantizing weights
-// into tiles, and, without AMX, the products. Lanes run along N as in linear_simd.cc. Weights of a
-// group of panels and a part of the inputs are dequantized once for all rows; stored bf16 panels
+// The vector code of products with bf16 activations. It rounds x, dequantizes weights into tiles,
+// and multiplies if there is no AMX. Lanes run along N as in linear_simd.cc. Weights of a group of
+// panels are dequantized once for all rows, for some of the inputs at a time. Stored bf16 panels
 // already have the layout of tiles.
 
 #include <algorithm>
@@ -26,7 +26,7 @@ constexpr std::size_t kBlock = internal::kBlock;
 constexpr std::size_t kPairs = kBlock / 2;
 static_assert(kPanel == kVirtualLanes);
 
-// Returns the elements of a panel.
+// Returns the address of a panel.
 template <typename T>
 const T* PanelOf(const PackedLinear& weight, std::size_t panel) {
   return reinterpret_cast<const T*>(static_cast<const std::byte*>(weight.data()) +
@@ -73,7 +73,7 @@ struct StoreBF16 {
   HWY_INLINE void Stored(std::size_t pair, std::size_t lane, VF even, VF odd) const {
     Put(pair, lane, RoundedBF16(even), RoundedBF16(odd));
   }
-  // Ties are rounded away from zero, which takes one instruction.
+  // Rounds ties away from zero, which needs only one instruction.
   HWY_INLINE void Dequantized(std::size_t pair, std::size_t lane, VF even, VF odd) const {
     const DU du;
     const VU half = hn::Set(du, 0x8000);
@@ -109,8 +109,8 @@ void WidenF16(const std::uint32_t* panel, std::size_t k0, std::size_t k1, std::s
   }
 }
 
-// Returns e4m3 values, the low bytes of `codes`, times 2^-120: their bits are shifted into place.
-// No value is NaN.
+// Returns the e4m3 values in the low bytes of `codes`, times 2^-120, by shifting their bits into
+// place. No value is NaN.
 HWY_INLINE VF WidenE4M3(VU codes) {
   const DU du;
   const VU magnitude = hn::ShiftLeft<20>(hn::And(codes, hn::Set(du, 0x7f)));
@@ -141,8 +141,8 @@ void WidenE4M3Panel(const PackedLinear& weight, std::size_t panel, std::size_t k
   }
 }
 
-// How integers become weights. A stored integer u is first the float v = base + u, with base 256
-// for 8 bits and 16 for 4 bits, whose mantissa has u in its upper bits.
+// How integers become weights. A stored integer u is first converted to the float v = base + u,
+// with base 256 for 8 bits and 16 for 4 bits. The upper bits of its mantissa are u.
 enum class IntScale {
   kF16,         // v * scale + addend; products of f16 scales and small integers are exact
   kMin,         // (v - base) * scale + addend
@@ -174,8 +174,8 @@ struct IntPanel {
   }
 };
 
-// Distance of prefetches, 4 KiB. A core that dequantizes keeps too few loads from memory in flight
-// otherwise. On Zen 4 a product of one row and int8 weights takes 14 % less time with them.
+// Prefetch distance, 4 KiB. Without prefetches, a core that dequantizes keeps too few loads from
+// memory in flight. On Zen 4 a product of one row and int8 weights takes 14 % less time with them.
 constexpr std::size_t kPrefetchUnits = 64;
 
 template <int kBit>
@@ -187,14 +187,14 @@ void DequantizeIntPanel(const IntPanel& panel, std::size_t k0, std::size_t k1, s
   const DF d;
   const DU du;
   constexpr std::size_t kInputs = 32 / kBits;  // inputs of a unit
-  constexpr int kTop = 23 - kBits;             // place of u in the mantissa
+  constexpr int kTop = 23 - kBits;             // lowest bit of u in the mantissa
   constexpr std::uint32_t kMask = ((1u << kBits) - 1) << kTop;
   const VU base = hn::BitCast(du, hn::Set(d, panel.base));
   for (std::size_t begin = k0, end = k0; begin < k1; begin = end) {
     const std::size_t g = begin / panel.group;
     end = std::min(k1, (g + 1) * panel.group);
     const IntGroup group = panel.template At<kScale>(g, lane);
-    // Returns the weight of the integer whose lowest bit is kFrom.
+    // Returns the weight of the integer whose lowest bit in `unit` is kFrom.
     const auto value = [&](VU unit, auto from) HWY_ATTR __attribute__((always_inline)) {
       constexpr int kFrom = decltype(from)::value;
       VU u = unit;
@@ -287,7 +287,7 @@ void DequantizeF32(const PackedLinear& weight, std::int64_t panel, float* to) {
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
 #define QUIRE_BF16_VECTORS 1
 
-// Computes R rows and P panels. Rows are `x`, pairs of inputs in tiles.
+// Computes R rows and P panels. Rows of x are read as pairs of inputs from tiles.
 template <std::size_t R, std::size_t P>
 HWY_INLINE void MultiplyRows(const internal::Bf16Product& product, std::int64_t panel,
                              std::int64_t row_tile, std::size_t row) {
@@ -337,7 +337,7 @@ HWY_INLINE void MultiplyRows(const internal::Bf16Product& product, std::int64_t 
   }
 }
 
-// Rows and panels of the largest tile, whose sums fit in the registers.
+// Numbers of rows and panels of the largest tile, whose sums fit in the registers.
 constexpr std::size_t kTileRows = kRegisters == 1 ? 4 : 2;
 constexpr std::size_t kTilePanels = kRegisters == 1 ? 2 : 1;
 
@@ -372,7 +372,7 @@ void Multiply(const internal::Bf16Product& product) {
 }
 #endif
 
-// Writes y = (total + bias) + residual of a panel.
+// Writes y = (total + bias) + residual for the features of one panel.
 void StorePanel(const LinearParams& params, std::size_t panel, const float* totals,
                 std::size_t first_row, std::size_t num_rows) {
   const DF d;
@@ -463,7 +463,7 @@ void Panels(const internal::Bf16Panels& job, std::int64_t panel_begin, std::int6
     }
   }
 #else
-  // There is no fused multiply-add that flushes subnormals.
+  // This instruction set has no fused multiply-add that flushes subnormals.
   internal::LinearBf16Cpu(job.params, panel_begin, panel_end);
 #endif
 }

@@ -1,26 +1,27 @@
 #pragma once
 
-// The product of bf16 tiles. It has plain types only: an implementation is compiled for a wider
-// instruction set, and the linker might keep its copy of a shared inline function for the whole
-// program.
+// The product of bf16 tiles. Only plain types are used here. An implementation is compiled for a
+// wider instruction set, and if it shared an inline function, the linker might keep the wide copy
+// for the whole program.
 
 #include <cstdint>
 
 namespace quire::kernels::internal {
 
-// Rows of x times panels of weights, for one part of the inputs. Strides are in elements.
+// A product of rows of x and panels of weights, over some of the inputs. Strides are in elements.
 struct Bf16Product {
   const std::uint16_t* x;  // [num_row_tiles][num_blocks][16][32], tiles of rows x_stride apart
   std::int64_t x_stride;
   const std::uint16_t* w;  // [num_panels][num_blocks][16][16][2], panels w_stride apart
   std::int64_t w_stride;
-  float* totals;  // [num_panels][num_row_tiles][16][16] features of rows; aligned to 64 bytes
+  float* totals;  // [num_panels][num_row_tiles][16 rows][16 features], aligned to 64 bytes
   std::int64_t num_row_tiles;
   std::int64_t num_panels;
   std::int64_t num_blocks;  // blocks of 32 inputs
-  // Rows that are used, at most 16 * num_row_tiles. All other rows of x may have any values.
+  // Number of rows that are used, at most 16 * num_row_tiles. All other rows of x may have any
+  // values.
   std::int64_t num_rows;
-  bool is_first;  // totals start at 0, else at their values
+  bool is_first;  // true: totals start at 0; false: the products are added to the totals
 };
 
 // Adds the products of all blocks to the totals (bf16_linear.h). Totals of rows from num_rows on

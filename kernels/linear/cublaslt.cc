@@ -11,8 +11,8 @@
 
 namespace quire::kernels::cuda {
 
-// The library is column-major and computes y^T [N, rows] = W [N, K] x^T [K, rows]: a row-major
-// matrix is its transpose in column-major order.
+// The library is column-major and computes y^T [N, rows] = W [N, K] x^T [K, rows]. A row-major
+// matrix has the same bytes as its column-major transpose.
 struct LtPlans {
   struct Plan {
     cublasLtMatrixLayout_t y = nullptr;
@@ -30,7 +30,7 @@ struct LtPlans {
 
 namespace {
 
-// Required alignment of rows and pointers in bytes, with which every algorithm may use the widest
+// Required alignment of rows and pointers in bytes. It allows every algorithm to use the widest
 // loads.
 constexpr std::uint32_t kAlignment = 16;
 
@@ -48,7 +48,8 @@ bool IsAligned(const void* p, std::int64_t stride_bytes) {
   return reinterpret_cast<std::uintptr_t>(p) % kAlignment == 0 && stride_bytes % kAlignment == 0;
 }
 
-// Returns the library's candidates for the number of rows of plans.x, best first.
+// Returns the library's candidate algorithms for the number of rows in the layout plans.x, best
+// first.
 absl::StatusOr<std::vector<cublasLtMatmulHeuristicResult_t>> Candidates(const CublasLtApi& api,
                                                                         cublasLtHandle_t handle,
                                                                         const LtPlans& plans,

@@ -1,7 +1,7 @@
 #pragma once
 
-// Matrix products by NVIDIA's cuBLASLt, for engine.determinism = fast. The library has hundreds of
-// megabytes, so it is not linked but opened when a backend is created in that mode.
+// Matrix products by NVIDIA's cuBLASLt, for engine.determinism = fast. The library occupies
+// hundreds of megabytes, so it is not linked but opened when a backend is created in that mode.
 
 #include <cstdint>
 #include <map>
@@ -23,28 +23,28 @@ namespace quire::kernels::cuda {
 struct CublasLtApi;
 
 // The opened library, its workspace and the algorithms of all shapes.
-//
 // Place:      owned by a Backend in kFast, used by Linear and PackLinearWeights.
-// Invariants: one algorithm per (N, K, type of y), chosen by Pin with the library's heuristic for
-//             kPinnedRows rows and used for every number of rows, without a split of K. Matmul
+// Invariants: one algorithm per (N, K, type of y). Pin chooses it with the library's heuristic for
+//             kPinnedRows rows, without a split of K. It is used for every number of rows. Matmul
 //             neither chooses algorithms nor allocates.
-// Threads:    Pin from any thread; Matmul from one at a time, that of the stream.
-// Lifetime:   must not outlive the stream; plans are valid until it is destroyed.
+// Threads:    any thread may call Pin; one thread at a time may call Matmul, the one that enqueues.
+// Lifetime:   must not outlive the stream; plans are valid until the CublasLt is destroyed.
 class CublasLt {
  public:
   static constexpr absl::string_view kLibrary = "libcublasLt.so.13";
   static constexpr std::int64_t kWorkspaceBytes = kCublasLtWorkspaceBytes;
   static constexpr std::uint32_t kPinnedRows = 2048;
 
-  // Opens the library. Returns NOT_FOUND, with its name, if the library or a function is missing;
-  // RESOURCE_EXHAUSTED if the workspace cannot be allocated.
+  // Opens the library. Returns NOT_FOUND with the library's name if the library or one of its
+  // functions is missing. Returns RESOURCE_EXHAUSTED if the workspace cannot be allocated.
   static absl::StatusOr<std::shared_ptr<CublasLt>> Open(const Stream& stream,
                                                         absl::string_view library = kLibrary);
   static absl::StatusOr<std::shared_ptr<CublasLt>> Create(const Stream& stream,
                                                           const CublasLtApi& api);
   ~CublasLt();
 
-  // True if the library computes products with such weights: bf16, N and K multiples of 8.
+  // True if the library computes products with such weights. It does for bf16 with N and K
+  // multiples of 8.
   static bool Computes(DType dtype, std::uint32_t n, std::uint32_t k);
 
   // Returns the plans of a shape. Returns FAILED_PRECONDITION if the library has no algorithm that
@@ -52,7 +52,7 @@ class CublasLt {
   absl::StatusOr<const LtPlans*> Pin(std::uint32_t n, std::uint32_t k);
 
   // Enqueues Linear of bf16 x. Returns INVALID_ARGUMENT for a bias, a residual with bf16 y, or rows
-  // of x, y or residual that are not 16-byte aligned; INTERNAL if the library fails.
+  // of x, y or residual that are not 16-byte aligned. Returns INTERNAL if the library fails.
   absl::Status Matmul(const LtPlans& plans, const LinearParams& params);
 
  private:

@@ -20,17 +20,17 @@ std::int64_t NumPanels(const Fp8Shape& shape) {
   return (std::int64_t{shape.n} + kPanel - 1) / kPanel;
 }
 
-// Bytes of the scales of one panel.
+// Returns the bytes of the scales of one panel.
 std::int64_t ScaleBytes(const Fp8Shape& shape) {
   return std::int64_t{shape.num_groups()} * kPanel * static_cast<std::int64_t>(sizeof(float));
 }
 
-// Floats of scratch memory for x. More are used only if kTileRows rows need more.
+// Number of floats of scratch memory for x, unless kTileRows rows need more.
 constexpr std::int64_t kScratchFloats = 1 << 20;
 constexpr std::int64_t kTileRows = 8;
 
-// Returns the number of floats between rows of the scratch memory. It is not a multiple of 4 KB,
-// since rows at such distances evict each other from L1.
+// Returns the number of floats between rows of the scratch memory. The distance in bytes is not a
+// multiple of 4 KB, because rows at such distances evict each other from L1.
 std::int64_t ScratchStride(std::int64_t k) {
   const std::int64_t stride = (k + kPanel - 1) / kPanel * kPanel + kPanel;
   return stride % 1024 == 0 ? stride + kPanel : stride;
@@ -60,7 +60,7 @@ std::int64_t Fp8Bytes(const Fp8Shape& shape) {
 }
 
 std::int64_t Fp8LinearScratchBytes(std::uint32_t num_rows, std::uint32_t k) {
-  // The maximum over all products with at most k inputs: shorter rows may use all of
+  // The maximum over all products with at most k inputs. A product with shorter rows may use all of
   // kScratchFloats.
   const std::int64_t stride = ScratchStride(k);
   return std::min(num_rows * stride, std::max(kTileRows * stride, kScratchFloats)) *
@@ -126,7 +126,7 @@ void LinearFp8(const Backend& backend, const LinearParams& params) {
     auto* const scaled = reinterpret_cast<float*>(
         backend.op_workspace().Reserve(static_cast<std::size_t>(rows * stride) * sizeof(float)));
     const float* const x = params.x.f32() + row * params.x_stride;
-    // Rounding a value takes about 4 ns.
+    // Quantizing a value takes about 4 ns.
     backend.ParallelFor(rows, static_cast<double>(k) * (weight.quantizes_activations() ? 4 : 0.15),
                         [&](std::int64_t begin, std::int64_t end, int) {
                           for (std::int64_t m = begin; m < end; ++m) {

@@ -17,7 +17,7 @@
 
 namespace quire::kernels {
 
-// Bytes that PackFp8Rows allocates. REQUIRES: CheckFp8Shape accepts the shape.
+// Returns the bytes that PackFp8Rows allocates. REQUIRES: CheckFp8Shape accepts the shape.
 std::int64_t Fp8Bytes(const Fp8Shape& shape);
 
 // Packs a matrix row by row. `source` fills a row, and is called once for each row in [0, n), from
@@ -31,19 +31,20 @@ absl::StatusOr<PackedLinear> PackFp8Rows(
 // matrix that PackFp8Rows packed earlier for the same shape. Errors are those of PackFp8Rows.
 absl::StatusOr<PackedLinear> AllocateFp8Linear(const Fp8Shape& shape);
 
-// Bytes of scratch memory (Backend::op_workspace) that Linear uses with e4m3 weights for up to
-// `num_rows` rows of up to `k` inputs.
+// Returns the bytes of scratch memory (Backend::op_workspace) that Linear uses with e4m3 weights
+// for up to `num_rows` rows of up to `k` inputs.
 std::int64_t Fp8LinearScratchBytes(std::uint32_t num_rows, std::uint32_t k);
 
 namespace internal {
 
-// LinearSimd expects x multiplied by this for e4m3 weights. The multiplication is exact for
-// |x| < 2^80.
+// Factor of x for e4m3 weights: LinearSimd expects x multiplied by it. The multiplication is exact
+// for
+// x| < 2^80.
 inline constexpr float kFp8InputScale = 0x1p48f;
 
-// Linear with e4m3 weights on the CPU. Scales x into the backend's scratch memory, once for all
-// panels. Processes as many rows at a time as fit into 4 MiB, rounded down to a multiple of 8, but
-// at least 8.
+// Computes Linear with e4m3 weights on the CPU. Scales x into the backend's scratch memory, once
+// for all panels. Processes as many rows at a time as fit into 4 MiB, rounded down to a multiple of
+// 8, but at least 8.
 void LinearFp8(const Backend& backend, const LinearParams& params);
 
 }  // namespace internal

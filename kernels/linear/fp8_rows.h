@@ -3,9 +3,9 @@
 // Dynamic activation quantization to e4m3 with one scale per row, for matrices with
 // PackedLinear::quantizes_activations. CPUs and GPUs compute the same bits.
 //
-// The scale is the smallest power of two that brings the largest magnitude of the row to at most
-// 448, but at least 2^-100. It is 1 for a row of zeros. So x / scale is exact, or below half the
-// smallest e4m3 value. It is rounded to the nearest e4m3 value, ties to even, and the value times
+// The scale is the smallest power of two, at least 2^-100, that brings the largest magnitude of the
+// row to at most 448. It is 1 for a row of zeros. Therefore x / scale is exact, or below half the
+// smallest e4m3 value. It is rounded to the nearest e4m3 value, ties to even. That value times
 // scale is exact in f32 and in bf16. A row with a NaN, an infinity or a magnitude of at least 2^79
 // has the scale NaN, and all its values become NaN.
 
@@ -16,7 +16,8 @@
 
 namespace quire::kernels {
 
-// Returns |x| as bits, whose order is that of the magnitudes, then infinity, then NaN.
+// Returns the bits of |x|. As integers they have the order of the magnitudes, with infinity above
+// all numbers and NaN above infinity.
 QUIRE_HOST_DEVICE constexpr std::uint32_t MagnitudeBits(float x) {
   return std::bit_cast<std::uint32_t>(x) & 0x7fffffffu;
 }
@@ -38,8 +39,8 @@ QUIRE_HOST_DEVICE constexpr float InverseFp8RowScale(float scale) {
   return bits > 0x7f800000u ? scale : std::bit_cast<float>(0x7f000000u - bits);
 }
 
-// to[i] = code(from[i]) * scale * factor for i of [0, k); factor is a power of two, `to` may be
-// `from`.
+// Computes to[i] = e4m3(from[i] / scale) * scale * factor for i in [0, k). `factor` is a power of
+// two. `to` may be `from`.
 void RoundRowFp8(const float* from, std::int64_t k, float factor, float* to);
 
 }  // namespace quire::kernels

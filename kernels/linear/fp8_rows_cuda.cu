@@ -1,5 +1,5 @@
 // Quantizes rows of x to e4m3, one block per row. A block first finds the largest magnitude and
-// then quantizes the values. It reads the row twice, the second time from the cache, since long
+// then quantizes the values. It reads the row twice, the second time from the cache, because long
 // rows do not fit in registers. Per bf16 element 2 bytes are read from memory, and 1 byte of e4m3
 // or 2 bytes of bf16 are written.
 
@@ -28,7 +28,8 @@ inline constexpr std::uint32_t kWidth = sizeof(T) == 2 ? 8 : 1;
 
 struct RoundArgs {
   const std::byte* x;
-  std::byte* y;           // [rows, k] of x's type, e4m3 value times scale; null: writes codes
+  std::byte*
+      y;  // [rows, k] in x's type, e4m3 values times scale; null: `codes` are written instead
   std::uint8_t* codes;    // [rows, k], rows code_stride apart
   float* scales;          // [rows], scales of `codes`
   std::int64_t x_stride;  // elements
@@ -81,7 +82,7 @@ __device__ __forceinline__ void StoreCodes(std::uint8_t* to, const std::uint8_t 
   }
 }
 
-// Returns the maximum over the block in every thread.
+// Returns the maximum over the block, in every thread.
 __device__ __forceinline__ std::uint32_t BlockMax(std::uint32_t largest) {
   auto* const of_warps = reinterpret_cast<std::uint32_t*>(cuda::SharedMemory16());
 #pragma unroll
@@ -147,7 +148,7 @@ absl::Status LaunchRound(const CudaContext& context, const RoundArgs& args, DTyp
                       args);
 }
 
-// Rows of bf16 are read 16 bytes at a time.
+// Checks the alignment of bf16 rows, which are read 16 bytes at a time.
 absl::Status CheckAligned(const internal::RowsToQuantize& rows) {
   const auto at = reinterpret_cast<std::uintptr_t>(rows.x.data());
   const bool has_more = rows.num_rows > 1 || rows.x_rows != nullptr;

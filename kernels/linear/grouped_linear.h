@@ -1,7 +1,7 @@
 #pragma once
 
-// Products of groups of rows, each with its own matrix: the experts of an MoE layer. The device
-// reads where groups begin, so the host does not wait for the router.
+// Products of groups of rows, each with its own matrix: the experts of an MoE layer. Kernels read
+// the offsets of the groups from device memory, so the host does not wait for the router.
 
 #include <cstdint>
 #include <optional>
@@ -33,57 +33,63 @@ struct LinearGroups {
 std::optional<LinearGroups> LinearGroupsOf(
     std::uint32_t count, absl::FunctionRef<const PackedLinear&(std::uint32_t group)> matrix_of);
 
-// Weighted sums over the rows of y that each token chose, computed by the launch that computes y.
+// Weighted sums over the rows of y that each token chose. The launch that computes y also computes
+// the sums.
 struct ChosenSum {
-  const std::uint32_t* places;  // [num_rows, top_k] rows of y, distinct in a row; device memory
-  const float* weights;         // [num_rows, top_k]; device memory
-  float* y;                     // [num_rows, N], rows y_stride apart; overlaps no input
-  std::int64_t y_stride;        // elements, at least N
+  const std::uint32_t*
+      places;  // [num_rows, top_k] rows of y; those of a token are distinct; device memory
+  const float* weights;   // [num_rows, top_k]; device memory
+  float* y;               // [num_rows, N], rows y_stride apart; overlaps no input
+  std::int64_t y_stride;  // elements, at least N
   std::uint32_t num_rows;
   std::uint32_t top_k;
-  bool add = false;               // add to the values of y
+  bool add = false;               // the sums are added to the values of y
   const float* addend = nullptr;  // [num_rows, N], rows y_stride apart, added first; null: none
 };
-// Largest num_rows * top_k. With more choices the launch would wait for the last block of a tile.
+// Maximum of num_rows * top_k. With more choices the launch would take longer, waiting for the last
+// block of a tile.
 inline constexpr std::uint32_t kMaxChosen = 256;
 
 struct GroupedLinearParams {
-  ConstFloatPtr x;                      // [num_rows, K], or any number of rows with `rows`
-  LinearGroups weights;                 // [count][N, K]
-  const std::uint32_t* offsets;         // [count + 1], ascending from 0 to all rows; device memory
-  FloatPtr y;                           // [num_rows, N], rows y_stride apart; not x
-  std::int64_t x_stride;                // elements, at least K
-  std::int64_t y_stride;                // elements, at least N; with a gate at least N / 2
-  std::uint32_t num_rows;               // rows of this call
+  ConstFloatPtr x;       // [num_rows, K]; if `rows` is set, any number of rows
+  LinearGroups weights;  // [count][N, K]
+  const std::uint32_t*
+      offsets;             // [count + 1], ascending from 0 to the number of all rows; device memory
+  FloatPtr y;              // [num_rows, N], rows y_stride apart; not x
+  std::int64_t x_stride;   // elements, at least K
+  std::int64_t y_stride;   // elements, at least N; with a gate at least N / 2
+  std::uint32_t num_rows;  // rows of this call
   std::uint32_t first_row = 0;          // first row of this call among those that offsets count
   const std::uint32_t* rows = nullptr;  // [num_rows] row m is x[rows[m]]; null: x[m]; device memory
   std::optional<GateShape> gate = {};   // as in Linear; requires CanFuseGroupedGate
   std::optional<ChosenSum> sum = {};    // sums over all rows of y; requires CanFuseGroupedSum
 };
 
-// CanFuseGate for groups, whose products cuBLASLt never computes.
+// CanFuseGate for GroupedLinear, which never uses cuBLASLt.
 bool CanFuseGroupedGate(const LinearGroups& weights, DType x, DType y);
 
-// True if the product of all rows can also compute the sum: on tensor cores, with f32 y and without
-// a gate, with few rows per group, at most kMaxChosen choices, and every row of y, sum.y and
-// sum.addend 16-byte aligned. Rows that are permuted or quantized first must fit in the workspace.
+// True if the launch that computes the product of all rows can also compute the sum. This requires
+// tensor cores, f32 y, no gate, few rows per group and at most kMaxChosen choices. Every row of y,
+// sum.y and sum.addend must be 16-byte aligned. If rows are permuted or quantized first, all of them
+// must fit in the workspace.
 bool CanFuseGroupedSum(const GroupedLinearParams& params, const ChosenSum& sum);
 
-// Computes, with x[rows[m]] instead of x[m] if `rows` is set, y[m][n] = sum_k x[m][k] W[g][n][k] +
-// bias[g][n] for offsets[g] <= first_row + m < offsets[g + 1]. One launch computes all groups.
-// Weights with an act-order permutation need another launch for x, and both are repeated if the
-// workspace does not hold all rows. Dtypes, alignment and bits are those of Linear in
-// kBatchInvariant, for any groups. Weights of a group without rows are not read. CUDA only. Returns
-// INVALID_ARGUMENT on the CPU, for a stride below its row, for an unsupported gate or sum, and
-// where Linear does.
+// Computes y[m][n] = sum_k x[m][k] W[g][n][k] + bias[g][n] for offsets[g] <= first_row + m <
+// offsets[g + 1]. If `rows` is set, x[rows[m]] replaces x[m]. One launch computes all groups.
+// Weights with an act-order permutation need another launch for x, and both launches are repeated
+// if the workspace is too small for all rows. Dtypes, alignment and bits are those of Linear in
+// kBatchInvariant, for any division into groups. Weights of a group without rows are not read. CUDA
+// only. Returns INVALID_ARGUMENT on the CPU, for a stride shorter than a row, for an unsupported
+// gate or sum, and wherever Linear does.
 //
-// The bits of a sum are those of SumChosenRows (kernels/moe/expert_rows.h): places are added in
-// ascending order from zero, each product rounded; then `addend`, then the value of sum.y.
+// The bits of a sum are those of SumChosenRows (kernels/moe/expert_rows.h). Chosen rows are added
+// in ascending order of their index, from zero, and each product is rounded. Then `addend` is
+// added, then the value of sum.y.
 absl::Status GroupedLinear(const Backend& backend, const GroupedLinearParams& params);
 
 namespace internal {
 
-// Picks one of the two below.
+// Calls GroupedLinearScalarCuda or GroupedLinearTensorCoreCuda.
 absl::Status GroupedLinearCuda(const CudaContext& context, const GroupedLinearParams& params);
 // REQUIRES: x was permuted if the weights have an act-order permutation.
 absl::Status GroupedLinearScalarCuda(const CudaContext& context, const GroupedLinearParams& params);

@@ -1,6 +1,7 @@
 #pragma once
 
-// A product per head, each with a separate matrix. MLA uses it for the two parts of kv_b.
+// A product per head, each with a separate matrix. MLA uses it for the key and the value matrices
+// of kv_b.
 
 #include <cstdint>
 #include <span>
@@ -14,7 +15,7 @@ namespace quire::kernels {
 
 // Largest number of heads.
 inline constexpr std::uint32_t kMaxHeadsPerLaunch = 128;
-// The largest number of rows of the kernel for few rows. More rows run in a tiled kernel.
+// Maximum number of rows of the kernel for few rows. More rows run in a tiled kernel.
 inline constexpr std::uint32_t kHeadLinearRows = 64;
 
 struct HeadLinearParams {
@@ -29,9 +30,9 @@ struct HeadLinearParams {
   std::uint32_t num_rows;
 };
 
-// y[m][h] = W_h x[m][h], with the bits and the errors of Linear for each head. In kFast a single
-// launch has the bits of Linear without cuBLASLt. Also returns INVALID_ARGUMENT for matrices of
-// different shapes, too many matrices, or strides that do not hold the heads.
+// Computes y[m][h] = W_h x[m][h], with the bits and the errors of Linear for each head. In kFast, a
+// single launch has the bits of Linear without cuBLASLt. Also returns INVALID_ARGUMENT for matrices
+// of different shapes, too many matrices, or strides that are too small for the heads.
 //
 // On a GPU this is one launch if x, y and unquantized weights are bf16 and N and K are multiples of
 // 16. Above kHeadLinearRows rows, the rows of every head of x must also be 16-byte aligned.
@@ -40,7 +41,7 @@ absl::Status HeadLinear(const Backend& backend, const HeadLinearParams& params);
 
 namespace internal {
 
-// REQUIRES: the conditions of HeadLinear for one launch.
+// REQUIRES: the conditions that HeadLinear states for one launch.
 absl::Status HeadLinearCuda(const CudaContext& context, const HeadLinearParams& params);
 
 }  // namespace internal

@@ -1,8 +1,9 @@
 // Products of all heads in one launch, for few rows. A warp computes 16 features of one head for up
-// to 64 tokens, with weights as the row operand of the MMA and tokens as the column operand. The
-// order of sums is that of linear_reduction.h, so the bits equal those of linear_cuda.cu. Fragments
-// are loaded directly from global memory: one warp reads a weight once, in whole sectors, and
-// saving launches gains more than a pipeline. The kernel is bound by the bytes of the weights.
+// to 64 tokens. Weights are the row operand of the MMA and tokens the column operand. The order of
+// sums is that of linear_reduction.h, so the bits equal those of linear_cuda.cu. Fragments are
+// loaded directly from global memory. Each weight is read once, by one warp, in whole sectors.
+// Saving launches matters more here than a pipeline. The memory traffic of the weights bounds the
+// kernel.
 //
 // More rows run in the tiles of linear_cuda.cu, for all heads in one launch.
 
@@ -97,7 +98,7 @@ __global__ void __launch_bounds__(kThreads)
 constexpr std::uint32_t kTileRows = 128;
 
 struct HeadTileArgs {
-  linear_tile::LinearArgs linear;  // for all heads, with x and y of the first
+  linear_tile::LinearArgs linear;  // arguments for all heads, with x and y of head 0
   const BF16* weights[kMaxHeadsPerLaunch];
   std::int64_t x_head_stride;
   std::int64_t y_head_stride;
@@ -105,7 +106,7 @@ struct HeadTileArgs {
 };
 
 // A block computes 128 rows of one head. Adjacent blocks have the same rows and matrix. A block
-// computes all sub-ranges of K, since there are enough heads for all multiprocessors.
+// computes all sub-ranges of K, because there are enough heads to fill all multiprocessors.
 __global__ void __launch_bounds__(linear_tile::kThreads, 1)
     HeadTileKernel(const __grid_constant__ HeadTileArgs args) {
   cuda::DependencyLaunch();

@@ -1,16 +1,16 @@
 #pragma once
 
-// The interface of the integer matrix kernels of one instruction set. It has plain types only: the
-// kernels are compiled for wider instruction sets, and the linker might keep their copy of a shared
-// inline function for the whole program.
+// The interface of the integer matrix kernels of one instruction set. Only plain types are used
+// here. The kernels are compiled for wider instruction sets, and if they shared an inline function,
+// the linker might keep the wide copy for the whole program.
 
 #include <cstdint>
 
 namespace quire::kernels::internal {
 
-// Rows of activations as int8. Rows are packed in blocks of 8, then of 4, 2 and 1: a block of R
-// rows that starts at row r lies at byte r * k_padded, as [k_padded / 4][R][4]. k_padded is k
-// rounded up to 4 (inputs beyond k are zero).
+// Rows of activations as int8. Rows are packed in blocks of 8, then of 4, 2 and 1. A block of R
+// rows that starts at row r is at byte r * k_padded, as [k_padded / 4][R][4]. k_padded is k rounded
+// up to a multiple of 4 (inputs beyond k are zero).
 //
 //   8-bit weights: scale = max |x| / 127 of the row's group, q = x * (127 / max |x|)
 //   4-bit weights: scale = the least power of two >= max |x| / 127, q = x / scale
@@ -18,21 +18,21 @@ namespace quire::kernels::internal {
 // where q is rounded to nearest even. A group with max |x| < 2^-96 is treated as zeros: scale 1 and
 // q 0. A group with a NaN, or a magnitude of at least 2^117, has scale NaN and q 0.
 //
-// With powers of two, products with a weight's scale are sums of exponents, which the widest
-// kernels add as integers. The bounds ensure normal numbers. The rounding step is up to
-// twice as large, which is still a tenth of that of 4-bit weights.
+// Powers of two let the widest kernels multiply by a weight's scale with an integer addition of
+// exponents. The bounds ensure that results are normal numbers. The rounding step is up to twice as
+// large as without powers of two. That is still a tenth of the rounding step of 4-bit weights.
 //
-// A group of activations is max(group of the weights, 32) inputs; the last one of a row may be
+// A group of activations is max(group of the weights, 32) inputs. The last group of a row may be
 // shorter. `q`, `sums` and `scales` are aligned to 64 bytes.
 struct IntRows {
   std::int8_t* q;
   float* scales;       // [num_rows][ceil(k / group of activations)]
-  std::int32_t* sums;  // [num_rows][k / group of weights] sums of q
+  std::int32_t* sums;  // [num_rows][k / group of weights]; sum of q over each group of weights
 };
 
-// y[m][n] = (total + bias[n]) + residual[m][n]. With s the weight's scale and a the activations', I
-// the sum of u * q over a group and O the offset of the stored bytes u (int8: 128, int4: 8, with
-// mins: 0):
+// Computes y[m][n] = (total + bias[n]) + residual[m][n]. s is the scale of the weights, a that of
+// the activations. I is the sum of u * q over a group, where u are the stored bytes. O is their
+// offset (int8: 128, int4: 8, with mins: 0):
 //
 //   one scale per feature: total = float(I - O * sum) * (a * s)
 //   groups, ascending:     total = fma(float(I - O * sum), a * s, total); with mins then
@@ -40,8 +40,8 @@ struct IntRows {
 //
 // where total starts at 0 and fma rounds once. With has_zero_points, a min is the stored value
 // times s, which is exact. sse4 has no fma and rounds twice, so its bits differ. With 4-bit weights
-// no s is 0, subnormal in f32 or non-finite. Rows with a scale NaN are unspecified; LinearQuantized
-// overwrites them.
+// no s is 0, subnormal in f32 or non-finite. Outputs of rows with a NaN scale are unspecified, and
+// LinearQuantized overwrites them.
 struct IntLinearArgs {
   const std::uint8_t* panels;  // panels of 16 features (PackedLinear); aligned to 64 bytes
   std::int64_t panel_bytes;    // a multiple of 64
@@ -50,7 +50,7 @@ struct IntLinearArgs {
   const void* scales;
   std::uint32_t n, k;
   std::uint32_t group;     // group of the weights; k with `scale_per_feature`
-  bool scale_per_feature;  // excludes is_int4 and has_min
+  bool scale_per_feature;  // not with is_int4 or has_min
   bool is_int4;
   bool has_min;
   bool has_zero_points;  // only with has_min
@@ -63,7 +63,7 @@ struct IntLinearArgs {
   std::int64_t y_stride;
 };
 
-// How rows are quantized, for weights with this k, group and width.
+// Parameters of row quantization, for weights with this k, group and width.
 struct RowQuantization {
   std::uint32_t k;
   std::uint32_t group;  // group of the weights
@@ -75,8 +75,8 @@ struct RowQuantization {
 using QuantizeRowsFn = void (*)(const float* x, std::int64_t x_stride, const RowQuantization& how,
                                 std::uint32_t num_rows, std::uint32_t row_begin,
                                 std::uint32_t row_end, const IntRows& rows);
-// Groups of activations with magnitudes below the first are treated as zeros. Groups with a
-// magnitude of at least the second are treated as non-finite.
+// Groups of activations whose magnitudes are all below kMinActivation are treated as zeros. Groups
+// with a magnitude of at least kActivationLimit are treated as non-finite.
 inline constexpr float kMinActivation = 0x1p-96f;
 inline constexpr float kActivationLimit = 0x1p117f;
 

@@ -1,11 +1,11 @@
 // The integer linear with AMX tiles.
 //
-// Tiles are used for at least 16 rows of weights with one scale per feature if K is a multiple of
-// 64. All other products use the AVX-512 VNNI level, which has the same bits: groups fill only a
-// part of a tile, and VNNI was measured faster for them. 16 lines of a panel, 4 inputs of 16
-// features each, can be loaded as a tile. Activations are row-major, not in the blocks of
-// int_linear.h. Tiles 0 to 3 are sums of 16 rows and one panel each, tile 4 is activations, tiles 5
-// and 6 are weights.
+// AMX tiles are used for at least 16 rows, if the weights have one scale per feature and K is a
+// multiple of 64. All other products use the AVX-512 VNNI level, which has the same bits. Groups
+// fill only a part of a tile, and VNNI was measured to be faster for them. 16 lines of a panel,
+// with 4 inputs of 16 features each, can be loaded as a tile. Activations are row-major, not in the
+// blocks of int_linear.h. Tiles 0 to 3 are the sums of 16 rows and one panel each, tile 4 is
+// activations, tiles 5 and 6 are weights.
 
 #include "kernels/linear/int_linear.h"
 
@@ -26,12 +26,14 @@ constexpr std::size_t kTileRows = 16;
 constexpr std::size_t kTileInputs = 64;
 constexpr std::int64_t kGroupPanels = 4;
 
-// Groups have at most 128 inputs, so a larger one is a scale per feature.
+// True if AMX tiles are used. Groups have at most 128 inputs, so a larger group means one scale per
+// feature.
 bool UsesTiles(std::size_t num_rows, std::size_t k, std::size_t group) {
   return num_rows >= kTileRows && group == k && k > 128 && k % kTileInputs == 0;
 }
 
-// Quantizes to row-major activations: the AVX-512 VNNI level gets each row as a separate block.
+// Quantizes x to row-major activations by passing each row as a separate block to the AVX-512 VNNI
+// level.
 void Quantize(const float* x, std::int64_t x_stride, const RowQuantization& how,
               std::uint32_t num_rows, std::uint32_t row_begin, std::uint32_t row_end,
               const IntRows& rows) {
@@ -62,8 +64,9 @@ struct alignas(64) TileShapes {
   }
 };
 
-// Inline assembly, since the intrinsics of g++ 12 declare too few memory inputs: 8 of the 64 bytes
-// of a configuration, and none of a tile. The compiler then removes or reorders stores to the rest.
+// Inline assembly, because the intrinsics of g++ 12 declare too few memory inputs: 8 of the 64
+// bytes of a configuration, and none of a tile. The compiler would then remove or reorder stores to
+// the undeclared bytes.
 QUIRE_OP void ConfigureTiles(const TileShapes& shapes) {
   static_assert(sizeof(TileShapes) == 64);
   asm volatile("ldtilecfg %0" : : "m"(shapes));
@@ -73,14 +76,14 @@ QUIRE_OP void LoadTile(const void* from, std::size_t stride) {
   asm volatile("tileloadd (%0,%1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(kTile) : "memory");
 }
 
-// Up to 16 rows from `row` on, and panels [begin, end), at most kGroupPanels.
+// At most 16 rows, starting with `row`, and panels [begin, end), at most kGroupPanels.
 struct Block {
   const IntLinearArgs& args;
   std::size_t row, num_rows, begin, end;
   alignas(64) std::int32_t sums[kGroupPanels][kTileRows][kPanel];
 };
 
-// Sets block.sums to the products of the inputs and the stored weights.
+// Sets block.sums to the products of the quantized inputs and the stored weights.
 void Multiply(Block& block) {
   const IntLinearArgs& args = block.args;
   const std::size_t panels = block.end - block.begin;
@@ -128,7 +131,7 @@ void StoreBlock(const Block& block) {
       const std::size_t row = block.row + r;
       const auto m = static_cast<std::int64_t>(row);
       const __m512i products = _mm512_load_si512(block.sums[panel - block.begin][r]);
-      // The masked intrinsic, since g++ 12 warns about the unmasked one.
+      // Uses the masked intrinsic, because g++ 12 warns about the unmasked one.
       const __m512 dot = _mm512_maskz_cvtepi32_ps(
           0xffff, _mm512_sub_epi32(products, _mm512_set1_epi32(kOffset * args.x.sums[row])));
       __m512 v = _mm512_mul_ps(dot, _mm512_mul_ps(_mm512_set1_ps(args.x.scales[row]), scale));

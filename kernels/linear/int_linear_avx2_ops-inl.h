@@ -1,5 +1,5 @@
-// Operations on 256-bit registers for int_linear_tiles-inl.h, with AVX2, FMA and F16C. Included by
-// the units of the levels that use them.
+// Operations on 256-bit registers for int_linear_tiles-inl.h, with AVX2, FMA and F16C. The source
+// files of the levels that use them include this file.
 
 #pragma once
 
@@ -70,7 +70,8 @@ QUIRE_OP I ShiftLeft32(I v) {
 QUIRE_OP I Subtract32(I a, I b) {
   return _mm256_sub_epi32(a, b);
 }
-// Return sums of two adjacent products, of 16-bit lanes or of unsigned by signed bytes.
+// MultiplyPairs16 multiplies 16-bit lanes, MultiplyPairs8 unsigned by signed bytes. Both return
+// sums of two adjacent products.
 QUIRE_OP I MultiplyPairs16(I a, I b) {
   return _mm256_madd_epi16(a, b);
 }

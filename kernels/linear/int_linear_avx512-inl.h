@@ -1,6 +1,6 @@
-// The integer linear of the AVX-512 levels, with or without dot product instructions. Included by
-// one unit per level. Everything here has internal linkage, see int_linear.h. `Isa` defines how 4
-// bytes are multiplied:
+// The integer linear of the AVX-512 levels, with or without dot product instructions. Each level
+// has one source file, which includes this file. Everything here has internal linkage, see
+// int_linear.h. `Isa` defines how 4 bytes are multiplied:
 //
 //   Weights Widen(__m512i u);                              64 unsigned bytes, prepared for Dot
 //   Inputs Spread(const std::int8_t* a);                   4 signed bytes, in every lane
@@ -8,9 +8,10 @@
 //   kTilePanels                                            panels of a tile with many rows, 2 or 3
 //   ForInt4                                                the Isa for 4-bit weights
 //
-// Few rows: panels are multiplied one after the other, with all rows in one tile, so that each
-// thread reads one stream of memory. More rows: the loops are, from the outside, over kTilePanels
-// panels, over 64 rows, with one scale per feature over parts of K that fit in L1, and over tiles.
+// With few rows, panels are multiplied one after the other, with all rows in one tile, so that each
+// thread reads one stream of memory. With more rows, the loops are, from outer to inner:
+// kTilePanels panels, 64 rows, parts of K that fit in L1 (only with one scale per feature), and
+// tiles.
 
 #pragma once
 
@@ -27,7 +28,8 @@ namespace {
 constexpr std::uint32_t kRowsAtOnce = 64;
 constexpr std::uint32_t kFewRows = 8;
 
-// The format of weights: one scale per output feature, or scales per group.
+// The format of weights: one scale per output feature, or scales per group, without or with
+// minimums.
 enum class Form { kInt8PerFeature, kInt8, kInt8Min, kInt4, kInt4Min };
 
 constexpr bool IsInt4(Form form) {
@@ -37,7 +39,7 @@ constexpr bool HasMin(Form form) {
   return form == Form::kInt8Min || form == Form::kInt4Min;
 }
 
-// Computes R rows and P panels. With one scale per feature, `memory` is [R][P][16] and keeps the
+// Computes R rows and P panels. With one scale per feature, `memory` is [R][P][16] and stores the
 // sums between parts of K.
 template <class Isa, int R, int P, Form kForm>
 QUIRE_INLINE void Tile(const IntLinearArgs& args, const Groups& groups, const Place& at,
@@ -49,7 +51,7 @@ QUIRE_INLINE void Tile(const IntLinearArgs& args, const Groups& groups, const Pl
   }
 }
 
-// Computes all rows of one panel, up to 8 in a tile.
+// Computes all rows of one panel, with up to 8 rows per tile.
 template <class Isa, Form kForm>
 QUIRE_INLINE void OnePanel(const IntLinearArgs& args, const Groups& groups, std::int64_t panel) {
   alignas(64) float memory[8 * kPanel];

@@ -1,7 +1,7 @@
 // The integer linear with AVX-512 without dot product instructions. 8-bit weights are split into
-// even and odd bytes in 16-bit lanes, and multiplied and added in pairs, which cannot overflow. A
-// pair of products of 4-bit weights is at most 2 * 15 * 127 and fits in 16 bits, so these are
-// multiplied as bytes.
+// even and odd bytes in 16-bit lanes. They are multiplied and added in pairs, which cannot
+// overflow. A pair of products of 4-bit weights is at most 2 * 15 * 127 and fits in 16 bits, so
+// 4-bit weights are multiplied as bytes.
 
 #include "kernels/linear/int_linear.h"
 
@@ -24,8 +24,8 @@ struct Nibbles {
   static inline __attribute__((always_inline)) void Dot(__m512i& acc, Weights w, Inputs a) {
     const __m512i pairs = _mm512_maddubs_epi16(w, a);
     acc = _mm512_add_epi32(acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
-    // Keeps the compiler from adding products to each other before acc, which needs more registers
-    // than there are.
+    // Keeps the compiler from adding products to each other before acc, which would need more
+    // registers than there are.
     asm("" : "+v"(acc));
   }
 };

@@ -1,4 +1,4 @@
-// Shared by the parts of the integer linear on AVX-512 (int_linear_avx512-inl.h).
+// Definitions that the parts of the integer linear on AVX-512 share (int_linear_avx512-inl.h).
 
 #pragma once
 
@@ -17,7 +17,7 @@ QUIRE_INLINE std::uint32_t Least(std::uint32_t a, std::uint32_t b) {
   return a < b ? a : b;
 }
 
-// Returns the rows of the next block if `rows_left` rows are left.
+// Returns the number of rows of the next block if `rows_left` rows are left.
 QUIRE_INLINE std::uint32_t BlockRows(std::uint32_t rows_left) {
   return rows_left >= 8 ? 8 : rows_left >= 4 ? 4 : rows_left >= 2 ? 2 : 1;
 }

@@ -10,7 +10,8 @@
 namespace quire::kernels::internal {
 namespace {
 
-// Returns the largest |x| as bits, whose order is that of the numbers, then infinity, then NaN.
+// Returns the bits of the largest |x|. As integers they have the order of the magnitudes, with
+// infinity above all numbers and NaN above infinity.
 template <bool kWhole>
 QUIRE_INLINE std::uint32_t LargestBits(const float* x, std::uint32_t count) {
   const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
@@ -24,8 +25,8 @@ QUIRE_INLINE std::uint32_t LargestBits(const float* x, std::uint32_t count) {
 }
 
 // Quantizes `count` inputs and writes 4 bytes every `step` bytes. Returns the sum of the quantized
-// values. kWhole means that count is a multiple of 16. If `inverse` is 0, all values become 0, even
-// NaN.
+// values. kWhole means that count is a multiple of 16. If `inverse` is 0, all values become 0,
+// including NaN.
 template <bool kWhole>
 QUIRE_INLINE std::int32_t PutInputs(const float* x, std::uint32_t count, float inverse,
                                     std::uint32_t step, std::int8_t* q) {
@@ -58,7 +59,7 @@ QUIRE_INLINE __mmask16 FactorsOf(__m512i largest_bits, bool is_int4, float* scal
                                  float* inverses) {
   const __m512 largest = _mm512_castsi512_ps(largest_bits);
   const __m512 steps = _mm512_set1_ps(127.0f);
-  // Compares bits, since those of NaN are larger than all others.
+  // Compares bits, because the bits of NaN are larger than those of all other values.
   const __mmask16 in_bounds =
       _mm512_cmplt_epu32_mask(largest_bits, _mm512_castps_si512(_mm512_set1_ps(kActivationLimit)));
   const __mmask16 used =
@@ -88,8 +89,8 @@ QUIRE_INLINE std::uint32_t NumActivationGroups(const RowQuantization& how) {
   return (how.k + wide - 1) / wide;
 }
 
-// Processes 16 groups at a time. Separate loops for the maximum, the division and the rounding keep
-// their latencies from adding up.
+// Quantizes a row, 16 groups at a time. Separate loops for the maximum, the division and the
+// rounding let their latencies overlap.
 template <bool kWhole>
 QUIRE_INLINE void QuantizeOneRow(const float* x, const RowQuantization& how, std::uint32_t step,
                                  std::int8_t* q, float* scales, std::int32_t* sums) {
@@ -118,8 +119,8 @@ QUIRE_INLINE void QuantizeOneRow(const float* x, const RowQuantization& how, std
   }
 }
 
-// Reduces the 128-bit lanes of vectors that hold rows 0 to 3 (low) and 4 to 7 (high) with `join`.
-// Returns row r in lane r.
+// Reduces the 128-bit lanes of two vectors with `join`. `low` has the lanes of rows 0 to 3, `high`
+// those of rows 4 to 7. Returns row r in lane r.
 template <class Join>
 QUIRE_INLINE __m256i JoinLanes(__m512i low, __m512i high, Join join) {
   const __m512i halves =
@@ -145,7 +146,8 @@ QUIRE_INLINE __m256i LargestOfRows(const __m512i (&rows)[R]) {
   return JoinLanes(four[0], four[1], larger);
 }
 
-// Quantizes and writes 16 inputs of R rows. Adds their sums, four rows at a time, to sums[row / 4].
+// Quantizes and writes 16 inputs of R rows. Adds their sums to `sums`, which has four rows per
+// vector.
 template <int R>
 QUIRE_INLINE void PutRows(const float* x, std::int64_t x_stride, const float* inverses,
                           std::int8_t* q, __m512i (&sums)[2]) {
@@ -182,8 +184,8 @@ struct BlockOut {
   std::int64_t sums_stride;
 };
 
-// Quantizes a block of R rows, 8 or 4. REQUIRES: k % ActivationGroup(group) == 0 and group % 16 ==
-// 0.
+// Quantizes a block of R rows. R is 8 or 4. REQUIRES: k % ActivationGroup(group) == 0 and group %
+// 16 == 0.
 template <int R>
 __attribute__((noinline)) void QuantizeBlock(const float* x, std::int64_t x_stride,
                                              const RowQuantization& how, const BlockOut& out) {

@@ -1,10 +1,10 @@
-// Tiles of the integer linear on AVX-512: some rows of activations by some panels of weights.
-// Included by int_linear_avx512-inl.h, which describes `Isa`.
+// Tiles of the integer linear on AVX-512: products of some rows of activations and some panels of
+// weights. int_linear_avx512-inl.h includes this file and describes `Isa`.
 //
-// With one scale per feature, a tile keeps the integer sums of a part of K in registers, 8 rows by
-// up to 3 panels. With groups it has 4 rows by up to 3 panels, or up to 8 rows by one. Integer sums
-// and totals then both stay in registers over all of K. On Zen 4 a 512-bit store costs as much as
-// 1.2 to 1.6 dot product instructions.
+// With one scale per feature, a tile is 8 rows by up to 3 panels and keeps the integer sums of a
+// part of K in registers. With groups it has 4 rows by up to 3 panels, or up to 8 rows by one
+// panel. Integer sums and totals then both stay in registers over all of K. On Zen 4 a 512-bit
+// store costs as much as 1.2 to 1.6 dot product instructions.
 
 #pragma once
 
@@ -16,13 +16,13 @@
 namespace quire::kernels::internal {
 namespace {
 
-// Inputs of a part of K.
+// Number of inputs of a part of K.
 constexpr std::uint32_t kPart = 512;
-// Prefetch distance of a stream.
+// Prefetch distances in bytes, for a stream of weights and a stream of scales.
 constexpr std::int64_t kAheadBytes = 4096;
 constexpr std::int64_t kAheadScaleBytes = 512;
 
-// Numbers and sizes of groups. They are computed once per call, since a division costs as much as
+// Numbers and sizes of groups. They are computed once per call, because a division costs as much as
 // the products of a group.
 struct Groups {
   std::uint32_t count;       // groups of weights in a row
@@ -40,19 +40,20 @@ struct Groups {
 // The position of a tile.
 struct Place {
   std::uint32_t row;         // first row
-  std::uint32_t block;       // first row of the block of rows that has `row` (IntRows)
+  std::uint32_t block;       // first row of the block of rows that contains `row` (IntRows)
   std::uint32_t block_rows;  // rows of that block
-  std::uint32_t k0, k1;      // part of K
+  std::uint32_t k0, k1;      // inputs [k0, k1) of the part of K
   std::int64_t panel;        // first panel
   std::uint32_t pass;        // index among the tiles that multiply different rows by these panels
   std::uint32_t passes;      // number of such tiles
-  // With groups: lines of the next panels that each of these tiles prefetches, in total and per
-  // group.
+  // With groups: number of lines of the next panels that each of these tiles prefetches, in total
+  // and per group.
   std::uint32_t next_lines, next_lines_of_group;
 };
 
-// The quantized inputs of R rows in the blocks of IntRows. The rows are a block of 8, or 4 rows of
-// a block of 8 or 4. For other R they are the blocks of 4, 2 and 1 that add up to R.
+// The quantized inputs of R rows in the blocks of IntRows. For R = 8 the rows are a block of 8. For
+// R = 4 they are 4 rows of a block of 8 or 4. For other R they are the blocks of 4, 2 and 1 that
+// add up to R.
 template <int R>
 struct Inputs {
   const std::int8_t* block;  // the block of 8 or 4 rows
@@ -99,8 +100,8 @@ QUIRE_INLINE void AddUnit(__m512i (&acc)[R * P], const typename Isa::Weights (&w
   inputs.Advance();
 }
 
-// Adds the products of `lines` lines of each panel to acc[R][P]. A line has 4 inputs, or 8 with
-// 4-bit weights. With kFetch, the line ahead[p] bytes after each line is prefetched.
+// Adds the products of `lines` lines of each panel to acc[R][P]. A line has 4 inputs per feature,
+// or 8 with 4-bit weights. With kFetch, prefetches the line at ahead[p] bytes after each line.
 template <class Isa, int R, int P, bool kInt4, bool kFetch>
 QUIRE_INLINE void AddLines(__m512i (&acc)[R * P], const std::uint8_t* w, std::int64_t panel_bytes,
                            const std::int64_t (&ahead)[P], Inputs<R>& inputs, std::uint32_t lines) {
@@ -172,8 +173,8 @@ QUIRE_INLINE void Finish(const IntLinearArgs& args, const Place& at, __m512 (&to
 
 // Computes the prefetch distances of a tile that reads its panels from byte `offset` on. A tile of
 // one panel prefetches the memory that follows. A tile of P panels prefetches the next part of each
-// panel, or after the last part the first part of the panel that is P panels further on. The tiles
-// of different rows each prefetch some of the panels.
+// panel. After the last part it prefetches the first part of the panel that is P panels further on.
+// The tiles of different rows each prefetch some of the panels.
 template <int P>
 QUIRE_INLINE void FindAhead(const IntLinearArgs& args, const Place& at, std::int64_t offset,
                             std::int64_t (&ahead)[P]) {
@@ -231,15 +232,16 @@ QUIRE_INLINE __m512 LoadF16(const std::uint16_t* values) {
   return _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(values)));
 }
 
-// Prefetches the next P panels, which follow in memory. The tiles of different rows over the same
-// panels each prefetch an equal share, in order.
+// Prefetches the next P panels, which follow in memory. All tiles that multiply different rows by
+// the same panels prefetch an equal share of them, in order.
 template <int P>
 struct NextPanels {
   const std::uint8_t* line;
   std::uint32_t lines;  // lines per group
   const std::uint16_t* scales;
   std::int64_t panel_scales, group_scales;
-  std::uint32_t turn, turns;  // this tile prefetches the scales of every `turns`-th group
+  std::uint32_t turn,
+      turns;  // this tile prefetches the scales of every `turns`-th group, beginning with `turn`
 
   static QUIRE_INLINE NextPanels Of(const IntLinearArgs& args, const Groups& groups,
                                     const Place& at, std::uint32_t group_scales) {
@@ -276,7 +278,7 @@ struct Group {
   std::int64_t row_scales_stride;
   const std::int32_t* sums;
   std::int64_t sums_stride;
-  __mmask16 steps;  // all lanes with has_zero_points, else none
+  __mmask16 steps;  // all lanes with has_zero_points, otherwise none
 };
 
 // Prepares the scale of a weight for ScaleProduct.
@@ -288,7 +290,7 @@ QUIRE_INLINE __m512 PrepareScale(__m512 scale) {
 }
 
 // Returns a * scale. With kPowers, `a` is a power of two, as for activations of 4-bit weights
-// (IntRows). Then the exponents are added as integers, since every port adds integers, and a
+// (IntRows). The exponents are then added as integers. Every execution port adds integers, but a
 // multiplication would delay a dot product.
 template <bool kPowers>
 QUIRE_INLINE __m512 ScaleProduct(__m512 a, __m512 prepared) {
@@ -297,11 +299,11 @@ QUIRE_INLINE __m512 ScaleProduct(__m512 a, __m512 prepared) {
       _mm512_add_epi32(_mm512_castps_si512(a), _mm512_castps_si512(prepared)));
 }
 
-// Adds a group's products times its scales to totals[R][P].
+// Adds a group's products, multiplied by its scales, to totals[R][P].
 template <int R, int P, bool kInt4, bool kMin>
 QUIRE_INLINE void AddGroup(const Group& group, const __m512i (&acc)[R * P],
                            __m512 (&totals)[R * P]) {
-  // With mins there are not enough registers for prepared scales.
+  // With mins there are too few registers for prepared scales.
   constexpr bool kPowers = kInt4 && !kMin;
 #pragma GCC unroll 4
   for (int p = 0; p < P; ++p) {

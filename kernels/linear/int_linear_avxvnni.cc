@@ -2,7 +2,7 @@
 // AVX-512 have AVX-VNNI from Alder Lake on.
 //
 // A tile of 4 rows x 2 registers of features uses 14 of 16 registers: 8 accumulators, 2 weights of
-// each half, 1 broadcast, 1 constant. The reason for the assembly is in int_linear_avx512vnni.cc.
+// each half, 1 broadcast, 1 constant. int_linear_avx512vnni.cc gives the reason for the assembly.
 
 #include "kernels/linear/int_linear.h"
 
@@ -13,7 +13,7 @@
 namespace quire::kernels::internal {
 namespace {
 
-// Sums are over stored bytes, not over the integers that they encode.
+// Sums are over the stored bytes u, not over the integers u - O (int_linear.h).
 constexpr bool kCentredBytes = false;
 constexpr std::size_t kColumns = 2;
 

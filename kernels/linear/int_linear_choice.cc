@@ -13,7 +13,8 @@
 namespace quire::kernels::internal {
 namespace {
 
-// The integer kernels of "neon" need dot product instructions, which not every 64-bit ARM has.
+// True if the CPU has the dot product instructions that the kernels of "neon" need. Not every
+// 64-bit ARM CPU has them.
 bool HasDotProducts() {
 #if defined(__aarch64__) && defined(__linux__)
   return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;

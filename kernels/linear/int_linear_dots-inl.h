@@ -1,7 +1,7 @@
 // Sums of products of bytes for the levels with a dot product instruction, for
-// int_linear_tiles-inl.h. Such a level must first define kLanes, I and the operations that are
-// listed there. It also defines W, a register of weights; LoadBytes for 8-bit weights; LowHalves
-// and HighHalves for a loaded register of 4-bit weights; AddDot.
+// int_linear_tiles-inl.h. Such a level must first define kLanes, I and the operations that
+// int_linear_tiles-inl.h lists. It must also define W, a register of weights; LoadBytes for 8-bit
+// weights; LowHalves and HighHalves for a loaded register of 4-bit weights; AddDot.
 
 #pragma once
 
@@ -11,7 +11,7 @@
 namespace quire::kernels::internal {
 namespace {
 
-// Activations are read in place.
+// Activations are read in place, without a copy.
 template <std::size_t B, std::size_t Q>
 struct Inputs {
   const std::int8_t* q;
@@ -21,15 +21,15 @@ QUIRE_OP void Prepare(const std::int8_t* q, std::size_t /*quads*/, Inputs<B, Q>&
   out.q = q;
 }
 
-// Adds the products of 4 inputs of one row to acc. `a` is the row's quad.
+// Adds the products of 4 inputs of one row to acc. `a` points to the row's quad of inputs.
 QUIRE_OP void AddQuad(const W (&u)[kColumns], const std::int8_t* a, I (&acc)[kColumns]) {
   const I inputs = Broadcast(a);
   for (std::size_t c = 0; c < kColumns; ++c) AddDot(acc[c], u[c], inputs);
 }
 
 // Adds products of weights and activations to acc, for rows [row, row + R) of a block of B rows and
-// `quads` quads from `first` on. A line of `next` is prefetched per quad. `w` points to the tile's
-// features at quad `first`.
+// `quads` quads, starting with quad `first`. Prefetches a line of `next` per quad. `w` points to
+// the tile's features at quad `first`.
 template <std::size_t R, std::size_t B, std::size_t Q>
 QUIRE_OP void Dot8(const std::uint8_t* w, const Inputs<B, Q>& in, std::size_t row,
                    std::size_t first, std::size_t quads, const std::uint8_t* next,
@@ -43,7 +43,8 @@ QUIRE_OP void Dot8(const std::uint8_t* w, const Inputs<B, Q>& in, std::size_t ro
   }
 }
 
-// Adds the products of 32 inputs of 4-bit weights to acc. `q` is the tile's first row in [8][B][4].
+// Adds the products of 32 inputs of 4-bit weights to acc. `q` points to the tile's first row in
+// [8][B][4].
 template <std::size_t R, std::size_t B>
 QUIRE_OP void Dot4(const std::uint8_t* w, const std::int8_t* q, const std::uint8_t* next,
                    I (&acc)[R][kColumns]) {

@@ -1,8 +1,8 @@
 // The integer linear with the dot product instructions of ARMv8.2; see int_linear_tiles-inl.h.
 //
-// These instructions multiply signed by signed bytes. An 8-bit weight u is read as u - 128, a 4-bit
-// weight as stored. A tile of 4 rows x 16 features uses 21 of 32 registers: 16 accumulators, 4
-// weights, 1 broadcast.
+// These instructions multiply signed by signed bytes. An 8-bit weight u is loaded as u - 128, a
+// 4-bit weight as stored. A tile of 4 rows x 16 features uses 21 of 32 registers: 16 accumulators,
+// 4 weights, 1 broadcast.
 
 #include "kernels/linear/int_linear.h"
 

@@ -74,7 +74,8 @@ QUIRE_OP I ShiftLeft32(I v) {
 QUIRE_OP I Subtract32(I a, I b) {
   return _mm_sub_epi32(a, b);
 }
-// Return sums of two adjacent products, of 16-bit lanes or of unsigned by signed bytes.
+// MultiplyPairs16 multiplies 16-bit lanes, MultiplyPairs8 unsigned by signed bytes. Both return
+// sums of two adjacent products.
 QUIRE_OP I MultiplyPairs16(I a, I b) {
   return _mm_madd_epi16(a, b);
 }
@@ -100,8 +101,8 @@ QUIRE_OP F ToFloat(I v) {
 QUIRE_OP I Round(F v) {
   return _mm_cvtps_epi32(v);
 }
-// Converts f16 by shifting the bits into place and multiplying by 2^112, which is exact for
-// subnormals too. Infinity and NaN then get the largest f32 exponent.
+// Converts f16 by shifting the bits into place and multiplying by 2^112, which is exact even for
+// subnormals. Infinity and NaN then get the largest f32 exponent.
 QUIRE_OP F LoadF16(const std::uint16_t* from) {
   const I halves = _mm_cvtepu16_epi32(_mm_loadl_epi64(reinterpret_cast<const I*>(from)));
   const I magnitude = _mm_slli_epi32(_mm_and_si128(halves, _mm_set1_epi32(0x7fff)), 13);

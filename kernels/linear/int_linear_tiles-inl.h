@@ -1,11 +1,11 @@
-// The integer linear of the instruction sets with 128 or 256 bits, included by their units. A unit
-// must first define kLanes, I, F and operations on them, kColumns, kCentredBytes, Inputs, Prepare,
-// Dot8 and Dot4.
+// The integer linear of the instruction sets with 128 or 256 bits. The source file of each
+// instruction set includes this file. It must first define kLanes, I, F and operations on them,
+// kColumns, kCentredBytes, Inputs, Prepare, Dot8 and Dot4.
 //
 // Every weight is read from memory once for all rows of the call. A group of panels stays in L2
 // while all rows are multiplied by it. A chunk of 256 inputs of a panel stays in L1 for a block of
 // 8 rows. Lanes are consecutive features. A tile of up to 4 rows keeps the integer sums of a group
-// in registers, and the totals over groups in L1.
+// in registers, and the totals over all groups in L1.
 
 #pragma once
 
@@ -24,7 +24,8 @@ constexpr std::int64_t kGroupPanels = 4;
 // Number of features per tile.
 constexpr std::size_t kPieceLanes = kColumns * kLanes;
 
-// Width of weights, and one scale per feature or per group. kGroups4x32 has groups of 32 inputs.
+// The width of weights, and whether they have one scale per feature or per group. kGroups4x32 has
+// groups of 32 inputs.
 enum class Kind { kFeature8, kGroups8, kGroups4, kGroups4x32 };
 constexpr bool Is4(Kind kind) {
   return kind == Kind::kGroups4 || kind == Kind::kGroups4x32;
@@ -34,7 +35,8 @@ constexpr std::size_t Least(std::size_t a, std::size_t b) {
   return a < b ? a : b;
 }
 
-// Returns the initial value of a sum, with which Dot8 or Dot4 gives I - O * sum (int_linear.h).
+// Returns the initial value of a sum. Adding the products with Dot8 or Dot4 gives I - O * sum
+// (int_linear.h).
 template <Kind K>
 QUIRE_OP I Start(bool has_min, const std::int32_t* sum) {
   const bool centred = !Is4(K) && kCentredBytes;
@@ -49,16 +51,16 @@ struct Chunk {
   const IntLinearArgs* args;
   std::size_t row;           // first row of the block
   std::size_t k0;            // first input
-  std::size_t count;         // number of inputs, with the padding of the last chunk
+  std::size_t count;         // number of inputs, including the padding of the last chunk
   const std::int8_t* q;      // [count / 4][B][4]
   Inputs<B, kQuads> inputs;  // for 8-bit weights
   // Unused with one scale per feature. `groups` and `wide_groups` are the numbers of groups of
   // weights and of activations in a row. first_group is the group of weights that starts at k0.
-  // Group g of weights is in group g >> wide_shift of activations.
+  // Group g of weights belongs to group g >> wide_shift of activations.
   std::size_t groups, wide_groups, first_group, wide_shift;
 };
 
-// One scale per feature: adds the chunk to the integers totals[R][16].
+// For one scale per feature: adds the products of the chunk to the integers totals[R][16].
 template <std::size_t B, std::size_t R>
 QUIRE_OP void FeatureTile(const Chunk<B>& chunk, const std::uint8_t* w, const std::uint8_t* next,
                           std::size_t lane, std::size_t first, std::int32_t* totals) {
@@ -72,8 +74,8 @@ QUIRE_OP void FeatureTile(const Chunk<B>& chunk, const std::uint8_t* w, const st
   }
 }
 
-// Adds the groups of the chunk to the floats totals[R][16], for rows [first, first + R) of the
-// block. `scales` points to the panel's first group at feature `lane`.
+// Adds the products of the chunk's groups to the floats totals[R][16], for rows [first, first + R)
+// of the block. `scales` points to the panel's first group at feature `lane`.
 template <Kind K, std::size_t B, std::size_t R>
 QUIRE_OP void GroupTile(const Chunk<B>& chunk, const std::uint8_t* w, const std::uint8_t* next,
                         const std::uint16_t* scales, std::size_t lane, std::size_t first,
@@ -129,7 +131,7 @@ QUIRE_OP void GroupTile(const Chunk<B>& chunk, const std::uint8_t* w, const std:
   }
 }
 
-// Computes y = total + bias + residual for the features of one panel, without padding.
+// Writes y = total + bias + residual for the features of one panel, without padding.
 QUIRE_OP void StorePanel(const IntLinearArgs& args, std::size_t row, std::size_t panel,
                          const float* total) {
   const std::size_t n = panel * kPanel;
@@ -187,8 +189,8 @@ void Block(const IntLinearArgs& args, std::size_t row, std::size_t begin, std::s
     for (std::size_t panel = begin; panel < end; ++panel) {
       const std::uint8_t* const w =
           args.panels + panel * panel_bytes + chunk.k0 / kChunk * chunk_bytes;
-      // The memory that is read next, to be prefetched: this chunk of the next panel, the next
-      // chunk of the first panel, or the next group of panels.
+      // Memory to prefetch, because it is read next: this chunk of the next panel, the next chunk
+      // of the first panel, or the next group of panels.
       const std::uint8_t* next = w + panel_bytes;
       if (panel + 1 == end && chunk.k0 + kChunk < k_padded) {
         next = w - (end - begin - 1) * panel_bytes + chunk_bytes;
@@ -223,7 +225,7 @@ void Block(const IntLinearArgs& args, std::size_t row, std::size_t begin, std::s
 template <Kind K>
 void Panels(const IntLinearArgs& args, std::int64_t panel_begin, std::int64_t panel_end) {
   const std::size_t rows = args.num_rows;
-  // With one or two rows, weights are read as a single stream.
+  // With one or two rows, weights are read as a single stream, one panel at a time.
   const std::int64_t step = rows > 2 ? kGroupPanels : 1;
   for (std::int64_t from = panel_begin; from < panel_end; from += step) {
     const auto begin = static_cast<std::size_t>(from);
@@ -254,7 +256,8 @@ void Linear(const IntLinearArgs& args, std::int64_t panel_begin, std::int64_t pa
   }
 }
 
-// Returns the bits of the largest magnitude. Infinities and NaNs have larger bits than all others.
+// Returns the bits of the largest magnitude. As integers, the bits of infinities and NaNs are
+// larger than those of all numbers.
 QUIRE_OP std::uint32_t LargestBits(const float* x, std::size_t count) {
   const I magnitude = Set32(0x7fffffff);
   I largest = Zero();
@@ -309,7 +312,7 @@ QUIRE_OP float PowerOfTwoFrom(float x) {
   return __builtin_bit_cast(float, bits);
 }
 
-// Quantizes a row. `q` is the row's first quad; consecutive quads are quad_step bytes apart.
+// Quantizes a row. `q` points to the row's first quad. Consecutive quads are quad_step bytes apart.
 void QuantizeOne(const float* x, const RowQuantization& how, std::size_t quad_step, std::int8_t* q,
                  float* scales, std::int32_t* sums) {
   const std::size_t k = how.k;
@@ -321,7 +324,7 @@ void QuantizeOne(const float* x, const RowQuantization& how, std::size_t quad_st
     const std::uint32_t bits = LargestBits(x + k0, count);
     float largest;
     __builtin_memcpy(&largest, &bits, 4);
-    // Compares bits, since those of NaN are larger than all others.
+    // Compares bits, because the bits of NaN are larger than those of all other values.
     constexpr std::uint32_t kBeyond = __builtin_bit_cast(std::uint32_t, kActivationLimit);
     const bool beyond = bits >= kBeyond;
     if (beyond || largest < kMinActivation) {

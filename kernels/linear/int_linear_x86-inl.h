@@ -1,13 +1,13 @@
 // Sums of products of bytes with AVX2 and SSE4, for int_linear_tiles-inl.h.
 //
-// These levels multiply unsigned by signed bytes with saturation only. 8-bit weights are therefore
-// split into even and odd bytes in 16-bit lanes, and multiplied by activations that are split in
-// the same way (pmaddwd, which is exact). This takes 2 multiplications and 2 additions per 4
-// inputs; the rows and panels of a tile share the splitting. Splitting into |w| and a sign, or into
-// two nibbles, takes as many multiplications and more additions.
+// These levels can multiply unsigned by signed bytes only with saturation. 8-bit weights are
+// therefore split into even and odd bytes in 16-bit lanes, and multiplied by activations that are
+// split in the same way (pmaddwd, which is exact). This costs 2 multiplications and 2 additions per
+// 4 inputs. All rows and panels of a tile share the split operands. Splitting into |w| and a sign,
+// or into two nibbles, would cost as many multiplications and more additions.
 //
-// 4-bit weights are not widened. A pair of products is at most 2 * 15 * 127 = 3810, so the 8 pairs
-// of 32 inputs are added in 16 bits (30480) before one widening multiplication.
+// 4-bit weights are not widened. A pair of products is at most 2 * 15 * 127 = 3810. The 8 pairs of
+// 32 inputs are added in 16 bits (at most 30480) before one widening multiplication.
 //
 // Registers of a tile of 4 rows x 2 registers of features: 8 accumulators, 2 weights, 1 broadcast,
 // 1 product, 1 constant.
@@ -20,13 +20,13 @@
 namespace quire::kernels::internal {
 namespace {
 
-// Sums are over stored bytes, not over the integers that they encode.
+// Sums are over the stored bytes u, not over the integers u - O (int_linear.h).
 constexpr bool kCentredBytes = false;
-// Registers of features in a tile.
+// Number of registers of features in a tile.
 constexpr std::size_t kColumns = 2;
 
-// Adds v to sum, in program order. Otherwise g++ 12 reorders such sums and keeps all products of an
-// unrolled loop on the stack.
+// Adds v to sum, in program order. Without the assembly, g++ 12 reorders such sums and keeps all
+// products of an unrolled loop on the stack.
 QUIRE_OP void Accumulate16(I& sum, I v) {
   sum = Add16(sum, v);
   asm("" : "+x"(sum));
@@ -64,8 +64,8 @@ QUIRE_OP void Prepare(const std::int8_t* q, std::size_t quads, Inputs<B, Q>& out
 }
 
 // Adds products of weights and activations to acc, for rows [row, row + R) of a block of B rows and
-// `quads` quads from `first` on. A line of `next` is prefetched per quad. `w` points to the tile's
-// features at quad `first`.
+// `quads` quads, starting with quad `first`. Prefetches a line of `next` per quad. `w` points to
+// the tile's features at quad `first`.
 template <std::size_t R, std::size_t B, std::size_t Q>
 QUIRE_OP void Dot8(const std::uint8_t* w, const Inputs<B, Q>& in, std::size_t row,
                    std::size_t first, std::size_t quads, const std::uint8_t* next,
@@ -97,7 +97,8 @@ QUIRE_OP void Dot8(const std::uint8_t* w, const Inputs<B, Q>& in, std::size_t ro
   }
 }
 
-// Adds the products of 32 inputs of 4-bit weights to acc. `q` is the tile's first row in [8][B][4].
+// Adds the products of 32 inputs of 4-bit weights to acc. `q` points to the tile's first row in
+// [8][B][4].
 template <std::size_t R, std::size_t B>
 QUIRE_OP void Dot4(const std::uint8_t* w, const std::int8_t* q, const std::uint8_t* next,
                    I (&acc)[R][kColumns]) {

@@ -39,11 +39,11 @@ absl::Status CheckExtents(std::int64_t n, std::int64_t k) {
       absl::StrCat("linear weights are [", n, ", ", k, "], both must be 1 to ", INT32_MAX));
 }
 
-// A null row is a feature beyond N.
+// The 16 rows of a panel. A null pointer is a feature beyond N.
 using PanelRows = const std::byte * [PackedLinear::kPanel];
 
-// Transposes 16 rows of 32-bit units, one f32 or two 16-bit values, to dst[unit][16]. Rows are read
-// one cache line at a time, since rows that are a power of two apart evict each other.
+// Transposes 16 rows of 32-bit units, one f32 or two 16-bit values, to dst[unit][16]. Reads all
+// rows one cache line at a time, because rows that are a power of two apart evict each other.
 void TransposeUnits(const PanelRows& rows, std::size_t units, std::byte* dst) {
   constexpr std::size_t kLine = 16;
   std::uint32_t tile[PackedLinear::kPanel][kLine] = {};
@@ -64,7 +64,7 @@ void TransposeUnits(const PanelRows& rows, std::size_t units, std::byte* dst) {
 void PackPanel(const PanelRows& rows, std::size_t row_bytes, std::byte* dst) {
   TransposeUnits(rows, row_bytes / 4, dst);
   if (row_bytes % 4 == 0) return;
-  // With an odd K of a 16-bit type the last unit has one value.
+  // If K is odd and the type has 16 bits, the last unit has one value.
   for (std::size_t r = 0; r < PackedLinear::kPanel; ++r) {
     if (rows[r] == nullptr) continue;
     std::memcpy(dst + (row_bytes / 4 * PackedLinear::kPanel + r) * 4, rows[r] + row_bytes - 2, 2);
@@ -131,7 +131,7 @@ absl::StatusOr<PackedLinear> PackPlainRows(
   QUIRE_ASSIGN_OR_RETURN(PackedLinear packed, Allocate(dtype, n, k));
   const std::size_t row_bytes = std::size_t{k} * static_cast<std::size_t>(DTypeSize(dtype));
   const auto stride = static_cast<std::int64_t>((row_bytes + 63) / 64 * 64);
-  // Each thread has the rows of one panel.
+  // Each thread needs memory for the rows of one panel.
   QUIRE_ASSIGN_OR_RETURN(
       const DeviceBuffer scratch,
       DeviceBuffer::Allocate(MemoryKind::kHost,
@@ -181,11 +181,11 @@ absl::Status LinearAndStore(const Backend& backend, const LinearParams& params) 
   return QkvStore(backend, *params.store);
 }
 
-// The workspace holds the permuted rows of a launch that stores.
+// The permuted rows of a launch that stores must fit in the workspace.
 static_assert(std::int64_t{internal::kMaxStoredRows} * cuda::kLinearMaxPermutedInputs * 2 <=
               cuda::kLinearPermutedBytes);
 
-// True if a tensor core product stores the heads in its own launch.
+// True if the launch of the product also stores the heads.
 bool StoresAtOnce(const LinearParams& params) {
   const QkvStoreParams& store = *params.store;
   return internal::OnTensorCores(*params.weight, params.x.dtype()) &&

@@ -1,7 +1,7 @@
 #pragma once
 
-// y = x W^T + bias + residual, and packed weight matrices. quantized_linear.h and fp8_linear.h pack
-// matrices of 8 and 4 bits.
+// Computes y = x W^T + bias + residual, and packs unquantized weight matrices. quantized_linear.h
+// and fp8_linear.h pack matrices of 8 and 4 bits.
 
 #include <cstddef>
 #include <cstdint>
@@ -22,8 +22,8 @@ namespace quire::kernels {
 
 struct QkvStoreParams;
 
-// Contiguous rows of a stored matrix, [num_rows, K]. The alignment is arbitrary, as in mapped
-// files.
+// Contiguous rows of a stored matrix, [num_rows, K]. Their alignment is arbitrary, because they may
+// be in a mapped file.
 struct WeightRows {
   const void* data;
   std::uint32_t num_rows;
@@ -34,17 +34,17 @@ struct CudaPacking {
   // The dtype of x in Linear. Tensor cores multiply equal types, so with bf16 activations weights
   // of other dtypes are rounded to bf16.
   DType activations = DType::kF32;
-  WeightMemory* memory = nullptr;  // memory of the matrix; null: a separate allocation
+  WeightMemory* memory = nullptr;  // memory for the matrix; null: a separate allocation
 };
 
-// Bytes of CudaPacking::memory that an unquantized matrix uses, padding included.
+// Returns the bytes of CudaPacking::memory that an unquantized matrix uses, padding included.
 std::int64_t CudaPlainPaddedBytes(DType dtype, std::uint32_t n, std::uint32_t k, DType activations);
 
-// Packs matrices with the same K and dtype, such as Q, K and V, into one matrix with the rows of
-// all, so that one Linear computes them. Returns INVALID_ARGUMENT for a dtype other than f32, bf16
+// Packs matrices with the same K and dtype, such as Q, K and V, into one matrix with all their
+// rows, so that one Linear computes them. Returns INVALID_ARGUMENT for a dtype other than f32, bf16
 // and f16, for no rows, for K = 0, or for activations other than f32 and bf16. Returns
 // RESOURCE_EXHAUSTED if memory cannot be allocated. REQUIRES: cuda.memory is null or has
-// CudaPlainPaddedBytes of these rows left.
+// CudaPlainPaddedBytes left for these rows.
 absl::StatusOr<PackedLinear> PackLinearWeights(const Backend& backend,
                                                std::span<const WeightRows> sources, DType dtype,
                                                std::uint32_t k, const CudaPacking& cuda = {});
@@ -54,8 +54,8 @@ absl::StatusOr<PackedLinear> PackLinearWeights(const Backend& backend,
 absl::StatusOr<PackedLinear> PackPlainRows(
     const Backend& backend, DType dtype, std::uint32_t n, std::uint32_t k,
     absl::FunctionRef<void(std::uint32_t row, std::byte* out)> source);
-// Allocates a matrix of zeros in the CPU's layout, for bytes that PackLinearWeights made of a
-// matrix [n, k]. Errors are those of PackLinearWeights.
+// Allocates a matrix of zeros in the CPU's layout. The caller fills it with the bytes of a matrix
+// [n, k] that PackLinearWeights packed earlier. Errors are those of PackLinearWeights.
 absl::StatusOr<PackedLinear> AllocatePackedLinear(DType dtype, std::uint32_t n, std::uint32_t k);
 // Packs one matrix for f32 activations.
 absl::StatusOr<PackedLinear> PackLinearWeight(const Backend& backend, const void* w, DType dtype,
@@ -72,68 +72,73 @@ struct LinearParams {
   std::int64_t residual_stride = 0;  // elements, at least N when there is a residual
   std::int64_t y_stride;             // elements, at least N; with a gate at least N / 2
   std::uint32_t num_rows;
-  // Features 0 .. N / 2 - 1 gate the others, and y is [num_rows, N / 2]. REQUIRES: CanFuseGate is
-  // true and there is no residual.
+  // Features 0 .. N / 2 - 1 gate features N / 2 .. N - 1, and y is [num_rows, N / 2]. REQUIRES:
+  // CanFuseGate is true and there is no residual.
   std::optional<GateShape> gate = {};
   const QkvStoreParams* store = nullptr;  // QkvStore after the product: store->qkv is y; null: none
 };
 
-// True if the product itself can apply a gate: on the tensor cores of a GPU, with bf16 x and y, if
-// N is a multiple of 128 and cuBLASLt does not compute the product.
+// True if the kernel of the product can also apply a gate. This requires the tensor cores of a GPU,
+// bf16 x and y, N that is a multiple of 128, and a product that cuBLASLt does not compute.
 bool CanFuseGate(const Backend& backend, const PackedLinear& weight, DType x, DType y);
 
-// y[m][n] = (sum_k x[m][k] W[n][k] + bias[n]) + residual[m][n], with weights widened to f32. The
-// bits of an output do not depend on num_rows, the position of the row and the number of threads.
-// Returns INVALID_ARGUMENT for a stride below its row, or a gate that the product cannot apply.
+// Computes y[m][n] = (sum_k x[m][k] W[n][k] + bias[n]) + residual[m][n], with weights widened to
+// f32. The bits of an output do not depend on num_rows, the position of the row and the number of
+// threads. Returns INVALID_ARGUMENT for a stride shorter than a row, or a gate that the product
+// cannot apply.
 //
 // With a gate, y[m][j] is GatedProduct of the values that y[m][j] and y[m][N / 2 + j] would have,
 // each rounded to bf16. The bits are those of Linear followed by GatedProduct.
 //
-// With a store, QkvStore runs after the product, with its errors. It is a separate launch, or, with
-// the same bits, part of the product: on the tensor cores of a GPU, for at most kMaxStoredRows
-// rows, bf16 pages and head sizes that divide 128. Then each block has whole heads.
+// With a store, QkvStore runs after the product and may return its errors. The product's launch
+// includes the store on the tensor cores of a GPU, for at most kMaxStoredRows rows, bf16 pages and
+// head sizes that divide 128, because each block then has whole heads. Otherwise the store is a
+// separate launch. The bits are the same.
 //
-// With bf16 activations (Backend::activations), all products of the CPU are those of bf16_linear.h.
-// Otherwise they are as follows.
+// With bf16 activations (Backend::activations), bf16_linear.h defines all products of the CPU. The
+// following paragraphs define all other products.
 //
-// f32 x and y, both backends: K is divided into parts of 256. A part is one chain of fused
-// multiply-adds with ascending k; parts are added in order.
+// f32 x and y, on the CPU and on CUDA: K is divided into parts of 256. A part is one chain of fused
+// multiply-adds with ascending k. Parts are added in order.
 //
-// e4m3 weights on the CPU: as f32, but parts also end where groups end. The sum of x times e4m3
-// values of a part is multiplied by its scale when it is added, in one rounding. Such sums are
-// subnormal below 2^-54, in steps of 2^-77; x of 2^80 and more counts as infinite.
+// e4m3 weights on the CPU: as f32, but parts also end where groups end. The sum over a part of x
+// times e4m3 values is multiplied by the part's scale when it is added, in one rounding. Such sums
+// are subnormal below 2^-54, in steps of 2^-77. Values of x of 2^80 and more count as infinite.
 //
 // Weights with quantizes_activations: x is first quantized (fp8_rows.h), and a row with non-finite
-// values becomes NaN. Row-major weights require bf16 x, else INVALID_ARGUMENT. They are multiplied
-// on fp8 tensor cores in the order of linear_reduction.h. The device rounds sums of 128 inputs to
-// about 14 bits of the largest addend. The scale of the row multiplies the total sum.
+// values becomes NaN. Row-major weights require bf16 x, otherwise INVALID_ARGUMENT is returned.
+// They are multiplied on fp8 tensor cores in the order of linear_reduction.h. The tensor cores
+// round sums of 128 inputs to about 14 bits of the largest addend. The scale of the row multiplies
+// the total sum.
 //
 // Integer weights on the CPU with f32 activations: as f32, with dequantized weights. With an
 // act-order permutation the inputs are in the order of the packed weights.
 //
 // Integer weights on the CPU with int8 activations: x is permuted if the weights have an act-order
 // permutation, and quantized to int8 per row and group of inputs. Products are summed exactly
-// inside a group; groups are added in order (int_linear.h). A group of inputs with a NaN or
-// infinity makes its row NaN.
+// inside a group, and groups are added in order (int_linear.h). A group of inputs with a NaN or
+// infinity makes its whole row NaN.
 //
-// Weights of 8 and 4 bits and f32 x on CUDA: as f32, with quantized weights times scales in f32.
+// Weights of 8 and 4 bits and f32 x on CUDA: as f32, with each quantized weight multiplied by its
+// scale in f32.
 //
-// bf16 x, CUDA only: y is bf16 or f32, weights are bf16 or have 8 or 4 bits. If K % 8 == 0, tensor
-// cores compute the sums in the order of linear_reduction.h; x and its rows must be 16-byte
-// aligned, else INVALID_ARGUMENT. For other K the sum is that of f32. In kFast, cuBLASLt computes
-// products of bf16 weights whose N and K are multiples of 8, unless there is a bias, or a residual
-// and bf16 y.
+// bf16 x, only on CUDA: y is bf16 or f32, and weights are bf16 or have 8 or 4 bits. If K % 8 == 0,
+// tensor cores compute the sums in the order of linear_reduction.h. x and its rows must then be
+// 16-byte aligned, otherwise INVALID_ARGUMENT is returned. For other K the order is that of f32. In
+// kFast, cuBLASLt computes products of bf16 weights whose N and K are multiples of 8. It does not
+// compute products with a bias, or with a residual and bf16 y.
 absl::Status Linear(const Backend& backend, const LinearParams& params);
 
 namespace internal {
 
 inline constexpr std::uint32_t kLinearPart = 256;
-// Up to this number of rows, storing the heads in the product is faster than another launch.
+// Maximum number of rows for which storing the heads in the product is faster than a separate
+// launch.
 inline constexpr std::uint32_t kMaxStoredRows = 8;
 
 // True if a product runs on the tensor cores of a GPU.
 bool OnTensorCores(const PackedLinear& weight, DType x);
-// The dtype of an unquantized matrix on a GPU.
+// Returns the dtype of an unquantized matrix on a GPU.
 constexpr DType CudaPlainType(DType dtype, DType activations) {
   return activations == DType::kBF16 ? DType::kBF16 : dtype;
 }
@@ -143,12 +148,12 @@ void LinearCpu(const LinearParams& params);
 absl::StatusOr<PackedLinear> PackLinearCuda(const Backend& backend,
                                             std::span<const WeightRows> sources, DType dtype,
                                             std::uint32_t k, const CudaPacking& packing);
-// Picks one of the three below.
+// Calls LinearScalarCuda, LinearTensorCoreCuda or cuBLASLt.
 absl::Status LinearCuda(const CudaContext& context, const LinearParams& params);
 absl::Status LinearScalarCuda(const CudaContext& context, const LinearParams& params);
-// Applies the act-order permutation of the weight: y[m][j] = x[m][order[j]], rows of y K apart.
+// Applies the act-order permutation of the weight: y[m][j] = x[m][order[j]]. Rows of y are K apart.
 absl::Status PermuteInputsCuda(const CudaContext& context, const LinearParams& params, FloatPtr y);
-// Rows of x that are quantized to e4m3.
+// Rows of x that RoundFp8RowsCuda or QuantizeFp8RowsCuda quantizes to e4m3.
 struct RowsToQuantize {
   ConstFloatPtr x;  // [num_rows, k], rows x_stride apart; 16-byte aligned rows of bf16
   std::int64_t x_stride;
@@ -156,9 +161,9 @@ struct RowsToQuantize {
   std::uint32_t num_rows;
   const std::uint32_t* x_rows = nullptr;  // row m is x[x_rows[m]]; null: x[m]; device memory
 };
-// Writes quantized rows as value times scale, in the dtype of x, rows of y K apart.
+// Writes each quantized value times its scale, in the dtype of x. Rows of y are K apart.
 absl::Status RoundFp8RowsCuda(const CudaContext& context, const RowsToQuantize& rows, FloatPtr y);
-// Writes quantized rows as e4m3 values and row scales, for bf16 x.
+// Destination of QuantizeFp8RowsCuda, which writes e4m3 values and row scales, for bf16 x.
 struct QuantizedFp8Rows {
   std::uint8_t* codes;  // [num_rows, k], rows stride bytes apart
   std::int64_t stride;  // a multiple of 16
@@ -168,8 +173,8 @@ absl::Status QuantizeFp8RowsCuda(const CudaContext& context, const RowsToQuantiz
                                  const QuantizedFp8Rows& to);
 absl::Status LinearTensorCoreCuda(const CudaContext& context, const LinearParams& params);
 // LinearTensorCoreCuda for unquantized weights on compute capability 9.0, with the same bits.
-// Returns false without a launch if the weights have no map, or the driver has none of x. The
-// caller then runs the portable kernel. Ignores store.
+// Returns false without a launch if the weights have no tensor map, or if the driver cannot create
+// one of x. The caller then runs the portable kernel. Ignores store.
 absl::StatusOr<bool> LinearSm90Cuda(const CudaContext& context, const LinearParams& params);
 // Row-major e4m3 weights and bf16 x on compute capability 9.0. Ignores store.
 absl::Status LinearFp8Sm90Cuda(const CudaContext& context, const LinearParams& params);
@@ -181,14 +186,15 @@ struct WeightRowsShape {
   std::uint32_t n;
   std::uint32_t k;
 };
-// Encodes the map for LinearSm90Cuda (bf16) or LinearFp8Sm90Cuda (e4m3). Returns an error if the
-// device has no clusters or the driver has no map of the matrix. REQUIRES: compute capability 9.0.
+// Encodes the tensor map for LinearSm90Cuda (bf16) or LinearFp8Sm90Cuda (e4m3). Returns an error if
+// the device does not support clusters or the driver cannot create the map. REQUIRES: compute
+// capability 9.0.
 absl::StatusOr<WeightMap> MapWeightsSm90(const CudaContext& context, const WeightRowsShape& weight);
 // Logs once per process that the portable kernel runs. Threads: any.
 void LogPortableFallback(const absl::Status& why);
 
-// Computes panels [panel_begin, panel_end) for all rows. `panels` are f32 panels that replace those
-// of the weight, from panel_begin on; null: none.
+// Computes panels [panel_begin, panel_end) for all rows. If `panels` is not null, it points to f32
+// panels that replace the panels of the weight, starting with panel_begin.
 void LinearSimd(const LinearParams& params, std::int64_t panel_begin, std::int64_t panel_end,
                 const float* panels = nullptr);
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// Converts weights of 8 and 4 bits to bf16 in registers, exactly, in the order of
+// Converts weights of 8 and 4 bits to bf16 in registers without rounding. Their layout is that of
 // linear_reduction.h.
 
 #include <cstddef>
@@ -12,13 +12,14 @@
 
 namespace quire::kernels::cuda {
 
-// 2^23 + u is a float whose low bits are u, and 128 + u is a bf16, so subtracting 2^23 or 128 and a
-// zero point is exact. The largest such bf16 is 128 + 128, which limits zero points.
+// 2^23 + u is a float whose low bits are u, and 128 + u is a bf16. Subtracting 2^23 or 128 plus a
+// zero point is therefore exact. The largest such bf16 is 128 + 128, which limits zero points.
 inline constexpr std::uint32_t kMagicBits = 0x4b000000u;
 inline constexpr std::uint32_t kMagicPairBits = 0x43004300u;
 
 // Returns the offset that is subtracted from the integers of a feature whose zero point is byte
-// `index` of `zeros`: the bits of a float for 8 bits, of a pair of bf16 for 4 bits.
+// `index` of `zeros`. The result is the bits of a float for 8 bits, or of a pair of bf16 for 4
+// bits.
 template <WeightFormat kFormat>
 __device__ __forceinline__ std::uint32_t OffsetOf(std::uint32_t zeros, std::uint32_t index) {
   if constexpr (kFormat == WeightFormat::kInt8) {
@@ -45,8 +46,9 @@ __device__ __forceinline__ void WidenE2M1(std::uint32_t (&a)[4], std::uint32_t w
   }
 }
 
-// Returns the A fragment of one MMA step, from eight bytes of packed weights, or four with 4 bits.
-// `offsets` are those of the lane's two features; integers only.
+// Returns the A fragment of one MMA step, from eight bytes of packed weights, or from four bytes
+// with 4 bits. `offsets` are the offsets of the lane's two features, and are only used for
+// integers.
 template <WeightFormat kFormat>
 __device__ __forceinline__ void Dequantize(std::uint32_t (&a)[4], std::uint32_t low,
                                            std::uint32_t high, const std::uint32_t (&offsets)[2]) {

@@ -1,5 +1,6 @@
-// The reference implementation of linear: three loops, one accumulator per part of K. It divides K
-// like the fast path but has no fused multiply-add, so results differ in the last bits.
+// The reference implementation of linear: three loops, with one accumulator per part of K. It
+// divides K like the fast path but does not use fused multiply-add, so results differ in the last
+// bits.
 
 #include <algorithm>
 #include <vector>

@@ -40,26 +40,26 @@ using linear_tile::UseWorkspace;
 using linear_tile::Work;
 using linear_tile::WorkOf;
 
-// Limit of rows for launches that store or sum after the product.
+// Maximum number of rows of launches that store heads or add chosen rows after the product.
 constexpr std::uint32_t kFewRows = 8;
 static_assert(internal::kMaxStoredRows <= kFewRows);
-// A stored head is at most one product tile wide, so two pieces suffice.
+// A stored head is at most as wide as one product tile, so two pieces suffice.
 constexpr std::uint32_t kStoredPieces = 2;
 static_assert(kv_head::kMaxHeadSize<kStoredPieces> >= cuda::kLinearTileN);
 
 // Arguments of the QKV store that runs after a product in the same launch, for all rows of y. They
-// are not a member of LinearArgs: StoreHeads takes their address, and the main loop would then read
-// LinearArgs from memory.
+// are not a member of LinearArgs, because StoreHeads uses their address and the main loop would
+// then read LinearArgs from memory.
 struct NextArgs {
-  kv_head::QkvStoreArgs<BF16, BF16> store;  // qkv null: no store
+  kv_head::QkvStoreArgs<BF16, BF16> store;  // no store if store.qkv is null
   std::uint32_t num_rows;
   std::uint32_t grid_splits;
 };
 
-// Stores the heads of a tile, one warp per head. Run by the block that stored the tile, which has
-// whole heads of every row, rounded to bf16 as in a separate launch. Attention reads the pages in
-// the next launch, so TMA never reads what its own kernel wrote. Not inlined, because the main loop
-// for quantized weights would then issue 10 % more instructions.
+// Stores the heads of a tile, one warp per head. The block that stored the tile runs it. That block
+// has whole heads of every row, rounded to bf16 as in a separate launch. Attention reads the pages
+// in the next launch, so TMA never reads what its own kernel wrote. Not inlined, because the main
+// loop for quantized weights would otherwise issue 10 % more instructions.
 __attribute__((noinline)) __device__ void StoreHeads(const NextArgs& next) {
   cuda::SyncBlock();
   const std::uint32_t heads = cuda::kLinearTileN / next.store.keys.head_size();
@@ -85,7 +85,7 @@ struct GroupedArgs {
 };
 
 // Arguments of the ChosenSum that runs after a grouped product. They are not a member of
-// GroupedArgs, for the reason that NextArgs gives.
+// GroupedArgs for the same reason as NextArgs.
 struct ChosenArgs {
   ChosenSum sum;
   const float* x;  // null: no sum
@@ -94,9 +94,10 @@ struct ChosenArgs {
   std::uint32_t* counters;
 };
 
-// Computes the chosen sums of the block's features. Only the last block of these features runs it
-// to the end. It first sorts the choices of each row by place. Then each thread adds four features
-// of a row. Not inlined, like StoreHeads.
+// Computes the chosen sums of the block's features. Every block with these features calls it, but
+// only the last of them to finish computes the sums. It first sorts the choices of each row by
+// place. Then each thread adds four features of a row. Not inlined for the same reason as
+// StoreHeads.
 __attribute__((noinline)) __device__ void AddChosen(const ChosenArgs& args) {
   const ChosenSum& sum = args.sum;
   auto* const places = reinterpret_cast<std::uint32_t*>(cuda::SharedMemory());
@@ -141,8 +142,8 @@ __attribute__((noinline)) __device__ void AddChosen(const ChosenArgs& args) {
 template <std::uint32_t kTokens>
 inline constexpr bool kAddsChosen = kTokens == kFewGroupRows;
 
-// Linear for the rows of each group. A block waits for the previous kernel before it can find its
-// matrix. It computes all sub-ranges of K, since several groups give enough blocks.
+// Linear for the rows of each group. A block must wait for the previous kernel before it can find
+// its matrix. It computes all sub-ranges of K, because the groups provide enough blocks.
 template <WeightFormat kFormat, std::uint32_t kTokens>
 __global__ void __launch_bounds__(kThreads, 1)
     GroupedLinearKernel(const __grid_constant__ GroupedArgs args,
@@ -208,7 +209,7 @@ absl::Status LaunchPlain(const CudaContext& context, const LinearParams& params,
     return args.num_rows <= 32 ? LaunchTile<kFormat, 32>(context, args)
                                : LaunchTile<kFormat, 64>(context, args);
   }
-  // Splits K over blocks if blocks that compute all of K would leave multiprocessors idle.
+  // Splits K among blocks if blocks that compute all of K would leave multiprocessors idle.
   const std::uint32_t whole_blocks = cuda::LinearTilesN(args.n) * ((args.num_rows + 127) / 128);
   if (splits > 1 && whole_blocks < context.num_sms &&
       args.num_rows <= MaxSplitRows(args.n, splits)) {
@@ -246,8 +247,8 @@ absl::Status LaunchGrouped(const CudaContext& context, const GroupedArgs& args,
   return LaunchGroups<kFormat, 64>(context, args, chosen);
 }
 
-// Runs launches with as many rows as the workspace holds. Meant for few rows, where reading the
-// weights dominates.
+// Launches the kernel repeatedly, each time with as many rows as fit in the workspace. Meant for
+// few rows, where reading the weights dominates.
 template <WeightFormat kFormat>
 absl::Status LaunchQuantized(const CudaContext& context, LinearArgs args, const NextArgs& next) {
   if (args.num_rows <= kFewRows) return LaunchTile<kFormat, kFewRows>(context, args, next);

@@ -1,23 +1,24 @@
-// Linear on compute capability 9.0, e4m3 by e4m3: row-major weights times rows of x that a previous
-// launch quantized (fp8_rows.h). See README.md, "Hopper".
+// Linear on compute capability 9.0, e4m3 by e4m3. Row-major weights are multiplied by rows of x
+// that a previous launch quantized (fp8_rows.h). See README.md, "Hopper".
 //
-// Tiles, ring, warp roles and pairs of blocks are those of linear_sm90.cuh. A stage has 128 inputs,
-// the same bytes as 64 bf16 inputs.
+// Tiles, the ring of stages, warp roles and pairs of blocks are those of linear_sm90.cuh. A stage
+// has 128 inputs, which are as many bytes as 64 bf16 inputs.
 //
 // wgmma keeps about 14 bits of a sum of e4m3 products. The sum of a stage therefore starts at zero
 // and is added to an f32 total by an FMA with the scale of its weights. A thread has at most 64
-// wgmma sums and kTokens / 2 totals. To fit, 256 tokens are multiplied 128 at a time, and the
-// weights are read twice from shared memory. While one warpgroup adds, the tensor cores work for
-// the other.
+// wgmma sums and kTokens / 2 totals. So that they fit in registers, 256 tokens are multiplied 128
+// at a time, and the weights are read twice from shared memory. While one warpgroup adds to its
+// totals, the tensor cores multiply for the other.
 //
-// Several sub-ranges of K (Fp8ReductionOf) need a third set of sums, which leaves registers for 128
-// tokens. With few rows each sub-range has its own block, and the last block adds the partial sums
-// in order. The order of sums is the same in all tiles, so a row has the same bits in each.
+// If there are several sub-ranges of K (Fp8ReductionOf), a third set of sums is needed, and
+// registers suffice only for 128 tokens. With few rows each sub-range has its own block, and the
+// last block adds the partial sums in order. The order of sums is the same in all tiles, so the
+// bits of a row do not depend on the tile.
 //
-// In a stage of 256 tokens 48 KB are copied, and 16 wgmmas read 96 KB in 1024 tensor core cycles.
-// bf16 takes twice as long for the same number of inputs.
+// In a stage of 256 tokens, 48 KB are copied, and 16 wgmmas read 96 KB in 1024 tensor core cycles.
+// The bf16 kernel takes twice as long for the same number of inputs.
 //
-// Ideas: promotion after each 128 inputs, DeepGEMM.
+// The promotion after each 128 inputs is from DeepGEMM.
 
 #include <cuda.h>
 
@@ -67,7 +68,7 @@ struct Fp8Args {
   std::uint32_t tiles_per_scale;  // tiles of 128 inputs that share a scale
 };
 
-// Returns the part of the product that this block computes.
+// Returns the output tile and the sub-range of K that this block computes.
 template <std::uint32_t kTokens, std::uint32_t kBlocks>
 __device__ __forceinline__ Work WorkOf(const LinearArgs& args) {
   const std::uint32_t tiles = (args.k + kFp8TileK - 1) / kFp8TileK;
@@ -86,7 +87,8 @@ __device__ __forceinline__ Work WorkOf(const LinearArgs& args) {
   }
 }
 
-// Reads the scales of a thread's two features stage by stage, one scale ahead.
+// Reads the scales of a thread's two features stage by stage. Loads the next scale before it is
+// needed.
 class FeatureScales {
  public:
   __device__ __forceinline__ FeatureScales(const Fp8Args& args, const Work& work)
@@ -95,7 +97,8 @@ class FeatureScales {
     const std::uint32_t tiles_n = (args.linear.n + kLinearTileN - 1) / kLinearTileN;
     const std::uint32_t feature = cuda::Warp() * 16 + cuda::Lane() / 4;
     padded_n_ = tiles_n * kLinearTileN;
-    // The second block of a pair may have no features. It then reads valid scales that are unused.
+    // The second block of a pair may have no features. It then reads valid addresses and does not
+    // use the scales.
     const std::uint32_t first =
         work.feature_tile < tiles_n ? work.n0 + linear_tile::GapBefore(args.linear, feature) : 0;
     at_ = reinterpret_cast<const float*>(args.linear.scales) + first + feature +
@@ -188,8 +191,8 @@ __device__ __forceinline__ void Consume(const Fp8Args& args, const Ring<kTokens,
   }
 }
 
-// Multiplies sums by the scales of their rows and stores them to y through shared memory. Run by
-// consumer threads. All stages have been read, so the output tile can overwrite the ring.
+// Multiplies sums by the scales of their rows and stores them to y through shared memory. Consumer
+// threads run it. All stages have been read, so the output tile can overwrite the ring.
 template <std::uint32_t kTokens>
 __device__ __forceinline__ void Store(const Fp8Args& args, std::byte* shared, const Work& work,
                                       const float (&total)[kTokens / 2]) {
@@ -214,7 +217,8 @@ __device__ __forceinline__ void Store(const Fp8Args& args, std::byte* shared, co
 }
 
 // In a cluster a consumer thread has 192 sums, which need more than an equal share of the
-// registers. The producer therefore is a whole warpgroup, which gives registers to the consumers.
+// registers. The producer is therefore a whole warpgroup, which releases registers to the
+// consumers.
 template <std::uint32_t kBlocks>
 inline constexpr std::uint32_t kThreadsOf = kBlocks == 1 ? kBlockThreads : kConsumerThreads + 128;
 
@@ -252,8 +256,8 @@ __global__ void __launch_bounds__(kThreadsOf<kBlocks>, kBlocks == 1 ? 2 : 1)
     }
     // Earlier kernels may write partial sums, row scales and residuals, and may read y.
     cuda::DependencyWait();
-    // The flag is after the output tile, since consumers may write that before the producer warp
-    // has read the flag.
+    // The flag is after the output tile, because consumers may write the output tile before the
+    // producer warp has read the flag.
     auto* const flag = reinterpret_cast<std::uint32_t*>(ring.full(0)) - 1;
     const auto sum_of = [&total](std::uint32_t i) -> float& { return total[i]; };
     if (args.linear.grid_splits > 1 &&
@@ -275,7 +279,8 @@ __global__ void __launch_bounds__(kThreadsOf<kBlocks>, kBlocks == 1 ? 2 : 1)
   }
 }
 
-// The arguments of a launch, the map of the weights, and the codes, of which it needs a map.
+// The arguments of a launch, the tensor map of the weights, and the quantized rows, of which the
+// launch needs a tensor map.
 struct Fp8Product {
   Fp8Args args;
   const cuda::TmaTile& weights;
@@ -303,8 +308,8 @@ absl::Status LaunchTile(const CudaContext& context, const Fp8Product& product) {
                       product.weights.map(), tokens.map());
 }
 
-// Returns whether each sub-range has a separate block: for few rows, or if blocks that compute all
-// of K would leave multiprocessors idle.
+// True if each sub-range has a separate block. This is so for few rows, or if blocks that compute
+// all of K would leave multiprocessors idle.
 bool SplitsGrid(const CudaContext& context, std::uint32_t n, std::uint32_t splits,
                 std::uint32_t rows) {
   if (rows <= cuda::kLinearSmallRows) return true;

@@ -31,8 +31,8 @@ inline RowGroups RowGroupsOf(const GroupedLinearParams& params) {
           .first_row = params.first_row};
 }
 
-// Returns the largest number of tiles along rows. In the worst case each group that can have rows
-// ends in a tile with one row.
+// Returns an upper bound of the number of row tiles. In the worst case every group that can have
+// rows ends with a tile of one row.
 constexpr std::uint32_t MostGroupTiles(std::uint32_t rows, std::uint32_t groups,
                                        std::uint32_t tile) {
   const std::uint32_t used = rows < groups ? rows : groups;
@@ -59,7 +59,8 @@ __device__ __forceinline__ std::uint32_t GroupBegin(const RowGroups& groups, std
   return at - groups.first_row < rows ? at - groups.first_row : rows;
 }
 
-// Returns tile `wanted`. Each warp computes it: one group per lane, with a prefix sum by shuffles.
+// Returns tile number `wanted`. Every warp computes it with one group per lane and a prefix sum by
+// shuffles.
 template <std::uint32_t kTokens>
 __device__ __forceinline__ GroupTile GroupTileOf(const RowGroups& groups, std::uint32_t rows,
                                                  std::uint32_t wanted) {
@@ -76,7 +77,7 @@ __device__ __forceinline__ GroupTile GroupTileOf(const RowGroups& groups, std::u
       const std::uint32_t below = ShuffleUp(sum, delta);
       if (lane >= delta) sum += below;
     }
-    // Number of these groups that end before the wanted tile.
+    // Number of these groups whose tiles all precede the wanted tile.
     const std::uint32_t passed = CountBits(Ballot(before + sum <= wanted));
     if (passed < kWarpSize) {
       const std::uint32_t skipped = before + Shuffle(sum - tiles, passed);
@@ -88,7 +89,8 @@ __device__ __forceinline__ GroupTile GroupTileOf(const RowGroups& groups, std::u
   return {groups.count, 0, 0};
 }
 
-// Returns the group of row `row` of the launch by binary search. REQUIRES: it has a group.
+// Returns the group of row `row` of the launch by binary search. REQUIRES: the row belongs to a
+// group.
 __device__ __forceinline__ std::uint32_t GroupOfRow(const RowGroups& groups, std::uint32_t row) {
   std::uint32_t low = 0;
   std::uint32_t high = groups.count;  // the first group that begins after the row

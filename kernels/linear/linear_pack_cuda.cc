@@ -45,7 +45,7 @@ float Element(const void* data, DType dtype, std::int64_t index) {
   return ElementAs<F16>(data, index);
 }
 
-// Rounds elements to bf16 and uploads them in pieces.
+// Rounds elements to bf16 and uploads them in chunks of kPiece.
 absl::Status UploadRounded(const Backend& backend, BF16* to, const void* from, DType dtype,
                            std::int64_t elements) {
   constexpr std::int64_t kPiece = std::int64_t{8} << 20;
@@ -63,14 +63,14 @@ absl::Status UploadRounded(const Backend& backend, BF16* to, const void* from, D
   return absl::OkStatus();
 }
 
-// Converts rows to the tiles, scales and zero points of linear_reduction.h.
+// Converts rows to the layout of tiles, scales and zero points in linear_reduction.h.
 //
 // Threads: several threads may call PutTile for different feature tiles.
 class TilePacker {
  public:
   using Source = absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)>;
 
-  // Row-major e4m3 values are [padded N][padded K], in the memory of the tiles.
+  // Row-major e4m3 values are stored as [padded N][padded K] instead of tiles.
   TilePacker(const QuantizedShape& shape, bool is_row_major, Source source)
       : shape_(shape),
         is_row_major_(is_row_major),
@@ -83,7 +83,7 @@ class TilePacker {
     }
   }
 
-  // Bytes of one K tile. row_bytes() is the size of all K tiles of a feature tile.
+  // Returns the bytes of one K tile. row_bytes() is the size of all K tiles of a feature tile.
   std::int64_t tile_bytes() const {
     return std::int64_t{cuda::kLinearTileN} * cuda::kLinearTileK * Bits() / 8;
   }
@@ -110,11 +110,11 @@ class TilePacker {
     std::uint32_t row;
     float zero;
   };
-  // The largest zero point. Integers of 4 bits and their zero points must fit a bf16
-  // (linear_codes.cuh).
+  // Returns the largest supported zero point. Integers of 4 bits and their zero points must fit in
+  // a bf16 (linear_codes.cuh).
   float most_zero() const { return shape_.format == WeightFormat::kInt4 ? 128 : 255; }
-  // The first row with a zero point above most_zero(), and the zero point. REQUIRES: no PutTile
-  // runs.
+  // Returns the first row with a zero point above most_zero(), and the zero point. REQUIRES: no
+  // thread is in PutTile.
   const std::optional<BadZero>& bad_zero() const { return bad_; }
 
  private:
@@ -178,7 +178,7 @@ class TilePacker {
   const Source source_;
   const std::size_t padded_n_;
   const std::size_t scale_bytes_;
-  std::vector<std::byte> scales_;  // and zero points
+  std::vector<std::byte> scales_;  // scales, then zero points
   std::uint32_t places_[cuda::kLinearTileK];
   std::mutex bad_mutex_;
   std::optional<BadZero> bad_;
@@ -324,7 +324,7 @@ absl::Status CheckActivations(DType x, DType y) {
                                                  ", supported are f32 and f32, bf16 and either"));
 }
 
-// Row-major matrices have one kernel, for bf16.
+// Row-major matrices are supported only with bf16 x.
 absl::Status CheckRowMajor(const PackedLinear& weight, DType x) {
   if (x == DType::kBF16) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("linear [", weight.n(), ", ", weight.k(),
@@ -337,7 +337,7 @@ bool RewritesRows(const PackedLinear& weight) {
   return weight.act_order() != nullptr || weight.quantizes_activations();
 }
 
-// Linear for x that was permuted or quantized if the weights need it.
+// Calls the kernel for the parameters. REQUIRES: x was permuted or quantized if the weights need it.
 absl::Status LinearInOrder(const CudaContext& context, const LinearParams& params) {
   const PackedLinear& weight = *params.weight;
   if (!OnTensorCores(weight, params.x.dtype())) return LinearScalarCuda(context, params);

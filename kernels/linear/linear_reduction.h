@@ -1,14 +1,15 @@
 #pragma once
 
-// Tiles, the order of summation, and the layout of quantized weights of linear on CUDA. Packing,
-// launches, kernels and tests share them. Host and device.
+// Tiles, the order of summation, and the layout of quantized weights of Linear on CUDA. Packing,
+// launches, kernels and tests share these definitions, on host and device.
 //
-// The sum over K has tiles of 64 inputs and `splits` sub-ranges of `tiles_per_split` tiles each;
-// the last one may be shorter. Inside a sub-range, MMA steps of 16 inputs are summed in ascending
-// order from zero. Sub-ranges are added in index order. If groups of inputs have scales, the steps
-// of one group and tile are summed from zero, multiplied by the scale and added to the sub-range's
-// sum. A single scale multiplies the sum of each sub-range. The order depends on N, K and the group
-// only, so kernels may compute the sub-ranges in one block or in several.
+// The sum over K consists of tiles of 64 inputs. They are divided into `splits` sub-ranges of
+// `tiles_per_split` tiles each; the last sub-range may be shorter. Inside a sub-range, MMA steps of
+// 16 inputs are summed in ascending order from zero. Sub-ranges are added in index order. If groups
+// of inputs have scales, the steps of one group and tile are summed from zero, multiplied by the
+// scale and added to the sub-range's sum. A single scale per feature multiplies the sum of each
+// sub-range. The order depends only on N, K and the group, so kernels may compute the sub-ranges in
+// one block or in several.
 
 #include <cstdint>
 
@@ -21,7 +22,8 @@ namespace quire::kernels::cuda {
 
 inline constexpr std::uint32_t kLinearTileN = 128;  // output features per block
 inline constexpr std::uint32_t kLinearTileK = 64;   // inputs per pipeline stage
-// Rows of the largest block that computes a part of K. Launches with at most so many rows split K.
+// Maximum number of rows of a block that computes only one sub-range of K. Launches with at most
+// this number of rows split K among blocks.
 inline constexpr std::uint32_t kLinearSmallRows = 64;
 // Number of blocks that saturates the memory bandwidth of a large GPU.
 inline constexpr std::uint32_t kLinearFillBlocks = 128;
@@ -40,8 +42,8 @@ constexpr std::uint32_t LinearTilesK(std::uint32_t k) {
   return (k + kLinearTileK - 1) / kLinearTileK;
 }
 
-// Chooses the number of sub-ranges, a power of two, that gives kLinearFillBlocks blocks. No
-// sub-range is shorter than kLinearMinTilesPerSplit tiles.
+// Chooses the number of sub-ranges, a power of two. It is large enough for kLinearFillBlocks
+// blocks, unless a sub-range would become shorter than kLinearMinTilesPerSplit tiles.
 constexpr LinearReduction LinearReductionOf(std::uint32_t n, std::uint32_t k) {
   const std::uint32_t tiles = LinearTilesK(k);
   std::uint32_t splits = 1;
@@ -53,9 +55,9 @@ constexpr LinearReduction LinearReductionOf(std::uint32_t n, std::uint32_t k) {
   return {(tiles + each - 1) / each, each};
 }
 
-// Products of e4m3 by e4m3 have tiles of 128 inputs. Their steps of 32 inputs are summed from zero,
-// multiplied by the scale of the weights and added to the sub-range's sum in one rounding.
-// Sub-ranges, rounded to whole tiles, are added in index order.
+// Products of e4m3 by e4m3 have tiles of 128 inputs. The MMA steps of 32 inputs in a tile are
+// summed from zero, multiplied by the scale of the weights and added to the sub-range's sum in one
+// rounding. Sub-ranges are rounded to whole tiles and added in index order.
 inline constexpr std::uint32_t kFp8TileK = 128;
 constexpr LinearReduction Fp8ReductionOf(std::uint32_t n, std::uint32_t k) {
   const std::uint32_t tiles = (k + kFp8TileK - 1) / kFp8TileK;
@@ -70,31 +72,32 @@ constexpr bool HasFewGroupRows(std::uint32_t rows, std::uint32_t groups) {
   return rows <= std::uint64_t{kFewGroupRows} * groups;
 }
 
-// Device memory for partial sums that blocks exchange, zeroed once: counters, then a tile of
-// kLinearTileN x kLinearSmallRows f32 sums per block of a launch that splits K over blocks. Up to
-// kLinearSmallRows rows there are fewer than 2 * kLinearFillBlocks blocks; there is room for more.
+// Device memory for partial sums that blocks exchange, zeroed once. It contains counters, then a
+// tile of kLinearTileN x kLinearSmallRows f32 sums for each block of a launch that splits K among
+// blocks. Launches of up to kLinearSmallRows rows have fewer than 2 * kLinearFillBlocks blocks; the
+// memory suffices for more.
 inline constexpr std::uint32_t kLinearMaxPartials = 4 * kLinearFillBlocks;
 inline constexpr std::int64_t kLinearCounterBytes = std::int64_t{kLinearMaxPartials} * 4;
 inline constexpr std::int64_t kLinearPermutedOffset =
     kLinearCounterBytes + std::int64_t{kLinearMaxPartials} * kLinearTileN * kLinearSmallRows * 4;
-// After the partial sums: permuted rows of x, for weights with an act-order permutation.
+// The partial sums are followed by permuted rows of x, for weights with an act-order permutation.
 inline constexpr std::int64_t kLinearPermutedBytes = std::int64_t{4} << 20;
 static_assert(kLinearWorkspaceBytes == kLinearPermutedOffset + kLinearPermutedBytes);
 inline constexpr std::uint32_t kLinearMaxPermutedInputs = 65536;
 inline constexpr std::int64_t kLinearMaxPermutedRows = 65535;  // limit of a grid's dimension
-// Number of rows that are permuted at a time. Bits do not depend on it.
+// Returns the number of rows that are permuted at a time. It does not affect bits.
 inline std::uint32_t LinearPermutedRowsPerPass(std::uint32_t k, DType x) {
   const std::int64_t fit = kLinearPermutedBytes / (std::int64_t{k} * DTypeSize(x));
   return static_cast<std::uint32_t>(fit < kLinearMaxPermutedRows ? fit : kLinearMaxPermutedRows);
 }
 
-// The place of quantized rows in the workspace, with their scales first. It follows the partial
-// sums, or overlaps them in launches without partial sums.
+// The location of quantized rows in the workspace. Their scales come first. They follow the partial
+// sums, or overlap them in launches without partial sums.
 struct Fp8RowsWorkspace {
   std::int64_t at;
   std::int64_t codes_at;  // offset from `at`
   std::int64_t stride;    // bytes between rows
-  std::uint32_t rows;     // rows at a time; bits do not depend on it
+  std::uint32_t rows;     // rows that are quantized at a time; does not affect bits
 };
 constexpr Fp8RowsWorkspace Fp8RowsWorkspaceOf(std::uint32_t k, bool has_partials) {
   constexpr std::int64_t kAlignment = 256;
@@ -106,7 +109,8 @@ constexpr Fp8RowsWorkspace Fp8RowsWorkspaceOf(std::uint32_t k, bool has_partials
 }
 static_assert(kLinearCounterBytes % 256 == 0 && kLinearPermutedOffset % 256 == 0);
 static_assert(Fp8RowsWorkspaceOf(kLinearMaxPermutedInputs, true).rows > 0);
-// Divides `rows` into equal launches of at most `most` rows, in whole tiles of 128 if possible.
+// Returns the number of rows per launch if `rows` are divided into equal launches of at most `most`
+// rows. It is a multiple of 128 if possible.
 constexpr std::uint32_t RowsPerLaunch(std::uint32_t rows, std::uint32_t most) {
   if (rows <= most) return rows;
   if (most < 128) return most;
@@ -114,20 +118,22 @@ constexpr std::uint32_t RowsPerLaunch(std::uint32_t rows, std::uint32_t most) {
   return (rows + launches * 128 - 1) / (launches * 128) * 128;
 }
 
-// Layout of weights of 8 and 4 bits: [feature tile][K tile][bytes of a tile]. In a tile every lane
-// loads 16 bytes, the A fragments (kernels/cuda/mma.cuh) of a block of 16 features:
+// Layout of weights of 8 and 4 bits: [feature tile][K tile][bytes of a tile]. In a tile, the 16
+// bytes that every lane loads contain the A fragments (kernels/cuda/mma.cuh) of a block of 16
+// features:
 //   8 bits  [2 halves of 32 inputs][8 feature blocks][32 lanes][2 MMA steps][8 values]
 //   4 bits  [8 feature blocks][32 lanes][4 MMA steps][8 values, the first in the lowest bits]
 // Integers of 4 bits are stored in the order 0 2 4 6 1 3 5 7, so that two values that are adjacent
 // in a fragment are 16 bits apart. Value v of lane l is feature l / 4 + (v & 2 ? 8 : 0), input 2 (l
 // % 4) + (v & 1) + (v & 4 ? 8 : 0) of the step. Integers without zero points are stored with 128 or
-// 8 added. Padding beyond N and K is finite and multiplied by inputs of zero, or its outputs are
+// 8 added. Padding beyond N and K is finite. It is multiplied by inputs of zero, or its outputs are
 // not stored. Row-major e4m3 weights (PackedLinear::is_row_major) use the same memory as [padded
 // N][padded K].
 //
-// Scales: f32 [padded N] with one per feature, else [groups][padded N] in f16 for integers, f32 for
-// e4m3 and bf16 for e2m1. Zero points of integers follow: bytes [groups][padded N]. Each 16
-// features are in the order 0 8 1 9 .. 7 15, since a lane needs two of them at a time.
+// Scales: [padded N] in f32 if there is one scale per feature. Otherwise [groups][padded N] in f16
+// for integers, f32 for e4m3 and bf16 for e2m1. Zero points of integers follow: bytes
+// [groups][padded N]. Each 16 features are in the order 0 8 1 9 .. 7 15, because a lane needs two
+// adjacent ones at a time.
 
 // Returns the offset of the zero points.
 constexpr std::int64_t LinearZerosAt(std::uint32_t n, std::uint32_t k, std::uint32_t group) {
@@ -161,8 +167,9 @@ constexpr LinearPlace LinearPlaceOf(WeightFormat format, std::uint32_t value_ind
           step * 16 + lane % 4 * 2 + (value & 1) + ((value & 4) != 0 ? 8u : 0u)};
 }
 
-// Returns the index of a value in a tile: LinearPlaceOf(format, LinearIndexOf(format, f, i)) is
-// {f, i}. The index is the sum of LinearIndexOf(format, f, 0) and LinearIndexOf(format, 0, i).
+// Returns the index of a value in a tile. It is the inverse of LinearPlaceOf: LinearPlaceOf(format,
+// LinearIndexOf(format, f, i)) is {f, i}. The index is the sum of LinearIndexOf(format, f, 0) and
+// LinearIndexOf(format, 0, i).
 QUIRE_HOST_DEVICE constexpr std::uint32_t LinearIndexOf(WeightFormat format, std::uint32_t feature,
                                                         std::uint32_t input) {
   const bool is_int4 = format == WeightFormat::kInt4;

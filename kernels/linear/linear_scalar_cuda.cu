@@ -1,8 +1,8 @@
 // Linear without tensor cores, for f32 activations and for any K. A block computes 32 features x 32
 // rows from tiles of 32 inputs in shared memory. Products and their order are those of
-// linear_simd.cc, so unquantized weights give the same bits as on the CPU. It is the reference on
-// the device and not fast. Weights of 8 and 4 bits are converted to f32 when loaded; their bits are
-// those of f32 weights, not of the CPU's integer products.
+// linear_simd.cc, so unquantized weights give the same bits as on the CPU. It is the reference for
+// kernels on a device and is not fast. Weights of 8 and 4 bits are converted to f32 when loaded.
+// The resulting bits are those of f32 weights, not of the CPU's integer products.
 
 #include <cstdint>
 
@@ -50,7 +50,7 @@ __device__ __forceinline__ float E2M1ToFloat(std::uint32_t code) {
   return (code & 8) != 0 ? -magnitude : magnitude;
 }
 
-// Returns W[n][k], one product of exact factors.
+// Returns W[n][k], rounded once.
 __device__ __forceinline__ float ValueAt(const CodedWeights& w, std::uint32_t n, std::uint32_t k) {
   const bool four_bits = w.format == WeightFormat::kInt4 || w.format == WeightFormat::kFp4E2M1;
   const std::uint32_t bits = four_bits ? 4 : 8;
@@ -113,8 +113,9 @@ __device__ __forceinline__ CodedWeights OfGroup(CodedWeights w, const cuda::RowG
   return w;
 }
 
-// Loads 32 inputs from k0 on of 32 rows from `first` on to to[32][kPitch], with zeros beyond the
-// matrix `from`, [rows, k]. `groups` maps the rows to rows of `from`.
+// Loads 32 inputs, starting at k0, of 32 rows, starting at `first`, from the matrix `from`, [rows,
+// k]. Writes them to to[32][kPitch], with zeros beyond the matrix. `groups` maps the rows to rows
+// of `from`.
 template <typename T>
 __device__ __forceinline__ void LoadTile(float* to, const T* from, std::int64_t stride,
                                          std::uint32_t first, std::uint32_t rows, std::uint32_t k0,
@@ -129,7 +130,7 @@ __device__ __forceinline__ void LoadTile(float* to, const T* from, std::int64_t 
   }
 }
 
-// The same for quantized weights.
+// Like the LoadTile above, but for quantized weights.
 __device__ __forceinline__ void LoadTile(float* to, const CodedWeights& from, std::int64_t,
                                          std::uint32_t first, std::uint32_t rows, std::uint32_t k0,
                                          std::uint32_t k) {
@@ -141,7 +142,8 @@ __device__ __forceinline__ void LoadTile(float* to, const CodedWeights& from, st
   }
 }
 
-// Four blocks per multiprocessor; with more the compiler spills registers.
+// The launch bound is four blocks per multiprocessor. With more, the compiler would spill
+// registers.
 template <typename X, typename W>
 __global__ void __launch_bounds__(kThreads, 4) LinearScalarKernel(const ScalarArgs<X, W> args) {
   cuda::DependencyLaunch();
@@ -170,7 +172,7 @@ __global__ void __launch_bounds__(kThreads, 4) LinearScalarKernel(const ScalarAr
     LoadTile(w_tile, weights, args.k, n0, args.n, k0, args.k);
     LoadTile(x_tile, args.x, args.x_stride, m0, num_rows, k0, args.k, args.groups);
     cuda::SyncBlock();
-    // Zeros beyond K would turn a sum of -0 into +0, so they are not added.
+    // Adding zeros beyond K would turn a sum of -0 into +0, so the loop ends at K.
     const std::uint32_t inputs = args.k - k0 < kTile ? args.k - k0 : kTile;
     for (std::uint32_t i = 0; i < inputs; ++i) {
       const float w = w_tile[feature * kPitch + i];
@@ -210,7 +212,7 @@ struct OrderArgs {
   std::byte* y;                // [rows, k]
   std::int64_t x_stride;
   std::uint32_t k;
-  cuda::RowGroups groups;  // data_distance is the distance of permutations
+  cuda::RowGroups groups;  // data_distance is the distance between consecutive permutations
 };
 
 template <typename T>
@@ -229,7 +231,7 @@ __global__ void __launch_bounds__(kThreads) OrderInputsKernel(const OrderArgs ar
       reinterpret_cast<const T*>(args.x)[from * args.x_stride + order[j]];
 }
 
-// Returns groups without offsets, where all rows have the same weight.
+// Launches the kernel with weights `w`. `groups` has no offsets if all rows have the same weights.
 template <typename X, typename W>
 absl::Status LaunchScalar(const CudaContext& context, const LinearParams& params,
                           const cuda::RowGroups& groups, W w) {

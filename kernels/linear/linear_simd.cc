@@ -1,8 +1,9 @@
-// Traffic: each weight is read from memory once for all rows, 2 bytes (f32 4, e4m3 1), and widened
-// in registers; x and y are small in comparison. Lanes run along N, so every output is one chain of
-// multiply-adds without a horizontal sum. Tiles, rows x panels: AVX-512 8 x 2 (16 accumulators, 4
-// weights, 2 broadcasts), AVX2 4 x 1, lower levels 2 x 1. Tiles of few rows have more panels, so
-// that enough chains hide the latency of a multiply-add. A group of panels stays in L2 for all row
+// Memory traffic: each weight is read once for all rows, 2 bytes (f32 4, e4m3 1), and widened in
+// registers. x and y are small in comparison. Lanes run along N, so every output is one chain of
+// multiply-adds without a horizontal sum. Tiles are, in rows x panels: AVX-512 8 x 2 (16
+// accumulators, 4 weights, 2 broadcasts), AVX2 4 x 1, lower levels 2 x 1. Tiles of few rows have
+// more panels, so that enough chains hide the latency of a multiply-add. A group of panels stays in
+// L2 for all row blocks, and the first row block prefetches the next part of K.
 // blocks; the first block prefetches the next part of K.
 
 #include <algorithm>
@@ -24,8 +25,8 @@ namespace quire::kernels::HWY_NAMESPACE {
 constexpr std::size_t kPanel = PackedLinear::kPanel;
 static_assert(kPanel == kVirtualLanes);
 
-// How the weights of inputs 2j (even) and 2j + 1 (odd) are read: `unit` points at [2][16] (f32) or
-// [16][2] (16-bit) values, `lane` is the first feature wanted.
+// ReadF32 and the structs after it read the weights of inputs 2j (even) and 2j + 1 (odd). `unit`
+// points to [2][16] (f32) or [16][2] (16-bit) values. `lane` is the first feature to read.
 struct ReadF32 {
   using Unit = float;
   static constexpr bool kScaled = false;
@@ -70,8 +71,8 @@ struct ReadF16 {
   }
   static constexpr std::size_t kUnit = kPanel;
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
-  // One conversion instruction for even and odd inputs. They part within 128 bits, which leaves
-  // pairs of features out of order; sums are sorted.
+  // Two conversion instructions serve both even and odd inputs. The shuffle that separates them
+  // works within 128 bits and leaves pairs of features out of order, so Sort reorders the sums.
   static HWY_INLINE VF Half(const Unit* unit, std::size_t lane, std::size_t half) {
     const auto* const pairs = reinterpret_cast<const hwy::float16_t*>(unit + lane);
     return hn::PromoteTo(DF(), hn::Load(hn::Rebind<hwy::float16_t, DF>(), pairs + half * kLanes));
@@ -113,10 +114,10 @@ struct ReadF16 {
 #endif
 };
 
-// Converts e4m3 values to f32 by shifting their bits into place, which gives 2^-120 of the value,
-// for subnormals too. To compensate, LinearFp8 multiplies x by 2^48, and sums are multiplied by
-// 2^72. Sums therefore are subnormal only below 2^-54, in steps of 2^-77, and x must be below 2^80.
-// `unit` points to [16][4] bytes.
+// Converts e4m3 values to f32 by shifting their bits into place. The result is the value times
+// 2^-120, also for subnormals. To compensate, LinearFp8 multiplies x by 2^48, and sums are
+// multiplied by 2^72. Sums are therefore subnormal only below 2^-54, in steps of 2^-77, and x must
+// be below 2^80. `unit` points to [16][4] bytes.
 struct ReadE4M3 {
   using Unit = std::uint8_t;
   static constexpr bool kScaled = true;
@@ -131,7 +132,7 @@ struct ReadE4M3 {
     const auto top = hn::BitCast(DI(), hn::ShiftLeft<24 - 8 * kInput>(codes));
     const VU at_top = hn::BitCast(DU(), hn::ShiftRight<4>(top));
 #else
-    // Shifts two values at a time, those in the upper bytes of 16-bit halves.
+    // Shifts two values at a time, which are the upper bytes of 16-bit halves.
     const hn::Repartition<std::int16_t, DF> d16;
     const auto halves = hn::BitCast(d16, codes);
     const auto upper = kInput % 2 == 0 ? hn::ShiftLeft<8>(halves) : halves;
@@ -155,9 +156,9 @@ HWY_INLINE void Fetch(const typename Read::Unit* unit) {
 }
 
 // Multiplies `count` inputs of R rows of x by P panels, and by `scales` for scaled weights. Writes
-// the result to totals[R][P * 16] if `first`, else adds it. `scales` are [16] per panel,
-// scale_stride apart. `next` is the memory that this tile reads afterwards, which is prefetched;
-// null: none.
+// the result to totals[R][P * 16] if `first`, otherwise adds it. `scales` are [16] per panel,
+// scale_stride apart. `next` is the memory that this tile reads next, which is prefetched; null:
+// none.
 template <class Read, std::size_t R, std::size_t P>
 HWY_INLINE void AddPart(const float* HWY_RESTRICT x, std::int64_t x_stride,
                         const typename Read::Unit* HWY_RESTRICT w, std::size_t panel_stride,
@@ -170,7 +171,7 @@ HWY_INLINE void AddPart(const float* HWY_RESTRICT x, std::int64_t x_stride,
   for (std::size_t r = 0; r < R; ++r) {
     for (std::size_t c = 0; c < kColumns; ++c) acc[r][c] = hn::Zero(d);
   }
-  // These lambdas must be inlined, since calls would keep the sums in memory.
+  // These lambdas must be inlined, because calls would keep the sums in memory.
   const auto add = [&](auto input, const typename Read::Unit* unit, std::size_t at) HWY_ATTR
       __attribute__((always_inline)) {
     VF weight[kColumns];
@@ -219,7 +220,7 @@ HWY_INLINE void AddPart(const float* HWY_RESTRICT x, std::int64_t x_stride,
   }
 }
 
-// Computes y = total + bias + residual for the `count` features of one panel, without padding.
+// Writes y = total + bias + residual for the `count` features of one panel, without padding.
 HWY_INLINE void StorePanel(const float* HWY_RESTRICT total, const float* bias,
                            const float* residual, float* y, std::size_t count) {
   const DF d;
@@ -248,13 +249,13 @@ HWY_INLINE std::size_t PartEnd(std::size_t k, std::size_t group, std::size_t k0)
   return std::min(end, (k0 / group + 1) * group);
 }
 
-// Panels of weights, the first of which has the index `first`.
+// Panels of weights. `panels` points to the panel with the index `first`.
 struct Weights {
   const void* panels;
   std::int64_t first;
 };
 
-// Computes R rows from `row` on times P panels from `panel` on, over all of K.
+// Computes R rows and P panels over all of K, starting with row `row` and panel `panel`.
 template <class Read, std::size_t R, std::size_t P>
 HWY_INLINE void Tile(const LinearParams& params, const Weights& weights, std::int64_t row,
                      std::int64_t panel) {
@@ -276,8 +277,8 @@ HWY_INLINE void Tile(const LinearParams& params, const Weights& weights, std::in
   HWY_ALIGN float totals[R * P * kPanel];
   for (std::size_t k0 = 0, k1 = 0; k0 < k; k0 = k1) {
     k1 = PartEnd<Read>(k, group, k0);
-    // From the second block of rows on the panels are in L2. With few rows the hardware prefetcher
-    // suffices.
+    // Prefetches only for the first block of rows, because the panels are in L2 afterwards. With
+    // few rows the hardware prefetcher suffices.
     const typename Read::Unit* next = nullptr;
     if (R >= 4 && row == 0) {
       next = k1 < k ? w + k1 / Read::kInputs * Read::kUnit : w + P * panel_stride;
@@ -310,7 +311,7 @@ HWY_INLINE void RowBlock(const LinearParams& params, const Weights& weights, std
   for (; panel < end; ++panel) Tile<Read, R, 1>(params, weights, row, panel);
 }
 
-// Rows of the largest tile, and panels of tiles with 8, 4, 2 and 1 rows.
+// Number of rows of the largest tile, and numbers of panels of tiles with 8, 4, 2 and 1 rows.
 constexpr std::int64_t kTileRows = kRegisters == 1 ? 8 : kRegisters == 2 ? 4 : 2;
 constexpr std::size_t kPanels8 = 2;
 constexpr std::size_t kPanels4 = kRegisters == 1 ? 4 : 1;

@@ -2,26 +2,26 @@
 // "Hopper".
 //
 // Weights are the row operand and tokens the column operand, as in the portable tile. The bits are
-// the same too: MMA steps of 16 inputs are summed in ascending order from zero in each sub-range,
+// also the same: MMA steps of 16 inputs are summed in ascending order from zero in each sub-range,
 // and sub-ranges are added in index order (linear_reduction.h).
 //
 // A block computes 128 features x kTokens rows over all of K. A producer warp fills a ring of
-// stages of 64 inputs, with one barrier for the weights and tokens of a stage. Two consumer
-// warpgroups compute 64 features each. With a gate, the first has 64 features of the first half of
-// the matrix and the second the 64 features that they gate.
+// stages of 64 inputs. Each stage has one barrier for its weights and tokens. Two consumer
+// warpgroups compute 64 features each. With a gate, the first warpgroup has 64 features of the
+// first half of the matrix and the second has the 64 features that they gate.
 //
-// With one sub-range a block has 256 tokens and 128 sums per thread, so that the wgmmas take as
-// long as reading their operands. With several sub-ranges it has 128 tokens, since it needs a
-// second set of sums. In a stage of 256 tokens 48 KB are copied, and 8 wgmmas read 80 KB.
+// If there is one sub-range, a block has 256 tokens and 128 sums per thread, so that the wgmmas
+// take as long as reading their operands. If there are several, it has 128 tokens, because it needs
+// a second set of sums. In a stage of 256 tokens, 48 KB are copied, and 8 wgmmas read 80 KB.
 //
 // Two blocks with the same tokens and adjacent features are a cluster. Each block copies half of
-// the tokens to both, so that only 32 of the 48 KB come from L2.
+// the tokens to both blocks, so that only 32 of the 48 KB come from L2.
 //
 // With few rows, reading the weights takes most of the time. Then two blocks of 64 or 128 tokens
-// share a multiprocessor, so that one block copies while the other starts or stores.
+// share a multiprocessor, so that one block copies while the other one starts or stores.
 //
-// Ideas: swapped operands, TensorRT-LLM; warp roles, promotion and multicast, CUTLASS and DeepGEMM;
-// blocks in groups of tiles that share operands in L2, Triton's tutorial.
+// Swapped operands are from TensorRT-LLM. Warp roles, promotion and multicast are from CUTLASS and
+// DeepGEMM. Ordering blocks in groups of tiles that share operands in L2 is from Triton's tutorial.
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
@@ -82,7 +82,7 @@ __device__ __forceinline__ void Consume(const LinearArgs& args, const Ring<kToke
   float sums[kSums];
   [[maybe_unused]] float total[kPromote ? kSums : 1];
   cuda::PipelineCursor<R::kStages> cursor;
-  std::uint32_t before = 0;  // the previous stage
+  std::uint32_t before = 0;  // index of the previous stage
   std::uint32_t tile = 0;
   while (tile < work.tile_end) {
     const bool is_first = tile == 0;
@@ -92,7 +92,7 @@ __device__ __forceinline__ void Consume(const LinearArgs& args, const Ring<kToke
 #pragma unroll
     for (std::uint32_t i = 0; i < kSums; ++i) sums[i] = 0;
     cuda::WgmmaPin(sums);
-    // Not unrolled, since the wgmmas of a stage hide the overhead of an iteration.
+    // Not unrolled, because the wgmmas of a stage hide the overhead of an iteration.
 #pragma unroll 1
     for (; tile < end; ++tile) {
       cuda::BarrierWait(ring.full(cursor.stage), cursor.parity);
@@ -105,7 +105,8 @@ __device__ __forceinline__ void Consume(const LinearArgs& args, const Ring<kToke
       }
       cuda::WgmmaCommit();
       cuda::WgmmaWait<1>();
-      // At most the wgmmas of this stage are pending now, so those of the previous stage are done.
+      // At most the wgmmas of this stage are pending now, so the wgmmas of the previous stage have
+      // completed.
       if (tile != begin) Release(ring, before);
       before = cursor.stage;
       cursor.Advance();
@@ -120,8 +121,8 @@ __device__ __forceinline__ void Consume(const LinearArgs& args, const Ring<kToke
       }
     }
   }
-  // After this, both warpgroups have finished their last stage and every copy has arrived, so the
-  // output tile can overwrite the ring.
+  // After this barrier, both warpgroups have finished their last stage and every copy has arrived,
+  // so the output tile can overwrite the ring.
   cuda::NamedSync(kConsumerBarrier, kConsumerThreads);
   auto* const out = reinterpret_cast<float*>(ring.shared);
   const std::uint32_t feature = cuda::Warp() * 16 + cuda::Lane() / 4;
@@ -170,7 +171,7 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocks == 1 ? 2 : 1)
   }
 }
 
-// Returns false, and logs the reason, if the driver has no map of x.
+// Returns false and logs the reason if the driver cannot create a tensor map of x.
 template <std::uint32_t kTokens, bool kPromote, std::uint32_t kBlocks>
 absl::StatusOr<bool> LaunchTile(const CudaContext& context, const LinearArgs& args,
                                 const cuda::TmaTile& weights) {

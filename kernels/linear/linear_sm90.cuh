@@ -1,6 +1,6 @@
 #pragma once
 
-// Shared parts of the products on compute capability 9.0: the ring of stages in shared memory, the
+// Code shared by the products on compute capability 9.0: the ring of stages in shared memory, the
 // producer warp that fills it by TMA, clusters of two blocks, and tensor maps. The kernels that
 // consume the stages are in linear_sm90.cu and linear_fp8_sm90.cu.
 
@@ -26,16 +26,16 @@ using linear_tile::kRowBytes;
 using linear_tile::LinearArgs;
 using linear_tile::Work;
 
-// Warps 0 to 7 are the two consumer warpgroups, with the threads of the portable block. Warp 8 is
-// the producer.
+// Warps 0 to 7 are the two consumer warpgroups, which have as many threads as the portable block.
+// Warp 8 is the producer.
 inline constexpr std::uint32_t kConsumerThreads = linear_tile::kThreads;
 inline constexpr std::uint32_t kConsumerWarps = kConsumerThreads / cuda::kWarpSize;
 inline constexpr std::uint32_t kBlockThreads = kConsumerThreads + cuda::kWarpSize;
 inline constexpr std::uint32_t kConsumerBarrier = 1;  // named barrier of both consumer warpgroups
-// Bytes of a TMA box of weights, which has the 64 features of a warpgroup.
+// Bytes of a TMA box of weights, which contains the 64 features of a warpgroup.
 inline constexpr std::uint32_t kBoxBytes = kHalfTile * kRowBytes;
-// Number of tokens for which consecutive blocks share weights. Their rows of x stay in L2 while the
-// weights are read once.
+// Number of tokens for which consecutive blocks share weights. The rows of x of these tokens stay
+// in L2 while the weights are read once.
 inline constexpr std::uint32_t kGroupTokens = 2048;
 // Blocks per cluster.
 inline constexpr std::uint32_t kPair = 2;
@@ -79,8 +79,8 @@ __host__ __device__ constexpr std::uint32_t FeaturePairs(std::uint32_t n) {
 }
 
 // Returns the work of a block of a cluster. Clusters are ordered by groups of kGroupTokens tokens,
-// in a group by pairs of feature tiles, and for each pair by token tiles. The second feature tile
-// of the last pair may be beyond N. `tiles` is the number of tiles of K.
+// then by pairs of feature tiles, then by token tiles. The second feature tile of the last pair may
+// be beyond N. `tiles` is the number of tiles of K.
 template <std::uint32_t kTokens>
 __device__ __forceinline__ Work PairWork(const LinearArgs& args, std::uint32_t tiles) {
   constexpr std::uint32_t kGroupTiles = kGroupTokens / kTokens;
@@ -98,7 +98,8 @@ __device__ __forceinline__ Work PairWork(const LinearArgs& args, std::uint32_t t
   return work;
 }
 
-// Copies all stages of a block; run by one thread. A stage has 128 bytes per row: kInputs inputs.
+// Copies all stages of a block. One thread runs it. A stage has 128 bytes per row, which are
+// kInputs inputs.
 template <std::uint32_t kInputs, std::uint32_t kTokens, std::uint32_t kBlocks>
 __device__ __forceinline__ void Produce(const LinearArgs& args, const CUtensorMap* weights,
                                         const CUtensorMap* tokens,
@@ -130,9 +131,9 @@ __device__ __forceinline__ void Produce(const LinearArgs& args, const CUtensorMa
   for (std::uint32_t i = 0; i < at_once; ++i) load_weights(work.tile_begin + i, i);
   cuda::DependencyWait();
   for (std::uint32_t i = 0; i < at_once; ++i) load_tokens(work.tile_begin + i, i);
-  cuda::PipelineCursor<R::kStages> cursor;  // of the tile whose stage is reused
-  // In a cluster the last iterations only wait, until both blocks have consumed all stages. A block
-  // must not exit while the other still uses its copies and barriers.
+  cuda::PipelineCursor<R::kStages> cursor;  // cursor of the tile whose stage is reused
+  // In a cluster the last iterations only wait until both blocks have consumed all stages. A block
+  // must not exit while the other block still uses its copies and barriers.
   const std::uint32_t turns_end = kBlocks == 1 ? work.tile_end : work.tile_end + at_once;
 #pragma unroll 1
   for (std::uint32_t tile = work.tile_begin + at_once; tile < turns_end; ++tile) {
@@ -145,15 +146,15 @@ __device__ __forceinline__ void Produce(const LinearArgs& args, const CUtensorMa
   }
 }
 
-// Initializes the barriers of a block; run by one thread.
+// Initializes the barriers of a block. One thread runs it.
 template <typename R>
 __device__ __forceinline__ void InitBarriers(const R& ring, std::uint32_t blocks) {
   ring.barriers()->Init(1, blocks * kConsumerWarps);
   cuda::BarrierInitFence();
 }
 
-// Releases a stage to the producers of all blocks of the cluster. Run by every consumer warp after
-// its wgmmas of the stage.
+// Releases a stage to the producers of all blocks of the cluster. Every consumer warp runs it after
+// the stage's wgmmas have completed.
 template <std::uint32_t kTokens, std::uint32_t kBlocks>
 __device__ __forceinline__ void Release(const Ring<kTokens, kBlocks>& ring, std::uint32_t stage) {
   if (cuda::Lane() != 0) return;
@@ -173,8 +174,8 @@ struct MappedRows {
   std::uint32_t k;
   std::int64_t stride;  // elements
 };
-// Creates a tensor map with boxes of `box_rows` rows and 128 bytes. Reads beyond the matrix are
-// zero.
+// Creates a tensor map with boxes of `box_rows` rows and 128 bytes. Elements beyond the matrix are
+// read as zeros.
 inline absl::StatusOr<cuda::TmaTile> MapOf(const MappedRows& matrix, std::uint32_t box_rows) {
   const auto size = static_cast<std::uint32_t>(DTypeSize(matrix.dtype));
   const std::uint32_t columns = linear_tile::kRowBytes / size;

@@ -8,22 +8,23 @@
 // (linear_reduction.h).
 //
 // A block of 8 warps computes 128 features x kTokens rows. cp.async fills a ring of stages of 64
-// inputs each. The first stages of weights are requested before the wait for the previous kernel.
+// inputs each. Copies of the first stages of weights start before the wait for the previous kernel.
 // bf16 tiles are swizzled by 16-byte chunks and read with ldmatrix. Weights of 8 and 4 bits are
 // stored in fragment order and converted to bf16 in registers, without loss. Zero points, which are
 // 0 to 255 for 8 bits and 0 to 128 for 4 bits, are subtracted first.
 //
-// With few rows each sub-range of K has a separate block. The last block of an output tile that
-// arrives adds their sums in index order. With more rows a block computes all sub-ranges and adds
-// them in the same order.
+// With few rows each sub-range of K has a separate block. The last block of an output tile to
+// finish adds the sums in index order. With more rows a block computes all sub-ranges and adds them
+// in the same order.
 //
 // With a gate, a tile has 64 features of the first half of the matrix and the 64 features that they
-// gate, so that the block's store computes the gated product. This saves a launch, and 6 bytes of
-// memory traffic per element. Sums do not depend on the tile that has a feature, and the layout of
+// gate, so that the block can store the gated product. This saves a launch, and 6 bytes of memory
+// traffic per element. Sums do not depend on the tile that a feature belongs to, and the layout of
 // the matrix is the same as without a gate.
 //
-// Ideas: swapped operands, Marlin and TensorRT-LLM; weights packed in fragment order, Marlin and
-// Machete; second accumulator, DeepGEMM; last block adds, the threadFenceReduction sample of CUDA.
+// Swapped operands are from Marlin and TensorRT-LLM. Weights packed in fragment order are from
+// Marlin and Machete. The second accumulator is from DeepGEMM. Adding in the last block is from
+// CUDA's sample threadFenceReduction.
 
 #include <algorithm>
 #include <cstdint>
@@ -55,7 +56,8 @@ inline constexpr std::uint32_t kRowBytes = kLinearTileK * 2;  // row of a bf16 t
 inline constexpr std::uint32_t kChunk = 16;
 inline constexpr std::uint32_t kSteps = kLinearTileK / 16;
 inline constexpr std::uint32_t kHalfTile = kLinearTileN / 2;  // features
-// Rows that a block copies at a time. It is a multiple of 8, after which the swizzle repeats.
+// Number of rows that a block copies at a time. It is a multiple of 8, after which the swizzle
+// repeats.
 inline constexpr std::uint32_t kRowTilePass = kThreads / 8;
 // Floats between tokens in the output tile. It is 4 more than a multiple of 32, so that a warp
 // writes its fragments to 32 different banks.
@@ -70,7 +72,7 @@ struct LinearArgs {
   const float* residual;
   void* y;
   float* partials;          // [output tile][split of the grid][register][thread]
-  std::uint32_t* counters;  // [output tile], then one of all tiles; 0 between launches
+  std::uint32_t* counters;  // [output tile], then one counter for all tiles; 0 between launches
   std::int64_t x_stride;
   std::int64_t residual_stride;
   std::int64_t y_stride;
@@ -82,8 +84,8 @@ struct LinearArgs {
   std::uint32_t group;        // inputs that share a scale; 0: one scale per feature
   bool y_is_bf16;
   // With a gate, the first half of tile t has the kHalfTile features from t * kHalfTile on. The
-  // second half has the features that these gate, after a gap of up_distance features. Without a
-  // gate up_distance is 0.
+  // second half has the features that they gate. In the matrix, up_distance other features are
+  // between the two halves. Without a gate up_distance is 0.
   bool has_gate;
   bool gate_is_silu;  // gate == GateShape{}
   std::uint32_t up_distance;
@@ -96,7 +98,7 @@ __device__ __forceinline__ std::uint32_t GapBefore(const LinearArgs& args, std::
   return feature < kHalfTile ? 0 : args.up_distance;
 }
 
-// Sizes derived from the template parameters.
+// Sizes that depend on the template parameters.
 template <WeightFormat kFormat, std::uint32_t kTokens>
 struct Shape {
   static constexpr bool kPlain = kFormat == WeightFormat::kPlain;
@@ -110,8 +112,8 @@ struct Shape {
   static constexpr std::uint32_t kTilesM = kTokens / 8 / kWarpsM;
   static constexpr std::uint32_t kBits = kFourBits ? 4 : kPlain ? 16 : 8;
   static constexpr std::uint32_t kWeightBytes = kLinearTileN * kLinearTileK * kBits / 8;
-  // Bytes of the scales of one group of inputs, and the number of groups in a K tile. A group of
-  // e4m3 weights is at least a tile; other groups may be half a tile.
+  // Bytes of the scales of one group of inputs, and the maximum number of groups in a K tile. A
+  // group of e4m3 weights is at least a tile. Other groups may be half a tile.
   static constexpr std::uint32_t kScaleRow =
       kLinearTileN * (kFormat == WeightFormat::kFp8E4M3 ? 4 : 2);
   static constexpr std::uint32_t kGroups = kFormat == WeightFormat::kFp8E4M3 ? 1 : 2;
@@ -130,10 +132,10 @@ struct Shape {
   using Sums = float[kTilesN][kTilesM][4];
 };
 
-// The part of the product that this block computes.
+// The output tile and the range of K that this block computes.
 struct Work {
   std::uint32_t feature_tile;
-  std::uint32_t split;  // index of the sub-range, with grid_splits > 1
+  std::uint32_t split;  // index of the sub-range if grid_splits > 1
   std::uint32_t n0;
   std::uint32_t m0;
   std::uint32_t tile_begin;
@@ -160,11 +162,11 @@ __device__ __forceinline__ std::uint32_t Swizzled(std::uint32_t row, std::uint32
 }
 
 // Copies rows of a bf16 matrix, one K tile after the other, with zeros beyond the matrix. The
-// constructor computes the addresses of the thread once.
+// constructor computes the addresses that this thread reads.
 template <std::uint32_t kRows, std::uint32_t kGapAt>
 class RowTiles {
  public:
-  // Copies rows [first, rows), from K tile `tile` on. `gap` elements are skipped before row kGapAt
+  // Copies rows [first, rows), starting with K tile `tile`. Skips `gap` elements before row kGapAt
   // of a tile.
   __device__ __forceinline__ RowTiles(const BF16* from, std::int64_t stride, std::uint32_t first,
                                       std::uint32_t rows, std::uint32_t tile, std::uint32_t k,
@@ -225,7 +227,7 @@ class RowTiles {
 template <std::uint32_t kBytes>
 class CodeTiles {
  public:
-  // `from` is this warp's block of 16 features in the first tile.
+  // `from` points to this warp's block of 16 features in the first tile.
   __device__ __forceinline__ explicit CodeTiles(const std::byte* from)
       : source_(from + cuda::Lane() * kChunk) {}
 
@@ -274,7 +276,7 @@ __device__ __forceinline__ void CopyScales(std::byte* to, const LinearArgs& args
   }
 }
 
-// Copies weights, one K tile after the other; `tile` is the index in the matrix.
+// Copies weights, one K tile after the other. `tile` is the index of the K tile in the matrix.
 template <WeightFormat kFormat, std::uint32_t kTokens>
 class WeightTiles {
   using S = Shape<kFormat, kTokens>;
@@ -312,7 +314,7 @@ class WeightTiles {
   Tiles tiles_;
 };
 
-// sums += weights x tokens of MMA step `step`.
+// Adds weights x tokens of MMA step `step` to `sums`.
 template <typename S>
 __device__ __forceinline__ void MultiplyStep(typename S::Sums& sums,
                                              const std::uint32_t (&a)[S::kTilesN][4],
@@ -361,12 +363,13 @@ __device__ __forceinline__ void Reduce(typename S::Sums& total, typename S::Sums
   }
 }
 
-// Values that are subtracted from integers, for the features of a thread. Without zero points they
-// are the same in all tiles.
+// Values that are subtracted from the integers of the features of a thread. Without zero points
+// they are the same in all tiles.
 template <WeightFormat kFormat, std::uint32_t kTokens>
 using Offsets = std::uint32_t[Shape<kFormat, kTokens>::kTilesN][2];
 
-// Multiplies one K tile. Sums of groups with scales are added to `scaled`, all others to `sums`.
+// Multiplies one K tile. Products of weights with scales per group are added to `scaled`, all
+// others to `sums`.
 template <WeightFormat kFormat, std::uint32_t kTokens>
 __device__ __forceinline__ void MultiplyTile(typename Shape<kFormat, kTokens>::Sums& sums,
                                              typename Shape<kFormat, kTokens>::Sums& scaled,
@@ -379,8 +382,8 @@ __device__ __forceinline__ void MultiplyTile(typename Shape<kFormat, kTokens>::S
   const std::uint32_t first = warp % S::kWarpsN * S::kTilesN;  // block of 16 features
   std::uint32_t a[S::kTilesN][4];
   if constexpr (S::kPlain) {
-    // The largest tile is not fully unrolled: fragments that are loaded ahead would not fit in
-    // registers.
+    // The largest tile is not fully unrolled, because fragments that are loaded ahead would not fit
+    // in registers.
     [[maybe_unused]] constexpr std::uint32_t kUnroll = kTokens == 128 ? 2 : kSteps;
 #pragma unroll kUnroll
     for (std::uint32_t step = 0; step < kSteps; ++step) {
@@ -426,7 +429,8 @@ __device__ __forceinline__ void MultiplyTile(typename Shape<kFormat, kTokens>::S
           }
         }
         MultiplyStep<S>(sums, a, tokens, step, warp);
-        // Scales are applied after each half tile for groups of 32 inputs, else after each tile.
+        // Scales are applied after each half tile for groups of 32 inputs, otherwise after each
+        // tile.
         if (args.group != 0 && (step == 3 || (step == 1 && args.group == kLinearTileK / 2))) {
           const std::byte* const own = scales + step / 2 % S::kGroups * S::kScaleRow;
           Reduce<S>(scaled, sums, warp, [own](std::uint32_t feature) {
@@ -439,9 +443,9 @@ __device__ __forceinline__ void MultiplyTile(typename Shape<kFormat, kTokens>::S
 }
 
 // Adds the sums of all sub-ranges of this output tile in index order, in the last block that
-// arrives. Returns false in the other blocks. sum_of(v) is a reference to sum v of the kValues sums
-// of a thread. All threads of the block call it; the first kThreads of them have sums. `flag` is in
-// shared memory.
+// finishes. Returns false in the other blocks. sum_of(v) returns a reference to sum v of the
+// kValues sums of a thread. All threads of the block must call it, but only the first kThreads of
+// them have sums. `flag` is in shared memory.
 template <std::uint32_t kValues, typename SumOf>
 __device__ __forceinline__ bool AddPartials(const SumOf& sum_of, bool has_sums,
                                             const LinearArgs& args, const Work& work,
@@ -581,8 +585,8 @@ __device__ __forceinline__ bool HasWideRows(const LinearArgs& args) {
          (address(args.residual) & 15) == 0;
 }
 
-// Stores a tile of sums in shared memory as rows of y, so that y, bias and residual are accessed in
-// whole cache lines. Run by the first kThreads threads of a block. REQUIRES: work.m0 <
+// Stores a tile of sums, which is in shared memory, as rows of y, so that y, bias and residual are
+// accessed in whole cache lines. The first kThreads threads of a block run it. REQUIRES: work.m0 <
 // args.num_rows.
 template <std::uint32_t kTokens>
 __device__ __forceinline__ void StoreRows(const float* tile, const LinearArgs& args,
@@ -629,12 +633,12 @@ __device__ __forceinline__ void Promote(typename S::Sums& total, typename S::Sum
   }
 }
 
-// A `row_of` for which row m of the launch is row m of x.
+// A `row_of` that maps row m of the launch to row m of x.
 struct SameRow {};
 
 // Computes the block's work. Returns true in the block that stored the output tile, and false in a
-// block that left its sums to another one. kPromote means that a block computes several sub-ranges.
-// Row m of the launch is row row_of(m) of x.
+// block whose sums another block adds. kPromote means that a block computes several sub-ranges. Row
+// m of the launch is row row_of(m) of x.
 template <WeightFormat kFormat, std::uint32_t kTokens, bool kPromote, typename RowOf>
 __device__ __forceinline__ bool Multiply(const LinearArgs& args, const Work& work,
                                          const RowOf& row_of) {
@@ -675,7 +679,7 @@ __device__ __forceinline__ bool Multiply(const LinearArgs& args, const Work& wor
     offsets[n][0] = offsets[n][1] = cuda::OffsetOf<kFormat>(S::kFourBits ? 8 : 128, 0);
   }
   std::uint32_t at = 0;                                    // offset of the tile's stage
-  std::uint32_t free = (S::kStages - 1) * S::kStageBytes;  // offset of the stage before it
+  std::uint32_t free = (S::kStages - 1) * S::kStageBytes;  // offset of the preceding stage
   const std::uint32_t copies_end = work.tile_end - work.tile_begin < S::kStages
                                        ? work.tile_begin
                                        : work.tile_end - (S::kStages - 1);
@@ -698,8 +702,8 @@ __device__ __forceinline__ bool Multiply(const LinearArgs& args, const Work& wor
       }
     }
   }
-  // After this, every thread has finished its last stage, so the output tile can overwrite the
-  // ring.
+  // After this barrier, every thread has finished its last stage, so the output tile can overwrite
+  // the ring.
   cuda::CpAsyncWait<0>();
   cuda::SyncBlock();
   if constexpr (!S::kPlain && !kPromote) scale_features(scaled, sums);
@@ -763,7 +767,7 @@ inline void UseWorkspace(std::byte* workspace, LinearArgs* args) {
   args->counters = reinterpret_cast<std::uint32_t*>(workspace);
 }
 
-// Returns the arguments of Linear, without those of the QKV store.
+// Returns the arguments of Linear. The arguments of the QKV store are separate.
 inline absl::StatusOr<LinearArgs> ArgsOf(const CudaContext& context, const LinearParams& params) {
   QUIRE_ASSIGN_OR_RETURN(LinearArgs args,
                          ArgsOf(*params.weight, params.x, params.x_stride, params.num_rows));

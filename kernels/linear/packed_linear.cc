@@ -7,7 +7,7 @@
 namespace quire::kernels {
 namespace {
 
-// Calls fn(weights) if the encoding is Int8Weights or Int4Weights, else returns `other`.
+// Calls fn(weights) if the encoding is Int8Weights or Int4Weights. Otherwise returns `other`.
 template <typename Result, typename Fn>
 Result IfIntegers(const WeightEncoding& encoding, Result other, Fn&& fn) {
   if (const auto* const int8 = std::get_if<Int8Weights>(&encoding)) return fn(*int8);

@@ -20,12 +20,13 @@ struct LtPlans;
 struct TmaTile;
 }  // namespace cuda
 
-// The TMA map of a matrix for the kernels of compute capability 9.0, encoded when the matrix is
-// packed. Null if the device has no such kernels or the driver has no map of the matrix.
+// The tensor map of a matrix for the kernels of compute capability 9.0. It is encoded when the
+// matrix is packed. Null if the device does not have these kernels or the driver cannot create the
+// map.
 using WeightMap = std::shared_ptr<const cuda::TmaTile>;
 
-// The types below state how the elements of a matrix are encoded. `group` is the number of inputs
-// that share a scale; K means one scale per output feature.
+// The following types state how the elements of a matrix are encoded. `group` is the number of
+// inputs that share a scale. If it is K, there is one scale per output feature.
 
 // Unquantized f32, bf16 or f16.
 struct PlainWeights {
@@ -57,17 +58,17 @@ struct GgmlWeights {
 enum class Fp8Product : std::uint8_t {
   kWeightOnly,            // activations keep their dtype
   kQuantizedActivations,  // activations are first quantized to e4m3, row by row (fp8_rows.h)
-  kTensorCores,           // likewise, on fp8 tensor cores, which need row-major weights; CUDA only
+  kTensorCores,  // like kQuantizedActivations, on fp8 tensor cores; needs row-major weights; CUDA only
 };
 
 // A weight is an e4m3 value times a scale.
 struct Fp8Weights {
   std::uint32_t group = 0;
   Fp8Product product = Fp8Product::kWeightOnly;
-  WeightMap map = nullptr;  // not null with kTensorCores
+  WeightMap map = nullptr;  // not null for kTensorCores
 };
 
-// mxfp4: a weight is an e2m1 value times a power of two per 32 inputs. CUDA only.
+// mxfp4: a weight is an e2m1 value times a power of two that 32 inputs share. CUDA only.
 struct Fp4Weights {
   static constexpr std::uint32_t kGroup = 32;
 };
@@ -78,7 +79,7 @@ using WeightEncoding =
 // A weight matrix [N, K] in the layout of the backend that it was packed for.
 //
 // CPU: panels of 16 output features, so that a thread streams whole panels and vector lanes run
-// along N. The bytes are the same for every instruction set. The layout of a panel:
+// along N. The bytes are the same for every instruction set. A panel has this layout:
 //   16-bit types:  [ceil(K/2)][16][2]   16 features; inputs 2j and 2j + 1 are adjacent
 //   f32:           [ceil(K/2)*2][16]
 //   kInt8:         [ceil(K/4)][16][4]   bytes u = q + 128; with zero points or mins u = q
@@ -90,12 +91,13 @@ using WeightEncoding =
 //     all scales   [panels][ceil(K/group)][16] f32
 //
 // CUDA, in device memory: PlainWeights are [N, K], row-major. Other formats are stored in the order
-// in which the lanes of a warp hold them, with their scales and zero points (linear_reduction.h).
+// in which the lanes of a warp load them, with their scales and zero points (linear_reduction.h).
 //
-// Place:      made at load by PackLinearWeights, PackQuantizedRows and PackFp8Rows; read by Linear.
+// Place:      created at load by PackLinearWeights, PackQuantizedRows and PackFp8Rows; read by
+// Linear.
 // Invariants: in panels, features beyond N and inputs beyond K have the value zero.
 // Threads:    immutable.
-// Lifetime:   owns its memory, or shares that of the WeightMemory it was packed into; movable.
+// Lifetime:   owns its memory, or shares the WeightMemory that it was packed into; movable.
 class PackedLinear {
  public:
   static constexpr std::uint32_t kPanel = 16;
@@ -113,31 +115,32 @@ class PackedLinear {
   std::uint32_t n() const { return n_; }
   std::uint32_t k() const { return k_; }
   WeightFormat format() const;
-  // The dtype of elements if the format is kPlain, else of scales.
+  // Returns the dtype of elements if the format is kPlain, otherwise of scales.
   DType dtype() const;
-  // Inputs that share a scale.
+  // Returns the number of inputs that share a scale.
   std::uint32_t group() const;
   // True if there is a zero point or a minimum per group.
   bool has_min() const;
   bool has_zero_points() const;
   bool quantizes_activations() const;
   bool is_row_major() const;
-  // [K], or null without an act-order permutation.
+  // Returns the permutation [K], or null without an act-order permutation.
   const std::uint32_t* act_order() const;
   const cuda::LtPlans* library_plans() const;
-  const cuda::TmaTile* map() const;  // of WeightMap, or null
+  const cuda::TmaTile* map() const;  // the TMA tile of WeightMap, or null
 
   std::uint32_t num_panels() const { return (n_ + kPanel - 1) / kPanel; }
-  // Bytes of the elements of one panel. CPU only.
+  // Returns the bytes of the elements of one panel. CPU only.
   static std::int64_t PanelBytes(WeightFormat format, DType dtype, std::uint32_t k);
   std::int64_t panel_bytes() const { return PanelBytes(format(), dtype(), k_); }
   std::int64_t size_bytes() const;
   const void* data() const { return data_.data(); }
   const void* scales() const { return scales_.data(); }  // null for PlainWeights
-  // The memory of elements and scales, which packed files hold. REQUIRES: made for the CPU.
+  // Return the memory of elements and of scales, which packed files contain. REQUIRES: packed for
+  // the CPU.
   std::span<std::byte> element_memory() const { return data_.bytes(); }
   std::span<std::byte> scale_memory() const { return scales_.bytes(); }
-  // W[n][k] as f32, for references and tests. REQUIRES: made for the CPU.
+  // Returns W[n][k] as f32, for references and tests. REQUIRES: packed for the CPU.
   float At(std::uint32_t n, std::uint32_t k) const;
 
  private:

@@ -1,5 +1,6 @@
-// Packs integer weights and schedules their products. Few rows are quantized by every thread
-// redundantly, which is cheaper than a barrier; many rows are quantized in a separate pass.
+// Packs integer weights and schedules their products. If there are few rows, every thread quantizes
+// all of them redundantly, which is cheaper than a barrier. Many rows are quantized in a separate
+// pass.
 
 #include "kernels/linear/quantized_linear.h"
 
@@ -25,7 +26,7 @@ namespace quire::kernels {
 namespace {
 
 constexpr std::uint32_t kPanel = PackedLinear::kPanel;
-// Panels of the kernels' widest tile. Narrower remainders are slower.
+// Number of panels of the kernels' widest tile. Smaller remainders are slower per panel.
 constexpr std::int64_t kTilePanels = 3;
 
 std::int64_t Padded(std::int64_t bytes) {
@@ -173,8 +174,9 @@ void PutScales(const QuantizedShape& shape, const Scratch& scratch, std::uint32_
   }
 }
 
-// 4-bit weights have no scale of 0 (internal::IntLinearArgs). A group with scale 0 gets the
-// smallest scale and integers that are 0. Returns false for a scale that is not finite in f16.
+// Replaces scales of 0, because the kernels do not support them for 4-bit weights
+// (internal::IntLinearArgs). A group with scale 0 gets the smallest scale and integers that are 0.
+// Returns false for a scale that is not finite in f16.
 bool MakeScalesNormal(const QuantizedShape& shape, Scratch& scratch) {
   constexpr float kMinF16 = 0x1p-24f;
   for (std::size_t g = 0; g < scratch.scales.size(); ++g) {
@@ -307,7 +309,7 @@ float Sum(Lanes lanes) {
   return (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
 }
 
-// Rounds to integers in [low, high], ties to even: after adding kRound no bits below 1 are left.
+// Rounds to integers in [low, high], ties to even. Adding kRound leaves no bits below 1.
 Lanes NearestIntegers(Lanes scaled, float low, float high) {
   constexpr float kRound = 12582912.0f;  // 1.5 * 2^23
   const Lanes above = scaled < low ? Lanes{} + low : scaled;
@@ -327,7 +329,7 @@ void PutNearest(std::span<const float> x, float inverse, float low, float high, 
   }
 }
 
-// Returns the value with the largest magnitude, or NaN if a value is not finite.
+// Returns the value with the largest magnitude, or NaN if any value is not finite.
 float Extreme(std::span<const float> x) {
   std::int32_t largest = 0;
   for (const float value : x) {
@@ -342,8 +344,8 @@ float Inverse(float scale) {
   return scale == 0 ? 0 : 1.0f / scale;
 }
 
-// Returns the scale with the least squared error for the integers that `trial` gives. REQUIRES: the
-// size of x is a multiple of kLanes.
+// Quantizes x with the scale `trial` and returns the scale with the least squared error for the
+// resulting integers. REQUIRES: the size of x is a multiple of kLanes.
 float BestScaleFor(std::span<const float> x, float trial) {
   const float inverse = Inverse(trial);
   Lanes xq = {};
@@ -369,23 +371,23 @@ float ErrorOf(std::span<const float> x, float scale) {
   return Sum(error);
 }
 
-// Candidates for the quantized extreme value. They are near -8, which has no positive counterpart;
-// values below -8 are clipped. For normally distributed weights the error with these four
-// candidates is 0.5 % above that of the best eight, and takes half the time.
+// Candidates for the integer of the extreme value. They are near -8, which has no positive
+// counterpart. Values below -8 are clipped. For normally distributed weights, the error with these
+// four candidates is 0.5 % above that with the best eight, in half the time.
 constexpr std::array<float, 4> kExtremes = {-7.2f, -7.8f, -8.5f, -9.3f};
 
 // Returns magnitude / 127 rounded to f16. It is rounded up if the nearest f16 would clip the
-// extreme value by more than half a step, which happens for subnormal scales only.
+// extreme value by more than half a step, which is possible only for subnormal scales.
 float GroupScaleOfInt8(float magnitude) {
   F16 scale = F16::FromFloat(magnitude / 127.0f);
   if (magnitude > 127.5f * scale.ToFloat()) ++scale.bits;
   return scale.ToFloat();
 }
 
-// The scale with the least squared error shrinks groups, so outputs are biased towards zero and
+// The scale with the least squared error shrinks groups. Outputs are then biased towards zero and
 // perplexity suffers. The last step therefore chooses the scale that preserves the projection of
-// the group on the original, sum (scale q) x = sum x^2. Subnormal f16 scales are not changed, since
-// their steps are larger than the correction.
+// the group on the original: sum (scale q) x = sum x^2. Subnormal f16 scales are not changed,
+// because their steps are larger than the correction.
 float KeepProjection(std::span<const float> x, float scale) {
   constexpr float kMinNormalF16 = 0x1p-14f;
   if (!(std::fabs(scale) >= kMinNormalF16 && std::isfinite(scale))) return scale;
@@ -404,7 +406,7 @@ float ScaleOfInt4(std::span<const float> x, float extreme) {
   constexpr float kMinF16 = 0x1p-24f;
   if (extreme == 0) return 0;
   float least = std::numeric_limits<float>::infinity();
-  float best = least;  // may be beyond f16, which the caller rejects
+  float best = least;  // may be out of the range of f16, which the caller rejects
   for (const float at : kExtremes) {
     float scale = BestScaleFor(x, extreme / at);
     if (scale == 0) scale = std::copysign(kMinF16, extreme / at);
@@ -448,10 +450,11 @@ void QuantizeRow(WeightFormat format, std::uint32_t group, std::span<const float
 namespace {
 
 struct RowsLayout {
-  std::int64_t q, scales, sums, bytes;  // ends of the arrays
+  std::int64_t q, scales, sums, bytes;  // offset of the end of each array
 };
 
-// Scratch memory of `num_rows` quantized rows: q, scales, sums, then the permuted x.
+// Returns the layout of the scratch memory of `num_rows` quantized rows: q, scales, sums, then the
+// permuted x.
 RowsLayout LayoutOf(std::int64_t num_rows, std::int64_t k, std::int64_t group, bool has_act_order) {
   const std::int64_t wide = std::max<std::int64_t>(group, 32);
   const std::int64_t q = Padded(num_rows * ((k + 3) / 4 * 4));
@@ -497,7 +500,7 @@ internal::IntLinearArgs ArgsOf(const LinearParams& params) {
           .y_stride = params.y_stride};
 }
 
-// True if a scale of rows [row_begin, row_end) of x is NaN.
+// True if any scale of rows [row_begin, row_end) of x is NaN.
 bool HasNan(const internal::IntLinearArgs& args, std::uint32_t row_begin, std::uint32_t row_end) {
   const std::int64_t groups = (args.k + std::max(args.group, 32u) - 1) / std::max(args.group, 32u);
   const float* const scales = args.x.scales + row_begin * groups;
@@ -532,7 +535,7 @@ void ReserveQuantizedLinear(const Backend& backend, std::uint32_t num_rows, std:
 
 namespace {
 
-// Panels that are dequantized at a time.
+// Number of panels that are dequantized at a time.
 constexpr std::int64_t kDequantizedPanels = 4;
 
 std::int64_t DequantizedPanelBytes(std::uint32_t k) {
@@ -542,7 +545,8 @@ std::int64_t DequantizedPanelBytes(std::uint32_t k) {
 }  // namespace
 
 std::int64_t DequantizedThreadBytes(std::uint32_t k) {
-  constexpr std::int64_t kUnitInputs = 8;  // more than may be written after the last panel
+  constexpr std::int64_t kUnitInputs =
+      8;  // upper bound of the inputs that may be written after the last panel
   return kDequantizedPanels * DequantizedPanelBytes(k) +
          kUnitInputs * kPanel * std::int64_t{sizeof(float)};
 }
@@ -596,7 +600,7 @@ void LinearQuantized(const Backend& backend, const LinearParams& params,
   auto* const ordered = reinterpret_cast<float*>(scratch + layout.sums);
   const RowQuantization how = {args.k, args.group, args.is_int4};
   std::atomic<bool> has_nan = false;
-  // Rows are packed eight at a time (IntRows).
+  // Rows are quantized in blocks of eight (IntRows).
   backend.ParallelFor(
       (rows + 7) / 8, static_cast<double>(args.k) * 8 * (has_act_order ? 0.8 : 0.3),
       [&](std::int64_t begin, std::int64_t end, int) {

@@ -3,11 +3,11 @@
 // Packs integer weight matrices, and on GPUs also e4m3 and e2m1 matrices. Linear (linear.h)
 // multiplies by them.
 //
-// A weight is scale * q, scale * q + min or scale * (q + min), with a scale and min per output
-// feature or per group of its inputs. With int8 activations on the CPU, x is quantized to int8, for
-// kInt4 with scales that are powers of two. Products are summed as integers inside a group, so
+// A weight is scale * q, scale * q + min or scale * (q + min). There is one scale and one min per
+// output feature or per group of its inputs. With int8 activations on the CPU, x is quantized to
+// int8. For kInt4 its scales are powers of two. Products are summed as integers inside a group, so
 // every instruction set with fused multiply-add computes the same bits. On GPUs activations are not
-// quantized: q + min becomes bf16 without loss.
+// quantized, and q + min is converted to bf16 without loss.
 
 #include <cstddef>
 #include <cstdint>
@@ -22,69 +22,74 @@
 
 namespace quire::kernels {
 
-// CheckQuantizedShape (base/weight_format.h) for GPUs. Differences: n, and without an act-order
-// permutation k, may be up to INT32_MAX. k is a multiple of 8. Groups of 16 and minimums are not
-// supported; zero points are. kFp8E4M3 has groups of k or of a multiple of 64, the last of which
-// may be short, and kFp4E2M1 groups of 32. Activations are quantized for kFp8E4M3 with k <= 65536.
+// Checks the shape like CheckQuantizedShape (base/weight_format.h), but with the limits of GPUs. n
+// may be up to INT32_MAX, and so may k without an act-order permutation. k must be a multiple of 8.
+// Groups of 16 and minimums are not supported, but zero points are. kFp8E4M3 has groups of k or of
+// a multiple of 64, and its last group may be short. kFp4E2M1 has groups of 32. Activations are
+// quantized only for kFp8E4M3 with k <= 65536.
 absl::Status CheckCudaQuantizedShape(const QuantizedShape& shape);
 // True if the fp8 kernel of compute capability 9.0 supports the shape. It also needs a tensor map
-// of the matrix, which the driver may refuse.
+// of the matrix, which the driver may fail to create.
 bool SupportsFp8Product(const QuantizedShape& shape);
-// Bytes that PackQuantizedRows allocates. REQUIRES: CheckQuantizedShape accepts the shape.
+// Returns the bytes that PackQuantizedRows allocates. REQUIRES: CheckQuantizedShape accepts the
+// shape.
 std::int64_t QuantizedBytes(const QuantizedShape& shape);
-// Bytes of the parts of a matrix on a GPU. REQUIRES: CheckCudaQuantizedShape accepts the shape.
+// Bytes of each array of a matrix on a GPU. REQUIRES: CheckCudaQuantizedShape accepts the shape.
 struct CudaQuantizedParts {
   std::int64_t codes = 0;
-  std::int64_t scales = 0;  // and zero points
+  std::int64_t scales = 0;  // scales and zero points
   std::int64_t act_order = 0;
 };
 CudaQuantizedParts CudaQuantizedPartsOf(const QuantizedShape& shape);
-// Bytes of all parts.
+// Returns the sum of all arrays of CudaQuantizedPartsOf.
 std::int64_t CudaQuantizedBytes(const QuantizedShape& shape);
-// Bytes of a WeightMemory that the parts use, padding included.
+// Returns the bytes of a WeightMemory that these arrays use, padding included.
 std::int64_t CudaQuantizedPaddedBytes(const QuantizedShape& shape);
 
 // Packs a matrix row by row. `source` fills a row, and is called once for each row in [0, n), from
-// several threads. With has_act_order its values are permuted by `act_order`. `memory` provides the
-// memory of a GPU's matrix; null: separate allocations.
+// several threads. If the shape has an act-order permutation, the values are permuted by
+// `act_order`. On a GPU, `memory` provides the memory of the matrix. If it is null, each array is a
+// separate allocation.
 //
 // Returns INVALID_ARGUMENT like CheckQuantizedShape or CheckCudaQuantizedShape, for a zero point
 // that GPUs do not support, or on the CPU for a kInt4 scale that is not finite in f16. Returns
 // RESOURCE_EXHAUSTED if memory cannot be allocated. REQUIRES: `act_order` is a permutation of [0,
-// k) with has_act_order, else empty; `memory` is null or has CudaQuantizedPaddedBytes left.
+// k) if the shape has_act_order, otherwise empty; `memory` is null or has CudaQuantizedPaddedBytes
+// left.
 absl::StatusOr<PackedLinear> PackQuantizedRows(
     const Backend& backend, const QuantizedShape& shape,
     absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)> source,
     std::span<const std::uint32_t> act_order = {}, WeightMemory* memory = nullptr);
 
-// Allocates the matrix of PackQuantizedRows with all bytes zero except those of the permutation,
-// for bytes that PackQuantizedRows made of such a shape. Errors are those of PackQuantizedRows.
+// Allocates the matrix that PackQuantizedRows would return, with all bytes zero except those of the
+// permutation. The caller fills it with bytes that PackQuantizedRows packed earlier for the same
+// shape. Errors are those of PackQuantizedRows.
 absl::StatusOr<PackedLinear> AllocateQuantizedLinear(const QuantizedShape& shape,
                                                      std::span<const std::uint32_t> act_order = {});
 
 // Quantizes one row without minimums. kInt8: the scale is the largest magnitude M divided by 127,
 // and the error of every value is at most half the scale. kInt4: the scale is the candidate with
-// the least sum of squared errors, corrected so that the projection of the quantized group on the
-// original is preserved. Scales of groups are f16 values, and integers are chosen for the rounded
-// scale.
+// the least sum of squared errors. It is then corrected so that the projection of the quantized
+// group on the original is preserved. Scales of groups are f16 values, and integers are chosen for
+// the rounded scale.
 //
-// Subnormal f16 scales, for M / 127 < 6.1e-5, have steps of 2^-24. Only groups of zeros have
-// smaller scales, and the error of int8 is at most M / 254 + 2^-25 there. A group with a NaN or
-// infinity has the scale NaN.
+// Subnormal f16 scales, for M / 127 < 6.1e-5, have steps of 2^-24. Only groups of zeros have scales
+// below 2^-24. The error of int8 with subnormal scales is at most M / 254 + 2^-25. A group with a
+// NaN or infinity has the scale NaN.
 void QuantizeRow(WeightFormat format, std::uint32_t group, std::span<const float> row,
                  const QuantizedRow& out);
 
 // Reserves the backend's scratch memory for Linear with up to `num_rows` rows of up to `k` inputs
-// in any integer format with int8 activations, so that later calls do not allocate. `has_act_order`
-// includes act-order permutations. REQUIRES: the backend is the CPU.
+// in any integer format with int8 activations, so that later calls do not allocate. If
+// `has_act_order`, also reserves memory for permuted rows. REQUIRES: the backend is the CPU.
 void ReserveQuantizedLinear(const Backend& backend, std::uint32_t num_rows, std::uint32_t k,
                             bool has_act_order = false);
-// Bytes that ReserveQuantizedLinear allocates for a backend without scratch memory.
+// Returns the bytes that ReserveQuantizedLinear allocates for a backend without scratch memory.
 std::int64_t QuantizedLinearScratchBytes(std::uint32_t num_rows, std::uint32_t k,
                                          bool has_act_order = false);
 
-// Bytes of Backend::workspace that Linear uses with integer weights and f32 activations. Permuted
-// rows use the memory of ReserveQuantizedLinear.
+// Returns the bytes of each Backend::workspace that Linear uses with integer weights and f32
+// activations. Permuted rows use the memory of ReserveQuantizedLinear.
 std::int64_t DequantizedThreadBytes(std::uint32_t k);
 
 // Returns the encoding of integer weights of this shape. `act_order` is empty without
@@ -93,14 +98,15 @@ WeightEncoding IntegerEncodingOf(const QuantizedShape& shape, DeviceBuffer act_o
 
 namespace internal {
 
-// Linear on the CPU with integer weights and f32 activations. Arguments were checked.
+// Computes Linear on the CPU with integer weights and f32 activations. REQUIRES: the arguments were
+// checked.
 void LinearDequantized(const Backend& backend, const LinearParams& params);
-// Linear on the CPU with integer weights, int8 activations and the kernels of one instruction set.
-// Arguments were checked.
+// Computes Linear on the CPU with integer weights and int8 activations, using the kernels of one
+// instruction set. REQUIRES: the arguments were checked.
 void LinearQuantized(const Backend& backend, const LinearParams& params,
                      const IntLinearKernels& kernels);
 
-// PackQuantizedRows on a GPU. REQUIRES: CheckCudaQuantizedShape accepts the shape.
+// Implements PackQuantizedRows on a GPU. REQUIRES: CheckCudaQuantizedShape accepts the shape.
 absl::StatusOr<PackedLinear> PackQuantizedCuda(
     const Backend& backend, const QuantizedShape& shape,
     absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)> source,

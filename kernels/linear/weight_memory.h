@@ -1,7 +1,7 @@
 #pragma once
 
 // One allocation of device memory for many matrices. GPUs allocate memory in units of 2 MiB, so a
-// matrix of 3 MiB in a separate allocation would take 4 MiB.
+// matrix of 3 MiB in a separate allocation would occupy 4 MiB.
 
 #include <cstdint>
 
@@ -10,17 +10,17 @@
 
 namespace quire::kernels {
 
-// Place:      made by Weights for the matrices of a layer, filled by PackLinearWeights and
+// Place:      created by Weights for the matrices of a layer, filled by PackLinearWeights and
 //             PackQuantizedRows.
-// Invariants: pieces are consecutive, in the order in which they were taken. Each starts at a
-//             multiple of kAlignment, which every kernel and tensor map requires of a matrix.
+// Invariants: buffers are consecutive, in the order of the calls of Take. Each starts at a multiple
+//             of kAlignment, which every kernel and tensor map requires of a matrix.
 // Threads:    one at a time.
-// Lifetime:   movable; pieces stay valid after it is destroyed.
+// Lifetime:   movable; buffers stay valid after it is destroyed.
 class WeightMemory {
  public:
   static constexpr std::int64_t kAlignment = 256;
 
-  // Bytes that a piece of `size_bytes` occupies.
+  // Returns the bytes that a buffer of `size_bytes` occupies.
   static constexpr std::int64_t PaddedBytes(std::int64_t size_bytes) {
     return (size_bytes + kAlignment - 1) / kAlignment * kAlignment;
   }
@@ -28,11 +28,11 @@ class WeightMemory {
   // Errors are those of DeviceBuffer::Allocate.
   static absl::StatusOr<WeightMemory> Allocate(std::int64_t size_bytes);
 
-  // Returns the next piece. REQUIRES: PaddedBytes(size_bytes) bytes are left.
+  // Returns the next buffer. REQUIRES: PaddedBytes(size_bytes) bytes are left.
   DeviceBuffer Take(std::int64_t size_bytes);
 
   std::int64_t left_bytes() const { return block_.size_bytes() - used_; }
-  // The whole allocation.
+  // Returns the whole allocation.
   DeviceBuffer block() const { return block_.Part(0, block_.size_bytes()); }
 
  private:
