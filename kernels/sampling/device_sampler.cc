@@ -21,8 +21,8 @@ using internal::DeviceRow;
 using internal::DeviceSampled;
 using internal::SamplerState;
 
-// Memory layout as offsets in bytes. The slots are at the start of both device and pinned memory;
-// all other parts exist only on the device.
+// Memory layout as offsets in bytes. Both device and pinned memory start with the slots. All other
+// arrays exist only on the device.
 struct Layout {
   std::int64_t results;  // in a slot
   std::int64_t tops;     // in a slot
@@ -94,7 +94,7 @@ Layout LayoutFor(const DeviceSamplerLimits& limits) {
     return std::exchange(at, (at + bytes + kAlign - 1) / kAlign * kAlign);
   };
   Layout layout{};
-  // Each call rounds up its size at most once.
+  // Each call rounds the size of its lists up once, by less than 8 bytes.
   const ListSizes lists{.history = limits.max_history,
                         .bias = limits.max_bias,
                         .banned = limits.max_banned,
@@ -124,8 +124,8 @@ bool HasPenalties(const SamplingRow& row) {
          row.presence_penalty != 0.0f;
 }
 
-// Returns how many of the first rows form a group. At most kSamplerRows of these need scratch
-// memory.
+// Returns how many of the first rows form a group. At most kSamplerRows rows of a group need
+// scratch memory.
 std::uint32_t GroupSize(std::span<const DeviceRow> rows) {
   std::uint32_t size = 0;
   std::uint32_t with_scratch = 0;
@@ -147,8 +147,8 @@ ListSizes ListsOf(const SamplingRow& row) {
           .tops = static_cast<std::uint32_t>(std::max(row.num_logprobs, 0))};
 }
 
-// Copies the biases with equal tokens adjacent and otherwise in order. On the device, the first of
-// equal tokens adds all their biases.
+// Copies the biases so that equal tokens are adjacent and otherwise in order. On the device, the
+// thread of the first of equal tokens adds all their biases.
 void StageBias(const SamplingRow& row, LogitBias* to) {
   std::copy_n(row.bias, row.bias_size, to);
   const auto below = [](const LogitBias& a, const LogitBias& b) { return a.token < b.token; };
@@ -169,9 +169,9 @@ struct DeviceSampler::State {
   struct Slot {
     std::int64_t input_used = 0;
     ListSizes used;
-    std::vector<SampledRow> samples;  // results are filled in by samples()
+    std::vector<SampledRow> samples;  // samples() fills in the results
     std::vector<TokenLogprob> logprobs;
-    // Indexed by result: samples from 0 on, logprobs from max_samples on.
+    // Indexed by result. Samples start at 0, logprobs at max_samples.
     std::vector<LogprobRequest> requests;
     std::vector<TopLogprob> tops;
   };
@@ -207,8 +207,8 @@ struct DeviceSampler::State {
   const DeviceSampled& Sampled(int slot, std::size_t index) const {
     return reinterpret_cast<const DeviceSampled*>(host(slot) + layout.results)[index];
   }
-  // Fills in the fields that SampledRow and TokenLogprob share, from result `index` and its best
-  // ids.
+  // Fills in the fields that SampledRow and TokenLogprob have in common, from result `index` and
+  // its best ids.
   template <typename Result>
   void Finish(int slot, std::size_t index, Result& result);
 };
@@ -279,8 +279,8 @@ Staged DeviceSampler::State::Reserve(std::size_t num_rows, const ListSizes& size
   return staged;
 }
 
-// Stages a sample except for the destination of its results. `at` counts the list entries of the
-// call.
+// Stages a sample, but does not set the destination of its results. `at` counts the list entries of
+// the call.
 void DeviceSampler::State::StageSample(const SamplingRow& row, DeviceRow& to, ListSizes& at,
                                        const Staged& staged) const {
   to = {};
@@ -359,7 +359,7 @@ absl::Status DeviceSampler::State::Enqueue(const Staged& staged, std::span<Devic
   const auto on_device = [&]<typename T>(const T* p) {
     return reinterpret_cast<const T*>(to + (reinterpret_cast<const std::byte*>(p) - from));
   };
-  // Consecutive indices, so those of a group are distinct.
+  // Indices are consecutive, so the rows of a group have distinct ones.
   std::uint32_t scratch = 0;
   for (DeviceRow& row : rows) {
     if (internal::NeedsScratch(row)) row.scratch = scratch++ % internal::kSamplerRows;
@@ -476,7 +476,7 @@ absl::StatusOr<std::unique_ptr<DeviceSampler>> DeviceSampler::Create(
   return std::unique_ptr<DeviceSampler>(new DeviceSampler(std::move(state)));
 }
 
-// REQUIRES: the lists of the rows fit.
+// Samples rows that need no further division. REQUIRES: the lists of the rows fit.
 absl::Status DeviceSampler::State::SampleFitting(std::span<const SamplingRow> rows,
                                                  const ListSizes& sizes, std::int32_t* tokens,
                                                  int slot, std::span<const std::uint32_t> places) {

@@ -1,6 +1,6 @@
 // Computes raw log-probabilities of rows whose token is known. The sum of exponentials has the
 // order of the CPU (parts of 4096 logits, 16 virtual lanes, parts added in order in f64). The
-// token's rank and the n best ids use the same digit search as sampling. The host takes the
+// token's rank and the n best ids use the same search by digits as sampling. The host computes the
 // logarithm, so results equal those of the CPU bit for bit.
 
 #include <cstdint>
@@ -70,8 +70,8 @@ struct TopSearch {
   std::uint32_t num_best;
 };
 
-// Writes the n best ids, best first: finds the cutoff, collects the keys from the cutoff up in any
-// order, and places each key by counting the larger keys.
+// Writes the n best ids, best first. Finds the cutoff, collects the keys that are at least the
+// cutoff in any order, and places each key by counting the larger keys.
 __device__ __forceinline__ std::uint32_t WriteTops(const SamplerArgs& args, const DeviceRow& row,
                                                    TopSearch& search, std::uint32_t count) {
   const std::uint64_t* const keys = args.keys + std::int64_t{row.scratch} * args.vocab;
@@ -93,7 +93,7 @@ __device__ __forceinline__ std::uint32_t WriteTops(const SamplerArgs& args, cons
   return num_best;
 }
 
-// Writes the values from which the host computes log-probabilities. One thread calls it, after all
+// Writes the values from which the host computes log-probabilities. One thread calls it after all
 // counts are complete.
 __device__ __forceinline__ void FinishLogprob(const SamplerArgs& args, const DeviceRow& row,
                                               const SamplerState& state, std::uint32_t num_top) {
@@ -106,8 +106,8 @@ __device__ __forceinline__ void FinishLogprob(const SamplerArgs& args, const Dev
   result.num_top = num_top;
 }
 
-// Counts the ids that are likelier than the token. If best ids are requested, also counts keys by
-// the first digit. Otherwise the last block finishes the row.
+// Counts the ids that are better than the token. If best ids are requested, also counts keys by
+// their first digit. Otherwise the last block finishes the row.
 __global__ void __launch_bounds__(kSamplerThreads)
     LogprobRankKernel(const __grid_constant__ SamplerArgs args) {
   cuda::DependencyLaunch();
@@ -143,8 +143,8 @@ __global__ void __launch_bounds__(kSamplerThreads)
   if (cuda::ThreadIndex() == 0) FinishLogprob(args, row, state, 0);
 }
 
-// Appends the keys in and above the cutoff's bucket to the row's list. The last block selects the
-// best keys.
+// Appends the keys in and above the cutoff's bucket to the row's list. The last block then selects
+// the best keys.
 __global__ void __launch_bounds__(kSamplerThreads)
     LogprobKeepKernel(const __grid_constant__ SamplerArgs args) {
   cuda::DependencyLaunch();

@@ -21,17 +21,17 @@ namespace {
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 constexpr float kLargest = std::numeric_limits<float>::max();
 
-// A token this far below the best candidate has mass 0 in top-p and cannot be sampled: its weight
-// is at most 7e-13, the smallest e is 2^-33, and the best candidate's e is at most 23.
+// A token whose x is this far below the best candidate has mass 0 in top-p and cannot be sampled.
+// Its weight is at most 7e-13, the smallest e is 2^-33, and the best candidate's e is at most 23.
 constexpr float kReach = 28.0f;
 
-// If at most this many tokens remain, the cutoff is searched token by token.
+// Number of remaining tokens up to which the cutoff is searched token by token.
 constexpr std::size_t kFewTokens = 256;
-// Each round reduces the range of values to a quarter. More rounds do not help where values are
-// equal.
+// Maximum number of rounds, each of which reduces the range of values to a quarter. More rounds do
+// not help if values are equal.
 constexpr int kMaxRounds = 8;
 
-// A set of tokens in order of ascending id. The arrays are in a workspace.
+// A set of tokens in ascending order of ids. The arrays are in a workspace.
 struct Candidates {
   std::int32_t* ids;
   float* x;
@@ -40,7 +40,7 @@ struct Candidates {
   std::size_t count;
 };
 
-// Maps x to a u32 that increases with x; 0 and -0 have the same key.
+// Maps x to an integer that increases with x. 0 and -0 have the same key.
 std::uint32_t OrderedKey(float x) {
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(x + 0.0f);
   return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
@@ -50,7 +50,7 @@ float ValueOfKey(std::uint32_t key) {
   return std::bit_cast<float>((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key);
 }
 
-// Returns floor(w * 2^40). Sums of integers do not depend on order.
+// Returns floor(w * 2^40). A sum of such integers does not depend on their order.
 std::uint64_t Mass(float w) {
   return static_cast<std::uint64_t>(w * 0x1p40f);
 }
@@ -60,7 +60,7 @@ std::uint64_t OrderKey(float x, std::int32_t id) {
   return std::uint64_t{OrderedKey(x)} << 32 | ~static_cast<std::uint32_t>(id);
 }
 
-// Keeps the first k tokens in order. REQUIRES: 0 < k <= count.
+// Keeps the first k tokens in the order of OrderKey. REQUIRES: 0 < k <= count.
 internal::Prefix KeepFirst(Candidates& c, std::size_t k) {
   for (std::size_t i = 0; i < c.count; ++i) c.keys[i] = OrderKey(c.x[i], c.ids[i]);
   std::nth_element(c.keys, c.keys + (k - 1), c.keys + c.count, std::greater<>());
@@ -77,7 +77,8 @@ internal::Prefix KeepFirst(Candidates& c, std::size_t k) {
           static_cast<std::int32_t>(~static_cast<std::uint32_t>(last))};
 }
 
-// Does step 7 (top-k). The k-th best value so far rejects nearly all tokens while the row is read.
+// Does step 7 (top-k). Compares tokens with the k-th best value so far, which rejects nearly all of
+// them while the row is read.
 internal::Prefix FirstTokens(const float* x, std::size_t vocab, std::size_t k,
                              internal::Prefix reach, Candidates& c) {
   constexpr std::size_t kChunk = 512;
@@ -94,8 +95,8 @@ internal::Prefix FirstTokens(const float* x, std::size_t vocab, std::size_t k,
 
 // Finds the token at which the mass of the first candidates reaches a target. Searches by radix
 // digits of the ordered key, so that results do not depend on the order of additions. `above` is
-// the mass of the tokens before all candidates. REQUIRES: the mass of all candidates reaches the
-// target.
+// the mass of the tokens before all candidates. REQUIRES: `above` plus the mass of all candidates
+// reaches the target.
 internal::Prefix FindCutoff(const Candidates& c, double target, std::uint64_t above) {
   constexpr int kBits = 11;
   const auto reached = [target](std::uint64_t mass) { return static_cast<double>(mass) >= target; };
@@ -124,10 +125,10 @@ internal::Prefix FindCutoff(const Candidates& c, double target, std::uint64_t ab
   return cutoff;
 }
 
-// Does step 8 over the values of `from` that are at least values.low; values.high is the largest of
-// them. `c` receives the tokens around the cutoff and may alias `from`. Sets {x >= cut} are nested
-// and masses do not depend on order, so the range of values around the cutoff is narrowed before
-// tokens are sorted.
+// Does step 8 over the values of `from` that are at least values.low. values.high is the largest
+// value. `c` receives the tokens around the cutoff and may alias `from`. The sets {x >= cut} are
+// nested and masses do not depend on order. The range of values around the cutoff is therefore
+// narrowed before any tokens are sorted.
 internal::Prefix FindTopPCutoff(float top_p, internal::ValueRange values,
                                 const internal::IdsAndValues& from, Candidates& c) {
   const float max = values.high;
@@ -137,7 +138,7 @@ internal::Prefix FindTopPCutoff(float top_p, internal::ValueRange values,
   const double target = static_cast<double>(top_p) * static_cast<double>(masses.back());
   std::uint64_t above = 0;
   internal::ValueRange range{-kLargest};
-  // The first set that reaches the target contains the cutoff; the preceding set does not.
+  // The first set that reaches the target contains the cutoff, and the preceding set does not.
   const auto narrow = [&] {
     std::size_t set = 0;
     while (set + 1 < cuts.size() && static_cast<double>(above + masses[set]) < target) ++set;
@@ -188,7 +189,7 @@ internal::Prefix Filter(const SamplingRow& row, const float* x, std::size_t voca
   return prefix;
 }
 
-// Returns the mass of the tokens of the prefix.
+// Returns the total mass of the tokens of the prefix.
 std::uint64_t MassOf(const internal::Prefix& prefix, const float* x, std::size_t vocab, float max) {
   internal::MassCuts cuts;
   cuts.fill(prefix.x);
@@ -205,7 +206,7 @@ struct DrawnToken {
   float processed_logprob = 0;
 };
 
-// Does XTC of step 9. `c` receives the remaining tokens of the prefix. Returns the largest x of
+// Does XTC of step 9. `c` receives the tokens of the prefix that remain. Returns the largest x of
 // these tokens.
 float ExcludeTop(const SamplingRow& row, const internal::Prefix& prefix,
                  const internal::IdsAndValues& from, float max, Candidates& c) {
@@ -262,7 +263,7 @@ DrawnToken Sample(const SamplingRow& row, const float* x, std::size_t vocab, flo
     return SampleBelowTop(row, ExcludeTop(row, prefix, {nullptr, 0, x, vocab}, max, c), key, c);
   }
   const auto race = [&] {
-    // Without a filter nearly all tokens take part.
+    // Without a filter, nearly all tokens take part in the race.
     if (HasFilter(row)) {
       c.count = internal::CollectBetween({nullptr, 0, x, vocab}, {prefix.x}, c.ids, c.x);
       if (c.count < vocab / 4) {
@@ -283,8 +284,8 @@ bool HasText(std::uint32_t token, std::uint32_t text_vocab, const std::uint8_t* 
   return token < text_vocab && (has_text == nullptr || has_text[token] != 0);
 }
 
-// Calls `act` for the ids below `count` that have no text. Such ids are few, so `has_text` is
-// searched with memchr.
+// Calls `act` for each id below `count` that has no text. Such ids are few, so memchr searches for
+// them.
 template <typename Act>
 void ForEachWithoutText(const std::uint8_t* has_text, std::size_t count, Act act) {
   if (has_text == nullptr) return;
@@ -329,7 +330,7 @@ void PenalizeHistory(const SamplingRow& row, std::uint32_t vocab, float* z) {
   if (is_new) Penalize(row, {.token = in_flight, .output_count = 1}, z);
 }
 
-// Handles 32 ids per word, because most words are all ones or all zeros.
+// Processes 32 ids per word, because most words are all ones or all zeros.
 void ApplyMask(const std::uint32_t* allowed, std::uint32_t vocab, float* z) {
   for (std::uint32_t begin = 0; begin < vocab; begin += 32) {
     const std::uint32_t size = std::min(32u, vocab - begin);
@@ -357,8 +358,8 @@ void Adjust(const SamplingRow& row, std::uint32_t vocab, float* z) {
                      [z](std::size_t token) { z[token] = kMinusInfinity; });
 }
 
-// Inserts `entry` into the n best entries so far, which are sorted by logit. Among equal logits the
-// lower id stays first.
+// Inserts `entry` into the list of at most n best entries, which is sorted by logit. Among equal
+// logits the lower id stays first.
 void InsertTop(TopLogprob entry, std::uint32_t n, TopLogprob* top, std::uint32_t* count) {
   if (*count == n && !(entry.logprob > top[n - 1].logprob)) return;
   std::uint32_t at = *count < n ? (*count)++ : n - 1;
@@ -423,8 +424,8 @@ class RawRow {
   const double log_sum_;
 };
 
-// If only masks apply and they allow the token with the best logit, returns that token without
-// copying the row. Otherwise returns -1.
+// Returns the token with the best logit if only masks apply and they allow this token. It does not
+// copy the row. Otherwise returns -1.
 std::int32_t BestUnmasked(const SamplingRow& row, std::uint32_t vocab, float max) {
   if (HasPenalties(row) || row.bias_size > 0) return -1;
   const auto best = static_cast<std::int32_t>(internal::FindFirst(row.logits, vocab, max));
@@ -566,7 +567,7 @@ absl::Status CheckRoom(std::int32_t num_logprobs, const TopLogprob* top) {
 }  // namespace
 
 std::int64_t SampleThreadBytes(std::uint32_t vocab) {
-  // Keys, a copy of the logits, and ids, x and w of all tokens.
+  // The terms are: keys; a copy of the logits, and ids, x and w of all tokens.
   return std::int64_t{vocab} * (8 + 4 * 4);
 }
 

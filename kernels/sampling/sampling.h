@@ -1,8 +1,8 @@
 #pragma once
 
 // Samples tokens from logits: penalties, bias, masks, temperature, top-n-sigma, top-k, top-p,
-// min-p, XTC, the sample, and raw log-probabilities. A sampled token is a pure function of its
-// SamplingRow and does not depend on other rows of the call.
+// min-p, XTC, the random choice, and raw log-probabilities. A sampled token is a pure function of
+// its SamplingRow and does not depend on other rows of the call.
 //
 // Steps of one row, in f32 unless stated otherwise; z starts as the logits:
 //   0 check        NaN or +inf anywhere, or all -inf: non_finite, and no token
@@ -43,7 +43,7 @@
 
 namespace quire::kernels {
 
-// A token that occurs in prompt or output, once per distinct token.
+// A distinct token that occurs in prompt or output, with its count.
 struct TokenCount {
   std::int32_t token;
   std::int32_t output_count;  // occurrences in the output; 0: only in the prompt
@@ -63,37 +63,38 @@ constexpr std::uint32_t MaskWords(std::uint32_t vocab) {
 // returns. Token ids are in [0, vocab).
 struct SamplingRow {
   const float* logits = nullptr;  // [vocab], never written
-  float temperature = 1;          // [0, 100]; below 0.001 greedy
+  float temperature = 1;          // [0, 100]; below 0.001: greedy
   float top_p = 1;                // (0, 1]; 1: off
   float min_p = 0;                // [0, 1]; 0: off
   float top_n_sigma = 0;          // >= 0 and finite; 0: off
   float xtc_probability = 0;      // [0, 1]; 0: off
-  float xtc_threshold = 0;        // [0, 1]; off above 0.5: only one token can exceed it
-  float repetition_penalty = 1;   // > 0; 1: off
-  float presence_penalty = 0;     // 0: off
-  float frequency_penalty = 0;    // 0: off
-  std::int32_t top_k = 0;         // 0: off
+  float xtc_threshold = 0;       // [0, 1]; XTC is off above 0.5, since only one token can exceed it
+  float repetition_penalty = 1;  // > 0; 1: off
+  float presence_penalty = 0;    // 0: off
+  float frequency_penalty = 0;   // 0: off
+  std::int32_t top_k = 0;        // 0: off
   std::uint64_t seed = 0;
   std::uint32_t choice = 0;             // index of the choice within its request
   std::uint32_t position = 0;           // absolute index of the token being sampled
   const TokenCount* history = nullptr;  // [history_size] distinct tokens of prompt and output
   std::uint32_t history_size = 0;
-  // One more output token that the history does not count yet, in the backend's memory. The token
-  // is read when the row is computed, so the step that samples it may still be in flight. A null
-  // pointer or a value outside [0, vocab) means that there is no such token.
+  // An output token that the history does not count yet, in the backend's memory. It is read when
+  // the row is computed, so the step that samples it may still be running. A null pointer or a
+  // value outside [0, vocab) means that there is no such token.
   const std::int32_t* sample_in_flight = nullptr;
   const LogitBias* bias = nullptr;  // [bias_size], a token may occur more than once
   std::uint32_t bias_size = 0;
   const std::int32_t* banned = nullptr;  // [banned_size] excluded, such as EOS before min_tokens
   std::uint32_t banned_size = 0;
-  // [MaskWords(vocab)] host memory: token t is allowed where bit t % 32 of word t / 32 is 1. Bits
-  // from vocab on are ignored. Null: every id is allowed.
+  // [MaskWords(vocab)] host memory. Token t is allowed if bit t % 32 of word t / 32 is 1. Bits from
+  // vocab on are ignored. Null: every id is allowed.
   const std::uint32_t* allowed = nullptr;
-  std::uint32_t text_vocab = 0;  // ids from this one on have no text and are masked; usually vocab
-  // [vocab], 0: masked; null: every id below text_vocab has text.
+  std::uint32_t text_vocab =
+      0;  // this id and all higher ids have no text and are masked; usually vocab
+  // [vocab]; ids with 0 have no text and are masked. Null: every id below text_vocab has text.
   const std::uint8_t* has_text = nullptr;
-  // Log-probabilities to return. -1: none; 0: of the token only; n: also of the n best ids with
-  // text and a finite logit.
+  // Log-probabilities to return. -1: none. 0: only that of the token. n: also those of the n best
+  // ids with text and a finite logit.
   std::int32_t num_logprobs = -1;
   bool wants_processed_logprob = false;
 };
@@ -103,18 +104,18 @@ struct TopLogprob {
   float logprob;
 };
 
-// `top` has room for num_logprobs entries; Sample writes the other fields.
+// The caller sets `top`, which has room for num_logprobs entries. Sample writes the other fields.
 struct SampledRow {
   std::int32_t token = -1;  // -1 when non_finite or no_survivor
   float logprob = 0;        // raw; 0 unless requested
-  // ln P(token) among the survivors of step 9; 0 when greedy or not requested. Masses are added as
-  // in step 8.
+  // ln P(token) among the survivors of step 9; 0 when greedy or not requested. The masses of step 8
+  // are used.
   float processed_logprob = 0;
-  // 1 + number of ids with text that rank before the token: a larger logit, or an equal logit and a
-  // lower id. 0 unless requested.
+  // 1 + the number of better ids with text. An id is better than the token if its logit is larger,
+  // or if its logit is equal and its id lower. 0 unless requested.
   std::int32_t rank = 0;
   bool non_finite = false;    // the logits contain NaN or +inf, or are all -inf
-  bool no_survivor = false;   // penalties, bias and masks left no finite value
+  bool no_survivor = false;   // penalties, bias and masks left no finite logit
   std::uint32_t num_top = 0;  // entries of `top`, best first
   TopLogprob* top = nullptr;
 };
@@ -128,7 +129,7 @@ struct SampleParams {
 // Samples one token per row. Returns INVALID_ARGUMENT and writes nothing if sizes differ, a token
 // is outside the vocabulary, or a parameter is outside its range.
 absl::Status Sample(const Backend& backend, const SampleParams& params);
-// Returns the bytes of each Backend::workspace that Sample uses.
+// Returns the bytes that Sample uses of each Backend::workspace.
 std::int64_t SampleThreadBytes(std::uint32_t vocab);
 
 // A request for the log-probability of a known token, and its result.
@@ -152,8 +153,8 @@ struct LogprobParams {
   const std::uint8_t* has_text;  // see SamplingRow
 };
 
-// Computes raw log-probability, rank and n best ids of given tokens, with the same bits as Sample.
-// Returns INVALID_ARGUMENT for a token outside the vocabulary.
+// Computes raw log-probability, rank and n best ids of given tokens. The results have the same bits
+// as those of Sample. Returns INVALID_ARGUMENT for a token outside the vocabulary.
 absl::Status ComputeLogprobs(const Backend& backend, const LogprobParams& params);
 
 namespace internal {
@@ -161,18 +162,18 @@ namespace internal {
 // True if XTC applies to the row. The decision depends only on seed, position, choice and the XTC
 // parameters.
 bool HasXtc(const SamplingRow& row);
-// Does the checks of Sample for one row, except for the size of its results.
+// Checks one row like Sample, except for the size of its results.
 absl::Status CheckSamplingRow(const SamplingRow& row, std::uint32_t vocab);
-// Returns the sample in flight of a row in host memory, or -1.
+// Returns the sample in flight of a row whose sample is in host memory, or -1 if there is none.
 inline std::int32_t SampleInFlight(const SamplingRow& row, std::uint32_t vocab) {
   if (row.sample_in_flight == nullptr) return -1;
   const std::int32_t token = *row.sample_in_flight;
   return static_cast<std::uint32_t>(token) < vocab ? token : -1;
 }
-// Returns the log-probability of a token with adjusted and scaled logit x. `max` is the largest x
-// of the survivors, and mass * 2^-40 is their sum of exp(x - max).
+// Returns the log-probability of a token whose logit after step 6 is x. `max` is the largest x of
+// the survivors, and mass * 2^-40 is the sum of their exp(x - max).
 float ProcessedLogprob(float x, float max, std::uint64_t mass);
-// Does the checks of ComputeLogprobs for one token.
+// Checks one token like ComputeLogprobs.
 absl::Status CheckTokenLogprob(const TokenLogprob& token, std::uint32_t vocab);
 
 }  // namespace internal

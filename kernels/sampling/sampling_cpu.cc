@@ -64,7 +64,7 @@ double RelativeDistance(double value, double cutoff) {
   return std::abs(value - cutoff) / std::max(std::abs(cutoff), 1e-300);
 }
 
-// Does top-n-sigma of step 7 over sorted survivors.
+// Does top-n-sigma of step 7. The survivors are sorted.
 void KeepTopNSigma(float n, const std::vector<float>& x, ReferenceSample& sample) {
   const auto x_of = [&](std::int32_t id) { return double{x[static_cast<std::size_t>(id)]}; };
   const auto count = static_cast<double>(sample.survivors.size());
@@ -76,14 +76,14 @@ void KeepTopNSigma(float n, const std::vector<float>& x, ReferenceSample& sample
   }
   const double cutoff = x_of(sample.survivors.front()) - double{n} * std::sqrt(variance);
   for (const std::int32_t id : sample.survivors) {
-    // The best token always survives, however the cutoff is rounded.
+    // The best token always survives, whatever the rounding of the cutoff.
     if (id == sample.survivors.front()) continue;
     sample.margin = std::min(sample.margin, RelativeDistance(x_of(id), cutoff));
   }
   std::erase_if(sample.survivors, [&](std::int32_t id) { return x_of(id) < cutoff; });
 }
 
-// Does step 8 over sorted survivors.
+// Does step 8. The survivors are sorted.
 void KeepTopP(float top_p, const std::vector<double>& w, ReferenceSample& sample) {
   std::uint64_t total = 0;
   for (const std::int32_t id : sample.survivors) total += Mass(w[static_cast<std::size_t>(id)]);
@@ -106,7 +106,7 @@ void KeepMinP(float min_p, const std::vector<float>& x, float max, ReferenceSamp
                 [&](std::int32_t id) { return !(x[static_cast<std::size_t>(id)] >= threshold); });
 }
 
-// Does XTC of step 9 over sorted survivors. Returns the largest remaining x.
+// Does XTC of step 9. The survivors are sorted. Returns the largest remaining x.
 float ExcludeTop(float threshold, const std::vector<double>& w, const std::vector<float>& x,
                  ReferenceSample& sample) {
   const auto w_of = [&](std::int32_t id) { return w[static_cast<std::size_t>(id)]; };

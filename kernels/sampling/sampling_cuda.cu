@@ -1,8 +1,8 @@
 // Does steps 0 and 2 to 10 of sampling.h without a sort. Passes over a whole row use several blocks
 // per row, with 16-byte loads and four pending loads per thread. The results of the blocks are
-// combined in SamplerState by maxima and integer sums, so they depend neither on the number nor on
-// the order of the blocks. The last block of a row to finish does the single-block part, which
-// saves a launch.
+// combined in SamplerState by maxima and integer sums. They therefore depend neither on the number
+// nor on the order of the blocks. The last block of a row to finish also does the work that needs a
+// single block, which saves a launch.
 //
 //   scan       reads the logits once: flags, maximum, masks, scaled x to scratch (L2); then applies
 //              penalties, bias and banned ids
@@ -26,7 +26,7 @@ namespace {
 
 using last_block::ArrivesLast;
 
-// A token this far below the best candidate cannot win (see sampling.cc).
+// A token whose x is this far below the best candidate cannot be sampled (see sampling.cc).
 constexpr float kReach = 28.0f;
 constexpr std::uint32_t kPurposeSample = 0;
 
@@ -35,12 +35,12 @@ __device__ __forceinline__ float ScaleLogit(float z, float factor) {
   return z == kMinusInfinity ? z : scaled;
 }
 
-// True if the row can still be sampled.
+// True if the row can yield a token.
 __device__ __forceinline__ bool CanSample(const SamplerState& state) {
   return state.non_finite == 0 && state.best != 0;
 }
 
-// Weight function: floor(w * 2^40) of a key.
+// Weight of a key: floor(w * 2^40).
 struct MassWeight {
   float max;
   __device__ __forceinline__ std::uint64_t operator()(std::uint64_t key) const {
@@ -48,7 +48,7 @@ struct MassWeight {
   }
 };
 
-// Finds the smallest (score, id) among the ids of this thread, then among those of the row.
+// Finds the smallest key (score, id) among the ids of this thread, then of the row.
 class Race {
  public:
   __device__ __forceinline__ Race(const DeviceRow& row, float max)
@@ -104,7 +104,7 @@ __device__ __forceinline__ float Penalized(const DeviceRow& row, const TokenCoun
   return cuda::Min(z, kLargestLogit);
 }
 
-// Applies penalties, bias and banned ids. One block calls it.
+// Applies penalties, bias and banned ids. Only one block calls it.
 __device__ __forceinline__ void EditRow(const SamplerArgs& args, const DeviceRow& row,
                                         SamplerState& state, float* x) {
   const std::int32_t in_flight = row.sample_in_flight == nullptr ? -1 : *row.sample_in_flight;
@@ -126,7 +126,7 @@ __device__ __forceinline__ void EditRow(const SamplerArgs& args, const DeviceRow
   cuda::SyncBlock();
   const LogitBias* const bias = args.bias + row.bias_begin;
   for (std::uint32_t i = cuda::ThreadIndex(); i < row.bias_size; i += kSamplerThreads) {
-    // The first of equal tokens adds all their biases, in order.
+    // The thread of the first of equal tokens adds all their biases, in order.
     if (i > 0 && bias[i - 1].token == bias[i].token) continue;
     const std::int32_t token = bias[i].token;
     if (!HasText(args, static_cast<std::uint32_t>(token))) continue;
@@ -142,7 +142,7 @@ __device__ __forceinline__ void EditRow(const SamplerArgs& args, const DeviceRow
   }
 }
 
-// Writes the result of a row and its token. One thread calls it, after all work on the row is done.
+// Writes the result of a row and its token. One thread calls it after all work on the row is done.
 __device__ __forceinline__ void FinishRow(const SamplerArgs& args, const DeviceRow& row,
                                           SamplerState& state) {
   DeviceSampled result{};
@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(kSamplerThreads)
   const bool edited = row.edited;
   const bool greedy = row.greedy;
   const float factor = row.factor;
-  // Edits keep a masked logit at -infinity, so the mask may be applied before the edits.
+  // Edits leave a masked logit at -infinity, so the mask may be applied before the edits.
   const std::uint32_t* const mask =
       row.mask < 0 ? nullptr : args.masks + std::int64_t{row.mask} * args.mask_words;
   const LogitLoads logits(args, row.logits);
@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(kSamplerThreads)
       const bool allowed = (four.mask >> (i % 32 + c) & 1) != 0;
       z[c] = allowed && HasText(args, four, i, c) ? logit : kMinusInfinity;
       if (!greedy && !edited) z[c] = ScaleLogit(z[c], factor);
-      // Among equal values the first is kept; NaN never compares larger.
+      // Among equal values the first one is kept. NaN never compares larger.
       if (z[c] > best) {
         best = z[c];
         best_id = i + c;
@@ -216,7 +216,7 @@ __global__ void __launch_bounds__(kSamplerThreads)
     if (!greedy || edited) *reinterpret_cast<float4*>(x + i) = {z[0], z[1], z[2], z[3]};
   });
   if (row.filtered) ClearBuckets(args.buckets + std::int64_t{row.scratch} * kSamplerBuckets);
-  // The maximum may hide a NaN, so a NaN or +infinity is passed on as the largest key.
+  // The maximum may hide a NaN, so a NaN or +infinity is published as the largest key.
   const std::uint64_t largest = BlockMax(reduction, bad ? ~0u : OrderedKey(raw_max));
   const std::uint64_t order =
       BlockMax(reduction, best > kMinusInfinity ? OrderKey(best, best_id) : std::uint64_t{0});
@@ -241,8 +241,8 @@ struct ScaleShared {
   double squares[kSamplerWarps];
 };
 
-// Adds up the moments of all threads and stores them as those of the block's stripe. All threads
-// must call it.
+// Adds up the moments of all threads of the block and stores them as the moments of its stripe. All
+// threads must call it.
 __device__ __forceinline__ void PublishMoments(ScaleShared& shared, const Moments& own,
                                                Moments& stripe) {
   const std::uint32_t warp = cuda::Warp();
@@ -267,8 +267,8 @@ __device__ __forceinline__ void PublishMoments(ScaleShared& shared, const Moment
   stripe.squares = total_squares;
 }
 
-// A thread processes every 256th id instead of four adjacent ones, because that is the order of the
-// sums (sigma.h).
+// Applies the temperature. A thread processes every 256th id instead of four adjacent ones, because
+// the sums have that order (sigma.h).
 __global__ void __launch_bounds__(kSamplerThreads)
     SamplerScaleKernel(const __grid_constant__ SamplerArgs args) {
   cuda::DependencyLaunch();
@@ -368,7 +368,7 @@ __global__ void __launch_bounds__(kSamplerThreads)
   PublishBuckets(search, args.buckets + std::int64_t{row.scratch} * kSamplerBuckets);
 }
 
-// Returns the mass that top-p must reach, given the total.
+// Returns the mass that top-p must reach, for this total mass.
 __device__ __forceinline__ double TopPTarget(const DeviceRow& row, std::uint64_t total) {
   return row.top_p * static_cast<double>(total);
 }
@@ -394,8 +394,8 @@ __device__ __forceinline__ void RaceOverStripe(const SamplerArgs& args, const De
   const float* const x = args.x + row.scratch * args.x_stride;
   Race race(row, KeyValue(state.best));
   const auto load = [x](std::uint32_t i) { return LoadX(x, i); };
-  // Uses two pending loads instead of four, because the long code of the race is unrolled once per
-  // load.
+  // Uses two pending loads instead of four, because the code of the race is long and is unrolled
+  // once per load.
   VisitStripe<2>(args.vocab, load, [&](std::uint32_t i, const FourValues& four) {
     bool takes_part[4];
     bool any = false;
@@ -522,7 +522,8 @@ __global__ void __launch_bounds__(kSamplerThreads)
   const bool can_sample = CanSample(state);
   if (can_sample) {
     std::uint32_t lowest = LowestKey(row, state);
-    // A token below min-p contributes only to the total mass of top-p.
+    // A token below min-p contributes only to the total mass of top-p, so it is skipped without
+    // top-p.
     if (row.top_p >= 1.0) {
       const std::uint32_t min_p = MinPKey(row, KeyValue(state.best));
       lowest = lowest < min_p ? min_p : lowest;

@@ -1,7 +1,7 @@
 #pragma once
 
-// Device functions of the sampler's kernels: order keys, and digit-wise selection without a sort.
-// The integer order of keys is that of the floats. Searching keys digit by digit with histograms is
+// Device functions of the sampler's kernels: order keys, and selection by digits without a sort.
+// Keys, compared as integers, have the order of the floats. The search by digits with histograms is
 // radix selection as in RadiK (Li et al., ICS 2024) and the top-k kernels of RAFT.
 
 #include <cstdint>
@@ -21,7 +21,7 @@ inline constexpr std::uint32_t kSamplerWarps = kSamplerThreads / cuda::kWarpSize
 inline constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 inline constexpr float kLargestLogit = std::numeric_limits<float>::max();
 
-// Maps x to a u32 that increases with x; 0 and -0 have the same key.
+// Maps x to an integer that increases with x. 0 and -0 have the same key.
 __device__ __forceinline__ std::uint32_t OrderedKey(float x) {
   const std::uint32_t bits = cuda::FloatBits(cuda::Add(x, 0.0f));
   return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
@@ -46,7 +46,7 @@ __device__ __forceinline__ bool HasText(const SamplerArgs& args, std::uint32_t i
 
 static_assert(kSigmaLanes == kSamplerThreads && kSigmaGroup == cuda::kWarpSize);
 
-// The ids of this block: a stripe of its row. Bounds are multiples of 4.
+// The range of ids that this block of the row processes. Bounds are multiples of 4.
 struct IdStripe {
   std::uint32_t begin;
   std::uint32_t end;
@@ -58,19 +58,19 @@ __device__ __forceinline__ IdStripe BlockStripe(std::uint32_t vocab) {
   return {begin < vocab ? begin : vocab, end < vocab ? end : vocab};
 }
 
-// Values of ids i to i + 3 and related data. Values are -infinity where there is no id.
+// Values of ids i to i + 3 and related data. The value of an id that does not exist is -infinity.
 struct FourValues {
   float values[4] = {kMinusInfinity, kMinusInfinity, kMinusInfinity, kMinusInfinity};
   std::uint32_t text = 0x01010101;  // bytes of has_text for the four ids
   std::uint32_t mask = ~0u;         // mask word that contains the bits of the four ids
 };
-// The id that VisitStripe passes to threads beyond the end of the block's stripe.
+// VisitStripe passes this id to threads beyond the end of the block's stripe.
 inline constexpr std::uint32_t kNoId = ~0u;
 
-// Calls visit(i, load(i)) in all lanes together for every fourth id of the block's stripe; ids of a
-// thread ascend. Threads with fewer ids get kNoId and FourValues{} until the thread with the most
-// ids has finished. The loads of kAtOnce calls are pending at the same time, so `load` must not use
-// the loaded values.
+// Calls visit(i, load(i)) in all lanes together for every fourth id of the block's stripe. The ids
+// of a thread are ascending. Threads with fewer ids get kNoId and FourValues{} until the thread
+// with the most ids has finished. The loads of kAtOnce calls are pending at the same time, so
+// `load` must not use the loaded values.
 template <std::uint32_t kAtOnce = 4, typename Load, typename Visit>
 __device__ __forceinline__ void VisitStripe(std::uint32_t vocab, Load load, Visit visit) {
   constexpr std::uint32_t kStep = 4 * kSamplerThreads;
@@ -90,13 +90,14 @@ __device__ __forceinline__ void VisitStripe(std::uint32_t vocab, Load load, Visi
   }
 }
 
-// Loads from a row of `x`, which is aligned and padded with -infinity to a multiple of 4.
+// Loads four values from a row of `x`, which is aligned and padded with -infinity to a multiple of
+// 4.
 __device__ __forceinline__ FourValues LoadX(const float* x, std::uint32_t i) {
   const float4 v = *reinterpret_cast<const float4*>(x + i);
   return {.values = {v.x, v.y, v.z, v.w}};
 }
 
-// Loads from a row of logits, which may be unaligned and has no padding.
+// Loads four values from a row of logits, which may be unaligned and has no padding.
 class LogitLoads {
  public:
   __device__ __forceinline__ LogitLoads(const SamplerArgs& args, const float* logits)
@@ -127,7 +128,7 @@ class LogitLoads {
   const bool aligned_;
 };
 
-// HasText for id i + c, read from `four`.
+// True if id i + c has text, according to `four`.
 __device__ __forceinline__ bool HasText(const SamplerArgs& args, const FourValues& four,
                                         std::uint32_t i, std::uint32_t c) {
   return i + c < args.text_vocab && (four.text >> (8 * c) & 0xff) != 0;
@@ -174,8 +175,8 @@ __device__ __forceinline__ std::uint64_t BlockMax(BlockReduction& reduction, std
   return value;
 }
 
-// Shared memory of the searches. A 64-bit sum is stored as two words, because 64-bit atomics on
-// shared memory are compare-and-swap loops.
+// Shared memory of a search by digits. A 64-bit sum is stored as two words, because 64-bit atomics
+// on shared memory are compare-and-swap loops.
 struct DigitSearch {
   std::uint32_t low[kSamplerBuckets];
   std::uint32_t high[kSamplerBuckets];
@@ -200,8 +201,8 @@ __device__ __forceinline__ void ClearSums(DigitSearch& search) {
 __device__ __forceinline__ void CountInBucket(DigitSearch& search, std::uint32_t bucket) {
   cuda::AtomicAdd(&search.low[bucket], 1u);
 }
-// The second atomic is rare, because most masses are below 2^32. How often the low word wraps does
-// not depend on the order of additions.
+// Adds a mass to a bucket. The second atomic is rare, because most masses are below 2^32. The
+// number of times that the low word wraps does not depend on the order of additions.
 __device__ __forceinline__ void AddToBucket(DigitSearch& search, std::uint32_t bucket,
                                             std::uint64_t mass) {
   const auto low = static_cast<std::uint32_t>(mass);
@@ -219,7 +220,7 @@ __device__ __forceinline__ void PublishBuckets(const DigitSearch& search, std::u
   }
 }
 
-// Zeroes this block's share of a row's buckets.
+// Zeroes the buckets of a row that this block is responsible for.
 __device__ __forceinline__ void ClearBuckets(std::uint64_t* buckets) {
   const std::uint32_t threads = cuda::BlockThreads();
   for (std::uint32_t i = cuda::BlockX() * threads + cuda::ThreadIndex(); i < kSamplerBuckets;
@@ -228,7 +229,8 @@ __device__ __forceinline__ void ClearBuckets(std::uint64_t* buckets) {
   }
 }
 
-// Sums of `value` over the preceding threads and over all threads. All threads must call it.
+// The sums of `value` over the preceding threads and over all threads. All threads must call
+// BlockScan.
 struct ScanResult {
   std::uint64_t before;
   std::uint64_t total;
@@ -258,10 +260,10 @@ __device__ __forceinline__ bool Reached(std::uint64_t sum, double target) {
   return static_cast<double>(sum) >= target;
 }
 
-// Finds the largest bucket b for which `above` plus the sums of all buckets from the top down to b
-// reach the target, and the sum above b. Returns bucket 0 if the target is never reached. `sums`
-// has kSamplerBuckets entries: the search itself, or a pointer to device memory. All threads must
-// call it.
+// The largest bucket b for which `above` plus the sums of all buckets from the top down to b reach
+// the target, and the sum above b. Bucket 0 if the target is never reached. `sums` has
+// kSamplerBuckets entries and is the search itself or a pointer to device memory. All threads must
+// call FindBucket.
 struct Bucket {
   std::uint64_t above;
   std::uint64_t sum;
@@ -274,7 +276,7 @@ __device__ __forceinline__ Bucket FindBucket(DigitSearch& search, const Sums& su
   const std::uint32_t thread = cuda::ThreadIndex();
   const std::uint32_t top = kSamplerBuckets - 1 - thread * kPer;
   std::uint64_t own = 0;
-  // Each lane starts at another offset in its run, to avoid shared-memory bank conflicts. For
+  // Each lane starts at a different offset in its run, to avoid shared-memory bank conflicts. For
   // device memory the offset makes no difference.
 #pragma unroll
   for (std::uint32_t j = 0; j < kPer; ++j) own += sums[top - (j + thread / 4) % kPer];
@@ -315,12 +317,12 @@ __device__ __forceinline__ void AppendKeys(const bool (&keep)[4], const std::uin
   }
 }
 
-// Weight function that counts keys instead of adding masses.
+// Weight type that counts keys instead of adding masses.
 struct CountWeight {};
 
 // Returns the smallest key of the shortest prefix whose weights reach the target, among the keys of
 // the list that are at least `lowest`. Returns 0 if all these keys together do not reach the
-// target. Searches six digits: three of the value, three of the id. All threads must call it.
+// target. Searches six digits: three of the value, then three of the id. All threads must call it.
 template <typename Weight>
 __device__ __forceinline__ std::uint64_t FindCutoff(DigitSearch& search, const std::uint64_t* keys,
                                                     std::uint32_t count, std::uint64_t lowest,

@@ -1,7 +1,7 @@
 #pragma once
 
-// Definitions that the host code and the kernels of DeviceSampler share: rows as the device reads
-// them, scratch memory, results, and launch functions.
+// Definitions that the host code and the kernels of DeviceSampler share: device rows, scratch
+// memory, results, and launch functions.
 
 #include <algorithm>
 #include <cstdint>
@@ -13,18 +13,18 @@
 
 namespace quire::kernels::internal {
 
-// Number of rows of a group that have scratch memory.
+// Number of rows of a group that can have scratch memory.
 inline constexpr std::uint32_t kSamplerRows = 32;
-// Largest number of rows of a group, one per block of the grid's second dimension.
+// Maximum number of rows of a group. Each row is a block in the grid's second dimension.
 inline constexpr std::uint32_t kMaxGroupRows = 65535;
-// Number of buckets of the first digit of the ordered key.
+// Number of buckets, one per value of the first digit (11 bits) of the ordered key.
 inline constexpr std::uint32_t kSamplerBuckets = 2048;
 // Number of logits whose exponentials are summed in f32 before the sums are added in f64.
 inline constexpr std::uint32_t kSamplerSumPart = 4096;
 inline constexpr std::uint32_t kMaxDeviceLogprobs = 1024;
 
-// A row to sample. If token_logprob is not -1, it is a known token, and only its log-probability is
-// computed.
+// A row to sample, or a known token whose log-probability is computed. In the second case
+// token_logprob is the token, otherwise -1.
 struct DeviceRow {
   const float* logits;  // [vocab]
   std::int32_t* token;  // destination of the sampled token; null for a prompt logprob
@@ -41,7 +41,8 @@ struct DeviceRow {
   std::uint32_t top_k;  // 0: off
   std::uint32_t choice;
   std::uint32_t position;
-  std::uint32_t history_begin;  // index into the call's arrays; sizes are 0 if there is no work
+  // Begin indices are into the arrays of the call. Sizes are 0 if the list is unused.
+  std::uint32_t history_begin;
   std::uint32_t history_size;
   std::uint32_t bias_begin;  // equal tokens are adjacent, in the caller's order
   std::uint32_t bias_size;
@@ -60,26 +61,27 @@ struct DeviceRow {
   bool processed;  // the mass of the survivors is requested
 };
 
-// Returns whether kernels use scratch memory for the row. Greedy rows without edits and
-// log-probabilities are only read.
+// True if kernels use scratch memory for the row. They only read the logits of greedy rows without
+// edits and log-probabilities.
 inline bool NeedsScratch(const DeviceRow& row) {
   return !row.greedy || row.edited || row.num_logprobs >= 0;
 }
 
-// State of a row while it is processed; initially zero. Blocks share only maxima and integer sums,
-// so their order does not matter.
+// State of a row while it is processed; initially zero. Blocks exchange only maxima and integer
+// sums, so the order of the blocks does not matter.
 struct SamplerState {
-  std::uint64_t best;  // largest order key of x, finally the largest that XTC kept; 0: no survivors
-  std::uint64_t race;  // complement of the smallest (score, id)
-  std::uint64_t mass;  // mass of the survivors, if requested
+  std::uint64_t
+      best;  // largest order key of x; with XTC finally the largest that is kept; 0: no survivors
+  std::uint64_t race;     // complement of the smallest key (score, id) of the race
+  std::uint64_t mass;     // mass of the survivors, if requested
   std::uint32_t raw_max;  // largest ordered key of the logits
   std::uint32_t non_finite;
   std::uint32_t kept;      // number of keys kept for the sample
   std::uint32_t top_kept;  // number of keys kept for the best ids
-  std::uint32_t better;    // number of ids with text that are likelier than the token
+  std::uint32_t better;    // number of ids with text that are better than the token
   std::int32_t token;
   std::uint32_t in_history;        // 1 if the history contains the sample in flight
-  std::uint32_t arrived;           // blocks that have finished; the last one continues
+  std::uint32_t arrived;           // number of blocks that have finished; the last one continues
   Moments stripes[kSigmaStripes];  // moments of x, for top-n-sigma
 };
 
@@ -99,8 +101,8 @@ struct DeviceSampled {
   std::uint32_t unused;
 };
 
-// One group of at most kMaxGroupRows rows, of which at most kSamplerRows need scratch memory. All
-// pointers are device memory.
+// Arguments for one group of at most kMaxGroupRows rows, of which at most kSamplerRows need scratch
+// memory. All pointers are device memory.
 struct SamplerArgs {
   const DeviceRow* rows;
   const TokenCount* history;
@@ -114,7 +116,7 @@ struct SamplerArgs {
   std::uint64_t* keys;           // [kSamplerRows, vocab] kept order keys
   float* part_sums;              // [kSamplerRows, num_parts]
   DeviceSampled* results;
-  TopLogprob* tops;       // holds logits; the host converts them to log-probabilities
+  TopLogprob* tops;       // contains logits; the host converts them to log-probabilities
   std::int64_t x_stride;  // vocab rounded up to a multiple of 4; x is -infinity from vocab on
   std::uint32_t vocab;
   std::uint32_t text_vocab;
@@ -123,7 +125,7 @@ struct SamplerArgs {
   std::uint32_t num_rows;
 };
 
-// The kernels that a group needs.
+// Which kernels a group needs.
 struct SamplerNeeds {
   bool edits = false;
   bool moments = false;  // rows with top-n-sigma
@@ -141,7 +143,7 @@ inline std::uint32_t BlocksOfRow(const SamplerArgs& args) {
   return std::min(wanted, args.vocab / 1024 + 1);
 }
 
-// Runs steps 0 and 2 to 10 of sampling.h and writes tokens and flags to results. REQUIRES: states
+// Does steps 0 and 2 to 10 of sampling.h and writes tokens and flags to `results`. REQUIRES: states
 // are zero.
 absl::Status LaunchSamples(const CudaContext& context, const SamplerArgs& args,
                            const SamplerNeeds& needs);

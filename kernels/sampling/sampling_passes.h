@@ -18,8 +18,8 @@ struct LogitScan {
 };
 LogitScan ScanLogits(const float* z, std::size_t count);
 
-// Computes sum exp(z - max) in parts of 4096 with 16 virtual lanes; parts are added in order in
-// f64.
+// Computes the sum of exp(z - max) in parts of 4096 with 16 virtual lanes. The parts are added in
+// order in f64.
 double SumOfExp(const float* z, std::size_t count, float max);
 
 // Computes x = x * factor, clamped to finite values unless x is -infinity. Returns the maximum.
@@ -35,8 +35,8 @@ std::size_t FindFirst(const float* x, std::size_t count, float value);
 // `before`.
 std::size_t CountBefore(const float* x, std::size_t count, float value, std::size_t before);
 
-// Collects the values in [low, high) in order, with their ids, and returns their number. If `ids`
-// is null, ids are the indices of the values plus `first_id`. Outputs may alias inputs and must
+// Collects the values in [low, high) in order, with their ids, and returns how many there are. If
+// `ids` is null, the id of a value is its index plus `first_id`. Outputs may alias inputs and must
 // have room for `count` elements.
 struct ValueRange {
   float low;
@@ -57,11 +57,11 @@ using MassCuts = std::array<float, kMassCuts>;
 using Masses = std::array<std::uint64_t, kMassCuts>;
 Masses MassesAtLeast(const float* x, std::size_t count, float max, const MassCuts& cuts);
 
-// Computes w = exp(x - max).
+// Computes w[i] = exp(x[i] - max).
 void ExpMinus(const float* x, std::size_t count, float max, float* w);
 
-// The first tokens in the order (x descending, id ascending): tokens with a value above `x`, and
-// tokens with a value equal to `x` and an id of at most last_tie.
+// A prefix of the tokens in the order (x descending, id ascending): all tokens with a value above
+// `x`, and the tokens with a value equal to `x` and an id of at most last_tie.
 struct Prefix {
   float x;
   std::int32_t last_tie = std::numeric_limits<std::int32_t>::max();
@@ -76,9 +76,9 @@ struct RaceKey {
 };
 std::int32_t Race(const float* x, std::size_t count, float max, const Prefix& prefix,
                   const RaceKey& key);
-// Runs step 10 like Race, but reads only the tokens of `from`, which has ascending ids (not null)
-// and contains the whole prefix. A token costs four times as much as in Race, where four adjacent
-// tokens share a block of random words.
+// Runs step 10 like Race, but reads only the tokens of `from`. Its ids are ascending and not null,
+// and it contains the whole prefix. A token costs four times as much as in Race, where four
+// adjacent tokens share a block of random words.
 std::int32_t RaceAmong(const IdsAndValues& from, float max, const Prefix& prefix,
                        const RaceKey& key);
 

@@ -14,16 +14,16 @@ struct ReferenceSample {
   bool non_finite = false;
   bool no_survivor = false;
   std::vector<std::int32_t> survivors;  // after step 9, best first
-  // Smallest relative distance between a value and the threshold that decided about it (top-p,
+  // Smallest relative distance between a value and a threshold to which it was compared (top-p,
   // min-p, the race). If the margin is within the rounding error of exp, 1e-6, the fast sampler may
   // decide differently.
   double margin = 1;
   std::vector<double> logprobs;  // [vocab] raw
-  double processed_logprob = 0;  // log-probability of the token among the survivors; 0 when greedy
+  double processed_logprob = 0;  // log-probability of the token among the survivors; 0 if greedy
 };
 
-// Runs steps 0 to 10 for a row. Penalties, bias and temperature are the f32 operations of the
-// contract.
+// Runs steps 0 to 10 for a row. Penalties, bias and temperature use the f32 operations that
+// sampling.h specifies.
 ReferenceSample SampleCpu(const SamplingRow& row, std::uint32_t vocab);
 
 }  // namespace quire::kernels::internal

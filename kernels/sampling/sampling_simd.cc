@@ -25,7 +25,7 @@ constexpr std::size_t kSumPart = 4096;
 internal::LogitScan Scan(const float* z, std::size_t count) {
   const DF d;
   VF max = hn::Set(d, -kInfinity);
-  // All lanes start false. Below, Not(Le) is also true for NaN, which compares false.
+  // All lanes start as false. Not(Le) below is true for NaN too, because NaN compares false.
   auto bad = hn::Lt(max, max);
   std::size_t i = 0;
   for (; i + kLanes <= count; i += kLanes) {
@@ -169,8 +169,8 @@ std::size_t Before(const float* x, std::size_t count, float value, std::size_t b
   return found;
 }
 
-// Writes the lanes in `keep` and returns their number. May overwrite up to kLanes elements after
-// the written ones.
+// Writes the lanes in `keep` and returns their number. May also overwrite up to kLanes elements
+// after them.
 HWY_INLINE std::size_t AppendLanes(VF x, hn::Vec<DI> id, hn::Mask<DF> keep, std::int32_t* ids,
                                    float* values) {
   const DF d;
@@ -199,8 +199,8 @@ HWY_INLINE std::size_t AppendLanes(VF x, hn::Vec<DI> id, hn::Mask<DF> keep, std:
 #endif
 }
 
-// AppendLanes overwrites only values that have been read, because the outputs never pass the
-// inputs.
+// Collects as CollectBetween does. AppendLanes overwrites only values that have been read, because
+// the outputs never pass the inputs.
 std::size_t Collect(const internal::IdsAndValues& from, internal::ValueRange range,
                     std::int32_t* ids, float* values) {
   const DF d;
@@ -229,18 +229,18 @@ std::size_t Collect(const internal::IdsAndValues& from, internal::ValueRange ran
   return kept;
 }
 
-// Converts an integral float below 2^23 to an integer.
+// Converts a float with an integral value below 2^23 to an integer.
 HWY_INLINE hn::Vec<DI> ToInteger(VF whole) {
   const DI di;
   return hn::And(hn::BitCast(di, hn::Add(whole, hn::Set(DF(), 0x1p23f))), hn::Set(di, 0x7fffff));
 }
 
-// Adds the masses of at most kSumPart values. floor(w * 2^40) = a * 2^22 + b with a = floor(w *
-// 2^18), in 32-bit lanes.
+// Adds the masses of at most kSumPart values, in 32-bit lanes. A mass floor(w * 2^40) is split into
+// a * 2^22 + b with a = floor(w * 2^18).
 HWY_INLINE void AddMasses(const float* x, std::size_t count, float max,
                           const internal::MassCuts& cuts, internal::Masses& masses) {
   constexpr std::size_t kCarry =
-      64;  // registers after which the sums of b are carried into those of a
+      64;  // number of registers after which the sums of b are carried into those of a
   const DF d;
   const DI di;
   const VF m = hn::Set(d, max);
@@ -325,7 +325,7 @@ HWY_INLINE VU RandomWordsOf(VU tokens, const internal::RaceKey& key) {
   return hn::Set(DU(), four[token % 4]);
 }
 #else
-// Computes both halves of the 64-bit products with a constant.
+// Computes both halves of the 64-bit products of the lanes and a constant.
 HWY_INLINE void MultiplyWide(VU a, std::uint32_t factor, VU& high, VU& low) {
   const DU du;
   const hn::RepartitionToWide<DU> dw;
@@ -383,8 +383,8 @@ struct Best {
 };
 
 // Runs the race for one vector of tokens. Because -ln u >= 1 - u, most tokens lose without
-// computing a logarithm. The bound is lowered by 0.1 %, which covers all rounding errors of bound
-// and score.
+// computing a logarithm. The bound 1 - u is lowered by 0.1 %, which covers all rounding errors of
+// bound and score.
 HWY_INLINE void RaceLanes(const float* HWY_RESTRICT x, const std::uint32_t* HWY_RESTRICT tokens,
                           VU words, float max, const internal::Prefix& prefix, Best& best) {
   const DF d;

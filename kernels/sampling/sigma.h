@@ -1,12 +1,12 @@
 #pragma once
 
-// The threshold of top-n-sigma, with the same bits on host and device. Sums of a row have an order
-// that host and device can follow, and each fused multiply-add is explicit.
+// The threshold of top-n-sigma, with the same bits on host and device. The sums of a row have an
+// order that both can follow, and each fused multiply-add is explicit.
 //
 // A row is split into kSigmaStripes stripes of kSigmaLanes lanes. Lane l adds, in f64, the finite
-// values at l, l + kSigmaLanes, ... of its stripe, and their squares, which f64 represents exactly.
-// Each group of kSigmaGroup lanes is reduced by a butterfly from the highest bit on. Then the
-// groups of a stripe are added in order, then the stripes.
+// values at l, l + kSigmaLanes, ... of its stripe. It also adds their squares, which f64 represents
+// exactly. Each group of kSigmaGroup lanes is reduced by a butterfly from the highest bit on. Then
+// the groups of a stripe are added in order, then the stripes.
 
 #include <algorithm>
 #include <array>
@@ -21,12 +21,13 @@ inline constexpr std::uint32_t kSigmaStripes = 8;
 inline constexpr std::uint32_t kSigmaLanes = 256;
 inline constexpr std::uint32_t kSigmaGroup = 32;
 
-// Number of values per stripe: a multiple of 4. The last stripes may have fewer or none.
+// Returns the number of values per stripe, a multiple of 4. The last stripes may have fewer or
+// none.
 QUIRE_HOST_DEVICE constexpr std::uint32_t StripeLength(std::uint32_t vocab, std::uint32_t stripes) {
   return (vocab / (4 * stripes) + 1) * 4;
 }
 
-// Moments of the finite values of a stripe or a row.
+// Number, sum and sum of squares of the finite values of a stripe or a row.
 struct Moments {
   double sum = 0;
   double squares = 0;
