@@ -14,7 +14,7 @@
 namespace quire::kernels {
 namespace {
 
-// If all work takes less time than this number of nanoseconds, one thread is faster than many.
+// Total cost in nanoseconds below which one thread is faster than many.
 constexpr double kMinSharedWork = 10000;
 
 constexpr std::align_val_t kAlign{64};
@@ -27,9 +27,9 @@ std::uint64_t PackRange(Range range) {
   return std::uint64_t{range.begin} << 32 | range.end;
 }
 
-// Takes a quarter of the remaining items from the front. Large pieces come first, because
-// sequential reads are faster. Small pieces come last, because all threads wait for the last piece.
-// Returns an empty range when nothing is left.
+// Takes a quarter of the remaining items from the front. Ranges are large at first, because
+// sequential reads are faster. They are small at the end, because all threads wait for the last
+// range. Returns an empty range if nothing is left.
 Range TakeFront(std::atomic<std::uint64_t>* left) {
   std::uint64_t seen = left->load(std::memory_order_relaxed);
   for (;;) {

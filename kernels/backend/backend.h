@@ -44,16 +44,16 @@ class Workspace {
 
 // The dtype of activations in products on the CPU.
 enum class CpuActivations : std::uint8_t {
-  kAuto,  // kBF16 with the instruction set "amx", else kInt8
+  kAuto,  // kBF16 with the instruction set "amx", otherwise kInt8
   kInt8,  // int8 for integer weights, f32 for all other weights
   kF32,
-  // x and weights are rounded to bf16 (kernels/linear/bf16_linear.h), and in attention over bf16
-  // pages queries and attention weights (kernels/attention/bf16_attention.h).
+  // x and weights are rounded to bf16 (kernels/linear/bf16_linear.h). In attention over bf16 pages,
+  // queries and attention weights are also rounded (kernels/attention/bf16_attention.h).
   kBF16,
 };
-// Returns what kAuto means for the chosen instruction set, and other values as they are.
+// Replaces kAuto by its meaning for the chosen instruction set. Returns other values unchanged.
 CpuActivations ResolveCpuActivations(CpuActivations activations);
-// "auto", "int8", "f32" or "bf16".
+// Returns "auto", "int8", "f32" or "bf16".
 absl::string_view CpuActivationsName(CpuActivations activations);
 
 // The device on which ops run. It never falls back to another device.
@@ -68,9 +68,9 @@ class Backend {
   static absl::StatusOr<Backend> Create(const Device& device, ThreadPool* pool,
                                         CpuActivations activations = CpuActivations::kAuto);
 
-  // Creates a backend that enqueues every op on `stream`. The pool is used by the host part of
-  // loading. With kFast the caller must call UseCublasLt before the first op. The kernels are those
-  // of the stream's Device::compute_capability, which may be lower than that of the GPU. Returns
+  // Creates a backend that enqueues every op on `stream`. The host part of loading uses the pool.
+  // With kFast the caller must call UseCublasLt before the first op. The kernels are those for the
+  // compute capability of the stream's Device, which may be lower than that of the GPU. Returns
   // UNIMPLEMENTED in a build without CUDA.
   static absl::StatusOr<Backend> CreateCuda(const Stream& stream, Determinism determinism,
                                             ThreadPool* pool);
@@ -83,11 +83,11 @@ class Backend {
   Backend& operator=(Backend&&) = default;
 
   const Device& device() const { return device_; }
-  // Null on the CPU. On a GPU every op only enqueues work and never allocates. Pointers in its
+  // Null on the CPU. On a GPU every op only enqueues work and never allocates. Pointers in an op's
   // parameters point to device or pinned memory unless the op's header states otherwise.
   const CudaContext* cuda() const { return cuda_ ? &*cuda_ : nullptr; }
-  // Copies weights to the device (kernels/cuda/uploader.h). LoadModel sets the uploader while
-  // loading and resets it to null.
+  // Returns the object that copies weights to the device (kernels/cuda/uploader.h), or null.
+  // LoadModel sets it while loading and resets it afterwards.
   Uploader* uploader() const { return uploader_; }
   void SetUploader(Uploader* uploader) const { uploader_ = uploader; }
 
@@ -96,14 +96,16 @@ class Backend {
   // The instruction set in use: "amx", "avx512_vnni", "avx512", "avx_vnni", "avx2", "sse4", "neon"
   // or "scalar".
   absl::string_view isa() const;
-  // The dtype of x in matrix products, never kAuto. REQUIRES: the backend is the CPU.
+  // Returns the dtype of activations in matrix products, never kAuto. REQUIRES: the backend is the
+  // CPU.
   CpuActivations activations() const;
 
   // Runs fn(begin, end, part) over disjoint ranges that cover [0, n) and begin at multiples of
   // `grain`. `work` is the approximate cost of one item in nanoseconds. If the total cost is small,
-  // the calling thread runs everything. Each thread processes its own share in shrinking pieces and
-  // then steals from the others, so that an interrupted thread does not delay the call. Ops whose
-  // bits depend on the range boundaries must not use ParallelFor. REQUIRES: n < 2^32.
+  // the calling thread runs everything. Each thread first processes its own share of the items in
+  // shrinking ranges. It then steals from other threads, so that an interrupted thread does not
+  // delay the call. An op whose bits depend on the range boundaries must not use ParallelFor.
+  // `part` is the index of the thread. REQUIRES: n < 2^32.
   void ParallelFor(std::int64_t n, double work,
                    absl::FunctionRef<void(std::int64_t begin, std::int64_t end, int part)> fn,
                    std::int64_t grain = 1) const;
@@ -112,13 +114,13 @@ class Backend {
   void ParallelItems(std::int64_t n, double work,
                      absl::FunctionRef<void(std::int64_t item, int part)> fn) const;
 
-  // Scratch memory: workspace(part) is for one thread inside ParallelFor and ParallelItems,
+  // Scratch memory. workspace(part) is for one thread inside ParallelFor and ParallelItems,
   // op_workspace() for code outside of them.
   Workspace& workspace(int part) const { return (*workspaces_)[static_cast<std::size_t>(part)]; }
   Workspace& op_workspace() const { return workspaces_->back(); }
   // Grows the scratch memory of every thread, because any thread may take any item.
   void ReserveWorkspaces(std::size_t bytes) const;
-  // Current size of all scratch memory.
+  // Returns the current size of all scratch memory in bytes.
   std::int64_t scratch_bytes() const;
 
  private:
@@ -144,8 +146,9 @@ class Backend {
 };
 
 // Selects the instruction set of all kernels of this process: "auto" or a name that isa() returns.
-// Used by configuration and tests, before or between ops. Returns INVALID_ARGUMENT for an unknown
-// name, and FAILED_PRECONDITION if the CPU, this build or the operating system does not support it.
+// Configuration and tests call it, but not while an op runs. Returns INVALID_ARGUMENT for an
+// unknown name. Returns FAILED_PRECONDITION if the CPU, this build or the operating system does not
+// support it.
 absl::Status SelectCpuIsa(absl::string_view isa);
 
 // Returns the instruction sets that SelectCpuIsa accepts, best first.

@@ -60,8 +60,8 @@ QUIRE_HOST_DEVICE inline double ExactLog(double u) {
   return fma(static_cast<double>(k), 0.6931471805599453, ln_m);
 }
 
-// Converts the random word r to an exponential variate: -ln u with u = (r + 0.5) / 2^32, which f64
-// represents exactly.
+// Converts the random word r to an exponential variate -ln u with u = (r + 0.5) / 2^32. f64
+// represents u exactly.
 QUIRE_HOST_DEVICE inline float ExponentialVariate(std::uint32_t r) {
   return static_cast<float>(-ExactLog((static_cast<double>(r) + 0.5) * 0x1p-32));
 }
@@ -72,8 +72,8 @@ struct CosSin {
 };
 
 // Returns cosine and sine of any angle with |angle| < 2^31, each within 1.5e-7. Multiples of pi / 2
-// are subtracted in f64, with pi / 2 split into two pieces. The remainder, at most pi / 4, is
-// evaluated by Taylor polynomials in f32 (truncation error 2e-9).
+// are subtracted in f64, with pi / 2 as the sum of two constants. Taylor polynomials in f32
+// (truncation error 2e-9) are evaluated for the remainder, which is at most pi / 4.
 QUIRE_HOST_DEVICE inline CosSin ExactCosSin(float angle) {
   const auto a = static_cast<double>(angle);
   const double n = rint(a * 0.6366197723675814);

@@ -1,7 +1,7 @@
 #pragma once
 
-// Pointers to activations with their element type: f32 on the CPU and on the scalar CUDA path, bf16
-// or f16 otherwise. One params struct therefore serves both backends.
+// Pointers to activations with their element type. It is f32 on the CPU and on the scalar CUDA
+// path, bf16 or f16 otherwise. The same params struct can therefore be used on both backends.
 
 #include <cstdint>
 
@@ -25,7 +25,7 @@ class ConstFloatPtr {
   DType dtype() const { return dtype_; }
   bool is_null() const { return data_ == nullptr; }
   bool is_f32() const { return dtype_ == DType::kF32; }
-  // REQUIRES: is_f32(), or null.
+  // REQUIRES: is_f32() or is_null().
   const float* f32() const {
     QUIRE_DCHECK(is_null() || is_f32());
     return static_cast<const float*>(data_);
@@ -62,7 +62,7 @@ class FloatPtr {
   DType dtype() const { return dtype_; }
   bool is_null() const { return data_ == nullptr; }
   bool is_f32() const { return dtype_ == DType::kF32; }
-  // REQUIRES: is_f32(), or null.
+  // REQUIRES: is_f32() or is_null().
   float* f32() const {
     QUIRE_DCHECK(is_null() || is_f32());
     return static_cast<float*>(data_);

@@ -14,8 +14,8 @@ enum class Activation : std::uint8_t {
   kRelu2,     // max(x, 0)^2
 };
 
-// Parameters of the product act(gate) * up. If limit or up_offset is set, the product is act(g) *
-// (u + up_offset) with g = min(gate, limit) and u = clamp(up, -limit, limit).
+// Parameters of the gated product act(gate) * up. If limit or up_offset is set, the product is
+// act(g) * (u + up_offset) with g = min(gate, limit) and u = clamp(up, -limit, limit).
 struct GateShape {
   Activation act = Activation::kSilu;
   float alpha = 1;  // used by kSilu

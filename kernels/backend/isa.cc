@@ -32,9 +32,9 @@ bool HasVnni() {
   return false;
 #endif
 }
-// The two functions below read CPUID, because __builtin_cpu_supports of clang 14 knows neither
-// AVX-VNNI nor AMX. Highway checks that the operating system saves AVX registers, RequestTiles that
-// it saves tiles.
+// HasAvxVnni and HasAmx read CPUID, because __builtin_cpu_supports of clang 14 knows neither
+// AVX-VNNI nor AMX. Highway checks that the operating system saves AVX registers, and RequestTiles
+// checks that it saves tiles.
 bool HasAvxVnni() {
 #if defined(__x86_64__)
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
@@ -54,7 +54,7 @@ bool HasAmx() {
   return false;
 #endif
 }
-// Linux enables the tile registers only on request, for all threads of the process.
+// Requests the tile registers, which Linux enables only on request, for all threads of the process.
 int RequestTiles() {
 #if defined(__x86_64__) && defined(__linux__)
   constexpr int kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
@@ -81,7 +81,7 @@ constexpr std::array<IsaLevel, kNumCpuLevels> kLevels = {{
     {"scalar", HWY_EMU128 | HWY_SCALAR, Always},
 }};
 
-// Index of the chosen level. kLevels.size() means that no caller has asked yet.
+// Index of the chosen level. kLevels.size() means that no level was chosen yet.
 std::atomic<std::size_t> chosen_level{kLevels.size()};
 
 const IsaLevel& Chosen() {
@@ -93,8 +93,8 @@ const IsaLevel& Chosen() {
   return kLevels[level];
 }
 
-// Returns the Highway targets of the CPU and the build, and lifts the restriction to those of the
-// chosen level.
+// Returns the Highway targets that the CPU and the build support. Removes the restriction to the
+// targets of the chosen level.
 std::int64_t UnrestrictedTargets() {
   hwy::SetSupportedTargetsForTest(0);
   return hwy::SupportedTargets() & HWY_TARGETS;
@@ -117,7 +117,8 @@ absl::Status CheckLevel(const IsaLevel& level, std::int64_t targets) {
 }
 
 std::size_t BestLevel(std::span<const IsaLevel> levels, std::int64_t targets) {
-  // Without a Status, since the first op of a process calls this and must not allocate.
+  // Does not create a Status, because the first op of a process calls this function and must not
+  // allocate.
   const auto can_use = [&](const IsaLevel& level) {
     return (targets & level.target) != 0 && level.has_features() &&
            (level.request_registers == nullptr || level.request_registers() == 0);

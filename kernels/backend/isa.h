@@ -36,10 +36,11 @@ struct IsaLevel {
   int (*request_registers)() = nullptr;
 };
 
-// Requests the registers of `level` if `targets`, a set of Highway targets, and the CPU allow the
-// level. Returns FAILED_PRECONDITION with the cause if the level cannot be used.
+// Checks that `targets`, a set of Highway targets, and the CPU support `level`, then requests its
+// registers. Returns FAILED_PRECONDITION with the cause if the level cannot be used.
 absl::Status CheckLevel(const IsaLevel& level, std::int64_t targets);
-// Returns the index of the first level that CheckLevel accepts, else of the last level.
+// Returns the index of the first level that CheckLevel accepts, or of the last level if it accepts
+// none.
 std::size_t BestLevel(std::span<const IsaLevel> levels, std::int64_t targets);
 
 // These functions implement Backend::isa, SelectCpuIsa and AvailableCpuIsas (backend.h).
@@ -48,8 +49,8 @@ absl::string_view ChosenIsa();
 CpuLevel ChosenLevel();
 absl::Status ChooseIsa(absl::string_view isa);
 std::vector<std::string> AvailableIsas();
-// Chooses a level without checking that the machine has it. Tests use it with instructions that run
-// in software.
+// Chooses a level without checking that the machine supports it. Tests use it with instructions
+// that run in software.
 void SetLevel(CpuLevel level);
 
 }  // namespace quire::kernels::internal

@@ -10,9 +10,9 @@ namespace quire::kernels {
 struct KernelCheck {
   std::string kernel;      // e.g. "bf16 product"
   std::string shape = {};  // e.g. "int4 g32, 9 x 256 x 1024"
-  double error = 0;        // relative error by norm
-  double limit = 0;        // largest allowed error; 0: all bits must be equal
-  std::string fault = {};  // what is wrong, in words; empty if the kernel passed
+  double error = 0;        // relative error of the norm
+  double limit = 0;        // maximum allowed error; 0: all bits must be equal
+  std::string fault = {};  // description of what is wrong; empty if the kernel passed
 };
 
 // Formats a table with a heading and one line for each check.

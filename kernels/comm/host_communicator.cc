@@ -27,11 +27,11 @@ using Contributions = std::array<Contribution, Communicator::kMaxRanks>;
 
 // Synchronizes the ranks. An operation is a round in two halves:
 //
-//   arrive    each rank stores its contribution and waits for all others or for an abort
-//   read      all ranks read all contributions and continue when the last one has finished
+//   Arrive          each rank stores its contribution and waits for all others or for an abort
+//   FinishReading   each rank has read all contributions and waits until the last rank has
 //
-// Abort does not interrupt a round in which all ranks have arrived, because ranks read each other's
-// memory.
+// Abort does not interrupt a round in which all ranks have arrived, because ranks are reading each
+// other's memory.
 class HostCommunicator::Group {
  public:
   explicit Group(std::uint32_t size) : size_(size) {}
@@ -59,7 +59,7 @@ class HostCommunicator::Group {
     return contributions_;
   }
 
-  // Returns when no rank reads any longer. REQUIRES: Arrive returned OK.
+  // Waits until no rank reads the contributions any longer. REQUIRES: Arrive returned OK.
   void FinishReading() {
     const MutexLock lock(&mutex_);
     const std::uint64_t round = begun_;
@@ -80,8 +80,7 @@ class HostCommunicator::Group {
 
   absl::Status CheckIntegrity() const {
     const MutexLock lock(&mutex_);
-    // After all ranks have arrived, the round is still unfinished only if their contributions
-    // differ.
+    // arrived_ stays at size_ only if the contributions differ, which aborts the group.
     const bool arrival = arrived_ < size_ || (arrived_ == size_ && !aborted_.ok());
     const bool between = begun_ == finished_ && reading_ == 0;
     const bool inside =
@@ -147,7 +146,7 @@ absl::Status HostCommunicator::Wait(const Event& event) {
 }
 
 // Every rank adds up all elements. Dividing the additions among the ranks would need one more
-// synchronization, which costs more than it saves within one machine.
+// synchronization, which would cost more than it saves within one machine.
 absl::Status HostCommunicator::AllReduceSum(std::span<float> values) {
   Reserve(values.size());
   QUIRE_ASSIGN_OR_RETURN(const Contributions parts,

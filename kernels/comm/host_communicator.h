@@ -1,7 +1,7 @@
 #pragma once
 
-// The communicator of the CPU backend, between the threads of one process: one thread per rank,
-// over host memory.
+// The communicator of the CPU backend. It connects the threads of one process, one thread per rank,
+// through host memory.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace quire::kernels {
 
-// Invariants: an operation of a rank returns after all ranks have taken part in it.
+// Invariants: an operation of a rank returns after all ranks have called it, or after an abort.
 class HostCommunicator final : public Communicator {
  public:
   // Returns one communicator per rank, in order. Returns INVALID_ARGUMENT unless 1 <= size <=
@@ -41,7 +41,8 @@ class HostCommunicator final : public Communicator {
   HostCommunicator(std::shared_ptr<Group> group, std::uint32_t rank);
 
   const std::shared_ptr<Group> group_;
-  std::vector<float> sum_;  // result of AllReduceSum while other ranks read `values`
+  std::vector<float>
+      sum_;  // result of AllReduceSum; separate because other ranks may still read `values`
 };
 
 }  // namespace quire::kernels

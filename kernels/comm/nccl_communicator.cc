@@ -55,7 +55,7 @@ class NcclCommunicator::Group {
   const NcclApi& api() const { return api_; }
   std::uint32_t size() const { return size_; }
 
-  // The status of the first Abort.
+  // Returns the status of the first Abort, or OK.
   absl::Status status() const {
     const MutexLock lock(&mutex_);
     return aborted_;
@@ -89,7 +89,7 @@ class NcclCommunicator::Group {
   }
 
  private:
-  // The arguments of the first rank that began the step.
+  // The number of rows of a step, and the first rank that began it.
   struct Step {
     std::uint32_t num_rows = 0;
     std::uint32_t rank = 0;
@@ -99,7 +99,7 @@ class NcclCommunicator::Group {
   const std::uint32_t size_;
   mutable Mutex mutex_;
   absl::Status aborted_ ABSL_GUARDED_BY(mutex_);
-  // Steps begun by each rank.
+  // Number of steps that each rank has begun.
   std::array<std::uint64_t, kMaxRanks> begun_ ABSL_GUARDED_BY(mutex_){};
   std::array<Step, kStepsAhead> steps_
       ABSL_GUARDED_BY(mutex_){};  // indexed by step number modulo kStepsAhead

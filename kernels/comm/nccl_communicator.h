@@ -2,9 +2,10 @@
 
 // The communicator between the GPUs of one machine. It uses NCCL and gives the same bits as
 // HostCommunicator. It combines ncclAllGather, which only moves bytes, with SumRows, which adds the
-// parts in rank order. ncclAllReduce is not used, because its algorithm and so the order of its
-// sums depend on size and topology. Both operations are enqueued, so the host does not wait inside
-// a step. This class has run only on emulated GPUs (tests/kernels/emulated_nccl.h).
+// values of the ranks in rank order. ncclAllReduce is not used, because its algorithm, and
+// therefore the order of its sums, depends on size and topology. Both operations are enqueued, so
+// the host does not wait inside a step. This class has run only on emulated GPUs
+// (tests/kernels/emulated_nccl.h).
 //
 // Steps of models on several GPUs are not captured as graphs. NCCL requires all ranks to capture
 // and launch the same operations, cannot abort a communicator that a graph uses, and warns of
@@ -25,7 +26,7 @@
 
 namespace quire::kernels {
 
-// Invariants: A rank's NCCL communicator is used and aborted on the rank's own thread only. Abort
+// Invariants: Only the rank's own thread uses and aborts the rank's NCCL communicator. Abort
 //             records the status, and the other ranks see it at their next wait or call. NCCL does
 //             not detect ranks with different sizes, so BeginStep compares the number of rows,
 //             which determines all sizes.
@@ -34,7 +35,7 @@ namespace quire::kernels {
 class NcclCommunicator final : public Communicator {
  public:
   static constexpr absl::string_view kLibrary = "libnccl.so.2";
-  // Maximum number of elements of a sum that are gathered from each rank at a time.
+  // Maximum number of elements of a sum that are gathered from each rank at once.
   static constexpr std::size_t kChunk = std::size_t{1} << 20;
   // Number of steps that a rank may begin ahead of the slowest rank.
   static constexpr std::uint64_t kStepsAhead = 4;
@@ -46,10 +47,11 @@ class NcclCommunicator final : public Communicator {
   static absl::StatusOr<NcclApi> Open(absl::string_view library = kLibrary);
 
   // Returns one communicator per backend, in order. Runs the smallest and the largest gather, so
-  // that NCCL sets up its resources here. The lazy setup of NCCL waits for all ranks and does not
-  // notice an abort. Leaves the last backend's device current. Returns INVALID_ARGUMENT unless
-  // there are 1 to kMaxRanks backends of different GPUs. Returns RESOURCE_EXHAUSTED if device
-  // memory cannot be allocated, and INTERNAL with NCCL's message for other errors.
+  // that NCCL sets up its resources here. NCCL's setup waits for all ranks and does not notice an
+  // abort, so it must not run during a step. Leaves the last backend's device current. Returns
+  // INVALID_ARGUMENT unless there are 1 to kMaxRanks backends of different GPUs. Returns
+  // RESOURCE_EXHAUSTED if device memory cannot be allocated, and INTERNAL with NCCL's message for
+  // other errors.
   static absl::StatusOr<Ranks> CreateGroup(std::span<const Backend* const> backends,
                                            const NcclApi& api);
   ~NcclCommunicator() override;
@@ -58,7 +60,7 @@ class NcclCommunicator final : public Communicator {
   absl::Status BeginStep(std::uint32_t num_rows) override;
   absl::Status AllReduceSum(std::span<float> values) override;
   absl::Status AllGather(std::span<const std::byte> part, std::span<std::byte> all) override;
-  // Does nothing: sums use a buffer of kChunk elements per rank.
+  // Does nothing, because sums use a buffer of kChunk elements per rank.
   void Reserve(std::size_t elements) override;
   absl::Status Wait(const Event& event) override;
   void Abort(const absl::Status& why) override;

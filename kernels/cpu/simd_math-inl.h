@@ -1,9 +1,9 @@
-// Vector math shared by the *_simd.cc units. It is compiled once per instruction set, so Highway's
-// toggle replaces the include guard.
+// Vector math shared by the *_simd.cc files, compiled once per instruction set; Highway's toggle
+// replaces the include guard.
 //
-// Every sum over a row has 16 virtual lanes, with element i in lane i mod 16. The lanes take one,
-// two, four or 16 registers, so AVX2 and AVX-512 give the same bits. SSE4 and the scalar level have
-// no fused multiply-add and give different bits.
+// Every sum over a row has 16 virtual lanes, with element i in lane i mod 16. The lanes occupy one,
+// two, four or 16 registers. AVX2 and AVX-512 therefore give the same bits. SSE4 and the scalar
+// level have no fused multiply-add and give different bits.
 
 #if defined(QUIRE_KERNELS_CPU_SIMD_MATH_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef QUIRE_KERNELS_CPU_SIMD_MATH_INL_H_
@@ -24,7 +24,7 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// A vector of at most 16 floats: the virtual lanes of a row or a part of them.
+// A vector of at most 16 floats, which are all or some of the virtual lanes of a row.
 using DF = hn::CappedTag<float, 16>;
 using DU = hn::RebindToUnsigned<DF>;
 using DI = hn::RebindToSigned<DF>;
@@ -33,7 +33,7 @@ using VU = hn::Vec<DU>;
 
 inline constexpr std::size_t kVirtualLanes = 16;
 inline constexpr std::size_t kLanes = HWY_MIN(16, HWY_LANES(float));
-// Registers that hold the virtual lanes.
+// Number of registers that contain the virtual lanes.
 inline constexpr std::size_t kRegisters = kVirtualLanes / kLanes;
 
 // Returns e^x within 2 units in the last place: 0 below -86, infinity from 88.73 on, NaN for NaN. x
@@ -44,7 +44,7 @@ HWY_INLINE VF Exp(VF x) {
   const VF low = hn::Set(d, -86.0f);
   const VF clamped = hn::Min(hn::Max(x, low), hn::Set(d, 89.0f));
   const VF n = hn::Round(hn::Mul(clamped, hn::Set(d, 1.44269504f)));
-  // ln 2 in two pieces; the first has few digits, so n times it is exact.
+  // ln 2 is the sum of two constants. The first has few digits, so its product with n is exact.
   VF r = hn::NegMulAdd(n, hn::Set(d, 0.693359375f), clamped);
   r = hn::NegMulAdd(n, hn::Set(d, -2.12194440e-4f), r);
   VF p = hn::Set(d, 1.98412698e-4f);
@@ -108,8 +108,8 @@ HWY_INLINE VF Erf(VF x) {
   return hn::IfThenElse(hn::Lt(size, one), hn::Mul(x, p), hn::CopySign(large, x));
 }
 
-// Adds the 16 virtual lanes in a fixed order: first lanes i and i + 8, then i and i + 4, i + 2, i +
-// 1.
+// Adds the 16 virtual lanes in a fixed order: first lanes i and i + 8, then i and i + 4, then i and
+// i + 2, then i and i + 1.
 HWY_INLINE float SumLanes(const float* HWY_RESTRICT lanes) {
   float s[8];
   for (std::size_t i = 0; i < 8; ++i) s[i] = lanes[i] + lanes[i + 8];
@@ -117,7 +117,7 @@ HWY_INLINE float SumLanes(const float* HWY_RESTRICT lanes) {
   return (s[0] + s[2]) + (s[1] + s[3]);
 }
 
-// Widens the even or the odd one of the two bf16 or f16 values in every 32-bit lane. bf16 is the
+// Widen the even or the odd one of the two bf16 or f16 values in every 32-bit lane. A bf16 is the
 // upper half of an f32.
 HWY_INLINE VF EvenBF16(VU pairs) {
   return hn::BitCast(DF(), hn::ShiftLeft<16>(pairs));
@@ -126,7 +126,7 @@ HWY_INLINE VF OddBF16(VU pairs) {
   return hn::BitCast(DF(), hn::And(pairs, hn::Set(DU(), 0xffff0000u)));
 }
 
-// Rounds to bf16 in the upper half of each lane, to nearest even; the lower half is unspecified.
+// Rounds to bf16 in the upper half of each lane, to nearest even. The lower half is unspecified.
 // NaN stays NaN.
 HWY_INLINE VU RoundedBF16(VF x) {
   const DU du;
@@ -137,9 +137,9 @@ HWY_INLINE VU RoundedBF16(VF x) {
   return hn::IfThenElse(hn::RebindMask(du, hn::Eq(x, x)), rounded, nan);
 }
 
-// Widens the f16 in the low half of each lane. The bits are moved to the exponent and mantissa of
-// an f32 and scaled by 2^112, which is exact for subnormals too. Infinity and NaN get the f32
-// exponent of infinity.
+// Widens the f16 in the low half of each lane. The bits are shifted into the exponent and mantissa
+// fields of an f32, which is then multiplied by 2^112. This is exact even for subnormals. Infinity
+// and NaN get the f32 exponent of infinity.
 HWY_INLINE VF WidenF16(VU low_halves) {
   const DF d;
   const DU du;

@@ -16,7 +16,7 @@ class CublasLt;
 class LoadedKernels;
 }  // namespace cuda
 
-// True if this build contains CUDA kernels. Dispatch is `if constexpr (kHasCuda)`, so a build
+// True if this build contains CUDA kernels. Ops dispatch with `if constexpr (kHasCuda)`, so a build
 // without CUDA needs no stubs.
 #ifdef QUIRE_HAS_CUDA
 inline constexpr bool kHasCuda = true;
@@ -24,13 +24,13 @@ inline constexpr bool kHasCuda = true;
 inline constexpr bool kHasCuda = false;
 #endif
 
-// Workspace in which matrix products exchange partial sums (layout:
+// Bytes of the workspace in which matrix products exchange partial sums (layout:
 // kernels/linear/linear_reduction.h).
 inline constexpr std::int64_t kLinearWorkspaceBytes = 20973568;
-// Workspace of cuBLASLt (kernels/linear/cublaslt.h).
+// Bytes of the workspace of cuBLASLt (kernels/linear/cublaslt.h).
 inline constexpr std::int64_t kCublasLtWorkspaceBytes = std::int64_t{32} << 20;
 
-// How far a row's bits may depend on the rest of the step (README.md, "Numerics").
+// How far a row's bits may depend on the other rows of the step (README.md, "Numerics").
 enum class Determinism : std::uint8_t {
   kFast,            // library matrix products with algorithms that the library chooses
   kBatchInvariant,  // fixed reduction orders
@@ -52,7 +52,7 @@ struct CudaContext {
   Determinism determinism = Determinism::kBatchInvariant;
   // kLinearWorkspaceBytes of device memory, zeroed once.
   std::byte* linear_workspace = nullptr;
-  // Set by Backend::UseCublasLt when determinism is kFast, else null.
+  // Set by Backend::UseCublasLt if determinism is kFast, otherwise null.
   cuda::CublasLt* cublaslt = nullptr;
   // Kernels compiled for sm_90a run on compute capability 9.0 only.
   bool has_sm90a() const { return compute_capability == 90; }

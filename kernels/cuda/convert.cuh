@@ -11,8 +11,8 @@
 
 namespace quire::kernels::cuda {
 
-// The compiler neither fuses nor splits these operations, so masked and unmasked loops give the
-// same bits.
+// The compiler neither fuses nor splits the following operations, so masked and unmasked loops give
+// the same bits.
 __device__ __forceinline__ float Fma(float a, float b, float c) {
   return __fmaf_rn(a, b, c);
 }
@@ -37,14 +37,15 @@ __device__ __forceinline__ float Max(float a, float b) {
 __device__ __forceinline__ float Min(float a, float b) {
   return fminf(a, b);
 }
-// 2^x by the special function unit: within 2 ulp; subnormal results become 0, 2^-inf is 0.
+// Returns 2^x by the special function unit, within 2 ulp. Subnormal results become 0, and 2^-inf is
+// 0.
 __device__ __forceinline__ float Exp2Approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-// 1 / x by the special function unit: within 1 ulp, subnormals are treated as 0. It is one
-// instruction; Div takes about twelve and a branch.
+// Returns 1 / x by the special function unit, within 1 ulp. Subnormals are treated as 0. It is one
+// instruction, whereas Div needs about twelve and a branch.
 __device__ __forceinline__ float ReciprocalApprox(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -59,7 +60,7 @@ __device__ __forceinline__ std::uint32_t PackF16(float low, float high) {
   const __half2 pair = __floats2half2_rn(low, high);
   return reinterpret_cast<const std::uint32_t&>(pair);
 }
-// Subtracts both halves, each rounded once.
+// Subtracts both halves. Each difference is rounded once.
 __device__ __forceinline__ std::uint32_t SubBF16(std::uint32_t a, std::uint32_t b) {
   const __nv_bfloat162 y = __hsub2(reinterpret_cast<const __nv_bfloat162&>(a),
                                    reinterpret_cast<const __nv_bfloat162&>(b));
@@ -72,7 +73,7 @@ __device__ __forceinline__ float2 UnpackF16(std::uint32_t pair) {
   return __half22float2(reinterpret_cast<const __half2&>(pair));
 }
 // Converts the two e4m3 values in the low 16 bits to a pair of f16, exactly. It is one instruction
-// from compute capability 8.9 on.
+// on compute capability 8.9 and later.
 __device__ __forceinline__ std::uint32_t E4M3ToF16(std::uint32_t two) {
 #if __CUDA_ARCH__ >= 890
   std::uint32_t pair;
@@ -81,7 +82,7 @@ __device__ __forceinline__ std::uint32_t E4M3ToF16(std::uint32_t two) {
   return pair;
 #else
   // The sign moves to bit 15, exponent and mantissa to bits 13..7. The resulting f16 is 2^-8 times
-  // the value, also for subnormals. Pages never hold NaN.
+  // the value, also for subnormals. Pages never contain NaN.
   const std::uint32_t wide = (two & 0xffu) | ((two & 0xff00u) << 8);
   const std::uint32_t bits = ((wide & 0x00800080u) << 8) | ((wide & 0x007f007fu) << 7);
   const __half2 scale = __floats2half2_rn(256.0f, 256.0f);
@@ -109,7 +110,8 @@ __device__ __forceinline__ std::uint32_t FmaF16(std::uint32_t a, std::uint32_t b
               reinterpret_cast<const __half2&>(c));
   return reinterpret_cast<const std::uint32_t&>(y);
 }
-// Byte i of the result is byte (selector >> 4 i) & 7 of b:a, where a is the low four bytes.
+// Returns bytes of b:a, where a is the low four bytes. Byte i of the result is byte (selector >> 4
+// i) & 7.
 __device__ __forceinline__ std::uint32_t BytePermute(std::uint32_t a, std::uint32_t b,
                                                      std::uint32_t selector) {
   return __byte_perm(a, b, selector);

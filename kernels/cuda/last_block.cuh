@@ -8,9 +8,9 @@
 
 namespace quire::kernels::last_block {
 
-// Counts the arrival of this block. In the last of `count` blocks, resets the counter to 0 and
-// returns true; that block sees the writes of all other blocks. `flag` is in shared memory and may
-// be reused after the next barrier.
+// Records that this block has finished. In the last of `count` blocks, resets the counter to 0 and
+// returns true. That block then sees the writes of all other blocks. `flag` is in shared memory and
+// may be reused after the next barrier.
 __device__ __forceinline__ bool ArrivesLast(std::uint32_t* counter, std::uint32_t count,
                                             std::uint32_t* flag) {
   // The thread that does the atomic also does the fences. The barrier before the first fence orders

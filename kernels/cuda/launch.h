@@ -1,6 +1,6 @@
 #pragma once
 
-// Launch with error checks. Every kernel is launched through it.
+// Launches kernels with error checks. Every kernel is launched through Launch.
 
 #include <cuda_runtime.h>
 
@@ -20,21 +20,22 @@ namespace quire::kernels::cuda {
 struct LaunchShape {
   std::uint32_t blocks_x = 1;  // 0: nothing is launched
   std::uint32_t blocks_y = 1;
-  // Blocks per cluster (sm90/cluster.cuh); blocks_x is a multiple of it. More than one requires
-  // compute capability 9.0.
+  // Number of blocks per cluster (sm90/cluster.cuh). blocks_x must be a multiple of it. More than
+  // one requires compute capability 9.0.
   std::uint32_t cluster_x = 1;
   std::uint32_t threads = 0;
-  // Dynamic shared memory. A kernel that calls SharedMemory() needs kSharedAlignment more.
+  // Bytes of dynamic shared memory. A kernel that calls SharedMemory() needs kSharedAlignment bytes
+  // more.
   std::uint32_t shared_bytes = 0;
-  // The kernel may start before the preceding kernel on the stream has ended. It must call
+  // If true, the kernel may start before the preceding kernel on the stream has ended. It must call
   // DependencyWait before it reads results of that kernel. This has an effect only on compute
-  // capability 9.0: later GPUs run the PTX of 8.0, in which DependencyWait is empty.
+  // capability 9.0, because later GPUs run the PTX of 8.0, in which DependencyWait is empty.
   bool programmatic = false;
 };
 
-// Calls cudaLaunchKernelEx. kBytes are the host's sizes of the arguments. The function is not
-// inlined: cuda_gate finds its instances in object files and compares kBytes with the machine code,
-// because host and device compilers lay out classes separately.
+// Calls cudaLaunchKernelEx. kBytes are the sizes of the arguments on the host. The function is not
+// inlined, because cuda_gate finds its instances in object files and compares kBytes with the
+// machine code. Host and device compilers lay out classes separately.
 template <std::size_t... kBytes, typename... P>
 [[gnu::noinline]] cudaError_t Enqueue(const cudaLaunchConfig_t& config, void (*kernel)(P...),
                                       const P&... args) {
@@ -50,7 +51,7 @@ absl::StatusOr<std::uint32_t> MaxBlocksPerSm(const CudaContext& context, const c
 }
 
 // Loads `kernel` and enqueues kernel(args...) on the context's stream, unless LoadedKernels is set
-// to load only. `name` is used in messages. If the launch fails, returns its CudaStatus; errors
+// to load only. `name` is used in messages. If the launch fails, returns its CudaStatus. Errors
 // inside the kernel are reported when the stream is synchronized.
 template <typename... P, typename... A>
 absl::Status Launch(const CudaContext& context, const char* name, void (*kernel)(P...),

@@ -1,7 +1,7 @@
 #pragma once
 
-// Remembers what launches need to know about kernels. The CUDA runtime is asked once per kernel and
-// not at every launch.
+// Stores the properties of kernels that launches need, so that the CUDA runtime is called once per
+// kernel and not at every launch.
 
 #include <cstddef>
 #include <cstdint>
@@ -12,15 +12,15 @@
 
 namespace quire::kernels::cuda {
 
-// A kernel needs no attribute for this much dynamic shared memory.
+// Maximum dynamic shared memory, in bytes, for which a kernel needs no function attribute.
 inline constexpr std::uint32_t kDefaultSharedBytes = 48 * 1024;
 
 // The kernels of one device that are ready to be launched.
 //
 // The driver loads the code of a kernel at its first use and allocates device memory for the code.
 // A kernel with more than kDefaultSharedBytes of dynamic shared memory also needs a function
-// attribute. A runner does both before it serves: it calls its ops with SetLoadsOnly(true). Kernels
-// of cuBLASLt are not included.
+// attribute. Before it serves requests, a runner calls its ops with SetLoadsOnly(true), which does
+// both. Kernels of cuBLASLt are not included.
 //
 // Place:      owned by Backend; Launch and MaxBlocksPerSm use it through CudaContext.
 // Invariants: a kernel is loaded at most once, and its shared memory limit only grows.
@@ -36,7 +36,7 @@ class LoadedKernels {
   // shared memory. `name` is used in messages. Errors are those of CudaStatus.
   absl::Status Load(const char* name, const void* kernel, std::uint32_t shared_bytes);
   // Loads `kernel` and returns how many of its blocks fit on a multiprocessor, at least one. Errors
-  // are those of CudaStatus. REQUIRES: a kernel always has the same shape.
+  // are those of CudaStatus. REQUIRES: all calls for a kernel pass the same shape.
   absl::StatusOr<std::uint32_t> MaxBlocksPerSm(const char* name, const void* kernel,
                                                std::uint32_t threads, std::uint32_t shared_bytes);
 

@@ -29,9 +29,9 @@ __device__ __forceinline__ float LoadAtL2(const float* p) {
   return __ldcg(p);
 }
 
-// Copies 16 bytes (CpAsync4: 4 bytes) to shared memory; both addresses are aligned to the size. If
-// `valid` is false the destination is zero-filled and `global` is not read, but it must be a valid
-// address.
+// CpAsync16 copies 16 bytes to shared memory, CpAsync4 4 bytes. Both addresses are aligned to the
+// size. If `valid` is false, the destination is zero-filled and `global` is not read, but must
+// still be a valid address.
 __device__ __forceinline__ void CpAsync16(void* shared, const void* global, bool valid = true) {
   const auto to = static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global),
@@ -44,7 +44,7 @@ __device__ __forceinline__ void CpAsync4(void* shared, const void* global, bool 
                "r"(valid ? 4 : 0)
                : "memory");
 }
-// Ends the current group of the calling thread's copies.
+// Closes the current group of cp.async copies of the calling thread.
 __device__ __forceinline__ void CpAsyncCommit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }

@@ -2,7 +2,7 @@
 
 // Tensor core instructions of compute capability 8.0, one wrapper each. Fragment layouts are those
 // of the PTX ISA, section "Matrix fragments for mma.m16n8k16". With g = lane / 4 and c = lane % 4,
-// the registers of a lane hold these (row, column) elements:
+// the registers of a lane contain these (row, column) elements:
 //
 //   A [16, 16] 16-bit   a0 (g, 2c and 2c+1)           a1 (g+8, 2c and 2c+1)
 //                       a2 (g, 2c+8 and 2c+9)         a3 (g+8, 2c+8 and 2c+9)
@@ -15,9 +15,9 @@
 
 namespace quire::kernels::cuda {
 
-// Loads four 8x8 matrices (X2: two) of 16-bit elements. Lane l passes the shared address of row l %
-// 8 of matrix l / 8, 16-byte aligned. Register i receives row lane / 4, columns 2 (lane % 4) and 2
-// (lane % 4) + 1 of matrix i.
+// LdMatrixX4 loads four 8x8 matrices of 16-bit elements, LdMatrixX2 two. Lane l passes the 16-byte
+// aligned shared address of row l % 8 of matrix l / 8. Register i receives row lane / 4, columns 2
+// (lane % 4) and 2 (lane % 4) + 1 of matrix i.
 __device__ __forceinline__ void LdMatrixX4(std::uint32_t (&r)[4], const void* row) {
   const auto from = static_cast<std::uint32_t>(__cvta_generic_to_shared(row));
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -32,7 +32,7 @@ __device__ __forceinline__ void LdMatrixX2(std::uint32_t (&r)[2], const void* ro
                : "r"(from)
                : "memory");
 }
-// LdMatrixX4 and LdMatrixX2 with each matrix transposed.
+// Like LdMatrixX4 and LdMatrixX2, but each matrix is transposed.
 __device__ __forceinline__ void LdMatrixX4Trans(std::uint32_t (&r)[4], const void* row) {
   const auto from = static_cast<std::uint32_t>(__cvta_generic_to_shared(row));
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -47,7 +47,7 @@ __device__ __forceinline__ void LdMatrixX2Trans(std::uint32_t (&r)[2], const voi
                : "r"(from)
                : "memory");
 }
-// Transposes an 8x8 matrix that is held in one register per lane.
+// Transposes an 8x8 matrix that occupies one register per lane.
 __device__ __forceinline__ std::uint32_t MovMatrixTrans(std::uint32_t a) {
   std::uint32_t d;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(d) : "r"(a));

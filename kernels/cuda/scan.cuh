@@ -8,9 +8,9 @@
 
 namespace quire::kernels::cuda {
 
-// Replaces the n counts in `starts` by their exclusive prefix sums; starts[n] becomes the total.
-// `scratch` has one entry per warp. All kThreads threads of the block call it after a barrier that
-// follows the last write of a count; it ends with a barrier.
+// Replaces the n counts in `starts` by their exclusive prefix sums. starts[n] becomes the total.
+// `scratch` has one entry per warp. All kThreads threads of the block must call it, after a barrier
+// that follows the last write of a count. It ends with a barrier.
 template <std::uint32_t kThreads>
 __device__ void ScanCounts(std::uint32_t* starts, std::uint32_t n, std::uint32_t* scratch) {
   const std::uint32_t thread = ThreadIndex();

@@ -1,8 +1,8 @@
 #pragma once
 
 // Thread indices and synchronization. The CUDA builtins have wrappers here, so that the same kernel
-// source also runs in the emulator (tests/cuda_emulator). Kernels use only these functions: no
-// builtin variables, no asm, no static __shared__ arrays. Blocks are one-dimensional.
+// source also runs in the emulator (tests/cuda_emulator). Kernels use only these functions. They
+// contain no builtin variables, no asm and no static __shared__ arrays. Blocks are one-dimensional.
 
 #include <cuda_runtime.h>
 
@@ -34,20 +34,21 @@ __device__ __forceinline__ std::uint32_t GridY() {
 __device__ __forceinline__ std::uint32_t Lane() {
   return threadIdx.x % kWarpSize;
 }
-// The shuffle tells the compiler that all lanes of a warp have the same value.
+// Returns the index of the warp in the block. The shuffle tells the compiler that all lanes of a
+// warp have the same value.
 __device__ __forceinline__ std::uint32_t Warp() {
   return __shfl_sync(kFullMask, threadIdx.x / kWarpSize, 0);
 }
 
-// The dynamic shared memory of the block, aligned to 1024 bytes. The launch must reserve
-// kSharedAlignment more bytes than the kernel needs.
+// Returns the dynamic shared memory of the block, aligned to 1024 bytes. The launch must reserve
+// kSharedAlignment bytes more than the kernel needs.
 inline constexpr std::uint32_t kSharedAlignment = 1024;
 __device__ __forceinline__ std::byte* SharedMemory() {
   extern __shared__ __align__(16) std::byte quire_shared_memory[];
   const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(quire_shared_memory));
   return quire_shared_memory + ((kSharedAlignment - address % kSharedAlignment) % kSharedAlignment);
 }
-// SharedMemory with only 16-byte alignment.
+// Returns the dynamic shared memory of the block, aligned to 16 bytes only.
 __device__ __forceinline__ std::byte* SharedMemory16() {
   extern __shared__ __align__(16) std::byte quire_shared_memory[];
   return quire_shared_memory;
@@ -60,7 +61,7 @@ __device__ __forceinline__ void SyncWarp(std::uint32_t mask = kFullMask) {
   __syncwarp(mask);
 }
 // Named barriers 1 to 15 (SyncBlock uses 0) for `threads` threads, a multiple of 32. NamedSync
-// waits for all of them; NamedArrive counts the caller without waiting.
+// waits for all of these threads. NamedArrive counts the caller without waiting.
 __device__ __forceinline__ void NamedSync(std::uint32_t id, std::uint32_t threads) {
   asm volatile("barrier.cta.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -68,7 +69,7 @@ __device__ __forceinline__ void NamedArrive(std::uint32_t id, std::uint32_t thre
   asm volatile("barrier.cta.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// All lanes of `mask` must call these functions together. T has 4 or 8 bytes.
+// All lanes of `mask` must call the following functions together. T has 4 or 8 bytes.
 template <typename T>
 __device__ __forceinline__ T ShuffleXor(T value, std::uint32_t lane_mask,
                                         std::uint32_t mask = kFullMask) {
@@ -109,7 +110,7 @@ __device__ __forceinline__ std::uint64_t AtomicMin(std::uint64_t* p, std::uint64
 __device__ __forceinline__ std::uint32_t AtomicOr(std::uint32_t* p, std::uint32_t x) {
   return atomicOr(p, x);
 }
-// Makes a relaxed atomic that follows it a release, and a relaxed atomic that precedes it an
+// A fence that makes a following relaxed atomic a release, and a preceding relaxed atomic an
 // acquire, for all threads of the device. __threadfence is a sequentially consistent fence, which
 // takes longer.
 __device__ __forceinline__ void DeviceFence() {

@@ -1,17 +1,18 @@
 #pragma once
 
 // Tensor maps of KV caches, encoded by the driver. tma_plan.h documents the content of each map and
-// how a kernel addresses it.
+// how a kernel uses its coordinates.
 //
-// Place:      as tma_plan.h. The functions exist only in builds with CUDA; the header needs no CUDA
+// Place:      see tma_plan.h. The functions exist only in builds with CUDA; the header needs no
+// CUDA
 //             headers.
 // Invariants: the encoder is looked up in the driver by name, so nothing links against libcuda.
 // Threads:    any, on a machine whose device is open (base/device.h).
 // Lifetime:   tiles are values; the memory that they describe must remain mapped.
 //
-// Every Create function returns FAILED_PRECONDITION on a device without TMA and names both compute
-// capabilities. For a geometry that no map can describe, it returns INVALID_ARGUMENT and names the
-// violated rule.
+// Every Create function returns FAILED_PRECONDITION on a device without TMA. The message has both
+// compute capabilities, the required one and that of the device. For a geometry that no map can
+// describe, it returns INVALID_ARGUMENT with the violated rule.
 
 #include <array>
 #include <cstddef>
@@ -26,13 +27,13 @@ struct CUtensorMap_st;
 
 namespace quire::kernels::cuda {
 
-// A map and the size of the tile that it loads per stage.
+// A tensor map and the size of the tile that it loads per stage.
 struct TmaTile {
   alignas(128) std::array<std::byte, 128> descriptor{};
   std::array<std::uint32_t, 3> tile_shape{};           // rows, heads, columns
   std::array<std::uint32_t, kMaxTmaRank> box_shape{};  // box of one copy, fastest extent first
   std::uint32_t rank = 0;
-  std::int64_t bytes = 0;      // size of the tile, which a barrier expects
+  std::int64_t bytes = 0;      // size of the tile, which is passed to the barrier
   std::int64_t box_bytes = 0;  // size of one copy
 
   const CUtensorMap_st& map() const {
@@ -40,7 +41,7 @@ struct TmaTile {
   }
 };
 
-// A map with which a kernel copies the first n rows of a tile.
+// A tensor map with which a kernel copies the first n rows of a tile.
 struct RaggedTmaTile {
   TmaTile tile;
   std::uint32_t tile_rows = 0;
@@ -56,7 +57,7 @@ struct RaggedTmaTile {
 
 // Encodes a plan for `device`.
 absl::StatusOr<TmaTile> EncodeTma(const Device& device, const TmaPlan& plan);
-// EncodeTma for a device that is known to support the plan.
+// Encodes a plan like the function above, for a device that is known to support it.
 absl::StatusOr<TmaTile> EncodeTma(const TmaPlan& plan);
 
 template <TmaReadable C>

@@ -1,7 +1,8 @@
 #pragma once
 
-// Copies host memory, often a mapped file, to a device. The threads of a pool copy pieces into
-// pinned staging buffers, two per thread. A piece is transferred while the next one is staged.
+// Copies host memory, often a mapped file, to a device. The threads of a pool copy pieces of the
+// source into pinned staging buffers, two per thread. A piece is transferred to the device while
+// its thread stages the next one.
 
 #include <cstdint>
 #include <memory>
@@ -19,13 +20,14 @@ namespace quire::kernels {
 
 // Place:      created by LoadModel while loading; PackLinearWeights gets the uploader from the
 //             Backend.
-// Invariants: pins at most 2 * threads * piece_bytes.
+// Invariants: pins at most 2 * threads * piece_bytes bytes.
 // Threads:    one call at a time; the call uses the pool.
 // Lifetime:   stream and pool outlive the uploader. Call Finish before the copied memory is used
 //             outside of the stream.
 class Uploader {
  public:
-  // The default piece size, large enough to keep a link busy while the next piece is staged.
+  // The default piece size in bytes. It is large enough to keep a link busy while the next piece is
+  // staged.
   static constexpr std::int64_t kPieceBytes = std::int64_t{8} << 20;
 
   // Returns RESOURCE_EXHAUSTED if pinned memory cannot be allocated. `total_bytes` is used in
@@ -51,7 +53,7 @@ class Uploader {
   Uploader(const Stream& stream, ThreadPool* pool, std::int64_t piece_bytes,
            std::int64_t total_bytes);
 
-  // Stages and enqueues at most piece_bytes, from thread `part`.
+  // Stages and enqueues at most piece_bytes bytes, in the thread with the index `part`.
   absl::Status Send(int part, void* device_to, const void* host_from, std::int64_t bytes);
   void LogProgress(bool finished);
 

@@ -23,11 +23,10 @@ struct GatedProductParams {
   GateShape shape = {};
 };
 
-// Computes y = act(gate) * up, element by element in f32, with the exp that all kernels share. NaN
-// stays NaN. On a GPU gate and y have the same type, f32 or bf16, and up has that type or f32.
-// Without `up` it computes act(gate).
-// Returns INVALID_ARGUMENT if a stride is less than columns, limit is negative, limit or up_offset
-// is set without `up`, or element types are unsupported.
+// Computes y = act(gate) * up, element by element in f32, with the exp that all kernels share.
+// Without `up` it computes act(gate). NaN stays NaN. On a GPU gate and y have the same type, f32 or
+// bf16, and up has that type or f32. Returns INVALID_ARGUMENT if a stride is less than columns,
+// limit is negative, limit or up_offset is set without `up`, or element types are unsupported.
 absl::Status GatedProduct(const Backend& backend, const GatedProductParams& params);
 
 namespace internal {

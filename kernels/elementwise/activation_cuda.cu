@@ -1,6 +1,6 @@
 // The gated product, bound by memory (bf16: 4 bytes in, 2 out). Each thread makes one 16-byte
-// access per operand where addresses allow it. Grid: rows by blocks of columns. Plain silu has its
-// own kernel. All other activations share a kernel, whose branches are uniform.
+// access per operand if addresses are aligned. Grid: x is the row, y a block of columns. Plain silu
+// has its own kernel. All other activations share a kernel, whose branches are uniform.
 
 #include <cstdint>
 #include <type_traits>

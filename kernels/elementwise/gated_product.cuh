@@ -17,8 +17,8 @@ struct SiluProduct {
   }
 };
 
-// The product for any GateShape. Every step is rounded, and comparisons are written so that NaN is
-// kept.
+// The product for any GateShape. Every operation is rounded, and comparisons are written so that
+// NaN is kept.
 struct ShapedProduct {
   GateShape shape;
 

@@ -1,8 +1,8 @@
 #pragma once
 
-// ResidualAdd adds a branch to the residual stream if the branch or the sum has a factor. RoundRows
-// converts the stream to the activation type of a GPU. Without factors the addition is part of the
-// branch's last product (kernels/linear/linear.h).
+// ResidualAdd adds a branch to the residual stream if the branch or the sum has a factor. Without
+// factors the addition is part of the branch's last product (kernels/linear/linear.h). RoundRows
+// converts the stream to the activation type of a GPU.
 
 #include <cstdint>
 
@@ -21,7 +21,7 @@ struct ResidualAddParams {
   std::uint32_t columns;
   float scale = 1;         // factor of the branch
   float output_scale = 1;  // factor of the sum
-  // [1] a second factor of the sum, in the backend's memory, multiplied by output_scale first.
+  // [1] second factor of the sum, in the backend's memory. It is multiplied by output_scale first.
   // Null: 1.
   const float* stored_scale = nullptr;
 };
@@ -39,9 +39,9 @@ struct RoundRowsParams {
   std::uint32_t columns;
 };
 
-// Sets y = x, rounded to nearest even. A branch without a norm reads the stream in this form.
-// Returns INVALID_ARGUMENT if a stride is less than columns. REQUIRES: a GPU; CPU kernels read the
-// f32 stream.
+// Sets y = x, rounded to nearest even. A branch without a norm reads the stream as bf16. Returns
+// INVALID_ARGUMENT if a stride is less than columns. REQUIRES: the backend is a GPU; CPU kernels
+// read the f32 stream.
 absl::Status RoundRows(const Backend& backend, const RoundRowsParams& params);
 
 namespace internal {

@@ -1,8 +1,8 @@
-// Small ops over f32 rows: residual addition with factors, soft cap of logits, conversion of the
-// stream to bf16, and products of rows. These four are bound by memory: 12, 8, 6 and 12 bytes per
-// element. Grid: rows by blocks of columns, one element per thread. SumRows (f32 or bf16) has one
-// thread per column, which adds the rows in token order. SumRows uses few blocks, which is
-// acceptable because only requests for mean pooling use it.
+// Small ops over f32 rows. Residual addition with factors, soft cap of logits, conversion of the
+// stream to bf16, and products of rows are bound by memory: 12, 8, 6 and 12 bytes per element.
+// Their grid is rows by blocks of columns, with one element per thread. SumRows (f32 or bf16) has
+// one thread per column, which adds the rows in order. It uses few blocks, which is acceptable
+// because only requests for mean pooling use it.
 
 #include <cmath>
 #include <cstdint>

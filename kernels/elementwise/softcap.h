@@ -26,7 +26,8 @@ absl::Status Softcap(const Backend& backend, const SoftcapParams& params);
 namespace internal {
 
 absl::Status SoftcapCuda(const CudaContext& context, const SoftcapParams& params);
-// Process columns [begin, end) of all rows: reference implementation and fast path.
+// Both process columns [begin, end) of all rows. SoftcapCpu is the reference, SoftcapSimd the fast
+// path.
 void SoftcapCpu(const SoftcapParams& params, std::int64_t begin, std::int64_t end);
 void SoftcapSimd(const SoftcapParams& params, std::int64_t begin, std::int64_t end);
 

@@ -30,13 +30,13 @@ struct StepInputsParams {
   std::uint32_t batch_size;
   std::uint32_t num_live_rows;  // rows with tokens
   std::uint32_t num_ranges;
-  // Padded sizes, at least the numbers above. Padding tokens have id 0, position 0 and row -1.
+  // Padded numbers, at least the numbers above. Padding tokens have id 0, position 0 and row -1.
   // Padding head tokens are token 0, and padding rows are empty.
   std::uint32_t padded_tokens;
   std::uint32_t padded_head_tokens;
   std::uint32_t padded_rows;
-  // A token id below 0 means sample -(id + 1) of the previous step. If that sample is below 0 (no
-  // token), the token is 0.
+  // A token id t below 0 stands for the token previous_tokens[-(t + 1)], which the previous step
+  // sampled. If that is below 0 (no token), token 0 is used.
   const std::int32_t* previous_tokens;  // [num_previous]
   std::uint32_t num_previous;
   // Output arrays.
@@ -47,7 +47,7 @@ struct StepInputsParams {
   std::uint32_t* row_offsets;
   std::uint32_t* cache_lengths;
   std::uint32_t* prefill_tokens;
-  std::uint32_t* live_rows;     // [1 + num_live_rows] the number, then the rows
+  std::uint32_t* live_rows;     // [1 + num_live_rows] the number of live rows, then their indices
   std::uint32_t* lookup_table;  // tables of all layer groups, concatenated
   // [kStateArrays, states_stride] arrays of cache::StateStepInputs; null: no recurrent layers.
   std::uint32_t* states = nullptr;

@@ -1,5 +1,5 @@
 // Scatters the packed arrays of a step. All threads of the grid copy each array. Then each changed
-// range of the lookup tables is copied by one block. The data is a few KB, so launch latency
+// range of the lookup tables is copied by one block. The arrays are a few KB, so launch latency
 // dominates.
 
 #include <cstdint>
@@ -56,7 +56,7 @@ __device__ __forceinline__ void ScatterLiveRows(const StepInputsParams& p,
   }
 }
 
-// Padding rows have the null slot and no snapshot.
+// Scatters the arrays of StateStepInputs. Padding rows get the null slot and no snapshot.
 __device__ __forceinline__ void ScatterStates(const StepInputsParams& p,
                                               const std::uint32_t* arrays, std::uint32_t first,
                                               std::uint32_t step) {

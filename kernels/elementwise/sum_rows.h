@@ -12,10 +12,10 @@ namespace quire::kernels {
 
 struct SumRowsParams {
   ConstFloatPtr x;  // [num_rows, columns], f32 or, on a GPU, bf16; contiguous rows
-  float* sum;       // [columns]; the sums, which are read unless `begins`
+  float* sum;       // [columns]; sums so far, unless `begins`, then overwritten by the result
   std::uint32_t num_rows;
   std::uint32_t columns;
-  bool begins;  // true for the first call, which ignores the value in sum
+  bool begins;  // true for the first call, which ignores the values in `sum`
 };
 
 // Computes sum = (begins ? 0 : sum) + x[0] + x[1] + ..., column by column in f32, from left to

@@ -25,7 +25,7 @@ struct CopyHeadColumnsParams {
 
 // Sets y[m][h][y_first + i] = x[m][h][x_first + i] for i < columns. Returns INVALID_ARGUMENT if the
 // columns exceed a head or a stride is less than the size of all heads. On a GPU always returns
-// INVALID_ARGUMENT: LatentStore copies the columns there.
+// INVALID_ARGUMENT, because LatentStore copies the columns there.
 absl::Status CopyHeadColumns(const Backend& backend, const CopyHeadColumnsParams& params);
 
 }  // namespace quire::kernels

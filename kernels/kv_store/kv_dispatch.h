@@ -1,7 +1,7 @@
 #pragma once
 
-// The list of KV element types that kernels support, and the views and collections with an element
-// type chosen at run time. The number of heads, head size and page size are run-time fields, so
+// Lists the KV element types that kernels support. Defines the views and collections whose element
+// type is chosen at run time. The number of heads, head size and page size are run-time fields, so
 // templates are instantiated only per element type.
 
 #include <cstdint>
@@ -44,9 +44,9 @@ using OverKvElements = std::variant<Of<float>, Of<BF16>, Of<F16>, Of<F8E4M3>, Of
 using AnyKvView = OverKvElements<KvView>;
 using AnyKvCollection = OverKvElements<KvCollection>;
 
-// Creates the collection with elements of geometry.dtype over the pool at `blocks` (page 0 of layer
-// 0's K). A quantized pool also has `scales`. Returns INVALID_ARGUMENT for a dtype that is not in
-// the list, or the error of the collection's checks.
+// Creates the collection for geometry.dtype over the pool. `blocks` is the address of page 0 of
+// layer 0's K, `scales` that of its scales if the pool is quantized. Returns INVALID_ARGUMENT for a
+// dtype that is not in the list, or the error of the collection's checks.
 inline absl::StatusOr<AnyKvCollection> MakeKvCollection(const cache::KvGeometry& geometry,
                                                         void* blocks,
                                                         const cache::KvStepInputs& inputs,
@@ -77,7 +77,7 @@ inline absl::StatusOr<AnyKvCollection> MakeKvCollection(const cache::KvGeometry&
   }
 }
 
-// REQUIRES: the collection has this layer.
+// Return the view of K and of V of one layer. REQUIRES: the collection has this layer.
 inline AnyKvView KeyView(const AnyKvCollection& collection, std::uint32_t layer) {
   return std::visit([&](const auto& c) { return AnyKvView(c.get_key_cache(layer)); }, collection);
 }
@@ -104,7 +104,7 @@ struct KvShape {
   std::uint32_t page_size;
   std::uint32_t batch_size;
   std::uint32_t lookup_stride;
-  std::uint32_t granularity;  // columns per scale; 1 when not quantized
+  std::uint32_t granularity;  // columns per scale; 1 if not quantized
   friend bool operator==(const KvShape&, const KvShape&) = default;
 };
 inline KvShape KvShapeOf(const AnyKvView& view) {
@@ -116,9 +116,9 @@ inline KvShape KvShapeOf(const AnyKvView& view) {
       view);
 }
 
-// Checks a step on the CPU. Returns INVALID_ARGUMENT if the views have different shapes, or
-// quantized views do not have one scale per token and head. Also returns it if the lookup table of
-// a sequence b < batch_size is too small for its cached tokens and its row_offsets[b + 1] -
+// Checks a step on the CPU. Returns INVALID_ARGUMENT if the views have different shapes, or if
+// quantized views have more than one scale per token and head. Also returns it if the lookup table
+// of a sequence b < batch_size is too small for its cached tokens and its row_offsets[b + 1] -
 // row_offsets[b] new tokens.
 absl::Status CheckKvStep(const AnyKvView& keys, const AnyKvView& values,
                          const std::uint32_t* row_offsets, std::uint32_t batch_size);

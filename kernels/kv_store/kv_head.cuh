@@ -1,10 +1,10 @@
 #pragma once
 
 // A warp loads one head into registers, normalizes it, rotates it in f32 and writes it into its
-// page. A lane owns four adjacent columns of each piece of 128 columns. The lane also reads the
-// other column of each of its rope pairs (from L1), so a head may be written back in place only
-// after all lanes have read. A quantized page has one scale per head, so the maximum magnitude is a
-// butterfly reduction over the warp.
+// page. A head consists of pieces of 128 columns, and a lane owns four adjacent columns of each
+// piece. The lane also reads the other column of each of its rope pairs (from L1), so a head may be
+// written back in place only after all lanes have read. A quantized page has one scale per head, so
+// the maximum magnitude is a butterfly reduction over the warp.
 
 #include <cstdint>
 #include <limits>
@@ -26,7 +26,7 @@ using HeadValues = float[kPieces][kColumns];
 template <std::uint32_t kPieces>
 inline constexpr std::uint32_t kMaxHeadSize = kPieces* kColumns* cuda::kWarpSize;
 
-// RopeParams without the row arguments.
+// RopeParams without the fields that describe rows.
 struct Rotation {
   const float* cosines;
   const float* sines;
@@ -81,7 +81,8 @@ struct NormedHead {
 template <typename T>
 __device__ __forceinline__ float Rotated(const Rotation& rotation, const NormedHead<T>& head,
                                          std::int64_t row, std::uint32_t d, float own) {
-  const std::uint32_t i = d - rotation.first;  // wraps below the first column
+  const std::uint32_t i =
+      d - rotation.first;  // wraps around to a large value for columns before the first
   const std::uint32_t pairs = rotation.size / 2;
   if (i >= rotation.size) return own;
   const bool half = rotation.style == RopeStyle::kHalf;

@@ -13,7 +13,7 @@ namespace quire::kernels {
 
 struct KvStoreParams {
   const AnyKvView* keys;  // one layer
-  // The same layer. If `values` equals `keys`, rows are both K and V, and v is not read.
+  // V of the same layer. If `values` equals `keys`, rows are both K and V, and v is not read.
   const AnyKvView* values;
   const float* k;  // [num_rows, kv_heads, head_size], rotated; rows k_stride apart
   const float* v;  // [num_rows, kv_heads, head_size], rows v_stride apart
@@ -23,15 +23,15 @@ struct KvStoreParams {
   std::uint32_t batch_size;
 };
 
-// Row i of sequence b is written to position cache_length(b) + i. Values are rounded to the page
-// type (to nearest, ties to even), or quantized with one scale per head with the same bits as
+// Writes row i of sequence b to position cache_length(b) + i. Values are rounded to the page type
+// (to nearest, ties to even), or quantized with one scale per head with the same bits as
 // QuantizeGroup of cache_manager/views/kv_quantize.h. A token without a page is not written.
 // Returns INVALID_ARGUMENT if CheckKvStep does, or if a stride is less than the size of all heads.
 absl::Status KvStore(const Backend& backend, const KvStoreParams& params);
 
 namespace internal {
 
-// Quantizes one head as QuantizeGroup does; returns its scale.
+// Quantizes one head like QuantizeGroup. Returns its scale.
 float QuantizeHeadSimd(const float* x, std::size_t count, std::int8_t* q);
 float QuantizeHeadSimd(const float* x, std::size_t count, F8E4M3* q);
 // Applies BF16::FromFloat to each element.

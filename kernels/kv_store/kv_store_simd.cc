@@ -1,6 +1,6 @@
-// The store reads 4 bytes and writes 1 to 4 bytes per element of K and V, about 1 % of the time of
-// a layer. Quantization reads a head twice, the second time from L1. The bytes equal those of
-// FromFloat and QuantizeGroup.
+// The store reads 4 bytes and writes 1 to 4 bytes per element of K and V, which takes about 1 % of
+// the time of a layer. Quantization reads a head twice, the second time from L1. The bytes equal
+// those of FromFloat and QuantizeGroup.
 
 #include <algorithm>
 #include <cmath>
@@ -57,8 +57,8 @@ HWY_INLINE void StoreQuantized(VF y, std::int8_t* to) {
 }
 
 // Stores y as e4m3. |y| is at most 448, except for rounding errors. Normal results (from 2^-6 on)
-// are rounded to 3 bits of mantissa, ties to even, in integers. Smaller results are rounded to
-// multiples of 2^-9 by adding 2^14.
+// are rounded to 3 bits of mantissa, ties to even, with integer arithmetic. Smaller results are
+// rounded to multiples of 2^-9 by adding 2^14.
 HWY_INLINE void StoreQuantized(VF y, F8E4M3* to) {
   const DF d;
   const DU du;
@@ -73,7 +73,7 @@ HWY_INLINE void StoreQuantized(VF y, F8E4M3* to) {
   const auto is_small = hn::RebindMask(du, hn::Lt(magnitude, hn::Set(d, 0x1p-6f)));
   const VU sign = hn::ShiftLeft<7>(hn::ShiftRight<31>(hn::BitCast(du, y)));
   const VU code = hn::Or(hn::IfThenElse(is_small, small, normal), sign);
-  // Narrowed through signed words, which every target supports; codes fit in 8 bits.
+  // Narrowed through signed words, which every target supports. The results fit in 8 bits.
   hn::StoreU(hn::DemoteTo(D8(), hn::BitCast(DI(), code)), D8(),
              reinterpret_cast<std::uint8_t*>(to));
 }

@@ -1,9 +1,9 @@
 #pragma once
 
-// Runs between the projections of MLA and its attention. Applies rope, if any, to the last columns
-// of every query head and of the row to be cached, and stores the row into its page. Copies these
-// query columns after the columns that were projected into the latent space. On a GPU this is one
-// kernel.
+// Runs between the projections of MLA and its attention. Applies rope, if the model has it, to the
+// last columns of every query head and of the row to be cached, and stores the row into its page.
+// Copies the last columns of each query head after the columns that were projected into the latent
+// space. On a GPU this is one kernel.
 
 #include <cstdint>
 
@@ -18,7 +18,7 @@ namespace quire::kernels {
 // R, the number of columns of a cached row, is the head size of the view. Rows of all arrays are
 // contiguous.
 struct LatentStoreParams {
-  const AnyKvView* rows;  // one layer, of one head (LatentView)
+  const AnyKvView* rows;  // view of one layer with one head (LatentView)
   FloatPtr heads;  // [num_rows, num_heads, nope_size + rope_size] queries; may be rotated in place
   // [num_rows, R] normalized latent, then the rope columns; may be rotated in place
   FloatPtr latents;
@@ -27,8 +27,9 @@ struct LatentStoreParams {
   const float* sines;    // likewise
   const std::uint32_t* row_offsets;  // [batch_size + 1]: first row of each sequence, then the total
   // CUDA only. Both are null on the CPU, which derives them from row_offsets.
-  const std::int32_t* token_rows;  // [num_rows] batch row of each token; -1: padding, not stored
-  const std::int32_t* positions;   // [num_rows] absolute
+  const std::int32_t*
+      token_rows;  // [num_rows] batch row of each token; -1: a padding row, which is not stored
+  const std::int32_t* positions;  // [num_rows] absolute
   std::uint32_t batch_size;
   std::uint32_t num_rows;
   std::uint32_t num_heads;  // query heads
@@ -41,10 +42,10 @@ struct LatentStoreParams {
 inline constexpr std::uint32_t kMaxLatentColumns = 576;
 inline constexpr std::uint32_t kMaxLatentRope = 128;
 
-// Formulas are those of Rope and KvStore; types, padding and unchecked arguments are as in
-// QkvStore. Returns INVALID_ARGUMENT if Rope, KvStore or CheckKvStep would, if pages have several
-// heads, or if the combination of types is unsupported. CUDA: nope_size, rope_size and R must be
-// multiples of 4 within the limits above.
+// Uses the formulas of Rope and KvStore. Types, padding and unchecked arguments are as in QkvStore.
+// Returns INVALID_ARGUMENT if Rope, KvStore or CheckKvStep would, if pages have several heads, or
+// if the combination of types is unsupported. On a GPU nope_size, rope_size and R must be multiples
+// of 4, and R and rope_size at most the limits above.
 absl::Status LatentStore(const Backend& backend, const LatentStoreParams& params);
 
 namespace internal {

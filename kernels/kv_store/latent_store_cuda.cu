@@ -1,6 +1,6 @@
-// Rope and page writes of MLA: one warp per query head, for its rope columns, and one warp per
-// cached row (kv_head.cuh). It is a separate launch for the reason given in qkv_store_cuda.cu.
-// Bound by memory: the rope columns in and out, the row in and out.
+// Rope and page writes of MLA. One warp processes the rope columns of one query head, and one warp
+// each cached row (kv_head.cuh). qkv_store_cuda.cu gives the reason for a separate launch. The
+// kernel is bound by memory, which reads and writes the rope columns and the cached row.
 
 #include <cstdint>
 #include <variant>
@@ -27,7 +27,7 @@ struct LatentStoreArgs {
   const T* latents;
   T* queries;
   // Rotation of the rope columns, which are treated as a separate head. Without cosines they are
-  // copied as they are.
+  // copied unchanged.
   kv_head::Rotation rope;
   const std::int32_t* token_rows;
   const std::int32_t* positions;

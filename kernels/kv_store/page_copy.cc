@@ -22,8 +22,9 @@ const cache::KvGeometry& GeometryOf(const AnyKvCollection& pool) {
   return std::visit([](const auto& c) -> const cache::KvGeometry& { return c.geometry(); }, pool);
 }
 
-// Calls fn(view) for K and V of each layer. Row 0 of the view's lookup table is `source`, row 1 is
-// `destination`, so copies access pages through views, as all kernels do.
+// Calls fn(view) for K and V of each layer. Row 0 of the view's lookup table has only the page
+// `source`, row 1 only `destination`. Copies therefore access pages through views, as all kernels
+// do.
 template <typename Fn>
 void ForEachView(const Backend& backend, const AnyKvCollection& pool, std::uint32_t source,
                  std::uint32_t destination, Fn&& fn) {

@@ -13,15 +13,15 @@
 namespace quire::kernels {
 
 struct PageCopyItem {
-  std::uint32_t source;       // page id; copying the null page writes zeros
+  std::uint32_t source;       // page id; if it is the null page, zeros are written
   std::uint32_t destination;  // page id, not the null page
-  std::uint32_t num_rows;     // first tokens of the page to copy, at most the page size
+  std::uint32_t num_rows;     // number of tokens to copy, from the first on; at most the page size
 };
 
-// For each item, in order, copies the first num_rows tokens of a page: K and V of all layers. The
-// rest of the destination is unchanged. An item reads the results of earlier items. If a page is
-// outside the pool, a destination is the null page, or num_rows exceeds the page size, copies
-// nothing and returns INVALID_ARGUMENT.
+// For each item, in order, copies the first num_rows tokens of a page, K and V of all layers. Other
+// tokens of the destination are unchanged. An item reads the results of earlier items. Copies
+// nothing and returns INVALID_ARGUMENT if a page is outside the pool, a destination is the null
+// page, or num_rows exceeds the page size.
 absl::Status CopyPages(const Backend& backend, const AnyKvCollection& pool,
                        std::span<const PageCopyItem> items);
 
@@ -42,7 +42,7 @@ absl::Status ZeroPage(const Backend& backend, const AnyKvCollection& pool, std::
 
 namespace internal {
 
-// The arguments have been checked.
+// REQUIRES: the arguments were checked.
 absl::Status CopyPagesCuda(const CudaContext& context, const AnyKvCollection& pool,
                            std::span<const PageCopyItem> items);
 absl::Status ZeroPagesCuda(const CudaContext& context, const AnyKvCollection& pool,

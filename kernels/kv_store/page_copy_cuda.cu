@@ -1,6 +1,6 @@
-// Page copies. The items of a launch are a kernel argument, so no staging buffer is needed. A page
-// has one run of page_size rows for K and one for V of each layer. The first rows of each run are
-// copied. Each block copies one run of one item. Grid and blocks are small, because a copy runs
+// Page copies. The items of a launch are a kernel argument, so no staging buffer is needed. For
+// each layer, a page has one run of page_size rows for K and one for V. The first rows of each run
+// are copied. Each block copies one run of one item. Grid and blocks are small, because a copy runs
 // concurrently with decode and must not delay it.
 
 #include <algorithm>

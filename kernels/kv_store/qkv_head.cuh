@@ -25,7 +25,7 @@ struct QkvStoreArgs {
   const std::int32_t* positions;
   std::int64_t qkv_stride;
   std::uint32_t num_heads;
-  std::uint32_t all_heads;  // of q, k and v, or of q alone
+  std::uint32_t all_heads;  // number of heads of q, k and v, or of q only
   QueryScale q_scale;
 };
 
@@ -47,7 +47,7 @@ QkvStoreArgs<T, E> QkvArgsOf(const QkvStoreParams& params, const KvView<E>& keys
           params.q_scale};
 }
 
-// Processes head `head` of row `row`; heads of q, k and v are numbered consecutively. Padding rows
+// Processes head `head` of row `row`. Heads of q, k and v are numbered consecutively. Padding rows
 // and nonexistent heads are skipped. REQUIRES: a head has at most kPieces pieces of 32 lanes x 4
 // columns.
 template <std::uint32_t kPieces, typename T, typename E>

@@ -1,7 +1,7 @@
 // Runs between the QKV product and attention: one warp per (token, head) (qkv_head.cuh).
 //
 // It is a separate launch from attention, because TMA reads would not see writes of the same
-// kernel. Bound by memory: a token's QKV row in, its q row and its page rows out.
+// kernel. It is bound by memory: it reads a token's QKV row and writes its q row and its page rows.
 
 #include <cstdint>
 #include <variant>

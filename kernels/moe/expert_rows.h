@@ -5,8 +5,8 @@
 //
 // MoE computes y[row] += weight * expert(x[row]), one expert after the other in ascending order.
 // The order of a row's sum therefore does not depend on other rows, and memory is needed only for
-// the rows of one expert. If all experts are computed at once, SumChosenRows adds in the same
-// order.
+// the rows of one expert. If all experts are computed at once, SumChosenRows adds their results in
+// the same order.
 
 #include <cstdint>
 
@@ -28,10 +28,10 @@ struct SortByExpertParams {
   std::uint32_t* places = nullptr;  // [num_rows, top_k]; null: not computed
 };
 
-// The rows of expert e are rows[offsets[e]] to rows[offsets[e + 1] - 1], in ascending order;
-// row_weights has their weights at the same indices. places[m][j] is the index in `rows` of choice
-// j of row m. Returns INVALID_ARGUMENT and names the row if an expert is not less than num_experts.
-// A GPU does not check this, because its router never produces such experts.
+// Sorts the choices by expert. The rows of expert e are rows[offsets[e]] to rows[offsets[e + 1] -
+// 1], in ascending order. row_weights has their weights at the same indices. places[m][j] is the
+// index in `rows` of choice j of row m. Returns INVALID_ARGUMENT with the row if an expert is not
+// less than num_experts. A GPU does not check this, because its router never produces such experts.
 absl::Status SortByExpert(const Backend& backend, const SortByExpertParams& params);
 
 struct GatherRowsParams {
@@ -45,8 +45,8 @@ struct GatherRowsParams {
   const float* weights = nullptr;  // [num_rows]; null: all ones
 };
 
-// Sets y[i] = weights[i] * x[rows[i]], rounded once. Returns INVALID_ARGUMENT if a stride is less
-// than columns. x and y are f32 or, on a GPU, bf16; other types are INVALID_ARGUMENT. On a GPU
+// Sets y[i] = weights[i] * x[rows[i]], rounded once. x and y are f32 or, on a GPU, both bf16.
+// Returns INVALID_ARGUMENT if a stride is less than columns, and for other types. On a GPU
 // GroupedLinear gathers rows without weights itself.
 absl::Status GatherRows(const Backend& backend, const GatherRowsParams& params);
 
@@ -61,7 +61,7 @@ struct AddWeightedRowsParams {
   std::uint32_t columns;
 };
 
-// Computes y[rows[i]] += weights[i] * x[i] in f32; the product is rounded before the addition.
+// Computes y[rows[i]] += weights[i] * x[i] in f32. The product is rounded before the addition.
 // Errors are those of GatherRows.
 absl::Status AddWeightedRows(const Backend& backend, const AddWeightedRowsParams& params);
 
@@ -75,16 +75,16 @@ struct SumChosenRowsParams {
   std::uint32_t num_rows;
   std::uint32_t top_k;
   std::uint32_t columns;
-  bool add = false;  // true: add to y instead of overwriting it
-  // If not null: [num_rows, columns], rows y_stride apart, which are added to the sum.
+  bool add = false;  // true: the sum is added to y; false: y is overwritten
+  // [num_rows, columns], rows y_stride apart, added to the sum. Null: nothing is added.
   const float* addend = nullptr;
 };
 
 // Sets y[m] to the sum of weights[m][j] * x[places[m][j]] over the choices j of row m, in ascending
 // order of places. The sum starts at zero in f32, and each product is rounded before the addition.
 // The bits equal those of AddWeightedRows on zeros, expert by expert. Then `addend` is added. With
-// `add`, the sum is added to y as by ResidualAdd. Returns INVALID_ARGUMENT if a stride is less than
-// columns.
+// `add`, the result is added to y as by ResidualAdd. Returns INVALID_ARGUMENT if a stride is less
+// than columns.
 absl::Status SumChosenRows(const Backend& backend, const SumChosenRowsParams& params);
 
 // Sets x[i] = 1 / (1 + exp(-x[i])) for `count` f32 values in the backend's memory.

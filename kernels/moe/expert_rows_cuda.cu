@@ -1,5 +1,5 @@
-// Sorts rows by expert and adds the results of the experts to the rows. The kernels other than the
-// sort are bound by memory; their grid is rows by blocks of columns.
+// Sorts rows by expert and adds the results of the experts to the rows. All kernels except the sort
+// are bound by memory. Their grid is rows by blocks of columns.
 
 #include <algorithm>
 #include <cstdint>
@@ -20,8 +20,8 @@ constexpr std::uint32_t kWarps = kThreads / cuda::kWarpSize;
 // Shared memory of the sort.
 struct SortShared {
   std::uint32_t* starts;   // [num_experts + 1]
-  std::uint32_t* next;     // [num_experts] next place of the block's choices
-  std::uint32_t* turn;     // [kThreads] experts of the choices that are placed together
+  std::uint32_t* next;     // [num_experts] next place of a choice of this block
+  std::uint32_t* turn;     // [kThreads] experts of the choices that are placed in one iteration
   std::uint32_t* scratch;  // [kWarps]
 };
 constexpr std::uint32_t SortSharedBytes(std::uint32_t num_experts) {
@@ -48,8 +48,9 @@ __device__ __forceinline__ void CountChoices(const std::uint32_t* experts, std::
 }
 
 // A stable counting sort. Each block places `choices_per_block` choices. It counts all choices
-// itself instead of waiting for the counts of the other blocks: the counts give the first place of
-// each expert, and those of the preceding blocks' choices its first place in the block.
+// itself instead of waiting for the counts of the other blocks. The counts of all choices give the
+// first place of each expert. The counts of the preceding blocks' choices give the block's first
+// place within the expert.
 __global__ void __launch_bounds__(kThreads)
     SortByExpertKernel(const SortByExpertParams params, std::uint32_t choices_per_block) {
   cuda::DependencyLaunch();
@@ -141,7 +142,8 @@ __global__ void __launch_bounds__(kThreads)
   *y = cuda::Add(*y, cuda::Mul(params.weights[row], params.x[row * params.x_stride + i]));
 }
 
-// A row has few choices, so each step scans all choices for the next place.
+// Each thread adds the choices of a row in ascending order of places. A row has few choices, so
+// each step scans all of them for the next place.
 __global__ void __launch_bounds__(kThreads) SumChosenRowsKernel(const SumChosenRowsParams params) {
   cuda::DependencyLaunch();
   cuda::DependencyWait();

@@ -18,7 +18,7 @@ struct RouteParams {
   const PackedLinear* weight;   // [choice.num_experts, K]
   const float* bias = nullptr;  // [choice.num_experts]; null: none
   float* logits;                // [choice.num_rows, choice.num_experts]
-  RouterParams choice;          // logits and logits_stride are set by Route
+  RouterParams choice;          // Route sets logits and logits_stride
   // Outputs of SortByExpert for choice.experts and choice.weights.
   std::uint32_t* offsets;           // [choice.num_experts + 1]
   std::uint32_t* rows;              // [choice.num_rows * choice.top_k]
@@ -27,10 +27,10 @@ struct RouteParams {
   std::int64_t x_stride;            // elements, at least K
 };
 
-// Runs Linear into `logits`, then Router and SortByExpert. Results are bitwise those of these ops,
-// and so are errors. On a GPU this is one launch if the product uses tensor cores and bf16 weights,
+// Runs Linear into `logits`, then Router and SortByExpert. Results have the bits of these ops, and
+// errors are theirs. On a GPU this is one launch if the product uses tensor cores and bf16 weights,
 // is not computed by cuBLASLt, and has at most kMaxRouteRows rows. With more rows, the single block
-// that routes all of them takes longer than two launches.
+// that routes all of them would take longer than two launches.
 absl::Status Route(const Backend& backend, const RouteParams& params);
 
 namespace internal {

@@ -1,12 +1,12 @@
 // Routes few rows to their experts in one launch.
 //
 // The product is a tile of Linear (linear_tile.cuh) with its reduction order. The last block to
-// finish reads the logits of every row: one warp per row selects experts (router_choice.cuh), then
+// finish reads the logits of every row. One warp per row selects experts (router_choice.cuh), then
 // one thread per choice finds its place by counting the preceding choices. No sum depends on which
-// block is last.
+// block finishes last.
 //
-// Time after the product: 0.8 us for two barriers with an atomic, 1.7 us per row and warp (there
-// are 8 warps), and 0.2 us for the places of 64 choices.
+// Time after the product: 0.8 us for two barriers with an atomic, 1.7 us for each row of a warp
+// (there are 8 warps), and 0.2 us for the places of 64 choices.
 
 #include <algorithm>
 #include <cstdint>
@@ -40,15 +40,15 @@ struct RouteArgs {
   std::uint32_t* places;
 };
 
-// Returns the bytes of shared memory needed after the product: scratch of the warps, then one key
-// per choice.
+// Returns the bytes of shared memory needed after the product: scratch memory of the warps, which
+// is then reused for one key per choice.
 std::uint64_t ChoiceBytes(const RouterParams& choice) {
   const std::uint64_t scores =
       std::uint64_t{kWarps} * (2 * std::uint64_t{choice.num_experts} + choice.groups);
   return sizeof(float) * std::max(scores, std::uint64_t{choice.num_rows} * choice.top_k);
 }
 
-// Runs SortByExpert in one block. Keys are distinct; their order is by expert, then by choice.
+// Runs SortByExpert in one block. Keys are distinct and are ordered by expert, then by choice.
 __device__ __forceinline__ void SortChoices(const RouteArgs& args, std::uint32_t* keys) {
   const RouterParams& choice = args.choice;
   const std::uint32_t count = choice.num_rows * choice.top_k;

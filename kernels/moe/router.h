@@ -42,15 +42,17 @@ struct RouterParams {
 
 // Computes for each row, in f32, score[e] and choice[e] = score[e] + choice_bias[e] of each expert.
 // Experts of groups that are not kept are excluded. experts[m] are the top_k experts with the
-// largest choice, best first. weights[m] are the scores of these experts without the bias,
-// renormalized if requested, times weight_scale, times expert_scale of the expert. Ties between
-// experts or groups go to the lower number. Sums over experts or selected experts run in ascending
-// index order; on a GPU, sums over all experts have the order of router_choice.cuh. exp is
-// ExactExp. Even if logits contain NaN, no expert is selected twice. Returns INVALID_ARGUMENT if
-// the stride is less than a row, there are no experts, or num_experts is not a multiple of groups.
-// Also returns it if top_k, groups_kept or kTop2Sum needs more experts or groups than there are, or
-// if the experts do not fit in a GPU's shared memory (about 1500).
-// Source of the order of operations: modeling_mixtral.py, modeling_deepseek_v3.py and
+// largest choice, best first. weights[m] are the scores of these experts without the bias. They are
+// renormalized if requested, then multiplied by weight_scale and by the expert_scale of the expert.
+// Ties between experts or groups go to the lower number. Sums over experts or selected experts are
+// in ascending index order. On a GPU, sums over all experts have the order of router_choice.cuh.
+// exp is ExactExp. Even if logits contain NaN, no expert is selected twice.
+//
+// Returns INVALID_ARGUMENT if the stride is less than a row, there are no experts, or num_experts is
+// not a multiple of groups. Also returns it if top_k, groups_kept or kTop2Sum needs more experts or
+// groups than there are, or if the experts do not fit in a GPU's shared memory (about 1500).
+//
+// The order of operations is that of modeling_mixtral.py, modeling_deepseek_v3.py and
 // modeling_gpt_oss.py of Hugging Face transformers.
 absl::Status Router(const Backend& backend, const RouterParams& params);
 // Returns the bytes of each Backend::workspace that Router uses on the CPU.
@@ -58,10 +60,10 @@ std::int64_t RouterThreadBytes(std::uint32_t num_experts, std::uint32_t groups);
 
 namespace internal {
 
-// Does the checks of Router, except for shared memory.
+// Checks the parameters like Router, except for the limit of shared memory.
 absl::Status CheckRouter(const RouterParams& params);
 absl::Status RouterCuda(const CudaContext& context, const RouterParams& params);
-// Processes rows [row_begin, row_end). `scratch` holds 2 * num_experts + groups floats and
+// Processes rows [row_begin, row_end). `scratch` has room for 2 * num_experts + groups floats and
 // num_experts bytes.
 void RouterCpu(const RouterParams& params, std::int64_t row_begin, std::int64_t row_end,
                std::byte* scratch);

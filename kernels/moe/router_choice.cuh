@@ -1,10 +1,10 @@
 #pragma once
 
-// One warp selects the experts of a row, with the row's scores in shared memory. Lane l owns
-// experts l, l + 32, ... The best expert has the largest key (score, complement of the index), so
-// ties go to the lower number and all lanes agree, even with NaN. For sums over all experts, each
-// lane adds its own values in ascending order; a butterfly then adds the lanes. One lane processes
-// the selected experts in order of selection.
+// One warp selects the experts of a row, with the row's scores in shared memory. Lane l processes
+// experts l, l + 32 and so on. The best expert has the largest key (score, complement of the
+// index), so ties go to the lower number and all lanes agree, even with NaN. For sums over all
+// experts, each lane adds its own values in ascending order. A butterfly then adds the lanes. One
+// lane processes the selected experts in order of selection.
 
 #include <cstdint>
 #include <limits>
@@ -17,7 +17,7 @@
 namespace quire::kernels::router_choice {
 
 // Number of floats in shared memory per warp: scores and choice scores of the experts, and group
-// scores. Closed() replaces the choice score of an expert that can no longer be selected.
+// scores. If an expert can no longer be selected, its choice score is replaced by Closed().
 constexpr std::uint32_t WarpFloats(std::uint32_t num_experts, std::uint32_t groups) {
   return 2 * num_experts + groups;
 }
@@ -31,13 +31,13 @@ __device__ __forceinline__ std::uint64_t KeyOf(float score, std::uint32_t index)
   return std::uint64_t{rank} << 32 | (0xffffffffu - index);
 }
 
-// The marker of closed entries: a NaN that no arithmetic produces.
+// Bits of a closed entry: a NaN that no arithmetic produces.
 inline constexpr std::uint32_t kClosedBits = 0xffffabcdu;
 __device__ __forceinline__ float Closed() {
   return cuda::BitsFloat(kClosedBits);
 }
 
-// Returns the index of the largest open value, in every lane. REQUIRES: at least one is open.
+// Returns the index of the largest value that is not closed, in every lane. REQUIRES: there is one.
 __device__ __forceinline__ std::uint32_t Best(const float* values, std::uint32_t count) {
   std::uint64_t best = kClosedKey;
   for (std::uint32_t i = cuda::Lane(); i < count; i += cuda::kWarpSize) {
@@ -53,7 +53,7 @@ __device__ __forceinline__ std::uint32_t Best(const float* values, std::uint32_t
   return 0xffffffffu - static_cast<std::uint32_t>(best);
 }
 
-// Returns Best and closes that entry.
+// Returns the result of Best and closes that entry.
 __device__ __forceinline__ std::uint32_t TakeBest(float* values, std::uint32_t count) {
   const std::uint32_t best = Best(values, count);
   cuda::SyncWarp();
@@ -114,7 +114,7 @@ __device__ __forceinline__ float GroupScoreOf(RouterGroupScore kind, const float
   return kind == RouterGroupScore::kMax ? best : cuda::Add(best, second);
 }
 
-// Closes the experts of all groups except the best ones.
+// Closes the experts of all groups except the best groups_kept groups.
 __device__ __forceinline__ void KeepGroups(const RouterParams& params, float* choice,
                                            float* groups) {
   const std::uint32_t per_group = params.num_experts / params.groups;

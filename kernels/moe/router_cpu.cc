@@ -1,5 +1,5 @@
-// The router, row by row. Routing a row to 128 experts takes a few microseconds and computing the
-// selected experts a few milliseconds, so a faster router would not pay.
+// The router, row by row. Routing a row to 128 experts takes a few microseconds, but computing the
+// selected experts takes a few milliseconds, so a faster router would not pay off.
 
 #include <algorithm>
 #include <cstddef>
@@ -65,8 +65,8 @@ float GroupScore(RouterGroupScore kind, std::span<const float> choice) {
   return best + second;
 }
 
-// Returns the open index with the largest value; of equal values, the lowest index. The first open
-// value is the initial best, so a result exists even if all values are NaN.
+// Returns the index of the largest value whose `open` is 1, and the lowest such index if values are
+// equal. The first open value is the initial best, so a result exists even if all values are NaN.
 std::uint32_t Best(std::span<const float> values, std::span<const std::uint8_t> open) {
   std::uint32_t best = kNoExpert;
   for (std::uint32_t i = 0; i < values.size(); ++i) {
@@ -75,18 +75,19 @@ std::uint32_t Best(std::span<const float> values, std::span<const std::uint8_t> 
   return best;
 }
 
-// Closes the experts of all groups except the best ones.
+// Closes the experts of all groups except the best groups_kept groups.
 void KeepGroups(const RouterParams& params, const Row& row) {
   const std::size_t per_group = params.num_experts / params.groups;
   for (std::uint32_t g = 0; g < params.groups; ++g) {
     row.groups[g] = GroupScore(params.group_score, row.choice.subspan(g * per_group, per_group));
   }
-  // Until the loop below, open[g] is 1 if group g can still be kept.
+  // Here open[g] is 1 while group g has not been selected. The last loop of this function
+  // overwrites it.
   const std::span<std::uint8_t> waiting = row.open.first(params.groups);
   std::fill(waiting.begin(), waiting.end(), std::uint8_t{1});
   for (std::uint32_t i = 0; i < params.groups_kept; ++i) waiting[Best(row.groups, waiting)] = 0;
-  // Iterates from the last group to the first, because the flag of a group is stored at or before
-  // its experts.
+  // Iterates from the last group to the first. The flag of a group is stored at or before the flags
+  // of its experts, so it is read before it is overwritten.
   for (std::size_t g = params.groups; g-- > 0;) {
     const std::uint8_t kept = waiting[g] == 0 ? 1 : 0;
     std::fill_n(row.open.begin() + static_cast<std::ptrdiff_t>(g * per_group), per_group, kept);

@@ -1,6 +1,7 @@
 // The router: one warp per row (router_choice.cuh).
 //
-// The kernel is kept simple: it takes a few microseconds, and the products of the experts hundreds.
+// The kernel is kept simple because it takes a few microseconds, whereas the products of the
+// experts take hundreds.
 
 #include <cstdint>
 

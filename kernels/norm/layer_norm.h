@@ -20,7 +20,7 @@ struct LayerNormParams {
 };
 
 // Computes y = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + epsilon) * weight + bias, row by row.
-// Both sums run over ascending columns in f64. Returns INVALID_ARGUMENT on a GPU, and if `columns`
+// Both sums are in f64, over ascending columns. Returns INVALID_ARGUMENT on a GPU, and if `columns`
 // is 0.
 absl::Status LayerNorm(const Backend& backend, const LayerNormParams& params);
 

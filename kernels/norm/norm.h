@@ -22,8 +22,8 @@ struct RmsNormParams {
   std::uint32_t hidden;
   float epsilon;
   float weight_offset = 0;  // 1 for Gemma
-  // [num_rows]: row m of y is computed from row row_indices[m] of x and residual. With row_indices,
-  // y must not be x, and indices must be distinct if there is a residual. Null: row m.
+  // [num_rows]: row m of y is computed from row row_indices[m] of x and residual. Null: from row m.
+  // If set, y must not be x, and indices must be distinct if there is a residual.
   const std::uint32_t* row_indices = nullptr;
   // Number of adjacent groups (heads) of `hidden` elements in a row. Each group is normalized
   // separately with the same weight. Must be 1 with a residual.
@@ -33,7 +33,7 @@ struct RmsNormParams {
 // Computes s = x + residual and y = s * (1 / sqrt(mean(s^2) + epsilon)) * (weight + weight_offset),
 // row by row in f32. The CPU sums squares in 16 virtual lanes (element i in lane i mod 16,
 // ascending), which are added in a fixed order. norm_cuda.cu documents the order on a GPU. On a
-// GPU, x and y are f32 and f32, f32 and bf16, or, without residual, bf16 and bf16. Groups on a GPU
+// GPU, (x, y) may be (f32, f32), (f32, bf16) or, without residual, (bf16, bf16). Groups on a GPU
 // require equal types and no row_indices. Returns INVALID_ARGUMENT if hidden is 0, a stride is less
 // than the row length, groups are combined with a residual, or types are unsupported.
 absl::Status RmsNorm(const Backend& backend, const RmsNormParams& params);
@@ -41,7 +41,7 @@ absl::Status RmsNorm(const Backend& backend, const RmsNormParams& params);
 namespace internal {
 
 absl::Status RmsNormCuda(const CudaContext& context, const RmsNormParams& params);
-// Process rows [row_begin, row_end): reference implementation and fast path.
+// Both process rows [row_begin, row_end). RmsNormCpu is the reference, RmsNormSimd the fast path.
 void RmsNormCpu(const RmsNormParams& params, std::int64_t row_begin, std::int64_t row_end);
 void RmsNormSimd(const RmsNormParams& params, std::int64_t row_begin, std::int64_t row_end);
 

@@ -1,12 +1,12 @@
 // The norm: one block per row. The row stays in registers between the two passes.
 //
-// Thread t owns elements 4 (t + 256 j) to 4 (t + 256 j) + 3 for j = 0, 1, ... and adds their
-// squares in that order. Each warp then adds its lanes by a butterfly, and the eight warp sums are
-// added in order. The order does not depend on the batch, on addresses or on how many elements fit
-// into registers.
+// Thread t processes elements 4 (t + 256 j) to 4 (t + 256 j) + 3 for j = 0, 1, ... and adds their
+// squares in that order. Each warp then adds the sums of its lanes by a butterfly, and the eight
+// warp sums are added in order. The order does not depend on the batch, on addresses or on how many
+// elements fit into registers.
 //
-// With groups (heads), each group has one warp: lane l owns elements 4 (l + 32 j) to 4 (l + 32 j) +
-// 3.
+// With groups (heads), each group has one warp. Lane l processes elements 4 (l + 32 j) to 4 (l + 32
+// j) + 3.
 //
 // Bound by memory. Bytes per element with a residual: 8 in and 6 out (8 out for f32 results).
 // Without a residual: 4 in and 2 out (4 out for f32 results).
@@ -92,7 +92,7 @@ __device__ __forceinline__ void Store4(BF16* to, float4 v, std::uint32_t valid, 
   if (valid > 3) to[3] = BF16::FromFloat(v.w);
 }
 
-// Pointers to the row.
+// Pointers to the arrays of one row.
 template <typename X, typename Y>
 struct NormRow {
   const X* x;
@@ -106,7 +106,7 @@ struct NormRow {
   }
 };
 
-// Returns 4 elements of x + residual and writes them back to residual. Returns zeros past the end
+// Returns 4 elements of x + residual and writes them back to residual. Returns zeros after the end
 // of the row.
 template <typename X, typename Y>
 __device__ __forceinline__ float4 ReadGroup(const RmsNormArgs<X, Y>& args, const NormRow<X, Y>& row,

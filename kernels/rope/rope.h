@@ -1,7 +1,8 @@
 #pragma once
 
-// Rotary position embedding: angles are computed once per step, rotation once per layer. inv_freq
-// and attention_factor already include any rope scaling, so kernels do not depend on its kind.
+// Rotary position embedding. Angles are computed once per step, and rotations once per layer.
+// inv_freq and attention_factor already include any rope scaling, so kernels do not depend on its
+// kind.
 
 #include <cstdint>
 
@@ -21,12 +22,12 @@ struct RopeAnglesParams {
 };
 
 // Computes angle = float(position) * inv_freq[i], cos(angle) * attention_factor and sin(angle) *
-// attention_factor in f32. Returns INVALID_ARGUMENT for a negative position on the CPU; a GPU does
+// attention_factor in f32. On the CPU returns INVALID_ARGUMENT for a negative position; a GPU does
 // not check positions. On a GPU cos and sin are within 1.5e-7 for every angle below 2^31
 // (exact_math.h).
 absl::Status RopeAngles(const Backend& backend, const RopeAnglesParams& params);
 
-// Columns that form a pair: (i, i + r/2), or (2i, 2i + 1), where r is the rotary size.
+// Which columns form a pair, with r the rotary size: kHalf (i, i + r/2), kInterleaved (2i, 2i + 1).
 enum class RopeStyle : std::uint8_t { kHalf, kInterleaved };
 
 struct RopeParams {
@@ -44,7 +45,8 @@ struct RopeParams {
 
 // Computes for each pair y0 = x0 cos - x1 sin and y1 = x1 cos + x0 sin, with every product rounded
 // in f32. Returns INVALID_ARGUMENT if the rotary size is odd or too large, or the stride is less
-// than the size of all heads. On a GPU always returns INVALID_ARGUMENT: QkvStore rotates there.
+// than the size of all heads. On a GPU always returns INVALID_ARGUMENT, because QkvStore rotates
+// there.
 absl::Status Rope(const Backend& backend, const RopeParams& params);
 
 namespace internal {

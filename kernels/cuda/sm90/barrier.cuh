@@ -1,8 +1,8 @@
 #pragma once
 
 // Wrappers of mbarrier, which counts arrivals of threads and bytes of bulk copies, per phase. A
-// barrier starts in phase 0. BarrierWait(b, p) returns once the phase with parity p is complete, so
-// a first wait with parity 1, as on an "empty" barrier of a pipeline, returns at once.
+// barrier starts in phase 0. BarrierWait(b, p) returns when the phase with parity p is complete. A
+// first wait with parity 1, as on an "empty" barrier of a pipeline, therefore returns immediately.
 
 #include <cuda_runtime.h>
 
@@ -34,8 +34,8 @@ __device__ __forceinline__ void BarrierExpect(Barrier* barrier, std::uint32_t by
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes)
                : "memory");
 }
-// Arrives when the calling thread's cp.async copies so far are done. This counts as one of the
-// barrier's expected arrivals.
+// Arrives when all earlier cp.async copies of the calling thread are complete. This counts as one
+// of the barrier's expected arrivals.
 __device__ __forceinline__ void BarrierArriveAfterCpAsync(Barrier* barrier) {
   const auto at = static_cast<std::uint32_t>(__cvta_generic_to_shared(barrier));
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(at) : "memory");
@@ -60,7 +60,7 @@ __device__ __forceinline__ void FenceAsyncShared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Changes the register budget of a warpgroup; all its warps must call it.
+// Changes the number of registers of a warpgroup. All its warps must call it.
 template <int kRegisters>
 __device__ __forceinline__ void RaiseRegisters() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL

@@ -14,16 +14,17 @@
 
 namespace quire::kernels::cuda {
 
-// Synchronizes all threads of the cluster. It makes only the initialization of barriers before a
-// BarrierInitFence visible to other blocks. Publishing all writes would wait for device memory.
+// Synchronizes all threads of the cluster. Of earlier writes, it makes only the initialization of
+// barriers before a BarrierInitFence visible to other blocks. Publishing all writes would wait for
+// device memory.
 __device__ __forceinline__ void ClusterSync() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// BarrierArrive on the barrier of block `rank` at the same offset as `barrier` in the caller.
-// `rank` may be the caller's. The arrival orders the caller's earlier reads, but does not publish
-// the caller's writes to other blocks.
+// Arrives at the barrier of block `rank` that has the same offset as `barrier` has in the caller.
+// `rank` may be the caller's rank. The caller's earlier reads are ordered before the arrival, but
+// its writes are not published to other blocks.
 __device__ __forceinline__ void BarrierArriveIn(std::uint32_t rank, Barrier* barrier) {
   const auto at = static_cast<std::uint32_t>(__cvta_generic_to_shared(barrier));
   asm volatile(
@@ -36,8 +37,8 @@ __device__ __forceinline__ void BarrierArriveIn(std::uint32_t rank, Barrier* bar
       : "memory");
 }
 
-// TmaLoad2D into every block whose bit is set in `ranks`. Destination and barrier have the same
-// offsets in each block.
+// Loads like TmaLoad2D into every block whose bit is set in `ranks`. Destination and barrier have
+// the same offsets in each block.
 __device__ __forceinline__ void TmaMulticast2D(void* shared, const CUtensorMap* map,
                                                Barrier* barrier, std::int32_t x, std::int32_t y,
                                                std::uint16_t ranks) {

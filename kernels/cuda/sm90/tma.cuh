@@ -1,8 +1,8 @@
 #pragma once
 
-// Copies by the tensor memory accelerator and by the bulk copy engine. One thread issues a copy.
-// Completion is counted in bytes on a Barrier in shared memory. Parts of a box outside of the
-// tensor are zero-filled and count their full bytes.
+// Copies by the tensor memory accelerator and by the bulk copy engine. One thread issues a copy. A
+// Barrier in shared memory counts the bytes that have arrived. Parts of a box outside of the tensor
+// are zero-filled, and their bytes are also counted.
 
 #include <cuda.h>
 #include <cuda_runtime.h>
@@ -47,7 +47,7 @@ __device__ __forceinline__ void TmaLoad2D(void* shared, const CUtensorMap* map, 
       "l"(map), "r"(on), "r"(x), "r"(y), "l"(static_cast<std::uint64_t>(hint))
       : "memory");
 }
-// Copies contiguous bytes, a multiple of 16; both ends are 16-byte aligned.
+// Copies contiguous bytes. `bytes` is a multiple of 16, and both addresses are 16-byte aligned.
 __device__ __forceinline__ void BulkLoad(void* shared, const void* global, std::uint32_t bytes,
                                          Barrier* barrier, L2Hint hint) {
   const auto to = static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));

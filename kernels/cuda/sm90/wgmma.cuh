@@ -1,10 +1,10 @@
 #pragma once
 
-// Warpgroup matrix products of compute capability 9.0a. A warpgroup is four adjacent warps; the
-// index of the first is a multiple of 4. The accumulator d is [64, N] in f32; warp w of the group
-// holds rows 16w to 16w + 15. With g = lane / 4 and c = lane % 4, registers 4j and 4j + 1 hold row
-// g, columns 8j + 2c and 8j + 2c + 1. Registers 4j + 2 and 4j + 3 hold the same columns of row g +
-// 8 (PTX ISA, "wgmma.mma_async m64nNk16 register fragments"). When operand A is in registers, each
+// Warpgroup matrix products of compute capability 9.0a. A warpgroup is four adjacent warps, and the
+// index of the first warp is a multiple of 4. The accumulator d is [64, N] in f32. Warp w of the
+// group has rows 16w to 16w + 15. With g = lane / 4 and c = lane % 4, registers 4j and 4j + 1 are
+// row g, columns 8j + 2c and 8j + 2c + 1. Registers 4j + 2 and 4j + 3 are the same columns of row g
+// + 8 (PTX ISA, "wgmma.mma_async m64nNk16 register fragments"). If operand A is in registers, each
 // warp has the A layout of mma.m16n8k16.
 //
 // Required sequence: WgmmaPin, WgmmaFence, products, WgmmaCommit, WgmmaWait, WgmmaPin. Between the
@@ -45,9 +45,9 @@ __device__ __forceinline__ void WgmmaWait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// The compiler may not move any use of the registers across this statement. Before WgmmaFence the
-// pin ensures that the registers have been written. After WgmmaWait it ensures that no instruction
-// accesses the registers while a product is pending.
+// Prevents the compiler from moving any use of the registers across this statement. Before
+// WgmmaFence the pin ensures that the registers have been written. After WgmmaWait it ensures that
+// no instruction accesses the registers while a product is pending.
 template <int kN>
 __device__ __forceinline__ void WgmmaPin(float (&registers)[kN]) {
 #pragma unroll
@@ -59,8 +59,8 @@ __device__ __forceinline__ void WgmmaPin(std::uint32_t (&registers)[kN]) {
   for (int i = 0; i < kN; ++i) asm volatile("" : "+r"(registers[i])::"memory");
 }
 
-// Pins a descriptor, so that the compiler computes later descriptors after this statement instead
-// of keeping those of a whole loop in registers.
+// Pins a descriptor, so that the compiler computes later descriptors after this statement.
+// Otherwise it would keep the descriptors of a whole loop in registers.
 __device__ __forceinline__ void WgmmaPin(std::uint64_t& descriptor) {
   asm volatile("" : "+l"(descriptor)::"memory");
 }
@@ -154,8 +154,9 @@ __device__ __forceinline__ void WgmmaShared(float (&d)[kN / 2], std::uint64_t a,
   }
 }
 
-// WgmmaShared for e4m3: A is [64, 32] and B is [32, kN], both K-major, so rows have the same number
-// of bytes as for 16-bit operands. The sums keep about 14 bits relative to the largest addend.
+// Like WgmmaShared, but for e4m3. A is [64, 32] and B is [32, kN], both K-major, so rows have the
+// same number of bytes as for 16-bit operands. The sums keep about 14 bits relative to the largest
+// addend.
 template <int kN>
 __device__ __forceinline__ void WgmmaE4M3(float (&d)[kN / 2], std::uint64_t a, std::uint64_t b,
                                           bool accumulate) {
@@ -198,7 +199,7 @@ __device__ __forceinline__ void WgmmaE4M3(float (&d)[kN / 2], std::uint64_t a, s
   }
 }
 
-// WgmmaShared with operand A, [64, 16], in registers. kN is 64 or 128.
+// Like WgmmaShared, but with operand A, [64, 16], in registers. kN is 64 or 128.
 template <int kN, int kTransB = 0>
 __device__ __forceinline__ void WgmmaRegisters(float (&d)[kN / 2], const std::uint32_t (&a)[4],
                                                std::uint64_t b, bool accumulate) {
