@@ -13,7 +13,7 @@
 namespace quire {
 
 // A bounded FIFO queue for any number of producer and consumer threads. A push to a full queue
-// fails, so the producer decides which work to reject.
+// fails, and the producer decides which work to reject.
 //
 // Place:      carries work between threads: admission and control inboxes, text jobs, output.
 // Invariants: 0 <= size() <= capacity(). After Close every push fails; queued values can still be
@@ -33,8 +33,8 @@ class BoundedQueue {
     return slots_.size();
   }
 
-  // Grows the queue to `capacity` values if it is smaller. Allocates memory, so call it when the
-  // configuration changes and not for each push.
+  // Grows the queue to `capacity` values if it is smaller. Allocates memory, so call it only when
+  // the configuration changes.
   void Reserve(std::size_t capacity) {
     MutexLock lock(&mutex_);
     if (capacity <= slots_.size()) return;

@@ -2,8 +2,8 @@
 
 // Suggests a known name for a misspelled one, for messages such as `did you mean "max_tokens"?`.
 //
-// Source:  edit distance with transpositions of neighbours ("optimal string alignment"), Damerau
-//          1964 and Levenshtein 1966.
+// Source:  edit distance with transpositions of adjacent bytes ("optimal string alignment"),
+//          Damerau 1964 and Levenshtein 1966.
 // Threads: any.
 
 #include <span>
@@ -13,11 +13,11 @@
 namespace quire {
 
 // Returns the name of `known` that needs the fewest edits to become `name`, or "" if every name
-// needs too many. An edit inserts, removes or replaces a byte, or swaps two neighbours. Upper and
-// lower case are equal. Two edits are allowed if both names have at least four bytes, otherwise
-// one. A name of a single byte may need none, because it resembles every other. The first of
-// several closest names wins. The result refers to memory of `known`. A name of more than 64 bytes
-// has no suggestion, which bounds the cost of names that clients send.
+// needs too many. An edit inserts, removes or replaces a byte, or swaps two adjacent bytes. Upper
+// and lower case are equal. Two edits are allowed if both names have at least four bytes, otherwise
+// one. No edit is allowed for a name of a single byte, because it resembles every other name. The
+// first of several closest names is returned. The result refers to memory of `known`. A name of
+// more than 64 bytes has no suggestion, which bounds the cost of names that clients send.
 absl::string_view ClosestName(absl::string_view name, std::span<const absl::string_view> known);
 
 }  // namespace quire

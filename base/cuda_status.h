@@ -20,7 +20,7 @@ namespace quire {
 // Also clears the runtime's last-error state.
 absl::Status CudaStatus(cudaError_t error, absl::string_view what);
 
-// Returns whether `status` came from a sticky error.
+// True if `status` came from a sticky error.
 bool IsDeviceLost(const absl::Status& status);
 
 }  // namespace quire

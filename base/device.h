@@ -11,11 +11,11 @@ namespace quire {
 
 enum class DeviceKind : std::uint8_t { kCpu, kCuda };
 
-// A value type: copies name the same device.
+// A value type. Copies refer to the same device.
 struct Device {
   DeviceKind kind = DeviceKind::kCpu;
   std::int32_t ordinal = 0;
-  // The fields below are 0 for the CPU.
+  // The following fields are 0 for the CPU.
   std::int32_t compute_capability = 0;  // 90 for 9.0
   std::int32_t driver_version = 0;  // newest CUDA version that the driver supports; 13000 for 13.0
   std::uint32_t num_sms = 0;
@@ -40,7 +40,7 @@ absl::Status UseDevice(const Device& device);
 // Returns the number of bytes that can still be allocated. REQUIRES: a CUDA device.
 absl::StatusOr<std::int64_t> FreeDeviceMemory(const Device& device);
 
-// Returns whether this build supports CUDA devices.
+// True if this build supports CUDA devices.
 bool HasCuda();
 
 }  // namespace quire

@@ -27,9 +27,9 @@ class DeviceBuffer {
   static constexpr std::int64_t kAlignment = 4096;
   static constexpr std::int64_t kHugePageBytes = std::int64_t{2} << 20;
 
-  // Returns INVALID_ARGUMENT for a negative size, RESOURCE_EXHAUSTED when the allocation fails, and
+  // Returns INVALID_ARGUMENT for a negative size, RESOURCE_EXHAUSTED if the allocation fails, and
   // UNIMPLEMENTED for a kind that needs CUDA in a build without CUDA. Other errors are those of
-  // CudaStatus. Zero bytes give an empty buffer.
+  // CudaStatus. For 0 bytes returns an empty buffer.
   static absl::StatusOr<DeviceBuffer> Allocate(MemoryKind kind, std::int64_t size_bytes);
 
   DeviceBuffer() = default;

@@ -1,8 +1,8 @@
 #pragma once
 
-// Machine-readable error reasons: an enum of all reasons, and a table of how each is reported to
-// clients. A reason is a payload of an absl::Status, with metadata and a retry delay, so every
-// layer can pass the reason on without parsing it. The server turns it into gRPC's ErrorInfo and
+// Machine-readable error reasons: an enum of all reasons, and a table of how each reason is
+// reported to clients. A reason is a payload of an absl::Status, with metadata and a retry delay,
+// so every layer can pass it on without parsing it. The server turns it into gRPC's ErrorInfo and
 // RetryInfo, or into an HTTP status (docs/api.md, Errors).
 //
 //   return WithReason(absl::InvalidArgumentError("prompt has 9216 tokens, context is 8192"),
@@ -62,7 +62,7 @@ enum class Reason : std::uint8_t {
   kScopeMissing,
   kNonFiniteLogits,
   kEngineError,
-  // Only the HTTP listeners use the reasons from here to kHostNotAllowed.
+  // Only the HTTP listeners use kBadRequest to kHostNotAllowed.
   kBadRequest,
   kUnsupportedEncoding,
   kUnknownEndpoint,
@@ -72,7 +72,8 @@ enum class Reason : std::uint8_t {
   kTooManyConnections,
   kOriginNotAllowed,
   kHostNotAllowed,
-  // The last two appear only in the log; clients get kEngineError or kDeviceError instead.
+  // kDeviceLost and kEngineDied appear only in the log. Clients get kEngineError or kDeviceError
+  // instead.
   kDeviceLost,
   kEngineDied,
 };
@@ -90,7 +91,7 @@ struct ReasonRow {
   int http_status;         // 0: the HTTP client is gone and gets no response
   Retry retry;
   ErrorDetail detail;
-  absl::string_view text;  // when the error occurs, as docs/api.md says
+  absl::string_view text;  // when the error occurs, as docs/api.md states it
 };
 
 // Returns every reason, in the order of the enum and of docs/api.md.

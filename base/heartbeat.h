@@ -20,7 +20,7 @@ class Heartbeat {
   explicit Heartbeat(const Clock* clock) : clock_(clock) { Beat(); }
 
   void Beat() { Beat(clock_->Now()); }
-  // REQUIRES: `now` was just read from the clock.
+  // REQUIRES: `now` is the current time of the clock.
   void Beat(absl::Time now) { last_.store(absl::ToUnixNanos(now), std::memory_order_release); }
   // Returns the time since the last beat.
   absl::Duration age() const {

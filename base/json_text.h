@@ -2,11 +2,11 @@
 
 // Serializes JSON for everything that the program sends, logs or prints.
 //
-// Place:      in base/ because the log uses it; nlohmann-json does the writing.
-//             formats/json_value.h parses JSON. Three files write JSON themselves.
-//             text/chat/jinja/json.h spells numbers and separators like Python's json.dumps.
-//             server/config/layered_config.cc writes them like configuration files.
-//             text/tools/json_object_writer.h joins members that already are JSON.
+// Place:      in base/ because the log uses it. nlohmann-json writes the text.
+//             formats/json_value.h parses JSON. Three files do not use JsonText.
+//             text/chat/jinja/json.h formats numbers and separators like Python's json.dumps.
+//             server/config/layered_config.cc formats them like configuration files.
+//             text/tools/json_object_writer.h joins members that are already JSON.
 // Invariants: the text is one line of valid UTF-8 and valid JSON. Invalid bytes become U+FFFD; NaN
 //             and infinities become null.
 // Threads:    pure functions.
@@ -19,7 +19,7 @@
 namespace quire {
 
 std::string JsonText(const nlohmann::json& value);
-// Keeps the keys in insertion order.
+// Writes the keys in insertion order.
 std::string JsonText(const nlohmann::ordered_json& value);
 
 // Returns `text` as a JSON string, quotes included.

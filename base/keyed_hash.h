@@ -1,8 +1,8 @@
 #pragma once
 
-// A 128-bit keyed hash: HighwayHash-128 from Debian's libhighwayhash. A caller who does not know
-// the key cannot construct collisions. The result is the same on every instruction set; the library
-// chooses the fastest one that the processor supports.
+// A 128-bit keyed hash: HighwayHash-128 from Debian's libhighwayhash. A client that does not know
+// the key cannot construct collisions. The result is the same on every instruction set. The library
+// uses the fastest instruction set that the processor supports.
 //
 // Source: Alakuijala, Cox, Wassenberg, "Fast keyed hash/pseudo-random function using SIMD multiply
 // and permute", arXiv:1612.06257; the tests contain the published test vectors.

@@ -40,8 +40,8 @@ constexpr std::array<absl::string_view, 6> kLevelNames = {"trace", "debug", "inf
                                                           "warn",  "error", "off"};
 // Maximum number of call sites in the table of the rate limit. A full table is cleared.
 constexpr std::size_t kMaxSites = 4096;
-// Size limit of LineQueue: some seconds of a busy log, so that a short stall of the disk loses no
-// lines.
+// Size limit of LineQueue. It is some seconds of a busy log, so that a short stall of the disk
+// loses no lines.
 constexpr std::size_t kMaxQueuedBytes = std::size_t{4} << 20;
 // Time that exit() waits for queued lines.
 constexpr absl::Duration kExitFlushTimeout = absl::Seconds(1);
@@ -54,10 +54,10 @@ struct Destination {
 
 // A queue of lines for a destination that may be slow or may have stopped accepting lines.
 //
-// Invariants: the queue has at most kMaxQueuedBytes, or one longer line. Push never waits for a
-//             destination: it drops a line that does not fit, counts it, and queues a report of the
+// Invariants: the queue has at most kMaxQueuedBytes bytes, or one longer line. Push never waits for
+//             a destination: it drops a line that does not fit, counts it, and queues a report of the
 //             loss.
-// Threads:    Next and Finish are for the writer thread; the others are for any thread.
+// Threads:    the writer thread calls Next and Finish; any thread calls the other functions.
 class LineQueue {
  public:
   struct Item {
@@ -175,8 +175,8 @@ absl::Status CheckRegular(const std::string& file) {
       "log file ", file, " is not a regular file; an empty name means standard error"));
 }
 
-// Returns the sink of standard error, which is created once. All such sinks of spdlog share a lock,
-// which a thread holds while it writes a line, so creating another sink could block. The sink
+// Returns the sink of standard error, which is created only once. All such sinks of spdlog share a
+// lock, which a thread holds while it writes a line, so creating another sink could block. The sink
 // writes the line unchanged, and spdlog appends the newline.
 Sink StandardErrorSink() {
   static const Sink* const sink = [] {
@@ -233,8 +233,8 @@ bool IsWithinRate(State& state, absl::string_view logger, absl::string_view mess
   return true;
 }
 
-// Returns whether a terminal interprets the character as a command or reorders text because of it:
-// C0 and C1 controls, delete, line and paragraph separators, and bidirectional controls.
+// True if a terminal interprets the character as a command or reorders text because of it. These
+// are C0 and C1 controls, delete, line and paragraph separators, and bidirectional controls.
 bool IsControl(char32_t c) {
   return c < 0x20 || (c >= 0x7F && c <= 0x9F) || c == 0x061C || c == 0x200E || c == 0x200F ||
          (c >= 0x2028 && c <= 0x202E) || (c >= 0x2066 && c <= 0x2069);
@@ -319,7 +319,7 @@ std::string FormatLine(Format format, const Line& line) {
   return out;
 }
 
-// Returns false when the line is lost. Exceptions are caught because a full disk must not end the
+// Returns false if the line is lost. Catches exceptions, because a full disk must not end the
 // process.
 bool WriteLine(spdlog::sinks::sink& sink, absl::string_view line) {
   try {
@@ -339,7 +339,7 @@ bool ReportDropped(const Destination& destination, std::uint64_t lines) {
                  {absl::Now(), Level::kWarn, "log", "lines were dropped", {{"lines", lines}}}));
 }
 
-// The body of the writer thread, which is the only thread that a destination can block.
+// Runs the writer thread, which is the only thread that a destination can block.
 void WriteLines(LineQueue* queue) {
   SetThreadName("log");
   std::uint64_t unreported = 0;  // lines lost because the queue was full or writing failed
@@ -355,8 +355,9 @@ void WriteLines(LineQueue* queue) {
   }
 }
 
-// Blocks all signals in the writer thread. The first line may be logged before the process blocks
-// the signals that its signal thread handles.
+// Starts the writer thread with all signals blocked. Otherwise it could receive the signals that
+// the process's signal thread handles, because the first line may be logged before the process
+// blocks them.
 void StartWriter(LineQueue* queue) {
   sigset_t all, before;
   sigfillset(&all);
@@ -385,8 +386,8 @@ constexpr std::array<int, 5> kCrashSignals = {SIGABRT, SIGSEGV, SIGBUS, SIGFPE, 
 std::array<struct sigaction, kCrashSignals.size()> actions_before;
 const LineQueue* crash_queue = nullptr;
 
-// Calls only async-signal-safe functions. Waits while the writer thread continues, and then raises
-// the signal again with the previous handler.
+// Calls only async-signal-safe functions. Waits up to 0.2 s until the writer thread has written the
+// queued lines. Then raises the signal again with the previous handler.
 void OnCrash(int signal) {
   for (int i = 0; i < 20 && !crash_queue->is_finished(); ++i) poll(nullptr, 0, /*timeout=*/10);
   for (std::size_t i = 0; i < kCrashSignals.size(); ++i) {

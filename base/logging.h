@@ -4,8 +4,8 @@
 //
 //   log::Info("engine", "model loaded", {{"path", path}, {"seconds", 0.8}, {"layers", 12}});
 //
-// gives, as JSON, {"time":"2026-11-21T21:42:00.123456Z","level":"info","logger":"engine",
-// "msg":"model loaded","path":"...","seconds":0.8,"layers":12}, and as text
+// The line in JSON is {"time":"2026-11-21T21:42:00.123456Z","level":"info","logger":"engine",
+// "msg":"model loaded","path":"...","seconds":0.8,"layers":12}, and in text
 // `2026-11-21T21:42:00.123456Z info engine: model loaded path=... seconds=0.8 layers=12`.
 // Before Configure is called, lines of level info and above go to standard error as text.
 //
@@ -14,11 +14,11 @@
 //             full or when writing fails, for example on a full disk. As soon as writing succeeds
 //             again, a line "lines were dropped" reports their number.
 // Threads:    any.
-// Lifetime:   the first call starts the writer, which runs until the process ends. exit() waits for
-//             it at most one second. Code that ends the process in another way must call Flush
-//             first.
+// Lifetime:   the first call starts the writer, which runs until the process ends. exit() waits at
+//             most one second for queued lines. Code that ends the process in another way must call
+//             Flush first.
 //
-// The finished lines are written by sinks of spdlog. The rest is implemented here, because spdlog
+// Sinks of spdlog write the finished lines. Everything else is implemented here, because spdlog
 // lacks fields, JSON, a rate limit per call site and levels for loggers that do not exist yet.
 // Version 1.10 of spdlog cannot reopen the log file. The queue of spdlog drops the oldest lines
 // silently, and its shutdown waits for the last line without a timeout.
@@ -90,7 +90,7 @@ using Fields = std::initializer_list<Field>;
 // per logger. If the file cannot be opened within kFileTimeout, returns an error and changes
 // nothing.
 absl::Status Configure(const Options& options);
-// Configure in two steps: opens the file, and returns a function that applies the change.
+// Does the same in two steps: opens the file, and returns a function that applies the change.
 absl::StatusOr<std::function<void()>> PrepareConfigure(const Options& options);
 
 // Checks that `file` can be opened as a log file, without creating it. An empty name is standard
@@ -104,8 +104,8 @@ absl::Status Reopen();
 // level.
 Level SetLevel(absl::string_view logger, Level level);
 
-// Queues a line, or returns at once when its level is disabled. If every logger has the level
-// disabled, a call costs one atomic load. `message` must be a constant, because the rate limit
+// Queues a line, or returns immediately if its level is disabled. If the level is disabled for all
+// loggers, a call costs one atomic load. `message` must be a constant, because the rate limit
 // identifies the call site by its message. Must not be called on the engine's step path.
 void Write(Level level, absl::string_view logger, absl::string_view message, Fields fields = {});
 
@@ -122,7 +122,8 @@ inline void Error(absl::string_view logger, absl::string_view message, Fields fi
   Write(Level::kError, logger, message, fields);
 }
 
-// Waits until all lines so far are written. Returns false when `timeout` passes first.
+// Waits until all lines that were queued before the call are written. Returns false if `timeout`
+// passes first.
 bool Flush(absl::Duration timeout);
 
 // Installs signal handlers so that abort() and processor faults wait up to 0.2 s for queued lines.

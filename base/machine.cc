@@ -53,8 +53,8 @@ class Topology {
   Topology(const Topology&) = delete;
   Topology& operator=(const Topology&) = delete;
 
-  // Returns the CPUs of the calling thread's affinity mask. Where a sandbox hides the mask, returns
-  // as many CPUs as the standard library counts.
+  // Returns the CPUs of the calling thread's affinity mask. If a sandbox hides the mask, returns as
+  // many CPUs as the standard library reports.
   std::vector<int> AllowedCpus() const {
     hwloc_bitmap_t set = hwloc_bitmap_alloc();
     QUIRE_CHECK(set != nullptr);
@@ -73,8 +73,8 @@ class Topology {
     return cpus;
   }
 
-  // Returns the first of `cpus` on each core. A CPU whose core is unknown counts as a core of its
-  // own.
+  // Returns the first of `cpus` on each core. A CPU whose core is unknown counts as a separate
+  // core.
   std::vector<int> FirstOfEachCore(const std::vector<int>& cpus) const {
     std::set<hwloc_obj_t> cores;
     std::vector<int> first;
@@ -102,7 +102,7 @@ class Topology {
 
  private:
   hwloc_topology_t topology_;
-  bool is_loaded_ = false;  // false where the system hides its topology
+  bool is_loaded_ = false;  // false if the system hides its topology
 };
 
 // Returns the number of CPUs that a quota and its period allow, rounded up; nullopt without a

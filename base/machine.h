@@ -24,15 +24,15 @@ class Machine {
 
   // The logical CPUs of the affinity mask; at least one.
   const std::vector<int>& cpus() const { return cpus_; }
-  // Number of cores to compute on: the distinct physical cores of cpus(), limited by the cgroup's
-  // CPU quota rounded up. At least 1.
+  // Returns the number of cores to compute on: the distinct physical cores of cpus(), limited by
+  // the cgroup's CPU quota rounded up. At least 1.
   int physical_cores() const { return physical_cores_; }
   // The first CPU of each distinct physical core of cpus(), in the order of cpus().
   const std::vector<int>& core_cpus() const { return core_cpus_; }
   // Returns the CPUs to bind `num_threads` compute threads to. Returns core_cpus() if the threads
   // use every core and the quota allows that. Otherwise returns an empty list, and the system
-  // places the threads: if several processes bound a few threads each, all would use the same first
-  // cores.
+  // places the threads. If several processes bound a few threads each, all would bind them to the
+  // same first cores.
   std::vector<int> CpusToBind(int num_threads) const;
   // The best level that the CPU and the system support: "amx", "avx512_vnni", "avx512", "avx_vnni",
   // "avx2", "neon" or "baseline".

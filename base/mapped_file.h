@@ -37,7 +37,7 @@ class MappedFile {
   const std::string& path() const { return path_; }
 
   // Allows the system to reclaim the memory of the whole pages inside `part`. The next access reads
-  // them again. REQUIRES: `part` lies in the mapping of a MappedFile.
+  // these pages from the file again. REQUIRES: `part` is inside the mapping of a MappedFile.
   static void Forget(std::span<const std::byte> part);
 
  private:

@@ -54,8 +54,8 @@ class CondVar {
   // Waits until woken or until `deadline` has passed; InfiniteFuture() waits like Wait().
   void WaitUntil(Mutex* mutex, absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     if (deadline == absl::InfiniteFuture()) return Wait(mutex);
-    // Waits at most an hour, so that adding the current time cannot overflow. Callers wait in a
-    // loop.
+    // Waits at most an hour, so that adding the current time cannot overflow. The caller's loop
+    // then waits again.
     const absl::Duration left = std::min(deadline - MonotonicNow(), absl::Hours(1));
     if (left <= absl::ZeroDuration()) return;
     std::unique_lock<std::mutex> lock(mutex->mutex_, std::adopt_lock);

@@ -3,7 +3,7 @@
 // Directories that only the user of this process may enter, for sockets in shared locations such as
 // /tmp.
 //
-// Place:   base/; the daemon creates them, and the client accepts no others.
+// Place:   base/; the daemon creates them, and the client accepts no other directories.
 // Threads: any.
 
 #include <string>
@@ -12,9 +12,9 @@
 
 namespace quire {
 
-// Returns OK when `path` is a directory of this user, not a symbolic link, and no other user may
-// enter or read it. Returns NOT_FOUND when nothing is there, and FAILED_PRECONDITION with the cause
-// otherwise.
+// Returns OK if `path` is a directory of this user, not a symbolic link, and no other user may
+// enter or read it. Returns NOT_FOUND if nothing exists there, and otherwise FAILED_PRECONDITION
+// with the cause.
 absl::Status CheckPrivateDir(const std::string& path);
 
 // Creates the directory if it does not exist, then checks it. Returns UNAVAILABLE when it cannot be

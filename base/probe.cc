@@ -58,7 +58,7 @@ struct Registry::State {
 
 namespace {
 
-// promtool reports names that contain upper-case letters.
+// True if the name has no upper-case letters, which promtool would report.
 bool IsLowerCase(absl::string_view name) {
   return std::none_of(name.begin(), name.end(), absl::ascii_isupper);
 }
@@ -205,8 +205,8 @@ std::vector<MetricFamily> Registry::State::Copy() const {
 absl::StatusOr<std::string> Registry::Expose() const {
   const absl::Time deadline = MonotonicNow() + absl::Seconds(1);
   do {
-    // A copy is consistent if no update was open before or after copying, and none ended in
-    // between.
+    // A copy is consistent if no update was open before or after copying, and none ended while
+    // copying.
     const std::uint64_t done_before = updates_done_.load();
     if (updates_open_.load() != 0) {
       std::this_thread::yield();

@@ -3,10 +3,10 @@
 // Metrics: handles that the layers increment, and a registry that owns the values and prints them
 // in the Prometheus text format.
 //
-// prometheus-cpp 1.0 checks names and writes the text. Its registry is not used. The histograms of
-// that registry take a lock, for which the step path must not wait, and observe one value at a
-// time. That registry has no callback metrics. Its scrapes can see one of two metrics changed
-// before the other (see Registry::Update). It ignores a second, different help text of a name.
+// prometheus-cpp 1.0 checks names and writes the text. Its registry is not used, for these reasons.
+// Its histograms take a lock, for which the step path must not wait, and observe one value at a
+// time. It has no callback metrics. A scrape can see one of two metrics changed before the other
+// (see Registry::Update). A second, different help text of a name is ignored.
 //
 //   probe::Registry registry;
 //   probe::Counter steps = registry.AddCounter("quire_engine_steps_total", "Steps run.",
@@ -31,9 +31,9 @@ using Labels = std::vector<std::pair<std::string, std::string>>;
 
 namespace internal {
 
-// A number that threads change and the scrape reads. Stores have release order and loads have
-// acquire order. A scrape that sees a value stored inside a Registry::Update therefore also sees
-// that this update has begun.
+// A number that threads change and scrapes read. Stores have release order and loads have acquire
+// order. A scrape that sees a value stored inside a Registry::Update therefore also sees that this
+// update has begun.
 class Cell {
  public:
   double Load() const { return value_.load(std::memory_order_acquire); }
@@ -105,9 +105,9 @@ class Histogram {
 //
 // Place:      created by the daemon and passed to engine, cache and server.
 // Invariants: a name has one family. Adding the same name, type and labels again returns the same
-//             handle. A different type or help text fails a check, and so does a name or label that
-//             promtool would reject. Names are constants, so a test that adds a bad name detects
-//             it.
+//             handle. A different type or help text fails a QUIRE_CHECK, and so does a name or label
+//             that promtool would reject. Names are constants, so every test that adds an invalid
+//             name fails.
 // Threads:    thread-safe. Add methods lock and must not run on the step path.
 // Lifetime:   outlives its handles. The objects that callbacks use must outlive the last call of
 //             Expose.
@@ -146,7 +146,7 @@ class Registry {
   };
 
   // Returns every family in the Prometheus text format 0.0.4, sorted by name. Returns UNAVAILABLE
-  // if every copy of the metrics for a second overlaps with an update.
+  // if, for one second, an update overlapped with every attempt to copy the metrics.
   absl::StatusOr<std::string> Expose() const;
 
  private:

@@ -1,10 +1,10 @@
 #pragma once
 
-// A value that is rarely replaced, always as a whole, and read by many threads. A reader keeps the
-// version that it got, even after a replacement.
+// A value that is rarely replaced, always as a whole, and read by many threads. A reader may keep
+// using the version that Get returned, even after a replacement.
 //
 // Place:      the active configuration and values derived from it (server/config/live_config.h).
-// Invariants: a version never changes, and lives as long as a reader holds it.
+// Invariants: a version never changes, and exists as long as a reader owns it.
 // Threads:    thread-safe. Get locks a mutex to copy a pointer, so call it once per request and not
 //             once per token.
 // Lifetime:   must outlive all calls; versions may outlive it.
@@ -33,7 +33,7 @@ class Published {
   void Set(T value) { Set(std::make_shared<const T>(std::move(value))); }
   void Set(std::shared_ptr<const T> value) {
     MutexLock lock(&mutex_);
-    value_.swap(value);  // destroys the old version after unlocking, unless a reader holds it
+    value_.swap(value);  // destroys the old version after unlocking, unless a reader owns it
   }
 
  private:

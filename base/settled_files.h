@@ -21,7 +21,7 @@ namespace quire {
 
 // Time for which a changed file must stay unchanged before it is read.
 inline constexpr absl::Duration kSettleTime = absl::Seconds(1);
-// Default time that a reload waits for the files to settle.
+// Default time that a reload waits until no file changes any more.
 inline constexpr absl::Duration kSettleTimeout = absl::Seconds(10);
 
 struct NamedFile {
@@ -33,9 +33,9 @@ using FileStamps = std::map<std::string, FileStamp>;  // by path
 // Errors are those of ReadFileStamp, with key and path.
 absl::StatusOr<FileStamps> StampFiles(const std::vector<NamedFile>& files);
 
-// Returns at once when all files are as in `known`. Otherwise waits until they have stayed
-// unchanged for kSettleTime. If a file still changes after `timeout`, returns UNAVAILABLE with its
-// path. Other errors are those of StampFiles.
+// Returns immediately if all files have the stamps in `known`. Otherwise waits until they have
+// stayed unchanged for kSettleTime. If a file still changes after `timeout`, returns UNAVAILABLE
+// with its path. Other errors are those of StampFiles.
 absl::StatusOr<FileStamps> WaitUntilSettled(const std::vector<NamedFile>& files,
                                             const FileStamps& known,
                                             absl::Duration timeout = kSettleTimeout);

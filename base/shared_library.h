@@ -22,7 +22,7 @@ class SharedLibrary {
   // <name>: ...".
   static absl::StatusOr<SharedLibrary> Open(absl::string_view user, absl::string_view name);
 
-  // Sets `function` to the library's function `symbol`, or to null if there is none.
+  // Sets `function` to the library's function `symbol`, or to null if it does not exist.
   template <typename Function>
   void Resolve(const char* symbol, Function& function) {
     function = reinterpret_cast<Function>(Find(symbol));

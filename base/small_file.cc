@@ -45,8 +45,8 @@ absl::Status ErrnoStatus(int error, const std::string& path) {
   return absl::ErrnoToStatus(error, absl::StrCat(path, " cannot be read"));
 }
 
-// Destroys `work` before it notifies the caller, so that the caller is then the only owner of the
-// results.
+// Runs `work` and destroys it before notifying the caller, so that the caller is then the only
+// owner of the results.
 void RunTask(Task& task, std::function<void()> work) {
   BlockAllSignals();
   SetThreadName("file");

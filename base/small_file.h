@@ -24,10 +24,10 @@ namespace quire {
 inline constexpr absl::Duration kFileTimeout = absl::Seconds(5);
 inline constexpr int kMaxAbandonedThreads = 16;
 
-// Returns the whole file. Errors: NOT_FOUND, PERMISSION_DENIED, INVALID_ARGUMENT (not a regular
-// file, or more than `max_bytes`), and those of RunWithTimeout; each message starts with the path.
-// A file that is being written may be read incompletely; compare ReadFileStamp before and after to
-// detect this.
+// Returns the whole file. Errors are NOT_FOUND, PERMISSION_DENIED, INVALID_ARGUMENT (not a regular
+// file, or more than `max_bytes`), and those of RunWithTimeout. Each message starts with the path.
+// If another process is writing the file, the content may be incomplete. Compare ReadFileStamp
+// before and after to detect this.
 absl::StatusOr<std::string> ReadSmallFile(const std::string& path, std::size_t max_bytes);
 
 // Identifies the content of a file. The stamp changes when the file is written or replaced. All
@@ -45,7 +45,7 @@ absl::StatusOr<FileStamp> ReadFileStamp(const std::string& path);
 // Calls `work` on a separate thread that blocks all signals, and waits until it returns. Returns
 // DEADLINE_EXCEEDED if that takes longer than `timeout`. Returns RESOURCE_EXHAUSTED, without
 // calling `work`, if kMaxAbandonedThreads earlier calls still hang or no thread can be started.
-// `work` must own what it uses.
+// `work` must own all objects that it uses, because the thread may outlive the call.
 absl::Status RunWithTimeout(absl::Duration timeout, std::function<void()> work);
 
 }  // namespace quire

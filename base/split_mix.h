@@ -9,7 +9,7 @@
 
 namespace quire {
 
-// The generator adds this to its state for each number.
+// Constant that the generator adds to its state for each number.
 inline constexpr std::uint64_t kSplitMixStep = 0x9e3779b97f4a7c15;
 
 // Returns the first number of the generator that starts at `state`.

@@ -1,7 +1,7 @@
 #pragma once
 
 // CUDA streams and events. On the CPU every op has finished when it returns, so a CPU stream never
-// waits; the types let callers treat both kinds of device alike.
+// waits. These types let callers treat both kinds of device alike.
 
 #include <cstdint>
 
@@ -32,7 +32,7 @@ class Stream {
 
   // Waits until all enqueued work is done. Returns its first error.
   absl::Status Synchronize() const;
-  // Copies between host memory (pinned or pageable) and the device, or within the device; the
+  // Copies between host memory (pinned or pageable) and the device, or within the device. The
   // addresses determine the direction. The source must not change until the copy is done.
   absl::Status Copy(void* to, const void* from, std::int64_t bytes) const;
   absl::Status Zero(void* to, std::int64_t bytes) const;
@@ -58,7 +58,7 @@ class Event {
   CUevent_st* cuda() const { return event_; }
   // Records all work that is enqueued on `stream` so far.
   absl::Status Record(const Stream& stream);
-  // Waits for the recorded work. Returns at once when nothing was recorded.
+  // Waits for the recorded work. Returns immediately if nothing was recorded.
   absl::Status Synchronize() const;
   absl::StatusOr<bool> IsDone() const;
 

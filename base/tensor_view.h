@@ -1,6 +1,6 @@
 #pragma once
 
-// A pointer with extents and strides, counted in elements; it owns nothing. It has a subset of
+// A pointer with extents and strides, counted in elements. It owns nothing. It has a subset of
 // mdspan's interface (extent, stride, call operator), so that the standard type can replace it.
 
 #include <array>

@@ -20,7 +20,7 @@ void Pause() {
 #endif
 }
 
-// Spins until `done()` is true or `limit` has passed. Returns whether `done()` became true.
+// Spins until `done()` is true or `limit` has passed. Returns true if `done()` became true.
 template <typename Done>
 bool SpinUntil(absl::Duration limit, const Done& done) {
   // Reading the clock costs more than checking the flag, so the clock is read less often.
@@ -36,7 +36,7 @@ bool SpinUntil(absl::Duration limit, const Done& done) {
   return done();
 }
 
-// Best effort: if the CPU has been taken offline, the binding does not change.
+// Binds the thread to the CPU. If the CPU has been taken offline, the binding does not change.
 void BindTo(pthread_t thread, int cpu) {
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -101,11 +101,12 @@ ThreadPool::~ThreadPool() {
   for (std::thread& worker : workers_) worker.join();
 }
 
-// The wake-ups are Dekker handshakes. Each side first stores its own flag and then reads the flag
-// of the other side. A worker sets its sleep flag and then looks for work, and Run publishes the
-// work and then looks for sleeping workers. Likewise Run sets its sleep flag and then looks for
-// running workers. The last worker stores that it is done and then looks for a sleeping Run. With
-// sequentially consistent atomics, at least one side sees the other side's store.
+// The wake-ups are Dekker handshakes: each side first stores its own flag and then reads the flag
+// of the other side. A worker sets its sleep flag and then checks for work, whereas Run publishes
+// the work and then checks for sleeping workers. Similarly, Run sets its sleep flag and then checks
+// for running workers, whereas the last worker stores that it is done and then checks for a
+// sleeping Run. With sequentially consistent atomics, at least one side sees the other side's
+// store.
 void ThreadPool::Run(absl::FunctionRef<void(int part)> fn) {
   if (size_ == 1) {
     fn(0);

@@ -43,11 +43,12 @@ class ThreadPool {
 
   int size() const { return size_; }
 
-  // Binds the calling thread to cpus[0], if there is one. Threads that the caller starts inherit
-  // the binding, so only a thread that mostly calls Run should call BindCaller.
+  // Binds the calling thread to cpus[0], or does nothing if `cpus` is empty. Threads that the
+  // caller starts inherit the binding, so only a thread that mostly calls Run should call
+  // BindCaller.
   void BindCaller() const;
 
-  // Calls fn(0) .. fn(size() - 1), part 0 on the calling thread, and returns when all have
+  // Calls fn(0) to fn(size() - 1), part 0 on the calling thread, and returns when all calls have
   // returned. The caller then sees all writes of the parts. Does not allocate. `fn` must not throw.
   void Run(absl::FunctionRef<void(int part)> fn);
 
@@ -84,7 +85,7 @@ class ThreadPool {
   std::atomic<int> running_{0};               // workers that have not finished this generation
   std::atomic<bool> stopping_{false};
 
-  // Used to sleep and to wake sleeping threads.
+  // Used to put threads to sleep and to wake them.
   Mutex mutex_;
   CondVar work_ready_;
   CondVar work_done_;

@@ -105,7 +105,7 @@ void Utf8Repairer::PushByte(unsigned char byte, std::string& out) {
       num_buffered_ = 0;
       return;
     }
-    Finish(out);  // the buffered character is invalid, and the byte may start another one
+    Finish(out);  // the buffered character is invalid, and the byte may start another character
   }
   if (byte < 0x80) {
     out.push_back(static_cast<char>(byte));

@@ -3,7 +3,7 @@
 // UTF-8 as in table 3-7 of the Unicode standard: no overlong forms, no surrogates, no code points
 // above U+10FFFF.
 //
-// Place:      below formats/ and text/; request text is checked with it too.
+// Place:      below formats/ and text/; also checks the text of requests.
 // Threads:    free functions are pure; a Utf8Repairer is used by one thread at a time.
 
 #include <cstddef>
@@ -45,15 +45,15 @@ void AppendUtf8(char32_t code_point, std::string& out);
 // REQUIRES: `text` is UTF-8.
 std::int64_t CountUtf8Characters(absl::string_view text);
 
-// Turns any bytes into UTF-8. Whole characters are copied, and each maximal invalid part becomes
-// one U+FFFD. The bytes of an incomplete character, at most 3, are buffered.
+// Turns any bytes into valid UTF-8. Complete characters are copied, and each maximal invalid
+// sequence becomes one U+FFFD. The bytes of an incomplete character, at most 3, are buffered.
 class Utf8Repairer {
  public:
   // Appends to `out` the characters that `bytes` complete.
   void Push(absl::string_view bytes, std::string& out);
   // If there is an incomplete character, discards it and appends U+FFFD.
   void Finish(std::string& out);
-  // Returns whether the bytes of an incomplete character are buffered.
+  // True if the bytes of an incomplete character are buffered.
   bool has_incomplete() const { return missing_bytes_ > 0; }
 
  private:

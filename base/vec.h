@@ -1,7 +1,7 @@
 #pragma once
 
-// N values of one type that are moved by one aligned load or store. The reference API calls this
-// type SIMD[dtype, width].
+// N values of one type that one aligned load or store moves. The reference API calls this type
+// SIMD[dtype, width].
 
 #include <cstddef>
 

@@ -1,12 +1,12 @@
 #pragma once
 
-// Quantized weight matrices of 8 and 4 bits, in the form in which readers and quantizers pass them
-// to kernels/linear for packing. A shape has the element format and the groups that share a scale;
-// a row has the weights of one output feature.
+// Quantized weight matrices of 8 and 4 bits, in the form that kernels/linear packs. Readers and
+// quantizers produce this form. A shape has the element format and the size of the groups that
+// share a scale. A row has the weights of one output feature.
 //
 // Place:   between formats/ and models/, which produce the rows, and kernels/linear, which packs
 //          and multiplies them.
-// Threads: values.
+// Threads: plain values.
 
 #include <cstdint>
 #include <span>
@@ -30,25 +30,26 @@ struct QuantizedShape {
   WeightFormat format;  // kInt8 or kInt4; on GPUs also kFp8E4M3 and kFp4E2M1
   std::uint32_t n;      // output features
   std::uint32_t k;      // inputs, at most 65536
-  // Number of inputs that share a scale, a divisor of k. kInt8: k (one scale per feature), 16, 32,
-  // 64 or 128. kInt4: 32, 64 or 128.
+  // Number of inputs that share a scale, a divisor of k. For kInt8 it is k (one scale per feature),
+  // 16, 32, 64 or 128. For kInt4 it is 32, 64 or 128.
   std::uint32_t group;
-  // If true, a weight is scale * q + min, with q >= 0. `group` must then be one of the fixed sizes
-  // above, even if it equals k.
+  // If true, a weight is scale * q + min, with q >= 0. `group` must then be one of the numbers
+  // above, not k as "one scale per feature".
   bool has_min = false;
-  // Only with has_min: mins are integers (scaled zero points), and a weight is scale * (q + min).
-  // This is exact if the scale is exact in f16.
+  // Only with has_min: minimums are integers (scaled zero points), and a weight is scale * (q +
+  // min). This product is exact if the scale is exact in f16.
   bool has_zero_points = false;
-  // Groups follow an act-order permutation that is stored with the weights: packed input j
-  // multiplies x[act_order[j]]. With has_min it requires has_zero_points.
+  // Groups of inputs follow an act-order permutation that is stored with the weights: packed input
+  // j multiplies x[act_order[j]]. If has_min, then has_zero_points is required.
   bool has_act_order = false;
-  // kFp8E4M3: rows of x are quantized to e4m3 before the product (kernels/linear/fp8_rows.h).
+  // Only for kFp8E4M3: rows of x are quantized to e4m3 before the product
+  // (kernels/linear/fp8_rows.h).
   bool quantizes_activations = false;
-  // Only with quantizes_activations on GPUs: the matrix may be row-major, which the device's fp8
-  // matrix product needs. Only Linear can then multiply it, with bf16 x.
+  // Only with quantizes_activations on GPUs: the matrix may be stored row-major, which the device's
+  // fp8 matrix product needs. Then only Linear supports it, and only with bf16 x.
   bool allows_row_major = false;
 
-  // Returns whether there is one f32 scale per feature instead of one scale per group.
+  // True if there is one f32 scale per feature instead of one scale per group.
   bool scale_per_feature() const {
     return (format == WeightFormat::kInt8 || format == WeightFormat::kFp8E4M3) && group == k &&
            !has_min;
@@ -56,15 +57,15 @@ struct QuantizedShape {
   std::uint32_t num_groups() const { return (k + group - 1) / group; }
 };
 
-// Returns INVALID_ARGUMENT, with the field, if the shape does not meet the rules above for CPUs.
+// Returns INVALID_ARGUMENT, with the field, if the shape violates these rules for CPUs.
 absl::Status CheckQuantizedShape(const QuantizedShape& shape);
 
-// One output feature, filled in by a reader.
+// The weights of one output feature. A reader fills in the memory that the spans refer to.
 struct QuantizedRow {
   // [k]. kInt8: -128 .. 127, or with mins the bytes 0 .. 255. kInt4: -8 .. 7, or with mins 0 .. 15.
   // kFp8E4M3: e4m3 bytes without NaN. kFp4E2M1: e2m1 codes 0 .. 15.
   std::span<std::int8_t> q;
-  // [num_groups]. Group scales are rounded to f16, those of kFp4E2M1 to bf16.
+  // [num_groups]. Scales of groups are rounded to f16, for kFp4E2M1 to bf16.
   std::span<float> scales;
   // [num_groups], rounded like scales; empty without has_min. With has_zero_points, integers in
   // -2048 .. 2048, which f16 represents exactly; on GPUs in -255 .. 0.
@@ -81,10 +82,10 @@ struct Fp8Shape {
   std::uint32_t num_groups() const { return (k + group - 1) / group; }
 };
 
-// Returns INVALID_ARGUMENT, with the field, if the shape does not meet the rules above.
+// Returns INVALID_ARGUMENT, with the field, if the shape violates these rules.
 absl::Status CheckFp8Shape(const Fp8Shape& shape);
 
-// One output feature, filled in by a reader.
+// The weights of one output feature. A reader fills in the memory that the spans refer to.
 struct Fp8Row {
   std::span<std::uint8_t> codes;  // [k], e4m3 without NaN
   std::span<float> scales;        // [num_groups], at most the largest f32 / 448

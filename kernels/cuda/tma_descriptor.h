@@ -4,8 +4,7 @@
 // how a kernel uses its coordinates.
 //
 // Place:      see tma_plan.h. The functions exist only in builds with CUDA; the header needs no
-// CUDA
-//             headers.
+//             CUDA headers.
 // Invariants: the encoder is looked up in the driver by name, so nothing links against libcuda.
 // Threads:    any, on a machine whose device is open (base/device.h).
 // Lifetime:   tiles are values; the memory that they describe must remain mapped.

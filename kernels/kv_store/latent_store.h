@@ -27,9 +27,8 @@ struct LatentStoreParams {
   const float* sines;    // likewise
   const std::uint32_t* row_offsets;  // [batch_size + 1]: first row of each sequence, then the total
   // CUDA only. Both are null on the CPU, which derives them from row_offsets.
-  const std::int32_t*
-      token_rows;  // [num_rows] batch row of each token; -1: a padding row, which is not stored
-  const std::int32_t* positions;  // [num_rows] absolute
+  const std::int32_t* token_rows;  // [num_rows] batch row of each token; -1: padding, not stored
+  const std::int32_t* positions;   // [num_rows] absolute
   std::uint32_t batch_size;
   std::uint32_t num_rows;
   std::uint32_t num_heads;  // query heads

@@ -36,11 +36,10 @@ std::optional<LinearGroups> LinearGroupsOf(
 // Weighted sums over the rows of y that each token chose. The launch that computes y also computes
 // the sums.
 struct ChosenSum {
-  const std::uint32_t*
-      places;  // [num_rows, top_k] rows of y; those of a token are distinct; device memory
-  const float* weights;   // [num_rows, top_k]; device memory
-  float* y;               // [num_rows, N], rows y_stride apart; overlaps no input
-  std::int64_t y_stride;  // elements, at least N
+  const std::uint32_t* places;  // [num_rows, top_k] rows of y, distinct per token; device memory
+  const float* weights;         // [num_rows, top_k]; device memory
+  float* y;                     // [num_rows, N], rows y_stride apart; overlaps no input
+  std::int64_t y_stride;        // elements, at least N
   std::uint32_t num_rows;
   std::uint32_t top_k;
   bool add = false;               // the sums are added to the values of y

@@ -240,8 +240,7 @@ struct NextPanels {
   std::uint32_t lines;  // lines per group
   const std::uint16_t* scales;
   std::int64_t panel_scales, group_scales;
-  std::uint32_t turn,
-      turns;  // this tile prefetches the scales of every `turns`-th group, beginning with `turn`
+  std::uint32_t turn, turns;  // this tile prefetches the scales of every `turns`-th group
 
   static QUIRE_INLINE NextPanels Of(const IntLinearArgs& args, const Groups& groups,
                                     const Place& at, std::uint32_t group_scales) {

@@ -94,7 +94,7 @@ using WeightEncoding =
 // in which the lanes of a warp load them, with their scales and zero points (linear_reduction.h).
 //
 // Place:      created at load by PackLinearWeights, PackQuantizedRows and PackFp8Rows; read by
-// Linear.
+//             Linear.
 // Invariants: in panels, features beyond N and inputs beyond K have the value zero.
 // Threads:    immutable.
 // Lifetime:   owns its memory, or shares the WeightMemory that it was packed into; movable.

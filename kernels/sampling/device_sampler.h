@@ -4,7 +4,7 @@
 // ranks, best ids and log-probabilities equal those of the CPU. They are equal bit for bit if the
 // CPU has fused multiply-add.
 //
-// Place:      in kernels, like the ops; used by runners with a GPU backend.
+// Place:      beside the ops; used by runners with a GPU backend.
 // Invariants: nothing is allocated after Create. Results of a row depend only on that row.
 // Threads:    one call at a time.
 // Lifetime:   backend and has_text outlive the sampler. Enqueued work has completed before the

@@ -70,8 +70,8 @@ inline bool NeedsScratch(const DeviceRow& row) {
 // State of a row while it is processed; initially zero. Blocks exchange only maxima and integer
 // sums, so the order of the blocks does not matter.
 struct SamplerState {
-  std::uint64_t
-      best;  // largest order key of x; with XTC finally the largest that is kept; 0: no survivors
+  // Largest order key of x. XTC replaces it by the largest key that it keeps. 0: no survivors.
+  std::uint64_t best;
   std::uint64_t race;     // complement of the smallest key (score, id) of the race
   std::uint64_t mass;     // mass of the survivors, if requested
   std::uint32_t raw_max;  // largest ordered key of the logits

@@ -25,14 +25,12 @@ struct IndexStoreParams {
   const float* sines;                // [num_rows, rope_size / 2]
   const std::uint32_t* row_offsets;  // [batch_size + 1]: first row of each sequence, then the total
   // CUDA only. Both are null on the CPU, which derives them from row_offsets.
-  const std::int32_t*
-      token_rows;  // [num_rows] batch row of each token; -1: a padding row, which is not stored
-  const std::int32_t* positions;  // [num_rows] absolute
+  const std::int32_t* token_rows;  // [num_rows] batch row of each token; -1: padding, not stored
+  const std::int32_t* positions;   // [num_rows] absolute
   std::uint32_t batch_size;
   std::uint32_t num_rows;
   std::uint32_t num_heads;
-  std::uint32_t
-      rope_size;  // even; number of columns of keys and of query heads that are rotated, from the first on
+  std::uint32_t rope_size;  // even; number of rotated columns, which are the first ones
   RopeStyle style;
   float epsilon;  // epsilon of the layer norm
 };

@@ -16,8 +16,7 @@ struct SelectedRowsParams {
   const AnyKvView* rows;      // the view of any layer of the layer group
   std::int32_t* selected;     // [num_rows, max_selected] keys, -1 after the last one
   std::uint32_t* num_others;  // [num_rows] receives the number of selected keys minus 1
-  std::uint32_t*
-      offsets;  // [num_rows + 1] receives 0, 1, ..., and does not increase over padding rows
+  std::uint32_t* offsets;     // [num_rows + 1] receives 0, 1, ..., constant over padding rows
   const std::uint32_t* row_offsets;  // [batch_size + 1]: first row of each sequence, then the total
   std::uint32_t batch_size;
   std::uint32_t num_rows;
