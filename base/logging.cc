@@ -55,8 +55,8 @@ struct Destination {
 // A queue of lines for a destination that may be slow or may have stopped accepting lines.
 //
 // Invariants: the queue has at most kMaxQueuedBytes bytes, or one longer line. Push never waits for
-//             a destination: it drops a line that does not fit, counts it, and queues a report of the
-//             loss.
+//             a destination. It drops a line that does not fit, counts it, and queues a report of
+//             the loss.
 // Threads:    the writer thread calls Next and Finish; any thread calls the other functions.
 class LineQueue {
  public:

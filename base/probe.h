@@ -105,7 +105,7 @@ class Histogram {
 //
 // Place:      created by the daemon and passed to engine, cache and server.
 // Invariants: a name has one family. Adding the same name, type and labels again returns the same
-//             handle. A different type or help text fails a QUIRE_CHECK, and so does a name or label
+//             handle. A different type or help text fails a QUIRE_CHECK, as does a name or label
 //             that promtool would reject. Names are constants, so every test that adds an invalid
 //             name fails.
 // Threads:    thread-safe. Add methods lock and must not run on the step path.

@@ -38,8 +38,7 @@ std::int64_t Fp8LinearScratchBytes(std::uint32_t num_rows, std::uint32_t k);
 namespace internal {
 
 // Factor of x for e4m3 weights: LinearSimd expects x multiplied by it. The multiplication is exact
-// for
-// x| < 2^80.
+// for |x| < 2^80.
 inline constexpr float kFp8InputScale = 0x1p48f;
 
 // Computes Linear with e4m3 weights on the CPU. Scales x into the backend's scratch memory, once

@@ -69,7 +69,7 @@ bool CanFuseGroupedGate(const LinearGroups& weights, DType x, DType y);
 
 // True if the launch that computes the product of all rows can also compute the sum. This requires
 // tensor cores, f32 y, no gate, few rows per group and at most kMaxChosen choices. Every row of y,
-// sum.y and sum.addend must be 16-byte aligned. If rows are permuted or quantized first, all of them
+// sum.y and sum.addend must be 16-byte aligned. If rows are permuted or quantized first, all rows
 // must fit in the workspace.
 bool CanFuseGroupedSum(const GroupedLinearParams& params, const ChosenSum& sum);
 

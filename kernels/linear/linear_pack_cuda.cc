@@ -337,7 +337,7 @@ bool RewritesRows(const PackedLinear& weight) {
   return weight.act_order() != nullptr || weight.quantizes_activations();
 }
 
-// Calls the kernel for the parameters. REQUIRES: x was permuted or quantized if the weights need it.
+// Calls the kernel for the parameters. REQUIRES: x was permuted or quantized if necessary.
 absl::Status LinearInOrder(const CudaContext& context, const LinearParams& params) {
   const PackedLinear& weight = *params.weight;
   if (!OnTensorCores(weight, params.x.dtype())) return LinearScalarCuda(context, params);

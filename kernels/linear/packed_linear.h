@@ -58,7 +58,7 @@ struct GgmlWeights {
 enum class Fp8Product : std::uint8_t {
   kWeightOnly,            // activations keep their dtype
   kQuantizedActivations,  // activations are first quantized to e4m3, row by row (fp8_rows.h)
-  kTensorCores,  // like kQuantizedActivations, on fp8 tensor cores; needs row-major weights; CUDA only
+  kTensorCores,           // the same on fp8 tensor cores; weights must be row-major; CUDA only
 };
 
 // A weight is an e4m3 value times a scale.

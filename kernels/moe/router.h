@@ -48,8 +48,8 @@ struct RouterParams {
 // in ascending index order. On a GPU, sums over all experts have the order of router_choice.cuh.
 // exp is ExactExp. Even if logits contain NaN, no expert is selected twice.
 //
-// Returns INVALID_ARGUMENT if the stride is less than a row, there are no experts, or num_experts is
-// not a multiple of groups. Also returns it if top_k, groups_kept or kTop2Sum needs more experts or
+// Returns INVALID_ARGUMENT if the stride is less than a row, there are no experts, or `groups` does
+// not divide num_experts. Also returns it if top_k, groups_kept or kTop2Sum needs more experts or
 // groups than there are, or if the experts do not fit in a GPU's shared memory (about 1500).
 //
 // The order of operations is that of modeling_mixtral.py, modeling_deepseek_v3.py and
