@@ -35,8 +35,7 @@ constexpr std::uint32_t kRowBytes = kColumns * 2;
 constexpr std::uint32_t kTileBytes = kTile * kRowBytes;
 // Pitch in floats. It avoids bank conflicts between pairs of a half warp.
 constexpr std::uint32_t kScorePitch = 40;
-constexpr std::uint32_t kWeightPitch =
-    40;  // pitch in bf16 elements; avoids bank conflicts of ldmatrix rows
+constexpr std::uint32_t kWeightPitch = 40;  // in bf16; avoids bank conflicts of ldmatrix rows
 static_assert(kThreads / cuda::kWarpSize == kRows / 16 * kGroups);
 static_assert(kMaxLatentColumns == kColumns && kMaxLatentValues == kValues);
 

@@ -39,8 +39,7 @@ constexpr std::uint32_t kConsumerWarps = kConsumerThreads / cuda::kWarpSize;
 // One producer warp is enough, but ptxas allocates registers to whole warpgroups.
 constexpr std::uint32_t kThreads = kConsumerThreads + kGroupThreads;
 constexpr std::uint32_t kGroupTokens = kTile / kGroups;  // tokens whose scores one group computes
-constexpr std::uint32_t kGroupValues =
-    kMaxLatentValues / kGroups;  // columns of V that one group computes
+constexpr std::uint32_t kGroupValues = kMaxLatentValues / kGroups;  // columns of V of a group
 constexpr std::uint32_t kSlabs = kMaxLatentColumns / 64;
 constexpr std::uint32_t kSlabBytes = 64 * 128;  // 64 columns of a tile or of the queries
 constexpr std::uint32_t kTileBytes = kSlabs * kSlabBytes;

@@ -20,6 +20,7 @@ inline ScoreRules RulesOf(const AttentionParams& params) {
   rules.sinks = params.sinks;
   return rules;
 }
+// Returns the factor of q . k: scale * log2(e), or scale / soft cap.
 inline float ScoreScale(const AttentionParams& params) {
   return params.softcap > 0 ? params.scale / params.softcap : params.scale * kLog2E;
 }

@@ -81,8 +81,7 @@ struct NormedHead {
 template <typename T>
 __device__ __forceinline__ float Rotated(const Rotation& rotation, const NormedHead<T>& head,
                                          std::int64_t row, std::uint32_t d, float own) {
-  const std::uint32_t i =
-      d - rotation.first;  // wraps around to a large value for columns before the first
+  const std::uint32_t i = d - rotation.first;  // large if d is before the first column
   const std::uint32_t pairs = rotation.size / 2;
   if (i >= rotation.size) return own;
   const bool half = rotation.style == RopeStyle::kHalf;

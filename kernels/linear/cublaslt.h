@@ -23,6 +23,7 @@ namespace quire::kernels::cuda {
 struct CublasLtApi;
 
 // The opened library, its workspace and the algorithms of all shapes.
+//
 // Place:      owned by a Backend in kFast, used by Linear and PackLinearWeights.
 // Invariants: one algorithm per (N, K, type of y). Pin chooses it with the library's heuristic for
 //             kPinnedRows rows, without a split of K. It is used for every number of rows. Matmul

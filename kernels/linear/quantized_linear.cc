@@ -545,8 +545,7 @@ std::int64_t DequantizedPanelBytes(std::uint32_t k) {
 }  // namespace
 
 std::int64_t DequantizedThreadBytes(std::uint32_t k) {
-  constexpr std::int64_t kUnitInputs =
-      8;  // upper bound of the inputs that may be written after the last panel
+  constexpr std::int64_t kUnitInputs = 8;  // more than may be written after the last panel
   return kDequantizedPanels * DequantizedPanelBytes(k) +
          kUnitInputs * kPanel * std::int64_t{sizeof(float)};
 }

@@ -89,8 +89,7 @@ struct SamplingRow {
   // [MaskWords(vocab)] host memory. Token t is allowed if bit t % 32 of word t / 32 is 1. Bits from
   // vocab on are ignored. Null: every id is allowed.
   const std::uint32_t* allowed = nullptr;
-  std::uint32_t text_vocab =
-      0;  // this id and all higher ids have no text and are masked; usually vocab
+  std::uint32_t text_vocab = 0;  // ids from this one on have no text and are masked; usually vocab
   // [vocab]; ids with 0 have no text and are masked. Null: every id below text_vocab has text.
   const std::uint8_t* has_text = nullptr;
   // Log-probabilities to return. -1: none. 0: only that of the token. n: also those of the n best

@@ -99,8 +99,7 @@ __device__ __forceinline__ void ListKeys(const float* scores, std::uint32_t num_
   for (std::uint32_t first = 0; first < num_keys; first += kThreads * kThreadKeys) {
     const std::uint32_t begin = first + cuda::ThreadIndex() * kThreadKeys;
     std::uint32_t keys[kThreadKeys];
-    std::uint32_t count =
-        0;  // number of keys above the threshold + 2^16 * number of keys at the threshold
+    std::uint32_t count = 0;  // keys above the threshold + 2^16 * keys at the threshold
 #pragma unroll
     for (std::uint32_t j = 0; j < kThreadKeys; ++j) {
       keys[j] = begin + j < num_keys ? OrderOf(scores[begin + j]) : 0;

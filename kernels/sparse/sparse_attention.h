@@ -50,8 +50,7 @@ struct SparseAttentionParams {
   std::uint32_t value_columns;  // AttentionParams::value_columns
   // CUDA only. Both are null on the CPU.
   const std::uint32_t* live_rows = nullptr;  // as MapSelectedRows returns
-  const AttentionPlan* plan =
-      nullptr;  // a plan for these heads; only its memory for partial results is used
+  const AttentionPlan* plan = nullptr;       // for these heads; only its memory is used
 };
 
 // Computes PagedAttention of each row over its selected keys only, in the order of `selected`. On
