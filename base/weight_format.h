@@ -33,8 +33,8 @@ struct QuantizedShape {
   // Number of inputs that share a scale, a divisor of k. For kInt8 it is k (one scale per feature),
   // 16, 32, 64 or 128. For kInt4 it is 32, 64 or 128.
   std::uint32_t group;
-  // If true, a weight is scale * q + min, with q >= 0. `group` must then be one of the numbers
-  // above, not k as "one scale per feature".
+  // If true, a weight is scale * q + min, with q >= 0. `group` must then be one of the fixed sizes
+  // above, even if it equals k.
   bool has_min = false;
   // Only with has_min: minimums are integers (scaled zero points), and a weight is scale * (q +
   // min). This product is exact if the scale is exact in f16.

@@ -103,8 +103,8 @@ struct Sequence {
   std::uint32_t DecodeBlocks(std::uint32_t group) const {
     return CeilDiv(decode_tokens * group, kDecodeRows);
   }
-  // A run is `per_run` consecutive keys, which are one or more spans. FirstRun returns the first run
-  // that decode tokens see, Runs the number of runs from there on.
+  // A run is `per_run` consecutive keys, which are whole spans. FirstRun returns the first run that
+  // decode tokens see, Runs the number of runs from there on.
   std::uint32_t FirstRun(std::uint32_t window, std::uint32_t per_run) const {
     return FirstKey(keys, decode_tokens, window) / per_run;
   }

@@ -1,5 +1,5 @@
-// Looks up rows of the embedding matrix. Each block copies one row, with columns strided over the
-// threads. A row has at most 8 KB, so launch latency dominates.
+// Looks up rows of the embedding matrix. There is one block per token, with columns strided over
+// the threads. A row has at most 8 KB, so launch latency dominates.
 
 #include <cstdint>
 

@@ -1,6 +1,6 @@
-// Rope and page writes of MLA. One warp processes the rope columns of one query head, and one warp
-// each cached row (kv_head.cuh). qkv_store_cuda.cu gives the reason for a separate launch. The
-// kernel is bound by memory, which reads and writes the rope columns and the cached row.
+// Rope and page writes of MLA. A warp processes either the rope columns of one query head or one
+// cached row (kv_head.cuh). qkv_store_cuda.cu gives the reason for a separate launch. The kernel is
+// bound by memory: it reads and writes the rope columns and the cached rows.
 
 #include <cstdint>
 #include <variant>

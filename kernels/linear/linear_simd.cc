@@ -4,7 +4,6 @@
 // accumulators, 4 weights, 2 broadcasts), AVX2 4 x 1, lower levels 2 x 1. Tiles of few rows have
 // more panels, so that enough chains hide the latency of a multiply-add. A group of panels stays in
 // L2 for all row blocks, and the first row block prefetches the next part of K.
-// blocks; the first block prefetches the next part of K.
 
 #include <algorithm>
 #include <cstddef>
