@@ -24,7 +24,7 @@ struct LatentStoreParams {
   FloatPtr latents;
   FloatPtr queries;      // [num_rows, num_heads, R]; the last rope_size columns are written
   const float* cosines;  // [num_rows, rope_size / 2]; null: no rope
-  const float* sines;    // likewise
+  const float* sines;    // as cosines
   const std::uint32_t* row_offsets;  // [batch_size + 1]: first row of each sequence, then the total
   // CUDA only. Both are null on the CPU, which derives them from row_offsets.
   const std::int32_t* token_rows;  // [num_rows] batch row of each token; -1: padding, not stored

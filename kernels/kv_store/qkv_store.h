@@ -41,7 +41,7 @@ struct QkvStoreParams {
   FloatPtr qkv;
   std::int64_t qkv_stride;
   const float* cosines;              // [num_rows, rotary_size / 2]; unused when rotary_size is 0
-  const float* sines;                // likewise
+  const float* sines;                // as cosines
   const std::uint32_t* row_offsets;  // [batch_size + 1]: first row of each sequence, then the total
   // CUDA only: the batch row of each token, or -1 for a padding token, which is not stored. The CPU
   // derives it from row_offsets.

@@ -56,7 +56,8 @@ absl::StatusOr<std::vector<cublasLtMatmulHeuristicResult_t>> Candidates(const Cu
                                                                         cublasLtMatrixLayout_t c,
                                                                         cublasLtMatrixLayout_t y) {
   cublasLtMatmulPreference_t preference = nullptr;
-  QUIRE_RETURN_IF_ERROR(LtStatus(api, api.preference_create(&preference), "preference"));
+  QUIRE_RETURN_IF_ERROR(
+      LtStatus(api, api.preference_create(&preference), "cannot create a preference"));
   const std::uint64_t workspace = CublasLt::kWorkspaceBytes;
   cublasStatus_t status = api.preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                              &workspace, sizeof workspace);
@@ -78,7 +79,7 @@ absl::StatusOr<std::vector<cublasLtMatmulHeuristicResult_t>> Candidates(const Cu
   }
   api.preference_destroy(preference);
   if (status != CUBLAS_STATUS_SUCCESS && status != CUBLAS_STATUS_NOT_SUPPORTED) {
-    return LtStatus(api, status, "choice of an algorithm");
+    return LtStatus(api, status, "cannot choose an algorithm");
   }
   results.resize(static_cast<std::size_t>(found));
   return results;
@@ -126,7 +127,7 @@ absl::StatusOr<std::shared_ptr<CublasLt>> CublasLt::Create(const Stream& stream,
                                                            const CublasLtApi& api) {
   std::shared_ptr<CublasLt> library(new CublasLt(stream, api));
   cublasLtHandle_t handle = nullptr;
-  QUIRE_RETURN_IF_ERROR(LtStatus(api, api.create(&handle), "create"));
+  QUIRE_RETURN_IF_ERROR(LtStatus(api, api.create(&handle), "cannot create a handle"));
   library->handle_ = handle;
   QUIRE_ASSIGN_OR_RETURN(library->workspace_,
                          DeviceBuffer::Allocate(MemoryKind::kDevice, kWorkspaceBytes));
@@ -148,17 +149,19 @@ bool CublasLt::Computes(DType dtype, std::uint32_t n, std::uint32_t k) {
 absl::Status CublasLt::Describe(LtPlans* plans) const {
   const auto layout = [&](cublasLtMatrixLayout_t* to, cudaDataType_t type, std::uint32_t rows,
                           std::uint32_t columns) {
-    return LtStatus(*api_, api_->layout_create(to, type, rows, columns, rows), "matrix layout");
+    return LtStatus(*api_, api_->layout_create(to, type, rows, columns, rows),
+                    "cannot create a layout");
   };
   const std::uint32_t n = plans->n;
   const std::uint32_t k = plans->k;
-  QUIRE_RETURN_IF_ERROR(LtStatus(
-      *api_, api_->desc_create(&plans->product, CUBLAS_COMPUTE_32F, CUDA_R_32F), "product"));
+  QUIRE_RETURN_IF_ERROR(LtStatus(*api_,
+                                 api_->desc_create(&plans->product, CUBLAS_COMPUTE_32F, CUDA_R_32F),
+                                 "cannot create a product"));
   const std::int32_t transpose = CUBLAS_OP_T;
   QUIRE_RETURN_IF_ERROR(LtStatus(
       *api_,
       api_->desc_set(plans->product, CUBLASLT_MATMUL_DESC_TRANSA, &transpose, sizeof transpose),
-      "transpose"));
+      "cannot set the transposition"));
   QUIRE_RETURN_IF_ERROR(layout(&plans->w, CUDA_R_16BF, k, n));
   QUIRE_RETURN_IF_ERROR(layout(&plans->x, CUDA_R_16BF, k, kPinnedRows));
   QUIRE_RETURN_IF_ERROR(layout(&plans->residual, CUDA_R_32F, n, kPinnedRows));
@@ -172,10 +175,10 @@ absl::Status CublasLt::SetRows(const LtPlans& plans, std::uint32_t num_rows, std
   const auto set = [&](cublasLtMatrixLayout_t layout, std::int64_t stride) {
     QUIRE_RETURN_IF_ERROR(LtStatus(
         *api_, api_->layout_set(layout, CUBLASLT_MATRIX_LAYOUT_COLS, &columns, sizeof columns),
-        "number of rows"));
+        "cannot set the number of rows"));
     return LtStatus(*api_,
                     api_->layout_set(layout, CUBLASLT_MATRIX_LAYOUT_LD, &stride, sizeof stride),
-                    "stride");
+                    "cannot set the stride");
   };
   QUIRE_RETURN_IF_ERROR(set(plans.x, x_stride));
   QUIRE_RETURN_IF_ERROR(set(plans.residual, residual_stride));

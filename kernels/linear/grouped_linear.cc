@@ -80,9 +80,9 @@ absl::Status GroupedLinear(const Backend& backend, const GroupedLinearParams& pa
   }
   const std::int64_t columns = params.gate ? weight.n() / 2 : weight.n();
   if (params.x_stride < std::int64_t{weight.k()} || params.y_stride < columns) {
-    return absl::InvalidArgumentError(absl::StrCat("grouped linear [", weight.n(), ", ", weight.k(),
-                                                   "] has strides x ", params.x_stride, ", y ",
-                                                   params.y_stride, ", each must hold a row"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "grouped linear [", weight.n(), ", ", weight.k(), "] has strides x ", params.x_stride,
+        ", y ", params.y_stride, ", each must be at least the length of a row"));
   }
   if (params.sum && (params.sum->y_stride < std::int64_t{weight.n()} ||
                      !CanFuseGroupedSum(params, *params.sum))) {
@@ -92,7 +92,7 @@ absl::Status GroupedLinear(const Backend& backend, const GroupedLinearParams& pa
                      params.sum->top_k, " choices, ", params.sum->y_stride, " elements apart"));
   }
   if (backend.cuda() == nullptr) {
-    return absl::InvalidArgumentError("grouped linear is for GPUs, the backend is the CPU");
+    return absl::InvalidArgumentError("grouped linear requires a GPU, the backend is the CPU");
   }
   if (params.rows != nullptr && internal::OnTensorCores(weight, params.x.dtype()) &&
       params.x_stride % 8 != 0) {

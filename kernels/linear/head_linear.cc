@@ -20,17 +20,17 @@ absl::Status CheckShapes(const HeadLinearParams& params) {
     if (weight->n() == n && weight->k() == k) continue;
     return absl::InvalidArgumentError(absl::StrCat("products of heads have matrices [", n, ", ", k,
                                                    "] and [", weight->n(), ", ", weight->k(),
-                                                   "], all must have one shape"));
+                                                   "], all must have the same shape"));
   }
   if (params.x_head_stride >= k && params.y_head_stride >= n &&
       params.x_stride >= (heads - 1) * params.x_head_stride + k &&
       params.y_stride >= (heads - 1) * params.y_head_stride + n) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("products of ", heads, " heads [", n, ", ", k, "] have strides x ",
-                   params.x_stride, " and ", params.x_head_stride, ", y ", params.y_stride, " and ",
-                   params.y_head_stride, ", each must hold the heads"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "products of ", heads, " heads [", n, ", ", k, "] have row strides x ", params.x_stride,
+      ", y ", params.y_stride, " and head strides x ", params.x_head_stride, ", y ",
+      params.y_head_stride, ", they are too small for the heads"));
 }
 
 // True if the tiled kernel can read the rows of x.

@@ -234,7 +234,7 @@ absl::Status Linear(const Backend& backend, const LinearParams& params) {
       (params.residual != nullptr && params.residual_stride < n)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "linear [", n, ", ", k, "] has strides x ", params.x_stride, ", y ", params.y_stride,
-        ", residual ", params.residual_stride, ", each must hold a row"));
+        ", residual ", params.residual_stride, ", each must be at least the length of a row"));
   }
   if (params.num_rows == 0) return absl::OkStatus();
   if (params.store != nullptr && (backend.cuda() == nullptr || !StoresAtOnce(params))) {

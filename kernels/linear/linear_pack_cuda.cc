@@ -257,8 +257,8 @@ class CudaLinearPacker {
     if (packer.bad_zero()) {
       return absl::InvalidArgumentError(
           absl::StrCat(WeightFormatName(shape.format), " weights [", shape.n, ", ", shape.k,
-                       "] have in row ", packer.bad_zero()->row, " the zero point ",
-                       packer.bad_zero()->zero, ", GPUs support 0 to ", packer.most_zero()));
+                       "] have zero point ", packer.bad_zero()->zero, " in row ",
+                       packer.bad_zero()->row, ", GPUs support 0 to ", packer.most_zero()));
     }
     QUIRE_RETURN_IF_ERROR(Upload(backend, scales.data(), packer.scales().data(), parts.scales));
     if (shape.has_act_order) {
@@ -319,9 +319,9 @@ namespace {
 
 absl::Status CheckActivations(DType x, DType y) {
   if (y == DType::kF32 || (y == DType::kBF16 && x == DType::kBF16)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("linear has x ", DTypeName(x), " and y ",
-                                                 DTypeName(y),
-                                                 ", supported are f32 and f32, bf16 and either"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("linear has x ", DTypeName(x), " and y ", DTypeName(y),
+                   ", supported are f32 x with f32 y and bf16 x with both"));
 }
 
 // Row-major matrices are supported only with bf16 x.
@@ -399,7 +399,7 @@ absl::Status GroupedLinearCuda(const CudaContext& context, const GroupedLinearPa
   if (weight.is_row_major()) {
     return absl::InvalidArgumentError(absl::StrCat("grouped linear [", weight.n(), ", ", weight.k(),
                                                    "] has row-major weights, which only "
-                                                   "linear supports"));
+                                                   "Linear supports"));
   }
   if (!RewritesRows(weight)) return GroupsInOrder(context, params);
   const FloatPtr ordered(context.linear_workspace + cuda::kLinearPermutedOffset, x);

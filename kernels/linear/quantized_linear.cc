@@ -57,7 +57,7 @@ absl::Status CheckCudaQuantizedShape(const QuantizedShape& shape) {
   const bool is_integer = is_int8 || is_int4;
   if (shape.has_min && !(shape.has_zero_points && is_integer)) {
     return absl::InvalidArgumentError(
-        absl::StrCat(name, " weights have minimums, GPUs support only zero points, of integers"));
+        absl::StrCat(name, " weights have minimums, GPUs support only zero points of integers"));
   }
   if (shape.has_act_order && (!is_integer || shape.k > cuda::kLinearMaxPermutedInputs)) {
     return absl::InvalidArgumentError(absl::StrCat(

@@ -22,7 +22,7 @@ struct RouteParams {
   // Outputs of SortByExpert for choice.experts and choice.weights.
   std::uint32_t* offsets;           // [choice.num_experts + 1]
   std::uint32_t* rows;              // [choice.num_rows * choice.top_k]
-  float* row_weights;               // likewise
+  float* row_weights;               // [choice.num_rows * choice.top_k]
   std::uint32_t* places = nullptr;  // [choice.num_rows, choice.top_k]; null: not computed
   std::int64_t x_stride;            // elements, at least K
 };

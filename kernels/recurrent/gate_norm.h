@@ -19,10 +19,10 @@ enum class GateOrder : std::uint8_t {
 
 struct GateNormParams {
   ConstFloatPtr x;     // [num_rows, groups, columns], rows x_stride apart
-  ConstFloatPtr gate;  // likewise in the dtype of x, rows gate_stride apart
+  ConstFloatPtr gate;  // as x, rows gate_stride apart
   const float* weight =
       nullptr;  // [columns], or [groups, columns] if weights_groups; not read by kSigmoid
-  FloatPtr y;   // likewise, rows y_stride apart; may be x
+  FloatPtr y;   // [num_rows, groups, columns], rows y_stride apart; may be x
   std::int64_t x_stride;
   std::int64_t gate_stride;
   std::int64_t y_stride;

@@ -34,8 +34,8 @@ struct GateNormArgs {
   float epsilon;
   GateOrder order;
   bool weights_groups;
-  bool reads_bf16;   // x and gate; else f32
-  bool writes_bf16;  // y; else f32
+  bool reads_bf16;   // x and gate are bf16, otherwise f32
+  bool writes_bf16;  // y is bf16, otherwise f32
 };
 
 __device__ __forceinline__ float Load(const void* from, std::int64_t at, bool is_bf16) {

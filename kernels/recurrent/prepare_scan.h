@@ -12,7 +12,7 @@ namespace quire::kernels {
 
 struct PrepareScanParams {
   float* q;            // [num_rows, key_heads, key_size], rows qk_stride apart; normalized in place
-  float* k;            // likewise
+  float* k;            // as q
   const float* a;      // [num_rows, channels], rows rates_stride apart
   const float* b;      // [num_rows, heads], rows rates_stride apart; null: no delta
   const float* a_log;  // [heads]
@@ -36,7 +36,7 @@ struct PrepareScanParams {
 //   q = q / sqrt(sum q^2 + qk_l2_eps) * key_size^-0.5, k = k / sqrt(sum k^2 + qk_l2_eps)
 //   t = softplus(a + dt_bias)
 //   with b:     decay = exp(-exp(a_log[h]) t), rate = sigmoid(b)
-//   without b:  t is clamped to [dt_min, dt_max], decay likewise, rate = t
+//   without b:  t is clamped to [dt_min, dt_max], decay = exp(-exp(a_log[h]) t), rate = t
 //
 // Squares are summed in 16 virtual lanes, as in RmsNorm, and on a GPU in 32 lanes. Returns
 // INVALID_ARGUMENT if a stride is too small or `channels` is neither heads nor heads * key_size.

@@ -17,7 +17,7 @@ inline constexpr std::uint32_t kMaxStateRows = 256;
 struct StateScanParams {
   StateRows rows;               // state [heads, key_size, value_size]
   const float* q;               // [tokens, key_heads, key_size], rows qkv_stride apart
-  const float* k;               // likewise
+  const float* k;               // as q
   const float* v;               // [tokens, heads, value_size], rows qkv_stride apart
   const float* decay;           // [tokens, heads], or [tokens, heads, key_size] if per channel
   const float* rate;            // [tokens, heads]

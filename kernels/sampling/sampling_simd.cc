@@ -312,7 +312,7 @@ void ExpOf(const float* x, std::size_t count, float max, float* w) {
 constexpr std::size_t kGroup = 4 * kLanes;
 
 // RandomWords computes the random words of kGroup tokens, starting at a multiple of kGroup.
-// RandomWordsOf computes those of kLanes arbitrary tokens.
+// RandomWordsOf computes the words of kLanes arbitrary tokens.
 #if HWY_TARGET == HWY_SCALAR
 HWY_INLINE void RandomWords(std::uint32_t first, const internal::RaceKey& key,
                             std::uint32_t* HWY_RESTRICT words) {

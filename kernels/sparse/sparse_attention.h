@@ -39,8 +39,8 @@ struct SparseAttentionParams {
   ConstFloatPtr q;                  // [num_rows, num_heads, head_size], rows q_stride apart
   FloatPtr out;                     // [num_rows, num_heads, head_size], rows out_stride apart
   const std::int32_t* selected;     // [num_rows, max_selected], written by MapSelectedRows
-  const std::uint32_t* num_others;  // likewise
-  const std::uint32_t* offsets;     // likewise
+  const std::uint32_t* num_others;  // [num_rows], written by MapSelectedRows
+  const std::uint32_t* offsets;     // [num_rows + 1], written by MapSelectedRows
   std::int64_t q_stride;
   std::int64_t out_stride;
   std::uint32_t num_rows;

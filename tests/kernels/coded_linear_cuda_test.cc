@@ -299,14 +299,12 @@ TEST(CodedLinearCudaTest, NamesWhatIsWrong) {
   shape.group = 32;
   shape.has_min = shape.has_zero_points = true;
   EXPECT_THAT(pack(shape),
-              testing::HasSubstr("minimums, GPUs support only zero points, of integers"));
+              testing::HasSubstr("minimums, GPUs support only zero points of integers"));
   shape.format = WeightFormat::kInt8;
-  EXPECT_THAT(pack(shape),
-              testing::HasSubstr("in row 0 the zero point 256, GPUs support 0 to 255"));
+  EXPECT_THAT(pack(shape), testing::HasSubstr("zero point 256 in row 0, GPUs support 0 to 255"));
   shape.format = WeightFormat::kInt4;
   zero = 129;
-  EXPECT_THAT(pack(shape),
-              testing::HasSubstr("in row 0 the zero point 129, GPUs support 0 to 128"));
+  EXPECT_THAT(pack(shape), testing::HasSubstr("zero point 129 in row 0, GPUs support 0 to 128"));
   shape = {.format = WeightFormat::kInt4, .n = 4, .k = 65568, .group = 32, .has_act_order = true};
   EXPECT_THAT(pack(shape),
               testing::HasSubstr("65568 inputs with an act-order permutation, GPUs support"));
