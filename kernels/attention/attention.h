@@ -39,10 +39,9 @@ struct AttentionParams {
   // indices. Only the memory of `plan` is then used, not its work lists, and `maps` is ignored. If
   // null, the plan's live sequences are used.
   const std::uint32_t* live_sequences = nullptr;
-  std::uint32_t window = 0;  // number of tokens that a row sees, including its own; 0: no limit
-  std::uint32_t chunk =
-      0;              // number of tokens of a chunk; a row sees only its own chunk; 0: no chunks
-  float softcap = 0;  // soft cap of scores; 0: none
+  std::uint32_t window = 0;      // number of tokens that a row sees, including its own; 0: no limit
+  std::uint32_t chunk = 0;       // tokens per chunk; a row sees only its own chunk; 0: no chunks
+  float softcap = 0;             // soft cap of scores; 0: none
   const float* sinks = nullptr;  // [num_heads] in the backend's memory; null: none
   // Number of value columns to compute, starting with the first; 0: all. Other columns of the heads
   // in `out` are undefined.

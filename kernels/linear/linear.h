@@ -83,7 +83,7 @@ struct LinearParams {
 bool CanFuseGate(const Backend& backend, const PackedLinear& weight, DType x, DType y);
 
 // Computes y[m][n] = (sum_k x[m][k] W[n][k] + bias[n]) + residual[m][n], with weights widened to
-// f32. The bits of an output do not depend on num_rows, the position of the row and the number of
+// f32. The bits of an output do not depend on num_rows, the position of the row or the number of
 // threads. Returns INVALID_ARGUMENT for a stride shorter than a row, or a gate that the product
 // cannot apply.
 //
