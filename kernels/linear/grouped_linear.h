@@ -50,15 +50,14 @@ struct ChosenSum {
 inline constexpr std::uint32_t kMaxChosen = 256;
 
 struct GroupedLinearParams {
-  ConstFloatPtr x;       // [num_rows, K]; if `rows` is set, any number of rows
-  LinearGroups weights;  // [count][N, K]
-  const std::uint32_t*
-      offsets;             // [count + 1], ascending from 0 to the number of all rows; device memory
-  FloatPtr y;              // [num_rows, N], rows y_stride apart; not x
-  std::int64_t x_stride;   // elements, at least K
-  std::int64_t y_stride;   // elements, at least N; with a gate at least N / 2
-  std::uint32_t num_rows;  // rows of this call
-  std::uint32_t first_row = 0;          // first row of this call among those that offsets count
+  ConstFloatPtr x;               // [num_rows, K]; if `rows` is set, any number of rows
+  LinearGroups weights;          // [count][N, K]
+  const std::uint32_t* offsets;  // [count + 1], ascending from 0 to the row count; device memory
+  FloatPtr y;                    // [num_rows, N], rows y_stride apart; not x
+  std::int64_t x_stride;         // elements, at least K
+  std::int64_t y_stride;         // elements, at least N; with a gate at least N / 2
+  std::uint32_t num_rows;        // rows of this call
+  std::uint32_t first_row = 0;   // first row of this call among those that offsets count
   const std::uint32_t* rows = nullptr;  // [num_rows] row m is x[rows[m]]; null: x[m]; device memory
   std::optional<GateShape> gate = {};   // as in Linear; requires CanFuseGroupedGate
   std::optional<ChosenSum> sum = {};    // sums over all rows of y; requires CanFuseGroupedSum
