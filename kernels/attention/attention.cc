@@ -285,8 +285,9 @@ AttentionShares ShareAttention(const AttentionParams& params, int num_threads) {
 
 std::size_t AttentionScratchBytes(std::uint32_t head_size, std::size_t packed_rows) {
   const std::size_t columns = PaddedColumns(head_size);
-  // The three terms are: transposed keys, widened values and a staged strip; weights of a block and
-  // scales of a tile; queries and two states per row (the state of the span and the reduced state).
+  // The first term is transposed keys, widened values and a staged strip. The second is weights of
+  // a block and scales of a tile. The third is queries and two states per row, the state of the
+  // span and the reduced state.
   return ((2 * kAttentionTile + kAttentionStrip) * columns +
           (kAttentionBlockRows + 2) * kAttentionTile +
           packed_rows * (columns + 2 * StateFloats(head_size))) *

@@ -18,11 +18,16 @@ struct LookupRange {
   std::uint32_t count;  // number of entries
 };
 
-// The block has these arrays of words, in order: tokens, positions and token rows, [num_tokens]
-// each; head tokens [num_head_tokens]; row offsets [batch_size + 1]; cache lengths and prefill
-// tokens, [batch_size] each; live rows [num_live_rows]; if `states` is not null, the arrays of
-// cache::StateStepInputs in their order, [batch_size] each; ranges [num_ranges], three words each;
-// then the entries that ranges point to. All pointers point to device memory.
+// The block has these arrays of words, in order:
+//   [num_tokens] each        tokens, positions and token rows
+//   [num_head_tokens]        head tokens
+//   [batch_size + 1]         row offsets
+//   [batch_size] each        cache lengths and prefill tokens
+//   [num_live_rows]          live rows
+//   [batch_size] each        arrays of cache::StateStepInputs in order, only if `states` is set
+//   [num_ranges] x 3         ranges (LookupRange)
+//   rest of the block        the entries that the ranges point to
+// All pointers point to device memory.
 struct StepInputsParams {
   const std::uint32_t* block;
   std::uint32_t num_tokens;

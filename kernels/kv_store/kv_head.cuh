@@ -2,9 +2,9 @@
 
 // A warp loads one head into registers, normalizes it, rotates it in f32 and writes it into its
 // page. A head consists of pieces of 128 columns, and a lane owns four adjacent columns of each
-// piece. The lane also reads the other column of each of its rope pairs (from L1), so a head may be
-// written back in place only after all lanes have read. A quantized page has one scale per head, so
-// the maximum magnitude is a butterfly reduction over the warp.
+// piece. The lane also reads the other column of each of its rope pairs (from L1). A head may
+// therefore be written back in place only after all lanes have read. A quantized page has one scale
+// per head, so the maximum magnitude is a butterfly reduction over the warp.
 
 #include <cstdint>
 #include <limits>
