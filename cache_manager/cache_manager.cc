@@ -9,9 +9,9 @@
 namespace quire::cache {
 namespace {
 
-// Returns the maximum number of prefix-cache nodes without pages that rows keep alive. Such nodes
-// exist only if every group has a window. A row that keeps such nodes also holds the pages of its
-// windows, so the pool size limits the number of these rows.
+// Returns the maximum number of prefix-cache nodes that own no page but that rows keep alive. Such
+// nodes exist only if every group has a window. A row that keeps such nodes also holds the pages of
+// its windows, so the pool size limits the number of these rows.
 std::uint32_t MaxEmptyNodes(const CacheManagerOptions& options) {
   std::uint32_t pages_of_row = 0;
   for (const CacheGroup& group : options.groups) {
@@ -35,12 +35,12 @@ PrefixCacheOptions PrefixOptions(const CacheManagerOptions& options) {
 
 absl::Status CheckStateOptions(const CacheManagerOptions& options) {
   if (options.num_state_slots == 0) return absl::OkStatus();
-  // A pool needs the null slot and a slot for each row. A fork to all rows also needs the slot that
-  // it freezes and the snapshot that the forking row began with.
+  // The pool needs the null slot and one slot per row. While one row is forked into all others, the
+  // pool also needs the frozen slot of that row and the snapshot that the row was attached to.
   if (options.num_state_slots < options.max_rows + 3) {
     return absl::InvalidArgumentError(absl::StrCat("num_state_slots is ", options.num_state_slots,
-                                                   ", and max_rows ", options.max_rows,
-                                                   " needs at least ", options.max_rows + 3));
+                                                   ", must be at least ", options.max_rows + 3,
+                                                   " for max_rows ", options.max_rows));
   }
   if (options.state_interval_tokens % options.geometry.page_size != 0) {
     return absl::InvalidArgumentError(

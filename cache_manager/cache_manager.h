@@ -1,9 +1,9 @@
 #pragma once
 
-// The facade of the KV cache: which row holds which pages, which prefixes are shared, and the
-// arrays that kernels read. It handles token ids, rows and page ids, but neither requests nor the
-// bytes of pages. An operation that needs a page copied or cleared queues that work for the runner
-// of the next step.
+// The facade of the KV cache. It tracks which row holds which pages and which prefixes are shared,
+// and it fills the arrays that kernels read. It handles token ids, rows and page ids, but neither
+// requests nor the bytes of pages. An operation that needs a page copied or cleared queues that
+// work for the runner of the next step.
 //
 //   match = cache->Match(tokens, keys, root, limit);   changes nothing
 //   cache->Attach(row, match, root);                   adds references
@@ -30,8 +30,8 @@
 // values.
 //
 // Place:      above the pool and the prefix cache; below the scheduler.
-// Invariants: I1 to I11 and I13 to I16 of docs/kv_cache.md, except for parts about several tiers,
-//             and those of the five classes. See CheckIntegrity().
+// Invariants: I1 to I11 and I13 to I16 of docs/kv_cache.md, except for statements about several
+//             tiers, and the invariants of the five classes above. See CheckIntegrity().
 // Threads:    engine thread only. HashPages (page_hash.h) may run on any thread.
 // Lifetime:   must outlive every step that reads its arrays.
 
@@ -72,8 +72,8 @@ struct CacheStats {
   std::uint64_t queried_tokens = 0;
   std::uint64_t evicted_pages = 0;
   std::uint64_t collisions = 0;  // equal keys of different tokens, in CountLookup and Publish
-  // Published prompt tokens that were computed again because no state follows them, counted by
-  // CountLookup.
+  // Number of prompt tokens in published pages that were computed again, because no snapshot of the
+  // recurrent states exists at or after them. Counted by CountLookup.
   std::uint64_t tokens_lost_to_state = 0;
   std::uint32_t state_slots = 0;           // without the null slot; 0: the model has no states
   std::uint32_t free_state_slots = 0;      // neither written nor read, and no snapshot
@@ -94,16 +94,16 @@ class CacheManager {
   // Returns INVALID_ARGUMENT for invalid options, and RESOURCE_EXHAUSTED if the arrays do not fit
   // into memory.
   static absl::StatusOr<std::unique_ptr<CacheManager>> Create(const CacheManagerOptions& options);
-  // Returns an upper bound of the host memory of the prefix index: tokens, keys and nodes of every
-  // page. It grows with geometry.num_blocks. REQUIRES: Create accepts the options.
+  // Returns an upper bound, in bytes, of the host memory of the prefix index: tokens, keys and
+  // nodes of every page. It grows with geometry.num_blocks. REQUIRES: Create accepts the options.
   static std::int64_t PrefixIndexBytes(const CacheManagerOptions& options);
   CacheManager(const CacheManager&) = delete;
   CacheManager& operator=(const CacheManager&) = delete;
 
   // Returns the longest published prefix of `tokens`, of at most `max_tokens` tokens. The caller
-  // chooses `max_tokens` so that at least one token and every token whose logits it needs are left
-  // to compute. `keys` are the keys of the full pages of `tokens` under `root`. Without `may_copy`
-  // the match has only full pages. Adds no references and counts nothing.
+  // chooses `max_tokens` so that at least one token is left to compute, and every token whose
+  // logits the caller needs. `keys` are the keys of the full pages of `tokens` under `root`.
+  // Without `may_copy` the match has only full pages. Adds no references and counts nothing.
   PrefixMatch Match(std::span<const std::int32_t> tokens, std::span<const PageKey> keys,
                     const Hash128& root, std::uint32_t max_tokens, bool may_copy = true) const {
     return index_.Match(tokens, keys, root, max_tokens, may_copy);
@@ -113,8 +113,8 @@ class CacheManager {
   // is queued. The sources stay referenced until the copy has completed. With states, the row gets
   // a slot, and the state of the match is not evicted before the row's first step has completed. If
   // too few pages or slots are available, returns RESOURCE_EXHAUSTED. If the match is outdated,
-  // returns ABORTED. Neither error changes anything. The steps of the row's first `prompt_tokens`
-  // tokens leave snapshots for later requests (RowStates). REQUIRES: the row has no pages.
+  // returns ABORTED. Neither error changes anything. Steps over the first `prompt_tokens` tokens of
+  // the row write snapshots for later requests (RowStates). REQUIRES: the row has no pages.
   absl::Status Attach(BatchRow row, const PrefixMatch& match, const Hash128& root,
                       std::uint32_t prompt_tokens = 0);
   // Adds a lookup of `queried_tokens` tokens to the hit statistics. The caller counts only the
@@ -144,9 +144,9 @@ class CacheManager {
   // Enables or disables Publish until the row is freed. Enabled by default.
   void SetPublish(BatchRow row, bool enabled) { index_.SetPublish(row, enabled); }
 
-  // Reports that the logits of token `tokens` - 1 of the row were finite, in the step that
-  // completed last. Every full page that these logits read completely is proven finite. A page of a
-  // window group is not proven if it begins before the window. A page that the row adopted
+  // Reports that the step that completed last computed finite logits for token `tokens` - 1 of the
+  // row. Every full page that this token attended to as a whole is then proven finite. A page of a
+  // window group is not proven if it begins before the token's window. A page that the row adopted
   // (Publish) is proven only by steps launched after the adoption. REQUIRES: the row has pages for
   // these tokens; tokens > 0.
   void SetProven(BatchRow row, std::uint32_t tokens);
@@ -172,8 +172,8 @@ class CacheManager {
   // exactly computed_tokens tokens. The child has no pages.
   absl::Status Fork(BatchRow parent, BatchRow child, std::uint32_t computed_tokens);
 
-  // Frees all pages of the row, the last page first, and forgets the row's scope. Copies into these
-  // pages that were not taken yet are cancelled. The row may be empty.
+  // Frees all pages of the row, the last page first, and forgets the row's scope. Queued copies
+  // into these pages are cancelled. The row may be empty.
   void Free(BatchRow row);
   // Publishes the full pages of [0, computed_tokens) that have `keys`, then frees the row. The
   // partial last page becomes a partial child of the last full page, which later matches copy from.
@@ -194,23 +194,24 @@ class CacheManager {
   void Invalidate(const Hash128& root, std::span<const std::int32_t> tokens,
                   std::span<const PageKey> keys, std::uint32_t first_token);
 
-  // Fills state_inputs() and the step inputs of each group. Returns the latter: the cache lengths
-  // of the scheduled rows, 0 for all other rows, and the three maxima. REQUIRES (checked): every
-  // row is scheduled once, with at least one new token; the row holds the pages that these tokens
-  // read and write; the pages that they write are private and unpublished.
+  // Fills state_inputs() and the step inputs of each group, and returns the latter. They contain
+  // the cache lengths of the scheduled rows, 0 for all other rows, and the three maxima over the
+  // scheduled rows. REQUIRES (checked): every row is scheduled once, with at least one new token;
+  // the row holds the pages that these tokens read and write; the pages that they write are private
+  // and unpublished.
   std::span<const KvStepInputs> PrepareStep(std::span<const RowStep> rows);
   const StateStepInputs& state_inputs() const { return states_.inputs(); }
 
-  // TakeClears and TakeCopies return the work of the runner before the next forward pass, and
-  // remove it from the queue. The runner does the clears first and then the copies in order,
+  // TakeClears and TakeCopies return the work that the runner does before the next forward pass,
+  // and remove it from the queue. The runner does the clears first and then the copies in order,
   // because a copy may read what an earlier copy wrote. Sources of copies stay referenced and
   // cleared pages stay quarantined until the step has completed.
   //
   // A step is in flight from its PrepareStep to its CompleteStep; the oldest completes first. The
   // work belongs to the step that is prepared next. If at most one step is in flight, the work may
   // also be taken after PrepareStep. A page that a row frees while a step in flight uses it is
-  // pinned: it may be published, but it is not allocated before every step launched until then has
-  // completed.
+  // pinned. A pinned page may be published, but it is not allocated again before all steps that
+  // were in flight when it was freed have completed.
   //
   // `is_poisoned` means that the completing step wrote NaN or infinity for a row that has ended
   // since. The pinned pages that steps in flight write are then quarantined. Pages that are already
@@ -238,8 +239,9 @@ class CacheManager {
     return pool_.num_returned() + state_pool_.num_returned() + prefixes_.num_published();
   }
   bool has_states() const { return states_.is_enabled(); }
-  // Returns how many of the next `tokens` prompt tokens of a row a step may compute without missing
-  // a snapshot that other requests can use. Returns `tokens` if the row publishes nothing.
+  // Returns the number of the row's next `tokens` prompt tokens that one step may compute. A longer
+  // step would miss a snapshot that other requests can use. Returns `tokens` if the row publishes
+  // nothing.
   std::uint32_t LimitChunk(BatchRow row, std::uint32_t tokens) {
     return has_states() && index_.CanPublish(row) ? states_.LimitChunk(row, tokens) : tokens;
   }

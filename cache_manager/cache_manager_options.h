@@ -18,10 +18,12 @@ struct CacheManagerOptions {
   // Maximum number of tokens of a row that are planned or in flight at a time. Only demand()
   // depends on it. At least 1 if any group has a window.
   std::uint32_t max_row_overlap_tokens = 0;
-  // State slots of a model with recurrent layers, the null slot included; 0: the model has none.
+  // Number of state slots of a model with recurrent layers, including the null slot; 0 if the model
+  // has no recurrent layers.
   std::uint32_t num_state_slots = 0;
-  // A prompt leaves a snapshot of its states every so many tokens, a multiple of the page size; 0:
-  // only near its end and where it leaves a published path.
+  // Number of prompt tokens between two snapshots of the recurrent states, a multiple of the page
+  // size. If 0, snapshots are taken only near the end of a prompt and where it diverges from
+  // published pages.
   std::uint32_t state_interval_tokens = 0;
   bool prefix_caching = true;
   bool partial_page_reuse = true;          // initial value, see SetPartialPageReuse

@@ -55,9 +55,9 @@ class FiniteProof {
   // True if replacing the row's pages of the column by `pages` would replace a proven page by one
   // that is not proven.
   bool WouldLoseProof(BatchRow row, std::uint32_t column, std::span<const BlockId> pages) const;
-  // `pages` is [columns, groups]. Returns the largest n such that in the first n columns every
-  // page is proven that a row attached to all columns would hold. A row does not hold pages before
-  // a window.
+  // `pages` is [columns, groups]. Returns the number of leading columns whose pages are all proven.
+  // Pages before a group's window are not examined, because a row attached to all columns would not
+  // hold them.
   std::uint32_t ProvenColumns(std::span<const BlockId> pages) const;
 
   absl::Status CheckIntegrity() const;
@@ -67,11 +67,11 @@ class FiniteProof {
 
   struct Row {
     std::uint32_t proven_tokens = 0;
-    // The first token of the first page that was replaced by a page that is not proven, and the
-    // number of steps launched before the last such replacement. Logits of these steps prove only
-    // the tokens before `adopted_from`.
+    // First token of the first page that was replaced by an unproven page.
     std::uint32_t adopted_from = 0;
-    std::uint64_t adoption_step = 0;  // 0: no page was replaced
+    // Number of steps launched before the last such replacement; 0 if no page was replaced. The
+    // logits of these steps prove only the tokens before `adopted_from`.
+    std::uint64_t adoption_step = 0;
   };
 
   Row& at(BatchRow row);

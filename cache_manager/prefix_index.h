@@ -63,8 +63,9 @@ class PrefixIndex {
   // `parent`.
   void Fork(BatchRow parent, BatchRow child, std::uint32_t shared_columns);
   void ForgetRow(BatchRow row);
-  // Publishes the full pages that have keys, and with `keeps_tail` the rest of [0, computed_tokens)
-  // as a partial child. Returns the node whose history is [0, computed_tokens), or kNoNode.
+  // Publishes the full pages that have keys. With `keeps_tail`, also publishes the tokens after
+  // them, up to `computed_tokens`, as a partial child. Returns the node whose history is [0,
+  // computed_tokens), or kNoNode.
   NodeId PublishWithTail(BatchRow row, std::span<const std::int32_t> tokens,
                          std::span<const PageKey> keys, std::uint32_t computed_tokens,
                          bool keeps_tail);
@@ -72,17 +73,17 @@ class PrefixIndex {
   bool CanPublish(BatchRow row);
   // Returns the node of the row's first `columns` columns, or kNoNode if they are not published.
   NodeId PublishedNode(BatchRow row, std::uint32_t columns) const;
-  // Takes the snapshots that are not proven finite from the nodes of a history.
+  // Removes from the nodes of a history the snapshots that are not proven finite.
   void DropUnprovenStates(const Hash128& root, std::span<const std::int32_t> tokens,
                           std::span<const PageKey> keys);
   const Hash128& root(BatchRow row) const { return publications_[row.value()].root; }
-  // Unpublishes the first column of the row's history that is not proven finite, at or after
-  // `first_token`, and everything that continues it. Returns that column.
+  // Unpublishes a column of the row's history and every page that continues it. The column is the
+  // first one at or after `first_token` that is not proven finite. Returns that column.
   std::uint32_t Invalidate(BatchRow row, std::span<const std::int32_t> tokens,
                            std::span<const PageKey> keys, std::uint32_t first_token);
-  // Returns the column from which the row keeps its pages even if its windows do not reach them:
-  // the last published one, which its next page continues. If the row cannot publish, returns the
-  // maximum value.
+  // Returns the last published column of the row, or the maximum value if the row cannot publish.
+  // The row keeps its pages from that column on even if they are outside its windows, because the
+  // next page is published as a child of that column's node.
   std::uint32_t FirstKeptColumn(BatchRow row);
 
   const LookupCounts& lookup_counts() const { return counts_; }
@@ -107,7 +108,8 @@ class PrefixIndex {
   // node.
   NodeId MatchPages(std::span<const std::int32_t> tokens, std::span<const PageKey> keys,
                     const Hash128& root, PrefixMatch* match) const;
-  // Shortens the match to the longest part that ends with a state. `last` is its last node.
+  // Shortens the match to its longest prefix that ends with a state. `last` is the match's last
+  // node.
   void LimitToState(std::span<const std::int32_t> tokens, NodeId last, bool may_copy,
                     PrefixMatch* match) const;
   void PublishColumns(BatchRow row, std::span<const std::int32_t> tokens,
@@ -118,7 +120,7 @@ class PrefixIndex {
   // node has no page, adds the column's page to the node.
   void Merge(BatchRow row, std::uint32_t column, NodeId node);
   // Publishes the partial page that follows the row's full ones, if the row can publish. Returns
-  // its node, or kNoNode if there is none or another node has the tokens already.
+  // the new node, or kNoNode if there is no such page or another node already has its tokens.
   NodeId PublishTail(BatchRow row, std::span<const std::int32_t> tokens,
                      std::uint32_t computed_tokens);
   absl::Status CheckRow(BatchRow row, std::size_t group) const;

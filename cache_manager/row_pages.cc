@@ -287,14 +287,15 @@ absl::Status RowPages::CheckColumns(BatchRow row, std::size_t group) const {
                                             " of group ", group, ", which has no window"));
   }
   if (first < widest_table().first_column(row)) {
-    return absl::InternalError(absl::StrCat("row ", row.value(), " begins at column ", first,
-                                            " of group ", group, ", before that of group ",
-                                            layout_->widest(), ", which reaches further"));
+    return absl::InternalError(absl::StrCat(
+        "row ", row.value(), " begins at column ", first, " of group ", group,
+        ", before its first column of group ", layout_->widest(), ", which reaches further"));
   }
   if (end != (has_window ? reserved_columns(row) : end_column(row))) {
     return absl::InternalError(absl::StrCat("row ", row.value(), " has ", end, " columns of group ",
-                                            group, ", and from ", reserved_columns(row), " to ",
-                                            end_column(row), " of others"));
+                                            group, ", but groups with a window have ",
+                                            reserved_columns(row), " and others ",
+                                            end_column(row)));
   }
   return absl::OkStatus();
 }

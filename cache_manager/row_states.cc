@@ -199,9 +199,9 @@ std::uint32_t RowStates::LimitChunk(BatchRow row, std::uint32_t tokens) const {
   return has_both ? next.left_border - next.tokens : tokens;
 }
 
-// The border where the prompt diverged from published pages comes first, because other prompts
-// share it. The last page end that a repetition of the prompt can use comes second. Borders at
-// intervals come last. They serve prompts that are edited late.
+// The position where the prompt diverged from published pages has priority, because other prompts
+// share the tokens before it. Next is the last page end that a repetition of the prompt can use.
+// Multiples of the interval come last. They serve prompts that are edited late.
 std::uint32_t RowStates::SnapshotBorder(const Row& row, std::uint32_t begin,
                                         std::uint32_t end) const {
   const auto is_inside = [&](std::uint32_t border) { return border > begin && border <= end; };

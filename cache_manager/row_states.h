@@ -35,10 +35,12 @@ namespace quire::cache {
 class RowStates {
  public:
   // A repeated prompt may differ in this many of its last tokens and still use the snapshot that is
-  // taken near its end. Chat templates that open the reasoning of an answer make such prompts.
+  // taken near its end. Such prompts come from chat templates that open a reasoning section at the
+  // end of the prompt.
   static constexpr std::uint32_t kSlackTokens = 16;
-  // A history has at most this many snapshots, or half of all if that is fewer, but at least 2.
-  // Otherwise one long prompt could evict the snapshots of all other conversations.
+  // Maximum number of snapshots on the path of one history. The limit is lower, but at least 2, if
+  // the pool has slots for fewer than twice as many snapshots. Otherwise one long prompt could
+  // evict the snapshots of all other conversations.
   static constexpr std::uint32_t kMaxPathSnapshots = 8;
 
   RowStates(const CacheManagerOptions& options, StatePool* pool, PrefixCache* prefixes);
@@ -46,24 +48,24 @@ class RowStates {
   bool is_enabled() const { return pool_->usable() > 0; }
 
   // Returns RESOURCE_EXHAUSTED "needs N state slots, M available" if fewer than `slots` slots can
-  // be allocated while the snapshot `kept`, which may be the null slot, is not evicted.
+  // be allocated without evicting the snapshot `kept`, which may be the null slot.
   absl::Status CheckRoom(std::uint32_t slots, StateSlot kept) const;
   // Number of slots that Attach, Reserve or Fork allocates.
   std::uint32_t SlotsForRow(BatchRow row) const;
   std::uint32_t SlotsForFork(BatchRow parent) const;
 
   // The functions below REQUIRE that slots are available.
-  // Takes the row's own slot and a reference to the state of the match.
+  // Allocates the row's own slot and adds a reader to the slot of the match.
   void Attach(BatchRow row, const PrefixMatch& match, std::uint32_t prompt_tokens);
-  // Takes the row's own slot if it has none.
+  // Allocates the row's own slot if it has none.
   void Reserve(BatchRow row);
   // REQUIRES: the parent's state follows `computed_tokens` tokens; no step in flight has the row.
   void Fork(BatchRow parent, BatchRow child, std::uint32_t computed_tokens);
 
-  // Gives all slots of the row back. `is_in_flight`: a step in flight may still write them.
+  // Releases all slots of the row. `is_in_flight`: a step in flight may still write them.
   void Free(BatchRow row, bool is_in_flight);
-  // True if the row's state follows exactly `tokens` tokens, which is false while a step in flight
-  // adds to them.
+  // True if the row's state follows exactly `tokens` tokens. The tokens of the step in flight
+  // count.
   bool HasStateAfter(BatchRow row, std::uint32_t tokens) const;
   // True if HandOver(row, node) can make the state after `tokens` tokens the snapshot of a node.
   bool CanHandOver(BatchRow row, std::uint32_t tokens) const;
@@ -71,27 +73,28 @@ class RowStates {
   // for the tokens of the node's history. The row is freed next.
   void HandOver(BatchRow row, NodeId node, bool is_proven);
 
-  // Returns the tokens after which the row's last step wrote a snapshot that has no node yet, 0 if
-  // there is none.
+  // Returns the number of tokens that precede the snapshot that the row's last step wrote, or 0 if
+  // there is none. Such a snapshot has no node yet.
   std::uint32_t snapshot_tokens(BatchRow row) const { return rows_[row.value()].snapshot_tokens; }
-  // Makes that snapshot the state of `node`, unless the node has one. Without a node, frees it.
-  // REQUIRES: the step that wrote it has completed.
+  // Makes that snapshot the state of `node`, unless the node has one. If `node` is kNoNode, frees
+  // the snapshot. REQUIRES: the step that wrote it has completed.
   void PublishSnapshot(BatchRow row, NodeId node, bool is_proven);
 
-  // Records that the logits of token `tokens` - 1 of the row were finite. The states after at most
-  // `tokens` tokens that the row has read and written are then finite too.
+  // Records that the logits of token `tokens` - 1 of the row were finite. The states that the row
+  // has read or written are then finite too, if they follow at most `tokens` tokens.
   void SetProven(BatchRow row, std::uint32_t tokens);
 
-  // Returns how many of the row's next `tokens` tokens a step may compute without missing a
-  // snapshot. A step writes at most one. It therefore ends where the row diverged from a published
-  // path, if it would also reach the last reusable page end.
+  // Returns the number of the row's next `tokens` tokens that one step may compute without missing
+  // a snapshot. A step writes at most one snapshot. A step that would reach both the position where
+  // the row diverged from a published path and the last reusable page end therefore ends at the
+  // former.
   std::uint32_t LimitChunk(BatchRow row, std::uint32_t tokens) const;
 
   // Fills the step arrays. A row for which `may_publish` is true writes a snapshot where later
   // requests can use one, if a slot is free or cached.
   void PrepareStep(std::span<const RowStep> rows,
                    absl::FunctionRef<bool(BatchRow row)> may_publish);
-  // The step in flight has completed.
+  // Called when the step in flight has completed.
   void CompleteStep();
   const StateStepInputs& inputs() const { return inputs_; }
 
@@ -122,12 +125,13 @@ class RowStates {
   Row& at(BatchRow row);
   const Row& at(BatchRow row) const;
   StateSlot Take();
-  // Makes the slot the snapshot of `node`. Evicts an earlier one if the path has too many.
+  // Makes the slot the snapshot of `node`. Removes earlier snapshots if the path has too many.
   void SetState(NodeId node, StateSlot slot);
   void GiveBack(StateSlot slot, bool is_in_flight);
   // Returns the last page end that a repetition of the row's prompt can use, 0 if there is none.
   std::uint32_t LastBorder(const Row& row) const;
-  // Returns the tokens after which a step over [begin, end) writes a snapshot, 0 if none.
+  // Returns the position, in tokens, at which a step over [begin, end) writes a snapshot; 0 if
+  // none.
   std::uint32_t SnapshotBorder(const Row& row, std::uint32_t begin, std::uint32_t end) const;
   absl::Status CheckSlots() const;
   absl::Status CheckStep() const;

@@ -34,15 +34,15 @@ struct RowStep {
 //   Poison -> quarantined ---TakeClears---> taken ---Start---> in flight ---Complete---> free
 //
 // A step is in flight from Start to Complete, and the oldest step completes first. A row that frees
-// a page while a step in flight may read or write it pins the page: the page may be matched but not
-// allocated again before all steps launched until then have completed.
+// a page while a step in flight may read or write it pins the page. A pinned page may be matched,
+// but it is not allocated again before all steps that were in flight then have completed.
 //
 // Place:      above BlockPool and PrefixCache, below RowPages. Knows pages and row numbers, not the
 //             columns of rows.
-// Invariants: each source of a copy that has not completed has a hold, and each pinned page has one
-//             (CacheManager::CheckIntegrity). The target of a copy that is queued or in flight is
-//             referenced. The pages being cleared are the first of BlockPool::quarantined_pages().
-//             See CheckIntegrity().
+// Invariants: the source of a copy has a hold until the copy has completed, and each pinned page has
+//             a hold (CacheManager::CheckIntegrity). The target of a copy that is queued or in flight
+//             is referenced. The pages being cleared are the first of
+//             BlockPool::quarantined_pages(). See CheckIntegrity().
 // Threads:    engine thread only.
 // Lifetime:   destroyed before the pool and the prefix cache.
 class StepWork {

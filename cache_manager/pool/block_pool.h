@@ -77,8 +77,9 @@ class BlockPool {
   // REQUIRES: the page is neither free nor quarantined.
   void AddRequest(BlockId page);
   void AddHold(BlockId page);
-  // If the page becomes cached, its place in the eviction order is directly before the cached page
-  // `before`, or last if `before` is the null page. REQUIRES: the count is not 0.
+  // If the page becomes cached, it is inserted into the eviction order directly before the cached
+  // page `before`, or at the end if `before` is the null page. REQUIRES: the page has a reference
+  // of this kind.
   void DropRequest(BlockId page, BlockId before = kNullBlock);
   void DropHold(BlockId page, BlockId before = kNullBlock);
 
@@ -112,7 +113,7 @@ class BlockPool {
   std::uint32_t num_cached() const { return static_cast<std::uint32_t>(cached_.size()); }
   std::uint32_t num_quarantined() const { return static_cast<std::uint32_t>(quarantined_.size()); }
   std::uint32_t available() const { return num_free() + num_cached(); }
-  // Number of calls of DetachNode, which unpublishes a page, whatever the reason.
+  // Number of calls of DetachNode, each of which unpublishes a page.
   std::uint64_t num_detached() const { return num_detached_; }
 
   // Number of times that a page became available.

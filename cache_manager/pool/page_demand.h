@@ -6,8 +6,8 @@
 
 namespace quire::cache {
 
-// Layers with the same window, at most as many as a page has slots for. They share one lookup
-// table. A page holds the keys and values of all layers of one group.
+// Layers with the same window. They share one lookup table. A page stores the keys and values of
+// all layers of one group, so a group has at most KvGeometry::num_layers layers.
 struct CacheGroup {
   // Number of tokens that a query reads, including its own; 0 if it reads all tokens before it.
   std::uint32_t window = 0;

@@ -13,17 +13,18 @@
 
 namespace quire::cache {
 
-// A place for the states of all recurrent layers of one sequence; 0 is the null slot.
+// Names a slot, which stores the states of all recurrent layers of one sequence; 0 is the null
+// slot.
 using StateSlot = StrongId<struct StateSlotTag, std::uint32_t>;
 inline constexpr StateSlot kNullSlot{0};
 
 // The state is derived from the fields of a slot. It is not stored.
 enum class SlotState : std::uint8_t {
   kNull,         // id 0 only
-  kFree,         // no row and no node names it
+  kFree,         // not referenced by any row or node
   kLive,         // one row writes it
   kFrozen,       // read by rows, or a snapshot of a node: never written
-  kQuarantined,  // given back while a step in flight may write it
+  kQuarantined,  // released while a step in flight may write it
 };
 
 absl::string_view SlotStateName(SlotState state);
@@ -54,12 +55,12 @@ class StatePool {
 
   void SetEvictionHandler(EvictionHandler handler) { evict_ = std::move(handler); }
 
-  // Returns a live slot: a free one, else that of the coldest cached snapshot. Returns the null
-  // slot if there is neither.
+  // Returns a live slot. Takes a free slot, or else evicts the coldest cached snapshot. Returns the
+  // null slot if there is neither.
   StateSlot Allocate();
 
   // All functions below REQUIRE: 0 < slot.value() < num_slots.
-  // Gives a live slot back. REQUIRES: the slot is live.
+  // Frees a live slot. REQUIRES: the slot is live.
   void Free(StateSlot slot);
   void Quarantine(StateSlot slot);
   // Frees all quarantined slots. They are not cleared: a row without cached tokens reads no state.
@@ -89,7 +90,7 @@ class StatePool {
   std::uint32_t tokens(StateSlot slot) const { return at(slot).tokens; }
   bool is_proven_finite(StateSlot slot) const { return at(slot).is_proven_finite; }
   bool is_cached(StateSlot slot) const { return IsCached(at(slot)); }
-  // Number of times that the slot was allocated, which tells its users apart.
+  // Number of times that the slot was allocated. Callers compare it to detect a reallocation.
   std::uint64_t num_uses(StateSlot slot) const { return at(slot).num_uses; }
 
   std::uint32_t num_slots() const { return static_cast<std::uint32_t>(slots_.size()); }

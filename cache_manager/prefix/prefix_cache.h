@@ -43,7 +43,7 @@ struct PrefixCacheOptions {
 // A node exists while it owns a page or has a child.
 //
 // States. In a model with recurrent layers a node may own a snapshot: the slot with the state after
-// the node's last token. A partial child then always owns one, since it is of no use without.
+// the node's last token. A partial child then always owns one, because it cannot be reused without.
 //
 // Place:      above BlockPool and StatePool, below CacheManager. Knows ids of tokens, pages and
 //             slots, not sequences or memory.
@@ -116,16 +116,17 @@ class PrefixCache {
   // node.
   void AddPage(NodeId node, std::size_t group, BlockId page);
 
-  // Gives the node a snapshot, which is frozen and read. REQUIRES: the node has none and owns all
-  // its pages.
+  // Makes `slot` the snapshot of the node. REQUIRES: the slot is frozen and has a reader; the node
+  // has no snapshot and owns all its pages.
   void SetState(NodeId node, StateSlot slot);
-  // Takes the snapshot from the node. A partial child is removed. REQUIRES: the node has one.
+  // Detaches the snapshot from a full node. Removes a partial child together with its snapshot.
+  // REQUIRES: the node has a snapshot.
   void RemoveState(NodeId node);
-  // Removes snapshots from the path to `node` while the path has more than `limit` of them. Those
-  // of partial children that the path continues count too. Removes the one whose neighbours are
-  // closest together first. Removes those at branches only while they alone exceed the limit, and
-  // never the last two or one that a row reads. O(nodes of the path and their children). REQUIRES:
-  // the node has a snapshot.
+  // Removes snapshots from the path to `node` until the path has at most `limit` of them. Snapshots
+  // of partial children that the path continues count too. The snapshot whose two neighbours on the
+  // path are closest together is removed first. Snapshots at branches are removed only while they
+  // alone exceed the limit. The last two snapshots of the path and snapshots that a row reads are
+  // never removed. O(nodes of the path and their children). REQUIRES: the node has a snapshot.
   void ThinStates(NodeId node, std::size_t limit);
 
   // Makes the node the most recently used child of its parent if it owns all its pages.
@@ -202,15 +203,15 @@ class PrefixCache {
   // first. If there is none, or if the group has a window, returns the null page, which means the
   // most recently used end.
   BlockId EvictionSuccessorOf(BlockId page) const;
-  // Unpublishes a cached page that the pool is about to hand out.
+  // Unpublishes a cached page that the pool is about to evict.
   void Evict(BlockId page);
   void RemoveLeaf(NodeId node);
   // Removes the node and then its ancestors, up to the first that owns a page or has a child.
   void Prune(NodeId node);
   // True if evicting the node's pages would remove the node and none of them is referenced.
   bool IsColdLeaf(NodeId node) const;
-  // Adds the snapshot of `above`, and those of its partial children that its child `below`
-  // continues, in descending order of their tokens.
+  // Appends to path_states_ the snapshot of `above` and those of its partial children that its
+  // child `below` continues, in descending order of their token counts.
   void AddStates(NodeId above, NodeId below);
   absl::Status CheckPages(const Node& node) const;
   absl::Status CheckState(const Node& node) const;
@@ -218,8 +219,8 @@ class PrefixCache {
   absl::Status CheckTree() const;
   absl::Status CheckEvictionOrder(std::size_t group) const;
 
-  // Returns the index in path_states_ of the snapshot to take first, of those at branches or of the
-  // others. Returns 0 if none may be taken.
+  // Returns the index in path_states_ of the snapshot to remove next. Considers only snapshots at
+  // branches if `at_branches`, and otherwise only the others. Returns 0 if none may be removed.
   std::size_t FindThinnest(bool at_branches) const;
 
   struct PathState {

@@ -31,7 +31,7 @@ namespace quire::cache {
 
 // Minimum alignment of a pool and of its scales, which device allocators guarantee.
 inline constexpr std::uintptr_t kPoolAlignment = 256;
-// Alignment of a lookup table row, with which eight entries are one or two vector reads.
+// Alignment of a lookup table row, so that one or two vector loads read eight entries.
 inline constexpr std::uintptr_t kLookupTableAlignment = 32;
 
 // The addresses of a pool. `blocks` is page 0 of layer 0's K. The scales use the page ids of the
@@ -234,9 +234,9 @@ absl::Status PagedKVCacheCollection<T, ParamsT, PageSize, ScaleT, Granularity>::
       return scales.Validate();
     }
     if (pool.num_scale_blocks != 0 && pool.num_scale_blocks != geometry.num_blocks) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("num_scale_blocks is ", pool.num_scale_blocks,
-                       ", without a table of their own the scales have ", geometry.num_blocks));
+      return absl::InvalidArgumentError(absl::StrCat("num_scale_blocks is ", pool.num_scale_blocks,
+                                                     ", it must be ", geometry.num_blocks,
+                                                     " unless scales_lookup_table is set"));
     }
   } else if (pool.scales != nullptr || pool.scales_lookup_table != nullptr) {
     return absl::InvalidArgumentError("scales are given, but the cache is not quantized");

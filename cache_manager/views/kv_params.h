@@ -210,12 +210,13 @@ inline absl::Status KvGeometry::ValidateStrides() const {
     }
     if (stride.value % stride.row != 0) {
       return absl::InvalidArgumentError(absl::StrCat(stride.name, " is ", stride.value,
-                                                     ", it must be whole rows of ", stride.row));
+                                                     ", it must be a multiple of the row size ",
+                                                     stride.row));
     }
     if (stride.value < packed_rows() * stride.row) {
-      return absl::InvalidArgumentError(absl::StrCat(stride.name, " is ", stride.value,
-                                                     ", pages would overlap below ",
-                                                     packed_rows() * stride.row));
+      return absl::InvalidArgumentError(
+          absl::StrCat(stride.name, " is ", stride.value, ", it must be at least ",
+                       packed_rows() * stride.row, ", or pages overlap"));
     }
   }
   if (num_blocks > max_num_blocks()) {

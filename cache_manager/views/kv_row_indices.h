@@ -36,8 +36,8 @@ struct KvPageExtent<kDynamicExtent> {
   }
 };
 
-// Returns the number of rows of one entry: the whole tile if the cache has no pages (P = 0) or the
-// tile is within one page.
+// Returns the number of tile rows that one table entry covers. It is the whole tile if the cache
+// has no pages (P = 0) or the tile is within one page.
 constexpr std::uint32_t TileEffPage(std::uint32_t bn, std::uint32_t p) {
   return p == 0 || p >= bn ? bn : p;
 }

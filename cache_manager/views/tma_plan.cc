@@ -115,8 +115,9 @@ absl::Status CheckRopeRow(absl::string_view builder, const TmaSource& source,
   const std::int64_t row = std::int64_t{padded_depth} + 2 * std::int64_t{rope};
   if (padded_depth != source.content_size * source.element_bytes() || row != source.row_bytes()) {
     return Refuse(builder, "padded_depth ", padded_depth, " and ", rope,
-                  " rope values are not the row of ", source.name, ": ", source.content_size,
-                  " bytes of content in ", source.row_bytes());
+                  " rope values do not match the row of ", source.name, ", which has ",
+                  source.content_size, " bytes of content and ", source.row_bytes(),
+                  " bytes in total");
   }
   return absl::OkStatus();
 }
@@ -219,8 +220,8 @@ absl::StatusOr<TmaPlan> PlanGather4TmaTile(const TmaSource& source,
   if (spec.dtype != DType::kInvalid) plan.dtype = spec.dtype;
   const std::int64_t e = DTypeSize(plan.dtype);
   if (source.row_bytes() % e != 0) {
-    return Refuse(plan.builder, "a row of ", source.row_bytes(), " bytes is not whole elements of ",
-                  DTypeName(plan.dtype));
+    return Refuse(plan.builder, "a row of ", source.row_bytes(), " bytes is not a whole number of ",
+                  DTypeName(plan.dtype), " elements");
   }
   const std::int64_t row = source.row_bytes() / e;
   if ((spec.tile_stride != 0 && spec.tile_stride != row) || spec.tile_width > row) {

@@ -551,7 +551,7 @@ TEST_F(CacheGroupsIntegrityTest, ReportsWindowGroupWithMoreColumnsThanOthers) {
   BlockId page;
   ASSERT_TRUE(pool().Allocate(std::span(&page, 1)).ok());
   table(1).Append(kA, page);
-  ExpectReport("row 0 has 4 columns of group 0, and from 4 to 5 of others");
+  ExpectReport("row 0 has 4 columns of group 0, but groups with a window have 4 and others 5");
 }
 
 TEST_F(CacheGroupsIntegrityTest, ReportsMorePublishedColumnsThanPages) {
@@ -581,7 +581,7 @@ class WindowsIntegrityTest : public CacheGroupsTest {
 TEST_F(WindowsIntegrityTest, ReportsGroupThatBeginsBeforeTheWidest) {
   for (int i = 0; i < 3; ++i) table(1).Append(kC, table(1).PopFront(kA));
   EXPECT_THAT(cache_->CheckIntegrity().message(),
-              HasSubstr("row 0 begins at column 5 of group 0, before that of group 1"));
+              HasSubstr("row 0 begins at column 5 of group 0, before its first column of group 1"));
 }
 
 TEST_F(WindowsIntegrityTest, ReportsRowOfAnotherScopeWithoutItsFirstPages) {

@@ -458,7 +458,7 @@ TEST_F(CacheStatesTest, RefusesOptionsThatDoNotFit) {
     return std::string(cache.status().message());
   };
   CacheManagerOptions options = WithSlots(0);
-  EXPECT_THAT(error(options), HasSubstr("num_state_slots is 5, and max_rows 4 needs at least 7"));
+  EXPECT_THAT(error(options), HasSubstr("num_state_slots is 5, must be at least 7 for max_rows 4"));
   options = WithWindows(WithSlots(2), {0, 32});
   EXPECT_THAT(error(options), HasSubstr("a group has a window of 32 tokens"));
   options = WithSlots(2);

@@ -260,10 +260,10 @@ void CreationEdges(const EdgePool& p, Edges& edges) {
   KvGeometry geometry = MakeGeometry(kPages, 2, 2, 16, 2, 16);
   geometry.page_stride = kPageElements + 1;
   edges.Other("D8", "page_stride_not_whole_rows", std::string(geometry.Validate().message()),
-              "page_stride is 2049, it must be whole rows of 32");
+              "page_stride is 2049, it must be a multiple of the row size 32");
   geometry.page_stride = kPageElements - 32;
   edges.Other("D8", "page_stride_below_packed", std::string(geometry.Validate().message()),
-              "page_stride is 2016, pages would overlap below 2048");
+              "page_stride is 2016, it must be at least 2048, or pages overlap");
   auto collection = PagedCollection::Create(MakeGeometry(kPages, 2, 2, 16, 2, 16),
                                             {.blocks = p.values.data()}, p.zero.inputs);
   ASSERT_TRUE(collection.ok()) << collection.status();

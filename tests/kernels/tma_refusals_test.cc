@@ -122,7 +122,7 @@ TEST(TmaRefusals, ChecksArgumentsOfTheBuilders) {
   one.scales_per_row = 1;
   refused(PlanScaleTmaTile(one, {.tile_rows = 128}), "divide the page size 64");
   refused(PlanRopeTmaTile(two_heads, {.tile_rows = 64, .tile_columns = 64, .padded_depth = 512}),
-          "are not the row of");
+          "do not match the row of");
   AlignedArray<float> flat(16);
   const cache::ContiguousMHAOperand<float> operand{flat.data(), nullptr, 1, 13, 1, 1};
   refused(PlanScaleTmaTile(TmaSourceOf(operand), {.tile_rows = 8}), "multiple of 4");
