@@ -39,9 +39,9 @@ struct RowStep {
 //
 // Place:      above BlockPool and PrefixCache, below RowPages. Knows pages and row numbers, not the
 //             columns of rows.
-// Invariants: the source of a copy has a hold until the copy has completed, and each pinned page has
-//             a hold (CacheManager::CheckIntegrity). The target of a copy that is queued or in flight
-//             is referenced. The pages being cleared are the first of
+// Invariants: the source of a copy has a hold until the copy has completed, and each pinned page
+//             has a hold (CacheManager::CheckIntegrity). The target of a copy that is queued or in
+//             flight is referenced. The pages being cleared are the first of
 //             BlockPool::quarantined_pages(). See CheckIntegrity().
 // Threads:    engine thread only.
 // Lifetime:   destroyed before the pool and the prefix cache.

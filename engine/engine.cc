@@ -21,7 +21,7 @@ std::size_t TableCapacity(const HotOptions& options, std::int32_t running) {
          4 * static_cast<std::size_t>(running);
 }
 
-// Twice the items that two steps and the ends of all live requests can add.
+// Returns twice the number of items that two steps and the ends of all live requests can add.
 std::size_t RingItems(const HotOptions& options, std::int32_t running) {
   return 8 * (TableCapacity(options, running) + static_cast<std::size_t>(running)) + 128;
 }

@@ -66,30 +66,30 @@ class Engine {
   // Ends every live request with UNAVAILABLE / SERVER_SHUTDOWN and joins all threads.
   ~Engine();
 
-  // Accepts the request and returns the stream of its output. Refuses it at once because of the
-  // engine's state, an id in use, bad parameters, a too large input or a full queue (docs/api.md,
-  // Errors).
+  // Accepts the request and returns the stream of its output. Rejects it immediately if the engine
+  // does not accept requests, the id is in use, a parameter is invalid, the input is too large or a
+  // queue is full (docs/api.md, Errors).
   absl::StatusOr<std::shared_ptr<TokenStream>> Accept(
       Request request, QueueFullMetric queue_full_metric = QueueFullMetric::kCounted);
 
   // Ends a live request of `caller`. Returns false if there is none. The stream finishes with
   // CANCELLED (or DEADLINE_EXCEEDED for kDeadline), and the pages are free at the next step
-  // boundary. With `stream`, ends the request only if it writes to that stream. This matters when a
-  // new request has taken the id of an ended one whose reader still calls Cancel.
+  // boundary. With `stream`, ends the request only if it writes to that stream. This protects a new
+  // request that reuses the id of an ended one whose reader still calls Cancel.
   bool Cancel(const Caller& caller, absl::string_view id, CancelSource source,
               const TokenStream* stream = nullptr);
   // Ends the selected requests with CANCELLED / ABORTED_BY_ADMIN. Returns INVALID_ARGUMENT /
   // SELECTION_EMPTY without ids and without `all`.
   absl::StatusOr<AbortResult> Abort(const AbortSelection& selection);
 
-  // Refuses new requests with UNAVAILABLE / SERVER_DRAINING; live ones go on.
+  // Rejects new requests with UNAVAILABLE / SERVER_DRAINING. Live requests continue.
   void Drain();
   void Resume();
   // Waits until no request is live. Returns false if `deadline` passes first.
   bool WaitIdle(absl::Time deadline);
 
-  // Checks the options and takes the memory that longer queues need. Returns INVALID_ARGUMENT with
-  // the key that cannot be applied.
+  // Checks the options and allocates the memory that longer queues need. Returns INVALID_ARGUMENT
+  // with the key that cannot be applied.
   absl::Status PrepareHotOptions(const HotOptions& options);
   // Replaces all hot options. They apply at once to requests accepted from now on, and to steps
   // from the next step boundary on. A lower limit does not end requests that were accepted before.
@@ -109,8 +109,8 @@ class Engine {
   absl::StatusOr<cache::FlushCounts> FlushCache(absl::Duration idle_timeout);
 
   // Liveness: returns false if a step has been due for `stall_timeout` and none has run. Inside a
-  // step on the CPU every layer counts as progress. A client that does not read and a prompt that
-  // is being prepared make no step due. Always false after the engine has failed.
+  // step on the CPU every layer counts as progress. No step is due for a request whose client does
+  // not read or whose prompt is being prepared. Always false after the engine has failed.
   bool IsAlive(absl::Duration stall_timeout) const;
 
   // Runs the checks of all stateful classes at the next step boundary. No step runs meanwhile.

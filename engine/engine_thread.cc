@@ -108,7 +108,7 @@ void EngineThread::Run() {
   FailThread(what);
 }
 
-// The pass whose Drain returns false is the last: no signal can follow it.
+// The iteration whose Drain returns false is the last, because no signal can follow it.
 void EngineThread::Loop() {
   is_idle_.store(false, std::memory_order_release);
   while (true) {
@@ -150,7 +150,7 @@ void EngineThread::HandleSignals(absl::Time now) {
   signals_.clear();
 }
 
-// Reports the output workers without room to the scheduler, before it plans a step.
+// Reports to the scheduler which output workers have no room, before it plans a step.
 void EngineThread::ReportWorkers() {
   for (std::size_t worker = 0; worker < parts_.output->num_workers(); ++worker) {
     const bool has_room = parts_.output->HasRoom(worker);
@@ -159,7 +159,7 @@ void EngineThread::ReportWorkers() {
   }
 }
 
-// Publishes the stats first, so that a client that sees its request end finds it in them.
+// Publishes the stats first, so that they include the end of a request when its client sees it.
 void EngineThread::Deliver() {
   core_.TakeOutput(&items_);
   PublishStats(parts_.clock->Now());
@@ -177,7 +177,7 @@ void EngineThread::BeginFailure(const absl::Status& status) {
 }
 
 // The device is lost, but the state of the engine is consistent, so requests end in the usual way.
-// Requests that were accepted at the same moment arrive later, so the loop goes on.
+// The loop continues, because requests that are being accepted at this moment arrive later.
 void EngineThread::FailDevice(absl::Time now) {
   const bool is_first = !has_failed_;
   if (is_first) BeginFailure(core_.fatal());
@@ -188,7 +188,7 @@ void EngineThread::FailDevice(absl::Time now) {
   if (options_.on_fatal) options_.on_fatal(core_.fatal());
 }
 
-// Answers later calls here until the engine is destroyed.
+// Answers calls to the engine thread until the engine is destroyed.
 void EngineThread::FailThread(const std::string& what) {
   died_.store(true);
   const absl::Status status = WithReason(
@@ -210,8 +210,8 @@ void EngineThread::FailThread(const std::string& what) {
   }
 }
 
-// Sends an end to the output worker of each request that has none on its way. Returns false if a
-// worker is too slow to tell which requests have one.
+// Ends every request that is still in the table after the output workers have processed all items.
+// Returns false if the workers are too slow to tell which requests have an end queued.
 bool EngineThread::EndRequestsWithoutCore() {
   if (!parts_.output->WaitDone(options_.answer_timeout)) return false;
   for (const std::shared_ptr<AcceptedRequest>& live : parts_.table->All()) {

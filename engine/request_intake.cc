@@ -14,7 +14,7 @@
 namespace quire::engine {
 namespace {
 
-// Applies the bound of the tenant. A lower priority is more urgent.
+// Rejects a priority that is more urgent than the tenant allows. A lower value is more urgent.
 absl::Status CheckPriority(const Request& request, const TenantLimits& limits) {
   constexpr std::int32_t kMaxPriority = 100;
   const std::int32_t most_urgent = limits.most_urgent_priority.value_or(request.priority);
@@ -35,7 +35,7 @@ absl::Status CheckTask(const Request& request, bool has_head, bool can_pool) {
   return WithReason(absl::UnimplementedError(
                         request.task == Task::kEmbed
                             ? "embedding is not computed on this device"
-                            : "the model has no output matrix: it can embed, and nothing else"),
+                            : "the model has no output matrix, so it supports only embeddings"),
                     Reason::kFeatureUnsupported,
                     {{"feature", request.task == Task::kEmbed ? "embed" : "generate"}});
 }

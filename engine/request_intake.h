@@ -5,7 +5,7 @@
 // Place:      part of Engine. Accepted requests go to the TextStage and, as signals, to the engine
 //             thread.
 // Invariants: an accepted request is in the RequestTable, counted by the AdmissionLimiter and
-//             submitted to the TextStage. A refused one is in none of them.
+//             submitted to the TextStage. A rejected request is in none of these.
 // Threads:    thread-safe.
 // Lifetime:   everything that it points to outlives it.
 
@@ -67,7 +67,8 @@ struct AbortResult {
 // retries such a request does not count each attempt.
 enum class QueueFullMetric : std::uint8_t { kCounted, kNotCounted };
 
-// Returns whether a request was refused because the queue of its tenant or of all was full.
+// Returns whether a request was rejected because a queue limit of its tenant or of the server was
+// reached.
 bool IsFull(const absl::Status& status);
 
 // The error of calls after the engine has stopped.

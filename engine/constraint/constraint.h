@@ -86,9 +86,9 @@ struct ConstraintSpec {
   bool opens_reasoning = false;
   bool calls_are_optional = false;
   // With tool_format. starts_after_reasoning: the constraint begins after the reasoning section.
-  // start_depends_on_prompt: if the prompt ends so that the output cannot contain reasoning,
-  // starts_after_reasoning becomes false. ResolveConstraint does this before compilation and then
-  // resets this field.
+  // start_depends_on_prompt: if the prompt ends in a way that excludes reasoning from the output,
+  // ResolveConstraint sets starts_after_reasoning to false before compilation. It always resets
+  // start_depends_on_prompt.
   bool starts_after_reasoning = false;
   bool start_depends_on_prompt = false;
 
@@ -117,8 +117,8 @@ class ConstraintMatcher {
   // Advances by one token. An end token is accepted where the text may end, and no token is
   // accepted after it. Errors: INVALID_ARGUMENT for a token that the mask excludes, which leaves
   // the state unchanged; RESOURCE_EXHAUSTED / BAD_CONSTRAINT, stage `limit`, when the state or the
-  // work for the token exceeds its limit. Both grow with the number of parses of the tokens so far.
-  // After RESOURCE_EXHAUSTED, all later calls fail as well.
+  // work for the token exceeds its limit. Both grow with the number of ways to parse the accepted
+  // tokens. After RESOURCE_EXHAUSTED, all later calls fail as well.
   virtual absl::Status Accept(std::int32_t token) = 0;
 
   // Writes the mask of the next token. Errors: RESOURCE_EXHAUSTED as in Accept. REQUIRES:
@@ -142,7 +142,7 @@ class CompiledConstraint {
       : unenforced_(std::move(unenforced)) {}
   virtual ~CompiledConstraint() = default;
 
-  // Returns a matcher before the first token. `end_tokens` are the ids that end an output: the
+  // Returns a matcher that has accepted no token. `end_tokens` are the ids that end an output: the
   // model's EOS tokens, and those stop ids of the request that are special tokens. Cheap compared
   // to a step.
   virtual std::unique_ptr<ConstraintMatcher> NewMatcher(

@@ -42,7 +42,7 @@ struct ConstraintOptions : HotConstraintOptions {
 };
 
 struct ConstraintCounts {
-  // Calls of Compile. A miss later ends in a constraint or an error, unless it is cancelled.
+  // Calls of Compile. The build of a miss ends in a constraint or an error, unless it is cancelled.
   std::int64_t hits = 0, misses = 0, errors = 0;
   std::int64_t waiting = 0;  // builds waiting for a thread
   std::int64_t cached_bytes = 0, cached = 0;

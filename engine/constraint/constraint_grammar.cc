@@ -57,7 +57,7 @@ absl::StatusOr<Expression> WriteChoice(const std::vector<std::string>& choices) 
   std::vector<Expression> options;
   if (choices.empty() || choices.size() > kMaxChoices) {
     return Bad(ConstraintKind::kChoice,
-               absl::StrCat(choices.size(), " values, it must have 1 to ", kMaxChoices));
+               absl::StrCat("has ", choices.size(), " values, 1 to ", kMaxChoices, " are allowed"));
   }
   for (std::size_t i = 0; i < choices.size(); ++i) {
     const std::string& choice = choices[i];
@@ -117,7 +117,7 @@ absl::Status WithTagField(const absl::Status& status, absl::string_view field,
   return WithReason(std::move(named), reason->reason, metadata);
 }
 
-// Writes arguments for a format in which they are not JSON.
+// Writes the arguments of a tool for a format that does not write them as JSON.
 absl::StatusOr<Expression> WriteMarked(const ConstraintSpec& spec, const ConstraintTag& tag,
                                        const SpecialTokens& special, GrammarText* grammar,
                                        std::vector<std::string>* unenforced) {
@@ -140,7 +140,8 @@ absl::Status CheckArgumentName(absl::string_view name) {
                          .text = "a name must consist of [A-Za-z0-9_.-]"}});
 }
 
-// Writes arguments for a format in which they are keyword arguments of a Python call.
+// Writes the arguments of a tool for a format that writes them as keyword arguments of a Python
+// call.
 absl::StatusOr<Expression> WritePythonic(const ConstraintSpec& spec, const ConstraintTag& tag,
                                          GrammarText* grammar,
                                          std::vector<std::string>* unenforced) {

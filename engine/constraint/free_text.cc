@@ -17,7 +17,7 @@ using Expression = GrammarText::Expression;
 struct State {
   std::map<char32_t, std::size_t> children;  // edges of the trie
   std::map<char32_t, std::size_t> moves;     // all transitions that do not lead to the start state
-  std::vector<std::size_t> matches;          // indices of the ends that are complete in this state
+  std::vector<std::size_t> matches;          // indices of the strings that end in this state
   GrammarText::Rule rule = 0;
 };
 

@@ -1,7 +1,8 @@
 #pragma once
 
-// Writes free text up to the first of some strings, and the continuation after each string, as an
-// Aho-Corasick automaton whose states are grammar rules.
+// Writes the grammar of free text that ends at the first occurrence of one of several strings, and
+// of the continuation after that string. The rules of the grammar are the states of an Aho-Corasick
+// automaton.
 //
 // Place:      above grammar_text.
 // Invariants: the text contains none of the strings except at its end, even if they overlap, and no

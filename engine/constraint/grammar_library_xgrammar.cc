@@ -72,8 +72,8 @@ struct OverBudget {
   const char* unit;
 };
 
-// Makes `budget` the budget of the current thread until the end of the scope, and then stores what
-// is left in it.
+// Makes `budget` the budget of the current thread until the end of the scope. Then writes the
+// remaining budget back to it.
 class BudgetScope {
  public:
   explicit BudgetScope(LibraryBudget* budget) : budget_(*budget) {
@@ -325,8 +325,9 @@ class GrammarLibrary::Impl {
   }
 
  private:
-  // The caches are disabled: xgrammar 0.2.8 confuses masks of rules of different grammars that
-  // differ only in a repeated character class. ConstraintCompiler caches whole constraints.
+  // The library's caches are disabled. xgrammar 0.2.8 confuses the masks of two rules of different
+  // grammars if the rules differ only in a repeated character class. ConstraintCompiler caches
+  // whole constraints.
   mutable xgrammar::GrammarCompiler compiler_;
   std::uint32_t vocab_size_;
   GrammarLimits limits_;

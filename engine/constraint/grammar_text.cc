@@ -180,8 +180,8 @@ void GrammarText::Define(Rule rule, const Expression& body, const Expression& fo
 }
 
 GrammarText::Expression GrammarText::Share(const Expression& body) {
-  // A body that is a rule gets no second name, which would prevent the library from recognizing the
-  // rule and make masks hundreds of times slower.
+  // A body that is already a rule keeps its name. A second name would prevent the library from
+  // recognizing the rule and make masks hundreds of times slower.
   if (body[0] == 'q' && body.find_first_not_of("0123456789", 1) == std::string::npos) return body;
   const auto found = shared_.find(body);
   if (found != shared_.end()) return found->second;

@@ -23,7 +23,7 @@ using nlohmann::ordered_json;
 constexpr absl::string_view kArgumentKeywords[] = {
     "type", "properties", "required", "additionalProperties", "$schema", "$id"};
 constexpr absl::string_view kStringKeywords[] = {"type", "enum", "const"};
-// Keywords whose languages may need an omitted character.
+// Keywords that contain patterns, which may need the omitted character `<`.
 constexpr absl::string_view kPatternKeywords[] = {"pattern", "patternProperties", "propertyNames"};
 
 absl::Status Refused(const std::string& pointer, absl::string_view keyword, absl::string_view why) {
@@ -217,7 +217,7 @@ class MarkedWriter {
   // Rejects schemas whose values might need `<`.
   static absl::Status CheckJson(const ordered_json& schema, const std::string& pointer) {
     if (absl::StrContains(JsonText(schema), "<")) {
-      return Refused(pointer, "", "the tool format of the model cannot express < in it");
+      return Refused(pointer, "", "the tool format of the model cannot express the character <");
     }
     if (HasPattern(schema)) {
       return Refused(pointer, "pattern", "the tool format of the model cannot express it");

@@ -28,8 +28,8 @@ struct MarkedSpec {
   const SchemaDocument& document;    // parsed from the same text; Check() was OK
   const text::CallWriting& writing;  // has a key_begin
   JsonWhitespace whitespace;
-  // With UnenforcedPolicy::kAnnotate: receives the other keywords of strings, which are not
-  // enforced, each prefixed with the field. Null: such keywords are rejected.
+  // With UnenforcedPolicy::kAnnotate: receives the keywords of strings that are not enforced, each
+  // prefixed with `field`. Null: such keywords are rejected.
   std::vector<std::string>* unenforced = nullptr;
   absl::string_view field = {};
 };

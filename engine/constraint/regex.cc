@@ -153,9 +153,8 @@ class Parser {
       QUIRE_RETURN_IF_ERROR(ParseFlags(start));
       if (Take(':')) return absl::OkStatus();
       return ErrorAt(start,
-                     "flags of the rest are supported only at the beginning of an expression; "
-                     "write (?i:...) for "
-                     "a part of it");
+                     "flags without a group are supported only at the beginning of an "
+                     "expression; write (?i:...) to apply them to a part");
     }
     switch (Peek()) {
       case '=':
@@ -232,13 +231,14 @@ class Parser {
         continue;
       }
       if (!group.empty())
-        return ErrorAt(start, "an anchor is not supported inside a group that something follows");
+        return ErrorAt(start, "an anchor is not supported inside a group that is followed by text");
       QUIRE_ASSIGN_OR_RETURN(std::vector<AnchoredSequence> atom, ParseAtom(depth));
       const bool is_anchored = std::any_of(
           atom.begin(), atom.end(), [](const AnchoredSequence& a) { return a.begins || a.ends; });
       if (is_anchored) {
         if (!is_first)
-          return ErrorAt(start, "an anchor is not supported inside a group that follows something");
+          return ErrorAt(start,
+                         "an anchor is not supported inside a group that is preceded by text");
         group = std::move(atom);
         continue;
       }
@@ -575,7 +575,7 @@ GrammarText::Expression WriteRegex(const Regex& regex, Spelling spelling, Gramma
     case Regex::Kind::kRepeat: {
       const Regex& body = regex.parts[0];
       if (regex.max_chars) {
-        // The last repetition may exceed the limit by this.
+        // The last repetition may exceed the limit by at most `once` - 1 characters.
         const std::int64_t once = LengthOf(body).max.value_or(0);
         return grammar->RepeatWithinChars(WriteRegex(body, spelling, grammar),
                                           *regex.max_chars - once + 1);

@@ -35,8 +35,8 @@ struct Regex {
   std::vector<Regex> parts;  // for kSequence and kChoice; one for kRepeat
   std::int64_t min = 0;      // kRepeat
   std::optional<std::int64_t> max;
-  // kRepeat without `min` and `max`, and with a bounded body: maximum number of characters of all
-  // repetitions together. Matches does not enforce it.
+  // Maximum number of characters of all repetitions together. Only for kRepeat with a bounded body
+  // and without `min` and `max`. Matches() does not enforce it.
   std::optional<std::int64_t> max_chars = std::nullopt;
 };
 

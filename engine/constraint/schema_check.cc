@@ -156,7 +156,7 @@ void SchemaDocument::IndexAnchors(const OrderedJson& json, std::string* pointer)
   if (json.is_object()) {
     if (const auto anchor = json.find("$anchor"); anchor != json.end() && anchor->is_string()) {
       // An `$anchor` inside a `const` is indexed too, although it is not an anchor. If a name
-      // occurs twice, neither is used.
+      // occurs twice, neither node is used.
       const auto [at, first] =
           anchors_.emplace(anchor->get<std::string>(), std::pair(&json, *pointer));
       if (!first) at->second.first = nullptr;
@@ -407,7 +407,7 @@ std::vector<SchemaDocument::Nodes> SchemaDocument::Combine(const Node& node,
 std::vector<SchemaDocument::Nodes> SchemaDocument::Expand(const Node& node,
                                                           std::vector<const Node*>* path) {
   if (std::find(path->begin(), path->end(), &node) != path->end()) {
-    Refuse(node, "$ref", "refers to itself without a value in between");
+    Refuse(node, "$ref", "refers to itself without an enclosing object or array in between");
     return {};
   }
   if (node.is_being_read) {

@@ -135,9 +135,9 @@ class SchemaDocument {
 
   ~SchemaDocument();
 
-  // Reads everything that the root refers to. Returns BAD_CONSTRAINT with `pointer` and `keyword`
-  // of the first reason, and `reasons` with all of them, at most kMaxSchemaReasons. Excerpts of the
-  // document in the message are truncated.
+  // Reads everything that the root refers to. Returns BAD_CONSTRAINT if the schema is rejected. Its
+  // metadata contain `pointer` and `keyword` of the first reason, and in `reasons` all reasons, at
+  // most kMaxSchemaReasons. Excerpts of the document in the message are truncated.
   absl::Status Check(UnenforcedPolicy policy = UnenforcedPolicy::kRefuse);
 
   // Valid after Check. A schema accepts the values of each of its shapes. A schema without shapes

@@ -1,5 +1,5 @@
 // Regular expressions and integer ranges of the values of `format`. They match only strings that
-// the specification allows, but for URIs and email addresses not all of these
+// the specification allows. For URIs and email addresses they do not match all of these strings
 // (docs/structured_output.md).
 
 #include <algorithm>

@@ -102,14 +102,16 @@ class Writer {
  private:
   // Maximum indentation after a newline, in spaces and in tabs.
   static constexpr std::size_t kMaxSpaces = 40, kMaxTabs = 10;
-  // Maximum number of gaps that are written in place, which gives fast masks but costs the library
-  // some precomputed masks per gap. Other gaps share a rule, and their masks take twice as long.
+  // Maximum number of white-space gaps that are written in place. A gap in place gives fast masks,
+  // but the library precomputes some masks for each of them. All other gaps share one rule, and
+  // their masks take twice as long.
   static constexpr int kMaxFastGaps = 256;
   // Longer expressions are shared instead of copied.
   static constexpr std::size_t kMaxCopiedBytes = 160;
 
   // Writes the white space at the start of a line, with each length spelled out. The library builds
-  // one automaton from it and precomputes its masks. In JSON, few tokens can follow.
+  // one automaton from it and precomputes its masks. In JSON, the rule declares the few characters
+  // that can follow.
   Expression Indent() {
     Expression& kept = grammar_.CachedExpression(is_python_ ? "indent of Python" : "indent");
     if (!kept.empty()) return kept;
@@ -174,7 +176,7 @@ class Writer {
   Expression Schema(SchemaId id) {
     const auto found = schemas_.find(id);
     if (found != schemas_.end()) return found->second;
-    // Scalars need no rule of their own, which the library would have to search as well.
+    // Scalars get no rule of their own, because the library would have to search that rule as well.
     if (std::ranges::none_of(document_.ShapesOf(id), [](const Shape& shape) {
           return shape.array.has_value() || shape.object.has_value();
         })) {
@@ -403,7 +405,8 @@ class Writer {
     }
     if (max && *max < array.min) return;
     const auto count = static_cast<std::int64_t>(prefix);
-    // Built from the end: `rest` is what may follow the items so far.
+    // Built from the last position to the first: `rest` matches what may follow the current
+    // position.
     Expression rest = AfterGap(GrammarText::Literal("]"));
     if (!max || *max > count) {
       const bool is_first = count == 0;  // the first item has no comma before it
@@ -435,7 +438,7 @@ class Writer {
   void AddUniqueItems(const UniqueItems& items, std::vector<Expression>* options) {
     std::vector<Expression> values;
     for (const OrderedJson& value : items.values) values.push_back(grammar_.Share(Value(value)));
-    // Built from the end: rest[i] is what may follow the items of state i.
+    // Built from the last state to the first: rest[i] matches what may follow in state i.
     std::vector<Expression> rest(items.states.size());
     const auto next = [&](const UniqueItems::State& state) {
       std::vector<Expression> ways;
@@ -557,8 +560,8 @@ class Writer {
         if (!properties[i].required) before[i + 1].insert(count);
       }
     }
-    // Built from the end: rest[n] is what may follow n members. A missing entry means that nothing
-    // is valid.
+    // Built from the last property to the first: rest[n] matches what may follow n members. A
+    // missing entry means that nothing is valid.
     std::map<std::int64_t, Expression> rest;
     for (const std::int64_t count : before.back()) {
       if (count >= object.min) rest[count] = grammar_.Share(End(object, count, text));

@@ -183,7 +183,7 @@ const NodeReader::Node* NodeReader::Child(const OrderedJson& value, const std::s
 std::vector<const NodeReader::Node*> NodeReader::Children(const OrderedJson& value) {
   std::vector<const Node*> out;
   if (!value.is_array() || value.empty()) {
-    Refuse("must be a list of schemas with at least one");
+    Refuse("must be a list of at least one schema");
     return out;
   }
   for (std::size_t i = 0; i < value.size(); ++i) out.push_back(Child(value[i], absl::StrCat(i)));
@@ -240,7 +240,7 @@ void NodeReader::Type(const OrderedJson& value) {
     integers |= name == "integer";
     numbers |= name == "number";
   }
-  if (types == 0) return Refuse("must be a type, or a list of types with at least one");
+  if (types == 0) return Refuse("must be a type or a list of at least one type");
   keywords_->integers |= integers && !numbers;  // a format of integers may also set it
   const OrderedJson* nullable = Sibling("nullable");
   if (nullable != nullptr && nullable->is_boolean() && nullable->get<bool>()) types |= kNull;
@@ -318,9 +318,9 @@ void NodeReader::MultipleOf(const OrderedJson& value) {
   using Multiple = engine::MultipleOf;
   keywords_->multiple = Multiple::Parse(*divisor);
   if (keywords_->multiple) return;
-  LeaveOut(absl::StrCat("is ", divisor->ToString(), "; the supported numbers have at most ",
-                        Multiple::kMaxPlaces, " decimal places and are at most ",
-                        Multiple::kMaxUnits, " units of the last place"));
+  LeaveOut(absl::StrCat(
+      "is ", divisor->ToString(), "; the supported numbers have at most ", Multiple::kMaxPlaces,
+      " decimal places and, without the point, are at most ", Multiple::kMaxUnits));
 }
 
 void NodeReader::MinLength(const OrderedJson& value) {

@@ -63,8 +63,8 @@ struct SchemaDocument::OwnKeywords {
   const Node* names = nullptr;
   std::vector<std::pair<std::shared_ptr<const Regex>, const Node*>> pattern_properties;
   bool leaves_out_patterns = false;  // a pattern of patternProperties is not supported
-  // A keyword that may apply schemas is ignored, so it is unknown which items and properties the
-  // node evaluates.
+  // True if a keyword that may apply schemas is ignored. It is then unknown which items and
+  // properties the node evaluates.
   bool hides_evaluation = false;
   std::int64_t min_properties = 0;
   std::optional<std::int64_t> max_properties;
@@ -190,8 +190,8 @@ class ShapeBuilder {
   std::vector<std::string> DeclaredNames();
   void SetCounts(std::int64_t required, std::int64_t declared, ObjectShape* object);
   SchemaId ItemsAt(std::size_t index);
-  // Returns whether `keyword`, unevaluatedItems or unevaluatedProperties, of the node is enforced.
-  // This requires that the node is the only seed and that it is known what the other nodes
+  // `keyword` is unevaluatedItems or unevaluatedProperties. Returns whether it is enforced for the
+  // node. This requires that the node is the only seed and that it is known what the other nodes
   // evaluate. Otherwise the keyword is ignored.
   bool AppliesUnevaluated(std::size_t index, const char* keyword);
   // Returns the first node that has the keyword.

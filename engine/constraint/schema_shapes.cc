@@ -1,4 +1,4 @@
-// Intersects nodes keyword by keyword.
+// Intersects the nodes of a schema, one keyword at a time.
 
 #include <algorithm>
 #include <utility>
@@ -96,7 +96,7 @@ bool ShareLength(std::int64_t max, Regex* regex) {
   Regex& body = regex->parts[0];
   const TextLength once = LengthOf(body);
   if (regex->max == 1 && once.min > max) {
-    regex->max = 0;  // it can be omitted, because the minimum length is at most `max`
+    regex->max = 0;  // allowed: without the optional part the minimum length is at most `max`
     return true;
   }
   if (regex->max == 1) return ShareLength(max, &body);
@@ -148,7 +148,8 @@ bool ShapeBuilder::AppliesUnevaluated(std::size_t index, const char* keyword) {
     document_.LeaveOut(*nodes_[index], keyword, "is not supported within an intersection");
     return false;
   }
-  // Another node with such a keyword evaluates items or properties too. Its keyword is ignored.
+  // If another node has an unevaluated keyword, it evaluates items or properties too. The keyword
+  // of this node is then not enforced.
   const bool is_known = std::ranges::none_of(nodes_, [&](const Node* node) {
     const OwnKeywords& keywords = document_.OwnKeywordsOf(*node);
     const bool evaluates_rest =
@@ -221,7 +222,7 @@ void ShapeBuilder::AddNumber(bool integers, Shape* shape) {
       number.multiple = both;
     } else {
       document_.LeaveOut(*node, "multipleOf",
-                         "cannot be combined with another one in an intersection");
+                         "cannot be combined with another multipleOf in an intersection");
     }
   }
   if (number.range.empty()) return;
@@ -260,7 +261,7 @@ void ShapeBuilder::AddString(Shape* shape) {
     for (const auto& own : keywords.patterns) {
       if (pattern != nullptr && pattern->first != own.first) {
         document_.LeaveOut(*node, own.first.starts_with("format ") ? "format" : "pattern",
-                           "cannot be combined with another expression");
+                           "cannot be combined with another pattern or format");
         continue;
       }
       pattern = &own;
@@ -355,8 +356,8 @@ struct ItemSets {
   std::size_t min = 0, max = 0;  // number of items
 };
 
-// Returns one state for each set of items that an array can begin with. Returns nullopt if they
-// have more than kMaxUniqueMoves moves.
+// Returns one state for each set of items that an array can begin with. Returns nullopt if the
+// states have more than kMaxUniqueMoves moves.
 std::optional<std::vector<UniqueItems::State>> StatesOf(const ItemSets& items,
                                                         std::size_t* num_moves) {
   std::vector<UniqueItems::State> states(1);
@@ -401,9 +402,8 @@ bool ShapeBuilder::AddUniqueItems(const Node& node, ArrayShape* array) {
   for (const SchemaId id : positions) {
     if (!document_.AddValues(id, kMaxUniqueMoves, &values_at.emplace_back())) {
       return leave_out(
-          "is supported only for items that are listed, boolean, null or integers of a small "
-          "range, or "
-          "with maxItems of at most 1");
+          "is supported only for items that are listed by enum or const, boolean, null or "
+          "integers of a small range, or with maxItems of at most 1");
     }
   }
   auto unique = std::make_shared<UniqueItems>();
@@ -426,7 +426,7 @@ bool ShapeBuilder::AddUniqueItems(const Node& node, ArrayShape* array) {
     return leave_out(absl::StrCat("with ", index.size(), " different items needs more than ",
                                   kMaxUniqueMoves, " moves from one set of items to the next"));
   }
-  // States come after those that lead to them, so this loop visits successors first.
+  // A state has a higher index than its predecessors, so this loop visits successors first.
   std::vector<bool> is_dead(states->size());
   for (std::size_t i = states->size(); i-- > 0;) {
     UniqueItems::State& state = (*states)[i];

@@ -49,7 +49,7 @@ OutputStage::~OutputStage() {
 
 void OutputStage::Reserve(std::size_t ring_items) {
   for (const auto& ring : rings_) ring->queue.Reserve(ring_items);
-  // After the rings have grown, because the engine may fill them up to this.
+  // Set after the rings have grown, because the engine may fill them up to this size.
   half_capacity_.store(rings_.front()->queue.capacity() / 2);
 }
 
@@ -131,7 +131,7 @@ void OutputStage::Work(Ring& ring) {
 void OutputStage::Process(Ring& ring, OutputItem& item) {
   AcceptedRequest& request = *item.request;
   if (item.kind == OutputItem::Kind::kToken) {
-    // The engine stalls a request with that many tokens on their way.
+    // The engine stalls a request that has stream_queue_tokens_ tokens in the ring.
     const std::int32_t in_ring = request.in_ring_tokens.fetch_sub(1, std::memory_order_acq_rel);
     if (in_ring == stream_queue_tokens_) inbox_->Wake();
   }

@@ -31,8 +31,7 @@ namespace quire::engine {
 struct OutputStageOptions {
   std::int32_t num_workers = 1;
   std::size_t ring_items = 0;
-  // The engine is woken when the number of a request's tokens in the queue to its worker falls
-  // below this.
+  // The engine is woken when the number of a request's tokens in the ring falls below this.
   std::int32_t stream_queue_tokens = 0;
   HashKey id_key;  // makes the ids of tool calls
 };

@@ -140,7 +140,7 @@ void OutputState::AddLogprob(Choice& choice, const OutputItem& item) {
   choice.pending.logprobs.push_back(std::move(logprob));
 }
 
-// A stop or end-of-sequence token has no text, unless the stop is to be included.
+// The text of a stop or end-of-sequence token is dropped, unless include_stop_text is set.
 void OutputState::PushText(Choice& choice, const OutputItem& item) {
   const StoppingParams& stopping = request_.stopping;
   const bool is_stop_token =

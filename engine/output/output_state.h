@@ -32,14 +32,15 @@ namespace quire::engine {
 
 class OutputState {
  public:
-  // `id_key` is the key of the hash that gives the ids of tool calls.
+  // `id_key` is the key of the hash that generates the ids of tool calls.
   OutputState(std::shared_ptr<const AcceptedRequest> accepted, const text::Tokenizer& tokenizer,
               const HashKey& id_key);
 
   void Start(const OutputItem& item);
   void AddPromptLogprobs(const OutputItem& item);
   // Returns true if a stop string matched with this token, or if the only allowed call is complete.
-  // The engine must then end the choice. The clock measures when the first token is passed on.
+  // The engine must then end the choice. `clock` provides the time at which the first token is
+  // handed over.
   bool AddToken(const OutputItem& item, const Clock& clock, EngineProbe& probe);
   // Called after the choice's last token, or for kChoiceEnd.
   void EndChoice(const OutputItem& item);

@@ -1,8 +1,8 @@
 #pragma once
 
 // The answers of ended requests that are not completely read. They count towards the limits of
-// waiting requests, because they use memory. An answer of which nothing is read for
-// stream.slow_client_timeout is ended. The request itself, with its prompt, is not kept.
+// waiting requests, because they use memory. An answer is dropped if its client reads nothing of it
+// for stream.slow_client_timeout. The request itself, with its prompt, is not kept.
 //
 // Place:      complements RequestTable, which drops a request at its end. The engine thread adds
 //             answers and expires them, Accept reads the counts, and a TokenStream reports when it
@@ -37,10 +37,10 @@ class UnreadAnswers {
   // Removes the answer when its reader has read everything. Does nothing if the answer is not here.
   void Remove(std::uint64_t arrival);
   UnreadCounts CountsOf(const std::string& tenant) const;
-  // Ends the answers of which nothing was taken between two checks at least `timeout` apart.
-  // Returns their number. A reader that takes something thus has one to two timeouts for the next
-  // read. Each call checks at most kMaxChecks answers, because a step waits for this call. The next
-  // call continues.
+  // Ends each answer from which no event was taken between two checks that are at least `timeout`
+  // apart. Returns the number of such answers. A reader that takes an event thus has one to two
+  // timeouts for the next one. Each call checks at most kMaxChecks answers, because a step waits
+  // for this call. The next call continues.
   int Expire(absl::Time now, absl::Duration timeout);
   // Returns the time at which Expire next has something to check.
   absl::Time NextExpiry(absl::Duration timeout) const;

@@ -30,8 +30,8 @@ struct RequestProgress {
   std::atomic<RequestState> state{RequestState::kPreparing};
   std::atomic<std::int32_t> output_tokens{0};
   std::atomic<std::int32_t> pages{0};
-  // The metrics count the request by these flags: whether it is prepared and thus accepted, and
-  // whether it is in requests_running and not in requests_waiting.
+  // The state of the request in the metrics. is_prepared: it counts as accepted.
+  // is_counted_running: it is in quire_requests_running and not in quire_requests_waiting.
   std::atomic<bool> is_prepared{false};
   std::atomic<bool> is_counted_running{false};
   // The text worker writes this.

@@ -118,7 +118,7 @@ absl::Status AdmissionLimiter::EnterRequest(const std::string& tenant, const Unr
 
 absl::Status AdmissionLimiter::AddTokens(const std::string& tenant, std::int64_t tokens) {
   MutexLock lock(&mutex_);
-  // The prompt never fits, however long the client waits, so the error does not suggest a retry.
+  // A prompt above the limit never fits, so the error does not suggest a retry.
   const std::int64_t of_tenant = tenants_.LimitsOf(tenant).max_queued_tokens.value_or(
       std::numeric_limits<std::int64_t>::max());
   const std::int64_t most = std::min(max_tokens_, of_tenant);

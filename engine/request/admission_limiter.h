@@ -87,7 +87,7 @@ class AdmissionLimiter {
   void LeaveRequest(const std::string& tenant);
   void RemoveTokens(const std::string& tenant, std::int64_t tokens);
 
-  // The engine thread calls it every few milliseconds, and after the last step before a pause.
+  // The engine thread calls this every few milliseconds, and when the last request has ended.
   void Update(const WorkAhead& ahead);
   // Returns the time that the remaining work takes at the recent rates, if prompts and outputs are
   // processed in parallel. If no work was done recently, returns RateMeter::kWindowSeconds. The

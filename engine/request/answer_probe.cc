@@ -61,7 +61,7 @@ AnswerProbe::AnswerProbe(probe::Registry* registry, const probe::Labels& model,
   output_tokens_ = histogram("quire_request_output_tokens", "Output tokens of completed choices.",
                              Sizes(max_context_tokens));
   deadline_margin_ = histogram("quire_request_deadline_margin_seconds",
-                               "Time left at completion, of requests with a deadline.", kLatency);
+                               "Time left until the deadline when a request completes.", kLatency);
 }
 
 void AnswerProbe::ObserveTokenize(absl::Duration time) {
@@ -85,7 +85,7 @@ void AnswerProbe::ToolsParsed(absl::string_view format, std::int32_t calls, std:
     if (count == 0) return;
     registry_
         ->AddCounter("quire_tool_parse_total",
-                     "Parsed tool calls, and parts that stayed text, by format.",
+                     "Tool calls in outputs, by format, and by whether they could be parsed.",
                      {{"format", std::string(format)}, {"outcome", std::string(outcome)}})
         .Increment(count);
   };

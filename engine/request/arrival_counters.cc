@@ -4,7 +4,7 @@ namespace quire::engine {
 
 probe::Counter ReceivedCounter(probe::Registry* registry, const std::string& model_name) {
   return registry->AddCounter("quire_requests_received_total",
-                              "Generations, scores and embeddings that reached validation.",
+                              "Generate, score and embed requests that reached validation.",
                               {{"model_name", model_name}});
 }
 

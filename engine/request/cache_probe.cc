@@ -25,7 +25,7 @@ CacheProbe::CacheProbe(probe::Registry* registry, const probe::Labels& model,
   constexpr absl::string_view kCauses[] = {"allocation", "flush", "invalidate"};
   for (std::size_t i = 0; i < evicted_.size(); ++i) {
     evicted_[i] = registry_->AddCounter("quire_kv_cache_evicted_pages_total",
-                                        "Findable pages that were given up.",
+                                        "Cached pages that were evicted, flushed or invalidated.",
                                         With(model, "cause", kCauses[i]));
   }
   lost_to_state_ = registry_->AddCounter(

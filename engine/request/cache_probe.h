@@ -3,7 +3,8 @@
 // The metric families of the prefix cache and of its pages.
 //
 // Place:      part of EngineProbe.
-// Invariants: page states add up to all pages; cached prompt tokens move together with the hits.
+// Invariants: the pages of all states add up to the number of pages. The counter of cached prompt
+//             tokens grows together with the counter of hits.
 // Threads:    one thread; lock-free. Scrapes may read the metrics at the same time.
 // Lifetime:   the registry outlives it.
 
@@ -40,7 +41,7 @@ class CacheProbe {
   probe::Counter lost_to_state_;
   probe::Gauge slots_live_, slots_snapshot_, slots_free_;
   std::array<probe::Counter, 3> evicted_;
-  // Counted by the last Show.
+  // Values that the last Show has counted.
   std::uint64_t evicted_pages_ = 0;
   std::uint64_t tokens_lost_to_state_ = 0;
 };

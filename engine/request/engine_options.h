@@ -22,8 +22,8 @@ namespace quire::engine {
 
 class ConstraintCompiler;
 
-// A bit that no token id has. Generated tokens have it in prefix keys if prompts must not reuse the
-// pages of generated tokens.
+// A bit that no token id has. In prefix keys it marks generated tokens if prompts must not reuse
+// the pages of generated tokens.
 inline constexpr std::int32_t kGeneratedTag = 1 << 30;
 
 enum class AdmissionMode : std::uint8_t { kSafe, kOvercommit };
@@ -35,10 +35,11 @@ struct HotOptions {
   std::int32_t prefill_chunk_tokens = 512;
   std::int32_t max_step_prompt_tokens = 512;  // maximum prompt tokens in one step
   // While rows decode, prompts are added to a step only while the step's expected time is below
-  // this target. Infinite: there is no target. If absent, the target is 3 times the expected time
-  // of the decoding rows alone, or 4 times if there are more than half as many prompts as rows. It
-  // lies between 20 ms (1 ms with several tenants) and 500 ms. For steps with only prompts, the
-  // automatic target is 16 times the expected time of one row, between 5 and 500 ms.
+  // this target. Infinite: there is no target. If absent, the target is automatic: 3 times the
+  // expected time of the decoding rows alone, or 4 times if there are more than half as many
+  // prompts as rows. An automatic target is at least 20 ms (1 ms with several tenants) and at most
+  // 500 ms. For steps with only prompts, it is 16 times the expected time of one row, between 5 and
+  // 500 ms.
   std::optional<absl::Duration> step_time_target;
   std::int32_t max_running_sequences = 64;  // must not exceed its value at Create
   absl::Duration queue_timeout = absl::InfiniteDuration();
@@ -53,7 +54,7 @@ struct HotOptions {
   // stream.*
   absl::Duration slow_client_timeout = absl::Seconds(30);
   TenantOptions tenants;
-  // kv_cache.*. Create leaves the setting of the cache unchanged.
+  // kv_cache.*. Engine::Create does not apply this value, because the cache was created with it.
   bool partial_page_reuse = true;
 };
 
@@ -72,7 +73,7 @@ struct EngineOptions : HotOptions {
   AdmissionMode admission = AdmissionMode::kSafe;
   // Whether prompts may reuse pages with generated tokens. It is false if prefill and decode
   // compute different bits and the results must not depend on the cache. Then only the sequence
-  // that generated the pages, and choices that share its tokens, can find them again.
+  // that generated the pages, and choices that share its tokens, can match them again.
   bool share_generated_pages = true;
   // stream.*
   std::int32_t stream_queue_tokens = 1024;
@@ -87,12 +88,12 @@ struct EngineOptions : HotOptions {
   absl::Duration answer_timeout = absl::Seconds(5);
   // Called once on the engine thread before it does anything else. May be empty.
   std::function<void()> on_engine_thread;
-  // Called when the engine cannot continue, each once, on the engine thread. Neither may wait for
-  // the engine. on_failing comes first, while all requests are still open, so that health checks
-  // can fail. Then every live request ends with UNAVAILABLE / DEVICE_ERROR, its usage and a retry
-  // delay. Then on_fatal is called, and the process should exit. The status is the runner's
-  // (IsDeviceLost of base/cuda_status.h: reason DEVICE_LOST), or INTERNAL / ENGINE_DIED if the
-  // engine thread itself failed.
+  // Both are called at most once, on the engine thread, when the engine cannot continue. Neither
+  // may wait for the engine. on_failing is called first, while all requests are still open, so that
+  // health checks can fail. Then every live request ends with UNAVAILABLE / DEVICE_ERROR, its usage
+  // and a retry delay. Then on_fatal is called, and the process should exit. The status is the
+  // runner's (IsDeviceLost of base/cuda_status.h: reason DEVICE_LOST), or INTERNAL / ENGINE_DIED if
+  // the engine thread itself failed.
   std::function<void(const absl::Status&)> on_failing, on_fatal;
 };
 
@@ -114,7 +115,7 @@ inline std::uint32_t MaxChunkTokens(const HotOptions& start, std::uint32_t page_
                 std::max(start.max_step_prompt_tokens, page_tokens)}));
 }
 
-// Returns the bytes of text, of a conversation or of token ids in the request.
+// Returns the size in bytes of the request's input, which is a text, a conversation or token ids.
 std::int64_t InputBytes(const Request& request);
 
 }  // namespace quire::engine

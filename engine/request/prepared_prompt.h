@@ -26,15 +26,15 @@ struct PreparedPrompt {
   Hash128 root;
   std::string echo_text;               // for echo_prompt with text
   std::vector<std::int32_t> echo_ids;  // for echo_prompt with token ids
-  std::int32_t queued_tokens = 0;      // counted in the queue's token limit
+  std::int32_t queued_tokens = 0;      // tokens counted against max_queued_tokens
   // StoppingParams::max_tokens, clipped to the context; 0: nothing is generated.
   std::int32_t max_tokens = 0;
   std::uint32_t score_from = 1;  // position of the first continuation token of a ScorePrompt
   bool clipped_by_context = false;
   bool is_truncated = false;     // the prompt lost its first tokens
   bool opens_reasoning = false;  // the answer begins inside a reasoning section
-  // The answer cannot contain reasoning: the prompt ends after a reasoning section, or in a
-  // continued message outside of one.
+  // True if the answer cannot contain reasoning, because the prompt ends after a reasoning section,
+  // or in a continued message outside of one.
   bool is_after_reasoning = false;
   text::DetokenizerState answer_start;  // detokenizer state at the start of each choice
   // Maximum number of cached tokens of one choice: its prompt and its answer without the last
@@ -42,7 +42,7 @@ struct PreparedPrompt {
   std::uint32_t limit_tokens = 0;
   // Maximum number of pages that one choice holds at any moment.
   std::uint32_t max_pages_of_one_choice = 0;
-  std::uint32_t shared_pages = 0;  // the full prompt pages among them, which other choices share
+  std::uint32_t shared_pages = 0;  // those of them that are full prompt pages shared by all choices
   // Token ids that end a choice: end-of-sequence and stop ids, distinct.
   std::vector<std::int32_t> end_ids;
   std::vector<kernels::LogitBias> bias;

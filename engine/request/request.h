@@ -109,7 +109,8 @@ struct Request {
   Caller caller() const { return {tenant, principal}; }
   std::uint32_t choices() const { return static_cast<std::uint32_t>(sampling.choice_count); }
   bool generates() const { return task == Task::kGenerate; }
-  // Pooling of all tokens or of the first token needs hidden states, which are not in the pages.
+  // Pooling of all tokens or of the first token needs hidden states, which the KV pages do not
+  // contain.
   bool reads_cache() const {
     return !cache.skip_read && (task != Task::kEmbed || pooling == Pooling::kLast);
   }

@@ -23,8 +23,9 @@ RequestProbe::RequestProbe(probe::Registry* registry, const probe::Labels& model
                                      "Requests whose choices all finished, or whose prompt is "
                                      "scored or embedded.",
                                      model);
-  // Other reasons and codes are added when they occur (Rejected, Failed). The usual ones are 0 from
-  // the start, because a rate over a series that appears with its first event misses that event.
+  // The series of other reasons and codes are added on their first event (Rejected, Failed). The
+  // usual series start at 0, because a rate over a series that appears with its first event misses
+  // that event.
   RejectedCounter(registry_, Reason::kQueueFull);
   for (const auto code : {absl::StatusCode::kInternal, absl::StatusCode::kUnavailable}) {
     registry_->AddCounter("quire_requests_failed_total",
@@ -37,13 +38,13 @@ RequestProbe::RequestProbe(probe::Registry* registry, const probe::Labels& model
         "quire_requests_cancelled_total", "Accepted requests that were ended early.",
         With(model, "source", CancelSourceName(source)));
   }
-  running_ = registry_->AddGauge("quire_requests_running",
-                                 "Requests that hold a place in the running batch.", model);
+  running_ = registry_->AddGauge("quire_requests_running", "Requests in the running batch.", model);
   waiting_ =
       registry_->AddGauge("quire_requests_waiting",
                           "Accepted requests that do not run, preempted ones included.", model);
-  waiting_tokens_ = registry_->AddGauge("quire_requests_waiting_tokens",
-                                        "Waiting prompt tokens that no cache holds.", model);
+  waiting_tokens_ =
+      registry_->AddGauge("quire_requests_waiting_tokens",
+                          "Prompt tokens of waiting requests that are not cached.", model);
   max_running_ =
       registry_->AddGauge("quire_running_sequences_limit", "Maximum sequences per step.", model);
 }

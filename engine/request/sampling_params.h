@@ -42,7 +42,8 @@ struct SamplingParams {
 };
 
 struct StoppingParams {
-  // >= 1. PreparedPrompt::max_tokens is this, clipped to the context minus the prompt.
+  // At least 1. PreparedPrompt::max_tokens is this value, clipped to what the prompt leaves of the
+  // context.
   std::int32_t max_tokens = 0;
   std::int32_t min_tokens = 0;  // [0, max_tokens]
   std::vector<std::string> stop;
@@ -57,8 +58,8 @@ struct OutputParams {
   bool token_ids = false;
   std::int32_t logprobs = -1;  // -1: none; 0: the sampled token; n: also the n most likely tokens
   std::int32_t prompt_logprobs = -1;  // the same for prompt tokens
-  // Also the log-probability of each sampled token after penalties, masks, temperature and
-  // truncation; needs logprobs.
+  // Also return the log-probability of each sampled token after penalties, masks, temperature and
+  // truncation. Requires logprobs.
   bool processed_logprobs = false;
   bool skip_special_tokens = true;
   std::int32_t stream_interval_tokens = 1;  // [1, 1024]

@@ -24,12 +24,12 @@ std::vector<double> PowersOfTwo(double max) {
 StepProbe::StepProbe(probe::Registry* registry, const probe::Labels& model) {
   prompt_compute_ = registry->AddCounter(kPromptTokensFamily, kPromptTokensHelp,
                                          With(model, "source", "compute"));
-  preemptions_ = registry->AddCounter("quire_preemptions_total", "Sequences that lost their pages.",
+  preemptions_ = registry->AddCounter("quire_preemptions_total", "Preempted sequences.",
                                       With(model, "mode", "recompute"));
   recomputed_ = registry->AddCounter("quire_recomputed_tokens_total",
                                      "Tokens computed again after a preemption.", model);
   constexpr absl::string_view kDiscarded = "quire_discarded_tokens_total";
-  constexpr absl::string_view kDiscardedHelp = "Tokens sampled that are part of no answer.";
+  constexpr absl::string_view kDiscardedHelp = "Sampled tokens that are not part of an answer.";
   discarded_[0] =
       registry->AddCounter(kDiscarded, kDiscardedHelp, With(model, "cause", "after_stop"));
   discarded_[1] =
@@ -49,9 +49,9 @@ StepProbe::StepProbe(probe::Registry* registry, const probe::Labels& model) {
                                         PowersOfTwo(16384), model);
   batch_size_ = registry->AddHistogram("quire_engine_batch_size", "Sequences of a step.",
                                        PowersOfTwo(4096), model);
-  prediction_ratio_ =
-      registry->AddHistogram("quire_engine_step_prediction_ratio",
-                             "Wall time of a step over the expected one.", kPredictionRatio, model);
+  prediction_ratio_ = registry->AddHistogram("quire_engine_step_prediction_ratio",
+                                             "Wall time of a step divided by its expected time.",
+                                             kPredictionRatio, model);
   constexpr absl::string_view kStages[] = {"schedule", "prepare", "sample", "output"};
   for (const std::size_t i : {0U, 1U, 3U}) {
     host_seconds_[i] =
@@ -59,16 +59,16 @@ StepProbe::StepProbe(probe::Registry* registry, const probe::Labels& model) {
                                kMicros, With(model, "stage", kStages[i]));
   }
   last_step_ = registry->AddGauge("quire_engine_last_step_timestamp_seconds",
-                                  "When the last step ended, Unix time.", model);
+                                  "Unix time at which the last step ended.", model);
   non_finite_ = registry->AddCounter("quire_engine_non_finite_total",
                                      "Requests ended by NaN or infinity in their logits.", model);
   constexpr absl::string_view kMasks = "quire_constraint_masks_total";
   constexpr absl::string_view kMasksHelp =
-      "Masks that were made, and steps that left a row out for want of one.";
+      "Masks computed, and rows left out of a step because their mask was late.";
   masks_made_ = registry->AddCounter(kMasks, kMasksHelp, With(model, "result", "computed"));
   masks_late_ = registry->AddCounter(kMasks, kMasksHelp, With(model, "result", "late"));
-  mask_seconds_ = registry->AddHistogram("quire_constraint_mask_seconds",
-                                         "Time to make the mask of one token.", kMaskTimes, model);
+  mask_seconds_ = registry->AddHistogram(
+      "quire_constraint_mask_seconds", "Time to compute the mask of one token.", kMaskTimes, model);
   violations_ = registry->AddCounter("quire_invariant_violations_total", "Failed integrity checks.",
                                      {{"class", "engine"}});
 }

@@ -38,7 +38,7 @@ class StepProbe {
     discarded_[static_cast<std::size_t>(cause)].Increment(tokens);
   }
   void ExpiredTokens(std::uint32_t tokens) { expired_.Increment(tokens); }
-  // `time` is the time that the mask took to make.
+  // `time` is the time that it took to compute the mask.
   void MaskMade(absl::Duration time);
   // A row was left out of a step because its mask was not ready.
   void MaskLate() { masks_late_.Increment(); }

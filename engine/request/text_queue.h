@@ -1,13 +1,13 @@
 #pragma once
 
 // The prompts that wait for a text worker. The prompts of one tenant are in order of arrival, and
-// the tenants take turns. Before its own tenant's next turn, a prompt waits for at most one prompt
-// of each other tenant.
+// the tenants are served round-robin. Between two prompts of one tenant, at most one prompt of each
+// other tenant is served.
 //
 // Place:      between Accept and the text workers.
 // Invariants: at most `max_prompts` prompts with at most `max_bytes` of input in total, checked
-//             when one is added. A tenant with queued prompts has exactly one turn in the rotation.
-//             After Close no push succeeds, and queued prompts can still be popped.
+//             when one is added. A tenant with queued prompts has exactly one entry in the
+//             rotation. After Close no push succeeds, and queued prompts can still be popped.
 // Threads:    thread-safe.
 // Lifetime:   outlives every thread that waits in it.
 
@@ -47,7 +47,7 @@ class TextQueue {
   std::int64_t max_bytes_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, std::deque<std::shared_ptr<AcceptedRequest>>> by_tenant_
       ABSL_GUARDED_BY(mutex_);
-  std::list<std::string> turns_ ABSL_GUARDED_BY(mutex_);  // tenants in the order of their turns
+  std::list<std::string> turns_ ABSL_GUARDED_BY(mutex_);  // the rotation: the next tenant first
   std::int32_t prompts_ ABSL_GUARDED_BY(mutex_) = 0;
   std::int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;

@@ -66,7 +66,7 @@ absl::StatusOr<std::vector<std::int32_t>> TokenizeChat(const EngineOptions& opti
                          prompt.templates->Render(prompt.chat, clock.ToWall(request.accept_time)));
   *rendered = std::move(chat.text);
   QUIRE_RETURN_IF_ERROR(CheckBytes(options, tokenizer, request, *rendered));
-  // The template renders the tokens that the tokenizer would add.
+  // The template already renders the special tokens that the tokenizer would add.
   return tokenizer.Encode(*rendered, {.add_special_tokens = false,
                                       .parse_special_tokens = prompt.parse_special_tokens,
                                       .from_template = true,
@@ -261,8 +261,8 @@ void CollectEndIds(const EngineOptions& options, const text::Tokenizer& tokenize
   }
   std::sort(ids.begin(), ids.end());
   ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
-  // With a constraint, a stop id that is text ends the answer only where the constraint allows its
-  // text.
+  // With a constraint, a stop id of an ordinary text token is not an end token. It ends the answer
+  // only where the constraint allows its text.
   if (request.constraint.has_value()) {
     std::ranges::copy_if(
         ids, std::back_inserter(prompt.mask_rules.end_tokens), [&](std::int32_t id) {
@@ -285,8 +285,8 @@ void SetAllowedTokens(const EngineOptions& options, const Request& request, Mask
   rules->allowed = std::make_shared<const std::vector<std::uint32_t>>(std::move(words));
 }
 
-// The text of an answer continues the decoded prompt. The text of a constrained answer joins the
-// unchanged texts of its tokens, as its masks assume.
+// The text of an answer continues the decoded prompt. The text of a constrained answer is the
+// concatenation of its tokens' unchanged texts, as the masks assume.
 text::DetokenizerState ComputeAnswerStart(const text::Tokenizer& tokenizer, const Request& request,
                                           std::span<const std::int32_t> prompt) {
   if (!request.generates()) return {};

@@ -11,9 +11,10 @@
 namespace quire::engine {
 namespace {
 
-// A prompt position whose log-probability is wanted must be computed, and so must the last token.
-// After a preemption the match ends where the sequence was computed to before, because further
-// tokens would count as a second hit. Without `may_copy` the match has only full pages.
+// Prompt positions whose log-probabilities were requested must be computed, and so must the last
+// token. After a preemption the match ends at the highest position that the sequence had computed,
+// because further tokens would count as cache hits a second time. Without `may_copy` the match has
+// only full pages.
 cache::PrefixMatch MatchPrefix(const cache::CacheManager& cache, const Sequence& sequence,
                                bool may_copy = true) {
   const ScheduledRequest& request = *sequence.request;
@@ -25,7 +26,8 @@ cache::PrefixMatch MatchPrefix(const cache::CacheManager& cache, const Sequence&
   if (request.was_scheduled) limit = std::min(limit, sequence.high_water);
   cache::PrefixMatch match =
       cache.Match(sequence.cache_tokens(), sequence.keys, request.prompt.root, limit, may_copy);
-  // A non-finite value that was copied out of a page cannot be traced back to that page.
+  // Partial pages are copied only if they are proven finite. A non-finite value in a copy could not
+  // be traced back to the page from which it was copied.
   if (match.partial_rows == 0 || match.is_partial_proven) return match;
   return MatchPrefix(cache, sequence, /*may_copy=*/false);
 }
@@ -70,7 +72,8 @@ void Admission::CountWaiting(const ScheduledRequest& request, std::int64_t sign)
 }
 
 bool Admission::AdmitBefore(const Sequence* next, absl::Time now) {
-  // Under overload the loop is not entered. A sequence runs then, so no request is stuck.
+  // Under overload no row or token budget is left, and the loop is not entered. A sequence runs
+  // then, so no request is stuck.
   while (HasRows(1) && draft_->budget() > 0 && draft_->prompt_budget() > 0) {
     const auto preempted = std::ranges::find_if(
         rows_->preempted(), [](const Sequence* sequence) { return !sequence->is_stalled; });
@@ -81,11 +84,11 @@ bool Admission::AdmitBefore(const Sequence* next, absl::Time now) {
         is_new ? PromptRank{waiting_.LevelOf(request), LengthClass(request->uncached_tokens)}
                : RankOf(**preempted);
     if (next != nullptr && !ComesBefore(*request, candidate, *next)) return true;
-    // The queue is blocked: a stalled worker has room again within a few steps.
+    // The head of the queue waits for its output worker, which has room again within a few steps.
     if (is_new && stalls_->IsWorkerStalled(*request)) return false;
     const Result result = TryAdmit(is_new ? request->first() : **preempted);
     if (result != Result::kAdmitted) {
-      // If every page is available and no sequence runs, waiting longer changes nothing.
+      // If every page is available and no sequence runs, the request would wait forever.
       const bool is_idle =
           rows_->running().empty() && cache_->available_pages() == cache_->usable_pages();
       if (result == Result::kBlocked && is_idle) stuck_ = request;
@@ -99,8 +102,8 @@ bool Admission::AdmitBefore(const Sequence* next, absl::Time now) {
   return false;
 }
 
-// max_running_sequences may have been lowered below the rows in use. A request with more choices
-// than that was accepted under an earlier value, and runs when no other sequence does.
+// max_running_sequences may have been lowered below the number of rows in use. A request with more
+// choices than that was accepted under an earlier value. It runs when no other sequence does.
 bool Admission::HasRows(std::size_t rows) const {
   const std::size_t used = rows_->num_used();
   return rows <= rows_->num_free() &&
@@ -127,14 +130,16 @@ Admission::Result Admission::TryAdmit(Sequence& sequence) {
   cache::PrefixMatch match = MatchPrefix(*cache_, sequence);
   const std::uint32_t total = sequence.total();
   std::uint32_t chunk = draft_->ChunkTokens(match.num_tokens, sequence.chunk_end(), total);
-  // The only remaining token may have to wait for its mask, which is built from admission on.
+  // `chunk` may be 0 if the only remaining token waits for its mask, which is computed from
+  // admission on.
   if (chunk == 0 && match.num_tokens < sequence.chunk_end()) return Result::kNoTokens;
   blocked_ = {};
   Blocked attempt{&sequence,           0, match.num_tokens, chunk, draft_->fork_pages(),
                   draft_->fork_slots()};
   rows_->TakeRow(sequence);
   if (!TakePages(sequence, match, chunk)) {
-    // The copied page keeps its source busy for a step, which can be the one page too many.
+    // A partial match keeps its source page referenced for a step, and that page may be the missing
+    // one. The second attempt matches only full pages.
     const bool has_partial = match.partial_rows > 0;
     match = MatchPrefix(*cache_, sequence, /*may_copy=*/false);
     chunk = draft_->ChunkTokens(match.num_tokens, sequence.chunk_end(), total);
@@ -172,8 +177,8 @@ void Admission::Start(Sequence& sequence, const cache::PrefixMatch& match) {
   }
 }
 
-// Attaches the match and takes the pages of all tokens, in window groups those of the first chunk.
-// On failure the row stays empty.
+// Attaches the match and reserves the pages of all tokens, or in window groups those of the first
+// chunk. On failure the row stays empty.
 bool Admission::TakePages(Sequence& sequence, const cache::PrefixMatch& match,
                           std::uint32_t chunk) {
   const ScheduledRequest& request = *sequence.request;
@@ -191,7 +196,8 @@ bool Admission::TakePages(Sequence& sequence, const cache::PrefixMatch& match,
   return true;
 }
 
-// Overcommit: one page more than the tokens need must be available, if the sequence can grow.
+// In overcommit mode, one page more than the tokens need must be available if the sequence can
+// grow.
 bool Admission::FitsWithGrowth(const Sequence& sequence) const {
   if (mode_ == AdmissionMode::kSafe) return true;
   const std::uint32_t pages = cache_->demand().PagesFor(sequence.total());
@@ -205,7 +211,7 @@ bool Admission::FitsWithGrowth(const Sequence& sequence) const {
 
 void Admission::EndChoice(ScheduledRequest& request) {
   if (request.reserved_pages == 0) return;
-  // The pages that choices share are returned with the last of them.
+  // The pages that the choices share are returned when the last choice ends.
   std::uint32_t pages = request.prompt.max_pages_of_one_choice - request.prompt.shared_pages;
   if (request.live_choices == 0) pages = request.reserved_pages;
   request.reserved_pages -= pages;
@@ -222,8 +228,8 @@ void Admission::Leave(ScheduledRequest& request) {
   tenants_.Leave(request);
 }
 
-// Safe mode: the reservations fit the pool, no request has more pages than its own reservation, and
-// no sequence is preempted.
+// Checks for safe mode that the reservations fit the pool, no request has more pages than its own
+// reservation, and no sequence is preempted.
 absl::Status Admission::CheckReservations() const {
   std::uint32_t reserved = 0;
   const ScheduledRequest* last = nullptr;

@@ -4,14 +4,13 @@
 //
 // Order: preempted sequences by age, then the head of WaitingRequests. A head that is blocked by
 // missing rows or pages blocks the queue, so that a large request cannot starve. A head whose
-// output worker is stalled blocks the queue too. A preempted sequence that is stalled is skipped,
-// and so is a tenant that has as many running requests as it may.
+// output worker is stalled blocks the queue too. Preempted sequences that are stalled are skipped,
+// and so are tenants at their limit of running requests.
 //
-//   safe:        a request is admitted when the pages of all admitted requests at their limits, its
-//                own included, fit together. No sequence ever loses a page.
-//   overcommit:  a request is admitted when its prompt and one more page fit. If a row cannot grow
-//                later, it takes the pages of a victim (preemption.h). The victim's tokens are
-//                computed again later.
+//   safe:        a request is admitted if the pages of all admitted requests at their limits,
+//                including its own, fit into the pool. No sequence ever loses a page.
+//   overcommit:  a request is admitted if its prompt and one more page fit. If a row cannot grow
+//                later, a victim is preempted (preemption.h) and its tokens are computed again.
 //
 // Place:      part of Scheduler; called by PrefillPlanner between the chunks of running prompts.
 // Invariants: see CheckIntegrity(). Its results depend only on its calls.
@@ -37,7 +36,7 @@ namespace quire::engine {
 
 // Sums over the requests that wait.
 struct WaitingWork {
-  std::int64_t uncached_tokens = 0;  // prompt tokens that no cache holds
+  std::int64_t uncached_tokens = 0;  // prompt tokens that are not in the prefix cache
   std::int64_t choices = 0;
   std::int64_t max_output_tokens = 0;  // total over all choices
 };
@@ -57,21 +56,21 @@ class Admission {
   void Add(ScheduledRequest* request);
   // Starts the planning of a step.
   void BeginStep() { stuck_ = nullptr; }
-  // Admits requests in order while they come before the prompt `next`, or all if that is null.
-  // Returns false if no further request can be admitted in this step.
+  // Admits requests in order while they come before the prompt `next`, or without that condition if
+  // `next` is null. Returns false if no further request can be admitted in this step.
   bool AdmitBefore(const Sequence* next, absl::Time now);
-  // A choice has ended by itself. Its reserved pages that no other choice shares are returned.
-  // REQUIRES: live_choices does not count it any more.
+  // Called when a choice has ended by itself. Returns its reserved pages that no other choice
+  // shares. REQUIRES: live_choices does not count the choice any more.
   void EndChoice(ScheduledRequest& request);
-  // The request has ended, in any state.
+  // Called when the request has ended, in any state.
   void Leave(ScheduledRequest& request);
 
   std::size_t num_waiting() const { return waiting_.size(); }
   const WaitingWork& waiting_work() const { return waiting_work_; }
   bool AnyMayStart() const { return waiting_.AnyMayStart(); }
   bool has_several_tenants() const { return tenants_.size() > 1; }
-  // Returns the request that is blocked although no sequence runs, or null. This is a bug. The
-  // caller then fails only this request.
+  // Returns the request that is blocked although no sequence runs, or null. Such a request
+  // indicates a bug, and the caller fails only this request.
   ScheduledRequest* stuck() const { return stuck_; }
   // Number of times admission of the head of the queue failed for lack of pages.
   std::int64_t blocked_admissions() const { return blocked_admissions_; }

@@ -7,13 +7,13 @@
 namespace quire::engine {
 namespace {
 
-// Returns the tokens of the sequence that are known, or will be sampled by a step in flight, and
-// are not launched.
+// Returns the number of tokens that the sequence has not launched yet, including those that a step
+// in flight will sample.
 std::uint32_t NextTokens(const Sequence& sequence) {
   return sequence.known() - sequence.launched();
 }
 
-// The prompt is computed or in flight, and the next token is not the last one.
+// True if the prompt is computed or in flight and the next token is not the last one.
 bool CanDecode(const Sequence& sequence) {
   if (sequence.state() != SequenceState::kDecode && sequence.samples_in_flight == 0) return false;
   return sequence.active() && NextTokens(sequence) == 1 &&
@@ -70,7 +70,7 @@ void DecodePlanner::AddRows(const Admission& admission) {
   for (const Sequence* sequence : ready_) tokens += NextTokens(*sequence);
   std::uint32_t limit = draft_->budget();
   const std::uint32_t without_page = limit > page_size_ ? limit - page_size_ : limit;
-  // Whether prompts exist matters only if the page for them would cost rows.
+  // It only matters whether prompts exist if leaving a page for them displaces decode rows.
   if (tokens > without_page && (num_prompts_ > 0 || admission.AnyMayStart())) {
     limit = without_page;
   }

@@ -2,8 +2,8 @@
 
 // Plans the decode rows of a step.
 //
-// Pages are taken for all rows before any row is planned, so that a planned row cannot become the
-// victim of a later one.
+// Pages are reserved for all rows before any row is planned, so that a planned row cannot be
+// preempted for a later one.
 //
 // Place:      part of Scheduler; the first planner of a step.
 // Invariants: the members describe the step being planned; Select replaces their contents.
@@ -29,8 +29,8 @@ class DecodePlanner {
   // because it samples the first tokens of a request with several choices. The request then forks,
   // and no page may be missing for the fork.
   bool Select();
-  // Takes the pages for the next tokens of the rows that Select found. A row that gets too few
-  // pages is left out. Returns false if the step in flight must be collected first.
+  // Reserves pages for the next tokens of the rows that Select found. A row that gets too few pages
+  // is left out. Returns false if the step in flight must be collected first.
   bool TakePages(bool ahead);
   // Adds the rows that still have their pages to the draft. One page of the budget is left for
   // prompts if there are any.

@@ -30,8 +30,8 @@ bool PrefillPlanner::TakePages(bool ahead) {
   return !needs_outcome_;
 }
 
-// Takes the pages of as much of the chunk as there are pages for, and returns the tokens that have
-// pages. A victim is preempted only if the row could compute nothing otherwise.
+// Reserves pages for as much of the chunk as possible, and returns the number of its tokens that
+// have pages. A victim is preempted only if the row could compute no token otherwise.
 std::uint32_t PrefillPlanner::TakeChunkPages(Sequence& sequence, std::uint32_t chunk, bool ahead) {
   const std::uint32_t begin = sequence.launched();
   std::uint32_t reserved = cache_->reserved_tokens(*sequence.row);
@@ -88,7 +88,8 @@ void PrefillPlanner::Plan(absl::Time now) {
   bool is_oldest = serves_oldest_first();
   bool admits = true;
   for (Sequence* sequence : prompts_) {
-    // Waiting requests pass longer prompts, but not the oldest one when it is served first.
+    // Waiting requests are admitted before longer prompts, but not before the oldest prompt when
+    // that is served first.
     if (!is_oldest && admits) admits = admission_->AdmitBefore(sequence, now);
     is_oldest = false;
     const std::uint32_t room = cache_->reserved_tokens(*sequence->row) - sequence->launched();

@@ -1,9 +1,9 @@
 #pragma once
 
-// Plans the prompt chunks of a step: which prompts share what the decode rows leave of the budget,
-// in which order, and which requests are admitted between them.
+// Plans the prompt chunks of a step. Decides which prompts share the budget that the decode rows
+// leave, in which order, and which requests are admitted between them.
 //
-// The prompts of one tenant are ordered by PromptRank: short prompts pass long ones. The first
+// The prompts of one tenant are ordered by PromptRank: short prompts precede long ones. The first
 // prompts of all tenants precede the second ones, so that the priorities of one tenant do not delay
 // another. In every SchedulerPolicy::steps_per_oldest_first'th step the oldest prompt is served
 // first, so that it progresses whatever else arrives.
@@ -36,9 +36,9 @@ class PrefillPlanner {
   };
   PrefillPlanner(const SchedulerPolicy& policy, const Parts& parts);
 
-  // Takes pages for the chunks that the step may have room for, in layer groups with a window only.
-  // These groups never hold a whole prompt. Called before any row is planned. Returns the same as
-  // DecodePlanner::TakePages.
+  // Reserves pages of layer groups with a window for the chunks that may fit into the step. Other
+  // groups have pages for the whole prompt from admission on. Called before any row is planned.
+  // Returns the same as DecodePlanner::TakePages.
   bool TakePages(bool ahead);
   // Adds chunks and admissions to the draft.
   void Plan(absl::Time now);

@@ -119,7 +119,7 @@ GrowResult RowPool::Grow(Sequence& sequence, std::uint32_t tokens, bool ahead,
   }
 }
 
-// The last page stays findable too, unless the copy that fills it has not run yet.
+// The partial last page can be matched later too, unless the copy that fills it has not run yet.
 void RowPool::FreePages(Sequence& sequence) {
   const ScheduledRequest& request = *sequence.request;
   sequence.proven_tokens = cache_->proven_tokens(*sequence.row);

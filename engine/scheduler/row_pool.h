@@ -1,7 +1,7 @@
 #pragma once
 
-// The batch rows, and the sequences that have one or have lost theirs to a preemption. Every change
-// of a sequence's state that takes or gives back a row or pages is made here.
+// The batch rows, and the sequences that have one or have lost theirs to a preemption. All state
+// changes of a sequence that allocate or free a row or pages are made here.
 //
 // Place:      part of Scheduler, above CacheManager.
 // Invariants: see CheckIntegrity(). A row is free or belongs to one running sequence.
@@ -61,10 +61,10 @@ class RowPool {
   // Starts the prefill of a sequence that has its row and pages. Other choices that wait for it
   // take rows too. REQUIRES: rows are free for them, and the sequence has its admission number.
   void Start(Sequence& sequence, const cache::PrefixMatch& match);
-  // Takes pages for the first `tokens` tokens. With overcommit, victims are preempted for them and
-  // appended to `preempted`. In safe mode a page can be missing only while other pages are being
-  // cleared, are being copied or are held by a step in flight. All of them are available after the
-  // next step.
+  // Allocates pages for the first `tokens` tokens. With overcommit, victims are preempted for them
+  // and appended to `preempted`. In safe mode a page can be missing only while other pages are
+  // being cleared, are being copied or are held by a step in flight. All of them are available
+  // after the next step.
   GrowResult Grow(Sequence& sequence, std::uint32_t tokens, bool ahead,
                   std::vector<Sequence*>* preempted);
   // See Scheduler.

@@ -26,12 +26,11 @@ namespace quire::engine {
 // Why the output of a request can take no further tokens.
 enum class OutputStall : std::uint8_t {
   kNone,
-  kWorker,  // too many of its tokens are on their way to the output worker
+  kWorker,  // too many of its tokens are queued for the output worker
   kClient   // its stream is full of tokens that the client has not read
 };
 
-// Numbers of the first and the last step, of those not completed, that carry page copies for a
-// request.
+// Numbers of the first and the last uncompleted step that carry page copies for a request.
 struct CopySteps {
   std::uint64_t first = 0;
   std::uint64_t last = 0;
@@ -63,10 +62,12 @@ struct ScheduledRequest {
   CopySteps copy_steps;
   std::uint32_t reserved_pages = 0;
   TenantRequests* tenant_requests = nullptr;  // owned by TenantTurns; null outside the scheduler
-  // Prompt tokens that no cache holds, counted while the request waits for its first step.
+  // Number of prompt tokens that are not in the prefix cache, while the request waits for its first
+  // step.
   std::uint32_t uncached_tokens = 0;
   std::int32_t cached_tokens = 0;
-  // Prompt positions whose log-probability was emitted or is not wanted. Position 0 has none.
+  // Number of leading prompt positions whose log-probability was emitted or not requested. Position
+  // 0 has no log-probability.
   std::uint32_t prompt_logprob_tokens = 1;
   std::vector<float> pooled;  // Task::kEmbed: the result of the runner
   std::int32_t live_choices = 0;

@@ -7,12 +7,12 @@
 //   RowPool has the sequences with rows, Admission the requests without
 //
 // A plan may be made while the step before it is in flight ("ahead"). Every sequence that samples a
-// token in that step is then assumed to go on, unless that token is its last in any case. No
-// sequence is preempted, and if the coming step depends on the outcome of the one in flight, the
-// plan is empty.
+// token in that step is then assumed to continue, unless that token is certainly its last. No
+// sequence is preempted. If the coming step depends on the outcome of the one in flight, the plan
+// is empty.
 //
-// While rows decode, a step-time target bounds the prompt tokens of a step by the time that they
-// are expected to take (StepTimeTarget).
+// While rows decode, a step-time target limits the prompt tokens of a step. Their expected time
+// must fit into the target (StepTimeTarget).
 //
 // Place:      between StepPipeline and CacheManager. Takes and frees pages; never runs anything.
 // Invariants: see CheckIntegrity(). Its results depend only on its calls: no clock, no hash order,
@@ -67,29 +67,29 @@ class Scheduler {
     stalls_.SetWorker(worker, is_stalled);
   }
 
-  // Plans the coming step and takes the pages for it. The plan is valid until the next call.
-  // `ahead`: a step is in flight.
+  // Plans the coming step and reserves its pages. The plan is valid until the next call. `ahead`: a
+  // step is in flight.
   const StepPlan& Plan(absl::Time now, bool ahead);
-  // Numbers of steps; StepPipeline reports their launches and ends.
+  // Counts steps. StepPipeline reports their launches and ends.
   StepCounter& steps() { return steps_; }
   // Predicts the time of a step from the steps that ran.
   StepTimeModel& step_time() { return step_time_; }
 
-  // The prompt is computed, and the choices go on separately. They share the full pages of the
-  // first choice and copy its last page. In safe mode the plan has left the pages for that. With
-  // overcommit a choice for which there is no page is preempted. REQUIRES: all choices know the
-  // prompt's tokens and keys.
+  // Called when the prompt is computed. The choices run separately from then on. They share the
+  // full pages of the first choice and copy its last page. In safe mode the plan has kept pages
+  // available for the copies. With overcommit a choice for which there is no page is preempted.
+  // REQUIRES: all choices know the prompt's tokens and keys.
   void Fork(ScheduledRequest& request) { rows_.Fork(request); }
-  // The first token of the choice is known, and it is not the last.
+  // Called when the first token of the choice is known and is not the last.
   void StartDecode(Sequence& sequence);
-  // Tokens of the sequence were computed and published. Pages that no window reads any more are
-  // freed.
+  // Called when tokens of the sequence were computed and published. Frees pages that no window
+  // reads any more.
   void ReleaseOutsideWindow(Sequence& sequence) { rows_.ReleaseOutsideWindow(sequence); }
-  // The choice has ended by itself. Its pages are freed; they stay findable in the cache unless the
-  // request writes nothing to it.
+  // Called when the choice has ended by itself. Frees its pages. Published pages stay cached,
+  // unless the request sets cache.skip_write.
   void Finish(Sequence& sequence);
-  // The request has ended, in any state. `invalidate`: its logits are not finite, so nothing that
-  // it wrote since its last finite logits may be found again.
+  // Called when the request has ended, in any state. `invalidate`: its logits are not finite, so
+  // pages that it wrote since its last finite logits must not be matched again.
   void Remove(ScheduledRequest& request, bool invalidate);
 
   bool has_work() const { return waiting() > 0 || !preempted().empty() || !running().empty(); }

@@ -14,15 +14,15 @@
 namespace quire::engine {
 
 struct SchedulerPolicy {
-  // The automatic step-time target of a step that a stream waits for: this many times the expected
-  // time of its decode rows alone.
+  // For a step that a stream waits for, the automatic step-time target is this many times the
+  // expected time of the step's decode rows alone.
   int target_factor = 3;
-  // Replaces target_factor while the prompts are more than half as many as the decode rows. Rows
-  // that start sooner share the reading of the weights.
+  // Replaces target_factor while the prompts are more than half as many as the decode rows. Prompts
+  // that finish sooner become decode rows, which share the weight reads of a step.
   int target_factor_with_many_prompts = 4;
-  // The automatic target of a step that no stream waits for: this many times the expected time of
-  // one decode row. That row takes about as long as reading the weights once, which is then a small
-  // part of the step.
+  // For a step that no stream waits for, the automatic target is this many times the expected time
+  // of one decode row. That row takes about as long as reading the weights once, which is then a
+  // small part of the step.
   int target_factor_prefill_only = 16;
   absl::Duration min_target = absl::Milliseconds(20);
   absl::Duration max_target = absl::Milliseconds(500);
@@ -39,7 +39,8 @@ struct SchedulerPolicy {
   // tiles of the CPU compute that many rows together. The first prompt of a step gets at least this
   // many tokens.
   std::uint32_t row_tile = 8;
-  // One of this many steps with prompts serves the oldest prompt first, the others the shortest.
+  // In one of this many steps with prompts, the oldest prompt is served first. In the other steps
+  // the shortest prompt is.
   std::uint64_t steps_per_oldest_first = 4;
   // A sequence that was preempted this often is preempted again only if no other can be.
   std::int32_t max_preemptions = 3;

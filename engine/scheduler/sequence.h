@@ -8,9 +8,9 @@
 // With nothing in flight, computed = launched() < tokens.size() = known(): the last token is not
 // computed yet. An overlapped step computes a token that the host does not know yet.
 //
-// A sequence in kDecode has exactly one token to compute, one in kPrefill at least one. After a
-// preemption, computed is 0 or what the cache still holds, and high_water keeps the earlier value,
-// so that recomputed tokens are counted separately.
+// A sequence in kDecode has exactly one token to compute, and one in kPrefill has at least one.
+// After a preemption, `computed` is 0 or the number of tokens that the cache still has. high_water
+// keeps the earlier value, so that recomputed tokens are counted separately.
 //
 // Place:      part of its ScheduledRequest; written by the parts of Scheduler and of EngineCore.
 // Invariants: computed <= high_water or computed > every earlier value; computed < tokens.size();
@@ -63,11 +63,12 @@ inline constexpr std::array<SequenceTransition, 16> kSequenceTransitions = {{
     // The prompt is prepared, or its request ends before.
     {SequenceState::kWaiting, WaitCause::kPrompt, SequenceState::kQueued, WaitCause::kNone},
     {SequenceState::kWaiting, WaitCause::kPrompt, SequenceState::kFinished, WaitCause::kNone},
-    // The first choice is admitted, and the others with it.
+    // The first choice is admitted, and the other choices of its request with it.
     {SequenceState::kQueued, WaitCause::kNone, SequenceState::kPrefill, WaitCause::kNone},
     {SequenceState::kQueued, WaitCause::kNone, SequenceState::kWaiting, WaitCause::kFirstChoice},
     {SequenceState::kQueued, WaitCause::kNone, SequenceState::kFinished, WaitCause::kNone},
-    // The prompt is computed and the request forks: with a page for its own tokens, or without.
+    // The prompt is computed and the request forks. A choice without a page for its own tokens is
+    // preempted.
     {SequenceState::kWaiting, WaitCause::kFirstChoice, SequenceState::kDecode, WaitCause::kNone},
     {SequenceState::kWaiting, WaitCause::kFirstChoice, SequenceState::kPreempted, WaitCause::kNone},
     // The first choice has lost its pages.
@@ -95,8 +96,8 @@ struct Sequence {
   std::uint32_t prompt_tokens = 0;
   std::uint32_t computed = 0;
   std::uint32_t in_flight = 0;          // tokens that steps in flight compute, from `computed` on
-  std::uint32_t samples_in_flight = 0;  // tokens that they sample
-  std::uint32_t sample_index = 0;       // index of the last such token in its step's samples
+  std::uint32_t samples_in_flight = 0;  // tokens that steps in flight sample
+  std::uint32_t sample_index = 0;       // index of the last sampled token in its step's samples
   // CacheManager::proven_tokens of its row when the row was released.
   std::uint32_t proven_tokens = 0;
   std::uint32_t high_water = 0;        // greatest computed so far; the parent's for a fork
@@ -106,22 +107,22 @@ struct Sequence {
   std::uint32_t tenant_prompt_index = 0;
   std::int32_t preemptions = 0;
   std::int32_t recomputed_tokens = 0;
-  // Its output is stalled or its mask is late: it is left out of steps and keeps its pages.
+  // True if its output is stalled or its mask is late. It is left out of steps and keeps its pages.
   bool is_stalled = false;
-  // Its last step made no sample because the mask was late. When the mask is ready, the last token
-  // is computed again.
-  // Recurrent models cannot recompute a token, so their rows run no step until the mask is ready.
+  // True if its last step made no sample because the mask was late. When the mask is ready, the
+  // last token is computed again. Recurrent models cannot recompute a token, so their rows run no
+  // step until the mask is ready.
   bool awaits_mask = false;
   // True if the model has recurrent states and the mask of the next token is not ready. A chunk may
   // then compute all tokens except the last one.
   bool holds_last_token = false;
-  bool completed = false;    // kFinished because it came to its own end
-  bool invalidated = false;  // kFinished because of its logits
+  bool completed = false;    // kFinished because it ended normally
+  bool invalidated = false;  // kFinished because its logits were not finite
 
-  // Without EngineOptions::share_generated_pages, the cache gets these instead of `tokens`:
-  // generated tokens have the bit kGeneratedTag. Page keys, comparisons of tokens and partial
-  // matches then distinguish generated tokens from prompt tokens, although the cache does not know
-  // these classes. Empty otherwise.
+  // The tokens that the cache gets if EngineOptions::share_generated_pages is false, and empty
+  // otherwise. They are `tokens`, but generated tokens have the bit kGeneratedTag. Page keys,
+  // comparisons of tokens and partial matches then distinguish generated tokens from prompt tokens,
+  // although the cache does not know these classes.
   std::vector<std::int32_t> tagged_tokens;
 
   std::shared_ptr<ChoiceMask> mask;  // null unless its request has MaskRules and has started

@@ -17,13 +17,14 @@ class StepCounter {
  public:
   // Returns the number of the step that begins.
   std::uint64_t Launch() { return ++launched_; }
-  // The oldest step in flight has ended, successfully or not.
+  // Called when the oldest step in flight has ended, successfully or not.
   void Complete() { ++completed_; }
 
   std::uint64_t launched() const { return launched_; }
   std::uint64_t completed() const { return completed_; }
 
-  // Page copies were queued for the request. They run in the step that is launched next.
+  // Records that page copies were queued for the request. They run in the step that is launched
+  // next.
   void NoteCopy(ScheduledRequest& request) const {
     if (!HasPendingCopy(request)) request.copy_steps.first = launched_ + 1;
     request.copy_steps.last = launched_ + 1;

@@ -1,7 +1,7 @@
 #pragma once
 
-// The step that is being planned: its rows so far, what is left of its token budgets, and how many
-// tokens the next chunk may have.
+// The step that is being planned: its rows so far, its remaining token budgets, and the maximum
+// length of the next chunk.
 //
 // Place:      part of Scheduler; filled by DecodePlanner, PrefillPlanner and Admission.
 // Invariants: see CheckIntegrity(). The budgets shrink by the tokens of every row that is added.
@@ -28,7 +28,7 @@ class StepDraft {
 
   // Starts an empty plan with the budgets of `options`, without a time target.
   void Begin(const HotOptions& options);
-  // Bounds the chunks that are added from now on. Infinite: no bound.
+  // Limits the chunks that are added from now on. Infinite: there is no limit.
   void SetTimeTarget(absl::Duration target) { time_target_ = target; }
 
   void AddDecode(Sequence& sequence, std::uint32_t num_tokens);
@@ -36,15 +36,16 @@ class StepDraft {
 
   // Maximum number of tokens of one row in one step.
   std::uint32_t max_chunk() const { return max_chunk_; }
-  // Returns the length of the next chunk of a prompt with `computed` of `total` tokens computed, 0
-  // if the step has no room for it. `room`: tokens after those computed that have pages, or may get
-  // them.
+  // Returns the length of the next chunk of a prompt with `computed` of `total` tokens computed, or
+  // 0 if the step has no room for it. `room`: number of tokens after the computed ones that have
+  // pages or may get them.
   std::uint32_t ChunkTokens(std::uint32_t computed, std::uint32_t total, std::uint32_t room) const;
-  // Returns the pages that the choices of a request copy after the chunk that ends at `end`. The
-  // result is 0 unless that chunk completes the prompt, and always 0 with overcommit. In safe mode
-  // the request has reserved these pages, but some free pages may still have to be cleared. The
-  // chunk therefore waits until enough pages are available. No row takes pages between a plan and
-  // the fork after its step, because the next plan waits for the fork (DecodePlanner::Select).
+  // Returns the number of pages that the choices of a request copy after the chunk that ends at
+  // `end`. The result is 0 unless that chunk completes the prompt, and always 0 with overcommit. In
+  // safe mode the request has reserved these pages, but some free pages may still have to be
+  // cleared. The chunk therefore waits until enough pages are available. No row allocates pages
+  // between a plan and the fork after its step, because the next plan waits for the fork
+  // (DecodePlanner::Select).
   std::uint32_t ForkPages(const Sequence& sequence, std::uint32_t end) const;
   // True if the choices of the request run separately after the chunk that ends at `end`.
   bool ForksAfter(const Sequence& sequence, std::uint32_t end) const;
@@ -57,11 +58,11 @@ class StepDraft {
   // Tokens that the step can still take, and how many of them may be prompt tokens.
   std::uint32_t budget() const { return budget_; }
   std::uint32_t prompt_budget() const { return prompt_budget_; }
-  // Return the number of pages and of state slots that the forks after this step take.
+  // Return the number of pages and of state slots that the forks after this step allocate.
   std::uint32_t fork_pages() const { return fork_pages_; }
   std::uint32_t fork_slots() const { return fork_slots_; }
 
-  // The tokens of the plan add up.
+  // Checks that the tokens of the rows add up to the plan's total.
   absl::Status CheckIntegrity() const;
 
  private:
@@ -73,7 +74,7 @@ class StepDraft {
   const cache::CacheManager* const cache_;
   const StepTimeModel* const model_;
   const std::uint32_t page_size_;
-  // Layer groups with a window reserve pages for chunks of this length at the start of the process.
+  // Maximum length of a chunk in a model with window groups, whose page demand was computed for it.
   const std::uint32_t max_window_chunk_;
   StepPlan plan_;
   std::uint32_t budget_ = 0;

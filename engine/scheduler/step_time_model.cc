@@ -13,13 +13,15 @@ constexpr double kKeyUnit = 8192;
 constexpr double kTokenUnit = 256;
 constexpr double kPairUnit = 256.0 * 1024;
 
-// Factor of a step's weight after each further step of its kind. Prompts are rarer and differ more.
+// Factor by which the weight of a step decays with each later step of its kind. Steps with prompts
+// are rarer and vary more.
 constexpr double kKeepDecodes = 0.98;
 constexpr double kKeepPrompts = 0.95;
 
-// Times beyond this factor of the expected one are clamped, once kTrusted steps of the kind are
-// known. The model still follows a machine that has changed: a surprising step reduces the weight
-// of earlier steps, which matters if those were faster and so weigh more.
+// Once kTrusted steps of a kind are known, a measured time is clamped to between 1 / kOutlier and
+// kOutlier times the expected time. If it then differs by more than kSurprise, the machine may have
+// become slower or faster. The weights of earlier steps then decay by kKeepSurprised, because fast
+// steps weigh more and would dominate the fit.
 constexpr double kOutlier = 3;
 constexpr double kSurprise = 1.5;
 constexpr double kKeepSurprised = 0.7;
@@ -32,14 +34,14 @@ constexpr std::uint64_t kTrusted = 4;
 constexpr double kMaxSpeedUp = 2;
 constexpr double kKeepFastest = 0.99;
 
-// Time that the data leave unexplained is attributed to the prompt tokens, which makes chunks
-// smaller rather than larger, and then to the constant. These come first in the order of the fit
-// and have the smallest ridge.
+// Time that the data leave unexplained is attributed to the prompt tokens first, which makes chunks
+// smaller rather than larger, and then to the constant. These two terms are the first ones in
+// kOrder and have the smallest ridges.
 constexpr std::array<std::size_t, 5> kOrder = {3, 0, 1, 2, 4};
 constexpr std::array<double, 5> kRidge = {1e-4, 1e-3, 1e-3, 1e-6, 1e-3};
 constexpr int kSweeps = 32;
-// Sweeps after a step without prompts. Such steps are frequent, and the next fit continues from
-// here.
+// Number of sweeps after a step without prompts. Such steps are frequent, and the next fit
+// continues from the coefficients of this one.
 constexpr int kSweepsWithoutPrompts = 8;
 constexpr double kSettled = 1e-4;  // relative change of a coefficient
 

@@ -30,7 +30,7 @@
 
 namespace quire::engine {
 
-// The work of a step, as far as its time depends on it.
+// The quantities of a step on which its time depends.
 struct StepWork {
   double decode_rows = 0;
   double decode_keys = 0;  // tokens stored before these rows
@@ -49,7 +49,7 @@ struct StepWork {
 
 class StepTimeModel {
  public:
-  // A step of `work` took `time`. Times that are not positive are ignored.
+  // Records that a step of `work` took `time`. Times that are not positive are ignored.
   void Learn(const StepWork& work, absl::Duration time);
 
   // Returns zero before the first step.

@@ -18,7 +18,8 @@ namespace quire::engine {
 
 // The properties of a step that its target depends on.
 struct StepLoad {
-  // A stream besides those whose prompts are in the step waits for its next token.
+  // True if a stream waits for its next token, apart from the streams whose prompts are in the
+  // step.
   bool has_waiting_stream = false;
   bool has_several_tenants = false;
   std::size_t num_prompts = 0;  // running or waiting, with tokens left to compute
@@ -31,15 +32,15 @@ class StepTimeTarget {
   StepTimeTarget(const SchedulerPolicy& policy, const StepTimeModel* model)
       : policy_(policy), model_(model) {}
 
-  // A configured target bounds only steps that a stream waits for. The automatic target bounds the
-  // other steps too, once the model knows steps without prompts. Infinite: there is no target.
-  // Step times are never below zero and `now` never goes back.
+  // A configured target limits only steps that a stream waits for. The automatic target limits the
+  // other steps too, once the model can predict steps without prompts. Returns infinity if there is
+  // no target. REQUIRES: `now` does not decrease from call to call.
   absl::Duration Choose(const HotOptions& options, const StepLoad& load, absl::Time now);
 
  private:
   const SchedulerPolicy policy_;
   const StepTimeModel* const model_;
-  absl::Time shared_until_ = absl::InfinitePast();  // several tenants count as concurrent
+  absl::Time shared_until_ = absl::InfinitePast();  // until then tenants count as concurrent
 };
 
 }  // namespace quire::engine

@@ -1,6 +1,7 @@
 #pragma once
 
-// The tenants that have requests in the scheduler: how many run, and whose turn it is.
+// The tenants that have requests in the scheduler, the number of their running requests, and the
+// order in which tenants are served.
 //
 // Place:      part of Admission.
 // Invariants: see CheckIntegrity(). A tenant is here while it has a live request; no two tenants
@@ -26,13 +27,13 @@ class TenantTurns {
  public:
   explicit TenantTurns(std::shared_ptr<const HotOptions> options) : options_(std::move(options)) {}
 
-  // Applies the limits of `options` to all tenants. Requests that run go on.
+  // Applies the limits of `options` to all tenants. Running requests continue.
   void SetOptions(std::shared_ptr<const HotOptions> options);
-  // The request begins to wait. Sets its tenant_requests.
+  // Called when the request begins to wait. Sets its tenant_requests.
   void Join(ScheduledRequest& request);
-  // The request was admitted for the first time.
+  // Called when the request is admitted for the first time.
   void Start(ScheduledRequest& request);
-  // The request has ended. Does nothing if it never joined or has left already.
+  // Called when the request has ended. Does nothing if it never joined or has left already.
   void Leave(ScheduledRequest& request);
 
   std::size_t size() const { return tenants_.size(); }

@@ -136,8 +136,8 @@ void BatchBuilder::AddPool(const Sequence& sequence, std::uint32_t first_token,
   flight_->pool_owners.push_back({sequence.request});
 }
 
-// Samples the token at `position`. The banned tokens follow from the position. While the token
-// before it is in flight the history lacks that token, so `sample_in_flight` refers to it.
+// Samples the token at `position`. Whether end tokens are banned depends on the position. While the
+// token before it is in flight, the history lacks that token, so `sample_in_flight` refers to it.
 void BatchBuilder::AddSample(Sequence& sequence, std::uint32_t position) {
   const ScheduledRequest& live = *sequence.request;
   const Sequence& known = live.forked ? sequence : *live.sequences.front();

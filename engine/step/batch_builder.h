@@ -34,7 +34,7 @@ class BatchBuilder {
   // Fills a step without rows with the queued copies and clears of the cache. Returns false if
   // there are none.
   bool FillCacheWork(InFlightStep* flight);
-  // The step did not run, so its clears are added to the next step.
+  // Called for a step that did not run. Adds its clears to the next step.
   void KeepClears(const InFlightStep& flight);
 
  private:

@@ -8,7 +8,8 @@
 namespace quire::engine {
 namespace {
 
-// Retry delays are seconds, so the work ahead is counted less often than once per step.
+// Retry delays are at least a second, so the remaining work is reported less often than once per
+// step.
 constexpr absl::Duration kBetweenLimiterUpdates = absl::Milliseconds(10);
 constexpr absl::Duration kBetweenWallReads = absl::Milliseconds(10);
 // Weight of the mean against one new length.
@@ -85,7 +86,7 @@ void EngineMeter::ShowWork(absl::Time now) {
   ShowCache(EvictionCause::kAllocation);
   const std::int64_t waiting_tokens = scheduler_->admission().waiting_work().uncached_tokens;
   probe_->requests.ShowWaitingTokens(waiting_tokens);
-  // Nothing is left to count after the last step before a pause, so that one is always counted.
+  // No step follows when no request is left, so the final state is always reported.
   if (now >= limiter_updated_ + kBetweenLimiterUpdates || running_ + waiting_ == 0) {
     limiter_updated_ = now;
     limiter_->Update({.prompt_tokens = waiting_tokens,
@@ -105,8 +106,8 @@ absl::Duration EngineMeter::WallOffset(absl::Time now) {
   return wall_offset_;
 }
 
-// Returns the tokens that running and waiting choices are expected to need. A choice is expected to
-// become as long as earlier ones on average, and at most as long as it may be.
+// Returns the number of tokens that running and waiting choices are expected to generate. A choice
+// is expected to reach the mean length of earlier ones, but at most its max_tokens.
 std::int64_t EngineMeter::ExpectedOutputTokens() const {
   std::int64_t expected = 0;
   const auto add = [&](const Sequence* sequence) {

@@ -37,17 +37,17 @@ class EngineMeter {
   };
   explicit EngineMeter(const Parts& parts);
 
-  // A request is prepared, and so accepted; it waits.
+  // Counts a request that is prepared, and so accepted. It waits.
   void Accepted();
   // Counts the request as running if one of its sequences has a row, and as waiting otherwise.
   void RefreshGauge(ScheduledRequest& live);
-  // An accepted request has ended.
+  // Counts the end of an accepted request.
   void Ended(const ScheduledRequest& live);
   void EndedEarly(RequestState state, CancelSource source);
-  // A choice has ended by itself after `output_tokens` tokens.
+  // Counts the end of a choice that ended by itself after `output_tokens` tokens.
   void ChoiceEnded(std::int32_t output_tokens);
-  // A step has ended. Its collection started at `collected`. Returns the time that the step took.
-  // The time of an overlapped step starts at the end of the step before it.
+  // Counts a step that has ended. Its collection started at `collected`. Returns the time that the
+  // step took. The time of an overlapped step starts at the end of the step before it.
   absl::Duration StepEnded(const InFlightStep& flight, absl::Time collected);
   // Shows the pages and the work ahead, after a step or after choices that ended without one.
   void ShowWork(absl::Time now);

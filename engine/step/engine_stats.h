@@ -1,6 +1,6 @@
 #pragma once
 
-// The state that the engine thread shows between two steps. Plain values.
+// The state that the engine thread publishes between two steps. Plain values.
 
 #include <array>
 #include <cstdint>

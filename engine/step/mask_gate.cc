@@ -7,12 +7,14 @@
 namespace quire::engine {
 namespace {
 
-// A late mask may delay the step of other rows by this share of its expected time, or this long.
+// A late mask may delay the other rows of a step by this fraction of the step's expected time, or
+// by kMinPatience if that is longer.
 constexpr double kPatienceShare = 0.05;
 constexpr absl::Duration kMinPatience = absl::Microseconds(200);
-// Masks may take this share of the expected time of a step, counted from its launch.
+// The computation of masks may take this fraction of the expected time of a step, counted from its
+// launch.
 constexpr double kStepShare = 0.8;
-// Limit if the step has no other rows, and if nothing else can run.
+// Maximum wait if the step has no other rows, or if nothing else can run.
 constexpr absl::Duration kLonePatience = absl::Milliseconds(20);
 
 // REQUIRES: the mask is ready.
@@ -67,7 +69,8 @@ void MaskGate::AwaitNextSamples(std::span<Sequence* const> running, absl::Durati
     if (is_next && !sequence->awaits_mask) AddAwaited(*sequence);
   }
   if (awaited_.empty()) return;
-  // The last step, whose time this is, may have been a long prompt.
+  // `expected` is the time of the last step, which may have computed a long prompt. It is therefore
+  // clamped.
   masks_.WaitAll(awaited_, std::clamp(expected * kPatienceShare, kMinPatience, kLonePatience));
 }
 

@@ -39,11 +39,11 @@ class MaskGate {
 
   // Starts the first masks of the choices of a request, if it has rules.
   void Start(ScheduledRequest& live);
-  // The choice goes on with `token`. Does nothing without a mask.
+  // Appends `token` to the choice, which queues its next mask. Does nothing without a mask.
   void Advance(const Sequence& sequence, std::int32_t token) {
     if (sequence.mask != nullptr) masks_.Advance(sequence.mask, token);
   }
-  // The request has ended.
+  // Called when the request has ended.
   void Drop(const ScheduledRequest& live);
 
   // The two functions below do nothing without states. The first waits a short time, relative to
@@ -57,8 +57,9 @@ class MaskGate {
   // Completes the late samples whose masks are ready, and stalls the rows of the others.
   void CompleteLateSamples(const BatchBuilder& builder, InFlightStep* step);
 
-  // Returns the choices that their masks end: the constraint is complete, or the mask could not be
-  // made (its status). Stalled rows whose masks are ready run again. Valid until the next call.
+  // Returns the choices that must end because their constraint is complete, or because their mask
+  // could not be computed (its status). Stalled rows whose masks are ready run again. Valid until
+  // the next call.
   std::span<Sequence* const> FindEnds(std::span<Sequence* const> running,
                                       std::span<Sequence* const> preempted);
   // Waits until the mask of a stalled row is ready, or for a while. Returns false if no row is

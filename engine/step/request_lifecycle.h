@@ -74,13 +74,14 @@ class RequestLifecycle {
   // Applies the plan before its step runs. Requests that start leave the queue limits, start their
   // masks and emit kStarted. Preemptions and running requests are counted in the metrics.
   void PublishPlan(const StepPlan& plan, absl::Time now);
-  // Ends choices that are complete by their constraint, and requests whose masks cannot be made.
-  // Returns whether something has ended.
+  // Ends choices whose constraint is complete, and requests whose masks cannot be computed. Returns
+  // whether something has ended.
   bool EndMasked(absl::Time now);
 
-  // The choice has ended by itself: its pages are freed, and the request ends with its last choice.
+  // Called when the choice has ended by itself. Frees its pages, and ends the request with its last
+  // choice.
   void FinishChoice(Sequence& sequence, absl::Time now);
-  // The request has ended by itself.
+  // Called when the request has ended by itself.
   void FinishRequest(ScheduledRequest& live, absl::Time now);
   // `invalidate`: see Scheduler::Remove. Does nothing if the request has ended.
   void Fail(ScheduledRequest& live, absl::Status status, bool invalidate, absl::Time now);

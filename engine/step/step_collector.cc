@@ -45,9 +45,9 @@ std::vector<const Sequence*> PoisonedAndEnded(const InFlightStep& flight,
   return poisoned;
 }
 
-// Returns how many tokens of a sequence, whose known tokens are all computed, FailBadRows has found
-// to be finite. The last token is covered if it samples or is pooled, and the one before it if its
-// log-probability was computed.
+// Returns the number of leading tokens of a sequence that FailBadRows has found to be finite, if
+// all `computed` known tokens are computed. The last token is covered if it samples or is pooled,
+// and the one before it if its log-probability was computed.
 std::uint32_t ProvenTokens(const ScheduledRequest& live, std::uint32_t computed) {
   switch (live.request.task) {
     case Task::kGenerate:
@@ -154,7 +154,8 @@ void StepCollector::FailBadRows(const InFlightStep& flight, const runtime::StepR
                        /*invalidate=*/false, now);
     }
   };
-  // A request that fails here is freed when the next step begins, so the owners stay valid.
+  // A request that fails here is freed when the next step begins, so the owners of results stay
+  // valid.
   for (std::size_t i = 0; i < result.prompt_logprobs.size(); ++i) {
     check(result.prompt_logprobs[i], *flight.prompt_logprob_owners[i].request);
   }

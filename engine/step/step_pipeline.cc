@@ -74,7 +74,7 @@ void StepPipeline::Launch(absl::Time start, absl::Time planned) {
   if (num_in_flight_ >= max_in_flight_) CollectOldest();
 }
 
-// Makes the late samples of the step that was launched last.
+// Computes the late samples of the step that was launched last.
 void StepPipeline::FinishSampling() {
   if (!has_late_samples_) return;
   has_late_samples_ = false;
@@ -159,7 +159,8 @@ void StepPipeline::LoseDevice(const absl::Status& error) {
   }
 }
 
-// The step computed nothing. Requests whose page copies it carried have lost these pages, too.
+// Called for a step that computed nothing. Requests whose page copies were part of the step have
+// lost those pages, too.
 void StepPipeline::FailStep(const InFlightStep& flight, const absl::Status& error, absl::Time now) {
   log::Error("engine", "step failed", {{"status", error.ToString()}});
   builder_.KeepClears(flight);

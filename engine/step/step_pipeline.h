@@ -95,7 +95,7 @@ class StepPipeline {
   std::size_t oldest_ = 0;
   std::size_t num_in_flight_ = 0;
   absl::Duration expected_;        // expected time of the last launched step
-  bool has_late_samples_ = false;  // the last launched step has late samples to be made
+  bool has_late_samples_ = false;  // the last launched step still has to compute late samples
   StepPlan empty_plan_;
   const StepPlan* plan_ = &empty_plan_;
   std::vector<ScheduledRequest*> to_fail_;  // scratch of FailStep

@@ -465,7 +465,7 @@ TEST_F(SchemaCheckTest, RegexFlagsAndNamedGroups) {
       {"a(?<!b)", "at character 1: look-around"},
       {"(?s).", "at character 0: the flag s is not supported; only i is"},
       {"(?im)a", "at character 0: the flag m"},
-      {"a(?i)b", "at character 1: flags of the rest are supported only at the beginning"},
+      {"a(?i)b", "at character 1: flags without a group are supported only at the beginning"},
       {"(?>a)", "at character 0: an atomic group"},
       {"(?P<x>a)(?P=x)", "at character 8: a back-reference"},
       {"(a)\\1", "at character 3: a back-reference"},
