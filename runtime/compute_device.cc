@@ -20,8 +20,8 @@ bool IsNoGpu(const absl::Status& status) {
   return absl::IsFailedPrecondition(status) || absl::IsUnimplemented(status);
 }
 
-// Marks an error of a device that a restart may mend. A build without CUDA and a missing or too old
-// driver or GPU are refused like a configuration.
+// Adds the reason DEVICE_ERROR to errors that a restart may fix. A build without CUDA and a missing
+// or too old driver or GPU are reported like configuration errors.
 absl::Status DeviceError(const absl::Status& status) {
   if (GetErrorReason(status) || IsNoGpu(status)) return status;
   return WithReason(status, Reason::kDeviceError);

@@ -64,10 +64,10 @@ absl::StatusOr<DeviceKind> ChooseDevice(const DeviceOptions& options);
 // Returns the number of compute threads: device.cpu.threads, or the machine's physical cores.
 int NumThreads(const DeviceOptions& options);
 
-// Selects device.cpu.isa for the CPU kernels of this process. Returns why that instruction set
-// cannot be used, or why it does not support device.cpu.activations.
+// Selects device.cpu.isa for the CPU kernels of this process. Returns an error if that instruction
+// set cannot be used or does not support device.cpu.activations.
 absl::Status SelectIsa(const DeviceOptions& options);
-// Selects the instruction set that passed the check. Also returns why none did.
+// Selects the instruction set that passed the check. Returns check.status if none did.
 absl::Status SelectCheckedIsa(const DeviceOptions& options, const CpuCheck& check);
 
 }  // namespace quire::runtime

@@ -31,7 +31,8 @@ namespace {
 
 using kernels::KernelCheck;
 
-// A check in memory that parent and child share. Texts are cut to their fields and end with a zero.
+// The result of a check in memory that parent and child share. Texts are truncated to their arrays
+// and null-terminated.
 struct SharedCheck {
   char kernel[32];
   char shape[96];
@@ -109,8 +110,8 @@ struct Unmap {
   _exit(0);
 }
 
-// Waits until the child has ended, and kills it when the time is over. The child holds the other
-// end of the pipe `ending`. Returns how it ended, in words.
+// Waits until the child has ended, and kills it after `time_limit`. The child has the write end of
+// the pipe `ending`. Returns a description of how the child ended.
 std::string AwaitEnd(pid_t child, int ending, absl::Duration time_limit) {
   const absl::Time deadline = MonotonicNow() + time_limit;
   bool has_ended = false;

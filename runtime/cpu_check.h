@@ -4,12 +4,12 @@
 // first, until one passes the checks of cpu_kernel_check.h.
 //
 // A candidate runs in a child process, because an illegal instruction, a crash or a hang must not
-// end the daemon. The child is forked and does not execute the program again. It needs no path to
-// the binary, which an update may have replaced, and starts without dynamic linking. It inherits
-// affinity, limits and system call filters, so it computes under the conditions of the daemon. Only
-// the calling thread exists in the child, and a lock that another thread held would stay locked.
-// So main calls CheckCpu before it starts threads. The child inherits the permission to use AMX's
-// tile registers, dumps no core, and is killed when its parent ends.
+// end the daemon. The child is forked without exec. It therefore needs no path to the binary, which
+// an update may have replaced, and no dynamic linking. It inherits affinity, limits and system call
+// filters, so it computes under the conditions of the daemon. Only the calling thread exists in the
+// child, and a lock that another thread held would stay locked. So main calls CheckCpu before it
+// starts threads. The child inherits the permission to use AMX's tile registers, dumps no core, and
+// is killed when its parent ends.
 //
 // Place:   above cpu_kernel_check.h; main passes the result to ComputeDevice.
 // Threads: REQUIRES: no other thread holds a lock that kernels or the memory allocator of the child
@@ -55,8 +55,8 @@ absl::StatusOr<CpuLevelCheck> CheckCpuLevel(absl::string_view level,
 
 // The instruction set of this process.
 struct CpuCheck {
-  // Why the CPU cannot be used: the configured level failed, or all levels did, or no child process
-  // could be started.
+  // OK, or the reason why the CPU cannot be used: the configured level failed, all levels failed,
+  // or no child process could be started.
   absl::Status status;
   std::string isa = "auto";            // the level that passed; device.cpu.isa if none was checked
   SelfCheck result;                    // of the levels that were checked
@@ -64,7 +64,7 @@ struct CpuCheck {
 };
 
 // Checks the configured level, or for auto all levels until one passes. Checks nothing if the
-// machine does not have the configured level, which SelectIsa (compute_device.h) refuses.
+// machine does not have the configured level. SelectIsa (compute_device.h) then rejects that level.
 CpuCheck CheckCpu(const DeviceOptions& device, const CpuCheckOptions& options = {});
 
 // Logs one warning for each skipped level. REQUIRES: check.status is OK.

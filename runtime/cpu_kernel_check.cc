@@ -39,19 +39,20 @@ using kernels::CpuActivations;
 using kernels::KernelCheck;
 using kernels::PackedLinear;
 
-// Rows of x with different values. Larger batches repeat them, since the bits of a row do not
-// depend on its place.
+// Number of distinct rows of x. Larger batches repeat these rows, because the bits of a row must
+// not depend on its position.
 constexpr std::uint32_t kDistinctRows = 17;
 // Batch sizes around the row blocks of the kernels: 8, 4, 2 and 1 rows, and tiles of 16.
 constexpr std::uint32_t kRowCounts[] = {1, 4, 9, 17, 34};
 constexpr std::uint32_t kLargestBatch = 34;
-// Four and a half panels.
+// Number of output features: four and a half panels.
 constexpr std::uint32_t kFeatures = 72;
-// More inputs than the 512 of one part of a bf16 product; a multiple of every group size.
+// Number of inputs. It exceeds the 512 inputs of one part of a bf16 product, and is a multiple of
+// every group size.
 constexpr std::uint32_t kInputs = 640;
-// Inputs that fill no block of any kernel.
+// Number of inputs that is not a multiple of the block size of any kernel.
 constexpr std::uint32_t kOddInputs = 333;
-// Limit of the relative error of f32 sums in another order.
+// Maximum relative error of f32 sums that are computed in another order.
 constexpr double kMaxError = 5e-6;
 
 // Returns values between -1 and 1, times `scale`.
@@ -72,7 +73,7 @@ std::vector<float> RandomRows(std::uint32_t columns, std::uint64_t seed) {
   return rows;
 }
 
-// A row-major matrix of NaNs with NaNs after each row.
+// A row-major output matrix that is filled with NaN. NaNs also fill the gap after each row.
 class Output {
  public:
   Output(std::uint32_t rows, std::uint32_t columns)
@@ -100,8 +101,8 @@ class Output {
   std::vector<float> values_;
 };
 
-// Compares `y` with `expected`, whose rows repeat if it has fewer. Sets the fault, and the error if
-// it is larger than that of earlier runs.
+// Compares `y` with `expected`. If `expected` has fewer rows, they are repeated. Sets the fault,
+// and raises the error to that of this run if it is larger.
 void Compare(const Output& y, const Output& expected, KernelCheck* check) {
   double difference = 0, norm = 0;
   std::size_t unequal = 0, not_numbers = 0, first = 0;
@@ -207,7 +208,7 @@ class Checker {
   ThreadPool pool_{1};
 };
 
-// Computes the product by the reference of its kind.
+// Computes the product with the reference kernel of its kind.
 void MultiplyByReference(const Backend& backend, const kernels::LinearParams& params,
                          bool is_integer) {
   if (backend.activations() == CpuActivations::kBF16) {

@@ -60,7 +60,7 @@ models::QuantizedMatrices QuantizedMatricesOf(const models::Weights& weights) {
   return quantized;
 }
 
-// Products share this memory, because they run one after the other.
+// Returns the bytes of scratch memory that all products share. They run one after the other.
 std::int64_t LinearScratchBytes(const models::QuantizedMatrices& quantized,
                                 kernels::CpuActivations activations, std::uint32_t num_rows,
                                 std::uint32_t inputs) {
@@ -75,7 +75,7 @@ std::int64_t LinearScratchBytes(const models::QuantizedMatrices& quantized,
   return bytes;
 }
 
-// Bytes of each thread's memory for products, as LinearScratchBytes.
+// Returns the bytes of scratch memory that products need for each thread.
 std::int64_t LinearThreadBytes(const models::QuantizedMatrices& quantized,
                                kernels::CpuActivations activations, std::uint32_t num_rows,
                                std::uint32_t inputs) {
@@ -87,7 +87,7 @@ std::int64_t LinearThreadBytes(const models::QuantizedMatrices& quantized,
              : 0;
 }
 
-// Bytes of each thread's memory for all ops of a step. Ops share it.
+// Returns the bytes of scratch memory that each thread needs for a step. All ops share this memory.
 std::int64_t ThreadBytes(const models::ModelSpec& spec, kernels::CpuActivations activations,
                          std::int64_t linear_bytes) {
   std::int64_t bytes = linear_bytes;
@@ -223,8 +223,7 @@ std::span<const std::uint32_t> CpuRunner::WantedTokens(const StepBatch& batch,
 }
 
 // If the rows of layers differ, the collection of slots cannot tell which bytes belong to the first
-// tokens, and whole pages are copied. The tokens that were not asked for are overwritten before
-// they are read.
+// tokens, and whole pages are copied. The additional tokens are overwritten before they are read.
 absl::Status CpuRunner::PreparePages(const StepBatch& batch) {
   if (batch.clears.empty() && batch.copies.empty()) return absl::OkStatus();
   QUIRE_ASSIGN_OR_RETURN(const kernels::AnyKvCollection slots,

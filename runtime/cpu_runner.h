@@ -72,8 +72,8 @@ class CpuRunner : public StepRunner, private RunnerBase {
   // rows.
   absl::Status PreparePagesOf(const StepBatch& batch, const kernels::AnyKvCollection& kv);
   absl::Status Forward(const StepBatch& batch);
-  // Returns the number of last tokens of each row whose output the step needs, or nothing if all
-  // layers compute all tokens.
+  // Returns for each row the number of its last tokens whose output the step needs. Returns an
+  // empty span if all layers compute all tokens.
   std::span<const std::uint32_t> WantedTokens(const StepBatch& batch, std::uint32_t batch_size);
   absl::Status Head(const StepBatch& batch);
   absl::Status Pools(const StepBatch& batch);

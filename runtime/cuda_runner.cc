@@ -86,14 +86,15 @@ struct CudaRunner::State : RunnerBase {
   absl::Status PreparePages(const StepBatch& batch);
   absl::Status Compute(const StepBatch& batch, const PackedStep& step, std::uint32_t slot);
   absl::Status Forward(const StepBatch& batch, const PackedStep& step);
-  // Plans the rows of a step, or those of its tail.
+  // Plans the attention of the rows of a step, or of its tail.
   absl::Status Plan(std::uint32_t batch_size, bool has_prompt_rows, bool has_generated_rows,
                     const models::TailArrays* of_tail = nullptr);
   // Runs the decoder and the head of a whole bucket, as one graph if it exists.
   absl::Status RunGraph(std::uint32_t bucket);
   // Enqueues planner, decoder and head for `num_tokens` tokens of any number of rows.
   absl::Status EnqueuePadded(std::uint32_t num_tokens, bool has_prompt_rows);
-  // Enqueue every kind of kernel that steps may launch. REQUIRES: LoadedKernels only loads.
+  // Enqueue every kind of kernel that steps may launch. REQUIRES: LoadedKernels loads kernels
+  // without launching them.
   absl::Status EnqueueAllKinds();
   absl::Status EnqueueTail();
   absl::Status EnqueueSamplerKinds();
@@ -316,7 +317,7 @@ models::StepStates CudaRunner::State::States() {
 
 // Pages are cleared as a whole. If the rows of layers differ, they are also copied as a whole,
 // because the collection of slots cannot tell which bytes belong to the first tokens. Index rows
-// are behind the other rows of a page.
+// follow the other rows of a page.
 absl::Status CudaRunner::State::PreparePages(const StepBatch& batch) {
   clears.clear();
   copies.clear();
@@ -403,8 +404,8 @@ absl::Status CudaRunner::State::EnqueueTail() {
                       .tail = arrays});
 }
 
-// Ops choose their kernels by number of tokens. The limits are powers of two, or the choice changes
-// once between one token and the largest step.
+// Ops choose their kernels by the number of tokens. The thresholds of an op are powers of two, or
+// there is one threshold between one token and the largest step.
 absl::Status CudaRunner::State::EnqueueAllKinds() {
   QUIRE_RETURN_IF_ERROR(
       inputs->Upload({.words = 1}, /*slot=*/0, /*num_head_tokens=*/0, {}, nullptr, 0, &buffers));
@@ -423,7 +424,8 @@ absl::Status CudaRunner::State::EnqueueAllKinds() {
 }
 
 absl::Status CudaRunner::State::LoadKernels() {
-  // The ranks of a divided model would have to enqueue the same sums at the same time.
+  // The ranks of a divided model would have to enqueue the same sums at the same time, so their
+  // kernels are loaded at first use.
   if (options.comm != nullptr) return absl::OkStatus();
   const absl::Time start = MonotonicNow();
   kernels::cuda::LoadedKernels& loaded = *backend.cuda()->kernels;
@@ -624,7 +626,7 @@ absl::StatusOr<std::unique_ptr<CudaRunner>> CudaRunner::Create(const Model& mode
   const models::LayerSpec& layer = model.spec.first_kv_layer();
   if (layer.attention == models::AttentionKind::kMla && pages != DType::kBF16 &&
       layer.mla.kv_lora_rank + layer.mla.rope_size > 128) {
-    log::Info("model", "latent attention runs without tensor cores",
+    log::Info("model", "MLA attention runs without tensor cores",
               {{"kv_cache.dtype", DTypeName(pages)}, {"reason", "its kernel reads bf16 pages"}});
   }
   return std::unique_ptr<CudaRunner>(new CudaRunner(std::move(state)));
@@ -674,7 +676,8 @@ absl::Status CudaRunner::State::Check(const StepBatch& batch) const {
                                                    sizes.limits.lookup_stride));
   }
   if (batch.hidden_out != nullptr && options.comm != nullptr) {
-    return absl::UnimplementedError("hidden states of a model that is divided among GPUs");
+    return absl::UnimplementedError(
+        "hidden states are not supported for a model that is divided among GPUs");
   }
   // The thread that runs steps is not the thread that opened the device.
   return UseDevice(stream().device());

@@ -21,11 +21,12 @@ constexpr std::int64_t kQkNormNodes = 2;
 constexpr std::int64_t kBranchNodes = 4;  // norm and sum of both branches
 // Additional nodes of an MoE layer: router, dispatch to experts, combine, and a shared expert.
 constexpr std::int64_t kMoeNodes = 12;
-// Additional nodes of inputs per layer: for the last branch of a layer, and once for all layers.
+// Additional nodes of a model with per-layer inputs: once for the last branch of each such layer,
+// and once for the inputs of all layers.
 constexpr std::int64_t kInputNodes = 4;
 constexpr std::int64_t kOtherNodes = 16;
-// Additional nodes of a recurrent layer: convolution, scan and gate, the rows that they round for
-// products, and the second stages of low-rank projections.
+// Additional nodes of a recurrent layer: convolution, scan and gate, the quantization of their rows
+// before products, and the second stages of low-rank projections.
 constexpr std::int64_t kRecurrentNodes = 8;
 // Additional nodes of a layer with learned selection: three products, the store and the map, and
 // two nodes for each block of kIndexRows rows.
@@ -44,7 +45,7 @@ constexpr std::int64_t kMaxBiasPerSample = 64;
 constexpr std::int64_t kMaxBannedPerSample = 64;
 constexpr std::uint32_t kMaxMasks = 256;
 
-// Returns the heads of queries and of pages. MLA pages have one KV head.
+// Returns plan limits with the heads of queries and of pages set. MLA pages have one KV head.
 kernels::AttentionPlanLimits HeadsOf(const models::LayerSpec& layer) {
   kernels::AttentionPlanLimits limits;
   const bool is_latent = layer.attention == models::AttentionKind::kMla;

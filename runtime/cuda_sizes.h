@@ -21,8 +21,9 @@ namespace quire::runtime {
 inline constexpr std::uint32_t kMaxGraphRows = 256;
 
 // Returns the bucket of a step: the smallest of 1, 2, 4, 8, 16, 24, ..., 64, 80, ..., 128, 160,
-// ..., 256 that is >= num_rows. All 19 are captured at start, so there are few. No bucket has more
-// tiles of 64 rows than the step, so the padding of large buckets costs products nothing.
+// ..., 256 that is >= num_rows. There are only 19 buckets, because all of them are captured at
+// start. No bucket has more tiles of 64 rows than the step, so padding adds no tiles to large
+// products.
 constexpr std::uint32_t GraphBucket(std::uint32_t num_rows) {
   if (num_rows <= 2) return num_rows;
   if (num_rows <= 4) return 4;

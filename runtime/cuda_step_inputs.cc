@@ -129,8 +129,8 @@ PackedStep CudaStepInputs::Pack(const StepBatch& batch, int slot, StepOrder* ord
   for (std::size_t i = 0; i < batch.logits_tokens.size(); ++i) {
     heads[i] = order->step_index()[batch.logits_tokens[i]];
   }
-  // The ranges have room for one per row and group. The kernel finds entries by their index, so a
-  // gap after the last range is allowed.
+  // The array of ranges has room for one per row and group. The kernel finds entries by their
+  // index, so a gap after the last range is allowed.
   std::uint32_t* ranges = live_rows + step.num_live_rows;
   if (StateWords(limits_) > 0) ranges = PackStates(batch.states, step.batch_size, ranges);
   step.words =

@@ -11,13 +11,14 @@ namespace {
 
 constexpr std::uint32_t kNoRow = std::numeric_limits<std::uint32_t>::max();
 
-// 32-bit words of the arrays of all rows: offsets, cached tokens and prefill tokens.
+// Returns the number of 32-bit words of the arrays of all rows: offsets, cached tokens and prefill
+// tokens.
 std::size_t RowWords(const models::StepLimits& limits) {
   return 3 * std::size_t{limits.max_rows} + 1;
 }
 
-// Words of the largest step: the arrays of rows, then tokens, positions and batch rows. The number
-// is a multiple of 64.
+// Returns the number of 32-bit words of the largest step: the arrays of rows, then tokens,
+// positions and batch rows. The number is a multiple of 64.
 std::int64_t TailWords(const models::StepLimits& limits) {
   const std::int64_t words =
       static_cast<std::int64_t>(RowWords(limits)) + 3 * std::int64_t{limits.max_step_tokens};

@@ -15,8 +15,8 @@
 
 namespace quire::runtime {
 
-// Chooses the tokens that the last layers of a step compute (tail_rows.h), and uploads them. They
-// are the last tokens of each row, from the first one with logits on.
+// Chooses the tokens that the last layers of a step compute (tail_rows.h), and uploads them. Of
+// each row they are the tokens from the first one with logits to the last one.
 //
 // Place:      part of CudaRunner, if the last layers of the model write nothing.
 // Invariants: a step that runs as a graph, has hidden states or pools, or has logits for all of its
@@ -38,11 +38,11 @@ class CudaTail {
   // Returns false if the step has no tail. Otherwise fills the pinned buffer of `slot`. REQUIRES:
   // the order is that of the batch; the step that last used `slot` has completed.
   bool Choose(const StepBatch& batch, int slot, const StepOrder& order);
-  // Enqueues the copy of what Choose filled.
+  // Enqueues the copy of the buffer that Choose filled.
   absl::Status Upload(int slot) const;
 
-  // Results of the last Choose: the indices of the tokens with logits among those of the tail, in
-  // the order of StepBatch::logits_tokens.
+  // Result of the last Choose: for each of StepBatch::logits_tokens, in that order, its index among
+  // the tokens of the tail.
   std::span<const std::uint32_t> head_tokens() const { return head_tokens_; }
   // The arrays of the tail in device memory. The addresses of row_offsets, cache_lengths and
   // prefill_tokens never change.

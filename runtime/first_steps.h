@@ -3,10 +3,10 @@
 // The steps that run before the first request.
 //
 //   CPU   one token: its logits must be finite
-//   GPU   the same, and a sequence computed in different ways. The logits of a token may not
+//   GPU   the same, and a sequence computed in different ways. The logits of a token must not
 //         depend on the division of its prompt into steps, on other rows or on a captured graph.
-//         Kernels of prompts and those of generated tokens, which fuse several ops, must agree,
-//         unless rounding can change the experts or the keys that a token chooses.
+//         Kernels for prompts and the kernels for generated tokens, which fuse several ops, must
+//         agree, unless rounding can change the experts or the keys that a token chooses.
 //
 // Place:   called by ModelStack; complements RunSelfCheck, which compares single kernels.
 // Threads: one thread, before the engine runs.
@@ -27,7 +27,7 @@ class CacheManager;
 namespace quire::runtime {
 
 struct FirstSteps {
-  cache::CacheManager* cache;  // without rows
+  cache::CacheManager* cache;  // no row of it has pages
   StepRunner* runner;
   const models::ModelSpec* spec;
   // Used by CompareSteps only.

@@ -24,15 +24,15 @@ std::int64_t RoundUp(std::int64_t value, std::int64_t unit) {
   return (value + unit - 1) / unit * unit;
 }
 
-// Returns the bytes from the begin of a page to its index rows.
+// Returns the offset in bytes of the index rows in a page.
 std::int64_t IndexOffset(const cache::KvGeometry& geometry) {
   return RoundUp(geometry.packed_rows() * geometry.row_elements() * DTypeSize(geometry.dtype),
                  static_cast<std::int64_t>(cache::kPoolAlignment));
 }
 
-// Returns the geometry of index rows without the distance between pages. As with MLA rows, the
-// space for K and V of one layer holds the rows of two layers. Quantized index rows would change
-// selections.
+// Returns the geometry of index rows, except for the page stride. As with MLA rows, the space for K
+// and V of one layer stores the rows of two layers. Index rows are not quantized, because that
+// would change selections.
 cache::KvGeometry IndexGeometry(const models::ModelSpec& spec, std::uint32_t index_slots,
                                 const cache::KvGeometry& pool) {
   cache::KvGeometry index;
@@ -45,8 +45,8 @@ cache::KvGeometry IndexGeometry(const models::ModelSpec& spec, std::uint32_t ind
   return index;
 }
 
-// Makes room for index rows behind the other rows of a page. The distance between pages is a
-// multiple of both kinds of rows, and scales have the same number of rows between pages.
+// Makes room for index rows behind the other rows of a page. The page stride becomes a multiple of
+// the sizes of both kinds of rows, and scales get the same number of rows between pages.
 void AddIndexRows(const models::ModelSpec& spec, std::uint32_t index_slots,
                   cache::KvGeometry* geometry) {
   const cache::KvGeometry index = IndexGeometry(spec, index_slots, *geometry);
@@ -59,7 +59,7 @@ void AddIndexRows(const models::ModelSpec& spec, std::uint32_t index_slots,
   geometry->scale_page_stride = stride / row * geometry->scale_row_elements();
 }
 
-// IndexRowsFor without the checks of the geometry.
+// Does the same as IndexRowsFor, without checking the geometry.
 IndexRows PlaceIndexRows(const models::ModelSpec& spec, const cache::KvGeometry& geometry) {
   IndexRows index;
   index.geometry = IndexGeometry(spec, models::PlanLayerGroups(spec).index_slots, geometry);

@@ -35,21 +35,21 @@ absl::StatusOr<cache::KvGeometry> KvGeometryFor(const models::ModelSpec& spec,
                                                 std::uint32_t page_size, DType kv_dtype,
                                                 std::uint32_t num_blocks);
 
-// Where the index rows of a model (models::IndexSpec) lie in a pool: behind the other rows of each
-// page. They are bf16, or f32 in pages of f32.
+// The position of a model's index rows (models::IndexSpec) in a pool. They follow the other rows of
+// each page. They are bf16, or f32 in pages of f32.
 struct IndexRows {
   std::int64_t offset_bytes = 0;  // from KvPool::blocks()
-  cache::KvGeometry geometry;     // as a pool; LatentView(collection, LayerPlace::index_slot)
+  cache::KvGeometry geometry;     // for views, see LatentView(collection, LayerPlace::index_slot)
 };
 
-// Returns the place of index rows in a pool of KvGeometryFor. Returns the errors of
-// KvGeometry::Validate. REQUIRES: a layer has an indexer.
+// Returns the position of index rows in a pool with the geometry of KvGeometryFor. Returns the
+// errors of KvGeometry::Validate. REQUIRES: a layer has an indexer.
 absl::StatusOr<IndexRows> IndexRowsFor(const models::ModelSpec& spec,
                                        const cache::KvGeometry& geometry);
 
-// Returns the maximum number of pages of a pool of KvGeometryFor, the null page included, whose
-// rows in each layer group and index rows are within the row limit of a view. geometry.num_blocks
-// is ignored.
+// Returns the maximum number of pages, including the null page, of a pool with this geometry of
+// KvGeometryFor. The rows of each layer group and the index rows must be within the row limit of a
+// view. geometry.num_blocks is ignored.
 std::int64_t MaxNumBlocks(const models::ModelSpec& spec, const cache::KvGeometry& geometry);
 
 // Returns the maximum number of pages, the null page included, that fit into `bytes` and into the
@@ -65,8 +65,8 @@ absl::StatusOr<std::uint32_t> NumBlocksWithIndex(cache::CacheManagerOptions opti
 
 // Returns the bytes of a CpuRunner's buffers and of the scratch memory that it reserves. The result
 // equals workspace_bytes() of a runner with these options and a backend with these threads and
-// activations, which are not kAuto. The work list and partial results of attention, whose size
-// depends on the step, may need more than the part that products reserve.
+// activations. The work list and partial results of attention depend on the step, and may need more
+// than the scratch memory that is reserved for products. REQUIRES: activations is not kAuto.
 std::int64_t PlanWorkspaceBytes(const models::ModelSpec& spec, const RunnerOptions& options,
                                 const models::QuantizedMatrices& quantized,
                                 kernels::CpuActivations activations, int num_threads);
@@ -94,7 +94,7 @@ struct HostPlanOptions {
   models::Quantization quantization = models::Quantization::kAuto;
   bool fp8_activations = false;
   kernels::CpuActivations activations = kernels::CpuActivations::kInt8;  // not kAuto
-  int num_threads = 1;                                                   // that compute ops
+  int num_threads = 1;                                                   // threads for ops
   RunnerOptions runner;
 };
 

@@ -28,8 +28,8 @@ Model::~Model() = default;
 
 namespace {
 
-// Selects one of the two tables of a longrope model for its lifetime. Keys in the cache could not
-// be used if each pass selected its own table.
+// Selects one of the two tables of a longrope model for its lifetime. Cached keys would be invalid
+// if each forward pass selected its own table.
 void ChooseLongrope(std::uint32_t max_context_tokens, models::ModelConfig* config) {
   if (config->rope.kind != models::RopeKind::kLongrope) return;
   const std::uint32_t context =
@@ -105,13 +105,14 @@ std::optional<models::Weights> ReadPacked(const std::string& path, const PackedF
     return *std::move(weights);
   }
   if (!absl::IsNotFound(status)) {
-    log::Warn("model", "packed weights are made again", {{"reason", status.message()}});
+    log::Warn("model", "packed weights cannot be read and are packed again",
+              {{"reason", status.message()}});
   }
   return std::nullopt;
 }
 
-// Reads the packed weights that an earlier start wrote to `directory`. Otherwise loads the weights
-// and writes them there.
+// Reads the packed weights that an earlier start wrote to `directory`. If there are none, loads the
+// weights and writes them there.
 absl::StatusOr<models::Weights> LoadOrReadWeights(const models::WeightSlots& slots,
                                                   const std::string& directory,
                                                   const std::string& fingerprint,

@@ -194,7 +194,7 @@ absl::Status ModelStack::RunFirstSteps(const RuntimeOptions& options,
   if (device_->is_cpu()) return absl::OkStatus();
   const absl::Time start = MonotonicNow();
   std::vector<kernels::KernelCheck> compared;
-  // Otherwise the bits may depend on the step.
+  // In the mode kFast the bits of a row may depend on the step, so steps are not compared.
   if (device_->backend().cuda()->determinism != kernels::Determinism::kFast) {
     QUIRE_RETURN_IF_ERROR(CompareSteps(steps, &compared));
   }
@@ -238,7 +238,7 @@ absl::Status ModelStack::LoadWeights(const RuntimeOptions& options,
   const auto vocab_size = static_cast<std::int32_t>(model_->config.vocab_size);
   if (tokenizer_->vocab_size() > vocab_size) {
     log::Warn("model",
-              "the tokenizer has ids that the model lacks; text that gives them is refused",
+              "the tokenizer has ids that the model lacks; prompts with these ids are rejected",
               {{"tokenizer", tokenizer_->vocab_size()}, {"model", vocab_size}});
   }
   return absl::OkStatus();

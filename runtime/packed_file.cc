@@ -151,8 +151,8 @@ absl::Status WrongTextError(const std::string& path, absl::string_view found,
   std::size_t line = 0;
   while (line < have.size() && line < want.size() && have[line] == want[line]) ++line;
   return absl::DataLossError(
-      absl::StrCat(path, ": says \"", line < have.size() ? have[line].substr(0, 200) : "",
-                   "\", expected is \"", line < want.size() ? want[line] : "", "\""));
+      absl::StrCat(path, ": contains \"", line < have.size() ? have[line].substr(0, 200) : "",
+                   "\", expected \"", line < want.size() ? want[line] : "", "\""));
 }
 
 // Checks the head and returns the checksums of the pieces.
@@ -168,14 +168,14 @@ absl::StatusOr<std::vector<std::uint64_t>> ReadHead(int fd, const std::string& p
   std::uint64_t text_bytes = 0;
   std::memcpy(&text_bytes, start.data() + kMagic.size(), sizeof(text_bytes));
   if (absl::string_view(start).substr(0, kMagic.size()) != kMagic || text_bytes > kMaxText) {
-    return damaged("is no file of packed weights");
+    return damaged("is not a file of packed weights");
   }
   std::string text(text_bytes, '\0');
   const auto text_at = static_cast<std::int64_t>(start.size());
   QUIRE_RETURN_IF_ERROR(ReadAt(fd, text_at, std::as_writable_bytes(std::span(text)), path));
   if (text != layout.text) return WrongTextError(path, text, layout.text);
   if (info.st_size != layout.file_bytes) {
-    return damaged("is ", info.st_size, " bytes long, expected are ", layout.file_bytes);
+    return damaged("has ", info.st_size, " bytes, expected ", layout.file_bytes);
   }
   std::vector<std::uint64_t> sums(layout.pieces.size() + 1);
   QUIRE_RETURN_IF_ERROR(ReadAt(fd, text_at + static_cast<std::int64_t>(text.size()),
@@ -224,7 +224,7 @@ void SyncDirectoryOf(const std::string& path) {
   const std::string directory = path.substr(0, path.rfind('/') + 1);
   const FileDescriptor file(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (file.fd >= 0 && fsync(file.fd) == 0) return;
-  log::Warn("model", "packed weights are kept, unless the machine crashes soon",
+  log::Warn("model", "packed weights were written, but a crash may lose them",
             {{"path", path}, {"reason", SystemError("synchronize", directory).message()}});
 }
 

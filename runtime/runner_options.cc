@@ -68,8 +68,8 @@ absl::Status CheckCommunicator(models::RankPart part, const RunnerOptions& optio
   if (options.comm != nullptr &&
       options.comm->backend() != (backend.cuda() == nullptr ? nullptr : &backend)) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "the communicator is of ",
-        options.comm->backend() == nullptr ? "host memory" : "another backend's device",
+        "the communicator exchanges ",
+        options.comm->backend() == nullptr ? "host memory" : "memory of another backend",
         ", the runner computes on ", backend.device().name));
   }
   if (given != part) {
@@ -80,7 +80,8 @@ absl::Status CheckCommunicator(models::RankPart part, const RunnerOptions& optio
   // NCCL requires all ranks to capture and launch the same graphs, but each runner decides for
   // itself. NCCL also cannot abort a communicator that a graph uses.
   if (options.comm != nullptr && backend.cuda() != nullptr && options.graphs) {
-    return absl::UnimplementedError("decode graphs of a model that is divided among GPUs");
+    return absl::UnimplementedError(
+        "decode graphs are not supported for a model that is divided among GPUs");
   }
   return absl::OkStatus();
 }

@@ -1,7 +1,8 @@
 #pragma once
 
 // Compares the kernels of a GPU with reference kernels on the machine where they run, before the
-// first request. A wrong driver, compiler or GPU then ends the start instead of giving wrong text.
+// first request. A faulty driver, compiler or GPU then stops the start instead of producing wrong
+// text.
 //
 // Every check on the device poisons its outputs first and runs twice; both runs must agree in every
 // bit.
@@ -54,7 +55,7 @@ inline constexpr std::uint32_t kCheckedLengths[] = {63, 64, 65, 511, 512, 513, 2
 // A check that takes longer has failed. It takes less than a second on any supported GPU.
 inline constexpr absl::Duration kSelfCheckLimit = absl::Minutes(2);
 
-// Names what the check reads and overwrites. All pointers outlive the call.
+// The data that the check reads and overwrites. All pointers outlive the call.
 struct SelfCheckParams {
   const models::ModelSpec* spec = nullptr;
   const models::Weights* weights = nullptr;

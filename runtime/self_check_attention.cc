@@ -28,7 +28,7 @@ namespace {
 using kernels::ConstFloatPtr;
 using kernels::FloatPtr;
 
-// Rows of q, k and v that are repeated. It is a prime, so every page begins with another row.
+// Number of distinct rows of q, k and v. It is prime, so every page begins with another row.
 constexpr std::uint32_t kTokenPatterns = 67;
 // Tokens that are stored at a time.
 constexpr std::uint32_t kStoredTokens = 512;
@@ -259,7 +259,7 @@ class AttentionCheck {
                            const kernels::AnyKvView& keys, const kernels::AnyKvView& values);
   // Computes the angles of the stored tokens twice. Compares and reports them if `reports` is true.
   absl::Status ComputeAngles(const Stored& stored, bool reports);
-  // Returns in words what differs from the store of the CPU, or nothing.
+  // Returns a description of a difference from the store of the CPU, or "" if there is none.
   absl::StatusOr<std::string> CompareStore(const Stored& stored, std::uint32_t count);
   absl::StatusOr<std::string> ComparePages(const HostPages& host, std::uint32_t count);
   absl::StatusOr<std::string> CompareQueries(ConstFloatPtr device, std::span<const float> want);
@@ -372,7 +372,7 @@ absl::StatusOr<AttentionCheck::Stored> AttentionCheck::PrepareStore(std::uint32_
   return stored;
 }
 
-// Serves both devices: on the CPU all pointers of `stored` are host memory.
+// Used for both devices. On the CPU all pointers of `stored` are host memory.
 absl::Status AttentionCheck::LaunchStore(const kernels::Backend& backend, const Stored& stored,
                                          const kernels::AnyKvView& keys,
                                          const kernels::AnyKvView& values) {
@@ -410,7 +410,7 @@ absl::Status AttentionCheck::LaunchStore(const kernels::Backend& backend, const 
                                      .style = shape_.style});
 }
 
-// The reference is the C library in double precision.
+// The reference is computed by the C library in double precision.
 absl::Status AttentionCheck::ComputeAngles(const Stored& stored, bool reports) {
   const std::uint32_t pairs = shape_.rotary / 2;
   const std::int64_t count = std::int64_t{stored.count} * pairs;
@@ -497,7 +497,8 @@ absl::StatusOr<std::string> AttentionCheck::CompareStore(const Stored& stored,
                         shape_.is_mla ? queries : rows);
 }
 
-// Returns in words which page of the first `count` tokens differs from the host's, or nothing.
+// Returns a description of the first page of the first `count` tokens that differs from the host's,
+// or "" if there is none.
 absl::StatusOr<std::string> AttentionCheck::ComparePages(const HostPages& host,
                                                          std::uint32_t count) {
   for (std::uint32_t first = 0; first < count; first += geometry_.page_size) {
@@ -517,12 +518,13 @@ absl::StatusOr<std::string> AttentionCheck::ComparePages(const HostPages& host,
   return "";
 }
 
-// Returns in words which rotated query differs from the CPU's, or nothing.
+// Returns a description of the first rotated query that differs from the CPU's, or "".
 absl::StatusOr<std::string> AttentionCheck::CompareQueries(ConstFloatPtr device,
                                                            std::span<const float> want) {
   QUIRE_ASSIGN_OR_RETURN(const std::vector<float> got,
                          context_->DownloadFloats(device, static_cast<std::int64_t>(want.size())));
-  // MLA rotates the last columns of every head and leaves the others to a product.
+  // For MLA, the store rotates the last columns of every head. A product computes the other
+  // columns.
   const std::size_t columns = std::size_t{shape_.num_heads} * shape_.head_size;
   const bool is_bf16 = context_->activation() == DType::kBF16;
   for (std::size_t i = 0; i < want.size(); ++i) {
@@ -536,11 +538,11 @@ absl::StatusOr<std::string> AttentionCheck::CompareQueries(ConstFloatPtr device,
 }
 
 absl::Status AttentionCheck::Store() {
-  // Whole pages, because kernels may multiply keys behind a sequence by zero.
+  // Fills whole pages, because kernels may multiply keys after the end of a sequence by zero.
   const std::uint32_t tokens = pages_ * geometry_.page_size;
   const Sequence all{.length = tokens, .rows = tokens};
   QUIRE_RETURN_IF_ERROR(UploadTable({&all, 1}));
-  // Bytes of a token in PrepareStore, and those of the patterns.
+  // Bytes of one token in PrepareStore. The patterns need memory in addition.
   const std::int64_t width = row_width() + (shape_.is_mla ? shape_.head_size + shape_.width : 0u);
   const std::int64_t per_token = width * activation_bytes() + (shape_.rotary + 4) * 4;
   context_->Free();
@@ -729,8 +731,8 @@ absl::StatusOr<std::vector<float>> AttentionCheck::CpuReference(std::span<const 
   return DefinedColumns(out);
 }
 
-// Computes the shortest, a middle and the longest sequence alone. Returns in words which of them
-// differs from the result of the batch, or nothing.
+// Computes the shortest, a middle and the longest sequence alone. Returns a description of the
+// first result that differs from the result of the batch, or "".
 absl::StatusOr<std::string> AttentionCheck::CompareAlone(std::span<const Sequence> sequences,
                                                          bool is_prompt, const Launched& launched,
                                                          std::span<const float> batch) {
@@ -796,7 +798,7 @@ absl::Status AttentionCheck::CompareBatch(std::span<const Sequence> sequences, b
   QUIRE_ASSIGN_OR_RETURN(const std::string difference,
                          CompareAlone(sequences, is_prompt, launched, first));
   if (check.fault.empty()) check.fault = difference;
-  // A large error is the more useful description.
+  // An error above the limit is the more useful description, and SelfCheckContext::Add provides it.
   if (!(check.error <= check.limit)) check.fault.clear();
   context_->Add(std::move(check));
   return absl::OkStatus();
@@ -805,7 +807,7 @@ absl::Status AttentionCheck::CompareBatch(std::span<const Sequence> sequences, b
 absl::Status AttentionCheck::Compare(bool is_prompt) {
   const models::StepLimits& limits = params_.limits;
   context_->Free();
-  // The rows of the launch, and those of the reference in f32.
+  // Bytes of one row, in the launch and in the f32 reference.
   const std::int64_t per_row = (q_stride() + out_stride()) * (activation_bytes() + 4);
   const std::int64_t fit = (context_->free_bytes() - 8192) / per_row - kTokenPatterns;
   const auto most =

@@ -23,8 +23,8 @@
 
 namespace quire::runtime {
 
-// Rows with equal numbers modulo kPatterns are equal, so that one row computed alone is the
-// reference of many. It is a prime, so rows that are a tile apart differ.
+// Rows whose indices are equal modulo kPatterns are equal, so that one row computed alone is the
+// reference of many. kPatterns is prime, so rows that are a tile apart differ.
 inline constexpr std::uint32_t kPatterns = 7;
 
 class SelfCheckContext {
@@ -36,13 +36,13 @@ class SelfCheckContext {
   DType activation() const { return params_.limits.activation; }
   SelfCheckWork& work() { return report_->work; }
 
-  // Device memory for one check. Release(mark) makes available what was taken since used() was
-  // `mark`, Free everything.
+  // Device memory for one check. Release(mark) frees the memory that was taken since used()
+  // returned `mark`. Free frees all of it.
   void Free() { used_ = 0; }
   void Release(std::int64_t mark) { used_ = mark; }
   std::int64_t used() const { return used_; }
   std::int64_t free_bytes() const { return total_ - used_; }
-  // Returns aligned memory, or RESOURCE_EXHAUSTED with the figures.
+  // Returns aligned memory, or RESOURCE_EXHAUSTED with the needed and available bytes.
   absl::StatusOr<std::byte*> Take(std::int64_t bytes);
   absl::StatusOr<kernels::FloatPtr> TakeFloats(DType dtype, std::int64_t count);
 

@@ -47,13 +47,13 @@ absl::Status CompareRows(SelfCheckContext* context, kernels::KernelCheck check, 
       check.fault = absl::StrCat("row ", row, " differs from an equal row of the batch");
     }
   }
-  // A result that is not finite or far off is described as such.
+  // An error that is NaN or above the limit is the more useful description, and Add provides it.
   if (!(check.error <= check.limit)) check.fault.clear();
   context->Add(std::move(check));
   return absl::OkStatus();
 }
 
-// Returns kRows rows, of which those with equal numbers modulo kPatterns are equal.
+// Returns `rows` rows. Rows whose indices are equal modulo kPatterns are equal.
 std::vector<float> RepeatedRows(std::uint32_t rows, std::uint32_t columns, std::uint64_t seed) {
   const std::vector<float> patterns = RandomValues(std::size_t{kPatterns} * columns, seed);
   std::vector<float> values;
@@ -147,8 +147,8 @@ absl::Status CheckGate(SelfCheckContext* context, const kernels::Backend& cpu,
                      [&] { return kernels::GatedProduct(*context->params().backend, params); });
 }
 
-// The samples of the check. Without fused multiply-add the CPU has other bits, and only greedy
-// tokens are compared.
+// Returns the samples of the check. Without fused multiply-add the CPU computes other bits, so only
+// greedy tokens are compared.
 std::vector<kernels::SamplingRow> SamplesOf(const SelfCheckParams& params, bool greedy_only) {
   const auto vocab = static_cast<std::int32_t>(params.spec->vocab_size);
   static const kernels::TokenCount history[] = {{0, 2}, {1, 0}};

@@ -1,5 +1,5 @@
 // The part of the self-check that compares matrix products. A kind of product is a matrix of the
-// model with the epilogue with which the model uses it.
+// model together with the epilogue that the model uses for it.
 
 #include <algorithm>
 #include <cmath>
@@ -36,7 +36,7 @@ using kernels::ConstFloatPtr;
 using kernels::FloatPtr;
 using kernels::PackedLinear;
 
-// Number of experts that get rows.
+// Number of experts that rows are dispatched to.
 constexpr std::uint32_t kExperts = 3;
 // The host computes at most this number of output features, the first and the last ones.
 constexpr std::uint32_t kHostFeatures = 64;
@@ -93,8 +93,8 @@ std::string FormOf(const PackedLinear& weight) {
   return form;
 }
 
-// Errors by norm. f32 sums differ in order only; e4m3 sums keep about 14 bits of the largest
-// addend; bf16 results are rounded.
+// Returns the maximum relative error in the Euclidean norm. f32 sums differ only in their order.
+// e4m3 sums keep about 14 bits of the largest addend. bf16 results are rounded.
 double LimitOf(const PackedLinear& weight, DType y) {
   const double sums = weight.is_row_major() ? 2e-3 : 1e-4;
   return y == DType::kBF16 ? 4e-3 + sums : sums;
@@ -606,7 +606,7 @@ absl::Status ProductCheck::ComputeReferences(const Product& product, std::span<c
                                                         .residual = inputs.residual,
                                                         .host_residual = inputs.host_residual}));
   context_->Release(mark);
-  // The rows alone, and one row behind them.
+  // The rows computed alone, and one row after them.
   QUIRE_ASSIGN_OR_RETURN(const FloatPtr y,
                          context_->TakeFloats(product.y_dtype, (kPatterns + 1) * product.y_stride));
   QUIRE_RETURN_IF_ERROR(FillOutput(product, kPatterns, y, inputs.residual));
@@ -697,12 +697,12 @@ void ProductCheck::CompareRow(const Product& product, std::uint32_t row, bool is
   if (row == rows) {
     const bool is_untouched =
         std::all_of(got.begin(), got.end(), [](std::byte b) { return b == std::byte{0xff}; });
-    if (!is_untouched && fault->empty()) *fault = "memory behind the last row was written";
+    if (!is_untouched && fault->empty()) *fault = "memory after the last row was written";
     return;
   }
   if (is_first_run && (row == 0 || row == rows / 2 || row == rows - 1)) {
     const double error = ErrorOf(product, got, order[row] % kPatterns);
-    // Keeps NaN.
+    // An error of NaN is kept.
     if (!std::isnan(check->error) && !(error <= check->error)) check->error = error;
   }
   if (!fault->empty()) return;
@@ -751,7 +751,7 @@ absl::Status ProductCheck::CheckRows(const Product& product, std::uint32_t rows,
       }
     }
   }
-  // A large error is the more useful description.
+  // An error above the limit is the more useful description, and SelfCheckContext::Add provides it.
   if (check.error <= check.limit) check.fault = fault;
   context_->Add(std::move(check));
   return absl::OkStatus();

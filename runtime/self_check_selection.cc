@@ -27,7 +27,7 @@ namespace {
 
 using kernels::FloatPtr;
 
-constexpr std::uint32_t kMaxTopK = 64;  // keys that are selected, if the layer selects more
+constexpr std::uint32_t kMaxTopK = 64;  // maximum number of keys that the check selects
 constexpr std::uint32_t kNewRows = 3;   // new tokens of the sequence
 constexpr std::uint32_t kStepRows = 4;  // the new tokens, and a row of padding
 constexpr std::uint32_t kPageSize = 16;
@@ -69,7 +69,7 @@ class Pages {
     return pages;
   }
 
-  // Copies table and pages to the device, and returns the view of them there.
+  // Copies table and pages to the device, and returns a view of the copies.
   absl::StatusOr<kernels::AnyKvView> Upload(SelfCheckContext* context) {
     cache::KvStepInputs inputs = inputs_;
     const std::int64_t table_bytes = (inputs_.lookup_stride + 1) * 4;

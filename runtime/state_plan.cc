@@ -13,8 +13,8 @@ namespace {
 constexpr std::int64_t kMinSnapshots = 2;
 constexpr std::int64_t kMinIntervalTokens = 4096;
 
-// Returns the bytes of KV cache with which this many rows are accepted. Snapshots take their share
-// of them, or the smallest number of slots.
+// Returns the minimum kv_bytes with which PlanStateSlots accepts this many rows. Snapshots use
+// their share of these bytes, but at least kMinSnapshots slots.
 std::int64_t NeededBytes(const StatePlanRequest& request, std::int64_t rows) {
   const std::int64_t others = (1 + rows) * request.slot_bytes + 2 * request.page_bytes;
   const double with_share = static_cast<double>(others) / std::max(1 - request.share, 1e-3);
@@ -31,7 +31,7 @@ std::int64_t NumSnapshots(const StatePlanRequest& request) {
   return std::max(wanted, kMinSnapshots);
 }
 
-// Returns the largest number of rows that fits; at most 0 if not even one does.
+// Returns the largest number of rows that fits. The result is 0 or negative if no row fits.
 std::int64_t FittingRows(const StatePlanRequest& request) {
   const std::int64_t half = request.kv_bytes / 2 / request.slot_bytes;
   const std::int64_t slots = (request.kv_bytes - 2 * request.page_bytes) / request.slot_bytes;

@@ -20,7 +20,7 @@ struct StatePlanRequest {
   bool may_lower_rows = false;  // plan as many rows as fit instead of refusing max_rows
   std::int64_t page_bytes = 0;
   std::uint32_t page_size = 0;  // tokens
-  // Pages of an automatic pool beyond this number are useless, and so are snapshots.
+  // Maximum useful number of pages of an automatic pool, and thus of snapshots.
   std::int64_t max_pages = std::numeric_limits<std::int64_t>::max();
 };
 
@@ -34,10 +34,10 @@ struct StatePlan {
   std::int64_t bytes() const { return slot_bytes * num_slots; }
 };
 
-// Plans max(2, share * kv_bytes / slot_bytes) snapshots, but no more than pages or max_pages.
-// Returns RESOURCE_EXHAUSTED if the slots of the rows take more than half of kv_bytes, or if two
-// pages do not fit besides all slots. With may_lower_rows, that happens only if not even one row
-// fits.
+// Plans max(2, share * kv_bytes / slot_bytes) snapshots, but at most as many as there are pages or
+// as max_pages. Returns RESOURCE_EXHAUSTED if the slots of the rows take more than half of
+// kv_bytes, or if two pages do not fit besides all slots. With may_lower_rows, that happens only if
+// not even one row fits.
 absl::StatusOr<StatePlan> PlanStateSlots(const StatePlanRequest& request);
 
 }  // namespace quire::runtime

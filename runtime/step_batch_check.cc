@@ -111,7 +111,7 @@ absl::Status CheckTokens(const StepBatch& batch, const models::ModelSpec& spec,
       const auto sample = static_cast<std::uint32_t>(-(token + 1));
       if (sample < previous_samples) continue;
       return Refuse(absl::StrCat("token_ids[", i, "] is ", token, ", sample ", sample,
-                                 " of the step before, which has ", previous_samples));
+                                 " of the previous step, which has ", previous_samples));
     }
     if (token < 0 || static_cast<std::uint32_t>(token) >= spec.vocab_size) {
       return Refuse(absl::StrCat("token_ids[", i, "] is ", token, ", it must be in [0, ",
@@ -150,7 +150,7 @@ absl::Status CheckSamples(const StepBatch& batch, const models::ModelSpec& spec,
     if (sample.sample_in_flight < -1 ||
         sample.sample_in_flight >= static_cast<std::int32_t>(previous_samples)) {
       return Refuse(absl::StrCat("samples[", i, "].sample_in_flight is ", sample.sample_in_flight,
-                                 ", the step before has ", previous_samples));
+                                 ", the previous step has ", previous_samples));
     }
   }
   previous = 0;
@@ -232,7 +232,7 @@ absl::Status CheckStepBatch(const StepBatch& batch, const models::ModelSpec& spe
   }
   if (next_token != batch.token_ids.size()) {
     return Refuse(
-        absl::StrCat("rows hold ", next_token, " tokens, token_ids ", batch.token_ids.size()));
+        absl::StrCat("rows have ", next_token, " tokens, token_ids has ", batch.token_ids.size()));
   }
   QUIRE_RETURN_IF_ERROR(CheckTokens(batch, spec, previous_samples));
   QUIRE_RETURN_IF_ERROR(CheckSamples(batch, spec, limits, previous_samples));

@@ -42,14 +42,15 @@ struct StepRow {
 inline constexpr std::uint32_t kMaxBias = 65536 + 4096;
 
 // One token to sample. The runner sets `row.logits`, `row.text_vocab`, `row.has_text` and
-// `row.sample_in_flight`. The engine sets and owns everything else, pointers included. A late
-// sample waits for its mask or its penalties. StepRunner::SampleLate computes it from `row` as it
-// is then, but only if `is_completed`.
+// `row.sample_in_flight`. The engine sets and owns everything else, including what the pointers
+// refer to. A late sample waits for its mask or its penalties. The engine completes `row` and sets
+// `is_completed` before StepRunner::SampleLate. Late samples without `is_completed` are not
+// computed.
 struct StepSample {
   std::uint32_t logits_index = 0;  // index into logits_tokens
   kernels::SamplingRow row;
-  // Index of the sample of the previous step that is the last token of the output and not yet in
-  // row.history. -1 if all tokens before this one are known or no penalty needs them.
+  // Index of the sample of the previous step whose token is the last token of the output and not
+  // yet in row.history. -1 if all tokens before this one are known or no penalty needs them.
   std::int32_t sample_in_flight = -1;
   bool is_late = false;
   bool is_completed = false;

@@ -23,7 +23,7 @@ class StepRunner {
   virtual absl::Status Run(const StepBatch& batch) = 0;
 
   // Computes the late samples of the step that was launched last. Between Run and this call the
-  // device computes the rest of the step, while the engine makes masks from the tokens of the
+  // device computes the rest of the step, while the engine computes masks from the tokens of the
   // previous step. Collect returns an error of this function.
   // REQUIRES: the step has late samples; each row.history that counts tokens includes the previous
   // token; no earlier step is in flight; called once, before the next Run or Collect.

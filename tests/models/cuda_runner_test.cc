@@ -273,7 +273,7 @@ TEST_F(CudaRunnerTest, RejectsIncompatibleOptions) {
   options = Options(DType::kF32);
   options.comm = (*group)[0].get();
   EXPECT_THAT(std::string(stage.MakeRunner(options).message()),
-              HasSubstr("the communicator is of host memory, the runner computes on "));
+              HasSubstr("the communicator exchanges host memory, the runner computes on "));
 }
 
 TEST_F(CudaRunnerTest, StoryModelGeneratesTheCpusTokens) {
@@ -427,7 +427,7 @@ TEST_F(CudaRunnerTest, ContractsOfStepsInFlightAreChecked) {
               HasSubstr("token_ids[0] is -1"));
   ASSERT_TRUE(stage.Launch(0, {5, 6}, 0, 2, 2).ok());
   EXPECT_THAT(std::string(stage.Launch(0, {5, 6, -2}, 2, 1, 2).message()),
-              HasSubstr("sample 1 of the step before, which has 1"));
+              HasSubstr("sample 1 of the previous step, which has 1"));
   ASSERT_TRUE(stage.Launch(0, {5, 6, -1}, 2, 1, 2).ok());
   EXPECT_EQ(stage.Launch(0, {5, 6, 0, -1}, 3, 1, 2).code(), absl::StatusCode::kFailedPrecondition);
   const auto first = stage.runner().Collect();

@@ -110,7 +110,7 @@ class PackedFileTest : public testing::Test {
     const auto model = Load();
     const std::string lines = TakeLog();
     EXPECT_THAT(lines, HasSubstr(why));
-    EXPECT_EQ(CountOf(lines, "packed weights are made again"), 1u);
+    EXPECT_EQ(CountOf(lines, "packed weights cannot be read and are packed again"), 1u);
     EXPECT_EQ(CountOf(lines, "weights packed"), 1u);
     ExpectSameWeights(first, *model);
     Load();
@@ -165,8 +165,8 @@ TEST_F(PackedFileTest, DamagedFilesAreRewritten) {
   std::uint64_t text_bytes = 0;
   std::memcpy(&text_bytes, good.data() + 8, 8);
   const std::pair<std::string, std::string> cases[] = {
-      {"is no file of packed weights", changed(0, 'Q')},
-      {"is no file of packed weights", changed(15, '\x7f')},
+      {"is not a file of packed weights", changed(0, 'Q')},
+      {"is not a file of packed weights", changed(15, '\x7f')},
       {"version 8", changed(text + 8, '8')},
       {"expected are", good.substr(0, good.size() - 1)},
       {"expected are", good + "x"},
@@ -238,7 +238,7 @@ TEST_F(PackedFileTest, FailedSyncOfTheFolderIsAWarningAndTheFileIsKept) {
       runtime::WritePackedFile(path, key, model->weights->Sections(), cpu_.backend);
   ASSERT_EQ(seteuid(user), 0);
   EXPECT_TRUE(status.ok()) << status;
-  EXPECT_THAT(TakeLog(), HasSubstr("packed weights are kept, unless the machine crashes soon"));
+  EXPECT_THAT(TakeLog(), HasSubstr("packed weights were written, but a crash may lose them"));
   EXPECT_TRUE(runtime::ReadPackedFile(path, key, model->weights->Sections(), cpu_.backend).ok());
 }
 

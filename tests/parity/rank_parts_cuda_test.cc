@@ -177,7 +177,8 @@ TEST(RankPartsCudaErrorsTest, RejectsDecodeGraphs) {
   const Reference good = MustRead("llama-bias-bf16");
   for (const auto& result : ReplayOnGpus("llama-bias-bf16", {good, good}, {.graphs = true})) {
     EXPECT_EQ(result.status(),
-              absl::UnimplementedError("decode graphs of a model that is divided among GPUs"));
+              absl::UnimplementedError(
+                  "decode graphs are not supported for a model that is divided among GPUs"));
   }
 }
 

@@ -529,7 +529,7 @@ TEST_F(SelfCheckTest, FindsFaultsOfProducts) {
   ExpectFound(Fault::kUnwrittenRow, "bf16 product qkv, bf16, 9 x",
               "the result has values that are not finite");
   ExpectFound(Fault::kRowBehindWritten, "bf16 product qkv, bf16, 9 x",
-              "memory behind the last row was written");
+              "memory after the last row was written");
   ExpectFound(Fault::kPaddingRead, "bf16 product qkv, bf16, 9 x",
               "the result has values that are not finite");
 }
