@@ -35,8 +35,8 @@ PrefixCacheOptions PrefixOptions(const CacheManagerOptions& options) {
 
 absl::Status CheckStateOptions(const CacheManagerOptions& options) {
   if (options.num_state_slots == 0) return absl::OkStatus();
-  // The pool needs the null slot and one slot per row. While one row is forked into all others, the
-  // pool also needs the frozen slot of that row and the snapshot that the row was attached to.
+  // The pool needs the null slot and one slot per row. A fork of one row into all others also needs
+  // two slots: the frozen slot of that row, and the snapshot that the row was attached to.
   if (options.num_state_slots < options.max_rows + 3) {
     return absl::InvalidArgumentError(absl::StrCat("num_state_slots is ", options.num_state_slots,
                                                    ", must be at least ", options.max_rows + 3,

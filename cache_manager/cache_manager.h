@@ -22,8 +22,8 @@
 // next token and the tokens being computed read.
 //
 // In a model with recurrent layers a row also has a slot for its states. A prefix can then be
-// reused only up to a page or partial child that has a snapshot of the states, and at most one step
-// is in flight.
+// reused only up to a page or partial child that has a snapshot of the states. At most one step is
+// in flight.
 //
 // RowPages manages the pages of rows, RowStates their slots, PrefixIndex the published pages, and
 // StepWork the copies and clears of steps. FiniteProof records which pages contain only finite
@@ -182,10 +182,10 @@ class CacheManager {
   void FreeKeepingTail(BatchRow row, std::span<const std::int32_t> tokens,
                        std::span<const PageKey> keys, std::uint32_t computed_tokens);
 
-  // Frees the row after a step reported non-finite values. Unpublishes the first page of its
-  // history at or after `first_token` that is not proven finite, and every page that continues that
-  // page. Uses `tokens` and `keys` to find pages that the row's windows have released. The
-  // unpublished pages that the row holds are quarantined as soon as no row references them: a later
+  // Frees the row after a step reported non-finite values. Finds the first page of its history, at
+  // or after `first_token`, that is not proven finite. Unpublishes that page and every page that
+  // continues it. Uses `tokens` and `keys` to find pages that the row's windows have released. The
+  // unpublished pages that the row holds are quarantined as soon as no row references them. A later
   // step clears them (TakeClears) before they are allocated again.
   void Invalidate(BatchRow row, std::span<const std::int32_t> tokens, std::span<const PageKey> keys,
                   std::uint32_t first_token);
@@ -233,8 +233,8 @@ class CacheManager {
 
   std::uint32_t available_pages() const { return pool_.available(); }  // free + cached
   // Returns a counter that grows whenever a page or a slot becomes available or a page is
-  // published. An attach or a reservation that failed for lack of pages or slots fails again as
-  // long as the counter is unchanged.
+  // published. While the counter is unchanged, an attach or a reservation that failed for lack of
+  // pages or slots would fail again.
   std::uint64_t num_changes() const {
     return pool_.num_returned() + state_pool_.num_returned() + prefixes_.num_published();
   }

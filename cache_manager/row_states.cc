@@ -12,7 +12,7 @@ namespace {
 
 std::uint32_t MaxPathSnapshots(const CacheManagerOptions& options) {
   constexpr std::uint32_t kLeast = 2;
-  const std::uint32_t others = 1 + options.max_rows;  // the null slot and those of rows
+  const std::uint32_t others = 1 + options.max_rows;  // the null slot and one slot per row
   const std::uint32_t snapshots =
       options.num_state_slots - std::min(options.num_state_slots, others);
   return std::clamp(snapshots / 2, kLeast, RowStates::kMaxPathSnapshots);

@@ -85,9 +85,9 @@ class RowStates {
   void SetProven(BatchRow row, std::uint32_t tokens);
 
   // Returns the number of the row's next `tokens` tokens that one step may compute without missing
-  // a snapshot. A step writes at most one snapshot. A step that would reach both the position where
-  // the row diverged from a published path and the last reusable page end therefore ends at the
-  // former.
+  // a snapshot. A step writes at most one snapshot. If a step would reach both the position where
+  // the row diverged from a published path and the last reusable page end, it ends at the first of
+  // these.
   std::uint32_t LimitChunk(BatchRow row, std::uint32_t tokens) const;
 
   // Fills the step arrays. A row for which `may_publish` is true writes a snapshot where later

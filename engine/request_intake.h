@@ -48,8 +48,9 @@ struct RequestInfo {
   Caller caller() const { return {tenant, principal}; }
 };
 
-// Selects the requests that Abort ends: those that meet every criterion that is set. The ids may
-// belong to any caller. Without ids, `all` must be set to confirm that all callers are meant.
+// Selects the requests that Abort ends. A request is selected if it meets every criterion that is
+// set. The ids may belong to any caller. Without ids, `all` must be set to confirm that all callers
+// are meant.
 struct AbortSelection {
   std::vector<std::string> ids = {};
   bool all = false;

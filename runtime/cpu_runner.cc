@@ -357,7 +357,7 @@ absl::Status CpuRunner::Run(const StepBatch& batch) {
   has_result_ = false;
   late_error_ = absl::OkStatus();
   const absl::Status done = Step(batch);
-  // Without Abort the other ranks would wait for this rank's part of their next sum.
+  // Without Abort the other ranks would wait for this rank's contribution to their next sum.
   if (!done.ok() && options.comm != nullptr) options.comm->Abort(done);
   has_result_ = done.ok();
   return done;

@@ -32,9 +32,9 @@ struct Model;
 // rows, so that the workspace does not grow with the number of prompt log-probabilities.
 //
 // Place:      below the engine, which knows only StepRunner; above blocks/ and kernels/.
-// Invariants: the results of a row depend only on its own tokens, pages and samples, not on the
-//             other rows of the step, the chunking of its prompt or the number of threads. In
-//             steady state a step does not allocate. A rejected batch writes nothing.
+// Invariants: the results of a row depend only on its own tokens, pages and samples. They do not
+//             depend on other rows of the step, the chunking of its prompt or the number of
+//             threads. In steady state a step does not allocate. A rejected batch writes nothing.
 // Threads:    Create on any thread; then the engine thread only.
 // Lifetime:   model, backend and pool must outlive it.
 class CpuRunner : public StepRunner, private RunnerBase {

@@ -40,7 +40,8 @@ namespace quire::runtime {
 namespace {
 
 // Returns the error with the reason DEVICE_LOST. An error that is found while waiting occurred on
-// the device after a launch, so the state of pages and sampler is unknown, whatever the CUDA error.
+// the device after a launch. The state of pages and sampler is then unknown, whatever the CUDA
+// error.
 absl::Status DeviceLost(const absl::Status& status) {
   if (HasReason(status, Reason::kDeviceLost)) return status;
   return WithReason(absl::UnavailableError(status.message()), Reason::kDeviceLost);
@@ -688,7 +689,7 @@ absl::Status CudaRunner::Run(const StepBatch& batch) {
   const std::uint32_t slot = s.next_slot;
   const absl::Status checked = s.Check(batch);
   const absl::Status status = checked.ok() ? s.Launch(batch, slot) : checked;
-  // Without Abort the other ranks would wait for this rank's part of their next sum.
+  // Without Abort the other ranks would wait for this rank's contribution to their next sum.
   if (!status.ok() && s.options.comm != nullptr) s.options.comm->Abort(status);
   if (!checked.ok()) return checked;
   if (!status.ok()) {

@@ -47,11 +47,11 @@ struct SelfCheckReport;
 // Lifetime:   model, backend and pool must outlive it. The destructor waits for launched steps.
 class CudaRunner : public StepRunner {
  public:
-  // Loads the kernels of a model that is divided among GPUs only at their first use.
-  // Returns INVALID_ARGUMENT if an option is out of range, the communicator has another rank or
-  // backend, the pool's geometry does not match the model, or activations and pages do not match in
-  // type. Returns RESOURCE_EXHAUSTED if an allocation fails. REQUIRES: the model was loaded on
-  // `backend`, a CUDA backend; the pool is in device memory.
+  // Loads the kernels of a model that is divided among GPUs only at their first use. Returns
+  // INVALID_ARGUMENT if an option is out of range or the communicator has another rank or backend.
+  // Also returns it if the pool's geometry does not match the model, or if the types of activations
+  // and pages do not match. Returns RESOURCE_EXHAUSTED if an allocation fails. REQUIRES: the model
+  // was loaded on `backend`, a CUDA backend; the pool is in device memory.
   static absl::StatusOr<std::unique_ptr<CudaRunner>> Create(const Model& model,
                                                             const kernels::Backend& backend,
                                                             cache::KvPool* pool,

@@ -36,7 +36,7 @@ class CudaTail {
                                          const models::StepLimits& limits);
 
   // Returns false if the step has no tail. Otherwise fills the pinned buffer of `slot`. REQUIRES:
-  // the order is that of the batch; the step that last used `slot` has completed.
+  // `order` was filled for `batch`; the step that last used `slot` has completed.
   bool Choose(const StepBatch& batch, int slot, const StepOrder& order);
   // Enqueues the copy of the buffer that Choose filled.
   absl::Status Upload(int slot) const;

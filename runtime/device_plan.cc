@@ -38,9 +38,9 @@ cache::PageDemand PageDemandFor(const RuntimeOptions& options, const models::Lay
   return {options.pool.page_size, models::CacheGroupsOf(layers), options.steps.max_overlap_tokens};
 }
 
-// Returns the maximum size of an automatic pool: the null page, and the pages of the whole
-// histories of `max_rows` sequences of this context, including pages that windows release. More
-// pages would only cache more prefixes.
+// Returns the maximum number of blocks of an automatic pool. They are the null page and the pages
+// of the whole histories of `max_rows` sequences of this context, including pages that windows
+// release. More pages would only cache more prefixes.
 std::int64_t UsefulBlocks(std::uint32_t max_rows, const cache::PageDemand& demand,
                           std::int32_t context_tokens) {
   const auto pages =
@@ -114,8 +114,8 @@ absl::StatusOr<StatePlan> PlanHostStates(const RuntimeOptions& options, const Cp
       StateRequest(options, pool.layers.state_bytes, pool.geometry.page_bytes(), pool_bytes));
 }
 
-// Returns the state slots of a GPU. They take their memory from kv_cache.capacity_bytes. If that
-// key is not set, they take it from what the other parts of the plan leave.
+// Returns the state slots of a GPU. Their memory is part of kv_cache.capacity_bytes. If that key is
+// not set, it is part of the memory that the other parts of the plan leave.
 absl::StatusOr<StatePlan> PlanDeviceStates(const RuntimeOptions& options,
                                            const models::ModelSpec& spec,
                                            const formats::ModelFiles& files,

@@ -64,14 +64,14 @@ struct CpuPlan {
 struct CpuPool {
   cache::KvGeometry geometry;
   models::LayerGroups layers;
-  StatePlan states;                        // takes its memory from the pool
+  StatePlan states;                        // its slots are part of the pool's memory
   std::int32_t context_tokens = 0;         // longest sequence
   std::int32_t wanted_context_tokens = 0;  // before it was limited by the pool
 };
 
-// Plans the pool of a host with `free_bytes` of free memory after weights are loaded. The pool
-// takes kv_cache.capacity_bytes. If that key is not set, the pool and its prefix index together
-// take device.cpu.kv_memory_share of the free memory. The slots of recurrent states are part of the
+// Plans the pool of a host with `free_bytes` of free memory after weights are loaded. The pool uses
+// kv_cache.capacity_bytes. If that key is not set, the pool and its prefix index together use
+// device.cpu.kv_memory_share of the free memory. The slots of recurrent states are part of the
 // pool. Returns RESOURCE_EXHAUSTED if fewer than two pages fit, the errors of PlanStateSlots, and
 // INVALID_ARGUMENT in the same cases as PlanDevice.
 absl::StatusOr<CpuPool> PlanCpuPool(const RuntimeOptions& options, const models::ModelSpec& spec,

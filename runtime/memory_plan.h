@@ -1,7 +1,8 @@
 #pragma once
 
 // Computes the exact bytes of a model, its KV pages and its workspace before any of them is
-// allocated: PlanMemory for the host, and PlanDeviceMemory for a GPU, which need not be present.
+// allocated. PlanMemory plans for the host, and PlanDeviceMemory for a GPU, which need not be
+// present.
 
 #include <cstdint>
 #include <string>

@@ -157,7 +157,7 @@ absl::StatusOr<std::vector<float>> ReadLabelWeights(const models::WeightSlots& s
   return values;
 }
 
-// Replaces the model's spec by that of a rank's part and returns the tensors of the part.
+// Replaces the model's spec by the spec of the rank's part, and returns the tensors of that part.
 absl::StatusOr<models::Checkpoint> TakePart(const formats::ModelFiles& files,
                                             const models::TensorNames& names,
                                             const LoadOptions& options,

@@ -17,8 +17,8 @@ namespace quire::cache {
 //   pages    uint32 [max_rows, stride]   stride = roundup(max_pages, 8) + 16
 //   lengths  uint32 [max_rows]
 //
-// The multiple of 8 keeps rows 32-byte aligned. The 16 additional columns keep a 16-wide read that
-// starts at any valid column inside its row.
+// The multiple of 8 keeps rows 32-byte aligned. With the 16 additional columns, a 16-wide read that
+// starts at any valid column stays inside its row.
 //
 // Place:      below CacheManager. Knows page ids, not their states or bytes.
 // Invariants: the assigned columns of a row are contiguous and never 0. All others are 0, so a read

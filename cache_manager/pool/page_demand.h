@@ -31,8 +31,8 @@ class PageDemand {
   // Returns the maximum number of pages that a row holds at a time while it grows to `tokens`
   // tokens.
   std::uint32_t PagesFor(std::uint32_t tokens) const;
-  // Returns the number of prompt pages that all forks of a row share as long as they run: the full
-  // pages of the groups without window.
+  // Returns the number of prompt pages that all forks of a row share as long as they run. These are
+  // the full pages of the groups without window.
   std::uint32_t SharedPagesFor(std::uint32_t prompt_tokens) const;
   // Returns the number of pages of all groups for `tokens` tokens, including the pages that windows
   // release.

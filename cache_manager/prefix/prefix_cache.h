@@ -194,7 +194,8 @@ class PrefixCache {
   NodeId Link(Kind kind, NodeId parent, std::span<const std::int32_t> tokens,
               std::span<const BlockId> pages);
   BlockId& page(NodeId node, std::size_t group);
-  // Returns the group in which the page's node owns it, or the number of groups if none.
+  // Returns the group for which the page's node owns the page, or the number of groups if the node
+  // does not own it.
   std::size_t GroupOf(BlockId page) const;
   bool HasPages(NodeId node) const;
   bool HasAllPages(NodeId node) const;

@@ -51,8 +51,8 @@ constexpr bool ValidTile(std::uint32_t bn, std::uint32_t p, bool pair_cta) {
   return pages <= kMaxTilePages && (!pair_cta || pages == 1 || pages % 2 == 0);
 }
 
-// True if `alignment` of a tile's base is sufficient: a tile of several pages starts at a page
-// boundary, and a smaller tile does not cross one.
+// True if a tile's base needs no more than this alignment. A tile of several pages must start at a
+// page boundary, and a smaller tile must not cross one.
 constexpr bool ValidTileAlignment(std::uint32_t bn, std::uint32_t p, std::uint32_t alignment) {
   if (alignment == 0) return false;
   if (p == kDynamicExtent) return true;

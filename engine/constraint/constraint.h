@@ -1,7 +1,7 @@
 #pragma once
 
-// Structured output as the engine sees it: what a request asks for, the compiled form, and the
-// state of one choice, which computes the mask of allowed next tokens.
+// The engine's interface to structured output: the spec of a request, its compiled form, and the
+// matcher of one choice. The matcher computes the mask of allowed next tokens.
 //
 //   ConstraintSpec -> ConstraintCompiler -> CompiledConstraint -> ConstraintMatcher, one per choice
 //
@@ -86,8 +86,8 @@ struct ConstraintSpec {
   bool opens_reasoning = false;
   bool calls_are_optional = false;
   // With tool_format. starts_after_reasoning: the constraint begins after the reasoning section.
-  // start_depends_on_prompt: if the prompt ends in a way that excludes reasoning from the output,
-  // ResolveConstraint sets starts_after_reasoning to false before compilation. It always resets
+  // start_depends_on_prompt: before compilation, ResolveConstraint sets starts_after_reasoning to
+  // false if the output cannot contain reasoning after this prompt. It always resets
   // start_depends_on_prompt.
   bool starts_after_reasoning = false;
   bool start_depends_on_prompt = false;

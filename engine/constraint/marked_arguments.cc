@@ -166,8 +166,8 @@ class MarkedWriter {
     return has_strings;
   }
 
-  // Rejects values that would be read back differently: newlines at the ends are removed, and the
-  // string "null" would be read as null where null is allowed.
+  // Rejects values that would be read back differently. Newlines at the ends would be removed, and
+  // the string "null" would be read as null where null is allowed.
   static absl::Status CheckTexts(const std::vector<Shape>& shapes, const std::string& pointer) {
     const bool allows_null = std::ranges::any_of(shapes, [](const Shape& shape) {
       return shape.null || std::ranges::count(shape.values, ordered_json(nullptr)) > 0;

@@ -178,8 +178,9 @@ class ShapeBuilder {
   std::optional<Shape> ShapeOfListed(const std::vector<OrderedJson>& listed, const Shape& shape);
   ObjectShape::Property PropertyNamed(const std::string& name);
   void SetOtherNames(const std::vector<std::string>& declared, ObjectShape* object);
-  // Restricts undeclared names to matches of `names` whose first character differs from that of
-  // every declared name that matches `names`. Returns false if there is no such name.
+  // Restricts undeclared names to matches of `names`. Their first character must differ from the
+  // first character of every declared name that matches `names`. Returns false if there is no such
+  // name.
   bool RestrictNames(const Regex& names, const std::vector<std::string>& declared,
                      ObjectShape* object);
   // Restricts undeclared names to those that propertyNames of the node allows. Returns false if

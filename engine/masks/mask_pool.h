@@ -11,7 +11,7 @@
 //             which no other thread uses.
 // Invariants: a choice is in the queue or in use by one mask thread if and only if it is not ready.
 //             A mask depends only on the constraint, the end tokens and the tokens passed to
-//             Advance, never on timing. Threads are scheduled by fair queueing: each choice is
+//             Advance, never on timing. Choices are scheduled by fair queueing. Each choice is
 //             charged the time that its masks take, and the choice with the earliest expected
 //             finish time runs first. A choice with cheap masks therefore waits only for masks in
 //             progress.
@@ -75,9 +75,10 @@ class ChoiceMask {
   MaskSummary summary_;
   absl::Status status_;
   std::atomic<bool> ready_{false};
-  // The position in the queue, guarded by the mutex of the queue. `virtual_start_` grows by
-  // the time that the masks take. When a choice is queued, its virtual start is raised to the
-  // virtual start of the first choice in the queue, so that idle time gives no advantage.
+  // The position in the queue, guarded by the mutex of the queue. `virtual_start_` grows by the
+  // time that the masks take. When a choice is queued, its virtual start is raised to that of the
+  // first choice in the queue, or to virtual_time_ if the queue is empty. Idle time thus gives no
+  // advantage.
   absl::Duration virtual_start_ = absl::ZeroDuration();
   // The time that the last mask took, used as the estimate for the next one.
   absl::Duration last_cost_ = absl::ZeroDuration();

@@ -1,7 +1,7 @@
 #pragma once
 
-// Output workers: each takes the items of its requests in order, turns them into stream events,
-// reports stop strings back to the engine and removes finished requests from the table.
+// The output workers. Each takes the items of its requests in order and turns them into stream
+// events. It reports stop strings back to the engine and removes finished requests from the table.
 //
 // Place:      between the engine thread and the TokenStreams.
 // Invariants: all items of a request go to one worker, in order. The engine neither runs rows nor
@@ -33,7 +33,7 @@ struct OutputStageOptions {
   std::size_t ring_items = 0;
   // The engine is woken when the number of a request's tokens in the ring falls below this.
   std::int32_t stream_queue_tokens = 0;
-  HashKey id_key;  // makes the ids of tool calls
+  HashKey id_key;  // key of the hash that generates tool call ids
 };
 
 class OutputStage {
@@ -49,7 +49,7 @@ class OutputStage {
   // Hands the items to their workers and leaves the vector empty. If items overflow, the engine is
   // woken when their worker has room, and has to call Push again, with or without new items.
   void Push(std::vector<OutputItem>* items);
-  // Returns whether the engine may make items for requests of this worker.
+  // Returns whether the engine may create items for requests of this worker.
   bool HasRoom(std::size_t worker) const;
   // Wakes the engine as soon as the worker has room.
   void WakeWhenRoom(std::size_t worker);

@@ -5,8 +5,8 @@
 // Place:      between the output stage and the transport (a gRPC reactor, a test).
 // Invariants: there is one StartedEvent, and it comes first. Deltas of an index are in order. There
 //             is at most one CompletedEvent per index, and none for tasks that do not generate
-//             (kScore, kEmbed). Nothing follows Finish. Consecutive deltas of one index that are
-//             not taken yet are merged, so the memory of a stream whose reader is slow grows only
+//             (kScore, kEmbed). Nothing follows Finish. Consecutive deltas of one index are merged
+//             until they are taken. The memory of a stream with a slow reader therefore grows only
 //             with its unread tokens. The scheduler limits their number: it does not run a sequence
 //             whose stream has `capacity_tokens` unread tokens. The unread part of a finished
 //             answer is dropped after a while (UnreadAnswers).

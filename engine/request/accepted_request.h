@@ -1,8 +1,8 @@
 #pragma once
 
-// The data of a request that all threads share, from Accept until its stream is finished. Data of a
-// single thread is elsewhere: PreparedPrompt belongs to the text worker and later to the engine
-// thread, ScheduledRequest to the engine thread, and OutputState to the output worker.
+// The data of a request that all threads share, from Accept until its stream is finished. Data that
+// only one thread uses is elsewhere. PreparedPrompt belongs to the text worker and later to the
+// engine thread, ScheduledRequest to the engine thread, and OutputState to the output worker.
 //
 // Place:      referenced by the RequestTable, by signals to the engine thread and by items to the
 //             output workers.

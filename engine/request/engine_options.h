@@ -35,10 +35,10 @@ struct HotOptions {
   std::int32_t prefill_chunk_tokens = 512;
   std::int32_t max_step_prompt_tokens = 512;  // maximum prompt tokens in one step
   // While rows decode, prompts are added to a step only while the step's expected time is below
-  // this target. Infinite: there is no target. If absent, the target is automatic: 3 times the
-  // expected time of the decoding rows alone, or 4 times if there are more than half as many
-  // prompts as rows. An automatic target is at least 20 ms (1 ms with several tenants) and at most
-  // 500 ms. For steps with only prompts, it is 16 times the expected time of one row, between 5 and
+  // this target. Infinite: there is no target. If absent, the target is automatic. It is 3 times
+  // the expected time of the decoding rows alone, or 4 times if there are more than half as many
+  // prompts as rows. It is at least 20 ms (1 ms with several tenants) and at most 500 ms. For steps
+  // with only prompts, the automatic target is 16 times the expected time of one row, between 5 and
   // 500 ms.
   std::optional<absl::Duration> step_time_target;
   std::int32_t max_running_sequences = 64;  // must not exceed its value at Create
@@ -106,8 +106,8 @@ absl::Status CheckHotOptions(const EngineOptions& start, const HotOptions& next,
                              std::uint32_t page_size);
 
 // Returns the maximum prompt tokens of one row in a step, from the options at start. For a model
-// with sliding windows later options do not raise this maximum, because the number of pages that a
-// row needs was computed with it.
+// with sliding windows, later options do not raise this maximum, because the page demand of a row
+// was computed with it.
 inline std::uint32_t MaxChunkTokens(const HotOptions& start, std::uint32_t page_size) {
   const auto page_tokens = static_cast<std::int32_t>(page_size);
   return static_cast<std::uint32_t>(

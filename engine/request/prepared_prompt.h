@@ -42,7 +42,7 @@ struct PreparedPrompt {
   std::uint32_t limit_tokens = 0;
   // Maximum number of pages that one choice holds at any moment.
   std::uint32_t max_pages_of_one_choice = 0;
-  std::uint32_t shared_pages = 0;  // those of them that are full prompt pages shared by all choices
+  std::uint32_t shared_pages = 0;  // full prompt pages among them, which all choices share
   // Token ids that end a choice: end-of-sequence and stop ids, distinct.
   std::vector<std::int32_t> end_ids;
   std::vector<kernels::LogitBias> bias;

@@ -312,8 +312,8 @@ absl::Status FillEcho(const text::Tokenizer& tokenizer, const Request& request,
   }
   QUIRE_ASSIGN_OR_RETURN(prompt.echo_text,
                          tokenizer.Decode(prompt.tokens, output.skip_special_tokens));
-  // If the prompt ends inside a character, each choice emits this character, so that the echo
-  // followed by the text of a choice equals the decoded concatenation.
+  // If the prompt ends inside a character, each choice emits this character instead of the echo.
+  // The echo followed by the text of a choice then equals the decoded concatenation.
   text::DetokenizerState& start = prompt.answer_start;
   if (start.is_cut() && absl::EndsWith(prompt.echo_text, kReplacementCharacter)) {
     prompt.echo_text.resize(prompt.echo_text.size() - kReplacementCharacter.size());

@@ -58,8 +58,9 @@ class RowPool {
 
   // Changes the state of a sequence without touching rows or pages.
   void Enter(Sequence& sequence, SequenceState state, WaitCause cause = WaitCause::kNone);
-  // Starts the prefill of a sequence that has its row and pages. Other choices that wait for it
-  // take rows too. REQUIRES: rows are free for them, and the sequence has its admission number.
+  // Starts the prefill of a sequence that has its row and pages. The choices that wait for this
+  // sequence get rows too. REQUIRES: rows are free for them, and the sequence has its admission
+  // number.
   void Start(Sequence& sequence, const cache::PrefixMatch& match);
   // Allocates pages for the first `tokens` tokens. With overcommit, victims are preempted for them
   // and appended to `preempted`. In safe mode a page can be missing only while other pages are

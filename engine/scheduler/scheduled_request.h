@@ -23,7 +23,7 @@
 
 namespace quire::engine {
 
-// Why the output of a request can take no further tokens.
+// The reason why the output of a request accepts no further tokens.
 enum class OutputStall : std::uint8_t {
   kNone,
   kWorker,  // too many of its tokens are queued for the output worker

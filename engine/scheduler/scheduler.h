@@ -4,7 +4,7 @@
 // left of the token budget.
 //
 //   Plan = DecodePlanner -> StepTimeTarget -> PrefillPlanner <-> Admission, on a StepDraft
-//   RowPool has the sequences with rows, Admission the requests without
+//   RowPool has the sequences with rows, Admission the requests without rows
 //
 // A plan may be made while the step before it is in flight ("ahead"). Every sequence that samples a
 // token in that step is then assumed to continue, unless that token is certainly its last. No

@@ -3,7 +3,7 @@
 // The constants of the scheduler's decisions as one value, so that a simulator can replay the same
 // requests under another policy.
 //
-// Place:      given to Scheduler when it is made; its parts keep copies.
+// Place:      passed to the constructor of Scheduler, whose parts copy it.
 // Invariants: every count is at least 1, and every minimum is at most the maximum.
 // Threads:    a value type; one thread at a time per object.
 
@@ -21,8 +21,8 @@ struct SchedulerPolicy {
   // that finish sooner become decode rows, which share the weight reads of a step.
   int target_factor_with_many_prompts = 4;
   // For a step that no stream waits for, the automatic target is this many times the expected time
-  // of one decode row. That row takes about as long as reading the weights once, which is then a
-  // small part of the step.
+  // of one decode row. Such a row takes about as long as reading the weights once. Reading the
+  // weights is then a small part of the step.
   int target_factor_prefill_only = 16;
   absl::Duration min_target = absl::Milliseconds(20);
   absl::Duration max_target = absl::Milliseconds(500);
@@ -40,7 +40,7 @@ struct SchedulerPolicy {
   // many tokens.
   std::uint32_t row_tile = 8;
   // In one of this many steps with prompts, the oldest prompt is served first. In the other steps
-  // the shortest prompt is.
+  // the shortest prompt is served first.
   std::uint64_t steps_per_oldest_first = 4;
   // A sequence that was preempted this often is preempted again only if no other can be.
   std::int32_t max_preemptions = 3;

@@ -13,8 +13,8 @@
 // keeps the earlier value, so that recomputed tokens are counted separately.
 //
 // Place:      part of its ScheduledRequest; written by the parts of Scheduler and of EngineCore.
-// Invariants: computed <= high_water or computed > every earlier value; computed < tokens.size();
-//             row is set exactly in kPrefill, kDecode and while it waits for the first choice.
+// Invariants: computed <= high_water; computed < tokens.size(); row is set exactly in kPrefill,
+//             kDecode and while it waits for the first choice.
 // Threads:    engine thread only.
 // Lifetime:   as long as its request.
 
@@ -109,9 +109,9 @@ struct Sequence {
   std::int32_t recomputed_tokens = 0;
   // True if its output is stalled or its mask is late. It is left out of steps and keeps its pages.
   bool is_stalled = false;
-  // True if its last step made no sample because the mask was late. When the mask is ready, the
-  // last token is computed again. Recurrent models cannot recompute a token, so their rows run no
-  // step until the mask is ready.
+  // True if it was not sampled in its last step because the mask was late. When the mask is ready,
+  // the last token is computed again. Recurrent models cannot recompute a token, so their rows run
+  // no step until the mask is ready.
   bool awaits_mask = false;
   // True if the model has recurrent states and the mask of the next token is not ready. A chunk may
   // then compute all tokens except the last one.

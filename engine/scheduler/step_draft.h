@@ -55,7 +55,8 @@ class StepDraft {
 
   const StepPlan& plan() const { return plan_; }
   StepPlan& plan() { return plan_; }
-  // Tokens that the step can still take, and how many of them may be prompt tokens.
+  // Number of tokens that can still be added to the step, and how many of them may be prompt
+  // tokens.
   std::uint32_t budget() const { return budget_; }
   std::uint32_t prompt_budget() const { return prompt_budget_; }
   // Return the number of pages and of state slots that the forks after this step allocate.

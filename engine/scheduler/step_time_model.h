@@ -9,8 +9,8 @@
 // for chunks of q tokens after h stored tokens. The fit minimizes the squared relative error with
 // non-negative coefficients. The weight of a step decays only with new steps of its own kind, with
 // or without prompt tokens. An hour of decoding therefore does not erase the cost of prompts. A
-// measured time far from the expected time is clamped to a fixed multiple or fraction of the
-// expected time, and reduces the weight of earlier steps.
+// measured time that is far from the expected time is clamped to a fixed multiple or fraction of
+// it. Such a step also reduces the weight of earlier steps.
 //
 // The idea, but no code, is from xLLM's time predictor (github.com/jd-opensource/xllm,
 // core/scheduler/profile). That predictor fits a quadratic in the prompt's length and an affine

@@ -5,7 +5,7 @@
 //
 //   Handle, Expire -> RequestLifecycle -> Scheduler
 //   Step           -> StepPipeline: Scheduler::Plan, BatchBuilder, StepRunner, StepCollector
-//                     MaskGate makes the masks of constrained choices meanwhile
+//                     MaskGate computes the masks of constrained choices meanwhile
 //
 // Place:      under Engine; joins its parts, which do the work.
 // Invariants: see CheckIntegrity() of its parts. No request past its deadline enters a step.

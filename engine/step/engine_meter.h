@@ -1,7 +1,7 @@
 #pragma once
 
-// Counts the requests and steps of the engine, and shows them as metrics, as EngineStats and as the
-// work ahead from which AdmissionLimiter computes its retry delays.
+// Counts the requests and steps of the engine, and publishes them as metrics and as EngineStats.
+// Reports the remaining work to AdmissionLimiter, which computes its retry delays from it.
 //
 // Place:      part of EngineCore; RequestLifecycle and StepPipeline report to it.
 // Invariants: see CheckIntegrity(). running + waiting are the accepted requests that have not
@@ -73,7 +73,7 @@ class EngineMeter {
   std::optional<double> mean_answer_tokens_;
   EndCounts early_ends_{};
   std::int32_t running_ = 0;  // accepted requests with a row
-  std::int32_t waiting_ = 0;  // the others
+  std::int32_t waiting_ = 0;  // accepted requests without a row
   std::int32_t max_step_sequences_ = 0;
   absl::Time last_step_;
   absl::Time limiter_updated_ = absl::InfinitePast();

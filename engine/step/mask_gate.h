@@ -1,11 +1,11 @@
 #pragma once
 
-// Starts the masks of choices with a constraint, banned text or repetition penalties, waits for
-// them before a step samples, and stalls rows whose mask is late.
+// Starts the masks of choices with a constraint, banned text or repetition penalties, and waits for
+// these masks before a step samples. Stalls rows whose mask is late.
 //
-// The masks are made on threads of their own (MaskPool) while the device computes the logits of the
-// same step. A row whose mask is late gets no sample, is left out of steps until the mask is ready,
-// and then computes its last token again.
+// The threads of MaskPool compute the masks while the device computes the logits of the same step.
+// A row whose mask is late is not sampled. It is left out of steps until the mask is ready, and
+// then computes its last token again.
 //
 // A model with recurrent states cannot compute a token again, because its states already include
 // that token. Its rows compute the token whose logits they sample only when their masks are ready.
@@ -54,7 +54,8 @@ class MaskGate {
 
   // Waits for the masks of late samples. The wait is short if the step has other rows.
   void AwaitLateSamples(const InFlightStep& step);
-  // Completes the late samples whose masks are ready, and stalls the rows of the others.
+  // Completes the late samples whose masks are ready, and stalls the rows of the other late
+  // samples.
   void CompleteLateSamples(const BatchBuilder& builder, InFlightStep* step);
 
   // Returns the choices that must end because their constraint is complete, or because their mask

@@ -1,10 +1,10 @@
 #pragma once
 
-// The output items that the engine thread has made and not yet handed to the output workers.
+// The output items that the engine thread has created and not yet handed to the output workers.
 //
 // Place:      filled by RequestLifecycle and StepCollector, emptied by EngineCore::TakeOutput.
-// Invariants: items are in the order in which they were made. kRequestEnd is the last item of its
-//             request.
+// Invariants: items are in the order in which they were created. kRequestEnd is the last item of
+//             its request.
 // Threads:    engine thread only.
 
 #include <vector>

@@ -253,7 +253,8 @@ void StepCollector::CollectSamples(const InFlightStep& flight, const runtime::St
       continue;
     }
     if (sequence.finished()) {
-      // Balances the sum of step tokens (docs/metrics.md), in which a first token is not counted.
+      // Counts the discarded token, so that the sum of step tokens balances (docs/metrics.md). The
+      // sum does not include first tokens.
       if (flight.batch.samples[i].row.position > sequence.prompt_tokens) {
         probe_->steps.AddDiscarded(
             sequence.completed ? DiscardCause::kAfterStop : DiscardCause::kCancelled, 1);

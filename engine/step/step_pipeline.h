@@ -3,10 +3,10 @@
 // Runs steps: lets the scheduler plan each step, launches it on the runner, and passes the result
 // of the oldest step to the collector.
 //
-// With a runner that allows it, step n + 1 is planned and launched while step n is in flight, on
-// the assumption that nothing ends in n. Then n is collected. A sequence that did end has a surplus
-// row in n + 1, whose result is dropped. Tokens, log-probabilities and finish reasons are the
-// same as if only one step were in flight.
+// If the runner allows it, step n + 1 is planned and launched while step n is in flight. The plan
+// assumes that no sequence ends in step n. Then step n is collected. A sequence that did end has a
+// surplus row in step n + 1, whose result is dropped. Tokens, log-probabilities and finish reasons
+// are the same as if only one step were in flight.
 //
 // Place:      part of EngineCore; between Scheduler and StepRunner.
 // Invariants: see CheckIntegrity(). Steps launched minus steps collected are the steps in flight,
