@@ -28,7 +28,7 @@ struct CacheManagerOptions {
   bool prefix_caching = true;
   bool partial_page_reuse = true;          // initial value, see SetPartialPageReuse
   HashKey hash_key{};                      // random per process
-  PageHashFunction page_hash = &HashPage;  // the function that made the callers' keys
+  PageHashFunction page_hash = &HashPage;  // the function with which callers compute keys
 };
 
 }  // namespace quire::cache

@@ -24,7 +24,8 @@ struct PrefixMatch {
   std::uint64_t generation = 0;
   // With states: the slot with the state after num_tokens tokens; kNullSlot if num_tokens is 0.
   StateSlot state;
-  // With states: tokens of published pages after num_tokens that have no state after them.
+  // With states: number of further tokens in published pages that cannot be reused, because no
+  // state follows them.
   std::uint32_t lost_tokens = 0;
   bool collision = false;  // the match ended at a page with an equal key but other tokens
 };

@@ -35,7 +35,7 @@ struct RowStep {
 //
 // A step is in flight from Start to Complete, and the oldest step completes first. A row that frees
 // a page while a step in flight may read or write it pins the page. A pinned page may be matched,
-// but it is not allocated again before all steps that were in flight then have completed.
+// but it is not allocated again before all steps that were in flight at that time have completed.
 //
 // Place:      above BlockPool and PrefixCache, below RowPages. Knows pages and row numbers, not the
 //             columns of rows.

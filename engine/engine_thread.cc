@@ -235,7 +235,7 @@ bool EngineThread::EndRequestsWithoutCore() {
   return true;
 }
 
-// A sleep in which no step is due does not count against liveness, and the next step has the whole
+// Sleeping while no step is due does not count against liveness. The next step then has the whole
 // timeout.
 void EngineThread::Sleep() {
   const absl::Time wake =

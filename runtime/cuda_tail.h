@@ -15,8 +15,8 @@
 
 namespace quire::runtime {
 
-// Chooses the tokens that the last layers of a step compute (tail_rows.h), and uploads them. Of
-// each row they are the tokens from the first one with logits to the last one.
+// Chooses the tokens that the last layers of a step compute (tail_rows.h), and uploads them. For
+// each row these are the tokens from the first one with logits to the row's last token.
 //
 // Place:      part of CudaRunner, if the last layers of the model write nothing.
 // Invariants: a step that runs as a graph, has hidden states or pools, or has logits for all of its

@@ -48,9 +48,9 @@ struct IndexRows {
 absl::StatusOr<IndexRows> IndexRowsFor(const models::ModelSpec& spec,
                                        const cache::KvGeometry& geometry);
 
-// Returns the maximum number of pages, including the null page, of a pool with this geometry of
-// KvGeometryFor. The rows of each layer group and the index rows must be within the row limit of a
-// view. geometry.num_blocks is ignored.
+// Returns the maximum number of pages, including the null page, of a pool with this geometry, which
+// KvGeometryFor returned. The rows of each layer group and the index rows must be within the row
+// limit of a view. geometry.num_blocks is ignored.
 std::int64_t MaxNumBlocks(const models::ModelSpec& spec, const cache::KvGeometry& geometry);
 
 // Returns the maximum number of pages, the null page included, that fit into `bytes` and into the

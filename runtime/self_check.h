@@ -98,7 +98,7 @@ struct SelfCheckReport {
 // Returns FAILED_PRECONDITION with kernel, shape, error and remedy of the first one that failed,
 // also if the device reports an error. Returns DEADLINE_EXCEEDED if the check takes longer than
 // `limit`; its kernels may still run, so the memory must not be freed. Returns RESOURCE_EXHAUSTED
-// with the figures if the buffers are too small for one row.
+// with the needed and available bytes if the buffers are too small for one row.
 absl::Status RunSelfCheck(const SelfCheckParams& params, absl::Duration limit,
                           SelfCheckReport* report);
 

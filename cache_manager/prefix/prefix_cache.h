@@ -20,7 +20,7 @@ struct PrefixCacheOptions {
   std::uint32_t page_size = 0;
   std::vector<CacheGroup> groups = {CacheGroup{}};
   HashKey hash_key{};
-  PageHashFunction page_hash = &HashPage;  // the function that made the keys
+  PageHashFunction page_hash = &HashPage;  // the function that computed the keys
   // Capacity for nodes without pages. Such nodes exist only if every group has a window.
   std::uint32_t max_empty_nodes = 0;
 };
@@ -112,8 +112,8 @@ class PrefixCache {
   // returned true; 0 < tokens.size() < page_size; each page is referenced and has no node.
   NodeId AddPartialChild(NodeId parent, std::span<const std::int32_t> tokens,
                          std::span<const BlockId> pages);
-  // Adds the page of a group that a full node lacks. REQUIRES: the page is referenced and has no
-  // node.
+  // Adds to a full node the page that it lacks in `group`. REQUIRES: the page is referenced and has
+  // no node.
   void AddPage(NodeId node, std::size_t group, BlockId page);
 
   // Makes `slot` the snapshot of the node. REQUIRES: the slot is frozen and has a reader; the node
@@ -131,7 +131,7 @@ class PrefixCache {
 
   // Makes the node the most recently used child of its parent if it owns all its pages.
   void Touch(NodeId node);
-  // Removes the node and its subtree. Their pages are not found any more, and unreferenced ones
+  // Removes the node and its subtree. Their pages can no longer be matched, and unreferenced pages
   // become free. A root that loses its last child is removed too.
   void DropSubtree(NodeId node);
 

@@ -51,7 +51,7 @@ constexpr bool ValidTile(std::uint32_t bn, std::uint32_t p, bool pair_cta) {
   return pages <= kMaxTilePages && (!pair_cta || pages == 1 || pages % 2 == 0);
 }
 
-// True if a tile's base needs no more than this alignment. A tile of several pages must start at a
+// True if `alignment` is sufficient for the base of a tile. A tile of several pages must start at a
 // page boundary, and a smaller tile must not cross one.
 constexpr bool ValidTileAlignment(std::uint32_t bn, std::uint32_t p, std::uint32_t alignment) {
   if (alignment == 0) return false;

@@ -199,7 +199,8 @@ Expression WriteCallsInText(const text::ToolFormat& format, const SpecialTokens&
   const Expression behind = grammar->Share(GrammarText::Sequence(
       {special.Write(opening.substr(trigger.size())), calls, GrammarText::Reference(start)}));
   std::vector<FreeTextEnd> ends = {{.text = std::string(trigger), .next = behind}};
-  // The parser of the output would also treat these as the beginning of a call or of reasoning.
+  // The parser of the output would also treat these markers as the beginning of a call or of
+  // reasoning.
   for (const absl::string_view marker : {format.section_begin, format.call_begin[0],
                                          format.call_begin[1], ReasoningMarkers(format).first}) {
     if (marker.empty() || marker == trigger) continue;

@@ -32,7 +32,7 @@ class AnswerProbe {
   void ObserveEnd(absl::Duration e2e);
   void ObservePhases(const PhaseTimes& times);
   void ObserveCompleted(std::int32_t prompt_tokens, absl::Duration margin);
-  // A choice was parsed in `format`.
+  // Counts the calls and failures of a choice that was parsed in `format`.
   void ToolsParsed(absl::string_view format, std::int32_t calls, std::int32_t failures);
   void ObserveChoice(FinishReason reason, std::int32_t tokens, absl::Duration decode);
   void AddGenerated(std::int32_t tokens) { generation_.Increment(tokens); }

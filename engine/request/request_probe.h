@@ -31,12 +31,12 @@ class RequestProbe {
   void Accepted();
   void MoveToRunning();
   void MoveToWaiting();
-  // The next three count the end of an accepted request. `was_running` selects the gauge that it
-  // leaves.
+  // The next three count the end of an accepted request. `was_running` selects the gauge to
+  // decrement.
   void Completed(bool was_running);
   void Failed(bool was_running, absl::StatusCode code);
   void Cancelled(bool was_running, CancelSource source);
-  // The request ended early during its preparation. Counts it as accepted and as cancelled.
+  // Counts a request that ended early during its preparation, as accepted and as cancelled.
   void CancelledInPreparation(CancelSource source);
   void ShowWaitingTokens(std::int64_t tokens) { waiting_tokens_.Set(static_cast<double>(tokens)); }
   void ShowMaxRunning(std::int32_t sequences) { max_running_.Set(sequences); }

@@ -29,9 +29,9 @@ struct SamplingParams {
   std::int32_t choice_count = 1;  // [1, max_choices]
   std::vector<std::pair<std::int32_t, float>>
       logit_bias;  // distinct ids in vocabulary; [-100, 100]
-  // If not empty, only these ids are sampled; in the vocabulary.
+  // If not empty, only these ids are sampled. They must be in the vocabulary.
   std::vector<std::int32_t> allowed_token_ids;
-  // Must not occur in the output; at most 64, each of 1 to 256 bytes.
+  // Strings that must not occur in the output; at most 64, each of 1 to 256 bytes.
   std::vector<std::string> banned_text;
   DryParams dry;
 

@@ -70,7 +70,7 @@ void DecodePlanner::AddRows(const Admission& admission) {
   for (const Sequence* sequence : ready_) tokens += NextTokens(*sequence);
   std::uint32_t limit = draft_->budget();
   const std::uint32_t without_page = limit > page_size_ ? limit - page_size_ : limit;
-  // It only matters whether prompts exist if leaving a page for them displaces decode rows.
+  // The check for prompts is needed only if leaving a page for them displaces decode rows.
   if (tokens > without_page && (num_prompts_ > 0 || admission.AnyMayStart())) {
     limit = without_page;
   }

@@ -73,7 +73,7 @@ class RowPool {
   void ReleaseOutsideWindow(Sequence& sequence);
   void Finish(Sequence& sequence);
   // Frees what the sequence holds, in any state, and ends it. `invalidate`: nothing that it wrote
-  // since its last finite logits may be found in the cache again.
+  // since its last finite logits may be matched in the cache again.
   void Drop(Sequence& sequence, bool invalidate);
 
   absl::Status CheckIntegrity() const;

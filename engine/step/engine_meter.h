@@ -49,7 +49,8 @@ class EngineMeter {
   // Counts a step that has ended. Its collection started at `collected`. Returns the time that the
   // step took. The time of an overlapped step starts at the end of the step before it.
   absl::Duration StepEnded(const InFlightStep& flight, absl::Time collected);
-  // Shows the pages and the work ahead, after a step or after choices that ended without one.
+  // Publishes the pages and reports the remaining work, after a step or after choices that ended
+  // without one.
   void ShowWork(absl::Time now);
   // Shows the pages. Pages evicted since the last call count under `since_last`.
   void ShowCache(EvictionCause since_last) { probe_->cache.Show(cache_->stats(), since_last); }
