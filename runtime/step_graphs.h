@@ -13,8 +13,8 @@ namespace quire::runtime {
 // The captured decode steps of a runner, by bucket of rows.
 //
 // Place:      part of CudaRunner.
-// Invariants: the measured memory of captures stays within the share; capturing stops before the
-//             share is exceeded.
+// Invariants: a graph is captured only if another one of the largest measured size so far fits into
+//             share_bytes.
 // Threads:    one at a time: the thread of CudaRunner::Create, then the engine thread.
 // Lifetime:   the memory that the graphs read and write must outlive them.
 class StepGraphs {
@@ -24,8 +24,9 @@ class StepGraphs {
 
   // Returns the graph of a bucket, or null if it has not been captured.
   const DeviceGraph* Find(std::uint32_t bucket) const;
-  // Captures the work that `enqueue` enqueues, unless the share is used up. A failed capture is
-  // logged and stops capturing. Only errors for which IsDeviceLost is true are returned.
+  // Captures the work that `enqueue` enqueues, unless capturing has stopped. A failed capture is
+  // logged and stops capturing. Returns an error only if the device was lost or its free memory
+  // cannot be read.
   absl::Status Capture(std::uint32_t bucket, absl::FunctionRef<absl::Status()> enqueue);
 
   std::uint32_t size() const { return static_cast<std::uint32_t>(graphs_.size()); }

@@ -9,7 +9,7 @@ namespace {
 constexpr std::uint32_t kMaxBox = 256;
 constexpr std::uint64_t kMaxExtent = std::uint64_t{1} << 32;
 constexpr std::uint64_t kStrideLimit = std::uint64_t{1} << 40;
-// Coordinates are signed 32-bit, and a box adds up to 256.
+// Coordinates are signed 32-bit integers, and a box extends up to 256 elements past its coordinate.
 constexpr std::uint64_t kCoordinateLimit = (std::uint64_t{1} << 31) - kMaxBox;
 constexpr std::int32_t kHopper = 90;
 constexpr std::int32_t kBlackwell = 100;

@@ -53,7 +53,8 @@ constexpr std::uint32_t Gather4BoxWidth(std::uint32_t element_bytes, std::uint32
                                         TmaSwizzle swizzle) {
   return swizzle == TmaSwizzle::kNone ? width : TmaUnit(element_bytes, swizzle);
 }
-// Returns the rows of one box of a tile of `tile_rows` rows over pages of page_size (0: no pages).
+// Returns the number of rows in one box, for tiles of `tile_rows` rows and pages of page_size rows
+// (0: no pages).
 constexpr std::uint32_t TmaBoxRows(std::uint32_t tile_rows, std::uint32_t page_size) {
   return cache::TileEffPage(tile_rows, page_size);
 }

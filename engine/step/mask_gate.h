@@ -43,19 +43,19 @@ class MaskGate {
   void Advance(const Sequence& sequence, std::int32_t token) {
     if (sequence.mask != nullptr) masks_.Advance(sequence.mask, token);
   }
-  // Called when the request has ended.
+  // Called when the request has ended. Subtracts it from the requests that have masks.
   void Drop(const ScheduledRequest& live);
 
-  // The two functions below do nothing without states. The first waits a short time, relative to
-  // the expected time of a step, for the masks of rows that the next step samples.
+  // The two functions below do nothing if the model has no recurrent states. The first waits for
+  // the masks of rows that the next step samples. The wait is short compared with the expected time
+  // of a step.
   void AwaitNextSamples(std::span<Sequence* const> running, absl::Duration expected);
   // Stalls the rows that would sample without a mask. REQUIRES: FindEnds ran before this call.
   void HoldRows(std::span<Sequence* const> running, std::span<Sequence* const> preempted);
 
   // Waits for the masks of late samples. The wait is short if the step has other rows.
   void AwaitLateSamples(const InFlightStep& step);
-  // Completes the late samples whose masks are ready, and stalls the rows of the other late
-  // samples.
+  // Completes the late samples whose masks are ready. Stalls the rows of the other late samples.
   void CompleteLateSamples(const BatchBuilder& builder, InFlightStep* step);
 
   // Returns the choices that must end because their constraint is complete, or because their mask
@@ -63,7 +63,7 @@ class MaskGate {
   // the next call.
   std::span<Sequence* const> FindEnds(std::span<Sequence* const> running,
                                       std::span<Sequence* const> preempted);
-  // Waits until the mask of a stalled row is ready, or for a while. Returns false if no row is
+  // Waits a limited time until the mask of a stalled row is ready. Returns false if no row is
   // stalled by its mask.
   bool AwaitAny(std::span<Sequence* const> running, std::span<Sequence* const> preempted);
 

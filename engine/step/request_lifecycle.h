@@ -54,7 +54,7 @@ class RequestLifecycle {
 
   RequestLifecycle(const EngineOptions& options, const Parts& parts);
 
-  // Applies to requests that are stalled now or later.
+  // The timeout applies to requests that are stalled now or later.
   void SetSlowClientTimeout(absl::Duration timeout) { slow_client_timeout_ = timeout; }
 
   // The functions below handle signals. Signals of one request come from several threads, so the
@@ -66,7 +66,7 @@ class RequestLifecycle {
 
   // Ends every request that is past its deadline, its queue timeout or the slow-client timeout.
   void Expire(absl::Time now);
-  // Returns when Expire has something to do next.
+  // Returns the time at which Expire must be called next.
   absl::Time NextWake() const;
 
   // Reports to the scheduler which running and preempted requests are stalled by their output.
@@ -78,8 +78,8 @@ class RequestLifecycle {
   // whether something has ended.
   bool EndMasked(absl::Time now);
 
-  // Called when the choice has ended by itself. Frees its pages, and ends the request with its last
-  // choice.
+  // Called when the choice has ended by itself. Frees its pages. If it was the last choice, ends
+  // the request.
   void FinishChoice(Sequence& sequence, absl::Time now);
   // Called when the request has ended by itself.
   void FinishRequest(ScheduledRequest& live, absl::Time now);

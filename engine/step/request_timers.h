@@ -33,9 +33,9 @@ class RequestTimers {
 
   void Add(const AcceptedRequest& request);
   void Remove(const AcceptedRequest& request);
-  // The request was scheduled or has ended.
+  // Called when the request is scheduled or has ended.
   void RemoveQueueTimer(const AcceptedRequest& request);
-  // Returns the first timer that is due, if any. It stays until it is removed.
+  // Returns the first timer that is due, if any, and does not remove it.
   std::optional<Timer> FindDue(absl::Time now) const;
   // Returns the time of the first timer, or the infinite future.
   absl::Time next() const;

@@ -60,7 +60,7 @@ std::uint32_t ProvenTokens(const ScheduledRequest& live, std::uint32_t computed)
   return 0;
 }
 
-// The result of a row is kept until its prompt is computed.
+// Stores the pooled result of each row until its whole prompt is computed.
 void CollectPools(const InFlightStep& flight, const runtime::StepResult& result) {
   for (std::size_t i = 0; i < flight.pool_owners.size(); ++i) {
     ScheduledRequest& live = *flight.pool_owners[i].request;
@@ -165,14 +165,15 @@ void StepCollector::FailBadRows(const InFlightStep& flight, const runtime::StepR
   }
   for (std::size_t i = 0; i < result.samples.size(); ++i) {
     const Sequence& sequence = *flight.sample_owners[i].sequence;
-    // The surplus row of a choice that has ended concerns no other choice.
+    // A choice that has ended may have a surplus row, whose result is ignored.
     if (!sequence.finished()) check(result.samples[i], *sequence.request);
   }
 }
 
-// The tokens of the row have K and V now. They count as computed even if the sequence has ended.
+// Counts the row's tokens as computed, because their K and V are now in pages. This holds even if
+// the sequence has ended.
 void StepCollector::Advance(Sequence& sequence, const runtime::StepRow& row) {
-  // A row without its sample computes its last token again, and the token is counted then.
+  // A row that was not sampled computes its last token again, which is counted then.
   const std::uint32_t unsampled = sequence.awaits_mask && !sequence.finished() ? 1 : 0;
   const std::uint32_t begin = row.cache_length;
   const std::uint32_t end = begin + row.num_tokens - unsampled;
@@ -224,7 +225,7 @@ void StepCollector::CollectPromptLogprobs(const InFlightStep& flight,
   }
 }
 
-// Requests that do not generate end with their prompts.
+// Ends the requests that do not generate and whose prompts are computed.
 void StepCollector::FinishPrompts(const InFlightStep& flight, absl::Time now) {
   for (const PlannedPrefill& prefill : flight.plan.prefills) {
     Sequence& sequence = *prefill.sequence;
@@ -272,7 +273,8 @@ void StepCollector::CollectSamples(const InFlightStep& flight, const runtime::St
   }
 }
 
-// The prompt is computed, and the first tokens of all choices were sampled from one row of logits.
+// Called when the prompt is computed and the first tokens of all choices were sampled from one row
+// of logits.
 void StepCollector::Fork(ScheduledRequest& live) {
   const Sequence& parent = live.first();
   for (std::size_t c = 1; c < live.sequences.size(); ++c) {

@@ -58,9 +58,9 @@ class StepPipeline {
   // Collects every step in flight.
   void Settle();
 
-  // Returns an error after the device was lost. No step runs any more.
+  // Returns an error after the device was lost. No further step runs then.
   const absl::Status& fatal() const { return fatal_; }
-  // Beats at least after every step, and on the CPU also after each layer of a step.
+  // The heartbeat is signalled at least after every step, and on the CPU also after each layer.
   Heartbeat& heartbeat() { return heartbeat_; }
   const Heartbeat& heartbeat() const { return heartbeat_; }
   const StepPlan& last_plan() const { return *plan_; }

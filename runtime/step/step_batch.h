@@ -6,7 +6,7 @@
 //   token_ids     a0 a1 a2           b0         c0 c1        first_token: 0, 3, 4
 //   logits_tokens       2             3             5        indices into token_ids, ascending
 //   samples           one or more per logits row (choices of one request sample from the same row)
-//   prompt_logprobs   log-probabilities of the prompt: the given next token under a logits row
+//   prompt_logprobs   log-probability of a prompt token, from the logits row of the token before it
 //   pools             sums of hidden states, for embeddings
 //
 // Threads: filled by the engine thread and constant from StepRunner::Run to Collect, except for
@@ -84,12 +84,13 @@ struct StepBatch {
   std::vector<StepSample> samples;                 // logits_index ascending
   std::vector<StepPromptLogprob> prompt_logprobs;  // logits_index ascending
   std::vector<StepPool> pools;  // only with StepRunner::can_pool(); at most one per batch row
-  std::vector<cache::PageCopy> copies;  // before the forward pass, in this order, after the clears
+  std::vector<cache::PageCopy> copies;  // before the forward pass, in this order, after `clears`
   std::vector<BlockId> clears;
   std::span<const cache::KvStepInputs> kv;  // one per layer group, or none without rows and pages
   cache::StateStepInputs states;            // empty if the model has no recurrent layers
 
-  // On the CPU, where a step may take long, the runner beats after every layer. May be null.
+  // On the CPU, where a step may take long, the runner signals the heartbeat after every layer. May
+  // be null.
   Heartbeat* heartbeat = nullptr;
 
   // For tests that compare logits: [logits_tokens.size(), vocab] or null.
