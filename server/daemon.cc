@@ -61,7 +61,7 @@ void WarnAboutUnprotectedAddresses(const DaemonOptions& options) {
                {"auth", has_auth ? "on" : "none: set auth.mode"}});
   }
   open.clear();
-  // The lack of TLS is no reason to warn here, because probes and scrapers often do not use it.
+  // The metrics listener is checked only for tokens, because probes and scrapers often use no TLS.
   if (options.auth.mode != AuthMode::kToken) check(options.http.listen, /*has_tls=*/false);
   if (!open.empty()) {
     log::Warn("server", "hosts that can reach this address can read the metrics",
@@ -130,7 +130,7 @@ class Daemon::Impl {
   CondVar changed_;
   // Set when a stop was requested.
   std::optional<int> exit_code_ ABSL_GUARDED_BY(mutex_);
-  bool skips_delay_ ABSL_GUARDED_BY(mutex_) = false;  // of shutdown.pre_drain_delay
+  bool skips_delay_ ABSL_GUARDED_BY(mutex_) = false;  // skip shutdown.pre_drain_delay
   // The loading thread has finished, with or without success.
   bool loaded_ ABSL_GUARDED_BY(mutex_) = false;
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
@@ -167,8 +167,8 @@ int Daemon::Impl::Run() {
   std::thread loader([this] { Load(); });
   reloader_.Start();
   WaitForStop();
-  // Loading can take minutes and its results do not outlive the process, so shutdown waits neither
-  // for the loader nor for a reload.
+  // Loading can take minutes, and the loaded model would be discarded. Therefore shutdown waits
+  // neither for the loader nor for a reload.
   const bool is_loading = IsLoading();
   if (!is_loading) loader.join();
   Drain();
@@ -303,7 +303,7 @@ void Daemon::Impl::Drain() {
   }
   const absl::Duration delay =
       skips_delay ? absl::ZeroDuration() : live_.options()->shutdown.pre_drain_delay;
-  // A drain that exits the process has its own times. SIGINT ends its delay only.
+  // A drain with exit_after keeps its own delay and timeout. SIGINT ends only its delay.
   const bool was_exiting = state_.exiting();
   state_.SetExiting();
   if (state_.state() == LifeState::kReady && !was_exiting) {
@@ -338,7 +338,7 @@ void Daemon::Impl::RequestStop(bool skips_delay) {
   {
     MutexLock lock(&mutex_);
     skips_delay_ = skips_delay_ || skips_delay;
-    // The main thread may be blocked reading a file. No listener is open yet.
+    // The main thread may be blocked in a read of a file. No listener is open yet, so exit at once.
     if (!has_read_files_) std::_Exit(kExitOk);
     if (!exit_code_) exit_code_ = kExitOk;
     changed_.NotifyAll();

@@ -214,7 +214,7 @@ engine::EngineOptions EngineStack::MakeEngineOptions(const DaemonOptions& option
       options.max_tokens_per_request.value_or(engine.max_context_tokens);
   if (device.is_cpu()) {
     engine.fingerprint = PageFingerprint(model.fingerprint, device.backend().activations());
-    // The engine thread computes the first part of every op.
+    // The engine thread computes the first part of every op, so it is bound like a pool thread.
     engine.on_engine_thread = [pool = &device.threads()] { pool->BindCaller(); };
   } else {
     engine.share_generated_pages = options.device.determinism != "strict";

@@ -53,7 +53,7 @@ absl::Status WithKey(const absl::Status& status, absl::string_view key) {
 
 // Returns server.admin.listen, or the first usable path if no layer of the configuration sets it.
 // `quire` tries the same paths. An existing folder that other users can write to is an error,
-// because another user could intercept our callers.
+// because another user could replace the socket and impersonate the daemon.
 absl::StatusOr<std::vector<std::string>> AdminAddresses(const DaemonOptions& options) {
   if (!options.admin_listen_is_default) return options.admin_listen;
   if (MakeRunDir("/run/quire")) return options.admin_listen;

@@ -53,7 +53,7 @@ int PrintErrors(const std::vector<std::string>& errors) {
   return quire::server::kExitConfig;
 }
 
-// Implements --validate: makes the checks of the start, without listening or loading weights.
+// Implements --validate: runs the startup checks without listening or loading weights.
 std::vector<std::string> Validate(const quire::server::DaemonOptions& options) {
   std::vector<std::string> errors;
   const absl::Status log_file = quire::log::CheckFile(options.logging.file);

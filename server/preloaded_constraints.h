@@ -25,9 +25,9 @@ namespace quire::server {
 absl::Status CheckPreload(std::span<const engine::ConstraintSpec> specs);
 
 // Returns after all constraints are compiled and cached. If the model reasons, `reasoning` is its
-// format, and each constraint is also compiled in the forms that follow reasoning. `compiler` is
-// null in a build without structured output; any entry is then an error. Errors name the entry or
-// the limit.
+// tool format, and each constraint is also compiled in the forms that follow reasoning. `compiler`
+// is null in a build without structured output. Any entry is then an error. Errors name the entry
+// or the limit.
 absl::Status PreloadConstraints(std::span<const engine::ConstraintSpec> specs,
                                 const text::ToolFormat* reasoning,
                                 engine::ConstraintCompiler* compiler);

@@ -18,18 +18,18 @@ namespace quire::server {
 std::int64_t ResidentBytes();
 
 // Makes glibc return the free top of a thread's heap if it is larger than half a MiB. malloc_trim
-// does not return these tops, and by default glibc keeps up to 64 MiB of each after a large block
-// was freed. Also disables fast bins, so that small free blocks are merged at once. Otherwise
+// does not return these tops. By default glibc keeps up to 64 MiB of each after a large block was
+// freed. Also disables fast bins, so that small free blocks are merged at once. Otherwise
 // malloc_trim could merge them into a top, which stays resident until the thread uses its heap
 // again. REQUIRES: called before other threads start.
 void LimitFreeHeapTops();
 
-// Decides when free pages are returned to the kernel. A trim returns pages without a block in use.
-// After a load peak many pages still contain one small block, such as a header of a connection.
-// Freeing these blocks hardly changes the bytes in use, but frees the pages. Therefore a trim
-// happens if much more memory is free, and at most every 15 s also if the bytes in use fell by 64
-// KiB from their peak since the last trim. malloc_trim locks one arena at a time, so other threads
-// may wait.
+// Decides when free pages are returned to the kernel by malloc_trim. A trim returns only pages
+// without an allocated block. After a load peak, many pages still contain one small block, such as
+// a header of a connection. Freeing these blocks hardly changes the bytes in use, but frees the
+// pages. Therefore a trim happens if unused memory rose by 4 MiB above its minimum since the last
+// trim. It also happens, at most every 15 s, if the bytes in use fell by 64 KiB from their peak
+// since the last trim. malloc_trim locks one arena at a time, so other threads may wait.
 class MemoryTrimmer {
  public:
   // Call periodically. Checks every few seconds whether a trim is due. A trim takes milliseconds.

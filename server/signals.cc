@@ -21,7 +21,7 @@ sigset_t HandledSignals() {
 void BlockSignals() {
   const sigset_t set = HandledSignals();
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
-  // The default action of each would terminate the process.
+  // The default action of each of these signals would terminate the process.
   for (const int ignored :
        {SIGUSR2, SIGPIPE, SIGALRM, SIGVTALRM, SIGPROF, SIGIO, SIGPWR, SIGSTKFLT, SIGXFSZ}) {
     signal(ignored, SIG_IGN);

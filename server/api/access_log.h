@@ -25,15 +25,15 @@ struct AccessRecord {
   std::string code = "OK";       // name of the gRPC code
   std::optional<Reason> reason;  // set if the request failed
   std::int32_t prompt_tokens = 0, cached_tokens = 0, completion_tokens = 0;
-  absl::Duration time_to_first_token;  // in the engine, from accept; 0: no token was sampled
+  absl::Duration time_to_first_token;  // since accept; 0: no token was sampled
   absl::Duration duration;
-  std::optional<absl::Duration> queue_time;  // from accept until the first step, if there was one
+  std::optional<absl::Duration> queue_time;  // from accept to the first step; absent without a step
 };
 
 void WriteAccessLog(const AccessRecord& record);
 
-// Returns the spans of a request that ends at `end`, a wall time. The names of attributes are those
-// of OpenTelemetry's conventions for generative AI where they exist.
+// Returns the spans of a request that ends at `end`, a wall time. Attributes have the names of
+// OpenTelemetry's conventions for generative AI where those define one.
 TracedRequest MakeTrace(const AccessRecord& record, absl::Time end);
 
 }  // namespace quire::server

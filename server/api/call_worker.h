@@ -3,7 +3,7 @@
 // Threads for calls that compute or block: tokenizing or parsing megabytes, flushing the cache,
 // waiting for a drain. Transport threads never run such work.
 //
-// Place:      one per service. Handlers push jobs; a worker answers the call or passes it on.
+// Place:      one per service. Handlers push jobs; a job answers its call or passes it on.
 // Invariants: every job that Run has accepted is executed, if necessary by the destructor.
 // Threads:    Run is thread-safe. One thread calls the destructor.
 // Lifetime:   destroyed after the server has shut down, when no job can be pushed.

@@ -90,7 +90,7 @@ absl::Status DrainControl::Resume() {
 }
 
 void DrainControl::WaitDelay() {
-  // Interval at which the state is checked: the engine may fail.
+  // Interval at which the state is checked, because the engine may fail during the wait.
   constexpr absl::Duration kPollInterval = absl::Milliseconds(200);
   MutexLock lock(&mutex_);
   while (is_delayed() && state_->state() == LifeState::kReady) {

@@ -31,9 +31,10 @@ class DrainControl {
   // Applies to later drains.
   void SetDefaultTimeout(absl::Duration timeout);
 
-  // Reports not ready at once, and stops admission after `delay`. Live requests then have
-  // `timeout`. A repeated call can shorten the delay, but not extend it. After the delay, a
-  // repeated call sets a new deadline. Returns UNAVAILABLE / MODEL_LOADING if there is no model.
+  // Reports not ready at once, and stops admission after `delay`. Live requests then have `timeout`
+  // to finish. A repeated call during the delay can shorten the delay, but not extend it. A
+  // repeated call after the delay sets a new deadline. Returns UNAVAILABLE / MODEL_LOADING if there
+  // is no model.
   absl::Status Begin(absl::Duration delay, absl::Duration timeout, bool exit_after);
   // Stops admission if a delay is running. The timeout of the drain stays as Begin set it.
   void SkipDelay();
@@ -66,9 +67,9 @@ class DrainControl {
   absl::Duration default_timeout_ ABSL_GUARDED_BY(mutex_);
   std::function<void()> request_exit_ ABSL_GUARDED_BY(mutex_);
   CondVar changed_;
-  // End of the delay; infinite: there is no delay, or it is over.
+  // End of the delay, or InfiniteFuture() if no delay is running.
   absl::Time admit_until_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
-  absl::Duration timeout_ ABSL_GUARDED_BY(mutex_);  // of the drain that follows the delay
+  absl::Duration timeout_ ABSL_GUARDED_BY(mutex_);  // timeout of the drain that follows the delay
   absl::Time deadline_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
 };
 

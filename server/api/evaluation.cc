@@ -169,7 +169,7 @@ bool Evaluation::SubmitNext(std::size_t index) {
   part.stream = *std::move(stream);
   ++num_live_;
   if (part.item.copies_context)
-    items_[*part.item.after].prompt_ids = {};  // only one item uses them
+    items_[*part.item.after].prompt_ids = {};  // no other item needs them
   // If the callback runs now, OnReady only counts the event.
   part.stream->SetReadyCallback([self = shared_from_this()] { self->OnReady(); });
   part.item.request.prompt = engine::TokenPrompt();  // moved into the engine

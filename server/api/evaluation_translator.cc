@@ -93,7 +93,7 @@ void AddUsage(const engine::Usage& usage, v1::Usage* sum) {
   sum->set_cached_tokens(sum->cached_tokens() + usage.cached_tokens);
 }
 
-// Sums the squares in double, in order.
+// Scales the vector to length 1. Sums the squares in double, in index order.
 absl::Status Normalize(std::vector<float>* values) {
   double squares = 0;
   for (const float value : *values) squares += double{value} * value;

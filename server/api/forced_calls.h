@@ -36,10 +36,11 @@ absl::StatusOr<engine::ConstraintSpec> ToForcedCalls(const v1::ChatPrompt& chat,
 // Returns true if tool_choice is auto and a tool is strict.
 bool ConstrainsCalls(const v1::ChatPrompt& chat, const text::ChatInput& input);
 
-// Constrains the calls of an answer that may also contain no call. Tools that are not strict take
-// any object as arguments. Returns the errors of ToForcedCalls. Also returns FEATURE_UNSUPPORTED if
-// the format does not start calls with a marker, or does not write arguments as JSON although a
-// tool is not strict. REQUIRES: ConstrainsCalls(chat, input), and `format` has a call syntax.
+// Constrains the calls of an answer that may also contain no call. A tool that is not strict
+// accepts any object as arguments. Returns the errors of ToForcedCalls. Also returns
+// FEATURE_UNSUPPORTED if the format does not start calls with a marker, or if a tool is not strict
+// and the format does not write arguments as JSON. REQUIRES: ConstrainsCalls(chat, input), and
+// `format` has a call syntax.
 absl::StatusOr<engine::ConstraintSpec> ToConstrainedCalls(const text::ChatInput& input,
                                                           const text::ToolFormat& format,
                                                           bool has_reasoning);

@@ -65,7 +65,7 @@ absl::StatusOr<std::unique_ptr<Generation>> Generation::Start(const HandlerConte
   return status;
 }
 
-// Runs every check that can reject the request, and fills the record with what is known by then.
+// Runs every check that can reject the request, and fills the record with the values known so far.
 absl::Status Generation::Accept(const v1::GenerateRequest& message, const CallInfo& call,
                                 bool* translated) {
   QUIRE_ASSIGN_OR_RETURN(model_, context_.state->ModelOrError());

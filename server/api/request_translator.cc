@@ -402,8 +402,8 @@ absl::Status ReadStart(const v1::Constraint& constraint, const text::ToolFormat*
   }
   if (is_default) return absl::OkStatus();
   return FeatureUnsupported(
-      "a constraint after the reasoning, without output.parse or without reasoning markers of the "
-      "model (chat.tool_format),",
+      "constraint.start after reasoning without output.parse, or with a model whose "
+      "chat.tool_format has no reasoning markers,",
       "constraint.start");
 }
 

@@ -45,7 +45,8 @@ class ServerProbe {
   probe::Gauge streams_;
   probe::Counter received_;
   Mutex mutex_;
-  // Counters by tenant and code. Only a new pair asks the registry, which scrapes use too.
+  // Counters by tenant and code. They are cached, because a look-up in the registry waits for
+  // scrapes.
   absl::flat_hash_map<std::pair<std::string, std::string>, TenantCounters> tenant_counters_
       ABSL_GUARDED_BY(mutex_);
 };

@@ -56,7 +56,8 @@ struct ModelDescription {
   std::vector<std::int32_t> eos_token_ids;
   std::optional<std::int32_t> bos_token_id, pad_token_id;
   std::string weights_fingerprint;
-  // Equal if a request with a seed gives equal output: weights, numeric types and build.
+  // Identifies weights, numeric types and build. While it is unchanged, equal requests with a seed
+  // give equal output.
   std::string system_fingerprint;
   std::int64_t parameter_count = 0;
   absl::Time load_time;

@@ -29,8 +29,8 @@ namespace {
 
 using Digest = std::array<unsigned char, SHA256_DIGEST_LENGTH>;
 
-// Maximum number of tokens in the file. Each call is compared with all of them, which takes about
-// 0.1 ms.
+// Maximum number of tokens in the file. The token of a call is compared with all of them, which
+// takes about 0.1 ms.
 constexpr std::size_t kMaxTokens = 10000;
 constexpr std::size_t kMaxFileBytes = std::size_t{4} << 20;
 constexpr std::size_t kMaxTenantBytes = 64;
@@ -205,7 +205,7 @@ struct AuthRules {
   AuthOptions options;
   std::vector<TokenLine> tokens;
 
-  // Compares the token with every line, even after a match, so that the time reveals nothing.
+  // Compares the token with every line, even after a match, so that the duration reveals no match.
   const TokenLine* Find(absl::string_view token) const {
     const Digest digest = Hash(token);
     const TokenLine* found = nullptr;

@@ -1,7 +1,7 @@
 #pragma once
 
-// Authenticates callers and checks their scopes. Transports extract Credentials from a call and
-// leave every decision to this class.
+// Authenticates callers and checks their scopes. Transports extract Credentials from a call, and
+// this class makes every decision.
 //
 //   none   every caller has every scope; the principal is ""
 //   token  the SHA-256 of the bearer token is looked up in auth.tokens_file; an incomplete file is

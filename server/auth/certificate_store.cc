@@ -250,7 +250,7 @@ void CertificateStore::Publish(Certificates certificates) {
              {"version", current_->version}});
 }
 
-// `seen` holds the file stamps of the previous poll. Refresh logs errors.
+// `seen` contains the file stamps of the previous poll. Refresh logs errors.
 void CertificateStore::Run(FileStamps seen) {
   absl::Time next = MonotonicNow() + options_.refresh_interval;
   for (;;) {

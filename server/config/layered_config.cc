@@ -33,7 +33,7 @@ using google::protobuf::Message;
 constexpr std::size_t kMaxErrors = 50;
 constexpr std::size_t kMaxFileBytes = std::size_t{4} << 20;
 constexpr absl::string_view kPrefix = "QUIRE__";
-// A variable that begins with this and has a "__" later is a mistake for one with kPrefix.
+// A variable that begins with kShortPrefix and contains "__" is reported as a misspelled kPrefix.
 constexpr absl::string_view kShortPrefix = "QUIRE_";
 
 // Returns the file of a profile. A name with a slash or ".yaml" is a path; other names are searched
@@ -247,7 +247,7 @@ std::unique_ptr<LayeredConfig> LayeredConfig::Load(const ConfigSources& sources,
   const Origins default_origins = result->origins_;
   bool is_complete = ApplyUpperLayers(sources, result->config_.get(), &result->origins_, errors);
 
-  // The profile is below the layers that name it, so apply these layers again on top of it.
+  // The profile is below the layers that name it, so these layers are applied again on top of it.
   const std::string profile = result->config_->profile();
   if (is_complete && !profile.empty()) {
     errors->clear();  // the second reading reports them again
@@ -256,8 +256,9 @@ std::unique_ptr<LayeredConfig> LayeredConfig::Load(const ConfigSources& sources,
     is_complete = ApplyProfile(profile, sources, result->config_.get(), &result->origins_, errors);
     is_complete &= ApplyUpperLayers(sources, result->config_.get(), &result->origins_, errors);
   }
-  // The rules between keys would report wrong errors if the keys of a file are missing. A value
-  // that is wrong by itself has its default here.
+  // If a file was not read completely, the cross-field rules are skipped, because they would report
+  // false errors. A value that violates its own rule has been ignored, so they see the value of a
+  // lower layer.
   if (is_complete) {
     ApplyPortOffset(sources.port_offset, result->config_.get(), &result->origins_, errors);
     ValidateConfig(*result->config_, result->origins_, errors);

@@ -240,8 +240,8 @@ models::Quantization ToQuantization(config::v1::Quantization quantization) {
 
 void ReadModel(const Config& config, DaemonOptions* options) {
   const auto& model = config.model();
-  // The validator has reported a model that is not there, so a failure means that it was removed
-  // since. Opening the files then reports the name.
+  // The validator reports a missing model. LocateModel therefore fails only if the model was
+  // removed since then, and opening the files reports that.
   options->model.path = hub::LocateModel(model.path()).value_or(model.path());
   if (model.dtype() == config::v1::MODEL_DATA_TYPE_BF16) options->model.dtype = DType::kBF16;
   if (model.dtype() == config::v1::MODEL_DATA_TYPE_F32) options->model.dtype = DType::kF32;

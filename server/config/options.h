@@ -103,10 +103,11 @@ struct DaemonOptions {
   // Set from the sections scheduler, limits, stream and tokenizer and from structured.mask_threads.
   // The daemon sets the members that depend on the model.
   engine::EngineOptions engine;
-  // True: a model with recurrent layers runs fewer sequences if the states of more do not fit.
+  // True if no layer sets max_running_sequences. A model with recurrent layers then runs as many
+  // sequences as there is memory for their states, up to the default.
   bool running_sequences_is_default = false;
   bool text_threads_auto = false;
-  bool mask_threads_auto = false;  // true: use as many as text threads
+  bool mask_threads_auto = false;  // true: as many as there are text threads
   engine::ConstraintOptions constraints;
   std::vector<engine::ConstraintSpec> preload;         // compiled before the daemon is ready
   std::optional<std::int32_t> max_tokens_per_request;  // absent: the context length

@@ -96,7 +96,7 @@ absl::StatusOr<std::int64_t> ParseDuration(absl::string_view text) {
 std::string DescribeRange(const FieldRule& rule, const FieldDescriptor* field) {
   const auto limit = [&](double value) {
     if (IsDuration(field)) return absl::FormatDuration(absl::Seconds(value));
-    // Print integers of any size without an exponent.
+    // Prints integers of any size without an exponent.
     return value == std::floor(value) ? absl::StrFormat("%.0f", value) : absl::StrCat(value);
   };
   if (rule.has_min() && rule.has_max()) {

@@ -40,7 +40,7 @@ class AnthropicAnswer : public AnswerWriter {
   void AddDelta(const v1::Delta& delta, std::string* events);
   void AddText(Block kind, absl::string_view text, std::string* events);
   void CloseBlock(std::string* events);
-  // Append the events of the block `num_blocks_`, which is a JSON object.
+  // Append events of the block with the index `num_blocks_`. `block` and `delta` are JSON objects.
   void AppendStart(absl::string_view block, std::string* events);
   void AppendDelta(const nlohmann::ordered_json& delta, std::string* events);
   void AppendStop(std::string* events);
@@ -57,7 +57,7 @@ class AnthropicAnswer : public AnswerWriter {
   Block open_ = Block::kNone;
   std::int64_t num_blocks_ = 0;  // blocks that were closed
   bool has_calls_ = false;
-  std::string content_;        // without a stream: JSON of the blocks
+  std::string content_;        // JSON of the blocks; empty with a stream
   std::string stop_reason_;    // empty until the end
   std::string stop_sequence_;  // may be empty
   std::int64_t prompt_tokens_ = 0, cached_tokens_ = 0, output_tokens_ = 0;

@@ -40,7 +40,7 @@ constexpr RequestField kFields[] = {
     Supported("logprobs", kBodies),
     Supported("top_logprobs", kBodies),
     Supported("options", kBodies, kOllamaOptions),
-    // The model stays loaded, also with 0.
+    // The model stays loaded, even if keep_alive is 0.
     NoMeaning("keep_alive", kBodies, kNumber | kString),
     NoMeaning("verbose", kOllamaShow, kBoolean),
     Refused("suffix", kOllamaGenerate,
@@ -135,7 +135,7 @@ absl::Status ReadOptions(const JsonFields& body, const OpenAiLimits& limits,
   QUIRE_RETURN_IF_ERROR(options.Int64("seed", [&](std::int64_t v) {
     if (v != -1) sampling->set_seed(v);
   }));
-  // -1 and -2 mean until the context is full.
+  // -1 and -2 both mean to generate until the context is full.
   QUIRE_RETURN_IF_ERROR(options.Int32("num_predict", [&](std::int32_t v) {
     request->mutable_stopping()->set_max_tokens(v == -1 || v == -2 ? limits.max_tokens : v);
   }));

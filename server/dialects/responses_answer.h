@@ -42,7 +42,8 @@ class ResponsesAnswer : public AnswerWriter {
   // Adds the output of a Delta or a Completed. Events are written only if `events` is set.
   template <typename Output>
   void AddOutput(const Output& output, std::string* events);
-  // Adds text to the open item, which becomes one of this kind.
+  // Adds text to the open item. If the open item has another kind, closes it and opens one of
+  // `kind`.
   void AddText(Item kind, absl::string_view text, nlohmann::ordered_json logprobs,
                std::string* events);
   void AddCall(absl::string_view call_id, absl::string_view name, const std::string& arguments,
@@ -51,10 +52,10 @@ class ResponsesAnswer : public AnswerWriter {
   void CloseItem(absl::string_view status, std::string* events);
   // Appends a complete item to the output.
   void AppendItem(const nlohmann::ordered_json& item, std::string* events);
-  // Return the open item and its only part, which have no text before they are complete.
+  // Return the open item and its only part. Both have no text until they are complete.
   nlohmann::ordered_json TextItem(absl::string_view status, bool is_complete) const;
   nlohmann::ordered_json TextPart(bool is_complete) const;
-  // Returns the members by which events name this part.
+  // Returns the members by which events identify this part.
   nlohmann::ordered_json PartPath() const;
   std::string ItemId(absl::string_view prefix) const;
   void AppendEvent(const char* type, const nlohmann::ordered_json& members, std::string* events);
@@ -69,10 +70,10 @@ class ResponsesAnswer : public AnswerWriter {
   std::int64_t sequence_ = 0;
   std::string status_ = "in_progress";
   Item open_ = Item::kNone;
-  std::string text_;                                                   // of the open item
-  nlohmann::ordered_json logprobs_ = nlohmann::ordered_json::array();  // of the open item
-  // Log-probabilities of tokens whose text is not complete or is not in a message, such as those of
-  // reasoning. The next text has them.
+  std::string text_;                                                   // the open item's text
+  nlohmann::ordered_json logprobs_ = nlohmann::ordered_json::array();  // the open item's
+  // Log-probabilities of tokens whose text is incomplete or not in a message, such as reasoning.
+  // They are sent with the next text.
   nlohmann::ordered_json waiting_ = nlohmann::ordered_json::array();
   std::string output_;         // JSON of complete items
   std::size_t num_items_ = 0;  // complete items

@@ -139,7 +139,7 @@ class ItemReader {
   ItemReader(const OpenAiLimits& limits, v1::ChatPrompt* chat, FieldNames* names)
       : limits_(limits), chat_(chat), names_(names) {}
 
-  // Adds a message that errors call `path`.
+  // Adds a message that error messages call `path`.
   v1::ChatMessage* AddMessage(absl::string_view role, const std::string& path) {
     names_->Set(absl::StrCat("chat.messages[", chat_->messages_size(), "]"), path);
     v1::ChatMessage* const message = chat_->add_messages();
@@ -402,7 +402,7 @@ absl::Status ReadFormat(const JsonFields& body, absl::string_view bytes,
 
 absl::Status ReadInclude(const JsonFields& body, v1::OutputOptions* output, OpenAiRequest* result) {
   constexpr absl::string_view kLogprobs = "message.output_text.logprobs";
-  // The others are parts of items that answers never have, or have in full.
+  // The other known values name members of items that answers never have, or have in full.
   constexpr absl::string_view kKnown[] = {kLogprobs,
                                           "reasoning.encrypted_content",
                                           "message.input_image.image_url",

@@ -4,8 +4,7 @@
 // /get_model_info. The gateways sglang-router and smg read them when a worker is added.
 //
 // Place:      above server/openai, whose listener serves them.
-// Invariants: the answers have the members that the gateways read. They have no other options of
-//             the configuration.
+// Invariants: the answers have only the members that the gateways read, not every option.
 // Threads:    any.
 // Source:     model_gateway/src/core/steps/worker/local/discover_metadata.rs of smg at 0beaedc5.
 

@@ -51,9 +51,9 @@ class FrameGuard {
  public:
   explicit FrameGuard(const FrameLimits& limits) : limits_(limits) {}
 
-  // Counts the next bytes of the client, in pieces of any size. Returns INVALID_ARGUMENT if they
-  // are not HTTP/2, and RESOURCE_EXHAUSTED if a limit is exceeded. The error message has limit and
-  // value.
+  // Counts the next bytes of the client, which may be split anywhere. Returns INVALID_ARGUMENT if
+  // they are not HTTP/2, and RESOURCE_EXHAUSTED if a limit is exceeded. The error message contains
+  // limit and value.
   absl::Status OnClientBytes(std::span<const std::byte> bytes, absl::Time now);
   // Counts the next bytes of the server.
   void OnServerBytes(std::span<const std::byte> bytes);
@@ -67,8 +67,8 @@ class FrameGuard {
   // Return true if only whole frames and header blocks were sent, so that another frame may follow.
   bool is_between_client_frames() const { return client_.IsBetweenFrames(); }
   bool is_between_server_frames() const { return server_.IsBetweenFrames(); }
-  // Returns a number of bytes that the server will send before its current frame ends, at least 1.
-  // If it is between two frames, these are the bytes of the next frame's header.
+  // Returns the number of bytes that are missing from the current frame header or payload of the
+  // server, at least 1. Between two frames this is the size of a frame header.
   std::size_t missing_server_bytes() const { return server_.MissingBytes(); }
   std::size_t num_streams() const { return streams_.size(); }
   std::int64_t unfinished_bytes() const { return unfinished_bytes_; }

@@ -127,7 +127,7 @@ void GuardedConnection::OnClientRead(Error error, std::size_t size) {
   WriteServer(from_client_.TakeAll(size));
 }
 
-// Forwards the client's half-close. gRPC closes its end once it has read everything before it.
+// Forwards the client's half-close. gRPC closes its end once it has read all bytes sent before it.
 void GuardedConnection::OnClientEnd() {
   if (state_ != State::kRelaying) return Close();
   has_client_ended_ = true;
@@ -195,7 +195,7 @@ void GuardedConnection::OnServerRead(Error error, std::size_t size) {
       return ContinueToClient();
     }
     if (has_client_ended_) return Close();
-    host_->set_phase(number_, Phase::kIdle);  // it keeps its place until it is closed or evicted
+    host_->set_phase(number_, Phase::kIdle);  // it still counts against the limits
     Linger();
     return ContinueToClient();
   }
@@ -240,10 +240,10 @@ void GuardedConnection::Tick(absl::Time now) {
   });
 }
 
-// Resets the calls whose messages are late, towards both the client and gRPC. Other calls of the
-// connection continue; they may belong to other clients behind a proxy. If no reset can be sent to
-// gRPC (in the middle of a client's frame, or while gRPC does not read), the whole connection is
-// closed.
+// Resets the calls that exceed message_timeout, towards both the client and gRPC. Other calls of
+// the connection continue, since they may belong to other clients behind a proxy. A reset cannot be
+// sent to gRPC in the middle of a client's frame, or while gRPC does not read. In these cases the
+// whole connection is closed.
 void GuardedConnection::ResetLateStreams(const std::vector<std::uint32_t>& late) {
   UpdateCounts();
   const absl::Status why = absl::DeadlineExceededError(

@@ -165,7 +165,7 @@ class GuardedConnection final : public std::enable_shared_from_this<GuardedConne
   bool is_writing_to_server_ = false;
   bool has_client_ended_ = false;  // the client has closed its direction
   bool has_server_sent_ = false;
-  bool is_busy_ = false;                             // the state that the host knows
+  bool is_busy_ = false;                             // the value that the host was last told
   absl::Time write_begun_ = absl::InfiniteFuture();  // start of the pending write to the client
   std::string own_frames_, own_frames_being_written_;
   std::atomic<std::int64_t> unfinished_bytes_{0};

@@ -27,7 +27,7 @@ namespace quire::server {
 namespace {
 
 using Base = v1::AdminService;
-// Requests arrive as bytes, so that only those of an authorized caller are parsed (unary_call.h).
+// Requests arrive as bytes, so that only requests of authorized callers are parsed (unary_call.h).
 using RawService = Base::WithRawCallbackMethod_Drain<
     Base::WithRawCallbackMethod_Resume<Base::WithRawCallbackMethod_ReloadConfig<
         Base::WithRawCallbackMethod_GetConfig<Base::WithRawCallbackMethod_LoadAdapter<

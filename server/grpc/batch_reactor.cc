@@ -57,7 +57,7 @@ class BatchReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc
  private:
   struct Item {
     std::unique_ptr<Generation> request;
-    bool may_have_events = false;  // its stream became ready after it was last found empty
+    bool may_have_events = false;  // the token stream became ready after its last empty read
   };
   using Items = std::map<std::string, std::shared_ptr<Item>>;
   struct ReadState {
@@ -89,7 +89,7 @@ class BatchReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc
   std::shared_ptr<BatchReactor> self_;
   absl::StatusCode code_ = absl::StatusCode::kOk;
   std::string principal_;
-  std::uint64_t checked_version_ = 0;  // version of the rules at the last CheckCaller
+  std::uint64_t checked_version_ = 0;  // authenticator's version at the last CheckCaller
   grpc::Alarm alarm_;
   grpc::ByteBuffer incoming_;  // filled by the read under way
   grpc::ByteBuffer outgoing_;  // used by the thread in Pump
@@ -97,7 +97,7 @@ class BatchReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc
 
   Mutex mutex_;
   Items items_ ABSL_GUARDED_BY(mutex_);
-  std::string last_served_ ABSL_GUARDED_BY(mutex_);  // id of the item whose turn was last
+  std::string last_served_ ABSL_GUARDED_BY(mutex_);  // id of the item whose event was written last
   std::deque<grpc::ByteBuffer> errors_ ABSL_GUARDED_BY(mutex_);
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   ReadState read_ ABSL_GUARDED_BY(mutex_);
@@ -234,11 +234,12 @@ void BatchReactor::StartItem(const v1::GenerateRequest& message) {
     abandoned = abandoned_;
   }
   if (abandoned) item->request->Cancel();
-  // A client that does not read one answer in time blocks all answers of the stream, so the call is
+  // A client that does not read a message in time blocks all items of the stream, so the call is
   // cancelled.
   item->request->SetAbandonedCallback([self = self_] { self->call_->TryCancel(); });
   // The token stream owns this callback, and the callback owns the reactor. OnDone breaks the
-  // cycle. The item is held by a weak pointer, since otherwise it would own itself.
+  // cycle. The callback refers to the item by a weak pointer, because the item owns the token
+  // stream.
   item->request->SetReadyCallback([self = self_, weak_item = std::weak_ptr<Item>(item)] {
     const std::shared_ptr<Item> ready = weak_item.lock();
     if (ready == nullptr) return;

@@ -23,8 +23,8 @@ namespace quire::server {
 namespace {
 
 using Base = v1::GenerationService;
-// Requests arrive as bytes, so that only those of an authorized caller are parsed (unary_call.h),
-// and the error for invalid UTF-8 names the field.
+// Requests arrive as bytes. Therefore only requests of authorized callers are parsed
+// (unary_call.h), and the error for invalid UTF-8 names the field.
 using RawService = Base::WithRawCallbackMethod_Generate<Base::WithRawCallbackMethod_BatchGenerate<
     Base::WithRawCallbackMethod_Tokenize<Base::WithRawCallbackMethod_Detokenize<
         Base::WithRawCallbackMethod_RenderChat<Base::WithRawCallbackMethod_Embed<

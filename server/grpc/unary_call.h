@@ -4,8 +4,8 @@
 // caller first, so a handler that uses them cannot forget it.
 //
 // Place:      grpc/ and vllm/.
-// Invariants: gRPC passes messages as bytes, and only messages of a caller that has the scope
-//             are parsed. A message that does not parse ends the call with the reason.
+// Invariants: gRPC passes messages as bytes. A message is parsed only if its caller has the scope.
+//             If it does not parse, the call ends with the reason.
 // Threads:    any.
 
 #include <grpcpp/server_context.h>

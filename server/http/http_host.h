@@ -4,7 +4,7 @@
 //
 // The owner of a web site can make its name resolve to 127.0.0.1. For the browser, answers of a
 // listener on loopback then have the origin of that site, so the site's scripts can read them. The
-// header Host reveals the attack: it contains the name of the site.
+// header Host reveals the attack, because it contains the name of the site.
 //
 // Place:   used by the handlers of both HTTP listeners if only a loopback address protects them.
 //          Other addresses are not checked, because clients may reach them by any name, for example

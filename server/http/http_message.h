@@ -41,7 +41,7 @@ struct HttpAnswer {
   int status = 200;
   std::string content_type = "text/plain; charset=utf-8";
   std::string body;
-  HttpHeaders headers = {};  // in addition to those that every answer has
+  HttpHeaders headers = {};  // sent after the headers of every answer
 };
 
 class HttpExchange {
@@ -58,10 +58,10 @@ class HttpExchange {
 
   virtual void Answer(HttpAnswer answer) = 0;
 
-  // Begins an answer whose body is sent in pieces. The head is sent with the first piece.
+  // Begins an answer whose body is sent in several writes. The head is sent with the first write.
   virtual void BeginStream(HttpAnswer head) = 0;
   virtual void Write(std::string bytes, std::function<void()> on_written) = 0;
-  // If `whole` is false, the connection is closed without the end mark of a complete body.
+  // If `whole` is false, the connection is closed without the mark that ends a complete body.
   virtual void EndStream(bool whole) = 0;
 
   // Sets a callback that runs once if the peer closes, or does not read in time, before the answer

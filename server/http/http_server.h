@@ -40,11 +40,11 @@ struct HttpServerOptions {
   bool keep_alive = true;                          // false: one request per connection
   std::uint32_t max_head_bytes = 16 << 10;
   std::function<std::int64_t()> max_body_bytes = [] { return std::int64_t{0}; };
-  absl::Duration head_time = absl::Seconds(10);  // for the handshake, and for each head
+  absl::Duration head_time = absl::Seconds(10);  // for the handshake, or a request's head
   absl::Duration body_time = absl::Seconds(60);
-  absl::Duration body_silence_time = absl::Seconds(10);  // between two pieces of a body
+  absl::Duration body_silence_time = absl::Seconds(10);  // between two reads of a body
   absl::Duration idle_time = absl::Seconds(60);          // between requests of a connection
-  // Maximum time for the client to read one answer, or one piece of a stream.
+  // Maximum time for the client to read one answer, or one write of a stream.
   std::function<absl::Duration()> write_time = [] { return absl::Seconds(30); };
   // Called with the head of a request that has a body. If it returns an answer, the request is
   // refused with that answer before its body is read, so that a client without permission uses no
@@ -53,8 +53,8 @@ struct HttpServerOptions {
   // Returns true for requests without body that are answered even if all connections are in use.
   // Null: none.
   std::function<bool(const HttpRequest& head)> is_probe;
-  // Creates the answer to a request that the server itself refuses. `reason` is a reason of the
-  // HTTP layer, kInputTooLarge or kFeatureUnsupported. The request is empty if its head could not
+  // Creates the answer to a request that the server itself refuses. `reason` is kInputTooLarge,
+  // kFeatureUnsupported or a reason of the HTTP layer. The request is empty if its head could not
   // be read. Null: answers are plain text.
   std::function<HttpAnswer(Reason reason, absl::string_view message, const HttpRequest& request)>
       refuse;

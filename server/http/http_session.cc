@@ -82,7 +82,7 @@ bool HttpSession::Evict(Phase phase) {
   return true;
 }
 
-// A session that is being evicted keeps its phase, whatever arrives meanwhile.
+// Sets the phase, unless the session is being evicted. An eviction cannot be undone by new bytes.
 void HttpSession::EnterPhase(Phase phase) {
   Phase before = phase_.load();
   do {

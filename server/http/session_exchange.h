@@ -51,7 +51,7 @@ class SessionExchange final : public HttpExchange {
   bool keep_alive_ = false;
   bool is_chunked_ = false;  // encoding of a stream's body
   bool has_answer_ = false;  // part of the answer may have been sent
-  std::string stream_head_;  // sent with the first piece
+  std::string stream_head_;  // sent with the first write
   std::function<void()> on_gone_;
 };
 

@@ -48,7 +48,7 @@ ordered_json MakeQueueJson(const std::vector<engine::RequestInfo>& requests) {
   return queue;
 }
 
-// Returns one array per number, with the current statistics as last elements.
+// Returns one array per statistic, with the current value as last element.
 ordered_json MakeHistoryJson(std::vector<StatusSample> samples, const StatusSample& current) {
   samples.push_back(current);
   const auto make_array = [&](const auto& read) {
@@ -93,8 +93,8 @@ ordered_json MakeModelJson(const ServedModel& model) {
           {"chat_problem", model.translator.ChatProblem()}};
 }
 
-// Returns nullopt while another request waits for a snapshot, so that a thread stays free for
-// probes.
+// Returns nullopt if another request is waiting for a snapshot. At most one thread waits, so that
+// the other threads can answer probes.
 std::optional<engine::PageSnapshot> TryGetSnapshot(const StatusSources& sources,
                                                    engine::Engine* engine) {
   if (sources.is_snapshot_pending->exchange(true)) return std::nullopt;

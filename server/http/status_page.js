@@ -70,7 +70,8 @@ function quantile(share, now, before) {
   return low;
 }
 
-// Shows the last minute, and until the page has been open for a minute the time since the start.
+// Shows the last minute. Until the page has been open for a minute, shows the time since the
+// server's start.
 const shots = [];
 function drawLatency(text) {
   const shot = {ttft: readHistogram(text, 'quire_request_ttft_seconds'),
@@ -176,8 +177,8 @@ function drawQueue(queue) {
   $('queue').replaceChildren(...rows);
 }
 
-// The pool. A column shows a run of pages: each page as a square where they fit, else the share of
-// each use as a stack.
+// The pool. A column shows a run of pages. Each page is a square if the squares fit; otherwise the
+// column is a stack of the shares of the uses.
 const kMinRows = 4, kMaxRows = 12, kMinPages = 32, kStackPitch = 6;
 const slots = new Map();  // request id -> colour, kept while the request has pages
 let pages = null, view = null, columns = [], cell = 0, colours = null, selected = null, drag = null;

@@ -25,9 +25,9 @@
 
 namespace quire::server {
 
-// The activity of a connection, as far as eviction depends on it. A new connection is idle: one of
-// HTTP until the head of its first request is complete, and one of gRPC during TLS, the HTTP/2
-// preface and until its first call.
+// The activity of a connection, as far as eviction depends on it. A new HTTP connection is idle
+// until the head of its first request is complete. A new gRPC connection is idle during TLS and the
+// HTTP/2 preface, and until its first call.
 enum class Phase : std::uint8_t {
   kIdle,           // no request is open
   kBusy,           // a request is being served
@@ -45,7 +45,7 @@ class ConnectionPlaces {
   // Adds an idle connection. If `ip` is empty, the connection counts only in total. REQUIRES: the
   // number is new.
   void Add(std::uint64_t number, const std::string& ip, absl::Time now);
-  // Setting kAwaitingBytes again restarts the phase. Ignores unknown numbers.
+  // Setting kAwaitingBytes again restarts the time of the phase. Ignores unknown numbers.
   void SetPhase(std::uint64_t number, Phase phase, absl::Time now);
   void Remove(std::uint64_t number);
 

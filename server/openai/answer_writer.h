@@ -30,7 +30,7 @@ class AnswerWriter {
   virtual void AppendError(const std::string& error_body, std::string* events) = 0;
   // Returns the whole answer. Called once, last. REQUIRES: no stream; every choice is completed.
   virtual std::string TakeBody() = 0;
-  // Returns the bytes of the answer that are known so far; 0 with a stream.
+  // Returns the number of bytes of the answer so far; 0 with a stream.
   virtual std::size_t buffered_bytes() const = 0;
 };
 

@@ -337,7 +337,7 @@ void FillStruct(const json& object, google::protobuf::Struct* message) {
   }
 }
 
-// Checks that the message to continue has content. The content may be empty.
+// Checks that the last message, which the model continues, has content. The content may be empty.
 absl::Status CheckFinalMessage(const JsonValue& messages) {
   if (messages.size() == 0) return absl::OkStatus();
   const JsonValue last = messages.At(messages.size() - 1);
@@ -351,7 +351,7 @@ absl::Status CheckFinalMessage(const JsonValue& messages) {
       Reason::kBadParameter, {{"field", path}});
 }
 
-// Sets a variable of the template that has a field of its own.
+// Sets a template variable that the API also has as a field.
 absl::Status SetVariable(const JsonFields& body, const std::string& name, const JsonValue& value,
                          v1::ChatPrompt* chat) {
   const auto vars = body.Find("chat_template_kwargs");

@@ -31,7 +31,7 @@ class EvaluationCall : public std::enable_shared_from_this<EvaluationCall> {
     CallInfo info;  // includes the request id
     std::string traceparent;
     HttpHeaders headers;                        // added to every answer
-    UnknownFieldLog* unknown_fields = nullptr;  // outlives the call; null: they are refused
+    UnknownFieldLog* unknown_fields = nullptr;  // outlives the call; null: unknown ones are refused
   };
 
   EvaluationCall(const HandlerContext& context, std::shared_ptr<HttpExchange> exchange, Head head,

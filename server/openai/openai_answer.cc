@@ -35,7 +35,7 @@ std::string TokenText(const std::string& bytes) {
   return text;
 }
 
-// `has_calls` is false for a call that tool_choice named: OpenAI reports "stop" for it.
+// `has_calls` is false for a call that tool_choice named, because OpenAI reports "stop" for it.
 const char* FinishReasonName(v1::FinishReason reason, bool has_calls, bool uses_functions) {
   if (reason == v1::FINISH_REASON_LENGTH || reason == v1::FINISH_REASON_CONTEXT_FULL) {
     return "length";
@@ -207,8 +207,8 @@ ordered_json ChatToken(const Token& token) {
           {"bytes", std::move(bytes)}};
 }
 
-// Returns one element of prompt_logprobs in vLLM's form, as JSON text: an object of token ids, the
-// token's own first.
+// Returns one element of prompt_logprobs in vLLM's form, as JSON text. It is an object whose keys
+// are token ids, the prompt's own token first.
 std::string PromptLogprob(const v1::TokenLogprob& token) {
   ordered_json entries = ordered_json::object();
   const auto add = [&entries](const auto& one, std::int32_t rank) {
@@ -235,7 +235,7 @@ double MeanLogprob(const TokenLogprobs& tokens) {
   return sum / tokens.size();
 }
 
-// Returns the keyword, with its field in the client's name.
+// Returns the keyword FIELD#POINTER with FIELD renamed to the client's name.
 std::string RenameKeyword(absl::string_view keyword, const FieldNames& names) {
   const std::size_t pointer = std::min(keyword.find('#'), keyword.size());
   return absl::StrCat(names.Rename(keyword.substr(0, pointer)), keyword.substr(pointer));
@@ -431,8 +431,8 @@ void OpenAiAnswer::Impl::Start(std::size_t prompt, const v1::Started& started,
   }
 }
 
-// Converts the tokens to text at once, so that buffered_bytes exceeds its limit before the memory
-// does. A chat's body has the list once, and a completion's body once per choice.
+// Converts the tokens to text at once. Then buffered_bytes exceeds its limit before memory is
+// exhausted. A chat's body has the list once, and a completion's body once per choice.
 void OpenAiAnswer::Impl::AddPromptLogprobs(const TokenLogprobs& tokens, Prompt* prompt) {
   if (echo) prompt->logprobs.insert(prompt->logprobs.end(), tokens.begin(), tokens.end());
   if (!with_prompt_logprobs) return;
@@ -461,8 +461,8 @@ void OpenAiAnswer::Impl::AddPrompt(const Prompt& prompt, CompletionLogprobs* lis
   }
 }
 
-// `is_first` is true for the first log-probabilities of a choice. Those of an echoed prompt precede
-// them.
+// `is_first` is true for the first log-probabilities of a choice. The log-probabilities of an
+// echoed prompt are placed before them.
 ordered_json OpenAiAnswer::Impl::MakeLogprobs(std::size_t index, const TokenLogprobs& tokens,
                                               bool is_first) {
   if (!with_logprobs) return nullptr;
@@ -588,7 +588,7 @@ void OpenAiAnswer::AppendEnd(std::string* events) {
   absl::StrAppend(events, SseEvent("[DONE]"));
 }
 
-// Without [DONE], so that the client does not mistake the answer for a complete one.
+// Omits [DONE], so that the client does not mistake the answer for a complete one.
 void OpenAiAnswer::AppendError(const std::string& error_body, std::string* events) {
   absl::StrAppend(events, SseEvent(error_body));
 }

@@ -29,7 +29,7 @@ struct OpenAiAnswerHead {
   std::string id;  // prefix of the endpoint and request id, such as "chatcmpl-..."
   std::string model;
   std::int64_t created = 0;  // seconds since 1970
-  // Equal fingerprints mean equal weights, numeric class and build.
+  // Equal fingerprints mean equal weights, numeric types and build.
   std::string system_fingerprint;
 };
 

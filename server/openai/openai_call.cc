@@ -86,7 +86,7 @@ absl::StatusOr<OpenAiRequest> OpenAiCall::Read(const std::string& body) {
   OpenAiLimits limits = {.max_json_nodes = json.max_nodes,
                          .max_json_depth = json.max_depth,
                          .max_logit_bias_entries = options->engine.limits.max_logit_bias_entries};
-  // Without a model the call fails later.
+  // Without a model the limits keep their defaults, and the call fails later.
   if (const ServedModel* const served = context_.state->model()) {
     const std::shared_ptr<const TranslatorOptions> model = served->translator.options();
     limits.max_tokens = model->limits.max_tokens_per_request;
@@ -287,7 +287,7 @@ void OpenAiCall::EndWithError(AnswerWriter* writer) {
   }
   std::string events;
   writer->AppendError(answer.body, &events);
-  // End without completing the body, so that the client does not mistake the answer for a complete
+  // Ends without completing the body, so that the client does not mistake the answer for a complete
   // one.
   exchange_->Write(std::move(events), [exchange = exchange_] { exchange->EndStream(false); });
 }

@@ -9,7 +9,7 @@
 //             client stops reading, tokens queue up in TokenStream and the engine stalls the
 //             request. A failure of one prompt, or an exception while writing the answer, cancels
 //             the other prompts and becomes the answer of the call. If the client disconnects, all
-//             are cancelled at once. The call ends when every generation has ended.
+//             prompts are cancelled at once. The call ends when every generation has ended.
 // Threads:    runs on the exchange's strand. OnReady is thread-safe. For a large body, Prepare runs
 //             on a worker, and the strand does not use its results until it has returned.
 // Lifetime:   keeps itself alive until the end of the call.
@@ -46,7 +46,7 @@ struct OpenAiCallHead {
   std::string traceparent;
   HttpHeaders headers;  // added to every answer
   OpenAiTokens (*tokens)(const ServedModel& served) = &MakeTokens;
-  UnknownFieldLog* unknown_fields = nullptr;  // outlives the call; null: they are refused
+  UnknownFieldLog* unknown_fields = nullptr;  // outlives the call; null: unknown fields are refused
   // Limit of an answer that is not streamed. It is buffered until its last choice is complete.
   std::size_t max_buffered_bytes = std::size_t{256} << 20;
 };

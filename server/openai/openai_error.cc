@@ -29,8 +29,8 @@ absl::string_view ErrorType(int http_status) {
   }
 }
 
-// Returns the field of an error. If its metadata has none, this is the path at the start of the
-// message, or the field that the reason implies.
+// Returns the field of an error. If the error's metadata has none, returns the path at the start of
+// the message, or the field that the reason implies.
 std::string FindField(const WireError& error, const FieldNames& names) {
   const absl::string_view field = error.Find("field");
   if (!field.empty()) return std::string(field);
@@ -135,7 +135,7 @@ HttpAnswer OpenAiError(const absl::Status& status, const FieldNames& names, Writ
     param = names.Rename(field);
     message = MessageFor(error, field, param, names);
   }
-  // A reason without HTTP status means that the client is gone.
+  // A reason without an HTTP status means that the client has disconnected.
   HttpAnswer answer = Answer(error.http_status == 0 ? 499 : error.http_status, error.reason,
                              message, param, write, request_id);
   if (error.retry_delay) {

@@ -38,8 +38,8 @@ std::string OpenAiErrorBody(const ApiError& error);
 HttpAnswer OpenAiError(Reason reason, absl::string_view message, absl::string_view param = "",
                        WriteErrorBody write = &OpenAiErrorBody);
 
-// `names` are the field names of the request. Neither `param` nor the message has names of the gRPC
-// API. REQUIRES: !status.ok().
+// `names` maps the field names of the request. The returned `param` and message have no names of
+// the gRPC API. REQUIRES: !status.ok().
 HttpAnswer OpenAiError(const absl::Status& status, const FieldNames& names = {},
                        WriteErrorBody write = &OpenAiErrorBody, absl::string_view request_id = "");
 

@@ -24,7 +24,7 @@ using formats::JsonValue;
 
 constexpr std::size_t kMaxPrompts = 2048;
 constexpr std::int64_t kMaxChoices = 2048;  // over all prompts of a list
-// Memory limit of everything that is copied per prompt, over all copies.
+// Memory limit of everything that is copied for each prompt, over all prompts.
 constexpr std::size_t kMaxCopiedBytes = 64 << 20;
 constexpr std::size_t kMaxLabelBytes = 64;
 
@@ -507,14 +507,14 @@ absl::Status AddPrompts(const JsonFields& body, const v1::GenerateRequest& share
   return absl::OkStatus();
 }
 
-// Reads best_of: so many choices are generated, and n of them are returned.
+// Reads best_of, the number of choices that are generated. The best n of them are returned.
 absl::Status ReadBestOf(const JsonFields& body, v1::GenerateRequest* shared,
                         OpenAiRequest* result) {
   std::int32_t best = result->choices;
   QUIRE_RETURN_IF_ERROR(body.Int32("best_of", [&](std::int32_t v) { best = v; }));
   const v1::SamplingParams& sampling = shared->sampling();
   const bool is_n_valid = !sampling.has_choice_count() || sampling.choice_count() >= 1;
-  // The translator refuses an n below 1.
+  // The translator refuses an n below 1 later.
   if (best == result->choices || !is_n_valid) return absl::OkStatus();
   const JsonValue value = *body.Find("best_of");
   if (best < result->choices) {

@@ -30,7 +30,7 @@ struct OpenAiRequest {
   bool is_chat = false;
   std::vector<v1::GenerateRequest> prompts;  // without request ids
   std::int32_t choices = 1;                  // generated per prompt
-  std::int32_t returned_choices = 1;         // per prompt; those with the best mean logprob
+  std::int32_t returned_choices = 1;         // per prompt: the choices with the best mean logprob
   bool stream = false;
   bool include_usage = false;     // send a last chunk with the usage
   bool continuous_usage = false;  // send the usage so far in every chunk
@@ -38,7 +38,7 @@ struct OpenAiRequest {
   bool logprobs = false;
   bool prompt_logprobs = false;  // return the log-probabilities of the prompt in vLLM's form
   bool token_ids = false;        // return the ids of prompt and output
-  // The tools came as `functions`, so a call is returned as `function_call`.
+  // The request has `functions` instead of tools, so a call is returned as `function_call`.
   bool uses_functions = false;
   // Set for completions with max_tokens 0, which request only the prompt: one token is generated
   // but not returned.

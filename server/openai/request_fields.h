@@ -66,15 +66,15 @@ struct RequestField {
   absl::string_view name;
   std::uint32_t owners = 0;  // FieldOwner bits
   FieldOutcome outcome = FieldOutcome::kSupported;
-  // Supported: the owner whose members an object, or the objects of a list, may have; 0: the reader
-  // checks the value.
+  // Supported fields: the owner whose members the object in this field may have, or each object of
+  // a list. If 0, the reader checks the value.
   std::uint32_t members = 0;
-  // Supported: members of an object without this member are not checked.
+  // Supported fields: an object without this member is not checked.
   absl::string_view members_if = "";
-  // No meaning: the accepted types.
+  // Fields without meaning: the accepted types.
   std::uint8_t types = 0;
-  // Refused: the end of the error message, and a JSON list of values that are accepted because they
-  // turn the feature off.
+  // Refused fields: the end of the error message, and a JSON list of values that are accepted
+  // because they turn the feature off.
   absl::string_view remedy = "";
   absl::string_view neutral = "[]";
 };

@@ -204,7 +204,7 @@ class TraceExporter::Impl {
 
 void TraceExporter::Impl::Add(const TracedRequest& request) {
   const std::optional<TraceContext> parent = ParseTraceparent(request.traceparent);
-  // The caller has decided for its trace. Other requests are sampled here.
+  // The caller has decided whether its trace is sampled. Other requests are sampled here.
   const bool is_sampled =
       parent ? parent->is_sampled
              : std::uniform_real_distribution<double>(0, 1)(Random()) < options_.sample_ratio;
@@ -217,7 +217,7 @@ void TraceExporter::Impl::Add(const TracedRequest& request) {
   }
   queue_.insert(queue_.end(), std::make_move_iterator(spans.begin()),
                 std::make_move_iterator(spans.end()));
-  // A longer queue waits for the collector, not for this thread.
+  // If the queue was already longer, the thread has been notified and waits for the collector.
   if (queue_.size() >= kMaxBatchSpans && queue_.size() < kMaxBatchSpans + spans.size()) {
     changed_.NotifyAll();
   }

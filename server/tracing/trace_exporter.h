@@ -12,7 +12,7 @@
 //             ones are dropped and counted. A batch that fails with a retryable code is
 //             sent again after growing pauses. A batch that fails otherwise is dropped and counted.
 // Threads:    Add is thread-safe. The exporter sends on a thread of its own.
-// Lifetime:   the destructor tries for kLastExportTime to send what is queued. The registry
+// Lifetime:   the destructor tries for kLastExportTime to send the queued spans. The registry
 //             outlives it.
 
 #include <cstddef>

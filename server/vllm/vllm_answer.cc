@@ -38,7 +38,8 @@ const char* FinishReasonName(v1::FinishReason reason) {
                                                                                         : "stop";
 }
 
-// Like vLLM, reports the model's own end-of-sequence token only as finish reason.
+// Reports the stop token or text that ended the choice. Like vLLM, omits the model's own
+// end-of-sequence token.
 void FillStop(const v1::Completed& completed, wire::GenerateComplete* message) {
   if (completed.finish_reason() == v1::FINISH_REASON_STOP_TOKEN) {
     message->set_matched_token_id(static_cast<std::uint32_t>(completed.stop_token_id()));

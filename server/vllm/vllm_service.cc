@@ -26,8 +26,8 @@ namespace {
 namespace wire = ::vllm::grpc::engine;
 
 using Base = wire::VllmEngine;
-// Requests arrive as bytes, so that only those of authenticated callers are parsed
-// (grpc/unary_call.h) and errors about invalid UTF-8 name the field. Unsupported requests are not
+// Requests arrive as bytes. Therefore only requests of authenticated callers are parsed
+// (grpc/unary_call.h), and errors about invalid UTF-8 name the field. Unsupported requests are not
 // parsed.
 using RawService = Base::WithRawCallbackMethod_Generate<
     Base::WithRawCallbackMethod_Embed<Base::WithRawCallbackMethod_HealthCheck<
