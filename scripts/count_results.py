@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Adds up test results: `count_results.py FAILED_STEPS FOLDER...`. Each folder has the results of one run.
 
-A folder holds ctest.xml (`ctest --output-junit`), one XML file per GoogleTest binary, and pytest.xml;
-all optional. A case counts once: those of a binary from its own file, a ctest test without one as a
-case of its own. A test that ctest calls failed though its cases passed (a leak, a race, a crash at the
-end) is one more failure, and so is each of the FAILED_STEPS that left no results. Prints the failures, then
-`N passed, N failed`; exit status 1 when one failed or none passed.
+A folder may contain ctest.xml (`ctest --output-junit`), one XML file per GoogleTest binary, and pytest.xml.
+Each case counts once. Cases of a binary are read from its own file; a ctest test without such a file is one
+case. If ctest reports a failure although all cases passed (a leak, a race, a crash at exit), that is one more
+failure. FAILED_STEPS is the number of failed steps without results, which are added to the failures. Prints the
+failures, then `N passed, N failed`. The exit status is 1 if a case failed or none passed.
 """
 
 import pathlib
