@@ -244,7 +244,7 @@ class RunnerTest(unittest.TestCase):
         bundle.tests({"ATest": "exit 0", "BTest": f"touch {lost}; exit 1"})
         status, output, results = bundle.run("tests", "shapes")
         self.assertEqual(status, 1, output)
-        line = "the GPU is lost since BTest: unspecified launch failure"
+        line = "the GPU stopped working after BTest: unspecified launch failure"
         self.assertEqual(results["lost"], line)
         self.assertEqual(self.stage(results, "shapes")["skipped"], line)
         self.assertIn("tests-ATest.log", bundle.logs())

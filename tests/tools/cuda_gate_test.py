@@ -166,13 +166,13 @@ class ArgumentsTest(GateCase):
     def test_kernel_without_a_launch_fails(self):
         status, output = self.arguments(4, name="_Z1Kj")
         self.assertEqual(status, 1)
-        self.assertIn("x_cuda.cu: K(unsigned int) for sm_90: the host launches nothing with these arguments", output)
+        self.assertIn("x_cuda.cu: K(unsigned int) for sm_90: the host launches no kernel with these arguments", output)
 
     def test_machine_code_without_argument_sizes_fails(self):
         tool = self.write_object("Function : K\n HMMA.1 R1\n" + PTX, "arch = sm_90\n")
         status, output = self.gate(REPORT.format(**CLEAN), None, "--cuobjdump", tool)
         self.assertEqual(status, 1)
-        self.assertIn("x_cuda.cu: the machine code tells the arguments of 0 kernels of 1", output)
+        self.assertIn("x_cuda.cu: the machine code describes the arguments of 0 of 1 kernels", output)
 
 
 # A kernel whose tile loop branches over a copy, has a wait after the kernel's end, and a rare path. Addresses are 16
@@ -222,7 +222,7 @@ class LoopTest(GateCase):
         twice = "MOV R1, R2 ;\n        /*0068*/                   MOV R1, R3"
         status, output = self.loop(twice)
         self.assertEqual(status, 1)
-        self.assertIn("x_cuda.cu: loop of K for sm_90: instructions a tile: all 11, the table has 10; "
+        self.assertIn("x_cuda.cu: loop of K for sm_90: instructions per tile: all 11, the table has 10; "
                       "integer 3, the table has 2", output)
 
     def test_other_instruction_class_of_equal_length_fails(self):
@@ -243,7 +243,7 @@ class LoopTest(GateCase):
 
     def test_bytes_follow_from_the_count(self):
         wrong = {"K": LOOPS["K"] | {"instructions_per_byte": {"sm_90": 1.0}}}
-        self.assertIn("2.0 instructions a byte, the table has another number", self.loop(loops=wrong)[1])
+        self.assertIn("2.0 instructions per byte, the table has another number", self.loop(loops=wrong)[1])
 
     def test_unknown_instruction_is_reported(self):
         self.assertIn("TCGEN05 is in no class", self.loop("TCGEN05 R1")[1])
@@ -288,11 +288,11 @@ class LoopTest(GateCase):
                                                "instructions_per_tile": {"sm_90": counts}}}}
         status, output = self.loop(loops=table, listing=others)
         self.assertEqual(status, 0, output)
-        self.assertIn("no loop with F2FP beside that of the products", self.loop(loops=table)[1])
+        self.assertIn("no loop with F2FP in the warps without products", self.loop(loops=table)[1])
         more = others.replace("STS.128 [R4], R8 ;", "STS.128 [R4], R8 ;\n        /*0178*/                   FADD R0, R0, R1 ;")
         status, output = self.loop(loops=table, listing=more)
         self.assertEqual(status, 1)
-        self.assertIn("loop of K for sm_90: instructions a tile beside the products: all 10, the table has 8; "
+        self.assertIn("loop of K for sm_90: instructions per tile of warps without products: all 10, the table has 8; "
                       "float 4, the table has 2", output)
 
     def test_bsync_continues_at_the_target_of_its_bssy(self):

@@ -61,7 +61,7 @@ class PredictionsCheckTest(unittest.TestCase):
         for formula in ("8 n / f, n = 456", "6 instructions beside 45"):
             status, output = self.check(ROW.replace("B / C", formula))
             self.assertEqual(status, 1)
-            self.assertIn("instructions are those of no loop in resources.json", output)
+            self.assertIn("no loop in resources.json has", output)
 
     def test_names_that_do_not_exist_fail(self):
         for name, fault in (("BM_Linear/n:2/", "no such benchmark"), ("BM_Gone", "no such benchmark"),

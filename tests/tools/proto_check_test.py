@@ -149,7 +149,7 @@ class ProtoCheckTest(CheckCase):
                 folder = pathlib.Path(root) / "proto"
                 status, output = self.run_in(folder, "--write")
             self.assertEqual(status, expected, output)
-            self.assertEqual("nothing in quire.v1 is" in output, bool(expected))
+            self.assertEqual("no field or enum value of quire.v1 is" in output, bool(expected))
 
 
 if __name__ == "__main__":

@@ -194,11 +194,11 @@ class StyleCheckTest(CheckCase):
                 "base/CMakeLists.txt": "quire_component(NAME base HDRS a.h error_reason.h SRCS a.cc sub/b.cc)\n"}
         self.accepts({**enum, "base/a.cc": "auto a = Reason::kA;\nauto b = Reason::kB;\n"})
         self.refuses({**enum, "base/a.cc": "auto a = Reason::kA;  // Reason::kB\n",
-                      "tests/util.h": "#pragma once\nauto b = Reason::kB;\n"}, "base/error_reason.h:1", "no source gives kB")
+                      "tests/util.h": "#pragma once\nauto b = Reason::kB;\n"}, "base/error_reason.h:1", "no source returns kB")
         for comparison in ("if (HasReason(f(status), Reason::kB)) return;", "case Reason::kB:", "a == Reason::kB;",
                            "a != quire::Reason::kB;", "Reason::kB == a;", "Reason::kB\n    != a;"):
             self.refuses({**enum, "base/a.cc": f"auto a = Reason::kA;\nvoid F() {{ {comparison} }}\n"},
-                         "base/error_reason.h:1", "no source gives kB")
+                         "base/error_reason.h:1", "no source returns kB")
 
     def test_mutual_folders(self):
         changes = {"server/CMakeLists.txt": "quire_component(NAME s SRCS a/x.cc b/y.cc)\n",

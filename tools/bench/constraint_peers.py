@@ -3,8 +3,8 @@
 
     constraint_peers.py FILE
 
-Needs the packages xgrammar, llguidance, numpy and torch. Prints milliseconds to compile (minimum of several runs) and
-microseconds of a mask: mean and 99th percentile of all passes except the first, and the maximum of the first pass.
+Needs the packages xgrammar, llguidance, numpy and torch. Prints the compile time in milliseconds, the minimum of several
+runs. Prints the mask time in microseconds: mean and 99th percentile of all passes but the first, and maximum of the first.
 """
 
 import json

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Times torch on the shapes of bench_kernels_cuda: `gpu_peers.py OUTPUT.json [BENCHMARK...]`.
 
-Writes {benchmark: {"peer": ..., "seconds": ...}}, medians of 30 replays of a graph of 20 calls; first of the named
-benchmarks that torch has, then of SHAPES. The file is complete after each shape. torch's scaled dot product attention
-reads contiguous K and V, so it is an upper bound for a paged kernel. Exit status 77 without torch or without its GPU.
+Writes {benchmark: {"peer": ..., "seconds": ...}}. `seconds` is the median of 30 replays of a CUDA graph of 20 calls.
+Measures first the named benchmarks that torch can run, then SHAPES. The file is valid after each shape. torch's scaled
+dot product attention reads contiguous K and V, so its speed is an upper bound for a paged kernel. The exit status is 77
+without torch or a GPU that torch can use.
 """
 
 import json

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Packs the sources of the CUDA kernels: `gpu_sources.py BUILD FOLDER`.
 
-FOLDER/quire gets the units and every header of this tree that they include, FOLDER/include the headers of libraries
-that a machine with a CUDA toolkit does not have, and FOLDER/rebuild the script that compiles them. Includes are read from
-the dependency files of the build. Exit status 1 for a header of unknown origin.
+Copies the CUDA sources and the headers of this tree that they include to FOLDER/quire. Copies the headers of libraries
+that a machine with a CUDA toolkit does not have to FOLDER/include, and the script that compiles the sources to
+FOLDER/rebuild. Includes are read from the dependency files of the build. Exit status 1 for a header of unknown origin.
 """
 
 import pathlib
@@ -13,8 +13,7 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# Headers of the C++ compiler, the C library and the CUDA toolkit, which exist on any machine with
-# these.
+# Headers of the C++ compiler, the C library and the CUDA toolkit. They are not packed: the GPU machine has its own.
 OWN = re.compile(r"^/usr/(lib/|local/cuda|include/(c\+\+|x86_64-linux-gnu|aarch64-linux-gnu|asm-generic|linux)/|"
                  r"include/[^/]+\.h$)|^/opt/|/cuda[^/]*/")
 PACKED = pathlib.Path("/usr/include/absl")

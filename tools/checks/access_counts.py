@@ -4,8 +4,9 @@
     tools/checks/access_counts.py BUILD [--write]
 
 Runs each benchmark of bench_kernels_cuda once with its smallest shape, in the emulator. The table has two ratios per
-kernel: the fraction of shared memory passes that are due to bank conflicts, and the bytes of the moved sectors of device
-memory over the bytes that the lanes request. Fails if a kernel differs by more than 0.05; --write replaces the table.
+kernel: the fraction of shared memory passes that are due to bank conflicts, and the device memory bytes transferred in
+whole sectors, divided by the bytes that the lanes request. Fails if a kernel differs by more than 0.05.
+--write replaces the table.
 Without CUDA in the build there is nothing to compare.
 """
 
@@ -48,11 +49,11 @@ def shares(sums):
 def differences(found, held):
     for kernel in sorted(found.keys() | held.keys()):
         if kernel not in held:
-            yield f"{kernel}: not in the table, has {found[kernel]}"
+            yield f"{kernel}: not in the table, measured {found[kernel]}"
         elif kernel not in found:
             yield f"{kernel}: in the table, but no benchmark runs it"
         elif any(abs(found[kernel][name] - held[kernel][name]) > TOLERANCE for name in held[kernel]):
-            yield f"{kernel}: {found[kernel]}, the table has {held[kernel]}"
+            yield f"{kernel}: measured {found[kernel]}, the table has {held[kernel]}"
 
 
 def main():

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Checks the dependencies of components, from CMakeLists.txt and all #include lines.
 
-The build ensures that a component includes only headers of components that it lists (cmake/components.cmake). This
-check reports that without a compiler, and checks the rest: a component lists only components that it reaches, so that
-removing any of its DEPS breaks its build; components form no cycle; third-party libraries are included only where the
-table below allows it. Prints each violation as `file:line: message`. Exit status 1 if there is one.
+A component includes only headers of components in its DEPS. The build enforces this too (cmake/components.cmake), but
+this check needs no compiler. It also checks three other rules. DEPS lists only components whose headers are included,
+directly or through other headers. Components form no cycle. Third-party libraries are included only where the table
+below allows it. Prints each violation as `file:line: message`. Exit status 1 if there is one.
 """
 
 import argparse

@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
 """Checks the compiled CUDA kernels without a GPU.
 
-From the ptxas reports that cmake/nvcc_report.sh stores next to the objects: no spills, no stack, registers and static
-shared memory within kernels/cuda/resources.json, exactly the kernels of that table, at most 120 kernels per
-architecture. With --cuobjdump also from machine code and PTX: each unit has its required instructions, portable units
-have PTX for later GPUs, no kernel uses local memory, the inner loops of products and attention have the instruction
-counts of the table (machine_code.py), and the sizes of kernel arguments
-equal those of the host (kernel_arguments.py).
+The ptxas reports, which cmake/nvcc_report.sh stores next to the objects, must show:
+  - no spills and no stack
+  - registers and static shared memory within kernels/cuda/resources.json, and exactly the kernels of that table
+  - at most 120 kernels per architecture
+With --cuobjdump, the machine code and PTX must show:
+  - the required instructions of each unit, and PTX for later GPUs in portable units
+  - no local memory
+  - the instruction counts of the table in the inner loops of products and attention (machine_code.py)
+  - kernel arguments of the same sizes as on the host (kernel_arguments.py)
 
     tools/checks/cuda_gate.py build/ci                         checks the reports
     tools/checks/cuda_gate.py build/ci --cuobjdump PATH        also checks the machine code
@@ -155,9 +158,9 @@ def disassemble(build, unit, cuobjdump):
 
 
 def count_loop(code, row):
-    """Returns three counts: instructions of one tile by class, instructions of the block per byte, and instructions of one
-    tile in the warps of row["beside"], which is None without such warps. Returns None for a kernel without products. Raises
-    CodeError for unreadable code."""
+    """Returns three counts: instructions per tile by class, instructions of the thread block per byte, and instructions per
+    tile of the warps without products (row["beside"]). The third count is None without such warps. Returns None for a kernel without
+    products. Raises CodeError for unreadable code."""
     graph = machine_code.Graph(code)
     found = machine_code.work_loop(graph)
     if found is None:
@@ -174,7 +177,7 @@ def count_beside(graph, row):
         return None
     found = machine_code.beside_loop(graph, row["beside"]["opcode"])
     if found is None:
-        raise machine_code.CodeError(f"no loop with {row['beside']['opcode']} beside that of the products")
+        raise machine_code.CodeError(f"no loop with {row['beside']['opcode']} in the warps without products")
     loop, work = found
     beside = row["beside"]
     return machine_code.by_class(graph.iteration(loop, work, beside.get("trips", 1), beside.get("loads")))
@@ -225,11 +228,11 @@ def compare_loops(unit, counted, rows):
                 continue
             counts, rate, beside = counted[name][arch]
             if changed := changes(counts, table[arch]):
-                errors.append(f"{where}: instructions a tile: {changed}")
+                errors.append(f"{where}: instructions per tile: {changed}")
             elif beside and (changed := changes(beside, row["beside"].get("instructions_per_tile", {}).get(arch, {}))):
-                errors.append(f"{where}: instructions a tile beside the products: {changed}")
+                errors.append(f"{where}: instructions per tile of warps without products: {changed}")
             elif rate != row.get("instructions_per_byte", {}).get(arch):
-                errors.append(f"{where}: {rate} instructions a byte, the table has another number")
+                errors.append(f"{where}: {rate} instructions per byte, the table has another number")
     return errors, checks
 
 

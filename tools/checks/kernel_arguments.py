@@ -51,13 +51,13 @@ def check(unit, path, cuobjdump, count):
 
     host, device = host_sizes(read("nm", "-C", path)), device_sizes(read(cuobjdump, "-elf", path))
     if len(device) != count:
-        return [f"{unit}: the machine code tells the arguments of {len(device)} kernels of {count}"]
+        return [f"{unit}: the machine code describes the arguments of {len(device)} of {count} kernels"]
     errors = []
     for (name, architecture), taken in sorted(device.items()):
         plain = read("c++filt", name).strip()
         passed = host.get(types_of(plain))
         if passed is None:
-            errors.append(f"{unit}: {plain} for {architecture}: the host launches nothing with these arguments")
+            errors.append(f"{unit}: {plain} for {architecture}: the host launches no kernel with these arguments")
         elif passed != taken:
             errors.append(f"{unit}: {plain} for {architecture}: takes arguments of {taken} bytes, "
                           f"the host passes {passed}")

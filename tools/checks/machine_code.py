@@ -1,9 +1,9 @@
 """Counts the instructions per loop iteration in the listing of `cuobjdump -sass`, by class.
 
 Control flow comes from the branches of the listing. Loops are natural loops (a back edge to a block that dominates it),
-so code that ptxas moved to the end of a kernel belongs to its loop. An iteration is the path from a loop's head to its
-back edge with the most work (products and loads from global memory), and of those the one with the fewest instructions:
-the tile that is neither masked nor the last of a span.
+so code that ptxas moved to the end of a kernel belongs to its loop. An iteration is a path from a loop's head to its
+back edge. The path with the most work (products and loads from global memory) is counted, and among equals the shortest.
+That path processes a tile that is neither masked nor the last of a span.
 """
 
 import collections
@@ -212,9 +212,9 @@ class Graph:
         return sum(i.opcode in opcodes for block in loop.body for i in self.blocks[block])
 
     def iteration(self, loop, work, trips=1, loads=None):
-        """Returns the Counter of opcodes of one iteration, on the shortest path with the most products and with `loads`
-        loads. If `loads` is None, that is the largest number of loads on such a path. Counts `trips` iterations of inner
-        loops with products, and one of other inner loops."""
+        """Returns the Counter of opcodes of one iteration: the shortest path with the most products and with `loads`
+        loads. If `loads` is None, uses the largest number of loads on a path with the most products. Counts `trips`
+        iterations of inner loops with products, and one iteration of other inner loops."""
         paths = self.paths(loop, work, trips)
         most = max(products for products, _ in paths)
         counts = [count for products, count in paths if products == most]
@@ -283,11 +283,11 @@ def keep_shortest(paths, path, work):
 
 
 def work_loop(graph):
-    """Returns the innermost loop with the most products and its Work. Of several loops it is the shortest. Products are
-    those of tensor cores, or multiply-adds if the kernel has none. Loads are those that bypass the registers, or all if
-    none do. Returns None for a kernel without products in a loop."""
+    """Returns the innermost loop with the most products and its Work. Among equal loops, returns the shortest. Products are
+    tensor core instructions, or multiply-adds if the kernel has none. Loads are asynchronous copies to shared memory, or
+    all loads if there are none. Returns None for a kernel without products in a loop."""
     for products in (set(CLASSES["tensor"].split()), {"FFMA"}):
-        # A loop with MUFU divides.
+        # MUFU computes reciprocals. A loop with FFMA and MUFU divides, so it is no loop of products.
         other = {"MUFU"} if "FFMA" in products else set()
         found = [loop for loop in graph.loops if graph.holds(loop, products) and not graph.holds(loop, other)]
         innermost = [a for a in found if not any(b is not a and b.body < a.body for b in found)]
@@ -306,7 +306,7 @@ def work_loop(graph):
 
 def beside_loop(graph, opcode):
     """Returns the loop of a tile and its Work for warps without products. It is the loop around the innermost loop with the
-    most `opcode`, or the innermost loop itself if none is around it. Returns None without `opcode` in a loop."""
+    most `opcode`, or that innermost loop if no loop is around it. Returns None without `opcode` in a loop."""
     found = [loop for loop in graph.loops
              if graph.holds(loop, {opcode}) and not graph.holds(loop, set(CLASSES["tensor"].split()))]
     innermost = [a for a in found if not any(b is not a and b.body < a.body for b in found)]

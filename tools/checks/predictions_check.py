@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Checks that docs/benchmarks/gpu_queue.md refers to measurements of the check on a GPU machine.
 
-Every row of a table with a column "measured by" names, in backticks, a benchmark of bench_kernels_cuda (the beginning of
-its name), a filter for its GPU tests, a stage of the runner as `run STAGE`, or a figure of its daemons; each must exist,
-and the row must have a rule or formula and an expectation, which the runner must be able to read if it compares the
-figure. A count of instructions in a formula ("n = 455", "beside 421") must be in kernels/cuda/resources.json. The
-names come from tools/gpu_run and from the programs:
+Every row of a table with a column "measured by" names a measurement in backticks: the beginning of the name of a
+benchmark of bench_kernels_cuda, a filter for GPU tests, a stage of the runner as `run STAGE`, or a figure of the
+runner's daemons. The measurement must exist. The row must have an expectation and, if the table has that column, a
+formula. The runner must be able to parse the expectation if it compares the figure. A count of instructions in a formula ("n = 455", "beside 421") must be
+in kernels/cuda/resources.json. The existing names come from tools/gpu_run and from the programs:
 
     tools/checks/predictions_check.py --bench bench_kernels_cuda_emulated --tests X_gpu Y_gpu ...
 
@@ -54,7 +54,7 @@ class Programs:
         self.benchmarks, self.tests = benchmarks, tests
 
     def fault(self, name):
-        """Returns why nothing measures `name`, or "" if something does. Returns None if it is not the name of a measurement."""
+        """Returns the error of a name without a measurement, "" if one exists, or None if `name` is no measurement's name."""
         if name.startswith("BM_"):
             return "" if any(known.startswith(name) for known in self.benchmarks) else "no such benchmark"
         if name.startswith("run "):
@@ -75,7 +75,7 @@ def counts_of(resources):
 def check(page, programs, counts):
     errors, rows = [], 0
     for number, row in report.rows_of(page):
-        errors += [f"{PAGE.name}:{number}: {count} instructions are those of no loop in {RESOURCES.name}"
+        errors += [f"{PAGE.name}:{number}: no loop in {RESOURCES.name} has {count} instructions"
                    for count in COUNT.findall(row.get("formula", "")) if int(count) not in counts]
         rows += 1
         found = [(name, programs.fault(name)) for name in NAME.findall(row["measured by"])]

@@ -192,7 +192,7 @@ def check_page(page, lines):
             is_end = name.startswith("_")
             if not any(tag == value and (full == name or is_end and full.endswith(name))
                        for full, value in known):
-                yield f"docs/{page.name}:{number}: nothing in quire.v1 is `{name} = {tag}`"
+                yield f"docs/{page.name}:{number}: no field or enum value of quire.v1 is `{name} = {tag}`"
 
 
 def compare_published(old, new):

@@ -252,7 +252,7 @@ def check_reasons(root, names):
             given |= set(re.findall(r"\bReason::(k\w+)", COMPARISON.sub(blank, code)))
     for reason in re.findall(r"^\s*(k\w+)", body.group(1), re.MULTILINE):
         if reason not in given:
-            yield f"base/error_reason.h:1: no source gives {reason}"
+            yield f"base/error_reason.h:1: no source returns {reason}"
 
 
 def check_mutual_folders(root, names):

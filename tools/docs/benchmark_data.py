@@ -51,7 +51,7 @@ def measurement_faults(measurement):
         return
     for number, row in enumerate(rows, 1):
         if not isinstance(row, list) or len(row) != len(columns):
-            yield f"row {number} has not one value for each of {len(columns)} columns"
+            yield f"row {number} does not have {len(columns)} values, one per column"
         elif not all(value is None or type(value) in (str, int, float) for value in row):
             yield f"row {number} has a value that is no number, text or null"
 

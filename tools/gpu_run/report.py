@@ -97,7 +97,7 @@ def measured(name, results):
     if run.startswith("daemon-"):
         value = results["daemons"].get(run, {}).get(field)
         return (value * UNITS["ms"] if value is not None and field.endswith("_ms") else value), None
-    # On the emulated device the smallest shape of the same op stands for a shape.
+    # A run on the emulated device has only the smallest shape of each op, so that shape is used.
     wanted = f"{run}/" if results["dry_run"] else name
     found = [kernel for key, kernel in results["kernels"].items() if f"{key}/".startswith(wanted)]
     return (found[0]["seconds"], found[0]["torch_seconds"]) if found else (None, None)
@@ -135,7 +135,7 @@ def daemon_rows(results):
 
 
 def kernel_rows(results):
-    """Returns C in bytes/s, G in FLOP/s and its implementation, which are 0 if not measured, and the rows of KERNELS."""
+    """Returns the copy bandwidth in bytes/s, the GEMM rate in FLOP/s and its library, and the rows of KERNELS."""
     def best(part, field):
         return max(((kernel[field], kernel["label"]) for name, kernel in results["kernels"].items()
                     if name.startswith(part)), default=(0, "unknown"))
@@ -154,7 +154,7 @@ def parts(results):
     """Returns (id, title, method, columns, rows) of each table."""
     copy, product, library, rows = kernel_rows(results)
     return [("kernels", "Kernels",
-             f"Medians of 5 of 10 ms. C, the device's copy bandwidth in this run, is {copy / 1e12:.3f} TB/s; G, the rate "
+             f"Medians of 5 repetitions of 10 ms. C, the device's copy bandwidth in this run, is {copy / 1e12:.3f} TB/s; G, the rate "
              f"of a bf16 product, {product / 1e12:.1f} TFLOP/s ({library}).", KERNELS, rows),
             ("daemon", "Synthetic weights, 512 input and 128 output tokens",
              "quire bench, three requests per stream after a warm-up.", DAEMONS, daemon_rows(results)),

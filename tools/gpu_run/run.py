@@ -252,7 +252,7 @@ class Runner:
         status = self.run(self.program("bench_kernels_cuda", "--device"), "device-after-failure")
         is_cut = status is None and time.monotonic() >= self.end
         if status != 0 and not is_cut and not self.interrupted:
-            self.lost = f"the GPU is lost since {suspect}: {reason(self.log('device-after-failure'))}"
+            self.lost = f"the GPU stopped working after {suspect}: {reason(self.log('device-after-failure'))}"
             self.say(self.lost)
 
     def run_items(self, items, jobs=1):
@@ -316,7 +316,7 @@ class Runner:
         self.tools = {name: find_program(name) for name in ("nvidia-smi", "nvcc", "ncu", "compute-sanitizer", "python3")}
         if self.tools["nvidia-smi"]:
             self.run([self.tools["nvidia-smi"], "-q"], "nvidia-smi", 10)
-        # The bundle's C++ runtime needs a recent glibc. On a machine with an older one, its own may be new enough.
+        # The machine's own C++ runtime is tried first, because the bundle's runtime needs a recent glibc.
         if self.run(self.program("quire", "--version"), "facts-cxx-runtime") != 0:
             self.env["LD_LIBRARY_PATH"] = str(HERE / "lib" / "cxx")
         self.run_items([Item(f"{file} starts", [str(HERE / file), argument], f"facts-{file}", 20)
@@ -350,7 +350,7 @@ class Runner:
         self.record("device", PASSED if self.device else FAILED, why or self.device["name"])
 
     def self_check(self):
-        """Returns the daemon's check of its kernels on this machine, over the first model of the test data."""
+        """Returns the item that runs the daemon's --self-check with the first model of the test data."""
         model = min(pathlib.Path(self.testdata, "models").glob("*/config.json"), default=HERE / "no model").parent
         self.run(self.program("quired", "--help"), "facts-quired-help", 10)
         has_check = "--self-check" in self.log("facts-quired-help")
@@ -477,7 +477,7 @@ class Runner:
             "--output-file", f"{self.logs}/daemon-{stage}-{streams}.json"), f"daemon-{stage}-{streams}")
 
     def sanitizer(self, tool):
-        """Runs a tool of compute-sanitizer on the smallest shapes, one process each. Those of queued ops run first."""
+        """Runs a tool of compute-sanitizer on the smallest shapes, one process each. Ops of gpu_queue.md run first."""
         queued = by_op(self.queued())
         names = [name for name in self.benchmarks() if "/tiny/" in name]
         names.sort(key=lambda name: name.split("/")[0] not in queued)
@@ -486,7 +486,7 @@ class Runner:
             for name in names], self.jobs)
 
     def rerun(self):
-        """Runs each test item that failed once more, alone. Its first verdict stays."""
+        """Runs each failed test item once more, alone. The first verdict stays."""
         self.run_items([self.test_item("rerun", *item.test) for item in list(self.failed_tests)])
 
     # Daemons.
