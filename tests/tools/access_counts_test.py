@@ -24,7 +24,7 @@ class AccessCountsTest(unittest.TestCase):
 
         self.assertEqual(differ({"a": SHARES}, {"a": SHARES}), [])
         self.assertEqual(differ({"a": SHARES}, {"a": {**SHARES, "shared_conflicts": 0.11}}), [])
-        self.assertIn("a: {'shared_conflicts': 0.15", differ({"a": SHARES}, {"a": {**SHARES, "shared_conflicts": 0.05}})[0])
+        self.assertIn("a: measured {'shared_conflicts': 0.15", differ({"a": SHARES}, {"a": {**SHARES, "shared_conflicts": 0.05}})[0])
         self.assertIn("a: not in the table", differ({"a": SHARES}, {})[0])
         self.assertIn("a: in the table, but no benchmark runs it", differ({}, {"a": SHARES})[0])
 

@@ -160,7 +160,7 @@ class Step {
   std::vector<float> q_, out_;
 };
 
-// The selection of one decode token that sees `num_keys` keys.
+// The top-k selection of sparse attention for one decode token that sees `num_keys` keys.
 class Selection {
  public:
   Selection(std::uint32_t num_keys, std::uint32_t topk)

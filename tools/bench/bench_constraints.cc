@@ -4,11 +4,11 @@
 //   bench_constraints --tokenizer DIR [--export FILE] [flags of Google Benchmark]
 //
 // Masks are computed along the document of a case, and along the same document with line breaks and
-// indents. Counters of Masks: microseconds, mean and 99th percentile over all passes except the
-// first, and the maximum of the first pass. Counters of MaskDelay: milliseconds from a token of a
-// cheap choice to its next mask, median, 99th percentile and maximum, while other choices compute
-// expensive masks. `--export` writes vocabulary and cases for constraint_peers.py, which measures
-// other libraries with them.
+// indents. The counters of Masks are in microseconds: mean and 99th percentile over all passes
+// except the first, and the maximum of the first pass. MaskDelay measures the time from a token of
+// a cheap choice to its next mask, while other choices compute expensive masks. Its counters are in
+// milliseconds: median, 99th percentile and maximum. `--export` writes vocabulary and cases to a
+// file, with which constraint_peers.py measures other libraries.
 
 #include <algorithm>
 #include <bit>

@@ -14,7 +14,7 @@
 namespace quire::kernels {
 namespace {
 
-// Number of runs in a graph, on a real GPU.
+// Number of calls in a captured graph, on a real GPU.
 constexpr int kLaunches = 20;
 
 }  // namespace
@@ -31,7 +31,7 @@ Gpu* Gpu::Get() {
     if (!device.ok()) return nullptr;
     absl::StatusOr<Stream> stream = Stream::Create(*device);
     QUIRE_CHECK(stream.ok());
-    // The emulator of the tests has this word in the name of its device.
+    // The device name of the CUDA emulator contains this word.
     return std::make_unique<Gpu>(*std::move(stream), absl::StrContains(device->name, "emulated"));
   }();
   return gpu.get();

@@ -17,8 +17,8 @@
 namespace quire::kernels {
 namespace {
 
-// One step of equal sequences over one layer. It is a decode step if each sequence has one row,
-// otherwise a prefill.
+// One step of sequences of equal length over one layer. It is a decode step if each sequence has
+// one row, otherwise a prefill.
 struct AttentionCase {
   std::uint32_t batch = 1, cached = 0, rows = 1;
   std::uint32_t heads = 32, kv_heads = 8, head_size = 128;

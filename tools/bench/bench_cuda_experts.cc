@@ -71,8 +71,9 @@ BENCHMARK(Run<RouteRows>)
 BENCHMARK(Run<RouteRows>)->Name("BM_Route/tiny")->Args({144, 2, 576, 3})->UseManualTime();
 
 // Arguments: experts, experts per row, N, K, rows. Measures the down projection of the experts and
-// the sum of their results. Row m goes to top_k consecutive experts from m * top_k on. Each launch
-// shifts the experts, so that they differ if there are enough of them.
+// the sum of their results. Row m is routed to the top_k consecutive experts from m * top_k on.
+// Each launch adds an offset to the expert ids, so that launches use different experts if there are
+// enough.
 absl::Status DownAndSum(benchmark::State& state, Gpu& gpu) {
   const auto experts = static_cast<std::uint32_t>(state.range(0));
   const auto top_k = static_cast<std::uint32_t>(state.range(1));

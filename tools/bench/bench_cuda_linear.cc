@@ -142,7 +142,7 @@ absl::Status DeviceMatmul(benchmark::State& state, Gpu& gpu) {
 BENCHMARK(Run<DeviceMatmul>)->Name("BM_DeviceMatmul")->Arg(8192)->UseManualTime();
 BENCHMARK(Run<DeviceMatmul>)->Name("BM_DeviceMatmul/tiny")->Arg(64)->UseManualTime();
 
-// Synthetic quantized weights; rows of the matrix start at different offsets of one block.
+// Synthetic quantized weights. Each row of the matrix starts at another offset of one random block.
 class Codes {
  public:
   explicit Codes(const QuantizedShape& shape) : shape_(shape), codes_(1 << 20) {

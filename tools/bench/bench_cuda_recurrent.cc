@@ -31,8 +31,8 @@ constexpr LayerShape kSsdLayer{128, 8, 128, 64, false};
 constexpr LayerShape kTinyDeltaLayer{2, 1, 16, 16, true};
 constexpr LayerShape kTinySsdLayer{2, 1, 16, 16, false};
 
-// Rows of `tokens` tokens each behind a cached one. Every launch uses the states of another layer,
-// so that states come from memory as in a model.
+// Sequences with `tokens` new tokens each, which follow a cached token. Every launch uses the
+// states of another layer, so that states are read from device memory as in a model.
 struct DeviceStep {
   static absl::StatusOr<DeviceStep> Create(const Gpu& gpu, std::uint32_t batch,
                                            std::uint32_t tokens, std::int64_t state_bytes) {
@@ -90,8 +90,8 @@ float* Floats(const DeviceBuffer& buffer) {
   return static_cast<float*>(buffer.data());
 }
 
-// Arguments: rows, tokens of a row. Inputs are small and rates of one sign, so that states stay
-// finite.
+// Arguments: rows, tokens of a row. Inputs are small and all rates have the same sign, so that
+// states stay finite.
 absl::Status Scan(benchmark::State& state, Gpu& gpu, const LayerShape& shape) {
   const auto batch = static_cast<std::uint32_t>(state.range(0));
   const auto tokens = static_cast<std::uint32_t>(state.range(1));
@@ -175,7 +175,7 @@ BENCHMARK(Run<Convolve>)
     ->UseManualTime();
 BENCHMARK(Run<Convolve>)->Name("BM_CausalConv/tiny")->Args({2, 3, 40})->UseManualTime();
 
-// Arguments: tokens, heads. Half as many key heads of 128 columns.
+// Arguments: tokens, heads. There are half as many key heads, with 128 columns each.
 absl::Status Prepare(benchmark::State& state, Gpu& gpu) {
   constexpr std::uint32_t kKeySize = 128;
   const auto tokens = static_cast<std::uint32_t>(state.range(0));

@@ -163,7 +163,7 @@ void BM_LinearBF16(benchmark::State& state) {
 BENCHMARK(BM_LinearBF16)->Apply(LinearShapes);
 
 // Arguments: bits, group (0: one scale per output feature), N, K, rows, threads. Integer weights,
-// with or without zero points; activations are quantized or rounded inside.
+// with or without zero points. The time includes the quantization or rounding of activations.
 void IntLinear(benchmark::State& state, bool zeros, bool ordered = false,
                CpuActivations activations = CpuActivations::kInt8) {
   Bench bench(state.range(5), activations);

@@ -40,8 +40,8 @@ std::vector<float> UniformFloats(std::size_t count, float low, float high) {
   return values;
 }
 
-// A step of `rows` rows with `tokens` tokens each. States lie in slots of as many layers as fill
-// memory beyond the caches, one after the other, as in a model.
+// A step of `rows` rows with `tokens` tokens each. The states of the layers are stored one after
+// the other, as in a model, and there are enough layers to exceed the CPU caches.
 class ScanStep {
  public:
   ScanStep(const ScanShape& shape, std::uint32_t rows, std::uint32_t tokens)

@@ -43,10 +43,9 @@ class BuildWithMessages(build_py):
 
 
 def dependencies():
-    """Returns the dependencies of the generated code: its generator's lower bounds, and below the first major release of
-    protobuf with which it was not tested.
-
-    The generator's own upper bound is that of protoc in Python. Generated code also runs with later releases.
+    """Returns the dependencies of the generated code. The lower bounds are those of its generator. The upper bound is the
+    first major release of protobuf that was not tested, because generated code also runs with protobuf releases that are
+    later than the generator allows.
     """
     wanted = " ".join(importlib.metadata.requires("grpcio-tools") or [])
     grpcio, protobuf = (re.search(rf"\b{name}\b[^;]*?>=\s*([\d.]+)", wanted).group(1) for name in ("grpcio", "protobuf"))

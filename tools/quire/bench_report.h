@@ -65,10 +65,10 @@ double Percentile(const std::vector<double>& sorted, double p);
 std::string ReportJson(const BenchRun& run);
 std::string ReportTable(const BenchRun& run);
 
-// Compares rounds of the same load on our server and on another one: {"rounds": N, "ours": [...],
-// "peer": [...], "median": {"ours": {...}, "peer": {...}, "ratio": {...}}}, with ratio = ours /
-// peer, absent if the peer's median is 0, and "interrupted": true if rounds are missing. REQUIRES:
-// equally many runs of both, at least one.
+// Compares rounds of the same load on quired and on another server: {"rounds": N, "ours": [...],
+// "peer": [...], "median": {"ours": {...}, "peer": {...}, "ratio": {...}}}. A ratio is ours / peer,
+// and is absent if the peer's median is 0. If rounds are missing, "interrupted": true is added.
+// REQUIRES: equally many runs of both servers, at least one.
 std::string ComparisonJson(const std::vector<BenchRun>& ours, const std::vector<BenchRun>& peer,
                            bool interrupted = false);
 std::string ComparisonTable(const std::vector<BenchRun>& ours, const std::vector<BenchRun>& peer,

@@ -14,12 +14,12 @@ namespace {
 
 constexpr double kWidth = 960;
 constexpr double kHeader = 70;
-constexpr double kChartHeight = 190;     // of a percentile chart, labels included
-constexpr double kTimelineHeight = 210;  // of a timeline, labels included
+constexpr double kChartHeight = 190;     // height of a percentile chart with labels
+constexpr double kTimelineHeight = 210;  // height of a timeline with labels
 constexpr const char* kColors[] = {"#1d4ed8", "#c2410c"};
 constexpr const char* kAxisColor = "#6b7280";
 constexpr const char* kFailureColor = "#dc2626";
-constexpr std::size_t kBuckets = 200;  // of a timeline
+constexpr std::size_t kBuckets = 200;  // time intervals of a timeline
 
 struct Box {
   double left, top, width, height;
@@ -134,7 +134,7 @@ std::vector<double> Collect(const std::vector<BenchRun>& runs, const Latency& la
   return values;
 }
 
-// Percentiles are spaced by -log10(1 - p), so that the tail is as wide as the rest.
+// Percentiles are spaced by -log10(1 - p), so that p90 to p99 is as wide as p0 to p90.
 constexpr double kMaxNines = 3;  // up to p99.9
 
 double NinesOf(double percentile) {
@@ -175,9 +175,9 @@ void DrawPercentiles(const std::vector<std::vector<BenchRun>>& subjects, const L
 // Activity of a server over time. Its runs follow one another.
 struct Timeline {
   double seconds = 0;
-  std::vector<double> tokens = std::vector<double>(kBuckets);  // per bucket
+  std::vector<double> tokens = std::vector<double>(kBuckets);  // output tokens per bucket
   std::vector<std::pair<double, int>> changes;                 // time, +1 or -1 request in flight
-  std::vector<double> failures;                                // times
+  std::vector<double> failures;                                // times of failed requests
 };
 
 // Adds the tokens of one request, whose first message arrived at `first`.
@@ -230,7 +230,7 @@ void DrawTimeline(const std::vector<BenchRun>& runs, const char* color, const Bo
                "start", color);
   canvas->Text({box.right(), box.top - 8}, "requests in flight", "end");
   const auto left = DrawScale(box, RoundUp(most_tokens / bucket_seconds), "left", color, canvas);
-  // Four divisions of whole requests.
+  // The scale has four divisions, each a whole number of requests.
   const double top = 4 * std::ceil(std::max(most_in_flight, 1.0) / 4);
   const auto right = DrawScale(box, top, "right", "#111827", canvas);
   const auto x = [&](double time) {

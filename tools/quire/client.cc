@@ -63,7 +63,7 @@ bool ForEachBytesField(const std::string& bytes, OnField on_field) {
   return true;
 }
 
-constexpr int kDefaultPort = 50051;  // of server.grpc.listen
+constexpr int kDefaultPort = 50051;  // default port of server.grpc.listen
 constexpr int kReconnectBackoffMs = 100;
 constexpr std::chrono::milliseconds kConnectTimeout{500};
 

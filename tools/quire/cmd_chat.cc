@@ -96,7 +96,7 @@ absl::Status MergeMessages(const std::string& path, v1::ChatPrompt* chat) {
 }
 
 // Converts a tool of OpenAI's format, with or without the `function` member, to the JSON form of
-// ToolSpec. Leaves a tool that has this form already unchanged.
+// ToolSpec. A tool that already has this form is returned unchanged.
 ordered_json ToToolSpec(ordered_json tool) {
   if (!tool.is_object() || !(tool.contains("function") || tool.contains("parameters"))) return tool;
   if (!tool.contains("function")) {
@@ -244,7 +244,7 @@ int RequestAnswer(const CommonOptions& common, const ChatOptions& options,
     }
   }
   const grpc::Status status = reader->Finish();
-  // An answer ends with a newline, also if it was cut.
+  // An answer ends with a newline, even if it was truncated.
   const bool has_output = !answer->content().empty() || !answer->tool_calls().empty();
   if (!common.json && (status.ok() || has_output)) std::printf("\n");
   std::fflush(stdout);

@@ -15,10 +15,10 @@ class Message;
 
 namespace quire::client {
 
-// Returns the message as one line of JSON. It differs from protobuf's JSON mapping in two ways:
-// fields that are zero, false or empty are present, unless they are absent `optional` fields, and
-// 64-bit integers are numbers if a double holds them exactly (up to 2^53). Larger ones are texts.
-// Returns INVALID_ARGUMENT if protobuf cannot print the message.
+// Returns the message as one line of JSON. It differs from protobuf's JSON mapping in two ways.
+// Fields that are zero, false or empty are present, except unset `optional` fields. 64-bit integers
+// up to 2^53, which a double holds exactly, are numbers; larger ones are strings. Returns
+// INVALID_ARGUMENT if protobuf cannot print the message.
 absl::StatusOr<std::string> MessageJson(const google::protobuf::Message& message);
 
 // Returns the words of an enumerator without the name of its type: "stop text" for

@@ -82,7 +82,7 @@ absl::string_view BlockGroup(models::BlockKind block) {
   return "";
 }
 
-// True for expert tensors of GGUF files, whose names lack the prefix of the MoE block.
+// Returns true for expert tensors of GGUF files, whose names lack the prefix of the MoE block.
 bool IsOfExperts(const models::TensorNames& names, absl::string_view name) {
   if (!names.moe.empty()) return false;
   const bool is_shared =

@@ -73,7 +73,7 @@ absl::StatusOr<PlanReport> PlanGpu(const PlanRequest& request, const server::Dae
                                              files, *bytes, request.num_sms));
   PlanReport report;
   for (const auto& [name, part] : runtime::PlanLines(plan)) {
-    if (name == "states") continue;  // AddStates adds more about them
+    if (name == "states") continue;  // AddStates reports them in more detail
     const bool on_host = name == "pinned" || name == "prefix_index";
     report.lines.push_back(Line(name, part, on_host ? " of host memory" : ""));
     report.json[name + "_bytes"] = part;

@@ -39,11 +39,11 @@ class PullDisplay {
   const bool is_terminal_;
   const absl::Time start_;
   hub::StopSignal stop_;
-  // The display's thread.
-  std::vector<hub::FileProgress> shown_;  // the states that lines were printed for
+  // Used only by the display's thread, and by the destructor after it has ended.
+  std::vector<hub::FileProgress> shown_;  // states at the last PrintChanges
   std::string shown_note_;
-  std::size_t drawn_lines_ = 0;  // of bars, which the next drawing replaces
-  absl::Time next_total_;        // of the plain form
+  std::size_t drawn_lines_ = 0;  // bar lines that the next Draw replaces
+  absl::Time next_total_;        // next line of totals without a terminal
   std::thread thread_;           // last, so that it starts after the other members
 };
 

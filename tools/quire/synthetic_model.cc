@@ -94,7 +94,8 @@ json Tokenizer(const ModelShape& shape) {
             {"merges", json::array()}}}};
 }
 
-// Replaces what differs between Llama and Qwen3.5, which reads neither biases nor rope_theta.
+// Replaces keys of Llama by those of Qwen3.5, which has no biases and reads rope_theta from
+// rope_parameters.
 void MakeHybrid(const ModelShape& shape, json* config) {
   for (const char* key : {"mlp_bias", "rope_theta", "rope_scaling"}) config->erase(key);
   config->update({{"architectures", {"Qwen3_5ForCausalLM"}},

@@ -42,8 +42,9 @@ struct ModelShape {
 };
 
 // Returns the shapes "llama-3.1-8b", "tiny" (fast on a CPU), and those of the CPU benchmarks:
-// "llama-0.5b", "llama-1.1b", "qwen3.5-4b", and "qwen3.5-4b-quarter". The last has a quarter of the
-// layers and of the vocabulary, so that each part takes the same share of a step.
+// "llama-0.5b", "llama-1.1b", "qwen3.5-4b", and "qwen3.5-4b-quarter". The last shape has a quarter
+// of the layers and of the vocabulary, so that layers and head take the same shares of a step as in
+// the full model.
 const std::vector<ModelShape>& KnownShapes();
 // If the name is unknown, returns NOT_FOUND with all known names.
 absl::StatusOr<ModelShape> FindShape(absl::string_view name);

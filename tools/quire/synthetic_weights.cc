@@ -365,7 +365,7 @@ std::uint64_t GgufBytes(const Tensor& tensor) {
   return tensor.elements() * (tensor.is_f32_in_gguf ? sizeof(float) : sizeof(BF16));
 }
 
-// Returns the dimensions of a tensor in a GGUF file, the innermost first. Those of size 1 are
+// Returns the dimensions of a tensor in a GGUF file, the innermost first. Dimensions of size 1 are
 // omitted.
 std::vector<std::uint64_t> GgufDimensions(const Tensor& tensor) {
   std::vector<std::uint64_t> dimensions;

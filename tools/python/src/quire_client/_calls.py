@@ -1,7 +1,7 @@
 """Calls that block and calls for asyncio, behind one interface.
 
-The client's logic is written once, as coroutines that wait only in Call.read_once and Call.wait. Those of a
-BlockingCall block the thread and never suspend, so `run` completes such a coroutine without an event loop.
+The client's logic is written once, as coroutines that wait only in Call.read_once and Call.wait. In a BlockingCall,
+these two methods block the thread and never suspend, so `run` completes such a coroutine without an event loop.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Call(abc.ABC):
 
     @abc.abstractmethod
     async def read_once(self) -> Any:
-        """Does what `read` does, for the current attempt."""
+        """Reads from the current attempt, without retries."""
 
     @abc.abstractmethod
     async def wait(self, seconds: float) -> None:

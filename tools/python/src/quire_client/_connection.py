@@ -89,8 +89,8 @@ class RetryPolicy:
 
     A call is repeated after UNAVAILABLE, or after RESOURCE_EXHAUSTED with a delay from the server. It is repeated only
     while no message has arrived and its timeout has not passed. The wait is the server's delay, or else first_delay,
-    doubled for each attempt up to max_delay. Up to a quarter is added at random, so that rejected clients do not return
-    together. If the server asks for more than max_delay, the call fails. attempts=1 disables retries.
+    doubled for each attempt up to max_delay. Up to a quarter is added at random, so that rejected clients do not retry
+    at the same time. If the server asks for more than max_delay, the call fails. attempts=1 disables retries.
     """
 
     attempts: int = 4

@@ -380,14 +380,14 @@ class Client(_Client, Blocking):
 
 
 class AsyncClient(_Client, Asyncio):
-    """As Client, for use in one event loop. Cancelling a task cancels the call that it waits for."""
+    """Like Client, for use in one event loop. Cancelling a task cancels the call that it waits for."""
 
     def generate(self, request: v1.GenerateRequest, timeout: float | None = None) -> AsyncGenerationStream:
         """Starts a generation and returns its stream. Sets output.stream to true."""
         return AsyncGenerationStream(self._generate(request, timeout, stream=True))
 
     def batch(self, requests: Iterable[v1.GenerateRequest], timeout: float | None = None) -> AsyncIterator[BatchItem]:
-        """As Client.batch."""
+        """Like Client.batch."""
         return self._batch(requests, timeout)
 
     async def __aenter__(self) -> Self:

@@ -48,7 +48,7 @@ message: human-readable text.
 
 
 def _details(status: bytes) -> dict[str, Any]:
-    """Reads a serialized google.rpc.Status; bytes that are not one yield nothing."""
+    """Reads a serialized google.rpc.Status. Other bytes are ignored."""
     found: dict[str, Any] = {}
     info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
     try:
