@@ -19,17 +19,17 @@ struct RaisedDescriptorLimit {
 };
 
 // Raises the soft limit of open files to the hard limit, and enlarges the kernel's descriptor table
-// accordingly, at most to 65 536. Otherwise the kernel would double the table whenever it is full;
-// in a multithreaded process it then waits for all processors, which delays a new connection by 20
-// to 40 ms. REQUIRES: the process has one thread, and logging has not started.
+// accordingly, at most to 65 536. Otherwise the kernel would double the table whenever it is full.
+// In a multithreaded process, doubling waits for all processors, which delays a new connection by
+// 20 to 40 ms. REQUIRES: the process has one thread, and logging has not started.
 RaisedDescriptorLimit RaiseDescriptorLimit();
 
 void LogDescriptorLimit(const RaisedDescriptorLimit& limit);
 
 // Returns the number of connections that each of `num_listeners` gRPC listeners may have if the
 // HTTP servers have up to `http_connections`. The result is `wanted`, or less if there are too few
-// descriptors. That is logged, as a warning if the configuration sets `wanted`. A gRPC connection
-// takes three descriptors.
+// descriptors. A gRPC connection uses three. A lower result is logged, as a warning if the
+// configuration sets `wanted`.
 std::int32_t LimitGrpcConnections(std::int32_t wanted, int num_listeners,
                                   std::int32_t http_connections, bool wanted_is_default);
 

@@ -55,10 +55,10 @@ class EngineStack {
   std::unique_ptr<ServedModel> served_;
 };
 
-// Implements the part of --validate that concerns the device and the model: checks the CPU as
-// CheckCpu does, that this build has the device, that the files of the model parse, and that
-// weights and KV pool fit. Loads no weights. Appends one message per error. REQUIRES: the process
-// has not started other threads.
+// Implements the part of --validate that concerns the device and the model. Runs CheckCpu. Checks
+// that this build supports the device, that the files of the model parse, and that weights and KV
+// pool fit into memory. Loads no weights. Appends one message per error. REQUIRES: the process has
+// not started other threads.
 void ValidateModel(const DaemonOptions& options, std::vector<std::string>* errors);
 
 // Implements the part of --self-check that concerns a GPU: loads the model and compares the kernels

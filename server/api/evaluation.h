@@ -10,7 +10,7 @@
 // Invariants: `done` is called once, and then no request of the call is live. The first failure
 //             becomes the status of the call and cancels the other requests. At most kMaxLiveItems
 //             requests are live. If the queue is full, a request is retried when another request of
-//             the call ends; if no other request of the call is live, it fails.
+//             the call ends. If no other request of the call is live, the call fails.
 // Threads:    one thread calls Start. Cancel is thread-safe. `done` is called from Start, Cancel or
 //             an output worker, without a lock.
 // Lifetime:   keeps itself alive until `done` has returned. The state's model outlives it.
@@ -33,12 +33,12 @@
 namespace quire::server {
 
 struct EvaluationItem {
-  engine::Request request;  // task, prompt and output; Start sets the rest
+  engine::Request request;  // task, prompt and output; Start sets the other fields
   // An earlier item with a common prefix. This item starts when the earlier one has ended.
   std::optional<std::size_t> after = {};
-  // If true, the context of the ScorePrompt is empty and is replaced by the context tokens of the
-  // earlier item, so that the context is not tokenized twice. REQUIRES: the earlier item is a score
-  // that echoes its prompt ids.
+  // If true, the ScorePrompt has no context of its own and receives the context tokens of the
+  // earlier item. So the context is tokenized only once. REQUIRES: the earlier item is a score that
+  // echoes its prompt ids.
   bool copies_context = false;
   // The name of the item in the client's request ("documents[3]"), for error messages; empty: no
   // name.

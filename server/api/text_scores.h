@@ -7,8 +7,8 @@
 //   yes/no         exp(y) / (exp(y) + exp(n)) for the logits of two tokens after the prompt
 //
 // A pair is rendered by the model's chat template, as messages with the roles `query` and
-// `document`. Without a template, a classifier gets the tokens of the query followed by those of
-// the document.
+// `document`. Without a template, a classifier gets the query's tokens followed by the document's
+// tokens.
 //
 // Place:      between the transports and Evaluation.
 // Invariants: templates come from the model's files and are never built in. Sums are computed in

@@ -3,8 +3,8 @@
 // Calls that use only the tokenizer and the chat template: Tokenize, Detokenize and RenderChat.
 //
 // Place:      below the gRPC service and the HTTP endpoints with the same calls.
-// Invariants: errors are those of proto/quire/v1/text.proto. The tokens of a chat are those that a
-//             generation computes from it.
+// Invariants: errors are as proto/quire/v1/text.proto documents. A chat has the same tokens as in a
+//             generation.
 // Threads:    any. A call takes milliseconds per megabyte, so transports run it on a worker.
 // Lifetime:   the model outlives a call.
 

@@ -12,8 +12,8 @@
 //             the reactors) and by the HTTP listeners.
 // Invariants: the tenant never comes from a request field. The SHA-256 of a presented token is
 //             compared with every line of the table, in constant time. Tokens and complete hashes
-//             are not logged. AdminService on a Unix socket is protected only by the socket's
-//             permissions, in every mode; other scopes are checked on Unix sockets too.
+//             are not logged. In every mode, AdminService on a Unix socket is protected only by the
+//             socket's permissions. Other scopes are checked on Unix sockets too.
 // Threads:    thread-safe.
 // Lifetime:   outlives listeners and handlers.
 
@@ -63,8 +63,8 @@ class Authenticator {
   absl::StatusOr<Identity> Authenticate(const Credentials& credentials, Scope needed) const;
 
   // Returns whether a principal that was authenticated earlier still has `needed`. The result
-  // becomes false if the token was removed from the file or lost the scope; the token's streams
-  // then end (docs/security.md).
+  // becomes false if the token was removed from the file or lost the scope. The streams of that
+  // token then end (docs/security.md).
   bool IsStillAllowed(absl::string_view principal, Scope needed) const;
   // Every Apply increments the version. While the version is unchanged, IsStillAllowed returns
   // the same results.

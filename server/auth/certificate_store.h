@@ -8,10 +8,10 @@
 //
 // Place:      created by the daemon if tls.cert_file is set. Listeners use current() for each new
 //             connection; open connections keep their certificates.
-// Invariants: current() has passed ReadCertificates: it parses, the key belongs to the certificate,
-//             the TLS library accepts both and the chain, and the dates were valid at that time.
-//             Contents that fail a check are ignored, and each new error is logged once. A file
-//             that changed within the last kSettleTime is not read yet. Older contents never
+// Invariants: current() has passed ReadCertificates. So it parses, the key belongs to the
+//             certificate, the TLS library accepts key and chain, and the dates were valid when it
+//             was read. Contents that fail a check are ignored, and each new error is logged once.
+//             A file that changed within the last kSettleTime is not read yet. Older contents never
 //             replace newer ones.
 // Threads:    thread-safe; its own thread reads the files.
 // Lifetime:   outlives the listeners.

@@ -22,8 +22,8 @@ namespace quire::server {
 
 // Origin of a value.
 struct Origin {
-  // File name, "env NAME", "--set", "MODEL" for the argument of quired, or "default";
-  // "--port-offset" for a default address that the flag has shifted.
+  // File name, "env NAME", "--set", "MODEL" for the argument of quired, "default", or
+  // "--port-offset" for a default address that this flag has shifted.
   std::string layer;
   int line = 0;  // 1-based; 0 if the layer has no lines
   int column = 0;

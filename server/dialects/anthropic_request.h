@@ -8,8 +8,8 @@
 //   tool_result blocks                   -> messages of role tool
 //
 // Place:      a reader of dialect_endpoints.cc. RequestTranslator checks ranges later.
-// Invariants: those of openai_request.h. As in Anthropic's API, consecutive messages of one role
-//             are one message, and the model continues a last message of the assistant.
+// Invariants: the invariants of openai_request.h hold. As in Anthropic's API, consecutive messages
+//             of one role are one message, and the model continues a last message of the assistant.
 // Threads:    pure functions.
 // Source:     anthropic 2.14.0 (PyPI), types/message_create_params.py.
 

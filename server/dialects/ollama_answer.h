@@ -4,9 +4,10 @@
 // stream. The last line has done, done_reason, the counts and the durations in nanoseconds.
 //
 // Place:      make_writer functions of GenerationEndpoint.
-// Invariants: prompt_eval_duration is the time from the first schedule to the first token,
-//             eval_duration the time from there to the last token, and total_duration also contains
-//             the time in the queue. load_duration is 0. Tool calls are sent as whole calls.
+// Invariants: prompt_eval_duration is the time from the first schedule to the first token.
+//             eval_duration is the time from the first token to the last one. total_duration is
+//             their sum plus the time in the queue. load_duration is 0. Tool calls are sent as
+//             whole calls.
 // Threads:    one thread at a time.
 // Source:     api/types.go of Ollama at 017eb8ae.
 

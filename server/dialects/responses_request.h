@@ -7,8 +7,8 @@
 //   function_call_output                          -> a message of role tool
 //
 // Place:      a reader of dialect_endpoints.cc. RequestTranslator checks ranges later.
-// Invariants: those of openai_request.h. Nothing is stored: `store` has no meaning, and fields that
-//             need stored responses are refused.
+// Invariants: the invariants of openai_request.h hold. Nothing is stored: `store` has no meaning,
+//             and fields that need stored responses are refused.
 // Threads:    pure functions.
 // Source:     openai 3.54.0 (PyPI), types/responses/response_create_params.py.
 

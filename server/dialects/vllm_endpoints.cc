@@ -54,7 +54,7 @@ absl::StatusOr<formats::JsonDocument> Parse(absl::string_view bytes, std::uint32
   return document;
 }
 
-// Checks the members of messages or tools, which are those of chat completions.
+// Checks the members of messages or tools, which have the same fields as in chat completions.
 absl::Status CheckElements(const JsonFields& body, absl::string_view key, FieldOwner owner,
                            const UnknownFieldHandler& on_unknown) {
   const auto list = body.Find(key);

@@ -2,17 +2,17 @@
 
 // Limits the resources that one HTTP/2 connection makes gRPC use, before gRPC sees the bytes.
 //
-// gRPC 1.51 itself limits little. It does not count resets and control frames, and it keeps
-// incomplete messages until the connection closes. It refuses streams only once the client has
+// gRPC 1.51 has few limits. It does not count resets and control frames, and it keeps incomplete
+// messages until the connection closes. It enforces its limit of streams only after the client has
 // acknowledged the server's SETTINGS. A FrameGuard reads the frame headers of both directions (RFC
 // 9113, sections 4.1, 5.1 and 6). It also reads the five bytes before each gRPC message, a flag and
-// a length. It reports when a limit is exceeded and changes no byte.
+// a length. It reports exceeded limits and never changes bytes.
 //
 // Place:      inside GuardedConnection, one for each connection.
 // Invariants: a stream is open from the client's first HEADERS until either side has reset it, the
 //             server has ended it or TakeLateStreams has returned it. At most max_streams are open,
 //             and at most max_early_streams until the client acknowledges SETTINGS.
-//             unfinished_bytes() is the number of bytes received of incomplete messages, over all
+//             unfinished_bytes() is the number of received bytes of incomplete messages, over all
 //             streams. After an error the caller closes the connection and passes no more bytes.
 // Threads:    one thread at a time.
 

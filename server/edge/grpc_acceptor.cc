@@ -140,7 +140,8 @@ void GrpcAcceptor::Start(std::function<void(int)> hand_over) {
   }
 }
 
-// Runs the handlers. No exception is expected: TlsContext and Transport catch those of Asio.
+// Runs the handlers. No exception is expected, because TlsContext and Transport catch the
+// exceptions of Asio.
 void GrpcAcceptor::Serve() {
   SetThreadName("grpc-edge");
   for (;;) {

@@ -11,10 +11,10 @@
 // Invariants: a connection is accepted only while fewer than max_connections are counted, and fewer
 //             than max_connections_per_address of its IPv4 address or IPv6 /64. A new connection
 //             beyond a limit evicts the connection that has been idle for longest
-//             (connection_places.h); beyond the limit per address, one of the same address. If none
-//             is idle, the new connection is refused, with a GOAWAY frame unless it uses TLS. An
-//             evicted connection is not counted, although it may still be closing. A connection
-//             takes one descriptor, and three once its preface is complete.
+//             (connection_places.h). Beyond the limit per address, it evicts a connection of the
+//             same address. If none is idle, the new connection is refused, with a GOAWAY frame
+//             unless it uses TLS. An evicted connection is not counted, although it may still be
+//             closing. A connection takes one descriptor, and three once its preface is complete.
 //             In addition, at most 64 refused or evicted connections linger, with one descriptor
 //             each. If no descriptor is free, the acceptor evicts a connection and retries. A
 //             connection that its client has closed or half-closed before it is accepted is

@@ -5,8 +5,8 @@
 // Place:      inside GrpcAcceptor; ConnectionPlaces keeps the eviction order.
 // Invariants: MakeRoom admits a connection only while fewer than max_connections are counted, and
 //             fewer than max_per_address of its address. Connections without a network are not
-//             counted. An evicted connection is not counted, although it may still be closing; if
-//             it has begun a call meanwhile, it stays open and is counted again. At most
+//             counted. An evicted connection is not counted, although it may still be closing. If
+//             it has begun a call before it closes, it stays open and is counted again. At most
 //             kMaxLingering refused or evicted connections linger.
 // Threads:    one thread at a time calls MakeRoom and Add. Other methods are thread-safe.
 // Lifetime:   outlives its connections and does not keep them alive.

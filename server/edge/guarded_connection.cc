@@ -158,9 +158,9 @@ void GuardedConnection::WriteServer(net::const_buffer bytes) {
   is_writing_to_server_ = true;
   net::async_write(
       *server_, bytes, [self = shared_from_this(), size = bytes.size()](Error, std::size_t) {
-        // If the write fails, gRPC has closed its end, and the other direction ends the connection.
-        // Reading continues: if the socket were closed before the client's bytes are read, the
-        // kernel would discard what the client has not read yet.
+        // If the write fails, gRPC has closed its end, and the read from gRPC ends the connection.
+        // Reading from the client continues. If the socket were closed before the client's bytes
+        // are read, the kernel would discard bytes that the client has not read yet.
         self->is_writing_to_server_ = false;
         self->from_client_.AdaptSize(size);
         self->ReadClient();
@@ -191,7 +191,7 @@ void GuardedConnection::OnServerRead(Error error, std::size_t size) {
   if (!server_->is_open() || error == net::error::operation_aborted) return ContinueToClient();
   if (error) {
     if (state_ == State::kLingering) {
-      CloseServer();  // the rest of the frame is lost, so our own frames are not sent
+      CloseServer();  // gRPC's frame stays incomplete, so our own frames are not sent
       return ContinueToClient();
     }
     if (has_client_ended_) return Close();
@@ -314,8 +314,8 @@ void GuardedConnection::CloseWithGoAway(CloseCause cause, const absl::Status& wh
 }
 
 // Ends the connection to gRPC, which then ends its calls. The pending write to the client and our
-// own frames are still sent. If gRPC's last frame is incomplete, the socket stays open for the rest
-// of the frame, because our own frames may only follow it.
+// own frames are still sent. If gRPC's last frame is incomplete, the socket stays open until the
+// frame is complete, because our own frames must not be sent inside it.
 void GuardedConnection::Linger() {
   state_ = State::kLingering;
   state_since_ = MonotonicNow();

@@ -101,8 +101,7 @@ class GuardedConnection final : public std::enable_shared_from_this<GuardedConne
   void Evict();
   // Ends all calls of the connection and sends the client the reason.
   void Refuse(CloseCause cause, absl::Status why);
-  // Closes the connection if it was not handed to gRPC yet. gRPC closes the others when it shuts
-  // down.
+  // Closes the connection if it was not handed to gRPC yet. Otherwise gRPC closes it at shutdown.
   void CloseIfOpening();
   void Abort();
 
@@ -121,7 +120,7 @@ class GuardedConnection final : public std::enable_shared_from_this<GuardedConne
     std::span<const std::byte> LastRead(std::size_t size) const;
     // Keeps the bytes of the last read; the next read appends to them.
     void Keep(std::size_t size) { num_kept_ += size; }
-    // Returns the kept bytes and those of the last read, and keeps nothing.
+    // Returns the kept bytes followed by the bytes of the last read. Then no bytes are kept.
     boost::asio::const_buffer TakeAll(std::size_t size);
     void AdaptSize(std::size_t size);
 

@@ -4,8 +4,9 @@
 // that its epoll reactor watches.
 //
 // Asio never frees the small block of a descriptor, but reuses it for another one. Blocks that are
-// allocated one by one during a flood of connections fragment the heap: nearly every page then has
-// a block between the memory of connections, and cannot be returned to the kernel afterwards.
+// allocated one by one during a flood of connections fragment the heap. Nearly every page then
+// contains such a block between the memory of connections, and cannot be returned to the kernel
+// afterwards.
 //
 // Place:      inside GrpcAcceptor.
 // Invariants: Asio has blocks for kBatchSize / 2 more descriptors than are counted. It has fewer if

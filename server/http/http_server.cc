@@ -147,9 +147,9 @@ void HttpServer::Impl::Run() {
   }
 }
 
-// Sessions catch their own exceptions and those of their handlers, and TlsContext and Transport
-// those of Asio. An exception that reaches this function is logged, but a listening socket whose
-// handler threw it accepts no more.
+// Sessions catch exceptions of themselves and of their handlers. TlsContext and Transport catch
+// exceptions of Asio. Any other exception reaches this function and is logged. If it was thrown by
+// the handler of a listening socket, that socket accepts no more connections.
 void HttpServer::Impl::Serve() {
   SetThreadName(options_.thread_name);
   for (;;) {

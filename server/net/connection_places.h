@@ -1,8 +1,8 @@
 #pragma once
 
-// Counts the open connections of a listener, in total and per address, and chooses which one is
-// evicted for a new one: the connection that has been idle for longest, otherwise the one that has
-// waited longest for the rest of a request.
+// Counts the open connections of a listener, in total and per address, and chooses the connection
+// that is evicted for a new one. It is the connection that has been idle for longest. If none is
+// idle, it is the connection that has waited longest for the missing bytes of a request.
 //
 // Place:      inside GrpcAcceptor and the ConnectionTable of HTTP, which own the connections. This
 //             class identifies connections by numbers.

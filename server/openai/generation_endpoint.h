@@ -3,7 +3,8 @@
 // The endpoints that generate text, each with the format of one API: how its body is read, and how
 // its answer and its errors are written. All of them run as v1::GenerateRequests in OpenAiCall.
 //
-// Place:   OpenAiService finds the endpoint of a path; server/dialects adds those of other APIs.
+// Place:   OpenAiService finds the endpoint of a path; server/dialects adds the endpoints of other
+//          APIs.
 // Threads: any; the functions have no state.
 
 #include <memory>

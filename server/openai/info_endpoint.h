@@ -3,7 +3,7 @@
 // Endpoints that answer at once, from memory: health, the list of models, metrics, versions.
 //
 // Place:   OpenAiService finds the endpoint of a path and checks the caller; server/dialects adds
-//          those of other APIs.
+//          the endpoints of other APIs.
 // Threads: any; the functions have no state.
 
 #include <nlohmann/json_fwd.hpp>

@@ -97,8 +97,8 @@ ordered_json MakeDelta(const v1::Delta& delta, const std::string& text, bool use
 class PromptOffsets {
  public:
   // `is_decoded` is true if `text` was decoded from the prompt's tokens. Otherwise `text` was sent
-  // by the client: it lacks special tokens that the tokenizer adds, and its spaces may differ from
-  // those of the tokens.
+  // by the client. It then lacks special tokens that the tokenizer adds, and its spaces may differ
+  // from the spaces in the tokens.
   PromptOffsets(absl::string_view text, const OpenAiTokens& tokens, bool is_decoded,
                 bool skips_special)
       : rest_(text),
@@ -322,8 +322,8 @@ struct OpenAiAnswer::Impl {
   // `begins` is true for the first chunk of a choice of a chat.
   void AppendChunk(std::size_t index, ordered_json choice, std::string* events,
                    bool begins = false);
-  // Adds the ids of the output to a choice, and those of the prompt to the first one of a
-  // completion.
+  // Adds the ids of the output to a choice. Also adds the ids of the prompt to the first choice of
+  // a completion.
   void AddIds(std::size_t index, const google::protobuf::RepeatedField<std::int32_t>& ids,
               bool is_first, ordered_json* choice) const;
   // Returns the indexes of the choices of a prompt that are returned, best first if best_of is

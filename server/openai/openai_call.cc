@@ -184,7 +184,8 @@ std::string OpenAiCall::Collect() {
   // Before the first byte is sent, a failure can still set the HTTP status.
   const bool may_write = has_begun_ || error_.ok();
   if (!may_write && !events.empty()) {
-    // Drain stopped at kPieceBytes. Take the rest now, because no write will resume it.
+    // Drain stopped at kPieceBytes. Take the remaining messages now, because no write will resume
+    // Drain.
     events.clear();
     for (std::size_t i = 0; i < prompts_.size(); ++i) Drain(i, &events);
   }

@@ -259,8 +259,8 @@ struct FormatSchema {
   absl::string_view raw;  // the schema's text in the body
 };
 
-// Finds the schema in `schema` or `json_schema`. The latter has the schema as a member or is the
-// schema. `raw` is the format's text in the body.
+// Finds the schema in `schema` or `json_schema`. `json_schema` either contains the schema as a
+// member or is the schema itself. `raw` is the format's text in the body.
 absl::StatusOr<FormatSchema> FindFormatSchema(const JsonFields& format, absl::string_view raw) {
   const auto direct = format.Find("schema");
   const auto wrapper = format.Find("json_schema");

@@ -1,7 +1,7 @@
 #pragma once
 
 // The APIs over HTTP: the endpoints of generation_endpoint.h, evaluation_bodies.h and
-// info_endpoint.h, and those of server/dialects.
+// info_endpoint.h, and the endpoints of server/dialects.
 //
 //   HttpServer -> OpenAiService::Handle -> OpenAiCall -> Generation
 //                                       -> EvaluationCall -> Evaluation

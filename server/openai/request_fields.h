@@ -7,9 +7,9 @@
 //   {"logprobs": true, "audio": {}}  -> "audio is not supported; the model writes text only"
 //
 // Place:      below the readers of bodies, which read only supported fields.
-// Invariants: every field has one of three outcomes. It is supported; it is refused by name; or it
-//             has no meaning for this server and is accepted. docs/openai.md lists the table, and a
-//             test compares them.
+// Invariants: every field has one of three outcomes. It is supported, or it is refused by name, or
+//             it has no meaning for this server and is accepted. docs/openai.md lists the table,
+//             and a test compares them.
 // Threads:    pure functions, except for the caller's handler of unknown fields.
 // Sources:    openai 3.54.0 (PyPI); vLLM, llama.cpp and Ollama at the commits named in
 //             tests/testdata/request_fields.json.
@@ -117,7 +117,7 @@ class FieldTable {
 // The fields of the bodies that FieldOwner lists. Other APIs have tables and owners of their own.
 std::span<const RequestField> RequestFields();
 
-// The fields of one body: those of `owner` in a table.
+// The fields of one body, which are the fields of `owner` in a table.
 struct BodyFields {
   std::span<const RequestField> (*table)() = nullptr;  // null: not described
   std::uint32_t owner = 0;

@@ -90,7 +90,7 @@ std::string RandomBytes(std::size_t count) {
   return bytes;
 }
 
-// Returns the spans of the stages and, as the last one, that of the request.
+// Returns the spans of the stages, followed by the span of the request.
 std::vector<otlp::Span> MakeSpans(const TracedRequest& request,
                                   const std::optional<TraceContext>& parent) {
   otlp::Span span;

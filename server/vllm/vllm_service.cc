@@ -166,7 +166,7 @@ class VllmService::Impl final : public RawService {
         });
   }
 
-  // The loads are those of all tenants, so the call needs the scope `metrics`.
+  // The loads include all tenants, so the call needs the scope `metrics`.
   Reactor* GetLoads(Context* call, const Bytes* request, Bytes* response) override {
     UnaryCall unary = Unary("VllmEngine.GetLoads", call, request, response);
     unary.scope = Scope::kMetrics;

@@ -1,15 +1,15 @@
-// Measures the accuracy loss of quantized weights, activations and pages: the perplexity of a text,
-// and the divergence of the next-token distributions from those of unquantized weights with f32
-// activations and pages.
+// Measures the accuracy loss of quantized weights, activations and pages. Reports the perplexity of
+// a text, and the divergence of the next-token distributions from a reference. The reference has
+// unquantized weights and f32 activations and pages.
 //
 //   accuracy --model assets/story --text held_out.txt --tokens 20480 --context 512
 //   accuracy --model model.gguf --reference assets/story --formats auto,none --text held_out.txt
 //   accuracy --model assets/story --formats none --bf16-pages --text held_out.txt
 //
-// The text is split into runs of `context` tokens that are computed separately; within a run every
+// The text is split into runs of `context` tokens that are computed separately. Within a run, every
 // token except the first is predicted. KL is the mean over predictions of sum p log(p / q) in nats,
-// where p is the distribution of the reference and q that of the format. "same best" is the
-// fraction of predictions with the same most likely token.
+// where p is the distribution of the reference and q the distribution of the format. "same best" is
+// the fraction of predictions with the same most likely token.
 
 #include <CLI/CLI.hpp>
 #include <algorithm>

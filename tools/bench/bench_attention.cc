@@ -387,9 +387,9 @@ BENCHMARK(BM_WindowedAttention)
     ->UseRealTime();
 
 // One decode token over the MLA cache rows of GLM-4.7-Flash: 20 heads, rank 512 and 64 rope columns
-// in bf16. With topk 0 attention is dense; else it is over topk keys, which 32 index heads of 128
-// columns select first if `selects` is set.
-// Arguments: cached tokens, topk, selects, threads.
+// in bf16. With topk 0, attention is dense. Otherwise it reads topk keys. If `selects` is set, the
+// time includes the selection of these keys by 32 index heads of 128 columns. Arguments: cached
+// tokens, topk, selects, threads.
 void BM_SparseAttention(benchmark::State& state) {
   constexpr std::uint32_t kHeads = 20, kColumns = 576, kRank = 512;
   constexpr std::uint32_t kIndexHeads = 32, kIndexSize = 128;

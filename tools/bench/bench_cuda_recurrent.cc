@@ -1,6 +1,6 @@
-// Measures the ops of recurrent layers, in the shape of Qwen3-Next (32 heads, states of 128 x 128,
-// 8192 channels) and of Mamba-2 (128 heads, states of 128 x 64): one token of each of several
-// sequences, and a prompt of one sequence.
+// Measures the ops of recurrent layers, for decode steps of several sequences and for a prompt of
+// one sequence. The shapes are Qwen3-Next (32 heads, states of 128 x 128, 8192 channels) and
+// Mamba-2 (128 heads, states of 128 x 64).
 
 #include <cstdint>
 #include <numeric>

@@ -1,7 +1,7 @@
-// Compares decoding with a mixture of experts and with a dense MLP of the same active size: one
-// token through 8 of 128 experts of size 768, and through one MLP of size 6144, alternating in one
-// run. Weights are read from memory, not from the caches: the MoE has 1.2 GB in bf16, and the dense
-// MLP alternates between layers.
+// Compares decoding with a mixture of experts and with a dense MLP of the same active size. One
+// token is computed by 8 of 128 experts of size 768, and by one MLP of size 6144, alternating in
+// one run. Weights are read from memory, not from the caches, because the MoE has 1.2 GB in bf16
+// and the dense MLP alternates between layers.
 //
 //   bench_kernels --benchmark_filter=Experts
 

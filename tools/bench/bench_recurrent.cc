@@ -1,6 +1,6 @@
-// Measures the scan of a recurrent layer of Qwen3-Next (32 heads, states of 128 x 128) and of a
-// Mamba-2 layer (128 heads, states of 128 x 64): one token of each of several sequences, and a
-// prompt of one sequence. `simd` 0 is the reference implementation, on one thread.
+// Measures the scan of recurrent layers, for decode steps of several sequences and for a prompt of
+// one sequence. The shapes are Qwen3-Next (32 heads, states of 128 x 128) and Mamba-2 (128 heads,
+// states of 128 x 64). `simd` 0 is the reference implementation, on one thread.
 //
 //   bench_kernels --benchmark_filter=StateScan
 //

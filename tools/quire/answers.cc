@@ -6,9 +6,9 @@
 //
 // The parameters of a request depend only on its number and the vocabulary size. They include
 // penalties, three choices, stop tokens, greedy and random sampling, and shared prefixes. Each line
-// of the file describes one choice: request number, choice index, finish reason, then each token
-// with the bits of its log-probability and those of the two most likely tokens. 32 requests are in
-// flight, so the batches of two runs differ.
+// of the file describes one choice by request number, choice index and finish reason, followed by
+// its tokens. Each token is followed by the two most likely tokens, all with the bits of their
+// log-probabilities. 32 requests are in flight, so the batches of two runs differ.
 
 #include <grpcpp/grpcpp.h>
 

@@ -1,7 +1,7 @@
 #pragma once
 
-// Metrics of `quire bench`: measurements of one request on the client's monotonic clock, and their
-// summary with the field names of `vllm bench serve`, so that existing scripts can read it.
+// Metrics of `quire bench`. Requests are measured on the client's monotonic clock. The summary has
+// the field names of `vllm bench serve`, so that existing scripts can read it.
 //
 // Definitions (docs/operations.md). TTFT: from sending the request to the first message with a
 // token. E2E: from sending the request to receiving its status. TPOT: (last token - first token) /

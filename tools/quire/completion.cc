@@ -116,8 +116,8 @@ std::string ZshSpec(const CliOption& option) {
   return absl::StrJoin(specs, kZshBreak);
 }
 
-// Returns the _arguments specifications of a command: its own options and those of the program. The
-// last positional takes all remaining words.
+// Returns the _arguments specifications of a command: its own options and the options of the
+// program. The last positional takes all remaining words.
 std::string ZshSpecs(const CliCommand& program, const CliCommand& command) {
   std::vector<const CliOption*> options, positionals;
   for (const CliOption& option : program.options) {

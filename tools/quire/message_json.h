@@ -22,8 +22,8 @@ namespace quire::client {
 absl::StatusOr<std::string> MessageJson(const google::protobuf::Message& message);
 
 // Returns the words of an enumerator without the name of its type: "stop text" for
-// FINISH_REASON_STOP_TEXT. A number that `type` lacks, such as that of a newer server, is printed
-// as "unknown (7)".
+// FINISH_REASON_STOP_TEXT. A number that `type` does not define, for example from a newer server,
+// becomes "unknown (7)".
 std::string EnumWords(const google::protobuf::EnumDescriptor* type, int value);
 
 }  // namespace quire::client

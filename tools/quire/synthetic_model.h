@@ -27,8 +27,8 @@ struct ModelShape {
   // If above 0: "llama3" RoPE scaling with factor 8, from this many positions.
   std::uint32_t original_max_position_embeddings = 0;
   bool tie_word_embeddings = false;
-  // If above 0, three of four layers are recurrent (gated delta rule), and the shape is of the
-  // Qwen3.5 family instead of Llama: output gates, QK norm, and RoPE on a quarter of a head.
+  // If above 0, three of four layers are recurrent (gated delta rule), and the model is a Qwen3.5
+  // instead of a Llama. It then has output gates, QK norm, and RoPE on a quarter of a head.
   std::uint32_t linear_key_heads = 0, linear_value_heads = 0;
 
   bool is_hybrid() const { return linear_key_heads > 0; }

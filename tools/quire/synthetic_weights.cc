@@ -31,9 +31,9 @@ enum class Values : std::uint8_t {
   kTimeSteps,     // dt_bias
 };
 
-// Rows (or columns) from `first` on belong to value heads of `size` each. Hugging Face files have
-// the `per_key` value heads of a key head side by side; GGUF files have the first value heads of
-// all key heads, then the second ones.
+// Rows (or columns) from `first` on belong to value heads of `size` rows each. Hugging Face files
+// store the `per_key` value heads of a key head one after the other. GGUF files store the first
+// value head of every key head, then the second value heads.
 struct ValueHeads {
   std::uint64_t first = 0;
   std::uint32_t size = 0, per_key = 0;  // size 0: there are none
