@@ -23,7 +23,7 @@ constexpr std::int64_t kOtherDescriptors = 512;
 constexpr std::int64_t kDescriptorsPerConnection = 3;  // the client's socket and a socket pair
 constexpr std::int64_t kMinGrpcConnections = 16;
 // Maximum size of the prepared descriptor table. The default connection limits need no more. The
-// table takes half a MiB of kernel memory.
+// table uses half a MiB of kernel memory.
 constexpr rlim_t kPreparedDescriptors = 1 << 16;
 
 // Enlarges the kernel's descriptor table by opening a high descriptor. Returns 0, or errno on

@@ -1,12 +1,12 @@
 #pragma once
 
-// Exits the process if graceful shutdown hangs. A step that never ends keeps its requests alive,
-// these keep their connections open, and shutdown waits for the engine thread.
+// Exits the process if graceful shutdown hangs. If a step never ends, its requests stay alive, the
+// requests keep their connections open, and shutdown waits for the engine thread.
 //
 // Place:      owned by the daemon, destroyed last.
 // Invariants: armed once. At the deadline the process exits with `exit_code`, unless this object
 //             has been destroyed by then. One thread logs the exit, since the log may hang too. A
-//             second thread terminates the process. It takes only this timer's lock and waits at
+//             second thread terminates the process. It acquires only this timer's lock and waits at
 //             most one second for the log line.
 // Threads:    one thread at a time calls Arm and the destructor.
 

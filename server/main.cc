@@ -140,7 +140,8 @@ int Run(Flags flags) {
 int main(int argc, char** argv) {
   std::set_new_handler(ExitOutOfMemory);
   // Makes CUDA load all kernels when the device is opened, before the memory plan measures free
-  // memory. A kernel that is loaded lazily would take memory at the first request that needs it.
+  // memory. A kernel that is loaded lazily would allocate memory at the first request that needs
+  // it.
   setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
   quire::server::BlockSignals();
   Flags flags;

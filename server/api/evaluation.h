@@ -76,7 +76,7 @@ class Evaluation : public std::enable_shared_from_this<Evaluation> {
     EvaluationItem item;
     std::shared_ptr<engine::TokenStream> stream = nullptr;  // null unless the item is live
     bool is_done = false;
-    std::vector<std::int32_t> prompt_ids = {};  // if the request echoes them
+    std::vector<std::int32_t> prompt_ids = {};  // set if the request echoes them
     EvaluationResult result = {};
   };
 

@@ -57,7 +57,7 @@ struct ModelDescription {
   std::optional<std::int32_t> bos_token_id, pad_token_id;
   std::string weights_fingerprint;
   // Identifies weights, numeric types and build. While it is unchanged, equal requests with a seed
-  // give equal output.
+  // produce equal output.
   std::string system_fingerprint;
   std::int64_t parameter_count = 0;
   absl::Time load_time;

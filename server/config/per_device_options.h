@@ -22,7 +22,7 @@ engine::EngineOptions AdaptEngineOptions(engine::EngineOptions engine, DeviceKin
 runtime::RuntimeOptions RuntimeOptionsFor(const DaemonOptions& options, DeviceKind device);
 
 // Returns EngineOptions::fingerprint for pages that the CPU computes. Activations of different
-// types give different bits, so such pages are not shared. REQUIRES: activations is not kAuto.
+// types produce different bits, so such pages are not shared. REQUIRES: activations is not kAuto.
 std::string PageFingerprint(absl::string_view model_fingerprint,
                             kernels::CpuActivations activations);
 

@@ -5,7 +5,7 @@
 //
 // Place:      below the YAML reader. No other code parses or prints numbers, sizes, durations and
 //             enum names.
-// Invariants: printing a value and reading it again gives the same value.
+// Invariants: printing a value and parsing the text returns the same value.
 // Threads:    any.
 
 #include <cstdint>

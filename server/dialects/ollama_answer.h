@@ -43,7 +43,7 @@ class OllamaAnswer : public AnswerWriter {
   const bool is_chat_;  // false: /api/generate
   const bool stream_;
   const std::string model_, created_at_;
-  std::string body_;  // without a stream: the completed answer
+  std::string body_;  // the completed answer; empty with a stream
 };
 
 std::unique_ptr<AnswerWriter> MakeOllamaAnswer(const OpenAiRequest& request, OpenAiAnswerHead head,

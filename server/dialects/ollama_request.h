@@ -30,7 +30,7 @@ enum OllamaOwner : std::uint32_t {
   kOllamaOptions = 1U << 3,
   kOllamaMessage = 1U << 4,
   kOllamaToolCall = 1U << 5,
-  kOllamaFunction = 1U << 6,  // of a tool call
+  kOllamaFunction = 1U << 6,  // function of a tool call
 };
 
 std::span<const RequestField> OllamaFields();

@@ -44,7 +44,7 @@ struct FrameLimits {
   std::int64_t max_header_bytes = 0;
   // Limits of incomplete messages:
   std::int64_t max_unfinished_bytes = 0;
-  absl::Duration message_timeout;  // from the first byte of a message to its last
+  absl::Duration message_timeout;  // limit from the first byte of a message to its last
 };
 
 class FrameGuard {

@@ -14,11 +14,11 @@
 //             (connection_places.h). Beyond the limit per address, it evicts a connection of the
 //             same address. If none is idle, the new connection is refused, with a GOAWAY frame
 //             unless it uses TLS. An evicted connection is not counted, although it may still be
-//             closing. A connection takes one descriptor, and three once its preface is complete.
-//             In addition, at most 64 refused or evicted connections linger, with one descriptor
-//             each. If no descriptor is free, the acceptor evicts a connection and retries. A
-//             connection that its client has closed or half-closed before it is accepted is
-//             skipped. Bind fails if another process listens on the TCP port or Unix socket.
+//             closing. A connection uses one descriptor, and three once its preface is complete. In
+//             addition, at most 64 refused or evicted connections linger, with one descriptor each.
+//             If no descriptor is free, the acceptor evicts a connection and retries. A connection
+//             that its client has closed or half-closed before it is accepted is skipped. Bind
+//             fails if another process listens on the TCP port or Unix socket.
 // Threads:    one thread calls Bind, Start, StopAccepting, WaitClosed and the destructor. One
 //             thread at a time calls ConnectToSelf. Other methods are thread-safe. The object owns
 //             two threads, which accept and relay.
@@ -84,7 +84,7 @@ class GrpcAcceptor {
   // Port 0 is replaced by the port that the system chose.
   const std::vector<std::string>& addresses() const { return addresses_; }
 
-  // Starts accepting. `hand_over` gives gRPC a connected socket, which gRPC owns from then on.
+  // Starts accepting. `hand_over` passes a connected socket to gRPC, which owns it from then on.
   void Start(std::function<void(int fd)> hand_over);
 
   // Returns a new non-blocking connection to the first address, to check that connections are

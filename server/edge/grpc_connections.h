@@ -71,7 +71,7 @@ class GrpcConnections {
 
   mutable Mutex mutex_;
   CondVar removed_;
-  std::map<std::uint64_t, Entry> connections_ ABSL_GUARDED_BY(mutex_);  // by number
+  std::map<std::uint64_t, Entry> connections_ ABSL_GUARDED_BY(mutex_);  // keyed by number
   ConnectionPlaces places_ ABSL_GUARDED_BY(mutex_);  // connections with a network
   int num_lingering_ ABSL_GUARDED_BY(mutex_) = 0;
 };

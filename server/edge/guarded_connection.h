@@ -6,8 +6,8 @@
 //
 //   opening (TLS handshake, HTTP/2 preface) -> relaying -> lingering -> closed
 //
-// Place:      GrpcAcceptor makes one for each connection that it accepts.
-// Invariants: gRPC gets a socket when the client's preface is complete, so a client that sends
+// Place:      GrpcAcceptor creates one for each connection that it accepts.
+// Invariants: gRPC receives a socket when the client's preface is complete, so a client that sends
 //             nothing uses no descriptor of gRPC. Each direction has one buffer and at most one
 //             pending operation. Bytes are written before more are read, so a slow receiver slows
 //             down the sender. Our own frames reach the client only between two frames of gRPC. A
@@ -61,8 +61,8 @@ struct GuardedConnectionHost {
     boost::asio::local::stream_protocol::socket socket;
     std::string name;  // gRPC's name for the connection
   };
-  // Gives gRPC one end of a new socket pair and returns the other end. Returns UNAVAILABLE if the
-  // process is ending.
+  // Passes one end of a new socket pair to gRPC and returns the other end. Returns UNAVAILABLE if
+  // the process is ending.
   std::function<absl::StatusOr<ToGrpc>(std::uint64_t number, const boost::asio::any_io_executor&,
                                        const Peer&)>
       connect;

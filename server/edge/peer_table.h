@@ -2,8 +2,8 @@
 
 // The clients behind the socket pairs that gRPC sees as its connections.
 //
-// GrpcAcceptor terminates TLS and gives gRPC one end of a socket pair, so gRPC knows neither the
-// address nor the certificate of the client. It knows the name of the other end
+// GrpcAcceptor terminates TLS and passes one end of a socket pair to gRPC, so gRPC knows neither
+// the address nor the certificate of the client. It knows the name of the other end
 // (ServerContext::peer()), and this table maps that name to the client.
 //
 // Place:      written by GrpcAcceptor, read by the handlers through HandlerContext.

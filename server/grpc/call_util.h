@@ -44,8 +44,8 @@ absl::StatusOr<Identity> Authorize(const HandlerContext& context,
 CallInfo ReadCallInfo(const grpc::CallbackServerContext& call, const Identity& caller,
                       const Clock& clock);
 
-// Converts a monotonic time for alarms and the server's shutdown. gRPC takes wall time and waits on
-// a monotonic clock.
+// Converts a monotonic time for alarms and the server's shutdown. gRPC expects wall time and waits
+// on a monotonic clock.
 std::chrono::system_clock::time_point ToGrpcTime(absl::Time monotonic);
 
 // Adds quire-usage-bin to the trailing metadata.

@@ -2,7 +2,7 @@
 
 // Serves an Embed or a Score call: one request message, an Evaluation, one response message.
 //
-// Place:      the service makes a reactor for each call.
+// Place:      the service creates a reactor for each call.
 // Invariants: Finish is called exactly once, after the engine has released everything of the call.
 // Threads:    gRPC's callback threads and the engine's output workers. The response may be
 //             megabytes, so `worker` serializes it.

@@ -6,7 +6,7 @@
 //
 //   stream ready -> Pump -> StartWrite -> OnWriteDone -> Pump ... -> Finish -> OnDone
 //
-// Place:      the service makes a reactor for each call. GenerateFormat converts its messages.
+// Place:      the service creates a reactor for each call. GenerateFormat converts its messages.
 // Invariants: at most one write is under way, so tokens that arrive meanwhile merge in the
 //             TokenStream. Finish is called exactly once, after the engine has released the
 //             request.

@@ -128,8 +128,8 @@ void LogProtobuf(google::protobuf::LogLevel, const char*, int, const std::string
 void InitLibraries(bool reflection) {
   static std::once_flag once;
   std::call_once(once, [reflection] {
-    // Debian builds Abseil with deadlock detection, which takes a global lock for each mutex that
-    // gRPC locks.
+    // Debian builds Abseil with deadlock detection, which acquires a global lock for each mutex
+    // that gRPC locks.
     absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
     gpr_set_log_function(&LogGrpc);
     google::protobuf::SetLogHandler(&LogProtobuf);

@@ -2,7 +2,7 @@
 
 // Runs one gRPC server with its addresses, transport settings, health service and reflection.
 //
-// Place:      the daemon makes two, for data and for control. A GrpcAcceptor accepts the
+// Place:      the daemon creates two, for data and for control. A GrpcAcceptor accepts the
 //             connections.
 // Invariants: Start fails if another process listens on the port, unless reuse_port is set. Every
 //             health name is NOT_SERVING when Start returns. Compressed messages are refused with
@@ -52,7 +52,8 @@ class GrpcListener {
   void SetServing(const std::string& name, bool serving);
 
   // Makes an empty call through the in-process channel. On an idle server with few cores all of
-  // gRPC's callback threads may sleep for 100 ms at once. A call every 250 ms keeps one awake.
+  // gRPC's callback threads may sleep for 100 ms at once. A call every 250 ms keeps one thread
+  // awake.
   void KeepPolling();
 
   // Starts a health check over a new connection to the first address. Unlike a client's connection

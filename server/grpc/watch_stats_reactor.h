@@ -3,7 +3,7 @@
 // Serves AdminService.WatchStats: streams statistics at an interval until the caller cancels or the
 // server shuts down.
 //
-// Place:      admin_service.cc makes a reactor for each call.
+// Place:      admin_service.cc creates a reactor for each call.
 // Invariants: the call ends with UNAUTHENTICATED once the caller's token is revoked. Finish is
 //             called exactly once, when no write and no timer is pending.
 // Threads:    gRPC's callback threads.

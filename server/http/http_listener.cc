@@ -32,7 +32,7 @@ bool IsProbe(const HttpRequest& head) {
   return std::find(std::begin(kProbes), std::end(kProbes), head.path) != std::end(kProbes);
 }
 
-// No handler of this listener takes a body, so a request with one is refused before it is read.
+// No handler of this listener accepts a body, so a request with one is refused before it is read.
 std::optional<HttpAnswer> RefuseBody(const HttpRequest&) {
   return HttpAnswer{.status = 413, .body = "the request has a body: send it without one\n"};
 }

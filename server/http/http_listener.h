@@ -2,7 +2,7 @@
 
 // The operators' HTTP listener. It answers GET requests from memory, one per connection.
 //
-// Place:      the daemon makes it, with the handlers of ops_handlers.h and status_handlers.h.
+// Place:      the daemon creates it, with the handlers of ops_handlers.h and status_handlers.h.
 // Invariants: methods other than GET and HEAD are answered 405, unknown paths 404, and requests
 //             with a body 413 before the body is read. Health and metrics are answered even if all
 //             connections are in use.
@@ -26,7 +26,7 @@ namespace quire::server {
 using HttpHandlers = std::map<std::string, std::function<HttpAnswer(const HttpRequest&)>>;
 
 struct HttpListenerOptions {
-  std::string address;  // host:port; port 0 takes any free one
+  std::string address;  // host:port; port 0: any free port
   int num_threads = 1;
   int max_connections = 256;
   std::optional<int> max_connections_per_address = {};  // absent: see ConnectionTable

@@ -119,7 +119,7 @@ class HttpServer::Impl final : public HttpSessionHost {
   SelfCall self_call_;
   FileDescriptor spare_ = OpenSpare();
   std::uint64_t next_number_ = 0;  // number of the next session
-  std::int64_t failures_ = 0;      // since the last warning
+  std::int64_t failures_ = 0;      // failed accepts since the last warning
   absl::Time next_warning_ = absl::InfinitePast();
 };
 

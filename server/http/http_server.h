@@ -2,8 +2,8 @@
 
 // An HTTP/1.1 server: connections, framing, limits and timeouts. A handler interprets the requests.
 //
-// No connection occupies a thread, so a slow, idle or long one takes only memory and a descriptor.
-// Boost.Beast parses the messages.
+// No connection occupies a thread, so a slow, idle or long connection uses only memory and a
+// descriptor. Boost.Beast parses the messages.
 //
 // Place:      below HttpListener (operators) and the OpenAI-compatible listener.
 // Invariants: every accepted connection has a deadline for its next step: handshake, head, the next
@@ -32,7 +32,7 @@
 namespace quire::server {
 
 struct HttpServerOptions {
-  std::string address;  // host:port; port 0 takes any free one
+  std::string address;  // host:port; port 0: any free port
   const char* thread_name = "http";
   int num_threads = 1;
   int max_connections = 256;

@@ -4,7 +4,7 @@
 //
 //   handshake -> reading -> handling -> reading ... -> lingering -> closed
 //
-// Place:      HttpServer makes one for each connection that it accepts. RequestReader parses,
+// Place:      HttpServer creates one for each connection that it accepts. RequestReader parses,
 //             SessionExchange encodes answers.
 // Invariants: while a handler runs, the connection is read too, to notice when the peer closes it.
 //             Bytes of the next request are buffered, and reading pauses when max_head_bytes are

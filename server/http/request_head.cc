@@ -101,8 +101,8 @@ absl::Status CheckHost(bool is_http_1_0, const HttpHeaders& headers) {
                                  ": send a host name or address, with or without a port"));
 }
 
-// Reads a target in absolute form (RFC 9112, sections 3.2.2 and 3.3). Host and port come from the
-// target, whatever the header Host is.
+// Reads a target in absolute form (RFC 9112, sections 3.2.2 and 3.3). The target determines host
+// and port, whatever the header Host is.
 absl::Status ReadAbsoluteForm(absl::string_view target, bool has_tls, HttpRequest* request) {
   const std::size_t scheme_end = target.find("://");
   const absl::string_view scheme = target.substr(0, scheme_end);

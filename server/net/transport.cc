@@ -45,8 +45,7 @@ class PlainTransport final : public Transport {
   StreamSocket socket_;
 };
 
-// The TLS state takes more than 100 KiB, so it is created only when the client's first bytes
-// arrive.
+// The TLS state uses more than 100 KiB, so it is created only when the client's first bytes arrive.
 class TlsTransport final : public Transport {
  public:
   TlsTransport(StreamSocket socket, std::shared_ptr<net::ssl::context> context)

@@ -13,8 +13,8 @@ namespace quire::server {
 namespace {
 
 struct NamePair {
-  absl::string_view ours;    // in the gRPC API
-  absl::string_view theirs;  // in the OpenAI API; "": left out
+  absl::string_view ours;    // path in the gRPC API
+  absl::string_view theirs;  // path in the OpenAI API; "": omitted
 };
 
 constexpr NamePair kNames[] = {

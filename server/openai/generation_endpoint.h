@@ -24,7 +24,7 @@ constexpr absl::string_view kServerSentEvents = "text/event-stream; charset=utf-
 struct GenerationEndpoint {
   absl::string_view path;
   absl::string_view method;     // a constant, as used in metrics and the access log
-  absl::string_view id_prefix;  // of the answer's id, such as "chatcmpl-"
+  absl::string_view id_prefix;  // prefix of the answer's id: "chatcmpl-"
   // Reads a body into requests without ids. Errors name fields of the body.
   absl::StatusOr<OpenAiRequest> (*read)(absl::string_view body, const OpenAiLimits& limits);
   std::unique_ptr<AnswerWriter> (*make_writer)(const OpenAiRequest& request, OpenAiAnswerHead head,

@@ -245,7 +245,7 @@ struct Choice {
   bool is_open = false;  // its first chunk was sent
   bool has_calls = false;
   CompletionLogprobs logprobs;
-  std::string json;  // without a stream: JSON of the completed choice, without its index
+  std::string json;  // JSON of the completed choice without its index; empty with a stream
   double mean_logprob = 0;
   std::int32_t completion_tokens = 0;
   std::int32_t reasoning_tokens = 0;

@@ -616,7 +616,8 @@ absl::StatusOr<OpenAiRequest> ParseChatRequest(absl::string_view bytes,
   // In a chat request, logprobs is a boolean and top_logprobs is the number.
   result.names.Set("output.logprobs", "top_logprobs");
   result.names.Set("prompt", "messages");
-  // Without an explicit constraint, the only one comes from tools, so errors name `tools`.
+  // Without an explicit constraint, the only constraint is that of the tools, so errors name
+  // `tools`.
   if (request.constraint().kind_case() == v1::Constraint::KIND_NOT_SET) {
     result.names.SetConstraint(body.Find("functions") ? "functions" : "tools");
   }

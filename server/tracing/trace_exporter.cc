@@ -29,7 +29,8 @@ constexpr std::size_t kMaxBatchSpans = 512;
 constexpr absl::Duration kBatchTime = absl::Seconds(1);
 constexpr absl::Duration kCallTime = absl::Seconds(10);
 constexpr absl::Duration kMaxPause = absl::Seconds(30);
-constexpr absl::Duration kLastPause = absl::Milliseconds(200);  // while the exporter ends
+constexpr absl::Duration kLastPause =
+    absl::Milliseconds(200);  // retry pause while the exporter ends
 
 bool IsEncrypted(absl::string_view endpoint) {
   return absl::StartsWith(endpoint, "https://");
@@ -245,7 +246,7 @@ bool TraceExporter::Impl::Pause(absl::Duration pause) {
   return !is_ending_ || MonotonicNow() < end_time_;
 }
 
-// Sends a batch until the collector takes or refuses it. Returns false if the exporter must end.
+// Sends a batch until the collector accepts or refuses it. Returns false if the exporter must end.
 bool TraceExporter::Impl::Send(const std::vector<otlp::Span>& spans) {
   otlp::ExportTraceServiceRequest request;
   otlp::ResourceSpans* const resource = request.add_resource_spans();

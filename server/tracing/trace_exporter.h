@@ -32,8 +32,8 @@ namespace quire::server {
 
 struct TracingOptions {
   std::string endpoint = {};  // host:port, http://host:port or https://host:port; empty: off
-  double sample_ratio = 1.0;  // of requests without traceparent, in [0, 1]
-  std::string version = {};   // of the daemon
+  double sample_ratio = 1.0;  // traced share of requests without traceparent
+  std::string version = {};   // version of the daemon
 };
 
 // Returns an error if the text is not an endpoint.

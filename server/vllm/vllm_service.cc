@@ -116,7 +116,7 @@ class VllmService::Impl final : public RawService {
                              "VllmEngine.Embed (embeddings)");
   }
 
-  // Needs no token and gives the same answer as grpc.health.v1. The request has no fields.
+  // Needs no token and returns the same health as grpc.health.v1. The request has no fields.
   Reactor* HealthCheck(Context* call, const Bytes*, Bytes* response) override {
     const std::string readiness(context_.state->DescribeReadiness());
     wire::HealthCheckResponse health;

@@ -21,7 +21,7 @@ constexpr std::uint64_t kPrefixStream = std::uint64_t{1} << 62;
 constexpr std::uint64_t kBlockStream = std::uint64_t{2} << 62;
 constexpr std::uint64_t kArrivalStream = std::uint64_t{3} << 62;
 
-// Hashes seed and stream, so that neighbouring values give unrelated states.
+// Hashes seed and stream, so that neighbouring values yield unrelated states.
 Random MakeRandom(std::uint64_t seed, std::uint64_t stream) {
   return Random(SplitMix(SplitMix(seed) ^ stream));
 }
@@ -114,7 +114,7 @@ LoadRequest Workload::FromTrace(std::int64_t number) const {
 LoadRequest Workload::Request(std::int64_t number) const {
   const auto stream = static_cast<std::uint64_t>(number);
   LoadRequest request;
-  // The lengths of a request and the tokens of its prompt come from different streams.
+  // The lengths of a request and the tokens of its prompt are drawn from different streams.
   Random random = MakeRandom(options_.seed, SplitMix(stream) >> 2);
   if (trace_.empty()) {
     const std::int64_t length = SampleLength(options_.input, random);

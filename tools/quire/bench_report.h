@@ -22,7 +22,7 @@ namespace quire::client {
 
 struct RequestSample {
   bool ok = false;
-  bool cancelled = false;  // by this client on purpose; neither completed nor failed
+  bool cancelled = false;  // cancelled by this client on purpose; neither completed nor failed
   std::string error;       // CODE/REASON: message
   std::int64_t input_tokens = 0;
   std::int64_t output_tokens = 0;

@@ -14,8 +14,8 @@ namespace {
 
 using Words = std::vector<std::string>;
 
-// Calls `visit` with every command and the words that lead to it, such as "bench". The program
-// itself comes first, with "".
+// Calls `visit` with every command and its path, such as "bench". The program itself is visited
+// first, with an empty path.
 void ForEachCommand(const CliCommand& command, const std::string& path,
                     const std::function<void(const CliCommand&, const std::string&)>& visit) {
   visit(command, path);

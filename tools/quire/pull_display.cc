@@ -82,7 +82,7 @@ std::vector<std::string> DrawProgress(const std::vector<FileProgress>& files,
   }
   lines.push_back(Total(files, received_bytes, elapsed));
   for (std::string& line : lines) {
-    // A line that wraps would take two rows, which the next drawing would not replace.
+    // A line that wraps would fill two rows, and the next Draw would replace only one of them.
     line.resize(std::min(line.size(), static_cast<std::size_t>(std::max(columns - 1, 1))));
   }
   return lines;

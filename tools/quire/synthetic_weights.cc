@@ -43,7 +43,7 @@ struct ValueHeads {
 struct Tensor {
   std::string name;  // name in Hugging Face files
   std::string gguf_name;
-  std::vector<std::uint64_t> shape;  // in Hugging Face files
+  std::vector<std::uint64_t> shape;  // shape in Hugging Face files
   Values values = Values::kRandom;
   bool is_f32_in_gguf = false;
   // Rows per head, for query and key matrices of Llama. RoPE rotates the two halves of a head
