@@ -89,7 +89,7 @@ absl::Status PreloadConstraints(std::span<const engine::ConstraintSpec> specs,
       kept < compiled.size()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "structured.preload: the ", compiled.size(), " compiled constraints have ", bytes,
-        " bytes, but the cache holds only ", kept, "; increase structured.cache_bytes"));
+        " bytes, but only ", kept, " fit into the cache; increase structured.cache_bytes"));
   }
   log::Info("server", "constraints compiled",
             {{"count", static_cast<std::int64_t>(compiled.size())}, {"bytes", bytes}});

@@ -178,7 +178,8 @@ absl::Status CheckCounts(const v1::ChatPrompt& chat) {
 absl::Status CheckToolChoice(const v1::ChatPrompt& chat, const std::vector<text::ChatTool>& tools) {
   const bool is_named = chat.tool_choice() == v1::TOOL_CHOICE_NAMED;
   if (!is_named && !chat.tool_name().empty()) {
-    return BadChatInput(chat, "chat.tool_name needs chat.tool_choice named", "chat.tool_name");
+    return BadChatInput(chat, "chat.tool_name needs chat.tool_choice TOOL_CHOICE_NAMED",
+                        "chat.tool_name");
   }
   if (!v1::ToolChoice_IsValid(chat.tool_choice())) {
     return BadChatInput(

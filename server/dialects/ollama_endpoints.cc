@@ -149,7 +149,7 @@ constexpr EvaluationEndpoint kCalls[] = {
 
 constexpr InfoEndpoint kInfo[] = {
     {.path = "/",
-     .summary = "A fixed text. Ollama's clients ask whether the server runs.",
+     .summary = "A fixed text, with which Ollama's clients check that the server runs.",
      .answer = &Root,
      .scope = std::nullopt,
      .write_error = &OllamaErrorBody},

@@ -199,7 +199,7 @@ constexpr EvaluationEndpoint kCalls[] = {{"/tokenize",
 constexpr InfoEndpoint kInfo[] = {
     {.path = "/version", .summary = "The version of the server.", .answer = &Version},
     {.path = "/ping",
-     .summary = "Whether the server accepts requests: 200, or 503 with the reason.",
+     .summary = "Status 200 if the server accepts requests, otherwise 503 with the reason.",
      .answer = &Ping,
      .scope = std::nullopt,
      .allows_post = true},

@@ -231,7 +231,7 @@ void GuardedConnection::Tick(absl::Time now) {
     if (self->state_ != State::kRelaying) return;
     if (now - self->write_begun_ > self->times_.write_stall) {
       self->host_->count_closed(self->peer_, CloseCause::kTimeout,
-                                absl::StrCat("the client has not read one write within ",
+                                absl::StrCat("the client has not read the pending bytes within ",
                                              absl::FormatDuration(self->times_.write_stall)));
       return self->Close();
     }

@@ -55,7 +55,7 @@ absl::StatusOr<HttpAnswer> OpenApi(const InfoContext& context, const HttpRequest
 
 constexpr InfoEndpoint kInfoEndpoints[] = {
     {.path = "/health",
-     .summary = "Whether the server accepts requests: 200, or 503 with the reason.",
+     .summary = "Status 200 if the server accepts requests, otherwise 503 with the reason.",
      .answer = &Health,
      .scope = std::nullopt},
     {.path = "/v1/models", .summary = "The model and its aliases.", .answer = &Models},

@@ -152,7 +152,7 @@ class TraceExporter::Impl {
         exported_(registry->AddCounter("quire_trace_spans_exported_total",
                                        "Spans that the collector has accepted.")),
         dropped_(registry->AddCounter("quire_trace_spans_dropped_total",
-                                      "Spans lost because the collector did not take them.")),
+                                      "Spans lost because the collector did not accept them.")),
         thread_([this] { Run(); }) {}
 
   ~Impl() {

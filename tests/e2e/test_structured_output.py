@@ -471,7 +471,7 @@ def test_preloaded_constraints_are_compiled_at_start(api, tmp_path):
         ({"ebnf_grammar": "start ::= x"}, (), "structured.preload[1].ebnf_grammar: "),
         ({"regex": "a{1025}" * 200}, ("structured.max_schema_bytes=1KiB",), "structured.preload[1].regex: constraint has "
          "1400 bytes, the limit is 1024 (structured.max_schema_bytes)"),
-        ({"regex": "a"}, ("structured.cache_bytes=1",), "the cache holds only 0; increase structured.cache_bytes"),
+        ({"regex": "a"}, ("structured.cache_bytes=1",), "only 0 fit into the cache; increase structured.cache_bytes"),
     ],
 )
 def test_bad_preloaded_constraints_fail_the_start(tmp_path, entry, settings, words):

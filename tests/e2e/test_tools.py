@@ -301,7 +301,7 @@ def test_preloaded_formats_are_ready_after_reasoning(model, tmp_path):
         assert found == {"hit": 3, "miss": 3}  # the misses are the formats compiled at start
         compiled = next(json.loads(line) for line in running.lines if '"constraints compiled"' in line)
     command = [QUIRED, "--validate", f"--set=model.path={model}", f"--set=structured.preload={preload}"]
-    for part, code, words in ((2, 0, ""), (0.5, 78, "the cache holds only 1; increase structured.cache_bytes")):
+    for part, code, words in ((2, 0, ""), (0.5, 78, "only 1 fit into the cache; increase structured.cache_bytes")):
         size = f"--set=structured.cache_bytes={int(part * compiled['bytes'])}"
         done = subprocess.run([*command, size], capture_output=True, text=True, timeout=60)
         assert done.returncode == code and words in done.stderr, done.stderr
