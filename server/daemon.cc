@@ -225,8 +225,8 @@ void Daemon::Impl::Load() {
     if (!followed.ok()) stack = followed;
   }
   {
-    // If a stop was requested meanwhile, the drain does not wait for this model, so do not publish
-    // it.
+    // If a stop was requested while the model loaded, the drain does not wait for this model, so it
+    // is not published.
     MutexLock lock(&mutex_);
     if (exit_code_) {
       loaded_ = true;

@@ -418,7 +418,7 @@ bool ReadYaml(absl::string_view text, absl::string_view file_name, Message* conf
 
 void ReadOverride(absl::string_view path, absl::string_view value, const Origin& origin,
                   Message* config, Origins* origins, std::vector<std::string>* errors) {
-  // For --set the layer does not contain the key, so add it.
+  // The layer name of --set does not contain the key, so the key is added.
   Origin place = origin;
   if (origin.layer == "--set") place.layer = absl::StrCat("--set ", path);
   const Descriptor* root = config->GetDescriptor();

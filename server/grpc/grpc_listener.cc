@@ -102,8 +102,8 @@ GrpcAcceptorOptions MakeAcceptorOptions(const GrpcListenerOptions& options) {
           .reuse_port = options.transport.reuse_port,
           .max_connections = options.transport.max_connections,
           .max_connections_per_address = options.transport.max_connections_per_address,
-          // Half of the memory is for incomplete messages. gRPC needs the rest to read and write,
-          // and slows all connections down when little is left.
+          // Half of the memory is for incomplete messages. gRPC needs the other half to read and
+          // write, and slows all connections down when little memory is left.
           .max_unfinished_bytes = options.transport.memory_bytes / 2,
           .frames = MakeFrameLimits(options.transport),
           .times = {.preface = kHandshakeTimeout, .write_stall = kWriteStall},

@@ -33,8 +33,8 @@ class ConnectionTable {
  public:
   static constexpr std::size_t kReserved = 64;  // connections over the limit
 
-  // If `max_per_address` is absent, an address may have half of max_connections. Loopback may have
-  // all, because a local proxy may represent many clients.
+  // If `max_per_address` is absent, an address may have half of max_connections. A loopback address
+  // may have all, because a local proxy may represent many clients.
   ConnectionTable(std::size_t max_connections, std::optional<std::size_t> max_per_address);
 
   // Makes room for one more connection of `peer`, evicting another one if necessary. Returns "", or

@@ -180,7 +180,7 @@ void HttpServer::Impl::OnConnection(Listening* listening) {
   });
 }
 
-// Also returns OK if the client has closed the connection meanwhile.
+// Returns OK even if the client has closed the connection meanwhile.
 Error HttpServer::Impl::AcceptOne(tcp::acceptor& acceptor) {
   Error error;
   tcp::socket socket(net::make_strand(io_));

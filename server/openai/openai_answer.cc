@@ -169,7 +169,7 @@ class CompletionLogprobs {
     lists_["token_logprobs"].push_back(FiniteOrMin(token.logprob()));
     ordered_json best = ordered_json::object();
     for (const v1::TopLogprob& top : token.top()) {
-      // Two tokens may have the same text; keep the more likely one.
+      // If two tokens have the same text, the more likely one is kept.
       best.emplace(TokenText(top.token_bytes()), FiniteOrMin(top.logprob()));
     }
     best.emplace(TokenText(token.token_bytes()), FiniteOrMin(token.logprob()));
@@ -408,8 +408,8 @@ void OpenAiAnswer::Impl::Start(std::size_t prompt, const v1::Started& started,
   state.tokens = started.prompt_tokens();
   state.cached_tokens = started.cached_tokens();
   state.text = started.prompt_text();
-  // If the prompt ends within a character, the output usually completes it. Hidden output does not,
-  // so add a replacement character here.
+  // If the prompt ends within a character, the output usually completes the character. Hidden
+  // output cannot, so a replacement character is added here.
   if (hides_output && state.is_decoded && EndsInsideCharacter(started.prompt_token_ids())) {
     absl::StrAppend(&state.text, kReplacementCharacter);
   }

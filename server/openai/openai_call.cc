@@ -263,7 +263,7 @@ void OpenAiCall::End() {
     }
   }
   has_ended_ = true;
-  // Also destroys their callbacks, which own this call.
+  // Also destroys the callbacks of the generations, which own this call.
   prompts_.clear();
   const std::unique_ptr<AnswerWriter> writer = std::move(answer_);
   if (is_gone_) return Count(absl::StatusCode::kCancelled);

@@ -23,7 +23,7 @@ struct AttentionCase {
   std::uint32_t batch = 1, cached = 0, rows = 1;
   std::uint32_t heads = 32, kv_heads = 8, head_size = 128;
   DType pages = DType::kBF16;
-  // Whether to use tensor maps, so that the kernels for compute capability 9.0 run.
+  // True to use tensor maps, so that the kernels for compute capability 9.0 run.
   bool has_maps = false;
   std::uint32_t window = 0;
   float softcap = 0;

@@ -174,7 +174,7 @@ class Runner:
         self.version, self.archs, self.fault = bundle_fault(HERE)
         self.device, self.no_device, self.lost, self.interrupted = None, "", "", False
         self.tools, self.failed_tests = {}, []
-        # Without facts the device is unknown.
+        # The stage "facts" always runs, because it detects the device.
         self.stages = [stage for stage in STAGES + EXTRA_STAGES
                        if stage.name in ("facts", *options.stages) or (not options.stages and stage in STAGES)]
         self.results = {stage.name: {"name": stage.name, "verdict": NOT_RUN, "skipped": "", "seconds": 0, "items": []}

@@ -24,7 +24,7 @@ struct ModelShape {
   std::uint32_t vocab_size = 0;  // at least 258: 256 bytes, begin and end
   std::uint32_t max_position_embeddings = 0;
   double rope_theta = 10000;
-  // If above 0: "llama3" RoPE scaling with factor 8, from this many positions.
+  // If above 0, RoPE has "llama3" scaling with factor 8 for this original context length.
   std::uint32_t original_max_position_embeddings = 0;
   bool tie_word_embeddings = false;
   // If above 0, three of four layers are recurrent (gated delta rule), and the model is a Qwen3.5
