@@ -35,7 +35,7 @@ bool QkvStoreAppliesNorms(const StepContext& step, const AttentionSpec& heads) {
          heads.qk_norm.has_weight && heads.qk_norm_scope == QkNormScope::kPerHead;
 }
 
-// True if QkvStore can follow the product directly.
+// True if no other operation is needed between the product and QkvStore, so that they can be fused.
 bool StoresProduct(const StepContext& step, const LayerSpec& layer) {
   const AttentionSpec& heads = layer.heads;
   const bool prepares_values =
@@ -44,8 +44,8 @@ bool StoresProduct(const StepContext& step, const LayerSpec& layer) {
          (heads.qk_norm.kind == NormKind::kNone || QkvStoreAppliesNorms(step, heads));
 }
 
-// Normalizes q and k in place, per head or over all heads of a token. A norm after the rotation is
-// computed before it: without weights the two commute (CheckSupported).
+// Normalizes q and k in place, per head or over all heads of a token. Runs before the rotation even
+// if the spec has the norm after it. CheckSupported accepts that only where both orders agree.
 absl::Status NormQueriesAndKeys(const StepContext& step, const LayerSpec& layer,
                                 const LayerWeights& weights, const QkvLayout& layout) {
   const AttentionSpec& heads = layer.heads;

@@ -37,8 +37,8 @@ struct BranchOutput {
   const NormSpec* norm;
   const float* norm_weight;
   float scale;
-  float output_scale;         // that of the layer for its last branch, else 1
-  const float* stored_scale;  // likewise, in the backend's memory; null: 1
+  float output_scale;         // LayerSpec::output_scale for the last branch, else 1
+  const float* stored_scale;  // output_scale tensor for the last branch; null: 1
 
   // True if the branch is added unchanged, so that its last linear layer can add it.
   bool is_sum() const {
@@ -48,7 +48,7 @@ struct BranchOutput {
 };
 BranchOutput AttentionOutput(const LayerSpec& layer, const LayerWeights& weights);
 BranchOutput MlpOutput(const LayerSpec& layer, const LayerWeights& weights);
-// The branch of LayerSpec::input.
+// Returns how the branch of LayerSpec::input is added.
 BranchOutput InputOutput(const LayerSpec& layer, const LayerWeights& weights);
 
 // Adds the branch W input (+ bias) to the residual stream. Uses the buffer `branch` unless the

@@ -25,14 +25,15 @@ class Communicator;
 
 namespace quire::models {
 
-// The tokens that the last layers compute on a GPU.
+// The tokens that the tail layers (tail_rows.h) compute on a GPU.
 struct DeviceTail {
   TailArrays arrays;
   std::span<const kernels::AnyKvCollection> kv;  // DecoderStep::kv with arrays.cache_lengths
   absl::FunctionRef<absl::Status()> plan;        // plans attention for these tokens
 };
 
-// A step. `buffers` has its tokens, positions and row_offsets; on a GPU also its other arrays.
+// A step. The caller has filled tokens, positions and row_offsets in `buffers`, and on a GPU also
+// the arrays in device memory that describe the step.
 struct DecoderStep {
   const kernels::Backend* backend;
   std::span<const kernels::AnyKvCollection> kv;  // one per layer group
@@ -50,13 +51,13 @@ struct DecoderStep {
   StepStates states = {};
   kernels::Communicator* comm = nullptr;  // set if the model is divided (divided_checkpoint.h)
   const kernels::AnyKvCollection* index = nullptr;  // StepContext::index
-  // The last layers that write neither K and V nor states compute only the last wanted[b] tokens of
-  // each row b. Empty: they compute all tokens. See tail_rows.h.
+  // If not empty, the tail layers (tail_rows.h) compute only the last wanted[b] tokens of each row
+  // b. If empty, they compute all tokens.
   std::span<const std::uint32_t> wanted = {};
   const std::uint32_t* cache_lengths = nullptr;            // used with `wanted`
   std::span<const kernels::AnyKvCollection> tail_kv = {};  // `kv` with buffers->tail_lengths
-  // GPU only, instead of `wanted`: the tokens that these layers compute. Null: all tokens. If set,
-  // the rows of buffers->x are those of the tail afterwards.
+  // GPU only, in place of `wanted`: the tokens that the tail layers compute. Null: all tokens. If
+  // set, buffers->x has only the rows of these tokens afterwards.
   const DeviceTail* tail = nullptr;
 };
 

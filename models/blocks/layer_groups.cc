@@ -15,8 +15,8 @@ namespace {
 // Unused slots are at most 1 / kPaddingShare of the layers.
 constexpr std::uint32_t kPaddingShare = 8;
 
-// A window that is at least as long as the context never releases pages, so it counts as none. The
-// chunk of a token is within a window of the same length.
+// Returns the window of a layer, 0 for none. A window that is at least as long as the context never
+// releases pages, so it counts as none. A chunk counts as a window of its length, which contains it.
 std::uint32_t WindowOf(const ModelSpec& spec, const LayerSpec& layer) {
   const std::uint32_t window = layer.heads.chunk != 0 ? layer.heads.chunk : layer.heads.window;
   return window < spec.max_position ? window : 0;

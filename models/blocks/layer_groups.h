@@ -12,9 +12,9 @@
 // number of groups it has the fewest slots.
 //
 // If the KV rows of layers differ, the elements of a slot are the greatest common divisor of the
-// elements of the rows, and a layer takes several neighbouring slots. A page has room for a whole
+// elements of the rows, and a layer occupies several adjacent slots. A page has room for a whole
 // number of layers of each kind. LayerPlace::slot counts the layers of a group, not slots. A
-// layer with kv_from_layer has the place of the layer that it reads, and takes no slot.
+// layer with kv_from_layer has the place of the layer that it reads, and occupies no slot.
 //
 // Recurrent layers have no pages. Their states lie in state slots, one layer after the other: S of
 // all heads, then the inputs of the convolution. Each layer starts at a multiple of 256 bytes.

@@ -23,8 +23,8 @@
 namespace quire::models {
 namespace {
 
-// Number of columns of a query: `query` as projected, and `latent` in the latent space, like a
-// cached row.
+// Numbers of columns of a query. `query` counts those of a head as projected, `latent` those of a
+// head in the latent space, which are as many as those of a cached row.
 struct Sizes {
   explicit Sizes(const MlaSpec& mla)
       : query(mla.nope_size + mla.rope_size),
@@ -63,7 +63,7 @@ absl::Status NormLatent(const StepContext& step, float eps, const float* weight,
 }
 
 // For the step's tokens, computes the queries (MlaBuffers::heads) and the cache rows [norm(c),
-// k_pe] (MlaBuffers::rows), both before rope. `input` is that of the branch.
+// k_pe] (MlaBuffers::rows), both before rope. `input` is the input of the branch.
 absl::Status Project(const StepContext& step, const MlaSpec& mla, const MlaWeights& w,
                      kernels::ConstFloatPtr input, const Sizes& sizes) {
   const MlaBuffers& b = step.buffers->mla;
@@ -172,8 +172,8 @@ absl::Status StoreIndex(const StepContext& step, const MlaSpec& mla, const MlaWe
                                              .epsilon = index.norm_eps});
 }
 
-// True if some row of the step sees more keys than it may select. A GPU always selects: the host
-// does not know the positions, and a row has other bits without selection.
+// True if some row of the step sees more keys than it may select. Always true on a GPU, because the
+// host does not know the positions there, and dense attention would give other bits.
 bool NeedsSelection(const StepContext& step, const IndexSpec& index) {
   if (step.backend->cuda() != nullptr) return true;
   const std::int32_t* const positions = step.buffers->positions;
@@ -182,7 +182,8 @@ bool NeedsSelection(const StepContext& step, const IndexSpec& index) {
   });
 }
 
-// Selects the keys of all rows (IndexBuffers::selected), as rows of the views of `latents`.
+// Selects the keys of all rows. Writes them to IndexBuffers::selected as row indices into the views
+// of `latents`.
 absl::Status SelectKeys(const StepContext& step, const IndexSpec& index,
                         const kernels::AnyKvView& rows, const kernels::AnyKvView& latents) {
   const IndexBuffers& b = step.buffers->index;

@@ -16,8 +16,8 @@ namespace quire::models {
 // of each head. Prefill and decode run the same computation, so chunking does not change bits.
 //
 // With an IndexSpec the layer attends to the selected keys alone. A layer without an indexer of its
-// own takes the selection that an earlier layer left in StepBuffers::index. A step whose rows all
-// select every key runs the dense attention, which gives the same bits.
+// own uses the selection that an earlier layer stored in StepBuffers::index. On the CPU, a step
+// whose rows all select every key runs dense attention, which gives the same bits.
 //
 // Writes the rows of the step's tokens to `place` in the cache. Uses the buffers normed, mla and
 // index.

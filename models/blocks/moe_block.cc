@@ -331,8 +331,8 @@ absl::Status RunLatentGroups(const StepContext& step, const MoeSpec& moe, const 
 }
 
 // Computes all experts at once, on a GPU, with sums in the order of RunExperts. A shared expert
-// without a gate is computed first and added in the same launch as the chosen ones. The order does
-// not matter, since this is a sum of two f32 values.
+// without a gate is computed first and added in the same launch as the chosen ones. The result has
+// the same bits, since adding two f32 values is commutative.
 absl::Status RunOnGpu(const StepContext& step, const LayerSpec& layer, const LayerWeights& weights,
                       kernels::ConstFloatPtr input) {
   const MoeSpec& moe = layer.moe;

@@ -28,12 +28,13 @@ struct Columns {
   std::uint32_t q, k, v;
   std::uint32_t gate_in;  // the first stage of z if it has two, else z
   std::uint32_t b;
-  std::uint32_t decay_in;  // likewise for a
+  std::uint32_t decay_in;  // the first stage of a if it has two, else a
   std::uint32_t z, a;
   std::int64_t width;
 };
 
-// Computes columns of RecurrentBuffers::in from other columns: the second stage of z or a.
+// Computes the second stage of z or a in RecurrentBuffers::in: reads the columns from `from` on and
+// writes the columns from `to` on.
 absl::Status SecondStage(const StepContext& step, const LinearWeights& weights, std::int64_t width,
                          std::uint32_t from, std::uint32_t to) {
   const RecurrentBuffers& b = step.buffers->recurrent;
@@ -49,7 +50,8 @@ absl::Status SecondStage(const StepContext& step, const LinearWeights& weights, 
                       .num_rows = step.num_tokens});
 }
 
-// Computes q, k, v, z, b and a of the step's tokens, and what the scan needs of them.
+// Computes the inputs of the scan for the step's tokens: z, normalized q and k, v, and decay and
+// rate, which PrepareScan computes from a and b.
 absl::Status Project(const StepContext& step, const RecurrentSpec& recurrent,
                      const RecurrentWeights& weights, const LayerPlace& place,
                      kernels::ConstFloatPtr input) {

@@ -10,8 +10,8 @@
 
 namespace quire::models {
 
-// Returns the state rows of the step for the part of the layer's states that begins `floats` floats
-// after the start of the layer's place.
+// Returns the step's rows of one part of the layer's states. The part begins `floats` floats after
+// the start of the layer's states in a slot.
 kernels::StateRows StateRowsOf(const StepContext& step, const LayerPlace& place,
                                std::int64_t floats);
 

@@ -13,7 +13,7 @@
 namespace quire::models {
 namespace {
 
-// Returns aligned pieces of a block. Without a block it only counts bytes.
+// Allocates aligned arrays from a memory block, in order. Without a block it only counts bytes.
 class Cutter {
  public:
   explicit Cutter(std::byte* base) : base_(base) {}
@@ -162,7 +162,8 @@ void CutRecurrent(Cutter& cutter, const Widths& widths, const StepLimits& limits
   recurrent->rounded = TakeFloats(cutter, limits.activation, tokens * widths.recurrent_rounded);
 }
 
-// Cuts the buffers that only the layer's own selection needs. They lie behind those of MLA.
+// Allocates the buffers that are used only while a layer computes its selection. They follow the
+// buffers of MLA.
 void CutIndex(Cutter& cutter, const Widths& widths, const StepLimits& limits, IndexBuffers* index) {
   if (widths.index_topk == 0) return;
   index->queries = cutter.Take<float>(limits.max_step_tokens * widths.index_queries);
@@ -171,7 +172,7 @@ void CutIndex(Cutter& cutter, const Widths& widths, const StepLimits& limits, In
   index->scores = cutter.Take<float>(kIndexRows * index->score_stride);
 }
 
-// Cuts the selections.
+// Allocates the selections.
 void CutSelected(Cutter& cutter, const Widths& widths, const StepLimits& limits,
                  std::uint32_t context, IndexBuffers* index) {
   if (widths.index_topk == 0) return;
@@ -212,8 +213,8 @@ void CutMoe(Cutter& cutter, const Widths& widths, const StepLimits& limits, MoeB
   moe->latent_sum = cutter.Take<float>(tokens * widths.expert_latent);
 }
 
-// Cuts the memory that attention (qkv and attended, mla or recurrent) and then the MLP (gate_up or
-// moe) use.
+// Allocates the memory that attention (qkv and attended, mla or recurrent) and then the MLP
+// (gate_up or moe) use.
 void CutLayer(Cutter& cutter, const Widths& widths, const StepLimits& limits,
               StepBuffers* buffers) {
   const std::int64_t tokens = limits.max_step_tokens;

@@ -84,7 +84,7 @@ struct MoeBuffers {
   // [R, expert input]. Null on a GPU, unless experts read weighted inputs: products of groups
   // gather unweighted rows themselves.
   kernels::FloatPtr inputs;
-  kernels::FloatPtr gate_up;    // [R, inner columns of an expert] or [T, those of the shared]
+  kernels::FloatPtr gate_up;    // [R, inner columns of an expert], or [T, ...] of the shared expert
   float* outputs = nullptr;     // [R, expert input], or [T, hidden] of the shared expert
   float* sum = nullptr;         // [T, hidden] sum over all experts
   kernels::FloatPtr latent_in;  // [T, latent] input of the experts
@@ -95,7 +95,7 @@ struct MoeBuffers {
 // BranchOutput::is_sum is false.
 bool NeedsBranchBuffer(const LayerSpec& layer);
 
-// All arrays of a step that kernels read and write, cut from one allocation. T = max_step_tokens.
+// All arrays of a step that kernels read and write, in one allocation. T = max_step_tokens.
 //
 // Place:      owned by a runner, used by the blocks.
 // Invariants: arrays start at multiples of 256 bytes and do not overlap, with two exceptions.
@@ -144,9 +144,9 @@ struct StepBuffers {
   std::int32_t* token_rows = nullptr;       // [T] batch row of each token, -1: padding
   std::uint32_t* cache_lengths = nullptr;   // [max_rows]
   std::uint32_t* prefill_tokens = nullptr;  // [max_rows] prompt tokens of each row of the step
-  std::uint32_t* live_rows = nullptr;       // [1 + max_rows] number of rows of the step, the rows
-  std::uint32_t* lookup_table = nullptr;    // [num_groups, max_rows, lookup_stride]
-  float* tail_values = nullptr;             // [T, hidden or all inputs per layer]; null: no tail
+  std::uint32_t* live_rows = nullptr;  // [1 + max_rows] number of rows of the step, then the rows
+  std::uint32_t* lookup_table = nullptr;  // [num_groups, max_rows, lookup_stride]
+  float* tail_values = nullptr;           // [T, hidden or all inputs per layer]; null: no tail
   // The arrays of cache::StateStepInputs, [max_rows] each; null without num_state_slots.
   std::uint32_t* states = nullptr;
   float* inv_freq = nullptr;  // all rope tables, concatenated

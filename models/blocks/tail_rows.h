@@ -1,10 +1,10 @@
 #pragma once
 
-// Last layers that read the K and V of earlier ones, or have no attention, write nothing that later
-// steps read. So their results are needed only for tokens whose output is wanted. These layers
-// compute the last tokens of each row alone. The CPU moves their values to the front of the step's
-// arrays and back (TailRows). On a GPU the runner uploads arrays of these tokens (TailArrays), and
-// their values stay in front.
+// The tail is the run of last layers that write nothing that later steps read: they read the K and
+// V of earlier layers, or have no attention. Their results are needed only for tokens whose output
+// is wanted, so they compute only these tokens, the last ones of each row. The CPU moves the values
+// of these tokens to the front of the step's arrays and back (TailRows). On a GPU the runner
+// uploads arrays that describe these tokens (TailArrays), and their values stay at the front.
 
 #include <cstddef>
 #include <cstdint>
@@ -18,7 +18,7 @@
 namespace quire::models {
 
 // Returns the index of the first layer of the tail: the last layers that store neither K and V (or
-// index rows) nor a state. Returns the number of layers if the last layer stores either.
+// index rows) nor a state. Returns the number of layers if there is no tail.
 std::size_t FirstTailLayer(const ModelSpec& spec);
 
 // The tokens of the tail on a GPU. All arrays are in device memory.
@@ -45,8 +45,8 @@ class TailRows {
  public:
   // Keeps the last wanted[b] tokens of each row b. Changes `context` and the arrays x,
   // layer_inputs, row_offsets and the angles of its buffers, and writes tail_lengths: the position
-  // of the first kept token of each row. REQUIRES: wanted[b] is at most the tokens of row b;
-  // cache_lengths has the cached tokens of each row.
+  // of the first kept token of each row. REQUIRES: wanted[b] is at most the number of tokens of row
+  // b; cache_lengths[b] is the number of cached tokens of row b.
   TailRows(const ModelSpec& spec, std::span<const std::uint32_t> wanted,
            const std::uint32_t* cache_lengths, StepContext* context);
 

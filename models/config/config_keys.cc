@@ -247,7 +247,7 @@ bool HasOnlyOnes(const ConfigReader& reader, const std::string& key) {
 }
 
 KeyUse UseOf(const ConfigReader& reader, const Family& family, const std::string& key) {
-  // The only other known value, false, makes attention bidirectional.
+  // The value false makes attention bidirectional.
   if (key == "is_causal" && !reader.IsNull(key)) {
     return reader.ValueText(key) == "true" ? KeyUse::kIgnored : KeyUse::kRefused;
   }

@@ -1,6 +1,6 @@
 #pragma once
 
-// The keys of config.json that no reader uses: which are ignored, and which are refused.
+// Decides which keys of config.json that no reader uses are ignored, and which are refused.
 
 #include <cstdint>
 #include <string>

@@ -219,7 +219,7 @@ absl::Status ReadTimeSteps(const ConfigReader& reader, RecurrentSpec* recurrent)
   return absl::OkStatus();
 }
 
-// The names of the same sizes in two groups of families.
+// The keys of Mamba sizes, which have different names in two groups of families.
 struct MambaKeys {
   absl::string_view heads, head_size, groups, state_size, conv_width, conv_bias;
 };

@@ -15,7 +15,7 @@ namespace quire::models {
 class ConfigReader;
 struct Family;
 
-// The branch that distinguishes a layer. kMlp and kExperts are layers with that branch alone.
+// The branch that distinguishes a layer. kMlp and kExperts layers have no other branch.
 enum class LayerBranch : std::uint8_t { kAttention, kRecurrent, kMlp, kExperts };
 
 // An entry of layer_types, and the branch that it means.
@@ -36,13 +36,13 @@ struct HybridConfig {
 absl::StatusOr<HybridConfig> ReadHybrid(const ConfigReader& reader, const Family& family,
                                         std::uint32_t num_layers, std::uint32_t hidden_size);
 
-// Reads the width of dense MLPs of a family that lists block_ff_dim, which takes precedence over
-// intermediate_size. With block_auto_adjust_ff_dim, which is the default, the width is two thirds
-// of it, times block_ffn_dim_multiplier, rounded up to block_multiple_of.
+// Reads the width of dense MLPs of a family that lists block_ff_dim. block_ff_dim takes precedence
+// over intermediate_size. If block_auto_adjust_ff_dim is true, its default, the width is two thirds
+// of the key's value, times block_ffn_dim_multiplier, rounded up to block_multiple_of.
 absl::StatusOr<std::uint32_t> ReadAdjustedWidth(const ConfigReader& reader);
 
-// Returns the text of config.json with the bare Infinity of time_step_limit, which is not JSON, in
-// the form {"__float__": "Infinity"}. Programs write both.
+// Returns the text of config.json with {"__float__": "Infinity"} in place of a bare Infinity in
+// time_step_limit, which is not JSON. Programs write both forms.
 std::string WithQuotedInfinity(absl::string_view text);
 
 }  // namespace quire::models

@@ -20,8 +20,8 @@ absl::StatusOr<std::uint32_t> CountOr(const ConfigReader& reader, absl::string_v
   return static_cast<std::uint32_t>(value.value_or(absent));
 }
 
-// Returns indexer_types, or index_topk_pattern in the words of indexer_types. Sets *key to the key
-// that was read. The result is empty if neither key is given.
+// Returns indexer_types, or index_topk_pattern translated to the values of indexer_types. Sets *key
+// to the key that was read. The result is empty if neither key is given.
 absl::StatusOr<std::vector<std::string>> ReadTypes(const ConfigReader& reader,
                                                    absl::string_view* key) {
   *key = "indexer_types";

@@ -1,6 +1,6 @@
 #pragma once
 
-// The keys of config.json for learned selection of keys (IndexSpec).
+// The settings in config.json for the learned selection of attention keys (IndexSpec).
 
 #include <cstdint>
 #include <vector>
@@ -17,7 +17,7 @@ struct IndexConfig {
   std::uint32_t n_heads = 0;
   std::uint32_t head_dim = 0;
   bool rope_interleave = false;  // adjacent columns rotate together
-  // True for layers with their own indexer. Other layers take the selection of the last such layer.
+  // True for layers with their own indexer. Other layers use the selection of the last such layer.
   std::vector<bool> own;
 };
 

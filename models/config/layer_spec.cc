@@ -178,13 +178,13 @@ absl::Status ValidateMoe(std::size_t index, const MoeSpec& moe) {
                                        moe.groups_kept * per_group));
   }
   if (moe.groups > 1 && moe.group_score == GroupScore::kTop2Sum && per_group < 2) {
-    return Invalid(index, "a group of one expert has no two best");
+    return Invalid(index, "groups have 1 expert, group_score kTop2Sum needs at least 2");
   }
   QUIRE_RETURN_IF_ERROR(ValidateMlp(index, moe.expert));
   return moe.shared ? ValidateMlp(index, *moe.shared) : absl::OkStatus();
 }
 
-// A layer has at least one branch, and norms of its branches only.
+// Checks that a layer has at least one branch, and norms only for branches that it has.
 absl::Status ValidateBranches(std::size_t index, const LayerSpec& layer) {
   const bool has_attention = layer.attention != AttentionKind::kNone;
   const bool has_mlp = layer.mlp != MlpKind::kNone;
@@ -300,7 +300,8 @@ std::string UnbuiltNorm(absl::string_view slot, const NormSpec& norm) {
   return "";
 }
 
-// A sigmoid of one number per output column, whose rows are in the query projection.
+// True if the gate is a sigmoid of one number per output column, computed by additional rows of the
+// query projection. Other gates are not supported.
 bool IsBuiltGate(const AttentionSpec& heads) {
   return heads.output_gate == GateKind::kSigmoid && !heads.output_gate_per_head &&
          heads.output_gate_source == GateSource::kInQueryProjection;
@@ -373,7 +374,8 @@ constexpr std::uint32_t kMaxRouterFloats = 3072;
 
 std::string UnbuiltMoe(const MoeSpec& moe, DeviceKind device) {
   const Knob knobs[] = {
-      {"so many experts", 2 * moe.num_experts + moe.groups > kMaxRouterFloats, true},
+      {"2 * num_experts + groups above 3072", 2 * moe.num_experts + moe.groups > kMaxRouterFloats,
+       true},
       {"router_softcap", moe.router_softcap != 0},
       {"shared_average", moe.shared_average},
   };

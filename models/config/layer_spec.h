@@ -112,7 +112,7 @@ struct IndexSpec {
   std::uint32_t topk = 0;
   RopeStyle rope_style = RopeStyle::kHalf;
   float norm_eps = 1e-6f;
-  std::int32_t from_layer = -1;  // layer whose selection this layer takes; -1: its own
+  std::int32_t from_layer = -1;  // layer whose selection this layer uses; -1: its own
   constexpr bool is_own() const { return from_layer < 0; }
   friend bool operator==(const IndexSpec&, const IndexSpec&) = default;
 };
@@ -195,11 +195,12 @@ struct RecurrentSpec {
 
   std::uint32_t key_columns() const { return key_heads * key_size; }
   std::uint32_t value_columns() const { return heads * value_size; }
-  // Factors of a token's decay.
+  // Number of decay factors of a token.
   std::uint32_t decay_columns() const {
     return decay == DecayKind::kPerChannel ? heads * key_size : heads;
   }
-  // Columns of W_in: those of the convolution, z, b and a. With a rank, z or a has that many here.
+  // Columns of W_in: those of the convolution, z, b and a. If z or a has two stages, W_in computes
+  // only the first one, whose columns are the rank.
   std::uint32_t in_columns() const {
     return conv_channels + gate_in_columns() + (delta ? heads : 0) + decay_in_columns();
   }
@@ -266,8 +267,8 @@ struct MoeSpec {
   float renorm_eps = 0;
   float weight_scale = 1;
   bool weight_on_input = false;  // the weight multiplies the expert's input, not its output
-  // Experts compute in this width, between projections W_in before and W_out after their weighted
-  // sum. The router and the shared expert read the full width. 0: off.
+  // Width in which experts compute: W_in projects their input to it, and W_out projects their
+  // weighted sum back. The router and the shared expert read the full width. 0: off.
   std::uint32_t latent = 0;
   std::optional<MlpSpec> shared;
   bool shared_gate = false;
@@ -304,7 +305,7 @@ struct LayerSpec {
   NormSpec mlp_out;
   float residual_scale = 1;       // multiplies each branch before it is added
   float output_scale = 1;         // multiplies the residual stream after the layer
-  bool has_output_scale = false;  // so does a stored scalar
+  bool has_output_scale = false;  // a stored scalar multiplies it too
   AttentionKind attention = AttentionKind::kHeads;
   MlpKind mlp = MlpKind::kDense;
   AttentionSpec heads;       // used if attention is kHeads
@@ -327,7 +328,7 @@ struct LayerSpec {
   bool has_kv() const {
     return attention == AttentionKind::kHeads || attention == AttentionKind::kMla;
   }
-  // True if the layer writes these rows, false if it reads those of an earlier layer.
+  // True if the layer writes such rows itself, instead of reading those of an earlier layer.
   bool stores_kv() const { return has_kv() && kv_from_layer < 0; }
   // True if the layer keeps a state of constant size for each sequence.
   bool has_state() const {

@@ -38,7 +38,7 @@ absl::StatusOr<std::uint32_t> AliasedCount(const ConfigReader& reader,
 }
 
 // Every decoder_sparse_step-th or interleave_moe_layer_step-th layer is sparse, except those in
-// mlp_only_layers. If moe_layers is given, these layers are sparse.
+// mlp_only_layers. If moe_layers is given, exactly the layers that it lists are sparse.
 absl::StatusOr<std::vector<bool>> ReadSparseLayers(const ConfigReader& reader, const Family& family,
                                                    std::uint32_t num_layers) {
   std::vector<bool> sparse(num_layers, true);
@@ -111,7 +111,7 @@ absl::Status ReadDenseLayers(const ConfigReader& reader, const Family& family,
   return absl::OkStatus();
 }
 
-// Reads the widths of experts that differ from the others.
+// Reads the width of the shared expert and of the latent space.
 absl::Status ReadWidths(const ConfigReader& reader, const Family& family, MoeConfig* moe) {
   const struct {
     absl::string_view key;
@@ -173,7 +173,7 @@ absl::Status ReadRouting(const ConfigReader& reader, const Family& family, MoeCo
                       family.defaults.routed_scaling_factor, &moe->routed_scaling_factor);
 }
 
-// Reads the keys of families whose experts enable_moe_block turns on. All layers have them.
+// Reads the keys of families in which enable_moe_block adds experts to all layers.
 absl::StatusOr<MoeConfig> ReadOptionalMoe(const ConfigReader& reader, std::uint32_t num_layers) {
   MoeConfig moe;
   QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> enabled,

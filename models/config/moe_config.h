@@ -30,7 +30,7 @@ struct MoeConfig {
   std::uint32_t topk_group = 1;
   bool use_routing_bias = true;
   std::string topk_method;   // empty: not given
-  std::string scoring_func;  // likewise
+  std::string scoring_func;  // empty: not given
   std::uint32_t shared_expert_intermediate_size = 0;
   double routed_scaling_factor = 1;
   double swiglu_limit = 0;
@@ -39,9 +39,8 @@ struct MoeConfig {
 
 // Reads the MoE keys that `family` lists in Family::keys. num_experts, num_local_experts and
 // n_routed_experts are synonyms, and so are num_experts_per_tok, experts_per_token and
-// num_experts_per_token. If the
-// family does not read moe_intermediate_size, experts are as wide as dense layers:
-// `intermediate_size`. Returns INVALID_ARGUMENT that names the key.
+// num_experts_per_token. If the family does not read moe_intermediate_size, experts have the width
+// of dense layers, `intermediate_size`. Returns INVALID_ARGUMENT that names the key.
 absl::StatusOr<MoeConfig> ReadMoe(const ConfigReader& reader, const Family& family,
                                   std::uint32_t num_layers, std::uint32_t intermediate_size);
 

@@ -1,7 +1,7 @@
 #pragma once
 
-// The keys of config.json of models whose layers differ in head size, in the K and V that they
-// read, and in inputs of their own.
+// The keys of config.json of models whose layers differ in head size, may read the K and V of other
+// layers, and may have inputs per layer.
 
 #include <cstdint>
 
@@ -25,7 +25,7 @@ struct PerLayerConfig {
   std::uint32_t vocab_size_per_layer_input = 0;
 };
 
-// Values of other keys.
+// Values of keys that other readers have read.
 struct PerLayerContext {
   std::uint32_t vocab_size = 0;
   std::uint32_t num_layers = 0;

@@ -53,7 +53,7 @@ absl::StatusOr<PoolingMode> ModeNamed(const ConfigReader& reader, absl::string_v
   return reader.Unsupported("pooling_mode", "(supported: lasttoken, mean, cls)");
 }
 
-// Format of sentence-transformers 6: a name, or a list with one name.
+// Reads a mode in the format of sentence-transformers 6: a name, or a list with one name.
 absl::StatusOr<PoolingMode> NewMode(const ConfigReader& reader, const formats::JsonValue& mode) {
   if (mode.is_string()) {
     QUIRE_ASSIGN_OR_RETURN(const std::string name, mode.AsString());
@@ -66,7 +66,8 @@ absl::StatusOr<PoolingMode> NewMode(const ConfigReader& reader, const formats::J
   return ModeNamed(reader, *name);
 }
 
-// Format of versions 2 to 5: a flag per mode. No flag means kMean.
+// Reads the mode in the format of sentence-transformers 2 to 5: a flag per mode. No flag means
+// kMean.
 absl::StatusOr<PoolingMode> OldMode(const ConfigReader& reader) {
   constexpr std::pair<absl::string_view, std::optional<PoolingMode>> kFlags[] = {
       {"pooling_mode_cls_token", PoolingMode::kCls},

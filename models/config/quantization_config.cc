@@ -30,7 +30,7 @@ void WarnOfKeys(const ConfigReader& reader, std::initializer_list<absl::string_v
     unknown.push_back(key);
   }
   if (unknown.empty()) return;
-  warnings->push_back(absl::StrCat("quantization_config has keys that are not known and not used: ",
+  warnings->push_back(absl::StrCat("quantization_config has unknown keys, which are ignored: ",
                                    absl::StrJoin(unknown, ", ")));
 }
 

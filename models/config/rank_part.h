@@ -4,7 +4,7 @@
 
 namespace quire::models {
 
-// The part of a model that one of several devices holds.
+// The part of a model that one of several devices stores and computes.
 struct RankPart {
   std::uint32_t rank = 0;
   std::uint32_t size = 1;  // ranks that share the model

@@ -43,13 +43,13 @@ absl::Status CheckKeys(const ConfigReader& rope, RopeKind kind, const Family& fa
     if (kind == RopeKind::kYarn && key == "attn_factor" && !rope.IsNull(key)) {
       warnings->push_back(absl::StrCat(rope.label(), ": ", rope.PathOf(key), " ",
                                        rope.ValueText(key),
-                                       " is not read; another reader may multiply by it"));
+                                       " is ignored; other programs may multiply by it"));
       continue;
     }
     const bool known =
         std::find(std::begin(kKnownKeys), std::end(kKnownKeys), key) != std::end(kKnownKeys) ||
         (kind == RopeKind::kLongrope && (key == "short_factor" || key == "long_factor")) ||
-        // Positions of text are equal in all sections.
+        // A text token has the same position in all mrope sections, so these keys have no effect.
         (ReadsKey(family, "mrope_section") && absl::StartsWith(key, "mrope_"));
     if (!known && !rope.IsNull(key)) {
       return rope.Unsupported(key, absl::StrCat("by ", family.name));
@@ -58,7 +58,7 @@ absl::Status CheckKeys(const ConfigReader& rope, RopeKind kind, const Family& fa
   return absl::OkStatus();
 }
 
-// True if full layers have heads of their own size, and rope settings in dictionaries only.
+// True if full layers have their own head size. Such files have rope settings in dictionaries only.
 bool HasOwnFullHeads(const Family& family) {
   return ReadsKey(family, "global_head_dim");
 }
@@ -301,8 +301,9 @@ absl::StatusOr<RopeConfig> Interpret(const ConfigReader& config, const ConfigRea
 
 absl::Status ContradictionError(const ConfigReader& config, absl::string_view key,
                                 absl::string_view other) {
-  return config.Error(key, absl::StrCat(config.ValueText(key), " and ", other, " ",
-                                        config.ValueText(other), " mean different things"));
+  return config.Error(
+      key, absl::StrCat(config.ValueText(key), " and ", other, " ", config.ValueText(other),
+                        " contradict each other; remove one"));
 }
 
 ThetaSource FullTheta(const Family& family) {

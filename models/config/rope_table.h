@@ -22,8 +22,8 @@ namespace quire::models {
 enum class RopeKind : std::uint8_t {
   kDefault,  // f_i
   kLinear,   // f_i / factor
-  // f_i up to the trained length. Longer contexts are refused. Their base depends on the length, so
-  // cached keys would become wrong.
+  // f_i up to the trained length. Longer contexts are refused, because their theta depends on the
+  // length, so cached keys would become wrong.
   kDynamic,
   // f_i / factor for long wavelengths, f_i for short ones, and a linear blend for those between. If
   // low_freq_factor equals high_freq_factor, no wavelength is between.
@@ -33,7 +33,7 @@ enum class RopeKind : std::uint8_t {
   // loaded: long_factors iff the configured context exceeds the original length. transformers
   // chooses for each forward pass, which would make cached keys wrong.
   kLongrope,
-  kProportional,  // f_i / factor for the first pairs, whose share is `partial`; 0 for all others
+  kProportional,  // f_i / factor for the first pairs, a share `partial` of all; else 0
 };
 
 absl::string_view RopeKindName(RopeKind kind);  // as config.json spells it

@@ -104,7 +104,7 @@ struct TensorNames {
   absl::string_view expert_up = "up_proj";
   absl::string_view expert_down = "down_proj";
   // Instead of the tensors per expert, as in GGUF files: gate_stack.weight [experts, outputs,
-  // inputs] and so on. gate_up_stack has the rows of gate, then those of up, instead of the two.
+  // inputs] and so on. gate_up_stack replaces gate_stack and up_stack: rows of gate, then of up.
   absl::string_view gate_stack = "";
   absl::string_view up_stack = "";
   absl::string_view gate_up_stack = "";

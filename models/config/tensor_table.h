@@ -131,8 +131,8 @@ struct PartInfo {
   LayerPredicate has_bias = nullptr;  // null: it has none
   // The stack of all experts of kExpertMatrices, or of all matrices of kHeadMatrices.
   absl::string_view TensorNames::*stack_name = nullptr;
-  // Returns the rows of the tensor that belong to the matrix, in their order there. None: the layer
-  // has no such part. Null: all rows as stored.
+  // Returns the rows of the tensor that belong to the matrix, in the order of the matrix. An empty
+  // result means that the layer has no such part. Null: all rows as stored.
   std::vector<RowRange> (*pick)(const LayerSpec&) = nullptr;
 };
 
@@ -148,7 +148,8 @@ struct HeadRows {
 struct TensorInfo {
   absl::string_view label = "";  // names the matrices in packed files; empty for vectors
   TensorKind kind = TensorKind::kMatrix;
-  // Matrices that share an input, concatenated by rows. Families lack the ones without a name.
+  // Matrices that share an input, concatenated by rows. A family lacks the parts whose names are
+  // empty.
   std::array<PartInfo, 12> parts = {};
   PartInfo fused = {};  // replaces the parts in families that name it
   Dim columns = Dim::kNone;
@@ -164,7 +165,7 @@ struct TensorInfo {
   // Returns the tensors that a family's checkpoints contain. For kExpertMatrices, `fused` is a
   // stack of all experts.
   std::vector<PartInfo> PartsIn(const TensorNames& names) const;
-  // Inputs and outputs of one matrix. REQUIRES: not a vector, and of kHeadMatrices for outputs.
+  // Inputs and outputs of one matrix. REQUIRES: not a vector; for outputs(), kHeadMatrices.
   Dim inputs() const { return head.is_transposed ? head.rows : columns; }
   Dim outputs() const { return head.is_transposed ? columns : head.rows; }
   bool is_vector() const { return kind == TensorKind::kNorm || kind == TensorKind::kVector; }
@@ -179,8 +180,8 @@ struct TensorRow {
   std::vector<typename Block::Linear> Block::*linears = nullptr;  // one per expert or head
 };
 
-// The tensors of a layer in memory. Members that a layer does not have are empty. A Vector is held
-// in f32; a Linear is one or more matrices that share their input, with their bias.
+// The tensors of a layer in memory. Members that a layer does not have are empty. A Vector is
+// stored in f32. A Linear is one or more matrices that share their input, with their bias.
 
 // Multi-head latent attention.
 template <typename VectorType, typename LinearType>
@@ -406,7 +407,7 @@ constexpr bool HasQueryRank(const LayerSpec& layer) {
 constexpr bool HasNoQueryRank(const LayerSpec& layer) {
   return !HasQueryRank(layer);
 }
-// Checkpoints hold the weights of these norms even if latent_eps disables the norms.
+// Checkpoints contain the weights of these norms even if latent_eps disables the norms.
 constexpr NormSpec MlaNorm(const LayerSpec& layer) {
   return {.kind = NormKind::kRms, .eps = layer.mla.latent_eps};
 }
@@ -449,7 +450,7 @@ inline constexpr TensorRow<Block> kMlaTable[] = {
               .parts = {{{.name = &TensorNames::kv_a_norm, .rows = Dim::kMlaRank}}},
               .norm = MlaNorm},
      .vector = &Block::kv_a_norm},
-    // The rows that make keys are transposed, so that they map a query into the latent space.
+    // The rows that compute keys are transposed, so that they map a query into the latent space.
     {.info = {.label = "to_latent",
               .kind = TensorKind::kHeadMatrices,
               .parts = {{{.name = &TensorNames::kv_b,

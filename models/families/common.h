@@ -99,7 +99,7 @@ inline constexpr absl::string_view kGgufSigmoidKeys[] = {"expert_count",
                                                          "expert_gating_func",
                                                          "leading_dense_block_count"};
 
-// Returns the keys of a family that reads `more` keys than another one.
+// Returns `keys`, then `more`.
 template <std::size_t N, std::size_t M>
 constexpr std::array<absl::string_view, N + M> JoinKeys(const absl::string_view (&keys)[N],
                                                         const absl::string_view (&more)[M]) {
@@ -152,8 +152,8 @@ absl::Status UnsupportedName(absl::string_view key, absl::string_view value,
 absl::Status CheckName(absl::string_view key, absl::string_view value, absl::string_view supported,
                        const Family& family);
 
-// Turns the layers that config.moe lists into MoE layers with the routing of `moe`. Each expert
-// gets the spec of the dense MLP, with the width of config.moe, which also sets their number.
+// Turns the layers that config.moe lists into MoE layers with the routing of `moe`. config.moe
+// states the number of experts and their width. Their other fields are those of the dense MLP.
 void UseExperts(const ModelConfig& config, MoeSpec moe, ModelSpec* spec);
 
 // Makes attention independent of positions.
@@ -162,7 +162,7 @@ void RemoveRope(ModelSpec* spec);
 // Replaces attention by `recurrent` in the recurrent layers of config.hybrid.
 void UseRecurrentLayers(const ModelConfig& config, const RecurrentSpec& recurrent, ModelSpec* spec);
 
-// UseRecurrentLayers for Mamba-2 with the sizes of config.hybrid. The gated norm is over
+// Calls UseRecurrentLayers for Mamba-2 with the sizes of config.hybrid. The gated norm normalizes
 // each of `norm_groups` groups of columns.
 void UseMamba(const ModelConfig& config, std::uint32_t norm_groups, ModelSpec* spec);
 

@@ -90,7 +90,8 @@ void UseMla(const ModelConfig& config, ModelSpec* spec) {
   AssignCacheGroups(spec);
 }
 
-// Layers with shared selections take that of the last layer with an indexer.
+// Sets the IndexSpec of all layers. A layer without an indexer uses the selection of the last
+// earlier layer that has one.
 void UseIndex(const IndexConfig& config, ModelSpec* spec) {
   if (config.topk == 0) return;
   IndexSpec index{

@@ -7,7 +7,7 @@
 // layers. V2 routes by a softmax over all experts and never renormalizes. V3 routes by sigmoids; a
 // correction bias affects the choice only, and a group is scored by its two best experts. Experts
 // of groups that are not kept are never chosen. GLM-4.7-Flash is V3 with other defaults. V3.2 is
-// V3 with a learned selection of keys, whose indexer rotates halves. Source:
+// V3 with a learned selection of keys, whose indexer has half-split rope. Source:
 // modeling_deepseek_v2.py, modeling_deepseek_v3.py, modeling_deepseek_v32.py and
 // modeling_glm4_moe_lite.py of Hugging Face transformers.
 

@@ -496,7 +496,7 @@ class GgufConfigReader {
   }
 
   // Returns which layers have a window. The key is a flag for each block, or the distance between
-  // layers without one.
+  // layers without a window.
   absl::StatusOr<std::vector<bool>> WindowedLayers() const {
     const std::string key = Key("attention.sliding_window_pattern");
     if (gguf_.Has(key) && gguf_.TypeOf(key) == formats::GgufType::kArray) {
@@ -652,7 +652,7 @@ class GgufConfigReader {
   const formats::GgufFile& gguf_;
   const Family* family_ = nullptr;
   std::optional<GgufKeys> keys_;  // set with family_
-  std::uint32_t num_blocks_ = 0;  // with those for multi-token prediction
+  std::uint32_t num_blocks_ = 0;  // including those for multi-token prediction
   ModelConfig config_;
 };
 

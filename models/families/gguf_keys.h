@@ -37,8 +37,8 @@ class GgufKeys {
                                         std::uint32_t absent) const;
   // Returns a positive number, or `absent`.
   absl::StatusOr<double> Positive(absl::string_view key, double absent) const;
-  // Returns a number for each of `num_blocks` blocks: those of an array, or the same for all if the
-  // value is an integer. Returns an empty vector for an absent key.
+  // Returns a number for each of `num_blocks` blocks: the elements of an array, or the value itself
+  // for every block if it is an integer. Returns an empty vector for an absent key.
   absl::StatusOr<std::vector<std::uint32_t>> PerBlock(absl::string_view key, std::size_t num_blocks,
                                                       std::uint32_t high) const;
   // Returns the number that all blocks share. Blocks with 0 do not use the number and are ignored.

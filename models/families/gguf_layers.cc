@@ -20,7 +20,7 @@ std::uint32_t RowsOf(const GgufKeys& keys, std::size_t layer, absl::string_view 
   return static_cast<std::uint32_t>(std::min<std::int64_t>(tensor->extents[1], kMaxVocab));
 }
 
-// The number of routers must agree with leading_dense_block_count.
+// Checks that the layers with a router agree with leading_dense_block_count.
 absl::Status CheckDenseLayers(const GgufSource& source, const MoeConfig& moe) {
   constexpr absl::string_view kKey = "leading_dense_block_count";
   if (!source.Reads(kKey) || !source.keys.Has(kKey)) return absl::OkStatus();
@@ -248,7 +248,7 @@ absl::Status ReadGgufMla(const GgufSource& source, ModelConfig* config) {
                                    keys.Name(kColumns), " ", columns));
   }
   mla.qk_nope_head_dim = columns - mla.qk_rope_head_dim;
-  // Heads have sizes of their own, as ReadModelConfig states them for config.json.
+  // MLA has its own head sizes. The general ones are set as ReadModelConfig sets them.
   config->num_key_value_heads = config->num_attention_heads;
   config->head_dim = mla.qk_rope_head_dim;
   return absl::OkStatus();

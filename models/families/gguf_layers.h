@@ -14,7 +14,7 @@
 
 namespace quire::models {
 
-// The inputs of these functions.
+// The inputs of the functions below.
 struct GgufSource {
   const GgufKeys& keys;
   const Family& family;
@@ -26,8 +26,8 @@ struct GgufSource {
   bool HasMatrix(std::size_t layer, absl::string_view name) const;
 };
 
-// Each function fills its part of `config`, whose sizes are known already, if the family reads such
-// keys. Errors name the key.
+// Each function fills its part of `config` if the family reads such keys. Errors name the key.
+// REQUIRES: the general sizes in `config` are set.
 absl::Status ReadGgufExperts(const GgufSource& source, ModelConfig* config);
 absl::Status ReadGgufStates(const GgufSource& source, ModelConfig* config);
 absl::Status ReadGgufMla(const GgufSource& source, ModelConfig* config);

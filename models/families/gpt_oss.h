@@ -10,8 +10,8 @@
 // where gate is clamped from above and up from both sides. All experts of a layer share one tensor,
 // in which gate and up alternate: bf16 [experts, inputs, outputs], or mxfp4 blocks and scales. The
 // softmax is computed in float32, whereas transformers computes it in bf16. Source:
-// modeling_gpt_oss.py of Hugging Face transformers. Tensor names of GGUF files, where gate and up
-// are separate stacks, are the names that llama.cpp's converter and loader use.
+// modeling_gpt_oss.py of Hugging Face transformers. GGUF files have the tensor names of llama.cpp's
+// converter and loader, and separate stacks of gate and up.
 
 #include "models/families/registry.h"
 

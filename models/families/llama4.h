@@ -4,8 +4,8 @@
 //
 // RMS pre-norms. Layers with rope attend within chunks and normalize q and k without weights after
 // the rotation of neighboring columns. The other layers see all tokens and scale queries by their
-// position. MoE layers have a shared expert. The sigmoid of its logit multiplies the input of a
-// chosen expert. Source: modeling_llama4.py of Hugging Face transformers.
+// position. MoE layers have a shared expert. The sigmoid of an expert's router logit multiplies the
+// input of the expert. Source: modeling_llama4.py of Hugging Face transformers.
 
 #include "models/families/registry.h"
 

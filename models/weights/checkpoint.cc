@@ -84,7 +84,8 @@ absl::Status NoWeightsError(const formats::ModelFiles& files) {
     if (absl::EndsWith(name, ".gguf")) {
       return absl::InvalidArgumentError(
           absl::StrCat(files.LabelOf(name),
-                       ": a GGUF file is a model of its own; name the file, not its directory"));
+                       ": a GGUF file is a complete model; set the model path to the file, not to ",
+                       "its directory"));
     }
     if (absl::StartsWith(name, "consolidated") && absl::EndsWith(name, ".safetensors")) {
       return absl::UnimplementedError(absl::StrCat(
@@ -97,7 +98,7 @@ absl::Status NoWeightsError(const formats::ModelFiles& files) {
     }
   }
   return absl::NotFoundError(
-      absl::StrCat(files.source(), ": holds neither ", kSingleFile, " nor ", kIndexFile));
+      absl::StrCat(files.source(), ": contains neither ", kSingleFile, " nor ", kIndexFile));
 }
 
 bool LiesIn(std::span<const std::byte> part, std::span<const std::byte> whole) {
@@ -176,7 +177,7 @@ absl::Status Checkpoint::AddShards(const formats::ModelFiles& files) {
   }
   if (index.total_size >= 0 && index.total_size != total) {
     warnings_.push_back(absl::StrCat("metadata.total_size of ", kIndexFile, " is ",
-                                     index.total_size, ", the tensors take ", total, " bytes"));
+                                     index.total_size, ", the tensors have ", total, " bytes"));
   }
   return absl::OkStatus();
 }

@@ -16,7 +16,7 @@
 namespace quire::models {
 namespace {
 
-// The elements of a dimension that a rank holds.
+// The elements of a dimension that a rank stores.
 struct Range {
   std::int64_t begin = 0;
   std::int64_t end = 0;
@@ -47,8 +47,8 @@ absl::Status CheckDivisible(std::size_t layer, const LayerSpec& spec) {
     });
   }
   if (refused.empty()) return absl::OkStatus();
-  return absl::UnimplementedError(
-      absl::StrCat("layer ", layer, ": ", refused, " cannot be divided among devices; use one"));
+  return absl::UnimplementedError(absl::StrCat("layer ", layer, ": ", refused,
+                                               " cannot be divided among devices; use one device"));
 }
 
 absl::Status DoesNotDivideError(std::size_t layer, absl::string_view field, std::uint32_t value,
@@ -57,8 +57,8 @@ absl::Status DoesNotDivideError(std::size_t layer, absl::string_view field, std:
                                                  " cannot be divided among ", size, " devices"));
 }
 
-// Returns the elements of a dimension that a rank holds, given the sizes in the whole model and in
-// the rank's part. If there are more ranks than KV heads, several ranks hold the same KV head.
+// Returns the elements of a dimension that a rank stores, given the sizes in the whole model and in
+// the rank's part. If there are more ranks than KV heads, several ranks store the same KV head.
 Range RangeOf(std::int64_t whole, std::int64_t own, RankPart part) {
   const std::int64_t begin = part.rank * whole / part.size / own * own;
   return {begin, begin + own, whole};
@@ -106,7 +106,7 @@ class Cutter {
     if (found->shape.size() != 2) {
       return absl::InvalidArgumentError(absl::StrCat(found->file, ": tensor ", found->name,
                                                      ": shape is ", found->ShapeText(),
-                                                     ", a matrix is needed"));
+                                                     ", it must be a matrix"));
     }
     QUIRE_RETURN_IF_ERROR(Check(*found, dimension, range));
     return &*found;
@@ -116,8 +116,8 @@ class Cutter {
                             const Range& range) {
     const std::string begin = absl::StrCat(tensor.file, ": tensor ", tensor.name, ": ");
     if (tensor.is_quantized() || !tensor.is_row_by_row()) {
-      return absl::UnimplementedError(
-          absl::StrCat(begin, "type ", tensor.type, " cannot be divided among devices; use one"));
+      return absl::UnimplementedError(absl::StrCat(
+          begin, "type ", tensor.type, " cannot be divided among devices; use one device"));
     }
     if (tensor.shape.size() <= dimension || tensor.shape[dimension] != range.whole) {
       return absl::InvalidArgumentError(absl::StrCat(begin, "shape is ", tensor.ShapeText(),

@@ -1,6 +1,6 @@
 #pragma once
 
-// The part of a model that one of several devices holds and computes (tensor parallelism). Every
+// The part of a model that one of several devices stores and computes (tensor parallelism). Every
 // rank computes a range of heads. Rows of q, k, v, gate and up are divided among the ranks, and so
 // are the columns of o and down. The products of o and down are partial sums, which the ranks add
 // (kernels/comm/communicator.h); rank 0 has their biases. Embedding, norms and output head are
@@ -22,9 +22,9 @@
 namespace quire::models {
 
 // Returns the spec of a rank's part. Returns INVALID_ARGUMENT if the rank does not exist or the
-// number of ranks does not fit a layer. It must divide the number of heads and the intermediate
-// size, and it must divide the number of KV heads or be a multiple of it. Returns UNIMPLEMENTED
-// that names the layer and the field for MoE, MLA, sinks and norms over all heads.
+// number of ranks does not fit a layer: it must divide the number of heads and the intermediate
+// size, and must divide the number of KV heads or be a multiple of it. Returns UNIMPLEMENTED that
+// names the layer and the field for parts of a model that cannot be divided.
 absl::StatusOr<ModelSpec> SpecOfPart(const ModelSpec& whole, RankPart part);
 
 // Returns the tensors of SpecOfPart(spec, part) under their names. The result must not outlive

@@ -24,8 +24,8 @@ constexpr std::int64_t kWholeBytes = std::int64_t{64} << 20;
 constexpr std::size_t kSampleBytes = 4096;
 constexpr std::size_t kSamples = 16;
 
-// The hashed bytes, in order. Holds views, and owns values that would otherwise be destroyed before
-// Hash is called.
+// The hashed bytes, in order. Stores views of them, and owns values that would otherwise be
+// destroyed before Hash is called.
 class Contents {
  public:
   void Add(std::span<const std::byte> bytes) { fragments_.push_back(bytes); }
@@ -60,7 +60,7 @@ class Contents {
 
  private:
   std::vector<std::span<const std::byte>> fragments_;
-  // Deques, since views of elements must stay valid.
+  // Views refer to the elements, and a deque does not move its elements when it grows.
   std::deque<std::uint64_t> lengths_;
   std::deque<std::vector<float>> factors_;
   std::deque<formats::ModelFile> files_;
@@ -97,8 +97,8 @@ absl::StatusOr<std::string> Fingerprint(const formats::ModelFiles& files,
   Contents contents;
   std::optional<formats::OpenedGguf> opened;
   if (!files.gguf().empty()) {
-    // The header, with configuration and tokenizer, and the rope factors, which are not in the
-    // checkpoint's tensors.
+    // Hashes the header, which contains configuration and tokenizer, and the rope factors, which
+    // are not among the checkpoint's tensors.
     QUIRE_ASSIGN_OR_RETURN(opened, formats::OpenGguf(files));
     const std::span<const std::byte> file = opened->file.bytes();
     contents.AddField(file.first(std::min<std::uint64_t>(opened->gguf.data_offset(), file.size())));

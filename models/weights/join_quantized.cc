@@ -106,7 +106,7 @@ class Joiner {
     if (num_activation_scales_ > 0) {
       warnings->push_back(absl::StrCat(
           num_activation_scales_, " scales of activations, such as ", an_activation_scale_,
-          ", are not used: activations are not rounded as the file proposes"));
+          ", are ignored: static activation quantization is not supported"));
     }
     std::vector<formats::StoredTensor> rest;
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
@@ -140,7 +140,8 @@ class Joiner {
   }
 
   absl::StatusOr<formats::StoredTensor> JoinMatrix(const formats::StoredTensor& codes);
-  // Each finds the parts of the matrix `stem`, whose quantized weights are stem + CodesSuffix.
+  // Each function finds the parts of the matrix named `stem`. Its quantized weights are the tensor
+  // named `stem` + CodesSuffix.
   absl::Status JoinGptq(const std::string& stem, formats::QuantizedParts* parts);
   absl::Status JoinPacked(const std::string& stem, formats::QuantizedParts* parts);
   absl::Status JoinBytes(const std::string& stem, formats::QuantizedParts* parts);
@@ -190,7 +191,7 @@ absl::StatusOr<formats::StoredTensor> Joiner::JoinMatrix(const formats::StoredTe
   formats::StoredTensor matrix = codes;
   matrix.name = is_e2m1 ? stem : absl::StrCat(stem, ".weight");
   if (matrix.name != codes.name && Find(matrix.name) != nullptr) {
-    return Refuse(codes, "there is a tensor ", matrix.name, " besides");
+    return Refuse(codes, "conflicts with tensor ", matrix.name, ", the same matrix unquantized");
   }
   matrix.type = formats::StoredTypeName(quantization_);
   matrix.dtype = DType::kInvalid;
@@ -269,7 +270,8 @@ absl::Status Joiner::JoinGptq(const std::string& stem, formats::QuantizedParts* 
   parts->needs_zeros_symmetric = quantization_.needs_zeros_symmetric;
   QUIRE_RETURN_IF_ERROR(SetScope(parts, /*outputs_first=*/false));
   if (parts->rows % per_word != 0) {
-    return Refuse(codes, "has ", parts->rows, " outputs, words of zero points hold ", per_word);
+    return Refuse(codes, "has ", parts->rows, " outputs, it must be a multiple of ", per_word,
+                  ", the zero points in a word");
   }
   const std::int64_t groups = parts->columns / parts->group;
   QUIRE_RETURN_IF_ERROR(CheckShape(*parts->zeros, {groups, parts->rows / per_word},
@@ -415,7 +417,7 @@ absl::Status Joiner::CheckNotConverted(const std::vector<formats::StoredTensor>&
   }
   if (!absent.empty()) {
     warnings->push_back(
-        absl::StrCat("quantization_config excepts modules that the checkpoint does ",
+        absl::StrCat("quantization_config excludes modules that the checkpoint does ",
                      "not have: ", absl::StrJoin(absent, ", ")));
   }
   return absl::OkStatus();
@@ -432,8 +434,8 @@ absl::Status CheckLeftOver(const formats::StoredQuantization& quantization,
                       "quantization_config");
       }
       return Refuse(tensor, "belongs to no matrix of quantization_config ",
-                    formats::StoredTypeName(quantization), ", whose codes are called NAME",
-                    CodesSuffix(quantization));
+                    formats::StoredTypeName(quantization),
+                    ", whose quantized weights are named NAME", CodesSuffix(quantization));
     }
   }
   return absl::OkStatus();

@@ -24,7 +24,7 @@ namespace quire::models {
 // warning, since static activation quantization is not supported. Returns INVALID_ARGUMENT that
 // names the tensor if a part is missing, unused, or has the wrong shape or values. Also returns it
 // if a module is quantized although the configuration excludes it. Returns UNIMPLEMENTED for an
-// unsupported type. Without a method, tensors with the names of parts are refused.
+// unsupported type. If `quantization` has no method, tensors with the names of parts are refused.
 absl::Status JoinQuantized(const formats::StoredQuantization& quantization,
                            std::vector<formats::StoredTensor>* tensors,
                            std::vector<std::string>* warnings);

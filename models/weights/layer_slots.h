@@ -12,7 +12,7 @@
 
 namespace quire::models {
 
-// Returns the errors of FindWeights. An expert that is missing is named by its tensor.
+// Returns the errors of FindWeights. The error about a missing expert names its tensor.
 absl::StatusOr<LayerSlots> FindLayer(SlotFinder& finder, const FormChooser& chooser,
                                      const ModelSpec& spec, const TensorNames& names,
                                      std::size_t index);

@@ -1,7 +1,7 @@
 #pragma once
 
 // Finds the tensors of a model in a checkpoint, checks their shapes, and chooses the form in which
-// each matrix is held.
+// each matrix is stored in memory.
 //
 // Place:      below FindWeights (weights.h).
 // Invariants: a tensor that was returned counts as used.
@@ -79,11 +79,13 @@ class FormChooser {
  public:
   explicit FormChooser(const WeightTarget& target) : target_(target) {}
 
-  // Returns the form of a single tensor, or INVALID_ARGUMENT if the form cannot hold its inputs.
+  // Returns the form of a single tensor, or INVALID_ARGUMENT if the form does not support the
+  // tensor's number of inputs.
   absl::StatusOr<MatrixForm> FormOf(const formats::StoredTensor& tensor, MatrixRole role) const;
 
-  // Adjacent tensors with the same form and act-order permutation are fused into one matrix.
-  // Adjacent unquantized tensors of different dtypes are fused as f32.
+  // Returns the matrices that the tensors form. Adjacent tensors with the same form and act-order
+  // permutation are fused into one matrix. Adjacent unquantized tensors of different dtypes are
+  // fused as f32.
   absl::StatusOr<std::vector<MatrixSlot>> Matrices(
       const std::vector<const formats::StoredTensor*>& parts, MatrixRole role) const;
 

@@ -27,8 +27,8 @@ std::int64_t LayerOf(absl::string_view name, absl::string_view prefix) {
   return number;
 }
 
-// True for the projections and norms of K and V of layers that read those of an earlier layer.
-// Published files have them, but they take no part in the computation.
+// True for the projections and norms of K and V of layers that read the K and V of an earlier
+// layer. Published files have these tensors, but the computation does not use them.
 bool IsOfSharedKeys(const ModelSpec& spec, const TensorNames& names, const std::string& name) {
   const std::int64_t number = LayerOf(name, names.layer_prefix);
   if (number < 0 || number >= static_cast<std::int64_t>(spec.layers.size())) return false;
@@ -40,8 +40,8 @@ bool IsOfSharedKeys(const ModelSpec& spec, const TensorNames& names, const std::
   });
 }
 
-// True for tensors in files that no family uses: buffers, and layers after the last one, which are
-// heads for multi-token prediction.
+// True for unused tensors that are not an error: buffers, heads for multi-token prediction (stored
+// under a prefix or as layers after the last one), IsOfSharedKeys, and TensorNames::skipped.
 bool IsIgnorable(const ModelSpec& spec, const TensorNames& names, const std::string& name) {
   return absl::EndsWith(name, ".rotary_emb.inv_freq") || absl::EndsWith(name, ".attn.bias") ||
          absl::EndsWith(name, ".masked_bias") || absl::StartsWith(name, "mtp.") ||
@@ -51,7 +51,7 @@ bool IsIgnorable(const ModelSpec& spec, const TensorNames& names, const std::str
                      [&](absl::string_view prefix) { return absl::StartsWith(name, prefix); });
 }
 
-// Old programs write a bias of zeros for every quantized matrix.
+// True for a bias of zeros, which old programs write for every quantized matrix.
 bool IsZeroBias(const Checkpoint& checkpoint, const formats::StoredTensor& tensor) {
   constexpr absl::string_view kBias = ".bias";
   if (!absl::EndsWith(tensor.name, kBias)) return false;
@@ -68,15 +68,15 @@ absl::Status CheckUnused(const SlotFinder& finder, const ModelSpec& spec, const 
   for (const formats::StoredTensor& tensor : checkpoint.tensors()) {
     if (finder.IsUsed(tensor)) continue;
     if (!IsIgnorable(spec, names, tensor.name) && !IsZeroBias(checkpoint, tensor)) {
-      return absl::InvalidArgumentError(absl::StrCat(tensor.file, ": tensor ", tensor.name,
-                                                     " has no place in this architecture"));
+      return absl::InvalidArgumentError(
+          absl::StrCat(tensor.file, ": tensor ", tensor.name, " is not used by this architecture"));
     }
     if (LayerOf(tensor.name, names.layer_prefix) >= static_cast<std::int64_t>(spec.layers.size())) {
       ++behind;
     }
   }
   if (behind > 0) {
-    slots->warnings.push_back(absl::StrCat(behind, " tensors of layers behind num_hidden_layers ",
+    slots->warnings.push_back(absl::StrCat(behind, " tensors of layers beyond num_hidden_layers ",
                                            spec.layers.size(), " are not used"));
   }
   return absl::OkStatus();
@@ -170,7 +170,7 @@ auto ExpertsOf(Layer& layer) {
 const MatrixSlot* OtherForm(const LinearSlot& slot, const LinearSlot& like,
                             const WeightTarget& target) {
   const auto held = [&target](MatrixForm form) {
-    // GPUs hold unquantized weights in the dtype of activations (CudaPacking).
+    // GPUs store unquantized weights in the dtype of activations (CudaPacking).
     if (form.is_plain() && target.activation == DType::kBF16) form.dtype = DType::kBF16;
     return form;
   };
@@ -194,16 +194,18 @@ absl::Status CheckExpertForms(const WeightTarget& target, const WeightSlots& slo
         if (other == nullptr) continue;
         const MatrixSlot& like = first.matrices[0];
         return absl::UnimplementedError(absl::StrCat(
-            other->parts[0]->file, ": tensor ", other->parts[0]->name, " would be held as ",
-            FormName(other->form), ", ", like.parts[0]->name, " as ", FormName(like.form),
-            ": GPUs compute experts of one form; model.quantization int8_g32 makes them so"));
+            other->parts[0]->file, ": tensor ", other->parts[0]->name, " would be stored as ",
+            FormName(other->form), ", but ", like.parts[0]->name, " as ", FormName(like.form),
+            "; GPUs need all experts of a layer in one format; set model.quantization to ",
+            "\"int8_g32\" to convert them"));
       }
     }
   }
   return absl::OkStatus();
 }
 
-// Warns about quantized weights that no kernel supports. They take more memory than in the file.
+// Warns about quantized weights that no kernel supports. They are dequantized and need more memory
+// than in the file.
 void WarnOfWidening(const WeightTarget& target, WeightSlots* slots) {
   if (target.quantization != Quantization::kAuto) return;
   const formats::StoredTensor* wide = nullptr;
@@ -218,9 +220,9 @@ void WarnOfWidening(const WeightTarget& target, WeightSlots* slots) {
   if (wide == nullptr) return;
   if (target.cuda && target.activation == DType::kBF16) dtype = DType::kBF16;
   slots->warnings.push_back(absl::StrCat(
-      "weights that are stored as ", wide->type, ", such as ", wide->name, ", are held as ",
-      DTypeName(dtype), ", ", DTypeSize(dtype), " bytes each, since no kernel reads them as they ",
-      "are without loss; model.quantization int8_g32 rounds them to a little more than one"));
+      "weights that are stored as ", wide->type, ", such as ", wide->name, ", are converted to ",
+      DTypeName(dtype), ", ", DTypeSize(dtype), " bytes each, since no kernel reads the stored ",
+      "format without loss; model.quantization int8_g32 quantizes them to about 1 byte each"));
 }
 
 void WarnOfSecondRounding(const WeightTarget& target, WeightSlots* slots) {
@@ -303,10 +305,11 @@ void WarnOfUselessRounding(const WeightTarget& target, WeightSlots* slots) {
   });
   if (useless == 0) return;
   slots->warnings.push_back(absl::StrCat(
-      "model.fp8_activations rounds the inputs of ", rounded, " matrices, and ", useless,
-      " of them, such as ", first->parts[0]->name, ", are not multiplied as codes by codes, which ",
-      "costs accuracy and gains nothing; GPUs of compute capability 9.0 do that with bf16 ",
-      "activations for all but experts, with scales of whole rows or multiples of 128 inputs"));
+      "model.fp8_activations quantizes the inputs of ", rounded, " matrices, but ", useless,
+      " of them, such as ", first->parts[0]->name, ", are not multiplied in fp8, which costs ",
+      "accuracy and saves no time; fp8 products need a GPU of compute capability 9.0, bf16 ",
+      "activations, a matrix that is not an expert's, and one scale per row or multiple of 128 ",
+      "inputs"));
 }
 
 std::int64_t BytesOf(const MatrixSlot& slot, const WeightTarget& target) {

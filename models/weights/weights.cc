@@ -98,10 +98,10 @@ absl::StatusOr<DeviceBuffer> Place(const void* from, std::int64_t bytes,
   return buffer;
 }
 
-// A slot and the weights that are made of it.
+// A slot and the weights that are packed from it.
 using LinearPair = std::pair<const LinearSlot*, LinearWeights*>;
 
-// Returns the pairs of a layer. Gives the layer as many experts and heads as the slots have.
+// Returns the pairs of a layer. Resizes the layer's lists of experts and heads to those of `slots`.
 std::vector<LinearPair> Pairs(const LayerSlots& slots, LayerWeights* layer) {
   std::vector<std::size_t> sizes;
   ForEachRow(slots, [&](BlockKind, const auto& row, const auto& block) {
@@ -245,7 +245,7 @@ class Packer {
     return absl::OkStatus();
   }
 
-  // Releases the file's pages: they are not needed any more once weights were made of them.
+  // Releases the tensor's pages of the mapped file, after the weights were packed.
   static void Forget(const formats::StoredTensor& tensor) {
     if (!tensor.is_mapped) return;
     MappedFile::Forget(tensor.bytes);

@@ -41,7 +41,7 @@ struct LinearSlot {
   std::uint32_t k = 0;
 };
 
-// The weights of a norm, or another vector that is held in f32.
+// The weights of a norm, or another vector that is stored in f32.
 struct VectorSlot {
   std::vector<const formats::StoredTensor*> parts;  // concatenated; empty: the spec has none
   float offset = 0;  // added to every element, NormSpec::weight_offset
@@ -88,7 +88,7 @@ struct WeightTarget {
 // Returns INVALID_ARGUMENT that names the tensor and either both shapes and the keys of config.json
 // behind them, or its inputs and the requirement of model.quantization. Returns INVALID_ARGUMENT if
 // fp8_activations is set and no matrix is fp8. Returns UNIMPLEMENTED for a type that the device
-// does not support, and for experts of one layer that a GPU would hold in different forms.
+// does not support, and for experts of one layer that a GPU would store in different forms.
 absl::StatusOr<WeightSlots> FindWeights(const ModelSpec& spec, const TensorNames& names,
                                         const Checkpoint& checkpoint, const WeightTarget& target);
 

@@ -123,10 +123,10 @@ TEST_F(CheckpointTest, RejectsOtherFormatsWithAHint) {
   const std::pair<const char*, const char*> cases[] = {
       {"pytorch_model.bin", "convert them to safetensors"},
       {"consolidated.00.pth", "convert them to safetensors"},
-      {"model.q4_0.gguf", "name the file, not its directory"},
+      {"model.q4_0.gguf", "path to the file, not to its directory"},
       {"consolidated.safetensors", "Hugging Face layout"},
       {"model-00001-of-00002.safetensors", "model.safetensors.index.json"},
-      {"training_args.bin", "holds neither model.safetensors nor"},
+      {"training_args.bin", "contains neither model.safetensors nor"},
   };
   for (const auto& [name, hint] : cases) {
     Write(fs::path("snapshots/rev") / name, "x");

@@ -105,7 +105,7 @@ TEST(ModelConfigTest, RejectsContradictingRopeForms) {
   EXPECT_THAT(ErrorOf(config), HasSubstr("rope_scaling"));
   // A theta in rope_parameters only would otherwise be lost.
   config["rope_parameters"] = {{"rope_type", "linear"}, {"factor", 2.0}, {"rope_theta", 777.0}};
-  EXPECT_THAT(ErrorOf(config), HasSubstr("mean different things"));
+  EXPECT_THAT(ErrorOf(config), HasSubstr("contradict each other"));
   config["rope_scaling"] = {{"rope_type", "linear"}, {"type", "yarn"}, {"factor", 2.0}};
   EXPECT_THAT(ErrorOf(config), HasSubstr("rope_scaling.rope_type"));
 }

@@ -428,7 +428,7 @@ TEST(MoeWeightsTest, RejectsMissingSurplusAndMisshapenExpertsByName) {
   surplus.Set(ninth, {96, kHidden}, std::vector<float>(96 * kHidden));
   status = FindError(spec, surplus);
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()), HasSubstr(ninth + " has no place"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr(ninth + " is not used"));
 
   Tensors misshapen(spec);
   misshapen.Set(expert, {kHidden, 96}, std::vector<float>(96 * kHidden));
@@ -443,7 +443,7 @@ TEST(MoeWeightsTest, RejectsMissingSurplusAndMisshapenExpertsByName) {
   Tensors dense_too(spec);
   dense_too.Set(Layer1("mlp.gate_proj.weight"), {96, kHidden}, std::vector<float>(96 * kHidden));
   EXPECT_THAT(std::string(FindError(spec, dense_too).message()),
-              HasSubstr("mlp.gate_proj.weight has no place"));
+              HasSubstr("mlp.gate_proj.weight is not used"));
 }
 
 // A GPU computes all experts at once. With bf16 activations elements of both types become bf16.
@@ -461,8 +461,8 @@ TEST(MoeWeightsTest, RejectsExpertsOfDifferentFormsOnGpus) {
   const absl::Status status = status_for(f32);
   EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
   EXPECT_THAT(std::string(status.message()),
-              HasSubstr(absl::StrCat(down, " would be held as bf16, ",
-                                     Layer1("mlp.experts.0.down_proj.weight"), " as f32: GPUs")));
+              HasSubstr(absl::StrCat(down, " would be stored as bf16, but ",
+                                     Layer1("mlp.experts.0.down_proj.weight"), " as f32; GPUs")));
   EXPECT_TRUE(status_for({}).ok()) << status_for({});
   EXPECT_TRUE(status_for({.cuda = true, .activation = DType::kBF16}).ok());
   EXPECT_TRUE(status_for({.cuda = true, .quantization = Quantization::kInt8G32}).ok());
@@ -508,7 +508,7 @@ TEST(MoeSpecTest, GpuRejectsMoreExpertsThanItsRouterSupports) {
   EXPECT_TRUE(CheckSupported(spec, DeviceKind::kCpu).ok())
       << CheckSupported(spec, DeviceKind::kCpu);
   EXPECT_THAT(std::string(CheckSupported(spec, DeviceKind::kCuda).message()),
-              HasSubstr("layer 1 with so many experts"));
+              HasSubstr("layer 1 with 2 * num_experts + groups above 3072"));
 }
 
 // Qwen3-MoE: its fixture's config.json with one key changed.

@@ -98,7 +98,7 @@ TEST(PublishedKeysTest, ReadsPublishedQwen3Keys) {
   EXPECT_FLOAT_EQ(read->spec.rope_tables[0].attention_factor, 1.1386294f);  // 0.1 ln 4 + 1
   EXPECT_THAT(read->config.warnings,
               testing::Contains(testing::AllOf(HasSubstr("rope_scaling.attn_factor 0.878"),
-                                               HasSubstr("another reader"))));
+                                               HasSubstr("other programs"))));
   config["rope_scaling"]["rope_type"] = "linear";
   EXPECT_THAT(ErrorOf(config), HasSubstr("rope_scaling.attn_factor"));
 }

@@ -185,7 +185,7 @@ TEST(RoundedModelCudaTest, WarnsAboutActivationQuantizationWithoutEffect) {
   cuda_emulator::Reset();
   const FormatModel model("fp8-block128");
   const auto all = testing::ElementsAre(testing::HasSubstr(
-      "the inputs of 4 matrices, and 4 of them, such as model.layers.0.self_attn.q_proj.weight"));
+      "the inputs of 4 matrices, but 4 of them, such as model.layers.0.self_attn.q_proj.weight"));
   EXPECT_THAT(VainRounding(model.Files(), DType::kBF16, /*is_portable=*/true), all);
   EXPECT_THAT(VainRounding(model.Files(), DType::kF32, /*is_portable=*/false), all);
   if (OpenCudaDevice(0)->compute_capability != 90) GTEST_SKIP() << "needs capability 9.0";
@@ -239,7 +239,7 @@ TEST(RoundedModelCudaTest, WidensExpertsNextToFp8Products) {
   const auto held = experts / 3 * 2;
   EXPECT_THAT(VainRounding(fp8.Files(), DType::kBF16, /*is_portable=*/false),
               testing::ElementsAre(testing::HasSubstr(
-                  absl::StrCat("the inputs of ", 4 + held, " matrices, and ", held,
+                  absl::StrCat("the inputs of ", 4 + held, " matrices, but ", held,
                                " of them, such as model.layers.0.mlp.experts.0."))));
 }
 

@@ -240,7 +240,7 @@ TEST(StoredFormatModelsTest, WarnsAboutActivationQuantizationWithoutEffect) {
     const auto loaded = runtime::LoadModel(model.Files(), *backend, {.fp8_activations = rounds});
     ASSERT_TRUE(loaded.ok()) << loaded.status();
     const auto warning = testing::Contains(testing::HasSubstr(
-        "model.fp8_activations rounds the inputs of 4 matrices, and 4 of them, such as "
+        "model.fp8_activations quantizes the inputs of 4 matrices, but 4 of them, such as "
         "model.layers.0.self_attn.q_proj.weight, are not multiplied"));
     if (rounds) {
       EXPECT_THAT((*loaded)->warnings, warning);
@@ -359,7 +359,7 @@ TEST(StoredFormatModelsTest, IgnoresZeroBiases) {
     const auto loaded = runtime::LoadModel(model.Files(), *backend, {});
     EXPECT_EQ(loaded.ok(), last == 0) << loaded.status();
     if (last == 0) continue;
-    EXPECT_THAT(std::string(loaded.status().message()), testing::HasSubstr(name + " has no place"));
+    EXPECT_THAT(std::string(loaded.status().message()), testing::HasSubstr(name + " is not used"));
   }
 }
 
