@@ -40,12 +40,12 @@ bool IsNameInside(absl::string_view name) {
 absl::Status NotADirectory(absl::string_view path) {
   absl::string_view hint = "it must be a Hugging Face model directory or a .gguf file";
   if (absl::EndsWith(path, ".safetensors") || absl::EndsWith(path, ".json")) {
-    hint = "name the directory that holds it";
+    hint = "set the path to the directory that contains the file";
   } else if (absl::EndsWith(path, ".bin") || absl::EndsWith(path, ".pth") ||
              absl::EndsWith(path, ".pt")) {
     hint =
         "pickled weights are not supported because loading them may run code; convert them to "
-        "safetensors and name the directory";
+        "safetensors and set the path to their directory";
   }
   return absl::InvalidArgumentError(absl::StrCat(path, ": not a directory: ", hint));
 }

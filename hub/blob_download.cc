@@ -97,7 +97,7 @@ class IncompleteBlob {
   absl::Status CheckIntegrity() const {
     if (FileSize(path_) == size_) return absl::OkStatus();
     return absl::InternalError(
-        absl::StrCat(path_, " has ", FileSize(path_), " bytes in place of ", size_));
+        absl::StrCat(path_, " has ", FileSize(path_), " bytes instead of ", size_));
   }
 
   // Writes the content to the disk and then gives it its final name.

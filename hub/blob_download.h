@@ -20,7 +20,7 @@
 namespace quire::hub {
 
 // Delays between attempts: 0.5 s, doubled each time, or what the server asks for in Retry-After. A
-// download fails after kMaxAttempts in a row that received nothing.
+// download fails after kMaxAttempts consecutive attempts that received no bytes.
 inline constexpr int kMaxAttempts = 6;
 inline constexpr absl::Duration kFirstRetryDelay = absl::Milliseconds(500);
 inline constexpr absl::Duration kMaxRetryAfter = absl::Minutes(5);

@@ -18,7 +18,7 @@ namespace quire::hub {
 
 class ContentHash {
  public:
-  // Prepares the computation of the kind of hash that `expected` is, for a file of `size_bytes`.
+  // Prepares to compute a hash of the same kind as `expected`, for a file of `size_bytes`.
   // REQUIRES: IsContentHash(expected), see model_name.h.
   ContentHash(absl::string_view expected, std::int64_t size_bytes);
   ~ContentHash();

@@ -133,7 +133,7 @@ struct HttpClient::Transfer {
     const std::size_t room = max_body - std::min(max_body, answer.body.size());
     absl::StrAppend(&answer.body, bytes.substr(0, room));
     if (bytes.size() <= room) return true;
-    // The answer to Download is an error whose text has no use beyond the kept part.
+    // In Download, this body is an error text, of which the first bytes are enough.
     is_body_too_large = sink == nullptr;
     is_ended = sink != nullptr;
     return false;

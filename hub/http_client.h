@@ -24,7 +24,7 @@
 namespace quire::hub {
 
 // The answer to a request, after redirects. The hub's own headers are those of the first answer
-// that has them, because the host that a redirect leads to does not know them.
+// that has them, because the target of a redirect does not send them.
 struct HttpAnswer {
   int status = 0;
   std::string body;           // of Get; of Download only if the status is not 200 or 206
@@ -41,7 +41,7 @@ struct HttpAnswer {
 // not trusted or the URL cannot be used. An answer with an HTTP error is not a failure.
 class HttpClient {
  public:
-  // Takes the next bytes of a file. An error ends the transfer and is returned by Download.
+  // Receives the next bytes of a file. An error ends the transfer and is returned by Download.
   using Sink = std::function<absl::Status(const HttpAnswer& head, absl::string_view bytes)>;
 
   HttpClient(const HubSettings* settings, const StopSignal* stop);
@@ -52,8 +52,8 @@ class HttpClient {
   // `path` starts with a slash and is escaped. Get returns FAILED_PRECONDITION for a body of more
   // than `max_bytes`.
   absl::StatusOr<HttpAnswer> Get(absl::string_view path, std::size_t max_bytes);
-  // Ends at the first answer that has X-Linked-Etag and X-Linked-Size, even a redirect. Its target
-  // may refuse HEAD, for example an S3 URL signed for GET.
+  // Ends at the first answer that has X-Linked-Etag and X-Linked-Size, even a redirect. The target
+  // of the redirect may refuse HEAD, for example an S3 URL signed for GET.
   absl::StatusOr<HttpAnswer> Head(absl::string_view path);
   // Requests the bytes from `first` on, and passes those of an answer 200 or 206 to `sink`. Keeps
   // the first 4 KiB of another answer.

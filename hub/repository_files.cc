@@ -93,7 +93,7 @@ bool IsNestedFile(absl::string_view name) {
 }
 
 // Returns whether the file may be a shard that model.safetensors.index.json names. Repositories may
-// have the same weights again as consolidated*.safetensors, and adapters.
+// also have adapters, and the same weights a second time as consolidated*.safetensors.
 bool IsShard(absl::string_view name) {
   return absl::EndsWith(name, ".safetensors") && !absl::StrContains(name, "/") &&
          !absl::StartsWith(name, "consolidated") && !absl::StartsWith(name, "adapter");

@@ -13,7 +13,7 @@ class StopSignal {
  public:
   void Request();
   bool is_requested() const;
-  // Waits for `duration`, or less if a stop is requested. Returns whether it is.
+  // Waits for `duration`, or less if a stop is requested. Returns whether a stop was requested.
   bool WaitFor(absl::Duration duration) const;
 
  private:

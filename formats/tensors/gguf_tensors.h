@@ -51,7 +51,7 @@ struct GgufTensors {
 // have them:
 //
 // - attn_q and attn_k of the architectures llama and granitehybrid. Their rows are permuted back to
-//   the order in which rope rotates halves: in each head of d rows, file row 2j becomes row j, and
+//   the order of half-split rope: in each head of d rows, file row 2j becomes row j, and
 //   file row 2j + 1 becomes row j + d/2. Other architectures already have that order. Whole rows
 //   are moved, so quantization blocks stay intact.
 // - ssm_a, which is -exp(A_log), becomes A_log. Returns UNIMPLEMENTED unless it is F32, and

@@ -133,7 +133,7 @@ absl::StatusOr<Entry> ReadEntry(absl::string_view label, absl::string_view name,
     return RefuseTensor(
         label, name,
         absl::StrCat("shape ", tensor.ShapeText(), " of ", tensor.type, " takes ", bytes,
-                     " bytes, data_offsets hold ", entry->end - entry->begin));
+                     " bytes, data_offsets span ", entry->end - entry->begin));
   }
   return entry;
 }
@@ -161,7 +161,7 @@ absl::Status CheckDataRanges(absl::string_view label, std::int64_t data_bytes,
     const std::string& name = entry.tensor.name;
     if (entry.end > data_bytes) {
       return RefuseTensor(label, name,
-                          absl::StrCat("data_offsets end at ", entry.end, ", the file holds ",
+                          absl::StrCat("data_offsets end at ", entry.end, ", the file has ",
                                        data_bytes, " bytes of data"));
     }
     if (entry.begin < covered) {
@@ -179,7 +179,7 @@ absl::Status CheckDataRanges(absl::string_view label, std::int64_t data_bytes,
   }
   if (covered != data_bytes) {
     return Refuse(label,
-                  absl::StrCat("data is ", data_bytes, " bytes, the tensors take ", covered));
+                  absl::StrCat("data is ", data_bytes, " bytes, the tensors have ", covered));
   }
   return absl::OkStatus();
 }

@@ -35,7 +35,7 @@ constexpr std::size_t kMaxRefBytes = 256;
 // A file of a snapshot.
 struct Entry {
   std::string name;  // relative to the snapshot
-  std::string blob;  // name of the blob that it links to; empty for a file that is no link
+  std::string blob;  // name of the blob that it links to; empty for a file that is not a link
   std::int64_t size_bytes = 0;
   absl::Time last_used = absl::InfinitePast();
 };
@@ -110,7 +110,7 @@ std::int64_t SizeOf(const std::vector<Entry>& entries) {
   return size;
 }
 
-// Returns the bytes of a file or a tree. Links count nothing: their target lies elsewhere.
+// Returns the bytes of a file or a tree. Links are not counted: their targets lie elsewhere.
 absl::StatusOr<std::int64_t> StoredBytes(const fs::path& path) {
   std::error_code error;
   const fs::file_type type = fs::symlink_status(path, error).type();
@@ -384,7 +384,7 @@ absl::Status ModelCache::Publish(absl::string_view repository, absl::string_view
   for (const CachedFile& file : ordered) QUIRE_RETURN_IF_ERROR(LinkFile(snapshot, file));
   if (revision == commit) return absl::OkStatus();
   const fs::path directory = RepositoryDir(repository);
-  // Outside refs/, because other programs take every file there for a ref.
+  // The temporary file is outside refs/, because other programs treat every file there as a ref.
   const fs::path temporary = directory / absl::StrCat("ref.", getpid(), ".incomplete");
   return ReplaceFile(directory / "refs" / std::string(revision), temporary, commit);
 }
@@ -421,7 +421,7 @@ absl::StatusOr<std::int64_t> ModelCache::RemoveRepository(const ModelName& name)
   const fs::path directory = RepositoryDir(name.repository);
   QUIRE_ASSIGN_OR_RETURN(const std::int64_t bytes, StoredBytes(directory));
   std::error_code error;
-  // Refs first, so that an interrupted removal does not leave a name without its files.
+  // Removes refs first, so that an interrupted removal does not leave a name without its files.
   fs::remove_all(directory / "refs", error);
   if (error) return FileError(error, directory / "refs");
   fs::remove_all(directory, error);

@@ -67,8 +67,8 @@ class ModelCache {
   // Returns all models, sorted by repository, commit and file.
   absl::StatusOr<std::vector<CachedModel>> List() const;
 
-  // Links the files into the snapshot of `commit`, config.json last, and then lets the ref
-  // `revision` name the commit, unless the revision is the commit itself.
+  // Links the files into the snapshot of `commit`, config.json last. Then writes the commit to the
+  // ref `revision`, unless the revision is the commit itself.
   // REQUIRES: all blobs exist, and names and hashes were checked.
   absl::Status Publish(absl::string_view repository, absl::string_view revision,
                        absl::string_view commit, const std::vector<CachedFile>& files) const;
@@ -79,8 +79,8 @@ class ModelCache {
   // download of the repository runs.
   absl::StatusOr<std::int64_t> Remove(const ModelName& name) const;
 
-  // Returns INTERNAL if a ref names no snapshot, a link leads elsewhere than to a complete blob of
-  // the repository, or a blob is not named by a content hash.
+  // Returns INTERNAL if a ref names no snapshot, a link does not lead to a complete blob of the
+  // repository, or a blob is not named by a content hash.
   absl::Status CheckIntegrity(absl::string_view repository) const;
 
  private:

@@ -27,8 +27,8 @@ using jinja::Value;
 constexpr absl::string_view kDefaultName = "default";
 // Name of the template that is preferred for conversations with tools.
 constexpr absl::string_view kToolUseName = "tool_use";
-// Maximum number of steps to render a probe, which is a conversation of a few words. Templates of
-// requests have less, because clients choose them and each call probes its template.
+// Maximum number of steps to render a probe, which is a conversation of a few words. The limit is
+// lower for templates in requests, because clients choose them and every request probes its own.
 constexpr std::int64_t kMaxProbeSteps = 100000;
 constexpr std::int64_t kMaxRequestProbeSteps = 10000;
 // Name of the template of a request in messages.

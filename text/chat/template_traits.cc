@@ -100,8 +100,8 @@ void ProbeArguments(const ProbeRenderer& render, TemplateTraits* traits) {
   }
 }
 
-// A conversation in which the content of messages[at] is probed. `form` is the trait of that
-// message's role.
+// A conversation in which the content of messages[at] is probed. `form` is the field of
+// TemplateTraits for that message's role.
 struct ContentProbe {
   std::vector<ChatMessage> messages;
   std::size_t at;

@@ -307,7 +307,7 @@ absl::Status ReadRanks(absl::string_view text, RankVocabulary& v) {
     }
     if (v.tokens.size() == static_cast<std::size_t>(kMaxTokenIds)) {
       return absl::InvalidArgumentError(
-          absl::StrCat("line ", number, " is one token too many, the limit is ", kMaxTokenIds));
+          absl::StrCat("line ", number, " exceeds the limit of ", kMaxTokenIds, " tokens"));
     }
     v.tokens.push_back(std::move(token));
   }

@@ -1,7 +1,7 @@
 #pragma once
 
-// Builds tokenizers from vocabularies of byte strings with ranks. Two neighbours are merged if
-// their concatenation is a token; the pair with the lowest rank goes first.
+// Builds tokenizers from vocabularies of byte strings with ranks. Two adjacent parts are merged if
+// their concatenation is a token. The pair whose token has the lowest rank is merged first.
 //
 //   tekken.json          Mistral: special tokens have the first ids
 //   tokenizer.tiktoken   one line "<base64> <rank>" per token; pattern and special tokens are in

@@ -5,9 +5,9 @@
 //
 // Text can be a string, or the JSON value that it spells. The interpretation that is valid under
 // the schema is chosen. If both are valid:
-//   - the schema allows no type but string and null: a string, except that `null` is null where the
-//     schema allows it;
-//   - else: the JSON value.
+//   - the schema allows only strings, or only strings and null: a string. The text `null` is null
+//     if the schema allows null.
+//   - otherwise: the JSON value.
 // If neither is valid and the text is a Python literal (True, ['a']) with a valid value, that value
 // is used. Otherwise the result is a string if the schema allows strings or the text is not JSON,
 // else the JSON value.

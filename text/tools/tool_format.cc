@@ -14,7 +14,7 @@ constexpr absl::string_view kToolCall = "<tool_call>", kEndToolCall = "</tool_ca
 constexpr absl::string_view kDeepSeekSection = "<｜tool▁calls▁begin｜>";
 constexpr absl::string_view kEndDeepSeekSection = "<｜tool▁calls▁end｜>";
 
-// A chat template uses the format if its source contains all marks.
+// A chat template uses the format if its source contains all strings in `marks`.
 struct Detection {
   absl::string_view format;
   std::array<absl::string_view, 2> marks;

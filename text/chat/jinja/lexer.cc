@@ -86,9 +86,9 @@ class Lexer {
     return at <= text_.size() && absl::StartsWith(text_.substr(at), wanted);
   }
 
-  // `close` is the closing delimiter of a block or comment, and `at` its offset or that of a sign
-  // before it. Returns the offset after the delimiter and the white space that a '-' removes, or
-  // kNone if there is neither.
+  // `close` is the closing delimiter of a block or comment. `at` is the offset of the delimiter, or
+  // of a sign before it. Returns the offset after the delimiter and the white space that a '-'
+  // removes, or kNone if there is no delimiter at `at`.
   std::size_t EndOfTag(std::size_t at, absl::string_view close) const {
     if (Has(at, absl::StrCat("+", close))) return at + 1 + close.size();
     if (Has(at, absl::StrCat("-", close))) return SkipSpace(at + 1 + close.size());
