@@ -54,7 +54,7 @@ absl::Status ComputeAngles(const ModelSpec& spec, const DecoderStep& step, std::
   return absl::OkStatus();
 }
 
-// Writes x to row `index` of hidden_out, in the order of StepBatch.
+// Writes x to hidden_out[index], with the tokens in the order of StepBatch.
 absl::Status WriteHidden(const ModelSpec& spec, const DecoderStep& step, kernels::ConstFloatPtr x,
                          std::size_t index) {
   if (step.hidden_out == nullptr) return absl::OkStatus();

@@ -11,10 +11,10 @@
 // has the fewest groups that leave at most one unused slot per eight layers. Among plans with that
 // number of groups it has the fewest slots.
 //
-// If the KV rows of layers differ, the elements of a slot are the greatest common divisor of the
-// elements of the rows, and a layer occupies several adjacent slots. A page has room for a whole
-// number of layers of each kind. LayerPlace::slot counts the layers of a group, not slots. A
-// layer with kv_from_layer has the place of the layer that it reads, and occupies no slot.
+// If the KV rows of layers differ in size, the size of a slot is the greatest common divisor of
+// the sizes, and a layer occupies several adjacent slots. A page has room for a whole number of
+// layers of each kind. LayerPlace::slot counts the layers of a group, not slots. A layer with
+// kv_from_layer has the place of the layer that it reads, and occupies no slot.
 //
 // Recurrent layers have no pages. Their states lie in state slots, one layer after the other: S of
 // all heads, then the inputs of the convolution. Each layer starts at a multiple of 256 bytes.
@@ -80,8 +80,8 @@ LayerGroups PlanLayerGroups(const ModelSpec& spec);
 // True if all layers have equal KV rows.
 bool HasEqualRows(const LayerGroups& layers);
 
-// Returns the geometry of a group's pages in a pool whose geometry describes slots
-// (KvGeometryFor). They have the same bytes.
+// Returns the geometry of a group's pages in terms of its layers. The geometry of the pool
+// (KvGeometryFor) describes the same pages in terms of slots, with the same number of bytes.
 cache::KvGeometry GroupGeometry(const cache::KvGeometry& pool, const LayerGroups& layers,
                                 std::size_t group);
 

@@ -100,8 +100,8 @@ bool NeedsBranchBuffer(const LayerSpec& layer);
 // Place:      owned by a runner, used by the blocks.
 // Invariants: arrays start at multiples of 256 bytes and do not overlap, with two exceptions.
 //             1. gate_up and moe share memory with qkv and attended, mla, or recurrent, since the
-//                results of attention are not needed any more when the MLP runs. They are also
-//                shared by layer_context and tail_values, which are used between layers.
+//                results of attention are not needed any more when the MLP runs. layer_context
+//                and tail_values, which are used between layers, also share this memory.
 //             2. If activations are f32, branch and normed are the same array. Otherwise branch is
 //                null, unless some branch of the model is not a plain sum or is summed over ranks.
 // Threads:    the engine thread and the ops it runs.

@@ -25,8 +25,8 @@ struct RopeAngles {
   const float* sines;
 };
 
-// The slots with the states of recurrent layers, and the step's use of them. Empty if the model has
-// no recurrent layers.
+// The slots with the states of recurrent layers, and which of them each row of the step reads and
+// writes. Empty if the model has no recurrent layers.
 struct StepStates {
   std::byte* memory = nullptr;  // slot 0
   std::int64_t slot_bytes = 0;

@@ -69,8 +69,8 @@ struct Family {
   // unless its value is neutral (config_keys.cc).
   std::span<const absl::string_view> keys = {};
   WindowRule windows = WindowRule::kNone;
-  // Entries of layer_types, for families with layers of different kinds. Empty: layer_types tells
-  // windowed from full layers only.
+  // Entries of layer_types, for families with layers of different kinds. Empty: layer_types only
+  // distinguishes windowed from full layers.
   std::span<const LayerTypeName> layer_types = {};
   bool has_full_last_layer = false;  // the last layer has no window, whatever the keys say
   // model_type of text_config, for the text model inside a multimodal model. Empty: the keys are at
@@ -94,8 +94,8 @@ struct Family {
   // Keys of GGUF files, after the architecture, that this family reads. Families that do not list
   // such a key refuse it.
   std::span<const absl::string_view> gguf_keys = {};
-  // block_count of the one published size whose query_pre_attn_scalar is hidden_size /
-  // num_attention_heads instead of the head size. GGUF files contain neither value.
+  // GGUF files do not contain query_pre_attn_scalar. It is the head size, except in one published
+  // size, where it is hidden_size / num_attention_heads. This is the block_count of that size.
   std::uint32_t gguf_wide_block_count = 0;
   // Builds the spec of a checked configuration. Returns UNIMPLEMENTED or INVALID_ARGUMENT that
   // names the key.

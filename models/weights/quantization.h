@@ -60,7 +60,7 @@ struct MatrixForm {
             .group = group == 0 ? k : group,
             .quantizes_activations = quantizes_activations};
   }
-  // REQUIRES: is_integer(), or on a GPU not is_plain().
+  // REQUIRES: is_integer(). On a GPU, !is_plain() suffices.
   QuantizedShape ShapeOf(std::uint32_t n, std::uint32_t k) const {
     return {.format = format,
             .n = n,
