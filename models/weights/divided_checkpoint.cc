@@ -121,7 +121,7 @@ class Cutter {
     }
     if (tensor.shape.size() <= dimension || tensor.shape[dimension] != range.whole) {
       return absl::InvalidArgumentError(absl::StrCat(begin, "shape is ", tensor.ShapeText(),
-                                                     ", the configuration asks for ", range.whole,
+                                                     ", the configuration requires ", range.whole,
                                                      dimension == 0 ? " rows" : " columns"));
     }
     return absl::OkStatus();

@@ -37,7 +37,7 @@ std::int64_t CeilOf(std::int64_t a, std::int64_t b) {
 absl::Status CheckShape(const formats::StoredTensor& tensor, const Shape& shape,
                         absl::string_view why) {
   if (tensor.shape == shape) return absl::OkStatus();
-  return Refuse(tensor, "shape is ", tensor.ShapeText(), ", ", why, " asks for [",
+  return Refuse(tensor, "shape is ", tensor.ShapeText(), ", ", why, " requires [",
                 absl::StrJoin(shape, ", "), "]");
 }
 
@@ -371,7 +371,7 @@ absl::Status Joiner::JoinE2M1(const std::string& stem, formats::QuantizedParts* 
   QUIRE_RETURN_IF_ERROR(CheckType(parts->scales, {"U8", "F8_E8M0"}));
   if (codes.shape.size() < 3 || codes.shape.back() != kE2M1Bytes) {
     return Refuse(codes, "shape is ", codes.ShapeText(),
-                  ", mxfp4 asks for [..., outputs, inputs / ", kE2M1Group, ", ", kE2M1Bytes, "]");
+                  ", mxfp4 requires [..., outputs, inputs / ", kE2M1Group, ", ", kE2M1Bytes, "]");
   }
   const Shape groups(codes.shape.begin(), codes.shape.end() - 1);
   QUIRE_RETURN_IF_ERROR(CheckShape(parts->scales, groups, codes.name));

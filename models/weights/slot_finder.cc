@@ -47,7 +47,7 @@ absl::StatusOr<const formats::StoredTensor*> SlotFinder::Find(const std::string&
   if (significant(tensor->shape) != significant(shape)) {
     return absl::InvalidArgumentError(
         absl::StrCat(tensor->file, ": tensor ", name, ": shape is ", tensor->ShapeText(),
-                     ", the configuration asks for [", absl::StrJoin(shape, ", "), "] (",
+                     ", the configuration requires [", absl::StrJoin(shape, ", "), "] (",
                      absl::StrJoin(keys, ", "), ")"));
   }
   if (!IsWeightType(tensor->dtype) && !(tensor->is_quantized() && shape.size() >= 2)) {
