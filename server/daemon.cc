@@ -38,7 +38,7 @@ namespace quire::server {
 namespace {
 
 constexpr absl::Duration kHousekeepingInterval = absl::Milliseconds(100);
-// Added to shutdown.force_timeout, for the current step and for freeing memory.
+// Time beyond shutdown.force_timeout, for the current step and for freeing memory.
 constexpr absl::Duration kShutdownMargin = absl::Seconds(10);
 // Time limit for the last lines of a log that may hang.
 constexpr absl::Duration kLogFlushTimeout = absl::Seconds(1);
@@ -128,13 +128,13 @@ class Daemon::Impl {
 
   Mutex mutex_;
   CondVar changed_;
-  // Set when a stop was requested.
+  // Set when a stop was requested or a failure has occurred.
   std::optional<int> exit_code_ ABSL_GUARDED_BY(mutex_);
   bool skips_delay_ ABSL_GUARDED_BY(mutex_) = false;  // skip shutdown.pre_drain_delay
   // The loading thread has finished, with or without success.
   bool loaded_ ABSL_GUARDED_BY(mutex_) = false;
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
-  // Tokens and certificates were read at start.
+  // Run has read the files of tokens and certificates.
   bool has_read_files_ ABSL_GUARDED_BY(mutex_) = false;
   ReloadThread reloader_{[this] { Reload(); }};
 
@@ -338,7 +338,7 @@ void Daemon::Impl::RequestStop(bool skips_delay) {
   {
     MutexLock lock(&mutex_);
     skips_delay_ = skips_delay_ || skips_delay;
-    // The main thread may be blocked in a read of a file. No listener is open yet, so exit at once.
+    // The main thread may hang while it reads a file. No listener is open yet, so exit at once.
     if (!has_read_files_) std::_Exit(kExitOk);
     if (!exit_code_) exit_code_ = kExitOk;
     changed_.NotifyAll();
@@ -347,7 +347,8 @@ void Daemon::Impl::RequestStop(bool skips_delay) {
   if (skips_delay) drain_.SkipDelay();
 }
 
-// Subscribes the daemon's own components; the model subscribes when it is loaded.
+// Subscribes the daemon's own components to the configuration. EngineStack subscribes when the
+// model is loaded.
 absl::Status Daemon::Impl::FollowConfig() {
   QUIRE_RETURN_IF_ERROR(live_.Subscribe(
       "logging", [](const DaemonOptions& next) { return log::PrepareConfigure(next.logging); }));
@@ -365,8 +366,8 @@ absl::Status Daemon::Impl::FollowConfig() {
                          });
 }
 
-// Called before any listener opens. Every reload reads the files again; certificates are also read
-// again periodically.
+// Reads the files of tokens and certificates. Called before any listener opens. Every reload reads
+// these files again, and CertificateStore also reads the certificates again periodically.
 absl::Status Daemon::Impl::SetUpSecurity() {
   QUIRE_ASSIGN_OR_RETURN(authenticator_, Authenticator::Create(options().auth));
   context_.authenticator = authenticator_.get();
@@ -392,8 +393,8 @@ absl::Status Daemon::Impl::SetUpSecurity() {
       [](const DaemonOptions& next) { return CertificateFiles(next.tls); });
 }
 
-// Cancels requests whose token was revoked. Generation::Start checks requests that arrive
-// meanwhile.
+// Cancels the requests of principals whose permission was revoked. Generation::Start checks
+// requests that arrive meanwhile.
 void Daemon::Impl::CancelRevokedRequests() {
   const ServedModel* served = state_.model();
   if (served == nullptr) return;

@@ -27,23 +27,23 @@ inline constexpr int kExitConfig = 78;
 
 class Daemon {
  public:
-  // `sources` are the sources of `config`, which Reload reads again. `cpu_check` is the result of
+  // `config` was loaded from `sources`, which a reload reads again. `cpu_check` is the result of
   // CheckCpu for the configured device.
   Daemon(ConfigSources sources, std::unique_ptr<const LayeredConfig> config,
          runtime::CpuCheck cpu_check);
   ~Daemon();
 
-  // Serves until a stop is requested or a failure occurs. Returns the exit code. If a stop is
-  // requested while the model loads or files are read again, exits the process without waiting for
-  // that thread.
+  // Serves until a stop is requested or a failure occurs. Returns the exit code. If the model is
+  // still loading or a reload is still running when the listeners are closed, exits the process
+  // without waiting for that thread.
   int Run();
 
-  // Begins the shutdown. The server is not ready from now on, stops admission after
+  // Begins the shutdown. The server is not ready from now on. It stops admission after
   // shutdown.pre_drain_delay, or at once if `skips_delay` is set, and then drains. If Run has not
-  // read its files yet, exits the process with kExitOk.
+  // yet read the files of tokens and certificates, exits the process with kExitOk.
   void RequestStop(bool skips_delay);
-  // Reloads the configuration (live_config.h) on another thread, and reopens the log file even if
-  // the reload fails. Calls during a reload cause one further reload.
+  // Reloads the configuration (live_config.h) on another thread. The log file is reopened even if
+  // the reload fails. All calls during a reload together cause one further reload.
   void RequestReload();
   // Logs state and live requests.
   void Dump();

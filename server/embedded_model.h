@@ -3,7 +3,7 @@
 // The model that is built into the binary (assets/story), so that `quired` without arguments serves
 // a real model.
 //
-// Place:      used only by engine_stack.h.
+// Place:      between the embedded assets and EngineStack (engine_stack.cc).
 // Threads:    any.
 
 #include <vector>
@@ -12,7 +12,7 @@
 
 namespace quire::server {
 
-// cmake/embed_assets.cmake generates the definition.
+// Returns the files of the model. cmake/embed_assets.cmake generates the definition.
 std::vector<formats::ModelFiles::MemoryFile> StoryFiles();
 
 inline formats::ModelFiles EmbeddedModelFiles() {

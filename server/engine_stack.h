@@ -55,20 +55,20 @@ class EngineStack {
   std::unique_ptr<ServedModel> served_;
 };
 
-// Implements the part of --validate that concerns the device and the model. Runs CheckCpu. Checks
+// Implements the part of --validate that concerns the device and the model. Runs CheckCpu, checks
 // that this build supports the device, that the files of the model parse, and that weights and KV
-// pool fit into memory. Loads no weights. Appends one message per error. REQUIRES: the process has
-// not started other threads.
+// pool fit into memory. Compiles preloaded constraints. Loads no weights. Appends one message per
+// error to `errors`. REQUIRES: the process has not started other threads.
 void ValidateModel(const DaemonOptions& options, std::vector<std::string>* errors);
 
 // Implements the part of --self-check that concerns a GPU: loads the model and compares the kernels
-// with their references. `checks` receives the comparisons, also if one failed. Errors are those of
-// Build. REQUIRES: ChooseDevice returns kCuda.
+// with their references. `checks` receives the results of all comparisons, even if one fails.
+// Errors are those of Build. REQUIRES: ChooseDevice returns kCuda.
 absl::Status CheckGpuKernels(const DaemonOptions& options, const runtime::CpuCheck& cpu_check,
                              std::vector<kernels::KernelCheck>* checks);
 
-// Returns the served name: model.id, else the name of the directory, or "story" for the embedded
-// model.
+// Returns the name under which the model is served. It is model.id if set, "story" for the embedded
+// model, the repository of a cached model, or the name of the model's directory or GGUF file.
 std::string ServedModelId(const DaemonOptions& options);
 
 }  // namespace quire::server

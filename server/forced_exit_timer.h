@@ -5,9 +5,9 @@
 //
 // Place:      owned by the daemon, destroyed last.
 // Invariants: armed once. At the deadline the process exits with `exit_code`, unless this object
-//             has been destroyed by then. One thread logs the exit, since the log may hang too. A
-//             second thread terminates the process. It acquires only this timer's lock and waits at
-//             most one second for the log line.
+//             has been destroyed by then. Since the log may hang too, one thread logs the exit and
+//             another one terminates the process. The latter acquires only this timer's lock and
+//             waits at most one second for the log line.
 // Threads:    one thread at a time calls Arm and the destructor.
 
 #include <thread>

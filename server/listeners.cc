@@ -40,7 +40,7 @@ bool MakeRunDir(const std::string& path) {
   return access(path.c_str(), W_OK | X_OK) == 0;
 }
 
-// Adds the key of the address to an error, and the remedy if another process uses the address.
+// Adds the configuration key of the address to an error, and the remedy if the address is in use.
 absl::Status WithKey(const absl::Status& status, absl::string_view key) {
   if (status.ok()) return status;
   std::string remedy;

@@ -59,11 +59,11 @@ class Listeners {
 
   // Publishes the state in grpc.health.v1. Has no effect before Start and after Close.
   void UpdateHealth();
-  // Checks that the listeners answer and keeps gRPC polling. Call a few times per second. REQUIRES:
-  // Start succeeded.
+  // Starts the checks that the listeners answer, makes gRPC poll (GrpcListener::KeepPolling) and
+  // samples the engine's statistics. Call a few times per second. REQUIRES: Start succeeded.
   void Tick(absl::Time now);
-  // Returns the name of a listener that does not answer (a string literal), or null. REQUIRES:
-  // Start succeeded.
+  // Returns the name of a listener that does not answer, as a string literal, or null if all
+  // answer. REQUIRES: Start succeeded.
   const char* FindUnresponsive() const;
 
   // Shuts all listeners down and ends all calls, at the latest at `deadline`. The services remain,

@@ -13,11 +13,12 @@
 
 namespace quire::server {
 
-// Exports build_info, health_state, suppressed and dropped log lines, and the standard process_*
-// metrics.
+// Exports quire_build_info, quire_health_state, the numbers of suppressed and dropped log lines,
+// and the standard process_* metrics.
 void ExportProcess(const ServingState* state, absl::Time start_time, probe::Registry* registry);
 
-// Exports device_memory_bytes and model_load_seconds. Called once, when the model is loaded.
+// Exports quire_device_memory_bytes and quire_model_load_seconds. Called once, when the model is
+// loaded.
 void ExportModel(const EngineStack& stack, probe::Registry* registry);
 
 }  // namespace quire::server

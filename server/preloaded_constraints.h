@@ -1,7 +1,7 @@
 #pragma once
 
-// Checks the constraints of structured.preload with the configuration, and compiles them before the
-// daemon is ready.
+// Checks the constraints of structured.preload at start, and compiles them before the daemon is
+// ready.
 //
 // Place:      used by the engine stack, which owns the compiler.
 // Threads:    any, but PreloadConstraints blocks.
@@ -25,9 +25,9 @@ namespace quire::server {
 absl::Status CheckPreload(std::span<const engine::ConstraintSpec> specs);
 
 // Returns after all constraints are compiled and cached. If the model reasons, `reasoning` is its
-// tool format, and each constraint is also compiled in the forms that follow reasoning. `compiler`
-// is null in a build without structured output. Any entry is then an error. Errors name the entry
-// or the limit.
+// tool format, and each constraint is also compiled in the forms that begin after reasoning.
+// Otherwise `reasoning` is null. If `compiler` is null, structured output is unavailable and any
+// entry is an error. Errors name the entry or the limit.
 absl::Status PreloadConstraints(std::span<const engine::ConstraintSpec> specs,
                                 const text::ToolFormat* reasoning,
                                 engine::ConstraintCompiler* compiler);

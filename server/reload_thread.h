@@ -4,7 +4,7 @@
 // may block on a file for seconds, and SIGTERM must be handled meanwhile.
 //
 // Place:      owned by the daemon.
-// Invariants: requests during a reload are combined into one.
+// Invariants: all requests during a reload together cause one further reload.
 // Threads:    Request is thread-safe. One thread calls the other methods.
 // Lifetime:   this object and all objects that `reload` uses outlive the thread, that is, until
 //             Stop returns true or the process exits.

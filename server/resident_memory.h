@@ -2,8 +2,8 @@
 
 // Measures the resident memory of the process and returns unused memory to the kernel.
 //
-// After a load peak, the allocator keeps free memory between blocks in use and in the heaps of
-// other threads until malloc_trim is called.
+// After a load peak, glibc's allocator keeps free memory between blocks in use, and in the heaps of
+// other threads, until malloc_trim is called.
 //
 // Place:      used by the daemon's housekeeper and by metrics.
 // Threads:    ResidentBytes is thread-safe. One thread uses a MemoryTrimmer.
@@ -18,8 +18,8 @@ namespace quire::server {
 std::int64_t ResidentBytes();
 
 // Makes glibc return the free top of a thread's heap if it is larger than half a MiB. malloc_trim
-// does not return these tops. By default glibc keeps up to 64 MiB of each after a large block was
-// freed. Also disables fast bins, so that small free blocks are merged at once. Otherwise
+// does not return these tops. By default, once a large block was freed, glibc keeps up to 64 MiB of
+// each top. Also disables fast bins, so that small free blocks are merged at once. Otherwise
 // malloc_trim could merge them into a top, which stays resident until the thread uses its heap
 // again. REQUIRES: called before other threads start.
 void LimitFreeHeapTops();

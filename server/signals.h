@@ -2,12 +2,13 @@
 
 // Handles the process's signals. One thread waits for them; all other threads block them.
 //
-// Place:      created by main before any other thread, so that all threads inherit the blocked set.
+// Place:      created by main before any other thread, so that all threads inherit the set of
+//             blocked signals.
 // Invariants: these signals are ignored: SIGUSR2, SIGPIPE, SIGALRM, SIGVTALRM, SIGPROF, SIGIO,
-//             SIGPWR, SIGSTKFLT, SIGXFSZ and the real-time signals. SIGXCPU and the signals of core
-//             dumps (SIGQUIT and faults) and of job control keep their default action. Handlers run
-//             one at a time on the signal thread and may call any function. The second SIGTERM or
-//             SIGINT exits without waiting for a lock or the log.
+//             SIGPWR, SIGSTKFLT, SIGXFSZ and the real-time signals. All other signals keep their
+//             default action, such as SIGQUIT, SIGXCPU, the signals of faults and those of job
+//             control. Handlers run one at a time on the signal thread and may call any function.
+//             The second SIGTERM or SIGINT exits without waiting for a lock or the log.
 // Threads:    the handlers run on the signal thread.
 // Lifetime:   objects that the handlers use outlive it.
 

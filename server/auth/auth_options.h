@@ -17,7 +17,7 @@ namespace quire::server {
 enum class Scope : std::uint8_t {
   kGenerate,  // GenerationService and the OpenAI-compatible listener
   kAdmin,     // AdminService
-  kMetrics    // /metrics
+  kMetrics    // /metrics, /status.json and VllmEngine.GetLoads
 };
 inline constexpr int kNumScopes = 3;
 

@@ -139,7 +139,7 @@ absl::StatusOr<std::optional<std::size_t>> ParseDeclaredCount(absl::string_view 
   return std::optional<std::size_t>(count);
 }
 
-// Refuses a file that looks truncated, even if each of its lines is valid.
+// Returns an error if the file looks truncated, even if each of its lines is valid.
 absl::Status CheckComplete(absl::string_view content, std::size_t tokens,
                            std::optional<std::size_t> count) {
   if (count.has_value() && *count != tokens) {

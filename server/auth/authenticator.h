@@ -4,16 +4,17 @@
 // this class makes every decision.
 //
 //   none   every caller has every scope; the principal is ""
-//   token  the SHA-256 of the bearer token is looked up in auth.tokens_file; an incomplete file is
-//          refused
-//   mtls   the common name of the verified client certificate is principal and tenant
+//   token  the SHA-256 of the bearer token is looked up in auth.tokens_file; a file that looks
+//          truncated is refused
+//   mtls   the common name of the verified client certificate determines principal and tenant; the
+//          scope metrics needs no certificate
 //
 // Place:      created by the daemon, in HandlerContext; used by every handler (grpc/unary_call.h,
 //             the reactors) and by the HTTP listeners.
 // Invariants: the tenant never comes from a request field. The SHA-256 of a presented token is
 //             compared with every line of the table, in constant time. Tokens and complete hashes
 //             are not logged. In every mode, AdminService on a Unix socket is protected only by the
-//             socket's permissions. Other scopes are checked on Unix sockets too.
+//             socket's permissions. Scopes other than admin are checked on Unix sockets too.
 // Threads:    thread-safe.
 // Lifetime:   outlives listeners and handlers.
 
@@ -57,21 +58,21 @@ class Authenticator {
   static absl::StatusOr<std::unique_ptr<Authenticator>> Create(const AuthOptions& options);
   ~Authenticator();
 
-  // Returns the caller if it has the scope `needed`. Otherwise returns UNAUTHENTICATED /
-  // TOKEN_MISSING or TOKEN_INVALID, or PERMISSION_DENIED / SCOPE_MISSING. A malformed tenant in the
-  // metadata is INVALID_ARGUMENT / BAD_PARAMETER.
+  // Returns the identity of the caller if it has the scope `needed`. Otherwise returns
+  // UNAUTHENTICATED / TOKEN_MISSING or TOKEN_INVALID, or PERMISSION_DENIED / SCOPE_MISSING. A
+  // malformed tenant in the metadata is INVALID_ARGUMENT / BAD_PARAMETER.
   absl::StatusOr<Identity> Authenticate(const Credentials& credentials, Scope needed) const;
 
-  // Returns whether a principal that was authenticated earlier still has `needed`. The result
-  // becomes false if the token was removed from the file or lost the scope. The streams of that
-  // token then end (docs/security.md).
+  // Returns true if a principal that was authenticated earlier still has the scope `needed`. The
+  // result becomes false if a reload has removed the token or the scope. The streams of that token
+  // then end (docs/security.md).
   bool IsStillAllowed(absl::string_view principal, Scope needed) const;
   // Every Apply increments the version. While the version is unchanged, IsStillAllowed returns
   // the same results.
   std::uint64_t version() const { return version_.load(std::memory_order_acquire); }
 
-  // Read and Apply are the two steps of a reload: if Read fails, nothing has changed.
-  // `options.mode` and `options.trust_tenant_metadata` must have the values that Create got.
+  // Read and Apply are the two steps of a reload. If Read fails, nothing has changed. REQUIRES:
+  // `options.mode` and `options.trust_tenant_metadata` are the values that were passed to Create.
   static absl::StatusOr<std::shared_ptr<const AuthRules>> Read(const AuthOptions& options);
   // Returns the files that Read reads.
   static std::vector<NamedFile> Files(const AuthOptions& options);

@@ -69,7 +69,7 @@ absl::StatusOr<std::vector<Certificate>> ParseCertificates(absl::string_view nam
   }
   const unsigned long last = ERR_peek_last_error();
   ERR_clear_error();
-  // "no start line" means the end of the file; any other error is a malformed block.
+  // "no start line" means the end of the file. Any other error means a malformed block.
   const bool at_end =
       ERR_GET_LIB(last) == ERR_LIB_PEM && ERR_GET_REASON(last) == PEM_R_NO_START_LINE;
   if (chain.empty()) return BadFile(name, file, "contains no PEM certificate");
@@ -250,7 +250,7 @@ void CertificateStore::Publish(Certificates certificates) {
              {"version", current_->version}});
 }
 
-// `seen` contains the file stamps of the previous poll. Refresh logs errors.
+// Polls the files. `seen` contains the file stamps of the previous poll. Refresh logs errors.
 void CertificateStore::Run(FileStamps seen) {
   absl::Time next = MonotonicNow() + options_.refresh_interval;
   for (;;) {

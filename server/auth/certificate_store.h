@@ -8,11 +8,10 @@
 //
 // Place:      created by the daemon if tls.cert_file is set. Listeners use current() for each new
 //             connection; open connections keep their certificates.
-// Invariants: current() has passed ReadCertificates. So it parses, the key belongs to the
-//             certificate, the TLS library accepts key and chain, and the dates were valid when it
-//             was read. Contents that fail a check are ignored, and each new error is logged once.
-//             A file that changed within the last kSettleTime is not read yet. Older contents never
-//             replace newer ones.
+// Invariants: current() has passed the checks of ReadCertificates. Contents that fail a check are
+//             ignored, and each new error is logged once. If a file has changed, the thread reads
+//             the files only after they have not changed for kSettleTime, or for refresh_interval
+//             if that is shorter. Older contents never replace newer ones.
 // Threads:    thread-safe; its own thread reads the files.
 // Lifetime:   outlives the listeners.
 
@@ -44,9 +43,10 @@ struct Certificates {
   absl::Time not_after;
 };
 
-// Reads and checks the files at time `now`. If a file is unreadable, not PEM, expired or not yet
-// valid, or if certificate and key do not match, returns INVALID_ARGUMENT. The message begins with
-// the configuration key of the file.
+// Reads the files and checks them for the time `now`. Returns INVALID_ARGUMENT if a file is
+// unreadable or not PEM, if the key does not belong to the certificate, or if the TLS library
+// refuses the chain or the key. The same holds if a certificate of the chain, or every client CA,
+// is expired or not yet valid. The message begins with the configuration key of the file.
 absl::StatusOr<Certificates> ReadCertificates(const TlsOptions& options, absl::Time now);
 // Returns the files that ReadCertificates reads.
 std::vector<NamedFile> CertificateFiles(const TlsOptions& options);

@@ -33,11 +33,12 @@ using google::protobuf::Message;
 constexpr std::size_t kMaxErrors = 50;
 constexpr std::size_t kMaxFileBytes = std::size_t{4} << 20;
 constexpr absl::string_view kPrefix = "QUIRE__";
-// A variable that begins with kShortPrefix and contains "__" is reported as a misspelled kPrefix.
+// A variable that begins with kShortPrefix but not with kPrefix is an error if it also contains
+// "__", because its author has probably misspelled kPrefix.
 constexpr absl::string_view kShortPrefix = "QUIRE_";
 
-// Returns the file of a profile. A name with a slash or ".yaml" is a path; other names are searched
-// in `dirs`.
+// Returns the path of the file of a profile. A name that contains a slash or ends with ".yaml" is a
+// path. The file of any other name is searched in `dirs`.
 std::string FindProfile(const std::string& profile, const std::vector<std::string>& dirs) {
   if (absl::StrContains(profile, "/") || absl::EndsWith(profile, ".yaml")) return profile;
   std::string path;
@@ -49,7 +50,8 @@ std::string FindProfile(const std::string& profile, const std::vector<std::strin
   return path.empty() ? absl::StrCat(profile, ".yaml") : path;
 }
 
-// Applies the layers above the profile, lowest first. Returns false if a file could not be read.
+// Applies the files, the environment and the command line, in this order. Returns false if a file
+// could not be read completely.
 bool ApplyUpperLayers(const ConfigSources& sources, Message* config, Origins* origins,
                       std::vector<std::string>* errors) {
   bool is_complete = true;
@@ -90,7 +92,7 @@ bool ApplyUpperLayers(const ConfigSources& sources, Message* config, Origins* or
   return is_complete;
 }
 
-// Returns false if the profile could not be read.
+// Applies the profile. Returns false if its file could not be read completely.
 bool ApplyProfile(const std::string& profile, const ConfigSources& sources, Message* config,
                   Origins* origins, std::vector<std::string>* errors) {
   const std::string path = FindProfile(profile, sources.profile_dirs);
@@ -110,7 +112,7 @@ bool ApplyProfile(const std::string& profile, const ConfigSources& sources, Mess
   return is_complete;
 }
 
-// Shifts the addresses of all listeners.
+// Adds `offset` to the ports of all listeners (see ShiftListenAddress).
 void ApplyPortOffset(int offset, config::v1::Config* config, Origins* origins,
                      std::vector<std::string>* errors) {
   if (offset == 0) return;
@@ -144,7 +146,8 @@ bool IsDefault(const Origins& origins, const std::string& path) {
 
 std::string PrintField(const Message& section, const FieldDescriptor* field, Spelling spelling);
 
-// Prints one entry of a list of groups on one line. YAML flow style is JSON without quoted keys.
+// Prints one entry of a list whose entries are messages (see IsEntryList) on one line. In YAML flow
+// style, unlike in JSON, keys need no quotes.
 std::string PrintEntry(const Message& entry, Spelling spelling) {
   const char* const quote = spelling == Spelling::kJson ? "\"" : "";
   std::vector<std::string> keys;
@@ -171,7 +174,8 @@ std::string PrintField(const Message& section, const FieldDescriptor* field, Spe
   return absl::StrCat("[", absl::StrJoin(elements, ", "), "]");
 }
 
-// Appends the section's lines to `out`. Appends nothing for a section without lines.
+// Appends one line for each key of the section to `out`. A section without printed keys has no
+// line.
 void PrintYaml(const Message& section, const std::string& prefix, int indent, bool include_defaults,
                const Origins& origins, std::string* out) {
   const std::string margin(static_cast<std::size_t>(indent) * 2, ' ');
@@ -247,18 +251,18 @@ std::unique_ptr<LayeredConfig> LayeredConfig::Load(const ConfigSources& sources,
   const Origins default_origins = result->origins_;
   bool is_complete = ApplyUpperLayers(sources, result->config_.get(), &result->origins_, errors);
 
-  // The profile is below the layers that name it, so these layers are applied again on top of it.
+  // The layers that name the profile have priority over it, so they are applied again after it.
   const std::string profile = result->config_->profile();
   if (is_complete && !profile.empty()) {
-    errors->clear();  // the second reading reports them again
+    errors->clear();  // applying the upper layers again reports the same errors again
     *result->config_ = defaults;
     result->origins_ = default_origins;
     is_complete = ApplyProfile(profile, sources, result->config_.get(), &result->origins_, errors);
     is_complete &= ApplyUpperLayers(sources, result->config_.get(), &result->origins_, errors);
   }
-  // If a file was not read completely, the cross-field rules are skipped, because they would report
-  // false errors. A value that violates its own rule has been ignored, so they see the value of a
-  // lower layer.
+  // If a file was not read completely, the rules between keys are not checked, because they would
+  // report false errors. A value that violates the rule of its own key was ignored, so the rules
+  // between keys are checked with the value of a lower layer instead.
   if (is_complete) {
     ApplyPortOffset(sources.port_offset, result->config_.get(), &result->origins_, errors);
     ValidateConfig(*result->config_, result->origins_, errors);

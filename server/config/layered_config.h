@@ -10,7 +10,8 @@
 //
 // Place:      above yaml_reader.h and validator.h; below options.h, which turns it into plain
 //             structs.
-// Invariants: every value satisfies its rule, and the cross-field rules of validator.h hold.
+// Invariants: every value satisfies the rule of its key (options.proto), and all values together
+//             satisfy the rules between keys (validator.h).
 // Threads:    immutable after Load.
 // Lifetime:   owns everything it returns.
 
@@ -33,12 +34,14 @@ namespace quire::server {
 struct ConfigSources {
   std::vector<std::string> files = {};  // --config, in command-line order
   std::vector<std::string> sets = {};   // --set "path=value", in command-line order
-  // The argument MODEL, which sets model.path above all other layers; empty: not given.
+  // The argument MODEL, which sets model.path with priority over all other layers. Empty: not
+  // given.
   std::string model = {};
-  // Names other than QUIRE__... are ignored, but QUIRE_SECTION__KEY is an error.
+  // Only variables whose names begin with QUIRE__ set keys. A name such as QUIRE_SECTION__KEY is an
+  // error, other names are ignored.
   std::vector<std::pair<std::string, std::string>> environment = {};
   std::vector<std::string> profile_dirs = {};  // searched in order for `profile: NAME`
-  // Added to every port after all layers; see ShiftListenAddress.
+  // Added to every port after all layers are applied; see ShiftListenAddress.
   int port_offset = 0;
 };
 
@@ -49,8 +52,8 @@ std::vector<std::string> InstalledProfileDirs();
 
 class LayeredConfig {
  public:
-  // Reads all layers. Returns null on any error; then `errors` has at most 50 messages, followed by
-  // the number of further errors.
+  // Reads all layers. On any error returns null, and `errors` has up to 50 messages, followed by
+  // the number of further errors if there are more.
   static std::unique_ptr<LayeredConfig> Load(const ConfigSources& sources,
                                              std::vector<std::string>* errors);
   ~LayeredConfig();
@@ -59,16 +62,16 @@ class LayeredConfig {
   const Origins& origins() const { return origins_; }
   absl::Time load_time() const { return load_time_; }
 
-  // Returns text that Load accepts. YAML has the origin of each value as a comment. Without
-  // `include_defaults`, values that no layer sets are left out.
+  // Returns text that Load accepts, with "<redacted>" in place of secrets. YAML has the origin of
+  // each value as a comment. Without `include_defaults`, values that no layer sets are left out.
   std::string Print(Spelling spelling, bool include_defaults = true) const;
 
   // Returns the value of one key in the format of Print, or "<redacted>" for secrets. REQUIRES: the
   // schema has the key.
   std::string PrintValue(absl::string_view path, Spelling spelling) const;
 
-  // Returns the SHA-256 of all values in lower-case hex. It does not depend on the layers that set
-  // them.
+  // Returns the SHA-256 of Print(kJson) in lower-case hex. It depends neither on the layers that
+  // set the values nor on secrets, which Print redacts.
   std::string Sha256() const;
 
  private:

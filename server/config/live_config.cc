@@ -154,7 +154,7 @@ ReloadResult LiveConfig::ReloadLocked(bool dry_run) {
   std::shared_ptr<const LayeredConfig> next = LayeredConfig::Load(sources_, &result.errors);
   if (next == nullptr) return result;
   DaemonOptions next_options = ToOptions(*next);
-  // The name of a model may resolve to another revision than the loaded one after a `quire pull`.
+  // After a `quire pull`, the name of a model may resolve to another revision than the loaded one.
   next_options.model.path = start_options_.model.path;
   auto options = std::make_shared<const DaemonOptions>(std::move(next_options));
   for (ConfigChange& change : CompareConfigs(*config(), *next)) {

@@ -16,9 +16,9 @@
 //
 // Place:      above LayeredConfig and DaemonOptions; owned by the daemon, used in server/.
 // Invariants: config() and options() agree. At most one reload or subscription runs at a time. Keys
-//             that are not hot never change. A key that sized memory at start cannot grow on
-//             reload. A changed file of a subscriber is read only after its contents have been
-//             stable for a while (settled_files.h).
+//             that are not hot never change. The value of a hot key that sized memory at start
+//             cannot exceed its value at start. If a file of a subscriber has changed, it is read
+//             only after its contents have been stable for a while (settled_files.h).
 // Threads:    thread-safe. Subscribers run on the thread that calls Reload or Subscribe, and must
 //             not call either.
 // Lifetime:   the arguments of Subscribe stay valid until the last call of Reload.
@@ -54,10 +54,10 @@ struct ConfigChange {
 std::vector<ConfigChange> CompareConfigs(const LayeredConfig& old, const LayeredConfig& next);
 
 struct ReloadResult {
-  std::vector<ConfigChange> changed;   // changes that were applied, or would be without dry_run
+  std::vector<ConfigChange> changed;   // changes that were applied, or with dry_run would be
   std::vector<ConfigChange> rejected;  // changes that need a restart
   std::vector<std::string> errors;     // reasons for refusing the reload; empty on success
-  std::string config_sha256;           // SHA-256 of the configuration in effect after the call
+  std::string config_sha256;           // Sha256 of the configuration in effect after the call
 
   bool ok() const { return errors.empty(); }
 };
@@ -65,15 +65,15 @@ struct ReloadResult {
 class LiveConfig {
  public:
   using Apply = std::function<void()>;
-  // Validates the options of a subscriber and reads its files, without visible effects. The message
-  // of a returned error is shown to operators.
+  // Validates the new options and reads the files of the subscriber, without visible effects.
+  // Returns the function that applies them. The message of a returned error is shown to operators.
   using Prepare = std::function<absl::StatusOr<Apply>(const DaemonOptions& next)>;
 
   // Returns the files that Prepare reads. An empty function means no files.
   using Files = std::function<std::vector<NamedFile>(const DaemonOptions& next)>;
 
-  // Reload reads `sources` again, with the environment and the command line unchanged. `metrics`
-  // may be null.
+  // `config` was loaded from `sources`. Reload loads them again, with the environment and the
+  // command line of the start and with the current contents of the files. `metrics` may be null.
   LiveConfig(ConfigSources sources, std::unique_ptr<const LayeredConfig> config,
              probe::Registry* metrics);
 
@@ -117,7 +117,7 @@ class LiveConfig {
   Published<Version> version_;
   Mutex mutex_;  // serializes reloads and subscriptions
   std::vector<Subscriber> subscribers_ ABSL_GUARDED_BY(mutex_);
-  FileStamps stamps_ ABSL_GUARDED_BY(mutex_);  // the subscribers' files at the last apply
+  FileStamps stamps_ ABSL_GUARDED_BY(mutex_);  // the files as they were last read and applied
 };
 
 }  // namespace quire::server

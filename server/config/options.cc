@@ -270,8 +270,8 @@ void ReadEngine(const Config& config, DaemonOptions* options) {
   engine.max_steps_in_flight = config.engine().overlap_scheduling() ? 2 : 1;
   engine.max_step_tokens = scheduler.max_step_tokens();
   engine.prefill_chunk_tokens = scheduler.prefill_chunk_tokens();
-  // On the CPU, more rows do not make matrix products more efficient. AdaptEngineOptions lifts this
-  // limit for GPUs.
+  // On the CPU, more rows do not make matrix products more efficient. AdaptEngineOptions removes
+  // this limit for GPUs.
   engine.max_step_prompt_tokens = 512;
   if (scheduler.has_step_time_target()) {
     engine.step_time_target = ToDuration(scheduler.step_time_target());

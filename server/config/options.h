@@ -1,11 +1,12 @@
 #pragma once
 
-// Plain option structs for the layers, converted from the configuration in one place. Nothing below
-// server/config depends on the schema, and nothing above it has defaults of its own.
+// Plain option structs for the components of the daemon, converted from the configuration in one
+// place. The components do not depend on the schema. All defaults are those of the schema.
 //
 // Place:      between LayeredConfig and the daemon.
 // Invariants: every key of the schema is read here, except `profile` and `schema_version`, which
-//             LayeredConfig reads. The test config_keys compares the names.
+//             LayeredConfig reads. The test config_keys compares the keys of the schema with those
+//             that are read here.
 // Threads:    plain values.
 
 #include <cstdint>
@@ -107,7 +108,7 @@ struct DaemonOptions {
   // sequences as there is memory for their states, up to the default.
   bool running_sequences_is_default = false;
   bool text_threads_auto = false;
-  bool mask_threads_auto = false;  // true: as many as there are text threads
+  bool mask_threads_auto = false;  // true: as many as engine.text_threads
   engine::ConstraintOptions constraints;
   std::vector<engine::ConstraintSpec> preload;         // compiled before the daemon is ready
   std::optional<std::int32_t> max_tokens_per_request;  // absent: the context length

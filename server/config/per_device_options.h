@@ -16,13 +16,14 @@
 
 namespace quire::server {
 
-// Removes the limit of prompt tokens per step on GPUs; max_step_tokens remains.
+// On a GPU, removes the limit of prompt tokens per step. The limit max_step_tokens remains.
 engine::EngineOptions AdaptEngineOptions(engine::EngineOptions engine, DeviceKind device);
 
 runtime::RuntimeOptions RuntimeOptionsFor(const DaemonOptions& options, DeviceKind device);
 
-// Returns EngineOptions::fingerprint for pages that the CPU computes. Activations of different
-// types produce different bits, so such pages are not shared. REQUIRES: activations is not kAuto.
+// Returns EngineOptions::fingerprint for pages that the CPU computes. Different activation types
+// produce pages with different bits, so the fingerprint differs and such pages are not shared.
+// REQUIRES: `activations` is not kAuto.
 std::string PageFingerprint(absl::string_view model_fingerprint,
                             kernels::CpuActivations activations);
 

@@ -1,7 +1,7 @@
 #pragma once
 
-// Quotes texts so that YAML and a shell do not change them. In YAML `[` begins a list and `*` an
-// alias; a shell removes one pair of quotes.
+// Quotes texts so that YAML and a shell do not change them. In YAML, `[` begins a list and `*`
+// begins an alias. A shell removes one pair of quotes.
 //
 // Place:   for messages of yaml_reader.h and validator.h.
 // Threads: any; no state.
@@ -20,8 +20,8 @@ namespace quire::server {
 std::string WriteTexts(absl::string_view layer, absl::string_view path,
                        const std::vector<std::string>& texts, bool is_list);
 
-// Guesses the intended texts of `value`, which is not YAML of the expected kind. If `is_list`,
-// splits it at commas. Removes surrounding brackets and quotes.
+// Guesses the texts that the author of `value` intended. REQUIRES: `value` is not YAML of the
+// expected kind. Removes surrounding brackets and quotes. If `is_list`, splits the value at commas.
 std::vector<std::string> GuessTexts(absl::string_view value, bool is_list);
 
 // Returns the intended listen address if `text` is an IPv6 address without brackets or port, else

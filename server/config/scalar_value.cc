@@ -38,7 +38,7 @@ constexpr std::array<NamedUnit, 4> kByteUnits = {{{"TiB", std::int64_t{1} << 40}
                                                   {"GiB", std::int64_t{1} << 30},
                                                   {"MiB", std::int64_t{1} << 20},
                                                   {"KiB", std::int64_t{1} << 10}}};
-// Units in nanoseconds. "ms" comes before "s" because it ends in "s".
+// Units in nanoseconds. "ms" precedes "s", because a text that ends with "ms" also ends with "s".
 constexpr std::array<NamedUnit, 4> kTimeUnits = {
     {{"ms", 1000000}, {"s", 1000000000}, {"m", 60000000000}, {"h", 3600000000000}}};
 
@@ -108,7 +108,7 @@ std::string DescribeRange(const FieldRule& rule, const FieldDescriptor* field) {
                         : absl::StrCat("at most ", limit(rule.max()));
 }
 
-// Checks `value`, which is in the base unit of the rule.
+// Checks `value`, which is in bytes, seconds or without unit, like the limits of the rule.
 absl::Status CheckRange(const FieldDescriptor* field, double value, absl::string_view text) {
   const FieldRule& rule = RuleOf(field);
   const bool low =
@@ -141,7 +141,8 @@ absl::Status SetInteger(Message* message, const FieldDescriptor* field, absl::st
     reflection->SetInt64(message, field, value);
     return absl::OkStatus();
   }
-  // Every int32 field has a range within 32 bits; a test checks the whole schema.
+  // The rule of every int32 field has a range within 32 bits. A test checks that for the whole
+  // schema.
   const auto number = static_cast<std::int32_t>(value);
   if (field->is_repeated()) {
     reflection->AddInt32(message, field, number);
@@ -224,7 +225,7 @@ std::string PrintDuration(const Duration& duration) {
   return absl::StrFormat("%d.%09ds", duration.seconds(), duration.nanos());
 }
 
-// Every JSON string is a YAML string.
+// Prints a JSON string in both spellings, because every JSON string is also a YAML string.
 std::string PrintText(const Message& message, const FieldDescriptor* field, int index) {
   const auto* reflection = message.GetReflection();
   return JsonQuoted(index >= 0 ? reflection->GetRepeatedString(message, field, index)

@@ -1,7 +1,7 @@
 #pragma once
 
-// Converts one configuration value between its YAML spelling and a Protobuf field, and checks the
-// field's rule (proto/quire/config/v1/options.proto).
+// Converts one configuration value between its YAML or JSON spelling and a Protobuf field, and
+// checks the rule of the field (FieldRule in proto/quire/config/v1/options.proto).
 //
 // Place:      below the YAML reader. No other code parses or prints numbers, sizes, durations and
 //             enum names.
@@ -29,29 +29,30 @@ namespace quire::server {
 // Returns the rule of `field`. REQUIRES: the field is not a section.
 const config::v1::FieldRule& RuleOf(const google::protobuf::FieldDescriptor* field);
 
-// Returns true if `field` is a section, which has keys instead of a value.
+// Returns true if `field` is a section of the configuration, that is, a message with keys of its
+// own.
 bool IsSection(const google::protobuf::FieldDescriptor* field);
 
-// Returns true if `field` is a list of groups of keys.
+// Returns true if `field` is a list whose entries are messages, such as tenants.entries.
 bool IsEntryList(const google::protobuf::FieldDescriptor* field);
 
-// Returns the YAML names of an enum field, without the unspecified value.
+// Returns the YAML names of the values of an enum field, except the value 0 (..._UNSPECIFIED).
 std::vector<std::string> EnumNames(const google::protobuf::FieldDescriptor* field);
 
-// Parses `text` and sets the field; if the field is a list, appends to it. `quoted` is true if the
-// YAML scalar was quoted. Error messages have no path, for example `48 is not one of 16, 32, 64,
-// 128`; the caller prepends "path: ".
+// Parses `text` and sets the field, or appends to it if the field is a list. `quoted` is true if
+// the YAML scalar was quoted. Error messages do not name the key, for example `48 is not one of 16,
+// 32, 64, 128`. The caller prepends "path: ".
 absl::Status SetScalar(google::protobuf::Message* message,
                        const google::protobuf::FieldDescriptor* field, absl::string_view text,
                        bool quoted);
 
-// Parses a number of bytes: an integer, optionally with KiB, MiB, GiB or TiB.
+// Parses a number of bytes, which is an integer with or without KiB, MiB, GiB or TiB.
 absl::StatusOr<std::int64_t> ParseBytes(absl::string_view text);
 
 enum class Spelling { kYaml, kJson };
 
-// Prints the value of a field, or element `index` of a list (-1: not a list). An unset optional
-// field prints as its absent_word.
+// Prints the value of a field, or the element `index` if the field is a list (-1: no list). An
+// unset optional field is printed as the absent_word of its rule.
 std::string PrintScalar(const google::protobuf::Message& message,
                         const google::protobuf::FieldDescriptor* field, int index,
                         Spelling spelling);

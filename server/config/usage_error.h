@@ -13,9 +13,9 @@ class Error;
 
 namespace quire::server {
 
-// Returns the message for an error of parsing `app`, which ends with a newline. It names the
-// command and the argument, suggests similar commands and options, and ends with the usage of the
-// command.
+// Returns the message for `error`, which parsing the command line of `app` has returned. The
+// message names the command and the argument, suggests similar commands and options, and ends with
+// the usage of the command and a newline.
 std::string DescribeUsageError(const CLI::App& app, const CLI::Error& error);
 
 }  // namespace quire::server

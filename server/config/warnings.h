@@ -18,7 +18,7 @@ namespace quire::server {
 // others. "tenants.defaults" stands for unlisted tenants.
 std::vector<std::string> FindTenantsWithoutQueueLimit(const engine::TenantOptions& tenants);
 
-// Logs a warning with the names of such tenants, if there are any.
+// Logs a warning with the tenants that FindTenantsWithoutQueueLimit returns, if there are any.
 void WarnAboutTenants(const engine::TenantOptions& tenants);
 
 }  // namespace quire::server

@@ -65,7 +65,7 @@ std::string DescribeUnknownField(const Descriptor* root, const Descriptor* secti
                                    : absl::StrCat("; did you mean \"", suggestion, "\"?"));
 }
 
-// Hint for messages about files, which do not repeat the value.
+// Hint for error messages about files. They do not contain the value.
 constexpr absl::string_view kQuoteHint =
     "; write a text with brackets in quotes, as in [\"[::1]:50051\"]";
 
@@ -76,7 +76,8 @@ bool IsText(const FieldDescriptor* field) {
 // Reads the values of one layer into one message.
 class LayerReader {
  public:
-  // `is_file`: error messages contain line and path. Other layers already name the key.
+  // If `is_file`, error messages contain the line, the column and the key. Otherwise the name of
+  // the layer already contains the key.
   LayerReader(const Origin& layer, bool is_file, const Descriptor* root, Origins* origins,
               std::vector<std::string>* errors)
       : layer_(layer), is_file_(is_file), root_(root), origins_(origins), errors_(errors) {}
@@ -167,8 +168,8 @@ class LayerReader {
     SetOrigin(path, node.Mark());
   }
 
-  // Reads a list of groups in flow style ([{id: a}, {id: b}]) or block style. The list replaces the
-  // one from lower layers.
+  // Reads a list whose entries are messages, in flow style ([{id: a}, {id: b}]) or block style. The
+  // list replaces the list of lower layers.
   void ReadEntries(const YAML::Node& node, const YAML::Mark& key_mark, const std::string& path,
                    const FieldDescriptor* field, Message* message) {
     if (!node.IsSequence()) return Error(key_mark, path, "is a list; write [{key: value}, ...]");

@@ -1,11 +1,13 @@
 #pragma once
 
 // Reads YAML documents and single overrides into the configuration. It walks the yaml-cpp tree and
-// the descriptors together, so that every message has a location: `file:line:column: text`.
+// the Protobuf descriptors together, so that every error message begins with a location, for a file
+// `file:line:column`.
 //
 // Place:      between the layers of layered_config.h and scalar_value.h.
-// Invariants: an invalid value leaves its field unchanged. Reading continues after an error, so
-//             that one run reports all errors.
+// Invariants: an invalid value leaves its field unchanged, but a list whose entries are messages
+//             gets the valid values of the new list. Reading continues after an error, so that one
+//             run reports all errors.
 // Threads:    any, on different messages.
 
 #include <map>
@@ -25,10 +27,10 @@ struct Origin {
   // File name, "env NAME", "--set", "MODEL" for the argument of quired, "default", or
   // "--port-offset" for a default address that this flag has shifted.
   std::string layer;
-  int line = 0;  // 1-based; 0 if the layer has no lines
+  int line = 0;  // 1-based; 0 if the layer is not a file
   int column = 0;
 
-  // Returns "prod.yaml:12:3", or the layer if it has no lines.
+  // Returns "prod.yaml:12:3" for a file, otherwise the layer.
   std::string ToString() const;
 };
 
@@ -39,8 +41,8 @@ using Origins = std::map<std::string, Origin>;
 void ApplyDefaults(google::protobuf::Message* config, Origins* origins,
                    std::vector<std::string>* errors);
 
-// Applies one YAML document on top of `config`. Returns false if the text is not such a document,
-// so that none or only some of its keys were read.
+// Applies one YAML document on top of `config`. Returns false if the text is neither empty nor one
+// YAML document with a map at its top. None or only some of its keys were then read.
 bool ReadYaml(absl::string_view text, absl::string_view file_name,
               google::protobuf::Message* config, Origins* origins,
               std::vector<std::string>* errors);

@@ -180,7 +180,7 @@ absl::Status FrameGuard::OnHeaderBlock(absl::Time now) {
                                                      " bytes or more, limit ",
                                                      limits_.max_header_block_bytes));
   }
-  // The frame's header counts too, so that many empty frames reach the limit.
+  // The frame's own header counts too, so that many empty frames exceed the limit.
   QUIRE_RETURN_IF_ERROR(CheckRate(&header_bytes_, client_.payload_left + kHeaderBytes,
                                   limits_.max_header_bytes, "bytes of headers", now));
   if (client_.type == kContinuation && client_.payload_left == 0 &&

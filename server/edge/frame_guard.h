@@ -3,17 +3,18 @@
 // Limits the resources that one HTTP/2 connection makes gRPC use, before gRPC sees the bytes.
 //
 // gRPC 1.51 has few limits. It does not count resets and control frames, and it keeps incomplete
-// messages until the connection closes. It enforces its limit of streams only after the client has
+// messages until the connection closes. It enforces its stream limit only after the client has
 // acknowledged the server's SETTINGS. A FrameGuard reads the frame headers of both directions (RFC
-// 9113, sections 4.1, 5.1 and 6). It also reads the five bytes before each gRPC message, a flag and
-// a length. It reports exceeded limits and never changes bytes.
+// 9113, sections 4.1, 5.1 and 6). It also reads the five bytes before each gRPC message, which are
+// a flag and the length. It reports exceeded limits and never changes bytes.
 //
 // Place:      inside GuardedConnection, one for each connection.
 // Invariants: a stream is open from the client's first HEADERS until either side has reset it, the
-//             server has ended it or TakeLateStreams has returned it. At most max_streams are open,
-//             and at most max_early_streams until the client acknowledges SETTINGS.
-//             unfinished_bytes() is the number of received bytes of incomplete messages, over all
-//             streams. After an error the caller closes the connection and passes no more bytes.
+//             client has sent padded DATA on it, the server has ended it or TakeLateStreams has
+//             returned it. At most max_streams are open, and at most max_early_streams until the
+//             client acknowledges SETTINGS. unfinished_bytes() is the number of received bytes of
+//             incomplete messages, over all streams. After an error the caller closes the
+//             connection and passes no more bytes.
 // Threads:    one thread at a time.
 
 #include <array>
@@ -33,18 +34,17 @@ namespace quire::server {
 struct FrameLimits {
   std::int64_t max_streams = 0;  // the value that the server announces
   // The limit before the client acknowledges the server's SETTINGS. Go, Netty and nghttp2 open at
-  // most 100 streams until they know the limit; fewer are not recommended (RFC 9113, section
-  // 6.5.2).
+  // most 100 streams until they know the limit. RFC 9113, section 6.5.2, recommends no lower limit.
   std::int64_t max_early_streams = 100;
   std::int64_t max_header_block_bytes = 0;  // HEADERS and its CONTINUATIONs, compressed
   // Limits per second:
-  std::int64_t max_resets = 0;
-  std::int64_t max_control_frames = 0;  // SETTINGS, PING, PRIORITY, empty DATA and unknown ones
+  std::int64_t max_resets = 0;          // RST_STREAM, and padded DATA, which makes gRPC reset
+  std::int64_t max_control_frames = 0;  // SETTINGS, PING, GOAWAY, PRIORITY, unknown, empty DATA
   std::int64_t max_window_updates = 0;
   std::int64_t max_header_bytes = 0;
   // Limits of incomplete messages:
   std::int64_t max_unfinished_bytes = 0;
-  absl::Duration message_timeout;  // limit from the first byte of a message to its last
+  absl::Duration message_timeout;  // from the first byte of a message to its last
 };
 
 class FrameGuard {
@@ -64,11 +64,12 @@ class FrameGuard {
 
   // Returns true once the client's preface is complete.
   bool has_preface() const { return preface_bytes_ == kPrefaceBytes; }
-  // Return true if only whole frames and header blocks were sent, so that another frame may follow.
+  // Return true if no frame or header block is incomplete in this direction, so that a frame of our
+  // own may be inserted.
   bool is_between_client_frames() const { return client_.IsBetweenFrames(); }
   bool is_between_server_frames() const { return server_.IsBetweenFrames(); }
-  // Returns the number of bytes that are missing from the current frame header or payload of the
-  // server, at least 1. Between two frames this is the size of a frame header.
+  // Returns the number of bytes that the server has yet to send of the current frame header or
+  // payload, at least 1. Between two frames this is the size of a frame header.
   std::size_t missing_server_bytes() const { return server_.MissingBytes(); }
   std::size_t num_streams() const { return streams_.size(); }
   std::int64_t unfinished_bytes() const { return unfinished_bytes_; }

@@ -160,9 +160,9 @@ void GrpcAcceptor::Accept(Listening* listening) {
       net::any_io_executor(net::make_strand(io_)),
       [this, listening](Error error, StreamSocket socket) {
         if (is_closing_) return;
-        // During a connection flood, most connections in the kernel's accept queue are already
-        // closed by their clients. They are skipped at once, so that live connections behind them
-        // do not wait.
+        // During a connection flood, clients have already closed most connections in the kernel's
+        // accept queue. The closed connections are skipped at once, so that live connections behind
+        // them do not wait.
         for (int i = 0; i < kMaxSkipped && !error && HasClosed(socket); ++i) {
           socket = StreamSocket(net::make_strand(io_));
           listening->acceptor.accept(socket, error);
@@ -209,7 +209,7 @@ void GrpcAcceptor::OnAccepted(StreamSocket socket) {
   connections_.Add(connection,
                    room.ok() && !is_own ? std::optional(std::move(network)) : std::nullopt);
   room.ok() ? connection->Begin() : connection->Reject(CloseCause::kTooMany, room);
-  if (is_closing_) connection->Abort();  // StopAccepting may have missed it
+  if (is_closing_) connection->Abort();  // StopAccepting may not have seen this connection
 }
 
 // Ticks all connections once a second, kTickBatchSize at a time.

@@ -12,11 +12,12 @@
 //             than max_connections_per_address of its IPv4 address or IPv6 /64. A new connection
 //             beyond a limit evicts the connection that has been idle for longest
 //             (connection_places.h). Beyond the limit per address, it evicts a connection of the
-//             same address. If none is idle, the new connection is refused, with a GOAWAY frame
-//             unless it uses TLS. An evicted connection is not counted, although it may still be
-//             closing. A connection uses one descriptor, and three once its preface is complete. In
-//             addition, at most 64 refused or evicted connections linger, with one descriptor each.
-//             If no descriptor is free, the acceptor evicts a connection and retries. A connection
+//             same address. If none is idle, the new connection is refused. A GOAWAY frame contains
+//             the reason, unless the connection uses TLS or too many connections linger. An evicted
+//             connection is not counted, although it may still be closing. A connection uses one
+//             descriptor, and three once its preface is complete. In addition, at most 64 refused
+//             or evicted connections linger, with one descriptor each. If no descriptor is free,
+//             the acceptor evicts an idle connection if there is one, and retries. A connection
 //             that its client has closed or half-closed before it is accepted is skipped. Bind
 //             fails if another process listens on the TCP port or Unix socket.
 // Threads:    one thread calls Bind, Start, StopAccepting, WaitClosed and the destructor. One
@@ -101,7 +102,7 @@ class GrpcAcceptor {
  private:
   struct Listening {
     boost::asio::basic_socket_acceptor<boost::asio::generic::stream_protocol> acceptor;
-    boost::asio::steady_timer pause;  // the wait after a failed accept
+    boost::asio::steady_timer pause;  // pause after a failed accept
   };
   using Executor = boost::asio::io_context::executor_type;
 

@@ -6,8 +6,8 @@
 // Invariants: MakeRoom admits a connection only while fewer than max_connections are counted, and
 //             fewer than max_per_address of its address. Connections without a network are not
 //             counted. An evicted connection is not counted, although it may still be closing. If
-//             it has begun a call before it closes, it stays open and is counted again. At most
-//             kMaxLingering refused or evicted connections linger.
+//             the client begins a call before the connection closes, it stays open and is counted
+//             again. At most kMaxLingering refused or evicted connections linger.
 // Threads:    one thread at a time calls MakeRoom and Add. Other methods are thread-safe.
 // Lifetime:   outlives its connections and does not keep them alive.
 
@@ -36,8 +36,8 @@ class GrpcConnections {
       : max_connections_(max_connections), max_per_address_(max_per_address) {}
 
   // Makes room for one more connection of `network` (peer_address.h; empty for a Unix socket),
-  // evicting another one if necessary. If all connections have calls, returns RESOURCE_EXHAUSTED
-  // with the limit.
+  // evicting another one if necessary. Returns RESOURCE_EXHAUSTED with the limit if a limit is
+  // reached and no connection is idle.
   absl::Status MakeRoom(const std::string& network);
   // Evicts an idle connection of `network`, or of any network if `network` is empty. Returns false
   // if none is idle.

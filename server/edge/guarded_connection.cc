@@ -195,7 +195,7 @@ void GuardedConnection::OnServerRead(Error error, std::size_t size) {
       return ContinueToClient();
     }
     if (has_client_ended_) return Close();
-    host_->set_phase(number_, Phase::kIdle);  // it still counts against the limits
+    host_->set_phase(number_, Phase::kIdle);  // the connection still counts against the limits
     Linger();
     return ContinueToClient();
   }
@@ -299,7 +299,8 @@ void GuardedConnection::Abort() {
   net::post(transport_->executor(), [self = shared_from_this()] { self->Close(); });
 }
 
-// The GOAWAY frame names the last call that gRPC may have seen, so the client can retry later ones.
+// The GOAWAY frame names the last call that gRPC may have received, so the client can retry later
+// calls.
 void GuardedConnection::CloseWithGoAway(CloseCause cause, const absl::Status& why) {
   if (state_ == State::kLingering || state_ == State::kClosed) return;
   host_->count_closed(peer_, cause, why.message());
@@ -310,7 +311,7 @@ void GuardedConnection::CloseWithGoAway(CloseCause cause, const absl::Status& wh
       GoAwayFrame(server_ ? guard_.last_stream() : 0,
                   why.ok() ? Http2Code::kNoError : Http2Code::kEnhanceYourCalm, why.message());
   Linger();
-  if (!server_) ContinueToClient();  // no pending operation will do it
+  if (!server_) ContinueToClient();  // no pending operation will call it
 }
 
 // Ends the connection to gRPC, which then ends its calls. The pending write to the client and our

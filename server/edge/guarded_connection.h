@@ -10,9 +10,10 @@
 // Invariants: gRPC receives a socket when the client's preface is complete, so a client that sends
 //             nothing uses no descriptor of gRPC. Each direction has one buffer and at most one
 //             pending operation. Bytes are written before more are read, so a slow receiver slows
-//             down the sender. Our own frames reach the client only between two frames of gRPC. A
-//             refused client gets a GOAWAY frame with the reason if one can be sent. A connection
-//             that gRPC closes counts against the connection limits until it has lingered.
+//             down the sender. Frames that this class adds (SETTINGS, GOAWAY, RST_STREAM) are sent
+//             to the client only between two frames of gRPC. A refused client gets a GOAWAY frame
+//             with the reason, unless too many connections linger. A connection that gRPC closes
+//             counts against the connection limits until it has lingered.
 // Threads:    runs on the strand of its transport. Public methods are thread-safe.
 // Lifetime:   its pending operations keep it alive. `host` outlives it.
 
@@ -94,12 +95,12 @@ class GuardedConnection final : public std::enable_shared_from_this<GuardedConne
   void Begin();
   // Called instead of Begin. Sends the client the reason and closes. REQUIRES: no TLS.
   void Reject(CloseCause cause, const absl::Status& why);
-  // Enforces the time limits. Called about once a second.
+  // Enforces the time limits. GrpcAcceptor calls it about once a second.
   void Tick(absl::Time now);
-  // Closes the connection to make room for a new one, unless it has an open call by then. A
+  // Closes the connection to make room for a new one, unless a call has begun on it meanwhile. A
   // lingering connection is closed at once.
   void Evict();
-  // Ends all calls of the connection and sends the client the reason.
+  // Closes the connection, which ends all its calls, and sends the client the reason.
   void Refuse(CloseCause cause, absl::Status why);
   // Closes the connection if it was not handed to gRPC yet. Otherwise gRPC closes it at shutdown.
   void CloseIfOpening();
@@ -164,7 +165,7 @@ class GuardedConnection final : public std::enable_shared_from_this<GuardedConne
   bool is_writing_to_server_ = false;
   bool has_client_ended_ = false;  // the client has closed its direction
   bool has_server_sent_ = false;
-  bool is_busy_ = false;                             // the value that the host was last told
+  bool is_busy_ = false;                             // last value reported to the host
   absl::Time write_begun_ = absl::InfiniteFuture();  // start of the pending write to the client
   std::string own_frames_, own_frames_being_written_;
   std::atomic<std::int64_t> unfinished_bytes_{0};

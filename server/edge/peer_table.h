@@ -29,7 +29,7 @@ class PeerTable {
  public:
   void Add(const std::string& name, Peer peer);
   void Remove(const std::string& name);
-  // Returns an empty Peer for an unknown name, whose connection has just ended.
+  // Returns an empty Peer for an unknown name, which means that the connection has just ended.
   Peer Find(absl::string_view name) const;
 
  private:

@@ -23,8 +23,8 @@ class SelfConnector {
   // listener. Returns UNAVAILABLE if no descriptor is free or the connection takes more than a
   // second.
   absl::StatusOr<int> Connect(const Endpoint& listening);
-  // Returns true if Connect opened the accepted connection with this remote address, and then
-  // forgets the address.
+  // Returns true if `remote`, the remote address of an accepted connection, belongs to a connection
+  // that Connect has opened. Forgets the address.
   bool RemoveIfOwn(const Endpoint& remote);
 
  private:

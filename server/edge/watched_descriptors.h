@@ -9,8 +9,9 @@
 // afterwards.
 //
 // Place:      inside GrpcAcceptor.
-// Invariants: Asio has blocks for kBatchSize / 2 more descriptors than are counted. It has fewer if
-//             the process reached its limit of open descriptors, since a batch opens kBatchSize.
+// Invariants: after each Add, Asio has blocks for at least kBatchSize / 2 more descriptors than are
+//             counted. It may have fewer if the process has reached its limit of open descriptors,
+//             since allocating a batch opens kBatchSize descriptors.
 // Threads:    any.
 
 #include <boost/asio/io_context.hpp>

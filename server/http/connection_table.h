@@ -4,9 +4,10 @@
 //
 // Place:      inside HttpServer. Sessions are numbered in the order in which they were accepted.
 //             ConnectionPlaces keeps the eviction order.
-// Invariants: at most max_connections connections are open, and at most max_per_address of one
-//             address. Up to kReserved more are accepted over the limit, but only to answer probes.
-//             An evicted connection is not counted, although it may still be closing.
+// Invariants: at most max_connections connections are counted, and at most max_per_address of one
+//             address. An evicted connection is not counted, although it may still be closing. Up
+//             to kReserved connections over the limit are open in addition. They serve only health
+//             probes and answer other requests with 503.
 // Threads:    one thread at a time calls MakeRoom, MakeReservedRoom and Add. Other methods are
 //             thread-safe.
 // Lifetime:   outlives its sessions and does not keep them alive.
@@ -31,10 +32,10 @@ class HttpSession;
 
 class ConnectionTable {
  public:
-  static constexpr std::size_t kReserved = 64;  // connections over the limit
+  static constexpr std::size_t kReserved = 64;  // limit for the connections over the limit
 
-  // If `max_per_address` is absent, an address may have half of max_connections. A loopback address
-  // may have all, because a local proxy may represent many clients.
+  // If `max_per_address` is absent, an address may have half of max_connections (at least one). A
+  // loopback address may have all of them, because a local proxy may represent many clients.
   ConnectionTable(std::size_t max_connections, std::optional<std::size_t> max_per_address);
 
   // Makes room for one more connection of `peer`, evicting another one if necessary. Returns "", or
@@ -42,8 +43,9 @@ class ConnectionTable {
   std::string MakeRoom(const PeerAddress& peer);
   // Evicts a connection although no limit is reached. Returns false if none can be evicted.
   bool EvictOne() { return EvictOneOf(""); }
-  // Makes room for a connection over the limit, closing the oldest such connection if necessary.
-  // Returns false if too many are closing already.
+  // Makes room for a connection over the limit. If kReserved such connections are open, closes the
+  // oldest one. Returns false, and closes none, if 2 * kReserved more sessions than max_connections
+  // exist, because too many of them are still closing.
   bool MakeReservedRoom();
 
   void Add(std::uint64_t number, const std::shared_ptr<HttpSession>& session,
@@ -67,7 +69,7 @@ class ConnectionTable {
   CondVar removed_;
   std::map<std::uint64_t, std::weak_ptr<HttpSession>> sessions_ ABSL_GUARDED_BY(mutex_);
   ConnectionPlaces places_ ABSL_GUARDED_BY(mutex_);  // sessions within the limits
-  // Sessions over the limits that are not closing.
+  // Sessions over the limit, except those that MakeReservedRoom has closed.
   std::set<std::uint64_t> over_limit_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -1,7 +1,8 @@
 #pragma once
 
-// Reads the credentials of a caller over HTTP: the headers authorization, x-api-key (the token
-// alone) and quire-tenant, and the client certificate of the connection.
+// Reads the credentials of a caller over HTTP. They are the bearer token in the header
+// authorization, or else the token in x-api-key, the tenant in quire-tenant, and the client
+// certificate of the connection.
 //
 // Place:   shared by the handlers of both HTTP listeners.
 // Threads: any.

@@ -35,8 +35,8 @@ std::optional<Authority> ParseAuthority(absl::string_view text);
 // Returns true if the header Host is absent or its host is a local name, with any port.
 bool IsHostLocal(const HttpRequest& request);
 
-// Returns true if `origin` has the port `port` and the host of the request's header Host, and the
-// host is a local name.
+// Returns true if `origin` is http or https, its port is `port`, and its host is a local name and
+// equals the host in the header Host of `request`.
 bool IsOwnPage(absl::string_view origin, const HttpRequest& request, int port);
 
 // Returns the 403 answer to a request whose header Host is not local.

@@ -5,8 +5,8 @@
 //   handler(exchange): exchange->Answer({...}), now or later
 //   or:                exchange->BeginStream({...}); Write(bytes, next) ...; EndStream(true)
 //
-// Place:      between HttpServer, which implements it, and the handlers of operators and of
-//             OpenAI's API.
+// Place:      between HttpServer, which implements it, and the handlers of the two HTTP listeners
+//             (for operators, and OpenAI-compatible).
 // Invariants: each exchange has one Answer or one stream, and at most one pending Write. Once the
 //             peer has gone, later writes are dropped and only the callback of OnGone runs.
 // Threads:    Post is thread-safe. Other methods and all callbacks run on the strand of the
@@ -41,7 +41,7 @@ struct HttpAnswer {
   int status = 200;
   std::string content_type = "text/plain; charset=utf-8";
   std::string body;
-  HttpHeaders headers = {};  // sent after the headers of every answer
+  HttpHeaders headers = {};  // sent in addition to the headers that every answer has
 };
 
 class HttpExchange {
@@ -61,7 +61,8 @@ class HttpExchange {
   // Begins an answer whose body is sent in several writes. The head is sent with the first write.
   virtual void BeginStream(HttpAnswer head) = 0;
   virtual void Write(std::string bytes, std::function<void()> on_written) = 0;
-  // If `whole` is false, the connection is closed without the mark that ends a complete body.
+  // If `whole` is false, the chunk that marks the end of a complete body is not sent, and the
+  // connection is closed.
   virtual void EndStream(bool whole) = 0;
 
   // Sets a callback that runs once if the peer closes, or does not read in time, before the answer

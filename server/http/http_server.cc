@@ -43,13 +43,14 @@ using Error = boost::system::error_code;
 constexpr int kSendBufferBytes = 128 << 10;
 // Pause after a failed accept, for example if no descriptor is free.
 constexpr std::chrono::milliseconds kAcceptPause{20};
-// Maximum number of connections that are closed at once if no descriptor is free.
+// Maximum number of connections that are closed after one failed accept if no descriptor is free.
 constexpr int kMaxClosedAtOnce = 16;
 constexpr absl::Duration kWarningInterval = absl::Seconds(10);
 
-// Opens a spare descriptor. If no other descriptor is free, the spare one is closed. A waiting
-// connection can then be accepted and closed, so that its client learns of the failure at once. The
-// result is invalid if another thread has taken the last descriptor; the next call tries again.
+// Opens a spare descriptor. If no other descriptor is free, RejectWaiting closes the spare one. It
+// can then accept and close waiting connections, so that their clients learn of the failure at
+// once. The result is invalid if no descriptor is free now. The next call of RejectWaiting tries
+// again.
 FileDescriptor OpenSpare() {
   return FileDescriptor(open("/dev/null", O_RDONLY | O_CLOEXEC));
 }
@@ -180,7 +181,7 @@ void HttpServer::Impl::OnConnection(Listening* listening) {
   });
 }
 
-// Returns OK even if the client has closed the connection meanwhile.
+// Returns no error if the client has closed the connection before it is accepted.
 Error HttpServer::Impl::AcceptOne(tcp::acceptor& acceptor) {
   Error error;
   tcp::socket socket(net::make_strand(io_));
@@ -207,7 +208,8 @@ void HttpServer::Impl::OnFailure(const Error& error, tcp::acceptor& acceptor) {
   if (closed == 0) RejectWaiting(acceptor);
 }
 
-// Accepts waiting connections with the spare descriptor and closes them at once.
+// Closes the spare descriptor, then accepts up to kMaxClosedAtOnce waiting connections and closes
+// each at once.
 void HttpServer::Impl::RejectWaiting(tcp::acceptor& acceptor) {
   spare_ = FileDescriptor();
   Error error;
@@ -219,7 +221,7 @@ void HttpServer::Impl::RejectWaiting(tcp::acceptor& acceptor) {
 }
 
 void HttpServer::Impl::OnAccept(tcp::socket socket) {
-  Error gone;  // if the client has gone, the address is empty and the first read fails
+  Error gone;  // if the client has closed, the address is unspecified and the first read fails
   const PeerAddress peer = PeerAddressOf(socket.remote_endpoint(gone).address());
   std::string over_limit_message = table_.MakeRoom(peer);
   const bool is_over_limit = !over_limit_message.empty();

@@ -5,14 +5,21 @@
 // No connection occupies a thread, so a slow, idle or long connection uses only memory and a
 // descriptor. Boost.Beast parses the messages.
 //
+// If a connection limit is reached, a new connection evicts one that is idle or stalled. If there
+// is none, the new connection is over the limit. Its first request is then answered with 503, or
+// served if it is a health probe (see is_probe), and the connection is closed. ConnectionTable
+// bounds the number of such connections. Beyond that bound, the oldest one is closed, or the new
+// one, without an answer.
+//
+// If no descriptor is free, up to 16 connections are evicted. If none can be evicted, up to 16
+// waiting connections are closed without an answer. After a short pause the server accepts again.
+//
 // Place:      below HttpListener (operators) and the OpenAI-compatible listener.
-// Invariants: every accepted connection has a deadline for its next step: handshake, head, the next
-//             bytes of a body, the whole body, each write. ConnectionTable limits the number of
-//             connections and evicts an old connection for a new one. If none can be evicted, the
-//             new connection gets 503 and is closed, unless it requests a probe. If a handler
-//             throws an exception, only its own connection is closed. If no descriptor is free, new
-//             connections are closed without an answer, and the server continues to accept.
-// Threads:    `num_threads` of its own run handlers; see HttpExchange.
+// Invariants: each of these steps of a connection has a deadline: the handshake, a head, the next
+//             bytes of a body, a whole body, a write, and the time between two requests. The time
+//             that a handler takes is not limited. If a handler throws an exception, only its own
+//             connection is closed.
+// Threads:    the server starts `num_threads` threads, which run the handlers (see HttpExchange).
 // Lifetime:   the destructor waits for all exchanges. Handlers must end their exchanges once the
 //             peer has gone.
 
@@ -40,7 +47,7 @@ struct HttpServerOptions {
   bool keep_alive = true;                          // false: one request per connection
   std::uint32_t max_head_bytes = 16 << 10;
   std::function<std::int64_t()> max_body_bytes = [] { return std::int64_t{0}; };
-  absl::Duration head_time = absl::Seconds(10);  // for the handshake, or a request's head
+  absl::Duration head_time = absl::Seconds(10);  // for the handshake, then for each head
   absl::Duration body_time = absl::Seconds(60);
   absl::Duration body_silence_time = absl::Seconds(10);  // between two reads of a body
   absl::Duration idle_time = absl::Seconds(60);          // between requests of a connection
@@ -50,8 +57,8 @@ struct HttpServerOptions {
   // refused with that answer before its body is read, so that a client without permission uses no
   // memory. The handler checks the whole request again. Null: all bodies are read.
   std::function<std::optional<HttpAnswer>(const HttpRequest& head)> admit;
-  // Returns true for requests without body that are answered even if all connections are in use.
-  // Null: none.
+  // Returns true if the request is a health probe. A probe without a body is answered even on a
+  // connection over the limit. Null: no request is a probe.
   std::function<bool(const HttpRequest& head)> is_probe;
   // Creates the answer to a request that the server itself refuses. `reason` is kInputTooLarge,
   // kFeatureUnsupported or a reason of the HTTP layer. The request is empty if its head could not
@@ -76,9 +83,11 @@ class HttpServer {
   int num_connections() const;
 
   // Starts a request for /health over a new connection to the server's own address. If is_probe
-  // accepts the request, it is answered even if all connections are in use. See is_reachable.
+  // returns true for that request, it is answered even if all connections are in use. See
+  // is_reachable.
   void CheckReachable();
-  // Returns true if a check was answered in the last 20 s, or if the server is younger than that.
+  // Returns true if a request of CheckReachable was answered in the last 20 s, or if the server was
+  // created in the last 20 s.
   bool is_reachable() const;
 
   // Stops accepting and closes idle connections. Waits until `deadline` for unfinished answers,

@@ -19,7 +19,8 @@ namespace {
 
 namespace net = boost::asio;
 
-// Limits of what a peer may still send after the last answer of a connection.
+// Limits of the bytes that a peer may still send after the last answer of a connection, and of the
+// time for that.
 constexpr std::size_t kMaxLingerBytes = 1 << 20;
 constexpr absl::Duration kLingerTime = absl::Seconds(2);
 
@@ -131,7 +132,7 @@ void HttpSession::ReadMore() {
 
 void HttpSession::OnRead(Error error, std::size_t size) {
   is_reading_ = false;
-  // Bytes have arrived, so the time that the request has waited for bytes restarts.
+  // Restarts the time of the phase, so that a connection that receives bytes is not evicted.
   if (phase_.load() == Phase::kAwaitingBytes) EnterPhase(Phase::kAwaitingBytes);
   if (state_ == State::kLingering) {
     lingered_bytes_ += size;

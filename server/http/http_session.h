@@ -48,9 +48,9 @@ class HttpSessionHost {
 
 class HttpSession final : public std::enable_shared_from_this<HttpSession> {
  public:
-  // `number` identifies the session in calls of the host. A non-empty `over_limit_message` says
-  // which limit of connections is reached. The session then serves only health probes, and answers
-  // all other requests with 503 and this message.
+  // `number` identifies the session in calls of the host. A non-empty `over_limit_message` names
+  // the connection limit that is reached. The session then answers its first request and closes. It
+  // serves a health probe, and answers any other request with 503 and this message.
   HttpSession(HttpSessionHost* host, std::uint64_t number, std::unique_ptr<Transport> transport,
               std::string over_limit_message);
 

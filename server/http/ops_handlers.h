@@ -3,8 +3,8 @@
 // Handlers of GET /metrics, /livez, /readyz and /startupz.
 //
 // Place:      between ServingState, the metric registry and HttpListener.
-// Invariants: handlers answer from memory and never wait for the engine. Health needs no token,
-//             /metrics needs the scope `metrics`.
+// Invariants: handlers answer from memory and never wait for the engine. /metrics needs the scope
+//             `metrics`, the other paths need no token.
 // Threads:    any.
 // Lifetime:   state, registry and authenticator outlive the handlers.
 
@@ -15,9 +15,10 @@
 
 namespace quire::server {
 
-// Returns 200, or 503 with the reason.
+// Returns the answer of /readyz: 200, or 503 with the reason.
 HttpAnswer ReadinessAnswer(const ServingState& state);
-// Returns all metrics in the text format of Prometheus. The caller has checked the scope `metrics`.
+// Returns all metrics in the text format of Prometheus, or 503 if they cannot be read. REQUIRES:
+// the client has the scope `metrics`.
 HttpAnswer MetricsAnswer(const probe::Registry& registry);
 
 // If `registry` is null, there is no /metrics. If `checks_host` is true, /metrics is served only if

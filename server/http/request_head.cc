@@ -66,8 +66,8 @@ std::vector<std::string> HeaderValues(const HttpHeaders& headers, absl::string_v
   return values;
 }
 
-// Returns the elements of a header that is a list, in lower case. Several lines are one list, and
-// empty elements are ignored (RFC 9110, sections 5.3 and 5.6.1).
+// Returns the elements of a header that is a list, in lower case. Several lines with this header
+// are one list, and empty elements are ignored (RFC 9110, sections 5.3 and 5.6.1).
 std::vector<std::string> HeaderList(const HttpHeaders& headers, absl::string_view name) {
   std::vector<std::string> elements;
   for (const std::string& value : HeaderValues(headers, name)) {

@@ -32,8 +32,8 @@ void RequestReader::Append(absl::string_view bytes) {
   if (!has_begun_) has_begun_ = SkipEmptyLines();
 }
 
-// Drops empty lines before a request line (RFC 9112, section 2.2) and returns whether anything else
-// has arrived. Empty lines do not begin a request: some clients send one after a body.
+// Drops empty lines before a request line (RFC 9112, section 2.2), since some clients send one
+// after a body. Returns true if a byte of the request has arrived.
 bool RequestReader::SkipEmptyLines() {
   std::size_t size = 0;
   while (input_.compare(size, 2, "\r\n") == 0) size += 2;
@@ -60,7 +60,7 @@ absl::StatusOr<RequestReader::Event> RequestReader::Next() {
     }
     if (used == 0) break;
   }
-  // The parser consumes the header of a chunk, and all trailers, only when they are complete.
+  // The parser consumes neither the header of a chunk nor the trailers before they are complete.
   if (input_.size() > limits_.max_head_bytes) return ToStatus(http::error::header_limit);
   return Event::kNeedsMore;
 }

@@ -52,7 +52,7 @@ class RequestReader {
   bool is_head_parsed() const { return is_head_parsed_; }
   std::size_t num_buffered_bytes() const { return input_.size(); }
 
-  // REQUIRES for the functions below: kHead was the last event.
+  // REQUIRES for the functions below: Next has returned kHead, but not yet kRequest, since Begin.
   bool is_complete() const { return parser_->is_done(); }
   bool keep_alive() const { return parser_->get().keep_alive(); }
   bool is_http_1_1() const { return parser_->get().version() >= 11; }

@@ -3,8 +3,9 @@
 // The HttpExchange of a session: the current request, and the encoding of its answer.
 //
 // Place:      inside HttpSession, which sends the bytes. Handlers share ownership of the session.
-// Invariants: open from Open until the answer is complete or Abandon is called. While it is closed,
-//             calls of the handler do nothing.
+// Invariants: the exchange is open from Open until the answer is complete or Abandon is called.
+//             While it is closed, Answer and the functions of streams do nothing, and OnGone runs
+//             its callback at once.
 // Threads:    runs on the strand of the session. Post is thread-safe.
 
 #include <functional>
@@ -23,7 +24,7 @@ class SessionExchange final : public HttpExchange {
   // Prepares for the next request of the connection. The certificate name stays.
   void Reset();
   HttpRequest* mutable_request() { return &request_; }
-  // If `is_chunked` is false, a stream ends when the connection is closed.
+  // If `is_chunked` is false, the end of a stream is marked by closing the connection.
   void SetFraming(bool keep_alive, bool is_chunked);
   void Open() { is_open_ = true; }
   // Closes the exchange because the connection is closed, and runs the callback of OnGone.

@@ -1,6 +1,6 @@
 'use strict';
-// The chat. Each turn is {role, content, reasoning, element}; a turn of the assistant whose request
-// failed stays on the page and is not sent again.
+// The chat. Each turn is {role, content, reasoning, element, text, meta}. If a request failed, its
+// turn of the assistant stays on the page but is not sent with later requests.
 const turns = [];
 let call = null;       // AbortController of the request that runs
 let editing = null;    // index of the turn that the composer replaces
@@ -20,7 +20,7 @@ function findObstacle() {
   return '';
 }
 
-// Follows the state of the server.
+// Updates the controls of the chat to the state of the server.
 function updateChat() {
   const obstacle = findObstacle(), model = served && served.model;
   if (model && canChat !== (model.chat_problem === '')) {
@@ -83,7 +83,7 @@ function setEditing(index) {
   $('edit-note').hidden = index === null;
 }
 
-// Replaces the fenced parts of an answer by blocks of code.
+// Shows the fenced parts (```) of an answer as blocks of code.
 function formatCode(turn) {
   const parts = turn.content.split(/^```.*\n?/m);
   if (parts.length < 3) return;

@@ -93,8 +93,8 @@ ordered_json MakeModelJson(const ServedModel& model) {
           {"chat_problem", model.translator.ChatProblem()}};
 }
 
-// Returns nullopt if another request is waiting for a snapshot. At most one thread waits, so that
-// the other threads can answer probes.
+// Returns nullopt if another request is waiting for a snapshot, or if the snapshot fails. At most
+// one thread waits, so that the other threads can answer probes.
 std::optional<engine::PageSnapshot> TryGetSnapshot(const StatusSources& sources,
                                                    engine::Engine* engine) {
   if (sources.is_snapshot_pending->exchange(true)) return std::nullopt;

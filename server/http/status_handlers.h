@@ -3,16 +3,16 @@
 // Handlers of GET / and /status.json: the status page and its data.
 //
 // The page is one document that loads nothing from other sites. It polls /status.json and /metrics
-// and draws them. Its chat uses the OpenAI-compatible listener, so that long streams
-// do not occupy connections that probes need.
+// and draws them. Its chat uses the OpenAI-compatible listener, so that long streams do not occupy
+// connections that probes need.
 //
 // Place:      beside ops_handlers.h, on the operators' listener.
 // Invariants: the page itself contains no data. /status.json needs the scope `metrics`. Without
 //             authentication it is served on loopback addresses only (403 elsewhere), and the
 //             header Host has to be local (http_host.h).
-// Threads:    any. At most one request waits for the end of the current step, for at most a second.
-//             Other requests, and a request that has waited for a second, are answered without
-//             `pages`.
+// Threads:    any. At most one request at a time waits for the end of the current step, for at most
+//             a second, to read the state of the pages. A request that would be the second one, or
+//             that has waited for a second, is answered without `pages`.
 // Lifetime:   the objects in StatusSources outlive the handlers.
 
 #include <atomic>
@@ -37,7 +37,7 @@ struct StatusSources {
   const Authenticator* authenticator = nullptr;
   absl::string_view version;
   absl::Time start_time;
-  bool is_open = false;        // data needs no further protection: loopback address, or tokens
+  bool is_open = false;        // the listener is on loopback or needs tokens; else 403
   bool checks_host = false;    // the header Host has to be local
   std::string openai_address;  // host:port of the OpenAI-compatible listener; empty: off
   bool openai_has_tls = false;
@@ -49,10 +49,11 @@ struct StatusSources {
 // Adds the handlers of both paths to `handlers`.
 void AddStatusHandlers(const StatusSources& sources, HttpHandlers* handlers);
 
-// Returns the body of /status.json. `state` is a LifeStateName, or "pre_drain" while the server is
-// not ready but still admits requests. `drain_seconds_left` is null without a deadline. The arrays
-// of `history` have one element per sample, oldest first; the last one is the current state. Each
-// run of equal pages is [value, length], with the values of engine::PageSnapshot.
+// Returns the body of /status.json. Its field `state` is a LifeStateName, or "pre_drain" while a
+// drain has begun but requests are still admitted. `drain_seconds_left` is null if the drain has no
+// deadline. The arrays of `history` have one element per sample, oldest first. The last element is
+// the current state. Each element of `runs` is [value, length], a run of pages with the same value
+// of engine::PageSnapshot.
 std::string StatusJson(const StatusSources& sources, const ServedModel* model, absl::Time now);
 
 }  // namespace quire::server

@@ -27,8 +27,8 @@ class StatusHistory {
   static constexpr absl::Duration kInterval = absl::Seconds(5);
   static constexpr std::size_t kMaxSamples = 120;
 
-  // Adds a sample if the last sample is at least kInterval old. Removes the oldest sample if there
-  // are more than kMaxSamples.
+  // Adds a sample, unless the last sample is younger than kInterval. Removes the oldest sample if
+  // there are then more than kMaxSamples.
   void Add(absl::Time now, const engine::EngineStats& stats);
   std::vector<StatusSample> samples() const;
 

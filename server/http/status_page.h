@@ -1,6 +1,6 @@
 #pragma once
 
-// The status page, which the build embeds.
+// The files of the status page, which the build embeds in the binary.
 //
 // Threads:    any.
 // Lifetime:   static.

@@ -1,6 +1,6 @@
 'use strict';
 const $ = id => document.getElementById(id);
-// Live regions announce a text when it is set, so it is set only if it changes.
+// A screen reader announces a live region whenever its text is set, so it is set only if it changes.
 const setText = (id, text) => { if ($(id).textContent !== text) $(id).textContent = text; };
 const kPollMs = 1000, kTimeoutMs = 4000, kLatencyShots = 60, kHitSamples = 12, kSpanSeconds = 600;
 const kUses = ['free', 'cached', 'shared', 'work', 'used'];
@@ -8,7 +8,7 @@ const kWaiting = ['preparing', 'queued', 'preempted'];
 let served = null;  // the last status.json
 let lastUpdate = null, isStale = false;
 
-// Theme: follows the system until the button is used.
+// The theme follows the system until the button is used.
 const isDark = () => document.documentElement.dataset.theme
   ? document.documentElement.dataset.theme === 'dark'
   : matchMedia('(prefers-color-scheme: dark)').matches;
@@ -42,7 +42,7 @@ const duration = s => s === null ? '–' : s < 1 ? (s * 1000).toPrecision(3) + '
 const span = s => s < 120 ? `${Math.round(s)} s` : s < 7200 ? `${Math.floor(s / 60)} min`
   : s < 172800 ? `${Math.floor(s / 3600)} h` : `${Math.floor(s / 86400)} d`;
 
-// Latency. Returns the buckets of a histogram, summed over its labels: [[bound, count], ...].
+// Returns the buckets of a latency histogram, summed over its labels: [[bound, count], ...].
 function readHistogram(text, name) {
   const sums = new Map();
   for (const line of text.split('\n')) {
@@ -70,8 +70,8 @@ function quantile(share, now, before) {
   return low;
 }
 
-// Shows the last minute. Until the page has been open for a minute, shows the time since the
-// server's start.
+// Shows the latencies of the last minute. Until the page has been open for a minute, shows those
+// since the server's start.
 const shots = [];
 function drawLatency(text) {
   const shot = {ttft: readHistogram(text, 'quire_request_ttft_seconds'),
@@ -87,7 +87,7 @@ function drawLatency(text) {
   }
 }
 
-// Charts: two series over the last ten minutes.
+// Makes a chart of two series over the last ten minutes. Returns the function that draws them.
 function makeChart(id, names, unit) {
   const figure = $('chart-' + id);
   figure.innerHTML = `<div class="plot"><div class="scale"><span></span><span>0</span></div>
@@ -147,7 +147,7 @@ const kCharts = {
 
 function drawHistory(h) {
   const last = values => values[values.length - 1];
-  // The share of the prompt tokens of the last minute that were in the prefix cache.
+  // For each sample, the share of the prompt tokens of the minute before that were in the prefix cache.
   const hits = h.age_seconds.map((_, i) => {
     const j = Math.max(0, i - kHitSamples), asked = h.queried_tokens[i] - h.queried_tokens[j];
     return asked > 0 ? (h.hit_tokens[i] - h.hit_tokens[j]) / asked : null;
@@ -161,7 +161,7 @@ function drawHistory(h) {
   kCharts.requests(h.age_seconds, [h.running, h.waiting]);
 }
 
-// The totals are sums over the table.
+// The totals are summed over the rows of the table, so that they match it.
 function drawQueue(queue) {
   const total = {running: 0, waiting: 0}, rows = [];
   for (const {tenant, states} of queue) {
@@ -177,8 +177,8 @@ function drawQueue(queue) {
   $('queue').replaceChildren(...rows);
 }
 
-// The pool. A column shows a run of pages. Each page is a square if the squares fit; otherwise the
-// column is a stack of the shares of the uses.
+// The page pool is drawn as columns of consecutive pages. If the squares fit, each page is a square.
+// Otherwise a column is a stacked bar with the share of each use among its pages.
 const kMinRows = 4, kMaxRows = 12, kMinPages = 32, kStackPitch = 6;
 const slots = new Map();  // request id -> colour, kept while the request has pages
 let pages = null, view = null, columns = [], cell = 0, colours = null, selected = null, drag = null;
@@ -264,7 +264,7 @@ function drawPool() {
       }
       continue;
     }
-    // From the bottom: sequences, shared, work, cached, free.
+    // The parts are stacked from the bottom: sequences, shared, work, cached, free.
     const parts = new Map([...colours.sequences, colours.shared, colours.work, colours.cached, colours.free].map(c => [c, 0]));
     for (let i = first; i < last; ++i) parts.set(fill(values[i]), parts.get(fill(values[i])) + 1);
     let y = height;
@@ -343,7 +343,7 @@ $('pool-all').addEventListener('click', () => { selected = null; show(0, Infinit
 $('pool-left').addEventListener('click', () => pan(-.5));
 $('pool-right').addEventListener('click', () => pan(.5));
 
-// Returns the page under the pointer in a grid, else the column.
+// Returns the page under the pointer if pages are squares, otherwise the column.
 function rangeAt(event) {
   const box = $('pool').getBoundingClientRect(), x = event.clientX - box.left;
   const column = columns.findLast(c => c.x <= x) || columns[0];
@@ -352,7 +352,7 @@ function rangeAt(event) {
   return page < column.last ? {first: page, last: page + 1} : {first: column.first, last: column.last};
 }
 
-// A pointer that moves shows what is below it. A drag zooms into its range.
+// Moving the pointer selects the page or column below it. Dragging zooms into the dragged range.
 $('pool').addEventListener('pointerdown', event => {
   if (!pages) return;
   select(rangeAt(event));

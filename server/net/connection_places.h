@@ -49,11 +49,12 @@ class ConnectionPlaces {
   void SetPhase(std::uint64_t number, Phase phase, absl::Time now);
   void Remove(std::uint64_t number);
 
-  // Chooses a connection of `ip`, or of any address if `ip` is empty, and sets its phase to
-  // kClosing. Returns nullopt if none is idle or has awaited bytes for a second.
+  // Chooses a connection of the address `ip`, or of any address if `ip` is empty, and sets its
+  // phase to kClosing. Returns nullopt if no connection is idle and none has awaited bytes for a
+  // second.
   std::optional<Evicted> EvictOne(const std::string& ip, absl::Time now);
 
-  // Numbers of connections that are not closing.
+  // The number of connections that are not closing, in total or of one address.
   std::size_t size() const { return all_.size; }
   std::size_t size(const std::string& ip) const;
 

@@ -18,7 +18,7 @@
 
 namespace quire::server {
 
-// The protocol inside TLS. HTTP/2 is negotiated by ALPN (RFC 9113, section 3.3), and a client that
+// The protocol inside TLS. HTTP/2 is negotiated by ALPN (RFC 9113, section 3.3). A client that
 // offers only other protocols is refused. Clients of gRPC offer h2.
 enum class TlsProtocol : std::uint8_t { kHttp1, kHttp2 };
 

@@ -3,7 +3,7 @@
 // Reads and writes the bytes of one connection, in plain text or through TLS.
 //
 // Place:      below HttpSession and GuardedConnection, which do not use sockets themselves.
-// Invariants: nothing is read or written before Handshake has succeeded. After that, at most one
+// Invariants: with TLS, nothing is read or written before Handshake has succeeded. At most one
 //             ReadSome and one Write are pending. Close ends all operations with an error.
 // Threads:    the connection's executor, on which callbacks run too.
 // Lifetime:   outlives its pending callbacks.

@@ -21,8 +21,8 @@ struct TraceContext {
   bool is_sampled = false;
 };
 
-// Returns the context of a header of version 00, or of a later version that begins in the same way.
-// Returns nothing for other values, which count as absent.
+// Returns the context of a header of version 00, or of a later version that begins with the same
+// fields. Returns nothing for any other value, which W3C Trace Context requires to ignore.
 std::optional<TraceContext> ParseTraceparent(absl::string_view header);
 
 }  // namespace quire::server

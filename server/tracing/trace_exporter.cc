@@ -162,7 +162,7 @@ class TraceExporter::Impl {
       end_time_ = MonotonicNow() + kLastExportTime;
       changed_.NotifyAll();
       while (!has_ended_ && MonotonicNow() < end_time_) changed_.WaitUntil(&mutex_, end_time_);
-      // The call may have begun before, with a later deadline.
+      // A call that began before this destructor may have a deadline after end_time_.
       if (call_ != nullptr) call_->TryCancel();
     }
     thread_.join();

@@ -1,16 +1,18 @@
 #pragma once
 
-// Sends a span per finished request, and one per stage of it, to an OpenTelemetry collector: OTLP
-// over gRPC (https://opentelemetry.io/docs/specs/otlp/).
+// Sends spans of finished requests to an OpenTelemetry collector with OTLP over gRPC
+// (https://opentelemetry.io/docs/specs/otlp/). A request has one span, and a child span for each of
+// its stages.
 //
 //   TraceExporter traces(options, &registry);
 //   traces.Add({.name = "Generate", .traceparent = header, ...});   at the end of a request
 //
 // Place:      created by the daemon if tracing.otlp_endpoint is set. server/api/access_log.h adds
 //             requests.
-// Invariants: Add never waits for the network. At most kMaxQueuedSpans spans are queued; further
-//             ones are dropped and counted. A batch that fails with a retryable code is
-//             sent again after growing pauses. A batch that fails otherwise is dropped and counted.
+// Invariants: Add never waits for the network. At most kMaxQueuedSpans spans are queued or being
+//             sent. Further ones are dropped and counted. A batch that fails with a retryable code
+//             is sent again after growing pauses. A batch that fails otherwise is dropped and
+//             counted.
 // Threads:    Add is thread-safe. The exporter sends on a thread of its own.
 // Lifetime:   the destructor tries for kLastExportTime to send the queued spans. The registry
 //             outlives it.
@@ -32,7 +34,7 @@ namespace quire::server {
 
 struct TracingOptions {
   std::string endpoint = {};  // host:port, http://host:port or https://host:port; empty: off
-  double sample_ratio = 1.0;  // traced share of requests without traceparent
+  double sample_ratio = 1.0;  // share of the requests without traceparent that are traced
   std::string version = {};   // version of the daemon
 };
 
@@ -66,7 +68,7 @@ class TraceExporter {
 
   void Add(const TracedRequest& request);
 
-  // Checks the count of queued spans. Fails a check if it is wrong.
+  // Ends the process if there are too many queued spans, or if one is malformed.
   void CheckIntegrity() const;
 
  private:
