@@ -14,8 +14,8 @@ inline std::uint32_t CeilDiv(std::uint32_t value, std::uint32_t unit) {
   return static_cast<std::uint32_t>((std::uint64_t{value} + unit - 1) / unit);
 }
 
-// The layer groups of a cache, and the columns of a row that each group reads. Column c covers
-// tokens [c * page_size, (c + 1) * page_size).
+// The layer groups (CacheGroup) of a cache, and the columns of a batch row that each group reads.
+// Column c covers tokens [c * page_size, (c + 1) * page_size) of the row.
 //
 // Place:      below the classes that CacheManager consists of.
 // Threads:    any; an immutable value.
@@ -27,9 +27,10 @@ class CacheLayout {
   std::uint32_t page_size() const { return page_size_; }
   std::size_t num_groups() const { return groups_.size(); }
   bool has_window(std::size_t group) const { return groups_[group].window > 0; }
-  // The groups that have a window.
+  // Returns the indices of the groups that have a window.
   std::span<const std::size_t> windows() const { return windows_; }
-  // The group that keeps pages longest. No other group keeps a column that this group released.
+  // Returns the index of the group that keeps pages longest. No other group keeps a column that
+  // this group has released.
   std::size_t widest() const { return widest_; }
 
   // Returns the first column that a query at `position` reads.

@@ -1,9 +1,9 @@
 #pragma once
 
-// The facade of the KV cache. It tracks which row holds which pages and which prefixes are shared,
-// and it fills the arrays that kernels read. It handles token ids, rows and page ids, but neither
-// requests nor the bytes of pages. An operation that needs a page copied or cleared queues that
-// work for the runner of the next step.
+// The facade of the KV cache. It tracks which batch row holds which pages and which prefixes are
+// shared, and it fills the arrays that kernels read. It handles token ids, rows and page ids, but
+// neither requests nor the bytes of pages. An operation that needs a page copied or cleared queues
+// that work, and the runner does it before the next step.
 //
 //   match = cache->Match(tokens, keys, root, limit);   changes nothing
 //   cache->Attach(row, match, root);                   adds references
@@ -17,13 +17,14 @@
 //   cache->ReleaseOutsideWindow(row, computed);        frees pages that no later token reads
 //   cache->Free(row);                                  published pages stay cached
 //
-// The layers of a model are one or more groups (page_demand.h) over one pool of equal pages. A row
-// has one page per column in each group without window. In a window group it has the pages that its
-// next token and the tokens being computed read.
+// The layers of a model form one or more groups (CacheGroup) over one pool of pages of equal size.
+// Column c of a row covers tokens [c * page_size, (c + 1) * page_size). In each group without
+// window a row has one page per column. In a window group it has only its last published page and
+// the pages that its next token and the tokens being computed read.
 //
 // In a model with recurrent layers a row also has a slot for its states. A prefix can then be
-// reused only up to a page or partial child that has a snapshot of the states. At most one step is
-// in flight.
+// reused only up to a position for which the prefix cache has a snapshot of the states. In such a
+// model at most one step is in flight.
 //
 // RowPages manages the pages of rows, RowStates their slots, PrefixIndex the published pages, and
 // StepWork the copies and clears of steps. FiniteProof records which pages contain only finite
@@ -66,14 +67,15 @@ namespace quire::cache {
 struct CacheStats {
   std::uint32_t usable_pages = 0;  // without the null page
   std::uint32_t free_pages = 0;
-  std::uint32_t cached_pages = 0;  // unreferenced, but published
-  std::uint32_t used_pages = 0;    // all others
-  std::uint64_t hit_tokens = 0;    // counted by CountLookup
-  std::uint64_t queried_tokens = 0;
-  std::uint64_t evicted_pages = 0;
-  std::uint64_t collisions = 0;  // equal keys of different tokens, in CountLookup and Publish
-  // Number of prompt tokens in published pages that were computed again, because no snapshot of the
-  // recurrent states exists at or after them. Counted by CountLookup.
+  std::uint32_t cached_pages = 0;    // unreferenced, but published
+  std::uint32_t used_pages = 0;      // all others
+  std::uint64_t hit_tokens = 0;      // counted by CountLookup
+  std::uint64_t queried_tokens = 0;  // counted by CountLookup
+  std::uint64_t evicted_pages = 0;   // pages unpublished by eviction, Flush or Invalidate
+  // Number of pages whose key was equal to that of a different history, in CountLookup and Publish.
+  std::uint64_t collisions = 0;
+  // Number of prompt tokens that were computed again although published pages contain them, because
+  // no usable snapshot of the recurrent states follows them. Counted by CountLookup.
   std::uint64_t tokens_lost_to_state = 0;
   std::uint32_t state_slots = 0;           // without the null slot; 0: the model has no states
   std::uint32_t free_state_slots = 0;      // neither written nor read, and no snapshot
@@ -81,18 +83,20 @@ struct CacheStats {
   std::uint32_t snapshot_state_slots = 0;  // slots of prefix nodes
 };
 
-// The use of one page, for snapshots of the pool.
+// The use of one page, as DescribePages reports it.
 struct PageUse {
-  // The same classes as in CacheStats.
+  // The classes that CacheStats counts as free, cached and used pages.
   enum class Kind : std::uint8_t { kFree, kCached, kUsed } kind = Kind::kFree;
-  std::uint32_t num_rows = 0;  // rows that reference it; 0 for a page that is copied or cleared
-  BatchRow row{0};             // the last of these rows
+  // Number of rows that reference the page. A used page without rows is quarantined, or a copy or a
+  // step in flight still uses it.
+  std::uint32_t num_rows = 0;
+  BatchRow row{0};  // the highest of these rows; 0 if there is none
 };
 
 class CacheManager {
  public:
-  // Returns INVALID_ARGUMENT for invalid options, and RESOURCE_EXHAUSTED if the arrays do not fit
-  // into memory.
+  // Returns INVALID_ARGUMENT for invalid options, and RESOURCE_EXHAUSTED if the lookup tables do
+  // not fit into memory.
   static absl::StatusOr<std::unique_ptr<CacheManager>> Create(const CacheManagerOptions& options);
   // Returns an upper bound, in bytes, of the host memory of the prefix index: tokens, keys and
   // nodes of every page. It grows with geometry.num_blocks. REQUIRES: Create accepts the options.
@@ -101,20 +105,22 @@ class CacheManager {
   CacheManager& operator=(const CacheManager&) = delete;
 
   // Returns the longest published prefix of `tokens`, of at most `max_tokens` tokens. The caller
-  // chooses `max_tokens` so that at least one token is left to compute, and every token whose
-  // logits the caller needs. `keys` are the keys of the full pages of `tokens` under `root`.
-  // Without `may_copy` the match has only full pages. Adds no references and counts nothing.
+  // chooses `max_tokens` so that at least one token is left to compute, and so that every token
+  // whose logits the caller needs is computed. `keys` are the keys of the full pages of `tokens`
+  // under `root`. Without `may_copy` the match has only full pages. Adds no references and counts
+  // nothing.
   PrefixMatch Match(std::span<const std::int32_t> tokens, std::span<const PageKey> keys,
                     const Hash128& root, std::uint32_t max_tokens, bool may_copy = true) const {
     return index_.Match(tokens, keys, root, max_tokens, may_copy);
   }
   // Makes the matched pages (possibly none) the first columns of `row`. The row will publish under
-  // `root`. If the match has partial sources, a new page is allocated in each group and a PageCopy
-  // is queued. The sources stay referenced until the copy has completed. With states, the row gets
-  // a slot, and the state of the match is not evicted before the row's first step has completed. If
-  // too few pages or slots are available, returns RESOURCE_EXHAUSTED. If the match is outdated,
-  // returns ABORTED. Neither error changes anything. Steps over the first `prompt_tokens` tokens of
-  // the row write snapshots for later requests (RowStates). REQUIRES: the row has no pages.
+  // `root`. If the match has partial sources, one page per group is allocated, and a copy
+  // (PageCopy) into it is queued. The sources stay referenced until the copy has completed. With
+  // states, the row gets a slot, and the state of the match is not evicted before the row's first
+  // step has completed. If too few pages or slots are available, returns RESOURCE_EXHAUSTED. If the
+  // match is outdated, returns ABORTED. Neither error changes anything. With states, the steps that
+  // compute the first `prompt_tokens` tokens may write snapshots for later requests (RowStates).
+  // REQUIRES: the row has no pages.
   absl::Status Attach(BatchRow row, const PrefixMatch& match, const Hash128& root,
                       std::uint32_t prompt_tokens = 0);
   // Adds a lookup of `queried_tokens` tokens to the hit statistics. The caller counts only the
@@ -126,26 +132,28 @@ class CacheManager {
   // Allocates the pages that the row lacks: for `total_tokens` tokens in groups without window, and
   // for the first `step_tokens` of them in window groups. If too few pages are available for all
   // groups together, allocates and evicts nothing and returns RESOURCE_EXHAUSTED "needs N pages, M
-  // available". With states, a row that was never attached gets its slot too, all or nothing.
-  // REQUIRES: step_tokens <= total_tokens <= max_context_tokens.
+  // available". With states, a row without a slot gets one. If no slot is available, no page is
+  // allocated either. REQUIRES: step_tokens <= total_tokens <= max_context_tokens.
   absl::Status Reserve(BatchRow row, std::uint32_t total_tokens, std::uint32_t step_tokens);
   absl::Status Reserve(BatchRow row, std::uint32_t tokens) { return Reserve(row, tokens, tokens); }
 
   // Publishes every page of `row` that [0, computed_tokens) of `tokens` fills. Missing keys are
-  // appended to `keys`. If an equal page is published already, the row adopts that page and its own
-  // is freed. The row publishes nothing, or no more, in these cases:
-  //   - it was never attached, or SetPublish disabled publishing;
+  // appended to `keys`. If a page with the same history is published already, the row adopts that
+  // page and drops its own. The row publishes nothing, or no more, in these cases:
+  //   - prefix caching is off, the row was never attached, or SetPublish disabled publishing;
+  //   - a page is poisoned, awaits a copy, or was released before it was published;
   //   - the key of a page belongs to another history;
-  //   - its page is proven finite and the equal published page is not;
-  //   - Flush or Invalidate removed the node of one of its pages.
+  //   - the row's page is proven finite, and the published page that it would adopt is not;
+  //   - Flush or Invalidate removed the node of one of its pages;
+  //   - the node table of the prefix cache is full (PrefixCache::MakeRoom).
   // REQUIRES: the step that computed the tokens has completed.
   void Publish(BatchRow row, std::span<const std::int32_t> tokens, std::vector<PageKey>* keys,
                std::uint32_t computed_tokens);
   // Enables or disables Publish until the row is freed. Enabled by default.
   void SetPublish(BatchRow row, bool enabled) { index_.SetPublish(row, enabled); }
 
-  // Reports that the step that completed last computed finite logits for token `tokens` - 1 of the
-  // row. Every full page that this token attended to as a whole is then proven finite. A page of a
+  // Reports that the last completed step computed finite logits for token `tokens` - 1 of the row.
+  // Every full page that this token attended to as a whole is then proven finite. A page of a
   // window group is not proven if it begins before the token's window. A page that the row adopted
   // (Publish) is proven only by steps launched after the adoption. REQUIRES: the row has pages for
   // these tokens; tokens > 0.
@@ -165,40 +173,42 @@ class CacheManager {
   }
 
   // In each group, makes the empty row `child` share the full pages of `parent` within [0,
-  // computed_tokens), and queues a copy of the partial page after them. If too few pages are
-  // available for the copies, changes nothing and returns RESOURCE_EXHAUSTED. With states, the
-  // parent's slot becomes shared, and each of the two rows gets a slot to write. REQUIRES: the
-  // parent has the pages that tokens from computed_tokens on read. Its state is the one after
-  // exactly computed_tokens tokens. The child has no pages.
+  // computed_tokens). If a partial page follows them, queues a copy of it. If too few pages or
+  // slots are available, changes nothing and returns RESOURCE_EXHAUSTED. With states, the next
+  // steps of both rows read the same slot, and each row writes a slot of its own. REQUIRES: the
+  // parent has the pages that tokens from computed_tokens on read. The parent's state is the one
+  // after exactly computed_tokens tokens. The child has no pages.
   absl::Status Fork(BatchRow parent, BatchRow child, std::uint32_t computed_tokens);
 
-  // Frees all pages of the row, the last page first, and forgets the row's scope. Queued copies
-  // into these pages are cancelled. The row may be empty.
+  // Drops the row's reference to each of its pages, the last page first, and forgets the row's
+  // root. Queued copies into pages that become unreferenced are cancelled. The row may be empty.
   void Free(BatchRow row);
-  // Publishes the full pages of [0, computed_tokens) that have `keys`, then frees the row. The
-  // partial last page becomes a partial child of the last full page, which later matches copy from.
-  // With states, the row's slot becomes the snapshot of the last page. A partial page is published
-  // only together with its snapshot, and only if both are proven finite.
+  // Publishes the full pages of [0, computed_tokens) that have `keys`, then frees the row. A
+  // partial page after them becomes a partial child in the prefix cache, from which later matches
+  // copy. With states, the row's slot becomes the snapshot after computed_tokens tokens. A partial
+  // page is then published only together with this snapshot, and only if both are proven finite.
   void FreeKeepingTail(BatchRow row, std::span<const std::int32_t> tokens,
                        std::span<const PageKey> keys, std::uint32_t computed_tokens);
 
-  // Frees the row after a step reported non-finite values. Finds the first page of its history, at
-  // or after `first_token`, that is not proven finite. Unpublishes that page and every page that
-  // continues it. Uses `tokens` and `keys` to find pages that the row's windows have released. The
-  // unpublished pages that the row holds are quarantined as soon as no row references them. A later
-  // step clears them (TakeClears) before they are allocated again.
+  // Frees the row after a step reported non-finite values. Finds the first page of the row's
+  // history, at or after `first_token`, that is not proven finite. Unpublishes that page and every
+  // page that continues it, and removes the snapshots of the history that are not proven finite.
+  // Uses `tokens` and `keys` to find pages that the row's windows have released. The unpublished
+  // pages that the row holds are quarantined as soon as no row references them. A later step clears
+  // them (TakeClears) before they are allocated again.
   void Invalidate(BatchRow row, std::span<const std::int32_t> tokens, std::span<const PageKey> keys,
                   std::uint32_t first_token);
-  // Unpublishes the same pages for a history whose row has already been freed. Called before the
-  // CompleteStep of the step that reported non-finite values.
+  // Unpublishes the same pages and removes the same snapshots for a history whose row has already
+  // been freed. Called before the CompleteStep of the step that reported non-finite values, which
+  // quarantines the pages (`is_poisoned`).
   void Invalidate(const Hash128& root, std::span<const std::int32_t> tokens,
                   std::span<const PageKey> keys, std::uint32_t first_token);
 
-  // Fills state_inputs() and the step inputs of each group, and returns the latter. They contain
-  // the cache lengths of the scheduled rows, 0 for all other rows, and the three maxima over the
-  // scheduled rows. REQUIRES (checked): every row is scheduled once, with at least one new token;
-  // the row holds the pages that these tokens read and write; the pages that they write are private
-  // and unpublished.
+  // Fills state_inputs() and the step inputs of each group, and returns the latter. The step inputs
+  // contain the cache lengths of the scheduled rows, 0 for all other rows, and the three maxima of
+  // KvStepInputs over the scheduled rows. REQUIRES (checked): every row is scheduled once, with at
+  // least one new token; the row holds the pages that these tokens read and write; the pages that
+  // they write are private and unpublished.
   std::span<const KvStepInputs> PrepareStep(std::span<const RowStep> rows);
   const StateStepInputs& state_inputs() const { return states_.inputs(); }
 
@@ -213,9 +223,10 @@ class CacheManager {
   // pinned. A pinned page may be published, but it is not allocated again before all steps that
   // were in flight when it was freed have completed.
   //
-  // `is_poisoned` means that the completing step wrote NaN or infinity for a row that has ended
-  // since. The pinned pages that steps in flight write are then quarantined. Pages that are already
-  // published are not quarantined; the caller invalidates them.
+  // `is_poisoned` means that the completing step wrote NaN or infinity for a row that was freed
+  // after the launch. Every pinned page is then quarantined when its last reference is dropped.
+  // Published full pages are not quarantined, because the caller has unpublished those that may
+  // contain these values.
   std::vector<PageCopy> TakeCopies() { return step_work_.TakeCopies(); }
   std::vector<BlockId> TakeClears() { return step_work_.TakeClears(); }
   void CompleteStep(bool is_poisoned = false);
@@ -246,7 +257,7 @@ class CacheManager {
     return has_states() && index_.CanPublish(row) ? states_.LimitChunk(row, tokens) : tokens;
   }
   std::uint32_t available_state_slots() const { return state_pool_.available(); }
-  // Number of slots that Fork allocates for `children` children of a row without a pending fork.
+  // Returns the maximum number of slots that forks of one row into `children` children allocate.
   std::uint32_t SlotsForForks(std::uint32_t children) const {
     return has_states() ? children + 1 : 0;
   }
@@ -254,7 +265,8 @@ class CacheManager {
   std::uint32_t num_pages(BatchRow row) const { return rows_.num_pages(row); }
   // Number of pages that only this row references.
   std::uint32_t num_private_pages(BatchRow row) const { return rows_.num_private_pages(row); }
-  // Number of leading tokens for which the row has had pages in every group.
+  // Number of leading tokens for which every group has, or had before a window released them, pages
+  // of the row.
   std::uint32_t reserved_tokens(BatchRow row) const {
     return rows_.reserved_columns(row) * page_size();
   }
@@ -276,7 +288,8 @@ class CacheManager {
 
   CacheManager(const CacheManagerOptions& options, std::vector<LookupTable> tables);
 
-  // Attaches the snapshot that the row's last step wrote to the node that it belongs to.
+  // Makes the snapshot that the row's last step wrote the state of its prefix node. Frees the
+  // snapshot if that node does not exist.
   void PublishSnapshot(BatchRow row);
   absl::Status CheckReferences() const;
 

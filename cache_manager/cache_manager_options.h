@@ -11,7 +11,7 @@
 namespace quire::cache {
 
 struct CacheManagerOptions {
-  KvGeometry geometry;  // geometry of a page of any group; num_blocks includes the null page
+  KvGeometry geometry;  // the same for the pages of all groups; num_blocks includes the null page
   std::vector<CacheGroup> groups = {CacheGroup{}};
   std::uint32_t max_rows = 0;            // rows of a lookup table
   std::uint32_t max_context_tokens = 0;  // maximum tokens of a row, including planned steps
@@ -28,7 +28,7 @@ struct CacheManagerOptions {
   bool prefix_caching = true;
   bool partial_page_reuse = true;          // initial value, see SetPartialPageReuse
   HashKey hash_key{};                      // random per process
-  PageHashFunction page_hash = &HashPage;  // the function with which callers compute keys
+  PageHashFunction page_hash = &HashPage;  // must be the function that computes the callers' keys
 };
 
 }  // namespace quire::cache

@@ -41,15 +41,16 @@ class FiniteProof {
   void SetProven(BatchRow row, std::uint32_t tokens);
   std::uint32_t proven_tokens(BatchRow row) const;
   // `pages` are the pages of the row's last, partly filled column, one per group. Marks them proven
-  // if the row's proof covers `computed_tokens`.
+  // if the row's proof covers `computed_tokens`. Excepts a page that begins before the window of
+  // the last proven token.
   void SetTailProven(BatchRow row, std::uint32_t computed_tokens, std::span<const BlockId> pages);
-  // Called before a page of the row's column is replaced by `page`.
+  // Called before one of the row's pages in `column` is replaced by `page`.
   void OnReplace(BatchRow row, std::uint32_t column, BlockId page);
 
   // True if every page is proven finite. Null pages are ignored.
   bool AreProven(std::span<const BlockId> pages) const;
-  // True if the row's pages of the column are proven finite in all groups. `node_pages` are the
-  // pages of the prefix node for this column; they are examined if the row has released the column.
+  // True if the row's pages of the column are proven finite in all groups. If the row has released
+  // the column, examines `node_pages` instead, the pages of the prefix node for this column.
   bool IsColumnProven(BatchRow row, std::uint32_t column,
                       std::span<const BlockId> node_pages) const;
   // True if replacing the row's pages of the column by `pages` would replace a proven page by one

@@ -119,7 +119,7 @@ NodeId PrefixIndex::MatchPages(std::span<const std::int32_t> tokens, std::span<c
   const CacheLayout& layout = rows_->layout();
   const std::size_t num_keys = std::min<std::size_t>(keys.size(), tokens.size() / page_size_);
   std::vector<BlockId>& pages = match->pages;
-  // For each group, the column after the last missing page.
+  // For each window group, the column after the last one without a page so far.
   std::vector<std::uint32_t> present_from(layout.num_groups());
   NodeId node = prefixes_->FindRoot(root);
   NodeId last = node;
@@ -199,7 +199,7 @@ FlushCounts PrefixIndex::Flush() {
 bool PrefixIndex::CanPublish(BatchRow row) {
   Row& publication = at(row);
   if (!prefix_caching_ || !publication.is_attached || !publication.may_publish) return false;
-  // Nodes are removed from the end of a path, so the last one tells whether any was removed.
+  // Nodes are removed from the end of a path, so any removal includes the node of the last column.
   if (publication.num_published > 0 && NodeBefore(row, publication.num_published) == kNoNode) {
     publication.is_blocked = true;
   }
@@ -359,7 +359,7 @@ std::uint32_t PrefixIndex::Invalidate(BatchRow row, std::span<const std::int32_t
                                       std::span<const PageKey> keys, std::uint32_t first_token) {
   const LookupTable& table = rows_->widest_table();
   const std::uint32_t first_held = table.first_column(row);
-  // Released columns are looked up by `keys`, because no page of the row leads to them.
+  // Nodes of released columns are found by `keys`, because the row has no pages in these columns.
   const auto node_at = [&](std::uint32_t at) {
     if (at < first_held) {
       return FindNode(*prefixes_, publications_[row.value()].root, at, tokens, keys, page_size_);

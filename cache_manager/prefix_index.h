@@ -26,7 +26,7 @@ struct LookupCounts {
   std::uint64_t hit_tokens = 0;
   std::uint64_t queried_tokens = 0;
   std::uint64_t tokens_lost_to_state = 0;
-  std::uint64_t collisions = 0;  // equal keys of different tokens, in lookups and in Publish
+  std::uint64_t collisions = 0;  // keys that belong to another history, in lookups and in Publish
 };
 
 // Matches token histories against published pages and publishes the pages of rows.
@@ -34,8 +34,8 @@ struct LookupCounts {
 // Place:      above PrefixCache, RowPages and FiniteProof; below CacheManager.
 // Invariants: in each row and group the pages with nodes come first, and each of their nodes is a
 //             child of the node before it. The pages of one column have the same node. So in groups
-//             without window, a row that references a page references its whole prefix. See
-//             CheckIntegrity().
+//             without window, a row that references a published page also references all earlier
+//             pages of that page's history. See CheckIntegrity().
 // Threads:    engine thread only.
 // Lifetime:   destroyed before the objects passed to the constructor.
 class PrefixIndex {
@@ -57,7 +57,8 @@ class PrefixIndex {
 
   // Returns ABORTED if the match is outdated.
   absl::Status CheckCurrent(const PrefixMatch& match) const;
-  // Records that the row was attached to `columns` published columns. It publishes under `root`.
+  // Records that the row was attached to `columns` published columns and that it publishes under
+  // `root`.
   void Attach(BatchRow row, const Hash128& root, std::uint32_t columns);
   // Records that the row `child` was forked and shares the first `shared_columns` columns of
   // `parent`.
@@ -65,11 +66,11 @@ class PrefixIndex {
   void ForgetRow(BatchRow row);
   // Publishes the full pages that have keys. With `keeps_tail`, also publishes the tokens after
   // them, up to `computed_tokens`, as a partial child. Returns the node whose history is [0,
-  // computed_tokens), or kNoNode.
+  // computed_tokens) and that can own the row's snapshot, or kNoNode if there is none.
   NodeId PublishWithTail(BatchRow row, std::span<const std::int32_t> tokens,
                          std::span<const PageKey> keys, std::uint32_t computed_tokens,
                          bool keeps_tail);
-  // False if the row can publish no more pages.
+  // True if the row may publish further pages.
   bool CanPublish(BatchRow row);
   // Returns the node of the row's first `columns` columns, or kNoNode if they are not published.
   NodeId PublishedNode(BatchRow row, std::uint32_t columns) const;
@@ -77,13 +78,13 @@ class PrefixIndex {
   void DropUnprovenStates(const Hash128& root, std::span<const std::int32_t> tokens,
                           std::span<const PageKey> keys);
   const Hash128& root(BatchRow row) const { return publications_[row.value()].root; }
-  // Unpublishes a column of the row's history and every page that continues it. The column is the
-  // first one at or after `first_token` that is not proven finite. Returns that column.
+  // Finds the first column of the row's history, at or after `first_token`, that is not proven
+  // finite. Unpublishes that column and all that continue it. Returns the column.
   std::uint32_t Invalidate(BatchRow row, std::span<const std::int32_t> tokens,
                            std::span<const PageKey> keys, std::uint32_t first_token);
-  // Returns the last published column of the row, or the maximum value if the row cannot publish.
-  // The row keeps its pages from that column on even if they are outside its windows, because the
-  // next page is published as a child of that column's node.
+  // Returns the last published column of the row (0 if none is published yet), or the maximum value
+  // if the row cannot publish. The row keeps its pages from that column on even if they are outside
+  // its windows, because the next page is published as a child of that column's node.
   std::uint32_t FirstKeptColumn(BatchRow row);
 
   const LookupCounts& lookup_counts() const { return counts_; }
@@ -104,12 +105,13 @@ class PrefixIndex {
   // Returns the parent of a node for `column`. Returns kNoNode if the parent is a root that does
   // not exist yet, or if the row does not hold the previous column.
   NodeId NodeBefore(BatchRow row, std::uint32_t column) const;
-  // Appends to match->pages the longest run of pages that every group can use. Returns its last
-  // node.
+  // Appends to match->pages the pages of the longest prefix of `tokens` that every group can use.
+  // Returns the node of the last of these pages, or the root node (kNoNode without one) if there is
+  // no such page.
   NodeId MatchPages(std::span<const std::int32_t> tokens, std::span<const PageKey> keys,
                     const Hash128& root, PrefixMatch* match) const;
-  // Shortens the match to its longest prefix that ends with a state. `last` is the match's last
-  // node.
+  // Shortens the match to the last position that has a snapshot. If that position is inside a page,
+  // sets the partial sources of the match. `last` is the node of the last matched page.
   void LimitToState(std::span<const std::int32_t> tokens, NodeId last, bool may_copy,
                     PrefixMatch* match) const;
   void PublishColumns(BatchRow row, std::span<const std::int32_t> tokens,
@@ -119,8 +121,9 @@ class PrefixIndex {
   // Replaces the column's pages by those of `node`, which has the same history. In groups where the
   // node has no page, adds the column's page to the node.
   void Merge(BatchRow row, std::uint32_t column, NodeId node);
-  // Publishes the partial page that follows the row's full ones, if the row can publish. Returns
-  // the new node, or kNoNode if there is no such page or another node already has its tokens.
+  // Publishes the partial page after the row's full pages as a partial child, and returns its node.
+  // If a child with these tokens exists already, returns that child with states, and kNoNode
+  // without. Also returns kNoNode if the page cannot be published.
   NodeId PublishTail(BatchRow row, std::span<const std::int32_t> tokens,
                      std::uint32_t computed_tokens);
   absl::Status CheckRow(BatchRow row, std::size_t group) const;

@@ -22,10 +22,10 @@ namespace quire::cache {
 //
 // Place:      above BlockPool, PrefixCache and StepWork; below FiniteProof and PrefixIndex. Knows
 //             columns and pages, not tokens.
-// Invariants: in a group without window every row begins at column 0. No group begins before the
-//             widest one. All groups without window end at the same column. All groups with window
-//             end at the same column, which is not after the end of the other groups. See
-//             CheckIntegrity().
+// Invariants: in a group without window the pages of every row begin at column 0. In no group do
+//             they begin before those in the widest group. In all groups without window they end at
+//             the same column. In all groups with window they end at the same column, which is not
+//             after the end in the other groups. See CheckIntegrity().
 // Threads:    engine thread only.
 // Lifetime:   destroyed before the pool, the prefix cache and the step work.
 class RowPages {
@@ -38,7 +38,7 @@ class RowPages {
   // too few pages to copy into are available, changes nothing and returns RESOURCE_EXHAUSTED.
   // REQUIRES: the row has no pages; the match is not outdated.
   absl::Status Attach(BatchRow row, const PrefixMatch& match);
-  // CacheManager::Reserve, Fork, ReleaseOutsideWindow and Free describe the functions below.
+  // CacheManager describes the next four functions under the same names.
   absl::Status Reserve(BatchRow row, std::uint32_t total_tokens, std::uint32_t step_tokens);
   absl::Status Fork(BatchRow parent, BatchRow child, std::uint32_t computed_tokens);
   // Releases columns before `keep_from` only.
@@ -50,16 +50,17 @@ class RowPages {
   // Poisons the row's pages from `first_column` on. REQUIRES: none of them has a node.
   void Poison(BatchRow row, std::uint32_t first_column);
 
-  // Fills the step arrays and adds the rows to the step that was started last. See
+  // Fills the step arrays and adds the rows to the step that was started last (StepWork). See
   // CacheManager::PrepareStep.
   std::span<const KvStepInputs> FillStepInputs(std::span<const RowStep> rows);
 
   const CacheLayout& layout() const { return *layout_; }
   std::uint32_t max_rows() const { return tables_.front().max_rows(); }
   std::span<const LookupTable> tables() const { return tables_; }
-  // The table of the group that keeps pages longest.
+  // Returns the table of the group that keeps pages longest.
   const LookupTable& widest_table() const { return tables_[layout_->widest()]; }
-  // Returns the number of columns for which every group has had pages reserved.
+  // Returns the number of leading columns for which every group has, or had before a window
+  // released them, pages of the row.
   std::uint32_t reserved_columns(BatchRow row) const;
   // Returns the column after the last page of any group.
   std::uint32_t end_column(BatchRow row) const;

@@ -200,8 +200,9 @@ std::uint32_t RowStates::LimitChunk(BatchRow row, std::uint32_t tokens) const {
 }
 
 // The position where the prompt diverged from published pages has priority, because other prompts
-// share the tokens before it. Next is the last page end that a repetition of the prompt can use.
-// Multiples of the interval come last. They serve prompts that are edited late.
+// share the tokens before it. The second choice is the last page end that a repetition of the
+// prompt can use. The third is the last multiple of the interval before it, for prompts that
+// diverge from this one earlier.
 std::uint32_t RowStates::SnapshotBorder(const Row& row, std::uint32_t begin,
                                         std::uint32_t end) const {
   const auto is_inside = [&](std::uint32_t border) { return border > begin && border <= end; };
@@ -312,8 +313,8 @@ absl::Status RowStates::CheckStep() const {
   for (std::uint32_t row = 0; row < rows_.size(); ++row) {
     const std::uint32_t in = state_in_[row];
     if (in != 0 && in != state_out_[row] && is_written[in]) {
-      return absl::InternalError(
-          absl::StrCat("the step reads slot ", in, " for row ", row, " and writes it for another"));
+      return absl::InternalError(absl::StrCat("the step reads slot ", in, " for row ", row,
+                                              " and writes it for another row"));
     }
   }
   return absl::OkStatus();

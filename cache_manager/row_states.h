@@ -18,17 +18,18 @@ namespace quire::cache {
 
 // The state slots of each batch row, and the step arrays made from them.
 //
-// A row writes its own slot. After an attach or a fork, the row's state lies in another slot that
-// others may read too. The row's next step reads that slot and writes the row's own one, so nothing
-// is copied. A step may also write a snapshot of the state, which becomes the state of a prefix
-// node when the step has completed.
+// A row writes its own slot. After an attach to cached tokens, or after a fork, the row's state is
+// in another slot that other rows may read too. The row's next step reads that slot and writes the
+// row's own slot, so nothing is copied. A step may also write a snapshot of the state, which
+// becomes the state of a prefix node when the step has completed.
 //
-// A model without recurrent layers has no slots, and all functions then do nothing.
+// A model without recurrent layers has no slots. The functions then do nothing, except that
+// HandOver, snapshot_tokens and PublishSnapshot must not be called.
 //
 // Place:      above StatePool and PrefixCache, below CacheManager, beside RowPages. Knows slots,
 //             positions and nodes, not tokens.
-// Invariants: a slot is the own slot or the snapshot of at most one row, and is then live. A step
-//             in flight writes no frozen slot (I15). See CheckIntegrity().
+// Invariants: a slot is written by at most one row, as its own slot or as its snapshot, and is then
+//             live. A step in flight writes no frozen slot (I15). See CheckIntegrity().
 // Threads:    engine thread only. At most one step is in flight, because a step that is discarded
 //             would have changed the only state of a row.
 // Lifetime:   destroyed before the pool and the prefix cache.
@@ -50,7 +51,7 @@ class RowStates {
   // Returns RESOURCE_EXHAUSTED "needs N state slots, M available" if fewer than `slots` slots can
   // be allocated without evicting the snapshot `kept`, which may be the null slot.
   absl::Status CheckRoom(std::uint32_t slots, StateSlot kept) const;
-  // Number of slots that Attach, Reserve or Fork allocates.
+  // Return the number of slots that Attach or Reserve, and Fork, allocate.
   std::uint32_t SlotsForRow(BatchRow row) const;
   std::uint32_t SlotsForFork(BatchRow parent) const;
 
@@ -59,7 +60,8 @@ class RowStates {
   void Attach(BatchRow row, const PrefixMatch& match, std::uint32_t prompt_tokens);
   // Allocates the row's own slot if it has none.
   void Reserve(BatchRow row);
-  // REQUIRES: the parent's state follows `computed_tokens` tokens; no step in flight has the row.
+  // REQUIRES: the parent's state follows `computed_tokens` tokens; the parent is in no step in
+  // flight.
   void Fork(BatchRow parent, BatchRow child, std::uint32_t computed_tokens);
 
   // Releases all slots of the row. `is_in_flight`: a step in flight may still write them.
@@ -86,8 +88,8 @@ class RowStates {
 
   // Returns the number of the row's next `tokens` tokens that one step may compute without missing
   // a snapshot. A step writes at most one snapshot. If a step would reach both the position where
-  // the row diverged from a published path and the last reusable page end, it ends at the first of
-  // these.
+  // the row diverged from a published path and the last reusable page end, it must end at the first
+  // of these.
   std::uint32_t LimitChunk(BatchRow row, std::uint32_t tokens) const;
 
   // Fills the step arrays. A row for which `may_publish` is true writes a snapshot where later
@@ -114,8 +116,8 @@ class RowStates {
     StateSlot source;          // read by the row's next step instead of `own`; may be shared
     std::uint32_t tokens = 0;  // tokens in the state, including those of the step in flight
     std::uint32_t prompt_tokens = 0;
-    // Number of tokens after which the row diverged from published pages that have no snapshot. A
-    // snapshot there serves other prompts with the same beginning. 0: none.
+    // Number of leading tokens in published pages, if no usable snapshot follows the last of them.
+    // A snapshot at this position serves other prompts with the same beginning. 0: none.
     std::uint32_t left_border = 0;
     StateSlot snapshot;  // written by the row's last step, has no node yet
     std::uint32_t snapshot_tokens = 0;
@@ -128,7 +130,8 @@ class RowStates {
   // Makes the slot the snapshot of `node`. Removes earlier snapshots if the path has too many.
   void SetState(NodeId node, StateSlot slot);
   void GiveBack(StateSlot slot, bool is_in_flight);
-  // Returns the last page end that a repetition of the row's prompt can use, 0 if there is none.
+  // Returns the last page end, in tokens, that a repetition of the row's prompt can use, or 0 if
+  // there is none.
   std::uint32_t LastBorder(const Row& row) const;
   // Returns the position, in tokens, at which a step over [begin, end) writes a snapshot; 0 if
   // none.

@@ -50,10 +50,10 @@ class StepWork {
   StepWork(std::uint32_t max_rows, const CacheLayout* layout, BlockPool* pool,
            PrefixCache* prefixes);
 
-  // Adds a copy to the next step.
+  // Queues a copy for the next step. The source is held until the copy has completed.
   void QueueCopy(BlockId source, BlockId target, std::uint32_t num_rows);
-  // Removes the queued copy into `page` if the page is no longer referenced: the page may soon
-  // belong to another row.
+  // Removes the queued copy into `page` if the page is no longer referenced. Otherwise the copy
+  // could overwrite the page after it was allocated to another row.
   void CancelCopyInto(BlockId page);
   // True if a copy into the page is queued, so the page does not contain the K and V of its tokens
   // yet.
@@ -85,7 +85,7 @@ class StepWork {
   std::uint64_t num_started() const { return num_started_; }
   std::uint64_t num_completed() const { return num_started_ - in_flight_.size(); }
 
-  // Adds the holds of this object to `holds`, which is indexed by page.
+  // Adds to `holds`, which is indexed by page, the holds that copies and pins of this object own.
   void CountHolds(std::span<std::uint32_t> holds) const;
   absl::Status CheckIntegrity() const;
 
@@ -110,7 +110,7 @@ class StepWork {
   Step taken_;                               // work of the step that starts next
   std::vector<Step> in_flight_;              // oldest first
   std::size_t num_pages_being_cleared_ = 0;  // the first of the quarantined pages
-  std::uint64_t num_started_ = 0;            // steps
+  std::uint64_t num_started_ = 0;            // number of steps started
   std::vector<std::uint64_t> last_step_;     // by row: num_started_ at its last step, 0 if none
 };
 

@@ -14,18 +14,19 @@
 
 namespace quire::cache {
 
-// Names a node of the prefix cache by its slot in PrefixCache.
+// Identifies a node of PrefixCache by its index in the node table.
 using NodeId = StrongId<struct NodeIdTag, std::uint32_t>;
 inline constexpr NodeId kNoNode{0xffffffffu};
 
-// The state is derived from the reference counts, the node and the poisoned flag. It is not stored.
+// The state of a page. It is derived from the page's reference counts, node and poisoned flag, and
+// is not stored.
 enum class PageState : std::uint8_t {
-  kNull,         // id 0 only
+  kNull,         // page 0 only
   kFree,         // no references, no node
   kCached,       // no references, but a node: can be matched; evicted coldest first
-  kActive,       // referenced by rows, no node: being filled, or private
+  kActive,       // referenced by rows, no node: cannot be matched
   kPublished,    // referenced by rows, with a node
-  kInTransit,    // only held: a copy still reads it, or a step in flight pins it
+  kInTransit,    // not referenced by rows, but read by a page copy or pinned by a step in flight
   kQuarantined,  // no references, poisoned: zero-filled before it becomes free
 };
 
@@ -39,8 +40,8 @@ absl::string_view PageStateName(PageState state);
 //       |  +----------------+  +-- poisoned --> quarantined   v   | AddRequest
 //       +------------------- eviction ---------------------- cached
 //
-// A page has two reference counts. `requests` counts the (row, column) entries that name the page;
-// a page with more than one of them is shared. `holds` counts the page copies that still read the
+// A page has two reference counts. `requests` counts the lookup-table entries that name the page. A
+// page with more than one such entry is shared. `holds` counts the page copies that still read the
 // page and the steps in flight that pin the page.
 //
 // Place:      below PrefixCache and CacheManager, beside KvPool, which owns the bytes. Knows page
@@ -52,7 +53,7 @@ absl::string_view PageStateName(PageState state);
 // Lifetime:   must outlive every lookup table that names one of its pages.
 class BlockPool {
  public:
-  // Called before a cached page is evicted. The handler must detach the page from its node.
+  // Called to evict a cached page. The handler must call DetachNode for the page, which frees it.
   using EvictionHandler = std::function<void(BlockId page)>;
 
   // `num_blocks` includes the null page. REQUIRES: num_blocks >= 2.
@@ -66,30 +67,36 @@ class BlockPool {
   // coldest cached pages are evicted. If too few are available, no page is allocated or evicted and
   // the status is RESOURCE_EXHAUSTED "needs N pages, M available". REQUIRES: !out.empty().
   absl::Status Allocate(std::span<BlockId> out);
-  // Frees the coldest cached page. REQUIRES: num_cached() > 0.
+  // Evicts the coldest cached page, which becomes free. REQUIRES: num_cached() > 0.
   void EvictColdest();
-  // Frees a cached page. REQUIRES: the page is cached.
+  // Evicts the page, which becomes free. REQUIRES: the page is cached.
   void Evict(BlockId page);
   // Returns the coldest cached page for which `is_wanted` is true, or the null page. O(cached).
   BlockId FindCached(absl::FunctionRef<bool(BlockId page)> is_wanted) const;
 
-  // All functions below REQUIRE: 0 < page.value() < num_blocks.
-  // REQUIRES: the page is neither free nor quarantined.
+  // Except for state(), every function below that takes a page REQUIRES: 0 < page.value() <
+  // num_blocks.
+  //
+  // Add one request or one hold to the counts of the page. REQUIRES: the page is referenced or
+  // cached.
   void AddRequest(BlockId page);
   void AddHold(BlockId page);
-  // If the page becomes cached, it is inserted into the eviction order directly before the cached
-  // page `before`, or at the end if `before` is the null page. REQUIRES: the page has a reference
-  // of this kind.
+  // Drop one request or one hold of the page. A page that loses its last reference becomes
+  // quarantined if it is poisoned, cached if it has a node, and free otherwise. A page that becomes
+  // cached will be evicted directly before the page `before`, or after all other cached pages if
+  // `before` is the null page. REQUIRES: DropRequest: the page has a request. DropHold: the page
+  // has a hold. `before` is cached or the null page.
   void DropRequest(BlockId page, BlockId before = kNullBlock);
   void DropHold(BlockId page, BlockId before = kNullBlock);
 
-  // REQUIRES: the page is referenced, not poisoned, and has no node.
+  // Makes the page one of the pages of `node`. REQUIRES: the page is referenced, not poisoned, and
+  // has no node.
   void AttachNode(BlockId page, NodeId node);
   // Removes the node of the page. A cached page becomes free. REQUIRES: the page has a node.
   void DetachNode(BlockId page);
 
-  // Quarantines the page when its last reference is dropped. REQUIRES: the page is referenced and
-  // has no node.
+  // Marks the page as poisoned, so that it becomes quarantined when its last reference is dropped.
+  // REQUIRES: the page is referenced and has no node.
   void Poison(BlockId page);
   // Records that every value in the page is finite (FiniteProof). The record is cleared when the
   // page is allocated again. REQUIRES: the page is referenced.
@@ -99,6 +106,7 @@ class BlockPool {
   // Returns all quarantined pages in the order in which they were quarantined.
   std::vector<BlockId> quarantined_pages() const;
 
+  // REQUIRES: page.value() < num_blocks.
   PageState state(BlockId page) const;
   NodeId node(BlockId page) const { return at(page).node; }
   std::uint32_t requests(BlockId page) const { return at(page).requests; }
@@ -119,7 +127,7 @@ class BlockPool {
   // Number of times that a page became available.
   std::uint64_t num_returned() const { return num_returned_; }
 
-  // Returns the cached pages, the next one to be evicted first. O(cached).
+  // Returns the cached pages in the order in which they would be evicted. O(cached).
   std::vector<BlockId> EvictionOrder() const;
 
   // Checks that lists and counts agree with the derived states. O(num_blocks).
@@ -144,14 +152,15 @@ class BlockPool {
   PageState StateOf(const Page& page) const;
   List* ListOf(PageState state);
   const List* ListOf(PageState state) const;
-  // Unlinks a cached page that is about to get its first reference.
+  // Removes the page from the list of cached pages if it is about to get its first reference.
   void Unlink(Page& page);
-  // Adds a page that lost its last reference to the list of its state.
+  // Adds the page to the list of its state if it has lost its last reference. See DropRequest for
+  // `before`.
   void Link(Page& page, BlockId before);
   absl::Status CheckList(PageState state, std::vector<bool>& seen) const;
 
   std::vector<Page> pages_;  // [num_blocks]; never resized, as list links point into it
-  List free_;                // last in, first out, so that few pages of the pool become resident
+  List free_;                // last in, first out, so that little memory of the pool is touched
   List cached_;              // coldest first
   List quarantined_;
   EvictionHandler evict_;

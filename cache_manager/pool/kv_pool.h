@@ -14,21 +14,22 @@
 namespace quire::cache {
 
 struct KvPoolOptions {
-  // Fills the guards with 0xff bytes, which are NaN in every floating-point type. A read of a guard
-  // then shows in the results, and CheckIntegrity finds a write. Otherwise the guards are zero.
+  // Fills the guard rows around the pages (see KvPool) with 0xff bytes, which are NaN in every
+  // floating-point type. A kernel that reads a guard row then computes NaN, and CheckIntegrity
+  // finds writes to guard rows. If false, the guard rows are zero.
   bool guard_canary = false;
   // The pages are allocated on the device of this CUDA stream, or in host memory if it is null.
   const Stream* stream = nullptr;
 };
 
-// Owns the memory of all pages of one layer group on one device:
+// Owns the memory of all pages on one device. The layer groups of a model share these pages:
 //
 //   | guard rows | page 0 | page 1 | ... | page N-1 | guard rows |
 //                ^ blocks(), 4096-byte aligned
 //
-// blocks [N, KV, L, P, H, D] and, when the geometry is quantized, scales [N, KV, L, P, H, S] in a
-// second allocation with its own guards. All bytes are zero at the start, and a page of memory
-// becomes resident when it is first touched.
+// The blocks are a tensor [N, KV, L, P, H, D] (see KvGeometry). If the geometry is quantized, the
+// scales [N, KV, L, P, H, S] are a second allocation with its own guards. All bytes of pages are
+// zero at the start. Host memory becomes resident when it is first touched.
 //
 // Place:      below CacheManager and the views of kernels. Knows memory, not page states.
 // Invariants: page 0 (the null page) is zero; the guards contain their pattern. See
@@ -42,7 +43,8 @@ class KvPool {
   static absl::StatusOr<KvPool> Create(const KvGeometry& geometry,
                                        const KvPoolOptions& options = {});
 
-  // Returns the bytes that Create allocates, guards included. REQUIRES: the geometry is valid.
+  // Returns the number of bytes that Create allocates, guards included. REQUIRES: the geometry is
+  // valid.
   static std::int64_t BytesFor(const KvGeometry& geometry);
 
   const KvGeometry& geometry() const { return geometry_; }

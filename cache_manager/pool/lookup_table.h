@@ -22,9 +22,9 @@ namespace quire::cache {
 //
 // Place:      below CacheManager. Knows page ids, not their states or bytes.
 // Invariants: the assigned columns of a row are contiguous and never 0. All others are 0, so a read
-//             past the end reaches the null page. The columns before the first assigned one belong
-//             to pages that a window group has freed or never had. A row without columns has length
-//             0. Addresses never change. See CheckIntegrity().
+//             past the end reaches the null page. Columns before the first assigned one stand for
+//             pages that a window group has released or never had. A row without columns has length
+//             0. The addresses of the arrays never change. See CheckIntegrity().
 // Threads:    engine thread only.
 // Lifetime:   must outlive every step that reads its arrays.
 class LookupTable {
@@ -44,7 +44,8 @@ class LookupTable {
     return static_cast<const std::uint32_t*>(lengths_.data());
   }
 
-  // All functions below REQUIRE: row.value() < max_rows.
+  // Every function below that takes a row REQUIRES: row.value() < max_rows.
+  //
   // The assigned columns are [first_column(row), end_column(row)).
   std::uint32_t first_column(BatchRow row) const;
   std::uint32_t end_column(BatchRow row) const;
@@ -63,7 +64,7 @@ class LookupTable {
   // Removes the last or the first page of the row and returns it. REQUIRES: the row has a page.
   BlockId PopBack(BatchRow row);
   BlockId PopFront(BatchRow row);
-  // Resets the columns of the row. REQUIRES: the row has no page.
+  // Makes column 0 the next column of the row again. REQUIRES: the row has no page.
   void Clear(BatchRow row);
   void SetLength(BatchRow row, std::uint32_t tokens);
 

@@ -6,10 +6,11 @@
 
 namespace quire::cache {
 
-// Layers with the same window. They share one lookup table. A page stores the keys and values of
-// all layers of one group, so a group has at most KvGeometry::num_layers layers.
+// A set of layers that have the same attention window and share one lookup table. A page stores the
+// keys and values of all layers of one group, so a group has at most KvGeometry::num_layers layers.
 struct CacheGroup {
-  // Number of tokens that a query reads, including its own; 0 if it reads all tokens before it.
+  // Number of tokens that a query reads, including its own. 0 means that it reads all earlier
+  // tokens.
   std::uint32_t window = 0;
 };
 
@@ -34,8 +35,8 @@ class PageDemand {
   // Returns the number of prompt pages that all forks of a row share as long as they run. These are
   // the full pages of the groups without window.
   std::uint32_t SharedPagesFor(std::uint32_t prompt_tokens) const;
-  // Returns the number of pages of all groups for `tokens` tokens, including the pages that windows
-  // release.
+  // Returns the number of pages that `tokens` tokens occupy in all groups, including the pages that
+  // windows release.
   std::uint64_t HistoryPages(std::uint32_t tokens) const;
 
   std::uint32_t num_groups() const { return num_full_groups_ + num_window_groups(); }

@@ -18,9 +18,9 @@ namespace quire::cache {
 using StateSlot = StrongId<struct StateSlotTag, std::uint32_t>;
 inline constexpr StateSlot kNullSlot{0};
 
-// The state is derived from the fields of a slot. It is not stored.
+// The state of a slot. It is derived from the fields of the slot and is not stored.
 enum class SlotState : std::uint8_t {
-  kNull,         // id 0 only
+  kNull,         // slot 0 only
   kFree,         // not referenced by any row or node
   kLive,         // one row writes it
   kFrozen,       // read by rows, or a snapshot of a node: never written
@@ -29,7 +29,8 @@ enum class SlotState : std::uint8_t {
 
 absl::string_view SlotStateName(SlotState state);
 
-// Allocates state slots, counts the rows that read them, and frees or caches them.
+// Allocates state slots, counts their readers (rows and the step in flight), and frees or caches
+// them.
 //
 //              Allocate            Freeze              AttachNode
 //      free ------------> live ------------> frozen ----------------> frozen, with a node
@@ -39,13 +40,14 @@ absl::string_view SlotStateName(SlotState state);
 //
 // Place:      below PrefixCache and CacheManager, beside BlockPool. Knows slot ids, not memory.
 // Invariants: slot 0 is the null slot and is never allocated. Every other slot is in exactly one
-//             state. A snapshot without readers is in the list of cached slots, and no other is.
-//             Every operation on one slot is O(1).
+//             state. The cached slots are exactly the snapshots (slots with a node) that have no
+//             readers. Every operation on one slot is O(1).
 // Threads:    engine thread only.
 // Lifetime:   must outlive every row and node that names one of its slots.
 class StatePool {
  public:
-  // Called before a snapshot is evicted. The handler must detach the slot from its node.
+  // Called to evict a cached snapshot. The handler must call DetachNode for the slot, which frees
+  // it.
   using EvictionHandler = std::function<void(StateSlot slot)>;
 
   // `num_slots` includes the null slot. 0: the model has no states. REQUIRES: num_slots != 1.
@@ -59,14 +61,17 @@ class StatePool {
   // null slot if there is neither.
   StateSlot Allocate();
 
-  // All functions below REQUIRE: 0 < slot.value() < num_slots.
-  // Frees a live slot. REQUIRES: the slot is live.
+  // Every function below that takes a slot, except state(), REQUIRES: 0 < slot.value() < num_slots.
+  //
+  // Frees the slot. REQUIRES: the slot is live.
   void Free(StateSlot slot);
+  // Keeps the slot from being allocated until FreeQuarantined. REQUIRES: the slot is live.
   void Quarantine(StateSlot slot);
-  // Frees all quarantined slots. They are not cleared: a row without cached tokens reads no state.
+  // Frees all quarantined slots. Their bytes are not cleared, because a row without cached tokens
+  // reads no state.
   void FreeQuarantined();
-  // Makes a live slot frozen, with one reader. It has the state after `tokens` tokens. REQUIRES:
-  // the slot is live; tokens > 0.
+  // Makes the slot frozen, with one reader. It then stores the state after `tokens` tokens.
+  // REQUIRES: the slot is live; tokens > 0.
   void Freeze(StateSlot slot, std::uint32_t tokens);
   // REQUIRES: the slot is frozen.
   void AddReader(StateSlot slot);
@@ -75,18 +80,19 @@ class StatePool {
   void DropReader(StateSlot slot);
   // Makes the slot the snapshot of `node`. REQUIRES: the slot has a reader and no node.
   void AttachNode(StateSlot slot, NodeId node);
-  // REQUIRES: the slot has a node.
+  // Removes the node of the slot. A cached slot becomes free. REQUIRES: the slot has a node.
   void DetachNode(StateSlot slot);
-  // Makes a cached snapshot the last one to be evicted. REQUIRES: the slot has a node.
+  // If the snapshot is cached, makes it the last one to be evicted. REQUIRES: the slot has a node.
   void Touch(StateSlot slot);
-  // Records that finite logits have followed from the state. The record is cleared when the slot is
+  // Records that finite logits were computed from the state. The record is cleared when the slot is
   // allocated again. REQUIRES: the slot is frozen.
   void SetProvenFinite(StateSlot slot);
 
+  // REQUIRES: slot.value() < num_slots.
   SlotState state(StateSlot slot) const;
   NodeId node(StateSlot slot) const { return at(slot).node; }
   std::uint32_t readers(StateSlot slot) const { return at(slot).readers; }
-  // Number of tokens that the state of a frozen slot follows.
+  // A frozen slot stores the state after this number of tokens.
   std::uint32_t tokens(StateSlot slot) const { return at(slot).tokens; }
   bool is_proven_finite(StateSlot slot) const { return at(slot).is_proven_finite; }
   bool is_cached(StateSlot slot) const { return IsCached(at(slot)); }
@@ -101,7 +107,7 @@ class StatePool {
   std::uint32_t available() const { return num_free() + num_cached(); }
   // Number of times that a slot became available.
   std::uint64_t num_returned() const { return num_returned_; }
-  // Returns the cached slots, the next one to be evicted first. O(cached).
+  // Returns the cached slots in the order in which they would be evicted. O(cached).
   std::vector<StateSlot> EvictionOrder() const;
 
   // Checks that lists and counts agree with the derived states (I13). O(num_slots).
@@ -127,7 +133,8 @@ class StatePool {
   StateSlot id(const Slot* slot) const;
   SlotState StateOf(const Slot& slot) const;
   static bool IsCached(const Slot& slot) { return slot.node != kNoNode && slot.readers == 0; }
-  // Links a slot that is neither live nor read any more.
+  // Adds a slot that is neither live nor read to the cached list if it has a node, and otherwise to
+  // the free list.
   void Return(Slot& slot);
   absl::Status CheckSlot(const Slot& slot) const;
 

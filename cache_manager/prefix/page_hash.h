@@ -2,8 +2,9 @@
 
 // The 128-bit keyed hash that identifies a page by everything that decides its bytes.
 //
-//   root = H(tenant, fingerprint, geometry, salt)      k(0) = H(root, tokens[0, P))
-//                                                      k(i) = H(k(i-1), tokens[i*P, (i+1)*P))
+//   root = H(tenant, fingerprint, salt)
+//   k(0) = H(root, tokens[0, P))
+//   k(i) = H(k(i-1), tokens[i*P, (i+1)*P))
 //
 // A key finds a candidate page. A hit also requires equal tokens (prefix_cache.h).
 
@@ -18,11 +19,11 @@ namespace quire::cache {
 
 using PageKey = Hash128;
 
-// Requests of equal scope may share pages. The tenant comes from the authenticated identity, never
-// from a request field. The salt can only narrow sharing.
+// Requests with equal scopes may share pages. The tenant comes from the authenticated identity,
+// never from a request field. The salt can only narrow sharing.
 struct PrefixScope {
   absl::string_view tenant;
-  // weights, tokenizer, geometry, element type, activations of CPU products
+  // The fingerprint of the model. On the CPU it also covers the element type of activations.
   absl::string_view fingerprint;
   absl::string_view salt;
 };

@@ -239,7 +239,7 @@ NodeId PrefixCache::TakeSlot(Kind kind) {
 bool PrefixCache::MakeRoom() {
   constexpr std::size_t kRootAndChild = 2;
   while (unused_.size() < kRootAndChild) {
-    // Evicting any other page would free no node slot.
+    // Evicting a page of any other node would free no node slot.
     const BlockId page =
         pool_->FindCached([this](BlockId cached) { return IsColdLeaf(pool_->node(cached)); });
     if (page == kNullBlock) return false;
@@ -451,7 +451,7 @@ absl::Status PrefixCache::CheckNode(const Node& node) const {
   if (node.kind == Kind::kRoot) {
     if (node.children.empty() || node.parent != kNoNode || FindRoot(node.key) != id(&node)) {
       return absl::InternalError(
-          absl::StrCat("root node ", name, " has no child, a parent, or is not found"));
+          absl::StrCat("root node ", name, " has no child, has a parent, or is not in the table"));
     }
     return absl::OkStatus();
   }
@@ -504,7 +504,7 @@ absl::Status PrefixCache::CheckTree() const {
          child = Siblings::next(child)) {
       if (child->kind == Kind::kUnused || child->parent != id(&node)) {
         return absl::InternalError(
-            absl::StrCat("node ", id(&node).value(), " has a child whose parent is another"));
+            absl::StrCat("node ", id(&node).value(), " has a child whose parent is another node"));
       }
       if (HasAllPages(id(child)) && !has_all_pages) {
         return absl::InternalError(absl::StrCat(
@@ -536,7 +536,7 @@ absl::Status PrefixCache::CheckEvictionOrder(std::size_t group) const {
     if (node.kind != Kind::kFull && node.kind != Kind::kPartial) continue;
     const BlockId page = pages(id(&node))[group];
     const BlockId above = pages(node.parent)[group];
-    if (position[above.value()] == 0) continue;  // it is not cached, or the parent is a root
+    if (position[above.value()] == 0) continue;  // `above` is not cached, or the parent is a root
     if (pool_->requests(page) > 0 || position[page.value()] > position[above.value()]) {
       return absl::InternalError(absl::StrCat("page ", above.value(),
                                               " would be evicted before page ", page.value(),

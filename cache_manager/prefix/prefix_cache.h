@@ -25,8 +25,8 @@ struct PrefixCacheOptions {
   std::uint32_t max_empty_nodes = 0;
 };
 
-// A radix tree of published token histories. Each node holds one page of tokens; each sharing scope
-// (model fingerprint, adapter, salt) has a root of its own.
+// A radix tree of published token histories. Each sharing scope (PrefixScope) has a root node.
+// Every other node stores the tokens of one page.
 //
 //   root(scope) ---- [P tokens] ---- [P tokens] ---- [P tokens]
 //                         |                 |
@@ -39,11 +39,13 @@ struct PrefixCacheOptions {
 // Layer groups. All groups share the tree; a node owns at most one page per group.
 //   - Group without window: every page of a history is read, so evicting one removes the node and
 //     its subtree.
-//   - Group with window: only the last pages are read, so pages are evicted one at a time.
+//   - Group with window: only the last pages are read, so the pages of full nodes are evicted one
+//     at a time.
 // A node exists while it owns a page or has a child.
 //
 // States. In a model with recurrent layers a node may own a snapshot: the slot with the state after
-// the node's last token. A partial child then always owns one, because it cannot be reused without.
+// the node's last token. A partial child then always owns one, because it cannot be reused without
+// a snapshot.
 //
 // Place:      above BlockPool and StatePool, below CacheManager. Knows ids of tokens, pages and
 //             slots, not sequences or memory.
@@ -54,19 +56,19 @@ struct PrefixCacheOptions {
 //   2. Every parent chain ends at a root, and every root has a child.
 //   3. A partial child owns a page in every group.
 //   4. Among siblings, those that own all their pages come first.
-//   5. Groups without window evict leaves first: no child of a cached page is referenced by a row,
-//      and none is evicted after that page.
-//   6. The index holds exactly the full nodes, each under the hash of its tokens.
+//   5. Groups without window evict leaves first: if the page of a node is cached, no page of its
+//      child nodes is referenced by a row or evicted later than that page.
+//   6. The index has exactly the full nodes, each under its key (page_hash.h).
 //   7. states.node(s) == n if and only if node n owns slot s. The state follows exactly the tokens
 //      of n's history (I14), and n owns a page in every group (I16).
 class PrefixCache {
  public:
-  // FindPartialMatch compares at most this many children of a node.
+  // Maximum number of children of a node that a search for partial matches compares.
   static constexpr std::uint32_t kMaxPartialCandidates = 8;
 
   struct Child {
     NodeId node = kNoNode;
-    bool collision = false;  // another history has this key
+    bool collision = false;  // the key belongs to another history
   };
   struct PartialMatch {
     NodeId node = kNoNode;
@@ -74,7 +76,7 @@ class PrefixCache {
   };
 
   // Returns an upper bound, in bytes, of the memory of a cache with these options, without its
-  // pool. All of it is allocated by the constructor. Grows with `num_blocks`, which counts the null
+  // pools. The constructor allocates all of it. It grows with `num_blocks`, which counts the null
   // page.
   static std::int64_t BytesFor(const PrefixCacheOptions& options, std::uint32_t num_blocks);
 
@@ -90,15 +92,16 @@ class PrefixCache {
   Child FindChild(NodeId parent, const PageKey& key, std::span<const std::int32_t> tokens) const;
   // Returns the child of `parent` with the longest common prefix with `tokens`, and the length of
   // that prefix. Only the kMaxPartialCandidates most recently used children that own all their
-  // pages are compared. Among equals the most recently used child wins.
+  // pages are compared. Of several children with equally long prefixes, the most recently used one
+  // is returned.
   PartialMatch FindPartialMatch(NodeId parent, std::span<const std::int32_t> tokens) const;
-  // Returns the longest partial child of `parent` whose tokens all begin `tokens`. It examines the
-  // same children as FindPartialMatch.
+  // Returns the longest partial child of `parent` whose tokens are a prefix of `tokens`. Only the
+  // kMaxPartialCandidates most recently used partial children are compared.
   PartialMatch FindWholePartial(NodeId parent, std::span<const std::int32_t> tokens) const;
 
-  // Ensures that one root and one child can be added, evicting unreferenced histories (coldest
-  // first, leaf by leaf) if the node table is full. Returns false if every history is referenced.
-  // O(cached pages).
+  // Ensures that one root and one child can be added. If the node table is full, evicts leaf nodes
+  // without referenced pages, coldest first. Returns false if there is no such node. O(cached
+  // pages) per eviction.
   bool MakeRoom();
   // Returns the root node of `scope` and creates it if it does not exist. The caller adds a child
   // before the next operation. REQUIRES: MakeRoom() returned true.
@@ -131,17 +134,17 @@ class PrefixCache {
 
   // Makes the node the most recently used child of its parent if it owns all its pages.
   void Touch(NodeId node);
-  // Removes the node and its subtree. Their pages can no longer be matched, and unreferenced pages
-  // become free. A root that loses its last child is removed too.
+  // Removes the node and its subtree, and then ancestors that have neither a page nor a child any
+  // more. The pages of removed nodes can no longer be matched, and unreferenced ones become free.
   void DropSubtree(NodeId node);
 
-  // Drops one reference to `page`. A page that loses its last reference and has a node becomes
-  // cached. In eviction order that page comes directly before its nearest cached ancestor. If no
-  // ancestor is cached or the page's group has a window, it comes at the most recently used end.
+  // Drop one request or one hold of `page` (BlockPool). A page that has a node and loses its last
+  // reference becomes cached. It will be evicted directly before its nearest cached ancestor. If no
+  // ancestor is cached, or if the page's group has a window, it will be evicted last.
   void DropRequest(BlockId page);
   void DropHold(BlockId page);
 
-  // The node's pages by group. A group without a page has the null page.
+  // Returns the node's pages by group. The entry of a group without a page is the null page.
   std::span<const BlockId> pages(NodeId node) const {
     QUIRE_DCHECK(node.value() < nodes_.size());
     return {pages_.data() + node.value() * num_groups_, num_groups_};
@@ -164,7 +167,7 @@ class PrefixCache {
   // same generation is still valid.
   std::uint64_t generation() const { return generation_; }
 
-  // Proves the invariants in O(num_blocks * page_size).
+  // Checks the invariants in O(num_blocks * page_size).
   absl::Status CheckIntegrity() const;
 
  private:
@@ -173,7 +176,7 @@ class PrefixCache {
   enum class Kind : std::uint8_t { kUnused, kRoot, kFull, kPartial };
   struct Node {
     IntrusiveNode<Node> sibling;
-    // Invariant 4. Those that own all their pages are ordered by use, most recently used first.
+    // First the children that own all their pages, the most recently used first, then the others.
     IntrusiveList<Node, &Node::sibling> children;
     PageKey key;              // the scope for a root, unset for a partial child
     NodeId parent = kNoNode;  // kNoNode for a root
@@ -199,20 +202,22 @@ class PrefixCache {
   std::size_t GroupOf(BlockId page) const;
   bool HasPages(NodeId node) const;
   bool HasAllPages(NodeId node) const;
-  // Returns the page before which a newly cached page is inserted in eviction order. In a group
-  // without window this is the nearest cached ancestor of the page, so that leaves are evicted
-  // first. If there is none, or if the group has a window, returns the null page, which means the
-  // most recently used end.
+  // Returns the cached page directly before which `page`, which becomes cached, must be evicted. In
+  // a group without window this is the nearest cached ancestor of `page`, so that leaves are
+  // evicted first. If there is none, or if the group has a window, returns the null page: `page`
+  // will then be evicted last.
   BlockId EvictionSuccessorOf(BlockId page) const;
   // Unpublishes a cached page that the pool is about to evict.
   void Evict(BlockId page);
   void RemoveLeaf(NodeId node);
-  // Removes the node and then its ancestors, up to the first that owns a page or has a child.
+  // While the node has neither a page nor a child, removes it and continues with its parent.
   void Prune(NodeId node);
-  // True if evicting the node's pages would remove the node and none of them is referenced.
+  // True if the node has no children and none of its pages is referenced. Evicting the pages of
+  // such a node removes the node.
   bool IsColdLeaf(NodeId node) const;
-  // Appends to path_states_ the snapshot of `above` and those of its partial children that its
-  // child `below` continues, in descending order of their token counts.
+  // `below` is a child of `above`. Appends to path_states_ the snapshots of the partial children of
+  // `above` whose tokens are a prefix of those of `below`, longest first, and then the snapshot of
+  // `above`.
   void AddStates(NodeId above, NodeId below);
   absl::Status CheckPages(const Node& node) const;
   absl::Status CheckState(const Node& node) const;
@@ -238,7 +243,7 @@ class PrefixCache {
   std::vector<NodeId> unused_;                  // slots of nodes_, last in, first out
   std::vector<std::int32_t> tokens_;            // [nodes_, page_size]
   std::vector<BlockId> pages_;                  // [nodes_, groups]
-  absl::flat_hash_map<PageKey, NodeId> index_;  // full nodes; never iterated for a decision
+  absl::flat_hash_map<PageKey, NodeId> index_;  // full nodes by key; never iterated
   absl::flat_hash_map<Hash128, NodeId> roots_;
   std::vector<PathState> path_states_;  // scratch of ThinStates
   std::uint32_t num_nodes_ = 0;

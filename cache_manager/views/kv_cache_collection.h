@@ -4,8 +4,8 @@
 // one layer's K or V from it.
 //
 // Place:      between the cache manager, which owns pool and step arrays, and the kernels.
-// Invariants: Create checked geometry, limits, alignment and the shape of the step inputs, so views
-//             check only their own arguments.
+// Invariants: Create has checked geometry, limits, alignment and the shape of the step inputs, so
+//             views check only their own arguments.
 // Threads:    immutable values.
 // Lifetime:   valid while the pool and the step arrays are.
 
@@ -34,8 +34,8 @@ inline constexpr std::uintptr_t kPoolAlignment = 256;
 // Alignment of a lookup table row, so that one or two vector loads read eight entries.
 inline constexpr std::uintptr_t kLookupTableAlignment = 32;
 
-// The addresses of a pool. `blocks` is page 0 of layer 0's K. The scales use the page ids of the
-// values unless they have their own table and page count.
+// The addresses of a pool. `blocks` is the address of the K of layer 0 in page 0. The scales use
+// the page ids of the values unless they have their own table and page count.
 template <typename T, typename Scale = Unquantized>
 struct KvPoolPointers {
   T* blocks = nullptr;
@@ -119,7 +119,8 @@ requires(Cache::kQuantized) struct CollectionScaleMembers<Cache> {
 
 }  // namespace internal
 
-// A pool [N, KV, L, P, H, D] in pages, with scales [N, KV, L, P, H, S] if quantized.
+// The collection of PagedKVCache views over a pool [N, KV, L, P, H, D], which has scales [N, KV, L,
+// P, H, S] if it is quantized (see KvGeometry).
 template <typename T, typename ParamsT, std::uint32_t PageSize, typename ScaleT = Unquantized,
           std::uint32_t Granularity = 1>
 class PagedKVCacheCollection : public internal::CollectionScaleMembers<
@@ -150,7 +151,7 @@ class PagedKVCacheCollection : public internal::CollectionScaleMembers<
 
   // Returns the K of one layer. REQUIRES: layer < num_layers().
   Cache get_key_cache(std::uint32_t layer) const { return LayerCache(0, layer); }
-  // Returns the V of one layer. Absent for MLA, whose rows serve K and V.
+  // Returns the V of one layer. Absent for MLA, where the same rows are K and V.
   Cache get_value_cache(std::uint32_t layer) const requires(!ParamsT::kIsMla) {
     return LayerCache(1, layer);
   }
@@ -185,14 +186,15 @@ class PagedKVCacheCollection : public internal::CollectionScaleMembers<
         {layer0_.scale_block_stride(), layer * geometry_.num_layers, layer, row,
          layer0_.scale_groups(), 1}};
   }
-  // Return the shape {N, P, H, D} and the strides {BS, H*D, D, 1} of one layer's view.
+  // Return the shape {N, P, H, D} and the strides {block_stride(), H*D, D, 1} of one layer's view.
   std::array<std::int64_t, 4> kv_cache_dynamic_shape() const {
     return layer0_.blocks_view().extents;
   }
   std::array<std::int64_t, 4> kv_cache_dynamic_strides() const {
     return layer0_.blocks_view().strides;
   }
-  // Return the shape {N, P, H, S} and the strides {SBS, H*S, S, 1} of one layer's scales.
+  // Return the shape {N, P, H, S} and the strides {scale_block_stride(), H*S, S, 1} of one layer's
+  // scales.
   std::array<std::int64_t, 4> kv_cache_scales_dynamic_shape() const requires kQuantized {
     return layer0_.scales_view().extents;
   }

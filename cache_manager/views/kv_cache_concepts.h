@@ -1,6 +1,7 @@
 #pragma once
 
-// The members of a cache, a collection or an operand that kernels may use, whatever its layout.
+// Concepts that list the members of caches, collections and operands that kernels may use,
+// independent of the memory layout.
 
 #include <concepts>
 #include <cstdint>
@@ -24,8 +25,8 @@ concept KvDevicePassable = std::is_trivially_copyable_v<T> && std::is_trivially_
 
 namespace internal {
 
-// Rope-aware rows have no `load`, because a vector could contain content and rope values. Views for
-// readers have no `store`.
+// Rope-aware rows have no `load`, because a vector could contain content and rope values. Read-only
+// views have no `store`.
 template <typename C>
 concept HasLoad = requires(const C& c) {
   {c.template load<1>(0u, 0u, 0u, 0u)};

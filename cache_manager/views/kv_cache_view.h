@@ -1,14 +1,15 @@
 #pragma once
 
 // Views of a paged KV cache: small values through which kernels and tests read and write the K or V
-// of one layer. No other code computes addresses in the cache:
+// of one layer. No other code computes addresses in the cache (KvGeometry explains P, H, D, S and
+// G):
 //
 //   row(b, t)           = lut[b][t / P] * R + t mod P
 //   element(b, t, h, d) = base + row * H*D + h*D + d
 //   scale(b, t, h, d)   = scale base + scale row * H*S + h*S + d / G
 //
 // Order of arguments. All arguments are std::uint32_t, so the compiler does not detect a swap. The
-// members have the two orders of the reference API, whose parameter names are:
+// members have the two orders of the reference API (Modular MAX), whose parameter names are:
 //   (b, t, h, d) = (batch_idx, tok_idx or start_tok_idx, head_idx, head_dim_idx)
 //       row_idx, page_id, kv_tma_coords, populate, block_paged_ptr, scales_block_paged_ptr,
 //       load_content, load_rope, store_rope
@@ -76,7 +77,7 @@ struct KvScaleMembers<T, HeadSize, Unquantized, Granularity> {
   static_assert(Granularity == 1, "a cache without scales has granularity 1");
 };
 
-// The K or V of one layer, in pages of P tokens that a lookup table names. A view for readers has a
+// The K or V of one layer, in pages of P tokens that a lookup table names. A read-only view has a
 // const T. PageSize, heads and head size may be kDynamicExtent. R, the table width and counts are
 // always fields.
 template <typename T, typename ParamsT, std::uint32_t PageSize, typename ScaleT = Unquantized,
@@ -194,7 +195,7 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
   QUIRE_HOST_DEVICE constexpr std::int64_t block_stride() const {
     return std::int64_t{rows_per_page} * row_elements();
   }
-  // Maximum number of rows of a pointer tile, which is within one page.
+  // Maximum number of rows of a tile of block_paged_ptr, which must be within one page.
   QUIRE_HOST_DEVICE static constexpr std::uint32_t max_tile_size() requires(PageSize !=
                                                                             kDynamicExtent) {
     return PageSize;
@@ -436,7 +437,7 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
     StoreVector<Width>(RopeAt(b, t, d, Width), values);
   }
 
-  // Converts to a view with any of the extents as fields, or to a view for readers.
+  // Converts to a read-only view, or to a view in which some of the constant extents are fields.
   template <typename U, std::uint32_t Heads, std::uint32_t Columns, std::uint32_t Pages,
             std::uint32_t Group>
   requires(kIsWiderView<U, Heads, Columns, Pages, Group>) QUIRE_HOST_DEVICE constexpr

@@ -27,7 +27,8 @@ inline constexpr std::uint32_t kGuardRows = 256;
 // The id of the null page, which reads as zero and is never written.
 inline constexpr std::uint32_t kNullPage = 0;
 
-// Maximum number of entries of a tile's row table, and the padding of a lookup table row.
+// Maximum number of entries of a tile's row table (kv_row_indices.h), and the number of padding
+// columns of a lookup table.
 inline constexpr std::uint32_t kMaxTilePages = 16;
 
 // An extent E that is a constant, or a field if E is kDynamicExtent. Views have it as a plain
@@ -45,7 +46,7 @@ struct KvExtent<kDynamicExtent> {
 
 // The heads and columns of one device's share of the cache. This is a type with constants, because
 // nvcc 13.0 generates invalid host stubs for class-type template arguments. An MLA cache has one
-// head, whose row serves K and V. In a rope-aware row, RopeSize BF16 values follow content of one
+// head, whose row is both K and V. In a rope-aware row, RopeSize BF16 values follow content of one
 // byte per element.
 template <std::uint32_t NumHeads, std::uint32_t HeadSize, bool IsMla = false,
           std::uint32_t RopeSize = 0>
@@ -66,7 +67,7 @@ struct KVCacheStaticParams {
       HeadSize == kDynamicExtent ? kDynamicExtent : HeadSize - 2 * RopeSize;
 };
 
-// The pool of one layer group: blocks [N, KV, L, P, H, D] and, if quantized, scales [N, KV, L, P,
+// The geometry of a page pool: blocks [N, KV, L, P, H, D] and, if quantized, scales [N, KV, L, P,
 // H, S]. A page is one contiguous run of block_stride() elements, and (kv, layer) is a fixed offset
 // inside it.
 struct KvGeometry {
@@ -78,7 +79,7 @@ struct KvGeometry {
 
   std::uint32_t num_blocks = 0;  // N, the null page included
   std::uint32_t kv_dim = 2;      // KV: 1 for MLA
-  std::uint32_t num_layers = 0;  // L
+  std::uint32_t num_layers = 0;  // L, layers per page
   std::uint32_t page_size = 0;   // P, tokens
   std::uint32_t num_heads = 0;   // H
   std::uint32_t head_size = 0;   // D

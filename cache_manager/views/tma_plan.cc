@@ -45,7 +45,7 @@ std::uint64_t Unsigned(std::int64_t value) {
 }
 
 // Returns the number of columns of a tile, which must be whole units. If `columns` is 0, the tile
-// has all columns of the content.
+// has all columns of the content, padded to whole units.
 absl::StatusOr<std::uint32_t> TileColumns(absl::string_view builder, const TmaSource& source,
                                           std::uint32_t columns, TmaSwizzle swizzle) {
   const std::uint32_t unit = TmaUnit(source.element_bytes(), swizzle);
@@ -177,7 +177,8 @@ absl::StatusOr<TmaPlan> PlanPagedTmaTile(const TmaSource& source, const TmaTileS
                          TileColumns(plan.builder, source, spec.tile_columns, spec.swizzle));
   if (source.page_size == 0 || spec.fold != TmaFold::kNone) {
     return Refuse(plan.builder, source.name,
-                  source.page_size == 0 ? " has no pages" : " cannot fold");
+                  source.page_size == 0 ? " has no pages"
+                                        : " cannot fold its chunks in a tile addressed by page");
   }
   const std::uint32_t e = source.element_bytes();
   const std::uint64_t row = Unsigned(source.row_bytes());
@@ -301,16 +302,15 @@ absl::Status CheckTmaPlan(const TmaPlan& plan) {
   }
   const auto base = reinterpret_cast<std::uintptr_t>(plan.base);
   if (base == 0 || base % 16 != 0) {
-    return Refuse(who, "base address ", base, " is not a multiple of 16 bytes");
+    return Refuse(who, "base address ", base, " must be a nonzero multiple of 16 bytes");
   }
   for (std::uint32_t i = 0; i < plan.rank; ++i) {
     if (plan.extents[i] < 1 || plan.extents[i] > kMaxExtent) {
       return Refuse(who, "extent ", i, " is ", plan.extents[i], ", it must be 1 to 2^32");
     }
     if (plan.extents[i] > kCoordinateLimit) {
-      return Refuse(who, "extent ", i, " is ", plan.extents[i],
-                    ", coordinates are signed 32-bit and a box adds 256, so at most ",
-                    kCoordinateLimit);
+      return Refuse(who, "extent ", i, " is ", plan.extents[i], ", it must be at most ",
+                    kCoordinateLimit, ", because coordinates are signed 32-bit and a box adds 256");
     }
     if (plan.box[i] < 1 || plan.box[i] > kMaxBox) {
       return Refuse(who, "box extent ", i, " is ", plan.box[i], ", it must be 1 to ", kMaxBox);
@@ -328,7 +328,8 @@ absl::Status CheckTmaPlan(const TmaPlan& plan) {
   }
   const std::int64_t span = 16 << static_cast<int>(plan.swizzle);
   if (plan.swizzle != TmaSwizzle::kNone && row > span) {
-    return Refuse(who, "a box row is ", row, " bytes, the swizzle spans ", span);
+    return Refuse(who, "a box row is ", row, " bytes, it must be at most ", span,
+                  ", the span of the swizzle");
   }
   return absl::OkStatus();
 }

@@ -59,8 +59,8 @@ constexpr std::uint32_t TmaBoxRows(std::uint32_t tile_rows, std::uint32_t page_s
   return cache::TileEffPage(tile_rows, page_size);
 }
 // Returns the number of chunks that a folded copy loads, or 1 if the copy cannot be folded. Folding
-// requires whole chunks per tile and whole tiles per head. With kTile, one box must have all rows
-// of the tile; with kRows, a box must have whole groups of 8 rows.
+// requires at least two whole chunks per tile, and whole tiles per head. With kTile, one box must
+// have all rows of the tile; with kRows, a box must have whole groups of 8 rows.
 constexpr std::uint32_t TmaFoldChunks(std::uint32_t element_bytes, TmaFold fold,
                                       std::uint32_t tile_columns, std::uint32_t head_size,
                                       std::uint32_t box_rows, std::uint32_t tile_rows) {
@@ -78,7 +78,7 @@ constexpr std::uint32_t TmaSwizzledByte(std::uint32_t offset, TmaSwizzle swizzle
   const std::uint32_t mask = (1u << static_cast<std::uint32_t>(swizzle)) - 1;
   return offset ^ (((offset >> 7) & mask) << 4);
 }
-// The start of a box of scales is rounded down to this number of scales (16 bytes).
+// The start of a box of scales is rounded down to a multiple of this number of scales (16 bytes).
 inline constexpr std::uint32_t kScaleAlignment = 16 / sizeof(float);
 
 // Returns the number of scales in a box that contains any `tile` consecutive scales.
@@ -171,8 +171,9 @@ struct TmaPlan {
 
 // Plans tiles of K or V for attention. A tile is tile_rows rows of one head. The map has extents
 // {D, H, rows} and box {unit, 1, TmaBoxRows}. Columns after the content read as zero, not as the
-// next head. For page entry p and chunk j the copy has coordinates (j * unit, head, row of p). Its
-// destination is element (j * tile_rows + p * box rows) * unit of the stage.
+// next head. For entry p of the tile's row table (PagedRowIndices) and chunk j, the copy has
+// coordinates (j * unit, head, row of p). Its destination is element (j * tile_rows + p * box rows)
+// * unit of the stage.
 struct TmaTileSpec {
   std::uint32_t tile_rows = 0;
   std::uint32_t tile_columns = 0;  // whole units; 0: all of the content
@@ -197,8 +198,8 @@ struct RaggedTmaTileSpec {
 };
 absl::StatusOr<TmaPlan> PlanRaggedTmaTile(const TmaSource& source, const RaggedTmaTileSpec& spec);
 
-// Plans copies of four arbitrary rows with all heads: extents {row, rows}. Needs compute capability
-// 10.0.
+// Plans copies of four arbitrary rows with all heads. The extents are {elements of a row, rows}.
+// Needs compute capability 10.0.
 struct Gather4TmaTileSpec {
   std::uint32_t tile_width = 0;   // elements of `dtype`
   std::uint32_t tile_stride = 0;  // 0, or the width of a row

@@ -78,8 +78,8 @@ TEST(TmaRefusals, EnforcesTheRulesOfTheEncoder) {
   refused("box extent 1 is 257", [](TmaPlan& p) { p.box[1] = 257; });
   refused("box extent 1 is 0", [](TmaPlan& p) { p.box[1] = 0; });
   refused("a box row is 8 bytes", [](TmaPlan& p) { p.box[0] = 4; });
-  refused("the swizzle spans 128", [](TmaPlan& p) { p.box[0] = 72; });
-  refused("the swizzle spans 32", [](TmaPlan& p) { p.swizzle = TmaSwizzle::k32B; });
+  refused("at most 128, the span", [](TmaPlan& p) { p.box[0] = 72; });
+  refused("at most 32, the span", [](TmaPlan& p) { p.swizzle = TmaSwizzle::k32B; });
   TmaPlan edge = good;
   edge.extents[1] = (1ull << 31) - 256;
   EXPECT_TRUE(CheckTmaPlan(edge).ok());
