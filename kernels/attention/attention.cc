@@ -19,7 +19,7 @@ namespace {
 // do not affect results.
 constexpr std::uint32_t kMaxPackedRows = 128;
 constexpr std::uint32_t kMinPackedRows = 16;
-// Minimum number of items per thread, so that all threads finish at about the same time.
+// Desired number of items per thread, so that all threads finish at about the same time.
 constexpr std::int64_t kItemsPerThread = 4;
 
 std::uint32_t SpansOf(std::uint32_t keys) {

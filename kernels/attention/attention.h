@@ -28,8 +28,8 @@ struct AttentionParams {
   std::uint32_t batch_size;
   std::uint32_t num_heads;  // query heads, a multiple of the KV heads
   float scale;              // factor of q . k, usually head_size^-0.5
-  // CUDA: the plan that PlanAttention made for this step. The plan's window is 0, or at least
-  // `window` and `chunk`. Null on the CPU.
+  // CUDA: the plan that PlanAttention made for this step. AttentionPlanLimits::window of the plan
+  // is 0, or not less than the `window` or `chunk` of this layer. Null on the CPU.
   const AttentionPlan* plan = nullptr;
   // CUDA: the tensor maps of the KV pool (kv_tensor_maps.h). If null, kernels without tensor maps
   // run. `layer` is the layer of the views, for MLA the layer argument of LatentView.
@@ -56,8 +56,9 @@ struct AttentionParams {
 // sinks.
 //
 // CPU: with bf16 activations and bf16 pages, bf16_attention.h defines the arithmetic. In all other
-// cases all arithmetic is in f32. The reduction order depends only on p and its first key, so
-// chunking, batching, page ids and threads do not change any bit. A score is one ascending chain of
+// cases all arithmetic is in f32. The reduction order depends only on p and the first key that the
+// row sees, so chunking, batching, page ids and threads do not change any bit. A score is one
+// ascending chain of
 // FMAs over the columns of q * (scale / ln 2) and k. A tile of 64 tokens at a multiple of 64 is one
 // online-softmax step in powers of 2. The sum of the weights is kept as 16 partial sums: token j
 // adds its weight to partial sum j mod 16. Tokens are added to the partial sums and to each value
@@ -69,7 +70,8 @@ struct AttentionParams {
 // int8 and fp8_e4m3 pages have one scale per token and head. The K scale multiplies the score, the
 // V scale multiplies the weight. Returns INVALID_ARGUMENT if CheckKvStep does, or if num_heads is
 // not a multiple of the number of KV heads. Also returns it if a stride is less than the size of
-// all heads, the soft cap is negative, or window and chunk are combined.
+// all heads, value_columns exceeds the head size, the soft cap is negative, or window and chunk are
+// combined.
 //
 // CUDA: lengths are in device memory and are not checked. q and out have the same type, f32 or
 // bf16.
@@ -77,12 +79,13 @@ struct AttentionParams {
 // Tensor cores are used for bf16 activations over bf16 pages, or one-byte pages with one scale per
 // token and head. Head sizes are 16 to 128 in steps of 16, over bf16 pages up to 256. Products of
 // 16-bit values are summed in f32, in the orders of attention_work.h, which differ between prefill
-// and decode tokens. Rows of q and out are aligned to 8 bytes. The Hopper kernels run instead with
-// tensor maps, compute capability 9.0, head sizes 64 to 128 (or MLA) and rows aligned to 16 bytes.
-// Hopper prefill serves all of these pages and uses another reduction order. Hopper decode serves
-// only bf16 pages and gives the same bits as portable decode.
+// and decode tokens. Rows of q and out are aligned to 8 bytes. The Hopper kernels replace these
+// kernels on compute capability 9.0 if tensor maps exist, the head size is 64 to 128 (or the rows
+// are MLA cache rows), rows are aligned to 16 bytes and the scale is positive. Hopper prefill
+// supports all of these pages and uses another reduction order. Hopper decode supports only bf16
+// pages and gives the same bits as portable decode.
 //
-// The scalar kernel serves all other cases. It supports heads of up to 576 columns and needs no
+// The scalar kernel runs in all other cases. It supports heads of up to 576 columns and needs no
 // plan.
 //
 // Tiles of 64 keys (128 in prefill with tensor maps) are not read if they precede the windows or
@@ -91,10 +94,9 @@ struct AttentionParams {
 //
 // MLA cache rows have a tensor-core kernel for bf16 activations over one KV head of 144 to 576
 // columns of bf16 in steps of 16. `values` equals `keys`, and the first value_columns, a multiple
-// of 8 up to 512, are the values. It runs without window, chunk, soft cap and sinks. On 9.0, with
-// tensor maps and rows aligned to 16 bytes, a Hopper kernel runs instead. Each of the two kernels
-// uses one reduction order for prefill and decode tokens. Both store partial results in the memory
-// of the plan.
+// of 8 up to 512, are the values. This kernel supports no window, chunk, soft cap or sinks. Under
+// the conditions above, a Hopper kernel replaces it. Each of the two MLA kernels uses one reduction
+// order for prefill and decode tokens. Both store partial results in the memory of the plan.
 absl::Status PagedAttention(const Backend& backend, const AttentionParams& params);
 // Returns an upper bound of the bytes that PagedAttention uses of each Backend::workspace on the
 // CPU, for pages of any dtype and `group` query heads per KV head.

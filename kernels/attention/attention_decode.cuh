@@ -12,11 +12,11 @@
 //
 // One-byte pages: elements are converted to f16 and multiplied without their scales. K's scale
 // multiplies a token's scores. V's scale multiplies P after the sum of weights is computed. To keep
-// P within f16, V's scale is first divided by a power of two s. The bound of s is the largest scale
-// that the row sees among the warp's tokens of the tile, and s is that scale rounded up. The
-// rescaling of O includes s. For one-byte elements, ldmatrix permutes columns. Loading Q's columns
-// in a matching order undoes the permutation of K. Storing O's columns in a matching order undoes
-// the permutation of V.
+// P within f16, V's scale is first divided by a power of two s. It is the largest V scale of those
+// of the warp's 16 tokens that the row sees, rounded up to a power of two. The rescaling of O
+// includes s. For one-byte elements, ldmatrix permutes columns. Loading Q's columns in a matching
+// order undoes the permutation of K. Storing O's columns in a matching order undoes the permutation
+// of V.
 //
 // Swapped operands are from XQA (TensorRT-LLM); scale folding and split KV are from FlashInfer and
 // FlashAttention.
@@ -426,8 +426,8 @@ __device__ __forceinline__ void FinishItem(const ItemRows<T>& rows,
   MergePartials<T, kColumns>(rows, *merge);
 }
 
-// The range of tiles of an item with keys that its rows see. If there are none, end <= first, and
-// the item writes an empty state.
+// The tiles of an item that contain keys which its rows see. If there are no such tiles, end <=
+// first, and the item writes an empty state.
 struct TileRange {
   std::uint32_t first;
   std::uint32_t end;

@@ -33,8 +33,9 @@ struct LatentCount {
   std::uint32_t spans = 0;
 };
 
-// True if every span is a separate item: there are fewer row blocks than multiprocessors, and the
-// partial results fit. All lanes of a warp must call it together.
+// True if every span is a separate item. This is so if a sequence has several spans, there are
+// fewer row blocks than multiprocessors, and the partial results fit. All lanes of a warp must call
+// it together.
 __device__ __forceinline__ bool IsSplit(const LatentArgs& args) {
   std::uint32_t blocks = 0;
   std::uint32_t partials = 0;  // rows of partial results

@@ -43,7 +43,7 @@ struct Shared {
   std::byte tiles[2][kTileBytes];
   float scores[kGroups][kRows][kScorePitch];
   BF16 weights[kRows][kWeightPitch];
-  float factor[kRows];  // rescaling factor of the sums before the tile
+  float factor[kRows];  // rescaling factor of the sums over the preceding tiles
   float max[kRows];     // maximum of the span
   float sum[kRows];
   float row_max[kRows];  // maximum and sum of the preceding spans
@@ -254,7 +254,7 @@ __device__ __forceinline__ void WriteOutput(const LatentRows& rows, const Fragme
 }
 
 // Writes the span's state to `partial`. StorePartial and ReducePartial skip rows beyond the item's
-// count. With 16 heads, half of the rows are skipped.
+// count. For one token of a model with 16 heads, half of the rows are skipped.
 __device__ __forceinline__ void StorePartial(const LatentRows& rows, const Shared& shared,
                                              const Fragments& f, float* partial) {
   ForEachPair([&](std::uint32_t half, std::uint32_t row, std::uint32_t i, std::uint32_t column) {

@@ -111,7 +111,7 @@ struct Consumer {
   float max[2];     // maximum of the span
   float sum[2];     // partial sum of this lane
   State before[2];  // states of the preceding spans
-  float factor[2];  // rescaling factor of the sums before the tile
+  float factor[2];  // rescaling factor of the sums over the preceding tiles
   float s[kGroupTokens / 2];
   float o[kGroupValues / 2];
 

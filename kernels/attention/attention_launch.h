@@ -1,8 +1,8 @@
 #pragma once
 
-// One launcher per kernel. A launcher is defined in the translation unit that instantiates its
-// kernel, because the host stub of a kernel has internal linkage. The name of such a file contains
-// the page element type.
+// Declares one launcher per kernel. A launcher is defined in the translation unit that instantiates
+// its kernel, because the host stub of a kernel has internal linkage. LaunchDecode and
+// LaunchPrefill have one translation unit per page element type, which is part of the file name.
 
 #include "absl/status/status.h"
 #include "kernels/attention/attention.h"

@@ -5,7 +5,7 @@
 // with that window and head shape share the lists.
 //
 // The rows of a sequence have two classes: prefill tokens come first, then decode tokens. A row
-// keeps its class when it is recomputed, because the classes use different kernels with different
+// keeps its class when it is recomputed, because the kernels of the two classes have different
 // reduction orders (kernels/cuda/README.md).
 
 #include <cstdint>

@@ -155,7 +155,7 @@ struct Pages {
   std::uint32_t first_head;
   std::uint32_t num_heads;
 
-  // Returns the first of 16 rows from token t on, which are row_elements() apart.
+  // Returns the row of token t. The rows of the next 15 tokens follow it, row_elements() apart.
   const T* RowsAt(const KvView<const T>& view, std::uint32_t t, std::uint32_t head) const {
     return view.template block_paged_ptr<kStrip>(sequence, t, first_head + head);
   }

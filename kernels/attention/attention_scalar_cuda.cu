@@ -57,8 +57,8 @@ __device__ std::uint32_t SequenceOf(const std::uint32_t* row_offsets, std::uint3
   return low;
 }
 
-// Attends to all keys that the row sees. memory.q holds the query, memory.o receives the weighted
-// sums. Returns the maximum and the sum of weights.
+// Attends to all keys that the row sees. memory.q contains the query, memory.o receives the
+// weighted sums. Returns the maximum score and the sum of the weights.
 template <typename T>
 __device__ State Attend(const ScalarArgs<T>& args, std::uint32_t sequence, std::uint32_t kv_head,
                         std::uint32_t position, WarpMemory& memory) {

@@ -1,18 +1,19 @@
 // The inner loops of CPU attention, compiled once per instruction set; Highway's toggle replaces
 // the include guard. attention.h documents the reduction order.
 //
-// Keys: a strip of 16 tokens is transposed, so that a register holds one column of all tokens.
-// Scores are then one chain of FMAs with one token per lane, without a horizontal sum. Elements
-// narrower than 32 bits are transposed as 32-bit words of several columns. These words are widened
-// in registers if few rows use them, otherwise once into scratch memory.
+// Keys: a strip of 16 tokens is transposed, so that the lanes of a register hold the same column of
+// consecutive tokens. Scores are then one chain of FMAs with one token per lane, without a
+// horizontal sum. Elements narrower than 32 bits are transposed as 32-bit words of several columns.
+// These words are widened in registers if few rows use them, otherwise once into scratch memory.
 //
 // Values are not transposed: a register holds consecutive columns of one token.
 //
 // The sums of a block of query rows stay in registers for a whole tile. The queries of a block are
 // stored as [columns][rows], so that a column of all rows is contiguous.
 //
-// Every loop calls fetch.Step() once per iteration to prefetch a small part of the next tile.
-// Issuing all prefetches at once would fill the core's queues and stall it.
+// Every loop calls Step() of its `fetch` argument (TileFetch or NoFetch) once per iteration, which
+// prefetches a small part of the next tile. Issuing all prefetches at once would fill the core's
+// queues and stall it.
 
 #if defined(QUIRE_KERNELS_CPU_ATTENTION_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef QUIRE_KERNELS_CPU_ATTENTION_TILE_INL_H_

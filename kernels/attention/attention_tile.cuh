@@ -1,12 +1,13 @@
 #pragma once
 
-// Code shared by the attention kernels for sm_80: KV tiles of 64 tokens in shared memory, queries
-// in registers, and the reduction of states in the order of attention_work.h.
+// Code shared by the attention kernels: KV tiles of 64 tokens in shared memory, queries in
+// registers, and the reduction of states in the order of attention_work.h.
 //
-// A row of a tile holds a token's columns of one head, in 16-byte pieces. Pieces are permuted
+// A row of a tile contains a token's columns of one head, in 16-byte pieces. Pieces are permuted
 // inside 128 bytes (piece XOR row mod 8, the 128-byte swizzle of TMA and wgmma). The pieces with
 // the same index in eight consecutive rows are then in different banks, so ldmatrix has no bank
-// conflicts. Rows of more than 128 bytes consist of several 128-byte slabs.
+// conflicts. Rows of 64 bytes are permuted inside 64 bytes to the same effect. Rows of more than
+// 128 bytes consist of several 128-byte slabs.
 
 #include <cstdint>
 
@@ -108,7 +109,8 @@ struct TileShape {
   }
 };
 
-// Multiplies the one-byte elements `first` and `first` + 1 of `bytes` by the scale; returns bf16.
+// Multiplies the one-byte elements `first` and `first` + 1 of `bytes` by the scale. Returns the two
+// products as bf16.
 template <typename T>
 __device__ __forceinline__ std::uint32_t ScaledPair(std::uint32_t bytes, std::uint32_t first,
                                                     float scale) {

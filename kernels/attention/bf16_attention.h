@@ -13,11 +13,12 @@
 //     partial sum j mod 16 = sum p_j, ascending
 //     value = sum p_j v_j
 //
-// The scores and the values are products in the arithmetic of bf16_linear.h. A block of a score is
-// 32 columns, and the last block is padded with zeros. A block of a value is 32 tokens at a
-// multiple of 32. Tokens that a row does not see do not affect the row, not even if they are NaN. A
-// value of zero is +0. All other arithmetic is ordinary f32, with a fused multiply-add where the
-// reference has one. Spans are reduced as in attention.h.
+// The scores and the values are products in the arithmetic of bf16_linear.h, which sums in blocks
+// of 32 products. A block of a score is 32 columns, and the last block is padded with zeros. A
+// block of a value is 32 tokens at a multiple of 32. Tokens that a row does not see do not affect
+// the row, not even if they are NaN. A value that is zero has a positive sign. All other arithmetic
+// is ordinary f32, with a fused multiply-add where the reference has one. Spans are reduced as in
+// attention.h.
 //
 // The sum adds the rounded weights, so that the weights of a row add up to 1. All instruction sets,
 // batches and chunks give the same bits, except for the bits of NaNs.
@@ -44,9 +45,9 @@ constexpr std::uint32_t KeyColumns(std::uint32_t head_size) {
 std::size_t Bf16AttentionScratchBytes(std::uint32_t head_size, std::uint32_t kv_heads,
                                       std::size_t packed_rows);
 
-// Runs one step. `multiply` computes the products. If it is null, vector code does, or the
-// reference if the instruction set has no fused multiply-add. REQUIRES: bf16 pages; the arguments
-// were checked.
+// Runs one step. `multiply` computes the products. If it is null, vector code computes them, or the
+// reference runs if the instruction set has no fused multiply-add. REQUIRES: bf16 pages; the
+// arguments were checked.
 void PagedAttentionBf16(const Backend& backend, const AttentionParams& params,
                         Bf16MultiplyFn multiply);
 

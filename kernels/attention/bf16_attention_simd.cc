@@ -374,8 +374,9 @@ class RowGroup {
     }
   }
 
-  // True if all values are finite that some rows do not see. A weight of zero times any other value
-  // would be NaN. Tokens that the item does not read are zeros.
+  // True if the values of all tokens that at least one row does not see are finite. The weight of
+  // such a token is zero, and zero times a value that is not finite is NaN. Values of tokens that
+  // the item does not read are zeros.
   bool AreUnseenValuesFinite() const {
     const std::size_t begin = std::max<std::size_t>(first_block() * kBlock, tokens_.begin);
     const std::size_t end = std::min<std::size_t>(end_block() * kBlock, tokens_.end);

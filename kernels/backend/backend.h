@@ -69,9 +69,9 @@ class Backend {
                                         CpuActivations activations = CpuActivations::kAuto);
 
   // Creates a backend that enqueues every op on `stream`. The host part of loading uses the pool.
-  // With kFast the caller must call UseCublasLt before the first op. The kernels are those for the
-  // compute capability of the stream's Device, which may be lower than that of the GPU. Returns
-  // UNIMPLEMENTED in a build without CUDA.
+  // With kFast the caller must call UseCublasLt before the first op. Ops run the kernels for the
+  // compute capability of the stream's Device, which may be lower than the capability of the GPU.
+  // Returns UNIMPLEMENTED in a build without CUDA.
   static absl::StatusOr<Backend> CreateCuda(const Stream& stream, Determinism determinism,
                                             ThreadPool* pool);
 

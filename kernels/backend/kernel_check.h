@@ -10,7 +10,7 @@ namespace quire::kernels {
 struct KernelCheck {
   std::string kernel;      // e.g. "bf16 product"
   std::string shape = {};  // e.g. "int4 g32, 9 x 256 x 1024"
-  double error = 0;        // relative error of the norm
+  double error = 0;        // norm of the difference, divided by the norm of the reference
   double limit = 0;        // maximum allowed error; 0: all bits must be equal
   std::string fault = {};  // description of what is wrong; empty if the kernel passed
 };

@@ -27,7 +27,7 @@ class Backend;
 //             operation of the group fails, and no rank waits for another.
 // Threads:    Each rank's operations run on one thread at a time; Abort runs on any thread.
 // Lifetime:   Ranks share their state and may be destroyed in any order. Destroying a rank
-//             aborts the group. No operation of a rank runs while the rank is destroyed.
+//             aborts the group. A rank must not be destroyed during one of its operations.
 class Communicator {
  public:
   static constexpr std::uint32_t kMaxRanks = 8;
@@ -41,8 +41,9 @@ class Communicator {
   // Returns the backend whose stream and memory the operations use. Null if they use host memory.
   virtual const Backend* backend() const = 0;
 
-  // Begins a step with `num_rows` rows. Later operations belong to this step. Returns
-  // INVALID_ARGUMENT on all ranks if the numbers differ, or the status that was passed to Abort.
+  // Begins a step with `num_rows` rows. Later operations belong to this step. NcclCommunicator
+  // returns INVALID_ARGUMENT on all ranks if the numbers differ, or the status that was passed to
+  // Abort. HostCommunicator returns OK, because each of its operations compares its sizes.
   virtual absl::Status BeginStep(std::uint32_t num_rows) = 0;
 
   // Computes values[i] = ((0 + values_0[i]) + values_1[i]) + ... over the ranks in order, in f32.
@@ -56,16 +57,17 @@ class Communicator {
   // if there is an error.
   virtual absl::Status AllGather(std::span<const std::byte> part, std::span<std::byte> all) = 0;
 
-  // Allocates memory for sums of `elements` elements.
+  // Allocates memory for calls of AllReduceSum with up to `elements` values.
   virtual void Reserve(std::size_t elements) = 0;
 
   // Waits for an event on the stream of backend(), or until the group is aborted. An abort ends
   // this rank's pending operations without a result. Returns OK only if no operation was aborted.
+  // HostCommunicator only waits for the event, because its operations are never pending.
   virtual absl::Status Wait(const Event& event) = 0;
 
-  // Aborts the group. Current and later calls on every rank then return `why`. Only the first call
-  // has an effect. A rank calls Abort if it cannot take part in an operation that other ranks wait
-  // for. REQUIRES: !why.ok().
+  // Aborts the group. Current and later operations on every rank then return `why`. Only the first
+  // call has an effect. A rank calls Abort if it cannot take part in an operation that other ranks
+  // wait for. REQUIRES: !why.ok().
   virtual void Abort(const absl::Status& why) = 0;
 
  protected:

@@ -41,7 +41,7 @@ class HostCommunicator final : public Communicator {
   HostCommunicator(std::shared_ptr<Group> group, std::uint32_t rank);
 
   const std::shared_ptr<Group> group_;
-  std::vector<float> sum_;  // result of AllReduceSum while other ranks read `values`
+  std::vector<float> sum_;  // result of AllReduceSum until all ranks have read each other's values
 };
 
 }  // namespace quire::kernels

@@ -1,6 +1,7 @@
 #pragma once
 
-// Computes act(gate) * up on the device, with the same bits as the CPU kernels.
+// Computes act(gate) * up on the device. kSilu and kGeluErf give the bits of CPU kernels with fused
+// multiply-add.
 
 #include "kernels/backend/exact_gate.h"
 #include "kernels/backend/exact_math.h"

@@ -13,8 +13,8 @@ namespace quire::kernels {
 
 // A changed range of entries in a row of a lookup table.
 struct LookupRange {
-  std::uint32_t to;     // index of the first entry in the tables
-  std::uint32_t from;   // index of the first word in the block
+  std::uint32_t to;     // index of the first changed entry in StepInputsParams::lookup_table
+  std::uint32_t from;   // index in the block of the new value of that entry
   std::uint32_t count;  // number of entries
 };
 
@@ -35,8 +35,8 @@ struct StepInputsParams {
   std::uint32_t batch_size;
   std::uint32_t num_live_rows;  // rows with tokens
   std::uint32_t num_ranges;
-  // Padded numbers, at least the numbers above. Padding tokens have id 0, position 0 and row -1.
-  // Padding head tokens are token 0, and padding rows are empty.
+  // The numbers after padding, each at least the unpadded number above. Padding tokens have id 0,
+  // position 0 and row -1. Padding head tokens have index 0, and padding rows are empty.
   std::uint32_t padded_tokens;
   std::uint32_t padded_head_tokens;
   std::uint32_t padded_rows;

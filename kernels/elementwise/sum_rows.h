@@ -12,7 +12,7 @@ namespace quire::kernels {
 
 struct SumRowsParams {
   ConstFloatPtr x;  // [num_rows, columns], f32 or, on a GPU, bf16; contiguous rows
-  float* sum;       // [columns]; sums so far, unless `begins`, then overwritten by the result
+  float* sum;       // [columns] sums of earlier calls, replaced by the result
   std::uint32_t num_rows;
   std::uint32_t columns;
   bool begins;  // true for the first call, which ignores the values in `sum`

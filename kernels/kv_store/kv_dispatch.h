@@ -37,7 +37,7 @@ template <typename T>
 using KvCollection = cache::PagedKVCacheCollection<T, KvParams, cache::kDynamicExtent, KvScale<T>,
                                                    kKvGranularity<T>>;
 
-// The list of element types. A new type needs to be added only here.
+// The list of element types. A new type is added here and in MakeKvCollection.
 template <template <typename> typename Of>
 using OverKvElements = std::variant<Of<float>, Of<BF16>, Of<F16>, Of<F8E4M3>, Of<std::int8_t>>;
 
@@ -116,10 +116,10 @@ inline KvShape KvShapeOf(const AnyKvView& view) {
       view);
 }
 
-// Checks a step on the CPU. Returns INVALID_ARGUMENT if the views have different shapes, or if
-// quantized views have more than one scale per token and head. Also returns it if the lookup table
-// of a sequence b < batch_size is too small for its cached tokens and its row_offsets[b + 1] -
-// row_offsets[b] new tokens.
+// Checks a step on the CPU. Returns INVALID_ARGUMENT if the views have different shapes or fewer
+// than batch_size sequences, or if quantized views have more than one scale per token and head.
+// Also returns it if row_offsets decrease, or if the lookup table of a sequence b < batch_size is
+// too small for its cached tokens and its row_offsets[b + 1] - row_offsets[b] new tokens.
 absl::Status CheckKvStep(const AnyKvView& keys, const AnyKvView& values,
                          const std::uint32_t* row_offsets, std::uint32_t batch_size);
 

@@ -2,8 +2,9 @@
 
 // Runs between the projections of MLA and its attention. Applies rope, if the model has it, to the
 // last columns of every query head and of the row to be cached, and stores the row into its page.
-// Copies the last columns of each query head after the columns that were projected into the latent
-// space. On a GPU this is one kernel.
+// Attention reads another array of queries, in which the other columns of each head have been
+// projected into the latent space. The rotated columns are copied behind them. On a GPU this is one
+// kernel.
 
 #include <cstdint>
 

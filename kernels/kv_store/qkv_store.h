@@ -1,8 +1,8 @@
 #pragma once
 
 // Runs between the QKV product and attention. Applies an optional norm (GPU only), rope to q and k,
-// and an optional scale to q, then writes k and v into their pages. On a GPU this is one kernel and
-// the only writer of KV values. On the CPU QkvStore calls Rope and KvStore.
+// and an optional scale to q, then writes k and v into their pages. On a GPU this is one kernel. On
+// the CPU QkvStore calls Rope and KvStore.
 
 #include <cstdint>
 

@@ -33,8 +33,8 @@ struct LinearGroups {
 std::optional<LinearGroups> LinearGroupsOf(
     std::uint32_t count, absl::FunctionRef<const PackedLinear&(std::uint32_t group)> matrix_of);
 
-// Weighted sums over the rows of y that each token chose. The launch that computes y also computes
-// the sums.
+// For each token, the weighted sum of the rows of GroupedLinearParams::y that belong to the token,
+// one per chosen expert. The launch that computes these rows also computes the sums.
 struct ChosenSum {
   const std::uint32_t* places;  // [num_rows, top_k] rows of y, distinct per token; device memory
   const float* weights;         // [num_rows, top_k]; device memory
@@ -45,8 +45,8 @@ struct ChosenSum {
   bool add = false;               // the sums are added to the values of y
   const float* addend = nullptr;  // [num_rows, N], rows y_stride apart, added first; null: none
 };
-// Maximum of num_rows * top_k. With more choices the launch would take longer, waiting for the last
-// block of a tile.
+// Maximum of num_rows * top_k. With more choices a separate launch is faster, because the sums wait
+// for the last block of a tile.
 inline constexpr std::uint32_t kMaxChosen = 256;
 
 struct GroupedLinearParams {

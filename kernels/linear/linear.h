@@ -72,8 +72,8 @@ struct LinearParams {
   std::int64_t residual_stride = 0;  // elements, at least N when there is a residual
   std::int64_t y_stride;             // elements, at least N; with a gate at least N / 2
   std::uint32_t num_rows;
-  // Features 0 .. N / 2 - 1 gate features N / 2 .. N - 1, and y is [num_rows, N / 2]. REQUIRES:
-  // CanFuseGate is true and there is no residual.
+  // Features 0 .. N / 2 - 1 gate features N / 2 .. N - 1, and y is [num_rows, N / 2]. Supported
+  // only if CanFuseGate is true and there is no residual.
   std::optional<GateShape> gate = {};
   const QkvStoreParams* store = nullptr;  // QkvStore after the product: store->qkv is y; null: none
 };
@@ -112,12 +112,12 @@ bool CanFuseGate(const Backend& backend, const PackedLinear& weight, DType x, DT
 // the total sum.
 //
 // Integer weights on the CPU with f32 activations: as f32, with dequantized weights. With an
-// act-order permutation the inputs are in the order of the packed weights.
+// act-order permutation the inputs are summed in the order of the packed weights.
 //
 // Integer weights on the CPU with int8 activations: x is permuted if the weights have an act-order
 // permutation, and quantized to int8 per row and group of inputs. Products are summed exactly
-// inside a group, and groups are added in order (int_linear.h). A group of inputs with a NaN or
-// infinity makes its whole row NaN.
+// inside a group, and groups are added in order (int_linear.h). A group of inputs with a NaN or a
+// magnitude of at least 2^117 makes its whole row NaN.
 //
 // Weights of 8 and 4 bits and f32 x on CUDA: as f32, with each quantized weight multiplied by its
 // scale in f32.

@@ -91,8 +91,8 @@ inline std::uint32_t LinearPermutedRowsPerPass(std::uint32_t k, DType x) {
   return static_cast<std::uint32_t>(fit < kLinearMaxPermutedRows ? fit : kLinearMaxPermutedRows);
 }
 
-// The location of quantized rows in the workspace. Their scales come first. They follow the partial
-// sums, or overlap them in launches without partial sums.
+// The location in the workspace of rows that were quantized to e4m3. The scales of the rows come
+// first. Scales and rows follow the partial sums, or overlap them in launches without partial sums.
 struct Fp8RowsWorkspace {
   std::int64_t at;
   std::int64_t codes_at;  // offset from `at`
@@ -132,8 +132,8 @@ constexpr std::uint32_t RowsPerLaunch(std::uint32_t rows, std::uint32_t most) {
 //
 // Scales: [padded N] in f32 if there is one scale per feature. Otherwise [groups][padded N] in f16
 // for integers, f32 for e4m3 and bf16 for e2m1. Zero points of integers follow: bytes
-// [groups][padded N]. Each 16 features are in the order 0 8 1 9 .. 7 15, because a lane needs two
-// adjacent ones at a time.
+// [groups][padded N]. Each 16 features are in the order 0 8 1 9 .. 7 15, because a lane loads the
+// zero points of features f and f + 8 together.
 
 // Returns the offset of the zero points.
 constexpr std::int64_t LinearZerosAt(std::uint32_t n, std::uint32_t k, std::uint32_t group) {

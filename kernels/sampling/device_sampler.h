@@ -1,8 +1,7 @@
 #pragma once
 
 // Enqueues Sample and ComputeLogprobs of sampling.h on the stream of a GPU backend. Sampled tokens,
-// ranks, best ids and log-probabilities equal those of the CPU. They are equal bit for bit if the
-// CPU has fused multiply-add.
+// ranks, best ids and log-probabilities have the same bits as on a CPU with fused multiply-add.
 //
 // Place:      beside the ops; used by runners with a GPU backend.
 // Invariants: nothing is allocated after Create. Results of a row depend only on that row.

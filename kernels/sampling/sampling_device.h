@@ -13,7 +13,8 @@
 
 namespace quire::kernels::internal {
 
-// Number of rows of a group that can have scratch memory.
+// The rows of a call are processed in groups, each by one sequence of launches (SamplerArgs).
+// Maximum number of rows of a group that have scratch memory.
 inline constexpr std::uint32_t kSamplerRows = 32;
 // Maximum number of rows of a group. Each row is a block in the grid's second dimension.
 inline constexpr std::uint32_t kMaxGroupRows = 65535;
@@ -72,7 +73,7 @@ inline bool NeedsScratch(const DeviceRow& row) {
 struct SamplerState {
   // Largest order key of x. XTC replaces it by the largest key that it keeps. 0: no survivors.
   std::uint64_t best;
-  std::uint64_t race;     // complement of the smallest key (score, id) of the race
+  std::uint64_t race;     // complement of the smallest (score, id) of step 10 of sampling.h
   std::uint64_t mass;     // mass of the survivors, if requested
   std::uint32_t raw_max;  // largest ordered key of the logits
   std::uint32_t non_finite;
