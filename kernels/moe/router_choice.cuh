@@ -37,7 +37,8 @@ __device__ __forceinline__ float Closed() {
   return cuda::BitsFloat(kClosedBits);
 }
 
-// Returns the index of the largest value that is not closed, in every lane. REQUIRES: there is one.
+// Returns the index of the largest value that is not closed, in every lane. REQUIRES: at least one
+// value is not closed.
 __device__ __forceinline__ std::uint32_t Best(const float* values, std::uint32_t count) {
   std::uint64_t best = kClosedKey;
   for (std::uint32_t i = cuda::Lane(); i < count; i += cuda::kWarpSize) {

@@ -124,8 +124,8 @@ bool HasPenalties(const SamplingRow& row) {
          row.presence_penalty != 0.0f;
 }
 
-// Returns how many of the first rows form a group. At most kSamplerRows rows of a group need
-// scratch memory.
+// Returns how many rows, from the first on, form the next group. At most kSamplerRows rows of a
+// group need scratch memory.
 std::uint32_t GroupSize(std::span<const DeviceRow> rows) {
   std::uint32_t size = 0;
   std::uint32_t with_scratch = 0;
@@ -147,8 +147,8 @@ ListSizes ListsOf(const SamplingRow& row) {
           .tops = static_cast<std::uint32_t>(std::max(row.num_logprobs, 0))};
 }
 
-// Copies the biases so that equal tokens are adjacent and otherwise in order. On the device, the
-// thread of the first of equal tokens adds all their biases.
+// Copies the biases, sorted by token. Biases of the same token stay in the caller's order. On the
+// device, one thread adds all biases of a token.
 void StageBias(const SamplingRow& row, LogitBias* to) {
   std::copy_n(row.bias, row.bias_size, to);
   const auto below = [](const LogitBias& a, const LogitBias& b) { return a.token < b.token; };
@@ -235,7 +235,8 @@ absl::Status DeviceSampler::State::CheckRows(std::span<const SamplingRow> rows,
   return CheckLimit("samples", slot.samples.size() + rows.size(), limits.max_samples);
 }
 
-// Returns how many of the first rows fit with their lists, and the size of these lists.
+// Returns for how many rows, from the first on, the slot has room for the lists. Stores the total
+// size of these lists in `sizes`.
 std::size_t DeviceSampler::State::CountFitting(std::span<const SamplingRow> rows, const Slot& slot,
                                                ListSizes* sizes) const {
   *sizes = {};
@@ -359,7 +360,7 @@ absl::Status DeviceSampler::State::Enqueue(const Staged& staged, std::span<Devic
   const auto on_device = [&]<typename T>(const T* p) {
     return reinterpret_cast<const T*>(to + (reinterpret_cast<const std::byte*>(p) - from));
   };
-  // Indices are consecutive, so the rows of a group have distinct ones.
+  // Scratch indices are consecutive modulo kSamplerRows, so the rows of a group have distinct ones.
   std::uint32_t scratch = 0;
   for (DeviceRow& row : rows) {
     if (internal::NeedsScratch(row)) row.scratch = scratch++ % internal::kSamplerRows;

@@ -22,7 +22,8 @@ constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 constexpr float kLargest = std::numeric_limits<float>::max();
 
 // A token whose x is this far below the best candidate has mass 0 in top-p and cannot be sampled.
-// Its weight is at most 7e-13, the smallest e is 2^-33, and the best candidate's e is at most 23.
+// Its weight exp(x - max x) is at most 7e-13 and its e (step 10) at least 2^-33, so the quotient is
+// above 100. The quotient of the best candidate is its e, which is at most 23.
 constexpr float kReach = 28.0f;
 
 // Number of remaining tokens up to which the cutoff is searched token by token.
@@ -424,8 +425,8 @@ class RawRow {
   const double log_sum_;
 };
 
-// Returns the token with the best logit if only masks apply and they allow this token. It does not
-// copy the row. Otherwise returns -1.
+// Returns the token with the best logit if only masks apply and they allow this token, otherwise
+// -1. Does not copy the row.
 std::int32_t BestUnmasked(const SamplingRow& row, std::uint32_t vocab, float max) {
   if (HasPenalties(row) || row.bias_size > 0) return -1;
   const auto best = static_cast<std::int32_t>(internal::FindFirst(row.logits, vocab, max));

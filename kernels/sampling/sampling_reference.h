@@ -14,9 +14,9 @@ struct ReferenceSample {
   bool non_finite = false;
   bool no_survivor = false;
   std::vector<std::int32_t> survivors;  // after step 9, best first
-  // Smallest relative distance between a value and a threshold to which it was compared (top-p,
-  // min-p, the race). If the margin is within the rounding error of exp, 1e-6, the fast sampler may
-  // decide differently.
+  // Smallest relative distance between a value and a threshold to which it was compared, in
+  // top-n-sigma, top-p, XTC and the race of step 10. If the margin is within the rounding error of
+  // exp, 1e-6, the fast sampler may decide differently.
   double margin = 1;
   std::vector<double> logprobs;  // [vocab] raw
   double processed_logprob = 0;  // log-probability of the token among the survivors; 0 if greedy

@@ -57,8 +57,8 @@ absl::Status MapSelectedRows(const Backend& backend, const SelectedRowsParams& p
 }
 
 absl::Status SparseAttention(const Backend& backend, const SparseAttentionParams& params) {
-  // Each row becomes a separate sequence over pages of one token. The selected keys are its lookup
-  // table.
+  // Each row becomes a separate sequence over pages of one token. The row's selected keys, which
+  // MapSelectedRows replaced by rows of the view, are the lookup table of this sequence.
   AnyKvView gathered = *params.rows;
   std::visit(
       [&](auto& view) {
