@@ -67,9 +67,9 @@ struct GroupedLinearParams {
 bool CanFuseGroupedGate(const LinearGroups& weights, DType x, DType y);
 
 // True if the launch that computes the product of all rows can also compute the sum. This requires
-// tensor cores, f32 y, no gate, few rows per group and at most kMaxChosen choices. Every row of y,
-// sum.y and sum.addend must be 16-byte aligned. If rows are permuted or quantized first, all rows
-// must fit in the workspace.
+// tensor cores, f32 y, no gate, few rows per group and at most kMaxChosen choices. N must be a
+// multiple of 4, and every row of y, sum.y and sum.addend must be 16-byte aligned. If rows of x are
+// permuted or quantized first, all rows must fit in the workspace.
 bool CanFuseGroupedSum(const GroupedLinearParams& params, const ChosenSum& sum);
 
 // Computes y[m][n] = sum_k x[m][k] W[g][n][k] + bias[g][n] for offsets[g] <= first_row + m <

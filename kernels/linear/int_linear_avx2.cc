@@ -5,9 +5,9 @@
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 
 #include "kernels/linear/int_linear_avx2_ops-inl.h"
-// These headers use the definitions of the headers above.
+// This header uses the definitions of the header above.
 #include "kernels/linear/int_linear_x86-inl.h"
-// These headers use the definitions of the headers above.
+// This header uses the definitions of both headers above.
 #include "kernels/linear/int_linear_tiles-inl.h"
 
 namespace quire::kernels::internal {

@@ -114,7 +114,7 @@ QUIRE_OP void AddDot(I& acc, W u, I inputs) {
 }  // namespace quire::kernels::internal
 
 #include "kernels/linear/int_linear_dots-inl.h"
-// These headers use the definitions above.
+// This header uses the definitions above.
 #include "kernels/linear/int_linear_tiles-inl.h"
 
 namespace quire::kernels::internal {

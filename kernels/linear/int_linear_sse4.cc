@@ -130,7 +130,7 @@ QUIRE_OP std::uint32_t NarrowQuad(const std::int32_t* from) {
 }  // namespace quire::kernels::internal
 
 #include "kernels/linear/int_linear_x86-inl.h"
-// These headers use the definitions above.
+// This header uses the definitions above.
 #include "kernels/linear/int_linear_tiles-inl.h"
 
 namespace quire::kernels::internal {

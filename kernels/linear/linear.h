@@ -90,10 +90,10 @@ bool CanFuseGate(const Backend& backend, const PackedLinear& weight, DType x, DT
 // With a gate, y[m][j] is GatedProduct of the values that y[m][j] and y[m][N / 2 + j] would have,
 // each rounded to bf16. The bits are those of Linear followed by GatedProduct.
 //
-// With a store, QkvStore runs after the product and may return its errors. On the tensor cores of a
-// GPU the product's launch includes the store, for at most kMaxStoredRows rows, bf16 pages and head
-// sizes that divide 128. Each block then has whole heads. Otherwise the store is a separate launch
-// with the same bits.
+// With a store, QkvStore runs after the product, and Linear also returns its errors. On the tensor
+// cores of a GPU the product's launch includes the store, for at most kMaxStoredRows rows without a
+// residual, bf16 pages and head sizes that divide 128. Each block then has whole heads. Otherwise
+// the store is a separate launch with the same bits.
 //
 // With bf16 activations (Backend::activations), bf16_linear.h defines all products of the CPU. The
 // following paragraphs define all other products.

@@ -247,8 +247,8 @@ absl::Status LaunchGrouped(const CudaContext& context, const GroupedArgs& args,
   return LaunchGroups<kFormat, 64>(context, args, chosen);
 }
 
-// Launches the kernel repeatedly, each time with as many rows as fit in the workspace. Meant for
-// few rows, where reading the weights dominates.
+// Launches the kernel repeatedly, each time with as many rows as fit in the workspace. This is
+// efficient for few rows, where reading the weights dominates the time.
 template <WeightFormat kFormat>
 absl::Status LaunchQuantized(const CudaContext& context, LinearArgs args, const NextArgs& next) {
   if (args.num_rows <= kFewRows) return LaunchTile<kFormat, kFewRows>(context, args, next);

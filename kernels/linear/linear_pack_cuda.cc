@@ -113,8 +113,8 @@ class TilePacker {
   // Returns the largest supported zero point. Integers of 4 bits and their zero points must fit in
   // a bf16 (linear_codes.cuh).
   float most_zero() const { return shape_.format == WeightFormat::kInt4 ? 128 : 255; }
-  // Returns the first row with a zero point above most_zero(), and the zero point. REQUIRES: no
-  // thread is in PutTile.
+  // Returns the first row with a zero point that is not in [0, most_zero()], and that zero point.
+  // REQUIRES: no thread is in PutTile.
   const std::optional<BadZero>& bad_zero() const { return bad_; }
 
  private:
@@ -321,7 +321,7 @@ absl::Status CheckActivations(DType x, DType y) {
   if (y == DType::kF32 || (y == DType::kBF16 && x == DType::kBF16)) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("linear has x ", DTypeName(x), " and y ", DTypeName(y),
-                   ", supported are f32 x with f32 y and bf16 x with both"));
+                   ", supported are f32 x with f32 y, and bf16 x with f32 or bf16 y"));
 }
 
 // Row-major matrices are supported only with bf16 x.

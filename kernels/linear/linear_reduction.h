@@ -74,8 +74,8 @@ constexpr bool HasFewGroupRows(std::uint32_t rows, std::uint32_t groups) {
 
 // Device memory for partial sums that blocks exchange, zeroed once. It contains counters, then a
 // tile of kLinearTileN x kLinearSmallRows f32 sums for each block of a launch that splits K among
-// blocks. Launches of up to kLinearSmallRows rows have fewer than 2 * kLinearFillBlocks blocks; the
-// memory suffices for more.
+// blocks. Such a launch has fewer than 2 * kLinearFillBlocks blocks for each kLinearSmallRows rows,
+// so the memory suffices for at least 2 * kLinearSmallRows rows.
 inline constexpr std::uint32_t kLinearMaxPartials = 4 * kLinearFillBlocks;
 inline constexpr std::int64_t kLinearCounterBytes = std::int64_t{kLinearMaxPartials} * 4;
 inline constexpr std::int64_t kLinearPermutedOffset =

@@ -1,8 +1,9 @@
 // Linear without tensor cores, for f32 activations and for any K. A block computes 32 features x 32
 // rows from tiles of 32 inputs in shared memory. Products and their order are those of
-// linear_simd.cc, so unquantized weights give the same bits as on the CPU. It is the reference for
-// kernels on a device and is not fast. Weights of 8 and 4 bits are converted to f32 when loaded.
-// The resulting bits are those of f32 weights, not of the CPU's integer products.
+// linear_simd.cc, so unquantized weights give the same bits as on a CPU with fused multiply-add.
+// This kernel is the reference for the other kernels on a device and is not fast. Weights of 8 and
+// 4 bits are converted to f32 when loaded. The resulting bits are those of f32 weights, not of the
+// CPU's integer products.
 
 #include <cstdint>
 

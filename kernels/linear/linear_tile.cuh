@@ -442,8 +442,8 @@ __device__ __forceinline__ void MultiplyTile(typename Shape<kFormat, kTokens>::S
   }
 }
 
-// Adds the sums of all sub-ranges of this output tile in index order, in the last block that
-// finishes. Returns false in the other blocks. sum_of(v) returns a reference to sum v of the
+// Adds the sums of all sub-ranges of this output tile in index order, in the block that finishes
+// last. Returns false in the other blocks. sum_of(v) returns a reference to sum v of the
 // kValues sums of a thread. All threads of the block must call it, but only the first kThreads of
 // them have sums. `flag` is in shared memory.
 template <std::uint32_t kValues, typename SumOf>

@@ -1,6 +1,5 @@
-// Packs integer weights and schedules their products. If there are few rows, every thread quantizes
-// all of them redundantly, which is cheaper than a barrier. Many rows are quantized in a separate
-// pass.
+// Packs integer weights and schedules their products. With int8 activations, a first pass quantizes
+// the rows of x and a second pass computes the product.
 
 #include "kernels/linear/quantized_linear.h"
 

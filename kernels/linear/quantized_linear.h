@@ -71,8 +71,8 @@ absl::StatusOr<PackedLinear> AllocateQuantizedLinear(const QuantizedShape& shape
 // Quantizes one row without minimums. kInt8: the scale is the largest magnitude M divided by 127,
 // and the error of every value is at most half the scale. kInt4: the scale is the candidate with
 // the least sum of squared errors. It is then corrected so that the projection of the quantized
-// group on the original is preserved. Scales of groups are f16 values, and integers are chosen for
-// the rounded scale.
+// group on the original group equals the original group. Scales of groups are f16 values, and
+// integers are chosen for the rounded scale.
 //
 // Subnormal f16 scales, for M / 127 < 6.1e-5, have steps of 2^-24. Only groups of zeros have scales
 // below 2^-24. The error of int8 with subnormal scales is at most M / 254 + 2^-25. A group with a
