@@ -33,8 +33,8 @@ class BoundedQueue {
     return slots_.size();
   }
 
-  // Grows the queue to `capacity` values if it is smaller. Allocates memory, so call it only when
-  // the configuration changes.
+  // Raises capacity() to `capacity` if it is lower. Allocates memory, so call it only when the
+  // configuration changes.
   void Reserve(std::size_t capacity) {
     MutexLock lock(&mutex_);
     if (capacity <= slots_.size()) return;

@@ -15,7 +15,9 @@ namespace quire {
 //   UNAVAILABLE          this process has lost the device; the reason is DEVICE_LOST
 //                        (base/error_reason.h). The error is sticky: every later call fails
 //                        too, so the process must end
-//   FAILED_PRECONDITION  no driver, a driver that is too old, no device
+//   FAILED_PRECONDITION  no driver, a driver that is too old, no device. A device that may become
+//                        usable later, for example because another process uses it exclusively,
+//                        has the reason DEVICE_ERROR
 //   INTERNAL             everything else
 // Also clears the runtime's last-error state.
 absl::Status CudaStatus(cudaError_t error, absl::string_view what);

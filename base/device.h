@@ -28,9 +28,9 @@ struct Device {
 
 // Opens GPU `ordinal` for this process and makes it current for the calling thread. Never falls
 // back to another device. Returns UNIMPLEMENTED in a build without CUDA. Returns
-// FAILED_PRECONDITION if the driver is missing or older than this build's CUDA, if the device does
-// not exist, or if its compute capability is below 8.0. The message has the actual and the required
-// number. Other errors are those of CudaStatus.
+// FAILED_PRECONDITION if the driver is missing or has an older major version than this build's
+// CUDA, if the device does not exist, or if its compute capability is below 8.0. The message states
+// what was found and what is required. Other errors are those of CudaStatus.
 absl::StatusOr<Device> OpenCudaDevice(std::int32_t ordinal);
 
 // Makes the device current for the calling thread. Every thread must call this once before it

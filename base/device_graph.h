@@ -18,8 +18,8 @@ namespace quire {
 class DeviceGraph {
  public:
   // Calls `enqueue` and records the work that it enqueues, without running the work. `enqueue` may
-  // only use `stream`. Returns the error of `enqueue` or of CudaStatus. The stream remains usable
-  // even after an error.
+  // enqueue on `stream` only. Returns the error of `enqueue` or of CudaStatus. The stream remains
+  // usable even after an error.
   // REQUIRES: a CUDA stream.
   static absl::StatusOr<DeviceGraph> Capture(const Stream& stream,
                                              absl::FunctionRef<absl::Status()> enqueue);

@@ -78,7 +78,7 @@ enum class Reason : std::uint8_t {
   kEngineDied,
 };
 
-// Whether a client should retry, and where.
+// States whether a client should retry, and on which server.
 enum class Retry : std::uint8_t { kNo, kSameServer, kOtherServer };
 
 // The detail message that gRPC sends along with ErrorInfo.
@@ -91,7 +91,7 @@ struct ReasonRow {
   int http_status;         // 0: the HTTP client is gone and gets no response
   Retry retry;
   ErrorDetail detail;
-  absl::string_view text;  // when the error occurs, as docs/api.md states it
+  absl::string_view text;  // the cause of the error, in the words of docs/api.md
 };
 
 // Returns every reason, in the order of the enum and of docs/api.md.

@@ -2,7 +2,7 @@
 
 // Records when a thread last made progress.
 //
-// Place:      written by the engine thread, between steps and inside long ones; read by health
+// Place:      written by the engine thread, between steps and during long steps; read by health
 //             checks.
 // Threads:    one thread calls Beat. age is thread-safe.
 // Lifetime:   the clock outlives it.

@@ -20,8 +20,9 @@ namespace quire {
 //             them valid.
 class MappedFile {
  public:
-  // Follows symbolic links. Returns NOT_FOUND, PERMISSION_DENIED, or INVALID_ARGUMENT for a
-  // directory, another kind of file, or an empty file. Each message starts with the path.
+  // Follows symbolic links. If the system cannot open or map the file, returns its error, such as
+  // NOT_FOUND or PERMISSION_DENIED. Returns INVALID_ARGUMENT if `path` is empty or names an empty
+  // file or anything but a regular file. Each message about a file starts with the path.
   static absl::StatusOr<MappedFile> Open(absl::string_view path);
 
   MappedFile(MappedFile&& other) noexcept;

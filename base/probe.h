@@ -4,9 +4,9 @@
 // in the Prometheus text format.
 //
 // prometheus-cpp 1.0 checks names and writes the text. Its registry is not used, for these reasons.
-// Its histograms take a lock, for which the step path must not wait, and observe one value at a
-// time. It has no callback metrics. A scrape can see one of two metrics changed before the other
-// (see Registry::Update). A second, different help text of a name is ignored.
+// Its histograms take a lock, but the step path must not wait for locks, and they observe one value
+// at a time. It has no callback metrics. If two metrics change together, a scrape can see only one
+// of the changes (see Registry::Update). A second, different help text of a name is ignored.
 //
 //   probe::Registry registry;
 //   probe::Counter steps = registry.AddCounter("quire_engine_steps_total", "Steps run.",
@@ -106,8 +106,8 @@ class Histogram {
 // Place:      created by the daemon and passed to engine, cache and server.
 // Invariants: a name has one family. Adding the same name, type and labels again returns the same
 //             handle. A different type or help text fails a QUIRE_CHECK, as does a name or label
-//             that promtool would reject. Names are constants, so every test that adds an invalid
-//             name fails.
+//             that promtool would reject. Names are constants, so any test that adds an invalid
+//             name finds it.
 // Threads:    thread-safe. Add methods lock and must not run on the step path.
 // Lifetime:   outlives its handles. The objects that callbacks use must outlive the last call of
 //             Expose.

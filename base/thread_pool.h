@@ -52,8 +52,8 @@ class ThreadPool {
   // returned. The caller then sees all writes of the parts. Does not allocate. `fn` must not throw.
   void Run(absl::FunctionRef<void(int part)> fn);
 
-  // Splits [0, n) into at most size() ranges of equal length, rounded up to a multiple of `grain`,
-  // and calls fn(begin, end) for each non-empty range. The split depends only on n, grain and
+  // Splits [0, n) into at most size() ranges and calls fn(begin, end) for each. All ranges but the
+  // last have the same length, a multiple of `grain`. The split depends only on n, grain and
   // size().
   template <typename Fn>
   void ParallelFor(std::int64_t n, std::int64_t grain, Fn&& fn) {

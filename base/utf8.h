@@ -17,8 +17,8 @@ namespace quire {
 
 inline constexpr absl::string_view kReplacementCharacter = "\xEF\xBF\xBD";  // U+FFFD
 
-// Returns the offset of the first invalid byte, or of the last character if it is truncated.
-// Returns nullopt if `text` is valid UTF-8.
+// Returns the offset at which the first invalid or truncated character starts. Returns nullopt if
+// `text` is valid UTF-8.
 std::optional<std::size_t> FirstInvalidUtf8(absl::string_view text);
 
 // Returns the number of bytes of the character that starts with `lead`. REQUIRES: `lead` starts a

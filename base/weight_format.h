@@ -1,8 +1,9 @@
 #pragma once
 
 // Quantized weight matrices of 8 and 4 bits, in the form that kernels/linear packs. Readers and
-// quantizers produce this form. A shape has the element format and the size of the groups that
-// share a scale. A row has the weights of one output feature.
+// quantizers produce this form. A shape (QuantizedShape, Fp8Shape) states the dimensions of a
+// matrix, its element format and the size of the groups that share a scale. A row (QuantizedRow,
+// Fp8Row) has the weights of one output feature.
 //
 // Place:   between formats/ and models/, which produce the rows, and kernels/linear, which packs
 //          and multiplies them.
@@ -57,7 +58,7 @@ struct QuantizedShape {
   std::uint32_t num_groups() const { return (k + group - 1) / group; }
 };
 
-// Returns INVALID_ARGUMENT, with the field, if the shape violates these rules for CPUs.
+// Returns INVALID_ARGUMENT, with the field, if a CPU does not support the shape.
 absl::Status CheckQuantizedShape(const QuantizedShape& shape);
 
 // The weights of one output feature. A reader fills in the memory that the spans refer to.
@@ -65,7 +66,7 @@ struct QuantizedRow {
   // [k]. kInt8: -128 .. 127, or with mins the bytes 0 .. 255. kInt4: -8 .. 7, or with mins 0 .. 15.
   // kFp8E4M3: e4m3 bytes without NaN. kFp4E2M1: e2m1 codes 0 .. 15.
   std::span<std::int8_t> q;
-  // [num_groups]. Scales of groups are rounded to f16, for kFp4E2M1 to bf16.
+  // [num_groups]. Scales of groups are rounded to f16, or to bf16 for kFp4E2M1.
   std::span<float> scales;
   // [num_groups], rounded like scales; empty without has_min. With has_zero_points, integers in
   // -2048 .. 2048, which f16 represents exactly; on GPUs in -255 .. 0.
@@ -82,7 +83,7 @@ struct Fp8Shape {
   std::uint32_t num_groups() const { return (k + group - 1) / group; }
 };
 
-// Returns INVALID_ARGUMENT, with the field, if the shape violates these rules.
+// Returns INVALID_ARGUMENT, with the field, if the shape violates the rules of its fields.
 absl::Status CheckFp8Shape(const Fp8Shape& shape);
 
 // The weights of one output feature. A reader fills in the memory that the spans refer to.

@@ -15,7 +15,8 @@
 namespace quire::runtime {
 namespace {
 
-// True if the machine has no GPU that this build can use. device.type auto then selects the CPU.
+// True if `status` means that this build can use no GPU of this machine at the moment. device.type
+// auto then selects the CPU.
 bool IsNoGpu(const absl::Status& status) {
   return absl::IsFailedPrecondition(status) || absl::IsUnimplemented(status);
 }
@@ -99,7 +100,8 @@ absl::StatusOr<DeviceKind> ChooseDevice(const DeviceOptions& options) {
 
 absl::StatusOr<std::unique_ptr<ComputeDevice>> ComputeDevice::Open(const DeviceOptions& options,
                                                                    const CpuCheck& cpu_check) {
-  // A GPU needs the CPU too: it packs weights and computes references of the self-check.
+  // The instruction set is selected even if a GPU computes: the CPU packs its weights and computes
+  // references of its self-check.
   if (cpu_check.status.ok()) LogSkippedLevels(cpu_check);
   QUIRE_RETURN_IF_ERROR(SelectCheckedIsa(options, cpu_check));
   std::unique_ptr<ComputeDevice> opened(new ComputeDevice());

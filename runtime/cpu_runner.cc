@@ -222,8 +222,9 @@ std::span<const std::uint32_t> CpuRunner::WantedTokens(const StepBatch& batch,
   return wanted_;
 }
 
-// If the rows of layers differ, the collection of slots cannot tell which bytes belong to the first
-// tokens, and whole pages are copied. The additional tokens are overwritten before they are read.
+// If the KV rows of layers differ in size, the collection of slots cannot tell which bytes belong
+// to the first tokens, and whole pages are copied. The additional tokens are overwritten before
+// they are read.
 absl::Status CpuRunner::PreparePages(const StepBatch& batch) {
   if (batch.clears.empty() && batch.copies.empty()) return absl::OkStatus();
   QUIRE_ASSIGN_OR_RETURN(const kernels::AnyKvCollection slots,

@@ -94,8 +94,8 @@ struct CudaRunner::State : RunnerBase {
   absl::Status RunGraph(std::uint32_t bucket);
   // Enqueues planner, decoder and head for `num_tokens` tokens of any number of rows.
   absl::Status EnqueuePadded(std::uint32_t num_tokens, bool has_prompt_rows);
-  // Enqueue every kind of kernel that steps may launch. REQUIRES: LoadedKernels loads kernels
-  // without launching them.
+  // Enqueue every kind of kernel that steps may launch, those of the tail, and those of the
+  // sampler. REQUIRES: LoadedKernels loads kernels without launching them.
   absl::Status EnqueueAllKinds();
   absl::Status EnqueueTail();
   absl::Status EnqueueSamplerKinds();
@@ -153,7 +153,8 @@ struct CudaRunner::State : RunnerBase {
   std::vector<kernels::PageCopyItem> copies;
 };
 
-// Includes the memory reserved for graphs, although graphs are captured later.
+// Returns RESOURCE_EXHAUSTED if the runner's memory exceeds the free memory. Counts the memory
+// reserved for graphs, although graphs are captured later.
 absl::Status CudaRunner::State::CheckRoom() const {
   QUIRE_ASSIGN_OR_RETURN(const std::int64_t free, FreeDeviceMemory(backend.device()));
   // The backend has allocated its scratch memory already.
@@ -316,9 +317,9 @@ models::StepStates CudaRunner::State::States() {
                      .max_rows = rows}};
 }
 
-// Pages are cleared as a whole. If the rows of layers differ, they are also copied as a whole,
-// because the collection of slots cannot tell which bytes belong to the first tokens. Index rows
-// follow the other rows of a page.
+// Pages are cleared as a whole. If the KV rows of layers differ in size, pages are also copied as a
+// whole, because the collection of slots cannot tell which bytes belong to the first tokens. Index
+// rows, which follow the other rows of a page, are cleared and copied separately.
 absl::Status CudaRunner::State::PreparePages(const StepBatch& batch) {
   clears.clear();
   copies.clear();
@@ -395,7 +396,8 @@ absl::Status CudaRunner::State::EnqueueSamplerKinds() {
   return sampler->Sample({&row, 1}, slots[0].tokens, /*slot=*/0);
 }
 
-// The layers of a tail use the kernels of other layers. The only additional kernels move tokens.
+// The layers of a tail use the same kernels as other layers. A tail needs additional kernels only
+// to move its tokens.
 absl::Status CudaRunner::State::EnqueueTail() {
   models::TailArrays arrays = tail->arrays();
   arrays.num_tokens = 1;
@@ -406,7 +408,7 @@ absl::Status CudaRunner::State::EnqueueTail() {
 }
 
 // Ops choose their kernels by the number of tokens. The thresholds of an op are powers of two, or
-// there is one threshold between one token and the largest step.
+// the op has a single threshold somewhere between one token and the largest step.
 absl::Status CudaRunner::State::EnqueueAllKinds() {
   QUIRE_RETURN_IF_ERROR(
       inputs->Upload({.words = 1}, /*slot=*/0, /*num_head_tokens=*/0, {}, nullptr, 0, &buffers));

@@ -32,26 +32,28 @@ struct SelfCheckReport;
 //   Run(n + 1)  the same, while the device is busy with n
 //   Collect()   waits for n's event, reads its slot of results
 //
-// If every row of a step has one generated token, its decoder and head run as a captured graph.
-// There is one graph per bucket of rows (GraphBucket). Create loads the code of all kernels and
-// then captures all graphs, so a step does neither. The kernels read the number of rows of the step
-// from device memory. They read the state slots of its rows there, too.
+// A step of at most kMaxGraphRows rows, all with one generated token, runs its decoder and head as
+// a captured graph, unless pools or hidden states are requested. There is one graph per bucket of
+// rows (GraphBucket). Create loads the code of all kernels and then captures all graphs, so a step
+// does neither. The kernels read the step's number of rows and the state slots of these rows from
+// device memory, because the arguments of a graph's kernels are fixed.
 //
 // Place:      below the engine, which knows only StepRunner; beside CpuRunner; above blocks/ and
 //             kernels/.
-// Invariants: the results of a row depend only on its own tokens, their class, its pages and
-//             samples. They do not depend on other rows, the chunking of its prompt, graphs or the
-//             number of steps in flight. Create allocates everything that PlanDeviceMemory counts,
-//             and a step allocates nothing. Graphs stay within their share of memory.
+// Invariants: the results of a row depend only on its own tokens, their class (prompt or
+//             generated), its pages and samples. They do not depend on other rows, the chunking of
+//             its prompt, graphs or the number of steps in flight. Create allocates everything that
+//             PlanDeviceMemory counts, and a step allocates nothing. Graphs stay within their share
+//             of memory.
 // Threads:    Create may run on any thread. The engine thread calls everything else.
 // Lifetime:   model, backend and pool must outlive it. The destructor waits for launched steps.
 class CudaRunner : public StepRunner {
  public:
-  // Loads the kernels of a model that is divided among GPUs only at their first use. Returns
-  // INVALID_ARGUMENT if an option is out of range or the communicator has another rank or backend.
-  // Also returns it if the pool's geometry does not match the model, or if the types of activations
-  // and pages do not match. Returns RESOURCE_EXHAUSTED if an allocation fails. REQUIRES: the model
-  // was loaded on `backend`, a CUDA backend; the pool is in device memory.
+  // If the model is divided among GPUs, does not load kernels; each is loaded at its first use.
+  // Returns INVALID_ARGUMENT if an option is out of range, or if the communicator has another rank
+  // or backend. Also returns it if the pool's geometry does not match the model, or if the types of
+  // activations and pages do not match. Returns RESOURCE_EXHAUSTED if an allocation fails.
+  // REQUIRES: the model was loaded on `backend`, a CUDA backend; the pool is in device memory.
   static absl::StatusOr<std::unique_ptr<CudaRunner>> Create(const Model& model,
                                                             const kernels::Backend& backend,
                                                             cache::KvPool* pool,

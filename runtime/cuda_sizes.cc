@@ -64,9 +64,9 @@ std::uint32_t NumBuckets(std::uint32_t max_rows) {
   return buckets;
 }
 
-// Returns the additional nodes of a layer of a divided model. Each of the two branches of a layer
-// has a gather and a sum per piece. The norm and the residual sum are separate nodes, which are
-// otherwise fused into a product.
+// Returns the number of additional nodes of a layer of a divided model. Each of the two branches of
+// a layer has a gather and a sum per piece. The norm and the residual sum are separate nodes. In
+// models that are not divided they are fused into a product.
 std::int64_t RankNodes(const models::ModelSpec& spec, const CudaSizes& sizes) {
   constexpr std::int64_t kPiece = kernels::NcclCommunicator::kChunk;
   if (!sizes.buffers.is_part) return 0;
@@ -74,7 +74,7 @@ std::int64_t RankNodes(const models::ModelSpec& spec, const CudaSizes& sizes) {
   return 4 * ((elements + kPiece - 1) / kPiece) + kBranchNodes;
 }
 
-// Returns the additional nodes of a layer with an indexer.
+// Returns the number of additional nodes of a layer with an indexer.
 std::int64_t IndexNodes(const CudaSizes& sizes) {
   constexpr std::int64_t kRows = models::kIndexRows;
   const std::int64_t rows = GraphBucket(sizes.max_graph_rows);

@@ -12,14 +12,14 @@ namespace {
 
 constexpr std::uint32_t kUnknown = std::numeric_limits<std::uint32_t>::max();
 
-// Returns the number of words of a row's state slots.
+// Returns the number of 32-bit words that name the state slots of a batch row.
 std::uint32_t StateWords(const models::StepLimits& limits) {
   return limits.num_state_slots > 0 ? kernels::kStateArrays : 0;
 }
 
-// Returns the number of 32-bit words of the largest step: tokens, head tokens, rows, live rows,
-// state slots, and per row and group one range with all its entries. The number is a multiple of
-// 64.
+// Returns the number of 32-bit words of the largest step, rounded up to a multiple of 64. A step
+// has arrays of tokens, head tokens, rows, live rows and state slots. In addition, each row in each
+// layer group may have one changed range that covers its whole row of the lookup table.
 std::int64_t BlockWords(const models::StepLimits& limits) {
   const std::int64_t rows = limits.max_rows;
   const std::int64_t words = 4 * std::int64_t{limits.max_step_tokens} + 4 * rows + 1 +
@@ -28,7 +28,7 @@ std::int64_t BlockWords(const models::StepLimits& limits) {
   return (words + 63) / 64 * 64;
 }
 
-// Writes the first `batch_size` elements of each array.
+// Writes the first `batch_size` elements of each array of `states`. Returns the end of the output.
 std::uint32_t* PackStates(const cache::StateStepInputs& states, std::uint32_t batch_size,
                           std::uint32_t* to) {
   for (const std::uint32_t* const array :
@@ -58,7 +58,7 @@ absl::StatusOr<CudaStepInputs> CudaStepInputs::Create(const kernels::Backend& ba
                          DeviceBuffer::Allocate(MemoryKind::kDevice, DeviceBytesFor(limits)));
   QUIRE_ASSIGN_OR_RETURN(inputs.pinned_,
                          DeviceBuffer::Allocate(MemoryKind::kPinned, PinnedBytesFor(limits)));
-  // Device memory is zero at first, and so is the mirror.
+  // The lookup tables on the device are zero at first, so their mirror starts at zero.
   const std::size_t table_rows = std::size_t{limits.num_groups} * limits.max_rows;
   inputs.mirror_.assign(table_rows * limits.lookup_stride, 0);
   inputs.mirror_used_.assign(table_rows, 0);
@@ -77,7 +77,8 @@ void CudaStepInputs::PackRow(const StepBatch& batch, std::uint32_t group, const 
       batch.kv[group].lookup_table + std::size_t{row.batch_row.value()} * stride;
   const std::uint32_t index = group * limits_.max_rows + row.batch_row.value();
   std::uint32_t* const mirror = mirror_.data() + std::size_t{index} * stride;
-  // The number of columns with pages: those of the step's tokens, and any after them.
+  // The number of leading columns that may have pages: those of the cached and the new tokens, and
+  // the columns after them up to the first without a page.
   std::uint32_t used = (row.cache_length + row.num_tokens + page_size_ - 1) / page_size_;
   while (used < stride && table[used] != 0) ++used;
   const std::uint32_t compared = std::max(used, mirror_used_[index]);
@@ -129,8 +130,8 @@ PackedStep CudaStepInputs::Pack(const StepBatch& batch, int slot, StepOrder* ord
   for (std::size_t i = 0; i < batch.logits_tokens.size(); ++i) {
     heads[i] = order->step_index()[batch.logits_tokens[i]];
   }
-  // The array of ranges has room for one per row and group. The kernel finds entries by their
-  // index, so a gap after the last range is allowed.
+  // `ranges` has room for one changed range per row and layer group. Each range states where its
+  // entries are in the block, so a gap between the last range and the first entries is allowed.
   std::uint32_t* ranges = live_rows + step.num_live_rows;
   if (StateWords(limits_) > 0) ranges = PackStates(batch.states, step.batch_size, ranges);
   step.words =

@@ -23,7 +23,7 @@ struct PackedStep {
   std::uint32_t batch_size = 0;
   std::uint32_t num_live_rows = 0;
   std::uint32_t num_ranges = 0;  // changed ranges of the lookup tables
-  std::int64_t words = 0;
+  std::int64_t words = 0;        // 32-bit words to copy
   bool has_prompt_rows = false;
   bool has_generated_rows = false;
   // The tokens that the last layers compute (CudaTail); absent: all. Head tokens index this list.
@@ -42,8 +42,9 @@ struct StepPadding {
 // are uploaded only where they changed since the last step.
 //
 // Place:      part of CudaRunner.
-// Invariants: after Upload the rows of the step in the device's tables equal the host's, including
-//             columns without a page. mirror_ equals the device's tables.
+// Invariants: after Upload, the table rows of the step's sequences are the same on the device as on
+//             the host, including columns without a page. mirror_ equals the device's tables, or
+//             has entries that match no page after Forget.
 // Threads:    the engine thread.
 // Lifetime:   backend and buffers must outlive it. A pinned buffer may be reused when the step that
 //             used it has completed.
@@ -77,8 +78,8 @@ class CudaStepInputs {
  private:
   explicit CudaStepInputs(const models::StepLimits& limits) : limits_(limits) {}
 
-  // Appends the changed part of a row of a group's table to `block` at step->words, and its range
-  // to `ranges`.
+  // Finds the part of a row of a group's table that has changed since the last upload. Appends its
+  // entries to `block` at step->words, and its place to `ranges`.
   void PackRow(const StepBatch& batch, std::uint32_t group, const StepRow& row,
                std::uint32_t* block, std::uint32_t* ranges, PackedStep* step);
 

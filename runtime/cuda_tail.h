@@ -19,8 +19,8 @@ namespace quire::runtime {
 // each row these are the tokens from the first one with logits to the row's last token.
 //
 // Place:      part of CudaRunner, if the last layers of the model write nothing.
-// Invariants: a step that runs as a graph, has hidden states or pools, or has logits for all of its
-//             tokens has no tail.
+// Invariants: a step has no tail if it runs as a graph, if hidden states or pools are requested, or
+//             if every row has logits from its first token on.
 // Threads:    the engine thread.
 // Lifetime:   the backend must outlive it. A pinned buffer may be reused when the step that used it
 //             has completed.
@@ -56,7 +56,7 @@ class CudaTail {
   DeviceBuffer pinned_;
   DeviceBuffer device_;
   std::uint32_t num_tokens_ = 0;
-  std::vector<std::uint32_t> wanted_;  // [max_rows] last tokens of each batch row
+  std::vector<std::uint32_t> wanted_;  // [max_rows] number of tail tokens of each batch row
   std::vector<std::uint32_t> rows_;    // [max_rows] index in StepBatch::rows, or kNoRow
   std::vector<std::uint32_t> head_tokens_;
 };

@@ -38,9 +38,9 @@ cache::PageDemand PageDemandFor(const RuntimeOptions& options, const models::Lay
   return {options.pool.page_size, models::CacheGroupsOf(layers), options.steps.max_overlap_tokens};
 }
 
-// Returns the maximum number of blocks of an automatic pool. They are the null page and the pages
-// of the whole histories of `max_rows` sequences of this context, including pages that windows
-// release. More pages would only cache more prefixes.
+// Returns the maximum number of blocks of an automatic pool: the null page, and the pages of the
+// whole histories of `max_rows` sequences of this context, including pages that windows release.
+// More pages would only cache more prefixes.
 std::int64_t UsefulBlocks(std::uint32_t max_rows, const cache::PageDemand& demand,
                           std::int32_t context_tokens) {
   const auto pages =
@@ -63,8 +63,8 @@ DevicePlanOptions PlanOptions(const RuntimeOptions& options, const DevicePlan& p
   return request;
 }
 
-// Returns the configured number of blocks, or 0 if the pool is as large as memory allows.
-// `state_bytes` of a configured pool are for recurrent states.
+// Returns the number of blocks that fit into kv_cache.capacity_bytes besides `state_bytes` of
+// recurrent states. If the key is not set, returns 0: the pool is then as large as memory allows.
 absl::StatusOr<std::uint32_t> ConfiguredBlocks(const RuntimeOptions& options,
                                                const models::ModelSpec& spec,
                                                std::int64_t state_bytes) {
@@ -83,7 +83,7 @@ absl::StatusOr<std::uint32_t> ConfiguredBlocks(const RuntimeOptions& options,
       blocks.status().message()));
 }
 
-// Returns the memory of the pool of a host, with its recurrent states.
+// Returns the number of bytes for the pages and the recurrent states of a host.
 std::int64_t HostPoolBytes(const RuntimeOptions& options, std::int64_t free_bytes) {
   if (options.pool.capacity_bytes) return *options.pool.capacity_bytes;
   return static_cast<std::int64_t>(options.pool.memory_share * static_cast<double>(free_bytes));
@@ -114,8 +114,8 @@ absl::StatusOr<StatePlan> PlanHostStates(const RuntimeOptions& options, const Cp
       StateRequest(options, pool.layers.state_bytes, pool.geometry.page_bytes(), pool_bytes));
 }
 
-// Returns the state slots of a GPU. Their memory is part of kv_cache.capacity_bytes. If that key is
-// not set, it is part of the memory that the other parts of the plan leave.
+// Plans the state slots of a GPU. Their memory is part of kv_cache.capacity_bytes. If that key is
+// not set, pages and slots share the memory that the other parts of the plan leave.
 absl::StatusOr<StatePlan> PlanDeviceStates(const RuntimeOptions& options,
                                            const models::ModelSpec& spec,
                                            const formats::ModelFiles& files,
@@ -154,7 +154,7 @@ absl::StatusOr<std::uint32_t> FreeHostBlocks(const RuntimeOptions& options, cons
       absl::StrCat(AutomaticPoolText(options, free_bytes), fit.status().message()));
 }
 
-// Returns the states of a pool that is large enough for them and has the fewest snapshots.
+// Plans the state slots of a pool that has room for max_rows sequences and the fewest snapshots.
 absl::StatusOr<StatePlan> SmallestStates(const RuntimeOptions& options,
                                          const models::ModelSpec& spec) {
   CpuPool pool;

@@ -18,8 +18,8 @@
 namespace quire::runtime {
 namespace {
 
-// A longer prompt would take longer on a CPU that emulates the GPU. Attention over several pages
-// is compared by RunSelfCheck.
+// The prompt is short, because tests run these steps on a CPU that emulates the GPU. RunSelfCheck
+// compares attention over several pages.
 constexpr std::uint32_t kPromptTokens = 9;
 
 bool IsFinite(const StepResult& result) {
@@ -27,7 +27,8 @@ bool IsFinite(const StepResult& result) {
   return std::ranges::all_of(result.pools[0], [](float value) { return std::isfinite(value); });
 }
 
-// Tokens [begin, end) of the sequence, computed for a row whose pages contain those before.
+// Tokens [begin, end) of the sequence, computed for a row whose pages contain the tokens before
+// `begin`.
 struct Part {
   BatchRow row;
   std::uint32_t begin = 0, end = 0;

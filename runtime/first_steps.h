@@ -43,8 +43,8 @@ absl::Status RunOneToken(const FirstSteps& steps);
 
 // Compares steps as described above and appends the comparisons to `checks`, whether they passed or
 // not. Returns errors of the runner and the cache. Compares nothing if the model has no head, or if
-// a step or a sequence is limited to fewer than four tokens. Compares no second sequence if the
-// pages of two do not fit.
+// a step or a sequence is limited to fewer than four tokens. Compares no step with two sequences if
+// max_rows is 1 or the pages of two sequences do not fit.
 absl::Status CompareSteps(const FirstSteps& steps, std::vector<kernels::KernelCheck>* checks);
 
 }  // namespace quire::runtime

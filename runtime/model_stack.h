@@ -73,7 +73,7 @@ class ModelStack {
   const models::LayerGroups& layers() const { return layers_; }
   const cache::KvPool& pool() const { return *pool_; }
   StepRunner* runner() const { return runner_.get(); }
-  // Returns the cache manager, which has already run one step. Call once.
+  // Returns the cache manager, which the first steps (first_steps.h) have already used. Call once.
   std::unique_ptr<cache::CacheManager> TakeCache() { return std::move(cache_); }
 
   const LoadTimes& load_times() const { return load_times_; }

@@ -4,13 +4,14 @@
 // first request. A faulty driver, compiler or GPU then stops the start instead of producing wrong
 // text.
 //
-// Every check on the device poisons its outputs first and runs twice; both runs must agree in every
-// bit.
+// Every check on the device, except that of the index store, poisons its outputs first and runs
+// twice; both runs must agree in every bit.
 //
 //   products   the model's own packed matrices, one of each kind, at 1 to 512 rows, against the
 //              scalar kernel or the host by norm; each row against the same row computed alone
-//   attention  random K and V in pages of the pool, lengths around 63, 64, 65, 512 and 2048,
-//              against the scalar kernel; decode also against the portable kernel, bit for bit
+//   attention  random K and V in pages of the pool, lengths around 64, 512 and 2048, against the
+//              scalar kernel, or against the CPU with f32 activations; decode kernels of compute
+//              capability 9.0 over unquantized K and V against the portable kernel, bit for bit
 //   selection  store, scores and selection of an indexer, and attention over the selected keys,
 //              against the CPU; scores and keys bit for bit
 //   others     KV store (the first pages) and sampler against the CPU, bit for bit; norm, rope and

@@ -289,7 +289,7 @@ class AttentionCheck {
   const kernels::AnyKvView keys_;
   const kernels::AnyKvView values_;
   std::uint32_t pages_ = 0;
-  std::uint32_t tokens_ = 0;  // that the pages hold
+  std::uint32_t tokens_ = 0;  // number of tokens in the pages
 };
 
 std::string AttentionCheck::Describe(absl::string_view what) const {
@@ -372,7 +372,7 @@ absl::StatusOr<AttentionCheck::Stored> AttentionCheck::PrepareStore(std::uint32_
   return stored;
 }
 
-// Used for both devices. On the CPU all pointers of `stored` are host memory.
+// Runs the store on the device of `backend`. On the CPU all pointers of `stored` are host memory.
 absl::Status AttentionCheck::LaunchStore(const kernels::Backend& backend, const Stored& stored,
                                          const kernels::AnyKvView& keys,
                                          const kernels::AnyKvView& values) {

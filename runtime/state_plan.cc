@@ -45,11 +45,12 @@ absl::Status TooManyRowsError(const StatePlanRequest& request, std::int64_t rows
           ? "the recurrent states of one sequence take "
           : absl::StrCat("scheduler.max_running_sequences is ", rows,
                          ", and the recurrent states of ", rows, " sequences take ");
-  return absl::ResourceExhaustedError(
-      absl::StrCat(states, rows * request.slot_bytes, " bytes, more than half of the ",
-                   request.kv_bytes, " bytes of the KV cache; ",
-                   fits > 0 ? absl::StrCat("lower it to at most ", fits, ", or ") : std::string(),
-                   "raise kv_cache.capacity_bytes to at least ", NeededBytes(request, rows)));
+  return absl::ResourceExhaustedError(absl::StrCat(
+      states, rows * request.slot_bytes, " bytes, more than half of the ", request.kv_bytes,
+      " bytes of the KV cache; ",
+      fits > 0 ? absl::StrCat("lower scheduler.max_running_sequences to at most ", fits, ", or ")
+               : std::string(),
+      "raise kv_cache.capacity_bytes to at least ", NeededBytes(request, rows)));
 }
 
 }  // namespace

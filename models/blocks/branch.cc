@@ -20,7 +20,7 @@ absl::Status Norm(const StepContext& step, const NormSpec& norm, const float* we
                                           .epsilon = norm.eps});
 }
 
-// Returns how a branch is added. The last branch of a layer applies the factors of the stream.
+// Returns how a branch is added. The last branch of a layer also applies the layer's output scales.
 BranchOutput OutputOf(const LayerSpec& layer, const LayerWeights& weights, const NormSpec& norm,
                       const float* norm_weight, bool is_last) {
   return {&norm, norm_weight, layer.residual_scale, is_last ? layer.output_scale : 1,

@@ -25,8 +25,8 @@ struct ProductRows {
   std::int64_t stride;
 };
 
-// Returns rows of f32 in the dtype of activations: the rows themselves, or a copy in `rounded`,
-// whose rows are `columns` apart.
+// Returns the f32 rows `x` in the dtype of activations. If that is f32, returns `x` itself.
+// Otherwise returns a converted copy in `rounded`, whose rows are `columns` apart.
 absl::StatusOr<ProductRows> ProductInput(const StepContext& step, const float* x,
                                          std::int64_t stride, std::uint32_t columns,
                                          kernels::FloatPtr rounded);
@@ -51,10 +51,10 @@ BranchOutput MlpOutput(const LayerSpec& layer, const LayerWeights& weights);
 // Returns how the branch of LayerSpec::input is added.
 BranchOutput InputOutput(const LayerSpec& layer, const LayerWeights& weights);
 
-// Adds the branch W input (+ bias) to the residual stream. Uses the buffer `branch` unless the
-// output is a plain sum. Rows of `input` are input_stride apart. With a communicator, W and `input`
-// are a rank's part, and the products of all ranks are summed. REQUIRES: `input` is not the buffer
-// normed.
+// Adds the branch W input (+ bias) to the residual stream. Rows of `input` are input_stride apart.
+// With a communicator, W and `input` are a rank's part, and the products of all ranks are summed.
+// Uses the buffer `branch`, unless there is no communicator and output.is_sum() is true.
+// REQUIRES: `input` is not the buffer normed.
 absl::Status AddProduct(const StepContext& step, const BranchOutput& output,
                         const LinearWeights& weights, kernels::ConstFloatPtr input,
                         std::int64_t input_stride);

@@ -70,7 +70,7 @@ absl::Status DecoderNorm(const ModelSpec& spec, const Weights& weights,
                          const kernels::Backend& backend, StepBuffers* buffers, std::uint32_t begin,
                          std::uint32_t end);
 
-// Writes logits[i] = head(norm(x[tokens[i]])), with the spec's factor and softcap, to
+// Writes logits[i] = head(norm(x[tokens[i]])), with logit_scale and logit_softcap of the spec, to
 // buffers->logits. `tokens` is in the backend's memory. REQUIRES: num_rows <= limits.head_rows.
 absl::Status DecoderHead(const ModelSpec& spec, const Weights& weights,
                          const kernels::Backend& backend, StepBuffers* buffers,

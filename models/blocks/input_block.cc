@@ -21,8 +21,9 @@ std::int64_t InputStride(const ModelSpec& spec) {
   return std::int64_t{spec.layer_inputs.size} * static_cast<std::int64_t>(spec.layers.size());
 }
 
-// Writes norm(projection_scale * W_context x), layer by layer, to the buffer layer_context, without
-// a factor. Returns this factor, by which the caller must multiply the values.
+// Writes norm(projection_scale * W_context x), layer by layer, to the buffer layer_context and
+// returns 1. Without a norm, writes W_context x and returns projection_scale, by which the caller
+// must multiply the values.
 absl::StatusOr<float> ProjectContext(const StepContext& step, const ModelSpec& spec,
                                      const Weights& weights) {
   const PerLayerInputSpec& inputs = spec.layer_inputs;

@@ -12,7 +12,7 @@
 namespace quire::models {
 namespace {
 
-// Unused slots are at most 1 / kPaddingShare of the layers.
+// Unused slots of all groups are at most 1 / kPaddingShare of the slots that layers use.
 constexpr std::uint32_t kPaddingShare = 8;
 
 // Returns the window of a layer, 0 for none. A window that is at least as long as the context never
@@ -67,9 +67,9 @@ std::uint32_t CountGroups(const Classes& classes, std::uint32_t slots) {
   return groups;
 }
 
-// Starts with the largest number of slots whose share of unused slots is allowed, which gives the
-// fewest groups. Then removes slots while the number of groups does not grow. The number stays a
-// multiple of every slots_per_layer.
+// Returns the number of slots of a page. Starts with the largest number whose share of unused slots
+// is allowed, because it gives the fewest groups. Then lowers it as long as the number of groups
+// does not grow. The number stays a multiple of every slots_per_layer.
 std::uint32_t SlotsOf(const Classes& classes) {
   std::uint32_t used = 0, step = 1;
   for (const auto& [kind, size] : classes) {

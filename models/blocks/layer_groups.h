@@ -8,8 +8,8 @@
 //   group, slot     0,0 0,1 1,0 2,0 2,1 1,1
 //
 // Layers with equal windows and KV rows are assigned to groups in the order of the layers. The plan
-// has the fewest groups that leave at most one unused slot per eight layers. Among plans with that
-// number of groups it has the fewest slots.
+// has the fewest groups that leave at most one unused slot per eight used ones. Among plans with
+// that number of groups it has the fewest slots.
 //
 // If the KV rows of layers differ in size, the size of a slot is the greatest common divisor of
 // the sizes, and a layer occupies several adjacent slots. A page has room for a whole number of

@@ -23,8 +23,8 @@
 namespace quire::models {
 namespace {
 
-// Numbers of columns of a query. `query` counts those of a head as projected, `latent` those of a
-// head in the latent space, which are as many as those of a cached row.
+// Numbers of columns of a query. `query` counts the projected columns of a head, and `latent` the
+// columns of a head in the latent space. A cached row also has `latent` columns.
 struct Sizes {
   explicit Sizes(const MlaSpec& mla)
       : query(mla.nope_size + mla.rope_size),
@@ -120,7 +120,8 @@ kernels::RopeStyle RopeStyleOf(RopeStyle style) {
   return style == RopeStyle::kHalf ? kernels::RopeStyle::kHalf : kernels::RopeStyle::kInterleaved;
 }
 
-// Writes the rotated columns of the queries, and writes the step's rows to their pages.
+// Writes the rotated columns of the queries to MlaBuffers::queries, and the step's rows to their
+// pages.
 absl::Status StoreRows(const StepContext& step, const MlaSpec& mla,
                        const kernels::AnyKvView& rows) {
   const StepBuffers& b = *step.buffers;
@@ -143,8 +144,8 @@ absl::Status StoreRows(const StepContext& step, const MlaSpec& mla,
                                               .style = RopeStyleOf(mla.rope_style)});
 }
 
-// Computes the queries, weights and rows of the indexer and writes the rows to their pages.
-// REQUIRES: Project computed the query latents.
+// Computes the queries, keys and weights of the indexer and writes the keys to `rows`, their rows
+// in the pages. REQUIRES: Project computed the query latents.
 absl::Status StoreIndex(const StepContext& step, const MlaSpec& mla, const MlaWeights& w,
                         kernels::ConstFloatPtr input, const kernels::AnyKvView& rows) {
   const IndexSpec& index = *mla.index;
@@ -182,8 +183,8 @@ bool NeedsSelection(const StepContext& step, const IndexSpec& index) {
   });
 }
 
-// Selects the keys of all rows. Writes them to IndexBuffers::selected as row indices into the views
-// of `latents`.
+// Selects the keys of all tokens of the step. Writes them to IndexBuffers::selected as row indices
+// into the view `latents`.
 absl::Status SelectKeys(const StepContext& step, const IndexSpec& index,
                         const kernels::AnyKvView& rows, const kernels::AnyKvView& latents) {
   const IndexBuffers& b = step.buffers->index;
@@ -278,7 +279,8 @@ absl::Status MlaBlock(const StepContext& step, const LayerSpec& layer, const Lay
   QUIRE_ASSIGN_OR_RETURN(const kernels::ConstFloatPtr input,
                          BranchInput(step, layer.attn_in, weights.attn_in));
   QUIRE_RETURN_IF_ERROR(Project(step, mla, weights.mla, input, sizes));
-  // Computes the columns without rope of every latent query: UK_h^T q_nope.
+  // Computes the columns without rope of every latent query: W_h^T q_nope, where W_h is the key
+  // part of kv_b for head h.
   QUIRE_RETURN_IF_ERROR(
       ApplyHeads(step, weights.mla.to_latent,
                  {.x = b.heads, .y = b.queries, .x_head = sizes.query, .y_head = sizes.latent}));

@@ -140,7 +140,7 @@ absl::Status Down(const StepContext& step, const MlpSpec& mlp, const LinearWeigh
                       .num_rows = rows.num_rows});
 }
 
-// Computes sum[row] += weight * outputs, with the rows and weights of AddWeightedRows.
+// Computes sum[row] += weight * outputs. See AddWeightedRows for `rows` and `weights`.
 absl::Status AddOutputs(const StepContext& step, const std::uint32_t* rows, const float* weights,
                         const OutputRows& sum) {
   return kernels::AddWeightedRows(*step.backend, {.x = step.buffers->moe.outputs,
@@ -251,15 +251,15 @@ absl::Status RunExperts(const StepContext& step, const MoeSpec& moe, const MoeWe
   return is_latent ? LatentOutput(step, moe, weights, sum, nullptr) : absl::OkStatus();
 }
 
-// Where DownOfGroups writes its sums.
+// The destination of the sums that DownOfGroups computes.
 struct GroupSum {
   float* y;
-  bool add = false;               // to y
+  bool add = false;               // adds to y instead of overwriting it
   const float* addend = nullptr;  // added to the sums; null: none
 };
 
-// Computes outputs = down(gate_up) of all experts and the weighted sum of each row. If the product
-// can add the sums, this is one launch.
+// Computes outputs = down(gate_up) of all experts, and for each token the weighted sum of the
+// outputs of its experts. If the product can add these sums, this is one launch.
 absl::Status DownOfGroups(const StepContext& step, const MoeSpec& moe, const MoeWeights& weights,
                           const GroupSum& to) {
   const MoeBuffers& b = step.buffers->moe;

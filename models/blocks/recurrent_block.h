@@ -10,8 +10,8 @@
 
 namespace quire::models {
 
-// Returns the step's rows of one part of the layer's states. The part begins `floats` floats after
-// the start of the layer's states in a slot.
+// Returns one part of a layer's states for all batch rows of the step. The part begins `floats`
+// floats after the start of the layer's states in a state slot.
 kernels::StateRows StateRowsOf(const StepContext& step, const LayerPlace& place,
                                std::int64_t floats);
 

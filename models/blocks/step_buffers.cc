@@ -172,7 +172,7 @@ void CutIndex(Cutter& cutter, const Widths& widths, const StepLimits& limits, In
   index->scores = cutter.Take<float>(kIndexRows * index->score_stride);
 }
 
-// Allocates the selections.
+// Allocates the arrays of IndexBuffers that outlive a layer. Sets score_stride and max_selected.
 void CutSelected(Cutter& cutter, const Widths& widths, const StepLimits& limits,
                  std::uint32_t context, IndexBuffers* index) {
   if (widths.index_topk == 0) return;

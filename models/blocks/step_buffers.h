@@ -81,8 +81,8 @@ struct MoeBuffers {
   std::uint32_t* rows = nullptr;     // [T * K] sorted by expert
   float* row_weights = nullptr;      // [T * K]
   std::uint32_t* places = nullptr;   // [T, K] indices into rows; null on the CPU
-  // [R, expert input]. Null on a GPU, unless experts read weighted inputs: products of groups
-  // gather unweighted rows themselves.
+  // [R, expert input]. Null on a GPU, unless experts read weighted inputs. Grouped matrix products
+  // gather unweighted inputs themselves.
   kernels::FloatPtr inputs;
   kernels::FloatPtr gate_up;    // [R, inner columns of an expert], or [T, ...] of the shared expert
   float* outputs = nullptr;     // [R, expert input], or [T, hidden] of the shared expert
@@ -108,7 +108,7 @@ bool NeedsBranchBuffer(const LayerSpec& layer);
 // Lifetime:   movable; addresses do not change.
 struct StepBuffers {
   static absl::StatusOr<StepBuffers> Allocate(const ModelSpec& spec, const StepLimits& limits);
-  // Bytes that Allocate allocates.
+  // Returns the number of bytes that Allocate allocates.
   static std::int64_t BytesFor(const ModelSpec& spec, const StepLimits& limits);
 
   DeviceBuffer memory;
@@ -134,7 +134,7 @@ struct StepBuffers {
   kernels::FloatPtr head_in;             // [head_rows, hidden]
   float* logits = nullptr;               // [head_rows, vocab]
 
-  // Host memory only. The next two are null unless the last layers write nothing (tail_rows.h).
+  // Host memory only. The next two are null unless the model has tail layers (tail_rows.h).
   std::uint32_t* tail_offsets = nullptr;              // [max_rows + 1]
   std::uint32_t* tail_lengths = nullptr;              // [max_rows]
   kernels::TopLogprob* sample_top = nullptr;          // [max_step_samples, max_logprobs]

@@ -85,7 +85,7 @@ void TailRows::Move(float* values, std::size_t columns) const {
 void TailRows::Restore() {
   StepBuffers& b = *context_.buffers;
   const std::size_t columns = context_.hidden;
-  // From the last row to the first, since rows move to the back.
+  // The last row is moved first, because rows move towards the end of x.
   for (std::uint32_t row = num_rows_; row-- > 0;) {
     const std::size_t kept = b.row_offsets[row + 1] - b.row_offsets[row];
     MoveRows(b.x + (b.tail_offsets[row + 1] - kept) * columns, b.x + b.row_offsets[row] * columns,

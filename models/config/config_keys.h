@@ -1,6 +1,6 @@
 #pragma once
 
-// Decides which keys of config.json that no reader uses are ignored, and which are refused.
+// Decides which of the config.json keys that no reader uses are ignored, and which are refused.
 
 #include <cstdint>
 #include <string>

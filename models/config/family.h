@@ -83,7 +83,8 @@ struct Family {
   // In early files rope_type "su" and "yarn" mean longrope.
   bool has_old_longrope_names = false;
   // Rope settings for files without rope_scaling and rope_parameters; null: no scaling. If windowed
-  // layers have settings of their own, these apply to full layers only. The theta is not used.
+  // layers have settings of their own, the default applies to full layers only. Its theta is not
+  // used.
   const RopeConfig* default_rope = nullptr;
   TensorNames names;
   // general.architecture of GGUF files; empty if they are not supported.
@@ -94,8 +95,9 @@ struct Family {
   // Keys of GGUF files, after the architecture, that this family reads. Families that do not list
   // such a key refuse it.
   std::span<const absl::string_view> gguf_keys = {};
-  // GGUF files do not contain query_pre_attn_scalar. It is the head size, except in one published
-  // size, where it is hidden_size / num_attention_heads. This is the block_count of that size.
+  // GGUF files do not contain query_pre_attn_scalar. In all published models but one its value is
+  // the head size. In the other one, which has this block_count, it is hidden_size /
+  // num_attention_heads. 0: there is no such model.
   std::uint32_t gguf_wide_block_count = 0;
   // Builds the spec of a checked configuration. Returns UNIMPLEMENTED or INVALID_ARGUMENT that
   // names the key.

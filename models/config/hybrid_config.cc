@@ -208,7 +208,7 @@ absl::Status ReadTimeSteps(const ConfigReader& reader, RecurrentSpec* recurrent)
   if (!limits) return absl::OkStatus();
   if (limits->size() != 2 || !((*limits)[0] >= 0 && (*limits)[0] <= (*limits)[1])) {
     return reader.Error(kKey, absl::StrCat("is ", reader.ValueText(kKey),
-                                           ", it must have two numbers, from 0, ascending"));
+                                           ", it must be two ascending numbers of at least 0"));
   }
   const auto narrow = [](double limit) {
     return limit > std::numeric_limits<float>::max() ? std::numeric_limits<float>::infinity()

@@ -280,7 +280,7 @@ struct Knob {
 };
 
 // Returns the first knob that is used and not supported on `device`, or an empty string.
-std::string FirstUnbuilt(std::span<const Knob> knobs, DeviceKind device) {
+std::string FirstUnsupported(std::span<const Knob> knobs, DeviceKind device) {
   for (const Knob& knob : knobs) {
     if (knob.used && !(knob.on_cpu && device == DeviceKind::kCpu)) return std::string(knob.name);
   }
@@ -292,7 +292,7 @@ bool Has(const NormSpec& norm) {
 }
 
 // Offsets are not checked, because they are added to the weights at load time.
-std::string UnbuiltNorm(absl::string_view slot, const NormSpec& norm) {
+std::string UnsupportedNorm(absl::string_view slot, const NormSpec& norm) {
   if (norm.kind == NormKind::kLayer) return absl::StrCat(slot, " LayerNorm");
   if (Has(norm) && (!norm.has_weight || norm.has_bias)) {
     return absl::StrCat(slot, " without weight or with bias");
@@ -302,7 +302,7 @@ std::string UnbuiltNorm(absl::string_view slot, const NormSpec& norm) {
 
 // True if the gate is a sigmoid of one number per output column, computed by additional rows of the
 // query projection. Other gates are not supported.
-bool IsBuiltGate(const AttentionSpec& heads) {
+bool IsSupportedGate(const AttentionSpec& heads) {
   return heads.output_gate == GateKind::kSigmoid && !heads.output_gate_per_head &&
          heads.output_gate_source == GateSource::kInQueryProjection;
 }
@@ -314,7 +314,8 @@ bool NormCommutesWithRope(const ModelSpec& spec, const AttentionSpec& heads) {
          spec.rope_tables[static_cast<std::size_t>(heads.rope)].attention_factor == 1;
 }
 
-std::string UnbuiltAttention(const ModelSpec& spec, const AttentionSpec& heads, DeviceKind device) {
+std::string UnsupportedAttention(const ModelSpec& spec, const AttentionSpec& heads,
+                                 DeviceKind device) {
   const bool norms_rotated =
       heads.qk_norm_after_rope && Has(heads.qk_norm) && !NormCommutesWithRope(spec, heads);
   const Knob knobs[] = {
@@ -332,15 +333,15 @@ std::string UnbuiltAttention(const ModelSpec& spec, const AttentionSpec& heads, 
        Has(heads.v_norm) && (heads.v_norm.kind != NormKind::kRms || heads.v_norm.has_weight)},
       {"v_from_k with an output_gate", heads.v_from_k && heads.output_gate != GateKind::kNone},
       {"value_scale", heads.value_scale != 1},
-      {"output_gate", heads.output_gate != GateKind::kNone && !IsBuiltGate(heads)},
+      {"output_gate", heads.output_gate != GateKind::kNone && !IsSupportedGate(heads)},
   };
-  std::string unbuilt = FirstUnbuilt(knobs, device);
+  std::string unsupported = FirstUnsupported(knobs, device);
   NormSpec qk_norm = heads.qk_norm;
-  qk_norm.has_weight = true;  // built with and without weight
-  return unbuilt.empty() ? UnbuiltNorm("qk_norm", qk_norm) : unbuilt;
+  qk_norm.has_weight = true;  // supported with and without weight
+  return unsupported.empty() ? UnsupportedNorm("qk_norm", qk_norm) : unsupported;
 }
 
-std::string UnbuiltMla(const MlaSpec& mla, DeviceKind device) {
+std::string UnsupportedMla(const MlaSpec& mla, DeviceKind device) {
   const auto is_uneven = [](std::uint32_t columns) { return columns % 8 != 0; };
   const Knob knobs[] = {
       {"q_latent_scale or kv_latent_scale", mla.q_latent_scale != 1 || mla.kv_latent_scale != 1},
@@ -358,63 +359,64 @@ std::string UnbuiltMla(const MlaSpec& mla, DeviceKind device) {
       {"an index_head_dim that is no multiple of 8",
        mla.has_indexer() && is_uneven(mla.index->size), true},
   };
-  return FirstUnbuilt(knobs, device);
+  return FirstUnsupported(knobs, device);
 }
 
-std::string UnbuiltMlp(const MlpSpec& mlp, DeviceKind device) {
+std::string UnsupportedMlp(const MlpSpec& mlp, DeviceKind device) {
   const Knob knobs[] = {
       {"gate_bias and up_bias that differ", mlp.gated && mlp.gate_bias != mlp.up_bias},
   };
-  return FirstUnbuilt(knobs, device);
+  return FirstUnsupported(knobs, device);
 }
 
 // Maximum number of floats that the router keeps in shared memory of a GPU: two per expert and one
 // per group.
 constexpr std::uint32_t kMaxRouterFloats = 3072;
 
-std::string UnbuiltMoe(const MoeSpec& moe, DeviceKind device) {
+std::string UnsupportedMoe(const MoeSpec& moe, DeviceKind device) {
   const Knob knobs[] = {
       {"2 * num_experts + groups above 3072", 2 * moe.num_experts + moe.groups > kMaxRouterFloats,
        true},
       {"router_softcap", moe.router_softcap != 0},
       {"shared_average", moe.shared_average},
   };
-  std::string unbuilt = FirstUnbuilt(knobs, device);
-  if (unbuilt.empty()) unbuilt = UnbuiltNorm("router_norm", moe.router_norm);
-  if (unbuilt.empty()) unbuilt = UnbuiltMlp(moe.expert, device);
-  if (unbuilt.empty() && moe.shared) unbuilt = UnbuiltMlp(*moe.shared, device);
-  return unbuilt;
+  std::string unsupported = FirstUnsupported(knobs, device);
+  if (unsupported.empty()) unsupported = UnsupportedNorm("router_norm", moe.router_norm);
+  if (unsupported.empty()) unsupported = UnsupportedMlp(moe.expert, device);
+  if (unsupported.empty() && moe.shared) unsupported = UnsupportedMlp(*moe.shared, device);
+  return unsupported;
 }
 
-std::string UnbuiltLayer(const ModelSpec& spec, const LayerSpec& layer, DeviceKind device) {
+std::string UnsupportedLayer(const ModelSpec& spec, const LayerSpec& layer, DeviceKind device) {
   const Knob knobs[] = {
       {"parallel order", layer.order != LayerOrder::kSequential},
       {"kv_from_layer without heads",
        layer.kv_from_layer >= 0 && layer.attention != AttentionKind::kHeads},
   };
-  std::string unbuilt = FirstUnbuilt(knobs, device);
+  std::string unsupported = FirstUnsupported(knobs, device);
   const std::pair<absl::string_view, const NormSpec*> norms[] = {
       {"attn_in", &layer.attn_in}, {"attn_out", &layer.attn_out},   {"mlp_in", &layer.mlp_in},
       {"mlp_out", &layer.mlp_out}, {"dense_out", &layer.dense_out}, {"moe_in", &layer.moe_in},
       {"moe_out", &layer.moe_out}, {"input", &layer.input.norm}};
   for (const auto& [slot, norm] : norms) {
-    if (unbuilt.empty()) unbuilt = UnbuiltNorm(slot, *norm);
+    if (unsupported.empty()) unsupported = UnsupportedNorm(slot, *norm);
   }
-  if (unbuilt.empty() && layer.attention == AttentionKind::kHeads) {
-    unbuilt = UnbuiltAttention(spec, layer.heads, device);
+  if (unsupported.empty() && layer.attention == AttentionKind::kHeads) {
+    unsupported = UnsupportedAttention(spec, layer.heads, device);
   }
-  if (unbuilt.empty() && layer.attention == AttentionKind::kMla) {
-    unbuilt = UnbuiltMla(layer.mla, device);
+  if (unsupported.empty() && layer.attention == AttentionKind::kMla) {
+    unsupported = UnsupportedMla(layer.mla, device);
   }
-  if (unbuilt.empty() && layer.has_moe()) unbuilt = UnbuiltMoe(layer.moe, device);
-  if (unbuilt.empty() && layer.mlp != MlpKind::kMoe) unbuilt = UnbuiltMlp(layer.dense, device);
-  return unbuilt;
+  if (unsupported.empty() && layer.has_moe()) unsupported = UnsupportedMoe(layer.moe, device);
+  if (unsupported.empty() && layer.mlp != MlpKind::kMoe)
+    unsupported = UnsupportedMlp(layer.dense, device);
+  return unsupported;
 }
 
-// Returns how the KV rows of a layer differ from those of other layers in a way that is not
-// supported, or an empty string. Heads may differ if their sizes are multiples of the smallest one
-// (layer_groups.h).
-std::string UnbuiltRows(const ModelSpec& spec, const LayerSpec& layer) {
+// If the KV rows of a layer differ from those of other layers in an unsupported way, returns a
+// description of the difference, otherwise an empty string. Head sizes may differ if they are
+// multiples of the smallest one (layer_groups.h).
+std::string UnsupportedRows(const ModelSpec& spec, const LayerSpec& layer) {
   if (!layer.has_kv()) return "";
   const LayerSpec& first = spec.first_kv_layer();
   const bool has_equal_heads = layer.heads.num_kv_heads == first.heads.num_kv_heads &&
@@ -435,7 +437,7 @@ std::string UnbuiltRows(const ModelSpec& spec, const LayerSpec& layer) {
 }
 
 // Returns the first unsupported knob of the model outside its layers, or an empty string.
-std::string UnbuiltEnds(const ModelSpec& spec, DeviceKind device) {
+std::string UnsupportedEnds(const ModelSpec& spec, DeviceKind device) {
   const Knob knobs[] = {
       {"no final norm", !Has(spec.final_norm)},
       {"no layer with keys and values",
@@ -443,9 +445,9 @@ std::string UnbuiltEnds(const ModelSpec& spec, DeviceKind device) {
                     [](const LayerSpec& layer) { return layer.has_kv(); })},
       {"head_bias", spec.head_bias},
   };
-  std::string unbuilt = FirstUnbuilt(knobs, device);
-  if (unbuilt.empty()) unbuilt = UnbuiltNorm("layer_inputs", spec.layer_inputs.norm);
-  return unbuilt.empty() ? UnbuiltNorm("final", spec.final_norm) : unbuilt;
+  std::string unsupported = FirstUnsupported(knobs, device);
+  if (unsupported.empty()) unsupported = UnsupportedNorm("layer_inputs", spec.layer_inputs.norm);
+  return unsupported.empty() ? UnsupportedNorm("final", spec.final_norm) : unsupported;
 }
 
 // Returns the end of the message about an unsupported knob. It names the device if another device
@@ -667,21 +669,22 @@ absl::Status ValidateSpec(const ModelSpec& spec) {
 }
 
 absl::Status CheckSupported(const ModelSpec& spec, DeviceKind device) {
-  std::string unbuilt = UnbuiltEnds(spec, device);
-  if (!unbuilt.empty()) {
+  std::string unsupported = UnsupportedEnds(spec, device);
+  if (!unsupported.empty()) {
     return absl::UnimplementedError(
-        absl::StrCat("model with ", unbuilt, " is not supported ", Where(device)));
+        absl::StrCat("model with ", unsupported, " is not supported ", Where(device)));
   }
   for (std::size_t i = 0; i < spec.layers.size(); ++i) {
     const LayerSpec& layer = spec.layers[i];
-    unbuilt = UnbuiltLayer(spec, layer, device);
-    if (unbuilt.empty() && layer.mla.has_indexer() && layer.mla.index->size != IndexSize(spec)) {
-      unbuilt = "another index size than earlier layers";
+    unsupported = UnsupportedLayer(spec, layer, device);
+    if (unsupported.empty() && layer.mla.has_indexer() &&
+        layer.mla.index->size != IndexSize(spec)) {
+      unsupported = "another index size than earlier layers";
     }
-    if (unbuilt.empty()) unbuilt = UnbuiltRows(spec, layer);
-    if (!unbuilt.empty()) {
+    if (unsupported.empty()) unsupported = UnsupportedRows(spec, layer);
+    if (!unsupported.empty()) {
       return absl::UnimplementedError(
-          absl::StrCat("layer ", i, " with ", unbuilt, " is not supported ", Where(device)));
+          absl::StrCat("layer ", i, " with ", unsupported, " is not supported ", Where(device)));
     }
   }
   return absl::OkStatus();

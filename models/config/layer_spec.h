@@ -39,7 +39,7 @@ enum class NormKind : std::uint8_t { kNone, kRms, kLayer };
 struct NormSpec {
   NormKind kind = NormKind::kNone;
   float eps = 0;            // inside the root
-  float weight_offset = 0;  // multiply by weight * weight_scale + offset
+  float weight_offset = 0;  // the norm multiplies by weight * weight_scale + weight_offset
   float weight_scale = 1;
   bool has_weight = true;
   bool has_bias = false;
@@ -105,7 +105,7 @@ struct AttentionSpec {
 //   qi = rope(W_qb c_q) [heads, size]; ki = rope(layer_norm(W_k h)) [size]; w = W_w h [heads]
 //   s_j = sum over heads of w_h relu(qi_h . ki_j) / sqrt(heads * size)
 // c_q is the normed query latent, h the layer's normed input. Rope rotates the first columns with
-// the angles of the layer's queries. ki is cached beside the latent row.
+// the angles of the layer's queries. ki is cached beside the MLA cache row.
 struct IndexSpec {
   std::uint32_t heads = 0;
   std::uint32_t size = 0;
@@ -324,7 +324,7 @@ struct LayerSpec {
   std::uint8_t cache_group = 0;
   bool has_dense() const { return mlp == MlpKind::kDense || mlp == MlpKind::kDenseAndMoe; }
   bool has_moe() const { return mlp == MlpKind::kMoe || mlp == MlpKind::kDenseAndMoe; }
-  // True if the layer caches a row per token in the pages of the KV cache.
+  // True if the layer attends to rows in the pages of the KV cache, one row per token.
   bool has_kv() const {
     return attention == AttentionKind::kHeads || attention == AttentionKind::kMla;
   }
@@ -360,7 +360,7 @@ struct ModelSpec {
   PerLayerInputSpec layer_inputs;
   NormSpec final_norm;
   bool has_head = true;  // false: the model returns hidden states or labels
-  // Rows of `score`, which is applied to the hidden state of the last token.
+  // Rows of the matrix `score`, which maps the hidden state of the last token to labels; 0: none.
   std::uint32_t num_labels = 0;
   bool tie_embeddings = false;
   bool head_bias = false;

@@ -194,7 +194,7 @@ absl::Status ReadProportional(const ConfigReader& rope, RopeConfig* result) {
                     absl::StrCat("is ", result->partial, ", it must be at most 1"));
 }
 
-// The key of theta outside the dictionary, and the default.
+// The top-level key of theta, which is read if the dictionary has no rope_theta, and its default.
 struct ThetaSource {
   absl::string_view key;
   double absent;

@@ -12,7 +12,7 @@
 // A non-empty rope_scaling takes precedence over rope_parameters. The file is refused if both are
 // present and differ. theta is read from the chosen dictionary, else from the top level, else it is
 // the family's default, with a warning. partial_rotary_factor is read likewise, without a warning.
-// Some families state the rotated columns as rotary_dim instead.
+// Some families state the number of rotated columns as rotary_dim instead.
 // A top-level original_max_position_embeddings takes precedence over a nested one; the default is
 // max_position_embeddings. attn_factor of yarn is ignored with a warning, as in transformers.
 

@@ -33,7 +33,7 @@ enum class RopeKind : std::uint8_t {
   // loaded: long_factors iff the configured context exceeds the original length. transformers
   // chooses for each forward pass, which would make cached keys wrong.
   kLongrope,
-  kProportional,  // f_i / factor for the first pairs, a share `partial` of all; else 0
+  kProportional,  // f_i / factor for the first pairs, a share `partial` of all pairs; 0 for others
 };
 
 absl::string_view RopeKindName(RopeKind kind);  // as config.json spells it

@@ -131,8 +131,8 @@ struct PartInfo {
   LayerPredicate has_bias = nullptr;  // null: it has none
   // The stack of all experts of kExpertMatrices, or of all matrices of kHeadMatrices.
   absl::string_view TensorNames::*stack_name = nullptr;
-  // Returns the rows of the tensor that belong to the matrix, in the order of the matrix. An empty
-  // result means that the layer has no such part. Null: all rows as stored.
+  // Returns the rows of the tensor that belong to the matrix in memory, in the order of that
+  // matrix. An empty result means that the layer has no such part. Null: all rows as stored.
   std::vector<RowRange> (*pick)(const LayerSpec&) = nullptr;
 };
 
@@ -337,7 +337,7 @@ std::vector<RowRange> GateRows(const LayerSpec& layer);
 std::vector<RowRange> KeyRows(const LayerSpec& layer);
 std::vector<RowRange> ValueRows(const LayerSpec& layer);
 
-// The norms of q and k have a row for each scope.
+// The norms of q and k have a table row for each scope (QkNormScope).
 template <typename Layer>
 inline constexpr TensorRow<Layer> kAttentionTable[] = {
     {.info = {.label = "qkv",
@@ -507,7 +507,8 @@ inline constexpr TensorRow<Block> kMlaTable[] = {
 // Return the rows of tensors that are ordered by key heads, in the order of RecurrentTensors::in.
 std::vector<RowRange> RowsOfQkvz(const LayerSpec& layer);
 std::vector<RowRange> RowsOfBa(const LayerSpec& layer);
-// Returns the rows of a tensor of z, the channels and a in the order of RecurrentTensors::in.
+// Returns the rows of TensorNames::in_zxbcdt, which stores z, the channels and a, in the order of
+// RecurrentTensors::in.
 std::vector<RowRange> RowsOfZxbcdt(const LayerSpec& layer);
 
 template <typename Block>

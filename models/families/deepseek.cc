@@ -50,7 +50,8 @@ constexpr ConfigDefaults kDefaultsOfGlm{.rms_norm_eps = 1e-5,
 constexpr TensorNames kNames{.choice_bias = "gate.e_score_correction_bias",
                              .shared = "shared_experts"};
 
-// GGUF files of GLM-4.7-Flash have the architecture of DeepSeek and compute like DeepSeek-V3.
+// GGUF files of GLM-4.7-Flash name the architecture deepseek2 and have a choice bias, so they load
+// as deepseek_v3. Glm4MoeLiteFamily therefore has no GGUF names.
 constexpr TensorNames kGgufNames2 = WithGgufMla(WithGgufSharedExpert(WithGgufExperts(kGgufNames)));
 constexpr TensorNames kGgufNames3 = WithGgufChoiceBias(kGgufNames2);
 

@@ -37,7 +37,7 @@ absl::Status CheckDenseLayers(const GgufSource& source, const MoeConfig& moe) {
 
 absl::Status ReadRouting(const GgufSource& source, MoeConfig* moe) {
   const GgufKeys& keys = source.keys;
-  // Writers state 0 groups or 1 group for none, and a factor of 0 for no factor.
+  // Without groups, writers state 0 groups or 1 group. Without a factor, they state a factor of 0.
   if (source.Reads("expert_group_count")) {
     for (const auto& [key, count] : {std::pair("expert_group_count", &moe->n_group),
                                      {"expert_group_used_count", &moe->topk_group}}) {
@@ -98,7 +98,7 @@ absl::Status ReadWidths(const GgufSource& source, ModelConfig* config) {
   return absl::OkStatus();
 }
 
-// Returns what the tensors of a layer compute.
+// Returns the branch whose tensors the layer has.
 LayerBranch BranchOf(const GgufSource& source, std::size_t layer) {
   const TensorNames& names = source.family.gguf_names;
   const auto has_kind = [&](LayerBranch branch) {
@@ -274,7 +274,8 @@ absl::Status ReadGgufChunks(const GgufSource& source, ModelConfig* config) {
   if (!source.Reads("interleave_moe_layer_step")) return absl::OkStatus();
   const GgufKeys& keys = source.keys;
   const ConfigDefaults& absent = source.family.defaults;
-  // The published models have these values, and files have no keys for them. Files of other models
+  // Files have no keys for the chunk size, the layers without rope, temperature tuning and the
+  // norms of q and k. The values below are those of the published models. Files of other models
   // state a window of 0.
   constexpr absl::string_view kWindow = "attention.sliding_window";
   if (keys.Has(kWindow)) {

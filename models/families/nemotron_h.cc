@@ -120,7 +120,8 @@ MoeSpec BuildMoe(const ModelConfig& config, const MlpSpec& mlp) {
 }
 
 absl::StatusOr<ModelSpec> BuildSpec(const ModelConfig& config) {
-  // Each MoE layer has one shared expert in transformers. Other values of the key are refused.
+  // transformers builds one shared expert per MoE layer, whatever n_shared_experts is. Values other
+  // than 1 are refused.
   if (config.moe.n_shared_experts != 1) {
     return absl::UnimplementedError(absl::StrCat("n_shared_experts ", config.moe.n_shared_experts,
                                                  " is not supported by nemotron_h (supported: 1)"));

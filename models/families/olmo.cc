@@ -20,7 +20,7 @@ constexpr TensorNames kNames{.attn_in = "",
                              .q_norm = "self_attn.q_norm",
                              .k_norm = "self_attn.k_norm"};
 
-// Files of both families have architecture olmo2. Those with windows are OLMo 3.
+// GGUF files of both families name the architecture olmo2. Files with windows are OLMo 3.
 constexpr TensorNames GgufNames() {
   TensorNames names = kGgufNames;
   names.attn_in = "";

@@ -153,7 +153,7 @@ RecurrentSpec GatedDeltaRule(const ModelConfig& config) {
   return recurrent;
 }
 
-// Converters reorder the heads of Qwen3.5 and later models.
+// Converters to GGUF reorder the heads of Qwen3.5 and later models.
 void TileKeyHeads(const ModelConfig& config, ModelSpec* spec) {
   if (!config.is_gguf) return;
   for (LayerSpec& layer : spec->layers) {

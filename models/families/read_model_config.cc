@@ -413,7 +413,8 @@ absl::Status ReadGeneration(const formats::ModelFiles& files, ModelConfig* confi
   return ReadSampling(reader, "repetition_penalty", 0, 100, true, &defaults.repetition_penalty);
 }
 
-// Reads the scale of queries by position. The first published files have 4 for true.
+// Reads the keys that scale queries by their position. In the first published files
+// attn_temperature_tuning is the number 4 instead of true.
 absl::Status ReadTemperature(const ConfigReader& reader, const Family& family,
                              ModelConfig* config) {
   constexpr absl::string_view kKey = "attn_temperature_tuning";

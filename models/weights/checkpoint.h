@@ -18,7 +18,8 @@ namespace quire::models {
 //
 // Place:      between the file readers and Weights.
 // Invariants: names are unique. Headers of the files determine where a tensor is. The index of a
-//             sharded checkpoint only names the files; every tensor that it lists must be in one.
+//             sharded checkpoint only names the files. Every tensor that the index lists must be in
+//             one of the files.
 // Threads:    immutable.
 // Lifetime:   owns the mapped files, so tensor bytes are valid until it is destroyed.
 class Checkpoint {

@@ -101,7 +101,8 @@ absl::StatusOr<DeviceBuffer> Place(const void* from, std::int64_t bytes,
 // A slot and the weights that are packed from it.
 using LinearPair = std::pair<const LinearSlot*, LinearWeights*>;
 
-// Returns the pairs of a layer. Resizes the layer's lists of experts and heads to those of `slots`.
+// Returns the pairs of a layer. Resizes the layer's lists of experts and heads to the lengths of
+// the lists of `slots`.
 std::vector<LinearPair> Pairs(const LayerSlots& slots, LayerWeights* layer) {
   std::vector<std::size_t> sizes;
   ForEachRow(slots, [&](BlockKind, const auto& row, const auto& block) {
@@ -120,7 +121,8 @@ std::vector<LinearPair> Pairs(const LayerSlots& slots, LayerWeights* layer) {
   return pairs;
 }
 
-// A vector in memory: its concatenated tensors, the offset added to them, and the pointer to set.
+// A vector in memory: the tensors that it concatenates, the offset and scale of VectorSlot, and the
+// pointer to set.
 struct VectorPlace {
   std::span<const formats::StoredTensor* const> parts;
   float offset;
@@ -316,7 +318,7 @@ class Packer {
                                       {.activations = target_.activation, .memory = memory});
   }
 
-  // Converts all rows of a tensor to host memory.
+  // Returns all rows of a tensor, converted to `dtype`, in host memory.
   absl::StatusOr<DeviceBuffer> PlainRows(const formats::StoredTensor& tensor, DType dtype,
                                          std::uint32_t k) {
     const std::int64_t row_bytes = std::int64_t{k} * DTypeSize(dtype);

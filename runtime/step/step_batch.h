@@ -56,16 +56,16 @@ struct StepSample {
   bool is_completed = false;
 };
 
-// The raw log-probability of one given token.
+// Requests the raw log-probability of one given token.
 struct StepPromptLogprob {
   std::uint32_t logits_index = 0;
   std::int32_t token = 0;
   std::int32_t num_top = 0;  // number of most likely tokens to report too
 };
 
-// Adds up, token by token in f32, the hidden states after the final norm of token_ids [first_token,
-// first_token + num_tokens). The sum of a batch row continues from step to step, so it does not
-// depend on the chunks of a prompt.
+// Requests the sum of the hidden states after the final norm of token_ids [first_token, first_token
+// + num_tokens), added in f32 token by token. The sum of a batch row continues from step to step,
+// so it does not depend on the chunks of a prompt.
 struct StepPool {
   BatchRow batch_row;
   std::uint32_t first_token = 0;

@@ -107,7 +107,7 @@ def test_states_that_do_not_fit_are_refused(tmp_path):
                                                 f"kv_cache.capacity_bytes={capacity}"]) as daemon:
         assert daemon.wait(60) == 78, daemon.log
     assert f"scheduler.max_running_sequences is {rows}" in daemon.log
-    assert f"lower it to at most {capacity // 2 // slot}" in daemon.log
+    assert f"lower scheduler.max_running_sequences to at most {capacity // 2 // slot}" in daemon.log
 
 
 def test_the_default_runs_as_many_sequences_as_fit(api, tmp_path):

@@ -449,7 +449,8 @@ TEST(CpuPoolTest, StatesTakeTheirMemoryFromThePool) {
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(refused.message()),
               HasSubstr("scheduler.max_running_sequences is 8, and the recurrent states"));
-  EXPECT_THAT(std::string(refused.message()), HasSubstr("lower it to at most 7"));
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("lower scheduler.max_running_sequences to at most 7"));
   options.steps.may_lower_rows = true;
   const auto lowered = runtime::PlanCpuPool(options, model->spec, 0);
   ASSERT_TRUE(lowered.ok()) << lowered.status();
@@ -504,7 +505,10 @@ TEST(CpuPoolTest, StatesThatDoNotFitAreRefusedBeforeWeightsAreRead) {
                   "scheduler.max_running_sequences is 8, and the recurrent states of 8 sequences "
                   "take ",
                   8 * slot, " bytes, more than half of the ", 15 * slot)));
-  EXPECT_THAT(refusal, HasSubstr("lower it to at most 7, or raise kv_cache.capacity_bytes"));
+  EXPECT_THAT(
+      refusal,
+      HasSubstr(
+          "lower scheduler.max_running_sequences to at most 7, or raise kv_cache.capacity_bytes"));
 
   // With almost no memory for the pool, `quired --validate` and the start of the daemon refuse it
   // alike, although the weights could not be loaded either.

@@ -71,7 +71,8 @@ TEST(StatePlanTest, RefusesRowsThatTakeMoreThanHalf) {
       HasSubstr("scheduler.max_running_sequences is 82, and the recurrent states of 82 "
                 "sequences take 5244977152 bytes, more than half of the 10485760000 bytes"));
   EXPECT_THAT(std::string(refused.message()),
-              HasSubstr("lower it to at most 81, or raise kv_cache.capacity_bytes to at least "
+              HasSubstr("lower scheduler.max_running_sequences to at most 81, or raise "
+                        "kv_cache.capacity_bytes to at least "
                         "10489954304"));
   // One row fits, but not the slots that the snapshots and the null slot need besides.
   StatePlanRequest small = Request(1);
