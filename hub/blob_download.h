@@ -19,8 +19,9 @@
 
 namespace quire::hub {
 
-// Delays between attempts: 0.5 s, doubled each time, or what the server asks for in Retry-After. A
-// download fails after kMaxAttempts consecutive attempts that received no bytes.
+// The delay between attempts is 0.5 s at first and doubles after each failure. It is at least the
+// Retry-After of the server. A download fails after kMaxAttempts consecutive attempts that received
+// no bytes, or if Retry-After exceeds kMaxRetryAfter.
 inline constexpr int kMaxAttempts = 6;
 inline constexpr absl::Duration kFirstRetryDelay = absl::Milliseconds(500);
 inline constexpr absl::Duration kMaxRetryAfter = absl::Minutes(5);
@@ -29,7 +30,7 @@ inline constexpr absl::Duration kMaxRetryAfter = absl::Minutes(5);
 std::string FilePath(absl::string_view repository, absl::string_view commit,
                      absl::string_view file);
 
-// Returns the delay before the next attempt, after `failures` attempts in a row that failed.
+// Returns the delay before the next attempt, after `failures` consecutive failed attempts.
 absl::Duration RetryDelay(int failures, absl::Duration retry_after);
 
 // Returns whether an answer or a failed transfer may succeed later.
@@ -45,9 +46,10 @@ struct BlobRequest {
   std::size_t index = 0;  // in `progress`
 };
 
-// Returns OK when the blob is in the cache. Errors: DATA_LOSS if the bytes have another hash, which
-// deletes them; RESOURCE_EXHAUSTED if the disk is full; CANCELLED after a stop; those of HttpClient
-// and of AnswerError. The bytes received so far are kept except after DATA_LOSS.
+// Returns OK when the blob is in the cache. Errors: DATA_LOSS if the server sends too many bytes,
+// the wrong range, or content with another hash; RESOURCE_EXHAUSTED if the disk is full; CANCELLED
+// after a stop; those of HttpClient and of AnswerError. Content with another hash is deleted. After
+// other errors, the bytes received so far are kept.
 absl::Status DownloadBlob(const BlobRequest& request, const HubSettings& settings,
                           HttpClient* client);
 

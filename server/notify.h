@@ -4,9 +4,9 @@
 // libsystemd.
 //
 //   Notifier notifier(NotifyTargetFromEnvironment());
-//   notifier.Ready("serving story");           // the model is loaded
-//   notifier.KeepAlive(clock.Now());           // periodically while the engine is alive
-//   notifier.Stopping();                       // the drain begins
+//   notifier.Ready("serving the model qwen3-8b");  // the model is loaded
+//   notifier.KeepAlive(clock.Now());               // periodically while the engine is alive
+//   notifier.Stopping();                           // the drain begins
 //
 // Place:      used by the daemon. Without a supervisor every call does nothing.
 // Invariants: if the supervisor does not read its socket, a call blocks for at most one second.
@@ -29,11 +29,13 @@ namespace quire::server {
 struct NotifyTarget {
   // A path, or '@' and the name of an abstract socket; empty: no supervisor.
   std::string socket;
-  // The supervisor kills a process that sends nothing for this long; infinite: no watchdog.
+  // The supervisor kills a process that sends no keep-alive message for this long; infinite: no
+  // watchdog.
   absl::Duration watchdog = absl::InfiniteDuration();
 };
 
-// Reads NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID. Invalid values are logged and ignored.
+// Reads NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID. Invalid values of the first two are logged
+// and ignored. There is no watchdog if WATCHDOG_PID is set to anything but the id of this process.
 NotifyTarget NotifyTargetFromEnvironment();
 
 class Notifier {

@@ -58,8 +58,8 @@ std::int64_t GgmlRowBytes(GgmlType type, std::int64_t k);
 // gives values that are not finite. REQUIRES: row.size() == GgmlRowBytes(type, out.size()).
 void DequantizeRow(GgmlType type, std::span<const std::byte> row, std::span<float> out);
 
-// Returns the shape in which the integer kernels represent a matrix of [n, k] weights. The q values
-// are exact; kernels round scales and mins to f16.
+// Returns the shape in which the integer kernels represent a matrix of [n, k] weights. The
+// quantized values q are exact. Kernels round scales and mins to f16.
 //
 //   Q8_0 int8 g32;  Q4_0 int4 g32;  Q4_1, Q4_K int4 g32 with mins;  Q5_0 int8 g32;
 //   Q5_1, Q5_K int8 g32 with mins;  Q2_K int8 g16 with mins;  Q3_K, Q6_K int8 g16;
@@ -68,9 +68,10 @@ void DequantizeRow(GgmlType type, std::span<const std::byte> row, std::span<floa
 // REQUIRES: `type` is a block format (elements > 1).
 QuantizedShape IntegerShapeOf(GgmlType type, std::uint32_t n, std::uint32_t k);
 
-// Decodes one row to that shape. Scales and mins are exact in f32. For Q2_K to Q6_K and IQ4_XS they
-// are products of an f16 and a small integer, so a conversion to f16 rounds them (to infinity from
-// 65520 on). The scales of MXFP4 are powers of two; f16 can represent those from 2^-24 to 2^15.
+// Decodes one row to the shape of IntegerShapeOf. Scales and mins are exact in f32. For Q2_K to
+// Q6_K and IQ4_XS they are products of an f16 and a small integer, so a conversion to f16 rounds
+// them (to infinity from 65520 on). The scales of MXFP4 are powers of two; f16 can represent those
+// from 2^-24 to 2^15.
 // REQUIRES: as DequantizeRow, and the spans of `out` have the sizes of IntegerShapeOf.
 void DecodeRow(GgmlType type, std::span<const std::byte> row, const QuantizedRow& out);
 

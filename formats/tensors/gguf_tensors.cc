@@ -83,7 +83,7 @@ absl::Status CheckDataRange(const GgufFile& gguf, const GgufTensor& tensor, std:
     return Refuse(gguf, tensor.name,
                   absl::StrCat("takes ", bytes, " bytes from offset ", tensor.offset,
                                ", the file has ", data_bytes, " bytes of data",
-                               before.empty() ? "" : ", which suffices up to tensor ", before));
+                               before.empty() ? "" : ", enough for the tensors up to ", before));
   }
   return absl::OkStatus();
 }

@@ -92,13 +92,13 @@ class QuantizedTensor {
   // Returns whether all values of the row are finite.
   bool IsFiniteRow(std::int64_t row) const;
 
-  // The smallest type that represents every value exactly: bf16 when scales are powers of two, else
-  // f32.
+  // A type that represents every value exactly: bf16 for e4m3 and e2m1 codes whose scales are
+  // powers of two in the range of bf16, else f32.
   DType plain_dtype() const { return plain_dtype_; }
 
   // The shape in which the integer kernels represent the matrix exactly. It is nullopt for e4m3
-  // codes, for act-order with groups of different sizes, for scales that f16 cannot represent, and
-  // for more than 65536 inputs.
+  // codes, for act-order with groups of different sizes, for groups that are not a multiple of 16
+  // inputs, for scales of groups that f16 cannot represent, and for more than 65536 inputs.
   //   symmetric int8 with a scale per output feature   int8, any scale
   //   symmetric integers in groups                     int4 or int8, groups of at most 128
   //   with zero points                                 as above, with has_zero_points
@@ -108,7 +108,7 @@ class QuantizedTensor {
   // Act-order permutation: the inputs sorted by group, ascending within a group. Empty unless
   // integer_shape()->has_act_order.
   std::span<const std::uint32_t> order() const { return order_; }
-  // Reads one row in that shape. REQUIRES: integer_shape() is set and `out` has its sizes.
+  // Reads one row in integer_shape(). REQUIRES: integer_shape() is set and `out` has its sizes.
   void IntegerRow(std::int64_t row, const QuantizedRow& out) const;
 
   // Returns whether codes are e2m1 with a power-of-two scale per 32 inputs.
@@ -119,14 +119,14 @@ class QuantizedTensor {
   // The shape for the e4m3 kernels, which use codes and scales unchanged. It is nullopt for other
   // codes and for groups that are not a multiple of 4.
   const std::optional<Fp8Shape>& fp8_shape() const { return fp8_shape_; }
-  // Reads one row in that shape. REQUIRES: fp8_shape() is set and `out` has its sizes.
+  // Reads one row in fp8_shape(). REQUIRES: fp8_shape() is set and `out` has its sizes.
   void ReadFp8Row(std::int64_t row, const quire::Fp8Row& out) const;
 
  private:
   // Properties of the scales, determined while they are checked.
   struct ScaleTraits {
     bool fit_f16 = true;            // f16 can represent every scale of the integer shape
-    bool are_powers_of_two = true;  // and every code times its scale is exact in bf16
+    bool are_powers_of_two = true;  // and bf16 can represent every code times its scale
   };
 
   explicit QuantizedTensor(QuantizedParts parts) : parts_(std::move(parts)) {}

@@ -26,6 +26,7 @@ namespace quire::formats {
 
 class QuantizedTensor;
 
+// A tensor of a safetensors or GGUF file, or a slice of one.
 struct StoredTensor {
   std::string name;
   std::string type;  // type name in the file: "BF16"

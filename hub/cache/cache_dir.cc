@@ -10,7 +10,7 @@
 namespace quire::hub {
 namespace {
 
-// Expands a leading "~/", which is not expanded in files of environment variables.
+// Expands a leading "~/". Shells expand it, but the readers of environment files do not.
 std::string Expand(const std::string& path, const Environment& environment) {
   const std::optional<std::string> home = environment("HOME");
   if (!home || !absl::StartsWith(path, "~/")) return path;

@@ -495,8 +495,8 @@ absl::StatusOr<std::int64_t> ModelCache::RemoveUnlinkedBlobs(absl::string_view r
   QUIRE_ASSIGN_OR_RETURN(const auto blobs, NamesIn(directory / "blobs"));
   for (const std::string& blob : blobs) {
     if (!IsContentHash(blob) || linked.contains(blob)) continue;
-    // huggingface_hub holds this lock until it has linked the blob. A download of quire holds
-    // quire.lock instead, which the caller has.
+    // huggingface_hub holds the lock of a blob until it has linked the blob. quire.lock, which the
+    // caller holds, excludes downloads of quire.
     const absl::StatusOr<FileLock> lock =
         FileLock::Try(LockPath(repository, absl::StrCat(blob, ".lock")), LockMode::kExclusive);
     if (absl::IsUnavailable(lock.status())) continue;

@@ -43,9 +43,9 @@ absl::Status SortByExpert(const Backend& backend, const SortByExpertParams& para
     }
     ++offsets[params.experts[i]];
   }
+  for (std::uint32_t e = 1; e <= params.num_experts; ++e) offsets[e] += offsets[e - 1];
   // offsets[e] is now the end of the rows of expert e. Rows are placed from the last to the first.
   // Afterwards each offset is the first row of its expert, and the rows of an expert are ascending.
-  for (std::uint32_t e = 1; e <= params.num_experts; ++e) offsets[e] += offsets[e - 1];
   for (std::size_t i = count; i-- > 0;) {
     const std::uint32_t at = --offsets[params.experts[i]];
     params.rows[at] = static_cast<std::uint32_t>(i / params.top_k);

@@ -1,7 +1,8 @@
 // A warp computes one group of a row. If the group has more than 1024 columns, a block does. Thread
 // l of L threads processes columns l, l + L, ... and adds their squares in that order. Each warp
 // then adds the sums of its lanes by a butterfly, and the sums of a block's warps are added in
-// order. The second pass reads the group again, from the cache.
+// order. The second pass reads the group again, from the cache. GateOrder::kSigmoid has no norm, so
+// only the second pass runs.
 //
 // Bound by memory. Bytes per element: 8 in and 4 out for f32, half of that for bf16.
 
@@ -33,7 +34,7 @@ struct GateNormArgs {
   std::uint32_t columns;
   float epsilon;
   GateOrder order;
-  bool weights_groups;
+  bool has_group_weights;
   bool reads_bf16;   // x and gate are bf16, otherwise f32
   bool writes_bf16;  // y is bf16, otherwise f32
 };
@@ -59,7 +60,7 @@ struct Group {
   std::int64_t y;
 };
 
-// Returns the value of column i that is normalized.
+// Returns the input of the norm at column i. For kSigmoid, which has no norm, returns x.
 __device__ __forceinline__ float Value(const GateNormArgs& args, const Group& group,
                                        std::uint32_t i) {
   const float x = Load(args.x, group.x + i, args.reads_bf16);
@@ -101,7 +102,7 @@ __global__ void __launch_bounds__(kThreads) GateNormKernel(const GateNormArgs ar
   const std::int64_t at = std::int64_t{g} * args.columns;
   const Group group{.x = m * args.x_stride + at,
                     .gate = m * args.gate_stride + at,
-                    .weight = args.weights_groups ? at : 0,
+                    .weight = args.has_group_weights ? at : 0,
                     .y = m * args.y_stride + at};
   const std::uint32_t first = is_wide ? cuda::ThreadIndex() : cuda::Lane();
   const std::uint32_t step = is_wide ? kThreads : cuda::kWarpSize;
@@ -155,7 +156,7 @@ absl::Status GateNormCuda(const CudaContext& context, const GateNormParams& para
                                    .columns = params.columns,
                                    .epsilon = params.epsilon,
                                    .order = params.order,
-                                   .weights_groups = params.weights_groups,
+                                   .has_group_weights = params.weights_groups,
                                    .reads_bf16 = x == DType::kBF16,
                                    .writes_bf16 = y == DType::kBF16});
 }

@@ -12,7 +12,7 @@
 //             unchanged. If a template drops one marker of a pair, the text next to the other
 //             marker stays literal, up to the length of the longest special token.
 // Threads:    immutable.
-// Lifetime:   the trie must outlive it.
+// Lifetime:   the trie `special` of Create must outlive it.
 
 #include <cstddef>
 #include <string>
@@ -28,8 +28,9 @@ struct RenderedChat;  // chat_template.h
 
 class ChatMarks {
  public:
-  // If `special` is null, no text is enclosed. Returns INVALID_ARGUMENT if the conversation
-  // contains so many of the noncharacters that no two are left.
+  // `special` has the texts of the special tokens, of which the longest has `longest_special`
+  // bytes. If `special` is null, no text is enclosed. Returns INVALID_ARGUMENT if the conversation
+  // contains so many of the noncharacters that no two are left for the markers.
   static absl::StatusOr<ChatMarks> Create(const ChatInput& chat, const StringTrie* special,
                                           std::size_t longest_special);
 

@@ -43,8 +43,8 @@ struct ChatOptions {
   std::string default_template_name = {};  // empty: "default"
   std::string default_vars_json = {};      // an object; empty: none
   bool escape_special_in_content = false;
-  bool generic_tools = false;                   // templates get tools as text (generic_tools.h)
-  std::int64_t max_request_template_bytes = 0;  // of ChatInput.template_text; 0: refused
+  bool generic_tools = false;  // tools are written into the messages as text (generic_tools.h)
+  std::int64_t max_request_template_bytes = 0;  // limit of ChatInput.template_text; 0: refuse any
   jinja::JsonLimits json_limits = {};
 };
 
@@ -143,8 +143,8 @@ class ChatTemplates {
   std::string origin_;
   std::string problem_;
   std::vector<std::string> warnings_;
-  jinja::Variables defaults_;
-  StringTrie special_;  // texts of the special tokens, if they are escaped in content
+  jinja::Variables defaults_;  // the parsed default_vars_json
+  StringTrie special_;         // texts of the special tokens, if they are escaped in content
   std::size_t longest_special_ = 0;
 };
 

@@ -31,7 +31,7 @@ class PrecompiledMap {
   static absl::StatusOr<PrecompiledMap> FromBytes(absl::string_view bytes);
 
   struct Entry {
-    std::size_t size_bytes;   // size of the replaced text, in whole characters
+    std::size_t size_bytes;   // size of the replaced text, which consists of whole characters
     absl::string_view image;  // the replacement
   };
   // Returns the longest entry that is a prefix of `text`, as sentencepiece does. REQUIRES: `text`

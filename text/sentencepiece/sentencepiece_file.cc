@@ -32,8 +32,9 @@ using google::protobuf::io::CodedInputStream;
 
 using wire::ModelProto;
 
-// Limits the memory of the parsed message. Pieces are counted before parsing. An unknown field
-// takes two bytes in the file and 16 bytes in the message. The largest published files have 5 MB.
+// Maximum size of a file. It limits the memory of the parsed message, in which an unknown field of
+// two bytes takes 16 bytes. The number of pieces has its own limit (HasTooManyPieces). The largest
+// published files have 5 MB.
 constexpr std::size_t kMaxFileBytes = 2 * kMaxVocabularyBytes;
 
 absl::Status Error(absl::string_view path, absl::string_view problem) {

@@ -11,8 +11,8 @@
 
 namespace quire::text {
 
-// Upper bound of token ids. The largest published vocabularies have 262144 entries. The limit
-// bounds the memory of the token table, whose size a file determines.
+// All token ids are below this number. The largest published vocabularies have 262144 entries. The
+// limit bounds the memory of the token table, whose size a file determines.
 inline constexpr std::int32_t kMaxTokenIds = 1 << 22;
 
 // Maximum size of added, special and control tokens and of the tokens of a scored vocabulary. Such

@@ -79,9 +79,8 @@ class Decoder {
   // Bytes of the first token of a text; empty: the same as bytes_.
   std::vector<std::string> first_bytes_;
   std::vector<Stage> stages_;
-  // While loading: a stage has turned text into bytes, or has joined tokens.
-  bool has_bytes_ = false;
-  bool fused_ = false;  // while loading: a Fuse has been read
+  bool has_bytes_ = false;  // while loading: an earlier stage converts text to bytes
+  bool fused_ = false;      // while loading: a Fuse, which joins tokens, has been read
   bool joins_with_space_ = false;
   bool first_until_bytes_ = false;
   std::string strip_;              // the character that Strip after Fuse removes

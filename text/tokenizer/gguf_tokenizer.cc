@@ -22,8 +22,6 @@ using nlohmann::json;
 
 constexpr absl::string_view kPrefix = "tokenizer.ggml.";
 constexpr absl::string_view kSign = "\xE2\x96\x81";  // U+2581, SentencePiece's space
-// Maximum size of a scored token. A token of n characters needs n look-ups when merges are derived
-// from scores. The longest pieces of published SentencePiece models have 93 bytes.
 
 class PipelineBuilder {
  public:

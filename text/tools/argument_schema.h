@@ -1,21 +1,21 @@
 #pragma once
 
-// Converts argument values that a model wrote as bare text (formats without JSON) to JSON, using
-// the schema of their tool.
+// Converts argument values of tool calls to JSON, using the schema of their tool. It is for tool
+// formats in which the model writes the values as bare text.
 //
-// Text can be a string, or the JSON value that it spells. The interpretation that is valid under
-// the schema is chosen. If both are valid:
-//   - the schema allows only strings, or only strings and null: a string. The text `null` is null
-//     if the schema allows null.
-//   - otherwise: the JSON value.
+// The text of a value can be a string, or the JSON value that it spells. The interpretation that is
+// valid under the schema is chosen. If both are valid:
+//   - If the schema allows only strings, or only strings and null, the result is a string. The text
+//     `null` is null if the schema allows null.
+//   - Otherwise the result is the JSON value.
 // If neither is valid and the text is a Python literal (True, ['a']) with a valid value, that value
 // is used. Otherwise the result is a string if the schema allows strings or the text is not JSON,
 // else the JSON value.
 //
 // Place:      inside DeclaredTools.
 // Invariants: keywords that are not evaluated (pattern, format, contains, dependencies, references
-//             to other documents) allow every value. After 100 000 visited schemas, the rest also
-//             allow every value.
+//             to other documents) allow every value. After 100 000 visited schemas, all further
+//             schemas also allow every value.
 // Threads:    immutable.
 
 #include <string>

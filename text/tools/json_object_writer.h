@@ -2,7 +2,8 @@
 
 // Writes a JSON object from members that already are JSON.
 //
-// Place:      for formats whose arguments are not written as JSON.
+// Place:      used by the parsers of tool-call formats that do not write the arguments of a call as
+//             JSON.
 // Invariants: keys are unique: setting a key again replaces its value.
 // Threads:    one thread.
 

@@ -20,7 +20,7 @@ struct OutputPart {
     kFailed,  // an invalid call: sent as content, with its error
   };
   Kind kind = Kind::kContent;
-  std::string source;  // the bytes of the output
+  std::string source;  // the bytes of this part, as the model wrote them
   ToolCall call = {};  // kCall; for kFailed the error, and the name if known
 
   friend bool operator==(const OutputPart&, const OutputPart&) = default;

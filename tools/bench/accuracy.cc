@@ -7,9 +7,10 @@
 //   accuracy --model assets/story --formats none --bf16-pages --text held_out.txt
 //
 // The text is split into runs of `context` tokens that are computed separately. Within a run, every
-// token except the first is predicted. KL is the mean over predictions of sum p log(p / q) in nats,
-// where p is the distribution of the reference and q the distribution of the format. "same best" is
-// the fraction of predictions with the same most likely token.
+// token except the first is predicted, which gives the perplexity. KL is the mean over all
+// positions of sum p log(p / q) in nats, where p is the distribution of the reference and q that of
+// the format. "same best" is the fraction of positions with the same most likely token. Positions
+// include the last one of a run, whose next token is not in the run.
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -46,7 +47,7 @@ namespace {
 
 constexpr std::uint32_t kPageTokens = 16;
 constexpr std::uint32_t kChunk = 64;      // tokens per step; limits the memory of logits
-constexpr std::uint32_t kStateSlots = 4;  // the least number for one row
+constexpr std::uint32_t kStateSlots = 4;  // the smallest pool for one row
 
 struct Arguments {
   std::string model, reference, text, tokenizer;
@@ -146,7 +147,7 @@ struct Score {
   double divergence = 0;
   std::int64_t same_best = 0;
   std::int64_t predictions = 0;
-  std::int64_t divergences = 0;  // predictions plus the last token of each run
+  std::int64_t divergences = 0;  // number of positions, the last one of each run included
 
   // Adds one position. `next` is the id of the next token, or negative at the last token of a run,
   // whose successor is unknown.

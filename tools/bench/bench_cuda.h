@@ -74,12 +74,12 @@ std::vector<T> RandomValues(std::int64_t count, float deviation) {
 }
 
 absl::StatusOr<DeviceBuffer> DeviceMemory(std::int64_t bytes);
-// Allocates `total_bytes` of device memory that repeat `bytes` bytes, because copying gigabytes
-// from the host would take longer than the measurements.
+// Allocates `total_bytes` of device memory and fills them with copies of the `bytes` bytes at
+// `from`. Copying gigabytes from the host would take longer than the measurements.
 absl::StatusOr<DeviceBuffer> Repeated(const Gpu& gpu, const void* from, std::int64_t bytes,
                                       std::int64_t total_bytes);
 
-// Allocates device memory with `count` random values of a type.
+// Allocates device memory with `count` random values, which repeat RandomBlock.
 template <typename T>
 absl::StatusOr<DeviceBuffer> Random(const Gpu& gpu, std::int64_t count, float deviation = 1.0f) {
   constexpr auto kSize = static_cast<std::int64_t>(sizeof(T));
@@ -105,12 +105,13 @@ struct Work {
 absl::Status Measure(benchmark::State& state, Gpu& gpu, Work work,
                      absl::FunctionRef<absl::Status(int)> enqueue);
 
-// Returns the number of copies of a matrix of this size that exceed the L2 cache, at most the
-// number of launches in a graph. Returns 1 on the emulated device.
+// Returns the number of copies of a matrix of `bytes` bytes that together take about 256 MiB, which
+// is more than the L2 cache. The result is at least 1 and at most the number of launches in a
+// graph. It is 1 on the emulated device.
 std::size_t CopiesBeyondCache(const Gpu& gpu, std::int64_t bytes);
 
-// Ends a failed benchmark with its error, so that a lack of memory fails one benchmark instead of
-// the process.
+// If `status` is an error, ends the benchmark with it, so that a lack of memory fails one benchmark
+// instead of the process.
 void Report(benchmark::State& state, const absl::Status& status);
 
 // Returns the function that Google Benchmark runs.

@@ -4,7 +4,7 @@
 // cache.
 //
 // Threads:  one thread.
-// Lifetime: the object outlives the views of `collection`.
+// Lifetime: the object must outlive all views of `collection`.
 
 #include <cstdint>
 #include <optional>

@@ -10,7 +10,7 @@ namespace quire::roofline_probes {
 
 struct ReadRate {
   double mean = 0;  // bytes per second over about two seconds: probe B
-  double best = 0;  // best single pass of tens of milliseconds
+  double best = 0;  // bytes per second of the fastest pass, which takes tens of milliseconds
 };
 // Measures the memory bandwidth of `threads` threads, each reading its part of 512 MiB in huge
 // pages. Kernels are compared with the mean, because their rates are means too. On a shared machine
@@ -18,13 +18,13 @@ struct ReadRate {
 ReadRate DramRead(int threads);
 
 // Returns f32 multiply-adds per second, counted as two operations, in the widest registers of the
-// machine. Returns 0 if there is no loop for the architecture.
+// machine. Returns 0 if the probe is not implemented for the architecture.
 double FloatPeak(int threads);
 
 // Returns int8 multiply-adds per second, counted as two operations. Uses 512-bit vpdpbusd if
 // available, else 256-bit vpdpbusd. Without either, uses the faster of vpmaddwd on 16-bit values
-// and vpmaddubsw with vpmaddwd, both with 256 bits. Returns 0 if there is no loop for the
-// architecture.
+// and vpmaddubsw with vpmaddwd, both with 256 bits. Returns 0 if the probe is not implemented for
+// the architecture.
 double Int8Peak(int threads);
 
 // Returns the instructions of Int8Peak, such as "vpdpbusd, 512 bits".

@@ -17,8 +17,8 @@
 namespace quire::client {
 namespace {
 
-// Number of channels. One connection has a limit of streams (server.grpc.max_concurrent_streams)
-// and is served by one thread.
+// Number of channels, each with one connection. The server limits the streams of a connection
+// (server.grpc.max_concurrent_streams) and serves it with one thread.
 constexpr std::size_t kChannels = 16;
 
 v1::GenerateRequest ToProto(const LoadRequest& load) {

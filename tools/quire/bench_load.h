@@ -55,14 +55,14 @@ struct LoadOptions {
   double burstiness = 1;
   LengthDistribution input = {};
   LengthDistribution output = {};
-  // `prefix_share` of the prompts begin with one of `prefix_count` prefixes of `prefix_tokens`. The
-  // length of a prompt does not change: a prompt that is too short begins with a part of the
-  // prefix. The last token is never part of the prefix.
+  // A fraction `prefix_share` of the prompts begins with one of `prefix_count` prefixes of
+  // `prefix_tokens` tokens. The length of a prompt does not change: a prompt that is too short
+  // begins with a part of the prefix. The last token of a prompt is never part of the prefix.
   std::int64_t prefix_count = 1;
   std::int64_t prefix_tokens = 0;
   double prefix_share = 1;
   double cancel_ratio = 0;
-  // JSON Schema for `schema_share` of the answers; empty: none.
+  // JSON Schema for a fraction `schema_share` of the answers; empty: none.
   std::string schema = {};
   double schema_share = 1;
   std::uint64_t seed = 1;

@@ -158,7 +158,7 @@ RunResult RunOpen(const Workload& workload, const TargetFactory& targets, const 
   return {SecondsSince(start), std::move(samples)};
 }
 
-// Returns the parent of each process.
+// Returns the process id and the parent's process id of each process.
 std::vector<std::pair<int, int>> Parents() {
   std::vector<std::pair<int, int>> parents;
   std::error_code error;

@@ -1,7 +1,7 @@
 #pragma once
 
-// Client side of a server under test by `quire bench`: sends requests and measures when their
-// tokens arrive.
+// The client side of `quire bench`: sends requests to a server under test and measures when the
+// tokens of the answers arrive.
 //
 // Place:      below bench_run. GrpcTargets connects to quired, HttpTargets to a server to compare
 //             with.

@@ -45,7 +45,7 @@ struct CommonOptions {
   std::string admin = DefaultAdminAddress();
   double timeout_seconds = 0;  // 0: no deadline
   bool json = false;
-  // An address was an https:// or grpcs:// URL.
+  // --address or --admin is an https:// or grpcs:// URL.
   bool use_tls = false;
   // Contents of PEM files. TLS is used if use_tls or tls_ca is set, but never on Unix sockets.
   // Without tls_ca the CAs of the system verify the server.
@@ -76,7 +76,7 @@ void ApplyDeadline(const CommonOptions& options, grpc::ClientContext* context);
 // prints what answers at the address and which option to give.
 int Fail(const CommonOptions& common, const grpc::Status& status, absl::string_view address);
 
-// Prints the message of a command line that is wrong and returns the exit code.
+// Prints the error of a wrong command line and returns the exit code.
 int FailWithUsage(const absl::Status& status);
 
 // Returns the reason in the status's ErrorInfo, or "" if there is none.
@@ -85,9 +85,12 @@ std::string ReasonOf(const grpc::Status& status);
 // Prints one message as a line of JSON (message_json.h) to standard output.
 void PrintJson(const google::protobuf::Message& message);
 
+// Blocks SIGINT and SIGTERM in this thread and in those that it starts, so that only InterruptGuard
+// receives them.
+void BlockInterrupts();
+
 // Calls `cancel` on the first SIGINT or SIGTERM and exits on the second. At most one object exists
 // at a time. REQUIRES: BlockInterrupts() was called before any thread was started.
-void BlockInterrupts();
 class InterruptGuard {
  public:
   explicit InterruptGuard(std::function<void()> cancel);

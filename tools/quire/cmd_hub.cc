@@ -41,7 +41,7 @@ absl::StatusOr<hub::ModelName> ReadName(const NameOptions& options) {
   if (options.gguf.empty()) return name;
   if (!name.file.empty() && name.file != options.gguf) {
     return absl::InvalidArgumentError(absl::StrCat("--gguf ", options.gguf, " and the name ",
-                                                   options.model, " mean different files"));
+                                                   options.model, " name different files"));
   }
   return hub::ParseModelName(
       hub::ModelName{name.repository, name.revision, options.gguf}.ToString());

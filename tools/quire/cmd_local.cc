@@ -64,7 +64,7 @@ absl::Status MakeModel(const MakeOptions& options) {
   QUIRE_ASSIGN_OR_RETURN(const ModelShape shape, FindShape(options.shape));
   // Check before writing gigabytes.
   if (!options.gguf.empty()) {
-    QUIRE_RETURN_IF_ERROR(CheckGguf(shape, options.gguf));
+    QUIRE_RETURN_IF_ERROR(CheckCanWriteGguf(shape, options.gguf));
   }
   QUIRE_RETURN_IF_ERROR(WriteSyntheticModel(options.shape, options.directory));
   if (options.weights) {

@@ -16,11 +16,11 @@ namespace quire::client {
 
 // Adds the options to `cmd`. `constraint` must outlive the parsing.
 void AddConstraintOptions(CLI::App* cmd, v1::Constraint* constraint);
-// Adds the option for the start of the constraint, for parsed answers.
+// Adds the option --constraint-start, for commands whose answers can begin with reasoning.
 void AddConstraintStart(CLI::App* cmd, v1::Constraint* constraint);
 
-// Sets the constraint of the request, unless no option was given. The JSON of a schema is compact
-// by default.
+// Sets the constraint of the request, unless no option was given. With a JSON Schema and without
+// --constraint-whitespace, it requests compact JSON.
 void SetConstraint(const v1::Constraint& constraint, v1::GenerateRequest* request);
 
 }  // namespace quire::client

@@ -46,9 +46,9 @@ struct Tensor {
   std::vector<std::uint64_t> shape;  // shape in Hugging Face files
   Values values = Values::kRandom;
   bool is_f32_in_gguf = false;
-  // Rows per head, for query and key matrices of Llama. RoPE rotates the two halves of a head
-  // against each other. Hugging Face files store the halves one after the other; GGUF files
-  // interleave them.
+  // Rows per head, for query and key matrices of Llama; 0 for others. RoPE rotates each row of the
+  // first half of a head together with the same row of the second half. Hugging Face files store
+  // the halves one after the other. GGUF files interleave them.
   std::uint32_t rope_head_rows = 0;
   ValueHeads heads = {};
 
@@ -162,8 +162,9 @@ float RandomValue(std::uint64_t stream, std::uint64_t index) {
   return centred * kDeviation * 1.7320508f;
 }
 
-// Returns an element of the Hugging Face file. Decays of recurrent layers are exp(-exp(A_log) *
-// softplus(dt_bias + a)). These values make them 0.98 in the first head and 0.75 in the 16th.
+// Returns an element of the Hugging Face file. The decays of recurrent layers are exp(-exp(A_log) *
+// softplus(dt_bias + a)). With the values of kDecayLogs and kTimeSteps and a = 0, the decay is 0.98
+// in the first head and 0.75 in the 16th.
 BF16 Value(const Tensor& tensor, std::uint64_t stream, std::uint64_t index) {
   switch (tensor.values) {
     case Values::kRandom:
@@ -180,7 +181,7 @@ BF16 Value(const Tensor& tensor, std::uint64_t stream, std::uint64_t index) {
   return BF16::FromFloat(-4.0f);
 }
 
-// Returns the value of a GGUF file for a value of the Hugging Face file.
+// Converts a value of the Hugging Face file to the value that the GGUF file stores.
 float GgufValue(const Tensor& tensor, BF16 value) {
   const float stored = value.ToFloat();
   if (tensor.values == Values::kZerosForOnes) return stored + 1.0f;
@@ -191,8 +192,8 @@ std::uint64_t MakeStream(std::uint64_t seed, std::size_t tensor) {
   return SplitMix(SplitMix(seed) + static_cast<std::uint64_t>(tensor));
 }
 
-// Returns the place of an element of value heads in the Hugging Face file for its place in the GGUF
-// file, among `count` rows or columns.
+// Returns which row (or column) of the Hugging Face file is row (or column) `at` of the GGUF file.
+// The tensor has `count` rows (or columns).
 std::uint64_t SourceOfValueHeads(const ValueHeads& heads, std::uint64_t count, std::uint64_t at) {
   if (heads.size == 0 || at < heads.first) return at;
   const std::uint64_t key_heads = (count - heads.first) / heads.size / heads.per_key;
@@ -422,7 +423,7 @@ absl::Status WriteSyntheticWeights(const ModelShape& shape, std::uint64_t seed,
   return Close(&file, path.string());
 }
 
-absl::Status CheckGguf(const ModelShape& shape, const std::string& path) {
+absl::Status CheckCanWriteGguf(const ModelShape& shape, const std::string& path) {
   if (shape.original_max_position_embeddings > 0) {
     return absl::UnimplementedError(
         absl::StrCat(shape.name, " has scaled RoPE, which --gguf does not write"));
@@ -432,7 +433,7 @@ absl::Status CheckGguf(const ModelShape& shape, const std::string& path) {
 
 absl::Status WriteSyntheticGguf(const ModelShape& shape, std::uint64_t seed,
                                 const std::string& path) {
-  QUIRE_RETURN_IF_ERROR(CheckGguf(shape, path));
+  QUIRE_RETURN_IF_ERROR(CheckCanWriteGguf(shape, path));
   const std::vector<Tensor> tensors = Tensors(shape);
   GgufHeader metadata, infos, start;
   AddMetadata(shape, &metadata);

@@ -1,10 +1,13 @@
 #pragma once
 
-// Writes random weights for the shapes of synthetic_model.h. Safetensors and GGUF files have the
-// same bf16 values, so that servers that read only one format compute the same model.
+// Writes random weights for the shapes of synthetic_model.h. The safetensors file and the GGUF file
+// have the same weights, so that servers that read only one format compute the same model. As GGUF
+// requires, some values are stored as other values in the GGUF file (norm weights plus 1, A_log as
+// -exp(A_log)), and some rows in another order.
 //
 // Place:      used by `quire make-model`.
-// Invariants: a value depends only on the seed, the tensor and its index.
+// Invariants: a value depends only on the seed, the position of its tensor in the model, the kind
+//             of the tensor, and its own position in the tensor.
 // Threads:    any.
 
 #include <cstdint>
@@ -20,11 +23,12 @@ namespace quire::client {
 absl::Status WriteSyntheticWeights(const ModelShape& shape, std::uint64_t seed,
                                    const std::string& directory);
 
-// Writes a GGUF file (version 3) with the same weights and vocabulary: matrices as BF16, others as
-// F32. Returns FAILED_PRECONDITION as above, and UNIMPLEMENTED for a shape with scaled RoPE.
+// Writes a GGUF file (version 3) with the same weights and vocabulary: matrices as BF16, other
+// tensors as F32. Returns FAILED_PRECONDITION as above, and UNIMPLEMENTED for a shape with scaled
+// RoPE.
 absl::Status WriteSyntheticGguf(const ModelShape& shape, std::uint64_t seed,
                                 const std::string& path);
 // Returns the errors of WriteSyntheticGguf that can be detected without writing.
-absl::Status CheckGguf(const ModelShape& shape, const std::string& path);
+absl::Status CheckCanWriteGguf(const ModelShape& shape, const std::string& path);
 
 }  // namespace quire::client

@@ -3,8 +3,9 @@
 // The syntax tree of a template.
 //
 // Place:      between parser and interpreter.
-// Invariants: depths are within the parser's limits. If `filter` or `test` is null, its name is
-//             unknown. The parser accepts this only inside a branch.
+// Invariants: depths are within the parser's limits. A kFilter node without `filter`, or a kTest
+//             node without `test`, has a name that is not supported. The parser accepts such nodes
+//             only inside an `if`, whose branches may never be executed.
 // Threads:    immutable after parsing.
 
 #include <cstdint>

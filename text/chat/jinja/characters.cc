@@ -44,8 +44,8 @@ constexpr CodeRange kNumericLetters[] = {
     {0x2092A, 0x2092A}, {0x20983, 0x20983}, {0x2098C, 0x2098C}, {0x2099C, 0x2099C},
     {0x20AEA, 0x20AEA}, {0x20AFD, 0x20AFD}, {0x20B19, 0x20B19}, {0x22390, 0x22390},
     {0x22998, 0x22998}, {0x23B1B, 0x23B1B}, {0x2626D, 0x2626D}, {0x2F890, 0x2F890}};
-// Exceptions to two rules: XID_Start contains the letters and Nl, and XID_Continue contains
-// XID_Start, Mn, Mc, Nd and Pc.
+// XID_Start is the letters and Nl, plus kOtherStart, minus kNoStart. XID_Continue is the letters,
+// Nl, Mn, Mc, Nd and Pc, plus kOtherPart, minus kNoPart.
 constexpr CodeRange kOtherStart[] = {{0x1885, 0x1886}, {0x2118, 0x2118}, {0x212E, 0x212E}};
 constexpr CodeRange kNoStart[] = {
     {0x37A, 0x37A},   {0xE33, 0xE33},   {0xEB3, 0xEB3},   {0x2E2F, 0x2E2F}, {0xFC5E, 0xFC63},

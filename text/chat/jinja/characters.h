@@ -28,7 +28,7 @@ bool IsIdentifierPart(char32_t c);
 // count as printable, so that repr does not escape them.
 bool IsPrintable(char32_t c);
 
-// Append full mappings, which may have several characters.
+// Append the full case mapping of the character, which may have several characters.
 void AppendUpper(char32_t c, std::string& out);
 void AppendTitle(char32_t c, std::string& out);
 void AppendFolded(char32_t c, std::string& out);

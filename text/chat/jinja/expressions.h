@@ -69,7 +69,8 @@ class ExpressionParser {
   // Marks the uses since `begin`, an earlier unsupported_count(), as conditional.
   void MarkConditional(std::size_t begin);
 
-  // Names that were read. The macro parser searches them for special names.
+  // Names of the variables in the parsed expressions. The parser of macros (parser.cc) searches
+  // them for the special names `caller`, `varargs` and `kwargs`.
   std::vector<std::string>& names_read() { return names_read_; }
 
  private:

@@ -42,7 +42,8 @@ std::string ReturnUnchanged(absl::string_view text) {
   return std::string(text);
 }
 
-// Changes to upper case after spaces, hyphens and opening brackets, and to lower case elsewhere.
+// Converts each character that follows a space, hyphen or opening bracket to upper case, and the
+// first one of the text too. Converts the others to lower case.
 std::string TitleWords(absl::string_view text) {
   const std::vector<absl::string_view> characters = Characters(text);
   const auto separates = [](absl::string_view character) {
@@ -179,7 +180,7 @@ Result Json(Runtime& runtime, const Value& value, const Arguments& arguments) {
   return Value::String(std::move(text));
 }
 
-// Python's int(text, base).
+// Implements Python's int(text, base). Returns nullopt for malformed text.
 std::optional<std::int64_t> ParseInteger(absl::string_view text, int base) {
   std::string digits(StripChars(text, Side::kBoth, std::nullopt));
   digits.erase(std::remove(digits.begin(), digits.end(), '_'), digits.end());
@@ -196,7 +197,7 @@ std::optional<std::int64_t> ParseInteger(absl::string_view text, int base) {
   return negative ? -value : value;
 }
 
-// Python's float(text).
+// Implements Python's float(text). Returns nullopt for malformed text.
 std::optional<double> ParseFloat(absl::string_view text) {
   std::string digits(StripChars(text, Side::kBoth, std::nullopt));
   double value = 0;
@@ -249,7 +250,7 @@ Result Absolute(Runtime&, const Value& value, const Arguments& arguments) {
   return Value::Int(std::abs(*number));
 }
 
-// Python's round(value, precision): exact halves are rounded to the even digit.
+// Implements Python's round(value, precision): exact halves are rounded to the even digit.
 double RoundTo(double value, std::int64_t precision) {
   if (precision >= 0) {
     double rounded = value;

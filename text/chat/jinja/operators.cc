@@ -239,7 +239,7 @@ absl::StatusOr<Range> ResolveSlice(const SliceParts& parts, std::int64_t length)
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> step, SlicePart(parts.step));
   Range range{.start = 0, .stop = 0, .step = step.value_or(1), .count = 0};
   if (range.step == 0) return absl::InvalidArgumentError("slice step cannot be zero");
-  // All steps that are larger than the length select one element.
+  // A step that exceeds the length selects at most one element, so it can be clamped.
   range.step = std::clamp(range.step, -length - 1, length + 1);
   const bool forward = range.step > 0;
   const std::int64_t low = forward ? 0 : -1;

@@ -27,8 +27,8 @@ inline constexpr int kMaxExpressionDepth = 200;
 
 struct ParsedTemplate {
   Body body;
-  // One message per unsupported filter, test or method inside a branch of an `if`. Rendering fails
-  // when a branch executes one. Outside of branches they are errors of Parse.
+  // One message for each unsupported filter, test or method inside an `if` statement or expression.
+  // Rendering fails when it executes one. Anywhere else, Parse returns an error for them.
   std::vector<std::string> warnings;
 };
 

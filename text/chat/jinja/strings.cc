@@ -13,7 +13,7 @@ namespace quire::text::jinja {
 namespace {
 
 constexpr std::size_t kNotFound = absl::string_view::npos;
-// Maximum size for which FindLast uses a quadratic search.
+// Maximum size of `part` for which FindLast uses a quadratic search.
 constexpr std::size_t kShortPart = 16;
 
 void AppendEscape(char32_t c, std::string& out) {

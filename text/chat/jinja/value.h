@@ -60,7 +60,7 @@ class Value {
   }
   static Value String(absl::string_view text) { return String(std::string(text)); }
   static Value String(const char* text) { return String(std::string(text)); }
-  // `hint` is the message of the error that any use of the value causes: "'x' is undefined".
+  // `hint` is the message of UndefinedError, such as "'x' is undefined".
   static Value UndefinedBecause(std::string hint) {
     return Value(Data(Undefined{std::make_shared<const std::string>(std::move(hint))}));
   }
